@@ -1,0 +1,24 @@
+"Packaging reads everything from settings.ini, nbdev's one place for it."
+import shlex
+from configparser import ConfigParser
+from pathlib import Path
+from setuptools import find_packages, setup
+
+ini = ConfigParser(delimiters=['='])
+ini.read('settings.ini', encoding='utf-8')
+cfg = ini['DEFAULT']
+def words(key): return shlex.split(cfg.get(key, ''))
+
+extras = {o: words(f'{o}_requirements') for o in ('viz', 'train', 'hf', 'oracles', 'dev')}
+extras['dev'] = sorted({r for o in ('viz', 'train', 'hf', 'dev') for r in extras[o]})
+
+setup(
+    name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
+    author=cfg['author'], author_email=cfg['author_email'], url=cfg['git_url'], license='Apache-2.0', license_files=['LICENSE'],
+    long_description=Path('README.md').read_text(encoding='utf-8'), long_description_content_type='text/markdown',
+    packages=find_packages(include=[cfg['lib_path'], cfg['lib_path']+'.*']), python_requires='>='+cfg['min_python'],
+    classifiers=['Development Status :: 3 - Alpha', 'Intended Audience :: Science/Research', 'Programming Language :: Python :: 3'],
+    install_requires=words('requirements'), extras_require=extras,
+    entry_points={'nbdev': [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]},      # lets nbdev link to these docs, here and from other packages
+    project_urls={'Documentation': cfg['doc_host']+cfg['doc_baseurl']},
+)
