@@ -1,0 +1,53 @@
+"""Write the public names and signatures of every module to tests/api.txt, the file that freezes them.
+
+Read from the source, not by importing: fast, and the same on a machine without Triton, transformers or matplotlib."""
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+API = ROOT/'tests/api.txt'
+DEFS = ast.FunctionDef, ast.AsyncFunctionDef
+
+def signature(f, name, method=False):
+    "`name(args) -> result`, without the `self` or `cls` of a method"
+    deco, a = {ast.unparse(d) for d in f.decorator_list}, f.args
+    if 'property' in deco: return name + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
+    if method and 'staticmethod' not in deco: (a.posonlyargs or a.args)[:1] = []
+    return f'{name}({ast.unparse(a)})' + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
+
+def members(c):
+    "Public methods and properties of a class, its constructor first as `Class(...)`"
+    for n in c.body:
+        if isinstance(n, DEFS) and n.name=='__init__': yield signature(n, c.name, True)
+    for n in c.body:
+        if isinstance(n, DEFS) and (n.name in ('__call__','forward') or not n.name.startswith('_')): yield signature(n, f'{c.name}.{n.name}', True)
+        if isinstance(n, ast.AnnAssign) and not n.target.id.startswith('_'): yield f'{c.name}.{ast.unparse(n)}'
+
+def patched(tree):
+    "Methods added by fastcore's `@patch`: the class is the annotation of their first argument"
+    for n in tree.body:
+        if isinstance(n, DEFS) and any(ast.unparse(d).startswith('patch') for d in n.decorator_list) and not n.name.startswith('_'):
+            yield signature(n, f'{ast.unparse(n.args.args[0].annotation)}.{n.name}', True)
+
+def public(path):
+    "One line a public name of a module, sorted"
+    tree = ast.parse(path.read_text(encoding='utf-8'))
+    if path.name=='__init__.py':
+        names = {a.asname or a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
+        return sorted(n for n in names if not n.startswith('_'))
+    defs = {n.name: n for n in tree.body if isinstance(n, (*DEFS, ast.ClassDef))}
+    res = list(patched(tree))
+    for n in tree.body:
+        if not (isinstance(n, ast.Assign) and ast.unparse(n.targets[0])=='__all__'): continue
+        for name in ast.literal_eval(n.value):
+            d = defs.get(name)
+            if isinstance(d, ast.ClassDef): res += [f"class {name}({', '.join(map(ast.unparse, d.bases))})".replace('()', ''), *members(d)]
+            else: res.append(name if d is None else signature(d, name))
+    return sorted(set(res), key=lambda s: (s.removeprefix('class ').split('(')[0], not s.startswith('class'), s))
+
+def api():
+    "The text of api.txt"
+    mods = {'.'.join(p.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__'): p for p in (ROOT/'dynattn').rglob('*.py') if p.name!='_modidx.py'}
+    return '\n'.join(f'{m}\n' + ''.join(f'    {l}\n' for l in public(p)) for m,p in sorted(mods.items()))
+
+if __name__=='__main__': API.write_text(api(), encoding='utf-8')
