@@ -1,1 +1,2 @@
 __version__ = "0.0.1"
+from dynattn.attention import dense_attention, attention_weights, MultiHeadAttention
