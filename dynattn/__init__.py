@@ -1,2 +1,3 @@
 __version__ = "0.0.1"
 from dynattn.attention import dense_attention, attention_weights, MultiHeadAttention
+from dynattn.window import Window
