@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['sigma_link', 'sigma_unlink', 'SigmaHead', 'SigmaParameter']
 
-# %% ../nbs/10_sigma.ipynb #d7c3003a
+# %% ../nbs/10_sigma.ipynb #5ea665e5
 import torch, torch.nn.functional as F
 from collections.abc import Sequence
 from torch import Tensor, nn
+from .padding import PaddingMask
 
 # %% ../nbs/10_sigma.ipynb #e169fa04
 _LINKS = dict(softplus=lambda z: F.softplus(z, threshold=40), # torch's 20 is 2e-9 off, which float64 sees
