@@ -2,3 +2,4 @@ __version__ = "0.0.1"
 from dynattn.attention import dense_attention, attention_weights, MultiHeadAttention
 from dynattn.window import Window
 from dynattn.sigma import SigmaHead, SigmaParameter
+from dynattn.entmax import entmax, sparsemax, entmax15, topk_softmax, AlphaHead
