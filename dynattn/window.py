@@ -66,7 +66,7 @@ def _check_reach(reach):
 # %% ../nbs/14_window.ipynb #66f181d8
 def _check_only(smooth, p, ramp):
     "`p` and `ramp`, present where the smoothing needs them and nowhere else"
-    if smooth=="edge" and p is None: p = 3.
+    if smooth=="edge" and p is None: p = 2.
     if smooth in ("ramp","gaussian") and p is not None: raise ValueError(f"p: expected None for smooth={smooth!r}, got {p}")
     if smooth!="ramp" and ramp is not None: raise ValueError(f"ramp: expected None for smooth={smooth!r}, got {ramp}")
     return (None if smooth in ("ramp","gaussian") else _positive("p", p)), (_positive("ramp", ramp) if smooth=="ramp" else None)
@@ -125,7 +125,7 @@ class Window(_Presets):
         apply:str="inside", # "inside" the softmax, which renormalises, or "after" it
         reach:tuple|None=None, # (left, right): hard limits in tokens, None is unlimited; causal is (None, 0)
         *,
-        p:float|None=None, # steepness of "power", "tanh" and "edge" (default 3 for "edge")
+        p:float|None=None, # steepness of "power", "tanh" and "edge" (default 2 for "edge")
         ramp:float|None=None, # length of the ramp of "ramp", in `unit`
         eps:float=2**-24, # without a threshold the mask ends where it falls to this
     ):
