@@ -1,4 +1,5 @@
 __version__ = "0.0.1"
+from dynattn.padding import PaddingMask, masked_softmax
 from dynattn.attention import dense_attention, attention_weights, MultiHeadAttention
 from dynattn.window import Window
 from dynattn.sigma import SigmaHead, SigmaParameter
