@@ -4,3 +4,4 @@ from dynattn.attention import dense_attention, attention_weights, MultiHeadAtten
 from dynattn.window import Window
 from dynattn.sigma import SigmaHead, SigmaParameter
 from dynattn.entmax import entmax, sparsemax, entmax15, topk_softmax, AlphaHead
+from dynattn.sinkhorn import sinkhorn, sinkhorn_attention
