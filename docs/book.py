@@ -1,0 +1,103 @@
+"""What the book is: its chapters in order, its parts, how long each notebook takes, and the copies that readers take away.
+
+`chapters()` is the one list that the sidebar (Sphinx's and Quarto's), the README's table and the tests go by."""
+import json, re
+from dataclasses import dataclass
+from pathlib import Path
+from nbdev.config import get_config
+from nbdev.doclinks import nbglob
+
+cfg  = get_config()
+NBS  = cfg.nbs_path
+BASE = cfg.doc_host.rstrip('/') + '/' + cfg.doc_baseurl.strip('/') + '/'
+REPO = cfg.git_url
+TIMES = NBS/'times.json'
+PARTS = {'0': 'Masks and attention', '1': 'The window', '2': 'Other ways', '3': 'The band', '4': 'Kernels', '5': 'Models',
+         '6': 'Several ranks', '7': 'The survey', '9': 'Benchmarks'}
+
+@dataclass
+class Chapter:
+    path:Path # of the notebook, from nbs/
+    title:str # the first heading
+    line:str  # the `>` line beneath
+    @property
+    def number(self): return self.path.name.split('_')[0]
+    @property
+    def part(self): return PARTS[self.number[0]]
+    @property
+    def page(self): return out_name(self.path).with_suffix('.html').as_posix()
+
+def out_name(p): return p.with_name(re.sub(r'^\d+[a-zA-Z0-9]*_', '', p.name.lower()))   # as nbdev's `_nbpath2html`
+
+def read(nb): return json.loads((NBS/nb).read_text(encoding='utf-8'))
+def source(cell): return ''.join(cell['source'])
+
+def chapter(p):
+    head = source(read(p)['cells'][0])
+    m = re.fullmatch(r'#\s+(.+?)\s*\n\s*>\s*(.+?)\s*', head, re.S)
+    if not m: raise ValueError(f"{p}: the first cell is `# Title`, an empty line, `> one line`, not {head!r}")
+    return Chapter(p, m[1], re.sub(r'\s*\n>?\s*', ' ', m[2]))
+
+def chapters():
+    "Every notebook but the index, in the book's order"
+    names = (Path(p).relative_to(NBS) for p in nbglob())
+    return sorted((chapter(p) for p in names if p.name!='index.ipynb'), key=lambda c: c.path.as_posix())
+
+def parts():
+    "The caption of each part that has chapters, with them"
+    cs = chapters()
+    return {v: [c for c in cs if c.part==v] for v in PARTS.values() if any(c.part==v for c in cs)}
+
+# What is written out of it, and committed
+
+def sidebar():
+    "Quarto's sidebar.yml"
+    out = ['# Written by docs/build_site.py', 'website:', '  sidebar:', '    contents:', '      - index.ipynb']
+    for name,cs in parts().items():
+        out += [f'      - section: "{name}"', '        contents:', *(f'          - {c.path.as_posix()}' for c in cs)]
+    return '\n'.join(out) + '\n'
+
+def table():
+    "The chapters as a markdown table, with links that hold in the README as well"
+    rows = ['| | chapter | what it does |', '|---:|:---|:---|']
+    for name,cs in parts().items():
+        rows.append(f'| | **{name}** | |')
+        rows += [f'| {c.number} | [{c.title}]({BASE}{c.page}) | {c.line} |' for c in cs]
+    return '\n'.join(rows)
+
+def index_with_table():
+    "The text of index.ipynb with its table of chapters as it is today"
+    nb = read('index.ipynb')
+    for c in nb['cells']:
+        if c['cell_type']=='markdown' and re.search(r'^## The chapters', source(c), re.M):
+            c['source'] = (re.split(r'^\|', source(c), maxsplit=1, flags=re.M)[0].rstrip() + '\n\n' + table()).splitlines(keepends=True)
+    return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + '\n'
+
+def generated(): return {NBS/'sidebar.yml': sidebar(), NBS/'index.ipynb': index_with_table()}
+
+# What a page offers
+
+def times(): return json.loads(TIMES.read_text()) if TIMES.exists() else {}
+
+def duration(p):
+    "How long a notebook takes, in words; None when nobody has measured it"
+    s = times().get('seconds', {}).get(Path(p).as_posix())
+    return None if s is None else f'{s:.0f} s' if s>=1 else 'under a second'
+
+INSTALL = f'''# Colab has torch; this brings the rest. Elsewhere it does nothing.
+import sys
+if 'google.colab' in sys.modules:
+    get_ipython().run_line_magic('pip', "install -q 'dynattn[viz,train,hf,oracles] @ git+{REPO}'")'''
+
+def handout(p):
+    "The notebook to take away: without nbdev's own cells, and with one in front that installs the package on Colab"
+    nb = read(p)
+    nb['cells'] = [c for c in nb['cells'] if not re.search(r'nbdev_export\(|^#\|\s*default_exp', source(c), re.M)]
+    nb['cells'].insert(1, dict(cell_type='code', execution_count=None, id='install', metadata={}, outputs=[], source=INSTALL.splitlines(keepends=True)))
+    return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + '\n'
+
+def write_handouts(dest):
+    for c in [*chapters(), Chapter(Path('index.ipynb'), '', '')]:
+        o = Path(dest)/c.path; o.parent.mkdir(parents=True, exist_ok=True); o.write_text(handout(c.path), encoding='utf-8')
+
+def colab(p): return f"https://colab.research.google.com/github/{cfg.user}/{cfg.repo}/blob/gh-pages/notebooks/{Path(p).as_posix()}"

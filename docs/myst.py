@@ -1,0 +1,74 @@
+"Quarto's markdown, as far as the notebooks use it, turned into MyST, which Sphinx reads."
+import re
+from pathlib import Path
+from book import BASE, out_name
+
+CALLOUTS = 'note', 'tip', 'warning', 'important', 'caution'
+FENCE = re.compile(r'\s*(`{3,}|~{3,})')
+OPEN  = re.compile(r':{3,}\s*\{([^}]*)\}\s*$')
+CLOSE = re.compile(r':{3,}\s*$')
+
+def attr(s, name, default=None):
+    m = re.search(rf'\b{name}="([^"]*)"', s) or re.search(rf'\b{name}=(\S+)', s)
+    return m[1] if m else default
+
+def inline(l, up):
+    "References, equation labels and links of one line; `up` is the relative way to the site's root"
+    l = re.sub(r'\$\$\s*\{#(eq-[\w-]+)\}', r'$$ (\1)', l)
+    l = re.sub(r'(?<![\w`])@(eq-[\w-]+)', r'{eq}`\1`', l)
+    l = re.sub(r'(?<![\w`])@((?:fig|tbl)-[\w-]+)', r'{numref}`\1`', l)
+    l = re.sub(r'(?<![\w`])@(sec-[\w-]+)', r'{ref}`\1`', l)
+    l = re.sub(r'\{target=[^}]*\}', '{.nb-source}', l)
+    l = re.sub(r'\[`([^`]+)`\]\(' + re.escape(BASE) + r'([^)]*)\)', rf'<a class="nb-sym" href="{up}\2"><code>\1</code></a>', l)
+    l = re.sub(r'\]\(' + re.escape(BASE) + r'([^)]*)\)', rf']({up}\1)', l)
+    return re.sub(r'\]\(([^):]*\.ipynb)', lambda m: f']({out_name(Path(m[1])).as_posix()}', l)
+
+def figure(l):
+    "An image with attributes, alone on its line: a figure when it has a label, else a plain image of that width"
+    m = re.fullmatch(r'\s*!\[([^\]]*)\]\(([^)\s]*)\)\{([^}]*)\}\s*', l)
+    if not m: return
+    cap,src,a = m.groups(); label = re.search(r'#(fig-[\w-]+)', a)
+    kind = 'figure' if label else 'image'
+    opts = dict(name=label and label[1], alt=attr(a, 'fig-alt', cap), width=attr(a, 'width'), **{'class': ' '.join(re.findall(r'(?<!\S)\.([\w-]+)', a))})
+    return [f'```{{{kind}}} {src}', *(f':{k}: {v}' for k,v in opts.items() if v), *(['', cap] if label else []), '```']
+
+def caption(out, l):
+    "A table's caption stands below it in Quarto, around it in MyST"
+    m = re.match(r':\s+(.*?)\s*(?:\{#(tbl-[\w-]+)\})?\s*$', l)
+    i = len(out)
+    while i and isinstance(out[i-1], str) and not out[i-1].strip(): i -= 1
+    if not m or not i or not str(out[i-1]).startswith('|'): return False
+    while i and isinstance(out[i-1], str) and out[i-1].startswith('|'): i -= 1
+    out.insert(i, f':::{{table}} {m[1]}\n' + (f':name: {m[2]}\n' if m[2] else '')); out.append(':::')
+    return True
+
+class Callout:
+    def __init__(self, attrs, depth):
+        self.kind = re.search(r'\.callout-(\w+)', attrs)[1]
+        self.title, self.fold, self.colons = attr(attrs, 'title'), attr(attrs, 'collapse'), ':'*(12-depth)
+    def __str__(self):
+        fold = {'true': '\n:collapsible: closed', 'false': '\n:collapsible: open'}.get(self.fold, '')
+        return f'{self.colons}{{admonition}} {self.title or self.kind.title()}\n:class: {self.kind}{fold}\n'
+
+def markdown(src, up):
+    "Quarto flavoured markdown to MyST"
+    out,stack,fence,new = [],[],None,None   # `new`: a callout whose heading, if it has one, is its title
+    for l in src.splitlines():
+        if m := FENCE.match(l):
+            if fence is None: fence = m[1]
+            elif l.strip().startswith(fence): fence = None; out.append(l); continue
+        if fence: out.append(l); continue
+        if m := OPEN.match(l):
+            kind = re.search(r'\.callout-(\w+)', m[1])
+            if not kind or kind[1] not in CALLOUTS: raise ValueError(f'This site knows callouts only, not: {l}')
+            new = Callout(m[1], len(stack)); stack.append(new); out.append(new)
+        elif CLOSE.match(l) and stack: out.append(stack.pop().colons)
+        elif new and not new.title and (m := re.match(r'#+\s+(.*)', l)): new.title = m[1]; new = None
+        elif m := re.match(r'(#+\s.*?)\s*\{#([\w.-]+)[^}]*\}\s*$', l): out += [f'({m[2]})=', inline(m[1], up)]
+        elif l.startswith(': ') and caption(out, l): pass
+        elif f := figure(l): out += f
+        else:
+            if l.strip(): new = None
+            out.append(inline(l, up))
+    if stack: raise ValueError(f'a callout is not closed: {stack[-1].title or stack[-1].kind}')
+    return '\n'.join(map(str, out))
