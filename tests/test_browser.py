@@ -1,0 +1,83 @@
+"The site in a real browser: Debian's Chromium, driven by playwright."
+import functools, http.server, re, shutil, threading
+import pytest
+import book, freeze
+
+CHROMIUM = shutil.which('chromium')
+FLAGS = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'.split()
+AUDIT = (freeze.ROOT/'tests/audit.js').read_text(encoding='utf-8')
+PAGES = ['index.html', *(c.page for c in book.chapters())]
+pytestmark = [pytest.mark.xdist_group('site'), pytest.mark.skipif(not CHROMIUM, reason='no chromium on this machine (Debian: apt-get install chromium)')]
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args): pass
+
+@pytest.fixture(scope='module')
+def url(site):
+    assert site[1].returncode==0, site[1].stderr
+    s = http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Handler, directory=site[0]))
+    threading.Thread(target=s.serve_forever, daemon=True).start()
+    yield f'http://127.0.0.1:{s.server_address[1]}/'
+    s.shutdown()
+
+@pytest.fixture(scope='module')
+def browser():
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as p:
+        b = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield b
+        b.close()
+
+@pytest.fixture
+def tab(browser):
+    "A page of 1280 x 900 and the complaints of its console"
+    t = browser.new_page(viewport=dict(width=1280, height=900), color_scheme='light')
+    t.complaints = []
+    t.on('console', lambda m: m.type in ('error','warning') and t.complaints.append(f'{m.text} {m.location}'))
+    t.on('pageerror', lambda e: t.complaints.append(str(e)))
+    yield t
+    t.close()
+
+def _open(tab, url):
+    tab.goto(url)
+    tab.evaluate('window.MathJax ? MathJax.startup.promise : null')
+
+@pytest.mark.parametrize('page', PAGES)
+def test_page_is_readable(tab, url, page):
+    _open(tab, url+page)
+    bad = {'in light': tab.evaluate(AUDIT, ['formulas','alt','contrast'])}
+    tab.emulate_media(color_scheme='dark')
+    bad['in dark'] = tab.evaluate(AUDIT, ['contrast'])
+    tab.set_viewport_size(dict(width=390, height=800))
+    bad['on 390 px'] = tab.evaluate(AUDIT, ['width'])
+    bad['console'] = tab.complaints
+    bad = {k: v for k,v in bad.items() if v}
+    assert not bad, f'{page}: ' + '\n'.join(f'{k}: {o}' for k,v in bad.items() for o in v)
+
+def test_dark_is_dark(tab, url):
+    "The contrast above is measured in the mode that it names"
+    _open(tab, url+'index.html')
+    light = tab.evaluate('getComputedStyle(document.body).backgroundColor')
+    tab.emulate_media(color_scheme='dark')
+    dark = tab.evaluate('getComputedStyle(document.body).backgroundColor')
+    assert sum(map(int, re.findall(r'\d+', light))) > 700 and sum(map(int, re.findall(r'\d+', dark))) < 120
+
+def _symbols():
+    "The first public function or class of each module, and where it stands on the site"
+    from dynattn._modidx import d
+    first = [next((v for k,v in sorted(s.items()) if not k.removeprefix(m+'.').startswith('_') and '.' not in k.removeprefix(m+'.')), None) for m,s in d['syms'].items()]
+    return sorted(v[0] for v in first if v)
+
+@pytest.mark.parametrize('target', _symbols())
+def test_search_finds_a_symbol_and_lands_on_it(tab, url, target):
+    _open(tab, url+'index.html')
+    page,_,anchor = target.partition('#')
+    heading = re.search(rf'([\w.]+)\s*<a class="headerlink"[^>]*#[^"]*"', '')
+    tab.fill('.sidebar-search', anchor); tab.press('.sidebar-search', 'Enter')
+    hit = tab.locator('#search-results li a').first
+    hit.wait_for(); hit.click(); tab.wait_for_load_state()
+    tab.wait_for_timeout(300)
+    where = tab.evaluate('[location.pathname.slice(1), decodeURIComponent(location.hash.slice(1))]')
+    assert where==[page, anchor]
+    top = tab.evaluate('a => document.getElementById(a).getBoundingClientRect().top', anchor)
+    assert -5 <= top < 900 and not tab.complaints

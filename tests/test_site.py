@@ -1,0 +1,53 @@
+"The site is built, its links hold, and the names of ours that the prose mentions exist."
+import builtins, io, json, keyword, re, sys, tokenize
+import pytest, torch
+import book, freeze
+
+def test_site_builds_without_a_warning_or_a_dead_link(site): assert site[1].returncode==0, site[1].stdout + site[1].stderr
+
+def test_readme_sidebar_and_table_of_chapters_are_fresh(site): assert not site[2], f'run make docs: {site[2]}'
+
+def test_every_chapter_has_its_page_in_its_part(site):
+    text = (site[0]/'index.html').read_text(encoding='utf-8')
+    side = re.search(r'<div class="sidebar-tree">.*?</div>', text, re.S)[0]
+    found = re.findall(r'caption-text">([^<]*)|href="([^"#]+\.html)"', side)
+    assert [a or b for a,b in found] == [x for name,cs in book.parts().items() for x in (name, *(c.page for c in cs))]
+
+@pytest.mark.parametrize('name', ['index.ipynb', *(c.path.as_posix() for c in book.chapters())])
+def test_page_offers_its_notebook(site, name):
+    "Colab, the download and the measured time stand on the page; the copy is the notebook, with a cell that installs"
+    html = (site[0]/book.out_name(book.Path(name)).with_suffix('.html')).read_text(encoding='utf-8')
+    assert f'href="{book.colab(name)}"' in html and f'href="notebooks/{name}"' in html
+    assert name in book.times()['seconds'], 'nobody has measured it: make times'
+    assert f'runs in {book.duration(name)} on a laptop CPU' in html
+    mine = [book.source(c) for c in json.loads((site[0]/'notebooks'/name).read_text())['cells']]
+    theirs = [book.source(c) for c in book.read(name)['cells']]
+    assert mine[1]==book.INSTALL and [c for c in theirs if c in mine]==mine[:1]+mine[2:]
+    compile('\n'.join(mine[1:2]), name, 'exec')
+
+def _code_names(src):
+    "Every word of a code cell but those of its comments"
+    try: toks = [t.string for t in tokenize.generate_tokens(io.StringIO(src).readline) if t.type!=tokenize.COMMENT]
+    except (tokenize.TokenError, SyntaxError): toks = [src]
+    return set(re.findall(r'[^\W\d]\w*', ' '.join(toks)))
+
+def _known():
+    "What a backticked word may be: a name of ours, a word of the book's code, of torch or of Python"
+    names = set(re.findall(r'[^\W\d]\w*', freeze.api() + (freeze.ROOT/'settings.ini').read_text() + (freeze.ROOT/'Makefile').read_text()))
+    for p in ['index.ipynb', *(c.path for c in book.chapters())]:
+        for c in book.read(p)['cells']:
+            if c['cell_type']=='code': names |= _code_names(book.source(c))
+    for o in (builtins, torch, torch.nn, torch.nn.functional, torch.Tensor, torch.autograd): names |= set(dir(o))
+    return names | set(keyword.kwlist) | sys.stdlib_module_names
+
+@pytest.mark.parametrize('name', ['index.ipynb', *(c.path.as_posix() for c in book.chapters())])
+def test_backticked_names_exist(name, known=_known()):
+    api = set(re.findall(r'^(?:    (?:class )?)?([\w.]+)', freeze.api(), re.M))
+    bad = set()
+    for c in book.read(name)['cells']:
+        if c['cell_type']!='markdown': continue
+        for s in re.findall(r'(?<!`)`([^`\n]+)`(?!`)', re.sub(r'```.*?```', '', book.source(c), flags=re.S)):
+            m = re.fullmatch(r'([A-Za-z_][\w.]*\w)(?:\(\))?', s)
+            if m and not all(w in known for w in m[1].split('.')): bad.add(s)
+            if m and m[1].startswith('dynattn.') and m[1] not in api and m[1].rpartition('.')[2] not in api: bad.add(s)
+    assert not bad, f'neither a name of ours nor a word of the code: {sorted(bad)}'
