@@ -3,6 +3,8 @@ import builtins, io, json, keyword, re, sys, tokenize
 import pytest, torch
 import book, freeze
 
+pytestmark = pytest.mark.xdist_group('site')     # one worker builds it
+
 def test_site_builds_without_a_warning_or_a_dead_link(site): assert site[1].returncode==0, site[1].stdout + site[1].stderr
 
 def test_readme_sidebar_and_table_of_chapters_are_fresh(site): assert not site[2], f'run make docs: {site[2]}'
