@@ -231,6 +231,7 @@ Layer.lengths = (512, 1024, 1536, 2048, 3072, 4096)
 
 # %% ../../nbs/70_survey.card.ipynb #5b746504
 def _one_pass(layer, n):
+    layer = copy.deepcopy(layer).requires_grad_(False)               # the counter's module hooks stumble over expanded parameters
     x = torch.empty(1, n, getattr(layer, "width", Layer.width))
     with torch.no_grad(), PeakBytes() as p, FlopCounterMode(display=False) as counter: layer(x)
     return counter.get_total_flops(), p.peak
@@ -366,7 +367,7 @@ def picture(
     "Who looks at whom."
     layer = _frozen(layer)
     x = _noise(layer, n, seed=seed) if x is None else x.double()
-    if not isinstance(layer, AttentionLayer): return _jacobian_norms(layer, x)
+    if getattr(type(layer), "attend", AttentionLayer.attend) is AttentionLayer.attend: return _jacobian_norms(layer, x)
     q, k, v = layer.qkv(x)
     with torch.no_grad(): return layer.attend(q, k, torch.eye(x.shape[1]).to(v).expand(*v.shape[:2], -1, -1))[0]
 
