@@ -75,7 +75,7 @@ def _row_map(alpha, normalizer):
     "What turns a row of scores into weights, called as `f(scores, dim=-1)`."
     if alpha is None: return normalizer or torch.softmax
     from dynattn.entmax import entmax
-    return partial(entmax, alpha=alpha[...,None,None] if isinstance(alpha, Tensor) and alpha.dim() else alpha)
+    return partial(entmax, alpha=alpha)
 
 def _normalize(scores, alpha=None, normalizer=None):
     "Rows to weights. A row of nothing but -inf is made finite before and zero after, so that no NaN is ever formed."
