@@ -146,7 +146,6 @@ def _is_zero_one(t):
     try: return bool(((t==0)|(t==1)).all() & (t==1).any())
     except RuntimeError: return False  # under vmap, or on the meta device
 
-# %% ../nbs/02_attention.ipynb #7f613a80
 def _check_mask(mask, b, h, n, m):
     if mask is None: return
     if not isinstance(mask, Tensor) or not (mask.dtype==torch.bool or mask.is_floating_point()):
@@ -167,7 +166,6 @@ def _check_window(window):
     elif not hasattr(window, 'log_mask'): raise TypeError(f"window: expected None, an int, a pair or a Window, got {type(window).__name__}")
     elif window.apply not in ('inside','after'): raise ValueError(f"window.apply: expected 'inside' or 'after', got {window.apply!r}")
 
-# %% ../nbs/02_attention.ipynb #b8d3ce33
 def _check_options(b, h, alpha, n_global, rel_bias, q_offset, normalizer):
     if not _is_count(n_global): raise ValueError(f"n_global: expected an int >= 0, got {n_global!r}")
     if not isinstance(q_offset, int): raise TypeError(f"q_offset: expected an int, got {type(q_offset).__name__}")
@@ -312,13 +310,15 @@ class MultiHeadAttention(nn.Module):
         _init(self)
         self.register_load_state_dict_pre_hook(_from_torch_mha)
 
-    def forward(self, query, key=None, value=None, **options): return _attend(self, query, key, value, **options)
+    def forward(self, query, key=None, value=None, *, padding=None, return_weights=False, **options):
+        "[B,N,D], [B,M,kdim] and [B,M,vdim] to [B,N,D], with the weights [B,H,N,M] where asked; `options` go to `attention_fn`."
+        return _attend(self, query, key, value, padding, return_weights, options)
 
 # %% ../nbs/02_attention.ipynb #21752be2
-def _attend(mha, query, key=None, value=None, *, padding=None, return_weights=False, **options):
+def _attend(mha, query, key, value, padding, return_weights, options):
     key = query if key is None else key
     heads = _project(mha, query, key, key if value is None else value, padding)
-    if padding is not None: options['padding'] = padding
+    if padding is not None: options['padding'] = padding  # not handed on otherwise: `attention_fn` may know no such thing
     if return_weights: options['return_weights'] = True
     out = mha.attention_fn(*heads, dropout_p=mha.dropout if mha.training else 0., **options)
     out,weights = out if return_weights else (out,None)
