@@ -74,26 +74,30 @@ def _additive(mask):
 
 # %% ../nbs/01_padding.ipynb #5a62bfb1
 class PaddingMask:
-    "Which tokens of a padded batch are real: `keep` [B,N], `True` takes part. Values are checked except where they cannot be read (compiling, `vmap`)."
-    def __init__(self,
-        keep:Tensor, # [B,N] bool
-    ):
+    "Which tokens of a padded batch are real: `keep` [B,N], `True` takes part. Values go unchecked only where they cannot be read (compiling, `vmap`)."
+    def __init__(self, keep:Tensor): # [B,N] bool
         if _bool(keep).dim()!=2: raise ValueError(f"`keep` must be [B,N], got {list(keep.shape)}")
         self.keep = keep
-
     @classmethod
     def from_lengths(cls, lengths:Tensor, n:int|None=None): # [B] int; N (default: the longest row; give it when compiling)
         "The first `lengths[b]` tokens of row b are real."
         return cls(padding_mask(lengths, n))
-
     @classmethod
-    def from_keep(cls, mask:Tensor): return cls(_binary(mask)) # [B,N] bool or 0/1, 1 takes part
+    def from_keep(cls, mask:Tensor): # [B,N] bool or 0/1
+        "1 takes part, as in `F.scaled_dot_product_attention`."
+        return cls(_binary(mask))
     @classmethod
-    def from_ignore(cls, mask:Tensor): return cls(~_binary(mask)) # [B,N] bool or 0/1, 1 is padding, as in `nn.MultiheadAttention`
+    def from_ignore(cls, mask:Tensor): # [B,N] bool or 0/1
+        "1 is padding, as in the `key_padding_mask` of `nn.MultiheadAttention`."
+        return cls(~_binary(mask))
     @classmethod
-    def from_hf(cls, mask:Tensor): return cls(_binary(mask)) # [B,N] bool or 0/1, a tokenizer's `attention_mask`: 1 takes part
+    def from_hf(cls, mask:Tensor): # [B,N] bool or 0/1
+        "The `attention_mask` of a Hugging Face tokenizer: 1 takes part."
+        return cls(_binary(mask))
     @classmethod
-    def from_additive(cls, mask:Tensor): return cls(_additive(mask)) # [B,N] or [B,1,1,N], 0 takes part, -1000 or less does not
+    def from_additive(cls, mask:Tensor): # [B,N] or [B,1,1,N] floating
+        "0 takes part, -1000 or less does not."
+        return cls(_additive(mask))
 
 # %% ../nbs/01_padding.ipynb #51699547
 @patch(as_prop=True)
@@ -124,6 +128,7 @@ def __repr__(self:PaddingMask):
     (B,N),c = self.keep.shape, self.counts.tolist()
     return f'PaddingMask(B={B}, N={N}, counts={c if B<=8 else f"{min(c)}..{max(c)}"})'
 
+# %% ../nbs/01_padding.ipynb #0bd14da7
 @patch
 def to(self:PaddingMask, device, non_blocking:bool=False) -> PaddingMask:
     "The same mask on `device`."
