@@ -192,7 +192,7 @@ def _matrix(ax, m, lo, hi, keep, tokens, names, values, bar, **labels):
         ax.plot(*(m!=m).nonzero()[::-1], 'x', color=TEXT, ms=5)
         cell = min(ax.bbox.width/k, ax.bbox.height/n) / ax.figure.dpi
         for axis,t,c,name in zip((ax.yaxis, ax.xaxis), tokens, (n, k), names): _tokens(axis, t, c, cell, name)
-        if max(n, k)<=24:      # hair lines between the cells
+        if cell >= .07:      # hair lines between the cells
             ax.hlines(np.arange(1, n)-.5, -.5, k-.5, color=TEXT, lw=.4, alpha=.6); ax.vlines(np.arange(1, k)-.5, -.5, n-.5, color=TEXT, lw=.4, alpha=.6)
         if values: _numbers(ax, m, values, im.cmap, im.norm)
         if bar and not values: ax.figure.colorbar(im, ax=ax, shrink=.8, aspect=14, pad=.03)
@@ -324,7 +324,7 @@ def show_bars(
 # %% ../nbs/00_plot.ipynb #89c6b0c9
 def _bars(ax, at, heights, width, color, label=None):
     "Bars of one colour, numbered."
-    ax.bar_label(ax.bar(at, heights, width, color=color, label=label), [_short(h) for h in heights], fontsize=8, padding=1)
+    ax.bar_label(ax.bar(at, heights, width, color=color, label=label), [_short(h) for h in heights], fontsize=7 if label else 8, padding=1)
 
 def _short(x):
     if abs(x)>=1000: return f'{x:,.0f}'
