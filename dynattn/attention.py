@@ -34,7 +34,7 @@ def global_pairs(
 ) -> Tensor: # [N,M] bool
     "True where the query or the key stands among the first `n_global` positions."
     i,j = torch.arange(n, device=device) + q_offset, torch.arange(m, device=device)
-    return (i[:,None] < n_global) | (j < n_global)
+    return ((0 <= i) & (i < n_global))[:,None] | (j < n_global)
 
 # %% ../nbs/02_attention.ipynb #fe36c6e4
 def _span(window):
