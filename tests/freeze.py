@@ -15,8 +15,10 @@ def signature(f, name, method=False):
     if method and 'staticmethod' not in deco: (a.posonlyargs or a.args)[:1] = []
     return f'{name}({ast.unparse(a)})' + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
 
-def members(c):
-    "Public methods and properties of a class, its constructor first as `Class(...)`"
+def members(c, defs):
+    "Public methods and properties of a class, its constructor first as `Class(...)`; a private base's count as its own"
+    for b in map(ast.unparse, c.bases):
+        if b.startswith('_') and b in defs: yield from (l.replace(b, c.name, 1) for l in members(defs[b], defs))
     for n in c.body:
         if isinstance(n, DEFS) and n.name=='__init__': yield signature(n, c.name, True)
     for n in c.body:
@@ -41,7 +43,7 @@ def public(path):
         if not (isinstance(n, ast.Assign) and ast.unparse(n.targets[0])=='__all__'): continue
         for name in ast.literal_eval(n.value):
             d = defs.get(name)
-            if isinstance(d, ast.ClassDef): res += [f"class {name}({', '.join(map(ast.unparse, d.bases))})".replace('()', ''), *members(d)]
+            if isinstance(d, ast.ClassDef): res += [f"class {name}({', '.join(map(ast.unparse, d.bases))})".replace('()', ''), *members(d, defs)]
             else: res.append(name if d is None else signature(d, name))
     return sorted(set(res), key=lambda s: (s.removeprefix('class ').split('(')[0], not s.startswith('class'), s))
 
