@@ -196,7 +196,7 @@ def attention_weights(
     is_causal:bool=False, # key j <= i + q_offset only; may be joined with a mask
     scale:float|None=None, # factor of the scores (default 1/sqrt(d))
     enable_gqa:bool=False, # as in SDPA; grouped heads are accepted either way
-    window=None, # int w, pair (left, right), or a `Window`
+    window=None, # int w, pair (left, right), or a Window
     alpha:float|Tensor|None=None, # entmax instead of softmax; number, [H] or [B,H], >= 1
     n_global:int=0, # leading positions that see and are seen by all, whatever the window says
     rel_bias:Tensor|None=None, # [H,2R+1] or [B,H,2R+1], added to the scores by `j - i - q_offset`
@@ -231,7 +231,7 @@ def dense_attention(
     enable_gqa:bool=False, # as in SDPA; grouped heads are accepted either way
     *,
     padding:PaddingMask|None=None, # of the keys, [B,M]
-    window=None, # int w, pair (left, right), or a `Window`
+    window=None, # int w, pair (left, right), or a Window
     alpha:float|Tensor|None=None, # entmax instead of softmax; number, [H] or [B,H], >= 1
     n_global:int=0, # leading positions that see and are seen by all, whatever the window says
     rel_bias:Tensor|None=None, # [H,2R+1] or [B,H,2R+1], added to the scores by `j - i - q_offset`
