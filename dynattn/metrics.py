@@ -27,12 +27,12 @@ def confusion_matrix(
     n_classes:int|None=None, # C (default: as many as occur, at least 2)
 ) -> Tensor: # [C,C] int64
     "`m[i,j]` is how many of class i were called j."
-    t,p = _classes(y_true, 'y_true'),_classes(y_pred, 'y_pred').to(getattr(y_true, 'device', None))
+    t,p = _classes(y_true, 'y_true'),_classes(y_pred, 'y_pred')
     if len(t) != len(p): raise ValueError(f"`y_true` and `y_pred` must be of one length, got {len(t)} and {len(p)}")
     top = 1 + max((int(x.max()) for x in (t, p) if len(x)), default=1)
     C = max(2, top) if n_classes is None else n_classes
     if top > C and len(t): raise ValueError(f"`n_classes` is {C}, but class {top-1} occurs")
-    return torch.bincount(t*C + p, minlength=C*C).view(C, C)
+    return torch.bincount(t*C + p.to(t.device), minlength=C*C).view(C, C)
 
 # %% ../nbs/03_metrics.ipynb #41c5d9a2
 def _ratio(num, den, zero_division):
@@ -84,7 +84,8 @@ def precision_recall_curve(
     scores, # [n], the higher the more likely
 ) -> tuple: # precision [t+1], recall [t+1] and the thresholds [t] in increasing order; last comes (1, 0), where nothing is taken
     "Precision and recall of `scores >= threshold`, for each score that occurs."
-    y,s = _classes(y_true, 'y_true'),torch.as_tensor(scores).detach().double().reshape(-1)
+    s = torch.as_tensor(scores).detach().double().reshape(-1)
+    y = _classes(y_true, 'y_true').to(s.device)
     if y.numel() and y.max() > 1: raise ValueError(f"`y_true` must be bool or 0/1, got {int(y.max())}")
     if len(y) != len(s) or not len(s): raise ValueError(f"`y_true` and `scores` must be of one length, not empty, got {len(y)} and {len(s)}")
     if s.isnan().any(): raise ValueError("`scores` must not hold NaN")

@@ -95,8 +95,8 @@ def _few_colors(
     rgba, # [h,w,4] bytes
 ) -> Image.Image: # with a palette of at most 256 colours and their transparencies
     "Keep the 256 most frequent colours; the others become the nearest of these."
-    c,where,count = np.unique(rgba.reshape(-1, 4), axis=0, return_inverse=True, return_counts=True)
-    c[c[:,3]==0] = 0
+    c,where,count = np.unique(np.ascontiguousarray(rgba).view('<u4'), return_inverse=True, return_counts=True)
+    c = c.view(np.uint8).reshape(-1, 4)
     top = np.argsort(-count, kind='stable')[:256]
     ink = c[:,3:] / 255 * np.concatenate([c[:,:3], np.full_like(c[:,3:], 255)], 1)      # as much as there is of it
     near = ((ink[:,None]-ink[top])**2).sum(-1).argmin(1)
