@@ -1,6 +1,7 @@
 __version__ = "0.0.1"
 from dynattn.padding import PaddingMask, masked_softmax
 from dynattn.attention import dense_attention, attention_weights, MultiHeadAttention
+from dynattn.metrics import window_recall, window_precision
 from dynattn.window import Window
 from dynattn.sigma import SigmaHead, SigmaParameter
 from dynattn.entmax import entmax, sparsemax, entmax15, topk_softmax, AlphaHead
