@@ -166,6 +166,12 @@ def _check_window(window):
     elif not hasattr(window, 'log_mask'): raise TypeError(f"window: expected None, an int, a pair or a Window, got {type(window).__name__}")
     elif window.apply not in ('inside','after'): raise ValueError(f"window.apply: expected 'inside' or 'after', got {window.apply!r}")
 
+def _check_sigma(sigma, b, h, n):
+    if not isinstance(sigma, Tensor) or sigma.dim()==0: return
+    full = {1: (h,), 2: (b,h), 3: (b,h,n)}.get(sigma.dim(), ())
+    if len(full)!=sigma.dim() or any(size not in (1,f) for size,f in zip(sigma.shape, full)):
+        raise ValueError(f"window: expected sigma of shape (), [H], [B,H] or [B,H,N] with B,H,N={b,h,n}, got {tuple(sigma.shape)}")
+
 def _check_options(b, h, alpha, n_global, rel_bias, q_offset, normalizer):
     if not _is_count(n_global): raise ValueError(f"n_global: expected an int >= 0, got {n_global!r}")
     if not isinstance(q_offset, int): raise TypeError(f"q_offset: expected an int, got {type(q_offset).__name__}")
@@ -184,7 +190,8 @@ def _pairs(q, k, window, n_global, q_offset, **sight):
 
 def _check(q, k, attn_mask, padding, window, **options):
     (b,h,n,_),m = q.shape,k.shape[-2]
-    _check_padding(padding, b, m); _check_mask(attn_mask, b, h, n, m); _check_window(window); _check_options(b, h, **options)
+    _check_padding(padding, b, m); _check_mask(attn_mask, b, h, n, m); _check_window(window)
+    _check_sigma(getattr(window, 'sigma', None), b, h, n); _check_options(b, h, **options)
 
 # %% ../nbs/02_attention.ipynb #5b577180
 def attention_weights(

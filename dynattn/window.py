@@ -306,10 +306,15 @@ def dmask(self:Window,
 @patch
 def penalty(self:Window,
     n:int|None=None, # N, the sequence length: the result is then a share of it
+    padding=None, # `PaddingMask` of the queries, for one sigma per query: filling costs nothing
 ) -> Tensor: # scalar, differentiable in sigma
-    "The mean half-width over batch and heads, in tokens, or as a share of `n`."
-    h = self.edge(n).mean()
-    return h if n is None else h/n
+    "The mean half-width over batch, heads and queries, in tokens, or as a share of `n`."
+    h = self.edge(n)
+    if padding is None or h.ndim<3: mean = h.mean()
+    else:
+        keep = padding.keep[:,None].expand_as(h)                        # [B,H,N]
+        mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)
+    return mean if n is None else mean/n
 
 # %% ../nbs/14_window.ipynb #5290e537
 def _count(name, value, least):
