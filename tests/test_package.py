@@ -1,0 +1,78 @@
+"The wheel: what is in it, and that it works with nothing but what it declares."
+import os, shutil, subprocess, sys, venv, zipfile
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+import freeze
+
+ROOT = freeze.ROOT
+MODULES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT/'dynattn').rglob('*.py'))
+HEAVY = 'triton', 'transformers', 'matplotlib', 'accelerate', 'nbdev', 'IPython'
+pytestmark = pytest.mark.xdist_group('package')
+
+def _run(*cmd, **kw):
+    r = subprocess.run(cmd, capture_output=True, text=True, **kw)
+    assert r.returncode==0, r.stdout + r.stderr
+    return r.stdout
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+    "Built from the source distribution, which is built from a copy of what is in the repository"
+    d = tmp_path_factory.mktemp('dist')
+    shutil.copytree(ROOT, d/'src', ignore=shutil.ignore_patterns('.*', '_*site', '_proc', '_docs', '_sphinx', 'build', 'dist', '*.egg-info', '__pycache__', 'jupyter_execute', 'runs'))
+    _run(sys.executable, '-m', 'build', '--no-isolation', '--outdir', d, d/'src')
+    return next(d.glob('*.whl'))
+
+@pytest.fixture(scope='module')
+def python(wheel, tmp_path_factory):
+    "An environment with the wheel and the distributions that it declares, and they in turn, without any extra; nothing else"
+    d = tmp_path_factory.mktemp('env')
+    venv.create(d, with_pip=False, symlinks=True)
+    site = next(d.glob('lib/python*/site-packages'))
+    with zipfile.ZipFile(wheel) as z: z.extractall(site)
+    todo,done = [Distribution.at(next(site.glob('dynattn-*.dist-info')))],set()
+    while todo:
+        for r in map(Requirement, todo.pop().requires or []):
+            if canonicalize_name(r.name) in done or r.marker and not r.marker.evaluate({'extra': ''}): continue
+            dist = distribution(r.name); done.add(canonicalize_name(r.name)); todo.append(dist)
+            assert r.specifier.contains(dist.version, prereleases=True), f'{r} but {dist.version} is installed'
+            for top in {f.parts[0] for f in dist.files if f.parts[0] not in ('..', '__pycache__')}:
+                if not (site/top).exists(): (site/top).symlink_to(dist.locate_file(top))
+    return d/'bin/python'
+
+def test_wheel_holds_the_modules_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert sorted(n for n in names if '.dist-info/' not in n)==MODULES
+    assert any(n.endswith('licenses/LICENSE') for n in names)
+
+def _python(python, code, tmp_path): return _run(python, '-c', code, cwd=tmp_path, env={k: v for k,v in os.environ.items() if k!='PYTHONPATH'})
+
+def test_it_imports_with_only_what_it_declares(python, tmp_path):
+    out = _python(python, 'import dynattn, sys; print(dynattn.__file__, *sorted(sys.modules))', tmp_path)
+    assert str(python.parent.parent) in out.split()[0]
+    assert not set(HEAVY) & set(out.split())
+
+def test_a_module_that_needs_more_says_which_extra_brings_it(python, tmp_path):
+    "Every module imports, or names the extra"
+    mods = [m.removesuffix('.py').removesuffix('/__init__').replace('/', '.') for m in MODULES]
+    code = f'''
+import importlib
+for m in {mods}:
+    try: importlib.import_module(m)
+    except ImportError as e:
+        if 'dynattn[' not in str(e): print(f'{{m}}: {{e}}')'''
+    bad = _python(python, code, tmp_path)
+    assert not bad, bad
+
+def test_nothing_heavy_is_loaded_where_it_is_installed():
+    "The same in this environment, which has them all"
+    out = _run(sys.executable, '-c', 'import dynattn, sys; print(*sys.modules)')
+    assert not set(HEAVY) & set(out.split())
+
+def test_the_ten_lines_of_the_readme_run(python, tmp_path):
+    text = (ROOT/'README.md').read_text(encoding='utf-8')
+    blocks = [b.split('```')[0] for b in text.split('```python\n')[1:]]
+    assert blocks
+    _python(python, '\n'.join(blocks), tmp_path)
