@@ -9,9 +9,10 @@ __all__ = ['INK', 'WARM', 'TEXT', 'PALETTE', 'contrast', 'look', 'grid', 'to_png
 # %% ../nbs/00_plot.ipynb #4910f892
 import base64, io, math
 from contextlib import contextmanager
-import numpy as np, torch
+import torch
 try: import matplotlib as mpl
 except ImportError as e: raise ImportError("dynattn.plot draws with matplotlib, which the extra `viz` brings: pip install 'dynattn[viz]'") from e
+import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap, to_rgb
