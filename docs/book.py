@@ -69,7 +69,7 @@ def index_with_table():
     "The text of index.ipynb with its table of chapters as it is today"
     nb = read('index.ipynb')
     for c in nb['cells']:
-        if c['cell_type']=='markdown' and re.search(r'^## The chapters', source(c), re.M):
+        if c['cell_type']=='markdown' and source(c).startswith('## The chapters'):
             c['source'] = (re.split(r'^\|', source(c), maxsplit=1, flags=re.M)[0].rstrip() + '\n\n' + table()).splitlines(keepends=True)
     return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + '\n'
 

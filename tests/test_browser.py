@@ -3,11 +3,11 @@ import functools, http.server, re, shutil, threading
 import pytest
 import book, freeze
 
-CHROMIUM = shutil.which('chromium')
+CHROMIUM = next(filter(None, map(shutil.which, ('chromium','chromium-browser','google-chrome'))), None)
 FLAGS = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'.split()
 AUDIT = (freeze.ROOT/'tests/audit.js').read_text(encoding='utf-8')
 PAGES = ['index.html', *(c.page for c in book.chapters())]
-pytestmark = [pytest.mark.xdist_group('site'), pytest.mark.skipif(not CHROMIUM, reason='no chromium on this machine (Debian: apt-get install chromium)')]
+pytestmark = [pytest.mark.xdist_group('site'), pytest.mark.skipif(not CHROMIUM, reason='no chromium or chrome on this machine (Debian: apt-get install chromium)')]
 
 class Handler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args): pass

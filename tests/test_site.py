@@ -1,6 +1,6 @@
 "The site is built, its links hold, and the names of ours that the prose mentions exist."
 import builtins, io, json, keyword, re, sys, tokenize
-import pytest, torch
+import pytest, torch, yaml
 import book, freeze
 
 pytestmark = pytest.mark.xdist_group('site')     # one worker builds it
@@ -53,3 +53,13 @@ def test_backticked_names_exist(name, known=_known()):
             if m and not all(w in known for w in m[1].split('.')): bad.add(s)
             if m and m[1].startswith('dynattn.') and m[1] not in api and m[1].rpartition('.')[2] not in api: bad.add(s)
     assert not bad, f'neither a name of ours nor a word of the code: {sorted(bad)}'
+
+def test_quarto_has_what_it_needs():
+    "Quarto cannot be had everywhere: what is checked here is that its files parse and name files that exist"
+    q = yaml.safe_load((freeze.ROOT/'_quarto.yml').read_text())
+    side = yaml.safe_load((book.NBS/'sidebar.yml').read_text())['website']['sidebar']['contents']
+    names = [side[0], *(n for s in side[1:] for n in s['contents'])]
+    assert names==['index.ipynb', *(c.path.as_posix() for c in book.chapters())]
+    assert book.colab('')==q['colab-base'] and (book.NBS/'_quarto.yml').resolve()==freeze.ROOT/'_quarto.yml'
+    html = q['format']['html']
+    for f in (html['css'], *html['filters'], q['website']['favicon']): assert (book.NBS/f).is_file(), f
