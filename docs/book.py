@@ -100,4 +100,4 @@ def write_handouts(dest):
     for c in [*chapters(), Chapter(Path('index.ipynb'), '', '')]:
         o = Path(dest)/c.path; o.parent.mkdir(parents=True, exist_ok=True); o.write_text(handout(c.path), encoding='utf-8')
 
-def colab(p): return f"https://colab.research.google.com/github/{cfg.user}/{cfg.repo}/blob/gh-pages/notebooks/{Path(p).as_posix()}"
+def colab(p): return f"https://colab.research.google.com/github/{cfg.user}/{cfg.repo}/blob/gh-pages/notebooks/{p}"

@@ -7,14 +7,14 @@ CHROMIUM = next(filter(None, map(shutil.which, ('chromium','chromium-browser','g
 FLAGS = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'.split()
 AUDIT = (freeze.ROOT/'tests/audit.js').read_text(encoding='utf-8')
 PAGES = ['index.html', *(c.page for c in book.chapters())]
-pytestmark = [pytest.mark.xdist_group('site'), pytest.mark.skipif(not CHROMIUM, reason='no chromium or chrome on this machine (Debian: apt-get install chromium)')]
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason='no chromium or chrome on this machine (Debian: apt-get install chromium)')
 
 class Handler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args): pass
 
 @pytest.fixture(scope='module')
 def url(site):
-    assert site[1].returncode==0, site[1].stderr
+    if site[1].returncode: pytest.fail('the site was not built without fault: see test_site', pytrace=False)
     s = http.server.ThreadingHTTPServer(('127.0.0.1', 0), functools.partial(Handler, directory=site[0]))
     threading.Thread(target=s.serve_forever, daemon=True).start()
     yield f'http://127.0.0.1:{s.server_address[1]}/'

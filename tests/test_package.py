@@ -10,8 +10,6 @@ import freeze
 ROOT = freeze.ROOT
 MODULES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT/'dynattn').rglob('*.py'))
 HEAVY = 'triton', 'transformers', 'matplotlib', 'accelerate', 'nbdev', 'IPython'
-pytestmark = pytest.mark.xdist_group('package')
-
 def _run(*cmd, **kw):
     r = subprocess.run(cmd, capture_output=True, text=True, **kw)
     assert r.returncode==0, r.stdout + r.stderr

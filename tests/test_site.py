@@ -1,9 +1,8 @@
 "The site is built, its links hold, and the names of ours that the prose mentions exist."
 import builtins, io, json, keyword, re, sys, tokenize
+from importlib.metadata import entry_points
 import pytest, torch, yaml
 import book, freeze
-
-pytestmark = pytest.mark.xdist_group('site')     # one worker builds it
 
 def test_site_builds_without_a_warning_or_a_dead_link(site): assert site[1].returncode==0, site[1].stdout + site[1].stderr
 
@@ -35,7 +34,7 @@ def _code_names(src):
 
 def _known():
     "What a backticked word may be: a name of ours, a word of the book's code, of torch or of Python"
-    names = set(re.findall(r'[^\W\d]\w*', freeze.api() + (freeze.ROOT/'settings.ini').read_text() + (freeze.ROOT/'Makefile').read_text()))
+    names = set(re.findall(r'[^\W\d]\w*', freeze.api() + (freeze.ROOT/'settings.ini').read_text() + (freeze.ROOT/'Makefile').read_text())) | {e.name for e in entry_points(group='console_scripts')}
     for p in ['index.ipynb', *(c.path for c in book.chapters())]:
         for c in book.read(p)['cells']:
             if c['cell_type']=='code': names |= _code_names(book.source(c))
