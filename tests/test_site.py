@@ -62,3 +62,11 @@ def test_quarto_has_what_it_needs():
     assert book.colab('')==q['colab-base'] and (book.NBS/'_quarto.yml').resolve()==freeze.ROOT/'_quarto.yml'
     html = q['format']['html']
     for f in (html['css'], *html['filters'], q['website']['favicon']): assert (book.NBS/f).is_file(), f
+
+@pytest.mark.parametrize('name', ['index.ipynb', *(c.path.as_posix() for c in book.chapters())])
+def test_no_import_hides_in_a_longer_cell(name):
+    "nbdev executes every cell that has an import when it builds the docs, and nothing that such a cell may lean on"
+    for c in book.read(name)['cells']:
+        s = book.source(c)
+        if c['cell_type']!='code' or re.search(r'^#\|\s*(export|eval: false)', s, re.M): continue
+        assert not re.search(r'^\s*(else|with .*|for .*|def .*):', s, re.M) or not re.search(r'(^|:)\s*(import|from \S+ import)\b', s, re.M), f'the import needs a cell of its own:\n{s}'
