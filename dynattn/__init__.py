@@ -6,3 +6,5 @@ from dynattn.window import Window
 from dynattn.sigma import SigmaHead, SigmaParameter
 from dynattn.entmax import entmax, sparsemax, entmax15, topk_softmax, AlphaHead
 from dynattn.sinkhorn import sinkhorn, sinkhorn_attention
+from dynattn.banded import banded_attention
+from dynattn.ops import attention

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['band_flops', 'BandWeights', 'banded_attention']
 
-# %% ../nbs/30_banded.ipynb #87336858
-import json, math, os
+# %% ../nbs/30_banded.ipynb #ff90a807
+import math, os
+from ast import literal_eval
 from dataclasses import dataclass
 from functools import partial
 from concurrent.futures import ThreadPoolExecutor
@@ -429,11 +430,13 @@ def backward_part(self:_Head, p, o, lse, do, dq, dk, dv, dm, dbias):
     return da
 
 # %% ../nbs/30_banded.ipynb #bb81ef91
-def _config(window): return json.dumps(window._options())
+def _config(window):
+    "The options of a window as text, in a way that the compiler can follow."
+    return '|'.join([f"{k}={x!r}" for k,x in window._options().items()])
 
 def _window(sigma, config):
     "A `Window` from its width and the options that `_config` wrote down."
-    return Window(sigma.detach(), **{k:tuple(x) if isinstance(x, list) else x for k,x in json.loads(config).items()})
+    return Window(sigma.detach(), **{k:literal_eval(x) for k,_,x in (option.partition('=') for option in config.split('|'))})
 
 def _reach(window, m, shape, left, right):
     "Per head, the offsets to the left and to the right: closed form of the window, within `left` and `right`."
@@ -576,8 +579,9 @@ def _save(ctx, inputs, output):
     ctx.call = inputs[8:]
 
 def _grads(ctx, do, _):
-    *_,sigma,alpha,rel_bias,_ = ctx.saved_tensors
-    dq,dk,dv,*rest = _banded_backward(do, *ctx.saved_tensors, *ctx.call)
+    saved = ctx.saved_tensors  # to be asked for once, or checkpointing complains
+    *_,sigma,alpha,rel_bias,_ = saved
+    dq,dk,dv,*rest = _banded_backward(do, *saved, *ctx.call)
     return dq,dk,dv,None,*(None if x is None else g for x,g in zip((sigma,alpha,rel_bias), rest)),None,*(None,)*len(ctx.call)
 
 _banded.register_autograd(_grads, setup_context=_save)
