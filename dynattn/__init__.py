@@ -8,3 +8,4 @@ from dynattn.entmax import entmax, sparsemax, entmax15, topk_softmax, AlphaHead
 from dynattn.sinkhorn import sinkhorn, sinkhorn_attention
 from dynattn.banded import banded_attention
 from dynattn.ops import attention
+from dynattn.encoder import DynamicAttention, EncoderLayer, EncoderConfig, Encoder, Classifier

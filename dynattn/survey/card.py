@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TAGS', 'PARTS', 'ENTRIES', 'PeakBytes', 'fit_polynomial', 'evaluate', 'Cost', 'Info', 'Layer', 'AttentionLayer',
            'Exact', 'complexity', 'Verdict', 'causality', 'streaming', 'prefix', 'exactness', 'truncation',
-           'equivariance', 'picture', 'register', 'decodes', 'measure', 'load', 'table']
+           'equivariance', 'picture', 'optional', 'register', 'decodes', 'measure', 'load', 'table']
 
 # %% ../../nbs/70_survey.card.ipynb #b57fc149
 import copy
@@ -374,6 +374,14 @@ def picture(
 def _jacobian_norms(layer, x):
     j = torch.autograd.functional.jacobian(partial(_run, layer), x)              # [1,N′,D,1,N,D]
     return j[0, :, :, 0].square().sum((1, 3)).sqrt()[None]
+
+# %% ../../nbs/70_survey.card.ipynb #c6a311ce
+def optional(
+    module:str, # as it is imported
+): # the module, or None where it is not installed
+    "A package that only a comparison needs; where it is missing, that is said and not an error."
+    try: return importlib.import_module(module)
+    except ImportError: print(f"{module} is not installed (pip install dynattn[oracles]); this comparison is skipped")
 
 # %% ../../nbs/70_survey.card.ipynb #edb579f9
 ENTRIES = {}

@@ -1,0 +1,237 @@
+"""Attention in a band on a CPU: time against the limit and against peers, growth, memory, mixed widths.
+
+python benchmarks/cpu.py          a few minutes
+python benchmarks/cpu.py --full   all of it
+Every peer is checked against the dense attention first; one that computes something else is not timed.
+Rows are appended to benchmarks/results/cpu.csv."""
+import argparse, math, os, subprocess, sys
+from dataclasses import dataclass, replace
+from functools import partial
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
+import torch, torch.nn.functional as F
+from dynattn.banded import banded_attention, band_flops
+from dynattn.attention import dense_attention
+from dynattn.ops import attention
+from dynattn.padding import PaddingMask
+from dynattn.window import Window
+from harness import Registry, append, in_turn, peak, seconds
+
+band = Registry()
+
+@dataclass(frozen=True)
+class Case:
+    N:int
+    w:int
+    B:int = 1
+    H:int = 8
+    d:int = 64
+    backward:bool = False
+    @property
+    def flops(self): return band_flops(self.N, 2*self.w+1, self.d, self.B*self.H, self.backward)
+    def row(self): return dict(B=self.B, H=self.H, N=self.N, d=self.d, w=self.w, dtype='float32', **{'pass':'both' if self.backward else 'forward'})
+    def tensors(self):
+        g = torch.Generator().manual_seed(0)
+        return [torch.randn(self.B, self.H, self.N, self.d, generator=g).requires_grad_(self.backward) for _ in range(3)]
+
+def step(f, leaves, backward):
+    "`f()` alone without a graph, or with the gradients of `leaves`."
+    if not backward: return torch.no_grad()(f)
+    go = torch.ones_like(f())
+    return lambda: torch.autograd.grad(f(), leaves, go)
+
+# ------------------------------------------------------------------ who takes part
+@band('dynattn.banded')
+def ours(c):
+    q,k,v = c.tensors()
+    sigma = torch.full((c.H,), c.w-.5, requires_grad=c.backward)  # half-width w, and it learns
+    return step(lambda: banded_attention(q, k, v, window=Window.default(sigma)), (q,k,v,sigma), c.backward)
+
+@band('dynattn.banded, hard window')
+def hard(c):
+    q,k,v = c.tensors()
+    return step(lambda: banded_attention(q, k, v, window=c.w), (q,k,v), c.backward)
+
+@band('Longformer sliding chunks')
+def longformer(c):
+    from transformers.models.longformer.modeling_longformer import LongformerSelfAttention, LongformerConfig
+    core = LongformerSelfAttention(LongformerConfig(hidden_size=c.H*c.d, num_attention_heads=c.H, attention_window=[2*c.w], num_hidden_layers=1), 0)
+    q,k,v = (x.detach().transpose(1, 2).contiguous().requires_grad_(c.backward) for x in c.tensors())  # [B,N,H,d], its own layout
+    def f():
+        p = core._sliding_chunks_query_key_matmul(q*c.d**-.5, k, c.w).softmax(-1)
+        return core._sliding_chunks_matmul_attn_probs_value(p, v, c.w)
+    g = step(f, (q,k,v), c.backward)
+    return g if c.backward else lambda: g().transpose(1, 2)
+
+@band('local-attention')
+def local(c):
+    from local_attention import LocalAttention
+    core = LocalAttention(c.w, exact_windowsize=True, use_rotary_pos_emb=False)
+    q,k,v = c.tensors()
+    return step(lambda: core(q, k, v), (q,k,v), c.backward)
+
+@band('FlexAttention, compiled', backward=False)
+def flex(c):
+    from torch.nn.attention.flex_attention import flex_attention, create_block_mask
+    mask = create_block_mask(lambda b,h,i,j: (i-j).abs()<=c.w, None, None, c.N, c.N, device='cpu')  # made beforehand
+    f,(q,k,v) = torch.compile(flex_attention),c.tensors()
+    return torch.no_grad()(lambda: f(q, k, v, block_mask=mask))
+
+def unfolded(q, k, v, w):
+    "Views of padded keys and values, and PyTorch's attention for each block."
+    (b,h,n,d),c = q.shape,64
+    k,v = (F.pad(x, (0,0,w,w)).unfold(2, c+2*w, c).mT for x in (k,v))  # [B,H,n/c,c+2w,d]
+    i = torch.arange(n).view(n//c, c, 1); j = torch.arange(n//c)[:,None,None]*c+torch.arange(c+2*w)-w
+    keep = ((i-j).abs()<=w) & (j>=0) & (j<n)
+    return F.scaled_dot_product_attention(q.reshape(b, h, n//c, c, d).flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), keep).view(b, h, n, d)
+
+@band('unfold + SDPA')
+def views(c):
+    q,k,v = c.tensors()
+    return step(lambda: unfolded(q, k, v, c.w), (q,k,v), c.backward)
+
+@band('SDPA, no window', upto=8192)
+def sdpa(c):
+    q,k,v = c.tensors()
+    return step(lambda: F.scaled_dot_product_attention(q, k, v), (q,k,v), c.backward)
+
+@band('SDPA, band mask', upto=4096)
+def masked(c):
+    q,k,v = c.tensors()
+    i = torch.arange(c.N); see = (i[:,None]-i).abs()<=c.w
+    return step(lambda: F.scaled_dot_product_attention(q, k, v, see), (q,k,v), c.backward)
+
+# ------------------------------------------------------------------ checks
+def check(name, op):
+    "Raises where a peer disagrees with the dense attention at a small shape."
+    for backward in (False, op.backward):
+        c = Case(256, 32, H=2, d=16, backward=backward)
+        q,k,v = c.tensors()
+        window = Window.default(torch.full((2,), 31.5, requires_grad=True)) if name=='dynattn.banded' else None if name=='SDPA, no window' else 32
+        ref = dense_attention(*(x.double() for x in (q,k,v)), window=window)
+        got = op.make(c)()
+        if not backward: torch.testing.assert_close(got.double(), ref.detach(), rtol=1e-4, atol=1e-5); continue
+        leaves = (q,k,v) if len(got)==3 else (q,k,v,window.sigma)
+        want = torch.autograd.grad(ref.sum(), leaves)
+        for a,b in zip(got, want):
+            a = a.transpose(1, 2) if a.shape!=b.shape else a
+            torch.testing.assert_close(a.double(), b.double(), rtol=1e-3, atol=1e-4)
+
+def able(names=None):
+    res = {}
+    for name,op in band.ops.items():
+        if names and name not in names: continue
+        try: check(name, op); res[name] = op
+        except ImportError as e: print(f"{name}: not installed ({e.name})")
+    return res
+
+# ------------------------------------------------------------------ suites
+def compare(full):
+    "Peers in turn."
+    ops,rows = able(),[]
+    for N in (2048, 8192, 65536) if full else (2048, 8192):
+        for w in (64, 256, 512):
+            for backward in (False, True):
+                c = Case(N, w, backward=backward)
+                big = N>8192
+                fns = {n:op.make(c) for n,op in ops.items() if N<=op.upto and (op.backward or not backward) and not (big and n not in ('dynattn.banded','local-attention','unfold + SDPA'))}
+                for name,(s,limits,p) in in_turn(fns, c.flops).items():
+                    rows.append(dict(suite='compare', op=name, ms=round(s*1e3, 3), limits=round(limits, 3), peak_gflops=round(p/1e9, 1), **c.row()))
+                    print(f"N={N} w={w} {'both' if backward else 'forward':8} {name:28} {s*1e3:9.1f} ms {limits:7.2f} limits", flush=True)
+    append('cpu.csv', rows)
+
+def mixed(full):
+    "Eight heads of widths 16 to 2048 in one call, and each alone."
+    widths = torch.tensor([16.,32,64,128,256,512,1024,2048])-.5
+    for backward in (False, True):
+        c = Case(8192, 0, backward=backward)
+        q,k,v = c.tensors()
+        def fn(heads):
+            x,s = [t[:,heads].detach().clone().requires_grad_(backward) for t in (q,k,v)],widths[heads].clone().requires_grad_(backward)
+            return step(lambda: banded_attention(*x, window=Window.default(s)), (*x,s), backward)
+        fns = {'together': fn(list(range(8))), **{str(i): fn([i]) for i in range(8)}}
+        flops = sum(band_flops(c.N, int(2*w+2), c.d, 1, backward) for w in widths.tolist())
+        t = in_turn(fns, flops)
+        ratio = t['together'][0]/sum(s for n,(s,*_) in t.items() if n!='together')
+        print(f"mixed widths, {'both' if backward else 'forward'}: together {t['together'][0]*1e3:.0f} ms, {t['together'][1]:.2f} limits, {ratio:.2f} of the sum of each alone")
+        append('cpu.csv', [dict(suite='mixed', op='dynattn.banded', ms=round(t['together'][0]*1e3, 3), limits=round(t['together'][1], 3), value=round(ratio, 4), **c.row())])
+
+def exponent(ns, ts):
+    "Slope of log t over log n, by least squares."
+    x,y = torch.tensor(ns).double().log(),torch.tensor(ts).double().log()
+    return (((x-x.mean())*(y-y.mean())).sum()/((x-x.mean())**2).sum()).item()
+
+def growth(full):
+    "Time as N grows at w = 256."
+    for backward in (False, True):
+        top = (20 if full else 18) if not backward else (18 if full else 16)
+        ns,ts,rows = [2**i for i in range(12, top+1)],[],[]
+        for N in ns:
+            c = Case(N, 256, H=2, backward=backward)
+            s,limits,p = in_turn({'x': ours(c)}, c.flops, rounds=3)['x']
+            ts.append(limits)  # in limits of one N, so that the machine's mood cancels
+            rows.append(dict(suite='growth', op='dynattn.banded', ms=round(s*1e3, 3), limits=round(limits, 3), peak_gflops=round(p/1e9, 1), **c.row()))
+            print(f"N={N} {'both' if backward else 'forward'} {s*1e3:.0f} ms {limits:.2f} limits", flush=True)
+        e = exponent(ns, [t*n for t,n in zip(ts, ns)])
+        rows.append(dict(suite='growth exponent, time', op='dynattn.banded', value=round(e, 4), **replace(c, N=0).row()))
+        append('cpu.csv', rows); print(f"time grows as N^{e:.3f}")
+
+def training(full):
+    "A batch as one trains on: 8 sequences of 100 to 1024 tokens, a width for each head and sequence."
+    c = Case(1024, 64, B=8, backward=True)
+    q,k,v = c.tensors()
+    g = torch.Generator().manual_seed(1)
+    pad = PaddingMask.from_lengths(torch.randint(100, 1025, (8,), generator=g), 1024)
+    sigma = (16+100*torch.rand(8, 8, generator=g)).requires_grad_()
+    fns = {'dynattn.attention': step(lambda: attention(q, k, v, padding=pad, window=Window.default(sigma)), (q,k,v,sigma), True),
+           'SDPA, padding only': step(lambda: F.scaled_dot_product_attention(q, k, v, pad.sdpa()), (q,k,v), True),
+           'dense_attention': step(lambda: dense_attention(q, k, v, padding=pad, window=Window.default(sigma)), (q,k,v,sigma), True)}
+    rows = []
+    for name,(s,limits,p) in in_turn(fns, c.flops, rounds=3).items():
+        print(f"training step, {name:20} {s*1e3:8.1f} ms")
+        rows.append(dict(suite='training', op=name, ms=round(s*1e3, 3), peak_gflops=round(p/1e9, 1), **c.row()))
+    append('cpu.csv', rows)
+
+# ------------------------------------------------------------------ memory: a fresh process each
+def resident(name, N, w, backward):
+    "Prints how far the peak resident size (MB) rises above that with the inputs made, after a small run has loaded everything."
+    import resource
+    H = 8 if N<=65536 else 2
+    op = band.ops[name]
+    op.make(Case(1024, min(w, 256), H=H, backward=backward and op.backward))()
+    c = Case(N, w, H=H, backward=backward)
+    q = c.tensors()
+    rss = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/1024
+    before = rss(); del q
+    op.make(c)()
+    print(f"MB {rss()-before:.1f}")
+
+def memory(full):
+    names = ['dynattn.banded','unfold + SDPA','local-attention','Longformer sliding chunks']
+    rows,N = [],65536 if full else 16384
+    for backward in (False, True):
+        ours_too = [('dynattn.banded', n) for n in (4096, 16384, 65536, *((262144,) if full else ()))]
+        mb = {}
+        for name,n in dict.fromkeys([(x, N) for x in names]+ours_too):
+            r = subprocess.run([sys.executable, __file__, '--resident', name, str(n), '256', str(int(backward))], capture_output=True, text=True)
+            if r.returncode: print(f"memory {name} N={n}: failed, {r.stderr.strip().splitlines()[-1:] or r.returncode}"); continue
+            mb[name,n] = float(r.stdout.split('MB ')[1])
+            H = 8 if n<=65536 else 2
+            rows.append(dict(suite='memory', op=name, mb=mb[name,n], **Case(n, 256, H=H, backward=backward).row()))
+            print(f"memory, {'both' if backward else 'forward':8} {name:28} N={n:7} H={H}: {mb[name,n]:8.1f} MB beyond the inputs", flush=True)
+        some = [(n,x) for (name,n),x in mb.items() if name=='dynattn.banded' and n in (16384,65536)]
+        if len(some)==2:
+            e = exponent(*zip(*some)); print(f"memory grows as N^{e:.3f}")
+            rows.append(dict(suite='growth exponent, memory', op='dynattn.banded', value=round(e, 4), **Case(0, 256, backward=backward).row()))
+    append('cpu.csv', rows)
+
+suites = dict(compare=compare, mixed=mixed, growth=growth, training=training, memory=memory)
+
+if __name__=='__main__':
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument('suites', nargs='*', help=f"of {', '.join(suites)} (default: all)")
+    a.add_argument('--full', action='store_true', help="larger N, and all peers")
+    a.add_argument('--resident', nargs=4, help=argparse.SUPPRESS)
+    args = a.parse_args()
+    if args.resident: name,n,w,b = args.resident; resident(name, int(n), int(w), b=='1')
+    else:
+        for s in args.suites or suites: suites[s](args.full)

@@ -1,0 +1,68 @@
+"What every benchmark shares: the limit, peers in turn, medians, and rows of a CSV that names the machine."
+import csv, os, platform, statistics, subprocess, time
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Callable
+import torch
+
+RESULTS = Path(__file__).parent/'results'
+
+@dataclass
+class Op:
+    "Something to time: `make(case)` gives `fn()`; `check(case)` raises where it computes something else."
+    name:str
+    make:Callable
+    check:Callable = lambda case: None
+    backward:bool = True     # has a backward at all
+    upto:int = 2**62         # largest N it is asked for
+
+@dataclass
+class Registry:
+    ops:dict = field(default_factory=dict)
+    def __call__(self, name, **options):
+        def put(make): self.ops[name] = Op(name, make, **options); return make
+        return put
+
+def machine():
+    "The processor, in its own words, and how many threads were used."
+    if torch.cuda.is_available(): return torch.cuda.get_device_name()
+    try: cpu = next(l.split(':')[1].strip() for l in open('/proc/cpuinfo') if l.startswith('model name'))
+    except (OSError, StopIteration): cpu = platform.processor() or platform.machine()
+    return f"{cpu}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+
+def commit():
+    r = subprocess.run(['git','rev-parse','--short','HEAD'], cwd=RESULTS.parent, capture_output=True, text=True)
+    return r.stdout.strip()
+
+_square = {}
+def peak(n=2048, dtype=torch.float32, runs=3):
+    "Operations per second of a square matrix product, the best of some: what the machine gives at this moment."
+    a,b,c = _square.setdefault((n,dtype), torch.randn(3, n, n).to(dtype))
+    return 2*n**3/min(seconds(lambda: torch.mm(a, b, out=c)) for _ in range(runs))
+
+def seconds(fn):
+    start = time.perf_counter(); fn()
+    return time.perf_counter()-start
+
+def in_turn(fns, flops, rounds=5, budget=20.):
+    "name -> (median seconds, median multiple of the limit, median peak); each peer runs once a round, the peak is taken on both sides of it."
+    for fn in fns.values(): fn()
+    runs,start = {name:[] for name in fns},time.perf_counter()
+    for r in range(rounds):
+        for name,fn in fns.items():
+            before = peak(); s = seconds(fn); p = (before+peak())/2
+            runs[name].append((s, s*p/flops, p))
+        if r>=2 and time.perf_counter()-start>budget: break
+    return {name: tuple(statistics.median(x) for x in zip(*rows)) for name,rows in runs.items()}
+
+FIELDS = 'date machine torch commit suite op pass B H N d w dtype ms limits peak_gflops mb value'.split()
+
+def append(file, rows):
+    "Rows to the committed CSV; what is not given stays empty."
+    path = RESULTS/file; new = not path.exists(); path.parent.mkdir(exist_ok=True)
+    same = dict(date=date.today().isoformat(), machine=machine(), torch=torch.__version__, commit=commit())
+    with open(path, 'a', newline='') as f:
+        w = csv.DictWriter(f, FIELDS, lineterminator='\n')
+        if new: w.writeheader()
+        for row in rows: w.writerow({**same, **row})

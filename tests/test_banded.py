@@ -1,0 +1,141 @@
+"""The band against the dense oracle in float64: random shapes, windows, masks and options, gradients included.
+
+500 cases; DYNATTN_EXAMPLES=20000 for more."""
+import os, random
+import pytest, torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from dynattn.attention import dense_attention
+from dynattn.banded import BandWeights, _Call, _forward, banded_attention
+from dynattn.padding import PaddingMask
+from dynattn.window import Window
+
+EXAMPLES = int(os.environ.get('DYNATTN_EXAMPLES', 500))
+F64 = torch.float64
+
+@st.composite
+def shapes(draw):
+    h = draw(st.sampled_from([1,2,4]))
+    n = draw(st.one_of(st.integers(1, 24), st.sampled_from([63,64,65,130,200])))
+    m = n if draw(st.booleans()) else draw(st.integers(1, 40))
+    return dict(B=draw(st.integers(1, 2)), H=h, Hkv=draw(st.sampled_from([x for x in (1,2,4) if h%x==0])), N=n, M=m, d=draw(st.sampled_from([1,3,8])), dv=draw(st.sampled_from([1,4])))
+
+SMOOTH = dict(edge={}, gaussian={}, ramp=dict(ramp=2.), tanh=dict(p=4.), power=dict(p=3., cut=.3))
+
+@st.composite
+def windows(draw, s):
+    "None, an int, a pair, or a soft window with its sigma."
+    kind = draw(st.sampled_from(['none','int','pair','soft','soft','soft']))
+    side = st.one_of(st.none(), st.integers(0, 12))
+    if kind=='none': return None
+    if kind=='int': return draw(st.integers(0, s['M']+5))
+    if kind=='pair': return draw(side),draw(side)
+    smooth,unit = draw(st.sampled_from(list(SMOOTH))),draw(st.sampled_from(['tokens','tokens','fraction']))
+    options = dict(SMOOTH[smooth], smooth=smooth, unit=unit, apply=draw(st.sampled_from(['inside','inside','after'])), reach=draw(st.one_of(st.none(), st.tuples(side, side))))
+    if smooth not in ('ramp','edge'): options['curve'] = draw(st.sampled_from(['bell','normal']))
+    shape = draw(st.sampled_from([(), (s['H'],), (s['B'],s['H'])]))
+    sigma = .1+torch.rand(shape, dtype=F64)*(draw(st.sampled_from([1.,8.,40.])) if unit=='tokens' else .8)
+    return Window(sigma.requires_grad_(), **options)
+
+@st.composite
+def cases(draw):
+    s = draw(shapes()); seed = draw(st.integers(0, 2**31))
+    torch.manual_seed(seed)
+    loud = draw(st.sampled_from([1.]*8+[30.]))
+    q,k,v = (torch.randn(s['B'], h, n, d, dtype=F64)*f for h,n,d,f in ((s['H'],s['N'],s['d'],loud),(s['Hkv'],s['M'],s['d'],loud),(s['Hkv'],s['M'],s['dv'],1.)))
+    o = dict(window=draw(windows(s)), is_causal=draw(st.booleans()), n_global=draw(st.sampled_from([0,0,0,1,3])), q_offset=draw(st.sampled_from([0,0,0,-4,1,s['M']-1])))
+    keep = draw(st.sampled_from(['all','all','lengths','holes']))
+    if keep=='lengths': o['padding'] = PaddingMask.from_lengths(torch.randint(0, s['M']+1, (s['B'],)), s['M'])
+    if keep=='holes': o['padding'] = PaddingMask(torch.rand(s['B'], s['M'])<draw(st.sampled_from([.2,.8])))
+    per_head = st.sampled_from([(s['H'],), (s['B'],s['H'])])
+    if draw(st.integers(0, 2))==0: o['rel_bias'] = torch.randn(*draw(per_head), 2*draw(st.integers(0, 6))+1, dtype=F64, requires_grad=True)
+    if draw(st.integers(0, 2))==0: o['alpha'] = (1+torch.rand(draw(per_head), dtype=F64)).requires_grad_()
+    if draw(st.integers(0, 3))==0: o['scale'] = draw(st.sampled_from([1.,.05]))
+    return (q,k,v),o
+
+def learned(o): return [x for x in (getattr(o['window'], 'sigma', None),o.get('rel_bias'),o.get('alpha')) if x is not None]
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_equals_dense(case):
+    x,o = case
+    leaves = [t.requires_grad_() for t in x]+learned(o)
+    a,b = dense_attention(*x, **o),banded_attention(*x, **o)
+    loud = max(1., (x[0].abs().max()*x[1].abs().max()).item()/100)  # scores of 1e4 carry an error of their own
+    assert_close(b, a, rtol=0, atol=1e-10*loud)
+    g = torch.randn_like(a)
+    for s,t in zip(*(torch.autograd.grad(y, leaves, g, materialize_grads=True) for y in (b,a))): assert_close(s, t, rtol=1e-10*loud, atol=1e-10*loud)
+
+@settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_weights(case):
+    x,o = case
+    out,w = banded_attention(*x, return_weights=True, **o)
+    dense = dense_attention(*x, return_weights=True, **o)[1]
+    assert isinstance(w, BandWeights) and not w.band.requires_grad
+    assert_close(w.dense(), dense.detach(), rtol=0, atol=1e-8)
+
+@settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(cases(), st.sampled_from([torch.float32,torch.bfloat16,torch.float16]))
+def test_narrow_dtypes(case, dtype):
+    "The error against float64 is at most twice the dense path's own, forward and backward."
+    (q,k,v),o = case
+    x = [(t/t.abs().max().clamp_min(1)*3).to(dtype).requires_grad_() for t in (q,k,v)]
+    exact = dense_attention(*(t.double() for t in x), **o)
+    g = torch.randn_like(exact).to(dtype)
+    want = exact,*torch.autograd.grad(exact, x, g.double(), materialize_grads=True)
+    def errors(f):
+        y = f(*x, **o)
+        assert y.dtype==dtype
+        return [(a.double()-b.double()).norm() for a,b in zip((y,*torch.autograd.grad(y, x, g, materialize_grads=True)), want)]
+    for mine,dense,b in zip(errors(banded_attention), errors(dense_attention), want):
+        assert mine <= 2*dense + 1e-5*(b.norm()+g.double().norm()+1)
+
+@settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(cases())
+def test_padding_counts_for_nothing(case):
+    "NaN in padded keys and values, and twice the same bits."
+    (q,k,v),o = case
+    if 'padding' not in o: return
+    out = banded_attention(q, k, v, **o)
+    keep = o['padding'].keep[:,None,:,None]
+    k2,v2 = (t.masked_fill(~keep, torch.nan).requires_grad_() for t in (k,v))
+    again = banded_attention(q, k2, v2, **o)
+    assert torch.equal(out, again)
+    for g in torch.autograd.grad(again.sum(), (k2,v2)): assert g.isfinite().all() and (g.masked_select(~keep)==0).all()
+
+class Largest(TorchDispatchMode):
+    "The most elements that any result of an operation holds in memory."
+    most = 0
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        out = f(*args, **(kwargs or {}))
+        self.most = max([self.most]+[t.untyped_storage().nbytes()//t.element_size() for t in tree_leaves(out) if isinstance(t, torch.Tensor)])
+        return out
+
+@pytest.mark.parametrize('alpha', [None,1.5])
+def test_nothing_quadratic(alpha):
+    "The largest tensor of a call grows as N at most."
+    def largest(n):
+        q = torch.randn(1, 1, n, 4)
+        c = _Call('', 8, 8, False, .5, 0., 1, 0)
+        a = None if alpha is None else torch.tensor(alpha)
+        with Largest() as mode: _forward(c, q, q, q, None, None, a, None, None)
+        return mode.most
+    threads = torch.get_num_threads(); torch.set_num_threads(1)
+    try: assert largest(32768) <= max(2.1*largest(16384), 2**18)
+    finally: torch.set_num_threads(threads)
+
+def test_threads_give_the_same_bits():
+    threads = torch.get_num_threads()
+    q = torch.randn(1, 6, 300, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    sigma = torch.tensor([1.,5,20,60,100,300], requires_grad=True)
+    def run(n):
+        torch.set_num_threads(n)
+        return torch.autograd.grad(banded_attention(q, q, q, window=Window.default(sigma)).square().sum(), (q,sigma))
+    try:
+        two,again = run(2),run(2)
+        assert all(torch.equal(a, b) for a,b in zip(two, again))
+        for a,b in zip(two, run(1)): assert_close(a, b)
+    finally: torch.set_num_threads(threads)
