@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['band_flops', 'BandWeights', 'banded_attention']
 
-# %% ../nbs/30_banded.ipynb #ff90a807
+# %% ../nbs/30_banded.ipynb #8292108d
 import math, os
 from ast import literal_eval
 from dataclasses import dataclass
 from functools import partial
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, Lock
+from threading import Barrier, Lock, local
 from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
@@ -134,8 +134,18 @@ def _block_size(width):
     bq = 64 if width<=1024 else 128
     return bq,max(1, 131072//(bq*(bq+width)))
 
+# %% ../nbs/30_banded.ipynb #a54f7d25
+class _Scratch(local):
+    "Memory by name, for the thread that asks."
+    def __call__(self, name, like, *shape):
+        n,x = math.prod(shape),self.__dict__.get(name)
+        if x is None or x.numel()<n: x = self.__dict__[name] = like.new_empty(n)
+        return x[:n].view(shape)
+
 # %% ../nbs/30_banded.ipynb #a18312bf
 _LOG2E = 1/math.log(2)
+
+def _unit(b): return _LOG2E if b.eps is None else 1.  # softmax counts its scores in powers of 2
 
 def _bias(b, offsets):
     r = len(b.bias)//2
@@ -151,9 +161,9 @@ def _ones(u, center, rows):
 # %% ../nbs/30_banded.ipynb #afc6a88b
 class _Sums:
     "Softmax inside the window, without a row maximum."
-    unit = _LOG2E  # scores are counted in powers of 2
-    def __init__(self, b, p, q, k, v, scale):
-        self.b,self.p,self.q,self.k,self.v = b,p,q*(scale*self.unit),k,v
+    def __init__(self, b, p, q, k, v, scale, scratch):
+        self.b,self.p,self.k,self.v,self.scratch = b,p,k,v,scratch
+        self.q = torch.mul(q, scale*_LOG2E, out=scratch('q', q, *q.shape))
         bq,self.nb = _block_size(p.width)
         self.bq = min(bq, -(-(p.r1-p.r0)//8)*8)
         self.u = q.new_ones(max(p.width, 0)) if p.m is None else p.m.clamp_min(0)
@@ -161,7 +171,7 @@ class _Sums:
         self.keep = None if b.keep is None else b.keep.to(q.dtype)[:,None]
         if p.width>0: self.tile,self.ones = _toeplitz(self.u, self.bq),_ones(self.u, p.left, self.bq)
 
-    def buffer(self): return self.q.new_empty(self.nb*self.bq*(self.bq+self.p.width-1))
+    def buffer(self, name): return self.scratch(name, self.q, self.nb*self.bq*(self.bq+max(self.p.width, 0)-1))
     def tiles(self, apart): return _tiles(self.p, self.b.q_offset, self.bq, self.nb, apart) if self.p.width>0 else ()
 
 # %% ../nbs/30_banded.ipynb #8ce3a9cb
@@ -200,7 +210,7 @@ def forward(self:_Sums, o, lse):
     p,e = self.p,None
     rows,l = slice(p.r0, p.r1),o.new_zeros(len(o), 1)
     if p.lead: o[rows] = (e:=self.lead()[0])@self.v[:p.lead]
-    buffer = self.buffer() if p.width>0 else None
+    buffer = self.buffer('scores')
     for t in self.tiles(False):
         x = self.weigh(self.exponentials(t, buffer), t)
         torch.sum(x, -1, keepdim=True, out=t.queries(l))
@@ -229,14 +239,14 @@ def backward(self:_Sums, do, D, dq, dk, dv, du=None, dbias=None):
     "Adds to all of them; `du` [width] belongs to `u`. `do` and `D` carry the factor 2^-lse."
     if self.p.lead: self.backward_lead(do, D, dq, dk, dv, dbias)
     if self.p.width<=0: return
-    w,bk,x,y = self.p.width,self.bq+self.p.width-1,self.buffer(),self.buffer()
+    w,bk,x,y = self.p.width,self.bq+self.p.width-1,self.buffer('scores'),self.buffer('grads')
     for t in self.tiles(True):
         e,d = self.exponentials(t, x),t.queries(do)
         whole = y[:t.count*t.rows*bk].view(t.count, t.rows, bk)
         if t.cols<bk and du is not None: whole.zero_()
         g = whole[:,:,t.c:t.c+t.cols]
         torch.bmm(d, t.keys(self.v).mT, out=g).sub_(t.queries(D)).mul_(e)
-        if du is not None: du += whole.as_strided((t.count,t.rows,w), (t.rows*bk,bk+1,1), whole.storage_offset()).sum((0,1))
+        if du is not None: du += whole.as_strided((t.count,t.rows,w), (t.rows*bk,bk+1,1), whole.storage_offset()).sum(1).sum(0)
         self.weigh(e, t); self.weigh(g, t)
         t.keys(dv).baddbmm_(e.mT, d); t.keys(dk).baddbmm_(g.mT, t.queries(self.q)); t.queries(dq).baddbmm_(g, t.keys(self.k))
 
@@ -244,7 +254,7 @@ def backward(self:_Sums, do, D, dq, dk, dv, du=None, dbias=None):
 class _Rows:
     "Any normaliser and any logits, one tile at a time."
     def __init__(self, b, p, q, k, v, scale, dropout=0., seed=0):
-        self.unit = _LOG2E if b.eps is None else 1.
+        self.unit = _unit(b)
         self.b,self.p,self.q,self.k,self.v,self.dropout,self.seed = b,p,q*(scale*self.unit),k,v,dropout,seed
         self.bq = min(_block_size(p.width)[0], -(-(p.r1-p.r0)//8)*8)
         if p.width<=0: return
@@ -350,8 +360,8 @@ def backward(self:_Rows, do, lse, dq, dk, dv, dm=None, ds=None, dbias=None):
 # %% ../nbs/30_banded.ipynb #43e4a462
 class _Head:
     "One head of one sequence, in the dtype of the work and clean of what must not count."
-    def __init__(self, b, q, k, v, scale, dropout=0., seed=0, rows=False):
-        self.b,self.scale,self.dropout,self.seed = b,scale,dropout,seed
+    def __init__(self, b, q, k, v, scale, dropout=0., seed=0, rows=False, scratch=None):
+        self.b,self.scale,self.dropout,self.seed,self.scratch = b,scale,dropout,seed,scratch or _Scratch()
         dtype = torch.promote_types(q.dtype, torch.float32)
         q,k,v = (x.to(dtype) if x.stride(-1)==1 else x.to(dtype).contiguous() for x in (q,k,v))
         if b.keep is not None: k,v = (x.masked_fill(~b.keep[:,None], 0.) for x in (k,v))
@@ -376,20 +386,25 @@ def _swing(b, p):
 @patch
 def engine(self:_Head, p):
     room = 100 if self.q.dtype==torch.float32 else 900
-    if self.simple and self.bound+_swing(self.b, p) < room: return _Sums(self.b, p, self.q, self.k, self.v, self.scale)
+    if self.simple and self.bound+_swing(self.b, p) < room: return _Sums(self.b, p, self.q, self.k, self.v, self.scale, self.scratch)
     return _Rows(self.b, p, self.q, self.k, self.v, self.scale, self.dropout, self.seed)
 
-# %% ../nbs/30_banded.ipynb #a4fc51c6
+# %% ../nbs/30_banded.ipynb #95d41698
 @patch
-def forward(self:_Head, sink=None):
-    "The output [N,dv] and one number per row [N,1]."
-    n,m = len(self.q),len(self.k)
-    o,lse = self.q.new_zeros(n, self.v.shape[1]),self.q.new_full((n,1), math.inf)
-    for p in _parts(self.b, n, m):
+def at_hand(self:_Head, x, name):
+    "`x` itself, zeroed, or memory of its shape in the dtype of the work."
+    return (x if x.dtype==self.q.dtype and x.is_contiguous() else self.scratch(name, self.q, *x.shape)).zero_()
+
+@patch
+def forward(self:_Head, out, lse, sink=None):
+    "Sets the output [N,dv] and one number per row [N,1]."
+    o = self.at_hand(out, 'out'); lse.fill_(math.inf)
+    for p in _parts(self.b, len(self.q), len(self.k)):
         e = self.engine(p)
         e.forward(o, lse) if isinstance(e, _Sums) else e.forward(o, lse, sink)
     if self.lost is not None: o.masked_fill_(self.lost & (lse!=math.inf), math.nan)
-    return o,lse
+    if o is not out: out.copy_(o)
+    return out,lse
 
 # %% ../nbs/30_banded.ipynb #2314db80
 @patch
@@ -402,30 +417,34 @@ def window_grads(self:_Head, e, p, du, dm, dbias):
         dm[p.first:p.first+p.width] += torch.where(p.m>0, du*f, 0.)
     if dbias is not None: _add_bias(dbias, off, du*e.u if sums else du)
 
+# %% ../nbs/30_banded.ipynb #ad282a2f
 @patch
-def backward(self:_Head, o, lse, do, dk, dv, dm=None, dbias=None):
-    "The gradients of q and of alpha; adds to the others."
+def backward(self:_Head, o, lse, do, grads, dm=None, dbias=None):
+    "Sets `grads`, those of q, k and v, adds to the others, and returns that of alpha."
     dead = lse==math.inf if self.lost is None else (lse==math.inf) | self.lost
-    o,do = (x.to(self.q.dtype).masked_fill(dead, 0.) for x in (o,do))
-    dq,da = torch.zeros_like(self.q),0.
-    for p in _parts(self.b, len(self.q), len(self.k)):
-        da = da + self.backward_part(p, o, lse, do, dq, dk, dv, dm, dbias)
-    return dq.mul_(self.scale),da
+    o,do = (x if x.dtype==self.q.dtype else x.to(self.q.dtype) for x in (o,do))
+    if dead.any(): o,do = o.masked_fill(dead, 0.),do.masked_fill(dead, 0.)
+    dq,dk,dv = mine = [self.at_hand(x, name) for x,name in zip(grads, ('dq','dk','dv'))]
+    da = 0.
+    for p in _parts(self.b, len(self.q), len(self.k)): da = da + self.backward_part(p, o, lse, do, mine, dm, dbias)
+    dq.mul_(self.scale); dk.mul_(1/_unit(self.b))
+    for x,y in zip(grads, mine):
+        if x is not y: x.copy_(y)
+    return da
 
 # %% ../nbs/30_banded.ipynb #cd71a365
 @patch
-def backward_part(self:_Head, p, o, lse, do, dq, dk, dv, dm, dbias):
+def backward_part(self:_Head, p, o, lse, do, grads, dm, dbias):
     e,b,da = self.engine(p),self.b,0.
     windowed = dm is not None and p.m is not None
     du = self.q.new_zeros(p.width) if p.width>0 and (windowed or dbias is not None) else None
-    dk1 = torch.zeros_like(dk)
     if isinstance(e, _Sums):
-        d = do*torch.exp2(-lse)
-        e.backward(d, (o*d).sum(-1, keepdim=True), dq, dk1, dv, du, dbias)
+        d = torch.mul(do, torch.exp2(-lse), out=self.scratch('do', self.q, *do.shape))
+        D = torch.mul(o, d, out=self.scratch('scores', self.q, *o.shape)).sum(-1, keepdim=True)
+        e.backward(d, D, *grads, du, dbias)
     else:
         after = dm[p.first:p.first+p.width] if windowed and b.after and p.width>0 else None
-        da = e.backward(do, lse, dq, dk1, dv, after, du, dbias)
-    dk += dk1.div_(e.unit)
+        da = e.backward(do, lse, *grads, after, du, dbias)
     if du is not None: self.window_grads(e, p, du, dm, dbias)
     return da
 
@@ -445,13 +464,14 @@ def _reach(window, m, shape, left, right):
     return tuple(w.clamp(max=most if r is None else min(r, most)).expand(shape).tolist() for r,most in zip(window.reach, (left,right)))
 
 # %% ../nbs/30_banded.ipynb #be959fea
-def _spans(keep, b, m):
-    "Per sequence: first and last key that take part, and its mask where one between them does not."
+def _spans(keep, b, m, lead=0):
+    "Per sequence: first and last key that take part, and its mask where one between them, or among the leading ones, does not."
     if keep is None: return [(0,m,None)]*b
     j = torch.arange(m, device=keep.device)
     lo,hi = torch.where(keep, j, m).amin(1).tolist() if m else [0]*b,torch.where(keep, j+1, 0).amax(1).tolist() if m else [0]*b
     some = keep.sum(1).tolist()
-    return [(min(x, y),y,None if y-x==s or not s else row) for x,y,s,row in zip(lo, hi, some, keep)]
+    whole = lambda x,y,s: y-min(x, y)==s and not (lead and (x or y<min(lead, m)))
+    return [(min(x, y),y,None if whole(x, y, s) else row) for x,y,s,row in zip(lo, hi, some, keep)]
 
 # %% ../nbs/30_banded.ipynb #ec1fe6a4
 class _Call(NamedTuple):
@@ -476,7 +496,7 @@ def _bands(c, q, k, keep, sigma, eps, rel_bias):
     if window is not None:
         off = torch.arange(-far, max(map(max, rs))+1, device=q.device)
         ms = window.mask(off, n=m).to(dtype).expand(b, h, len(off))
-    after,spans = window is not None and window.apply=="after",_spans(keep, b, m)
+    after,spans = window is not None and window.apply=="after",_spans(keep, b, m, c.n_global)
     def band(x, y):
         l,r,(lo,hi,holes) = ls[x][y],rs[x][y],spans[x]
         bias = None if rel_bias is None else (rel_bias if rel_bias.dim()==3 else rel_bias[None].expand(b, -1, -1))[x,y].detach().to(dtype)
@@ -508,12 +528,12 @@ def _each(f, items, threads):
 # %% ../nbs/30_banded.ipynb #60724623
 def _heads(c, q, k, v, keep, sigma, alpha, rel_bias, seed, rows=False):
     "Index [b,h] and `_Head` maker of each head, the widest first, with window and offsets."
-    b,h = q.shape[:2]
+    (b,h),scratch = q.shape[:2],_Scratch()
     eps = None if alpha is None else [[_eps(a) for a in row] for row in alpha.expand(b, h).tolist()]
     bands,window,off = _bands(c, q, k, keep, sigma, eps, rel_bias)
     def make(x, y):
         s,kv = 0 if seed is None else (seed.item()+(x*h+y)*2**32) % 2**63,y*k.shape[1]//h
-        return _Head(bands[x*h+y], q[x,y], k[x,kv], v[x,kv], c.scale, c.dropout_p, s, rows)
+        return _Head(bands[x*h+y], q[x,y], k[x,kv], v[x,kv], c.scale, c.dropout_p, s, rows, scratch)
     order = sorted(((x,y) for x in range(b) for y in range(h)), key=lambda i: -bands[i[0]*h+i[1]].left-bands[i[0]*h+i[1]].right)
     return order,make,window,off
 
@@ -528,7 +548,7 @@ def _forward(c, q, k, v, *options, sink=None):
     order,make,_,_ = _heads(c, q, k, v, *options, rows=sink is not None)
     out = q.new_empty(*q.shape[:3], v.shape[-1], dtype=v.dtype)
     lse = q.new_empty(*q.shape[:3], 1, dtype=torch.promote_types(q.dtype, torch.float32))
-    def one(at): out[at],lse[at] = make(*at).forward(None if sink is None else partial(sink, at))
+    def one(at): make(*at).forward(out[at], lse[at], None if sink is None else partial(sink, at))
     _each(one, order, _threads(q))
     return out,lse
 
@@ -536,12 +556,13 @@ def _forward(c, q, k, v, *options, sink=None):
 def _backward(c, do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, seed):
     order,make,window,off = _heads(c, q, k, v, keep, sigma, alpha, rel_bias, seed)
     zeros = lambda *shape: q.new_zeros(*q.shape[:2], *shape, dtype=lse.dtype)
-    dq,dk,dv,da = torch.empty_like(q),zeros(*k.shape[2:]),zeros(*v.shape[2:]),zeros()
+    dq,dk,dv = (q.new_empty(*q.shape[:2], *x.shape[2:], dtype=x.dtype if x.shape[1]==q.shape[1] else lse.dtype) for x in (q,k,v))
+    da = zeros()
     dm,db = None if sigma is None else zeros(len(off)),None if rel_bias is None else zeros(rel_bias.shape[-1])
     def one(at):
         h = make(*at)
         m = None if dm is None else dm[at][-off[0]-h.b.left:-off[0]+h.b.right+1]
-        dq[at],da[at] = h.backward(out[at], lse[at], do[at], dk[at], dv[at], m, None if db is None else db[at])
+        da[at] = h.backward(out[at], lse[at], do[at], (dq[at],dk[at],dv[at]), m, None if db is None else db[at])
     _each(one, order, _threads(q))
     ds = None if sigma is None else (dm*window.dmask(off, n=k.shape[2])).sum(-1)
     fold = lambda g,x: q.new_empty(0) if x is None else g.sum_to_size((1,)*(g.dim()-x.dim())+x.shape).view(x.shape).to(x.dtype)

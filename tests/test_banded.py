@@ -80,7 +80,7 @@ def test_weights(case):
 @settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(cases(), st.sampled_from([torch.float32,torch.bfloat16,torch.float16]))
 def test_narrow_dtypes(case, dtype):
-    "The error against float64 is at most twice the dense path's own, forward and backward."
+    "The error against float64 is at most twice the dense path's own, or what rounding the result costs, forward and backward."
     (q,k,v),o = case
     x = [(t/t.abs().max().clamp_min(1)*3).to(dtype).requires_grad_() for t in (q,k,v)]
     exact = dense_attention(*(t.double() for t in x), **o)
@@ -91,7 +91,7 @@ def test_narrow_dtypes(case, dtype):
         assert y.dtype==dtype
         return [(a.double()-b.double()).norm() for a,b in zip((y,*torch.autograd.grad(y, x, g, materialize_grads=True)), want)]
     for mine,dense,b in zip(errors(banded_attention), errors(dense_attention), want):
-        assert mine <= 2*dense + 1e-5*(b.norm()+g.double().norm()+1)
+        assert mine <= max(2*dense, torch.finfo(dtype).eps/2*b.norm()) + 1e-5*(b.norm()+g.double().norm()+1)
 
 @settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(cases())
