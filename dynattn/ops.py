@@ -5,7 +5,9 @@
 # %% auto #0
 __all__ = ['impls', 'Impl', 'choose', 'attention']
 
-# %% ../nbs/44_ops.ipynb #f2a758af
+# %% ../nbs/44_ops.ipynb #92b58f83
+import os
+from importlib.util import find_spec
 from typing import NamedTuple, Callable
 import torch, torch.nn.functional as F
 from torch import Tensor
@@ -35,6 +37,8 @@ def _sdpa(q, k, v, attn_mask=None, dropout_p=0., is_causal=False, scale=None, en
     return out if lost is None else out.masked_fill(lost & ~empty, torch.nan)
 
 # %% ../nbs/44_ops.ipynb #e010287f
+_TRITON,_INTERPRETED = find_spec('triton') is not None,os.environ.get('TRITON_INTERPRET')=='1' # the kernels themselves are imported when they are first used
+
 class Impl(NamedTuple):
     "A way to compute attention."
     run:Callable     # called as `run(q, k, v, **options)` with the options that were set
@@ -52,14 +56,27 @@ def _banded_refuses(q, k, v, o):
     if mask is None: return
     if mask.dtype!=torch.bool or any(s!=1 for s in mask.shape[-3:-1]): return "attn_mask: a mask of pairs has no band; padding, window and rel_bias have"
 
-def _triton_refuses(q, k, v, o): return "the kernels are not part of this version"
+def _triton_refuses(q, k, v, o):
+    for name in ('attn_mask','dropout_p','rel_bias','return_weights','alpha'):
+        if name in o: return f"{name}: not computed by the kernels"
+    sigma = _hard_or_soft(o.get('window'))
+    if sigma is not None and sigma.dim()==3: return "window: one sigma per query is not computed by the kernels"
+    if getattr(o.get('window'), 'apply', 'inside')!='inside': return "window: apply='after' runs a softmax over every key"
+    if q.dtype not in (torch.float16,torch.bfloat16,torch.float32): return f"q: {q.dtype}, where the kernels take float16, bfloat16 and float32"
+    if max(q.shape[-1], v.shape[-1])>256: return "q: heads wider than 256"
+    if not (q.is_cuda or _INTERPRETED): return f"it needs a GPU, and q is on {q.device}"
+    if not _TRITON: return "it needs Triton, which CUDA builds of PyTorch bring along on Linux"
+
+def _triton(q, k, v, enable_gqa=False, **options):
+    from dynattn.kernels.window import windowed_attention
+    return windowed_attention(q, k, v, **options)
 
 # %% ../nbs/44_ops.ipynb #38da9163
 impls = dict(
     sdpa = Impl(_sdpa, _sdpa_refuses),
     dense = Impl(dense_attention, lambda *_: None),
     banded = Impl(banded_attention, _banded_refuses),
-    triton = Impl(None, _triton_refuses),
+    triton = Impl(_triton, _triton_refuses),
 )
 
 # %% ../nbs/44_ops.ipynb #59d378d7
