@@ -546,11 +546,11 @@ def _threads(q): return torch.get_num_threads() if q.device.type=='cpu' else 1
 # %% ../nbs/30_banded.ipynb #3ad00012
 def _forward(c, q, k, v, *options, sink=None):
     order,make,_,_ = _heads(c, q, k, v, *options, rows=sink is not None)
-    out = q.new_empty(*q.shape[:3], v.shape[-1], dtype=v.dtype)
-    lse = q.new_empty(*q.shape[:3], 1, dtype=torch.promote_types(q.dtype, torch.float32))
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    out,lse = (q.new_empty(*q.shape[:3], x, dtype=dtype) for x in (v.shape[-1],1))
     def one(at): make(*at).forward(out[at], lse[at], None if sink is None else partial(sink, at))
     _each(one, order, _threads(q))
-    return out,lse
+    return (out,lse,lse.new_empty(0)) if v.dtype==dtype else (out.to(v.dtype),lse,out)
 
 # %% ../nbs/30_banded.ipynb #fcfac390
 def _backward(c, do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, seed):
@@ -575,13 +575,15 @@ def _group(g, x):
 # %% ../nbs/30_banded.ipynb #c33f1a1d
 @torch.library.custom_op("dynattn::banded", mutates_args=())
 def _banded(q:Tensor, k:Tensor, v:Tensor, keep:Tensor|None, sigma:Tensor|None, alpha:Tensor|None, rel_bias:Tensor|None, seed:Tensor|None,
-            window:str, left:int, right:int, causal:bool, scale:float, dropout_p:float, n_global:int, q_offset:int) -> tuple[Tensor,Tensor]:
+            window:str, left:int, right:int, causal:bool, scale:float, dropout_p:float, n_global:int, q_offset:int) -> tuple[Tensor,Tensor,Tensor]:
     c = _Call(window, left, right, causal, scale, dropout_p, n_global, q_offset)
     return _forward(c, q, k, v, keep, sigma, alpha, rel_bias, seed)
 
 @_banded.register_fake
 def _(q, k, v, *_):
-    return v.new_empty(*q.shape[:3], v.shape[-1]),q.new_empty(*q.shape[:3], 1, dtype=torch.promote_types(q.dtype, torch.float32))
+    out,dtype = v.new_empty(*q.shape[:3], v.shape[-1]),torch.promote_types(q.dtype, torch.float32)
+    wide = out.shape if v.dtype!=dtype else (0,)
+    return out,*(q.new_empty(x, dtype=dtype) for x in ((*q.shape[:3],1),wide))
 
 @torch.library.custom_op("dynattn::banded_backward", mutates_args=())
 def _banded_backward(do:Tensor, q:Tensor, k:Tensor, v:Tensor, out:Tensor, lse:Tensor, keep:Tensor|None, sigma:Tensor|None, alpha:Tensor|None, rel_bias:Tensor|None, seed:Tensor|None,
@@ -595,11 +597,12 @@ def _(do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, *_):
 
 # %% ../nbs/30_banded.ipynb #b04aaa40
 def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:3], *output, *inputs[3:8])
-    ctx.mark_non_differentiable(output[1])
+    out,lse,wide = output
+    ctx.save_for_backward(*inputs[:3], wide if wide.numel() else out, lse, *inputs[3:8])
+    ctx.mark_non_differentiable(lse, wide)
     ctx.call = inputs[8:]
 
-def _grads(ctx, do, _):
+def _grads(ctx, do, *_):
     saved = ctx.saved_tensors  # to be asked for once, or checkpointing complains
     *_,sigma,alpha,rel_bias,_ = saved
     dq,dk,dv,*rest = _banded_backward(do, *saved, *ctx.call)
