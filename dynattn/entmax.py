@@ -164,7 +164,7 @@ def _(z, eps): return torch.empty_like(z, memory_format=torch.contiguous_format)
 class _Entmax(torch.autograd.Function):
     @staticmethod
     def forward(z, eps): # [...,M]; float, or broadcasts to [...,1]
-        if not torch.compiler.is_compiling(): return _forward(z, eps)
+        if not (torch.compiler.is_compiling() or z.is_meta): return _forward(z, eps)
         return _forward_op(z, eps if isinstance(eps, Tensor) else torch.tensor(eps, dtype=torch.float64))
 
     @staticmethod
