@@ -2,7 +2,7 @@
 
     python benchmarks/entmax_cpu.py --threads 1 --machine "2-core x86 CPU, AVX-512"
 """
-import argparse, csv, datetime, statistics, subprocess, sys, time
+import argparse, csv, datetime, os, statistics, subprocess, sys, time
 from pathlib import Path
 import torch, entmax as package
 from dynattn.entmax import entmax
@@ -71,17 +71,18 @@ def main():
     torch.set_num_threads(a.threads)
     if a.peak: return print(peak_mb(a.peak))
     for name in OPS: check(name)
+    load = os.getloadavg()[0]  # of the machine before the run: more than a little, and only the ratios mean something
     ms = times(a.rounds)
     git = subprocess.run(['git','rev-parse','--short','HEAD'], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
     median,fresh = statistics.median,not a.out.exists()
     with open(a.out, 'a', newline='') as file:
         w = csv.writer(file, lineterminator='\n')
-        if fresh: w.writerow('date machine threads torch commit op shape dtype pass ms peak_mb copies_of_scores vs_softmax peer vs_peer'.split())
+        if fresh: w.writerow('date machine load threads torch commit op shape dtype pass ms peak_mb copies_of_scores vs_softmax peer vs_peer'.split())
         for name,(_,peer,*_) in OPS.items():
             mb = float(subprocess.run([sys.executable,__file__,'--threads',str(a.threads),'--peak',name], capture_output=True, text=True, check=True).stdout)
             against = lambda o: round(median(x/y for x,y in zip(ms[name], ms[o])), 3)
-            row = [datetime.date.today(), a.machine, a.threads, torch.__version__, git, name, 'x'.join(map(str, SHAPE)), 'float32', 'fwd+bwd',
+            row = [datetime.date.today(), a.machine, round(load, 1), a.threads, torch.__version__, git, name, 'x'.join(map(str, SHAPE)), 'float32', 'fwd+bwd',
                    round(median(ms[name]), 2), round(mb, 1), round(mb/(torch.Size(SHAPE).numel()*4/2**20), 2), against('softmax'), peer, peer and against(peer)]
-            w.writerow(row); print(f'{name:32s}{row[9]:9.1f} ms {mb:7.1f} MB  {row[12]:7.2f} x softmax', f'{row[14]:6.3f} x {peer}' if peer else '')
+            w.writerow(row); print(f'{name:32s}{row[10]:9.1f} ms {mb:7.1f} MB  {row[13]:7.2f} x softmax', f'{row[15]:6.3f} x {peer}' if peer else '')
 
 if __name__=='__main__': main()

@@ -45,9 +45,8 @@ def _newton(
         p,s = _powers(scaled-c*eps, eps)
         log_sum = p.sum(-1, keepdim=True).log()
         step = torch.expm1(e*log_sum)*torch.exp((1-e)*log_sum)/(e*s.sum(-1, keepdim=True))
-        far = step.abs() > tol*(1+c)  # False for a NaN, which ends it, too
-        if not far.any(): break
-        c = torch.where(far, c+step, c)  # a row that is done stays: its bits do not depend on its neighbours
+        if not (step.abs() > tol*(1+c)).any(): break  # NaN rows do not hold it up
+        c = c+step
     return _balance(p, s)
 
 # %% ../nbs/21_entmax.ipynb #8684cf42
@@ -91,8 +90,9 @@ def _for_rows(
     size = max(1, _CHUNK//rows.shape[1]) if rows.device.type=='cpu' else len(rows)
     slices = [slice(i, i+size) for i in range(0, len(rows), size)]
     threads = min(torch.get_num_threads(), 8, len(slices)) if rows.shape[1]<=_CHUNK else 1
+    inference = torch.is_inference_mode_enabled()
     def quietly(at):
-        with torch.no_grad(): work(at)  # the grad mode is each thread's own
+        with torch.inference_mode(inference), torch.no_grad(): work(at)  # modes are each thread's own
     if threads>1:
         with ThreadPoolExecutor(threads) as pool: list(pool.map(quietly, slices))
     else:
@@ -183,7 +183,7 @@ class _Entmax(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, z, eps):
         z = z.expand(info.batch_size, *z.shape) if in_dims[0] is None else z.movedim(in_dims[0], 0)
-        if isinstance(eps, Tensor): eps = eps[None] if in_dims[1] is None else eps.movedim(in_dims[1], 0)
+        if in_dims[1] is not None: eps = eps.movedim(in_dims[1], 0)
         return _Entmax.apply(z, eps), 0
 
 # %% ../nbs/21_entmax.ipynb #a0906cf0

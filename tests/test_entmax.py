@@ -1,0 +1,77 @@
+"Property tests of entmax: any shape, axis, mask, dtype, scale and alpha."
+import torch
+from hypothesis import given, settings, strategies as st
+from torch.testing import assert_close
+from dynattn.entmax import entmax, support_size, topk_softmax
+
+SETTINGS = settings(max_examples=120, deadline=None, derandomize=True)
+FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64
+ALPHAS = st.one_of(st.sampled_from([1., 1+1e-9, 1.0001, 1.5, 2., 2+1e-9, 4.]), st.floats(1, 5))
+
+@st.composite
+def scores(draw, dtypes=FLOATS):
+    "Scores [R,M]: ties, -inf, empty rows, large gaps, large offsets and non-contiguous storage included."
+    R,M = draw(st.integers(0, 5)),draw(st.integers(1, 9))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+    z = torch.randn(R, M, generator=g, dtype=torch.float64)*draw(st.sampled_from([0., .01, 1., 5., 1e4]))
+    if draw(st.booleans()): z = z.round()
+    z = (z + draw(st.sampled_from([0., 0., 1e4]))).masked_fill(torch.rand(R, M, generator=g) < draw(st.sampled_from([0., .3, .9])), -torch.inf)
+    z = z.to(draw(st.sampled_from(dtypes)))
+    return z.T.contiguous().T if draw(st.booleans()) else z
+
+def by_halving(z, alpha):
+    "Float64 weights; softmax where halving has too few digits."
+    empty = (z==-torch.inf).all(-1, keepdim=True)
+    z = z.double().masked_fill(empty, 0.)
+    z = z - z.amax(-1, keepdim=True)
+    if alpha-1 < 1e-6: return z.softmax(-1).masked_fill(empty, 0.)
+    z,lo,hi = (alpha-1)*z,torch.full_like(z[:,:1], -1.),torch.zeros_like(z[:,:1])
+    for _ in range(90):
+        mid = (lo+hi)/2
+        over = (z-mid).clamp(min=0).pow(1/(alpha-1)).sum(-1, keepdim=True) > 1
+        lo,hi = torch.where(over, mid, lo),torch.where(over, hi, mid)
+    return (z-lo).clamp(min=0).pow(1/(alpha-1)).masked_fill(empty, 0.)
+
+@SETTINGS
+@given(scores(), ALPHAS, st.booleans())
+def test_weights(z, alpha, as_tensor):
+    before = z.clone()
+    p = entmax(z, torch.tensor(alpha, dtype=torch.float64) if as_tensor else alpha)
+    assert p.dtype==z.dtype and p.shape==z.shape and torch.equal(z, before) and p.isfinite().all() and (p>=0).all()
+    full = (z>-torch.inf).any(-1)
+    assert not p[~full].any() and not p[z==-torch.inf].any()
+    assert_close(p.double().sum(-1), full.double(), rtol=0, atol=2*torch.finfo(z.dtype).eps if z.dtype!=torch.float64 else 1e-14)
+    eps = torch.finfo(z.dtype).eps if z.dtype!=torch.float64 else 0
+    assert_close(p.double(), by_halving(z, alpha), rtol=eps, atol=5e-6 if z.dtype!=torch.float64 else 2e-6 if alpha>2 or alpha-1<1e-6 else 1e-12)
+
+@SETTINGS
+@given(scores(dtypes=(torch.float32, torch.float64)), ALPHAS)
+def test_gradients(z, alpha):
+    z,a = z.requires_grad_(),torch.tensor(alpha, dtype=z.dtype, requires_grad=True)
+    p = entmax(z, a)
+    weights = torch.arange(z.shape[-1], dtype=z.dtype)
+    dz,da = torch.autograd.grad((p*weights).sum(), (z, a), create_graph=True)
+    again = torch.autograd.grad((p*weights).sum(), (z, a), retain_graph=True)  # the chunks, not the graph
+    assert dz.isfinite().all() and da.isfinite() and not dz[p==0].any()
+    assert_close(again[0], dz); assert_close(again[1], da, rtol=1e-4, atol=1e-5)
+    steepest = max((p.detach()[p>0]**(2-alpha)).tolist(), default=0.)  # a weight near 0 has a slope without bound for alpha > 2
+    assert_close(dz.sum(-1), torch.zeros(len(z), dtype=z.dtype), rtol=0, atol=100*torch.finfo(z.dtype).eps*(1+steepest))
+
+@SETTINGS
+@given(scores(dtypes=(torch.float32, torch.float64)), st.lists(ALPHAS, min_size=5, max_size=5))
+def test_a_row_does_not_feel_its_neighbours(z, alphas):
+    a = torch.tensor(alphas[:len(z)], dtype=torch.float64)[:,None]
+    if not len(z): return
+    p = entmax(z, a)
+    for i in range(len(z)): assert_close(p[i], entmax(z[i], alphas[i]), rtol=0, atol=2e-6 if z.dtype==torch.float32 else 2e-6 if alphas[i]>2 else 1e-14)
+    assert torch.equal(entmax(z.T, a.T, dim=0), p.T)
+
+@SETTINGS
+@given(scores(dtypes=(torch.float64,)), st.integers(1, 12))
+def test_topk_keeps_the_largest(z, k):
+    p,finite = topk_softmax(z, k),(z>-torch.inf).sum(-1)
+    kept = support_size(p)
+    least = torch.minimum(finite, torch.tensor(k))
+    underflow = (z-z.amax(-1, keepdim=True) < -700).any(-1)
+    assert ((kept>=least) | underflow).all()
+    for row,w in zip(z, p): assert not w.any() or row[w>0].min() >= row[w==0].max() if (w==0).any() and w.any() else True
