@@ -26,7 +26,7 @@ def test_page_offers_its_notebook(site, name):
     assert mine[1]==book.INSTALL and [c for c in theirs if c in mine]==mine[:1]+mine[2:]
     compile('\n'.join(mine[1:2]), name, 'exec')
 
-FOREIGN = {'mask_mod'}      # names of other libraries that the prose mentions and no code uses
+FOREIGN = {'mask_mod', 'tf32'}      # names of other libraries that the prose mentions and no code uses
 
 def _code_names(src):
     "Every word of a code cell but those of its comments"
@@ -40,7 +40,7 @@ def _known():
     for p in ['index.ipynb', *(c.path for c in book.chapters())]:
         for c in book.read(p)['cells']:
             if c['cell_type']=='code': names |= _code_names(book.source(c))
-    for o in (builtins, torch, torch.nn, torch.nn.functional, torch.Tensor, torch.autograd): names |= set(dir(o))
+    for o in (builtins, torch, torch.nn, torch.nn.functional, torch.Tensor, torch.autograd, torch.func): names |= set(dir(o))
     return names | FOREIGN | set(keyword.kwlist) | sys.stdlib_module_names
 
 @pytest.mark.parametrize('name', ['index.ipynb', *(c.path.as_posix() for c in book.chapters())])
