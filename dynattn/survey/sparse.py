@@ -24,7 +24,7 @@ from .card import AttentionLayer, Exact, Info, Layer, register
 @register
 class Additive(AttentionLayer):
     "Scores from a network of one hidden layer, per head; keys and values are kept when decoding."
-    info = Info("Additive attention", "Bahdanau et al.", 2014, "1409.0473", "FP", "", None)
+    info = Info("Additive attention", "Bahdanau et al.", 2014, "1409.0473", "", "", None)
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  hidden:int|None=None): # width of the scoring network (default: of a head)
         super().__init__(embed_dim, num_heads, causal=causal)
