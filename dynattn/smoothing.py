@@ -20,13 +20,20 @@ def cut(
     "`V` where `V > T`, else `fill`."
     return torch.where(V>T, V, fill)
 
+# %% ../nbs/12_smoothing.ipynb #b79e0105
+def _positive(name, value):
+    "`value`, if it is a finite number above zero."
+    if isinstance(value, bool) or not isinstance(value, (int,float)): raise TypeError(f"{name}: expected a number > 0, got {type(value).__name__}")
+    if not 0 < value < math.inf: raise ValueError(f"{name}: expected a finite number > 0, got {value}")
+    return value
+
 # %% ../nbs/12_smoothing.ipynb #79444476
 def power_mask(
     V:Tensor, # values cut with `fill=1`
     p:float, # exponent > 0
 ) -> Tensor: # shape of `V`; in [0, 1] where V <= 1
     "The first report's smoothing, `1 - V**p`."
-    return 1 - V**p
+    return 1 - V**_positive("p", p)
 
 # %% ../nbs/12_smoothing.ipynb #fc56b39d
 def dpower_mask(
@@ -34,7 +41,7 @@ def dpower_mask(
     p:float, # as for `power_mask`
 ) -> Tensor: # <= 0
     "The derivative of `power_mask` in V, `-p*V**(p-1)`."
-    return -p*V**(p-1)
+    return -_positive("p", p)*V**(p-1)
 
 # %% ../nbs/12_smoothing.ipynb #50648851
 def tanh_mask(
@@ -42,7 +49,7 @@ def tanh_mask(
     p:float, # steepness > 0
 ) -> Tensor: # shape of `V`, in [0, 1]
     "The second report's smoothing, `tanh(p*V)`."
-    return torch.tanh(p*V)
+    return torch.tanh(_positive("p", p)*V)
 
 # %% ../nbs/12_smoothing.ipynb #0901d859
 def dtanh_mask(
@@ -50,7 +57,7 @@ def dtanh_mask(
     p:float, # as for `tanh_mask`
 ) -> Tensor: # in [0, p]
     "The derivative of `tanh_mask` in V, `p*(1 - tanh(p*V)**2)`."
-    return p*(1-torch.tanh(p*V)**2)
+    return _positive("p", p)*(1-torch.tanh(p*V)**2)
 
 # %% ../nbs/12_smoothing.ipynb #5b971de0
 def ramp_mask(
@@ -59,7 +66,7 @@ def ramp_mask(
     ramp:float, # R > 0: length of the ramp, in the unit of `x`
 ) -> Tensor: # in [0, 1]
     "1 up to `width`, 0 from `width + ramp` on, a straight line between."
-    return ((width + ramp - x.abs())/ramp).clamp(0, 1)
+    return ((width + ramp - x.abs())/_positive("ramp", ramp)).clamp(0, 1)
 
 # %% ../nbs/12_smoothing.ipynb #a7594b6b
 def dramp_mask(
@@ -68,7 +75,7 @@ def dramp_mask(
     ramp:float, # as for `ramp_mask`
 ) -> Tensor: # 0 or 1/ramp
     "The derivative of `ramp_mask` in `width`."
-    r = (width + ramp - x.abs())/ramp
+    r = (width + ramp - x.abs())/_positive("ramp", ramp)
     return ((r>=0) & (r<=1)).to(r.dtype)/ramp
 
 # %% ../nbs/12_smoothing.ipynb #65f70488
@@ -86,7 +93,12 @@ def edge_mask(
     p:float, # steepness > 0
 ) -> Tensor: # in [0, 1]: 1 where V is 1, falling continuously to 0 where V is T
     "`tanh(p*r)/tanh(p)` with `r = relu(V - T)/(1 - T)`."
-    return torch.tanh(p*(torch.relu(V-T)/(1-T)))/math.tanh(p)
+    return torch.tanh(_positive("p", p)*_above(V, T))/math.tanh(p)
+
+def _above(V, T):
+    "How far V is above T: 0 at T and below, 1 where V is 1."
+    if not 0 <= T < 1: raise ValueError(f"T: expected 0 <= T < 1, got {T}")
+    return torch.relu(V-T)/(1-T)
 
 # %% ../nbs/12_smoothing.ipynb #99756d34
 def dedge_mask(
@@ -95,5 +107,5 @@ def dedge_mask(
     p:float, # as for `edge_mask`
 ) -> Tensor: # >= 0; 0 where V <= T
     "The derivative of `edge_mask` in V, `p*(1 - tanh(p*r)**2)/((1 - T)*tanh(p))` above T."
-    t = torch.tanh(p*(torch.relu(V-T)/(1-T)))
+    t = torch.tanh(_positive("p", p)*_above(V, T))
     return torch.where(V>T, p*(1-t**2)/((1-T)*math.tanh(p)), 0.)

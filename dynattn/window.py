@@ -5,24 +5,19 @@
 # %% auto #0
 __all__ = ['Window', 'from_flash', 'to_flash', 'from_hf', 'to_hf', 'from_longformer', 'to_longformer', 'from_natten', 'to_natten']
 
-# %% ../nbs/14_window.ipynb #3d105feb
+# %% ../nbs/14_window.ipynb #44bccbb8
 import math
 import torch
 from torch import Tensor
 from torch.utils import _pytree
 from fastcore.basics import patch
 from .bell import bell, normal, dbell, dnormal, crossing
-from .smoothing import power_mask, tanh_mask, ramp_mask, edge_mask, dpower_mask, dtanh_mask, dramp_mask, dedge_mask
+from .smoothing import _positive, power_mask, tanh_mask, ramp_mask, edge_mask, dpower_mask, dtanh_mask, dramp_mask, dedge_mask
 
 # %% ../nbs/14_window.ipynb #497f143a
 def _choice(name, value, options):
     if value not in options: raise ValueError(f"{name}: expected one of {', '.join(map(repr, options))}, got {value!r}")
     return value
-
-def _positive(name, value):
-    if isinstance(value, bool) or not isinstance(value, (int,float)): raise TypeError(f"{name}: expected a number > 0, got {type(value).__name__}")
-    if not 0 < value < math.inf: raise ValueError(f"{name}: expected a finite number > 0, got {value}")
-    return float(value)
 
 # %% ../nbs/14_window.ipynb #640ebdf4
 def _check_cut(cut, smooth):
@@ -45,7 +40,7 @@ def _check_only(smooth, p, ramp):
     if smooth=="edge" and p is None: p = 2.
     if smooth in ("ramp","gaussian") and p is not None: raise ValueError(f"p: expected None for smooth={smooth!r}, got {p}")
     if smooth!="ramp" and ramp is not None: raise ValueError(f"ramp: expected None for smooth={smooth!r}, got {ramp}")
-    return (None if smooth in ("ramp","gaussian") else _positive("p", p)), (_positive("ramp", ramp) if smooth=="ramp" else None)
+    return (None if smooth in ("ramp","gaussian") else float(_positive("p", p))), (float(_positive("ramp", ramp)) if smooth=="ramp" else None)
 
 # %% ../nbs/14_window.ipynb #5b16f077
 def _check_reach(reach):
@@ -136,7 +131,7 @@ class Window(_Presets):
         p,ramp = _check_only(smooth, p, ramp)
         self.__dict__.update(sigma=_check_sigma(sigma), curve=_choice("curve", curve, ("bell","normal")), T=T, fill=fill, smooth=smooth,
             unit=_choice("unit", unit, ("tokens","fraction")), apply=_choice("apply", apply, ("inside","after")),
-            reach=_check_reach(reach), p=p, ramp=ramp, eps=_positive("eps", eps))
+            reach=_check_reach(reach), p=p, ramp=ramp, eps=float(_positive("eps", eps)))
 
     def __setattr__(self, k, v): raise AttributeError(f"a Window does not change; use replace({k}=...)")
     def __repr__(self):
