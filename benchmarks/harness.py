@@ -45,7 +45,7 @@ def seconds(fn):
     start = time.perf_counter(); fn()
     return time.perf_counter()-start
 
-def in_turn(fns, flops, rounds=5, budget=20.):
+def in_turn(fns, flops, rounds=5, budget=8.):
     "name -> (median seconds, median multiple of the limit, median peak); each peer runs once a round, the peak is taken on both sides of it."
     for fn in fns.values(): fn()
     runs,start = {name:[] for name in fns},time.perf_counter()

@@ -131,7 +131,7 @@ def _tiles(p, qo, bq, nb, apart):
 # %% ../nbs/30_banded.ipynb #b0c0ec9e
 def _block_size(width):
     "Queries of a tile, and tiles of a batch."
-    bq = 64 if width<=1024 else 128
+    bq = 32 if width<=160 else 64 if width<=1024 else 128
     return bq,max(1, 131072//(bq*(bq+width)))
 
 # %% ../nbs/30_banded.ipynb #a54f7d25
@@ -593,7 +593,7 @@ def _banded_backward(do:Tensor, q:Tensor, k:Tensor, v:Tensor, out:Tensor, lse:Te
 
 @_banded_backward.register_fake
 def _(do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, *_):
-    return *(torch.empty_like(x) for x in (q,k,v)),*(q.new_empty(0) if x is None else torch.empty_like(x) for x in (sigma,alpha,rel_bias))
+    return *(x.new_empty(x.shape) for x in (q,k,v)),*(q.new_empty(0) if x is None else x.new_empty(x.shape) for x in (sigma,alpha,rel_bias))
 
 # %% ../nbs/30_banded.ipynb #b04aaa40
 def _save(ctx, inputs, output):

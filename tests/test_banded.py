@@ -139,3 +139,17 @@ def test_threads_give_the_same_bits():
         assert all(torch.equal(a, b) for a,b in zip(two, again))
         for a,b in zip(two, run(1)): assert_close(a, b)
     finally: torch.set_num_threads(threads)
+
+@pytest.mark.parametrize('kv,dtype', [(4,torch.float32),(2,torch.float32),(2,torch.bfloat16)])
+def test_operator(kv, dtype):
+    "Schema, shapes and strides of the results, and gradients, as PyTorch's own checker sees them; inputs in the layout of a projection."
+    from dynattn.banded import _banded, _config
+    q,k,v = (torch.randn(2, 9, h, 8, dtype=dtype).transpose(1, 2).requires_grad_() for h in (4,kv,kv))
+    sigma,alpha,bias = (x.requires_grad_() for x in (4*torch.rand(2, 4), 1+torch.rand(4), torch.randn(4, 5)))
+    args = q,k,v,torch.ones(2, 9, dtype=torch.bool),sigma,alpha,bias,None,_config(Window.default(sigma)),-1,-1,False,.5,0.,1,0
+    torch.library.opcheck(_banded, args, test_utils=('test_schema','test_faketensor','test_autograd_registration','test_aot_dispatch_static'))
+
+def test_inference_mode():
+    q = torch.randn(1, 4, 70, 8)
+    with torch.inference_mode(): a = banded_attention(q, q, q, window=3)
+    assert torch.equal(a, banded_attention(q, q, q, window=3))
