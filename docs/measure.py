@@ -19,8 +19,12 @@ def machine():
     m = re.search(r'model name\s*:\s*(.*)', cpu.read_text()) if cpu.exists() else None
     return f'one core of {m[1] if m else platform.processor() or platform.machine()}, Python {platform.python_version()}'
 
-names = ['index.ipynb', *(c.path.as_posix() for c in book.chapters())]
-old = book.times().get('seconds', {})
-new = {n: seconds(n) if not sys.argv[1:] or n in sys.argv[1:] else old[n] for n in names if not sys.argv[1:] or n in sys.argv[1:] or n in old}
-book.TIMES.write_text(json.dumps(dict(machine=machine(), seconds=new), indent=1) + '\n')
-print(*(f'{s:6.1f} s  {n}' for n,s in new.items()), sep='\n')
+def main(*wanted):
+    names = ['index.ipynb', *(c.path.as_posix() for c in book.chapters())]
+    known = {n: s for n,s in book.times().get('seconds', {}).items() if n in names}
+    for n in wanted or names:
+        known[n] = seconds(n)
+        print(f'{known[n]:6.1f} s  {n}', flush=True)
+        book.TIMES.write_text(json.dumps(dict(machine=machine(), seconds={k: known[k] for k in names if k in known}), indent=1) + '\n')
+
+if __name__=='__main__': main(*sys.argv[1:])
