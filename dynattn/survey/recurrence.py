@@ -55,6 +55,7 @@ class TransformerXL(RelativeAttention):
     "Segments of `segment_len`, each seeing the `memory` inputs before it (section 3.2)."
     info = Info("Transformer-XL", "Dai et al.", 2019, "1901.02860", "RC", "N²", True, row=4,
                 note="N is the segment there; a text of N tokens costs N(L + M).")
+    lengths = tuple(n // 4 for n in AttentionLayer.lengths)          # a segment is sixteen tokens: this is long enough
     def __init__(self, embed_dim, num_heads, *, causal=True,
                  segment_len:int=16, # L
                  memory:int=16): # M
