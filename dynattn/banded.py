@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['band_flops', 'BandWeights', 'banded_attention']
 
-# %% ../nbs/30_banded.ipynb #8292108d
+# %% ../nbs/30_banded.ipynb #8d4efd98
 import math, os
 from ast import literal_eval
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torch import Tensor
 from fastcore.basics import patch
 from .attention import _check_qkv, _check
 from .window import Window
-from .entmax import _weights as _entmax_rows, _pull as _entmax_pull
+from .entmax import _weights as _entmax_rows, _powers as _entmax_powers, _pull as _entmax_pull
 
 # %% ../nbs/30_banded.ipynb #7b55378e
 def band_flops(
@@ -54,6 +54,7 @@ class _Band:
     bias:Tensor|None=None   # [2R+1] added to the scores by offset
     keep:Tensor|None=None   # [M], only where something between lo and hi is padding
     eps:float|None=None     # alpha - 1 of entmax; None: softmax
+    learns:bool=False       # whether alpha wants a gradient
     after:bool=False        # the window multiplies the weights, not their exponentials
     causal:bool=False
     n_global:int=0
@@ -292,13 +293,19 @@ def normalize(self:_Rows, z):
     "Weights, in place of the scores, and what the backward needs to find them again; +inf: no key."
     top = z.amax(-1, keepdim=True) if z.shape[1] else z.new_full((len(z),1), -math.inf)
     empty = top==-math.inf
-    if self.b.eps is not None: return _entmax_rows(z, self.b.eps),top.fill_(0.).masked_fill_(empty, math.inf)
+    if self.b.eps is not None:
+        p = _entmax_rows(z, self.b.eps)
+        c = -torch.expm1(p.amax(-1, keepdim=True).log()*self.b.eps)/self.b.eps  # the largest weight is [1 - eps c]^(1/eps)
+        return p,(top+c).masked_fill(empty, math.inf)
     p = z.sub_(top.masked_fill(empty, 0.)).exp2_()
     l = p.sum(-1, keepdim=True)
     return p.div_(l.masked_fill(empty, 1.)),(top+l.log2()).masked_fill(empty, math.inf)
 
 @patch
-def again(self:_Rows, z, lse): return z.sub_(lse).exp2_() if self.b.eps is None else _entmax_rows(z, self.b.eps)
+def again(self:_Rows, z, lse):
+    "Weights from scores and what `normalize` kept, and their slopes `p^(2-alpha)`."
+    if self.b.eps is None: return (z.sub_(lse).exp2_(),)*2
+    return _entmax_powers(z.sub_(lse).mul_(self.b.eps), self.b.eps)
 
 # %% ../nbs/30_banded.ipynb #c21d189e
 @patch
@@ -335,21 +342,23 @@ def _straight(p, t, x):
 
 # %% ../nbs/30_banded.ipynb #2d20c7dd
 @patch
-def pull(self:_Rows, p, dw):
+def pull(self:_Rows, p, s, dw):
     "Gradients of the scores and of alpha, from those of the weights."
-    if self.b.eps is not None: return _entmax_pull(p, dw, self.b.eps, True)
-    return p*(dw-(p*dw).sum(-1, keepdim=True)),None
+    if self.b.learns: return _entmax_pull(p, dw, self.b.eps, True)
+    total = s.sum(-1, keepdim=True) if self.b.eps is not None else 1.
+    mean = (s*dw).sum(-1, keepdim=True)/(total + (total==0))
+    return s*(dw-mean),None
 
 @patch
 def backward(self:_Rows, do, lse, dq, dk, dv, dm=None, ds=None, dbias=None):
     "Adds to all of them and returns the gradient of alpha; `dm` is the window's after the softmax, `ds` the scores' by offset."
     g,da = self.p.lead,0.
     for t,rows,keys in self.tiles():
-        p,d = self.again(self.scores(t, rows, keys), lse[rows]),do[rows]
+        (p,s),d = self.again(self.scores(t, rows, keys), lse[rows]),do[rows]
         m,drop = self.factors(t, p)
         dw = _times(torch.cat((d@self.v[:g].T, d@self.v[keys].T), 1), drop)
         if dm is not None and t.cols: dm += _straight(self.p, t, (dw*p)[:,g:]).sum(0)
-        dz,a = self.pull(p, _times(dw, m))
+        dz,a = self.pull(p, s, _times(dw, m))
         wt,da = _times(p, drop, m),da if a is None else da+a.sum()
         for x,y in ((slice(g),slice(g)), (keys,slice(g,None))):
             dv[x].addmm_(wt[:,y].T, d); dk[x].addmm_(dz[:,y].T, self.q[rows]); dq[rows].addmm_(dz[:,y], self.k[x])
@@ -484,6 +493,7 @@ class _Call(NamedTuple):
     dropout_p:float
     n_global:int
     q_offset:int
+    learns:bool=False # whether alpha wants a gradient
 
 def _bands(c, q, k, keep, sigma, eps, rel_bias):
     "A `_Band` for each head of each sequence, the window, and the offsets it was evaluated on."
@@ -500,7 +510,7 @@ def _bands(c, q, k, keep, sigma, eps, rel_bias):
     def band(x, y):
         l,r,(lo,hi,holes) = ls[x][y],rs[x][y],spans[x]
         bias = None if rel_bias is None else (rel_bias if rel_bias.dim()==3 else rel_bias[None].expand(b, -1, -1))[x,y].detach().to(dtype)
-        return _Band(l, r, lo, hi, None if ms is None else ms[x,y,far-l:far+r+1], bias, holes, None if eps is None else eps[x][y], after, c.causal, c.n_global, c.q_offset)
+        return _Band(l, r, lo, hi, None if ms is None else ms[x,y,far-l:far+r+1], bias, holes, None if eps is None else eps[x][y], c.learns, after, c.causal, c.n_global, c.q_offset)
     return [band(x, y) for x in range(b) for y in range(h)],window,off
 
 # %% ../nbs/30_banded.ipynb #dcd0cf60
@@ -553,20 +563,20 @@ def _forward(c, q, k, v, *options, sink=None):
     return (out,lse,lse.new_empty(0)) if v.dtype==dtype else (out.to(v.dtype),lse,out)
 
 # %% ../nbs/30_banded.ipynb #fcfac390
-def _backward(c, do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, seed):
+def _backward(c, do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, seed, wants):
     order,make,window,off = _heads(c, q, k, v, keep, sigma, alpha, rel_bias, seed)
     zeros = lambda *shape: q.new_zeros(*q.shape[:2], *shape, dtype=lse.dtype)
     dq,dk,dv = (q.new_empty(*q.shape[:2], *x.shape[2:], dtype=x.dtype if x.shape[1]==q.shape[1] else lse.dtype) for x in (q,k,v))
     da = zeros()
-    dm,db = None if sigma is None else zeros(len(off)),None if rel_bias is None else zeros(rel_bias.shape[-1])
+    dm,db = zeros(len(off)) if wants[0] else None,zeros(rel_bias.shape[-1]) if wants[2] else None
     def one(at):
         h = make(*at)
         m = None if dm is None else dm[at][-off[0]-h.b.left:-off[0]+h.b.right+1]
         da[at] = h.backward(out[at], lse[at], do[at], (dq[at],dk[at],dv[at]), m, None if db is None else db[at])
     _each(one, order, _threads(q))
-    ds = None if sigma is None else (dm*window.dmask(off, n=k.shape[2])).sum(-1)
-    fold = lambda g,x: q.new_empty(0) if x is None else g.sum_to_size((1,)*(g.dim()-x.dim())+x.shape).view(x.shape).to(x.dtype)
-    return dq,_group(dk, k),_group(dv, v),fold(ds, sigma),fold(da, alpha),fold(db, rel_bias)
+    ds = None if dm is None else (dm*window.dmask(off, n=k.shape[2])).sum(-1)
+    fold = lambda g,x: q.new_empty(0) if g is None else g.sum_to_size((1,)*(g.dim()-x.dim())+x.shape).view(x.shape).to(x.dtype)
+    return dq,_group(dk, k),_group(dv, v),fold(ds, sigma),fold(da if wants[1] else None, alpha),fold(db, rel_bias)
 
 def _group(g, x):
     "Gradients of the query heads' keys, summed to the key heads that they share."
@@ -587,13 +597,14 @@ def _(q, k, v, *_):
 
 @torch.library.custom_op("dynattn::banded_backward", mutates_args=())
 def _banded_backward(do:Tensor, q:Tensor, k:Tensor, v:Tensor, out:Tensor, lse:Tensor, keep:Tensor|None, sigma:Tensor|None, alpha:Tensor|None, rel_bias:Tensor|None, seed:Tensor|None,
-            window:str, left:int, right:int, causal:bool, scale:float, dropout_p:float, n_global:int, q_offset:int) -> tuple[Tensor,Tensor,Tensor,Tensor,Tensor,Tensor]:
-    c = _Call(window, left, right, causal, scale, dropout_p, n_global, q_offset)
-    return _backward(c, do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, seed)
+            window:str, left:int, right:int, causal:bool, scale:float, dropout_p:float, n_global:int, q_offset:int, wants:list[bool]) -> tuple[Tensor,Tensor,Tensor,Tensor,Tensor,Tensor]:
+    c = _Call(window, left, right, causal, scale, dropout_p, n_global, q_offset, wants[1])
+    return _backward(c, do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, seed, wants)
 
 @_banded_backward.register_fake
-def _(do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, *_):
-    return *(x.new_empty(x.shape) for x in (q,k,v)),*(q.new_empty(0) if x is None else x.new_empty(x.shape) for x in (sigma,alpha,rel_bias))
+def _(do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, *call):
+    rest = zip(call[-1], (sigma,alpha,rel_bias))
+    return *(x.new_empty(x.shape) for x in (q,k,v)),*(x.new_empty(x.shape) if w else q.new_empty(0) for w,x in rest)
 
 # %% ../nbs/30_banded.ipynb #b04aaa40
 def _save(ctx, inputs, output):
@@ -604,9 +615,9 @@ def _save(ctx, inputs, output):
 
 def _grads(ctx, do, *_):
     saved = ctx.saved_tensors  # to be asked for once, or checkpointing complains
-    *_,sigma,alpha,rel_bias,_ = saved
-    dq,dk,dv,*rest = _banded_backward(do, *saved, *ctx.call)
-    return dq,dk,dv,None,*(None if x is None else g for x,g in zip((sigma,alpha,rel_bias), rest)),None,*(None,)*len(ctx.call)
+    wants = list(ctx.needs_input_grad[4:7])  # sigma, alpha, rel_bias
+    dq,dk,dv,*rest = _banded_backward(do, *saved, *ctx.call, wants)
+    return dq,dk,dv,None,*(g if w else None for w,g in zip(wants, rest)),None,*(None,)*len(ctx.call)
 
 _banded.register_autograd(_grads, setup_context=_save)
 
@@ -705,5 +716,5 @@ def banded_attention(
     seed = torch.randint(2**62, (), device=q.device) if dropout_p else None
     c = _Call(_config(window) if soft else "", *_hard(window), is_causal, q.shape[-1]**-.5 if scale is None else float(scale), float(dropout_p), n_global, q_offset)
     tensors = q,k,v,keep,window.sigma if soft else None,alpha,rel_bias,seed
-    out = _banded(*tensors, *c)[0]
+    out = _banded(*tensors, *c[:-1])[0]
     return (out,_collect(c, *(None if x is None else x.detach() for x in tensors))) if return_weights else out
