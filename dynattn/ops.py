@@ -57,8 +57,10 @@ def _banded_refuses(q, k, v, o):
     if mask.dtype!=torch.bool or any(s!=1 for s in mask.shape[-3:-1]): return "attn_mask: a mask of pairs has no band; padding, window and rel_bias have"
 
 def _triton_refuses(q, k, v, o):
-    for name in ('attn_mask','dropout_p','rel_bias','return_weights','alpha'):
+    for name in ('attn_mask','dropout_p','rel_bias','return_weights'):
         if name in o: return f"{name}: not computed by the kernels"
+    alpha = o.get('alpha')
+    if isinstance(alpha, (int,float)) and alpha>2: return f"alpha: {alpha}, where the kernels serve 1 to 2"
     sigma = _hard_or_soft(o.get('window'))
     if sigma is not None and sigma.dim()==3: return "window: one sigma per query is not computed by the kernels"
     if getattr(o.get('window'), 'apply', 'inside')!='inside': return "window: apply='after' runs a softmax over every key"
@@ -68,8 +70,9 @@ def _triton_refuses(q, k, v, o):
     if not _TRITON: return "it needs Triton, which CUDA builds of PyTorch bring along on Linux"
 
 def _triton(q, k, v, enable_gqa=False, **options):
-    from dynattn.kernels.window import windowed_attention
-    return windowed_attention(q, k, v, **options)
+    if 'alpha' in options: from dynattn.kernels.entmax import entmax_attention as kernel
+    else: from dynattn.kernels.window import windowed_attention as kernel
+    return kernel(q, k, v, **options)
 
 # %% ../nbs/44_ops.ipynb #38da9163
 impls = dict(

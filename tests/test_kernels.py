@@ -33,11 +33,19 @@ for d,dtype,w in ((64,torch.bfloat16,Window(9.)), (128,torch.float16,5)):
     out,lse = window.window_forward(*tensors, *rest)
     window.window_backward(out, *tensors, out.clone(), lse, form.smooth!='hard', *rest)
 '''
-@pytest.mark.parametrize('body', [WINDOW], ids=['window'])
-def test_kernels_compile_for_hopper_and_use_its_tensor_cores(body):
+ENTMAX = WINDOW.split('for d,')[0].replace('import window\n', 'import entmax\n').replace('window._launch', 'entmax._launch') + '''
+q,alpha = torch.zeros(1, 2, 300, 64, dtype=torch.bfloat16),torch.full((1,2), 1.5)
+form,ramp,unit = window_form(Window(9.), 300)
+rest = .1, 1, 0, True, form.curve, form.smooth, [*form[2:],ramp,unit]
+tensors = q, q.clone(), q.clone(), torch.ones(1, 300, dtype=torch.int8), alpha, *window_limits(Window(9.), 1, 2, 300, 'cpu')
+out,threshold,live = entmax.entmax_forward(*tensors, *rest)
+entmax.entmax_backward(out, *tensors, out.clone(), threshold, live, True, True, *rest)
+'''
+@pytest.mark.parametrize('body,kernels', [(WINDOW,6),(ENTMAX,4)], ids=['window','entmax'])
+def test_kernels_compile_for_hopper_and_use_its_tensor_cores(body, kernels):
     pytest.importorskip('triton')
     r = run(COMPILE.format(body=body))
-    assert r.returncode==0 and r.stdout.count('kernel')==6, r.stdout + r.stderr
+    assert r.returncode==0 and r.stdout.count('kernel')==kernels, r.stdout + r.stderr
 
 def test_without_triton_the_package_imports_and_the_kernels_say_what_is_missing():
     r = run('''
@@ -57,9 +65,10 @@ def test_the_named_implementation_runs_in_the_interpreter():
 import torch, dynattn
 from torch.testing import assert_close
 q,sigma = torch.randn(1, 2, 20, 16),torch.tensor([3.,9.], requires_grad=True)
-def f(q, sigma, impl): return dynattn.attention(q, q, q, window=dynattn.Window(sigma), is_causal=True, impl=impl)
+def f(q, sigma, impl, alpha): return dynattn.attention(q, q, q, window=dynattn.Window(sigma), is_causal=True, alpha=alpha, impl=impl)
 for run in (f, torch.compile(f, fullgraph=True, backend='aot_eager')):
-    a,b = (torch.autograd.grad((o := run(q, sigma, impl)).square().sum(), sigma)+(o,) for impl in ('triton','dense'))
-    for x,y in zip(a, b): assert_close(x, y, rtol=1e-4, atol=1e-5)
+    for alpha in (None,1.5):
+        a,b = (torch.autograd.grad((o := run(q, sigma, impl, alpha)).square().sum(), sigma)+(o,) for impl in ('triton','dense'))
+        for x,y in zip(a, b): assert_close(x, y, rtol=1e-4, atol=1e-5)
 ''', TRITON_INTERPRET='1')
     assert r.returncode==0, r.stdout + r.stderr

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['INTERPRETED', 'dot', 'matrix', 'load_tile', 'store_tile', 'real_keys', 'Shape', 'Band', 'Form', 'window_form',
            'window_limits', 'widest_first', 'my_tile', 'band_tiles', 'tile_positions', 'key_tiles', 'query_tiles',
-           'tanh', 'window_curve', 'smooth_curve', 'window_mask', 'pair_mask', 'online_softmax_update']
+           'tanh', 'window_curve', 'smooth_curve', 'window_mask', 'pair_mask', 'online_softmax_update', 'deformed_exp',
+           'slope', 'newton_step', 'online_entmax_update', 'may_weigh', 'is_live', 'note_live', 'alpha_pull']
 
 # %% ../../nbs/40_kernels.primitives.ipynb #fda86f3a
 import math, os
@@ -246,3 +247,74 @@ def online_softmax_update(top, total, scores, m): # [BLOCK_M], [BLOCK_M], [BLOCK
     p = m*tl.exp2(scores-safe[:,None])
     shrink = tl.exp2(top-safe)
     return new, total*shrink + tl.sum(p, 1), shrink, p
+
+# %% ../../nbs/40_kernels.primitives.ipynb #236383c0
+@triton.jit
+def deformed_exp(y, eps): # any shape, eps >= 0 -> p, u
+    "`p = (1 + eps*y)^(1/eps)`, exp(y) at eps=0, and its base `u`, both 0 where `1 + eps*y <= 0`."
+    y = tl.maximum(y, -1e30)  # 0*inf would be NaN
+    u = tl.maximum(1+eps*y, 0.)
+    l = tl.where(u==1, 1., tl.log(u)/(u-1))
+    return tl.exp(y*l), u
+
+# %% ../../nbs/40_kernels.primitives.ipynb #83621537
+@triton.jit
+def slope(p, u): # any shape
+    "`p^(1 - eps)` on the support, 0 elsewhere: how fast a weight falls when the threshold rises."
+    return tl.where(u>0, p/u, 0.)
+
+# %% ../../nbs/40_kernels.primitives.ipynb #b57121aa
+@triton.jit
+def newton_step(S, slopes, eps): # [BLOCK] each -> step, rate
+    "How far to raise the threshold of rows that sum to `S`, and how fast `ln_eps S` falls there; 0 for rows that sum to 0."
+    some = S>0
+    S = tl.where(some, S, 1.)
+    log = tl.log(S)
+    w = tl.exp(eps*log)  # S^eps
+    g = log*tl.where(w==1, 1., (w-1)/tl.log(w))
+    rate = tl.where(some, slopes*w/S, 1.)
+    return tl.where(some, g/rate, 0.), rate
+
+# %% ../../nbs/40_kernels.primitives.ipynb #a5111db0
+@triton.jit
+def online_entmax_update(c, k, z, eps): # [BLOCK_M], [BLOCK_M], [BLOCK_M,BLOCK_N], scalar -> c, k
+    "One more tile of scores, -inf where masked: the raised lower bound of the threshold, and the rate there."
+    new = tl.maximum(c, tl.max(z, 1))  # no weight exceeds one, so no score exceeds the threshold
+    safe = tl.where(new==-float('inf'), 0., new)
+    old, u = deformed_exp(-k*(safe-c), eps)
+    p, v = deformed_exp(z-safe[:,None], eps)
+    step, rate = newton_step(old+tl.sum(p, 1), k*slope(old, u)+tl.sum(slope(p, v), 1), eps)
+    return new+step, rate
+
+# %% ../../nbs/40_kernels.primitives.ipynb #dbbd5073
+@triton.jit
+def may_weigh(best, c, eps): # [BLOCK_M] each -> int32
+    "1 if a tile with these greatest scores can still have a weight in some row; with a margin for rounding."
+    return tl.max((eps*(best-c)>-1.0001).to(tl.int32), 0)
+
+# %% ../../nbs/40_kernels.primitives.ipynb #fa077941
+@triton.jit
+def is_live(words, tile): # -> int1
+    "The bit of a tile."
+    return (tl.load(words + tile//32) >> (tile%32) & 1)!=0
+
+# %% ../../nbs/40_kernels.primitives.ipynb #1c98516f
+@triton.jit
+def note_live(words, word, live, tile, following): # -> the word to go on with
+    "Set the bit of `tile`; write the word when the tile that follows belongs to another."
+    word = word | (live << (tile%32))
+    full = following//32!=tile//32
+    tl.store(words + tile//32, word, mask=full)
+    return tl.where(full, 0, word)
+
+# %% ../../nbs/40_kernels.primitives.ipynb #5c964d07
+@triton.jit
+def alpha_pull(y, u, eps): # any shape -> phi, 0 off the support
+    "`(log p)^2 psi(eps log p)` for `p, u = deformed_exp(y, eps)`: what a score's gradient contributes to alpha's."
+    inside = u>0
+    l = tl.log(tl.where(inside, u, 1.))
+    log_p = tl.where(inside, tl.maximum(y, -1e4), 0.)*tl.where(u==1, 1., l/(u-1))  # below that a weight is zero, and its square must not be infinite
+    n = tl.maximum(l, -.5)
+    near = 1/2 + n*(1/3 + n*(1/8 + n*(1/30 + n*(1/144 + n*(1/840 + n*(1/5760 + n/45360))))))
+    far = ((l-1)*u + 1)/tl.where(l==0, 1., l*l)
+    return log_p*log_p*tl.where(l<-.5, far, near)
