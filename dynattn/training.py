@@ -635,18 +635,18 @@ def windows(
     run, # the folder of a run
     most:int=96, # tokens that are drawn
 ): # axes, and a row (layer, head, half-width in tokens, α) for each head
-    "A picture of where each head looks in the first tokens of a file."
+    "A picture of where each head looks in the first tokens of a file: the more ink, in four steps, the nearer to the row's largest weight."
     model,size = _model_of(run, impl='dense')
     data,why = read_text(path, 1)
     if not data: raise UserError(f"{path}: {why or 'empty or short'}")
     plot,c = _needs('dynattn.plot') if _needs('matplotlib') else None,model.config
     maps = attention_maps(model, data[:min(size, most*c.patch)])
-    fig,axes = plot.grid(c.layers, c.heads, width=1.6*c.heads)
+    fig,_ = plot.grid(c.layers, c.heads, width=1.5*c.heads, height=1.6*c.layers)
     rows = []
     for l,h in ((l, h) for l in range(c.layers) for h in range(c.heads)):
-        w,a = model.widths()[l,0,h].item() if model.encoder.layers[0].self_attn.seen else 0,model.alphas()[l,h].item()
-        rows.append((l+1, h+1, w, a))
-        plot.show_attention(maps[l,h], title=f'{l+1}.{h+1}: ±{w}', ax=fig.axes[l*c.heads+h])
+        rows.append((l+1, h+1, model.widths()[l,0,h].item(), model.alphas()[l,h].item()))
+        ax = plot.show_mask(((maps[l,h]/maps[l,h].amax(-1, keepdim=True)).sqrt()*4).ceil()/4, title=f'{l+1}.{h+1}: ±{rows[-1][2]}', ax=fig.axes[l*c.heads+h])
+        ax.set(xlabel='key' if l==c.layers-1 else '', ylabel='' if h else 'query', xticks=[], yticks=[])
     return fig.axes,rows
 
 # %% ../nbs/51_training.ipynb #2e6f8f57
