@@ -72,3 +72,9 @@ for run in (f, torch.compile(f, fullgraph=True, backend='aot_eager')):
         for x,y in zip(a, b): assert_close(x, y, rtol=1e-4, atol=1e-5)
 ''', TRITON_INTERPRET='1')
     assert r.returncode==0, r.stdout + r.stderr
+
+@pytest.mark.parametrize('suite', ['window','entmax'])
+def test_the_gpu_benchmark_runs_at_toy_sizes(suite):
+    pytest.importorskip('triton')
+    r = subprocess.run([sys.executable, 'benchmarks/gpu.py', '--dry-run', '--suite', suite], capture_output=True, text=True, timeout=600, cwd=os.path.join(os.path.dirname(__file__), '..'))
+    assert r.returncode==0 and 'both     dynattn' in r.stdout, r.stdout + r.stderr

@@ -1,0 +1,297 @@
+"""Attention on a GPU: the kernels beside what else there is.
+
+python benchmarks/gpu.py --suite window     soft and hard windows, mixed and uniform widths, N 2k to 32k
+python benchmarks/gpu.py --suite entmax     alpha-entmax, N 4k to 128k
+python benchmarks/gpu.py --dry-run          both at toy sizes in Triton's interpreter on a CPU; writes nothing
+Each peer is checked against the dense attention in float64 first; one that computes something else is not timed. Peers run in turn,
+medians of CUDA events, and the rows are appended to benchmarks/results/gpu.csv with the machine and its limits as measured here."""
+import argparse, math, os, statistics, sys
+from dataclasses import dataclass, replace
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
+DRY = '--dry-run' in sys.argv
+if DRY: os.environ['TRITON_INTERPRET'] = '1'    # before the kernels are imported
+import torch, torch.nn.functional as F
+import triton
+from dynattn.attention import dense_attention
+from dynattn.entmax import entmax
+from dynattn.kernels.entmax import entmax_attention, entmax_forward
+from dynattn.kernels.primitives import window_limits
+from dynattn.kernels.window import windowed_attention
+from dynattn.window import Window
+from harness import Registry, append
+
+DEV,DTYPE = ('cpu',torch.float32) if DRY else ('cuda',torch.bfloat16)
+softmax_ops,entmax_ops = Registry(),Registry()
+
+# ------------------------------------------------------------------ cases
+@dataclass(frozen=True)
+class Case:
+    N:int
+    B:int = 4
+    H:int = 16
+    d:int = 64
+    causal:bool = False
+    w:str = 'mixed'        # 'mixed': log-uniform 64..2048 per (batch, head); else the number of tokens to each side
+    alpha:float = 1.5
+    sharp:float = 1.       # factor of the queries
+    dtype:torch.dtype = DTYPE
+    def widths(self):
+        "[B,H] whole tokens"
+        if self.w!='mixed': return torch.full((self.B,self.H), int(self.w), device=DEV)
+        u = torch.rand(self.B, self.H, generator=torch.Generator().manual_seed(1))
+        return (64*32**u).round().long().clamp(max=self.N).to(DEV)
+    def sigma(self): return (self.widths()-.5).requires_grad_()
+    def window(self, sigma): return Window.default(sigma, reach=(None,0) if self.causal else None)
+    def tensors(self):
+        g = torch.Generator(DEV).manual_seed(0)
+        q,k,v = (torch.randn(self.B, self.H, self.N, self.d, generator=g, device=DEV) for _ in range(3))
+        return [t.to(self.dtype).requires_grad_() for t in (q*self.sharp,k,v)]
+    def pairs(self):
+        "Query-key pairs inside the windows, of all heads."
+        w = self.widths().double().clamp(max=self.N-1)
+        one = self.N*w - w*(w+1)/2
+        return (one*(1 if self.causal else 2) + self.N).sum().item()
+    def row(self): return dict(B=self.B, H=self.H, N=self.N, d=self.d, w=f"{self.w}{', causal' if self.causal else ''}", dtype=str(self.dtype).removeprefix('torch.'))
+
+def step(f, leaves, backward):
+    "A function that runs `f` forward, or forward and backward."
+    if not backward: return torch.no_grad()(f)
+    out = f(); go = torch.ones_like(out)
+    return lambda: torch.autograd.grad(f(), leaves, go)
+
+# ------------------------------------------------------------------ softmax in a window: make(case) -> (f, leaves, window of the oracle)
+@softmax_ops('dynattn, sigma learns')
+def soft(c):
+    (q,k,v),sigma = c.tensors(),c.sigma()
+    return (lambda: windowed_attention(q, k, v, window=c.window(sigma), is_causal=c.causal)), (q,k,v,sigma)
+
+def hard_bounds(c, w=None): return (int(c.w) if w is None else w, 0 if c.causal else int(c.w) if w is None else w)
+
+@softmax_ops('dynattn, hard window')
+def hard(c):
+    q,k,v = c.tensors()
+    if c.w=='mixed': raise NotImplementedError("one hard window for all heads")
+    return (lambda: windowed_attention(q, k, v, window=hard_bounds(c), is_causal=c.causal)), (q,k,v)
+
+def block_mask(c, mod, block=128):
+    "A BlockMask in closed form: which blocks a band touches, and which lie inside it, without looking at pairs."
+    from torch.nn.attention.flex_attention import BlockMask
+    w,n = c.widths()[...,None,None],-(-c.N//block)
+    i = torch.arange(n, device=DEV)*block
+    near,far = i-i[:,None]-(block-1),i-i[:,None]+(block-1)  # least and greatest j - i in a pair of blocks
+    right = torch.zeros_like(w) if c.causal else w
+    touched,inside = (far>=-w) & (near<=right),(near>=-w) & (far<=right)
+    inside = inside & (i+block<=c.N) & (i[:,None]+block<=c.N)
+    pack = lambda b: (b.sum(-1, dtype=torch.int32), b.int().argsort(dim=-1, descending=True, stable=True).int())
+    return BlockMask.from_kv_blocks(*pack(touched & ~inside), *pack(inside), BLOCK_SIZE=block, mask_mod=mod, seq_lengths=(c.N,c.N))
+
+def flex_parts(c):
+    from torch.nn.attention.flex_attention import flex_attention, create_block_mask
+    w = c.widths()
+    def mask_mod(b, h, i, j): return ((i-j).abs()<=w[b,h]) & (i>=j) if c.causal else (i-j).abs()<=w[b,h]
+    T = math.exp(-.5)
+    def score_mod(sigma):
+        def mod(s, b, h, i, j):
+            V = torch.exp(-.5*((i-j)/(sigma[b,h]+1))**2)
+            return s + torch.log(torch.tanh(2*(V-T).clamp(min=0)/(1-T))/math.tanh(2))
+        return mod
+    return flex_attention if DRY else torch.compile(flex_attention, dynamic=False),create_block_mask,mask_mod,score_mod
+
+def flex(c, learns, fresh):
+    f,create,mask_mod,score_mod = flex_parts(c)
+    (q,k,v),sigma = c.tensors(),c.sigma()
+    make = lambda: create(mask_mod, c.B, c.H, c.N, c.N, device=DEV) if fresh else block_mask(c, mask_mod)
+    ready,mod = None if fresh else make(),score_mod(sigma) if learns else None
+    run = lambda: f(q, k, v, score_mod=mod, block_mask=make() if fresh else ready)
+    return run, ((q,k,v,sigma) if learns else (q,k,v))
+
+softmax_ops('FlexAttention, sigma learns, analytic block mask')(lambda c: flex(c, True, False))
+softmax_ops('FlexAttention, sigma learns, create_block_mask each step')(lambda c: flex(c, True, True))
+softmax_ops('FlexAttention, hard window')(lambda c: flex(c, False, False))
+
+def sdpa(c, backend):
+    from torch.nn.attention import sdpa_kernel, SDPBackend
+    q,k,v = c.tensors()
+    def f():
+        with sdpa_kernel(SDPBackend.MATH if DRY else getattr(SDPBackend, backend)): return F.scaled_dot_product_attention(q, k, v, is_causal=c.causal)
+    return f, (q,k,v)
+
+softmax_ops('SDPA flash, no window')(lambda c: sdpa(c, 'FLASH_ATTENTION'))
+softmax_ops('SDPA cuDNN, no window')(lambda c: sdpa(c, 'CUDNN_ATTENTION'))
+
+class _Flash(torch.autograd.Function):
+    "aten's FlashAttention with its one window for all heads; tensors are [B,N,H,d]"
+    @staticmethod
+    def forward(ctx, q, k, v, left, right, causal):
+        n,ctx.rest = q.shape[1],(left,right,causal)
+        out,lse,seed,unused,_ = torch.ops.aten._flash_attention_forward(q, k, v, None, None, n, n, 0., causal, False, window_size_left=left, window_size_right=right)
+        ctx.save_for_backward(q, k, v, out, lse, seed, unused)
+        return out
+    @staticmethod
+    def backward(ctx, go):
+        q,k,v,out,lse,seed,unused = ctx.saved_tensors
+        left,right,causal = ctx.rest
+        return *torch.ops.aten._flash_attention_backward(go, q, k, v, out, lse, None, None, q.shape[1], q.shape[1], 0., causal, seed, unused, window_size_left=left, window_size_right=right),None,None,None
+
+@softmax_ops('flash, one window (the widest)')
+def flash(c):
+    if DRY: raise NotImplementedError("needs a GPU")
+    q,k,v = c.tensors()
+    left,right = hard_bounds(c, int(c.widths().max()))
+    return (lambda: _Flash.apply(*(t.transpose(1, 2) for t in (q,k,v)), left, right, c.causal).transpose(1, 2)), (q,k,v)
+
+# ------------------------------------------------------------------ entmax
+@entmax_ops('dynattn')
+def ours(c):
+    q,k,v = c.tensors(); alpha = torch.full((c.H,), c.alpha, device=DEV, requires_grad=True)
+    return (lambda: entmax_attention(q, k, v, alpha, is_causal=c.causal)), (q,k,v,alpha)
+
+@entmax_ops('AdaSplash-1')
+def adasplash1(c):
+    if DRY: raise NotImplementedError("needs a GPU")
+    from adasplash import adasplash_v1
+    q,k,v = c.tensors()
+    return (lambda: adasplash_v1(q, k, v, alpha=c.alpha, is_causal=c.causal)), (q,k,v)
+
+@entmax_ops('AdaSplash-2')
+def adasplash2(c):
+    if DRY: raise NotImplementedError("needs a GPU")
+    from adasplash import adasplash_v2
+    if not c.causal or c.alpha!=1.5: raise NotImplementedError("causal and alpha=1.5 only")
+    q,k,v = c.tensors()
+    return (lambda: adasplash_v2(q, k, v)), (q,k,v)
+
+@entmax_ops('dense entmax_bisect', upto=4096)
+def bisect(c):
+    from entmax import entmax_bisect
+    q,k,v = c.tensors(); alpha = torch.full((c.H,1,1), c.alpha, device=DEV, requires_grad=True)
+    hide = torch.ones(c.N, c.N, dtype=torch.bool, device=DEV).triu(1) if c.causal else None
+    def f():
+        s = (q@k.mT).float()*c.d**-.5
+        return entmax_bisect(s if hide is None else s.masked_fill(hide, -1e30), alpha).to(v.dtype)@v
+    return f, (q,k,v,alpha)
+
+def sparsity(c):
+    "The share of 64 by 64 tiles without weight, among those that causality leaves."
+    q,k,v = (t.detach() for t in replace(c, B=1, H=min(c.H, 4)).tensors())
+    form = ('bell','hard',[0.,1.,0.,1.,1.,1.])
+    _,_,live = entmax_forward(q, k, v, None, torch.full(q.shape[:2], c.alpha, device=DEV), *window_limits(None, *q.shape[:2], c.N, DEV), c.d**-.5, 0, 0, c.causal, *form)
+    weight = (live[...,None] >> torch.arange(32, device=DEV) & 1).sum().item()
+    rows,cols = live.shape[2],-(-c.N//(32 if DRY else 64))
+    all_tiles = sum(min(cols, -(-min(c.N, (r+1)*-(-c.N//rows))*cols//c.N)) for r in range(rows)) if c.causal else rows*cols
+    return 1-weight/(q.shape[1]*all_tiles)
+
+def sharpened(c):
+    "The first power of two at which half of the tiles hold no weight."
+    for x in (1, 2, 4, 8, 16, 32):
+        s = sparsity(replace(c, sharp=float(x)))
+        if s>=.5: break
+    return replace(c, sharp=float(x)),s
+
+# ------------------------------------------------------------------ checks
+def oracle(name, c, leaves):
+    "What this peer is to compute, in float64."
+    q,k,v = (t.detach().double().requires_grad_() for t in leaves[:3])
+    if name in entmax_ops.ops:
+        alpha = torch.full((c.H,), c.alpha, dtype=torch.float64, device=DEV, requires_grad=True)
+        return dense_attention(q, k, v, is_causal=c.causal, alpha=alpha), (q,k,v,alpha)
+    sigma = c.sigma().detach().double().requires_grad_()
+    w = c.window(sigma) if 'learns' in name else None if 'no window' in name else int(c.widths().max())
+    if name=='FlexAttention, hard window' and c.w=='mixed': w = c.widths().double()  # one a head, as a mask
+    options = dict(window=w) if not isinstance(w, torch.Tensor) else dict(attn_mask=(torch.arange(c.N, device=DEV)-torch.arange(c.N, device=DEV)[:,None]).abs()<=w[...,None,None])
+    return dense_attention(q, k, v, is_causal=c.causal, **options), (q,k,v,sigma)
+
+def check(name, op, c):
+    "Raises where a peer's output or gradients are further from float64 than half precision explains."
+    f,leaves = op.make(c)
+    out,(want,exact) = f(),oracle(name, c, leaves)
+    go = torch.randn(out.shape, generator=torch.Generator(DEV).manual_seed(2), device=DEV)
+    got = torch.autograd.grad(out, leaves, go.to(out.dtype))
+    truth = torch.autograd.grad(want, exact[:len(leaves)], go.double(), allow_unused=True)
+    for what,a,b in zip(('out','dq','dk','dv','dparam'), (out,*got), (want,*truth)):
+        e = ((a.double().reshape(b.shape)-b).norm()/b.norm()).item()
+        if not e < (1e-4 if c.dtype==torch.float32 else 3e-2): raise AssertionError(f"{what} is off by {e:.1e}")
+
+def able(registry, c):
+    "The peers that are there and right for this kind of case."
+    small,res = replace(c, N=min(c.N, 256 if not DRY else c.N), B=1, H=2),{}
+    for name,op in registry.ops.items():
+        if c.N>op.upto: continue
+        try: check(name, op, small); res[name] = op
+        except (ImportError,NotImplementedError) as e: print(f"  {name}: left out, {e}")
+        except Exception as e: print(f"  {name}: left out, {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}")
+    return res
+
+# ------------------------------------------------------------------ timing
+def seconds(fn, runs=1):
+    "Median time of one run by CUDA events."
+    if DRY:
+        import time
+        start = time.perf_counter(); fn(); return time.perf_counter()-start
+    times = []
+    for _ in range(runs):
+        a,b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        a.record(); fn(); b.record(); torch.cuda.synchronize(); times.append(a.elapsed_time(b)/1e3)
+    return statistics.median(times)
+
+def in_turn(fns, rounds=7):
+    "name -> (median seconds, peak MB beyond what was allocated before); peers alternate round by round."
+    times,mb = {n:[] for n in fns},{}
+    for name,fn in fns.items():
+        for _ in range(1 if DRY else 3): fn()  # compile, and warm up
+        if not DRY:
+            torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()
+            fn(); torch.cuda.synchronize(); mb[name] = (torch.cuda.max_memory_allocated()-before)/2**20
+    for _ in range(1 if DRY else rounds):
+        for name,fn in fns.items(): times[name].append(seconds(fn, 1 if DRY else 5))
+    return {name:(statistics.median(ts), mb.get(name)) for name,ts in times.items()}
+
+def ceilings():
+    "Operations a second of a large product in the dtype of the cases, and bytes a second of a large copy."
+    n = 256 if DRY else 8192
+    a,b = torch.randn(2, n, n, device=DEV).to(DTYPE); x = torch.empty(n*n*4, dtype=torch.uint8, device=DEV); y = torch.empty_like(x)
+    for _ in range(3): a@b; y.copy_(x)
+    return 2*n**3/seconds(lambda: a@b, 20),2*x.numel()/seconds(lambda: y.copy_(x), 20)
+
+def compare(suite, registry, c, peak, value=None):
+    print(f"{suite} {c}")
+    ops,rows = able(registry, c),[]
+    for backward in (False,True):
+        fns = {}
+        for name,op in ops.items():
+            try: fns[name] = step(*op.make(c), backward); fns[name]()
+            except Exception as e: fns.pop(name, None); print(f"  {name}: {type(e).__name__} at this size: {str(e).splitlines()[0] if str(e) else ''}")
+        flops = 4*c.pairs()*c.d*(3.5 if backward else 1)
+        for name,(s,mb) in in_turn(fns).items():
+            print(f"  {'both' if backward else 'forward':8} {name:58} {s*1e3:10.3f} ms {s*peak/flops:8.2f} limits" + (f" {mb:9.1f} MB" if mb else ''), flush=True)
+            rows.append(dict(suite=suite, op=name, ms=round(s*1e3, 4), limits=round(s*peak/flops, 3), peak_gflops=round(peak/1e9), mb=mb and round(mb, 1), value=value, **{'pass':'both' if backward else 'forward'}, **c.row()))
+    return rows
+
+# ------------------------------------------------------------------ suites
+def window_cases():
+    if DRY: return [Case(48, B=1, H=2, d=16, w='9'), Case(48, B=1, H=2, d=16, causal=True, w='mixed')]
+    return [Case(N, d=d, causal=causal, w=w) for N in (2048, 8192, 32768) for d in (64, 128) for causal in (False,True) for w in ('mixed','256','1024')]
+
+def entmax_cases():
+    if DRY: return [Case(48, B=1, H=2, d=16, w='48', causal=True)]
+    return [Case(N, B=1 if N>8192 else 4, H=16 if N<65536 else 4, causal=causal, w=str(N), alpha=alpha) for N in (4096, 16384, 65536, 131072) for causal in (True,False) for alpha in (1.5, 1.25)]
+
+def main(suites):
+    name = 'CPU, interpreter' if DRY else torch.cuda.get_device_name()
+    peak,copy = ceilings()
+    print(f"{name}; torch {torch.__version__}, triton {triton.__version__}, CUDA {torch.version.cuda}")
+    print(f"measured limits: {peak/1e12:.3g} TFLOP/s ({str(DTYPE).removeprefix('torch.')} product), {copy/1e12:.3g} TB/s (copy)")
+    for suite in suites:
+        for c in window_cases() if suite=='window' else entmax_cases():
+            value = None
+            if suite=='entmax': c,s = sharpened(c); value = f"{s:.2f}"; print(f"block sparsity {value}")
+            rows = compare(suite, softmax_ops if suite=='window' else entmax_ops, c, peak, value)
+            if not DRY: append('gpu.csv', rows); torch.cuda.empty_cache()
+
+if __name__=='__main__':
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument('--suite', choices=('window','entmax'), help="default: both")
+    a.add_argument('--dry-run', action='store_true', help="toy sizes on a CPU, to see that everything runs; no row is written")
+    args = a.parse_args()
+    if not (DRY or torch.cuda.is_available()): sys.exit("benchmarks/gpu.py needs a GPU; --dry-run does not")
+    main([args.suite] if args.suite else ['window','entmax'])
