@@ -4,9 +4,8 @@ python benchmarks/cpu.py          a few minutes
 python benchmarks/cpu.py --full   all of it
 Every peer is checked against the dense attention first; one that computes something else is not timed.
 Rows are appended to benchmarks/results/cpu.csv."""
-import argparse, math, os, subprocess, sys
+import argparse, os, subprocess, sys, time
 from dataclasses import dataclass, replace
-from functools import partial
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
 import torch, torch.nn.functional as F
 from dynattn.banded import banded_attention, band_flops
@@ -14,7 +13,7 @@ from dynattn.attention import dense_attention
 from dynattn.ops import attention
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
-from harness import Registry, append, in_turn, peak, seconds
+from harness import CLOCK, Registry, append, count_cpu_time, in_turn
 
 band = Registry()
 
@@ -73,7 +72,8 @@ def local(c):
 def flex(c):
     from torch.nn.attention.flex_attention import flex_attention, create_block_mask
     mask = create_block_mask(lambda b,h,i,j: (i-j).abs()<=c.w, None, None, c.N, c.N, device='cpu')  # made beforehand
-    f,(q,k,v) = torch.compile(flex_attention),c.tensors()
+    torch.compiler.reset()  # a graph for each shape: its dynamic one does not compile here
+    f,(q,k,v) = torch.compile(flex_attention, dynamic=False),c.tensors()
     return torch.no_grad()(lambda: f(q, k, v, block_mask=mask))
 
 def unfolded(q, k, v, w):
@@ -128,13 +128,14 @@ def able(names=None):
 def compare(full):
     "Peers in turn."
     ops,rows = able(),[]
-    for N in (2048, 8192, 65536) if full else (2048, 8192):
+    alone = CLOCK[0] is time.perf_counter  # else: others use the machine too
+    for N in (4096,) if not alone else (2048, 8192, 65536) if full else (2048, 8192):
         for w in (64, 256, 512):
             for backward in (False, True):
-                c = Case(N, w, backward=backward)
+                c = Case(N, w, H=8 if alone else 2, backward=backward)
                 big = N>8192
-                fns = {n:op.make(c) for n,op in ops.items() if N<=op.upto and (op.backward or not backward) and not (big and n not in ('dynattn.banded','local-attention','unfold + SDPA'))}
-                for name,(s,limits,p) in in_turn(fns, c.flops).items():
+                fns = {n:op.make(c) for n,op in ops.items() if N<=op.upto and (alone or not n.startswith('SDPA')) and (op.backward or not backward) and not (big and n not in ('dynattn.banded','local-attention','unfold + SDPA'))}
+                for name,(s,limits,p) in in_turn(fns, c.flops, rounds=5 if alone else 3).items():
                     rows.append(dict(suite='compare', op=name, ms=round(s*1e3, 3), limits=round(limits, 3), peak_gflops=round(p/1e9, 1), **c.row()))
                     print(f"N={N} w={w} {'both' if backward else 'forward':8} {name:28} {s*1e3:9.1f} ms {limits:7.2f} limits", flush=True)
     append('cpu.csv', rows)
@@ -152,7 +153,7 @@ def mixed(full):
         flops = sum(band_flops(c.N, int(2*w+2), c.d, 1, backward) for w in widths.tolist())
         t = in_turn(fns, flops)
         ratio = t['together'][0]/sum(s for n,(s,*_) in t.items() if n!='together')
-        print(f"mixed widths, {'both' if backward else 'forward'}: together {t['together'][0]*1e3:.0f} ms, {t['together'][1]:.2f} limits, {ratio:.2f} of the sum of each alone")
+        print(f"mixed widths, {'both' if backward else 'forward'}: together {t['together'][0]*1e3:.0f} ms, {t['together'][1]:.2f} limits, {ratio:.2f} of the sum of each alone", flush=True)
         append('cpu.csv', [dict(suite='mixed', op='dynattn.banded', ms=round(t['together'][0]*1e3, 3), limits=round(t['together'][1], 3), value=round(ratio, 4), **c.row())])
 
 def exponent(ns, ts):
@@ -164,6 +165,7 @@ def growth(full):
     "Time as N grows at w = 256."
     for backward in (False, True):
         top = (20 if full else 18) if not backward else (18 if full else 16)
+        if CLOCK[0] is not time.perf_counter: top = 16 if not backward else 15
         ns,ts,rows = [2**i for i in range(12, top+1)],[],[]
         for N in ns:
             c = Case(N, 256, H=2, backward=backward)
@@ -173,7 +175,7 @@ def growth(full):
             print(f"N={N} {'both' if backward else 'forward'} {s*1e3:.0f} ms {limits:.2f} limits", flush=True)
         e = exponent(ns, [t*n for t,n in zip(ts, ns)])
         rows.append(dict(suite='growth exponent, time', op='dynattn.banded', value=round(e, 4), **replace(c, N=0).row()))
-        append('cpu.csv', rows); print(f"time grows as N^{e:.3f}")
+        append('cpu.csv', rows); print(f"time grows as N^{e:.3f}", flush=True)
 
 def training(full):
     "A batch as one trains on: 8 sequences of 100 to 1024 tokens, a width for each head and sequence."
@@ -230,8 +232,10 @@ if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('suites', nargs='*', help=f"of {', '.join(suites)} (default: all)")
     a.add_argument('--full', action='store_true', help="larger N, and all peers")
+    a.add_argument('--cpu-time', action='store_true', help="one thread and processor time, smaller shapes: for a machine that is busy")
     a.add_argument('--resident', nargs=4, help=argparse.SUPPRESS)
     args = a.parse_args()
+    if args.cpu_time: count_cpu_time()
     if args.resident: name,n,w,b = args.resident; resident(name, int(n), int(w), b=='1')
     else:
         for s in args.suites or suites: suites[s](args.full)

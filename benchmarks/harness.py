@@ -7,6 +7,11 @@ from typing import Callable
 import torch
 
 RESULTS = Path(__file__).parent/'results'
+CLOCK = [time.perf_counter]
+
+def count_cpu_time():
+    "For a machine that others use too: one thread, and the time that the processor spent on it."
+    torch.set_num_threads(1); CLOCK[0] = time.process_time
 
 @dataclass
 class Op:
@@ -29,21 +34,23 @@ def machine():
     if torch.cuda.is_available(): return torch.cuda.get_device_name()
     try: cpu = next(l.split(':')[1].strip() for l in open('/proc/cpuinfo') if l.startswith('model name'))
     except (OSError, StopIteration): cpu = platform.processor() or platform.machine()
-    return f"{cpu}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    return f"{cpu}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads{', CPU time' if CLOCK[0] is time.process_time else ''}"
 
 def commit():
     r = subprocess.run(['git','rev-parse','--short','HEAD'], cwd=RESULTS.parent, capture_output=True, text=True)
     return r.stdout.strip()
 
 _square = {}
-def peak(n=2048, dtype=torch.float32, runs=3):
+def peak(n=None, dtype=torch.float32, runs=3):
     "Operations per second of a square matrix product, the best of some: what the machine gives at this moment."
-    a,b,c = _square.setdefault((n,dtype), torch.randn(3, n, n).to(dtype))
+    n = n or 1024*torch.get_num_threads()
+    if (n,dtype) not in _square: _square[n,dtype] = torch.randn(3, n, n).to(dtype)
+    a,b,c = _square[n,dtype]
     return 2*n**3/min(seconds(lambda: torch.mm(a, b, out=c)) for _ in range(runs))
 
 def seconds(fn):
-    start = time.perf_counter(); fn()
-    return time.perf_counter()-start
+    start = CLOCK[0](); fn()
+    return CLOCK[0]()-start
 
 def in_turn(fns, flops, rounds=5, budget=8.):
     "name -> (median seconds, median multiple of the limit, median peak); each peer runs once a round, the peak is taken on both sides of it."
