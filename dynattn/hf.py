@@ -262,7 +262,7 @@ def mean_width(
     model:nn.Module, # called before
 ) -> Tensor: # [], with its graph
     "The half-widths of the last call as shares of the sequence, averaged over layers, heads and texts."
-    seen = [m.dynattn.seen for m in _layers(model).values() if hasattr(m, 'dynattn') and m.dynattn.seen is not None]
+    seen = [m.dynattn.seen for m in model.modules() if hasattr(m, 'dynattn') and m.dynattn.seen is not None]
     if not seen: raise RuntimeError("model: expected one with windows that was called, got none with a width yet")
     return torch.stack([s.float().mean() for s in seen]).mean()
 
