@@ -32,17 +32,25 @@ class PeakBytes(TorchDispatchMode):
     "Within this context, `peak` is the largest number of bytes that results of operations held at one time, on any device."
     def __init__(self):
         super().__init__()
-        self.live, self.peak = {}, 0
+        self.live, self.held, self.peak = {}, 0, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(out):
-            if isinstance(t, Tensor):
-                s = t.untyped_storage()
-                self.live.setdefault(s._cdata, (StorageWeakRef(s), s.nbytes()))
-        self.live = {key: o for key, o in self.live.items() if not o[0].expired()}
-        self.peak = max(self.peak, sum(n for _, n in self.live.values()))
+            if isinstance(t, Tensor): self.note(t.untyped_storage())
+        if self.held > self.peak: self.forget()                  # `held` still counts what has been freed since: look only when it matters
         return out
+
+    def note(self, s): # a storage, of which an address may have belonged to another before
+        old = self.live.get(s._cdata)
+        if old is None or old[0].expired():
+            self.live[s._cdata] = StorageWeakRef(s), s.nbytes()
+            self.held += s.nbytes() - (old[1] if old else 0)
+
+    def forget(self):
+        self.live = {key: o for key, o in self.live.items() if not o[0].expired()}
+        self.held = sum(n for _, n in self.live.values())
+        self.peak = max(self.peak, self.held)
 
 # %% ../../nbs/70_survey.card.ipynb #571449aa
 def fit_polynomial(
@@ -108,7 +116,7 @@ def _order(poly, slope):
 def _poly_str(poly):
     if poly is None: return "no polynomial"
     terms = [f"{c}" + ("" if i == 0 else " N" if i == 1 else f" N^{i}") for i, c in enumerate(poly) if c]
-    return " + ".join(reversed(terms)) or "0"
+    return " + ".join(reversed(terms)).replace("+ -", "- ") or "0"
 
 # %% ../../nbs/70_survey.card.ipynb #3adac6e3
 TAGS = dict(FP="fixed or random patterns", M="memory", LP="learned patterns", LR="low rank", KR="kernels", RC="recurrence",

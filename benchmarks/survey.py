@@ -1,0 +1,117 @@
+"""The survey's table and the causality of published packages, measured and written to results/survey.csv and results/survey_packages.csv.
+
+    python benchmarks/survey.py            # the table and FLOPs from 2^9 to 2^20, on the meta device: about two minutes
+    python benchmarks/survey.py packages   # what is installed of the packages that say causal=True
+"""
+import csv, sys, warnings
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+import torch, torch.nn.functional as F
+from torch import nn
+from dynattn.survey.card import Cost, causality, complexity, evaluate, load, measure
+
+RESULTS = Path(__file__).parent/'results'
+NS = tuple(2**i for i in range(9, 21))
+KEEP = 'row name form tags complexity decode flops poly peak causal change exact'.split()
+
+def flops_at(system, cost, n):
+    "Exact: from the polynomial where there is one, else counted; empty where the system cannot have this length."
+    if cost.poly: return int(evaluate(cost.poly, n))
+    try: return complexity(system, (n,)).flops[0]
+    except (RuntimeError, ValueError): return ''
+
+def systems(): return sorted(load().values(), key=lambda c: (c.info.row is None, c.info.row or 0, c.form))
+
+def table():
+    for system in systems():
+        row = measure(system)
+        cost = Cost(row['Ns'], row['flops_at'], row['peak_at'])
+        yield {k: row[k] for k in KEEP} | {f'flops_{n}': flops_at(system, cost, n) for n in NS}
+
+class Layer(nn.Module):
+    "A package's layer, [1,N,D] -> [1,N,D]."
+    def __init__(self, make, call=lambda f,x: f(x)): super().__init__(); self.made,self.call = make(),call
+    def forward(self, x): return self.call(self.made, x)
+
+def heads(x): return x.unflatten(-1, (2,-1)).transpose(1, 2)
+def whole(y): return y.transpose(1, 2).flatten(2)
+
+def reformer():
+    from reformer_pytorch import LSHSelfAttention
+    return LSHSelfAttention(16, heads=2, bucket_size=4, n_hashes=1, causal=True)
+
+def reformer_hf():
+    from transformers import ReformerConfig
+    from transformers.models.reformer.modeling_reformer import LSHSelfAttention
+    return LSHSelfAttention(ReformerConfig(is_decoder=True, hidden_size=16, num_attention_heads=2, attention_head_size=8, lsh_attn_chunk_length=4, num_buckets=4, num_hashes=1, lsh_attention_probs_dropout_prob=0.))
+
+def routing():
+    from routing_transformer.routing_transformer import KmeansAttention
+    layer = KmeansAttention(4, 8, 2, 8, causal=True, shared_qk=True, num_mem_kv=0).train(False)
+    layer.kmeans.initted = torch.tensor(True); layer.kmeans.means.copy_(F.normalize(torch.randn(2, 4, 8), dim=-1))
+    return layer
+
+def sinkhorn():
+    from sinkhorn_transformer.sinkhorn_transformer import SinkhornSelfAttention
+    return SinkhornSelfAttention(16, bucket_size=4, max_seq_len=32, heads=2, causal=True)
+
+def performer(**kwargs):
+    from performer_pytorch import SelfAttention
+    return SelfAttention(16, heads=2, causal=True, dim_head=8, **kwargs)
+
+def linear():
+    from linear_attention_transformer.linear_attention_transformer import SelfAttention
+    return SelfAttention(16, 2, causal=True)
+
+def local():
+    from local_attention import LocalAttention
+    return LocalAttention(window_size=4, causal=True, look_backward=1)
+
+def keys():
+    from product_key_memory import PKM
+    return PKM(16, heads=2, num_keys=16, topk=4, dim_head=8)
+
+def experts():
+    from mixture_of_experts import MoE
+    return MoE(16, num_experts=4)
+
+def st_moe():
+    from st_moe_pytorch import MoE
+    return MoE(16, num_experts=4)
+
+first = lambda f,x: f(x)[0]
+PACKAGES = [  # distribution, what, layer, call
+    ('reformer-pytorch', 'LSHSelfAttention', reformer, lambda f,x: f(x)),
+    ('transformers', 'Reformer LSHSelfAttention, is_decoder', reformer_hf, lambda f,x: f(x).hidden_states),
+    ('routing-transformer', 'KmeansAttention', routing, lambda f,x: whole(f(*[heads(x)]*3)[0])),
+    ('sinkhorn-transformer', 'SinkhornSelfAttention', sinkhorn, lambda f,x: f(x)),
+    ('performer-pytorch', 'SelfAttention, softmax features', performer, lambda f,x: f(x)),
+    ('performer-pytorch', 'SelfAttention, generalised (ReLU) features', partial(performer, generalized_attention=True), lambda f,x: f(x)),
+    ('linear-attention-transformer', 'SelfAttention', linear, lambda f,x: f(x)),
+    ('local-attention', 'LocalAttention', local, lambda f,x: whole(f(*[heads(x)]*3))),
+    ('product-key-memory', 'PKM, LayerNorm', keys, lambda f,x: f(x)),
+    ('mixture-of-experts', 'MoE, top 2', experts, first),
+    ('st-moe-pytorch', 'MoE, top 2', st_moe, first),
+]
+
+def packages(trials=20):
+    for name,what,make,call in PACKAGES:
+        torch.manual_seed(0)
+        try: layer = Layer(make, call)
+        except ImportError: print(f"{name} is not installed"); continue
+        found = [causality(layer, 32, width=16, seeds=[s]) for s in range(trials)]
+        worst = max(found, key=lambda v: (['yes','leaks','no'].index(v), v.change))
+        yield dict(package=name, version=version(name), layer=what, verdict=str(worst), leaking=sum(v!='yes' for v in found), trials=trials, change=f"{max(v.change for v in found):.2g}", torch=torch.__version__)
+
+def write(file, rows):
+    rows = list(rows)
+    with open(RESULTS/file, 'w', newline='') as f:
+        w = csv.DictWriter(f, list(rows[0]), lineterminator='\n'); w.writeheader(); w.writerows(rows)
+    print(f"{len(rows)} rows in {RESULTS.name}/{file}")
+
+if __name__=='__main__':
+    warnings.simplefilter('ignore')
+    if sys.argv[1:]==['packages']: write('survey_packages.csv', packages())
+    elif not sys.argv[1:]: write('survey.csv', table())
+    else: sys.exit(__doc__)
