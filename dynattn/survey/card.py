@@ -6,9 +6,10 @@
 __all__ = ['TAGS', 'PARTS', 'ENTRIES', 'COLUMNS', 'PeakBytes', 'fit_polynomial', 'evaluate', 'Cost', 'Info', 'Layer',
            'AttentionLayer', 'Exact', 'complexity', 'Verdict', 'causality', 'streaming', 'prefix', 'exactness',
            'truncation', 'equivariance', 'picture', 'optional', 'register', 'decodes', 'measure', 'load', 'table',
-           'format_table']
+           'format_table', 'main']
 
-# %% ../../nbs/70_survey.card.ipynb #b57fc149
+# %% ../../nbs/70_survey.card.ipynb #21a2aed2
+import argparse
 import copy
 import importlib
 import inspect
@@ -464,3 +465,15 @@ def format_table(
     if markdown: return "\n".join("| " + " | ".join(o) + " |" for o in lines[:1] + [["---"] * len(columns)] + lines[1:])
     widths = [max(map(len, o)) for o in zip(*lines)]
     return "\n".join("  ".join(o.ljust(w) for o, w in zip(line, widths)).rstrip() for line in lines)
+
+# %% ../../nbs/70_survey.card.ipynb #f679aff8
+def main(
+    argv=None, # what follows `dynattn survey`
+    systems=None, # as in `table`
+) -> int: # exit status
+    "Print the table."
+    parser = argparse.ArgumentParser(prog="dynattn survey", description="Efficient transformers, measured now.")
+    parser.add_argument("--json", action="store_true", help="a list of objects instead of a table")
+    as_json, rows = parser.parse_args(argv).json, table(systems=systems)
+    print(json.dumps(rows, allow_nan=False) if as_json else format_table(rows))
+    return 0
