@@ -8,11 +8,12 @@ __all__ = ['TAGS', 'PARTS', 'ENTRIES', 'COLUMNS', 'PeakBytes', 'fit_polynomial',
            'truncation', 'equivariance', 'picture', 'optional', 'register', 'decodes', 'measure', 'load', 'table',
            'format_table', 'main']
 
-# %% ../../nbs/70_survey.card.ipynb #21a2aed2
+# %% ../../nbs/70_survey.card.ipynb #37d84d65
 import argparse
 import copy
 import importlib
 import inspect
+import json
 import math
 import pkgutil
 from fractions import Fraction
