@@ -53,14 +53,14 @@ def test_it_imports_with_only_what_it_declares(python, tmp_path):
     assert not set(HEAVY) & set(out.split())
 
 def test_a_module_that_needs_more_says_which_extra_brings_it(python, tmp_path):
-    "Every module imports, or names the extra"
+    "Every module imports, or names the extra; Triton has none, since CUDA builds of PyTorch bring it"
     mods = [m.removesuffix('.py').removesuffix('/__init__').replace('/', '.') for m in MODULES]
     code = f'''
 import importlib
 for m in {mods}:
     try: importlib.import_module(m)
     except ImportError as e:
-        if 'dynattn[' not in str(e): print(f'{{m}}: {{e}}')'''
+        if 'dynattn[' not in str(e) and 'pip install triton' not in str(e): print(f'{{m}}: {{e}}')'''
     bad = _python(python, code, tmp_path)
     assert not bad, bad
 

@@ -26,7 +26,7 @@ def test_page_offers_its_notebook(site, name):
     assert mine[1]==book.INSTALL and [c for c in theirs if c in mine]==mine[:1]+mine[2:]
     compile('\n'.join(mine[1:2]), name, 'exec')
 
-FOREIGN = {'mask_mod', 'tf32'}      # names of other libraries that the prose mentions and no code uses
+FOREIGN = {'sm_90', 'mask_mod', 'tf32'}      # names of other libraries that the prose mentions and no code uses
 
 def _code_names(src):
     "Every word of a code cell but those of its comments"
