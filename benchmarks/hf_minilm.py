@@ -76,10 +76,13 @@ def main(folder=RESULTS):
     for kind,setting,make in jobs:
         scores,width = judge(make(setting), held, goal)
         rows.append(dict(where, kind=kind, setting=setting, steps=STEPS if kind=='learned' else 0, **{k: round(v, 4) for k,v in scores.items()}))
-        if kind=='learned': widths += [dict(kind=kind, setting=setting, layer=l, head=h, width=round(w.item(), 1)) for l,row in enumerate(width) for h,w in enumerate(row)]
+        if kind=='learned': widths += [dict(where, kind=kind, setting=setting, layer=l, head=h, width=round(w.item(), 1)) for l,row in enumerate(width) for h,w in enumerate(row)]
         print(kind, setting, scores, flush=True)
         for name,table in (('hf_minilm.csv', rows),('hf_minilm_widths.csv', widths)):
             if not table: continue
             with open(Path(folder)/name, 'w', newline='') as f: c = csv.DictWriter(f, table[0], lineterminator='\n'); c.writeheader(); c.writerows(table)
 
-if __name__=='__main__': main()
+if __name__=='__main__':
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument('--out', default=RESULTS, help='folder for the two tables')
+    main(p.parse_args().out)
