@@ -16,8 +16,8 @@ def _classes(x, name):
     "Class numbers as a flat int64 tensor."
     x = torch.as_tensor(x)
     if x.dtype.is_floating_point or x.dtype.is_complex:
-        if x.numel(): raise TypeError(f"`{name}` must hold class numbers (integers or bools), got {x.dtype}: take an argmax or a threshold first")
-    if x.numel() and x.min() < 0: raise ValueError(f"`{name}` must not be negative, got {int(x.min())}: leave ignored positions out first")
+        if x.numel(): raise TypeError(f"{name}: expected class numbers (integers or bools), got {x.dtype}: take an argmax or a threshold first")
+    if x.numel() and x.min() < 0: raise ValueError(f"{name}: expected classes >= 0, got {int(x.min())}: leave ignored positions out first")
     return x.reshape(-1).long()
 
 # %% ../nbs/03_metrics.ipynb #b3046af8
@@ -28,10 +28,10 @@ def confusion_matrix(
 ) -> Tensor: # [C,C] int64
     "`m[i,j]` is how many of class i were called j."
     t,p = _classes(y_true, 'y_true'),_classes(y_pred, 'y_pred')
-    if len(t) != len(p): raise ValueError(f"`y_true` and `y_pred` must be of one length, got {len(t)} and {len(p)}")
+    if len(t) != len(p): raise ValueError(f"y_pred: expected one for each of {len(t)} in y_true, got {len(p)}")
     top = 1 + max((int(x.max()) for x in (t, p) if len(x)), default=1)
     C = max(2, top) if n_classes is None else n_classes
-    if top > C and len(t): raise ValueError(f"`n_classes` is {C}, but class {top-1} occurs")
+    if top > C and len(t): raise ValueError(f"n_classes: expected at least {top}, since class {top-1} occurs, got {C}")
     return torch.bincount(t*C + p.to(t.device), minlength=C*C).view(C, C)
 
 # %% ../nbs/03_metrics.ipynb #41c5d9a2
@@ -45,7 +45,7 @@ def _average(num, den, weight, average, zero_division):
     if average=='micro': return _ratio(num.sum(), den.sum(), zero_division)
     each = _ratio(num, den, zero_division)
     if average is None: return each
-    if average not in ('macro', 'weighted'): raise ValueError(f"`average` must be None, 'micro', 'macro' or 'weighted', got {average!r}")
+    if average not in ('macro', 'weighted'): raise ValueError(f"average: expected None, 'micro', 'macro' or 'weighted', got {average!r}")
     known = ~each.isnan()
     weight = known * (weight if average=='weighted' and (known*weight).any() else 1.)
     return _ratio((each.nan_to_num()*weight).sum(), weight.sum(), zero_division)
@@ -54,7 +54,7 @@ def _average(num, den, weight, average, zero_division):
 def _parts(cm):
     "What was right, what was said and what was there, each a float64 [C]."
     cm = torch.as_tensor(cm)
-    if cm.dim()!=2 or cm.shape[0]!=cm.shape[1]: raise ValueError(f"`cm` must be a confusion matrix [C,C], got {list(cm.shape)}")
+    if cm.dim()!=2 or cm.shape[0]!=cm.shape[1]: raise ValueError(f"cm: expected a confusion matrix [C,C], got {list(cm.shape)}")
     cm = cm.double()
     return cm.diagonal(), cm.sum(0), cm.sum(1)
 
@@ -86,9 +86,9 @@ def precision_recall_curve(
     "Precision and recall of `scores >= threshold`, for each score that occurs."
     s = torch.as_tensor(scores).detach().double().reshape(-1)
     y = _classes(y_true, 'y_true').to(s.device)
-    if y.numel() and y.max() > 1: raise ValueError(f"`y_true` must be bool or 0/1, got {int(y.max())}")
-    if len(y) != len(s) or not len(s): raise ValueError(f"`y_true` and `scores` must be of one length, not empty, got {len(y)} and {len(s)}")
-    if s.isnan().any(): raise ValueError("`scores` must not hold NaN")
+    if y.numel() and y.max() > 1: raise ValueError(f"y_true: expected bools or 0/1, got {int(y.max())}")
+    if len(y) != len(s) or not len(s): raise ValueError(f"scores: expected one for each of {len(y)} in y_true, and not none, got {len(s)}")
+    if s.isnan().any(): raise ValueError("scores: expected numbers, got NaN")
     at,where = s.unique(return_inverse=True)
     hits = torch.zeros_like(at).index_add_(0, where, y.double()).flip(0).cumsum(0).flip(0)
     taken = torch.bincount(where, minlength=len(at)).double().flip(0).cumsum(0).flip(0)
@@ -130,7 +130,7 @@ def class_metrics(
     "Every class, then 'micro', 'macro' and 'weighted'."
     C = len(_parts(cm)[2])
     names = [str(i) for i in range(C)] if names is None else list(map(str, names))
-    if len(names) != C or len({*names, 'micro', 'macro', 'weighted'}) != C+3: raise ValueError(f"`names` must be {C} different names, none of them that of an average, got {names}")
+    if len(names) != C or len({*names, 'micro', 'macro', 'weighted'}) != C+3: raise ValueError(f"names: expected {C} different names, none of them that of an average, got {names}")
     support = _parts(cm)[2].long().tolist()
     each = [f(cm, None, zero_division).tolist() for f in (precision, recall, f1)]
     rows = {n: dict(zip(('precision', 'recall', 'f1', 'support'), r)) for n,*r in zip(names, *each, support)}
@@ -156,13 +156,13 @@ def classification_report(
 # %% ../nbs/03_metrics.ipynb #d46c15a6
 def _window_parts(weights, mask, visible):
     "Weights, mask and view at one shape, in at least float32, zero where nothing can be seen."
-    if weights.dim() < 1 or not weights.dtype.is_floating_point: raise TypeError(f"`weights` must be floating [...,N,M], got {weights.dtype} {list(weights.shape)}")
+    if weights.dim() < 1 or not weights.dtype.is_floating_point: raise TypeError(f"weights: expected floating [...,N,M], got {weights.dtype} {list(weights.shape)}")
     for name,x in (('mask', mask), ('visible', visible)):
         if x is None: continue
         try: ok = torch.broadcast_shapes(x.shape, weights.shape)==weights.shape
         except RuntimeError: ok = False
-        if not ok: raise ValueError(f"`{name}` must broadcast to the weights {list(weights.shape)}, got {list(x.shape)}")
-    if visible is not None and visible.dtype != torch.bool: raise TypeError(f"`visible` must be bool, `True` can be seen, got {visible.dtype}")
+        if not ok: raise ValueError(f"{name}: expected a shape that broadcasts to the weights, {list(weights.shape)}, got {list(x.shape)}")
+    if visible is not None and visible.dtype != torch.bool: raise TypeError(f"visible: expected bools, True can be seen, got {visible.dtype}")
     w = weights if weights.dtype in (torch.float32, torch.float64) else weights.float()
     m = mask.to(w.dtype).expand_as(w)
     if visible is None: return w, m, torch.full_like(w[...,:1], w.shape[-1])
@@ -188,7 +188,7 @@ def window_precision(
     zero_division:float=math.nan, # for a query whose window has no key
 ) -> Tensor: # [...,N]
     "The share of each query's window that dense attention uses."
-    if level is not None and not level > 0: raise ValueError(f"`level` must be positive, got {level}")
+    if level is not None and not level > 0: raise ValueError(f"level: expected a number > 0, got {level}")
     w,m,n = _window_parts(weights, mask, visible)
     used = (w*n if level is None else w/level).clamp(max=1)
     return _ratio((used*m).sum(-1), m.sum(-1), zero_division)

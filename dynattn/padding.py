@@ -24,17 +24,17 @@ def padding_mask(
 ) -> Tensor: # [B,N] bool, `True` where a token is real
     "`mask[b,j]` is `j < lengths[b]`."
     lengths = torch.as_tensor(lengths)
-    if lengths.is_floating_point() or lengths.dtype==torch.bool: raise TypeError(f"`lengths` must be integers, got {lengths.dtype}")
-    if lengths.dim()!=1: raise ValueError(f"`lengths` must be [B], got {list(lengths.shape)}")
+    if lengths.is_floating_point() or lengths.dtype==torch.bool: raise TypeError(f"lengths: expected integers, got {lengths.dtype}")
+    if lengths.dim()!=1: raise ValueError(f"lengths: expected [B], got {list(lengths.shape)}")
     if n is None: n = int(lengths.max()) if len(lengths) else 0
-    if not _holds((0<=lengths) & (lengths<=n)): raise ValueError(f"`lengths` must lie in 0..{n} (n={n}), got {lengths.tolist()}")
+    if not _holds((0<=lengths) & (lengths<=n)): raise ValueError(f"lengths: expected 0 to n={n}, got {lengths.tolist()}")
     return torch.arange(n, device=lengths.device) < lengths[:,None]
 
 # %% ../nbs/01_padding.ipynb #9a2a576c
 def _bool(keep):
     "`keep` if it is a bool tensor."
     if isinstance(keep, Tensor) and keep.dtype==torch.bool: return keep
-    raise TypeError(f"`keep` must be a bool tensor, `True` takes part, got {getattr(keep, 'dtype', type(keep).__name__)}; `PaddingMask` reads other conventions")
+    raise TypeError(f"keep: expected a bool tensor, True takes part, got {getattr(keep, 'dtype', type(keep).__name__)}; PaddingMask reads other conventions")
 
 def _fits(keep, scores):
     "Whether `keep` broadcasts to `scores`."
@@ -47,9 +47,9 @@ def masked_softmax(
     dim:int=-1, # the axis of the keys
 ) -> Tensor: # like `scores`; rows sum to one, or are zero where no key is left
     "Softmax over the keys that take part; a row without any is zero and sends back zero gradient."
-    if not scores.is_floating_point(): raise TypeError(f"`scores` must be floating, got {scores.dtype}")
+    if not scores.is_floating_point(): raise TypeError(f"scores: expected a floating tensor, got {scores.dtype}")
     if keep is not None:
-        if not _fits(_bool(keep), scores): raise ValueError(f"`keep` must broadcast to `scores` {list(scores.shape)}, got {list(keep.shape)}")
+        if not _fits(_bool(keep), scores): raise ValueError(f"keep: expected a shape that broadcasts to scores, {list(scores.shape)}, got {list(keep.shape)}")
         scores = scores.masked_fill(~keep, -torch.inf)
     empty = (scores==-torch.inf).all(dim, keepdim=True)
     return scores.masked_fill(empty, 0).softmax(dim).masked_fill(empty, 0)
@@ -58,25 +58,25 @@ def masked_softmax(
 def _binary(mask):
     "A 0/1 mask [B,N] as bool."
     mask = torch.as_tensor(mask)
-    if mask.is_floating_point(): raise TypeError(f"`mask` must be bool or 0/1 integers, got {mask.dtype}: a floating mask is one to be added to the scores (`from_additive`); if yours holds 0. and 1., pass `mask.bool()`")
-    if mask.dim()!=2: raise ValueError(f"`mask` must be [B,N], got {list(mask.shape)}")
-    if mask.dtype!=torch.bool and not _holds((mask==0) | (mask==1)): raise ValueError(f"`mask` must hold 0 and 1 only, got {mask.min().item()} to {mask.max().item()}")
+    if mask.is_floating_point(): raise TypeError(f"mask: expected bools or 0/1 integers, got {mask.dtype}: a floating mask is one to be added to the scores (from_additive); if yours holds 0. and 1., pass mask.bool()")
+    if mask.dim()!=2: raise ValueError(f"mask: expected [B,N], got {list(mask.shape)}")
+    if mask.dtype!=torch.bool and not _holds((mask==0) | (mask==1)): raise ValueError(f"mask: expected 0 and 1 only, got {mask.min().item()} to {mask.max().item()}")
     return mask.bool()
 
 # %% ../nbs/01_padding.ipynb #759288ac
 def _additive(mask):
     "A mask to be added to the scores, [B,N] or [B,1,1,N], as bool [B,N]: zero takes part."
-    if not isinstance(mask, Tensor) or not mask.is_floating_point(): raise TypeError(f"`mask` must be a floating tensor, 0 or about -inf, got {getattr(mask, 'dtype', type(mask).__name__)}")
+    if not isinstance(mask, Tensor) or not mask.is_floating_point(): raise TypeError(f"mask: expected a floating tensor, 0 or about -inf, got {getattr(mask, 'dtype', type(mask).__name__)}")
     if mask.dim()==4 and mask.shape[1]==mask.shape[2]==1: mask = mask[:,0,0]
-    if mask.dim()!=2: raise ValueError(f"`mask` must be [B,N] or [B,1,1,N], got {list(mask.shape)}")
-    if not _holds((mask==0) | (mask<=-1000)): raise ValueError(f"`mask` must be 0 where a key takes part and -1000 or less where not, got {mask.min().item()} to {mask.max().item()}: a bias goes into `attn_mask`, a 0/1 mask into `from_keep`")
+    if mask.dim()!=2: raise ValueError(f"mask: expected [B,N] or [B,1,1,N], got {list(mask.shape)}")
+    if not _holds((mask==0) | (mask<=-1000)): raise ValueError(f"mask: expected 0 where a key takes part and -1000 or less where not, got {mask.min().item()} to {mask.max().item()}: a bias goes into attn_mask, a 0/1 mask into from_keep")
     return mask==0
 
 # %% ../nbs/01_padding.ipynb #5a62bfb1
 class PaddingMask:
     "Which tokens of a padded batch are real: `keep` [B,N], `True` takes part. Values go unchecked only where they cannot be read (compiling, `vmap`)."
     def __init__(self, keep:Tensor): # [B,N] bool
-        if _bool(keep).dim()!=2: raise ValueError(f"`keep` must be [B,N], got {list(keep.shape)}")
+        if _bool(keep).dim()!=2: raise ValueError(f"keep: expected [B,N], got {list(keep.shape)}")
         self.keep = keep
     @classmethod
     def from_lengths(cls, lengths:Tensor, n:int|None=None): # [B] int; N (default: the longest row; give it when compiling)
@@ -108,7 +108,7 @@ def ignore(self:PaddingMask) -> Tensor: # [B,N] bool
 @patch
 def additive(self:PaddingMask, dtype:torch.dtype=torch.float32) -> Tensor: # [B,N] of `dtype`
     "0 where a key takes part, -inf where not; two of them may be added, in any dtype."
-    if not dtype.is_floating_point: raise TypeError(f"`dtype` must be floating, got {dtype}")
+    if not dtype.is_floating_point: raise TypeError(f"dtype: expected a floating one, got {dtype}")
     return torch.zeros(self.keep.shape, dtype=dtype, device=self.keep.device).masked_fill(~self.keep, -torch.inf)
 
 @patch
@@ -145,14 +145,14 @@ def lengths(self:PaddingMask) -> Tensor: # [B] int64
     "Real tokens of each row; raises where they are not its first ones."
     n = self.counts
     if _holds(self.keep==(torch.arange(self.keep.shape[1], device=n.device) < n[:,None])): return n
-    raise ValueError("`lengths` is undefined here: the real tokens are not the first ones of every row; `counts` counts them")
+    raise ValueError("lengths: expected the real tokens first in every row, got some behind padding; counts counts them")
 
 # %% ../nbs/01_padding.ipynb #3f3739bc
 @patch
 def __and__(self:PaddingMask, other:PaddingMask):
     "Real in both."
     if not isinstance(other, PaddingMask): return NotImplemented
-    if self.keep.shape!=other.keep.shape: raise ValueError(f"masks of different shape: {list(self.keep.shape)} and {list(other.keep.shape)}")
+    if self.keep.shape!=other.keep.shape: raise ValueError(f"other: expected a mask of shape {list(self.keep.shape)}, got {list(other.keep.shape)}")
     return PaddingMask(self.keep & other.keep)
 
 # %% ../nbs/01_padding.ipynb #e23a28fe
@@ -163,14 +163,14 @@ def _where(self:PaddingMask): return self.keep.flatten().nonzero().squeeze(1) # 
 def pack(self:PaddingMask, x:Tensor) -> Tensor: # [B,N,...] -> [T,...]
     "The real tokens of all rows, end to end."
     B,N = self.keep.shape
-    if tuple(x.shape[:2])!=(B, N): raise ValueError(f"`x` must be [{B},{N},...], got {list(x.shape)}")
+    if tuple(x.shape[:2])!=(B, N): raise ValueError(f"x: expected [{B},{N},...], got {list(x.shape)}")
     return x.flatten(0, 1).index_select(0, self._where())
 
 @patch
 def unpack(self:PaddingMask, x:Tensor, fill:float=0) -> Tensor: # [T,...] -> [B,N,...]
     "The inverse of `pack`: every token back in its place, `fill` in padding."
     i,(B,N) = self._where(), self.keep.shape
-    if not torch.compiler.is_compiling() and len(x)!=len(i): raise ValueError(f"`x` must be [{len(i)},...], a row for each real token, got {list(x.shape)}")
+    if not torch.compiler.is_compiling() and len(x)!=len(i): raise ValueError(f"x: expected [{len(i)},...], a row for each real token, got {list(x.shape)}")
     return x.new_full((B*N, *x.shape[1:]), fill).index_copy(0, i, x).unflatten(0, (B, N))
 
 # %% ../nbs/01_padding.ipynb #c7374681
@@ -187,5 +187,5 @@ def zero(self:PaddingMask,
 ) -> Tensor: # like `x`
     "`x` with zeros in padding, whatever stood there; no gradient flows to padding."
     B,N = self.keep.shape
-    if x.shape[0]!=B or x.shape[dim]!=N: raise ValueError(f"`x` must have {B} rows and {N} tokens on axis {dim}, got {list(x.shape)}")
+    if x.shape[0]!=B or x.shape[dim]!=N: raise ValueError(f"x: expected {B} rows and {N} tokens on axis {dim}, got {list(x.shape)}")
     return x.masked_fill(~self.keep.reshape(B, *[N if i==dim%x.dim() else 1 for i in range(1, x.dim())]), 0)

@@ -120,9 +120,9 @@ def to_png(
 def _array(x, name, shape):
     "`x` as a float64 array with as many dimensions as `shape` names."
     try: t = torch.as_tensor(x)
-    except (TypeError, ValueError, RuntimeError) as e: raise TypeError(f"`{name}` must be a tensor or numbers, got {type(x).__name__}") from e
-    if t.dim() != len(shape.split(',')): raise ValueError(f"`{name}` must be [{shape}], got {list(t.shape)}")
-    if not t.numel(): raise ValueError(f"`{name}` is empty: {list(t.shape)}")
+    except (TypeError, ValueError, RuntimeError) as e: raise TypeError(f"{name}: expected a tensor or numbers, got {type(x).__name__}") from e
+    if t.dim() != len(shape.split(',')): raise ValueError(f"{name}: expected [{shape}], got {list(t.shape)}")
+    if not t.numel(): raise ValueError(f"{name}: expected at least one number, got {list(t.shape)}")
     return t.detach().to('cpu', torch.float64).numpy()
 
 # %% ../nbs/00_plot.ipynb #b3ca40ff
@@ -157,16 +157,16 @@ def _hatch(ax, out): # [N,M] bool
 def _keep(padding, n, m):
     "`padding` as bool [n,m], `True` takes part."
     k = torch.as_tensor(getattr(padding, 'keep', padding))
-    if k.dtype.is_floating_point: raise TypeError(f"`padding` must be bool or 0/1 integers where `True` takes part, got {k.dtype}")
+    if k.dtype.is_floating_point: raise TypeError(f"padding: expected bools or 0/1 integers, True takes part, got {k.dtype}")
     if k.dim()==2 and len(k)==1: k = k[0]
-    if tuple(k.shape) not in ((m,), (n,m)): raise ValueError(f"`padding` must be [{m}] or [{n},{m}], got {list(k.shape)}")
+    if tuple(k.shape) not in ((m,), (n,m)): raise ValueError(f"padding: expected [{m}] or [{n},{m}], got {list(k.shape)}")
     return k.bool().expand(n, m).cpu().numpy()
 
 # %% ../nbs/00_plot.ipynb #f9356942
 def _tokens(axis, tokens, n, cell, name):
     "Name the cells of an axis, as many as fit; without tokens, a few integers."
     if tokens is None: return axis.set_major_locator(MaxNLocator(5, integer=True))
-    if len(tokens) != n: raise ValueError(f"`{name}` must name all {n} positions, got {len(tokens)}")
+    if len(tokens) != n: raise ValueError(f"{name}: expected a name for each of {n} positions, got {len(tokens)}")
     step,names = max(1, math.ceil(.14/cell)), [str(t).replace('$', r'\$') for t in tokens]
     upright = axis.axis_name=='x' and .085*max(map(len, names)) > step*cell
     axis.set_ticks(range(0, n, step), names[::step], rotation=90 if upright else 0)
@@ -212,7 +212,7 @@ def show_mask(
 ) -> Axes:
     "Who may look at whom: ink where a pair takes part, less where it does in part, none where it does not."
     m = _array(mask, 'mask', 'N,M')
-    if not ((m>=0)&(m<=1)).all(): raise ValueError(f"`mask` must lie in [0,1], got {m.min():.3g} to {m.max():.3g}")
+    if not ((m>=0)&(m<=1)).all(): raise ValueError(f"mask: expected numbers in [0,1], got {m.min():.3g} to {m.max():.3g}")
     keep = None if padding is None else _keep(padding, *m.shape)
     return _matrix(ax, m, 0, 1, keep, (q_tokens, k_tokens), ('q_tokens','k_tokens'), False, False, title=title, ylabel='query', xlabel='key')
 
@@ -230,14 +230,14 @@ def show_attention(
 ) -> Axes:
     "Where each query looks: the more ink, the more weight; a weight of exactly zero leaves its cell empty."
     w = _array(weights, 'weights', 'N,M')
-    if (w < 0).any(): raise ValueError(f"`weights` must not be negative, got {np.nanmin(w):.3g}; `show_heat` draws signed matrices")
+    if (w < 0).any(): raise ValueError(f"weights: expected numbers >= 0, got {np.nanmin(w):.3g}; show_heat draws signed matrices")
     keep = None if padding is None else _keep(padding, *w.shape)
     return _matrix(ax, w, 0, _top(w, vmax), keep, (q_tokens, k_tokens), ('q_tokens','k_tokens'), values, True, title=title, ylabel='query', xlabel='key')
 
 def _top(m, vmax):
     "The size that is full ink."
     top = vmax if vmax is not None else np.abs(m[np.isfinite(m)]).max(initial=0) or 1.
-    if not top > 0: raise ValueError(f"`vmax` must be positive, got {vmax}")
+    if not top > 0: raise ValueError(f"vmax: expected a number > 0, got {vmax}")
     return float(top)
 
 # %% ../nbs/00_plot.ipynb #bc6761e6
@@ -253,7 +253,7 @@ def show_heat(
 ) -> Axes:
     "Any matrix: ink above zero, the warm colour below, paler towards zero."
     m = _array(matrix, 'matrix', 'R,C')
-    if (m==math.inf).any(): raise ValueError("`matrix` must not hold +inf, which no scale can show")
+    if (m==math.inf).any(): raise ValueError("matrix: expected numbers below +inf, which no scale can show, got +inf")
     off,top = m==-math.inf, _top(m, vmax)
     m = np.where(off, 0, m)
     return _matrix(ax, m, -top if (m<0).any() else 0, top, ~off, (row_labels, col_labels), ('row_labels','col_labels'), values, True, title=title)
@@ -285,7 +285,7 @@ def show_curves(
     ax=None, # axes to draw into (default: a new figure)
 ) -> Axes:
     "Curves told apart by colour and by dashes; a NaN is a gap."
-    if not curves: raise ValueError("`curves` is empty")
+    if not curves: raise ValueError("curves: expected at least one, got none")
     with look():
         if ax is None: _,ax = grid()
         for i,(name,y) in enumerate(curves.items()): _curve(ax, i, name, _array(y, f'curves[{name!r}]', 'n'), x[name] if isinstance(x, dict) else x)
@@ -300,7 +300,7 @@ def show_curves(
 # %% ../nbs/00_plot.ipynb #abe383fb
 def _curve(ax, i, name, y, x):
     x = np.arange(len(y)) if x is None else _array(x, 'x', 'n')
-    if len(x) != len(y): raise ValueError(f"`x` has {len(x)} values, but curve {name!r} has {len(y)}")
+    if len(x) != len(y): raise ValueError(f"x: expected {len(y)} values as curve {name!r} has, got {len(x)}")
     ax.plot(x, y, color=PALETTE[i%6], linestyle=_DASHES[(i+i//6)%6], label=str(name))
 
 # %% ../nbs/00_plot.ipynb #f3c2713c
@@ -314,7 +314,7 @@ def show_bars(
 ) -> Axes:
     "Bars with their numbers on top; groups of bars when a name has several."
     rows = [_array(v, f'bars[{k!r}]', 'n') if np.ndim(v) else np.float64(v) for k,v in bars.items()]
-    if len({r.shape for r in rows}) != 1: raise ValueError("`bars` must hold numbers throughout, or lists of one length")
+    if len({r.shape for r in rows}) != 1: raise ValueError(f"bars: expected numbers throughout, or lists of one length, got shapes {[list(r.shape) for r in rows]}")
     with look():
         if ax is None: _,ax = grid()
         if rows[0].ndim: _groups(ax, list(bars), rows, labels)
@@ -335,7 +335,7 @@ def _groups(ax, names, rows, labels):
     "Bars side by side, one colour a name."
     n,w = len(rows[0]), .8/len(rows)
     labels = range(n) if labels is None else labels
-    if len(labels) != n: raise ValueError(f"`labels` must name all {n} groups, got {len(labels)}")
+    if len(labels) != n: raise ValueError(f"labels: expected a name for each of {n} groups, got {len(labels)}")
     for i,(name,row) in enumerate(zip(names, rows)): _bars(ax, np.arange(n)+(i-(len(rows)-1)/2)*w, row, .92*w, PALETTE[i%6], str(name))
     ax.set_xticks(range(n), list(map(str, labels)))
     ax.legend(loc='upper center', bbox_to_anchor=(.5, -.12), ncols=3)
