@@ -380,7 +380,10 @@ def picture(
     x = _noise(layer, n, seed=seed) if x is None else x.double()
     if getattr(type(layer), "attend", AttentionLayer.attend) is AttentionLayer.attend: return _jacobian_norms(layer, x)
     q, k, v = layer.qkv(x)
-    with torch.no_grad(): return layer.attend(q, k, torch.eye(x.shape[1]).to(v).expand(*v.shape[:2], -1, -1))[0]
+    with torch.no_grad():
+        a = layer.attend(q, k, torch.eye(x.shape[1]).to(v).expand(*v.shape[:2], -1, -1))
+        if _relative(a @ v, layer.attend(q, k, v)) > 1e-6: raise ValueError("layer: expected an output linear in its values, got another; it has no attention matrix")
+    return a[0]
 
 def _jacobian_norms(layer, x):
     j = torch.autograd.functional.jacobian(partial(_run, layer), x)              # [1,N′,D,1,N,D]

@@ -78,21 +78,23 @@ def positions(
 # %% ../../nbs/71_survey.fixed.ipynb #0ff26368
 class Pattern(AttentionLayer):
     "A system that is a function of two positions: subclasses say `sees(i, j)`, without a word on causality, and how to `attend` fast."
+    span = None # how many keys, its own among them, the furthest-looking causal row may need; None where there is no limit
     def sees(self, i, j): return self.refuse("pattern")
     def visible(self, i, j): return self.sees(i, j) & (j <= i) if self.causal else self.sees(i, j)
     def mask(self, n, device=None): # [N,N] bool, the specification
         j = torch.arange(n, device=device)
         return self.visible(j[:, None], j).expand(n, n)
 
-    def init_state(self, batch): return None
-    def state_size(self, n): return 2 * n * self.q.out_features
+    def init_state(self, batch): return None # keys and values in sight, and how many tokens there were
+    def state_size(self, n): return 2 * min(n, self.span or n) * self.q.out_features
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
-        if state: k, v = (torch.cat(o, 2) for o in zip(state, (k, v)))
-        j = torch.arange(k.shape[2], device=x.device)
+        if state: k, v = (torch.cat(o, 2)[:, :, -(self.span or 0):] for o in zip(state, (k, v)))
+        t = state[2] + 1 if state else 1
+        j = torch.arange(t - k.shape[2], t, device=x.device)
         read = self.visible(j[-1], j).expand(len(j)).nonzero()[:, 0]
-        return self.merge(dense_attention(q, k[:, :, read], v[:, :, read]))[:, 0], (k, v)
+        return self.merge(dense_attention(q, k[:, :, read], v[:, :, read]))[:, 0], (k, v, t)
 
 # %% ../../nbs/71_survey.fixed.ipynb #4c9cd53a
 @register
@@ -101,7 +103,7 @@ class LocalBlocks(Pattern):
     info = Info("Local attention", "Tay et al.", 2020, "2011.04006", "FP", "")
     def __init__(self, embed_dim, num_heads, *, causal=False, block:int=16): # tokens in a block
         super().__init__(embed_dim, num_heads, causal=causal)
-        self.block = block
+        self.block = self.span = block
     @classmethod
     def exact(cls, n): return dict(block=n)
 
@@ -118,7 +120,7 @@ class ImageTransformer(Pattern):
                  block:int=16, # pixels in a block of queries, the paper's l_q
                  memory:int=16): # pixels seen before the block, the paper's l_m
         super().__init__(embed_dim, num_heads, causal=causal)
-        self.block, self.memory = block, memory
+        self.block, self.memory, self.span = block, memory, block + memory
     @classmethod
     def exact(cls, n): return dict(block=8, memory=n) if n < 8 else dict(block=n)
 
@@ -227,8 +229,8 @@ class Axial(Layer):
     def exact(cls, n): return dict(columns=n, axes=("rows",))
 
     def forward(self, x, context=None, *, padding=None):
-        if padding is not None or context is not None: self.refuse("form for padded batches or a second sequence")
-        for axis in self.axes: x = along(self.along[axis], x, self.columns, axis)
+        if context is not None: self.refuse("form for a second sequence")
+        for axis in self.axes: x = along(self.along[axis], x, self.columns, axis, padding)
         return x
     def reference(self, x, *, padding=None): return self.along["rows"].reference(x)
 
@@ -238,13 +240,15 @@ def along(
     x:Tensor, # [B,R·C,D]
     columns:int, # C
     axis:str="rows", # "rows": each row is a sequence; "columns": each column
+    padding:PaddingMask|None=None, # of x
 ) -> Tensor: # [B,R·C,D]
     "Apply a layer to every row, or to every column, of a grid."
     if x.shape[1] % columns: raise ValueError(f"columns: expected a divisor of N={x.shape[1]}, got {columns}")
-    grid = x.unflatten(1, (-1, columns))                             # [B,R,C,D]
-    if axis == "columns": grid = grid.transpose(1, 2)
-    y = layer(grid.flatten(0, 1)).unflatten(0, grid.shape[:2])
-    return (y.transpose(1, 2) if axis == "columns" else y).flatten(1, 2)
+    turn = lambda o: o.transpose(1, 2) if axis == "columns" else o
+    grid = turn(x.unflatten(1, (-1, columns)))                       # [B,R,C,D], or [B,C,R,D]
+    kwargs = {} if padding is None else dict(padding=PaddingMask(turn(padding.keep.unflatten(1, (-1, columns))).flatten(0, 1)))
+    y = turn(layer(grid.flatten(0, 1), **kwargs).unflatten(0, grid.shape[:2]))
+    return y.flatten(1, 2)
 
 # %% ../../nbs/71_survey.fixed.ipynb #bdd1c63d
 class AxialDecoder(Layer):
@@ -261,6 +265,18 @@ class AxialDecoder(Layer):
         above = along(self.column, along(self.row, x, self.columns), self.columns, "columns")
         if self.shift: above = _later(above, self.columns)
         return along(self.inner, _later(x, 1) + above, self.columns)
+
+    def init_state(self, batch): # how many pixels, the row so far, what the rows above say, the memories of columns and row, the pixel before
+        zeros = self.inner.q.weight.new_zeros(batch, self.columns, self.inner.q.in_features)
+        return 0, [], zeros, None, None, zeros[:, 0]
+    def step(self, x, state):
+        t, row, above, columns, inner, before = state
+        if t and t % self.columns == 0: # a row is complete
+            above, columns = self.column.step(self.row(torch.stack(row, 1)).flatten(0, 1), columns)
+            above, row, inner = above.unflatten(0, (len(x), -1)), [], None
+        y, inner = self.inner.step(before + above[:, t % self.columns], inner)
+        return y, (t + 1, row + [x], above, columns, inner, x)
+    def state_size(self, n): return self.inner.q.in_features * (2 * n + 4 * min(n, self.columns) + 1) # at most
 
 def _later(x, n): return F.pad(x, (0, 0, n, 0))[:, :x.shape[1]]      # everything n places to the right, zeros in front
 
@@ -306,6 +322,8 @@ class AdaptiveSpan(SoftWindow):
     @classmethod
     def knobs(cls, n): return dict(reach=16)
     def window(self): return Window.span(self.width_param, self.ramp)
+    @property
+    def aux_loss(self): return self.width_param.mean() # times a small number, in the loss
 
 # %% ../../nbs/71_survey.fixed.ipynb #a90a6b00
 @register
