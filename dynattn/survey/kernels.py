@@ -164,16 +164,11 @@ class RFA(KernelLayer):
 
     def forward(self, x, context=None, *, padding=None):
         if self.gate is None: return super().forward(x, context, padding=padding)
-        if context is not None or padding is not None: self.refuse("gated form with a second sequence or padding")
-        q, k, v = self.qkv(x)
-        g = F.logsigmoid(self.gate(x)).transpose(1, 2)                                   # [B,H,N]
+        if context is not None: self.refuse("gated form with a second sequence")
+        if padding is not None: x = x.masked_fill(padding.ignore[..., None], 0.)
+        (q, k, v), g = self.qkv(x), F.logsigmoid(self.gate(x)).transpose(1, 2)           # [B,H,N]
+        if padding is not None: g = g.masked_fill(padding.ignore[:, None], 0.)
         return self.merge(gated_attention(self.features(q, True), self.features(k, False), v, g))
-
-    def step(self, x, state):
-        if self.gate is None: return super().step(x, state)
-        (q, k, v), g = self.qkv(x[:, None]), self.gate(x)[..., None, None].sigmoid()     # [B,H,1,1]
-        y, state = linear_step(self.features(q, True), (1 - g) * self.features(k, False), v, state, decay=g)
-        return self.merge(y)[:, 0], state
 
 # %% ../../nbs/75_survey.kernels.ipynb #49860178
 def wave_features(
@@ -184,6 +179,7 @@ def wave_features(
     wx = x @ w.T
     return torch.cat([wx.sin(), wx.cos()], -1) * w.shape[0]**-.5
 
+# %% ../../nbs/75_survey.kernels.ipynb #42590c5f
 def gated_attention(
     q:Tensor, # [B,H,N,m] features of the queries
     k:Tensor, # [B,H,N,m] features of the keys
@@ -203,3 +199,12 @@ def gated_attention(
         state = left[:, :, i] * state + adds[:, :, i]
     y = torch.cat(y, 2)[:, :, :n]
     return y[..., :-1] / y[..., -1:]
+
+# %% ../../nbs/75_survey.kernels.ipynb #ba0f2c31
+def _rfa_step(self, x, state):
+    if self.gate is None: return KernelLayer.step(self, x, state)
+    (q, k, v), g = self.qkv(x[:, None]), self.gate(x)[..., None, None].sigmoid()         # [B,H,1,1]
+    y, state = linear_step(self.features(q, True), (1 - g) * self.features(k, False), v, state, decay=g)
+    return self.merge(y)[:, 0], state
+
+RFA.step = _rfa_step

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..attention import dense_attention
 from ..entmax import topk_softmax
 from ..padding import PaddingMask, masked_softmax
-from ..sinkhorn import block_logits, sinkhorn_attention
+from ..sinkhorn import block_logits, sinkhorn, sinkhorn_attention
 from .card import AttentionLayer, Info, register
 
 # %% ../../nbs/73_survey.learned.ipynb #b25eee39
@@ -166,7 +166,10 @@ class ReformerExact(Reformer):
         scores = torch.cat([scores[..., :-1], torch.full_like(scores[..., -1:], -5e4)], -1)
         return self.merge(masked_softmax(scores, (b == b[..., -1:])[:, :, None]) @ vs)[:, 0], (ks, vs, b)
 
+
+# %% ../../nbs/73_survey.learned.ipynb #c88b296d
 def _last_resort_attention(q, k, v, keep, is_causal, padding=None):
+    "Dense attention to the pairs in `keep`, to oneself only where there is no other."
     itself = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)
     if is_causal: keep = keep.tril()
     if padding is not None: keep, v = keep & padding.keep[:, None, None], v.masked_fill(~padding.keep[:, None, :, None], 0.)
@@ -197,8 +200,6 @@ class Routing(AttentionLayer):
     def qkv(self, x, context=None):
         q, k, v = super().qkv(x)
         return (q, q, v) if self.causal else (q, k, v)                                   # causal: queries and keys are shared
-    def reference(self, x, *, padding=None):
-        return self.merge(dense_attention(*self.qkv(x), padding=padding, is_causal=self.causal))
     def attend(self, q, k, v, *, padding=None):
         return routed_attention(q, k, v, self.centroids, self.size, self.causal, padding)
 
@@ -220,17 +221,21 @@ def routed_attention(
     keep = real[:, None, None].expand(*j.shape[:2], 1, -1).gather(3, j.flatten(2)[:, :, None]).view(*j.shape[:3], 1, -1)
     if is_causal: keep = keep & (j[..., None, :] <= i[..., None])
     y = (masked_softmax(qs @ ks.mT * q.shape[-1]**-.5, keep) @ vs).flatten(2, 3)         # [B,H,k·w,dv]
-    some = keep.expand(*j.shape[:3], i.shape[3], -1).any(-1).flatten(2)[..., None].to(y.dtype)
-    index = i.flatten(2)[..., None]
-    total = torch.zeros_like(v).scatter_add(2, index.expand_as(y), y)
-    count = torch.zeros_like(v[..., :1]).scatter_add(2, index, some)
-    return total / count.clamp(min=1)
+    some = keep.expand(*j.shape[:3], i.shape[3], -1).any(-1).flatten(2)                  # who saw anything
+    return _mean_at(y, i.flatten(2), some, q.shape[2])
 
+# %% ../../nbs/73_survey.learned.ipynb #1e1fdfb0
 def _members(x, centroids, size, real):
     "The `size` tokens nearest to each centroid, [B,H,k,w], in the order of the text."
     near = F.layer_norm(x, x.shape[-1:]) @ centroids.mT                                  # [B,H,N,k]
     near = near.masked_fill(~real[:, None, :, None], -torch.inf)
     return near.topk(min(size, x.shape[2]), dim=2).indices.mT.sort(-1).values
+
+def _mean_at(y, index, counts, n):
+    "The mean of the rows of y that go to the same place, [B,H,n,d]; zero where none does."
+    index = index[..., None]
+    total = y.new_zeros(*y.shape[:2], n, y.shape[-1]).scatter_add(2, index.expand_as(y), y)
+    return total / y.new_zeros(*y.shape[:2], n, 1).scatter_add(2, index, counts[..., None].to(y.dtype)).clamp(min=1)
 
 # %% ../../nbs/73_survey.learned.ipynb #f8de65a0
 @register
@@ -241,9 +246,19 @@ class RoutingArgmax(Routing):
     def knobs(cls, n): return dict(clusters=4)
     @classmethod
     def exact(cls, n): return dict(clusters=1)
+    def nearest(self, x): return (F.layer_norm(x, x.shape[-1:]) @ self.centroids.mT).argmax(-1)     # [B,H,N]
     def attend(self, q, k, v, *, padding=None):
-        cq, ck = ((F.layer_norm(x, x.shape[-1:]) @ self.centroids.mT).argmax(-1) for x in (q, k))
-        return dense_attention(q, k, v, attn_mask=cq[..., None] == ck[..., None, :], padding=padding, is_causal=self.causal)
+        same = self.nearest(q)[..., None] == self.nearest(k)[..., None, :]
+        return dense_attention(q, k, v, attn_mask=same, padding=padding, is_causal=self.causal)
+
+    def init_state(self, batch): return None
+    def state_size(self, n): return n * (2 * self.q.out_features + self.num_heads) # keys, values, and a cluster for each head
+    def step(self, x, state):
+        if not self.causal: self.refuse("incremental form unless causal")
+        q, k, v = self.qkv(x[:, None])
+        c = self.nearest(k)
+        if state: k, v, c = (torch.cat(o, 2) for o in zip(state, (k, v, c)))
+        return self.merge(dense_attention(q, k, v, attn_mask=(c == c[..., -1:])[:, :, None]))[:, 0], (k, v, c)
 
 # %% ../../nbs/73_survey.learned.ipynb #54b23312
 @torch.no_grad()
@@ -278,6 +293,30 @@ class Sinkhorn(AttentionLayer):
         logits = block_logits(q, k, self.block, padding=padding, is_causal=self.causal)
         return sinkhorn_attention(q, k, v, logits, self.block, padding=padding, is_causal=self.causal)
 
+# %% ../../nbs/73_survey.learned.ipynb #6fd5d066
+def _sinkhorn_step(self, x, state):
+    if not self.causal: self.refuse("incremental form unless causal")
+    (q, k, v), b = self.qkv(x[:, None]), self.block
+    asks, ks, vs, match = state or (q[:, :, :0], k[:, :, :0], v[:, :, :0], None)
+    t = ks.shape[2]
+    if t % b == 0: # a block begins, and asks by its first token
+        asks = torch.cat([asks, q], 2)
+        match = _match(asks, ks, vs, b) if t else None
+    ks, vs = torch.cat([ks, k], 2), torch.cat([vs, v], 2)
+    seen = [o[:, :, t // b * b:] for o in (ks, vs)]
+    if match: seen = [torch.cat(o, 2) for o in zip(match, seen)]
+    return self.merge(dense_attention(q, *seen))[:, 0], (asks, ks, vs, match)
+
+def _match(asks, k, v, block):
+    "Keys and values that the last block is matched with: earlier blocks, mixed by its row of S."
+    kb, vb = (o.unflatten(2, (-1, block)) for o in (k, v))                               # [B,H,nb,b,d]
+    logits = asks @ F.pad(kb.mean(-2), (0, 0, 0, 1)).mT * k.shape[-1]**-.5
+    s = sinkhorn(logits, temperature=.75, is_causal=True)[..., -1:, :-1]                 # [B,H,1,nb]
+    return [(s @ o.flatten(-2)).unflatten(-1, o.shape[-2:])[:, :, 0] for o in (kb, vb)]
+
+Sinkhorn.init_state, Sinkhorn.step = lambda self, batch: None, _sinkhorn_step
+Sinkhorn.state_size = lambda self, n: self.q.out_features * (2 * n + -(-n // self.block) + 2 * self.block)
+
 # %% ../../nbs/73_survey.learned.ipynb #2192f3fc
 @register
 class ClusterFormer(AttentionLayer):
@@ -302,6 +341,8 @@ class ClusterFormer(AttentionLayer):
         cluster = (x @ self.centroids.mT).argmax(-1)                                     # [B,N] one sorting for all heads
         return self.merge(clustered_attention(*self.qkv(x), cluster[:, None].expand(-1, self.num_heads, -1), self.chunk, padding))
 
+
+# %% ../../nbs/73_survey.learned.ipynb #a7a9e795
 def clustered_attention(
     q:Tensor, # [B,H,N,d]
     k:Tensor, # [B,H,N,d]
@@ -329,3 +370,11 @@ class TopK(AttentionLayer):
     def exact(cls, n): return dict(k=n)
     def attend(self, q, k, v, *, padding=None):
         return dense_attention(q, k, v, padding=padding, is_causal=self.causal, normalizer=partial(topk_softmax, k=self.kept))
+
+    def init_state(self, batch): return None
+    def state_size(self, n): return 2 * n * self.q.out_features
+    def step(self, x, state):
+        if not self.causal: self.refuse("incremental form unless causal")
+        q, k, v = self.qkv(x[:, None])
+        if state: k, v = (torch.cat(o, 2) for o in zip(state, (k, v)))
+        return self.merge(dense_attention(q, k, v, normalizer=partial(topk_softmax, k=self.kept)))[:, 0], (k, v)

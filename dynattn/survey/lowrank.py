@@ -91,15 +91,21 @@ def _mix(scores, v, is_causal, padding):
     if padding is not None: keep, v = keep & padding.keep[:, None, None], v.masked_fill(~padding.keep[:, None, :, None], 0.)
     return masked_softmax(scores, keep) @ v
 
+_SCORES = {"random": lambda d, h, n, r: RandomScores(d, h, n), "factorised random": lambda d, h, n, r: RandomScores(d, h, n, r),
+           "dense": lambda d, h, n, r: DenseScores(d, h, n), "factorised dense": lambda d, h, n, r: DenseScores(d, h, n, r)}
+
+# %% ../../nbs/74_survey.lowrank.ipynb #6a500f61
 class RandomScores(nn.Module):
     "R [H,N,N], or R₁R₂ᵀ of a rank."
     def __init__(self, embed_dim, num_heads, length, rank=None):
         super().__init__()
         shapes = [(num_heads, length, length)] if rank is None else [(num_heads, length, rank), (num_heads, rank, length)]
         self.factors = nn.ParameterList([torch.randn(s) for s in shapes])
-    def forward(self, x):
-        r = self.factors[0] if len(self.factors) == 1 else self.factors[0] @ self.factors[1]
-        return r[None, :, :x.shape[1]]
+    def rows(self, at): # a slice of positions
+        r = self.factors[0][:, at]
+        return r[None] if len(self.factors) == 1 else (r @ self.factors[1])[None]
+    def forward(self, x): return self.rows(slice(x.shape[1]))
+    def row(self, x, t): return self.rows(slice(t, t + 1)) # for the token x [B,D] at position t
 
 class DenseScores(nn.Module):
     "Each token writes its own row: W₂ relu(W₁ x) in R^N, or the outer product of rows of a and b numbers, a·b ≥ N."
@@ -111,9 +117,21 @@ class DenseScores(nn.Module):
     def forward(self, x):
         rows = [f(self.inner(x).relu()).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in self.outer]   # [B,H,N,s]
         return rows[0] if len(rows) == 1 else (rows[0][..., None] * rows[1][..., None, :]).flatten(-2)
+    def row(self, x, t): return self(x[:, None])
 
-_SCORES = {"random": lambda d, h, n, r: RandomScores(d, h, n), "factorised random": RandomScores,
-           "dense": lambda d, h, n, r: DenseScores(d, h, n), "factorised dense": DenseScores}
+# %% ../../nbs/74_survey.lowrank.ipynb #a5f56d83
+def _synthesizer_step(self, x, state):
+    if not self.causal: self.refuse("incremental form unless causal")
+    q, k, v = self.qkv(x[:, None])
+    if state: k, v = (torch.cat(o, 2) for o in zip(state, (k, v)))
+    t = v.shape[2]
+    if t > self.length: raise ValueError(f"x: expected at most length={self.length} tokens, got {t}")
+    scores = q @ k.mT * q.shape[-1]**-.5 if "vanilla" in self.parts else 0.
+    scores = scores + sum(s.row(x, t - 1)[..., :t] for s in self.scores.values())        # [B,H,1,t]
+    return self.merge(scores.softmax(-1) @ v)[:, 0], (k if "vanilla" in self.parts else k[:, :, :0], v)
+
+Synthesizer.init_state, Synthesizer.step = lambda self, batch: None, _synthesizer_step
+Synthesizer.state_size = lambda self, n: (1 + ("vanilla" in self.parts)) * n * self.q.out_features
 
 # %% ../../nbs/74_survey.lowrank.ipynb #94c33333
 def iterative_pinv(
@@ -131,7 +149,7 @@ def iterative_pinv(
 # %% ../../nbs/74_survey.lowrank.ipynb #b051b4c4
 @register
 class Nystromformer(AttentionLayer):
-    "Attention through `landmarks` segment means (section 3). Left out: the convolution of the values beside it."
+    "Attention through `landmarks` segment means (section 3)."
     info = Info("Nyströmformer", "Xiong et al.", 2021, "2102.03902", "M+DS", "kN", False, row=22,
                 note="By its formula it is a low-rank factorisation of the matrix.")
     can_be_causal, crosses = False, False
@@ -192,12 +210,13 @@ class LongShort(AttentionLayer):
         mixtures = self._segments(p, k, v, padding) if self.causal else self._whole(p, k, v, padding)
         return self.merge(self._together(q, k, v, *mixtures, padding))
 
-    def _whole(self, p, k, v, padding):
-        keep = torch.ones(1, 1, dtype=torch.bool, device=k.device) if padding is None else padding.keep
-        p = masked_softmax(p.mT, keep[:, None, None])                                    # [B,H,r,N] over the positions
-        return p @ k, p @ v, torch.ones(1, 1, 1, 1, self.rank, dtype=torch.bool, device=k.device)
-
 # %% ../../nbs/74_survey.lowrank.ipynb #7813f0cd
+def _long_short_whole(self, p, k, v, padding):
+    "Mixtures of the whole text, which every row may see."
+    keep = torch.ones(1, 1, dtype=torch.bool, device=k.device) if padding is None else padding.keep
+    p = masked_softmax(p.mT, keep[:, None, None])                                        # [B,H,r,N] over the positions
+    return p @ k, p @ v, torch.ones(1, 1, 1, 1, self.rank, dtype=torch.bool, device=k.device)
+
 def _long_short_segments(self, p, k, v, padding):
     "Mixtures of each segment, and which rows may see them: those that begin after it."
     n, s = k.shape[2], self.segment
@@ -215,4 +234,25 @@ def _long_short_together(self, q, k, v, kc, vc, see, padding):
     kc, vc, k, v = (f(x) for f, x in zip(self.norms, (kc, vc, k, v)))
     return memory_attention(q, k, v, kc, vc, see, near, block=max(w, 1), left=w, right=0 if self.causal else w, padding=padding)
 
-LongShort._segments, LongShort._together = _long_short_segments, _long_short_together
+LongShort._whole, LongShort._segments, LongShort._together = _long_short_whole, _long_short_segments, _long_short_together
+
+# %% ../../nbs/74_survey.lowrank.ipynb #ad7aa293
+def _long_short_step(self, x, state):
+    if not self.causal: self.refuse("incremental form unless causal")
+    q, k, v = self.qkv(x[:, None])
+    p = (x @ self.project.T).view(len(x), self.num_heads, 1, self.rank)
+    none = lambda o: o[:, :, :0]
+    kc, vc, near, segment = state or (none(k), none(v), (none(k), none(v)), (none(p), none(k), none(v)))
+    if segment[1].shape[2] == self.segment: # complete, and wholly in the past of this token
+        mix = segment[0].softmax(2).mT                                                   # [B,H,r,s]
+        kc, vc, segment = torch.cat([kc, mix @ segment[1]], 2), torch.cat([vc, mix @ segment[2]], 2), tuple(map(none, segment))
+    near = tuple(torch.cat(o, 2)[:, :, -self.window - 1:] for o in zip(near, (k, v)))
+    segment = tuple(torch.cat(o, 2) for o in zip(segment, (p, k, v)))
+    keys, values = (torch.cat([self.norms[i](c), self.norms[i + 2](o)], 2) for i, (c, o) in enumerate(zip((kc, vc), near)))
+    return self.merge(dense_attention(q, keys, values))[:, 0], (kc, vc, near, segment)
+
+def _long_short_state_size(self, n):
+    kept = min(n, self.window + 1) + self.segment + n // self.segment * self.rank
+    return 2 * kept * self.q.out_features + self.segment * self.num_heads * self.rank
+
+LongShort.init_state, LongShort.step, LongShort.state_size = lambda self, batch: None, _long_short_step, _long_short_state_size
