@@ -261,7 +261,6 @@ def split_heads(
     "The width cut into `h` slices, each a head."
     return x.unflatten(-1, (h,-1)).transpose(1, 2)
 
-# %% ../nbs/02_attention.ipynb #6e3102bc
 def merge_heads(
     x:Tensor, # [B,H,N,d]
 ) -> Tensor: # [B,N,H*d]
@@ -286,7 +285,6 @@ def _zero(x, padding):
     "`x` [B,M,D] with zeros in padding, so that no weight matrix meets what stood there."
     return x if padding is None else padding.zero(x)
 
-# %% ../nbs/02_attention.ipynb #3181ef73
 def _project(mha, query, key, value, padding):
     "Queries, keys and values of every head, [B,H,N,d] each. A sequence that asks itself is blanked as query too."
     pads = (padding if query is key else None, padding, padding)

@@ -50,7 +50,6 @@ def _average(num, den, weight, average, zero_division):
     weight = known * (weight if average=='weighted' and (known*weight).any() else 1.)
     return _ratio((each.nan_to_num()*weight).sum(), weight.sum(), zero_division)
 
-# %% ../nbs/03_metrics.ipynb #2977b965
 def _parts(cm):
     "What was right, what was said and what was there, each a float64 [C]."
     cm = torch.as_tensor(cm)
@@ -68,7 +67,6 @@ def precision(
     right,said,there = _parts(cm)
     return _average(right, said, there, average, zero_division)
 
-# %% ../nbs/03_metrics.ipynb #5d3e917a
 def recall(
     cm, # [C,C], from `confusion_matrix`
     average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value a class)

@@ -30,7 +30,6 @@ def _linear(
     c = np.array(to_rgb(color))
     return np.where(c<=.04045, c/12.92, ((c+.055)/1.055)**2.4)
 
-# %% ../nbs/00_plot.ipynb #adcf1446
 def contrast(
     a, # a colour
     b, # another
@@ -52,7 +51,6 @@ _LOOK = {'font.family': ['DejaVu Sans'], 'font.size': 9, 'axes.titlesize': 9.5, 
     'axes.spines.top': False, 'axes.spines.right': False, 'axes.linewidth': .8, 'lines.linewidth': 1.8, 'hatch.linewidth': .7,
     'figure.dpi': 80, 'savefig.dpi': 80, 'figure.max_open_warning': 0, 'svg.hashsalt': 'dynattn'}
 
-# %% ../nbs/00_plot.ipynb #f18c1c4f
 @contextmanager
 def look():
     "Matplotlib's factory settings with this book's look on top; what the user had set comes back at the end."
@@ -172,7 +170,6 @@ def _tokens(axis, tokens, n, cell, name):
     axis.set_ticks(range(0, n, step), names[::step], rotation=90 if upright else 0)
     axis.set_tick_params(length=0)
 
-# %% ../nbs/00_plot.ipynb #cccf907c
 def _numbers(ax, m, fmt, cmap, norm):
     "Print each value on its cell; `fmt` may be a format such as '.3f'."
     if not isinstance(fmt, str): fmt = 'g' if (m==m.round()).all() else '.2f'

@@ -19,6 +19,14 @@ def _choice(name, value, options):
     if value not in options: raise ValueError(f"{name}: expected one of {', '.join(map(repr, options))}, got {value!r}")
     return value
 
+def _check_reach(reach):
+    if reach is None: return None,None
+    if not (isinstance(reach, (tuple,list)) and len(reach)==2): raise TypeError(f"reach: expected None or (left, right), got {reach!r}")
+    for r in reach:
+        if r is not None and (isinstance(r, bool) or not isinstance(r, int)): raise TypeError(f"reach: expected integers or None, got {reach!r}")
+        if r is not None and r<0: raise ValueError(f"reach: expected numbers of tokens >= 0, got {reach!r}")
+    return tuple(reach)
+
 # %% ../nbs/14_window.ipynb #640ebdf4
 def _check_cut(cut, smooth):
     "(T, fill) that fits the smoothing; `fill` is what the mask takes for 'outside'"
@@ -34,22 +42,12 @@ def _check_cut(cut, smooth):
         raise ValueError(f"cut: expected the rest to become {1 if smooth=='power' else 0} for smooth={smooth!r}, got {fill}: the mask would be 1 far away")
     return float(T),fill
 
-# %% ../nbs/14_window.ipynb #66f181d8
 def _check_only(smooth, p, ramp):
     "`p` and `ramp`, present where the smoothing needs them and nowhere else"
     if smooth=="edge" and p is None: p = 2.
     if smooth in ("ramp","gaussian") and p is not None: raise ValueError(f"p: expected None for smooth={smooth!r}, got {p}")
     if smooth!="ramp" and ramp is not None: raise ValueError(f"ramp: expected None for smooth={smooth!r}, got {ramp}")
     return (None if smooth in ("ramp","gaussian") else float(_positive("p", p))), (float(_positive("ramp", ramp)) if smooth=="ramp" else None)
-
-# %% ../nbs/14_window.ipynb #5b16f077
-def _check_reach(reach):
-    if reach is None: return None,None
-    if not (isinstance(reach, (tuple,list)) and len(reach)==2): raise TypeError(f"reach: expected None or (left, right), got {reach!r}")
-    for r in reach:
-        if r is not None and (isinstance(r, bool) or not isinstance(r, int)): raise TypeError(f"reach: expected integers or None, got {reach!r}")
-        if r is not None and r<0: raise ValueError(f"reach: expected numbers of tokens >= 0, got {reach!r}")
-    return tuple(reach)
 
 # %% ../nbs/14_window.ipynb #1fbc2c5a
 def _sound(t):
@@ -188,7 +186,6 @@ def scale(self:Window,
     if self.smooth!="edge" or self.curve!="bell": return _floating(self)
     return _floating(self) + _token(self, n)/math.sqrt(-2*math.log(self.T))
 
-# %% ../nbs/14_window.ipynb #63dfe911
 @patch
 def edge(self:Window,
     n:int|None=None, # N, the sequence length; needed where the unit is a fraction
