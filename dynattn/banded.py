@@ -40,7 +40,7 @@ def _blocks(x, i0, rows, count, step):
 # %% ../nbs/30_banded.ipynb #2b0f2f9c
 def _toeplitz(u, rows, fill=0.):
     "[W] -> [rows,rows+W-1] with `tile[i,c] = u[c-i]`, `fill` elsewhere."
-    return F.pad(u, (rows-1,rows-1), value=fill).unfold(0, rows+len(u)-1, 1).flip(0)
+    return F.pad(u, (rows-1,rows-1), value=fill).unfold(0, rows+len(u)-1, 1).flip(0).contiguous()
 
 # %% ../nbs/30_banded.ipynb #cf41809e
 @dataclass
@@ -117,15 +117,20 @@ def _cut(p, i0, qo, bq):
     if p.width<=0 or j1<=j0: return _Tile(i0, rows, 1, 0, p.lo, 0, 0)
     return _Tile(i0, rows, 1, 0, j0, j1-j0, j0-a)
 
+def _seeing(p, qo):
+    "Queries from a to b-1 have a key in sight."
+    a,b = max(p.lo-p.right-qo, p.r0),min(p.hi+p.left-qo, p.r1)
+    return (a,b) if a<b and p.lo<p.hi and p.width>0 else (p.r0,p.r0)
+
 def _tiles(p, qo, bq, nb, apart):
     "All tiles of a part that have keys; `nb` whole ones at a time, with no key in common if `apart`."
-    bk,full = bq+p.width-1,[]
-    for i0 in range(p.r0, p.r1, bq):
-        t = _cut(p, i0, qo, bq)
-        if t.rows==bq and t.cols==bk: full.append(i0)
-        elif t.cols: yield t
+    (a,b),bk,r0 = _seeing(p, qo),bq+p.width-1,p.r0
+    some = range(r0+(a-r0)//bq*bq, b, bq)
+    whole = range(max(r0-(r0+qo-p.left-p.lo)//bq*bq, some.start), min(p.hi-bk+p.left-qo, p.r1-bq)+1, bq)
+    for i0 in some:
+        if not (whole and whole[0]<=i0<=whole[-1]): yield _cut(p, i0, qo, bq)
     k = -(-bk//bq) if apart and nb>1 else 1
-    for one in (full[x::k] for x in range(k)):
+    for one in (whole[x::k] for x in range(k)):
         for x in range(0, len(one), nb):
             yield _Tile(one[x], bq, len(one[x:x+nb]), k*bq, one[x]+qo-p.left, bk, 0)
 
@@ -137,11 +142,16 @@ def _block_size(width):
 
 # %% ../nbs/30_banded.ipynb #a54f7d25
 class _Scratch(local):
-    "Memory by name, for the thread that asks."
+    "Memory by name, for the thread that asks; kept for the next call if it is small."
     def __call__(self, name, like, *shape):
-        n,x = math.prod(shape),self.__dict__.get(name)
-        if x is None or x.numel()<n: x = self.__dict__[name] = like.new_empty(n)
+        n,key = math.prod(shape),(name,like.dtype,like.device)
+        if n > 2**20: return like.new_empty(shape)
+        x = self.__dict__.get(key)
+        if x is None or len(x)<n:
+            with torch.inference_mode(False): x = self.__dict__[key] = torch.empty(n, dtype=like.dtype, device=like.device)
         return x[:n].view(shape)
+
+_scratch = _Scratch()
 
 # %% ../nbs/30_banded.ipynb #a18312bf
 _LOG2E = 1/math.log(2)
@@ -162,9 +172,8 @@ def _ones(u, center, rows):
 # %% ../nbs/30_banded.ipynb #afc6a88b
 class _Sums:
     "Softmax inside the window, without a row maximum."
-    def __init__(self, b, p, q, k, v, scale, scratch):
-        self.b,self.p,self.k,self.v,self.scratch = b,p,k,v,scratch
-        self.q = torch.mul(q, scale*_LOG2E, out=scratch('q', q, *q.shape))
+    def __init__(self, b, p, q, k, v, scale):
+        self.b,self.p,self.q,self.k,self.v,self.scale = b,p,q,k,v,scale
         bq,self.nb = _block_size(p.width)
         self.bq = min(bq, -(-(p.r1-p.r0)//8)*8)
         self.u = q.new_ones(max(p.width, 0)) if p.m is None else p.m.clamp_min(0)
@@ -172,7 +181,7 @@ class _Sums:
         self.keep = None if b.keep is None else b.keep.to(q.dtype)[:,None]
         if p.width>0: self.tile,self.ones = _toeplitz(self.u, self.bq),_ones(self.u, p.left, self.bq)
 
-    def buffer(self, name): return self.scratch(name, self.q, self.nb*self.bq*(self.bq+max(self.p.width, 0)-1))
+    def buffer(self, name): return _scratch(name, self.q, self.nb*self.bq*(self.bq+max(self.p.width, 0)-1))
     def tiles(self, apart): return _tiles(self.p, self.b.q_offset, self.bq, self.nb, apart) if self.p.width>0 else ()
 
 # %% ../nbs/30_banded.ipynb #8ce3a9cb
@@ -190,7 +199,7 @@ def weigh(self:_Sums, x, t):
 def exponentials(self:_Sums, t, buffer):
     "`2^(q k)` of a tile; 0 where a key is padding."
     e = buffer[:t.count*t.rows*t.cols].view(t.count, t.rows, t.cols)
-    torch.bmm(t.queries(self.q), t.keys(self.k).mT, out=e).exp2_()
+    e.baddbmm_(t.queries(self.q), t.keys(self.k).mT, beta=0, alpha=self.scale*_LOG2E).exp2_()
     return e if self.keep is None else e.mul_(t.keys(self.keep).mT)
 
 # %% ../nbs/30_banded.ipynb #8c96266d
@@ -200,25 +209,25 @@ def lead(self:_Sums):
     b,p = self.b,self.p
     j = torch.arange(p.lead, device=self.q.device)
     off = j-torch.arange(p.r0, p.r1, device=self.q.device)[:,None]-b.q_offset
-    e = torch.mm(self.q[p.r0:p.r1], self.k[:p.lead].T).exp2_()
+    e = torch.mm(self.q[p.r0:p.r1], self.k[:p.lead].T).mul_(self.scale*_LOG2E).exp2_()
     if b.bias is not None: e.mul_(_bias(b, off).exp())
     real = (j>=b.lo) & (j<b.hi) if b.keep is None else b.keep[:p.lead]
     return e.mul_(real),off
 
 @patch
 def forward(self:_Sums, o, lse):
-    "Adds to `o`, which is zero, and sets the rows of `lse`."
-    p,e = self.p,None
-    rows,l = slice(p.r0, p.r1),o.new_zeros(len(o), 1)
-    if p.lead: o[rows] = (e:=self.lead()[0])@self.v[:p.lead]
-    buffer = self.buffer('scores')
+    "Sets the rows of `o` and `lse`."
+    p,rows,tiny = self.p,slice(self.p.r0, self.p.r1),torch.finfo(lse.dtype).tiny
+    l,buffer,more = lse[rows].zero_(),self.buffer('scores'),float(p.lead>0)
+    if p.lead: e,_ = self.lead(); torch.mm(e, self.v[:p.lead], out=o[rows]); torch.sum(e, -1, keepdim=True, out=l)
+    else: a,b = _seeing(p, self.b.q_offset); o[p.r0:a] = 0; o[b:p.r1] = 0  # no tile comes there
     for t in self.tiles(False):
-        x = self.weigh(self.exponentials(t, buffer), t)
-        torch.sum(x, -1, keepdim=True, out=t.queries(l))
-        t.queries(o).baddbmm_(x, t.keys(self.v))
-    l = l[rows] if e is None else l[rows]+e.sum(-1, keepdim=True)
-    o[rows] *= torch.where(l>0, 1/l, 0.)
-    lse[rows] = torch.where(l>0, l.log2(), math.inf)
+        x,y,s = self.weigh(self.exponentials(t, buffer), t),t.queries(o),t.queries(lse)
+        s += x.sum(-1, keepdim=True)
+        y.baddbmm_(x, t.keys(self.v), beta=more)
+        if not p.lead: y /= s.clamp_min(tiny)
+    if p.lead: o[rows] /= l.clamp_min(tiny)
+    l.copy_(torch.where(l>0, l.log2(), math.inf))
 
 # %% ../nbs/30_banded.ipynb #87ca9ed9
 def _add_bias(dbias, offsets, ds):
@@ -227,35 +236,42 @@ def _add_bias(dbias, offsets, ds):
     dbias.index_add_(0, (offsets.clamp(-r, r)+r).flatten(), ds.flatten())
 
 @patch
-def backward_lead(self:_Sums, do, D, dq, dk, dv, dbias):
+def pulled(self:_Sums, o, lse, do):
+    "`do` and `D` of some rows, with the factor 2^-lse."
+    d = torch.mul(do, torch.exp2(-lse), out=_scratch('do', do, *do.shape))
+    return d,torch.mul(o, d, out=_scratch('o', o, *o.shape)).sum(-1, keepdim=True)
+
+@patch
+def backward_lead(self:_Sums, o, lse, do, dq, dk, dv, dbias):
     p,(e,off) = self.p,self.lead()
     rows,lead = slice(p.r0, p.r1),slice(p.lead)
-    ds = torch.mm(do[rows], self.v[lead].T).sub_(D[rows]).mul_(e)
-    dv[lead].addmm_(e.T, do[rows]); dk[lead].addmm_(ds.T, self.q[rows]); dq[rows] += ds@self.k[lead]
+    d,D = self.pulled(o[rows], lse[rows], do[rows])
+    ds = torch.mm(d, self.v[lead].T).sub_(D).mul_(e)
+    dv[lead].addmm_(e.T, d); dk[lead].addmm_(ds.T, self.q[rows], alpha=self.scale); dq[rows].addmm_(ds, self.k[lead], alpha=self.scale)
     if dbias is not None: _add_bias(dbias, off, ds)
 
 # %% ../nbs/30_banded.ipynb #2af5f245
 @patch
-def backward(self:_Sums, do, D, dq, dk, dv, du=None, dbias=None):
-    "Adds to all of them; `du` [width] belongs to `u`. `do` and `D` carry the factor 2^-lse."
-    if self.p.lead: self.backward_lead(do, D, dq, dk, dv, dbias)
+def backward(self:_Sums, o, lse, do, dq, dk, dv, du=None, dbias=None):
+    "Adds to the gradients; `du` [width] belongs to `u`."
+    if self.p.lead: self.backward_lead(o, lse, do, dq, dk, dv, dbias)
     if self.p.width<=0: return
     w,bk,x,y = self.p.width,self.bq+self.p.width-1,self.buffer('scores'),self.buffer('grads')
     for t in self.tiles(True):
-        e,d = self.exponentials(t, x),t.queries(do)
+        e,(d,D) = self.exponentials(t, x),self.pulled(t.queries(o), t.queries(lse), t.queries(do))
         whole = y[:t.count*t.rows*bk].view(t.count, t.rows, bk)
         if t.cols<bk and du is not None: whole.zero_()
         g = whole[:,:,t.c:t.c+t.cols]
-        torch.bmm(d, t.keys(self.v).mT, out=g).sub_(t.queries(D)).mul_(e)
+        torch.bmm(d, t.keys(self.v).mT, out=g).sub_(D).mul_(e)
         if du is not None: du += whole.as_strided((t.count,t.rows,w), (t.rows*bk,bk+1,1), whole.storage_offset()).sum(1).sum(0)
         self.weigh(e, t); self.weigh(g, t)
-        t.keys(dv).baddbmm_(e.mT, d); t.keys(dk).baddbmm_(g.mT, t.queries(self.q)); t.queries(dq).baddbmm_(g, t.keys(self.k))
+        t.keys(dv).baddbmm_(e.mT, d); t.keys(dk).baddbmm_(g.mT, t.queries(self.q), alpha=self.scale); t.queries(dq).baddbmm_(g, t.keys(self.k), alpha=self.scale)
 
 # %% ../nbs/30_banded.ipynb #f7e24569
 class _Rows:
     "Any normaliser and any logits, one tile at a time."
     def __init__(self, b, p, q, k, v, scale, dropout=0., seed=0):
-        self.unit = _unit(b)
+        self.unit,self.scale = _unit(b),scale
         self.b,self.p,self.q,self.k,self.v,self.dropout,self.seed = b,p,q*(scale*self.unit),k,v,dropout,seed
         self.bq = min(_block_size(p.width)[0], -(-(p.r1-p.r0)//8)*8)
         if p.width<=0: return
@@ -328,6 +344,7 @@ def _times(x, *factors):
 def forward(self:_Rows, o, lse, sink=None):
     "Sets the rows of `o` and `lse`; `sink(t, weights)` is handed each tile's weights."
     g = self.p.lead
+    o[self.p.r0:self.p.r1] = 0; lse[self.p.r0:self.p.r1] = math.inf
     for t,rows,keys in self.tiles():
         p,lse[rows] = self.normalize(self.scores(t, rows, keys))
         p = _times(p, *self.factors(t, p))
@@ -361,7 +378,7 @@ def backward(self:_Rows, do, lse, dq, dk, dv, dm=None, ds=None, dbias=None):
         dz,a = self.pull(p, s, _times(dw, m))
         wt,da = _times(p, drop, m),da if a is None else da+a.sum()
         for x,y in ((slice(g),slice(g)), (keys,slice(g,None))):
-            dv[x].addmm_(wt[:,y].T, d); dk[x].addmm_(dz[:,y].T, self.q[rows]); dq[rows].addmm_(dz[:,y], self.k[x])
+            dv[x].addmm_(wt[:,y].T, d); dk[x].addmm_(dz[:,y].T, self.q[rows], alpha=1/self.unit); dq[rows].addmm_(dz[:,y], self.k[x], alpha=self.scale)
         if ds is not None and t.cols: ds += _straight(self.p, t, dz[:,g:]).sum(0)
         if dbias is not None and g: _add_bias(dbias, self.lead_offsets(rows), dz[:,:g])
     return da
@@ -369,8 +386,8 @@ def backward(self:_Rows, do, lse, dq, dk, dv, dm=None, ds=None, dbias=None):
 # %% ../nbs/30_banded.ipynb #43e4a462
 class _Head:
     "One head of one sequence, in the dtype of the work and clean of what must not count."
-    def __init__(self, b, q, k, v, scale, dropout=0., seed=0, rows=False, scratch=None):
-        self.b,self.scale,self.dropout,self.seed,self.scratch = b,scale,dropout,seed,scratch or _Scratch()
+    def __init__(self, b, q, k, v, scale, dropout=0., seed=0, rows=False):
+        self.b,self.scale,self.dropout,self.seed = b,scale,dropout,seed
         dtype = torch.promote_types(q.dtype, torch.float32)
         q,k,v = (x.to(dtype) if x.stride(-1)==1 else x.to(dtype).contiguous() for x in (q,k,v))
         if b.keep is not None: k,v = (x.masked_fill(~b.keep[:,None], 0.) for x in (k,v))
@@ -395,19 +412,19 @@ def _swing(b, p):
 @patch
 def engine(self:_Head, p):
     room = 100 if self.q.dtype==torch.float32 else 900
-    if self.simple and self.bound+_swing(self.b, p) < room: return _Sums(self.b, p, self.q, self.k, self.v, self.scale, self.scratch)
+    if self.simple and self.bound+_swing(self.b, p) < room: return _Sums(self.b, p, self.q, self.k, self.v, self.scale)
     return _Rows(self.b, p, self.q, self.k, self.v, self.scale, self.dropout, self.seed)
 
 # %% ../nbs/30_banded.ipynb #95d41698
 @patch
 def at_hand(self:_Head, x, name):
-    "`x` itself, zeroed, or memory of its shape in the dtype of the work."
-    return (x if x.dtype==self.q.dtype and x.is_contiguous() else self.scratch(name, self.q, *x.shape)).zero_()
+    "`x` itself, or memory of its shape in the dtype of the work."
+    return x if x.dtype==self.q.dtype and x.is_contiguous() else _scratch(name, self.q, *x.shape)
 
 @patch
 def forward(self:_Head, out, lse, sink=None):
     "Sets the output [N,dv] and one number per row [N,1]."
-    o = self.at_hand(out, 'out'); lse.fill_(math.inf)
+    o = self.at_hand(out, 'out')
     for p in _parts(self.b, len(self.q), len(self.k)):
         e = self.engine(p)
         e.forward(o, lse) if isinstance(e, _Sums) else e.forward(o, lse, sink)
@@ -433,10 +450,9 @@ def backward(self:_Head, o, lse, do, grads, dm=None, dbias=None):
     dead = lse==math.inf if self.lost is None else (lse==math.inf) | self.lost
     o,do = (x if x.dtype==self.q.dtype else x.to(self.q.dtype) for x in (o,do))
     if dead.any(): o,do = o.masked_fill(dead, 0.),do.masked_fill(dead, 0.)
-    dq,dk,dv = mine = [self.at_hand(x, name) for x,name in zip(grads, ('dq','dk','dv'))]
+    dq,dk,dv = mine = [self.at_hand(x, name).zero_() for x,name in zip(grads, ('dq','dk','dv'))]
     da = 0.
     for p in _parts(self.b, len(self.q), len(self.k)): da = da + self.backward_part(p, o, lse, do, mine, dm, dbias)
-    dq.mul_(self.scale); dk.mul_(1/_unit(self.b))
     for x,y in zip(grads, mine):
         if x is not y: x.copy_(y)
     return da
@@ -448,9 +464,7 @@ def backward_part(self:_Head, p, o, lse, do, grads, dm, dbias):
     windowed = dm is not None and p.m is not None
     du = self.q.new_zeros(p.width) if p.width>0 and (windowed or dbias is not None) else None
     if isinstance(e, _Sums):
-        d = torch.mul(do, torch.exp2(-lse), out=self.scratch('do', self.q, *do.shape))
-        D = torch.mul(o, d, out=self.scratch('scores', self.q, *o.shape)).sum(-1, keepdim=True)
-        e.backward(d, D, *grads, du, dbias)
+        e.backward(o, lse, do, *grads, du, dbias)
     else:
         after = dm[p.first:p.first+p.width] if windowed and b.after and p.width>0 else None
         da = e.backward(do, lse, *grads, after, du, dbias)
@@ -538,12 +552,12 @@ def _each(f, items, threads):
 # %% ../nbs/30_banded.ipynb #60724623
 def _heads(c, q, k, v, keep, sigma, alpha, rel_bias, seed, rows=False):
     "Index [b,h] and `_Head` maker of each head, the widest first, with window and offsets."
-    (b,h),scratch = q.shape[:2],_Scratch()
+    b,h = q.shape[:2]
     eps = None if alpha is None else [[_eps(a) for a in row] for row in alpha.expand(b, h).tolist()]
     bands,window,off = _bands(c, q, k, keep, sigma, eps, rel_bias)
     def make(x, y):
         s,kv = 0 if seed is None else (seed.item()+(x*h+y)*2**32) % 2**63,y*k.shape[1]//h
-        return _Head(bands[x*h+y], q[x,y], k[x,kv], v[x,kv], c.scale, c.dropout_p, s, rows, scratch)
+        return _Head(bands[x*h+y], q[x,y], k[x,kv], v[x,kv], c.scale, c.dropout_p, s, rows)
     order = sorted(((x,y) for x in range(b) for y in range(h)), key=lambda i: -bands[i[0]*h+i[1]].left-bands[i[0]*h+i[1]].right)
     return order,make,window,off
 
