@@ -8,7 +8,7 @@ __all__ = ['band_flops', 'BandWeights', 'banded_attention']
 # %% ../nbs/30_banded.ipynb #8d4efd98
 import math, os
 from ast import literal_eval
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Lock, local
@@ -39,8 +39,8 @@ def _blocks(x, i0, rows, count, step):
 
 # %% ../nbs/30_banded.ipynb #2b0f2f9c
 def _toeplitz(u, rows, fill=0.):
-    "[W] -> [rows,rows+W-1] with `tile[i,c] = u[c-i]`, `fill` elsewhere."
-    return F.pad(u, (rows-1,rows-1), value=fill).unfold(0, rows+len(u)-1, 1).flip(0).contiguous()
+    "[...,W] -> [...,rows,rows+W-1] with `tile[i,c] = u[c-i]`, `fill` elsewhere."
+    return F.pad(u, (rows-1,rows-1), value=fill).unfold(-1, rows+u.shape[-1]-1, 1).flip(-2).contiguous()
 
 # %% ../nbs/30_banded.ipynb #cf41809e
 @dataclass
@@ -59,6 +59,8 @@ class _Band:
     causal:bool=False
     n_global:int=0
     q_offset:int=0
+    loud:float=0.           # how far from 1 a weight can be before it is normalised, in powers of 2
+    lost:bool=False         # whether some query is not finite
 
 # %% ../nbs/30_banded.ipynb #8c4632b8
 class _Part(NamedTuple):
@@ -81,7 +83,7 @@ def _part(b, r0, r1, lo, left, right, m, lead):
     "Clipped to the offsets that occur."
     l,r = min(left, r1-1+b.q_offset-lo),min(right, b.hi-1-r0-b.q_offset)
     if l+r<0: return _Part(r0, r1, lo, b.hi, 0, -1, None, lead, 0)
-    return _Part(r0, r1, lo, b.hi, l, r, None if m is None else m[left-l:left+r+1], lead, left-l)
+    return _Part(r0, r1, lo, b.hi, l, r, None if m is None else m[...,left-l:left+r+1], lead, left-l)
 
 def _global_rows(b, n):
     "Queries g0..g1-1 stand at positions 0..n_global-1."
@@ -106,8 +108,8 @@ class _Tile(NamedTuple):
     cols:int
     c:int  # columns that are missing on the left
 
-    def queries(self, x): return _blocks(x, self.i0, self.rows, self.count, self.step)
-    def keys(self, x): return _blocks(x, self.j0, self.cols, self.count, self.step)
+    def queries(self, x): return _blocks(x, self.i0, self.rows, self.count, self.step) if x.dim()==2 else x[:,self.i0:self.i0+self.rows]
+    def keys(self, x): return _blocks(x, self.j0, self.cols, self.count, self.step) if x.dim()==2 else x[:,self.j0:self.j0+self.cols]
 
 # %% ../nbs/30_banded.ipynb #f7adbcb0
 def _cut(p, i0, qo, bq):
@@ -164,6 +166,7 @@ def _bias(b, offsets):
 
 def _ones(u, center, rows):
     "The columns of the Toeplitz tile in which every row is 1."
+    if u.dim()>1: u = u.amin(0).minimum(2-u.amax(0))  # 1 where all are
     if not (0<=center<len(u) and u[center]==1): return 0,0
     off = (u!=1).nonzero()[:,0].tolist()
     lo,hi = max((x for x in off if x<center), default=-1),min((x for x in off if x>center), default=len(u))
@@ -171,28 +174,33 @@ def _ones(u, center, rows):
 
 # %% ../nbs/30_banded.ipynb #afc6a88b
 class _Sums:
-    "Softmax inside the window, without a row maximum."
+    "Softmax inside the window, without a row maximum, for one head, [N,d], or for several, [G,N,d]."
     def __init__(self, b, p, q, k, v, scale):
-        self.b,self.p,self.q,self.k,self.v,self.scale = b,p,q,k,v,scale
-        bq,self.nb = _block_size(p.width)
-        self.bq = min(bq, -(-(p.r1-p.r0)//8)*8)
+        self.b,self.p,self.q,self.k,self.v,self.scale,many = b,p,q,k,v,scale,q.dim()==3
+        bq,nb = _block_size(p.width)
+        self.bq,self.nb = min(32 if many else bq, -(-(p.r1-p.r0)//8)*8),len(q) if many else nb
         self.u = q.new_ones(max(p.width, 0)) if p.m is None else p.m.clamp_min(0)
         if b.bias is not None and p.width>0: self.u = self.u*_bias(b, torch.arange(-p.left, p.right+1, device=q.device)).exp()
-        self.keep = None if b.keep is None else b.keep.to(q.dtype)[:,None]
+        self.keep = None if b.keep is None else b.keep.to(q.dtype).view((1,-1,1) if many else (-1,1))
         if p.width>0: self.tile,self.ones = _toeplitz(self.u, self.bq),_ones(self.u, p.left, self.bq)
 
     def buffer(self, name): return _scratch(name, self.q, self.nb*self.bq*(self.bq+max(self.p.width, 0)-1))
-    def tiles(self, apart): return _tiles(self.p, self.b.q_offset, self.bq, self.nb, apart) if self.p.width>0 else ()
+
+    def tiles(self, apart):
+        "Several blocks of one head, or one of several heads."
+        if self.p.width<=0: return
+        for t in _tiles(self.p, self.b.q_offset, self.bq, self.nb if self.q.dim()==2 else 1, apart):
+            yield t if self.q.dim()==2 else t._replace(count=self.nb)
 
 # %% ../nbs/30_banded.ipynb #8ce3a9cb
 @patch
 def weigh(self:_Sums, x, t):
     "`x *= window`, in place, where the window is not 1."
     a,b = max(self.ones[0]-t.c, 0),min(self.ones[1]-t.c, t.cols)
-    m = self.tile[:t.rows,t.c:t.c+t.cols]
+    m = self.tile[...,:t.rows,t.c:t.c+t.cols]
     if b-a < t.cols//2: return x.mul_(m)
-    if a: x[...,:a].mul_(m[:,:a])
-    if b<t.cols: x[...,b:].mul_(m[:,b:])
+    if a: x[...,:a].mul_(m[...,:a])
+    if b<t.cols: x[...,b:].mul_(m[...,b:])
     return x
 
 @patch
@@ -209,7 +217,7 @@ def lead(self:_Sums):
     b,p = self.b,self.p
     j = torch.arange(p.lead, device=self.q.device)
     off = j-torch.arange(p.r0, p.r1, device=self.q.device)[:,None]-b.q_offset
-    e = torch.mm(self.q[p.r0:p.r1], self.k[:p.lead].T).mul_(self.scale*_LOG2E).exp2_()
+    e = (self.q[...,p.r0:p.r1,:] @ self.k[...,:p.lead,:].mT).mul_(self.scale*_LOG2E).exp2_()
     if b.bias is not None: e.mul_(_bias(b, off).exp())
     real = (j>=b.lo) & (j<b.hi) if b.keep is None else b.keep[:p.lead]
     return e.mul_(real),off
@@ -217,16 +225,17 @@ def lead(self:_Sums):
 @patch
 def forward(self:_Sums, o, lse):
     "Sets the rows of `o` and `lse`."
-    p,rows,tiny = self.p,slice(self.p.r0, self.p.r1),torch.finfo(lse.dtype).tiny
-    l,buffer,more = lse[rows].zero_(),self.buffer('scores'),float(p.lead>0)
-    if p.lead: e,_ = self.lead(); torch.mm(e, self.v[:p.lead], out=o[rows]); torch.sum(e, -1, keepdim=True, out=l)
-    else: a,b = _seeing(p, self.b.q_offset); o[p.r0:a] = 0; o[b:p.r1] = 0  # no tile comes there
+    p,tiny,more = self.p,torch.finfo(lse.dtype).tiny,float(self.p.lead>0)
+    (a,b),buffer = _seeing(p, self.b.q_offset),self.buffer('scores')
+    y,l = o[...,p.r0:p.r1,:],lse[...,p.r0:p.r1,:].zero_()
+    if p.lead: e,_ = self.lead(); y.copy_(e@self.v[...,:p.lead,:]); l.copy_(e.sum(-1, keepdim=True))
+    else: o[...,p.r0:a,:] = 0; o[...,b:p.r1,:] = 0  # no tile comes there
     for t in self.tiles(False):
-        x,y,s = self.weigh(self.exponentials(t, buffer), t),t.queries(o),t.queries(lse)
+        x,s,z = self.weigh(self.exponentials(t, buffer), t),t.queries(lse),t.queries(o)
         s += x.sum(-1, keepdim=True)
-        y.baddbmm_(x, t.keys(self.v), beta=more)
-        if not p.lead: y /= s.clamp_min(tiny)
-    if p.lead: o[rows] /= l.clamp_min(tiny)
+        z.baddbmm_(x, t.keys(self.v), beta=more)
+        if not p.lead: z /= s.clamp_min(tiny)
+    if p.lead: y /= l.clamp_min(tiny)
     l.copy_(torch.where(l>0, l.log2(), math.inf))
 
 # %% ../nbs/30_banded.ipynb #87ca9ed9
@@ -244,16 +253,17 @@ def pulled(self:_Sums, o, lse, do):
 @patch
 def backward_lead(self:_Sums, o, lse, do, dq, dk, dv, dbias):
     p,(e,off) = self.p,self.lead()
-    rows,lead = slice(p.r0, p.r1),slice(p.lead)
-    d,D = self.pulled(o[rows], lse[rows], do[rows])
-    ds = torch.mm(d, self.v[lead].T).sub_(D).mul_(e)
-    dv[lead].addmm_(e.T, d); dk[lead].addmm_(ds.T, self.q[rows], alpha=self.scale); dq[rows].addmm_(ds, self.k[lead], alpha=self.scale)
+    o,lse,do,q,dq = (x[...,p.r0:p.r1,:] for x in (o,lse,do,self.q,dq))
+    k,v,dk,dv = (x[...,:p.lead,:] for x in (self.k,self.v,dk,dv))
+    d,D = self.pulled(o, lse, do)
+    ds = (d@v.mT).sub_(D).mul_(e)
+    dv += e.mT@d; dk += (ds.mT@q).mul_(self.scale); dq += (ds@k).mul_(self.scale)
     if dbias is not None: _add_bias(dbias, off, ds)
 
 # %% ../nbs/30_banded.ipynb #2af5f245
 @patch
 def backward(self:_Sums, o, lse, do, dq, dk, dv, du=None, dbias=None):
-    "Adds to the gradients; `du` [width] belongs to `u`."
+    "Adds to the gradients; `du`, [width] or [G,width], belongs to `u`."
     if self.p.lead: self.backward_lead(o, lse, do, dq, dk, dv, dbias)
     if self.p.width<=0: return
     w,bk,x,y = self.p.width,self.bq+self.p.width-1,self.buffer('scores'),self.buffer('grads')
@@ -263,7 +273,7 @@ def backward(self:_Sums, o, lse, do, dq, dk, dv, du=None, dbias=None):
         if t.cols<bk and du is not None: whole.zero_()
         g = whole[:,:,t.c:t.c+t.cols]
         torch.bmm(d, t.keys(self.v).mT, out=g).sub_(D).mul_(e)
-        if du is not None: du += whole.as_strided((t.count,t.rows,w), (t.rows*bk,bk+1,1), whole.storage_offset()).sum(1).sum(0)
+        if du is not None: du += whole.as_strided((t.count,t.rows,w), (t.rows*bk,bk+1,1), whole.storage_offset()).sum(1).sum_to_size(du.shape if du.dim()==2 else (1,w)).view_as(du)
         self.weigh(e, t); self.weigh(g, t)
         t.keys(dv).baddbmm_(e.mT, d); t.keys(dk).baddbmm_(g.mT, t.queries(self.q), alpha=self.scale); t.queries(dq).baddbmm_(g, t.keys(self.k), alpha=self.scale)
 
@@ -385,34 +395,23 @@ def backward(self:_Rows, do, lse, dq, dk, dv, dm=None, ds=None, dbias=None):
 
 # %% ../nbs/30_banded.ipynb #43e4a462
 class _Head:
-    "One head of one sequence, in the dtype of the work and clean of what must not count."
+    "One head of one sequence, or some that see alike, in the dtype of the work and clean of what must not count."
     def __init__(self, b, q, k, v, scale, dropout=0., seed=0, rows=False):
-        self.b,self.scale,self.dropout,self.seed = b,scale,dropout,seed
+        self.b,self.scale,self.dropout,self.seed,self.lost = b,scale,dropout,seed,None
         dtype = torch.promote_types(q.dtype, torch.float32)
         q,k,v = (x.to(dtype) if x.stride(-1)==1 else x.to(dtype).contiguous() for x in (q,k,v))
         if b.keep is not None: k,v = (x.masked_fill(~b.keep[:,None], 0.) for x in (k,v))
-        self.lost,top = None,_norm(q)
-        if not math.isfinite(top):
+        if b.lost:
             self.lost = ~q.isfinite().all(-1, keepdim=True)
-            q = q.masked_fill(self.lost, 0.); top = _norm(q)
-        self.q,self.k,self.v = q,k,v
-        self.bound = top*_norm(k[b.lo:b.hi])*abs(scale)*_LOG2E
-        self.simple = b.eps is None and not (b.after or dropout or rows)
+            q = q.masked_fill(self.lost, 0.)
+        self.q,self.k,self.v,self.simple = q,k,v,_simple(b, q.dtype) and not (dropout or rows)
 
-def _norm(x): return torch.linalg.vector_norm(x, dim=-1).max().item() if x.numel() else 0.
+def _simple(b, dtype): return b.eps is None and not b.after and b.loud < (900 if dtype==torch.float64 else 100)
 
 # %% ../nbs/30_banded.ipynb #e6668203
-def _swing(b, p):
-    "How far window and bias can take a weight from 1, in powers of 2."
-    x = 0. if b.bias is None else b.bias.abs().max().item()*_LOG2E
-    if p.m is None: return x
-    live = p.m[p.m>0]
-    return x if not len(live) else x + max(-math.log2(live.min().item()), math.log2(live.max().item()), 0.)
-
 @patch
 def engine(self:_Head, p):
-    room = 100 if self.q.dtype==torch.float32 else 900
-    if self.simple and self.bound+_swing(self.b, p) < room: return _Sums(self.b, p, self.q, self.k, self.v, self.scale)
+    if self.simple: return _Sums(self.b, p, self.q, self.k, self.v, self.scale)
     return _Rows(self.b, p, self.q, self.k, self.v, self.scale, self.dropout, self.seed)
 
 # %% ../nbs/30_banded.ipynb #95d41698
@@ -425,7 +424,7 @@ def at_hand(self:_Head, x, name):
 def forward(self:_Head, out, lse, sink=None):
     "Sets the output [N,dv] and one number per row [N,1]."
     o = self.at_hand(out, 'out')
-    for p in _parts(self.b, len(self.q), len(self.k)):
+    for p in _parts(self.b, self.q.shape[-2], self.k.shape[-2]):
         e = self.engine(p)
         e.forward(o, lse) if isinstance(e, _Sums) else e.forward(o, lse, sink)
     if self.lost is not None: o.masked_fill_(self.lost & (lse!=math.inf), math.nan)
@@ -440,7 +439,7 @@ def window_grads(self:_Head, e, p, du, dm, dbias):
     sums = isinstance(e, _Sums)
     if dm is not None and p.m is not None and not self.b.after:
         f = 1/torch.where(p.m>0, p.m, 1.) if not sums else 1. if self.b.bias is None else _bias(self.b, off).exp()
-        dm[p.first:p.first+p.width] += torch.where(p.m>0, du*f, 0.)
+        dm[...,p.first:p.first+p.width] += torch.where(p.m>0, du*f, 0.)
     if dbias is not None: _add_bias(dbias, off, du*e.u if sums else du)
 
 # %% ../nbs/30_banded.ipynb #ad282a2f
@@ -452,7 +451,7 @@ def backward(self:_Head, o, lse, do, grads, dm=None, dbias=None):
     if dead.any(): o,do = o.masked_fill(dead, 0.),do.masked_fill(dead, 0.)
     dq,dk,dv = mine = [self.at_hand(x, name).zero_() for x,name in zip(grads, ('dq','dk','dv'))]
     da = 0.
-    for p in _parts(self.b, len(self.q), len(self.k)): da = da + self.backward_part(p, o, lse, do, mine, dm, dbias)
+    for p in _parts(self.b, self.q.shape[-2], self.k.shape[-2]): da = da + self.backward_part(p, o, lse, do, mine, dm, dbias)
     for x,y in zip(grads, mine):
         if x is not y: x.copy_(y)
     return da
@@ -462,7 +461,7 @@ def backward(self:_Head, o, lse, do, grads, dm=None, dbias=None):
 def backward_part(self:_Head, p, o, lse, do, grads, dm, dbias):
     e,b,da = self.engine(p),self.b,0.
     windowed = dm is not None and p.m is not None
-    du = self.q.new_zeros(p.width) if p.width>0 and (windowed or dbias is not None) else None
+    du = self.q.new_zeros(*self.q.shape[:-2], p.width) if p.width>0 and (windowed or dbias is not None) else None
     if isinstance(e, _Sums):
         e.backward(o, lse, do, *grads, du, dbias)
     else:
@@ -509,8 +508,19 @@ class _Call(NamedTuple):
     q_offset:int
     learns:bool=False # whether alpha wants a gradient
 
+def _loudness(c, q, k, keep, ms, rel_bias):
+    "Per head, how far from 1 a weight can be before it is normalised, in powers of 2, and whether some query is not finite."
+    nq,nk = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (q,k))
+    if keep is not None: nk = nk.masked_fill(~keep[:,None], 0.)
+    fine,top = nq.isfinite(),lambda x: F.pad(x, (0,1)).amax(-1)
+    x = top(nq.where(fine, 0.))*top(nk).repeat_interleave(q.shape[1]//k.shape[1], 1)*abs(c.scale)
+    if rel_bias is not None: x = x+rel_bias.detach().abs().amax(-1)
+    x = x*_LOG2E
+    if ms is not None: far = torch.where(ms>0, ms, 1.).log2(); x = x+top(far).maximum(top(-far))
+    return x.tolist(),(~fine).any(-1).tolist()
+
 def _bands(c, q, k, keep, sigma, eps, rel_bias):
-    "A `_Band` for each head of each sequence, the window, and the offsets it was evaluated on."
+    "A `_Band` for each head of each sequence, the window, the offsets it was evaluated on, and what it was."
     (b,h,n,_),m,dtype = q.shape,k.shape[2],torch.promote_types(q.dtype, torch.float32)
     left,right = max(n-1+c.q_offset, 0),max(m-1-c.q_offset, 0)
     left,right = left if c.left<0 else min(left, c.left),0 if c.causal else right if c.right<0 else min(right, c.right)
@@ -520,12 +530,13 @@ def _bands(c, q, k, keep, sigma, eps, rel_bias):
     if window is not None:
         off = torch.arange(-far, max(map(max, rs))+1, device=q.device)
         ms = window.mask(off, n=m).to(dtype).expand(b, h, len(off))
-    after,spans = window is not None and window.apply=="after",_spans(keep, b, m, c.n_global)
+    after,spans,(loud,lost) = window is not None and window.apply=="after",_spans(keep, b, m, c.n_global),_loudness(c, q, k, keep, ms, rel_bias)
+    bias = None if rel_bias is None else rel_bias.detach().to(dtype).expand(b, *rel_bias.shape[-2:])
     def band(x, y):
         l,r,(lo,hi,holes) = ls[x][y],rs[x][y],spans[x]
-        bias = None if rel_bias is None else (rel_bias if rel_bias.dim()==3 else rel_bias[None].expand(b, -1, -1))[x,y].detach().to(dtype)
-        return _Band(l, r, lo, hi, None if ms is None else ms[x,y,far-l:far+r+1], bias, holes, None if eps is None else eps[x][y], c.learns, after, c.causal, c.n_global, c.q_offset)
-    return [band(x, y) for x in range(b) for y in range(h)],window,off
+        return _Band(l, r, lo, hi, None if ms is None else ms[x,y,far-l:far+r+1], None if bias is None else bias[x,y], holes, None if eps is None else eps[x][y],
+                     c.learns, after, c.causal, c.n_global, c.q_offset, loud[x][y], lost[x][y])
+    return [[band(x, y) for y in range(h)] for x in range(b)],window,off,ms
 
 # %% ../nbs/30_banded.ipynb #dcd0cf60
 _pools,_lock = {},Lock()
@@ -550,15 +561,36 @@ def _each(f, items, threads):
     return [g(x) for x in items] if threads==1 or len(items)<2 else list(_pool(threads).map(g, items))
 
 # %% ../nbs/30_banded.ipynb #60724623
+def _turns(p_width, n, heads):
+    "What `heads` heads of one width cost, in pairs: those multiplied, and for each turn of the loop and each beginning what could be multiplied meanwhile."
+    bq,nb = (32,1) if heads>1 else _block_size(p_width)
+    turns = -(-n//bq) if heads>1 else 2*-(-p_width//(2*bq))+n//(bq*nb)
+    return heads*n*(p_width+bq) + 10_000*turns + 50_000
+
+def _shares(bands, n, most):
+    "Slices of the heads of a sequence that are done at once, where that is cheaper than one by one."
+    width = max(b.left+b.right+1 for b in bands)
+    g = min(max(131072//(32*(32+width)), 1), most)
+    if g>1 and sum(_turns(b.left+b.right+1, n, 1) for b in bands) > len(bands)/g*_turns(width, n, g): return [slice(y, min(y+g, len(bands))) for y in range(0, len(bands), g)]
+    return list(range(len(bands)))
+
 def _heads(c, q, k, v, keep, sigma, alpha, rel_bias, seed, rows=False):
-    "Index [b,h] and `_Head` maker of each head, the widest first, with window and offsets."
-    b,h = q.shape[:2]
+    "Index [b,h] and `_Head` maker of each head, or of some together, the widest first, with window and offsets."
+    (b,h,n,_),threads = q.shape,_threads(q)
     eps = None if alpha is None else [[_eps(a) for a in row] for row in alpha.expand(b, h).tolist()]
-    bands,window,off = _bands(c, q, k, keep, sigma, eps, rel_bias)
+    bands,window,off,ms = _bands(c, q, k, keep, sigma, eps, rel_bias)
+    plain = rel_bias is None and k.shape[1]==h and not (c.dropout_p or rows)
+    def together(x): return _shares(bands[x], n, max(h*b//max(b, threads), 1)) if plain and all(_simple(y, q.dtype) for y in bands[x]) else range(h)
+    def merged(x, y):
+        some = bands[x][y]
+        l,r = max(s.left for s in some),max(s.right for s in some)
+        return replace(some[0], left=l, right=r, m=None if ms is None else ms[x,y,-off[0]-l:-off[0]+r+1], lost=any(s.lost for s in some))
     def make(x, y):
+        if isinstance(y, slice): return _Head(merged(x, y), q[x,y], k[x,y], v[x,y], c.scale)
         s,kv = 0 if seed is None else (seed.item()+(x*h+y)*2**32) % 2**63,y*k.shape[1]//h
-        return _Head(bands[x*h+y], q[x,y], k[x,kv], v[x,kv], c.scale, c.dropout_p, s, rows)
-    order = sorted(((x,y) for x in range(b) for y in range(h)), key=lambda i: -bands[i[0]*h+i[1]].left-bands[i[0]*h+i[1]].right)
+        return _Head(bands[x][y], q[x,y], k[x,kv], v[x,kv], c.scale, c.dropout_p, s, rows)
+    def size(at): return sum(s.left+s.right+1 for s in (bands[at[0]][at[1]] if isinstance(at[1], slice) else [bands[at[0]][at[1]]]))
+    order = sorted(((x,y) for x in range(b) for y in together(x)), key=size, reverse=True)
     return order,make,window,off
 
 def _eps(alpha):
@@ -585,7 +617,7 @@ def _backward(c, do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, seed, want
     dm,db = zeros(len(off)) if wants[0] else None,zeros(rel_bias.shape[-1]) if wants[2] else None
     def one(at):
         h = make(*at)
-        m = None if dm is None else dm[at][-off[0]-h.b.left:-off[0]+h.b.right+1]
+        m = None if dm is None else dm[at][...,-off[0]-h.b.left:-off[0]+h.b.right+1]
         da[at] = h.backward(out[at], lse[at], do[at], (dq[at],dk[at],dv[at]), m, None if db is None else db[at])
     _each(one, order, _threads(q))
     ds = None if dm is None else (dm*window.dmask(off, n=k.shape[2])).sum(-1)
@@ -660,12 +692,12 @@ def _collect(c, q, k, v, keep, sigma, alpha, rel_bias, seed):
     "`BandWeights` of a call."
     (b,h,n,_),m = q.shape,k.shape[2]
     bands,*_ = _bands(c, q, k, keep, sigma, None, rel_bias)
-    left,right = max(x.left for x in bands),max(x.right for x in bands)
+    left,right = (max(getattr(x, side) for row in bands for x in row) for side in ('left','right'))
     g0,g1 = _global_rows(c, n)
     zeros = partial(q.new_zeros, dtype=torch.promote_types(q.dtype, torch.float32))
     w = BandWeights(zeros(b, h, n, max(left+right+1, 0)), left, zeros(b, h, n, min(c.n_global, m)), zeros(b, h, g1-g0, m), g0, c.q_offset)
     def sink(at, p, t, x):
-        rows,first = slice(t.i0, t.i0+t.rows),left-bands[at[0]*h+at[1]].left+p.first
+        rows,first = slice(t.i0, t.i0+t.rows),left-bands[at[0]][at[1]].left+p.first
         if g0<=t.i0<g1: w.full[at][t.i0-g0:t.i0-g0+t.rows,t.j0:t.j0+t.cols] = x; return
         w.lead[at][rows,:p.lead] = x[:,:p.lead]
         if t.cols: w.band[at][rows,first:first+p.width] = _straight(p, t, x[:,p.lead:])
