@@ -62,6 +62,9 @@ class _Band:
     loud:float=0.           # how far from 1 a weight can be before it is normalised, in powers of 2
     lost:bool=False         # whether some query is not finite
 
+    @property
+    def width(self): return self.left+self.right+1
+
 # %% ../nbs/30_banded.ipynb #8c4632b8
 class _Part(NamedTuple):
     "Queries r0..r1-1 of a head: offsets -left..right among keys lo..hi-1, and `lead` leading keys."
@@ -508,6 +511,7 @@ class _Call(NamedTuple):
     q_offset:int
     learns:bool=False # whether alpha wants a gradient
 
+# %% ../nbs/30_banded.ipynb #01c82d2b
 def _loudness(c, q, k, keep, ms, rel_bias):
     "Per head, how far from 1 a weight can be before it is normalised, in powers of 2, and whether some query is not finite."
     nq,nk = (torch.linalg.vector_norm(x, dim=-1, dtype=torch.promote_types(x.dtype, torch.float32)) for x in (q,k))
@@ -519,6 +523,7 @@ def _loudness(c, q, k, keep, ms, rel_bias):
     if ms is not None: far = torch.where(ms>0, ms, 1.).log2(); x = x+top(far).maximum(top(-far))
     return x.tolist(),(~fine).any(-1).tolist()
 
+# %% ../nbs/30_banded.ipynb #234f833c
 def _bands(c, q, k, keep, sigma, eps, rel_bias):
     "A `_Band` for each head of each sequence, the window, the offsets it was evaluated on, and what it was."
     (b,h,n,_),m,dtype = q.shape,k.shape[2],torch.promote_types(q.dtype, torch.float32)
@@ -561,56 +566,63 @@ def _each(f, items, threads):
     return [g(x) for x in items] if threads==1 or len(items)<2 else list(_pool(threads).map(g, items))
 
 # %% ../nbs/30_banded.ipynb #60724623
-def _turns(p_width, n, heads):
-    "What `heads` heads of one width cost, in pairs: those multiplied, and for each turn of the loop and each beginning what could be multiplied meanwhile."
-    bq,nb = (32,1) if heads>1 else _block_size(p_width)
-    turns = -(-n//bq) if heads>1 else 2*-(-p_width//(2*bq))+n//(bq*nb)
-    return heads*n*(p_width+bq) + 10_000*turns + 50_000
+def _cost(width, n, heads):
+    "What `heads` heads of one width cost at once, in pairs: those multiplied, and what could be multiplied while the interpreter begins or takes a turn of the loop."
+    bq,nb = _block_size(width) if heads==1 else (32,1)
+    turns = 2*-(-width//(2*bq))+n//(bq*nb) if heads==1 else -(-n//bq)
+    return heads*n*(width+bq) + 10_000*turns + 50_000
 
-def _shares(bands, n, most):
-    "Slices of the heads of a sequence that are done at once, where that is cheaper than one by one."
-    width = max(b.left+b.right+1 for b in bands)
-    g = min(max(131072//(32*(32+width)), 1), most)
-    if g>1 and sum(_turns(b.left+b.right+1, n, 1) for b in bands) > len(bands)/g*_turns(width, n, g): return [slice(y, min(y+g, len(bands))) for y in range(0, len(bands), g)]
-    return list(range(len(bands)))
+def _shares(widths, n):
+    "What is done at once: the numbers of the heads, one by one, or slices of them where that is clearly cheaper."
+    h,width = len(widths),max(widths)
+    g = min(max(131072//(32*(32+width)), 1), h)
+    if g==1 or sum(_cost(w, n, 1) for w in widths) < 1.15*h/g*_cost(width, n, g): return list(range(h))
+    return [slice(y, min(y+g, h)) for y in range(0, h, g)]
+
+def _threads(q, pairs):
+    "Threads for the heads; 1 where they are so small that they would wait for the interpreter: then each product is shared."
+    return torch.get_num_threads() if q.device.type=='cpu' and pairs*q.shape[-1] > 2**25 else 1
+
+# %% ../nbs/30_banded.ipynb #23cacc28
+def _merge(bands, m):
+    "Several heads as one: as far as the widest of them; `m` is their window there."
+    return replace(bands[0], left=max(b.left for b in bands), right=max(b.right for b in bands), m=m, loud=max(b.loud for b in bands), lost=any(b.lost for b in bands))
 
 def _heads(c, q, k, v, keep, sigma, alpha, rel_bias, seed, rows=False):
-    "Index [b,h] and `_Head` maker of each head, or of some together, the widest first, with window and offsets."
-    (b,h,n,_),threads = q.shape,_threads(q)
+    "Index [b,h] and `_Head` maker of each head or slice of heads, the widest first; window, offsets, and the threads that it pays to use."
+    b,h,n,_ = q.shape
     eps = None if alpha is None else [[_eps(a) for a in row] for row in alpha.expand(b, h).tolist()]
     bands,window,off,ms = _bands(c, q, k, keep, sigma, eps, rel_bias)
     plain = rel_bias is None and k.shape[1]==h and not (c.dropout_p or rows)
-    def together(x): return _shares(bands[x], n, max(h*b//max(b, threads), 1)) if plain and all(_simple(y, q.dtype) for y in bands[x]) else range(h)
-    def merged(x, y):
-        some = bands[x][y]
-        l,r = max(s.left for s in some),max(s.right for s in some)
-        return replace(some[0], left=l, right=r, m=None if ms is None else ms[x,y,-off[0]-l:-off[0]+r+1], lost=any(s.lost for s in some))
+    def shares(row): return _shares([s.width for s in row], n) if plain and all(_simple(s, q.dtype) for s in row) else range(h)
+    def band(x, y):
+        if not isinstance(y, slice): return bands[x][y]
+        s = _merge(bands[x][y], None)
+        return s if ms is None else replace(s, m=ms[x,y,-off[0]-s.left:-off[0]+s.right+1])
     def make(x, y):
-        if isinstance(y, slice): return _Head(merged(x, y), q[x,y], k[x,y], v[x,y], c.scale)
+        if isinstance(y, slice): return _Head(band(x, y), q[x,y], k[x,y], v[x,y], c.scale)
         s,kv = 0 if seed is None else (seed.item()+(x*h+y)*2**32) % 2**63,y*k.shape[1]//h
-        return _Head(bands[x][y], q[x,y], k[x,kv], v[x,kv], c.scale, c.dropout_p, s, rows)
-    def size(at): return sum(s.left+s.right+1 for s in (bands[at[0]][at[1]] if isinstance(at[1], slice) else [bands[at[0]][at[1]]]))
-    order = sorted(((x,y) for x in range(b) for y in together(x)), key=size, reverse=True)
-    return order,make,window,off
+        return _Head(band(x, y), q[x,y], k[x,kv], v[x,kv], c.scale, c.dropout_p, s, rows)
+    def size(at): return n*(bands[at[0]][at[1]].width if isinstance(at[1], int) else sum(s.width for s in bands[at[0]][at[1]]))
+    order = sorted(((x,y) for x in range(b) for y in shares(bands[x])), key=size, reverse=True)
+    return order,make,window,off,_threads(q, sum(map(size, order))/max(len(order), 1))
 
 def _eps(alpha):
     if not 1<=alpha<math.inf: raise ValueError(f"alpha: expected finite values >= 1, got {alpha}")
     return alpha-1 or 2.**-64
 
-def _threads(q): return torch.get_num_threads() if q.device.type=='cpu' else 1
-
 # %% ../nbs/30_banded.ipynb #3ad00012
 def _forward(c, q, k, v, *options, sink=None):
-    order,make,_,_ = _heads(c, q, k, v, *options, rows=sink is not None)
+    order,make,_,_,threads = _heads(c, q, k, v, *options, rows=sink is not None)
     dtype = torch.promote_types(q.dtype, torch.float32)
     out,lse = (q.new_empty(*q.shape[:3], x, dtype=dtype) for x in (v.shape[-1],1))
     def one(at): make(*at).forward(out[at], lse[at], None if sink is None else partial(sink, at))
-    _each(one, order, _threads(q))
+    _each(one, order, threads)
     return (out,lse,lse.new_empty(0)) if v.dtype==dtype else (out.to(v.dtype),lse,out)
 
 # %% ../nbs/30_banded.ipynb #fcfac390
 def _backward(c, do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, seed, wants):
-    order,make,window,off = _heads(c, q, k, v, keep, sigma, alpha, rel_bias, seed)
+    order,make,window,off,threads = _heads(c, q, k, v, keep, sigma, alpha, rel_bias, seed)
     zeros = lambda *shape: q.new_zeros(*q.shape[:2], *shape, dtype=lse.dtype)
     dq,dk,dv = (q.new_empty(*q.shape[:2], *x.shape[2:], dtype=x.dtype if x.shape[1]==q.shape[1] else lse.dtype) for x in (q,k,v))
     da = zeros()
@@ -619,7 +631,7 @@ def _backward(c, do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, seed, want
         h = make(*at)
         m = None if dm is None else dm[at][...,-off[0]-h.b.left:-off[0]+h.b.right+1]
         da[at] = h.backward(out[at], lse[at], do[at], (dq[at],dk[at],dv[at]), m, None if db is None else db[at])
-    _each(one, order, _threads(q))
+    _each(one, order, threads)
     ds = None if dm is None else (dm*window.dmask(off, n=k.shape[2])).sum(-1)
     fold = lambda g,x: q.new_empty(0) if g is None else g.sum_to_size((1,)*(g.dim()-x.dim())+x.shape).view(x.shape).to(x.dtype)
     return dq,_group(dk, k),_group(dv, v),fold(ds, sigma),fold(da if wants[1] else None, alpha),fold(db, rel_bias)
