@@ -1,5 +1,5 @@
 "The wheel: what is in it, and that it works with nothing but what it declares."
-import os, shutil, subprocess, sys, venv, zipfile
+import ast, os, re, shutil, subprocess, sys, venv, zipfile
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 import pytest
@@ -74,3 +74,17 @@ def test_the_ten_lines_of_the_readme_run(python, tmp_path):
     blocks = [b.split('```')[0] for b in text.split('```python\n')[1:]]
     assert blocks
     _python(python, '\n'.join(blocks), tmp_path)
+
+OTHERWISE = 'unknown fields', 'cannot serve this call', 'already registered'      # what is wrong there is not one argument's value
+
+def _refusals():
+    "file:line and words of every TypeError and ValueError that the package raises"
+    for f in sorted((ROOT/'dynattn').rglob('*.py')):
+        for n in ast.walk(ast.parse(f.read_text(encoding='utf-8'))):
+            if isinstance(n, ast.Raise) and isinstance(n.exc, ast.Call) and getattr(n.exc.func, 'id', '') in ('TypeError','ValueError'):
+                yield f'{f.name}:{n.lineno}', ast.unparse(n.exc.args[0])
+
+def test_refusals_name_the_argument_and_what_was_expected():
+    said = list(_refusals())
+    bad = [s for s in said if not re.match(r"f?['\"][\w{}., ]+: expected ", s[1]) and not any(o in s[1] for o in OTHERWISE)]
+    assert len(said)>100 and not bad, bad
