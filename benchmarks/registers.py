@@ -1,0 +1,68 @@
+"""What the compiler makes of every kernel, for a Hopper GPU (sm_90) that need not be there.
+
+python benchmarks/registers.py              all dtypes and head sizes; rewrites benchmarks/results/registers.csv
+python benchmarks/registers.py --quick      bfloat16 and heads of 64 only; writes nothing
+Registers and bytes of stack a thread (what did not fit into registers, spilled to memory), bytes of shared memory a program,
+from cuobjdump, and how many instructions of the tensor cores there are (none for float32, whose products are exact)."""
+import argparse, csv, os, re, subprocess, sys, tempfile
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
+os.environ.pop('TRITON_INTERPRET', None)
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from dynattn.kernels import entmax, primitives, window
+from dynattn.padding import PaddingMask
+from dynattn.window import Window
+
+class Hopper:
+    "What a launch asks of the driver, answered for a GPU of compute capability 9.0"
+    def get_current_target(self): return GPUTarget('cuda', 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device=None): return 0
+
+FIELDS = 'triton kernel d dtype window rows keys warps registers stack shared mma'.split()
+TOOL = os.path.join(os.path.dirname(triton.__file__), 'backends', 'nvidia', 'bin', 'cuobjdump')
+rows = []
+
+def usage(binary):
+    "Registers and bytes of stack a thread."
+    with tempfile.NamedTemporaryFile(suffix='.cubin') as f:
+        f.write(binary); f.flush()
+        text = subprocess.run([TOOL, '--dump-resource-usage', f.name], capture_output=True, text=True, check=True).stdout
+    return map(int, re.search(r'REG:(\d+) STACK:(\d+)', text).groups())
+
+def compiled(kernel, known, *tensors, keys=False):
+    "In place of `launch`: compiles, runs nothing."
+    form = known['FORM'].smooth
+    kernel = kernel.warmup(*tensors, grid=(1,), **{name:x for name,x in known.items() if name in kernel.arg_names or name.startswith('num_')})
+    registers,stack = usage(kernel.asm['cubin'])
+    rows.append(dict(triton=triton.__version__, kernel=kernel.metadata.name, d=known['D'], dtype=str(tensors[0].dtype).removeprefix('torch.'), window='hard' if form=='hard' else 'soft',
+        rows=known['BLOCK_M'], keys=known['BLOCK_N'], warps=known['num_warps'], registers=registers, stack=stack, shared=kernel.metadata.shared, mma=len(re.findall('wgmma.mma|mma.sync', kernel.asm['ptx']))))
+    print(*(f'{name}={x}' for name,x in rows[-1].items()), flush=True)
+
+def compile_all(suite, d, dtype, w):
+    "The forward and backward kernels of one suite, every gradient asked for."
+    q,soft = torch.zeros(1, 2, 300, d, dtype=dtype),isinstance(w, Window)
+    tensors,limits,rest = primitives.prepare(q, q, q, PaddingMask(torch.ones(1, 300, dtype=torch.bool)), True, None, w, 1, 0)
+    if suite=='window':
+        out,lse = window.window_forward(*tensors, *limits, *rest)
+        window.window_backward(out, *tensors, *limits, out.clone(), lse, soft, *rest)
+    else:
+        tensors = *tensors,torch.full((1,2), 1.5)
+        out,*others = entmax.entmax_forward(*tensors, *limits, *rest)
+        entmax.entmax_backward(out, *tensors, *limits, out.clone(), *others, True, soft, *rest)
+
+if __name__=='__main__':
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument('--suite', choices=('window','entmax'), help="default: both")
+    a.add_argument('--quick', action='store_true')
+    args = a.parse_args()
+    driver.set_active(Hopper())
+    primitives.check_inputs = lambda *_: None  # no GPU, on purpose
+    window.launch = entmax.launch = compiled
+    for suite in [args.suite] if args.suite else ('window','entmax'):
+        for d,dtype in ((64,torch.bfloat16),) if args.quick else ((64,torch.bfloat16),(128,torch.bfloat16),(256,torch.bfloat16),(64,torch.float32),(128,torch.float32)):
+            for w in (Window(9.),5): compile_all(suite, d, dtype, w)
+    if not args.quick:
+        with open(os.path.join(os.path.dirname(__file__), 'results', 'registers.csv'), 'w', newline='') as f:
+            table = csv.DictWriter(f, FIELDS, lineterminator='\n'); table.writeheader(); table.writerows(rows)
