@@ -1,7 +1,8 @@
 """What the compiler makes of every kernel, for a Hopper GPU (sm_90) that need not be there.
 
-python benchmarks/registers.py              all dtypes and head sizes; rewrites benchmarks/results/registers.csv
-python benchmarks/registers.py --quick      bfloat16 and heads of 64 only; writes nothing
+python benchmarks/registers.py              heads of 64 and 128 in bfloat16; renews their rows in benchmarks/results/registers.csv
+python benchmarks/registers.py --quick      heads of 64 only; writes nothing
+python benchmarks/registers.py --d 256 --dtype float16 --window hard
 Registers and bytes of stack a thread (what did not fit into registers, spilled to memory), bytes of shared memory a program,
 from cuobjdump, and how many instructions of the tensor cores there are (none for float32, whose products are exact)."""
 import argparse, csv, os, re, subprocess, sys, tempfile
@@ -22,7 +23,7 @@ class Hopper:
 
 FIELDS = 'triton kernel d dtype window rows keys warps registers stack shared mma'.split()
 TOOL = os.path.join(os.path.dirname(triton.__file__), 'backends', 'nvidia', 'bin', 'cuobjdump')
-rows = []
+FILE = os.path.join(os.path.dirname(__file__), 'results', 'registers.csv')
 
 def usage(binary):
     "Registers and bytes of stack a thread."
@@ -36,9 +37,18 @@ def compiled(kernel, known, *tensors, keys=False):
     form = known['FORM'].smooth
     kernel = kernel.warmup(*tensors, grid=(1,), **{name:x for name,x in known.items() if name in kernel.arg_names or name.startswith('num_')})
     registers,stack = usage(kernel.asm['cubin'])
-    rows.append(dict(triton=triton.__version__, kernel=kernel.metadata.name, d=known['D'], dtype=str(tensors[0].dtype).removeprefix('torch.'), window='hard' if form=='hard' else 'soft',
+    note(dict(triton=triton.__version__, kernel=kernel.metadata.name, d=known['D'], dtype=str(tensors[0].dtype).removeprefix('torch.'), window='hard' if form=='hard' else 'soft',
         rows=known['BLOCK_M'], keys=known['BLOCK_N'], warps=known['num_warps'], registers=registers, stack=stack, shared=kernel.metadata.shared, mma=len(re.findall('wgmma.mma|mma.sync', kernel.asm['ptx']))))
-    print(*(f'{name}={x}' for name,x in rows[-1].items()), flush=True)
+
+def note(row):
+    "Print a row, and put it in the place of its older self."
+    print(*(f'{name}={x}' for name,x in row.items()), flush=True)
+    if args.quick: return
+    key = lambda r: [str(r[name]) for name in ('kernel','d','dtype','window')]
+    old = list(csv.DictReader(open(FILE))) if os.path.exists(FILE) else []
+    with open(FILE, 'w', newline='') as f:
+        table = csv.DictWriter(f, FIELDS, lineterminator='\n'); table.writeheader()
+        table.writerows(sorted((r for r in old if key(r)!=key(row)), key=key)+[row])
 
 def compile_all(suite, d, dtype, w):
     "The forward and backward kernels of one suite, every gradient asked for."
@@ -55,14 +65,14 @@ def compile_all(suite, d, dtype, w):
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--suite', choices=('window','entmax'), help="default: both")
+    a.add_argument('--d', type=int, nargs='*', default=(64,128))
+    a.add_argument('--dtype', default='bfloat16')
+    a.add_argument('--window', choices=('soft','hard'), help="default: both")
     a.add_argument('--quick', action='store_true')
     args = a.parse_args()
     driver.set_active(Hopper())
     primitives.check_inputs = lambda *_: None  # no GPU, on purpose
     window.launch = entmax.launch = compiled
     for suite in [args.suite] if args.suite else ('window','entmax'):
-        for d,dtype in ((64,torch.bfloat16),) if args.quick else ((64,torch.bfloat16),(128,torch.bfloat16),(256,torch.bfloat16),(64,torch.float32),(128,torch.float32)):
-            for w in (Window(9.),5): compile_all(suite, d, dtype, w)
-    if not args.quick:
-        with open(os.path.join(os.path.dirname(__file__), 'results', 'registers.csv'), 'w', newline='') as f:
-            table = csv.DictWriter(f, FIELDS, lineterminator='\n'); table.writeheader(); table.writerows(rows)
+        for d in (64,) if args.quick else args.d:
+            for w in [dict(soft=Window(9.), hard=5)[args.window]] if args.window else (Window(9.),5): compile_all(suite, d, getattr(torch, args.dtype), w)
