@@ -84,6 +84,12 @@ impls = dict(
 
 # %% ../nbs/44_ops.ipynb #59d378d7
 _SMALL = 2**14  # pairs of query and key up to which the square is as fast as the band
+_SQUARE = 2**18 # from which a causal mask joined with padding is slower than the band
+
+def _joins(q, k, o):
+    "Whether `F.scaled_dot_product_attention` would be handed a large square of our own making."
+    made = o.get('is_causal') and 'attn_mask' not in o and ('padding' in o or 'q_offset' in o)
+    return bool(made) and q.shape[-2]>1 and q.shape[-2]*k.shape[-2]>=_SQUARE
 
 def choose(
     q:Tensor, # [B,H,N,d]
@@ -93,7 +99,7 @@ def choose(
 ) -> str: # a key of `impls`
     "Who computes this when nobody is named."
     o = _given(options)
-    if not impls['sdpa'].refuses(q, k, v, o): return 'sdpa'
+    if not impls['sdpa'].refuses(q, k, v, o) and not _joins(q, k, o): return 'sdpa'
     if 'return_weights' in o: return 'dense'
     if q.is_cuda and not impls['triton'].refuses(q, k, v, o): return 'triton'
     if q.shape[-2]*k.shape[-2] <= _SMALL or impls['banded'].refuses(q, k, v, o): return 'dense'
