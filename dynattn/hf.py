@@ -7,7 +7,7 @@ __all__ = ['Sight', 'sight', 'attend', 'register', 'switch', 'Learned', 'add_win
            'Report', 'report', 'save', 'load']
 
 # %% ../nbs/52_hf.ipynb #2d8672c9
-import inspect
+import inspect, warnings
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -68,11 +68,16 @@ def sight(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_functio
 
 # %% ../nbs/52_hf.ipynb #fcecc91c
 _FOREIGN = ('softcap','position_bias','s_aux','sinks','indices','block_indices','cache')
+_HARMLESS = ('sliding_window','position_ids','cache_position','num_items_in_batch','max_length_q','max_length_k','deterministic','output_attentions')
+_PACKING = ('cu_seq_lens_q','cu_seq_lens_k','seq_idx')
 
-def _refuse(module, kwargs):
-    for name in _FOREIGN:
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{name}: expected None, but {type(module).__name__} sets it; it changes the result and 'dynattn' does not compute it; use attn_implementation='eager'")
+def _refuse(module, kwargs, packed):
+    "Raise where a keyword would change the result. `packed`: the mask tells the texts of a row apart."
+    for name,x in kwargs.items():
+        if x is None or isinstance(x, bool) or name in _HARMLESS or (packed and name in _PACKING): continue
+        if name in _PACKING: raise ValueError(f"{name}: expected position_ids beside it, which start anew with each text; without them 'dynattn' would let the texts of a row see each other")
+        why = "it changes the result and" if name in _FOREIGN else "it may change the result, and"
+        raise ValueError(f"{name}: expected None, but {type(module).__name__} sets it; {why} 'dynattn' does not compute it; use attn_implementation='eager'")
 
 # %% ../nbs/52_hf.ipynb #fefbbfdc
 def _as_sight(module, mask, is_causal, n, m):
@@ -107,8 +112,9 @@ def _wanted(kwargs):
 # %% ../nbs/52_hf.ipynb #81540952
 def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., is_causal=None, **kwargs):
     "What a layer calls with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], and the weights if wanted."
-    _refuse(module, kwargs)
-    options = _options(module, query, key, _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2]))
+    s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
+    _refuse(module, kwargs, s.pairs is not None)
+    options = _options(module, query, key, s)
     out,weights = attention(query, key, value, dropout_p=dropout, scale=scaling, return_weights=True, **options) if _wanted(kwargs) else \
                  (attention(query, key, value, dropout_p=dropout, scale=scaling, **options), None)
     for seen in _watch: seen.append((options, weights, query.shape[-1]))
@@ -122,6 +128,7 @@ def register(
     if 'flash' in name or '/' in name or '|' in name: raise ValueError(f"name: expected one without 'flash', '/' and '|', which transformers reads as kernels to download, got {name!r}")
     for table,ours in ((AttentionInterface(), attend), (AttentionMaskInterface(), sight)):
         if name=='eager' or table.get(name, ours) is not ours: raise ValueError(f"name: expected one that is free, got {name!r}, which is taken")
+    if _collector is None: warnings.warn(f"transformers {transformers.__version__} keeps its collector of outputs elsewhere; models that do not hand output_attentions to their layers, as GPT-2, return no weights")
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, sight)
 

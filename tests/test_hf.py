@@ -58,3 +58,64 @@ def test_a_copy_and_a_pickle_are_whole(model, tmp_path):
     loss = m(ids, labels=torch.tensor([0,1])).loss  # leaves widths with a graph behind
     torch.save(m, tmp_path/'m.pt')
     for other in (copy.deepcopy(m), torch.load(tmp_path/'m.pt', weights_only=False)): assert_close(other(ids, labels=torch.tensor([0,1])).loss, loss)
+
+SMALL = dict(vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4, intermediate_size=24, max_position_embeddings=64,
+             pad_token_id=0, bos_token_id=1, eos_token_id=2, n_embd=16, n_layer=2, n_head=4, dim=16, hidden_dim=24, n_heads=4, n_layers=2, embedding_size=16,
+             num_experts=2, num_local_experts=2, num_experts_per_tok=1, moe_intermediate_size=8, sliding_window=4,
+             d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=8, decoder_ffn_dim=8, word_embed_proj_dim=16, ffn_dim=8)
+
+@pytest.mark.parametrize('name', ['roberta','distilbert','electra','albert','bart','opt','gpt_neox','phi3','qwen2','qwen3','gemma','gemma3_text','mixtral','olmo2','stablelm','cohere2'])
+def test_more_architectures_are_unchanged(name):
+    "The chapter takes six; here are more, with their weights, and with what they hand over beside queries, keys and values."
+    from transformers import AutoConfig, AutoModel
+    from dynattn import hf
+    config = AutoConfig.for_model(name)
+    for key,x in SMALL.items():
+        if key in config.attribute_map or hasattr(config, key): setattr(config, key, x)
+    if getattr(config, 'layer_types', None): config.layer_types = (['sliding_attention','full_attention']*9)[:2] if 'sliding_attention' in config.layer_types else config.layer_types[:2]
+    torch.manual_seed(0)
+    model = AutoModel.from_config(config).eval()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(5)
+    ids = torch.randint(3, 99, (2, 13))
+    for keep in (torch.arange(13) < torch.tensor([[13],[8]]), torch.arange(13) >= torch.tensor([[0],[5]])):
+        batch = dict(input_ids=ids, attention_mask=keep.long(), use_cache=False) | (dict(decoder_input_ids=ids) if config.is_encoder_decoder else {})
+        model.set_attn_implementation('eager'); theirs = model(**batch)[0]
+        hf.switch(model); ours = model(**batch)[0]
+        seen = slice(None) if config.is_encoder_decoder else keep
+        assert_close(ours[seen], theirs[seen], rtol=0, atol=1e-5)
+    assert hf.report(model, batch).share.max()<=1
+
+def test_every_keyword_that_a_model_sets_is_known():
+    "A new version of transformers brings new ones; each has to be looked at."
+    import ast, transformers
+    from dynattn import hf
+    known = {*hf._FOREIGN, *hf._HARMLESS, *hf._PACKING, 'query','key','value','attention_mask','scaling','dropout','is_causal'}
+    unknown = {}
+    for path in (Path(transformers.__file__).parent/'models').glob('*/modeling_*.py'):
+        source = path.read_text(encoding='utf-8')
+        if 'attention_interface(' not in source: continue
+        for call in ast.walk(ast.parse(source)):
+            if isinstance(call, ast.Call) and getattr(call.func, 'id', None)=='attention_interface':
+                unknown |= {k.arg: path.name for k in call.keywords if k.arg and k.arg not in known}
+    assert not unknown, unknown
+
+@pytest.mark.parametrize('sliding', [None,5])
+def test_compiled_generation_is_the_stock_one(sliding):
+    "The chapter compiles one with windows; here without, by inductor's front half."
+    from transformers import MistralConfig, MistralForCausalLM
+    from dynattn import hf
+    torch.manual_seed(0)
+    model = MistralForCausalLM(MistralConfig(**{k: SMALL[k] for k in list(SMALL)[:11]}, sliding_window=sliding)).eval()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(5)
+    ids,keep = torch.randint(3, 99, (2, 13)),(torch.arange(13) >= torch.tensor([[0],[5]])).long()
+    def generate(m): return m.generate(ids, attention_mask=keep, max_new_tokens=9, min_new_tokens=9, do_sample=False, cache_implementation='static')
+    stock = generate(model)
+    hf.switch(model); model.forward = torch.compile(model.forward, fullgraph=True, backend='aot_eager')
+    assert torch.equal(generate(model), stock) and len(stock.unique())>3
+
+def test_a_collector_that_has_moved_is_reported(monkeypatch):
+    from dynattn import hf
+    monkeypatch.setattr(hf, '_collector', None)
+    with pytest.warns(UserWarning, match='GPT-2, return no weights'): hf.register()
