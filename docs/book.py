@@ -84,16 +84,30 @@ def duration(p):
     s = times().get('seconds', {}).get(Path(p).as_posix())
     return None if s is None else f'{s:.0f} s' if s>=1 else 'under a second'
 
-INSTALL = f'''# Colab has torch; this brings the rest. Elsewhere it does nothing.
+INSTALL = f'''# Colab has torch; this brings the rest, and the figures that chapters read. Elsewhere it does nothing.
 import sys
 if 'google.colab' in sys.modules:
-    get_ipython().run_line_magic('pip', "install -q 'dynattn[viz,train,hf,oracles] @ git+{REPO}'")'''
+    get_ipython().system('git clone -q --depth 1 {REPO} /content/dynattn')
+    get_ipython().run_line_magic('pip', "install -q '/content/dynattn[viz,train,hf,oracles]'MORE")
+    get_ipython().run_line_magic('cd', '/content/dynattn/nbs')'''
+NAMES = {'scikit-learn': 'sklearn'}   # what a package is imported as, where the name does not say it
+
+def taken(p): return [c for c in read(p)['cells'] if not re.search(r'nbdev_export\(|^#\|\s*default_exp', source(c), re.M)]
+
+def more(p):
+    "Packages for development that the notebook imports, and that no extra of the install cell brings"
+    imported = {m for c in taken(p) if c['cell_type']=='code' for m in re.findall(r'^\s*(?:from|import) +(\w+)', source(c), re.M)}
+    extras = cfg.requirements + cfg.viz_requirements + cfg.train_requirements + cfg.hf_requirements + cfg.oracles_requirements
+    names = [re.split('[<>=;]', w)[0] for w in cfg.dev_requirements.split()]
+    return [n for n in names if n not in extras and NAMES.get(n, n.replace('-', '_')) in imported]
+
+def install(p): return INSTALL.replace('MORE', ''.join(f' {n}' for n in more(p)))
 
 def handout(p):
     "The notebook to take away: without nbdev's own cells, and with one in front that installs the package on Colab"
     nb = read(p)
-    nb['cells'] = [c for c in nb['cells'] if not re.search(r'nbdev_export\(|^#\|\s*default_exp', source(c), re.M)]
-    nb['cells'].insert(1, dict(cell_type='code', execution_count=None, id='install', metadata={}, outputs=[], source=INSTALL.splitlines(keepends=True)))
+    nb['cells'] = taken(p)
+    nb['cells'].insert(1, dict(cell_type='code', execution_count=None, id='install', metadata={}, outputs=[], source=install(p).splitlines(keepends=True)))
     return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + '\n'
 
 def write_handouts(dest):

@@ -83,15 +83,17 @@ def _refuse(module, kwargs, packed):
 def _as_sight(module, mask, is_causal, n, m):
     "What came as `attention_mask`, as a `Sight`."
     if isinstance(mask, Sight): return mask
-    if mask is None: return Sight(causal=n>1 and bool(getattr(module, 'is_causal', True) if is_causal is None else is_causal))
+    if mask is None: return Sight(causal=bool(getattr(module, 'is_causal', True) if is_causal is None else is_causal) if n>1 else False)
     if not isinstance(mask, Tensor) or mask.dim()!=4: raise TypeError(f"attention_mask: expected None, a Sight or a mask of pairs [B,1,N,M], got {tuple(getattr(mask, 'shape', ())) or type(mask).__name__}")
     return Sight(pairs=mask, q_offset=0 if n==m else None)  # where the queries stand is not told
 
 # %% ../nbs/52_hf.ipynb #ddca0cd5
+def _decide(x): return True if x else False  # compiled, a comparison of sizes is a symbol, and `bool` leaves it one
+
 def _options(module, q, k, s):
     "What `dynattn.attention` is to be told."
     at = s.q_offset or 0
-    options = dict(attn_mask=s.pairs, q_offset=at, window=s.window, is_causal=s.causal and k.shape[2]>at+1)
+    options = dict(attn_mask=s.pairs, q_offset=at, window=s.window, is_causal=_decide(s.causal and k.shape[2]>at+1))
     if s.keep is not None: options['padding'] = PaddingMask(s.keep)
     learned = getattr(module, 'dynattn', None)
     return options if learned is None else options | learned(q, k.shape[2], s)
