@@ -16,6 +16,7 @@ from dynattn.window import Window
 from harness import CLOCK, Registry, append, count_cpu_time, in_turn
 
 band = Registry()
+SOFT = 'dynattn.banded','FlexAttention, compiled, soft window'  # the others have a hard one
 
 @dataclass(frozen=True)
 class Case:
@@ -76,6 +77,16 @@ def flex(c):
     f,(q,k,v) = torch.compile(flex_attention, dynamic=False),c.tensors()
     return torch.no_grad()(lambda: f(q, k, v, block_mask=mask))
 
+@band('FlexAttention, compiled, soft window', backward=False)
+def flex_soft(c):
+    from torch.nn.attention.flex_attention import flex_attention, create_block_mask
+    log_m = Window.default(torch.full((c.H,), c.w-.5)).log_mask(torch.arange(-c.w, c.w+1)).view(c.H, -1)  # [H,2w+1]
+    mask = create_block_mask(lambda b,h,i,j: (i-j).abs()<=c.w, None, None, c.N, c.N, device='cpu')  # made beforehand
+    torch.compiler.reset()
+    f,(q,k,v) = torch.compile(flex_attention, dynamic=False),c.tensors()
+    def score(s, b, h, i, j): return s+log_m[h,(j-i+c.w).clamp(0, 2*c.w)]
+    return torch.no_grad()(lambda: f(q, k, v, score_mod=score, block_mask=mask))
+
 def unfolded(q, k, v, w):
     "Views of padded keys and values, and PyTorch's attention for each block."
     (b,h,n,d),c = q.shape,64
@@ -106,7 +117,7 @@ def check(name, op):
     for backward in (False, op.backward):
         c = Case(256, 32, H=2, d=16, backward=backward)
         q,k,v = c.tensors()
-        window = Window.default(torch.full((2,), 31.5, requires_grad=True)) if name=='dynattn.banded' else None if name=='SDPA, no window' else 32
+        window = Window.default(torch.full((2,), 31.5, requires_grad=True)) if name in SOFT else None if name=='SDPA, no window' else 32
         ref = dense_attention(*(x.double() for x in (q,k,v)), window=window)
         got = op.make(c)()
         if not backward: torch.testing.assert_close(got.double(), ref.detach(), rtol=1e-4, atol=1e-5); continue

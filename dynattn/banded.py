@@ -143,7 +143,7 @@ def _tiles(p, qo, bq, nb, apart):
 def _block_size(width):
     "Queries of a tile, and tiles of a batch."
     bq = 32 if width<=160 else 64 if width<=1024 else 128
-    return bq,max(1, 131072//(bq*(bq+width)))
+    return bq,max(1, 2**19//(bq*(bq+width)))
 
 # %% ../nbs/30_banded.ipynb #a54f7d25
 class _Scratch(local):
@@ -180,8 +180,9 @@ class _Sums:
     "Softmax inside the window, without a row maximum, for one head, [N,d], or for several, [G,N,d]."
     def __init__(self, b, p, q, k, v, scale):
         self.b,self.p,self.q,self.k,self.v,self.scale,many = b,p,q,k,v,scale,q.dim()==3
-        bq,nb = _block_size(p.width)
-        self.bq,self.nb = min(32 if many else bq, -(-(p.r1-p.r0)//8)*8),len(q) if many else nb
+        (bq,nb),rows = _block_size(p.width),p.r1-p.r0
+        self.bq = min(32 if many else bq, -(-rows//8)*8)
+        self.nb = len(q) if many else min(nb, -(-rows//self.bq))
         self.u = q.new_ones(max(p.width, 0)) if p.m is None else p.m.clamp_min(0)
         if b.bias is not None and p.width>0: self.u = self.u*_bias(b, torch.arange(-p.left, p.right+1, device=q.device)).exp()
         self.keep = None if b.keep is None else b.keep.to(q.dtype).view((1,-1,1) if many else (-1,1))
@@ -192,7 +193,7 @@ class _Sums:
     def tiles(self, apart):
         "Several blocks of one head, or one of several heads."
         if self.p.width<=0: return
-        for t in _tiles(self.p, self.b.q_offset, self.bq, self.nb if self.q.dim()==2 else 1, apart):
+        for t in _tiles(self.p, self.b.q_offset, self.bq, 1 if self.q.dim()==3 else max(self.nb//2, 1) if apart else self.nb, apart):
             yield t if self.q.dim()==2 else t._replace(count=self.nb)
 
 # %% ../nbs/30_banded.ipynb #8ce3a9cb
@@ -579,9 +580,9 @@ def _shares(widths, n):
     if g==1 or sum(_cost(w, n, 1) for w in widths) < 1.15*h/g*_cost(width, n, g): return list(range(h))
     return [slice(y, min(y+g, h)) for y in range(0, h, g)]
 
-def _threads(q, pairs):
+def _threads(q, pairs, together):
     "Threads for the heads; 1 where they are so small that they would wait for the interpreter: then each product is shared."
-    return torch.get_num_threads() if q.device.type=='cpu' and pairs*q.shape[-1] > 2**25 else 1
+    return torch.get_num_threads() if q.device.type=='cpu' and pairs*q.shape[-1] > (2**25 if together else 2**27) else 1
 
 # %% ../nbs/30_banded.ipynb #23cacc28
 def _merge(bands, m):
@@ -605,7 +606,7 @@ def _heads(c, q, k, v, keep, sigma, alpha, rel_bias, seed, rows=False):
         return _Head(band(x, y), q[x,y], k[x,kv], v[x,kv], c.scale, c.dropout_p, s, rows)
     def size(at): return n*(bands[at[0]][at[1]].width if isinstance(at[1], int) else sum(s.width for s in bands[at[0]][at[1]]))
     order = sorted(((x,y) for x in range(b) for y in shares(bands[x])), key=size, reverse=True)
-    return order,make,window,off,_threads(q, sum(map(size, order))/max(len(order), 1))
+    return order,make,window,off,_threads(q, sum(map(size, order))/max(len(order), 1), len(order)<b*h)
 
 def _eps(alpha):
     if not 1<=alpha<math.inf: raise ValueError(f"alpha: expected finite values >= 1, got {alpha}")

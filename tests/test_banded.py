@@ -46,7 +46,7 @@ def cases(draw):
     torch.manual_seed(seed)
     loud = draw(st.sampled_from([1.]*8+[30.]))
     q,k,v = (torch.randn(s['B'], h, n, d, dtype=F64)*f for h,n,d,f in ((s['H'],s['N'],s['d'],loud),(s['Hkv'],s['M'],s['d'],loud),(s['Hkv'],s['M'],s['dv'],1.)))
-    o = dict(window=draw(windows(s)), is_causal=draw(st.booleans()), n_global=draw(st.sampled_from([0,0,0,1,3])), q_offset=draw(st.sampled_from([0,0,0,-4,1,s['M']-1])))
+    o = dict(window=draw(windows(s)), is_causal=draw(st.booleans()), n_global=draw(st.sampled_from([0,0,0,1,3])), q_offset=draw(st.sampled_from([0,0,0,-4,-(s['N']//2),1,s['M']-1])))
     keep = draw(st.sampled_from(['all','all','lengths','holes']))
     if keep=='lengths': o['padding'] = PaddingMask.from_lengths(torch.randint(0, s['M']+1, (s['B'],)), s['M'])
     if keep=='holes': o['padding'] = PaddingMask(torch.rand(s['B'], s['M'])<draw(st.sampled_from([.2,.8])))
