@@ -2,23 +2,24 @@
 
 python benchmarks/gpu.py --suite window     soft and hard windows, mixed and uniform widths, N 2k to 32k
 python benchmarks/gpu.py --suite entmax     alpha-entmax, N 4k to 128k
-python benchmarks/gpu.py --dry-run          both at toy sizes in Triton's interpreter on a CPU; writes nothing
+python benchmarks/gpu.py --minutes 9 --to gpu.csv    start no new case after nine minutes, and leave out what the file has already
+python benchmarks/gpu.py --dry-run          both at toy sizes in Triton's interpreter on a CPU; writes nothing but to a file that is named
 Each peer is checked against the dense attention in float64 first; one that computes something else is not timed. Peers run in turn,
-medians of CUDA events, and the rows are appended to benchmarks/results/gpu.csv with the machine and its limits as measured here."""
-import argparse, math, os, statistics, sys
+medians of CUDA events. After each case its rows are appended to benchmarks/results/gpu.csv with the machine and its limits as measured
+here; a peer that could not run has a row that says why."""
+import argparse, csv, math, os, statistics, sys, time
 from dataclasses import dataclass, replace
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
-DRY = '--dry-run' in sys.argv
+DRY = any(a.startswith('--dr') for a in sys.argv)
 if DRY: os.environ['TRITON_INTERPRET'] = '1'    # before the kernels are imported
 import torch, torch.nn.functional as F
 import triton
 from dynattn.attention import dense_attention
-from dynattn.entmax import entmax
-from dynattn.kernels.entmax import entmax_attention, entmax_forward
+from dynattn.kernels.entmax import _tile_sizes, entmax_attention, entmax_forward
 from dynattn.kernels.primitives import window_limits
 from dynattn.kernels.window import windowed_attention
 from dynattn.window import Window
-from harness import Registry, append
+from harness import RESULTS, Registry, append, machine
 
 DEV,DTYPE = ('cpu',torch.float32) if DRY else ('cuda',torch.bfloat16)
 softmax_ops,entmax_ops = Registry(),Registry()
@@ -51,7 +52,7 @@ class Case:
         w = self.widths().double().clamp(max=self.N-1)
         one = self.N*w - w*(w+1)/2
         return (one*(1 if self.causal else 2) + self.N).sum().item()
-    def row(self): return dict(B=self.B, H=self.H, N=self.N, d=self.d, w=f"{self.w}{', causal' if self.causal else ''}", dtype=str(self.dtype).removeprefix('torch.'))
+    def row(self): return dict(B=self.B, H=self.H, N=self.N, d=self.d, w=f"{self.w}{', causal' if self.causal else ''}{f', alpha {self.alpha}' if self.w==str(self.N) else ''}", dtype=str(self.dtype).removeprefix('torch.'))
 
 def step(f, leaves, backward):
     "A function that runs `f` forward, or forward and backward."
@@ -93,9 +94,12 @@ def flex_parts(c):
     def score_mod(sigma):
         def mod(s, b, h, i, j):
             V = torch.exp(-.5*((i-j)/(sigma[b,h]+1))**2)
-            return s + torch.log(torch.tanh(2*(V-T).clamp(min=0)/(1-T))/math.tanh(2))
+            return s + torch.log(torch.tanh(2*(V-T).clamp(min=1e-9)/(1-T))/math.tanh(2))  # not 0: masked pairs would send back NaN
         return mod
-    return flex_attention if DRY else torch.compile(flex_attention, dynamic=False),create_block_mask,mask_mod,score_mod
+    if DRY: return flex_attention,create_block_mask,mask_mod,score_mod
+    from torch._dynamo import config
+    config.recompile_limit = config.accumulated_recompile_limit = 10_000  # a case more is a compilation more, and past the limit it would run uncompiled
+    return torch.compile(flex_attention, dynamic=False),torch.compile(create_block_mask),mask_mod,score_mod
 
 def flex(c, learns, fresh):
     f,create,mask_mod,score_mod = flex_parts(c)
@@ -177,7 +181,7 @@ def sparsity(c):
     form = ('bell','hard',[0.,1.,0.,1.,1.,1.])
     _,_,live = entmax_forward(q, k, v, None, torch.full(q.shape[:2], c.alpha, device=DEV), *window_limits(None, *q.shape[:2], c.N, DEV), c.d**-.5, 0, 0, c.causal, *form)
     weight = (live[...,None] >> torch.arange(32, device=DEV) & 1).sum().item()
-    rows,cols = live.shape[2],-(-c.N//(32 if DRY else 64))
+    rows,cols = live.shape[2],-(-c.N//_tile_sizes(q, v, 'rows')['BIT_N'])
     all_tiles = sum(min(cols, -(-min(c.N, (r+1)*-(-c.N//rows))*cols//c.N)) for r in range(rows)) if c.causal else rows*cols
     return 1-weight/(q.shape[1]*all_tiles)
 
@@ -212,21 +216,27 @@ def check(name, op, c):
         e = ((a.double().reshape(b.shape)-b).norm()/b.norm()).item()
         if not e < (1e-4 if c.dtype==torch.float32 else 3e-2): raise AssertionError(f"{what} is off by {e:.1e}")
 
+def reason(e):
+    "One line of an error; one that has lost the device ends the run, for all that came after it would fail as well."
+    if 'CUDA error' in str(e): sys.exit(f"the device is lost: {e}")
+    return f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:160]
+
+_able = {}
 def able(registry, c):
-    "The peers that are there and right for this kind of case."
-    small,res = replace(c, N=min(c.N, 256 if not DRY else c.N), B=1, H=2),{}
-    for name,op in registry.ops.items():
-        if c.N>op.upto: continue
-        try: check(name, op, small); res[name] = op
-        except (ImportError,NotImplementedError) as e: print(f"  {name}: left out, {e}")
-        except Exception as e: print(f"  {name}: left out, {type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}")
-    return res
+    "The peers that are there and right for this kind of case, and why the others are not."
+    small = replace(c, N=min(c.N, 256 if not DRY else c.N), B=1, H=2, sharp=1.)
+    if small not in _able:
+        ops,failed = {},{}
+        for name,op in registry.ops.items():
+            try: check(name, op, small); ops[name] = op
+            except Exception as e: failed[name] = reason(e); print(f"  {name}: left out, {failed[name]}", flush=True)
+        _able[small] = ops,failed
+    return _able[small]
 
 # ------------------------------------------------------------------ timing
 def seconds(fn, runs=1):
     "Median time of one run by CUDA events."
     if DRY:
-        import time
         start = time.perf_counter(); fn(); return time.perf_counter()-start
     times = []
     for _ in range(runs):
@@ -254,44 +264,60 @@ def ceilings():
     return 2*n**3/seconds(lambda: a@b, 20),2*x.numel()/seconds(lambda: y.copy_(x), 20)
 
 def compare(suite, registry, c, peak, value=None):
-    print(f"{suite} {c}")
-    ops,rows = able(registry, c),[]
-    for backward in (False,True):
-        fns = {}
+    "Rows of all peers, forward and both; those that failed say why."
+    print(f"{suite} {c}", flush=True)
+    (ops,failed),rows = able(registry, c),[]
+    row = lambda name, way, **more: rows.append({**dict(suite=suite, op=name, peak_gflops=round(peak/1e9), value=value, **{'pass':way}, **c.row()), **more})
+    for backward,way in ((False,'forward'),(True,'both')):
+        fns,missing = {},dict(failed)
         for name,op in ops.items():
+            if c.N>op.upto: continue
             try: fns[name] = step(*op.make(c), backward); fns[name]()
-            except Exception as e: fns.pop(name, None); print(f"  {name}: {type(e).__name__} at this size: {str(e).splitlines()[0] if str(e) else ''}")
+            except Exception as e: fns.pop(name, None); missing[name] = reason(e); print(f"  {way:8} {name}: failed, {missing[name]}", flush=True)
+            if not DRY: torch.cuda.empty_cache()
+        for name,why in missing.items(): row(name, way, value=f"failed: {why}")
         flops = 4*c.pairs()*c.d*(3.5 if backward else 1)
         for name,(s,mb) in in_turn(fns).items():
-            print(f"  {'both' if backward else 'forward':8} {name:58} {s*1e3:10.3f} ms {s*peak/flops:8.2f} limits" + (f" {mb:9.1f} MB" if mb else ''), flush=True)
-            rows.append(dict(suite=suite, op=name, ms=round(s*1e3, 4), limits=round(s*peak/flops, 3), peak_gflops=round(peak/1e9), mb=mb and round(mb, 1), value=value, **{'pass':'both' if backward else 'forward'}, **c.row()))
+            print(f"  {way:8} {name:58} {s*1e3:10.3f} ms {s*peak/flops:8.2f} limits" + (f" {mb:9.1f} MB" if mb else ''), flush=True)
+            row(name, way, ms=round(s*1e3, 4), limits=round(s*peak/flops, 3), mb=mb and round(mb, 1))
     return rows
 
 # ------------------------------------------------------------------ suites
 def window_cases():
     if DRY: return [Case(48, B=1, H=2, d=16, w='9'), Case(48, B=1, H=2, d=16, causal=True, w='mixed')]
-    return [Case(N, d=d, causal=causal, w=w) for N in (2048, 8192, 32768) for d in (64, 128) for causal in (False,True) for w in ('mixed','256','1024')]
+    return [Case(N, d=d, causal=causal, w=w) for N in (8192, 32768, 2048) for w in ('mixed','256','1024') for d in (64, 128) for causal in (False,True)]
 
 def entmax_cases():
     if DRY: return [Case(48, B=1, H=2, d=16, w='48', causal=True)]
-    return [Case(N, B=1 if N>8192 else 4, H=16 if N<65536 else 4, causal=causal, w=str(N), alpha=alpha) for N in (4096, 16384, 65536, 131072) for causal in (True,False) for alpha in (1.5, 1.25)]
+    return [Case(N, B=1 if N>8192 else 4, H=16 if N<65536 else 4, causal=causal, w=str(N), alpha=alpha) for alpha in (1.5, 1.25) for N in (4096, 16384, 65536, 131072) for causal in (True,False)]
 
-def main(suites):
-    name = 'CPU, interpreter' if DRY else torch.cuda.get_device_name()
+def done(file):
+    "Cases that the file has of this machine, as (suite, fields of `Case.row`)."
+    path = RESULTS/file
+    if not path.exists(): return set()
+    return {(r['suite'],*(r[name] for name in ('B','H','N','d','w','dtype'))) for r in csv.DictReader(open(path)) if r['machine']==machine() and r['torch']==torch.__version__}
+
+def main(suites, file, minutes):
+    start,name = time.perf_counter(),'CPU, interpreter' if DRY else torch.cuda.get_device_name()
     peak,copy = ceilings()
     print(f"{name}; torch {torch.__version__}, triton {triton.__version__}, CUDA {torch.version.cuda}")
-    print(f"measured limits: {peak/1e12:.3g} TFLOP/s ({str(DTYPE).removeprefix('torch.')} product), {copy/1e12:.3g} TB/s (copy)")
+    print(f"measured limits: {peak/1e12:.3g} TFLOP/s ({str(DTYPE).removeprefix('torch.')} product), {copy/1e12:.3g} TB/s (copy)", flush=True)
     for suite in suites:
         for c in window_cases() if suite=='window' else entmax_cases():
+            if file and (suite,*(str(x) for x in c.row().values())) in done(file): continue
+            if time.perf_counter()-start > 60*minutes: return print("out of time; the same command goes on from here")
             value = None
             if suite=='entmax': c,s = sharpened(c); value = f"{s:.2f}"; print(f"block sparsity {value}")
             rows = compare(suite, softmax_ops if suite=='window' else entmax_ops, c, peak, value)
-            if not DRY: append('gpu.csv', rows); torch.cuda.empty_cache()
+            if file: append(file, rows)
+            if not DRY: torch.cuda.empty_cache()
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--suite', choices=('window','entmax'), help="default: both")
-    a.add_argument('--dry-run', action='store_true', help="toy sizes on a CPU, to see that everything runs; no row is written")
+    a.add_argument('--minutes', type=float, default=1e9, help="start no case after so many")
+    a.add_argument('--to', help="a CSV file to append to (default: benchmarks/results/gpu.csv)")
+    a.add_argument('--dry-run', action='store_true', help="toy sizes on a CPU, to see that everything runs")
     args = a.parse_args()
     if not (DRY or torch.cuda.is_available()): sys.exit("benchmarks/gpu.py needs a GPU; --dry-run does not")
-    main([args.suite] if args.suite else ['window','entmax'])
+    main([args.suite] if args.suite else ['window','entmax'], os.path.abspath(args.to) if args.to else None if DRY else 'gpu.csv', args.minutes)

@@ -37,8 +37,8 @@ def machine():
     return f"{cpu}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads{', CPU time' if CLOCK[0] is time.process_time else ''}"
 
 def commit():
-    r = subprocess.run(['git','rev-parse','--short','HEAD'], cwd=RESULTS.parent, capture_output=True, text=True)
-    return r.stdout.strip()
+    try: return subprocess.run(['git','rev-parse','--short','HEAD'], cwd=RESULTS.parent, capture_output=True, text=True).stdout.strip()
+    except OSError: return ''  # a machine without git
 
 _square = {}
 def peak(n=None, dtype=torch.float32, runs=3):

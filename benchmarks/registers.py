@@ -48,7 +48,7 @@ def note(row):
     old = list(csv.DictReader(open(FILE))) if os.path.exists(FILE) else []
     with open(FILE, 'w', newline='') as f:
         table = csv.DictWriter(f, FIELDS, lineterminator='\n'); table.writeheader()
-        table.writerows(sorted((r for r in old if key(r)!=key(row)), key=key)+[row])
+        table.writerows(sorted([*(r for r in old if key(r)!=key(row)),row], key=key))
 
 def compile_all(suite, d, dtype, w):
     "The forward and backward kernels of one suite, every gradient asked for."

@@ -42,7 +42,13 @@ for run in (f, torch.compile(f, fullgraph=True, backend='aot_eager')):
     assert r.returncode==0, r.stdout + r.stderr
 
 @pytest.mark.parametrize('suite', ['window','entmax'])
-def test_the_gpu_benchmark_runs_at_toy_sizes(suite):
+def test_the_gpu_benchmark_runs_at_toy_sizes_and_goes_on_where_it_stopped(suite, tmp_path):
     pytest.importorskip('triton')
-    r = script('benchmarks/gpu.py', '--dry-run', '--suite', suite)
-    assert r.returncode==0 and 'both     dynattn' in r.stdout, r.stdout + r.stderr
+    r,again = (script('benchmarks/gpu.py', '--dry-run', '--suite', suite, '--to', str(tmp_path/'gpu.csv')) for _ in range(2))
+    assert r.returncode==again.returncode==0 and 'both     dynattn' in r.stdout and 'dynattn' not in again.stdout, r.stdout + r.stderr + again.stderr
+    assert 'failed: NotImplementedError: needs a GPU' in (tmp_path/'gpu.csv').read_text()
+
+def test_the_case_for_the_sanitizer_runs_in_the_interpreter():
+    pytest.importorskip('triton')
+    r = script('tests/sanitize.py')
+    assert r.returncode==0 and r.stdout.count('agree')==4, r.stdout + r.stderr
