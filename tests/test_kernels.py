@@ -27,7 +27,7 @@ except ImportError as e: print(e)
 ''')
     assert r.returncode==0 and 'dynattn.kernels needs Triton' in r.stdout, r.stdout + r.stderr
 
-def test_the_named_implementation_runs_in_the_interpreter():
+def test_the_named_implementation_runs_in_the_interpreter_compiled_and_exported_as_one_operator():
     pytest.importorskip('triton')
     r = run('''
 import torch, dynattn
@@ -38,6 +38,13 @@ for run in (f, torch.compile(f, fullgraph=True, backend='aot_eager')):
     for alpha in (None,1.5):
         a,b = (torch.autograd.grad((o := run(q, sigma, impl, alpha)).square().sum(), sigma)+(o,) for impl in ('triton','dense'))
         for x,y in zip(a, b): assert_close(x, y, rtol=1e-4, atol=1e-5)
+class Layer(torch.nn.Module):
+    def __init__(self, alpha): super().__init__(); self.alpha = alpha
+    def forward(self, q, sigma): return f(q, sigma, 'triton', self.alpha)
+for alpha,name in ((None,'window'),(1.5,'entmax')):
+    exported = torch.export.export(Layer(alpha), (q,sigma))
+    assert [str(n.target) for n in exported.graph.nodes if 'dynattn' in str(n.target)]==[f'dynattn.{name}_forward.default']
+    assert_close(exported.module()(q, sigma), f(q, sigma, 'triton', alpha))
 ''', TRITON_INTERPRET='1')
     assert r.returncode==0, r.stdout + r.stderr
 
