@@ -82,6 +82,23 @@ def equals_dense(x, o):
     for s,t in zip(*(torch.autograd.grad(y, leaves, g, materialize_grads=True) for y in (b,a))): assert_close(s, t, rtol=1e-10*loud, atol=1e-10*loud)
 
 @settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**31), st.sampled_from([7,40,130]), st.booleans(), st.sampled_from([0,0,2]), st.sampled_from([0,-3,-70]), st.booleans())
+def test_heads_together_are_heads_alone(seed, n, causal, n_global, q_offset, broken):
+    torch.manual_seed(seed)
+    q,k,v = torch.randn(3, 2, 4, n, 3, dtype=F64)
+    if broken: q[0,2,n//2] = float('nan')
+    sigma = torch.tensor([1.,7.,3.,12.], dtype=F64)[torch.randperm(4)]
+    o = dict(is_causal=causal, n_global=n_global, q_offset=q_offset, padding=PaddingMask.from_lengths(torch.tensor([n,n//2]), n))
+    def run(shares):
+        leaves = [x.clone().requires_grad_() for x in (q,k,v,sigma)]
+        with pytest.MonkeyPatch.context() as m:
+            m.setattr(banded, '_shares', shares)
+            out = banded_attention(*leaves[:3], window=Window.default(leaves[3]), **o)
+            assert broken or out.isfinite().all()
+            return out,*torch.autograd.grad(out.nan_to_num(0.).sin().sum(), leaves)
+    for a,b in zip(run(lambda widths, n: [slice(0, 3),slice(3, 4)]), run(lambda widths, n: list(range(4)))): assert_close(a, b, rtol=1e-11, atol=1e-11, equal_nan=True)
+
+@settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(cases())
 def test_weights(case):
     x,o = case
