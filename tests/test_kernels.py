@@ -58,4 +58,4 @@ def test_the_gpu_benchmark_runs_at_toy_sizes_and_goes_on_where_it_stopped(suite,
 def test_the_case_for_the_sanitizer_runs_in_the_interpreter():
     pytest.importorskip('triton')
     r = script('tests/sanitize.py')
-    assert r.returncode==0 and r.stdout.count('agree')==4, r.stdout + r.stderr
+    assert r.returncode==0 and r.stdout.count('agree')==6, r.stdout + r.stderr
