@@ -1,12 +1,17 @@
-"""The same classifier of files with four kinds of attention, three seeds each: accuracy, operations, time of a step.
+"""The same classifier of files with four kinds of attention: accuracy, operations, time of a step, memory.
 
-    python benchmarks/training.py [--epochs 3] [--seeds 0 1 2] [--only dense fixed ...]
+    python benchmarks/training.py                                          # pieces of 512 bytes, three seeds, the defaults of `dynattn train`
+    python benchmarks/training.py --seeds 0 --crop 4096 --patch 4 --batch 8 --dropout 0 --epochs 2 --per-epoch 60 --judged 60
 
 Rows are appended to results/training.csv. Seeds draw the files, the split, the weights and the order, the same for all four.
 A step's time is that of the processor, not of the clock, since other work may share the machine; one thread.
+Each run has a process of its own, whose largest size is the memory.
 """
 import argparse, csv, statistics, tempfile, time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import fields
 from datetime import date
+from multiprocessing import get_context
 from pathlib import Path
 import torch
 from dynattn import training
@@ -14,7 +19,8 @@ from dynattn.training import TrainConfig, train
 from harness import RESULTS, commit, machine
 
 KINDS = dict(dense=dict(window='none'), fixed=dict(window='16'), dynamic=dict(), dynamic_alpha=dict(alpha='learned'))
-FIELDS = 'date machine torch commit kind seed epochs crop patch layers accuracy macro_f1 valid_f1 share mflops_a_view dense_mflops_a_view cpu_ms mean_width mean_alpha'.split()
+SETTINGS = 'epochs per_epoch judged crop patch batch layers dropout sigma_lr'.split()
+FIELDS = f"date machine torch commit kind seed {' '.join(SETTINGS)} steps files majority accuracy macro_f1 valid_f1 share mflops_a_view dense_mflops_a_view cpu_ms run_cpu_s memory_mb mean_width mean_alpha".split()
 
 def timed(step, ms):
     "`train_step` that notes how long the processor was at it"
@@ -23,32 +29,37 @@ def timed(step, ms):
         return loss
     return run
 
-def measure(kind, seed, epochs):
-    c,ms,step = TrainConfig(seed=seed, epochs=epochs, **KINDS[kind]),[],training.train_step
-    training.train_step = timed(step, ms)
-    try:
-        with tempfile.TemporaryDirectory() as out: r = train(c, Path(out), quiet=True); best = training._saved_state(Path(out))['best']
-    finally: training.train_step = step
+def measure(kind, seed, given):
+    "A row, as a process that does nothing else finds it."
+    torch.set_num_threads(1)
+    c,ms,began = TrainConfig(seed=seed, **given, **KINDS[kind]),[],time.process_time()
+    training.train_step = timed(training.train_step, ms)
+    with tempfile.TemporaryDirectory() as out: r = train(c, Path(out), quiet=True); best = training._saved_state(Path(out))['best']
+    spent = time.process_time()-began
     mean = lambda x: torch.tensor(x).mean().item()
     views = sum(len(training.views(x.data, c.crop)) for x in training.load_data(c).splits['test'])
-    return dict(date=date.today(), machine=machine(), torch=torch.__version__, commit=commit(), kind=kind, seed=seed, epochs=epochs, crop=c.crop, patch=c.patch, layers=c.layers,
-        accuracy=f"{r['accuracy']:.4f}", macro_f1=f"{r['f1']:.4f}", valid_f1=f'{best:.4f}', share=f"{r['share']:.4f}", mflops_a_view=f"{r['flops']['windows']/views/1e6:.3f}",
-        dense_mflops_a_view=f"{r['flops']['dense']/views/1e6:.3f}", cpu_ms=f'{statistics.median(ms):.1f}', mean_width=f"{mean(r['widths']):.1f}", mean_alpha=f"{mean(r['alphas']):.3f}")
+    return dict(date=date.today(), machine=machine(), torch=torch.__version__, commit=commit(), kind=kind, seed=seed, **{k: getattr(c, k) for k in SETTINGS},
+        steps=r['steps'], files=r['files']['test'], majority=f"{r['majority']:.4f}", accuracy=f"{r['accuracy']:.4f}", macro_f1=f"{r['f1']:.4f}", valid_f1=f'{best:.4f}', share=f"{r['share']:.4f}",
+        mflops_a_view=f"{r['flops']['windows']/views/1e6:.3f}", dense_mflops_a_view=f"{r['flops']['dense']/views/1e6:.3f}", cpu_ms=f'{statistics.median(ms):.1f}', run_cpu_s=f'{spent:.0f}',
+        memory_mb=f"{r['memory']:.0f}", mean_width=f"{mean(r['widths']):.1f}", mean_alpha=f"{mean(r['alphas']):.3f}")
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument('--epochs', type=int, default=3)
     p.add_argument('--seeds', type=int, nargs='+', default=[0,1,2])
     p.add_argument('--only', nargs='+', choices=KINDS, default=list(KINDS))
+    p.add_argument('--to', type=Path, default=RESULTS/'training.csv')
+    for f in fields(TrainConfig):
+        if f.name in SETTINGS: p.add_argument(f"--{f.name.replace('_','-')}", type=type(f.default), default=f.default)
     a = p.parse_args()
-    path = RESULTS/'training.csv'
+    given = {k: getattr(a, k) for k in SETTINGS}
     for seed in a.seeds:
         for kind in a.only:
-            row,new = measure(kind, seed, a.epochs),not path.exists()
-            with open(path, 'a', newline='') as f:
-                w = csv.DictWriter(f, FIELDS)
+            with ProcessPoolExecutor(1, get_context('spawn')) as alone: row = alone.submit(measure, kind, seed, given).result()
+            new = not a.to.exists()
+            with open(a.to, 'a', newline='') as f:
+                w = csv.DictWriter(f, FIELDS, lineterminator='\n')
                 if new: w.writeheader()
                 w.writerow(row)
-            print(kind, seed, row['accuracy'], row['macro_f1'], row['share'], row['cpu_ms'], flush=True)
+            print(kind, seed, *(row[k] for k in ('accuracy','macro_f1','share','cpu_ms','run_cpu_s','memory_mb')), flush=True)
 
 if __name__=='__main__': main()

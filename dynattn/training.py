@@ -27,7 +27,7 @@ class UserError(Exception):
 
 # %% ../nbs/51_training.ipynb #4d207eb6
 KINDS = {
-    'python': '.py', 'stub': '.pyi', 'C': '.h .hh .hpp .hxx .cuh .c .cc .cpp .cxx .cu', 'javascript': '.js .mjs',
+    'python': '.py .pyi', 'C': '.h .hh .hpp .hxx .cuh .c .cc .cpp .cxx .cu', 'javascript': '.js .mjs',
     'css': '.css', 'json': '.json', 'html': '.html .htm', 'prose': '.md .rst .txt', 'fortran': '.f .f90', 'cython': '.pyx .pxd .pxi',
     'sass': '.sass .scss', 'yaml': '.yaml .yml', 'toml': '.toml', 'xml': '.xml', 'csv': '.csv', 'tex': '.tex .sty', 'shell': '.sh', 'gettext': '.po', 'cmake': '.cmake',
     'java': '.java', 'go': '.go', 'rust': '.rs', 'ruby': '.rb', 'typescript': '.ts .tsx', 'r': '.r', 'sql': '.sql'}
@@ -39,9 +39,12 @@ class TrainConfig:
     "Everything that a run depends on; each field is an option of `dynattn train`."
     data:str = ''            # folder, CSV or JSONL; empty: the Python environment
     labels:str = 'suffix'    # what names the class: the suffix, or the "folder"
+    apart:str = ''           # suffixes to tell from their kind, such as ".pyi .h"
     crop:int = 512           # bytes of a file that are read at a time
-    per_class:int = 800      # files of a class at most
-    per_package:int = 100    # files of a class and package at most
+    per_class:int = 2400     # files of a class at most
+    per_package:int = 300    # files of a class and package at most
+    per_epoch:int = 400      # files of a class that an epoch takes, at most
+    judged:int = 100         # files of a class in validation and in test at most, a fifth of them from one package
     min_files:int = 50       # a class with fewer is left out
     dim:int = 64             # width of the model
     heads:int = 4            # heads of a layer
@@ -58,6 +61,7 @@ class TrainConfig:
     epochs:int = 6           # at most
     patience:int = 4         # epochs without a better validation F1, after which it stops
     lr:float = 3e-3          # the largest learning rate
+    sigma_lr:float = 1.      # times as much for what predicts widths
     decay:float = .05        # weight decay
     precision:str = 'no'     # bf16 or fp16: mixed precision
     every:int = 100          # steps between checkpoints
@@ -96,7 +100,8 @@ def _named(c, root, path):
     "(label, package) of a file, or None. A package is what lies directly in the root, or directly in a class's folder."
     parts = path.relative_to(root).parts
     if c.labels=='folder': return (parts[0], '/'.join(parts[:2])) if len(parts)>1 else None
-    kind = _KIND.get(path.suffix.lower(), None if not c.data else path.suffix.lower()[1:])
+    suffix = path.suffix.lower()
+    kind = suffix[1:] if suffix in c.apart.split() else _KIND.get(suffix, suffix[1:] if c.data else None)
     return (kind, parts[0].split('-')[0].removesuffix('.py')) if kind else None
 
 def _candidates(c):
@@ -107,13 +112,16 @@ def _candidates(c):
             if at := _named(c, root, path): yield *at, path.relative_to(root).as_posix(), path
 
 # %% ../nbs/51_training.ipynb #e2aabdef
-def read_text(path, least=64, most=2**16):
+_LETTERS = bytes(b for b in range(256) if b>127 or chr(b).isalpha())
+
+def read_text(path, least=64, most=2**16, letters=0.):
     "The first 64 KiB of a file, or why not."
     try:
         with open(path, 'rb') as f: data = f.read(most)
     except OSError: return None,'unreadable'
     if len(data)<least: return None,'empty or short'
-    return (None,'binary') if b'\0' in data else (data,'')
+    if b'\0' in data: return None,'binary'
+    return (None,'numbers') if len(data.translate(None, _LETTERS))>(1-letters)*len(data) else (data,'')
 
 # %% ../nbs/51_training.ipynb #495b08e0
 def _dice(seed, *what): return hashlib.sha1(repr((seed, *what)).encode()).digest()
@@ -126,12 +134,12 @@ def _in_turn(c, found):
         if rank[key[:2]]<=c.per_package: yield rank[key[:2]],_dice(c.seed, *key[:3]),key
 
 def _from_files(c, skipped):
-    found = list(_candidates(c))
+    found,letters = list(_candidates(c)),.2 if c.labels=='suffix' else 0.
     order = [key for *_,key in sorted(_in_turn(c, found), key=lambda x: x[:2])]
     skipped['over the cap'] += len(found)-len(order)
     n,seen = Counter(),set()
     for label,package,_,path in order:
-        data,why = (None,'over the cap') if n[label]>=c.per_class else read_text(path)
+        data,why = (None,'over the cap') if n[label]>=c.per_class else read_text(path, letters=letters)
         digest = hashlib.sha1(data).digest() if data else None
         if not why and digest in seen: why = 'duplicate'
         if why: skipped[why] += 1; continue
@@ -158,18 +166,24 @@ def _miss(have, of):
     "How far the classes that a package holds are from their shares, as fractions of each class."
     return lambda package, wanted: sum(((have[s,l]+(n if s==wanted else 0))/of[l] - share)**2 for l,n in package.items() for s,share in SPLITS.items())
 
+def _held(items, most):
+    "package -> its files by class, `most` of each; and the packages by size, in powers of two, the large ones first."
+    held = defaultdict(Counter)
+    for x in items: held[x.package][x.label] += 1
+    order = sorted(held, key=lambda p: -held[p].total().bit_length())
+    return {p: Counter({l: min(n, most) for l,n in held[p].items()}) for p in order}
+
 def split_packages(
     items:list, # of `Item`
     seed:int=0,
+    most:int=20, # files of a class and package that count
 ) -> dict: # package -> "train", "valid" or "test"
     "Whole packages to splits, each moved to where the shares of its classes come out best, until none moves."
-    held,of,have = defaultdict(Counter),Counter(x.label for x in items),Counter()
-    for x in items: held[x.package][x.label] += 1
-    miss,where = _miss(have, of),{}
-    order = sorted(held, key=lambda p: (-max(n/of[l] for l,n in held[p].items()), _dice(seed, p)))
+    held,have = _held(sorted(items, key=lambda x: _dice(seed, x.package)), most),Counter()
+    miss,where = _miss(have, sum(held.values(), Counter())),{}
     for _ in range(20):
         before = dict(where)
-        for p in order:
+        for p in held:
             if p in where: have.subtract({(where[p],l):n for l,n in held[p].items()})
             where[p] = min(SPLITS, key=lambda s: miss(held[p], s))
             have.update({(where[p],l):n for l,n in held[p].items()})
@@ -184,6 +198,20 @@ class Data:
     splits:dict     # split -> list of `Item`
     skipped:Counter
 
+def _judged(items, c, skipped):
+    "At most `judged` files of a class, and of each package a fifth of that."
+    n = Counter()
+    for x in items:
+        if n[x.label]>=c.judged or n[x.label,x.package]>=max(1, c.judged//5): skipped['over the cap'] += 1; continue
+        n.update([x.label, (x.label,x.package)])
+        yield x
+
+def _good(items, where, least):
+    "Classes with enough files, three of them in each split."
+    n,there = Counter(x.label for x in items),Counter((where[x.package],x.label) for x in items)
+    return {l for l in n if n[l]>=least and all(there[s,l]>=3 for s in SPLITS)}
+
+# %% ../nbs/51_training.ipynb #966d6fd9
 def load_data(
     c:TrainConfig,
 ) -> Data:
@@ -192,16 +220,14 @@ def load_data(
     skipped = Counter()
     items = list((_from_files if not c.data or os.path.isdir(c.data) else _from_table)(c, skipped))
     while True:
-        n = Counter(x.label for x in items)
-        where = split_packages(items, c.seed)
-        reached = defaultdict(set)
-        for x in items: reached[x.label].add(where[x.package])
-        good = {l for l in n if n[l]>=c.min_files and len(reached[l])==3}
-        if good==set(n): break
-        skipped['class too small'] += sum(x.label not in good for x in items)
+        where,n = split_packages(items, c.seed, max(1, c.judged//5)),len(items)
+        good = _good(items, where, c.min_files)
         items = [x for x in items if x.label in good]
-    if len(n)<2: raise UserError(f"{c.data or 'the Python environment'}: expected two classes or more with {c.min_files} files and three packages each, got {', '.join(n) or 'none'}")
-    return Data(tuple(sorted(n)), {s: [x for x in items if where[x.package]==s] for s in SPLITS}, skipped)
+        skipped['class too small'] += n-len(items)
+        if n==len(items): break
+    if len(good)<2: raise UserError(f"{c.data or 'the Python environment'}: expected two classes or more with {c.min_files} files and three packages each, got {', '.join(good) or 'none'}")
+    splits = {s: [x for x in items if where[x.package]==s] for s in SPLITS}
+    return Data(tuple(sorted(good)), {s: x if s=='train' else list(_judged(x, c, skipped)) for s,x in splits.items()}, skipped)
 
 # %% ../nbs/51_training.ipynb #1e8ef3c0
 def crop(
@@ -229,14 +255,23 @@ def batch_of(
     return ids,PaddingMask.from_lengths(lengths, ids.shape[1])
 
 # %% ../nbs/51_training.ipynb #395fde1b
+def _draws(items, c, epoch):
+    "Files of an epoch: of each class the next `per_epoch` of an endless row in which all come before one comes again; of a rare one, each four times."
+    of = defaultdict(list)
+    for i,x in enumerate(items): of[x.label].append(i)
+    for label,mine in sorted(of.items()):
+        k = min(c.per_epoch, 4*len(mine))
+        rounds = range(epoch*k//len(mine), ((epoch+1)*k-1)//len(mine)+1)
+        row = [i for r in rounds for i in random.Random(f'{c.seed}/{label}/{r}').sample(mine, len(mine))]
+        yield from row[epoch*k - rounds[0]*len(mine):][:k]
+
 def epoch_batches(
     items:list,
     c:TrainConfig,
     epoch:int,
 ) -> list: # of lists of (index, piece)
-    "One epoch: rare classes up to four times, pieces of like length together. It depends on its arguments only."
-    rng,n = random.Random(f'{c.seed}/{epoch}'),Counter(x.label for x in items)
-    draws = [i for i,x in enumerate(items) for _ in range(min(4, max(n.values())//n[x.label]))]
+    "One epoch, pieces of like length together. It depends on its arguments only."
+    rng,draws = random.Random(f'{c.seed}/{epoch}'),list(_draws(items, c, epoch))
     rng.shuffle(draws)
     pieces = [(i, crop(items[i].data, c.crop, rng)) for i in draws]
     near = [p for k in range(0, len(pieces), 16*c.batch) for p in sorted(pieces[k:k+16*c.batch], key=lambda p: len(p[1]))]
@@ -337,6 +372,13 @@ def _same(c, state, table, out):
     if other := [f"{k} was {then[k]}, is {now[k]}" for k in now if then.get(k)!=now[k]]: raise UserError(f"{out}: checkpoint of another configuration: {'; '.join(other)}")
     if state['files']!=hashlib.sha1(table).hexdigest(): raise UserError(f"{out}: the files have changed since the checkpoint")
 
+# %% ../nbs/51_training.ipynb #124560e1
+def _optimizer(model, c):
+    "AdamW; what predicts widths has a rate of its own, and no decay, which would pull all of them to one width."
+    wide = [p for name,p in model.named_parameters() if 'sigma_head' in name]
+    rest = [p for name,p in model.named_parameters() if 'sigma_head' not in name]
+    return torch.optim.AdamW([dict(params=rest, weight_decay=c.decay, times=1.)] + [dict(params=wide, weight_decay=0., times=c.sigma_lr)]*bool(wide), lr=c.lr)
+
 # %% ../nbs/51_training.ipynb #888f742c
 class Trainer:
     "A run: model, optimiser and place in the data, all of which a checkpoint holds."
@@ -346,7 +388,7 @@ class Trainer:
         self.index = {l:i for i,l in enumerate(data.classes)}
         torch.manual_seed(c.seed)
         model = Classifier(model_config(c, data.classes))
-        self.model,self.opt = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=c.lr, weight_decay=c.decay))
+        self.model,self.opt = accelerator.prepare(model, _optimizer(model, c))
         self.step = self.epoch = self.at = self.since = 0
         self.best,self.total,self.stop,self.ms = -1.,0.,None,[]
         self.steps = c.epochs*len(self.batches(0))
@@ -389,7 +431,7 @@ def train_step(
     "One step. All its randomness comes from the seed, the step and the process."
     began = time.perf_counter()
     torch.manual_seed(int.from_bytes(_dice(t.c.seed, 'step', t.step, t.acc.process_index)[:4], 'big'))
-    for g in t.opt.param_groups: g['lr'] = learning_rate(t.step, t.steps, t.c.lr)
+    for g in t.opt.param_groups: g['lr'] = g['times']*learning_rate(t.step, t.steps, t.c.lr)
     ids,padding = batch_of([p for _,p in batch])
     target = torch.tensor([t.index[t.data.splits['train'][i].label] for i,_ in batch])
     with t.acc.autocast(): loss = loss_of(t.model, ids.to(t.acc.device), padding.to(t.acc.device), target.to(t.acc.device), t.c.price)
