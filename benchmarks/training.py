@@ -20,7 +20,8 @@ from harness import RESULTS, commit, machine
 
 KINDS = dict(dense=dict(window='none'), fixed=dict(window='16'), dynamic=dict(), dynamic_alpha=dict(alpha='learned'))
 SETTINGS = 'epochs per_epoch judged crop patch batch layers dropout sigma_lr'.split()
-FIELDS = f"date machine torch commit kind seed {' '.join(SETTINGS)} steps files majority accuracy macro_f1 valid_f1 share mflops_a_view dense_mflops_a_view cpu_ms run_cpu_s memory_mb mean_width mean_alpha".split()
+FIELDS = ('date machine torch commit kind seed epochs crop patch layers accuracy macro_f1 valid_f1 share mflops_a_view dense_mflops_a_view cpu_ms mean_width mean_alpha '
+    'per_epoch judged batch dropout sigma_lr steps files majority run_cpu_s memory_mb').split()
 
 def timed(step, ms):
     "`train_step` that notes how long the processor was at it"

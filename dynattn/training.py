@@ -241,9 +241,9 @@ def crop(
     return data[start:start+size]
 
 def views(data, size):
-    "Beginning, middle and end of a file, which is what it is judged by."
-    last = max(len(data)-size, 0)
-    return [data[s:s+size] for s in sorted({0, last//2, last})]
+    "Up to five pieces of a file from its beginning to its end, which is what it is judged by."
+    n,last = min(5, -(-len(data)//size)),max(len(data)-size, 0)
+    return [data[last*k//max(n-1, 1):][:size] for k in range(n)]
 
 def batch_of(
     pieces:list, # of bytes
@@ -321,7 +321,7 @@ def probabilities(
     device='cpu',
     each=None, # called after every batch with the files [b] that its views are of
 ) -> Tensor: # [n,C] float32
-    "The mean over beginning, middle and end."
+    "The mean over the views of each file."
     pieces = sorted(((i, v) for i,x in enumerate(files) for v in views(x, size)), key=lambda p: len(p[1]))
     total,n = torch.zeros(len(files), len(model.config.classes)),torch.zeros(len(files), 1)
     for k in range(0, len(pieces), batch):
