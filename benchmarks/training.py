@@ -30,12 +30,14 @@ def timed(step, ms):
         return loss
     return run
 
-def measure(kind, seed, given):
+def measure(kind, seed, given, keep):
     "A row, as a process that does nothing else finds it."
     torch.set_num_threads(1)
     c,ms,began = TrainConfig(seed=seed, **given, **KINDS[kind]),[],time.process_time()
     training.train_step = timed(training.train_step, ms)
-    with tempfile.TemporaryDirectory() as out: r = train(c, Path(out), quiet=True); best = training._saved_state(Path(out))['best']
+    with tempfile.TemporaryDirectory() as out:
+        out = Path(keep or out)/f'{kind}_{seed}'
+        r = train(c, out, quiet=True); best = training._saved_state(out)['best']
     spent = time.process_time()-began
     mean = lambda x: torch.tensor(x).mean().item()
     views = sum(len(training.views(x.data, c.crop)) for x in training.load_data(c).splits['test'])
@@ -49,13 +51,14 @@ def main():
     p.add_argument('--seeds', type=int, nargs='+', default=[0,1,2])
     p.add_argument('--only', nargs='+', choices=KINDS, default=list(KINDS))
     p.add_argument('--to', type=Path, default=RESULTS/'training.csv')
+    p.add_argument('--keep', help='where run folders stay (default: nowhere)')
     for f in fields(TrainConfig):
         if f.name in SETTINGS: p.add_argument(f"--{f.name.replace('_','-')}", type=type(f.default), default=f.default)
     a = p.parse_args()
     given = {k: getattr(a, k) for k in SETTINGS}
     for seed in a.seeds:
         for kind in a.only:
-            with ProcessPoolExecutor(1, get_context('spawn')) as alone: row = alone.submit(measure, kind, seed, given).result()
+            with ProcessPoolExecutor(1, get_context('spawn')) as alone: row = alone.submit(measure, kind, seed, given, a.keep).result()
             new = not a.to.exists()
             with open(a.to, 'a', newline='') as f:
                 w = csv.DictWriter(f, FIELDS, lineterminator='\n')
