@@ -207,9 +207,9 @@ def _judged(items, c, skipped):
         yield x
 
 def _good(items, where, least):
-    "Classes with enough files, three of them in each split."
+    "Classes with enough files, two of them in each split."
     n,there = Counter(x.label for x in items),Counter((where[x.package],x.label) for x in items)
-    return {l for l in n if n[l]>=least and all(there[s,l]>=3 for s in SPLITS)}
+    return {l for l in n if n[l]>=least and all(there[s,l]>=2 for s in SPLITS)}
 
 # %% ../nbs/51_training.ipynb #966d6fd9
 def load_data(
@@ -260,7 +260,7 @@ def _draws(items, c, epoch):
     of = defaultdict(list)
     for i,x in enumerate(items): of[x.label].append(i)
     for label,mine in sorted(of.items()):
-        k = min(c.per_epoch, 4*len(mine))
+        k = min(c.per_epoch, max(map(len, of.values())), 4*len(mine))
         rounds = range(epoch*k//len(mine), ((epoch+1)*k-1)//len(mine)+1)
         row = [i for r in rounds for i in random.Random(f'{c.seed}/{label}/{r}').sample(mine, len(mine))]
         yield from row[epoch*k - rounds[0]*len(mine):][:k]
