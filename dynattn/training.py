@@ -58,7 +58,7 @@ class TrainConfig:
     price:float = .01        # added to the loss for windows as wide as the sequence
     impl:str = 'auto'        # who computes attention
     batch:int = 32           # files of a step
-    epochs:int = 6           # at most
+    epochs:int = 8           # at most
     patience:int = 4         # epochs without a better validation F1, after which it stops
     lr:float = 3e-3          # the largest learning rate
     sigma_lr:float = 1.      # times as much for what predicts widths
@@ -235,7 +235,8 @@ def crop(
     size:int, # bytes at most
     rng:random.Random,
 ) -> bytes:
-    "A piece of a file: every fourth time its beginning, else from anywhere."
+    "A piece of a file: every fourth time its beginning, else from anywhere; every fourth time shorter than `size`."
+    if rng.random()<.25: size = rng.randint(min(64, size), size)
     if len(data)<=size: return data
     start = 0 if rng.random()<.25 else rng.randrange(len(data)-size+1)
     return data[start:start+size]
@@ -255,15 +256,22 @@ def batch_of(
     return ids,PaddingMask.from_lengths(lengths, ids.shape[1])
 
 # %% ../nbs/51_training.ipynb #395fde1b
+def _round(packages, most, rng):
+    "Files of a class in a drawn order, at most `most` of a package."
+    row = [i for mine in packages.values() for i in rng.sample(mine, min(most, len(mine)))]
+    return rng.sample(row, len(row))
+
 def _draws(items, c, epoch):
-    "Files of an epoch: of each class the next `per_epoch` of an endless row in which all come before one comes again; of a rare one, each four times."
-    of = defaultdict(list)
-    for i,x in enumerate(items): of[x.label].append(i)
-    for label,mine in sorted(of.items()):
-        k = min(c.per_epoch, max(map(len, of.values())), 4*len(mine))
-        rounds = range(epoch*k//len(mine), ((epoch+1)*k-1)//len(mine)+1)
-        row = [i for r in rounds for i in random.Random(f'{c.seed}/{label}/{r}').sample(mine, len(mine))]
-        yield from row[epoch*k - rounds[0]*len(mine):][:k]
+    "Files of an epoch: of each class the next `per_epoch` of an endless row of rounds; of a rare one four rounds."
+    of = defaultdict(lambda: defaultdict(list))
+    for i,x in enumerate(items): of[x.label][x.package].append(i)
+    most = max(1, c.judged//5)
+    size = {label: sum(min(most, len(mine)) for mine in packages.values()) for label,packages in of.items()}
+    for label,packages in sorted(of.items()):
+        n,k = size[label],min(c.per_epoch, max(size.values()), 4*size[label])
+        rounds = range(epoch*k//n, ((epoch+1)*k-1)//n+1)
+        row = [i for r in rounds for i in _round(packages, most, random.Random(f'{c.seed}/{label}/{r}'))]
+        yield from row[epoch*k - rounds[0]*n:][:k]
 
 def epoch_batches(
     items:list,
