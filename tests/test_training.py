@@ -115,11 +115,24 @@ def test_files_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
     (tmp_path/'p0'/'dangling.py').symlink_to(tmp_path/'nothing')
     (tmp_path/'p1'/'empty.py').write_text('')
     (tmp_path/'p1'/'bin.py').write_bytes(bytes(200))
+    (tmp_path/'p1'/'table.css').write_text('0.25 1.50e+3\n'*20)
     (tmp_path/'p1'/'copy.py').write_bytes((tmp_path/'p2'/'0.py').read_bytes())
     d = training.load_data(training.TrainConfig(data=str(tmp_path), min_files=10))
-    assert dict(d.skipped)=={'over the cap': 0, 'unreadable': 1, 'empty or short': 1, 'binary': 1, 'duplicate': 1}
+    assert +d.skipped=={'unreadable': 1, 'empty or short': 1, 'binary': 1, 'numbers': 1, 'duplicate': 1}
     packages = [{x.package for x in items} for items in d.splits.values()]
     assert not packages[0]&packages[1] and not packages[0]&packages[2] and not packages[1]&packages[2] and all(packages)
+
+def test_a_large_package_does_not_fill_the_test(tmp_path):
+    for p,n in [('giant', 90), *((f'p{i}', 4) for i in range(12))]:
+        (tmp_path/p).mkdir()
+        for i in range(n):
+            for suffix in TEXT: (tmp_path/p/f'{i}{suffix}').write_text(f'{suffix} {p} {i} '*20)
+    for seed in range(5):
+        d = training.load_data(training.TrainConfig(data=str(tmp_path), min_files=10, judged=20, seed=seed))
+        assert sum(x.package=='giant' for x in d.splits['train'])==180
+        for s in ('valid','test'):
+            n = training.Counter((x.label, x.package) for x in d.splits[s])
+            assert len(n)>=4 and max(n.values())<=4 and all(sum(k for (l,_),k in n.items() if l==label)<=20 for label in d.classes)
 
 def test_without_the_extra_its_name_is_told(tree, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'accelerate', None)
