@@ -123,7 +123,7 @@ def test_files_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
     assert not packages[0]&packages[1] and not packages[0]&packages[2] and not packages[1]&packages[2] and all(packages)
 
 def test_a_large_package_does_not_fill_the_test(tmp_path):
-    for p,n in [('giant', 90), *((f'p{i}', 4) for i in range(12))]:
+    for p,n in [('giant', 90), *((f'p{i}', 7) for i in range(12))]:
         (tmp_path/p).mkdir()
         for i in range(n):
             for suffix in TEXT: (tmp_path/p/f'{i}{suffix}').write_text(f'{suffix} {p} {i} '*20)
