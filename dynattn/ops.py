@@ -83,13 +83,16 @@ impls = dict(
 )
 
 # %% ../nbs/44_ops.ipynb #59d378d7
-_SMALL = 2**14  # pairs of query and key up to which the square is as fast as the band
 _SQUARE = 2**18 # from which a causal mask joined with padding is slower than the band
 
 def _joins(q, k, o):
     "Whether `F.scaled_dot_product_attention` would be handed a large square of our own making."
     made = o.get('is_causal') and 'attn_mask' not in o and ('padding' in o or 'q_offset' in o)
     return bool(made) and q.shape[-2]>1 and q.shape[-2]*k.shape[-2]>=_SQUARE
+
+def _small(q, o):
+    "Pairs of query and key up to which the square is as fast as the band."
+    return 2**16 if 'alpha' in o else 2**13 if q.shape[0]*q.shape[1]>=8 else 2**14
 
 def choose(
     q:Tensor, # [B,H,N,d]
@@ -102,7 +105,7 @@ def choose(
     if not impls['sdpa'].refuses(q, k, v, o) and not _joins(q, k, o): return 'sdpa'
     if 'return_weights' in o: return 'dense'
     if q.is_cuda and not impls['triton'].refuses(q, k, v, o): return 'triton'
-    if q.shape[-2]*k.shape[-2] <= _SMALL or impls['banded'].refuses(q, k, v, o): return 'dense'
+    if q.shape[-2]*k.shape[-2] <= _small(q, o) or impls['banded'].refuses(q, k, v, o): return 'dense'
     return 'banded'
 
 _DEFAULTS = dict(attn_mask=None, dropout_p=0., is_causal=False, scale=None, enable_gqa=False, padding=None, window=None, alpha=None, n_global=0, rel_bias=None, q_offset=0, return_weights=False)
