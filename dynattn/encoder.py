@@ -157,7 +157,7 @@ class EncoderConfig:
     def from_json(cls, text:str):
         "Unknown fields are an error: a file of a later version must not be half understood."
         d = json.loads(text)
-        if extra := d.keys() - {f.name for f in dataclasses.fields(cls)}: raise ValueError(f"config: unknown fields {sorted(extra)}")
+        if extra := d.keys() - {f.name for f in dataclasses.fields(cls)}: raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
         return cls(**{**d, **{k: tuple(d.get(k, ())) for k in ('grams','classes')}})
 
 # %% ../nbs/50_encoder.ipynb #b03abe4d

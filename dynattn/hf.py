@@ -75,9 +75,9 @@ def _refuse(module, kwargs, packed):
     "Raise where a keyword would change the result. `packed`: the mask tells the texts of a row apart."
     for name,x in kwargs.items():
         if x is None or isinstance(x, bool) or name in _HARMLESS or (packed and name in _PACKING): continue
-        if name in _PACKING: raise ValueError(f"{name}: expected position_ids beside it, which start anew with each text; without them 'dynattn' would let the texts of a row see each other")
+        if name in _PACKING: raise ValueError(f"{name}: expected position_ids beside it, which start anew with each text, got none; the texts of a row would see each other")
         why = "it changes the result and" if name in _FOREIGN else "it may change the result, and"
-        raise ValueError(f"{name}: expected None, but {type(module).__name__} sets it; {why} 'dynattn' does not compute it; use attn_implementation='eager'")
+        raise ValueError(f"{name}: expected None, got {type(x).__name__} from {type(module).__name__}; {why} 'dynattn' does not compute it; use attn_implementation='eager'")
 
 # %% ../nbs/52_hf.ipynb #fefbbfdc
 def _as_sight(module, mask, is_causal, n, m):
@@ -399,6 +399,6 @@ def _restore(model, added, state):
     if 'windows' in added: add_windows(model, **added['windows'])
     if 'alpha' in added: add_alpha(model, **added['alpha'])
     mine = {k for k in model.state_dict() if '.dynattn.' in k}
-    if mine!=state.keys(): raise ValueError(f"folder: expected the tensors of {type(model).__name__}, missing {sorted(mine-state.keys())[:3]}, unknown {sorted(state.keys()-mine)[:3]}")
+    if mine!=state.keys(): raise ValueError(f"folder: expected the tensors of {type(model).__name__}, got none for {sorted(mine-state.keys())[:3]}, and unknown ones {sorted(state.keys()-mine)[:3]}")
     model.load_state_dict(state, strict=False)
     return model

@@ -122,7 +122,7 @@ def _autocast(*tensors):
 def _named(impl, q, k, v, options):
     if impl not in impls: raise ValueError(f"impl: expected 'auto' or one of {', '.join(map(repr, impls))}, got {impl!r}")
     why = impls[impl].refuses(q, k, v, options)
-    if why: raise ValueError(f"impl: {impl!r} cannot serve this call: {why}")
+    if why: raise ValueError(f"impl: expected one that serves this call, got {impl!r}, which does not: {why}")
     return impl
 
 # %% ../nbs/44_ops.ipynb #565ae8b7

@@ -405,7 +405,7 @@ def register(
 ) -> type: # the same class, so that this is a decorator
     "Enter a system in the table."
     key = cls.info.name, cls.form
-    if key in ENTRIES and ENTRIES[key].__qualname__ != cls.__qualname__: raise ValueError(f"{key} is already registered, by {ENTRIES[key].__qualname__}")
+    if key in ENTRIES and ENTRIES[key].__qualname__ != cls.__qualname__: raise ValueError(f"cls: expected a name and a form that are free, got {key}, which {ENTRIES[key].__qualname__} has")
     ENTRIES[key] = cls
     return cls
 
