@@ -100,15 +100,16 @@ def test_every_keyword_that_a_model_sets_is_known():
             calls += 1
     assert calls>300 and not unknown, unknown
 
-@pytest.mark.parametrize('sliding', [None,5])
-def test_compiled_generation_is_the_stock_one(sliding):
-    "The chapter compiles one with windows; here without, at two lengths."
+@pytest.mark.parametrize('sliding, windows', [(None,False),(5,False),(None,True)])
+def test_compiled_generation_is_the_stock_one(sliding, windows):
+    "Eager beside compiled, at two lengths; the chapter counts the graphs."
     from transformers import MistralConfig, MistralForCausalLM
     from dynattn import hf
     torch.manual_seed(0)
     model = MistralForCausalLM(MistralConfig(**{k: SMALL[k] for k in list(SMALL)[:11]}, sliding_window=sliding)).eval()
     for p in model.parameters():
         if p.dim()==2: p.data.mul_(5)
+    if windows: hf.add_windows(model, init=3.)
     ids,keep = torch.randint(3, 99, (2, 13)),(torch.arange(13) >= torch.tensor([[0],[5]])).long()
     def generate(m, n): return m.generate(ids[:,-n:], attention_mask=keep[:,-n:], max_new_tokens=6, min_new_tokens=6, do_sample=False, cache_implementation='static')
     stock = [generate(model, n) for n in (13,9)]  # the second length makes it a symbol
