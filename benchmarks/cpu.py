@@ -151,6 +151,31 @@ def compare(full):
                     print(f"N={N} w={w} {'both' if backward else 'forward':8} {name:37} {s*1e3:9.1f} ms {limits:7.2f} limits", flush=True)
     append('cpu.csv', rows)
 
+def floor(full):
+    "What the forward pass is made of: its two products alone in tiles of its size, then with the exponentials, then with window and sums."
+    from dynattn.banded import _Band, _block_size, _parts, _tiles
+    rows = []
+    for w in (64, 256, 512):
+        c = Case(8192, w, H=2)
+        q,k,v = (x[0] for x in c.tensors())
+        part, = _parts(_Band(w, w, 0, c.N), c.N, c.N)
+        bq,nb = _block_size(2*w+1)
+        tiles,mask = list(_tiles(part, 0, bq, nb, False)),torch.rand(bq, bq+2*w)
+        e,o,l = torch.empty(nb*bq*(bq+2*w)),torch.empty(c.N, c.d),torch.empty(c.N, 1)
+        def run(exps, rest):
+            for h in range(c.H):
+                for t in tiles:
+                    x = e[:t.count*t.rows*t.cols].view(t.count, t.rows, t.cols)
+                    torch.bmm(t.queries(q[h]), t.keys(k[h]).mT, out=x)
+                    if exps: x.exp2_()
+                    if rest: torch.sum(x.mul_(mask[:t.rows,t.c:t.c+t.cols]), -1, keepdim=True, out=t.queries(l))
+                    torch.bmm(x, t.keys(v[h]), out=t.queries(o))
+        fns = {'products': lambda: run(False, False), 'products, exponentials': lambda: run(True, False), 'products, exponentials, window, sums': lambda: run(True, True), 'dynattn.banded': ours(c)}
+        for name,(s,limits,p) in in_turn(fns, c.flops, rounds=15, budget=20.).items():
+            print(f"w={w} {name:37} {s*1e3:7.1f} ms {limits:6.2f} limits")
+            rows.append(dict(suite='floor', op=name, ms=round(s*1e3, 3), limits=round(limits, 3), peak_gflops=round(p/1e9, 1), **c.row()))
+    append('cpu.csv', rows)
+
 def mixed(full):
     "Eight heads of widths 16 to 2048 in one call, and each alone."
     widths = torch.tensor([16.,32,64,128,256,512,1024,2048])-.5
@@ -239,7 +264,7 @@ def memory(full):
             rows.append(dict(suite='growth exponent, memory', op='dynattn.banded', value=round(e, 4), **Case(0, 256, backward=backward).row()))
     append('cpu.csv', rows)
 
-suites = dict(compare=compare, mixed=mixed, growth=growth, training=training, memory=memory)
+suites = dict(compare=compare, floor=floor, mixed=mixed, growth=growth, training=training, memory=memory)
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
