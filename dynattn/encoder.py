@@ -73,23 +73,25 @@ class DynamicAttention(MultiHeadAttention):
     def forward(self, query, key=None, value=None, key_padding_mask=None, *, padding=None, sigma=None, **options):
         "[B,N,D] to [B,N,D]; `key_padding_mask` is True where a key is *ignored*, as torch has it; `sigma` [B,H] overrules the widths."
         if key_padding_mask is not None: padding = PaddingMask.from_ignore(key_padding_mask)
-        sigma = self.sigma(query) if sigma is None else sigma
-        window = self.window if sigma is None else Window.default(sigma)
-        alpha = None if self.alpha_head is None else self.alpha_head()
-        _remember(self, window, alpha, query if self.batch_first else query.transpose(0, 1), padding)
-        return super().forward(query, key, value, padding=padding, window=window, alpha=alpha, n_global=self.n_global, **options)
+        return super().forward(query, key, value, padding=padding, n_global=self.n_global, **_reach(self, query, padding, sigma), **options)
 
-    def sigma(self, query):
-        "The widths for [B,N,D] queries: [B,H], [H], or None where nothing predicts them."
-        if not isinstance(self.sigma_head, SigmaHead): return None if self.sigma_head is None else self.sigma_head()
-        return _predicted(self.sigma_head, query[:,0] if self.batch_first else query[0])
+    def sigma(self, query): return _widths(self.sigma_head, query[:,0] if self.batch_first else query[0])  # [B,H], [H] or None
 
 # %% ../nbs/50_encoder.ipynb #eaca31a8
-def _predicted(head, first):
-    "Widths of [CLS] states [B,D], in the precision of the head whatever autocast says."
+def _widths(head, first):
+    "The widths for [CLS] states [B,D]: [B,H], [H], or None where nothing predicts them; in the head's own precision whatever autocast says."
+    if not isinstance(head, SigmaHead): return None if head is None else head()
     with torch.autocast(first.device.type, enabled=False): return head(first.to(head.linear.weight.dtype))
 
 # %% ../nbs/50_encoder.ipynb #f0950549
+def _reach(attn, query, padding, sigma):
+    "Window and α of a pass, also noted in `attn.seen`."
+    sigma = attn.sigma(query) if sigma is None else sigma
+    window = attn.window if sigma is None else Window.default(sigma)
+    alpha = None if attn.alpha_head is None else attn.alpha_head()
+    _remember(attn, window, alpha, query if attn.batch_first else query.transpose(0, 1), padding)
+    return dict(window=window, alpha=alpha)
+
 def _remember(attn, window, alpha, query, padding):
     "Width and pairs [B,H], tokens [B], α [H] of this pass."
     b,n,_ = query.shape
@@ -154,11 +156,13 @@ class EncoderConfig:
     def to_json(self) -> str: return json.dumps(dataclasses.asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text:str):
-        "Unknown fields are an error: a file of a later version must not be half understood."
-        d = json.loads(text)
-        if extra := d.keys() - {f.name for f in dataclasses.fields(cls)}: raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
-        return cls(**{**d, **{k: tuple(d.get(k, ())) for k in ('grams','classes')}})
+    def from_json(cls, text:str): return _config(cls, json.loads(text))
+
+# %% ../nbs/50_encoder.ipynb #c0f16d1c
+def _config(cls, d):
+    "From a dict; unknown fields are an error: a file of a later version must not be half understood."
+    if extra := d.keys() - {f.name for f in dataclasses.fields(cls)}: raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
+    return cls(**{**d, **{k: tuple(d.get(k, ())) for k in ('grams','classes')}})
 
 # %% ../nbs/50_encoder.ipynb #b03abe4d
 def gram_hash(
@@ -189,18 +193,18 @@ class Embedding(nn.Module):
         padding:PaddingMask|None=None, # of the ids
     ) -> tuple: # [B,1+N/patch,D] and the `PaddingMask` of these tokens
         if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)
-        x = self.merge(self._look_up(ids, padding).mT).mT  # [B,N/patch,D]
+        x = self.merge(_look_up(self, ids, padding).mT).mT  # [B,N/patch,D]
         keep = x.new_ones(x.shape[:2], dtype=torch.bool) if padding is None else padding.keep[:,::self.patch]
         x = torch.cat((self.cls + _mean(x, keep)[:,None], x), 1)
         keep = None if padding is None else PaddingMask(F.pad(keep, (1,0), value=True))
         return x + sinusoidal_positions(*x.shape[1:], device=x.device, dtype=x.dtype), keep
 
-    def _look_up(self, ids, padding):
-        x = self.ids(ids)  # [B,N,D]
-        for n,table in zip(self.grams, self.runs): x = x + table(gram_hash(ids, n, self.buckets))
-        return x if padding is None else padding.zero(x)
-
 # %% ../nbs/50_encoder.ipynb #205bb07f
+def _look_up(embed, ids, padding):
+    x = embed.ids(ids)  # [B,N,D]
+    for n,table in zip(embed.grams, embed.runs): x = x + table(gram_hash(ids, n, embed.buckets))
+    return x if padding is None else padding.zero(x)
+
 def _mean(x, keep): return (x*keep[...,None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)  # [B,N,D], [B,N] -> [B,D]
 
 # %% ../nbs/50_encoder.ipynb #cd0d2f79
