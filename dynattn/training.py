@@ -61,7 +61,7 @@ class TrainConfig(DataConfig):
     window:str = 'dynamic'   # dynamic, learned, none, or a half-width in tokens
     init_width:float = 16.   # tokens: where a width that learns begins
     alpha:str = 'none'       # none (softmax), learned, or a number >= 1
-    price:float = .01        # added to the loss for windows as wide as the sequence
+    price:float = .001       # added to the loss for windows as wide as the sequence
     impl:str = 'auto'        # who computes attention
     batch:int = 32           # files of a step
     epochs:int = 8           # at most
