@@ -178,8 +178,8 @@ def _ones(u, center, rows):
 # %% ../nbs/30_banded.ipynb #afc6a88b
 class _Sums:
     "Softmax inside the window, without a row maximum, for one head, [N,d], or for several, [G,N,d]."
-    def __init__(self, b, p, q, k, v, scale):
-        self.b,self.p,self.q,self.k,self.v,self.scale,many = b,p,q,k,v,scale,q.dim()==3
+    def __init__(self, b, p, q, k, v, scale, drop=None):
+        self.b,self.p,self.q,self.k,self.v,self.scale,self.drop,many = b,p,q,k,v,scale,drop,q.dim()==3
         (bq,nb),rows = _block_size(p.width),p.r1-p.r0
         self.bq = min(32 if many else bq, -(-rows//8)*8)
         self.nb = len(q) if many else min(nb, -(-rows//self.bq))
@@ -214,6 +214,35 @@ def exponentials(self:_Sums, t, buffer):
     e.baddbmm_(t.queries(self.q), t.keys(self.k).mT, beta=0, alpha=self.scale*_LOG2E).exp2_()
     return e if self.keep is None else e.mul_(t.keys(self.keep).mT)
 
+# %% ../nbs/30_banded.ipynb #d20b0002
+class _Drop:
+    "What weights are multiplied with: 0, or 1/(1-p) for those that stay. The same `seed` gives the same."
+    def __init__(self, p, *seed):
+        cut = min(round(p*2**16), 2**16-1)
+        self.seed,self.cut,self.scale = seed,cut-2**15,1/(1-cut/2**16) if p<1 else 0.
+
+    def __call__(self,
+        x, # [count,rows,cols] weights, or [rows,cols], for their shape
+        starts, # of each block: its first query
+    ): # [count,rows,cols], memory that the next call takes again
+        n,gen = x.numel()//len(starts),torch.Generator(x.device)
+        bits = _scratch('bits', torch.empty(0, dtype=torch.int64, device=x.device), len(starts), -(-n//4))
+        for row,i in zip(bits, starts): row.random_(-2**63, None, generator=gen.manual_seed(hash((*self.seed, i)) & 0xffff_ffff))
+        some = bits.view(torch.int16)[:,:n].unflatten(1, (len(x)//len(starts), *x.shape[1:])).flatten(0, 1)
+        return torch.ge(some, self.cut, out=_scratch('drop', x, *x.shape)).mul_(self.scale)
+
+def _times(x, *factors):
+    for f in factors: x = x if f is None else x*f
+    return x
+
+# %% ../nbs/30_banded.ipynb #d20b0009
+@patch
+def dropped(self:_Sums, x, t=None):
+    "The factors of the weights `x` of a tile, or of the leading keys; None without dropout."
+    if self.drop is None: return None
+    if t is None: return self.drop(x, [-1-self.p.r0])
+    return self.drop(x, range(t.i0, t.i0+t.count*t.step, t.step) if t.step and self.q.dim()==2 else [t.i0])
+
 # %% ../nbs/30_banded.ipynb #8c96266d
 @patch
 def lead(self:_Sums):
@@ -232,11 +261,12 @@ def forward(self:_Sums, o, lse):
     p,tiny,more = self.p,torch.finfo(lse.dtype).tiny,float(self.p.lead>0)
     (a,b),buffer = _seeing(p, self.b.q_offset),self.buffer('scores')
     y,l = o[...,p.r0:p.r1,:],lse[...,p.r0:p.r1,:].zero_()
-    if p.lead: e,_ = self.lead(); y.copy_(e@self.v[...,:p.lead,:]); l.copy_(e.sum(-1, keepdim=True))
+    if p.lead: e,_ = self.lead(); l.copy_(e.sum(-1, keepdim=True)); y.copy_(_times(e, self.dropped(e))@self.v[...,:p.lead,:])
     else: o[...,p.r0:a,:] = 0; o[...,b:p.r1,:] = 0  # no tile comes there
     for t in self.tiles(False):
         x,s,z = self.weigh(self.exponentials(t, buffer), t),t.queries(lse),t.queries(o)
         s += x.sum(-1, keepdim=True)
+        if self.drop: x.mul_(self.dropped(x, t))
         z.baddbmm_(x, t.keys(self.v), beta=more)
         if not p.lead: z /= s.clamp_min(tiny)
     if p.lead: y /= l.clamp_min(tiny)
@@ -259,9 +289,9 @@ def backward_lead(self:_Sums, o, lse, do, dq, dk, dv, dbias):
     p,(e,off) = self.p,self.lead()
     o,lse,do,q,dq = (x[...,p.r0:p.r1,:] for x in (o,lse,do,self.q,dq))
     k,v,dk,dv = (x[...,:p.lead,:] for x in (self.k,self.v,dk,dv))
-    d,D = self.pulled(o, lse, do)
-    ds = (d@v.mT).sub_(D).mul_(e)
-    dv += e.mT@d; dk += (ds.mT@q).mul_(self.scale); dq += (ds@k).mul_(self.scale)
+    (d,D),drop = self.pulled(o, lse, do),self.dropped(e)
+    ds = _times(d@v.mT, drop).sub_(D).mul_(e)
+    dv += _times(e, drop).mT@d; dk += (ds.mT@q).mul_(self.scale); dq += (ds@k).mul_(self.scale)
     if dbias is not None: _add_bias(dbias, off, ds)
 
 # %% ../nbs/30_banded.ipynb #2af5f245
@@ -276,17 +306,20 @@ def backward(self:_Sums, o, lse, do, dq, dk, dv, du=None, dbias=None):
         whole = y[:t.count*t.rows*bk].view(t.count, t.rows, bk)
         if t.cols<bk and du is not None: whole.zero_()
         g = whole[:,:,t.c:t.c+t.cols]
-        torch.bmm(d, t.keys(self.v).mT, out=g).sub_(D).mul_(e)
+        torch.bmm(d, t.keys(self.v).mT, out=g)
+        if self.drop: drop = self.dropped(g, t); g.mul_(drop)
+        g.sub_(D).mul_(e)
         if du is not None: du += whole.as_strided((t.count,t.rows,w), (t.rows*bk,bk+1,1), whole.storage_offset()).sum(1).sum_to_size(du.shape if du.dim()==2 else (1,w)).view_as(du)
         self.weigh(e, t); self.weigh(g, t)
+        if self.drop: e.mul_(drop)
         t.keys(dv).baddbmm_(e.mT, d); t.keys(dk).baddbmm_(g.mT, t.queries(self.q), alpha=self.scale); t.queries(dq).baddbmm_(g, t.keys(self.k), alpha=self.scale)
 
 # %% ../nbs/30_banded.ipynb #f7e24569
 class _Rows:
     "Any normaliser and any logits, one tile at a time."
-    def __init__(self, b, p, q, k, v, scale, dropout=0., seed=0):
+    def __init__(self, b, p, q, k, v, scale, drop=None):
         self.unit,self.scale = _unit(b),scale
-        self.b,self.p,self.q,self.k,self.v,self.dropout,self.seed = b,p,q*(scale*self.unit),k,v,dropout,seed
+        self.b,self.p,self.q,self.k,self.v,self.drop = b,p,q*(scale*self.unit),k,v,drop
         self.bq = min(_block_size(p.width)[0], -(-(p.r1-p.r0)//8)*8)
         if p.width<=0: return
         add = q.new_zeros(p.width) if p.m is None or b.after else p.m.clamp_min(0).log()
@@ -341,17 +374,9 @@ def again(self:_Rows, z, lse):
 @patch
 def factors(self:_Rows, t, p):
     "What weights are multiplied with once they are normalised: the window, the dropout; None is 1."
-    m = drop = None
+    m = None
     if self.p.width>0 and self.times is not None: m = F.pad(self.times[:t.rows,t.c:t.c+t.cols], (self.p.lead,0), value=1.)
-    if self.dropout:
-        gen = torch.Generator(p.device).manual_seed((self.seed+t.i0) % 2**63)
-        drop = torch.empty_like(p).bernoulli_(1-self.dropout, generator=gen)
-        if self.dropout<1: drop /= 1-self.dropout
-    return m,drop
-
-def _times(x, *factors):
-    for f in factors: x = x if f is None else x*f
-    return x
+    return m,None if self.drop is None else self.drop(p, [t.i0])
 
 # %% ../nbs/30_banded.ipynb #d61dcaad
 @patch
@@ -400,23 +425,23 @@ def backward(self:_Rows, do, lse, dq, dk, dv, dm=None, ds=None, dbias=None):
 # %% ../nbs/30_banded.ipynb #43e4a462
 class _Head:
     "One head of one sequence, or some that see alike, in the dtype of the work and clean of what must not count."
-    def __init__(self, b, q, k, v, scale, dropout=0., seed=0, rows=False):
-        self.b,self.scale,self.dropout,self.seed,self.lost = b,scale,dropout,seed,None
+    def __init__(self, b, q, k, v, scale, drop=None, rows=False):
+        self.b,self.scale,self.drop,self.lost = b,scale,drop,None
         dtype = torch.promote_types(q.dtype, torch.float32)
         q,k,v = (x.to(dtype) if x.stride(-1)==1 else x.to(dtype).contiguous() for x in (q,k,v))
         if b.keep is not None: k,v = (x.masked_fill(~b.keep[:,None], 0.) for x in (k,v))
         if b.lost:
             self.lost = ~q.isfinite().all(-1, keepdim=True)
             q = q.masked_fill(self.lost, 0.)
-        self.q,self.k,self.v,self.simple = q,k,v,_simple(b, q.dtype) and not (dropout or rows)
+        self.q,self.k,self.v,self.simple = q,k,v,_simple(b, q.dtype) and not rows
 
 def _simple(b, dtype): return b.eps is None and not b.after and b.loud < (900 if dtype==torch.float64 else 100)
 
 # %% ../nbs/30_banded.ipynb #e6668203
 @patch
 def engine(self:_Head, p):
-    if self.simple: return _Sums(self.b, p, self.q, self.k, self.v, self.scale)
-    return _Rows(self.b, p, self.q, self.k, self.v, self.scale, self.dropout, self.seed)
+    if self.simple: return _Sums(self.b, p, self.q, self.k, self.v, self.scale, self.drop)
+    return _Rows(self.b, p, self.q, self.k, self.v, self.scale, self.drop)
 
 # %% ../nbs/30_banded.ipynb #95d41698
 @patch
@@ -510,6 +535,7 @@ class _Call(NamedTuple):
     dropout_p:float
     n_global:int
     q_offset:int
+    rows:bool         # whole rows of weights are wanted
     learns:bool=False # whether alpha wants a gradient
 
 # %% ../nbs/30_banded.ipynb #01c82d2b
@@ -589,21 +615,21 @@ def _merge(bands, m):
     "Several heads as one: as far as the widest of them; `m` is their window there."
     return replace(bands[0], left=max(b.left for b in bands), right=max(b.right for b in bands), m=m, loud=max(b.loud for b in bands), lost=any(b.lost for b in bands))
 
-def _heads(c, q, k, v, keep, sigma, alpha, rel_bias, seed, rows=False):
+def _heads(c, q, k, v, keep, sigma, alpha, rel_bias, seed):
     "Index [b,h] and `_Head` maker of each head or slice of heads, the widest first; window, offsets, and the threads that it pays to use."
     b,h,n,_ = q.shape
     eps = None if alpha is None else [[_eps(a) for a in row] for row in alpha.expand(b, h).tolist()]
     bands,window,off,ms = _bands(c, q, k, keep, sigma, eps, rel_bias)
-    plain = rel_bias is None and k.shape[1]==h and not (c.dropout_p or rows)
+    plain = rel_bias is None and k.shape[1]==h and not c.rows
     def shares(row): return _shares([s.width for s in row], n) if plain and all(_simple(s, q.dtype) for s in row) else range(h)
     def band(x, y):
         if not isinstance(y, slice): return bands[x][y]
         s = _merge(bands[x][y], None)
         return s if ms is None else replace(s, m=ms[x,y,-off[0]-s.left:-off[0]+s.right+1])
     def make(x, y):
-        if isinstance(y, slice): return _Head(band(x, y), q[x,y], k[x,y], v[x,y], c.scale)
-        s,kv = 0 if seed is None else (seed.item()+(x*h+y)*2**32) % 2**63,y*k.shape[1]//h
-        return _Head(band(x, y), q[x,y], k[x,kv], v[x,kv], c.scale, c.dropout_p, s, rows)
+        some = isinstance(y, slice)
+        drop,kv = None if seed is None else _Drop(c.dropout_p, seed.item(), x*h + (y.start if some else y)),y if some else y*k.shape[1]//h
+        return _Head(band(x, y), q[x,y], k[x,kv], v[x,kv], c.scale, drop, c.rows)
     def size(at): return n*(bands[at[0]][at[1]].width if isinstance(at[1], int) else sum(s.width for s in bands[at[0]][at[1]]))
     order = sorted(((x,y) for x in range(b) for y in shares(bands[x])), key=size, reverse=True)
     return order,make,window,off,_threads(q, sum(map(size, order))/max(len(order), 1), len(order)<b*h)
@@ -614,7 +640,7 @@ def _eps(alpha):
 
 # %% ../nbs/30_banded.ipynb #3ad00012
 def _forward(c, q, k, v, *options, sink=None):
-    order,make,_,_,threads = _heads(c, q, k, v, *options, rows=sink is not None)
+    order,make,_,_,threads = _heads(c, q, k, v, *options)
     dtype = torch.promote_types(q.dtype, torch.float32)
     out,lse = (q.new_empty(*q.shape[:3], x, dtype=dtype) for x in (v.shape[-1],1))
     def one(at): make(*at).forward(out[at], lse[at], None if sink is None else partial(sink, at))
@@ -644,8 +670,8 @@ def _group(g, x):
 # %% ../nbs/30_banded.ipynb #c33f1a1d
 @torch.library.custom_op("dynattn::banded", mutates_args=())
 def _banded(q:Tensor, k:Tensor, v:Tensor, keep:Tensor|None, sigma:Tensor|None, alpha:Tensor|None, rel_bias:Tensor|None, seed:Tensor|None,
-            window:str, left:int, right:int, causal:bool, scale:float, dropout_p:float, n_global:int, q_offset:int) -> tuple[Tensor,Tensor,Tensor]:
-    c = _Call(window, left, right, causal, scale, dropout_p, n_global, q_offset)
+            window:str, left:int, right:int, causal:bool, scale:float, dropout_p:float, n_global:int, q_offset:int, rows:bool) -> tuple[Tensor,Tensor,Tensor]:
+    c = _Call(window, left, right, causal, scale, dropout_p, n_global, q_offset, rows)
     return _forward(c, q, k, v, keep, sigma, alpha, rel_bias, seed)
 
 @_banded.register_fake
@@ -656,8 +682,8 @@ def _(q, k, v, *_):
 
 @torch.library.custom_op("dynattn::banded_backward", mutates_args=())
 def _banded_backward(do:Tensor, q:Tensor, k:Tensor, v:Tensor, out:Tensor, lse:Tensor, keep:Tensor|None, sigma:Tensor|None, alpha:Tensor|None, rel_bias:Tensor|None, seed:Tensor|None,
-            window:str, left:int, right:int, causal:bool, scale:float, dropout_p:float, n_global:int, q_offset:int, wants:list[bool]) -> tuple[Tensor,Tensor,Tensor,Tensor,Tensor,Tensor]:
-    c = _Call(window, left, right, causal, scale, dropout_p, n_global, q_offset, wants[1])
+            window:str, left:int, right:int, causal:bool, scale:float, dropout_p:float, n_global:int, q_offset:int, rows:bool, wants:list[bool]) -> tuple[Tensor,Tensor,Tensor,Tensor,Tensor,Tensor]:
+    c = _Call(window, left, right, causal, scale, dropout_p, n_global, q_offset, rows, wants[1])
     return _backward(c, do, q, k, v, out, lse, keep, sigma, alpha, rel_bias, seed, wants)
 
 @_banded_backward.register_fake
@@ -714,7 +740,7 @@ def _collect(c, q, k, v, keep, sigma, alpha, rel_bias, seed):
         if g0<=t.i0<g1: w.full[at][t.i0-g0:t.i0-g0+t.rows,t.j0:t.j0+t.cols] = x; return
         w.lead[at][rows,:p.lead] = x[:,:p.lead]
         if t.cols: w.band[at][rows,first:first+p.width] = _straight(p, t, x[:,p.lead:])
-    _forward(c, q, k, v, keep, sigma, alpha, rel_bias, seed, sink=sink)
+    _forward(c._replace(rows=True), q, k, v, keep, sigma, alpha, rel_bias, seed, sink=sink)
     w.band,w.lead,w.full = (x.to(q.dtype) for x in (w.band,w.lead,w.full))
     return w
 
@@ -773,7 +799,7 @@ def banded_attention(
     keep,soft = _key_mask(attn_mask, padding, q, k),isinstance(window, Window)
     if alpha is not None and not isinstance(alpha, Tensor): alpha = None if alpha==1 else torch.tensor(_eps(alpha)+1, dtype=torch.float64)
     seed = torch.randint(2**62, (), device=q.device) if dropout_p else None
-    c = _Call(_config(window) if soft else "", *_hard(window), is_causal, q.shape[-1]**-.5 if scale is None else float(scale), float(dropout_p), n_global, q_offset)
+    c = _Call(_config(window) if soft else "", *_hard(window), is_causal, q.shape[-1]**-.5 if scale is None else float(scale), float(dropout_p), n_global, q_offset, return_weights and dropout_p>0)
     tensors = q,k,v,keep,window.sigma if soft else None,alpha,rel_bias,seed
     out = _banded(*tensors, *c[:-1])[0]
     return (out,_collect(c, *(None if x is None else x.detach() for x in tensors))) if return_weights else out

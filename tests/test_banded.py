@@ -151,7 +151,7 @@ def test_nothing_quadratic(alpha):
     "The largest tensor of a call grows as N at most."
     def largest(n):
         q = torch.randn(1, 1, n, 4)
-        c = _Call('', 8, 8, False, .5, 0., 1, 0)
+        c = _Call('', 8, 8, False, .5, 0., 1, 0, False)
         a = None if alpha is None else torch.tensor(alpha)
         with Largest() as mode: _forward(c, q, q, q, None, None, a, None, None)
         return mode.most
