@@ -214,7 +214,7 @@ def growth(full):
         append('cpu.csv', rows); print(f"time grows as N^{e:.3f}", flush=True)
 
 def training(full):
-    "A batch as one trains on: 8 sequences of 100 to 1024 tokens, a width for each head and sequence."
+    "A batch as one trains on: 8 sequences of 100 to 1024 tokens, a width for each head and sequence; with and without dropout."
     c = Case(1024, 64, B=8, backward=True)
     q,k,v = c.tensors()
     g = torch.Generator().manual_seed(1)
@@ -222,10 +222,12 @@ def training(full):
     sigma = (16+100*torch.rand(8, 8, generator=g)).requires_grad_()
     fns = {'dynattn.attention': step(lambda: attention(q, k, v, padding=pad, window=Window.default(sigma)), (q,k,v,sigma), True),
            'SDPA, padding only': step(lambda: F.scaled_dot_product_attention(q, k, v, pad.sdpa()), (q,k,v), True),
+           'dynattn.attention, dropout': step(lambda: attention(q, k, v, padding=pad, window=Window.default(sigma), dropout_p=.1), (q,k,v,sigma), True),
+           'SDPA, padding only, dropout': step(lambda: F.scaled_dot_product_attention(q, k, v, pad.sdpa(), .1), (q,k,v), True),
            'dense_attention': step(lambda: dense_attention(q, k, v, padding=pad, window=Window.default(sigma)), (q,k,v,sigma), True)}
     rows = []
     for name,(s,limits,p) in in_turn(fns, c.flops, rounds=3).items():
-        print(f"training step, {name:20} {s*1e3:8.1f} ms")
+        print(f"training step, {name:28} {s*1e3:8.1f} ms")
         rows.append(dict(suite='training', op=name, ms=round(s*1e3, 3), peak_gflops=round(p/1e9, 1), **c.row()))
     append('cpu.csv', rows)
 

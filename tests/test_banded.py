@@ -178,10 +178,28 @@ def test_operator(kv, dtype):
     from dynattn.banded import _banded, _config
     q,k,v = (torch.randn(2, 9, h, 8, dtype=dtype).transpose(1, 2).requires_grad_() for h in (4,kv,kv))
     sigma,alpha,bias = (x.requires_grad_() for x in (4*torch.rand(2, 4), 1+torch.rand(4), torch.randn(4, 5)))
-    args = q,k,v,torch.ones(2, 9, dtype=torch.bool),sigma,alpha,bias,None,_config(Window.default(sigma)),-1,-1,False,.5,0.,1,0
+    args = q,k,v,torch.ones(2, 9, dtype=torch.bool),sigma,alpha,bias,None,_config(Window.default(sigma)),-1,-1,False,.5,0.,1,0,False
     torch.library.opcheck(_banded, args, test_utils=('test_schema','test_faketensor','test_autograd_registration','test_aot_dispatch_static'))
 
 def test_inference_mode():
     q = torch.randn(1, 4, 70, 8)
     with torch.inference_mode(): a = banded_attention(q, q, q, window=3)
     assert torch.equal(a, banded_attention(q, q, q, window=3))
+
+@pytest.mark.parametrize('alpha', (None,1.5))
+@pytest.mark.parametrize('width', (3,40))
+def test_dropout_is_that_of_the_weights_it_returns(alpha, width):
+    "Heads and sequences drop different weights, as many as asked, and the weights handed out are those the output was made with."
+    q,k = torch.randn(2, 2, 3, 96, 8, dtype=torch.double)
+    unit = torch.eye(96, dtype=torch.double).expand(2, 3, -1, -1)
+    options = dict(window=width, alpha=alpha, n_global=1, dropout_p=.25)
+    out,weights = banded_attention(q, k, unit, return_weights=True, **options)
+    assert_close(weights.dense(), out)
+    torch.manual_seed(5); one = banded_attention(q, k, unit, **options)
+    torch.manual_seed(5); assert torch.equal(one, banded_attention(q, k, unit, **options))
+    whole = dense_attention(q, k, unit, **{**options, 'dropout_p': 0.})
+    seen = whole>0
+    gone = [(seen & (one==0))[b,h] for b in range(2) for h in range(3)]
+    assert not any(torch.equal(x, y) for i,x in enumerate(gone) for y in gone[:i])
+    assert abs(sum(x.sum() for x in gone)/seen.sum()-.25) < .03
+    assert_close(one, torch.where(one==0, 0., whole/.75))
