@@ -111,6 +111,7 @@ class _Tile(NamedTuple):
     cols:int
     c:int  # columns that are missing on the left
 
+    def starts(self): return [self.i0+x*self.step for x in range(self.count)]
     def queries(self, x): return _blocks(x, self.i0, self.rows, self.count, self.step) if x.dim()==2 else x[:,self.i0:self.i0+self.rows]
     def keys(self, x): return _blocks(x, self.j0, self.cols, self.count, self.step) if x.dim()==2 else x[:,self.j0:self.j0+self.cols]
 
@@ -241,7 +242,7 @@ def dropped(self:_Sums, x, t=None):
     "The factors of the weights `x` of a tile, or of the leading keys; None without dropout."
     if self.drop is None: return None
     if t is None: return self.drop(x, [-1-self.p.r0])
-    return self.drop(x, range(t.i0, t.i0+t.count*t.step, t.step) if t.step and self.q.dim()==2 else [t.i0])
+    return self.drop(x, t.starts() if self.q.dim()==2 else [t.i0])
 
 # %% ../nbs/30_banded.ipynb #8c96266d
 @patch
@@ -316,48 +317,53 @@ def backward(self:_Sums, o, lse, do, dq, dk, dv, du=None, dbias=None):
 
 # %% ../nbs/30_banded.ipynb #f7e24569
 class _Rows:
-    "Any normaliser and any logits, one tile at a time."
+    "Any normaliser and any logits; a batch of tiles is several blocks of the head."
     def __init__(self, b, p, q, k, v, scale, drop=None):
         self.unit,self.scale = _unit(b),scale
         self.b,self.p,self.q,self.k,self.v,self.drop = b,p,q*(scale*self.unit),k,v,drop
-        self.bq = min(_block_size(p.width)[0], -(-(p.r1-p.r0)//8)*8)
+        bq,rows = _block_size(p.width)[0],p.r1-p.r0
+        self.bq = min(bq, -(-rows//8)*8)
+        self.nb = min(max(2**16//(bq*(bq+p.width+p.lead)), 1), -(-rows//self.bq))  # what it takes stays in the cache
         if p.width<=0: return
         add = q.new_zeros(p.width) if p.m is None or b.after else p.m.clamp_min(0).log()
         if b.bias is not None: add = add+_bias(b, torch.arange(-p.left, p.right+1, device=q.device))
         self.add = _toeplitz(add*self.unit, self.bq, -math.inf)
         self.times = _toeplitz(p.m, self.bq) if b.after and p.m is not None else None
 
-    def tiles(self):
-        for i0 in range(self.p.r0, self.p.r1, self.bq):
-            t = _cut(self.p, i0, self.b.q_offset, self.bq)
-            if t.cols or self.p.lead: yield t,slice(t.i0, t.i0+t.rows),slice(t.j0, t.j0+t.cols)
+    def tiles(self, apart):
+        "Those of the band, and the blocks that have nothing but leading keys in sight."
+        p,qo = self.p,self.b.q_offset
+        if p.width>0: yield from _tiles(p, qo, self.bq, max(self.nb//2, 1) if apart else self.nb, apart)
+        if p.lead: yield from (t for t in (_cut(p, i0, qo, self.bq) for i0 in range(p.r0, p.r1, self.bq)) if not t.cols)
 
 # %% ../nbs/30_banded.ipynb #34b1dd6b
 @patch
-def lead_offsets(self:_Rows, rows):
-    j,i = (torch.arange(a, b, device=self.q.device) for a,b in ((0,self.p.lead),(rows.start,rows.stop)))
-    return j-i[:,None]-self.b.q_offset
+def lead_offsets(self:_Rows, t):
+    "[count,rows,lead]"
+    i = torch.tensor(t.starts(), device=self.q.device)[:,None]+torch.arange(t.rows, device=self.q.device)
+    return torch.arange(self.p.lead, device=self.q.device)-i[...,None]-self.b.q_offset
 
 @patch
-def scores(self:_Rows, t, rows, keys):
-    "[rows,lead+cols], -inf where nothing is seen."
-    b,g = self.b,self.p.lead
-    z = self.q.new_empty(t.rows, g+t.cols)
-    torch.mm(self.q[rows], self.k[:g].T, out=z[:,:g]); torch.mm(self.q[rows], self.k[keys].T, out=z[:,g:])
-    if t.cols: z[:,g:] += self.add[:t.rows,t.c:t.c+t.cols]
-    if g and b.bias is not None: z[:,:g] += _bias(b, self.lead_offsets(rows))*self.unit
-    z[:,:min(g, b.lo)] = -math.inf; z[:,min(g, b.hi):g] = -math.inf
-    if b.keep is not None: z.masked_fill_(~torch.cat((b.keep[:g], b.keep[keys])), -math.inf)
+def scores(self:_Rows, t):
+    "[count,rows,lead+cols], -inf where nothing is seen."
+    b,g,q = self.b,self.p.lead,t.queries(self.q)
+    z = q.new_empty(t.count, t.rows, g+t.cols)
+    if t.cols: torch.bmm(q, t.keys(self.k).mT, out=z[...,g:]).add_(self.add[:t.rows,t.c:t.c+t.cols])
+    if g:
+        z[...,:g] = q@self.k[:g].T
+        if b.bias is not None: z[...,:g] += _bias(b, self.lead_offsets(t))*self.unit
+        z[...,:min(g, b.lo)] = -math.inf; z[...,min(g, b.hi):g] = -math.inf
+    if b.keep is not None: z[...,:g].masked_fill_(~b.keep[:g], -math.inf); z[...,g:].masked_fill_(~t.keys(b.keep[:,None]).mT, -math.inf)
     return z
 
 # %% ../nbs/30_banded.ipynb #d1985a14
 @patch
 def normalize(self:_Rows, z):
     "Weights, in place of the scores, and what the backward needs to find them again; +inf: no key."
-    top = z.amax(-1, keepdim=True) if z.shape[1] else z.new_full((len(z),1), -math.inf)
+    top = z.amax(-1, keepdim=True)
     empty = top==-math.inf
     if self.b.eps is not None:
-        p = _entmax_rows(z, self.b.eps)
+        p = _entmax_rows(z.flatten(0, 1), self.b.eps).view_as(z)
         c = -torch.expm1(p.amax(-1, keepdim=True).log()*self.b.eps)/self.b.eps  # the largest weight is [1 - eps c]^(1/eps)
         return p,(top+c).masked_fill(empty, math.inf)
     p = z.sub_(top.masked_fill(empty, 0.)).exp2_()
@@ -376,7 +382,7 @@ def factors(self:_Rows, t, p):
     "What weights are multiplied with once they are normalised: the window, the dropout; None is 1."
     m = None
     if self.p.width>0 and self.times is not None: m = F.pad(self.times[:t.rows,t.c:t.c+t.cols], (self.p.lead,0), value=1.)
-    return m,None if self.drop is None else self.drop(p, [t.i0])
+    return m,None if self.drop is None else self.drop(p, t.starts())
 
 # %% ../nbs/30_banded.ipynb #d61dcaad
 @patch
@@ -384,17 +390,18 @@ def forward(self:_Rows, o, lse, sink=None):
     "Sets the rows of `o` and `lse`; `sink(t, weights)` is handed each tile's weights."
     g = self.p.lead
     o[self.p.r0:self.p.r1] = 0; lse[self.p.r0:self.p.r1] = math.inf
-    for t,rows,keys in self.tiles():
-        p,lse[rows] = self.normalize(self.scores(t, rows, keys))
-        p = _times(p, *self.factors(t, p))
-        o[rows] = p[:,:g]@self.v[:g]
-        o[rows].addmm_(p[:,g:], self.v[keys])
+    for t in self.tiles(False):
+        p,l = self.normalize(self.scores(t))
+        t.queries(lse).copy_(l)
+        p,y = _times(p, *self.factors(t, p)),t.queries(o)
+        if g: y.copy_(p[...,:g]@self.v[:g])
+        if t.cols: y.baddbmm_(p[...,g:], t.keys(self.v))
         if sink is not None: sink(self.p, t, p)
 
 def _straight(p, t, x):
-    "[rows,cols] of a tile -> [rows,width]: column r holds the offset r - left."
+    "[count,rows,cols] of a tile -> [count,rows,width]: column r holds the offset r - left."
     bk = t.rows+p.width-1
-    return F.pad(x, (t.c,bk-t.c-t.cols)).as_strided((t.rows,p.width), (bk+1,1))
+    return F.pad(x, (t.c,bk-t.c-t.cols)).contiguous().as_strided((t.count,t.rows,p.width), (t.rows*bk,bk+1,1))
 
 # %% ../nbs/30_banded.ipynb #2d20c7dd
 @patch
@@ -409,17 +416,17 @@ def pull(self:_Rows, p, s, dw):
 def backward(self:_Rows, do, lse, dq, dk, dv, dm=None, ds=None, dbias=None):
     "Adds to all of them and returns the gradient of alpha; `dm` is the window's after the softmax, `ds` the scores' by offset."
     g,da = self.p.lead,0.
-    for t,rows,keys in self.tiles():
-        (p,s),d = self.again(self.scores(t, rows, keys), lse[rows]),do[rows]
+    for t in self.tiles(True):
+        q,d,(p,s) = t.queries(self.q),t.queries(do),self.again(self.scores(t), t.queries(lse))
         m,drop = self.factors(t, p)
-        dw = _times(torch.cat((d@self.v[:g].T, d@self.v[keys].T), 1), drop)
-        if dm is not None and t.cols: dm += _straight(self.p, t, (dw*p)[:,g:]).sum(0)
+        dw = _times(torch.cat((d@self.v[:g].T, d@t.keys(self.v).mT), -1), drop)
+        if dm is not None and t.cols: dm += _straight(self.p, t, (dw*p)[...,g:]).sum((0,1))
         dz,a = self.pull(p, s, _times(dw, m))
         wt,da = _times(p, drop, m),da if a is None else da+a.sum()
-        for x,y in ((slice(g),slice(g)), (keys,slice(g,None))):
-            dv[x].addmm_(wt[:,y].T, d); dk[x].addmm_(dz[:,y].T, self.q[rows], alpha=1/self.unit); dq[rows].addmm_(dz[:,y], self.k[x], alpha=self.scale)
-        if ds is not None and t.cols: ds += _straight(self.p, t, dz[:,g:]).sum(0)
-        if dbias is not None and g: _add_bias(dbias, self.lead_offsets(rows), dz[:,:g])
+        if t.cols: t.keys(dv).baddbmm_(wt[...,g:].mT, d); t.keys(dk).baddbmm_(dz[...,g:].mT, q, alpha=1/self.unit); t.queries(dq).baddbmm_(dz[...,g:], t.keys(self.k), alpha=self.scale)
+        if g: dv[:g] += (wt[...,:g].mT@d).sum(0); dk[:g].add_((dz[...,:g].mT@q).sum(0), alpha=1/self.unit); t.queries(dq).add_(dz[...,:g]@self.k[:g], alpha=self.scale)
+        if ds is not None and t.cols: ds += _straight(self.p, t, dz[...,g:]).sum((0,1))
+        if dbias is not None and g: _add_bias(dbias, self.lead_offsets(t), dz[...,:g])
     return da
 
 # %% ../nbs/30_banded.ipynb #43e4a462
@@ -736,10 +743,12 @@ def _collect(c, q, k, v, keep, sigma, alpha, rel_bias, seed):
     zeros = partial(q.new_zeros, dtype=torch.promote_types(q.dtype, torch.float32))
     w = BandWeights(zeros(b, h, n, max(left+right+1, 0)), left, zeros(b, h, n, min(c.n_global, m)), zeros(b, h, g1-g0, m), g0, c.q_offset)
     def sink(at, p, t, x):
-        rows,first = slice(t.i0, t.i0+t.rows),left-bands[at[0]][at[1]].left+p.first
-        if g0<=t.i0<g1: w.full[at][t.i0-g0:t.i0-g0+t.rows,t.j0:t.j0+t.cols] = x; return
-        w.lead[at][rows,:p.lead] = x[:,:p.lead]
-        if t.cols: w.band[at][rows,first:first+p.width] = _straight(p, t, x[:,p.lead:])
+        first = left-bands[at[0]][at[1]].left+p.first
+        if g0<=t.i0<g1:
+            for i,j,y in zip(t.starts(), t._replace(i0=t.j0).starts(), x): w.full[at][i-g0:i-g0+t.rows,j:j+t.cols] = y
+            return
+        if p.lead: t.queries(w.lead[at]).copy_(x[...,:p.lead])
+        if t.cols: t.queries(w.band[at])[...,first:first+p.width] = _straight(p, t, x[...,p.lead:])
     _forward(c._replace(rows=True), q, k, v, keep, sigma, alpha, rel_bias, seed, sink=sink)
     w.band,w.lead,w.full = (x.to(q.dtype) for x in (w.band,w.lead,w.full))
     return w
