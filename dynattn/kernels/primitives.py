@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['INTERPRETED', 'dot', 'matrix', 'load_tile', 'store_tile', 'real_keys', 'Shape', 'Band', 'head_look', 'Form',
-           'window_form', 'window_limits', 'widest_first', 'my_tile', 'band_tiles', 'tile_positions', 'loop_parts',
-           'key_tiles', 'query_tiles', 'tanh', 'window_curve', 'smooth_curve', 'window_mask', 'pair_mask',
-           'online_softmax_update', 'deformed_exp', 'slope', 'newton_step', 'online_entmax_update', 'may_weigh',
-           'is_live', 'note_live', 'alpha_pull', 'check_inputs', 'prepare', 'told', 'launch', 'differentiable']
+           'window_form', 'window_limits', 'widest_first', 'my_tile', 'band_tiles', 'tile_number', 'tile_positions',
+           'loop_parts', 'key_tiles', 'query_tiles', 'tanh', 'window_curve', 'smooth_curve', 'window_mask', 'pair_mask',
+           'keys_of_turn', 'online_softmax_update', 'deformed_exp', 'slope', 'newton_step', 'online_entmax_update',
+           'may_weigh', 'is_live', 'note_live', 'alpha_pull', 'check_inputs', 'prepare', 'told', 'launch',
+           'differentiable']
 
 # %% ../../nbs/40_kernels.primitives.ipynb #fda86f3a
 import math, os
@@ -160,9 +161,14 @@ def band_tiles(first, last, n_ahead, total, BLOCK: tl.constexpr): # -> ahead, sk
 
 # %% ../../nbs/40_kernels.primitives.ipynb #53bb56df
 @triton.jit
+def tile_number(t, ahead, skip): # -> the tile of turn t
+    "Loops count turns; positions and bits go by tiles."
+    return tl.where(t<ahead, t, t+skip)
+
+@triton.jit
 def tile_positions(t, ahead, skip, BLOCK: tl.constexpr): # -> [BLOCK]
     "The positions in the tile of turn `t`."
-    return tl.where(t<ahead, t, t+skip)*BLOCK + tl.arange(0, BLOCK)
+    return tile_number(t, ahead, skip)*BLOCK + tl.arange(0, BLOCK)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #c388f890
 @triton.jit
@@ -268,6 +274,15 @@ def pair_mask(i, j, real, band, look, FORM: tl.constexpr, CAUSAL: tl.constexpr, 
         m = tl.where(everywhere, 1., m)
         soft = real & ~everywhere
     return tl.where(real, m, 0.), tl.where(soft, dm, 0.)
+
+# %% ../../nbs/40_kernels.primitives.ipynb #7f20c1ab
+@triton.jit
+def keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM: tl.constexpr, CAUSAL: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr=False): # -> j, real [BLOCK], m, dm [BLOCK_M,BLOCK]
+    "The keys in the tile of turn `t`, those that take part, and `pair_mask` with the column `i` of query positions."
+    j = tile_positions(t, ahead, skip, BLOCK)
+    real = real_keys(keep, b, j, shape.M, WHOLE)
+    m, dm = pair_mask(i, j[None,:], real[None,:], band, look, FORM, CAUSAL, WHOLE)
+    return j, real, m, dm
 
 # %% ../../nbs/40_kernels.primitives.ipynb #7fb1ed6e
 @triton.jit
