@@ -1,7 +1,7 @@
 """Attention on a GPU: the kernels beside what else there is.
 
 python benchmarks/gpu.py --suite window     soft and hard windows, mixed and uniform widths, N 2k to 32k
-python benchmarks/gpu.py --suite entmax     alpha-entmax, N 4k to 128k
+python benchmarks/gpu.py --suite entmax     alpha-entmax, N 4k to 128k, scores scaled until 50 to 85 % of the tiles hold no weight
 python benchmarks/gpu.py --minutes 9 --to gpu.csv    start no new case after nine minutes, and leave out what the file has already
 python benchmarks/gpu.py --dry-run          both at toy sizes in Triton's interpreter on a CPU; writes nothing but to a file that is named
 Each peer is checked against the dense attention in float64 first; one that computes something else is not timed. Peers run in turn,
@@ -9,6 +9,7 @@ medians of CUDA events. After each case its rows are appended to benchmarks/resu
 here; a peer that could not run has a row that says why."""
 import argparse, csv, math, os, statistics, sys, time
 from dataclasses import dataclass, replace
+from functools import partial
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
 DRY = any(a.startswith('--dr') for a in sys.argv)
 if DRY: os.environ['TRITON_INTERPRET'] = '1'    # before the kernels are imported
@@ -35,6 +36,7 @@ class Case:
     w:str = 'mixed'        # 'mixed': log-uniform 64..2048 per (batch, head); else the number of tokens to each side
     alpha:float = 1.5
     sharp:float = 1.       # factor of the queries
+    alike:float = 0.       # share of a query that is common to 256 neighbours
     dtype:torch.dtype = DTYPE
     def widths(self):
         "[B,H] whole tokens"
@@ -46,6 +48,8 @@ class Case:
     def tensors(self):
         g = torch.Generator(DEV).manual_seed(0)
         q,k,v = (torch.randn(self.B, self.H, self.N, self.d, generator=g, device=DEV) for _ in range(3))
+        common = torch.randn(self.B, self.H, self.N//256+2, self.d, generator=g, device=DEV).repeat_interleave(256, 2)[:,:,37:37+self.N]  # tiles do not begin where neighbours do
+        q = self.alike**.5*common + (1-self.alike)**.5*q
         return [t.to(self.dtype).requires_grad_() for t in (q*self.sharp,k,v)]
     def pairs(self):
         "Query-key pairs inside the windows, of all heads."
@@ -67,6 +71,11 @@ def soft(c):
     return (lambda: windowed_attention(q, k, v, window=c.window(sigma), is_causal=c.causal)), (q,k,v,sigma)
 
 def hard_bounds(c, w=None): return (int(c.w) if w is None else w, 0 if c.causal else int(c.w) if w is None else w)
+
+@softmax_ops('dynattn, sigma fixed')
+def fixed(c):
+    (q,k,v),sigma = c.tensors(),c.sigma().detach()
+    return (lambda: windowed_attention(q, k, v, window=c.window(sigma), is_causal=c.causal)), (q,k,v)
 
 @softmax_ops('dynattn, hard window')
 def hard(c):
@@ -101,17 +110,19 @@ def flex_parts(c):
     config.recompile_limit = config.accumulated_recompile_limit = 10_000  # a case more is a compilation more, and past the limit it would run uncompiled
     return torch.compile(flex_attention, dynamic=False),torch.compile(create_block_mask),mask_mod,score_mod
 
-def flex(c, learns, fresh):
+def flex(c, sigma, fresh):
+    "`sigma` 'learns', is 'fixed', or None for a hard window; the block mask in closed form, or `fresh` from `create_block_mask` at every step."
     f,create,mask_mod,score_mod = flex_parts(c)
-    (q,k,v),sigma = c.tensors(),c.sigma()
+    (q,k,v),width = c.tensors(),c.sigma()
+    mod = score_mod(width if sigma=='learns' else width.detach()) if sigma else None
     make = lambda: create(mask_mod, c.B, c.H, c.N, c.N, device=DEV) if fresh else block_mask(c, mask_mod)
-    ready,mod = None if fresh else make(),score_mod(sigma) if learns else None
+    ready = None if fresh else make()
     run = lambda: f(q, k, v, score_mod=mod, block_mask=make() if fresh else ready)
-    return run, ((q,k,v,sigma) if learns else (q,k,v))
+    return run, ((q,k,v,width) if sigma=='learns' else (q,k,v))
 
-softmax_ops('FlexAttention, sigma learns, analytic block mask')(lambda c: flex(c, True, False))
-softmax_ops('FlexAttention, sigma learns, create_block_mask each step')(lambda c: flex(c, True, True))
-softmax_ops('FlexAttention, hard window')(lambda c: flex(c, False, False))
+for _sigma in ('learns','fixed',None):
+    for _fresh in (False,True):
+        softmax_ops(f"FlexAttention, {f'sigma {_sigma}' if _sigma else 'hard window'}, {'create_block_mask each step' if _fresh else 'analytic block mask'}")(partial(flex, sigma=_sigma, fresh=_fresh))
 
 def sdpa(c, backend):
     from torch.nn.attention import sdpa_kernel, SDPBackend
@@ -182,15 +193,19 @@ def sparsity(c):
     _,_,live = entmax_forward(q, k, v, None, torch.full(q.shape[:2], c.alpha, device=DEV), *window_limits(None, *q.shape[:2], c.N, DEV), c.d**-.5, 0, 0, c.causal, *form)
     weight = (live[...,None] >> torch.arange(32, device=DEV) & 1).sum().item()
     rows,cols = live.shape[2],-(-c.N//_tile_sizes(q, v, 'rows')['BIT_N'])
-    all_tiles = sum(min(cols, -(-min(c.N, (r+1)*-(-c.N//rows))*cols//c.N)) for r in range(rows)) if c.causal else rows*cols
+    all_tiles = sum(min(cols, r+1) for r in range(rows)) if c.causal else rows*cols  # tiles are square
     return 1-weight/(q.shape[1]*all_tiles)
 
-def sharpened(c):
-    "The first power of two at which half of the tiles hold no weight."
-    for x in (1, 2, 4, 8, 16, 32):
-        s = sparsity(replace(c, sharp=float(x)))
-        if s>=.5: break
-    return replace(c, sharp=float(x)),s
+def sharpened(c, least=.5, most=.85):
+    "Scores scaled until between `least` and `most` of the tiles hold no weight: doubled until enough do, then halved in between."
+    low,x = .01,1.
+    while (s := sparsity(replace(c, sharp=x)))<least and x<1024: low,x = x,2*x
+    high = x
+    while not least<=s<=most and high-low>.01*high:
+        x = (low+high)/2; s = sparsity(replace(c, sharp=x))
+        low,high = (x,high) if s<least else (low,x)
+    if not least<=s<=most: print(f"  no scale of the scores gives a block sparsity from {least} to {most}")
+    return replace(c, sharp=x),s
 
 # ------------------------------------------------------------------ checks
 def oracle(name, c, leaves):
@@ -200,8 +215,8 @@ def oracle(name, c, leaves):
         alpha = torch.full((c.H,), c.alpha, dtype=torch.float64, device=DEV, requires_grad=True)
         return dense_attention(q, k, v, is_causal=c.causal, alpha=alpha), (q,k,v,alpha)
     sigma = c.sigma().detach().double().requires_grad_()
-    w = c.window(sigma) if 'learns' in name else None if 'no window' in name else int(c.widths().max())
-    if name=='FlexAttention, hard window' and c.w=='mixed': w = c.widths().double()  # one a head, as a mask
+    w = c.window(sigma) if 'sigma' in name else None if 'no window' in name else int(c.widths().max())
+    if name.startswith('FlexAttention, hard window') and c.w=='mixed': w = c.widths().double()  # one a head, as a mask
     options = dict(window=w) if not isinstance(w, torch.Tensor) else dict(attn_mask=(torch.arange(c.N, device=DEV)-torch.arange(c.N, device=DEV)[:,None]).abs()<=w[...,None,None])
     return dense_attention(q, k, v, is_causal=c.causal, **options), (q,k,v,sigma)
 
@@ -285,11 +300,11 @@ def compare(suite, registry, c, peak, value=None):
 # ------------------------------------------------------------------ suites
 def window_cases():
     if DRY: return [Case(48, B=1, H=2, d=16, w='9'), Case(48, B=1, H=2, d=16, causal=True, w='mixed')]
-    return [Case(N, d=d, causal=causal, w=w) for N in (8192, 32768, 2048) for w in ('mixed','256','1024') for d in (64, 128) for causal in (False,True)]
+    return [Case(N, d=d, causal=causal, w=w) for N in (8192, 32768, 2048, 16384, 4096) for w in ('mixed','256','1024') for d in (64, 128) for causal in (False,True)]
 
 def entmax_cases():
     if DRY: return [Case(48, B=1, H=2, d=16, w='48', causal=True)]
-    return [Case(N, B=1 if N>8192 else 4, H=16 if N<65536 else 4, causal=causal, w=str(N), alpha=alpha) for alpha in (1.5, 1.25) for N in (4096, 16384, 65536, 131072) for causal in (True,False)]
+    return [Case(N, B=1 if N>8192 else 4, H=16 if N<65536 else 4, causal=causal, w=str(N), alpha=alpha, alike=.9) for alpha in (1.5, 1.25) for N in (4096, 16384, 65536, 131072) for causal in (True,False)]
 
 def done(file):
     "Cases that the file has of this machine, as (suite, fields of `Case.row`)."
@@ -307,7 +322,7 @@ def main(suites, file, minutes):
             if file and (suite,*(str(x) for x in c.row().values())) in done(file): continue
             if time.perf_counter()-start > 60*minutes: return print("out of time; the same command goes on from here")
             value = None
-            if suite=='entmax': c,s = sharpened(c); value = f"{s:.2f}"; print(f"block sparsity {value}")
+            if suite=='entmax': c,s = sharpened(c, *((0.,1.) if DRY else ())); value = f"{s:.2f}"; print(f"block sparsity {value}")
             rows = compare(suite, softmax_ops if suite=='window' else entmax_ops, c, peak, value)
             if file: append(file, rows)
             if not DRY: torch.cuda.empty_cache()
