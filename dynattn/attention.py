@@ -321,6 +321,7 @@ class MultiHeadAttention(nn.Module):
 
 # %% ../nbs/02_attention.ipynb #21752be2
 def _attend(mha, query, key, value, padding, return_weights, options):
+    if query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
     key = query if key is None else key
     heads = _project(mha, query, key, key if value is None else value, padding)
     if padding is not None: options['padding'] = padding  # not handed on otherwise: `attention_fn` may know no such thing

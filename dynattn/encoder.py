@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['window_pairs', 'DynamicAttention', 'EncoderLayer', 'EncoderConfig', 'gram_hash', 'Embedding', 'Encoder', 'Classifier',
-           'write_atomic']
+           'half_written', 'write_atomic']
 
 # %% ../nbs/50_encoder.ipynb #620cff09
-import dataclasses, json, os, tempfile
+import dataclasses, glob, json, os, tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,16 @@ def _alpha_source(alpha, heads):
     if isinstance(alpha, (int,float)) and not isinstance(alpha, bool) and alpha>=1: return AlphaHead(heads, fixed=float(alpha))
     raise ValueError(f"alpha: expected 'learned', a number >= 1 or None, got {alpha!r}")
 
+# %% ../nbs/50_encoder.ipynb #ours0001
+_INSTEAD = dict(need_weights='return_weights=True, for each head', average_attn_weights='return_weights=True and a mean', add_bias_kv='no such thing', add_zero_attn='n_global, or padding')
+
+def _ours(options, query=None):
+    "Options of `nn.MultiheadAttention` that mean nothing here are refused by name, as is a sequence without a batch."
+    for name in options:
+        if name in _INSTEAD: raise TypeError(f"{name}: expected {_INSTEAD[name]}, got an argument of nn.MultiheadAttention")
+    if query is not None and query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
+    return options
+
 # %% ../nbs/50_encoder.ipynb #ce636f9c
 class DynamicAttention(MultiHeadAttention):
     "Attention whose heads look as far as the first token says; loads the state of an `nn.MultiheadAttention`."
@@ -64,7 +74,7 @@ class DynamicAttention(MultiHeadAttention):
         device=None, dtype=None,
         **kwargs, # `kdim`, `vdim`, `batch_first` of `MultiHeadAttention`
     ):
-        super().__init__(embed_dim, num_heads, dropout, bias, attention_fn=partial(attention, impl=impl), **kwargs)
+        super().__init__(embed_dim, num_heads, dropout, bias, attention_fn=partial(attention, impl=impl), **_ours(kwargs))
         self.window,self.n_global,self.seen = window,n_global,None
         self.sigma_head = _sigma_source(window, embed_dim, num_heads, init_width)
         self.alpha_head = _alpha_source(alpha, num_heads)
@@ -73,7 +83,7 @@ class DynamicAttention(MultiHeadAttention):
     def forward(self, query, key=None, value=None, key_padding_mask=None, *, padding=None, sigma=None, **options):
         "[B,N,D] to [B,N,D]; `key_padding_mask` is True where a key is *ignored*, as torch has it; `sigma` [B,H] overrules the widths."
         if key_padding_mask is not None: padding = PaddingMask.from_ignore(key_padding_mask)
-        return super().forward(query, key, value, padding=padding, n_global=self.n_global, **_reach(self, query, padding, sigma), **options)
+        return super().forward(query, key, value, padding=padding, n_global=self.n_global, **_ours(options, query), **_reach(self, query, padding, sigma))
 
     def sigma(self, query): return _widths(self.sigma_head, query[:,0] if self.batch_first else query[0])  # [B,H], [H] or None
 
@@ -153,16 +163,23 @@ class EncoderConfig:
     checkpoint:bool=False  # compute layers again in the backward pass instead of keeping them
     classes:tuple=()       # names, for a `Classifier`
 
+    def __post_init__(self): _settle(self)
     def to_json(self) -> str: return json.dumps(dataclasses.asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text:str): return _config(cls, json.loads(text))
 
 # %% ../nbs/50_encoder.ipynb #c0f16d1c
+def _settle(c):
+    "What JSON gives as a list is a tuple, so that a configuration equals what is read back."
+    for k in ('grams','classes'): object.__setattr__(c, k, tuple(getattr(c, k)))
+    if isinstance(c.init_width, list): object.__setattr__(c, 'init_width', tuple(c.init_width))
+    if not isinstance(c.patch, int) or c.patch<1: raise ValueError(f"patch: expected an int >= 1, got {c.patch!r}")
+
 def _config(cls, d):
     "From a dict; unknown fields are an error: a file of a later version must not be half understood."
     if extra := d.keys() - {f.name for f in dataclasses.fields(cls)}: raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
-    return cls(**{**d, **{k: tuple(d.get(k, ())) for k in ('grams','classes')}})
+    return cls(**d)
 
 # %% ../nbs/50_encoder.ipynb #b03abe4d
 def gram_hash(
@@ -192,6 +209,7 @@ class Embedding(nn.Module):
         ids:Tensor, # [B,N] int, 0..vocab-1; anything in padding
         padding:PaddingMask|None=None, # of the ids
     ) -> tuple: # [B,1+N/patch,D] and the `PaddingMask` of these tokens
+        ids = _as_ids(ids)
         if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)
         x = self.merge(_look_up(self, ids, padding).mT).mT  # [B,N/patch,D]
         keep = x.new_ones(x.shape[:2], dtype=torch.bool) if padding is None else padding.keep[:,::self.patch]
@@ -200,6 +218,11 @@ class Embedding(nn.Module):
         return x + sinusoidal_positions(*x.shape[1:], device=x.device, dtype=x.dtype), keep
 
 # %% ../nbs/50_encoder.ipynb #205bb07f
+def _as_ids(ids):
+    if ids.dim()!=2: raise ValueError(f"ids: expected [B,N], got shape {tuple(ids.shape)}")
+    if ids.is_floating_point(): raise TypeError(f"ids: expected whole numbers, got {ids.dtype}")
+    return ids.long()  # bytes too, whose own type could not hold the id of the filling
+
 def _look_up(embed, ids, padding):
     x = embed.ids(ids)  # [B,N,D]
     for n,table in zip(embed.grams, embed.runs): x = x + table(gram_hash(ids, n, embed.buckets))
@@ -271,13 +294,20 @@ def _flops(model):
     return dict(windows=per_pair*_seen(model, 'pairs').sum().item(), dense=per_pair*heads*(_seen(model, 'tokens')**2).sum().item())
 
 # %% ../nbs/50_encoder.ipynb #2313a2b8
+def half_written(
+    folder:Path|str,
+    names, # of files that `write_atomic` writes
+) -> list: # paths
+    "What a process that was killed had begun to write in place of these."
+    return [p for n in names for p in Path(folder).glob(glob.escape(f'.{n}.')+8*'?') if p.is_file() and not p.is_symlink()]
+
 def write_atomic(
     path:Path|str, # the file to write or replace
     data:bytes,
 ):
     "Write beside the place, flush to the disk, move in one step."
     path = Path(path)
-    fd,tmp = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')
+    fd,tmp = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')  # and eight characters, as `half_written` has it
     try:
         with os.fdopen(fd, 'wb') as f: f.write(data); f.flush(); os.fsync(f.fileno())
         os.chmod(tmp, 0o644); os.replace(tmp, path)

@@ -14,12 +14,14 @@ import argparse, csv, dataclasses, hashlib, io, json, math, os, random, signal, 
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .padding import PaddingMask
 from .metrics import accuracy, class_metrics, confusion_matrix, f1
-from .encoder import Classifier, EncoderConfig, write_atomic
+from .ops import impls
+from .encoder import Classifier, EncoderConfig, half_written, write_atomic
 
 # %% ../nbs/51_training.ipynb #8426b31d
 class UserError(Exception):
@@ -37,8 +39,8 @@ _KIND = {s:kind for kind,suffixes in KINDS.items() for s in suffixes.split()}
 @dataclass(frozen=True)
 class DataConfig:
     "Which files a run reads, and how they are split."
-    data:str = ''            # folder, CSV or JSONL; empty: the Python environment
-    labels:str = 'suffix'    # what names the class: the suffix, or the "folder"
+    data:str = ''            # folder, or a table .csv, .tsv or .jsonl; empty: the Python environment
+    labels:str = 'suffix'    # what names the class: suffix, or folder
     apart:str = ''           # suffixes to tell from their kind, such as ".pyi .h"
     crop:int = 512           # bytes of a file that are read at a time
     per_class:int = 2400     # files of a class at most
@@ -48,29 +50,66 @@ class DataConfig:
     min_files:int = 50       # a class with fewer is left out
     seed:int = 0             # of everything
 
+    def __post_init__(self): # from another folder it is still the same data
+        if self.data: object.__setattr__(self, 'data', str(Path(self.data).resolve()))
+
 # %% ../nbs/51_training.ipynb #c7a51c0f
 @dataclass(frozen=True)
 class TrainConfig(DataConfig):
     "Everything that a run depends on; each field is an option of `dynattn train`."
-    dim:int = 64             # width of the model
-    heads:int = 4            # heads of a layer
+    dim:int = 64             # width of the model, an even number
+    heads:int = 4            # heads of a layer, a divisor of the width
     layers:int = 3           # layers
     patch:int = 8            # bytes that are merged into one token
-    grams:str = '3,5'        # lengths of the runs of bytes that are looked up
-    dropout:float = .1       # while training
+    grams:str = '3,5'        # lengths of the runs of bytes that are looked up, with commas between; empty: none
+    dropout:float = .1       # share that is dropped while training, 0 or more and below 1
     window:str = 'dynamic'   # dynamic, learned, none, or a half-width in tokens
     init_width:float = 16.   # tokens: where a width that learns begins
-    alpha:str = 'none'       # none (softmax), learned, or a number >= 1
+    alpha:str = 'none'       # none (softmax), learned, or a number of 1 or more
     price:float = .001       # added to the loss for windows as wide as the sequence
-    impl:str = 'auto'        # who computes attention
+    impl:str = 'auto'        # who computes attention: auto, dense, banded, triton, or sdpa where there is no window
     batch:int = 32           # files of a step
     epochs:int = 8           # at most
     patience:int = 4         # epochs without a better validation F1, after which it stops
     lr:float = 3e-3          # the largest learning rate
     sigma_lr:float = 1.      # times as much for what predicts widths
     decay:float = .05        # weight decay
-    precision:str = 'no'     # bf16 or fp16: mixed precision
+    precision:str = 'no'     # no, or bf16 or fp16 for mixed precision
     every:int = 100          # steps between checkpoints
+
+# %% ../nbs/51_training.ipynb #chk00002
+_WORDS = dict(labels=('suffix','folder'), precision=('no','bf16','fp16'), impl=('auto', *impls))
+_COUNTS = 'crop per_class per_package per_epoch judged min_files dim heads layers patch batch epochs patience every'.split()
+_PARTS = dict(dropout=('a number of 0 or more and below 1', lambda x: 0<=x<1), lr=('a finite number above 0', lambda x: x>0),
+    init_width=('a number of tokens above 0.5', lambda x: x>.5), **dict.fromkeys(('price','sigma_lr','decay'), ('a finite number of 0 or more', lambda x: x>=0)))
+
+def _is(x, *kinds): return isinstance(x, kinds) and not isinstance(x, bool) and math.isfinite(x)
+
+def _number(text, words):
+    "One of `words`, or a number; None for anything else."
+    if text in words: return text
+    try: return int(text) if str(text).isdecimal() else float(text)
+    except ValueError: return None
+
+# %% ../nbs/51_training.ipynb #chk00003
+def _rules(c):
+    "(option, what is expected, whether it is so), the simple before those that rest on them."
+    for name,words in _WORDS.items(): yield name, ' or '.join(words), getattr(c, name) in words
+    for name in _COUNTS: yield name, 'a whole number of 1 or more', _is(getattr(c, name), int) and 1<=getattr(c, name)<2**31
+    for name,(expected,good) in _PARTS.items(): yield name, expected, _is(getattr(c, name), int, float) and good(getattr(c, name))
+    yield 'seed', 'a whole number of 0 or more', _is(c.seed, int) and 0<=c.seed<2**63
+    yield 'dim', 'an even number', c.dim%2==0
+    yield 'heads', f'a divisor of dim={c.dim}', c.dim%c.heads==0
+    w,a = _number(c.window, ('dynamic','learned','none')),_number(c.alpha, ('none','learned'))
+    yield 'window', 'dynamic, learned, none or a whole number of 0 or more', isinstance(w, str) or _is(w, int) and w>=0
+    yield 'alpha', 'none, learned or a number of 1 or more', isinstance(a, str) or _is(a, int, float) and a>=1
+    yield 'grams', 'whole numbers from 1 to 64 with commas between, such as 3,5', all(n.isdecimal() and 1<=int(n)<=64 for n in c.grams.split(',') if c.grams)
+    yield 'apart', 'suffixes that begin with a dot, such as ".pyi .h"', all(s[0]=='.' and len(s)>1 for s in c.apart.split())
+
+def _check(c):
+    "Every option within its bounds."
+    for name,expected,good in _rules(c):
+        if not good: raise UserError(f"{name}: expected {expected}, got {getattr(c, name)}")
 
 # %% ../nbs/51_training.ipynb #c0f8c48d
 @dataclass(frozen=True)
@@ -101,13 +140,17 @@ def _environment():
     p = sysconfig.get_paths()
     return [(Path(p['stdlib']), ('site-packages','dist-packages')), *((Path(x), ()) for x in sorted({p['purelib'], p['platlib']}))]
 
+def _clean(name): return ' '.join(str(name).encode('utf-8', 'backslashreplace').decode().split())
+
+def _package(c, name): return (name if c.data else name.split('-')[0]).removesuffix('.py')  # name-1.0.dist-info belongs to name
+
 def _named(c, root, path):
     "(label, package) of a file, or None. A package is what lies directly in the root, or directly in a class's folder."
     parts = path.relative_to(root).parts
-    if c.labels=='folder': return (parts[0], '/'.join(parts[:2])) if len(parts)>1 else None
+    if c.labels=='folder': return (_clean(parts[0]), '/'.join(parts[:2])) if len(parts)>1 else None
     suffix = path.suffix.lower()
     kind = suffix[1:] if suffix in c.apart.split() else _KIND.get(suffix, suffix[1:] if c.data else None)
-    return (kind, parts[0].split('-')[0].removesuffix('.py')) if kind else None
+    return (_clean(kind), _package(c, parts[0])) if kind else None
 
 def _candidates(c):
     "(label, package, name, path) of every file that has a label."
@@ -120,9 +163,10 @@ def _candidates(c):
 _LETTERS = bytes(b for b in range(256) if b>127 or chr(b).isalpha())
 
 def read_text(path, least=64, most=2**16, letters=0.):
-    "The first 64 KiB of a file, or why not."
+    "The first 64 KiB of a file (of standard input: \"-\"), or why not. A pipe or a device is no file and is not waited for."
     try:
-        with open(path, 'rb') as f: data = f.read(most)
+        if path!='-' and not os.path.isfile(path): return None,'unreadable'
+        with open(0 if path=='-' else path, 'rb', closefd=path!='-') as f: data = f.read(most)
     except OSError: return None,'unreadable'
     if len(data)<least: return None,'empty or short'
     if b'\0' in data: return None,'binary'
@@ -153,30 +197,65 @@ def _in_turn(c, found):
         rank[key[:2]] += 1
         if rank[key[:2]]<=c.per_package: yield rank[key[:2]],_dice(c.seed, *key[:3]),key
 
-def _from_files(c, skipped):
-    found,letters = list(_candidates(c)),.2 if c.labels=='suffix' else 0.
+def _take(c, found, fresh, skipped, letters=0.):
+    "What has been found, in turn, capped, read unless it brings its text, and held against all that came before."
     order = [key for *_,key in sorted(_in_turn(c, found), key=lambda x: x[:2])]
     skipped['over the cap'] += len(found)-len(order)
-    n,seen = Counter(),Seen()
-    for label,package,_,path in order:
-        data,why = (None,'over the cap') if n[label]>=c.per_class else read_text(path, letters=letters)
-        if not why and not seen.add(data): why = 'duplicate'
+    n = Counter()
+    for label,package,_,path,*text in order:
+        data,why = (None,'over the cap') if n[label]>=c.per_class else (text[0],'') if text else read_text(path, letters=letters)
+        if not why and not fresh(data): why = 'duplicate'
         if why: skipped[why] += 1; continue
         n[label] += 1
         yield Item(str(path), label, package, data)
 
+def _from_files(c, skipped): return _take(c, list(_candidates(c)), Seen().add, skipped, .2 if c.labels=='suffix' else 0.)
+
 # %% ../nbs/51_training.ipynb #a44e54f0
+def _columns(where, names):
+    if not {'text','label'} <= set(names): raise UserError(f"{where}: expected the columns text and label, got {', '.join(map(str, names)) or 'none'}")
+
+def _csv_rows(path, f):
+    "(where, row), the row None where a column is missing; separated by what separates the names in the first line."
+    csv.field_size_limit(2**31-1)
+    try: mark = csv.Sniffer().sniff(f.readline(), ',;\t').delimiter
+    except csv.Error: mark = ','
+    f.seek(0)
+    rows = csv.DictReader(f, delimiter=mark)
+    _columns(path, rows.fieldnames or ())
+    try:
+        for row in rows: yield f'{path}:{rows.line_num}', None if row['text'] is None or row['label'] is None else row
+    except csv.Error as e: raise UserError(f"{path}:{rows.line_num}: {e}") from e
+
+def _json_rows(path, f):
+    for i,line in enumerate(f, 1):
+        if not line.strip(): continue
+        try: row = json.loads(line)
+        except ValueError: row = None
+        if not isinstance(row, dict): raise UserError(f"{path}:{i}: expected JSONL, an object on each line, got {line.strip()[:20]!r}")
+        _columns(f'{path}:{i}', row)
+        yield f'{path}:{i}', row
+
+# %% ../nbs/51_training.ipynb #tab00001
+_TABLES = {'.csv':_csv_rows, '.tsv':_csv_rows, '.jsonl':_json_rows, '.ndjson':_json_rows, '.json':_json_rows}
+
+def _entries(c, skipped):
+    "(label, package, where, where, text) of each row that can be used."
+    with open(c.data, encoding='utf-8-sig', newline='') as f:
+        for i,(where,row) in enumerate(_TABLES[Path(c.data).suffix.lower()](c.data, f)):
+            if row is None: skipped['too few columns'] += 1; continue
+            for name,kinds in dict(text=str, label=(str,int,float,type(None))).items():
+                if not isinstance(row[name], kinds): raise UserError(f"{where}: expected a string as {name}, got {type(row[name]).__name__}")
+            label,text = '' if row['label'] is None else _clean(row['label']),row['text'].encode('utf-8', 'surrogatepass')[:2**16]
+            if not label or not text: skipped['empty or short' if label else 'no label'] += 1; continue
+            yield label, _clean(row.get('package') or f'row {i}'), f'{i}', where, text
+
 def _from_table(c, skipped):
-    "Rows of `text` and `label` (and `package`) of a CSV or JSONL."
-    with open(c.data, encoding='utf-8', newline='') as f:
-        rows = csv.DictReader(f) if c.data.endswith('.csv') else map(json.loads, f)
-        seen = set()
-        for i,row in enumerate(rows):
-            if not {'text','label'} <= row.keys(): raise UserError(f"{c.data}: expected the columns text and label, got {', '.join(map(str, row))}")
-            data = row['text'].encode()[:2**16]
-            if not data or data in seen: skipped['duplicate' if data else 'empty or short'] += 1; continue
-            seen.add(data)
-            yield Item(f"{c.data}:{i+1}", str(row['label']), row.get('package') or str(i), data)
+    "Rows of `text` and `label` (and `package`)."
+    known = set()
+    def fresh(data): return data not in known and not known.add(data)
+    try: return list(_take(c, list(_entries(c, skipped)), fresh, skipped))
+    except UnicodeDecodeError as e: raise UserError(f"{c.data}: expected UTF-8, got the byte {e.object[e.start]:#x}") from e
 
 # %% ../nbs/51_training.ipynb #c10d3654
 SPLITS = {'train':.7, 'valid':.12, 'test':.18}
@@ -192,6 +271,7 @@ def _held(items, most):
     order = sorted(held, key=lambda p: -held[p].total().bit_length())
     return {p: Counter({l: min(n, most) for l,n in held[p].items()}) for p in order}
 
+# %% ../nbs/51_training.ipynb #pack0001
 def split_packages(
     items:list, # of `Item`
     seed:int=0,
@@ -231,20 +311,34 @@ def _good(items, where, least):
     return {l for l in n if n[l]>=least and all(there[s,l]>=2 for s in SPLITS)}
 
 # %% ../nbs/51_training.ipynb #966d6fd9
+def _reader(c):
+    "What reads this folder or table."
+    if not c.data or os.path.isdir(c.data): return _from_files
+    if not os.path.exists(c.data): raise UserError(f"{c.data}: no such file or folder")
+    if Path(c.data).suffix.lower() in _TABLES and os.path.isfile(c.data): return _from_table
+    raise UserError(f"{c.data}: expected a folder, or a table that ends in .csv, .tsv or .jsonl")
+
+def _too_few(c, items):
+    "A line that says which classes there are, the largest first."
+    files,packages = Counter(x.label for x in items),Counter(label for label,_ in {(x.label,x.package) for x in items})
+    got = [f"{label} ({n} files, {packages[label]} packages)" for label,n in files.most_common(8)] + [f'{len(files)-8} more']*(len(files)>8)
+    what = '' if _reader(c)==_from_table else f", --labels {'suffix' if c.labels=='folder' else 'folder'} takes other names"
+    return UserError(f"{c.data or 'the Python environment'}: expected two classes or more with {c.min_files} files and three packages each, got {', '.join(got) or 'nothing'}; --min-files asks for fewer{what}")
+
+# %% ../nbs/51_training.ipynb #load0001
 def load_data(
     c:TrainConfig,
 ) -> Data:
     "Read, cap, deduplicate, split by package; classes that do not reach all three splits are left out."
-    if c.data and not os.path.exists(c.data): raise UserError(f"{c.data}: no such file or folder")
     skipped = Counter()
-    items = list((_from_files if not c.data or os.path.isdir(c.data) else _from_table)(c, skipped))
+    found = items = list(_reader(c)(c, skipped))
     while True:
         where,n = split_packages(items, c.seed, max(1, c.judged//5)),len(items)
         good = _good(items, where, c.min_files)
         items = [x for x in items if x.label in good]
         skipped['class too small'] += n-len(items)
         if n==len(items): break
-    if len(good)<2: raise UserError(f"{c.data or 'the Python environment'}: expected two classes or more with {c.min_files} files and three packages each, got {', '.join(good) or 'none'}")
+    if len(good)<2: raise _too_few(c, found)
     splits = {s: [x for x in items if where[x.package]==s] for s in SPLITS}
     return Data(tuple(sorted(good)), {s: x if s=='train' else list(_judged(x, c, skipped)) for s,x in splits.items()}, skipped)
 
@@ -292,6 +386,7 @@ def _draws(items, c, epoch):
         row = [i for r in rounds for i in _round(packages, most, random.Random(f'{c.seed}/{label}/{r}'))]
         yield from row[epoch*k - rounds[0]*n:][:k]
 
+# %% ../nbs/51_training.ipynb #epo00001
 def epoch_batches(
     items:list,
     c:TrainConfig,
@@ -307,19 +402,20 @@ def epoch_batches(
     return batches
 
 # %% ../nbs/51_training.ipynb #85157820
-def _number(text, name, words):
-    "One of `words`, or a number."
-    if text in words: return words[text]
-    try: return int(text) if text.isdigit() else float(text)
-    except ValueError: raise UserError(f"{name}: expected {', '.join(words)} or a number, got {text}") from None
-
 def model_config(
     c:TrainConfig,
     classes, # names
 ) -> EncoderConfig:
-    window = _number(c.window, 'window', {'dynamic':'dynamic', 'learned':'learned', 'none':None})
-    alpha = _number(c.alpha, 'alpha', {'none':None, 'learned':'learned'})
+    window,alpha = _number(c.window, ('dynamic','learned','none')),_number(c.alpha, ('none','learned'))
+    window,alpha = (None if x=='none' else x for x in (window, alpha))
     return EncoderConfig(dim=c.dim, heads=c.heads, layers=c.layers, dropout=c.dropout, patch=c.patch, grams=tuple(int(n) for n in c.grams.split(',') if n), window=window, init_width=c.init_width, alpha=alpha, impl=c.impl, classes=tuple(classes))
+
+def _try(c):
+    "What the model cannot do it says here, in one line."
+    ids,padding = batch_of([b'ab'*c.patch, b'a'])
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    try: Classifier(model_config(c, 'ab')).to(device)(ids.to(device), padding.to(device))
+    except (ValueError, TypeError, RuntimeError, ImportError) as e: raise UserError(str(e).splitlines()[0]) from e
 
 # %% ../nbs/51_training.ipynb #390a8ce1
 def learning_rate(
@@ -372,7 +468,7 @@ def locked(folder):
     "The folder for this process alone; freed when the process ends, however it ends."
     try: import fcntl
     except ImportError: yield; return   # no such locks on this system
-    with open(Path(folder)/'.lock', 'w') as f:
+    with open(Path(folder)/'.lock', 'a') as f:
         try: fcntl.flock(f, fcntl.LOCK_EX|fcntl.LOCK_NB)
         except BlockingIOError: raise UserError(f"{folder}: in use by another process") from None
         yield
@@ -385,18 +481,44 @@ def split_table(data:Data) -> bytes:
     rows.writerow(('split','label','package','sha1','path'))
     for split,items in data.splits.items():
         for x in items: rows.writerow((split, x.label, x.package, hashlib.sha1(x.data).hexdigest(), x.path))
-    return out.getvalue().encode()
+    return out.getvalue().encode('utf-8', 'surrogateescape')  # names of files need not be UTF-8
 
 # %% ../nbs/51_training.ipynb #151e273a
+@contextmanager
+def _sound(run, name):
+    "A file of a run; what goes wrong with it is that it is damaged."
+    try: yield Path(run)/name
+    except OSError: raise
+    except Exception as e: raise UserError(f"{run}: damaged {name}") from e
+
+_PLACE = 'step','epoch','at','since','best','total'
+
 def _saved_state(out):
     "The last checkpoint of a run, or None."
-    try: return torch.load(out/'checkpoint.pt', map_location='cpu', weights_only=True)
-    except FileNotFoundError: return None
+    if not (Path(out)/'checkpoint.pt').exists(): return None
+    with _sound(out, 'checkpoint.pt') as path:
+        state = torch.load(path, map_location='cpu', weights_only=True)
+        if missing := {*_PLACE, 'model', 'optimizer', 'scaler', 'settings', 'files'} - state.keys(): raise KeyError(missing)
+    return state
 
-def _same(c, state, table, out):
-    "Raise unless a checkpoint belongs to this configuration and these files."
+def _settings(run):
+    "What a run was started with; nothing where it is not written."
+    if not (Path(run)/'settings.json').exists(): return {}
+    with _sound(run, 'settings.json') as path:
+        settings = json.loads(path.read_text())
+        _check(TrainConfig(**settings)); settings['crop']
+    return settings
+
+# %% ../nbs/51_training.ipynb #same0001
+_FREE = 'patience','every'
+_WHY = dict(epochs=', and the learning rate depends on it')
+
+def _same(c, state, out):
+    "Raise unless a checkpoint belongs to this configuration."
     then,now = json.loads(state['settings']),dataclasses.asdict(c)
-    if other := [f"{k} was {then[k]}, is {now[k]}" for k in now if then.get(k)!=now[k]]: raise UserError(f"{out}: checkpoint of another configuration: {'; '.join(other)}")
+    if other := [f"{k} was {then.get(k)}, is {now[k]}{_WHY.get(k, '')}" for k in now if k not in _FREE and then.get(k)!=now[k]]: raise UserError(f"{out}: checkpoint of another configuration: {'; '.join(other)}")
+
+def _same_files(state, table, out):
     if state['files']!=hashlib.sha1(table).hexdigest(): raise UserError(f"{out}: the files have changed since the checkpoint")
 
 # %% ../nbs/51_training.ipynb #124560e1
@@ -417,8 +539,9 @@ class Trainer:
         model = Classifier(model_config(c, data.classes))
         self.model,self.opt = accelerator.prepare(model, _optimizer(model, c))
         self.step = self.epoch = self.at = self.since = 0
-        self.best,self.total,self.stop,self.ms = -1.,0.,None,[]
+        self.best,self.total,self.stop,self.ms,self.row = -1.,0.,None,[],None
         self.steps = c.epochs*len(self.batches(0))
+        if not self.steps: raise UserError(f"batch: expected a step for each of {accelerator.num_processes} processes, got {c.batch} files of one")
 
     @property
     def plain(self): return self.acc.unwrap_model(self.model)
@@ -431,8 +554,8 @@ class Trainer:
 # %% ../nbs/51_training.ipynb #7d43a05b
 def _state(t):
     scaler = {} if t.acc.scaler is None else t.acc.scaler.state_dict()
-    where = {k: getattr(t, k) for k in ('step','epoch','at','since','best','total')}
-    return dict(where, model=t.plain.state_dict(), optimizer=t.opt.state_dict(), scaler=scaler, settings=json.dumps(dataclasses.asdict(t.c)), files=hashlib.sha1(t.table).hexdigest())
+    where = {k: getattr(t, k) for k in _PLACE}
+    return dict(where, ms=t.ms[-99:], world=t.acc.num_processes, model=t.plain.state_dict(), optimizer=t.opt.state_dict(), scaler=scaler, settings=json.dumps(dataclasses.asdict(t.c)), files=hashlib.sha1(t.table).hexdigest())
 
 def save_checkpoint(t:Trainer):
     "All that is needed to go on, in one file that is replaced in one step."
@@ -445,10 +568,11 @@ def load_checkpoint(t:Trainer, state):
     "Go on from there; lines of `metrics.jsonl` that were written later are dropped."
     t.plain.load_state_dict(state['model']); t.opt.load_state_dict(state['optimizer'])
     if t.acc.scaler is not None and state['scaler']: t.acc.scaler.load_state_dict(state['scaler'])
-    for k in ('step','epoch','at','since','best','total'): setattr(t, k, state[k])
+    for k in _PLACE: setattr(t, k, state[k])
+    t.ms = list(state.get('ms', ()))
     log = t.out/'metrics.jsonl'
-    if t.acc.is_main_process and log.exists():
-        write_atomic(log, b''.join(l for l in log.read_bytes().splitlines(True) if l.endswith(b'\n') and json.loads(l)['step']<=t.step))
+    if not t.acc.is_main_process or not log.exists(): return
+    with _sound(t.out, log.name): write_atomic(log, b''.join(l for l in log.read_bytes().splitlines(True) if l.endswith(b'\n') and json.loads(l)['step']<=t.step))
 
 # %% ../nbs/51_training.ipynb #47c43b63
 def train_step(
@@ -505,7 +629,7 @@ def end_epoch(t:Trainer, say=print):
         if better: t.plain.save_pretrained(t.out)
         with open(t.out/'metrics.jsonl', 'a') as f: f.write(json.dumps(row)+'\n')
     t.acc.log({k:v for k,v in row.items() if k!='step'}, step=t.step)
-    t.epoch,t.at,t.total = t.epoch+1,0,0.
+    t.row,t.epoch,t.at,t.total = row,t.epoch+1,0,0.
     t.model.train()
     say("epoch {epoch} of {all}, step {step}: loss {loss:.3f}, accuracy {accuracy:.3f}, F1 {f1:.3f}, mean width {width:.1f}".format(all=t.c.epochs, **row))
 
@@ -513,24 +637,44 @@ def end_epoch(t:Trainer, say=print):
 class Stopped(Exception):
     "A signal came; the checkpoint is written."
 
+def _agreed(t, loss=0.):
+    "The signal that has come to any of the processes, or 0; a loss of any that is no number is an error of all."
+    stop,lost = t.stop or 0,not math.isfinite(loss)
+    if t.acc.num_processes>1: stop,lost = t.acc.gather(torch.tensor([[stop,lost]], device=t.acc.device)).amax(0).tolist()
+    if lost: raise UserError(f"{t.out}: the loss of step {t.step} is not a finite number; try a smaller --lr than {t.c.lr:g}, with another --out")
+    return stop
+
+def _step(t, batch):
+    "A step; what the windows of a model refuse that has come apart counts as a loss that is no number."
+    try: return train_step(t, batch)
+    except ValueError as e:
+        if 'expected finite' in str(e): return math.nan
+        raise
+
 def fit(t:Trainer, bar=None, say=print):
     "Epochs until there are enough, or `patience` of them brought nothing."
     t.model.train()
     while t.epoch<t.c.epochs and t.since<t.c.patience:
         batches = t.batches(t.epoch)
         while t.at<len(batches):
-            loss = train_step(t, batches[t.at]); t.at += 1
-            if bar: bar.set_postfix_str(f'loss {loss:.3f}', refresh=False); bar.update()
-            if t.stop or t.step%t.c.every==0: save_checkpoint(t)
-            if t.stop: raise Stopped(t.stop)
+            loss = _step(t, batches[t.at]); t.at += 1
+            stop = _agreed(t, loss)
+            if bar: _show(bar, loss, t.row); bar.update()
+            if stop or t.step%t.c.every==0: save_checkpoint(t)
+            if stop: raise Stopped(stop)
         end_epoch(t, say)
         save_checkpoint(t)
+        if stop := _agreed(t): raise Stopped(stop)
 
 # %% ../nbs/51_training.ipynb #4b412a51
 def _bar(t, quiet):
     "A progress bar on a terminal; nothing off it."
     if quiet or not sys.stderr.isatty() or not t.acc.is_main_process: return None
     return _needs('tqdm').tqdm(total=t.steps, initial=t.step, desc='train', unit='step', leave=False, smoothing=.05)
+
+def _show(bar, loss, row):
+    "The loss, and what the last epoch came to, beside the bar."
+    bar.set_postfix_str(f'loss {loss:.3f}' + (f", accuracy {row['accuracy']:.3f}, mean width {row['width']:.1f}" if row else ''), refresh=False)
 
 @contextmanager
 def _signals(t):
@@ -565,6 +709,38 @@ def result_of(t:Trainer) -> dict:
         wrong=[(x.path, x.label, t.data.classes[s]) for x,s in zip(items, j['said']) if x.label!=t.data.classes[s]])
 
 # %% ../nbs/51_training.ipynb #9f32a9f8
+_FILES = 'settings.json split.csv metrics.jsonl checkpoint.pt config.json model.safetensors result.json report.md confusion.png widths.png alphas.png curves.png'.split()
+
+def _allowed(out, c, resume):
+    "The checkpoint of a folder that this command may write to; of all others it says why not."
+    if out.exists() and not out.is_dir(): raise UserError(f"{out}: expected a folder, got a file")
+    there = [n for n in _FILES if (out/n).exists()]
+    if there and not _settings(out): raise UserError(f"{out}: holds {there[0]} and no settings.json, so no run made it; give another --out")
+    state = _saved_state(out)
+    begun = state is not None and state['step']>0 or set(there) & {'config.json','model.safetensors','result.json','report.md'}
+    if begun and not resume: raise UserError(f"{out}: holds a run already; --resume goes on with it, another --out begins anew")
+    if resume and state is None: raise UserError(f"{out}: no checkpoint to resume from")
+    if resume: _same(c, state, out)
+    return state
+
+def _finished(c, state, out):
+    "The result of a run that has nothing left to do, or None."
+    if not (out/'result.json').exists() or state['epoch']<c.epochs and state['since']<c.patience: return None
+    with _sound(out, 'result.json') as path:
+        result = json.loads(path.read_text())
+        summary(result)
+    return result
+
+# %% ../nbs/51_training.ipynb #trn00001
+def _accelerator(c, out, tracker):
+    "Processes, devices and precision, or a line that says what this machine lacks for them."
+    hub = _needs('accelerate.tracking')
+    if tracker and tracker not in hub.LOGGER_TYPE_TO_CLASS: raise UserError(f"tracker: expected one of {', '.join(sorted(hub.LOGGER_TYPE_TO_CLASS))}, got {tracker}")
+    if tracker and tracker not in map(str, hub.get_available_trackers()): raise UserError(f"tracker: {tracker} is not installed; pip install {tracker} brings it")
+    try: return _needs('accelerate').Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=c.precision, log_with=tracker, project_dir=out)
+    except (ValueError, ImportError) as e: raise UserError(f"precision: {c.precision}: {str(e).splitlines()[0]}") from e
+
+# %% ../nbs/51_training.ipynb #trn00002
 def train(
     c:TrainConfig,
     out:Path|str, # the run folder
@@ -573,27 +749,30 @@ def train(
     quiet:bool=False,
 ) -> dict: # the test result, as in `result.json`
     "From files to a judged classifier, all of it in `out`."
-    out,say = Path(out),(lambda *_: None) if quiet else print
-    try: Classifier(model_config(c, 'ab'))
-    except ValueError as e: raise UserError(str(e)) from e
-    out.mkdir(parents=True, exist_ok=True)
-    acc = _needs('accelerate').Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=c.precision, log_with=tracker, project_dir=out)
+    out,say = Path(out),(lambda *_: None) if quiet else lambda line: print(line, flush=True)
+    _check(c); _try(c)
+    state = _allowed(out, c, resume)
+    acc = _accelerator(c, out, tracker)
+    if resume and (done := _finished(c, state, out)): say('the run is finished'); return done
     if not acc.is_main_process: return _run(c, out, resume, acc, True, lambda *_: None)
+    out.mkdir(parents=True, exist_ok=True)
     with locked(out):
-        for half in out.glob('.*.??*'): half.unlink()   # of a process that was killed while it wrote
-        state = _saved_state(out)
-        if state is not None and not resume: raise UserError(f"{out}: holds a run already; --resume goes on with it, another --out begins anew")
-        if state is None and resume: raise UserError(f"{out}: no checkpoint to resume from")
+        _allowed(out, c, resume)
+        for half in half_written(out, _FILES): half.unlink()   # of a process that was killed while it wrote
         return _run(c, out, resume, acc, quiet, say)
 
 # %% ../nbs/51_training.ipynb #73a53aa9
 def _begin(t, resume):
-    "Go on from the checkpoint, or write the first one."
+    "Go on from the checkpoint, or write the first one. The settings come first: they make the folder ours."
+    settings = json.dumps(dataclasses.asdict(t.c), indent=1).encode()
     if resume:
         state = _saved_state(t.out)
-        _same(t.c, state, t.table, t.out); load_checkpoint(t, state)
+        _same_files(state, t.table, t.out)
+        if (then := state.get('world', 1))!=(now := t.acc.num_processes): raise UserError(f"{t.out}: checkpoint of another configuration: processes were {then}, are {now}")
+        with _sound(t.out, 'checkpoint.pt'): load_checkpoint(t, state)
+        if t.acc.is_main_process and (t.out/'settings.json').read_bytes()!=settings: write_atomic(t.out/'settings.json', settings)
     elif t.acc.is_main_process:
-        for name,text in (('split.csv', t.table), ('settings.json', json.dumps(dataclasses.asdict(t.c), indent=1).encode()), ('metrics.jsonl', b'')): write_atomic(t.out/name, text)
+        for name,text in (('settings.json', settings), ('split.csv', t.table), ('metrics.jsonl', b'')): write_atomic(t.out/name, text)
         save_checkpoint(t)
 
 def _told(data):
@@ -602,11 +781,12 @@ def _told(data):
 
 # %% ../nbs/51_training.ipynb #3964997b
 def _run(c, out, resume, acc, quiet, say):
+    say('reading files …')
     data = load_data(c)
+    say(_told(data))
     t = Trainer(c, data, out, acc)
     acc.init_trackers('dynattn')
     _begin(t, resume)
-    say(_told(data))
     bar = _bar(t, quiet)
     try:
         with _signals(t): fit(t, bar, bar.write if bar else say)
@@ -614,6 +794,7 @@ def _run(c, out, resume, acc, quiet, say):
         if bar: bar.close()
     acc.end_training()
     if not acc.is_main_process: return {}
+    say('judging …')
     result = result_of(t)
     write_report(result, c, out)
     return result
@@ -627,46 +808,58 @@ def mistakes(result:dict, top:int=5) -> list: # of (n, what it is, what it was c
 def summary(result:dict) -> str:
     "The test result as a table in words and numbers."
     rows = ['| class | precision | recall | F1 | files |', '|---|---|---|---|---|']
-    for name in result['classes']: rows.append('| {} | {precision:.3f} | {recall:.3f} | {f1:.3f} | {support} |'.format(name, **result['per_class'][name]))
+    for name in result['classes']: rows.append('| {} | {precision:.3f} | {recall:.3f} | {f1:.3f} | {support} |'.format(name.replace('|', r'\|'), **result['per_class'][name]))
     n = sum(map(sum, result['confusion']))
     wrong = '; '.join(f"{a} called {b}: {k}" for k,a,b in mistakes(result)) or 'none'
     return '\n'.join([*rows, '', f"Accuracy {result['accuracy']:.1%} on {n} files of packages never seen in training (always the largest class: {result['majority']:.1%}); macro F1 {result['f1']:.3f}.",
         f"Attention: {result['share']:.1%} of the pairs stood inside the windows.", f"Confused most: {wrong}."])
 
 # %% ../nbs/51_training.ipynb #db8d5fa5
-def _pictures(result, rows):
+def _curves(plot, rows):
+    "The loss and the share that was right, each on an axis of its own."
+    fig,axes = plot.grid(1, 2, width=6.4, height=2.3)
+    at = [r['epoch'] for r in rows]
+    plot.show_curves({'loss': [r['loss'] for r in rows]}, at, xlabel='epoch', ylabel='loss in training', ax=axes[0])
+    plot.show_curves({k: [r[k] for r in rows] for k in ('accuracy','f1')}, at, xlabel='epoch', ylabel='on the validation files', ax=axes[1])
+    for ax in axes: ax.xaxis.get_major_locator().set_params(integer=True)
+    return axes[0]
+
+def _pictures(result, rows, tokens):
     "name -> axes of everything that the report draws."
     plot = _needs('dynattn.plot') if _needs('matplotlib') else None
     heads = [f'{l+1}.{h+1}' for l in range(len(result['alphas'])) for h in range(len(result['alphas'][0]))]
     widths = torch.tensor(result['widths']).flatten(1)  # [C,L*H]
     yield 'confusion', plot.show_heat(torch.tensor(result['confusion']).float(), row_labels=result['classes'], col_labels=result['classes'], values='.0f', title='is (row), called (column)')
-    yield 'widths', plot.show_heat(widths, row_labels=result['classes'], col_labels=heads, values='.0f', title='mean half-width in tokens, by layer.head')
-    yield 'alphas', plot.show_bars(dict(zip(heads, torch.tensor(result['alphas']).flatten().tolist())), ylabel='α', title='by layer.head')
-    if len(rows)>1: yield 'curves', plot.show_curves({k: [r[k] for r in rows] for k in ('loss','accuracy','f1')}, [r['epoch'] for r in rows], xlabel='epoch')
+    yield 'widths', plot.show_heat(widths, row_labels=result['classes'], col_labels=heads, values='.0f', vmax=max(tokens, widths.max().item()), title=f'mean half-width by layer.head, of {tokens} tokens')
+    if result['alpha']=='learned': yield 'alphas', plot.show_bars(dict(zip(heads, torch.tensor(result['alphas']).flatten().tolist())), ylabel='α', title='by layer.head')
+    if len(rows)>1: yield 'curves', _curves(plot, rows)
 
+# %% ../nbs/51_training.ipynb #rep00001
 def write_report(
     result:dict, # as `train` returns it
     c:TrainConfig,
     out:Path,
 ):
-    "`result.json`, the pictures, and `report.md`, which shows both."
-    write_atomic(out/'result.json', json.dumps(result, indent=1).encode())
+    "The pictures, `report.md`, which shows them, and last `result.json`, with which a run is finished."
     rows = [json.loads(l) for l in (out/'metrics.jsonl').read_text().splitlines()]
     names = []
-    for name,ax in _pictures(result, rows):
+    for name,ax in _pictures(result, rows, -(-c.crop//c.patch)):
         write_atomic(out/f'{name}.png', _needs('dynattn.plot').to_png(ax)); names.append(name)
         _needs('matplotlib.pyplot').close(ax.figure)
     wrong = '\n'.join(f'- {path}: {a}, called {b}' for path,a,b in result['wrong']) or 'none'
     text = '\n\n'.join(['# Which kind of file is this?', summary(result), *(f'![{n}]({n}.png)' for n in names), '## Every file that was called wrong', wrong,
         '## The run', '```json\n'+json.dumps(dataclasses.asdict(c), indent=1)+'\n```'])
-    write_atomic(out/'report.md', (text+'\n').encode())
+    write_atomic(out/'report.md', (text+'\n').encode('utf-8', 'surrogateescape'))
+    write_atomic(out/'result.json', json.dumps(result, indent=1).encode())
 
 # %% ../nbs/51_training.ipynb #9f527c75
-def _model_of(run, **overrides):
+def _model_of(run, impl='auto'):
+    "The model of a run, which need not be where it was trained, and how long a piece is."
     run = Path(run)
     if not (run/'model.safetensors').exists(): raise UserError(f"{run}: holds no trained model")
-    settings = json.loads((run/'settings.json').read_text()) if (run/'settings.json').exists() else {}
-    return Classifier.from_pretrained(run, **overrides), settings.get('crop', TrainConfig.crop)
+    size = _settings(run).get('crop', TrainConfig.crop)
+    with _sound(run, 'config.json') as path: Classifier(EncoderConfig.from_json(path.read_text(encoding='utf-8')))
+    with _sound(run, 'model.safetensors'): return Classifier.from_pretrained(run, impl=impl), size
 
 def predict(
     paths:list, # files, folders, or "-" for standard input
@@ -677,8 +870,8 @@ def predict(
     for path in paths:
         if path!='-' and not os.path.exists(path): raise UserError(f"{path}: no such file or folder")
         for one in walk(path) if os.path.isdir(path) else [path]:
-            data,why = (sys.stdin.buffer.read(2**16),'') if one=='-' else read_text(one, 1)
-            if not data: yield str(one),None,why or 'empty or short'; continue
+            data,why = read_text(one, 1)
+            if why: yield str(one),None,why; continue
             p = probabilities(model, [data], size)[0]
             yield str(one),model.config.classes[p.argmax()],p.max().item()
 
@@ -699,17 +892,22 @@ def attention_maps(
     return torch.stack(maps)
 
 # %% ../nbs/51_training.ipynb #d0d5435d
+def _piece(path, most):
+    "The beginning of a file, or a line that says what is wrong with it."
+    if path!='-' and not os.path.isfile(path): raise UserError(f"{path}: expected a file, got {'a folder' if os.path.isdir(path) else 'something else' if os.path.exists(path) else 'no such file'}")
+    data,why = read_text(path, 1)
+    if why: raise UserError(f"{path}: {why}")
+    return data[:most]
+
 def windows(
-    path, # a file
+    path, # a file, or "-" for standard input
     run, # the folder of a run
     most:int=96, # tokens that are drawn
 ): # axes, and a row (layer, head, half-width in tokens, α) for each head
     "A picture of where each head looks in the first tokens of a file: the more ink, in four steps, the nearer to the row's largest weight."
     model,size = _model_of(run, impl='dense')
-    data,why = read_text(path, 1)
-    if not data: raise UserError(f"{path}: {why or 'empty or short'}")
     plot,c = _needs('dynattn.plot') if _needs('matplotlib') else None,model.config
-    maps = attention_maps(model, data[:min(size, most*c.patch)])
+    maps = attention_maps(model, _piece(path, min(size, most*c.patch)))
     fig,_ = plot.grid(c.layers, c.heads, width=1.5*c.heads, height=1.6*c.layers)
     rows = []
     for l,h in ((l, h) for l in range(c.layers) for h in range(c.heads)):
@@ -719,68 +917,94 @@ def windows(
     return fig.axes,rows
 
 # %% ../nbs/51_training.ipynb #2e6f8f57
+def _compared(run):
+    "The cells of a run."
+    if not (Path(run)/'result.json').exists(): raise UserError(f"{run}: holds no finished run")
+    with _sound(run, 'result.json') as path:
+        r = json.loads(path.read_text())
+        ops = r['flops']['windows']/1e9
+        return (str(run), r['window'], r['alpha'], f"{r['accuracy']:.3f}", f"{r['f1']:.3f}", f"{r['share']:.1%}", f'{ops:#.3g}' if ops<100 else f'{ops:,.0f}', f"{r['ms']:.0f}", f"{r['memory']:.0f}")
+
 def compare(runs) -> str:
     "Runs side by side, as a table."
-    rows = [('run','window','alpha','accuracy','macro F1','pairs inside','GFLOP','ms a step','MB')]
-    for run in runs:
-        path = Path(run)/'result.json'
-        if not path.exists(): raise UserError(f"{run}: holds no finished run")
-        r = json.loads(path.read_text())
-        rows.append((str(run), r['window'], r['alpha'], f"{r['accuracy']:.3f}", f"{r['f1']:.3f}", f"{r['share']:.1%}", f"{r['flops']['windows']/1e9:.2f}", f"{r['ms']:.0f}", f"{r['memory']:.0f}"))
+    rows = [('run','window','alpha','accuracy','macro F1','pairs inside','test attention, GFLOP','ms a step','MB'), *map(_compared, runs)]
     wide = [max(map(len, col)) for col in zip(*rows)]
     return '\n'.join('  '.join(x.ljust(w) if i<3 else x.rjust(w) for i,(x,w) in enumerate(zip(row, wide))) for row in rows)
 
 # %% ../nbs/51_training.ipynb #c577a4be
+class _Parser(argparse.ArgumentParser):
+    "Says what is wrong in one line, as everything here does."
+    def error(self, message): raise UserError(f"{message}; {self.prog} --help shows the options")
+
+@cache
 def _help():
     "field -> its comment in the source of the two classes."
     from fastcore.docments import docments
     return docments(TrainConfig) | docments(DataConfig)
 
+def _typed(kind):
+    "Text as an int or a float, or what was expected."
+    def read(text):
+        try: return kind(text)
+        except ValueError: raise argparse.ArgumentTypeError(f"expected {'a whole number' if kind is int else 'a number'}, got {text}") from None
+    return read
+
 def _train_options(t):
-    t.add_argument('data', nargs='?', default=argparse.SUPPRESS, help='folder, CSV or JSONL (default: the Python environment)')
-    for f in dataclasses.fields(TrainConfig)[1:]: t.add_argument(f"--{f.name.replace('_','-')}", type=type(f.default), default=argparse.SUPPRESS, help=f'{_help()[f.name]} [{f.default}]'.replace('%', '%%'))
-    for flags in ('--resume','--quiet'): t.add_argument(flags, action='store_true', help={'--resume':'go on from the checkpoint','--quiet':'say nothing'}[flags])
-    t.add_argument('--tracker', help='log to this as well, such as tensorboard')
+    t.add_argument('data', nargs='?', default=argparse.SUPPRESS, help='folder, or a table .csv, .tsv or .jsonl with the columns text and label (default: the Python environment)')
+    help = _help()
+    for f in dataclasses.fields(TrainConfig)[1:]: t.add_argument(f"--{f.name.replace('_','-')}", type=_typed(type(f.default)), default=argparse.SUPPRESS, metavar='X', help=f'{help[f.name]} [{f.default}]'.replace('%', '%%'))
+    for flags in ('--resume','--quiet'): t.add_argument(flags, action='store_true', help={'--resume':'go on from the checkpoint in the run folder; --every and --patience may be others','--quiet':'say nothing'}[flags])
+    t.add_argument('--tracker', help='log to this as well: tensorboard, wandb, or another that accelerate knows')
 
 # %% ../nbs/51_training.ipynb #8702635f
 def _parser():
-    p = argparse.ArgumentParser(prog='dynattn', description='Attention whose windows learn how far to look: train on files, and see.')
+    from dynattn import __version__
+    p = _Parser(prog='dynattn', description='Attention whose windows learn how far to look: train on files, and see.')
+    p.add_argument('--version', action='version', version=f'dynattn {__version__}')
     sub = p.add_subparsers(dest='command', required=True)
     _train_options(sub.add_parser('train', help='learn which kind of file a file is'))
     for name,what in (('predict','say what files are'), ('windows','draw where each head looks in a file')):
         s = sub.add_parser(name, help=what)
-        s.add_argument('files', nargs='+' if name=='predict' else 1, help='files, folders, or - for standard input' if name=='predict' else 'a file')
-        s.add_argument(*(('--json',) if name=='predict' else ('--png',)), **(dict(action='store_true', help='a JSON object a line') if name=='predict' else dict(default='windows.png', help='the picture [windows.png]')))
+        s.add_argument('files', nargs='+' if name=='predict' else 1, help='files, folders, or - for standard input' if name=='predict' else 'a file, or - for standard input')
+        s.add_argument(*(('--json',) if name=='predict' else ('--png',)), **(dict(action='store_true', help='a JSON object a line') if name=='predict' else dict(default='windows.png', help='the picture, a name that ends in .png [windows.png]')))
     for s in sub.choices.values(): s.add_argument('--out', '--run', default='runs/demo', help='the run folder [runs/demo]')
     sub.add_parser('compare', help='runs side by side').add_argument('runs', nargs='+', help='run folders')
     sub.add_parser('survey', help='efficient transformers, measured')
     return p
 
 # %% ../nbs/51_training.ipynb #10aa7081
+def _first(): return os.environ.get('RANK', '0')=='0'
+
+def _goes_on(out): return f'; dynattn train --resume --out {out} goes on' if (Path(out)/'checkpoint.pt').exists() else ''
+
 def _train(a):
     given = {f.name: getattr(a, f.name) for f in dataclasses.fields(TrainConfig) if hasattr(a, f.name)}
-    stored = Path(a.out)/'settings.json'
-    if a.resume and stored.exists(): given = {**json.loads(stored.read_text()), **given}
-    try: result = train(TrainConfig(**given), a.out, a.resume, a.tracker, a.quiet)
+    if a.resume: given = {**_settings(a.out), **given}
+    quiet = a.quiet or not _first()
+    try: result = train(TrainConfig(**given), a.out, a.resume, a.tracker, quiet)
     except Stopped as e:
-        if not a.quiet: print(f"stopped; dynattn train --resume --out {a.out} goes on", file=sys.stderr)
+        if not quiet: print(f"stopped{_goes_on(a.out)}", file=sys.stderr)
         return 128+e.args[0]
-    if result and not a.quiet: print(f"\n{summary(result)}\n\nThe report with its pictures: {Path(a.out)/'report.md'}")
+    if result and not quiet: print(f"\n{summary(result)}\n\nThe report with its pictures: {Path(a.out)/'report.md'}")
     return 0
 
 def _predict(a):
+    any_known = False
     for path,kind,p in predict(a.files, a.out):
         known = kind is not None
+        any_known |= known
         if a.json: print(json.dumps(dict(path=path, kind=kind, probability=p if known else None, error=None if known else p)))
         else: print(f'{path}: {kind} {p:.1%}' if known else f'{path}: skipped, {p}')
-    return 0
+    return 0 if any_known else 1
 
 # %% ../nbs/51_training.ipynb #0bfc8502
 def _windows(a):
+    png = Path(a.png)
+    if png.suffix.lower()!='.png' or png.is_dir() or not png.parent.is_dir(): raise UserError(f"--png: expected a name that ends in .png, in a folder that exists, got {png}")
     axes,rows = windows(a.files[0], a.out)
-    write_atomic(a.png, _needs('dynattn.plot').to_png(axes[0]))
+    write_atomic(png, _needs('dynattn.plot').to_png(axes[0]))
     for l,h,w,alpha in rows: print(f'layer {l}, head {h}: {w} tokens to each side, α {alpha:.2f}')
-    print(f'the picture: {a.png}')
+    print(f'the picture: {png}')
     return 0
 
 def _compare(a): print(compare(a.runs)); return 0
@@ -792,14 +1016,19 @@ def _survey(rest):
     return run(rest) or 0
 
 # %% ../nbs/51_training.ipynb #5f6d5c14
+def _do(argv):
+    if argv[:1]==['survey']: return _survey(argv[1:])
+    a = _parser().parse_args(argv)
+    try: return dict(train=_train, predict=_predict, windows=_windows, compare=_compare)[a.command](a)
+    except KeyboardInterrupt: raise KeyboardInterrupt(_goes_on(a.out) if a.command=='train' else '') from None
+
 def main(
     argv=None, # arguments (default: those of the command line)
 ) -> int: # exit status
     "The command `dynattn`."
-    argv = sys.argv[1:] if argv is None else list(argv)
-    try:
-        if argv[:1]==['survey']: return _survey(argv[1:])
-        a = _parser().parse_args(argv)
-        return dict(train=_train, predict=_predict, windows=_windows, compare=_compare)[a.command](a)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, 'reconfigure'): stream.reconfigure(errors='backslashreplace')
+    try: return _do(sys.argv[1:] if argv is None else list(argv))
     except BrokenPipeError: os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()); return 0   # `| head` has read enough
+    except KeyboardInterrupt as e: print(f'dynattn: interrupted{e}', file=sys.stderr); return 130
     except (UserError, OSError) as e: print(f'dynattn: {e}', file=sys.stderr); return 2

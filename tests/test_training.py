@@ -1,7 +1,8 @@
 "What a notebook cannot hold of training: processes that are stopped, killed and gone on with, and the exit status of the command."
-import errno, json, os, random, shutil, signal, socket, subprocess, sys
+import errno, json, os, pty, random, shutil, signal, socket, subprocess, sys, termios, threading
+from contextlib import contextmanager
 from pathlib import Path
-import pytest
+import pytest, torch
 pytest.importorskip('accelerate'); pytest.importorskip('safetensors')
 from dynattn import training, encoder
 from dynattn.training import main, locked
@@ -19,6 +20,7 @@ def tree(tmp_path_factory):
         (root/f'pkg{p}').mkdir()
         for i in range(5):
             for suffix,line in TEXT.items(): (root/f'pkg{p}'/f'{i}{suffix}').write_text(''.join(line(r) for _ in range(r.randrange(3, 9))))
+    (root/'pkg0'/os.fsdecode(b'not utf-8 \xff.css')).write_text('.x { margin: 0 }\n'*9)
     return root
 
 def bits(out):
@@ -27,10 +29,25 @@ def bits(out):
     return (out/'model.safetensors').read_bytes(), (out/'split.csv').read_bytes(), rows
 
 @pytest.fixture(scope='session')
-def whole(tree, tmp_path_factory):
+def finished(tree, tmp_path_factory):
     out = tmp_path_factory.mktemp('whole')/'run'
     assert main(['train', str(tree), '--out', str(out), '--quiet', *SMALL])==0
-    return bits(out)
+    return out
+
+@pytest.fixture(scope='session')
+def whole(finished): return bits(finished)
+
+@pytest.fixture
+def copy(finished, tmp_path): return shutil.copytree(finished, tmp_path/'copy')
+
+@pytest.fixture
+def says(capsys):
+    "A command that ends in one line with `part` in it, and a status"
+    def run(part, *argv, status=2):
+        assert main(list(map(str, argv)))==status
+        err = capsys.readouterr().err
+        assert part in err and err.count('\n')==1, err
+    return run
 
 def child(code, *argv, **env):
     "A process of its own that runs `code` before the command"
@@ -85,26 +102,115 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tree, tmp_path, mo
     err = capsys.readouterr().err
     assert 'No space left' in err and err.count('\n')==1
     assert training._saved_state(tmp_path/'run')['step']==0 and not list((tmp_path/'run').glob('.*.??*'))
+    corrected = training.TrainConfig(data=str(tree), lr=.1)
+    assert training._allowed(tmp_path/'run', corrected, False)['step']==0   # counts as no run
 
-def test_what_a_user_can_mend_is_one_line_and_status_2(tree, tmp_path, capsys):
+def test_what_a_user_can_mend_is_one_line_and_status_2(tree, tmp_path, says, monkeypatch):
     tree,out = shutil.copytree(tree, tmp_path/'tree'),tmp_path/'run'
-    def says(part, *argv):
-        assert main(list(map(str, argv)))==2
-        err = capsys.readouterr().err
-        assert part in err and err.count('\n')==1, err
     says('no such file or folder', 'train', tmp_path/'nowhere', '--out', out)
     says('two classes or more', 'train', tree, '--out', tmp_path/'few', '--min-files', 1000)
-    says("window: expected dynamic", 'train', tree, '--out', out, '--window', 'wide')
-    says('num_heads', 'train', tree, '--out', out, '--heads', 3)
     says('no checkpoint', 'train', tree, '--out', out, '--resume', *SMALL)
     says('no trained model', 'predict', tree, '--run', tmp_path/'nowhere')
     says('no finished run', 'compare', tmp_path)
+    says('expected a folder, got a file', 'train', tree, '--out', tree/'pkg0'/'0.py')
+    says('tracker: expected one of', 'train', tmp_path/'nowhere', '--out', out, '--tracker', 'foo')
+    monkeypatch.setattr('accelerate.tracking.get_available_trackers', list)
+    says('tensorboard is not installed', 'train', tmp_path/'nowhere', '--out', out, '--tracker', 'tensorboard')
+    out.mkdir(exist_ok=True)
+    for name in ('.gitlab-ci.yml', '.env.local', '.config.json.abc_1234'): (out/name).touch()
     assert main(['train', str(tree), '--out', str(out), '--quiet', *SMALL])==0
+    assert (out/'.gitlab-ci.yml').exists() and (out/'.env.local').exists() and not (out/'.config.json.abc_1234').exists()
     says('holds a run already', 'train', tree, '--out', out, *SMALL)
     says('another configuration: lr was', 'train', tree, '--out', out, '--resume', '--lr', .1)
+    says('the learning rate depends on it', 'train', tree, '--out', out, '--resume', '--epochs', 3)
+    (out/'result.json').unlink()
     with locked(out): says('in use', 'train', tree, '--out', out, '--resume', *SMALL)
     (tree/'pkg0'/'0.py').write_text('# other\n'*9)
     says('files have changed', 'train', '--out', out, '--resume')
+
+BAD = dict(labels='colour', apart='pyi', crop=0, per_class=0, per_package=-1, per_epoch=0, judged=0, min_files=0, seed=-1, dim=7, heads=3, layers=0, patch=0, grams='3;5',
+    dropout=1, window='wide', init_width='nan', alpha=.5, price=-1, impl='fast', batch=0, epochs=0, patience=0, lr='inf', sigma_lr=-1, decay='nan', precision='fp8', every=0)
+
+def test_every_option_has_its_bad_value(): assert set(BAD)=={f.name for f in training.dataclasses.fields(training.TrainConfig)} - {'data'}
+
+@pytest.mark.parametrize('name', BAD)
+def test_a_bad_value_is_told_before_anything_is_read(name, tmp_path, says):
+    says(f'{name}: expected ', 'train', tmp_path/'nowhere', '--out', tmp_path/'run', f"--{name.replace('_', '-')}={BAD[name]}")
+    assert not (tmp_path/'run').exists()
+
+def test_what_is_no_number_is_told_too(says): says('--batch: expected a whole number, got many', 'train', '--batch', 'many')
+
+def test_a_loss_that_is_no_number_ends_the_run_and_leaves_a_checkpoint(tree, tmp_path, says):
+    says('not a finite number; try a smaller --lr', 'train', tree, '--out', tmp_path/'run', '--quiet', *SMALL, '--lr', 1e30, '--every', 1)
+    assert training._saved_state(tmp_path/'run')['step']>=1
+
+@pytest.mark.parametrize('name', ['checkpoint.pt', 'settings.json', 'model.safetensors', 'config.json', 'result.json'])
+def test_a_damaged_file_of_a_run_is_named(name, copy, tree, says):
+    whole = (copy/name).read_bytes()
+    file,resume = tree/'pkg0'/'0.py',('train', tree, '--out', copy, '--resume')
+    users = {'checkpoint.pt': [resume], 'result.json': [resume, ('compare', copy)], 'settings.json': [resume, ('predict', file, '--run', copy)]}
+    for content in (whole[:len(whole)//2], b'', b'{"colour": 3}'):
+        (copy/name).write_bytes(content)
+        for argv in users.get(name, [('predict', file, '--run', copy), ('windows', file, '--run', copy)]): says(f'{copy}: damaged {name}', *argv)
+
+def test_a_finished_run_stays_as_it_is_and_may_be_told_from_elsewhere(tree, copy, capsys, monkeypatch):
+    before = (copy/'result.json').read_bytes()
+    monkeypatch.chdir(tree.parent)
+    for data in (tree.name, f'{tree.name}/'): assert main(['train', data, '--out', str(copy), '--resume', '--every', '7', '--patience', '5', *SMALL[:-4]])==0
+    assert 'finished' in capsys.readouterr().out and (copy/'result.json').read_bytes()==before
+
+def test_ctrl_c_where_no_step_is_taken(tree, copy, tmp_path, monkeypatch, says):
+    def interrupted(*_): raise KeyboardInterrupt
+    with monkeypatch.context() as m:
+        m.setattr(training, 'load_data', interrupted)
+        says('dynattn: interrupted\n', 'train', tree, '--out', tmp_path/'run', '--quiet', *SMALL, status=130)
+        m.setattr(training, 'read_text', interrupted)
+        says('dynattn: interrupted\n', 'predict', tree, '--run', copy, status=130)
+    (copy/'result.json').unlink()
+    with monkeypatch.context() as m:
+        m.setattr(training, 'result_of', interrupted)
+        says(f'interrupted; dynattn train --resume --out {copy} goes on', 'train', '--out', copy, '--resume', '--quiet', status=130)
+    assert main(['train', '--out', str(copy), '--resume', '--quiet'])==0
+    assert json.loads((copy/'result.json').read_text())['ms']>0   # though no step was taken
+
+@contextmanager
+def stdin(path):
+    "Standard input comes from a file"
+    old = os.dup(0)
+    with open(path, 'rb') as f: os.dup2(f.fileno(), 0)
+    try: yield
+    finally: os.dup2(old, 0); os.close(old)
+
+def test_standard_input_names_and_pictures(tree, finished, tmp_path, capsys, says):
+    run,css,binary = str(finished),tree/'pkg0'/'0.css',tmp_path/'binary'
+    binary.write_bytes(bytes(99))
+    os.mkfifo(tmp_path/'pipe')
+    with stdin(css): assert main(['predict', '-', '--run', run])==0
+    with stdin(css): assert main(['windows', '-', '--run', run, '--png', str(tmp_path/'w.png')])==0
+    with stdin(binary): assert main(['predict', '-', str(tmp_path/'pipe'), str(binary), '--run', run])==1
+    assert main(['predict', str(tree), '--run', run])==0
+    said = capsys.readouterr()
+    assert '-: skipped, binary' in said.out and 'pipe: skipped, unreadable' in said.out and 'not utf-8' in said.out and not said.err
+    training.write_report(dict(json.loads((finished/'result.json').read_text()), wrong=[(str(p), 'a', 'b') for p in (tree/'pkg0').glob('not*')]), training.TrainConfig(), shutil.copytree(finished, tmp_path/'report'))
+    assert b'not utf-8 \xff.css' in (tmp_path/'report'/'report.md').read_bytes() and b'not utf-8 \xff.css' in (finished/'split.csv').read_bytes()
+    for png in ('no/such/folder.png', 'w.jpeg'): says('--png: expected a name that ends in .png', 'windows', css, '--run', run, '--png', png)
+    for path,got in ((tree, 'a folder'), ('nowhere', 'no such file')): says(f'expected a file, got {got}', 'windows', path, '--run', run, '--png', tmp_path/'w.png')
+    with pytest.raises(SystemExit, match='0'): main(['--version'])
+
+def test_on_a_terminal_there_is_a_bar(tree, tmp_path, monkeypatch):
+    master,slave = pty.openpty()
+    termios.tcsetwinsize(slave, (24, 120))
+    shown = []
+    def read():
+        while b'END' not in b''.join(shown[-2:]): shown.append(os.read(master, 4096))
+    reader = threading.Thread(target=read); reader.start()
+    with os.fdopen(slave, 'w') as screen:
+        monkeypatch.setattr(sys, 'stderr', screen)
+        try: assert main(['train', str(tree), '--out', str(tmp_path/'run'), *SMALL])==0
+        finally: screen.write('END'); screen.flush(); reader.join()
+    text = b''.join(shown).decode()
+    assert '\rtrain:' in text and '/10 ' in text
+    assert 'loss ' in text and 'accuracy ' in text and 'mean width ' in text
 
 def test_files_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
     for p in range(6):
@@ -114,11 +220,12 @@ def test_files_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
     (tmp_path/'p0'/'loop').symlink_to(tmp_path, target_is_directory=True)
     (tmp_path/'p0'/'dangling.py').symlink_to(tmp_path/'nothing')
     (tmp_path/'p1'/'empty.py').write_text('')
+    os.mkfifo(tmp_path/'p1'/'pipe.py')
     (tmp_path/'p1'/'bin.py').write_bytes(bytes(200))
     (tmp_path/'p1'/'table.css').write_text('0.25 1.50e+3\n'*20)
     (tmp_path/'p1'/'copy.py').write_bytes((tmp_path/'p2'/'0.py').read_bytes())
     d = training.load_data(training.TrainConfig(data=str(tmp_path), min_files=10))
-    assert +d.skipped=={'unreadable': 1, 'empty or short': 1, 'binary': 1, 'numbers': 1, 'duplicate': 1}
+    assert +d.skipped=={'unreadable': 2, 'empty or short': 1, 'binary': 1, 'numbers': 1, 'duplicate': 1}
     packages = [{x.package for x in items} for items in d.splits.values()]
     assert not packages[0]&packages[1] and not packages[0]&packages[2] and not packages[1]&packages[2] and all(packages)
 
@@ -139,17 +246,46 @@ def test_without_the_extra_its_name_is_told(tree, tmp_path, monkeypatch, capsys)
     assert main(['train', str(tree), '--out', str(tmp_path/'run'), *SMALL])==2
     assert "pip install 'dynattn[train]'" in capsys.readouterr().err
 
-def test_two_processes_share_the_work(tree, tmp_path):
-    with socket.socket() as s: s.bind(('127.0.0.1', 0)); port = s.getsockname()[1]
+def port():
+    with socket.socket() as s: s.bind(('127.0.0.1', 0)); return s.getsockname()[1]
+
+def averaged(c, n):
+    "The weights of `n` steps of two processes, taken by one: it halves the sum of the gradients that both would have"
+    from accelerate import Accelerator
+    other = []
+    class First(Accelerator):
+        num_processes = 2
+        def backward(self, loss):
+            loss.backward()
+            for p,g in zip(ranks[0].model.parameters(), other, strict=True): p.grad = (p.grad+g)/2
+    class Second(Accelerator):
+        num_processes,process_index = 2,1
+        def backward(self, loss): loss.backward(); other[:] = [p.grad.clone() for p in ranks[1].model.parameters()]
+    ranks = [training.Trainer(c, training.load_data(c), '.', kind(cpu=True)) for kind in (First, Second)]
+    for epoch in range(c.epochs):
+        for first,second in zip(*(t.batches(epoch) for t in ranks), strict=True):
+            ranks[1].model.load_state_dict(ranks[0].model.state_dict())
+            training.train_step(ranks[1], second); training.train_step(ranks[0], first)
+            if ranks[0].step==n: return ranks[0].model.state_dict()
+
+def test_a_signal_to_one_of_two_processes_stops_both_and_torchrun_goes_on(tree, tmp_path, says):
+    "What both have learnt is what one learns from the mean of their gradients"
     out,argv = tmp_path/'run',['train', tree, '--out', tmp_path/'run', *SMALL]
-    code = "import sys; from dynattn.training import main; sys.exit(main(sys.argv[1:]))"
-    env = lambda rank: {**os.environ, 'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(port), 'ACCELERATE_USE_CPU': 'true'}
+    code = f"import os, signal, sys\nfrom dynattn import training\n{AT.format(what='os.kill(os.getpid(), signal.SIGTERM)').replace('step==4', 'step==2')}\nif os.environ['RANK']=='0': training.train_step = step\nsys.exit(training.main(sys.argv[1:]))"
+    at = str(port())
+    env = lambda rank: {**os.environ, 'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': at, 'ACCELERATE_USE_CPU': 'true'}
     both = [subprocess.Popen([sys.executable, '-c', code, *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env(r)) for r in range(2)]
-    said = [p.communicate(timeout=120) for p in both]
-    assert [p.returncode for p in both]==[0, 0], said
-    assert 'Accuracy' in said[0][0] and not said[1][0]
-    r = json.loads((out/'result.json').read_text())
-    assert r['steps']*2*8 <= 2*2*r['files']['train']   # half of the steps each
+    said = [p.communicate(timeout=240) for p in both]
+    assert [p.returncode for p in both]==[143, 143], said
+    assert 'goes on' in said[0][1] and not said[1][0]+said[1][1] and training._saved_state(out)['step']==3
+    says('processes were 2, are 1', 'train', '--out', out, '--resume', '--quiet')
+    launch = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--master-port', str(port())]   # which is torchrun
+    r = subprocess.run([*launch, '-m', 'dynattn', 'train', '--resume', '--out', out], capture_output=True, text=True, timeout=240, cwd=ROOT)
+    assert r.returncode==0 and r.stdout.count('Accuracy')==1, r.stderr
+    state = training._saved_state(out)
+    assert state['step']*2*8 <= 2*2*json.loads((out/'result.json').read_text())['files']['train']   # half of the steps each
+    c = training.TrainConfig(**training._settings(out))
+    for name,want in averaged(c, state['step']).items(): torch.testing.assert_close(state['model'][name], want, rtol=1e-3, atol=1e-5)
 
 def test_off_a_terminal_it_prints_plain_lines_and_nothing_to_stderr(tree, tmp_path):
     r = child('', 'train', tree, '--out', tmp_path/'run', *SMALL)
