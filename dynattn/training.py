@@ -48,7 +48,7 @@ class DataConfig:
     per_epoch:int = 400      # files of a class that an epoch takes, at most
     judged:int = 100         # files of a class in validation and in test at most, a fifth of them from one package
     min_files:int = 50       # a class with fewer is left out
-    seed:int = 0             # of everything
+    seed:int = 0             # what all that is drawn is drawn from
 
     def __post_init__(self): # from another folder it is still the same data
         if self.data: object.__setattr__(self, 'data', str(Path(self.data).resolve()))
@@ -59,20 +59,20 @@ class TrainConfig(DataConfig):
     "Everything that a run depends on; each field is an option of `dynattn train`."
     dim:int = 64             # width of the model, an even number
     heads:int = 4            # heads of a layer, a divisor of the width
-    layers:int = 3           # layers
+    layers:int = 3           # layers of the model
     patch:int = 8            # bytes that are merged into one token
     grams:str = '3,5'        # lengths of the runs of bytes that are looked up, with commas between; empty: none
     dropout:float = .1       # share that is dropped while training, 0 or more and below 1
-    window:str = 'dynamic'   # dynamic, learned, none, or a half-width in tokens
-    init_width:float = 16.   # tokens: where a width that learns begins
-    alpha:str = 'none'       # none (softmax), learned, or a number of 1 or more
+    window:str = 'dynamic'   # how far heads look: dynamic, learned, none, or a half-width in tokens
+    init_width:float = 16.   # where a width that learns begins, in tokens
+    alpha:str = 'none'       # how much heads ignore: none (softmax), learned, or a number of 1 or more
     price:float = .001       # added to the loss for windows as wide as the sequence
     impl:str = 'auto'        # who computes attention: auto, dense, banded, triton, or sdpa where there is no window
     batch:int = 32           # files of a step
-    epochs:int = 8           # at most
+    epochs:int = 8           # epochs at most
     patience:int = 4         # epochs without a better validation F1, after which it stops
     lr:float = 3e-3          # the largest learning rate
-    sigma_lr:float = 1.      # times as much for what predicts widths
+    sigma_lr:float = 1.      # rate of what predicts widths, as a multiple of the learning rate
     decay:float = .05        # weight decay
     precision:str = 'no'     # no, or bf16 or fp16 for mixed precision
     every:int = 100          # steps between checkpoints
