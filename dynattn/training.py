@@ -651,6 +651,7 @@ def _step(t, batch):
         if 'expected finite' in str(e): return math.nan
         raise
 
+# %% ../nbs/51_training.ipynb #fit00001
 def fit(t:Trainer, bar=None, say=print):
     "Epochs until there are enough, or `patience` of them brought nothing."
     t.model.train()
