@@ -1,6 +1,6 @@
 """What the compiler makes of every kernel, for a Hopper GPU (sm_90) that need not be there.
 
-python benchmarks/registers.py              heads of 64 and 128 in bfloat16; renews their rows in benchmarks/results/registers.csv
+python benchmarks/registers.py              heads of 64, 128 and 256 in bfloat16; renews their rows in benchmarks/results/registers.csv
 python benchmarks/registers.py --quick      heads of 64 only; writes nothing
 python benchmarks/registers.py --d 256 --dtype float16 --window hard
 Registers and bytes of stack a thread (what did not fit into registers, spilled to memory), bytes of shared memory a program,
@@ -35,7 +35,7 @@ def usage(binary):
 def compiled(kernel, known, *tensors, keys=False):
     "In place of `launch`: compiles, runs nothing."
     form = known['FORM'].smooth
-    kernel = kernel.warmup(*tensors, grid=(1,), **{name:x for name,x in known.items() if name in kernel.arg_names or name.startswith('num_')})
+    kernel = kernel.warmup(*tensors, grid=(1,), **primitives._arguments(kernel, known))
     registers,stack = usage(kernel.asm['cubin'])
     note(dict(triton=triton.__version__, kernel=kernel.metadata.name, d=known['D'], dtype=str(tensors[0].dtype).removeprefix('torch.'), window='hard' if form=='hard' else 'soft',
         rows=known['BLOCK_M'], keys=known['BLOCK_N'], warps=known['num_warps'], registers=registers, stack=stack, shared=kernel.metadata.shared, mma=len(re.findall('wgmma.mma|mma.sync', kernel.asm['ptx']))))
@@ -65,7 +65,7 @@ def compile_all(suite, d, dtype, w):
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--suite', choices=('window','entmax'), help="default: both")
-    a.add_argument('--d', type=int, nargs='*', default=(64,128))
+    a.add_argument('--d', type=int, nargs='*', default=(64,128,256))
     a.add_argument('--dtype', default='bfloat16')
     a.add_argument('--window', choices=('soft','hard'), help="default: both")
     a.add_argument('--quick', action='store_true')

@@ -132,12 +132,12 @@ def entmax_forward_kernel(
 def _tile_sizes(q, v, way):
     "Block sizes, warps and stages, and the sizes of the tiles that have a bit; `way` is 'rows' (forward), 'dq' or 'dkv'."
     d = max(q.shape[-1], v.shape[-1])
-    if INTERPRETED.value: sizes = dict(BLOCK_M=32, BLOCK_N=32)
-    elif q.dtype==torch.float32: sizes = dict(BLOCK_M=32, BLOCK_N=32, num_warps=4 if d<=64 else 8, num_stages=2)
-    else: sizes = dict(BLOCK_M=64, BLOCK_N=64, num_warps=4 if d<=64 else 8, num_stages=2)
+    size = 32 if INTERPRETED.value or q.dtype==torch.float32 or d>128 else 64
+    sizes = dict(BLOCK_M=16 if q.dtype==torch.float32 and d>64 else size, BLOCK_N=size)
+    if not INTERPRETED.value: sizes |= dict(num_warps=4 if d<=64 else 8, num_stages=2)
     bits = dict(BIT_M=sizes['BLOCK_M'], BIT_N=sizes['BLOCK_N'])
     if way=='dq': sizes['BLOCK_N'] //= 2
-    if way=='dkv': sizes['BLOCK_M'] //= 2
+    if way=='dkv': sizes['BLOCK_M'] = max(16, sizes['BLOCK_M']//2)  # the least that a product takes
     return sizes | bits
 
 def _bits(q, k, v):

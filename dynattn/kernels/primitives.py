@@ -405,6 +405,10 @@ def told(
                 scale=scale, FORM=Form(curve, smooth, *form), CAUSAL=is_causal, D=D, DV=DV, BLOCK_D=_block(D), BLOCK_DV=_block(DV))
 
 # %% ../../nbs/40_kernels.primitives.ipynb #69054541
+def _arguments(kernel, known):
+    "What of `known` a kernel takes, and what the compiler is told: to fuse products with sums, whatever its own version would do."
+    return {name:x for name,x in known.items() if name in kernel.arg_names or name.startswith('num_')} | dict(enable_fp_fusion=True)
+
 def launch(
     kernel, # a Triton kernel over tiles of queries, or of keys
     known:dict, # from `told`, with BLOCK_M and BLOCK_N, and `num_warps`, `num_stages` for the compiler
@@ -418,7 +422,7 @@ def launch(
         known = known | dict(order=widest_first(*group))
     programs = known['order'].numel()*(triton.cdiv(shape.M, known['BLOCK_N']) if keys else triton.cdiv(shape.N, known['BLOCK_M']))
     if not programs: return
-    with torch.cuda.device_of(tensors[0]): kernel[(programs,)](*tensors, **{name:x for name,x in known.items() if name in kernel.arg_names or name.startswith('num_')})
+    with torch.cuda.device_of(tensors[0]): kernel[(programs,)](*tensors, **_arguments(kernel, known))
 
 # %% ../../nbs/40_kernels.primitives.ipynb #36b56b09
 def differentiable(

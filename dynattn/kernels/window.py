@@ -60,8 +60,10 @@ def _tile_sizes(q, v, way):
     "Block sizes, warps and pipeline stages by dtype and width of the heads; `way` is 'rows' (forward), 'dq' or 'dkv'."
     d = max(q.shape[-1], v.shape[-1])
     if INTERPRETED.value: return dict(BLOCK_M=16, BLOCK_N=32)
-    if q.dtype==torch.float32: return dict(BLOCK_M=32, BLOCK_N=32, num_warps=4 if d<=64 else 8, num_stages=2)  # no tensor cores: products in registers
-    if way=='rows': return dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3) if d<=128 else dict(BLOCK_M=64, BLOCK_N=32, num_warps=4, num_stages=2)
+    if q.dtype==torch.float32:  # no tensor cores: products in registers
+        own,read = 32 if d<=128 else 16,32 if d<=64 else 16
+        return (dict(BLOCK_M=read, BLOCK_N=own) if way=='dkv' else dict(BLOCK_M=own, BLOCK_N=read)) | dict(num_warps=4 if d<=64 else 8, num_stages=2)
+    if way=='rows': return dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3) if d<=128 else dict(BLOCK_M=64, BLOCK_N=32, num_warps=8, num_stages=2)
     if d<=128: return dict(BLOCK_M=64, BLOCK_N=64, num_warps=4 if d<=64 else 8, num_stages=2)
     return dict(BLOCK_M=64, BLOCK_N=32, num_warps=8, num_stages=2) if way=='dq' else dict(BLOCK_M=32, BLOCK_N=64, num_warps=8, num_stages=2)
 
