@@ -273,7 +273,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_torchrun_goes_on(tree, 
     out,argv = tmp_path/'run',['train', tree, '--out', tmp_path/'run', *SMALL]
     code = f"import os, signal, sys\nfrom dynattn import training\n{AT.format(what='os.kill(os.getpid(), signal.SIGTERM)').replace('step==4', 'step==2')}\nif os.environ['RANK']=='0': training.train_step = step\nsys.exit(training.main(sys.argv[1:]))"
     at = str(port())
-    env = lambda rank: {**os.environ, 'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': at, 'ACCELERATE_USE_CPU': 'true'}
+    env = lambda rank: {**os.environ, 'OMP_NUM_THREADS': '1', 'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': at, 'ACCELERATE_USE_CPU': 'true'}
     both = [subprocess.Popen([sys.executable, '-c', code, *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env(r)) for r in range(2)]
     said = [p.communicate(timeout=240) for p in both]
     assert [p.returncode for p in both]==[143, 143], said
