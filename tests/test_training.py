@@ -285,7 +285,11 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_torchrun_goes_on(tree, 
     state = training._saved_state(out)
     assert state['step']*2*8 <= 2*2*json.loads((out/'result.json').read_text())['files']['train']   # half of the steps each
     c = training.TrainConfig(**training._settings(out))
-    for name,want in averaged(c, state['step']).items(): torch.testing.assert_close(state['model'][name], want, rtol=1e-3, atol=1e-5)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)   # as the processes had: the bias of the keys has no gradient but rounding, which Adam makes large
+    try: both = averaged(c, state['step'])
+    finally: torch.set_num_threads(threads)
+    for name,want in both.items(): torch.testing.assert_close(state['model'][name], want, rtol=1e-3, atol=1e-5)
 
 def test_off_a_terminal_it_prints_plain_lines_and_nothing_to_stderr(tree, tmp_path):
     r = child('', 'train', tree, '--out', tmp_path/'run', *SMALL)
