@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
 import torch, torch.nn.functional as F
 from dynattn.banded import banded_attention, band_flops
-from dynattn.attention import dense_attention
+from dynattn.dense import dense_attention
 from dynattn.ops import attention
 from dynattn.padding import PaddingMask
 from dynattn.window import Window

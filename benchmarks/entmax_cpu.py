@@ -5,7 +5,7 @@
 import argparse, csv, datetime, os, statistics, subprocess, sys, time
 from pathlib import Path
 import torch, entmax as package
-from dynattn.entmax import entmax
+from dynattn.alpha import entmax
 
 SHAPE = (1,8,512,512)  # [B,H,N,M]
 OPS = {  # name: (function of the scores and alpha, the peer its time is held against, alpha, alpha learned)

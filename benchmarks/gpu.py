@@ -15,7 +15,7 @@ DRY = any(a.startswith('--dr') for a in sys.argv)
 if DRY: os.environ['TRITON_INTERPRET'] = '1'    # before the kernels are imported
 import torch, torch.nn.functional as F
 import triton
-from dynattn.attention import dense_attention
+from dynattn.dense import dense_attention
 from dynattn.kernels.entmax import _tile_sizes, entmax_attention, entmax_forward
 from dynattn.kernels.primitives import window_limits
 from dynattn.kernels.window import windowed_attention

@@ -15,12 +15,12 @@ from statistics import median
 import torch, torch.nn.functional as F
 from torch import nn
 from harness import RESULTS, commit, machine
-from dynattn.attention import FeedForward, sinusoidal_positions
+from dynattn.dense import FeedForward, sinusoidal_positions
 from dynattn.encoder import DynamicAttention
 from dynattn.padding import PaddingMask
 from dynattn.survey.card import Exact
 from dynattn.survey.fixed import LocalBlocks
-from dynattn.survey.kernels import LinearTransformer
+from dynattn.survey.feature_maps import LinearTransformer
 from dynattn.survey.sparse import AdaptivelySparse
 
 OPS = {'[MIN': min, '[MAX': max, '[MED': lambda v: int(median(v)), '[SM': lambda v: sum(v)%10}

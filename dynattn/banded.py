@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
 from fastcore.basics import patch
-from .attention import _check_qkv, _check
+from .dense import _check_qkv, _check
 from .window import Window
-from .entmax import _weights as _entmax_rows, _powers as _entmax_powers, _pull as _entmax_pull
+from .alpha import _weights as _entmax_rows, _powers as _entmax_powers, _pull as _entmax_pull
 
 # %% ../nbs/30_banded.ipynb #7b55378e
 def band_flops(

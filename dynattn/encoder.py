@@ -15,10 +15,10 @@ import torch, torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from .padding import PaddingMask
-from .attention import MultiHeadAttention, FeedForward, sinusoidal_positions
+from .dense import MultiHeadAttention, FeedForward, sinusoidal_positions
 from .ops import attention
 from .sigma import SigmaHead, SigmaParameter
-from .entmax import AlphaHead
+from .alpha import AlphaHead
 from .window import Window
 
 # %% ../nbs/50_encoder.ipynb #4034a614

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import NamedTuple, Callable
 import torch, torch.nn.functional as F
 from torch import Tensor
-from .attention import dense_attention, visible_pairs
+from .dense import dense_attention, visible_pairs
 from .banded import banded_attention
 
 # %% ../nbs/44_ops.ipynb #fb3821e4

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 from fastcore.basics import patch
-from .bell import bell, normal, dbell, dnormal, crossing
+from .curve import bell, normal, dbell, dnormal, crossing
 from .smoothing import _positive, power_mask, tanh_mask, ramp_mask, edge_mask, dpower_mask, dtanh_mask, dramp_mask, dedge_mask
 
 # %% ../nbs/14_window.ipynb #497f143a

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from dynattn.attention import dense_attention
+from dynattn.dense import dense_attention
 from dynattn import banded
 from dynattn.banded import BandWeights, _Call, _forward, banded_attention
 from dynattn.padding import PaddingMask

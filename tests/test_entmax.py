@@ -2,7 +2,7 @@
 import torch
 from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
-from dynattn.entmax import entmax, support_size, topk_softmax
+from dynattn.alpha import entmax, support_size, topk_softmax
 
 SETTINGS = settings(max_examples=120, deadline=None, derandomize=True)
 FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64

@@ -15,7 +15,7 @@ import math, os
 from typing import NamedTuple
 import torch
 from torch import Tensor
-from ..attention import _check_qkv, _check_padding, _check_window, _check_options
+from ..dense import _check_qkv, _check_padding, _check_window, _check_options
 from ..window import Window
 
 # %% ../../nbs/40_kernels.primitives.ipynb #59cae81c

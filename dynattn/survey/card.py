@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..attention import dense_attention
+from ..dense import dense_attention
 from ..padding import PaddingMask
 
 # %% ../../nbs/70_survey.card.ipynb #29d3cdf6

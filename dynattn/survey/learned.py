@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention import dense_attention
-from ..entmax import topk_softmax
+from ..dense import dense_attention
+from ..alpha import topk_softmax
 from ..padding import PaddingMask, masked_softmax
-from ..sinkhorn import block_logits, sinkhorn, sinkhorn_attention
+from ..sorting import block_logits, sinkhorn, sinkhorn_attention
 from .card import AttentionLayer, Info, register
 
 # %% ../../nbs/73_survey.learned.ipynb #b25eee39

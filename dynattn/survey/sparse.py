@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..attention import AdditiveAttention, dense_attention
-from ..entmax import AlphaHead
+from ..dense import AdditiveAttention, dense_attention
+from ..alpha import AlphaHead
 from ..padding import PaddingMask, masked_softmax
 from .card import AttentionLayer, Exact, Info, Layer, register
 

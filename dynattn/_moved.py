@@ -1,0 +1,26 @@
+"Modules of the first edition under their old names, for one version: importing one warns and gives what the new one has."
+import importlib, sys, warnings
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+MOVED = {'dynattn.attention': 'dynattn.dense', 'dynattn.bell': 'dynattn.curve', 'dynattn.entmax': 'dynattn.alpha',
+         'dynattn.sinkhorn': 'dynattn.sorting', 'dynattn.survey.kernels': 'dynattn.survey.feature_maps'}
+
+class _Module(ModuleType):
+    "Hands on every name; callable, because importing a submodule hides the function of that name in the package."
+    def __getattr__(self, name):
+        if name.startswith('__'): raise AttributeError(name)
+        return getattr(importlib.import_module(MOVED[self.__name__]), name)
+
+    def __call__(self, *args, **kwargs):
+        home = importlib.import_module('dynattn.ops' if self.__name__=='dynattn.attention' else MOVED[self.__name__])
+        return getattr(home, self.__name__.rpartition('.')[2])(*args, **kwargs)
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(self, name, path=None, target=None): return ModuleSpec(name, self) if name in MOVED else None
+    def create_module(self, spec): return _Module(spec.name)
+    def exec_module(self, module):
+        warnings.warn(f"{module.__name__} is now {MOVED[module.__name__]}; the old name goes with the next version", FutureWarning, stacklevel=6)
+
+sys.meta_path.append(_Finder())
