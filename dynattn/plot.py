@@ -58,7 +58,9 @@ def look():
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_LOOK)
-        yield
+        try: yield
+        finally: interactive = mpl.rcParams['interactive']      # a backend that loads meanwhile turns it on
+    mpl.rcParams['interactive'] = interactive
 
 # %% ../nbs/00_plot.ipynb #8afe98ca
 class _Figure(Figure):

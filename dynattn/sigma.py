@@ -44,7 +44,7 @@ def sigma_unlink(
     return _UNLINKS[link](y)
 
 # %% ../nbs/10_sigma.ipynb #3bc5a4f7
-_WIDTH = dict(tokens=16., fraction=.25) # where training starts if nobody says
+_WIDTH = dict(tokens=16., fraction=.25) # where training starts by default
 _FLOOR = dict(tokens=.5, fraction=1e-3)
 
 def _start(H, link, init_width, scale, floor, unit):
@@ -54,7 +54,7 @@ def _start(H, link, init_width, scale, floor, unit):
     if scale is None and link=="sigmoid" and unit=="tokens":
         raise ValueError("scale: expected a number for a sigmoid in tokens, the width that it can never exceed, got None")
     width = torch.as_tensor(_WIDTH[unit] if init_width is None else init_width, dtype=torch.get_default_dtype())
-    if width.shape not in ((),(H,)): raise ValueError(f"init_width: expected one width or one a head, [{H}], got shape {list(width.shape)}")
+    if width.shape not in ((),(H,)): raise ValueError(f"init_width: expected one width or one per head, [{H}], got shape {list(width.shape)}")
     if not (floor>=0 and (width>floor).all()): raise ValueError(f"init_width: expected more than the floor of {floor} {unit}, got {init_width}")
     if scale is None: scale = 1. if link=="sigmoid" else width-floor
     scale = torch.as_tensor(scale, dtype=width.dtype).expand(H).clone()
@@ -64,7 +64,7 @@ def _start(H, link, init_width, scale, floor, unit):
 
 # %% ../nbs/10_sigma.ipynb #5e69140e
 class SigmaHead(nn.Module):
-    "One width a sequence and head, predicted from the state of the [CLS] token; with a state a token, one a query."
+    "One width per sequence and head, predicted from the state of [CLS]; with one state per token, one width per query."
     def __init__(self,
         D:int, # model width
         H:int, # heads
@@ -83,7 +83,7 @@ class SigmaHead(nn.Module):
         self.register_buffer("floor", floor)
 
     def forward(self,
-        x:Tensor, # [B,D] the state of [CLS], or [B,N,D] one a token
+        x:Tensor, # [B,D] the state of [CLS], or [B,N,D] one per token
         padding:PaddingMask|None=None, # of the N tokens; what stands in a padded one is not read
     ) -> Tensor: # [B,H], or [B,H,N]
         z = self.linear(_checked(x, self.linear.in_features, padding))
@@ -102,7 +102,7 @@ def _checked(x, D, padding=None):
 
 # %% ../nbs/10_sigma.ipynb #69067a84
 class SigmaParameter(nn.Module):
-    "One learned width a head, the same for every sequence."
+    "One learned width per head, the same for every sequence."
     def __init__(self,
         H:int, # heads
         link:str="softplus", # "softplus", "sigmoid" or "relu"
