@@ -68,23 +68,23 @@ def _check_sigma(sigma):
 
 # %% ../nbs/14_window.ipynb #e9c41b1b
 class _Reports:
-    "The two reports' windows, with their faults."
+    "The two reports' windows, as published."
     @classmethod
     def report_20220330(cls,
         sigma:float|Tensor, # in fractions of half the sequence
-        p:float=1e4, # exponent
-        T:float=.9, # threshold
+        p:float=1e4, # exponent; the report's examples have 10000 and 100
+        T:float=.9, # threshold; its examples have 0.9 and 0.8
     ): # `Window`
-        "The first report: the density, 1 below the threshold, 1 - V^p, multiplied in after the softmax."
+        "Yu-Hung Wu's report of 30 March 2022: the density, 1 below the threshold, 1 - V^p; here multiplied after the softmax."
         return cls(sigma, "normal", (T,1), "power", "fraction", "after", p=p)
 
     @classmethod
     def report_20220413(cls,
         sigma:float|Tensor, # in fractions of half the sequence
-        p:float=1e4, # steepness
-        T:float=.9, # threshold
+        p:float, # steepness; the report leaves it open
+        T:float, # threshold; the report leaves it open
     ): # `Window`
-        "The second report: the density, 0 below the threshold, tanh(p*V), multiplied in after the softmax."
+        "Yu-Hung Wu's report of 13 April 2022: the density, 0 below the threshold, tanh(p*V); here multiplied after the softmax."
         return cls(sigma, "normal", (T,0), "tanh", "fraction", "after", p=p)
 
 # %% ../nbs/14_window.ipynb #d0be3f84
