@@ -11,6 +11,7 @@ os.environ.pop('TRITON_INTERPRET', None)
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from dynattn.call import Call
 from dynattn.kernels import entmax, primitives, window
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
@@ -53,7 +54,7 @@ def note(row):
 def compile_all(suite, d, dtype, w):
     "The forward and backward kernels of one suite, every gradient asked for."
     q,soft = torch.zeros(1, 2, 300, d, dtype=dtype),isinstance(w, Window)
-    tensors,limits,rest = primitives.prepare(q, q, q, PaddingMask(torch.ones(1, 300, dtype=torch.bool)), True, None, w, 1, 0)
+    tensors,limits,rest = primitives.prepare(Call(q, q, q, padding=PaddingMask(torch.ones(1, 300, dtype=torch.bool)), is_causal=True, window=w, n_global=1))
     if suite=='window':
         out,lse = window.window_forward(*tensors, *limits, *rest)
         window.window_backward(out, *tensors, *limits, out.clone(), lse, soft, *rest)

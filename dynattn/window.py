@@ -151,6 +151,13 @@ def replace(self:Window,
     "The same window but for `kw`."
     return Window(**{"sigma":self.sigma, **self._options(), **kw})
 
+# %% ../nbs/14_window.ipynb #14ca0001
+@patch
+def widened(self:Window, dtype:torch.dtype) -> Window:
+    "The same window with sigma in a wider dtype; the gradient of a float16 sigma is clamped to what float16 can hold."
+    sigma = _Widen.apply(self.sigma) if self.sigma.dtype==torch.float16 else self.sigma
+    return self.replace(sigma=sigma.to(dtype))
+
 # %% ../nbs/14_window.ipynb #83c0775e
 def _token(w, n):
     "One token in the unit of sigma"

@@ -15,6 +15,30 @@ def signature(f, name, method=False):
     if method and 'staticmethod' not in deco: (a.posonlyargs or a.args)[:1] = []
     return f'{name}({ast.unparse(a)})' + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
 
+def record(name, modules):
+    "The class that `takes` names, and its module's classes: defined there, or imported from another module of the package"
+    for defs in modules:
+        if isinstance(defs.get(name), ast.ClassDef): return defs[name]
+
+def arguments(name, modules):
+    "What a dataclass of arguments takes, as `name:type=default`: those of the records it builds on first, then its own; `*` before the named ones"
+    c = record(name, modules)
+    base = [a for b in map(ast.unparse, c.bases) for a in arguments(b, modules)]
+    own = []
+    for n in c.body:
+        if not isinstance(n, ast.AnnAssign): continue
+        kind = ast.unparse(n.annotation)
+        default = '' if n.value is None else ast.unparse(n.value)
+        if kind=='KW_ONLY': own.append('*')
+        elif 'init=False' not in default: own.append(f"{n.target.id}: {kind}" + (f'={default}' if default else ''))
+    return base + own
+
+def taken(f, modules):
+    "The signature that `@takes(record)` gives a function, or None"
+    for d in f.decorator_list:
+        if isinstance(d, ast.Call) and ast.unparse(d.func)=='takes':
+            return f"{f.name}({', '.join(arguments(ast.unparse(d.args[0]), modules))})" + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
+
 def members(c, defs):
     "Public methods and properties of a class, its constructor first as `Class(...)`; a private base's count as its own"
     for b in map(ast.unparse, c.bases):
@@ -31,8 +55,12 @@ def patched(tree):
         if isinstance(n, DEFS) and any(ast.unparse(d).startswith('patch') for d in n.decorator_list) and not n.name.startswith('_'):
             yield signature(n, f'{ast.unparse(n.args.args[0].annotation)}.{n.name}', True)
 
-def public(path):
-    "One line a public name of a module, sorted"
+def definitions(path):
+    "Functions and classes of a module by name"
+    return {n.name: n for n in ast.parse(path.read_text(encoding='utf-8')).body if isinstance(n, (*DEFS, ast.ClassDef))}
+
+def public(path, modules):
+    "One line a public name of a module, sorted; `modules` are the definitions of every module, where records are looked up"
     tree = ast.parse(path.read_text(encoding='utf-8'))
     if path.name=='__init__.py':
         names = {a.asname or a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
@@ -44,12 +72,13 @@ def public(path):
         for name in ast.literal_eval(n.value):
             d = defs.get(name)
             if isinstance(d, ast.ClassDef): res += [f"class {name}({', '.join(map(ast.unparse, d.bases))})".replace('()', ''), *members(d, defs)]
-            else: res.append(name if d is None else signature(d, name))
+            else: res.append(name if d is None else taken(d, modules) or signature(d, name))
     return sorted(set(res), key=lambda s: (s.removeprefix('class ').split('(')[0], not s.startswith('class'), s))
 
 def api():
     "The text of api.txt"
     mods = {'.'.join(p.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__'): p for p in (ROOT/'dynattn').rglob('*.py') if p.name!='_modidx.py'}
-    return '\n'.join(f'{m}\n' + ''.join(f'    {l}\n' for l in public(p)) for m,p in sorted(mods.items()))
+    modules = [definitions(p) for p in mods.values()]
+    return '\n'.join(f'{m}\n' + ''.join(f'    {l}\n' for l in public(p, modules)) for m,p in sorted(mods.items()))
 
 if __name__=='__main__': API.write_text(api(), encoding='utf-8')

@@ -4,12 +4,14 @@
 
 # %% auto #0
 __all__ = ['entmax_scores', 'tile_weights', 'tile_after', 'entmax_bound_kernel', 'entmax_forward_kernel', 'entmax_forward',
-           'entmax_dq_kernel', 'entmax_dkv_kernel', 'entmax_backward', 'head_alpha', 'entmax_attention']
+           'entmax_dq_kernel', 'entmax_dkv_kernel', 'entmax_backward', 'head_alpha', 'entmax_attention',
+           'attend_entmax']
 
 # %% ../../nbs/42_kernels.entmax.ipynb #d3dde425
 from collections.abc import Sequence
 import torch
 from torch import Tensor
+from ..call import Call
 from .primitives import (triton, tl, INTERPRETED, prepare, told, launch, differentiable, dot, matrix, load_tile, store_tile, real_keys, head_look, my_tile,
     tile_number, tile_positions, key_tiles, keys_of_turn, query_tiles, pair_mask, deformed_exp, slope, newton_step, online_entmax_update, alpha_pull, may_weigh, is_live, note_live)
 
@@ -288,11 +290,8 @@ def head_alpha(
     h:int, # H
     device=None,
 ) -> Tensor: # [B,H] float32, differentiable
-    "One alpha a head."
-    if not isinstance(alpha, Tensor):
-        if isinstance(alpha, bool) or not isinstance(alpha, (int,float)): raise TypeError(f"alpha: expected a number or a floating tensor, got {type(alpha).__name__}")
-        if not 1<=alpha<=2: raise ValueError(f"alpha: expected a number from 1 to 2 for the kernels, got {alpha}")
-        return torch.full((b,h), float(alpha), device=device)
+    "One alpha per head."
+    if not isinstance(alpha, Tensor): return torch.full((b,h), float(alpha), device=device)
     return alpha.float().to(device, non_blocking=True).expand(b, h).contiguous()
 
 # %% ../../nbs/42_kernels.entmax.ipynb #4f6c7875
@@ -301,14 +300,16 @@ def entmax_attention(
     k:Tensor, # [B,Hkv,M,d] keys, Hkv divides H
     v:Tensor, # [B,Hkv,M,dv] values
     alpha:float|Tensor=1.5, # from 1 to 2: a number, [H] or [B,H]
-    *,
-    padding=None, # `PaddingMask` of the keys, [B,M]
-    is_causal:bool=False, # key j <= i + q_offset only
-    scale:float|None=None, # factor of the scores (default 1/sqrt(d))
-    window=None, # int w, pair (left, right), or a `Window` applied inside, one sigma a head
-    n_global:int=0, # leading positions that see and are seen by all, whatever the window says
-    q_offset:int=0, # position of query 0 on the key axis
+    **options, # as `attention` takes them: padding, is_causal, scale, window, n_global, q_offset
 ) -> Tensor: # [B,H,N,dv]
     "`dense_attention` with alpha-entmax, by kernels that skip what has no weight; differentiable in q, k, v, alpha and sigma."
-    tensors,limits,rest = prepare(q, k, v, padding, is_causal, scale, window, n_global, q_offset, alpha)
-    return entmax_forward(*tensors, head_alpha(alpha, *q.shape[:2], q.device), *limits, *rest)[0]
+    call = Call(q, k, v, alpha=alpha, **options)
+    return call.restore(attend_entmax(call))
+
+def attend_entmax(
+    call:Call, # checked arguments; alpha None is 1
+) -> Tensor: # [B,H,N,dv]
+    "`entmax_attention` of a `Call`."
+    tensors,limits,rest = prepare(call)
+    alpha = head_alpha(1. if call.alpha is None else call.alpha, *call.q.shape[:2], call.q.device)
+    return entmax_forward(*tensors, alpha, *limits, *rest)[0]

@@ -7,7 +7,7 @@ __all__ = ['INTERPRETED', 'dot', 'matrix', 'load_tile', 'store_tile', 'real_keys
            'window_form', 'window_limits', 'widest_first', 'my_tile', 'band_tiles', 'tile_number', 'tile_positions',
            'loop_parts', 'key_tiles', 'query_tiles', 'tanh', 'window_curve', 'smooth_curve', 'window_mask', 'pair_mask',
            'keys_of_turn', 'online_softmax_update', 'deformed_exp', 'slope', 'newton_step', 'online_entmax_update',
-           'may_weigh', 'is_live', 'note_live', 'alpha_pull', 'check_inputs', 'prepare', 'told', 'launch',
+           'may_weigh', 'is_live', 'note_live', 'alpha_pull', 'kernel_refuses', 'prepare', 'told', 'launch',
            'differentiable']
 
 # %% ../../nbs/40_kernels.primitives.ipynb #fda86f3a
@@ -15,7 +15,7 @@ import math, os
 from typing import NamedTuple
 import torch
 from torch import Tensor
-from ..dense import _check_qkv, _check_padding, _check_window, _check_options
+from ..call import Call, serve
 from ..window import Window
 
 # %% ../../nbs/40_kernels.primitives.ipynb #59cae81c
@@ -105,7 +105,7 @@ def window_form(
 ) -> tuple: # `Form`, ramp in tokens, one token in the unit of sigma
     "What of a window is known before a kernel starts."
     if not isinstance(window, Window): return Form('bell', 'hard'), 1., 1.
-    token,T,p = (1. if window.unit=='tokens' else 2/m),window.T or 0.,window.p or 1.
+    token,T,p = (1. if window.unit=='tokens' else 2/max(m, 1)),window.T or 0.,window.p or 1.
     form = Form(window.curve, window.smooth, T, p)
     if window.smooth=='edge': form = Form(window.curve, 'tanh', T, p/(1-T), T, 1/math.tanh(p))
     return form,(window.ramp or 1.)/token,token
@@ -128,9 +128,7 @@ def window_limits(
 ) -> tuple: # width float32, left and right int32, each [B,H]; differentiable in sigma by `width`
     "What of a window is only known on the device; nothing here waits for it."
     if not isinstance(window, Window): return _hard_limits(window, b, h, device)
-    if tuple(window.sigma.shape) not in ((),(h,),(b,h)): raise ValueError(f"window.sigma: expected a scalar, [H]={h,} or [B,H]={b,h} for the kernels, got {tuple(window.sigma.shape)}")
-    if window.apply!='inside': raise ValueError("window.apply: expected 'inside' for the kernels, got 'after', whose softmax runs over every key; use impl='dense'")
-    width = window.scale(m).float()/(1. if window.unit=='tokens' else 2/m)
+    width = window.scale(m).float()/(1. if window.unit=='tokens' else 2/max(m, 1))
     reach = (window.edge(m).detach().clamp(0, _FAR).ceil()-1).clamp(min=0 if window.curve=='bell' else -1).int()
     sides = (reach if r is None else reach.clamp(max=r) for r in window.reach)
     return tuple(t.to(device, non_blocking=True).expand(b, h).contiguous() for t in (width,*sides))
@@ -268,7 +266,7 @@ def pair_mask(i, j, real, band, look, FORM: tl.constexpr, CAUSAL: tl.constexpr, 
     m, dm = window_mask(off.to(tl.float32), width, band.ramp, band.unit, FORM)
     soft = real
     if not WHOLE:
-        everywhere = (i<band.n_global) | (j<band.n_global)
+        everywhere = ((i>=0) & (i<band.n_global)) | (j<band.n_global)
         real = real & (((off>=-left) & (off<=right)) | everywhere)
         if CAUSAL: real = real & (off<=0)
         m = tl.where(everywhere, 1., m)
@@ -365,30 +363,40 @@ def alpha_pull(log_p, u, eps): # any shape -> phi, 0 off the support
     return log_p*log_p*tl.where(l<-.25, far, near)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #c95ed6f9
-def check_inputs(
-    q:Tensor, k:Tensor, v:Tensor, # [B,H,N,D], [B,HKV,M,D], [B,HKV,M,DV]
-):
-    "Raise where the kernels cannot take these tensors."
-    _check_qkv(q, k, v)
-    if not (q.is_cuda or INTERPRETED.value): raise ValueError(f"q: expected a CUDA tensor for the kernels, got one on {q.device}; set TRITON_INTERPRET=1 before dynattn.kernels is imported to run them, slowly, without a GPU")
-    for name,t in dict(q=q, k=k, v=v).items():
-        if t.dtype!=q.dtype or t.dtype not in (torch.float16,torch.bfloat16,torch.float32): raise TypeError(f"{name}: expected float16, bfloat16 or float32 for the kernels, the same throughout, got {t.dtype}")
-        if t.shape[-1]>256: raise ValueError(f"{name}: expected heads up to 256 wide for the kernels, got {t.shape[-1]}")
-        if t.device!=q.device: raise ValueError(f"{name}: expected a tensor on {q.device} as q, got {t.device}")
+def kernel_refuses(
+    call:Call,
+) -> str|None: # None: the kernels serve it
+    "Why the kernels cannot serve a call."
+    for name in ('attn_mask','rel_bias','segments','sink','softcap'):
+        if getattr(call, name) is not None: return f"{name}: expected None for the kernels, got one; use impl='dense'"
+    if call.dropout_p or call.return_weights: return "dropout_p: expected neither dropout nor return_weights for the kernels, got one of them"
+    q,window,alpha = call.q,call.window,call.alpha
+    if not (q.is_cuda or INTERPRETED.value): return f"q: expected a CUDA tensor for the kernels, got one on {q.device}; set TRITON_INTERPRET=1 before dynattn.kernels is imported to run them, slowly, without a GPU"
+    if q.dtype not in (torch.float16,torch.bfloat16,torch.float32): return f"q: expected float16, bfloat16 or float32 for the kernels, got {q.dtype}"
+    if max(q.shape[-1], call.v.shape[-1])>256: return f"q: expected heads up to 256 wide for the kernels, got {max(q.shape[-1], call.v.shape[-1])}"
+    if window is not None and not isinstance(window, (tuple,Window)): return f"window: expected None, an int, a pair or a Window for the kernels, got {type(window).__name__}"
+    if isinstance(window, Window) and window.sigma.dim()==3: return "window: expected one sigma per head for the kernels, got one sigma per query; use impl='dense'"
+    if isinstance(window, Window) and window.apply!='inside': return "window: expected apply='inside' for the kernels, got 'after', which runs a softmax over every key; use impl='dense'"
+    if alpha is not None and not _at_most_two(alpha): return f"alpha: expected 1 to 2 for the kernels, got {alpha if isinstance(alpha, float) else alpha.tolist()}"
+
+def _at_most_two(alpha):
+    "A tensor is read on the CPU only: to read it on a GPU would wait for it, and there the output is NaN."
+    if not isinstance(alpha, Tensor): return alpha<=2
+    if torch.compiler.is_compiling() or alpha.device.type!='cpu': return True
+    return bool((alpha<=2).all())
 
 # %% ../../nbs/40_kernels.primitives.ipynb #2c846da4
 def prepare(
-    q:Tensor, k:Tensor, v:Tensor, # as `dense_attention` takes them, and all that follows
-    padding, is_causal:bool, scale:float|None, window, n_global:int, q_offset:int, alpha=None,
+    call:Call, # checked arguments
 ) -> tuple: # q, k, v, keep; width, left, right; scale, n_global, q_offset, is_causal, curve, smooth, numbers
-    "Check everything; tensors of the heads, one number a head, and what is known before a kernel starts."
-    check_inputs(q, k, v); _check_padding(padding, k.shape[0], k.shape[2]); _check_window(window)
-    _check_options(*q.shape[:2], alpha, n_global, None, q_offset, None)
-    form,ramp,unit = window_form(window, k.shape[2])
-    keep = None if padding is None else padding.keep.to(q.device, torch.int8)
+    "Tensors of the heads, one number per head, and what is known before a kernel starts."
+    serve(kernel_refuses(call))
+    q,k,v,m = call.q,call.k,call.v,call.k.shape[2]
+    form,ramp,unit = window_form(call.window, m)
+    keep = None if call.padding is None else call.padding.keep.to(q.device, torch.int8)
     rows = (t if t.stride(-1)==1 else t.contiguous() for t in (q,k,v))
-    rest = q.shape[-1]**-.5 if scale is None else float(scale),n_global,q_offset,is_causal,form.curve,form.smooth,[*form[2:],ramp,unit]
-    return (*rows,keep),window_limits(window, *q.shape[:2], k.shape[2], q.device),rest
+    rest = float(call.factor),call.n_global,call.q_offset,call.is_causal,form.curve,form.smooth,[*form[2:],ramp,unit]
+    return (*rows,keep),window_limits(call.window, *q.shape[:2], m, q.device),rest
 
 # %% ../../nbs/40_kernels.primitives.ipynb #fbfd06f3
 def _block(d): return max(16, triton.next_power_of_2(d))  # the least that a tensor core takes

@@ -10,6 +10,7 @@ __all__ = ['window_scores', 'window_forward_kernel', 'window_forward', 'window_d
 from collections.abc import Sequence
 import torch
 from torch import Tensor
+from ..call import Call, serve, takes
 from .primitives import (triton, tl, INTERPRETED, prepare, told, launch, differentiable, dot, matrix, load_tile, store_tile, real_keys,
     head_look, my_tile, tile_positions, key_tiles, keys_of_turn, query_tiles, pair_mask, online_softmax_update)
 
@@ -187,18 +188,9 @@ def _(dout, q, k, v, keep, width, *rest): return *(t.new_empty(t.shape) for t in
 differentiable(window_forward, window_backward, 1)
 
 # %% ../../nbs/41_kernels.window.ipynb #26eaa149
-def windowed_attention(
-    q:Tensor, # [B,H,N,d] queries: float16, bfloat16 or float32, d <= 256
-    k:Tensor, # [B,Hkv,M,d] keys, Hkv divides H
-    v:Tensor, # [B,Hkv,M,dv] values
-    *,
-    padding=None, # `PaddingMask` of the keys, [B,M]
-    is_causal:bool=False, # key j <= i + q_offset only
-    scale:float|None=None, # factor of the scores (default 1/sqrt(d))
-    window=None, # int w, pair (left, right), or a `Window` applied inside the softmax, one sigma a head
-    n_global:int=0, # leading positions that see and are seen by all, whatever the window says
-    q_offset:int=0, # position of query 0 on the key axis
-) -> Tensor: # [B,H,N,dv]
+@takes(Call)
+def windowed_attention(call) -> Tensor: # [B,H,N,dv]
     "`dense_attention` under a window, by kernels that compute the band only; differentiable in q, k, v and sigma."
-    tensors,limits,rest = prepare(q, k, v, padding, is_causal, scale, window, n_global, q_offset)
+    if call.alpha is not None: serve("alpha: expected None for this kernel, got one; use entmax_attention")
+    tensors,limits,rest = prepare(call)
     return window_forward(*tensors, *limits, *rest)[0]
