@@ -1,0 +1,342 @@
+"""What `dynattn.attention` documents, written in NumPy and float64: the oracle of `search.py`, which shares no code with the package.
+
+`Window` and `PaddingMask` take the arguments of their namesakes and only keep them, so the text of a call can be evaluated
+twice: once with the package's classes, once with these. `Attention(**call)` has the output, the weights, the gradients (each
+written by hand) and a bound of what rounding may do to every entry of them. Inputs may be complex: `directional` differentiates
+by a complex step."""
+import math
+import numpy as np
+
+STEP = 1e-30  # of a complex step: there is no cancellation, so it may be as small as one likes
+
+def array(x):
+    "Numbers of any kind as float64 or complex128; `None` stays."
+    if x is None: return None
+    if hasattr(x, 'detach'):
+        x = x.detach().cpu()
+        x = x.numpy() if not x.dtype.is_floating_point else x.double().numpy()
+    x = np.asarray(x)
+    return x if x.dtype==bool or np.iscomplexobj(x) else x.astype(np.float64)
+
+class PaddingMask:
+    "`keep` [B,M]: True takes part."
+    def __init__(self, keep): self.keep = array(keep).astype(bool)
+    @classmethod
+    def from_lengths(cls, lengths, n): return cls(np.arange(n) < array(lengths)[:,None])
+    @classmethod
+    def from_keep(cls, mask): return cls(array(mask)!=0)
+    @classmethod
+    def from_hf(cls, mask): return cls(array(mask)!=0)
+    @classmethod
+    def from_ignore(cls, mask): return cls(array(mask)==0)
+    @classmethod
+    def from_additive(cls, mask):
+        mask = array(mask)
+        return cls((mask[:,0,0] if mask.ndim==4 else mask)==0)
+
+class Window:
+    "The formulas of chapters 11, 12 and 14, evaluated at every pair."
+    def __init__(self, sigma, curve='bell', cut=None, smooth='edge', unit='tokens', apply='inside', reach=None, *, p=None, ramp=None, eps=2**-24):
+        self.sigma,self.curve,self.smooth,self.unit,self.apply = array(sigma),curve,smooth,unit,apply
+        self.reach = (None,None) if reach is None else reach
+        self.T = cut[0] if isinstance(cut, tuple) else cut
+        self.promised = smooth=='edge' and curve=='bell' and cut is None  # |j - i| <= sigma takes part, exactly
+        if smooth=='edge' and cut is None: self.T = math.exp(-.5)
+        self.p,self.ramp,self.eps = 2. if smooth=='edge' and p is None else p,ramp,eps
+    @classmethod
+    def default(cls, sigma, unit='tokens', reach=None): return cls(sigma, unit=unit, reach=reach)
+    @classmethod
+    def span(cls, width, ramp=32, reach=None): return cls(width, smooth='ramp', ramp=ramp, reach=reach)
+    @classmethod
+    def report_20220330(cls, sigma, p=1e4, T=.9): return cls(sigma, 'normal', (T,1), 'power', 'fraction', 'after', p=p)
+    @classmethod
+    def report_20220413(cls, sigma, p=1e4, T=.9): return cls(sigma, 'normal', (T,0), 'tanh', 'fraction', 'after', p=p)
+
+    def aligned(self, sigma):
+        "[H], [B,H] or [B,H,N] to what broadcasts with [B,H,N,M]."
+        if sigma.ndim==3: return sigma[...,None]
+        return sigma.reshape((1,)*(2-sigma.ndim) + sigma.shape + (1,1))
+
+    @np.errstate(all='ignore')
+    def mask(self, offsets, n, sigma=None):
+        "[N,M] offsets to the mask [B|1,H|1,N,M], exactly 0 outside."
+        sigma = self.aligned(self.sigma if sigma is None else sigma)
+        token = 1. if self.unit=='tokens' else 2/max(n, 1)
+        x = np.abs(offsets)*token
+        m = self.ramp_at(x, sigma) if self.smooth=='ramp' else self.smoothed(x, sigma, token)
+        left,right = self.reach
+        if left is not None: m = np.where(offsets>=-left, m, 0.)
+        return m if right is None else np.where(offsets<=right, m, 0.)
+
+    def ramp_at(self, x, width):
+        r = (width + self.ramp - x)/self.ramp
+        return np.where(r.real<=0, 0., np.where(r.real>=1, 1., r))
+
+    def smoothed(self, x, sigma, token):
+        if self.smooth=='edge' and self.curve=='bell': sigma = sigma + token/math.sqrt(-2*math.log(self.T))
+        bell = np.where(x==0, 1., np.exp(-.5*(x/np.where(sigma==0, 1., sigma))**2)*(sigma!=0))
+        V = bell if self.curve=='bell' else bell/np.where(sigma==0, np.inf, sigma*math.sqrt(2*math.pi))
+        if self.T is not None: inside = V.real > self.T
+        elif self.smooth=='tanh': inside = V.real > min(self.eps/self.p, .5)
+        else: inside = (bell.real > self.eps) & ((sigma!=0) | (self.curve=='bell'))
+        if self.promised: inside = x < (self.aligned(self.sigma)+token).real
+        if self.smooth=='edge': m = np.tanh(self.p*np.where(V.real>self.T, V-self.T, 0.)/(1-self.T))/math.tanh(self.p)
+        elif self.smooth=='power': m = 1 - np.where(inside, V, 1.)**self.p
+        elif self.smooth=='tanh': m = np.tanh(self.p*V)
+        else: m = V
+        return np.where(inside, m, 0.)
+
+    @np.errstate(all='ignore')
+    def slope(self, offsets, n, times=1.):
+        "The derivative of the mask in sigma, at `times` its width."
+        m = self.mask(offsets, n, times*self.sigma + 1j*STEP).imag/STEP
+        return np.where((self.aligned(self.sigma)==0) & (self.smooth not in ('ramp','edge') or self.curve=='normal'), 0., m)
+
+    def unclear(self, offsets, n, relative):
+        "Whether a width that is off by `relative` ends at another token."
+        if self.promised and self.unit=='tokens': return False
+        wide,narrow = (self.mask(offsets, n, self.sigma*(1+s))!=0 for s in (relative,-relative))
+        exact = self.smooth=='ramp' and self.unit=='tokens' and (self.sigma*4==np.round(self.sigma*4)).all()
+        return bool((wide!=narrow).any()) and not exact
+
+    def corner(self, offsets, n):
+        "Whether sigma stands so that a token is at a corner of the ramp, which has two slopes."
+        if self.smooth!='ramp': return False
+        x,width = np.abs(offsets)*(1. if self.unit=='tokens' else 2/max(n, 1)),self.aligned(self.sigma)
+        return bool(((np.abs(x-width)<1e-6*(x+1)) | (np.abs(x-width-self.ramp)<1e-6*(x+1))).any())
+
+def log1p_over(t):
+    "log(1 + t)/t, 1 at 0."
+    near = np.abs(t) < .02
+    small,large = np.where(near, t, 0.),np.where(near, 1., t)
+    series = sum((-small)**k/(k+1) for k in range(11))
+    return np.where(near, series, np.log(1+large)/large if np.iscomplexobj(t) else np.log1p(large)/large)
+
+def deformed(y, eps):
+    "[1 + eps y]^(1/eps), 0 where the bracket is negative, exp(y) at eps = 0."
+    t = eps*y
+    alive = (t.real > -1) & np.isfinite(y.real)
+    y,t = np.where(alive, y, 0.),np.where(alive, t, 0.)
+    return np.where(alive, np.exp(np.minimum(y.real, 700.)*log1p_over(t) if not np.iscomplexobj(y) else y*log1p_over(t)), 0.)
+
+def slopes(p, eps):
+    "p^(2 - alpha) on the support."
+    alive = p.real>0
+    return np.where(alive, np.where(alive, p, 1.)**(1-eps), 0.)
+
+def threshold(x, eps):
+    "c with sum of `deformed(x - c, eps)` = 1 for rows whose largest entry is 0: halving, then Newton's steps."
+    real,e = x.real,np.real(eps)
+    lo = np.zeros(real.shape[:-1]+(1,))
+    hi = lo + np.where(e==0, math.log(max(real.shape[-1], 2)), -np.expm1(-e*math.log(max(real.shape[-1], 2)))/np.where(e==0, 1., e))
+    for _ in range(56):
+        mid = (lo+hi)/2
+        over = deformed(real-mid, e).sum(-1, keepdims=True) >= 1
+        lo,hi = np.where(over, mid, lo),np.where(over, hi, mid)
+    if not (np.iscomplexobj(x) or np.iscomplexobj(eps)): return lo
+    c = lo.astype(complex)
+    for _ in range(3):
+        p = deformed(x-c, eps)
+        c = c + (p.sum(-1, keepdims=True)-p.real.sum(-1, keepdims=True))/slopes(p, eps).sum(-1, keepdims=True)
+    return c
+
+def fold(g, shape):
+    "`g` summed to `shape`, which broadcasts to it."
+    g = g.sum(tuple(range(g.ndim-len(shape))))
+    axes = tuple(i for i,n in enumerate(shape) if n==1 and g.shape[i]!=1)
+    return g.sum(axes, keepdims=True).reshape(shape)
+
+class Attention:
+    "One call, worked out."
+    @np.errstate(all='ignore')
+    def __init__(self, q, k, v, attn_mask=None, dropout_p=0., is_causal=False, scale=None, enable_gqa=False, *, padding=None, window=None, alpha=None,
+                 n_global=0, rel_bias=None, q_offset=0, return_weights=False):
+        self.q,self.k,self.v = array(q),array(k),array(v)
+        (self.B,self.H,self.N,self.d),(self.G,self.M) = self.q.shape,self.k.shape[1:3]
+        self.scale = self.d**-.5 if scale is None and self.d else 1. if scale is None else scale
+        self.lost = ~np.isfinite(self.q).all(-1, keepdims=True)  # queries that are not finite
+        self.q = np.where(self.lost, 0., self.q)
+        self.keep = None if padding is None else padding.keep
+        if self.keep is not None: self.k,self.v = (np.where(self.keep[:,None,:,None], x, 0.) for x in (self.k,self.v))
+        self.offsets = np.arange(self.M) - np.arange(self.N)[:,None] - q_offset
+        position = np.arange(self.N)[:,None] + q_offset
+        self.everywhere = ((0<=position) & (position<n_global)) | (np.arange(self.M)<n_global)
+        self.window = window if isinstance(window, Window) else None
+        self.mask = self.window.mask(self.offsets, self.M) if self.window else None
+        self.attn_mask,self.rel_bias = array(attn_mask),array(rel_bias)
+        self.alpha,self.dropped = array(alpha),dropout_p==1
+        see = self.sight(is_causal, window)
+        scores = np.where(see, self.products() + self.biases(), -np.inf)
+        self.m = None if self.mask is None else np.where(self.everywhere, 1., self.mask)
+        if self.inside:
+            scores = np.where(self.m.real>0, scores+np.log(np.where(self.m.real>0, self.m, 1.)), -np.inf)
+        self.scores = np.broadcast_to(scores, (self.B,self.H,self.N,self.M))
+        self.p = self.rows()
+        self.weights = self.p if not self.m_after else self.p*self.m
+        if self.dropped: self.weights = self.weights*0.
+        self.see = np.broadcast_to(see, self.p.shape)
+        self.corners = self.window is not None and self.window.corner(self.offsets, self.M)
+        self.empty = ~(self.scores.real>-np.inf).any(-1, keepdims=True)
+        self.out = np.where(self.lost & ~self.empty, np.nan, self.weights@self.spread(self.v))
+
+    @property
+    def inside(self): return self.window is not None and self.window.apply=='inside'
+    @property
+    def m_after(self): return self.window is not None and self.window.apply=='after'
+    @property
+    def eps(self):
+        "alpha - 1, [B|1,H|1,1,1]"
+        if self.alpha is None: return np.zeros((1,1,1,1))
+        return self.alpha.reshape((1,)*(2-self.alpha.ndim) + self.alpha.shape + (1,1)) - 1
+
+    def spread(self, x): return np.repeat(x, self.H//max(self.G, 1), 1)
+    def gathered(self, g): return g.reshape(self.B, self.G, self.H//self.G, *g.shape[2:]).sum(2)
+    def products(self): return self.q@self.spread(self.k).swapaxes(-1, -2)*self.scale
+
+    def sight(self, causal, window):
+        "Which pairs may meet, by everything that is hard."
+        see = np.ones((1,1,self.N,self.M), bool)
+        if window is not None and self.window is None:
+            left,right = (window,window) if isinstance(window, int) else window
+            if left is not None: see = see & (self.offsets>=-left)
+            if right is not None: see = see & (self.offsets<=right)
+        see = see | self.everywhere
+        if causal: see = see & (self.offsets<=0)
+        if self.keep is not None: see = see & self.keep[:,None,None]
+        if self.attn_mask is not None: see = see & (self.attn_mask if self.attn_mask.dtype==bool else self.attn_mask!=-np.inf)
+        return see
+
+    def columns(self):
+        "The entry of the bias that each pair reads."
+        r = self.rel_bias.shape[-1]//2
+        return np.clip(self.offsets, -r, r)+r
+
+    def biases(self):
+        total = np.zeros((1,1,1,1))
+        if self.attn_mask is not None and self.attn_mask.dtype!=bool: total = total + np.where(self.attn_mask==-np.inf, 0., self.attn_mask)
+        return total if self.rel_bias is None else total + self.rel_bias[...,self.columns()]
+
+    def rows(self):
+        "Weights before a window that stands after the softmax; remembers x - c."
+        if not self.M:
+            self.y = self.scores
+            return self.scores*0.
+        top = self.scores.real.max(-1, keepdims=True)
+        x = np.where(top>-np.inf, self.scores-np.where(top>-np.inf, top, 0.), -np.inf)
+        some = np.where(top>-np.inf, x, 0.)  # an empty row is solved like any other, and then left out
+        if self.alpha is None:
+            c = np.log(np.exp(some).sum(-1, keepdims=True))
+        else: c = threshold(some, self.eps)
+        self.y = some-c
+        p = deformed(self.y, self.eps) if self.alpha is not None else np.exp(self.y)
+        return np.where(top>-np.inf, p, 0.)
+
+    def alpha_slope(self):
+        "The derivative of the weights in alpha, by a complex step in the solver."
+        if not self.M: return self.p
+        some = np.where(self.empty, 0., self.y)
+        eps = np.broadcast_to(self.eps, (self.B,self.H,1,1)) + 1j*STEP
+        top = some.max(-1, keepdims=True)
+        return np.where(self.empty, 0., deformed(some-top-threshold(some-top, eps), eps).imag/STEP)
+
+    @np.errstate(all='ignore')
+    def gradients(self, dout):
+        "Those of every input, by name."
+        dout = np.where(self.lost | self.dropped, 0., array(dout))
+        v = self.spread(self.v)
+        dweights = dout@v.swapaxes(-1, -2)
+        dp = dweights*self.m if self.m_after else dweights
+        s = slopes(self.p, self.eps)
+        total = s.sum(-1, keepdims=True)
+        mean = (s*dp).sum(-1, keepdims=True)/np.where(total==0, 1., total)
+        ds = s*(dp-mean)
+        self.d = dict(dout=dout, dweights=dweights, dp=dp, s=s, mean=mean, ds=ds, total=np.where(total==0, 1., total))
+        grads = dict(q=self.scale*ds@self.spread(self.k), k=self.gathered(self.scale*ds.swapaxes(-1, -2)@self.q), v=self.gathered(self.weights.swapaxes(-1, -2)@dout))
+        if self.keep is not None: grads['k'],grads['v'] = (np.where(self.keep[:,None,:,None], grads[x], 0.) for x in 'kv')
+        if self.window is not None: grads['sigma'] = self.to_sigma(self.to_mask(ds, dweights*self.p), self.window.slope(self.offsets, self.M))
+        if self.alpha is not None: grads['alpha'] = fold((dp*self.alpha_slope()).sum((-1,-2)), self.alpha.shape)
+        if self.rel_bias is not None: grads['rel_bias'] = self.to_bias(ds)
+        if self.attn_mask is not None and self.attn_mask.dtype!=bool: grads['attn_mask'] = fold(ds, self.attn_mask.shape)
+        return grads
+
+    def to_mask(self, ds, by_weight):
+        g = np.where(self.m>0, ds/np.where(self.m>0, self.m, 1.), 0.) if self.inside else by_weight
+        return np.where(self.everywhere, 0., g)
+
+    def to_sigma(self, g, slope):
+        g = np.broadcast_to(g*slope, self.p.shape)
+        shape = self.window.sigma.shape
+        return fold(g.sum(-1), shape) if len(shape)==3 else fold(g.sum((-1,-2)), shape)
+
+    def to_bias(self, ds):
+        g = np.zeros((self.B,self.H,self.rel_bias.shape[-1]))
+        np.add.at(g, (slice(None),slice(None),self.columns()), ds)
+        return fold(g, self.rel_bias.shape)
+
+    @np.errstate(all='ignore')
+    def bounds(self, eps, eps_mask, tiny=0.):
+        "How far rounding by `eps` (and by `eps_mask` of the window) can move each entry, to first order: `out`, and each gradient if `gradients` was called."
+        absolute = np.abs
+        k,v = absolute(self.spread(self.k)),absolute(self.spread(self.v))
+        reach = absolute(self.q)@k.swapaxes(-1, -2)*abs(self.scale)
+        moved = eps*(2+reach+absolute(self.biases()))
+        slope = drift = 0.
+        if self.window is not None:
+            slope = absolute(self.window.slope(self.offsets, self.M))
+            drift = absolute(self.window.slope(self.offsets, self.M, 1+1e-4) - self.window.slope(self.offsets, self.M, 1-1e-4))/1e-4
+            width = self.window.aligned(self.window.sigma)
+            off = eps_mask*(1+slope*(1+width))                                # of the mask
+            if self.inside:
+                live = np.where(self.m>0, self.m, 1.)
+                moved = moved + np.where(self.everywhere, 0., off/live + eps*absolute(np.log(live)))
+        s0 = slopes(self.p, self.eps)
+        moved = np.minimum(np.broadcast_to(moved, self.p.shape), 30.)
+        total = s0.sum(-1, keepdims=True)
+        moved = moved + (s0*moved).sum(-1, keepdims=True)/np.where(total==0, 1., total)
+        seen = (self.scores>-np.inf)
+        e = self.eps if self.alpha is not None else np.zeros((1,1,1,1))
+        high,low = (np.where(seen, deformed(self.y+sign*moved, e), 0.) for sign in (1,-1))
+        vp = np.minimum(high-low, 1.) + np.where(seen, eps*self.p + tiny, 0.)
+        shash,slow = slopes(high, e),slopes(low, e)
+        vs = np.minimum(absolute(shash-s0), 1e6)+np.minimum(absolute(slow-s0), 1e6)+eps*s0+np.where(seen, tiny, 0.)
+        vw = vp if not self.m_after else vp*absolute(self.m)+self.p*np.where(self.everywhere, 0., off)
+        if self.dropped: vw = vw*0.
+        self.vw = vw
+        res = dict(out=vw@v + eps*absolute(self.weights)@v + tiny)
+        if not hasattr(self, 'd'): return res
+        d = {name: absolute(x) for name,x in self.d.items()}
+        wide = d['dout']@v.swapaxes(-1, -2)
+        edp = 2*eps*wide + tiny
+        if self.m_after: edp = edp*absolute(self.m)+wide*np.where(self.everywhere, 0., off)
+        spread_mean = (self.d['s']*(edp+eps*d['dp'])).sum(-1, keepdims=True)/d['total'] + (vs*absolute(self.d['dp']-self.d['mean'])).sum(-1, keepdims=True)/d['total']
+        level = absolute(np.where(seen, self.scores, 0.)).max(-1, keepdims=True, initial=0.)     # a stored log of the row's sum is rounded, too
+        spread_mean = spread_mean + min(eps, 2.**-24)*level*d['mean']
+        eds = vs*absolute(self.d['dp']-self.d['mean']) + self.d['s']*(edp+spread_mean+eps*(d['dp']+d['mean'])) + np.where(seen, tiny, 0.)
+        size = d['ds'] + eds
+        res.update(q=abs(self.scale)*(eds+eps*size)@k + tiny, k=self.gathered(abs(self.scale)*(eds+eps*size).swapaxes(-1, -2)@absolute(self.q)) + tiny,
+                   v=self.gathered((vw+eps*absolute(self.weights)).swapaxes(-1, -2)@d['dout']) + tiny)
+        if self.window is not None:
+            by_mask = self.to_mask(eds, edp*self.p+d['dweights']*vp)
+            relative = eps_mask*(2+1/np.where(self.m>0, self.m, 1.)) if self.inside else eps_mask
+            size_mask = np.where(self.everywhere, 0., self.to_mask(size, wide*self.p))
+            res['sigma'] = self.to_sigma(by_mask, slope) + self.to_sigma(size_mask*(relative+eps), slope) + self.to_sigma(size_mask*eps_mask, 1+slope*(1+slope)+drift) + tiny
+        if self.alpha is not None:
+            l = np.log(np.where(self.p>0, self.p, 1.))**2
+            res['alpha'] = fold((eds*(1+l)+ eps*size*(1+l)).sum((-1,-2)), self.alpha.shape) + fold((vp*wide).sum((-1,-2)), self.alpha.shape) + tiny
+        # many roundings to half precision cancel in a long sum, if it is not itself one in half precision
+        if self.rel_bias is not None: res['rel_bias'] = self.to_bias(eds + eps*size) if eps<1e-4 else 2*np.sqrt(self.to_bias((eds + eps*size)**2))
+        if self.attn_mask is not None and self.attn_mask.dtype!=bool: res['attn_mask'] = fold(eds+eps*size, self.attn_mask.shape)
+        self.sizes = dict(rel_bias=self.to_bias(size) if self.rel_bias is not None else 0., attn_mask=res.get('attn_mask', 0.)/eps)
+        return res
+
+def attention(*args, **call): return Attention(*args, **call).out
+
+def directional(call, name, direction):
+    "The derivative of the output when the input `name` moves along `direction`, by a complex step."
+    step = 1j*STEP*array(direction)
+    if name=='sigma':
+        window = Window.__new__(Window)
+        window.__dict__.update(call['window'].__dict__, sigma=call['window'].sigma+step)
+        moved = dict(call, window=window)
+    else: moved = dict(call, **{name: array(call[name])+step})
+    return Attention(**moved).out.imag/STEP

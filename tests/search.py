@@ -1,0 +1,839 @@
+"""Random search for wrong answers of `dynattn.attention`.
+
+    python tests/search.py --minutes 10 [--seed N] [--impl dense banded ...] [--kind value wrong ...] [--only NUMBER]
+
+Draws a call over all arguments, works it out with `oracle.py` (NumPy, float64, no line shared with the package) and compares
+output and gradients within a bound of the rounding; or repeats it, transforms it, or spoils one argument. Each failure is
+shrunk as long as it still fails and printed as a snippet that runs. The exit status is 1 if anything failed."""
+import argparse, itertools, multiprocessing, os, random, re, signal, sys, textwrap, time, traceback, warnings
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+if __name__=='__main__': os.environ.setdefault('TRITON_INTERPRET', '1')  # before dynattn is imported: kernels run without a GPU
+import numpy as np
+import torch, torch.nn.functional as F
+import oracle, dynattn
+
+inf,nan = float('inf'),float('nan')
+FORK = multiprocessing.get_context('fork')
+
+# ---------------------------------------------------------------- what the text of a call may use
+
+def _numbers(seed): return torch.Generator().manual_seed(seed)
+def normal(seed, *shape): return torch.randn(shape, generator=_numbers(seed), dtype=torch.float64)
+def uniform(seed, *shape): return torch.rand(shape, generator=_numbers(seed), dtype=torch.float64)
+def lengths(seed, b, m): return torch.randint(0, m+1, (b,), generator=_numbers(seed))
+def pick(seed, values, *shape): return torch.tensor(values, dtype=torch.float64)[torch.randint(len(values), shape, generator=_numbers(seed))]
+
+DTYPES = dict(float64=torch.float64, float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16)
+ROUNDING = {torch.float64: 2.**-53, torch.float32: 2.**-24, torch.bfloat16: 2.**-9, torch.float16: 2.**-12}
+TINY = {torch.float64: 1e-290, torch.float32: 1e-36, torch.bfloat16: 1e-36, torch.float16: 2.**-23}
+HALF = (torch.bfloat16, torch.float16)
+MARGIN = 6.  # times the first-order bound of the rounding
+LEAVES = ('q','k','v','sigma','alpha','rel_bias','attn_mask')
+
+# ---------------------------------------------------------------- a case
+
+@dataclass
+class Case:
+    "One call as text, and what to do with it."
+    kind:str      # a key of `KINDS`
+    impl:str
+    sizes:dict    # B, H, G (heads of the keys), N, M, d, dv
+    dtype:str     # of q, k and v
+    args:dict     # name -> text; 'sigma' belongs to the window
+    wants:tuple=('q','k','v')  # whose gradient is asked for
+    mode:str='plain'           # 'plain', 'inference', 'no_grad', 'autocast bfloat16', 'autocast float16'
+    poison:str=''              # 'nan' or 'inf' in padded keys and values
+    lost:bool=False            # one query that is not a number
+    spoiled:tuple=()           # of a wrong call: (argument, text)
+
+    def source(self):
+        "The call as a function of the classes to make it with."
+        names,numbers = ', '.join(self.sizes),', '.join(map(str, self.sizes.values()))
+        body = [f"sigma = {self.args['sigma']}"] if 'sigma' in self.args else []
+        given = ',\n        '.join(f'{name}={text}' for name,text in self.args.items() if name!='sigma')
+        body.append(f"return dict({given})")
+        return f"{names}, dtype = {numbers}, torch.{self.dtype}\n\ndef call(Window, PaddingMask):\n" + textwrap.indent('\n'.join(body), '    ')
+
+    def call(self):
+        space = dict(globals())
+        exec(self.source(), space)
+        return space['call']
+
+    def said(self):
+        "In one line."
+        options = ', '.join(f'{name}={text}' for name,text in self.args.items() if name not in 'qkv')
+        extra = ', '.join(x for x in (self.mode if self.mode!='plain' else '', self.poison and f'{self.poison} in padding', 'a NaN query' if self.lost else '',
+                                      'wrong: '+' = '.join(self.spoiled) if self.spoiled else '') if x)
+        return f"{self.kind} {self.impl} {self.dtype} {tuple(self.sizes.values())} {options}{' | '+extra if extra else ''}"
+
+    def snippet(self):
+        rest = ', '.join(f'{name}={getattr(self, name)!r}' for name in ('wants','mode','poison','lost','spoiled') if getattr(self, name)!=getattr(Case, name))
+        lines = ["import os, sys; sys.path.insert(0, 'tests')"] + (["os.environ['TRITON_INTERPRET'] = '1'"] if self.impl=='triton' else [])
+        lines += ["import dynattn, oracle", "from search import *", "", self.source(), ""]
+        if self.kind=='value' and self.mode=='plain' and not self.poison and not self.lost:
+            lines += [f"out = dynattn.attention(**call(dynattn.Window, dynattn.PaddingMask), impl={self.impl!r})",
+                      "want = oracle.attention(**call(oracle.Window, oracle.PaddingMask))",
+                      "print(abs(out.double().numpy() - want).max())"]
+        lines.append(f"print(failure(call, {self.kind!r}, {self.impl!r}{', '+rest if rest else ''}))")
+        return '\n'.join(lines)
+
+    def failure(self):
+        "What is wrong, or None."
+        return failure(self.call(), self.kind, self.impl, self.wants, self.mode, self.poison, self.lost, self.spoiled)
+
+class Refused(Exception): "The implementation that was named does not serve the call, as it may."
+class Unfit(Exception): "The call has no one right answer to the precision of its dtype (a cliff of the window at a token)."
+class TooLong(Exception): pass
+
+# ---------------------------------------------------------------- both sides of a call
+
+class Leaf:
+    "Makes windows whose sigma is a leaf of its own."
+    def __init__(self, wants): self.wants,self.sigma = wants,None
+    def leaf(self, sigma):
+        if not isinstance(sigma, torch.Tensor): return sigma
+        self.sigma = sigma.detach().clone().requires_grad_('sigma' in self.wants and sigma.is_floating_point())
+        return self.sigma
+    def __call__(self, sigma, *args, **kw): return dynattn.Window(self.leaf(sigma), *args, **kw)
+    def default(self, sigma, *args, **kw): return dynattn.Window.default(self.leaf(sigma), *args, **kw)
+    def span(self, sigma, *args, **kw): return dynattn.Window.span(self.leaf(sigma), *args, **kw)
+    def report_20220330(self, sigma, *args, **kw): return dynattn.Window.report_20220330(self.leaf(sigma), *args, **kw)
+    def report_20220413(self, sigma, *args, **kw): return dynattn.Window.report_20220413(self.leaf(sigma), *args, **kw)
+
+def spoil(given, keep, poison, lost):
+    "Puts NaN or inf where they must not matter."
+    if poison and keep is not None:
+        for name in 'kv':
+            value = torch.where(torch.arange(given[name].shape[-1])%2==0, float(poison), -float(poison)).to(given[name].dtype)
+            given[name] = torch.where(keep[:,None,:,None], given[name], value)
+    if lost and given['q'].numel(): given['q'] = given['q'].index_fill(2, torch.tensor([given['q'].shape[2]//2]), nan)
+
+def real(call, wants=(), poison='', lost=False):
+    "The arguments for `dynattn.attention` and the leaves by name."
+    windows = Leaf(wants)
+    given = call(windows, dynattn.PaddingMask)
+    spoil(given, given['padding'].keep if 'padding' in given else None, poison, lost)
+    leaves = {}
+    for name in LEAVES:
+        if name=='sigma' and windows.sigma is not None and name in wants: leaves[name] = windows.sigma
+        x = given.get(name)
+        if name in wants and isinstance(x, torch.Tensor) and x.is_floating_point(): leaves[name] = given[name] = x.detach().requires_grad_()
+    return given,leaves
+
+def worked_out(call, mode, poison, lost):
+    "The same by the oracle."
+    given = call(oracle.Window, oracle.PaddingMask)
+    spoil(given, torch.from_numpy(given['padding'].keep) if 'padding' in given else None, poison, lost)
+    dtype = DTYPES[mode.split()[1]] if mode.startswith('autocast') else None
+    if dtype is not None: given.update({x: given[x].to(dtype) for x in 'qkv' if given[x].dtype==torch.float32})
+    return given,given['q'].dtype
+
+def context(mode):
+    if mode.startswith('autocast'): return torch.autocast('cpu', DTYPES[mode.split()[1]])
+    return torch.inference_mode() if mode=='inference' else torch.no_grad() if mode=='no_grad' else nullcontext()
+
+def plain_sigma(call):
+    "The sigma of the window as the call gives it."
+    seen = []
+    class Look:
+        def __call__(self, sigma, *a, **k): seen.append(sigma)
+        default = span = report_20220330 = report_20220413 = __call__
+    call(Look(), oracle.PaddingMask)
+    return seen[0] if seen else None
+
+def roundings(call, dtype):
+    "(of the scores, of the window, tiny)"
+    sigma = plain_sigma(call)
+    mask = ROUNDING[torch.float64] if isinstance(sigma, torch.Tensor) and sigma.dtype==torch.float64 else ROUNDING[torch.float32]
+    return ROUNDING[dtype],max(mask, min(ROUNDING[dtype], ROUNDING[torch.float32])),TINY[dtype]
+
+# ---------------------------------------------------------------- who serves what
+
+def serves(impl, call, given):
+    "True: it must. False: it may refuse, and if it does not, be right."
+    has = lambda *names: any(x in given for x in names)
+    mask,window,alpha = given.get('attn_mask'),given.get('window'),given.get('alpha')
+    soft = isinstance(window, dynattn.Window)
+    if impl in ('auto','dense'): return True
+    if impl=='sdpa': return not has('window','alpha','rel_bias','return_weights')
+    if impl=='banded':
+        keys = mask is None or mask.dtype==torch.bool and all(s==1 for s in mask.shape[-3:-1])
+        return keys and not (soft and window.sigma.ndim==3)
+    if has('attn_mask','rel_bias','return_weights') or given.get('dropout_p'): return False
+    top = alpha if isinstance(alpha, (int,float)) else 1. if alpha is None else float(alpha.max()) if alpha.numel() else 1.
+    return not (top>2 or soft and (window.sigma.ndim==3 or window.apply=='after') or given['q'].dtype==torch.float64 or max(given['q'].shape[-1], given['v'].shape[-1])>256)
+
+def well_formed(e, names=None):
+    "Whether an error names an argument, what was expected and what came."
+    text = str(e)
+    m = re.match(r'(\w+)[:.]', text)
+    return isinstance(e, (TypeError,ValueError)) and bool(m) and (names is None or m[1] in names) and 'expected' in text and 'got' in text
+
+def attend(call, impl, given, mode='plain', forced=False):
+    "The output; `Refused` where the implementation may and does refuse in good form."
+    try:
+        with context(mode): return dynattn.attention(**given, impl=impl)
+    except Exception as e:
+        if not forced and not serves(impl, call, given) and well_formed(e): raise Refused(str(e)) from None
+        raise
+
+# ---------------------------------------------------------------- comparing
+
+def text_of(e): return f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"[:300]
+
+def differs(name, got, want, bound, dtype):
+    "What is wrong with `got`, or None."
+    got,want = got.detach().double().cpu().numpy(),np.asarray(want)
+    if got.shape!=want.shape: return f"{name} has shape {got.shape} instead of {want.shape}"
+    big = 65504. if dtype==torch.float16 else 3e38 if dtype!=torch.float64 else inf
+    with np.errstate(all='ignore'):
+        allowed = MARGIN*(bound + ROUNDING[dtype]*np.abs(want)) + TINY[dtype]
+        wrong = ~(np.abs(got-want)<=allowed) & ~(np.isnan(got) & np.isnan(want)) & ~(np.abs(want)+allowed>.98*big)
+        wrong |= ~np.isfinite(got) & np.isfinite(want) & ((np.abs(want)+allowed<=.98*big) | (name=='sigma') | np.isnan(got))
+    if not wrong.any(): return None
+    at = tuple(int(x) for x in np.argwhere(wrong)[0])
+    finite = np.where(wrong & np.isfinite(got), np.abs(got-want), 0.).max()
+    lost = '' if np.isfinite(got[wrong]).all() else f", {int((~np.isfinite(got[wrong])).sum())} not finite"
+    with np.errstate(all='ignore'): share = np.linalg.norm(np.where(wrong & np.isfinite(got), got-want, 0.))/max(np.linalg.norm(np.nan_to_num(want)), 1e-300)
+    return f"{name} is wrong in {int(wrong.sum())} of {wrong.size} entries{lost}: {got[at]:.6g} instead of {want[at]:.6g} at {at}, by {finite:.2g} at most, {share:.2g} of the norm"
+
+def unclear(a, eps_mask):
+    "Whether the window ends so near to a token that rounding decides."
+    return a.window is not None and a.window.unclear(a.offsets, a.M, 8*max(eps_mask, 1e-12))
+
+def unusable(a):
+    "Whether the window of a report stands outside its usable widths: negative, or not a number."
+    return a.window is not None and not (np.isfinite(a.mask).all() and (a.mask>=0).all())
+
+def allowed(a, bounds, name, leaf):
+    "The bound for the gradient of a leaf; a sum in float32 is allowed for a leaf in float32."
+    return (8 if name=='alpha' else 1)*bounds[name] + (ROUNDING[leaf.dtype]*a.sizes.get(name, 0.) if leaf.dtype==torch.float32 else 0.)
+
+def upstream(shape, dtype): return normal(99, *shape).to(dtype)
+
+def check_value(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=False, spoiled=()):
+    "Output and gradients against the oracle; nothing of the input changes."
+    told,work = worked_out(call, mode, poison, lost)
+    eps,eps_mask,tiny = roundings(call, work)
+    a = oracle.Attention(**told)
+    if unclear(a, eps_mask): raise Unfit
+    given,leaves = real(call, wants if mode not in ('inference','no_grad') else (), poison, lost)
+    before = {name: x.detach().clone() for name,x in given.items() if isinstance(x, torch.Tensor)}
+    if unusable(a): return check_unusable(call, impl, given, leaves, mode)
+    out = attend(call, impl, given, mode)
+    if given.get('return_weights'): out,weights = out
+    if out.dtype!=work: return f"out has dtype {out.dtype} instead of {work}"
+    dout = upstream(out.shape, out.dtype)
+    wanted = a.gradients(dout)
+    bounds = a.bounds(eps, eps_mask, tiny)
+    wrong = differs('out', out, a.out, bounds['out'], work)
+    if wrong: return wrong
+    if given.get('return_weights'):
+        weights = weights.dense() if hasattr(weights, 'dense') else weights
+        wrong = differs('weights', weights.masked_fill(torch.from_numpy(a.lost), 0.), np.where(a.lost, 0., a.weights), a.vw, work)
+        if wrong: return wrong
+    for name,x in before.items():
+        if not torch.equal(x.nan_to_num(7.), given[name].detach().nan_to_num(7.)): return f"{name} was changed by the call"
+    if not leaves or not out.requires_grad: return None if not leaves or not out.numel() else "out does not require a gradient"
+    grads = torch.autograd.grad(out, list(leaves.values()), dout, materialize_grads=True)
+    for (name,leaf),g in zip(leaves.items(), grads):
+        if g.dtype!=leaf.dtype: return f"the gradient of {name} has dtype {g.dtype} instead of {leaf.dtype}"
+        want = wanted[name]
+        if name=='sigma' and a.corners: continue
+        if name=='q' and a.lost.any(): g,want = g.masked_fill(torch.from_numpy(a.lost), 0.),np.where(a.lost, 0., want)  # what a NaN query itself gets is nobody's business
+        bound = allowed(a, bounds, name, leaf)
+        wrong = differs(name, g, want, bound, max(g.dtype, work, key=ROUNDING.get))
+        if wrong: return f"the gradient of {wrong}"
+    return check_precision(call, impl, given, leaves, mode, a, out, grads, dout, wanted, bounds) if work in HALF and impl!='dense' else None
+
+def check_unusable(call, impl, given, leaves, mode):
+    "A window that is none must be refused or give finite numbers."
+    try: out = attend(call, impl, given, mode)
+    except ValueError as e: return None if well_formed(e) else f"raised {text_of(e)}"
+    out = out[0] if isinstance(out, tuple) else out
+    if not out.isfinite().all(): return "a window outside its usable widths gives an output that is not finite"
+    if leaves:
+        for name,g in zip(leaves, torch.autograd.grad(out, list(leaves.values()), torch.ones_like(out), materialize_grads=True)):
+            if not g.isfinite().all(): return f"a window outside its usable widths gives a gradient of {name} that is not finite"
+
+def check_precision(call, impl, given, leaves, mode, a, out, grads, dout, wanted, bounds):
+    "In half precision: no more than twice the error of the dense path."
+    with context(mode): dense = dynattn.attention(**given, impl='dense')
+    dense = dense[0] if isinstance(dense, tuple) else dense
+    theirs = torch.autograd.grad(dense, list(leaves.values()), dout, materialize_grads=True)
+    for name,x,y,want in (('out',out,dense,a.out), *((n,x,y,wanted[n]) for n,x,y in zip(leaves, grads, theirs))):
+        if name=='sigma' and a.corners: continue
+        far = lambda t: float(np.linalg.norm(np.nan_to_num(t.detach().double().numpy()-want)))
+        size = float(np.linalg.norm(np.nan_to_num(want)))+float(dout.double().norm())*ROUNDING[out.dtype]
+        if far(x) > 2*far(y) + 2*ROUNDING[out.dtype]*size + .5*float(np.linalg.norm(bounds[name])): return f"{name}: the error of {impl}, {far(x)/size:.2g} of the norm, is more than twice that of dense, {far(y)/size:.2g}"
+
+# ---------------------------------------------------------------- the same bits twice
+
+def check_repeat(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=False, spoiled=()):
+    "Twice the same bits, at one thread and at two."
+    given,leaves = real(call, wants, poison, lost)
+    def run(threads):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        out = attend(call, impl, given)
+        out = out[0] if isinstance(out, tuple) else out
+        return out,*torch.autograd.grad(out, list(leaves.values()), upstream(out.shape, out.dtype), materialize_grads=True)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1,2):
+            first,again = run(threads),run(threads)
+            for name,x,y in zip(('out',*leaves), first, again):
+                if not torch.equal(x.nan_to_num(7.), y.nan_to_num(7.)): return f"{name} has other bits the second time, at {threads} threads"
+    finally: torch.set_num_threads(before)
+
+# ---------------------------------------------------------------- transforms
+
+REMEDY = re.compile(r'impl|dense|instead|use |eager|call ', re.I)
+
+def transformed(f, what):
+    "The result, or `Refused` for an error of a kind that a transform may raise, with its remedy."
+    try: return f()
+    except (TypeError,ValueError,NotImplementedError,RuntimeError) as e:
+        if REMEDY.search(str(e)): raise Refused(str(e)) from None
+        raise
+
+def as_function(call, impl, wants, move=None):
+    "`attention` as a function of its leaves, and those."
+    given,leaves = real(call, wants)
+    names = list(leaves)
+    def f(*tensors):
+        now = dict(zip(names, tensors))
+        with_sigma = {'window': given['window'].replace(sigma=now['sigma'])} if 'sigma' in now else {}
+        return dynattn.attention(**{**given, **{n:x for n,x in now.items() if n!='sigma'}, **with_sigma}, impl=impl)
+    return f,names,[x.detach().clone(memory_format=torch.contiguous_format) for x in leaves.values()],given
+
+def prepared(call, impl, wants):
+    told,work = worked_out(call, 'plain', '', False)
+    eps,eps_mask,tiny = roundings(call, work)
+    a = oracle.Attention(**told)
+    if unusable(a) or unclear(a, eps_mask) or a.corners or a.lost.any(): raise Unfit
+    dout = upstream(a.out.shape, work)
+    wanted,bounds = a.gradients(dout),a.bounds(eps, eps_mask, tiny)
+    f,names,x,given = as_function(call, impl, wants)
+    if not serves(impl, call, given) or given.get('return_weights') or not names: raise Unfit
+    return told,work,a,dout,wanted,bounds,f,names,x,given
+
+def compare_all(a, names, got, wanted, bounds, work, what):
+    for name,g in zip(names, got):
+        wrong = differs(name, g, wanted[name], 4*allowed(a, bounds, name, g), max(g.dtype, work, key=ROUNDING.get))
+        if wrong: return f"{what}: the gradient of {wrong}"
+
+def check_func_grad(call, impl, wants=('q','k','v'), **_):
+    told,work,a,dout,wanted,bounds,f,names,x,given = prepared(call, impl, wants)
+    loss = lambda *t: (f(*t)*dout).sum()
+    got = transformed(lambda: torch.func.grad(loss, argnums=tuple(range(len(x))))(*x), 'grad')
+    return compare_all(a, names, got, wanted, bounds, work, 'torch.func.grad')
+
+def check_vmap_grad(call, impl, wants=('q','k','v'), **_):
+    "Two copies along a new axis, each its own gradient."
+    told,work,a,dout,wanted,bounds,f,names,x,given = prepared(call, impl, wants)
+    loss = lambda *t: (f(*t)*dout).sum()
+    two = [torch.stack((t, t)) for t in x]
+    got = transformed(lambda: torch.func.vmap(torch.func.grad(loss, argnums=tuple(range(len(x)))))(*two), 'vmap(grad)')
+    for i in range(2):
+        wrong = compare_all(a, names, [g[i] for g in got], wanted, bounds, work, 'vmap(grad)')
+        if wrong: return wrong
+
+def check_vmap(call, impl, wants=('q','k','v'), **_):
+    told,work,a,dout,wanted,bounds,f,names,x,given = prepared(call, impl, wants)
+    first = x[0]
+    got = transformed(lambda: torch.func.vmap(lambda t: f(t, *x[1:]))(torch.stack((first, first))), 'vmap')
+    for i in range(2):
+        wrong = differs('out', got[i], a.out, bounds['out'], work)
+        if wrong: return f"vmap over {names[0]}: {wrong}"
+
+def check_jvp(call, impl, wants=('q','k','v'), **_):
+    "Forward mode, by `torch.func` and by dual numbers, in one input at a time."
+    told,work,a,dout,wanted,bounds,f,names,x,given = prepared(call, impl, wants)
+    for i,name in enumerate(names):
+        if name=='sigma' and (a.window.sigma==0).any(): continue
+        direction = normal(77+i, *x[i].shape).to(x[i].dtype)
+        want = 0. if a.dropped else (oracle.directional(told, name, direction)*dout.double().numpy()).sum()
+        size = (np.abs(oracle.array(direction))*8*bounds[name]).sum() + ROUNDING[work]*50*(np.abs(oracle.array(direction)*wanted[name])).sum()
+        def forward():
+            return torch.func.jvp(lambda t: f(*x[:i], t, *x[i+1:]), (x[i],), (direction,))[1]
+        def dual():
+            with torch.autograd.forward_ad.dual_level():
+                t = torch.autograd.forward_ad.make_dual(x[i], direction)
+                d = torch.autograd.forward_ad.unpack_dual(f(*x[:i], t, *x[i+1:])).tangent
+                return torch.zeros(a.out.shape, dtype=work) if d is None else d.clone()
+        for way,run in (('torch.func.jvp', forward),('a dual number', dual)):
+            got = float((transformed(run, way).double()*dout.double()).sum())
+            if not abs(got-want) <= MARGIN*size+1e-12*abs(want): return f"{way} in {name}: {got:.6g} instead of {want:.6g}"
+
+def check_jacobian(call, impl, wants=('q','k','v'), **_):
+    told,work,a,dout,wanted,bounds,f,names,x,given = prepared(call, impl, wants)
+    if a.out.size*x[0].numel()>20_000: raise Unfit
+    for way in (torch.func.jacrev, torch.func.jacfwd):
+        J = transformed(lambda: way(lambda t: f(t, *x[1:]))(x[0]), way.__name__)
+        got = (J*dout.reshape(dout.shape+(1,)*x[0].dim())).sum(tuple(range(dout.dim())))
+        wrong = compare_all(a, names[:1], [got], wanted, {n: 4*b for n,b in bounds.items()}, work, way.__name__)
+        if wrong: return wrong
+
+def check_double(call, impl, wants=('q','k','v'), **_):
+    "The gradient of a gradient, against differences of the oracle's."
+    told,work,a,dout,wanted,bounds,f,names,x,given = prepared(call, impl, wants)
+    if work!=torch.float64 or a.alpha is not None and (np.asarray(a.eps)>.9).any(): raise Unfit
+    leaves = [t.clone().requires_grad_() for t in x]
+    along = [normal(55+i, *t.shape).to(t.dtype) for i,t in enumerate(x)]
+    def second():
+        first = torch.autograd.grad(f(*leaves), leaves, dout, create_graph=True, materialize_grads=True)
+        whole = sum((g*u).sum() for g,u in zip(first, along))
+        if not whole.requires_grad: return [torch.zeros_like(t) for t in leaves]
+        return torch.autograd.grad(whole, leaves, materialize_grads=True)
+    got = transformed(second, 'double backward')
+    def gradient(i, direction, h):
+        name,moved = names[i],dict(told)
+        if name=='sigma':
+            window = oracle.Window.__new__(oracle.Window)
+            window.__dict__.update(told['window'].__dict__, sigma=told['window'].sigma+h*oracle.array(direction))
+            moved['window'] = window
+        else: moved[name] = oracle.array(told[name])+h*oracle.array(direction)
+        b = oracle.Attention(**moved)
+        if ((b.weights!=0)!=(a.weights!=0)).any(): raise Unfit
+        g = b.gradients(dout)
+        return sum((g[n]*oracle.array(u)).sum() for n,u in zip(names, along))
+    for i,name in enumerate(names):
+        if x[i].dtype!=torch.float64: continue
+        direction = normal(33+i, *x[i].shape)
+        h = 1e-5
+        near,far = ((gradient(i, direction, s)-gradient(i, direction, -s))/(2*s) for s in (h,2*h))
+        want,mine = (4*near-far)/3,float((got[i]*direction).sum())
+        size = abs(near)+float((got[i]*direction).abs().sum())+sum(float(np.abs(wanted[n]).sum()) for n in names)
+        if abs(near-far) > 1e-3*size: continue  # a corner nearby
+        if not abs(mine-want) <= 3e-5*size + 10*abs(near-far): return f"double backward in {name}: {mine:.6g} instead of {want:.6g}"
+
+def check_checkpoint(call, impl, wants=('q','k','v'), **_):
+    told,work,a,dout,wanted,bounds,f,names,x,given = prepared(call, impl, wants)
+    from torch.utils.checkpoint import checkpoint
+    leaves = [t.clone().requires_grad_() for t in x]
+    got = transformed(lambda: torch.autograd.grad(checkpoint(f, *leaves, use_reentrant=False), leaves, dout, materialize_grads=True), 'checkpoint')
+    return compare_all(a, names, got, wanted, bounds, work, 'checkpoint')
+
+def check_compile(call, impl, wants=('q','k','v'), **_):
+    told,work,a,dout,wanted,bounds,f,names,x,given = prepared(call, impl, wants)
+    torch._dynamo.reset()
+    leaves = [t.clone().requires_grad_() for t in x]
+    out = transformed(lambda: torch.compile(f, fullgraph=True, backend='aot_eager')(*leaves), 'compile')
+    wrong = differs('out', out, a.out, bounds['out'], work)
+    if wrong: return f"torch.compile: {wrong}"
+    return compare_all(a, names, torch.autograd.grad(out, leaves, dout, materialize_grads=True), wanted, bounds, work, 'torch.compile')
+
+def moved_to(given, place, names):
+    "The call with these tensors moved by `place`."
+    moved = dict(given)
+    for name in names:
+        if name=='sigma': moved['window'] = given['window'].replace(sigma=place(given['window'].sigma))
+        elif name=='padding': moved['padding'] = dynattn.PaddingMask(place(given['padding'].keep))
+        else: moved[name] = place(given[name])
+    return moved
+
+def tensors_of(given):
+    names = [n for n,x in given.items() if isinstance(x, torch.Tensor)] + (['padding'] if 'padding' in given else [])
+    return names + (['sigma'] if isinstance(given.get('window'), dynattn.Window) else [])
+
+def check_meta(call, impl, wants=('q','k','v'), **_):
+    "Everything on the meta device: the right shape. One tensor alone: that or an error."
+    told,work,a,*_rest,given = prepared(call, impl, wants)
+    out = transformed(lambda: dynattn.attention(**moved_to(given, lambda t: t.to('meta'), tensors_of(given)), impl=impl), 'meta')
+    if not out.is_meta or tuple(out.shape)!=a.out.shape or out.dtype!=work: return f"on meta: {out.device} {tuple(out.shape)} {out.dtype} instead of {a.out.shape} {work}"
+    for name in tensors_of(given):
+        try: out = dynattn.attention(**moved_to(given, lambda t: t.to('meta'), [name]), impl=impl)
+        except (TypeError,ValueError) as e:
+            if not well_formed(e): return f"{name} alone on meta raised {text_of(e)}"
+            continue
+        if not out.is_meta: return f"{name} alone on meta gives numbers from memory that was never written"
+
+def check_fake(call, impl, wants=('q','k','v'), **_):
+    told,work,a,*_rest,given = prepared(call, impl, wants)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    with FakeTensorMode() as mode: out = transformed(lambda: dynattn.attention(**moved_to(given, mode.from_tensor, tensors_of(given)), impl=impl), 'fake')
+    if tuple(out.shape)!=a.out.shape or out.dtype!=work: return f"fake tensors: {tuple(out.shape)} {out.dtype} instead of {a.out.shape} {work}"
+
+# ---------------------------------------------------------------- wrong calls
+
+class Any: "What is spoiled may be read in another way: an error in good form or the right result."
+
+def other(t): return t.double() if t.dtype!=torch.float64 else t.float()
+
+# argument -> texts of what it must not be; {x} is the argument itself
+SPOILED = dict(
+    q=["[1., 2.]", "{x}.numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3", "1.5", "True", "'q'", "other({x})", "{x}[...,:-1]",
+       "torch.cat(({x},{x}))", "{x}[None]", "object()"],
+    k=["[1., 2.]", "{x}.numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3", "'k'", "other({x})", "{x}[:,:0]", "{x}[...,:-1]", "torch.cat(({x},{x}))",
+       "torch.cat(({x},{x}), 2)", "{x}.to('meta')", "torch.cat(({x},)*(H//G+1), 1)"],
+    v=["[1., 2.]", "{x}.numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3", "'v'", "other({x})", "{x}[:,:0]", "torch.cat(({x},{x}))", "torch.cat(({x},{x}), 2)",
+       "{x}.to('meta')"],
+    attn_mask=["[True]", "torch.ones(N, M).numpy()", "torch.ones(N, M)", "torch.ones(N, M).long()", "torch.ones(N, M, dtype=torch.complex64)", "torch.ones(N+1, M+1, dtype=torch.bool)",
+               "torch.ones(1,1,1,N,M, dtype=torch.bool)", "'causal'", "True", "3", "torch.ones(B, H, N, M+1).bool()"],
+    dropout_p=["'x'", "-.1", "1.1", "nan", "None", "[.1]", "True", "inf", "1j"],
+    is_causal=["'yes'", "None", "2", "torch.ones(2).bool()", "1.", "[True]"],
+    scale=["'1'", "nan", "[1]", "True", "inf", "1j", "torch.ones(2)"],
+    enable_gqa=["'yes'", "[1]", "2", "None"],
+    padding=["torch.ones(B, M).bool()", "[M]", "PaddingMask(torch.ones(B, M+1).bool())", "PaddingMask(torch.ones(B+1, M).bool())", "torch.ones(B, M)", "'x'", "3", "True"],
+    window=["-1", "True", "2.5", "'3'", "(1,)", "(1,2,3)", "(-1,2)", "(True,1)", "('a',1)", "(1.5,2)", "Window", "torch.tensor(3)", "torch.tensor([1.,2.])", "{{'sigma': 3}}", "nan",
+            "Window(torch.ones(H+1))", "Window(torch.ones(B+1, H))", "Window(torch.ones(B, H+1))", "Window(torch.ones(B, H, N+1))", "changed(Window(torch.ones(H)), nan)", "changed(Window(torch.ones(B, H)), -1.)",
+            "changed(Window(torch.tensor(2.)), inf)"],
+    alpha=["'1.5'", "True", ".5", "nan", "inf", "-1", "[1.5]", "1.5j", "torch.tensor(2)", "torch.tensor(.5)", "torch.full((H,), nan)", "torch.full((B,H), .9)", "torch.ones(H+1)", "torch.ones(B+1, H)",
+           "torch.ones(B, H, N)", "torch.ones(H).numpy()", "torch.ones(H).bool()", "torch.full((H,), inf)"],
+    n_global=["-1", "1.5", "True", "'x'", "None", "[1]", "torch.tensor(1.)", "nan"],
+    rel_bias=["torch.zeros(H, 4)", "torch.zeros(H+1, 5)", "torch.zeros(5)", "torch.zeros(H, 5).long()", "[[1.]]", "torch.zeros(H, 5).numpy()", "3", "'x'", "torch.zeros(B+1, H, 5)", "torch.zeros(H, 5).bool()",
+              "torch.zeros(H, 5, dtype=torch.complex64)", "torch.zeros(H, 0)"],
+    q_offset=["1.5", "True", "'x'", "None", "[1]", "torch.tensor(1.)", "nan"],
+    return_weights=["'yes'", "None", "2", "[True]"],
+    impl=["'foo'", "None", "3", "['dense']", "True"],
+    widow=["3"],
+)
+# what may be refused or understood
+EITHER = dict(q=["{x}[:,:0]"], n_global=["10**30"], window=["10**30", "(10**30, None)"], q_offset=["10**30", "-10**30"], scale=["torch.tensor(.5)", "np.float64(.5)"], is_causal=["np.True_"])
+NOT_SERVED = ("other({x})","Window(torch.ones(B, H, N+1))")
+# of the constructor of `Window`
+SPOILED_WINDOW = dict(sigma=["'x'", "None", "nan", "-1.", "True", "torch.ones(2).long()", "torch.ones(2, dtype=torch.complex64)", "[1.]", "torch.tensor([1., nan])", "inf", "torch.ones(1,1,1,1)", "np.ones(2)"],
+    curve=["'x'", "None", "3", "['bell']"], cut=["2", "-1.", "'x'", "(.5,1)", "0.", "1.", "nan", "True", "(.5,)", "[.5,0]", "('x',0)", "torch.tensor(.5)"], smooth=["'x'", "None", "3"], unit=["'x'", "None", "3"],
+    apply=["'x'", "None", "3"], reach=["(1,)", "(-1,0)", "'x'", "(1.5,0)", "(True,0)", "3", "(1,2,3)"], p=["-1.", "'x'", "True", "nan", "0", "inf", "[1]"], ramp=["3.", "'x'"], eps=["0", "-1.", "nan", "'x'", "True"])
+TENSORS = ('q','k','v')
+
+def changed(window, value):
+    "A window whose sigma was written to after it was made."
+    with torch.no_grad(): window.sigma.fill_(value)
+    return window
+
+def check_wrong(call, impl, wants=(), mode='plain', poison='', lost=False, spoiled=()):
+    "One argument is wrong: TypeError or ValueError that names it, with what was expected and what came."
+    argument,text = spoiled
+    space = dict(call.__globals__, Window=dynattn.Window, PaddingMask=dynattn.PaddingMask)
+    if argument.startswith('Window.'):
+        name = argument.split('.')[1]
+        kw = {'sigma': 3., name: eval(text, space)}
+        try: w = dynattn.Window(**kw)
+        except (TypeError,ValueError) as e: return None if well_formed(e, (name,)) else f"Window({name}={text}) raised {text_of(e)}"
+        except Exception as e: return f"Window({name}={text}) raised {text_of(e)}"
+        return f"Window({name}={text}) was accepted"
+    given,_ = real(call)
+    if argument!='impl' and not serves(impl, call, given): raise Unfit
+    space['x'] = given.get(argument)
+    value = eval(text.format(x='x'), space)
+    if isinstance(value, torch.Tensor) and isinstance(space['x'], torch.Tensor) and value.shape==space['x'].shape and value.dtype==space['x'].dtype and value.device==space['x'].device: raise Unfit
+    call_with = {**given, 'impl': impl, argument: value}
+    names = None if argument in TENSORS else (argument,'sigma') if argument=='window' else (argument,)  # other sizes of q may make any other argument wrong
+    why = f"{argument}={text.format(x=argument)}"
+    try: out = dynattn.attention(**call_with)
+    except Exception as e:
+        if argument=='widow' and isinstance(e, TypeError): return None
+        if well_formed(e, names): return None
+        if impl not in ('auto','dense') and well_formed(e, ('impl',)) and (argument not in given or text in NOT_SERVED): return None
+        return f"{why} raised {text_of(e)}"
+    if text not in EITHER.get(argument, ()): return f"{why} was accepted"
+
+# ---------------------------------------------------------------- drawing
+
+LAYOUTS = ["draw({s},B,{h},{n},{w}).to(dtype)"]*5 + ["draw({s},B,{n},{h},{w}).to(dtype).transpose(1,2)"]*4 + [
+    "draw({s},B,{h},{w},{n}).to(dtype).mT", "draw({s},B,{h},{n},2*{w}).to(dtype)[...,::2]", "draw({s},B,{h},{n}+3,{w}).to(dtype)[:,:,3:]", "draw({s},1,{h},{n},{w}).to(dtype).expand(B,-1,-1,-1)",
+    "draw({s},B,1,{n},{w}).to(dtype).expand(-1,{h},-1,-1)", "draw({s},B,{n},3,{h},{w}).to(dtype)[:,:,1].transpose(1,2)", "draw({s},{n},B,{h},{w}).to(dtype).permute(1,2,0,3)",
+    "draw({s},B,{h},2*{n},{w}).to(dtype)[:,:,::2]", "draw({s},B,{h},1,{w}).to(dtype).expand(-1,-1,{n},-1)"]
+
+def some(r, *pairs):
+    "One of the values, by weight."
+    return r.choices([v for v,_ in pairs], [w for _,w in pairs])[0]
+
+def draw_tensor(r, name, loud):
+    h,n,w = dict(q=('H','N','d'), k=('G','M','d'), v=('G','M','dv'))[name]
+    text = r.choice(LAYOUTS).format(s=r.randrange(10**4), h=h, n=n, w=w).replace('draw(', 'normal(')
+    return text if name=='v' or loud==1 else text.replace('.to(dtype)', f'.mul({loud}).to(dtype)')
+
+def draw_sigma(r, unit, per_query):
+    "The text of a width."
+    seed,most = r.randrange(10**4),some(r, ('1.5',3), ('4.',4), ('12.',2), ('60.',1), ('M',1)) if unit=='tokens' else some(r, ('.3',2), ('1.',2), ('2.5',1))
+    if r.random()<.15: return some(r, ('0.',1), ('1.',1), ('2.',2), ('5.',1), ('.25',1)) if unit=='tokens' else some(r, ('.25',1), ('.5',1))
+    shapes = [("",2),("H",4),("B,H",4),("B,1",1),("1,H",1),("1",.5),("1,1",.5)]
+    if per_query: shapes = [("B,H,N",3),("1,H,N",1),("B,1,N",1),("B,H,1",.5)]
+    text = f"{some(r, ('.1+',2), ('',1))}uniform({seed},{some(r, *shapes)})*{most}"
+    if r.random()<.1 and unit=='tokens': text = f"pick({seed},[0.,1.,2.,3.,7.],{some(r, *shapes)})"
+    kind = some(r, ('',5), ('.float()',4), ('.bfloat16()',.4), ('.half()',.4))
+    return f"({text}){kind}" if kind else text
+
+def draw_window(r):
+    "The texts of a window and of its sigma."
+    side = lambda: r.choice(['None','0','1','2','3','5','9','N'])
+    kind = some(r, ('int',2), ('pair',1.5), ('soft',6), ('preset',1))
+    if kind=='int': return r.choice(['0','1','2','3','6','15','M','M+5']),None
+    if kind=='pair': return some(r, (f"({side()},{side()})",4), (f"[{side()},{side()}]",1)),None
+    unit,apply = some(r, ('tokens',3), ('fraction',1)),some(r, ('inside',3), ('after',1))
+    if kind=='preset':
+        sigma = draw_sigma(r, 'tokens', False)
+        if r.random()<.3: return some(r, ("Window.report_20220330(sigma,p=50.)",1), ("Window.report_20220413(sigma,p=2.,T=.3)",1)),f".4+.04*uniform({r.randrange(10**4)},H)"
+        return some(r, ("Window.default(sigma)",2), ("Window.span(sigma,ramp=3)",2), ("Window.span(sigma,ramp=2.5,reach=(None,0))",1)),sigma
+    smooth = some(r, ('edge',5), ('gaussian',2), ('ramp',2), ('power',1), ('tanh',1))
+    options = {} if smooth=='edge' and r.random()<.6 else dict(smooth=repr(smooth))
+    if smooth in ('edge','gaussian','tanh') and r.random()<.35: options['cut'] = some(r, ('.5',1), ('.1',1), ('(.3,0)',1))
+    if smooth=='power': options['cut'] = some(r, ('.5',1), ('(.3,1)',1), ('.05',1))
+    if smooth=='ramp': options['ramp'] = r.choice(['.5','1.','2.5','4'])
+    if smooth in ('power','tanh') or smooth=='edge' and r.random()<.3: options['p'] = r.choice(['.5','1.','3.','20.'])
+    if smooth!='ramp' and r.random()<.2: options['curve'] = "'normal'"
+    if unit=='fraction': options['unit'] = "'fraction'"
+    if apply=='after': options['apply'] = "'after'"
+    if r.random()<.2: options['reach'] = f"({side()},{side()})"
+    if smooth in ('gaussian','tanh') and r.random()<.1: options['eps'] = '1e-3'
+    return f"Window({', '.join(['sigma', *(f'{k}={v}' for k,v in options.items())])})",draw_sigma(r, unit, r.random()<.12)
+
+def draw_sizes(r, kind, impl):
+    small = impl=='triton' or kind not in ('value','repeat')
+    H = some(r, (1,2), (2,3), (3,1), (4,3), (8,.5))
+    n = lambda: some(r, (1,1), (2,.7), (r.randint(3, 12),4), (r.randint(13, 40),0 if kind in ('jacobian','double','jvp') else 4), (r.choice([63,64,65,70]),0 if small else .6), (r.choice([95,130,200,260]),0 if small else .35))
+    N = n()
+    if impl=='triton': n,N,H = (lambda: min(r.choice([1,2,5,9,17,20]), 40)),min(N, 24),min(H, 2)
+    if N>64: H = min(H, 2)
+    M = N if r.random()<.65 else n()
+    sizes = dict(B=1 if N>64 else some(r, (1,3), (2,4), (3,1)), H=H, G=r.choice([g for g in range(1, H+1) if H%g==0] + [H]), N=N, M=M, d=some(r, (1,1), (3,2), (4,2), (8,3), (16,1), (64,.3)), dv=some(r, (1,1), (2,1), (4,3), (8,2)))
+    if kind=='value' and impl!='triton' and r.random()<.02: sizes[r.choice(['B','N','M','dv'])] = 0
+    return sizes
+
+PADDINGS = ["PaddingMask.from_lengths(lengths({s},B,M), M)", "PaddingMask(uniform({s},B,M)<.7)", "PaddingMask(uniform({s},B,M)<.2)", "PaddingMask.from_keep((uniform({s},B,M)<.8).long())",
+            "PaddingMask.from_ignore(uniform({s},B,M)<.3)", "PaddingMask.from_hf((uniform({s},B,M)<.6).int())", "PaddingMask.from_additive(torch.where(uniform({s},B,M)<.6, 0., -inf))", "PaddingMask(torch.zeros(B,M).bool())",
+            "PaddingMask(lengths({s},B,M)[:,None]<=torch.arange(M))"]
+MASKS = [("uniform({s},N,M)<.7",2), ("uniform({s},B,1,1,M)<.7",3), ("uniform({s},B,H,N,M)<.5",2), ("uniform({s},1,H,N,M)<.7",1), ("uniform({s},B,1,N,1)<.7",.5), ("uniform({s},M)<.7",1),
+         ("normal({s},N,M)",2), ("normal({s},B,H,N,M).to(dtype)",1), ("normal({s},B,1,1,M).float()",1), ("normal({s},H,N,M).masked_fill(uniform({s},H,N,M)<.3,-inf)",2)]
+ALPHAS = [("1.",1), ("1",.3), ("1.2",1), ("1.5",2), ("2.",1.5), ("2",.3), ("2.5",.5), ("1.000001",.5), ("1+uniform({s},H)",3), ("(1+uniform({s},B,H)).float()",3), ("torch.tensor(1.5)",1),
+          ("pick({s},[1.,1.25,1.5,2.],H)",2), ("pick({s},[1.,1.0001,1.5,2.,2.7],B,H)",1), ("(1+uniform({s},H)).bfloat16()",.4)]
+
+def draw(seed, kinds=None, impls=None):
+    "A case; the same seed gives the same."
+    r = random.Random(seed)
+    kind = some(r, *((k,w) for k,(_,w) in KINDS.items() if not kinds or k in kinds))
+    impl = some(r, *((i,w) for i,w in dict(auto=3, dense=2.5, banded=4.5, sdpa=1, triton=1.2 if kind in ('value','repeat','wrong') else .2).items() if not impls or i in impls))
+    if kind=='double': dtype = 'float64'
+    else: dtype = some(r, ('float64',0 if impl=='triton' else 5), ('float32',3.5), ('bfloat16',.8 if kind=='value' else .1), ('float16',.8 if kind=='value' else .1))
+    loud = some(r, (1,8), (6,1), (30,.5), (60,.2)) if kind=='value' else 1
+    seeds = lambda: r.randrange(10**4)
+    args = {name: draw_tensor(r, name, loud) for name in 'qkv'}
+    free = impl!='sdpa'
+    if r.random()<(.75 if free and impl!='auto' else .55 if free else 0):
+        args['window'],sigma = draw_window(r)
+        if sigma: args = dict(sigma=sigma, **args)
+    if r.random()<.4: args['padding'] = r.choice(PADDINGS).format(s=seeds())
+    if r.random()<.25 and impl!='triton': args['attn_mask'] = some(r, *(MASKS if impl!='banded' else [MASKS[1], MASKS[5]])).format(s=seeds())
+    if r.random()<.35 and free: args['alpha'] = some(r, *ALPHAS).format(s=seeds())
+    if r.random()<.3: args['n_global'] = r.choice(['1','2','5','M'])
+    if r.random()<.25 and free and impl!='triton': args['rel_bias'] = some(r, ("normal({s},H,5)",2), ("normal({s},B,H,3)",1), ("normal({s},H,1)",.5), ("normal({s},H,2*M+1).to(dtype)",1), ("normal({s},H,9).float()",1)).format(s=seeds())
+    if r.random()<.35: args['q_offset'] = some(r, ('M-N',2), ('-1',1), ('-3',1), ('-N//2',1), ('2',1), ('M//2',1), ('-N',.5), ('M+2',.5))
+    if r.random()<.3: args['is_causal'] = 'True'
+    if r.random()<.2: args['scale'] = r.choice(['1.','.3','.05','0.','-1.','2'])
+    if r.random()<.1: args['enable_gqa'] = 'True'
+    if r.random()<.04 and impl!='triton': args['dropout_p'] = '1.'
+    if r.random()<.06 and impl in ('dense','banded','auto'): args['return_weights'] = 'True'
+    present = [x for x in LEAVES if x in args]
+    wants = tuple(present) if r.random()<.7 or kind!='value' else tuple(x for x in present if r.random()<.5) or ('v',)
+    case = Case(kind, impl, draw_sizes(r, kind, impl), dtype, args, wants)
+    if kind=='value':
+        case.mode = some(r, ('plain',12), ('inference',.7), ('no_grad',.5), ('autocast bfloat16',.8 if dtype in ('float32','float64') else 0), ('autocast float16',.4 if dtype=='float32' else 0))
+        if 'padding' in args and r.random()<.5: case.poison = r.choice(['nan','inf'])
+        case.lost = r.random()<.04
+    if kind=='wrong':
+        if r.random()<.12: name = r.choice(list(SPOILED_WINDOW)); case.spoiled = (f'Window.{name}',r.choice(SPOILED_WINDOW[name]))
+        else: name = r.choice(list(SPOILED)); case.spoiled = (name,r.choice(SPOILED[name]+EITHER.get(name, [])))
+    return case
+
+KINDS = dict(value=(check_value,60), wrong=(check_wrong,60), repeat=(check_repeat,6), func_grad=(check_func_grad,4), vmap=(check_vmap,3), vmap_grad=(check_vmap_grad,3), jvp=(check_jvp,4), jacobian=(check_jacobian,2),
+    double=(check_double,3), checkpoint=(check_checkpoint,2), compile=(check_compile,.4), meta=(check_meta,4), fake=(check_fake,2))
+
+def failure(call, kind, impl, wants=('q','k','v'), mode='plain', poison='', lost=False, spoiled=()):
+    "What is wrong with this call, or None. `Refused` and `Unfit` pass."
+    def stop(*_): raise TooLong
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(60)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            return KINDS[kind][0](call, impl, wants=wants, mode=mode, poison=poison, lost=lost, spoiled=spoiled)
+    except (Refused,Unfit): raise
+    except TooLong: return "took more than a minute"
+    except Exception as e:
+        if e.__traceback__ and 'oracle.py' in traceback.extract_tb(e.__traceback__)[-1].filename: raise
+        return f"raised {text_of(e)}"
+    finally: signal.alarm(0)
+
+# ---------------------------------------------------------------- shrinking and counting
+
+def outline(wrong):
+    "A failure without its numbers, so that two of a kind are one."
+    wrong = re.sub(r"\(\d+(, \d+)*,?\)|\[\d+(, \d+)*\]|-?\d+(\.\d+)?(e[-+]?\d+)?|\bnan\b|-?\binf\b", '#', wrong)
+    return re.sub(r' (entries|not finite|instead).*', '', wrong)[:90]
+
+def fails(case, like):
+    "What is wrong, if it is the same thing."
+    try: wrong = isolated(case) if like.startswith('killed') else case.failure()
+    except Exception: return None
+    return wrong if wrong and outline(wrong)==like else None
+
+def quiet():
+    "Warnings of PyTorch's C++ go nowhere."
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+def isolated(case):
+    "`case.failure()` in a process of its own, which it may kill."
+    here,there = FORK.Pipe(duplex=False)
+    def work():
+        quiet()
+        try: there.send(case.failure())
+        except Exception: there.send(None)
+    child = FORK.Process(target=work)
+    child.start()
+    there.close()
+    try: return here.recv()
+    except EOFError:
+        child.join()
+        return f"killed by {signal.Signals(-child.exitcode).name}" if child.exitcode<0 else f"ended with status {child.exitcode}"
+    finally: child.join()
+
+def smaller(case):
+    "Simpler cases, the boldest first."
+    for name in [x for x in case.args if x not in ('q','k','v')]:
+        rest = {k:v for k,v in case.args.items() if k not in (name, 'sigma' if name=='window' else name)}
+        if name!='sigma': yield replace(case, args=rest, wants=tuple(x for x in case.wants if x in rest) or ('v',), poison=case.poison if 'padding' in rest else '')
+    if len(case.wants)>1:
+        for name in case.wants: yield replace(case, wants=(name,))
+    for change in (dict(mode='plain'), dict(poison=''), dict(lost=False), dict(dtype='float64'), dict(dtype='float32')):
+        if any(getattr(case, k)!=v for k,v in change.items()) and not (change=={'dtype': 'float32'} and case.dtype=='float64'): yield replace(case, **change)
+    plain = dict(q="normal(1,B,H,N,d).to(dtype)", k="normal(2,B,G,M,d).to(dtype)", v="normal(3,B,G,M,dv).to(dtype)")
+    for name,text in plain.items():
+        if case.args[name]!=text: yield replace(case, args={**case.args, name: text})
+    if 'sigma' in case.args:
+        for text in ('2.5','uniform(1,H)*4'):
+            if case.args['sigma']!=text and len(text)<len(case.args['sigma']): yield replace(case, args={**case.args, 'sigma': text})
+        for text in ('Window(sigma)', re.sub(r", \w+=[^=]*(?=\)$)", '', case.args['window'])):
+            if case.args['window']!=text: yield replace(case, args={**case.args, 'window': text})
+    for name,texts in dict(q_offset=('1','-1'), n_global=('1',), alpha=('1.5',), scale=('1.',), padding=("PaddingMask.from_lengths(torch.tensor([M//2]*B), M)",)).items():
+        if name in case.args:
+            for text in texts:
+                if len(text)<len(case.args[name]): yield replace(case, args={**case.args, name: text})
+    for name,least in dict(B=1, H=1, d=1, dv=1).items():
+        if case.sizes[name]>least:
+            now = {**case.sizes, name: least}
+            yield replace(case, sizes={**now, 'G': 1 if name=='H' else now['G']})
+    if case.sizes['G']!=case.sizes['H']: yield replace(case, sizes={**case.sizes, 'G': case.sizes['H']})
+    n,m = case.sizes['N'],case.sizes['M']
+    for now in ((m,m),(n,n),(n//2,m//2),(n-1,m-1),(n,m//2),(n//2,m),(n,m-1),(n-1,m)):
+        if min(now)>=1 and now!=(n,m) and sum(now)<=n+m: yield replace(case, sizes={**case.sizes, 'N': now[0], 'M': now[1]})
+
+def shrunk(case, wrong, seconds=20.):
+    "The simplest case found that fails in the same way."
+    like,end = outline(wrong),time.monotonic()+seconds
+    again = True
+    while again and time.monotonic()<end:
+        again = False
+        for simpler in smaller(case):
+            found = fails(simpler, like)
+            if time.monotonic()>end: break
+            if found:
+                case,wrong,again = simpler,found,True
+                break
+    return case,wrong
+
+@dataclass
+class Found:
+    "A class of failures: its first case, shrunk, and how often it came."
+    case:Case
+    wrong:str
+    seed:str
+    count:int=1
+
+def key_of(case, wrong):
+    about = [text for text,here in (('half sigma',re.search('half|bfloat', case.args.get('sigma', ''))), ('NaN query',case.lost), ('nothing',0 in case.sizes.values())) if here]
+    if case.kind!='wrong': return f"{case.kind} {case.impl}: {outline(wrong)}" + (f" [{', '.join(about)}]" if about else '')
+    how = re.search(r'was accepted|raised \w+|killed.*', wrong)
+    return f"wrong {case.impl}: {case.spoiled[0]} {how[0] if how else wrong}"
+
+def tried(name, kinds, impls):
+    "(outcome, case, what is wrong) of the case with this seed."
+    case = draw(name, kinds, impls)
+    try: wrong = case.failure()
+    except Refused: return 'refused',case,None
+    except Unfit: return 'unfit',case,None
+    return ('failed' if wrong else 'passed'),case,wrong
+
+def try_all(to, seed, numbers, end, kinds, impls, shrink, keys, enough):
+    "The work of a child: sends ('begin', number), then ('end', outcome, kind, key, `Found` of a new class)."
+    quiet()
+    for number in numbers:
+        if time.monotonic()>end: break
+        to.send(('begin',number))
+        name = f'{seed}.{number}'
+        try: outcome,case,wrong = tried(name, kinds, impls)
+        except Exception:
+            to.send(('error',f'seed {name}: the search itself failed\n{draw(name, kinds, impls).snippet()}\n{traceback.format_exc()}'))
+            return
+        key,new = (key_of(case, wrong),None) if wrong else (None,None)
+        if wrong and key not in keys:
+            keys.add(key)
+            new = Found(*(shrunk(case, wrong, shrink) if shrink else (case,wrong)), name)
+        to.send(('end',outcome,case.kind,key,new))
+        if enough and len(keys)>=enough: break
+    to.send(('done',))
+
+def search(seconds, seed=0, impls=None, kinds=None, shrink=20., only=None, enough=None):
+    "Counts by kind and outcome, and the failures by class; stops at `enough` classes. The calls are made in a child, for one that kills its process is a finding too."
+    counts,found,end,at = Counter(),{},time.monotonic()+seconds,-1
+    while time.monotonic()<end and not (enough and len(found)>=enough):
+        here,there = FORK.Pipe(duplex=False)
+        numbers = itertools.count(at+1) if only is None else [only]
+        child = FORK.Process(target=try_all, args=(there, seed, numbers, end, kinds, impls, shrink, set(found), enough))
+        child.start()
+        there.close()
+        message = ('begin',at)
+        try:
+            while message[0]!='done':
+                message = here.recv()
+                if message[0]=='error': raise RuntimeError(message[1])
+                if message[0]=='begin': at = message[1]
+                if message[0]!='end': continue
+                _,outcome,kind,key,new = message
+                counts[kind,outcome] += 1
+                if new: found[key] = new
+                elif key: found[key].count += 1
+            break
+        except EOFError:
+            child.join()
+            if child.exitcode>=0: raise RuntimeError(f'seed {seed}.{at}: the search ended with status {child.exitcode}') from None
+            case,wrong = draw(f'{seed}.{at}', kinds, impls),f'killed by {signal.Signals(-child.exitcode).name}'
+            counts[case.kind,'failed'] += 1
+            key = key_of(case, wrong)
+            if key in found: found[key].count += 1
+            else: found[key] = Found(*shrunk(case, wrong, shrink), f'{seed}.{at}')
+        finally: child.join()
+        if only is not None: break
+    return counts,found
+
+def report(counts, found, say=print, brief=False):
+    say(f"{'':12}{'passed':>9}{'failed':>9}{'refused':>9}{'unfit':>9}")
+    for kind in KINDS:
+        row = [counts[kind,x] for x in ('passed','failed','refused','unfit')]
+        if any(row): say(f"{kind:12}" + ''.join(f"{x:9}" for x in row))
+    for key,f in sorted(found.items()): say(f"\n--- {key} ({f.count} times, first at {f.seed})\n    {f.case.said()}\n    {f.wrong}" + ('' if brief else '\n'+textwrap.indent(f.case.snippet(), '    ')))
+    say(f"\n{sum(n for (_,x),n in counts.items() if x!='unfit')} cases, {len(found)} classes of failures")
+
+def main(args=None):
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--minutes', type=float, default=1.)
+    p.add_argument('--seed', type=int, default=None, help='default: another one each time')
+    p.add_argument('--impl', nargs='*', choices=['auto','dense','banded','sdpa','triton'])
+    p.add_argument('--kind', nargs='*', choices=list(KINDS))
+    p.add_argument('--only', type=int, help='one case by its number')
+    p.add_argument('--brief', action='store_true', help='no snippets')
+    p.add_argument('--shrink', type=float, default=20., help='seconds for each class')
+    o = p.parse_args(args)
+    seed = random.randrange(10**6) if o.seed is None else o.seed
+    torch.set_num_threads(1)
+    print(f"seed {seed}", flush=True)
+    counts,found = search(60*o.minutes, seed, o.impl, o.kind, o.shrink, o.only)
+    report(counts, found, brief=o.brief)
+    return 1 if found else 0
+
+if __name__=='__main__': sys.exit(main())
