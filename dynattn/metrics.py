@@ -22,11 +22,11 @@ def _classes(x, name):
 
 # %% ../nbs/03_metrics.ipynb #b3046af8
 def confusion_matrix(
-    y_true, # [n] int or bool, what each one is
-    y_pred, # [n] int or bool, what was said
+    y_true, # [n] int or bool, the true class of each item
+    y_pred, # [n] int or bool, the predicted class
     n_classes:int|None=None, # C (default: as many as occur, at least 2)
 ) -> Tensor: # [C,C] int64
-    "`m[i,j]` is how many of class i were called j."
+    "`m[i,j]` is how many of class i were predicted as j."
     t,p = _classes(y_true, 'y_true'),_classes(y_pred, 'y_pred')
     if len(t) != len(p): raise ValueError(f"y_pred: expected one for each of {len(t)} in y_true, got {len(p)}")
     top = 1 + max((int(x.max()) for x in (t, p) if len(x)), default=1)
@@ -41,7 +41,7 @@ def _ratio(num, den, zero_division):
     return torch.where(none, zero_division, num / torch.where(none, 1, den))
 
 def _average(num, den, weight, average, zero_division):
-    "One ratio a class, or their average."
+    "One ratio per class, or their average."
     if average=='micro': return _ratio(num.sum(), den.sum(), zero_division)
     each = _ratio(num, den, zero_division)
     if average is None: return each
@@ -51,7 +51,7 @@ def _average(num, den, weight, average, zero_division):
     return _ratio((each.nan_to_num()*weight).sum(), weight.sum(), zero_division)
 
 def _parts(cm):
-    "What was right, what was said and what was there, each a float64 [C]."
+    "Rightly predicted, predicted and actual counts of each class, float64 [C] each."
     cm = torch.as_tensor(cm)
     if cm.dim()!=2 or cm.shape[0]!=cm.shape[1]: raise ValueError(f"cm: expected a confusion matrix [C,C], got {list(cm.shape)}")
     cm = cm.double()
@@ -60,19 +60,19 @@ def _parts(cm):
 # %% ../nbs/03_metrics.ipynb #0efea367
 def precision(
     cm, # [C,C], from `confusion_matrix`
-    average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value a class)
-    zero_division:float=0., # for a class that was never said; NaN leaves it out of averages
+    average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value per class)
+    zero_division:float=0., # for a class that was never predicted; NaN leaves it out of averages
 ) -> Tensor: # [C] or []
-    "Of those called so, how many are so."
+    "Of the items predicted as a class, the share that belongs to it."
     right,said,there = _parts(cm)
     return _average(right, said, there, average, zero_division)
 
 def recall(
     cm, # [C,C], from `confusion_matrix`
-    average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value a class)
+    average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value per class)
     zero_division:float=0., # for a class that does not occur; NaN leaves it out of averages
 ) -> Tensor: # [C] or []
-    "Of those that are so, how many were called so."
+    "Of the items of a class, the share that was predicted as it."
     right,said,there = _parts(cm)
     return _average(right, there, there, average, zero_division)
 
@@ -105,8 +105,8 @@ def average_precision(
 # %% ../nbs/03_metrics.ipynb #b55d695c
 def f1(
     cm, # [C,C], from `confusion_matrix`
-    average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value a class)
-    zero_division:float=0., # for a class that neither occurs nor was said; NaN leaves it out of averages
+    average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value per class)
+    zero_division:float=0., # for a class that neither occurs nor was predicted; NaN leaves it out of averages
 ) -> Tensor: # [C] or []
     "The harmonic mean of precision and recall."
     right,said,there = _parts(cm)
@@ -116,7 +116,7 @@ def accuracy(
     cm, # [C,C], from `confusion_matrix`
     zero_division:float=0., # for an empty matrix
 ) -> Tensor: # []
-    "How many of all were called what they are."
+    "The share of all items whose class was predicted."
     return recall(cm, 'micro', zero_division)
 
 # %% ../nbs/03_metrics.ipynb #5adf575a
