@@ -15,8 +15,9 @@ import torch, torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from .padding import PaddingMask
-from .dense import MultiHeadAttention, FeedForward, sinusoidal_positions
+from .dense import MultiHeadAttention, FeedForward, sinusoidal_positions, split_heads, merge_heads
 from .ops import attention
+from .cache import WindowedLayer
 from .sigma import SigmaHead, SigmaParameter
 from .alpha import AlphaHead
 from .window import Window
@@ -26,11 +27,13 @@ def window_pairs(
     w:Tensor, # int64 half-width, any shape
     n:Tensor, # int64, how many tokens there are, broadcasts to `w`
     n_global:int=0, # leading tokens that see and are seen by all
+    is_causal:bool=False, # nobody sees what comes later
 ) -> Tensor: # int64
     "How many of the `n*n` pairs meet, inside |j - i| <= w or by way of a global token."
     m = (n-n_global).clamp(min=0)
     w = torch.minimum(w, (m-1).clamp(min=0))
-    return n*n - m*m + m*(2*w+1) - w*(w+1)
+    both = n*n - m*m + m*(2*w+1) - w*(w+1)
+    return (both+n)//2 if is_causal else both  # symmetric, and every token sees itself
 
 # %% ../nbs/50_encoder.ipynb #52eec4ff
 def _sigma_source(window, dim, heads, init_width):
@@ -70,20 +73,31 @@ class DynamicAttention(MultiHeadAttention):
         init_width:float|list=16., # tokens, one or [H]: where a width that learns begins
         alpha:str|float|None=None, # None: softmax; "learned": one a head; or a number >= 1
         n_global:int=1, # leading tokens that see and are seen by all
+        causal:bool=False, # nobody sees what comes later; needs widths that do not depend on the sequence to be cached
         impl:str='auto', # who computes it: "auto", or a name that `dynattn.attention` knows
         device=None, dtype=None,
         **kwargs, # `kdim`, `vdim`, `batch_first` of `MultiHeadAttention`
     ):
         super().__init__(embed_dim, num_heads, dropout, bias, attention_fn=partial(attention, impl=impl), **_ours(kwargs))
-        self.window,self.n_global,self.seen = window,n_global,None
+        self.window,self.n_global,self.causal,self.seen = window,n_global,causal,None
         self.sigma_head = _sigma_source(window, embed_dim, num_heads, init_width)
         self.alpha_head = _alpha_source(alpha, num_heads)
         self.to(device=device, dtype=dtype)
 
-    def forward(self, query, key=None, value=None, key_padding_mask=None, *, padding=None, sigma=None, **options):
+    def forward(self, query, key=None, value=None, key_padding_mask=None, *, padding=None, sigma=None, cache=None, **options):
         "[B,N,D] to [B,N,D]; `key_padding_mask` is True where a key is *ignored*, as torch has it; `sigma` [B,H] overrules the widths."
         if key_padding_mask is not None: padding = PaddingMask.from_ignore(key_padding_mask)
+        if cache is not None: return _cached(self, query, key, padding, cache)
+        if self.causal: options['is_causal'] = True
         return super().forward(query, key, value, padding=padding, n_global=self.n_global, **_ours(options, query), **_reach(self, query, padding, sigma))
+
+    def new_cache(self) -> WindowedLayer:
+        "For `forward(tokens, cache=...)`: the newest tokens, after those of the calls before."
+        if not self.causal: raise ValueError("causal: expected True for a cache, got False: what comes later would change what was returned")
+        if isinstance(self.sigma_head, SigmaHead): raise ValueError("window: expected 'learned', an int or None for a cache, got 'dynamic': its widths depend on the sequence")
+        window = self.window if self.sigma_head is None else Window.default(self.sigma_head())
+        alpha = None if self.alpha_head is None else self.alpha_head()
+        return WindowedLayer(self.num_heads, window=window, n_global=self.n_global, alpha=alpha)
 
     def sigma(self, query): return _widths(self.sigma_head, query[:,0] if self.batch_first else query[0])  # [B,H], [H] or None
 
@@ -92,6 +106,16 @@ def _widths(head, first):
     "The widths for [CLS] states [B,D]: [B,H], [H], or None where nothing predicts them; in the head's own precision whatever autocast says."
     if not isinstance(head, SigmaHead): return None if head is None else head()
     with torch.autocast(first.device.type, enabled=False): return head(first.to(head.linear.weight.dtype))
+
+# %% ../nbs/50_encoder.ipynb #5c0c0001
+def _cached(attn, query, key, padding, cache):
+    "The newest tokens, after those that `cache` has seen."
+    if key is not None and key is not query: raise ValueError("key: expected None with a cache, got a tensor")
+    if padding is not None: raise ValueError("padding: expected None with a cache, got a PaddingMask")
+    x = query if attn.batch_first else query.transpose(0, 1)
+    q,k,v = (split_heads(f(x), attn.num_heads) for f in (attn.q_proj, attn.k_proj, attn.v_proj))
+    out = attn.out_proj(merge_heads(cache.attend(q, k, v)))
+    return out if attn.batch_first else out.transpose(0, 1)
 
 # %% ../nbs/50_encoder.ipynb #f0950549
 def _reach(attn, query, padding, sigma):
@@ -109,7 +133,7 @@ def _remember(attn, window, alpha, query, padding):
     w = window.half_width(n) if isinstance(window, Window) else torch.full((attn.num_heads,), n-1 if window is None else min(window, n-1), device=query.device)
     w = w.expand(b, attn.num_heads)
     a = torch.ones(attn.num_heads, device=query.device) if alpha is None else alpha.detach()
-    attn.seen = dict(width=w, pairs=window_pairs(w, real[:,None], attn.n_global), tokens=real, alpha=a)
+    attn.seen = dict(width=w, pairs=window_pairs(w, real[:,None], attn.n_global, attn.causal), tokens=real, alpha=a)
 
 # %% ../nbs/50_encoder.ipynb #c7477c2f
 def _from_torch_layer(module, state, prefix, *_):
@@ -134,10 +158,10 @@ class EncoderLayer(nn.Module):
         self.norm1,self.norm2,self.dropout = nn.LayerNorm(dim),nn.LayerNorm(dim),nn.Dropout(dropout)
         self.register_load_state_dict_pre_hook(_from_torch_layer)
 
-    def forward(self, x, padding=None, sigma=None):
+    def forward(self, x, padding=None, sigma=None, cache=None):
         "[B,N,D] to [B,N,D]; zeros in padding come out as something finite."
         if padding is not None: x = padding.zero(x)
-        x = x + self.dropout(self.self_attn(self.norm1(x), padding=padding, sigma=sigma))
+        x = x + self.dropout(self.self_attn(self.norm1(x), padding=padding, sigma=sigma, cache=cache))
         return x + self.dropout(self.feed_forward(self.norm2(x)))
 
     def sigma(self, x): return self.self_attn.sigma(self.norm1(x[:,:1]))
@@ -159,6 +183,8 @@ class EncoderConfig:
     init_width:float|list=16.     # tokens
     alpha:str|float|None=None     # as in `DynamicAttention`
     n_global:int=1         # [CLS] is the first token
+    cls:bool=True          # whether there is a [CLS]; a stream has none, for it sums up everything
+    causal:bool=False      # nobody sees what comes later
     impl:str='auto'        # who computes attention
     checkpoint:bool=False  # compute layers again in the backward pass instead of keeping them
     classes:tuple=()       # names, for a `Classifier`
@@ -194,7 +220,7 @@ def gram_hash(
 
 # %% ../nbs/50_encoder.ipynb #0d308f63
 class Embedding(nn.Module):
-    "Ids to tokens, `patch` ids each, with [CLS] before them and sinusoidal positions."
+    "Ids to tokens, `patch` ids each, with [CLS] before them (unless `cls` is False) and sinusoidal positions."
     def __init__(self, c:EncoderConfig):
         super().__init__()
         self.vocab,self.patch = c.vocab,c.patch
@@ -203,19 +229,22 @@ class Embedding(nn.Module):
         self.runs = nn.ModuleList(nn.Embedding(c.buckets, c.dim) for _ in c.grams)
         for r in self.runs: nn.init.normal_(r.weight, std=.3)
         self.merge = nn.Conv1d(c.dim, c.dim, 2*c.patch-1, c.patch, c.patch-1) if c.patch>1 else nn.Identity()
-        self.cls = nn.Parameter(torch.zeros(c.dim))
+        self.cls = nn.Parameter(torch.zeros(c.dim)) if c.cls else None
 
     def forward(self,
         ids:Tensor, # [B,N] int, 0..vocab-1; anything in padding
         padding:PaddingMask|None=None, # of the ids
-    ) -> tuple: # [B,1+N/patch,D] and the `PaddingMask` of these tokens
+        offset:int=0, # position of the first token
+    ) -> tuple: # [B,1+N/patch,D] and the `PaddingMask` of these tokens; [B,N/patch,D] without [CLS]
         ids = _as_ids(ids)
         if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)
         x = self.merge(_look_up(self, ids, padding).mT).mT  # [B,N/patch,D]
         keep = x.new_ones(x.shape[:2], dtype=torch.bool) if padding is None else padding.keep[:,::self.patch]
-        x = torch.cat((self.cls + _mean(x, keep)[:,None], x), 1)
-        keep = None if padding is None else PaddingMask(F.pad(keep, (1,0), value=True))
-        return x + sinusoidal_positions(*x.shape[1:], device=x.device, dtype=x.dtype), keep
+        if self.cls is not None:
+            x = torch.cat((self.cls + _mean(x, keep)[:,None], x), 1)
+            keep = F.pad(keep, (1,0), value=True)
+        x = x + sinusoidal_positions(*x.shape[1:], offset=offset, device=x.device, dtype=x.dtype)
+        return x, None if padding is None else PaddingMask(keep)
 
 # %% ../nbs/50_encoder.ipynb #205bb07f
 def _as_ids(ids):
@@ -232,7 +261,7 @@ def _mean(x, keep): return (x*keep[...,None]).sum(1) / keep.sum(1, keepdim=True)
 
 # %% ../nbs/50_encoder.ipynb #cd0d2f79
 def _layers(c):
-    each = dict(window=c.window, init_width=c.init_width, alpha=c.alpha, n_global=c.n_global, impl=c.impl)
+    each = dict(window=c.window, init_width=c.init_width, alpha=c.alpha, n_global=c.n_global, causal=c.causal, impl=c.impl)
     return nn.ModuleList(EncoderLayer(c.dim, c.heads, c.hidden, c.dropout, **each) for _ in range(c.layers))
 
 # %% ../nbs/50_encoder.ipynb #b75c30ee
@@ -259,12 +288,20 @@ class Encoder(nn.Module):
             x = checkpoint(layer, x, padding, sigmas[-1], use_reentrant=False) if again else layer(x, padding, sigmas[-1])
         return self.norm(x), sigmas
 
+    def stream(self,
+        chunks, # iterable of ids [B,n], n a multiple of `config.patch` in all but the last
+    ): # yields states [B,m,D], which put together are those of the whole
+        "A document of any length in constant memory, see `dynattn.stream`."
+        from dynattn.stream import stream_states
+        return stream_states(self, chunks)
+
 # %% ../nbs/50_encoder.ipynb #9447fa6e
 class Classifier(nn.Module):
     "One of `config.classes` for a sequence, from the state of its [CLS]."
     def __init__(self, config:EncoderConfig):
         super().__init__()
         if len(config.classes)<2: raise ValueError(f"config.classes: expected two names or more, got {config.classes!r}")
+        if not config.cls or config.causal: raise ValueError("config: expected cls=True and causal=False, a [CLS] that sees the sequence, got another")
         self.config,self.encoder,self.head = config,Encoder(config),nn.Linear(config.dim, len(config.classes))
 
     def forward(self, ids, padding=None, return_sigma=False):
