@@ -13,21 +13,30 @@ from dynattn.survey.card import Cost, causality, complexity, evaluate, load, mea
 
 RESULTS = Path(__file__).parent/'results'
 NS = tuple(2**i for i in range(9, 21))
-KEEP = 'row name form tags complexity decode flops poly peak causal change exact'.split()
+KEEP = 'row name form tags complexity decode measured flops poly peak causal change exact limit softmax'.split()
 
-def flops_at(system, cost, n):
-    "Exact: from the polynomial where there is one, else counted; empty where the system cannot have this length."
-    if cost.poly: return int(evaluate(cost.poly, n))
-    try: return complexity(system, (n,)).flops[0]
-    except (RuntimeError, ValueError): return ''
+def cost_at(system, causal, n):
+    "FLOPs and peak bytes at one length, counted on the meta device; empty where the system cannot have this length."
+    try:
+        cost = complexity(system, (n,), causal=causal)
+    except (RuntimeError, ValueError):
+        return '', ''
+    return cost.flops[0], cost.peak[0]
+
+def flops_at(system, cost, causal, n):
+    "Exact: from the polynomial where there is one, else counted."
+    return int(evaluate(cost.poly, n)) if cost.poly else cost_at(system, causal, n)[0]
 
 def systems(): return sorted(load().values(), key=lambda c: (c.info.row is None, c.info.row or 0, c.form))
 
 def table():
     for system in systems():
         row = measure(system)
+        causal = row['measured'] == 'causal'
         cost = Cost(row['Ns'], row['flops_at'], row['peak_at'])
-        yield {k: row[k] for k in KEEP} | {f'flops_{n}': flops_at(system, cost, n) for n in NS}
+        kept = {k: row[k] for k in KEEP}
+        longest = row['Ns'][-1]
+        yield kept | {'longest': longest, 'peak_at_longest': row['peak_at'][-1]} | {f'flops_{n}': flops_at(system, cost, causal, n) for n in NS}
 
 class Layer(nn.Module):
     "A package's layer, [1,N,D] -> [1,N,D]."

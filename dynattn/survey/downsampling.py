@@ -40,6 +40,14 @@ class MemoryCompressed(AttentionLayer):
         if knobs.get("rate") == 1: _identity_convolutions(layer)                         # the exact setting
         return layer
 
+    limit = "softmax attention beside a learned first key"
+    def reference(self, x, *, padding=None):
+        q, k, v = self.qkv(x)
+        if not self.causal: return self.merge(dense_attention(q, k, v))
+        k, v = (torch.cat([first.expand(len(x), -1, -1, -1), o], 2) for first, o in zip(self.first, (k, v)))
+        n = x.shape[1]
+        return self.merge(dense_attention(q, k, v, attn_mask=torch.ones(n, n + 1, dtype=torch.bool, device=x.device).tril(1)))
+
     def compress(self, x, conv): # [B,H,N,d] -> [B,H,N/c,d]
         x = F.pad(x, (0, 0, 0, -x.shape[2] % self.rate)).transpose(2, 3).flatten(1, 2)
         return conv(x).unflatten(1, (self.num_heads, -1)).transpose(2, 3)

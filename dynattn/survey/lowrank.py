@@ -187,7 +187,8 @@ def segments(
 @register
 class LongShort(AttentionLayer):
     "A window and `rank` dynamic mixtures of all positions under one softmax (section 3)."
-    info = Info("Long Short Transformer", "Zhu et al.", 2021, "2107.02192", "FP+LR", "kN", True, row=20)
+    info = Info("Long Short Transformer", "Zhu et al.", 2021, "2107.02192", "FP+LR", "kN", True, row=20,
+                note="In the causal form the mixtures grow with the text, r for each segment.")
     crosses = False
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  rank:int=4, # r, mixtures (of each segment, in the causal form)

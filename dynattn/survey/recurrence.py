@@ -27,6 +27,7 @@ def relative_shift(
 # %% ../../nbs/76_survey.recurrence.ipynb #298eb72d
 class RelativeAttention(AttentionLayer):
     "Causal attention by content and distance over a memory and a segment."
+    limit = "relative attention over the whole text"
     masks = crosses = False
     def __init__(self, embed_dim, num_heads, *, causal=True):
         super().__init__(embed_dim, num_heads, causal=True)
