@@ -8,8 +8,9 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from dynattn.dense import dense_attention
-from dynattn import banded
-from dynattn.banded import BandWeights, _Call, _forward, banded_attention
+from dynattn.band import attention as band
+from dynattn.band.attention import BandWeights, Tiled, banded_attention
+from dynattn.band.engines import Inputs
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
 
@@ -63,6 +64,8 @@ def unwritten_memory_is_nan():
     yield
     torch.use_deterministic_algorithms(False)
 
+def one_by_one(widths, *_): return [slice(x, x+1) for x in range(len(widths))]
+
 def learned(o): return [x for x in (getattr(o['window'], 'sigma', None),o.get('rel_bias'),o.get('alpha')) if x is not None]
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -70,7 +73,7 @@ def learned(o): return [x for x in (getattr(o['window'], 'sigma', None),o.get('r
 def test_equals_dense(case, alone):
     x,o = case
     with pytest.MonkeyPatch.context() as m:
-        if alone: m.setattr(banded, '_shares', lambda widths, n: list(range(len(widths))))  # small heads are done together else
+        if alone: m.setattr(band, 'sums_groups', one_by_one); m.setattr(band, 'rows_groups', one_by_one)  # small heads are done together else
         equals_dense(x, o)
 
 def equals_dense(x, o):
@@ -91,14 +94,14 @@ def test_heads_together_are_heads_alone(n, q_offset, n_global, broken, causal):
     if broken: q[0,2,n//2] = float('nan')
     sigma = torch.tensor([1.,7.,3.,12.], dtype=F64)[torch.randperm(4)]
     o = dict(is_causal=causal, n_global=n_global, q_offset=q_offset, padding=PaddingMask.from_lengths(torch.tensor([n,n//2]), n))
-    def run(shares):
+    def run(groups):
         leaves = [x.clone().requires_grad_() for x in (q,k,v,sigma)]
         with pytest.MonkeyPatch.context() as m:
-            m.setattr(banded, '_shares', shares)
+            m.setattr(band, 'sums_groups', groups)
             out = banded_attention(*leaves[:3], window=Window.default(leaves[3]), **o)
             assert broken or out.isfinite().all()
             return out,*torch.autograd.grad(out.nan_to_num(0.).sin().sum(), leaves)
-    for a,b in zip(run(lambda widths, n: [slice(0, 3),slice(3, 4)]), run(lambda widths, n: list(range(4)))): assert_close(a, b, rtol=1e-11, atol=1e-11, equal_nan=True)
+    for a,b in zip(run(lambda widths, n: [slice(0, 3),slice(3, len(widths))]), run(one_by_one)): assert_close(a, b, rtol=1e-11, atol=1e-11, equal_nan=True)
 
 @settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(cases())
@@ -151,9 +154,8 @@ def test_nothing_quadratic(alpha):
     "The largest tensor of a call grows as N at most."
     def largest(n):
         q = torch.randn(1, 1, n, 4)
-        c = _Call('', 8, 8, False, .5, 0., 1, 0, False)
-        a = None if alpha is None else torch.tensor(alpha)
-        with Largest() as mode: _forward(c, q, q, q, None, None, a, None, None)
+        inputs = Inputs(q=q, k=q, v=q, scale=.5, left=[[8]], right=[[8]], alpha=None if alpha is None else [[alpha]], n_global=1)
+        with Largest() as mode: Tiled.forward(inputs)
         return mode.most
     threads = torch.get_num_threads(); torch.set_num_threads(1)
     try: assert largest(32768) <= max(2.1*largest(16384), 2**18)
@@ -175,11 +177,12 @@ def test_threads_give_the_same_bits():
 @pytest.mark.parametrize('kv,dtype', [(4,torch.float32),(2,torch.float32),(2,torch.bfloat16)])
 def test_operator(kv, dtype):
     "Schema, shapes and strides of the results, and gradients, as PyTorch's own checker sees them; inputs in the layout of a projection."
-    from dynattn.banded import _banded, _config
     q,k,v = (torch.randn(2, 9, h, 8, dtype=dtype).transpose(1, 2).requires_grad_() for h in (4,kv,kv))
     sigma,alpha,bias = (x.requires_grad_() for x in (4*torch.rand(2, 4), 1+torch.rand(4), torch.randn(4, 5)))
-    args = q,k,v,torch.ones(2, 9, dtype=torch.bool),sigma,alpha,bias,None,_config(Window.default(sigma)),-1,-1,False,.5,0.,1,0,False
-    torch.library.opcheck(_banded, args, test_utils=('test_schema','test_faketensor','test_autograd_registration','test_aot_dispatch_static'))
+    window,off = Window.default(sigma.detach()),torch.arange(-8, 9)
+    vectors = window.mask(off),window.dmask(off),window.half_width(9)
+    args = q,k,v,sigma,alpha,bias,torch.ones(2, 9, dtype=torch.bool),*vectors,None,-1,-1,1,0,.5,0.,False,False,False,[True,True,True]
+    torch.library.opcheck(torch.ops.dynattn.band, args, test_utils=('test_schema','test_faketensor','test_autograd_registration','test_aot_dispatch_static'))
 
 def test_inference_mode():
     q = torch.randn(1, 4, 70, 8)
