@@ -8,7 +8,7 @@ __all__ = ['TURN', 'BEGIN', 'PAIRS_TOGETHER', 'THREADED', 'THREADED_TOGETHER', '
            'sums_cost', 'sums_groups', 'rows_groups', 'Schedule', 'Tiled', 'choose_engine', 'Settings', 'folded',
            'without_autocast', 'BandFunction', 'BandWeights', 'collect_weights', 'banded_attention']
 
-# %% ../../nbs/34_band.attention.ipynb #e049ae76
+# %% ../../nbs/34_band.attention.ipynb #5efeb35c
 import math, os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from torch import Tensor
 from ..dense import _check, _check_qkv, dense_attention
 from ..window import Window
 from .geometry import Band, block_sizes, global_queries
-from .engines import Dropout, Gradients, Group, Inputs, Wanted, _LOG2E, backward_group, forward_group
+from .engines import Dropout, Gradients, Group, Inputs, Sums, Wanted, _LOG2E, backward_group, forward_group
 
 # %% ../../nbs/34_band.attention.ipynb #0e2dadb5
 @lru_cache(maxsize=64)
@@ -609,7 +609,7 @@ def _hard_limits(window):
     if window is None or isinstance(window, Window): return -1,-1
     return tuple(-1 if x is None else x for x in (window if isinstance(window, (tuple,list)) else (window,window)))
 
-# %% ../../nbs/34_band.attention.ipynb #fee6fe81
+# %% ../../nbs/34_band.attention.ipynb #beba673e
 def _transformed():
     "Whether a transform of `torch.func` or forward-mode differentiation is at work."
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level>=0
@@ -647,7 +647,7 @@ def _run_traced(settings, q, k, v, sigma, alpha, bias, seed):
 def _second_derivative(options, dropout_p):
     "Called as `f(dout, q, k, v, sigma, alpha, bias)`: gradients with a graph of their own, by the dense attention."
     def f(dout, q, k, v, sigma, alpha, bias):
-        if dropout_p: raise RuntimeError("banded_attention: expected dropout_p=0 for a second derivative, got one with dropout; use impl='dense'")
+        if dropout_p: raise RuntimeError("dropout_p: expected 0 where a second derivative is asked for, got dropout; use impl='dense'")
         window = options['window'].replace(sigma=sigma) if sigma is not None else options['window']
         leaves = [x for x in (q,k,v,sigma,alpha,bias) if x is not None and x.requires_grad]
         out = dense_attention(q, k, v, **{**options, 'window': window, 'alpha': alpha, 'rel_bias': bias})
