@@ -4,24 +4,26 @@
 
 # %% auto #0
 __all__ = ['TURN', 'BEGIN', 'PAIRS_TOGETHER', 'THREADED', 'THREADED_TOGETHER', 'OffsetWindow', 'StoredWindow', 'occurring',
-           'reach_of_heads', 'key_spans', 'score_exponents', 'lost_queries', 'cut_keys', 'uncut_keys', 'for_each',
-           'sums_cost', 'sums_groups', 'rows_groups', 'Schedule', 'Tiled', 'choose_engine', 'Settings', 'folded',
-           'without_autocast', 'BandFunction', 'BandWeights', 'collect_weights', 'banded_attention']
+           'reach_of_heads', 'key_spans', 'score_exponents', 'lost_queries', 'furthest', 'has_pairs', 'cut_keys',
+           'uncut_keys', 'for_each', 'sums_cost', 'sums_groups', 'rows_groups', 'Schedule', 'Tiled', 'choose_engine',
+           'Settings', 'folded', 'without_autocast', 'BandFunction', 'BandWeights', 'collect_weights', 'refuses',
+           'banded_attention']
 
-# %% ../../nbs/34_band.attention.ipynb #5efeb35c
-import math, os
+# %% ../../nbs/34_band.attention.ipynb #2be72aa6
+import inspect, math, os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from threading import Barrier, Lock
 import torch, torch.nn.functional as F
 from torch import Tensor
-from ..dense import _check, _check_qkv, dense_attention
+from ..call import Call, serve, takes
+from ..dense import dense_attention
 from ..window import Window
 from .geometry import Band, block_sizes, global_queries
 from .engines import Dropout, Gradients, Group, Inputs, Sums, Wanted, _LOG2E, backward_group, forward_group
 
-# %% ../../nbs/34_band.attention.ipynb #0e2dadb5
+# %% ../../nbs/34_band.attention.ipynb #fd5f98bb
 @lru_cache(maxsize=64)
 def _short_distances(first, last, dtype, device):
     with torch.inference_mode(False): return torch.arange(first, last+1, dtype=dtype, device=device).abs_()
@@ -34,14 +36,10 @@ def _distances(first, last, like):
 class OffsetWindow:
     "A `Window` as vectors over offsets, to be called without a graph."
     def __init__(self,
-        window:Window,
+        window:Window, # its sigma in float32 at least, as `Call` makes it
         m:int, # M, number of keys, the unit of windows in fractions
     ):
-        sigma = window.sigma.detach()
-        half = sigma.dtype in (torch.float16,torch.bfloat16)
-        self.sigma = sigma.float() if half else sigma
-        self.window = window if not half else window.replace(sigma=self.sigma)  # never rounded to half precision
-        self.m = m
+        self.window,self.sigma,self.m = window,window.sigma.detach(),max(m, 1)
         self.is_default = window.smooth=="edge" and window.curve=="bell" and window.reach==(None,None)
 
     def curve_width(self):
@@ -155,15 +153,26 @@ def lost_queries(inputs):
     if inputs.q.isfinite().all(): return [[False]*h]*b
     return (~inputs.q.isfinite()).flatten(2).any(-1).tolist()
 
-# %% ../../nbs/34_band.attention.ipynb #13bed6f7
+# %% ../../nbs/34_band.attention.ipynb #fce4b967
+def furthest(
+    reach:list, # [B][H] ints
+) -> int: # 0 where there is no head
+    "How far any head looks to one side."
+    return max((x for row in reach for x in row), default=0)
+
+def has_pairs(inputs:Inputs) -> bool:
+    "Whether there is a query and a key at all."
+    return 0 not in inputs.q.shape[:3] and inputs.k.shape[2]>0
+
+# %% ../../nbs/34_band.attention.ipynb #c1277268
 def cut_keys(
     inputs:Inputs,
 ) -> tuple: # `Inputs` on fewer keys, and the slice that is left of the keys, or None
     "Only the keys that some query can reach."
-    (b,h,n,_),m = inputs.q.shape,inputs.k.shape[2]
-    if n>=m or not b*h*n: return inputs,None
-    first = max(inputs.q_offset-max(map(max, inputs.left)), 0)
-    end = min(n+inputs.q_offset+max(map(max, inputs.right)), m)
+    n,m = inputs.q.shape[2],inputs.k.shape[2]
+    if n>=m: return inputs,None
+    first = max(inputs.q_offset-furthest(inputs.left), 0)
+    end = min(n+inputs.q_offset+furthest(inputs.right), m)
     lead = min(inputs.n_global, m)
     has_global_query = lead and inputs.q_offset<lead
     if first>=end or end-first+lead>=m or has_global_query or first<lead or lead and inputs.bias is not None: return inputs,None
@@ -245,7 +254,7 @@ def rows_groups(
     size = max(PAIRS_TOGETHER//max(n*min(max(widths), m), 1), 1)
     return [slice(first, min(first+size, len(widths))) for first in range(0, len(widths), size)]
 
-# %% ../../nbs/34_band.attention.ipynb #155f5826
+# %% ../../nbs/34_band.attention.ipynb #e5b791ef
 class Schedule:
     "What is computed together, for one call on plain tensors."
     def __init__(self,
@@ -256,7 +265,7 @@ class Schedule:
         self.inputs,self.weights_wanted,self.learns_alpha = inputs,weights_wanted,learns_alpha
         (self.b,self.h,self.n,_),self.m = inputs.q.shape,inputs.k.shape[2]
         self.dtype = torch.promote_types(inputs.q.dtype, torch.float32)
-        self.first_offset,self.last_offset = -max(map(max, inputs.left)),max(map(max, inputs.right))
+        self.first_offset,self.last_offset = -furthest(inputs.left),furthest(inputs.right)
         self.window = None
         if inputs.window is not None:
             self.window = inputs.window.values(self.first_offset, self.last_offset).to(self.dtype).expand(self.b, self.h, -1).flatten(0, 1)
@@ -337,7 +346,7 @@ class Schedule:
         if len(set(eps))==1: return eps[0]
         return torch.tensor(eps, dtype=self.dtype, device=self.inputs.q.device)[:,None,None]
 
-# %% ../../nbs/34_band.attention.ipynb #996faab4
+# %% ../../nbs/34_band.attention.ipynb #9c8ec239
 class Tiled:
     "The engine for whole calls that schedules `Sums` and `Rows`. It serves every call."
     @staticmethod
@@ -350,6 +359,7 @@ class Tiled:
         on_weights=None, # called as `on_weights(flat_head, engine, tiles, weights)`
     ) -> tuple: # (out, lse, kept)
         "Output [B,H,N,dv], one number for each row [B,H,N,1], and the output in the dtype of the work."
+        if not has_pairs(inputs): return Tiled.nothing(inputs)
         inputs,_ = cut_keys(inputs)
         s = Schedule(inputs, weights_wanted)
         rows = s.by_head()
@@ -362,6 +372,13 @@ class Tiled:
         return kept.to(inputs.v.dtype),lse,kept
 
     @staticmethod
+    def nothing(inputs):
+        "The output of a call without a pair."
+        dtype = torch.promote_types(inputs.q.dtype, torch.float32)
+        out = inputs.q.new_zeros(*inputs.q.shape[:3], inputs.v.shape[-1])
+        return out,inputs.q.new_full((*inputs.q.shape[:3],1), math.inf, dtype=dtype),out.to(dtype)
+
+    @staticmethod
     def backward(
         inputs:Inputs,
         kept:Tensor, # [B,H,N,dv]
@@ -371,7 +388,9 @@ class Tiled:
         weights_wanted:bool=False, # as in the forward
     ) -> Gradients:
         "All gradients, from inputs, output and one number for each row."
-        (m,(hkv,h)),(inputs,place) = (inputs.k.shape[2],(inputs.k.shape[1],inputs.q.shape[1])),cut_keys(inputs)
+        if not has_pairs(inputs): return Tiled.no_gradients(inputs, wanted)
+        (hkv,m),h = inputs.k.shape[1:3],inputs.q.shape[1]
+        inputs,place = cut_keys(inputs)
         s = Schedule(inputs, weights_wanted, wanted.alpha)
         rows = s.by_head()
         def empty(x, dtype): return x.new_empty(s.b, s.h, *x.shape[2:], dtype=dtype)
@@ -394,11 +413,19 @@ class Tiled:
         return Gradients(dq, uncut_keys(shared(dk, inputs.k), place, m), uncut_keys(shared(dv, inputs.v), place, m), dsigma=dsigma,
             dalpha=None if dalpha is None else dalpha.view(s.b, s.h), dbias=None if dbias is None else dbias.view(s.b, s.h, -1))
 
+    @staticmethod
+    def no_gradients(inputs, wanted):
+        "Zeros for a call without a pair."
+        b,h = inputs.q.shape[:2]
+        def zeros(some, *shape): return inputs.q.new_zeros(b, h, *shape) if some else None
+        return Gradients(*map(torch.zeros_like, (inputs.q,inputs.k,inputs.v)), dsigma=zeros(wanted.sigma), dalpha=zeros(wanted.alpha),
+            dbias=zeros(wanted.bias, 0 if inputs.bias is None else inputs.bias.shape[-1]))
+
 def choose_engine(inputs:Inputs, wanted:Wanted):
     "Who computes a call."
     return Tiled
 
-# %% ../../nbs/34_band.attention.ipynb #8592fcb0
+# %% ../../nbs/34_band.attention.ipynb #16e46360
 @dataclass
 class Settings:
     "A call of the operator without the tensors that may learn."
@@ -457,9 +484,7 @@ class Settings:
 def folded(gradient, x):
     "A gradient [B,H,...] summed to the shape of `x`, whose leading axes may be missing or 1, in its dtype."
     if gradient is None: return None
-    full = gradient.sum_to_size((1,)*(gradient.dim()-x.dim())+x.shape).view(x.shape)
-    if x.dtype==torch.float16: full = full.clamp(-65504, 65504)  # as dense attention does
-    return full.to(x.dtype)
+    return gradient.sum_to_size((1,)*(gradient.dim()-x.dim())+x.shape).view(x.shape).to(x.dtype)
 
 # %% ../../nbs/34_band.attention.ipynb #de3b72ce
 def without_autocast(f):
@@ -550,7 +575,7 @@ def _op_gradients(ctx, dout, *_):
 
 torch.library.register_autograd("dynattn::band", _op_gradients, setup_context=_save_for_backward, lib=_library)
 
-# %% ../../nbs/34_band.attention.ipynb #ad018a1e
+# %% ../../nbs/34_band.attention.ipynb #0778cf8b
 @dataclass
 class BandWeights:
     "The weights of `banded_attention`, without a square; no gradient flows back through them."
@@ -577,7 +602,7 @@ def collect_weights(
 ) -> BandWeights:
     "The weights of a call, tile by tile."
     (b,h,n,_),m = inputs.q.shape,inputs.k.shape[2]
-    left,right = max(map(max, inputs.left)),max(map(max, inputs.right))
+    left,right = furthest(inputs.left),furthest(inputs.right)
     first_global,end_global = global_queries(Band(n, left, right, 0, m, inputs.is_causal, inputs.n_global, inputs.q_offset))
     def zeros(*shape): return inputs.q.new_zeros(b*h, *shape, dtype=torch.promote_types(inputs.q.dtype, torch.float32))
     band,lead,full = zeros(n, left+right+1),zeros(n, min(inputs.n_global, m)),zeros(end_global-first_global, m)
@@ -596,7 +621,7 @@ def collect_weights(
     band,lead,full = (x.unflatten(0, (b,h)).to(inputs.q.dtype) for x in (band,lead,full))
     return BandWeights(band, left, lead, full, first_global, inputs.q_offset)
 
-# %% ../../nbs/34_band.attention.ipynb #29de4786
+# %% ../../nbs/34_band.attention.ipynb #fec13b1c
 def _key_mask(attn_mask, padding, q, k):
     "Which keys take part, [B,M] or None."
     keep = None if padding is None else padding.keep
@@ -604,12 +629,7 @@ def _key_mask(attn_mask, padding, q, k):
     own = attn_mask.expand(q.shape[0], 1, 1, k.shape[2])[:,0,0]
     return own if keep is None else own & keep
 
-def _hard_limits(window):
-    "(left, right) with -1 for no limit."
-    if window is None or isinstance(window, Window): return -1,-1
-    return tuple(-1 if x is None else x for x in (window if isinstance(window, (tuple,list)) else (window,window)))
-
-# %% ../../nbs/34_band.attention.ipynb #beba673e
+# %% ../../nbs/34_band.attention.ipynb #8ef00cd4
 def _transformed():
     "Whether a transform of `torch.func` or forward-mode differentiation is at work."
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level>=0
@@ -617,11 +637,7 @@ def _transformed():
 def _is_traced(tensors):
     "Whether values cannot be read, or must not be: the compiler, and tensors without data."
     if torch.compiler.is_compiling(): return True
-    plain = all(type(x) in (Tensor,torch.nn.Parameter) and not x.is_meta for x in tensors)
-    if plain: return False
-    meta = [x.is_meta for x in tensors]
-    if any(meta) and not all(meta): raise ValueError("q: expected all tensors on one device, got some on 'meta'")
-    return True
+    return not all(type(x) in (Tensor,torch.nn.Parameter) and not x.is_meta for x in tensors)
 
 def _run_traced(settings, q, k, v, sigma, alpha, bias, seed):
     "The operator of the library."
@@ -644,78 +660,71 @@ def _run_traced(settings, q, k, v, sigma, alpha, bias, seed):
         settings.n_global, settings.q_offset, settings.scale, settings.dropout_p, settings.is_causal, settings.after, settings.weights_wanted,
         [w.sigma,w.alpha,w.bias])[0]
 
-def _second_derivative(options, dropout_p):
+def _second_derivative(call):
     "Called as `f(dout, q, k, v, sigma, alpha, bias)`: gradients with a graph of their own, by the dense attention."
     def f(dout, q, k, v, sigma, alpha, bias):
-        if dropout_p: raise RuntimeError("dropout_p: expected 0 where a second derivative is asked for, got dropout; use impl='dense'")
-        window = options['window'].replace(sigma=sigma) if sigma is not None else options['window']
+        if call.dropout_p: raise RuntimeError("dropout_p: expected 0 where a second derivative is asked for, got dropout; use impl='dense'")
+        window = call.window if sigma is None else call.window.replace(sigma=sigma)
         leaves = [x for x in (q,k,v,sigma,alpha,bias) if x is not None and x.requires_grad]
-        out = dense_attention(q, k, v, **{**options, 'window': window, 'alpha': alpha, 'rel_bias': bias})
+        out = dense_attention(q, k, v, call.attn_mask, is_causal=call.is_causal, scale=call.scale, padding=call.padding, window=window,
+            alpha=alpha, n_global=call.n_global, rel_bias=bias, q_offset=call.q_offset)
         found = iter(torch.autograd.grad(out, leaves, dout, create_graph=True, materialize_grads=True))
         return [next(found) if x is not None and x.requires_grad else None for x in (q,k,v,sigma,alpha,bias)]
     return f
 
-# %% ../../nbs/34_band.attention.ipynb #93bcbef1
-def _check_banded(q, k, v, attn_mask, dropout_p, window):
-    if attn_mask is not None and (attn_mask.dtype!=torch.bool or any(size!=1 for size in attn_mask.shape[-3:-1])):
-        raise ValueError(f"attn_mask: expected None or a bool mask of the keys, [B,1,1,M], got {attn_mask.dtype} {tuple(attn_mask.shape)}: a mask of pairs has no band; use padding, window, rel_bias, or impl='dense'")
-    if not 0<=dropout_p<=1: raise ValueError(f"dropout_p: expected a probability in [0,1], got {dropout_p!r}")
-    for name,x in dict(k=k, v=v).items():
-        if x.dtype!=q.dtype: raise TypeError(f"{name}: expected {q.dtype} as q, got {x.dtype}")
-    if not q.is_floating_point(): raise TypeError(f"q: expected a floating dtype, got {q.dtype}")
-    if isinstance(window, Window) and window.sigma.dim()==3:
-        raise ValueError(f"window: expected sigma of shape (), [H] or [B,H] on the banded path, got one for each query, {tuple(window.sigma.shape)}")
+# %% ../../nbs/34_band.attention.ipynb #55235fb2
+def refuses(call:Call) -> str|None:
+    "Why the band cannot serve a call."
+    for name in ('segments','sink','softcap'):
+        if getattr(call, name) is not None:
+            return f"{name}: expected None on the banded path, which does not serve it yet, got one; use impl='dense'"
+    mask,window = call.attn_mask,call.window
+    if mask is not None and (mask.dtype!=torch.bool or any(size!=1 for size in mask.shape[-3:-1])):
+        return (f"attn_mask: expected None or a bool mask of the keys, [B,1,1,M], got {mask.dtype} {tuple(mask.shape)}: "
+                "a mask of pairs has no band; use padding, window, rel_bias, or impl='dense'")
+    if window is None or isinstance(window, tuple): return None
+    if not isinstance(window, Window):
+        return f"window: expected None, an int, a pair or a Window on the banded path, got {type(window).__name__}"
+    if window.sigma.dim()==3:
+        return ("window: expected sigma of shape (), [H] or [B,H] on the banded path, got one sigma per query, "
+                f"{tuple(window.sigma.shape)}, and no band that all queries share; use impl='dense'")
 
-def banded_attention(
-    q:Tensor, # [B,H,N,d] queries
-    k:Tensor, # [B,Hkv,M,d] keys, Hkv divides H
-    v:Tensor, # [B,Hkv,M,dv] values
-    attn_mask:Tensor|None=None, # bool mask of the keys [B,1,1,M], True takes part; masks of pairs are refused
-    dropout_p:float=0., # probability that a weight is dropped, whether training or not, as in SDPA
-    is_causal:bool=False, # key j <= i + q_offset only
-    scale:float|None=None, # factor of the scores (default 1/sqrt(d))
-    enable_gqa:bool=False, # as in SDPA; grouped heads are accepted either way
-    *,
-    padding=None, # `PaddingMask` of the keys, [B,M]
-    window=None, # int w, pair (left, right), or a `Window` with sigma (), [H] or [B,H]
-    alpha:float|Tensor|None=None, # entmax instead of softmax; number, [H] or [B,H], >= 1
-    n_global:int=0, # leading positions that see and are seen by all, whatever the window says
-    rel_bias:Tensor|None=None, # [H,2R+1] or [B,H,2R+1], added to the scores by `j - i - q_offset`
-    q_offset:int=0, # position of query 0 on the key axis
-    return_weights:bool=False, # also return `BandWeights`
-) -> Tensor: # [B,H,N,dv], with `BandWeights` if asked for
+def _settings_of(call, sigma, alpha, seed):
+    "`Settings` of a checked call."
+    soft = call.window if isinstance(call.window, Window) else None
+    left,right = (-1 if x is None else x for x in (call.window if isinstance(call.window, tuple) else (None,None)))
+    learns = [x is not None and x.requires_grad and torch.is_grad_enabled() for x in (sigma,alpha,call.rel_bias)]
+    return Settings(is_causal=call.is_causal, scale=call.factor, left=left, right=right, wanted=Wanted(*learns), window=soft,
+        after=soft is not None and soft.apply=='after', keep=_key_mask(call.attn_mask, call.padding, call.q, call.k),
+        dropout_p=call.dropout_p, n_global=call.n_global, q_offset=call.q_offset, weights_wanted=call.return_weights and call.dropout_p>0)
+
+def _single_numbers_moved(call):
+    "sigma and alpha as tensors beside q, where a single number may have waited on the CPU."
+    sigma,alpha,device = getattr(call.window, 'sigma', None),call.alpha,call.q.device
+    if sigma is not None and sigma.device!=device:
+        sigma = sigma.to(device)
+        call.window = call.window.replace(sigma=sigma)
+    if isinstance(alpha, float): alpha = torch.tensor(alpha, dtype=torch.float64, device=device)
+    return sigma,alpha if alpha is None else alpha.to(device)
+
+@takes(Call)
+def banded_attention(call) -> Tensor: # [B,H,N,dv], with `BandWeights` if asked for
     "`dense_attention`, of which only the band is computed; time and memory grow as N times the window's width."
-    _check_qkv(q, k, v)
-    _check(q, k, attn_mask, padding, window, alpha=alpha, n_global=n_global, rel_bias=rel_bias, q_offset=q_offset, normalizer=None)
-    _check_banded(q, k, v, attn_mask, dropout_p, window)
-    scale = max(q.shape[-1], 1)**-.5 if scale is None else float(scale)
-    if torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
-        q,k,v = (x if x.dtype==torch.float64 else x.to(dtype) for x in (q,k,v))
-    return _banded(q, k, v, attn_mask, dropout_p, is_causal, scale, padding, window, alpha, n_global, rel_bias, q_offset, return_weights)
-
-def _banded(q, k, v, attn_mask, dropout_p, is_causal, scale, padding, window, alpha, n_global, rel_bias, q_offset, return_weights):
-    soft = window if isinstance(window, Window) else None
-    sigma = None if soft is None else soft.sigma
-    options = dict(attn_mask=attn_mask, is_causal=is_causal, scale=scale, padding=padding, window=window, n_global=n_global, q_offset=q_offset)
+    serve(refuses(call))
     if _transformed():
-        if return_weights: raise ValueError("return_weights: expected False inside a transform of torch.func, got True; use impl='dense'")
-        return dense_attention(q, k, v, dropout_p=dropout_p, alpha=alpha, rel_bias=rel_bias, **options)
-    if alpha is not None and not isinstance(alpha, Tensor): alpha = None if alpha==1 else torch.tensor(alpha, dtype=torch.float64, device=q.device)
-    keep = _key_mask(attn_mask, padding, q, k)
-    left,right = _hard_limits(window)
-    learns = [x is not None and x.requires_grad and torch.is_grad_enabled() for x in (sigma,alpha,rel_bias)]
-    seed = torch.randint(2**62, (), device=q.device) if dropout_p else None
-    settings = Settings(is_causal=is_causal, scale=scale, left=left, right=right, wanted=Wanted(*learns), window=soft,
-        after=soft is not None and soft.apply=='after', keep=keep, dropout_p=float(dropout_p), n_global=n_global, q_offset=q_offset,
-        weights_wanted=return_weights and dropout_p>0)
-    tensors = [x for x in (q,k,v,sigma,alpha,rel_bias,keep) if x is not None]
-    if _is_traced(tensors): out = _run_traced(settings, q, k, v, sigma, alpha, rel_bias, seed)
+        if call.return_weights: raise ValueError("return_weights: expected False inside a transform of torch.func, got True; use impl='dense'")
+        return inspect.unwrap(dense_attention)(call)
+    q,k,v,bias = call.q,call.k,call.v,call.rel_bias
+    sigma,alpha = _single_numbers_moved(call)
+    seed = torch.randint(2**62, (), device=q.device) if call.dropout_p else None
+    settings = _settings_of(call, sigma, alpha, seed)
+    tensors = [x for x in (q,k,v,sigma,alpha,bias,settings.keep) if x is not None]
+    if _is_traced(tensors): out = _run_traced(settings, q, k, v, sigma, alpha, bias, seed)
     else:
         if seed is not None: settings.seed = seed.item()
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            out = BandFunction.apply(q, k, v, sigma, alpha, rel_bias, settings, _second_derivative(options, dropout_p))
-        else: out = without_autocast(settings.forward)(q, k, v, alpha, rel_bias)[1]
-    if not return_weights: return out
+            out = BandFunction.apply(q, k, v, sigma, alpha, bias, settings, _second_derivative(call))
+        else: out = without_autocast(settings.forward)(q, k, v, alpha, bias)[1]
+    if not call.return_weights: return out
     if seed is not None: settings.seed = seed.item()
-    with torch.no_grad(): return out,collect_weights(settings.inputs(q, k, v, alpha, rel_bias))
+    with torch.no_grad(): return out,collect_weights(settings.inputs(q, k, v, alpha, bias))

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Inputs', 'Wanted', 'Gradients', 'Group', 'Buffer', 'Workspace', 'bias_at', 'add_at', 'part_offsets', 'part_window',
-           'columns_of_ones', 'Dropout', 'product', 'sum_diagonals', 'for_group', 'Sums', 'Rows', 'sees_a_key',
-           'forward_group', 'backward_group']
+           'columns_of_ones', 'Dropout', 'product', 'sum_diagonals', 'for_group', 'Sums', 'Rows', 'forward_group',
+           'backward_group']
 
 # %% ../../nbs/32_band.engines.ipynb #c41aaaa1
 import math
@@ -534,18 +534,7 @@ class Rows:
             grads.dwindow[:,at] += torch.where(window>0, dscore/torch.where(window>0, window, 1.), 0.)
         if grads.dbias is not None: add_at(grads.dbias, part_offsets(part, dscore), dscore)
 
-# %% ../../nbs/32_band.engines.ipynb #f4a87ba9
-def sees_a_key(group:Group) -> Tensor: # [1|G,N,1] bool
-    "Whether some key takes part that causality allows, whatever a soft window makes of it."
-    band,device = group.band,group.q.device
-    position = torch.arange(band.n, device=device)+band.q_offset
-    if group.keep is None:
-        first,some = band.first_key,band.first_key<band.end_key
-    else:
-        first,some = group.keep.int().argmax(-1, keepdim=True),group.keep.any(-1, keepdim=True)  # [1|G,1]
-    reached = position>=first if band.is_causal else torch.ones_like(position, dtype=torch.bool)
-    return (reached & some).reshape(-1, band.n, 1)
-
+# %% ../../nbs/32_band.engines.ipynb #8587e61f
 def _in_work_dtype(x, like, buffer):
     "`x` itself, or memory of its shape in the dtype of the work."
     return x if x.dtype==like.dtype and x.is_contiguous() else buffer.take(like, *x.shape)
@@ -560,9 +549,7 @@ def forward_group(
     engine = Sums if on_weights is None and Sums.serves(group) else Rows
     work_out = _in_work_dtype(out, group.q, _workspace.out)
     for part in parts(group.band, group.k.shape[1]): engine(group, part).forward(work_out, lse, on_weights)
-    if group.q_lost is not None:
-        sees = lse!=math.inf if group.window is None else sees_a_key(group)
-        work_out.masked_fill_(group.q_lost & sees, math.nan)
+    if group.q_lost is not None: work_out.masked_fill_(group.q_lost & (lse!=math.inf), math.nan)
     if work_out is not out: out.copy_(work_out)
 
 def backward_group(
