@@ -8,7 +8,8 @@ import argparse, os, subprocess, sys, time
 from dataclasses import dataclass, replace
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
 import torch, torch.nn.functional as F
-from dynattn.banded import banded_attention, band_flops
+from dynattn.band.attention import banded_attention
+from dynattn.chunks import band_flops
 from dynattn.dense import dense_attention
 from dynattn.ops import attention
 from dynattn.padding import PaddingMask
@@ -153,23 +154,23 @@ def compare(full):
 
 def floor(full):
     "What the forward pass is made of: its two products alone in tiles of its size, then with the exponentials, then with window and sums."
-    from dynattn.banded import _Band, _block_size, _parts, _tiles
+    from dynattn.band.geometry import Band, block_sizes, parts, tiles
     rows = []
     for w in (64, 256, 512):
         c = Case(8192, w, H=2)
         q,k,v = (x[0] for x in c.tensors())
-        part, = _parts(_Band(w, w, 0, c.N), c.N, c.N)
-        bq,nb = _block_size(2*w+1)
-        tiles,mask = list(_tiles(part, 0, bq, nb, False)),torch.rand(bq, bq+2*w)
+        part, = parts(Band(c.N, w, w, 0, c.N), c.N)
+        bq,nb = block_sizes(2*w+1)
+        all_tiles,mask = list(tiles(part, bq, nb)),torch.rand(bq, bq+2*w)
         e,o,l = torch.empty(nb*bq*(bq+2*w)),torch.empty(c.N, c.d),torch.empty(c.N, 1)
         def run(exps, rest):
             for h in range(c.H):
-                for t in tiles:
+                for t in all_tiles:
                     x = e[:t.count*t.rows*t.cols].view(t.count, t.rows, t.cols)
-                    torch.bmm(t.queries(q[h]), t.keys(k[h]).mT, out=x)
+                    torch.bmm(t.queries(q[h:h+1]), t.keys(k[h:h+1]).mT, out=x)
                     if exps: x.exp2_()
-                    if rest: torch.sum(x.mul_(mask[:t.rows,t.c:t.c+t.cols]), -1, keepdim=True, out=t.queries(l))
-                    torch.bmm(x, t.keys(v[h]), out=t.queries(o))
+                    if rest: torch.sum(x.mul_(mask[:t.rows,t.missing:t.missing+t.cols]), -1, keepdim=True, out=t.queries(l[None]))
+                    torch.bmm(x, t.keys(v[h:h+1]), out=t.queries(o[None]))
         fns = {'products': lambda: run(False, False), 'products, exponentials': lambda: run(True, False), 'products, exponentials, window, sums': lambda: run(True, True), 'dynattn.banded': ours(c)}
         for name,(s,limits,p) in in_turn(fns, c.flops, rounds=15, budget=20.).items():
             print(f"w={w} {name:37} {s*1e3:7.1f} ms {limits:6.2f} limits")

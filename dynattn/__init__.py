@@ -7,6 +7,6 @@ from dynattn.window import Window
 from dynattn.sigma import SigmaHead, SigmaParameter
 from dynattn.alpha import entmax, sparsemax, entmax15, topk_softmax, AlphaHead
 from dynattn.sorting import sinkhorn, sinkhorn_attention
-from dynattn.banded import banded_attention
+from dynattn.band.attention import banded_attention
 from dynattn.ops import attention
 from dynattn.encoder import DynamicAttention, EncoderLayer, EncoderConfig, Encoder, Classifier

@@ -4,14 +4,15 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-MOVED = {'dynattn.attention': 'dynattn.dense', 'dynattn.bell': 'dynattn.curve', 'dynattn.entmax': 'dynattn.alpha',
+MOVED = {'dynattn.attention': 'dynattn.dense', 'dynattn.banded': 'dynattn.band.attention', 'dynattn.bell': 'dynattn.curve', 'dynattn.entmax': 'dynattn.alpha',
          'dynattn.sinkhorn': 'dynattn.sorting', 'dynattn.survey.kernels': 'dynattn.survey.feature_maps'}
 
 class _Module(ModuleType):
     "Hands on every name; callable, because importing a submodule hides the function of that name in the package."
     def __getattr__(self, name):
         if name.startswith('__'): raise AttributeError(name)
-        return getattr(importlib.import_module(MOVED[self.__name__]), name)
+        home = 'dynattn.chunks' if name=='band_flops' else MOVED[self.__name__]
+        return getattr(importlib.import_module(home), name)
 
     def __call__(self, *args, **kwargs):
         home = importlib.import_module('dynattn.ops' if self.__name__=='dynattn.attention' else MOVED[self.__name__])

@@ -14,7 +14,7 @@ import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call, serve, takes
 from .dense import dense_attention, visible_pairs
-from . import banded
+from .band.attention import banded_attention, refuses as banded_refuses
 
 # %% ../nbs/44_ops.ipynb #fb3821e4
 _scaled_dot_product_attention = F.scaled_dot_product_attention # kept, so that a program may put `attention` in its place
@@ -77,7 +77,7 @@ def _triton(call):
 impls = dict(
     sdpa = Impl(_sdpa, _sdpa_refuses),
     dense = Impl(inspect.unwrap(dense_attention), lambda call: None),
-    banded = Impl(inspect.unwrap(banded.banded_attention), banded.refuses),
+    banded = Impl(inspect.unwrap(banded_attention), banded_refuses),
     triton = Impl(_triton, _triton_refuses),
 )
 
