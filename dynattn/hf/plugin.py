@@ -7,7 +7,7 @@ __all__ = ['Sight', 'sight', 'NewKeys', 'attend', 'register', 'switch', 'Learned
            'add_alpha', 'Report', 'report', 'save', 'load']
 
 # %% ../../nbs/55_hf.plugin.ipynb #2d8672c9
-import inspect, warnings
+import inspect, sys, warnings
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -68,17 +68,35 @@ def sight(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_functio
     return Sight(q_offset=here, pairs=pairs)
 
 # %% ../../nbs/55_hf.plugin.ipynb #fcecc91c
-_FOREIGN = ('softcap','position_bias','s_aux','sinks','indices','block_indices','cache')
-_HARMLESS = ('sliding_window','position_ids','cache_position','num_items_in_batch','max_length_q','max_length_k','deterministic','output_attentions')
+_COMPUTED = ('softcap','position_bias','s_aux','sinks')
+_FOREIGN = ('indices','block_indices','cache')
+_STANDARD = ('module','query','key','value','attention_mask','scaling','dropout','sliding_window','kwargs')
+_HARMLESS = ('sliding_window','position_ids','cache_position','num_items_in_batch','max_length_q','max_length_k','deterministic',
+             'output_attentions','output_hidden_states','shift_labels','labels')
 _PACKING = ('cu_seq_lens_q','cu_seq_lens_k','seq_idx')
 
-def _refuse(module, kwargs, packed):
+@lru_cache(None)
+def _read_by_eager(cls):
+    "Keywords that change the result of this class's attention, or None where its file does not say."
+    eager = getattr(sys.modules[cls.__module__], 'eager_attention_forward', None)
+    return None if eager is None else set(inspect.signature(eager).parameters)-set(_STANDARD)
+
+def _changes(module, name):
+    "Whether a keyword can change the result."
+    if name in _FOREIGN+_COMPUTED: return True
+    read = _read_by_eager(type(module))
+    return name not in _HARMLESS if read is None else name in read
+
+def _refuse(module, kwargs, packed, computed=_COMPUTED):
     "Raise where a keyword would change the result. `packed`: the mask tells the texts of a row apart."
     for name,x in kwargs.items():
-        if x is None or isinstance(x, bool) or name in _HARMLESS or (packed and name in _PACKING): continue
-        if name in _PACKING: raise ValueError(f"{name}: expected position_ids beside it, which start anew with each text, got none; the texts of a row would see each other")
-        why = "it changes the result and" if name in _FOREIGN else "it may change the result, and"
-        raise ValueError(f"{name}: expected None, got {type(x).__name__} from {type(module).__name__}; {why} 'dynattn' does not compute it; use attn_implementation='eager'")
+        if x is None or isinstance(x, bool) or name in computed or (packed and name in _PACKING): continue
+        if name in _PACKING:
+            raise ValueError(f"{name}: expected position_ids beside it, which start anew with each text, got none; "
+                             "the texts of a row would see each other")
+        if _changes(module, name):
+            raise ValueError(f"{name}: expected None, got {type(x).__name__} from {type(module).__name__}; "
+                             "it changes the result and 'dynattn' does not compute it; use attn_implementation='eager'")
 
 # %% ../../nbs/55_hf.plugin.ipynb #fefbbfdc
 def _as_sight(module, mask, is_causal, n, m):
@@ -91,13 +109,26 @@ def _as_sight(module, mask, is_causal, n, m):
 # %% ../../nbs/55_hf.plugin.ipynb #ddca0cd5
 def _decide(x): return True if x else False  # compiled, a comparison of sizes is a symbol, and `bool` leaves it one
 
-def _options(module, q, k, s):
-    "What `dynattn.attention` is to be told."
+def _own(kwargs, pairs, m):
+    "What the architecture adds to scores: squashing, a bias, a logit beside them."
+    sink,bias = kwargs.get('s_aux', kwargs.get('sinks')),kwargs.get('position_bias')
+    own = {}
+    if kwargs.get('softcap') is not None: own['softcap'] = kwargs['softcap']
+    if sink is not None: own['sink'] = sink
+    if bias is not None:
+        bias = bias[...,:m]
+        if pairs is not None: bias = bias.masked_fill(~pairs, -torch.inf) if pairs.dtype==torch.bool else bias+pairs
+        own['attn_mask'] = bias
+    return own
+
+def _options(module, q, k, s, kwargs):
+    "What `dynattn.attention` takes."
     at = s.q_offset or 0
     options = dict(attn_mask=s.pairs, q_offset=at, window=s.window, is_causal=_decide(s.causal and k.shape[2]>at+1))
     if s.keep is not None: options['padding'] = PaddingMask(s.keep)
     learned = getattr(module, 'dynattn', None)
-    return options if learned is None else options | learned(q, k.shape[2], s)
+    if learned is not None: options |= learned(q, k.shape[2], s)
+    return options | _own(kwargs, s.pairs, k.shape[2])
 
 # %% ../../nbs/55_hf.plugin.ipynb #ce0db865
 try: from transformers.utils.output_capturing import _active_collector as _collector
@@ -134,7 +165,7 @@ def _versions(module):
 def _attend_kept(module, query, new, mask, scaling, dropout, kwargs):
     "Attention of new queries to the keys that a `WindowedCache` keeps, and to the new ones."
     s,layer = _as_sight(module, mask, True, query.shape[2], query.shape[2]),new.layer
-    _refuse(module, kwargs, False)
+    _refuse(module, kwargs, False, computed=())
     if s.pairs is not None:
         raise ValueError("attention_mask: expected None or [B,N] with a WindowedCache, got a mask of pairs; "
                          "pass past_key_values=DynamicCache(config=model.config)")
@@ -151,9 +182,9 @@ def _attend_kept(module, query, new, mask, scaling, dropout, kwargs):
     return out.transpose(1, 2).contiguous(), None
 
 # %% ../../nbs/55_hf.plugin.ipynb #c56a0005
-def _compute(module, q, k, v, s, given, wanted):
+def _compute(module, q, k, v, s, kwargs, given, wanted):
     "Attention [B,H,N,d] and, if wanted, the weights."
-    options = _options(module, q, k, s)
+    options = _options(module, q, k, s, kwargs)
     out = attention(q, k, v, return_weights=wanted, **given, **options)
     out,weights = out if wanted else (out,None)
     for seen in _watch: seen.append((options, weights, q.shape[-1]))
@@ -166,12 +197,14 @@ def _starts_late(module, s):
     if not n_global or s.keep is None or s.pairs is not None: return False
     return torch.compiler.is_compiling() or not bool(s.keep[:,:n_global].all())
 
-def _compute_turned(module, q, k, v, s, given, wanted):
+def _compute_turned(module, q, k, v, s, kwargs, given, wanted):
     "`_compute` where rows begin with padding."
+    if kwargs.get('position_bias') is not None:
+        raise ValueError("position_bias: expected None where leading tokens stand behind padding, got a tensor; pad on the right, or set n_global=0")
     pad = s.keep.int().argmax(1)                                               # [B]
     if q.shape[2]==k.shape[2]:
         turned = s._replace(keep=turn_rows(s.keep[:,None,:,None], pad)[:,0,:,0])
-        out,weights = _compute(module, *(turn_rows(x, pad) for x in (q, k, v)), turned, given, wanted)
+        out,weights = _compute(module, *(turn_rows(x, pad) for x in (q, k, v)), turned, kwargs, given, wanted)
         if wanted: weights = turn_rows(turn_rows(weights, -pad).mT, -pad).mT
         return turn_rows(out, -pad),weights
     g,m = module.dynattn.n_global,k.shape[2]
@@ -183,7 +216,7 @@ def _compute_turned(module, q, k, v, s, given, wanted):
     keep = torch.cat([lead<=last, s.keep & (position>=pad[:,None]+g)], 1)
     index = lead.clamp(max=m-1)[:,None,:,None]
     k,v = (torch.cat([x.gather(2, index.expand(*x.shape[:2], g, x.shape[3])), x], 2) for x in (k, v))
-    out,weights = _compute(module, q, k, v, s._replace(keep=keep, q_offset=s.q_offset+g), given, wanted)
+    out,weights = _compute(module, q, k, v, s._replace(keep=keep, q_offset=s.q_offset+g), kwargs, given, wanted)
     if wanted: weights = weights[...,g:].scatter_add(3, index.mT.expand(*weights.shape[:3], g), weights[...,:g])
     return out,weights
 
@@ -194,7 +227,7 @@ def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., 
     s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
     _refuse(module, kwargs, s.pairs is not None)
     compute = _compute_turned if _starts_late(module, s) else _compute
-    out,weights = compute(module, query, key, value, s, dict(dropout_p=dropout, scale=scaling), _wanted(kwargs))
+    out,weights = compute(module, query, key, value, s, kwargs, dict(dropout_p=dropout, scale=scaling), _wanted(kwargs))
     return out.transpose(1, 2).contiguous(), weights
 
 # %% ../../nbs/55_hf.plugin.ipynb #96da875c
