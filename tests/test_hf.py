@@ -89,8 +89,8 @@ def test_more_architectures_are_unchanged(name):
 def test_every_keyword_that_a_model_sets_is_known():
     "A new version of transformers brings new ones; each has to be looked at."
     import ast, transformers
-    from dynattn import hf
-    known = {*hf._FOREIGN, *hf._HARMLESS, *hf._PACKING, 'query','key','value','attention_mask','scaling','dropout','is_causal'}
+    from dynattn.hf import plugin
+    known = {*plugin._COMPUTED, *plugin._FOREIGN, *plugin._HARMLESS, *plugin._PACKING, 'query','key','value','attention_mask','scaling','dropout','is_causal'}
     unknown,calls = {},0
     for path in (Path(transformers.__file__).parent/'models').glob('*/modeling_*.py'):
         source = path.read_text(encoding='utf-8')
