@@ -68,8 +68,8 @@ def _take_heads(call):
     "Check queries, keys and values, and bring them to [B,H,N,d], [B,Hkv,M,d] and [B,Hkv,M,dv]."
     for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
         if not isinstance(x, Tensor): raise TypeError(f"{name}: expected a Tensor [B,H,N,d], got {_got(x)}")
-        if x.is_nested: raise ValueError(f"{name}: expected a padded Tensor [B,H,N,d], got a nested one; pad it and pass a PaddingMask")
     q = call.q
+    if q.is_nested or call.k.is_nested or call.v.is_nested: return _take_nested(call)
     if not q.is_floating_point(): raise TypeError(f"q: expected a floating dtype, got {q.dtype}")
     if q.device.type != 'meta' and torch.is_autocast_enabled(q.device.type): _autocast(call)
     if q.dim() != 4 or call.k.dim() != 4 or call.v.dim() != 4: _four_axes(call)
@@ -84,6 +84,14 @@ def _take_heads(call):
     if k.shape[3] != d: raise ValueError(f"k: expected width d={d} as in q, got {k.shape[3]}")
     if v.shape[1] != k.shape[1]: raise ValueError(f"v: expected {k.shape[1]} heads as k, got {v.shape[1]}")
     if v.shape[2] != k.shape[2]: raise ValueError(f"v: expected M={k.shape[2]} positions as in k, got {v.shape[2]}")
+
+def _take_nested(call):
+    "Nested tensors go to PyTorch as they are, where nothing else is asked for."
+    more = [name for name in _BEYOND_SDPA if getattr(call, name) is not None]
+    if not call.takes_nested or more or call.n_global or call.q_offset or call.return_weights:
+        raise ValueError("q: expected a padded Tensor [B,H,N,d], got a nested one; pad it and pass a PaddingMask, or pack the texts and pass segments")
+
+_BEYOND_SDPA = 'attn_mask', 'padding', 'window', 'alpha', 'rel_bias', 'segments', 'sink', 'softcap'
 
 def _autocast(call):
     "Queries, keys and values in the dtype of autocast; float64 stays."
@@ -264,6 +272,7 @@ class Call:
     return_weights: bool = False # also return the weights: [B,H,N,M], or `BandWeights` of the band
     lead: tuple|None = field(default=None, init=False) # axes of q in front of the last two, where they were not two
     normalizer = None # a field of the dense path's record only
+    takes_nested = False # whether nested tensors are handed on
 
     def __post_init__(self):
         _take_heads(self)

@@ -84,11 +84,16 @@ impls = dict(
 # %% ../nbs/44_ops.ipynb #59d378d7
 _SQUARE = 2**18 # from which a causal mask joined with padding is slower than the band
 
+_exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
+
+def _fewer_pairs(call, limit):
+    "Whether there are fewer than `limit` pairs; never said of an exported program, whose lengths may change."
+    return not _exporting() and call.q.shape[2]*call.k.shape[2] < limit
+
 def _joins(call):
     "Whether `F.scaled_dot_product_attention` would be handed a large square of our own making."
     made = call.is_causal and call.attn_mask is None and (call.padding is not None or call.q_offset!=0)
-    n,m = call.q.shape[2],call.k.shape[2]
-    return made and n>1 and n*m>=_SQUARE
+    return made and call.q.shape[2]>1 and not _fewer_pairs(call, _SQUARE)
 
 def _small(call):
     "Pairs of query and key up to which the square is as fast as the band."
@@ -99,7 +104,7 @@ def _choose(call): # -> a key of `impls`
     if not impls['sdpa'].refuses(call) and not _joins(call): return 'sdpa'
     if call.return_weights: return 'dense'
     if call.q.is_cuda and not impls['triton'].refuses(call): return 'triton'
-    if call.q.shape[2]*call.k.shape[2] <= _small(call) or impls['banded'].refuses(call): return 'dense'
+    if impls['banded'].refuses(call) or _fewer_pairs(call, _small(call)+1): return 'dense'
     return 'banded'
 
 @takes(Call)
@@ -112,11 +117,14 @@ def choose(call) -> str: # a key of `impls`
 class RoutedCall(Call):
     "A call and who computes it."
     impl: str = "auto" # "dense", "banded", "triton", "sdpa": this one or an error; "auto": the rule of chapter 44
+    takes_nested = True # a plain call of nested tensors is PyTorch's
 
     def __post_init__(self):
         if self.impl!='auto' and self.impl not in impls:
             raise ValueError(f"impl: expected 'auto' or one of {', '.join(map(repr, impls))}, got {self.impl!r}")
         super().__post_init__()
+        if self.impl not in ('auto','sdpa') and self.q.is_nested:
+            raise ValueError(f"impl: expected 'auto' or 'sdpa' for nested tensors, got {self.impl!r}")
 
 # %% ../nbs/44_ops.ipynb #565ae8b7
 @takes(RoutedCall)

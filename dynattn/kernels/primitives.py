@@ -182,9 +182,10 @@ def key_tiles(first, look, n_global, M, CAUSAL: tl.constexpr, ROWS: tl.constexpr
     "The key tiles that `ROWS` queries from position `first` on may see, and which of them all of these see whole."
     width, left, right = look
     last = first+ROWS-1
-    lo = tl.where(first<n_global, 0, first-left)
-    hi = tl.where(first<n_global, M-1, last+right)
-    whole = tl.where(first<n_global, -1, tl.minimum(first+right, M-1))  # the last key that all of them see
+    leads = (first<n_global) & (last>=0)  # some of them see everything; one before key 0 does not
+    lo = tl.where(leads, 0, first-left)
+    hi = tl.where(leads, M-1, last+right)
+    whole = tl.where(leads, -1, tl.minimum(first+right, M-1))  # the last key that all of them see
     if CAUSAL:
         hi = tl.minimum(hi, last)
         whole = tl.minimum(whole, first)
