@@ -7,7 +7,7 @@ __all__ = ['padding_mask', 'masked_softmax', 'PaddingMask']
 
 # %% ../nbs/01_padding.ipynb #eafe9e5a
 import torch
-from fastcore.basics import patch
+from torch.utils import _pytree
 from torch import Tensor
 
 # %% ../nbs/01_padding.ipynb #ab05242c
@@ -75,117 +75,118 @@ def _additive(mask):
 # %% ../nbs/01_padding.ipynb #5a62bfb1
 class PaddingMask:
     "Which tokens of a padded batch are real: `keep` [B,N], `True` takes part. Values go unchecked only where they cannot be read (compiling, `vmap`)."
+    keep: Tensor # [B,N] bool, True takes part
+
     def __init__(self, keep:Tensor): # [B,N] bool
         if _bool(keep).dim()!=2: raise ValueError(f"keep: expected [B,N], got {list(keep.shape)}")
         self.keep = keep
+
     @classmethod
-    def from_lengths(cls, lengths:Tensor, n:int|None=None): # [B] int; N (default: the longest row; give it when compiling)
+    def from_lengths(cls, lengths:Tensor, n:int|None=None) -> "PaddingMask": # [B] int; N (default: the longest row; give it when compiling)
         "The first `lengths[b]` tokens of row b are real."
         return cls(padding_mask(lengths, n))
+
     @classmethod
-    def from_keep(cls, mask:Tensor): # [B,N] bool or 0/1
+    def from_keep(cls, mask:Tensor) -> "PaddingMask": # [B,N] bool or 0/1
         "1 takes part, as in `F.scaled_dot_product_attention`."
         return cls(_binary(mask))
+
     @classmethod
-    def from_ignore(cls, mask:Tensor): # [B,N] bool or 0/1
+    def from_ignore(cls, mask:Tensor) -> "PaddingMask": # [B,N] bool or 0/1
         "1 is padding, as in the `key_padding_mask` of `nn.MultiheadAttention`."
         return cls(~_binary(mask))
+
     @classmethod
-    def from_hf(cls, mask:Tensor): # [B,N] bool or 0/1
+    def from_hf(cls, mask:Tensor) -> "PaddingMask": # [B,N] bool or 0/1
         "The `attention_mask` of a Hugging Face tokenizer: 1 takes part."
         return cls(_binary(mask))
+
     @classmethod
-    def from_additive(cls, mask:Tensor): # [B,N] or [B,1,1,N] floating
+    def from_additive(cls, mask:Tensor) -> "PaddingMask": # [B,N] or [B,1,1,N] floating
         "0 takes part, -1000 or less does not."
         return cls(_additive(mask))
 
-# %% ../nbs/01_padding.ipynb #51699547
-@patch(as_prop=True)
-def ignore(self:PaddingMask) -> Tensor: # [B,N] bool
-    "`True` is padding: the `key_padding_mask` of `nn.MultiheadAttention`."
-    return ~self.keep
+    @property
+    def ignore(self) -> Tensor: # [B,N] bool
+        "`True` is padding: the `key_padding_mask` of `nn.MultiheadAttention`."
+        return ~self.keep
 
-@patch
-def additive(self:PaddingMask, dtype:torch.dtype=torch.float32) -> Tensor: # [B,N] of `dtype`
-    "0 where a key takes part, -inf where not; two of them may be added, in any dtype."
-    if not dtype.is_floating_point: raise TypeError(f"dtype: expected a floating one, got {dtype}")
-    return torch.zeros(self.keep.shape, dtype=dtype, device=self.keep.device).masked_fill(~self.keep, -torch.inf)
+    def additive(self, dtype:torch.dtype=torch.float32) -> Tensor: # [B,N] of `dtype`
+        "0 where a key takes part, -inf where not; two of them may be added, in any dtype."
+        if not dtype.is_floating_point: raise TypeError(f"dtype: expected a floating one, got {dtype}")
+        return torch.zeros(self.keep.shape, dtype=dtype, device=self.keep.device).masked_fill(~self.keep, -torch.inf)
 
-@patch
-def sdpa(self:PaddingMask) -> Tensor: # [B,1,1,N] bool
-    "The `attn_mask` of `F.scaled_dot_product_attention`: the same keys for every head and every query."
-    return self.keep[:,None,None]
+    def sdpa(self) -> Tensor: # [B,1,1,N] bool
+        "The `attn_mask` of `F.scaled_dot_product_attention`: the same keys for every head and every query."
+        return self.keep[:,None,None]
 
-# %% ../nbs/01_padding.ipynb #8c7c943d
-@patch
-def __eq__(self:PaddingMask, other): return torch.equal(self.keep, other.keep) if isinstance(other, PaddingMask) else NotImplemented
+    def __eq__(self, other:object) -> bool: return torch.equal(self.keep, other.keep) if isinstance(other, PaddingMask) else NotImplemented
 
-@patch
-def __hash__(self:PaddingMask): return hash(tuple(self.keep.shape))
+    def __hash__(self) -> int: return hash(tuple(self.keep.shape))
 
-@patch
-def __repr__(self:PaddingMask):
-    (B,N),c = self.keep.shape, self.counts.tolist()
-    return f'PaddingMask(B={B}, N={N}, counts={c if B<=8 else f"{min(c)}..{max(c)}"})'
+    def __repr__(self) -> str:
+        (B,N),c = self.keep.shape, self.counts.tolist()
+        return f'PaddingMask(B={B}, N={N}, counts={c if B<=8 else f"{min(c)}..{max(c)}"})'
 
-# %% ../nbs/01_padding.ipynb #0bd14da7
-@patch
-def to(self:PaddingMask, device, non_blocking:bool=False) -> PaddingMask:
-    "The same mask on `device`."
-    return PaddingMask(self.keep.to(device, non_blocking=non_blocking))
+    def to(self, device, non_blocking:bool=False) -> "PaddingMask":
+        "The same mask on `device`."
+        return PaddingMask(self.keep.to(device, non_blocking=non_blocking))
 
-# %% ../nbs/01_padding.ipynb #df28ea87
-@patch(as_prop=True)
-def counts(self:PaddingMask) -> Tensor: # [B] int64
-    "Real tokens of each row, wherever they stand."
-    return self.keep.sum(1)
+    @property
+    def counts(self) -> Tensor: # [B] int64
+        "Real tokens of each row, wherever they stand."
+        return self.keep.sum(1)
 
-@patch(as_prop=True)
-def lengths(self:PaddingMask) -> Tensor: # [B] int64
-    "Real tokens of each row; raises where they are not its first ones."
-    n = self.counts
-    if _holds(self.keep==(torch.arange(self.keep.shape[1], device=n.device) < n[:,None])): return n
-    raise ValueError("lengths: expected the real tokens first in every row, got some behind padding; counts counts them")
+    @property
+    def lengths(self) -> Tensor: # [B] int64
+        "Real tokens of each row; raises where they are not its first ones."
+        n = self.counts
+        if _holds(self.keep==(torch.arange(self.keep.shape[1], device=n.device) < n[:,None])): return n
+        raise ValueError("lengths: expected the real tokens first in every row, got some behind padding; counts counts them")
 
-# %% ../nbs/01_padding.ipynb #3f3739bc
-@patch
-def __and__(self:PaddingMask, other:PaddingMask):
-    "Real in both."
-    if not isinstance(other, PaddingMask): return NotImplemented
-    if self.keep.shape!=other.keep.shape: raise ValueError(f"other: expected a mask of shape {list(self.keep.shape)}, got {list(other.keep.shape)}")
-    return PaddingMask(self.keep & other.keep)
+    def __and__(self, other:"PaddingMask") -> "PaddingMask":
+        "Real in both."
+        if not isinstance(other, PaddingMask): return NotImplemented
+        if self.keep.shape!=other.keep.shape: raise ValueError(f"other: expected a mask of shape {list(self.keep.shape)}, got {list(other.keep.shape)}")
+        return PaddingMask(self.keep & other.keep)
 
-# %% ../nbs/01_padding.ipynb #e23a28fe
-@patch
-def _where(self:PaddingMask): return self.keep.flatten().nonzero().squeeze(1) # [T] int64
+    def _where(self): return self.keep.flatten().nonzero().squeeze(1) # [T] int64
 
-@patch
-def pack(self:PaddingMask, x:Tensor) -> Tensor: # [B,N,...] -> [T,...]
-    "The real tokens of all rows, end to end."
-    B,N = self.keep.shape
-    if tuple(x.shape[:2])!=(B, N): raise ValueError(f"x: expected [{B},{N},...], got {list(x.shape)}")
-    return x.flatten(0, 1).index_select(0, self._where())
+    def pack(self, x:Tensor) -> Tensor: # [B,N,...] -> [T,...]
+        "The real tokens of all rows, end to end."
+        B,N = self.keep.shape
+        if tuple(x.shape[:2])!=(B, N): raise ValueError(f"x: expected [{B},{N},...], got {list(x.shape)}")
+        return x.flatten(0, 1).index_select(0, self._where())
 
-@patch
-def unpack(self:PaddingMask, x:Tensor, fill:float=0) -> Tensor: # [T,...] -> [B,N,...]
-    "The inverse of `pack`: every token back in its place, `fill` in padding."
-    i,(B,N) = self._where(), self.keep.shape
-    if not torch.compiler.is_compiling() and len(x)!=len(i): raise ValueError(f"x: expected [{len(i)},...], a row for each real token, got {list(x.shape)}")
-    return x.new_full((B*N, *x.shape[1:]), fill).index_copy(0, i, x).unflatten(0, (B, N))
+    def unpack(self, x:Tensor, fill:float=0) -> Tensor: # [T,...] -> [B,N,...]
+        "The inverse of `pack`: every token back in its place, `fill` in padding."
+        i,(B,N) = self._where(), self.keep.shape
+        if not torch.compiler.is_compiling() and len(x)!=len(i): raise ValueError(f"x: expected [{len(i)},...], a row for each real token, got {list(x.shape)}")
+        return x.new_full((B*N, *x.shape[1:]), fill).index_copy(0, i, x).unflatten(0, (B, N))
 
-# %% ../nbs/01_padding.ipynb #c7374681
-@patch(as_prop=True)
-def cu_seqlens(self:PaddingMask) -> Tensor: # [B+1] int32
-    "Where each row begins in the packed one, and last its end T: `cu_seqlens` of FlashAttention's varlen functions."
-    return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)).int()
+    @property
+    def cu_seqlens(self) -> Tensor: # [B+1] int32
+        "Where each row begins in the packed one, and last its end T: `cu_seqlens` of FlashAttention's varlen functions."
+        return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)).int()
 
-# %% ../nbs/01_padding.ipynb #ff5c9c34
-@patch
-def zero(self:PaddingMask,
-    x:Tensor, # [B,...,N,...]
-    dim:int=1, # the axis of the N tokens
-) -> Tensor: # like `x`
-    "`x` with zeros in padding, whatever stood there; no gradient flows to padding."
-    B,N = self.keep.shape
-    if x.shape[0]!=B or x.shape[dim]!=N: raise ValueError(f"x: expected {B} rows and {N} tokens on axis {dim}, got {list(x.shape)}")
-    return x.masked_fill(~self.keep.reshape(B, *[N if i==dim%x.dim() else 1 for i in range(1, x.dim())]), 0)
+    def zero(self,
+        x:Tensor, # [B,...,N,...]
+        dim:int=1, # the axis of the N tokens
+    ) -> Tensor: # like `x`
+        "`x` with zeros in padding, whatever stood there; no gradient flows to padding."
+        B,N = self.keep.shape
+        if x.shape[0]!=B or x.shape[dim]!=N: raise ValueError(f"x: expected {B} rows and {N} tokens on axis {dim}, got {list(x.shape)}")
+        return x.masked_fill(~self.keep.reshape(B, *[N if i==dim%x.dim() else 1 for i in range(1, x.dim())]), 0)
+
+# %% ../nbs/01_padding.ipynb #01ca0001
+def _flatten(mask): return [mask.keep],None
+
+def _flatten_with_keys(mask): return [(_pytree.GetAttrKey('keep'), mask.keep)],None
+
+def _unflatten(leaves, context):
+    mask = object.__new__(PaddingMask)
+    mask.keep, = leaves  # a leaf may be anything that a tree is mapped to
+    return mask
+
+_pytree.register_pytree_node(PaddingMask, _flatten, _unflatten,
+    serialized_type_name="dynattn.padding.PaddingMask", flatten_with_keys_fn=_flatten_with_keys)

@@ -7,10 +7,10 @@ __all__ = ['Window', 'from_flash', 'to_flash', 'from_hf', 'to_hf', 'from_longfor
 
 # %% ../nbs/14_window.ipynb #44bccbb8
 import math
+from functools import partial
 import torch
 from torch import Tensor
 from torch.utils import _pytree
-from fastcore.basics import patch
 from .curve import bell, normal, dbell, dnormal, crossing
 from .smoothing import _positive, power_mask, tanh_mask, ramp_mask, edge_mask, dpower_mask, dtanh_mask, dramp_mask, dedge_mask
 
@@ -53,7 +53,9 @@ def _check_only(smooth, p, ramp):
 def _sound(t):
     "Whether every value is finite and >= 0; trusted where reading would make an accelerator wait, break a graph, or is impossible (`vmap`)."
     if torch.compiler.is_compiling() or t.device.type!="cpu": return True
-    try: return bool(((t>=0) & (t<math.inf)).all())
+    try:
+        if t.numel()<=64: return all(0<=x<math.inf for x in t.detach().flatten().tolist())
+        return bool(((t>=0) & (t<math.inf)).all())
     except RuntimeError: return True
 
 def _check_sigma(sigma):
@@ -66,51 +68,21 @@ def _check_sigma(sigma):
         raise ValueError(f"sigma: expected finite values >= 0, got {sigma.min().item()} to {sigma.max().item()}")
     return sigma
 
-# %% ../nbs/14_window.ipynb #e9c41b1b
-class _Reports:
-    "The two reports' windows, as published."
-    @classmethod
-    def report_20220330(cls,
-        sigma:float|Tensor, # in fractions of half the sequence
-        p:float=1e4, # exponent; the report's examples have 10000 and 100
-        T:float=.9, # threshold; its examples have 0.9 and 0.8
-    ): # `Window`
-        "Yu-Hung Wu's report of 30 March 2022: the density, 1 below the threshold, 1 - V^p; here multiplied after the softmax."
-        return cls(sigma, "normal", (T,1), "power", "fraction", "after", p=p)
-
-    @classmethod
-    def report_20220413(cls,
-        sigma:float|Tensor, # in fractions of half the sequence
-        p:float, # steepness; the report leaves it open
-        T:float, # threshold; the report leaves it open
-    ): # `Window`
-        "Yu-Hung Wu's report of 13 April 2022: the density, 0 below the threshold, tanh(p*V); here multiplied after the softmax."
-        return cls(sigma, "normal", (T,0), "tanh", "fraction", "after", p=p)
-
-# %% ../nbs/14_window.ipynb #d0be3f84
-class _Presets(_Reports):
-    "The windows that learn."
-    @classmethod
-    def default(cls,
-        sigma:float|Tensor, # half-width in `unit`, >= 0
-        unit:str="tokens", # "tokens" or "fraction"
-        reach:tuple|None=None, # (left, right) in tokens
-    ): # `Window`
-        "|j - i| <= sigma takes part, and the mask falls to 0 continuously one token further."
-        return cls(sigma, unit=unit, reach=reach)
-
-    @classmethod
-    def span(cls,
-        width:float|Tensor, # up to this distance the mask is 1, in tokens
-        ramp:float=32, # length of the ramp, in tokens
-        reach:tuple|None=None, # (left, right) in tokens; adaptive span itself is causal, (None, 0)
-    ): # `Window`
-        "The mask of adaptive span: a ramp of fixed length behind a learned width."
-        return cls(width, smooth="ramp", ramp=ramp, reach=reach)
-
 # %% ../nbs/14_window.ipynb #2cd42980
-class Window(_Presets):
+class Window:
     "A differentiable mask over the distance between query and key. It does not change once made."
+    sigma: Tensor
+    curve: str
+    T: float|None
+    fill: int|None
+    smooth: str
+    unit: str
+    apply: str
+    reach: tuple[int|None,int|None]
+    p: float|None
+    ramp: float|None
+    eps: float
+
     def __init__(self,
         sigma:float|Tensor, # width in `unit`, >= 0: a scalar, [H], [B,H], or [B,H,N] for one per query
         curve:str="bell", # "bell" (1 at its centre) or "normal" (the density)
@@ -127,43 +99,158 @@ class Window(_Presets):
         smooth = _choice("smooth", smooth, ("edge","gaussian","ramp","power","tanh"))
         T,fill = _check_cut(cut, smooth)
         p,ramp = _check_only(smooth, p, ramp)
-        self.__dict__.update(sigma=_check_sigma(sigma), curve=_choice("curve", curve, ("bell","normal")), T=T, fill=fill, smooth=smooth,
-            unit=_choice("unit", unit, ("tokens","fraction")), apply=_choice("apply", apply, ("inside","after")),
-            reach=_check_reach(reach), p=p, ramp=ramp, eps=float(_positive("eps", eps)))
+        keep = partial(object.__setattr__, self)
+        keep('sigma', _check_sigma(sigma))
+        keep('curve', _choice("curve", curve, ("bell","normal")))
+        keep('T', T)
+        keep('fill', fill)
+        keep('smooth', smooth)
+        keep('unit', _choice("unit", unit, ("tokens","fraction")))
+        keep('apply', _choice("apply", apply, ("inside","after")))
+        keep('reach', _check_reach(reach))
+        keep('p', p)
+        keep('ramp', ramp)
+        keep('eps', float(_positive("eps", eps)))
 
     def __setattr__(self, k, v): raise AttributeError(f"a Window does not change; use replace({k}=...)")
+
     def __repr__(self):
         kw = ', '.join(f"{k}={v!r}" for k,v in self._options().items() if v is not None)
         return f"Window(sigma={tuple(self.sigma.shape) if self.sigma.ndim else self.sigma.item()}, {kw})"
 
-# %% ../nbs/14_window.ipynb #36bd5556
-@patch
-def _options(self:Window):
-    "Everything but sigma, as `Window` takes it"
-    res = {k:getattr(self,k) for k in ("curve","smooth","unit","apply","reach","p","ramp","eps")}
-    return dict(res, cut=None if self.T is None else (self.T,self.fill))
+    @classmethod
+    def default(cls,
+        sigma:float|Tensor, # half-width in `unit`, >= 0
+        unit:str="tokens", # "tokens" or "fraction"
+        reach:tuple|None=None, # (left, right) in tokens
+    ) -> "Window":
+        "|j - i| <= sigma takes part, and the mask falls to 0 continuously one token further."
+        return cls(sigma, unit=unit, reach=reach)
 
-# %% ../nbs/14_window.ipynb #a68198d2
-@patch
-def replace(self:Window,
-    **kw # any argument of `Window`
-) -> Window: # a new one
-    "The same window but for `kw`."
-    return Window(**{"sigma":self.sigma, **self._options(), **kw})
+    @classmethod
+    def span(cls,
+        width:float|Tensor, # up to this distance the mask is 1, in tokens
+        ramp:float=32, # length of the ramp, in tokens
+        reach:tuple|None=None, # (left, right) in tokens; adaptive span itself is causal, (None, 0)
+    ) -> "Window":
+        "The mask of adaptive span: a ramp of fixed length behind a learned width."
+        return cls(width, smooth="ramp", ramp=ramp, reach=reach)
 
-# %% ../nbs/14_window.ipynb #14ca0001
-@patch
-def widened(self:Window, dtype:torch.dtype) -> Window:
-    "The same window with sigma in a wider dtype; the gradient of a float16 sigma is clamped to what float16 can hold."
-    sigma = _Widen.apply(self.sigma) if self.sigma.dtype==torch.float16 else self.sigma
-    return self.replace(sigma=sigma.to(dtype))
+    @classmethod
+    def report_20220330(cls,
+        sigma:float|Tensor, # in fractions of half the sequence
+        p:float=1e4, # exponent; the report's examples have 10000 and 100
+        T:float=.9, # threshold; its examples have 0.9 and 0.8
+    ) -> "Window":
+        "Yu-Hung Wu's report of 30 March 2022: the density, 1 below the threshold, 1 - V^p; here multiplied after the softmax."
+        return cls(sigma, "normal", (T,1), "power", "fraction", "after", p=p)
+
+    @classmethod
+    def report_20220413(cls,
+        sigma:float|Tensor, # in fractions of half the sequence
+        p:float, # steepness; the report leaves it open
+        T:float, # threshold; the report leaves it open
+    ) -> "Window":
+        "Yu-Hung Wu's report of 13 April 2022: the density, 0 below the threshold, tanh(p*V); here multiplied after the softmax."
+        return cls(sigma, "normal", (T,0), "tanh", "fraction", "after", p=p)
+
+    def _options(self):
+        "Everything but sigma, as `Window` takes it"
+        res = {k:getattr(self,k) for k in ("curve","smooth","unit","apply","reach","p","ramp","eps")}
+        return {**res, 'cut': None if self.T is None else (self.T,self.fill)}
+
+    def replace(self,
+        **kw # any argument of `Window`
+    ) -> "Window": # a new one
+        "The same window but for `kw`."
+        return Window(**{"sigma":self.sigma, **self._options(), **kw})
+
+    def widened(self, dtype:torch.dtype) -> "Window":
+        "The same window with sigma in a wider dtype; the gradient of a float16 sigma is clamped to what float16 can hold."
+        sigma = _Widen.apply(self.sigma) if self.sigma.dtype==torch.float16 else self.sigma
+        return self.replace(sigma=sigma.to(dtype))
+
+    def scale(self,
+        n:int|None=None, # N, the sequence length; needed where the unit is a fraction
+    ) -> Tensor: # shape of sigma, float32 at least: the sigma that the curve is given
+        "Sigma as the curve sees it: the default's edge stands one token beyond sigma, which at T = e^-0.5 means sigma + 1."
+        if self.smooth!="edge" or self.curve!="bell": return _floating(self)
+        return _floating(self) + _token(self, n)/math.sqrt(-2*math.log(self.T))
+
+    def edge(self,
+        n:int|None=None, # N, the sequence length; needed where the unit is a fraction
+    ) -> Tensor: # shape of sigma, in tokens, differentiable
+        "The distance from which on the mask is zero, a real number in closed form."
+        s = self.scale(n)
+        if self.smooth=="ramp": h = s + self.ramp
+        elif self.T is not None: h = crossing(s, self.T, self.curve)
+        elif self.smooth=="tanh": h = crossing(s, min(self.eps/self.p, .5), self.curve)
+        else: h = crossing(s, self.eps, "bell")
+        return h/_token(self, n)
+
+    def half_width(self,
+        n:int|None=None, # N, the sequence length: the result is at most n-1
+    ) -> Tensor: # int64, shape of sigma
+        "The greatest |j - i| at which the mask can be non-zero."
+        most = 2**31-1 if n is None else max(n-1, 0)
+        if None not in self.reach: most = min(most, max(self.reach))
+        return (self.edge(n).detach().clamp(0, 2.**31).ceil().long()-1).clamp(0, most)
+
+    def bounds(self,
+        n:int|None=None, # N, the sequence length
+    ) -> tuple: # (left, right), each int64 of sigma's shape
+        "How many tokens the window sees to the left and to the right."
+        w = self.half_width(n)
+        return tuple(w if r is None else w.clamp(max=r) for r in self.reach)
+
+    def mask(self,
+        offsets:Tensor, # j - i, any shape, usually [N,M]; with one sigma per query [..,N,M]
+        n:int|None=None, # N, the sequence length; needed where the unit is a fraction
+    ) -> Tensor: # [B|1,H|1,*offsets.shape] in sigma's dtype; offsets' shape where sigma is a scalar
+        "The multiplicative mask, computed in float32 at least; exactly 0 outside of `half_width`."
+        return _mask(self, offsets, n).to(self.sigma.dtype)
+
+    def log_mask(self,
+        offsets:Tensor, # as for `mask`
+        n:int|None=None, # as for `mask`
+    ) -> Tensor: # as `mask`
+        "The logarithm of the mask, to be added to scores; -inf where the mask is 0, and no gradient there."
+        m = _mask(self, offsets, n)
+        return torch.where(m>0, torch.where(m>0, m, 1.).log(), -math.inf).to(self.sigma.dtype)
+
+    def dmask(self,
+        offsets:Tensor, # as for `mask`
+        n:int|None=None, # as for `mask`
+    ) -> Tensor: # as `mask`
+        "The derivative of the mask in sigma, in closed form: the smoothing's derivative times the curve's."
+        keep,x,s,V = _prepared(self, offsets, n)
+        if self.smooth=="ramp": return _narrowed(torch.where(keep, dramp_mask(x, s, self.ramp), 0.), self)
+        if self.smooth=="edge": d = dedge_mask(V, self.T, self.p)
+        elif self.smooth=="power": d = dpower_mask(V, self.p)
+        elif self.smooth=="tanh": d = dtanh_mask(V, self.p)
+        else: d = torch.ones_like(V)
+        if self.curve=="normal" and self.smooth!="tanh": d = torch.where(V<1, d, 0.)
+        d = d*(dbell if self.curve=="bell" else dnormal)(x, s)
+        return _narrowed(torch.where(keep, d, 0.), self)
+
+    def penalty(self,
+        n:int|None=None, # N, the sequence length: the result is then a share of it
+        padding=None, # `PaddingMask` of the queries, for one sigma per query: filling costs nothing
+    ) -> Tensor: # scalar, differentiable in sigma
+        "The mean half-width over batch, heads and queries, in tokens, or as a share of `n`."
+        h = self.edge(n)
+        if padding is None or h.ndim<3: mean = h.mean()
+        else:
+            keep = padding.keep[:,None].expand_as(h)                        # [B,H,N]
+            mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)
+        return mean if n is None else mean/n
 
 # %% ../nbs/14_window.ipynb #83c0775e
 def _token(w, n):
     "One token in the unit of sigma"
     if w.unit=="tokens": return 1.
     if n is None: raise ValueError("n: expected the sequence length for a window whose unit is 'fraction', got None")
-    return 2/n
+    return 2/max(n, 1)
 
 # %% ../nbs/14_window.ipynb #0b623523
 class _Widen(torch.autograd.Function):
@@ -183,46 +270,6 @@ def _floating(w):
 def _narrowed(t, w):
     if w.sigma.dtype==torch.float16: t = t.clamp(-65504, 65504)
     return t.to(w.sigma.dtype)
-
-# %% ../nbs/14_window.ipynb #d9b7109e
-@patch
-def scale(self:Window,
-    n:int|None=None, # N, the sequence length; needed where the unit is a fraction
-) -> Tensor: # shape of sigma, float32 at least: the sigma that the curve is given
-    "Sigma as the curve sees it: the default's edge stands one token beyond sigma, which at T = e^-0.5 means sigma + 1."
-    if self.smooth!="edge" or self.curve!="bell": return _floating(self)
-    return _floating(self) + _token(self, n)/math.sqrt(-2*math.log(self.T))
-
-@patch
-def edge(self:Window,
-    n:int|None=None, # N, the sequence length; needed where the unit is a fraction
-) -> Tensor: # shape of sigma, in tokens, differentiable
-    "The distance from which on the mask is zero, a real number in closed form."
-    s = self.scale(n)
-    if self.smooth=="ramp": h = s + self.ramp
-    elif self.T is not None: h = crossing(s, self.T, self.curve)
-    elif self.smooth=="tanh": h = crossing(s, min(self.eps/self.p, .5), self.curve)
-    else: h = crossing(s, self.eps, "bell")
-    return h/_token(self, n)
-
-# %% ../nbs/14_window.ipynb #11d4b276
-@patch
-def half_width(self:Window,
-    n:int|None=None, # N, the sequence length: the result is at most n-1
-) -> Tensor: # int64, shape of sigma
-    "The greatest |j - i| at which the mask can be non-zero."
-    most = 2**31-1 if n is None else max(n-1, 0)
-    if None not in self.reach: most = min(most, max(self.reach))
-    return (self.edge(n).detach().clamp(0, 2.**31).ceil().long()-1).clamp(0, most)
-
-# %% ../nbs/14_window.ipynb #6bf60c7e
-@patch
-def bounds(self:Window,
-    n:int|None=None, # N, the sequence length
-) -> tuple: # (left, right), each int64 of sigma's shape
-    "How many tokens the window sees to the left and to the right."
-    w = self.half_width(n)
-    return tuple(w if r is None else w.clamp(max=r) for r in self.reach)
 
 # %% ../nbs/14_window.ipynb #6f2949b0
 def _aligned(t, o):
@@ -245,6 +292,8 @@ def _inside(w, offsets, n):
     return keep
 
 # %% ../nbs/14_window.ipynb #f8e33b14
+_NARROWEST = {torch.float32: 1e-18, torch.float64: 1e-150}
+
 def _prepared(w, offsets, n):
     "Distance, sigma and the curve, made harmless outside of the window, so that no gradient there can be NaN"
     if not isinstance(offsets, Tensor): raise TypeError(f"offsets: expected a tensor, got {type(offsets).__name__}")
@@ -253,8 +302,10 @@ def _prepared(w, offsets, n):
     if w.smooth=="ramp": return keep,x,s,None
     used = keep & (x>0) if w.curve=="bell" else keep     # the bell's centre does not depend on sigma
     s = torch.where(used, s, 1.)
-    V = (bell if w.curve=="bell" else normal)(x, s)
-    return keep,x,s,V
+    if w.curve=="bell": return keep,x,s,bell(x, s)
+    s = s.clamp(min=_NARROWEST[s.dtype])     # narrower, the density and its slope would overflow; every smoothing has long saturated
+    V = normal(x, s)
+    return keep,x,s,V if w.smooth=="tanh" else V.clamp(max=1)     # a density may be above 1, a mask may not
 
 # %% ../nbs/14_window.ipynb #9a05c0ea
 def _mask(w, offsets, n):
@@ -264,56 +315,7 @@ def _mask(w, offsets, n):
     elif w.smooth=="power": m = power_mask(V, w.p)
     elif w.smooth=="tanh": m = tanh_mask(V, w.p)
     else: m = V
-    return torch.where(keep, m, 0.)
-
-# %% ../nbs/14_window.ipynb #8019c900
-@patch
-def mask(self:Window,
-    offsets:Tensor, # j - i, any shape, usually [N,M]; with one sigma per query [..,N,M]
-    n:int|None=None, # N, the sequence length; needed where the unit is a fraction
-) -> Tensor: # [B|1,H|1,*offsets.shape] in sigma's dtype; offsets' shape where sigma is a scalar
-    "The multiplicative mask, computed in float32 at least; exactly 0 outside of `half_width`."
-    return _mask(self, offsets, n).to(self.sigma.dtype)
-
-# %% ../nbs/14_window.ipynb #882cf4c6
-@patch
-def log_mask(self:Window,
-    offsets:Tensor, # as for `mask`
-    n:int|None=None, # as for `mask`
-) -> Tensor: # as `mask`
-    "The logarithm of the mask, to be added to scores; -inf where the mask is 0, and no gradient there."
-    m = _mask(self, offsets, n)
-    return torch.where(m>0, torch.where(m>0, m, 1.).log(), -math.inf).to(self.sigma.dtype)
-
-# %% ../nbs/14_window.ipynb #8269e09b
-@patch
-def dmask(self:Window,
-    offsets:Tensor, # as for `mask`
-    n:int|None=None, # as for `mask`
-) -> Tensor: # as `mask`
-    "The derivative of the mask in sigma, in closed form: the smoothing's derivative times the curve's."
-    keep,x,s,V = _prepared(self, offsets, n)
-    if self.smooth=="ramp": return _narrowed(torch.where(keep, dramp_mask(x, s, self.ramp), 0.), self)
-    if self.smooth=="edge": d = dedge_mask(V, self.T, self.p)
-    elif self.smooth=="power": d = dpower_mask(V, self.p)
-    elif self.smooth=="tanh": d = dtanh_mask(V, self.p)
-    else: d = torch.ones_like(V)
-    d = d*(dbell if self.curve=="bell" else dnormal)(x, s)
-    return _narrowed(torch.where(keep, d, 0.), self)
-
-# %% ../nbs/14_window.ipynb #510522de
-@patch
-def penalty(self:Window,
-    n:int|None=None, # N, the sequence length: the result is then a share of it
-    padding=None, # `PaddingMask` of the queries, for one sigma per query: filling costs nothing
-) -> Tensor: # scalar, differentiable in sigma
-    "The mean half-width over batch, heads and queries, in tokens, or as a share of `n`."
-    h = self.edge(n)
-    if padding is None or h.ndim<3: mean = h.mean()
-    else:
-        keep = padding.keep[:,None].expand_as(h)                        # [B,H,N]
-        mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)
-    return mean if n is None else mean/n
+    return torch.where(keep & (m>=torch.finfo(m.dtype).tiny), m, 0.)     # so that a logarithm has a slope
 
 # %% ../nbs/14_window.ipynb #5290e537
 def _count(name, value, least):

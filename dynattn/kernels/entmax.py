@@ -8,7 +8,7 @@ __all__ = ['entmax_scores', 'tile_weights', 'tile_after', 'entmax_bound_kernel',
            'attend_entmax']
 
 # %% ../../nbs/42_kernels.entmax.ipynb #d3dde425
-from collections.abc import Sequence
+from typing import Sequence
 import torch
 from torch import Tensor
 from ..call import Call

@@ -97,6 +97,7 @@ class Form(NamedTuple):
     gain:float=1. # steepness: top*tanh(gain*(V - base)), or the exponent of 'power'
     base:float=0. # what the tanh subtracts
     top:float=1. # what it is multiplied with
+    cap:float=0. # 1: a curve above 1, which a density can be, counts as 1
 
 # %% ../../nbs/40_kernels.primitives.ipynb #3daaef9a
 def window_form(
@@ -106,8 +107,9 @@ def window_form(
     "What of a window is known before a kernel starts."
     if not isinstance(window, Window): return Form('bell', 'hard'), 1., 1.
     token,T,p = (1. if window.unit=='tokens' else 2/max(m, 1)),window.T or 0.,window.p or 1.
-    form = Form(window.curve, window.smooth, T, p)
-    if window.smooth=='edge': form = Form(window.curve, 'tanh', T, p/(1-T), T, 1/math.tanh(p))
+    cap = float(window.curve=='normal' and window.smooth!='tanh')
+    form = Form(window.curve, window.smooth, T, p, cap=cap)
+    if window.smooth=='edge': form = Form(window.curve, 'tanh', T, p/(1-T), T, 1/math.tanh(p), cap)
     return form,(window.ramp or 1.)/token,token
 
 # %% ../../nbs/40_kernels.primitives.ipynb #b47f825a
@@ -128,7 +130,9 @@ def window_limits(
 ) -> tuple: # width float32, left and right int32, each [B,H]; differentiable in sigma by `width`
     "What of a window is only known on the device; nothing here waits for it."
     if not isinstance(window, Window): return _hard_limits(window, b, h, device)
-    width = window.scale(m).float()/(1. if window.unit=='tokens' else 2/max(m, 1))
+    scale = window.scale(m).float()
+    if window.curve=='normal': scale = scale.clamp(min=1e-18)  # as in chapter 14
+    width = scale/(1. if window.unit=='tokens' else 2/max(m, 1))
     reach = (window.edge(m).detach().clamp(0, _FAR).ceil()-1).clamp(min=0 if window.curve=='bell' else -1).int()
     sides = (reach if r is None else reach.clamp(max=r) for r in window.reach)
     return tuple(t.to(device, non_blocking=True).expand(b, h).contiguous() for t in (width,*sides))
@@ -222,6 +226,9 @@ def window_curve(off, width, unit, FORM: tl.constexpr): # -> V, dV of off's shap
     if FORM.curve=='normal':
         V = V/(width*unit*2.5066282746310002)  # sqrt(2 pi)
         dV = V*(x*x-1)/width
+        if FORM.cap>0:
+            dV = tl.where(V<1, dV, 0.)
+            V = tl.minimum(V, 1.)
     else: dV = tl.where(off==0, 0., V*x*x/width)
     return V, dV
 

@@ -7,7 +7,7 @@ __all__ = ['window_scores', 'window_forward_kernel', 'window_forward', 'window_d
            'windowed_attention']
 
 # %% ../../nbs/41_kernels.window.ipynb #f713a6f9
-from collections.abc import Sequence
+from typing import Sequence
 import torch
 from torch import Tensor
 from ..call import Call, serve, takes
