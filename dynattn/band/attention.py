@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BandWeights', 'refuses', 'banded_attention']
 
-# %% ../../nbs/34_band.attention.ipynb #2be72aa6
+# %% ../../nbs/34_band.attention.ipynb #f7b27e07
 import inspect, math, os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,6 +17,7 @@ from ..call import Call, serve, takes
 from ..dense import dense_attention
 from ..window import Window
 from .geometry import Band, block_sizes, global_queries
+from .fused import short_engine
 from .engines import Dropout, Gradients, Group, Inputs, Sums, Wanted, _LOG2E, backward_group, forward_group
 
 # %% ../../nbs/34_band.attention.ipynb #aa1fa604
@@ -342,7 +343,7 @@ class Schedule:
         if len(set(eps))==1: return eps[0]
         return torch.tensor(eps, dtype=self.dtype, device=self.inputs.q.device)[:,None,None]
 
-# %% ../../nbs/34_band.attention.ipynb #dea16af0
+# %% ../../nbs/34_band.attention.ipynb #2c729b33
 class Tiled:
     "The engine for whole calls that schedules `Sums` and `Rows`. It serves every call."
     @staticmethod
@@ -356,7 +357,6 @@ class Tiled:
     ) -> tuple: # (out, lse, kept)
         "Output [B,H,N,dv], one number for each row [B,H,N,1], and the output in the dtype of the work."
         if not has_pairs(inputs): return Tiled.nothing(inputs)
-        inputs,_ = cut_keys(inputs)
         s = Schedule(inputs, weights_wanted)
         rows = s.by_head()
         kept = inputs.q.new_empty(s.b, s.h, s.n, inputs.v.shape[-1], dtype=s.dtype)
@@ -385,8 +385,7 @@ class Tiled:
     ) -> Gradients:
         "All gradients, from inputs, output and one number for each row."
         if not has_pairs(inputs): return Tiled.no_gradients(inputs, wanted)
-        (hkv,m),h = inputs.k.shape[1:3],inputs.q.shape[1]
-        inputs,place = cut_keys(inputs)
+        hkv,h = inputs.k.shape[1],inputs.q.shape[1]
         s = Schedule(inputs, weights_wanted, wanted.alpha)
         rows = s.by_head()
         def empty(x, dtype): return x.new_empty(s.b, s.h, *x.shape[2:], dtype=dtype)
@@ -406,7 +405,7 @@ class Tiled:
         def shared(x, like): return (x if hkv==h else x.unflatten(1, (hkv,-1)).sum(2)).to(like.dtype)
         dsigma = None
         if wanted.sigma: dsigma = (dwindow.view(s.b, s.h, -1)*inputs.window.slopes(s.first_offset, s.last_offset)).sum(-1)
-        return Gradients(dq, uncut_keys(shared(dk, inputs.k), place, m), uncut_keys(shared(dv, inputs.v), place, m), dsigma=dsigma,
+        return Gradients(dq, shared(dk, inputs.k), shared(dv, inputs.v), dsigma=dsigma,
             dalpha=None if dalpha is None else dalpha.view(s.b, s.h), dbias=None if dbias is None else dbias.view(s.b, s.h, -1))
 
     @staticmethod
@@ -417,11 +416,30 @@ class Tiled:
         return Gradients(*map(torch.zeros_like, (inputs.q,inputs.k,inputs.v)), dsigma=zeros(wanted.sigma), dalpha=zeros(wanted.alpha),
             dbias=zeros(wanted.bias, 0 if inputs.bias is None else inputs.bias.shape[-1]))
 
-def choose_engine(inputs:Inputs, wanted:Wanted):
-    "Who computes a call."
-    return Tiled
+def in_work_dtype(inputs:Inputs) -> Inputs:
+    "Half precision as float32: sums of products are never rounded in between, and on a CPU it is faster too."
+    if inputs.q.dtype in (torch.float32,torch.float64): return inputs
+    return replace(inputs, q=inputs.q.float(), k=inputs.k.float(), v=inputs.v.float())
 
-# %% ../../nbs/34_band.attention.ipynb #c6886e49
+class ShortCall:
+    "The engine of chapter 33 that is chosen for a call, with half precision widened."
+    def __init__(self, engine): self.engine = engine
+
+    def forward(self, inputs):
+        out,lse,kept = self.engine.forward(in_work_dtype(inputs))
+        return out.to(inputs.v.dtype),lse,kept
+
+    def backward(self, inputs, kept, lse, dout, wanted):
+        grads = self.engine.backward(in_work_dtype(inputs), kept, lse, dout.to(kept.dtype), wanted)
+        grads.dq,grads.dk,grads.dv = (x.to(inputs.q.dtype) for x in (grads.dq,grads.dk,grads.dv))
+        return grads
+
+def choose_engine(inputs:Inputs, wanted:Wanted):
+    "Who computes a call: forward and backward choose alike, for both see the same inputs."
+    engine = short_engine(inputs, wanted)
+    return Tiled if engine is None else ShortCall(engine)
+
+# %% ../../nbs/34_band.attention.ipynb #d6ed231f
 @dataclass
 class Settings:
     "A call of the operator without the tensors that may learn."
@@ -466,23 +484,24 @@ class Settings:
         return window,None if self.after else window.half_widths()
 
     def forward(self, q, k, v, alpha, bias):
-        "Engine, output, lse, and the output to keep."
-        inputs = self.inputs(q, k, v, alpha, bias)
-        if self.weights_wanted: return Tiled,*Tiled.forward(inputs, weights_wanted=True)
-        engine = choose_engine(inputs, self.wanted)
-        return engine,*engine.forward(inputs)
+        "Output, lse, and the output to keep."
+        inputs,_ = cut_keys(self.inputs(q, k, v, alpha, bias))
+        if self.weights_wanted: return Tiled.forward(inputs, weights_wanted=True)
+        return choose_engine(inputs, self.wanted).forward(inputs)
 
-    def backward(self, engine, q, k, v, alpha, bias, kept, lse, dout) -> Gradients:
-        inputs = self.inputs(q, k, v, alpha, bias)
-        if self.weights_wanted: return Tiled.backward(inputs, kept, lse, dout, self.wanted, weights_wanted=True)
-        return engine.backward(inputs, kept, lse, dout, self.wanted)
+    def backward(self, q, k, v, alpha, bias, kept, lse, dout) -> Gradients:
+        inputs,place = cut_keys(self.inputs(q, k, v, alpha, bias))
+        if self.weights_wanted: grads = Tiled.backward(inputs, kept, lse, dout, self.wanted, weights_wanted=True)
+        else: grads = choose_engine(inputs, self.wanted).backward(inputs, kept, lse, dout, self.wanted)
+        grads.dk,grads.dv = (uncut_keys(x, place, k.shape[2]) for x in (grads.dk,grads.dv))
+        return grads
 
 def folded(gradient, x):
     "A gradient [B,H,...] summed to the shape of `x`, whose leading axes may be missing or 1, in its dtype."
     if gradient is None: return None
     return gradient.sum_to_size((1,)*(gradient.dim()-x.dim())+x.shape).view(x.shape).to(x.dtype)
 
-# %% ../../nbs/34_band.attention.ipynb #6849ff11
+# %% ../../nbs/34_band.attention.ipynb #687c1f9a
 def without_autocast(f):
     "`f` with autocast off: its products must have one precision, forward and backward."
     def g(*args):
@@ -496,7 +515,7 @@ class BandFunction(torch.autograd.Function):
     @staticmethod
     @without_autocast
     def forward(ctx, q, k, v, sigma, alpha, bias, settings, dense):
-        ctx.engine,out,lse,kept = settings.forward(q, k, v, alpha, bias)
+        out,lse,kept = settings.forward(q, k, v, alpha, bias)
         ctx.settings,ctx.dense = settings,dense
         ctx.save_for_backward(q, k, v, kept, lse, sigma, alpha, bias)
         return out
@@ -506,19 +525,10 @@ class BandFunction(torch.autograd.Function):
     def backward(ctx, dout):
         q,k,v,kept,lse,sigma,alpha,bias = ctx.saved_tensors
         if torch.is_grad_enabled(): return *ctx.dense(dout, q, k, v, sigma, alpha, bias),None,None  # create_graph=True
-        g = ctx.settings.backward(ctx.engine, q, k, v, alpha, bias, kept, lse, dout)
+        g = ctx.settings.backward(q, k, v, alpha, bias, kept, lse, dout)
         return g.dq,g.dk,g.dv,folded(g.dsigma, sigma),folded(g.dalpha, alpha),folded(g.dbias, bias),None,None
 
-# %% ../../nbs/34_band.attention.ipynb #1a186869
-_library = torch.library.Library("dynattn", "FRAGMENT")
-_library.define("band(Tensor q, Tensor k, Tensor v, Tensor? sigma, Tensor? alpha, Tensor? bias, Tensor? keep, Tensor? values, Tensor? slopes,"
-    " Tensor? half_widths, Tensor? seed, SymInt left, SymInt right, SymInt n_global, SymInt q_offset, float scale, float dropout_p,"
-    " bool is_causal, bool after, bool weights_wanted, bool[] wanted) -> (Tensor, Tensor, Tensor)")
-_library.define("band_backward(Tensor dout, Tensor kept, Tensor lse, Tensor q, Tensor k, Tensor v, Tensor? sigma, Tensor? alpha, Tensor? bias,"
-    " Tensor? keep, Tensor? values, Tensor? slopes, Tensor? half_widths, Tensor? seed, SymInt left, SymInt right, SymInt n_global, SymInt q_offset,"
-    " float scale, float dropout_p, bool is_causal, bool after, bool weights_wanted, bool[] wanted)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
-
+# %% ../../nbs/34_band.attention.ipynb #cc8af7c9
 def _settings(keep, values, slopes, half_widths, seed, left, right, n_global, q_offset, scale, dropout_p, is_causal, after, weights_wanted, wanted):
     "`Settings` from the arguments of the operator."
     return Settings(is_causal=is_causal, scale=scale, left=left, right=right, wanted=Wanted(*wanted), stored=None if values is None else (values,slopes,half_widths),
@@ -530,29 +540,21 @@ def _kept_shape(q, v):
 
 @without_autocast
 def _band_op(q, k, v, sigma, alpha, bias, *options):
-    _,out,lse,kept = _settings(*options).forward(q, k, v, alpha, bias)
+    out,lse,kept = _settings(*options).forward(q, k, v, alpha, bias)
     return out.contiguous(),lse,kept.to(lse.dtype) if _kept_shape(q, v)!=(0,) else out.new_empty(0, dtype=lse.dtype)
 
 @without_autocast
 def _band_backward_op(dout, kept, lse, q, k, v, sigma, alpha, bias, *options):
-    settings = _settings(*options)
-    engine = choose_engine(settings.inputs(q, k, v, alpha, bias), settings.wanted)
-    g = settings.backward(engine, q, k, v, alpha, bias, kept, lse, dout)
+    g = _settings(*options).backward(q, k, v, alpha, bias, kept, lse, dout)
     learned = (folded(x, y) for x,y in ((g.dsigma,sigma), (g.dalpha,alpha), (g.dbias,bias)))
     return g.dq.contiguous(),g.dk.contiguous(),g.dv.contiguous(),*(q.new_empty(0) if x is None else x for x in learned)
 
-for _kind in ('CPU','CUDA'):
-    _library.impl("band", _band_op, _kind)
-    _library.impl("band_backward", _band_backward_op, _kind)
-
-@torch.library.register_fake("dynattn::band", lib=_library)
-def _(q, k, v, *options):
+def _band_shapes(q, k, v, *options):
     dtype = torch.promote_types(q.dtype, torch.float32)
     shapes = (*q.shape[:3],1),_kept_shape(q, v)
     return v.new_empty(*q.shape[:3], v.shape[-1]),*(q.new_empty(shape, dtype=dtype) for shape in shapes)
 
-@torch.library.register_fake("dynattn::band_backward", lib=_library)
-def _(dout, kept, lse, q, k, v, sigma, alpha, bias, *options):
+def _band_backward_shapes(dout, kept, lse, q, k, v, sigma, alpha, bias, *options):
     learned = zip(options[-1], (sigma,alpha,bias))
     return *(x.new_empty(x.shape) for x in (q,k,v)),*(x.new_empty(x.shape) if wanted else q.new_empty(0) for wanted,x in learned)
 
@@ -569,7 +571,25 @@ def _op_gradients(ctx, dout, *_):
     learned = [g if some else None for g,some in zip(grads[3:], wanted)]
     return *grads[:3],*learned,*[None]*(5+len(ctx.rest))
 
-torch.library.register_autograd("dynattn::band", _op_gradients, setup_context=_save_for_backward, lib=_library)
+_learns = "Tensor? sigma, Tensor? alpha, Tensor? bias"
+_options = ("Tensor? keep, Tensor? values, Tensor? slopes, Tensor? half_widths, Tensor? seed, SymInt left, SymInt right, SymInt n_global, "
+    "SymInt q_offset, float scale, float dropout_p, bool is_causal, bool after, bool weights_wanted, bool[] wanted")
+
+def _register():
+    "The operator and its backward."
+    library = torch.library.Library("dynattn", "FRAGMENT")
+    library.define(f"band(Tensor q, Tensor k, Tensor v, {_learns}, {_options}) -> (Tensor, Tensor, Tensor)")
+    library.define(f"band_backward(Tensor dout, Tensor kept, Tensor lse, Tensor q, Tensor k, Tensor v, {_learns}, {_options})"
+        " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+    for kind in ('CPU','CUDA'):
+        library.impl("band", _band_op, kind)
+        library.impl("band_backward", _band_backward_op, kind)
+    torch.library.register_fake("dynattn::band", _band_shapes, lib=library)
+    torch.library.register_fake("dynattn::band_backward", _band_backward_shapes, lib=library)
+    torch.library.register_autograd("dynattn::band", _op_gradients, setup_context=_save_for_backward, lib=library)
+    return library
+
+if not hasattr(torch.ops.dynattn, 'band'): _library = _register()  # once in a process: this page runs beside the module
 
 # %% ../../nbs/34_band.attention.ipynb #2fc95b2e
 @dataclass
@@ -705,7 +725,7 @@ def _single_numbers_moved(call):
     if isinstance(alpha, float): alpha = torch.tensor(alpha, dtype=torch.float64, device=device)
     return sigma,alpha if alpha is None else alpha.to(device)
 
-# %% ../../nbs/34_band.attention.ipynb #21568b41
+# %% ../../nbs/34_band.attention.ipynb #2b3280d9
 @takes(Call)
 def banded_attention(call) -> Tensor: # [B,H,N,dv], with `BandWeights` if asked for
     "`dense_attention`, of which only the band is computed; time and memory grow as N times the window's width."
@@ -723,7 +743,7 @@ def banded_attention(call) -> Tensor: # [B,H,N,dv], with `BandWeights` if asked 
         if seed is not None: settings.seed = seed.item()
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             out = BandFunction.apply(q, k, v, sigma, alpha, bias, settings, _second_derivative(call))
-        else: out = without_autocast(settings.forward)(q, k, v, alpha, bias)[1]
+        else: out = without_autocast(settings.forward)(q, k, v, alpha, bias)[0]
     if not call.return_weights: return out
     if seed is not None: settings.seed = seed.item()
     with torch.no_grad(): return out,collect_weights(settings.inputs(q, k, v, alpha, bias))

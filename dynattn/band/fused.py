@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
-from ..dense import repeat_heads, visible_pairs
+from ..dense import repeat_heads
 from .engines import Gradients, Inputs, Wanted, bias_at
 
 # %% ../../nbs/33_band.fused.ipynb #e5cc8664
@@ -263,12 +263,10 @@ def zeros_in_sdpa_layout(
     return x.new_zeros(b, n, h, x.shape[3] if d is None else d, dtype=dtype or x.dtype).transpose(1, 2)
 
 def _sees_a_key(inputs):
-    "[B,1,N,1]: whether some key takes part that a hard window and causality allow."
-    n,m = inputs.q.shape[2],inputs.k.shape[2]
-    hard = None if inputs.window is not None else (inputs.left[0][0],inputs.right[0][0])
-    pairs = visible_pairs(n, m, is_causal=inputs.is_causal, window=hard, n_global=inputs.n_global, q_offset=inputs.q_offset)
-    if inputs.keep is not None: pairs = pairs & inputs.keep[:,None,None]
-    return pairs.expand(len(inputs.q), 1, n, m).any(-1, keepdim=True)
+    "[B|1,H|1,N,1]: whether some key takes part in a row."
+    whole = Strip(0, inputs.q.shape[2], 0, inputs.k.shape[2])
+    mask = strip_mask(inputs, log_window(inputs), whole, inputs.keep)
+    return (mask>-math.inf).any(-1, keepdim=True)
 
 class Short:
     "What the two engines have in common: which calls they serve, and queries that are not finite."
