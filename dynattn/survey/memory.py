@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['memory_attention', 'Longformer', 'tie', 'windowed_with_leading', 'etc_attention', 'ETC', 'random_plan', 'table_mask',
-           'BigBird', 'gathered_attention', 'MAB', 'ISAB', 'PMA', 'running_mean_product', 'Luna']
+           'BigBird', 'gathered_attention', 'MAB', 'ISAB', 'PMA', 'SetTransformer', 'running_mean_product', 'Luna']
 
 # %% ../../nbs/72_survey.memory.ipynb #b2a22dd9
 import math
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..dense import dense_attention
 from ..padding import PaddingMask, masked_softmax
 from .card import AttentionLayer, Exact, Info, Layer, register
-from .fixed import Pattern, _fill, _keep, positions, surroundings
+from .fixed import Pattern, _fill, _keep, listed_attention, positions, surroundings
 
 # %% ../../nbs/72_survey.memory.ipynb #b3854e79
 def memory_attention(
@@ -48,7 +48,7 @@ def memory_attention(
 # %% ../../nbs/72_survey.memory.ipynb #f1354498
 @register
 class Longformer(Pattern):
-    "A window of ±`window` and `n_global` leading tokens, which ask with their own projections (section 3)."
+    "A window of ±`window` and `n_global` leading tokens, whose rows have projections of their own (section 3)."
     info = Info("Longformer", "Beltagy et al.", 2020, "2004.05150", "FP+M", "N(k + m)", True, row=11,
                 note="The paper's PyTorch release has no causal form; the operator has one.")
     def __init__(self, embed_dim, num_heads, *, causal=False,
@@ -62,19 +62,38 @@ class Longformer(Pattern):
 
     def sees(self, i, j): return ((i - j).abs() <= self.window) | (j < self.n_global) | (i < self.n_global)
     def attend(self, q, k, v, *, padding=None):
-        return windowed_with_leading(q, k, v, self.n_global, min(self.window, q.shape[2] - 1), self.causal, padding)
+        window = min(self.window, q.shape[2] - 1)
+        return windowed_with_leading(q, k, v, self.n_global, window, self.causal, padding)
+    def qkv_global(self, x, context):
+        return self.split(self.q_global(x)), self.split(self.k_global(context)), self.split(self.v_global(context))
+
     def forward(self, x, context=None, *, padding=None):
         if context is not None: self.refuse("form for a second sequence")
         y, g = self.attend(*self.qkv(x), padding=padding), min(self.n_global, x.shape[1])
-        if g: y = torch.cat([dense_attention(*_global_qkv(self, x[:, :g], x), padding=padding, is_causal=self.causal), y[:, :, g:]], 2)
+        if g:
+            leading = dense_attention(*self.qkv_global(x[:, :g], x), padding=padding, is_causal=self.causal)
+            y = torch.cat([leading, y[:, :, g:]], 2)
         return self.merge(y)
 
+    def step(self, x, state): # keys and values in sight, and the leading tokens
+        if not self.causal: self.refuse("incremental form unless causal")
+        q, k, v = self.qkv(x[:, None])
+        past_k, past_v, leading = state or (k[:, :, :0], v[:, :, :0], x[:, None][:, :0])
+        k, v = (self.in_sight(torch.cat([past, new], 2)) for past, new in ((past_k, k), (past_v, v)))
+        if leading.shape[1] < self.n_global: # a global row
+            leading = torch.cat([leading, x[:, None]], 1)
+            return self.merge(dense_attention(*self.qkv_global(x[:, None], leading)))[:, 0], (k, v, leading)
+        return self.merge(dense_attention(q, k, v))[:, 0], (k, v, leading)
+    def in_sight(self, keys): # without the one that has left the window
+        g = self.n_global
+        return keys if keys.shape[2] <= g + self.window + 1 else torch.cat([keys[:, :, :g], keys[:, :, g + 1:]], 2)
+    def state_size(self, n):
+        keys_and_values = 2 * min(n, self.n_global + self.window + 1) * self.q.out_features
+        return keys_and_values + min(n, self.n_global) * self.q.in_features
 
 # %% ../../nbs/72_survey.memory.ipynb #00ff572d
-def _global_qkv(self, x, context): return [self.split(f(o)) for f, o in ((self.q_global, x), (self.k_global, context), (self.v_global, context))]
-
 def tie(
-    layer:Longformer, # its global rows ask like all others from now on
+    layer:Longformer, # its global rows use the projections of all rows from now on
 ) -> Longformer:
     "Copy the projections of all rows to those of the global rows."
     for name in "qkv": getattr(layer, f"{name}_global").load_state_dict(getattr(layer, name).state_dict())
@@ -103,29 +122,12 @@ def windowed_with_leading(
     rows = dense_attention(q[:, :, :g], k, v, padding=padding, is_causal=is_causal)
     return torch.cat([rows, y[:, :, g:]], 2)
 
-# %% ../../nbs/72_survey.memory.ipynb #d808eeef
-def _step(self, x, state):
-    if not self.causal: self.refuse("incremental form unless causal")
-    (q, k, v), (ks, vs, lead), g = self.qkv(x[:, None]), state or (None, None, None), self.n_global
-    if state: k, v = torch.cat([ks, k], 2), torch.cat([vs, v], 2)
-    keep = lambda o: o if o.shape[2] <= g + self.window + 1 else torch.cat([o[:, :, :g], o[:, :, g + 1:]], 2)
-    k, v = keep(k), keep(v)
-    if lead is None or lead.shape[1] < g: # a global row, so far
-        lead = x[:, None] if lead is None else torch.cat([lead, x[:, None]], 1)
-        if g: q, *kv = _global_qkv(self, x[:, None], lead)
-        return self.merge(dense_attention(q, *(kv if g else (k, v))))[:, 0], (k, v, lead)
-    return self.merge(dense_attention(q, k, v))[:, 0], (k, v, lead)
-
-def _state_size(self, n): return 2 * min(n, self.n_global + self.window + 1) * self.q.out_features + min(n, self.n_global) * self.q.in_features
-
-Longformer.step, Longformer.state_size = _step, _state_size
-
 # %% ../../nbs/72_survey.memory.ipynb #edb14d7f
 def etc_attention(
     long:tuple, # q, k, v of the long input, [B,H,N,d]
     short:tuple, # q, k, v of the global input, [B,H,g,d]
     radius:int, # r, to each side
-    is_causal:bool=False, # long rows see keys j <= i only
+    is_causal:bool=False, # long rows see keys j <= i only, and global rows see the global input only
     padding:PaddingMask|None=None, # of the long input
 ) -> tuple: # outputs of the long tokens [B,H,N,d] and of the global ones [B,H,g,d]
     "Long tokens see a window and the global input, global tokens everything (section 3)."
@@ -133,14 +135,16 @@ def etc_attention(
     r, g = min(radius, q.shape[2] - 1), kg.shape[2]
     every = torch.ones(1, 1, 1, 1, g, dtype=torch.bool, device=q.device)
     near = lambda i, j: ((i - j).abs() <= r) & ((j <= i) | (not is_causal))
-    y = memory_attention(q, k, v, kg, vg, every, near, block=max(r, 1), left=r, right=0 if is_causal else r, padding=padding)
+    right = 0 if is_causal else r
+    y = memory_attention(q, k, v, kg, vg, every, near, block=max(r, 1), left=r, right=right, padding=padding)
+    if is_causal: return y, dense_attention(qg, kg, vg)
     if padding is not None: padding = PaddingMask(F.pad(padding.keep, (g, 0), value=True))
     return y, dense_attention(qg, torch.cat([kg, k], 2), torch.cat([vg, v], 2), padding=padding)
 
 # %% ../../nbs/72_survey.memory.ipynb #201232b4
 @register
 class ETC(AttentionLayer):
-    "A long input beside a global one, which learned vectors stand in for where there is none."
+    "A long input beside a global one; both are updated and returned (section 3)."
     info = Info("ETC", "Ainslie et al.", 2020, "2004.08483", "FP+M", "N_g² + N·N_g", False, row=12,
                 note="The operator has a causal form, as Longformer's has; the papers differ, not the masks.")
     def __init__(self, embed_dim, num_heads, *, causal=False,
@@ -151,37 +155,58 @@ class ETC(AttentionLayer):
     @classmethod
     def exact(cls, n): return dict(radius=n, n_global=0)
 
-    def forward(self, x, context=None, *, padding=None):
+    def forward(self, x, context=None, *, padding=None): # -> long tokens [B,N,D] and global tokens [B,g,D]
         context = self.tokens.expand(len(x), -1, -1) if context is None else context
-        return self.merge(etc_attention(self.qkv(x), self.qkv(context), self.radius, self.causal, padding)[0])
+        long, short = etc_attention(self.qkv(x), self.qkv(context), self.radius, self.causal, padding)
+        return self.merge(long), self.merge(short)
 
-    def init_state(self, batch): return self.split(self.k(self.tokens[None])).expand(batch, -1, -1, -1), self.split(self.v(self.tokens[None])).expand(batch, -1, -1, -1)
+    def init_state(self, batch): # keys and values of the learned global tokens, in front of those to come
+        return tuple(self.split(f(self.tokens[None])).expand(batch, -1, -1, -1) for f in (self.k, self.v))
     def state_size(self, n): return 2 * (len(self.tokens) + min(n, self.radius + 1)) * self.q.out_features
-    def step(self, x, state): # the global keys and values, and the last r + 1
+    def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
-        (q, k, v), g = self.qkv(x[:, None]), len(self.tokens)
-        k, v = (torch.cat([s[:, :, :g], s[:, :, g:][:, :, -self.radius:] if self.radius else s[:, :, :0], new], 2) for s, new in zip(state, (k, v)))
+        q, k, v = self.qkv(x[:, None])
+        k, v = (torch.cat([self.in_sight(past), new], 2) for past, new in zip(state, (k, v)))
         return self.merge(dense_attention(q, k, v))[:, 0], (k, v)
+    def in_sight(self, past): # the global ones and the last r
+        g = len(self.tokens)
+        window = past[:, :, g:]
+        return torch.cat([past[:, :, :g], window[:, :, max(window.shape[2] - self.radius, 0):]], 2)
 
 # %% ../../nbs/72_survey.memory.ipynb #f39031ee
 def random_plan(
     nb:int, # blocks in the text
     random:int, # r, drawn blocks for each block of queries
     seed:int=0, # of the draw
-) -> Tensor: # [nb,5+r] int64 on the CPU: which blocks each block sees, -1 for none or for one that stands there already
-    "Three around, the first, the last, and `random` drawn ones."
-    g, i = torch.Generator("cpu").manual_seed(seed), torch.arange(nb, device="cpu")[:, None]
-    drawn = torch.rand(nb, nb, generator=g, device="cpu").argsort(1)[:, :random]
-    seen = torch.cat([i - 1, i, i + 1, 0 * i, 0 * i + nb - 1, drawn], 1)
-    seen = seen.masked_fill(seen >= nb, -1).sort(1, descending=True).values
-    return torch.cat([seen[:, :1], seen[:, 1:].masked_fill(seen[:, 1:] == seen[:, :-1], -1)], 1)
+) -> Tensor: # [nb,5+r] int64 on the CPU: which blocks each block sees, each once; -1 for none
+    "Three around, the first, the last, and `random` others (all others, where there are fewer), in O(nb·r²)."
+    generator, i = torch.Generator("cpu").manual_seed(seed), torch.arange(nb, device="cpu")[:, None]
+    fixed = torch.cat([torch.zeros_like(i), i - 1, i, i + 1, torch.full_like(i, nb - 1)], 1)         # ascending in each row
+    fixed = fixed.clamp(0, nb - 1)
+    repeated = F.pad(fixed[:, 1:] == fixed[:, :-1], (1, 0))
+    others = nb - (~repeated).sum(1, keepdim=True)                                                   # [nb,1] blocks left to draw from
+    drawn = _draw(others, random, generator)                                                         # [nb,r] the how-manieth of them
+    for block, again in zip(fixed.T, repeated.T): # skip what is seen anyway
+        drawn = drawn + ((drawn >= block[:, None]) & ~again[:, None])
+    drawn = drawn.masked_fill(torch.arange(random, device="cpu") >= others, -1)
+    return torch.cat([fixed.masked_fill(repeated, -1), drawn], 1)
+
+def _draw(sizes, count, generator):
+    "Floyd's method: for each of `sizes` [R,1], `count` different numbers below it [R,count]; the columns beyond a size mean nothing."
+    drawn = torch.empty(len(sizes), 0, dtype=torch.int64, device="cpu")
+    for t in range(count):
+        top = (sizes - sizes.clamp(max=count) + t)                                                   # [R,1]
+        number = (torch.rand(len(sizes), 1, generator=generator, device="cpu") * (top + 1)).long()
+        taken = (drawn == number).any(1, keepdim=True)
+        drawn = torch.cat([drawn, torch.where(taken, top, number)], 1)
+    return drawn
 
 def table_mask(
     table:Tensor, # [nb,W] as from `random_plan`
     block:int, # b, tokens in a block
     n:int, # N
 ) -> Tensor: # [N,N] bool
-    "What such a table lets through; the rows of the first and last block see everything."
+    "The mask of such a table; the rows of the first and last block see everything."
     seen = torch.zeros(len(table), len(table) + 1, dtype=torch.bool).scatter_(1, table % (len(table) + 1), True)[:, :-1]
     seen[[0, -1]] = True
     i = torch.arange(n) // block
@@ -226,11 +251,9 @@ def gathered_attention(
     "Blocks of keys fetched by a table, in O(N·W·b)."
     n = q.shape[2]
     real, (q, k, v) = _fill(q, k, v, block, padding)
-    j = (table[..., None] * block + torch.arange(block, device=q.device)).flatten(1)[:, None]    # [nb,1,W·b]
-    i, _ = positions(q.shape[2], block, 0, 0, q.device)
-    keep = _keep(lambda i, j: (j >= 0) & ((j <= i) | (not is_causal)), i, j, real)
-    kb, vb = (x.unflatten(2, (-1, block))[:, :, table.clamp(min=0)].flatten(3, 4) for x in (k, v))   # [B,H,nb,W·b,d]
-    y = (masked_softmax(q.unflatten(2, (-1, block)) @ kb.mT * q.shape[-1]**-.5, keep) @ vb).flatten(2, 3)
+    keys = (table[..., None] * block + torch.arange(block, device=q.device)).flatten(1)  # [nb,W·b], below zero for none
+    visible = lambda i, j: (j >= 0) & ((j <= i) | (not is_causal))
+    y = listed_attention(q, k, v, keys, visible, block=block, padding=PaddingMask(real))
     return _dense_rows(y, q, k, v, real, block, is_causal)[:, :, :n]
 
 # %% ../../nbs/72_survey.memory.ipynb #bf4036d8
@@ -245,11 +268,12 @@ def _dense_rows(y, q, k, v, real, b, causal):
 
 # %% ../../nbs/72_survey.memory.ipynb #b57af44d
 class MAB(nn.Module):
-    "Multihead attention block: X asks Y; residual, norm, feed-forward, residual, norm (equations 6 and 7)."
+    "Multihead attention block: X reads Y; residual, norm, feed-forward, residual, norm (equations 6 and 7)."
     def __init__(self, embed_dim:int, num_heads:int):
         super().__init__()
         self.attention = Exact(embed_dim, num_heads)
-        self.norm1, self.norm2, self.ffn = nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim), nn.Linear(embed_dim, embed_dim)
+        self.norm1, self.norm2 = nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim)
+        self.ffn = nn.Linear(embed_dim, embed_dim)
     def forward(self, x, y, *, padding=None): # padding of y
         h = self.norm1(x + self.attention(x, y, padding=padding))
         return self.norm2(h + self.ffn(h).relu())
@@ -275,7 +299,24 @@ class PMA(Layer):
         self.seeds = nn.Parameter(torch.randn(1, seeds, embed_dim) * embed_dim**-.5)
         self.mab, self.ffn = MAB(embed_dim, num_heads), nn.Linear(embed_dim, embed_dim)
     def out_len(self, n): return self.seeds.shape[1]
-    def forward(self, x, context=None, *, padding=None): return self.mab(self.seeds.expand(len(x), -1, -1), self.ffn(x).relu(), padding=padding)
+    def forward(self, x, context=None, *, padding=None):
+        return self.mab(self.seeds.expand(len(x), -1, -1), self.ffn(x).relu(), padding=padding)
+
+class SetTransformer(Layer):
+    "A set to `seeds` vectors: ISABs, a PMA, a SAB, a feed-forward layer (section 3.3)."
+    def __init__(self, embed_dim, num_heads, *,
+                 inducing:int=8, # m
+                 layers:int=2, # ISABs of the encoder
+                 seeds:int=1): # k
+        super().__init__()
+        self.encoder = nn.ModuleList([ISAB(embed_dim, num_heads, inducing=inducing) for _ in range(layers)])
+        self.pool = PMA(embed_dim, num_heads, seeds=seeds)
+        self.decoder, self.last = MAB(embed_dim, num_heads), nn.Linear(embed_dim, embed_dim)
+    def out_len(self, n): return self.pool.out_len(n)
+    def forward(self, x, context=None, *, padding=None): # [B,N,D] -> [B,seeds,D]
+        for layer in self.encoder: x = layer(x, padding=padding)
+        z = self.pool(x, padding=padding)
+        return self.last(self.decoder(z, z))
 
 # %% ../../nbs/72_survey.memory.ipynb #e189dfc4
 def running_mean_product(
@@ -300,39 +341,37 @@ class Luna(AttentionLayer):
         self.slots = nn.Parameter(torch.randn(1, length, embed_dim))
         self.q_pack, self.k_pack, self.v_pack = (nn.Linear(embed_dim, embed_dim, bias=False) for _ in range(3))
 
+    def forward(self, x, context=None, *, padding=None): # `context` [B,l,D] is P, learned slots where there is none -> Y, P′
+        slots = self.slots.expand(len(x), -1, -1) if context is None else context
+        if self.causal: return self.running(x, slots, padding), slots
+        packed = self.pack(x, slots, padding)
+        q, k, v = self.qkv(x, packed)
+        return self.merge(dense_attention(q, k, v)), packed
+
     def pack(self, x, slots, padding=None): # P′ [B,l,D]
         q, k, v = self.split(self.q_pack(slots)), self.split(self.k_pack(x)), self.split(self.v_pack(x))
         return dense_attention(q, k, v, padding=padding).transpose(1, 2).flatten(2)
 
-    def scores(self, x): # w [B,H,N,l], positive
-        p, k = self.split(self.q_pack(self.slots)), self.split(self.k_pack(x))
+    def scores(self, x, slots): # w [B,H,N,l], positive
+        p, k = self.split(self.q_pack(slots)), self.split(self.k_pack(x))
         return F.softplus(k @ p.mT * k.shape[-1]**-.5, beta=math.log(2))
 
-    def forward(self, x, context=None, *, padding=None): # `context` [B,l,D] is P; learned slots where there is none
-        if self.causal: return self._causal(x, context, padding)
-        packed = self.pack(x, self.slots.expand(len(x), -1, -1) if context is None else context, padding)
-        q, k, v = self.qkv(x, packed)
-        return self.merge(dense_attention(q, k, v))
-
-    def _causal(self, x, context, padding):
-        if context is not None: self.refuse("causal form with a second sequence")
+    def running(self, x, slots, padding):
         if padding is not None: x = x.masked_fill(padding.ignore[..., None], 0.)
-        (q, k, v), w = self.qkv(x), self.scores(x)
+        (q, k, v), w = self.qkv(x), self.scores(x, slots)
         a = running_mean_product(q * q.shape[-1]**-.5, k, w, padding).softmax(-1)
         return self.merge(running_mean_product(a, w, v, padding))
 
-# %% ../../nbs/72_survey.memory.ipynb #71129055
-def _luna_state(self, batch):
-    "Two sums, [B,H,d,l] and [B,H,l,d], and how many tokens they hold."
-    h, d, l = self.num_heads, self.q.out_features // self.num_heads, self.slots.shape[1]
-    zero = self.q.weight.new_zeros
-    return zero(batch, h, d, l), zero(batch, h, l, d), 0
-
-def _luna_step(self, x, state):
-    if not self.causal: self.refuse("incremental form unless causal")
-    (q, k, v), w, (kw, wv, t) = self.qkv(x[:, None]), self.scores(x[:, None]), state
-    kw, wv, t = kw + k.mT @ w, wv + w.mT @ v, t + 1
-    a = (q * q.shape[-1]**-.5 @ kw / t).softmax(-1)
-    return self.merge(a @ wv / t)[:, 0], (kw, wv, t)
-
-Luna.init_state, Luna.step, Luna.state_size = _luna_state, _luna_step, lambda self, n: 2 * self.q.out_features * self.slots.shape[1]
+    def init_state(self, batch):
+        "Two sums, [B,H,d,l] and [B,H,l,d], and how many tokens they hold."
+        h, d, l = self.num_heads, self.q.out_features // self.num_heads, self.slots.shape[1]
+        zeros = self.q.weight.new_zeros
+        return zeros(batch, h, d, l), zeros(batch, h, l, d), 0
+    def state_size(self, n): return 2 * self.q.out_features * self.slots.shape[1]
+    def step(self, x, state):
+        if not self.causal: self.refuse("incremental form unless causal")
+        (q, k, v), w = self.qkv(x[:, None]), self.scores(x[:, None], self.slots.expand(len(x), -1, -1))
+        key_sum, value_sum, t = state
+        key_sum, value_sum, t = key_sum + k.mT @ w, value_sum + w.mT @ v, t + 1
+        a = (q * q.shape[-1]**-.5 @ key_sum / t).softmax(-1)
+        return self.merge(a @ value_sum / t)[:, 0], (key_sum, value_sum, t)
