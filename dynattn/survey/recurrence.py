@@ -36,7 +36,7 @@ class RelativeAttention(AttentionLayer):
 
     def scores(self, x, past): # [B,L,D], [B,M,D] -> q·k by content and distance [B,H,L,M+L]
         keys = torch.cat([past, x], 1)
-        n, (q, k) = keys.shape[1], (self.split(f(o)) for f, o in ((self.q, x), (self.k, keys)))
+        n, q, k = keys.shape[1], self.split(self.q(x)), self.split(self.k(keys))
         waves = sinusoidal_positions(n, x.shape[-1], device=x.device, dtype=x.dtype).flip(0)      # distances n−1 … 0
         r = self.split(self.r(waves)[None])
         content, by_distance = (q + self.u) @ k.mT, relative_shift((q + self.w) @ r.mT)
@@ -56,7 +56,7 @@ class TransformerXL(RelativeAttention):
     "Segments of `segment_len`, each seeing the `memory` inputs before it (section 3.2)."
     info = Info("Transformer-XL", "Dai et al.", 2019, "1901.02860", "RC", "N²", True, row=4,
                 note="N is the segment there; a text of N tokens costs N(L + M).")
-    lengths = tuple(n // 4 for n in AttentionLayer.lengths)          # a segment is sixteen tokens: this is long enough
+    lengths = (256, 512, 768, 1024, 2048, 4096)                      # a loop over segments of sixteen tokens: long enough, and soon done
     def __init__(self, embed_dim, num_heads, *, causal=True,
                  segment_len:int=16, # L
                  memory:int=16): # M
@@ -81,40 +81,72 @@ class TransformerXL(RelativeAttention):
 # %% ../../nbs/76_survey.recurrence.ipynb #d7d39315
 @register
 class Compressive(TransformerXL):
-    "A second memory of `compressed` slots, each the mean of `rate` states that left the first (section 3)."
+    "A second memory of `compressed` slots, each made of `rate` states that left the first (section 3)."
     info = Info("Compressive Transformer", "Rae et al.", 2020, "1911.05507", "RC", "N²", True, row=9,
                 note="N is the segment there, as for Transformer-XL.")
+    COMPRESSIONS, LOSSES = ("convolution", "mean", "max"), ("attention", "autoencoding")
     def __init__(self, embed_dim, num_heads, *, causal=True,
                  segment_len:int=16, # L, a multiple of `rate`
                  memory:int=16, # states kept as they are, a multiple of `rate`
-                 compressed:int=16, # slots of squeezed states
+                 compressed:int=16, # slots of compressed states
                  rate:int=4, # c, states in a slot
-                 count:bool=True): # add log c to a slot's score
+                 compression:str="convolution", # or "mean", "max"
+                 loss:str="attention", # what trains the convolution; or "autoencoding"
+                 count:bool=False): # add log c to a slot's score; not in the paper
         super().__init__(embed_dim, num_heads, segment_len=segment_len, memory=memory)
-        if segment_len % rate or memory % rate: raise ValueError(f"segment_len, memory: expected multiples of rate={rate}, got {segment_len} and {memory}")
-        self.compressed, self.rate, self.count = compressed, rate, count
+        if segment_len % rate or memory % rate:
+            raise ValueError(f"segment_len, memory: expected multiples of rate={rate}, got {segment_len} and {memory}")
+        for name, value, known in (("compression", compression, self.COMPRESSIONS), ("loss", loss, self.LOSSES)):
+            if value not in known: raise ValueError(f"{name}: expected one of {known}, got {value!r}")
+        self.compressed, self.rate, self.compression, self.loss, self.count = compressed, rate, compression, loss, count
+        self.conv = nn.Conv1d(embed_dim, embed_dim, rate, rate) if compression == "convolution" else None
+        self.decode = nn.ConvTranspose1d(embed_dim, embed_dim, rate, rate) if loss == "autoencoding" else None
+        self.seen = []                                               # (segment, old states) of the last training pass
     @classmethod
-    def exact(cls, n): return dict(segment_len=4, memory=8, compressed=n, rate=1)
+    def exact(cls, n): return dict(segment_len=4, memory=8, compressed=n, rate=1, compression="mean")
 
     def forward(self, x, context=None, *, padding=None):
         if padding is not None or context is not None: self.refuse("form for padded batches or a second sequence")
-        state, ys = (x[:, :0], x[:, :0]), []
+        state, ys, self.seen = (x[:, :0], x[:, :0]), [], []
         for s in x.split(self.segment_len, 1):
             ys.append(self.over_both(s, *state))
-            state = self.squeeze(*state, s)
+            *state, old = self.push(*state, s)
+            if old.shape[1] and self.training and torch.is_grad_enabled(): self.seen.append((s.detach(), old))
         return torch.cat(ys, 1)
 
     def over_both(self, x, slots, past):
-        weight = F.pad(x.new_full((slots.shape[1],), math.log(self.rate) if self.count else 0.), (0, past.shape[1] + x.shape[1]))
-        return self.segment(x, torch.cat([slots, past], 1), weight)
+        weight = x.new_full((slots.shape[1],), math.log(self.rate) if self.count else 0.)
+        return self.segment(x, torch.cat([slots, past], 1), F.pad(weight, (0, past.shape[1] + x.shape[1])))
 
-    def squeeze(self, slots, past, x):
+    def push(self, slots, past, x): # the memories after x, and the states that were compressed
         past = torch.cat([past, x], 1).detach()
-        old = max(past.shape[1] - self.memory, 0) // self.rate * self.rate
-        new = past[:, :old].unflatten(1, (-1, self.rate)).mean(2) if old else past[:, :0]
-        slots = torch.cat([slots, new], 1)
-        return slots[:, max(slots.shape[1] - self.compressed, 0):], past[:, old:]
+        leaving = max(past.shape[1] - self.memory, 0) // self.rate * self.rate
+        old, past = past[:, :leaving], past[:, leaving:]
+        slots = torch.cat([slots, self.compress(old).detach()], 1)
+        return slots[:, max(slots.shape[1] - self.compressed, 0):], past, old
+
+    def compress(self, old): # [B,n·c,D] -> [B,n,D]
+        if not old.shape[1]: return old
+        if self.conv is not None: return self.conv(old.mT).mT
+        groups = old.unflatten(1, (-1, self.rate))
+        return groups.mean(2) if self.compression == "mean" else groups.amax(2)
+
+    @property
+    def aux_loss(self): # mean over what the last training pass compressed; None where it compressed nothing
+        if not self.seen: return None
+        return torch.stack([self.reconstruction(h, old) for h, old in self.seen]).mean()
+    def reconstruction(self, h, old): # [B,L,D], [B,n·c,D]
+        new = self.compress(old)
+        if self.decode is not None: return (old - self.decode(new.mT).mT).square().mean()
+        return (self.by_content(h, old) - self.by_content(h, new)).square().mean()
+    def by_content(self, h, states): # attention without positions, whose projections are constants
+        q, k, v = (self.split(F.linear(x, f.weight.detach())) for x, f in ((h, self.q), (states, self.k), (states, self.v)))
+        return (q @ k.mT * q.shape[-1]**-.5).softmax(-1) @ v
 
     def init_state(self, batch): return 2 * (self.q.weight.new_zeros(batch, 0, self.q.in_features),)
-    def state_size(self, n): return (min(n, self.memory + self.rate) + min(n // self.rate, self.compressed)) * self.q.in_features
-    def step(self, x, state): return self.over_both(x[:, None], *state)[:, 0], self.squeeze(*state, x[:, None])
+    def state_size(self, n):
+        slots = min(n // self.rate, self.compressed)
+        return (min(n, self.memory + self.rate) + slots) * self.q.in_features
+    def step(self, x, state):
+        *after, _ = self.push(*state, x[:, None])
+        return self.over_both(x[:, None], *state)[:, 0], tuple(after)
