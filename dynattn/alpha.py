@@ -125,14 +125,15 @@ _GROUP = 8
 
 def _start(law, x):
     "A shift a little under the true one, from a quarter of the columns."
-    n = x.shape[-1]//_GROUP
-    groups = x[...,:n*_GROUP].unflatten(-1, (_GROUP,n))
-    few = x.new_empty(*x.shape[:-1], 2*n)
-    best,others = few[...,:n],few[...,n:]
+    n,rest = divmod(x.shape[-1], _GROUP)
+    groups = x[...,rest:].unflatten(-1, (_GROUP,n))
+    few = x.new_empty(*x.shape[:-1], rest+2*n)
+    alone,best,others = few.split([rest,n,n], -1)
+    alone.copy_(x[...,:rest])
     torch.amax(groups, -2, out=best)
     torch.sum(groups, -2, out=others).sub_(best).div_(_GROUP-1)
-    copies = x.new_ones(2*n)
-    copies[n:] = _GROUP-1
+    copies = x.new_ones(few.shape[-1])
+    copies[-n:] = _GROUP-1
     zero = torch.zeros_like(x[...,:1])
     return _newton(law, few, torch.empty_like(few), torch.empty_like(few), zero, steps=3, copies=copies)[0]
 

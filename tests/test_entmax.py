@@ -75,3 +75,17 @@ def test_topk_keeps_the_largest(z, k):
     underflow = (z-z.amax(-1, keepdim=True) < -700).any(-1)
     assert ((kept>=least) | underflow).all()
     for row,w in zip(z, p): assert not w.any() or row[w>0].min() >= row[w==0].max() if (w==0).any() and w.any() else True
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(256, 700), st.integers(0, 10**6), st.sampled_from([.1, 1., 30.]), ALPHAS, st.sampled_from([torch.float32, torch.float64]))
+def test_long_rows(M, seed, spread, alpha, dtype):
+    "Long rows begin from groups of keys: one key far above the others, anywhere; a run of keys alone in sight."
+    g = torch.Generator().manual_seed(seed)
+    z = torch.randn(4, M, generator=g, dtype=dtype)*spread
+    z[0,int(torch.randint(M, (), generator=g))] += 50
+    first = int(torch.randint(M-20, (), generator=g))
+    z[1,:first] = z[1,first+20:] = -torch.inf
+    z[2,1:] = -torch.inf
+    p = entmax(z, alpha)
+    assert_close(p.sum(-1), torch.ones(4, dtype=dtype), rtol=0, atol=2e-6 if dtype==torch.float32 else 1e-13)
+    assert_close(p.double(), by_halving(z, alpha), rtol=0, atol=5e-6 if dtype==torch.float32 else 2e-6 if alpha>2 or alpha-1<1e-6 else 1e-11)
