@@ -120,5 +120,5 @@ def test_compiled_generation_is_the_stock_one(sliding, windows):
 
 def test_a_collector_that_has_moved_is_reported(monkeypatch):
     from dynattn import hf
-    monkeypatch.setattr(hf, '_collector', None)
+    monkeypatch.setattr(hf.plugin, '_collector', None)
     with pytest.warns(UserWarning, match='GPT-2, return no weights'): hf.register()

@@ -37,6 +37,7 @@ class Sight(NamedTuple):
     window:tuple|None=None # (left, right), inclusive: a window that the model itself has
     q_offset:int=0         # position of query 0 on the key axis
     pairs:Tensor|None=None # [B,1,N,M], for patterns that the fields above cannot say; it says everything then
+    at:Tensor|None=None    # [], `q_offset` once more, for a compiled model: a number would be part of its graph
 
     ndim = 4                          # what `generate` asks of the masks
     def contiguous(self): return self # that it makes itself, for static caches
@@ -60,12 +61,13 @@ def sight(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_functio
     "What transformers calls where it would build a mask."
     if isinstance(attention_mask, Sight): return attention_mask  # `generate` has asked already
     causal,here = allow_is_causal_skip,int(q_offset)-int(kv_offset)
+    at = torch.tensor(here)
     window = None if local_size is None else _reach(local_size, causal, config)
     if (causal or allow_is_bidirectional_skip) and (local_size is None or window):
-        return Sight(_keep(attention_mask, kv_offset, kv_length), causal, window, here if causal else 0)
+        return Sight(_keep(attention_mask, kv_offset, kv_length), causal, window, here if causal else 0, at=at if causal else None)
     pairs = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
                       allow_is_causal_skip=False, allow_is_bidirectional_skip=False, **kwargs)
-    return Sight(q_offset=here, pairs=pairs)
+    return Sight(q_offset=here, pairs=pairs, at=at)
 
 # %% ../../nbs/55_hf.plugin.ipynb #fcecc91c
 _COMPUTED = ('softcap','position_bias','s_aux','sinks')
@@ -198,27 +200,54 @@ def _starts_late(module, s):
     return torch.compiler.is_compiling() or not bool(s.keep[:,:n_global].all())
 
 def _compute_turned(module, q, k, v, s, kwargs, given, wanted):
-    "`_compute` where rows begin with padding."
+    "`_compute` of a text to itself where rows begin with padding."
     if kwargs.get('position_bias') is not None:
-        raise ValueError("position_bias: expected None where leading tokens stand behind padding, got a tensor; pad on the right, or set n_global=0")
+        raise ValueError("position_bias: expected None where leading tokens stand behind padding, got a tensor; "
+                         "pad on the right, or set n_global=0")
     pad = s.keep.int().argmax(1)                                               # [B]
-    if q.shape[2]==k.shape[2]:
-        turned = s._replace(keep=turn_rows(s.keep[:,None,:,None], pad)[:,0,:,0])
-        out,weights = _compute(module, *(turn_rows(x, pad) for x in (q, k, v)), turned, kwargs, given, wanted)
-        if wanted: weights = turn_rows(turn_rows(weights, -pad).mT, -pad).mT
-        return turn_rows(out, -pad),weights
-    g,m = module.dynattn.n_global,k.shape[2]
-    if q.shape[2]>1 and not torch.compiler.is_compiling() and int(pad.max())+g>s.q_offset:
-        raise ValueError(f"query: expected one at a time until every row has {g} real tokens, got {q.shape[2]}")
-    lead = pad[:,None]+torch.arange(g, device=k.device)                        # [B,g] positions
-    position = torch.arange(m, device=k.device)
-    last = s.q_offset+q.shape[2]-1
-    keep = torch.cat([lead<=last, s.keep & (position>=pad[:,None]+g)], 1)
-    index = lead.clamp(max=m-1)[:,None,:,None]
-    k,v = (torch.cat([x.gather(2, index.expand(*x.shape[:2], g, x.shape[3])), x], 2) for x in (k, v))
-    out,weights = _compute(module, q, k, v, s._replace(keep=keep, q_offset=s.q_offset+g), kwargs, given, wanted)
-    if wanted: weights = weights[...,g:].scatter_add(3, index.mT.expand(*weights.shape[:3], g), weights[...,:g])
-    return out,weights
+    turned = s._replace(keep=turn_rows(s.keep[:,None,:,None], pad)[:,0,:,0])
+    out,weights = _compute(module, *(turn_rows(x, pad) for x in (q, k, v)), turned, kwargs, given, wanted)
+    if wanted: weights = turn_rows(turn_rows(weights, -pad).mT, -pad).mT
+    return turn_rows(out, -pad),weights
+
+# %% ../../nbs/55_hf.plugin.ipynb #c56d0002
+def _seen_from(module, s, n, m, device):
+    "What is added to the scores of `n` queries from position `s.at` on, [B|1,H|1,N,M]: the window's logarithm, -inf where nothing is seen."
+    learned = getattr(module, 'dynattn', None)
+    position = torch.arange(m, device=device)
+    query = s.at.to(device)+torch.arange(n, device=device)[:,None]             # [N,1]
+    offset = position-query                                                    # [N,M]
+    real = s.keep[:,None,None] if s.pairs is None and s.keep is not None else s.pairs # [B,1,N|1,M]
+    added = torch.zeros(1, 1, n, m, device=device)
+    if s.window is not None and s.window[0] is not None: added = added.masked_fill(offset<-s.window[0], -torch.inf)
+    if learned is not None and learned.sigma_head is not None:
+        window = Window.default(_ask(learned.sigma_head, None, s.keep), reach=s.window)
+        start = 0 if real is None else real[:,:,-1:].int().argmax(-1, keepdim=True) # [B,1,1,1] the first real token
+        end = start+learned.n_global
+        leading = (position>=start) & (position<end) | (query>=start) & (query<end)
+        added = window.log_mask(offset).masked_fill(leading, 0.)               # [B|1,H,N,M]
+    if s.pairs is None: added = added.masked_fill(offset>0, -torch.inf)
+    if real is None: return added
+    return added.masked_fill(~real, -torch.inf) if real.dtype==torch.bool else added+real
+
+def _compute_at(module, q, k, v, s, kwargs, given, wanted):
+    "`_compute` where positions are a tensor."
+    learned = getattr(module, 'dynattn', None)
+    added = _seen_from(module, s, q.shape[2], k.shape[2], q.device).to(q.dtype)
+    own = _own(kwargs, None, k.shape[2])
+    if 'attn_mask' in own: added = added+own.pop('attn_mask')
+    alpha = {} if learned is None else _alpha_option(learned, q, s)
+    out = attention(q, k, v, added.expand(-1, q.shape[1], -1, -1), return_weights=wanted, **given, **alpha, **own)
+    return out if wanted else (out,None)
+
+def _way(module, q, k, s):
+    "The function that computes a layer."
+    learned = getattr(module, 'dynattn', None)
+    late,itself = _starts_late(module, s),q.shape[2]==k.shape[2]
+    windows = learned is not None and learned.causal and learned.sigma_head is not None
+    pair_by_pair = windows and s.pairs is not None or late and not itself or q.shape[2]==1 and torch.compiler.is_compiling()
+    if pair_by_pair and s.at is not None: return _compute_at
+    return _compute_turned if late and itself else _compute
 
 # %% ../../nbs/55_hf.plugin.ipynb #81540952
 def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., is_causal=None, **kwargs):
@@ -226,8 +255,7 @@ def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., 
     if isinstance(key, NewKeys): return _attend_kept(module, query, key, attention_mask, scaling, dropout, kwargs)
     s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
     _refuse(module, kwargs, s.pairs is not None)
-    compute = _compute_turned if _starts_late(module, s) else _compute
-    out,weights = compute(module, query, key, value, s, kwargs, dict(dropout_p=dropout, scale=scaling), _wanted(kwargs))
+    out,weights = _way(module, query, key, s)(module, query, key, value, s, kwargs, dict(dropout_p=dropout, scale=scaling), _wanted(kwargs))
     return out.transpose(1, 2).contiguous(), weights
 
 # %% ../../nbs/55_hf.plugin.ipynb #96da875c
