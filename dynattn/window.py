@@ -142,7 +142,7 @@ class Window:
         p:float=1e4, # exponent; the report's examples have 10000 and 100
         T:float=.9, # threshold; its examples have 0.9 and 0.8
     ) -> "Window":
-        "Yu-Hung Wu's report of 30 March 2022: the density, 1 below the threshold, 1 - V^p; here multiplied after the softmax."
+        "Yu-Hung Wu's report of 30 March 2022: the density, 1 below the threshold, 1 - V^p (0 where that is negative); multiplied after the softmax."
         return cls(sigma, "normal", (T,1), "power", "fraction", "after", p=p)
 
     @classmethod
@@ -151,7 +151,7 @@ class Window:
         p:float, # steepness; the report leaves it open
         T:float, # threshold; the report leaves it open
     ) -> "Window":
-        "Yu-Hung Wu's report of 13 April 2022: the density, 0 below the threshold, tanh(p*V); here multiplied after the softmax."
+        "Yu-Hung Wu's report of 13 April 2022: the density, 0 below the threshold, tanh(p*V); multiplied after the softmax."
         return cls(sigma, "normal", (T,0), "tanh", "fraction", "after", p=p)
 
     def _options(self):
