@@ -277,6 +277,7 @@ class Attention:
     def bounds(self, eps, eps_mask, tiny=0.):
         "How far rounding by `eps` (and by `eps_mask` of the window) can move each entry, to first order: `out`, and each gradient if `gradients` was called."
         absolute = np.abs
+        eps_sum = eps if eps>1e-4 else eps*max(1., math.sqrt(max(self.N, self.M))/3)  # of a sum; half precision adds up in float32
         k,v = absolute(self.spread(self.k)),absolute(self.spread(self.v))
         reach = absolute(self.q)@k.swapaxes(-1, -2)*abs(self.scale)
         moved = eps*(2+reach+absolute(self.biases()))
@@ -308,12 +309,12 @@ class Attention:
         wide = d['dout']@v.swapaxes(-1, -2)
         edp = 2*eps*wide + tiny
         if self.m_after: edp = edp*absolute(self.m)+wide*np.where(self.everywhere, 0., off)
-        spread_mean = (self.d['s']*(edp+eps*d['dp'])).sum(-1, keepdims=True)/d['total'] + (vs*absolute(self.d['dp']-self.d['mean'])).sum(-1, keepdims=True)/d['total']
+        spread_mean = (self.d['s']*(edp+eps_sum*d['dp'])).sum(-1, keepdims=True)/d['total'] + (vs*absolute(self.d['dp']-self.d['mean'])).sum(-1, keepdims=True)/d['total']
         level = absolute(np.where(seen, self.scores, 0.)).max(-1, keepdims=True, initial=0.)     # a stored log of the row's sum is rounded, too
         spread_mean = spread_mean + min(eps, 2.**-24)*level*d['mean']
         eds = vs*absolute(self.d['dp']-self.d['mean']) + self.d['s']*(edp+spread_mean+eps*(d['dp']+d['mean'])) + np.where(seen, tiny, 0.)
         size = d['ds'] + eds
-        res.update(q=abs(self.scale)*(eds+eps*size)@k + tiny, k=self.gathered(abs(self.scale)*(eds+eps*size).swapaxes(-1, -2)@absolute(self.q)) + tiny,
+        res.update(q=abs(self.scale)*(eds+eps_sum*size)@k + tiny, k=self.gathered(abs(self.scale)*(eds+eps_sum*size).swapaxes(-1, -2)@absolute(self.q)) + tiny,
                    v=self.gathered((vw+eps*absolute(self.weights)).swapaxes(-1, -2)@d['dout']) + tiny)
         if self.window is not None:
             by_mask = self.to_mask(eds, edp*self.p+d['dweights']*vp)
@@ -324,8 +325,8 @@ class Attention:
             l = np.log(np.where(self.p>0, self.p, 1.))**2
             res['alpha'] = fold((eds*(1+l)+ eps*size*(1+l)).sum((-1,-2)), self.alpha.shape) + fold((vp*wide).sum((-1,-2)), self.alpha.shape) + tiny
         # many roundings to half precision cancel in a long sum, if it is not itself one in half precision
-        if self.rel_bias is not None: res['rel_bias'] = self.to_bias(eds + eps*size) if eps<1e-4 else 2*np.sqrt(self.to_bias((eds + eps*size)**2))
-        if self.attn_mask is not None and self.attn_mask.dtype!=bool: res['attn_mask'] = fold(eds+eps*size, self.attn_mask.shape)
+        if self.rel_bias is not None: res['rel_bias'] = self.to_bias(eds + eps_sum*size) if eps<1e-4 else 2*np.sqrt(self.to_bias((eds + eps_sum*size)**2))
+        if self.attn_mask is not None and self.attn_mask.dtype!=bool: res['attn_mask'] = fold(eds+eps_sum*size, self.attn_mask.shape)
         self.sizes = dict(rel_bias=self.to_bias(size) if self.rel_bias is not None else 0., attn_mask=res.get('attn_mask', 0.)/eps)
         return res
 
