@@ -95,7 +95,8 @@ class Window:
     def unclear(self, offsets, n, relative):
         "Whether a width that is off by `relative` ends at another token."
         if self.promised and self.unit=='tokens': return False
-        wide,narrow = (self.mask(offsets, n, self.sigma*(1+s))!=0 for s in (relative,-relative))
+        token = 1. if self.unit=='tokens' else 2/max(n, 1)
+        wide,narrow = (self.mask(offsets, n, np.maximum(self.sigma+s*(self.sigma+token), 0.))!=0 for s in (relative,-relative))
         exact = self.smooth=='ramp' and self.unit=='tokens' and (self.sigma*4==np.round(self.sigma*4)).all()
         return bool((wide!=narrow).any()) and not exact
 
@@ -150,7 +151,7 @@ class Attention:
     "One call, worked out."
     @np.errstate(all='ignore')
     def __init__(self, q, k, v, attn_mask=None, dropout_p=0., is_causal=False, scale=None, enable_gqa=False, *, padding=None, window=None, alpha=None,
-                 n_global=0, rel_bias=None, q_offset=0, return_weights=False):
+                 n_global=0, rel_bias=None, q_offset=0, segments=None, sink=None, softcap=None, return_weights=False):
         self.q,self.k,self.v = array(q),array(k),array(v)
         (self.B,self.H,self.N,self.d),(self.G,self.M) = self.q.shape,self.k.shape[1:3]
         self.scale = self.d**-.5 if scale is None and self.d else 1. if scale is None else scale
@@ -159,19 +160,20 @@ class Attention:
         self.keep = None if padding is None else padding.keep
         if self.keep is not None: self.k,self.v = (np.where(self.keep[:,None,:,None], x, 0.) for x in (self.k,self.v))
         self.offsets = np.arange(self.M) - np.arange(self.N)[:,None] - q_offset
-        position = np.arange(self.N)[:,None] + q_offset
-        self.everywhere = ((0<=position) & (position<n_global)) | (np.arange(self.M)<n_global)
+        self.segments = None if segments is None else ids_of(array(segments), self.N)
+        self.everywhere = self.leading(n_global, q_offset)
         self.window = window if isinstance(window, Window) else None
         self.mask = self.window.mask(self.offsets, self.M) if self.window else None
         self.attn_mask,self.rel_bias = array(attn_mask),array(rel_bias)
-        self.alpha,self.dropped = array(alpha),dropout_p==1
+        self.alpha,self.sink,self.softcap,self.dropped = array(alpha),array(sink),softcap,dropout_p==1
         see = self.sight(is_causal, window)
         scores = np.where(see, self.products() + self.biases(), -np.inf)
         self.m = None if self.mask is None else np.where(self.everywhere, 1., self.mask)
         if self.inside:
             scores = np.where(self.m.real>0, scores+np.log(np.where(self.m.real>0, self.m, 1.)), -np.inf)
         self.scores = np.broadcast_to(scores, (self.B,self.H,self.N,self.M))
-        self.p = self.rows()
+        self.whole = self.rows()      # [B,H,N,M], or [B,H,N,M+1] where the sink is one more key
+        self.p = self.whole[...,:self.M]
         self.weights = self.p if not self.m_after else self.p*self.m
         if self.dropped: self.weights = self.weights*0.
         self.see = np.broadcast_to(see, self.p.shape)
@@ -191,7 +193,19 @@ class Attention:
 
     def spread(self, x): return np.repeat(x, self.H//max(self.G, 1), 1)
     def gathered(self, g): return g.reshape(self.B, self.G, self.H//self.G, *g.shape[2:]).sum(2)
-    def products(self): return self.q@self.spread(self.k).swapaxes(-1, -2)*self.scale
+    def products(self):
+        s = self.q@self.spread(self.k).swapaxes(-1, -2)*self.scale
+        self.bent = None if self.softcap is None else np.tanh(s/self.softcap)
+        return s if self.bent is None else self.softcap*self.bent
+
+    def leading(self, n_global, q_offset):
+        "Pairs of which one is among the leading tokens, of the sequence or of its segment."
+        i,j = np.arange(self.N) + q_offset,np.arange(self.M)
+        if self.segments is not None:
+            first = (self.segments[:,None,:]<self.segments[:,:,None]).sum(-1)          # [B,N] where its segment begins
+            i,j = (np.arange(self.N)-first for _ in 'ij')
+            return (i<n_global)[:,None,:,None] | (j<n_global)[:,None,None,:]
+        return ((0<=i) & (i<n_global))[:,None] | (j<n_global)
 
     def sight(self, causal, window):
         "Which pairs may meet, by everything that is hard."
@@ -202,6 +216,7 @@ class Attention:
             if right is not None: see = see & (self.offsets<=right)
         see = see | self.everywhere
         if causal: see = see & (self.offsets<=0)
+        if self.segments is not None: see = see & (self.segments[:,None,:,None]==self.segments[:,None,None,:])
         if self.keep is not None: see = see & self.keep[:,None,None]
         if self.attn_mask is not None: see = see & (self.attn_mask if self.attn_mask.dtype==bool else self.attn_mask!=-np.inf)
         return see
@@ -218,15 +233,16 @@ class Attention:
 
     def rows(self):
         "Weights before a window that stands after the softmax; remembers x - c."
-        if not self.M:
-            self.y = self.scores
-            return self.scores*0.
-        top = self.scores.real.max(-1, keepdims=True)
-        x = np.where(top>-np.inf, self.scores-np.where(top>-np.inf, top, 0.), -np.inf)
+        scores = self.scores
+        if self.sink is not None: scores = np.concatenate((scores, np.broadcast_to(self.sink[None,:,None,None], (self.B,self.H,self.N,1))), -1)
+        self.all_scores = scores
+        if not scores.shape[-1]:
+            self.y = scores
+            return scores*0.
+        top = scores.real.max(-1, keepdims=True)
+        x = np.where(top>-np.inf, scores-np.where(top>-np.inf, top, 0.), -np.inf)
         some = np.where(top>-np.inf, x, 0.)  # an empty row is solved like any other, and then left out
-        if self.alpha is None:
-            c = np.log(np.exp(some).sum(-1, keepdims=True))
-        else: c = threshold(some, self.eps)
+        c = np.log(np.exp(some).sum(-1, keepdims=True)) if self.alpha is None else threshold(some, self.eps)
         self.y = some-c
         p = deformed(self.y, self.eps) if self.alpha is not None else np.exp(self.y)
         return np.where(top>-np.inf, p, 0.)
@@ -234,28 +250,29 @@ class Attention:
     def alpha_slope(self):
         "The derivative of the weights in alpha, by a complex step in the solver."
         if not self.M: return self.p
-        some = np.where(self.empty, 0., self.y)
+        some = np.where((self.all_scores>-np.inf).any(-1, keepdims=True), self.y, 0.)
         eps = np.broadcast_to(self.eps, (self.B,self.H,1,1)) + 1j*STEP
         top = some.max(-1, keepdims=True)
-        return np.where(self.empty, 0., deformed(some-top-threshold(some-top, eps), eps).imag/STEP)
+        return np.where(self.empty, 0., (deformed(some-top-threshold(some-top, eps), eps).imag/STEP)[...,:self.M])
 
-    @np.errstate(all='ignore')
     def gradients(self, dout):
         "Those of every input, by name."
         dout = np.where(self.lost | self.dropped, 0., array(dout))
         v = self.spread(self.v)
         dweights = dout@v.swapaxes(-1, -2)
         dp = dweights*self.m if self.m_after else dweights
-        s = slopes(self.p, self.eps)
-        total = s.sum(-1, keepdims=True)
+        s_all = slopes(self.whole, self.eps)
+        s,total = s_all[...,:self.M],s_all.sum(-1, keepdims=True)
         mean = (s*dp).sum(-1, keepdims=True)/np.where(total==0, 1., total)
         ds = s*(dp-mean)
-        self.d = dict(dout=dout, dweights=dweights, dp=dp, s=s, mean=mean, ds=ds, total=np.where(total==0, 1., total))
-        grads = dict(q=self.scale*ds@self.spread(self.k), k=self.gathered(self.scale*ds.swapaxes(-1, -2)@self.q), v=self.gathered(self.weights.swapaxes(-1, -2)@dout))
+        self.parts = dict(dout=dout, dweights=dweights, dp=dp, s=s, mean=mean, ds=ds, total=np.where(total==0, 1., total))
+        dproducts = self.scale*ds*(1. if self.bent is None else 1-self.bent**2)
+        grads = dict(q=dproducts@self.spread(self.k), k=self.gathered(dproducts.swapaxes(-1, -2)@self.q), v=self.gathered(self.weights.swapaxes(-1, -2)@dout))
         if self.keep is not None: grads['k'],grads['v'] = (np.where(self.keep[:,None,:,None], grads[x], 0.) for x in 'kv')
         if self.window is not None: grads['sigma'] = self.to_sigma(self.to_mask(ds, dweights*self.p), self.window.slope(self.offsets, self.M))
         if self.alpha is not None: grads['alpha'] = fold((dp*self.alpha_slope()).sum((-1,-2)), self.alpha.shape)
         if self.rel_bias is not None: grads['rel_bias'] = self.to_bias(ds)
+        if self.sink is not None: grads['sink'] = -(s_all[...,self.M:]*mean).sum((0,2,3))
         if self.attn_mask is not None and self.attn_mask.dtype!=bool: grads['attn_mask'] = fold(ds, self.attn_mask.shape)
         return grads
 
@@ -286,17 +303,18 @@ class Attention:
             slope = absolute(self.window.slope(self.offsets, self.M))
             drift = absolute(self.window.slope(self.offsets, self.M, 1+1e-4) - self.window.slope(self.offsets, self.M, 1-1e-4))/1e-4
             width = self.window.aligned(self.window.sigma)
-            off = eps_mask*(1+slope*(1+width))                                # of the mask
+            off = eps_mask*(1+(self.window.p or 0)+slope*(1+width))                                # of the mask
             if self.inside:
                 live = np.where(self.m>0, self.m, 1.)
                 moved = moved + np.where(self.everywhere, 0., off/live + eps*absolute(np.log(live)))
-        s0 = slopes(self.p, self.eps)
+        if self.softcap is not None: moved = moved + eps*self.softcap
+        s0,total = slopes(self.p, self.eps),slopes(self.whole, self.eps).sum(-1, keepdims=True)
         moved = np.minimum(np.broadcast_to(moved, self.p.shape), 30.)
-        total = s0.sum(-1, keepdims=True)
-        moved = moved + (s0*moved).sum(-1, keepdims=True)/np.where(total==0, 1., total)
+        aside = 0. if self.sink is None else eps*np.abs(self.sink)[:,None,None]
+        moved = moved + (s0*moved).sum(-1, keepdims=True)/np.where(total==0, 1., total) + aside
         seen = (self.scores>-np.inf)
-        e = self.eps if self.alpha is not None else np.zeros((1,1,1,1))
-        high,low = (np.where(seen, deformed(self.y+sign*moved, e), 0.) for sign in (1,-1))
+        e,y = self.eps,self.y[...,:self.M]
+        high,low = (np.where(seen, deformed(y+sign*moved, e), 0.) for sign in (1,-1))
         vp = np.minimum(high-low, 1.) + np.where(seen, eps*self.p + tiny, 0.)
         shash,slow = slopes(high, e),slopes(low, e)
         vs = np.minimum(absolute(shash-s0), 1e6)+np.minimum(absolute(slow-s0), 1e6)+eps*s0+np.where(seen, tiny, 0.)
@@ -304,15 +322,15 @@ class Attention:
         if self.dropped: vw = vw*0.
         self.vw = vw
         res = dict(out=vw@v + eps*absolute(self.weights)@v + tiny)
-        if not hasattr(self, 'd'): return res
-        d = {name: absolute(x) for name,x in self.d.items()}
+        if not hasattr(self, 'parts'): return res
+        d = {name: absolute(x) for name,x in self.parts.items()}
         wide = d['dout']@v.swapaxes(-1, -2)
         edp = 2*eps*wide + tiny
         if self.m_after: edp = edp*absolute(self.m)+wide*np.where(self.everywhere, 0., off)
-        spread_mean = (self.d['s']*(edp+eps_sum*d['dp'])).sum(-1, keepdims=True)/d['total'] + (vs*absolute(self.d['dp']-self.d['mean'])).sum(-1, keepdims=True)/d['total']
+        spread_mean = (self.parts['s']*(edp+eps_sum*d['dp'])).sum(-1, keepdims=True)/d['total'] + (vs*absolute(self.parts['dp']-self.parts['mean'])).sum(-1, keepdims=True)/d['total']
         level = absolute(np.where(seen, self.scores, 0.)).max(-1, keepdims=True, initial=0.)     # a stored log of the row's sum is rounded, too
         spread_mean = spread_mean + min(eps, 2.**-24)*level*d['mean']
-        eds = vs*absolute(self.d['dp']-self.d['mean']) + self.d['s']*(edp+spread_mean+eps*(d['dp']+d['mean'])) + np.where(seen, tiny, 0.)
+        eds = vs*absolute(self.parts['dp']-self.parts['mean']) + self.parts['s']*(edp+spread_mean+eps*(d['dp']+d['mean'])) + np.where(seen, tiny, 0.)
         size = d['ds'] + eds
         res.update(q=abs(self.scale)*(eds+eps_sum*size)@k + tiny, k=self.gathered(abs(self.scale)*(eds+eps_sum*size).swapaxes(-1, -2)@absolute(self.q)) + tiny,
                    v=self.gathered((vw+eps*absolute(self.weights)).swapaxes(-1, -2)@d['dout']) + tiny)
@@ -328,7 +346,14 @@ class Attention:
         if self.rel_bias is not None: res['rel_bias'] = self.to_bias(eds + eps_sum*size) if eps<1e-4 else 2*np.sqrt(self.to_bias((eds + eps_sum*size)**2))
         if self.attn_mask is not None and self.attn_mask.dtype!=bool: res['attn_mask'] = fold(eds+eps_sum*size, self.attn_mask.shape)
         self.sizes = dict(rel_bias=self.to_bias(size) if self.rel_bias is not None else 0., attn_mask=res.get('attn_mask', 0.)/eps)
+        if self.sink is not None:
+            slack = np.abs(spread_mean)+eps_sum*d['mean']
+            res['sink'] = ((slopes(self.whole, self.eps)[...,self.M:]*(slack+eps*d['mean'])).sum((0,2,3)) + (vs*d['mean']).sum((0,2,3)))
         return res
+
+def ids_of(segments, n):
+    "cu_seqlens to ids; ids stay."
+    return segments if segments.ndim==2 else np.searchsorted(segments[1:], np.arange(n), side='right')[None]
 
 def attention(*args, **call): return Attention(*args, **call).out
 

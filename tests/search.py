@@ -5,7 +5,7 @@
 Draws a call over all arguments, works it out with `oracle.py` (NumPy, float64, no line shared with the package) and compares
 output and gradients within a bound of the rounding; or repeats it, transforms it, or spoils one argument. Each failure is
 shrunk as long as it still fails and printed as a snippet that runs. The exit status is 1 if anything failed."""
-import argparse, itertools, multiprocessing, os, random, re, signal, sys, textwrap, time, traceback, warnings
+import argparse, inspect, itertools, multiprocessing, os, random, re, signal, sys, textwrap, time, traceback, warnings
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -13,6 +13,7 @@ from functools import partial
 if __name__=='__main__': os.environ.setdefault('TRITON_INTERPRET', '1')  # before dynattn is imported: kernels run without a GPU
 import numpy as np
 import torch, torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 import oracle, dynattn
 
 inf,nan = float('inf'),float('nan')
@@ -24,6 +25,8 @@ def _numbers(seed): return torch.Generator().manual_seed(seed)
 def normal(seed, *shape): return torch.randn(shape, generator=_numbers(seed), dtype=torch.float64)
 def uniform(seed, *shape): return torch.rand(shape, generator=_numbers(seed), dtype=torch.float64)
 def lengths(seed, b, m): return torch.randint(0, m+1, (b,), generator=_numbers(seed))
+def segments(seed, b, n): return torch.randint(0, 2, (b,n), generator=_numbers(seed)).mul(torch.rand((b,n), generator=_numbers(seed+1))<.4).cumsum(1)
+def cu_seqlens(seed, n): return torch.cat((torch.tensor([0]), torch.randint(0, n+1, (3,), generator=_numbers(seed)).sort().values, torch.tensor([n]))).int()
 def pick(seed, values, *shape): return torch.tensor(values, dtype=torch.float64)[torch.randint(len(values), shape, generator=_numbers(seed))]
 
 DTYPES = dict(float64=torch.float64, float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16)
@@ -31,7 +34,7 @@ ROUNDING = {torch.float64: 2.**-53, torch.float32: 2.**-24, torch.bfloat16: 2.**
 TINY = {torch.float64: 1e-290, torch.float32: 1e-36, torch.bfloat16: 1e-36, torch.float16: 2.**-23}
 HALF = (torch.bfloat16, torch.float16)
 MARGIN = 6.  # times the first-order bound of the rounding
-LEAVES = ('q','k','v','sigma','alpha','rel_bias','attn_mask')
+LEAVES = ('q','k','v','sigma','alpha','rel_bias','sink','attn_mask')
 
 # ---------------------------------------------------------------- a case
 
@@ -111,6 +114,8 @@ def spoil(given, keep, poison, lost):
             given[name] = torch.where(keep[:,None,:,None], given[name], value)
     if lost and given['q'].numel(): given['q'] = given['q'].index_fill(2, torch.tensor([given['q'].shape[2]//2]), nan)
 
+def is_plain(x): return isinstance(x, torch.Tensor) and not hasattr(x, 'variant')
+
 def real(call, wants=(), poison='', lost=False):
     "The arguments for `dynattn.attention` and the leaves by name."
     windows = Leaf(wants)
@@ -120,13 +125,16 @@ def real(call, wants=(), poison='', lost=False):
     for name in LEAVES:
         if name=='sigma' and windows.sigma is not None and name in wants: leaves[name] = windows.sigma
         x = given.get(name)
-        if name in wants and isinstance(x, torch.Tensor) and x.is_floating_point(): leaves[name] = given[name] = x.detach().requires_grad_()
+        if name in wants and is_plain(x) and x.is_floating_point(): leaves[name] = given[name] = x.detach().requires_grad_()
     return given,leaves
 
 def worked_out(call, mode, poison, lost):
     "The same by the oracle."
     given = call(oracle.Window, oracle.PaddingMask)
     spoil(given, torch.from_numpy(given['padding'].keep) if 'padding' in given else None, poison, lost)
+    if hasattr(given.get('attn_mask'), 'variant'):  # CausalBias: key j <= i, or aligned at the last key
+        n,m = given['q'].shape[2],given['k'].shape[2]
+        given['attn_mask'] = torch.ones(n, m, dtype=torch.bool).tril(m-n if given['attn_mask'].variant.name=='LOWER_RIGHT' else 0)
     dtype = DTYPES[mode.split()[1]] if mode.startswith('autocast') else None
     if dtype is not None: given.update({x: given[x].to(dtype) for x in 'qkv' if given[x].dtype==torch.float32})
     return given,given['q'].dtype
@@ -158,11 +166,11 @@ def serves(impl, call, given):
     mask,window,alpha = given.get('attn_mask'),given.get('window'),given.get('alpha')
     soft = isinstance(window, dynattn.Window)
     if impl in ('auto','dense'): return True
-    if impl=='sdpa': return not has('window','alpha','rel_bias','return_weights')
+    if impl=='sdpa': return not has('window','alpha','rel_bias','return_weights','segments','sink','softcap')
     if impl=='banded':
         keys = mask is None or mask.dtype==torch.bool and all(s==1 for s in mask.shape[-3:-1])
-        return keys and not (soft and window.sigma.ndim==3)
-    if has('attn_mask','rel_bias','return_weights') or given.get('dropout_p'): return False
+        return keys and not (soft and window.sigma.ndim==3) and not has('segments','sink','softcap')
+    if has('attn_mask','rel_bias','return_weights','segments','sink','softcap') or given.get('dropout_p'): return False
     top = alpha if isinstance(alpha, (int,float)) else 1. if alpha is None else float(alpha.max()) if alpha.numel() else 1.
     return not (top>2 or soft and (window.sigma.ndim==3 or window.apply=='after') or given['q'].dtype==torch.float64 or max(given['q'].shape[-1], given['v'].shape[-1])>256)
 
@@ -172,12 +180,12 @@ def well_formed(e, names=None):
     m = re.match(r'(\w+)[:.]', text)
     return isinstance(e, (TypeError,ValueError)) and bool(m) and (names is None or m[1] in names) and 'expected' in text and 'got' in text
 
-def attend(call, impl, given, mode='plain', forced=False):
+def attend(call, impl, given, mode='plain'):
     "The output; `Refused` where the implementation may and does refuse in good form."
     try:
         with context(mode): return dynattn.attention(**given, impl=impl)
     except Exception as e:
-        if not forced and not serves(impl, call, given) and well_formed(e): raise Refused(str(e)) from None
+        if not (serves(impl, call, given) and given['q'].shape[-1]) and well_formed(e): raise Refused(str(e)) from None
         raise
 
 # ---------------------------------------------------------------- comparing
@@ -210,7 +218,7 @@ def unusable(a):
 
 def allowed(a, bounds, name, leaf):
     "The bound for the gradient of a leaf; a sum in float32 is allowed for a leaf in float32."
-    return (8 if name=='alpha' else 1)*bounds[name] + (ROUNDING[leaf.dtype]*a.sizes.get(name, 0.) if leaf.dtype==torch.float32 else 0.)
+    return {'alpha': 8, 'sigma': 2}.get(name, 1)*bounds[name] + (ROUNDING[leaf.dtype]*a.sizes.get(name, 0.) if leaf.dtype==torch.float32 else 0.)
 
 def upstream(shape, dtype): return normal(99, *shape).to(dtype)
 
@@ -221,7 +229,7 @@ def check_value(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=F
     a = oracle.Attention(**told)
     if unclear(a, eps_mask): raise Unfit
     given,leaves = real(call, wants if mode not in ('inference','no_grad') else (), poison, lost)
-    before = {name: x.detach().clone() for name,x in given.items() if isinstance(x, torch.Tensor)}
+    before = {name: x.detach().clone() for name,x in given.items() if is_plain(x)}
     if unusable(a): return check_unusable(call, impl, given, leaves, mode)
     out = attend(call, impl, given, mode)
     if given.get('return_weights'): out,weights = out
@@ -270,6 +278,34 @@ def check_precision(call, impl, given, leaves, mode, a, out, grads, dout, wanted
         size = float(np.linalg.norm(np.nan_to_num(want)))+float(dout.double().norm())*ROUNDING[out.dtype]
         if far(x) > 2*far(y) + 2*ROUNDING[out.dtype]*size + .5*float(np.linalg.norm(bounds[name])): return f"{name}: the error of {impl}, {far(x)/size:.2g} of the norm, is more than twice that of dense, {far(y)/size:.2g}"
 
+# ---------------------------------------------------------------- as `F.scaled_dot_product_attention` is called
+
+FORMS = ('two axes','three axes','five axes','keywords','positional')
+
+def check_dropin(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=False, spoiled=()):
+    "Other numbers of axes, PyTorch's names, arguments by position: the same numbers."
+    told,work = worked_out(call, 'plain', '', False)
+    eps,eps_mask,tiny = roundings(call, work)
+    a = oracle.Attention(**told)
+    given,_ = real(call)
+    if unusable(a) or unclear(a, eps_mask) or not serves(impl, call, given): raise Unfit
+    b,h,g = a.B,a.H,a.G
+    forms = [f for f,fits in zip(FORMS, (b==h==g==1, b==1, True, True, True)) if fits]
+    form = forms[(a.N+a.M+a.d) % len(forms)]
+    heads = {x: given.pop(x) for x in 'qkv'}
+    if form=='two axes': heads = {n: x[0,0] for n,x in heads.items()}
+    if form=='three axes': heads = {n: x[0] for n,x in heads.items()}
+    if form=='five axes': heads = {n: x[None] for n,x in heads.items()}
+    if form=='keywords': heads = {dict(q='query', k='key', v='value')[n]: x for n,x in heads.items()}
+    if form=='positional':
+        more = (('attn_mask',None),('dropout_p',0.),('is_causal',False),('scale',None),('enable_gqa',False))
+        out = dynattn.attention(*heads.values(), *(given.pop(n, default) for n,default in more[:3]), impl=impl, **given)
+    else: out = dynattn.attention(**heads, **given, impl=impl)
+    out,weights = out if isinstance(out, tuple) else (out,None)
+    axes = (1,)*(form=='five axes') + ((b,h) if form not in ('two axes','three axes') else (h,)*(form=='three axes'))
+    wrong = differs('out', out, a.out.reshape(axes+a.out.shape[2:]), a.bounds(eps, eps_mask, tiny)['out'].reshape(axes+a.out.shape[2:]), work)
+    return f"{form}: {wrong}" if wrong else None
+
 # ---------------------------------------------------------------- the same bits twice
 
 def check_repeat(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=False, spoiled=()):
@@ -291,7 +327,7 @@ def check_repeat(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=
 
 # ---------------------------------------------------------------- transforms
 
-REMEDY = re.compile(r'impl|dense|instead|use |eager|call ', re.I)
+REMEDY = re.compile(r'\bimpl\b|\bdense\b')
 
 def transformed(f, what):
     "The result, or `Refused` for an error of a kind that a transform may raise, with its remedy."
@@ -466,11 +502,14 @@ def other(t): return t.double() if t.dtype!=torch.float64 else t.float()
 
 # argument -> texts of what it must not be; {x} is the argument itself
 SPOILED = dict(
-    q=["[1., 2.]", "{x}.numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3", "1.5", "True", "'q'", "other({x})", "{x}[...,:-1]",
-       "torch.cat(({x},{x}))", "{x}[None]", "object()"],
-    k=["[1., 2.]", "{x}.numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3", "'k'", "other({x})", "{x}[:,:0]", "{x}[...,:-1]", "torch.cat(({x},{x}))",
+    segments=["3", "'x'", "[0, 1]", "torch.zeros(B, N)", "torch.zeros(B, N).bool()", "torch.zeros(B+1, N).long()", "torch.zeros(B, N+1).long()", "torch.arange(N+1, 0, -1)[None, :N].long() if N>1 else 1", "torch.zeros(B, N, 1).long()"],
+    sink=["3", "'x'", "[1.]", "torch.zeros(H+1)", "torch.zeros(H).long()", "torch.zeros(B, H, 1)", "torch.zeros(H, dtype=torch.complex64)", "torch.zeros(H).numpy()", "torch.zeros(H).bool()"],
+    softcap=["0", "-1.", "'x'", "True", "nan", "inf", "[1.]", "torch.ones(2)", "1j"],
+    q=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3", "1.5", "True", "'q'", "other({x})", "{x}[...,:-1]",
+       "torch.cat(({x},{x}))", "object()"],
+    k=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3", "'k'", "other({x})", "{x}[:,:0]", "{x}[...,:-1]", "torch.cat(({x},{x}))",
        "torch.cat(({x},{x}), 2)", "{x}.to('meta')", "torch.cat(({x},)*(H//G+1), 1)"],
-    v=["[1., 2.]", "{x}.numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3", "'v'", "other({x})", "{x}[:,:0]", "torch.cat(({x},{x}))", "torch.cat(({x},{x}), 2)",
+    v=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3", "'v'", "other({x})", "{x}[:,:0]", "torch.cat(({x},{x}))", "torch.cat(({x},{x}), 2)",
        "{x}.to('meta')"],
     attn_mask=["[True]", "torch.ones(N, M).numpy()", "torch.ones(N, M)", "torch.ones(N, M).long()", "torch.ones(N, M, dtype=torch.complex64)", "torch.ones(N+1, M+1, dtype=torch.bool)",
                "torch.ones(1,1,1,N,M, dtype=torch.bool)", "'causal'", "True", "3", "torch.ones(B, H, N, M+1).bool()"],
@@ -523,7 +562,7 @@ def check_wrong(call, impl, wants=(), mode='plain', poison='', lost=False, spoil
     value = eval(text.format(x='x'), space)
     if isinstance(value, torch.Tensor) and isinstance(space['x'], torch.Tensor) and value.shape==space['x'].shape and value.dtype==space['x'].dtype and value.device==space['x'].device: raise Unfit
     call_with = {**given, 'impl': impl, argument: value}
-    names = None if argument in TENSORS else (argument,'sigma') if argument=='window' else (argument,)  # other sizes of q may make any other argument wrong
+    names = None if argument in (*TENSORS,'segments') else (argument,'sigma') if argument=='window' else (argument,)  # other sizes of q may make any other argument wrong
     why = f"{argument}={text.format(x=argument)}"
     try: out = dynattn.attention(**call_with)
     except Exception as e:
@@ -556,6 +595,7 @@ def draw_sigma(r, unit, per_query):
     shapes = [("",2),("H",4),("B,H",4),("B,1",1),("1,H",1),("1",.5),("1,1",.5)]
     if per_query: shapes = [("B,H,N",3),("1,H,N",1),("B,1,N",1),("B,H,1",.5)]
     text = f"{some(r, ('.1+',2), ('',1))}uniform({seed},{some(r, *shapes)})*{most}"
+    if r.random()<.03: return some(r, ('1e-20',1), ('.01',1), ('1e6',1))
     if r.random()<.1 and unit=='tokens': text = f"pick({seed},[0.,1.,2.,3.,7.],{some(r, *shapes)})"
     kind = some(r, ('',5), ('.float()',4), ('.bfloat16()',.4), ('.half()',.4))
     return f"({text}){kind}" if kind else text
@@ -569,14 +609,14 @@ def draw_window(r):
     unit,apply = some(r, ('tokens',3), ('fraction',1)),some(r, ('inside',3), ('after',1))
     if kind=='preset':
         sigma = draw_sigma(r, 'tokens', False)
-        if r.random()<.3: return some(r, ("Window.report_20220330(sigma,p=50.)",1), ("Window.report_20220413(sigma,p=2.,T=.3)",1)),f".4+.04*uniform({r.randrange(10**4)},H)"
+        if r.random()<.3: return some(r, ("Window.report_20220330(sigma,p=50.)",1), ("Window.report_20220413(sigma,p=2.,T=.3)",1)),some(r, (f".4+.04*uniform({r.randrange(10**4)},H)",3), (".3",.5), (f"uniform({r.randrange(10**4)},H)",1))
         return some(r, ("Window.default(sigma)",2), ("Window.span(sigma,ramp=3)",2), ("Window.span(sigma,ramp=2.5,reach=(None,0))",1)),sigma
     smooth = some(r, ('edge',5), ('gaussian',2), ('ramp',2), ('power',1), ('tanh',1))
     options = {} if smooth=='edge' and r.random()<.6 else dict(smooth=repr(smooth))
     if smooth in ('edge','gaussian','tanh') and r.random()<.35: options['cut'] = some(r, ('.5',1), ('.1',1), ('(.3,0)',1))
     if smooth=='power': options['cut'] = some(r, ('.5',1), ('(.3,1)',1), ('.05',1))
     if smooth=='ramp': options['ramp'] = r.choice(['.5','1.','2.5','4'])
-    if smooth in ('power','tanh') or smooth=='edge' and r.random()<.3: options['p'] = r.choice(['.5','1.','3.','20.'])
+    if smooth in ('power','tanh') or smooth=='edge' and r.random()<.3: options['p'] = r.choice(['.5','1.','3.','20.','1000.'])
     if smooth!='ramp' and r.random()<.2: options['curve'] = "'normal'"
     if unit=='fraction': options['unit'] = "'fraction'"
     if apply=='after': options['apply'] = "'after'"
@@ -593,25 +633,27 @@ def draw_sizes(r, kind, impl):
     if N>64: H = min(H, 2)
     M = N if r.random()<.65 else n()
     sizes = dict(B=1 if N>64 else some(r, (1,3), (2,4), (3,1)), H=H, G=r.choice([g for g in range(1, H+1) if H%g==0] + [H]), N=N, M=M, d=some(r, (1,1), (3,2), (4,2), (8,3), (16,1), (64,.3)), dv=some(r, (1,1), (2,1), (4,3), (8,2)))
-    if kind=='value' and impl!='triton' and r.random()<.02: sizes[r.choice(['B','N','M','dv'])] = 0
+    if kind=='value' and impl!='triton' and r.random()<.02: sizes[r.choice(['B','N','M','dv','d'])] = 0
     return sizes
 
 PADDINGS = ["PaddingMask.from_lengths(lengths({s},B,M), M)", "PaddingMask(uniform({s},B,M)<.7)", "PaddingMask(uniform({s},B,M)<.2)", "PaddingMask.from_keep((uniform({s},B,M)<.8).long())",
             "PaddingMask.from_ignore(uniform({s},B,M)<.3)", "PaddingMask.from_hf((uniform({s},B,M)<.6).int())", "PaddingMask.from_additive(torch.where(uniform({s},B,M)<.6, 0., -inf))", "PaddingMask(torch.zeros(B,M).bool())",
             "PaddingMask(lengths({s},B,M)[:,None]<=torch.arange(M))"]
+BIASES = [("causal_lower_right(N,M)",1), ("causal_upper_left(N,M)",.5)]
 MASKS = [("uniform({s},N,M)<.7",2), ("uniform({s},B,1,1,M)<.7",3), ("uniform({s},B,H,N,M)<.5",2), ("uniform({s},1,H,N,M)<.7",1), ("uniform({s},B,1,N,1)<.7",.5), ("uniform({s},M)<.7",1),
          ("normal({s},N,M)",2), ("normal({s},B,H,N,M).to(dtype)",1), ("normal({s},B,1,1,M).float()",1), ("normal({s},H,N,M).masked_fill(uniform({s},H,N,M)<.3,-inf)",2)]
 ALPHAS = [("1.",1), ("1",.3), ("1.2",1), ("1.5",2), ("2.",1.5), ("2",.3), ("2.5",.5), ("1.000001",.5), ("1+uniform({s},H)",3), ("(1+uniform({s},B,H)).float()",3), ("torch.tensor(1.5)",1),
           ("pick({s},[1.,1.25,1.5,2.],H)",2), ("pick({s},[1.,1.0001,1.5,2.,2.7],B,H)",1), ("(1+uniform({s},H)).bfloat16()",.4)]
 
-def draw(seed, kinds=None, impls=None):
+def draw(seed, kinds=None, impls=None, dtypes=None):
     "A case; the same seed gives the same."
     r = random.Random(seed)
     kind = some(r, *((k,w) for k,(_,w) in KINDS.items() if not kinds or k in kinds))
     impl = some(r, *((i,w) for i,w in dict(auto=3, dense=2.5, banded=4.5, sdpa=1, triton=1.2 if kind in ('value','repeat','wrong') else .2).items() if not impls or i in impls))
     if kind=='double': dtype = 'float64'
     else: dtype = some(r, ('float64',0 if impl=='triton' else 5), ('float32',3.5), ('bfloat16',.8 if kind=='value' else .1), ('float16',.8 if kind=='value' else .1))
-    loud = some(r, (1,8), (6,1), (30,.5), (60,.2)) if kind=='value' else 1
+    if dtypes and dtype not in dtypes: dtype = r.choice(dtypes)
+    loud = some(r, (1,8), (6,1), (30,.5), (60,.2 if dtype!='float16' else 2)) if kind=='value' else 1
     seeds = lambda: r.randrange(10**4)
     args = {name: draw_tensor(r, name, loud) for name in 'qkv'}
     free = impl!='sdpa'
@@ -619,12 +661,20 @@ def draw(seed, kinds=None, impls=None):
         args['window'],sigma = draw_window(r)
         if sigma: args = dict(sigma=sigma, **args)
     if r.random()<.4: args['padding'] = r.choice(PADDINGS).format(s=seeds())
-    if r.random()<.25 and impl!='triton': args['attn_mask'] = some(r, *(MASKS if impl!='banded' else [MASKS[1], MASKS[5]])).format(s=seeds())
+    if r.random()<.25 and impl!='triton': args['attn_mask'] = some(r, *((MASKS+BIASES if kind in ('value','dropin') else MASKS) if impl!='banded' else [MASKS[1], MASKS[5]])).format(s=seeds())
     if r.random()<.35 and free: args['alpha'] = some(r, *ALPHAS).format(s=seeds())
     if r.random()<.3: args['n_global'] = r.choice(['1','2','5','M'])
     if r.random()<.25 and free and impl!='triton': args['rel_bias'] = some(r, ("normal({s},H,5)",2), ("normal({s},B,H,3)",1), ("normal({s},H,1)",.5), ("normal({s},H,2*M+1).to(dtype)",1), ("normal({s},H,9).float()",1)).format(s=seeds())
     if r.random()<.35: args['q_offset'] = some(r, ('M-N',2), ('-1',1), ('-3',1), ('-N//2',1), ('2',1), ('M//2',1), ('-N',.5), ('M+2',.5))
     if r.random()<.3: args['is_causal'] = 'True'
+    new = 'segments' in inspect.signature(dynattn.attention).parameters
+    served = impl in ('auto','dense') or r.random()<.05
+    if new and r.random()<.15 and served: args['softcap'] = r.choice(['1.','5.','30','.3'])
+    if new and r.random()<.15 and served: args['sink'] = some(r, ("normal({s},H)",3), ("normal({s},H).float()",2), ("normal({s},H).to(dtype)",1)).format(s=seeds())
+    packed = new and r.random()<.15 and served and not re.search('fraction|report', args.get('window', ''))
+    if packed:
+        args['segments'] = some(r, ("segments({s},B,N)",4), ("segments({s},1,N)",1)).format(s=seeds())
+        args.pop('q_offset', None)
     if r.random()<.2: args['scale'] = r.choice(['1.','.3','.05','0.','-1.','2'])
     if r.random()<.1: args['enable_gqa'] = 'True'
     if r.random()<.04 and impl!='triton': args['dropout_p'] = '1.'
@@ -632,6 +682,9 @@ def draw(seed, kinds=None, impls=None):
     present = [x for x in LEAVES if x in args]
     wants = tuple(present) if r.random()<.7 or kind!='value' else tuple(x for x in present if r.random()<.5) or ('v',)
     case = Case(kind, impl, draw_sizes(r, kind, impl), dtype, args, wants)
+    if packed:
+        case.sizes['M'] = case.sizes['N']
+        if case.sizes['B']==1 and r.random()<.4: args['segments'] = args['segments'].replace('segments(', 'cu_seqlens(').replace('1,N', 'N').replace('B,N', 'N')
     if kind=='value':
         case.mode = some(r, ('plain',12), ('inference',.7), ('no_grad',.5), ('autocast bfloat16',.8 if dtype in ('float32','float64') else 0), ('autocast float16',.4 if dtype=='float32' else 0))
         if 'padding' in args and r.random()<.5: case.poison = r.choice(['nan','inf'])
@@ -641,7 +694,7 @@ def draw(seed, kinds=None, impls=None):
         else: name = r.choice(list(SPOILED)); case.spoiled = (name,r.choice(SPOILED[name]+EITHER.get(name, [])))
     return case
 
-KINDS = dict(value=(check_value,60), wrong=(check_wrong,60), repeat=(check_repeat,6), func_grad=(check_func_grad,4), vmap=(check_vmap,3), vmap_grad=(check_vmap_grad,3), jvp=(check_jvp,4), jacobian=(check_jacobian,2),
+KINDS = dict(value=(check_value,60), wrong=(check_wrong,60), dropin=(check_dropin,5), repeat=(check_repeat,6), func_grad=(check_func_grad,4), vmap=(check_vmap,3), vmap_grad=(check_vmap_grad,3), jvp=(check_jvp,4), jacobian=(check_jacobian,2),
     double=(check_double,3), checkpoint=(check_checkpoint,2), compile=(check_compile,.4), meta=(check_meta,4), fake=(check_fake,2))
 
 def failure(call, kind, impl, wants=('q','k','v'), mode='plain', poison='', lost=False, spoiled=()):
@@ -751,24 +804,24 @@ def key_of(case, wrong):
     how = re.search(r'was accepted|raised \w+|killed.*', wrong)
     return f"wrong {case.impl}: {case.spoiled[0]} {how[0] if how else wrong}"
 
-def tried(name, kinds, impls):
+def tried(name, kinds, impls, dtypes):
     "(outcome, case, what is wrong) of the case with this seed."
-    case = draw(name, kinds, impls)
+    case = draw(name, kinds, impls, dtypes)
     try: wrong = case.failure()
     except Refused: return 'refused',case,None
     except Unfit: return 'unfit',case,None
     return ('failed' if wrong else 'passed'),case,wrong
 
-def try_all(to, seed, numbers, end, kinds, impls, shrink, keys, enough):
+def try_all(to, seed, numbers, end, kinds, impls, dtypes, shrink, keys, enough):
     "The work of a child: sends ('begin', number), then ('end', outcome, kind, key, `Found` of a new class)."
     quiet()
     for number in numbers:
         if time.monotonic()>end: break
         to.send(('begin',number))
         name = f'{seed}.{number}'
-        try: outcome,case,wrong = tried(name, kinds, impls)
+        try: outcome,case,wrong = tried(name, kinds, impls, dtypes)
         except Exception:
-            to.send(('error',f'seed {name}: the search itself failed\n{draw(name, kinds, impls).snippet()}\n{traceback.format_exc()}'))
+            to.send(('error',f'seed {name}: the search itself failed\n{draw(name, kinds, impls, dtypes).snippet()}\n{traceback.format_exc()}'))
             return
         key,new = (key_of(case, wrong),None) if wrong else (None,None)
         if wrong and key not in keys:
@@ -778,13 +831,13 @@ def try_all(to, seed, numbers, end, kinds, impls, shrink, keys, enough):
         if enough and len(keys)>=enough: break
     to.send(('done',))
 
-def search(seconds, seed=0, impls=None, kinds=None, shrink=20., only=None, enough=None):
+def search(seconds, seed=0, impls=None, kinds=None, shrink=20., only=None, enough=None, dtypes=None):
     "Counts by kind and outcome, and the failures by class; stops at `enough` classes. The calls are made in a child, for one that kills its process is a finding too."
     counts,found,end,at = Counter(),{},time.monotonic()+seconds,-1
     while time.monotonic()<end and not (enough and len(found)>=enough):
         here,there = FORK.Pipe(duplex=False)
         numbers = itertools.count(at+1) if only is None else [only]
-        child = FORK.Process(target=try_all, args=(there, seed, numbers, end, kinds, impls, shrink, set(found), enough))
+        child = FORK.Process(target=try_all, args=(there, seed, numbers, end, kinds, impls, dtypes, shrink, set(found), enough))
         child.start()
         there.close()
         message = ('begin',at)
@@ -802,7 +855,7 @@ def search(seconds, seed=0, impls=None, kinds=None, shrink=20., only=None, enoug
         except EOFError:
             child.join()
             if child.exitcode>=0: raise RuntimeError(f'seed {seed}.{at}: the search ended with status {child.exitcode}') from None
-            case,wrong = draw(f'{seed}.{at}', kinds, impls),f'killed by {signal.Signals(-child.exitcode).name}'
+            case,wrong = draw(f'{seed}.{at}', kinds, impls, dtypes),f'killed by {signal.Signals(-child.exitcode).name}'
             counts[case.kind,'failed'] += 1
             key = key_of(case, wrong)
             if key in found: found[key].count += 1
@@ -825,6 +878,7 @@ def main(args=None):
     p.add_argument('--seed', type=int, default=None, help='default: another one each time')
     p.add_argument('--impl', nargs='*', choices=['auto','dense','banded','sdpa','triton'])
     p.add_argument('--kind', nargs='*', choices=list(KINDS))
+    p.add_argument('--dtype', nargs='*', choices=list(DTYPES))
     p.add_argument('--only', type=int, help='one case by its number')
     p.add_argument('--brief', action='store_true', help='no snippets')
     p.add_argument('--shrink', type=float, default=20., help='seconds for each class')
@@ -832,7 +886,7 @@ def main(args=None):
     seed = random.randrange(10**6) if o.seed is None else o.seed
     torch.set_num_threads(1)
     print(f"seed {seed}", flush=True)
-    counts,found = search(60*o.minutes, seed, o.impl, o.kind, o.shrink, o.only)
+    counts,found = search(60*o.minutes, seed, o.impl, o.kind, o.shrink, o.only, dtypes=o.dtype)
     report(counts, found, brief=o.brief)
     return 1 if found else 0
 
