@@ -50,7 +50,7 @@ class Window:
     @classmethod
     def report_20220330(cls, sigma, p=1e4, T=.9): return cls(sigma, 'normal', (T,1), 'power', 'fraction', 'after', p=p)
     @classmethod
-    def report_20220413(cls, sigma, p=1e4, T=.9): return cls(sigma, 'normal', (T,0), 'tanh', 'fraction', 'after', p=p)
+    def report_20220413(cls, sigma, p, T): return cls(sigma, 'normal', (T,0), 'tanh', 'fraction', 'after', p=p)
 
     def aligned(self, sigma):
         "[H], [B,H] or [B,H,N] to what broadcasts with [B,H,N,M]."
@@ -80,6 +80,7 @@ class Window:
         elif self.smooth=='tanh': inside = V.real > min(self.eps/self.p, .5)
         else: inside = (bell.real > self.eps) & ((sigma!=0) | (self.curve=='bell'))
         if self.promised: inside = x < (self.aligned(self.sigma)+token).real
+        if self.curve=='normal' and self.smooth!='tanh': V = np.where(V.real<1, V, 1.)  # a density may be above 1, a mask may not
         if self.smooth=='edge': m = np.tanh(self.p*np.where(V.real>self.T, V-self.T, 0.)/(1-self.T))/math.tanh(self.p)
         elif self.smooth=='power': m = 1 - np.where(inside, V, 1.)**self.p
         elif self.smooth=='tanh': m = np.tanh(self.p*V)

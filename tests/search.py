@@ -212,10 +212,6 @@ def unclear(a, eps_mask):
     "Whether the window ends so near to a token that rounding decides."
     return a.window is not None and a.window.unclear(a.offsets, a.M, 8*max(eps_mask, 1e-12))
 
-def unusable(a):
-    "Whether the window of a report stands outside its usable widths: negative, or not a number."
-    return a.window is not None and not (np.isfinite(a.mask).all() and (a.mask>=0).all())
-
 def allowed(a, bounds, name, leaf):
     "The bound for the gradient of a leaf; a sum in float32 is allowed for a leaf in float32."
     return {'alpha': 8, 'sigma': 2}.get(name, 1)*bounds[name] + (ROUNDING[leaf.dtype]*a.sizes.get(name, 0.) if leaf.dtype==torch.float32 else 0.)
@@ -230,7 +226,6 @@ def check_value(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=F
     if unclear(a, eps_mask): raise Unfit
     given,leaves = real(call, wants if mode not in ('inference','no_grad') else (), poison, lost)
     before = {name: x.detach().clone() for name,x in given.items() if is_plain(x)}
-    if unusable(a): return check_unusable(call, impl, given, leaves, mode)
     out = attend(call, impl, given, mode)
     if given.get('return_weights'): out,weights = out
     if out.dtype!=work: return f"out has dtype {out.dtype} instead of {work}"
@@ -257,16 +252,6 @@ def check_value(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=F
         if wrong: return f"the gradient of {wrong}"
     return check_precision(call, impl, given, leaves, mode, a, out, grads, dout, wanted, bounds) if work in HALF and impl!='dense' else None
 
-def check_unusable(call, impl, given, leaves, mode):
-    "A window that is none must be refused or give finite numbers."
-    try: out = attend(call, impl, given, mode)
-    except ValueError as e: return None if well_formed(e) else f"raised {text_of(e)}"
-    out = out[0] if isinstance(out, tuple) else out
-    if not out.isfinite().all(): return "a window outside its usable widths gives an output that is not finite"
-    if leaves:
-        for name,g in zip(leaves, torch.autograd.grad(out, list(leaves.values()), torch.ones_like(out), materialize_grads=True)):
-            if not g.isfinite().all(): return f"a window outside its usable widths gives a gradient of {name} that is not finite"
-
 def check_precision(call, impl, given, leaves, mode, a, out, grads, dout, wanted, bounds):
     "In half precision: no more than twice the error of the dense path."
     with context(mode): dense = dynattn.attention(**given, impl='dense')
@@ -288,7 +273,7 @@ def check_dropin(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=
     eps,eps_mask,tiny = roundings(call, work)
     a = oracle.Attention(**told)
     given,_ = real(call)
-    if unusable(a) or unclear(a, eps_mask) or not serves(impl, call, given): raise Unfit
+    if unclear(a, eps_mask) or not serves(impl, call, given): raise Unfit
     b,h,g = a.B,a.H,a.G
     forms = [f for f,fits in zip(FORMS, (b==h==g==1, b==1, True, True, True)) if fits]
     form = forms[(a.N+a.M+a.d) % len(forms)]
@@ -350,7 +335,7 @@ def prepared(call, impl, wants):
     told,work = worked_out(call, 'plain', '', False)
     eps,eps_mask,tiny = roundings(call, work)
     a = oracle.Attention(**told)
-    if unusable(a) or unclear(a, eps_mask) or a.corners or a.lost.any(): raise Unfit
+    if unclear(a, eps_mask) or a.corners or a.lost.any(): raise Unfit
     dout = upstream(a.out.shape, work)
     wanted,bounds = a.gradients(dout),a.bounds(eps, eps_mask, tiny)
     f,names,x,given = as_function(call, impl, wants)
