@@ -32,7 +32,7 @@ from ..padding import PaddingMask
 
 # %% ../../nbs/70_survey.card.ipynb #29d3cdf6
 class PeakBytes(TorchDispatchMode):
-    "Within this context, `peak` is the largest number of bytes that results of operations held at one time, on any device."
+    "Within this context, `peak` is the most bytes that results of operations held at one time, on any device."
     def __init__(self):
         super().__init__()
         self.live, self.held, self.peak = {}, 0, 0
@@ -41,7 +41,7 @@ class PeakBytes(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(out):
             if isinstance(t, Tensor): self.note(t.untyped_storage())
-        if self.held > self.peak: self.forget()                  # `held` still counts what has been freed since: look only when it matters
+        if self.held > self.peak: self.forget()                  # `held` still counts what has been freed since
         return out
 
     def note(self, s): # a storage, of which an address may have belonged to another before
@@ -60,9 +60,10 @@ def fit_polynomial(
     xs:list, # distinct integers, at least `degree`+2 of them, so that something is left to check with
     ys:list, # integers, one for each of `xs`
     degree:int=3, # the highest degree tried
-) -> list|None: # coefficients as `Fraction`, lowest first, without trailing zeros; None where no such polynomial passes through all points
-    "The polynomial through all points exactly, in rational arithmetic (Lagrange's form on the first `degree`+1, checked on the rest)."
-    if len(xs) < degree + 2: raise ValueError(f"xs: expected at least {degree + 2} points to fit and check degree {degree}, got {len(xs)}")
+) -> list|None: # coefficients as `Fraction`, lowest first; None where no such polynomial passes through all points
+    "The polynomial through all points, in rational arithmetic: Lagrange's form on the first points, checked on the rest."
+    if len(xs) < degree + 2:
+        raise ValueError(f"xs: expected at least {degree + 2} points to fit and check degree {degree}, got {len(xs)}")
     coefs = [Fraction(0)] * (degree + 1)
     for i, xi in enumerate(xs[:degree + 1]):
         basis = [Fraction(1)]
@@ -87,7 +88,7 @@ def evaluate(
 
 # %% ../../nbs/70_survey.card.ipynb #506b0fa2
 class Cost:
-    "What a system cost at several lengths, and the law behind it: `flops` and `peak` (lists), `poly` of the FLOPs and `peak_poly` (or None), `slope`, `peak_slope`."
+    "What a system cost at several lengths, and the law behind it: a polynomial where there is one, and an exponent."
     def __init__(self,
         ns:list, # lengths measured
         flops:list, # floating-point operations of matrix products at each length
@@ -101,7 +102,9 @@ class Cost:
     def order(self): return _order(self.poly, self.slope)
     @property
     def peak_order(self): return _order(self.peak_poly, self.peak_slope)
-    def __repr__(self): return f"Cost(flops {self.order}: {_poly_str(self.poly)}; peak {self.peak_order}: {_poly_str(self.peak_poly)})"
+    def __repr__(self):
+        flops, peak = _poly_str(self.poly), _poly_str(self.peak_poly)
+        return f"Cost(flops {self.order}: {flops}; peak {self.peak_order}: {peak})"
 
 # %% ../../nbs/70_survey.card.ipynb #3c0979fa
 def _fit(ns, ys): return fit_polynomial(ns, ys) if len(ns) > 4 else None
@@ -122,8 +125,8 @@ def _poly_str(poly):
     return " + ".join(reversed(terms)).replace("+ -", "- ") or "0"
 
 # %% ../../nbs/70_survey.card.ipynb #3adac6e3
-TAGS = dict(FP="fixed or random patterns", M="memory", LP="learned patterns", LR="low rank", KR="kernels", RC="recurrence",
-            DS="downsampling", Sparse="sparse models with conditional computation")
+TAGS = dict(FP="fixed or random patterns", M="memory", LP="learned patterns", LR="low rank", KR="kernels",
+            RC="recurrence", DS="downsampling", Sparse="sparse models with conditional computation")
 PARTS = ("attention", "ffn", "memory", "pool")
 
 class Info:
@@ -132,7 +135,7 @@ class Info:
         name:str, # as the survey prints it
         authors:str, # first author and the others as "et al."
         year:int, # of the paper
-        source:str, # arXiv number, "1904.10509"
+        source:str, # arXiv number, "1904.10509"; "" where there is none
         tags:str, # letters of `TAGS`, joined with "+"; "" for what no class was made for
         complexity:str, # the survey's entry, "N√N"; "" where the survey has none
         decode:bool|None=None, # the survey's tick; None where the survey has none
@@ -146,21 +149,23 @@ class Info:
         self.name, self.authors, self.year, self.source, self.tags = name, authors, year, source, tags
         self.complexity, self.decode, self.part, self.row, self.note = complexity, decode, part, row, note
 
-    def __repr__(self): return f"{self.name} ({self.authors} {self.year}, arXiv {self.source}; {self.tags})"
+    def __repr__(self):
+        source = f", arXiv {self.source}" if self.source else ""
+        return f"{self.name} ({self.authors} {self.year}{source}; {self.tags})"
 
 # %% ../../nbs/70_survey.card.ipynb #327aa6cf
 class Layer(nn.Module):
-    "A system of the survey: [B,N,D] -> [B,N′,D]. Subclasses override what they can do; what they cannot do raises `NotImplementedError`."
+    "A system of the survey: [B,N,D] -> [B,N′,D]. What a subclass cannot do raises `NotImplementedError`."
     info:Info = None # the card
     form = "" # which form of the system, where there are several
     limit = "" # what `reference` is, in words
     width, heads = 16, 2 # D and H of the small layer that is measured
-    lengths = (1024, 2048, 3072, 4096, 32768, 65536) # N of the measurements; four determine a cubic, two long ones check it
+    lengths = (1024, 2048, 3072, 4096, 32768, 65536) # N that is measured: four for a cubic, two long ones to check it
 
     @classmethod
     def knobs(cls, n): return {} # constructor arguments for a measurement at length n
     @classmethod
-    def exact(cls, n): return None # arguments that turn the layer into its `reference` at length n; None where there are none
+    def exact(cls, n): return None # arguments that turn the layer into its `reference` at length n, or None
 
     @classmethod
     def at(cls,
@@ -174,7 +179,7 @@ class Layer(nn.Module):
     def refuse(self, what): raise NotImplementedError(f"{type(self).__name__} has no {what}")
     def out_len(self, n): return n # the length that comes out of length n
     def reference(self, x, *, padding=None): return self.refuse("limit to compare with")
-    def projections(self): return None # the `AttentionLayer` inside whose q, k and v are compared with softmax attention
+    def projections(self): return None # the `AttentionLayer` whose q, k and v `from_softmax` takes
     def init_state(self, batch): return self.refuse("incremental form")
     def step(self, x, state): return self.refuse("incremental form") # [B,D] -> [B,D], state
     def state_size(self, n): return self.refuse("incremental form") # numbers kept per sequence after n tokens
@@ -240,7 +245,7 @@ def complexity(
     Ns:tuple|None=None, # lengths; default: those the class names in `lengths`
     causal:bool=False, # measure the form for decoding
 ) -> Cost: # per sequence (B = 1), float32, forward
-    "FLOPs and peak bytes of one forward pass on the meta device, which allocates nothing: lengths up to 10⁶ are fine."
+    "FLOPs and peak bytes of one forward pass on the meta device, which allocates nothing, even at 10⁶ tokens."
     is_class = inspect.isclass(system)
     Ns = Ns or (system.lengths if is_class else Layer.lengths)
     with torch.device("meta"):
@@ -249,12 +254,14 @@ def complexity(
 
 # %% ../../nbs/70_survey.card.ipynb #5b746504
 def _one_pass(layer, n):
-    layer = copy.deepcopy(layer).requires_grad_(False)               # the counter's module hooks stumble over expanded parameters
+    layer = copy.deepcopy(layer).requires_grad_(False)       # the counter's hooks stumble over expanded parameters
     x = torch.empty(1, n, getattr(layer, "width", Layer.width))
-    with torch.no_grad(), PeakBytes() as memory, FlopCounterMode(display=False, custom_mapping=_BAGS) as counter: layer(x)
+    with torch.no_grad(), PeakBytes() as memory, FlopCounterMode(display=False, custom_mapping=_BAGS) as counter:
+        layer(x)
     return counter.get_total_flops(), memory.peak
 
-def _bag_flops(weight, indices, *args, out_shape=None, **kwargs): # shapes [V,D] and [K]: K rows of D numbers, weighted and added up
+def _bag_flops(weight, indices, *args, out_shape=None, **kwargs): # of shapes [V,D] and [K]
+    "K rows of D numbers, weighted and added up."
     return 2 * math.prod(indices) * weight[1]
 
 _BAGS = {op: _bag_flops for op in (torch.ops.aten._embedding_bag, torch.ops.aten._embedding_bag_forward_only)}
@@ -301,7 +308,9 @@ def _run(layer, *args, **kwargs):
         out = layer(*args, **kwargs)
     return out[0] if isinstance(out, tuple) else out
 
-def _relative(a, b, scale=None): return ((a - b).abs().max() / (b if scale is None else scale).abs().mean().clamp(min=1e-30)).item()
+def _relative(a, b, scale=None):
+    size = (b if scale is None else scale).abs().mean().clamp(min=1e-30)
+    return ((a - b).abs().max() / size).item()
 
 def _reads_ahead(layer, x, t):
     "Does a gradient flow from the past's output to the future's input?"
@@ -355,7 +364,7 @@ def from_softmax(
     n:int=24, # N
     causal:bool=False, # compare the causal form
     seed:int=0, # of weights and input
-) -> float|None: # largest difference, relative to the mean size of the output; None without such a setting, or without q, k and v
+) -> float|None: # largest, relative to the mean size of the output; None without such a setting or without q, k, v
     "The layer with `exact(n)` against PyTorch's softmax attention on the same q, k and v, in float64."
     knobs = system.exact(n)
     if knobs is None: return None
@@ -387,7 +396,8 @@ def check_limit(
     "Raises `ValueError` where a class claims softmax attention as its limit and is not."
     difference = from_softmax(system, causal=causal)
     if difference is not None and limit_of(system) == "softmax attention" and difference > tol:
-        raise ValueError(f"limit: expected softmax attention at the limit of {system.__name__}, got a difference of {difference:.1g}")
+        raise ValueError(f"limit: expected softmax attention at the limit of {system.__name__}, "
+                         f"got a difference of {difference:.1g}")
     return difference
 
 # %% ../../nbs/70_survey.card.ipynb #0c06d3a0
@@ -464,7 +474,8 @@ def picture(
     q, k, v = layer.qkv(x)
     with torch.no_grad():
         a = layer.attend(q, k, torch.eye(x.shape[1]).to(v).expand(*v.shape[:2], -1, -1))
-        if _relative(a @ v, layer.attend(q, k, v)) > 1e-6: raise ValueError("layer: expected an output linear in its values, got another; it has no attention matrix")
+        if _relative(a @ v, layer.attend(q, k, v)) > 1e-6:
+            raise ValueError("layer: expected an output linear in its values, got another; it has no attention matrix")
     return a[0]
 
 def _jacobian_norms(layer, x):
@@ -487,7 +498,9 @@ def register(
 ) -> type: # the same class, so that this is a decorator
     "Enter a system in the table."
     key = cls.info.name, cls.form
-    if key in ENTRIES and ENTRIES[key].__qualname__ != cls.__qualname__: raise ValueError(f"cls: expected a name and a form that are free, got {key}, which {ENTRIES[key].__qualname__} has")
+    holder = ENTRIES.get(key, cls).__qualname__
+    if holder != cls.__qualname__:
+        raise ValueError(f"cls: expected a name and a form that are free, got {key}, which {holder} has")
     ENTRIES[key] = cls
     return cls
 
@@ -520,9 +533,9 @@ def measure(
     "Everything the harness can say about one form of one system: the causal form where there is one."
     info, causal = system.info, has_causal(system)
     cost, verdict = complexity(system, Ns, causal=causal), decodes(system)
-    printed = dict(row=info.row, name=info.name, form=system.form, authors=info.authors, year=info.year, source=info.source,
-                   tags=info.tags, part=info.part, complexity=info.complexity, decode=info.decode, note=info.note,
-                   module=system.__module__)
+    printed = dict(row=info.row, name=info.name, form=system.form, authors=info.authors, year=info.year,
+                   source=info.source, tags=info.tags, part=info.part, complexity=info.complexity, decode=info.decode,
+                   note=info.note, module=system.__module__)
     exact = exactness(system, causal=causal)
     measured = dict(measured="causal" if causal else "bidirectional", flops=cost.order, poly=_poly_str(cost.poly),
                     peak=cost.peak_order, Ns=cost.ns, flops_at=cost.flops, peak_at=cost.peak, causal=str(verdict),

@@ -73,7 +73,9 @@ def positions(
 ) -> tuple: # i [nb,block,1], j [nb,1,left+block+right], int64; j may lie beyond the ends
     "Positions of the queries and of the keys that each block meets."
     start = torch.arange(0, n, block, device=device)[:, None]
-    return (start + torch.arange(block, device=device))[..., None], (start + torch.arange(-left, block + right, device=device))[:, None]
+    i = start + torch.arange(block, device=device)
+    j = start + torch.arange(-left, block + right, device=device)
+    return i[..., None], j[:, None]
 
 # %% ../../nbs/71_survey.fixed.ipynb #a8f8f11d
 def listed_attention(
@@ -98,8 +100,8 @@ def listed_attention(
 
 # %% ../../nbs/71_survey.fixed.ipynb #0ff26368
 class Pattern(AttentionLayer):
-    "A system that is a function of two positions: subclasses define `sees(i, j)`, which ignores causality, and a fast `attend`."
-    span = None # how many keys, its own among them, the furthest-looking causal row may need; None where there is no limit
+    "A function of two positions: subclasses define `sees(i, j)`, which ignores causality, and a fast `attend`."
+    span = None # most keys that a causal row may look back over, its own among them; None where there is no limit
     def sees(self, i, j): return self.refuse("pattern")
     def visible(self, i, j): return self.sees(i, j) & (j <= i) if self.causal else self.sees(i, j)
     def mask(self, n, device=None): # [N,N] bool, the specification
@@ -166,7 +168,7 @@ class ImageTransformer2D(Pattern):
         if image_width % block[1]:
             raise ValueError(f"image_width: expected a multiple of the block's width {block[1]}, got {image_width}")
         self.image_width, self.block, self.memory = image_width, block, memory
-        rows_of_blocks = 1 + math.ceil(memory[0] / block[0])             # the own, and those that the memory reaches into
+        rows_of_blocks = 1 + math.ceil(memory[0] / block[0])         # the own, and those that the memory reaches into
         self.span = rows_of_blocks * block[0] * image_width
     @classmethod
     def exact(cls, n): return dict(image_width=n, block=(1, n))
@@ -216,14 +218,20 @@ def strided_attention(
     real, (q, k, v) = _fill(q, k, v, stride, padding)
     i, j = positions(q.shape[2], stride, reach, reach, q.device)                 # [nb,l,1], [nb,1,3l-2]
     c = i % stride + torch.arange(0, q.shape[2], stride, device=q.device)        # [nb,l,nb]
-    keep = torch.cat([_keep(visible, i, j, real) & ((i - j).abs() < stride), _keep(visible, i, c, real) & ((i - c).abs() >= stride)], -1)
+    keep_near = _keep(visible, i, j, real) & ((i - j).abs() < stride)
+    keep_far = _keep(visible, i, c, real) & ((i - c).abs() >= stride)                # each key once
     near = q.unflatten(2, (-1, stride)) @ surroundings(k, stride, reach, reach).mT
     far = (_columns(q, stride) @ _columns(k, stride).mT).transpose(2, 3)         # [B,H,nb,l,nb]
-    p, r = masked_softmax(torch.cat([near, far], -1) * q.shape[-1]**-.5, keep).split([near.shape[-1], far.shape[-1]], -1)
-    y = p @ surroundings(v, stride, reach, reach) + (r.transpose(2, 3) @ _columns(v, stride)).transpose(2, 3)
+    p_near, p_far = _one_softmax(near, far, keep_near, keep_far, q.shape[-1]**-.5)
+    y = p_near @ surroundings(v, stride, reach, reach) + (p_far.transpose(2, 3) @ _columns(v, stride)).transpose(2, 3)
     return y.flatten(2, 3)[:, :, :n]
 
 def _columns(x, stride): return x.unflatten(2, (-1, stride)).transpose(2, 3)     # [B,H,l,nb,d]
+
+def _one_softmax(near, far, keep_near, keep_far, scale):
+    "Weights of two groups of keys, [...,a] and [...,b], that share one softmax."
+    p = masked_softmax(torch.cat([near, far], -1) * scale, torch.cat([keep_near, keep_far], -1))
+    return p.split([near.shape[-1], far.shape[-1]], -1)
 
 # %% ../../nbs/71_survey.fixed.ipynb #f2cdb493
 def summary_attention(
@@ -240,12 +248,13 @@ def summary_attention(
     real, (q, k, v) = _fill(q, k, v, stride, padding)
     i, j = positions(q.shape[2], stride, 0, 0, q.device)                         # [nb,l,1], [nb,1,l]
     s = j[..., stride - summary:].flatten()                                      # [nb·c]
-    keep = torch.cat([_keep(visible, i, j, real), _keep(visible, i, s[None, None], real) & (i // stride != s // stride)], -1)
+    keep_near = _keep(visible, i, j, real)
+    keep_far = _keep(visible, i, s[None, None], real) & (i // stride != s // stride)     # each key once
     ends = [x.unflatten(2, (-1, stride))[..., stride - summary:, :].flatten(2, 3) for x in (k, v)]
     near = q.unflatten(2, (-1, stride)) @ k.unflatten(2, (-1, stride)).mT
     far = (q @ ends[0].mT).unflatten(2, (-1, stride))                            # [B,H,nb,l,nb·c]
-    p, r = masked_softmax(torch.cat([near, far], -1) * q.shape[-1]**-.5, keep).split([near.shape[-1], far.shape[-1]], -1)
-    y = p @ v.unflatten(2, (-1, stride)) + (r.flatten(2, 3) @ ends[1]).unflatten(2, (-1, stride))
+    p_near, p_far = _one_softmax(near, far, keep_near, keep_far, q.shape[-1]**-.5)
+    y = p_near @ v.unflatten(2, (-1, stride)) + (p_far.flatten(2, 3) @ ends[1]).unflatten(2, (-1, stride))
     return y.flatten(2, 3)[:, :, :n]
 
 # %% ../../nbs/71_survey.fixed.ipynb #ba64993a
@@ -277,8 +286,11 @@ class SparseFixed(SparseStrided):
         super().__init__(embed_dim, num_heads, causal=causal, stride=stride)
         self.summary = summary
 
-    def sees(self, i, j): return (i // self.stride == j // self.stride) | (j % self.stride >= self.stride - self.summary)
-    def attend(self, q, k, v, *, padding=None): return summary_attention(q, k, v, self.visible, self.stride, self.summary, padding)
+    def sees(self, i, j):
+        own_block = i // self.stride == j // self.stride
+        return own_block | (j % self.stride >= self.stride - self.summary)
+    def attend(self, q, k, v, *, padding=None):
+        return summary_attention(q, k, v, self.visible, self.stride, self.summary, padding)
 
 # %% ../../nbs/71_survey.fixed.ipynb #803fe2bf
 @register
@@ -319,7 +331,9 @@ def along(
     if x.shape[1] % columns: raise ValueError(f"columns: expected a divisor of N={x.shape[1]}, got {columns}")
     turn = lambda o: o.transpose(1, 2) if axis == "columns" else o
     grid = turn(x.unflatten(1, (-1, columns)))                       # [B,R,C,D], or [B,C,R,D]
-    kwargs = {} if padding is None else dict(padding=PaddingMask(turn(padding.keep.unflatten(1, (-1, columns))).flatten(0, 1)))
+    kwargs = {}
+    if padding is not None:
+        kwargs["padding"] = PaddingMask(turn(padding.keep.unflatten(1, (-1, columns))).flatten(0, 1))
     y = turn(layer(grid.flatten(0, 1), **kwargs).unflatten(0, grid.shape[:2]))
     return y.flatten(1, 2)
 
@@ -346,7 +360,7 @@ class AxialDecoder(Layer):
         return along(self.inner, _later(x, 1) + above, self.columns)
 
     def init_state(self, batch):
-        "How many pixels there were, the row so far, what the rows above give, the memories of columns and row, the pixel before."
+        "How many pixels so far, the row so far, what the rows above give, memories of columns and row, the last pixel."
         zeros = self.inner.q.weight.new_zeros(batch, self.columns, self.inner.q.in_features)
         return 0, [], zeros, None, None, zeros[:, 0]
     def step(self, x, state):
@@ -367,7 +381,8 @@ class SoftWindow(Pattern):
                  width:float|list=8., # tokens, what the window is learned from; one for all heads or one each
                  reach:int|None=None): # half-width that is computed; default: the widest head's, see `trim`
         super().__init__(embed_dim, num_heads, causal=causal)
-        self.width_param = nn.Parameter(torch.as_tensor(width, dtype=torch.get_default_dtype()).expand(num_heads).clone())
+        width = torch.as_tensor(width, dtype=torch.get_default_dtype())
+        self.width_param = nn.Parameter(width.expand(num_heads).clone())
         self.reach = reach
         if reach is None: self.trim()
 
@@ -386,15 +401,17 @@ class SoftWindow(Pattern):
     def sees(self, i, j): return (i - j).abs() <= self.reach
     def attend(self, q, k, v, *, padding=None):
         reach = min(self.reach, q.shape[2] - 1)
-        sides = dict(left=reach, right=0 if self.causal else reach)
-        return blocked_attention(q, k, v, self.visible, block=max(reach, 1), padding=padding, log_weight=self.window().log_mask, **sides)
+        right = 0 if self.causal else reach
+        return blocked_attention(q, k, v, self.visible, block=max(reach, 1), left=reach, right=right, padding=padding,
+                                 log_weight=self.window().log_mask)
 
 # %% ../../nbs/71_survey.fixed.ipynb #cee03d65
 @register
 class AdaptiveSpan(SoftWindow):
     "The adaptive-span ramp, a span per head."
     info = Info("Adaptive span", "Sukhbaatar et al.", 2019, "1905.07799", "FP", "", None)
-    def __init__(self, embed_dim, num_heads, *, causal=False, width=8., reach=None, ramp:float=8.): # R, tokens over which it falls
+    def __init__(self, embed_dim, num_heads, *, causal=False, width=8., reach=None,
+                 ramp:float=8.): # R, tokens over which it falls
         self.ramp = ramp
         super().__init__(embed_dim, num_heads, causal=causal, width=width, reach=reach)
     @classmethod
@@ -409,7 +426,7 @@ class AdaptiveSpan(SoftWindow):
 @register
 class BellWindow(SoftWindow):
     "The default window of chapter 14, σ in tokens per head."
-    info = Info("Dynamic bell window", "this book", 2026, "2009.06732", "FP", "", None)
+    info = Info("Dynamic bell window", "this book", 2026, "", "FP", "", None)
     @classmethod
     def exact(cls, n): return dict(width=1e9 * n, reach=n)
     @classmethod

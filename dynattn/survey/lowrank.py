@@ -37,12 +37,14 @@ class Linformer(AttentionLayer):
     @classmethod
     def at(cls, n, causal=False, **knobs):
         layer = super().at(n, causal=causal, **knobs)
-        if knobs.get("rank") == n: layer.mix_k.data, layer.mix_v.data = torch.eye(n), torch.eye(n)    # the exact setting
+        if knobs.get("rank") == n: # the exact setting
+            layer.mix_k.data, layer.mix_v.data = torch.eye(n), torch.eye(n)
         return layer
 
     def attend(self, q, k, v, *, padding=None):
         n = k.shape[2]
-        if n > self.mix_k.shape[1]: raise ValueError(f"x: expected at most length={self.mix_k.shape[1]} tokens, got {n}")
+        length = self.mix_k.shape[1]
+        if n > length: raise ValueError(f"x: expected at most length={length} tokens, got {n}")
         if padding is not None: k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.) for x in (k, v))
         return dense_attention(q, self.mix_k[:, :n] @ k, self.mix_v[:, :n] @ v)
 
@@ -71,7 +73,8 @@ class Synthesizer(AttentionLayer):
         unknown = set(parts) - set(self.PARTS)
         if unknown: raise ValueError(f"parts: expected some of {self.PARTS}, got {sorted(unknown)}")
         self.parts, self.length, self.rank = parts, length, rank
-        self.scores = nn.ModuleDict({p.replace(" ", "_"): _SCORES[p](embed_dim, num_heads, length, rank) for p in parts if p != "vanilla"})
+        made = {p.replace(" ", "_"): _SCORES[p](embed_dim, num_heads, length, rank) for p in parts if p != "vanilla"}
+        self.scores = nn.ModuleDict(made)
     @classmethod
     def knobs(cls, n): return dict(length=n)
     @classmethod
@@ -101,18 +104,25 @@ class Synthesizer(AttentionLayer):
 def _mix(scores, v, is_causal, padding):
     keep = torch.ones(v.shape[2], v.shape[2], dtype=torch.bool, device=v.device)
     if is_causal: keep = keep.tril()
-    if padding is not None: keep, v = keep & padding.keep[:, None, None], v.masked_fill(~padding.keep[:, None, :, None], 0.)
+    if padding is not None:
+        keep = keep & padding.keep[:, None, None]
+        v = v.masked_fill(~padding.keep[:, None, :, None], 0.)
     return masked_softmax(scores, keep) @ v
 
-_SCORES = {"random": lambda d, h, n, r: RandomScores(d, h, n), "factorised random": lambda d, h, n, r: RandomScores(d, h, n, r),
-           "dense": lambda d, h, n, r: DenseScores(d, h, n), "factorised dense": lambda d, h, n, r: DenseScores(d, h, n, r)}
+_SCORES = { # width, heads, length, rank -> scores
+    "random": lambda d, h, n, r: RandomScores(d, h, n),
+    "factorised random": lambda d, h, n, r: RandomScores(d, h, n, r),
+    "dense": lambda d, h, n, r: DenseScores(d, h, n),
+    "factorised dense": lambda d, h, n, r: DenseScores(d, h, n, r),
+}
 
 # %% ../../nbs/74_survey.lowrank.ipynb #6a500f61
 class RandomScores(nn.Module):
     "R [H,N,N], or R₁R₂ᵀ of a rank."
     def __init__(self, embed_dim, num_heads, length, rank=None):
         super().__init__()
-        shapes = [(num_heads, length, length)] if rank is None else [(num_heads, length, rank), (num_heads, rank, length)]
+        full, low = [(num_heads, length, length)], [(num_heads, length, rank), (num_heads, rank, length)]
+        shapes = full if rank is None else low
         self.factors = nn.ParameterList([torch.randn(s) for s in shapes])
     def rows(self, at): # a slice of positions
         r = self.factors[0][:, at]
@@ -121,14 +131,15 @@ class RandomScores(nn.Module):
     def row(self, x, t): return self.rows(slice(t, t + 1)) # for the token x [B,D] at position t
 
 class DenseScores(nn.Module):
-    "Each token writes its own row: W₂ relu(W₁ x) in R^N, or the outer product of rows of a and b numbers, a·b ≥ N."
+    "Each token writes its row: W₂ relu(W₁ x) in R^N, or the outer product of rows of a and b numbers, a·b ≥ N."
     def __init__(self, embed_dim, num_heads, length, a=None):
         super().__init__()
         self.num_heads, self.sizes = num_heads, [length] if a is None else [a, -(-length // a)]
         self.inner = nn.Linear(embed_dim, embed_dim)
         self.outer = nn.ModuleList([nn.Linear(embed_dim, num_heads * s) for s in self.sizes])
     def forward(self, x):
-        rows = [f(self.inner(x).relu()).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in self.outer]   # [B,H,N,s]
+        hidden = self.inner(x).relu()
+        rows = [f(hidden).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in self.outer]   # [B,H,N,s]
         return rows[0] if len(rows) == 1 else (rows[0][..., None] * rows[1][..., None, :]).flatten(-2)
     def row(self, x, t): return self(x[:, None])
 
@@ -137,7 +148,7 @@ def iterative_pinv(
     a:Tensor, # [...,m,m], rows that sum to one
     steps:int=6, # of the iteration
 ) -> Tensor: # [...,m,m]
-    "Moore-Penrose inverse by a third-order iteration (equation 11 there). It starts from each matrix's own norms, so that a batch does not mix."
+    "Moore-Penrose inverse by a third-order iteration that starts from each matrix's own norms: a batch does not mix."
     z = a.mT / (a.abs().sum(-2).amax(-1) * a.abs().sum(-1).amax(-1))[..., None, None]
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     for _ in range(steps):
@@ -159,7 +170,7 @@ class Nystromformer(AttentionLayer):
         super().__init__(embed_dim, num_heads, causal=causal)
         if kernel and kernel % 2 == 0: raise ValueError(f"kernel: expected an odd number or 0, got {kernel}")
         self.landmarks, self.steps = landmarks, steps
-        self.conv = nn.Parameter(torch.randn(num_heads, 1, kernel) * kernel**-.5) if kernel else None    # one kernel per head
+        self.conv = nn.Parameter(torch.randn(num_heads, 1, kernel) * kernel**-.5) if kernel else None    # per head
     @classmethod
     def exact(cls, n): return dict(landmarks=n, steps=60, kernel=0)
 
@@ -222,9 +233,10 @@ class LongShort(AttentionLayer):
     @classmethod
     def exact(cls, n): return dict(rank=0, window=n, norm=False)
 
-    def scores(self, x): return self.split_rank(self.project(x)) if self.rank else x.new_zeros(len(x), self.num_heads, x.shape[1], 0)
-    def split_rank(self, p): return p.unflatten(-1, (self.num_heads, self.rank)).transpose(1, 2)         # [B,H,N,r]
-    def normed(self, norm, x): return self.split(norm(x.transpose(1, 2).flatten(2)))     # over the width D, all heads together
+    def scores(self, x): # [B,H,N,r]
+        if not self.rank: return x.new_zeros(len(x), self.num_heads, x.shape[1], 0)
+        return self.project(x).unflatten(-1, (self.num_heads, self.rank)).transpose(1, 2)
+    def normed(self, norm, x): return self.split(norm(x.transpose(1, 2).flatten(2)))     # over D, all heads together
 
     def forward(self, x, context=None, *, padding=None):
         if context is not None: self.refuse("form for a second sequence")
@@ -246,7 +258,7 @@ class LongShort(AttentionLayer):
 class LongShortCausal(LongShort):
     "The last `window` tokens, and `rank` mixtures of each segment that lies wholly in the past (section 3)."
     info = Info("Long Short Transformer", "Zhu et al.", 2021, "2107.02192", "FP+LR", "kN", True, row=20,
-                note="Linear with a memory of bounded length; without one the mixtures grow with the text, to N²·r/l scores.")
+                note="Linear with a memory of bounded length; without one the mixtures grow to N²·r/l scores.")
     form, can_be_causal = "causal", True
     def __init__(self, embed_dim, num_heads, *, causal=True,
                  rank:int=4, # r, mixtures of a segment
@@ -265,17 +277,18 @@ class LongShortCausal(LongShort):
         if padding is None: real = real.expand(1, -1)
         mixtures = dynamic_mixtures(F.pad(scores, (0, 0, 0, q.shape[2] - n)), k, v, l, real)             # [B,H,ns,r,d]
         i, j = positions(q.shape[2], l, self.window - 1, 0, q.device)
-        near = _keep(lambda i, j: (j <= i) & (i - j < self.window), i, j, real)                          # [B or 1,1,ns,l,W]
+        near = _keep(lambda i, j: (j <= i) & (i - j < self.window), i, j, real)  # [B or 1,1,ns,l,W]
         k, v = (surroundings(self.normed(self.norm_near, o), l, self.window - 1) for o in (k, v))
-        far_k, far_v = (self.remembered(m) for m in mixtures)                                            # [B,H,ns,K·r,d]
-        far = self.remembered_keep(real)                                                                 # [B or 1,1,ns,1,K·r]
+        far_k, far_v = (self.remembered(m) for m in mixtures)  # [B,H,ns,K·r,d]
+        far = self.remembered_keep(real)  # [B or 1,1,ns,1,K·r]
         q = q.unflatten(2, (-1, l))                                                                      # [B,H,ns,l,d]
         both = torch.cat([q @ far_k.mT, q @ k.mT], -1) * q.shape[-1]**-.5
         keep = torch.cat([far.expand(*near.shape[:-1], -1), near], -1)
         p_far, p_near = masked_softmax(both, keep).split([far_k.shape[3], k.shape[3]], -1)
         return (p_far @ far_v + p_near @ v).flatten(2, 3)[:, :, :n]
 
-    def kept(self, ns): return ns - 1 if self.memory is None else min(self.memory // self.segment, ns - 1)  # K, segments seen
+    def kept(self, ns): # K, segments seen
+        return ns - 1 if self.memory is None else min(self.memory // self.segment, ns - 1)
     def remembered(self, mixtures): # [B,H,ns,r,d] -> for each segment, the mixtures of the K before it
         ns, r = mixtures.shape[2:4]
         flat = self.normed(self.norm_mixtures, mixtures.flatten(2, 3))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..dense import dense_attention
 from ..padding import PaddingMask, masked_softmax
 from .card import AttentionLayer, Exact, Info, Layer, register
-from .fixed import Pattern, _fill, _keep, listed_attention, positions, surroundings
+from .fixed import Pattern, _fill, _keep, _one_softmax, listed_attention, positions, surroundings
 
 # %% ../../nbs/72_survey.memory.ipynb #b3854e79
 def memory_attention(
@@ -40,9 +40,10 @@ def memory_attention(
     near = q.unflatten(2, (-1, block)) @ surroundings(k, block, left, right).mT          # [B,H,nb,block,W]
     far = (q @ extra_k.mT).unflatten(2, (-1, block))                                     # [B,H,nb,block,E]
     keep = _keep(sees, i, j, real)
-    keep = torch.cat([extra_keep.expand(*near.shape[:1], 1, *far.shape[2:]), keep.expand(near.shape[0], -1, -1, block, -1)], -1)
-    p, r = masked_softmax(torch.cat([far, near], -1) * q.shape[-1]**-.5, keep).split([far.shape[-1], near.shape[-1]], -1)
-    y = (p.flatten(2, 3) @ extra_v).unflatten(2, (-1, block)) + r @ surroundings(v, block, left, right)
+    keep_far = extra_keep.expand(near.shape[0], 1, *far.shape[2:])
+    keep_near = keep.expand(near.shape[0], -1, -1, block, -1)
+    p_far, p_near = _one_softmax(far, near, keep_far, keep_near, q.shape[-1]**-.5)
+    y = (p_far.flatten(2, 3) @ extra_v).unflatten(2, (-1, block)) + p_near @ surroundings(v, block, left, right)
     return y.flatten(2, 3)[:, :, :n]
 
 # %% ../../nbs/72_survey.memory.ipynb #f1354498
@@ -50,7 +51,7 @@ def memory_attention(
 class Longformer(Pattern):
     "A window of ±`window` and `n_global` leading tokens, whose rows have projections of their own (section 3)."
     info = Info("Longformer", "Beltagy et al.", 2020, "2004.05150", "FP+M", "N(k + m)", True, row=11,
-                note="The paper's PyTorch release has no causal form; the operator has one.")
+                note="Of the released forms only the one with a CUDA kernel of its own is causal; the operator has one.")
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  window:int=16, # to each side; the paper's attention_window counts both
                  n_global:int=2): # leading tokens without a window
@@ -114,10 +115,12 @@ def windowed_with_leading(
     ahead = 0 if is_causal else window
     i, _ = positions(n + -n % block, block, 0, 0, q.device)
     seen = torch.ones(1, g, dtype=torch.bool, device=q.device) if padding is None else padding.keep[:, :g]
-    leading = seen[:, None, None, None] & ((torch.arange(g, device=q.device) <= i) | (not is_causal))   # [B,1,nb,block,g]
+    leading = seen[:, None, None, None] & ((torch.arange(g, device=q.device) <= i) | (not is_causal))  # [B,1,nb,block,g]
     near = lambda i, j: ((i - j).abs() <= window) & (j >= g) & ((j <= i) | (not is_causal))
     _, (_, k0, v0) = _fill(q, k, v, 1, padding)
-    y = memory_attention(q, k, v, k0[:, :, :g], v0[:, :, :g], leading, near, block=block, left=window, right=ahead, padding=padding)
+    k_leading, v_leading = k0[:, :, :g], v0[:, :, :g]
+    y = memory_attention(q, k, v, k_leading, v_leading, leading, near, block=block, left=window, right=ahead,
+                         padding=padding)
     if not g: return y
     rows = dense_attention(q[:, :, :g], k, v, padding=padding, is_causal=is_causal)
     return torch.cat([rows, y[:, :, g:]], 2)
@@ -181,18 +184,18 @@ def random_plan(
 ) -> Tensor: # [nb,5+r] int64 on the CPU: which blocks each block sees, each once; -1 for none
     "Three around, the first, the last, and `random` others (all others, where there are fewer), in O(nb·r²)."
     generator, i = torch.Generator("cpu").manual_seed(seed), torch.arange(nb, device="cpu")[:, None]
-    fixed = torch.cat([torch.zeros_like(i), i - 1, i, i + 1, torch.full_like(i, nb - 1)], 1)         # ascending in each row
+    fixed = torch.cat([torch.zeros_like(i), i - 1, i, i + 1, torch.full_like(i, nb - 1)], 1) # ascending
     fixed = fixed.clamp(0, nb - 1)
     repeated = F.pad(fixed[:, 1:] == fixed[:, :-1], (1, 0))
-    others = nb - (~repeated).sum(1, keepdim=True)                                                   # [nb,1] blocks left to draw from
-    drawn = _draw(others, random, generator)                                                         # [nb,r] the how-manieth of them
+    others = nb - (~repeated).sum(1, keepdim=True)  # [nb,1] blocks left to draw from
+    drawn = _draw(others, random, generator)  # [nb,r] the how-manieth of them
     for block, again in zip(fixed.T, repeated.T): # skip what is seen anyway
         drawn = drawn + ((drawn >= block[:, None]) & ~again[:, None])
     drawn = drawn.masked_fill(torch.arange(random, device="cpu") >= others, -1)
     return torch.cat([fixed.masked_fill(repeated, -1), drawn], 1)
 
 def _draw(sizes, count, generator):
-    "Floyd's method: for each of `sizes` [R,1], `count` different numbers below it [R,count]; the columns beyond a size mean nothing."
+    "Floyd's method: for each of `sizes` [R,1], different numbers below it [R,count]; columns beyond a size mean nothing."
     drawn = torch.empty(len(sizes), 0, dtype=torch.int64, device="cpu")
     for t in range(count):
         top = (sizes - sizes.clamp(max=count) + t)                                                   # [R,1]
@@ -217,7 +220,7 @@ def table_mask(
 class BigBird(AttentionLayer):
     "Blocks: three around, first and last, `random` drawn ones (section 2, internal construction)."
     info = Info("Big Bird", "Zaheer et al.", 2020, "2007.14062", "FP+M", "N", False, row=18,
-                note="The mask under a triangle is causal; released code falls back to full attention there.")
+                note="The mask under a triangle is causal; the Arena's code and transformers use full attention there.")
     crosses = False
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  block:int=8, # b
@@ -341,7 +344,7 @@ class Luna(AttentionLayer):
         self.slots = nn.Parameter(torch.randn(1, length, embed_dim))
         self.q_pack, self.k_pack, self.v_pack = (nn.Linear(embed_dim, embed_dim, bias=False) for _ in range(3))
 
-    def forward(self, x, context=None, *, padding=None): # `context` [B,l,D] is P, learned slots where there is none -> Y, P′
+    def forward(self, x, context=None, *, padding=None): # `context` [B,l,D] is P, or learned slots -> Y, P′
         slots = self.slots.expand(len(x), -1, -1) if context is None else context
         if self.causal: return self.running(x, slots, padding), slots
         packed = self.pack(x, slots, padding)

@@ -37,7 +37,7 @@ class RelativeAttention(AttentionLayer):
     def scores(self, x, past): # [B,L,D], [B,M,D] -> q·k by content and distance [B,H,L,M+L]
         keys = torch.cat([past, x], 1)
         n, q, k = keys.shape[1], self.split(self.q(x)), self.split(self.k(keys))
-        waves = sinusoidal_positions(n, x.shape[-1], device=x.device, dtype=x.dtype).flip(0)      # distances n−1 … 0
+        waves = sinusoidal_positions(n, x.shape[-1], device=x.device, dtype=x.dtype).flip(0)     # distances n−1 … 0
         r = self.split(self.r(waves)[None])
         content, by_distance = (q + self.u) @ k.mT, relative_shift((q + self.w) @ r.mT)
         return (content + by_distance) * q.shape[-1]**-.5
@@ -56,7 +56,7 @@ class TransformerXL(RelativeAttention):
     "Segments of `segment_len`, each seeing the `memory` inputs before it (section 3.2)."
     info = Info("Transformer-XL", "Dai et al.", 2019, "1901.02860", "RC", "N²", True, row=4,
                 note="N is the segment there; a text of N tokens costs N(L + M).")
-    lengths = (256, 512, 768, 1024, 2048, 4096)                      # a loop over segments of sixteen tokens: long enough, and soon done
+    lengths = (256, 512, 768, 1024, 2048, 4096)                      # in segments of sixteen
     def __init__(self, embed_dim, num_heads, *, causal=True,
                  segment_len:int=16, # L
                  memory:int=16): # M
@@ -72,7 +72,9 @@ class TransformerXL(RelativeAttention):
             ys.append(self.segment(s, past))
             past = self.remember(past, s)
         return torch.cat(ys, 1)
-    def remember(self, past, x): return torch.cat([past, x], 1)[:, max(past.shape[1] + x.shape[1] - self.memory, 0):].detach()
+    def remember(self, past, x):
+        both = torch.cat([past, x], 1)
+        return both[:, max(both.shape[1] - self.memory, 0):].detach()
 
     def init_state(self, batch): return self.q.weight.new_zeros(batch, 0, self.q.in_features)
     def state_size(self, n): return min(n, self.memory) * self.q.in_features
@@ -140,7 +142,8 @@ class Compressive(TransformerXL):
         if self.decode is not None: return (old - self.decode(new.mT).mT).square().mean()
         return (self.by_content(h, old) - self.by_content(h, new)).square().mean()
     def by_content(self, h, states): # attention without positions, whose projections are constants
-        q, k, v = (self.split(F.linear(x, f.weight.detach())) for x, f in ((h, self.q), (states, self.k), (states, self.v)))
+        pairs = (h, self.q), (states, self.k), (states, self.v)
+        q, k, v = (self.split(F.linear(x, projection.weight.detach())) for x, projection in pairs)
         return (q @ k.mT * q.shape[-1]**-.5).softmax(-1) @ v
 
     def init_state(self, batch): return 2 * (self.q.weight.new_zeros(batch, 0, self.q.in_features),)

@@ -1,0 +1,131 @@
+"Laws of the survey's systems over many lengths and seeds, and of the chapters that tell of them."
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynattn.dense import dense_attention
+from dynattn.survey import card, fixed, lowrank, memory, recurrence
+
+NBS = Path(__file__).parent.parent / 'nbs'
+CHAPTERS = sorted(p for p in NBS.glob('7[1-8]_survey.*.ipynb'))
+SYSTEMS = sorted(card.load().values(), key=lambda c: (c.info.row or 99, c.info.name, c.form))
+PADDED = [fixed.LocalBlocks, fixed.ImageTransformer, fixed.ImageTransformer2D, fixed.SparseStrided, fixed.SparseFixed,
+          fixed.AdaptiveSpan, fixed.BellWindow, memory.Longformer, memory.ETC, memory.ISAB, memory.Luna, lowrank.Linformer,
+          lowrank.Synthesizer, lowrank.Nystromformer, lowrank.LongShort, lowrank.LongShortCausal]
+SMALL = {fixed.ImageTransformer2D: dict(image_width=6, block=(2, 3), memory=(1, 2)), lowrank.LongShortCausal: dict(segment=4, memory=8, window=3),
+         memory.Longformer: dict(window=3), memory.ETC: dict(radius=3)}
+name_of = lambda c: f'{c.info.name} {c.form}'.strip()
+
+
+@pytest.fixture(autouse=True)
+def seeded(): torch.manual_seed(0)
+
+
+@pytest.mark.parametrize('system', PADDED, ids=name_of)
+@pytest.mark.parametrize('n,real', [(9, 1), (24, 13), (31, 30)])
+def test_padding_is_alone(system, n, real):
+    layer = system.at(24, **SMALL.get(system, {})) if n <= 24 else system.at(32, **SMALL.get(system, {}))
+    assert card.truncation(layer, n, real) < 1e-9
+
+
+@pytest.mark.parametrize('system', [c for c in SYSTEMS if issubclass(c, fixed.Pattern)], ids=name_of)
+@pytest.mark.parametrize('n', [1, 10, 24, 37])
+def test_a_pattern_is_its_mask(system, n):
+    for causal in (False, True):
+        layer = system.at(24, causal=causal, **SMALL.get(system, {})).double()
+        q, k, v = torch.randn(3, 2, 2, n, 8, dtype=torch.float64)
+        window = layer.window() if isinstance(layer, fixed.SoftWindow) else None
+        want = dense_attention(q, k, v, attn_mask=layer.mask(n), window=window)
+        torch.testing.assert_close(layer.attend(q, k, v), want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize('system', [c for c in SYSTEMS if card.has_causal(c)], ids=name_of)
+def test_a_causal_form_equals_its_limit(system):
+    assert card.check_limit(system, causal=True) is None or card.limit_of(system)
+    exact = card.exactness(system, causal=True)
+    assert exact is None or exact < 1e-9
+
+
+def test_no_class_says_softmax_and_is_another(): # the law that keeps the column honest
+    class Flattered(card.Exact):
+        limit = 'softmax attention'
+        def attend(self, q, k, v, *, padding=None): return super().attend(q, k, v.tanh(), padding=padding)
+        def reference(self, x, *, padding=None): return self(x)
+    assert card.exactness(Flattered) == 0
+    with pytest.raises(ValueError, match='limit'): card.check_limit(Flattered)
+
+
+@pytest.mark.parametrize('make,tokens', [
+    (lambda: memory.ETC(16, 2, radius=2), 64),
+    (lambda: memory.Longformer(16, 2, window=2), 64),
+    (lambda: memory.BigBird(16, 2, block=4, random=1), 64),
+    (lambda: memory.Luna(16, 2), 64),
+    (lambda: memory.ETC(16, 2, radius=2, causal=True), 7),
+    (lambda: fixed.LocalBlocks(16, 2, block=8), 8),
+    (lambda: lowrank.LongShort(16, 2, window=4), 64),
+], ids=['ETC', 'Longformer', 'BigBird', 'Luna', 'ETC, causal', 'local blocks', 'Long-Short'])
+def test_reach_of_three_layers(make, tokens):
+    stack = card.Stack(make(), make(), make())
+    assert int(card.reach(stack, 64, 40).sum()) == tokens
+
+
+def test_the_gradient_goes_through_the_global_tokens():
+    stack = card.Stack(*[memory.ETC(16, 2, radius=1) for _ in range(2)]).double()
+    x = torch.randn(1, 12, 16, dtype=torch.float64, requires_grad=True)
+    y, _ = stack(x, torch.randn(1, 2, 16, dtype=torch.float64))
+    g, = torch.autograd.grad(y[:, 0].sum(), x)
+    assert g.abs().amax(-1).min() > 0
+
+
+@pytest.mark.parametrize('blocks', [1, 2, 3, 5, 9, 40])
+@pytest.mark.parametrize('drawn', [0, 1, 3, 50])
+def test_a_plan_has_every_block_once(blocks, drawn):
+    for seed in range(5):
+        plan = memory.random_plan(blocks, drawn, seed)
+        assert plan.shape == (blocks, 5 + drawn) and plan.max() < blocks
+        for i, row in enumerate(plan.tolist()):
+            seen = [b for b in row if b >= 0]
+            fixed_blocks = {b for b in (0, i - 1, i, i + 1, blocks - 1) if 0 <= b < blocks}
+            assert len(seen) == len(set(seen)) and fixed_blocks <= set(seen)
+            assert len(seen) == min(len(fixed_blocks) + drawn, blocks)
+
+
+def test_a_plan_is_linear():
+    peaks = []
+    for blocks in (4096, 8192, 16384):
+        with card.PeakBytes() as memory_used: memory.random_plan(blocks, 3)
+        peaks.append(memory_used.peak / blocks)
+    assert max(peaks) < 1.1 * min(peaks)
+
+
+@pytest.mark.parametrize('limit', [None, 0, 4, 12])
+@pytest.mark.parametrize('rank,window', [(1, 1), (3, 5), (2, 30)])
+def test_long_short_token_by_token(limit, rank, window):
+    layer = lowrank.LongShortCausal(16, 2, rank=rank, window=window, segment=4, memory=limit)
+    assert card.streaming(layer, 27) < 1e-10 and card.prefix(layer, 27) < 1e-10 and card.causality(layer, 27) == 'yes'
+
+
+def test_compression_learns_from_its_own_loss_alone():
+    layer = recurrence.Compressive(16, 2, segment_len=8, memory=8)
+    y = layer(torch.randn(2, 40, 16))
+    main = torch.autograd.grad(y.sum(), layer.conv.parameters(), allow_unused=True, retain_graph=True)
+    rest = [p for n, p in layer.named_parameters() if not n.startswith('conv')]
+    assert main == (None, None)
+    assert all(g is None for g in torch.autograd.grad(layer.aux_loss, rest, allow_unused=True, retain_graph=True))
+    assert all(g.abs().max() > 0 for g in torch.autograd.grad(layer.aux_loss, layer.conv.parameters()))
+
+
+def sections(path): # of a notebook, from one second-level heading to the next
+    text = '\n'.join(''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'])
+    return re.split(r'(?m)^## ', text)[1:]
+
+
+@pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
+def test_every_system_says_what_is_left_out(path):
+    told = [s for s in sections(path) if '@register' in s]
+    assert told
+    assert not [s.splitlines()[0] for s in told if not re.search('left out', s, re.I)]
+    assert not [s.splitlines()[0] for s in told if 'arxiv' not in s.lower() and 'bell' not in s.lower()]
