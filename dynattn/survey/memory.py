@@ -188,7 +188,7 @@ def random_plan(
     fixed = fixed.clamp(0, nb - 1)
     repeated = F.pad(fixed[:, 1:] == fixed[:, :-1], (1, 0))
     others = nb - (~repeated).sum(1, keepdim=True)  # [nb,1] blocks left to draw from
-    drawn = _draw(others, random, generator)  # [nb,r] the how-manieth of them
+    drawn = _draw(others, random, generator)  # [nb,r] an index into them
     for block, again in zip(fixed.T, repeated.T): # skip what is seen anyway
         drawn = drawn + ((drawn >= block[:, None]) & ~again[:, None])
     drawn = drawn.masked_fill(torch.arange(random, device="cpu") >= others, -1)
