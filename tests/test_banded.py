@@ -53,7 +53,7 @@ def cases(draw):
     if keep=='holes': o['padding'] = PaddingMask(torch.rand(s['B'], s['M'])<draw(st.sampled_from([.2,.8])))
     per_head = st.sampled_from([(s['H'],), (s['B'],s['H'])])
     if draw(st.integers(0, 2))==0: o['rel_bias'] = torch.randn(*draw(per_head), 2*draw(st.integers(0, 6))+1, dtype=F64, requires_grad=True)
-    if draw(st.integers(0, 2))==0: o['alpha'] = (1+torch.rand(draw(per_head), dtype=F64)).requires_grad_()
+    if draw(st.integers(0, 2))==0: o['alpha'] = (1+draw(st.sampled_from([1.,1.,3.]))*torch.rand(draw(per_head), dtype=F64)).requires_grad_()
     if draw(st.integers(0, 3))==0: o['scale'] = draw(st.sampled_from([1.,.05]))
     return (q,k,v),o
 

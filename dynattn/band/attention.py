@@ -20,15 +20,17 @@ from .geometry import Band, block_sizes, global_queries
 from .fused import short_engine
 from .engines import Dropout, Gradients, Group, Inputs, Sums, Wanted, _LOG2E, backward_group, forward_group
 
-# %% ../../nbs/34_band.attention.ipynb #aa1fa604
+# %% ../../nbs/34_band.attention.ipynb #7cf7a663
 @lru_cache(maxsize=64)
-def _short_distances(first, last, dtype, device):
-    with torch.inference_mode(False): return torch.arange(first, last+1, dtype=dtype, device=device).abs_()
+def _short_squares(first, last, dtype, device):
+    with torch.inference_mode(False): return torch.arange(first, last+1, dtype=dtype, device=device).square_().mul_(-.5)
 
-def _distances(first, last, like):
-    "|offset| of first..last; short ones are kept."
-    if last-first<2**12: return _short_distances(first, last, like.dtype, like.device)
-    return torch.arange(first, last+1, dtype=like.dtype, device=like.device).abs_()
+def _half_squares(first, last, like):
+    "-x^2/2 for the offsets first..last; nobody writes into it, for short ones are kept."
+    if last-first<2**12: return _short_squares(first, last, like.dtype, like.device)
+    return torch.arange(first, last+1, dtype=like.dtype, device=like.device).square_().mul_(-.5)
+
+def _three_axes(x): return x.reshape((1,)*(3-x.dim())+x.shape)
 
 class OffsetWindow:
     "A `Window` as vectors over offsets, to be called without a graph."
@@ -36,45 +38,41 @@ class OffsetWindow:
         window:Window, # its sigma in float32 at least, as `Call` makes it
         m:int, # M, number of keys, the unit of windows in fractions
     ):
-        self.window,self.sigma,self.m = window,window.sigma.detach(),max(m, 1)
+        self.window,self.sigma,m = window,window.sigma.detach(),max(m, 1)
+        self.m,self.token = m,1. if window.unit=="tokens" else 2/m
         self.is_default = window.smooth=="edge" and window.curve=="bell" and window.reach==(None,None)
+        if self.is_default: self.beyond = 1/math.sqrt(-2*math.log(window.T))  # the curve's width where sigma is 0, in tokens
 
     def curve_width(self):
-        "The default window's `s` in tokens, [B|1,H|1,1], and one token in sigma's unit."
-        w = self.window
-        token = 1. if w.unit=="tokens" else 2/self.m
-        s = self.sigma/token+1/math.sqrt(-2*math.log(w.T))
-        return s.reshape((1,)*(2-s.dim())+s.shape+(1,)),token
+        "The default window's `s` in tokens, [B|1,H|1,1]."
+        s = self.sigma if self.token==1 else self.sigma/self.token
+        return _three_axes((s+self.beyond)[...,None])
 
     def half_widths(self) -> Tensor: # [B|1,H|1], floating
         "The greatest distance at which each head's window can be non-zero."
-        if self.is_default: edge = self.curve_width()[0].mul(math.sqrt(-2*math.log(self.window.T)))[...,0]
-        else:
-            edge = self.window.edge(self.m).detach()
-            edge = edge.reshape((1,)*(2-edge.dim())+edge.shape)
-        return edge.ceil().sub_(1).clamp_(min=0)
+        edge = self.window.edge(self.m).detach()
+        return edge.reshape((1,)*(2-edge.dim())+edge.shape).ceil().sub_(1).clamp_(min=0)
 
     def general(self, f, first, last):
-        x = f(torch.arange(first, last+1, device=self.sigma.device), n=self.m).detach()
-        return x.reshape((1,)*(3-x.dim())+x.shape)
+        return _three_axes(f(torch.arange(first, last+1, device=self.sigma.device), n=self.m).detach())
 
     def values(self, first:int, last:int) -> Tensor: # [B|1,H|1,last-first+1]
         "The window on offsets first..last."
         if not self.is_default: return self.general(self.window.mask, first, last)
-        w,(s,_) = self.window,self.curve_width()
-        bell = _distances(first, last, s).div(s).square_().mul_(-.5).exp_()
+        w,s = self.window,self.curve_width()
+        bell = torch.div(_half_squares(first, last, s), s.square_()).exp_()
         return bell.sub_(w.T).relu_().mul_(w.p/(1-w.T)).tanh_().mul_(1/math.tanh(w.p))
 
     def slopes(self, first:int, last:int) -> Tensor: # [B|1,H|1,last-first+1]
         "The window's derivative in sigma on offsets first..last."
         if not self.is_default: return self.general(self.window.dmask, first, last)
-        w,(s,token) = self.window,self.curve_width()
-        square = _distances(first, last, s).div(s).square_()
-        bell = square.mul(-.5).exp_()
+        w,s = self.window,self.curve_width()
+        exponent = torch.div(_half_squares(first, last, s), s.square())
+        bell = exponent.exp()
         above = bell-w.T
         t = above.relu().mul_(w.p/(1-w.T)).tanh_()
-        rise = t.square_().neg_().add_(1).mul_(w.p/((1-w.T)*math.tanh(w.p)*token))
-        return rise.mul_(bell).mul_(square).div_(s).mul_(above>0)
+        rise = t.square_().neg_().add_(1).mul_(-2*w.p/((1-w.T)*math.tanh(w.p)*self.token))  # times -2, for the exponent is -x^2/(2 s^2)
+        return rise.mul_(bell).mul_(exponent).div_(s).mul_(above>0)
 
 class StoredWindow:
     "The same interface over vectors that were evaluated before."
@@ -83,7 +81,7 @@ class StoredWindow:
     def values(self, first, last): return self.slice(self.stored[0], first, last)
     def slopes(self, first, last): return self.slice(self.stored[1], first, last)
 
-# %% ../../nbs/34_band.attention.ipynb #3d689b4f
+# %% ../../nbs/34_band.attention.ipynb #f4f83798
 def occurring(
     n:int, m:int, # queries, keys
     q_offset:int, is_causal:bool,
@@ -92,6 +90,20 @@ def occurring(
     "How far any query can look."
     most_left,most_right = max(n-1+q_offset, 0),0 if is_causal else max(m-1-q_offset, 0)
     return most_left if left<0 else min(left, most_left),most_right if right<0 else min(right, most_right)
+
+def few_half_widths(
+    window:OffsetWindow, # the default window with few sigmas
+    b:int, h:int,
+    most:int, # what can occur
+) -> list: # [B][H] ints
+    "In Python's numbers, which take a microsecond where tensors take ten."
+    scale = 1/window.beyond
+    def one(sigma): return int(min(max(math.ceil((sigma/window.token+window.beyond)*scale)-1, 0), most))
+    found,dims = window.sigma.tolist(),window.sigma.dim()
+    if dims==0: return [[one(found)]*h]*b
+    rows = [found] if dims==1 else found
+    rows = [[one(x) for x in row]*(h if len(row)==1 else 1) for row in rows]
+    return rows*b if len(rows)==1 else rows
 
 def reach_of_heads(
     half_widths:Tensor, # [B|1,H|1] of a soft window
@@ -439,7 +451,7 @@ def choose_engine(inputs:Inputs, wanted:Wanted):
     engine = short_engine(inputs, wanted)
     return Tiled if engine is None else ShortCall(engine)
 
-# %% ../../nbs/34_band.attention.ipynb #d6ed231f
+# %% ../../nbs/34_band.attention.ipynb #5dc5dccd
 @dataclass
 class Settings:
     "A call of the operator without the tensors that may learn."
@@ -465,6 +477,9 @@ class Settings:
         left,right = occurring(n, m, self.q_offset, self.is_causal, self.left, self.right)
         window,half_widths = self.offset_window(n, m)
         if window is None or self.after: lefts,rights = [[left]*h]*b,[[right]*h]*b
+        elif half_widths is None:
+            lefts = few_half_widths(window, b, h, left)
+            rights = lefts if left==right else few_half_widths(window, b, h, right)
         else: lefts,rights = reach_of_heads(half_widths, self.limits, b, h, left, right)
         if alpha is not None: alpha = alpha.detach().expand(b, h).tolist()
         if bias is not None: bias = bias.detach().expand(b, h, -1)
@@ -475,13 +490,14 @@ class Settings:
     def limits(self): return (None,None) if self.window is None else self.window.reach  # stored half-widths are cut already
 
     def offset_window(self, n, m):
-        "The soft window as vectors, and its half-widths."
+        "The soft window as vectors, and its half-widths where they are tensors."
         if self.stored is not None:
             values,slopes,half_widths = self.stored
             return StoredWindow(values, slopes, -(n-1+self.q_offset)),half_widths
         if self.window is None: return None,None
         window = OffsetWindow(self.window, m)
-        return window,None if self.after else window.half_widths()
+        few = window.is_default and window.sigma.numel()<=64
+        return window,None if self.after or few else window.half_widths()
 
     def forward(self, q, k, v, alpha, bias):
         "Output, lse, and the output to keep."
@@ -646,7 +662,7 @@ def _key_mask(attn_mask, padding, q, k):
     own = attn_mask.expand(q.shape[0], 1, 1, k.shape[2])[:,0,0]
     return own if keep is None else own & keep
 
-# %% ../../nbs/34_band.attention.ipynb #27cb8b7c
+# %% ../../nbs/34_band.attention.ipynb #5e396c62
 def transformed():
     "Whether a transform of `torch.func` or forward-mode differentiation is at work."
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level>=0
@@ -663,13 +679,9 @@ def _run_traced(settings, q, k, v, sigma, alpha, bias, seed):
     if window is not None:
         (b,h,n,_),m = q.shape,k.shape[2]
         with torch.no_grad():
-            wide = OffsetWindow(window, m)
             offsets = torch.arange(n+m-1, device=q.device)-(n-1+settings.q_offset)
-            def on_offsets(f):
-                x = f(offsets, n=m)
-                return x.reshape((1,)*(3-x.dim())+x.shape)
-            values,slopes = on_offsets(wide.window.mask),on_offsets(wide.window.dmask)
-            half_widths = wide.half_widths()
+            values,slopes = (_three_axes(f(offsets, n=m)) for f in (window.mask,window.dmask))
+            half_widths = OffsetWindow(window, m).half_widths()
         left,right = (-1 if x is None else x for x in window.reach)
         settings = replace(settings, left=left, right=right)
     w = settings.wanted

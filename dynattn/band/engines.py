@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['Inputs', 'Wanted', 'Gradients', 'Group']
 
-# %% ../../nbs/32_band.engines.ipynb #c41aaaa1
+# %% ../../nbs/32_band.engines.ipynb #7e14a9f6
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from threading import local
 import torch, torch.nn.functional as F
 from torch import Tensor
 from ..chunks import toeplitz
-from ..alpha import _weights as entmax_rows, _powers as entmax_powers, _pull as entmax_pull
+from ..alpha import PowerLaw, solve_rows, _weights as entmax_rows, _powers as entmax_powers, _pull_into as entmax_pull
 from .geometry import Band, Part, Tiles, block_sizes, cut_tile, parts, queries_with_keys, tiles
 
 # %% ../../nbs/32_band.engines.ipynb #401d8206
@@ -348,34 +349,43 @@ class Sums:
             grads.dwindow[:,part.skipped:part.skipped+part.width] += torch.where(window>0, dwindow, 0.)
         if grads.dbias is not None: add_at(grads.dbias, offsets, dfactor*self.factor)
 
-# %% ../../nbs/32_band.engines.ipynb #c202fca6
+# %% ../../nbs/32_band.engines.ipynb #38dc6593
+def entmax_law(eps, dtype):
+    "The solver's law for a number or [G,1,1]; None where softmax or a mixture of gentle and steep heads needs another way."
+    if isinstance(eps, float): return PowerLaw(eps, dtype) if eps>2.**-64 else None
+    steep = eps>1
+    return None if steep.any() and not steep.all() else PowerLaw(eps, dtype)
+
 class Rows:
     "Any normaliser and any logits, on whole rows of scores."
-    elements = 2**16  # of the tiles at work: what they take stays in the cache
+    def tile_sizes(self):
+        "Queries of a block and blocks at a time: what they take stays in the cache; entmax makes more passes, so its tiles are larger."
+        group,part = self.group,self.part
+        elements = 2**16 if group.eps is None else 2**17
+        heads,cols,most = len(group.q),part.width+part.n_lead,-(-part.rows//8)*8
+        whole_rows = min(max(elements//(heads*max(min(cols, group.k.shape[1]), 1))//8*8, 8), most)
+        if heads>1: return whole_rows,1
+        if group.eps is not None and cols>=group.k.shape[1]: return whole_rows,1  # no larger tile has more outside of the band
+        block_m = min(block_sizes(part.width)[0], most)
+        return block_m,min(max(elements//(block_m*(block_m+cols)), 1), -(-part.rows//block_m))
 
     def __init__(self, group:Group, part:Part):
         self.group,self.part = group,part
         self.unit = _LOG2E if group.eps is None else 1.  # softmax counts its scores in powers of 2
         self.q = group.q*(group.scale*self.unit)
-        heads,cols = len(group.q),part.width+part.n_lead
-        if heads>1:
-            fitting = max(2*self.elements//(heads*max(min(cols, group.k.shape[1]), 1))//8*8, 8)
-            self.block_m,self.batch = min(fitting, -(-part.rows//8)*8),1
-        else:
-            self.block_m = min(block_sizes(part.width)[0], -(-part.rows//8)*8)
-            self.batch = min(max(self.elements//(self.block_m*(self.block_m+cols)), 1), -(-part.rows//self.block_m))
+        self.block_m,self.batch = self.tile_sizes()
         self.window = part_window(group, part)
-        self.add = self.times = None
-        if part.width: self.prepare_window()
+        self.adds_zero = group.bias is None and (self.window is None or group.after)  # to pairs of the band
+        self.times = toeplitz(self.window, self.block_m) if group.after and self.window is not None and part.width else None
+        self.law = None if group.eps is None else entmax_law(group.eps, group.q.dtype)
 
-    def prepare_window(self):
-        "What is added to scores, and what multiplies weights, as Toeplitz tiles [1|G,block_m,block_m+W-1]."
-        group,part,window = self.group,self.part,self.window
-        add = self.q.new_zeros(1, part.width) if window is None or group.after else window.clamp_min(0).log()
+    @cached_property
+    def add(self):
+        "What is added to scores, as a Toeplitz tile [1|G,block_m,block_m+W-1]; -inf outside of the band."
+        group,part = self.group,self.part
+        add = self.q.new_zeros(1, part.width) if self.window is None or group.after else self.window.clamp_min(0).log()
         if group.bias is not None: add = add+bias_at(group.bias, part_offsets(part, self.q))
-        self.add = toeplitz(add*self.unit, self.block_m, -math.inf)
-        self.adds_zero = group.bias is None and (window is None or group.after)  # inside of the band
-        if group.after and window is not None: self.times = toeplitz(window, self.block_m)
+        return toeplitz(add*self.unit, self.block_m, -math.inf)
 
     def each_tile(self, disjoint):
         "Those of the band, and the blocks that have nothing but leading keys to see."
@@ -427,6 +437,12 @@ class Rows:
         top = z.amax(-1, keepdim=True)
         empty = top==-math.inf
         eps = self.group.eps
+        if self.law is not None:
+            if empty.any(): z = z.masked_fill(empty, 0.)
+            x = z.sub_(top.masked_fill(empty, 0.)).mul_(eps)
+            p,slopes = torch.empty_like(x),torch.empty_like(x)
+            shift = solve_rows(self.law, x, p, slopes).div_(eps)
+            return p.masked_fill_(empty, 0.),(top+shift).masked_fill(empty, math.inf)
         if eps is not None:
             p = entmax_rows(z.flatten(0, 1), self.entmax_eps(z)).view_as(z)
             threshold = -torch.expm1(p.amax(-1, keepdim=True).log()*eps)/eps  # the largest weight is [1 - eps c]^(1/eps)
@@ -441,8 +457,12 @@ class Rows:
         if eps is None:
             p = z.sub_(lse).exp2_()
             return p,p
-        rows = z.sub_(lse).mul_(eps).flatten(0, 1)
-        return [x.view_as(z) for x in entmax_powers(rows, self.entmax_eps(z))]
+        x = z.sub_(lse).mul_(eps)
+        if self.law is None: return [y.view_as(z) for y in entmax_powers(x.flatten(0, 1), self.entmax_eps(z))]
+        p,slopes,law = torch.empty_like(x),torch.empty_like(x),self.law
+        law.weigh(x, torch.zeros_like(lse), p, slopes)
+        if not (law.leaks or law.square): law.clear(slopes, None)
+        return F.threshold_(p, law.least, 0.),slopes
 
     def factors(self, t, p):
         "What weights are multiplied with once they are normalised: the window, the dropout. None is 1."
@@ -478,7 +498,10 @@ class Rows:
     def pull(self, p, slopes, dp):
         "Gradients of the scores, like `p`, and of alpha for each row or None."
         eps = self.group.eps
-        if self.group.learns_alpha: return entmax_pull(p, dp, eps, True)
+        if self.group.learns_alpha:
+            dz = torch.empty_like(p)
+            dalpha = entmax_pull(dz.flatten(0, 1), p.flatten(0, 1), dp.flatten(0, 1), self.entmax_eps(p), True)
+            return dz,dalpha.view(*p.shape[:2], 1)
         total = 1. if eps is None else slopes.sum(-1, keepdim=True)
         mean = (slopes*dp).sum(-1, keepdim=True)/(total+(total==0))
         return slopes*(dp-mean),None
