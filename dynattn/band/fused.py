@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['LOWEST', 'hankel', 'toeplitz_square', 'shares_key_heads', 'available', 'sigma_gradient', 'safe_log', 'mask_dtype',
            'reach', 'all_offsets', 'on_offsets', 'bias_on_offsets', 'log_window', 'log_slopes', 'Strip', 'strip_rows',
-           'strips', 'on_strip', 'leading_pairs', 'strip_mask', 'real_keys', 'without_padding', 'zeros_in_sdpa_layout',
-           'Short', 'Fused', 'relative_slopes', 'Written', 'short_engine']
+           'strips', 'on_strip', 'leading_pairs', 'strip_mask', 'Run', 'runs', 'overlapping', 'real_keys',
+           'without_padding', 'zeros_in_sdpa_layout', 'Short', 'Fused', 'relative_slopes', 'Written', 'Mixed',
+           'short_engine']
 
 # %% ../../nbs/33_band.fused.ipynb #6c31dfdd
 import math
@@ -183,7 +184,7 @@ def strip_rows(
     m:int, # M, number of keys
 ) -> int|None: # queries of a strip; None: the whole square costs no more
     "Measured on sequences of 128 to 1,024 tokens."
-    rows = 32 if width<=64 else 64 if width<=192 else 128
+    rows = 32 if width<=144 else 64 if width<=320 else 128
     return rows if 4*(rows+width)<=3*m else None
 
 def strips(
@@ -237,6 +238,39 @@ def strip_mask(
         if of_slopes: mask = mask.masked_fill(leading, LOWEST)
         else: mask = mask.masked_fill(seen, 0.) if bias is None else torch.where(seen, square(bias), mask)
     return mask if keep is None else mask.masked_fill(~keep[:,None,None,strip.keys], hidden)
+
+# %% ../../nbs/33_band.fused.ipynb #16076231
+class Run(NamedTuple):
+    "`count` strips of the same shape, one behind the other; a strip alone is a run of one."
+    strip:Strip # the first
+    count:int
+
+def runs(
+    strips:list,
+) -> list:
+    "Strips that can be one batch."
+    found = []
+    for strip in strips:
+        if found:
+            (first,count),ahead = found[-1],strip.first_query-found[-1].strip.first_query
+            follows = ahead==count*first.rows and strip.first_key-first.first_key==ahead
+            if follows and (strip.rows,strip.cols)==(first.rows,first.cols):
+                found[-1] = Run(first, count+1)
+                continue
+        found.append(Run(strip, 1))
+    return found
+
+def overlapping(
+    x:Tensor, # [1,H,N,d]
+    first:int, # row of the first block
+    length:int, # rows of a block
+    step:int, # rows from one block to the next
+    count:int, # blocks
+) -> Tensor: # [count,H,length,d], a view
+    "Blocks of rows as a batch."
+    _,by_head,by_row,one = x.stride()
+    shape = count,x.shape[1],length,x.shape[3]
+    return x.as_strided(shape, (step*by_row,by_head,by_row,one), x.storage_offset()+first*by_row)
 
 # %% ../../nbs/33_band.fused.ipynb #a7f0a86f
 def real_keys(
@@ -316,23 +350,34 @@ class Fused(Short):
 
     @staticmethod
     def jobs(inputs):
-        "(sequences, strip, key mask or None)"
+        "(sequences, run of strips, key mask or None); a run of several is of one sequence."
         b,m = len(inputs.q),inputs.k.shape[2]
-        if inputs.keep is None: return [(slice(None),strip,None) for strip in strips(inputs, 0, m)]
+        if inputs.keep is None:
+            cut = runs(strips(inputs, 0, m))
+            return [(some,run,None) for run in cut for some in ([slice(0, b)] if run.count==1 else _each(b))]
         first,end,holes = real_keys(inputs.keep)
-        return [(slice(x, x+1),strip,inputs.keep[x:x+1] if holes else None) for x in range(b) for strip in strips(inputs, first[x], end[x])]
+        if holes: return [(x,Run(strip, 1),inputs.keep[x]) for x in _each(b) for strip in strips(inputs, first[x.start], end[x.start])]
+        return [(x,run,None) for x in _each(b) for run in runs(strips(inputs, first[x.start], end[x.start]))]
 
     @staticmethod
-    def reverses(inputs, by_offset, strip, keep):
+    def reverses(inputs, by_offset, run, keep):
         "Whether the mask is a view and the queries are reversed."
-        if inputs.n_global or keep is not None: return False
+        if inputs.n_global or keep is not None or run.count>1: return False
         b,h,_,d = inputs.q.shape
-        return by_offset.shape[0]*by_offset.shape[1]*strip.cols > b*h*d
+        return by_offset.shape[0]*by_offset.shape[1]*run.strip.cols > b*h*d
 
     @staticmethod
-    def key_rows(inputs, sequences, strip, keep):
+    def query_rows(x, sequences, run):
+        "The rows of `x` [B,H,N,d] that belong to the queries of a job."
+        if run.count==1: return x[sequences,:,run.strip.queries]
+        return overlapping(x[sequences], run.strip.first_query, run.strip.rows, run.strip.rows, run.count)
+
+    @staticmethod
+    def key_rows(inputs, sequences, run, keep):
         "Keys and values of a job."
-        k,v = (without_padding(x[sequences], keep)[:,:,strip.keys] for x in (inputs.k,inputs.v))
+        k,v = (without_padding(x[sequences], keep) for x in (inputs.k,inputs.v))
+        if run.count==1: k,v = k[:,:,run.strip.keys],v[:,:,run.strip.keys]
+        else: k,v = (overlapping(x, run.strip.first_key, run.strip.cols, run.strip.rows, run.count) for x in (k,v))
         if shares_key_heads(): return k,v
         return repeat_heads(k, inputs.q.shape[1]),repeat_heads(v, inputs.q.shape[1])
 
@@ -342,34 +387,47 @@ class Fused(Short):
         by_offset,q = log_window(inputs),inputs.q
         bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
         out = lse = None
-        for sequences,strip,keep in cls.jobs(inputs):
-            mine,rows = _of(by_offset, sequences),q[sequences,:,strip.queries]
-            k,v = cls.key_rows(inputs, sequences, strip, keep)
-            if cls.reverses(inputs, by_offset, strip, keep):
+        for sequences,run,keep in cls.jobs(inputs):
+            mine,rows,strip = _of(by_offset, sequences),cls.query_rows(q, sequences, run),run.strip
+            k,v = cls.key_rows(inputs, sequences, run, keep)
+            if cls.reverses(inputs, by_offset, run, keep):
                 mask = hankel(on_strip(mine, inputs, strip), strip.rows, strip.cols)
                 o,l = (x.flip(2) for x in _fused_forward(rows.flip(2), k, v, mask, inputs.scale))
             else:
                 mask = strip_mask(inputs, mine, strip, keep, _of(bias, sequences))
                 o,l = _fused_forward(rows, k, v, mask, inputs.scale)
-            if o.shape==q.shape: return o,l[...,None]  # one job for all
+            if o.shape==q.shape and run.count==1: return o,l[...,None]  # one job for all
             if out is None: out,lse = zeros_in_sdpa_layout(q),zeros_in_sdpa_layout(q, 1, l.dtype)
-            out[sequences,:,strip.queries] = o
-            lse[sequences,:,strip.queries,0] = l
+            cls.query_rows(out, sequences, run).copy_(o)
+            cls.query_rows(lse, sequences, run).copy_(l[...,None])
         return (zeros_in_sdpa_layout(q),zeros_in_sdpa_layout(q, 1, mask_dtype(inputs))) if out is None else (out,lse)
+
+    @staticmethod
+    def add_keys(total, x, sequences, run):
+        "Adds the gradient `x` of a job's keys. Blocks that overlap are added in pieces that do not."
+        strip = run.strip
+        if run.count==1: total[sequences,:,strip.keys] += x
+        else:
+            for at in range(0, strip.cols, strip.rows):
+                length = min(strip.rows, strip.cols-at)
+                piece = overlapping(total[sequences], strip.first_key+at, length, strip.rows, run.count)
+                piece += x[:,:,at:at+length]
 
     @classmethod
     def gradients(cls, inputs, out, lse, dout, wanted):
         "Two operators a job: the backward, and the forward under the window's slope."
         by_offset,slopes = log_window(inputs),log_slopes(inputs) if wanted.sigma else []
         bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
-        q,h,hkv = inputs.q,inputs.q.shape[1],inputs.k.shape[1]
+        q,hkv = inputs.q,inputs.k.shape[1]
         dq = dk = dv = None
         dsigma = q.new_zeros(q.shape[:2], dtype=lse.dtype) if wanted.sigma else None
-        for sequences,strip,keep in cls.jobs(inputs):
-            rows = [x[sequences,:,strip.queries] for x in (q,out,dout,lse[...,0])]
-            reverses = cls.reverses(inputs, by_offset, strip, keep)
+        for sequences,run,keep in cls.jobs(inputs):
+            strip = run.strip
+            rows = [cls.query_rows(x, sequences, run) for x in (q,out,dout,lse)]
+            reverses = cls.reverses(inputs, by_offset, run, keep)
             if reverses: rows = [x.flip(2) for x in rows]
-            (queries,o,do,l),(k,v) = rows,cls.key_rows(inputs, sequences, strip, keep)
+            (queries,o,do,l),(k,v) = rows,cls.key_rows(inputs, sequences, run, keep)
+            l = l[...,0]
             def mask_of(x, of_slopes):
                 mine = _of(x, sequences)
                 if reverses: return hankel(on_strip(mine, inputs, strip), strip.rows, strip.cols)
@@ -377,16 +435,20 @@ class Fused(Short):
             dqs,dks,dvs = _fused_backward(do, queries, k, v, o, l, mask_of(by_offset, False), inputs.scale)
             for sign,slope in slopes:
                 slope_out,slope_lse = _fused_forward(queries, k, v, mask_of(slope, True), inputs.scale)
-                dsigma[sequences].add_(sigma_gradient(slope_out, slope_lse, o, l, do), alpha=sign)
+                by_job = sigma_gradient(slope_out, slope_lse, o, l, do)
+                dsigma[sequences].add_(by_job if run.count==1 else by_job.sum(0, keepdim=True), alpha=sign)
             if reverses: dqs = dqs.flip(2)
             if k.shape[1]!=hkv: dks,dvs = (x.unflatten(1, (hkv,-1)).sum(2) for x in (dks,dvs))
-            if dqs.shape==q.shape and dks.shape==inputs.k.shape: return Gradients(dqs, dks, dvs, dsigma=dsigma)
+            whole = run.count==1 and dqs.shape==q.shape and dks.shape==inputs.k.shape
+            if whole: return Gradients(dqs, dks, dvs, dsigma=dsigma)
             if dq is None: dq,dk,dv = map(zeros_in_sdpa_layout, (q,inputs.k,inputs.v))
-            dq[sequences,:,strip.queries] = dqs
-            dk[sequences,:,strip.keys] += dks
-            dv[sequences,:,strip.keys] += dvs
+            cls.query_rows(dq, sequences, run).copy_(dqs)
+            cls.add_keys(dk, dks, sequences, run)
+            cls.add_keys(dv, dvs, sequences, run)
         if dq is None: dq,dk,dv = map(zeros_in_sdpa_layout, (q,inputs.k,inputs.v))
         return Gradients(dq, dk, dv, dsigma=dsigma)
+
+def _each(b): return [slice(x, x+1) for x in range(b)]
 
 def _of(by_offset, sequences):
     "The rows of some sequences; one row serves all."
@@ -488,16 +550,27 @@ class Written(Short):
             if keep is not None: dk[some],dv[some] = dks,dvs
         return Gradients(dq, dk, dv, dsigma=dsigma)
 
-# %% ../../nbs/33_band.fused.ipynb #66d1dd22
+# %% ../../nbs/33_band.fused.ipynb #98f58c57
+class Mixed(Short):
+    "The fused kernel forward; backward the weights again, written out."
+    dtypes = Written.dtypes
+    compute,gradients = Fused.compute,Written.gradients
+
+    @classmethod
+    def serves(cls, inputs:Inputs, wanted:Wanted) -> bool:
+        return Fused.serves(inputs, wanted) and super().serves(inputs, wanted)
+
 def short_engine(
     inputs:Inputs,
     wanted:Wanted,
-): # `Written`, `Fused`, or None: neither, or not ahead of the tiles
-    "The faster of the two where sequences are short."
+): # `Fused`, `Mixed` or `Written`; None: none of them serves, or the tiles of chapter 32 are ahead
+    "The fastest of them where sequences are short."
     (b,h,n,d),m = inputs.q.shape,inputs.k.shape[2]
-    width = min(sum(reach(inputs))+1, m) if b*h else 0
-    wide = strip_rows(width, m) is None
-    if n>1024 or not wide and n>256: return None
-    tiny = b*h*n*m<2**15 and not wanted.sigma
-    if n*m<=128**2 and not tiny and Written.serves(inputs, wanted): return Written
+    if b*h==0 or n>1024: return None
+    width = min(sum(reach(inputs))+1, m)
+    rows = strip_rows(width, m)
+    cols = m if rows is None else rows+width
+    if n>512 and rows is not None and wanted.sigma: return None
+    for engine in (Mixed,Written) if wanted.sigma and cols<=3*d else (Fused,):
+        if engine.serves(inputs, wanted): return engine
     return Fused if Fused.serves(inputs, wanted) else None
