@@ -82,26 +82,50 @@ class PowerLaw:
         if self.near_one: t.add_(1)
         t.mul_(s)
 
+    def weigh_again(self,
+        x:Tensor, # [...,M] eps*(score - top)
+        shift:Tensor, # [...,1] as the solver gave it
+        p:Tensor, # like `x`: set to the weights
+        s:Tensor, # like `x`: set to the slopes
+        phi:Tensor|None=None, # like `x`: set to what `alpha_grad` needs
+    ):
+        "Weights and slopes for a backward pass, both exactly 0 off the support."
+        if self.square and phi is None: return self.weigh(x, shift, p, s)
+        t,inside = self.lift(x, shift, p)
+        log_t = s if phi is None else phi
+        torch.log1p(t, out=log_t) if self.near_one else torch.log(t, out=log_t)
+        self.clear(torch.mul(log_t, self.power, out=s).exp_(), inside)
+        if self.near_one: t.add_(1)
+        if phi is not None:
+            if self.near_one: torch.mul(_psi(log_t), phi.div_(self.eps).square_(), out=phi)
+            else: phi.sub_(1).mul_(t)  # t log t - t
+        t.mul_(s)
+
+    def alpha_grad(self, dz, phi):
+        "Gradient of alpha from those of the scores, row by row, [...,1]; overwrites `phi`."
+        row = _row_sum(phi.mul_(dz)).neg_()
+        return row if self.near_one else row.div_(self.eps).div_(self.eps)
+
 # %% ../nbs/21_alpha.ipynb #878774e7
 def _row_sum(x): return x.sum(-1, keepdim=True)
 
-def _newton(law, x, p, s, shift, tolerance=None, steps=100, copies=None):
-    "Sets `p` and `s` at the shift it returns, with the rows' sums of both; a column stands for `copies` keys."
+def _curved(step, gain, per_gain, shift, before):
+    "The step, corrected by how much the curve bends between this point and the one before, where that is small."
+    change = gain-before[0]
+    bend = torch.sub(shift, before[1]).div_(change).add_(per_gain).div_(change).mul_(gain).mul_(gain)
+    return torch.where(bend.abs()<step.abs(), step-bend, step)  # not where a row stands still: 0/0
+
+def _newton(law, x, p, s, shift, tolerance):
+    "Sets `p` and `s` at the shift it returns, with the rows' sums of both."
     before = None
-    for _ in range(steps):
+    for _ in range(100):
         law.weigh(x, shift, p, s)
-        if copies is not None:
-            p.mul_(copies)
-            s.mul_(copies)
         S,slope = _row_sum(p),_row_sum(s)
-        if tolerance is not None and not ((S-1).abs_() > tolerance).any(): break  # NaN rows do not hold it up
+        if not ((S-1).abs_() > tolerance).any(): break  # NaN rows do not hold it up
         gain = S.log().mul_(law.eps).expm1_()  # S^eps - 1
         per_gain = S/(gain+1).mul_(slope)      # what the shift has to grow for each unit of it
         step = gain*per_gain
-        if before is not None and law.bends:
-            change = gain-before[0]
-            bend = (shift-before[1]).div_(change).add_(per_gain).div_(change).mul_(gain).mul_(gain)
-            step = torch.where((change<0) & (bend.abs()<step.abs()), step-bend, step)
+        if before is not None and law.bends: step = _curved(step, gain, per_gain, shift, before)
         before = gain,shift
         shift = shift+step
     return shift,S,slope
@@ -134,8 +158,13 @@ def _start(law, x):
     torch.sum(groups, -2, out=others).sub_(best).div_(_GROUP-1)
     copies = x.new_ones(few.shape[-1])
     copies[-n:] = _GROUP-1
-    zero = torch.zeros_like(x[...,:1])
-    return _newton(law, few, torch.empty_like(few), torch.empty_like(few), zero, steps=3, copies=copies)[0]
+    p,s = torch.empty_like(few),torch.empty_like(few)
+    shift = torch.zeros_like(x[...,:1])
+    for _ in range(3):  # Newton's steps, where a column counts as often as it has copies
+        law.weigh(few, shift, p, s)
+        S,slope = (p @ copies)[...,None],(s @ copies)[...,None]
+        shift = shift.sub_(S.log().mul_(-law.eps).expm1_().mul_(S).div_(slope))
+    return shift
 
 def solve_rows(
     law:PowerLaw,
@@ -147,7 +176,7 @@ def solve_rows(
     if law.steep: shift,S,slope = _halve(law, x, p, s)
     else:
         shift = _start(law, x.clamp_(min=-1)) if x.shape[-1]>=256 else torch.zeros_like(x[...,:1])
-        shift,S,slope = _newton(law, x, p, s, shift, tolerance=3e-4 if x.dtype==torch.float32 else 1e-9)
+        shift,S,slope = _newton(law, x, p, s, shift, 3e-4 if x.dtype==torch.float32 else 1e-9)
     over = (S-1).div_(slope)
     if not (law.leaks or law.square): law.clear(s, None)
     F.threshold_(p.addcmul_(s, over, value=-1), law.least, 0.)
