@@ -2,11 +2,13 @@
 
 python benchmarks/cpu.py          a few minutes
 python benchmarks/cpu.py --full   all of it
+python benchmarks/cpu.py short    sequences of 32 to 1,024 tokens over plain attention
 Every peer is checked against the dense attention first; one that computes something else is not timed.
 Rows are appended to benchmarks/results/cpu.csv."""
-import argparse, os, subprocess, sys, time
+import argparse, os, statistics, subprocess, sys, time
 from dataclasses import dataclass, replace
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..')
+sys.path.insert(0, ROOT)
 import torch, torch.nn.functional as F
 from dynattn.band.attention import banded_attention
 from dynattn.chunks import band_flops
@@ -14,7 +16,7 @@ from dynattn.dense import dense_attention
 from dynattn.ops import attention
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
-from harness import CLOCK, Registry, append, count_cpu_time, in_turn
+from harness import CLOCK, Registry, append, count_cpu_time, in_turn, seconds
 
 band = Registry()
 SOFT = 'dynattn.banded','FlexAttention, compiled, soft window'  # the others have a hard one
@@ -267,7 +269,149 @@ def memory(full):
             rows.append(dict(suite='growth exponent, memory', op='dynattn.banded', value=round(e, 4), **Case(0, 256, backward=backward).row()))
     append('cpu.csv', rows)
 
-suites = dict(compare=compare, floor=floor, mixed=mixed, growth=growth, training=training, memory=memory)
+# ------------------------------------------------------------------ short sequences: times over plain attention
+SHORT = (32, 64, 128, 256, 512, 1024)
+TOKENS = 4096   # of a batch
+
+def medians(fns, rounds=7, budget=6.):
+    "name -> median seconds; each runs once a round."
+    for fn in fns.values(): fn()
+    runs,start = {name:[] for name in fns},time.perf_counter()
+    for r in range(rounds):
+        for name,fn in fns.items(): runs[name].append(seconds(fn))
+        if r>=2 and time.perf_counter()-start>budget: break
+    return {name: statistics.median(t) for name,t in runs.items()}
+
+def soft(c, reach=None):
+    "`attention` under a soft window whose sigma [B,H] learns."
+    q,k,v = c.tensors()
+    sigma = torch.full((c.B,c.H), (c.w if reach is None else reach)-.5, requires_grad=c.backward)
+    return step(lambda: attention(q, k, v, window=Window.default(sigma)), (q,k,v,sigma), c.backward)
+
+def sharp(c):
+    "`attention` without a window, its alpha [H] learning."
+    q,k,v = c.tensors()
+    alpha = torch.full((c.H,), 1.5, requires_grad=c.backward)
+    return step(lambda: attention(q, k, v, alpha=alpha), (q,k,v,alpha), c.backward)
+
+def entmax_package(c):
+    "entmax15 of the entmax package inside plain attention; its alpha is fixed."
+    from entmax import entmax15
+    q,k,v = c.tensors()
+    return step(lambda: entmax15(q@k.mT*c.d**-.5, dim=-1)@v, (q,k,v), c.backward)
+
+def plain(c):
+    q,k,v = c.tensors()
+    return step(lambda: F.scaled_dot_product_attention(q, k, v), (q,k,v), c.backward)
+
+def check_short():
+    "Raises where one of them computes something else than the dense attention, gradients included."
+    for backward in (False, True):
+        c = Case(64, 8, B=2, H=2, d=16, backward=backward)
+        q,k,v = c.tensors()
+        for make,options in ((soft, dict(window=Window.default(torch.full((2,2), 7.5, requires_grad=True)))),
+                             (sharp, dict(alpha=torch.full((2,), 1.5, requires_grad=True))), (entmax_package, dict(alpha=1.5)), (plain, {})):
+            double = {name: x.detach().double().requires_grad_() if isinstance(x, torch.Tensor) else x for name,x in options.items()}
+            ref = dense_attention(*(x.double() for x in (q,k,v)), **double)
+            got = make(c)()
+            if not backward: torch.testing.assert_close(got.double(), ref.detach(), rtol=1e-4, atol=1e-5); continue
+            learned = [x.sigma if isinstance(x, Window) else x for x in double.values() if not isinstance(x, float)]
+            for mine,theirs in zip(got, torch.autograd.grad(ref.sum(), (q,k,v,*learned))):
+                torch.testing.assert_close(mine.double(), theirs.double(), rtol=1e-3, atol=1e-4)
+
+def short_row(op, c, s, value, suite='short'):
+    print(f"{suite}: N={c.N:5} B={c.B:3} H={c.H:2} w={c.w:4} {c.row()['pass']:8} {op:45} {s*1e3:9.2f} ms  {value:8.3f}", flush=True)
+    return dict(suite=suite, op=op, ms=round(s*1e3, 4), value=round(value, 4), **c.row())
+
+def short_table():
+    "Windows and alpha over plain attention at 4,096 tokens."
+    rows = []
+    for H,d in ((8, 64), (12, 32)):
+        for N in SHORT:
+            for backward in (False, True):
+                def case(w): return Case(N, w, B=TOKENS//N, H=H, d=d, backward=backward)
+                fns = {('SDPA, no window', 0): plain(case(0)),
+                       ('dynattn.attention, soft window', N//8): soft(case(N//8)),
+                       ('dynattn.attention, window over everything', N): soft(case(N)),
+                       ('dynattn.attention, alpha', 0): sharp(case(0)),
+                       ('entmax15 of the entmax package', 0): entmax_package(case(0))}
+                t = medians(fns)
+                base = t['SDPA, no window', 0]
+                rows += [short_row(op, case(w), s, s/base) for (op,w),s in t.items()]
+    return rows
+
+def short_peers(full):
+    "The grid of lengths and widths, with those who have a window; theirs are hard. `value` is the time over ours."
+    ops,rows = able({'local-attention','unfold + SDPA','FlexAttention, compiled'}),[]
+    for N in (*SHORT, 2048, 4096, 8192):
+        for w in (16, 64, 256):
+            if w>=N: continue
+            for backward in (False, True):
+                c = Case(N, w, B=max(TOKENS//N, 1), backward=backward)
+                fns = {'dynattn.attention, soft window': soft(c)}
+                for name,op in ops.items():
+                    compiled = name.startswith('Flex')
+                    fits = N%w==0 if name=='local-attention' else N%64==0 or compiled
+                    if fits and (op.backward or not backward) and (not compiled or full or N in (256, 1024, 4096)): fns[name] = op.make(c)
+                t = medians(fns, rounds=5, budget=4.)
+                ours = t['dynattn.attention, soft window']
+                rows += [short_row(op, c, s, s/ours, 'short peers') for op,s in t.items()]
+    return rows
+
+def short_batches():
+    "Eight sequences of 512 tokens over one of 4,096; real lengths over none; bfloat16 over SDPA's."
+    rows = []
+    for w in (16, 64):
+        for backward in (False, True):
+            eight,one = (Case(N, w, B=TOKENS//N, backward=backward) for N in (512, 4096))
+            t = medians({'eight': soft(eight), 'one': soft(one)})
+            rows.append(short_row('dynattn.attention, eight of 512 over one of 4096', eight, t['eight'], t['eight']/t['one'], 'short batches'))
+    for N in (64, 256, 1024):
+        for backward in (False, True):
+            c = Case(N, N//8, B=TOKENS//N, backward=backward)
+            q,k,v = c.tensors()
+            lengths = torch.randint(N//8, N+1, (c.B,), generator=torch.Generator().manual_seed(1))
+            pad = PaddingMask.from_lengths(lengths, N)
+            sigma = torch.full((c.B,c.H), c.w-.5, requires_grad=backward)
+            padded = step(lambda: attention(q, k, v, padding=pad, window=Window.default(sigma)), (q,k,v,sigma), backward)
+            t = medians({'padded': padded, 'whole': soft(c)})
+            rows.append(short_row('dynattn.attention, real lengths over full', c, t['padded'], t['padded']/t['whole'], 'short batches'))
+            half = [x.detach().bfloat16().requires_grad_(backward) for x in (q,k,v)]
+            ours = step(lambda: attention(*half, window=Window.default(sigma)), (*half,sigma), backward)
+            t = medians({'ours': ours, 'SDPA': step(lambda: F.scaled_dot_product_attention(*half), half, backward)})
+            row = short_row('dynattn.attention, bfloat16 over SDPA in bfloat16', c, t['ours'], t['ours']/t['SDPA'], 'short batches')
+            rows.append(dict(row, dtype='bfloat16'))
+    return rows
+
+def short_calls():
+    "Microseconds of a call on [1,8,16,64], one thread, forward; seconds of the first call in a fresh process."
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    c,rows = Case(16, 4),[]
+    q,k,v = c.tensors()
+    window,alpha = Window.default(torch.full((1,8), 3.5)),torch.full((8,), 1.5)
+    calls = {'SDPA, no window': lambda: F.scaled_dot_product_attention(q, k, v), 'dynattn.attention, soft window': lambda: attention(q, k, v, window=window),
+             'dynattn.attention, hard window': lambda: attention(q, k, v, window=4), 'dynattn.attention, alpha': lambda: attention(q, k, v, alpha=alpha)}
+    def many(f):
+        def g():
+            with torch.no_grad():
+                for _ in range(200): f()
+        return g
+    for op,s in medians({op:many(f) for op,f in calls.items()}, rounds=15).items(): rows.append(short_row(op, c, s/200, s/200*1e6, 'short calls'))
+    torch.set_num_threads(threads)
+    code = ("import time, torch; from dynattn.ops import attention; from dynattn.window import Window; x = torch.randn(3, 1, 8, 16, 64)\n"
+            "s = torch.full((1,8), 3.5, requires_grad=True); t = time.perf_counter()\n"
+            "attention(*x, window=Window.default(s)).sum().backward(); print(time.perf_counter()-t)")
+    times = [float(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=ROOT).stdout) for _ in range(3)]
+    rows.append(short_row('dynattn.attention, first call of a process', replace(c, backward=True), min(times), min(times), 'short calls'))
+    return rows
+
+def short(full):
+    "Sequences of 32 to 1,024 tokens over plain attention, peers, batches, single calls; about ten minutes."
+    check_short()
+    for rows in (short_table, short_batches, short_calls, lambda: short_peers(full)): append('cpu.csv', rows())
+
+suites = dict(short=short, compare=compare, floor=floor, mixed=mixed, growth=growth, training=training, memory=memory)
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
