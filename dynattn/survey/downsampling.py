@@ -256,7 +256,7 @@ class Perceiver(Layer):
 class PerceiverIO(Perceiver):
     "A Perceiver that reads once; a query for each output then reads the latents, [B,N,D] -> [B,N′,D] (section 3)."
     info = Info("Perceiver", "Jaegle et al.", 2021, "2107.14795", "M+DS", "kN", True, row=23, note=Perceiver.info.note)
-    form = "IO, an output for each token"
+    form = "IO"
     def __init__(self, embed_dim, num_heads, *, causal=False, latents:int=8, rounds:int=1, depth:int=1):
         super().__init__(embed_dim, num_heads, causal=causal, latents=latents, rounds=rounds, depth=depth)
         self.write = PerceiverBlock(embed_dim, num_heads, residual=False)
@@ -299,7 +299,7 @@ class TokenLearner(_Learner):
 @register
 class TokenLearnerConv(_Learner):
     "A sigmoid of four convolutions over a square picture, and the mean over its places (section 2)."
-    form, lengths = "convolutions, as published", tuple(4**i for i in range(4, 9))
+    form, lengths = "convolutions", tuple(4**i for i in range(4, 9))
     def __init__(self, embed_dim, num_heads=1, *, causal=False, tokens:int=8): # S
         super().__init__(tokens, causal)
         self.norm = nn.LayerNorm(embed_dim)

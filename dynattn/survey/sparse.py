@@ -338,14 +338,14 @@ class GShard(MixtureOfExperts):
 # %% ../../nbs/78_survey.sparse.ipynb #a59341bf
 @register
 class GLaM(GShard):
-    "Two of the experts, each with a gated branch (section 4)."
+    "Two of the experts, each with a gated branch."
     info = Info("GLaM", "Du et al.", 2021, "2112.06905", "Sparse", "N²", True, part="ffn", row=33,
                 note="N² is the attention beside it. Routing, and its leak, as in GShard.")
     glu = True
 
 @register
 class STMoE(GShard):
-    "Two gated experts, less room in training than in evaluation, and a loss on the router's logits (sections 3 and 4)."
+    "Two gated experts, less room in training than in evaluation, and a loss on the router's logits."
     info = Info("ST-MoE", "Zoph et al.", 2022, "2202.08906", "Sparse", "N²", True, part="ffn", row=30,
                 note="N² is the attention beside it. Routing, and its leak, as in GShard.")
     glu, threshold, z_weight = True, .2, 1e-3
