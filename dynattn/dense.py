@@ -15,7 +15,7 @@ from functools import partial
 import torch, torch.nn.functional as F
 from torch import nn, Tensor
 from .padding import PaddingMask, masked_softmax
-from .call import Call, takes
+from .call import Call, exporting_to_onnx, takes
 
 # %% ../nbs/02_dense.ipynb #8761ba59
 def relative_offsets(
@@ -93,6 +93,8 @@ def visible_pairs(
 def _row_map(alpha, normalizer):
     "What turns a row of scores into weights, called as `f(scores, dim=-1)`."
     if alpha is None: return normalizer or torch.softmax
+    if exporting_to_onnx():
+        raise ValueError("alpha: expected None in an export to ONNX, which has no entmax, got one")
     from dynattn.alpha import entmax
     return partial(entmax, alpha=alpha)
 
@@ -276,11 +278,26 @@ class MultiHeadAttention(nn.Module):
         _init(self)
         self.register_load_state_dict_pre_hook(_from_torch_mha)
 
-    def forward(self, query, key=None, value=None, *, padding=None, return_weights=False, **options):
-        "[B,N,D], [B,M,kdim] and [B,M,vdim] to [B,N,D], with the weights [B,H,N,M] where asked; `options` go to `attention_fn`."
+    def forward(self, query, *pair, key=None, value=None, padding=None, keep=None, return_weights=False, **options):
+        """[B,N,D], key [B,M,kdim] and value [B,M,vdim] to [B,N,D], with the weights [B,H,N,M] where asked.
+
+        `keep`, a bool that broadcasts to [B,H,N,M], is True where a pair takes part; `options` go to `attention_fn`."""
+        _not_torchs(pair, options)
+        if keep is not None: options['attn_mask'] = _bool_pairs(keep)
         return _attend(self, query, key, value, padding, return_weights, options)
 
 # %% ../nbs/02_dense.ipynb #21752be2
+def _not_torchs(pair, options):
+    "Refuse the call of `nn.MultiheadAttention`, which returns a pair and whose bool masks say what is ignored."
+    if pair: raise TypeError("key: expected by name, key=..., value=..., or left out where a sequence attends to itself, got it by position; one tensor is returned here, nn.MultiheadAttention returns a pair")
+    mask = options.get('attn_mask')
+    if mask is not None and not (isinstance(mask, Tensor) and mask.is_floating_point()):
+        raise TypeError("attn_mask: expected a floating mask, which is added to the scores, got another; a bool one is passed as keep, True takes part (nn.MultiheadAttention's means the opposite: keep=~attn_mask)")
+
+def _bool_pairs(keep):
+    if isinstance(keep, Tensor) and keep.dtype==torch.bool: return keep
+    raise TypeError(f"keep: expected a bool Tensor, True takes part, got {getattr(keep, 'dtype', type(keep).__name__)}")
+
 def _attend(mha, query, key, value, padding, return_weights, options):
     if query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
     key = query if key is None else key

@@ -84,12 +84,12 @@ class DynamicAttention(MultiHeadAttention):
         self.alpha_head = _alpha_source(alpha, num_heads)
         self.to(device=device, dtype=dtype)
 
-    def forward(self, query, key=None, value=None, key_padding_mask=None, *, padding=None, sigma=None, cache=None, **options):
+    def forward(self, query, *pair, key=None, value=None, key_padding_mask=None, padding=None, sigma=None, cache=None, **options):
         "[B,N,D] to [B,N,D]; `key_padding_mask` is True where a key is *ignored*, as torch has it; `sigma` [B,H] overrules the widths."
         if key_padding_mask is not None: padding = PaddingMask.from_ignore(key_padding_mask)
         if cache is not None: return _cached(self, query, key, padding, cache)
         if self.causal: options['is_causal'] = True
-        return super().forward(query, key, value, padding=padding, n_global=self.n_global, **_ours(options, query), **_reach(self, query, padding, sigma))
+        return super().forward(query, *pair, key=key, value=value, padding=padding, n_global=self.n_global, **_ours(options, query), **_reach(self, query, padding, sigma))
 
     def new_cache(self) -> WindowedLayer:
         "For `forward(tokens, cache=...)`: the newest tokens, after those of the calls before."
@@ -105,7 +105,9 @@ class DynamicAttention(MultiHeadAttention):
 def _widths(head, first):
     "The widths for [CLS] states [B,D]: [B,H], [H], or None where nothing predicts them; in the head's own precision whatever autocast says."
     if not isinstance(head, SigmaHead): return None if head is None else head()
-    with torch.autocast(first.device.type, enabled=False): return head(first.to(head.linear.weight.dtype))
+    weight = head.linear.weight
+    dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32  # a layer quantised to int8 takes float32
+    with torch.autocast(first.device.type, enabled=False): return head(first.to(dtype))
 
 # %% ../nbs/50_encoder.ipynb #5c0c0001
 def _cached(attn, query, key, padding, cache):
@@ -158,11 +160,14 @@ class EncoderLayer(nn.Module):
         self.norm1,self.norm2,self.dropout = nn.LayerNorm(dim),nn.LayerNorm(dim),nn.Dropout(dropout)
         self.register_load_state_dict_pre_hook(_from_torch_layer)
 
-    def forward(self, x, padding=None, sigma=None, cache=None):
-        "[B,N,D] to [B,N,D]; zeros in padding come out as something finite."
+    def forward(self, x, padding=None, sigma=None, cache=None, return_sigma=False):
+        "[B,N,D] to [B,N,D], with the widths, [B,H], [H] or None, where asked; zeros in padding come out as something finite."
         if padding is not None: x = padding.zero(x)
-        x = x + self.dropout(self.self_attn(self.norm1(x), padding=padding, sigma=sigma, cache=cache))
-        return x + self.dropout(self.feed_forward(self.norm2(x)))
+        normed = self.norm1(x)
+        if sigma is None and cache is None: sigma = self.self_attn.sigma(normed)
+        x = x + self.dropout(self.self_attn(normed, padding=padding, sigma=sigma, cache=cache))
+        x = x + self.dropout(self.feed_forward(self.norm2(x)))
+        return (x,sigma) if return_sigma else x
 
     def sigma(self, x): return self.self_attn.sigma(self.norm1(x[:,:1]))
 
@@ -283,9 +288,10 @@ class Encoder(nn.Module):
         "Tokens [B,N,D] through all layers: states, and the widths of each layer."
         sigmas = []
         for layer in self.layers:
-            sigmas.append(layer.sigma(x))
             again = self.config.checkpoint and self.training and torch.is_grad_enabled()
-            x = checkpoint(layer, x, padding, sigmas[-1], use_reentrant=False) if again else layer(x, padding, sigmas[-1])
+            run = partial(checkpoint, layer, use_reentrant=False) if again else layer
+            x,sigma = run(x, padding, return_sigma=True)
+            sigmas.append(sigma)
         return self.norm(x), sigmas
 
     def stream(self,

@@ -12,14 +12,22 @@ from importlib.util import find_spec
 from typing import NamedTuple, Callable
 import torch, torch.nn.functional as F
 from torch import Tensor
-from .call import Call, serve, takes
+from .call import Call, exporting_to_onnx, serve, takes
 from .dense import dense_attention, visible_pairs
 from .band.attention import banded_attention, refuses as banded_refuses
 
 # %% ../nbs/44_ops.ipynb #fb3821e4
 _scaled_dot_product_attention = F.scaled_dot_product_attention # kept, so that a program may put `attention` in its place
 
+def _differentiated_otherwise():
+    "Forward mode, or a derivative of a derivative under `torch.func`: PyTorch's fused attention has neither."
+    if torch.autograd.forward_ad._current_level>=0: return True
+    if not torch._C._are_functorch_transforms_active(): return False
+    transforms = [level.key() for level in torch._C._functorch.get_interpreter_stack()]
+    return transforms.count(torch._C._functorch.TransformType.Grad) > 1
+
 def _sdpa_refuses(call):
+    if _differentiated_otherwise(): return "impl: expected 'auto' or 'dense' in forward mode and for second derivatives, got 'sdpa'"
     for name in ('window','alpha','rel_bias','segments','sink','softcap'):
         if getattr(call, name) is not None: return f"{name}: expected None for F.scaled_dot_product_attention, got one"
     if call.return_weights: return "return_weights: expected False for F.scaled_dot_product_attention, got True"
@@ -28,7 +36,8 @@ def _sdpa_mask(call):
     "One mask for everything, or None, and whether PyTorch's own causal mask serves."
     mask,padding = call.attn_mask,call.padding
     n,m = call.q.shape[2],call.k.shape[2]
-    if mask is None and padding is None and (not call.is_causal or call.q_offset==0): return None,call.is_causal
+    own = call.q_offset==0 and (call.scale is None or call.scale>0)  # PyTorch multiplies its own -inf with the scale
+    if mask is None and padding is None and (own or not call.is_causal): return None,call.is_causal
     if mask is None and not call.is_causal: return padding.sdpa(),False
     pairs = dict(padding=padding, is_causal=call.is_causal, q_offset=call.q_offset, device=call.q.device)
     if mask is None or mask.dtype==torch.bool: return visible_pairs(n, m, attn_mask=mask, **pairs),False
@@ -102,6 +111,7 @@ def _small(call):
 def _choose(call): # -> a key of `impls`
     "Who computes a call when nobody is named."
     if not impls['sdpa'].refuses(call) and not _joins(call): return 'sdpa'
+    if exporting_to_onnx(): return 'dense'  # the others are operators of this package
     if call.return_weights: return 'dense'
     if call.q.is_cuda and not impls['triton'].refuses(call): return 'triton'
     if impls['banded'].refuses(call) or _fewer_pairs(call, _small(call)+1): return 'dense'
@@ -120,7 +130,7 @@ class RoutedCall(Call):
     takes_nested = True # a plain call of nested tensors is PyTorch's
 
     def __post_init__(self):
-        if self.impl!='auto' and self.impl not in impls:
+        if not isinstance(self.impl, str) or self.impl!='auto' and self.impl not in impls:
             raise ValueError(f"impl: expected 'auto' or one of {', '.join(map(repr, impls))}, got {self.impl!r}")
         super().__post_init__()
         if self.impl not in ('auto','sdpa') and self.q.is_nested:
@@ -130,4 +140,7 @@ class RoutedCall(Call):
 @takes(RoutedCall)
 def attention(call) -> Tensor: # [B,H,N,dv], with the weights if asked for
     "`F.scaled_dot_product_attention` with padding, windows whose width learns, and entmax whose alpha learns."
-    return impls[_choose(call) if call.impl=='auto' else call.impl].run(call)
+    impl = _choose(call) if call.impl=='auto' else call.impl
+    if exporting_to_onnx() and impl in ('banded','triton'):
+        raise ValueError(f"impl: expected 'auto', 'dense' or 'sdpa' in an export to ONNX, which has no operators of this package, got {impl!r}; use impl='dense'")
+    return impls[impl].run(call)

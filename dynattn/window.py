@@ -37,6 +37,7 @@ def _check_cut(cut, smooth):
     if not (isinstance(cut, tuple) and len(cut)==2): raise TypeError(f"cut: expected None, T or (T, fill), got {cut!r}")
     if smooth=="ramp": raise ValueError(f"cut: expected None for smooth='ramp', which has no curve to cut, got {cut}")
     T,fill = cut
+    if isinstance(T, bool) or not isinstance(T, (int,float)): raise TypeError(f"cut: expected a number as threshold, got {T!r}")
     if not 0 < T < 1: raise ValueError(f"cut: expected a threshold 0 < T < 1, got {T}")
     if fill != (1 if smooth=="power" else 0):
         raise ValueError(f"cut: expected the rest to become {1 if smooth=='power' else 0} for smooth={smooth!r}, got {fill}: the mask would be 1 far away")
@@ -276,7 +277,7 @@ def _aligned(t, o):
     "Shape a tensor of sigma's shape so that it broadcasts with offsets: [B,H] -> [B,H,1,..]; [B,H,N] has its N at the queries"
     if t.ndim==0: return t
     if t.ndim<3: return t.reshape((1,)*(2-t.ndim) + t.shape + (1,)*o.ndim)
-    if o.ndim<2 or o.shape[-2] not in (1, t.shape[2]):
+    if o.ndim<2 or 1 not in (o.shape[-2], t.shape[2]) and o.shape[-2]!=t.shape[2]:
         raise ValueError(f"offsets: expected [..,N,M] with N={t.shape[2]}, one row for each of sigma's queries, got {tuple(o.shape)}")
     return t.reshape(t.shape[:2] + (1,)*(o.ndim-2) + t.shape[2:] + (1,))
 

@@ -324,7 +324,9 @@ def _first(q, keep):
 def _ask(head, q, keep):
     "[H] of a head that holds numbers, [B,H] of one that reads."
     reads = getattr(head, 'linear', getattr(head, 'proj', None))
-    return head() if reads is None else head(_first(q, keep).to(reads.weight.dtype))
+    if reads is None: return head()
+    dtype = reads.weight.dtype if isinstance(reads.weight, Tensor) else torch.float32  # a layer quantised to int8 takes float32
+    return head(_first(q, keep).to(dtype))
 
 # %% ../../nbs/55_hf.plugin.ipynb #ef2c1e9b
 def _window_option(l, q, m, s):

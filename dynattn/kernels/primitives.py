@@ -378,6 +378,8 @@ def kernel_refuses(
     for name in ('attn_mask','rel_bias','segments','sink','softcap'):
         if getattr(call, name) is not None: return f"{name}: expected None for the kernels, got one; use impl='dense'"
     if call.dropout_p or call.return_weights: return "dropout_p: expected neither dropout nor return_weights for the kernels, got one of them"
+    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level>=0:
+        return "impl: expected 'auto' or 'dense' inside a transform of torch.func and in forward mode, got the kernels"
     q,window,alpha = call.q,call.window,call.alpha
     if not (q.is_cuda or INTERPRETED.value): return f"q: expected a CUDA tensor for the kernels, got one on {q.device}; set TRITON_INTERPRET=1 before dynattn.kernels is imported to run them, slowly, without a GPU"
     if q.dtype not in (torch.float16,torch.bfloat16,torch.float32): return f"q: expected float16, bfloat16 or float32 for the kernels, got {q.dtype}"

@@ -1,0 +1,214 @@
+"Around the core: windows of any width, modules beside torch's, derivatives of other kinds, export, distribution, quantisation, types."
+import math, os, subprocess, sys
+from pathlib import Path
+import pytest, torch, torch.nn.functional as F
+from torch.testing import assert_close
+from dynattn import Classifier, DynamicAttention, EncoderConfig, MultiHeadAttention, PaddingMask, Window, attention, banded_attention, dense_attention
+
+ROOT = Path(__file__).resolve().parents[1]
+def heads(*shape, dtype=torch.float32, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+def python(code, **env):
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=600, cwd=ROOT, env={**os.environ, **env})
+    assert done.returncode==0, done.stdout + done.stderr
+    return done.stdout
+
+# ---- windows
+
+WIDTHS = 0., 1e-45, 1e-38, 1e-20, 1e-5, .01, .3, .4, 1., 3., 1e3, 1e20, 1e38
+SMOOTHINGS = [(smooth, p, T) for smooth in ('edge', 'power', 'tanh') for p in (1e-6, 1., 1e4) for T in (.05, .2, .9)] + [('gaussian', None, T) for T in (.2, None)]
+
+@pytest.mark.parametrize('curve', ['bell', 'normal'])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16], ids=str)
+def test_a_window_is_finite_for_any_width_and_between_0_and_1(curve, dtype):
+    offsets = torch.arange(-8, 9)
+    for smooth, p, T in SMOOTHINGS:
+        for unit in ('tokens', 'fraction'):
+            sigma = torch.tensor([w for w in WIDTHS if w<=torch.finfo(dtype).max], dtype=dtype, requires_grad=True)
+            window = Window(sigma, curve, T, smooth, unit, p=p)
+            mask, log_mask, slope = window.mask(offsets, 9), window.log_mask(offsets, 9), window.dmask(offsets, 9)
+            gradient, = torch.autograd.grad(mask.sum(), sigma)
+            assert ((0<=mask) & (mask<=1+1e-6)).all() and not log_mask.isnan().any() and (log_mask<=1e-6).all(), window
+            assert slope.isfinite().all() and gradient.isfinite().all(), window
+
+@pytest.mark.parametrize('window', [Window.report_20220330(.3), Window(.01, 'normal', .3, 'power', p=1000.), Window(1e-20, 'normal', .2, 'tanh', p=1.),
+    Window.report_20220330(2., p=50.)], ids=str)
+@pytest.mark.parametrize('apply', ['inside', 'after'])
+@pytest.mark.parametrize('function', [dense_attention, banded_attention], ids=lambda f: f.__name__)
+def test_attention_under_the_reports_windows_is_finite(window, apply, function):
+    for dtype in (torch.float32, torch.float16):
+        x = heads(1, 1, 9, 4, dtype=dtype)
+        sigma = window.sigma.clone().requires_grad_()
+        out = function(x, x, x, window=window.replace(sigma=sigma, apply=apply))
+        gradient, = torch.autograd.grad(out.square().sum(), sigma)
+        assert out.isfinite().all() and gradient.isfinite()
+
+def test_one_sigma_per_query_may_hold_for_all_queries():
+    x, sigma = heads(2, 2, 5, 4), heads(2, 2, 1).abs()*3
+    assert_close(dense_attention(x, x, x, window=Window(sigma)), dense_attention(x, x, x, window=Window(sigma[..., 0])))
+
+def test_where_the_span_ends_nothing_is_seen_and_nothing_learns():
+    "A pair whose mask is 0 is outside: no path computes it, so its slope is the one from the left, 0; the slope lies on the ramp."
+    window = Window.span(torch.tensor(0., requires_grad=True), ramp=4)
+    offsets = torch.arange(6)
+    assert window.mask(offsets).tolist()==[1, .75, .5, .25, 0, 0] and window.half_width()==3
+    assert window.dmask(offsets).tolist()==[.25, .25, .25, .25, 0, 0]
+    assert_close(torch.autograd.grad(window.mask(offsets).sum(), window.sigma)[0], window.dmask(offsets).sum())
+
+def test_a_class_or_a_word_is_no_window():
+    x = heads(1, 1, 3, 4)
+    with pytest.raises(TypeError, match='window: expected None, an int, a pair'): attention(x, x, x, window=Window)
+    with pytest.raises(TypeError, match='cut: expected a number as threshold'): Window(3., cut=('x', 0))
+    with pytest.raises(ValueError, match='impl: expected'): attention(x, x, x, impl=['dense'])
+
+# ---- PyTorch's own attention behind `auto`
+
+@pytest.mark.parametrize('scale', [0., -1., .3])
+def test_a_causal_call_with_any_scale(scale):
+    x = heads(1, 2, 5, 8)
+    assert_close(attention(x, x, x, is_causal=True, scale=scale), dense_attention(x, x, x, is_causal=True, scale=scale))
+    assert_close(attention(x, x, x, is_causal=True, scale=scale, impl='sdpa'), dense_attention(x, x, x, is_causal=True, scale=scale))
+
+@pytest.mark.parametrize('d', [3, 8])
+def test_forward_mode_and_second_derivatives_of_a_plain_call(d):
+    x, t = heads(1, 2, 5, d, dtype=torch.float64), heads(1, 2, 5, d, dtype=torch.float64, seed=1)
+    ours, exact = (torch.func.jvp(lambda q: f(q, x, x, is_causal=True), (x,), (t,)) for f in (attention, dense_attention))
+    for a, b in zip(ours, exact): assert_close(a, b)
+    def curvature(f): return torch.func.grad(lambda q: torch.func.grad(lambda p: f(p, x, x).square().sum())(q).square().sum())(x)
+    assert_close(curvature(attention), curvature(dense_attention))
+    with pytest.raises(ValueError, match="impl: expected 'auto' or 'dense' in forward mode"): torch.func.jvp(lambda q: attention(q, x, x, impl='sdpa'), (x,), (t,))
+
+# ---- kernels, in Triton's interpreter
+
+def test_kernels_with_queries_before_the_first_key_and_widths_of_any_shape():
+    pytest.importorskip('triton')
+    python('''
+import torch, dynattn
+from torch.testing import assert_close
+from dynattn import Window, attention
+torch.manual_seed(0)
+x = torch.randn(2, 2, 20, 16)
+for options in (dict(window=2), dict(window=2, n_global=3), dict(window=(3,1), is_causal=True), dict(window=Window(torch.tensor([2.,5.])), n_global=2)):
+    for offset in (-5, -40, 3):
+        for alpha in (None, 1.5):
+            a,b = (attention(x, x, x, q_offset=offset, alpha=alpha, impl=impl, **options) for impl in ('triton','dense'))
+            assert_close(a, b, rtol=1e-4, atol=1e-5)
+            p = x.clone().requires_grad_()
+            a,b = (torch.autograd.grad(attention(p, p, p, q_offset=offset, alpha=alpha, impl=impl, **options).square().sum(), p)[0] for impl in ('triton','dense'))
+            assert_close(a, b, rtol=1e-3, atol=1e-4)
+for shape in ((1,), (1,2), (2,1), (1,1)):
+    window = Window(torch.full(shape, 3.))
+    assert_close(attention(x, x, x, window=window, impl='triton'), attention(x, x, x, window=window, impl='dense'), rtol=1e-4, atol=1e-5)
+for alpha in (3., .5, float('nan')):
+    try: attention(x, x, x, alpha=torch.tensor([1.5, alpha]), impl='triton')
+    except ValueError as e: assert str(e).startswith('alpha: expected'), e
+    else: raise AssertionError(alpha)
+try: torch.func.jvp(lambda q: attention(q, x, x, window=3, impl='triton'), (x,), (x,))
+except ValueError as e: assert "impl: expected 'auto' or 'dense' inside a transform" in str(e)
+else: raise AssertionError('jvp')
+''', TRITON_INTERPRET='1')
+
+# ---- modules beside torch's
+
+@pytest.mark.parametrize('make', [MultiHeadAttention, DynamicAttention], ids=lambda c: c.__name__)
+def test_torchs_calls_of_a_module_are_refused_not_misread(make):
+    module, x = make(8, 2), heads(2, 5, 8)
+    with pytest.raises(TypeError, match='key: expected by name'): out, weights = module(x, x, x)
+    with pytest.raises(TypeError, match='attn_mask: expected a floating mask'): module(x, attn_mask=torch.ones(5, 5).triu(1).bool(), is_causal=True)
+    future = torch.ones(5, 5).triu(1).bool()
+    assert_close(module(x, keep=~future), module(x, attn_mask=torch.zeros(5, 5).masked_fill(future, -math.inf)))
+    assert_close(module(x, key=x, value=x), module(x))
+
+def model(**options):
+    torch.manual_seed(0)
+    made = Classifier(EncoderConfig(dim=16, heads=2, layers=2, classes=('a', 'b'), **options))
+    for layer in made.encoder.layers: torch.nn.init.normal_(layer.self_attn.sigma_head.linear.weight, std=.3)
+    return made, torch.randint(0, 256, (3, 20)), PaddingMask.from_lengths(torch.tensor([20, 5, 11]))
+
+def test_dynamic_quantisation_to_int8():
+    exact, ids, padding = model()
+    quantised = torch.ao.quantization.quantize_dynamic(exact.eval(), {torch.nn.Linear}, dtype=torch.qint8)
+    assert_close(quantised(ids, padding), exact(ids, padding), rtol=0, atol=.1)
+
+def test_fsdp_shards_each_layer_for_itself():
+    pytest.importorskip('torch.distributed.fsdp', reason='FSDP2').__dict__.get('fully_shard') or pytest.skip('needs fully_shard')
+    python('''
+import sys; sys.path.insert(0, 'tests')
+import torch, torch.distributed as dist, tempfile
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from test_rim import model
+exact, ids, padding = model()
+exact(ids, padding).sum().backward()
+gradients = {name: p.grad.clone() for name,p in exact.named_parameters()}
+sharded = model()[0]
+dist.init_process_group('gloo', init_method='file://' + tempfile.mktemp(), rank=0, world_size=1)
+mesh = init_device_mesh('cpu', (1,))
+for layer in sharded.encoder.layers: fully_shard(layer, mesh=mesh)
+fully_shard(sharded, mesh=mesh)
+out, sigmas = sharded(ids, padding, return_sigma=True)
+torch.testing.assert_close(out, exact(ids, padding))
+out.sum().backward()
+for name,p in sharded.named_parameters(): torch.testing.assert_close(p.grad.full_tensor(), gradients[name])
+dist.destroy_process_group()
+''')
+
+# ---- ONNX
+
+class Learned(torch.nn.Module):
+    def __init__(self, kind, **options):
+        super().__init__()
+        self.kind, self.options = kind, options
+        self.width = torch.nn.Parameter(torch.tensor([1.3, 4., 0., 2.]))
+    def forward(self, x, sigma, keep):
+        window = dict(own=lambda: Window.default(self.width), given=lambda: Window.default(sigma), span=lambda: Window.span(self.width, 4),
+            share=lambda: Window.default(self.width/10, 'fraction'))[self.kind]()
+        return attention(x, x, x, window=window, padding=PaddingMask(keep), **self.options)
+
+def onnx_inputs(b, n): return heads(b, 4, n, 8), heads(b, 4, seed=1).abs()*5, torch.arange(n) < torch.arange(n-b, n)[:, None]
+
+@pytest.mark.parametrize('kind', ['own', 'given', 'span', 'share'])
+def test_onnx_runtime_agrees(kind, tmp_path):
+    pytest.importorskip('onnxscript')
+    runtime = pytest.importorskip('onnxruntime')
+    module = Learned(kind).eval()  # impl='auto' becomes the dense path there
+    batch, length = torch.export.Dim('batch', min=2, max=64), torch.export.Dim('length', min=2, max=4096)
+    shapes = {0: batch, 2: length}, {0: batch}, {0: batch, 1: length}
+    torch.onnx.export(module, onnx_inputs(3, 32), tmp_path/'m.onnx', dynamo=True, dynamic_shapes=shapes, verbose=False)
+    session = runtime.InferenceSession(tmp_path/'m.onnx')
+    names = {i.name for i in session.get_inputs()}
+    for b, n in ((3, 32), (2, 50), (4, 17)):
+        inputs = onnx_inputs(b, n)
+        found, = session.run(None, {name: x.numpy() for name, x in zip(('x', 'sigma', 'keep'), inputs) if name in names})
+        assert_close(torch.from_numpy(found), module(*inputs).detach(), rtol=0, atol=1e-5)
+
+def test_what_onnx_has_no_word_for_is_refused():
+    pytest.importorskip('onnxscript')
+    for options, says in ((dict(alpha=1.5), 'alpha: expected None in an export to ONNX'), (dict(impl='banded'), "use impl='dense'")):
+        with pytest.raises(Exception) as error: torch.onnx.export(Learned('own', **options).eval(), onnx_inputs(3, 32), dynamo=True, verbose=False)
+        chain, found = error.value, []
+        while chain is not None: found.append(str(chain)); chain = chain.__cause__ or chain.__context__
+        assert any(says in text for text in found), found
+
+# ---- types
+
+def test_mypy_follows_the_arguments_and_the_methods(tmp_path):
+    pytest.importorskip('mypy')
+    (tmp_path/'use.py').write_text('''
+import torch
+from dynattn import PaddingMask, Window, attention, banded_attention, dense_attention
+x = torch.ones(1, 2, 3, 4)
+reveal_type(attention(x, x, x, window=Window.default(3.), padding=PaddingMask.from_lengths(torch.tensor([3])), impl="dense"))
+reveal_type(Window.default(3.))
+reveal_type(Window.default(3.).half_width(4))
+reveal_type(PaddingMask.from_lengths(torch.tensor([3])).counts)
+attention(x, x, x, widow=3)
+dense_attention(x, x, x, scale="1")
+banded_attention(x, x, x, impl="dense")
+''')
+    done = subprocess.run([sys.executable, '-m', 'mypy', '--follow-imports=silent', str(tmp_path/'use.py')], capture_output=True, text=True, timeout=600, cwd=ROOT, env={**os.environ, 'MYPYPATH': str(ROOT)})
+    said = [line.split(': ', 1)[1] for line in done.stdout.splitlines() if 'use.py' in line]
+    shown = [line.split('"')[1].split('.')[-1] for line in said if 'Revealed' in line]
+    assert shown==['Tensor', 'Window', 'Tensor', 'Tensor'], done.stdout
+    for wrong in ('Unexpected keyword argument "widow"', 'Argument "scale"', 'Unexpected keyword argument "impl"'):
+        assert any(wrong in line for line in said), done.stdout
