@@ -1,9 +1,9 @@
-"""What `dynattn.attention` documents, written in NumPy and float64: the oracle of `search.py`, which shares no code with the package.
+"""What `dynattn.attention` documents, in NumPy and float64: the oracle of `search.py`. It shares no code with the package.
 
-`Window` and `PaddingMask` take the arguments of their namesakes and only keep them, so the text of a call can be evaluated
-twice: once with the package's classes, once with these. `Attention(**call)` has the output, the weights, the gradients (each
-written by hand) and a bound of what rounding may do to every entry of them. Inputs may be complex: `directional` differentiates
-by a complex step."""
+`Window` and `PaddingMask` take the arguments of their namesakes, so the text of a call can be evaluated twice: once with
+the package's classes, once with these. `Attention(**call)` has the output, the weights, the gradients (each written by
+hand) and a bound of what rounding may do to every entry of them. Inputs may be complex: `directional` differentiates by a
+complex step."""
 import math
 import numpy as np
 
@@ -36,7 +36,8 @@ class PaddingMask:
 
 class Window:
     "The formulas of chapters 11, 12 and 14, evaluated at every pair."
-    def __init__(self, sigma, curve='bell', cut=None, smooth='edge', unit='tokens', apply='inside', reach=None, *, p=None, ramp=None, eps=2**-24):
+    def __init__(self, sigma, curve='bell', cut=None, smooth='edge', unit='tokens', apply='inside', reach=None, *,
+                 p=None, ramp=None, eps=2**-24):
         self.sigma,self.curve,self.smooth,self.unit,self.apply = array(sigma),curve,smooth,unit,apply
         self.reach = (None,None) if reach is None else reach
         self.T = cut[0] if isinstance(cut, tuple) else cut
@@ -80,7 +81,8 @@ class Window:
         elif self.smooth=='tanh': inside = V.real > min(self.eps/self.p, .5)
         else: inside = (bell.real > self.eps) & ((sigma!=0) | (self.curve=='bell'))
         if self.promised: inside = x < (self.aligned(self.sigma)+token).real
-        if self.curve=='normal' and self.smooth!='tanh': V = np.where(V.real<1, V, 1.)  # a density may be above 1, a mask may not
+        if self.curve=='normal' and self.smooth!='tanh': V = np.where(V.real<1, V,
+            1.)  # a density may be above 1, a mask may not
         if self.smooth=='edge': m = np.tanh(self.p*np.where(V.real>self.T, V-self.T, 0.)/(1-self.T))/math.tanh(self.p)
         elif self.smooth=='power': m = 1 - np.where(inside, V, 1.)**self.p
         elif self.smooth=='tanh': m = np.tanh(self.p*V)
@@ -91,13 +93,15 @@ class Window:
     def slope(self, offsets, n, times=1.):
         "The derivative of the mask in sigma, at `times` its width."
         m = self.mask(offsets, n, times*self.sigma + 1j*STEP).imag/STEP
-        return np.where((self.aligned(self.sigma)==0) & (self.smooth not in ('ramp','edge') or self.curve=='normal'), 0., m)
+        return np.where((self.aligned(self.sigma)==0) & (self.smooth not in ('ramp','edge') or self.curve=='normal'),
+                        0., m)
 
     def unclear(self, offsets, n, relative):
         "Whether a width that is off by `relative` ends at another token."
         if self.promised and self.unit=='tokens': return False
         token = 1. if self.unit=='tokens' else 2/max(n, 1)
-        wide,narrow = (self.mask(offsets, n, np.maximum(self.sigma+s*(self.sigma+token), 0.))!=0 for s in (relative,-relative))
+        wide,narrow = (self.mask(offsets, n, np.maximum(self.sigma+s*(self.sigma+token), 0.))!=0
+                       for s in (relative,-relative))
         exact = self.smooth=='ramp' and self.unit=='tokens' and (self.sigma*4==np.round(self.sigma*4)).all()
         return bool((wide!=narrow).any()) and not exact
 
@@ -119,7 +123,8 @@ def deformed(y, eps):
     t = eps*y
     alive = (t.real > -1) & np.isfinite(y.real)
     y,t = np.where(alive, y, 0.),np.where(alive, t, 0.)
-    return np.where(alive, np.exp(np.minimum(y.real, 700.)*log1p_over(t) if not np.iscomplexobj(y) else y*log1p_over(t)), 0.)
+    return np.where(alive, np.exp(np.minimum(y.real, 700.)*log1p_over(t) if not np.iscomplexobj(y)
+                                  else y*log1p_over(t)), 0.)
 
 def slopes(p, eps):
     "p^(2 - alpha) on the support."
@@ -130,11 +135,16 @@ def threshold(x, eps):
     "c with sum of `deformed(x - c, eps)` = 1 for rows whose largest entry is 0: halving, then Newton's steps."
     real,e = x.real,np.real(eps)
     lo = np.zeros(real.shape[:-1]+(1,))
-    hi = lo + np.where(e==0, math.log(max(real.shape[-1], 2)), -np.expm1(-e*math.log(max(real.shape[-1], 2)))/np.where(e==0, 1., e))
-    for _ in range(56):
+    convex = bool((e<=1).all())  # then Newton's steps from below are monotone
+    hi = lo + np.where(e==0, math.log(max(real.shape[-1], 2)),
+                       -np.expm1(-e*math.log(max(real.shape[-1], 2)))/np.where(e==0, 1., e))
+    for _ in range(12 if convex else 56):
         mid = (lo+hi)/2
         over = deformed(real-mid, e).sum(-1, keepdims=True) >= 1
         lo,hi = np.where(over, mid, lo),np.where(over, hi, mid)
+    for _ in range(7 if convex else 0):
+        p = deformed(real-lo, e)
+        lo = lo + (p.sum(-1, keepdims=True)-1)/slopes(p, e).sum(-1, keepdims=True)
     if not (np.iscomplexobj(x) or np.iscomplexobj(eps)): return lo
     c = lo.astype(complex)
     for _ in range(3):
@@ -151,7 +161,8 @@ def fold(g, shape):
 class Attention:
     "One call, worked out."
     @np.errstate(all='ignore')
-    def __init__(self, q, k, v, attn_mask=None, dropout_p=0., is_causal=False, scale=None, enable_gqa=False, *, padding=None, window=None, alpha=None,
+    def __init__(self, q, k, v, attn_mask=None, dropout_p=0., is_causal=False, scale=None, enable_gqa=False, *,
+                 padding=None, window=None, alpha=None,
                  n_global=0, rel_bias=None, q_offset=0, segments=None, sink=None, softcap=None, return_weights=False):
         self.q,self.k,self.v = array(q),array(k),array(v)
         (self.B,self.H,self.N,self.d),(self.G,self.M) = self.q.shape,self.k.shape[1:3]
@@ -219,7 +230,8 @@ class Attention:
         if causal: see = see & (self.offsets<=0)
         if self.segments is not None: see = see & (self.segments[:,None,:,None]==self.segments[:,None,None,:])
         if self.keep is not None: see = see & self.keep[:,None,None]
-        if self.attn_mask is not None: see = see & (self.attn_mask if self.attn_mask.dtype==bool else self.attn_mask!=-np.inf)
+        if self.attn_mask is not None: see = see & (self.attn_mask if self.attn_mask.dtype==bool
+                                                    else self.attn_mask!=-np.inf)
         return see
 
     def columns(self):
@@ -229,13 +241,16 @@ class Attention:
 
     def biases(self):
         total = np.zeros((1,1,1,1))
-        if self.attn_mask is not None and self.attn_mask.dtype!=bool: total = total + np.where(self.attn_mask==-np.inf, 0., self.attn_mask)
+        if self.attn_mask is not None and self.attn_mask.dtype!=bool: total = total + np.where(self.attn_mask==-np.inf,
+            0., self.attn_mask)
         return total if self.rel_bias is None else total + self.rel_bias[...,self.columns()]
 
     def rows(self):
         "Weights before a window that stands after the softmax; remembers x - c."
         scores = self.scores
-        if self.sink is not None: scores = np.concatenate((scores, np.broadcast_to(self.sink[None,:,None,None], (self.B,self.H,self.N,1))), -1)
+        if self.sink is not None: scores = np.concatenate((scores,
+                                                           np.broadcast_to(self.sink[None,:,None,None],
+                                                               (self.B,self.H,self.N,1))), -1)
         self.all_scores = scores
         if not scores.shape[-1]:
             self.y = scores
@@ -266,15 +281,20 @@ class Attention:
         s,total = s_all[...,:self.M],s_all.sum(-1, keepdims=True)
         mean = (s*dp).sum(-1, keepdims=True)/np.where(total==0, 1., total)
         ds = s*(dp-mean)
-        self.parts = dict(dout=dout, dweights=dweights, dp=dp, s=s, mean=mean, ds=ds, total=np.where(total==0, 1., total))
+        self.parts = dict(dout=dout, dweights=dweights, dp=dp, s=s, mean=mean, ds=ds,
+                          total=np.where(total==0, 1., total))
         dproducts = self.scale*ds*(1. if self.bent is None else 1-self.bent**2)
-        grads = dict(q=dproducts@self.spread(self.k), k=self.gathered(dproducts.swapaxes(-1, -2)@self.q), v=self.gathered(self.weights.swapaxes(-1, -2)@dout))
-        if self.keep is not None: grads['k'],grads['v'] = (np.where(self.keep[:,None,:,None], grads[x], 0.) for x in 'kv')
-        if self.window is not None: grads['sigma'] = self.to_sigma(self.to_mask(ds, dweights*self.p), self.window.slope(self.offsets, self.M))
+        grads = dict(q=dproducts@self.spread(self.k), k=self.gathered(dproducts.swapaxes(-1, -2)@self.q),
+                     v=self.gathered(self.weights.swapaxes(-1, -2)@dout))
+        if self.keep is not None: grads['k'],grads['v'] = (np.where(self.keep[:,None,:,None], grads[x], 0.)
+                                                           for x in 'kv')
+        if self.window is not None: grads['sigma'] = self.to_sigma(self.to_mask(ds, dweights*self.p),
+            self.window.slope(self.offsets, self.M))
         if self.alpha is not None: grads['alpha'] = fold((dp*self.alpha_slope()).sum((-1,-2)), self.alpha.shape)
         if self.rel_bias is not None: grads['rel_bias'] = self.to_bias(ds)
         if self.sink is not None: grads['sink'] = -(s_all[...,self.M:]*mean).sum((0,2,3))
-        if self.attn_mask is not None and self.attn_mask.dtype!=bool: grads['attn_mask'] = fold(ds, self.attn_mask.shape)
+        if self.attn_mask is not None and self.attn_mask.dtype!=bool: grads['attn_mask'] = fold(ds,
+            self.attn_mask.shape)
         return grads
 
     def to_mask(self, ds, by_weight):
@@ -293,16 +313,20 @@ class Attention:
 
     @np.errstate(all='ignore')
     def bounds(self, eps, eps_mask, tiny=0.):
-        "How far rounding by `eps` (and by `eps_mask` of the window) can move each entry, to first order: `out`, and each gradient if `gradients` was called."
+        """How far rounding by `eps`, and by `eps_mask` in the window, can move each entry, to first order.
+
+        Of `out`, and of each gradient if `gradients` was called."""
         absolute = np.abs
-        eps_sum = eps if eps>1e-4 else eps*max(1., math.sqrt(max(self.N, self.M))/3)  # of a sum; half precision adds up in float32
+        eps_sum = eps if eps>1e-4 else eps*max(1., math.sqrt(max(self.N,
+            self.M))/3)  # of a sum; half precision adds up in float32
         k,v = absolute(self.spread(self.k)),absolute(self.spread(self.v))
         reach = absolute(self.q)@k.swapaxes(-1, -2)*abs(self.scale)
         moved = eps*(2+reach+absolute(self.biases()))
         slope = drift = 0.
         if self.window is not None:
             slope = absolute(self.window.slope(self.offsets, self.M))
-            drift = absolute(self.window.slope(self.offsets, self.M, 1+1e-4) - self.window.slope(self.offsets, self.M, 1-1e-4))/1e-4
+            drift = absolute(self.window.slope(self.offsets, self.M, 1+1e-4) - self.window.slope(self.offsets, self.M,
+                1-1e-4))/1e-4
             width = self.window.aligned(self.window.sigma)
             off = eps_mask*(1+(self.window.p or 0)+slope*(1+width))                                # of the mask
             if self.inside:
@@ -328,28 +352,40 @@ class Attention:
         wide = d['dout']@v.swapaxes(-1, -2)
         edp = 2*eps*wide + tiny
         if self.m_after: edp = edp*absolute(self.m)+wide*np.where(self.everywhere, 0., off)
-        spread_mean = (self.parts['s']*(edp+eps_sum*d['dp'])).sum(-1, keepdims=True)/d['total'] + (vs*absolute(self.parts['dp']-self.parts['mean'])).sum(-1, keepdims=True)/d['total']
-        level = absolute(np.where(seen, self.scores, 0.)).max(-1, keepdims=True, initial=0.)     # a stored log of the row's sum is rounded, too
+        spread_mean = (self.parts['s']*(edp+eps_sum*d['dp'])).sum(-1,
+            keepdims=True)/d['total'] + (vs*absolute(self.parts['dp']-self.parts['mean'])).sum(-1,
+                keepdims=True)/d['total']
+        level = absolute(np.where(seen, self.scores, 0.)).max(-1, keepdims=True,
+            initial=0.)     # a stored log of the row's sum is rounded, too
         spread_mean = spread_mean + min(eps, 2.**-24)*level*d['mean']
-        eds = vs*absolute(self.parts['dp']-self.parts['mean']) + self.parts['s']*(edp+spread_mean+eps*(d['dp']+d['mean'])) + np.where(seen, tiny, 0.)
+        eds = self.parts['s']*(edp+spread_mean+eps*(d['dp']+d['mean'])) + np.where(seen, tiny, 0.)
+        eds = eds + vs*absolute(self.parts['dp']-self.parts['mean'])
         size = d['ds'] + eds
-        res.update(q=abs(self.scale)*(eds+eps_sum*size)@k + tiny, k=self.gathered(abs(self.scale)*(eds+eps_sum*size).swapaxes(-1, -2)@absolute(self.q)) + tiny,
+        res.update(q=abs(self.scale)*(eds+eps_sum*size)@k + tiny,
+                   k=self.gathered(abs(self.scale)*(eds+eps_sum*size).swapaxes(-1, -2)@absolute(self.q)) + tiny,
                    v=self.gathered((vw+eps*absolute(self.weights)).swapaxes(-1, -2)@d['dout']) + tiny)
         if self.window is not None:
             by_mask = self.to_mask(eds, edp*self.p+d['dweights']*vp)
             relative = eps_mask*(2+1/np.where(self.m>0, self.m, 1.)) if self.inside else eps_mask
             size_mask = np.where(self.everywhere, 0., self.to_mask(size, wide*self.p))
-            res['sigma'] = self.to_sigma(by_mask, slope) + self.to_sigma(size_mask*(relative+eps), slope) + self.to_sigma(size_mask*eps_mask, 1+slope*(1+slope)+drift) + tiny
+            res['sigma'] = self.to_sigma(by_mask, slope) + self.to_sigma(size_mask*(relative+eps),
+                slope) + self.to_sigma(size_mask*eps_mask, 1+slope*(1+slope)+drift) + tiny
         if self.alpha is not None:
             l = np.log(np.where(self.p>0, self.p, 1.))**2
-            res['alpha'] = fold((eds*(1+l)+ eps*size*(1+l)).sum((-1,-2)), self.alpha.shape) + fold((vp*wide).sum((-1,-2)), self.alpha.shape) + tiny
+            res['alpha'] = fold((eds*(1+l)+ eps*size*(1+l)).sum((-1,-2)),
+                                self.alpha.shape) + fold((vp*wide).sum((-1,-2)), self.alpha.shape) + tiny
         # many roundings to half precision cancel in a long sum, if it is not itself one in half precision
-        if self.rel_bias is not None: res['rel_bias'] = self.to_bias(eds + eps_sum*size) if eps<1e-4 else 2*np.sqrt(self.to_bias((eds + eps_sum*size)**2))
-        if self.attn_mask is not None and self.attn_mask.dtype!=bool: res['attn_mask'] = fold(eds+eps_sum*size, self.attn_mask.shape)
-        self.sizes = dict(rel_bias=self.to_bias(size) if self.rel_bias is not None else 0., attn_mask=res.get('attn_mask', 0.)/eps)
+        if self.rel_bias is not None:
+            each = eds + eps_sum*size
+            res['rel_bias'] = self.to_bias(each) if eps<1e-4 else 2*np.sqrt(self.to_bias(each**2))
+        if self.attn_mask is not None and self.attn_mask.dtype!=bool: res['attn_mask'] = fold(eds+eps_sum*size,
+            self.attn_mask.shape)
+        self.sizes = dict(rel_bias=self.to_bias(size) if self.rel_bias is not None else 0.,
+                          attn_mask=res.get('attn_mask', 0.)/eps)
         if self.sink is not None:
             slack = np.abs(spread_mean)+eps_sum*d['mean']
-            res['sink'] = ((slopes(self.whole, self.eps)[...,self.M:]*(slack+eps*d['mean'])).sum((0,2,3)) + (vs*d['mean']).sum((0,2,3)))
+            res['sink'] = ((slopes(self.whole, self.eps)[...,self.M:]*(slack+eps*d['mean'])).sum((0,2,
+                3)) + (vs*d['mean']).sum((0,2,3)))
         return res
 
 def ids_of(segments, n):

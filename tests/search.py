@@ -2,15 +2,16 @@
 
     python tests/search.py --minutes 10 [--seed N] [--impl dense banded ...] [--kind value wrong ...] [--only NUMBER]
 
-Draws a call over all arguments, works it out with `oracle.py` (NumPy, float64, no line shared with the package) and compares
-output and gradients within a bound of the rounding; or repeats it, transforms it, or spoils one argument. Each failure is
-shrunk as long as it still fails and printed as a snippet that runs. The exit status is 1 if anything failed."""
-import argparse, inspect, itertools, multiprocessing, os, random, re, signal, sys, textwrap, time, traceback, warnings
+Draws a call over all arguments, works it out with `oracle.py` (NumPy, float64, no line shared with the package) and
+compares output and gradients within a bound of the rounding; or repeats it, transforms it, or spoils one argument.
+Each failure is shrunk as long as it still fails and printed as a snippet that runs. Exit status 1 if anything failed."""
+import argparse, itertools, multiprocessing, os, random, re, signal, sys, textwrap, time, traceback, warnings
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-if __name__=='__main__': os.environ.setdefault('TRITON_INTERPRET', '1')  # before dynattn is imported: kernels run without a GPU
+if __name__=='__main__': os.environ.setdefault('TRITON_INTERPRET',
+                                               '1')  # before dynattn is imported: kernels run without a GPU
 import numpy as np
 import torch, torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
@@ -25,9 +26,13 @@ def _numbers(seed): return torch.Generator().manual_seed(seed)
 def normal(seed, *shape): return torch.randn(shape, generator=_numbers(seed), dtype=torch.float64)
 def uniform(seed, *shape): return torch.rand(shape, generator=_numbers(seed), dtype=torch.float64)
 def lengths(seed, b, m): return torch.randint(0, m+1, (b,), generator=_numbers(seed))
-def segments(seed, b, n): return torch.randint(0, 2, (b,n), generator=_numbers(seed)).mul(torch.rand((b,n), generator=_numbers(seed+1))<.4).cumsum(1)
-def cu_seqlens(seed, n): return torch.cat((torch.tensor([0]), torch.randint(0, n+1, (3,), generator=_numbers(seed)).sort().values, torch.tensor([n]))).int()
-def pick(seed, values, *shape): return torch.tensor(values, dtype=torch.float64)[torch.randint(len(values), shape, generator=_numbers(seed))]
+def segments(seed, b, n): return torch.randint(0, 2, (b,n), generator=_numbers(seed)).mul(torch.rand((b,n),
+    generator=_numbers(seed+1))<.4).cumsum(1)
+def cu_seqlens(seed, n): return torch.cat((torch.tensor([0]),
+                                           torch.randint(0, n+1, (3,), generator=_numbers(seed)).sort().values,
+                                           torch.tensor([n]))).int()
+def pick(seed, values, *shape): return torch.tensor(values, dtype=torch.float64)[torch.randint(len(values), shape,
+    generator=_numbers(seed))]
 
 DTYPES = dict(float64=torch.float64, float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16)
 ROUNDING = {torch.float64: 2.**-53, torch.float32: 2.**-24, torch.bfloat16: 2.**-9, torch.float16: 2.**-12}
@@ -58,7 +63,8 @@ class Case:
         body = [f"sigma = {self.args['sigma']}"] if 'sigma' in self.args else []
         given = ',\n        '.join(f'{name}={text}' for name,text in self.args.items() if name!='sigma')
         body.append(f"return dict({given})")
-        return f"{names}, dtype = {numbers}, torch.{self.dtype}\n\ndef call(Window, PaddingMask):\n" + textwrap.indent('\n'.join(body), '    ')
+        head = f"{names}, dtype = {numbers}, torch.{self.dtype}\n\ndef call(Window, PaddingMask):\n"
+        return head + textwrap.indent('\n'.join(body), '    ')
 
     def call(self):
         space = dict(globals())
@@ -68,13 +74,18 @@ class Case:
     def said(self):
         "In one line."
         options = ', '.join(f'{name}={text}' for name,text in self.args.items() if name not in 'qkv')
-        extra = ', '.join(x for x in (self.mode if self.mode!='plain' else '', self.poison and f'{self.poison} in padding', 'a NaN query' if self.lost else '',
-                                      'wrong: '+' = '.join(self.spoiled) if self.spoiled else '') if x)
-        return f"{self.kind} {self.impl} {self.dtype} {tuple(self.sizes.values())} {options}{' | '+extra if extra else ''}"
+        extra = [self.mode] if self.mode!='plain' else []
+        if self.poison: extra.append(f'{self.poison} in padding')
+        if self.lost: extra.append('a NaN query')
+        if self.spoiled: extra.append('wrong: '+' = '.join(self.spoiled))
+        sizes = tuple(self.sizes.values())
+        return f"{self.kind} {self.impl} {self.dtype} {sizes} {options}" + (' | '+', '.join(extra) if extra else '')
 
     def snippet(self):
-        rest = ', '.join(f'{name}={getattr(self, name)!r}' for name in ('wants','mode','poison','lost','spoiled') if getattr(self, name)!=getattr(Case, name))
-        lines = ["import os, sys; sys.path.insert(0, 'tests')"] + (["os.environ['TRITON_INTERPRET'] = '1'"] if self.impl=='triton' else [])
+        rest = ', '.join(f'{name}={getattr(self, name)!r}' for name in ('wants','mode','poison','lost','spoiled')
+                         if getattr(self, name)!=getattr(Case, name))
+        lines = ["import os, sys; sys.path.insert(0, 'tests')"]
+        if self.impl=='triton': lines.append("os.environ['TRITON_INTERPRET'] = '1'")
         lines += ["import dynattn, oracle", "from search import *", "", self.source(), ""]
         if self.kind=='value' and self.mode=='plain' and not self.poison and not self.lost:
             lines += [f"out = dynattn.attention(**call(dynattn.Window, dynattn.PaddingMask), impl={self.impl!r})",
@@ -88,7 +99,7 @@ class Case:
         return failure(self.call(), self.kind, self.impl, self.wants, self.mode, self.poison, self.lost, self.spoiled)
 
 class Refused(Exception): "The implementation that was named does not serve the call, as it may."
-class Unfit(Exception): "The call has no one right answer to the precision of its dtype (a cliff of the window at a token)."
+class Unfit(Exception): "The call has no one right answer to its precision: a cliff of the window at a token."
 class TooLong(Exception): pass
 
 # ---------------------------------------------------------------- both sides of a call
@@ -110,7 +121,8 @@ def spoil(given, keep, poison, lost):
     "Puts NaN or inf where they must not matter."
     if poison and keep is not None:
         for name in 'kv':
-            value = torch.where(torch.arange(given[name].shape[-1])%2==0, float(poison), -float(poison)).to(given[name].dtype)
+            even = torch.arange(given[name].shape[-1])%2==0
+            value = torch.where(even, float(poison), -float(poison)).to(given[name].dtype)
             given[name] = torch.where(keep[:,None,:,None], given[name], value)
     if lost and given['q'].numel(): given['q'] = given['q'].index_fill(2, torch.tensor([given['q'].shape[2]//2]), nan)
 
@@ -123,9 +135,10 @@ def real(call, wants=(), poison='', lost=False):
     spoil(given, given['padding'].keep if 'padding' in given else None, poison, lost)
     leaves = {}
     for name in LEAVES:
-        if name=='sigma' and windows.sigma is not None and name in wants: leaves[name] = windows.sigma
+        if name not in wants: continue
+        if name=='sigma' and windows.sigma is not None: leaves[name] = windows.sigma
         x = given.get(name)
-        if name in wants and is_plain(x) and x.is_floating_point(): leaves[name] = given[name] = x.detach().requires_grad_()
+        if is_plain(x) and x.is_floating_point(): leaves[name] = given[name] = x.detach().requires_grad_()
     return given,leaves
 
 def worked_out(call, mode, poison, lost):
@@ -134,7 +147,8 @@ def worked_out(call, mode, poison, lost):
     spoil(given, torch.from_numpy(given['padding'].keep) if 'padding' in given else None, poison, lost)
     if hasattr(given.get('attn_mask'), 'variant'):  # CausalBias: key j <= i, or aligned at the last key
         n,m = given['q'].shape[2],given['k'].shape[2]
-        given['attn_mask'] = torch.ones(n, m, dtype=torch.bool).tril(m-n if given['attn_mask'].variant.name=='LOWER_RIGHT' else 0)
+        shift = m-n if given['attn_mask'].variant.name=='LOWER_RIGHT' else 0
+        given['attn_mask'] = torch.ones(n, m, dtype=torch.bool).tril(shift)
     dtype = DTYPES[mode.split()[1]] if mode.startswith('autocast') else None
     if dtype is not None: given.update({x: given[x].to(dtype) for x in 'qkv' if given[x].dtype==torch.float32})
     return given,given['q'].dtype
@@ -155,8 +169,9 @@ def plain_sigma(call):
 def roundings(call, dtype):
     "(of the scores, of the window, tiny)"
     sigma = plain_sigma(call)
-    mask = ROUNDING[torch.float64] if isinstance(sigma, torch.Tensor) and sigma.dtype==torch.float64 else ROUNDING[torch.float32]
-    return ROUNDING[dtype],max(mask, min(ROUNDING[dtype], ROUNDING[torch.float32])),TINY[dtype]
+    double = isinstance(sigma, torch.Tensor) and sigma.dtype==torch.float64
+    of_sigma = ROUNDING[torch.float64 if double else torch.float32]
+    return ROUNDING[dtype],max(of_sigma, min(ROUNDING[dtype], ROUNDING[torch.float32])),TINY[dtype]
 
 # ---------------------------------------------------------------- who serves what
 
@@ -171,14 +186,16 @@ def serves(impl, call, given):
         keys = mask is None or mask.dtype==torch.bool and all(s==1 for s in mask.shape[-3:-1])
         return keys and not (soft and window.sigma.ndim==3) and not has('segments','sink','softcap')
     if has('attn_mask','rel_bias','return_weights','segments','sink','softcap') or given.get('dropout_p'): return False
-    top = alpha if isinstance(alpha, (int,float)) else 1. if alpha is None else float(alpha.max()) if alpha.numel() else 1.
-    return not (top>2 or soft and (window.sigma.ndim==3 or window.apply=='after') or given['q'].dtype==torch.float64 or max(given['q'].shape[-1], given['v'].shape[-1])>256)
+    if soft and (window.sigma.ndim==3 or window.apply=='after') or given['q'].dtype==torch.float64: return False
+    if isinstance(alpha, torch.Tensor): alpha = float(alpha.max()) if alpha.numel() else 1.
+    return (alpha is None or alpha<=2) and max(given['q'].shape[-1], given['v'].shape[-1])<=256
 
 def well_formed(e, names=None):
     "Whether an error names an argument, what was expected and what came."
     text = str(e)
     m = re.match(r'(\w+)[:.]', text)
-    return isinstance(e, (TypeError,ValueError)) and bool(m) and (names is None or m[1] in names) and 'expected' in text and 'got' in text
+    if not isinstance(e, (TypeError,ValueError)) or not m: return False
+    return (names is None or m[1] in names) and 'expected' in text and 'got' in text
 
 def attend(call, impl, given, mode='plain'):
     "The output; `Refused` where the implementation may and does refuse in good form."
@@ -196,17 +213,21 @@ def differs(name, got, want, bound, dtype):
     "What is wrong with `got`, or None."
     got,want = got.detach().double().cpu().numpy(),np.asarray(want)
     if got.shape!=want.shape: return f"{name} has shape {got.shape} instead of {want.shape}"
-    big = 65504. if dtype==torch.float16 else 3e38 if dtype!=torch.float64 else inf
+    largest = 65504. if dtype==torch.float16 else 3e38 if dtype!=torch.float64 else inf
+    finite = np.isfinite(got)
     with np.errstate(all='ignore'):
-        allowed = MARGIN*(bound + ROUNDING[dtype]*np.abs(want)) + TINY[dtype]
-        wrong = ~(np.abs(got-want)<=allowed) & ~(np.isnan(got) & np.isnan(want)) & ~(np.abs(want)+allowed>.98*big)
-        wrong |= ~np.isfinite(got) & np.isfinite(want) & ((np.abs(want)+allowed<=.98*big) | (name=='sigma') | np.isnan(got))
+        off = np.abs(got-want)
+        slack = MARGIN*(bound + ROUNDING[dtype]*np.abs(want)) + TINY[dtype]
+        fits = np.abs(want)+slack <= .98*largest
+        wrong = ~(off<=slack) & ~(np.isnan(got) & np.isnan(want)) & fits
+        wrong |= ~finite & np.isfinite(want) & (fits | (name=='sigma') | np.isnan(got))  # sigma's gradient is clamped
     if not wrong.any(): return None
     at = tuple(int(x) for x in np.argwhere(wrong)[0])
-    finite = np.where(wrong & np.isfinite(got), np.abs(got-want), 0.).max()
-    lost = '' if np.isfinite(got[wrong]).all() else f", {int((~np.isfinite(got[wrong])).sum())} not finite"
-    with np.errstate(all='ignore'): share = np.linalg.norm(np.where(wrong & np.isfinite(got), got-want, 0.))/max(np.linalg.norm(np.nan_to_num(want)), 1e-300)
-    return f"{name} is wrong in {int(wrong.sum())} of {wrong.size} entries{lost}: {got[at]:.6g} instead of {want[at]:.6g} at {at}, by {finite:.2g} at most, {share:.2g} of the norm"
+    off = np.where(wrong & finite, off, 0.)
+    share = np.linalg.norm(off)/max(np.linalg.norm(np.nan_to_num(want)), 1e-300)
+    lost = '' if finite[wrong].all() else f", {int((~finite[wrong]).sum())} not finite"
+    return (f"{name} is wrong in {int(wrong.sum())} of {wrong.size} entries{lost}: {got[at]:.6g} instead of "
+            f"{want[at]:.6g} at {at}, by {off.max():.2g} at most, {share:.2g} of the norm")
 
 def unclear(a, eps_mask):
     "Whether the window ends so near to a token that rounding decides."
@@ -214,7 +235,10 @@ def unclear(a, eps_mask):
 
 def allowed(a, bounds, name, leaf):
     "The bound for the gradient of a leaf; a sum in float32 is allowed for a leaf in float32."
-    return {'alpha': 8, 'sigma': 2}.get(name, 1)*bounds[name] + (ROUNDING[leaf.dtype]*a.sizes.get(name, 0.) if leaf.dtype==torch.float32 else 0.)
+    bound = {'alpha': 8, 'sigma': 2}.get(name, 1)*bounds[name]
+    return bound + ROUNDING[leaf.dtype]*a.sizes.get(name, 0.) if leaf.dtype==torch.float32 else bound
+
+def same_bits(x, y): return torch.equal(x.nan_to_num(7.), y.nan_to_num(7.))
 
 def upstream(shape, dtype): return normal(99, *shape).to(dtype)
 
@@ -236,21 +260,25 @@ def check_value(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=F
     if wrong: return wrong
     if given.get('return_weights'):
         weights = weights.dense() if hasattr(weights, 'dense') else weights
-        wrong = differs('weights', weights.masked_fill(torch.from_numpy(a.lost), 0.), np.where(a.lost, 0., a.weights), a.vw, work)
+        wrong = differs('weights', weights.masked_fill(torch.from_numpy(a.lost), 0.), np.where(a.lost, 0., a.weights),
+                        a.vw, work)
         if wrong: return wrong
     for name,x in before.items():
-        if not torch.equal(x.nan_to_num(7.), given[name].detach().nan_to_num(7.)): return f"{name} was changed by the call"
-    if not leaves or not out.requires_grad: return None if not leaves or not out.numel() else "out does not require a gradient"
+        if not same_bits(x, given[name].detach()): return f"{name} was changed by the call"
+    if not leaves: return None
+    if not out.requires_grad: return "out does not require a gradient" if out.numel() else None
     grads = torch.autograd.grad(out, list(leaves.values()), dout, materialize_grads=True)
     for (name,leaf),g in zip(leaves.items(), grads):
         if g.dtype!=leaf.dtype: return f"the gradient of {name} has dtype {g.dtype} instead of {leaf.dtype}"
         want = wanted[name]
         if name=='sigma' and a.corners: continue
-        if name=='q' and a.lost.any(): g,want = g.masked_fill(torch.from_numpy(a.lost), 0.),np.where(a.lost, 0., want)  # what a NaN query itself gets is nobody's business
+        if name=='q':  # what a NaN query itself gets does not matter
+            g,want = g.masked_fill(torch.from_numpy(a.lost), 0.),np.where(a.lost, 0., want)
         bound = allowed(a, bounds, name, leaf)
         wrong = differs(name, g, want, bound, max(g.dtype, work, key=ROUNDING.get))
         if wrong: return f"the gradient of {wrong}"
-    return check_precision(call, impl, given, leaves, mode, a, out, grads, dout, wanted, bounds) if work in HALF and impl!='dense' else None
+    if work not in HALF or impl=='dense': return None
+    return check_precision(call, impl, given, leaves, mode, a, out, grads, dout, wanted, bounds)
 
 def check_precision(call, impl, given, leaves, mode, a, out, grads, dout, wanted, bounds):
     "In half precision: no more than twice the error of the dense path."
@@ -261,7 +289,10 @@ def check_precision(call, impl, given, leaves, mode, a, out, grads, dout, wanted
         if name=='sigma' and a.corners: continue
         far = lambda t: float(np.linalg.norm(np.nan_to_num(t.detach().double().numpy()-want)))
         size = float(np.linalg.norm(np.nan_to_num(want)))+float(dout.double().norm())*ROUNDING[out.dtype]
-        if far(x) > 2*far(y) + 2*ROUNDING[out.dtype]*size + .5*float(np.linalg.norm(bounds[name])): return f"{name}: the error of {impl}, {far(x)/size:.2g} of the norm, is more than twice that of dense, {far(y)/size:.2g}"
+        slack = 2*ROUNDING[out.dtype]*size + .5*float(np.linalg.norm(bounds[name]))
+        if far(x) > 2*far(y) + slack:
+            return (f"{name}: the error of {impl}, {far(x)/size:.2g} of the norm, is more than twice that of dense, "
+                    f"{far(y)/size:.2g}")
 
 # ---------------------------------------------------------------- as `F.scaled_dot_product_attention` is called
 
@@ -288,7 +319,8 @@ def check_dropin(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=
     else: out = dynattn.attention(**heads, **given, impl=impl)
     out,weights = out if isinstance(out, tuple) else (out,None)
     axes = (1,)*(form=='five axes') + ((b,h) if form not in ('two axes','three axes') else (h,)*(form=='three axes'))
-    wrong = differs('out', out, a.out.reshape(axes+a.out.shape[2:]), a.bounds(eps, eps_mask, tiny)['out'].reshape(axes+a.out.shape[2:]), work)
+    wrong = differs('out', out, a.out.reshape(axes+a.out.shape[2:]),
+                    a.bounds(eps, eps_mask, tiny)['out'].reshape(axes+a.out.shape[2:]), work)
     return f"{form}: {wrong}" if wrong else None
 
 # ---------------------------------------------------------------- the same bits twice
@@ -301,13 +333,14 @@ def check_repeat(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=
         torch.manual_seed(0)
         out = attend(call, impl, given)
         out = out[0] if isinstance(out, tuple) else out
-        return out,*torch.autograd.grad(out, list(leaves.values()), upstream(out.shape, out.dtype), materialize_grads=True)
+        return out,*torch.autograd.grad(out, list(leaves.values()), upstream(out.shape, out.dtype),
+                                        materialize_grads=True)
     before = torch.get_num_threads()
     try:
         for threads in (1,2):
             first,again = run(threads),run(threads)
             for name,x,y in zip(('out',*leaves), first, again):
-                if not torch.equal(x.nan_to_num(7.), y.nan_to_num(7.)): return f"{name} has other bits the second time, at {threads} threads"
+                if not same_bits(x, y): return f"{name} has other bits the second time, at {threads} threads"
     finally: torch.set_num_threads(before)
 
 # ---------------------------------------------------------------- transforms
@@ -378,7 +411,8 @@ def check_jvp(call, impl, wants=('q','k','v'), **_):
         if name=='sigma' and (a.window.sigma==0).any(): continue
         direction = normal(77+i, *x[i].shape).to(x[i].dtype)
         want = 0. if a.dropped else (oracle.directional(told, name, direction)*dout.double().numpy()).sum()
-        size = (np.abs(oracle.array(direction))*8*bounds[name]).sum() + ROUNDING[work]*50*(np.abs(oracle.array(direction)*wanted[name])).sum()
+        along = np.abs(oracle.array(direction))
+        slack = MARGIN*((8*along*bounds[name]).sum() + 50*ROUNDING[work]*np.abs(along*wanted[name]).sum())
         def forward():
             return torch.func.jvp(lambda t: f(*x[:i], t, *x[i+1:]), (x[i],), (direction,))[1]
         def dual():
@@ -388,7 +422,7 @@ def check_jvp(call, impl, wants=('q','k','v'), **_):
                 return torch.zeros(a.out.shape, dtype=work) if d is None else d.clone()
         for way,run in (('torch.func.jvp', forward),('a dual number', dual)):
             got = float((transformed(run, way).double()*dout.double()).sum())
-            if not abs(got-want) <= MARGIN*size+1e-12*abs(want): return f"{way} in {name}: {got:.6g} instead of {want:.6g}"
+            if not abs(got-want) <= slack+1e-12*abs(want): return f"{way} in {name}: {got:.6g} instead of {want:.6g}"
 
 def check_jacobian(call, impl, wants=('q','k','v'), **_):
     told,work,a,dout,wanted,bounds,f,names,x,given = prepared(call, impl, wants)
@@ -430,13 +464,15 @@ def check_double(call, impl, wants=('q','k','v'), **_):
         want,mine = (4*near-far)/3,float((got[i]*direction).sum())
         size = abs(near)+float((got[i]*direction).abs().sum())+sum(float(np.abs(wanted[n]).sum()) for n in names)
         if abs(near-far) > 1e-3*size: continue  # a corner nearby
-        if not abs(mine-want) <= 3e-5*size + 10*abs(near-far): return f"double backward in {name}: {mine:.6g} instead of {want:.6g}"
+        if not abs(mine-want) <= 3e-5*size + 10*abs(near-far):
+            return f"double backward in {name}: {mine:.6g} instead of {want:.6g}"
 
 def check_checkpoint(call, impl, wants=('q','k','v'), **_):
     told,work,a,dout,wanted,bounds,f,names,x,given = prepared(call, impl, wants)
     from torch.utils.checkpoint import checkpoint
     leaves = [t.clone().requires_grad_() for t in x]
-    got = transformed(lambda: torch.autograd.grad(checkpoint(f, *leaves, use_reentrant=False), leaves, dout, materialize_grads=True), 'checkpoint')
+    got = transformed(lambda: torch.autograd.grad(checkpoint(f, *leaves, use_reentrant=False), leaves, dout,
+                                                  materialize_grads=True), 'checkpoint')
     return compare_all(a, names, got, wanted, bounds, work, 'checkpoint')
 
 def check_compile(call, impl, wants=('q','k','v'), **_):
@@ -446,7 +482,8 @@ def check_compile(call, impl, wants=('q','k','v'), **_):
     out = transformed(lambda: torch.compile(f, fullgraph=True, backend='aot_eager')(*leaves), 'compile')
     wrong = differs('out', out, a.out, bounds['out'], work)
     if wrong: return f"torch.compile: {wrong}"
-    return compare_all(a, names, torch.autograd.grad(out, leaves, dout, materialize_grads=True), wanted, bounds, work, 'torch.compile')
+    return compare_all(a, names, torch.autograd.grad(out, leaves, dout, materialize_grads=True), wanted, bounds, work,
+                       'torch.compile')
 
 def moved_to(given, place, names):
     "The call with these tensors moved by `place`."
@@ -464,8 +501,10 @@ def tensors_of(given):
 def check_meta(call, impl, wants=('q','k','v'), **_):
     "Everything on the meta device: the right shape. One tensor alone: that or an error."
     told,work,a,*_rest,given = prepared(call, impl, wants)
-    out = transformed(lambda: dynattn.attention(**moved_to(given, lambda t: t.to('meta'), tensors_of(given)), impl=impl), 'meta')
-    if not out.is_meta or tuple(out.shape)!=a.out.shape or out.dtype!=work: return f"on meta: {out.device} {tuple(out.shape)} {out.dtype} instead of {a.out.shape} {work}"
+    everything = moved_to(given, lambda t: t.to('meta'), tensors_of(given))
+    out = transformed(lambda: dynattn.attention(**everything, impl=impl), 'meta')
+    if not out.is_meta or tuple(out.shape)!=a.out.shape or out.dtype!=work:
+        return f"on meta: {out.device} {tuple(out.shape)} {out.dtype} instead of {a.out.shape} {work}"
     for name in tensors_of(given):
         try: out = dynattn.attention(**moved_to(given, lambda t: t.to('meta'), [name]), impl=impl)
         except (TypeError,ValueError) as e:
@@ -476,40 +515,54 @@ def check_meta(call, impl, wants=('q','k','v'), **_):
 def check_fake(call, impl, wants=('q','k','v'), **_):
     told,work,a,*_rest,given = prepared(call, impl, wants)
     from torch._subclasses.fake_tensor import FakeTensorMode
-    with FakeTensorMode() as mode: out = transformed(lambda: dynattn.attention(**moved_to(given, mode.from_tensor, tensors_of(given)), impl=impl), 'fake')
-    if tuple(out.shape)!=a.out.shape or out.dtype!=work: return f"fake tensors: {tuple(out.shape)} {out.dtype} instead of {a.out.shape} {work}"
+    with FakeTensorMode() as mode:
+        everything = moved_to(given, mode.from_tensor, tensors_of(given))
+        out = transformed(lambda: dynattn.attention(**everything, impl=impl), 'fake')
+    if tuple(out.shape)!=a.out.shape or out.dtype!=work:
+        return f"fake tensors: {tuple(out.shape)} {out.dtype} instead of {a.out.shape} {work}"
 
 # ---------------------------------------------------------------- wrong calls
-
-class Any: "What is spoiled may be read in another way: an error in good form or the right result."
 
 def other(t): return t.double() if t.dtype!=torch.float64 else t.float()
 
 # argument -> texts of what it must not be; {x} is the argument itself
 SPOILED = dict(
-    segments=["3", "'x'", "[0, 1]", "torch.zeros(B, N)", "torch.zeros(B, N).bool()", "torch.zeros(B+1, N).long()", "torch.zeros(B, N+1).long()", "torch.arange(N+1, 0, -1)[None, :N].long() if N>1 else 1", "torch.zeros(B, N, 1).long()"],
-    sink=["3", "'x'", "[1.]", "torch.zeros(H+1)", "torch.zeros(H).long()", "torch.zeros(B, H, 1)", "torch.zeros(H, dtype=torch.complex64)", "torch.zeros(H).numpy()", "torch.zeros(H).bool()"],
+    segments=["3", "'x'", "[0, 1]", "torch.zeros(B, N)", "torch.zeros(B, N).bool()", "torch.zeros(B+1, N).long()",
+              "torch.zeros(B, N+1).long()", "torch.arange(N+1, 0, -1)[None, :N].long() if N>1 else 1",
+              "torch.zeros(B, N, 1).long()"],
+    sink=["3", "'x'", "[1.]", "torch.zeros(H+1)", "torch.zeros(H).long()", "torch.zeros(B, H, 1)",
+          "torch.zeros(H, dtype=torch.complex64)", "torch.zeros(H).numpy()", "torch.zeros(H).bool()"],
     softcap=["0", "-1.", "'x'", "True", "nan", "inf", "[1.]", "torch.ones(2)", "1j"],
-    q=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3", "1.5", "True", "'q'", "other({x})", "{x}[...,:-1]",
+    q=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3",
+       "1.5", "True", "'q'", "other({x})", "{x}[...,:-1]",
        "torch.cat(({x},{x}))", "object()"],
-    k=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3", "'k'", "other({x})", "{x}[:,:0]", "{x}[...,:-1]", "torch.cat(({x},{x}))",
+    k=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3",
+       "'k'", "other({x})", "{x}[:,:0]", "{x}[...,:-1]", "torch.cat(({x},{x}))",
        "torch.cat(({x},{x}), 2)", "{x}.to('meta')", "torch.cat(({x},)*(H//G+1), 1)"],
-    v=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3", "'v'", "other({x})", "{x}[:,:0]", "torch.cat(({x},{x}))", "torch.cat(({x},{x}), 2)",
+    v=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3",
+       "'v'", "other({x})", "{x}[:,:0]", "torch.cat(({x},{x}))", "torch.cat(({x},{x}), 2)",
        "{x}.to('meta')"],
-    attn_mask=["[True]", "torch.ones(N, M).numpy()", "torch.ones(N, M)", "torch.ones(N, M).long()", "torch.ones(N, M, dtype=torch.complex64)", "torch.ones(N+1, M+1, dtype=torch.bool)",
+    attn_mask=["[True]", "torch.ones(N, M).numpy()", "torch.ones(N, M)", "torch.ones(N, M).long()",
+               "torch.ones(N, M, dtype=torch.complex64)", "torch.ones(N+1, M+1, dtype=torch.bool)",
                "torch.ones(1,1,1,N,M, dtype=torch.bool)", "'causal'", "True", "3", "torch.ones(B, H, N, M+1).bool()"],
     dropout_p=["'x'", "-.1", "1.1", "nan", "None", "[.1]", "True", "inf", "1j"],
     is_causal=["'yes'", "None", "2", "torch.ones(2).bool()", "1.", "[True]"],
     scale=["'1'", "nan", "[1]", "True", "inf", "1j", "torch.ones(2)"],
     enable_gqa=["'yes'", "[1]", "2", "None"],
-    padding=["torch.ones(B, M).bool()", "[M]", "PaddingMask(torch.ones(B, M+1).bool())", "PaddingMask(torch.ones(B+1, M).bool())", "torch.ones(B, M)", "'x'", "3", "True"],
-    window=["-1", "True", "2.5", "'3'", "(1,)", "(1,2,3)", "(-1,2)", "(True,1)", "('a',1)", "(1.5,2)", "Window", "torch.tensor(3)", "torch.tensor([1.,2.])", "{{'sigma': 3}}", "nan",
-            "Window(torch.ones(H+1))", "Window(torch.ones(B+1, H))", "Window(torch.ones(B, H+1))", "Window(torch.ones(B, H, N+1))", "changed(Window(torch.ones(H)), nan)", "changed(Window(torch.ones(B, H)), -1.)",
+    padding=["torch.ones(B, M).bool()", "[M]", "PaddingMask(torch.ones(B, M+1).bool())",
+             "PaddingMask(torch.ones(B+1, M).bool())", "torch.ones(B, M)", "'x'", "3", "True"],
+    window=["-1", "True", "2.5", "'3'", "(1,)", "(1,2,3)", "(-1,2)", "(True,1)", "('a',1)", "(1.5,2)", "Window",
+            "torch.tensor(3)", "torch.tensor([1.,2.])", "{{'sigma': 3}}", "nan",
+            "Window(torch.ones(H+1))", "Window(torch.ones(B+1, H))", "Window(torch.ones(B, H+1))",
+            "Window(torch.ones(B, H, N+1))", "changed(Window(torch.ones(H)), nan)",
+            "changed(Window(torch.ones(B, H)), -1.)",
             "changed(Window(torch.tensor(2.)), inf)"],
-    alpha=["'1.5'", "True", ".5", "nan", "inf", "-1", "[1.5]", "1.5j", "torch.tensor(2)", "torch.tensor(.5)", "torch.full((H,), nan)", "torch.full((B,H), .9)", "torch.ones(H+1)", "torch.ones(B+1, H)",
+    alpha=["'1.5'", "True", ".5", "nan", "inf", "-1", "[1.5]", "1.5j", "torch.tensor(2)", "torch.tensor(.5)",
+           "torch.full((H,), nan)", "torch.full((B,H), .9)", "torch.ones(H+1)", "torch.ones(B+1, H)",
            "torch.ones(B, H, N)", "torch.ones(H).numpy()", "torch.ones(H).bool()", "torch.full((H,), inf)"],
     n_global=["-1", "1.5", "True", "'x'", "None", "[1]", "torch.tensor(1.)", "nan"],
-    rel_bias=["torch.zeros(H, 4)", "torch.zeros(H+1, 5)", "torch.zeros(5)", "torch.zeros(H, 5).long()", "[[1.]]", "torch.zeros(H, 5).numpy()", "3", "'x'", "torch.zeros(B+1, H, 5)", "torch.zeros(H, 5).bool()",
+    rel_bias=["torch.zeros(H, 4)", "torch.zeros(H+1, 5)", "torch.zeros(5)", "torch.zeros(H, 5).long()", "[[1.]]",
+              "torch.zeros(H, 5).numpy()", "3", "'x'", "torch.zeros(B+1, H, 5)", "torch.zeros(H, 5).bool()",
               "torch.zeros(H, 5, dtype=torch.complex64)", "torch.zeros(H, 0)"],
     q_offset=["1.5", "True", "'x'", "None", "[1]", "torch.tensor(1.)", "nan"],
     return_weights=["'yes'", "None", "2", "[True]"],
@@ -517,12 +570,23 @@ SPOILED = dict(
     widow=["3"],
 )
 # what may be refused or understood
-EITHER = dict(q=["{x}[:,:0]"], n_global=["10**30"], window=["10**30", "(10**30, None)"], q_offset=["10**30", "-10**30"], scale=["torch.tensor(.5)", "np.float64(.5)"], is_causal=["np.True_"])
+EITHER = dict(q=["{x}[:,:0]"], n_global=["10**30"], window=["10**30", "(10**30, None)"], q_offset=["10**30", "-10**30"],
+              scale=["torch.tensor(.5)", "np.float64(.5)"], is_causal=["np.True_"])
 NOT_SERVED = ("other({x})","Window(torch.ones(B, H, N+1))")
 # of the constructor of `Window`
-SPOILED_WINDOW = dict(sigma=["'x'", "None", "nan", "-1.", "True", "torch.ones(2).long()", "torch.ones(2, dtype=torch.complex64)", "[1.]", "torch.tensor([1., nan])", "inf", "torch.ones(1,1,1,1)", "np.ones(2)"],
-    curve=["'x'", "None", "3", "['bell']"], cut=["2", "-1.", "'x'", "(.5,1)", "0.", "1.", "nan", "True", "(.5,)", "[.5,0]", "('x',0)", "torch.tensor(.5)"], smooth=["'x'", "None", "3"], unit=["'x'", "None", "3"],
-    apply=["'x'", "None", "3"], reach=["(1,)", "(-1,0)", "'x'", "(1.5,0)", "(True,0)", "3", "(1,2,3)"], p=["-1.", "'x'", "True", "nan", "0", "inf", "[1]"], ramp=["3.", "'x'"], eps=["0", "-1.", "nan", "'x'", "True"])
+SPOILED_WINDOW = dict(
+    sigma=["'x'", "None", "nan", "-1.", "True", "torch.ones(2).long()", "torch.ones(2, dtype=torch.complex64)", "[1.]",
+           "torch.tensor([1., nan])", "inf", "torch.ones(1,1,1,1)", "np.ones(2)"],
+    curve=["'x'", "None", "3", "['bell']"],
+    cut=["2", "-1.", "'x'", "(.5,1)", "0.", "1.", "nan", "True", "(.5,)", "[.5,0]", "('x',0)", "torch.tensor(.5)"],
+    smooth=["'x'", "None", "3"],
+    unit=["'x'", "None", "3"],
+    apply=["'x'", "None", "3"],
+    reach=["(1,)", "(-1,0)", "'x'", "(1.5,0)", "(True,0)", "3", "(1,2,3)"],
+    p=["-1.", "'x'", "True", "nan", "0", "inf", "[1]"],
+    ramp=["3.", "'x'"],
+    eps=["0", "-1.", "nan", "'x'", "True"],
+)
 TENSORS = ('q','k','v')
 
 def changed(window, value):
@@ -537,32 +601,37 @@ def check_wrong(call, impl, wants=(), mode='plain', poison='', lost=False, spoil
     if argument.startswith('Window.'):
         name = argument.split('.')[1]
         kw = {'sigma': 3., name: eval(text, space)}
-        try: w = dynattn.Window(**kw)
-        except (TypeError,ValueError) as e: return None if well_formed(e, (name,)) else f"Window({name}={text}) raised {text_of(e)}"
-        except Exception as e: return f"Window({name}={text}) raised {text_of(e)}"
+        try: dynattn.Window(**kw)
+        except Exception as e: return None if well_formed(e, (name,)) else f"Window({name}={text}) raised {text_of(e)}"
         return f"Window({name}={text}) was accepted"
     given,_ = real(call)
     if argument!='impl' and not serves(impl, call, given): raise Unfit
     space['x'] = given.get(argument)
     value = eval(text.format(x='x'), space)
-    if isinstance(value, torch.Tensor) and isinstance(space['x'], torch.Tensor) and value.shape==space['x'].shape and value.dtype==space['x'].dtype and value.device==space['x'].device: raise Unfit
+    kind_of = lambda t: isinstance(t, torch.Tensor) and (t.shape,t.dtype,t.device)
+    if kind_of(value) and kind_of(value)==kind_of(space['x']): raise Unfit  # not wrong for these sizes
     call_with = {**given, 'impl': impl, argument: value}
-    names = None if argument in (*TENSORS,'segments') else (argument,'sigma') if argument=='window' else (argument,)  # other sizes of q may make any other argument wrong
+    names = (argument,'sigma') if argument=='window' else (argument,)
+    if argument in (*TENSORS,'segments'): names = None  # other sizes of q may make any other argument wrong
     why = f"{argument}={text.format(x=argument)}"
-    try: out = dynattn.attention(**call_with)
+    try: dynattn.attention(**call_with)
     except Exception as e:
         if argument=='widow' and isinstance(e, TypeError): return None
         if well_formed(e, names): return None
-        if impl not in ('auto','dense') and well_formed(e, ('impl',)) and (argument not in given or text in NOT_SERVED): return None
+        may_refuse = impl not in ('auto','dense') and (argument not in given or text in NOT_SERVED)
+        if may_refuse and well_formed(e, ('impl',)): return None
         return f"{why} raised {text_of(e)}"
     if text not in EITHER.get(argument, ()): return f"{why} was accepted"
 
 # ---------------------------------------------------------------- drawing
 
-LAYOUTS = ["draw({s},B,{h},{n},{w}).to(dtype)"]*5 + ["draw({s},B,{n},{h},{w}).to(dtype).transpose(1,2)"]*4 + [
-    "draw({s},B,{h},{w},{n}).to(dtype).mT", "draw({s},B,{h},{n},2*{w}).to(dtype)[...,::2]", "draw({s},B,{h},{n}+3,{w}).to(dtype)[:,:,3:]", "draw({s},1,{h},{n},{w}).to(dtype).expand(B,-1,-1,-1)",
-    "draw({s},B,1,{n},{w}).to(dtype).expand(-1,{h},-1,-1)", "draw({s},B,{n},3,{h},{w}).to(dtype)[:,:,1].transpose(1,2)", "draw({s},{n},B,{h},{w}).to(dtype).permute(1,2,0,3)",
-    "draw({s},B,{h},2*{n},{w}).to(dtype)[:,:,::2]", "draw({s},B,{h},1,{w}).to(dtype).expand(-1,-1,{n},-1)"]
+LAYOUTS = [("normal({s},B,{h},{n},{w}).to(dtype)",5), ("normal({s},B,{n},{h},{w}).to(dtype).transpose(1,2)",4),
+    ("normal({s},B,{h},{w},{n}).to(dtype).mT",1), ("normal({s},B,{h},{n},2*{w}).to(dtype)[...,::2]",1),
+    ("normal({s},B,{h},{n}+3,{w}).to(dtype)[:,:,3:]",1), ("normal({s},1,{h},{n},{w}).to(dtype).expand(B,-1,-1,-1)",1),
+    ("normal({s},B,1,{n},{w}).to(dtype).expand(-1,{h},-1,-1)",1),
+    ("normal({s},B,{n},3,{h},{w}).to(dtype)[:,:,1].transpose(1,2)",1),
+    ("normal({s},{n},B,{h},{w}).to(dtype).permute(1,2,0,3)",1), ("normal({s},B,{h},2*{n},{w}).to(dtype)[:,:,::2]",1),
+    ("normal({s},B,{h},1,{w}).to(dtype).expand(-1,-1,{n},-1)",1)]
 
 def some(r, *pairs):
     "One of the values, by weight."
@@ -570,18 +639,21 @@ def some(r, *pairs):
 
 def draw_tensor(r, name, loud):
     h,n,w = dict(q=('H','N','d'), k=('G','M','d'), v=('G','M','dv'))[name]
-    text = r.choice(LAYOUTS).format(s=r.randrange(10**4), h=h, n=n, w=w).replace('draw(', 'normal(')
+    text = some(r, *LAYOUTS).format(s=r.randrange(10**4), h=h, n=n, w=w)
     return text if name=='v' or loud==1 else text.replace('.to(dtype)', f'.mul({loud}).to(dtype)')
 
 def draw_sigma(r, unit, per_query):
     "The text of a width."
-    seed,most = r.randrange(10**4),some(r, ('1.5',3), ('4.',4), ('12.',2), ('60.',1), ('M',1)) if unit=='tokens' else some(r, ('.3',2), ('1.',2), ('2.5',1))
-    if r.random()<.15: return some(r, ('0.',1), ('1.',1), ('2.',2), ('5.',1), ('.25',1)) if unit=='tokens' else some(r, ('.25',1), ('.5',1))
+    seed,tokens = r.randrange(10**4),unit=='tokens'
+    numbers = (('0.',1), ('1.',1), ('2.',2), ('5.',1), ('.25',1)) if tokens else (('.25',1), ('.5',1))
+    if r.random()<.15: return some(r, *numbers)
+    widths = (('1.5',3), ('4.',4), ('12.',2), ('60.',1), ('M',1)) if tokens else (('.3',2), ('1.',2), ('2.5',1))
+    most = some(r, *widths)
     shapes = [("",2),("H",4),("B,H",4),("B,1",1),("1,H",1),("1",.5),("1,1",.5)]
     if per_query: shapes = [("B,H,N",3),("1,H,N",1),("B,1,N",1),("B,H,1",.5)]
     text = f"{some(r, ('.1+',2), ('',1))}uniform({seed},{some(r, *shapes)})*{most}"
     if r.random()<.03: return some(r, ('1e-20',1), ('.01',1), ('1e6',1))
-    if r.random()<.1 and unit=='tokens': text = f"pick({seed},[0.,1.,2.,3.,7.],{some(r, *shapes)})"
+    if r.random()<.1 and tokens: text = f"pick({seed},[0.,1.,2.,3.,7.],{some(r, *shapes)})"
     kind = some(r, ('',5), ('.float()',4), ('.bfloat16()',.4), ('.half()',.4))
     return f"({text}){kind}" if kind else text
 
@@ -592,51 +664,77 @@ def draw_window(r):
     if kind=='int': return r.choice(['0','1','2','3','6','15','M','M+5']),None
     if kind=='pair': return some(r, (f"({side()},{side()})",4), (f"[{side()},{side()}]",1)),None
     unit,apply = some(r, ('tokens',3), ('fraction',1)),some(r, ('inside',3), ('after',1))
+    if kind=='preset' and r.random()<.3:
+        report = r.choice(["Window.report_20220330(sigma,p=50.)", "Window.report_20220413(sigma,p=2.,T=.3)"])
+        random_widths = f"uniform({r.randrange(10**4)},H)"
+        return report,some(r, (f".4+.04*{random_widths}",3), (".3",.5), (random_widths,1))
     if kind=='preset':
-        sigma = draw_sigma(r, 'tokens', False)
-        if r.random()<.3: return some(r, ("Window.report_20220330(sigma,p=50.)",1), ("Window.report_20220413(sigma,p=2.,T=.3)",1)),some(r, (f".4+.04*uniform({r.randrange(10**4)},H)",3), (".3",.5), (f"uniform({r.randrange(10**4)},H)",1))
-        return some(r, ("Window.default(sigma)",2), ("Window.span(sigma,ramp=3)",2), ("Window.span(sigma,ramp=2.5,reach=(None,0))",1)),sigma
+        preset = some(r, ("default(sigma)",2), ("span(sigma,ramp=3)",2), ("span(sigma,ramp=2.5,reach=(None,0))",1))
+        return f"Window.{preset}",draw_sigma(r, 'tokens', False)
     smooth = some(r, ('edge',5), ('gaussian',2), ('ramp',2), ('power',1), ('tanh',1))
     options = {} if smooth=='edge' and r.random()<.6 else dict(smooth=repr(smooth))
-    if smooth in ('edge','gaussian','tanh') and r.random()<.35: options['cut'] = some(r, ('.5',1), ('.1',1), ('(.3,0)',1))
-    if smooth=='power': options['cut'] = some(r, ('.5',1), ('(.3,1)',1), ('.05',1))
+    if smooth in ('edge','gaussian','tanh') and r.random()<.35: options['cut'] = r.choice(['.5','.1','(.3,0)'])
+    if smooth=='power': options['cut'] = r.choice(['.5','(.3,1)','.05'])
     if smooth=='ramp': options['ramp'] = r.choice(['.5','1.','2.5','4'])
-    if smooth in ('power','tanh') or smooth=='edge' and r.random()<.3: options['p'] = r.choice(['.5','1.','3.','20.','1000.'])
+    steep = smooth in ('power','tanh') or smooth=='edge' and r.random()<.3
+    if steep: options['p'] = r.choice(['.5','1.','3.','20.','1000.'])
     if smooth!='ramp' and r.random()<.2: options['curve'] = "'normal'"
     if unit=='fraction': options['unit'] = "'fraction'"
     if apply=='after': options['apply'] = "'after'"
     if r.random()<.2: options['reach'] = f"({side()},{side()})"
     if smooth in ('gaussian','tanh') and r.random()<.1: options['eps'] = '1e-3'
-    return f"Window({', '.join(['sigma', *(f'{k}={v}' for k,v in options.items())])})",draw_sigma(r, unit, r.random()<.12)
+    given = ', '.join(['sigma', *(f'{k}={v}' for k,v in options.items())])
+    return f"Window({given})",draw_sigma(r, unit, r.random()<.12)
 
 def draw_sizes(r, kind, impl):
-    small = impl=='triton' or kind not in ('value','repeat')
+    many = impl!='triton' and kind in ('value','repeat')
+    band = impl in ('auto','banded')  # it has other engines for more tokens
+    def tokens():
+        if impl=='triton': return r.choice([1,2,5,9,17,20,24])
+        return some(r, (1,1), (2,.7), (r.randint(3, 12),4),
+                    (r.randint(13, 40),0 if kind in ('jacobian','double','jvp') else 4),
+                    (r.choice([63,64,65,70]),.6*many), (r.choice([95,130,150,200,260]),(.9 if band else .2)*many),
+                    (r.choice([300,400]),.15*many*band))
+    N = tokens()
+    M = N if r.random()<.65 else tokens()
     H = some(r, (1,2), (2,3), (3,1), (4,3), (8,.5))
-    n = lambda: some(r, (1,1), (2,.7), (r.randint(3, 12),4), (r.randint(13, 40),0 if kind in ('jacobian','double','jvp') else 4), (r.choice([63,64,65,70]),0 if small else .6), (r.choice([95,130,200,260]),0 if small else .35))
-    N = n()
-    if impl=='triton': n,N,H = (lambda: min(r.choice([1,2,5,9,17,20]), 40)),min(N, 24),min(H, 2)
-    if N>64: H = min(H, 2)
-    M = N if r.random()<.65 else n()
-    sizes = dict(B=1 if N>64 else some(r, (1,3), (2,4), (3,1)), H=H, G=r.choice([g for g in range(1, H+1) if H%g==0] + [H]), N=N, M=M, d=some(r, (1,1), (3,2), (4,2), (8,3), (16,1), (64,.3)), dv=some(r, (1,1), (2,1), (4,3), (8,2)))
+    if impl=='triton' or N>64: H = min(H, 2)
+    if N>260: H = 1
+    divisors = [g for g in range(1, H+1) if H%g==0]
+    sizes = dict(B=1 if N>64 else some(r, (1,3), (2,4), (3,1)), H=H, G=r.choice(divisors + [H]), N=N, M=M,
+                 d=some(r, (1,1), (3,2), (4,2), (8,3), (16,1), (64,.3)), dv=some(r, (1,1), (2,1), (4,3), (8,2)))
     if kind=='value' and impl!='triton' and r.random()<.02: sizes[r.choice(['B','N','M','dv','d'])] = 0
     return sizes
 
-PADDINGS = ["PaddingMask.from_lengths(lengths({s},B,M), M)", "PaddingMask(uniform({s},B,M)<.7)", "PaddingMask(uniform({s},B,M)<.2)", "PaddingMask.from_keep((uniform({s},B,M)<.8).long())",
-            "PaddingMask.from_ignore(uniform({s},B,M)<.3)", "PaddingMask.from_hf((uniform({s},B,M)<.6).int())", "PaddingMask.from_additive(torch.where(uniform({s},B,M)<.6, 0., -inf))", "PaddingMask(torch.zeros(B,M).bool())",
+PADDINGS = ["PaddingMask.from_lengths(lengths({s},B,M), M)", "PaddingMask(uniform({s},B,M)<.7)",
+            "PaddingMask(uniform({s},B,M)<.2)", "PaddingMask.from_keep((uniform({s},B,M)<.8).long())",
+            "PaddingMask.from_ignore(uniform({s},B,M)<.3)", "PaddingMask.from_hf((uniform({s},B,M)<.6).int())",
+            "PaddingMask.from_additive(torch.where(uniform({s},B,M)<.6, 0., -inf))",
+            "PaddingMask(torch.zeros(B,M).bool())",
             "PaddingMask(lengths({s},B,M)[:,None]<=torch.arange(M))"]
 BIASES = [("causal_lower_right(N,M)",1), ("causal_upper_left(N,M)",.5)]
-MASKS = [("uniform({s},N,M)<.7",2), ("uniform({s},B,1,1,M)<.7",3), ("uniform({s},B,H,N,M)<.5",2), ("uniform({s},1,H,N,M)<.7",1), ("uniform({s},B,1,N,1)<.7",.5), ("uniform({s},M)<.7",1),
-         ("normal({s},N,M)",2), ("normal({s},B,H,N,M).to(dtype)",1), ("normal({s},B,1,1,M).float()",1), ("normal({s},H,N,M).masked_fill(uniform({s},H,N,M)<.3,-inf)",2)]
-ALPHAS = [("1.",1), ("1",.3), ("1.2",1), ("1.5",2), ("2.",1.5), ("2",.3), ("2.5",.5), ("1.000001",.5), ("1+uniform({s},H)",3), ("(1+uniform({s},B,H)).float()",3), ("torch.tensor(1.5)",1),
-          ("pick({s},[1.,1.25,1.5,2.],H)",2), ("pick({s},[1.,1.0001,1.5,2.,2.7],B,H)",1), ("(1+uniform({s},H)).bfloat16()",.4)]
+MASKS = [("uniform({s},N,M)<.7",2), ("uniform({s},B,1,1,M)<.7",3), ("uniform({s},B,H,N,M)<.5",2),
+         ("uniform({s},1,H,N,M)<.7",1), ("uniform({s},B,1,N,1)<.7",.5), ("uniform({s},M)<.7",1),
+         ("normal({s},N,M)",2), ("normal({s},B,H,N,M).to(dtype)",1), ("normal({s},B,1,1,M).float()",1),
+         ("normal({s},H,N,M).masked_fill(uniform({s},H,N,M)<.3,-inf)",2)]
+ALPHAS = [("1.",1), ("1",.3), ("1.2",1), ("1.5",2), ("2.",1.5), ("2",.3), ("2.5",.5), ("1.000001",.5),
+          ("1+uniform({s},H)",3), ("(1+uniform({s},B,H)).float()",3), ("torch.tensor(1.5)",1),
+          ("pick({s},[1.,1.25,1.5,2.],H)",2), ("pick({s},[1.,1.0001,1.5,2.,2.7],B,H)",1),
+          ("(1+uniform({s},H)).bfloat16()",.4)]
+REL_BIASES = [("normal({s},H,5)",2), ("normal({s},B,H,3)",1), ("normal({s},H,1)",.5),
+              ("normal({s},H,2*M+1).to(dtype)",1), ("normal({s},H,9).float()",1)]
+SINKS = [("normal({s},H)",3), ("normal({s},H).float()",2), ("normal({s},H).to(dtype)",1)]
+OFFSETS = [('M-N',2), ('-1',1), ('-3',1), ('-N//2',1), ('2',1), ('M//2',1), ('-N',.5), ('M+2',.5)]
 
 def draw(seed, kinds=None, impls=None, dtypes=None):
     "A case; the same seed gives the same."
     r = random.Random(seed)
     kind = some(r, *((k,w) for k,(_,w) in KINDS.items() if not kinds or k in kinds))
-    impl = some(r, *((i,w) for i,w in dict(auto=3, dense=2.5, banded=4.5, sdpa=1, triton=1.2 if kind in ('value','repeat','wrong') else .2).items() if not impls or i in impls))
+    shares = dict(auto=3, dense=2.5, banded=4.5, sdpa=1, triton=1.2 if kind in ('value','repeat','wrong') else .2)
+    impl = some(r, *((i,w) for i,w in shares.items() if not impls or i in impls))
+    half = .8 if kind=='value' else .1
+    dtype = some(r, ('float64',0 if impl=='triton' else 5), ('float32',3.5), ('bfloat16',half), ('float16',half))
     if kind=='double': dtype = 'float64'
-    else: dtype = some(r, ('float64',0 if impl=='triton' else 5), ('float32',3.5), ('bfloat16',.8 if kind=='value' else .1), ('float16',.8 if kind=='value' else .1))
     if dtypes and dtype not in dtypes: dtype = r.choice(dtypes)
     loud = some(r, (1,8), (6,1), (30,.5), (60,.2 if dtype!='float16' else 2)) if kind=='value' else 1
     seeds = lambda: r.randrange(10**4)
@@ -646,17 +744,17 @@ def draw(seed, kinds=None, impls=None, dtypes=None):
         args['window'],sigma = draw_window(r)
         if sigma: args = dict(sigma=sigma, **args)
     if r.random()<.4: args['padding'] = r.choice(PADDINGS).format(s=seeds())
-    if r.random()<.25 and impl!='triton': args['attn_mask'] = some(r, *((MASKS+BIASES if kind in ('value','dropin') else MASKS) if impl!='banded' else [MASKS[1], MASKS[5]])).format(s=seeds())
+    masks = [MASKS[1],MASKS[5]] if impl=='banded' else MASKS+BIASES if kind in ('value','dropin') else MASKS
+    if r.random()<.25 and impl!='triton': args['attn_mask'] = some(r, *masks).format(s=seeds())
     if r.random()<.35 and free: args['alpha'] = some(r, *ALPHAS).format(s=seeds())
-    if r.random()<.3: args['n_global'] = r.choice(['1','2','5','M'])
-    if r.random()<.25 and free and impl!='triton': args['rel_bias'] = some(r, ("normal({s},H,5)",2), ("normal({s},B,H,3)",1), ("normal({s},H,1)",.5), ("normal({s},H,2*M+1).to(dtype)",1), ("normal({s},H,9).float()",1)).format(s=seeds())
-    if r.random()<.35: args['q_offset'] = some(r, ('M-N',2), ('-1',1), ('-3',1), ('-N//2',1), ('2',1), ('M//2',1), ('-N',.5), ('M+2',.5))
+    if r.random()<.4: args['n_global'] = r.choice(['1','2','5','M'])
+    if r.random()<.25 and free and impl!='triton': args['rel_bias'] = some(r, *REL_BIASES).format(s=seeds())
+    if r.random()<.45: args['q_offset'] = some(r, *OFFSETS)
     if r.random()<.3: args['is_causal'] = 'True'
-    new = 'segments' in inspect.signature(dynattn.attention).parameters
-    served = impl in ('auto','dense') or r.random()<.05
-    if new and r.random()<.15 and served: args['softcap'] = r.choice(['1.','5.','30','.3'])
-    if new and r.random()<.15 and served: args['sink'] = some(r, ("normal({s},H)",3), ("normal({s},H).float()",2), ("normal({s},H).to(dtype)",1)).format(s=seeds())
-    packed = new and r.random()<.15 and served and not re.search('fraction|report', args.get('window', ''))
+    served = impl in ('auto','dense') or r.random()<.1
+    if r.random()<.15 and served: args['softcap'] = r.choice(['1.','5.','30','.3'])
+    if r.random()<.15 and served: args['sink'] = some(r, *SINKS).format(s=seeds())
+    packed = r.random()<.15 and served and not re.search('fraction|report', args.get('window', ''))
     if packed:
         args['segments'] = some(r, ("segments({s},B,N)",4), ("segments({s},1,N)",1)).format(s=seeds())
         args.pop('q_offset', None)
@@ -669,18 +767,24 @@ def draw(seed, kinds=None, impls=None, dtypes=None):
     case = Case(kind, impl, draw_sizes(r, kind, impl), dtype, args, wants)
     if packed:
         case.sizes['M'] = case.sizes['N']
-        if case.sizes['B']==1 and r.random()<.4: args['segments'] = args['segments'].replace('segments(', 'cu_seqlens(').replace('1,N', 'N').replace('B,N', 'N')
+        if case.sizes['B']==1 and r.random()<.4: args['segments'] = f"cu_seqlens({seeds()},N)"
     if kind=='value':
-        case.mode = some(r, ('plain',12), ('inference',.7), ('no_grad',.5), ('autocast bfloat16',.8 if dtype in ('float32','float64') else 0), ('autocast float16',.4 if dtype=='float32' else 0))
+        case.mode = some(r, ('plain',12), ('inference',.7), ('no_grad',.5),
+                         ('autocast bfloat16',.8 if dtype in ('float32','float64') else 0),
+                         ('autocast float16',.4 if dtype=='float32' else 0))
         if 'padding' in args and r.random()<.5: case.poison = r.choice(['nan','inf'])
         case.lost = r.random()<.04
     if kind=='wrong':
-        if r.random()<.12: name = r.choice(list(SPOILED_WINDOW)); case.spoiled = (f'Window.{name}',r.choice(SPOILED_WINDOW[name]))
-        else: name = r.choice(list(SPOILED)); case.spoiled = (name,r.choice(SPOILED[name]+EITHER.get(name, [])))
+        of_window = r.random()<.12
+        name = r.choice(list(SPOILED_WINDOW if of_window else SPOILED))
+        if of_window: case.spoiled = (f'Window.{name}',r.choice(SPOILED_WINDOW[name]))
+        else: case.spoiled = (name,r.choice(SPOILED[name]+EITHER.get(name, [])))
     return case
 
-KINDS = dict(value=(check_value,60), wrong=(check_wrong,60), dropin=(check_dropin,5), repeat=(check_repeat,6), func_grad=(check_func_grad,4), vmap=(check_vmap,3), vmap_grad=(check_vmap_grad,3), jvp=(check_jvp,4), jacobian=(check_jacobian,2),
-    double=(check_double,3), checkpoint=(check_checkpoint,2), compile=(check_compile,.4), meta=(check_meta,4), fake=(check_fake,2))
+KINDS = dict(value=(check_value,60), wrong=(check_wrong,40), dropin=(check_dropin,5), repeat=(check_repeat,6),
+             func_grad=(check_func_grad,4), vmap=(check_vmap,3), vmap_grad=(check_vmap_grad,3), jvp=(check_jvp,4),
+             jacobian=(check_jacobian,2), double=(check_double,3), checkpoint=(check_checkpoint,2),
+             compile=(check_compile,.4), meta=(check_meta,4), fake=(check_fake,2))
 
 def failure(call, kind, impl, wants=('q','k','v'), mode='plain', poison='', lost=False, spoiled=()):
     "What is wrong with this call, or None. `Refused` and `Unfit` pass."
@@ -715,6 +819,8 @@ def quiet():
     "Warnings of PyTorch's C++ go nowhere."
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
+def ending(status): return f"killed by {signal.Signals(-status).name}" if status<0 else f"ended with status {status}"
+
 def isolated(case):
     "`case.failure()` in a process of its own, which it may kill."
     here,there = FORK.Pipe(duplex=False)
@@ -728,27 +834,31 @@ def isolated(case):
     try: return here.recv()
     except EOFError:
         child.join()
-        return f"killed by {signal.Signals(-child.exitcode).name}" if child.exitcode<0 else f"ended with status {child.exitcode}"
+        return ending(child.exitcode)
     finally: child.join()
 
 def smaller(case):
     "Simpler cases, the boldest first."
     for name in [x for x in case.args if x not in ('q','k','v')]:
         rest = {k:v for k,v in case.args.items() if k not in (name, 'sigma' if name=='window' else name)}
-        if name!='sigma': yield replace(case, args=rest, wants=tuple(x for x in case.wants if x in rest) or ('v',), poison=case.poison if 'padding' in rest else '')
+        if name!='sigma': yield replace(case, args=rest, wants=tuple(x for x in case.wants if x in rest) or ('v',),
+                                        poison=case.poison if 'padding' in rest else '')
     if len(case.wants)>1:
         for name in case.wants: yield replace(case, wants=(name,))
     for change in (dict(mode='plain'), dict(poison=''), dict(lost=False), dict(dtype='float64'), dict(dtype='float32')):
-        if any(getattr(case, k)!=v for k,v in change.items()) and not (change=={'dtype': 'float32'} and case.dtype=='float64'): yield replace(case, **change)
+        if any(getattr(case, k)!=v for k,v in change.items()) and not (change=={'dtype': 'float32'}
+            and case.dtype=='float64'): yield replace(case, **change)
     plain = dict(q="normal(1,B,H,N,d).to(dtype)", k="normal(2,B,G,M,d).to(dtype)", v="normal(3,B,G,M,dv).to(dtype)")
     for name,text in plain.items():
         if case.args[name]!=text: yield replace(case, args={**case.args, name: text})
     if 'sigma' in case.args:
         for text in ('2.5','uniform(1,H)*4'):
-            if case.args['sigma']!=text and len(text)<len(case.args['sigma']): yield replace(case, args={**case.args, 'sigma': text})
+            if case.args['sigma']!=text and len(text)<len(case.args['sigma']): yield replace(case,
+                args={**case.args, 'sigma': text})
         for text in ('Window(sigma)', re.sub(r", \w+=[^=]*(?=\)$)", '', case.args['window'])):
             if case.args['window']!=text: yield replace(case, args={**case.args, 'window': text})
-    for name,texts in dict(q_offset=('1','-1'), n_global=('1',), alpha=('1.5',), scale=('1.',), padding=("PaddingMask.from_lengths(torch.tensor([M//2]*B), M)",)).items():
+    for name,texts in dict(q_offset=('1','-1'), n_global=('1',), alpha=('1.5',), scale=('1.',),
+                           padding=("PaddingMask.from_lengths(torch.tensor([M//2]*B), M)",)).items():
         if name in case.args:
             for text in texts:
                 if len(text)<len(case.args[name]): yield replace(case, args={**case.args, name: text})
@@ -759,7 +869,8 @@ def smaller(case):
     if case.sizes['G']!=case.sizes['H']: yield replace(case, sizes={**case.sizes, 'G': case.sizes['H']})
     n,m = case.sizes['N'],case.sizes['M']
     for now in ((m,m),(n,n),(n//2,m//2),(n-1,m-1),(n,m//2),(n//2,m),(n,m-1),(n-1,m)):
-        if min(now)>=1 and now!=(n,m) and sum(now)<=n+m: yield replace(case, sizes={**case.sizes, 'N': now[0], 'M': now[1]})
+        if min(now)>=1 and now!=(n,m) and sum(now)<=n+m: yield replace(case,
+            sizes={**case.sizes, 'N': now[0], 'M': now[1]})
 
 def shrunk(case, wrong, seconds=20.):
     "The simplest case found that fails in the same way."
@@ -784,8 +895,10 @@ class Found:
     count:int=1
 
 def key_of(case, wrong):
-    about = [text for text,here in (('half sigma',re.search('half|bfloat', case.args.get('sigma', ''))), ('NaN query',case.lost), ('nothing',0 in case.sizes.values())) if here]
-    if case.kind!='wrong': return f"{case.kind} {case.impl}: {outline(wrong)}" + (f" [{', '.join(about)}]" if about else '')
+    about = [text for text,here in (('half sigma',re.search('half|bfloat', case.args.get('sigma', ''))),
+                                    ('NaN query',case.lost), ('nothing',0 in case.sizes.values())) if here]
+    if case.kind!='wrong': return f"{case.kind} {case.impl}: {outline(wrong)}" + (f" [{', '.join(about)}]" if about
+        else '')
     how = re.search(r'was accepted|raised \w+|killed.*', wrong)
     return f"wrong {case.impl}: {case.spoiled[0]} {how[0] if how else wrong}"
 
@@ -806,7 +919,8 @@ def try_all(to, seed, numbers, end, kinds, impls, dtypes, shrink, keys, enough):
         name = f'{seed}.{number}'
         try: outcome,case,wrong = tried(name, kinds, impls, dtypes)
         except Exception:
-            to.send(('error',f'seed {name}: the search itself failed\n{draw(name, kinds, impls, dtypes).snippet()}\n{traceback.format_exc()}'))
+            snippet = draw(name, kinds, impls, dtypes).snippet()
+            to.send(('error',f'seed {name}: the search itself failed\n{snippet}\n{traceback.format_exc()}'))
             return
         key,new = (key_of(case, wrong),None) if wrong else (None,None)
         if wrong and key not in keys:
@@ -817,12 +931,15 @@ def try_all(to, seed, numbers, end, kinds, impls, dtypes, shrink, keys, enough):
     to.send(('done',))
 
 def search(seconds, seed=0, impls=None, kinds=None, shrink=20., only=None, enough=None, dtypes=None):
-    "Counts by kind and outcome, and the failures by class; stops at `enough` classes. The calls are made in a child, for one that kills its process is a finding too."
+    """Counts by kind and outcome, and the failures by class; stops at `enough` classes.
+
+    The calls are made in a child process, so that a call which kills its process is a finding like any other."""
     counts,found,end,at = Counter(),{},time.monotonic()+seconds,-1
     while time.monotonic()<end and not (enough and len(found)>=enough):
         here,there = FORK.Pipe(duplex=False)
         numbers = itertools.count(at+1) if only is None else [only]
-        child = FORK.Process(target=try_all, args=(there, seed, numbers, end, kinds, impls, dtypes, shrink, set(found), enough))
+        child = FORK.Process(target=try_all, args=(there, seed, numbers, end, kinds, impls, dtypes, shrink, set(found),
+                                                   enough))
         child.start()
         there.close()
         message = ('begin',at)
@@ -839,7 +956,7 @@ def search(seconds, seed=0, impls=None, kinds=None, shrink=20., only=None, enoug
             break
         except EOFError:
             child.join()
-            if child.exitcode>=0: raise RuntimeError(f'seed {seed}.{at}: the search ended with status {child.exitcode}') from None
+            if child.exitcode>=0: raise RuntimeError(f'seed {seed}.{at}: the search {ending(child.exitcode)}') from None
             case,wrong = draw(f'{seed}.{at}', kinds, impls, dtypes),f'killed by {signal.Signals(-child.exitcode).name}'
             counts[case.kind,'failed'] += 1
             key = key_of(case, wrong)
@@ -854,7 +971,9 @@ def report(counts, found, say=print, brief=False):
     for kind in KINDS:
         row = [counts[kind,x] for x in ('passed','failed','refused','unfit')]
         if any(row): say(f"{kind:12}" + ''.join(f"{x:9}" for x in row))
-    for key,f in sorted(found.items()): say(f"\n--- {key} ({f.count} times, first at {f.seed})\n    {f.case.said()}\n    {f.wrong}" + ('' if brief else '\n'+textwrap.indent(f.case.snippet(), '    ')))
+    for key,f in sorted(found.items()):
+        say(f"\n--- {key} ({f.count} times, first at {f.seed})\n    {f.case.said()}\n    {f.wrong}")
+        if not brief: say(textwrap.indent(f.case.snippet(), '    '))
     say(f"\n{sum(n for (_,x),n in counts.items() if x!='unfit')} cases, {len(found)} classes of failures")
 
 def main(args=None):

@@ -1,5 +1,5 @@
-"""A minute of the random search, and whether the search can be trusted: its oracle against numbers worked out by hand and against
-other libraries, and faults put into `attention` on purpose, which it must report."""
+"""A minute of the random search, and whether the search can be trusted: its oracle against numbers worked out by hand
+and against other libraries, and faults put into `attention` on purpose, which it must report."""
 import math, os, re, subprocess, sys
 from pathlib import Path
 import numpy as np
@@ -9,13 +9,15 @@ from search import Case, draw, failure, normal
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Classes of failures that are known and not yet mended, as regular expressions of a class's name. It must be empty in the end.
+# Classes of failures that are known and not yet mended, as regular expressions of a class's name. To be emptied.
 EXPECTED = (
-    r'(func_grad|vmap_grad|jvp|jacobian|double|fake) \w+: (raised|torch.func.jvp in)',  # an error of PyTorch's own instead of one with a remedy; triton: 0
+    r'(func_grad|vmap_grad|jvp|jacobian|double|fake) \w+: (raised|torch.func.jvp in)',
+    # an error of PyTorch's own instead of one with a remedy; triton: 0
     r'.*\[.*NaN query',                                             # a NaN query on SDPA spreads
     r'.*raised ValueError: offsets: expected',                      # sigma of [B,H,1]
     r'(value|dropin) (auto|sdpa): .*out is wrong',                  # SDPA's causal flag with scale <= 0
-    r'value \w+: (a window outside|raised ZeroDivisionError)',       # a report's window in float16; no keys and unit "fraction"
+    r'value \w+: (a window outside|raised ZeroDivisionError)',
+    # a report's window in float16; no keys and unit "fraction"
     r'wrong \w+: (impl|window|Window.cut) raised',
 )
 
@@ -32,7 +34,8 @@ search.report(counts, {{key: f for key,f in found.items() if key not in known}})
 print('known:', *known, sep='\\n  ')
 sys.exit(len(found)>len(known))
 '''
-    r = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, env=dict(os.environ, OMP_NUM_THREADS='1'))
+    r = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True,
+                       env=dict(os.environ, OMP_NUM_THREADS='1'))
     print(r.stdout)
     assert r.returncode==0, r.stdout + r.stderr
     assert int(re.search(r'(\d+) cases', r.stdout)[1]) > 50
@@ -42,15 +45,18 @@ sys.exit(len(found)>len(known))
 def one(values): return np.array(values, float)[None,None]
 
 def worked_out(scores, **options):
-    "Weights of one query with these scores: d = 1, the query is 1, the keys are the scores and the values are the unit vectors."
+    "Weights of one query with these scores: the query is 1, the keys are the scores, the values are the unit vectors."
     keys = one([[s] for s in scores])
     return oracle.Attention(one([[1.]]), keys, one(np.eye(len(scores))), scale=1., **options).out[0,0,0]
 
 def test_weights_by_hand():
     np.testing.assert_allclose(worked_out([0., math.log(3.)]), [.25,.75], rtol=1e-15)
-    np.testing.assert_allclose(worked_out([0., .4], alpha=2.), [.3,.7], rtol=1e-15)           # sparsemax: half the difference is added to 1/2
-    np.testing.assert_allclose(worked_out([0., 1.5], alpha=2.), [0,1], atol=1e-15)            # a difference of 1 or more leaves one key
-    np.testing.assert_allclose(worked_out([0., math.sqrt(2.)], alpha=1.5), [math.sin(math.pi/12)**2, math.cos(math.pi/12)**2], rtol=1e-14)
+    np.testing.assert_allclose(worked_out([0., .4], alpha=2.), [.3,.7],
+                               rtol=1e-15)           # sparsemax: half the difference is added to 1/2
+    np.testing.assert_allclose(worked_out([0., 1.5], alpha=2.), [0,1],
+                               atol=1e-15)            # a difference of 1 or more leaves one key
+    np.testing.assert_allclose(worked_out([0., math.sqrt(2.)], alpha=1.5),
+                               [math.sin(math.pi/12)**2, math.cos(math.pi/12)**2], rtol=1e-14)
     np.testing.assert_allclose(worked_out([0., math.log(3.)], alpha=1.), [.25,.75], rtol=1e-14)
 
 def test_windows_by_hand():
@@ -60,11 +66,14 @@ def test_windows_by_hand():
     np.testing.assert_allclose(mask(1., smooth='gaussian'), np.exp([-4.5,-2,-.5,0,-.5,-2,-4.5]))
     assert (mask(2.)>0).tolist()==[False,True,True,True,True,True,False] and mask(2.)[3]==1    # |j - i| <= sigma
     edge = lambda b, T=math.exp(-.5): math.tanh(2*(b-T)/(1-T))/math.tanh(2)
-    np.testing.assert_allclose(mask(2.)[4], edge(math.exp(-.5/9)), rtol=1e-14)               # the curve has one token more
-    np.testing.assert_allclose(mask(1., cut=.5, smooth='power', p=3.), [0,0,1-math.exp(-1.5),0,1-math.exp(-1.5),0,0], atol=1e-15)
+    np.testing.assert_allclose(mask(2.)[4], edge(math.exp(-.5/9)),
+                               rtol=1e-14)               # the curve has one token more
+    np.testing.assert_allclose(mask(1., cut=.5, smooth='power', p=3.), [0,0,1-math.exp(-1.5),0,1-math.exp(-1.5),0,0],
+                               atol=1e-15)
     report = oracle.Window.report_20220330
     count = lambda T, p: int((report(.4169, p=p, T=T).mask(np.arange(-1023, 1024)[None], 2048)!=0).sum())
-    assert [count(.9, 1e4),count(.8, 1e4),count(.9, 100.)]==[299,511,299]                     # as the report of 2022-03-30 prints
+    assert [count(.9, 1e4),count(.8, 1e4),count(.9, 100.)]==[299,511,
+        299]                     # as the report of 2022-03-30 prints
 
 def test_who_sees_whom_by_hand():
     def seen(n, m, **options):
@@ -73,7 +82,8 @@ def test_who_sees_whom_by_hand():
     assert seen(3, 3, window=(1,0))==[[1,0,0],[1,1,0],[0,1,1]]
     assert seen(3, 3, window=0, n_global=1)==[[1,1,1],[1,1,0],[1,0,1]]
     assert seen(2, 4, window=0, q_offset=1)==[[0,1,0,0],[0,0,1,0]]
-    assert seen(3, 2, q_offset=-1, window=0, n_global=1)==[[1,0],[1,1],[1,1]]                 # query 1 stands at position 0; query 0 before all keys
+    # query 0 stands before all keys, query 1 at position 0
+    assert seen(3, 2, q_offset=-1, window=0, n_global=1)==[[1,0],[1,1],[1,1]]
     assert seen(2, 3, q_offset=-1, is_causal=True)==[[0,0,0],[1,0,0]]
     assert seen(1, 3, padding=oracle.PaddingMask.from_ignore(torch.tensor([[0,1,0]])))==[[1,0,1]]
 
@@ -81,12 +91,14 @@ def test_oracle_equals_pytorch():
     q,k,v = normal(0,2,4,5,3),normal(1,2,2,7,3),normal(2,2,2,7,2)
     for mask,causal in ((None,False),(None,True),(normal(3,5,7)>0,False),(normal(3,2,1,5,7),False)):
         want = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
-        np.testing.assert_allclose(oracle.attention(q, k, v, mask, is_causal=causal), want.numpy(), rtol=1e-12, atol=1e-14)
+        np.testing.assert_allclose(oracle.attention(q, k, v, mask, is_causal=causal), want.numpy(), rtol=1e-12,
+                                   atol=1e-14)
 
 def test_oracle_equals_entmax():
     entmax = pytest.importorskip('entmax')
     s = 2*normal(0, 6, 9)
-    for alpha,f in ((1.5,entmax.entmax15),(2.,entmax.sparsemax),(1.2,lambda z: entmax.entmax_bisect(z, 1.2, n_iter=60)),(2.5,lambda z: entmax.entmax_bisect(z, 2.5, n_iter=60))):
+    for alpha,f in ((1.5,entmax.entmax15),(2.,entmax.sparsemax),(1.2,lambda z: entmax.entmax_bisect(z, 1.2, n_iter=60)),
+                    (2.5,lambda z: entmax.entmax_bisect(z, 2.5, n_iter=60))):
         mine = np.stack([worked_out(row, alpha=alpha) for row in s.tolist()])
         np.testing.assert_allclose(mine, f(s).numpy(), atol=1e-9)
 
@@ -110,11 +122,14 @@ REAL = dynattn.attention
 
 def scaled(q, k, v, **o): return REAL(q, k, v, **o)*1.001
 def wider(q, k, v, window=None, **o): return REAL(q, k, v, window=window+1 if type(window) is int else window, **o)
-def stale(q, k, v, window=None, **o): return REAL(q, k, v, window=window.replace(sigma=window.sigma.detach()) if isinstance(window, dynattn.Window) else window, **o)
-def doubled(q, k, v, alpha=None, **o): return REAL(q, k, v, alpha=2*alpha-alpha.detach() if isinstance(alpha, torch.Tensor) else alpha, **o)
+def stale(q, k, v, window=None, **o): return REAL(q, k, v, window=window.replace(sigma=window.sigma.detach())
+                                                  if isinstance(window, dynattn.Window) else window, **o)
+def doubled(q, k, v, alpha=None, **o): return REAL(q, k, v, alpha=2*alpha-alpha.detach()
+                                                   if isinstance(alpha, torch.Tensor) else alpha, **o)
 def unpadded(q, k, v, padding=None, **o): return REAL(q, k, v, **o)
 def noisy(q, k, v, **o): return REAL(q, k, v, **o) + 1e-15*torch.rand(())
-def lenient(q, k, v, n_global=0, **o): return REAL(q, k, v, n_global=max(n_global, 0) if isinstance(n_global, (int,float)) else 0, **o)
+def lenient(q, k, v, n_global=0, **o): return REAL(q, k, v, n_global=max(n_global, 0)
+                                                   if isinstance(n_global, (int,float)) else 0, **o)
 def vague(q, k, v, **o):
     try: return REAL(q, k, v, **o)
     except (TypeError,ValueError): raise ValueError('something is wrong') from None
@@ -131,7 +146,9 @@ class Flat(torch.autograd.Function):
     def jvp(ctx, t): return torch.zeros_like(t)
 def deaf(q, k, v, **o): return REAL(Flat.apply(q), k, v, **o)
 
-@pytest.mark.parametrize('fault,kind', [(scaled,'value'),(wider,'value'),(stale,'value'),(doubled,'value'),(unpadded,'value'),(noisy,'repeat'),(lenient,'wrong'),(vague,'wrong'),(deaf,'jvp')])
+@pytest.mark.parametrize('fault,kind', [(scaled,'value'),(wider,'value'),(stale,'value'),(doubled,'value'),
+                                        (unpadded,'value'),(noisy,'repeat'),(lenient,'wrong'),(vague,'wrong'),
+                                        (deaf,'jvp')])
 def test_a_fault_is_found(fault, kind, monkeypatch):
     "Some case fails with the fault and not without it."
     for number in range(400):
@@ -151,7 +168,8 @@ def test_a_fault_is_found(fault, kind, monkeypatch):
     assert len(small.args)<=len(case.args) and search.outline(again)==search.outline(wrong)
 
 def test_a_snippet_runs():
-    case = Case('value', 'dense', dict(B=1, H=2, G=1, N=3, M=4, d=2, dv=2), 'float32', dict(sigma='uniform(1,H)*3', q='normal(1,B,H,N,d).to(dtype)', k='normal(2,B,G,M,d).to(dtype)',
+    case = Case('value', 'dense', dict(B=1, H=2, G=1, N=3, M=4, d=2, dv=2), 'float32',
+                dict(sigma='uniform(1,H)*3', q='normal(1,B,H,N,d).to(dtype)', k='normal(2,B,G,M,d).to(dtype)',
                 v='normal(3,B,G,M,dv).to(dtype)', window='Window(sigma)', q_offset='1'), wants=('q','sigma'))
     r = subprocess.run([sys.executable, '-c', case.snippet()], cwd=ROOT, capture_output=True, text=True)
     assert r.returncode==0, r.stderr
