@@ -1,9 +1,8 @@
-"""What `dynattn.attention` documents, in NumPy and float64: the oracle of `search.py`. It shares no code with the package.
+"""What `dynattn.attention` documents, in NumPy and float64: the oracle of `search.py`, with no code of the package.
 
-`Window` and `PaddingMask` take the arguments of their namesakes, so the text of a call can be evaluated twice: once with
-the package's classes, once with these. `Attention(**call)` has the output, the weights, the gradients (each written by
-hand) and a bound of what rounding may do to every entry of them. Inputs may be complex: `directional` differentiates by a
-complex step."""
+`Window` and `PaddingMask` take the arguments of their namesakes, so the text of a call can be evaluated twice: once
+with the package's classes, once with these. `Attention(**call)` has the output, the weights, the gradients (written by
+hand) and a bound of what rounding may do to every entry. Inputs may be complex: `directional` makes a complex step."""
 import math
 import numpy as np
 

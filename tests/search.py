@@ -4,7 +4,7 @@
 
 Draws a call over all arguments, works it out with `oracle.py` (NumPy, float64, no line shared with the package) and
 compares output and gradients within a bound of the rounding; or repeats it, transforms it, or spoils one argument.
-Each failure is shrunk as long as it still fails and printed as a snippet that runs. Exit status 1 if anything failed."""
+Each failure is shrunk as long as it still fails and printed as a snippet that runs. Exit status 1 if any failed."""
 import argparse, itertools, multiprocessing, os, random, re, signal, sys, textwrap, time, traceback, warnings
 from collections import Counter
 from contextlib import nullcontext
