@@ -202,15 +202,15 @@ def strips(
         if strip.cols>0: found.append(strip)
     return found
 
-# %% ../../nbs/33_band.fused.ipynb #ab3c3d69
+# %% ../../nbs/33_band.fused.ipynb #eafc03d1
 def on_strip(
     by_offset:Tensor, # [...,N+M-1]
     inputs:Inputs,
     strip:Strip,
 ) -> Tensor: # [...,rows+cols-1]
     "The offsets of a strip."
-    start = strip.first_key+inputs.q.shape[2]-strip.end_query
-    return by_offset[...,start:start+strip.rows+strip.cols-1]
+    start,width = strip.first_key+inputs.q.shape[2]-strip.end_query,strip.rows+strip.cols-1
+    return by_offset if width==by_offset.shape[-1] else by_offset[...,start:start+width]
 
 def leading_pairs(
     inputs:Inputs,
@@ -369,15 +369,16 @@ class Fused(Short):
     @staticmethod
     def query_rows(x, sequences, run):
         "The rows of `x` [B,H,N,d] that belong to the queries of a job."
-        if run.count==1: return x[sequences,:,run.strip.queries]
+        if run.count==1: return _cut(x, sequences, run.strip.queries)
         return overlapping(x[sequences], run.strip.first_query, run.strip.rows, run.strip.rows, run.count)
 
     @staticmethod
     def key_rows(inputs, sequences, run, keep):
         "Keys and values of a job."
-        k,v = (without_padding(x[sequences], keep) for x in (inputs.k,inputs.v))
-        if run.count==1: k,v = k[:,:,run.strip.keys],v[:,:,run.strip.keys]
-        else: k,v = (overlapping(x, run.strip.first_key, run.strip.cols, run.strip.rows, run.count) for x in (k,v))
+        k,v,strip = inputs.k,inputs.v,run.strip
+        if keep is not None: k,v = (without_padding(x[sequences], keep)[:,:,strip.keys] for x in (k,v))
+        elif run.count==1: k,v = (_cut(x, sequences, strip.keys) for x in (k,v))
+        else: k,v = (overlapping(x[sequences], strip.first_key, strip.cols, strip.rows, run.count) for x in (k,v))
         if shares_key_heads(): return k,v
         return repeat_heads(k, inputs.q.shape[1]),repeat_heads(v, inputs.q.shape[1])
 
@@ -448,11 +449,16 @@ class Fused(Short):
         if dq is None: dq,dk,dv = map(zeros_in_sdpa_layout, (q,inputs.k,inputs.v))
         return Gradients(dq, dk, dv, dsigma=dsigma)
 
+def _cut(x, sequences, rows):
+    "Some sequences and rows of `x` [B,H,N,d], or `x` itself."
+    (b,_,n,_),all_sequences = x.shape,sequences.stop-sequences.start
+    return x if (all_sequences,rows.stop-rows.start)==(b,n) else x[sequences,:,rows]
+
 def _each(b): return [slice(x, x+1) for x in range(b)]
 
 def _of(by_offset, sequences):
     "The rows of some sequences; one row serves all."
-    return by_offset if by_offset is None or len(by_offset)==1 else by_offset[sequences]
+    return by_offset if by_offset is None or by_offset.shape[0]==1 else by_offset[sequences]
 
 # %% ../../nbs/33_band.fused.ipynb #e92be2ef
 def relative_slopes(inputs:Inputs) -> Tensor: # [B|1,H|1,N+M-1]
