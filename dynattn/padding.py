@@ -7,6 +7,7 @@ __all__ = ['padding_mask', 'masked_softmax', 'PaddingMask']
 
 # %% ../nbs/01_padding.ipynb #eafe9e5a
 import torch
+from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils import _pytree
 from torch import Tensor
 
@@ -190,3 +191,4 @@ def _unflatten(leaves, context):
 
 _pytree.register_pytree_node(PaddingMask, _flatten, _unflatten,
     serialized_type_name="dynattn.padding.PaddingMask", flatten_with_keys_fn=_flatten_with_keys)
+register_pytree_flatten_spec(PaddingMask, lambda mask, spec: [mask.keep])  # PyTorch 2.6 exports by it

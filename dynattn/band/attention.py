@@ -654,8 +654,7 @@ def _run_traced(settings, q, k, v, sigma, alpha, bias, seed):
             offsets = torch.arange(n+m-1, device=q.device)-(n-1+settings.q_offset)
             values,slopes = (_three_axes(f(offsets, n=m)) for f in (window.mask,window.dmask))
             half_widths = OffsetWindow(window, m).half_widths()
-        left,right = (-1 if x is None else x for x in window.reach)
-        settings = replace(settings, left=left, right=right)
+        settings.left,settings.right = (-1 if x is None else x for x in window.reach)
     w = settings.wanted
     return torch.ops.dynattn.band(q, k, v, sigma, alpha, bias, settings.keep, values, slopes, half_widths, seed, settings.left, settings.right,
         settings.n_global, settings.q_offset, settings.scale, settings.dropout_p, settings.is_causal, settings.after, settings.weights_wanted,
