@@ -517,7 +517,7 @@ class BandFunction(torch.autograd.Function):
         return g.dq,g.dk,g.dv,folded(g.dsigma, sigma),folded(g.dalpha, alpha),folded(g.dbias, bias),None,None
 
 # %% ../../nbs/34_band.attention.ipynb #cc8af7c9
-def _settings(keep, values, slopes, half_widths, seed, left, right, n_global, q_offset, scale, dropout_p, is_causal, after, weights_wanted, wanted):
+def settings_from_tensors(keep, values, slopes, half_widths, seed, left, right, n_global, q_offset, scale, dropout_p, is_causal, after, weights_wanted, wanted):
     "`Settings` from the arguments of the operator."
     return Settings(is_causal=is_causal, scale=scale, left=left, right=right, wanted=Wanted(*wanted), stored=None if values is None else (values,slopes,half_widths),
         after=after, keep=keep, dropout_p=dropout_p, seed=None if seed is None else seed.item(), n_global=n_global, q_offset=q_offset, weights_wanted=weights_wanted)
@@ -528,12 +528,12 @@ def _kept_shape(q, v):
 
 @without_autocast
 def _band_op(q, k, v, sigma, alpha, bias, *options):
-    out,lse,kept = _settings(*options).forward(q, k, v, alpha, bias)
+    out,lse,kept = settings_from_tensors(*options).forward(q, k, v, alpha, bias)
     return out.contiguous(),lse,kept.to(lse.dtype) if _kept_shape(q, v)!=(0,) else out.new_empty(0, dtype=lse.dtype)
 
 @without_autocast
 def _band_backward_op(dout, kept, lse, q, k, v, sigma, alpha, bias, *options):
-    g = _settings(*options).backward(q, k, v, alpha, bias, kept, lse, dout)
+    g = settings_from_tensors(*options).backward(q, k, v, alpha, bias, kept, lse, dout)
     learned = (folded(x, y) for x,y in ((g.dsigma,sigma), (g.dalpha,alpha), (g.dbias,bias)))
     return g.dq.contiguous(),g.dk.contiguous(),g.dv.contiguous(),*(q.new_empty(0) if x is None else x for x in learned)
 
@@ -635,11 +635,11 @@ def _key_mask(attn_mask, padding, q, k):
     return own if keep is None else own & keep
 
 # %% ../../nbs/34_band.attention.ipynb #5e396c62
-def _transformed():
+def transformed():
     "Whether a transform of `torch.func` or forward-mode differentiation is at work."
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level>=0
 
-def _is_traced(tensors):
+def is_traced(tensors):
     "Whether values cannot be read, or must not be: the compiler, and tensors without data."
     if torch.compiler.is_compiling(): return True
     return not all(type(x) in (Tensor,torch.nn.Parameter) and not x.is_meta for x in tensors)
@@ -660,14 +660,14 @@ def _run_traced(settings, q, k, v, sigma, alpha, bias, seed):
         settings.n_global, settings.q_offset, settings.scale, settings.dropout_p, settings.is_causal, settings.after, settings.weights_wanted,
         [w.sigma,w.alpha,w.bias])[0]
 
-def _second_derivative(call):
+def second_derivative(call):
     "Called as `f(dout, q, k, v, sigma, alpha, bias)`: gradients with a graph of their own, by the dense attention."
     def f(dout, q, k, v, sigma, alpha, bias):
         if call.dropout_p: raise RuntimeError("dropout_p: expected 0 where a second derivative is asked for, got dropout; use impl='dense'")
         window = call.window if sigma is None else call.window.replace(sigma=sigma)
         leaves = [x for x in (q,k,v,sigma,alpha,bias) if x is not None and x.requires_grad]
         out = dense_attention(q, k, v, call.attn_mask, is_causal=call.is_causal, scale=call.scale, padding=call.padding, window=window,
-            alpha=alpha, n_global=call.n_global, rel_bias=bias, q_offset=call.q_offset)
+            alpha=alpha, n_global=call.n_global, rel_bias=bias, q_offset=call.q_offset, segments=call.segments)
         found = iter(torch.autograd.grad(out, leaves, dout, create_graph=True, materialize_grads=True))
         return [next(found) if x is not None and x.requires_grad else None for x in (q,k,v,sigma,alpha,bias)]
     return f
@@ -675,9 +675,11 @@ def _second_derivative(call):
 # %% ../../nbs/34_band.attention.ipynb #748727ec
 def refuses(call:Call) -> str|None:
     "Why the band cannot serve a call."
-    for name in ('segments','sink','softcap'):
+    for name in ('sink','softcap'):
         if getattr(call, name) is not None:
             return f"{name}: expected None on the banded path, which does not serve it yet, got one; use impl='dense'"
+    if call.segments is not None and call.return_weights:
+        return "return_weights: expected False on the banded path where segments are given, got True; use impl='dense'"
     mask,window = call.attn_mask,call.window
     if mask is not None and (mask.dtype!=torch.bool or any(size!=1 for size in mask.shape[-3:-1])):
         return (f"attn_mask: expected None or a bool mask of the keys, [B,1,1,M], got {mask.dtype} {tuple(mask.shape)}: "
@@ -690,7 +692,7 @@ def refuses(call:Call) -> str|None:
                 f"{tuple(window.sigma.shape)}, and no band that all queries share; use impl='dense'")
 
 # %% ../../nbs/34_band.attention.ipynb #968b4f80
-def _settings_of(call, sigma, alpha, seed):
+def settings_of(call, sigma, alpha, seed):
     "`Settings` of a checked call."
     soft = call.window if isinstance(call.window, Window) else None
     left,right = (-1 if x is None else x for x in (call.window if isinstance(call.window, tuple) else (None,None)))
@@ -699,7 +701,7 @@ def _settings_of(call, sigma, alpha, seed):
         after=soft is not None and soft.apply=='after', keep=_key_mask(call.attn_mask, call.padding, call.q, call.k),
         dropout_p=call.dropout_p, n_global=call.n_global, q_offset=call.q_offset, weights_wanted=call.return_weights and call.dropout_p>0)
 
-def _single_numbers_moved(call):
+def single_numbers_moved(call):
     "sigma and alpha as tensors beside q, where a single number may have waited on the CPU."
     sigma,alpha,device = getattr(call.window, 'sigma', None),call.alpha,call.q.device
     if sigma is not None and sigma.device!=device:
@@ -713,19 +715,22 @@ def _single_numbers_moved(call):
 def banded_attention(call) -> Tensor: # [B,H,N,dv], with `BandWeights` if asked for
     "`dense_attention`, of which only the band is computed; time and memory grow as N times the window's width."
     serve(refuses(call))
-    if _transformed():
+    if call.segments is not None:
+        from dynattn.band.packed import packed_attention
+        return packed_attention(call)
+    if transformed():
         if call.return_weights: raise ValueError("return_weights: expected False inside a transform of torch.func, got True; use impl='dense'")
         return inspect.unwrap(dense_attention)(call)
     q,k,v,bias = call.q,call.k,call.v,call.rel_bias
-    sigma,alpha = _single_numbers_moved(call)
+    sigma,alpha = single_numbers_moved(call)
     seed = torch.randint(2**62, (), device=q.device) if call.dropout_p else None
-    settings = _settings_of(call, sigma, alpha, seed)
+    settings = settings_of(call, sigma, alpha, seed)
     tensors = [x for x in (q,k,v,sigma,alpha,bias,settings.keep) if x is not None]
-    if _is_traced(tensors): out = _run_traced(settings, q, k, v, sigma, alpha, bias, seed)
+    if is_traced(tensors): out = _run_traced(settings, q, k, v, sigma, alpha, bias, seed)
     else:
         if seed is not None: settings.seed = seed.item()
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            out = BandFunction.apply(q, k, v, sigma, alpha, bias, settings, _second_derivative(call))
+            out = BandFunction.apply(q, k, v, sigma, alpha, bias, settings, second_derivative(call))
         else: out = without_autocast(settings.forward)(q, k, v, alpha, bias)[0]
     if not call.return_weights: return out
     if seed is not None: settings.seed = seed.item()
