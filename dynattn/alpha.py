@@ -32,8 +32,10 @@ class PowerLaw:
     def __init__(self,
         eps:float|Tensor, # alpha - 1; a tensor broadcasts to the rows, [...,1]
         dtype:torch.dtype, # of the scores, float32 or float64
+        extremes:tuple|None=None, # smallest and largest eps of a tensor, if they are known already
     ):
-        low,high = (eps, eps) if isinstance(eps, float) else (x.item() for x in eps.aminmax())
+        if isinstance(eps, float): extremes = eps,eps
+        low,high = (x.item() for x in eps.aminmax()) if extremes is None else extremes
         if low==high: eps = low
         one_for_all = isinstance(eps, float)
         smallest,least = (85., 80.) if dtype==torch.float32 else (690., 650.)  # -log of weights that count as 0
@@ -48,13 +50,13 @@ class PowerLaw:
             self.floor = depth.expm1().clamp_(min=torch.finfo(dtype).eps-1) if self.near_one else depth.exp()
         self.masks = not one_for_all or high>=1  # no single slope tells what lies at the floor
         self.least_slope = math.exp(-least*(1-min(high, 1.)))
-        self.leaks = high>.75 or self.masks  # the slope at the floor may be too large to be left in a sum
+        self.leaks = high>.75 or self.masks and self.near_one  # too large a slope at the floor to be left in a sum
         self.bends = high<.8   # S is smooth enough in the shift for a step of higher order
 
-    def lift(self, x, shift, out):
-        "`t`, or `t-1` near alpha = 1, at least the floor, and where it lies above, if that is needed."
+    def lift(self, x, shift, out, clears=True):
+        "`t`, or `t-1` near alpha = 1, at least the floor, and where it lies above, if `clear` needs that."
         torch.sub(x, shift if self.near_one else shift-1, out=out)
-        inside = out>self.floor if self.masks else None
+        inside = out>self.floor if clears and self.masks else None
         return out.clamp_(min=self.floor),inside
 
     def clear(self, s, inside):
@@ -75,7 +77,7 @@ class PowerLaw:
                 s.copy_(p)
                 p.mul_(p)
             return
-        t,inside = self.lift(x, shift, p)
+        t,inside = self.lift(x, shift, p, self.leaks)
         log_t = torch.log1p(t, out=s) if self.near_one else torch.log(t, out=s)
         log_t.mul_(self.power).exp_()
         if self.leaks: self.clear(s, inside)
@@ -115,13 +117,13 @@ def _curved(step, gain, per_gain, shift, before):
     bend = torch.sub(shift, before[1]).div_(change).add_(per_gain).div_(change).mul_(gain).mul_(gain)
     return torch.where(bend.abs()<step.abs(), step-bend, step)  # not where a row stands still: 0/0
 
-def _newton(law, x, p, s, shift, tolerance):
-    "Sets `p` and `s` at the shift it returns, with the rows' sums of both."
+def _newton(law, x, p, s, shift, tolerance, started):
+    "Sets `p` and `s` at the shift it returns, with the rows' sums of both; `started`: the shift may be good already."
     before = None
-    for _ in range(100):
+    for step_number in range(100):
         law.weigh(x, shift, p, s)
         S,slope = _row_sum(p),_row_sum(s)
-        if not ((S-1).abs_() > tolerance).any(): break  # NaN rows do not hold it up
+        if (started or step_number) and not ((S-1).abs_() > tolerance).any(): break  # NaN rows do not hold it up
         gain = S.log().mul_(law.eps).expm1_()  # S^eps - 1
         per_gain = S/(gain+1).mul_(slope)      # what the shift has to grow for each unit of it
         step = gain*per_gain
@@ -175,10 +177,11 @@ def solve_rows(
     "Weights that sum to one. What lies under -1 in `x` may be raised to it, which changes no weight."
     if law.steep: shift,S,slope = _halve(law, x, p, s)
     else:
-        shift = _start(law, x.clamp_(min=-1)) if x.shape[-1]>=256 else torch.zeros_like(x[...,:1])
-        shift,S,slope = _newton(law, x, p, s, shift, 3e-4 if x.dtype==torch.float32 else 1e-9)
+        started,tolerance = x.shape[-1]>=256,3e-4 if x.dtype==torch.float32 else 1e-9
+        shift = _start(law, x.clamp_(min=-1)) if started else torch.zeros_like(x[...,:1])
+        shift,S,slope = _newton(law, x, p, s, shift, tolerance, started)
     over = (S-1).div_(slope)
-    if not (law.leaks or law.square): law.clear(s, None)
+    if not (law.leaks or law.square): law.clear(s, p>law.least if law.masks else None)
     F.threshold_(p.addcmul_(s, over, value=-1), law.least, 0.)
     return over.mul_(law.eps).add_(shift)
 

@@ -47,12 +47,10 @@ class _Group:
         per_key_head = call.q.shape[1]//call.k.shape[1]
         self.q = self.rows(call.q).to(dtype)
         self.k,self.v = (self.keys(x, per_key_head).to(dtype) for x in (call.k, call.v))
-        eps = [[a-1 or _TINY for a in row] for row in call.alpha[part.sequences]]
-        if self.one: self.eps = eps[0][part.heads]
-        else: self.eps = torch.tensor(eps, dtype=dtype, device=call.q.device).view(-1, 1, 1)
-        self.law,self.scale,self.causal,self.q_offset = PowerLaw(self.eps, dtype),call.scale,call.is_causal,call.q_offset
+        self.law = PowerLaw(*self.row_eps(call.alpha[part.sequences], part.heads, dtype))
+        self.scale,self.causal,self.q_offset = call.scale,call.is_causal,call.q_offset
         self.added,self.slopes = (None if x is None else self.offsets(x, call.q.shape[1]) for x in (call.added, call.slopes))
-        if self.added is not None: self.added = (self.added*self.eps.view(-1, 1) if not self.one else self.added*self.eps)
+        if self.added is not None: self.added = self.added*(self.law.eps.view(-1, 1) if isinstance(self.law.eps, Tensor) else self.law.eps)
         self.hidden = None
         if call.keep is not None:
             keep = call.keep[part.sequences,None]  # [b,1,M]
@@ -61,6 +59,12 @@ class _Group:
                 self.hidden = torch.zeros(keep.shape, dtype=dtype, device=keep.device).masked_fill_(~keep, -math.inf)
                 self.k,self.v = (x.masked_fill(~keep.mT, 0.) for x in (self.k, self.v))  # whatever stands there
         self.some_hidden = self.hidden is not None or self.added is not None or self.causal
+
+    def row_eps(self, alpha, heads, dtype):
+        "alpha - 1 as a number or [G,1,1], the dtype, and the extremes."
+        eps = [a-1 or _TINY for row in alpha for a in (row[heads:heads+1] if self.one else row)]
+        low,high = min(eps),max(eps)
+        return low if low==high else torch.tensor(eps, dtype=dtype, device=self.q.device).view(-1, 1, 1),dtype,(low,high)
 
     def rows(self, x):
         "[B,H,N,...] -> [G,N,...], a view where one head is taken."

@@ -16,7 +16,8 @@ from ..dense import dense_attention
 from ..threads import each
 from ..window import Window
 from .geometry import Band, block_sizes, global_queries
-from .fused import short_engine
+from ..alpha_tiles import TileCall, entmax_backward, entmax_forward
+from .fused import Short, log_window, relative_slopes, short_engine
 from .engines import Dropout, Gradients, Group, Inputs, Sums, Wanted, _LOG2E, backward_group, forward_group
 
 # %% ../../nbs/34_band.attention.ipynb #7cf7a663
@@ -327,6 +328,42 @@ class Schedule:
         if len(set(eps))==1: return eps[0]
         return torch.tensor(eps, dtype=self.dtype, device=self.inputs.q.device)[:,None,None]
 
+# %% ../../nbs/34_band.attention.ipynb #f86cad08
+class EntmaxTiles(Short):
+    "The tiles of chapter 22, where most pairs of query and key are seen."
+    pairs = 2**14  # of a head, up to which a window is worth no band
+
+    @classmethod
+    def serves(cls, inputs:Inputs, wanted:Wanted) -> bool:
+        "Entmax on a CPU without dropout and global positions, and no gradient of a bias."
+        (b,h,n,_),m = inputs.q.shape,inputs.k.shape[2]
+        plain = inputs.alpha is not None and not inputs.after and inputs.seed is None and not (inputs.n_global or wanted.bias)
+        all_seen = cls.sees_all(inputs)
+        return plain and (all_seen or n*m<=cls.pairs) and b*h*n*m>0 and inputs.q.device.type=='cpu'
+
+    @staticmethod
+    def sees_all(inputs):
+        "Whether neither a window nor a bias is there."
+        n,m,at = inputs.q.shape[2],inputs.k.shape[2],inputs.q_offset
+        left,right = max(n-1+at, 0),0 if inputs.is_causal else max(m-1-at, 0)
+        far = all(x>=left for row in inputs.left for x in row) and all(x>=right for row in inputs.right for x in row)
+        return inputs.window is None and inputs.bias is None and far
+
+    @classmethod
+    def tile_call(cls, inputs, wants_sigma=False):
+        by_offset = dict() if cls.sees_all(inputs) else dict(added=log_window(inputs))
+        if wants_sigma: by_offset['slopes'] = relative_slopes(inputs)
+        return TileCall(inputs.q, inputs.k, inputs.v, inputs.alpha, inputs.scale, keep=inputs.keep, is_causal=inputs.is_causal,
+            q_offset=inputs.q_offset, **by_offset)
+
+    @classmethod
+    def compute(cls, inputs): return entmax_forward(cls.tile_call(inputs))
+
+    @classmethod
+    def gradients(cls, inputs, out, shift, dout, wanted):
+        g = entmax_backward(cls.tile_call(inputs, wanted.sigma), shift, dout, wanted.alpha)
+        return Gradients(g.dq, g.dk, g.dv, dsigma=g.dsigma, dalpha=g.dalpha)
+
 # %% ../../nbs/34_band.attention.ipynb #b1642cbc
 class Tiled:
     "The engine for whole calls that schedules `Sums` and `Rows`. It serves every call."
@@ -420,7 +457,7 @@ class ShortCall:
 
 def choose_engine(inputs:Inputs, wanted:Wanted):
     "Who computes a call: forward and backward choose alike, for both see the same inputs."
-    engine = short_engine(inputs, wanted)
+    engine = EntmaxTiles if EntmaxTiles.serves(inputs, wanted) else short_engine(inputs, wanted)
     return Tiled if engine is None else ShortCall(engine)
 
 # %% ../../nbs/34_band.attention.ipynb #5dc5dccd
