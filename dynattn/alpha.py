@@ -41,7 +41,7 @@ class PowerLaw:
         smallest,least = (85., 80.) if dtype==torch.float32 else (690., 650.)  # -log of weights that count as 0
         self.eps,self.power,self.least = eps,1/eps-1,math.exp(-least)
         self.square,self.flat = low==high==.5,low==high==1  # alpha = 1.5 and 2 need no logarithm
-        self.near_one,self.steep = low<.1,high>1
+        self.near_one,self.steep = low<(.1 if dtype==torch.float32 else .03),high>1
         if one_for_all:
             depth = -smallest*min(abs(eps), 1.)
             self.floor = math.expm1(depth) if self.near_one else math.exp(depth)

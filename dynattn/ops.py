@@ -105,8 +105,8 @@ def _joins(call):
     return made and call.q.shape[2]>1 and not _fewer_pairs(call, _SQUARE)
 
 def _small(call):
-    "Pairs of query and key up to which the square is as fast as the band."
-    return 2**16 if call.alpha is not None else 2**13 if call.q.shape[0]*call.q.shape[1]>=8 else 2**14
+    "Pairs of query and key up to which the square is as fast as the band; with alpha it never is."
+    return 0 if call.alpha is not None else 2**13 if call.q.shape[0]*call.q.shape[1]>=8 else 2**14
 
 def _choose(call): # -> a key of `impls`
     "Who computes a call when nobody is named."
