@@ -104,18 +104,13 @@ def _joins(call):
     made = call.is_causal and call.attn_mask is None and (call.padding is not None or call.q_offset!=0)
     return made and call.q.shape[2]>1 and not _fewer_pairs(call, _SQUARE)
 
-def _small(call):
-    "Pairs of query and key up to which the square is as fast as the band; with alpha it never is."
-    return 0 if call.alpha is not None else 2**13 if call.q.shape[0]*call.q.shape[1]>=8 else 2**14
-
 def _choose(call): # -> a key of `impls`
     "Who computes a call when nobody is named."
     if not impls['sdpa'].refuses(call) and not _joins(call): return 'sdpa'
     if exporting_to_onnx(): return 'dense'  # the others are operators of this package
     if call.return_weights: return 'dense'
     if call.q.is_cuda and not impls['triton'].refuses(call): return 'triton'
-    if impls['banded'].refuses(call) or _fewer_pairs(call, _small(call)+1): return 'dense'
-    return 'banded'
+    return 'dense' if impls['banded'].refuses(call) else 'banded'
 
 @takes(Call)
 def choose(call) -> str: # a key of `impls`
