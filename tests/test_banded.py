@@ -209,3 +209,17 @@ def test_dropout_is_that_of_the_weights_it_returns(alpha, width):
     assert not any(torch.equal(x, y) for i,x in enumerate(gone) for y in gone[:i])
     assert abs(sum(x.sum() for x in gone)/seen.sum()-.25) < .03
     assert_close(one, torch.where(one==0, 0., whole/.75))
+
+@pytest.mark.parametrize('dv', [1,16])
+@pytest.mark.parametrize('short', [True,False])
+def test_a_lost_query_without_a_key_sends_nothing_back(dv, short, monkeypatch):
+    "Queries 2 and 3 see no key; 2 is NaN, and so is 1, which sees one."
+    if not short: monkeypatch.setattr(band, 'short_engine', lambda *_: None)
+    q,k,v = (torch.randn(1, 1, n, d, dtype=F64) for n,d in ((4,16),(1,16),(1,dv)))
+    q[...,1:3,:] = torch.nan
+    sigma = torch.tensor([1.2], dtype=F64)
+    leaves = [x.requires_grad_() for x in (q,k,v,sigma)]
+    a,b = (f(q, k, v, window=Window.default(sigma)) for f in (dense_attention,banded_attention))
+    assert_close(b, a, equal_nan=True)
+    g = torch.ones_like(a)
+    for s,t in zip(*(torch.autograd.grad(y, leaves, g) for y in (b,a))): assert_close(s, t, rtol=0, atol=1e-12)

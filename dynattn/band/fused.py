@@ -346,8 +346,8 @@ class Short:
     ) -> Gradients:
         "All gradients; rows that are not finite send nothing back."
         kept = kept.to(inputs.q.dtype)
-        if not math.isfinite(lse.sum()):
-            lost = ~lse.isfinite()
+        if not math.isfinite(lse.sum()+inputs.q.sum()):  # a query without a key may be lost, too
+            lost = ~(lse.isfinite() & inputs.q.isfinite().all(-1, keepdim=True))
             inputs = replace(inputs, q=inputs.q.masked_fill(lost, 0.))
             kept,lse,dout = (x.masked_fill(lost, 0.) for x in (kept,lse,dout))
         return cls.gradients(inputs, kept, lse, dout, wanted)
