@@ -36,7 +36,7 @@ def pick(seed, values, *shape): return torch.tensor(values, dtype=torch.float64)
 
 DTYPES = dict(float64=torch.float64, float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16)
 ROUNDING = {torch.float64: 2.**-53, torch.float32: 2.**-24, torch.bfloat16: 2.**-9, torch.float16: 2.**-12}
-TINY = {torch.float64: 1e-290, torch.float32: 1e-36, torch.bfloat16: 1e-36, torch.float16: 2.**-23}
+TINY = {torch.float64: 1e-290, torch.float32: 1e-33, torch.bfloat16: 1e-33, torch.float16: 2.**-23}
 HALF = (torch.bfloat16, torch.float16)
 MARGIN = 6.  # times the first-order bound of the rounding
 LEAVES = ('q','k','v','sigma','alpha','rel_bias','sink','attn_mask')
@@ -722,7 +722,7 @@ ALPHAS = [("1.",1), ("1",.3), ("1.2",1), ("1.5",2), ("2.",1.5), ("2",.3), ("2.5"
           ("pick({s},[1.,1.25,1.5,2.],H)",2), ("pick({s},[1.,1.0001,1.5,2.,2.7],B,H)",1),
           ("(1+uniform({s},H)).bfloat16()",.4)]
 REL_BIASES = [("normal({s},H,5)",2), ("normal({s},B,H,3)",1), ("normal({s},H,1)",.5),
-              ("normal({s},H,2*M+1).to(dtype)",1), ("normal({s},H,9).float()",1)]
+              ("normal({s},H,2*M+1).to(dtype)",1), ("normal({s},H,1).to(dtype)",.5), ("normal({s},H,9).float()",1)]
 SINKS = [("normal({s},H)",3), ("normal({s},H).float()",2), ("normal({s},H).to(dtype)",1)]
 OFFSETS = [('M-N',2), ('-1',1), ('-3',1), ('-N//2',1), ('2',1), ('M//2',1), ('-N',.5), ('M+2',.5)]
 

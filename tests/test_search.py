@@ -11,14 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Classes of failures that are known and not yet mended, as regular expressions of a class's name. To be emptied.
 EXPECTED = (
-    r'(func_grad|vmap_grad|jvp|jacobian|double|fake) \w+: (raised|torch.func.jvp in)',
-    # an error of PyTorch's own instead of one with a remedy; triton: 0
-    r'.*\[.*NaN query',                                             # a NaN query on SDPA spreads
-    r'.*raised ValueError: offsets: expected',                      # sigma of [B,H,1]
-    r'(value|dropin) (auto|sdpa): .*out is wrong',                  # SDPA's causal flag with scale <= 0
-    r'value \w+: (a window outside|raised ZeroDivisionError)',
-    # a report's window in float16; no keys and unit "fraction"
-    r'wrong \w+: (impl|window|Window.cut) raised',
+    r'double (auto|sdpa): raised RuntimeError',  # no second derivative on SDPA, no remedy named
+    r'value (auto|dense): (out|the gradient of \w) is wrong in # of #$',  # float16 scores beyond 65,504 on the dense path
+    r'value (auto|sdpa): .*\[.*NaN query',       # a NaN query without padding spreads over the gradients on SDPA
 )
 
 def test_a_minute_of_search_finds_nothing():
