@@ -99,7 +99,7 @@ class Window:
         "Whether a width that is off by `relative` ends at another token."
         if self.promised and self.unit=='tokens': return False
         token = 1. if self.unit=='tokens' else 2/max(n, 1)
-        wide,narrow = (self.mask(offsets, n, np.maximum(self.sigma+s*(self.sigma+token), 0.))!=0
+        wide,narrow = (self.mask(offsets, n, self.sigma+s*(self.sigma+token))!=0
                        for s in (relative,-relative))
         exact = self.smooth=='ramp' and self.unit=='tokens' and (self.sigma*4==np.round(self.sigma*4)).all()
         return bool((wide!=narrow).any()) and not exact
@@ -338,10 +338,12 @@ class Attention:
         moved = moved + (s0*moved).sum(-1, keepdims=True)/np.where(total==0, 1., total) + aside
         seen = (self.scores>-np.inf)
         e,y = self.eps,self.y[...,:self.M]
-        high,low = (np.where(seen, deformed(y+sign*moved, e), 0.) for sign in (1,-1))
-        vp = np.minimum(high-low, 1.) + np.where(seen, eps*self.p + tiny, 0.)
-        shash,slow = slopes(high, e),slopes(low, e)
-        vs = np.minimum(absolute(shash-s0), 1e6)+np.minimum(absolute(slow-s0), 1e6)+eps*s0+np.where(seen, tiny, 0.)
+        stretch = 6.  # as far as the margin goes: close to the end of the support the weights are far from linear
+        high,low = (np.where(seen, deformed(y+sign*stretch*moved, e), 0.) for sign in (1,-1))
+        vp = np.minimum(high-low, 1.)/stretch + np.where(seen, eps_sum*self.p + tiny, 0.)
+        s_high,s_low = slopes(high, e),slopes(low, e)
+        vs = (np.minimum(absolute(s_high-s0), 1e6)+np.minimum(absolute(s_low-s0), 1e6))/stretch
+        vs = vs + eps*s0 + np.where(seen, tiny, 0.)
         vw = vp if not self.m_after else vp*absolute(self.m)+self.p*np.where(self.everywhere, 0., off)
         if self.dropped: vw = vw*0.
         self.vw = vw
@@ -367,8 +369,10 @@ class Attention:
             by_mask = self.to_mask(eds, edp*self.p+d['dweights']*vp)
             relative = eps_mask*(2+1/np.where(self.m>0, self.m, 1.)) if self.inside else eps_mask
             size_mask = np.where(self.everywhere, 0., self.to_mask(size, wide*self.p))
-            res['sigma'] = self.to_sigma(by_mask, slope) + self.to_sigma(size_mask*(relative+eps),
-                slope) + self.to_sigma(size_mask*eps_mask, 1+slope*(1+slope)+drift) + tiny
+            steep = (self.window.p or 0)/(1-(self.window.T or 0))
+            off_slope = eps_mask*(1+slope*(1+slope)+drift+steep)
+            terms = (by_mask, slope), (size_mask*(relative+eps), slope), (size_mask, off_slope)
+            res['sigma'] = sum(self.to_sigma(g, rate) for g,rate in terms) + tiny
         if self.alpha is not None:
             l = np.log(np.where(self.p>0, self.p, 1.))**2
             res['alpha'] = fold((eds*(1+l)+ eps*size*(1+l)).sum((-1,-2)),
