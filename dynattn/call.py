@@ -382,7 +382,7 @@ def serve(
         raise refusal
 
 # %% ../nbs/24_call.ipynb #24ca0039
-@torch.compiler.assume_constant_result
 def exporting_to_onnx() -> bool:
     "Whether `torch.onnx.export` is at work."
-    return torch.onnx.is_in_onnx_export()
+    return 'torch.onnx' in sys.modules and torch.onnx.is_in_onnx_export()
+exporting_to_onnx._dynamo_marked_constant = True # what assume_constant_result does, without importing the compiler
