@@ -8,6 +8,7 @@ __all__ = ['impls', 'Impl', 'choose', 'RoutedCall', 'attention']
 # %% ../nbs/44_ops.ipynb #92b58f83
 import inspect, os
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import NamedTuple, Callable
 import torch, torch.nn.functional as F
@@ -66,11 +67,21 @@ class Impl(NamedTuple):
     refuses:Callable # `refuses(call) -> str|None`: why it cannot serve, as "name: expected ..., got ..."
 
 _TRITON = find_spec('triton') is not None # the kernels themselves are imported when they are first used
+_TRITON_FROM = 3,6 # the oldest version that the kernels are tested with
+
+def _old_triton():
+    "The version of a Triton that is too old, or None."
+    try: found = version('triton')
+    except PackageNotFoundError: return None  # another distribution of it
+    return found if tuple(int(x) for x in found.split('.')[:2]) < _TRITON_FROM else None
+
+_OLD_TRITON = _old_triton()
 _INTERPRETED = os.environ.get('TRITON_INTERPRET')=='1'
 
 def _triton_refuses(call):
     if not (call.q.is_cuda or _INTERPRETED): return f"q: expected a tensor on a GPU for the kernels, got one on {call.q.device}"
     if not _TRITON: return "impl: expected Triton to be installed for the kernels, got no module of that name; CUDA builds of PyTorch bring it along on Linux"
+    if _OLD_TRITON: return f"impl: expected Triton {'.'.join(map(str, _TRITON_FROM))} or newer for the kernels, got {_OLD_TRITON}"
     from dynattn.kernels.primitives import kernel_refuses
     return kernel_refuses(call)
 

@@ -81,7 +81,8 @@ def test_forward_mode_and_second_derivatives_of_a_plain_call(d):
 # ---- kernels, in Triton's interpreter
 
 def test_kernels_with_queries_before_the_first_key_and_widths_of_any_shape():
-    pytest.importorskip('triton')
+    triton = pytest.importorskip('triton')
+    if tuple(int(x) for x in triton.__version__.split('.')[:2]) < (3, 6): pytest.skip('the kernels need Triton 3.6')
     python('''
 import torch, dynattn
 from torch.testing import assert_close
@@ -131,7 +132,7 @@ def test_dynamic_quantisation_to_int8():
     assert_close(quantised(ids, padding), exact(ids, padding), rtol=0, atol=.1)
 
 def test_fsdp_shards_each_layer_for_itself():
-    pytest.importorskip('torch.distributed.fsdp', reason='FSDP2').__dict__.get('fully_shard') or pytest.skip('needs fully_shard')
+    if torch.__version__ < '2.7': pytest.skip('fully_shard of PyTorch 2.6 does not run on a CPU')
     python('''
 import sys; sys.path.insert(0, 'tests')
 import torch, torch.distributed as dist, tempfile
