@@ -40,12 +40,13 @@ def _integer(name, x, low, high=_FAR): # -> int
     if isinstance(x, bool) or not isinstance(x, (int, Integral, SymInt)):
         raise TypeError(f"{name}: expected an int, got {_got(x)}")
     if not isinstance(x, (int, SymInt)): x = int(x)
-    if not low <= x <= high: raise ValueError(f"{name}: expected an int from {low} to {high}, got {_got(x)}")
+    if not low <= x <= high:
+        raise ValueError(f"{name}: expected an int from {low} to {high}, got {_got(x)}")
     return x
 
 # %% ../nbs/24_call.ipynb #24ca0013
 def _within(t, low):
-    "Whether all values are finite and at least `low`; trusted where reading them is impossible or would make an accelerator wait."
+    "Whether all values are finite and at least `low`; trusted where they cannot be read or an accelerator would wait."
     if torch.compiler.is_compiling() or t.device.type != 'cpu': return True
     try:
         if t.numel() <= 64: return all(low <= x < math.inf for x in t.detach().flatten().tolist())
@@ -77,19 +78,23 @@ def _take_heads(call):
     b,h,_,d = q.shape
     for name,x in (('k', k), ('v', v)):
         if x.dtype != q.dtype: raise TypeError(f"{name}: expected {q.dtype} as q, got {x.dtype}")
-        if x.device != q.device: raise ValueError(f"{name}: expected a tensor on {q.device} as q, got one on {x.device}")
+        if x.device != q.device:
+            raise ValueError(f"{name}: expected a tensor on {q.device} as q, got one on {x.device}")
         batch,heads = x.shape[0],x.shape[1]
         if batch != b: raise ValueError(f"{name}: expected batch {b} as in q, got {batch}")
-        if heads != h and (heads == 0 or h % heads): raise ValueError(f"{name}: expected a number of heads that divides H={h}, got {heads}")
+        if heads != h and (heads == 0 or h % heads):
+            raise ValueError(f"{name}: expected a number of heads that divides H={h}, got {heads}")
     if k.shape[3] != d: raise ValueError(f"k: expected width d={d} as in q, got {k.shape[3]}")
     if v.shape[1] != k.shape[1]: raise ValueError(f"v: expected {k.shape[1]} heads as k, got {v.shape[1]}")
-    if v.shape[2] != k.shape[2]: raise ValueError(f"v: expected M={k.shape[2]} positions as in k, got {v.shape[2]}")
+    if v.shape[2] != k.shape[2]:
+        raise ValueError(f"v: expected M={k.shape[2]} positions as in k, got {v.shape[2]}")
 
 def _take_nested(call):
     "Nested tensors go to PyTorch as they are, where nothing else is asked for."
     more = [name for name in _BEYOND_SDPA if getattr(call, name) is not None]
     if not call.takes_nested or more or call.n_global or call.q_offset or call.return_weights:
-        raise ValueError("q: expected a padded Tensor [B,H,N,d], got a nested one; pad it and pass a PaddingMask, or pack the texts and pass segments")
+        raise ValueError("q: expected a padded Tensor [B,H,N,d], got a nested one; "
+                         "pad it and pass a PaddingMask, or pack the texts and pass segments")
 
 _BEYOND_SDPA = 'attn_mask', 'padding', 'window', 'alpha', 'rel_bias', 'segments', 'sink', 'softcap'
 
@@ -103,8 +108,10 @@ def _four_axes(call):
     call.lead,dims,batch = call.q.shape[:-2],call.q.dim(),call.q.shape[:-3]
     for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
         if x.dim() < 2 or x.dim() != dims:
-            raise ValueError(f"{name}: expected as many dimensions as q, at least 2 and usually 4, [B,H,N,d], got shape {tuple(x.shape)}")
-        if x.shape[:-3] != batch: raise ValueError(f"{name}: expected batch {tuple(batch)} as in q, got {tuple(x.shape[:-3])}")
+            raise ValueError(f"{name}: expected as many dimensions as q, at least 2 and usually 4, "
+                             f"[B,H,N,d], got shape {tuple(x.shape)}")
+        if x.shape[:-3] != batch:
+            raise ValueError(f"{name}: expected batch {tuple(batch)} as in q, got {tuple(x.shape[:-3])}")
         four = x[(None,)*(4-dims)] if dims < 4 else x.flatten(0, -4)
         setattr(call, name, four)
 
@@ -114,19 +121,24 @@ def _take_mask(call):
     mask,(b,h,n,_),m = call.attn_mask,call.q.shape,call.k.shape[2]
     if type(mask).__name__ == 'CausalBias': return _take_causal_bias(call)
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
-        raise TypeError(f"attn_mask: expected a bool Tensor (True takes part) or a floating one that is added, got {_got(mask)}")
+        raise TypeError("attn_mask: expected a bool Tensor (True takes part) or a floating one that is "
+                        f"added, got {_got(mask)}")
     _same_device('attn_mask', mask, call.q)
     if call.lead is not None and len(call.lead) > 2 and mask.dim() > 3:  # q had more than four axes
         batch = call.lead[:-1]
         mask = call.attn_mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
     if mask.dim() > 4 or any(size != 1 and size != full for size,full in zip(mask.shape[::-1], (m, n, h, b))):
-        raise ValueError(f"attn_mask: expected a shape that broadcasts to [B,H,N,M]={b,h,n,m}, got {tuple(mask.shape)}")
+        raise ValueError(f"attn_mask: expected a shape that broadcasts to [B,H,N,M]={b,h,n,m}, "
+                         f"got {tuple(mask.shape)}")
     if mask.is_floating_point() and _is_zero_one(mask):
-        raise ValueError("attn_mask: expected a bool mask or additive scores, got a floating 0/1 mask, which would be added to the scores; use attn_mask.bool()")
+        raise ValueError("attn_mask: expected a bool mask or additive scores, "
+                         "got a floating 0/1 mask, which would be added to the scores; "
+                         "use attn_mask.bool()")
 
 def _is_zero_one(mask):
     "Whether a floating mask is 0/1; a bias that learns is not looked at, nor values that cannot be read."
-    if torch.compiler.is_compiling() or mask.requires_grad or mask.device.type != 'cpu' or not mask.numel(): return False
+    if torch.compiler.is_compiling() or mask.requires_grad: return False
+    if mask.device.type != 'cpu' or not mask.numel(): return False
     try: return bool(mask.max() == 1) and bool(((mask == 0) | (mask == 1)).all())
     except RuntimeError: return False  # under vmap, or a fake tensor
 
@@ -134,7 +146,8 @@ def _take_causal_bias(call):
     "A `CausalBias` of torch.nn.attention.bias: key j <= i, or, aligned at the last key, j <= i + M - N."
     bias,n,m = call.attn_mask,call.q.shape[2],call.k.shape[2]
     if (bias.seq_len_q, bias.seq_len_kv) != (n, m):
-        raise ValueError(f"attn_mask: expected a CausalBias for N,M={n},{m}, got one for {bias.seq_len_q},{bias.seq_len_kv}")
+        raise ValueError(f"attn_mask: expected a CausalBias for N,M={n},{m}, "
+                         f"got one for {bias.seq_len_q},{bias.seq_len_kv}")
     shift = m-n if bias.variant.name == 'LOWER_RIGHT' else 0
     positions_matter = not (call.window is None and call.rel_bias is None and call.segments is None)
     if call.q_offset == 0 and (shift == 0 or not positions_matter and not call.is_causal):
@@ -148,11 +161,14 @@ def _take_window(call):
     if isinstance(window, (int, Integral, SymInt)) and not isinstance(window, bool): window = (window, window)
     if isinstance(window, (tuple, list)): call.window = _sides(window)
     elif hasattr(window, 'log_mask') and not isinstance(window, type): _take_sigma(call)
-    else: raise TypeError(f"window: expected None, an int, a pair (left, right) or a Window, got {_got(window)}")
+    else:
+        raise TypeError("window: expected None, an int, a pair (left, right) or a Window, "
+                        f"got {_got(window)}")
 
 def _sides(window):
     "(left, right), each an int or None; None where neither limits anything."
-    if len(window) != 2: raise ValueError(f"window: expected an int >= 0 or a pair (left, right), got {_got(window)}")
+    if len(window) != 2:
+        raise ValueError(f"window: expected an int >= 0 or a pair (left, right), got {_got(window)}")
     left,right = (w if w is None else _integer('window', w, 0, math.inf) for w in window)
     if left is not None and left > _FAR: left = _FAR
     if right is not None and right > _FAR: right = _FAR
@@ -161,16 +177,20 @@ def _sides(window):
 def _take_sigma(call):
     "Check the sigma of a soft window; one that is narrower than the arithmetic is widened, differentiably."
     window,(b,h,n,_) = call.window,call.q.shape
-    if window.apply not in ('inside', 'after'): raise ValueError(f"window.apply: expected 'inside' or 'after', got {window.apply!r}")
+    if window.apply not in ('inside', 'after'):
+        raise ValueError(f"window.apply: expected 'inside' or 'after', got {window.apply!r}")
     if call.segments is not None and getattr(window, 'unit', 'tokens') == 'fraction':
-        raise ValueError("window: expected unit='tokens' where segments are given, each of its own length, got 'fraction'")
+        raise ValueError("window: expected unit='tokens' where segments are given, each of its own "
+                         "length, got 'fraction'")
     sigma = window.sigma
     if not isinstance(sigma, Tensor): return
     _same_device('window', sigma, call.q)
     full = {0: (), 1: (h,), 2: (b,h), 3: (b,h,n)}.get(sigma.dim())
     if full is None or any(size != 1 and size != f for size,f in zip(sigma.shape, full)):
-        raise ValueError(f"window: expected sigma of shape (), [H], [B,H] or [B,H,N] with B,H,N={b,h,n}, got {tuple(sigma.shape)}")
-    if not _within(sigma, 0): raise ValueError(f"window: expected a sigma of finite values >= 0, got {sigma.tolist()}")
+        raise ValueError("window: expected sigma of shape (), [H], [B,H] or [B,H,N] with "
+                         f"B,H,N={b,h,n}, got {tuple(sigma.shape)}")
+    if not _within(sigma, 0):
+        raise ValueError(f"window: expected a sigma of finite values >= 0, got {sigma.tolist()}")
     wide = _accumulates(call.q)
     if sigma.dtype != wide and torch.promote_types(sigma.dtype, wide) == wide and isinstance(window, Window):
         call.window = window.widened(wide)
@@ -188,7 +208,8 @@ def _take_alpha(call):
         if alpha < 1: raise ValueError(f"alpha: expected a finite number >= 1, got {alpha}")
         call.alpha = None if alpha == 1 else alpha
         return
-    if not alpha.is_floating_point(): raise TypeError(f"alpha: expected a number or a floating tensor, got {_got(alpha)}")
+    if not alpha.is_floating_point():
+        raise TypeError(f"alpha: expected a number or a floating tensor, got {_got(alpha)}")
     _same_device('alpha', alpha, call.q)
     _per_head('alpha', alpha, *call.q.shape[:2])
     if not _within(alpha, 1): raise ValueError(f"alpha: expected finite values >= 1, got {alpha.tolist()}")
@@ -200,16 +221,21 @@ def _take_rel_bias(call):
         raise TypeError(f"rel_bias: expected a floating Tensor [H,2R+1] or [B,H,2R+1], got {_got(bias)}")
     _same_device('rel_bias', bias, call.q)
     shape = bias.shape
-    fits = bias.dim() in (2, 3) and shape[-2] == h and shape[-1] % 2 == 1 and (bias.dim() == 2 or shape[0] == 1 or shape[0] == b)
-    if not fits: raise ValueError(f"rel_bias: expected [H,2R+1] or [B,H,2R+1] with B,H={b,h}, got {tuple(shape)}")
+    fits = bias.dim() in (2, 3) and shape[-2] == h and shape[-1] % 2 == 1
+    if bias.dim() == 3: fits = fits and (shape[0] == 1 or shape[0] == b)
+    if not fits:
+        raise ValueError(f"rel_bias: expected [H,2R+1] or [B,H,2R+1] with B,H={b,h}, got {tuple(shape)}")
     call.rel_bias = bias.to(torch.promote_types(bias.dtype, _accumulates(call.q)))
 
 # %% ../nbs/24_call.ipynb #24ca0023
 def _take_padding(call):
     padding,b,m = call.padding,call.q.shape[0],call.k.shape[2]
     keep = getattr(padding, 'keep', None)
-    if keep is None: raise TypeError(f"padding: expected a PaddingMask, which knows its polarity, got {_got(padding)}; see PaddingMask.from_lengths, from_keep, from_ignore")
-    if keep.shape[0] != b or keep.shape[1] != m: raise ValueError(f"padding: expected [B,M]={b,m} as the keys, got {tuple(keep.shape)}")
+    if keep is None:
+        raise TypeError("padding: expected a PaddingMask, whose polarity is fixed, "
+                        f"got {_got(padding)}; see PaddingMask.from_lengths, from_keep, from_ignore")
+    if keep.shape[0] != b or keep.shape[1] != m:
+        raise ValueError(f"padding: expected [B,M]={b,m} as the keys, got {tuple(keep.shape)}")
     _same_device('padding', keep, call.q)
 
 def _take_segments(call):
@@ -222,16 +248,22 @@ def _take_segments(call):
     if call.q_offset != 0: raise ValueError(f"segments: expected q_offset=0, got {call.q_offset}")
     if ids.dim() == 1: ids = _ids_of_cu_seqlens(ids, b, n)
     if ids.dim() != 2 or ids.shape[1] != n or ids.shape[0] != 1 and ids.shape[0] != b:
-        raise ValueError(f"segments: expected ids [B,N]={b,n}, or cu_seqlens for a batch of 1, got {tuple(ids.shape)}")
-    if not _within(ids.diff(), 0): raise ValueError("segments: expected ids that do not decrease along a row, got some that do")
+        raise ValueError(f"segments: expected ids [B,N]={b,n}, or cu_seqlens for a batch of 1, "
+                         f"got {tuple(ids.shape)}")
+    if not _within(ids.diff(), 0):
+        raise ValueError("segments: expected ids that do not decrease along a row, got some that do")
     call.segments = ids.long().expand(b, n)
 
 def _ids_of_cu_seqlens(ends, b, n):
     "[0, end of text 0, end of text 1, ..., N] as ids [1,N]."
-    if b != 1: raise ValueError(f"segments: expected ids [B,N] for a batch of {b}, got cu_seqlens, which is for one row")
+    if b != 1:
+        raise ValueError(f"segments: expected ids [B,N] for a batch of {b}, "
+                         "got cu_seqlens, which is for one row")
     if ends.numel() < 2 or not _within(ends.diff(), 0) or not _holds((ends[0] == 0) & (ends[-1] == n)):
-        raise ValueError(f"segments: expected cu_seqlens from 0 to N={n} that do not decrease, got {_got(ends)}")
-    return torch.searchsorted(ends[1:].contiguous(), torch.arange(n, device=ends.device, dtype=ends.dtype), right=True)[None]
+        raise ValueError(f"segments: expected cu_seqlens from 0 to N={n} that do not decrease, "
+                         f"got {_got(ends)}")
+    at = torch.arange(n, device=ends.device, dtype=ends.dtype)
+    return torch.searchsorted(ends[1:].contiguous(), at, right=True)[None]
 
 def _holds(condition):
     "Whether it is true; trusted where it cannot be read."
@@ -244,7 +276,8 @@ def _take_sink(call):
     if not isinstance(sink, Tensor) or not sink.is_floating_point():
         raise TypeError(f"sink: expected a floating Tensor [H], got {_got(sink)}")
     _same_device('sink', sink, call.q)
-    if sink.dim() != 1 or sink.shape[0] != h: raise ValueError(f"sink: expected [H]={h,}, got {tuple(sink.shape)}")
+    if sink.dim() != 1 or sink.shape[0] != h:
+        raise ValueError(f"sink: expected [H]={h,}, got {tuple(sink.shape)}")
     call.sink = sink.to(torch.promote_types(sink.dtype, _accumulates(call.q)))
 
 # %% ../nbs/24_call.ipynb #24ca0025
@@ -261,16 +294,16 @@ class Call:
     enable_gqa: bool = False # as in SDPA; grouped heads are accepted either way
     _: KW_ONLY
     padding: PaddingMask|None = None # which keys are real, [B,M]
-    window: Window|int|tuple[int|None,int|None]|None = None # int w: |j - i| <= w; pair (left, right) in tokens, None is no limit; or a `Window`, whose width learns
+    window: Window|int|tuple[int|None,int|None]|None = None # w: |j - i| <= w; (left, right), None: no limit; a `Window` learns
     alpha: float|Tensor|None = None # entmax instead of softmax: a number, [H] or [B,H], >= 1; 1 is softmax
     n_global: int = 0 # leading tokens that see and are seen by all, whatever the window says; of each segment
-    rel_bias: Tensor|None = None # [H,2R+1] or [B,H,2R+1], added to the scores by `j - i - q_offset`, -R..R; beyond, the end values go on
+    rel_bias: Tensor|None = None # [H,2R+1] or [B,H,2R+1], added to the scores by `j - i - q_offset`
     q_offset: int = 0 # position of query 0 on the key axis
-    segments: Tensor|None = None # packed rows: int ids [B,N] that do not decrease, or cu_seqlens [S+1]; a token sees its own segment only
+    segments: Tensor|None = None # packed rows, each sees itself: increasing ids [B,N], or cu_seqlens [S+1]
     sink: Tensor|None = None # [H], a logit beside the scores that takes weight and gives no value
     softcap: float|None = None # c > 0: scores become c*tanh(scores/c), before mask, bias and window
     return_weights: bool = False # also return the weights: [B,H,N,M], or `BandWeights` of the band
-    lead: tuple|None = field(default=None, init=False) # axes of q in front of the last two, where they were not two
+    lead: tuple|None = field(default=None, init=False) # axes of q before the last two, if not two
     normalizer = None # a field of the dense path's record only
     takes_nested = False # whether nested tensors are handed on
 
@@ -281,8 +314,10 @@ class Call:
                 raise TypeError(f"{name}: expected a bool, got {_got(getattr(self, name))}")
         if self.dropout_p != 0. or self.dropout_p is False: _take_dropout(self)
         if self.scale is not None: self.scale = _number('scale', self.scale, 'a finite number')
-        if type(self.n_global) is not int or self.n_global: self.n_global = _integer('n_global', self.n_global, 0)
-        if type(self.q_offset) is not int or self.q_offset: self.q_offset = _integer('q_offset', self.q_offset, -_FAR)
+        if self.n_global or type(self.n_global) is not int:
+            self.n_global = _integer('n_global', self.n_global, 0)
+        if self.q_offset or type(self.q_offset) is not int:
+            self.q_offset = _integer('q_offset', self.q_offset, -_FAR)
         if self.attn_mask is not None: _take_mask(self)
         if self.padding is not None: _take_padding(self)
         if self.window is not None: _take_window(self)
@@ -330,7 +365,8 @@ def _help(body, record, arguments):
     "The first line of the function's docstring, and below it what each argument means."
     try: comments = _fields(record)
     except (OSError, StopIteration): return body.__doc__  # the source is not there to be read
-    rows = [f"{p.name} : {inspect.formatannotation(p.annotation)}\n    {comments.get(p.name, '')}" for p in arguments]
+    def row(p): return f"{p.name} : {inspect.formatannotation(p.annotation)}\n    {comments.get(p.name, '')}"
+    rows = [row(p) for p in arguments]
     return '\n'.join([body.__doc__, '', 'Parameters', '----------', *rows])
 
 # %% ../nbs/24_call.ipynb #24ca0033
@@ -342,7 +378,7 @@ _OTHER_NAMES = dict(query='q', key='k', value='v')
 def takes(
     record: Callable[_P, _C], # `Call`, or a class that adds arguments to it
 ) -> Callable[[Callable[[_C], _R]], Callable[_P, _R]]: # a decorator of functions `body(call)`
-    "Give a function of a `Call` the arguments of the record as its signature; `inspect.unwrap` gives the function back."
+    "Give a function of a `Call` the record's arguments as its signature; `inspect.unwrap` gives it back."
     arguments = [p for p in inspect.signature(record).parameters.values()]
     names = frozenset(p.name for p in arguments)
     at_most = sum(p.kind != p.KEYWORD_ONLY for p in arguments)
@@ -352,10 +388,14 @@ def takes(
             "The keywords with our names; refuse what is unknown, missing or too much."
             kwargs = {_OTHER_NAMES.get(name, name): x for name,x in kwargs.items()}
             for name in kwargs:
-                if name not in names: raise TypeError(f"{name}: expected an argument of {body.__name__}, one of {', '.join(p.name for p in arguments)}, got an unknown one")
+                if name not in names:
+                    raise TypeError(f"{name}: expected an argument of {body.__name__}, one of "
+                                    f"{', '.join(p.name for p in arguments)}, got an unknown one")
             for name in ('q','k','v')[len(args):]:
                 if name not in kwargs: raise TypeError(f"{name}: expected a Tensor [B,H,N,d], got nothing")
-            if len(args) > at_most: raise TypeError(f"{arguments[at_most].name}: expected as a keyword argument, got {len(args)} positional ones")
+            if len(args) > at_most:
+                raise TypeError(f"{arguments[at_most].name}: expected as a keyword argument, "
+                                f"got {len(args)} positional ones")
             return kwargs
 
         @wraps(body)

@@ -289,14 +289,20 @@ class MultiHeadAttention(nn.Module):
 # %% ../nbs/02_dense.ipynb #21752be2
 def _not_torchs(pair, options):
     "Refuse the call of `nn.MultiheadAttention`, which returns a pair and whose bool masks say what is ignored."
-    if pair: raise TypeError("key: expected by name, key=..., value=..., or left out where a sequence attends to itself, got it by position; one tensor is returned here, nn.MultiheadAttention returns a pair")
+    if pair:
+        raise TypeError("key: expected by name, key=..., value=..., or left out where a sequence "
+                        "attends to itself, got it by position; one tensor is returned here, "
+                        "nn.MultiheadAttention returns a pair")
     mask = options.get('attn_mask')
     if mask is not None and not (isinstance(mask, Tensor) and mask.is_floating_point()):
-        raise TypeError("attn_mask: expected a floating mask, which is added to the scores, got another; a bool one is passed as keep, True takes part (nn.MultiheadAttention's means the opposite: keep=~attn_mask)")
+        raise TypeError("attn_mask: expected a floating mask, which is added to the scores, "
+                        "got another; a bool one is passed as keep, True takes part "
+                        "(nn.MultiheadAttention's means the opposite: keep=~attn_mask)")
 
 def _bool_pairs(keep):
     if isinstance(keep, Tensor) and keep.dtype==torch.bool: return keep
-    raise TypeError(f"keep: expected a bool Tensor, True takes part, got {getattr(keep, 'dtype', type(keep).__name__)}")
+    raise TypeError("keep: expected a bool Tensor, True takes part, "
+                    f"got {getattr(keep, 'dtype', type(keep).__name__)}")
 
 def _attend(mha, query, key, value, padding, return_weights, options):
     if query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")

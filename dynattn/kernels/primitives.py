@@ -376,18 +376,34 @@ def kernel_refuses(
 ) -> str|None: # None: the kernels serve it
     "Why the kernels cannot serve a call."
     for name in ('attn_mask','rel_bias','segments','sink','softcap'):
-        if getattr(call, name) is not None: return f"{name}: expected None for the kernels, got one; use impl='dense'"
-    if call.dropout_p or call.return_weights: return "dropout_p: expected neither dropout nor return_weights for the kernels, got one of them"
+        if getattr(call, name) is not None:
+            return f"{name}: expected None for the kernels, got one; use impl='dense'"
+    if call.dropout_p or call.return_weights:
+        return "dropout_p: expected neither dropout nor return_weights for the kernels, got one of them"
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level>=0:
-        return "impl: expected 'auto' or 'dense' inside a transform of torch.func and in forward mode, got the kernels"
+        return ("impl: expected 'auto' or 'dense' inside a transform of torch.func and in forward "
+                "mode, got the kernels")
     q,window,alpha = call.q,call.window,call.alpha
-    if not (q.is_cuda or INTERPRETED.value): return f"q: expected a CUDA tensor for the kernels, got one on {q.device}; set TRITON_INTERPRET=1 before dynattn.kernels is imported to run them, slowly, without a GPU"
-    if q.dtype not in (torch.float16,torch.bfloat16,torch.float32): return f"q: expected float16, bfloat16 or float32 for the kernels, got {q.dtype}"
-    if max(q.shape[-1], call.v.shape[-1])>256: return f"q: expected heads up to 256 wide for the kernels, got {max(q.shape[-1], call.v.shape[-1])}"
-    if window is not None and not isinstance(window, (tuple,Window)): return f"window: expected None, an int, a pair or a Window for the kernels, got {type(window).__name__}"
-    if isinstance(window, Window) and window.sigma.dim()==3: return "window: expected one sigma per head for the kernels, got one sigma per query; use impl='dense'"
-    if isinstance(window, Window) and window.apply!='inside': return "window: expected apply='inside' for the kernels, got 'after', which runs a softmax over every key; use impl='dense'"
-    if alpha is not None and not _at_most_two(alpha): return f"alpha: expected 1 to 2 for the kernels, got {alpha if isinstance(alpha, float) else alpha.tolist()}"
+    if not (q.is_cuda or INTERPRETED.value):
+        return ("q: expected a CUDA tensor for the kernels, "
+                f"got one on {q.device}; set TRITON_INTERPRET=1 before dynattn.kernels is imported to "
+                "run them, slowly, without a GPU")
+    if q.dtype not in (torch.float16,torch.bfloat16,torch.float32):
+        return f"q: expected float16, bfloat16 or float32 for the kernels, got {q.dtype}"
+    if max(q.shape[-1], call.v.shape[-1])>256:
+        return f"q: expected heads up to 256 wide for the kernels, got {max(q.shape[-1], call.v.shape[-1])}"
+    if window is not None and not isinstance(window, (tuple,Window)):
+        return ("window: expected None, an int, a pair or a Window for the kernels, "
+                f"got {type(window).__name__}")
+    if isinstance(window, Window) and window.sigma.dim()==3:
+        return ("window: expected one sigma per head for the kernels, "
+                "got one sigma per query; use impl='dense'")
+    if isinstance(window, Window) and window.apply!='inside':
+        return ("window: expected apply='inside' for the kernels, "
+                "got 'after', which runs a softmax over every key; use impl='dense'")
+    if alpha is not None and not _at_most_two(alpha):
+        return ("alpha: expected 1 to 2 for the kernels, got "
+                f"{alpha if isinstance(alpha, float) else alpha.tolist()}")
 
 def _at_most_two(alpha):
     "A tensor is read on the CPU only: to read it on a GPU would wait for it, and there the output is NaN."
