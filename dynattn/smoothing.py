@@ -66,7 +66,8 @@ def ramp_mask(
     ramp:float, # R > 0: length of the ramp, in the unit of `x`
 ) -> Tensor: # in [0, 1]
     "1 up to `width`, 0 from `width + ramp` on, a straight line between."
-    return ((width + ramp - x.abs())/_positive("ramp", ramp)).clamp(0, 1)
+    r = (width + ramp - x.abs())/_positive("ramp", ramp)
+    return torch.where(r<0, 0., torch.where(r>1, 1., r))  # clamp has another slope at 0 and 1 from PyTorch 2.15 on
 
 # %% ../nbs/12_smoothing.ipynb #a7594b6b
 def dramp_mask(
