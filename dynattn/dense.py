@@ -143,7 +143,8 @@ def repeat_heads(
 def _scores(call, q, see, off):
     "The scaled products and all that is added to them, [B,H,N,M]."
     k = _blank_unseen(repeat_heads(call.k, q.shape[1]), see)  # [B,H,M,d]
-    scores = (q*call.factor) @ k.mT  # scaled before: in float16 the bare product can be infinite
+    if q.dtype==torch.float16: q,k = q.float(),k.float()  # scores beyond 65,504 are infinite in float16
+    scores = (q*call.factor) @ k.mT
     if call.softcap is not None: scores = call.softcap*torch.tanh(scores/call.softcap)
     if call.attn_mask is not None and call.attn_mask.is_floating_point():
         scores = scores + call.attn_mask.to(scores.dtype)
@@ -184,7 +185,7 @@ def _weights(call, off, everywhere, see):
     scores = _fade(_scores(call, q, see, off), 'inside', call.window, off, everywhere)
     scores = scores.masked_fill(~see, -torch.inf)
     weights = _normalize(scores, call.alpha, call.normalizer, call.sink)
-    weights = _fade(weights, 'after', call.window, off, everywhere)
+    weights = _fade(weights, 'after', call.window, off, everywhere).to(q.dtype)
     return weights.masked_fill(lost & ~_empty_rows(scores), torch.nan)
 
 # %% ../nbs/02_dense.ipynb #5b577180

@@ -263,6 +263,8 @@ class _Widen(torch.autograd.Function):
     def setup_context(ctx, inputs, output): pass
     @staticmethod
     def backward(ctx, g): return g.clamp(-65504, 65504).half()
+    @staticmethod
+    def jvp(ctx, t): return t.float()
 
 def _floating(w):
     if w.sigma.dtype==torch.float16: return _Widen.apply(w.sigma)

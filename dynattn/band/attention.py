@@ -691,7 +691,8 @@ def _run_traced(settings, q, k, v, sigma, alpha, bias, seed):
             offsets = torch.arange(n+m-1, device=q.device)-(n-1+settings.q_offset)
             values,slopes = (_three_axes(f(offsets, n=m)) for f in (window.mask,window.dmask))
             half_widths = OffsetWindow(window, m).half_widths()
-        settings.left,settings.right = (-1 if x is None else x for x in window.reach)
+        # a window after the softmax limits no score
+        if not settings.after: settings.left,settings.right = (-1 if x is None else x for x in window.reach)
     w = settings.wanted
     return torch.ops.dynattn.band(q, k, v, sigma, alpha, bias, settings.keep, values, slopes, half_widths, seed, settings.left, settings.right,
         settings.n_global, settings.q_offset, settings.scale, settings.dropout_p, settings.is_causal, settings.after, settings.weights_wanted,

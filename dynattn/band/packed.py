@@ -193,7 +193,7 @@ def _run_traced(settings, segments, q, k, v, sigma, alpha, bias, seed):
             values,slopes = (f(offsets, n=n) for f in (wide.window.mask,wide.window.dmask))
             values,slopes = (x.reshape((1,)*(3-x.dim())+x.shape) for x in (values,slopes))
             half_widths = wide.half_widths()
-        settings.left,settings.right = (-1 if x is None else x for x in settings.window.reach)
+        if not settings.after: settings.left,settings.right = (-1 if x is None else x for x in settings.window.reach)
     w = settings.wanted
     return torch.ops.dynattn.packed(segments, q, k, v, sigma, alpha, bias, settings.keep, values, slopes, half_widths, seed, settings.left,
         settings.right, settings.n_global, settings.q_offset, settings.scale, settings.dropout_p, settings.is_causal, settings.after, False,
