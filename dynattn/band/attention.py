@@ -502,7 +502,7 @@ class Settings:
         "The soft window as vectors, and its half-widths where they are tensors."
         if self.stored is not None:
             values,slopes,half_widths = self.stored
-            return StoredWindow(values, slopes, -(n-1+self.q_offset)),half_widths
+            return StoredWindow(values, slopes, -max(n-1+self.q_offset, 0)),half_widths
         if self.window is None: return None,None
         window = OffsetWindow(self.window, m)
         few = window.is_default and window.sigma.numel()<=64
@@ -688,7 +688,9 @@ def _run_traced(settings, q, k, v, sigma, alpha, bias, seed):
     if window is not None:
         (b,h,n,_),m = q.shape,k.shape[2]
         with torch.no_grad():
-            offsets = torch.arange(n+m-1, device=q.device)-(n-1+settings.q_offset)
+            # from the furthest key on the left to the furthest on the right, offset 0 included
+            first,last = -torch.sym_max(n-1+settings.q_offset, 0),torch.sym_max(m-1-settings.q_offset, 0)
+            offsets = torch.arange(last-first+1, device=q.device)+first
             values,slopes = (_three_axes(f(offsets, n=m)) for f in (window.mask,window.dmask))
             half_widths = OffsetWindow(window, m).half_widths()
         # a window after the softmax limits no score
