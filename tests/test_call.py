@@ -158,6 +158,19 @@ def test_float16_scores_do_not_overflow_before_the_scale():
     for options in (dict(impl='dense'), dict(window=3), dict(impl='dense', alpha=1.5)):
         assert_close(attention(big, big, big, **options), big)
 
+def test_float16_scores_beyond_the_largest_float16():
+    q, k, v = (heads(1, 2, 6, D, dtype=torch.float16, seed=s)*(60 if s<2 else 1) for s in range(3))
+    for options in ({}, dict(alpha=1.5), dict(window=2), dict(rel_bias=torch.zeros(2, 3))):
+        out = dense_attention(q, k, v, scale=2., **options)
+        assert_close(out, dense_attention(q.double(), k.double(), v.double(), scale=2., **options).half(), rtol=1e-2, atol=1e-2)
+
+def test_forward_mode_in_a_width_of_half_precision():
+    x = heads(1, H, 9, D)
+    for dtype in (torch.float16, torch.bfloat16):
+        found = [torch.func.jvp(lambda s: f(x, x, x, window=Window.default(s)), (torch.ones(H, dtype=d)*2,), (torch.ones(H, dtype=d),))[1]
+            for f, d in ((attention, dtype), (banded_attention, dtype), (dense_attention, torch.float32))]
+        for tangent in found[:2]: assert_close(tangent, found[2])
+
 def test_one_sigma_for_every_implementation():
     "A width in bfloat16 beside float64: all see the same number."
     x = heads(1, H, 40, D, dtype=torch.float64)
