@@ -1,7 +1,9 @@
 "Property tests of entmax: any shape, axis, mask, dtype, scale and alpha."
+import subprocess, sys
 import torch
 from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
+from dynattn import attention
 from dynattn.alpha import entmax, support_size, topk_softmax
 
 SETTINGS = settings(max_examples=120, deadline=None, derandomize=True)
@@ -89,3 +91,24 @@ def test_long_rows(M, seed, spread, alpha, dtype):
     p = entmax(z, alpha)
     assert_close(p.sum(-1), torch.ones(4, dtype=dtype), rtol=0, atol=2e-6 if dtype==torch.float32 else 1e-13)
     assert_close(p.double(), by_halving(z, alpha), rtol=0, atol=5e-6 if dtype==torch.float32 else 2e-6 if alpha>2 or alpha-1<1e-6 else 1e-11)
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.sampled_from([1.2, 1.5, 2., 3.]), st.booleans())
+def test_a_key_at_the_threshold_gets_no_gradient(alpha, as_tensor):
+    "Everywhere: the weight is 0, so the slope is, though at alpha = 2 it is 1 on the other side."
+    gap = 1/(alpha-1)
+    gap += -gap*torch.finfo(torch.float64).eps if 1+(alpha-1)*-gap < 0 else 0.
+    z = torch.tensor([[0.,-gap]], dtype=torch.float64, requires_grad=True)
+    p = entmax(z, torch.tensor(alpha, dtype=torch.float64) if as_tensor else alpha)
+    if p[0,1]==0: assert not torch.autograd.grad(p[0,1], z)[0].any()
+    q,k = torch.ones(1, 1, 1, 1, dtype=torch.float64),z.detach().view(1, 1, 2, 1)
+    v = torch.tensor([1.,3.], dtype=torch.float64).view(1, 1, 2, 1)
+    for impl in ('dense', 'banded'):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        out = attention(*leaves, alpha=alpha, scale=1., impl=impl)
+        dq,dk,dv = torch.autograd.grad(out.sum(), leaves)
+        if alpha in (1.5, 2.): assert out.item()==1 and not dq.any() and not dk.any() and dv.flatten().tolist()==[1.,0.]
+
+def test_the_first_call_imports_no_compiler():
+    code = "import torch, dynattn, sys; z = torch.randn(2, 3, requires_grad=True); dynattn.entmax(z, 1.3).sum().backward(); assert not {'sympy','torch._dynamo'} & set(sys.modules)"
+    subprocess.run([sys.executable, '-c', code], check=True)
