@@ -1,10 +1,16 @@
 """entmax on a CPU beside the entmax package and softmax: check, then time in turn, then append to results/entmax_cpu.csv.
 
-    python benchmarks/entmax_cpu.py --threads 1 --machine "2-core x86 CPU, AVX-512"
+    python benchmarks/entmax_cpu.py --threads 1 --machine "2-core x86 CPU, AVX-512"            # scores [1,8,512,512]
+    python benchmarks/entmax_cpu.py --threads 1 --machine "..." --shape 64 8 64 64             # short rows
+    python benchmarks/entmax_cpu.py --threads 2 --machine "..." --suite attention --rounds 7   # results/entmax_attention_cpu.csv
+
+The attention suite: alpha learned per head (1.1 to 1.9), no window, 4,096 tokens a batch, forward and forward and backward, beside plain
+`F.scaled_dot_product_attention` and `entmax15` of the entmax package between two products. Processor time is counted with one thread.
 """
 import argparse, csv, datetime, os, statistics, subprocess, sys, time
 from pathlib import Path
-import torch, entmax as package
+import torch, torch.nn.functional as F, entmax as package
+from dynattn import attention, dense_attention
 from dynattn.alpha import entmax
 
 SHAPE = (1,8,512,512)  # [B,H,N,M]
@@ -62,24 +68,76 @@ def times(rounds):
             if i: res[name].append(t)
     return res
 
+def attention_ops(N, H, d):
+    "Queries, keys, values and alpha of 4,096 tokens, and each way of attention."
+    torch.manual_seed(0)
+    q,k,v = (torch.randn(4096//N, H, N, d, requires_grad=True) for _ in range(3))
+    alpha = torch.linspace(1.1, 1.9, H).requires_grad_()
+    return (q,k,v,alpha), {
+        'SDPA': lambda: F.scaled_dot_product_attention(q, k, v),
+        'dynattn: alpha [H]': lambda: attention(q, k, v, alpha=alpha),
+        'dynattn: alpha 1.5': lambda: attention(q, k, v, alpha=1.5),
+        'entmax 1.3: entmax15': lambda: package.entmax15(q@k.mT*d**-.5, dim=-1)@v,
+    }
+
+def check_attention():
+    "Against the dense path in float64; raises where it does not hold."
+    (q,k,v,alpha),_ = attention_ops(128, 4, 32)
+    q,k,v = (x[:2].detach() for x in (q, k, v))
+    exact = dense_attention(q.double(), k.double(), v.double(), alpha=alpha.detach().double())
+    torch.testing.assert_close(attention(q, k, v, alpha=alpha.detach()).double(), exact, atol=5e-6, rtol=0)
+
+def time_attention(N, H, d, rounds, threads):
+    "Median ms of (forward, both) for each way, in turn."
+    clock = time.process_time if threads==1 else time.perf_counter
+    tensors,ways = attention_ops(N, H, d)
+    g,res = torch.randn_like(tensors[0]),{name:[] for name in ways}
+    for i in range(rounds+1):
+        for name,f in ways.items():
+            for x in tensors: x.grad = None
+            start = clock(); out = f(); middle = clock(); out.backward(g); end = clock()
+            if i: res[name].append((1e3*(middle-start), 1e3*(end-start)))
+    return {name:[statistics.median(x) for x in zip(*t)] for name,t in res.items()}
+
+def attention_suite(a, load, git):
+    out = Path(__file__).parent/'results'/'entmax_attention_cpu.csv'
+    fresh = not out.exists()
+    check_attention()
+    with open(out, 'a', newline='') as file:
+        w = csv.writer(file, lineterminator='\n')
+        if fresh: w.writerow('date machine load threads torch commit op N batch H d dtype fwd_ms both_ms fwd_vs_sdpa both_vs_sdpa'.split())
+        for H,d in ((8,64),(12,32)):
+            for N in (32,64,128,256,512,1024):
+                ms = time_attention(N, H, d, a.rounds, a.threads)
+                for name,pair in ms.items():
+                    ratios = [round(x/y, 2) for x,y in zip(pair, ms['SDPA'])]
+                    w.writerow([datetime.date.today(), a.machine, round(load, 1), a.threads, torch.__version__, git, name, N, 4096//N, H, d, 'float32',
+                                *(round(x, 2) for x in pair), *ratios])
+                    print(f'N {N:5} H {H:3} d {d:3} {name:24}{pair[0]:9.1f} {pair[1]:9.1f} ms {ratios[0]:6.2f} {ratios[1]:6.2f} x SDPA', flush=True)
+                file.flush()
+
 def main():
+    global SHAPE
     p = argparse.ArgumentParser()
     p.add_argument('--threads', type=int, default=1); p.add_argument('--rounds', type=int, default=15)
     p.add_argument('--machine', default='unnamed CPU'); p.add_argument('--peak', help=argparse.SUPPRESS)
+    p.add_argument('--shape', type=int, nargs=4, default=SHAPE); p.add_argument('--suite', choices=('rows', 'attention'), default='rows')
     p.add_argument('--out', type=Path, default=Path(__file__).parent/'results'/'entmax_cpu.csv')
     a = p.parse_args()
+    SHAPE = tuple(a.shape)
     torch.set_num_threads(a.threads)
     if a.peak: return print(peak_mb(a.peak))
-    for name in OPS: check(name)
     load = os.getloadavg()[0]  # of the machine before the run: more than a little, and only the ratios mean something
-    ms = times(a.rounds)
     git = subprocess.run(['git','rev-parse','--short','HEAD'], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
+    if a.suite=='attention': return attention_suite(a, load, git)
+    for name in OPS: check(name)
+    ms = times(a.rounds)
     median,fresh = statistics.median,not a.out.exists()
     with open(a.out, 'a', newline='') as file:
         w = csv.writer(file, lineterminator='\n')
         if fresh: w.writerow('date machine load threads torch commit op shape dtype pass ms peak_mb copies_of_scores vs_softmax peer vs_peer'.split())
         for name,(_,peer,*_) in OPS.items():
-            mb = float(subprocess.run([sys.executable,__file__,'--threads',str(a.threads),'--peak',name], capture_output=True, text=True, check=True).stdout)
+            mb = float(subprocess.run([sys.executable,__file__,'--threads',str(a.threads),'--shape',*map(str, SHAPE),'--peak',name], capture_output=True, text=True, check=True).stdout)
             against = lambda o: round(median(x/y for x,y in zip(ms[name], ms[o])), 3)
             row = [datetime.date.today(), a.machine, round(load, 1), a.threads, torch.__version__, git, name, 'x'.join(map(str, SHAPE)), 'float32', 'fwd+bwd',
                    round(median(ms[name]), 2), round(mb, 1), round(mb/(torch.Size(SHAPE).numel()*4/2**20), 2), against('softmax'), peer, peer and against(peer)]

@@ -148,17 +148,26 @@ def _group_forward(group, out, shift):
         out[:,queries] = torch.bmm(p, group.v[:,:cols])
 
 # %% ../nbs/22_alpha_tiles.ipynb #851560ae
+def _add_product(total, cols, a, b):
+    "`a @ b` added to the first `cols` rows of `total`, which is None at the first tile that has all keys."
+    if total is None: return torch.bmm(a, b)
+    total[:,:cols].baddbmm_(a, b)
+    return total
+
 def _group_backward(group, shift, dout, grads, learns_alpha):
-    "Sets dq [G,N,d], dk [G,M,d] and dv [G,M,dv] of `grads`, and dalpha and dsigma [G] if these learn."
-    dq,dk,dv = grads.dq.zero_(),grads.dk.zero_(),grads.dv.zero_()
+    "Sets dq [G,N,d], dk [G,M,d] and dv [G,M,dv] of `grads`, and adds to dalpha and dsigma [G] if these learn."
     memory,law = _tile_memory(group, 4 if learns_alpha else 3),group.law
+    dk = dv = None
+    if group.causal: dk,dv = torch.zeros_like(group.k),torch.zeros_like(group.v)
     for queries,cols in group.tiles():
-        if not cols: continue
+        if not cols:
+            grads.dq[:,queries] = 0.
+            continue
         x,p,s,*phi = _views(memory, group, queries, cols)
         x,_ = group.scores(queries, cols, x)
         law.weigh_again(x, shift[:,queries], p, s, *phi)
         do,k,v = dout[:,queries],group.k[:,:cols],group.v[:,:cols]
-        dv[:,:cols] += torch.bmm(p.mT, do)
+        dv = _add_product(dv, cols, p.mT, do)
         dp = torch.bmm(do, v.mT, out=x)
         product = torch.mul(s, dp, out=p)  # the weights are not needed any more
         dp.sub_(_row_sum(product).div_(_row_sum(s).clamp_(min=torch.finfo(s.dtype).tiny)))
@@ -166,8 +175,11 @@ def _group_backward(group, shift, dout, grads, learns_alpha):
         if learns_alpha: grads.dalpha.add_(law.alpha_grad(dscore, *phi).sum((1,2)))
         if group.slopes is not None:
             grads.dsigma.add_(torch.mul(dscore, group.by_offset(group.slopes, queries, cols), out=p).sum((1,2)))
-        dq[:,queries] = torch.bmm(dscore, k).mul_(group.scale)
-        dk[:,:cols].baddbmm_(dscore.mT, group.q[:,queries], alpha=group.scale)
+        torch.mul(torch.bmm(dscore, k), group.scale, out=grads.dq[:,queries])
+        dk = _add_product(dk, cols, dscore.mT, group.q[:,queries])
+    if dk is None: dk,dv = torch.zeros_like(group.k),torch.zeros_like(group.v)  # no queries
+    torch.mul(dk, group.scale, out=grads.dk)
+    grads.dv.copy_(dv)
 
 # %% ../nbs/22_alpha_tiles.ipynb #1f74962a
 class TileCall(NamedTuple):
