@@ -84,5 +84,5 @@ def _refusals():
 
 def test_refusals_name_the_argument_and_what_was_expected():
     said = list(_refusals())
-    bad = [s for s in said if not re.match(r"f?['\"][\w{}., ]+: expected ", s[1])]
+    bad = [s for s in said if not re.match(r"f?['\"][\w{}\[\]., ]+: expected ", s[1])]
     assert len(said)>100 and not bad, bad
