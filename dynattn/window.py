@@ -277,11 +277,15 @@ def _narrowed(t, w):
 # %% ../nbs/14_window.ipynb #6f2949b0
 def _aligned(t, o):
     "Shape a tensor of sigma's shape so that it broadcasts with offsets: [B,H] -> [B,H,1,..]; [B,H,N] has its N at the queries"
-    if t.ndim==0: return t
+    if t.ndim==0: return _settled(t)
     if t.ndim<3: return t.reshape((1,)*(2-t.ndim) + t.shape + (1,)*o.ndim)
     if o.ndim<2 or 1 not in (o.shape[-2], t.shape[2]) and o.shape[-2]!=t.shape[2]:
         raise ValueError(f"offsets: expected [..,N,M] with N={t.shape[2]}, one row for each of sigma's queries, got {tuple(o.shape)}")
     return t.reshape(t.shape[:2] + (1,)*(o.ndim-2) + t.shape[2:] + (1,))
+
+def _settled(t):
+    "A single number under `torch.func.jvp`, which gives float32 a tangent in float64 (PyTorch 2.13), as one that matrix products take."
+    return t.double().to(t.dtype) if torch._C._are_functorch_transforms_active() else t
 
 # %% ../nbs/14_window.ipynb #341978fa
 def _inside(w, offsets, n):

@@ -360,7 +360,7 @@ class Attention:
             initial=0.)     # a stored log of the row's sum is rounded, too
         spread_mean = spread_mean + min(eps, 2.**-24)*level*d['mean']
         eds = self.parts['s']*(edp+spread_mean+eps*(d['dp']+d['mean'])) + np.where(seen, tiny, 0.)
-        eds = eds + vs*absolute(self.parts['dp']-self.parts['mean'])
+        eds = eds + vs*(absolute(self.parts['dp']-self.parts['mean'])+edp+spread_mean) # a key just outside may come inside
         size = d['ds'] + eds
         res.update(q=abs(self.scale)*(eds+eps_sum*size)@k + tiny,
                    k=self.gathered(abs(self.scale)*(eds+eps_sum*size).swapaxes(-1, -2)@absolute(self.q)) + tiny,
