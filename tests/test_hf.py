@@ -122,3 +122,40 @@ def test_a_collector_that_has_moved_is_reported(monkeypatch):
     from dynattn import hf
     monkeypatch.setattr(hf.plugin, '_collector', None)
     with pytest.warns(UserWarning, match='GPT-2, return no weights'): hf.register()
+
+PACKED = dict(gpt2={}, llama={}, mistral={}, qwen3={}, gemma2={}, llama4_text=dict(attention_chunk_size=3, intermediate_size_mlp=24))
+
+@pytest.mark.parametrize('windows', [False,True])
+@pytest.mark.parametrize('name', PACKED)
+def test_packed_texts_are_what_they_are_alone(name, windows, monkeypatch):
+    "Values and gradients, told apart by positions or by their ends, and no square is made. GPT-2 computes in float64 throughout."
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from dynattn import hf
+    from dynattn.hf import plugin
+    config = AutoConfig.for_model(name, **{k: SMALL[k] for k in list(SMALL)[:14]}, **PACKED[name], attn_pdrop=0., resid_pdrop=0., embd_pdrop=0.)
+    torch.manual_seed(0)
+    dtype,close = (torch.float64,1e-10) if name=='gpt2' else (torch.float32,2e-6)
+    model = hf.switch(AutoModelForCausalLM.from_config(config)).to(dtype)
+    if windows: hf.add_windows(model, init=3., n_global=0 if name=='llama4_text' else 1).to(dtype)
+    ids,lengths = torch.randint(3, 99, (1, 17)),(4,1,7,5)
+    position = torch.cat([torch.arange(n) for n in lengths])[None]
+    ends = torch.tensor((0,)+lengths).cumsum(0)
+    taken = []
+    monkeypatch.setattr(plugin, 'attention', lambda *a, **k: (taken.append(k), attention(*a, **k))[1])
+    from dynattn.ops import attention
+    def both(call):
+        model.zero_grad()
+        out = call()
+        (out*out.detach().cos()).sum().backward()
+        return out.detach(), {n: p.grad.clone() for n,p in model.named_parameters() if p.grad is not None}
+    alone,usual = both(lambda: torch.cat([model(x, use_cache=False).logits for x in ids.split(lengths, 1)], 1))
+    taken.clear()
+    calls = [dict(position_ids=position, use_cache=False)]
+    if name!='llama4_text': calls.append(dict(position_ids=position, cu_seq_lens_q=ends.int(), cu_seq_lens_k=ends.int()))
+    for options in calls:
+        packed,gradients = both(lambda: model(ids, **options).logits)
+        assert_close(packed, alone, rtol=0, atol=close)
+        for n,g in gradients.items(): assert_close(g, usual[n], rtol=0, atol=close*(1+usual[n].abs().max().item())*10)
+    assert taken and all(call.get('attn_mask') is None and 'segments' in call for call in taken)
+    together = model(ids, use_cache=False).logits
+    assert (together-alone).abs().max()>1e-3

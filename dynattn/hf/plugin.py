@@ -25,7 +25,7 @@ from ..cache import WindowedLayer, turn_rows
 try:
     import transformers
     from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, PreTrainedModel
-    from transformers.masking_utils import sdpa_mask
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
     from safetensors import safe_open
 except ImportError as e: raise ImportError("transformers>=5 is not installed; pip install 'dynattn[hf]' brings it") from e
 
@@ -38,6 +38,9 @@ class Sight(NamedTuple):
     q_offset:int=0         # position of query 0 on the key axis
     pairs:Tensor|None=None # [B,1,N,M], for patterns that the fields above cannot say; it says everything then
     at:Tensor|None=None    # [], `q_offset` once more, for a compiled model: a number would be part of its graph
+    segments:Tensor|None=None # [B,N] int, the texts of a packed row, or chunks of texts; each sees itself
+    texts:Tensor|None=None # [B,N] int, the texts of a packed row
+    chunked:bool=False     # the layer attends in chunks
 
     ndim = 4                          # what `generate` asks of the masks
     def contiguous(self): return self # that it makes itself, for static caches
@@ -55,19 +58,63 @@ def _reach(size, causal, config):
     if getattr(config, 'attention_chunk_size', None) is not None or getattr(config, 'sliding_window', None)!=size: return None
     return (size-1,0) if causal else (size,size)
 
+# %% ../../nbs/55_hf.plugin.ipynb #5a9e0001
+_PIECES = dict(sliding_window_overlay={'sliding_window'}, chunked_overlay={'chunk_size','left_padding'},
+               packed_sequence_mask_function={'packed_sequence_mask'})
+_AROUND = dict(and_masks={'mask_functions'}, remap_positions_for_packed_sequence={'mask_function','position_ids'})
+
+def _parts(f):
+    "The variables in the parts of a mask function of transformers, by name; None where a part is not in the lists above."
+    if f is causal_mask_function: return {}
+    maker = getattr(f, '__qualname__', '').split('.')[0]
+    names = {**_PIECES, **_AROUND}.get(maker)
+    if names is None or f.__module__!=causal_mask_function.__module__ or set(f.__code__.co_freevars)!=names: return None
+    held = dict(zip(f.__code__.co_freevars, (cell.cell_contents for cell in f.__closure__)))
+    inner = held.pop('mask_functions', None) or [held.pop(name) for name in ('mask_function',) if name in held]
+    for part in inner:
+        found = _parts(part)
+        if found is None: return None
+        held |= found
+    return held
+
+# %% ../../nbs/55_hf.plugin.ipynb #5a9e0005
+def _chunk_of(parts, position): # [B|1,N] -> [B,N]
+    return (position-parts['left_padding'].to(position.device)[:,None])//parts['chunk_size']
+
+def _segments(parts, n, device): # -> [B,N] int64 that does not decrease
+    "The piece of each of `n` tokens: its text, its chunk, or its chunk of its text."
+    texts,position = parts.get('packed_sequence_mask'),torch.arange(n, device=device)[None]
+    if 'chunk_size' not in parts: return texts
+    if texts is None: return _chunk_of(parts, position)
+    chunk = _chunk_of(parts, parts['position_ids'])
+    return F.pad((texts.diff()!=0) | (chunk.diff()!=0), (1,0)).cumsum(1)
+
 # %% ../../nbs/55_hf.plugin.ipynb #c2c1ba28
 def sight(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, local_size=None,
-          allow_is_causal_skip=True, allow_is_bidirectional_skip=False, config=None, **kwargs) -> Sight:
+          allow_is_causal_skip=True, allow_is_bidirectional_skip=False, config=None, device='cpu', **kwargs) -> Sight:
     "What transformers calls where it would build a mask."
     if isinstance(attention_mask, Sight): return attention_mask  # `generate` has asked already
     causal,here = allow_is_causal_skip,int(q_offset)-int(kv_offset)
     at = torch.tensor(here)
     window = None if local_size is None else _reach(local_size, causal, config)
-    if (causal or allow_is_bidirectional_skip) and (local_size is None or window):
-        return Sight(_keep(attention_mask, kv_offset, kv_length), causal, window, here if causal else 0, at=at if causal else None)
-    pairs = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+    plain = Sight(_keep(attention_mask, kv_offset, kv_length), causal, window, here if causal else 0, at=at if causal else None)
+    if (causal or allow_is_bidirectional_skip) and (local_size is None or window): return plain
+    parts = _parts(mask_function)
+    chunk = (parts or {}).get('chunk_size')
+    if causal and chunk is not None and kv_offset+kv_length<=chunk: return plain._replace(chunked=True)
+    if parts and q_length==kv_length and here==0 and kv_offset==0 and parts.keys()!={'sliding_window'}:
+        segments = _segments(parts, q_length, device).expand(batch_size, -1)
+        if 'sliding_window' in parts: window = (parts['sliding_window']-1, 0)
+        texts = parts.get('packed_sequence_mask')
+        return plain._replace(causal=True, window=window, q_offset=0, at=torch.tensor(0), segments=segments, texts=texts,
+                              chunked=chunk is not None)
+    if causal and chunk is not None and q_length==1:
+        position = torch.arange(kv_length, device=device)[None]+kv_offset
+        same = _chunk_of(parts, position)==_chunk_of(parts, torch.tensor([[int(q_offset)]], device=device))  # [B,M]
+        return plain._replace(keep=same if plain.keep is None else same & plain.keep, chunked=True)
+    pairs = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device=device,
                       allow_is_causal_skip=False, allow_is_bidirectional_skip=False, **kwargs)
-    return Sight(q_offset=here, pairs=pairs, at=at)
+    return Sight(q_offset=here, pairs=pairs, at=at, chunked=chunk is not None)
 
 # %% ../../nbs/55_hf.plugin.ipynb #fcecc91c
 _COMPUTED = ('softcap','position_bias','s_aux','sinks')
@@ -94,8 +141,8 @@ def _refuse(module, kwargs, packed, computed=_COMPUTED):
     for name,x in kwargs.items():
         if x is None or isinstance(x, bool) or name in computed or (packed and name in _PACKING): continue
         if name in _PACKING:
-            raise ValueError(f"{name}: expected position_ids beside it, which start anew with each text, got none; "
-                             "the texts of a row would see each other")
+            raise ValueError(f"{name}: expected position_ids beside it, which start anew with each text, or "
+                             "cu_seq_lens_q and cu_seq_lens_k of one row without a past; the texts would see each other")
         if _changes(module, name):
             raise ValueError(f"{name}: expected None, got {type(x).__name__} from {type(module).__name__}; "
                              "it changes the result and 'dynattn' does not compute it; use attn_implementation='eager'")
@@ -107,6 +154,16 @@ def _as_sight(module, mask, is_causal, n, m):
     if mask is None: return Sight(causal=bool(getattr(module, 'is_causal', True) if is_causal is None else is_causal) if n>1 else False)
     if not isinstance(mask, Tensor) or mask.dim()!=4: raise TypeError(f"attention_mask: expected None, a Sight or a mask of pairs [B,1,N,M], got {tuple(getattr(mask, 'shape', ())) or type(mask).__name__}")
     return Sight(pairs=mask, q_offset=0 if n==m else None)  # where the queries stand is not told
+
+def _with_texts(s, kwargs, q, m):
+    "`s` with the texts that `cu_seq_lens_q` tells apart, where nothing else has."
+    ends,key_ends = kwargs.get('cu_seq_lens_q'),kwargs.get('cu_seq_lens_k')
+    if ends is None or s.pairs is not None or s.segments is not None: return s
+    b,_,n,_ = q.shape
+    if b!=1 or n!=m or key_ends is None or not torch.equal(ends, key_ends): return s
+    number = torch.arange(len(ends)-1, device=q.device)
+    texts = number.repeat_interleave(ends.to(q.device).diff(), output_size=n)[None]
+    return s._replace(segments=texts, texts=texts)
 
 # %% ../../nbs/55_hf.plugin.ipynb #ddca0cd5
 def _decide(x): return True if x else False  # compiled, a comparison of sizes is a symbol, and `bool` leaves it one
@@ -128,6 +185,7 @@ def _options(module, q, k, s, kwargs):
     at = s.q_offset or 0
     options = dict(attn_mask=s.pairs, q_offset=at, window=s.window, is_causal=_decide(s.causal and k.shape[2]>at+1))
     if s.keep is not None: options['padding'] = PaddingMask(s.keep)
+    if s.segments is not None: options['segments'] = s.segments
     learned = getattr(module, 'dynattn', None)
     if learned is not None: options |= learned(q, k.shape[2], s)
     return options | _own(kwargs, s.pairs, k.shape[2])
@@ -168,8 +226,8 @@ def _attend_kept(module, query, new, mask, scaling, dropout, kwargs):
     "Attention of new queries to the keys that a `WindowedCache` keeps, and to the new ones."
     s,layer = _as_sight(module, mask, True, query.shape[2], query.shape[2]),new.layer
     _refuse(module, kwargs, False, computed=())
-    if s.pairs is not None:
-        raise ValueError("attention_mask: expected None or [B,N] with a WindowedCache, got a mask of pairs; "
+    if s.pairs is not None or s.segments is not None or s.chunked:
+        raise ValueError("attention_mask: expected None or [B,N] with a WindowedCache, got a mask of pairs or of pieces; "
                          "pass past_key_values=DynamicCache(config=model.config)")
     if dropout: raise ValueError(f"dropout: expected 0 with a WindowedCache, got {dropout}; call model.eval()")
     if _wanted(kwargs):
@@ -196,7 +254,7 @@ def _compute(module, q, k, v, s, kwargs, given, wanted):
 def _starts_late(module, s):
     "Whether leading tokens of some row stand behind padding; assumed where values cannot be read."
     n_global = getattr(getattr(module, 'dynattn', None), 'n_global', 0)
-    if not n_global or s.keep is None or s.pairs is not None: return False
+    if not n_global or s.keep is None or s.pairs is not None or s.segments is not None: return False
     return torch.compiler.is_compiling() or not bool(s.keep[:,:n_global].all())
 
 def _compute_turned(module, q, k, v, s, kwargs, given, wanted):
@@ -254,7 +312,8 @@ def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., 
     "What a layer calls with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], and the weights if wanted."
     if isinstance(key, NewKeys): return _attend_kept(module, query, key, attention_mask, scaling, dropout, kwargs)
     s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
-    _refuse(module, kwargs, s.pairs is not None)
+    s = _with_texts(s, kwargs, query, key.shape[2])
+    _refuse(module, kwargs, s.pairs is not None or s.texts is not None)
     out,weights = _way(module, query, key, s)(module, query, key, value, s, kwargs, dict(dropout_p=dropout, scale=scaling), _wanted(kwargs))
     return out.transpose(1, 2).contiguous(), weights
 
@@ -328,12 +387,23 @@ def _ask(head, q, keep):
     dtype = reads.weight.dtype if isinstance(reads.weight, Tensor) else torch.float32  # a layer quantised to int8 takes float32
     return head(_first(q, keep).to(dtype))
 
+# %% ../../nbs/55_hf.plugin.ipynb #5a9e0008
+def _mean_length(texts): # [B,N] -> []
+    "The length of packed texts for which a share of it is the mean over the texts."
+    begins = F.pad(texts.diff()!=0, (1,0), value=True)
+    number = begins.flatten().cumsum(0)-1                                    # [B*N]
+    lengths = torch.zeros_like(number).scatter_add(0, number, torch.ones_like(number))
+    return begins.sum()/(1/lengths.clamp(min=1)).masked_fill(lengths==0, 0).sum()
+
 # %% ../../nbs/55_hf.plugin.ipynb #ef2c1e9b
 def _window_option(l, q, m, s):
     if l.sigma_head is None: return {}
     if s.q_offset is None: raise ValueError("attention_mask: expected None or [B,M] where windows learn, got a square of fewer queries than keys, which does not say where they stand; a static cache sends one, a dynamic cache does not")
+    if s.chunked and l.n_global:
+        raise ValueError(f"n_global: expected 0 in a layer that attends in chunks, got {l.n_global}")
     sigma = _ask(l.sigma_head, q, s.keep)
     length = float(m) if s.keep is None else s.keep.sum(1, keepdim=True)  # [B,1]
+    if s.texts is not None: length = _mean_length(s.texts)
     if l.unit=="fraction": sigma = sigma*length/2
     l.seen = sigma/length
     return dict(window=Window.default(sigma, reach=s.window), n_global=l.n_global)
