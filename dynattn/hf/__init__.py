@@ -1,4 +1,5 @@
 "Windows and entmax in models of transformers, and a cache that keeps what the windows reach."
-from .plugin import (Learned, Report, Sight, add_alpha, add_windows, attend, load, mean_width, penalise, register, report, save,
-                     sight, switch)
+from .plugin import (Learned, Report, Sight, add_alpha, add_windows, attend, mean_width, penalise, register, report, sight,
+                     switch)
+from .saving import auto_class, load, load_adapter, lora_config, save
 from .cache import WindowedCache

@@ -4,12 +4,11 @@
 
 # %% auto #0
 __all__ = ['Sight', 'sight', 'NewKeys', 'attend', 'register', 'switch', 'Learned', 'add_windows', 'mean_width', 'penalise',
-           'add_alpha', 'Report', 'report', 'save', 'load']
+           'add_alpha', 'Report', 'report']
 
 # %% ../../nbs/55_hf.plugin.ipynb #2d8672c9
 import inspect, sys, warnings
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,9 +23,8 @@ from ..cache import WindowedLayer, turn_rows
 # %% ../../nbs/55_hf.plugin.ipynb #61bf2f85
 try:
     import transformers
-    from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, PreTrainedModel
+    from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
     from transformers.masking_utils import causal_mask_function, sdpa_mask
-    from safetensors import safe_open
 except ImportError as e: raise ImportError("transformers>=5 is not installed; pip install 'dynattn[hf]' brings it") from e
 
 # %% ../../nbs/55_hf.plugin.ipynb #5cda5db1
@@ -307,9 +305,21 @@ def _way(module, q, k, s):
     if pair_by_pair and s.at is not None: return _compute_at
     return _compute_turned if late and itself else _compute
 
+# %% ../../nbs/55_hf.plugin.ipynb #7b1e0001
+class _Added(dict):
+    "What a model has; a configuration that was read from a file holds a plain dict, whatever its model has."
+
+def _refuse_lost(module):
+    "Raise where a configuration names windows that its model was loaded without."
+    added = getattr(getattr(module, 'config', None), 'dynattn', None)
+    if added is None or isinstance(added, _Added): return
+    raise ValueError(f"model: expected the windows or alpha of its checkpoint, got {type(module).__name__} without; load it with "
+                     "dynattn.hf.load(folder), or with another attn_implementation to go without")
+
 # %% ../../nbs/55_hf.plugin.ipynb #81540952
 def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., is_causal=None, **kwargs):
     "What a layer calls with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], and the weights if wanted."
+    _refuse_lost(module)
     if isinstance(key, NewKeys): return _attend_kept(module, query, key, attention_mask, scaling, dropout, kwargs)
     s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
     s = _with_texts(s, kwargs, query, key.shape[2])
@@ -411,7 +421,11 @@ def _window_option(l, q, m, s):
 def _alpha_option(l, q, s): return {} if l.alpha_head is None else dict(alpha=_ask(l.alpha_head, q, s.keep))
 
 # %% ../../nbs/55_hf.plugin.ipynb #4d722a05
-def _crosses(name, m): return getattr(m, 'is_cross_attention', False) or 'cross' in (name+type(m).__name__).lower() or name.endswith('encoder_attn')
+def _crosses(name, m):
+    "Whether a layer looks at another text: BERT's crossattention, BART's encoder_attn, T5's EncDecAttention."
+    last = name.rsplit('.', 1)[-1]
+    if getattr(m, 'is_cross_attention', False) or 'encoder_attn' in last or 'EncDec' in last: return True
+    return 'cross' in (name+type(m).__name__).lower()
 
 def _shape_of(m):
     "H and H*d of an attention module."
@@ -432,7 +446,9 @@ def _learners(model):
 def _record(model, kind, options):
     "Write down in the model's configuration what was added, so that `load` can add it again."
     owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
-    owner.config.dynattn = {**(getattr(owner.config, 'dynattn', None) or {}), kind: options}
+    added = _Added({**(getattr(owner.config, 'dynattn', None) or {}), kind: options})
+    from dynattn.hf.saving import keep_on_saving
+    keep_on_saving(owner, added)
 
 def _per(kind, learned):
     if kind not in ('head','input'): raise ValueError(f"per: expected 'head' or 'input', got {kind!r}")
@@ -482,6 +498,7 @@ def add_windows(
     n_global:int|None=None, # leading tokens that see and are seen by all (default: 1 for encoders, 0 for decoders and layers that slide)
 ) -> nn.Module: # the same, with `dynattn` in each layer
     """Give every head of every layer a width that learns.
+    The default starts so wide that nothing changes; a pretrained model that starts narrow is another model until it is trained.
     A causal model then generates with a `WindowedCache`, unless it is given another cache or `cache_implementation="dynamic"`."""
     learned = _learners(model)
     _per(per, learned); _check_unit(unit, learned)
@@ -581,50 +598,3 @@ def report(
     finally: _watch.remove(seen)
     if not seen: raise ValueError("model: expected one whose attention is 'dynattn', got another; `switch` it first")
     return Report(*(torch.stack(x) for x in zip(*(_stats(*s) for s in seen))))
-
-# %% ../../nbs/55_hf.plugin.ipynb #c0e94f36
-def save(
-    model:PreTrainedModel, # with windows or alpha
-    folder, # is made
-):
-    "`save_pretrained`: the configuration says what was added, the checkpoint holds it."
-    if not getattr(model.config, 'dynattn', None): raise ValueError("model: expected one with windows or alpha, got one without; save_pretrained serves it")
-    model.save_pretrained(folder)
-
-def _saved(folder):
-    "What the checkpoint holds of `dynattn`."
-    state = {}
-    for path in sorted(Path(folder).glob('*.safetensors')):
-        with safe_open(path, 'pt') as f: state |= {k: f.get_tensor(k) for k in f.keys() if '.dynattn.' in k}
-    return state
-
-# %% ../../nbs/55_hf.plugin.ipynb #15cd2fc7
-def _quietly(build):
-    "What `build()` gives; transformers would report our tensors as ones it does not know."
-    level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
-    try: return build()
-    finally: transformers.logging.set_verbosity(level)
-
-def load(
-    folder, # written by `save`, `save_pretrained` or a `Trainer`
-    cls:type|None=None, # the model's class (default: the one that was saved)
-    **kwargs, # for its `from_pretrained`
-) -> PreTrainedModel:
-    "The model with its windows and alpha."
-    config = AutoConfig.from_pretrained(folder)
-    added = getattr(config, 'dynattn', None)
-    if not added: raise ValueError(f"folder: expected a checkpoint with windows or alpha, got {str(folder)!r} without; from_pretrained serves it")
-    cls = cls or getattr(transformers, config.architectures[0])
-    model = _quietly(lambda: cls.from_pretrained(folder, **kwargs))
-    return _restore(model, added, _saved(folder))
-
-# %% ../../nbs/55_hf.plugin.ipynb #2951f4c5
-def _restore(model, added, state):
-    "Add again what `added` names, and fill it."
-    if 'windows' in added: add_windows(model, **added['windows'])
-    if 'alpha' in added: add_alpha(model, **added['alpha'])
-    mine = {k for k in model.state_dict() if '.dynattn.' in k}
-    if mine!=state.keys(): raise ValueError(f"folder: expected the tensors of {type(model).__name__}, got none for {sorted(mine-state.keys())[:3]}, and unknown ones {sorted(state.keys()-mine)[:3]}")
-    model.load_state_dict(state, strict=False)
-    return model

