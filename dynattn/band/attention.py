@@ -233,7 +233,8 @@ def rows_groups(
     n:int, m:int, # queries, keys
 ) -> list: # slices of the heads
     "The same for `Rows`: together where whole heads fit the cache."
-    size = max(PAIRS_TOGETHER//max(n*min(max(widths), m), 1), 1)
+    width = max(widths)
+    size = max(PAIRS_TOGETHER//max(n*min(width+block_sizes(width)[0], m), 1), 1)
     return [slice(first, min(first+size, len(widths))) for first in range(0, len(widths), size)]
 
 # %% ../../nbs/34_band.attention.ipynb #0e917028
@@ -271,7 +272,8 @@ class Schedule:
         widths = [max(band.left+band.right+1, 0) for band in self.bands]
         groups = [slice(x, x+1) for x in range(len(widths))]
         if not self.weights_wanted:
-            apart = self.n>256 and any(span!=self.spans[0] for span in self.spans[1:])  # else short ones pay for long ones
+            ragged = self.n>256 and any(span!=self.spans[0] for span in self.spans[1:])  # else short ones pay for long ones
+            apart = ragged or self.inputs.texts is not None
             rows = range(0, len(widths), self.h) if apart else [0]
             size = self.h if apart else len(widths)
             safe = 900 if self.dtype==torch.float64 else 100
@@ -319,7 +321,8 @@ class Schedule:
             window=None if self.window is None else self.window[at,first:first+band.left+band.right+1],
             after=i.after, bias=None if self.bias is None else self.bias[at], keep=keep, eps=self.eps(at),
             learns_alpha=self.learns_alpha, exponent=max(self.exponents[at]), q_lost=lost,
-            dropout=None if i.seed is None else Dropout(i.dropout_p, i.seed, at.start))
+            dropout=None if i.seed is None else Dropout(i.dropout_p, i.seed, at.start),
+            texts=None if i.texts is None else i.texts[at.start//self.h])
 
     def eps(self, at):
         "alpha - 1 of a group: a number, [G,1,1] where heads differ, None for softmax."
