@@ -49,9 +49,13 @@ def _within(t, low):
     "Whether all values are finite and at least `low`; trusted where they cannot be read or an accelerator would wait."
     if torch.compiler.is_compiling() or t.device.type != 'cpu': return True
     try:
-        if t.numel() <= 64: return all(low <= x < math.inf for x in t.detach().flatten().tolist())
+        if t.numel() <= 64: return _all_within(t.tolist(), low)
         return bool(((t >= low) & (t < math.inf)).all())
     except RuntimeError: return True  # under `vmap`, or a fake tensor
+
+def _all_within(x, low):
+    "The same of a number, or of lists of them."
+    return all(_all_within(y, low) for y in x) if isinstance(x, list) else low <= x < math.inf
 
 def _per_head(name, t, b, h):
     "Check the shape of one number per head: (), [H] or [B,H]; an axis of length 1 holds for all."
@@ -158,6 +162,7 @@ def _take_causal_bias(call):
 def _take_window(call):
     "A hard window as a pair, a soft one with a sigma that fits."
     window = call.window
+    if isinstance(window, Window): return _take_sigma(call)
     if isinstance(window, (int, Integral, SymInt)) and not isinstance(window, bool): window = (window, window)
     if isinstance(window, (tuple, list)): call.window = _sides(window)
     elif hasattr(window, 'log_mask') and not isinstance(window, type): _take_sigma(call)
@@ -185,8 +190,8 @@ def _take_sigma(call):
     sigma = window.sigma
     if not isinstance(sigma, Tensor): return
     _same_device('window', sigma, call.q)
-    full = {0: (), 1: (h,), 2: (b,h), 3: (b,h,n)}.get(sigma.dim())
-    if full is None or any(size != 1 and size != f for size,f in zip(sigma.shape, full)):
+    full = (b,h) if sigma.dim() == 2 else {0: (), 1: (h,), 3: (b,h,n)}.get(sigma.dim())
+    if full is None or sigma.shape != full and any(size not in (1, f) for size,f in zip(sigma.shape, full)):
         raise ValueError("window: expected sigma of shape (), [H], [B,H] or [B,H,N] with "
                          f"B,H,N={b,h,n}, got {tuple(sigma.shape)}")
     if not _within(sigma, 0):

@@ -39,17 +39,16 @@ def _sdpa_refuses(call):
 def _sdpa_mask(call):
     "One mask for everything, or None, and whether PyTorch's own causal mask serves."
     mask,padding = call.attn_mask,call.padding
-    n,m = call.q.shape[2],call.k.shape[2]
     own = call.q_offset==0 and (call.scale is None or call.scale>0)  # its own -inf is multiplied with the scale
     if mask is None and padding is None and (own or not call.is_causal): return None,call.is_causal
     if mask is None and not call.is_causal: return padding.sdpa(),False
+    n,m = call.q.shape[2],call.k.shape[2]
     pairs = dict(padding=padding, is_causal=call.is_causal, q_offset=call.q_offset, device=call.q.device)
     if mask is None or mask.dtype==torch.bool: return visible_pairs(n, m, attn_mask=mask, **pairs),False
     return mask.to(call.q.dtype).masked_fill(~visible_pairs(n, m, **pairs), -torch.inf),False
 
 def _sdpa(call):
     "PyTorch's own attention; what stands in padding changes nothing, and rows without a key are zero."
-    serve(_sdpa_refuses(call))
     q,k,v,padding = call.q,call.k,call.v,call.padding
     mask,causal = _sdpa_mask(call)
     lost = None
@@ -67,7 +66,7 @@ def _sdpa(call):
 # %% ../nbs/44_ops.ipynb #e010287f
 class Impl(NamedTuple):
     "A way to compute attention; both functions take a checked `Call`."
-    run:Callable     # `run(call) -> Tensor`, or raises
+    run:Callable     # `run(call) -> Tensor`, of a call that is not refused
     refuses:Callable # `refuses(call) -> str|None`: why it cannot serve, as "name: expected ..., got ..."
 
 _TRITON = find_spec('triton') is not None # the kernels themselves are imported when they are first used
@@ -95,7 +94,6 @@ def _triton_refuses(call):
     return kernel_refuses(call)
 
 def _triton(call):
-    serve(_triton_refuses(call))
     if call.alpha is None:
         from dynattn.kernels.window import windowed_attention
         return inspect.unwrap(windowed_attention)(call)
@@ -156,8 +154,9 @@ class RoutedCall(Call):
 @takes(RoutedCall)
 def attention(call) -> Tensor: # [B,H,N,dv], with the weights if asked for
     "`F.scaled_dot_product_attention` with padding, windows whose width learns, and entmax whose alpha learns."
-    impl = _choose(call) if call.impl=='auto' else call.impl
-    if exporting_to_onnx() and impl in ('banded','triton'):
+    if call.impl=='auto': return impls[_choose(call)].run(call)
+    if exporting_to_onnx() and call.impl in ('banded','triton'):
         raise ValueError("impl: expected 'auto', 'dense' or 'sdpa' in an export to ONNX, which has no "
-                         f"operators of this package, got {impl!r}; use impl='dense'")
-    return impls[impl].run(call)
+                         f"operators of this package, got {call.impl!r}; use impl='dense'")
+    serve(impls[call.impl].refuses(call))
+    return impls[call.impl].run(call)

@@ -64,6 +64,11 @@ def unwritten_memory_is_nan():
     yield
     torch.use_deterministic_algorithms(False)
 
+def tiles_only(m):
+    "The tiles of chapter 32 serve every call of softmax."
+    m.setattr(band, 'short_engine', lambda *_: None)
+    m.setattr(band, 'FEW_PAIRS', 0)
+
 def one_by_one(widths, *_): return [slice(x, x+1) for x in range(len(widths))]
 
 def learned(o): return [x for x in (getattr(o['window'], 'sigma', None),o.get('rel_bias'),o.get('alpha')) if x is not None]
@@ -74,7 +79,7 @@ def test_equals_dense(case, alone):
     x,o = case
     equals_dense(x, o)
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(band, 'short_engine', lambda *_: None)  # the tiles serve every call
+        tiles_only(m)
         if alone: m.setattr(band, 'sums_groups', one_by_one); m.setattr(band, 'rows_groups', one_by_one)  # small heads are done together else
         equals_dense(x, o)
 
@@ -100,7 +105,7 @@ def test_heads_together_are_heads_alone(n, q_offset, n_global, broken, causal):
         leaves = [x.clone().requires_grad_() for x in (q,k,v,sigma)]
         with pytest.MonkeyPatch.context() as m:
             m.setattr(band, 'sums_groups', groups)
-            m.setattr(band, 'short_engine', lambda *_: None)
+            tiles_only(m)
             out = banded_attention(*leaves[:3], window=Window.default(leaves[3]), **o)
             assert broken or out.isfinite().all()
             return out,*torch.autograd.grad(out.nan_to_num(0.).sin().sum(), leaves)
@@ -214,7 +219,7 @@ def test_dropout_is_that_of_the_weights_it_returns(alpha, width):
 @pytest.mark.parametrize('short', [True,False])
 def test_a_lost_query_without_a_key_sends_nothing_back(dv, short, monkeypatch):
     "Queries 2 and 3 see no key; 2 is NaN, and so is 1, which sees one."
-    if not short: monkeypatch.setattr(band, 'short_engine', lambda *_: None)
+    if not short: tiles_only(monkeypatch)
     q,k,v = (torch.randn(1, 1, n, d, dtype=F64) for n,d in ((4,16),(1,16),(1,dv)))
     q[...,1:3,:] = torch.nan
     sigma = torch.tensor([1.2], dtype=F64)

@@ -8,7 +8,6 @@ __all__ = ['BandWeights', 'refuses', 'banded_attention']
 # %% ../../nbs/34_band.attention.ipynb #91bc9cdf
 import inspect, math
 from dataclasses import dataclass, replace
-from functools import lru_cache
 import torch, torch.nn.functional as F
 from torch import Tensor
 from ..call import Call, serve, takes
@@ -17,20 +16,25 @@ from ..threads import each
 from ..window import Window
 from .geometry import Band, block_sizes, global_queries
 from ..alpha_tiles import TileCall, entmax_backward, entmax_forward
-from .fused import Short, log_window, relative_slopes, short_engine
+from .fused import Short, available, fused_forward, log_window, made_once, relative_slopes, shares_key_heads, short_engine, toeplitz_square
 from .engines import Dropout, Gradients, Group, Inputs, Sums, Wanted, _LOG2E, backward_group, forward_group
 
 # %% ../../nbs/34_band.attention.ipynb #7cf7a663
-@lru_cache(maxsize=64)
-def _short_squares(first, last, dtype, device):
-    with torch.inference_mode(False): return torch.arange(first, last+1, dtype=dtype, device=device).square_().mul_(-.5)
+@made_once
+def _few_distances(first, last, dtype, device): return torch.arange(first, last+1, dtype=dtype, device=device).abs_()
 
-def _half_squares(first, last, like):
-    "-x^2/2 for the offsets first..last; nobody writes into it, for short ones are kept."
-    if last-first<2**12: return _short_squares(first, last, like.dtype, like.device)
-    return torch.arange(first, last+1, dtype=like.dtype, device=like.device).square_().mul_(-.5)
+def _distances(first, last, like):
+    "|x| for the offsets first..last; nobody writes into it, for short ones are kept."
+    if last-first<2**12: return _few_distances(first, last, like.dtype, like.device)
+    return torch.arange(first, last+1, dtype=like.dtype, device=like.device).abs_()
 
-def _three_axes(x): return x.reshape((1,)*(3-x.dim())+x.shape)
+@made_once
+def _numbers(*args):
+    "Numbers as tensors: an operation takes a microsecond longer with a number of Python's."
+    *numbers,dtype,device = args
+    return [torch.tensor(x, dtype=dtype, device=device) for x in numbers]
+
+def _three_axes(x): return x if x.dim()==3 else x.reshape((1,)*(3-x.dim())+x.shape)
 
 class OffsetWindow:
     "A `Window` as vectors over offsets, to be called without a graph."
@@ -41,12 +45,16 @@ class OffsetWindow:
         self.window,self.sigma,m = window,window.sigma.detach(),max(m, 1)
         self.m,self.token = m,1. if window.unit=="tokens" else 2/m
         self.is_default = window.smooth=="edge" and window.curve=="bell" and window.reach==(None,None)
-        if self.is_default: self.beyond = 1/math.sqrt(-2*math.log(window.T))  # the curve's width where sigma is 0, in tokens
+        if self.is_default:
+            T,p = window.T,window.p
+            self.level = -math.log(T)                     # L
+            self.rate = math.sqrt(2*self.level)/self.token # tokens that the edge moves for each unit of sigma
+            self.steepness = p*T/(1-T)
+            self.norm = 1/math.tanh(p)
 
-    def curve_width(self):
-        "The default window's `s` in tokens, [B|1,H|1,1]."
-        s = self.sigma if self.token==1 else self.sigma/self.token
-        return _three_axes((s+self.beyond)[...,None])
+    def numbers(self):
+        "one, the level, the steepness and the norm."
+        return _numbers(1., self.level, self.steepness, self.norm, self.sigma.dtype, self.sigma.device)
 
     def half_widths(self) -> Tensor: # [B|1,H|1], floating
         "The greatest distance at which each head's window can be non-zero."
@@ -56,23 +64,27 @@ class OffsetWindow:
     def general(self, f, first, last):
         return _three_axes(f(torch.arange(first, last+1, device=self.sigma.device), n=self.m).detach())
 
+    def exponent(self, first, last):
+        "L (1-y^2) of the default window, y, and the edges in tokens, [B|1,H|1,1]."
+        one,level,*_ = self.numbers()
+        sigma = self.sigma if self.rate==1 else self.sigma*self.rate
+        edges = _three_axes((sigma+one).unsqueeze(-1))
+        y = torch.div(_distances(first, last, sigma), edges).clamp_max_(1)
+        return torch.addcmul(level, y, y, value=-self.level),y,edges
+
     def values(self, first:int, last:int) -> Tensor: # [B|1,H|1,last-first+1]
         "The window on offsets first..last."
         if not self.is_default: return self.general(self.window.mask, first, last)
-        w,s = self.window,self.curve_width()
-        bell = torch.div(_half_squares(first, last, s), s.square_()).exp_()
-        return bell.sub_(w.T).relu_().mul_(w.p/(1-w.T)).tanh_().mul_(1/math.tanh(w.p))
+        _,_,steepness,norm = self.numbers()
+        return self.exponent(first, last)[0].expm1_().mul_(steepness).tanh_().mul_(norm)
 
     def slopes(self, first:int, last:int) -> Tensor: # [B|1,H|1,last-first+1]
         "The window's derivative in sigma on offsets first..last."
         if not self.is_default: return self.general(self.window.dmask, first, last)
-        w,s = self.window,self.curve_width()
-        exponent = torch.div(_half_squares(first, last, s), s.square())
-        bell = exponent.exp()
-        above = bell-w.T
-        t = above.relu().mul_(w.p/(1-w.T)).tanh_()
-        rise = t.square_().neg_().add_(1).mul_(-2*w.p/((1-w.T)*math.tanh(w.p)*self.token))  # times -2, for the exponent is -x^2/(2 s^2)
-        return rise.mul_(bell).mul_(exponent).div_(s).mul_(above>0)
+        z,y,edges = self.exponent(first, last)
+        t = z.expm1().mul_(self.steepness).tanh_()
+        growth = z.exp_().mul_(y.square_()).mul_(t.sign()).div_(edges)  # 0 from the edge on
+        return t.square_().sub_(1).mul_(growth).mul_(-2*self.level*self.rate*self.steepness*self.norm)
 
 class StoredWindow:
     "The same interface over vectors that were evaluated before."
@@ -97,8 +109,7 @@ def few_half_widths(
     most:int, # what can occur
 ) -> list: # [B][H] ints
     "In Python's numbers, which take a microsecond where tensors take ten."
-    scale = 1/window.beyond
-    def one(sigma): return int(min(max(math.ceil((sigma/window.token+window.beyond)*scale)-1, 0), most))
+    def one(sigma): return int(min(max(math.ceil(sigma*window.rate+1)-1, 0), most))
     found,dims = window.sigma.tolist(),window.sigma.dim()
     if dims==0: return [[one(found)]*h]*b
     rows = [found] if dims==1 else found
@@ -464,6 +475,16 @@ def choose_engine(inputs:Inputs, wanted:Wanted):
     return Tiled if engine is None else ShortCall(engine)
 
 # %% ../../nbs/34_band.attention.ipynb #5dc5dccd
+FEW_PAIRS = 2**16  # of all heads, up to which one square costs less than to plan strips
+
+@made_once
+def hard_square(n, left, right, dtype):
+    "[1,1,N,N]: 0 where query i sees key j, i-left <= j <= i+right, else -inf. None where it sees all."
+    if min(left, right)>=n-1: return None
+    offsets = torch.arange(1-n, n, device='cpu')
+    outside = (offsets<-left) | (offsets>right)
+    return toeplitz_square(torch.zeros(1, 1, 2*n-1, dtype=dtype, device='cpu').masked_fill_(outside, -math.inf), n, n)
+
 @dataclass
 class Settings:
     "A call of the operator without the tensors that may learn."
@@ -511,8 +532,27 @@ class Settings:
         few = window.is_default and window.sigma.numel()<=64
         return window,None if self.after or few else window.half_widths()
 
+    def has_square(self, q, k, v):
+        "Whether a window, or causality, on few tokens is all there is."
+        (b,h,n,d),hkv = q.shape,k.shape[1]
+        small = 0<b*h*n*n*d and b*h*n*n<=FEW_PAIRS and n==k.shape[2] and d==v.shape[3]
+        more = self.dropout_p or self.n_global or self.q_offset or self.after or self.weights_wanted
+        plain = self.keep is None and self.stored is None and not more
+        return small and plain and q.is_cpu and q.dtype in (torch.float32,torch.float64) and available() and (h==hkv or shares_key_heads())
+
+    def square(self, n, dtype):
+        "The mask of such a call, [B|1,H|1,N,N], or None."
+        left,right = occurring(n, n, 0, self.is_causal, self.left, self.right)
+        if self.window is None: return hard_square(n, left, right, dtype)
+        by_offset = OffsetWindow(self.window, n).values(1-n, n-1).log_().to(dtype)
+        if right<n-1: by_offset[...,n+right:] = -math.inf
+        return toeplitz_square(by_offset, n, n)
+
     def forward(self, q, k, v, alpha, bias):
         "Output, lse, and the output to keep."
+        if alpha is None and bias is None and self.has_square(q, k, v):
+            out,lse = fused_forward(q, k, v, self.square(q.shape[2], q.dtype), self.scale)
+            if math.isfinite(lse.sum()): return out,lse.unsqueeze(-1),out  # else a query is not finite
         inputs,_ = cut_keys(self.inputs(q, k, v, alpha, bias))
         if self.weights_wanted: return Tiled.forward(inputs, weights_wanted=True)
         return choose_engine(inputs, self.wanted).forward(inputs)
