@@ -10,13 +10,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 sys.path.insert(0, str(Path(__file__).parent))
 from harness import RESULTS, commit, date, machine
 from dynattn.hf import WindowedCache, add_windows
-from dynattn.hf.narrowing import Narrower, Options, cache_share, token_losses, without_windows
+from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, cache_share, set_widths, token_losses,
+    without_windows)
+from dynattn.hf.plugin import record_edge
 
 HERE = Path(__file__).parent
-CONTEXT,SINKS,LONG,STEPS,RATE = 2048,4,8192,24,.15
+CONTEXT,SINKS,LONG,STEPS = 2048,4,8192,24
 PREFIXES = (1024,2048,4096,8192)
 
-# The shares, each from the widths of the one before; the seeds begin anew.
+# share, seed, and the share whose widths it begins with; others begin with equal ones
 PLAN = [(.40, 0, None), (.25, 0, .40), (.15, 0, .25), (.10, 0, .15), (.25, 1, None), (.25, 2, None)]
 
 def rows_of(name):
@@ -50,9 +52,9 @@ class Study:
             ids = tokenizer(text_of(row), return_tensors='pt').input_ids[:,:LONG if row['split']=='long' else CONTEXT]
             self.texts.setdefault(row['split'], []).append((row['package'], ids))
         self.batches = [dict(input_ids=ids) for _,ids in self.texts['train']]
-        self.teacher = {}
-        options = Options(sinks=SINKS)
-        self.vector = Narrower(self.model, self.batches, options).vector
+        saved = self.runs/'full_hidden.pt'
+        self.full_hidden = torch.load(saved) if saved.exists() else {}
+        self.layers = self.model.config.num_hidden_layers
 
     def learned(self, keep, seed):
         "The widths [K] of a finished run, or None."
@@ -60,36 +62,38 @@ class Study:
         return torch.tensor([float(r['width']) for r in rows]) if rows else None
 
     def learn(self, keep, seed, before):
+        "Widths at the share `keep`, from equal ones or from those of another share."
         if self.learned(keep, seed) is not None: return
-        options = Options(keep=keep, steps=STEPS, sinks=SINKS, lr=RATE, seed=seed)
-        run = Narrower(self.model, self.batches, options)
-        run.teacher = self.teacher
-        if before is None:
-            run.start_from(torch.full_like(run.vector.widths(), CONTEXT/4))
-            run.project(.5)
-            run.first_share = .5
-        else: run.start_from(self.learned(before, seed))
+        options = NarrowOptions(keep=keep, steps=STEPS, sinks=SINKS, seed=seed)
+        record_edge(self.model, 'soft')
+        vector = WidthVector(self.model, CONTEXT)
+        distance = Distance(self.model, self.batches, options)
+        distance.hidden = self.full_hidden
+        run = Narrower(vector, distance, len(self.batches), options)
+        if before is not None: run.begin_with(self.learned(before, seed))
         checkpoint = self.runs/f'narrow_{keep}_{seed}.pt'
-        if checkpoint.exists(): run.restore(torch.load(checkpoint, weights_only=False))
-        while run.step_number<options.steps:
+        if checkpoint.exists(): run.restore(torch.load(checkpoint))
+        while len(run.rows)<options.steps:
             start = time.process_time()
             row = run.step()
             row['seconds'] = round(time.process_time()-start, 2)
             print(keep, seed, row, flush=True)
-            if run.step_number%2==0: torch.save(run.state(), checkpoint)
+            if len(run.rows)%2==0: torch.save(run.state(), checkpoint)
         append('narrow_steps.csv', [dict(keep=keep, seed=seed, **row) for row in run.rows])
-        widths = run.vector.widths().round().tolist()
-        heads = len(widths)//len(run.vector.counts)
-        append('narrow_widths.csv', [dict(keep=keep, seed=seed, layer=i//heads, head=i%heads, width=w) for i,w in enumerate(widths)])
-        self.vector = run.vector
+        widths = vector.widths().round().tolist()
+        heads = len(widths)//self.layers
+        append('narrow_widths.csv', [dict(keep=keep, seed=seed, layer=i//heads, head=i%heads, width=w)
+                                     for i,w in enumerate(widths)])
+        torch.save(self.full_hidden, self.runs/'full_hidden.pt')
 
     def widths(self, method, keep, seed, n):
         """[K] widths of a way to spend the share `keep`, for texts of `n` tokens.
 
-        A head that learned to see the whole training context has no limit; the others spend what the learned ones do at `n`."""
+        A head that learned to see the whole training context has no limit; the others spend as much at `n`."""
+        method = method.removesuffix(', soft')
         learned = self.learned(keep, seed)
         learned[learned>=.97*CONTEXT] = n-1-SINKS
-        per_layer = learned.view(len(self.vector.counts), -1)
+        per_layer = learned.view(self.layers, -1)
         if method=='learned': return learned
         if method=='one': return torch.full_like(learned, round(learned.mean().item()))
         if method=='layer': return per_layer.mean(1, keepdim=True).expand_as(per_layer).flatten().round()
@@ -111,7 +115,7 @@ class Study:
                 with without_windows(self.model): losses = token_losses(self.model, ids)
             else:
                 widths = self.widths(method, keep, seed, prefixes[-1])
-                self.vector.set(widths)
+                set_widths(self.model, widths.view(self.layers, -1).tolist(), 'soft' if 'soft' in method else 'hard')
                 losses = token_losses(self.model, ids)
             seconds = round(time.process_time()-start, 2)
             append('narrow_quality.csv', [dict(method=method, keep=keep, seed=seed, split=split, text=package, n=n,
@@ -125,21 +129,24 @@ class Study:
         if any(float(r['keep'])==keep for r in rows_of('narrow_decode.csv')): return
         from transformers import DynamicCache
         ids = self.texts['long'][0][1][:,:n]
-        self.vector.set(self.widths('learned', keep, 0, LONG))
+        set_widths(self.model, self.widths('learned', keep, 0, LONG).view(self.layers, -1).tolist())
         caches = {}
         with without_windows(self.model):
             caches['full'] = DynamicCache(config=self.model.config)
             self.model(ids, past_key_values=caches['full'], logits_to_keep=1)
         caches['learned'] = WindowedCache(self.model)
         self.model(ids, past_key_values=caches['learned'], logits_to_keep=1)
-        nbytes = dict(full=sum(l.keys.nbytes+l.values.nbytes for l in caches['full'].layers), learned=caches['learned'].nbytes)
+        nbytes = dict(full=sum(l.keys.nbytes+l.values.nbytes for l in caches['full'].layers),
+                      learned=caches['learned'].nbytes)
         seconds = dict(full=[], learned=[])
         word = ids[:,-1:]
         for _ in range(tokens):
             with without_windows(self.model): seconds['full'].append(self.timed(word, caches['full']))
             seconds['learned'].append(self.timed(word, caches['learned']))
-        append('narrow_decode.csv', [dict(keep=keep, method=k, n=n, cache_bytes=nbytes[k], threads=torch.get_num_threads(),
-            ms=round(1000*statistics.median(s), 2), fastest_ms=round(1000*min(s), 2), tokens=tokens) for k,s in seconds.items()])
+        rows = [dict(keep=keep, method=name, n=n, cache_bytes=nbytes[name], threads=torch.get_num_threads(),
+                     ms=round(1000*statistics.median(s), 2), fastest_ms=round(1000*min(s), 2), tokens=tokens)
+                for name,s in seconds.items()]
+        append('narrow_decode.csv', rows)
 
     def timed(self, word, cache):
         start = time.perf_counter()
@@ -152,7 +159,7 @@ def plan(study):
     study.judge('full')
     for method in ('learned','one'): study.judge(method, .40)
     study.learn(*PLAN[1])
-    for method in ('learned','one','layer','random'): study.judge(method, .25)
+    for method in ('learned','one','learned, soft','layer','random'): study.judge(method, .25)
     for method in ('learned','full','one'): study.judge(method, .25 if method!='full' else 1., split='long')
     study.decode(.25)
     study.learn(*PLAN[2])

@@ -1,5 +1,6 @@
-"Windows and entmax in models of transformers, and a cache that keeps what the windows reach."
+"Windows and entmax in models of transformers, a cache that keeps what the windows reach, and pretrained models that learn theirs."
 from .plugin import (Learned, Report, Sight, add_alpha, add_windows, attend, mean_width, penalise, register, report, sight,
                      switch)
 from .saving import auto_class, load, load_adapter, lora_config, save
 from .cache import WindowedCache
+from .narrowing import Narrowed, narrow
