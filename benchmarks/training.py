@@ -3,7 +3,7 @@
     python benchmarks/training.py                                          # pieces of 512 bytes, three seeds, the defaults of `dynattn train`
     python benchmarks/training.py --seeds 0 --crop 4096 --patch 4 --batch 8 --epochs 8 --per-epoch 60 --judged 60   # forty minutes
 
-Rows are appended to results/training.csv. Seeds draw the files, the split, the weights and the order, the same for all four.
+Rows are appended to results/training.csv. Seeds draw the split, the weights and the order, the same for all four; the files are the same for every seed.
 A step's time is that of the processor, not of the clock, since other work may share the machine; one thread.
 Each run has a process of its own, whose largest size is the memory.
 """
@@ -14,8 +14,8 @@ from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
 import torch
-from dynattn import training
-from dynattn.training import TrainConfig, train
+from dynattn.files import load_data, views
+from dynattn.training import Callback, TrainConfig, saved_state, train
 from harness import RESULTS, commit, machine
 
 KINDS = dict(dense=dict(window='none'), fixed=dict(window='16'), dynamic=dict(), dynamic_alpha=dict(alpha='learned'))
@@ -23,27 +23,26 @@ SETTINGS = 'epochs per_epoch judged crop patch batch layers dropout sigma_lr'.sp
 FIELDS = ('date machine torch commit kind seed epochs crop patch layers accuracy macro_f1 valid_f1 share mflops_a_view dense_mflops_a_view cpu_ms mean_width mean_alpha '
     'per_epoch judged batch dropout sigma_lr steps files majority run_cpu_s memory_mb').split()
 
-def timed(step, ms):
-    "`train_step` that notes how long the processor was at it"
-    def run(t, batch):
-        start = time.process_time(); loss = step(t, batch); ms.append(1000*(time.process_time()-start))
-        return loss
-    return run
+class Stopwatch(Callback):
+    "Milliseconds that the processor was at each step"
+    def __init__(self): self.ms = []
+    def before_step(self, t, batch): self.began = time.process_time()
+    def after_step(self, t, loss): self.ms.append(1000*(time.process_time()-self.began))
 
 def measure(kind, seed, given, keep):
     "A row, as a process that does nothing else finds it."
     torch.set_num_threads(1)
-    c,ms,began = TrainConfig(seed=seed, **given, **KINDS[kind]),[],time.process_time()
-    training.train_step = timed(training.train_step, ms)
+    c,watch,began = TrainConfig(seed=seed, **given, **KINDS[kind]),Stopwatch(),time.process_time()
     with tempfile.TemporaryDirectory() as out:
         out = Path(keep or out)/f'{kind}_{seed}'
-        r = train(c, out, quiet=True); best = training._saved_state(out)['best']
+        r = train(c, out, quiet=True, callbacks=[watch])
+        best = saved_state(out)['best']
     spent = time.process_time()-began
     mean = lambda x: torch.tensor(x).mean().item()
-    views = sum(len(training.views(x.data, c.crop)) for x in training.load_data(c).splits['test'])
+    views = sum(len(views(x.data, c.crop)) for x in load_data(c).splits['test'])
     return dict(date=date.today(), machine=machine(), torch=torch.__version__, commit=commit(), kind=kind, seed=seed, **{k: getattr(c, k) for k in SETTINGS},
         steps=r['steps'], files=r['files']['test'], majority=f"{r['majority']:.4f}", accuracy=f"{r['accuracy']:.4f}", macro_f1=f"{r['f1']:.4f}", valid_f1=f'{best:.4f}', share=f"{r['share']:.4f}",
-        mflops_a_view=f"{r['flops']['windows']/views/1e6:.3f}", dense_mflops_a_view=f"{r['flops']['dense']/views/1e6:.3f}", cpu_ms=f'{statistics.median(ms):.1f}', run_cpu_s=f'{spent:.0f}',
+        mflops_a_view=f"{r['flops']['windows']/views/1e6:.3f}", dense_mflops_a_view=f"{r['flops']['dense']/views/1e6:.3f}", cpu_ms=f'{statistics.median(watch.ms):.1f}', run_cpu_s=f'{spent:.0f}',
         memory_mb=f"{r['memory']:.0f}", mean_width=f"{mean(r['widths']):.1f}", mean_alpha=f"{mean(r['alphas']):.3f}")
 
 def main():

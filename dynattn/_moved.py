@@ -24,4 +24,12 @@ class _Finder(MetaPathFinder, Loader):
     def exec_module(self, module):
         warnings.warn(f"{module.__name__} is now {MOVED[module.__name__]}; the old name goes with the next version", FutureWarning, stacklevel=6)
 
+def moved_names(module, homes):
+    "A `__getattr__` for a module that has given names away: it warns and takes them from their new module. `homes`: name -> module"
+    def __getattr__(name):
+        if name not in homes: raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(f"{module}.{name} is now {homes[name]}.{name}; the old name goes with the next version", FutureWarning, stacklevel=2)
+        return getattr(importlib.import_module(homes[name]), name)
+    return __getattr__
+
 sys.meta_path.append(_Finder())

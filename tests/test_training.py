@@ -1,11 +1,13 @@
-"What a notebook cannot hold of training: processes that are stopped, killed and gone on with, and the exit status of the command."
-import errno, json, os, pty, random, shutil, signal, socket, subprocess, sys, termios, threading
+"What the notebooks cannot hold of files, training and the command: processes that are stopped, killed and resumed, and exit statuses."
+import errno, json, os, pty, random, shutil, signal, socket, subprocess, sys, termios, threading, time
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 import pytest, torch
 pytest.importorskip('accelerate'); pytest.importorskip('safetensors')
-from dynattn import training, encoder
-from dynattn.training import main, locked
+from dynattn import command, files, training
+from dynattn.command import main
+from dynattn.files import locked
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = '--crop 48 --dim 8 --heads 2 --layers 1 --grams 2 --patch 4 --min-files 12 --per-package 20 --batch 8 --epochs 2 --every 3 --impl dense'.split()
@@ -43,23 +45,22 @@ def copy(finished, tmp_path): return shutil.copytree(finished, tmp_path/'copy')
 @pytest.fixture
 def says(capsys):
     "A command that ends in one line with `part` in it, and a status"
-    def run(part, *argv, status=2):
-        assert main(list(map(str, argv)))==status
+    def run(part, *argv, status=2, **options):
+        assert main(list(map(str, argv)), **options)==status
         err = capsys.readouterr().err
         assert part in err and err.count('\n')==1, err
     return run
 
 def child(code, *argv, **env):
     "A process of its own that runs `code` before the command"
-    code = f"import os, signal, sys\nfrom dynattn import training, encoder\n{code}\nsys.exit(training.main(sys.argv[1:]))"
+    code = f"import os, signal, sys\nfrom dynattn import command, files, training\nhooks = []\n{code}\nsys.exit(command.main(sys.argv[1:], callbacks=hooks))"
     return subprocess.run([sys.executable, '-c', code, *map(str, argv)], capture_output=True, text=True, timeout=120, cwd=ROOT, env={**os.environ, **env})
 
 AT = '''
-step = training.train_step
-def hook(t, batch):
-    if t.step==4: {what}
-    return step(t, batch)
-training.train_step = hook
+class At(training.Callback):
+    def before_step(self, t, batch):
+        if t.step==4: {what}
+hooks.append(At())
 '''
 
 @pytest.mark.parametrize('name,status', [('SIGTERM', 143), ('SIGINT', 130)])
@@ -67,7 +68,7 @@ def test_a_signal_writes_a_checkpoint_and_resume_gives_the_same_bits(tree, whole
     out = tmp_path/'run'
     r = child(AT.format(what=f'os.kill(os.getpid(), signal.{name})'), 'train', tree, '--out', out, *SMALL)
     assert r.returncode==status and 'goes on' in r.stderr and 'Traceback' not in r.stderr, r.stderr
-    assert training._saved_state(out)['step']==5
+    assert training.saved_state(out)['step']==5
     assert main(['train', str(tree), '--out', str(out), '--resume', '--quiet'])==0   # settings come from the run
     assert bits(out)==whole
 
@@ -77,7 +78,7 @@ def fsync(fd):
     n[0] += 1
     if n[0]=={at}: os.ftruncate(fd, 100); os.kill(os.getpid(), signal.SIGKILL)
     return real(fd)
-encoder.os.fsync = fsync
+files.os.fsync = fsync
 '''
 
 @pytest.mark.parametrize('at', [5, 7])
@@ -86,7 +87,7 @@ def test_kill_9_while_a_file_is_written_loses_nothing(tree, whole, tmp_path, at)
     out = tmp_path/'run'
     r = child(KILL.format(at=at), 'train', tree, '--out', out, '--quiet', *SMALL)
     assert r.returncode==-signal.SIGKILL and list(out.glob('.*.??*')), r.stderr
-    state = training._saved_state(out)
+    state = training.saved_state(out)
     assert state is not None and state['step']<10
     assert main(['train', str(tree), '--out', str(out), '--resume', '--quiet', *SMALL])==0
     assert bits(out)==whole and not list(out.glob('.*.??*'))
@@ -97,11 +98,12 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tree, tmp_path, mo
         n[0] += 1
         if n[0]==5: raise OSError(errno.ENOSPC, 'No space left on device')
         return real(fd)
-    monkeypatch.setattr(encoder.os, 'fsync', full)
+    monkeypatch.setattr(files.os, 'fsync', full)
     assert main(['train', str(tree), '--out', str(tmp_path/'run'), '--quiet', *SMALL])==2
     err = capsys.readouterr().err
-    assert 'No space left' in err and err.count('\n')==1
-    assert training._saved_state(tmp_path/'run')['step']==0 and not list((tmp_path/'run').glob('.*.??*'))
+    assert f'{tmp_path}/run/checkpoint.pt: No space left' in err and err.count('\n')==1
+    assert f'; dynattn train --resume --out {tmp_path}/run goes on' in err
+    assert training.saved_state(tmp_path/'run')['step']==0 and not list((tmp_path/'run').glob('.*.??*'))
     corrected = training.TrainConfig(data=str(tree), lr=.1)
     assert training._allowed(tmp_path/'run', corrected, False)['step']==0   # counts as no run
 
@@ -128,7 +130,7 @@ def test_what_a_user_can_mend_is_one_line_and_status_2(tree, tmp_path, says, mon
     (tree/'pkg0'/'0.py').write_text('# other\n'*9)
     says('files have changed', 'train', '--out', out, '--resume')
 
-BAD = dict(labels='colour', apart='pyi', crop=0, per_class=0, per_package=-1, per_epoch=0, judged=0, min_files=0, seed=-1, dim=7, heads=3, layers=0, patch=0, grams='3;5',
+BAD = dict(labels='colour', apart='pyi', crop=0, per_class=0, per_package=-1, per_epoch=0, judged=0, min_files=0, min_packages=-1, seed=-1, dim=7, heads=3, layers=0, patch=0, grams='3;5',
     dropout=1, window='wide', init_width='nan', alpha=.5, price=-1, impl='fast', batch=0, epochs=0, patience=0, lr='inf', sigma_lr=-1, decay='nan', precision='fp8', every=0)
 
 def test_every_option_has_its_bad_value(): assert set(BAD)=={f.name for f in training.dataclasses.fields(training.TrainConfig)} - {'data'}
@@ -142,7 +144,7 @@ def test_what_is_no_number_is_told_too(says): says('--batch: expected a whole nu
 
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_a_checkpoint(tree, tmp_path, says):
     says('not a finite number; try a smaller --lr', 'train', tree, '--out', tmp_path/'run', '--quiet', *SMALL, '--lr', 1e30, '--every', 1)
-    assert training._saved_state(tmp_path/'run')['step']>=1
+    assert training.saved_state(tmp_path/'run')['step']>=1
 
 @pytest.mark.parametrize('name', ['checkpoint.pt', 'settings.json', 'model.safetensors', 'config.json', 'result.json'])
 def test_a_damaged_file_of_a_run_is_named(name, copy, tree, says):
@@ -160,16 +162,16 @@ def test_a_finished_run_stays_as_it_is_and_may_be_told_from_elsewhere(tree, copy
     assert 'finished' in capsys.readouterr().out and (copy/'result.json').read_bytes()==before
 
 def test_ctrl_c_where_no_step_is_taken(tree, copy, tmp_path, monkeypatch, says):
-    def interrupted(*_): raise KeyboardInterrupt
+    def interrupted(*_, **__): raise KeyboardInterrupt
     with monkeypatch.context() as m:
         m.setattr(training, 'load_data', interrupted)
         says('dynattn: interrupted\n', 'train', tree, '--out', tmp_path/'run', '--quiet', *SMALL, status=130)
-        m.setattr(training, 'read_text', interrupted)
+        m.setattr(command, 'read_text', interrupted)
         says('dynattn: interrupted\n', 'predict', tree, '--run', copy, status=130)
     (copy/'result.json').unlink()
-    with monkeypatch.context() as m:
-        m.setattr(training, 'result_of', interrupted)
-        says(f'interrupted; dynattn train --resume --out {copy} goes on', 'train', '--out', copy, '--resume', '--quiet', status=130)
+    class AtTheTest(training.Callback):
+        def before_judge(self, t, split): interrupted()
+    says(f'interrupted; dynattn train --resume --out {copy} goes on', 'train', '--out', copy, '--resume', '--quiet', status=130, callbacks=[AtTheTest()])
     assert main(['train', '--out', str(copy), '--resume', '--quiet'])==0
     assert json.loads((copy/'result.json').read_text())['ms']>0   # though no step was taken
 
@@ -224,7 +226,7 @@ def test_files_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
     (tmp_path/'p1'/'bin.py').write_bytes(bytes(200))
     (tmp_path/'p1'/'table.css').write_text('0.25 1.50e+3\n'*20)
     (tmp_path/'p1'/'copy.py').write_bytes((tmp_path/'p2'/'0.py').read_bytes())
-    d = training.load_data(training.TrainConfig(data=str(tmp_path), min_files=10))
+    d = files.load_data(training.TrainConfig(data=str(tmp_path), min_files=10))
     assert +d.skipped=={'unreadable': 2, 'empty or short': 1, 'binary': 1, 'numbers': 1, 'duplicate': 1}
     packages = [{x.package for x in items} for items in d.splits.values()]
     assert not packages[0]&packages[1] and not packages[0]&packages[2] and not packages[1]&packages[2] and all(packages)
@@ -235,10 +237,10 @@ def test_a_large_package_does_not_fill_the_test(tmp_path):
         for i in range(n):
             for suffix in TEXT: (tmp_path/p/f'{i}{suffix}').write_text(f'{suffix} {p} {i} '*20)
     for seed in range(5):
-        d = training.load_data(training.TrainConfig(data=str(tmp_path), min_files=10, judged=20, seed=seed))
+        d = files.load_data(training.TrainConfig(data=str(tmp_path), min_files=10, judged=20, seed=seed))
         assert sum(x.package=='giant' for x in d.splits['train'])==180
         for s in ('valid','test'):
-            n = training.Counter((x.label, x.package) for x in d.splits[s])
+            n = Counter((x.label, x.package) for x in d.splits[s])
             assert len(n)>=4 and max(n.values())<=4 and all(sum(k for (l,_),k in n.items() if l==label)<=20 for label in d.classes)
 
 def test_without_the_extra_its_name_is_told(tree, tmp_path, monkeypatch, capsys):
@@ -261,7 +263,7 @@ def averaged(c, n):
     class Second(Accelerator):
         num_processes,process_index = 2,1
         def backward(self, loss): loss.backward(); other[:] = [p.grad.clone() for p in ranks[1].model.parameters()]
-    ranks = [training.Trainer(c, training.load_data(c), '.', kind(cpu=True)) for kind in (First, Second)]
+    ranks = [training.Trainer(c, files.load_data(c), '.', kind(cpu=True)) for kind in (First, Second)]
     for epoch in range(c.epochs):
         for first,second in zip(*(t.batches(epoch) for t in ranks), strict=True):
             ranks[1].model.load_state_dict(ranks[0].model.state_dict())
@@ -271,20 +273,20 @@ def averaged(c, n):
 def test_a_signal_to_one_of_two_processes_stops_both_and_torchrun_goes_on(tree, tmp_path, says):
     "What both have learnt is what one learns from the mean of their gradients"
     out,argv = tmp_path/'run',['train', tree, '--out', tmp_path/'run', *SMALL]
-    code = f"import os, signal, sys\nfrom dynattn import training\n{AT.format(what='os.kill(os.getpid(), signal.SIGTERM)').replace('step==4', 'step==2')}\nif os.environ['RANK']=='0': training.train_step = step\nsys.exit(training.main(sys.argv[1:]))"
+    code = f"import os, signal, sys\nfrom dynattn import command, training\nhooks = []\n{AT.format(what='os.kill(os.getpid(), signal.SIGTERM)').replace('step==4', 'step==2')}\nsys.exit(command.main(sys.argv[1:], callbacks=hooks if os.environ['RANK']=='1' else []))"
     at = str(port())
     env = lambda rank: {**os.environ, 'OMP_NUM_THREADS': '1', 'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': at, 'ACCELERATE_USE_CPU': 'true'}
     both = [subprocess.Popen([sys.executable, '-c', code, *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env(r)) for r in range(2)]
     said = [p.communicate(timeout=240) for p in both]
     assert [p.returncode for p in both]==[143, 143], said
-    assert 'goes on' in said[0][1] and not said[1][0]+said[1][1] and training._saved_state(out)['step']==3
+    assert 'goes on' in said[0][1] and not said[1][0]+said[1][1] and training.saved_state(out)['step']==3
     says('processes were 2, are 1', 'train', '--out', out, '--resume', '--quiet')
     launch = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--master-port', str(port())]   # which is torchrun
     r = subprocess.run([*launch, '-m', 'dynattn', 'train', '--resume', '--out', out], capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert r.returncode==0 and r.stdout.count('Accuracy')==1, r.stderr
-    state = training._saved_state(out)
+    state = training.saved_state(out)
     assert state['step']*2*8 <= 2*2*json.loads((out/'result.json').read_text())['files']['train']   # half of the steps each
-    c = training.TrainConfig(**training._settings(out))
+    c = training.TrainConfig(**training.run_settings(out))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)   # as the processes had: the bias of the keys has no gradient but rounding, which Adam makes large
     try: both = averaged(c, state['step'])
@@ -297,3 +299,91 @@ def test_off_a_terminal_it_prints_plain_lines_and_nothing_to_stderr(tree, tmp_pa
     assert r.stdout.count('epoch ')==2 and 'report.md' in r.stdout
     out = sorted(p.name for p in (tmp_path/'run').iterdir())
     assert {'checkpoint.pt', 'config.json', 'metrics.jsonl', 'model.safetensors', 'report.md', 'result.json', 'settings.json', 'split.csv', 'confusion.png', 'widths.png'} <= set(out)
+
+@pytest.mark.parametrize('name', ['checkpoint.pt', 'model.safetensors'])
+def test_a_file_that_broke_off_at_any_byte_is_named(name, copy, tree, says):
+    "Every length of the first and last hundred bytes, and a few hundred between them"
+    whole = (copy/name).read_bytes()
+    lengths = {*range(100), *range(100, len(whole), max(1, len(whole)//200)), *range(len(whole)-100, len(whole))}
+    for n in sorted(lengths):
+        (copy/name).write_bytes(whole[:n])
+        with pytest.raises(files.DamagedFile, match=f'damaged {name}'):
+            training.saved_state(copy) if name=='checkpoint.pt' else command.load_run(copy)
+    argv = ('train', tree, '--out', copy, '--resume') if name=='checkpoint.pt' else ('predict', tree, '--run', copy)
+    says(f'{copy}: damaged {name}: ', *argv)
+
+@pytest.mark.parametrize('change', [dict(layers=10**8), dict(layers='many'), dict(layers=2.5), dict(dim=10**9), dict(heads=10**8), dict(hidden=-1), dict(patch=10**7), dict(classes=5),
+    dict(grams=[3]*10**4), dict(grams=[10**9]), dict(buckets=10**12), dict(vocab=10**12), dict(init_width='x'), dict(alpha=[]), dict(layers=None)])
+def test_a_configuration_that_its_weights_do_not_fit_is_named_at_once(change, copy, tree, says):
+    config = json.loads((copy/'config.json').read_text())
+    (copy/'config.json').write_text(json.dumps({**config, **change}))
+    began = time.process_time()
+    says(f'{copy}: damaged config.json', 'predict', tree, '--run', copy)
+    assert time.process_time()-began<3
+
+@pytest.mark.parametrize('n', [1, 2, 3, 4, 5, 6, 7])
+def test_a_disk_that_is_full_at_any_write_leaves_a_run_that_goes_on(n, tree, whole, tmp_path, monkeypatch, capsys):
+    real,out,count = os.fsync,tmp_path/'run',[0]
+    def full(fd):
+        count[0] += 1
+        if count[0]>=n: raise OSError(errno.ENOSPC, 'No space left on device')
+        return real(fd)
+    with monkeypatch.context() as m:
+        m.setattr(files.os, 'fsync', full)
+        assert main(['train', str(tree), '--out', str(out), '--quiet', *SMALL])==2
+    err = capsys.readouterr().err
+    assert err.count('\n')==1 and f'dynattn: {out}/' in err and ': No space left on device' in err, err
+    assert ('goes on' in err)==(out/'checkpoint.pt').exists()
+    again = ['--resume'] if 'goes on' in err else []
+    assert main(['train', str(tree), '--out', str(out), '--quiet', *again, *SMALL])==0
+    assert bits(out)==whole
+
+def test_predict_in_batches_says_what_it_says_of_each_alone(tree, finished, tmp_path, capsys):
+    odd = tmp_path/'two\nlines.css'
+    odd.write_text('.a { margin: 0 }\n'*9)
+    (tmp_path/'binary').write_bytes(bytes(99))
+    argv = ['predict', str(tree), str(tmp_path), '--run', str(finished)]
+    assert main([*argv, '--json'])==0
+    rows = [json.loads(l) for l in capsys.readouterr().out.splitlines()]
+    assert len(rows)==63 and [r['error'] for r in rows if r['kind'] is None]==['binary'] and rows[-1]['path']==str(odd)
+    for r in rows[::7]:
+        [(_,kind,p)] = command.predict([r['path']], finished)
+        assert kind==r['kind'] and abs(p-r['probability'])<1e-6
+    assert main(argv)==0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines)==63 and 'two\\nlines.css: css' in lines[-1]
+
+def test_lines_come_as_soon_as_a_batch_has_them(tree, finished, monkeypatch):
+    "The first answer is out before the second batch is read"
+    read,at_first = command.read_text,[]
+    monkeypatch.setattr(command, 'read_text', lambda *a, **k: (at_first.append(1), read(*a, **k))[1])
+    answers = command.predict([tree], finished, batch=5)
+    next(answers)
+    assert len(at_first)==5
+
+def test_classes_do_not_depend_on_the_seed(tmp_path):
+    "A class in six packages, of which two hold nearly all files, is in or out for every seed"
+    for label,sizes in {'.py': [8]*12, '.css': [9]*12, '.pyx': [40, 30, 2, 2, 1, 1]}.items():
+        for p,n in enumerate(sizes):
+            (tmp_path/f'p{p}').mkdir(exist_ok=True)
+            for i in range(n): (tmp_path/f'p{p}'/f'{i}{label}').write_text(f'{label} {p} {i} '*20)
+    for least,want in ((10, ('css','python')), (6, ('css','cython','python'))):
+        data = [files.load_data(files.DataConfig(data=str(tmp_path), min_packages=least, seed=s)) for s in range(8)]
+        assert {d.classes for d in data}=={want}
+        assert len({tuple(x.path for x in d.splits['test']) for d in data})>1
+
+def test_names_that_moved_are_found_with_a_warning():
+    from dynattn import encoder
+    with pytest.warns(FutureWarning, match='dynattn.training.main is now dynattn.command.main'): assert training.main is main
+    with pytest.warns(FutureWarning, match='is now dynattn.files.write_atomic'): assert encoder.write_atomic is files.write_atomic
+    for name in ('predict','attention_maps','windows','compare'):
+        with pytest.warns(FutureWarning): assert getattr(training, name) is getattr(command, name)
+    with pytest.raises(AttributeError): training.nothing
+
+def test_the_help_shows_each_verb_with_an_example(capsys):
+    with pytest.raises(SystemExit, match='0'): main(['--help'])
+    said = capsys.readouterr().out
+    for name,verb in command.VERBS.items():
+        assert verb.what in said and verb.example in said
+        with pytest.raises(SystemExit, match='0'): main([name, '--help'])
+        assert f'dynattn {name}' in capsys.readouterr().out
