@@ -16,7 +16,7 @@ def inline(l, up):
     "References, equation labels and links of one line; `up` is the relative way to the site's root"
     l = re.sub(r'\$\$\s*\{#(eq-[\w-]+)\}', r'$$ (\1)', l)
     l = re.sub(r'(?<![\w`])@(eq-[\w-]+)', r'{eq}`\1`', l)
-    l = re.sub(r'(?<![\w`])@((?:fig|tbl)-[\w-]+)', r'{numref}`\1`', l)
+    l = re.sub(r'(?<![\w`])@(fig|tbl)-([\w-]+)', lambda m: f"[{dict(fig='the figure', tbl='the table')[m[1]]}](#{m[1]}-{m[2]})", l)
     l = re.sub(r'(?<![\w`])@(sec-[\w-]+)', r'{ref}`\1`', l)
     l = re.sub(r'\{target=[^}]*\}', '{.nb-source}', l)
     l = re.sub(r'\[(`(?:[^`]*\.)?_[^`]+`)\]\(' + re.escape(BASE) + r'[^)]*\)', r'\1', l)        # a private name has no place on the site

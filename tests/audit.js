@@ -34,7 +34,7 @@
         else if (d[i + 3] > 230 && Math.max(d[i], d[i + 1], d[i + 2]) - Math.min(d[i], d[i + 1], d[i + 2]) < 24) { const k = [d[i], d[i + 1], d[i + 2]].join(); n[k] = (n[k] || 0) + 1; }
       }
       const ink = Object.entries(n).sort((a, b) => b[1] - a[1])[0];
-      if (clear > d.length / 40 && ink) { const r = contrast(ink[0].split(',').map(Number), back(e)); if (r < 3) bad.push(`figure's ink ${ink[0]} has contrast ${r.toFixed(1)}: ` + e.alt); }
+      if (clear > d.length / 40 && ink) { const r = contrast(ink[0].split(',').map(Number), back(e)); if (r < 4.5) bad.push(`figure's ink ${ink[0]} has contrast ${r.toFixed(1)}: ` + e.alt); }
     }
   }
   if (checks.includes('width')) {

@@ -1,0 +1,42 @@
+"Which cells fold on the site, and what the line says that stands for them."
+import re
+import pytest
+import book, fold
+
+def kind(source, before='', later=(), drawn=False, printed=False):
+    f = fold.fold(source, before, list(later), drawn, printed)
+    return f and f.kind
+
+def test_checks_fold_and_lessons_do_not():
+    assert kind('assert x==1')=='check' and kind('want = f(x)\nassert_close(x, want)')=='check'
+    assert kind('for a in 1,2: assert f(a)')=='check' and kind('with expect_fail(ValueError): f()')=='check'
+    assert kind('y = f(x)') is None and kind('assert x\ny') is None                # ends in a value
+    assert kind('assert x', printed=True) is None                                  # shows something
+    assert kind('y = f(x)\nassert y', later=['print(y)']) is None                  # a later cell needs it
+    assert kind('y = f(x)\nassert y', later=['y = 2\nprint(y)'])=='check'          # that cell makes its own
+    assert kind('#| code-fold: false\nassert x') is None                           # the author says that it is the lesson
+    assert kind('class A: pass\nassert A()') is None and kind('%time x') is None
+    assert kind('show(x)', drawn=True)=='figure' and kind('#| code-fold: true\nf()')=='code'
+
+@pytest.mark.parametrize('source,before,want', [
+    ('# rows sum to one.\nassert x', 'Anything.', 'rows sum to one'),
+    ('assert x', 'First. A law holds for $x$ and `y`:', 'A law holds for $x$ and `y`'),
+    ('assert x', 'Text.\n\n[A link](a.ipynb) goes, *its words* stay.', 'A link goes, its words stay'),
+    ('assert x', '## A heading', '`x`'), ('assert a\nassert b', '', '`a` and 1 more'),
+    ('assert_close(a, b)', '- a list', '`a ≈ b`'),
+    ('with expect_fail(ValueError, contains="got 3"): f()', '', "`ValueError: 'got 3'`")])
+def test_the_line(source, before, want): assert fold.line(source, before)=='✓ checked: '+want
+
+def test_a_caption_takes_signs_for_themselves():
+    assert fold.caption({'fig-alt': 'a*b, [CLS]'}, '2.1')==r'**Figure 2.1.** a\*b, \[CLS\]'
+    assert fold.caption({'fig-alt': 'a', 'fig-cap': 'See *b*.'}, '2.1')=='**Figure 2.1.** See *b*.'
+
+def test_pages_fold_and_number(site):
+    "Every figure has its number in order and a caption; most checks are folded"
+    for c in book.chapters():
+        html = (site[0]/c.page).read_text(encoding='utf-8')
+        numbers = re.findall(r'<figcaption>.*?Figure ([\d.]+)\.<', html, re.S)
+        drawn = sum('image/png' in o.get('data', {}) for cell in book.read(c.path)['cells'] for o in cell.get('outputs', []))
+        assert numbers==[f'{c.number}.{i+1}' for i in range(len(numbers))] and len(numbers) in (drawn, drawn-1, drawn-2), c.path
+    text = (site[0]/'vanishing.html').read_text(encoding='utf-8')
+    assert text.count('<details class="nb-fold nb-check">') >= 5 and 'Toggle hidden content' not in text
