@@ -273,7 +273,7 @@ def memory(full):
 SHORT = (32, 64, 128, 256, 512, 1024)
 TOKENS = 4096   # of a batch
 
-def medians(fns, rounds=7, budget=6.):
+def medians(fns, rounds=7, budget=5.):
     "name -> median seconds; each runs once a round."
     for fn in fns.values(): fn()
     runs,start = {name:[] for name in fns},time.perf_counter()
@@ -349,11 +349,12 @@ def short_peers(full):
             for backward in (False, True):
                 c = Case(N, w, B=max(TOKENS//N, 1), backward=backward)
                 fns = {'dynattn.attention, soft window': soft(c)}
+                if N<=4096: fns['SDPA, no window'] = plain(c)
                 for name,op in ops.items():
                     compiled = name.startswith('Flex')
                     fits = N%w==0 if name=='local-attention' else N%64==0 or compiled
                     if fits and (op.backward or not backward) and (not compiled or full or N in (256, 1024, 4096)): fns[name] = op.make(c)
-                t = medians(fns, rounds=5, budget=4.)
+                t = medians(fns, rounds=5, budget=3.)
                 ours = t['dynattn.attention, soft window']
                 rows += [short_row(op, c, s, s/ours, 'short peers') for op,s in t.items()]
     return rows
