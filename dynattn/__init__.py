@@ -9,4 +9,5 @@ from dynattn.alpha import entmax, sparsemax, entmax15, topk_softmax, AlphaHead
 from dynattn.sorting import sinkhorn, sinkhorn_attention
 from dynattn.band.attention import banded_attention
 from dynattn.ops import attention
+from dynattn.modules import MultiheadAttention, convert
 from dynattn.encoder import DynamicAttention, EncoderLayer, EncoderConfig, Encoder, Classifier

@@ -134,7 +134,7 @@ def _take_mask(call):
     if mask.dim() > 4 or any(size != 1 and size != full for size,full in zip(mask.shape[::-1], (m, n, h, b))):
         raise ValueError(f"attn_mask: expected a shape that broadcasts to [B,H,N,M]={b,h,n,m}, "
                          f"got {tuple(mask.shape)}")
-    if mask.is_floating_point() and _is_zero_one(mask):
+    if mask.is_floating_point() and not call.takes_zero_one and _is_zero_one(mask):
         raise ValueError("attn_mask: expected a bool mask or additive scores, "
                          "got a floating 0/1 mask, which would be added to the scores; "
                          "use attn_mask.bool()")
@@ -311,6 +311,7 @@ class Call:
     lead: tuple|None = field(default=None, init=False) # axes of q before the last two, if not two
     normalizer = None # a field of the dense path's record only
     takes_nested = False # whether nested tensors are handed on
+    takes_zero_one = False # whether a floating 0/1 mask is added like any other
 
     def __post_init__(self):
         _take_heads(self)

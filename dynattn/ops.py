@@ -42,6 +42,7 @@ def _sdpa_mask(call):
     own = call.q_offset==0 and (call.scale is None or call.scale>0)  # its own -inf is multiplied with the scale
     if mask is None and padding is None and (own or not call.is_causal): return None,call.is_causal
     if mask is None and not call.is_causal: return padding.sdpa(),False
+    if padding is None and not call.is_causal: return mask if mask.dtype==torch.bool else mask.to(call.q.dtype),False
     n,m = call.q.shape[2],call.k.shape[2]
     pairs = dict(padding=padding, is_causal=call.is_causal, q_offset=call.q_offset, device=call.q.device)
     if mask is None or mask.dtype==torch.bool: return visible_pairs(n, m, attn_mask=mask, **pairs),False

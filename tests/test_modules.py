@@ -1,0 +1,444 @@
+"The double of nn.MultiheadAttention beside the original, inside PyTorch's own layers, compiled, exported, copied and wrapped."
+import copy, io, itertools, pickle, warnings
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+import dynattn
+from dynattn.modules import MultiheadAttention, convert
+
+D, H, B, N, M = 12, 4, 2, 7, 5
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def pair(**options):
+    "The original and its double with the same weights, in float64."
+    theirs = nn.MultiheadAttention(D, H, dtype=torch.float64, **options)
+    ours = MultiheadAttention(D, H, dtype=torch.float64, **options)
+    ours.load_state_dict(theirs.state_dict())
+    return theirs, ours
+
+
+def masks(kind_of_keys, kind_of_pairs, batched, n, m):
+    "A mask of each kind in which no query is left without a key."
+    keys = pairs = None
+    if kind_of_keys is not None:
+        keys = torch.rand(*((B,) if batched else ()), m) < .4
+        keys[..., 0] = False
+        if kind_of_keys == 'float': keys = torch.zeros(keys.shape, dtype=torch.float64).masked_fill(keys, -torch.inf) + torch.randn(m)
+    if kind_of_pairs is not None:
+        shape = (n, m) if kind_of_pairs.endswith('2') else (B*H if batched else H, n, m)
+        pairs = torch.rand(shape) < .4
+        pairs[..., 0] = False
+        if kind_of_pairs.startswith('float'):
+            pairs = torch.zeros(shape, dtype=torch.float64).masked_fill(pairs, -torch.inf) + torch.randn(shape)
+    return keys, pairs
+
+
+def same(theirs, ours, inputs, **options):
+    "Results, weights and every gradient are equal."
+    found = []
+    for module in (theirs, ours):
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        shared = {}
+        args = [shared.setdefault(id(x), leaf) for x, leaf in zip(inputs, leaves)]  # what was one tensor still is
+        out, weights = module(*args, **options)
+        loss = out.square().sum() + (0 if weights is None else weights.pow(3).sum())
+        grads = torch.autograd.grad(loss, [*shared.values(), *module.parameters()], allow_unused=True)
+        found.append((out, weights, *grads))
+    for a, b in zip(*found):
+        assert (a is None) == (b is None)
+        if a is not None: assert_close(b, a, rtol=1e-10, atol=1e-12)
+
+
+OPTIONS = [dict(), dict(bias=False), dict(add_bias_kv=True), dict(add_zero_attn=True),
+           dict(add_bias_kv=True, add_zero_attn=True, bias=False), dict(kdim=6, vdim=9), dict(kdim=6, add_bias_kv=True)]
+
+
+@pytest.mark.filterwarnings('ignore:Support for mismatched')
+@pytest.mark.parametrize('options', OPTIONS, ids=str)
+@pytest.mark.parametrize('batch_first', [False, True])
+def test_equals_the_original(options, batch_first):
+    theirs, ours = pair(batch_first=batch_first, **options)
+    kinds = itertools.product((None, 'bool', 'float'), (None, 'bool2', 'bool3', 'float2', 'float3'), (True, False), (True, False), ('self', 'memory', 'three'))
+    for keys_kind, pairs_kind, batched, need_weights, what in kinds:
+        same_width = theirs._qkv_same_embed_dim
+        if what != 'three' and not same_width: continue
+        m = N if what == 'self' else M
+        keys, pairs = masks(keys_kind, pairs_kind, batched, N, m)
+        def make(n, width):
+            shape = (n, width) if not batched else (B, n, width) if batch_first else (n, B, width)
+            return torch.randn(shape, dtype=torch.float64)
+        query = make(N, D)
+        key = query if what == 'self' else make(m, theirs.kdim)
+        value = key if what != 'three' else make(m, theirs.vdim)
+        for average in (True, False) if need_weights else (True,):
+            same(theirs, ours, (query, key, value), key_padding_mask=keys, attn_mask=pairs,
+                 need_weights=need_weights, average_attn_weights=average)
+
+
+def test_starts_equal():
+    torch.manual_seed(3)
+    theirs = nn.MultiheadAttention(D, H, add_bias_kv=True)
+    torch.manual_seed(3)
+    ours = MultiheadAttention(D, H, add_bias_kv=True)
+    assert list(theirs.state_dict()) == list(ours.state_dict())
+    for a, b in zip(theirs.state_dict().values(), ours.state_dict().values()): assert torch.equal(a, b)
+    theirs.load_state_dict(ours.state_dict())
+    for name in ('embed_dim', 'kdim', 'vdim', 'num_heads', 'head_dim', 'dropout', 'batch_first', 'add_zero_attn', '_qkv_same_embed_dim'):
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert isinstance(ours, nn.MultiheadAttention)
+
+
+@pytest.mark.parametrize('need_weights', [True, False])
+def test_dead_rows_are_the_difference(need_weights):
+    theirs, ours = pair(batch_first=True)
+    x = torch.randn(B, N, D, dtype=torch.float64, requires_grad=True)
+    ignored = torch.zeros(B, N, dtype=torch.bool)
+    ignored[0] = True
+    out, weights = ours(x, x, x, key_padding_mask=ignored, need_weights=need_weights)
+    assert_close(out[0], ours.out_proj.bias.expand(N, D))
+    if need_weights: assert (weights[0] == 0).all() and theirs(x, x, x, key_padding_mask=ignored)[0][0].isnan().all()
+    out.sum().backward()
+    assert x.grad.isfinite().all() and (x.grad[0] == 0).all()
+    assert all(p.grad.isfinite().all() for p in ours.parameters())
+
+
+def windowed_reference(module, x, keep=None, causal=False):
+    "A window and alpha written out for one batch-first self-attention, with the package's scalar functions only."
+    q, k, v = torch.nn.functional.linear(x, module.in_proj_weight, module.in_proj_bias).chunk(3, -1)
+    heads = [t.unflatten(-1, (H, -1)).transpose(1, 2) for t in (q, k, v)]
+    scores = heads[0] @ heads[1].mT / (D//H)**.5
+    i = torch.arange(x.shape[1])
+    offset = i[None] - i[:, None]
+    if module.sigma_head is not None: fade = dynattn.Window.default(module.sigma_head()).log_mask(offset)[0]
+    else:
+        left, right = module.window if isinstance(module.window, tuple) else (module.window, module.window)
+        fade = torch.zeros(offset.shape, dtype=torch.float64).masked_fill((offset < -left) | (offset > right), -torch.inf)
+    leading = (i < module.n_global)[None] | (i < module.n_global)[:, None]
+    scores = scores + fade.masked_fill(leading, 0.)
+    if causal: scores = scores.masked_fill(offset > 0, -torch.inf)
+    if keep is not None: scores = scores.masked_fill(~keep[:, None, None], -torch.inf)
+    dead = (scores == -torch.inf).all(-1, keepdim=True)
+    scores = scores.masked_fill(dead, 0.)
+    weights = scores.softmax(-1) if module.alpha_head is None else dynattn.entmax(scores, module.alpha_head()[:, None, None])
+    weights = weights.masked_fill(dead, 0.)
+    out = (weights @ heads[2]).transpose(1, 2).flatten(2)
+    return module.out_proj(out), weights.mean(1)
+
+
+REACH = [dict(window='learned', init_width=2.), dict(window='learned', init_width=[1., 2., 3., 9.], n_global=1), dict(window=2),
+         dict(window=(1, 0)), dict(window='learned', init_width=3., alpha='learned'), dict(window=2, alpha=2.)]
+
+
+@pytest.mark.parametrize('reach', REACH, ids=str)
+@pytest.mark.parametrize('padded', [False, True])
+@pytest.mark.parametrize('causal', [False, True])
+def test_windows(reach, padded, causal):
+    ours = MultiheadAttention(D, H, batch_first=True, dtype=torch.float64, **reach)
+    x = torch.randn(B, 9, D, dtype=torch.float64, requires_grad=True)
+    keep = torch.arange(9) < torch.tensor([[9], [4]]) if padded else None
+    options = dict(key_padding_mask=None if keep is None else ~keep)
+    if causal: options |= dict(attn_mask=torch.ones(9, 9, dtype=torch.bool).triu(1))
+    want, weights = windowed_reference(ours, x, keep, causal)
+    inputs = [x, *ours.parameters()]
+    want_grads = torch.autograd.grad(want.square().sum(), inputs, allow_unused=True)
+    for more in (dict(need_weights=False), dict(need_weights=True), *([dict(need_weights=False, is_causal=True)] if causal else [])):
+        out, got = ours(x, x, x, **options, **more)
+        assert_close(out, want, rtol=1e-9, atol=1e-11)
+        if got is not None: assert_close(got, weights, rtol=1e-9, atol=1e-11)
+        for a, b in zip(torch.autograd.grad(out.square().sum(), inputs, allow_unused=True), want_grads):
+            assert (a is None) == (b is None)
+            if a is not None: assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize('batch_first', [False, True])
+def test_every_query_sees_the_extra_keys(batch_first):
+    "With a window the learned and the zero key stay in sight; a window over everything changes nothing."
+    theirs, _ = pair(add_bias_kv=True, add_zero_attn=True, batch_first=batch_first)
+    wide = MultiheadAttention(D, H, add_bias_kv=True, add_zero_attn=True, batch_first=batch_first, dtype=torch.float64, window=N)
+    narrow = MultiheadAttention(D, H, add_bias_kv=True, add_zero_attn=True, batch_first=batch_first, dtype=torch.float64, window=0)
+    for module in (wide, narrow): module.load_state_dict(theirs.state_dict())
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    ignored = torch.arange(N) >= torch.tensor([[N], [3]])
+    for kind in (None, 'bool2', 'float3'):
+        _, pairs = masks(None, kind, True, N, N)
+        x_in = x if batch_first else x.transpose(0, 1)
+        for need_weights in (True, False):
+            options = dict(attn_mask=pairs, key_padding_mask=ignored, need_weights=need_weights)
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')
+                want = theirs(x_in, x_in, x_in, **options)
+            got = wide(x_in, x_in, x_in, **options)
+            assert_close(got[0], want[0])
+            if need_weights: assert_close(got[1], want[1])
+    diagonal = torch.eye(N, dtype=torch.bool).logical_not()
+    x_in = x if batch_first else x.transpose(0, 1)
+    assert_close(narrow(x_in, x_in, x_in)[0], theirs(x_in, x_in, x_in, attn_mask=diagonal)[0])
+
+
+def layers(**options):
+    "PyTorch's layers, each with a call."
+    make = dict(d_model=D, nhead=H, dim_feedforward=16, dropout=0., dtype=torch.float64, **options)
+    tokens = torch.randn(B, 9, D, dtype=torch.float64) if options.get('batch_first') else torch.randn(9, B, D, dtype=torch.float64)
+    memory = torch.randn_like(tokens)
+    ignored = torch.arange(9) >= torch.tensor([[9], [4]])
+    causal = nn.Transformer.generate_square_subsequent_mask(9, dtype=torch.float64)
+    encoder_layer = nn.TransformerEncoderLayer(**make)
+    decoder_layer = nn.TransformerDecoderLayer(**make)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        transformer = nn.Transformer(num_encoder_layers=1, num_decoder_layers=1, **make)
+        encoder = nn.TransformerEncoder(encoder_layer, 2)
+    return [
+        (encoder_layer, lambda m: m(tokens, src_key_padding_mask=ignored)),
+        (encoder_layer, lambda m: m(tokens)),
+        (encoder, lambda m: m(tokens)),
+        (encoder, lambda m: m(tokens, src_key_padding_mask=ignored)),
+        (encoder, lambda m: m(tokens, mask=causal, is_causal=True)),
+        (encoder, lambda m: m(tokens, mask=causal, src_key_padding_mask=torch.zeros(B, 9, dtype=torch.float64).masked_fill(ignored, -torch.inf))),
+        (decoder_layer, lambda m: m(tokens, memory, tgt_mask=causal, tgt_is_causal=True, memory_key_padding_mask=ignored)),
+        (nn.TransformerDecoder(decoder_layer, 2), lambda m: m(tokens, memory, tgt_mask=causal)),
+        (transformer, lambda m: m(tokens, memory, src_key_padding_mask=ignored, memory_key_padding_mask=ignored)),
+    ]
+
+
+MODES = ['train', 'eval', 'eval without gradients', 'inference mode']
+
+
+def in_mode(mode, module, call):
+    module.train(mode == 'train')
+    if mode == 'inference mode':
+        with torch.inference_mode(): return call(module).clone()
+    with torch.set_grad_enabled(mode != 'eval without gradients'): return call(module).detach()
+
+
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('options', [dict(batch_first=True), dict(batch_first=False), dict(batch_first=True, norm_first=True),
+                                     dict(batch_first=True, activation='gelu'), dict(batch_first=True, bias=False)], ids=str)
+def test_inside_torchs_layers(mode, options):
+    for module, call in layers(**options):
+        want = in_mode(mode, module, call)
+        got = in_mode(mode, convert(copy.deepcopy(module)), call)
+        assert_close(got, want)
+
+
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('batch_first', [True, False])
+@pytest.mark.parametrize('reach', [dict(window='learned', init_width=1.), dict(window=1), dict(alpha=2.)], ids=str)
+def test_no_shortcut_past_forward(mode, batch_first, reach):
+    "What PyTorch's fused inference computes would have no window: every mode gives what training gives."
+    for module, call in layers(batch_first=batch_first):
+        ours = convert(copy.deepcopy(module), **reach)
+        want = in_mode('train', ours, call)
+        got = in_mode(mode, ours, call)
+        ignored = torch.arange(9) >= torch.tensor([[9], [4]])
+        if not batch_first: ignored = ignored.T
+        assert_close(got[~ignored], want[~ignored])  # the nested way leaves zeros in padding
+        assert not torch.allclose(want, in_mode('train', module, call))
+
+
+def test_the_last_guard():
+    layer = convert(nn.TransformerEncoderLayer(D, H, batch_first=True), window=1).eval()
+    layer.self_attn._forward_pre_hooks.clear()
+    with torch.no_grad(), pytest.raises(RuntimeError, match='window, alpha: expected'): layer(torch.randn(B, N, D))
+
+
+@pytest.mark.parametrize('layout', [torch.strided, torch.jagged])
+@pytest.mark.parametrize('reach', [dict(), dict(window=1)], ids=str)
+@pytest.mark.filterwarnings('ignore:The PyTorch API of nested')
+def test_nested(layout, reach):
+    ours = MultiheadAttention(D, H, batch_first=True, dtype=torch.float64, **reach)
+    rows = [torch.randn(n, D, dtype=torch.float64) for n in (5, 1, 7)]
+    nested = torch.nested.nested_tensor(rows, layout=layout)
+    out, weights = ours(nested, nested, nested)
+    assert out.is_nested and out.layout == layout and weights.shape == (3, 7, 7)
+    for got, row in zip(out.unbind(), rows): assert_close(got, ours(row, row, row)[0])
+    with pytest.raises(ValueError, match='key_padding_mask, attn_mask: expected None'):
+        ours(nested, nested, nested, key_padding_mask=torch.zeros(3, 7, dtype=torch.bool))
+
+
+LEARNED = dict(window='learned', init_width=2., alpha='learned')
+
+
+def test_state_both_ways():
+    theirs = nn.MultiheadAttention(D, H)
+    ours = MultiheadAttention(D, H, **LEARNED)
+    with torch.no_grad(): ours.sigma_head.z.fill_(.7)
+    ours.load_state_dict(theirs.state_dict())  # has no widths: they stay
+    assert (ours.sigma_head.z == .7).all() and torch.equal(ours.in_proj_weight, theirs.in_proj_weight)
+    assert 'sigma_head.z' in ours.state_dict()
+    with pytest.raises(RuntimeError, match='Unexpected key.*sigma_head'): theirs.load_state_dict(ours.state_dict())
+    part = {k: v for k, v in ours.state_dict().items() if k != 'sigma_head.z'}
+    with pytest.raises(RuntimeError, match='Missing key.*sigma_head.z'): ours.load_state_dict(part)
+    with torch.device('meta'): empty = MultiheadAttention(D, H, **LEARNED)
+    empty.load_state_dict(ours.state_dict(), assign=True)
+    x = torch.randn(N, B, D)
+    assert torch.equal(empty(x, x, x)[0], ours(x, x, x)[0])
+    with torch.device('meta'): empty = MultiheadAttention(D, H, **LEARNED)
+    with pytest.raises(RuntimeError, match='Missing key.*sigma_head'): empty.load_state_dict(theirs.state_dict(), assign=True)
+
+
+@pytest.mark.parametrize('reach', [dict(), LEARNED], ids=str)
+def test_copies(reach):
+    ours = MultiheadAttention(D, H, **reach)
+    x = torch.randn(N, B, D)
+    file = io.BytesIO()
+    torch.save(ours, file)
+    file.seek(0)
+    for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), torch.load(file, weights_only=False)):
+        assert torch.equal(twin(x, x, x)[0], ours(x, x, x)[0])
+        twin.in_proj_weight.data.zero_()
+        assert not torch.equal(twin(x, x, x)[0], ours(x, x, x)[0])
+
+
+@pytest.mark.parametrize('reach', [dict(), LEARNED, dict(window=2)], ids=str)
+def test_dropout_and_modes(reach):
+    ours = MultiheadAttention(D, H, dropout=.5, **reach)
+    x = torch.randn(N, B, D)
+    assert not torch.equal(ours(x, x, x, need_weights=False)[0], ours(x, x, x, need_weights=False)[0])
+    ours.eval()
+    assert torch.equal(ours(x, x, x, need_weights=False)[0], ours(x, x, x, need_weights=False)[0])
+
+
+class Tree(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.MultiheadAttention(D, H, dropout=.25)
+        self.again = self.first
+        self.rows = nn.ModuleList([nn.MultiheadAttention(D, 2, batch_first=True), nn.Linear(D, D)])
+
+
+def test_convert_keeps():
+    tree = Tree().double().eval()
+    tree.first.in_proj_weight.requires_grad_(False)
+    seen = []
+    tree.first.register_forward_hook(lambda *a: seen.append(1))
+    optimizer = torch.optim.SGD(tree.parameters(), 1.)
+    before = dict(tree.named_parameters())
+    assert convert(tree, window='learned', alpha='learned', init_width=3.) is tree
+    after = dict(tree.named_parameters())
+    assert all(after[name] is p for name, p in before.items()) and after.keys() - before.keys() == {
+        'first.sigma_head.z', 'first.alpha_head.a', 'rows.0.sigma_head.z', 'rows.0.alpha_head.a'}
+    assert all(p.dtype == torch.float64 for p in after.values()) and not tree.first.in_proj_weight.requires_grad
+    assert tree.first is tree.again and type(tree.first) is MultiheadAttention and not tree.first.sigma_head.training
+    x = torch.randn(N, B, D, dtype=torch.float64)
+    tree.again(x, x, x)
+    assert seen == [1] and optimizer.param_groups[0]['params'][0] is tree.first.in_proj_weight
+    alone = nn.MultiheadAttention(D, H)
+    assert convert(alone) is alone and isinstance(alone, MultiheadAttention)
+
+
+def test_convert_refuses():
+    class Mine(nn.MultiheadAttention): pass
+    model = nn.ModuleList([nn.MultiheadAttention(D, H), Mine(D, H)])
+    with pytest.raises(TypeError, match="model: expected nn.MultiheadAttention itself, got Mine at '1'"): convert(model)
+    assert type(model[0]) is nn.MultiheadAttention
+    with pytest.raises(ValueError, match='model: expected one with an nn.MultiheadAttention'): convert(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match='model: expected an nn.Module, got int'): convert(3)
+    two = nn.ModuleList([nn.MultiheadAttention(D, H), nn.MultiheadAttention(D, 2)])
+    with pytest.raises(ValueError, match='init_width'): convert(two, window='learned', init_width=[1., 2., 3., 4.])
+    assert type(two[0]) is nn.MultiheadAttention
+
+
+def test_memory_has_no_window():
+    model = convert(nn.TransformerDecoderLayer(D, H, batch_first=True), window=1)
+    assert model.self_attn.window == 1 and model.multihead_attn.window is None
+    out = model(torch.randn(B, 4, D), torch.randn(B, 9, D))
+    assert out.shape == (B, 4, D)
+
+
+BAD = [
+    (dict(window='wide'), ValueError, "window: expected 'learned'"), (dict(window=-1), ValueError, 'window: expected'),
+    (dict(window=True), ValueError, 'window: expected'), (dict(window=(1, 2, 3)), ValueError, 'window: expected'),
+    (dict(alpha=.5), ValueError, 'alpha: expected'), (dict(alpha='entmax'), ValueError, 'alpha: expected'),
+    (dict(n_global=-1), ValueError, 'n_global: expected'), (dict(n_global='x'), TypeError, 'n_global: expected'),
+]
+
+
+@pytest.mark.parametrize('options,error,words', BAD, ids=str)
+def test_bad_options(options, error, words):
+    with pytest.raises(error, match=words): MultiheadAttention(D, H, **options)
+
+
+def test_bad_calls():
+    ours = MultiheadAttention(D, H, batch_first=True)
+    x = torch.randn(B, N, D)
+    with pytest.raises(ValueError, match='query: expected width 12'): ours(x[..., :5], x, x)
+    with pytest.raises(ValueError, match='key: expected batch 2'): ours(x, x[:1], x[:1])
+    with pytest.raises(ValueError, match='value: expected'): ours(x, x, x[:, :3])
+    with pytest.raises(ValueError, match=r'attn_mask: expected \[N,M\]'): ours(x, x, x, attn_mask=torch.zeros(N, 3))
+    with pytest.raises(ValueError, match=r'attn_mask: expected'): ours(x, x, x, attn_mask=torch.zeros(B, N, N))
+    with pytest.raises(TypeError, match='attn_mask: expected a bool'): ours(x, x, x, attn_mask=torch.zeros(N, N, dtype=torch.int))
+    with pytest.raises(ValueError, match=r'key_padding_mask: expected \[B,M\]'): ours(x, x, x, key_padding_mask=torch.zeros(N, B).bool())
+    with pytest.raises(TypeError, match='key_padding_mask: expected a bool'): ours(x, x, x, key_padding_mask=torch.zeros(B, N).int())
+    with pytest.raises(RuntimeError, match='is_causal'): ours(x, x, x, is_causal=True)
+    windowed = MultiheadAttention(D, H, batch_first=True, window=2)
+    with pytest.raises(ValueError, match='key: expected as many positions'): windowed(x, x[:, :3], x[:, :3])
+
+
+@pytest.mark.parametrize('reach', [dict(), LEARNED, dict(window=2, n_global=1)], ids=str)
+def test_functional_transforms(reach):
+    ours = MultiheadAttention(D, H, batch_first=True, dtype=torch.float64, **reach)
+    parameters = dict(ours.named_parameters())
+    x = torch.randn(3, N, D, dtype=torch.float64)
+
+    def run(parameters, one): return torch.func.functional_call(ours, parameters, (one, one, one), dict(need_weights=False))[0]
+    want = torch.stack([run(parameters, one) for one in x])
+    assert_close(torch.func.vmap(run, (None, 0))(parameters, x), want)
+    grads = torch.func.vmap(torch.func.grad(lambda p, one: run(p, one).square().sum()), (None, 0))(parameters, x)
+    total = torch.autograd.grad(want.square().sum(), list(parameters.values()))
+    for a, b in zip(grads.values(), total): assert_close(a.sum(0), b)
+
+
+@pytest.mark.parametrize('reach', [dict(), LEARNED], ids=str)
+def test_gradcheck(reach):
+    ours = MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64, **{**reach, **({'alpha': 1.5} if reach else {})})
+    x = torch.randn(1, 5, 4, dtype=torch.float64, requires_grad=True)
+    parameters = [p for p in ours.parameters()]
+    torch.autograd.gradcheck(lambda x, *_: ours(x, x, x, need_weights=False)[0], (x, *parameters))
+    torch.autograd.gradcheck(lambda x, *_: ours(x, x, x)[1], (x, *parameters))
+
+
+@pytest.mark.parametrize('reach', [dict(), LEARNED, dict(window=2)], ids=str)
+def test_autocast_and_checkpointing(reach):
+    from torch.utils.checkpoint import checkpoint
+    ours = MultiheadAttention(D, H, batch_first=True, add_bias_kv=True, **reach)
+    x = torch.randn(B, N, D, requires_grad=True)
+    want = ours(x, x, x, need_weights=False)[0]
+    with torch.autocast('cpu', torch.bfloat16): half = ours(x, x, x, need_weights=False)[0]
+    assert half.dtype == torch.bfloat16
+    assert_close(half.float(), want, atol=.02, rtol=.05)
+    again = checkpoint(lambda x: ours(x, x, x, need_weights=False)[0], x, use_reentrant=False)
+    assert_close(torch.autograd.grad(again.sum(), x)[0], torch.autograd.grad(want.sum(), x)[0])
+
+
+@pytest.mark.parametrize('reach', [dict(), LEARNED, dict(window=2)], ids=str)
+def test_compiled_and_exported(reach):
+    torch._dynamo.reset()
+    layer = convert(nn.TransformerEncoderLayer(D, H, 16, 0., batch_first=True), **reach).eval()
+    ours = layer.self_attn
+    x = torch.randn(B, N, D)
+    ignored = torch.arange(N) >= torch.tensor([[N], [3]])
+    compiled = torch.compile(ours, fullgraph=True, backend='eager')
+    for options in (dict(need_weights=False), dict(key_padding_mask=ignored), dict(key_padding_mask=ignored, need_weights=False)):
+        for a, b in zip(compiled(x, x, x, **options), ours(x, x, x, **options)):
+            if a is not None: assert_close(a, b)
+    whole = torch.compile(layer, fullgraph=True, backend='eager')
+    with torch.no_grad(): assert_close(whole(x, src_key_padding_mask=ignored), layer(x, src_key_padding_mask=ignored))
+    assert_close(whole(x), layer(x))
+
+    class Self(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = ours
+        def forward(self, x, ignored): return self.attn(x, x, x, key_padding_mask=ignored, need_weights=False)[0]
+    batch, length = torch.export.Dim('batch', min=2), torch.export.Dim('length', min=4)
+    program = torch.export.export(Self(), (x, ignored), dynamic_shapes=dict(x={0: batch, 1: length}, ignored={0: batch, 1: length}))
+    long = torch.randn(3, 11, D)
+    hidden = torch.arange(11) >= torch.tensor([[11], [3], [6]])
+    assert_close(program.module()(long, hidden), Self()(long, hidden))
