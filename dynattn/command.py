@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from .encoder import Classifier
-from dynattn.files import (DataConfig, UserError, batch_of, load_model, need, printable, read_intact, read_text, walk,
-    write_atomic)
+from .files import DataConfig, UserError, batch_of, load_model, need, printable, read_intact, read_text, walk
+from .files import write_atomic
 from .training import Stopped, TrainConfig, probabilities, read_result, run_settings, summary, train
 
 # %% ../nbs/53_command.ipynb #9f527c75

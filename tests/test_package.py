@@ -69,6 +69,15 @@ def test_nothing_heavy_is_loaded_where_it_is_installed():
     out = _run(sys.executable, '-c', 'import dynattn, sys; print(*sys.modules)')
     assert not set(HEAVY) & set(out.split())
 
+def test_importing_costs_less_than_a_tenth_of_a_second_beyond_torch(tmp_path):
+    "Of processor time, with bytecode at hand as an installation has it; the least of five, for another process may take the caches"
+    shutil.copytree(ROOT/'dynattn', tmp_path/'dynattn', ignore=shutil.ignore_patterns('__pycache__'))
+    _run(sys.executable, '-m', 'compileall', '-q', tmp_path/'dynattn')
+    code = 'import time, torch; began = time.process_time(); import dynattn; print(time.process_time()-began, dynattn.__file__)'
+    said = [_run(sys.executable, '-c', code, cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(tmp_path)}).split() for _ in range(5)]
+    assert all(where.startswith(str(tmp_path)) for _,where in said)
+    assert min(float(seconds) for seconds,_ in said)<.1, said
+
 def test_the_ten_lines_of_the_readme_run(python, tmp_path):
     text = (ROOT/'README.md').read_text(encoding='utf-8')
     blocks = [b.split('```')[0] for b in text.split('```python\n')[1:]]
