@@ -15,7 +15,7 @@ from torch import Tensor
 from ..dense import dense_attention
 from .geometry import Tiles, block_sizes, blocks_of_several_texts
 from .engines import Texts, Wanted, _LOG2E
-from .fused import Fused, Run as StripRun, _fused_forward, log_window, runs as strip_runs, strip_mask, strip_rows, strips
+from .fused import Fused, Run as StripRun, fused_forward, log_window, runs as strip_runs, strip_mask, strip_rows, strips
 from .attention import (OffsetWindow, Tiled, choose_engine, folded, in_work_dtype, is_traced, second_derivative,
                                     settings_from_tensors, settings_of, single_numbers_moved, transformed, without_autocast)
 
@@ -166,7 +166,7 @@ def forward_in_strips(inputs):
             mask = strip_mask(wide, window, strip)
             if several: mask = mask.masked_fill(ids[strip.queries,None]!=ids[None,strip.keys], -math.inf)
             k,v = Fused.key_rows(wide, here, run, None)
-            strip_out,strip_lse = _fused_forward(Fused.query_rows(wide.q, here, run), k, v, mask, wide.scale)
+            strip_out,strip_lse = fused_forward(Fused.query_rows(wide.q, here, run), k, v, mask, wide.scale)
             if lse is None: lse = strip_lse.new_empty(*wide.q.shape[:3], 1)
             Fused.query_rows(out, here, run).copy_(strip_out)
             Fused.query_rows(lse, here, run).copy_(strip_lse[...,None])
