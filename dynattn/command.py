@@ -142,6 +142,8 @@ VERBS = {
     'windows': Verb('draw where each head looks in a file', 'dynattn windows new/a.txt --run runs/papers --png a.png',
         'dynattn.command:windows_verb'),
     'compare': Verb('runs side by side', 'dynattn compare runs/papers runs/other', 'dynattn.command:compare_verb'),
+    'narrow': Verb('let a pretrained transformer learn how far its heads look',
+        'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow', 'dynattn.hf.narrowing:narrow_verb'),
     'survey': Verb('efficient transformers, measured', 'dynattn survey', 'dynattn.survey:main'),
     'completion': Verb('what bash and zsh need to complete these words', 'eval "$(dynattn completion)"',
         'dynattn.command:completion_verb'),

@@ -21,6 +21,7 @@ from ..sigma import SigmaParameter
 from .cache import WindowedCache
 from .plugin import PreTrainedModel, add_windows, record_edge
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.utils import logging as transformers_logging
 
 # %% ../../nbs/57_hf.narrowing.ipynb #b6944153
 def cache_share(
@@ -359,17 +360,16 @@ def _add_adapters(model):
     except ImportError as e: raise ImportError("peft is not installed; pip install 'dynattn[narrow]' brings it") from e
     return get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules='all-linear'))
 
-def _prepare(model, batches, o):
-    "The options with their defaults filled in, and the model with windows that reach everything."
+def _checked(model, batches, o):
+    "The options with their defaults filled in, and the length of the texts."
     n = _check_batches(batches)
     if not isinstance(model, PreTrainedModel): raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
     causal = model.get_output_embeddings() is not None and not getattr(model.config, 'is_encoder_decoder', False)
     if o.sinks is None: o = replace(o, sinks=4 if causal else 1)
     _check_options(o, n)
-    add_windows(model, n_global=o.sinks)
+    least = (cache_share if causal else pair_share)(torch.ones(1), n, o.sinks).item()
+    if o.keep<least: raise ValueError(f"keep: expected {least:.4f} or more for texts of {n} tokens, got {o.keep}")
     return o,n
-
-def _least_share(vector): return vector.share(torch.ones_like(vector.widths())).item()
 
 def _digest(batches):
     "A number that tells other texts from these."
@@ -397,14 +397,14 @@ def narrow(
 ) -> Narrowed:
     "Learn how far every head of a model has to look. Interrupted (Ctrl-C), it keeps the widths so far."
     start = time.perf_counter()
-    o,n = _prepare(model, batches, NarrowOptions(keep=keep, **options))
+    o,n = _checked(model, batches, NarrowOptions(keep=keep, **options))
+    add_windows(model, n_global=o.sinks)
     trained = [p for p in model.parameters() if p.requires_grad]
     was_training = model.training
     model.eval().requires_grad_(False)
     tuned = _add_adapters(model) if o.tune=='lora' else None
     adapters = [p for p in model.parameters() if p.requires_grad] if tuned else []
     vector = WidthVector(model, n, o.per)
-    if keep<_least_share(vector): raise ValueError(f"keep: expected {_least_share(vector):.4f} or more for texts of {n} tokens, got {keep}")
     distance = Distance(model, batches, o, tuned.disable_adapter if tuned else nullcontext)
     run = Narrower(vector, distance, len(batches), o, adapters)
     finished = _learn(run, checkpoint, every, on_step, _digest(batches))
@@ -720,7 +720,7 @@ def _width_picture(plot, result):
     rows = torch.tensor([layer+[math.nan]*(most-len(layer)) for layer in width])
     ax = plot.grid(height=max(1.6, .2*len(rows)), width=min(5.2, 2.2+.35*most))[1]
     heads = 'key head' if result['per']=='kv-head' else 'head'
-    plot.show_heat(rows, row_labels=list(range(len(rows))), col_labels=list(range(most)), values='.0f', vmax=result['n'], ax=ax,
+    plot.show_heat(rows, row_labels=list(range(len(rows))), col_labels=list(range(most)), values='.0f', ax=ax,
                    title=f"half-width in tokens by layer (row) and {heads}")
     return ax
 
@@ -784,6 +784,8 @@ def narrow_run(
     causal = model.get_output_embeddings() is not None
     batches,texts = read_texts(c, tokenizer, causal)
     options = {f.name: getattr(c, f.name) for f in fields(NarrowOptions)}
+    try: _checked(model, batches, NarrowOptions(**options))
+    except ValueError as e: raise UserError(str(e)) from e
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         for half in half_written(out, _RUN_FILES): half.unlink()
@@ -818,9 +820,10 @@ def _judged(model, found, c, texts, name, batches, quiet):
     bar = _NarrowBar(len(WAYS)*(1+len(shares))*len(texts), quiet, 'judge')
     try: rows = quality(model, found, texts, tuple(shares), bar)
     finally: bar.close()
-    lengths = sorted({found.n, 2048, 8192, 32768})
+    longest = 32768 if found.causal else max(found.n, model.config.max_position_embeddings)
+    lengths = [n for n in sorted({found.n, 2*found.n, 2048, 8192, 32768}) if found.n<=n<=longest]
     return dict(model=name, config=asdict(c), per=c.per, causal=found.causal, n=found.n, sinks=found.sinks, share=found.share(),
-                shares={n: found.share(n) for n in lengths if n>=found.n}, widths=[[min(w, 2**31) for w in layer] for layer in found.widths],
+                shares={n: found.share(n) for n in lengths}, widths=[[min(w, 2**31) for w in layer] for layer in found.widths],
                 quality=rows, times=step_times(model, texts[0]), judged=len(texts), steps=found.rows, finished=found.finished,
                 learned_tokens=sum(batches[r['text']]['input_ids'].numel() for r in found.rows), seconds=found.seconds)
 
@@ -869,6 +872,8 @@ def narrow_verb(argv:list) -> int: # exit status
         if getattr(c, name)<1: raise UserError(f"{name}: expected a whole number of 1 or more, got {getattr(c, name)}")
     try: _check_options(replace(c, sinks=c.sinks or 0), c.context)
     except ValueError as e: raise UserError(str(e)) from e
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     result = narrow_run(a.model, c, a.out, a.resume, a.quiet)
     print(json.dumps(result) if a.json else f"{narrow_summary(result)}\n\nThe model and its report: {a.out}")
     return 0
