@@ -240,15 +240,22 @@ class Embedding(nn.Module):
         padding:PaddingMask|None=None, # of the ids
         offset:int=0, # position of the first token
     ) -> tuple: # [B,1+N/patch,D] and the `PaddingMask` of these tokens; [B,N/patch,D] without [CLS]
-        ids = _as_ids(ids)
-        if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)
-        x = self.merge(_look_up(self, ids, padding).mT).mT  # [B,N/patch,D]
+        x = self.tokens(ids, padding)  # [B,N/patch,D]
         keep = x.new_ones(x.shape[:2], dtype=torch.bool) if padding is None else padding.keep[:,::self.patch]
         if self.cls is not None:
             x = torch.cat((self.cls + _mean(x, keep)[:,None], x), 1)
             keep = F.pad(keep, (1,0), value=True)
-        x = x + sinusoidal_positions(*x.shape[1:], offset=offset, device=x.device, dtype=x.dtype)
-        return x, None if padding is None else PaddingMask(keep)
+        return self.place(x, offset), None if padding is None else PaddingMask(keep)
+
+    def tokens(self, ids, padding=None):
+        "[B,N] ids to tokens [B,N/patch,D], without [CLS] and positions."
+        ids = _as_ids(ids)
+        if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)
+        return self.merge(_look_up(self, ids, padding).mT).mT
+
+    def place(self, x, offset=0):
+        "Tokens with their positions, which begin at `offset`."
+        return x + sinusoidal_positions(*x.shape[1:], offset=offset, device=x.device, dtype=x.dtype)
 
 # %% ../nbs/50_encoder.ipynb #205bb07f
 def _as_ids(ids):

@@ -1,0 +1,66 @@
+"""Attention across ranks in real processes: the numbers of one, the same bits twice, and no rank that waits for ever."""
+import subprocess, sys, time
+from pathlib import Path
+import pytest
+
+HERE = Path(__file__).parent
+START = """
+import os, sys, torch, torch.distributed as dist
+from datetime import timedelta
+torch.set_num_threads(1)
+rank,size = int(sys.argv[1]),int(sys.argv[2])
+dist.init_process_group('gloo', init_method='file://'+sys.argv[3], rank=rank, world_size=size, timeout=timedelta(seconds=120))
+from dynattn import Window, parallel
+"""
+
+def run(size, store, *command): # -> [(exit status, output)]
+    "One process for each rank."
+    started = [subprocess.Popen([sys.executable, *command[:2], str(r), str(size), str(store), *command[2:]], text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for r in range(size)]
+    return [(p.returncode, out) for p,out in [(p, p.communicate(timeout=400)[0]) for p in started]]
+
+@pytest.mark.parametrize('size', [1, 2, 3, 4])
+def test_ranks_compute_what_one_process_does(size, tmp_path):
+    first = 1000*size
+    for status,out in run(size, tmp_path/'store', '-u', str(HERE/'parallel_cases.py'), str(first), str(first+25)):
+        assert status==0 and 'done 25' in out, out[-3000:]
+
+@pytest.mark.parametrize('when', ['before', 'backward'])
+def test_a_rank_that_ends_ends_the_others(when, tmp_path):
+    code = START+f"""
+q = torch.randn(1, 2, 6, 4, requires_grad=True)
+def attend(): return parallel.attention(q, q, q, window=3, n_global=1, timeout=10.)
+out = attend()
+if rank==1: os._exit(3)
+try:
+    if '{when}'=='before': attend()
+    else: out.sum().backward()
+except parallel.RankError as error: print(f'told: {{error}}')
+os._exit(0)
+"""
+    began = time.monotonic()
+    (one,told),(two,_),(three,too) = run(3, tmp_path/'store', '-c', code)
+    assert (one,two,three)==(0, 3, 0), (told, too)
+    for text in (told, too): assert text.count('told: rank')==1 and len(text.splitlines())==1, text
+    assert time.monotonic()-began<60
+
+def test_no_number_grows_with_the_sequence(tmp_path):
+    code = START+"""
+sent = []
+begin = dist.batch_isend_irecv
+def counting(steps):
+    sent.extend(s.tensor.numel()*s.tensor.element_size() for s in steps if s.op is dist.isend)
+    return begin(steps)
+dist.batch_isend_irecv = counting
+def measured(n):
+    sent.clear()
+    q,k = torch.randn(1, 4, n, 8),torch.randn(1, 2, n, 8, requires_grad=True)
+    out = parallel.attention(q, k, k, window=Window.default(torch.tensor([3., 17., 60., 5.])))
+    out.sum().backward()
+    return sum(sent)
+print(measured(200), measured(2000), flush=True)
+"""
+    widths = 17+60 # of the two key heads, each as wide as the wider of its two query heads
+    both_ways = 2*2*widths*2*8*4 # to both sides, keys and values, there and back
+    outer,inner,last = run(3, tmp_path/'store', '-c', code)
+    assert inner==(0, f'{both_ways} {both_ways}\n') and outer==last==(0, f'{both_ways//2} {both_ways//2}\n'), (outer, inner, last)
