@@ -39,9 +39,10 @@ def each(
 ) -> list: # the results, in the order of the items
     "`work` of every item, in this thread or in a pool of threads with one core each; without a graph."
     items,threads = list(items),torch.get_num_threads() if threads is None else threads
+    if threads==1 or len(items)<2:
+        with torch.no_grad(), set_forward_mode(False): return [work(item) for item in items]
     inference = torch.is_inference_mode_enabled()
     def quietly(item):
         with torch.inference_mode(inference), torch.no_grad(), set_forward_mode(False):  # modes belong to a thread
             return work(item)
-    if threads==1 or len(items)<2: return [quietly(item) for item in items]
     return list(_pool(threads).map(quietly, items))
