@@ -3,17 +3,19 @@
 A small Llama (4 layers, 8 heads on 4 key heads of 64) whose heads have windows of mixed widths, beside the same model with
 PyTorch's attention and the caches of transformers: `DynamicCache`, `StaticCache`, and one sliding window for all, as Mistral's.
 
-    python benchmarks/decode.py                # appends to results/decode.csv
+    python benchmarks/decode.py --threads 2    # appends to results/decode.csv; about eight minutes
     python benchmarks/decode.py --upto 8192
+
+Lengths that the file has for this commit and number of threads are left out, so a run that was stopped goes on where it was.
 """
-import argparse, statistics, time, warnings
+import argparse, csv, statistics, time, warnings
 import torch
 from torch.nn import functional as F
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, StaticCache
 from transformers.utils import logging
 from dynattn import Window, hf
 from dynattn.cache import WindowedLayer
-from harness import append
+from harness import RESULTS, append, commit, machine
 
 LAYERS,HEADS,KV_HEADS,WIDTH = 4,8,4,64
 MEAN,SINKS = 256,4
@@ -104,17 +106,28 @@ def same_tokens():
     full = model.generate(prompt, max_new_tokens=20, do_sample=False, cache_implementation='dynamic')
     assert torch.equal(full, model.generate(prompt, max_new_tokens=20, do_sample=False))
 
+def measured():
+    "The lengths of the cache that this commit has on this machine already."
+    path = RESULTS/'decode.csv'
+    if not path.exists(): return set()
+    with open(path, newline='') as f:
+        return {int(row['N']) for row in csv.DictReader(f) if (row['commit'],row['machine'])==(commit(),machine())}
+
 @torch.no_grad()
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--upto', type=int, default=2**17)
     a.add_argument('--rounds', type=int, default=30)
+    a.add_argument('--threads', type=int, default=torch.get_num_threads())
     args = a.parse_args()
+    torch.set_num_threads(args.threads)
     warnings.simplefilter('ignore'); logging.set_verbosity_error()
+    done = measured()
     same_tokens()
     case = dict(B=1, H=HEADS, d=WIDTH, w=MEAN, dtype='float32')
     for seen in (2**10, 2**13, 2**15, 2**17):
         if seen>args.upto: break
+        if seen in done: continue
         keys,values = torch.randn(2, 1, KV_HEADS, seen, WIDTH)
         ours,stock,sliding = llama('dynattn'),llama('sdpa'),mistral()
         static = StaticCache(config=stock.config, max_cache_len=seen+200)

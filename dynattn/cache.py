@@ -209,17 +209,146 @@ def _alpha_rows(layer, group, n):
     alpha = layer.alpha[group.q_heads].view(1, -1, layer.per_kv, 1)
     return alpha.repeat_interleave(n, 2)
 
+# %% ../nbs/46_cache.ipynb #46a0d002
+@dataclass
+class _Join:
+    "Groups whose recent keys lie end to end. Each of the g key heads has its leading keys, reach+1 recent ones and the spare places."
+    groups:list         # of `_Group`; their k and v are views
+    kv_heads:slice|list # the g key heads, in the order of the memory
+    q_heads:slice|list  # the h query heads that they serve
+    k:Tensor            # [B,total,d]
+    v:Tensor            # [B,total,dv]
+    spare:int           # places of each head beyond those that a query reaches
+    next:Tensor         # [g] where the next key goes when the spare places are all free
+    kept:Tensor         # [total] where each place's key is found when the spare places are all used
+    sliding:Tensor      # [h,total+spare]: logarithm of the window; `spare - used` places on is the mask
+    leading:Tensor|None # [h,total]: 0 for a head's own leading keys, else -inf; None where there are none
+    views:list|None=None # [(k, v)] as the groups have them, to see whether they still do
+
+_CALL = 17_000 # pairs of query and key that cost as much as a call
+
+def _list(heads): return list(range(heads.start, heads.stop)) if isinstance(heads, slice) else heads
+
+def _is_full(group): return group.reach is not None and group.recent>=group.reach
+
+def _chunks_to_join(layer):
+    "The groups that have all the keys they can use, in lists of those that are cheaper together."
+    full = sorted((g for g in layer.groups if _is_full(g)), key=lambda g: g.reach)
+    chunks,heads,keys = [],0,0 # of the last chunk: query heads, and keys of all key heads
+    for group in full:
+        g = group.k.shape[1]
+        own_heads,own_keys = g*layer.per_kv,g*(layer.n_global+group.reach+1)
+        more = (heads+own_heads)*(keys+own_keys) - heads*keys - layer.per_kv*own_keys
+        if chunks and more<_CALL: chunks[-1].append(group)
+        else: chunks,heads,keys = [*chunks,[group]],0,0
+        heads,keys = heads+own_heads,keys+own_keys
+    in_order = [sorted(chunk, key=lambda g: _list(g.kv_heads)) for chunk in chunks] # heads in a row need no copy
+    return [chunk for chunk in in_order if len(chunk)>1]
+
+# %% ../nbs/46_cache.ipynb #46a0d003
+def _lay_out(join, n_lead):
+    "Give the groups their views of the joined memory."
+    at,join.views = 0,[]
+    for group in join.groups:
+        g,places = group.k.shape[1],n_lead+group.reach+1+join.spare
+        group.k,group.v = (x[:,at:at+g*places].unflatten(1, (g,places)) for x in (join.k, join.v))
+        join.views.append((group.k, group.v))
+        at += g*places
+
+def _masks(layer, groups, spare, like):
+    "`sliding` and `leading` of a join."
+    n_lead,per_kv = layer.n_global,layer.per_kv
+    total = sum(g.k.shape[1]*(n_lead+g.reach+1+spare) for g in groups)
+    queries = per_kv*sum(g.k.shape[1] for g in groups)
+    sliding,leading = (torch.full((queries,n), -math.inf, dtype=like.dtype) for n in (total+spare, total))
+    at = row = 0
+    for group in groups:
+        g,recent = group.k.shape[1],group.reach+1
+        window = _log_window(layer.window, group.q_heads, g*per_kv, per_kv, recent) # [g,H/Hkv,reach+1]
+        for head in range(g):
+            rows = slice(row, row+per_kv)
+            sliding[rows,at+n_lead+spare:at+n_lead+spare+recent] = window[head]
+            leading[rows,at:at+n_lead] = 0
+            at,row = at+n_lead+recent+spare,row+per_kv
+    return sliding.to(like.device),leading.to(like.device) if n_lead else None
+
+def _join(layer, groups):
+    "The keys and values of full groups, copied into one memory."
+    n_lead,device = layer.n_global,groups[0].k.device
+    needed,heads = (sum(f(g)*g.k.shape[1] for g in groups) for f in (lambda g: g.reach+1, lambda g: 1))
+    spare = max(needed//(_SPARE*heads), 1)
+    keys,values,first,kept,at = [],[],[],[],0
+    for group in groups:
+        lead,recent = slice(0, n_lead),slice(n_lead+group.recent-group.reach, n_lead+group.recent)
+        for x,parts in ((group.k, keys), (group.v, values)):
+            used = torch.cat([x[:,:,lead], x[:,:,recent]], 2)
+            parts.append(F.pad(used, (0, 0, 0, 1+spare)).flatten(1, 2))        # zeros, for what stands there is multiplied
+        group.start,group.recent = group.start+group.recent-group.reach,group.reach
+        for _ in range(group.k.shape[1]):
+            newest = at+n_lead+group.reach
+            first.append(newest)
+            kept += [*range(at, at+n_lead), *range(at+n_lead+spare+1, newest+spare+1), *[newest]*(spare+1)]
+            at = newest+spare+1
+    sliding,leading = _masks(layer, groups, spare, keys[0])
+    join = _Join(groups, _sliced(sum((_list(g.kv_heads) for g in groups), [])), _sliced(sum((_list(g.q_heads) for g in groups), [])),
+                 torch.cat(keys, 1), torch.cat(values, 1), spare, torch.tensor(first, device=device),
+                 torch.tensor(kept, device=device), sliding, leading)
+    _lay_out(join, n_lead)
+    return join
+
+# %% ../nbs/46_cache.ipynb #46a0d005
+def _used(join):
+    "Spare places in use, the same for every group; None where the join no longer holds."
+    own = all(g.k is k and g.v is v for g,(k,v) in zip(join.groups, join.views))
+    used = {g.recent-g.reach-1 for g in join.groups}
+    return used.pop() if own and len(used)==1 and -1<=min(used)<=join.spare else None
+
+def _joins(layer):
+    "The joins of a layer, made where there are none or where more groups have become full."
+    full = sum(map(_is_full, layer.groups))
+    if layer.joins is None or layer.joined_full!=full or any(_used(join) is None for join in layer.joins):
+        layer.joins,layer.joined_full = [_join(layer, groups) for groups in _chunks_to_join(layer)],full
+    return layer.joins
+
+def _one_of_join(layer, join, q, k, v):
+    "The newest query of joined groups, [B,h,1,dv]."
+    used = _used(join)+1
+    if used>join.spare:
+        join.k,join.v = (x.index_select(1, join.kept) for x in (join.k, join.v))
+        _lay_out(join, layer.n_global)
+        for g in join.groups: g.start,g.recent = g.start+g.recent-g.reach,g.reach
+        used = 0
+    places = join.next+used
+    for memory,new in ((join.k, k), (join.v, v)):
+        memory.index_copy_(1, places, _pick(new, join.kv_heads, layer.kv_heads)[:,:,0])
+    for g in join.groups: g.recent += 1
+    mask = join.sliding[:,join.spare-used:join.spare-used+join.k.shape[1]]     # [h,total]
+    if join.leading is not None: mask = torch.maximum(mask, join.leading)
+    rows = _pick(q, join.q_heads, layer.heads).transpose(1, 2)                 # [B,1,h,d]
+    alpha = layer.alpha
+    if isinstance(alpha, Tensor) and alpha.dim(): alpha = alpha[join.q_heads].view(1, 1, -1, 1)
+    return _weighed(rows, join.k[:,None], join.v[:,None], mask[None,None], alpha, layer.scale).transpose(1, 2)
+
+def _one_of_group(layer, group, q, k, v):
+    "The newest query of a group, [B,g*H/Hkv,1,dv]."
+    n_lead = layer.n_global
+    new_k,new_v = (_pick(x, group.kv_heads, layer.kv_heads) for x in (k, v))
+    _append(group, new_k, new_v, n_lead, layer.record_past)
+    used = n_lead+group.recent
+    bias = F.pad(_recent_table(layer, group, group.recent), (n_lead, 0))
+    rows = _pick(q, group.q_heads, layer.heads).view(len(q), -1, layer.per_kv, q.shape[-1])
+    mixed = _weighed(rows, group.k[:,:,:used], group.v[:,:,:used], bias[None], _alpha_rows(layer, group, 1), layer.scale)
+    return mixed.view(len(q), -1, 1, v.shape[-1])
+
 def _one(layer, q, k, v):
     "The newest query, of rows without padding that have all their leading tokens."
-    n_lead,out = layer.n_global,q.new_empty(*q.shape[:3], v.shape[-1])
-    for group in layer.groups:
-        new_k,new_v = (_pick(x, group.kv_heads, layer.kv_heads) for x in (k, v))
-        _append(group, new_k, new_v, n_lead, layer.record_past)
-        used = n_lead+group.recent
-        bias = F.pad(_recent_table(layer, group, group.recent), (n_lead, 0))
-        rows = _pick(q, group.q_heads, layer.heads).view(len(q), -1, layer.per_kv, q.shape[-1])
-        mixed = _weighed(rows, group.k[:,:,:used], group.v[:,:,:used], bias[None], _alpha_rows(layer, group, 1), layer.scale)
-        out[:,group.q_heads] = mixed.view(len(q), -1, 1, v.shape[-1])
+    joins = [] if layer.record_past or len(layer.groups)==1 else _joins(layer)
+    joined = [g for join in joins for g in join.groups]
+    alone = [g for g in layer.groups if not any(g is other for other in joined)]
+    if len(joins)==1 and not alone and joins[0].q_heads==slice(0, layer.heads): return _one_of_join(layer, joins[0], q, k, v)
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    for join in joins: out[:,join.q_heads] = _one_of_join(layer, join, q, k, v)
+    for group in alone: out[:,group.q_heads] = _one_of_group(layer, group, q, k, v)
     return out
 
 # %% ../nbs/46_cache.ipynb #1f388fa7
@@ -297,6 +426,7 @@ class WindowedLayer:
     def reset(self):
         "Forget everything."
         self.groups = _groups(_reach_back(self.window, self.heads), self.kv_heads)
+        self.joins,self.joined_full = None,0 # see `_joins`
         self.seen = 0      # tokens so far
         self.padded = None # [B] left padding of each row, where there is some and there are leading tokens
 
@@ -370,8 +500,13 @@ class WindowedLayer:
         rows:Tensor, # [B'] int64
     ):
         "Rows of the batch in another order, some left out or repeated: beams, and candidates."
+        held = [join for join in self.joins or [] if _used(join) is not None]
+        for join in held:
+            join.k,join.v = (x[rows.to(x.device)] for x in (join.k, join.v))
+            _lay_out(join, self.n_global)
+        joined = [id(g) for join in held for g in join.groups]
         for g in self.groups:
-            if g.k is not None: g.k,g.v = g.k[rows.to(g.k.device)],g.v[rows.to(g.v.device)]
+            if g.k is not None and id(g) not in joined: g.k,g.v = g.k[rows.to(g.k.device)],g.v[rows.to(g.v.device)]
         if self.padded is not None: self.padded = self.padded[rows.to(self.padded.device)]
 
     @property
