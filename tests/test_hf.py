@@ -33,6 +33,14 @@ def test_the_example_trains_saves_and_loads(tmp_path):
     assert model.config.id2label=={0: 'cold', 1: 'warm'} and model.config.dynattn['windows']['penalty']==.1
     assert len(Path(ROOT/'examples/finetune_hf.py').read_text(encoding='utf-8').splitlines())<100
 
+def test_the_example_for_images_and_speech_runs():
+    code,out = _python(str(ROOT/'examples/vision_windows.py'), '--epochs', '4', CUDA_VISIBLE_DEVICES='')
+    assert code==0, out
+    widths = [int(line.split('width ')[1].split('%')[0]) for line in out.splitlines() if line.startswith('epoch')]
+    accuracy = float(next(line for line in out.splitlines() if line.startswith('accuracy')).split()[1].rstrip('%'))
+    assert widths[-1]<widths[0]/2 and accuracy>40, out
+    assert out.count('100% of the widths learn')==3
+
 @pytest.fixture(scope='module')
 def model():
     from transformers import BertConfig, BertForSequenceClassification
@@ -86,19 +94,67 @@ def test_more_architectures_are_unchanged(name):
         assert_close(ours[seen], theirs[seen], rtol=0, atol=1e-5)
     assert hf.report(model, batch).share.max()<=1
 
-def test_every_keyword_that_a_model_sets_is_known():
-    "A new version of transformers brings new ones; each has to be looked at."
-    import ast, transformers
-    from dynattn.hf import plugin
-    known = {*plugin._COMPUTED, *plugin._FOREIGN, *plugin._HARMLESS, *plugin._PACKING, 'query','key','value','attention_mask','scaling','dropout','is_causal'}
-    unknown,calls = {},0
-    for path in (Path(transformers.__file__).parent/'models').glob('*/modeling_*.py'):
-        source = path.read_text(encoding='utf-8')
-        if 'attention_interface(' not in source: continue
-        for call in re.findall(r'= attention_interface\((.*?)^ *\)$', source, re.S|re.M):
-            unknown |= {k.arg: path.name for k in ast.parse(f'f({call})').body[0].value.keywords if k.arg and k.arg not in known}
-            calls += 1
-    assert calls>300 and not unknown, unknown
+def test_every_feature_of_every_model_is_known():
+    "A new version of transformers brings new ones; each has to be looked at. The committed table is that of its version."
+    import csv, transformers
+    sys.path.insert(0, str(ROOT/'benchmarks'))
+    try: from hf_features import scan
+    finally: sys.path.pop(0)
+    found = scan()
+    assert sum(row['calls'] for row in found)>300
+    assert not {row['model']: row['served'] for row in found if row['served']!='computed'}
+    assert set().union(*(row['attributes'].split() for row in found))=={'sinks'}  # eager reads it from the layer
+    with open(ROOT/'benchmarks/results/hf_features.csv', newline='', encoding='utf-8') as f: table = list(csv.DictReader(f))
+    if table[0].pop('transformers')!=transformers.__version__: return
+    assert [{name: str(row[name]) for name in row} for row in found]==[{name: row[name] for name in found[0]} for row in table]
+
+SPARSE = dict(index_topk=5, index_n_heads=2, index_head_dim=8, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=4,
+              v_head_dim=8, n_routed_experts=2, n_group=1, topk_group=1, first_k_dense_replace=1, index_block_size=4, index_topk_blocks=2)
+
+@pytest.mark.parametrize('name', ['deepseek_v32','glm_moe_dsa','hy_v4','mistral_large4','axk2','minimax_m3_vl_text','inkling2',
+                                  'granite_swa','deepseek_v4','flint','openai_privacy_filter','gpt_oss'])
+def test_selected_keys_and_logits_beside_the_scores(name):
+    "Values, and gradients of all parameters, are those of eager."
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    from dynattn import hf
+    config = AutoConfig.for_model(name).get_text_config()
+    takes = {key: x for key,x in {**SMALL, **SPARSE, 'num_key_value_heads': 4, 'head_dim': 8}.items() if hasattr(config, key)}
+    config = type(config)(**takes)
+    torch.manual_seed(0)
+    auto = AutoModel if type(config) in AutoModel._model_mapping else AutoModelForCausalLM
+    with torch.device('meta'): assert sum(p.numel() for p in auto.from_config(config).parameters())<1e6
+    model = auto.from_config(config).eval()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(3)
+    ids = torch.randint(3, 99, (2, 13))
+    keep = torch.arange(13) >= torch.tensor([[0],[5]])
+    def run(impl):
+        hf.switch(model) if impl=='dynattn' else model.set_attn_implementation(impl)
+        model.zero_grad()
+        out = model(input_ids=ids, attention_mask=keep.long(), use_cache=False)[0][keep]
+        out.square().mean().backward()
+        return out.detach(), {n: p.grad.clone() for n,p in model.named_parameters() if p.grad is not None}
+    (theirs,their_gradients),(ours,gradients) = run('eager'),run('dynattn')
+    assert_close(ours, theirs, rtol=0, atol=1e-5)
+    assert_close(gradients, their_gradients, rtol=1e-3, atol=1e-4)
+
+def test_layers_that_leave_queries_out():
+    "Gemma 4 slices its mask before the layers that share keys; the prompt is then one query with a past."
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from dynattn import hf
+    sizes = {k: SMALL[k] for k in list(SMALL)[:11]} | dict(num_hidden_layers=4, num_kv_shared_layers=2, hidden_size_per_layer_input=8)
+    config = AutoConfig.for_model('gemma4_text', **sizes, sliding_window=5, vocab_size_per_layer_input=99, global_head_dim=4,
+                                  layer_types=['sliding_attention','full_attention']*2)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(3)
+    ids = torch.randint(3, 99, (2, 13))
+    keep = torch.arange(13) >= torch.tensor([[0],[5]])
+    def generate(**options): return model.generate(ids, attention_mask=keep.long(), max_new_tokens=8, min_new_tokens=8, do_sample=False, **options)
+    for cache in ('dynamic','static'):
+        model.set_attn_implementation('eager'); usual = generate(cache_implementation=cache)
+        hf.switch(model); assert torch.equal(generate(cache_implementation=cache), usual), cache
 
 @pytest.mark.parametrize('sliding, windows', [(None,False),(5,False),(None,True)])
 def test_compiled_generation_is_the_stock_one(sliding, windows):

@@ -39,9 +39,19 @@ class Sight(NamedTuple):
     segments:Tensor|None=None # [B,N] int, the texts of a packed row, or chunks of texts; each sees itself
     texts:Tensor|None=None # [B,N] int, the texts of a packed row
     chunked:bool=False     # the layer attends in chunks
+    queries:int|None=None  # N, where transformers has said so
 
     ndim = 4                          # what `generate` asks of the masks
     def contiguous(self): return self # that it makes itself, for static caches
+
+    def __getitem__(self, key): # layers that select keys read the square, and Gemma 4 leaves queries out: `mask[:,:,-1:,:]`
+        if not isinstance(key, tuple): return tuple.__getitem__(self, key)
+        if self.pairs is not None and not isinstance(key[1], slice): return self.pairs[key]
+        if self.segments is not None or self.queries is None: raise ValueError("queries: expected all of a packed row, got some")
+        rows = range(self.queries)[key[2]]
+        pairs = None if self.pairs is None else self.pairs[key]
+        return self._replace(pairs=pairs, q_offset=(self.q_offset or 0)+rows.start, queries=len(rows),
+                             at=None if self.at is None else self.at+rows.start)
 
 # %% ../../nbs/55_hf.plugin.ipynb #881656c2
 def _keep(mask, start, n):
@@ -95,7 +105,8 @@ def sight(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_functio
     causal,here = allow_is_causal_skip,int(q_offset)-int(kv_offset)
     at = torch.tensor(here)
     window = None if local_size is None else _reach(local_size, causal, config)
-    plain = Sight(_keep(attention_mask, kv_offset, kv_length), causal, window, here if causal else 0, at=at if causal else None)
+    plain = Sight(_keep(attention_mask, kv_offset, kv_length), causal, window, here if causal else 0, at=at if causal else None,
+                  queries=q_length)
     if (causal or allow_is_bidirectional_skip) and (local_size is None or window): return plain
     parts = _parts(mask_function)
     chunk = (parts or {}).get('chunk_size')
@@ -112,11 +123,11 @@ def sight(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_functio
         return plain._replace(keep=same if plain.keep is None else same & plain.keep, chunked=True)
     pairs = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device=device,
                       allow_is_causal_skip=False, allow_is_bidirectional_skip=False, **kwargs)
-    return Sight(q_offset=here, pairs=pairs, at=at, chunked=chunk is not None)
+    return Sight(q_offset=here, pairs=pairs, at=at, chunked=chunk is not None, queries=q_length)
 
 # %% ../../nbs/55_hf.plugin.ipynb #fcecc91c
-_COMPUTED = ('softcap','position_bias','s_aux','sinks')
-_FOREIGN = ('indices','block_indices','cache')
+_COMPUTED = ('softcap','position_bias','s_aux','sinks','indices','block_indices')
+_FOREIGN = ('cache',)
 _STANDARD = ('module','query','key','value','attention_mask','scaling','dropout','sliding_window','kwargs')
 _HARMLESS = ('sliding_window','position_ids','cache_position','num_items_in_batch','max_length_q','max_length_k','deterministic',
              'output_attentions','output_hidden_states','shift_labels','labels')
@@ -187,6 +198,40 @@ def _options(module, q, k, s, kwargs):
     learned = getattr(module, 'dynattn', None)
     if learned is not None: options |= learned(q, k.shape[2], s)
     return options | _own(kwargs, s.pairs, k.shape[2])
+
+# %% ../../nbs/55_hf.plugin.ipynb #5a9e0014
+def _square(s, n, m, device):
+    "All that `s` says, as pairs [B|1,1,N,M]."
+    if s.pairs is not None: return s.pairs
+    padding = None if s.keep is None else PaddingMask(s.keep)
+    return visible_pairs(n, m, padding=padding, is_causal=s.causal, window=s.window, q_offset=s.q_offset, segments=s.segments, device=device)
+
+def _selected(module, q, m, s, kwargs):
+    "`s` where the layer has selected keys: `indices` [B,N,S], or `block_indices` that its indexer turns into a mask."
+    keys,blocks = kwargs.get('indices'),kwargs.get('block_indices')
+    if keys is None and blocks is None: return s
+    n,device = q.shape[2],q.device
+    see = _square(s, n, m, device)
+    if blocks is not None:
+        position = torch.arange(n, device=device)[None].expand(q.shape[0], -1)+(s.q_offset or 0)
+        see = module.indexer.build_block_mask(blocks, see, m, q.dtype, device, position)==0
+    else:
+        chosen = torch.zeros(q.shape[0], n, m, dtype=torch.bool, device=device).scatter(-1, keys.long(), True)[:,None]
+        see = see & chosen if see.dtype==torch.bool else see.masked_fill(~chosen, -torch.inf)
+    return s._replace(keep=None, causal=False, window=None, segments=None, pairs=see)
+
+def _compute_beside(module, q, k, v, s, kwargs, given, wanted):
+    "Attention with a logit [B,H,N,1] beside the scores of each query."
+    if getattr(module, 'dynattn', None) is not None:
+        raise ValueError("sinks: expected [H] in layers with windows or alpha, got one logit per query")
+    n,m = q.shape[2],k.shape[2]
+    see = _square(s, n, m, q.device)
+    added = _own(dict(kwargs, sinks=None) | dict(position_bias=kwargs.get('position_bias', q.new_zeros(()).expand(1, 1, n, m))), see, m)
+    mask = added.pop('attn_mask').expand(q.shape[0], q.shape[1], n, m)
+    mask = torch.cat((mask, kwargs['sinks'].to(mask.dtype)), -1)
+    k,v = F.pad(k, (0,0,0,1)),F.pad(v, (0,0,0,1))
+    out = attention(q, k, v, mask, return_weights=wanted, **given, **added)
+    return (out[0],out[1][...,:-1]) if wanted else (out,None)
 
 # %% ../../nbs/55_hf.plugin.ipynb #ce0db865
 try: from transformers.utils.output_capturing import _active_collector as _collector
@@ -296,8 +341,9 @@ def _compute_at(module, q, k, v, s, kwargs, given, wanted):
     out = attention(q, k, v, added.expand(-1, q.shape[1], -1, -1), return_weights=wanted, **given, **alpha, **own)
     return out if wanted else (out,None)
 
-def _way(module, q, k, s):
+def _way(module, q, k, s, kwargs):
     "The function that computes a layer."
+    if kwargs.get('sinks') is not None and kwargs['sinks'].dim()==4: return _compute_beside
     learned = getattr(module, 'dynattn', None)
     late,itself = _starts_late(module, s),q.shape[2]==k.shape[2]
     windows = learned is not None and learned.causal and learned.sigma_head is not None
@@ -324,7 +370,8 @@ def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., 
     s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
     s = _with_texts(s, kwargs, query, key.shape[2])
     _refuse(module, kwargs, s.pairs is not None or s.texts is not None)
-    out,weights = _way(module, query, key, s)(module, query, key, value, s, kwargs, dict(dropout_p=dropout, scale=scaling), _wanted(kwargs))
+    s = _selected(module, query, key.shape[2], s, kwargs)
+    out,weights = _way(module, query, key, s, kwargs)(module, query, key, value, s, kwargs, dict(dropout_p=dropout, scale=scaling), _wanted(kwargs))
     return out.transpose(1, 2).contiguous(), weights
 
 # %% ../../nbs/55_hf.plugin.ipynb #96da875c
