@@ -18,7 +18,7 @@ from .dense import MultiHeadAttention, FeedForward, sinusoidal_positions, split_
 from .ops import attention
 from .cache import WindowedLayer
 from .sigma import SigmaHead, SigmaParameter
-from .alpha import AlphaHead
+from .modules import alpha_source
 from .window import Window
 
 # %% ../nbs/50_encoder.ipynb #4034a614
@@ -42,22 +42,29 @@ def _sigma_source(window, dim, heads, init_width):
     if window is None or (isinstance(window, int) and not isinstance(window, bool) and window>=0): return None
     raise ValueError(f"window: expected 'dynamic', 'learned', an int >= 0 or None, got {window!r}")
 
-def _alpha_source(alpha, heads):
-    "What gives α, if it is not softmax."
-    if alpha is None: return None
-    if alpha=='learned': return AlphaHead(heads)
-    if isinstance(alpha, (int,float)) and not isinstance(alpha, bool) and alpha>=1: return AlphaHead(heads, fixed=float(alpha))
-    raise ValueError(f"alpha: expected 'learned', a number >= 1 or None, got {alpha!r}")
-
 # %% ../nbs/50_encoder.ipynb #ours0001
-_INSTEAD = dict(need_weights='return_weights=True, for each head', average_attn_weights='return_weights=True and a mean', add_bias_kv='no such thing', add_zero_attn='n_global, or padding')
+_INSTEAD = dict(
+    need_weights='return_weights=True, for each head',
+    average_attn_weights='return_weights=True and a mean',
+    key_padding_mask='padding=PaddingMask.from_ignore(key_padding_mask)',
+    src_key_padding_mask='padding=PaddingMask.from_ignore(src_key_padding_mask)',
+    src_mask='causal=True when the layer is made, or a window',
+    mask='causal=True when the layer is made, or a window',
+    add_bias_kv='no such thing',
+    add_zero_attn='n_global, or padding')
 
 def _ours(options, query=None):
-    "Options of `nn.MultiheadAttention` that mean nothing here are refused by name, as is a sequence without a batch."
+    "Arguments of PyTorch's classes are refused by name, with what says the same here, as is a sequence without a batch."
     for name in options:
-        if name in _INSTEAD: raise TypeError(f"{name}: expected {_INSTEAD[name]}, got an argument of nn.MultiheadAttention")
+        if name in _INSTEAD: raise TypeError(f"{name}: expected {_INSTEAD[name]}, got an argument of PyTorch's own class")
     if query is not None and query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
     return options
+
+def _check_padding(padding):
+    "A mask of PyTorch's own, True for ignored, must not be taken for one of ours."
+    if padding is None or hasattr(padding, 'keep'): return
+    raise TypeError(f"padding: expected a PaddingMask, got {type(padding).__name__}; "
+                    "PaddingMask.from_ignore takes a mask as PyTorch's layers do, True is ignored")
 
 # %% ../nbs/50_encoder.ipynb #ce636f9c
 class DynamicAttention(MultiHeadAttention):
@@ -80,15 +87,20 @@ class DynamicAttention(MultiHeadAttention):
         super().__init__(embed_dim, num_heads, dropout, bias, attention_fn=partial(attention, impl=impl), **_ours(kwargs))
         self.window,self.n_global,self.causal,self.seen = window,n_global,causal,None
         self.sigma_head = _sigma_source(window, embed_dim, num_heads, init_width)
-        self.alpha_head = _alpha_source(alpha, num_heads)
+        self.alpha_head = alpha_source(alpha, num_heads)
         self.to(device=device, dtype=dtype)
 
-    def forward(self, query, *pair, key=None, value=None, key_padding_mask=None, padding=None, sigma=None, cache=None, **options):
-        "[B,N,D] to [B,N,D]; `key_padding_mask` is True where a key is *ignored*, as torch has it; `sigma` [B,H] overrules the widths."
-        if key_padding_mask is not None: padding = PaddingMask.from_ignore(key_padding_mask)
-        if cache is not None: return _cached(self, query, key, padding, cache)
-        if self.causal: options['is_causal'] = True
-        return super().forward(query, *pair, key=key, value=value, padding=padding, n_global=self.n_global, **_ours(options, query), **_reach(self, query, padding, sigma))
+    def forward(self, query, *pair, key=None, value=None, padding=None, sigma=None, cache=None, return_sigma=False, **options):
+        "[B,N,D] to [B,N,D], with the widths, [B,H], [H] or None, where asked; `sigma` [B,H] overrules them."
+        options = _ours(options, query)
+        _check_padding(padding)
+        if cache is not None: out = _cached(self, query, key, padding, cache)
+        else:
+            if sigma is None: sigma = self.sigma(query)
+            if self.causal: options['is_causal'] = True
+            options |= _reach(self, query, padding, sigma)
+            out = super().forward(query, *pair, key=key, value=value, padding=padding, n_global=self.n_global, **options)
+        return (out,sigma) if return_sigma else out
 
     def new_cache(self) -> WindowedLayer:
         "For `forward(tokens, cache=...)`: the newest tokens, after those of the calls before."
@@ -121,7 +133,6 @@ def _cached(attn, query, key, padding, cache):
 # %% ../nbs/50_encoder.ipynb #f0950549
 def _reach(attn, query, padding, sigma):
     "Window and α of a pass, also noted in `attn.seen`."
-    sigma = attn.sigma(query) if sigma is None else sigma
     window = attn.window if sigma is None else Window.default(sigma)
     alpha = None if attn.alpha_head is None else attn.alpha_head()
     _remember(attn, window, alpha, query if attn.batch_first else query.transpose(0, 1), padding)
@@ -159,12 +170,13 @@ class EncoderLayer(nn.Module):
         self.norm1,self.norm2,self.dropout = nn.LayerNorm(dim),nn.LayerNorm(dim),nn.Dropout(dropout)
         self.register_load_state_dict_pre_hook(_from_torch_layer)
 
-    def forward(self, x, padding=None, sigma=None, cache=None, return_sigma=False):
+    def forward(self, x, padding=None, sigma=None, cache=None, return_sigma=False, **torchs):
         "[B,N,D] to [B,N,D], with the widths, [B,H], [H] or None, where asked; zeros in padding come out as something finite."
+        if torchs: raise TypeError(f"{next(iter(_ours(torchs)))}: expected an argument of EncoderLayer, got an unknown one")
+        _check_padding(padding)
         if padding is not None: x = padding.zero(x)
-        normed = self.norm1(x)
-        if sigma is None and cache is None: sigma = self.self_attn.sigma(normed)
-        x = x + self.dropout(self.self_attn(normed, padding=padding, sigma=sigma, cache=cache))
+        attended,sigma = self.self_attn(self.norm1(x), padding=padding, sigma=sigma, cache=cache, return_sigma=True)
+        x = x + self.dropout(attended)
         x = x + self.dropout(self.feed_forward(self.norm2(x)))
         return (x,sigma) if return_sigma else x
 
@@ -240,6 +252,7 @@ class Embedding(nn.Module):
         padding:PaddingMask|None=None, # of the ids
         offset:int=0, # position of the first token
     ) -> tuple: # [B,1+N/patch,D] and the `PaddingMask` of these tokens; [B,N/patch,D] without [CLS]
+        _check_padding(padding)
         x = self.tokens(ids, padding)  # [B,N/patch,D]
         keep = x.new_ones(x.shape[:2], dtype=torch.bool) if padding is None else padding.keep[:,::self.patch]
         if self.cls is not None:

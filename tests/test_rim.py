@@ -154,6 +154,36 @@ for name,p in sharded.named_parameters(): torch.testing.assert_close(p.grad.full
 dist.destroy_process_group()
 ''')
 
+def test_fsdp_shards_each_attention_for_itself():
+    "Widths are computed inside `forward`, where the parameters are whole: ours, and the double of nn.MultiheadAttention."
+    if torch.__version__ < '2.7': pytest.skip('fully_shard of PyTorch 2.6 does not run on a CPU')
+    python('''
+import torch, torch.distributed as dist, tempfile
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from dynattn import EncoderLayer, convert
+dist.init_process_group('gloo', init_method='file://' + tempfile.mktemp(), rank=0, world_size=1)
+mesh = init_device_mesh('cpu', (1,))
+x = torch.randn(2, 9, 16)
+def layer(kind):
+    torch.manual_seed(0)
+    if kind=='double': return convert(nn.TransformerEncoderLayer(16, 2, 32, 0., batch_first=True), window='learned', alpha='learned')
+    return EncoderLayer(16, 2, window=kind, init_width=2.)
+for kind in ('dynamic', 'learned', 'double'):
+    exact, sharded = layer(kind), layer(kind)
+    want = exact(x)
+    want.square().sum().backward()
+    fully_shard(sharded.self_attn, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    out = sharded(x)
+    torch.testing.assert_close(out, want)
+    out.square().sum().backward()
+    for (name,p),q in zip(sharded.named_parameters(), exact.parameters()): torch.testing.assert_close(p.grad.full_tensor(), q.grad)
+    with torch.no_grad(): torch.testing.assert_close(sharded.eval()(x), exact.eval()(x))
+dist.destroy_process_group()
+''')
+
 # ---- ONNX
 
 class Learned(torch.nn.Module):
