@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from .encoder import Classifier
-from .files import DataConfig, UserError, batch_of, load_model, need, printable, read_intact, read_text, walk
+from .files import DamagedFile, DataConfig, UserError, batch_of, load_model, need, printable, read_text, walk
 from .files import write_atomic
 from .training import Stopped, TrainConfig, probabilities, read_result, run_settings, summary, train
 
@@ -91,7 +91,7 @@ def windows(
     run, # the folder of a run
     most:int=96, # tokens that are drawn
 ): # axes, and a row (layer, head, half-width in tokens, α) for each head
-    "A picture of where each head looks in the first tokens of a file: the more ink, in four steps, the nearer to the row's largest weight."
+    "Where each head looks in the first tokens of a file: ink in four steps, as a share of the row's largest weight."
     model,size = load_run(run, impl='dense')
     need('matplotlib')
     plot,c = need('dynattn.plot'),model.config
@@ -138,7 +138,8 @@ class Verb:
 VERBS = {
     'train': Verb('learn which kind of file a file is', 'dynattn train papers/ --labels folder --out runs/papers',
         'dynattn.command:train_verb'),
-    'predict': Verb('name the class of files', 'dynattn predict new/*.txt --run runs/papers', 'dynattn.command:predict_verb'),
+    'predict': Verb('name the class of files', 'dynattn predict new/*.txt --run runs/papers',
+        'dynattn.command:predict_verb'),
     'windows': Verb('draw where each head looks in a file', 'dynattn windows new/a.txt --run runs/papers --png a.png',
         'dynattn.command:windows_verb'),
     'compare': Verb('runs side by side', 'dynattn compare runs/papers runs/other', 'dynattn.command:compare_verb'),
@@ -187,13 +188,15 @@ def _add_run(parser): parser.add_argument('--out', '--run', default='runs/demo',
 # %% ../nbs/53_command.ipynb #c0330018
 def train_parser():
     p = VerbParser('train')
-    p.add_argument('data', nargs='?', default=argparse.SUPPRESS, help='folder, or a table .csv, .tsv or .jsonl with the '
-        'columns text and label (default: the Python environment)')
+    p.add_argument('data', nargs='?', default=argparse.SUPPRESS, help='folder, or a table .csv, .tsv or .jsonl '
+        'with the columns text and label (default: the Python environment)')
     for f in dataclasses.fields(TrainConfig):
         if f.name=='data': continue
         comment = f'{_comments()[f.name]} [{f.default}]'.replace('%', '%%')
-        p.add_argument('--'+f.name.replace('_','-'), type=_typed(type(f.default)), default=argparse.SUPPRESS, metavar='X', help=comment)
-    p.add_argument('--resume', action='store_true', help='go on from the checkpoint in the run folder; --every and --patience may be others')
+        option,kind = '--'+f.name.replace('_','-'),_typed(type(f.default))
+        p.add_argument(option, type=kind, default=argparse.SUPPRESS, metavar='X', help=comment)
+    p.add_argument('--resume', action='store_true', help='go on from the checkpoint in the run folder; '
+        '--every and --patience may be others')
     p.add_argument('--quiet', action='store_true', help='print nothing')
     p.add_argument('--tracker', help='log to this as well: tensorboard, wandb, or another that accelerate has')
     _add_run(p)
@@ -243,6 +246,7 @@ def train_verb(
         return 128+e.args[0]
     except KeyboardInterrupt: raise KeyboardInterrupt(_goes_on(a.out)) from None
     except OSError as e: raise UserError(f"{_as_line(e)}{_goes_on(a.out)}") from e
+    except DamagedFile as e: raise UserError(f"{e}; another --out begins anew") from e
     if result and not quiet: print(f"\n{summary(result)}\n\nThe report with its pictures: {Path(a.out)/'report.md'}")
     return 0
 
@@ -310,7 +314,7 @@ def _overview():
     lines = [f'  {name:12}{verb.what}\n{"":16}{verb.example}' for name,verb in VERBS.items()]
     p = argparse.ArgumentParser(prog='dynattn', formatter_class=argparse.RawDescriptionHelpFormatter,
         description='Attention whose windows learn how far to look: train on files, and see.',
-        epilog='verbs, with an example of each:\n'+'\n'.join(lines)+'\n\ndynattn VERB --help shows the options of a verb')
+        epilog='\n'.join(['verbs, with an example of each:', *lines, '', 'dynattn VERB --help shows its options']))
     p.add_argument('--version', action='version', version=f'dynattn {__version__}')
     p.add_argument('verb', metavar='VERB', choices=VERBS, help='what to do')
     def error(message): raise UserError(f"{message}; dynattn --help shows the verbs")

@@ -192,7 +192,7 @@ class Item:
 def _digest(*what): return hashlib.sha1(repr(what).encode()).digest()
 
 def _in_turn(found, per_package):
-    "One file of each package, then a second of each, at most `per_package`; the rest in an order that the names decide."
+    "One file of each package, then a second of each, at most `per_package`, in an order that the names decide."
     by_hash = sorted(found, key=lambda x: _digest(x.label, x.package, x.name))
     rank,ranked = Counter(),[]
     for place,x in enumerate(by_hash):
@@ -296,13 +296,15 @@ def choose_classes(
 # %% ../nbs/51_files.ipynb #c10d3654
 SPLITS = {'train':.7, 'valid':.12, 'test':.18}
 
-def _miss(have, total, package, split):
-    "How far the classes of a package are from their shares when it stands in `split`: squares of fractions of a class."
+_LEAST = 2  # files of a class in each split
+
+def _miss(have, total, package, split, price):
+    "How far the classes of a package are from their shares when it stands in `split`: squares, and `price` for each that is missing."
     miss = 0
     for label,n in package.items():
         for s,share in SPLITS.items():
             there = have[s,label] + (n if s==split else 0)
-            miss += (there/total[label] - share)**2
+            miss += (there/total[label] - share)**2 + price*(there<_LEAST)
     return miss
 
 def _by_size(items, most):
@@ -322,13 +324,15 @@ def split_packages(
     held = _by_size(sorted(items, key=lambda x: _digest(seed, x.package)), most)
     total = sum(held.values(), Counter())
     have,where = Counter(),{}
-    for _ in range(20):
-        before = dict(where)
-        for p,package in held.items():
-            if p in where: have.subtract({(where[p],label): n for label,n in package.items()})
-            where[p] = min(SPLITS, key=lambda s: _miss(have, total, package, s))
-            have.update({(where[p],label): n for label,n in package.items()})
-        if where==before: break
+    for price in (0,1):  # the second time only where a split has missed a class
+        for _ in range(20):
+            before = dict(where)
+            for p,package in held.items():
+                if p in where: have.subtract({(where[p],label): n for label,n in package.items()})
+                where[p] = min(SPLITS, key=lambda s: _miss(have, total, package, s, price))
+                have.update({(where[p],label): n for label,n in package.items()})
+            if where==before: break
+        if all(have[s,label]>=_LEAST for s in SPLITS for label in total): break
     return where
 
 # %% ../nbs/51_files.ipynb #3f4dbd54
@@ -353,7 +357,7 @@ def _judged(items, c, skipped):
 def _in_all_splits(items, where):
     "The classes with two files or more in each split."
     there = Counter((where[x.package],x.label) for x in items)
-    return {label for label in {x.label for x in items} if all(there[s,label]>=2 for s in SPLITS)}
+    return {label for label in {x.label for x in items} if all(there[s,label]>=_LEAST for s in SPLITS)}
 
 # %% ../nbs/51_files.ipynb #966d6fd9
 def _reader(c):
@@ -361,7 +365,8 @@ def _reader(c):
     if not c.data or os.path.isdir(c.data): return _from_folder
     if not os.path.exists(c.data): raise UserError(f"{c.data}: no such file or folder")
     if Path(c.data).suffix.lower() in _TABLES and os.path.isfile(c.data): return _from_table
-    raise UserError(f"{c.data}: expected a folder, or a table that ends in .csv, .tsv or .jsonl{_media_advice([c.data])}")
+    advice = _media_advice([c.data])
+    raise UserError(f"{c.data}: expected a folder, or a table that ends in .csv, .tsv or .jsonl{advice}")
 
 def _media(paths):
     "How many of these paths are audio, images or video by their suffix."
@@ -370,7 +375,8 @@ def _media(paths):
 
 def _media_advice(paths):
     counts = ', '.join(f'{n} {kind}' for kind,n in _media(paths).items())
-    return f"; dynattn reads text, such as code, prose and tables, and here are files of another kind: {counts}" if counts else ''
+    if not counts: return ''
+    return f"; dynattn reads text, such as code, prose and tables, and here are files of another kind: {counts}"
 
 # %% ../nbs/51_files.ipynb #f11e0017
 def _too_few(c, items):
@@ -443,10 +449,11 @@ def _draws(items, c, epoch):
     "Files of an epoch: of each class the next `per_epoch` of an endless row of rounds; of a rare one four rounds."
     of = defaultdict(lambda: defaultdict(list))  # label -> package -> indices
     for i,x in enumerate(items): of[x.label][x.package].append(i)
-    size = {label: sum(min(c.most_of_package, len(mine)) for mine in packages.values()) for label,packages in of.items()}
+    def round_size(packages): return sum(min(c.most_of_package, len(mine)) for mine in packages.values())
+    largest = max(map(round_size, of.values()))
     for label,packages in sorted(of.items()):
-        n = size[label]                                    # files of a round
-        k = min(c.per_epoch, max(size.values()), 4*n)      # files of an epoch
+        n = round_size(packages)                           # files of a round
+        k = min(c.per_epoch, largest, 4*n)                 # files of an epoch
         first,last = epoch*k//n, ((epoch+1)*k-1)//n        # the rounds it reaches into
         row = [i for r in range(first, last+1)
             for i in _round(packages, c.most_of_package, random.Random(f'{c.seed}/{label}/{r}'))]
@@ -487,7 +494,7 @@ def write_atomic(
     path = Path(path)
     tmp = None
     try:
-        fd,tmp = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')  # and eight characters, as in `half_written`
+        fd,tmp = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')  # and eight characters
         with os.fdopen(fd, 'wb') as f:
             f.write(data)
             f.flush()
@@ -523,7 +530,8 @@ def read_intact(
 # %% ../nbs/51_files.ipynb #f11e0025
 def _safetensors():
     try: import safetensors.torch as st
-    except ImportError as e: raise ImportError("safetensors is not installed; pip install 'dynattn[train]' brings it") from e
+    except ImportError as e:
+        raise ImportError("safetensors is not installed; pip install 'dynattn[train]' brings it") from e
     return st
 
 def save_model(
@@ -551,7 +559,8 @@ def _bounded(config, weights):
     c,hidden = config,config.hidden or 4*config.dim
     tables = c.vocab*c.dim + len(c.grams)*c.buckets*c.dim + (2*c.patch-1)*c.dim**2*(c.patch>1)
     least = tables + c.layers*(4*c.dim**2 + 2*c.dim*hidden)
-    if least>numbers: raise ValueError(f"dim: expected sizes of at most {numbers} weights together, got {least} or more")
+    if least>numbers:
+        raise ValueError(f"dim: expected sizes of at most {numbers} weights together, got {least} or more")
     return config
 
 # %% ../nbs/51_files.ipynb #f11e0027

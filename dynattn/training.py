@@ -92,9 +92,11 @@ def model_config(
     classes, # names
 ) -> EncoderConfig:
     window,alpha = _word_or_number(c.window, _WINDOW_WORDS),_word_or_number(c.alpha, _ALPHA_WORDS)
-    return EncoderConfig(dim=c.dim, heads=c.heads, layers=c.layers, dropout=c.dropout, patch=c.patch,
-        grams=tuple(int(n) for n in _grams(c.grams)), window=None if window=='none' else window, init_width=c.init_width,
-        alpha=None if alpha=='none' else alpha, impl=c.impl, classes=tuple(classes))
+    if window=='none': window = None
+    if alpha=='none': alpha = None
+    grams = tuple(int(n) for n in _grams(c.grams))
+    return EncoderConfig(dim=c.dim, heads=c.heads, layers=c.layers, dropout=c.dropout, patch=c.patch, grams=grams,
+        window=window, init_width=c.init_width, alpha=alpha, impl=c.impl, classes=tuple(classes))
 
 def try_model(c):
     "Raise in one line whatever the model cannot do."
@@ -233,10 +235,17 @@ def judge(
 # %% ../nbs/52_training.ipynb #7a110011
 class Callback:
     "Four moments of a run; a subclass overrides those it wants to hear of. `t` is the `Trainer`."
-    def before_step(self, t, batch): "A step begins; `batch` is a list of (index, piece)."
-    def after_step(self, t, loss): "The step was taken; a signal's number as `t.stop` ends the run here, with a checkpoint."
-    def before_judge(self, t, split): "The files of a split are about to be judged: `valid` after each epoch, `test` once at the end."
-    def after_epoch(self, t, row): "An epoch was judged; `row` is its line of `metrics.jsonl`."
+    def before_step(self, t, batch):
+        "A step begins; `batch` is a list of (index, piece)."
+
+    def after_step(self, t, loss):
+        "The step was taken; a signal's number as `t.stop` ends the run here, with a checkpoint."
+
+    def before_judge(self, t, split):
+        "The files of a split are about to be judged: `valid` after each epoch, `test` once at the end."
+
+    def after_epoch(self, t, row):
+        "An epoch was judged; `row` is its line of `metrics.jsonl`."
 
 def _call(callbacks, moment, *args):
     for callback in callbacks: getattr(callback, moment)(*args)
@@ -295,8 +304,9 @@ _PLACE = 'step','epoch','at','since','best','total'
 def _state(t):
     scaler = {} if t.acc.scaler is None else t.acc.scaler.state_dict()
     place = {k: getattr(t, k) for k in _PLACE}
-    return dict(place, ms=t.ms[-99:], world=t.acc.num_processes, model=t.plain.state_dict(), optimizer=t.opt.state_dict(),
-        scaler=scaler, settings=json.dumps(dataclasses.asdict(t.c)), files=hashlib.sha1(t.table).hexdigest())
+    return dict(place, ms=t.ms[-99:], world=t.acc.num_processes, model=t.plain.state_dict(),
+        optimizer=t.opt.state_dict(), scaler=scaler, settings=json.dumps(dataclasses.asdict(t.c)),
+        files=hashlib.sha1(t.table).hexdigest())
 
 def save_checkpoint(t:Trainer):
     "All that is needed to go on, in one file that is replaced in one step."
@@ -432,8 +442,10 @@ def _allowed(out, c, resume):
     if there and not run_settings(out):
         raise UserError(f"{out}: holds {there[0]} and no settings.json, so no run made it; give another --out")
     state = saved_state(out)
-    begun = state is not None and state['step']>0 or set(there) & {'config.json','model.safetensors','result.json','report.md'}
-    if begun and not resume: raise UserError(f"{out}: holds a run already; --resume goes on with it, another --out begins anew")
+    has_results = bool(set(there) & {'config.json','model.safetensors','result.json','report.md'})
+    begun = has_results or state is not None and state['step']>0
+    if begun and not resume:
+        raise UserError(f"{out}: holds a run already; --resume goes on with it, another --out begins anew")
     if resume and state is None: raise UserError(f"{out}: no checkpoint to resume from")
     if resume: _check_settings(c, state, out)
     return state
@@ -453,7 +465,8 @@ def _accelerator(c, out, tracker):
     if tracker and tracker not in map(str, hub.get_available_trackers()):
         raise UserError(f"tracker: {tracker} is not installed; pip install {tracker} brings it")
     on_cpu = not torch.cuda.is_available()
-    try: return need('accelerate').Accelerator(cpu=on_cpu, mixed_precision=c.precision, log_with=tracker, project_dir=out)
+    make = need('accelerate').Accelerator
+    try: return make(cpu=on_cpu, mixed_precision=c.precision, log_with=tracker, project_dir=out)
     except (ValueError, ImportError) as e: raise UserError(f"precision: {c.precision}: {str(e).splitlines()[0]}") from e
 
 # %% ../nbs/52_training.ipynb #48df2760
@@ -485,8 +498,8 @@ def result_of(t:Trainer, callbacks=()) -> dict:
 def mistakes(result:dict, top:int=5) -> list: # of (n, label, answer), most frequent first
     "The off-diagonal of the confusion matrix."
     confusion,names = result['confusion'],result['classes']
-    pairs = [(confusion[i][j], a, b) for i,a in enumerate(names) for j,b in enumerate(names) if i!=j and confusion[i][j]]
-    return sorted(pairs, reverse=True)[:top]
+    pairs = [(confusion[i][j], a, b) for i,a in enumerate(names) for j,b in enumerate(names) if i!=j]
+    return sorted((p for p in pairs if p[0]), reverse=True)[:top]
 
 def summary(result:dict) -> str:
     "The test result as a table in words and numbers."
@@ -532,8 +545,9 @@ def _pictures(result, rows, tokens):
     widths = torch.tensor(result['widths']).flatten(1)  # [C,L*H]
     yield 'widths', plot.show_heat(widths, row_labels=classes, col_labels=columns, values='.0f',
         vmax=max(tokens, widths.max().item()), title=f'mean half-width by layer.head, of {tokens} tokens')
-    alphas = torch.tensor(result['alphas']).flatten().tolist()
-    if result['alpha']=='learned': yield 'alphas', plot.show_bars(dict(zip(columns, alphas)), ylabel='α', title='by layer.head')
+    if result['alpha']=='learned':
+        alphas = dict(zip(columns, torch.tensor(result['alphas']).flatten().tolist()))
+        yield 'alphas', plot.show_bars(alphas, ylabel='α', title='by layer.head')
     if len(rows)>1: yield 'curves', _curves(plot, rows)
 
 # %% ../nbs/52_training.ipynb #rep00001
@@ -549,7 +563,8 @@ def write_report(
         write_atomic(out/f'{name}.png', need('dynattn.plot').to_png(ax))
         names.append(name)
         need('matplotlib.pyplot').close(ax.figure)
-    wrong = '\n'.join(f'- {printable(path)}: {label}, called {answer}' for path,label,answer in result['wrong']) or 'none'
+    lines = [f'- {printable(path)}: {label}, called {answer}' for path,label,answer in result['wrong']]
+    wrong = '\n'.join(lines) or 'none'
     settings = json.dumps(dataclasses.asdict(c), indent=1)
     text = '\n\n'.join(['# Which kind of file is this?', summary(result), *(f'![{n}]({n}.png)' for n in names),
         '## Every file that was called wrong', wrong, '## The run', f'```json\n{settings}\n```'])
@@ -626,5 +641,7 @@ def train(
         return _run(c, out, resume, acc, quiet, say, callbacks)
 
 # %% ../nbs/52_training.ipynb #7a110023
-__getattr__ = moved_names(__name__, dict(dict.fromkeys(('main','predict','attention_maps','windows','compare'), 'dynattn.command'),
-    **dict.fromkeys(('KINDS','SPLITS','Item','walk','read_text','Seen','split_packages','crop'), 'dynattn.files')))
+_TO_COMMAND = 'main','predict','attention_maps','windows','compare'
+_TO_FILES = 'KINDS','SPLITS','Item','walk','read_text','Seen','split_packages','crop'
+_MOVED = {**dict.fromkeys(_TO_COMMAND, 'dynattn.command'), **dict.fromkeys(_TO_FILES, 'dynattn.files')}
+__getattr__ = moved_names(__name__, _MOVED)
