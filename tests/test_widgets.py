@@ -1,0 +1,141 @@
+"The widgets in a real browser: they are moved, and their numbers are Python's."
+import json, math, shutil
+import pytest, torch
+from dynattn import attention
+from dynattn.alpha import entmax
+from dynattn.curve import bell, crossing, n_within, normal
+from dynattn.plot import WIDGETS, show_widget
+from dynattn.sigma import sigma_link
+from dynattn.smoothing import cut, edge_mask, power_mask, tanh_mask
+from dynattn.window import Window
+
+CHROMIUM = next(filter(None, map(shutil.which, ('chromium','chromium-browser','google-chrome'))), None)
+FLAGS = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'.split()
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason='no chromium or chrome on this machine (Debian: apt-get install chromium)')
+
+@pytest.fixture(scope='module')
+def browser():
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as p:
+        b = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield b
+        b.close()
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    "Opens a widget as a file, without a server, and returns the page and its complaints"
+    tabs = []
+    def show(kind, width=900, **start):
+        f = tmp_path/'widget.html'
+        f.write_text(f'<!doctype html><meta charset=utf-8><meta name=viewport content="width=device-width"><body>{show_widget(kind, **start)._repr_html_()}', encoding='utf-8')
+        tab = browser.new_page(viewport=dict(width=width, height=800))
+        tab.complaints = []
+        tab.on('console', lambda m: m.type in ('error','warning') and tab.complaints.append(m.text))
+        tab.on('pageerror', lambda e: tab.complaints.append(str(e)))
+        tab.on('request', lambda r: r.url.startswith('file:') or tab.complaints.append(f'asks the network: {r.url}'))
+        tab.goto(f.as_uri())
+        tabs.append(tab)
+        return tab
+    yield show
+    complaints = [c for t in tabs for c in t.complaints]
+    for t in tabs: t.close()
+    assert not complaints
+
+def move(tab, **controls):
+    "Set controls as a hand would, and return what the widget then computes, and where its controls stand"
+    for name,value in controls.items():
+        if isinstance(value, str): tab.select_option(f'[name={name}]', value)
+        else: tab.evaluate('([n, v]) => { const e = document.querySelector(`[name=${n}]`); e.value = v; e.dispatchEvent(new Event("input")) }', [name, value])
+    return json.loads(tab.get_attribute('.dynattn-widget', 'data-values')), {
+        n: float(tab.input_value(f'[name={n}]')) for n,v in controls.items() if not isinstance(v, str)}
+
+def near(got, want): torch.testing.assert_close(torch.as_tensor(got, dtype=torch.float64), torch.as_tensor(want, dtype=torch.float64), rtol=1e-6, atol=1e-9)
+
+@pytest.mark.parametrize('link', ['sigmoid', 'relu', 'softplus'])
+def test_sigma(opened, link):
+    tab = opened('sigma')
+    for z in -3., .05, 2.5:
+        got,_ = move(tab, link=link, z=z)
+        x = torch.tensor(z, dtype=torch.float64, requires_grad=True)
+        sigma = sigma_link(x, link)
+        near([got['sigma'], got['slope']], [sigma.item(), torch.autograd.grad(sigma, x)[0].item()])
+
+def mask_of(kind, V, T, p):
+    if kind=='power': return power_mask(cut(V, T, 1.), p)
+    return tanh_mask(cut(V, T, 0.), p) if kind=='tanh' else edge_mask(V, T, p)
+
+@pytest.mark.parametrize('curve,sigma,T', [('normal',.4169,.9), ('normal',.3,.5), ('normal',.55,.9), ('bell',.1,.6), ('bell',.317,.9)])
+@pytest.mark.parametrize('mask,log_p', [('power',4.), ('power',2.), ('tanh',0.), ('tanh',4.), ('edge',.3)])
+def test_window(opened, curve, sigma, T, mask, log_p):
+    "Every number of the widget of chapter 13; the true derivative by autograd and by the speed of the edges"
+    got,at = move(opened('window13', sigma=.4), curve=curve, sigma=sigma, T=T, mask=mask, p=log_p)
+    s = torch.tensor(at['sigma'], dtype=torch.float64, requires_grad=True)
+    x,p = torch.arange(-32., 33, dtype=torch.float64)/64, 10**at['p']
+    V = {'normal': normal, 'bell': bell}[curve](x, s)
+    near(got['V'], V.detach())
+    M = mask_of(mask, V, at['T'], p)
+    if not torch.isfinite(M).all(): return             # a density above 1 overflows, in the widget as well
+    near(got['M'], M.detach())
+    slope = torch.autograd.grad(M.sum(), s, retain_graph=True)[0].item()
+    near(got['autograd'], slope)
+    half = crossing(s, at['T'], curve)
+    speed = torch.autograd.grad(half, s)[0].item()
+    near(got['half_width'], half.item()*64)
+    assert got['keys']==(V>at['T']).sum().item()
+    if 0 < half.item() < .49: assert got['keys']==n_within(half*64).item()
+    cliff = 0. if mask=='edge' else mask_of(mask, torch.tensor(at['T']+1e-12, dtype=torch.float64), at['T'], p).item()
+    near(got['truth'], slope+2*64*speed*cliff)
+
+def test_the_gradient_vanishes_and_comes_back(opened):
+    tab = opened('window13')
+    words = lambda: tab.inner_text('[role=status]')
+    move(tab, p=4.); assert 'vanished' in words()
+    move(tab, p=2.); assert 'wrong sign' in words()
+    move(tab, mask='edge', curve='bell', p=.3, T=.6); assert 'is the true derivative' in words()
+
+def test_true_derivative_is_the_measured_one(opened):
+    "On a grid of ten thousand points to a token, moving sigma changes the area as the two parts together say"
+    got,at = move(opened('window13'), mask='power', p=2.)
+    x = torch.arange(-320_000, 320_001, dtype=torch.float64)/640_000
+    area = lambda s: power_mask(cut(normal(x, s), .9, 1.), 10**at['p']).sum().item()*64/640_000
+    measured = (area(.4169+1e-4)-area(.4169-1e-4))/2e-4
+    assert abs(measured-got['truth']) < .05*abs(measured) and abs(measured-got['autograd']) > abs(measured)
+
+def test_window_inside_a_softmax(opened):
+    got,_ = move(opened('window14'), curve='bell', mask='edge', T=.6, p=.3)
+    near(sum(got['weights']), 1.)
+    o = torch.arange(-32., 33, dtype=torch.float64)
+    scores = torch.sin(1.7*o)+torch.cos(.6*o*o)
+    near(got['weights'], torch.softmax(scores+torch.tensor(got['M'], dtype=torch.float64).log(), 0))
+
+@pytest.mark.parametrize('alpha', [1., 1.01, 1.5, 2., 2.7])
+def test_alpha(opened, alpha):
+    got,at = move(opened('alpha'), alpha=alpha, s3=2.1, s6=-3.)
+    scores = torch.tensor([1.2,.9,.3,at['s3'],-.4,-1.1,at['s6']], dtype=torch.float64)
+    want = entmax(scores, alpha)
+    near(got['weights'], want)
+    assert got['support']==(want>0).sum()
+    near(got['entropy'], torch.special.entr(want).sum())
+
+@pytest.mark.parametrize('sigma,alpha', [(2.,1.), (6.,1.5), (24.,2.)])
+def test_matrix(opened, sigma, alpha):
+    "The widget of the home page against the package itself"
+    got,_ = move(opened('matrix'), sigma=sigma, alpha=alpha)
+    i,j = torch.meshgrid(*[torch.arange(24., dtype=torch.float64)]*2, indexing='ij')
+    scores = 2*torch.sin(3.1*i+1.3*j*j)
+    q,v = torch.zeros(1, 1, 24, 1, dtype=torch.float64), torch.ones(1, 1, 24, 1, dtype=torch.float64)
+    _,w = attention(q, q, v, scores[None,None], window=Window.default(torch.tensor([[sigma]], dtype=torch.float64)), alpha=alpha,
+        return_weights=True, impl='dense')
+    near(got['weights'], w[0,0])
+    near(got['kept'], (w>0).double().mean().item())
+
+@pytest.mark.parametrize('kind', WIDGETS)
+@pytest.mark.parametrize('width', [1280, 390])
+def test_keyboard_and_telephone(opened, kind, width):
+    tab = opened(kind, width=width)
+    before = tab.get_attribute('.dynattn-widget', 'data-values')
+    tab.focus('.dynattn-widget input[type=range]')
+    for _ in range(12): tab.keyboard.press('ArrowLeft')
+    assert tab.get_attribute('.dynattn-widget', 'data-values')!=before
+    assert tab.evaluate('document.scrollingElement.scrollWidth <= innerWidth')
+    assert tab.evaluate('[...document.querySelectorAll("svg text")].every(t => parseFloat(getComputedStyle(t).fontSize) >= 11)')
