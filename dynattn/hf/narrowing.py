@@ -6,12 +6,13 @@
 __all__ = ['WAYS', 'cache_share', 'pair_share', 'HeadWidths', 'without_windows', 'WidthVector', 'NarrowOptions',
            'embedding_distance', 'Distance', 'Narrower', 'Narrowed', 'set_widths', 'narrow', 'Budget', 'token_losses',
            'interval', 'quality', 'step_times', 'NarrowConfig', 'read_texts', 'load_pretrained', 'need_for_narrow',
-           'narrow_summary', 'write_narrow_report', 'narrow_run', 'narrow_parser', 'narrow_verb']
+           'narrow_summary', 'write_narrow_report', 'width_bars', 'narrow_run', 'narrow_parser', 'narrow_verb']
 
 # %% ../../nbs/57_hf.narrowing.ipynb #a373e59c
 import json, math, random, shutil, sys, time, zlib
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
+from fnmatch import fnmatch
 from io import BytesIO
 from pathlib import Path
 import torch, torch.nn.functional as F
@@ -549,6 +550,7 @@ def step_times(
     model:PreTrainedModel, # narrowed
     batch:dict, # a text that was not learned from
     rounds:int=16,
+    clock=time.perf_counter, # `time.process_time` on a machine that others use, with one thread
 ) -> dict: # of ms and bytes, full and narrow
     "A causal model: the time of one more token after the text, and its cache. An encoder: the time of the text."
     ids,generates = batch['input_ids'][:1],model.get_output_embeddings() is not None
@@ -566,9 +568,9 @@ def step_times(
     times = dict(full=[], narrow=[])
     for _ in range(rounds):
         for name,seconds in times.items():
-            start = time.perf_counter()
+            start = clock()
             with contexts[name](): run(name)
-            seconds.append(time.perf_counter()-start)
+            seconds.append(clock()-start)
     ms = {name: 1000*sorted(seconds)[len(seconds)//2] for name,seconds in times.items()}
     return dict(tokens=ids.shape[1]-1, ms=ms, cache_bytes=nbytes)
 
@@ -577,6 +579,7 @@ def step_times(
 class NarrowConfig(NarrowOptions):
     "Everything that a run of the command depends on; each field is an option of `dynattn narrow`."
     data: str = ''          # folder, file, or JSON lines
+    pattern: str = '*'      # names of the files of a folder that are read
     field: str = 'text'     # of JSON lines, that holds the text
     context: int = 1024     # tokens of a text
     batch: int = 1          # texts of a step
@@ -590,7 +593,7 @@ def _documents(c):
     if path.is_file() and path.suffix in ('.jsonl','.ndjson'):
         yield from _json_documents(path, c.field)
         return
-    files = list(walk(path)) if path.is_dir() else [path]
+    files = [f for f in walk(path) if fnmatch(f.name, c.pattern)] if path.is_dir() else [path]
     random.Random(c.seed).shuffle(files)
     for file in files:
         data,_ = read_text(file, most=2**20)
@@ -751,6 +754,14 @@ def write_narrow_report(
     write_atomic(out/'report.md', text.encode('utf-8', 'surrogateescape'))
     write_atomic(out/'result.json', json.dumps(result, indent=1).encode())
 
+# %% ../../nbs/57_hf.narrowing.ipynb #0ce3b226
+def width_bars(result:dict) -> str:
+    "The widths of every layer as a row of bars for a terminal, from 1 token to all of them on a logarithmic scale."
+    bars = '▁▂▃▄▅▆▇█'
+    most = math.log(result['n']-1)
+    def bar(width): return bars[round((len(bars)-1)*min(math.log(max(width, 1))/most, 1))]
+    return '\n'.join(f"layer {i:2} {' '.join(map(bar, layer))}" for i,layer in enumerate(result['widths']))
+
 # %% ../../nbs/57_hf.narrowing.ipynb #d888b8f8
 _MODEL_FILES = ('.safetensors','.bin','.onnx','.gguf','.h5','.msgpack','.ot')
 
@@ -875,5 +886,6 @@ def narrow_verb(argv:list) -> int: # exit status
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     result = narrow_run(a.model, c, a.out, a.resume, a.quiet)
-    print(json.dumps(result) if a.json else f"{narrow_summary(result)}\n\nThe model and its report: {a.out}")
+    if a.json: print(json.dumps(result))
+    else: print(f"{width_bars(result)}\n\n{narrow_summary(result)}\n\nThe model and its report: {a.out}")
     return 0
