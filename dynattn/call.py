@@ -74,7 +74,10 @@ def _take_heads(call):
     for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
         if not isinstance(x, Tensor): raise TypeError(f"{name}: expected a Tensor [B,H,N,d], got {_got(x)}")
     q = call.q
-    if q.is_nested or call.k.is_nested or call.v.is_nested: return _take_nested(call)
+    if q.is_nested or call.k.is_nested or call.v.is_nested:
+        _take_nested(call)
+        if call.offsets is None: return
+        q = call.q
     if not q.is_floating_point(): raise TypeError(f"q: expected a floating dtype, got {q.dtype}")
     if q.device.type != 'meta' and torch.is_autocast_enabled(q.device.type): _autocast(call)
     if q.dim() != 4 or call.k.dim() != 4 or call.v.dim() != 4: _four_axes(call)
@@ -94,11 +97,24 @@ def _take_heads(call):
         raise ValueError(f"v: expected M={k.shape[2]} positions as in k, got {v.shape[2]}")
 
 def _take_nested(call):
-    "Nested tensors go to PyTorch as they are, where nothing else is asked for."
+    "A plain call of nested tensors goes to PyTorch as it is; otherwise jagged texts become one packed row."
     more = [name for name in _BEYOND_SDPA if getattr(call, name) is not None]
-    if not call.takes_nested or more or call.n_global or call.q_offset or call.return_weights:
-        raise ValueError("q: expected a padded Tensor [B,H,N,d], got a nested one; "
-                         "pad it and pass a PaddingMask, or pack the texts and pass segments")
+    if call.takes_nested and not (more or call.n_global or call.q_offset or call.return_weights): return
+    for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
+        jagged = x.is_nested and x.layout == torch.jagged and x.dim() == 4 and x._ragged_idx == 2
+        if not jagged or x.lengths() is not None:
+            raise ValueError(f"{name}: expected a padded Tensor [B,H,N,d], or a jagged nested one whose texts "
+                             "lie end to end, made by nested_tensor(..., layout=torch.jagged).transpose(1, 2), "
+                             f"got {'another nested one' if x.is_nested else _got(x)}")
+    for name in ('attn_mask', 'padding', 'segments'):
+        if name in more: raise ValueError(f"{name}: expected None for nested tensors, got one")
+    if call.q_offset or call.return_weights:
+        raise ValueError("q_offset: expected neither q_offset nor return_weights for nested tensors, got one of them")
+    offsets = call.segments = call.offsets = call.q.offsets()
+    for name,x in (('k', call.k), ('v', call.v)):
+        same = x.offsets() is offsets or x.offsets().shape == offsets.shape and _holds((x.offsets() == offsets).all())
+        if not same: raise ValueError(f"{name}: expected texts as long as those of q, got others")
+    call.q,call.k,call.v = (x.transpose(1, 2).values().transpose(0, 1)[None] for x in (call.q, call.k, call.v))
 
 _BEYOND_SDPA = 'attn_mask', 'padding', 'window', 'alpha', 'rel_bias', 'segments', 'sink', 'softcap'
 
@@ -309,6 +325,7 @@ class Call:
     softcap: float|None = None # c > 0: scores become c*tanh(scores/c), before mask, bias and window
     return_weights: bool = False # also return the weights: [B,H,N,M], or `BandWeights` of the band
     lead: tuple|None = field(default=None, init=False) # axes of q before the last two, if not two
+    offsets: Tensor|None = field(default=None, init=False) # where the texts of jagged tensors begin, and the end
     normalizer = None # a field of the dense path's record only
     takes_nested = False # whether nested tensors are handed on
     takes_zero_one = False # whether a floating 0/1 mask is added like any other
@@ -340,6 +357,8 @@ class Call:
 
     def restore(self, out):
         "Give an output the axes that `q` came with."
+        if self.offsets is not None:
+            return torch.nested.nested_tensor_from_jagged(out[0].transpose(0, 1), self.offsets).transpose(1, 2)
         if self.lead is None or not isinstance(out, (Tensor, tuple)): return out
         if isinstance(out, tuple): return tuple(self.restore(x) for x in out)
         return out.reshape(*self.lead, *out.shape[2:])
@@ -409,7 +428,7 @@ def takes(
             plain = 3 <= len(args) <= at_most and all(name in names for name in kwargs)
             call = record(*args, **(kwargs if plain else named(args, kwargs)))
             out = body(call)
-            return out if call.lead is None else call.restore(out)
+            return out if call.lead is None and call.offsets is None else call.restore(out)
 
         returns = inspect.signature(body).return_annotation
         attend.__signature__ = inspect.Signature(arguments, return_annotation=returns)

@@ -141,15 +141,15 @@ def choose(call) -> str: # a key of `impls`
 class RoutedCall(Call):
     "A call and who computes it."
     impl: str = "auto" # "dense", "banded", "triton", "sdpa": this one or an error; "auto": the rule of chapter 44
-    takes_nested = True # a plain call of nested tensors is PyTorch's
 
     def __post_init__(self):
         if not isinstance(self.impl, str) or self.impl!='auto' and self.impl not in impls:
             raise ValueError(f"impl: expected 'auto' or one of {', '.join(map(repr, impls))}, "
                              f"got {self.impl!r}")
         super().__post_init__()
-        if self.impl not in ('auto','sdpa') and self.q.is_nested:
-            raise ValueError(f"impl: expected 'auto' or 'sdpa' for nested tensors, got {self.impl!r}")
+
+    @property
+    def takes_nested(self): return self.impl in ('auto','sdpa')  # a plain call of nested tensors is PyTorch's
 
 # %% ../nbs/44_ops.ipynb #565ae8b7
 @takes(RoutedCall)

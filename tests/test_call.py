@@ -145,11 +145,35 @@ def test_the_output_lies_in_memory_as_torchs(impl):
     assert ours.stride()==theirs.stride()
     assert_close(ours.transpose(1, 2).view(B, N, H*D), theirs.transpose(1, 2).view(B, N, H*D))
 
+def jagged(lengths, h, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    texts = [torch.randn(n, h, D, generator=g, dtype=torch.float64) for n in lengths]
+    return torch.nested.nested_tensor(texts, layout=torch.jagged, requires_grad=True)
+
+@pytest.mark.parametrize('attend, options', [
+    (attention, dict(window=2)), (attention, dict(alpha=1.5)), (attention, dict(window=(1, 0), is_causal=True, n_global=1)), (dense_attention, {}),
+    (banded_attention, {}), (attention, dict(impl='dense')), (attention, dict(window=Window.default(torch.ones(H, dtype=torch.float64))))])
+def test_jagged_texts_are_texts_alone(attend, options):
+    leaves = [jagged((3, 5, 1), h, i) for i,h in enumerate((H, 1, 1))]
+    out = attend(*(x.transpose(1, 2) for x in leaves), **options)
+    assert out.is_nested and out.layout == torch.jagged and out.shape[0] == 3
+    texts = [[t.detach().requires_grad_() for t in x.unbind()] for x in leaves]
+    alone = [dense_attention(*(t.transpose(0, 1)[None] for t in text), **{k: x for k,x in options.items() if k != 'impl'})[0] for text in zip(*texts)]
+    for mine, theirs in zip(out.unbind(), alone): assert_close(mine, theirs, atol=1e-10, rtol=0)
+    grads = torch.autograd.grad(out.transpose(1, 2).values().square().sum(), leaves)
+    wanted = torch.autograd.grad(sum(x.square().sum() for x in alone), [t for x in texts for t in x])
+    for mine, theirs in zip([t for g in grads for t in g.unbind()], wanted): assert_close(mine, theirs, atol=1e-10, rtol=0)
+
 def test_nested_tensors_plain_or_refused():
-    nested = torch.nested.nested_tensor([heads(n, H, D) for n in (3, 5)], layout=torch.jagged).transpose(1, 2)
+    nested = jagged((3, 5), H).transpose(1, 2)
     assert_close(attention(nested, nested, nested).values(), F.scaled_dot_product_attention(nested, nested, nested).values())
-    for f, options in ((attention, dict(window=2)), (attention, dict(alpha=1.5)), (dense_attention, {}), (banded_attention, {}), (attention, dict(impl='dense'))):
-        with pytest.raises(ValueError, match='nested'): f(nested, nested, nested, **options)
+    strided = torch.nested.nested_tensor([torch.randn(H, n, D) for n in (3, 5)])
+    other, row = jagged((5, 3), H).transpose(1, 2), torch.zeros(1, H, 8, D, dtype=torch.float64)
+    for args, options, name in (((strided,)*3, dict(window=2), 'q'), ((nested, other, other), dict(window=2), 'k'), ((nested, row, row), dict(window=2), 'k'),
+                                ((nested,)*3, dict(window=1, q_offset=1), 'q_offset'), ((nested,)*3, dict(alpha=1.5, return_weights=True), 'q_offset'),
+                                ((nested,)*3, dict(segments=torch.tensor([0, 8])), 'segments'), ((jagged((3, 5), H),)*3, dict(window=2), 'q'),
+                                ((nested,)*3, dict(padding=PaddingMask(torch.ones(2, 5).bool())), 'padding')):
+        with pytest.raises(ValueError, match=f'^{name}: expected'): attention(*args, **options)
 
 # ---- values that used to go wrong
 
