@@ -192,3 +192,27 @@ def test_new_processes(tmp_path):
     for script in (_FRESH, _ABSENT):
         done = subprocess.run([sys.executable, '-c', script, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path, timeout=300, env=environment)
         assert done.returncode==0, done.stderr
+
+def test_continuous_batching_raises_where_it_would_lose_windows():
+    for changed in (hf.add_windows(_build('LlamaForCausalLM'), init=2.), hf.add_alpha(_build('LlamaForCausalLM'))):
+        for name in ('generate_batch','init_continuous_batching','continuous_batching_context_manager'):
+            with pytest.raises(ValueError, match='for continuous batching'): getattr(changed, name)([[3, 4, 5]])
+        with pytest.raises(ValueError, match='for continuous batching'): changed.generate(torch.tensor([[3, 4, 5]]), cache_implementation='paged')
+        assert changed.config._attn_implementation=='dynattn'
+
+def test_weights_wanted_by_the_configuration_of_a_folder(tmp_path):
+    hf.save(hf.add_windows(_build('LlamaForCausalLM'), init=2.), tmp_path)
+    with pytest.raises(ValueError, match='output_attentions: expected it in the call'): hf.load(tmp_path, output_attentions=True)
+
+def test_a_mask_that_was_cut_raises():
+    "generate with prefill_chunk_size cuts the encoder's mask to the decoder's length; eager then goes on with the wrong one."
+    model = _build('BartForConditionalGeneration')
+    ids = torch.randint(3, 99, (2, 13), generator=torch.Generator().manual_seed(0))
+    left = (torch.arange(13) >= torch.tensor([[0],[5]])).long()
+    options = dict(attention_mask=left, max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True)
+    model.set_attn_implementation('eager')
+    whole,pieces = (model.generate(ids, **options, **more).logits for more in ({}, dict(prefill_chunk_size=4)))
+    assert (whole[0]-pieces[0])[1].abs().max()>1e-3
+    hf.switch(model)
+    assert_close(model.generate(ids, **options).logits[0], whole[0], rtol=0, atol=1e-4)
+    with pytest.raises(ValueError, match='attention_mask: expected one entry for each of 13 keys, got 1'): model.generate(ids, **options, prefill_chunk_size=4)

@@ -362,12 +362,20 @@ def _refuse_lost(module):
     raise ValueError(f"model: expected the windows or alpha of its checkpoint, got {type(module).__name__} without; load it with "
                      "dynattn.hf.load(folder), or with another attn_implementation to go without")
 
+# %% ../../nbs/55_hf.plugin.ipynb #7b1e0002
+def _check_mask(s, query, key):
+    "Raise where there is not one entry of the padding for each key."
+    if s.keep is None or s.keep.shape[1]==key.shape[2]: return
+    raise ValueError(f"attention_mask: expected one entry for each of {key.shape[2]} keys, got {s.keep.shape[1]} for {query.shape[2]} queries; "
+                     "with prefill_chunk_size, generate cuts the mask of an encoder as if it were the decoder's")
+
 # %% ../../nbs/55_hf.plugin.ipynb #81540952
 def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., is_causal=None, **kwargs):
     "What a layer calls with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], and the weights if wanted."
     _refuse_lost(module)
     if isinstance(key, NewKeys): return _attend_kept(module, query, key, attention_mask, scaling, dropout, kwargs)
     s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
+    _check_mask(s, query, key)
     s = _with_texts(s, kwargs, query, key.shape[2])
     _refuse(module, kwargs, s.pairs is not None or s.texts is not None)
     s = _selected(module, query, key.shape[2], s, kwargs)
@@ -504,6 +512,7 @@ def _record(model, kind, options):
     added = _Added({**(getattr(owner.config, 'dynattn', None) or {}), kind: options})
     from dynattn.hf.saving import keep_on_saving
     keep_on_saving(owner, added)
+    _refuse_pages(owner)
 
 def _per(kind, learned):
     if kind not in ('head','input'): raise ValueError(f"per: expected 'head' or 'input', got {kind!r}")
@@ -539,10 +548,22 @@ class _Generate:
         config = kwargs.get('generation_config') or self.model.generation_config
         named = [kwargs.get('cache_implementation', config.cache_implementation), kwargs.get('past_key_values')]
         cached = kwargs.get('use_cache', config.use_cache)
-        if named==[None,None] and cached is not False and not kwargs.get('output_attentions', config.output_attentions):
+        weights = kwargs.get('output_attentions', config.output_attentions) or self.model.config.output_attentions
+        if named==[None,None] and cached is not False and not weights:
             from dynattn.hf.cache import WindowedCache
             kwargs['past_key_values'] = WindowedCache(self.model)
         return type(self.model).generate(self.model, *args, **kwargs)
+
+class _NoPages:
+    "Stands for a model's methods of continuous batching, which would replace its attention."
+    def __call__(self, *args, **kwargs):
+        raise ValueError("attn_implementation: expected 'sdpa', 'paged|eager' or a flash implementation for continuous batching, got 'dynattn' "
+                         "with windows or alpha; transformers cuts pages and masks for those names only, and they compute neither; "
+                         "use generate, which takes padded batches")
+
+def _refuse_pages(model):
+    for name in ('generate_batch','init_continuous_batching','continuous_batching_context_manager'):
+        if hasattr(model, name): setattr(model, name, _NoPages())
 
 # %% ../../nbs/55_hf.plugin.ipynb #d25d298b
 def add_windows(

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 import transformers
 from transformers import AutoConfig, PreTrainedModel
+from transformers.models.auto import modeling_auto
 from transformers.utils import cached_file
 from .plugin import _Added, add_alpha, add_windows, register
 
@@ -24,10 +25,12 @@ except ImportError: LoraConfig = None
 # %% ../../nbs/56_hf.saving.ipynb #fefad104
 _STUB = 'dynattn_windows'
 
-def _auto_classes(config):
-    "Names of the Auto classes that build a model for `config`."
-    names = [name for name in dir(transformers) if name.startswith('AutoModel')]
-    return [name for name in names if type(config) in (getattr(getattr(transformers, name), '_model_mapping', None) or ())]
+@functools.cache
+def _auto_classes(config_class):
+    "Names of the Auto classes that build a model for a configuration."
+    autos = {name: auto for name,auto in vars(modeling_auto).items() if name.startswith('AutoModel')}
+    mappings = {name: getattr(auto, '_model_mapping', None) for name,auto in autos.items()}
+    return sorted(name for name,mapping in mappings.items() if mapping is not None and config_class in mapping)
 
 def _write_stub(folder, names):
     "The file that `auto_map` names."
@@ -47,7 +50,7 @@ class _Saving:
     def __init__(self, model): self.model = model
 
     def __call__(self, save_directory, *args, **kwargs):
-        _write_stub(save_directory, _auto_classes(self.model.config))
+        _write_stub(save_directory, _auto_classes(type(self.model.config)))
         return type(self.model).save_pretrained(self.model, save_directory, *args, **kwargs)
 
 def keep_on_saving(
@@ -58,7 +61,7 @@ def keep_on_saving(
     config = model.config
     config.dynattn = added
     config.attn_implementation = 'dynattn'
-    names = _auto_classes(config)
+    names = _auto_classes(type(config))
     if names: config.auto_map = {name: f'{_STUB}.{name}' for name in names}
     if names: model.save_pretrained = _Saving(model)
 
@@ -75,7 +78,7 @@ def save(
     "`save_pretrained`, and an error where there is nothing of ours to keep."
     owners = _owners(model)
     if not owners: raise ValueError("model: expected one with windows or alpha, got one without; save_pretrained serves it")
-    _write_stub(folder, _auto_classes(owners[0].config))
+    _write_stub(folder, _auto_classes(type(owners[0].config)))
     model.save_pretrained(folder, **kwargs)
 
 # %% ../../nbs/56_hf.saving.ipynb #7757ad30
@@ -145,6 +148,9 @@ def load(
         raise ValueError(f"folder: expected a checkpoint with windows or alpha, got {str(folder)!r} without; from_pretrained serves it")
     if kwargs.setdefault('attn_implementation', 'dynattn')!='dynattn':
         raise ValueError(f"attn_implementation: expected 'dynattn', which computes windows and alpha, got {kwargs['attn_implementation']!r}")
+    if kwargs.get('output_attentions'):
+        raise ValueError("output_attentions: expected it in the call, model(..., output_attentions=True), got it for the configuration, "
+                         "where transformers takes it for 'eager' only")
     cls = _class_for(cls, config)
     told = kwargs.pop('output_loading_info', False)
     model,info = _building(cls).from_pretrained(folder, output_loading_info=True, **kwargs)
