@@ -9,7 +9,7 @@ ini.read('settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
 def words(key): return shlex.split(cfg.get(key, ''))
 
-extras = {o: words(f'{o}_requirements') for o in ('viz', 'train', 'hf', 'oracles', 'dev')}
+extras = {o: words(f'{o}_requirements') for o in ('viz', 'train', 'hf', 'narrow', 'oracles', 'dev')}
 extras['dev'] = sorted({r for o in ('viz', 'train', 'hf', 'dev') for r in extras[o]})       # `oracles` adds the packages that the survey's slow cells ask
 raw = cfg['git_url'].replace('github.com', 'raw.githubusercontent.com') + '/' + cfg['branch']
 readme = re.sub(r'\]\((nbs/[^)]*)\)', rf']({raw}/\1)', Path('README.md').read_text(encoding='utf-8'))   # PyPI has no nbs/
