@@ -172,7 +172,7 @@ class EncoderLayer(nn.Module):
 
     def forward(self, x, padding=None, sigma=None, cache=None, return_sigma=False, **torchs):
         "[B,N,D] to [B,N,D], with the widths, [B,H], [H] or None, where asked; zeros in padding come out as something finite."
-        if torchs: raise TypeError(f"{next(iter(_ours(torchs)))}: expected an argument of EncoderLayer, got an unknown one")
+        for name in _ours(torchs): raise TypeError(f"{name}: expected an argument of EncoderLayer, got an unknown one")
         _check_padding(padding)
         if padding is not None: x = padding.zero(x)
         attended,sigma = self.self_attn(self.norm1(x), padding=padding, sigma=sigma, cache=cache, return_sigma=True)

@@ -42,7 +42,7 @@ def python(wheel, tmp_path_factory):
 
 def test_wheel_holds_the_modules_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert sorted(n for n in names if '.dist-info/' not in n)==sorted([*MODULES, 'dynattn/py.typed'])
+    assert sorted(n for n in names if '.dist-info/' not in n)==sorted([*MODULES, 'dynattn/py.typed', 'dynattn/widgets.js'])
     assert any(n.endswith('licenses/LICENSE') for n in names)
 
 def _python(python, code, tmp_path): return _run(python, '-c', code, cwd=tmp_path, env={k: v for k,v in os.environ.items() if k!='PYTHONPATH'})
