@@ -23,9 +23,11 @@ class Chapter:
     @property
     def number(self): return self.path.name.split('_')[0]
     @property
-    def part(self): return PARTS[self.number[0]]
+    def part(self): return PARTS[_part(self.path)]
     @property
     def page(self): return out_name(self.path).with_suffix('.html').as_posix()
+
+def _part(p): return '9' if p.name.startswith('00_') else p.name[0]       # the pictures' own chapter is an appendix
 
 def out_name(p): return p.with_name(re.sub(r'^\d+[a-zA-Z0-9]*_', '', p.name.lower()))   # as nbdev's `_nbpath2html`
 
@@ -41,7 +43,7 @@ def chapter(p):
 def chapters():
     "Every notebook but the index, in the book's order"
     names = (Path(p).relative_to(NBS) for p in nbglob())
-    return sorted((chapter(p) for p in names if p.name!='index.ipynb'), key=lambda c: c.path.as_posix())
+    return sorted((chapter(p) for p in names if p.name!='index.ipynb'), key=lambda c: (_part(c.path), c.path.as_posix()))
 
 def parts():
     "The caption of each part that has chapters, with them"

@@ -20,7 +20,7 @@ def inline(l, up):
     l = re.sub(r'(?<![\w`])@(sec-[\w-]+)', r'{ref}`\1`', l)
     l = re.sub(r'\{target=[^}]*\}', '{.nb-source}', l)
     l = re.sub(r'\[(`(?:[^`]*\.)?_[^`]+`)\]\(' + re.escape(BASE) + r'[^)]*\)', r'\1', l)        # a private name has no place on the site
-    l = re.sub(r'\[`([^`]+)`\]\(' + re.escape(BASE) + r'([^)]*)\)', rf'<a class="nb-sym" href="{up}\2"><code>\1</code></a>', l)
+    l = re.sub(r'\[`([^`]+)`\]\(' + re.escape(BASE) + r'([^)]*)\)', lambda m: f'<a class="nb-sym" href="{up}{m[2]}"><code>{m[1]}</code></a>'.replace('.html#', '.html#api-'), l)
     l = re.sub(r'\[([^\]]*)\]\(' + re.escape(BASE) + r'([^)]*)\)', rf'<a href="{up}\2">\1</a>', l)
     return re.sub(r'\]\(([^):]*\.ipynb)', lambda m: f']({out_name(Path(m[1])).as_posix()}', l)
 

