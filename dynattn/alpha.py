@@ -174,7 +174,7 @@ def solve_rows(
     p:Tensor, # like `x`: set to the weights
     s:Tensor, # like `x`: overwritten
 ) -> Tensor: # [...,1] the shift eps*c
-    "Weights that sum to one. What lies under -1 in `x` may be raised to it, which changes no weight."
+    "Weights that sum to one. Entries of `x` below -1 may be raised to -1, which changes no weight."
     if law.steep: shift,S,slope = _halve(law, x, p, s)
     else:
         started,tolerance = x.shape[-1]>=256,3e-4 if x.dtype==torch.float32 else 1e-9

@@ -196,7 +196,7 @@ class TileCall(NamedTuple):
     slopes:Tensor|None=None # [B|1,H|1,N+M-1], the derivative of `added` in sigma
 
 class TileGradients(NamedTuple):
-    "What the backward pass gives, in the dtype of the work."
+    "The results of the backward pass, in the dtype of the computation."
     dq:Tensor          # [B,H,N,d]
     dk:Tensor          # [B,Hkv,M,d]
     dv:Tensor          # [B,Hkv,M,dv]

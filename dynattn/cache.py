@@ -81,7 +81,7 @@ def _moved(x, n_lead, rows, capacity):
 
 # %% ../nbs/46_cache.ipynb #68d0d7d3
 def _append(group, k, v, n_lead, keep_all=False):
-    "Write new keys [B,g,n,d] behind the others. What no later query reaches goes, unless `keep_all`."
+    "Write new keys [B,g,n,d] behind the others. Keys that no later query reaches are dropped, unless `keep_all`."
     if group.k is None:
         group.k,group.v = (x.new_zeros(*x.shape[:2], n_lead, x.shape[3]) for x in (k, v))
     if group.reach is not None and not keep_all and k.shape[2]>max(group.reach, 1):
@@ -103,7 +103,7 @@ def _append(group, k, v, n_lead, keep_all=False):
 
 # %% ../nbs/46_cache.ipynb #476b7166
 def _trim(group, n_lead):
-    "Drop what no later query reaches."
+    "Drop the keys that no later query reaches."
     droppable = 0 if group.reach is None else max(group.recent-group.reach, 0)
     if not droppable: return
     rows = slice(n_lead+droppable, n_lead+group.recent)
@@ -170,7 +170,7 @@ def _recent_table(layer, group, length):
     return group.log_window[...,group.log_window.shape[-1]-length:]            # [g,H/Hkv,length]
 
 def _bias(layer, group, n, total, leading, keep):
-    "What is added to the scores of the newest `n` of `total` tokens, [B|1,g,H/Hkv,n,leading+recent]."
+    "Terms added to the scores of the newest `n` of `total` tokens, [B|1,g,H/Hkv,n,leading+recent]."
     device,recent = group.k.device,max(total-group.start, 0)
     query = total-n+torch.arange(n, device=device)[:,None]                     # [n,1]
     key = group.start+torch.arange(recent, device=device)                      # [recent]
@@ -482,7 +482,7 @@ class WindowedLayer:
     def crop(self,
         tokens:int, # how many of the newest to take back, >= 0
     ):
-        "Take back the newest tokens, as speculative decoding does with those that were not accepted."
+        "Take back the newest tokens, as speculative decoding does with rejected ones."
         if not 0<=tokens<=self.seen: raise ValueError(f"tokens: expected 0 to {self.seen}, the tokens so far, got {tokens}")
         left = self.seen-tokens
         if left==0: return self.reset()
@@ -513,7 +513,7 @@ class WindowedLayer:
     def batch(self) -> int: return len(self.groups[0].k)
 
     def state(self) -> tuple[dict,dict]:
-        "Numbers and tensors from which `load_state` goes on."
+        "Numbers and tensors from which `load_state` continues."
         numbers = dict(seen=self.seen, reach=[g.reach for g in self.groups], start=[g.start for g in self.groups])
         tensors = {} if self.padded is None else dict(padded=self.padded)
         for i,g in enumerate(self.groups):
@@ -523,7 +523,7 @@ class WindowedLayer:
         return numbers,tensors
 
     def load_state(self, numbers:dict, tensors:dict):
-        "Go on where `state` was taken."
+        "Continue from a `state`."
         if numbers['reach']!=[g.reach for g in self.groups]:
             raise ValueError(f"numbers: expected keys for windows that reach {[g.reach for g in self.groups]}, got {numbers['reach']}")
         self.seen,self.padded = numbers['seen'],tensors.get('padded')

@@ -22,7 +22,7 @@ from .training import Stopped, TrainConfig, probabilities, read_result, run_sett
 
 # %% ../nbs/53_command.ipynb #9f527c75
 def load_run(run, impl='auto') -> tuple: # the model, and the bytes of a piece
-    "The trained model of a run, which need not be where it was trained."
+    "The trained model of a run; its folder may have been moved."
     run = Path(run)
     if not (run/'model.safetensors').exists(): raise UserError(f"{run}: holds no trained model")
     size = run_settings(run).get('crop', TrainConfig.crop)
@@ -78,7 +78,7 @@ def attention_maps(
 
 # %% ../nbs/53_command.ipynb #d0d5435d
 def _piece(path, most):
-    "The beginning of a file, or a line that says what is wrong with it."
+    "The beginning of a file, or a line with the reason why it cannot be used."
     if path!='-' and not os.path.isfile(path):
         got = 'a folder' if os.path.isdir(path) else 'something else' if os.path.exists(path) else 'no such file'
         raise UserError(f"{path}: expected a file, got {got}")
@@ -91,7 +91,7 @@ def windows(
     run, # the folder of a run
     most:int=96, # tokens that are drawn
 ): # axes, and a row (layer, head, half-width in tokens, α) for each head
-    "Where each head looks in the first tokens of a file: ink in four steps, as a share of the row's largest weight."
+    "The attention of each head in the first tokens of a file: four shades, as a share of the row's largest weight."
     model,size = load_run(run, impl='dense')
     need('matplotlib')
     plot,c = need('dynattn.plot'),model.config
@@ -225,7 +225,7 @@ def compare_parser():
 def _is_first(): return os.environ.get('RANK', '0')=='0'
 
 def _goes_on(out):
-    "The command that goes on with a run, if it can."
+    "The command that resumes a run, if that is possible."
     if not (Path(out)/'checkpoint.pt').exists(): return ''
     return f'; dynattn train --resume --out {shlex.quote(str(out))} goes on'
 

@@ -91,7 +91,7 @@ def visible_pairs(
 
 # %% ../nbs/02_dense.ipynb #d03dc254
 def _row_map(alpha, normalizer):
-    "What turns a row of scores into weights, called as `f(scores, dim=-1)`."
+    "Turns a row of scores into weights; called as `f(scores, dim=-1)`."
     if alpha is None: return normalizer or torch.softmax
     if exporting_to_onnx():
         raise ValueError("alpha: expected None in an export to ONNX, which has no entmax, got one")
@@ -127,7 +127,7 @@ def relative_bias(
     rel_bias:Tensor, # [H,2R+1] or [B,H,2R+1], one number for each offset -R..R
     offsets:Tensor, # [N,M] int64, `j - i`
 ) -> Tensor: # [H,N,M] or [B,H,N,M]
-    "The bias of each pair by its offset; beyond ±R the end values go on."
+    "The bias of each pair by its offset; beyond ±R the end values continue."
     r = rel_bias.shape[-1]//2
     return rel_bias[..., offsets.clamp(-r, r) + r]
 
@@ -202,7 +202,7 @@ def attention_weights(
 
 # %% ../nbs/02_dense.ipynb #38656f48
 def _mix(weights, v, see):
-    "Values by weights. A row of NaN stays one, and stays alone: no gradient leaves it."
+    "Weights times values. A row of NaN stays NaN, and no gradient leaves it."
     lost = weights.isnan().any(-1, keepdim=True)  # [B,H,N,1]
     v = _blank_unseen(repeat_heads(v, weights.shape[1]), see)  # [B,H,M,dv]
     return (weights.masked_fill(lost, 0.).to(v.dtype) @ v).masked_fill(lost, torch.nan)
@@ -250,7 +250,7 @@ def _zero(x, padding):
     return x if padding is None else padding.zero(x)
 
 def _project(mha, query, key, value, padding):
-    "Queries, keys and values of every head, [B,H,N,d] each. A sequence that asks itself is blanked as query too."
+    "Queries, keys and values of every head, [B,H,N,d] each. In self-attention the query is blanked too."
     pads = (padding if query is key else None, padding, padding)
     if not mha.batch_first: query,key,value = (x.transpose(0, 1) for x in (query,key,value))
     maps = (mha.q_proj, mha.k_proj, mha.v_proj)

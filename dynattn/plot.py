@@ -65,7 +65,7 @@ def look():
 
 # %% ../nbs/00_plot.ipynb #8afe98ca
 class _Figure(Figure):
-    "A figure that draws itself in `look`."
+    "A figure that is drawn inside `look`."
     def draw(self, renderer):
         with look(): super().draw(renderer)
     def savefig(self, fname, **kwargs):
@@ -214,7 +214,7 @@ def show_mask(
     title=None,
     ax=None, # axes to draw into (default: a new figure)
 ) -> Axes:
-    "Who may look at whom: ink where a pair takes part, less where it does in part, none where it does not."
+    "Which pairs take part: full ink for a pair that does, less for a part, none where it does not."
     m = _array(mask, 'mask', 'N,M')
     if not ((m>=0)&(m<=1)).all(): raise ValueError(f"mask: expected numbers in [0,1], got {m.min():.3g} to {m.max():.3g}")
     keep = None if padding is None else _keep(padding, *m.shape)
@@ -232,7 +232,7 @@ def show_attention(
     title=None,
     ax=None, # axes to draw into (default: a new figure)
 ) -> Axes:
-    "Where each query looks: the more ink, the more weight; a weight of exactly zero leaves its cell empty."
+    "The keys of each query: more ink means more weight; a weight of exactly zero leaves its cell empty."
     w = _array(weights, 'weights', 'N,M')
     if (w < 0).any(): raise ValueError(f"weights: expected numbers >= 0, got {np.nanmin(w):.3g}; show_heat draws signed matrices")
     keep = None if padding is None else _keep(padding, *w.shape)
@@ -255,7 +255,7 @@ def show_heat(
     title=None,
     ax=None, # axes to draw into (default: a new figure)
 ) -> Axes:
-    "Any matrix: ink above zero, the warm colour below, paler towards zero."
+    "Any matrix: ink above zero, the warm colour below zero, paler towards zero."
     m = _array(matrix, 'matrix', 'R,C')
     if (m==math.inf).any(): raise ValueError("matrix: expected numbers below +inf, which no scale can show, got +inf")
     off,top = m==-math.inf, _top(m, vmax)

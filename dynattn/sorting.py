@@ -13,7 +13,7 @@ from .padding import PaddingMask
 
 # %% ../nbs/20_sorting.ipynb #42d996f4
 def _pairs(logits, keep, is_causal):
-    "Which block may be matched with which: bool, broadcasts to `logits`."
+    "The allowed pairs of blocks: bool, broadcasts to `logits`."
     nb = logits.shape[-1]
     pairs = torch.ones(nb, nb, dtype=torch.bool, device=logits.device)
     if is_causal: pairs = pairs.tril(-1)
@@ -93,7 +93,7 @@ def block_logits(
     padding:PaddingMask|None=None, # of the N tokens
     is_causal:bool=False, # a block asks by its first token
 ) -> Tensor: # [B,H,nb,nb]
-    "How much block i wants block j: the scaled product of a query and a key a block."
+    "The score of block j for block i: the scaled product of their query and key."
     keep = _keep(q, padding)
     first = into_blocks(q.masked_fill(~keep[:,None,:,None], 0), block)[...,0,:]
     asks = first if is_causal else _block_mean(q, keep, block)
@@ -101,7 +101,7 @@ def block_logits(
 
 # %% ../nbs/20_sorting.ipynb #44c3bb7c
 class SortNet(nn.Module):
-    "Scores for the sorting of blocks, from the states: a query and a key a block, projected for this alone."
+    "Scores for the sorting of blocks, from the states, with projections of their own."
     def __init__(self,
         D:int, # model width
         H:int, # heads, divides D

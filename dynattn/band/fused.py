@@ -76,7 +76,7 @@ def shares_key_heads() -> bool:
 
 @lru_cache(1)
 def available() -> bool:
-    "Whether this PyTorch has the two operators, and they do what this chapter rests on."
+    "Whether this PyTorch has the two operators, with the properties that this chapter needs."
     if _forward_op is None or _backward_op is None: return False
     try:
         q,k,v = torch.linspace(-1, 1, 24, dtype=torch.bfloat16).view(3, 1, 1, 4, 2)
@@ -117,7 +117,7 @@ def safe_log(
 def mask_dtype(inputs:Inputs): return torch.promote_types(inputs.q.dtype, torch.float32)
 
 def reach(inputs:Inputs) -> tuple: # (left, right)
-    "How far the head that sees furthest looks."
+    "The reach of the head with the widest window."
     return max(map(max, inputs.left)),max(map(max, inputs.right))
 
 def all_offsets(inputs:Inputs) -> tuple: # (first, last)
@@ -138,7 +138,7 @@ def on_offsets(
 
 # %% ../../nbs/33_band.fused.ipynb #f47abd8d
 def made_once(make):
-    "A function of numbers, dtypes and devices whose tensors are kept for the next call; nobody writes into them."
+    "A function of numbers, dtypes and devices whose tensors are kept for the next call; they are never written to."
     @lru_cache(64)
     @wraps(make)
     def kept(*args):
@@ -168,7 +168,7 @@ def bias_on_offsets(inputs:Inputs) -> Tensor: # [B,H,N+M-1]
     return flat.unflatten(0, inputs.bias.shape[:2]).to(mask_dtype(inputs))
 
 def log_window(inputs:Inputs) -> Tensor: # [B|1,H|1,N+M-1]
-    "What is added to scores, by offset: log m, and the bias."
+    "Terms added to the scores, by offset: log m, and the bias."
     if inputs.window is None: x = _hard_window(inputs, *all_offsets(inputs))
     else: x = on_offsets(inputs, lambda *span: safe_log(inputs.window.values(*span)), -math.inf)
     return x if inputs.bias is None else x+bias_on_offsets(inputs)
@@ -324,7 +324,7 @@ def _sees_a_key(inputs):
     return (mask>-math.inf).any(-1, keepdim=True)
 
 class Short:
-    "What the two engines have in common: which calls they serve, and queries that are not finite."
+    "The common base of the two engines: which calls they serve, and queries that are not finite."
     @classmethod
     def serves(cls, inputs:Inputs, wanted:Wanted) -> bool:
         "Softmax with the window inside, on a CPU, with no more than the gradients of q, k, v and sigma."

@@ -14,7 +14,7 @@ from ..chunks import overlapping_blocks
 
 # %% ../../nbs/31_band.geometry.ipynb #530c934e
 class Band(NamedTuple):
-    "What a head sees: offsets `-left..right` among the keys `first_key..end_key-1`, and the leading positions."
+    "The keys of a head: offsets `-left..right` among the keys `first_key..end_key-1`, and the leading positions."
     n:int                # N, number of queries
     left:int             # offsets j - i - q_offset from -left ...
     right:int            # ... to right, both included

@@ -227,7 +227,7 @@ def _token_mean(x, keep=None): # [B,N,E] -> [B,E]
 
 # %% ../../nbs/78_survey.sparse.ipynb #ecc1fbf0
 class _Routed(PerToken):
-    "What does not depend on the numbers."
+    "The common part of all mixtures."
     limit = "the one expert, on every token"
     @classmethod
     def exact(cls, n): return dict(num_experts=1, factor=None)
@@ -278,7 +278,7 @@ def route(
     x:Tensor, # [B,N,D]
     keep:Tensor|None=None, # [B,N] bool, True for real tokens
 ) -> tuple: # choices int64, gates, and whether a choice queues, each [B,N,k]
-    "What each token wants; the layer's auxiliary loss is set."
+    "The choices of each token; sets the layer's auxiliary loss."
     logits = moe.router(x)
     probs = logits.softmax(-1)
     gates, choices = probs.topk(min(moe.top, moe.num_experts), dim=-1)
