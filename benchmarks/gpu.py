@@ -190,7 +190,7 @@ def sparsity(c):
     "The share of 64 by 64 tiles without weight, among those that causality leaves."
     q,k,v = (t.detach() for t in replace(c, B=1, H=min(c.H, 4)).tensors())
     form = ('bell','hard',[0.,1.,0.,1.,1.,1.])
-    _,_,live = entmax_forward(q, k, v, None, torch.full(q.shape[:2], c.alpha, device=DEV), *window_limits(None, *q.shape[:2], c.N, DEV), c.d**-.5, 0, 0, c.causal, *form)
+    _,_,live = entmax_forward(q, k, v, None, None, torch.full(q.shape[:2], c.alpha, device=DEV), *window_limits(None, *q.shape[:2], c.N, DEV), c.d**-.5, 0, 0, c.causal, *form)
     weight = (live[...,None] >> torch.arange(32, device=DEV) & 1).sum().item()
     rows,cols = live.shape[2],-(-c.N//_tile_sizes(q, v, 'rows')['BIT_N'])
     all_tiles = sum(min(cols, r+1) for r in range(rows)) if c.causal else rows*cols  # tiles are square

@@ -56,7 +56,9 @@ def note(row):
 def compile_all(suite, d, dtype, w):
     "The forward and backward kernels of one suite, every gradient asked for."
     q,soft = torch.zeros(1, 2, 300, d, dtype=dtype),isinstance(w, Window)
-    tensors,limits,rest = primitives.prepare(Call(q, q, q, padding=PaddingMask(torch.ones(1, 300, dtype=torch.bool)), is_causal=True, window=w, n_global=1))
+    keep = PaddingMask(torch.ones(1, 300, dtype=torch.bool))
+    rows = dict(segments=torch.arange(300).div(100).long()[None]) if args.packed else dict(n_global=1)
+    tensors,limits,rest = primitives.prepare(Call(q, q, q, padding=keep, is_causal=True, window=w, **rows))
     if suite=='window':
         out,lse = window.window_forward(*tensors, *limits, *rest)
         window.window_backward(out, *tensors, *limits, out.clone(), lse, soft, *rest)
@@ -71,8 +73,10 @@ if __name__=='__main__':
     a.add_argument('--d', type=int, nargs='*', default=(64,128,256))
     a.add_argument('--dtype', default='bfloat16')
     a.add_argument('--window', choices=('soft','hard'), help="default: both")
-    a.add_argument('--quick', action='store_true')
+    a.add_argument('--packed', action='store_true', help="several texts in a row instead of a leading token; needs --quick")
+    a.add_argument('--quick', action='store_true', help="d 64 only, nothing written")
     args = a.parse_args()
+    if args.packed and not args.quick: a.error('--packed: expected with --quick, got it alone')
     driver.set_active(Hopper())
     primitives.check_inputs = lambda *_: None  # no GPU, on purpose
     window.launch = entmax.launch = compiled

@@ -70,15 +70,34 @@ def _symbols():
     first = [next((v for k,v in sorted(s.items()) if k.removeprefix(m+'.') in public and not k.removeprefix(m+'.').startswith('_') and '.' not in k.removeprefix(m+'.')), None) for m,s in d['syms'].items()]
     return sorted(v[0] for v in first if v)
 
-@pytest.mark.parametrize('target', _symbols())
-def test_search_finds_a_symbol_and_lands_on_it(tab, url, target):
+SYMBOLS = _symbols()
+
+def _search(tab, name): tab.fill('.sidebar-search', name); tab.press('.sidebar-search', 'Enter'); tab.wait_for_load_state()
+
+def _hit(tab, target):
+    "The result that leads to `target`; another class may have a method of the same name"
+    page,_,name = target.partition('#')
+    hit = tab.locator(f'#search-results li a[href$="{page}#api-{name}"]').first
+    hit.wait_for()
+    return hit
+
+def test_search_finds_every_symbol(tab, url):
+    "Asked one after the other on the page that shows results, without the excerpts, for which it reads every page found"
     _open(tab, url+'index.html')
-    page,_,anchor = target.partition('#')
-    name,target,anchor = anchor,f'{page}#api-{anchor}',f'api-{anchor}'
-    tab.fill('.sidebar-search', name); tab.press('.sidebar-search', 'Enter')
-    hit = tab.locator(f'#search-results li a[href$="{target}"]').first      # another class may have a method of that name
-    hit.wait_for(); hit.click(); tab.wait_for_load_state()
+    _search(tab, 'window')
+    tab.evaluate('DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false')
+    for target in SYMBOLS:
+        tab.evaluate("name => { document.querySelector('#search-results').replaceChildren(); Search.performSearch(name) }", target.partition('#')[2])
+        _hit(tab, target)
+    assert not tab.complaints
+
+@pytest.mark.parametrize('target', SYMBOLS[::len(SYMBOLS)//3])
+def test_a_result_lands_on_its_symbol(tab, url, target):
+    page,_,name = target.partition('#')
+    _open(tab, url+'index.html')
+    _search(tab, name)
+    _hit(tab, target).click(); tab.wait_for_load_state()
     where = tab.evaluate('[location.pathname.slice(1), decodeURIComponent(location.hash.slice(1))]')
-    assert where==[page, anchor]
-    tab.wait_for_function('a => { const t = document.getElementById(a).getBoundingClientRect().top; return t > -5 && t < innerHeight }', arg=anchor, timeout=5000)
+    assert where==[page, f'api-{name}']
+    tab.wait_for_function('a => { const t = document.getElementById(a).getBoundingClientRect().top; return t > -5 && t < innerHeight }', arg=f'api-{name}', timeout=5000)
     assert not tab.complaints

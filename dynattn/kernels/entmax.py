@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from ..call import Call
 from .primitives import (triton, tl, INTERPRETED, prepare, told, launch, differentiable, dot, matrix, load_tile, store_tile, real_keys, head_look, my_tile,
-    tile_number, tile_positions, key_tiles, keys_of_turn, query_tiles, pair_mask, deformed_exp, slope, newton_step, online_entmax_update, alpha_pull, may_weigh, is_live, note_live)
+    tile_number, tile_positions, key_tiles, keys_of_turn, query_tiles, pair_mask, same_text, deformed_exp, slope, newton_step, online_entmax_update, alpha_pull, may_weigh, is_live, note_live)
 
 # %% ../../nbs/42_kernels.entmax.ipynb #0a5c1d1d
 @triton.jit
@@ -58,7 +58,7 @@ def entmax_bound_kernel(
     c = tl.full([BLOCK_M], -float('inf'), tl.float32)
     rate = tl.full([BLOCK_M], 1., tl.float32)
     word = 0
-    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, look, band.n_global, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     for t in range(0, turns[3]):
         j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)  # m, dm: [BLOCK_M, BLOCK_N]
         K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
@@ -92,7 +92,7 @@ def entmax_forward_kernel(
     K_rows, V_rows = matrix(k, k_at, b, hkv), matrix(v, v_at, b, hkv)
     maybe += (bh*tiles+tile).to(tl.int64)*words
     live += (bh*tiles+tile).to(tl.int64)*words
-    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, look, band.n_global, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     furthest, steps = tol+1, 0
     while (furthest>tol) & (steps<12):  # scores so large that float32 rounds by more than tol must end as well
         S = tl.zeros([BLOCK_M], tl.float32)
@@ -151,13 +151,13 @@ def _bits(q, k, v):
 @torch.library.custom_op("dynattn::entmax_forward", mutates_args=())
 def entmax_forward(
     q:Tensor, k:Tensor, v:Tensor, # [B,H,N,D], [B,HKV,M,D], [B,HKV,M,DV], the last axis contiguous
-    keep:Tensor|None, # [B,M] int8
+    keep:Tensor|None, texts:Tensor|None, # [B,M] int8; [B,2,N] int32, first and last position of each token's text
     alpha:Tensor, width:Tensor, left:Tensor, right:Tensor, # [B,H] float32, float32, int32, int32
     scale:float, n_global:int, q_offset:int, is_causal:bool,
     curve:str, smooth:str, numbers:Sequence[float], # `Form`, then ramp and unit
 ) -> tuple[Tensor,Tensor,Tensor]: # [B,H,N,DV]; thresholds [B,H,N]; bits of the tiles that hold weight
     "Output, threshold of each row, and which tiles of keys it needs."
-    known = told(q, k, v, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers) | _tile_sizes(q, v, 'rows')
+    known = told(q, k, v, texts, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers) | _tile_sizes(q, v, 'rows')
     maybe,live = _bits(q, k, v),_bits(q, k, v)
     out,threshold = q.new_empty(*q.shape[:3], v.shape[-1]),q.new_empty(q.shape[:3], dtype=torch.float32)
     known |= dict(words=live.shape[3], tol=2**-7 if q.dtype==torch.float32 else 2**-4)  # tol of the last step taken; what is left is its square, and after the correction the square of that
@@ -196,7 +196,7 @@ def entmax_dq_kernel(
     R, Rg, F, Fg, W, Wg = zero, zero, zero, zero, zero, zero
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     fix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, look, band.n_global, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     for t in range(0, turns[3]):
         if is_live(live, tile_number(t, ahead, skip)*BLOCK_N//BIT_N):
             j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)  # m, dm: [BLOCK_M, BLOCK_N]
@@ -244,7 +244,7 @@ def entmax_dkv_kernel(
         look = head_look(band, head)
         eps = tl.load(alpha+head)-1
         at = head.to(tl.int64)*shape.N
-        ahead, skip, turns = query_tiles(tile*BLOCK_N, look, band.n_global, shape, CAUSAL, BLOCK_N, BLOCK_M)
+        ahead, skip, turns = query_tiles(tile*BLOCK_N, b, look, band, shape, CAUSAL, BLOCK_N, BLOCK_M)
         for t in range(0, turns[3]):
             if is_live(live + (head*tl.cdiv(shape.N, BIT_M) + tile_number(t, ahead, skip)*BLOCK_M//BIT_M).to(tl.int64)*words, tile*BLOCK_N//BIT_N):
                 rows = tile_positions(t, ahead, skip, BLOCK_M)
@@ -252,7 +252,9 @@ def entmax_dkv_kernel(
                 Q = load_tile(matrix(q, q_at, b, h), rows, a<float('inf'), q_at[2], D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
                 dO = load_tile(dout + at*DV, rows, a<float('inf'), DV, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
                 d = tl.load(delta+at+rows, mask=rows<shape.N, other=0.)
-                m, dm = pair_mask((rows+shape.offset)[None,:], j[:,None], real[:,None], band, look, FORM, CAUSAL)  # [BLOCK_N, BLOCK_M]
+                i = (rows+shape.offset)[None,:]
+                see = same_text(band, b, i, j[:,None], real[:,None], shape.M)
+                m, dm = pair_mask(i, j[:,None], see, band, look, FORM, CAUSAL)  # [BLOCK_N, BLOCK_M]
                 p, s, u, log_p = tile_weights(dot(K, tl.trans(Q))*scale, m, a[None,:], eps, FORM.smooth=='hard')
                 acc_v += dot(p.to(dO.dtype), dO)
                 ds = s*(dot(V, tl.trans(dO))-d[None,:])
@@ -265,13 +267,13 @@ def entmax_dkv_kernel(
 @torch.library.custom_op("dynattn::entmax_backward", mutates_args=())
 def entmax_backward(
     dout:Tensor, # [B,H,N,DV] contiguous
-    q:Tensor, k:Tensor, v:Tensor, keep:Tensor|None, alpha:Tensor, width:Tensor, left:Tensor, right:Tensor, # as `entmax_forward` took them
+    q:Tensor, k:Tensor, v:Tensor, keep:Tensor|None, texts:Tensor|None, alpha:Tensor, width:Tensor, left:Tensor, right:Tensor, # as `entmax_forward` took them
     out:Tensor, threshold:Tensor, live:Tensor, # as it returned them
     wants_alpha:bool, wants_width:bool, # whether these gradients are computed, else they are zero
     scale:float, n_global:int, q_offset:int, is_causal:bool, curve:str, smooth:str, numbers:Sequence[float],
 ) -> tuple[Tensor,Tensor,Tensor,Tensor,Tensor]: # dq, dk, dv like q, k, v, contiguous; dalpha and dwidth [B,H]
     "Gradients of queries, keys, values, alpha and width."
-    known = told(q, k, v, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers) | dict(words=live.shape[3])
+    known = told(q, k, v, texts, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers) | dict(words=live.shape[3])
     dq,dk,dv,delta = (t.new_empty(t.shape) for t in (q,k,v,threshold))
     dwidth,dalpha = (threshold.new_empty(live.shape[:3]) if wants else None for wants in (wants_width,wants_alpha))
     launch(entmax_dq_kernel, known | _tile_sizes(q, v, 'dq'), q, k, v, keep, alpha, out, threshold, live, dout, dq, delta, dwidth, dalpha)
@@ -279,7 +281,7 @@ def entmax_backward(
     return dq,dk,dv,*(torch.zeros_like(width) if d is None else d.sum(-1) for d in (dalpha,dwidth))
 
 @entmax_backward.register_fake
-def _(dout, q, k, v, keep, alpha, width, *rest): return *(t.new_empty(t.shape) for t in (q,k,v)),width.new_empty(width.shape),width.new_empty(width.shape)
+def _(dout, q, k, v, keep, texts, alpha, width, *rest): return *(t.new_empty(t.shape) for t in (q,k,v)),width.new_empty(width.shape),width.new_empty(width.shape)
 
 differentiable(entmax_forward, entmax_backward, 2)
 

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['INTERPRETED', 'dot', 'matrix', 'load_tile', 'store_tile', 'real_keys', 'Shape', 'Band', 'head_look', 'Form',
            'window_form', 'window_limits', 'widest_first', 'my_tile', 'band_tiles', 'tile_number', 'tile_positions',
-           'loop_parts', 'key_tiles', 'query_tiles', 'tanh', 'window_curve', 'smooth_curve', 'window_mask', 'pair_mask',
-           'keys_of_turn', 'online_softmax_update', 'deformed_exp', 'slope', 'newton_step', 'online_entmax_update',
-           'may_weigh', 'is_live', 'note_live', 'alpha_pull', 'kernel_refuses', 'prepare', 'told', 'launch',
-           'differentiable']
+           'loop_parts', 'text_end', 'within_texts', 'key_tiles', 'query_tiles', 'tanh', 'window_curve', 'smooth_curve',
+           'window_mask', 'pair_mask', 'same_text', 'keys_of_turn', 'online_softmax_update', 'deformed_exp', 'slope',
+           'newton_step', 'online_entmax_update', 'may_weigh', 'is_live', 'note_live', 'alpha_pull', 'kernel_refuses',
+           'prepare', 'told', 'launch', 'differentiable']
 
 # %% ../../nbs/40_kernels.primitives.ipynb #fda86f3a
 import math, os
@@ -81,6 +81,7 @@ class Band(NamedTuple):
     ramp:float # length of the ramp in tokens
     unit:float # one token in the unit of sigma
     n_global:int # leading positions that see and are seen by all
+    texts:object=None # int32 [B,2,N], the first and the last position of each token's text in packed rows, or None
 
 # %% ../../nbs/40_kernels.primitives.ipynb #019d5dd7
 @triton.jit
@@ -180,36 +181,64 @@ def loop_parts(first, last, ahead, skip, count, BLOCK: tl.constexpr): # -> the t
     end = tl.minimum(tl.maximum((last+1)//BLOCK-skip, begin), count)
     return 0, begin, end, count
 
+# %% ../../nbs/40_kernels.primitives.ipynb #4b949a01
+def _texts(segments): # [B,N] that do not decrease, or None -> int32 [B,2,N]
+    "The first and the last position of the text that each token belongs to."
+    if segments is None: return None
+    ids = segments.contiguous()
+    first,beyond = (torch.searchsorted(ids, ids, right=right) for right in (False,True))
+    return torch.stack([first, beyond-1], 1).int()
+
+@triton.jit
+def text_end(band, b, at, SIDE: tl.constexpr, N): # -> position
+    "The first (`SIDE` 0) or last (1) position of the text of position `at`, which may lie beyond the row."
+    return tl.load(band.texts + tl.cast(2*b+SIDE, tl.int64)*N + tl.minimum(at, N-1))
+
+@triton.jit
+def within_texts(band, b, first, last, begin, lo, hi, end, N): # -> begin, lo, hi, end
+    """What `first..last` may see, `lo..hi`, and what all of these see, `begin..end`, within their texts."""
+    if band.texts is not None:
+        lo = tl.maximum(lo, text_end(band, b, first, 0, N))
+        hi = tl.minimum(hi, text_end(band, b, last, 1, N))
+        begin = tl.maximum(begin, text_end(band, b, last, 0, N))
+        end = tl.minimum(end, text_end(band, b, first, 1, N))
+    return begin, lo, hi, end
+
 # %% ../../nbs/40_kernels.primitives.ipynb #7ad0380c
 @triton.jit
-def key_tiles(first, look, n_global, M, CAUSAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr): # -> ahead, skip, turns
+def key_tiles(first, b, look, band, M, CAUSAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr): # -> ahead, skip, turns
     "The key tiles that `ROWS` queries from position `first` on may see, and which of them all of these see whole."
     width, left, right = look
     last = first+ROWS-1
-    leads = (first<n_global) & (last>=0)  # some of them see everything; one before key 0 does not
+    leads = (first<band.n_global) & (last>=0)  # some of them see everything; one before key 0 does not
     lo = tl.where(leads, 0, first-left)
     hi = tl.where(leads, M-1, last+right)
     whole = tl.where(leads, -1, tl.minimum(first+right, M-1))  # the last key that all of them see
     if CAUSAL:
         hi = tl.minimum(hi, last)
         whole = tl.minimum(whole, first)
-    ahead, skip, count = band_tiles(lo, hi, tl.minimum(n_global, M), M, BLOCK)
-    return ahead, skip, loop_parts(last-left, whole, ahead, skip, count, BLOCK)
+    own, lo, hi, whole = within_texts(band, b, first, last, last-left, lo, hi, whole, M)
+    ahead, skip, count = band_tiles(lo, hi, tl.minimum(band.n_global, M), M, BLOCK)
+    return ahead, skip, loop_parts(own, whole, ahead, skip, count, BLOCK)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #274c6e4c
 @triton.jit
-def query_tiles(first, look, n_global, shape, CAUSAL: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr): # -> ahead, skip, turns
+def query_tiles(first, b, look, band, shape, CAUSAL: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr): # -> ahead, skip, turns
     "The query tiles that may see one of `COLS` keys from `first` on, and which of them see all of these."
     width, left, right = look
     last = first+COLS-1
+    n_global = band.n_global
     lo = tl.where(first<n_global, shape.offset, first-right)
     hi = tl.where(first<n_global, shape.offset+shape.N-1, last+left)
-    whole = last-right  # the first query that sees all of them
+    begin = last-right  # the first query that sees all of them
+    end = tl.where(first<n_global, -1, first+left)  # and the last
     if CAUSAL:
         lo = tl.maximum(lo, first)
-        whole = tl.maximum(whole, last)
-    ahead, skip, count = band_tiles(lo-shape.offset, hi-shape.offset, tl.minimum(tl.maximum(n_global-shape.offset, 0), shape.N), shape.N, BLOCK)
-    return ahead, skip, loop_parts(whole-shape.offset, tl.where(first<n_global, -1, first+left-shape.offset), ahead, skip, count, BLOCK)
+        begin = tl.maximum(begin, last)
+    begin, lo, hi, end = within_texts(band, b, first, last, begin, lo, hi, end, shape.M)
+    leads = tl.minimum(tl.maximum(n_global-shape.offset, 0), shape.N)
+    ahead, skip, count = band_tiles(lo-shape.offset, hi-shape.offset, leads, shape.N, BLOCK)
+    return ahead, skip, loop_parts(begin-shape.offset, end-shape.offset, ahead, skip, count, BLOCK)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #8ad3359f
 @triton.jit
@@ -281,13 +310,23 @@ def pair_mask(i, j, real, band, look, FORM: tl.constexpr, CAUSAL: tl.constexpr, 
         soft = real & ~everywhere
     return tl.where(real, m, 0.), tl.where(soft, dm, 0.)
 
+# %% ../../nbs/40_kernels.primitives.ipynb #f2c94d0f
+@triton.jit
+def same_text(band, b, i, j, real, N): # positions that broadcast to the tile -> bool, the tile's shape
+    "`real` where positions `i` and `j` of batch row `b` stand in one text."
+    if band.texts is not None:
+        begins = band.texts + tl.cast(2*b, tl.int64)*N
+        real = real & (tl.load(begins+i, mask=i<N, other=-1)==tl.load(begins+j, mask=j<N, other=-2))
+    return real
+
 # %% ../../nbs/40_kernels.primitives.ipynb #7f20c1ab
 @triton.jit
 def keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM: tl.constexpr, CAUSAL: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr=False): # -> j, real [BLOCK], m, dm [BLOCK_M,BLOCK]
     "The keys in the tile of turn `t`, those that take part, and `pair_mask` with the column `i` of query positions."
     j = tile_positions(t, ahead, skip, BLOCK)
     real = real_keys(keep, b, j, shape.M, WHOLE)
-    m, dm = pair_mask(i, j[None,:], real[None,:], band, look, FORM, CAUSAL, WHOLE)
+    see = real[None,:] if WHOLE else same_text(band, b, i, j[None,:], real[None,:], shape.M)
+    m, dm = pair_mask(i, j[None,:], see, band, look, FORM, CAUSAL, WHOLE)
     return j, real, m, dm
 
 # %% ../../nbs/40_kernels.primitives.ipynb #7fb1ed6e
@@ -375,7 +414,7 @@ def kernel_refuses(
     call:Call,
 ) -> str|None: # None: the kernels serve it
     "Why the kernels cannot serve a call."
-    for name in ('attn_mask','rel_bias','segments','sink','softcap'):
+    for name in ('attn_mask','rel_bias','sink','softcap'):
         if getattr(call, name) is not None:
             return f"{name}: expected None for the kernels, got one; use impl='dense'"
     if call.dropout_p or call.return_weights:
@@ -383,6 +422,9 @@ def kernel_refuses(
     if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level>=0:
         return ("impl: expected 'auto' or 'dense' inside a transform of torch.func and in forward "
                 "mode, got the kernels")
+    if call.segments is not None and call.n_global:
+        return (f"n_global: expected 0 for the kernels where segments are given, got {call.n_global}; "
+                "use impl='banded'")
     q,window,alpha = call.q,call.window,call.alpha
     if not (q.is_cuda or INTERPRETED.value):
         return ("q: expected a CUDA tensor for the kernels, "
@@ -415,7 +457,7 @@ def _at_most_two(alpha):
 # %% ../../nbs/40_kernels.primitives.ipynb #2c846da4
 def prepare(
     call:Call, # checked arguments
-) -> tuple: # q, k, v, keep; width, left, right; scale, n_global, q_offset, is_causal, curve, smooth, numbers
+) -> tuple: # q, k, v, keep, texts; width, left, right; scale, n_global, q_offset, is_causal, curve, smooth, numbers
     "Tensors of the heads, one number per head, and what is known before a kernel starts."
     serve(kernel_refuses(call))
     q,k,v,m = call.q,call.k,call.v,call.k.shape[2]
@@ -423,21 +465,23 @@ def prepare(
     keep = None if call.padding is None else call.padding.keep.to(q.device, torch.int8)
     rows = (t if t.stride(-1)==1 else t.contiguous() for t in (q,k,v))
     rest = float(call.factor),call.n_global,call.q_offset,call.is_causal,form.curve,form.smooth,[*form[2:],ramp,unit]
-    return (*rows,keep),window_limits(call.window, *q.shape[:2], m, q.device),rest
+    return (*rows,keep,_texts(call.segments)),window_limits(call.window, *q.shape[:2], m, q.device),rest
 
 # %% ../../nbs/40_kernels.primitives.ipynb #fbfd06f3
 def _block(d): return max(16, triton.next_power_of_2(d))  # the least that a tensor core takes
 
 def told(
-    q:Tensor, k:Tensor, v:Tensor, width:Tensor, left:Tensor, right:Tensor, # as from `prepare`
+    q:Tensor, k:Tensor, v:Tensor, texts:Tensor|None, width:Tensor, left:Tensor, right:Tensor, # as from `prepare`
     scale:float, n_global:int, q_offset:int, is_causal:bool, curve:str, smooth:str, numbers, # likewise
 ) -> dict: # by the names that the kernels' arguments have
     "Order of the heads, band, sizes, strides and constants of one call."
     (B,H,N,D),(_,HKV,M,DV) = q.shape,v.shape
     *form,ramp,unit = numbers
     q_at,k_at,v_at = (t.stride()[:3] for t in (q,k,v))
-    return dict(order=widest_first(left, right), band=Band(width, left, right, ramp, unit, n_global), shape=Shape(H, HKV, N, M, q_offset), q_at=q_at, k_at=k_at, v_at=v_at,
-                scale=scale, FORM=Form(curve, smooth, *form), CAUSAL=is_causal, D=D, DV=DV, BLOCK_D=_block(D), BLOCK_DV=_block(DV))
+    band,shape = Band(width, left, right, ramp, unit, n_global, texts),Shape(H, HKV, N, M, q_offset)
+    return dict(order=widest_first(left, right), band=band, shape=shape, q_at=q_at, k_at=k_at, v_at=v_at,
+                scale=scale, FORM=Form(curve, smooth, *form), CAUSAL=is_causal, D=D, DV=DV,
+                BLOCK_D=_block(D), BLOCK_DV=_block(DV))
 
 # %% ../../nbs/40_kernels.primitives.ipynb #69054541
 def _arguments(kernel, known):
@@ -461,7 +505,7 @@ def launch(
 
 # %% ../../nbs/40_kernels.primitives.ipynb #36b56b09
 def differentiable(
-    forward, # custom operator: q, k, v, keep, then `learned` tensors [B,H], left, right, and seven numbers
+    forward, # custom operator: q, k, v, keep, texts, then `learned` tensors [B,H], left, right, and seven numbers
     backward, # custom operator: dout, forward's tensors, its outputs, `learned` times whether its gradient is wanted, the seven numbers
     learned:int, # how many tensors a head have a gradient
 ):
@@ -471,7 +515,7 @@ def differentiable(
         ctx.save_for_backward(*inputs[:-7], *output)
         ctx.mark_non_differentiable(*output[1:])
     def pull(ctx, dout, *_):
-        wants = ctx.needs_input_grad[4:4+learned]
+        wants = ctx.needs_input_grad[5:5+learned]
         dq,dk,dv,*others = backward(dout.contiguous(), *ctx.saved_tensors, *wants, *ctx.rest)
-        return dq,dk,dv,None,*(d if w else None for d,w in zip(others, wants)),*[None]*9
+        return dq,dk,dv,None,None,*(d if w else None for d,w in zip(others, wants)),*[None]*9
     forward.register_autograd(pull, setup_context=save)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from ..call import Call, serve, takes
 from .primitives import (triton, tl, INTERPRETED, prepare, told, launch, differentiable, dot, matrix, load_tile, store_tile, real_keys,
-    head_look, my_tile, tile_positions, key_tiles, keys_of_turn, query_tiles, pair_mask, online_softmax_update)
+    head_look, my_tile, tile_positions, key_tiles, keys_of_turn, query_tiles, pair_mask, same_text, online_softmax_update)
 
 # %% ../../nbs/41_kernels.window.ipynb #7f20c1ac
 @triton.jit
@@ -41,7 +41,7 @@ def window_forward_kernel(
     top = tl.full([BLOCK_M], -float('inf'), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, look, band.n_global, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     for part in tl.static_range(3):  # edge, inside, edge
         for t in range(turns[part], turns[part+1]):
             j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N, part==1)  # m, dm: [BLOCK_M, BLOCK_N]
@@ -72,13 +72,13 @@ def _tile_sizes(q, v, way):
 @torch.library.custom_op("dynattn::window_forward", mutates_args=())
 def window_forward(
     q:Tensor, k:Tensor, v:Tensor, # [B,H,N,D], [B,HKV,M,D], [B,HKV,M,DV], the last axis contiguous
-    keep:Tensor|None, # [B,M] int8
+    keep:Tensor|None, texts:Tensor|None, # [B,M] int8; [B,2,N] int32, first and last position of each token's text
     width:Tensor, left:Tensor, right:Tensor, # [B,H] float32, int32, int32
     scale:float, n_global:int, q_offset:int, is_causal:bool,
     curve:str, smooth:str, numbers:Sequence[float], # `Form`, then ramp and unit
 ) -> tuple[Tensor,Tensor]: # [B,H,N,DV] and [B,H,N] float32
     "Output and base-2 log-sum of each row."
-    known = told(q, k, v, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers)
+    known = told(q, k, v, texts, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers)
     out,lse = q.new_empty(*q.shape[:3], v.shape[-1]),q.new_empty(q.shape[:3], dtype=torch.float32)
     launch(window_forward_kernel, known | _tile_sizes(q, v, 'rows'), q, k, v, keep, out, lse)
     return out,lse
@@ -112,7 +112,7 @@ def window_dq_kernel(
     K_rows, V_rows = matrix(k, k_at, b, hkv), matrix(v, v_at, b, hkv)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dw = tl.zeros([BLOCK_M], tl.float32)
-    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, look, band.n_global, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     for part in tl.static_range(3):
         for t in range(turns[part], turns[part+1]):
             j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N, part==1)  # m, dm: [BLOCK_M, BLOCK_N]
@@ -146,7 +146,7 @@ def window_dkv_kernel(
         head = b*shape.H+h
         look = head_look(band, head)
         at = head.to(tl.int64)*shape.N
-        ahead, skip, turns = query_tiles(tile*BLOCK_N, look, band.n_global, shape, CAUSAL, BLOCK_N, BLOCK_M)
+        ahead, skip, turns = query_tiles(tile*BLOCK_N, b, look, band, shape, CAUSAL, BLOCK_N, BLOCK_M)
         for part in tl.static_range(3):
             for t in range(turns[part], turns[part+1]):
                 rows = tile_positions(t, ahead, skip, BLOCK_M)
@@ -155,7 +155,9 @@ def window_dkv_kernel(
                 mean = tl.load(delta+at+rows, mask=alive, other=0.)
                 Q = load_tile(matrix(q, q_at, b, h), rows, alive, q_at[2], D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
                 dO = load_tile(dout + at*DV, rows, alive, DV, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
-                m, dm = pair_mask((rows+shape.offset)[None,:], j[:,None], real[:,None], band, look, FORM, CAUSAL, part==1)  # [BLOCK_N, BLOCK_M]
+                i = (rows+shape.offset)[None,:]
+                see = real[:,None] if part==1 else same_text(band, b, i, j[:,None], real[:,None], shape.M)
+                m, dm = pair_mask(i, j[:,None], see, band, look, FORM, CAUSAL, part==1)  # [BLOCK_N, BLOCK_M]
                 p = m*tl.exp2(window_scores(K, Q, m, scale)-L[None,:])
                 acc_v += dot(p.to(dO.dtype), dO)
                 ds = p*(dot(V, tl.trans(dO))-mean[None,:])
@@ -168,13 +170,13 @@ def window_dkv_kernel(
 @torch.library.custom_op("dynattn::window_backward", mutates_args=())
 def window_backward(
     dout:Tensor, # [B,H,N,DV] contiguous
-    q:Tensor, k:Tensor, v:Tensor, keep:Tensor|None, width:Tensor, left:Tensor, right:Tensor, # as `window_forward` took them
+    q:Tensor, k:Tensor, v:Tensor, keep:Tensor|None, texts:Tensor|None, width:Tensor, left:Tensor, right:Tensor, # as `window_forward` took them
     out:Tensor, lse:Tensor, # as it returned them
     wants_width:bool, # whether the width's gradient is computed, else it is zero
     scale:float, n_global:int, q_offset:int, is_causal:bool, curve:str, smooth:str, numbers:Sequence[float],
 ) -> tuple[Tensor,Tensor,Tensor,Tensor]: # dq, dk, dv like q, k, v, contiguous; dwidth [B,H]
     "Gradients of queries, keys, values and width."
-    known = told(q, k, v, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers)
+    known = told(q, k, v, texts, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers)
     rows,cols = (known | _tile_sizes(q, v, way) for way in ('dq','dkv'))
     dq,dk,dv,delta = (t.new_empty(t.shape) for t in (q,k,v,lse))
     partial = lse.new_empty(*width.shape, triton.cdiv(q.shape[2], rows['BLOCK_M'])) if wants_width else None
@@ -183,7 +185,7 @@ def window_backward(
     return dq,dk,dv,partial.sum(-1) if wants_width else torch.zeros_like(width)
 
 @window_backward.register_fake
-def _(dout, q, k, v, keep, width, *rest): return *(t.new_empty(t.shape) for t in (q,k,v)),width.new_empty(width.shape)
+def _(dout, q, k, v, keep, texts, width, *rest): return *(t.new_empty(t.shape) for t in (q,k,v)),width.new_empty(width.shape)
 
 differentiable(window_forward, window_backward, 1)
 
