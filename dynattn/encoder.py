@@ -193,7 +193,7 @@ class EncoderConfig:
     hidden:int|None=None   # width of the feed-forward net (default 4D)
     dropout:float=0.
     patch:int=1            # ids that are merged into one token
-    grams:tuple=()         # lengths of runs of ids that are looked up as well
+    grams:tuple=()         # lengths, 1 to 64, of runs of ids that are looked up as well
     buckets:int=8192       # rows of the table of each length
     window:str|int|None='dynamic' # as in `DynamicAttention`
     init_width:float|list=16.     # tokens
@@ -216,11 +216,14 @@ def _settle(c):
     "Lists from JSON become tuples, so that a configuration equals its saved copy."
     for k in ('grams','classes'): object.__setattr__(c, k, tuple(getattr(c, k)))
     if isinstance(c.init_width, list): object.__setattr__(c, 'init_width', tuple(c.init_width))
+    if not all(isinstance(n, int) and 1<=n<=64 for n in c.grams):  # a hash takes n steps
+        raise ValueError(f"grams: expected ints from 1 to 64, got {c.grams!r:.80}")
     if not isinstance(c.patch, int) or c.patch<1: raise ValueError(f"patch: expected an int >= 1, got {c.patch!r}")
 
 def _config(cls, d):
     "From a dict; unknown fields are an error: a file of a later version must not be half understood."
-    if extra := d.keys() - {f.name for f in dataclasses.fields(cls)}: raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
+    if extra := d.keys() - {f.name for f in dataclasses.fields(cls)}:
+        raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
     return cls(**d)
 
 # %% ../nbs/50_encoder.ipynb #b03abe4d

@@ -319,7 +319,7 @@ def test_a_configuration_that_its_weights_do_not_fit_is_named_at_once(change, co
     (copy/'config.json').write_text(json.dumps({**config, **change}))
     began = time.process_time()
     says(f'{copy}: damaged config.json', 'predict', tree, '--run', copy)
-    assert time.process_time()-began<3
+    assert time.process_time()-began<10
 
 @pytest.mark.parametrize('n', [1, 2, 3, 4, 5, 6, 7])
 def test_a_disk_that_is_full_at_any_write_leaves_a_run_that_goes_on(n, tree, whole, tmp_path, monkeypatch, capsys):
