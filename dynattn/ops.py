@@ -6,7 +6,7 @@
 __all__ = ['impls', 'Impl', 'choose', 'RoutedCall', 'attention']
 
 # %% ../nbs/44_ops.ipynb #92b58f83
-import inspect, os
+import copy, inspect, os
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,7 +15,9 @@ import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call, exporting_to_onnx, serve, takes
 from .dense import dense_attention, visible_pairs
-from .band.attention import banded_attention, refuses as banded_refuses
+from .band.attention import banded_attention, is_traced, refuses as banded_refuses, transformed
+from .padding import PaddingMask
+from .window import Window
 
 # %% ../nbs/44_ops.ipynb #fb3821e4
 _scaled_dot_product_attention = F.scaled_dot_product_attention # kept: a program may put `attention` in its place
@@ -136,6 +138,30 @@ def choose(call) -> str: # a key of `impls`
     "Who computes this when nobody is named."
     return _choose(call)
 
+# %% ../nbs/44_ops.ipynb #70e2c6bc
+def _reach(window):
+    "How many tokens the widest head sees to the left and right; None is no limit or not known without waiting."
+    if isinstance(window, tuple): return window
+    known = isinstance(window, Window) and window.unit=='tokens' and window.apply=='inside'
+    if not known or window.sigma.device.type!='cpu': return None,None
+    return tuple(int(x.max()) if x.numel() else None for x in window.bounds())
+
+def _cut_keys(call):
+    "The call without the keys that none of its queries reaches."
+    n,m,at = call.q.shape[2],call.k.shape[2],call.q_offset
+    tensors = [x for x in (call.q,call.k,call.v,call.alpha,getattr(call.window, 'sigma', None)) if isinstance(x, Tensor)]
+    if n>=m or call.n_global or call.return_weights or transformed() or is_traced(tensors): return call
+    left,right = _reach(call.window)
+    if call.is_causal: right = 0
+    first = 0 if left is None else min(max(at-left, 0), m)
+    end = m if right is None else max(min(at+n+right, m), first)
+    if first==0 and end==m: return call
+    fewer = copy.copy(call)
+    fewer.k,fewer.v,fewer.q_offset = call.k[:,:,first:end],call.v[:,:,first:end],at-first
+    if call.padding is not None: fewer.padding = PaddingMask(call.padding.keep[:,first:end])
+    if call.attn_mask is not None and call.attn_mask.shape[-1]==m: fewer.attn_mask = call.attn_mask[...,first:end]
+    return fewer
+
 # %% ../nbs/44_ops.ipynb #40f5fc99
 @dataclass(eq=False, repr=False, kw_only=True)
 class RoutedCall(Call):
@@ -155,7 +181,9 @@ class RoutedCall(Call):
 @takes(RoutedCall)
 def attention(call) -> Tensor: # [B,H,N,dv], with the weights if asked for
     "`F.scaled_dot_product_attention` with padding, windows whose width learns, and entmax whose alpha learns."
-    if call.impl=='auto': return impls[_choose(call)].run(call)
+    if call.impl=='auto':
+        chosen = _choose(call)
+        return impls[chosen].run(_cut_keys(call) if chosen=='dense' else call)
     if exporting_to_onnx() and call.impl in ('banded','triton'):
         raise ValueError("impl: expected 'auto', 'dense' or 'sdpa' in an export to ONNX, which has no "
                          f"operators of this package, got {call.impl!r}; use impl='dense'")

@@ -1,7 +1,7 @@
 """The band against the dense oracle in float64: random shapes, windows, masks and options, gradients included.
 
 500 cases; DYNATTN_EXAMPLES=20000 for more."""
-import os, random
+import os, random, time
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.testing import assert_close
@@ -11,6 +11,7 @@ from dynattn.dense import dense_attention
 from dynattn.band import attention as band
 from dynattn.band.attention import BandWeights, Tiled, banded_attention
 from dynattn.band.engines import Inputs
+from dynattn.ops import attention
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
 
@@ -228,3 +229,30 @@ def test_a_lost_query_without_a_key_sends_nothing_back(dv, short, monkeypatch):
     assert_close(b, a, equal_nan=True)
     g = torch.ones_like(a)
     for s,t in zip(*(torch.autograd.grad(y, leaves, g) for y in (b,a))): assert_close(s, t, rtol=0, atol=1e-12)
+
+REACH = 20
+ONE_QUERY = dict(
+    hard=dict(window=REACH), soft=dict(window=Window(torch.tensor([2.,REACH-1.]), smooth='ramp', ramp=1.)),
+    alpha=dict(window=REACH, alpha=torch.tensor([1.5,1.7])), leading=dict(window=REACH, n_global=3),
+    soft_leading=dict(window=Window(torch.tensor([2.,REACH-1.]), smooth='ramp', ramp=1.), n_global=3),
+    sink=dict(window=REACH, sink=torch.zeros(2)), softcap=dict(window=REACH, softcap=2.),
+    bias=dict(window=REACH, rel_bias=torch.ones(2, 2*REACH+1)), sharp=dict(window=REACH, sink=torch.zeros(2), alpha=1.5))
+
+@pytest.mark.parametrize('name', ONE_QUERY)
+def test_one_query_costs_its_window(name):
+    "What lies outside is not even multiplied, so a cache of 65,536 keys takes about the time of one of 512"
+    options = dict(is_causal=True, **ONE_QUERY[name])
+    def best(keys):
+        g = torch.Generator().manual_seed(0)
+        q,k,v = torch.randn(1, 2, 1, 16, generator=g),*torch.randn(2, 1, 2, keys, 16, generator=g)
+        k[:,:,3:-REACH-1] = v[:,:,3:-REACH-1] = torch.nan
+        if not options.get('n_global'): k[:,:,:3] = v[:,:,:3] = torch.nan
+        taken = []
+        with torch.no_grad():
+            for _ in range(15):
+                began = time.process_time()
+                out = attention(q, k, v, q_offset=keys-1, **options)
+                taken.append(time.process_time()-began)
+        assert out.isfinite().all()
+        return min(taken)
+    assert best(2**16) < 3*best(2**9)
