@@ -215,3 +215,62 @@ def test_packed_texts_are_what_they_are_alone(name, windows, monkeypatch):
     assert taken and all(call.get('attn_mask') is None and 'segments' in call for call in taken)
     together = model(ids, use_cache=False).logits
     assert (together-alone).abs().max()>1e-3
+
+SMALL_T5 = dict(vocab_size=99, num_layers=2, num_heads=4, d_model=16, d_kv=4, d_ff=24, dropout_rate=0., pad_token_id=0,
+                decoder_start_token_id=1)
+
+@pytest.mark.parametrize('name, again', [('t5',None), ('t5',True), ('t5',False), ('mt5',None), ('umt5',None), ('udop',None)])
+def test_a_bias_by_offset_is_a_vector(name, again, monkeypatch):
+    "In float64: values, and gradients of all parameters, are those of eager; with layers computed again as well."
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM, UdopForConditionalGeneration
+    from dynattn import hf
+    from dynattn.hf import plugin
+    config = AutoConfig.for_model(name, **SMALL_T5)
+    torch.manual_seed(0)
+    cls = UdopForConditionalGeneration if name=='udop' else AutoModelForSeq2SeqLM
+    model = (cls(config) if name=='udop' else cls.from_config(config)).double()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(3)
+    ids = torch.randint(3, 99, (2, 13))
+    keep = torch.arange(13) < torch.tensor([[13],[8]])
+    batch = dict(input_ids=ids, attention_mask=keep.long(), labels=ids[:,:7].clone())
+    if name=='udop': batch['bbox'] = torch.randint(0, 900, (2, 13, 4)).sort(-1).values/1000
+    def run(impl):
+        hf.switch(model) if impl=='dynattn' else model.set_attn_implementation(impl)
+        model.zero_grad()
+        out = model.train()(**batch, use_cache=False)
+        out.loss.backward()
+        return out.logits.detach(), {n: p.grad.clone() for n,p in model.named_parameters() if p.grad is not None}
+    theirs,their_gradients = run('eager')
+    assert any('relative_attention_bias' in n and g.abs().max()>1e-6 for n,g in their_gradients.items())
+    monkeypatch.setattr(plugin, '_pays_by_offset', lambda *given: True)
+    taken = []
+    monkeypatch.setattr(plugin, 'attention', lambda *a, **k: (taken.append(k), attention(*a, **k))[1])
+    from dynattn.ops import attention
+    if again is not None: model.gradient_checkpointing_enable(dict(use_reentrant=again))
+    ours,gradients = run('dynattn')
+    assert_close(ours, theirs, rtol=0, atol=1e-10)
+    assert_close(gradients, their_gradients, rtol=0, atol=1e-10)
+    vectors = [k.get('rel_bias') for k in taken]
+    assert sum(x is not None for x in vectors) >= (2 if name=='udop' else 4)
+    if name!='udop': assert all(x is not None for x in vectors)
+
+def test_leading_tokens_of_layers_that_slide():
+    "The cache that generate makes keeps them; transformers' own drop them, with growing and fixed size."
+    from transformers import MistralConfig, MistralForCausalLM
+    from dynattn import hf
+    torch.manual_seed(0)
+    sizes = {k: SMALL[k] for k in list(SMALL)[:11]}
+    model = hf.add_windows(MistralForCausalLM(MistralConfig(**sizes, sliding_window=9)).eval(), init=3., n_global=1)
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(5)
+    ids,keep = torch.randint(3, 99, (2, 13)),(torch.arange(13) >= torch.tensor([[0],[5]])).long()
+    def logits(tokens, **options):
+        found = model.generate(ids, attention_mask=keep, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False,
+                               output_logits=True, return_dict_in_generate=True, **options)
+        return torch.stack(found.logits)
+    assert_close(logits(8), logits(8, use_cache=False))
+    for cache in ('dynamic','static'):
+        assert_close(logits(1, cache_implementation=cache), logits(1, use_cache=False))
+        with pytest.raises(ValueError, match='n_global: expected 0 in a layer that slides'):
+            logits(8, cache_implementation=cache)

@@ -25,7 +25,8 @@ try:
     import transformers
     from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
     from transformers.masking_utils import causal_mask_function, sdpa_mask
-except ImportError as e: raise ImportError("transformers>=5 is not installed; pip install 'dynattn[hf]' brings it") from e
+except ImportError as e:
+    raise ImportError("transformers>=5 is not installed; pip install 'dynattn[hf]' brings it") from e
 
 # %% ../../nbs/55_hf.plugin.ipynb #5cda5db1
 class Sight(NamedTuple):
@@ -34,24 +35,27 @@ class Sight(NamedTuple):
     causal:bool=False      # key j <= i + q_offset only
     window:tuple|None=None # (left, right), inclusive: a window that the model itself has
     q_offset:int=0         # position of query 0 on the key axis
-    pairs:Tensor|None=None # [B,1,N,M], for patterns that the fields above cannot say; it says everything then
+    pairs:Tensor|None=None # [B,1,N,M], all of it as a square; where `causal` is False, it says what no other field does
     at:Tensor|None=None    # [], `q_offset` once more, for a compiled model: a number would be part of its graph
     segments:Tensor|None=None # [B,N] int, the texts of a packed row, or chunks of texts; each sees itself
     texts:Tensor|None=None # [B,N] int, the texts of a packed row
     chunked:bool=False     # the layer attends in chunks
     queries:int|None=None  # N, where transformers has said so
+    dropped:bool=False     # real tokens before the first key have left the cache
 
     ndim = 4                          # what `generate` asks of the masks
     def contiguous(self): return self # that it makes itself, for static caches
 
-    def __getitem__(self, key): # layers that select keys read the square, and Gemma 4 leaves queries out: `mask[:,:,-1:,:]`
+    def __getitem__(self, key):
+        "Layers that select keys read the square, and Gemma 4 leaves queries out: `mask[:,:,-1:,:]`."
         if not isinstance(key, tuple): return tuple.__getitem__(self, key)
         if self.pairs is not None and not isinstance(key[1], slice): return self.pairs[key]
-        if self.segments is not None or self.queries is None: raise ValueError("queries: expected all of a packed row, got some")
+        if self.segments is not None or self.queries is None:
+            raise ValueError("queries: expected all of a packed row, got some")
         rows = range(self.queries)[key[2]]
         pairs = None if self.pairs is None else self.pairs[key]
-        return self._replace(pairs=pairs, q_offset=(self.q_offset or 0)+rows.start, queries=len(rows),
-                             at=None if self.at is None else self.at+rows.start)
+        at = None if self.at is None else self.at+rows.start
+        return self._replace(pairs=pairs, q_offset=(self.q_offset or 0)+rows.start, queries=len(rows), at=at)
 
 # %% ../../nbs/55_hf.plugin.ipynb #881656c2
 def _keep(mask, start, n):
@@ -60,10 +64,16 @@ def _keep(mask, start, n):
     mask = F.pad(mask.bool(), (0, max(start+n-mask.shape[1], 0)))[:,start:start+n]
     return None if not torch.compiler.is_compiling() and mask.all() else mask
 
+def _has_dropped(mask, start):
+    "Whether a real token stands before `start`; assumed where values cannot be read."
+    if start==0: return False
+    return mask is None or torch.compiler.is_compiling() or bool(mask[:,:start].any())
+
 # %% ../../nbs/55_hf.plugin.ipynb #342330c7
 def _reach(size, causal, config):
     "The model's own window as (left, right); None where `size` is something else, the chunk of chunked attention."
-    if getattr(config, 'attention_chunk_size', None) is not None or getattr(config, 'sliding_window', None)!=size: return None
+    if getattr(config, 'attention_chunk_size', None) is not None: return None
+    if getattr(config, 'sliding_window', None)!=size: return None
     return (size-1,0) if causal else (size,size)
 
 # %% ../../nbs/55_hf.plugin.ipynb #5a9e0001
@@ -72,8 +82,9 @@ _PIECES = dict(sliding_window_overlay={'sliding_window'}, chunked_overlay={'chun
 _AROUND = dict(and_masks={'mask_functions'}, remap_positions_for_packed_sequence={'mask_function','position_ids'})
 
 def _parts(f):
-    "The variables in the parts of a mask function of transformers, by name; None where a part is not in the lists above."
-    if f is causal_mask_function: return {}
+    """The variables in the parts of a mask function of transformers, by name, and whether one of them is causal;
+    None where a part is not in the lists above."""
+    if f is causal_mask_function: return dict(causal=True)
     maker = getattr(f, '__qualname__', '').split('.')[0]
     names = {**_PIECES, **_AROUND}.get(maker)
     if names is None or f.__module__!=causal_mask_function.__module__ or set(f.__code__.co_freevars)!=names: return None
@@ -98,39 +109,45 @@ def _segments(parts, n, device): # -> [B,N] int64 that does not decrease
     return F.pad((texts.diff()!=0) | (chunk.diff()!=0), (1,0)).cumsum(1)
 
 # %% ../../nbs/55_hf.plugin.ipynb #c2c1ba28
-def sight(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, local_size=None,
-          allow_is_causal_skip=True, allow_is_bidirectional_skip=False, config=None, device='cpu', **kwargs) -> Sight:
+def sight(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
+          local_size=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=False, config=None,
+          device='cpu', **kwargs) -> Sight:
     "What transformers calls where it would build a mask."
     if isinstance(attention_mask, Sight): return attention_mask  # `generate` has asked already
     causal,here = allow_is_causal_skip,int(q_offset)-int(kv_offset)
-    at = torch.tensor(here)
     window = None if local_size is None else _reach(local_size, causal, config)
-    plain = Sight(_keep(attention_mask, kv_offset, kv_length), causal, window, here if causal else 0, at=at if causal else None,
-                  queries=q_length)
+    keep,at = _keep(attention_mask, kv_offset, kv_length),torch.tensor(here)
+    plain = Sight(keep, causal, window, here if causal else 0, at=at if causal else None, queries=q_length,
+                  dropped=_has_dropped(attention_mask, kv_offset))
     if (causal or allow_is_bidirectional_skip) and (local_size is None or window): return plain
-    parts = _parts(mask_function)
-    chunk = (parts or {}).get('chunk_size')
+
+    parts = _parts(mask_function) or {}
+    chunk,texts,past = parts.get('chunk_size'),parts.get('packed_sequence_mask'),not q_length==kv_length or here!=0
+    window = (parts['sliding_window']-1, 0) if 'sliding_window' in parts else None
+    whole = chunk is None and texts is None
     if causal and chunk is not None and kv_offset+kv_length<=chunk: return plain._replace(chunked=True)
-    if parts and q_length==kv_length and here==0 and kv_offset==0 and parts.keys()!={'sliding_window'}:
+    if 'causal' in parts and not whole and not past and kv_offset==0:
         segments = _segments(parts, q_length, device).expand(batch_size, -1)
-        if 'sliding_window' in parts: window = (parts['sliding_window']-1, 0)
-        texts = parts.get('packed_sequence_mask')
-        return plain._replace(causal=True, window=window, q_offset=0, at=torch.tensor(0), segments=segments, texts=texts,
-                              chunked=chunk is not None)
+        return plain._replace(causal=True, window=window, q_offset=0, at=torch.tensor(0), segments=segments,
+                              texts=texts, chunked=chunk is not None)
     if causal and chunk is not None and q_length==1:
         position = torch.arange(kv_length, device=device)[None]+kv_offset
-        same = _chunk_of(parts, position)==_chunk_of(parts, torch.tensor([[int(q_offset)]], device=device))  # [B,M]
-        return plain._replace(keep=same if plain.keep is None else same & plain.keep, chunked=True)
-    pairs = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, device=device,
-                      allow_is_causal_skip=False, allow_is_bidirectional_skip=False, **kwargs)
-    return Sight(q_offset=here, pairs=pairs, at=at, chunked=chunk is not None, queries=q_length)
+        query = torch.tensor([[int(q_offset)]], device=device)
+        same = _chunk_of(parts, position)==_chunk_of(parts, query)  # [B,M]
+        return plain._replace(keep=same if keep is None else same & keep, chunked=True)
+
+    pairs = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
+                      device=device, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, **kwargs)
+    said = 'causal' in parts and whole  # the fields say all that the square does
+    return plain._replace(causal=said, window=window if said else None, q_offset=here, at=at, pairs=pairs,
+                          texts=texts, chunked=chunk is not None)
 
 # %% ../../nbs/55_hf.plugin.ipynb #fcecc91c
 _COMPUTED = ('softcap','position_bias','s_aux','sinks','indices','block_indices')
 _FOREIGN = ('cache',)
 _STANDARD = ('module','query','key','value','attention_mask','scaling','dropout','sliding_window','kwargs')
-_HARMLESS = ('sliding_window','position_ids','cache_position','num_items_in_batch','max_length_q','max_length_k','deterministic',
-             'output_attentions','output_hidden_states','shift_labels','labels')
+_HARMLESS = ('sliding_window','position_ids','cache_position','num_items_in_batch','max_length_q','max_length_k',
+             'deterministic','output_attentions','output_hidden_states','shift_labels','labels')
 _PACKING = ('cu_seq_lens_q','cu_seq_lens_k','seq_idx')
 
 @lru_cache(None)
@@ -150,8 +167,9 @@ def _refuse(module, kwargs, packed, computed=_COMPUTED):
     for name,x in kwargs.items():
         if x is None or isinstance(x, bool) or name in computed or (packed and name in _PACKING): continue
         if name in _PACKING:
-            raise ValueError(f"{name}: expected position_ids beside it, which start anew with each text, or "
-                             "cu_seq_lens_q and cu_seq_lens_k of one row without a past; the texts would see each other")
+            raise ValueError(f"{name}: expected position_ids beside it, which start anew with each text, "
+                             "or cu_seq_lens_q and cu_seq_lens_k of one row without a past; "
+                             "the texts would see each other")
         if _changes(module, name):
             raise ValueError(f"{name}: expected None, got {type(x).__name__} from {type(module).__name__}; "
                              "it changes the result and 'dynattn' does not compute it; use attn_implementation='eager'")
@@ -160,9 +178,13 @@ def _refuse(module, kwargs, packed, computed=_COMPUTED):
 def _as_sight(module, mask, is_causal, n, m):
     "What came as `attention_mask`, as a `Sight`."
     if isinstance(mask, Sight): return mask
-    if mask is None: return Sight(causal=bool(getattr(module, 'is_causal', True) if is_causal is None else is_causal) if n>1 else False)
-    if not isinstance(mask, Tensor) or mask.dim()!=4: raise TypeError(f"attention_mask: expected None, a Sight or a mask of pairs [B,1,N,M], got {tuple(getattr(mask, 'shape', ())) or type(mask).__name__}")
-    return Sight(pairs=mask, q_offset=0 if n==m else None)  # where the queries stand is not told
+    if mask is None:
+        looks_back = getattr(module, 'is_causal', True) if is_causal is None else is_causal
+        return Sight(causal=bool(looks_back) if n>1 else False)
+    if not isinstance(mask, Tensor) or mask.dim()!=4:
+        got = tuple(getattr(mask, 'shape', ())) or type(mask).__name__
+        raise TypeError(f"attention_mask: expected None, a Sight or a mask of pairs [B,1,N,M], got {got}")
+    return Sight(pairs=mask, q_offset=0 if n==m else None)  # the position of the queries is unknown
 
 def _with_texts(s, kwargs, q, m):
     "`s` with the texts that `cu_seq_lens_q` tells apart, where nothing else has."
@@ -173,6 +195,35 @@ def _with_texts(s, kwargs, q, m):
     number = torch.arange(len(ends)-1, device=q.device)
     texts = number.repeat_interleave(ends.to(q.device).diff(), output_size=n)[None]
     return s._replace(segments=texts, texts=texts)
+
+# %% ../../nbs/55_hf.plugin.ipynb #b0f50002
+def _by_offset(bias, at): # [1,H,N,M] -> [H,2R+1]
+    """A bias as a vector over `j - i - at`, if it depends on the offset alone; None for any other bias,
+    and where values cannot be read. The vector is kept on the tensor, for the next layer that gets it."""
+    if torch.compiler.is_compiling() or bias.dim()!=4 or bias.shape[0]!=1: return None
+    version = None if bias.is_inference() else bias._version
+    state = version,at,bias.requires_grad and torch.is_grad_enabled()
+    known = getattr(bias, '_dynattn_by_offset', None)
+    if known is not None and version is not None and known[0]==state: return known[1]
+    try: same = torch.equal(bias[...,1:,1:], bias[...,:-1,:-1])
+    except RuntimeError: return None  # under `vmap`, or a fake tensor
+    vector = None
+    if same:
+        n,m = bias.shape[2:]
+        first_row,first_column = bias[0,:,0],bias[0,:,:,0]                     # [H,M], [H,N]
+        vector = torch.cat((first_column[:,1:].flip(-1), first_row), -1)       # offsets j - i from 1-N to M-1
+        left,right = n-1+at,m-1-at                                             # the furthest keys on either side
+        reach = max(left, right, 0)
+        vector = F.pad(vector, (reach-left, reach-right))
+    bias._dynattn_by_offset = state,vector
+    return vector
+
+def _pays_by_offset(bias, q, window):
+    "Whether the band is no slower than PyTorch's attention with a square: where it is cut, or the square is large."
+    if q.shape[2]==1: return False
+    if window is not None: return True
+    trained = torch.is_grad_enabled() and (bias.requires_grad or q.requires_grad)
+    return bias.shape[2]*bias.shape[3] >= (2**21 if trained else 2**14)
 
 # %% ../../nbs/55_hf.plugin.ipynb #ddca0cd5
 def _decide(x): return True if x else False  # compiled, a comparison of sizes is a symbol, and `bool` leaves it one
@@ -185,26 +236,34 @@ def _own(kwargs, pairs, m):
     if sink is not None: own['sink'] = sink
     if bias is not None:
         bias = bias[...,:m]
-        if pairs is not None: bias = bias.masked_fill(~pairs, -torch.inf) if pairs.dtype==torch.bool else bias+pairs
+        if pairs is not None:
+            bias = bias.masked_fill(~pairs, -torch.inf) if pairs.dtype==torch.bool else bias+pairs
         own['attn_mask'] = bias
     return own
 
 def _options(module, q, k, s, kwargs):
     "What `dynattn.attention` takes."
-    at = s.q_offset or 0
-    options = dict(attn_mask=s.pairs, q_offset=at, window=s.window, is_causal=_decide(s.causal and k.shape[2]>at+1))
-    if s.keep is not None: options['padding'] = PaddingMask(s.keep)
+    at,m = s.q_offset or 0,k.shape[2]
+    options = dict(attn_mask=s.pairs, q_offset=at, window=None, is_causal=False)
+    if s.pairs is None: options |= dict(window=s.window, is_causal=_decide(s.causal and m>at+1))
+    if s.pairs is None and s.keep is not None: options['padding'] = PaddingMask(s.keep)
     if s.segments is not None: options['segments'] = s.segments
     learned = getattr(module, 'dynattn', None)
-    if learned is not None: options |= learned(q, k.shape[2], s)
-    return options | _own(kwargs, s.pairs, k.shape[2])
+    if learned is not None: options |= learned(q, m, s)
+    own = _own(kwargs, s.pairs, m)
+    bias = kwargs.get('position_bias')
+    if bias is not None and s.pairs is None and _pays_by_offset(bias, q, options['window']):
+        vector = _by_offset(bias, at)
+        if vector is not None: own = {name: x for name,x in own.items() if name!='attn_mask'} | dict(rel_bias=vector)
+    return options | own
 
 # %% ../../nbs/55_hf.plugin.ipynb #5a9e0014
 def _square(s, n, m, device):
     "All that `s` says, as pairs [B|1,1,N,M]."
     if s.pairs is not None: return s.pairs
     padding = None if s.keep is None else PaddingMask(s.keep)
-    return visible_pairs(n, m, padding=padding, is_causal=s.causal, window=s.window, q_offset=s.q_offset, segments=s.segments, device=device)
+    return visible_pairs(n, m, padding=padding, is_causal=s.causal, window=s.window, q_offset=s.q_offset,
+                         segments=s.segments, device=device)
 
 def _selected(module, q, m, s, kwargs):
     "`s` where the layer has selected keys: `indices` [B,N,S], or `block_indices` that its indexer turns into a mask."
@@ -226,7 +285,8 @@ def _compute_beside(module, q, k, v, s, kwargs, given, wanted):
         raise ValueError("sinks: expected [H] in layers with windows or alpha, got one logit per query")
     n,m = q.shape[2],k.shape[2]
     see = _square(s, n, m, q.device)
-    added = _own(dict(kwargs, sinks=None) | dict(position_bias=kwargs.get('position_bias', q.new_zeros(()).expand(1, 1, n, m))), see, m)
+    bias = kwargs.get('position_bias', q.new_zeros(()).expand(1, 1, n, m))
+    added = _own(dict(kwargs, sinks=None, position_bias=bias), see, m)
     mask = added.pop('attn_mask').expand(q.shape[0], q.shape[1], n, m)
     mask = torch.cat((mask, kwargs['sinks'].to(mask.dtype)), -1)
     k,v = F.pad(k, (0,0,0,1)),F.pad(v, (0,0,0,1))
@@ -270,8 +330,8 @@ def _attend_kept(module, query, new, mask, scaling, dropout, kwargs):
     s,layer = _as_sight(module, mask, True, query.shape[2], query.shape[2]),new.layer
     _refuse(module, kwargs, False, computed=())
     if s.pairs is not None or s.segments is not None or s.chunked:
-        raise ValueError("attention_mask: expected None or [B,N] with a WindowedCache, got a mask of pairs or of pieces; "
-                         "pass past_key_values=DynamicCache(config=model.config)")
+        raise ValueError("attention_mask: expected None or [B,N] with a WindowedCache, got a mask of pairs or of "
+                         "pieces; pass past_key_values=DynamicCache(config=model.config)")
     if dropout: raise ValueError(f"dropout: expected 0 with a WindowedCache, got {dropout}; call model.eval()")
     if _wanted(kwargs):
         raise ValueError("output_attentions: expected False with a WindowedCache, which has dropped keys, got True; "
@@ -297,14 +357,15 @@ def _compute(module, q, k, v, s, kwargs, given, wanted):
 def _starts_late(module, s):
     "Whether leading tokens of some row stand behind padding; assumed where values cannot be read."
     n_global = getattr(getattr(module, 'dynattn', None), 'n_global', 0)
-    if not n_global or s.keep is None or s.pairs is not None or s.segments is not None: return False
+    if not n_global or s.keep is None or s.segments is not None: return False
     return torch.compiler.is_compiling() or not bool(s.keep[:,:n_global].all())
 
 def _compute_turned(module, q, k, v, s, kwargs, given, wanted):
     "`_compute` of a text to itself where rows begin with padding."
-    if kwargs.get('position_bias') is not None:
-        raise ValueError("position_bias: expected None where leading tokens stand behind padding, got a tensor; "
-                         "pad on the right, or set n_global=0")
+    bias = kwargs.get('position_bias')
+    if bias is not None and _by_offset(bias, 0) is None:
+        raise ValueError("position_bias: expected one by offset where leading tokens stand behind padding, "
+                         "got another; pad on the right, or set n_global=0")
     pad = s.keep.int().argmax(1)                                               # [B]
     turned = s._replace(keep=turn_rows(s.keep[:,None,:,None], pad)[:,0,:,0])
     out,weights = _compute(module, *(turn_rows(x, pad) for x in (q, k, v)), turned, kwargs, given, wanted)
@@ -312,29 +373,31 @@ def _compute_turned(module, q, k, v, s, kwargs, given, wanted):
     return turn_rows(out, -pad),weights
 
 # %% ../../nbs/55_hf.plugin.ipynb #c56d0002
-def _seen_from(module, s, n, m, device):
-    "What is added to the scores of `n` queries from position `s.at` on, [B|1,H|1,N,M]: the window's logarithm, -inf where nothing is seen."
-    learned = getattr(module, 'dynattn', None)
-    position = torch.arange(m, device=device)
+def _seen_from(module, q, m, s):
+    """What is added to the scores of queries [B,H,N,d] from position `s.at` on, [B|1,H|1,N,M]:
+    the window's logarithm, -inf where nothing is seen."""
+    learned,n,device = getattr(module, 'dynattn', None),q.shape[2],q.device
+    key = torch.arange(m, device=device)
     query = s.at.to(device)+torch.arange(n, device=device)[:,None]             # [N,1]
-    offset = position-query                                                    # [N,M]
-    real = s.keep[:,None,None] if s.pairs is None and s.keep is not None else s.pairs # [B,1,N|1,M]
+    offset = key-query                                                         # [N,M]
+    by_fields = s.pairs is None or s.causal
     added = torch.zeros(1, 1, n, m, device=device)
-    if s.window is not None and s.window[0] is not None: added = added.masked_fill(offset<-s.window[0], -torch.inf)
     if learned is not None and learned.sigma_head is not None:
-        window = learned.window(_ask(learned.sigma_head, None, s.keep), s.window)
-        start = 0 if real is None else real[:,:,-1:].int().argmax(-1, keepdim=True) # [B,1,1,1] the first real token
-        end = start+learned.n_global
-        leading = (position>=start) & (position<end) | (query>=start) & (query<end)
+        first = 0 if s.keep is None else s.keep.int().argmax(1)[:,None,None,None] # [B,1,1,1] the first real token
+        end = first+learned.n_global
+        leading = (key>=first) & (key<end) | (query>=first) & (query<end)
+        window = _window_option(learned, q, m, s)['window']
         added = window.log_mask(offset).masked_fill(leading, 0.)               # [B|1,H,N,M]
-    if s.pairs is None: added = added.masked_fill(offset>0, -torch.inf)
-    if real is None: return added
-    return added.masked_fill(~real, -torch.inf) if real.dtype==torch.bool else added+real
+    elif by_fields and s.window is not None and s.window[0] is not None:
+        added = added.masked_fill(offset<-s.window[0], -torch.inf)
+    if not by_fields: return added.masked_fill(~s.pairs, -torch.inf) if s.pairs.dtype==torch.bool else added+s.pairs
+    added = added.masked_fill(offset>0, -torch.inf)
+    return added if s.keep is None else added.masked_fill(~s.keep[:,None,None], -torch.inf)
 
 def _compute_at(module, q, k, v, s, kwargs, given, wanted):
     "`_compute` where positions are a tensor."
     learned = getattr(module, 'dynattn', None)
-    added = _seen_from(module, s, q.shape[2], k.shape[2], q.device).to(q.dtype)
+    added = _seen_from(module, q, k.shape[2], s).to(q.dtype)
     own = _own(kwargs, None, k.shape[2])
     if 'attn_mask' in own: added = added+own.pop('attn_mask')
     alpha = {} if learned is None else _alpha_option(learned, q, s)
@@ -346,9 +409,10 @@ def _way(module, q, k, s, kwargs):
     if kwargs.get('sinks') is not None and kwargs['sinks'].dim()==4: return _compute_beside
     learned = getattr(module, 'dynattn', None)
     late,itself = _starts_late(module, s),q.shape[2]==k.shape[2]
-    windows = learned is not None and learned.causal and learned.sigma_head is not None
-    pair_by_pair = windows and s.pairs is not None or late and not itself or q.shape[2]==1 and torch.compiler.is_compiling()
-    if pair_by_pair and s.at is not None: return _compute_at
+    windows = learned is not None and learned.sigma_head is not None
+    square = windows and s.pairs is not None and (learned.causal or late)
+    one = q.shape[2]==1 and torch.compiler.is_compiling()
+    if s.at is not None and (square or late and not itself or one): return _compute_at
     return _compute_turned if late and itself else _compute
 
 # %% ../../nbs/55_hf.plugin.ipynb #7b1e0001
@@ -359,27 +423,40 @@ def _refuse_lost(module):
     "Raise where a configuration names windows that its model was loaded without."
     added = getattr(getattr(module, 'config', None), 'dynattn', None)
     if added is None or isinstance(added, _Added): return
-    raise ValueError(f"model: expected the windows or alpha of its checkpoint, got {type(module).__name__} without; load it with "
-                     "dynattn.hf.load(folder), or with another attn_implementation to go without")
+    raise ValueError(f"model: expected the windows or alpha of its checkpoint, got {type(module).__name__} without; "
+                     "load it with dynattn.hf.load(folder), or with another attn_implementation to go without")
 
 # %% ../../nbs/55_hf.plugin.ipynb #7b1e0002
 def _check_mask(s, query, key):
     "Raise where there is not one entry of the padding for each key."
     if s.keep is None or s.keep.shape[1]==key.shape[2]: return
-    raise ValueError(f"attention_mask: expected one entry for each of {key.shape[2]} keys, got {s.keep.shape[1]} for {query.shape[2]} queries; "
-                     "with prefill_chunk_size, generate cuts the mask of an encoder as if it were the decoder's")
+    raise ValueError(f"attention_mask: expected one entry for each of {key.shape[2]} keys, got {s.keep.shape[1]} "
+                     f"for {query.shape[2]} queries; with prefill_chunk_size, generate cuts the mask of an encoder "
+                     "as if it were the decoder's")
+
+def _check_leading(module, s):
+    "Raise where windows exempt the leading tokens of a text, and those cannot be found among the keys."
+    n_global = getattr(getattr(module, 'dynattn', None), 'n_global', 0)
+    if not n_global: return
+    if s.dropped:
+        raise ValueError("n_global: expected 0 in a layer that slides, with a cache that drops the first tokens of "
+                         f"a text, got {n_global}; WindowedCache(model) keeps them, which is generate's default")
+    if s.pairs is not None and s.texts is not None:
+        raise ValueError(f"n_global: expected 0 for packed texts with a past, got {n_global}")
 
 # %% ../../nbs/55_hf.plugin.ipynb #81540952
 def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., is_causal=None, **kwargs):
-    "What a layer calls with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], and the weights if wanted."
+    "What a layer calls with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], the weights if wanted."
     _refuse_lost(module)
     if isinstance(key, NewKeys): return _attend_kept(module, query, key, attention_mask, scaling, dropout, kwargs)
     s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
     _check_mask(s, query, key)
+    _check_leading(module, s)
     s = _with_texts(s, kwargs, query, key.shape[2])
     _refuse(module, kwargs, s.pairs is not None or s.texts is not None)
     s = _selected(module, query, key.shape[2], s, kwargs)
-    out,weights = _way(module, query, key, s, kwargs)(module, query, key, value, s, kwargs, dict(dropout_p=dropout, scale=scaling), _wanted(kwargs))
+    compute,given = _way(module, query, key, s, kwargs),dict(dropout_p=dropout, scale=scaling)
+    out,weights = compute(module, query, key, value, s, kwargs, given, _wanted(kwargs))
     return out.transpose(1, 2).contiguous(), weights
 
 # %% ../../nbs/55_hf.plugin.ipynb #96da875c
@@ -387,10 +464,15 @@ def register(
     name:str="dynattn", # for `attn_implementation=`
 ):
     "Make `name` known to transformers, for attention and for masks."
-    if 'flash' in name or '/' in name or '|' in name: raise ValueError(f"name: expected one without 'flash', '/' and '|', which transformers reads as kernels to download, got {name!r}")
+    if 'flash' in name or '/' in name or '|' in name:
+        raise ValueError("name: expected one without 'flash', '/' and '|', which transformers reads as kernels "
+                         f"to download, got {name!r}")
     for table,ours in ((AttentionInterface(), attend), (AttentionMaskInterface(), sight)):
-        if name=='eager' or table.get(name, ours) is not ours: raise ValueError(f"name: expected one that is free, got {name!r}, which is taken")
-    if _collector is None: warnings.warn(f"transformers {transformers.__version__} keeps its collector of outputs elsewhere; models that do not hand output_attentions to their layers, as GPT-2, return no weights")
+        if name=='eager' or table.get(name, ours) is not ours:
+            raise ValueError(f"name: expected one that is free, got {name!r}, which is taken")
+    if _collector is None:
+        warnings.warn(f"transformers {transformers.__version__} keeps its collector of outputs elsewhere; "
+                      "models that do not hand output_attentions to their layers, as GPT-2, return no weights")
     AttentionInterface.register(name, attend)
     AttentionMaskInterface.register(name, sight)
 
@@ -412,7 +494,10 @@ def switch(
     "`set_attn_implementation`, but an error where it would change nothing."
     owners = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
     bad = [type(m).__name__ for m in owners if not m._can_set_attn_implementation()]
-    if bad or not _layers(model): raise ValueError(f"model: expected attention that goes through transformers' interface, got {(bad or [type(model).__name__])[0]}, which computes its own and would ignore {name!r}")
+    if bad or not _layers(model):
+        got = bad[0] if bad else type(model).__name__
+        raise ValueError("model: expected attention that goes through transformers' interface, "
+                         f"got {got}, which computes its own and would ignore {name!r}")
     register(name)
     for m in owners: m.set_attn_implementation(name)
     return model
@@ -436,7 +521,9 @@ class Learned(nn.Module):
 
     def forward(self, q, m, s):
         "What `attention` is to be told, for queries [B,H,N,d], `m` keys and their `Sight`."
-        if not self.causal and q.shape[2]!=m: raise ValueError(f"query: expected as many queries as keys in a layer with windows, {m}, got {q.shape[2]}")
+        if not self.causal and q.shape[2]!=m:
+            raise ValueError("query: expected as many queries as keys in a layer with windows, "
+                             f"{m}, got {q.shape[2]}")
         return _window_option(self, q, m, s) | _alpha_option(self, q, s)
 
     def window(self, sigma, reach):
@@ -457,7 +544,8 @@ def _ask(head, q, keep):
     "[H] of a head that holds numbers, [B,H] of one that reads."
     reads = getattr(head, 'linear', getattr(head, 'proj', None))
     if reads is None: return head()
-    dtype = reads.weight.dtype if isinstance(reads.weight, Tensor) else torch.float32  # a layer quantised to int8 takes float32
+    weight = reads.weight
+    dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32  # a layer quantised to int8 takes float32
     return head(_first(q, keep).to(dtype))
 
 # %% ../../nbs/55_hf.plugin.ipynb #5a9e0008
@@ -471,7 +559,9 @@ def _mean_length(texts): # [B,N] -> []
 # %% ../../nbs/55_hf.plugin.ipynb #ef2c1e9b
 def _window_option(l, q, m, s):
     if l.sigma_head is None: return {}
-    if s.q_offset is None: raise ValueError("attention_mask: expected None or [B,M] where windows learn, got a square of fewer queries than keys, which does not say where they stand; a static cache sends one, a dynamic cache does not")
+    if s.q_offset is None:
+        raise ValueError("attention_mask: expected None or [B,M] where windows learn, got a square of fewer queries "
+                         "than keys, which does not say where they stand")
     if s.chunked and l.n_global:
         raise ValueError(f"n_global: expected 0 in a layer that attends in chunks, got {l.n_global}")
     sigma = _ask(l.sigma_head, q, s.keep)
@@ -502,7 +592,8 @@ def _learners(model):
     switch(model)
     for name,m in _layers(model).items():
         if _crosses(name, m) or hasattr(m, 'dynattn'): continue
-        m.dynattn = Learned(*_shape_of(m), bool(getattr(m, 'is_causal', False)), getattr(m, 'sliding_window', None) is not None, next(m.parameters()).device)
+        causal,slides = bool(getattr(m, 'is_causal', False)),getattr(m, 'sliding_window', None) is not None
+        m.dynattn = Learned(*_shape_of(m), causal, slides, next(m.parameters()).device)
     return [m.dynattn for m in _layers(model).values() if hasattr(m, 'dynattn')]
 
 # %% ../../nbs/55_hf.plugin.ipynb #ba29e5c3
@@ -516,21 +607,27 @@ def _record(model, kind, options):
 
 def _per(kind, learned):
     if kind not in ('head','input'): raise ValueError(f"per: expected 'head' or 'input', got {kind!r}")
-    if kind=='input' and any(l.causal for l in learned): raise ValueError("per: expected 'head' for a causal model, whose first token knows nothing of the rest, got 'input'")
+    if kind=='input' and any(l.causal for l in learned):
+        raise ValueError("per: expected 'head' for a causal model, whose first token sees nothing of the rest, "
+                         "got 'input'")
 
 # %% ../../nbs/55_hf.plugin.ipynb #d63377ac
 def _check_unit(unit, learned):
     if unit not in ('tokens','fraction'): raise ValueError(f"unit: expected 'tokens' or 'fraction', got {unit!r}")
-    if unit=='fraction' and any(l.causal for l in learned): raise ValueError("unit: expected 'tokens' for a causal model, where the length is not known while it grows, got 'fraction'")
+    if unit=='fraction' and any(l.causal for l in learned):
+        raise ValueError("unit: expected 'tokens' for a causal model, where the length is not known while it grows, "
+                         "got 'fraction'")
 
 def _widths(init, unit, learned, model):
     "The starting widths of each layer."
-    if init is None: init = 8.*(1 if unit=='fraction' else getattr(model.config, 'max_position_embeddings', None) or 1024)
+    longest = getattr(model.config, 'max_position_embeddings', None) or 1024
+    if init is None: init = 8.*(1 if unit=='fraction' else longest)
     init = torch.as_tensor(init, dtype=torch.float32)
     return init if init.dim()==2 else [init]*len(learned)
 
 def _set_window(l, unit, width, per, n_global, edge):
-    head = SigmaParameter(l.heads, init_width=width, unit=unit) if per=='head' else SigmaHead(l.dim, l.heads, init_width=width, unit=unit)
+    start = dict(init_width=width, unit=unit)
+    head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
     l.sigma_head,l.unit = head.to(l.at),unit
     l.edge = edge
     l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
@@ -557,9 +654,9 @@ class _Generate:
 class _NoPages:
     "Stands for a model's methods of continuous batching, which would replace its attention."
     def __call__(self, *args, **kwargs):
-        raise ValueError("attn_implementation: expected 'sdpa', 'paged|eager' or a flash implementation for continuous batching, got 'dynattn' "
-                         "with windows or alpha; transformers cuts pages and masks for those names only, and they compute neither; "
-                         "use generate, which takes padded batches")
+        raise ValueError("attn_implementation: expected 'sdpa', 'paged|eager' or a flash implementation for "
+                         "continuous batching, got 'dynattn' with windows or alpha; transformers cuts pages and masks "
+                         "for those names only, and they compute neither; use generate, which takes padded batches")
 
 def _refuse_pages(model):
     for name in ('generate_batch','init_continuous_batching','continuous_batching_context_manager'):
@@ -569,19 +666,22 @@ def _refuse_pages(model):
 def add_windows(
     model:nn.Module, # its attention goes through the interface
     unit:str="tokens", # "tokens", or "fraction" of half the real length
-    init:float|list|None=None, # half-width at the start: a number, [H] or [L,H] (default: wide enough to change nothing)
+    init:float|list|None=None, # half-width at the start, a number, [H] or [L,H] (default: nothing changes)
     per:str="head", # "head": one number each; "input": predicted from the first token's query
     penalty:float=0., # times the mean width, as a share of the sequence, added to the loss while training
-    n_global:int|None=None, # leading tokens that see and are seen by all (default: 1 for encoders, 0 for decoders and layers that slide)
-    edge:str="soft", # "soft": the mask fades to 0, and widths learn; "hard": it is 1 up to the width, and no width has a gradient
+    n_global:int|None=None, # leading tokens that see and are seen by all (default: 1; in decoders and sliding layers 0)
+    edge:str="soft", # "soft": the mask fades, and widths learn; "hard": it is 1 up to the width, without a gradient
 ) -> nn.Module: # the same, with `dynattn` in each layer
     """Give every head of every layer a width that learns.
-    The default starts so wide that nothing changes; a pretrained model that starts narrow is another model until it is trained.
-    A causal model then generates with a `WindowedCache`, unless it is given another cache or `cache_implementation="dynamic"`."""
+    The default starts so wide that nothing changes; a pretrained model that starts narrow is another model until
+    it is trained. A causal model then generates with a `WindowedCache`, unless it is given another cache or
+    `cache_implementation="dynamic"`."""
     learned = _learners(model)
-    _per(per, learned); _check_unit(unit, learned)
+    _per(per, learned)
+    _check_unit(unit, learned)
     if edge not in ('soft','hard'): raise ValueError(f"edge: expected 'soft' or 'hard', got {edge!r}")
-    if any(l.sigma_head is not None for l in learned): raise ValueError("model: expected one without windows, got one that has them already")
+    if any(l.sigma_head is not None for l in learned):
+        raise ValueError("model: expected one without windows, got one that has them already")
     for l,width in zip(learned, _widths(init, unit, learned, model)): _set_window(l, unit, width, per, n_global, edge)
     _record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
     if penalty: penalise(model, penalty)
@@ -610,7 +710,8 @@ def mean_width(
 
 # %% ../../nbs/55_hf.plugin.ipynb #ebfbbfb4
 def _add_penalty(model, args, output, weight):
-    if model.training and getattr(output, 'loss', None) is not None: output.loss = output.loss + weight*mean_width(model)
+    if model.training and getattr(output, 'loss', None) is not None:
+        output.loss = output.loss + weight*mean_width(model)
     return output
 
 def penalise(
@@ -630,8 +731,10 @@ def add_alpha(
     "Give every head of every layer an alpha that learns."
     learned = _learners(model)
     _per(per, learned)
-    if any(l.alpha_head is not None for l in learned): raise ValueError("model: expected one without alpha, got one that has it already")
-    for l in learned: l.alpha_head = AlphaHead(l.heads, l.dim if per=='input' else None, init=init, fixed=fixed).to(l.at)
+    if any(l.alpha_head is not None for l in learned):
+        raise ValueError("model: expected one without alpha, got one that has it already")
+    for l in learned:
+        l.alpha_head = AlphaHead(l.heads, l.dim if per=='input' else None, init=init, fixed=fixed).to(l.at)
     _record(model, 'alpha', dict(init=init, per=per, fixed=fixed))
     return model
 
@@ -646,19 +749,23 @@ class Report(NamedTuple):
 
     def __str__(self):
         rows = [f"{'layer':>5} {'width':>7} {'alpha':>6} {'support':>8} {'share':>6} {'MFLOP':>8}"]
-        mean = (x.float().mean(1).tolist() for x in self[:4])
-        rows += [f"{i:>5} {w:>7.1f} {a:>6.2f} {n:>8.1f} {s:>6.1%} {f:>8.2f}" for i,(w,a,n,s,f) in enumerate(zip(*mean, (self.flops.sum(1)/1e6).tolist()))]
+        means = [x.float().mean(1).tolist() for x in self[:4]]
+        mflops = (self.flops.sum(1)/1e6).tolist()
+        for layer,(width,alpha,support,share,mflop) in enumerate(zip(*means, mflops)):
+            rows.append(f"{layer:>5} {width:>7.1f} {alpha:>6.2f} {support:>8.1f} {share:>6.1%} {mflop:>8.2f}")
         return '\n'.join(rows)
 
 # %% ../../nbs/55_hf.plugin.ipynb #651d32be
 def _seen_pairs(options, n, m, device):
     "[B,H,N,M] bool: the pairs inside window and padding, padded queries left out."
-    o = {k: options.get(k) for k in ('padding','n_global','q_offset')}
-    o['n_global'] = o['n_global'] or 0
+    padding,at,n_global = options.get('padding'),options['q_offset'],options.get('n_global') or 0
     window,soft = options['window'],isinstance(options['window'], Window)
-    see = visible_pairs(n, m, attn_mask=options['attn_mask'], is_causal=options['is_causal'], window=None if soft else window, device=device, **o)
-    if soft: see = see & ((window.mask(relative_offsets(n, m, o['q_offset'], device), n=m)>0) | global_pairs(n, m, o['n_global'], o['q_offset'], device))
-    real = None if o['padding'] is None or n!=m else o['padding'].keep[:,None,:,None]
+    see = visible_pairs(n, m, attn_mask=options['attn_mask'], is_causal=options['is_causal'], padding=padding,
+                        window=None if soft else window, n_global=n_global, q_offset=at, device=device)
+    if soft:
+        inside = window.mask(relative_offsets(n, m, at, device), n=m)>0
+        see = see & (inside | global_pairs(n, m, n_global, at, device))
+    real = None if padding is None or n!=m else padding.keep[:,None,:,None]
     return see if real is None else see & real
 
 # %% ../../nbs/55_hf.plugin.ipynb #8e90e85e
@@ -668,12 +775,13 @@ def _stats(options, weights, d):
     see = _seen_pairs(options, n, m, weights.device).expand(b, h, n, m)
     real = see.any(-1)                                          # [B,H,N]
     pairs,rows = see.sum((0,2,3)),real.sum((0,2))               # [H]
-    far = relative_offsets(n, m, options['q_offset'], weights.device).abs()
-    window = options['window']
-    width = window.half_width(m).expand(b, h).minimum(real.sum(-1)-1) if isinstance(window, Window) else (see*far).amax((2,3))
-    alpha = torch.as_tensor(1. if options.get('alpha') is None else options['alpha'], device=weights.device).expand(b, h)
+    window,alpha = options['window'],options.get('alpha')
+    if isinstance(window, Window): width = window.half_width(m).expand(b, h).minimum(real.sum(-1)-1)
+    else: width = (see*relative_offsets(n, m, options['q_offset'], weights.device).abs()).amax((2,3))
+    alpha = torch.as_tensor(1. if alpha is None else alpha, device=weights.device).expand(b, h)
+    support = ((weights>0) & see).sum((0,2,3))/rows
     square = (real.sum(-1)*(see.any(-2).sum(-1))).sum(0)        # [H]
-    return width.float().mean(0), alpha.float().mean(0), ((weights>0)&see).sum((0,2,3))/rows, pairs/square, 4*d*pairs
+    return width.float().mean(0), alpha.float().mean(0), support, pairs/square, 4*d*pairs
 
 # %% ../../nbs/55_hf.plugin.ipynb #525532b7
 @torch.no_grad()
