@@ -434,7 +434,7 @@ def _frame(members, at, size):
     return tuple(low), tuple(high)
 
 # %% ../nbs/00_plot.ipynb #04bff3e6
-WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'matrix') # the number is that of a chapter
+WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'matrix', 'tiles', 'survey') # the number is that of a chapter
 
 class _Widget:
     "HTML that a notebook shows as it is."

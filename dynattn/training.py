@@ -567,7 +567,7 @@ def write_report(
     wrong = '\n'.join(lines) or 'none'
     settings = json.dumps(dataclasses.asdict(c), indent=1)
     text = '\n\n'.join(['# Which kind of file is this?', summary(result), *(f'![{n}]({n}.png)' for n in names),
-        '## Every file that was called wrong', wrong, '## The run', f'```json\n{settings}\n```'])
+        '## Every misclassified file', wrong, '## The run', f'```json\n{settings}\n```'])
     write_atomic(out/'report.md', (text+'\n').encode('utf-8', 'surrogateescape'))
     write_atomic(out/'result.json', json.dumps(result, indent=1).encode())
 

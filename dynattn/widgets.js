@@ -208,6 +208,81 @@ function dynattnWidget(root, kind, start) {
       return side + 34;
     }};
 
+  const SPAN = 64;
+  function rectangles({how, w, b}) {     // [first query, end, first key, end] of each product
+    const out = [];
+    if (how === 'tiles') for (let i = 0; i < SPAN; i += b) out.push([i, Math.min(i + b, SPAN), Math.max(i - w, 0), Math.min(i + b + w, SPAN)]);
+    else for (let i = 0; i < SPAN - w; i += w) out.push([i, Math.min(i + 2 * w, SPAN), i, Math.min(i + 2 * w, SPAN)]);
+    return out;
+  }
+  const area = s => rectangles(s).reduce((sum, [i, iEnd, j, jEnd]) => sum + (iEnd - i) * (jEnd - j), 0);
+  const bandPairs = w => SPAN * (2 * w + 1) - w * (w + 1);
+  KINDS.tiles = {
+    title: 'Rectangles that cover a band of 64 tokens',
+    controls: [choice('how', 'rectangles', {tiles: 'tiles of b queries', chunks: 'sliding chunks of 2w'}),
+      slider('w', 'half-width w', 1, 16, 1), slider('b', 'queries b of a tile', 1, 32, 1)],
+    start: {how: 'tiles', w: 6, b: 8},
+    compute(s) {
+      const needed = bandPairs(s.w), multiplied = area(s);
+      return {needed, multiplied, products: rectangles(s).length, ratio: multiplied / needed, share: multiplied / SPAN ** 2};
+    },
+    words: v => [['pairs in the band', v.needed], ['pairs multiplied', v.multiplied], ['times the band', v.ratio], ['matrix products', v.products]],
+    verdict: v => v.share >= 1 ? ['bad', 'These rectangles multiply as many pairs as plain attention.']
+      : v.ratio > 1.6 ? ['odd', `${short(100 * (1 - 1 / v.ratio))} % of the products lie outside the band or are done twice.`]
+        : ['good', `${short(100 * v.share)} % of the pairs of plain attention are multiplied.`],
+    draw(svg, width, s, v) {
+      const wide = width >= 520, side = Math.min(wide ? width / 2 - 40 : width - 60, 300), cell = side / SPAN, left = 34;
+      const label = (x, y, text, anchor = 'middle') => add(svg, 'text', {x, y, 'text-anchor': anchor, 'font-size': 12, fill: 'currentColor'}, text);
+      const box = ([i, iEnd, j, jEnd], look) => add(svg, 'rect', {x: left + j * cell, y: 8 + i * cell, width: (jEnd - j) * cell, height: (iEnd - i) * cell, ...look});
+      for (let i = 0; i < SPAN; i++) box([i, i + 1, Math.max(i - s.w, 0), Math.min(i + s.w + 1, SPAN)], {fill: WARM, 'fill-opacity': .55});
+      for (const r of rectangles(s)) box(r, {fill: INK, 'fill-opacity': .22, stroke: INK, 'stroke-opacity': .8});
+      box([0, SPAN, 0, SPAN], {fill: 'none', stroke: 'currentColor', 'stroke-opacity': .6});
+      label(left + side / 2, side + 25, 'key'); label(left - 6, side / 2, 'query', 'end').setAttribute('transform', `rotate(-90 ${left - 6} ${side / 2})`);
+      const top = wide ? 0 : side + 40, low = [wide ? left + side + 52 : 44, 22 + top], bs = Array.from({length: 32}, (_, i) => i + 1);
+      const ratios = bs.map(b => [b, area({how: 'tiles', w: s.w, b}) / v.needed]);
+      const most = Math.max(2.5, Math.ceil(Math.max(...ratios.map(r => r[1]), v.ratio)));
+      const plot = panel(svg, [...low, width - 12, low[1] + 190], [0, 32], [1, most], ['queries b of a tile', 'pairs multiplied, as a multiple of the band']);
+      plot.line(ratios, INK);
+      if (s.how === 'tiles') plot.dot(s.b, v.ratio, WARM); else { plot.line([[0, v.ratio], [32, v.ratio]], WARM, '5 4'); plot.text(32, v.ratio + .06, 'sliding chunks', 'end'); }
+      return Math.max(wide ? side + 34 : 0, low[1] + 230);
+    }};
+
+  const TONES = {yes: '#2e9d5b', leaks: RED, no: '#808080'};
+  KINDS.survey = {      // `rows`: name, classes, verdict, and FLOPs: three coefficients, or counts at 2^9 to 2^20 tokens
+    title: 'The survey, sorted and filtered',
+    controls: [choice('sort', 'sort by', {row: "the survey's order", name: 'name', saved: 'FLOPs at this length'}),
+      choice('tag', 'class', {all: 'all', FP: 'fixed patterns', M: 'memory', LP: 'learned patterns', LR: 'low rank', KR: 'kernels',
+        RC: 'recurrence', DS: 'downsampling', Sparse: 'sparse', none: 'beside the survey’s table'}),
+      choice('causal', 'can it decode? (measured)', {all: 'any verdict', yes: 'yes', leaks: 'leaks', no: 'no'}), slider('n', 'tokens, as a power of 2', 9, 20, 1)],
+    start: {sort: 'row', tag: 'all', causal: 'all', n: 12, rows: []},
+    compute({sort, tag, causal, n, rows}) {
+      const N = 2 ** n, full = 64 * N * N + 2048 * N;
+      const systems = rows.map(([name, tags, verdict, flops, place]) => {
+        const count = flops.length === 3 ? flops[2] * N * N + flops[1] * N + flops[0] : flops[n - 9];
+        return {name, tags: tags.split('+'), verdict, place, saved: count ? Math.log10(full / count) : null};
+      }).filter(r => (tag === 'all' || (tag === 'none' ? !r.place : r.place && r.tags.includes(tag))) && (causal === 'all' || r.verdict === causal));
+      if (sort === 'name') systems.sort((a, b) => a.name < b.name ? -1 : a.name > b.name ? 1 : 0);
+      if (sort === 'saved') systems.sort((a, b) => (b.saved ?? -99) - (a.saved ?? -99));
+      return {N, names: systems.map(r => r.name), saved: systems.map(r => r.saved), verdicts: systems.map(r => r.verdict)};
+    },
+    words: v => [['forms shown', v.names.length], ['cheaper than exact attention', v.saved.filter(x => x > 1e-9).length], ['that leak', v.verdicts.filter(x => x === 'leaks').length]],
+    verdict: v => v.names.length ? ['good', `Bars: how many times fewer FLOPs than exact attention at ${v.N} tokens. Green dots can decode, red squares leak, grey rings cannot decode.`] : ['odd', 'No system fits this choice.'],
+    draw(svg, width, s, v) {
+      const label = Math.min(235, width * .52), x0 = label + 26, unit = (width - x0 - 58) / 5, fits = Math.floor(label / 6.3);
+      const text = (x, y, words, anchor) => add(svg, 'text', {x, y, 'text-anchor': anchor, 'font-size': 12, fill: 'currentColor'}, words);
+      v.names.forEach((name, i) => {
+        const y = 18 * i + 14, saved = v.saved[i];
+        const color = TONES[v.verdicts[i]], look = v.verdicts[i] === 'no' ? {fill: 'none', stroke: color, 'stroke-width': 2} : {fill: color};
+        if (v.verdicts[i] === 'leaks') add(svg, 'rect', {x: 3, y: y - 8, width: 8, height: 8, ...look}); else add(svg, 'circle', {cx: 7, cy: y - 4, r: 4, ...look});
+        text(18, y, name.length > fits ? name.slice(0, fits - 1) + '…' : name, 'start');
+        if (saved === null) return text(x0 + 4, y, 'not at this length', 'start');
+        const end = x0 + Math.max(-1, saved) * unit;
+        add(svg, 'rect', {x: Math.min(x0, end), y: y - 11, width: Math.max(1, Math.abs(end - x0)), height: 13, fill: saved < 0 ? WARM : INK});
+        text(Math.max(end, x0) + 5, y, short(+(10 ** saved).toPrecision(2)) + '×', 'start');
+      });
+      return Math.max(20, 18 * v.names.length + 8);
+    }};
+
   // ---- one widget on the page
   const widget = KINDS[kind], state = {...widget.start, ...start}, inputs = {};
   root.textContent = '';

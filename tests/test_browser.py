@@ -1,13 +1,12 @@
 "The site in a real browser: Debian's Chromium, driven by playwright."
-import functools, http.server, re, shutil, threading
+import functools, http.server, re, threading
 import pytest
 import book, freeze
+from conftest import needs_chromium
 
-CHROMIUM = next(filter(None, map(shutil.which, ('chromium','chromium-browser','google-chrome'))), None)
-FLAGS = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'.split()
 AUDIT = (freeze.ROOT/'tests/audit.js').read_text(encoding='utf-8')
 PAGES = ['index.html', *(c.page for c in book.chapters())]
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason='no chromium or chrome on this machine (Debian: apt-get install chromium)')
+pytestmark = needs_chromium
 
 class Handler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args): pass
@@ -19,14 +18,6 @@ def url(site):
     threading.Thread(target=s.serve_forever, daemon=True).start()
     yield f'http://127.0.0.1:{s.server_address[1]}/'
     s.shutdown()
-
-@pytest.fixture(scope='module')
-def browser():
-    from playwright.sync_api import sync_playwright
-    with sync_playwright() as p:
-        b = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield b
-        b.close()
 
 @pytest.fixture
 def tab(browser):

@@ -1,6 +1,8 @@
 "The widgets in a real browser: they are moved, and their numbers are Python's."
-import json, math, shutil
+import csv, json, math
 import pytest, torch
+import freeze
+from conftest import needs_chromium
 from dynattn import attention
 from dynattn.alpha import entmax
 from dynattn.curve import bell, crossing, n_within, normal
@@ -9,25 +11,16 @@ from dynattn.sigma import sigma_link
 from dynattn.smoothing import cut, edge_mask, power_mask, tanh_mask
 from dynattn.window import Window
 
-CHROMIUM = next(filter(None, map(shutil.which, ('chromium','chromium-browser','google-chrome'))), None)
-FLAGS = '--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync'.split()
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason='no chromium or chrome on this machine (Debian: apt-get install chromium)')
-
-@pytest.fixture(scope='module')
-def browser():
-    from playwright.sync_api import sync_playwright
-    with sync_playwright() as p:
-        b = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield b
-        b.close()
+pytestmark = needs_chromium
 
 @pytest.fixture
 def opened(browser, tmp_path):
     "Opens a widget as a file, without a server, and returns the page and its complaints"
     tabs = []
-    def show(kind, width=900, **start):
+    def show(kind, width=900, html=None, **start):
         f = tmp_path/'widget.html'
-        f.write_text(f'<!doctype html><meta charset=utf-8><meta name=viewport content="width=device-width"><body>{show_widget(kind, **start)._repr_html_()}', encoding='utf-8')
+        head = '<!doctype html><meta charset=utf-8><meta name=viewport content="width=device-width"><body>'
+        f.write_text(head+(html or show_widget(kind, **start)._repr_html_()), encoding='utf-8')
         tab = browser.new_page(viewport=dict(width=width, height=800))
         tab.complaints = []
         tab.on('console', lambda m: m.type in ('error','warning') and tab.complaints.append(m.text))
@@ -128,6 +121,51 @@ def test_matrix(opened, sigma, alpha):
         return_weights=True, impl='dense')
     near(got['weights'], w[0,0])
     near(got['kept'], (w>0).double().mean().item())
+
+def rectangles(how, w, b, n=64):
+    "(first query, end, first key, end), as chapter 18 cuts them"
+    if how=='tiles': return [(i, min(i+b, n), max(i-w, 0), min(i+b+w, n)) for i in range(0, n, b)]
+    return [(i, min(i+2*w, n), i, min(i+2*w, n)) for i in range(0, n-w, w)]
+
+@pytest.mark.parametrize('how,w,b', [('tiles',6,8), ('tiles',1,32), ('tiles',16,5), ('chunks',4,8), ('chunks',7,8), ('chunks',16,1)])
+def test_tiles(opened, how, w, b):
+    "Pairs are counted one by one, on a square of 64"
+    got,_ = move(opened('tiles'), how=how, w=w, b=b)
+    i = torch.arange(64)
+    band,times = (i[:,None]-i).abs() <= w,torch.zeros(64, 64)
+    for first,end,key,last in rectangles(how, w, b): times[first:end,key:last] += 1
+    assert (times[band]>=1).all()
+    assert got['needed']==band.sum() and got['multiplied']==times.sum() and got['products']==len(rectangles(how, w, b))
+    near([got['ratio'], got['share']], [times.sum()/band.sum(), times.sum()/64**2])
+
+@pytest.fixture(scope='module')
+def survey_page():
+    "The widget as it stands in chapter 79"
+    cells = json.loads((freeze.ROOT/'nbs/79_survey.ipynb').read_text(encoding='utf-8'))['cells']
+    outputs = [o['data']['text/html'] for c in cells for o in c.get('outputs', []) if 'text/html' in o.get('data', {})]
+    return next(''.join(html) for html in outputs if 'dynattn-survey' in ''.join(html))
+
+@pytest.mark.parametrize('n', [9, 14, 20])
+@pytest.mark.parametrize('choice', [dict(sort='row'), dict(sort='name', causal='leaks'), dict(sort='saved', tag='FP'), dict(sort='saved', tag='none')])
+def test_survey(opened, survey_page, n, choice):
+    "Against the committed table, whose counts were measured at each length; the widget has polynomials"
+    got,_ = move(opened('survey', html=survey_page), n=n, **choice)
+    with open(freeze.ROOT/'benchmarks/results/survey.csv', newline='') as f: table = list(csv.DictReader(f))
+    full = next(int(r[f'flops_{2**n}']) for r in table if r['name']=='Transformer')
+    tag,causal = choice.get('tag', 'all'),choice.get('causal', 'all')
+    def wanted(r):
+        classes = r['tags'].split('+') if r['row'] else ['none']
+        return (tag=='all' or tag in classes) and (causal=='all' or causal==r['causal'])
+    def saved(r): return math.log10(full/int(r[f'flops_{2**n}'])) if r[f'flops_{2**n}'] else None
+    def name(r): return r['name']+(f", {r['form']}" if r['form'] else '')
+    rows = {name(r): r for r in table if wanted(r)}
+    assert sorted(got['names'])==sorted(rows) and got['verdicts']==[rows[k]['causal'] for k in got['names']]
+    for k,x in zip(got['names'], got['saved'], strict=True):
+        assert (x is None)==(saved(rows[k]) is None)
+        if x is not None: near(x, saved(rows[k]))
+    if choice['sort']=='name': assert got['names']==sorted(got['names'])
+    if choice['sort']=='saved': assert (there := [x for x in got['saved'] if x is not None])==sorted(there, reverse=True)
+    if choice['sort']=='row': assert (place := [int(rows[k]['row'] or 99) for k in got['names']])==sorted(place)
 
 @pytest.mark.parametrize('kind', WIDGETS)
 @pytest.mark.parametrize('width', [1280, 390])

