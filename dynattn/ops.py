@@ -133,11 +133,6 @@ def _choose(call): # -> a key of `impls`
     if call.q.is_cuda and not impls['triton'].refuses(call): return 'triton'
     return 'dense' if impls['banded'].refuses(call) else 'banded'
 
-@takes(Call)
-def choose(call) -> str: # a key of `impls`
-    "Who computes this when nobody is named."
-    return _choose(call)
-
 # %% ../nbs/44_ops.ipynb #70e2c6bc
 def _reach(window):
     "How many tokens the widest head sees to the left and right; None is no limit or not known without waiting."
@@ -147,20 +142,33 @@ def _reach(window):
     return tuple(int(x.max()) if x.numel() else None for x in window.bounds())
 
 def _cut_keys(call):
-    "The call without the keys that none of its queries reaches."
+    "The call without the keys that none of its queries reaches; one query under a hard window sees all the others."
     n,m,at = call.q.shape[2],call.k.shape[2],call.q_offset
     tensors = [x for x in (call.q,call.k,call.v,call.alpha,getattr(call.window, 'sigma', None)) if isinstance(x, Tensor)]
     if n>=m or call.n_global or call.return_weights or transformed() or is_traced(tensors): return call
     left,right = _reach(call.window)
     if call.is_causal: right = 0
-    first = 0 if left is None else min(max(at-left, 0), m)
-    end = m if right is None else max(min(at+n+right, m), first)
-    if first==0 and end==m: return call
+    first = 0 if left is None else max(at-left, 0)
+    end = m if right is None else min(at+n+right, m)
+    sees_all = n==1 and (call.window is None or isinstance(call.window, tuple))
+    if end<=first or end-first==m and not sees_all: return call
     fewer = copy.copy(call)
     fewer.k,fewer.v,fewer.q_offset = call.k[:,:,first:end],call.v[:,:,first:end],at-first
     if call.padding is not None: fewer.padding = PaddingMask(call.padding.keep[:,first:end])
     if call.attn_mask is not None and call.attn_mask.shape[-1]==m: fewer.attn_mask = call.attn_mask[...,first:end]
+    if sees_all: fewer.window,fewer.is_causal = None,False
     return fewer
+
+def _routed(call): # -> a key of `impls`, and the call that it computes
+    "Who computes a call when nobody is named, and of which keys."
+    if call.q.shape[2]==1 and (call.is_causal or isinstance(call.window, tuple)): call = _cut_keys(call)
+    name = _choose(call)
+    return name, _cut_keys(call) if name=='dense' else call
+
+@takes(Call)
+def choose(call) -> str: # a key of `impls`
+    "Who computes this when nobody is named."
+    return _routed(call)[0]
 
 # %% ../nbs/44_ops.ipynb #40f5fc99
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -182,8 +190,8 @@ class RoutedCall(Call):
 def attention(call) -> Tensor: # [B,H,N,dv], with the weights if asked for
     "`F.scaled_dot_product_attention` with padding, windows whose width learns, and entmax whose alpha learns."
     if call.impl=='auto':
-        chosen = _choose(call)
-        return impls[chosen].run(_cut_keys(call) if chosen=='dense' else call)
+        name,call = _routed(call)
+        return impls[name].run(call)
     if exporting_to_onnx() and call.impl in ('banded','triton'):
         raise ValueError("impl: expected 'auto', 'dense' or 'sdpa' in an export to ONNX, which has no "
                          f"operators of this package, got {call.impl!r}; use impl='dense'")
