@@ -281,7 +281,7 @@ def _pull_into(dz, p, g, eps, wants_alpha):
     return _row_sum(phi.mul_(dz)).neg_()
 
 def _pull_chunks(p, g, eps, wants_alpha):
-    "`_pull`, chunk by chunk, for when nobody asks for a graph."
+    "`_pull`, chunk by chunk, where no graph is needed."
     dz = torch.empty_like(g, memory_format=torch.contiguous_format)
     da = torch.empty_like(dz[...,:1]) if wants_alpha else None
     if not p.numel(): return dz, da

@@ -76,11 +76,11 @@ class DynamicAttention(MultiHeadAttention):
         bias:bool=True, # of the four linear maps
         *,
         window:str|int|None='dynamic', # "dynamic": from the first token; "learned": one a head; w: |j-i| <= w; None: none
-        init_width:float|list=16., # tokens, one or [H]: where a width that learns begins
+        init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
         alpha:str|float|None=None, # None: softmax; "learned": one a head; or a number >= 1
         n_global:int=1, # leading tokens that see and are seen by all
         causal:bool=False, # no token sees later ones; needs widths that do not depend on the sequence to be cached
-        impl:str='auto', # who computes it: "auto", or a name that `dynattn.attention` knows
+        impl:str='auto', # the implementation: "auto", or a name that `dynattn.attention` accepts
         device=None, dtype=None,
         **kwargs, # `kdim`, `vdim`, `batch_first` of `MultiHeadAttention`
     ):
@@ -201,7 +201,7 @@ class EncoderConfig:
     n_global:int=1         # [CLS] is the first token
     cls:bool=True          # whether there is a [CLS]; a stream has none, for it sums up everything
     causal:bool=False      # no token sees later ones
-    impl:str='auto'        # who computes attention
+    impl:str='auto'        # the implementation of attention
     checkpoint:bool=False  # compute layers again in the backward pass instead of keeping them
     classes:tuple=()       # names, for a `Classifier`
 

@@ -288,7 +288,7 @@ def choose_classes(
     items:list, # of `Item`
     c:DataConfig,
 ) -> set:
-    "The labels that have enough files, in enough packages, whatever the seed."
+    "The labels that have enough files, in enough packages, for any seed."
     files = Counter(x.label for x in items)
     packages = Counter(label for label,_ in {(x.label,x.package) for x in items})
     return {label for label in files if files[label]>=c.min_files and packages[label]>=c.least_packages}

@@ -118,7 +118,7 @@ def _with_extra_keys(attn, k, v, masks):
 def window_source(
     window, # "learned", an int w: |j-i| <= w, a pair (left, right), or None
     heads:int, # H
-    init_width:float|list=16., # tokens, one or [H]: where a width that learns begins
+    init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
 ) -> SigmaParameter|None: # what gives the widths, if they learn
     "Check `window`, and make the parameter of one that learns."
     if isinstance(window, str) and window=='learned': return SigmaParameter(heads, init_width=init_width)
@@ -232,9 +232,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         device=None, dtype=None,
         *,
         window:str|int|tuple|None=None, # "learned": one width per head; w: |j-i| <= w; (left, right); None
-        init_width:float|list=16., # tokens, one or [H]: where a width that learns begins
+        init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
         alpha:str|float|None=None, # None: softmax; "learned": one per head; or a number >= 1
-        n_global:int=0, # leading tokens that see and are seen by all, whatever the window
+        n_global:int=0, # leading tokens that see and are seen by all, for any window
     ):
         super().__init__(embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim,
                          batch_first, device, dtype)
@@ -313,8 +313,8 @@ def convert(
     window:str|int|tuple|None=None, # "learned", a number of tokens, (left, right) or None, as in `MultiheadAttention`
     alpha:str|float|None=None, # "learned", a number >= 1 or None, as in `MultiheadAttention`
     *,
-    init_width:float|list=16., # tokens, one or [H]: where a width that learns begins
-    n_global:int=0, # leading tokens that see and are seen by all, whatever the window
+    init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
+    n_global:int=0, # leading tokens that see and are seen by all, for any window
 ) -> nn.Module: # `model`
     "Give every `nn.MultiheadAttention` in a model windows and alphas; weights, hooks and references stay."
     if not isinstance(model, nn.Module): raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")

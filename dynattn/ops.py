@@ -51,7 +51,7 @@ def _sdpa_mask(call):
     return mask.to(call.q.dtype).masked_fill(~visible_pairs(n, m, **pairs), -torch.inf),False
 
 def _sdpa(call):
-    "PyTorch's own attention; what stands in padding changes nothing, and rows without a key are zero."
+    "PyTorch's own attention; the contents of padding change nothing, and rows without a key are zero."
     q,k,v,padding = call.q,call.k,call.v,call.padding
     mask,causal = _sdpa_mask(call)
     lost = None
@@ -126,7 +126,7 @@ def _joins(call):
     return made and call.q.shape[2]>1 and not _fewer_pairs(call, _SQUARE)
 
 def _choose(call): # -> a key of `impls`
-    "Who computes a call when nobody is named."
+    "The implementation that `auto` chooses for a call."
     if not impls['sdpa'].refuses(call) and not _joins(call): return 'sdpa'
     if exporting_to_onnx(): return 'dense'  # the others are operators of this package
     if call.return_weights: return 'dense'
@@ -167,13 +167,13 @@ def _routed(call): # -> a key of `impls`, and the call that it computes
 
 @takes(Call)
 def choose(call) -> str: # a key of `impls`
-    "Who computes this when nobody is named."
+    "The implementation that `auto` chooses for these arguments."
     return _routed(call)[0]
 
 # %% ../nbs/44_ops.ipynb #40f5fc99
 @dataclass(eq=False, repr=False, kw_only=True)
 class RoutedCall(Call):
-    "A call and who computes it."
+    "A call and the implementation that computes it."
     impl: str = "auto" # "dense", "banded", "triton", "sdpa": this one or an error; "auto": the rule of chapter 44
 
     def __post_init__(self):

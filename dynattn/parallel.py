@@ -561,7 +561,7 @@ def attention(
     sink:Tensor|None=None, # [H], the same on all ranks
     softcap:float|None=None,
     sums:bool=True, # gradients of sigma, alpha, rel_bias and sink are sums over all ranks; False: this rank's share
-    impl:str="auto", # who computes a rank's rows
+    impl:str="auto", # the implementation for a rank's rows
     timeout:float=60., # seconds to wait for other ranks
 ) -> Tensor: # [B,H,n,dv]
     "`dynattn.attention` of a sequence that lies on several ranks. Invalid or differing arguments raise on all of them."

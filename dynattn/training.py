@@ -35,14 +35,14 @@ class TrainConfig(DataConfig):
     grams:str = '3,5'        # lengths of the runs of bytes that are looked up, with commas between; empty: none
     dropout:float = .1       # share that is dropped while training, 0 or more and below 1
     window:str = 'dynamic'   # how far heads look: dynamic, learned, none, or a half-width in tokens
-    init_width:float = 16.   # where a width that learns begins, in tokens
+    init_width:float = 16.   # the initial value of a learned width, in tokens
     alpha:str = 'none'       # how much heads ignore: none (softmax), learned, or a number of 1 or more
     price:float = .001       # added to the loss for windows as wide as the sequence
-    impl:str = 'auto'        # who computes attention: auto, dense, banded, triton, or sdpa where there is no window
+    impl:str = 'auto'        # implementation: auto, dense, banded, triton, or sdpa where there is no window
     epochs:int = 8           # epochs at most
     patience:int = 4         # epochs without a better validation F1, after which it stops
     lr:float = 3e-3          # the largest learning rate
-    sigma_lr:float = 1.      # rate of what predicts widths, as a multiple of the learning rate
+    sigma_lr:float = 1.      # rate of the parameters that predict widths, as a multiple of the learning rate
     decay:float = .05        # weight decay
     precision:str = 'no'     # no, or bf16 or fp16 for mixed precision
     every:int = 100          # steps between checkpoints
