@@ -243,6 +243,18 @@ def leading_pairs(
     leading = ((0<=i) & (i<inputs.n_global)) | (j<inputs.n_global)
     return leading,leading & (j<=i) if inputs.is_causal else leading
 
+def _fill_leading(mask, inputs, strip, value, acausal):
+    "Write `value` into the rows of leading queries and the columns of leading keys; a mask of all pairs is far slower."
+    i = torch.arange(strip.first_query, strip.end_query)[:,None]+inputs.q_offset
+    j = torch.arange(strip.first_key, strip.end_key)
+    leading_row = ((0<=i) & (i<inputs.n_global))[:,0]
+    first,count = leading_row.int().argmax().item(),leading_row.sum().item()
+    rows,cols = slice(first, first+count),slice(0, max(inputs.n_global-strip.first_key, 0))
+    for at in ((rows, slice(None)), (slice(None), cols)):
+        block = mask[...,at[0],at[1]]
+        if inputs.is_causal and not acausal: block.masked_fill_(j[at[1]]<=i[at[0]], value)
+        else: block.fill_(value)
+
 def strip_mask(
     inputs:Inputs,
     by_offset:Tensor, # [B|1,H|1,N+M-1]
@@ -254,10 +266,9 @@ def strip_mask(
     "A mask written out, with what does not depend on the offset alone."
     def square(x): return toeplitz_square(on_strip(x, inputs, strip), strip.rows, strip.cols)
     mask,hidden = square(by_offset),LOWEST if of_slopes else -math.inf
-    if inputs.n_global:
-        leading,seen = leading_pairs(inputs, strip)
-        if of_slopes: mask = mask.masked_fill(leading, LOWEST)
-        else: mask = mask.masked_fill(seen, 0.) if bias is None else torch.where(seen, square(bias), mask)
+    if inputs.n_global and bias is not None and not of_slopes:
+        mask = torch.where(leading_pairs(inputs, strip)[1], square(bias), mask)
+    elif inputs.n_global: _fill_leading(mask, inputs, strip, LOWEST if of_slopes else 0., of_slopes)
     return mask if keep is None else mask.masked_fill(~keep[:,None,None,strip.keys], hidden)
 
 # %% ../../nbs/33_band.fused.ipynb #16076231
