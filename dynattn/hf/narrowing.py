@@ -9,7 +9,7 @@ __all__ = ['WAYS', 'cache_share', 'pair_share', 'HeadWidths', 'without_windows',
            'narrow_summary', 'write_narrow_report', 'width_bars', 'narrow_run', 'narrow_parser', 'narrow_verb']
 
 # %% ../../nbs/57_hf.narrowing.ipynb #a373e59c
-import json, math, random, shutil, sys, time, zlib
+import json, math, random, shutil, sys, time, warnings, zlib
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatch
@@ -17,10 +17,10 @@ from io import BytesIO
 from pathlib import Path
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from ..files import UserError, half_written, locked, read_text, walk, write_atomic
+from ..files import UserError, half_written, locked, read_intact, read_text, walk, write_atomic
 from ..sigma import SigmaParameter
 from .cache import WindowedCache
-from .plugin import PreTrainedModel, add_windows, record_edge
+from .plugin import PreTrainedModel, add_windows, record_edge, switch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils import logging as transformers_logging
 
@@ -81,6 +81,20 @@ def without_windows(
         for l,head in zip(learned, heads): l.sigma_head = head
 
 # %% ../../nbs/57_hf.narrowing.ipynb #e9c5c69c
+def _increasing_to(f, target, low, high):
+    "Where an increasing function reaches `target`."
+    for _ in range(50):
+        middle = (low+high)/2
+        low,high = (middle,high) if f(middle)<target else (low,middle)
+    return high
+
+def _whole(width):
+    "Whole numbers with the same sum: those with the largest fractions are rounded up."
+    whole = width.floor()
+    missing = int((width.sum()-whole.sum()).round())
+    whole[(width-whole).topk(missing).indices] += 1
+    return whole
+
 class WidthVector:
     "The widths of all key heads of a model with windows, as one parameter."
     def __init__(self,
@@ -119,17 +133,17 @@ class WidthVector:
         "Multiply all widths by the factor that gives this share."
         start,highest = self.log_width.clone(),math.log(self.most)
         def moved(shift): return (start+shift).clamp(0, highest)
-        low,high = -highest,highest
-        for _ in range(50):
-            middle = (low+high)/2
-            low,high = (middle,high) if self.share(moved(middle).exp())<share else (low,middle)
-        self.log_width.copy_(moved(high))
+        shift = _increasing_to(lambda x: self.share(moved(x).exp()), share, -highest, highest)
+        self.log_width.copy_(moved(shift))
 
     def by_layer(self) -> list: # of lists, whole tokens; inf where a head sees everything
-        "The widths as they are used after learning."
-        width = self.widths().round()
-        width[width>=.97*self.most] = math.inf
-        return [part.tolist() for part in width.split(self.counts)]
+        "The widths as they are used after learning; the others pay for heads that are given everything."
+        width,share = self.widths(),self.share().item()
+        everything = width>=.97*self.most
+        def paid(factor): return torch.where(everything, float(self.most), (factor*width).clamp(1, self.most))
+        factor = _increasing_to(lambda x: self.share(paid(x)), share, 0., 1.)
+        whole = _whole(paid(factor)).masked_fill(everything, math.inf)
+        return [part.tolist() for part in whole.split(self.counts)]
 
 # %% ../../nbs/57_hf.narrowing.ipynb #6b83f0aa
 @dataclass(frozen=True)
@@ -210,7 +224,8 @@ class Distance:
 
     def _own_loss(self, batch):
         labels = batch.get('labels', batch['input_ids'] if self.speaks else None)
-        if labels is None: raise ValueError("batches: expected labels for method='loss', got none; use method='distill'")
+        if labels is None:
+            raise ValueError("batches: expected labels for method='loss', got none; use method='distill'")
         return self.model(**{**batch, 'labels': labels}).loss
 
 # %% ../../nbs/57_hf.narrowing.ipynb #16ba487b
@@ -252,8 +267,8 @@ class Narrower:
         "The Lagrange multiplier, at least 0."
         memory = .9
         self.mean_gradient.mul_(memory).add_(gradient, alpha=1-memory)
-        mean = self.mean_gradient/(1-memory**(step+1))
-        return max(-(mean@of_share/(of_share@of_share)).item(), 0.)
+        mean,square = self.mean_gradient/(1-memory**(step+1)),of_share@of_share
+        return max(-(mean@of_share/square).item(), 0.) if square>0 else 0. # 0: everything is kept
 
     def step(self) -> dict:
         "Learn from one text."
@@ -270,14 +285,17 @@ class Narrower:
         self.vector.scale_to(self.share_after(step))
         for p,g in zip(self.adapters, of_adapters): p.grad = g
         if self.tuner: self.tuner.step()
-        self.rows.append(dict(step=step, text=text, loss=loss.item(), multiplier=price, share=self.vector.share().item()))
+        share = self.vector.share().item()
+        self.rows.append(dict(step=step, text=text, loss=loss.item(), multiplier=price, share=share))
         return self.rows[-1]
 
     def state(self) -> dict:
         "Everything that the rest of the run depends on."
-        tuned = dict(adapters=[p.detach() for p in self.adapters], tuner=self.tuner.state_dict()) if self.tuner else {}
-        return dict(options=asdict(self.options), rows=self.rows, first_share=self.first_share, adam=self.adam.state_dict(),
-                    log_width=self.vector.log_width.detach(), mean_gradient=self.mean_gradient, **tuned)
+        state = dict(
+            options=asdict(self.options), rows=self.rows, first_share=self.first_share, adam=self.adam.state_dict(),
+            log_width=self.vector.log_width.detach(), mean_gradient=self.mean_gradient)
+        if self.tuner: state |= dict(adapters=[p.detach() for p in self.adapters], tuner=self.tuner.state_dict())
+        return state
 
     @torch.no_grad()
     def restore(self, state:dict):
@@ -320,7 +338,8 @@ def set_widths(
     unlimited = 8.*max(getattr(model.config.get_text_config(), 'max_position_embeddings', None) or 0, 2**17)
     modules = _windowed(model)
     if edge not in ('soft','hard'): raise ValueError(f"edge: expected soft or hard, got {edge!r}")
-    if len(widths)!=len(modules): raise ValueError(f"widths: expected a list for each of {len(modules)} layers, got {len(widths)}")
+    if len(widths)!=len(modules):
+        raise ValueError(f"widths: expected a list for each of {len(modules)} layers, got {len(widths)}")
     for module,layer in zip(modules, widths):
         learned = module.dynattn
         if not layer or learned.heads%len(layer):
@@ -334,15 +353,20 @@ def _check_options(o, n):
     "Every option within its bounds."
     words = dict(per=('kv-head','head'), method=('distill','loss'), tune=('none','lora'))
     for name,choices in words.items():
-        if getattr(o, name) not in choices: raise ValueError(f"{name}: expected {' or '.join(choices)}, got {getattr(o, name)!r}")
+        value = getattr(o, name)
+        if value not in choices: raise ValueError(f"{name}: expected {' or '.join(choices)}, got {value!r}")
     for name in ('steps','places'):
-        if not (isinstance(getattr(o, name), int) and getattr(o, name)>=1):
-            raise ValueError(f"{name}: expected a whole number of 1 or more, got {getattr(o, name)!r}")
+        value = getattr(o, name)
+        if not (isinstance(value, int) and value>=1):
+            raise ValueError(f"{name}: expected a whole number of 1 or more, got {value!r}")
     for name in ('keep','begin','descent'):
-        if not 0<getattr(o, name)<=1: raise ValueError(f"{name}: expected a number above 0 and up to 1, got {getattr(o, name)!r}")
+        value = getattr(o, name)
+        if not 0<value<=1: raise ValueError(f"{name}: expected a number above 0 and up to 1, got {value!r}")
     for name in ('lr','tune_lr'):
-        if not 0<getattr(o, name)<math.inf: raise ValueError(f"{name}: expected a finite number above 0, got {getattr(o, name)!r}")
-    if not 0<=o.sinks<n-2: raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {o.sinks}")
+        value = getattr(o, name)
+        if not 0<value<math.inf: raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
+    if not 0<=o.sinks<n-2:
+        raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {o.sinks}")
 
 def _check_batches(batches):
     "The length of the longest text."
@@ -363,9 +387,11 @@ def _add_adapters(model):
 
 def _checked(model, batches, o):
     "The options with their defaults filled in, and the length of the texts."
-    n = _check_batches(batches)
-    if not isinstance(model, PreTrainedModel): raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
-    causal = model.get_output_embeddings() is not None and not getattr(model.config, 'is_encoder_decoder', False)
+    n,kind = _check_batches(batches),type(model).__name__
+    if not isinstance(model, PreTrainedModel): raise TypeError(f"model: expected a model of transformers, got {kind}")
+    if getattr(model.config, 'is_encoder_decoder', False):
+        raise ValueError(f"model: expected an encoder or a decoder, got both in one, {kind}")
+    causal = model.get_output_embeddings() is not None
     if o.sinks is None: o = replace(o, sinks=4 if causal else 1)
     _check_options(o, n)
     least = (cache_share if causal else pair_share)(torch.ones(1), n, o.sinks).item()
@@ -382,7 +408,12 @@ def _save_state(run, path, texts):
     write_atomic(path, out.getvalue())
 
 def _read_state(run, path, texts):
-    state = torch.load(path, weights_only=True)
+    def parse(data):
+        state = torch.load(BytesIO(data), weights_only=True)
+        missing = {'texts', *run.state()}-state.keys()
+        if missing: raise KeyError(f"no {', '.join(sorted(missing))}")
+        return state
+    state = read_intact(Path(path).parent, Path(path).name, parse)
     if state.pop('texts')!=texts: raise ValueError("checkpoint: expected one of these texts, got one of others")
     run.restore(state)
 
@@ -431,13 +462,6 @@ def _learn(run, checkpoint, every, on_step, texts):
 
 # %% ../../nbs/57_hf.narrowing.ipynb #7796121d
 WAYS = ('learned', 'one window', 'one per layer', 'random')
-
-def _increasing_to(f, target, low, high):
-    "Where an increasing function reaches `target`."
-    for _ in range(50):
-        middle = (low+high)/2
-        low,high = (middle,high) if f(middle)<target else (low,middle)
-    return high
 
 @dataclass
 class Budget:
@@ -602,7 +626,8 @@ def _documents(c):
 def _json_documents(path, field):
     for number,line in enumerate(path.read_text(encoding='utf-8', errors='replace').splitlines(), 1):
         try: text = json.loads(line)[field]
-        except (ValueError, KeyError, TypeError): raise UserError(f"{path}: line {number}: expected a JSON object with {field!r}") from None
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path}: line {number}: expected a JSON object with {field!r}") from None
         yield f'{path}:{number}',str(text)
 
 # %% ../../nbs/57_hf.narrowing.ipynb #ad860590
@@ -653,8 +678,10 @@ def read_texts(
     train = _cut(learn, tokenizer, c, causal, c.steps*c.batch)
     test = _cut(judge, tokenizer, c, causal, c.judged)
     if not train or not test:
-        raise UserError(f"data: expected documents for at least one text of {c.context} tokens to learn from and one to judge by, "
-                        f"got {len(train)} and {len(test)} from {len(documents)} documents in {c.data}; --context makes texts shorter")
+        raise UserError(
+            f"data: expected documents for at least one text of {c.context} tokens to learn from and one to judge by, "
+            f"got {len(train)} and {len(test)} from {len(documents)} documents in {c.data}; "
+            "--context makes texts shorter")
     batches = [torch.stack(train[i:i+c.batch]) for i in range(0, len(train), c.batch)]
     return [dict(input_ids=b) for b in batches],[dict(input_ids=t[None]) for t in test]
 
@@ -671,11 +698,14 @@ def load_pretrained(
     elif not path.exists(): path = name
     try:
         config = AutoConfig.from_pretrained(path, **options)
-        if getattr(config, 'dynattn', None): raise UserError(f"model: expected one with full attention, got {name} with windows")
+        if getattr(config, 'dynattn', None):
+            raise UserError(f"model: expected one with full attention, got {name} with windows")
         speaks = any(word in (config.architectures or [''])[0] for word in ('CausalLM','LMHead')) or bool(options)
         model = (AutoModelForCausalLM if speaks else AutoModel).from_pretrained(path, dtype=torch.float32, **options)
         tokenizer = AutoTokenizer.from_pretrained(path, **options)
-    except (OSError, ValueError) as e: raise UserError(f"model: {name}: {' '.join(str(e).split())[:200]}") from e
+    except UserError: raise
+    except Exception as e: # a damaged file fails in many ways
+        raise UserError(f"model: {name}: {' '.join(str(e).split())[:200] or type(e).__name__}") from e
     if options: # what was quantised in the file is float32 now, and can be saved
         if hasattr(model.config, 'quantization_config'): del model.config.quantization_config
         model.hf_quantizer = None
@@ -684,7 +714,8 @@ def load_pretrained(
 def need_for_narrow(module):
     from importlib import import_module
     try: return import_module(module)
-    except ImportError as e: raise UserError(f"{module} is not installed; pip install 'dynattn[narrow]' brings it") from e
+    except ImportError as e:
+        raise UserError(f"{module} is not installed; pip install 'dynattn[narrow]' brings it") from e
 
 # %% ../../nbs/57_hf.narrowing.ipynb #71777c22
 def _table(head, rows):
@@ -697,21 +728,26 @@ def _quality_rows(result):
         mean,low,high = interval(r['changes'])
         yield r['way'],f"{r['share']:.3f}",unit.format(mean),f'{low:.4f} to {high:.4f}'
 
-def _time_rows(times):
-    for name in ('full','narrow'):
-        cache = times['cache_bytes'].get(name)
-        yield name,'' if cache is None else f'{cache/2**20:.1f} MiB',f"{times['ms'][name]:.1f} ms"
+def _measured_times(result):
+    "A table of times, or why there is none."
+    times,encodes = result['times'],not result['causal']
+    if times is None: return f"The time was not measured: {result['untimed']}"
+    ms,size = times['ms'],{name: f'{kept/2**20:.1f} MiB' for name,kept in times['cache_bytes'].items()}
+    if encodes:
+        rows = [(name,f'{ms[name]:.1f} ms') for name in ('full','narrow')]
+        return f"A text of {times['tokens']+1:,} tokens takes:\n\n{_table(['model','time'], rows)}"
+    rows = [(name,size[name],f'{ms[name]:.1f} ms') for name in ('full','narrow')]
+    return f"After {times['tokens']:,} tokens, one more takes:\n\n{_table(['model','cache','time'], rows)}"
 
 def narrow_summary(result:dict) -> str:
     "What a run of the command found, in words and tables."
     change = 'rise in loss' if result['causal'] else 'distance of embeddings'
-    what = 'a token' if result['causal'] else 'a text'
-    shares = [(n, f'{share:.3f}') for n,share in result['shares'].items()]
-    times = result['times']
+    shares = [(f'{n:,}', f'{share:.3f}') for n,share in result['shares'].items()]
+    kept = 'pairs of tokens' if not result['causal'] else 'keys' if result['per']=='kv-head' else 'keys, head by head,'
     return '\n\n'.join([
-        f"{result['model']} keeps {result['share']:.1%} of its {'keys' if result['causal'] else 'pairs'} at {result['n']} tokens.",
+        f"{result['model']} keeps {result['share']:.1%} of its {kept} at {result['n']:,} tokens.",
         _table(['way','share',change,'interval over texts'], _quality_rows(result)),
-        f"After {times['tokens']} tokens:", _table(['model','cache',f'time of {what}'], _time_rows(times)),
+        _measured_times(result),
         "The same widths at other lengths:", _table(['tokens','share'], shares),
         f"Learned from {result['learned_tokens']:,} tokens in {result['seconds']:.0f} s, "
         f"judged on {result['judged']} texts of documents kept apart."])
@@ -731,8 +767,9 @@ def _quality_picture(plot, result):
     ways = {way: [r for r in result['quality'] if r['way']==way] for way in WAYS}
     ax = plot.grid()[1]
     means = {way: [max(interval(r['changes'])[0], 1e-6) for r in rows] for way,rows in ways.items()}
-    plot.show_curves(means, {way: [r['share'] for r in rows] for way,rows in ways.items()}, logy=True, xlabel='share', ax=ax,
-                     ylabel='rise in loss' if result['causal'] else 'distance of embeddings')
+    shares = {way: [r['share'] for r in rows] for way,rows in ways.items()}
+    change = 'rise in loss' if result['causal'] else 'distance of embeddings'
+    plot.show_curves(means, shares, logy=True, xlabel='share', ylabel=change, ax=ax)
     for way,rows in ways.items():
         bounds = torch.tensor([interval(r['changes'])[1:] for r in rows]).clamp(min=1e-6)
         line = next(x for x in ax.lines if x.get_label()==way)
@@ -747,10 +784,11 @@ def write_narrow_report(
     plot = need_for_narrow('dynattn.plot')
     pictures = dict(widths=_width_picture(plot, result), quality=_quality_picture(plot, result))
     for name,ax in pictures.items():
-        write_atomic(out/f'{name}.png', plot.to_png(ax))
+        write_atomic(out/f'{name}.svg', plot.to_svg(ax))
         need_for_narrow('matplotlib.pyplot').close(ax.figure)
-    shown = '\n\n'.join(f'![{name}]({name}.png)' for name in pictures)
-    text = f"# How far every head looks\n\n{narrow_summary(result)}\n\n{shown}\n\n## The run\n\n```json\n{json.dumps(result['config'], indent=1)}\n```\n"
+    shown = '\n\n'.join(f'![{name}]({name}.svg)' for name in pictures)
+    settings = f"```json\n{json.dumps(result['config'], indent=1)}\n```\n"
+    text = '\n\n'.join(['# How far every head looks', narrow_summary(result), shown, '## The run', settings])
     write_atomic(out/'report.md', text.encode('utf-8', 'surrogateescape'))
     write_atomic(out/'result.json', json.dumps(result, indent=1).encode())
 
@@ -768,8 +806,12 @@ _MODEL_FILES = ('.safetensors','.bin','.onnx','.gguf','.h5','.msgpack','.ot')
 def _save_folder(model, tokenizer, name, out):
     "An ordinary model folder; a folder of sentence-transformers keeps what stands around the model."
     from dynattn.hf.saving import save
-    save(model, out)
-    tokenizer.save_pretrained(out)
+    try:
+        save(model, out)
+        tokenizer.save_pretrained(out)
+    except Exception as e:
+        if 'os error' not in str(e): raise
+        raise UserError(f'{out}: {e}') from e # safetensors and tokenizers have no OSError for a full disk
     source = Path(name)
     if not (source/'modules.json').is_file(): return
     for path in source.rglob('*'):
@@ -795,7 +837,10 @@ def narrow_run(
     causal = model.get_output_embeddings() is not None
     batches,texts = read_texts(c, tokenizer, causal)
     options = {f.name: getattr(c, f.name) for f in fields(NarrowOptions)}
-    try: _checked(model, batches, NarrowOptions(**options))
+    try:
+        _checked(model, batches, NarrowOptions(**options))
+        switch(model) # or an error, before there is a folder
+        _check_reads(model, batches[0]['input_ids'][:1])
     except ValueError as e: raise UserError(str(e)) from e
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
@@ -806,22 +851,34 @@ def narrow_run(
         except ValueError as e: raise UserError(str(e)) from e
         finally: bar.close()
         if not found.rows: raise KeyboardInterrupt
-        if not found.finished: _say(quiet, f'stopped after {len(found.rows)} of {c.steps} steps; the widths so far are kept')
+        if not found.finished:
+            _say(quiet, f'stopped after {len(found.rows)} of {c.steps} steps; the widths so far are kept')
         _save_folder(model, tokenizer, name, out)
         result = _judged(model, found, c, texts, str(name), batches, quiet)
         write_narrow_report(result, out)
     return result
 
-_RUN_FILES = ('settings.json','checkpoint.pt','report.md','result.json','widths.png','quality.png')
+_RUN_FILES = ('settings.json','checkpoint.pt','report.md','result.json','widths.svg','quality.svg')
+
+def _check_reads(model, ids):
+    "That the model takes a text: it has no place for one that is too long, or for tokens of another model."
+    n,most = ids.shape[1],getattr(model.config.get_text_config(), 'max_position_embeddings', None)
+    if most and n>most: raise ValueError(f"context: expected at most the {most} tokens that the model takes, got {n}")
+    try:
+        with torch.no_grad(): _call(model, dict(input_ids=ids))
+    except Exception as e:
+        kind,reason = type(model).__name__,' '.join(str(e).split())[:160] or type(e).__name__
+        raise ValueError(f"model: expected one that reads {n} of its tokenizer's tokens, got {kind}: {reason}") from e
 
 def _check_out(out, name, c, resume):
     "Nothing that is there already is lost."
     if out.exists() and not out.is_dir(): raise UserError(f"out: expected a folder, got {out}")
-    if not resume and out.exists() and any(out.iterdir()):
+    if not resume and out.exists() and any(path.name!='.lock' for path in out.iterdir()):
         raise UserError(f"out: expected a new or an empty folder, got {out}; --resume goes on there")
-    if resume and not (out/'settings.json').exists(): raise UserError(f"out: expected a run to go on with, got {out} without one")
+    if resume and not (out/'settings.json').exists():
+        raise UserError(f"out: expected a run to go on with, got {out} without one")
     if resume:
-        then,now = json.loads((out/'settings.json').read_text()),dict(model=str(name), **asdict(c))
+        then,now = read_intact(out, 'settings.json', lambda x: dict(**json.loads(x))),dict(model=str(name), **asdict(c))
         differ = [f'{k} was {then.get(k)}, is {now[k]}' for k in now if then.get(k)!=now[k]]
         if differ: raise UserError(f"out: a run of other settings: {'; '.join(differ)}")
 
@@ -831,12 +888,17 @@ def _judged(model, found, c, texts, name, batches, quiet):
     bar = _NarrowBar(len(WAYS)*(1+len(shares))*len(texts), quiet, 'judge')
     try: rows = quality(model, found, texts, tuple(shares), bar)
     finally: bar.close()
-    longest = 32768 if found.causal else max(found.n, model.config.max_position_embeddings)
+    times,untimed = None,''
+    try: times = step_times(model, texts[0])
+    except ValueError as e: untimed = str(e) # a cache of windows serves most models, not all
+    longest = 32768 if found.causal else max(found.n, getattr(model.config, 'max_position_embeddings', None) or 0)
     lengths = [n for n in sorted({found.n, 2*found.n, 2048, 8192, 32768}) if found.n<=n<=longest]
-    return dict(model=name, config=asdict(c), per=c.per, causal=found.causal, n=found.n, sinks=found.sinks, share=found.share(),
-                shares={n: found.share(n) for n in lengths}, widths=[[min(w, 2**31) for w in layer] for layer in found.widths],
-                quality=rows, times=step_times(model, texts[0]), judged=len(texts), steps=found.rows, finished=found.finished,
-                learned_tokens=sum(batches[r['text']]['input_ids'].numel() for r in found.rows), seconds=found.seconds)
+    return dict(
+        model=name, config=asdict(c), per=c.per, causal=found.causal, n=found.n, sinks=found.sinks,
+        share=found.share(), shares={n: found.share(n) for n in lengths},
+        widths=[[min(w, 2**31) for w in layer] for layer in found.widths],
+        quality=rows, times=times, untimed=untimed, judged=len(texts), steps=found.rows, finished=found.finished,
+        learned_tokens=sum(batches[r['text']]['input_ids'].numel() for r in found.rows), seconds=found.seconds)
 
 class _NarrowBar:
     "A progress bar on a terminal, nothing elsewhere."
@@ -885,7 +947,9 @@ def narrow_verb(argv:list) -> int: # exit status
     except ValueError as e: raise UserError(str(e)) from e
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    result = narrow_run(a.model, c, a.out, a.resume, a.quiet)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', FutureWarning) # of transformers, about peft
+        result = narrow_run(a.model, c, a.out, a.resume, a.quiet)
     if a.json: print(json.dumps(result))
     else: print(f"{width_bars(result)}\n\n{narrow_summary(result)}\n\nThe model and its report: {a.out}")
     return 0
