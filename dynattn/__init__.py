@@ -11,3 +11,4 @@ from dynattn.band.attention import banded_attention
 from dynattn.ops import attention
 from dynattn.modules import MultiheadAttention, convert
 from dynattn.encoder import DynamicAttention, EncoderLayer, EncoderConfig, Encoder, Classifier
+from dynattn.auditing import audit

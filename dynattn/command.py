@@ -148,6 +148,9 @@ VERBS = {
         'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow', 'dynattn.hf.narrowing:narrow_verb',
         '-h --help --out --tokens --keep --steps --sinks --per --method --places --lr --begin --descent --tune --tune-lr '
         '--seed --data --pattern --field --context --batch --judged --resume --quiet --json'),
+    'audit': Verb('what every head of a model sees, and which promises that breaks',
+        'dynattn audit MODEL --code', 'dynattn.auditing:audit_verb',
+        '-h --help --n --longest --packed --json --code --png --quiet'),
     'survey': Verb('efficient transformers, measured', 'dynattn survey', 'dynattn.survey:main'),
     'completion': Verb('what bash and zsh need to complete these words', 'eval "$(dynattn completion)"',
         'dynattn.command:completion_verb'),
