@@ -160,7 +160,7 @@ def _cut_keys(call):
     return fewer
 
 def _routed(call): # -> a key of `impls`, and the call that it computes
-    "Who computes a call when nobody is named, and of which keys."
+    "The implementation that `auto` chooses for a call, and the keys that it needs."
     if call.q.shape[2]==1 and (call.is_causal or isinstance(call.window, tuple)): call = _cut_keys(call)
     name = _choose(call)
     return name, _cut_keys(call) if name=='dense' else call
