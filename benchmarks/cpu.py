@@ -3,6 +3,7 @@
 python benchmarks/cpu.py          a few minutes
 python benchmarks/cpu.py --full   all of it
 python benchmarks/cpu.py short    sequences of 32 to 1,024 tokens over plain attention
+python benchmarks/cpu.py packed query    many texts in one row; one query over a long cache
 Every peer is checked against the dense attention first; one that computes something else is not timed.
 Rows are appended to benchmarks/results/cpu.csv."""
 import argparse, os, statistics, subprocess, sys, time
@@ -412,7 +413,50 @@ def short(full):
     check_short()
     for rows in (short_table, short_batches, short_calls, lambda: short_peers(full)): append('cpu.csv', rows())
 
-suites = dict(short=short, compare=compare, floor=floor, mixed=mixed, growth=growth, training=training, memory=memory)
+# ------------------------------------------------------------------ packed rows, and single queries
+def packed(full):
+    "Sixteen texts of uneven length in one row of 8,192 tokens, over sixteen of 512 as a batch (`value`)."
+    g,rows = torch.Generator().manual_seed(2),[]
+    ends = torch.cat([torch.randperm(8191, generator=g)[:15].sort().values+1, torch.tensor([8192])])
+    ids = torch.searchsorted(ends, torch.arange(8192), right=True)[None]
+    for w in (16, 64):
+        for backward in (False, True):
+            one,batch = Case(8192, w, backward=backward),Case(512, w, B=16, backward=backward)
+            for kind in ('hard', 'soft'):
+                def run(c, **options):
+                    q,k,v = c.tensors()
+                    sigma = torch.full((c.H,), w-.5, requires_grad=backward)
+                    window = Window.default(sigma) if kind=='soft' else w
+                    return step(lambda: attention(q, k, v, window=window, **options), (q,k,v,*([sigma] if kind=='soft' else [])), backward)
+                t = medians({'packed': run(one, segments=ids), 'batch': run(batch), 'one text': run(one)}, rounds=9)
+                for name in ('packed', 'one text'):
+                    rows.append(short_row(f'dynattn.attention, {kind} window, {name}', one, t[name], t[name]/t['batch'], 'packed'))
+    append('cpu.csv', rows)
+
+def query(full):
+    "One query over a cache of 2k to 128k keys, w 64, one thread, over SDPA on the 65 keys in reach (`value`)."
+    threads,rows = torch.get_num_threads(),[]
+    torch.set_num_threads(1)
+    sigma = torch.full((8,), 63.5)
+    kinds = {'hard window': dict(window=64), 'soft window': dict(window=Window.default(sigma)),
+             'four widths': dict(window=Window.default(torch.tensor([7.5,31.5,63.5,255.5]*2))),
+             'alpha': dict(window=64, alpha=1.5), 'leading tokens': dict(window=64, n_global=4), 'sink': dict(window=64, sink=torch.zeros(8))}
+    for M in (2048, 8192, 32768, 131072):
+        c = Case(M, 64)
+        q,k,v = c.tensors()
+        q,near = q[:,:,-1:],[x[:,:,-65:].clone() for x in (k, v)]
+        def many(f):
+            def g():
+                with torch.no_grad():
+                    for _ in range(50): f()
+            return g
+        fns = {kind: many(lambda o=o: attention(q, k, v, is_causal=True, q_offset=M-1, **o)) for kind,o in kinds.items()}
+        t = medians({'SDPA': many(lambda: F.scaled_dot_product_attention(q, *near)), **fns}, rounds=15)
+        for kind in kinds: rows.append(short_row(f'dynattn.attention, one query, {kind}', c, t[kind]/50, t[kind]/t['SDPA'], 'query'))
+    torch.set_num_threads(threads)
+    append('cpu.csv', rows)
+
+suites = dict(short=short, packed=packed, query=query, compare=compare, floor=floor, mixed=mixed, growth=growth, training=training, memory=memory)
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

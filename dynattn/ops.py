@@ -145,18 +145,23 @@ def _cut_keys(call):
     "The call without the keys that none of its queries reaches; one query under a hard window sees all the others."
     n,m,at = call.q.shape[2],call.k.shape[2],call.q_offset
     tensors = [x for x in (call.q,call.k,call.v,call.alpha,getattr(call.window, 'sigma', None)) if isinstance(x, Tensor)]
-    if n>=m or call.n_global or call.return_weights or transformed() or is_traced(tensors): return call
+    if n>=m or call.return_weights or transformed() or is_traced(tensors): return call
     left,right = _reach(call.window)
     if call.is_causal: right = 0
     first = 0 if left is None else max(at-left, 0)
     end = m if right is None else min(at+n+right, m)
     sees_all = n==1 and (call.window is None or isinstance(call.window, tuple))
+    lead = min(call.n_global, first)  # leading keys before the window
+    if call.n_global and (not sees_all or at<call.n_global or call.rel_bias is not None): return call
     if end<=first or end-first==m and not sees_all: return call
+    def cut(x, dim):
+        near = x.narrow(dim, first, end-first)
+        return torch.cat([x.narrow(dim, 0, lead), near], dim) if lead else near
     fewer = copy.copy(call)
-    fewer.k,fewer.v,fewer.q_offset = call.k[:,:,first:end],call.v[:,:,first:end],at-first
-    if call.padding is not None: fewer.padding = PaddingMask(call.padding.keep[:,first:end])
-    if call.attn_mask is not None and call.attn_mask.shape[-1]==m: fewer.attn_mask = call.attn_mask[...,first:end]
-    if sees_all: fewer.window,fewer.is_causal = None,False
+    fewer.k,fewer.v,fewer.q_offset = cut(call.k, 2),cut(call.v, 2),at-first+lead
+    if call.padding is not None: fewer.padding = PaddingMask(cut(call.padding.keep, 1))
+    if call.attn_mask is not None and call.attn_mask.shape[-1]==m: fewer.attn_mask = cut(call.attn_mask, call.attn_mask.dim()-1)
+    if sees_all: fewer.window,fewer.is_causal,fewer.n_global = None,False,0
     return fewer
 
 def _routed(call): # -> a key of `impls`, and the call that it computes
