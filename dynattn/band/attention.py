@@ -469,9 +469,13 @@ class ShortCall:
         grads.dq,grads.dk,grads.dv = (x.to(inputs.q.dtype) for x in (grads.dq,grads.dk,grads.dv))
         return grads
 
-def choose_engine(inputs:Inputs, wanted:Wanted):
+def choose_engine(
+    inputs:Inputs,
+    wanted:Wanted,
+    alone:bool=False, # whether this is a forward pass that no backward pass follows
+):
     "Who computes a call: forward and backward choose alike, for both see the same inputs."
-    engine = EntmaxTiles if EntmaxTiles.serves(inputs, wanted) else short_engine(inputs, wanted)
+    engine = EntmaxTiles if EntmaxTiles.serves(inputs, wanted) else short_engine(inputs, wanted, alone)
     return Tiled if engine is None else ShortCall(engine)
 
 # %% ../../nbs/34_band.attention.ipynb #5dc5dccd
@@ -548,14 +552,14 @@ class Settings:
         if right<n-1: by_offset[...,n+right:] = -math.inf
         return toeplitz_square(by_offset, n, n)
 
-    def forward(self, q, k, v, alpha, bias):
-        "Output, lse, and the output to keep."
+    def forward(self, q, k, v, alpha, bias, alone=False):
+        "Output, lse, and the output to keep; `alone`: no backward pass follows."
         if alpha is None and bias is None and self.has_square(q, k, v):
             out,lse = fused_forward(q, k, v, self.square(q.shape[2], q.dtype), self.scale)
             if math.isfinite(lse.sum()): return out,lse.unsqueeze(-1),out  # else a query is not finite
         inputs,_ = cut_keys(self.inputs(q, k, v, alpha, bias))
         if self.weights_wanted: return Tiled.forward(inputs, weights_wanted=True)
-        return choose_engine(inputs, self.wanted).forward(inputs)
+        return choose_engine(inputs, self.wanted, alone).forward(inputs)
 
     def backward(self, q, k, v, alpha, bias, kept, lse, dout) -> Gradients:
         inputs,place = cut_keys(self.inputs(q, k, v, alpha, bias))
@@ -814,7 +818,7 @@ def banded_attention(call) -> Tensor: # [B,H,N,dv], with `BandWeights` if asked 
         if seed is not None: settings.seed = seed.item()
         if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
             out = BandFunction.apply(q, k, v, sigma, alpha, bias, settings, second_derivative(call))
-        else: out = without_autocast(settings.forward)(q, k, v, alpha, bias)[0]
+        else: out = without_autocast(settings.forward)(q, k, v, alpha, bias, True)[0]
     if not call.return_weights: return out
     if seed is not None: settings.seed = seed.item()
     with torch.no_grad(): return out,collect_weights(settings.inputs(q, k, v, alpha, bias))
