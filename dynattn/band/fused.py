@@ -613,7 +613,7 @@ def short_engine(
     cols = m if rows is None else rows+width
     narrow = rows is not None and cols<=4*d
     if n>(SHORT_ALONE if alone and narrow else SHORT): return None
-    written = cols<=10*d if rows is not None else wanted.sigma and cols<=3*d
+    written = cols<=11*d if rows is not None else wanted.sigma and cols<=3*d
     for engine in (Mixed,Written) if written else (Fused,):
         if engine.serves(inputs, wanted): return engine
     return Fused if Fused.serves(inputs, wanted) else None
