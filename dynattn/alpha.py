@@ -372,7 +372,8 @@ def _apply(z, eps):
     "[...,M] scores; eps a float, or broadcasts to [...,1]."
     if torch.compiler.is_compiling(): return _Entmax.apply(z, eps)
     if _forward_levels()>1:  # PyTorch would take the inner derivative for a constant
-        raise RuntimeError("entmax: expected forward mode at most once, got jvp or jacfwd within another; use jacfwd(jacrev(f))")
+        raise RuntimeError("entmax: expected forward mode at most once, got jvp or jacfwd within another; "
+                           "use jacfwd(jacrev(f))")
     return _EntmaxBothModes.apply(z, eps)
 
 # %% ../nbs/21_alpha.ipynb #a0906cf0
@@ -387,7 +388,8 @@ def _spread(alpha, z, dim):
     a = alpha[...,None,None] if 0<alpha.dim()<=z.dim()-2 else alpha  # [H] or [B,H] for scores [B,H,N,M]
     if a.dim()<z.dim(): a = a[(None,)*(z.dim()-a.dim())]
     if a.dim()>z.dim() or a.shape[dim]!=1 or any(i not in (1,n) for i,n in zip(a.shape, z.shape)):
-        raise ValueError(f"alpha: expected a number, [H] or [B,H] for z [B,H,N,M], or what broadcasts to z {tuple(z.shape)} with length 1 along dim={dim}, got {tuple(alpha.shape)}")
+        raise ValueError("alpha: expected a number, [H] or [B,H] for z [B,H,N,M], "
+                         f"or what broadcasts to z {tuple(z.shape)} with length 1 along dim={dim}, got {tuple(alpha.shape)}")
     return a
 
 # %% ../nbs/21_alpha.ipynb #431f924a
@@ -398,7 +400,8 @@ def _eps(alpha, z, dim):
     if not isinstance(alpha, Tensor):
         if not 1<=alpha<math.inf: raise ValueError(f"alpha: expected a finite number >= 1, got {alpha}")
         return float(alpha)-1 or _TINY
-    if not alpha.is_floating_point(): raise TypeError(f"alpha: expected a number or a floating tensor, got {alpha.dtype}")
+    if not alpha.is_floating_point():
+        raise TypeError(f"alpha: expected a number or a floating tensor, got {alpha.dtype}")
     if not _holds((alpha>=1) & (alpha<math.inf)):
         raise ValueError(f"alpha: expected finite values >= 1, got {alpha.min().item()} to {alpha.max().item()}")
     eps = (_spread(alpha, z, dim).to(torch.promote_types(alpha.dtype, z.dtype)) - 1).to(z.dtype)
@@ -411,7 +414,8 @@ def entmax(
     dim:int=-1, # the axis that sums to one
 ) -> Tensor: # like `z`: rows sum to one, or are zero where all is -inf
     "Weights with exact zeros: softmax at alpha=1, sparsemax at alpha=2. Differentiable in `z` and `alpha`."
-    if not isinstance(z, Tensor) or not z.is_floating_point(): raise TypeError(f"z: expected a floating tensor, got {getattr(z, 'dtype', type(z).__name__)}")
+    if not isinstance(z, Tensor) or not z.is_floating_point():
+        raise TypeError(f"z: expected a floating tensor, got {getattr(z, 'dtype', type(z).__name__)}")
     if not -z.dim()<=dim<z.dim(): raise ValueError(f"dim: expected an axis of z {tuple(z.shape)}, got {dim}")
     wide = z if z.dtype==torch.float64 else z.float()
     eps = _eps(alpha, wide, dim)
@@ -462,8 +466,10 @@ def entropy(
 # %% ../nbs/21_alpha.ipynb #194db39f
 def _fixed(alpha, h):
     alpha = torch.as_tensor(alpha, dtype=torch.float32)
-    if tuple(alpha.shape) not in ((),(h,)): raise ValueError(f"fixed: expected a number or H={h} numbers, got shape {tuple(alpha.shape)}")
-    if not _holds((alpha>=1) & (alpha<math.inf)): raise ValueError(f"fixed: expected finite values >= 1, got {alpha.tolist()}")
+    if tuple(alpha.shape) not in ((),(h,)):
+        raise ValueError(f"fixed: expected a number or H={h} numbers, got shape {tuple(alpha.shape)}")
+    if not _holds((alpha>=1) & (alpha<math.inf)):
+        raise ValueError(f"fixed: expected finite values >= 1, got {alpha.tolist()}")
     return alpha.expand(h).clone()
 
 # %% ../nbs/21_alpha.ipynb #76168a0b
@@ -488,5 +494,6 @@ class AlphaHead(nn.Module):
     def forward(self,
         x:Tensor|None=None, # [B,D], where alpha is predicted, and only there
     ) -> Tensor: # [H], or [B,H] where predicted; in (1,2) unless fixed
-        if hasattr(self, 'proj')!=(x is not None): raise TypeError(f"x: expected {'None' if x is not None else 'a tensor [B,D]'}, got {type(x).__name__}")
+        if hasattr(self, 'proj')!=(x is not None):
+            raise TypeError(f"x: expected {'None' if x is not None else 'a tensor [B,D]'}, got {type(x).__name__}")
         return self.fixed if hasattr(self, 'fixed') else 1+torch.sigmoid(self.a if x is None else self.proj(x))

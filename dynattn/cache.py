@@ -33,7 +33,8 @@ def _fixed_window(window, heads):
         raise ValueError(f"window: expected sigma of shape () or [H]=({heads},), got {tuple(window.sigma.shape)}: "
                          "the cache keeps the same keys for every sequence of a batch")
     if window.apply!='inside':
-        raise ValueError(f"window: expected apply='inside', got {window.apply!r}: a softmax over all keys needs them all")
+        raise ValueError(f"window: expected apply='inside', got {window.apply!r}: "
+                         "a softmax over all keys needs them all")
     return window.replace(sigma=window.sigma.detach().expand(heads))
 
 # %% ../nbs/46_cache.ipynb #ad637b22
@@ -345,7 +346,8 @@ def _one(layer, q, k, v):
     joins = [] if layer.record_past or len(layer.groups)==1 else _joins(layer)
     joined = [g for join in joins for g in join.groups]
     alone = [g for g in layer.groups if not any(g is other for other in joined)]
-    if len(joins)==1 and not alone and joins[0].q_heads==slice(0, layer.heads): return _one_of_join(layer, joins[0], q, k, v)
+    if len(joins)==1 and not alone and joins[0].q_heads==slice(0, layer.heads):
+        return _one_of_join(layer, joins[0], q, k, v)
     out = q.new_empty(*q.shape[:3], v.shape[-1])
     for join in joins: out[:,join.q_heads] = _one_of_join(layer, join, q, k, v)
     for group in alone: out[:,group.q_heads] = _one_of_group(layer, group, q, k, v)
@@ -441,7 +443,8 @@ class WindowedLayer:
         if keep is not None and keep.all(): keep = None
         if self.seen==0: out = self._start(q, k, v, keep)
         elif k.shape[2]>_FEW and self.seen>=self._leading_end(): out = _chunk(self, q, k, v, keep)
-        elif k.shape[2]==1 and keep is None and self.padded is None and self.seen>=self.n_global: out = _one(self, q, k, v)
+        elif k.shape[2]==1 and keep is None and self.padded is None and self.seen>=self.n_global:
+            out = _one(self, q, k, v)
         else: out = _few(self, q, k, v, keep)
         self.seen += k.shape[2]
         return out
@@ -465,14 +468,18 @@ class WindowedLayer:
     def _check(self, q, k, v, keep):
         for name,x,h in (('q', q, self.heads), ('k', k, self.kv_heads), ('v', v, self.kv_heads)):
             if not isinstance(x, Tensor) or x.dim()!=4 or x.shape[:3]!=(len(q), h, q.shape[2]):
-                raise ValueError(f"{name}: expected [B,{h},n,d] with B,n={len(q), q.shape[2]}, got {tuple(getattr(x, 'shape', ()))}")
+                raise ValueError(f"{name}: expected [B,{h},n,d] with B,n={len(q), q.shape[2]}, "
+                                 f"got {tuple(getattr(x, 'shape', ()))}")
         if keep is not None and (keep.dtype!=torch.bool or keep.shape!=(len(q), self.seen+q.shape[2])):
-            raise ValueError(f"keep: expected bool [B,seen+n]={len(q), self.seen+q.shape[2]}, got {keep.dtype} {tuple(keep.shape)}")
+            raise ValueError(f"keep: expected bool [B,seen+n]={len(q), self.seen+q.shape[2]}, "
+                             f"got {keep.dtype} {tuple(keep.shape)}")
         held = self.groups[0].k
         if self.seen and (held.shape[0]!=len(k) or held.shape[3]!=k.shape[3]):
-            raise ValueError(f"k: expected batch {held.shape[0]} and width {held.shape[3]} as in the calls before, got {tuple(k.shape)}")
+            raise ValueError(f"k: expected batch {held.shape[0]} and width {held.shape[3]} as in the calls before, "
+                             f"got {tuple(k.shape)}")
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            raise RuntimeError("q: expected tensors without a graph, got one that wants a gradient; a cache is for torch.no_grad()")
+            raise RuntimeError("q: expected tensors without a graph, got one that wants a gradient; "
+                               "a cache is for torch.no_grad()")
 
     @property
     def nbytes(self) -> int: # bytes
@@ -483,7 +490,8 @@ class WindowedLayer:
         tokens:int, # how many of the newest to take back, >= 0
     ):
         "Take back the newest tokens, as speculative decoding does with rejected ones."
-        if not 0<=tokens<=self.seen: raise ValueError(f"tokens: expected 0 to {self.seen}, the tokens so far, got {tokens}")
+        if not 0<=tokens<=self.seen:
+            raise ValueError(f"tokens: expected 0 to {self.seen}, the tokens so far, got {tokens}")
         left = self.seen-tokens
         if left==0: return self.reset()
         for g in self.groups:
@@ -525,7 +533,8 @@ class WindowedLayer:
     def load_state(self, numbers:dict, tensors:dict):
         "Continue from a `state`."
         if numbers['reach']!=[g.reach for g in self.groups]:
-            raise ValueError(f"numbers: expected keys for windows that reach {[g.reach for g in self.groups]}, got {numbers['reach']}")
+            raise ValueError(f"numbers: expected keys for windows that reach {[g.reach for g in self.groups]}, "
+                             f"got {numbers['reach']}")
         self.seen,self.padded = numbers['seen'],tensors.get('padded')
         for i,(g,start) in enumerate(zip(self.groups, numbers['start'])):
             g.k,g.v,g.start = tensors[f'{i}.k'],tensors[f'{i}.v'],start

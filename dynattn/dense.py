@@ -272,7 +272,8 @@ class MultiHeadAttention(nn.Module):
         device=None, dtype=None,
     ):
         super().__init__()
-        if embed_dim%num_heads: raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, got {num_heads}")
+        if embed_dim%num_heads:
+            raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, got {num_heads}")
         self.num_heads,self.dropout,self.batch_first,self.attention_fn = num_heads,dropout,batch_first,attention_fn
         linear = partial(nn.Linear, out_features=embed_dim, bias=bias, device=device, dtype=dtype)
         self.q_proj,self.k_proj,self.v_proj,self.out_proj = map(linear, (embed_dim, kdim or embed_dim, vdim or embed_dim, embed_dim))
@@ -309,7 +310,8 @@ def _attend(mha, query, key, value, padding, return_weights, options):
     if query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
     key = query if key is None else key
     heads = _project(mha, query, key, key if value is None else value, padding)
-    if padding is not None: options['padding'] = padding  # not handed on otherwise: `attention_fn` may know no such thing
+    if padding is not None:
+        options['padding'] = padding  # not handed on otherwise: `attention_fn` may know no such thing
     if return_weights: options['return_weights'] = True
     out = mha.attention_fn(*heads, dropout_p=mha.dropout if mha.training else 0., **options)
     out,weights = out if return_weights else (out,None)

@@ -56,8 +56,10 @@ _INSTEAD = dict(
 def _ours(options, query=None):
     "Arguments of PyTorch's classes are refused by name, with what says the same here, as is a sequence without a batch."
     for name in options:
-        if name in _INSTEAD: raise TypeError(f"{name}: expected {_INSTEAD[name]}, got an argument of PyTorch's own class")
-    if query is not None and query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
+        if name in _INSTEAD:
+            raise TypeError(f"{name}: expected {_INSTEAD[name]}, got an argument of PyTorch's own class")
+    if query is not None and query.dim()!=3:
+        raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
     return options
 
 def _check_padding(padding):
@@ -104,13 +106,18 @@ class DynamicAttention(MultiHeadAttention):
 
     def new_cache(self) -> WindowedLayer:
         "For `forward(tokens, cache=...)`: the newest tokens, after those of the calls before."
-        if not self.causal: raise ValueError("causal: expected True for a cache, got False: what comes later would change what was returned")
-        if isinstance(self.sigma_head, SigmaHead): raise ValueError("window: expected 'learned', an int or None for a cache, got 'dynamic': its widths depend on the sequence")
+        if not self.causal:
+            raise ValueError("causal: expected True for a cache, got False: "
+                             "what comes later would change what was returned")
+        if isinstance(self.sigma_head, SigmaHead):
+            raise ValueError("window: expected 'learned', an int or None for a cache, got 'dynamic': "
+                             "its widths depend on the sequence")
         window = self.window if self.sigma_head is None else Window.default(self.sigma_head())
         alpha = None if self.alpha_head is None else self.alpha_head()
         return WindowedLayer(self.num_heads, window=window, n_global=self.n_global, alpha=alpha)
 
-    def sigma(self, query): return _widths(self.sigma_head, query[:,0] if self.batch_first else query[0])  # [B,H], [H] or None
+    def sigma(self, query):
+        return _widths(self.sigma_head, query[:,0] if self.batch_first else query[0])  # [B,H], [H] or None
 
 # %% ../nbs/50_encoder.ipynb #eaca31a8
 def _widths(head, first):
@@ -152,7 +159,8 @@ def _from_torch_layer(module, state, prefix, *_):
     "Rename what `nn.TransformerEncoderLayer` calls its feed-forward net, in the copy of the state that is being loaded."
     for name in ('linear1','linear2'):
         for kind in ('weight','bias'):
-            if (part := state.pop(f'{prefix}{name}.{kind}', None)) is not None: state[f'{prefix}feed_forward.{name}.{kind}'] = part
+            if (part := state.pop(f'{prefix}{name}.{kind}', None)) is not None:
+                state[f'{prefix}feed_forward.{name}.{kind}'] = part
 
 # %% ../nbs/50_encoder.ipynb #793b0036
 class EncoderLayer(nn.Module):
@@ -328,8 +336,10 @@ class Classifier(nn.Module):
     "One of `config.classes` for a sequence, from the state of its [CLS]."
     def __init__(self, config:EncoderConfig):
         super().__init__()
-        if len(config.classes)<2: raise ValueError(f"config.classes: expected two names or more, got {config.classes!r}")
-        if not config.cls or config.causal: raise ValueError("config: expected cls=True and causal=False, a [CLS] that sees the sequence, got another")
+        if len(config.classes)<2:
+            raise ValueError(f"config.classes: expected two names or more, got {config.classes!r}")
+        if not config.cls or config.causal:
+            raise ValueError("config: expected cls=True and causal=False, a [CLS] that sees the sequence, got another")
         self.config,self.encoder,self.head = config,Encoder(config),nn.Linear(config.dim, len(config.classes))
 
     def forward(self, ids, padding=None, return_sigma=False):

@@ -16,8 +16,11 @@ def _classes(x, name):
     "Class numbers as a flat int64 tensor."
     x = torch.as_tensor(x)
     if x.dtype.is_floating_point or x.dtype.is_complex:
-        if x.numel(): raise TypeError(f"{name}: expected class numbers (integers or bools), got {x.dtype}: take an argmax or a threshold first")
-    if x.numel() and x.min() < 0: raise ValueError(f"{name}: expected classes >= 0, got {int(x.min())}: leave ignored positions out first")
+        if x.numel():
+            raise TypeError(f"{name}: expected class numbers (integers or bools), got {x.dtype}: "
+                            "take an argmax or a threshold first")
+    if x.numel() and x.min() < 0:
+        raise ValueError(f"{name}: expected classes >= 0, got {int(x.min())}: leave ignored positions out first")
     return x.reshape(-1).long()
 
 # %% ../nbs/03_metrics.ipynb #b3046af8
@@ -45,7 +48,8 @@ def _average(num, den, weight, average, zero_division):
     if average=='micro': return _ratio(num.sum(), den.sum(), zero_division)
     each = _ratio(num, den, zero_division)
     if average is None: return each
-    if average not in ('macro', 'weighted'): raise ValueError(f"average: expected None, 'micro', 'macro' or 'weighted', got {average!r}")
+    if average not in ('macro', 'weighted'):
+        raise ValueError(f"average: expected None, 'micro', 'macro' or 'weighted', got {average!r}")
     known = ~each.isnan()
     weight = known * (weight if average=='weighted' and (known*weight).any() else 1.)
     return _ratio((each.nan_to_num()*weight).sum(), weight.sum(), zero_division)
@@ -53,7 +57,8 @@ def _average(num, den, weight, average, zero_division):
 def _parts(cm):
     "Rightly predicted, predicted and actual counts of each class, float64 [C] each."
     cm = torch.as_tensor(cm)
-    if cm.dim()!=2 or cm.shape[0]!=cm.shape[1]: raise ValueError(f"cm: expected a confusion matrix [C,C], got {list(cm.shape)}")
+    if cm.dim()!=2 or cm.shape[0]!=cm.shape[1]:
+        raise ValueError(f"cm: expected a confusion matrix [C,C], got {list(cm.shape)}")
     cm = cm.double()
     return cm.diagonal(), cm.sum(0), cm.sum(1)
 
@@ -85,7 +90,8 @@ def precision_recall_curve(
     s = torch.as_tensor(scores).detach().double().reshape(-1)
     y = _classes(y_true, 'y_true').to(s.device)
     if y.numel() and y.max() > 1: raise ValueError(f"y_true: expected bools or 0/1, got {int(y.max())}")
-    if len(y) != len(s) or not len(s): raise ValueError(f"scores: expected one for each of {len(y)} in y_true, and not none, got {len(s)}")
+    if len(y) != len(s) or not len(s):
+        raise ValueError(f"scores: expected one for each of {len(y)} in y_true, and not none, got {len(s)}")
     if s.isnan().any(): raise ValueError("scores: expected numbers, got NaN")
     at,where = s.unique(return_inverse=True)
     hits = torch.zeros_like(at).index_add_(0, where, y.double()).flip(0).cumsum(0).flip(0)
@@ -128,7 +134,8 @@ def class_metrics(
     "Every class, then 'micro', 'macro' and 'weighted'."
     C = len(_parts(cm)[2])
     names = [str(i) for i in range(C)] if names is None else list(map(str, names))
-    if len(names) != C or len({*names, 'micro', 'macro', 'weighted'}) != C+3: raise ValueError(f"names: expected {C} different names, none of them that of an average, got {names}")
+    if len(names) != C or len({*names, 'micro', 'macro', 'weighted'}) != C+3:
+        raise ValueError(f"names: expected {C} different names, none of them that of an average, got {names}")
     support = _parts(cm)[2].long().tolist()
     each = [f(cm, None, zero_division).tolist() for f in (precision, recall, f1)]
     rows = {n: dict(zip(('precision', 'recall', 'f1', 'support'), r)) for n,*r in zip(names, *each, support)}
@@ -154,13 +161,17 @@ def classification_report(
 # %% ../nbs/03_metrics.ipynb #d46c15a6
 def _window_parts(weights, mask, visible):
     "Weights, mask and view at one shape, in at least float32, zero where nothing can be seen."
-    if weights.dim() < 1 or not weights.dtype.is_floating_point: raise TypeError(f"weights: expected floating [...,N,M], got {weights.dtype} {list(weights.shape)}")
+    if weights.dim() < 1 or not weights.dtype.is_floating_point:
+        raise TypeError(f"weights: expected floating [...,N,M], got {weights.dtype} {list(weights.shape)}")
     for name,x in (('mask', mask), ('visible', visible)):
         if x is None: continue
         try: ok = torch.broadcast_shapes(x.shape, weights.shape)==weights.shape
         except RuntimeError: ok = False
-        if not ok: raise ValueError(f"{name}: expected a shape that broadcasts to the weights, {list(weights.shape)}, got {list(x.shape)}")
-    if visible is not None and visible.dtype != torch.bool: raise TypeError(f"visible: expected bools, True can be seen, got {visible.dtype}")
+        if not ok:
+            raise ValueError(f"{name}: expected a shape that broadcasts to the weights, {list(weights.shape)}, "
+                             f"got {list(x.shape)}")
+    if visible is not None and visible.dtype != torch.bool:
+        raise TypeError(f"visible: expected bools, True can be seen, got {visible.dtype}")
     w = weights if weights.dtype in (torch.float32, torch.float64) else weights.float()
     m = mask.to(w.dtype).expand_as(w)
     if visible is None: return w, m, torch.full_like(w[...,:1], w.shape[-1])

@@ -207,7 +207,8 @@ def _lengths(x): return torch.tensor([len(row) for row in x.unbind()])
 
 def _attend_nested(attn, query, key, value, is_causal, need_weights):
     "A nested output like `query`, and the weights [B,H,N,M], padded, or None."
-    if not attn.batch_first: raise ValueError("query: expected a padded tensor where batch_first=False, got a nested one")
+    if not attn.batch_first:
+        raise ValueError("query: expected a padded tensor where batch_first=False, got a nested one")
     padded = {id(x): torch.nested.to_padded_tensor(x, 0.) for x in (query, key, value)}
     q,k,v = (padded[id(x)] for x in (query, key, value))
     ignored = ~padding_mask(_lengths(key), k.shape[1]).to(k.device)

@@ -25,17 +25,20 @@ def padding_mask(
 ) -> Tensor: # [B,N] bool, `True` where a token is real
     "`mask[b,j]` is `j < lengths[b]`."
     lengths = torch.as_tensor(lengths)
-    if lengths.is_floating_point() or lengths.dtype==torch.bool: raise TypeError(f"lengths: expected integers, got {lengths.dtype}")
+    if lengths.is_floating_point() or lengths.dtype==torch.bool:
+        raise TypeError(f"lengths: expected integers, got {lengths.dtype}")
     if lengths.dim()!=1: raise ValueError(f"lengths: expected [B], got {list(lengths.shape)}")
     if n is None: n = int(lengths.max()) if len(lengths) else 0
-    if not _holds((0<=lengths) & (lengths<=n)): raise ValueError(f"lengths: expected 0 to n={n}, got {lengths.tolist()}")
+    if not _holds((0<=lengths) & (lengths<=n)):
+        raise ValueError(f"lengths: expected 0 to n={n}, got {lengths.tolist()}")
     return torch.arange(n, device=lengths.device) < lengths[:,None]
 
 # %% ../nbs/01_padding.ipynb #9a2a576c
 def _bool(keep):
     "`keep` if it is a bool tensor."
     if isinstance(keep, Tensor) and keep.dtype==torch.bool: return keep
-    raise TypeError(f"keep: expected a bool tensor, True takes part, got {getattr(keep, 'dtype', type(keep).__name__)}; PaddingMask reads other conventions")
+    raise TypeError("keep: expected a bool tensor, True takes part, "
+                    f"got {getattr(keep, 'dtype', type(keep).__name__)}; PaddingMask reads other conventions")
 
 def _fits(keep, scores):
     "Whether `keep` broadcasts to `scores`."
@@ -50,7 +53,9 @@ def masked_softmax(
     "Softmax over the keys that take part; a row without any is zero and sends back zero gradient."
     if not scores.is_floating_point(): raise TypeError(f"scores: expected a floating tensor, got {scores.dtype}")
     if keep is not None:
-        if not _fits(_bool(keep), scores): raise ValueError(f"keep: expected a shape that broadcasts to scores, {list(scores.shape)}, got {list(keep.shape)}")
+        if not _fits(_bool(keep), scores):
+            raise ValueError(f"keep: expected a shape that broadcasts to scores, {list(scores.shape)}, "
+                             f"got {list(keep.shape)}")
         scores = scores.masked_fill(~keep, -torch.inf)
     empty = (scores==-torch.inf).all(dim, keepdim=True)
     return scores.masked_fill(empty, 0).softmax(dim).masked_fill(empty, 0)
@@ -59,18 +64,25 @@ def masked_softmax(
 def _binary(mask):
     "A 0/1 mask [B,N] as bool."
     mask = torch.as_tensor(mask)
-    if mask.is_floating_point(): raise TypeError(f"mask: expected bools or 0/1 integers, got {mask.dtype}: a floating mask is one to be added to the scores (from_additive); if yours holds 0. and 1., pass mask.bool()")
+    if mask.is_floating_point():
+        raise TypeError(f"mask: expected bools or 0/1 integers, got {mask.dtype}: "
+                        "a floating mask is one to be added to the scores (from_additive); if yours holds 0. and 1., pass mask.bool()")
     if mask.dim()!=2: raise ValueError(f"mask: expected [B,N], got {list(mask.shape)}")
-    if mask.dtype!=torch.bool and not _holds((mask==0) | (mask==1)): raise ValueError(f"mask: expected 0 and 1 only, got {mask.min().item()} to {mask.max().item()}")
+    if mask.dtype!=torch.bool and not _holds((mask==0) | (mask==1)):
+        raise ValueError(f"mask: expected 0 and 1 only, got {mask.min().item()} to {mask.max().item()}")
     return mask.bool()
 
 # %% ../nbs/01_padding.ipynb #759288ac
 def _additive(mask):
     "A mask to be added to the scores, [B,N] or [B,1,1,N], as bool [B,N]: zero takes part."
-    if not isinstance(mask, Tensor) or not mask.is_floating_point(): raise TypeError(f"mask: expected a floating tensor, 0 or about -inf, got {getattr(mask, 'dtype', type(mask).__name__)}")
+    if not isinstance(mask, Tensor) or not mask.is_floating_point():
+        raise TypeError("mask: expected a floating tensor, 0 or about -inf, "
+                        f"got {getattr(mask, 'dtype', type(mask).__name__)}")
     if mask.dim()==4 and mask.shape[1]==mask.shape[2]==1: mask = mask[:,0,0]
     if mask.dim()!=2: raise ValueError(f"mask: expected [B,N] or [B,1,1,N], got {list(mask.shape)}")
-    if not _holds((mask==0) | (mask<=-1000)): raise ValueError(f"mask: expected 0 where a key takes part and -1000 or less where not, got {mask.min().item()} to {mask.max().item()}: a bias goes into attn_mask, a 0/1 mask into from_keep")
+    if not _holds((mask==0) | (mask<=-1000)):
+        raise ValueError("mask: expected 0 where a key takes part and -1000 or less where not, "
+                         f"got {mask.min().item()} to {mask.max().item()}: a bias goes into attn_mask, a 0/1 mask into from_keep")
     return mask==0
 
 # %% ../nbs/01_padding.ipynb #5a62bfb1
@@ -121,7 +133,8 @@ class PaddingMask:
         "The `attn_mask` of `F.scaled_dot_product_attention`: the same keys for every head and every query."
         return self.keep[:,None,None]
 
-    def __eq__(self, other:object) -> bool: return torch.equal(self.keep, other.keep) if isinstance(other, PaddingMask) else NotImplemented
+    def __eq__(self, other:object) -> bool:
+        return torch.equal(self.keep, other.keep) if isinstance(other, PaddingMask) else NotImplemented
 
     def __hash__(self) -> int: return hash(tuple(self.keep.shape))
 
@@ -143,12 +156,14 @@ class PaddingMask:
         "Real tokens of each row; raises where they are not its first ones."
         n = self.counts
         if _holds(self.keep==(torch.arange(self.keep.shape[1], device=n.device) < n[:,None])): return n
-        raise ValueError("lengths: expected the real tokens first in every row, got some behind padding; counts counts them")
+        raise ValueError("lengths: expected the real tokens first in every row, got some behind padding; "
+                         "counts counts them")
 
     def __and__(self, other:"PaddingMask") -> "PaddingMask":
         "Real in both."
         if not isinstance(other, PaddingMask): return NotImplemented
-        if self.keep.shape!=other.keep.shape: raise ValueError(f"other: expected a mask of shape {list(self.keep.shape)}, got {list(other.keep.shape)}")
+        if self.keep.shape!=other.keep.shape:
+            raise ValueError(f"other: expected a mask of shape {list(self.keep.shape)}, got {list(other.keep.shape)}")
         return PaddingMask(self.keep & other.keep)
 
     def _where(self): return self.keep.flatten().nonzero().squeeze(1) # [T] int64
@@ -162,7 +177,8 @@ class PaddingMask:
     def unpack(self, x:Tensor, fill:float=0) -> Tensor: # [T,...] -> [B,N,...]
         "The inverse of `pack`: every token back in its place, `fill` in padding."
         i,(B,N) = self._where(), self.keep.shape
-        if not torch.compiler.is_compiling() and len(x)!=len(i): raise ValueError(f"x: expected [{len(i)},...], a row for each real token, got {list(x.shape)}")
+        if not torch.compiler.is_compiling() and len(x)!=len(i):
+            raise ValueError(f"x: expected [{len(i)},...], a row for each real token, got {list(x.shape)}")
         return x.new_full((B*N, *x.shape[1:]), fill).index_copy(0, i, x).unflatten(0, (B, N))
 
     @property
@@ -176,7 +192,8 @@ class PaddingMask:
     ) -> Tensor: # like `x`
         "`x` with zeros in padding, whatever stood there; no gradient flows to padding."
         B,N = self.keep.shape
-        if x.shape[0]!=B or x.shape[dim]!=N: raise ValueError(f"x: expected {B} rows and {N} tokens on axis {dim}, got {list(x.shape)}")
+        if x.shape[0]!=B or x.shape[dim]!=N:
+            raise ValueError(f"x: expected {B} rows and {N} tokens on axis {dim}, got {list(x.shape)}")
         return x.masked_fill(~self.keep.reshape(B, *[N if i==dim%x.dim() else 1 for i in range(1, x.dim())]), 0)
 
 # %% ../nbs/01_padding.ipynb #01ca0001

@@ -150,7 +150,8 @@ def _ramp(
     signed:bool, # with the warm colour below zero
 ) -> ListedColormap:
     "From a tint to full ink in 128 steps."
-    def side(c): return [(*_mix(_GROUND, c, t), 1) if opaque else (*to_rgb(c), .08+.92*t) for t in np.linspace(0, 1, 128)]
+    def side(c):
+        return [(*_mix(_GROUND, c, t), 1) if opaque else (*to_rgb(c), .08+.92*t) for t in np.linspace(0, 1, 128)]
     cmap = ListedColormap((side(WARM)[::-1] if signed else []) + side(INK))
     cmap.set_bad((0,0,0,0))
     return cmap
@@ -172,9 +173,11 @@ def _hatch(ax, out): # [N,M] bool
 def _keep(padding, n, m):
     "`padding` as bool [n,m], `True` takes part."
     k = torch.as_tensor(getattr(padding, 'keep', padding))
-    if k.dtype.is_floating_point: raise TypeError(f"padding: expected bools or 0/1 integers, True takes part, got {k.dtype}")
+    if k.dtype.is_floating_point:
+        raise TypeError(f"padding: expected bools or 0/1 integers, True takes part, got {k.dtype}")
     if k.dim()==2 and len(k)==1: k = k[0]
-    if tuple(k.shape) not in ((m,), (n,m)): raise ValueError(f"padding: expected [{m}] or [{n},{m}], got {list(k.shape)}")
+    if tuple(k.shape) not in ((m,), (n,m)):
+        raise ValueError(f"padding: expected [{m}] or [{n},{m}], got {list(k.shape)}")
     return k.bool().expand(n, m).cpu().numpy()
 
 # %% ../nbs/00_plot.ipynb #f9356942
@@ -226,7 +229,8 @@ def show_mask(
 ) -> Axes:
     "Which pairs take part: full ink for a pair that does, less for a part, none where it does not."
     m = _array(mask, 'mask', 'N,M')
-    if not ((m>=0)&(m<=1)).all(): raise ValueError(f"mask: expected numbers in [0,1], got {m.min():.3g} to {m.max():.3g}")
+    if not ((m>=0)&(m<=1)).all():
+        raise ValueError(f"mask: expected numbers in [0,1], got {m.min():.3g} to {m.max():.3g}")
     keep = None if padding is None else _keep(padding, *m.shape)
     return _matrix(ax, m, 0, 1, keep, (q_tokens, k_tokens), ('q_tokens','k_tokens'), False, False, title=title, ylabel='query', xlabel='key')
 
@@ -244,7 +248,8 @@ def show_attention(
 ) -> Axes:
     "The keys of each query: more ink means more weight; a weight of exactly zero leaves its cell empty."
     w = _array(weights, 'weights', 'N,M')
-    if (w < 0).any(): raise ValueError(f"weights: expected numbers >= 0, got {np.nanmin(w):.3g}; show_heat draws signed matrices")
+    if (w < 0).any():
+        raise ValueError(f"weights: expected numbers >= 0, got {np.nanmin(w):.3g}; show_heat draws signed matrices")
     keep = None if padding is None else _keep(padding, *w.shape)
     return _matrix(ax, w, 0, _top(w, vmax), keep, (q_tokens, k_tokens), ('q_tokens','k_tokens'), values, True, title=title, ylabel='query', xlabel='key')
 
@@ -321,7 +326,8 @@ def show_curves(
     if not curves: raise ValueError("curves: expected at least one, got none")
     with look():
         if ax is None: _,ax = grid()
-        for i,(name,y) in enumerate(curves.items()): _curve(ax, i, name, _array(y, f'curves[{name!r}]', 'n'), x[name] if isinstance(x, dict) else x)
+        for i,(name,y) in enumerate(curves.items()):
+            _curve(ax, i, name, _array(y, f'curves[{name!r}]', 'n'), x[name] if isinstance(x, dict) else x)
         if len(curves)>1: ax.legend(handlelength=2.8)
         ax.set(xlabel=xlabel, ylabel=ylabel)
         ax.set_title(title, pad=16 if marks else None)      # above the names of the marks
@@ -347,11 +353,14 @@ def show_bars(
 ) -> Axes:
     "Bars with their numbers on top; groups of bars when a name has several."
     rows = [_array(v, f'bars[{k!r}]', 'n') if np.ndim(v) else np.float64(v) for k,v in bars.items()]
-    if len({r.shape for r in rows}) != 1: raise ValueError(f"bars: expected numbers throughout, or lists of one length, got shapes {[list(r.shape) for r in rows]}")
+    if len({r.shape for r in rows}) != 1:
+        raise ValueError("bars: expected numbers throughout, or lists of one length, "
+                         f"got shapes {[list(r.shape) for r in rows]}")
     with look():
         if ax is None: _,ax = grid()
         if rows[0].ndim: _groups(ax, list(bars), rows, labels)
-        else: _bars(ax, range(len(rows)), rows, .62, INK); ax.set_xticks(range(len(rows)), [str(k).replace(' ', '\n') for k in bars])
+        else:
+            _bars(ax, range(len(rows)), rows, .62, INK); ax.set_xticks(range(len(rows)), [str(k).replace(' ', '\n') for k in bars])
         ax.margins(y=.14); ax.set(ylabel=ylabel, title=title)
     return ax
 
@@ -369,7 +378,8 @@ def _groups(ax, names, rows, labels):
     n,w = len(rows[0]), .8/len(rows)
     labels = range(n) if labels is None else labels
     if len(labels) != n: raise ValueError(f"labels: expected a name for each of {n} groups, got {len(labels)}")
-    for i,(name,row) in enumerate(zip(names, rows)): _bars(ax, np.arange(n)+(i-(len(rows)-1)/2)*w, row, .92*w, PALETTE[i%6], str(name))
+    for i,(name,row) in enumerate(zip(names, rows)):
+        _bars(ax, np.arange(n)+(i-(len(rows)-1)/2)*w, row, .92*w, PALETTE[i%6], str(name))
     ax.set_xticks(range(n), list(map(str, labels)))
     ax.legend(loc='upper center', bbox_to_anchor=(.5, -.12), ncols=3)
 

@@ -40,7 +40,8 @@ def sigma_unlink(
     if link not in _LINKS: raise ValueError(f"link: expected one of {', '.join(_LINKS)}, got {link!r}")
     y = (sigma-floor)/scale
     if not ((y>0) & (y<(1 if link=="sigmoid" else torch.inf))).all():
-        raise ValueError(f"sigma: expected widths in the range of {link} with scale={scale} and floor={floor}, got {sigma}")
+        raise ValueError(f"sigma: expected widths in the range of {link} with scale={scale} and floor={floor}, "
+                         f"got {sigma}")
     return _UNLINKS[link](y)
 
 # %% ../nbs/10_sigma.ipynb #3bc5a4f7
@@ -52,10 +53,13 @@ def _start(H, link, init_width, scale, floor, unit):
     if unit not in _WIDTH: raise ValueError(f"unit: expected 'tokens' or 'fraction', got {unit!r}")
     if floor is None: floor = _FLOOR[unit] if link=="softplus" else 0.
     if scale is None and link=="sigmoid" and unit=="tokens":
-        raise ValueError("scale: expected a number for a sigmoid in tokens, the width that it can never exceed, got None")
+        raise ValueError("scale: expected a number for a sigmoid in tokens, the width that it can never exceed, "
+                         "got None")
     width = torch.as_tensor(_WIDTH[unit] if init_width is None else init_width, dtype=torch.get_default_dtype())
-    if width.shape not in ((),(H,)): raise ValueError(f"init_width: expected one width or one per head, [{H}], got shape {list(width.shape)}")
-    if not (floor>=0 and (width>floor).all()): raise ValueError(f"init_width: expected more than the floor of {floor} {unit}, got {init_width}")
+    if width.shape not in ((),(H,)):
+        raise ValueError(f"init_width: expected one width or one per head, [{H}], got shape {list(width.shape)}")
+    if not (floor>=0 and (width>floor).all()):
+        raise ValueError(f"init_width: expected more than the floor of {floor} {unit}, got {init_width}")
     if scale is None: scale = 1. if link=="sigmoid" else width-floor
     scale = torch.as_tensor(scale, dtype=width.dtype).expand(H).clone()
     if not (scale>0).all(): raise ValueError(f"scale: expected positive numbers, got {scale}")

@@ -23,7 +23,8 @@ def cut(
 # %% ../nbs/12_smoothing.ipynb #b79e0105
 def _positive(name, value):
     "`value`, if it is a finite number above zero."
-    if isinstance(value, bool) or not isinstance(value, (int,float)): raise TypeError(f"{name}: expected a number > 0, got {type(value).__name__}")
+    if isinstance(value, bool) or not isinstance(value, (int,float)):
+        raise TypeError(f"{name}: expected a number > 0, got {type(value).__name__}")
     if not 0 < value < math.inf: raise ValueError(f"{name}: expected a finite number > 0, got {value}")
     return value
 

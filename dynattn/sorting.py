@@ -29,7 +29,8 @@ def sinkhorn(
     is_causal:bool=False, # only earlier blocks, j < i, and sums over earlier rows only
 ) -> Tensor: # [...,nb,nb]; rows sum to one, columns as nearly as the rounds allow; a block without a partner has a row of zeros
     "Sinkhorn's normalisation in the log domain (Sinkhorn 1964)."
-    if logits.ndim<2 or logits.shape[-1]!=logits.shape[-2]: raise ValueError(f"logits: expected [...,nb,nb], got {list(logits.shape)}")
+    if logits.ndim<2 or logits.shape[-1]!=logits.shape[-2]:
+        raise ValueError(f"logits: expected [...,nb,nb], got {list(logits.shape)}")
     if not temperature>0: raise ValueError(f"temperature: expected a positive number, got {temperature}")
     s,pairs = _widened(logits)/temperature,_pairs(logits, keep, is_causal)
     blocked = lambda t: t.masked_fill(~pairs, torch.finfo(t.dtype).min/4)
@@ -81,7 +82,8 @@ def _block_mean(x, keep, block): # [B,H,N,d], [B|1,N] -> [B,H,nb,d]
 def _keep(x, padding):
     "`padding.keep`, or a row of True, for x [B,H,N,d]."
     if padding is None: return torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device)
-    if tuple(padding.keep.shape)!=(x.shape[0],x.shape[-2]): raise ValueError(f"padding: expected [B,N]={x.shape[0],x.shape[-2]}, got {tuple(padding.keep.shape)}")
+    if tuple(padding.keep.shape)!=(x.shape[0],x.shape[-2]):
+        raise ValueError(f"padding: expected [B,N]={x.shape[0],x.shape[-2]}, got {tuple(padding.keep.shape)}")
     return padding.keep
 
 # %% ../nbs/20_sorting.ipynb #f23e7edf
@@ -158,12 +160,17 @@ def _cut(q, k, v, keep, S, n, scale):
 def _check_sorting(q, k, v, logits, block, is_causal, sortcut):
     if not (isinstance(block, int) and block>=1): raise ValueError(f"block: expected an int >= 1, got {block!r}")
     if k.shape[-2]!=q.shape[-2] or v.shape[-2]!=q.shape[-2]:
-        raise ValueError(f"k, v: expected N={q.shape[-2]} positions as in q (blocks of one sequence are sorted), got {k.shape[-2]} and {v.shape[-2]}")
+        raise ValueError(f"k, v: expected N={q.shape[-2]} positions as in q (blocks of one sequence are sorted), "
+                         f"got {k.shape[-2]} and {v.shape[-2]}")
     nb = -(-q.shape[-2]//block)
     if logits.ndim!=4 or any(s not in (1,t) for s,t in zip(logits.shape[:2], q.shape)) or logits.shape[2:]!=(nb,nb):
-        raise ValueError(f"logits: expected [B,H,nb,nb]={*q.shape[:2],nb,nb}, B and H may be 1, got {tuple(logits.shape)}")
-    if sortcut is not None and is_causal: raise ValueError("sortcut: expected None where is_causal, got a number: the blocks it keeps lie anywhere in the sequence")
-    if sortcut is not None and not 1<=sortcut<=nb: raise ValueError(f"sortcut: expected 1 to nb={nb} blocks, got {sortcut}")
+        raise ValueError(f"logits: expected [B,H,nb,nb]={*q.shape[:2],nb,nb}, B and H may be 1, "
+                         f"got {tuple(logits.shape)}")
+    if sortcut is not None and is_causal:
+        raise ValueError("sortcut: expected None where is_causal, got a number: "
+                         "the blocks it keeps lie anywhere in the sequence")
+    if sortcut is not None and not 1<=sortcut<=nb:
+        raise ValueError(f"sortcut: expected 1 to nb={nb} blocks, got {sortcut}")
 
 # %% ../nbs/20_sorting.ipynb #2c9ec2b1
 def sinkhorn_attention(
@@ -184,7 +191,8 @@ def sinkhorn_attention(
     "Each block attends to itself and to the block sorted next to it (Tay et al. 2020)."
     _check_sorting(q, k, v, logits, block, is_causal, sortcut)
     keep = _keep(q, padding)
-    if generator is not None: logits = logits + gumbel(logits.shape, generator, dtype=logits.dtype, device=logits.device)
+    if generator is not None:
+        logits = logits + gumbel(logits.shape, generator, dtype=logits.dtype, device=logits.device)
     scale,N,pad = q.shape[-1]**-.5 if scale is None else scale,q.shape[-2],~keep[:,None,:,None]
     q,k,v = (into_blocks(repeat_heads(t, q.shape[1]).masked_fill(pad, 0), block) for t in (q,k,v))
     keep = into_blocks(keep[:,None,:,None], block)[...,0]            # [B,1,nb,b]

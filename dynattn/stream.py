@@ -90,10 +90,13 @@ def _tokens(encoder, chunks):
     context,last = _before(embed),None
     def look_up(ids, dropped): return embed(ids, offset=position-dropped)[0][:,dropped:]
     for ids in chunks:
-        if not isinstance(ids, Tensor) or ids.dim()!=2: raise ValueError(f"chunks: expected tensors of ids [B,n], got {type(ids).__name__}")
+        if not isinstance(ids, Tensor) or ids.dim()!=2:
+            raise ValueError(f"chunks: expected tensors of ids [B,n], got {type(ids).__name__}")
         if last is not None and last.shape[1]%embed.patch:
-            raise ValueError(f"chunks: expected pieces of a multiple of {embed.patch} ids before the last, got {last.shape[1]}")
-        if last is not None and len(last)!=len(ids): raise ValueError(f"chunks: expected batch {len(last)}, got {len(ids)}")
+            raise ValueError(f"chunks: expected pieces of a multiple of {embed.patch} ids before the last, "
+                             f"got {last.shape[1]}")
+        if last is not None and len(last)!=len(ids):
+            raise ValueError(f"chunks: expected batch {len(last)}, got {len(ids)}")
         if last is not None and last.shape[1]:
             whole = last if held is None else torch.cat([held, last], 1)
             yield look_up(whole, 0 if held is None else held.shape[1]//embed.patch),False
@@ -113,7 +116,8 @@ def stream_states(
     "The states of a document, piece by piece; see `delay` for how long one waits."
     _streamable(encoder)
     if encoder.training and encoder.config.dropout:
-        raise ValueError("encoder: expected evaluation mode for a stream, got training with dropout; call encoder.eval()")
+        raise ValueError("encoder: expected evaluation mode for a stream, got training with dropout; "
+                         "call encoder.eval()")
     stages = [(_Causal if encoder.config.causal else _Waiting)(layer) for layer in encoder.layers]
     for x,last in _tokens(encoder, chunks):
         for stage in stages: x = stage.push(x, last)

@@ -98,7 +98,8 @@ class Buffer:
         if n>self.most: return like.new_empty(shape)
         x = self.memory.get(kind)
         if x is None or len(x)<n:
-            with torch.inference_mode(False): x = self.memory[kind] = torch.empty(n, dtype=like.dtype, device=like.device)
+            with torch.inference_mode(False):
+                x = self.memory[kind] = torch.empty(n, dtype=like.dtype, device=like.device)
         return x[:n].view(shape)
 
 class Workspace(local):
@@ -345,7 +346,8 @@ class Sums:
             drop = None if group.dropout is None else self.dropped(g, t)
             if drop is not None: g.mul_(drop)
             g.sub_(D).mul_(e)
-            if dfactor is not None: dfactor += for_group(sum_diagonals(uncut, part.width), group)  # before the window multiplies g
+            if dfactor is not None:
+                dfactor += for_group(sum_diagonals(uncut, part.width), group)  # before the window multiplies g
             p,ds = self.weigh(e, t),self.weigh(g, t)  # in place of e and g
             if drop is not None: p.mul_(drop)
             t.keys(grads.dv).baddbmm_(p.mT, do)
@@ -392,7 +394,8 @@ class Rows:
         whole_rows = min(max(elements//(heads*max(min(cols, group.k.shape[1]), 1))//8*8, 8), most)
         block_m = min(block_sizes(part.width)[0], most)
         square = cols>=group.k.shape[1]  # then no larger tile has more outside of the band
-        if heads>1: return whole_rows if square else min(whole_rows, max(block_m, cols//8*8)),1  # no row reads much beyond its band
+        if heads>1:
+            return whole_rows if square else min(whole_rows, max(block_m, cols//8*8)),1  # no row reads much beyond its band
         if group.eps is not None and square: return whole_rows,1
         return block_m,min(max(elements//(block_m*(block_m+cols)), 1), -(-part.rows//block_m))
 
@@ -495,7 +498,8 @@ class Rows:
     def factors(self, t, p):
         "Factors of the normalised weights: the window, the dropout. None is 1."
         window = drop = None
-        if self.times is not None: window = F.pad(self.times[...,:t.rows,t.missing:t.missing+t.cols], (self.part.n_lead,0), value=1.)
+        if self.times is not None:
+            window = F.pad(self.times[...,:t.rows,t.missing:t.missing+t.cols], (self.part.n_lead,0), value=1.)
         if self.group.dropout is not None:
             drop = self.group.dropout(p, [t.first_query] if len(self.q)>1 else t.block_starts())
         return window,drop

@@ -388,7 +388,8 @@ class Fused(Short):
             cut = runs(strips(inputs, 0, m))
             return [(some,run,None) for run in cut for some in ([slice(0, b)] if run.count==1 else _each(b))]
         first,end,holes = real_keys(inputs.keep)
-        if holes: return [(x,Run(strip, 1),inputs.keep[x]) for x in _each(b) for strip in strips(inputs, first[x.start], end[x.start])]
+        if holes:
+            return [(x,Run(strip, 1),inputs.keep[x]) for x in _each(b) for strip in strips(inputs, first[x.start], end[x.start])]
         return [(x,run,None) for x in _each(b) for run in runs(strips(inputs, first[x.start], end[x.start]))]
 
     @staticmethod

@@ -75,7 +75,8 @@ def parts(
         yield _clipped_part(band, first_global, end_global, band.first_key, everything, 0 if band.is_causal else everything, 0, False)
     before = 0 if band.is_causal else n_lead  # queries before position 0 see no key if causal
     for first,end,lead in ((0,first_global,before), (end_global,band.n,n_lead)):
-        if first<end: yield _clipped_part(band, first, end, max(band.first_key, n_lead), band.left, band.right, lead, True)
+        if first<end:
+            yield _clipped_part(band, first, end, max(band.first_key, n_lead), band.left, band.right, lead, True)
 
 # %% ../../nbs/31_band.geometry.ipynb #b0bd3abd
 class Tiles(NamedTuple):

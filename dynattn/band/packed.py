@@ -156,7 +156,8 @@ def forward_in_strips(inputs):
     if sum(several for row in jobs for _,several in row) > MOST*b*n/32: return None
     wide = in_work_dtype(inputs)
     by_offset = log_window(wide)
-    if not (by_offset[...,n-1]>-math.inf).all(): return None  # a query that does not see itself may be left without a key
+    if not (by_offset[...,n-1]>-math.inf).all():
+        return None  # a query that does not see itself may be left without a key
     out,lse = wide.q.new_empty(wide.q.shape),None
     for row in range(b):
         ids,here = inputs.texts[row].ids,slice(row, row+1)
@@ -180,7 +181,8 @@ class PackedRows:
         self.settings,self.segments,self.pieces = settings,segments,runs(segments)
         self.one_band = q.numel()>0 and in_one_band(self.inputs(q, k, v, alpha, bias), self.pieces)
 
-    def inputs(self, q, k, v, alpha, bias): return row_inputs(self.segments, self.pieces, self.settings, q, k, v, alpha, bias)
+    def inputs(self, q, k, v, alpha, bias):
+        return row_inputs(self.segments, self.pieces, self.settings, q, k, v, alpha, bias)
 
     def forward(self, q, k, v, alpha, bias):
         "Output [B,H,N,dv], and a list of tensors for the backward pass."
@@ -196,7 +198,8 @@ class PackedRows:
             lse,out = kept
             g = Tiled.backward(self.inputs(q, k, v, alpha, bias), out, lse, dout, settings.wanted)
             return g.dq,g.dk,g.dv,folded(g.dsigma, sigma),folded(g.dalpha, alpha),folded(g.dbias, bias)
-        if self.one_band: kept = forward_runs(self.pieces, settings, q, k, v, alpha, bias)[1]  # no NaN from text to text
+        if self.one_band:
+            kept = forward_runs(self.pieces, settings, q, k, v, alpha, bias)[1]  # no NaN from text to text
         return backward_runs(self.pieces, settings, q, k, v, sigma, alpha, bias, kept, dout)
 
 # %% ../../nbs/36_band.packed.ipynb #36ba0d10
@@ -274,7 +277,8 @@ def packed_attention(
     seed = torch.randint(2**62, (), device=q.device) if call.dropout_p else None
     settings = settings_of(call, sigma, alpha, seed)
     tensors = [x for x in (q,k,v,sigma,alpha,bias,settings.keep) if x is not None]
-    if is_traced([*tensors, call.segments]): return _run_traced(settings, call.segments, q, k, v, sigma, alpha, bias, seed)
+    if is_traced([*tensors, call.segments]):
+        return _run_traced(settings, call.segments, q, k, v, sigma, alpha, bias, seed)
     if seed is not None: settings.seed = seed.item()
     packed = PackedRows(settings, call.segments, q, k, v, alpha, bias)
     if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):

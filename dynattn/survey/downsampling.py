@@ -60,7 +60,8 @@ class MemoryCompressed(AttentionLayer):
 
 def _identity_convolutions(layer):
     "Convolutions that copy."
-    for conv in (layer.squeeze_k, layer.squeeze_v): conv.weight.data = torch.eye(conv.weight.shape[1]).repeat(layer.num_heads, 1)[..., None]
+    for conv in (layer.squeeze_k, layer.squeeze_v):
+        conv.weight.data = torch.eye(conv.weight.shape[1]).repeat(layer.num_heads, 1)[..., None]
 
 # %% ../../nbs/77_survey.downsampling.ipynb #f69ef456
 @register

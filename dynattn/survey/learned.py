@@ -289,7 +289,8 @@ class RoutingArgmax(Routing):
         return dense_attention(q, k, v, attn_mask=same, padding=padding, is_causal=self.causal)
 
     def init_state(self, batch): return None
-    def state_size(self, n): return n * (2 * self.q.out_features + self.num_heads) # keys, values, and a cluster for each head
+    def state_size(self, n):
+        return n * (2 * self.q.out_features + self.num_heads) # keys, values, and a cluster for each head
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
@@ -340,7 +341,8 @@ class SortingNetwork(nn.Module):
     ) -> Tensor: # [B,H,nb,nb]
         blocks = -(-x.shape[1] // self.block)
         if blocks > self.max_blocks:
-            raise ValueError(f"x: expected at most {self.max_blocks} blocks of {self.block} tokens, got {x.shape[1]} tokens")
+            raise ValueError(f"x: expected at most {self.max_blocks} blocks of {self.block} tokens, "
+                             f"got {x.shape[1]} tokens")
         return self.scores(self.sums(x, is_causal))[..., :blocks]
 
 # %% ../../nbs/73_survey.learned.ipynb #2be82cd9

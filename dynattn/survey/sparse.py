@@ -235,7 +235,8 @@ class _Routed(PerToken):
     def resample(self, generator=None):
         self.offset.uniform_(generator=generator)
         return self
-    def __getstate__(self): return {**super().__getstate__(), "_loss": None}                      # a copy starts without a graph
+    def __getstate__(self):
+        return {**super().__getstate__(), "_loss": None}                      # a copy starts without a graph
 
 # %% ../../nbs/78_survey.sparse.ipynb #3a78daaf
 class MixtureOfExperts(_Routed):
@@ -306,7 +307,8 @@ def _room(moe, n, keep=None):
 
 def _empty_queues(moe, batch):
     if moe.factor is not None: moe.refuse("incremental form while its capacity follows the length")
-    if moe.first_choices_first and moe.capacity is not None: moe.refuse("incremental form while later tokens come first")
+    if moe.first_choices_first and moe.capacity is not None:
+        moe.refuse("incremental form while later tokens come first")
     return torch.zeros(batch, moe.num_experts, dtype=torch.long, device=moe.router.weight.device)
 
 def _one_more(moe, x, state):
