@@ -16,6 +16,7 @@ from torch import Tensor
 from .call import Call, exporting_to_onnx, serve, takes
 from .dense import dense_attention, visible_pairs
 from .band.attention import banded_attention, is_traced, refuses as banded_refuses, transformed
+from .band.packed import is_finite
 from .padding import PaddingMask
 from .window import Window
 
@@ -50,12 +51,17 @@ def _sdpa_mask(call):
     if mask is None or mask.dtype==torch.bool: return visible_pairs(n, m, attn_mask=mask, **pairs),False
     return mask.to(call.q.dtype).masked_fill(~visible_pairs(n, m, **pairs), -torch.inf),False
 
+def _can_read(tensors):
+    "Whether values can be read without waiting for a device, and outside of any graph that would fix the answer."
+    elsewhere = is_traced(tensors) or transformed() or torch.jit.is_tracing()
+    return not elsewhere and all(x.device.type=='cpu' for x in tensors)
+
 def _sdpa(call):
     "PyTorch's own attention; the contents of padding change nothing, and rows without a key are zero."
     q,k,v,padding = call.q,call.k,call.v,call.padding
     mask,causal = _sdpa_mask(call)
-    lost = None
-    if padding is not None:
+    readable,lost = _can_read((q,k,v)),None
+    if padding is not None and not (readable and all(is_finite(x.detach()) for x in (q,k,v))):
         k,v,lost = padding.zero(k, 2),padding.zero(v, 2),~q.isfinite().all(-1, keepdim=True)
         q = q.masked_fill(lost, 0.)
     grouped = True if q.shape[1]!=k.shape[1] else False  # a bool, where sizes are symbols too
@@ -63,6 +69,7 @@ def _sdpa(call):
     out = _scaled_dot_product_attention(q, k, v, **options)
     if mask is None: return out
     empty = (~mask if mask.dtype==torch.bool else mask==-torch.inf).all(-1, keepdim=True)
+    if lost is None and readable and not empty.any(): return out
     out = out.masked_fill(empty, 0.)
     return out if lost is None else out.masked_fill(lost & ~empty, torch.nan)
 
