@@ -739,14 +739,21 @@ def _measured_times(result):
     rows = [(name,size[name],f'{ms[name]:.1f} ms') for name in ('full','narrow')]
     return f"After {times['tokens']:,} tokens, one more takes:\n\n{_table(['model','cache','time'], rows)}"
 
+_MEANS = {
+    True: "Rise in loss: nats per token more than the full model loses; 0.01 is one per cent of perplexity.",
+    False: "Distance of embeddings: one minus the cosine to what the full model gives the same text; 0 is no change."}
+
 def narrow_summary(result:dict) -> str:
     "What a run of the command found, in words and tables."
     change = 'rise in loss' if result['causal'] else 'distance of embeddings'
-    shares = [(f'{n:,}', f'{share:.3f}') for n,share in result['shares'].items()]
+    shares = [(f'{int(n):,}', f'{share:.3f}') for n,share in result['shares'].items()]
     kept = 'pairs of tokens' if not result['causal'] else 'keys' if result['per']=='kv-head' else 'keys, head by head,'
     return '\n\n'.join([
         f"{result['model']} keeps {result['share']:.1%} of its {kept} at {result['n']:,} tokens.",
-        _table(['way','share',change,'interval over texts'], _quality_rows(result)),
+        f"{_MEANS[result['causal']]} `learned` stands beside widths that keep as much: one window for all heads, "
+        "one per layer, and the learned ones dealt to other heads at random. "
+        f"At other shares than {result['share']:.3f} the learned widths are scaled.",
+        _table(['widths','share',change,'interval over texts'], _quality_rows(result)),
         _measured_times(result),
         "The same widths at other lengths:", _table(['tokens','share'], shares),
         f"Learned from {result['learned_tokens']:,} tokens in {result['seconds']:.0f} s, "
@@ -758,7 +765,7 @@ def _width_picture(plot, result):
     most = max(map(len, width))
     rows = torch.tensor([layer+[math.nan]*(most-len(layer)) for layer in width])
     ax = plot.grid(height=max(1.6, .2*len(rows)), width=min(5.2, 2.2+.35*most))[1]
-    heads = 'key head' if result['per']=='kv-head' else 'head'
+    heads = 'key head' if result['causal'] and result['per']=='kv-head' else 'head'
     plot.show_heat(rows, row_labels=list(range(len(rows))), col_labels=list(range(most)), values='.0f', ax=ax,
                    title=f"half-width in tokens by layer (row) and {heads}")
     return ax
@@ -769,7 +776,8 @@ def _quality_picture(plot, result):
     means = {way: [max(interval(r['changes'])[0], 1e-6) for r in rows] for way,rows in ways.items()}
     shares = {way: [r['share'] for r in rows] for way,rows in ways.items()}
     change = 'rise in loss' if result['causal'] else 'distance of embeddings'
-    plot.show_curves(means, shares, logy=True, xlabel='share', ylabel=change, ax=ax)
+    xlabel = 'share of the keys' if result['causal'] else 'share of the pairs'
+    plot.show_curves(means, shares, logy=True, xlabel=xlabel, ylabel=change, ax=ax)
     for way,rows in ways.items():
         bounds = torch.tensor([interval(r['changes'])[1:] for r in rows]).clamp(min=1e-6)
         line = next(x for x in ax.lines if x.get_label()==way)
@@ -798,7 +806,8 @@ def width_bars(result:dict) -> str:
     bars = '▁▂▃▄▅▆▇█'
     most = math.log(result['n']-1)
     def bar(width): return bars[round((len(bars)-1)*min(math.log(max(width, 1))/most, 1))]
-    return '\n'.join(f"layer {i:2} {' '.join(map(bar, layer))}" for i,layer in enumerate(result['widths']))
+    rows = [f"layer {i:2} {' '.join(map(bar, layer))}" for i,layer in enumerate(result['widths'])]
+    return '\n'.join([*rows, f"a bar for each head: {bars[0]} looks 1 token far, {bars[-1]} over all {result['n']:,}"])
 
 # %% ../../nbs/57_hf.narrowing.ipynb #d888b8f8
 _MODEL_FILES = ('.safetensors','.bin','.onnx','.gguf','.h5','.msgpack','.ot')
