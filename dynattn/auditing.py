@@ -64,10 +64,10 @@ class Float64(TorchFunctionMode):
 
 def _doubled(x): return tree_map(lambda a: torch.float64 if a is torch.float32 else a, x)
 
-# %% ../nbs/58_auditing.ipynb #e9bbe2d2
+# %% ../nbs/58_auditing.ipynb #fc5903f4
 @dataclass
 class Seen:
-    "What the heads of one attention see."
+    "The pairs of queries and keys that the heads of one attention see."
     name: str                   # of the module
     pairs: Tensor               # [H,N,M] int8: `NO`, `YES` or `UNSURE`
     sums: Tensor                # [H,N] of the weights; less than one where a sink takes some
@@ -211,7 +211,7 @@ class Watch(TorchFunctionMode):
         self.note(torch.where(weights>0, YES, NO).to(torch.int8), weights.detach())
 
 def _promised_by(call): # -> (left, right) of each head; None: no limit
-    "What a call of this package's attention says of its windows."
+    "The windows that a call of this package's attention asks for."
     if call.attn_mask is not None or call.segments is not None: return None
     n,heads = call.k.shape[2],call.q.shape[1]
     left,right = call.window if isinstance(call.window, tuple) else (None, None)
@@ -263,9 +263,9 @@ def reach_of(
     found = _band(pairs, rows, cols)
     return found if found.regular and len(found.sees_all+found.seen_by_all)<=n//4 else plain
 
-# %% ../nbs/58_auditing.ipynb #f21552a8
+# %% ../nbs/58_auditing.ipynb #16093f04
 class Subject:
-    "What is audited: inputs [B,N,...] to outputs [B,R,F]."
+    "A model under audit: inputs [B,N,...] to outputs [B,R,F]."
     name,model = '',None # `model`: its modules say where an attention is
     rows = True          # whether there is one row for each token
     causal = None        # what is promised: True, False, or None where nothing is said
@@ -282,7 +282,7 @@ class Subject:
         return y.flatten(2) if y.dim()>2 else y[:,None]
 
     def look(self, n, rows=None, seed=0) -> list: # of `Seen`
-        "What its heads see."
+        "The pairs that its heads see, for inputs of `n` tokens."
         watch = Watch(self.model, n if self.rows else None, rows)
         with torch.no_grad(), watch.here(): self(self.inputs(seed, n))
         return watch.found
@@ -317,7 +317,7 @@ def _first_tensor(out):
 class Given(Subject):
     "A module or a function, with the keywords by which it takes padding and packed texts."
     def __init__(self, f):
-        self.model = copy.deepcopy(f).double().eval() if isinstance(f, nn.Module) else None
+        self.model = copy.deepcopy(f).cpu().double().eval() if isinstance(f, nn.Module) else None
         self.f,self.given = f if self.model is None else self.model,f
         self.name = getattr(f, '__name__', type(f).__name__)
         self.causal = f.causal if isinstance(getattr(f, 'causal', None), bool) else None
@@ -346,6 +346,7 @@ class SequenceFunction(Given):
     def __init__(self, f, example):
         super().__init__(f)
         self.takes_steps = callable(getattr(f, 'step', None)) and callable(getattr(f, 'init_state', None))
+        example = example.cpu()
         self.ids,self.x = None,example[:1].double()
         if not example.is_floating_point():
             tables = [] if self.model is None else [m for m in self.model.modules() if isinstance(m, nn.Embedding)]
@@ -376,7 +377,7 @@ class SequenceFunction(Given):
 
     def code(self, n):
         shape = ', '.join(map(str, (1, n, *self.x.shape[2:])))
-        return '\n'.join([self.source(), "def f(x, **options): return audited(x, **options)",
+        return '\n'.join([self.source(), "model = audited", "def f(x, **options): return audited(x, **options)",
             f"x = torch.randn({shape}, dtype=torch.float64)"])
 
     def step_code(self, at, n):
@@ -393,7 +394,7 @@ class AttentionFunction(Given):
         if any(len(shape)!=4 for shape in shapes) or len({shape[2] for shape in shapes})>1:
             raise ValueError(f"example: expected q, k and v [B,H,N,d] of one length, got {shapes}")
         self.shapes = [(h, d) for _,h,_,d in shapes]
-        self.x = torch.cat([t[:1].transpose(1, 2).flatten(2).double() for t in example], -1)
+        self.x = torch.cat([t[:1].cpu().double().transpose(1, 2).flatten(2) for t in example], -1)
 
     def heads(self, x): # -> q, k and v [B,H,N,d]
         parts = x.split([h*d for h,d in self.shapes], -1)
@@ -454,7 +455,7 @@ class Transformer(Subject):
         source:dict|None=None, # what the encoder reads, where the decoder is audited
     ):
         self.given,self.name = model,type(model).__name__
-        self.model = model = copy.deepcopy(model).double().eval()
+        self.model = model = copy.deepcopy(model).cpu().double().eval()
         names = _parameters(model)
         self.source,self.decodes,self.cached = source,source is not None,'use_cache' in names
         self.embeds = 'decoder_inputs_embeds' if self.decodes else 'inputs_embeds'
@@ -552,12 +553,12 @@ def _plain(config): # a dict of what `repr` writes as code
     hidden = 'transformers_version','architectures','dtype','model_type'
     return {name: value for name,value in config.items() if name not in hidden and isinstance(value, kinds)}
 
-# %% ../nbs/58_auditing.ipynb #d712f416
+# %% ../nbs/58_auditing.ipynb #dbb1092d
 _WORDS = {NO: 'no', YES: 'yes', CHOICE: 'yes, by selection', UNSURE: 'not decided'}
 
 @dataclass(frozen=True)
 class Answer:
-    "What a question found."
+    "The answer to a question."
     answer: int         # `NO`, `YES`, `CHOICE` or `UNSURE`
     sentence: str = ''
     code: str = ''      # follows that of the subject, and leaves `change`
@@ -624,7 +625,7 @@ print('gradient of the padding:', change) # expected: 0
 """
 
 def ask_padding(s, n, left=False) -> Answer:
-    "Does padding change what is real: by what stands in it, by its being there, or in the gradients?"
+    "Does padding change real outputs: by its content, by its presence, or in the gradients?"
     m = max(2*n//3, 1)
     x,other = s.inputs(0, n),s.inputs(1000, n)
     at = torch.arange(n)[None]
@@ -641,7 +642,7 @@ def ask_padding(s, n, left=False) -> Answer:
     delta = (other-x)*filling
     content = _worst(depends(lambda x: s(x, keep)[0,real], x, delta))
     if content in (YES, CHOICE):
-        sentence = f"What stands in the padding {where} changes the outputs of real tokens."
+        sentence = f"The content of the padding {where} changes the outputs of real tokens."
         return Answer(content, sentence, common+_CONTENT.format(mask=mask))
     number = differs(padded[:,real], alone)
     if number==YES:
@@ -915,15 +916,15 @@ def judge_layers(layers:list) -> list: # of `Finding`
     return findings+[note for layer in layers for note in _notes(layer)]
 
 def _notes(layer):
-    "What is worth knowing of one layer."
+    "Facts about one layer that break no promise."
     doubts = sum(reach.undecided for reach in layer.reach)
     if doubts:
         yield Finding('window', 'undecided', f"{layer.title}: {doubts} pairs of query and key could not be told.")
-    for places,what in (('seen_by_all', 'keys {} are seen from everywhere'), ('sees_all', 'queries {} see everything')):
+    kinds = dict(seen_by_all='keys that are seen from everywhere', sees_all='queries that see everything')
+    for places,what in kinds.items():
         found = sorted({place for reach in layer.reach for place in getattr(reach, places)})
         more = f" and {len(found)-6} more" if found[6:] else ''
-        said = what.format(', '.join(map(str, found[:6]))+more)
-        if found: yield Finding('global', 'note', f"{layer.title}: {said}.")
+        if found: yield Finding('global', 'note', f"{layer.title}, {what}: {', '.join(map(str, found[:6]))}{more}.")
     if 1e-6<layer.least<1-1e-6:
         said = f"weights add up to {layer.least:.3f}; something beside the keys takes the rest"
         yield Finding('sink', 'note', f"{layer.title}: {said}.")
@@ -995,7 +996,7 @@ QUESTIONS = dict(future='the past depends on the future', padding='padding behin
 
 @dataclass
 class Audit:
-    "What was measured, and which promises are broken."
+    "The measurements, and the promises that are broken."
     name: str
     n: int              # tokens
     layers: list        # of `LayerSight`
@@ -1063,9 +1064,9 @@ def _table(rows):
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ['  '.join(cell.ljust(width) for cell,width in zip(row, widths)).rstrip() for row in rows]
 
-# %% ../nbs/58_auditing.ipynb #80eef0f0
+# %% ../nbs/58_auditing.ipynb #5185603f
 def _subjects(model, example):
-    "What of a model is audited: the whole, or its encoder and its decoder."
+    "The whole model, or its encoder and its decoder."
     if isinstance(example, (tuple, list)):
         if len(example)!=3 or not all(isinstance(t, Tensor) for t in example):
             got = ', '.join(type(t).__name__ for t in example)
@@ -1115,7 +1116,7 @@ def audit(
     seeds:int=2, # inputs that are tried
     tick=lambda text: None, # called with what is being asked
 ) -> Audit:
-    "What every head of a model sees, and which promises that breaks."
+    "Measure how far every head of a model looks, and compare it with the promises."
     began,subjects = time.perf_counter(),_subjects(model, example)
     promises = dict(causal=causal, window=window, left_padding=left_padding, packed=packed, cached=cached)
     with torch.no_grad(): parts = [_audit_one(s, _length(s, n), promises, longest, seeds, tick) for s in subjects]
@@ -1133,7 +1134,7 @@ def _joined(a, b, question):
     return _worst(answer for answer,_ in both),both[0][1]
 
 def _questions(s, n, causal, promises, seeds): # -> question -> (how to ask it, whether "no" is promised)
-    "What can be asked of a subject."
+    "The questions that apply to a subject."
     aligned = s.rows and s(s.inputs(0, n)).shape[1]==n                # output i belongs to input i
     left,packed,cached = (promises[name] for name in ('left_padding','packed','cached'))
     plan = {}
@@ -1154,9 +1155,12 @@ def _audit_one(s, n, promises, longest, seeds, tick): # -> `Audit`
     causal = s.causal if promises['causal'] is None else promises['causal']
     window = promises['window']
     if isinstance(window, int): window = (window, 0 if causal else window)
+    if window is not None and not (isinstance(window, tuple) and len(window)==2):
+        raise TypeError(f"window: expected an int or a pair (left, right), got {window!r}")
     if s.takes_padding:
         try: s(s.inputs(0, n), torch.ones(1, n, dtype=torch.bool))
-        except NotImplementedError: s.takes_padding = False
+        except NotImplementedError: s.takes_padding = False           # it has no form for padded batches
+        except (IndexError, RuntimeError, TypeError, ValueError): pass # the question about padding will say so
     tick('layers')
     layers = look_at_layers(s, n, window, lambda: tick('layers'))
     answers,findings = {},judge_layers(layers)
@@ -1164,6 +1168,10 @@ def _audit_one(s, n, promises, longest, seeds, tick): # -> `Audit`
         tick(question)
         try: found = ask(s, n)
         except NotImplementedError: continue                          # it has no such form
+        except (IndexError, RuntimeError, TypeError, ValueError) as e:
+            said = f"Whether {QUESTIONS[question]} could not be told: {' '.join(str(e).split())[:120]}"
+            findings.append(Finding(question, 'undecided', said))
+            continue
         answers[question] = found.answer,promised
         if found.answer==UNSURE:
             findings.append(Finding(question, 'undecided', f"Whether {QUESTIONS[question]} could not be told."))
@@ -1177,9 +1185,9 @@ def _audit_one(s, n, promises, longest, seeds, tick): # -> `Audit`
     findings = [replace(f, code=head+f.code if f.code else '') for f in findings]
     return Audit(s.name, n, layers, answers, begins, findings)
 
-# %% ../nbs/58_auditing.ipynb #018d8b22
+# %% ../nbs/58_auditing.ipynb #0155f973
 def _from_file(name):
-    "What the function of a file returns: a model, an example and promises."
+    "The model, example and promises that a function of a file returns."
     from importlib.util import module_from_spec, spec_from_file_location
     from dynattn.files import UserError
     path,_,function = name.rpartition(':')
@@ -1199,7 +1207,7 @@ def _from_file(name):
 def load_audited(
     name, # a folder, a name that transformers resolves, or "file.py:function"
 ) -> tuple: # model, example or None, promises
-    "What the command audits."
+    "The model that the command is to audit."
     if '.py:' in str(name): return _from_file(str(name))
     from dynattn.hf.narrowing import load_pretrained
     return load_pretrained(name)[0],None,{}
@@ -1219,7 +1227,7 @@ def audit_parser():
     return p
 
 class _Bar:
-    "What is being asked, on a terminal."
+    "Shows on a terminal which question is being asked."
     def __init__(self, quiet):
         from dynattn.files import need
         self.bar = need('tqdm').tqdm(desc='audit', leave=False) if not quiet and sys.stderr.isatty() else None

@@ -1,18 +1,25 @@
-"""The audit finds faults that were reported in public, rebuilt here in a few lines, and is silent on what is healthy."""
+"The audit finds faults that were reported in public, rebuilt here in a few lines, and is silent on healthy models."
 import json, math, sys
 from pathlib import Path
 import pytest, torch, torch.nn.functional as F
 from torch import nn
 from dynattn import Encoder, EncoderConfig, audit
-from dynattn.auditing import AttentionFunction, UNSURE, depends, look_at_layers, reach_of
+from dynattn.auditing import NO, UNSURE, AttentionFunction, depends, look_at_layers, reach_of
 from dynattn.command import main
 
 sys.path.insert(0, str(Path(__file__).parent))
 N,WINDOW = 29,5
 
-def heads(n=N, seed=0): return [torch.randn(1, 2, n, 8, generator=torch.Generator().manual_seed(seed)) for _ in range(3)]
+def heads(n=N, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return [torch.randn(1, 2, n, 8, generator=g) for _ in range(3)]
+
 def sequence(n=N, width=16): return torch.randn(1, n, width, generator=torch.Generator().manual_seed(0))
-def back(q, k): return (torch.arange(k.shape[2]-q.shape[2], k.shape[2])[:,None]-torch.arange(k.shape[2]))  # i-j, aligned at the end
+
+def back(q, k):
+    "i-j, aligned at the end."
+    at = torch.arange(k.shape[2])
+    return at[k.shape[2]-q.shape[2]:,None]-at
 
 # ---- faults that were reported, as small as they can be rebuilt
 
@@ -72,7 +79,9 @@ class RestartedPositionsOnly(Model):
     def forward(self, x, segments=None):
         n = x.shape[1]
         places = torch.arange(n)[None]
-        if segments is not None: places = torch.stack([torch.cat([torch.arange(c) for c in row.unique_consecutive(return_counts=True)[1]]) for row in segments])
+        if segments is not None:
+            lengths = segments[0].unique_consecutive(return_counts=True)[1]
+            places = torch.cat([torch.arange(length) for length in lengths])[None]
         return self.attend(x+self.place(places), torch.ones(n, n).tril().bool())
 
 class MeanOverPadding(Model):
@@ -99,46 +108,63 @@ class SummaryOfTheBlock(Model):
         return self.attend(x, torch.ones(x.shape[1], x.shape[1]).tril().bool())
 
 class SortedByHash(Model):
-    "Tokens are sorted by a hash and cut into chunks; who shares a chunk depends on all tokens. Inside, only the past counts."
+    "Tokens are sorted by a hash and cut into chunks: all tokens decide who shares one. Inside, only the past counts."
     def forward(self, x, chunk=8):
         q,_,v = self.qkv(x).chunk(3, -1)
-        n,pad = x.shape[1],-x.shape[1]%chunk
-        places = q.sum(-1).sign().argsort(dim=-1, stable=True)                # [B,N]
-        places = F.pad(places, (0, pad), value=n).unflatten(1, (-1, chunk))
-        q,v = (F.pad(t, (0, 0, 0, 1)).gather(1, places.flatten(1)[...,None].expand(-1, -1, t.shape[-1])).unflatten(1, (-1, chunk)) for t in (q, v))
-        visible = (places[...,None]>=places[...,None,:]) & (places[...,None,:]<n)
+        n,width = x.shape[1:]
+        order = q.sum(-1).sign().argsort(dim=-1, stable=True)             # [B,N]
+        order = F.pad(order, (0, -n%chunk), value=n)                      # n is a token of zeros
+        index = order[...,None].expand(-1, -1, width)
+        q,v = (F.pad(t, (0, 0, 0, 1)).gather(1, index).unflatten(1, (-1, chunk)) for t in (q, v))
+        place = order.unflatten(1, (-1, chunk))
+        visible = (place[...,None]>=place[...,None,:]) & (place[...,None,:]<n)
         out = (q @ q.mT).masked_fill(~visible, -math.inf).softmax(-1).nan_to_num() @ v
-        empty = out.new_zeros(len(x), n+1, out.shape[-1])
-        return empty.scatter(1, places.flatten(1)[...,None].expand(-1, -1, out.shape[-1]), out.flatten(1, 2))[:,:n]
+        return torch.zeros_like(x[:,:1]).expand(-1, n+1, -1).scatter(1, index, out.flatten(1, 2))[:,:n]
 
 def mistral(implementation=None, **options):
     transformers = pytest.importorskip('transformers')
     def lost(module, query, key, value, attention_mask, scaling=None, **kwargs):
         "The window is in the mask that this path does not take."
-        return F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2]>1, scale=scaling, enable_gqa=True).transpose(1, 2),None
+        several = query.shape[2]>1
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=several, scale=scaling, enable_gqa=True)
+        return out.transpose(1, 2),None
     if implementation: transformers.AttentionInterface.register(implementation, lost)
     torch.manual_seed(0)
-    config = transformers.MistralConfig(vocab_size=99, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, sliding_window=WINDOW, max_position_embeddings=64, **options)
+    config = transformers.MistralConfig(vocab_size=99, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, sliding_window=WINDOW, max_position_embeddings=64, **options)
     model = transformers.MistralForCausalLM(config).eval()
     if implementation: model.set_attn_implementation(implementation)
     return model
 
+BAND = dict(window=(WINDOW-1, 0), causal=True)
 GITHUB = 'https://github.com/'
-REPORTED = dict( # name -> address, what is audited, what is promised, the question that finds it
-    window_one_too_wide=('huggingface/transformers/issues/39408', lambda: (window_one_too_wide, heads()), dict(window=(WINDOW-1, 0), causal=True), 'window'),
-    window_lost_on_a_path=('unslothai/unsloth/pull/8253', lambda: (mistral('lost'), None), {}, 'window'),
-    window_that_was_switched_off=('huggingface/transformers/issues/38002', lambda: (mistral(use_sliding_window=False), None), {}, 'window'),
-    empty_row_sees_all=('pytorch/pytorch/issues/41508', lambda: (empty_row_sees_all, heads()), dict(causal=True), 'future'),
-    weak_padding_mask=('Shujun-He/RibonanzaNet/issues/5', lambda: (weak_padding_mask, heads()), {}, 'padding'),
-    positions_of_left_padding=('unslothai/unsloth/issues/3699', lambda: (PositionsFromTheRow(), sequence()), dict(left_padding=True), 'left_padding'),
-    cache_forgets_the_window=('karpathy/nanochat/issues/452', lambda: (step_without_window, heads()), dict(window=(WINDOW-1, 0), causal=True, cached=True), 'cached'),
-    packed_texts_see_each_other=('huggingface/nanoVLM/pull/204', lambda: (RestartedPositionsOnly(), sequence()), dict(causal=True), 'packed'),
-    membership_leaks=('lucidrains/reformer-pytorch/issues/69', lambda: (SortedByHash(), sequence(72)), dict(causal=True), 'future'),
-    ring_hands_the_window_on=('open-lm-engine/lm-engine/pull/447', lambda: (ring_with_the_same_window, heads()), dict(window=WINDOW-1), 'window'),
-    mask_of_the_neighbour=('line/lighthouse/pull/77', lambda: (HeadsOfTheNeighbour(), sequence()), {}, 'batch'),
-    mean_counts_padding=('HKUDS/LightRAG/pull/3675', lambda: (MeanOverPadding(), sequence()), {}, 'padding'),
-    summary_of_a_block=('karpathy/nanochat/issues/844', lambda: (SummaryOfTheBlock(), sequence()), dict(causal=True), 'future'),
+REPORTED = dict( # name -> address below GITHUB, the model and an example, promises, the question that finds it
+    window_one_too_wide=('huggingface/transformers/issues/39408',
+        lambda: (window_one_too_wide, heads()), BAND, 'window'),
+    window_lost_on_a_path=('unslothai/unsloth/pull/8253',
+        lambda: (mistral('lost'), None), {}, 'window'),
+    window_that_was_switched_off=('huggingface/transformers/issues/38002',
+        lambda: (mistral(use_sliding_window=False), None), {}, 'window'),
+    ring_hands_the_window_on=('open-lm-engine/lm-engine/pull/447',
+        lambda: (ring_with_the_same_window, heads()), dict(window=WINDOW-1), 'window'),
+    empty_row_sees_all=('pytorch/pytorch/issues/41508',
+        lambda: (empty_row_sees_all, heads()), dict(causal=True), 'future'),
+    summary_of_a_block=('karpathy/nanochat/issues/844',
+        lambda: (SummaryOfTheBlock(), sequence()), dict(causal=True), 'future'),
+    membership_leaks=('lucidrains/reformer-pytorch/issues/69',
+        lambda: (SortedByHash(), sequence(72)), dict(causal=True), 'future'),
+    weak_padding_mask=('Shujun-He/RibonanzaNet/issues/5',
+        lambda: (weak_padding_mask, heads()), {}, 'padding'),
+    mean_counts_padding=('HKUDS/LightRAG/pull/3675',
+        lambda: (MeanOverPadding(), sequence()), {}, 'padding'),
+    positions_of_left_padding=('unslothai/unsloth/issues/3699',
+        lambda: (PositionsFromTheRow(), sequence()), dict(left_padding=True), 'left_padding'),
+    mask_of_the_neighbour=('line/lighthouse/pull/77',
+        lambda: (HeadsOfTheNeighbour(), sequence()), {}, 'batch'),
+    packed_texts_see_each_other=('huggingface/nanoVLM/pull/204',
+        lambda: (RestartedPositionsOnly(), sequence()), dict(causal=True), 'packed'),
+    cache_forgets_the_window=('karpathy/nanochat/issues/452',
+        lambda: (step_without_window, heads()), BAND | dict(cached=True), 'cached'),
 )
 
 @pytest.mark.parametrize('name', REPORTED)
@@ -155,13 +181,17 @@ def test_a_reported_fault_is_found_and_its_code_shows_it(name):
         exec(code, told)
         assert told['change']==0 if 'expected: above 0' in f.code else told['change']>1e-9, f.code
 
+def test_the_chapter_names_every_report():
+    text = (Path(__file__).parents[1]/'nbs/58_auditing.ipynb').read_text(encoding='utf-8')
+    assert not [address for address,*_ in REPORTED.values() if GITHUB+address not in text]
+
 def test_each_fault_goes_when_it_is_mended():
-    d = back(*heads()[:2])
     def right(q, k, v):
         d = back(q, k)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=(d>=0) & (d<WINDOW))
     assert audit(right, heads(), window=(WINDOW-1, 0), causal=True, cached=True).ok
-    def padded(q, k, v, keep=None): return F.scaled_dot_product_attention(q, k, v, attn_mask=None if keep is None else keep[:,None,None])
+    def padded(q, k, v, keep=None):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=None if keep is None else keep[:,None,None])
     assert audit(padded, heads(), left_padding=True).ok
     assert audit(mistral(), None, packed=True).ok
 
@@ -175,10 +205,11 @@ def test_silent_on_healthy_models(name):
     import test_hf_common
     found = audit(test_hf_common.build(name))
     assert found.ok and not [f for f in found.findings if f.status=='undecided'], found
-    assert len(found.layers)==(4 if name in ('t5','whisper') else 2) and all(layer.way=='weights' for layer in found.layers)
+    assert [layer.way for layer in found.layers]==['weights']*(4 if name in ('t5','whisper') else 2)
     assert json.dumps(found.to_json())
 
-@pytest.mark.parametrize('options', [dict(window='learned', init_width=3.), dict(window=4), dict(window=None, causal=True, cls=False)], ids=str)
+@pytest.mark.parametrize('options', [dict(window='learned', init_width=3.), dict(window=None, causal=True, cls=False)],
+    ids=str)
 def test_silent_on_our_own_encoder(options):
     torch.manual_seed(0)
     encoder = Encoder(EncoderConfig(dim=16, heads=2, layers=2, **options))
@@ -203,6 +234,40 @@ def test_rounding_is_no_dependence_and_doubt_is_said():
     noisy = depends(lambda x: x[:3]+1e-12*torch.sin(1e9*x[5]), x, delta)
     assert set(noisy.tolist())=={UNSURE}
 
+class OwnAttention(Model):
+    "Neither a kernel nor a softmax that could be watched."
+    def forward(self, x):
+        q,k,v = self.qkv(x).chunk(3, -1)
+        d = back(q[None], k[None])
+        weights = torch.exp(q @ k.mT/4)*((d>=0) & (d<=3))
+        return weights/weights.sum(-1, keepdim=True) @ v
+
+def test_attention_that_cannot_be_watched_is_measured_by_change():
+    model = nn.Sequential(OwnAttention(), nn.Linear(16, 16), OwnAttention())
+    found = audit(model, sequence(13), causal=True, window=2)
+    seen = [(layer.name, layer.way, layer.reach[0].left) for layer in found.layers]
+    assert seen==[('0', 'module', 3), ('2', 'module', 3)]
+    code, = {f.code for f in found.broken}
+    told = dict(audited=model.double())
+    exec(code, told)
+    assert told['change']>1e-9
+
+def test_torchs_own_encoder_and_nothing_is_left_behind():
+    from dynattn import ops
+    impls,default = dict(ops.impls),torch.get_default_dtype()
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 2)
+    found = audit(encoder, sequence(11))
+    assert found.ok and [len(layer.reach) for layer in found.layers]==[2, 2] and found.answers['padding']==(NO, True)
+    assert ops.impls==impls and torch.get_default_dtype()==default and next(encoder.parameters()).dtype==torch.float32
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in encoder.modules())
+
+def test_a_question_that_fails_is_said_to_be_undecided():
+    def fragile(x, keep=None):
+        if keep is not None: raise RuntimeError('no padding today')
+        return x
+    found = audit(fragile, sequence(9))
+    assert found.ok and any(f.status=='undecided' and 'no padding today' in f.sentence for f in found.findings)
+
 def test_a_window_that_begins_late_is_found():
     def late(q, k, v):
         d = back(q, k)
@@ -211,7 +276,8 @@ def test_a_window_that_begins_late_is_found():
     assert {begin for begin in found.begins.values()}=={(50, 7)}
     assert not audit(late, heads(17), window=(40, 0), causal=True, longest=100).ok
 
-@pytest.mark.parametrize('options', [dict(window=3), dict(window=(2, 0), is_causal=True, n_global=2), dict(alpha=1.5, window=(6, 1))], ids=str)
+@pytest.mark.parametrize('options', [dict(window=3), dict(window=(2, 0), is_causal=True, n_global=2),
+    dict(alpha=1.5, window=(6, 1))], ids=str)
 def test_widths_are_those_of_the_call(options):
     from dynattn import attention
     s = AttentionFunction(lambda q, k, v: attention(q, k, v, **options), heads(23))
@@ -220,8 +286,11 @@ def test_widths_are_those_of_the_call(options):
     assert {(r.left, r.right) for r in layer.reach}=={(w, w) if isinstance(w, int) else w}
 
 @pytest.mark.parametrize('wrong,said', [
-    (dict(example=None), 'example: expected a tensor'), (dict(example=heads()[:2]), 'example: expected a tensor [B,N,...] or three'),
-    (dict(example=[t[0] for t in heads()]), 'example: expected q, k and v'), (dict(example=heads(), n=2), 'n: expected an int of 4')])
+    (dict(example=None), 'example: expected a tensor'),
+    (dict(example=heads()[:2]), 'example: expected a tensor [B,N,...] or three'),
+    (dict(example=[t[0] for t in heads()]), 'example: expected q, k and v'),
+    (dict(example=heads(), n=2), 'n: expected an int of 4'),
+    (dict(example=heads(), window='all'), 'window: expected an int or a pair')])
 def test_bad_input(wrong, said):
     with pytest.raises((TypeError, ValueError), match=said.replace('[', r'\[')): audit(window_one_too_wide, **wrong)
 
@@ -251,7 +320,8 @@ def test_the_command_and_its_exit_status(tmp_path, capsys):
     assert main(['audit', f'{path}:broken', '--quiet', '--code'])==1
     assert 'expected: 0' in capsys.readouterr().out
 
-@pytest.mark.parametrize('name,said', [('none.py:f', 'model: expected a file'), ('models.py:f', 'model: expected a function of'),
+@pytest.mark.parametrize('name,said', [
+    ('none.py:f', 'model: expected a file'), ('models.py:f', 'model: expected a function of'),
     ('models.py:example', 'model: expected example to return a model')])
 def test_what_cannot_be_audited_is_one_line(tmp_path, capsys, name, said):
     write_models(tmp_path)
