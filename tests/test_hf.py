@@ -11,13 +11,18 @@ def _python(*cmd, **env):
     r = subprocess.run([sys.executable, *cmd], capture_output=True, text=True, cwd=ROOT, timeout=600, env={**os.environ, 'PYTHONPATH': str(ROOT), **env})
     return r.returncode, r.stdout + r.stderr
 
-def test_the_package_does_not_import_transformers():
-    code,out = _python('-c', 'import dynattn, sys; assert not {"transformers","peft","safetensors"} & sys.modules.keys()')
-    assert code==0, out
+_WITHOUT = """
+import sys, dynattn
+assert not {"transformers","peft","safetensors"} & sys.modules.keys()
+sys.modules["transformers"] = None
+try: import dynattn.hf
+except ImportError as e: assert "pip install 'dynattn[hf]'" in str(e), e
+else: raise AssertionError("imported without transformers")
+"""
 
-def test_without_transformers_the_extra_is_named():
-    code,out = _python('-c', 'import sys; sys.modules["transformers"] = None; import dynattn.hf')
-    assert code and "pip install 'dynattn[hf]'" in out
+def test_the_package_does_not_import_transformers_and_names_the_extra():
+    code,out = _python('-c', _WITHOUT)
+    assert code==0, out
 
 def test_the_example_trains_saves_and_loads(tmp_path):
     r = random.Random(0)
