@@ -223,7 +223,7 @@ THREADED = 2**27            # multiplications of a head from which threads pay
 THREADED_TOGETHER = 2**25   # the same where heads are in groups
 
 def sums_cost(width, n, heads):
-    "What `Sums` takes for heads of one width at once, in pairs."
+    "The cost of `Sums` for heads of one width at once, in pairs."
     block_m,batch = block_sizes(width) if heads==1 else (32,1)
     turns = 2*-(-width//(2*block_m))+n//(block_m*batch) if heads==1 else -(-n//block_m)
     return heads*n*(width+block_m) + TURN*turns + BEGIN
@@ -250,7 +250,7 @@ def rows_groups(
 
 # %% ../../nbs/34_band.attention.ipynb #0e917028
 class Schedule:
-    "What is computed together, for one call on plain tensors."
+    "The groups that are computed together, for one call on plain tensors."
     def __init__(self,
         inputs:Inputs,
         weights_wanted:bool=False, # then heads go one by one through whole rows

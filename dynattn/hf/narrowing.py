@@ -148,7 +148,7 @@ class WidthVector:
 # %% ../../nbs/57_hf.narrowing.ipynb #6b83f0aa
 @dataclass(frozen=True)
 class NarrowOptions:
-    "What learned widths depend on, beside the model and the texts."
+    "The settings that learned widths depend on, besides the model and the texts."
     keep: float = .25       # the share that is kept at the length of the texts
     steps: int = 60         # texts, or batches of texts, that are learned from
     sinks: int|None = None  # leading tokens that all queries see (4 for a causal model, 1 for an encoder)
@@ -312,7 +312,7 @@ class Narrower:
 # %% ../../nbs/57_hf.narrowing.ipynb #4aa3500e
 @dataclass
 class Narrowed:
-    "What `narrow` found."
+    "The result of `narrow`."
     widths: list      # by layer, the half-width of every key head in tokens; inf: no limit
     n: int            # tokens of the texts that it was found on
     sinks: int        # leading tokens that all queries see
@@ -465,7 +465,7 @@ WAYS = ('learned', 'one window', 'one per layer', 'random')
 
 @dataclass
 class Budget:
-    "What widths cost at a length, and widths that cost as much."
+    "The cost of widths at a length, and widths of a given cost."
     n: int       # tokens of a text
     sinks: int   # leading tokens that all queries see
     causal: bool
@@ -531,7 +531,7 @@ def interval(
 
 @torch.no_grad()
 def _full_results(model, texts):
-    "What the full model has for each text: its loss, or its embeddings."
+    "The results of the full model for each text: its loss, or its embeddings."
     with without_windows(model): return [_result(model, b) for b in texts]
 
 def _result(model, batch):
@@ -550,7 +550,7 @@ def quality(
     shares:tuple=(), # beside the learned one; the widths keep their proportions
     on_text=None, # called after each text under each way
 ) -> list: # of records: way, share, and the change of each text
-    "What each way to spend a share costs. The model keeps its learned widths."
+    "The cost of each way to spend a share. The model keeps its learned widths."
     budget = Budget(found.n, found.sinks, found.causal)
     width = torch.tensor([w for layer in found.widths for w in layer])
     counts = [len(layer) for layer in found.widths]
@@ -667,7 +667,7 @@ def read_texts(
     tokenizer,
     causal:bool,
 ) -> tuple: # batches to learn from, texts to judge by
-    "What a folder holds, cut into texts of `c.context` tokens."
+    "The contents of a folder, cut into texts of `c.context` tokens."
     enough = 6*c.context*(c.steps*c.batch+8*c.judged)                # characters
     documents,size = [],0
     for name,text in _documents(c):
@@ -744,7 +744,7 @@ _MEANS = {
     False: "Distance of embeddings: one minus the cosine to what the full model gives the same text; 0 is no change."}
 
 def narrow_summary(result:dict) -> str:
-    "What a run of the command found, in words and tables."
+    "The result of a run of the command, in words and tables."
     change = 'rise in loss' if result['causal'] else 'distance of embeddings'
     shares = [(f'{int(n):,}', f'{share:.3f}') for n,share in result['shares'].items()]
     kept = 'pairs of tokens' if not result['causal'] else 'keys' if result['per']=='kv-head' else 'keys, head by head,'

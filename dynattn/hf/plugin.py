@@ -112,7 +112,7 @@ def _segments(parts, n, device): # -> [B,N] int64 that does not decrease
 def sight(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
           local_size=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=False, config=None,
           device='cpu', **kwargs) -> Sight:
-    "What transformers calls where it would build a mask."
+    "The function that transformers calls where it would build a mask."
     if isinstance(attention_mask, Sight): return attention_mask  # `generate` has asked already
     causal,here = allow_is_causal_skip,int(q_offset)-int(kv_offset)
     window = None if local_size is None else _reach(local_size, causal, config)
@@ -176,7 +176,7 @@ def _refuse(module, kwargs, packed, computed=_COMPUTED):
 
 # %% ../../nbs/55_hf.plugin.ipynb #fefbbfdc
 def _as_sight(module, mask, is_causal, n, m):
-    "What came as `attention_mask`, as a `Sight`."
+    "The `attention_mask` of a call, as a `Sight`."
     if isinstance(mask, Sight): return mask
     if mask is None:
         looks_back = getattr(module, 'is_causal', True) if is_causal is None else is_causal
@@ -229,7 +229,7 @@ def _pays_by_offset(bias, q, window):
 def _decide(x): return True if x else False  # compiled, a comparison of sizes is a symbol, and `bool` leaves it one
 
 def _own(kwargs, pairs, m):
-    "What the architecture adds to scores: squashing, a bias, a logit beside them."
+    "The terms that the architecture adds to scores: squashing, a bias, a logit beside them."
     sink,bias = kwargs.get('s_aux', kwargs.get('sinks')),kwargs.get('position_bias')
     own = {}
     if kwargs.get('softcap') is not None: own['softcap'] = kwargs['softcap']
@@ -242,7 +242,7 @@ def _own(kwargs, pairs, m):
     return own
 
 def _options(module, q, k, s, kwargs):
-    "What `dynattn.attention` takes."
+    "The arguments of `dynattn.attention`."
     at,m = s.q_offset or 0,k.shape[2]
     options = dict(attn_mask=s.pairs, q_offset=at, window=None, is_causal=False)
     if s.pairs is None: options |= dict(window=s.window, is_causal=_decide(s.causal and m>at+1))
@@ -374,7 +374,7 @@ def _compute_turned(module, q, k, v, s, kwargs, given, wanted):
 
 # %% ../../nbs/55_hf.plugin.ipynb #c56d0002
 def _seen_from(module, q, m, s):
-    """What is added to the scores of queries [B,H,N,d] from position `s.at` on, [B|1,H|1,N,M]:
+    """The terms added to the scores of queries [B,H,N,d] from position `s.at` on, [B|1,H|1,N,M]:
     the window's logarithm, -inf where nothing is seen."""
     learned,n,device = getattr(module, 'dynattn', None),q.shape[2],q.device
     key = torch.arange(m, device=device)
@@ -417,7 +417,7 @@ def _way(module, q, k, s, kwargs):
 
 # %% ../../nbs/55_hf.plugin.ipynb #7b1e0001
 class _Added(dict):
-    "What a model has; a configuration that was read from a file holds a plain dict, whatever its model has."
+    "The options of a model; a configuration that was read from a file holds them as a plain dict."
 
 def _refuse_lost(module):
     "Raise where a configuration names windows that its model was loaded without."
@@ -446,7 +446,7 @@ def _check_leading(module, s):
 
 # %% ../../nbs/55_hf.plugin.ipynb #81540952
 def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., is_causal=None, **kwargs):
-    "What a layer calls with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], the weights if wanted."
+    "Called by a layer with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], the weights if wanted."
     _refuse_lost(module)
     if isinstance(key, NewKeys): return _attend_kept(module, query, key, attention_mask, scaling, dropout, kwargs)
     s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
@@ -520,7 +520,7 @@ class Learned(nn.Module):
         self.edge = 'soft'
 
     def forward(self, q, m, s):
-        "What `attention` is to be told, for queries [B,H,N,d], `m` keys and their `Sight`."
+        "The arguments of `attention` for queries [B,H,N,d], `m` keys and their `Sight`."
         if not self.causal and q.shape[2]!=m:
             raise ValueError("query: expected as many queries as keys in a layer with windows, "
                              f"{m}, got {q.shape[2]}")
@@ -740,7 +740,7 @@ def add_alpha(
 
 # %% ../../nbs/55_hf.plugin.ipynb #58e9ae14
 class Report(NamedTuple):
-    "What each head of each layer did with a batch, [L,H] each."
+    "Numbers for each head of each layer on a batch, [L,H] each."
     width:Tensor   # half-width in tokens, no more than the text has; mean over the batch
     alpha:Tensor   # 1 is softmax
     support:Tensor # keys with a weight, per real query

@@ -188,7 +188,7 @@ class _Loader:
 def auto_class(
     name:str, # of an Auto class of transformers
 ) -> type: # with the methods that `from_pretrained(..., trust_remote_code=True)` calls
-    "What the file that `save` adds to a folder holds."
+    "The contents of the file that `save` adds to a folder."
     auto = getattr(transformers, name, None)
     if not hasattr(auto, '_model_mapping'): raise ValueError(f"name: expected an Auto class of transformers, got {name!r}")
     return type(name, (_Loader,), dict(auto=auto))

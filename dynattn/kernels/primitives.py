@@ -44,7 +44,7 @@ def matrix(ptr, strides, b, h): # -> pointer to row 0 of [N,d]
 # %% ../../nbs/40_kernels.primitives.ipynb #1b50a072
 @triton.jit
 def load_tile(ptr, rows, keep, stride, D: tl.constexpr, BLOCK_D: tl.constexpr): # -> [BLOCK, BLOCK_D]
-    "These rows of a matrix [N,D]; zeros where `keep` is false and from column D on. What is not kept is not read."
+    "These rows of a matrix [N,D]; zeros where `keep` is false and from column D on. Other rows are not read."
     cols = tl.arange(0, BLOCK_D)
     return tl.load(ptr + rows.to(tl.int64)[:,None]*stride + cols[None,:], mask=keep[:,None] & (cols<D)[None,:], other=0.)
 
@@ -105,7 +105,7 @@ def window_form(
     window, # None, int, pair, or a `Window`
     m:int, # M, the number of keys, which a unit of 'fraction' refers to
 ) -> tuple: # `Form`, ramp in tokens, one token in the unit of sigma
-    "What of a window is known before a kernel starts."
+    "The parts of a window that are known before a kernel starts."
     if not isinstance(window, Window): return Form('bell', 'hard'), 1., 1.
     token,T,p = (1. if window.unit=='tokens' else 2/max(m, 1)),window.T or 0.,window.p or 1.
     cap = float(window.curve=='normal' and window.smooth!='tanh')
@@ -129,7 +129,7 @@ def window_limits(
     m:int, # M, the number of keys
     device=None,
 ) -> tuple: # width float32, left and right int32, each [B,H]; differentiable in sigma by `width`
-    "What of a window is only known on the device; nothing here waits for it."
+    "The parts of a window that are only known on the device; nothing here waits for them."
     if not isinstance(window, Window): return _hard_limits(window, b, h, device)
     scale = window.scale(m).float()
     if window.curve=='normal': scale = scale.clamp(min=1e-18)  # as in chapter 14
@@ -196,7 +196,7 @@ def text_end(band, b, at, SIDE: tl.constexpr, N): # -> position
 
 @triton.jit
 def within_texts(band, b, first, last, begin, lo, hi, end, N): # -> begin, lo, hi, end
-    """What `first..last` may see, `lo..hi`, and what all of these see, `begin..end`, within their texts."""
+    """The keys `lo..hi` that `first..last` see, and those that all of them see, `begin..end`, within their texts."""
     if band.texts is not None:
         lo = tl.maximum(lo, text_end(band, b, first, 0, N))
         hi = tl.minimum(hi, text_end(band, b, last, 1, N))
@@ -485,8 +485,9 @@ def told(
 
 # %% ../../nbs/40_kernels.primitives.ipynb #69054541
 def _arguments(kernel, known):
-    "What of `known` a kernel takes, and what the compiler is told: to fuse products with sums, whatever its own version would do."
-    return {name:x for name,x in known.items() if name in kernel.arg_names or name.startswith('num_')} | dict(enable_fp_fusion=True)
+    "The part of `known` that a kernel takes, and that its products are fused with sums, whatever Triton's default is."
+    taken = {name:x for name,x in known.items() if name in kernel.arg_names or name.startswith('num_')}
+    return taken | dict(enable_fp_fusion=True)
 
 def launch(
     kernel, # a Triton kernel over tiles of queries, or of keys
