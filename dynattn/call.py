@@ -144,6 +144,8 @@ def _take_mask(call):
         raise TypeError("attn_mask: expected a bool Tensor (True takes part) or a floating one that is "
                         f"added, got {_got(mask)}")
     _same_device('attn_mask', mask, call.q)
+    if mask.dim() < 2:  # PyTorch's kernels want both axes
+        mask = call.attn_mask = mask.reshape((1,)*(2-mask.dim()) + mask.shape)
     if call.lead is not None and len(call.lead) > 2 and mask.dim() > 3:  # q had more than four axes
         batch = call.lead[:-1]
         mask = call.attn_mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)

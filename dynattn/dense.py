@@ -274,16 +274,22 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         if embed_dim%num_heads:
             raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, got {num_heads}")
+        self.embed_dim,self.kdim,self.vdim = embed_dim,kdim or embed_dim,vdim or embed_dim
         self.num_heads,self.dropout,self.batch_first,self.attention_fn = num_heads,dropout,batch_first,attention_fn
         linear = partial(nn.Linear, out_features=embed_dim, bias=bias, device=device, dtype=dtype)
-        self.q_proj,self.k_proj,self.v_proj,self.out_proj = map(linear, (embed_dim, kdim or embed_dim, vdim or embed_dim, embed_dim))
+        widths = (embed_dim, self.kdim, self.vdim, embed_dim)
+        self.q_proj,self.k_proj,self.v_proj,self.out_proj = map(linear, widths)
         _init(self)
         self.register_load_state_dict_pre_hook(_from_torch_mha)
 
-    def forward(self, query, *pair, key=None, value=None, padding=None, keep=None, return_weights=False, **options):
+    def forward(self, query, /, *pair, key=None, value=None, padding=None, keep=None, return_weights=False, **options):
         """[B,N,D], key [B,M,kdim] and value [B,M,vdim] to [B,N,D], with the weights [B,H,N,M] where asked.
 
-        `keep`, a bool that broadcasts to [B,H,N,M], is True where a pair takes part; `options` go to `attention_fn`."""
+        `keep`, a bool that broadcasts to [B,H,N,M], is True where a pair takes part; `options` go to `attention_fn`.
+        Without `return_weights` one tensor is returned, as by any layer, and Python takes a tensor apart along its first
+        axis: `out, weights = m(x)` at a batch of two is two sequences. A check of that would cost every call a class of
+        its own around the output, so there is none; the calls of `nn.MultiheadAttention`, which returns a pair, are
+        refused."""
         _not_torchs(pair, options)
         if keep is not None: options['attn_mask'] = _bool_pairs(keep)
         return _attend(self, query, key, value, padding, return_weights, options)
@@ -306,12 +312,26 @@ def _bool_pairs(keep):
     raise TypeError("keep: expected a bool Tensor, True takes part, "
                     f"got {getattr(keep, 'dtype', type(keep).__name__)}")
 
+def _check_sizes(attn, query, key, value, batch_first):
+    "Batch, length and width of what an attention module is given, [B,N,D] or [N,B,D]."
+    for name,x,width in (('query', query, attn.embed_dim), ('key', key, attn.kdim), ('value', value, attn.vdim)):
+        if x.shape[-1]!=width:
+            raise ValueError(f"{name}: expected width {width} on the last axis, got shape {tuple(x.shape)}")
+    if key is query and value is query: return
+    if key.shape[:2]!=value.shape[:2]:
+        raise ValueError(f"value: expected shape {tuple(key.shape[:2])} before the width, as key, "
+                         f"got {tuple(value.shape[:2])}")
+    batch = 0 if batch_first else 1
+    if key.shape[batch]!=query.shape[batch]:
+        raise ValueError(f"key: expected batch {query.shape[batch]} as query, got {key.shape[batch]}")
+
 def _attend(mha, query, key, value, padding, return_weights, options):
     if query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
     key = query if key is None else key
-    heads = _project(mha, query, key, key if value is None else value, padding)
-    if padding is not None:
-        options['padding'] = padding  # not handed on otherwise: `attention_fn` may know no such thing
+    value = key if value is None else value
+    _check_sizes(mha, query, key, value, mha.batch_first)
+    heads = _project(mha, query, key, value, padding)
+    if padding is not None: options['padding'] = padding  # else left out: `attention_fn` may know no such thing
     if return_weights: options['return_weights'] = True
     out = mha.attention_fn(*heads, dropout_p=mha.dropout if mha.training else 0., **options)
     out,weights = out if return_weights else (out,None)

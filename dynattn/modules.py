@@ -14,6 +14,7 @@ from .padding import PaddingMask, padding_mask
 from .window import Window
 from .sigma import SigmaParameter
 from .alpha import AlphaHead
+from .dense import _check_sizes
 from .ops import RoutedCall, attention
 
 # %% ../nbs/48_modules.ipynb #a2c49fc4
@@ -184,23 +185,13 @@ def _attend(attn, query, key, value, key_padding_mask, attn_mask, is_causal, nee
     masks = _masks(attn, (b, h, n, m), key_padding_mask, attn_mask, is_causal, need_weights)
     k,v,masks,extra = _with_extra_keys(attn, k, v, masks)
     dropout = attn.dropout if attn.training else 0.
-    out = _compute(_TorchCall(q, k, v, dropout_p=dropout, return_weights=need_weights, **masks, **_reach(attn, n, m, extra)))
+    options = dict(dropout_p=dropout, return_weights=need_weights, **masks, **_reach(attn, n, m, extra))
+    out = _compute(_TorchCall(q, k, v, **options))
     out,weights = out if need_weights else (out, None)
     out = out.transpose(1, 2) if batch_first else out.permute(2, 0, 1, 3)
     if need_weights and extra: weights = weights.roll(-extra, -1)
     return attn.out_proj(out.reshape(query.shape)),weights
 
-def _check_sizes(attn, query, key, value, batch_first):
-    for name,x,width in (('query', query, attn.embed_dim), ('key', key, attn.kdim), ('value', value, attn.vdim)):
-        if x.shape[-1]!=width:
-            raise ValueError(f"{name}: expected width {width} on the last axis, got shape {tuple(x.shape)}")
-    if key is query and value is query: return
-    if key.shape[:2]!=value.shape[:2]:
-        raise ValueError(f"value: expected shape {tuple(key.shape[:2])} before the width, as key, "
-                         f"got {tuple(value.shape[:2])}")
-    batch = 0 if batch_first else 1
-    if key.shape[batch]!=query.shape[batch]:
-        raise ValueError(f"key: expected batch {query.shape[batch]} as query, got {key.shape[batch]}")
 
 # %% ../nbs/48_modules.ipynb #70c0a180
 def _lengths(x): return torch.tensor([len(row) for row in x.unbind()])
@@ -258,10 +249,12 @@ class MultiheadAttention(nn.MultiheadAttention):
                 raise ValueError("key_padding_mask, attn_mask: expected None beside nested tensors, got a mask")
             out,weights = _attend_nested(self, query, key, value, **options)
         elif query.dim()==3:
-            out,weights = _attend(self, query, key, value, key_padding_mask, attn_mask, batch_first=self.batch_first, **options)
+            out,weights = _attend(self, query, key, value, key_padding_mask, attn_mask,
+                                  batch_first=self.batch_first, **options)
         else:
             batch = _with_batch(query, key, value, key_padding_mask)
-            out,weights = (x if x is None else x[0] for x in _attend(self, *batch, attn_mask, batch_first=True, **options))
+            pair = _attend(self, *batch, attn_mask, batch_first=True, **options)
+            out,weights = (x if x is None else x[0] for x in pair)
         if need_weights and average_attn_weights: weights = weights.mean(-3)
         return out,weights
 
@@ -276,7 +269,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self):
-        alpha = None if self.alpha_head is None else 'learned' if self.alpha_head.state_dict().get('fixed') is None else 'fixed'
+        alpha = None
+        if self.alpha_head is not None: alpha = 'fixed' if 'fixed' in self.alpha_head.state_dict() else 'learned'
         return f"{self.embed_dim}, {self.num_heads}, window={self.window!r}, alpha={alpha!r}, n_global={self.n_global}"
 
 # %% ../nbs/48_modules.ipynb #43c38b88

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 from .curve import bell, normal, dbell, dnormal, crossing
-from .smoothing import _positive, power_mask, tanh_mask, ramp_mask, edge_mask, dpower_mask, dtanh_mask, dramp_mask, dedge_mask
+from .smoothing import (_positive, power_mask, tanh_mask, ramp_mask, edge_mask,
+                               dpower_mask, dtanh_mask, dramp_mask, dedge_mask)
 
 # %% ../nbs/14_window.ipynb #497f143a
 def _choice(name, value, options):
@@ -21,9 +22,11 @@ def _choice(name, value, options):
 
 def _check_reach(reach):
     if reach is None: return None,None
-    if not (isinstance(reach, (tuple,list)) and len(reach)==2): raise TypeError(f"reach: expected None or (left, right), got {reach!r}")
+    if not (isinstance(reach, (tuple,list)) and len(reach)==2):
+        raise TypeError(f"reach: expected None or (left, right), got {reach!r}")
     for r in reach:
-        if r is not None and (isinstance(r, bool) or not isinstance(r, int)): raise TypeError(f"reach: expected integers or None, got {reach!r}")
+        if r is not None and (isinstance(r, bool) or not isinstance(r, int)):
+            raise TypeError(f"reach: expected integers or None, got {reach!r}")
         if r is not None and r<0: raise ValueError(f"reach: expected numbers of tokens >= 0, got {reach!r}")
     return tuple(reach)
 
@@ -32,27 +35,33 @@ def _check_cut(cut, smooth):
     "(T, fill) that fits the smoothing; `fill` is what the mask takes for 'outside'"
     if isinstance(cut, (int,float)) and not isinstance(cut, bool): cut = (cut, 1 if smooth=="power" else 0)
     if cut is None and smooth=="edge": cut = (math.exp(-.5), 0)
-    if cut is None and smooth=="power": raise ValueError("cut: expected a threshold, 0 < T < 1, for smooth='power', got None")
+    if cut is None and smooth=="power":
+        raise ValueError("cut: expected a threshold, 0 < T < 1, for smooth='power', got None")
     if cut is None: return None, None
     if not (isinstance(cut, tuple) and len(cut)==2): raise TypeError(f"cut: expected None, T or (T, fill), got {cut!r}")
     if smooth=="ramp": raise ValueError(f"cut: expected None for smooth='ramp', which has no curve to cut, got {cut}")
     T,fill = cut
-    if isinstance(T, bool) or not isinstance(T, (int,float)): raise TypeError(f"cut: expected a number as threshold, got {T!r}")
+    if isinstance(T, bool) or not isinstance(T, (int,float)):
+        raise TypeError(f"cut: expected a number as threshold, got {T!r}")
     if not 0 < T < 1: raise ValueError(f"cut: expected a threshold 0 < T < 1, got {T}")
-    if fill != (1 if smooth=="power" else 0):
-        raise ValueError(f"cut: expected the rest to become {1 if smooth=='power' else 0} for smooth={smooth!r}, got {fill}: the mask would be 1 far away")
+    rest = 1 if smooth=="power" else 0
+    if fill != rest:
+        raise ValueError(f"cut: expected the rest to become {rest} for smooth={smooth!r}, got {fill}: "
+                         "the mask would be 1 far away")
     return float(T),fill
 
 def _check_only(smooth, p, ramp):
     "`p` and `ramp`, present where the smoothing needs them and nowhere else"
     if smooth=="edge" and p is None: p = 2.
-    if smooth in ("ramp","gaussian") and p is not None: raise ValueError(f"p: expected None for smooth={smooth!r}, got {p}")
-    if smooth!="ramp" and ramp is not None: raise ValueError(f"ramp: expected None for smooth={smooth!r}, got {ramp}")
-    return (None if smooth in ("ramp","gaussian") else float(_positive("p", p))), (float(_positive("ramp", ramp)) if smooth=="ramp" else None)
+    takes_p,takes_ramp = smooth not in ("ramp","gaussian"),smooth=="ramp"
+    if not takes_p and p is not None: raise ValueError(f"p: expected None for smooth={smooth!r}, got {p}")
+    if not takes_ramp and ramp is not None: raise ValueError(f"ramp: expected None for smooth={smooth!r}, got {ramp}")
+    p = float(_positive("p", p)) if takes_p else None
+    return p, float(_positive("ramp", ramp)) if takes_ramp else None
 
 # %% ../nbs/14_window.ipynb #1fbc2c5a
 def _sound(t):
-    "Whether every value is finite and >= 0; trusted where reading would make an accelerator wait, break a graph, or is impossible (`vmap`)."
+    "Whether every value is finite and >= 0; trusted where it cannot be read, or should not."
     if torch.compiler.is_compiling() or t.device.type!="cpu": return True
     try:
         if t.numel()<=64: return all(0<=x<math.inf for x in t.detach().flatten().tolist())
@@ -64,7 +73,8 @@ def _check_sigma(sigma):
         raise TypeError(f"sigma: expected a number or a floating tensor, got {type(sigma).__name__}")
     if not isinstance(sigma, Tensor): sigma = torch.tensor(float(sigma))
     if not sigma.is_floating_point(): raise TypeError(f"sigma: expected a floating tensor, got {sigma.dtype}")
-    if sigma.ndim>3: raise ValueError(f"sigma: expected the shape of a scalar, [H], [B,H] or [B,H,N], got {tuple(sigma.shape)}")
+    if sigma.ndim>3:
+        raise ValueError(f"sigma: expected the shape of a scalar, [H], [B,H] or [B,H,N], got {tuple(sigma.shape)}")
     if not _sound(sigma):
         raise ValueError(f"sigma: expected finite values >= 0, got {sigma.min().item()} to {sigma.max().item()}")
     return sigma
@@ -87,7 +97,7 @@ class Window:
     def __init__(self,
         sigma:float|Tensor, # width in `unit`, >= 0: a scalar, [H], [B,H], or [B,H,N] for one per query
         curve:str="bell", # "bell" (1 at its centre) or "normal" (the density)
-        cut:float|tuple|None=None, # threshold T, or (T, fill); None: e^-0.5 for "edge", no threshold for "tanh" and "gaussian"
+        cut:float|tuple|None=None, # threshold T, or (T, fill); None: e^-0.5 for "edge", none for "tanh", "gaussian"
         smooth:str="edge", # "edge", "gaussian", "ramp", or the reports' "power" and "tanh"
         unit:str="tokens", # "tokens", or "fraction" of half the sequence: x = (j - i)/(n/2)
         apply:str="inside", # "inside" the softmax, which renormalises, or "after" it
@@ -143,7 +153,8 @@ class Window:
         p:float=1e4, # exponent; the report's examples have 10000 and 100
         T:float=.9, # threshold; its examples have 0.9 and 0.8
     ) -> "Window":
-        "Yu-Hung Wu's report of 30 March 2022: the density, 1 below the threshold, 1 - V^p (0 where that is negative); multiplied after the softmax."
+        """Yu-Hung Wu's report of 30 March 2022: the density, 1 below the threshold, 1 - V^p (0 where that is negative);
+        multiplied after the softmax."""
         return cls(sigma, "normal", (T,1), "power", "fraction", "after", p=p)
 
     @classmethod
@@ -152,7 +163,8 @@ class Window:
         p:float, # steepness; the report leaves it open
         T:float, # threshold; the report leaves it open
     ) -> "Window":
-        "Yu-Hung Wu's report of 13 April 2022: the density, 0 below the threshold, tanh(p*V); multiplied after the softmax."
+        """Yu-Hung Wu's report of 13 April 2022: the density, 0 below the threshold, tanh(p*V);
+        multiplied after the softmax."""
         return cls(sigma, "normal", (T,0), "tanh", "fraction", "after", p=p)
 
     def _options(self):
@@ -167,14 +179,13 @@ class Window:
         return Window(**{"sigma":self.sigma, **self._options(), **kw})
 
     def widened(self, dtype:torch.dtype) -> "Window":
-        "The same window with sigma in a wider dtype; the gradient of a float16 sigma is clamped to what float16 can hold."
-        sigma = _Widen.apply(self.sigma) if self.sigma.dtype==torch.float16 else self.sigma
-        return self.replace(sigma=sigma.to(dtype))
+        "The same window with sigma in a wider dtype; a float16 sigma's gradient is clamped to what float16 can hold."
+        return self.replace(sigma=_floating(self).to(dtype))
 
     def scale(self,
         n:int|None=None, # N, the sequence length; needed where the unit is a fraction
     ) -> Tensor: # shape of sigma, float32 at least: the sigma that the curve is given
-        "Sigma as the curve sees it: the default's edge stands one token beyond sigma, which at T = e^-0.5 means sigma + 1."
+        "Sigma as the curve sees it: the default's edge stands a token beyond sigma, at T = e^-0.5 that is sigma + 1."
         if self.smooth!="edge" or self.curve!="bell": return _floating(self)
         return _floating(self) + _token(self, n)/math.sqrt(-2*math.log(self.T))
 
@@ -195,7 +206,8 @@ class Window:
         "The greatest |j - i| at which the mask can be non-zero."
         most = 2**31-1 if n is None else max(n-1, 0)
         if None not in self.reach: most = min(most, max(self.reach))
-        return (self.edge(n).detach().clamp(0, 2.**31).ceil().long()-1).clamp(0, most)
+        edge = self.edge(n).detach().clamp(0., 2.**31)  # two floats: an export to ONNX takes nothing else
+        return (edge.ceil().long()-1).clamp(0, most)
 
     def bounds(self,
         n:int|None=None, # N, the sequence length
@@ -255,7 +267,7 @@ def _token(w, n):
 
 # %% ../nbs/14_window.ipynb #0b623523
 class _Widen(torch.autograd.Function):
-    "float16 -> float32; the gradient comes back clamped to what float16 can hold"
+    "float16 -> float32; the gradient comes back clamped to what float16 can hold. For backward mode."
     generate_vmap_rule = True
     @staticmethod
     def forward(t): return t.float()
@@ -263,11 +275,11 @@ class _Widen(torch.autograd.Function):
     def setup_context(ctx, inputs, output): pass
     @staticmethod
     def backward(ctx, g): return g.clamp(-65504, 65504).half()
-    @staticmethod
-    def jvp(ctx, t): return t.float()
 
 def _floating(w):
-    if w.sigma.dtype==torch.float16: return _Widen.apply(w.sigma)
+    "Sigma in float32 at least. `_Widen` has no `jvp`, with which the compiler would refuse it."
+    forward_mode = torch.autograd.forward_ad._current_level>=0
+    if w.sigma.dtype==torch.float16 and not forward_mode: return _Widen.apply(w.sigma)
     return w.sigma.to(torch.promote_types(w.sigma.dtype, torch.float32))
 
 def _narrowed(t, w):
@@ -276,15 +288,17 @@ def _narrowed(t, w):
 
 # %% ../nbs/14_window.ipynb #6f2949b0
 def _aligned(t, o):
-    "Shape a tensor of sigma's shape so that it broadcasts with offsets: [B,H] -> [B,H,1,..]; [B,H,N] has its N at the queries"
+    "A tensor of sigma's shape so that it broadcasts with offsets: [B,H] -> [B,H,1,..]; [B,H,N] has N at the queries"
     if t.ndim==0: return _settled(t)
     if t.ndim<3: return t.reshape((1,)*(2-t.ndim) + t.shape + (1,)*o.ndim)
     if o.ndim<2 or 1 not in (o.shape[-2], t.shape[2]) and o.shape[-2]!=t.shape[2]:
-        raise ValueError(f"offsets: expected [..,N,M] with N={t.shape[2]}, one row for each of sigma's queries, got {tuple(o.shape)}")
+        raise ValueError(f"offsets: expected [..,N,M] with N={t.shape[2]}, one row for each of sigma's queries, "
+                         f"got {tuple(o.shape)}")
     return t.reshape(t.shape[:2] + (1,)*(o.ndim-2) + t.shape[2:] + (1,))
 
 def _settled(t):
-    "A single number under `torch.func.jvp`, which gives float32 a tangent in float64 (PyTorch 2.13), as one that matrix products take."
+    """A single number under `torch.func.jvp` as one that matrix products take:
+    there a float32 number has a tangent in float64 (PyTorch 2.13)."""
     return t.double().to(t.dtype) if torch._C._are_functorch_transforms_active() else t
 
 # %% ../nbs/14_window.ipynb #341978fa
@@ -310,7 +324,8 @@ def _prepared(w, offsets, n):
     used = keep & (x>0) if w.curve=="bell" else keep     # the bell's centre does not depend on sigma
     s = torch.where(used, s, 1.)
     if w.curve=="bell": return keep,x,s,bell(x, s)
-    s = s.clamp(min=_NARROWEST[s.dtype])     # narrower, the density and its slope would overflow; every smoothing has long saturated
+    # narrower, the density and its slope would overflow; every smoothing has long saturated
+    s = s.clamp(min=_NARROWEST[s.dtype])
     V = normal(x, s)
     return keep,x,s,V if w.smooth=="tanh" else V.clamp(max=1)     # a density may be above 1, a mask may not
 
@@ -326,7 +341,8 @@ def _mask(w, offsets, n):
 
 # %% ../nbs/14_window.ipynb #5290e537
 def _count(name, value, least):
-    if isinstance(value, bool) or not isinstance(value, int): raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
     if value<least: raise ValueError(f"{name}: expected at least {least}, got {value}")
     return value
 
@@ -340,7 +356,8 @@ def _sides(window):
 
 def _symmetric(window, what):
     left,right = _sides(window)
-    if left is None or left!=right: raise ValueError(f"window: expected the same number of tokens on both sides for {what}, got {(left,right)}")
+    if left is None or left!=right:
+        raise ValueError(f"window: expected the same number of tokens on both sides for {what}, got {(left,right)}")
     return left
 
 # %% ../nbs/14_window.ipynb #2dda4df7
@@ -363,7 +380,8 @@ def from_hf(
     causal:bool=True, # decoders count the token itself, encoders do not
 ) -> tuple: # (left, right)
     "transformers: j > i - sliding_window in a decoder, |i - j| <= sliding_window in an encoder."
-    return (_count("sliding_window", sliding_window, 1)-1, 0) if causal else (_count("sliding_window", sliding_window, 0),)*2
+    count = _count("sliding_window", sliding_window, 1 if causal else 0)
+    return (count-1, 0) if causal else (count, count)
 
 def to_hf(
     window:int|tuple, # a causal or a symmetric window
@@ -372,7 +390,8 @@ def to_hf(
     "The inverse of `from_hf`."
     if not causal: return _symmetric(window, "an encoder of transformers")
     left,right = _sides(window)
-    if left is None or right!=0: raise ValueError(f"window: expected (left, 0) for a decoder of transformers, got {(left,right)}")
+    if left is None or right!=0:
+        raise ValueError(f"window: expected (left, 0) for a decoder of transformers, got {(left,right)}")
     return left+1
 
 # %% ../nbs/14_window.ipynb #8b821516
@@ -380,7 +399,8 @@ def from_longformer(
     attention_window:int, # even: half of it on each side
 ) -> tuple: # (left, right)
     "Longformer's attention_window counts both sides: 512 is 256 to each, the token itself not counted."
-    if _count("attention_window", attention_window, 0)%2: raise ValueError(f"attention_window: expected an even number, got {attention_window}")
+    if _count("attention_window", attention_window, 0)%2:
+        raise ValueError(f"attention_window: expected an even number, got {attention_window}")
     return (attention_window//2,)*2
 
 def to_longformer(
@@ -393,8 +413,11 @@ def to_longformer(
 def from_natten(
     kernel_size:int, # odd: the whole width, the token itself counted
 ) -> tuple: # (left, right)
-    "NATTEN's kernel_size is the whole width, 2w + 1. (At the ends of a sequence NATTEN shifts the window inwards; here it is cut off.)"
-    if _count("kernel_size", kernel_size, 1)%2==0: raise ValueError(f"kernel_size: expected an odd number, got {kernel_size}")
+    """NATTEN's kernel_size is the whole width, 2w + 1.
+
+    At the ends of a sequence NATTEN shifts the window inwards; here it is cut off."""
+    if _count("kernel_size", kernel_size, 1)%2==0:
+        raise ValueError(f"kernel_size: expected an odd number, got {kernel_size}")
     return (kernel_size//2,)*2
 
 def to_natten(

@@ -1,13 +1,14 @@
 """The core tests with the oldest and the newest PyTorch: `make matrix`.
 
-The oldest is the one that settings.ini names, with the oldest Python at hand that it allows; the newest is what pip finds, with the
-newest Python at hand. Each has an environment of its own in .matrix/, some gigabytes the first time. Not a part of `make test`."""
+The oldest is the one that settings.ini names, with the oldest Python at hand that it allows; the newest is what pip
+finds, with the newest Python at hand. Each has an environment of its own in .matrix/, some gigabytes the first time.
+Not a part of `make test`."""
 import argparse, os, re, shutil, subprocess, sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = (ROOT/'settings.ini').read_text(encoding='utf-8')
-CORE = ['tests/test_call.py', 'tests/test_rim.py', 'tests/test_padding.py', 'tests/test_banded.py', 'tests/test_entmax.py']
+CORE = [f'tests/test_{name}.py' for name in ('call', 'rim', 'padding', 'banded', 'entmax')]
 TOOLS = ['numpy', 'pytest', 'hypothesis', 'safetensors']
 
 def setting(pattern): return re.search(pattern, SETTINGS)[1]
@@ -24,22 +25,25 @@ def environment(name, python, torch):
     folder = ROOT/'.matrix'/name
     if not folder.exists(): subprocess.run([python, '-m', 'venv', folder], check=True)
     inside = folder/'bin/python'
-    subprocess.run([inside, '-m', 'pip', 'install', '-q', '--upgrade', torch, setting(r'requirements = .*?(fastcore\S*)'), *TOOLS], check=True)
+    fastcore = setting(r'requirements = .*?(fastcore\S*)')
+    subprocess.run([inside, '-m', 'pip', 'install', '-q', '--upgrade', torch, fastcore, *TOOLS], check=True)
     return inside
 
 def check(name, python, torch):
     "Whether the core tests pass."
     inside = environment(name, python, torch)
     env = {**os.environ, 'PYTHONPATH': str(ROOT)}
-    versions = subprocess.run([inside, '-c', 'import sys, torch; print(sys.version.split()[0], torch.__version__)'], capture_output=True, text=True, check=True)
+    ask = 'import sys, torch; print(sys.version.split()[0], torch.__version__)'
+    versions = subprocess.run([inside, '-c', ask], capture_output=True, text=True, check=True)
     print(f'{name}: Python and PyTorch {versions.stdout.strip()}', flush=True)
-    return subprocess.run([inside, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *CORE], cwd=ROOT, env=env).returncode==0
+    tests = [inside, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', *CORE]
+    return subprocess.run(tests, cwd=ROOT, env=env).returncode==0
 
 if __name__=='__main__':
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument('which', nargs='*', default=['oldest', 'newest'], choices=['oldest', 'newest'])
-    chosen = parser.parse_args().which
+    parser.add_argument('which', nargs='?', choices=['oldest', 'newest'], help='one of the two (default: both)')
+    which = parser.parse_args().which
     oldest = f"torch=={setting(r'requirements = torch>=([0-9.]+)')}.0"
     rows = dict(oldest=(pythons()[0], oldest), newest=(pythons()[-1], 'torch'))
-    failed = [name for name in chosen if not check(name, *rows[name])]
+    failed = [name for name in rows if which in (None, name) and not check(name, *rows[name])]
     sys.exit(f"failed with the {' and the '.join(failed)}" if failed else 0)

@@ -109,6 +109,12 @@ def test_axes_in_front_as_torch(shape, impl):
     for mask in (square > -.5, square, square[..., :1, :] > -.5, square.flatten(0, -3)[0] if len(shape)>2 else square):
         mask = mask | (torch.arange(N)==0) if mask.dtype==torch.bool else mask.double()
         assert_close(attention(q, k, v, mask, impl=impl), F.scaled_dot_product_attention(q, k, v, mask))
+    keys = heads(N, seed=5) > 0  # one axis
+    expected = dense_attention(q, k, v, keys.expand(N, N))
+    for mask in (keys, torch.zeros(N, dtype=q.dtype).masked_fill(~keys, -math.inf)):
+        assert_close(attention(q, k, v, mask, impl=impl), expected)
+        grad = torch.func.grad(lambda q: attention(q, k, v, mask, impl=impl).square().sum())(q)
+        assert_close(grad, torch.func.grad(lambda q: dense_attention(q, k, v, keys.expand(N, N)).square().sum())(q))
 
 @pytest.mark.parametrize('shape', SHAPES[:2], ids=lambda s: f'{len(s)}D')
 def test_a_window_with_fewer_axes_and_a_mask(shape):
@@ -140,10 +146,13 @@ def test_it_may_stand_in_the_place_of_torchs_function(monkeypatch):
 @pytest.mark.parametrize('impl', ['sdpa', 'dense'])
 def test_the_output_lies_in_memory_as_torchs(impl):
     packed = heads(B, N, 3, H, D).permute(2, 0, 3, 1, 4)  # q, k, v out of one matrix
-    theirs = F.scaled_dot_product_attention(*packed)
-    ours = attention(*packed, impl=impl)
-    assert ours.stride()==theirs.stride()
-    assert_close(ours.transpose(1, 2).view(B, N, H*D), theirs.transpose(1, 2).view(B, N, H*D))
+    padding = PaddingMask(torch.ones(B, N, dtype=torch.bool))
+    past = torch.ones(N, N, dtype=torch.bool).tril()
+    for mask, options in ((None, {}), (padding.sdpa(), dict(padding=padding)), (past, dict(attn_mask=past))):
+        theirs = F.scaled_dot_product_attention(*packed, mask)
+        ours = attention(*packed, impl=impl, **options)
+        assert ours.stride()==theirs.stride()
+        assert_close(ours.transpose(1, 2).view(B, N, H*D), theirs.transpose(1, 2).view(B, N, H*D))
 
 def jagged(lengths, h, seed=0):
     g = torch.Generator().manual_seed(seed)
@@ -209,6 +218,13 @@ def test_a_float16_width_gets_the_largest_number_not_infinity():
         sigma = torch.ones(1, dtype=torch.float16, requires_grad=True)
         gradient, = torch.autograd.grad((f(x, x, x, window=Window.default(sigma))*1e6).square().sum(), sigma)
         assert gradient.isfinite().all() and gradient.abs()==65504
+
+@pytest.mark.parametrize('impl', ['dense', 'banded'])
+def test_a_float16_width_is_compiled_with_the_same_gradient(impl):
+    x, sigma = heads(1, 2, 9, D), torch.tensor([1.5, 3.]).half().requires_grad_()
+    def run(sigma): return attention(x, x, x, window=Window(sigma, smooth='gaussian'), impl=impl).square().sum()
+    compiled = torch.compile(run, fullgraph=True, backend='aot_eager')
+    assert_close(torch.autograd.grad(compiled(sigma), sigma), torch.autograd.grad(run(sigma), sigma))
 
 def test_the_bias_of_half_precision_sums_its_gradient_in_float32():
     x, bias = heads(1, 1, 200, D, dtype=torch.bfloat16), torch.zeros(1, 3, dtype=torch.bfloat16, requires_grad=True)

@@ -115,6 +115,7 @@ else: raise AssertionError('jvp')
 def test_torchs_calls_of_a_module_are_refused_not_misread(make):
     module, x = make(8, 2), heads(2, 5, 8)
     with pytest.raises(TypeError, match='key: expected by name'): out, weights = module(x, x, x)
+    with pytest.raises(TypeError, match="'query'"): out, weights = module(query=x, key=x, value=x)
     with pytest.raises(TypeError, match='attn_mask: expected a floating mask'): module(x, attn_mask=torch.ones(5, 5).triu(1).bool(), is_causal=True)
     future = torch.ones(5, 5).triu(1).bool()
     assert_close(module(x, keep=~future), module(x, attn_mask=torch.zeros(5, 5).masked_fill(future, -math.inf)))
@@ -212,6 +213,18 @@ def test_onnx_runtime_agrees(kind, tmp_path):
         inputs = onnx_inputs(b, n)
         found, = session.run(None, {name: x.numpy() for name, x in zip(('x', 'sigma', 'keep'), inputs) if name in names})
         assert_close(torch.from_numpy(found), module(*inputs).detach(), rtol=0, atol=1e-5)
+
+def test_a_classifier_in_onnx_runtime(tmp_path):
+    "A whole model: its widths are predicted, and noted for the penalty."
+    pytest.importorskip('onnxscript')
+    runtime = pytest.importorskip('onnxruntime')
+    exact, ids, padding = model()
+    exact.eval()
+    torch.onnx.export(exact, (ids, padding), tmp_path/'m.onnx', dynamo=True, verbose=False)
+    session = runtime.InferenceSession(tmp_path/'m.onnx')
+    names = [i.name for i in session.get_inputs()]
+    found, = session.run(None, dict(zip(names, (ids.numpy(), padding.keep.numpy()))))
+    assert_close(torch.from_numpy(found), exact(ids, padding).detach(), rtol=0, atol=1e-5)
 
 def test_what_onnx_has_no_word_for_is_refused():
     pytest.importorskip('onnxscript')

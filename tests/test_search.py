@@ -9,24 +9,16 @@ from search import Case, draw, failure, normal
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Classes of failures that are known and not yet mended, as regular expressions of a class's name. To be emptied.
-EXPECTED = ( # settled in chapter 44: a plain call is PyTorch's own
-    r'double (auto|sdpa): raised RuntimeError',  # its fused kernel has no second derivative; impl='dense' has
-    r'value (auto|sdpa): .*\[.*NaN query',       # a NaN query without padding spreads over the gradients
-)
-
 def test_a_minute_of_search_finds_nothing():
-    code = f'''
+    code = '''
 import os, sys
 os.environ['TRITON_INTERPRET'] = '1'
 sys.path.insert(0, 'tests')
-import torch, re, search
+import torch, search
 torch.set_num_threads(1)
 counts,found = search.search(60, seed=0, shrink=3.)
-known = [key for key in found if any(re.match(x, key) for x in {EXPECTED!r})]
-search.report(counts, {{key: f for key,f in found.items() if key not in known}})
-print('known:', *known, sep='\\n  ')
-sys.exit(len(found)>len(known))
+search.report(counts, found)
+sys.exit(bool(found))
 '''
     r = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True,
                        env=dict(os.environ, OMP_NUM_THREADS='1'))

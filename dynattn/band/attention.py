@@ -16,7 +16,8 @@ from ..threads import each
 from ..window import Window
 from .geometry import Band, block_sizes, global_queries
 from ..alpha_tiles import TileCall, entmax_backward, entmax_forward
-from .fused import Short, available, fused_forward, log_window, made_once, relative_slopes, shares_key_heads, short_engine, toeplitz_square
+from .fused import (Short, available, fused_forward, log_window, made_once, relative_slopes,
+                                shares_key_heads, short_engine, toeplitz_square)
 from .engines import Dropout, Gradients, Group, Inputs, Sums, Wanted, _LOG2E, backward_group, forward_group
 
 # %% ../../nbs/34_band.attention.ipynb #7cf7a663
@@ -159,7 +160,8 @@ def score_exponents(
     if inputs.keep is not None: k_norm = k_norm.masked_fill(~inputs.keep[:,None], 0.)
     finite = q_norm.isfinite()
     def largest(x): return F.pad(x, (0,1)).amax(-1)  # 0 of nothing
-    bound = largest(q_norm.where(finite, 0.))*largest(k_norm).repeat_interleave(q.shape[1]//k.shape[1], 1)*abs(inputs.scale)
+    largest_key = largest(k_norm).repeat_interleave(q.shape[1]//k.shape[1], 1)
+    bound = largest(q_norm.where(finite, 0.))*largest_key*abs(inputs.scale)
     if inputs.bias is not None: bound = bound+inputs.bias.abs().amax(-1)
     bound = bound*_LOG2E
     if window is not None:
@@ -195,7 +197,8 @@ def cut_keys(
     end = min(n+inputs.q_offset+furthest(inputs.right), m)
     lead = min(inputs.n_global, m)
     has_global_query = lead and inputs.q_offset<lead
-    if first>=end or end-first+lead>=m or has_global_query or first<lead or lead and inputs.bias is not None: return inputs,None
+    nothing_to_cut = first>=end or end-first+lead>=m
+    if nothing_to_cut or has_global_query or first<lead or lead and inputs.bias is not None: return inputs,None
     def cut(x, dim):
         band = x.narrow(dim, first, end-first)
         return torch.cat((x.narrow(dim, 0, lead),band), dim) if lead else band
@@ -262,7 +265,8 @@ class Schedule:
         self.first_offset,self.last_offset = -furthest(inputs.left),furthest(inputs.right)
         self.window = None
         if inputs.window is not None:
-            self.window = inputs.window.values(self.first_offset, self.last_offset).to(self.dtype).expand(self.b, self.h, -1).flatten(0, 1)
+            values = inputs.window.values(self.first_offset, self.last_offset).to(self.dtype)
+            self.window = values.expand(self.b, self.h, -1).flatten(0, 1)
         self.bias = None if inputs.bias is None else inputs.bias.to(self.dtype).flatten(0, 1)
         self.spans = key_spans(inputs.keep, self.b, self.m, inputs.n_global)
         self.find_bands()
@@ -276,19 +280,23 @@ class Schedule:
         exponents,lost = score_exponents(i, window) if by_sums else ([[math.inf]*self.h]*self.b,lost_queries(i))
         self.exponents,self.lost = sum(exponents, []),sum(lost, [])
         self.bands = [Band(self.n, left, right, first_key, end_key, i.is_causal, i.n_global, i.q_offset)
-                      for (first_key,end_key,_),lefts,rights in zip(self.spans, i.left, i.right) for left,right in zip(lefts, rights)]
+                      for (first_key,end_key,_),lefts,rights in zip(self.spans, i.left, i.right)
+                      for left,right in zip(lefts, rights)]
 
     def find_groups(self):
         "Slices of the flat heads, the widest first, and on how many threads."
         widths = [max(band.left+band.right+1, 0) for band in self.bands]
         groups = [slice(x, x+1) for x in range(len(widths))]
         if not self.weights_wanted:
-            ragged = self.n>256 and any(span!=self.spans[0] for span in self.spans[1:])  # else short ones pay for long ones
+            # short texts would pay for long ones
+            ragged = self.n>256 and any(span!=self.spans[0] for span in self.spans[1:])
             apart = ragged or self.inputs.texts is not None
             rows = range(0, len(widths), self.h) if apart else [0]
             size = self.h if apart else len(widths)
             safe = 900 if self.dtype==torch.float64 else 100
-            def split(some): return sums_groups(some, self.n) if max(self.exponents)<safe else rows_groups(some, self.n, self.m)
+            def split(some):
+                if max(self.exponents)<safe: return sums_groups(some, self.n)
+                return rows_groups(some, self.n, self.m)
             groups = [slice(x+g.start, x+g.stop) for x in rows for g in split(widths[x:x+size])]
         def pairs(g): return self.n*sum(widths[g])
         self.groups = sorted(groups, key=pairs, reverse=True)
@@ -301,7 +309,9 @@ class Schedule:
         "q, k and v with a row for each flat head, [B*H,N,d]: views where heads go one by one or the memory allows it."
         q,k,v = self.inputs.q,self.inputs.k,self.inputs.v
         repeats = self.h//k.shape[1]
-        if not self.together: return [[x[i//self.h,i%self.h//r][None] for i in range(self.b*self.h)] for x,r in ((q,1),(k,repeats),(v,repeats))]
+        if not self.together:
+            def rows(x, r): return [x[i//self.h,i%self.h//r][None] for i in range(self.b*self.h)]
+            return [rows(q, 1),rows(k, repeats),rows(v, repeats)]
         if repeats>1: k,v = (x.repeat_interleave(repeats, 1) for x in (k,v))
         return [x.flatten(0, 1) for x in (q,k,v)]
 
@@ -351,7 +361,8 @@ class EntmaxTiles(Short):
     def serves(cls, inputs:Inputs, wanted:Wanted) -> bool:
         "Entmax on a CPU without dropout and global positions, and no gradient of a bias."
         (b,h,n,_),m = inputs.q.shape,inputs.k.shape[2]
-        plain = inputs.alpha is not None and not inputs.after and inputs.seed is None and not (inputs.n_global or wanted.bias)
+        more = inputs.after or inputs.seed is not None or inputs.n_global or wanted.bias
+        plain = inputs.alpha is not None and not more
         all_seen = cls.sees_all(inputs)
         return plain and (all_seen or n*m<=cls.pairs) and b*h*n*m>0 and inputs.q.device.type=='cpu'
 
@@ -367,8 +378,8 @@ class EntmaxTiles(Short):
     def tile_call(cls, inputs, wants_sigma=False):
         by_offset = dict() if cls.sees_all(inputs) else dict(added=log_window(inputs))
         if wants_sigma: by_offset['slopes'] = relative_slopes(inputs)
-        return TileCall(inputs.q, inputs.k, inputs.v, inputs.alpha, inputs.scale, keep=inputs.keep, is_causal=inputs.is_causal,
-            q_offset=inputs.q_offset, **by_offset)
+        return TileCall(inputs.q, inputs.k, inputs.v, inputs.alpha, inputs.scale, keep=inputs.keep,
+                        is_causal=inputs.is_causal, q_offset=inputs.q_offset, **by_offset)
 
     @classmethod
     def compute(cls, inputs): return entmax_forward(cls.tile_call(inputs))
@@ -433,23 +444,30 @@ class Tiled:
         def one(at):
             group = s.group(at, rows)
             first = -s.first_offset-group.band.left
-            grads = Gradients(*(x[at] for x in flat[:3]), dalpha=None if dalpha is None else dalpha[at], dbias=None if dbias is None else dbias[at],
-                dwindow=None if dwindow is None else dwindow[at,first:first+group.band.left+group.band.right+1])
+            offsets = slice(first, first+group.band.left+group.band.right+1)
+            grads = Gradients(*(x[at] for x in flat[:3]),
+                              dalpha=None if dalpha is None else dalpha[at],
+                              dbias=None if dbias is None else dbias[at],
+                              dwindow=None if dwindow is None else dwindow[at,offsets])
             backward_group(group, *(x[at] for x in flat[3:]), grads, weights_wanted)
         each(one, s.groups, s.threads)
         def shared(x, like): return (x if hkv==h else x.unflatten(1, (hkv,-1)).sum(2)).to(like.dtype)
         dsigma = None
-        if wanted.sigma: dsigma = (dwindow.view(s.b, s.h, -1)*inputs.window.slopes(s.first_offset, s.last_offset)).sum(-1)
+        if wanted.sigma:
+            slopes = inputs.window.slopes(s.first_offset, s.last_offset)
+            dsigma = (dwindow.view(s.b, s.h, -1)*slopes).sum(-1)
         return Gradients(dq, shared(dk, inputs.k), shared(dv, inputs.v), dsigma=dsigma,
-            dalpha=None if dalpha is None else dalpha.view(s.b, s.h), dbias=None if dbias is None else dbias.view(s.b, s.h, -1))
+                         dalpha=None if dalpha is None else dalpha.view(s.b, s.h),
+                         dbias=None if dbias is None else dbias.view(s.b, s.h, -1))
 
     @staticmethod
     def no_gradients(inputs, wanted):
         "Zeros for a call without a pair."
         b,h = inputs.q.shape[:2]
         def zeros(some, *shape): return inputs.q.new_zeros(b, h, *shape) if some else None
-        return Gradients(*map(torch.zeros_like, (inputs.q,inputs.k,inputs.v)), dsigma=zeros(wanted.sigma), dalpha=zeros(wanted.alpha),
-            dbias=zeros(wanted.bias, 0 if inputs.bias is None else inputs.bias.shape[-1]))
+        dq,dk,dv = map(torch.zeros_like, (inputs.q,inputs.k,inputs.v))
+        return Gradients(dq, dk, dv, dsigma=zeros(wanted.sigma), dalpha=zeros(wanted.alpha),
+                         dbias=zeros(wanted.bias, 0 if inputs.bias is None else inputs.bias.shape[-1]))
 
 def in_work_dtype(inputs:Inputs) -> Inputs:
     "Half precision as float32: sums of products are never rounded in between, and on a CPU it is faster too."
@@ -520,11 +538,13 @@ class Settings:
         else: lefts,rights = reach_of_heads(half_widths, self.limits, b, h, left, right)
         if alpha is not None: alpha = alpha.detach().expand(b, h).tolist()
         if bias is not None: bias = bias.detach().expand(b, h, -1)
-        return Inputs(q=q, k=k, v=v, scale=self.scale, left=lefts, right=rights, keep=self.keep, window=window, after=self.after,
-            alpha=alpha, bias=bias, is_causal=self.is_causal, dropout_p=self.dropout_p, seed=self.seed, n_global=self.n_global, q_offset=self.q_offset)
+        return Inputs(q=q, k=k, v=v, scale=self.scale, left=lefts, right=rights, keep=self.keep, window=window,
+                      after=self.after, alpha=alpha, bias=bias, is_causal=self.is_causal, dropout_p=self.dropout_p,
+                      seed=self.seed, n_global=self.n_global, q_offset=self.q_offset)
 
     @property
-    def limits(self): return (None,None) if self.window is None else self.window.reach  # stored half-widths are cut already
+    def limits(self): # (left, right) of the window; stored half-widths are cut already
+        return (None,None) if self.window is None else self.window.reach
 
     def offset_window(self, n, m):
         "The soft window as vectors, and its half-widths where they are tensors."
@@ -542,7 +562,8 @@ class Settings:
         small = 0<b*h*n*n*d and b*h*n*n<=FEW_PAIRS and n==k.shape[2] and d==v.shape[3]
         more = self.dropout_p or self.n_global or self.q_offset or self.after or self.weights_wanted
         plain = self.keep is None and self.stored is None and not more
-        return small and plain and q.is_cpu and q.dtype in (torch.float32,torch.float64) and available() and (h==hkv or shares_key_heads())
+        fits = q.is_cpu and q.dtype in (torch.float32,torch.float64) and (h==hkv or shares_key_heads())
+        return small and plain and fits and available()
 
     def square(self, n, dtype):
         "The mask of such a call, [B|1,H|1,N,N], or None."
@@ -601,10 +622,15 @@ class BandFunction(torch.autograd.Function):
         return g.dq,g.dk,g.dv,folded(g.dsigma, sigma),folded(g.dalpha, alpha),folded(g.dbias, bias),None,None
 
 # %% ../../nbs/34_band.attention.ipynb #cc8af7c9
-def settings_from_tensors(keep, values, slopes, half_widths, seed, left, right, n_global, q_offset, scale, dropout_p, is_causal, after, weights_wanted, wanted):
+def settings_from_tensors(
+    keep, values, slopes, half_widths, seed, left, right, n_global, q_offset,
+    scale, dropout_p, is_causal, after, weights_wanted, wanted,
+):
     "`Settings` from the arguments of the operator."
-    return Settings(is_causal=is_causal, scale=scale, left=left, right=right, wanted=Wanted(*wanted), stored=None if values is None else (values,slopes,half_widths),
-        after=after, keep=keep, dropout_p=dropout_p, seed=None if seed is None else seed.item(), n_global=n_global, q_offset=q_offset, weights_wanted=weights_wanted)
+    stored = None if values is None else (values,slopes,half_widths)
+    return Settings(is_causal=is_causal, scale=scale, left=left, right=right, wanted=Wanted(*wanted), stored=stored,
+                    after=after, keep=keep, dropout_p=dropout_p, seed=None if seed is None else seed.item(),
+                    n_global=n_global, q_offset=q_offset, weights_wanted=weights_wanted)
 
 def _kept_shape(q, v):
     "Of the output that is kept: an operator may not return a tensor twice, so none where it is the output."
@@ -627,8 +653,10 @@ def _band_shapes(q, k, v, *options):
     return v.new_empty(*q.shape[:3], v.shape[-1]),*(q.new_empty(shape, dtype=dtype) for shape in shapes)
 
 def _band_backward_shapes(dout, kept, lse, q, k, v, sigma, alpha, bias, *options):
-    learned = zip(options[-1], (sigma,alpha,bias))
-    return *(x.new_empty(x.shape) for x in (q,k,v)),*(x.new_empty(x.shape) if wanted else q.new_empty(0) for wanted,x in learned)
+    heads = [x.new_empty(x.shape) for x in (q,k,v)]
+    learned = [x.new_empty(x.shape) if wanted else q.new_empty(0)
+               for wanted,x in zip(options[-1], (sigma,alpha,bias))]
+    return *heads,*learned
 
 def _save_for_backward(ctx, inputs, output):
     out,lse,kept = output
@@ -644,15 +672,17 @@ def _op_gradients(ctx, dout, *_):
     return *grads[:3],*learned,*[None]*(5+len(ctx.rest))
 
 _learns = "Tensor? sigma, Tensor? alpha, Tensor? bias"
-_options = ("Tensor? keep, Tensor? values, Tensor? slopes, Tensor? half_widths, Tensor? seed, SymInt left, SymInt right, SymInt n_global, "
-    "SymInt q_offset, float scale, float dropout_p, bool is_causal, bool after, bool weights_wanted, bool[] wanted")
+_options = ("Tensor? keep, Tensor? values, Tensor? slopes, Tensor? half_widths, Tensor? seed, "
+            "SymInt left, SymInt right, SymInt n_global, SymInt q_offset, float scale, float dropout_p, "
+            "bool is_causal, bool after, bool weights_wanted, bool[] wanted")
 
 def _register():
     "The operator and its backward."
     library = torch.library.Library("dynattn", "FRAGMENT")
-    library.define(f"band(Tensor q, Tensor k, Tensor v, {_learns}, {_options}) -> (Tensor, Tensor, Tensor)")
-    library.define(f"band_backward(Tensor dout, Tensor kept, Tensor lse, Tensor q, Tensor k, Tensor v, {_learns}, {_options})"
-        " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+    heads = "Tensor q, Tensor k, Tensor v"
+    library.define(f"band({heads}, {_learns}, {_options}) -> (Tensor, Tensor, Tensor)")
+    library.define(f"band_backward(Tensor dout, Tensor kept, Tensor lse, {heads}, {_learns}, {_options})"
+                   " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
     for kind in ('CPU','CUDA'):
         library.impl("band", _band_op, kind)
         library.impl("band_backward", _band_backward_op, kind)
@@ -692,7 +722,8 @@ def collect_weights(
     "The weights of a call, tile by tile."
     (b,h,n,_),m = inputs.q.shape,inputs.k.shape[2]
     left,right = furthest(inputs.left),furthest(inputs.right)
-    first_global,end_global = global_queries(Band(n, left, right, 0, m, inputs.is_causal, inputs.n_global, inputs.q_offset))
+    all_keys = Band(n, left, right, 0, m, inputs.is_causal, inputs.n_global, inputs.q_offset)
+    first_global,end_global = global_queries(all_keys)
     def zeros(*shape): return inputs.q.new_zeros(b*h, *shape, dtype=torch.promote_types(inputs.q.dtype, torch.float32))
     band,lead,full = zeros(n, left+right+1),zeros(n, min(inputs.n_global, m)),zeros(end_global-first_global, m)
     def put(head, engine, t, weights): # [count,rows,n_lead+cols]
@@ -743,18 +774,23 @@ def _run_traced(settings, q, k, v, sigma, alpha, bias, seed):
         # a window after the softmax limits no score
         if not settings.after: settings.left,settings.right = (-1 if x is None else x for x in window.reach)
     w = settings.wanted
-    return torch.ops.dynattn.band(q, k, v, sigma, alpha, bias, settings.keep, values, slopes, half_widths, seed, settings.left, settings.right,
-        settings.n_global, settings.q_offset, settings.scale, settings.dropout_p, settings.is_causal, settings.after, settings.weights_wanted,
-        [w.sigma,w.alpha,w.bias])[0]
+    out,*_ = torch.ops.dynattn.band(
+        q, k, v, sigma, alpha, bias, settings.keep, values, slopes, half_widths, seed,
+        settings.left, settings.right, settings.n_global, settings.q_offset, settings.scale, settings.dropout_p,
+        settings.is_causal, settings.after, settings.weights_wanted, [w.sigma,w.alpha,w.bias])
+    return out
 
 def second_derivative(call):
     "Called as `f(dout, q, k, v, sigma, alpha, bias)`: gradients with a graph of their own, by the dense attention."
     def f(dout, q, k, v, sigma, alpha, bias):
-        if call.dropout_p: raise RuntimeError("dropout_p: expected 0 where a second derivative is asked for, got dropout; use impl='dense'")
+        if call.dropout_p:
+            raise RuntimeError("dropout_p: expected 0 where a second derivative is asked for, got dropout; "
+                               "use impl='dense'")
         window = call.window if sigma is None else call.window.replace(sigma=sigma)
         leaves = [x for x in (q,k,v,sigma,alpha,bias) if x is not None and x.requires_grad]
-        out = dense_attention(q, k, v, call.attn_mask, is_causal=call.is_causal, scale=call.scale, padding=call.padding, window=window,
-            alpha=alpha, n_global=call.n_global, rel_bias=bias, q_offset=call.q_offset, segments=call.segments)
+        out = dense_attention(q, k, v, call.attn_mask, is_causal=call.is_causal, scale=call.scale,
+                              padding=call.padding, window=window, alpha=alpha, n_global=call.n_global,
+                              rel_bias=bias, q_offset=call.q_offset, segments=call.segments)
         found = iter(torch.autograd.grad(out, leaves, dout, create_graph=True, materialize_grads=True))
         return [next(found) if x is not None and x.requires_grad else None for x in (q,k,v,sigma,alpha,bias)]
     return f
@@ -769,8 +805,9 @@ def refuses(call:Call) -> str|None:
         return "return_weights: expected False on the banded path where segments are given, got True; use impl='dense'"
     mask,window = call.attn_mask,call.window
     if mask is not None and (mask.dtype!=torch.bool or any(size!=1 for size in mask.shape[-3:-1])):
-        return (f"attn_mask: expected None or a bool mask of the keys, [B,1,1,M], got {mask.dtype} {tuple(mask.shape)}: "
-                "a mask of pairs has no band; use padding, window, rel_bias, or impl='dense'")
+        return ("attn_mask: expected None or a bool mask of the keys, [B,1,1,M], "
+                f"got {mask.dtype} {tuple(mask.shape)}: a mask of pairs has no band; "
+                "use padding, window, rel_bias, or impl='dense'")
     if window is None or isinstance(window, tuple): return None
     if not isinstance(window, Window):
         return f"window: expected None, an int, a pair or a Window on the banded path, got {type(window).__name__}"
@@ -784,9 +821,11 @@ def settings_of(call, sigma, alpha, seed):
     soft = call.window if isinstance(call.window, Window) else None
     left,right = (-1 if x is None else x for x in (call.window if isinstance(call.window, tuple) else (None,None)))
     learns = [x is not None and x.requires_grad and torch.is_grad_enabled() for x in (sigma,alpha,call.rel_bias)]
-    return Settings(is_causal=call.is_causal, scale=call.factor, left=left, right=right, wanted=Wanted(*learns), window=soft,
-        after=soft is not None and soft.apply=='after', keep=_key_mask(call.attn_mask, call.padding, call.q, call.k),
-        dropout_p=call.dropout_p, n_global=call.n_global, q_offset=call.q_offset, weights_wanted=call.return_weights and call.dropout_p>0)
+    return Settings(is_causal=call.is_causal, scale=call.factor, left=left, right=right, wanted=Wanted(*learns),
+                    window=soft, after=soft is not None and soft.apply=='after',
+                    keep=_key_mask(call.attn_mask, call.padding, call.q, call.k), dropout_p=call.dropout_p,
+                    n_global=call.n_global, q_offset=call.q_offset,
+                    weights_wanted=call.return_weights and call.dropout_p>0)
 
 def single_numbers_moved(call):
     "sigma and alpha as tensors beside q, where a single number may have waited on the CPU."
@@ -806,7 +845,9 @@ def banded_attention(call) -> Tensor: # [B,H,N,dv], with `BandWeights` if asked 
         from dynattn.band.packed import packed_attention
         return packed_attention(call)
     if transformed():
-        if call.return_weights: raise ValueError("return_weights: expected False inside a transform of torch.func, got True; use impl='dense'")
+        if call.return_weights:
+            raise ValueError("return_weights: expected False inside a transform of torch.func, got True; "
+                             "use impl='dense'")
         return inspect.unwrap(dense_attention)(call)
     q,k,v,bias = call.q,call.k,call.v,call.rel_bias
     sigma,alpha = single_numbers_moved(call)
