@@ -286,10 +286,9 @@ class MultiHeadAttention(nn.Module):
         """[B,N,D], key [B,M,kdim] and value [B,M,vdim] to [B,N,D], with the weights [B,H,N,M] where asked.
 
         `keep`, a bool that broadcasts to [B,H,N,M], is True where a pair takes part; `options` go to `attention_fn`.
-        Without `return_weights` one tensor is returned, as by any layer, and Python takes a tensor apart along its first
-        axis: `out, weights = m(x)` at a batch of two is two sequences. A check of that would cost every call a class of
-        its own around the output, so there is none; the calls of `nn.MultiheadAttention`, which returns a pair, are
-        refused."""
+        Without `return_weights` one tensor is returned, as by any layer, and Python takes a tensor apart along its
+        first axis: at a batch of two, `out, weights = m(x)` is two sequences. To check that, every output would have to
+        be a class of its own, so nothing does; the calls of `nn.MultiheadAttention`, which returns a pair, raise."""
         _not_torchs(pair, options)
         if keep is not None: options['attn_mask'] = _bool_pairs(keep)
         return _attend(self, query, key, value, padding, return_weights, options)
@@ -331,7 +330,8 @@ def _attend(mha, query, key, value, padding, return_weights, options):
     value = key if value is None else value
     _check_sizes(mha, query, key, value, mha.batch_first)
     heads = _project(mha, query, key, value, padding)
-    if padding is not None: options['padding'] = padding  # else left out: `attention_fn` may know no such thing
+    if padding is not None:
+        options['padding'] = padding  # not handed on otherwise: `attention_fn` may know no such thing
     if return_weights: options['return_weights'] = True
     out = mha.attention_fn(*heads, dropout_p=mha.dropout if mha.training else 0., **options)
     out,weights = out if return_weights else (out,None)

@@ -50,12 +50,22 @@ def _sdpa_mask(call):
     if mask is None or mask.dtype==torch.bool: return visible_pairs(n, m, attn_mask=mask, **pairs),False
     return mask.to(call.q.dtype).masked_fill(~visible_pairs(n, m, **pairs), -torch.inf),False
 
+def _can_read(tensors):
+    "Whether values can be read without waiting for a device, and outside of any graph that would fix the answer."
+    elsewhere = is_traced(tensors) or transformed() or torch.jit.is_tracing()
+    return not elsewhere and all(x.device.type=='cpu' for x in tensors)
+
+def _nothing_overflows(q, k, v):
+    "Whether padding may stay as it is: all is finite, and so is every product of a query and a key."
+    of_q,of_k,of_v = (float(torch.linalg.vector_norm(x.detach())) for x in (q,k,v))
+    return of_v<float('inf') and of_q*of_k < torch.finfo(q.dtype).max
+
 def _sdpa(call):
     "PyTorch's own attention; the contents of padding change nothing, and rows without a key are zero."
     q,k,v,padding = call.q,call.k,call.v,call.padding
     mask,causal = _sdpa_mask(call)
-    lost = None
-    if padding is not None:
+    readable,lost = _can_read((q,k,v)),None
+    if padding is not None and not (readable and _nothing_overflows(q, k, v)):
         k,v,lost = padding.zero(k, 2),padding.zero(v, 2),~q.isfinite().all(-1, keepdim=True)
         q = q.clone().masked_fill_(lost, 0.)
     grouped = True if q.shape[1]!=k.shape[1] else False  # a bool, where sizes are symbols too
@@ -63,6 +73,7 @@ def _sdpa(call):
     out = _scaled_dot_product_attention(q, k, v, **options)
     if mask is None: return out
     empty = (~mask if mask.dtype==torch.bool else mask==-torch.inf).all(-1, keepdim=True)
+    if lost is None and readable and not empty.any(): return out
     out = out.clone().masked_fill_(empty, 0.)  # in memory as PyTorch's output, which masked_fill alone is not
     return out if lost is None else out.masked_fill_(lost & ~empty, torch.nan)
 

@@ -3,6 +3,7 @@ import copy, pickle
 import pytest, torch
 from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
+from dynattn.ops import attention
 from dynattn.padding import PaddingMask, masked_softmax, padding_mask
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
@@ -83,3 +84,21 @@ def test_errors_name_the_argument():
                        (TypeError, lambda: p.additive(torch.int64)), (ValueError, lambda: p.pack(torch.ones(3, 2))), (ValueError, lambda: p.unpack(torch.ones(5))), (ValueError, lambda: p.zero(torch.ones(2, 2, 3))),
                        (ValueError, lambda: p & PaddingMask(ok[:1])), (TypeError, lambda: p & ok), (TypeError, lambda: masked_softmax(torch.ones(3, dtype=torch.int)))):
         with pytest.raises(error): call()
+
+LARGE = [(torch.float64,1e200), (torch.float32,1e30), (torch.bfloat16,1e30), (torch.float16,6e4)]
+
+@pytest.mark.parametrize('dtype,large', LARGE, ids=str)
+@pytest.mark.parametrize('impl', ['auto','dense','banded'])
+def test_large_numbers_in_padding_change_nothing(dtype, large, impl):
+    "Products of padded queries and padded keys overflow; the rest of the batch must not see it."
+    n,real = 9,3
+    x = torch.randn(2, 2, n, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    padding = PaddingMask.from_lengths(torch.tensor([real,n]), n)
+    def outcome(x):
+        x = x.clone().requires_grad_()
+        out = attention(x, x, x, padding=padding, impl=impl)
+        grad, = torch.autograd.grad(torch.where(padding.keep[:,None,:,None], out, 0.).sum(), x)
+        return out[0,:,:real],out[1],grad[0,:,:real],grad[1]
+    spoiled = torch.where(padding.keep[:,None,:,None], x, large)
+    rounding = 4*torch.finfo(dtype).eps
+    for found,expected in zip(outcome(spoiled), outcome(x)): assert_close(found, expected, rtol=rounding, atol=4*rounding)
