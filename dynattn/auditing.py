@@ -968,26 +968,38 @@ def search_lengths(
         begins[head] = above,counts(above)[head]
     return begins,max(known, default=n)
 
-def judge_lengths(layers, begins, n, tried) -> list: # of `Finding`
+def _of_length(window, at, n, tried, apart): # -> status, words, tokens that show it, whether key 0 is seen among them
+    "One head, against a promised window; None: no limit, False: no promise. `apart`: keys that no window loses."
+    keys = at and f"from {at[0]} tokens on the last query sees {at[1]} keys"
+    if window is False: return ('note', f"{keys}, with fewer it sees all", None, None) if at else None
+    if window is None: return ('broken', f"everything is promised, and {keys}", at[0], False) if at else None
+    told = f"a window of {window} back is promised, and"
+    if at is None and window<n-1: return None
+    if at is None and window+2+apart<=tried:
+        return 'broken',f"{told} the last of {tried} tokens still sees all",tried,True
+    if at is None: return 'undecided',f"{told} {tried} tokens are too few to see it",None,None
+    first = window+2+apart                                            # tokens of which the last one loses a key
+    if at==(first, first-1): return None
+    return ('broken', f"{told} {keys}", *((at[0]-1, True) if at[0]>first else (at[0], False)))
+
+def judge_lengths(s, layers, begins, n, tried) -> list: # of `Finding`
     "Windows that begin where they should not, and those that never begin."
     kinds = {}
     for number,layer in enumerate(layers):
         for head,promised in enumerate(layer.promised):
-            window,apart = promised[0] if promised else None,len(layer.reach[head].seen_by_all)
-            at = begins.get((layer.name, number, head))
-            keys = at and f"from {at[0]} tokens on the last query sees {at[1]} keys"
-            if at is None and (window is None or window<n-1): continue
-            if at is None and window+2+apart<=tried:
-                said = 'broken',f"a window of {window} back is promised, and the last of {tried} tokens still sees all"
-            elif at is None:
-                said = 'undecided',f"a window of {window} back is promised, and {tried} tokens are too few to see it"
-            elif promised is None: said = 'note',f"{keys}, with fewer it sees all"
-            elif window is None: said = 'broken',f"everything is promised, and {keys}"
-            elif at==(window+2+apart, window+1+apart): continue
-            else: said = 'broken',f"a window of {window} back is promised, and {keys}"
-            kinds.setdefault(said, []).append(layer.title)
-    return [Finding('length', status, f"{names[0]}, {len(names)} heads of {len(set(names))} layers: {words}.")
-        for (status,words),names in kinds.items()]
+            apart,at = len(layer.reach[head].seen_by_all),begins.get((layer.name, number, head))
+            said = _of_length(promised[0] if promised else False, at, n, tried, apart)
+            if said and apart: said = *said[:2],None,None             # key 0 may be one of those that all see
+            if said: kinds.setdefault(said, []).append(layer)
+    findings = []
+    for (status,words,length,seen),found in kinds.items():
+        pair = dict(name=found[0].name, query=(length or 0)-1, key=0, expected='0' if seen else 'above 0')
+        code = _header(s, length)+(_PAIR_OF_LAYER if found[0].name else _PAIR).format(**pair) if length else ''
+        where = f"{found[0].title}, {len(found)} heads of {len({layer.name for layer in found})} layers"
+        findings.append(Finding('length', status, f"{where}: {words}.", code))
+    return findings
+
+def _header(s, n): return f"import torch\ntorch.manual_seed(0)\n{s.code(n)}"
 
 # %% ../nbs/58_auditing.ipynb #f3072ae0
 QUESTIONS = dict(future='the past depends on the future', padding='padding behind changes real tokens',
@@ -1177,12 +1189,11 @@ def _audit_one(s, n, promises, longest, seeds, tick): # -> `Audit`
             findings.append(Finding(question, 'undecided', f"Whether {QUESTIONS[question]} could not be told."))
         elif found.answer!=NO and (promised or question=='packed'):
             findings.append(Finding(question, 'broken' if promised else 'note', found.sentence, found.code))
-    begins = {}
+    begins,of_length = {},[]
     if s.rows and layers and all(layer.way=='weights' for layer in layers):
         begins,tried = search_lengths(s, n, _longest(s, n, layers, longest), lambda: tick('length'))
-        findings += judge_lengths(layers, begins, n, tried)
-    head = f"import torch\ntorch.manual_seed(0)\n{s.code(n)}"
-    findings = [replace(f, code=head+f.code if f.code else '') for f in findings]
+        of_length = judge_lengths(s, layers, begins, n, tried)
+    findings = [replace(f, code=_header(s, n)+f.code if f.code else '') for f in findings]+of_length
     return Audit(s.name, n, layers, answers, begins, findings)
 
 # %% ../nbs/58_auditing.ipynb #0155f973

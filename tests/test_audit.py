@@ -274,7 +274,12 @@ def test_a_window_that_begins_late_is_found():
         return F.scaled_dot_product_attention(q, k, v, attn_mask=(d>=0) & ((d<=6) | (k.shape[2]<50)))
     found = audit(late, heads(17), causal=True, longest=100)
     assert {begin for begin in found.begins.values()}=={(50, 7)}
-    assert not audit(late, heads(17), window=(40, 0), causal=True, longest=100).ok
+    for promised,tokens in ((40, 49), (60, 50)): # the window begins too late, and too early
+        found = audit(late, heads(17), window=(promised, 0), causal=True, longest=100)
+        finding, = found.broken
+        told = dict(audited=late)
+        exec(finding.code, told)
+        assert finding.check=='length' and told['x'].shape[1]==tokens and (told['change']==0)==(promised==60)
 
 @pytest.mark.parametrize('options', [dict(window=3), dict(window=(2, 0), is_causal=True, n_global=2),
     dict(alpha=1.5, window=(6, 1))], ids=str)
