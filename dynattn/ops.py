@@ -157,6 +157,8 @@ def _cut_keys(call):
     n,m,at = call.q.shape[2],call.k.shape[2],call.q_offset
     tensors = [x for x in (call.q,call.k,call.v,call.alpha,getattr(call.window, 'sigma', None)) if isinstance(x, Tensor)]
     if n>=m or call.return_weights or transformed() or is_traced(tensors): return call
+    if not (call.window is None or isinstance(call.window, tuple) or getattr(call.window, 'unit', None)=='tokens'):
+        return call  # its widths are fractions of the number of keys
     left,right = _reach(call.window)
     if call.is_causal: right = 0
     first = 0 if left is None else max(at-left, 0)

@@ -248,6 +248,17 @@ def test_a_number_of_width_zero_and_no_keys_at_all():
         out = dense_attention(X, X[:, :, :0], X[:, :, :0], window=window)
         assert out.shape==X.shape and not out.any()
 
+@pytest.mark.parametrize('n', [1, 2, 5])
+@pytest.mark.parametrize('options', [{}, dict(softcap=5.), dict(alpha=1.5)], ids=str)
+def test_a_window_in_fractions_is_one_of_all_keys_whatever_a_causal_query_sees(n, options):
+    q, k = heads(B, H, n, D, dtype=torch.float64), heads(B, H, 9, D, dtype=torch.float64, seed=1)
+    for sigma in (torch.full((H,), .4), torch.full((B, H, n), .4)):
+        for window in (Window.default(sigma, 'fraction'), Window(sigma, smooth='gaussian', unit='fraction', apply='after')):
+            for offset in (0, 3):
+                calls = [attention(q, k, k, window=window, is_causal=True, q_offset=offset, impl=impl, **options)
+                         for impl in ('auto', 'dense')]
+                assert_close(*calls)
+
 def test_alpha_of_one_is_softmax_and_numbers_of_numpy_are_numbers():
     assert Call(X, X, X, alpha=1).alpha is None and Call(X, X, X, alpha=1.).alpha is None
     assert_close(attention(X, X, X, alpha=np.float64(1.5), scale=np.float32(.25), window=np.int64(2)), attention(X, X, X, alpha=1.5, scale=.25, window=2))
