@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..auditing import CHOICE, UNSURE, YES, depends
+from ..auditing import NO, UNSURE, depends
 from ..dense import dense_attention
 from ..padding import PaddingMask
 
@@ -283,7 +283,7 @@ def causality(
     seeds=range(4), # one input and one set of futures each
 ) -> Verdict: # "yes", "leaks" or "no"; "undecided" where a change cannot be told from rounding
     "Does a new future change the past? All tokens from t on are replaced by noise, t = 1, N/4, N/2, N−1."
-    layer, answers, change = _frozen(layer), set(), 0.
+    layer, answers, change, grads = _frozen(layer), set(), 0., False
     for seed in seeds:
         x, noise = _noise(layer, n, width, seed), _noise(layer, n, width, seed + 10**6)
         y = _run(layer, x)
@@ -294,8 +294,10 @@ def causality(
             change = max(change, _relative(past, y[:, :t], y))
             with torch.no_grad():
                 answers.update(depends(lambda x: _run(layer, x)[0, :t], x, future).tolist())
-    words = {YES: "no", CHOICE: "leaks", UNSURE: "undecided"}
-    return Verdict(next((words[answer] for answer in words if answer in answers), "yes"), change)
+            grads = grads or _reads_ahead(layer, x, t)
+    if grads: return Verdict("no", change)
+    changed = answers - {NO, UNSURE}
+    return Verdict("leaks" if changed else "undecided" if UNSURE in answers else "yes", change)
 
 # %% ../../nbs/70_survey.card.ipynb #fe604459
 def _frozen(layer): return copy.deepcopy(layer).double().eval()
@@ -314,6 +316,13 @@ def _run(layer, *args, **kwargs):
 def _relative(a, b, scale=None):
     size = (b if scale is None else scale).abs().mean().clamp(min=1e-30)
     return ((a - b).abs().max() / size).item()
+
+def _reads_ahead(layer, x, t):
+    "Does a gradient flow from the past's output to the future's input?"
+    x = x.clone().requires_grad_()
+    past = _run(layer, x)[:, :t]
+    g, = torch.autograd.grad((past * torch.linspace(1, 2, past.numel()).view_as(past)).sum(), x, allow_unused=True)
+    return g is not None and bool(g[:, t:].abs().max() > 0)
 
 # %% ../../nbs/70_survey.card.ipynb #9a4e21a4
 def streaming(
