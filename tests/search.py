@@ -102,7 +102,7 @@ class Case:
 
 class Refused(Exception): "The implementation that was named does not serve the call, as it may."
 class Unfit(Exception): "The call has no one right answer to its precision: a cliff of the window at a token."
-class TooLong(Exception): pass
+class TooLong(BaseException): "Raised by a timer wherever the call is; nothing in between may catch it."
 
 # ---------------------------------------------------------------- both sides of a call
 
@@ -793,18 +793,21 @@ KINDS = dict(value=(check_value,60), wrong=(check_wrong,40), dropin=(check_dropi
 def failure(call, kind, impl, wants=('q','k','v'), mode='plain', poison='', lost=False, spoiled=()):
     "What is wrong with this call, or None. `Refused` and `Unfit` pass."
     def stop(*_): raise TooLong
-    signal.signal(signal.SIGALRM, stop)
-    signal.alarm(60)
+    for limit in (signal.SIGPROF, signal.SIGALRM): signal.signal(limit, stop)
+    signal.setitimer(signal.ITIMER_PROF, 60)  # of the processor, which a busy machine does not use up
+    signal.alarm(600)                         # of the clock, for a call that waits for ever
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             return KINDS[kind][0](call, impl, wants=wants, mode=mode, poison=poison, lost=lost, spoiled=spoiled)
     except (Refused,Unfit): raise
-    except TooLong: return "took more than a minute"
+    except TooLong: return "took more than a minute of the processor, or ten of the clock"
     except Exception as e:
         if e.__traceback__ and 'oracle.py' in traceback.extract_tb(e.__traceback__)[-1].filename: raise
         return f"raised {text_of(e)}"
-    finally: signal.alarm(0)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.alarm(0)
 
 # ---------------------------------------------------------------- shrinking and counting
 
