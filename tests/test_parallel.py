@@ -59,6 +59,7 @@ def measured(n):
     out.sum().backward()
     return sum(sent)
 print(measured(200), measured(2000), flush=True)
+dist.destroy_process_group()
 """
     widths = 17+60 # of the two key heads, each as wide as the wider of its two query heads
     both_ways = 2*2*widths*2*8*4 # to both sides, keys and values, there and back
