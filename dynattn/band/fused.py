@@ -599,7 +599,7 @@ class Mixed(Short):
     def serves(cls, inputs:Inputs, wanted:Wanted) -> bool:
         return Fused.serves(inputs, wanted) and super().serves(inputs, wanted)
 
-SHORT,SHORT_ALONE = 2048,8192 # queries up to which strips are ahead: of both passes, and of a forward pass alone
+SHORT,SHORT_ALONE = 2048,4096 # queries up to which strips are ahead: of both passes, and of a forward pass alone
 
 def short_engine(
     inputs:Inputs,
@@ -613,7 +613,8 @@ def short_engine(
     rows = strip_rows(width, m)
     cols = m if rows is None else rows+width
     narrow = rows is not None and cols<=4*d
-    if n>(SHORT_ALONE if alone and narrow else SHORT): return None
+    most = SHORT if rows is None or not alone else 2*SHORT_ALONE if narrow else SHORT_ALONE
+    if n>most: return None
     written = cols<=11*d if rows is not None else wanted.sigma and cols<=3*d
     for engine in (Mixed,Written) if written else (Fused,):
         if engine.serves(inputs, wanted): return engine
