@@ -759,6 +759,9 @@ def is_traced(tensors):
     if torch.compiler.is_compiling(): return True
     return not all(type(x) in (Tensor,torch.nn.Parameter) and not x.is_meta for x in tensors)
 
+def _at_least_0(x): # an int, or a symbol that must stay one
+    return max(x, 0) if isinstance(x, int) else torch.sym_max(x, 0)  # PyTorch 2.6 compiles no sym_max of ints
+
 def _run_traced(settings, q, k, v, sigma, alpha, bias, seed):
     "The operator of the library."
     values = slopes = half_widths = None
@@ -767,7 +770,7 @@ def _run_traced(settings, q, k, v, sigma, alpha, bias, seed):
         (b,h,n,_),m = q.shape,k.shape[2]
         with torch.no_grad():
             # from the furthest key on the left to the furthest on the right, offset 0 included
-            first,last = -torch.sym_max(n-1+settings.q_offset, 0),torch.sym_max(m-1-settings.q_offset, 0)
+            first,last = -_at_least_0(n-1+settings.q_offset),_at_least_0(m-1-settings.q_offset)
             offsets = torch.arange(last-first+1, device=q.device)+first
             values,slopes = (_three_axes(f(offsets, n=m)) for f in (window.mask,window.dmask))
             half_widths = OffsetWindow(window, m).half_widths()
