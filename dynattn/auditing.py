@@ -1221,7 +1221,7 @@ def load_audited(
     "The model that the command is to audit."
     if '.py:' in str(name): return _from_file(str(name))
     from dynattn.hf.narrowing import load_pretrained
-    return load_pretrained(name)[0],None,{}
+    return load_pretrained(name, windows=True, tokenizer=False)[0],None,{}
 
 def audit_parser():
     from dynattn.command import VerbParser

@@ -333,3 +333,14 @@ def test_what_cannot_be_audited_is_one_line(tmp_path, capsys, name, said):
     assert main(['audit', str(tmp_path/name), '--quiet'])==2
     line, = capsys.readouterr().err.splitlines()
     assert line.startswith('dynattn: ') and said in line
+
+def test_a_folder_with_windows_needs_no_tokenizer(tmp_path, capsys):
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from dynattn import hf
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)).eval()
+    hf.add_windows(model, init=5., edge='hard')
+    model.save_pretrained(tmp_path)
+    assert main(['audit', str(tmp_path), '--quiet'])==0
+    assert '5 back  5 back' in capsys.readouterr().out

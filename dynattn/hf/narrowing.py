@@ -21,6 +21,7 @@ from ..files import UserError, half_written, locked, read_intact, read_text, wal
 from ..sigma import SigmaParameter
 from .cache import WindowedCache
 from .plugin import PreTrainedModel, add_windows, record_edge, switch
+from .saving import load
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils import logging as transformers_logging
 
@@ -688,8 +689,11 @@ def read_texts(
 # %% ../../nbs/57_hf.narrowing.ipynb #a10cc732
 def load_pretrained(
     name, # a folder, a name that transformers resolves, or a GGUF file
-) -> tuple: # model, tokenizer
-    "A model with full attention in float32, and its tokenizer."
+    *,
+    windows:bool=False, # whether a model with windows may be loaded
+    tokenizer:bool=True, # whether its tokenizer is needed
+) -> tuple: # model, tokenizer or None
+    "A model in float32, and its tokenizer."
     path,options = Path(name),{}
     if path.suffix=='.gguf':
         if not path.is_file(): raise UserError(f"model: expected a GGUF file, got {name}")
@@ -698,18 +702,20 @@ def load_pretrained(
     elif not path.exists(): path = name
     try:
         config = AutoConfig.from_pretrained(path, **options)
-        if getattr(config, 'dynattn', None):
+        narrowed = bool(getattr(config, 'dynattn', None))
+        if narrowed and not windows:
             raise UserError(f"model: expected one with full attention, got {name} with windows")
         speaks = any(word in (config.architectures or [''])[0] for word in ('CausalLM','LMHead')) or bool(options)
-        model = (AutoModelForCausalLM if speaks else AutoModel).from_pretrained(path, dtype=torch.float32, **options)
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        auto = AutoModelForCausalLM if speaks else AutoModel
+        model = load(path, auto, dtype=torch.float32) if narrowed else auto.from_pretrained(path, dtype=torch.float32, **options)
+        words = AutoTokenizer.from_pretrained(path, **options) if tokenizer else None
     except UserError: raise
     except Exception as e: # a damaged file fails in many ways
         raise UserError(f"model: {name}: {' '.join(str(e).split())[:200] or type(e).__name__}") from e
     if options: # what was quantised in the file is float32 now, and can be saved
         if hasattr(model.config, 'quantization_config'): del model.config.quantization_config
         model.hf_quantizer = None
-    return model.eval(),tokenizer
+    return model.eval(),words
 
 def need_for_narrow(module):
     from importlib import import_module
