@@ -77,7 +77,8 @@ def save(
 ):
     "`save_pretrained`, and an error where there is nothing of ours to keep."
     owners = _owners(model)
-    if not owners: raise ValueError("model: expected one with windows or alpha, got one without; save_pretrained serves it")
+    if not owners:
+        raise ValueError("model: expected one with windows or alpha, got one without; save_pretrained serves it")
     _write_stub(folder, _auto_classes(type(owners[0].config)))
     model.save_pretrained(folder, **kwargs)
 
@@ -123,7 +124,8 @@ def _class_for(cls, config):
     if cls is None: raise ValueError(f"cls: expected the model's class, for transformers has no {name}, got None")
     mapping = getattr(cls, '_model_mapping', None)
     if mapping is None: return cls
-    if type(config) not in mapping: raise ValueError(f"cls: expected an Auto class that takes {type(config).__name__}, got {cls.__name__}")
+    if type(config) not in mapping:
+        raise ValueError(f"cls: expected an Auto class that takes {type(config).__name__}, got {cls.__name__}")
     found = mapping[type(config)]
     if not isinstance(found, (list, tuple)): return found
     return next((c for c in found if c.__name__==name), found[0])
@@ -145,11 +147,14 @@ def load(
     config = kwargs.get('config')
     if config is None: config = AutoConfig.from_pretrained(folder, **{k: kwargs[k] for k in _WHERE if k in kwargs})
     if not any(getattr(c, 'dynattn', None) for c in _configs(config)):
-        raise ValueError(f"folder: expected a checkpoint with windows or alpha, got {str(folder)!r} without; from_pretrained serves it")
+        raise ValueError(f"folder: expected a checkpoint with windows or alpha, got {str(folder)!r} without; "
+                         "from_pretrained serves it")
     if kwargs.setdefault('attn_implementation', 'dynattn')!='dynattn':
-        raise ValueError(f"attn_implementation: expected 'dynattn', which computes windows and alpha, got {kwargs['attn_implementation']!r}")
+        raise ValueError("attn_implementation: expected 'dynattn', which computes windows and alpha, "
+                         f"got {kwargs['attn_implementation']!r}")
     if kwargs.get('output_attentions'):
-        raise ValueError("output_attentions: expected it in the call, model(..., output_attentions=True), got it for the configuration, "
+        raise ValueError("output_attentions: expected it in the call, model(..., output_attentions=True), "
+                         "got it for the configuration, "
                          "where transformers takes it for 'eager' only")
     cls = _class_for(cls, config)
     told = kwargs.pop('output_loading_info', False)
@@ -171,7 +176,8 @@ class _Loader:
     auto = None
 
     @classmethod
-    def register_for_auto_class(cls, auto_class=None): "The file of this class is written by `save`; there is none to copy."
+    def register_for_auto_class(cls, auto_class=None):
+        "The file of this class is written by `save`; there is none to copy."
 
     @classmethod
     def from_pretrained(cls, folder, **kwargs): return load(folder, cls.auto, **kwargs)
@@ -190,7 +196,8 @@ def auto_class(
 ) -> type: # with the methods that `from_pretrained(..., trust_remote_code=True)` calls
     "The contents of the file that `save` adds to a folder."
     auto = getattr(transformers, name, None)
-    if not hasattr(auto, '_model_mapping'): raise ValueError(f"name: expected an Auto class of transformers, got {name!r}")
+    if not hasattr(auto, '_model_mapping'):
+        raise ValueError(f"name: expected an Auto class of transformers, got {name!r}")
     return type(name, (_Loader,), dict(auto=auto))
 
 # %% ../../nbs/56_hf.saving.ipynb #8ce7b3bc
@@ -219,7 +226,9 @@ def load_adapter(
     if LoraConfig is None: raise ImportError("peft is not installed; pip install peft brings it")
     where = {k: kwargs[k] for k in _WHERE if k in kwargs}
     added = json.loads(Path(cached_file(folder, 'adapter_config.json', **where)).read_text(encoding='utf-8')).get('dynattn')
-    if not added: raise ValueError(f"folder: expected an adapter with windows or alpha, got {str(folder)!r} without; PeftModel.from_pretrained serves it")
+    if not added:
+        raise ValueError(f"folder: expected an adapter with windows or alpha, got {str(folder)!r} without; "
+                         "PeftModel.from_pretrained serves it")
     if not _owners(model): _add(model, added)
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message=r"Unexpected keyword arguments \['dynattn'\]")

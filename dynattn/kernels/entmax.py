@@ -12,8 +12,10 @@ from typing import Sequence
 import torch
 from torch import Tensor
 from ..call import Call
-from .primitives import (triton, tl, INTERPRETED, prepare, told, launch, differentiable, dot, matrix, load_tile, store_tile, real_keys, head_look, my_tile,
-    tile_number, tile_positions, key_tiles, keys_of_turn, query_tiles, pair_mask, same_text, deformed_exp, slope, newton_step, online_entmax_update, alpha_pull, may_weigh, is_live, note_live)
+from .primitives import (triton, tl, INTERPRETED, prepare, told, launch, differentiable, dot,
+    matrix, load_tile, store_tile, real_keys, head_look, my_tile, tile_number, tile_positions, key_tiles,
+    keys_of_turn, query_tiles, pair_mask, same_text, deformed_exp, slope, newton_step, online_entmax_update,
+    alpha_pull, may_weigh, is_live, note_live)
 
 # %% ../../nbs/42_kernels.entmax.ipynb #0a5c1d1d
 @triton.jit
@@ -41,7 +43,8 @@ def entmax_bound_kernel(
     q, k, keep, alpha, # [B,H,N,D], [B,HKV,M,D] with strides; [B,M] bytes or None; [B,H] float32
     threshold, maybe, # written: [B,H,N] lower bounds, and the bits [B,H,tiles,words] of tiles that may hold a weight
     order, band, shape, q_at, k_at, scale, words,
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys in its band. Rows that are not finite get NaN."
     tiles = tl.cdiv(shape.N, BLOCK_M)
@@ -60,7 +63,8 @@ def entmax_bound_kernel(
     word = 0
     ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     for t in range(0, turns[3]):
-        j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)  # m, dm: [BLOCK_M, BLOCK_N]
+        # m, dm: [BLOCK_M, BLOCK_N]
+        j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)
         K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
         z = entmax_scores(dot(Q, tl.trans(K))*scale, m, FORM.smooth=='hard')
         c, rate = online_entmax_update(c, rate, z, eps)
@@ -73,7 +77,8 @@ def entmax_forward_kernel(
     q, k, v, keep, alpha, maybe, # as above, values [B,HKV,M,DV] with strides, and the bits
     out, threshold, live, # written: [B,H,N,DV]; [B,H,N], read first, +inf for rows that send nothing back; the bits of tiles that do hold a weight
     order, band, shape, q_at, k_at, v_at, scale, words, tol,
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the tiles of its band that may hold a weight."
     tiles = tl.cdiv(shape.N, BLOCK_M)
@@ -99,7 +104,8 @@ def entmax_forward_kernel(
         R = tl.zeros([BLOCK_M], tl.float32)
         for t in range(0, turns[3]):
             if is_live(maybe, tile_number(t, ahead, skip)):
-                j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)  # m, dm: [BLOCK_M, BLOCK_N]
+                # m, dm: [BLOCK_M, BLOCK_N]
+                j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)
                 K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
                 p, s, u, log_p = tile_weights(dot(Q, tl.trans(K))*scale, m, a[:,None], eps, FORM.smooth=='hard')
                 S += tl.sum(p, 1)
@@ -115,7 +121,8 @@ def entmax_forward_kernel(
     for t in range(0, turns[3]):
         weighs = 0
         if is_live(maybe, tile_number(t, ahead, skip)):
-            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)  # m, dm: [BLOCK_M, BLOCK_N]
+            # m, dm: [BLOCK_M, BLOCK_N]
+            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)
             K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = load_tile(V_rows, j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             p, s, u, log_p = tile_weights(dot(Q, tl.trans(K))*scale, m, a[:,None], eps, FORM.smooth=='hard')
@@ -157,7 +164,8 @@ def entmax_forward(
     curve:str, smooth:str, numbers:Sequence[float], # `Form`, then ramp and unit
 ) -> tuple[Tensor,Tensor,Tensor]: # [B,H,N,DV]; thresholds [B,H,N]; bits of the tiles that hold weight
     "Output, threshold of each row, and which tiles of keys it needs."
-    known = told(q, k, v, texts, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers) | _tile_sizes(q, v, 'rows')
+    known = told(q, k, v, texts, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers)
+    known |= _tile_sizes(q, v, 'rows')
     maybe,live = _bits(q, k, v),_bits(q, k, v)
     out,threshold = q.new_empty(*q.shape[:3], v.shape[-1]),q.new_empty(q.shape[:3], dtype=torch.float32)
     known |= dict(words=live.shape[3], tol=2**-7 if q.dtype==torch.float32 else 2**-4)  # tol of the last step taken; what is left is its square, and after the correction the square of that
@@ -174,7 +182,8 @@ def entmax_dq_kernel(
     q, k, v, keep, alpha, out, threshold, live, dout, # as forward took and left them; [B,H,N,DV] contiguous
     dq, delta, dwidth, dalpha, # written: [B,H,N,D]; [B,H,N], delta + dO.O; [B,H,tiles] or None, both
     order, band, shape, q_at, k_at, v_at, scale, words,
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BIT_N: tl.constexpr,
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BIT_N: tl.constexpr,
 ):
     "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the tiles that hold weight."
     tiles = tl.cdiv(shape.N, BLOCK_M)
@@ -199,7 +208,8 @@ def entmax_dq_kernel(
     ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     for t in range(0, turns[3]):
         if is_live(live, tile_number(t, ahead, skip)*BLOCK_N//BIT_N):
-            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)  # m, dm: [BLOCK_M, BLOCK_N]
+            # m, dm: [BLOCK_M, BLOCK_N]
+            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)
             K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = load_tile(V_rows, j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             p, s, u, log_p = tile_weights(dot(Q, tl.trans(K))*scale, m, a[:,None], eps, FORM.smooth=='hard')
@@ -228,7 +238,8 @@ def entmax_dkv_kernel(
     q, k, v, keep, alpha, threshold, live, dout, delta, # as forward and `entmax_dq_kernel` left them
     dk, dv, # written: [B,HKV,M,D] and [B,HKV,M,DV]
     order, band, shape, q_at, k_at, v_at, scale, words, # the order of the B*HKV heads of the keys
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BIT_M: tl.constexpr, BIT_N: tl.constexpr,
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BIT_M: tl.constexpr, BIT_N: tl.constexpr,
 ):
     "Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head and reads the queries, of every head of its group, whose bit for this tile is set."
     bh, b, hkv, tile = my_tile(order, tl.cdiv(shape.M, BLOCK_N), shape.HKV)
@@ -267,17 +278,21 @@ def entmax_dkv_kernel(
 @torch.library.custom_op("dynattn::entmax_backward", mutates_args=())
 def entmax_backward(
     dout:Tensor, # [B,H,N,DV] contiguous
-    q:Tensor, k:Tensor, v:Tensor, keep:Tensor|None, texts:Tensor|None, alpha:Tensor, width:Tensor, left:Tensor, right:Tensor, # as `entmax_forward` took them
+    q:Tensor, k:Tensor, v:Tensor,
+    keep:Tensor|None, texts:Tensor|None, alpha:Tensor, width:Tensor, left:Tensor, right:Tensor, # as `entmax_forward` took them
     out:Tensor, threshold:Tensor, live:Tensor, # as it returned them
     wants_alpha:bool, wants_width:bool, # whether these gradients are computed, else they are zero
     scale:float, n_global:int, q_offset:int, is_causal:bool, curve:str, smooth:str, numbers:Sequence[float],
 ) -> tuple[Tensor,Tensor,Tensor,Tensor,Tensor]: # dq, dk, dv like q, k, v, contiguous; dalpha and dwidth [B,H]
     "Gradients of queries, keys, values, alpha and width."
-    known = told(q, k, v, texts, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers) | dict(words=live.shape[3])
+    known = told(q, k, v, texts, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers)
+    known |= dict(words=live.shape[3])
     dq,dk,dv,delta = (t.new_empty(t.shape) for t in (q,k,v,threshold))
     dwidth,dalpha = (threshold.new_empty(live.shape[:3]) if wants else None for wants in (wants_width,wants_alpha))
-    launch(entmax_dq_kernel, known | _tile_sizes(q, v, 'dq'), q, k, v, keep, alpha, out, threshold, live, dout, dq, delta, dwidth, dalpha)
-    launch(entmax_dkv_kernel, known | _tile_sizes(q, v, 'dkv'), q, k, v, keep, alpha, threshold, live, dout, delta, dk, dv, keys=True)
+    launch(entmax_dq_kernel, known | _tile_sizes(q, v, 'dq'), q, k, v, keep, alpha, out, threshold, live, dout, dq,
+           delta, dwidth, dalpha)
+    launch(entmax_dkv_kernel, known | _tile_sizes(q, v, 'dkv'), q, k, v, keep, alpha, threshold, live, dout, delta,
+           dk, dv, keys=True)
     return dq,dk,dv,*(torch.zeros_like(width) if d is None else d.sum(-1) for d in (dalpha,dwidth))
 
 @entmax_backward.register_fake

@@ -11,8 +11,9 @@ from typing import Sequence
 import torch
 from torch import Tensor
 from ..call import Call, serve, takes
-from .primitives import (triton, tl, INTERPRETED, prepare, told, launch, differentiable, dot, matrix, load_tile, store_tile, real_keys,
-    head_look, my_tile, tile_positions, key_tiles, keys_of_turn, query_tiles, pair_mask, same_text, online_softmax_update)
+from .primitives import (triton, tl, INTERPRETED, prepare, told, launch, differentiable, dot,
+    matrix, load_tile, store_tile, real_keys, head_look, my_tile, tile_positions, key_tiles, keys_of_turn,
+    query_tiles, pair_mask, same_text, online_softmax_update)
 
 # %% ../../nbs/41_kernels.window.ipynb #7f20c1ac
 @triton.jit
@@ -26,7 +27,8 @@ def window_forward_kernel(
     q, k, v, keep, # [B,H,N,D], [B,HKV,M,D], [B,HKV,M,DV] with strides; [B,M] bytes or None
     out, lse, # written: [B,H,N,DV] and [B,H,N], contiguous
     order, band, shape, q_at, k_at, v_at, scale, # heads, widest first; limits; sizes; strides; factor of the scores
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head, reads the keys and values in its band and writes its rows."
     bh, b, h, tile = my_tile(order, tl.cdiv(shape.N, BLOCK_M), shape.H)
@@ -44,7 +46,8 @@ def window_forward_kernel(
     ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     for part in tl.static_range(3):  # edge, inside, edge
         for t in range(turns[part], turns[part+1]):
-            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N, part==1)  # m, dm: [BLOCK_M, BLOCK_N]
+            # m, dm: [BLOCK_M, BLOCK_N]
+            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N, part==1)
             K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = load_tile(V_rows, j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             top, total, shrink, p = online_softmax_update(top, total, window_scores(Q, K, m, scale), m)
@@ -92,7 +95,8 @@ def window_dq_kernel(
     q, k, v, keep, out, lse, dout, # as forward took and left them; [B,H,N,DV] contiguous
     dq, delta, dwidth, # written: [B,H,N,D], [B,H,N], and [B,H,tiles] or None
     order, band, shape, q_at, k_at, v_at, scale,
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys and values in its band."
     tiles = tl.cdiv(shape.N, BLOCK_M)
@@ -115,7 +119,8 @@ def window_dq_kernel(
     ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     for part in tl.static_range(3):
         for t in range(turns[part], turns[part+1]):
-            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N, part==1)  # m, dm: [BLOCK_M, BLOCK_N]
+            # m, dm: [BLOCK_M, BLOCK_N]
+            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N, part==1)
             K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = load_tile(V_rows, j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             e = tl.exp2(window_scores(Q, K, m, scale)-L[:,None])
@@ -131,7 +136,8 @@ def window_dkv_kernel(
     q, k, v, keep, lse, dout, delta, # as forward and `window_dq_kernel` left them
     dk, dv, # written: [B,HKV,M,D] and [B,HKV,M,DV]
     order, band, shape, q_at, k_at, v_at, scale, # here the order of the B*HKV heads of the keys
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     "Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head and reads the queries, of every head of its group, that see them."
     bh, b, hkv, tile = my_tile(order, tl.cdiv(shape.M, BLOCK_N), shape.HKV)
@@ -170,7 +176,8 @@ def window_dkv_kernel(
 @torch.library.custom_op("dynattn::window_backward", mutates_args=())
 def window_backward(
     dout:Tensor, # [B,H,N,DV] contiguous
-    q:Tensor, k:Tensor, v:Tensor, keep:Tensor|None, texts:Tensor|None, width:Tensor, left:Tensor, right:Tensor, # as `window_forward` took them
+    q:Tensor, k:Tensor, v:Tensor,
+    keep:Tensor|None, texts:Tensor|None, width:Tensor, left:Tensor, right:Tensor, # as `window_forward` took them
     out:Tensor, lse:Tensor, # as it returned them
     wants_width:bool, # whether the width's gradient is computed, else it is zero
     scale:float, n_global:int, q_offset:int, is_causal:bool, curve:str, smooth:str, numbers:Sequence[float],
