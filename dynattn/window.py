@@ -323,6 +323,7 @@ def _prepared(w, offsets, n):
     if w.smooth=="ramp": return keep,x,s,None
     used = keep & (x>0) if w.curve=="bell" else keep     # the bell's centre does not depend on sigma
     s = torch.where(used, s, 1.)
+    x = torch.where(used, x, 0.)    # far outside the exponential is subnormal, which is slow on a CPU
     if w.curve=="bell": return keep,x,s,bell(x, s)
     # narrower, the density and its slope would overflow; every smoothing has long saturated
     s = s.clamp(min=_NARROWEST[s.dtype])
