@@ -244,7 +244,7 @@ def run_task(suite, name, method_name, method, seed, s):
 
 # ---------------------------------------------------------------- the language model
 
-CONTEXT,LAYERS,TEXTS,LANGUAGE_STEPS,LANGUAGE_SEEDS = 256,3,4,400,3
+CONTEXT,LAYERS,TEXTS,LANGUAGE_STEPS = 256,3,4,400
 TRAINED_ON = ('argparse','ast','calendar','cmd','configparser','copy','csv','dataclasses','datetime','difflib',
     'doctest','enum','fractions','functools','heapq','inspect','ipaddress','locale','optparse','pathlib','pdb',
     'pickle','platform','pydoc','random','shutil','statistics','subprocess','tarfile','textwrap','threading',
@@ -397,20 +397,33 @@ def task_runs(seed, tasks, methods, positions, suite):
 LONG_TASKS = ('copy','reverse')    # of many steps; not run with a width per query, which has no band and takes long
 OTHER_POSITIONS = ('softmax','fixed','learned','alpha','learned_alpha')      # the methods that are run with them
 
+# When the seeds of a suite have their turn: seed s at `first + s*every`, and how many of them there are at most.
+@dataclass(frozen=True)
+class Turn:
+    first: float
+    every: float
+    seeds: int
+
+TURNS = dict(tasks=Turn(0, 1, 5), language=Turn(.1, 2.5, 2), settings=Turn(.2, 2.5, 2), positions=Turn(.3, 2.5, 3),
+             few=Turn(1.1, 1, 5), long=Turn(1.2, 2, 3))
+
+def stage(suite, seed, a):
+    "The runs of one suite with one seed."
+    short = [t for t in a.task if t not in LONG_TASKS]
+    if suite=='language': return (Run('language', '', *found[:2], seed, found[2]) for found in language_runs())
+    if suite=='settings': return setting_runs(seed)
+    if suite=='few': return few_runs(seed)
+    if suite=='long':
+        return task_runs(seed, [t for t in a.task if t in LONG_TASKS], a.method, a.positions, 'tasks')
+    if suite=='positions':
+        return task_runs(seed, short, [m for m in a.method if m in OTHER_POSITIONS], 'half_alibi', 'positions')
+    return task_runs(seed, short, a.method, a.positions, 'tasks')
+
 def plan(a):
     "All runs, the most telling ones first: whole comparisons of one seed before the next seed."
-    short = [t for t in a.task if t not in LONG_TASKS]
-    long = [t for t in a.task if t in LONG_TASKS]
-    for seed in range(a.first_seed, a.seeds):
-        if 'tasks' in a.suite: yield from task_runs(seed, short, a.method, a.positions, 'tasks')
-        if 'language' in a.suite and seed<LANGUAGE_SEEDS:
-            for name,method,s in language_runs(): yield Run('language', '', name, method, seed, s)
-        if 'settings' in a.suite and seed<3: yield from setting_runs(seed)
-        if 'tasks' in a.suite: yield from task_runs(seed, long, a.method, a.positions, 'tasks')
-        if 'few' in a.suite: yield from few_runs(seed)
-        if 'positions' in a.suite and seed<3:
-            some = [m for m in a.method if m in OTHER_POSITIONS]
-            yield from task_runs(seed, short, some, 'half_alibi', 'positions')
+    stages = [(turn.first+turn.every*seed, suite, seed) for suite,turn in TURNS.items() if suite in a.suite
+              for seed in range(min(turn.seeds, a.seeds))]
+    return [run for _,suite,seed in sorted(stages) for run in stage(suite, seed, a)]
 
 def perform(run, folder):
     "Compute a run and write its rows."
@@ -439,10 +452,8 @@ def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument('--task', nargs='+', choices=TASKS, default=list(TASKS))
     p.add_argument('--method', nargs='+', choices=METHODS, default=list(METHODS))
-    p.add_argument('--suite', nargs='+', default=['tasks','language','settings','few','positions'],
-                   choices=['tasks','language','settings','few','positions'])
+    p.add_argument('--suite', nargs='+', default=list(TURNS), choices=TURNS, help='long: the tasks copy and reverse')
     p.add_argument('--seeds', type=int, default=5)
-    p.add_argument('--first-seed', type=int, default=0)
     p.add_argument('--positions', choices=[*SLOPES,'rope','none'], default=Settings.positions)
     p.add_argument('--to', type=Path, default=RESULTS, help='folder of the CSVs')
     p.add_argument('--short', action='store_true', help='one task, four methods, two seeds')
