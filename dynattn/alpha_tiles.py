@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 import torch
 from torch import Tensor
-from .alpha import PowerLaw, solve_rows, _TINY, _row_sum
+from .alpha import PowerLaw, solve_rows, _TINY, _from_steepest, _row_sum
 from .threads import each
 
 # %% ../nbs/22_alpha_tiles.ipynb #a81a50de
@@ -169,6 +169,7 @@ def _group_backward(group, shift, dout, grads, learns_alpha):
         do,k,v = dout[:,queries],group.k[:,:cols],group.v[:,:cols]
         dv = _add_product(dv, cols, p.mT, do)
         dp = torch.bmm(do, v.mT, out=x)
+        if law.steep: dp = _from_steepest(dp, s, law.eps)
         product = torch.mul(s, dp, out=p)  # the weights are not needed any more
         dp.sub_(_row_sum(product).div_(_row_sum(s).clamp_(min=torch.finfo(s.dtype).tiny)))
         dscore = s.mul_(dp)

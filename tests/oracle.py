@@ -259,8 +259,16 @@ class Attention:
         some = np.where(top>-np.inf, x, 0.)  # an empty row is solved like any other, and then left out
         c = np.log(np.exp(some).sum(-1, keepdims=True)) if self.alpha is None else threshold(some, self.eps)
         self.y = some-c
-        p = deformed(self.y, self.eps) if self.alpha is not None else np.exp(self.y)
+        p = np.exp(self.y) if self.alpha is None else self.repaired(deformed(self.y, self.eps))
         return np.where(top>-np.inf, p, 0.)
+
+    def repaired(self, p):
+        "Far above alpha = 2 a rounding of c is more than one of the weights; that they sum to one tells them better."
+        if np.iscomplexobj(p): return p
+        s = slopes(p, self.eps)
+        total = s.sum(-1, keepdims=True)
+        over = (p.sum(-1, keepdims=True)-1)/np.where(total>0, total, 1.)
+        return np.where(np.real(self.eps)>1, np.maximum(p-s*over, 0.), p)
 
     def alpha_slope(self):
         "The derivative of the weights in alpha, by a complex step in the solver."
@@ -278,8 +286,12 @@ class Attention:
         dp = dweights*self.m if self.m_after else dweights
         s_all = slopes(self.whole, self.eps)
         s,total = s_all[...,:self.M],s_all.sum(-1, keepdims=True)
-        mean = (s*dp).sum(-1, keepdims=True)/np.where(total==0, 1., total)
-        ds = s*(dp-mean)
+        at = s.argmax(-1)[...,None] if self.M else None
+        beside = np.take_along_axis(dp, at, -1) if self.M else 0.  # next to the mean if one slope is far above all others
+        whole_s = np.where(total==0, 1., total)
+        apart = ((s*(dp-beside)).sum(-1, keepdims=True) - s_all[...,self.M:].sum(-1, keepdims=True)*beside)/whole_s
+        mean = apart+beside
+        ds = s*(dp-beside-apart)
         self.parts = dict(dout=dout, dweights=dweights, dp=dp, s=s, mean=mean, ds=ds,
                           total=np.where(total==0, 1., total))
         dproducts = self.scale*ds*(1. if self.bent is None else 1-self.bent**2)
@@ -335,7 +347,8 @@ class Attention:
         s0,total = slopes(self.p, self.eps),slopes(self.whole, self.eps).sum(-1, keepdims=True)
         moved = np.minimum(np.broadcast_to(moved, self.p.shape), 30.)
         aside = 0. if self.sink is None else eps*np.abs(self.sink)[:,None,None]
-        moved = moved + (s0*moved).sum(-1, keepdims=True)/np.where(total==0, 1., total) + aside
+        row_moved = (s0*moved).sum(-1, keepdims=True)/np.where(total==0, 1., total) + aside
+        moved = moved + row_moved
         seen = (self.scores>-np.inf)
         e,y = self.eps,self.y[...,:self.M]
         stretch = 6.  # as far as the margin goes: close to the end of the support the weights are far from linear
@@ -353,14 +366,21 @@ class Attention:
         wide = d['dout']@v.swapaxes(-1, -2)
         edp = 2*eps*wide + tiny
         if self.m_after: edp = edp*absolute(self.m)+wide*np.where(self.everywhere, 0., off)
+        edge = seen & (e>1) & (low==0) & (high>0)
+        vs = np.where(edge, 0., vs)
+        alone = np.zeros((1,1,1,0)) if self.sink is None else self.y[...,self.M:]
+        at_edge = self.at_the_edge(edge, (e>1) & (deformed(alone-stretch*row_moved, e)==0)
+                                   & (deformed(alone+stretch*row_moved, e)>0), np.maximum(s_low, np.maximum(s0, s_high)), eps)
         spread_mean = (self.parts['s']*(edp+eps_sum*d['dp'])).sum(-1,
             keepdims=True)/d['total'] + (vs*absolute(self.parts['dp']-self.parts['mean'])).sum(-1,
-                keepdims=True)/d['total']
+                keepdims=True)/d['total'] + at_edge['mean']/stretch
         level = absolute(np.where(seen, self.scores, 0.)).max(-1, keepdims=True,
             initial=0.)     # a stored log of the row's sum is rounded, too
         spread_mean = spread_mean + min(eps, 2.**-24)*level*d['mean']
-        eds = self.parts['s']*(edp+spread_mean+eps*(d['dp']+d['mean'])) + np.where(seen, tiny, 0.)
+        slope_of = np.where(edge, 0., self.parts['s'])
+        eds = slope_of*(edp+spread_mean+eps*(d['dp']+d['mean'])) + np.where(seen, tiny, 0.)
         eds = eds + vs*(absolute(self.parts['dp']-self.parts['mean'])+edp+spread_mean) # a key just outside may come inside
+        eds = eds + at_edge['ds']/stretch + np.where(edge, at_edge['total']*edp, 0.)
         size = d['ds'] + eds
         res.update(q=abs(self.scale)*(eds+eps_sum*size)@k + tiny,
                    k=self.gathered(abs(self.scale)*(eds+eps_sum*size).swapaxes(-1, -2)@absolute(self.q)) + tiny,
@@ -388,8 +408,28 @@ class Attention:
         if self.sink is not None:
             slack = np.abs(spread_mean)+eps_sum*d['mean']
             res['sink'] = ((slopes(self.whole, self.eps)[...,self.M:]*(slack+eps*d['mean'])).sum((0,2,
-                3)) + (vs*d['mean']).sum((0,2,3)))
+                3)) + (vs*d['mean']).sum((0,2,3)) + at_edge['sink'].sum((0,2,3))/stretch)
         return res
+
+    def at_the_edge(self, edge, sink, s, eps):
+        """How far the gradients may be moved by keys that rounding may take into the support or out of it, for alpha > 2.
+
+        There the slope of a key jumps from 0 to infinity as it enters, so the slopes of the others bound the change,
+        not its own: with the slope x of such a key and S of all sure ones its gradient is x S/(x + S) times the
+        difference to their mean, at most S times that, and the mean moves by no more than the difference. Two such
+        keys may have any slope beside each other, up to that of the smallest weight that is told from zero."""
+        dp,e = self.parts['dp'],self.eps
+        sure = np.where(edge, 0., s)
+        total = sure.sum(-1, keepdims=True)
+        mean = np.where(total>0, (sure*dp).sum(-1, keepdims=True)/np.where(total>0, total, 1.), self.parts['mean'])
+        apart = np.where(edge, np.abs(dp-mean), 0.)
+        of_sink = np.where(sink, np.abs(mean), 0.).sum(-1, keepdims=True)
+        largest = np.maximum(apart.max(-1, keepdims=True, initial=0.), of_sink)
+        steepest = (2.**-53 if eps<2.**-40 else 2.**-24)**(1/np.maximum(e, 1.)-1)
+        several = edge.sum(-1, keepdims=True)+sink.sum(-1, keepdims=True) > 1
+        ds = total*apart + np.where(several & edge, steepest*largest, 0.)
+        moved = np.where(largest>0, largest+np.abs(mean-self.parts['mean']), 0.)
+        return dict(mean=moved, ds=ds, total=total, sink=total*of_sink + np.where(several & (of_sink>0), steepest*largest, 0.))
 
 def ids_of(segments, n):
     "cu_seqlens to ids; ids stay."

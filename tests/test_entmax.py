@@ -1,6 +1,6 @@
 "Property tests of entmax: any shape, axis, mask, dtype, scale and alpha."
 import subprocess, sys
-import torch
+import pytest, torch
 from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
 from dynattn import attention
@@ -119,3 +119,26 @@ dynattn.entmax(z, 1.3).sum().backward()
 assert not {'sympy','torch._dynamo'} & (set(sys.modules) - before)
 '''
     subprocess.run([sys.executable, '-c', code], check=True)
+
+@pytest.mark.parametrize('alpha', [1.5, 3.5])
+def test_a_query_that_is_no_number_and_sees_no_key(alpha):
+    q,k = (torch.randn(1, 2, n, 4, generator=torch.Generator().manual_seed(n)) for n in (150, 2))
+    q[:,:,[1,75]] = torch.nan
+    out = attention(q, k, k, window=1, alpha=alpha)
+    assert out[:,:,1].isnan().all() and not out[:,:,75].any() and out[:,:,0].isfinite().all()
+
+@pytest.mark.parametrize('alpha', [[2.7,2.7], [6.,6.], [10.,10.], [1.5,8.]], ids=str)
+@pytest.mark.parametrize('learns_alpha', [False, True])
+@pytest.mark.parametrize('impl,options', [('dense', {}), ('banded', dict(window=40)), ('auto', {}),
+                                          ('banded', dict(window=7, n_global=1))], ids=str)
+def test_steep_gradients_in_float32(alpha, learns_alpha, impl, options):
+    "Far above alpha = 2 the mean under the slopes lies next to the gradient of one key, and a threshold is too coarse."
+    g = torch.Generator().manual_seed(3)
+    tensors = [torch.randn(2, 2, 60, 4, generator=g) for _ in range(4)]
+    def gradients(dtype, impl):
+        *heads,dout = (x.to(dtype) for x in tensors)
+        leaves = [x.requires_grad_() for x in heads] + [torch.tensor(alpha, dtype=dtype, requires_grad=learns_alpha)]
+        out = attention(*leaves[:3], alpha=leaves[3], scale=.5, impl=impl, **options)
+        return torch.autograd.grad(out, leaves if learns_alpha else leaves[:3], dout)
+    for single,double in zip(gradients(torch.float32, impl), gradients(torch.float64, 'dense')):
+        assert (single-double).abs().max() < 2e-3*double.abs().max()

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
 from ..chunks import toeplitz
-from ..alpha import PowerLaw, solve_rows, _weights as entmax_rows, _powers as entmax_powers, _pull_into as entmax_pull
+from ..alpha import PowerLaw, solve_rows, _from_steepest as from_steepest, _log_weights as log_weights
+from ..alpha import _weights as entmax_rows, _pull_into as entmax_pull
 from .geometry import Band, Part, Tiles, block_sizes, blocks_of_several_texts, cut_tile, parts, queries_with_keys, tiles
 
 # %% ../../nbs/32_band.engines.ipynb #401d8206
@@ -464,7 +465,9 @@ class Rows:
         return eps.expand(*z.shape[:2], 1).reshape(-1, 1) if isinstance(eps, Tensor) else eps
 
     def normalize(self, z):
-        "Weights, [L,rows,cols], in place of the scores, and the row's `lse`; +inf where no key is left."
+        """Weights, [L,rows,cols], in place of the scores, and the row's `lse`; +inf where no key is left.
+
+        For alpha > 2 `lse` is the solver's shift, from the largest score, without which it would not be precise enough."""
         top = z.amax(-1, keepdim=True)
         empty = top==-math.inf
         eps = self.group.eps
@@ -472,8 +475,9 @@ class Rows:
             if empty.any(): z = z.masked_fill(empty, 0.)
             x = z.sub_(top.masked_fill(empty, 0.)).mul_(eps)
             p,slopes = torch.empty_like(x),torch.empty_like(x)
-            shift = solve_rows(self.law, x, p, slopes).div_(eps)
-            return p.masked_fill_(empty, 0.),(top+shift).masked_fill(empty, math.inf)
+            shift = solve_rows(self.law, x, p, slopes)
+            kept = shift if self.law.steep else shift.div_(eps).add_(top)
+            return p.masked_fill_(empty, 0.),kept.masked_fill(empty, math.inf)
         if eps is not None:
             p = entmax_rows(z.flatten(0, 1), self.entmax_eps(z)).view_as(z)
             threshold = -torch.expm1(p.amax(-1, keepdim=True).log()*eps)/eps  # the largest weight is [1 - eps c]^(1/eps)
@@ -488,9 +492,17 @@ class Rows:
         if eps is None:
             p = z.sub_(lse).exp2_()
             return p,p
+        if self.law is None:  # solved again: a threshold does not hold the weights of a steep head to their precision
+            p,row_eps = entmax_rows(z.flatten(0, 1), self.entmax_eps(z)),self.entmax_eps(z)
+            slopes = log_weights(p, row_eps).mul_(-row_eps).exp_().mul_(p)
+            return p.view_as(z),slopes.view_as(z)
+        p,slopes,law = torch.empty_like(z),torch.empty_like(z),self.law
+        if law.steep:
+            top = z.amax(-1, keepdim=True)
+            x = z.sub_(top.masked_fill_(top==-math.inf, 0.)).mul_(eps)
+            law.weigh_again(x, lse, p, slopes)
+            return p,slopes
         x = z.sub_(lse).mul_(eps)
-        if self.law is None: return [y.view_as(z) for y in entmax_powers(x.flatten(0, 1), self.entmax_eps(z))]
-        p,slopes,law = torch.empty_like(x),torch.empty_like(x),self.law
         law.weigh(x, torch.zeros_like(lse), p, slopes)
         if not (law.leaks or law.square): law.clear(slopes, None)
         return F.threshold_(p, law.least, 0.),slopes
@@ -534,6 +546,7 @@ class Rows:
             dz = torch.empty_like(p)
             dalpha = entmax_pull(dz.flatten(0, 1), p.flatten(0, 1), dp.flatten(0, 1), self.entmax_eps(p), True)
             return dz,dalpha.view(*p.shape[:2], 1)
+        if eps is not None and (self.law is None or self.law.steep): dp = from_steepest(dp, slopes, eps)
         total = 1. if eps is None else slopes.sum(-1, keepdim=True)
         mean = (slopes*dp).sum(-1, keepdim=True)/(total+(total==0))
         return slopes*(dp-mean),None
