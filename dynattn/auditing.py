@@ -37,7 +37,7 @@ def depends(
     base,small,double,large = (f(x+step*delta).flatten(1) for step in (0, tiny, 2*tiny, 1))
     size = base.abs().mean().clamp(min=1e-30)
     def moved(y): return (y-base).abs().amax(-1)/size
-    bent = (double-base-2*(small-base)).abs().amax(-1)/size          # what is not proportional
+    bent = (double-base-2*(small-base)).abs().amax(-1)/size  # what is not proportional
     small,double,large = moved(small),moved(double),moved(large)
     rounding = 64*eps
     scales = (small>rounding) & (bent<.3*double)
@@ -70,7 +70,7 @@ class Seen:
     "The pairs of queries and keys that the heads of one attention see."
     name: str                   # of the module
     pairs: Tensor               # [H,N,M] int8: `NO`, `YES` or `UNSURE`
-    sums: Tensor                # [H,N] of the weights; less than one where a sink takes some
+    sums: Tensor  # [H,N] of the weights; less than one where a sink takes some
     promised: list|None = None  # (left, right) of each head, where the call itself says so
 
 def _seen(weights): # [H,N,M] of queries so small that what may be seen is alike -> int8
@@ -103,7 +103,7 @@ def row_weights(
     rows:list, # queries
 ) -> Tensor: # [B,H,len(rows),M]
     "Some rows of the weights, by one backward pass each."
-    group = q.shape[1]//v.shape[1]                                   # query heads that share a key head
+    group = q.shape[1]//v.shape[1]  # query heads that share a key head
     heads = torch.arange(q.shape[1])
     with torch.enable_grad():
         v = v.detach().requires_grad_()
@@ -255,7 +255,7 @@ def reach_of(
     if plain.regular: return plain
     future = at[:,None]<at
     ahead = bool((seen & future)[n//2:].any())
-    rows = (seen | (future & (not ahead))).all(1)                    # queries that see all they can
+    rows = (seen | (future & (not ahead))).all(1)  # queries that see all they can
     cols = (seen | (future & (not ahead))).all(0)
     for lead in range(1, n//2):
         found = _band(pairs, rows & (at<lead), cols & (at<lead))
@@ -838,7 +838,7 @@ def look_at_layers(
 class Finding:
     "An answer that somebody should know."
     check: str      # the question, or 'window', 'global', 'sink', 'length'
-    status: str     # 'broken': against a promise; 'undecided': could not be told; 'note': worth knowing
+    status: str  # 'broken': against a promise; 'undecided': could not be told; 'note': worth knowing
     sentence: str
     code: str = ''  # shows it, without this package
 
@@ -953,7 +953,7 @@ def search_lengths(
     length = n
     while True:
         try: found = counts(length)
-        except (IndexError, RuntimeError, ValueError): break          # longer than the model can be
+        except (IndexError, RuntimeError, ValueError): break  # longer than the model can be
         for head,keys in found.items():
             if keys==length: whole[head] = length
             elif head in whole: begins.setdefault(head, length)
@@ -978,7 +978,7 @@ def _of_length(window, at, n, tried, apart): # -> status, words, tokens that sho
     if at is None and window+2+apart<=tried:
         return 'broken',f"{told} the last of {tried} tokens still sees all",tried,True
     if at is None: return 'undecided',f"{told} {tried} tokens are too few to see it",None,None
-    first = window+2+apart                                            # tokens of which the last one loses a key
+    first = window+2+apart  # tokens of which the last one loses a key
     if at==(first, first-1): return None
     return ('broken', f"{told} {keys}", *((at[0]-1, True) if at[0]>first else (at[0], False)))
 
@@ -989,7 +989,7 @@ def judge_lengths(s, layers, begins, n, tried) -> list: # of `Finding`
         for head,promised in enumerate(layer.promised):
             apart,at = len(layer.reach[head].seen_by_all),begins.get((layer.name, number, head))
             said = _of_length(promised[0] if promised else False, at, n, tried, apart)
-            if said and apart: said = *said[:2],None,None             # key 0 may be one of those that all see
+            if said and apart: said = *said[:2],None,None  # key 0 may be one of those that all see
             if said: kinds.setdefault(said, []).append(layer)
     findings = []
     for (status,words,length,seen),found in kinds.items():
@@ -1013,7 +1013,7 @@ class Audit:
     n: int              # tokens
     layers: list        # of `LayerSight`
     answers: dict       # question -> (answer, whether "no" is promised)
-    begins: dict        # (layer, its number, head) -> (length, keys): windows that begin beyond n
+    begins: dict  # (layer, its number, head) -> (length, keys): windows that begin beyond n
     findings: list      # of `Finding`
     seconds: float = 0.
 
@@ -1147,7 +1147,7 @@ def _joined(a, b, question):
 
 def _questions(s, n, causal, promises, seeds): # -> question -> (how to ask it, whether "no" is promised)
     "The questions that apply to a subject."
-    aligned = s.rows and s(s.inputs(0, n)).shape[1]==n                # output i belongs to input i
+    aligned = s.rows and s(s.inputs(0, n)).shape[1]==n  # output i belongs to input i
     left,packed,cached = (promises[name] for name in ('left_padding','packed','cached'))
     plan = {}
     if aligned: plan['future'] = partial(ask_future, seeds=range(seeds)),bool(causal)
@@ -1171,7 +1171,7 @@ def _audit_one(s, n, promises, longest, seeds, tick): # -> `Audit`
         raise TypeError(f"window: expected an int or a pair (left, right), got {window!r}")
     if s.takes_padding:
         try: s(s.inputs(0, n), torch.ones(1, n, dtype=torch.bool))
-        except NotImplementedError: s.takes_padding = False           # it has no form for padded batches
+        except NotImplementedError: s.takes_padding = False  # it has no form for padded batches
         except (IndexError, RuntimeError, TypeError, ValueError): pass # the question about padding will say so
     tick('layers')
     layers = look_at_layers(s, n, window, lambda: tick('layers'))
@@ -1179,7 +1179,7 @@ def _audit_one(s, n, promises, longest, seeds, tick): # -> `Audit`
     for question,(ask,promised) in _questions(s, n, causal, promises, seeds).items():
         tick(question)
         try: found = ask(s, n)
-        except NotImplementedError: continue                          # it has no such form
+        except NotImplementedError: continue  # it has no such form
         except (IndexError, RuntimeError, TypeError, ValueError) as e:
             said = f"Whether {QUESTIONS[question]} could not be told: {' '.join(str(e).split())[:120]}"
             findings.append(Finding(question, 'undecided', said))

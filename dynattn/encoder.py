@@ -211,7 +211,7 @@ class EncoderConfig:
     init_width:float|list=16.     # tokens
     alpha:str|float|None=None     # as in `DynamicAttention`
     n_global:int=1         # [CLS] is the first token
-    cls:bool=True          # whether there is a [CLS]; a stream has none, for it sums up everything
+    cls:bool=True  # whether there is a [CLS]; a stream has none, for it sums up everything
     causal:bool=False      # no token sees later ones
     impl:str='auto'        # the implementation of attention
     checkpoint:bool=False  # compute layers again in the backward pass instead of keeping them

@@ -36,16 +36,16 @@ _KIND_OF = {suffix: kind for kind,suffixes in KINDS.items() for suffix in suffix
 @dataclass(frozen=True)
 class DataConfig:
     "Which files a run reads, how they are split, and what a batch is."
-    data:str = ''            # folder, or a table .csv, .tsv or .jsonl; empty: the Python environment
+    data:str = ''  # folder, or a table .csv, .tsv or .jsonl; empty: the Python environment
     labels:str = 'suffix'    # what names the class: suffix, or folder
     apart:str = ''           # suffixes to tell from their kind, such as ".pyi .h"
     crop:int = 512           # bytes of a file that are read at a time
     per_class:int = 2400     # files of a class at most
     per_package:int = 300    # files of a class and package at most
     per_epoch:int = 400      # files of a class that an epoch takes, at most
-    judged:int = 100         # files of a class in validation and in test at most, a fifth of them from one package
+    judged:int = 100  # files of a class in validation and in test at most, a fifth of them from one package
     min_files:int = 50       # a class with fewer is left out
-    min_packages:int = 0     # so is a class in fewer packages; 0: ten of the Python environment, else three
+    min_packages:int = 0  # so is a class in fewer packages; 0: ten of the Python environment, else three
     seed:int = 0             # what the split, the pieces and the weights are drawn from
     batch:int = 32           # files of a step
 

@@ -60,7 +60,7 @@ def look():
         mpl.rcdefaults()
         mpl.rcParams.update(_LOOK)
         try: yield
-        finally: interactive = mpl.rcParams['interactive']      # a backend that loads meanwhile turns it on
+        finally: interactive = mpl.rcParams['interactive']  # a backend that loads meanwhile turns it on
     mpl.rcParams['interactive'] = interactive
 
 # %% ../nbs/00_plot.ipynb #8afe98ca
@@ -104,7 +104,7 @@ def _few_colors(
     c,where,count = np.unique(np.ascontiguousarray(rgba).view('<u4'), return_inverse=True, return_counts=True)
     c = c.view(np.uint8).reshape(-1, 4)
     top = np.argsort(-count, kind='stable')[:256]
-    ink = c[:,3:] / 255 * np.concatenate([c[:,:3], np.full_like(c[:,3:], 255)], 1)      # as much as there is of it
+    ink = c[:,3:] / 255 * np.concatenate([c[:,:3], np.full_like(c[:,3:], 255)], 1)  # as much as there is of it
     near = ((ink[:,None]-ink[top])**2).sum(-1).argmin(1)
     im = Image.fromarray(near[where.reshape(-1)].astype(np.uint8).reshape(rgba.shape[:2]), 'P')
     im.putpalette(c[top,:3].tobytes()); im.info['transparency'] = c[top,3].tobytes()
@@ -330,7 +330,7 @@ def show_curves(
             _curve(ax, i, name, _array(y, f'curves[{name!r}]', 'n'), x[name] if isinstance(x, dict) else x)
         if len(curves)>1: ax.legend(handlelength=2.8)
         ax.set(xlabel=xlabel, ylabel=ylabel)
-        ax.set_title(title, pad=16 if marks else None)      # above the names of the marks
+        ax.set_title(title, pad=16 if marks else None)  # above the names of the marks
         if logx: ax.set_xscale('log')
         if logy: ax.set_yscale('log')
         if marks: _marks(ax, marks)

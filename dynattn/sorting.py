@@ -144,7 +144,7 @@ def _own_and_match(q, k, v, keep, S, is_causal, scale):
     "All in blocks [B,H,nb,b,d]: each query over the match of its block, then its own block."
     b,(matched,mass),(values,_) = q.shape[-2],_mixed(S, k, keep),_mixed(S, v, keep)
     own = keep[...,None,:].to(q.dtype)*torch.ones(b, b, dtype=q.dtype, device=q.device).tril(0 if is_causal else b)
-    shape = (*q.shape[:-1], b)                                                # [B,H,nb,b,b]
+    shape = (*q.shape[:-1], b)  # [B,H,nb,b,b]
     mass = torch.cat([mass[...,None,:].expand(shape), own.expand(shape)], -1) # [B,H,nb,b,2b]
     weights = _weighed_softmax(q@torch.cat([matched,k], -2).mT*scale, mass)
     return (weights@torch.cat([values,v], -2)).flatten(2,3)

@@ -306,7 +306,7 @@ def _inside(w, offsets, n):
     "Where the mask may be non-zero, by the same closed form as `half_width`"
     h = _aligned(w.edge(n).detach(), offsets)
     keep = offsets.abs() < h
-    if w.curve=="bell": keep = keep | (offsets==0)      # a window as narrow as can be keeps the token itself
+    if w.curve=="bell": keep = keep | (offsets==0)  # a window as narrow as can be keeps the token itself
     left,right = w.reach
     if left is not None: keep = keep & (offsets>=-left)
     if right is not None: keep = keep & (offsets<=right)
@@ -321,14 +321,14 @@ def _prepared(w, offsets, n):
     keep,s = _inside(w, offsets, n),_aligned(w.scale(n), offsets)
     x = offsets.abs().to(s.dtype)*_token(w, n)
     if w.smooth=="ramp": return keep,x,s,None
-    used = keep & (x>0) if w.curve=="bell" else keep     # the bell's centre does not depend on sigma
+    used = keep & (x>0) if w.curve=="bell" else keep  # the bell's centre does not depend on sigma
     s = torch.where(used, s, 1.)
     x = torch.where(used, x, 0.)    # far outside the exponential is subnormal, which is slow on a CPU
     if w.curve=="bell": return keep,x,s,bell(x, s)
     # narrower, the density and its slope would overflow; every smoothing has long saturated
     s = s.clamp(min=_NARROWEST[s.dtype])
     V = normal(x, s)
-    return keep,x,s,V if w.smooth=="tanh" else V.clamp(max=1)     # a density may be above 1, a mask may not
+    return keep,x,s,V if w.smooth=="tanh" else V.clamp(max=1)  # a density may be above 1, a mask may not
 
 # %% ../nbs/14_window.ipynb #9a05c0ea
 def _mask(w, offsets, n):
@@ -338,7 +338,7 @@ def _mask(w, offsets, n):
     elif w.smooth=="power": m = power_mask(V, w.p)
     elif w.smooth=="tanh": m = tanh_mask(V, w.p)
     else: m = V
-    return torch.where(keep & (m>=torch.finfo(m.dtype).tiny), m, 0.)     # so that a logarithm has a slope
+    return torch.where(keep & (m>=torch.finfo(m.dtype).tiny), m, 0.)  # so that a logarithm has a slope
 
 # %% ../nbs/14_window.ipynb #5290e537
 def _count(name, value, least):
@@ -432,7 +432,7 @@ def _flatten(w): return [w.sigma], tuple(w._options().items())
 
 def _unflatten(leaves, options):
     w = Window(0., **dict(options))
-    w.__dict__["sigma"], = leaves        # a leaf may be anything that a tree is mapped to
+    w.__dict__["sigma"], = leaves  # a leaf may be anything that a tree is mapped to
     return w
 
 _pytree.register_pytree_node(Window, _flatten, _unflatten, serialized_type_name="dynattn.window.Window")

@@ -10,8 +10,8 @@
   const back = e => { const cs = []; for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor); cs.push(c); if (c[3] === 1) break; } return cs.reduceRight((b, f) => over(f, b), [255, 255, 255, 1]); };
 
   if (checks.includes('formulas')) {
-    for (const e of document.querySelectorAll('.math')) if (!e.querySelector('mjx-container')) bad.push('formula not rendered: ' + name(e));
-    for (const e of document.querySelectorAll('mjx-merror, [data-mml-node=merror]')) bad.push('formula with an error: ' + e.closest('mjx-container').outerHTML.slice(0, 200));
+    for (const e of document.querySelectorAll('.math')) if (!e.querySelector('mjx-container svg use, mjx-container svg text')) bad.push('formula not rendered: ' + name(e));
+    for (const e of document.querySelectorAll('mjx-container use')) if (!document.getElementById(e.getAttribute('xlink:href').slice(1))) bad.push('letter without its outline: ' + e.outerHTML);
   }
   const walk = document.createTreeWalker(document.querySelector('.page'), NodeFilter.SHOW_TEXT);
   for (let t; (t = walk.nextNode());) {

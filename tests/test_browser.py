@@ -29,13 +29,10 @@ def tab(browser):
     yield t
     t.close()
 
-def _open(tab, url):
-    tab.goto(url)
-    tab.evaluate('window.MathJax ? MathJax.startup.promise : null')
 
 @pytest.mark.parametrize('page', PAGES)
 def test_page_is_readable(tab, url, page):
-    _open(tab, url+page)
+    tab.goto(url+page)
     bad = {'in light': tab.evaluate(AUDIT, ['formulas','alt','contrast'])}
     tab.emulate_media(color_scheme='dark')
     bad['in dark'] = tab.evaluate(AUDIT, ['contrast'])
@@ -47,7 +44,7 @@ def test_page_is_readable(tab, url, page):
 
 def test_dark_is_dark(tab, url):
     "The contrast above is measured in the mode that it names"
-    _open(tab, url+'index.html')
+    tab.goto(url+'index.html')
     light = tab.evaluate('getComputedStyle(document.body).backgroundColor')
     tab.emulate_media(color_scheme='dark')
     dark = tab.evaluate('getComputedStyle(document.body).backgroundColor')
@@ -74,7 +71,7 @@ def _hit(tab, target):
 
 def test_search_finds_every_symbol(tab, url):
     "Asked one after the other on the page that shows results, without the excerpts, for which it reads every page found"
-    _open(tab, url+'index.html')
+    tab.goto(url+'index.html')
     _search(tab, 'window')
     tab.evaluate('DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = false')
     for target in SYMBOLS:
@@ -85,7 +82,7 @@ def test_search_finds_every_symbol(tab, url):
 @pytest.mark.parametrize('target', SYMBOLS[::len(SYMBOLS)//3])
 def test_a_result_lands_on_its_symbol(tab, url, target):
     page,_,name = target.partition('#')
-    _open(tab, url+'index.html')
+    tab.goto(url+'index.html')
     _search(tab, name)
     _hit(tab, target).click(); tab.wait_for_load_state()
     where = tab.evaluate('[location.pathname.slice(1), decodeURIComponent(location.hash.slice(1))]')

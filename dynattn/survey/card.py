@@ -42,7 +42,7 @@ class PeakBytes(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(out):
             if isinstance(t, Tensor): self.note(t.untyped_storage())
-        if self.held > self.peak: self.forget()                  # `held` still counts what has been freed since
+        if self.held > self.peak: self.forget()  # `held` still counts what has been freed since
         return out
 
     def note(self, s): # a storage, of which an address may have belonged to another before
@@ -255,7 +255,7 @@ def complexity(
 
 # %% ../../nbs/70_survey.card.ipynb #5b746504
 def _one_pass(layer, n):
-    layer = copy.deepcopy(layer).requires_grad_(False)       # the counter's hooks stumble over expanded parameters
+    layer = copy.deepcopy(layer).requires_grad_(False)  # the counter's hooks stumble over expanded parameters
     x = torch.empty(1, n, getattr(layer, "width", Layer.width))
     with torch.no_grad(), PeakBytes() as memory, FlopCounterMode(display=False, custom_mapping=_BAGS) as counter:
         layer(x)
@@ -287,7 +287,7 @@ def causality(
     for seed in seeds:
         x, noise = _noise(layer, n, width, seed), _noise(layer, n, width, seed + 10**6)
         y = _run(layer, x)
-        if y.shape[1] != n: return Verdict("no", float("inf"))       # no position of its own for every token
+        if y.shape[1] != n: return Verdict("no", float("inf"))  # no position of its own for every token
         for t in sorted({1, n // 4, n // 2, n - 1}):
             future = torch.cat([torch.zeros_like(x[:, :t]), (noise - x)[:, t:]], 1)
             past = _run(layer, x + future)[:, :t]
@@ -461,8 +461,8 @@ def reach(
     "Each token in turn is replaced by another; where the output at `at` changes, it depends on that token."
     layer = _frozen(layer)
     x, other = _noise(layer, n, seed=seed), _noise(layer, n, seed=seed + 10**6)
-    replaced = torch.where(torch.eye(n, dtype=torch.bool)[..., None], other, x)                  # [N,N,D]
-    y = _run(layer, torch.cat([x, replaced]))[:, at]                                             # [1+N,D]
+    replaced = torch.where(torch.eye(n, dtype=torch.bool)[..., None], other, x)  # [N,N,D]
+    y = _run(layer, torch.cat([x, replaced]))[:, at]  # [1+N,D]
     return (y[1:] - y[0]).abs().amax(-1) > tol * y[0].abs().mean()
 
 # %% ../../nbs/70_survey.card.ipynb #b834e99c
@@ -484,7 +484,7 @@ def picture(
     return a[0]
 
 def _jacobian_norms(layer, x):
-    j = torch.autograd.functional.jacobian(partial(_run, layer), x)              # [1,N′,D,1,N,D]
+    j = torch.autograd.functional.jacobian(partial(_run, layer), x)  # [1,N′,D,1,N,D]
     return j[0, :, :, 0].square().sum((1, 3)).sqrt()[None]
 
 # %% ../../nbs/70_survey.card.ipynb #c6a311ce

@@ -37,7 +37,7 @@ class MemoryCompressed(AttentionLayer):
     @classmethod
     def at(cls, n, causal=False, **knobs):
         layer = super().at(n, causal=causal, **knobs)
-        if knobs.get("rate") == 1: _identity_convolutions(layer)                         # the exact setting
+        if knobs.get("rate") == 1: _identity_convolutions(layer)  # the exact setting
         return layer
 
     limit = "softmax attention beside a learned first key"
@@ -55,7 +55,7 @@ class MemoryCompressed(AttentionLayer):
         k, v = self.compress(k, self.squeeze_k), self.compress(v, self.squeeze_v)
         if not self.causal: return dense_attention(q, k, v)
         k, v = (torch.cat([f.expand(len(x), -1, -1, -1), x], 2) for f, x in zip(self.first, (k, v)))
-        ends = torch.arange(k.shape[2], device=q.device) * self.rate - 1                 # the learned key ends at −1
+        ends = torch.arange(k.shape[2], device=q.device) * self.rate - 1  # the learned key ends at −1
         return dense_attention(q, k, v, attn_mask=ends <= torch.arange(q.shape[2], device=q.device)[:, None])
 
 def _identity_convolutions(layer):
@@ -121,11 +121,11 @@ def pooled_window(
     n = q.shape[2]
     real, (q, k, v) = _fill(q, k, v, stride, padding)
     k, v = dynamic_pool(k, pool_k, real, stride), dynamic_pool(v, pool_v, real, stride)
-    some = real.unflatten(1, (-1, stride)).any(-1)                                       # pools with a token of their own
+    some = real.unflatten(1, (-1, stride)).any(-1)  # pools with a token of their own
     pools, reach = k.shape[2], min(wide, k.shape[2] - 1)
     block = max(reach, 1)
     some, (k, v) = F.pad(some, (0, -pools % block)), [F.pad(x, (0, 0, 0, -pools % block)) for x in (k, v)]
-    i, j = positions(k.shape[2], block, reach, reach, q.device)                          # numbers of pools
+    i, j = positions(k.shape[2], block, reach, reach, q.device)  # numbers of pools
     keep = _keep(lambda i, j: (i - j).abs() <= reach, i, j, some).repeat_interleave(stride, -2)
     q = F.pad(q, (0, 0, 0, k.shape[2] * stride - q.shape[2])).unflatten(2, (-1, block * stride))
     p = masked_softmax(q @ surroundings(k, block, reach, reach).mT * q.shape[-1]**-.5, keep)
@@ -141,9 +141,9 @@ def dynamic_pool(
     "Each pool of κ tokens as their weighted sum; its middle token gives the weights, and only real tokens get any."
     kernel = weight.shape[1]
     left, right = (kernel - stride) // 2, kernel - stride - (kernel - stride) // 2
-    pools = F.pad(x, (0, 0, left, right)).unfold(2, kernel, stride)                      # [B,H,N/ξ,d,κ]
-    inside = F.pad(real, (left, right)).unfold(1, kernel, stride)[:, None]               # [B or 1,1,N/ξ,κ]
-    share = masked_softmax(pools[..., kernel // 2] @ weight.mT, inside)                  # [B,H,N/ξ,κ]
+    pools = F.pad(x, (0, 0, left, right)).unfold(2, kernel, stride)  # [B,H,N/ξ,d,κ]
+    inside = F.pad(real, (left, right)).unfold(1, kernel, stride)[:, None]  # [B or 1,1,N/ξ,κ]
+    share = masked_softmax(pools[..., kernel // 2] @ weight.mT, inside)  # [B,H,N/ξ,κ]
     return (pools @ share[..., None])[..., 0]
 
 # %% ../../nbs/77_survey.downsampling.ipynb #e6dc2c49
@@ -180,9 +180,9 @@ class Funnel(AttentionLayer):
         if self.r is None: return q @ k.mT * q.shape[-1]**-.5
         n = x.shape[1]
         waves = sinusoidal_positions(2 * n - 1, x.shape[-1], offset=1 - n, device=x.device, dtype=x.dtype)
-        by_distance = (q + self.w) @ self.split(self.r(waves)[None]).mT                  # [B,H,N′,2N−1], from 1−N to N−1
+        by_distance = (q + self.w) @ self.split(self.r(waves)[None]).mT  # [B,H,N′,2N−1], from 1−N to N−1
         i, j = torch.arange(pooled.shape[1], device=x.device)[:, None], torch.arange(n, device=x.device)
-        place = torch.where(i < self.cls, i, (i - self.cls) * self.stride + self.cls)    # of a pool's first token
+        place = torch.where(i < self.cls, i, (i - self.cls) * self.stride + self.cls)  # of a pool's first token
         by_distance = by_distance.gather(-1, (place - j + n - 1).expand(*q.shape[:3], n))
         by_distance = by_distance.masked_fill((i < self.cls) | (j < self.cls), 0.)
         return ((q + self.u) @ k.mT + by_distance) * q.shape[-1]**-.5
@@ -237,7 +237,7 @@ class Perceiver(Layer):
         if causal: self.refuse("causal form")
         self.rounds = rounds
         self.latents = nn.Parameter(torch.randn(1, latents, embed_dim))
-        readings = min(rounds, 2)                                # the first has its own weights, all others share theirs
+        readings = min(rounds, 2)  # the first has its own weights, all others share theirs
         self.read = nn.ModuleList([PerceiverBlock(embed_dim, num_heads) for _ in range(readings)])
         self.work = nn.ModuleList([PerceiverBlock(embed_dim, num_heads) for _ in range(depth)])
     def out_len(self, n): return self.latents.shape[1]
@@ -295,7 +295,7 @@ class TokenLearner(_Learner):
                  hidden:int=64): # of the network that scores
         super().__init__(tokens, causal)
         self.score = _scores(embed_dim, hidden, tokens)
-    def maps(self, x, keep): return masked_softmax(self.score(x).mT, keep[:, None])      # [B,S,N]
+    def maps(self, x, keep): return masked_softmax(self.score(x).mT, keep[:, None])  # [B,S,N]
 
 @register
 class TokenLearnerConv(_Learner):

@@ -47,14 +47,14 @@ def linear_attention(
     else: y = _by_chunks(q, k, v, chunk)
     return y[..., :-1] / y[..., -1:] if normalize else y
 
-def _with_ones(v): return F.pad(v, (0, 1), value=1.)      # the weights' sum is the output for a value of one
+def _with_ones(v): return F.pad(v, (0, 1), value=1.)  # the weights' sum is the output for a value of one
 
 # %% ../../nbs/75_survey.feature_maps.ipynb #df01a3d5
 def _by_chunks(q, k, v, chunk):
     n = q.shape[2]
-    q, k, v = (F.pad(x, (0, 0, 0, -n % chunk)).unflatten(2, (-1, chunk)) for x in (q, k, v))      # [B,H,nc,chunk,·]
+    q, k, v = (F.pad(x, (0, 0, 0, -n % chunk)).unflatten(2, (-1, chunk)) for x in (q, k, v))  # [B,H,nc,chunk,·]
     own = (q @ k.mT).tril() @ v
-    sums = (k.mT @ v).cumsum(2)                                                                   # [B,H,nc,m,d]
+    sums = (k.mT @ v).cumsum(2)  # [B,H,nc,m,d]
     before = F.pad(sums, (0, 0, 0, 0, 1, 0))[:, :, :-1]
     return (own + q @ before).flatten(2, 3)[:, :, :n]
 
@@ -166,7 +166,7 @@ class RFA(KernelLayer):
         if self.gate is None: return super().forward(x, context, padding=padding)
         if context is not None: self.refuse("gated form with a second sequence")
         if padding is not None: x = x.masked_fill(padding.ignore[..., None], 0.)
-        (q, k, v), g = self.qkv(x), F.logsigmoid(self.gate(x)).transpose(1, 2)           # [B,H,N]
+        (q, k, v), g = self.qkv(x), F.logsigmoid(self.gate(x)).transpose(1, 2)  # [B,H,N]
         if padding is not None: g = g.masked_fill(padding.ignore[:, None], 0.)
         return self.merge(gated_attention(self.features(q, True), self.features(k, False), v, g))
 
@@ -190,8 +190,8 @@ def gated_attention(
     "The recurrence S_t = g_t S_{t−1} + (1 − g_t) φ(k_t) v_tᵀ in chunks: decays are products of gates, sums of their logarithms."
     k, n = k * -torch.expm1(log_gate)[..., None], q.shape[2]
     q, k, v, log_gate = (F.pad(x, (0, 0, 0, -n % chunk)).unflatten(2, (-1, chunk)) for x in (q, k, _with_ones(v), log_gate[..., None]))
-    c = log_gate.cumsum(3)                                                               # [B,H,nc,chunk,1]
-    decay = (c - c.mT).tril().exp().tril()                                               # from key to query
+    c = log_gate.cumsum(3)  # [B,H,nc,chunk,1]
+    decay = (c - c.mT).tril().exp().tril()  # from key to query
     own, adds, left = ((q @ k.mT) * decay) @ v, (k * (c[..., -1:, :] - c).exp()).mT @ v, c[..., -1:, :].exp()
     y, state = [], torch.zeros_like(adds[:, :, 0])
     for i in range(q.shape[2]):
@@ -203,7 +203,7 @@ def gated_attention(
 # %% ../../nbs/75_survey.feature_maps.ipynb #ba0f2c31
 def _rfa_step(self, x, state):
     if self.gate is None: return KernelLayer.step(self, x, state)
-    (q, k, v), g = self.qkv(x[:, None]), self.gate(x)[..., None, None].sigmoid()         # [B,H,1,1]
+    (q, k, v), g = self.qkv(x[:, None]), self.gate(x)[..., None, None].sigmoid()  # [B,H,1,1]
     y, state = linear_step(self.features(q, True), (1 - g) * self.features(k, False), v, state, decay=g)
     return self.merge(y)[:, 0], state
 

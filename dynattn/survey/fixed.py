@@ -46,7 +46,7 @@ def blocked_attention(
     "Attention inside blocks and their surroundings; what lies further away must be forbidden by `sees`."
     n = q.shape[2]
     real, (q, k, v) = _fill(q, k, v, block, padding)
-    i, j = positions(q.shape[2], block, left, right, q.device)       # [nb,block,1], [nb,1,W]
+    i, j = positions(q.shape[2], block, left, right, q.device)  # [nb,block,1], [nb,1,W]
     scores = q.unflatten(2, (-1, block)) @ surroundings(k, block, left, right).mT * q.shape[-1]**-.5
     if log_weight is not None: scores = scores + log_weight(j - i)
     y = masked_softmax(scores, _keep(sees, i, j, real)) @ surroundings(v, block, left, right)
@@ -91,10 +91,10 @@ def listed_attention(
     "Each block of queries sees the keys that are listed for it, in O(N·K)."
     n = q.shape[2]
     real, (q, k, v) = _fill(q, k, v, block, padding)
-    i = torch.arange(q.shape[2], device=q.device).view(-1, block, 1)                     # [nb,block,1]
-    j = keys[:, None]                                                                    # [nb,1,K]
-    k_listed, v_listed = (x[:, :, keys.clamp(0, x.shape[2] - 1)] for x in (k, v))        # [B,H,nb,K,d]
-    scores = q.unflatten(2, (-1, block)) @ k_listed.mT * q.shape[-1]**-.5                # [B,H,nb,block,K]
+    i = torch.arange(q.shape[2], device=q.device).view(-1, block, 1)  # [nb,block,1]
+    j = keys[:, None]  # [nb,1,K]
+    k_listed, v_listed = (x[:, :, keys.clamp(0, x.shape[2] - 1)] for x in (k, v))  # [B,H,nb,K,d]
+    scores = q.unflatten(2, (-1, block)) @ k_listed.mT * q.shape[-1]**-.5  # [B,H,nb,block,K]
     y = masked_softmax(scores, _keep(sees, i, j, real)) @ v_listed
     return y.flatten(2, 3)[:, :, :n]
 
@@ -168,7 +168,7 @@ class ImageTransformer2D(Pattern):
         if image_width % block[1]:
             raise ValueError(f"image_width: expected a multiple of the block's width {block[1]}, got {image_width}")
         self.image_width, self.block, self.memory = image_width, block, memory
-        rows_of_blocks = 1 + math.ceil(memory[0] / block[0])         # the own, and those that the memory reaches into
+        rows_of_blocks = 1 + math.ceil(memory[0] / block[0])  # the own, and those that the memory reaches into
         self.span = rows_of_blocks * block[0] * image_width
     @classmethod
     def exact(cls, n): return dict(image_width=n, block=(1, n))
@@ -216,17 +216,17 @@ def strided_attention(
     "The nearest `stride` keys and every `stride`-th beyond, in one softmax (Child et al. 2019, section 4.3)."
     n, reach = q.shape[2], stride - 1
     real, (q, k, v) = _fill(q, k, v, stride, padding)
-    i, j = positions(q.shape[2], stride, reach, reach, q.device)                 # [nb,l,1], [nb,1,3l-2]
-    c = i % stride + torch.arange(0, q.shape[2], stride, device=q.device)        # [nb,l,nb]
+    i, j = positions(q.shape[2], stride, reach, reach, q.device)  # [nb,l,1], [nb,1,3l-2]
+    c = i % stride + torch.arange(0, q.shape[2], stride, device=q.device)  # [nb,l,nb]
     keep_near = _keep(visible, i, j, real) & ((i - j).abs() < stride)
-    keep_far = _keep(visible, i, c, real) & ((i - c).abs() >= stride)                # each key once
+    keep_far = _keep(visible, i, c, real) & ((i - c).abs() >= stride)  # each key once
     near = q.unflatten(2, (-1, stride)) @ surroundings(k, stride, reach, reach).mT
-    far = (_columns(q, stride) @ _columns(k, stride).mT).transpose(2, 3)         # [B,H,nb,l,nb]
+    far = (_columns(q, stride) @ _columns(k, stride).mT).transpose(2, 3)  # [B,H,nb,l,nb]
     p_near, p_far = _one_softmax(near, far, keep_near, keep_far, q.shape[-1]**-.5)
     y = p_near @ surroundings(v, stride, reach, reach) + (p_far.transpose(2, 3) @ _columns(v, stride)).transpose(2, 3)
     return y.flatten(2, 3)[:, :, :n]
 
-def _columns(x, stride): return x.unflatten(2, (-1, stride)).transpose(2, 3)     # [B,H,l,nb,d]
+def _columns(x, stride): return x.unflatten(2, (-1, stride)).transpose(2, 3)  # [B,H,l,nb,d]
 
 def _one_softmax(near, far, keep_near, keep_far, scale):
     "Weights of two groups of keys, [...,a] and [...,b], that share one softmax."
@@ -246,13 +246,13 @@ def summary_attention(
     "The own block and the last `summary` tokens of every other, in one softmax (Child et al. 2019, section 4.3)."
     n = q.shape[2]
     real, (q, k, v) = _fill(q, k, v, stride, padding)
-    i, j = positions(q.shape[2], stride, 0, 0, q.device)                         # [nb,l,1], [nb,1,l]
-    s = j[..., stride - summary:].flatten()                                      # [nb·c]
+    i, j = positions(q.shape[2], stride, 0, 0, q.device)  # [nb,l,1], [nb,1,l]
+    s = j[..., stride - summary:].flatten()  # [nb·c]
     keep_near = _keep(visible, i, j, real)
-    keep_far = _keep(visible, i, s[None, None], real) & (i // stride != s // stride)     # each key once
+    keep_far = _keep(visible, i, s[None, None], real) & (i // stride != s // stride)  # each key once
     ends = [x.unflatten(2, (-1, stride))[..., stride - summary:, :].flatten(2, 3) for x in (k, v)]
     near = q.unflatten(2, (-1, stride)) @ k.unflatten(2, (-1, stride)).mT
-    far = (q @ ends[0].mT).unflatten(2, (-1, stride))                            # [B,H,nb,l,nb·c]
+    far = (q @ ends[0].mT).unflatten(2, (-1, stride))  # [B,H,nb,l,nb·c]
     p_near, p_far = _one_softmax(near, far, keep_near, keep_far, q.shape[-1]**-.5)
     y = p_near @ v.unflatten(2, (-1, stride)) + (p_far.flatten(2, 3) @ ends[1]).unflatten(2, (-1, stride))
     return y.flatten(2, 3)[:, :, :n]
@@ -330,7 +330,7 @@ def along(
     "Apply a layer to every row, or to every column, of a grid."
     if x.shape[1] % columns: raise ValueError(f"columns: expected a divisor of N={x.shape[1]}, got {columns}")
     turn = lambda o: o.transpose(1, 2) if axis == "columns" else o
-    grid = turn(x.unflatten(1, (-1, columns)))                       # [B,R,C,D], or [B,C,R,D]
+    grid = turn(x.unflatten(1, (-1, columns)))  # [B,R,C,D], or [B,C,R,D]
     kwargs = {}
     if padding is not None:
         kwargs["padding"] = PaddingMask(turn(padding.keep.unflatten(1, (-1, columns))).flatten(0, 1))
@@ -372,7 +372,7 @@ class AxialDecoder(Layer):
         return y, (t + 1, row + [x], above, columns, inner, x)
     def state_size(self, n): return self.inner.q.in_features * (2 * n + 4 * min(n, self.columns) + 1) # at most
 
-def _later(x, n): return F.pad(x, (0, 0, n, 0))[:, :x.shape[1]]      # everything n places to the right, zeros in front
+def _later(x, n): return F.pad(x, (0, 0, n, 0))[:, :x.shape[1]]  # everything n places to the right, zeros in front
 
 # %% ../../nbs/71_survey.fixed.ipynb #298be06e
 class SoftWindow(Pattern):

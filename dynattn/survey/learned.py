@@ -35,10 +35,10 @@ def chunked_by_order(
     bias=None, # `bias(i, j)` is added to the scores
 ) -> tuple: # y [B,H,N,dv], and the logarithm of each row's normaliser [B,H,N]
     "Attention in chunks of a sorted sequence."
-    qs, ks, vs = (_take(x, order).unflatten(2, (-1, chunk)) for x in (q, k, v))              # [B,H,nc,chunk,d]
-    i = order.unflatten(2, (-1, chunk))[..., None]                                           # [B,H,nc,chunk,1]
+    qs, ks, vs = (_take(x, order).unflatten(2, (-1, chunk)) for x in (q, k, v))  # [B,H,nc,chunk,d]
+    i = order.unflatten(2, (-1, chunk))[..., None]  # [B,H,nc,chunk,1]
     ks, vs, j = (_with_earlier(x, look_back) for x in (ks, vs, i))
-    j = j[..., 0][..., None, :]                                                              # [B,H,nc,1,W]
+    j = j[..., 0][..., None, :]  # [B,H,nc,1,W]
     keep = sees(i, j) & _earlier_exists(i, look_back, chunk)
     scores = qs @ ks.mT * q.shape[-1]**-.5
     if bias is not None: scores = scores + bias(i, j)
@@ -66,7 +66,7 @@ def lsh(
 ) -> Tensor: # [B,H,N] int64, the bucket of each token
     "Angular locality-sensitive hashing (section 2); with several factors, one hash for each digit of the bucket."
     factors = factors or (2 * rotations.shape[-1],)
-    projected = x @ rotations                                                                # [B,H,N,c]
+    projected = x @ rotations  # [B,H,N,c]
     bucket = torch.zeros(projected.shape[:-1], dtype=torch.int64, device=x.device)
     for factor, part in zip(factors, projected.split([f // 2 for f in factors], -1)):
         bucket = factor * bucket + torch.cat([part, -part], -1).argmax(-1)
@@ -94,18 +94,18 @@ def lsh_attention(
     for m in meetings:
         def both(i, j): return sees(i, j) & m.meet(i, j)
         rounds.append(chunked_by_order(qk, k, v, m.order, both, chunk=chunk, look_back=1, last_resort=True, bias=bias))
-    y, z = (torch.stack(o, -1) for o in zip(*rounds))                                        # [B,H,N,dv,R], [B,H,N,R]
-    share = masked_softmax(z, z > -torch.inf)                                                # of each round
+    y, z = (torch.stack(o, -1) for o in zip(*rounds))  # [B,H,N,dv,R], [B,H,N,R]
+    share = masked_softmax(z, z > -torch.inf)  # of each round
     return (y @ share[..., None])[..., :n, :, 0]
 
 # %% ../../nbs/73_survey.learned.ipynb #09abc591
 class _Round:
     "One round of hashing: the sorted order, and which tokens it brings together."
     def __init__(self, qk, rotations, factors, chunk, same_bucket, real):
-        filling = math.prod(factors or (2 * rotations.shape[-1],))               # a bucket of its own, sorted to the end
-        self.bucket = lsh(qk, rotations, factors).masked_fill(~real, filling)                # [B,H,N]
+        filling = math.prod(factors or (2 * rotations.shape[-1],))  # a bucket of its own, sorted to the end
+        self.bucket = lsh(qk, rotations, factors).masked_fill(~real, filling)  # [B,H,N]
         self.order = self.bucket.argsort(dim=-1, stable=True)
-        self.chunk = self.order.argsort(-1) // chunk                                         # [B,H,N], of each token
+        self.chunk = self.order.argsort(-1) // chunk  # [B,H,N], of each token
         self.same_bucket = same_bucket
 
     def meet(self, i, j):
@@ -156,7 +156,7 @@ class Reformer(SharedQK):
                 note="N log N is the sort, which multiplies nothing. The hash, in two factors as in the authors' code, "
                      "costs N√N. Chunk membership depends on the future.")
     form = "chunked, as published"
-    lengths = tuple(8 * 4**i for i in range(3, 11))                                          # √(N/8) is even there
+    lengths = tuple(8 * 4**i for i in range(3, 11))  # √(N/8) is even there
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  chunk:int=8, # tokens in a chunk
                  buckets:int|tuple=8, # an even number, or even factors of it
@@ -173,7 +173,7 @@ class Reformer(SharedQK):
     @classmethod
     def knobs(cls, n):
         factor = max(2 * round(math.sqrt(n / 8) / 2), 2)
-        return dict(buckets=(factor, factor))                                                # one bucket for each chunk
+        return dict(buckets=(factor, factor))  # one bucket for each chunk
     @classmethod
     def exact(cls, n): return dict(chunk=n, same_bucket=False)
     def resample(self, generator=None):
@@ -194,10 +194,10 @@ class ReformerExact(Reformer):
     @classmethod
     def exact(cls, n): return None
 
-    def buckets(self, q): return torch.stack([lsh(q, r, self.factors) for r in self.rotations], -1)      # [B,H,N,R]
+    def buckets(self, q): return torch.stack([lsh(q, r, self.factors) for r in self.rotations], -1)  # [B,H,N,R]
     def attend(self, q, k, v, *, padding=None):
         bucket = self.buckets(q)
-        same = (bucket[:, :, :, None] == bucket[:, :, None]).any(-1)                         # [B,H,N,N]
+        same = (bucket[:, :, :, None] == bucket[:, :, None]).any(-1)  # [B,H,N,N]
         return _last_resort_attention(q, k, v, same, self.causal, padding)
 
     def init_state(self, batch): return None
@@ -207,7 +207,7 @@ class ReformerExact(Reformer):
         q, k, v = self.qkv(x[:, None])
         new = k, v, self.buckets(q)
         keys, values, bucket = new if state is None else (torch.cat(o, 2) for o in zip(state, new))
-        scores = q @ keys.mT * q.shape[-1]**-.5                                              # [B,H,1,t]
+        scores = q @ keys.mT * q.shape[-1]**-.5  # [B,H,1,t]
         scores = torch.cat([scores[..., :-1], torch.full_like(scores[..., -1:], -5e4)], -1)
         same = (bucket == bucket[:, :, -1:]).any(-1)[:, :, None]
         return self.merge(masked_softmax(scores, same) @ values)[:, 0], (keys, values, bucket)
@@ -236,7 +236,7 @@ class Routing(AttentionLayer):
 
     def qkv(self, x, context=None):
         q, k, v = super().qkv(x)
-        return (q, q, v) if self.causal else (q, k, v)                                   # causal: queries and keys are shared
+        return (q, q, v) if self.causal else (q, k, v)  # causal: queries and keys are shared
     def attend(self, q, k, v, *, padding=None):
         return routed_attention(q, k, v, self.centroids, self.size, self.causal, padding)
 
@@ -253,18 +253,18 @@ def routed_attention(
     "Attention inside balanced clusters (section 4.2)."
     real = torch.ones(len(q), q.shape[2], dtype=torch.bool, device=q.device) if padding is None else padding.keep
     q, k, v = (x.masked_fill(~real[:, None, :, None], 0.) for x in (q, k, v))
-    i, j = (_members(x, centroids, size, real) for x in (q, k))                          # [B,H,k,w]
+    i, j = (_members(x, centroids, size, real) for x in (q, k))  # [B,H,k,w]
     qs, ks, vs = (_take(x, o.flatten(2)).unflatten(2, o.shape[2:]) for x, o in ((q, i), (k, j), (v, j)))
     keep = real[:, None, None].expand(*j.shape[:2], 1, -1).gather(3, j.flatten(2)[:, :, None]).view(*j.shape[:3], 1, -1)
     if is_causal: keep = keep & (j[..., None, :] <= i[..., None])
-    y = (masked_softmax(qs @ ks.mT * q.shape[-1]**-.5, keep) @ vs).flatten(2, 3)         # [B,H,k·w,dv]
-    some = keep.expand(*j.shape[:3], i.shape[3], -1).any(-1).flatten(2)                  # who saw anything
+    y = (masked_softmax(qs @ ks.mT * q.shape[-1]**-.5, keep) @ vs).flatten(2, 3)  # [B,H,k·w,dv]
+    some = keep.expand(*j.shape[:3], i.shape[3], -1).any(-1).flatten(2)  # who saw anything
     return _mean_at(y, i.flatten(2), some, q.shape[2])
 
 # %% ../../nbs/73_survey.learned.ipynb #1e1fdfb0
 def _members(x, centroids, size, real):
     "The `size` tokens nearest to each centroid, [B,H,k,w], in the order of the text."
-    near = F.layer_norm(x, x.shape[-1:]) @ centroids.mT                                  # [B,H,N,k]
+    near = F.layer_norm(x, x.shape[-1:]) @ centroids.mT  # [B,H,N,k]
     near = near.masked_fill(~real[:, None, :, None], -torch.inf)
     return near.topk(min(size, x.shape[2]), dim=2).indices.mT.sort(-1).values
 
@@ -283,7 +283,7 @@ class RoutingArgmax(Routing):
     def knobs(cls, n): return dict(clusters=4)
     @classmethod
     def exact(cls, n): return dict(clusters=1)
-    def nearest(self, x): return (F.layer_norm(x, x.shape[-1:]) @ self.centroids.mT).argmax(-1)     # [B,H,N]
+    def nearest(self, x): return (F.layer_norm(x, x.shape[-1:]) @ self.centroids.mT).argmax(-1)  # [B,H,N]
     def attend(self, q, k, v, *, padding=None):
         same = self.nearest(q)[..., None] == self.nearest(k)[..., None, :]
         return dense_attention(q, k, v, attn_mask=same, padding=padding, is_causal=self.causal)
@@ -308,7 +308,7 @@ def update_centroids(
     "One step of running k-means on queries and keys (section 4.1); call it while training only."
     q, k, _ = layer.qkv(x)
     for t in (q,) if layer.causal else (q, k):
-        t = F.layer_norm(t, t.shape[-1:]).transpose(0, 1).flatten(1, 2)                  # [H,B·N,d]
+        t = F.layer_norm(t, t.shape[-1:]).transpose(0, 1).flatten(1, 2)  # [H,B·N,d]
         nearest = F.one_hot((t @ layer.centroids.mT).argmax(-1), layer.centroids.shape[1]).to(t.dtype)
         mean = nearest.mT @ t / nearest.sum(1)[..., None].clamp(min=1)
         moved = torch.where(nearest.any(1)[..., None], decay * layer.centroids + (1 - decay) * mean, layer.centroids)
@@ -329,7 +329,7 @@ class SortingNetwork(nn.Module):
         self.first, self.second = nn.Linear(embed_dim, embed_dim), nn.Linear(embed_dim, num_heads * max_blocks)
 
     def sums(self, x, is_causal): # [B,N,D] -> [B,nb,D]
-        if is_causal: return x.cumsum(1)[:, ::self.block]        # up to the first token of each block, itself included
+        if is_causal: return x.cumsum(1)[:, ::self.block]  # up to the first token of each block, itself included
         return into_blocks(x, self.block).sum(2)
 
     def scores(self, sums): # [B,nb,D] -> [B,H,nb,max_blocks]
@@ -383,7 +383,7 @@ class Sinkhorn(AttentionLayer):
         total, keys, values, scores, match = state
         (q, k, v), total = self.qkv(x[:, None]), total + x
         past = 0 if keys is None else keys.shape[2]
-        if past % self.block == 0:                               # a block begins, and its first token settles its match
+        if past % self.block == 0:  # a block begins, and its first token settles its match
             row = self.sort.scores(total[:, None])
             scores = row if past == 0 else torch.cat([scores, row], 2)
             match = _match(scores, keys, values, self.block, self.temperature) if past else None
@@ -396,8 +396,8 @@ class Sinkhorn(AttentionLayer):
 def _match(scores, keys, values, block, temperature):
     "Keys and values that the newest block is matched with: earlier blocks, mixed by the last row of S."
     blocks = scores.shape[2]
-    row = sinkhorn(scores[..., :blocks], temperature=temperature, is_causal=True)[..., -1:, :-1]         # [B,H,1,nb]
-    blocked = (o.unflatten(2, (-1, block)).flatten(-2) for o in (keys, values))                          # [B,H,nb,b·d]
+    row = sinkhorn(scores[..., :blocks], temperature=temperature, is_causal=True)[..., -1:, :-1]  # [B,H,1,nb]
+    blocked = (o.unflatten(2, (-1, block)).flatten(-2) for o in (keys, values))  # [B,H,nb,b·d]
     return [(row @ o).unflatten(-1, (block, -1))[:, :, 0] for o in blocked]
 
 # %% ../../nbs/73_survey.learned.ipynb #2192f3fc
@@ -414,7 +414,7 @@ class ClusterFormer(AttentionLayer):
         self.chunk = chunk
         self.register_buffer("centroids", torch.randn(clusters, embed_dim))
         self.register_buffer("bank", torch.zeros(bank, embed_dim))
-        self.stored = 0                                          # inputs in the bank, the newest last
+        self.stored = 0  # inputs in the bank, the newest last
     @classmethod
     def exact(cls, n): return dict(chunk=n)
     def resample(self, generator=None):
@@ -435,7 +435,7 @@ class ClusterFormer(AttentionLayer):
         if context is not None: self.refuse("form for a second sequence")
         if padding is not None: x = x.masked_fill(padding.ignore[..., None], 0.)
         if self.training: self.store(x, padding)
-        nearest = (x @ self.centroids.mT).argmax(-1)                                     # [B,N], the same for all heads
+        nearest = (x @ self.centroids.mT).argmax(-1)  # [B,N], the same for all heads
         cluster = nearest[:, None].expand(-1, self.num_heads, -1)
         return self.merge(clustered_attention(*self.qkv(x), cluster, self.chunk, padding))
 
@@ -465,8 +465,8 @@ def kmeans(
     "Lloyd's algorithm from k points drawn at random; a centroid that no point is nearest to stays where it is."
     centroids = x[torch.randperm(len(x), generator=generator, device=x.device)[:clusters]].clone()
     for _ in range(steps):
-        nearest = torch.cdist(x, centroids).argmin(-1)                                   # [n]
-        members = F.one_hot(nearest, clusters).to(x.dtype)                               # [n,k]
+        nearest = torch.cdist(x, centroids).argmin(-1)  # [n]
+        members = F.one_hot(nearest, clusters).to(x.dtype)  # [n,k]
         size = members.sum(0)[:, None]
         centroids = torch.where(size > 0, members.mT @ x / size.clamp(min=1), centroids)
     return centroids

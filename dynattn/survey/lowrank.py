@@ -85,7 +85,7 @@ class Synthesizer(AttentionLayer):
         n, (q, k, v) = x.shape[1], self.qkv(x)
         if n > self.length: raise ValueError(f"x: expected at most length={self.length} tokens, got {n}")
         scores = q @ k.mT * q.shape[-1]**-.5 if "vanilla" in self.parts else 0.
-        scores = scores + sum(s(x)[..., :n, :n] for s in self.scores.values())           # [B,H,N,N]
+        scores = scores + sum(s(x)[..., :n, :n] for s in self.scores.values())  # [B,H,N,N]
         return self.merge(_mix(scores, v, self.causal, padding))
 
     def init_state(self, batch): return None
@@ -97,7 +97,7 @@ class Synthesizer(AttentionLayer):
         t = v.shape[2]
         if t > self.length: raise ValueError(f"x: expected at most length={self.length} tokens, got {t}")
         scores = q @ k.mT * q.shape[-1]**-.5 if "vanilla" in self.parts else 0.
-        scores = scores + sum(s.row(x, t - 1)[..., :t] for s in self.scores.values())    # [B,H,1,t]
+        scores = scores + sum(s.row(x, t - 1)[..., :t] for s in self.scores.values())  # [B,H,1,t]
         return self.merge(scores.softmax(-1) @ v)[:, 0], (k if "vanilla" in self.parts else k[:, :, :0], v)
 
 # %% ../../nbs/74_survey.lowrank.ipynb #6cd21a91
@@ -139,7 +139,7 @@ class DenseScores(nn.Module):
         self.outer = nn.ModuleList([nn.Linear(embed_dim, num_heads * s) for s in self.sizes])
     def forward(self, x):
         hidden = self.inner(x).relu()
-        rows = [f(hidden).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in self.outer]   # [B,H,N,s]
+        rows = [f(hidden).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in self.outer]  # [B,H,N,s]
         return rows[0] if len(rows) == 1 else (rows[0][..., None] * rows[1][..., None, :]).flatten(-2)
     def row(self, x, t): return self(x[:, None])
 
@@ -170,24 +170,24 @@ class Nystromformer(AttentionLayer):
         super().__init__(embed_dim, num_heads, causal=causal)
         if kernel and kernel % 2 == 0: raise ValueError(f"kernel: expected an odd number or 0, got {kernel}")
         self.landmarks, self.steps = landmarks, steps
-        self.conv = nn.Parameter(torch.randn(num_heads, 1, kernel) * kernel**-.5) if kernel else None    # per head
+        self.conv = nn.Parameter(torch.randn(num_heads, 1, kernel) * kernel**-.5) if kernel else None  # per head
     @classmethod
     def exact(cls, n): return dict(landmarks=n, steps=60, kernel=0)
 
     def attend(self, q, k, v, *, padding=None):
         keep = torch.ones(len(q), q.shape[2], dtype=torch.bool, device=q.device) if padding is None else padding.keep
         q, k, v = (x.masked_fill(~keep[:, None, :, None], 0.) for x in (q, k, v))
-        means = segments(keep, self.landmarks, q.dtype)[:, None]                         # [B,1,m,N]
+        means = segments(keep, self.landmarks, q.dtype)[:, None]  # [B,1,m,N]
         q_means, k_means, scale, real = means @ q, means @ k, q.shape[-1]**-.5, (means > 0).any(-1)
-        f = masked_softmax(q @ k_means.mT * scale, real[:, :, None])                     # [B,H,N,m]
-        a = masked_softmax(q_means @ k_means.mT * scale, real[:, :, None] & real[..., None])     # [B,H,m,m]
-        b = masked_softmax(q_means @ k.mT * scale, keep[:, None, None] & real[..., None])        # [B,H,m,N]
+        f = masked_softmax(q @ k_means.mT * scale, real[:, :, None])  # [B,H,N,m]
+        a = masked_softmax(q_means @ k_means.mT * scale, real[:, :, None] & real[..., None])  # [B,H,m,m]
+        b = masked_softmax(q_means @ k.mT * scale, keep[:, None, None] & real[..., None])  # [B,H,m,N]
         y = f @ (iterative_pinv(a, self.steps) @ (b @ v))
         return y if self.conv is None else y + self.convolve(v)
 
     def convolve(self, v): # [B,H,N,d] along N, each head with its kernel
-        channels = v.transpose(2, 3).flatten(1, 2)                                       # [B,H·d,N]
-        kernels = self.conv.repeat_interleave(v.shape[-1], 0)                            # [H·d,1,K]
+        channels = v.transpose(2, 3).flatten(1, 2)  # [B,H·d,N]
+        kernels = self.conv.repeat_interleave(v.shape[-1], 0)  # [H·d,1,K]
         y = F.conv1d(channels, kernels, padding=self.conv.shape[-1] // 2, groups=len(kernels))
         return y.unflatten(1, (self.num_heads, -1)).transpose(2, 3)
 
@@ -198,8 +198,8 @@ def segments(
     dtype:torch.dtype=torch.float32,
 ) -> Tensor: # [B,m,N], rows that average the real tokens of a segment; zero rows where fewer than m tokens are real
     "The real tokens cut into m segments of nearly equal size."
-    rank, count = keep.cumsum(1) - 1, keep.sum(1, keepdim=True)                          # [B,N], [B,1]
-    which = torch.where(count > m, rank * m // count.clamp(min=1), rank)                 # [B,N]
+    rank, count = keep.cumsum(1) - 1, keep.sum(1, keepdim=True)  # [B,N], [B,1]
+    which = torch.where(count > m, rank * m // count.clamp(min=1), rank)  # [B,N]
     member = (which[:, None] == torch.arange(m, device=keep.device)[:, None]) & keep[:, None]
     return member.to(dtype) / member.sum(-1, keepdim=True).clamp(min=1)
 
@@ -213,7 +213,7 @@ def dynamic_mixtures(
 ) -> tuple: # mixtures of k and of v, [B,H,N/segment,r,d]
     "r mixtures of each segment, with weights that sum to one over its real positions."
     scores, k, v = (x.unflatten(2, (-1, segment)) for x in (scores, k, v))
-    p = masked_softmax(scores.mT, real.unflatten(1, (-1, segment))[:, None, :, None])    # [B,H,ns,r,segment]
+    p = masked_softmax(scores.mT, real.unflatten(1, (-1, segment))[:, None, :, None])  # [B,H,ns,r,segment]
     return p @ k, p @ v
 
 @register
@@ -236,7 +236,7 @@ class LongShort(AttentionLayer):
     def scores(self, x): # [B,H,N,r]
         if not self.rank: return x.new_zeros(len(x), self.num_heads, x.shape[1], 0)
         return self.project(x).unflatten(-1, (self.num_heads, self.rank)).transpose(1, 2)
-    def normed(self, norm, x): return self.split(norm(x.transpose(1, 2).flatten(2)))     # over D, all heads together
+    def normed(self, norm, x): return self.split(norm(x.transpose(1, 2).flatten(2)))  # over D, all heads together
 
     def forward(self, x, context=None, *, padding=None):
         if context is not None: self.refuse("form for a second sequence")
@@ -275,13 +275,13 @@ class LongShortCausal(LongShort):
         n, l = q.shape[2], self.segment
         real, (q, k, v) = _fill(q, k, v, l, padding)
         if padding is None: real = real.expand(1, -1)
-        mixtures = dynamic_mixtures(F.pad(scores, (0, 0, 0, q.shape[2] - n)), k, v, l, real)             # [B,H,ns,r,d]
+        mixtures = dynamic_mixtures(F.pad(scores, (0, 0, 0, q.shape[2] - n)), k, v, l, real)  # [B,H,ns,r,d]
         i, j = positions(q.shape[2], l, self.window - 1, 0, q.device)
         near = _keep(lambda i, j: (j <= i) & (i - j < self.window), i, j, real)  # [B or 1,1,ns,l,W]
         k, v = (surroundings(self.normed(self.norm_near, o), l, self.window - 1) for o in (k, v))
         far_k, far_v = (self.remembered(m) for m in mixtures)  # [B,H,ns,K·r,d]
         far = self.remembered_keep(real)  # [B or 1,1,ns,1,K·r]
-        q = q.unflatten(2, (-1, l))                                                                      # [B,H,ns,l,d]
+        q = q.unflatten(2, (-1, l))  # [B,H,ns,l,d]
         both = torch.cat([q @ far_k.mT, q @ k.mT], -1) * q.shape[-1]**-.5
         keep = torch.cat([far.expand(*near.shape[:-1], -1), near], -1)
         p_far, p_near = masked_softmax(both, keep).split([far_k.shape[3], k.shape[3]], -1)
@@ -295,7 +295,7 @@ class LongShortCausal(LongShort):
         before = surroundings(flat, max(r, 1), self.kept(ns) * r) if r else flat[:, :, None].expand(-1, -1, ns, -1, -1)
         return before[..., :self.kept(ns) * r, :]
     def remembered_keep(self, real):
-        alive = real.unflatten(1, (-1, self.segment)).any(-1)                                            # [B or 1,ns]
+        alive = real.unflatten(1, (-1, self.segment)).any(-1)  # [B or 1,ns]
         ns = alive.shape[1]
         which = torch.arange(ns, device=real.device)[:, None] - torch.arange(self.kept(ns), 0, -1, device=real.device)
         return ((which >= 0) & alive[:, which.clamp(min=0)]).repeat_interleave(self.rank, -1)[:, None, :, None]

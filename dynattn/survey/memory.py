@@ -37,8 +37,8 @@ def memory_attention(
     n = q.shape[2]
     real, (q, k, v) = _fill(q, k, v, block, padding)
     i, j = positions(q.shape[2], block, left, right, q.device)
-    near = q.unflatten(2, (-1, block)) @ surroundings(k, block, left, right).mT          # [B,H,nb,block,W]
-    far = (q @ extra_k.mT).unflatten(2, (-1, block))                                     # [B,H,nb,block,E]
+    near = q.unflatten(2, (-1, block)) @ surroundings(k, block, left, right).mT  # [B,H,nb,block,W]
+    far = (q @ extra_k.mT).unflatten(2, (-1, block))  # [B,H,nb,block,E]
     keep = _keep(sees, i, j, real)
     keep_far = extra_keep.expand(near.shape[0], 1, *far.shape[2:])
     keep_near = keep.expand(near.shape[0], -1, -1, block, -1)
@@ -198,7 +198,7 @@ def _draw(sizes, count, generator):
     "Floyd's method: for each of `sizes` [R,1], different numbers below it [R,count]; columns beyond a size mean nothing."
     drawn = torch.empty(len(sizes), 0, dtype=torch.int64, device="cpu")
     for t in range(count):
-        top = (sizes - sizes.clamp(max=count) + t)                                                   # [R,1]
+        top = (sizes - sizes.clamp(max=count) + t)  # [R,1]
         number = (torch.rand(len(sizes), 1, generator=generator, device="cpu") * (top + 1)).long()
         taken = (drawn == number).any(1, keepdim=True)
         drawn = torch.cat([drawn, torch.where(taken, top, number)], 1)
@@ -331,7 +331,7 @@ def running_mean_product(
     "f(x, y, z)_t = x_t · mean over j ≤ t of y_jᵀz_j (Ma et al. 2021, equation 13)."
     keep = torch.ones(1, x.shape[2], dtype=torch.bool, device=x.device) if padding is None else padding.keep
     y, t = y.masked_fill(~keep[:, None, :, None], 0.), keep.cumsum(1).clamp(min=1).to(x.dtype)[:, None, :, None]
-    state = (y[..., None] * z[..., None, :]).cumsum(2)                                   # [B,H,N,a,c]
+    state = (y[..., None] * z[..., None, :]).cumsum(2)  # [B,H,N,a,c]
     return (x[..., None, :] @ state)[..., 0, :] / t
 
 # %% ../../nbs/72_survey.memory.ipynb #065331b5

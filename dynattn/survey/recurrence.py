@@ -37,7 +37,7 @@ class RelativeAttention(AttentionLayer):
     def scores(self, x, past): # [B,L,D], [B,M,D] -> q·k by content and distance [B,H,L,M+L]
         keys = torch.cat([past, x], 1)
         n, q, k = keys.shape[1], self.split(self.q(x)), self.split(self.k(keys))
-        waves = sinusoidal_positions(n, x.shape[-1], device=x.device, dtype=x.dtype).flip(0)     # distances n−1 … 0
+        waves = sinusoidal_positions(n, x.shape[-1], device=x.device, dtype=x.dtype).flip(0)  # distances n−1 … 0
         r = self.split(self.r(waves)[None])
         content, by_distance = (q + self.u) @ k.mT, relative_shift((q + self.w) @ r.mT)
         return (content + by_distance) * q.shape[-1]**-.5
@@ -56,7 +56,7 @@ class TransformerXL(RelativeAttention):
     "Segments of `segment_len`, each seeing the `memory` inputs before it (section 3.2)."
     info = Info("Transformer-XL", "Dai et al.", 2019, "1901.02860", "RC", "N²", True, row=4,
                 note="N is the segment there; a text of N tokens costs N(L + M).")
-    lengths = (256, 512, 768, 1024, 2048, 4096)                      # in segments of sixteen
+    lengths = (256, 512, 768, 1024, 2048, 4096)  # in segments of sixteen
     def __init__(self, embed_dim, num_heads, *, causal=True,
                  segment_len:int=16, # L
                  memory:int=16): # M
@@ -103,7 +103,7 @@ class Compressive(TransformerXL):
         self.compressed, self.rate, self.compression, self.loss, self.count = compressed, rate, compression, loss, count
         self.conv = nn.Conv1d(embed_dim, embed_dim, rate, rate) if compression == "convolution" else None
         self.decode = nn.ConvTranspose1d(embed_dim, embed_dim, rate, rate) if loss == "autoencoding" else None
-        self.seen = []                                               # (segment, old states) of the last training pass
+        self.seen = []  # (segment, old states) of the last training pass
     @classmethod
     def exact(cls, n): return dict(segment_len=4, memory=8, compressed=n, rate=1, compression="mean")
 

@@ -34,7 +34,7 @@ class Additive(AttentionLayer):
 
     def attend(self, q, k, v, *, padding=None):
         if padding is not None: k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.) for x in (k, v))
-        scores = self.net.scores(q.flatten(0, 1), k.flatten(0, 1)).unflatten(0, q.shape[:2])      # [B,H,N,M]
+        scores = self.net.scores(q.flatten(0, 1), k.flatten(0, 1)).unflatten(0, q.shape[:2])  # [B,H,N,M]
         keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
         if self.causal: keep = keep.tril(k.shape[2] - q.shape[2])
         return masked_softmax(scores, keep if padding is None else keep & padding.keep[:, None, None]) @ v
@@ -136,8 +136,8 @@ def look_up(
     top:int, # k
 ) -> Tensor: # [B,N,D], heads summed
     "Softmax over the `top` best pairs of each head, and the values that stand there."
-    s, index = product_topk(a, b, top)                                                            # [B,N,H,k]
-    index, w = (o.flatten(2).flatten(0, 1) for o in (index, s.softmax(-1)))                       # [BN,Hk]
+    s, index = product_topk(a, b, top)  # [B,N,H,k]
+    index, w = (o.flatten(2).flatten(0, 1) for o in (index, s.softmax(-1)))  # [BN,Hk]
     return F.embedding_bag(index, values, mode="sum", per_sample_weights=w).view(*a.shape[:2], -1)
 
 # %% ../../nbs/78_survey.sparse.ipynb #8301db10
@@ -150,7 +150,7 @@ def queue_places(
 ) -> Tensor: # [B,N,k] int64, how many stand before it; -1 for a choice that does not queue
     "Places in the experts' queues, one set of queues per sequence."
     turn = (lambda x: x.mT) if first_choices_first else (lambda x: x)
-    stands = turn(experts).flatten(1)[..., None] == torch.arange(num_experts, device=experts.device)        # [B,Nk,E]
+    stands = turn(experts).flatten(1)[..., None] == torch.arange(num_experts, device=experts.device)  # [B,Nk,E]
     if wanted is not None: stands = stands & turn(wanted).flatten(1)[..., None]
     place = (stands.cumsum(1) * stands).sum(-1) - 1
     return turn(place.view(turn(experts).shape))
@@ -180,8 +180,8 @@ def run_experts(
     k, served = experts.shape[-1], (place >= 0) & (place < (capacity if limit is None else limit[:, None, None]))
     slot = torch.where(served, experts * capacity + place, num_experts * capacity).flatten(1)[..., None].expand(-1, -1, x.shape[-1])
     queues = x.new_zeros(len(x), num_experts * capacity + 1, x.shape[-1]).scatter(1, slot, x.repeat_interleave(k, 1))
-    y = fn(queues[:, :-1].unflatten(1, (num_experts, capacity))).flatten(1, 2)                    # [B,EC,D]
-    y = F.pad(y, (0, 0, 0, 1)).gather(1, slot).unflatten(1, (-1, k))                              # [B,N,k,D]
+    y = fn(queues[:, :-1].unflatten(1, (num_experts, capacity))).flatten(1, 2)  # [B,EC,D]
+    y = F.pad(y, (0, 0, 0, 1)).gather(1, slot).unflatten(1, (-1, k))  # [B,N,k,D]
     return ((gates * served)[..., None] * y).sum(2)
 
 # %% ../../nbs/78_survey.sparse.ipynb #befb5617
@@ -236,7 +236,7 @@ class _Routed(PerToken):
         self.offset.uniform_(generator=generator)
         return self
     def __getstate__(self):
-        return {**super().__getstate__(), "_loss": None}                      # a copy starts without a graph
+        return {**super().__getstate__(), "_loss": None}  # a copy starts without a graph
 
 # %% ../../nbs/78_survey.sparse.ipynb #3a78daaf
 class MixtureOfExperts(_Routed):
@@ -395,7 +395,7 @@ class SparseFeedForward(PerToken):
     @classmethod
     def exact(cls, n): return dict(block=1)
     @classmethod
-    def at(cls, n, causal=False, **knobs): return super().at(n, causal=causal, **knobs).eval()    # as it decodes
+    def at(cls, n, causal=False, **knobs): return super().at(n, causal=causal, **knobs).eval()  # as it decodes
     def reference(self, x, *, padding=None): return (x @ self.up.T).relu() @ self.down
     def forward(self, x, context=None, *, padding=None):
         return (_masked if self.training else _gathered)(self, self.admit(x, context, padding))
@@ -403,9 +403,9 @@ class SparseFeedForward(PerToken):
 # %% ../../nbs/78_survey.sparse.ipynb #84e4e231
 def _gathered(ffn, x):
     "Reads the chosen units only."
-    pick = ffn.control(x).unflatten(-1, (-1, ffn.block)).argmax(-1)                               # [B,N,F/n]
+    pick = ffn.control(x).unflatten(-1, (-1, ffn.block)).argmax(-1)  # [B,N,F/n]
     unit = pick + ffn.block * torch.arange(pick.shape[-1], device=x.device)
-    h = (ffn.up[unit] @ x[..., None]).relu()                                                      # [B,N,F/n,1]
+    h = (ffn.up[unit] @ x[..., None]).relu()  # [B,N,F/n,1]
     return (h.mT @ ffn.down[unit])[..., 0, :]
 
 def _masked(ffn, x):
@@ -452,12 +452,12 @@ class SparseQKV(AttentionLayer):
         self.out = nn.Identity()
 
     def qkv(self, x, context=None):
-        own = x.unflatten(-1, (self.modules_count, -1))                                           # [B,N,S,d/S]
+        own = x.unflatten(-1, (self.modules_count, -1))  # [B,N,S,d/S]
         y, both = self.project(x), torch.cat([self.project(x), own], -1)
         back, side = self.kernel - 1, self.kernel // 2
-        y, both = (F.pad(o.permute(0, 3, 1, 2), (0, 0, back, 0)) for o in (y, both))              # [B,·,back+N,S]
+        y, both = (F.pad(o.permute(0, 3, 1, 2), (0, 0, back, 0)) for o in (y, both))  # [B,·,back+N,S]
         y = F.pad(y, (side, side))
-        maps = self.q(y), self.k(y), self.v(both)                                                 # [B,d/S,N,S]
+        maps = self.q(y), self.k(y), self.v(both)  # [B,d/S,N,S]
         return [self.split(o.permute(0, 2, 3, 1).flatten(2)) for o in maps]
 
     def forward(self, x, context=None, *, padding=None):
