@@ -615,7 +615,8 @@ def short_engine(
     narrow = rows is not None and cols<=4*d
     most = SHORT if rows is None or not alone else 2*SHORT_ALONE if narrow else SHORT_ALONE
     if n>most: return None
-    written = cols<=11*d if rows is not None else wanted.sigma and cols<=3*d
+    padded = inputs.keep is not None and m>=32
+    written = wanted.sigma and not padded and cols<=(11*d if rows is not None else 3*d)
     for engine in (Mixed,Written) if written else (Fused,):
         if engine.serves(inputs, wanted): return engine
     return Fused if Fused.serves(inputs, wanted) else None
