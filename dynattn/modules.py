@@ -68,11 +68,13 @@ def _masks(attn, shape, key_padding_mask, attn_mask, is_causal, need_weights):
     keys = None if key_padding_mask is None else _key_mask(key_padding_mask, b, m)
     padding = None
     if keys is not None and keys.dtype==torch.bool and not plain: keys,padding = None,PaddingMask(keys[:,0,0])
+    if keys is not None and attn.attention_fn is not None: # nn.TransformerEncoder makes 0 and -inf out of a bool mask
+        keys,padding = None,PaddingMask.from_additive(keys)
     return dict(attn_mask=_joined(pairs, keys), padding=padding, is_causal=causal)
 
 def _is_plain(attn):
     "Whether an attention is nothing but PyTorch's."
-    return attn.window is None and attn.alpha_head is None
+    return attn.window is None and attn.alpha_head is None and attn.attention_fn is None
 
 # %% ../nbs/48_modules.ipynb #e3248949
 def _split(attn, x, count, batch_first):
@@ -186,7 +188,8 @@ def _attend(attn, query, key, value, key_padding_mask, attn_mask, is_causal, nee
     k,v,masks,extra = _with_extra_keys(attn, k, v, masks)
     dropout = attn.dropout if attn.training else 0.
     options = dict(dropout_p=dropout, return_weights=need_weights, **masks, **_reach(attn, n, m, extra))
-    out = _compute(_TorchCall(q, k, v, **options))
+    if attn.attention_fn is None: out = _compute(_TorchCall(q, k, v, **options))
+    else: out = attn.attention_fn(q, k, v, **options)
     out,weights = out if need_weights else (out, None)
     out = out.transpose(1, 2) if batch_first else out.permute(2, 0, 1, 3)
     if need_weights and extra: weights = weights.roll(-extra, -1)
@@ -211,6 +214,8 @@ def _attend_nested(attn, query, key, value, is_causal, need_weights):
 # %% ../nbs/48_modules.ipynb #4ccbd86d
 class MultiheadAttention(nn.MultiheadAttention):
     "`nn.MultiheadAttention` with windows and alphas that learn; a query that sees no key gets zeros."
+    attention_fn = None # another function instead of `attention`, as `dynattn.parallel.Halo` sets one
+
     def __init__(self,
         embed_dim:int, # D, width of queries and output
         num_heads:int, # H, divides D
@@ -245,6 +250,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         F._mha_shape_check(query, key, value, key_padding_mask, attn_mask, self.num_heads)
         options = dict(is_causal=is_causal, need_weights=need_weights)
         if query.is_nested or key.is_nested or value.is_nested:
+            if self.attention_fn is not None:
+                raise ValueError("query: expected a padded tensor across ranks, got a nested one; "
+                                 "make nn.TransformerEncoder with enable_nested_tensor=False")
             if key_padding_mask is not None or attn_mask is not None:
                 raise ValueError("key_padding_mask, attn_mask: expected None beside nested tensors, got a mask")
             out,weights = _attend_nested(self, query, key, value, **options)

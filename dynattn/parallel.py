@@ -12,8 +12,10 @@ from functools import partial
 import torch, torch.distributed as dist, torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
 from .call import Call
+from .encoder import DynamicAttention
 from .ops import attention as attend_here
 from .padding import PaddingMask
 from .sigma import SigmaHead
@@ -597,10 +599,21 @@ def _sigma_from_first(module, query, group, timeout):
 
 def _forget_seen(module, inputs, output): module.seen = None  # counted from a part, it would be wrong
 
-class Halo(ParallelStyle):
-    """For `parallelize_module`: a `MultiHeadAttention` or `DynamicAttention` attends across the ranks of a mesh.
+def _refuse_module(module):
+    "Raise where a module is none that can attend across ranks."
+    if not hasattr(module, 'attention_fn'):
+        raise TypeError("module: expected a MultiHeadAttention, a DynamicAttention or dynattn's MultiheadAttention, "
+                        f"got {type(module).__name__}; dynattn.convert makes the last out of nn.MultiheadAttention")
+    for name in ('bias_k','add_zero_attn'):
+        extra = getattr(module, name, None)
+        if extra is not None and extra is not False:
+            raise ValueError(f"{name}: expected None across ranks, got one; its key would count once for each rank")
 
-    Each rank passes its part of the sequence; rank 0 holds the first token, from which widths are predicted."""
+class Halo(ParallelStyle):
+    """For `parallelize_module`: an attention module attends across the ranks of a mesh.
+
+    It is a `MultiHeadAttention`, a `DynamicAttention` or a `MultiheadAttention`. Each rank passes its part of the
+    sequence; rank 0 holds the first token, from which widths are predicted."""
     def __init__(self,
         timeout:float=60., # seconds to wait for other ranks
     ):
@@ -608,11 +621,10 @@ class Halo(ParallelStyle):
         self.timeout = timeout
 
     def _apply(self, module:nn.Module, device_mesh) -> nn.Module:
-        if not hasattr(module, 'attention_fn'):
-            raise TypeError(f"module: expected a MultiHeadAttention or DynamicAttention, got {type(module).__name__}")
+        _refuse_module(module)
         group,impl = _group(device_mesh),getattr(module.attention_fn, 'keywords', {}).get('impl', 'auto')
         module.attention_fn = partial(_of_a_part, group=group, timeout=self.timeout, impl=impl)
-        if hasattr(module, 'sigma_head'):
+        if isinstance(module, DynamicAttention):
             module.sigma = partial(_sigma_from_first, module, group=group, timeout=self.timeout)
             module.register_forward_hook(_forget_seen)
         return module
@@ -624,8 +636,10 @@ def sum_gradients(
 ):
     "Add up each parameter's gradient over the ranks, in one message."
     ranks,parameters = Ranks(_group(group), timeout),[p for p in model.parameters() if p.requires_grad]
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    for p,g in zip(parameters, _summed(ranks, grads, 'gradients of the parameters')): p.grad = g
+    for p in parameters:
+        if p.grad is None: p.grad = torch.zeros_like(p)
+    grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters] # shards of FSDP
+    for g,total in zip(grads, _summed(ranks, grads, 'gradients of the parameters')): g.copy_(total)
 
 # %% ../nbs/60_parallel.ipynb #180917ed
 def _margin(embed):

@@ -42,6 +42,7 @@ class Sight(NamedTuple):
     chunked:bool=False     # the layer attends in chunks
     queries:int|None=None  # N, where transformers has said so
     dropped:bool=False     # real tokens before the first key have left the cache
+    part:object=None       # what computes attention for a part of the sequence, where a call holds only one
 
     ndim = 4                          # what `generate` asks of the masks
     def contiguous(self): return self # that it makes itself, for static caches
@@ -109,6 +110,8 @@ def _segments(parts, n, device): # -> [B,N] int64 that does not decrease
     return F.pad((texts.diff()!=0) | (chunk.diff()!=0), (1,0)).cumsum(1)
 
 # %% ../../nbs/55_hf.plugin.ipynb #c2c1ba28
+_in_parts = [] # while a model is called across ranks, what computes its attention, see chapter 61
+
 def sight(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
           local_size=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=False, config=None,
           device='cpu', **kwargs) -> Sight:
@@ -118,7 +121,7 @@ def sight(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_functio
     window = None if local_size is None else _reach(local_size, causal, config)
     keep,at = _keep(attention_mask, kv_offset, kv_length),torch.tensor(here)
     plain = Sight(keep, causal, window, here if causal else 0, at=at if causal else None, queries=q_length,
-                  dropped=_has_dropped(attention_mask, kv_offset))
+                  dropped=_has_dropped(attention_mask, kv_offset), part=_in_parts[-1] if _in_parts else None)
     if (causal or allow_is_bidirectional_skip) and (local_size is None or window): return plain
 
     parts = _parts(mask_function) or {}
@@ -451,6 +454,9 @@ def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., 
     if isinstance(key, NewKeys): return _attend_kept(module, query, key, attention_mask, scaling, dropout, kwargs)
     s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
     _check_mask(s, query, key)
+    if s.part is not None: return s.part.attend(module, query, key, value, s, scaling, dropout, kwargs)
+    if getattr(module, 'across_ranks', False):
+        raise ValueError("model: expected a call of the whole model after hf.parallelize, got a call of one layer")
     _check_leading(module, s)
     s = _with_texts(s, kwargs, query, key.shape[2])
     _refuse(module, kwargs, s.pairs is not None or s.texts is not None)
