@@ -88,6 +88,7 @@ class DynamicAttention(MultiHeadAttention):
     ):
         super().__init__(embed_dim, num_heads, dropout, bias, attention_fn=partial(attention, impl=impl), **_ours(kwargs))
         self.window,self.n_global,self.causal,self.seen = window,n_global,causal,None
+        self.whole = None  # across ranks: tokens, and real tokens [B], of the sequence of which a pass is a part
         self.sigma_head = _sigma_source(window, embed_dim, num_heads, init_width)
         self.alpha_head = alpha_source(alpha, num_heads)
         self.to(device=device, dtype=dtype)
@@ -153,6 +154,7 @@ def _remember(attn, window, alpha, query, padding):
     "Width and pairs [B,H], tokens [B], α [H] of this pass."
     b,n,_ = query.shape
     real = torch.full((b,), n, device=query.device) if padding is None else padding.counts
+    if attn.whole is not None: n,real = attn.whole
     w = window.half_width(n) if isinstance(window, Window) else torch.full((attn.num_heads,), n-1 if window is None else min(window, n-1), device=query.device)
     w = w.expand(b, attn.num_heads)
     a = torch.ones(attn.num_heads, device=query.device) if alpha is None else alpha.detach()
