@@ -39,11 +39,13 @@ def measure(kind, seed, given, keep):
         best = saved_state(out)['best']
     spent = time.process_time()-began
     mean = lambda x: torch.tensor(x).mean().item()
-    views = sum(len(views(x.data, c.crop)) for x in load_data(c).splits['test'])
-    return dict(date=date.today(), machine=machine(), torch=torch.__version__, commit=commit(), kind=kind, seed=seed, **{k: getattr(c, k) for k in SETTINGS},
-        steps=r['steps'], files=r['files']['test'], majority=f"{r['majority']:.4f}", accuracy=f"{r['accuracy']:.4f}", macro_f1=f"{r['f1']:.4f}", valid_f1=f'{best:.4f}', share=f"{r['share']:.4f}",
-        mflops_a_view=f"{r['flops']['windows']/views/1e6:.3f}", dense_mflops_a_view=f"{r['flops']['dense']/views/1e6:.3f}", cpu_ms=f'{statistics.median(watch.ms):.1f}', run_cpu_s=f'{spent:.0f}',
-        memory_mb=f"{r['memory']:.0f}", mean_width=f"{mean(r['widths']):.1f}", mean_alpha=f"{mean(r['alphas']):.3f}")
+    pieces = sum(len(views(x.data, c.crop)) for x in load_data(c).splits['test'])
+    mflops = {k: f"{r['flops'][k]/pieces/1e6:.3f}" for k in ('windows', 'dense')}
+    return dict(date=date.today(), machine=machine(), torch=torch.__version__, commit=commit(), kind=kind, seed=seed,
+        **{k: getattr(c, k) for k in SETTINGS}, steps=r['steps'], files=r['files']['test'], majority=f"{r['majority']:.4f}",
+        accuracy=f"{r['accuracy']:.4f}", macro_f1=f"{r['f1']:.4f}", valid_f1=f'{best:.4f}', share=f"{r['share']:.4f}",
+        mflops_a_view=mflops['windows'], dense_mflops_a_view=mflops['dense'], cpu_ms=f'{statistics.median(watch.ms):.1f}',
+        run_cpu_s=f'{spent:.0f}', memory_mb=f"{r['memory']:.0f}", mean_width=f"{mean(r['widths']):.1f}", mean_alpha=f"{mean(r['alphas']):.3f}")
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
