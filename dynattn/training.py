@@ -20,7 +20,7 @@ from ._moved import moved_names
 from .metrics import accuracy, class_metrics, confusion_matrix, f1
 from .ops import impls
 from .encoder import Classifier, EncoderConfig
-from .files import DamagedFile, Data, DataConfig, UserError, _digest, batch_of, check, count_rules, data_rules
+from .files import DataConfig, UserError, _digest, batch_of, check, count_rules, data_rules
 from .files import epoch_batches, half_written, intact, is_number, load_data, locked, need, printable
 from .files import read_intact, split_table, views, word_rules, write_atomic
 
