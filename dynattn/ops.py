@@ -15,7 +15,8 @@ import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call, exporting_to_onnx, serve, takes
 from .dense import dense_attention, visible_pairs
-from .band.attention import banded_attention, is_traced, refuses as banded_refuses, transformed
+from .band.attention import (banded_attention, furthest_bounds, is_traced, refuses as banded_refuses,
+                                    transformed)
 from .padding import PaddingMask
 from .window import Window
 
@@ -149,8 +150,7 @@ def _reach(window):
     "How many tokens the widest head sees to the left and right; None is no limit or not known without waiting."
     if isinstance(window, tuple): return window
     known = isinstance(window, Window) and window.unit=='tokens' and window.apply=='inside'
-    if not known or window.sigma.device.type!='cpu': return None,None
-    return tuple(int(x.max()) if x.numel() else None for x in window.bounds())
+    return furthest_bounds(window) if known and window.sigma.device.type=='cpu' else (None,None)
 
 def _cut_keys(call):
     "The call without the keys that none of its queries reaches; one query under a hard window sees all the others."

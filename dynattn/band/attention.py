@@ -8,6 +8,7 @@ __all__ = ['BandWeights', 'refuses', 'banded_attention']
 # %% ../../nbs/34_band.attention.ipynb #91bc9cdf
 import inspect, math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
 from ..call import Call, serve, takes
@@ -17,7 +18,7 @@ from ..window import Window
 from .geometry import Band, block_sizes, global_queries
 from ..alpha_tiles import TileCall, entmax_backward, entmax_forward
 from .fused import (Short, available, fused_forward, log_window, made_once, relative_slopes,
-                                shares_key_heads, short_engine, toeplitz_square)
+                                SHORT, safe_log, shares_key_heads, short_engine, toeplitz_square)
 from .engines import Dropout, Gradients, Group, Inputs, Sums, Wanted, _LOG2E, backward_group, forward_group
 
 # %% ../../nbs/34_band.attention.ipynb #7cf7a663
@@ -116,6 +117,36 @@ def few_half_widths(
     rows = [found] if dims==1 else found
     rows = [[one(x) for x in row]*(h if len(row)==1 else 1) for row in rows]
     return rows*b if len(rows)==1 else rows
+
+class FixedWindow(NamedTuple):
+    "A window by its values: what was made from it holds for every window with the same ones."
+    sigma:float|tuple # as `Tensor.tolist` gives it, in tuples
+    dtype:torch.dtype
+    options:tuple     # (name, value) of everything else
+
+    def window(self) -> Window:
+        return Window(torch.tensor(self.sigma, dtype=self.dtype, device='cpu'), **dict(self.options))
+
+def fixed_window(
+    window:Window,
+) -> FixedWindow|None: # None where there are many widths, or on another device
+    "The window by its values; what is kept by it can never be out of date."
+    sigma,dims = window.sigma,window.sigma.dim()
+    if sigma.numel()>64 or dims>2 or not sigma.is_cpu: return None
+    values = sigma.tolist()
+    if dims>0: values = tuple(values) if dims==1 else tuple(map(tuple, values))
+    return FixedWindow(values, sigma.dtype, tuple(window._options().items()))
+
+@made_once
+def _fixed_bounds(fixed): return tuple(x.amax().item() if x.numel() else None for x in fixed.window().bounds())
+
+def furthest_bounds(
+    window:Window, # in tokens
+) -> tuple: # (left, right) ints; None where there is no head
+    "How many tokens the widest head sees to each side."
+    fixed = fixed_window(window)
+    if fixed is not None: return _fixed_bounds(fixed)
+    return tuple(x.amax().item() if x.numel() else None for x in window.bounds())
 
 def reach_of_heads(
     half_widths:Tensor, # [B|1,H|1] of a soft window
@@ -497,15 +528,27 @@ def choose_engine(
     return Tiled if engine is None else ShortCall(engine)
 
 # %% ../../nbs/34_band.attention.ipynb #5dc5dccd
-FEW_PAIRS = 2**16  # of all heads, up to which one square costs less than to plan strips
+FEW_PAIRS = 2**16  # of all heads, up to which one mask costs less than to plan strips
+KEPT_PAIRS = 2**14 # of a mask that is kept for the next call
 
 @made_once
-def hard_square(n, left, right, dtype):
-    "[1,1,N,N]: 0 where query i sees key j, i-left <= j <= i+right, else -inf. None where it sees all."
-    if min(left, right)>=n-1: return None
-    offsets = torch.arange(1-n, n, device='cpu')
+def hard_mask(n, m, q_offset, left, right, dtype):
+    "[1,1,N,M]: 0 at offsets -left..right, else -inf. None where every query sees all keys."
+    offsets = torch.arange(1-n-q_offset, m-q_offset, device='cpu')
     outside = (offsets<-left) | (offsets>right)
-    return toeplitz_square(torch.zeros(1, 1, 2*n-1, dtype=dtype, device='cpu').masked_fill_(outside, -math.inf), n, n)
+    if not outside.any(): return None
+    by_offset = torch.zeros(1, 1, len(offsets), dtype=dtype, device='cpu').masked_fill_(outside, -math.inf)
+    return toeplitz_square(by_offset, n, m)
+
+def soft_mask(window, n, m, q_offset, is_causal, dtype):
+    "[B|1,H|1,N,M]: the window's logarithm; -inf ahead of a causal query."
+    last = m-1-q_offset
+    by_offset = safe_log(OffsetWindow(window, m).values(1-n-q_offset, last)).to(dtype)
+    if is_causal and last>0: by_offset[...,-last:] = -math.inf
+    return by_offset.unsqueeze(-2) if n==1 else toeplitz_square(by_offset, n, m)
+
+@made_once
+def fixed_soft_mask(fixed, *args): return soft_mask(fixed.window(), *args)
 
 @dataclass
 class Settings:
@@ -556,27 +599,29 @@ class Settings:
         few = window.is_default and window.sigma.numel()<=64
         return window,None if self.after or few else window.half_widths()
 
-    def has_square(self, q, k, v):
-        "Whether a window, or causality, on few tokens is all there is."
-        (b,h,n,d),hkv = q.shape,k.shape[1]
-        small = 0<b*h*n*n*d and b*h*n*n<=FEW_PAIRS and n==k.shape[2] and d==v.shape[3]
-        more = self.dropout_p or self.n_global or self.q_offset or self.after or self.weights_wanted
+    def has_mask(self, q, k, v):
+        "Whether a window, or causality, on few pairs is all there is."
+        (b,h,n,d),(hkv,m) = q.shape,k.shape[1:3]
+        small = 0<b*h*n*m*d and b*h*n*m<=FEW_PAIRS and n<=SHORT and d==v.shape[3]
+        more = self.dropout_p or self.n_global or self.after or self.weights_wanted
         plain = self.keep is None and self.stored is None and not more
         fits = q.is_cpu and q.dtype in (torch.float32,torch.float64) and (h==hkv or shares_key_heads())
         return small and plain and fits and available()
 
-    def square(self, n, dtype):
-        "The mask of such a call, [B|1,H|1,N,N], or None."
-        left,right = occurring(n, n, 0, self.is_causal, self.left, self.right)
-        if self.window is None: return hard_square(n, left, right, dtype)
-        by_offset = OffsetWindow(self.window, n).values(1-n, n-1).log_().to(dtype)
-        if right<n-1: by_offset[...,n+right:] = -math.inf
-        return toeplitz_square(by_offset, n, n)
+    def mask(self, n, m, dtype):
+        "The mask of such a call, [B|1,H|1,N,M], or None."
+        at = self.q_offset
+        if self.window is None:
+            return hard_mask(n, m, at, *occurring(n, m, at, self.is_causal, self.left, self.right), dtype)
+        fixed = None
+        if not self.wanted.sigma and self.window.sigma.numel()*n*m<=KEPT_PAIRS: fixed = fixed_window(self.window)
+        if fixed is None: return soft_mask(self.window, n, m, at, self.is_causal, dtype)
+        return fixed_soft_mask(fixed, n, m, at, self.is_causal, dtype)
 
     def forward(self, q, k, v, alpha, bias, alone=False):
         "Output, lse, and the output to keep; `alone`: no backward pass follows."
-        if alpha is None and bias is None and self.has_square(q, k, v):
-            out,lse = fused_forward(q, k, v, self.square(q.shape[2], q.dtype), self.scale)
+        if alpha is None and bias is None and self.has_mask(q, k, v):
+            out,lse = fused_forward(q, k, v, self.mask(q.shape[2], k.shape[2], q.dtype), self.scale)
             if math.isfinite(lse.sum()): return out,lse.unsqueeze(-1),out  # else a query is not finite
         inputs,_ = cut_keys(self.inputs(q, k, v, alpha, bias))
         if self.weights_wanted: return Tiled.forward(inputs, weights_wanted=True)
