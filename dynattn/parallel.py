@@ -663,6 +663,7 @@ def embed_part(
     if embed.cls is not None:
         both = torch.cat([(x*keep[...,None]).sum(1), keep.sum(1, keepdim=True).to(x.dtype)], 1)
         both = _Sum.apply(ranks, both)
+        x = x.to(torch.promote_types(x.dtype, embed.cls.dtype))  # under autocast, as on the rank that holds [CLS]
         if ranks.rank==0:
             x = torch.cat([(embed.cls+both[:,:-1]/both[:,-1:].clamp(min=1))[:,None], x], 1)
             keep = F.pad(keep, (1, 0), value=True)

@@ -13,6 +13,7 @@ import dataclasses, hashlib, io, json, math, signal, statistics, sys, time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 import torch, torch.nn.functional as F
 from torch import Tensor
@@ -46,6 +47,8 @@ class TrainConfig(DataConfig):
     decay:float = .05        # weight decay
     precision:str = 'no'     # no, or bf16 or fp16 for mixed precision
     every:int = 100          # steps between checkpoints
+    sequence_ranks:int = 1   # processes that share each piece, out of those that torchrun starts
+    rank_timeout:int = 600   # seconds that a process waits for those it shares a piece with
 
 # %% ../nbs/52_training.ipynb #chk00002
 _WINDOW_WORDS,_ALPHA_WORDS = ('dynamic','learned','none'),('none','learned')
@@ -74,8 +77,10 @@ def train_rules(
     "The bounds of all options; simple ones come before those that depend on them."
     yield from data_rules(c)
     yield from word_rules(c, dict(precision=('no','bf16','fp16'), impl=('auto', *impls)))
-    yield from count_rules(c, 'dim heads layers patch epochs patience every')
+    yield from count_rules(c, 'dim heads layers patch epochs patience every sequence_ranks rank_timeout')
     yield from _number_rules(c)
+    undropped = f'0 where sequence_ranks={c.sequence_ranks}, as weights are not dropped across ranks'
+    yield 'dropout', undropped, c.sequence_ranks==1 or c.dropout==0
     yield 'dim', 'an even number', c.dim%2==0
     yield 'heads', f'a divisor of dim={c.dim}', c.dim%c.heads==0
     window,alpha = _word_or_number(c.window, _WINDOW_WORDS),_word_or_number(c.alpha, _ALPHA_WORDS)
@@ -133,15 +138,34 @@ def _optimizer(model, c):
     if wide: groups.append(dict(params=wide, weight_decay=0., times=c.sigma_lr))
     return torch.optim.AdamW(groups, lr=c.lr)
 
+# %% ../nbs/52_training.ipynb #157d1695
+def _sequence_mesh(t):
+    "The processes that share a piece with this one, or None where it has its pieces to itself."
+    if t.c.sequence_ranks==1: return None
+    from torch.distributed.device_mesh import init_device_mesh
+    names = ('data', 'sequence')
+    return init_device_mesh(t.acc.device.type, (t.replicas, t.c.sequence_ranks), mesh_dim_names=names)['sequence']
+
+def _across_ranks(model, t):
+    "Let a classifier compute each piece together with the other processes of `t.mesh`."
+    if t.mesh is None: return
+    from torch.distributed.tensor.parallel import parallelize_module
+    from dynattn.parallel import Halo
+    parallelize_module(model, t.mesh, Halo(timeout=t.c.rank_timeout))
+
 # %% ../nbs/52_training.ipynb #888f742c
 class Trainer:
     "A run: model, optimiser and position in the data; a checkpoint holds all of it."
     def __init__(self, c, data, out, accelerator):
         self.c,self.data,self.out,self.acc = c,data,Path(out),accelerator
+        self.replica = accelerator.process_index//c.sequence_ranks # processes of a replica share each piece
+        self.replicas = accelerator.num_processes//c.sequence_ranks
         self.table = split_table(data)
         self.index = {label: i for i,label in enumerate(data.classes)}
         torch.manual_seed(c.seed)
         model = Classifier(model_config(c, data.classes))
+        self.mesh = _sequence_mesh(self)
+        _across_ranks(model, self)
         self.model,self.opt = accelerator.prepare(model, _optimizer(model, c))
         self.step = 0     # steps taken
         self.epoch = 0    # epochs finished
@@ -154,17 +178,17 @@ class Trainer:
         self.row = None   # the last line of `metrics.jsonl`
         self.steps = c.epochs*len(self.batches(0))
         if not self.steps:
-            world = accelerator.num_processes
-            raise UserError(f"batch: expected a step for each of {world} processes, got {c.batch} files of one")
+            raise UserError(f"batch: expected a step for each of {self.replicas} processes, "
+                            f"got {c.batch} files of one")
 
     @property
     def plain(self): return self.acc.unwrap_model(self.model)
 
     def batches(self, epoch):
-        "This process's share of an epoch; each has as many as the others."
-        batches,world = epoch_batches(self.data.splits['train'], self.c, epoch),self.acc.num_processes
-        whole = len(batches)//world*world
-        return batches[self.acc.process_index:whole:world]
+        "This replica's share of an epoch; each has as many as the others."
+        batches = epoch_batches(self.data.splits['train'], self.c, epoch)
+        whole = len(batches)//self.replicas*self.replicas
+        return batches[self.replica:whole:self.replicas]
 
 # %% ../nbs/52_training.ipynb #47c43b63
 def train_step(
@@ -255,9 +279,9 @@ def end_epoch(t:Trainer, callbacks=()):
     "Evaluate on the validation files, keep the best model, write a line of metrics."
     _call(callbacks, 'before_judge', t, 'valid')
     t.model.eval()
-    mine = t.data.splits['valid'][t.acc.process_index::t.acc.num_processes]
+    mine = t.data.splits['valid'][t.replica::t.replicas]
     j = judge(t.plain, mine, t.c.crop, t.c.batch, t.acc.device)
-    cm = t.acc.reduce(j['cm'].to(t.acc.device)).cpu()
+    cm = t.acc.reduce(j['cm'].to(t.acc.device)).cpu()//t.c.sequence_ranks
     row = dict(step=t.step, epoch=t.epoch+1, loss=t.total/max(1, len(t.batches(t.epoch))),
         accuracy=accuracy(cm).item(), f1=f1(cm, 'macro').item(),
         width=j['widths'].mean().item(), alpha=j['alphas'].mean().item(), ms=statistics.median(t.ms or [0]))
@@ -412,12 +436,13 @@ def run_settings(run) -> dict:
     return read_intact(run, 'settings.json', parse)
 
 # %% ../nbs/52_training.ipynb #same0001
-_FREE = 'patience','every'
+_FREE = 'patience','every','rank_timeout'
 _WHY = dict(epochs=', and the learning rate depends on it')
 
 def _check_settings(c, state, out):
     "Raise unless a checkpoint belongs to this configuration."
-    with intact(out, 'checkpoint.pt'): then = dict(json.loads(state['settings']))
+    defaults = {f.name: f.default for f in dataclasses.fields(c)}
+    with intact(out, 'checkpoint.pt'): then = {**defaults, **json.loads(state['settings'])}
     now = dataclasses.asdict(c)
     other = [k for k in now if k not in _FREE and then.get(k)!=now[k]]
     changes = '; '.join(f"{k} was {then.get(k)}, is {now[k]}{_WHY.get(k, '')}" for k in other)
@@ -465,9 +490,17 @@ def _accelerator(c, out, tracker):
     if tracker and tracker not in map(str, hub.get_available_trackers()):
         raise UserError(f"tracker: {tracker} is not installed; pip install {tracker} brings it")
     on_cpu = not torch.cuda.is_available()
-    make = need('accelerate').Accelerator
-    try: return make(cpu=on_cpu, mixed_precision=c.precision, log_with=tracker, project_dir=out)
+    accelerate = need('accelerate')
+    waits = [accelerate.InitProcessGroupKwargs(timeout=timedelta(seconds=c.rank_timeout))] if c.sequence_ranks>1 else []
+    try:
+        acc = accelerate.Accelerator(cpu=on_cpu, mixed_precision=c.precision, log_with=tracker, project_dir=out,
+                                     kwargs_handlers=waits)
     except (ValueError, ImportError) as e: raise UserError(f"precision: {c.precision}: {str(e).splitlines()[0]}") from e
+    if acc.num_processes%c.sequence_ranks:
+        raise UserError(f"sequence_ranks: expected a divisor of the number of processes, {acc.num_processes}, "
+                        f"got {c.sequence_ranks}; torchrun --nproc-per-node {c.sequence_ranks} -m dynattn train "
+                        "starts as many")
+    return acc
 
 # %% ../nbs/52_training.ipynb #48df2760
 def _memory():
@@ -482,6 +515,7 @@ def result_of(t:Trainer, callbacks=()) -> dict:
     "The best model on the test files; plain numbers."
     _call(callbacks, 'before_judge', t, 'test')
     model = Classifier.from_pretrained(t.out).to(t.acc.device)
+    _across_ranks(model, t)
     items,classes = t.data.splits['test'],t.data.classes
     j = judge(model, items, t.c.crop, t.c.batch, t.acc.device)
     cm,flops = j['cm'],j['flops']
@@ -605,12 +639,27 @@ def _run(c, out, resume, acc, quiet, say, callbacks):
     try:
         with _signals(t): fit(t, [progress, *callbacks])
     finally: progress.close()
-    acc.end_training()
-    if not acc.is_main_process: return {}
+    if t.mesh is None: acc.end_training()
+    judges = acc.is_main_process if t.mesh is None else t.replica==0  # a replica judges together
+    if not judges: return {}
     say('judging …')
     result = result_of(t, callbacks)
+    if t.mesh is not None: acc.end_training()
+    if not acc.is_main_process: return {}
     write_report(result, c, out)
     return result
+
+# %% ../nbs/52_training.ipynb #bf077649
+@contextmanager
+def _all_there(c, out):
+    "Where processes share pieces: one line if another of them ended, or did not answer."
+    try: yield
+    except RuntimeError as e:
+        from dynattn.parallel import RankError
+        lost = isinstance(e, (RankError, torch.distributed.DistError)) or 'gloo' in str(e)
+        if c.sequence_ranks==1 or not lost: raise
+        raise UserError(f"{out}: another process ended, or did not answer within {c.rank_timeout} s; "
+                        "--resume goes on") from e
 
 # %% ../nbs/52_training.ipynb #trn00002
 def train(
@@ -633,9 +682,10 @@ def train(
     if done:
         say('the run is finished')
         return done
-    if not acc.is_main_process: return _run(c, out, resume, acc, True, lambda line: None, callbacks)
+    if not acc.is_main_process:
+        with _all_there(c, out): return _run(c, out, resume, acc, True, lambda line: None, callbacks)
     out.mkdir(parents=True, exist_ok=True)
-    with locked(out):
+    with locked(out), _all_there(c, out):
         _allowed(out, c, resume)
         for half in half_written(out, _FILES): half.unlink()   # of a process that was killed while it wrote
         return _run(c, out, resume, acc, quiet, say, callbacks)
