@@ -195,6 +195,10 @@ def test_continuous_batching_raises_where_it_would_lose_windows():
             with pytest.raises(ValueError, match='for continuous batching'): getattr(changed, name)([[3, 4, 5]])
         with pytest.raises(ValueError, match='for continuous batching'): changed.generate(torch.tensor([[3, 4, 5]]), cache_implementation='paged')
         assert changed.config._attn_implementation=='dynattn'
+    plain = hf.switch(_build('LlamaForCausalLM'))  # transformers' own check
+    if not plain._supports_flash_attn or not torch.cuda.is_available():
+        with pytest.raises(ValueError, match='dynattn is not supported for continuous batching'):
+            plain.generate_batch([[3, 4, 5]], progress_bar=False)
 
 def test_weights_wanted_by_the_configuration_of_a_folder(tmp_path):
     hf.save(hf.add_windows(_build('LlamaForCausalLM'), init=2.), tmp_path)
