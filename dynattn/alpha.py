@@ -356,10 +356,16 @@ def _is_batched(x):
     "Whether a transform holds several gradients in one tensor."
     return torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._C._functorch.is_legacy_batchedtensor(x)
 
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+def _recorded():
+    "Whether operations are written down to be run again: the compiler, and `make_fx`, of which `linearize` is made."
+    return torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_PROXY) is not None
+
 class _Entmax(torch.autograd.Function):
     @staticmethod
     def forward(z, eps): # [...,M]; float, or broadcasts to [...,1]
-        if type(z) is Tensor and not (z.is_meta or torch.compiler.is_compiling()): return _forward(z, eps)
+        if type(z) is Tensor and not (z.is_meta or _recorded()): return _forward(z, eps)
         return torch.ops.dynattn.entmax(z, eps if isinstance(eps, Tensor) else z.new_full((), eps, dtype=torch.float64))
 
     @staticmethod
@@ -373,7 +379,7 @@ class _Entmax(torch.autograd.Function):
     def backward(ctx, g):
         p,*eps = ctx.saved_tensors
         eps = eps[0] if eps else ctx.eps
-        graph = torch.is_grad_enabled() or torch.compiler.is_compiling() or _is_batched(g)
+        graph = torch.is_grad_enabled() or _recorded() or _is_batched(g)
         dz,da = (_pull if graph else _pull_chunks)(p, g, eps, ctx.needs_input_grad[1])
         return dz, None if da is None else da.sum_to_size(eps.shape)
 

@@ -69,6 +69,8 @@ def _same_device(name, t, q):
     raise ValueError(f"{name}: expected a tensor on {q.device} as q, got one on {t.device}")
 
 # %% ../nbs/24_call.ipynb #24ca0016
+_DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
+
 def _take_heads(call):
     "Check queries, keys and values, and bring them to [B,H,N,d], [B,Hkv,M,d] and [B,Hkv,M,dv]."
     for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
@@ -78,11 +80,14 @@ def _take_heads(call):
         _take_nested(call)
         if call.offsets is None: return
         q = call.q
-    if not q.is_floating_point(): raise TypeError(f"q: expected a floating dtype, got {q.dtype}")
+    if q.dtype not in _DTYPES:
+        raise TypeError(f"q: expected a dtype of {', '.join(map(str, _DTYPES))}, got {q.dtype}")
     if q.device.type != 'meta' and torch.is_autocast_enabled(q.device.type): _autocast(call)
     if q.dim() != 4 or call.k.dim() != 4 or call.v.dim() != 4: _four_axes(call)
     q,k,v = call.q,call.k,call.v
     b,h,_,d = q.shape
+    for name,x in (('q', q), ('k', k), ('v', v)):
+        if x.layout is not torch.strided: raise TypeError(f"{name}: expected a dense Tensor, got {x.layout}")
     for name,x in (('k', k), ('v', v)):
         if x.dtype != q.dtype: raise TypeError(f"{name}: expected {q.dtype} as q, got {x.dtype}")
         if x.device != q.device:
@@ -337,11 +342,11 @@ class Call:
         for name in ('is_causal', 'enable_gqa', 'return_weights'):
             if not isinstance(getattr(self, name), (bool, SymBool)):
                 raise TypeError(f"{name}: expected a bool, got {_got(getattr(self, name))}")
-        if self.dropout_p != 0. or self.dropout_p is False: _take_dropout(self)
+        if type(self.dropout_p) is not float or self.dropout_p: _take_dropout(self)
         if self.scale is not None: self.scale = _number('scale', self.scale, 'a finite number')
-        if self.n_global or type(self.n_global) is not int:
+        if type(self.n_global) is not int or self.n_global:
             self.n_global = _integer('n_global', self.n_global, 0)
-        if self.q_offset or type(self.q_offset) is not int:
+        if type(self.q_offset) is not int or self.q_offset:
             self.q_offset = _integer('q_offset', self.q_offset, -_FAR)
         if self.attn_mask is not None: _take_mask(self)
         if self.padding is not None: _take_padding(self)
@@ -409,11 +414,16 @@ def takes(
     arguments = [p for p in inspect.signature(record).parameters.values()]
     names = frozenset(p.name for p in arguments)
     at_most = sum(p.kind != p.KEYWORD_ONLY for p in arguments)
+    by_keyword = [frozenset(p.name for p in arguments[i:]) for i in range(at_most+1)] # after i by position
 
     def decorate(body):
         def named(args, kwargs):
-            "The keywords with our names; refuse what is unknown, missing or too much."
-            kwargs = {_OTHER_NAMES.get(name, name): x for name,x in kwargs.items()}
+            "The keywords with our names; refuse what is unknown, missing, given twice or too much."
+            given,kwargs = kwargs,{_OTHER_NAMES.get(name, name): x for name,x in kwargs.items()}
+            twice = next((p.name for p in arguments[:len(args)] if p.name in kwargs), None)
+            if len(kwargs) < len(given):
+                twice = next(our for other,our in _OTHER_NAMES.items() if other in given and our in given)
+            if twice: raise TypeError(f"{twice}: expected once, got it twice, by two names or by name and position")
             for name in kwargs:
                 if name not in names:
                     raise TypeError(f"{name}: expected an argument of {body.__name__}, one of "
@@ -427,7 +437,7 @@ def takes(
 
         @wraps(body)
         def attend(*args, **kwargs):
-            plain = 3 <= len(args) <= at_most and all(name in names for name in kwargs)
+            plain = 3 <= len(args) <= at_most and kwargs.keys() <= by_keyword[len(args)]
             call = record(*args, **(kwargs if plain else named(args, kwargs)))
             out = body(call)
             return out if call.lead is None and call.offsets is None else call.restore(out)

@@ -209,3 +209,4 @@ def _unflatten(leaves, context):
 _pytree.register_pytree_node(PaddingMask, _flatten, _unflatten,
     serialized_type_name="dynattn.padding.PaddingMask", flatten_with_keys_fn=_flatten_with_keys)
 register_pytree_flatten_spec(PaddingMask, lambda mask, spec: [mask.keep])  # PyTorch 2.6 exports by it
+torch.serialization.add_safe_globals([PaddingMask])  # an exported program is loaded without running code

@@ -287,7 +287,7 @@ class Attention:
         s_all = slopes(self.whole, self.eps)
         s,total = s_all[...,:self.M],s_all.sum(-1, keepdims=True)
         at = s.argmax(-1)[...,None] if self.M else None
-        beside = np.take_along_axis(dp, at, -1) if self.M else 0.  # next to the mean if one slope is far above all others
+        beside = np.take_along_axis(dp, at, -1) if self.M else 0.  # next to the mean if one slope is far above all
         whole_s = np.where(total==0, 1., total)
         apart = ((s*(dp-beside)).sum(-1, keepdims=True) - s_all[...,self.M:].sum(-1, keepdims=True)*beside)/whole_s
         mean = apart+beside
@@ -369,8 +369,9 @@ class Attention:
         edge = seen & (e>1) & (low==0) & (high>0)
         vs = np.where(edge, 0., vs)
         alone = np.zeros((1,1,1,0)) if self.sink is None else self.y[...,self.M:]
-        at_edge = self.at_the_edge(edge, (e>1) & (deformed(alone-stretch*row_moved, e)==0)
-                                   & (deformed(alone+stretch*row_moved, e)>0), np.maximum(s_low, np.maximum(s0, s_high)), eps)
+        alone_low,alone_high = (deformed(alone+sign*stretch*row_moved, e) for sign in (-1,1))
+        alone_edge = (e>1) & (alone_low==0) & (alone_high>0)
+        at_edge = self.at_the_edge(edge, alone_edge, np.maximum(s_low, np.maximum(s0, s_high)), eps)
         spread_mean = (self.parts['s']*(edp+eps_sum*d['dp'])).sum(-1,
             keepdims=True)/d['total'] + (vs*absolute(self.parts['dp']-self.parts['mean'])).sum(-1,
                 keepdims=True)/d['total'] + at_edge['mean']/stretch
@@ -412,7 +413,7 @@ class Attention:
         return res
 
     def at_the_edge(self, edge, sink, s, eps):
-        """How far the gradients may be moved by keys that rounding may take into the support or out of it, for alpha > 2.
+        """How far the gradients may be moved by keys that rounding takes into the support or out of it, for alpha > 2.
 
         There the slope of a key jumps from 0 to infinity as it enters, so the slopes of the others bound the change,
         not its own: with the slope x of such a key and S of all sure ones its gradient is x S/(x + S) times the
@@ -429,7 +430,8 @@ class Attention:
         several = edge.sum(-1, keepdims=True)+sink.sum(-1, keepdims=True) > 1
         ds = total*apart + np.where(several & edge, steepest*largest, 0.)
         moved = np.where(largest>0, largest+np.abs(mean-self.parts['mean']), 0.)
-        return dict(mean=moved, ds=ds, total=total, sink=total*of_sink + np.where(several & (of_sink>0), steepest*largest, 0.))
+        of_sink = total*of_sink + np.where(several & (of_sink>0), steepest*largest, 0.)
+        return dict(mean=moved, ds=ds, total=total, sink=of_sink)
 
 def ids_of(segments, n):
     "cu_seqlens to ids; ids stay."

@@ -5,7 +5,7 @@
 Draws a call over all arguments, works it out with `oracle.py` (NumPy, float64, no line shared with the package) and
 compares output and gradients within a bound of the rounding; or repeats it, transforms it, or spoils one argument.
 Each failure is shrunk as long as it still fails and printed as a snippet that runs. Exit status 1 if any failed."""
-import argparse, itertools, multiprocessing, os, random, re, signal, sys, textwrap, time, traceback, warnings
+import argparse, inspect, itertools, multiprocessing, os, random, re, signal, sys, textwrap, time, traceback, warnings
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -16,6 +16,8 @@ import numpy as np
 import torch, torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 import oracle, dynattn
+from dynattn import alpha_tiles, ops
+from dynattn.band import attention as band, engines, fused, packed
 from dynattn.ops import choose
 
 inf,nan = float('inf'),float('nan')
@@ -55,7 +57,7 @@ class Case:
     args:dict     # name -> text; 'sigma' belongs to the window
     wants:tuple=('q','k','v')  # whose gradient is asked for
     mode:str='plain'           # 'plain', 'inference', 'no_grad', 'autocast bfloat16', 'autocast float16'
-    poison:str=''              # 'nan' or 'inf' in padded keys and values
+    poison:str=''              # of padded keys and values: 'nan', 'inf', or 'large', the largest finite number
     lost:bool=False            # one query that is not a number
     spoiled:tuple=()           # of a wrong call: (argument, text)
 
@@ -124,7 +126,9 @@ def spoil(given, keep, poison, lost):
     if poison and keep is not None:
         for name in 'kv':
             even = torch.arange(given[name].shape[-1])%2==0
-            value = torch.where(even, float(poison), -float(poison)).to(given[name].dtype)
+            dtype = given[name].dtype
+            most = torch.full((), torch.finfo(dtype).max if poison=='large' else float(poison), dtype=dtype)
+            value = torch.where(even, most, -most)
             given[name] = torch.where(keep[:,None,:,None], given[name], value)
     if lost and given['q'].numel(): given['q'] = given['q'].index_fill(2, torch.tensor([given['q'].shape[2]//2]), nan)
 
@@ -206,6 +210,40 @@ def attend(call, impl, given, mode='plain'):
     except Exception as e:
         if not (serves(impl, call, given) and given['q'].shape[-1]) and well_formed(e): raise Refused(str(e)) from None
         raise
+
+# ---------------------------------------------------------------- who computes
+
+ENGINES = {  # name -> where its function stands
+    'sums': (engines.Sums,'forward'), 'rows': (engines.Rows,'forward'), 'fused': (fused.Fused,'compute'),
+    'written': (fused.Written,'compute'), 'square': (band,'fused_forward'),
+    'entmax tiles': (band.EntmaxTiles,'compute'),
+    'packed pieces': (packed,'forward_runs'), 'packed strips': (packed,'forward_in_strips'),
+    'solver': (alpha_tiles,'solve_rows'), **{name: (ops.impls,name) for name in ops.impls}}
+
+class watched:
+    "Counts in `used` which engines compute while it lasts."
+    def __init__(self, used): self.used = used
+    def counting(self, name, f):
+        def counted(*args, **kwargs):
+            self.used.add(name)
+            return f(*args, **kwargs)
+        return counted
+    def __enter__(self):
+        self.before = []
+        for name,(owner,key) in ENGINES.items():
+            if isinstance(owner, dict):
+                self.before.append((owner,key,owner[key]))
+                owner[key] = owner[key]._replace(run=self.counting(name, owner[key].run))
+                continue
+            found = inspect.getattr_static(owner, key)
+            self.before.append((owner,key,found))
+            bound = isinstance(found, (classmethod,staticmethod))
+            counted = self.counting(name, found.__func__ if bound else found)
+            setattr(owner, key, type(found)(counted) if bound else counted)
+    def __exit__(self, *_):
+        for owner,key,found in self.before:
+            if isinstance(owner, dict): owner[key] = found
+            else: setattr(owner, key, found)
 
 # ---------------------------------------------------------------- comparing
 
@@ -474,6 +512,28 @@ def check_double(call, impl, wants=('q','k','v'), **_):
         if not abs(mine-want) <= 3e-5*size + 10*abs(near-far):
             return f"double backward in {name}: {mine:.6g} instead of {want:.6g}"
 
+def check_same(call, impl, wants=('q','k','v'), **_):
+    "One tensor as query, key and value, as in self-attention: its gradient, alone, with a graph, and several at once."
+    told,work = worked_out(call, 'plain', '', False)
+    told['k'] = told['v'] = told['q']
+    eps,eps_mask,tiny = roundings(call, work)
+    a = oracle.Attention(**told)
+    given,_ = real(call)
+    if unclear(a, eps_mask) or a.lost.any() or not serves(impl, call, given) or given.get('return_weights'): raise Unfit
+    dout = upstream(a.out.shape, work)
+    wanted,bounds = a.gradients(dout),a.bounds(eps, eps_mask, tiny)
+    x = given['q'].detach().clone().requires_grad_()
+    given.update(q=x, k=x, v=x)
+    out = attend(call, impl, given)
+    if not out.requires_grad: return None
+    want,bound = (sum(part[name] for name in 'qkv') for part in (wanted,bounds))
+    def gradient(d, **options): return torch.autograd.grad(out, x, d, retain_graph=True, **options)[0]
+    def batched(): return gradient(torch.stack((dout, 2*dout)), is_grads_batched=True)[0]
+    ways = dict(alone=lambda: gradient(dout), graph=lambda: gradient(dout, create_graph=True), batched=batched)
+    for name,way in ways.items():
+        wrong = differs('x', transformed(way, name), want, 4*bound, work)
+        if wrong: return f"one tensor as q, k and v, {name}: the gradient of {wrong}"
+
 def check_checkpoint(call, impl, wants=('q','k','v'), **_):
     told,work,a,dout,wanted,bounds,f,names,x,given = prepared(call, impl, wants)
     from torch.utils.checkpoint import checkpoint
@@ -541,7 +601,7 @@ SPOILED = dict(
           "torch.zeros(H, dtype=torch.complex64)", "torch.zeros(H).numpy()", "torch.zeros(H).bool()"],
     softcap=["0", "-1.", "'x'", "True", "nan", "inf", "[1.]", "torch.ones(2)", "1j"],
     q=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3",
-       "1.5", "True", "'q'", "other({x})", "{x}[...,:-1]",
+       "1.5", "True", "'q'", "other({x})", "{x}.to(torch.float8_e4m3fn)", "{x}.to_sparse()", "{x}[...,:-1]",
        "torch.cat(({x},{x}))", "object()"],
     k=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3",
        "'k'", "other({x})", "{x}[:,:0]", "{x}[...,:-1]", "torch.cat(({x},{x}))",
@@ -552,7 +612,7 @@ SPOILED = dict(
     attn_mask=["[True]", "torch.ones(N, M).numpy()", "torch.ones(N, M)", "torch.ones(N, M).long()",
                "torch.ones(N, M, dtype=torch.complex64)", "torch.ones(N+1, M+1, dtype=torch.bool)",
                "torch.ones(1,1,1,N,M, dtype=torch.bool)", "'causal'", "True", "3", "torch.ones(B, H, N, M+1).bool()"],
-    dropout_p=["'x'", "-.1", "1.1", "nan", "None", "[.1]", "True", "inf", "1j"],
+    dropout_p=["'x'", "torch.tensor([.1,.2])", "-.1", "1.1", "nan", "None", "[.1]", "True", "inf", "1j"],
     is_causal=["'yes'", "None", "2", "torch.ones(2).bool()", "1.", "[True]"],
     scale=["'1'", "nan", "[1]", "True", "inf", "1j", "torch.ones(2)"],
     enable_gqa=["'yes'", "[1]", "2", "None"],
@@ -567,11 +627,12 @@ SPOILED = dict(
     alpha=["'1.5'", "True", ".5", "nan", "inf", "-1", "[1.5]", "1.5j", "torch.tensor(2)", "torch.tensor(.5)",
            "torch.full((H,), nan)", "torch.full((B,H), .9)", "torch.ones(H+1)", "torch.ones(B+1, H)",
            "torch.ones(B, H, N)", "torch.ones(H).numpy()", "torch.ones(H).bool()", "torch.full((H,), inf)"],
-    n_global=["-1", "1.5", "True", "'x'", "None", "[1]", "torch.tensor(1.)", "nan"],
+    n_global=["torch.tensor([0, 1])", "-1", "1.5", "True", "'x'", "None", "[1]", "torch.tensor(1.)", "nan"],
     rel_bias=["torch.zeros(H, 4)", "torch.zeros(H+1, 5)", "torch.zeros(5)", "torch.zeros(H, 5).long()", "[[1.]]",
               "torch.zeros(H, 5).numpy()", "3", "'x'", "torch.zeros(B+1, H, 5)", "torch.zeros(H, 5).bool()",
               "torch.zeros(H, 5, dtype=torch.complex64)", "torch.zeros(H, 0)"],
-    q_offset=["1.5", "True", "'x'", "None", "[1]", "torch.tensor(1.)", "nan"],
+    query=["{x}"], key=["{x}"],  # beside q and k
+    q_offset=["torch.tensor([0, 1])", "1.5", "True", "'x'", "None", "[1]", "torch.tensor(1.)", "nan"],
     return_weights=["'yes'", "None", "2", "[True]"],
     impl=["'foo'", "None", "3", "['dense']", "True"],
     widow=["3"],
@@ -613,12 +674,12 @@ def check_wrong(call, impl, wants=(), mode='plain', poison='', lost=False, spoil
         return f"Window({name}={text}) was accepted"
     given,_ = real(call)
     if argument!='impl' and not serves(impl, call, given): raise Unfit
-    space['x'] = given.get(argument)
+    space['x'] = given.get(dict(query='q', key='k').get(argument, argument))
     value = eval(text.format(x='x'), space)
     kind_of = lambda t: isinstance(t, torch.Tensor) and (t.shape,t.dtype,t.device)
     if kind_of(value) and kind_of(value)==kind_of(space['x']): raise Unfit  # not wrong for these sizes
     call_with = {**given, 'impl': impl, argument: value}
-    names = (argument,'sigma') if argument=='window' else (argument,)
+    names = {'window': ('window','sigma'), 'query': ('q',), 'key': ('k',)}.get(argument, (argument,))
     if argument in (*TENSORS,'segments'): names = None  # other sizes of q may make any other argument wrong
     why = f"{argument}={text.format(x=argument)}"
     try: dynattn.attention(**call_with)
@@ -704,8 +765,9 @@ def draw_sizes(r, kind, impl):
                     (r.choice([300,400]),.15*many*band))
     N = tokens()
     M = N if r.random()<.65 else tokens()
+    if many and r.random()<.05: N,M = 1,r.choice([40,200,600,1500])  # one query, whose window cuts the keys
     H = some(r, (1,2), (2,3), (3,1), (4,3), (8,.5))
-    if impl=='triton' or N>64: H = min(H, 2)
+    if impl=='triton' or max(N, M)>64: H = min(H, 2)
     if N>260: H = 1
     divisors = [g for g in range(1, H+1) if H%g==0]
     sizes = dict(B=1 if N>64 else some(r, (1,3), (2,4), (3,1)), H=H, G=r.choice(divisors + [H]), N=N, M=M,
@@ -769,17 +831,26 @@ def draw(seed, kinds=None, impls=None, dtypes=None):
     if r.random()<.1: args['enable_gqa'] = 'True'
     if r.random()<.04 and impl!='triton': args['dropout_p'] = '1.'
     if r.random()<.06 and impl in ('dense','banded','auto'): args['return_weights'] = 'True'
+    few = kind in ('value','repeat') and r.random()<.35
+    if few:  # as most calls are, and some engines serve no others
+        extra = [x for x in args if x not in ('q','k','v','sigma','window','enable_gqa','scale')]
+        for x in extra[:]:
+            if r.random()<.7: del args[x]
+        packed = packed and 'segments' in args
     present = [x for x in LEAVES if x in args]
     wants = tuple(present) if r.random()<.7 or kind!='value' else tuple(x for x in present if r.random()<.5) or ('v',)
     case = Case(kind, impl, draw_sizes(r, kind, impl), dtype, args, wants)
+    if few and r.random()<.7: case.sizes.update(M=case.sizes['N'], dv=case.sizes['d'])
     if packed:
         case.sizes['M'] = case.sizes['N']
         if case.sizes['B']==1 and r.random()<.4: args['segments'] = f"cu_seqlens({seeds()},N)"
+    if kind=='same':
+        case.sizes.update(G=case.sizes['H'], M=case.sizes['N'], dv=case.sizes['d'])
     if kind=='value':
         case.mode = some(r, ('plain',12), ('inference',.7), ('no_grad',.5),
                          ('autocast bfloat16',.8 if dtype in ('float32','float64') else 0),
                          ('autocast float16',.4 if dtype=='float32' else 0))
-        if 'padding' in args and r.random()<.5: case.poison = r.choice(['nan','inf'])
+        if 'padding' in args and r.random()<.5: case.poison = r.choice(['nan','inf','large'])
         case.lost = r.random()<.04
     if kind=='wrong':
         of_window = r.random()<.12
@@ -790,7 +861,7 @@ def draw(seed, kinds=None, impls=None, dtypes=None):
 
 KINDS = dict(value=(check_value,60), wrong=(check_wrong,40), dropin=(check_dropin,5), repeat=(check_repeat,6),
              func_grad=(check_func_grad,4), vmap=(check_vmap,3), vmap_grad=(check_vmap_grad,3), jvp=(check_jvp,4),
-             jacobian=(check_jacobian,2), double=(check_double,3), checkpoint=(check_checkpoint,2),
+             jacobian=(check_jacobian,2), double=(check_double,3), checkpoint=(check_checkpoint,2), same=(check_same,3),
              compile=(check_compile,.4), meta=(check_meta,4), fake=(check_fake,2))
 
 def failure(call, kind, impl, wants=('q','k','v'), mode='plain', poison='', lost=False, spoiled=()):
@@ -928,10 +999,12 @@ def settled(case, wrong):
     if not plain or spread and 'padding' in given: return None
     return 'second derivative' if second else 'NaN query'
 
-def tried(name, kinds, impls, dtypes):
-    "(outcome, case, what is wrong) of the case with this seed."
+def tried(name, kinds, impls, dtypes, used=None):
+    "(outcome, case, what is wrong) of the case with this seed; adds to `used` who computed it."
     case = draw(name, kinds, impls, dtypes)
-    try: wrong = case.failure()
+    try:
+        with watched(set() if used is None else used) if case.kind in ('value','repeat') else nullcontext():
+            wrong = case.failure()
     except Refused: return 'refused',case,None
     except Unfit: return 'unfit',case,None
     if not wrong: return 'passed',case,None
@@ -945,7 +1018,8 @@ def try_all(to, seed, numbers, end, kinds, impls, dtypes, shrink, keys, enough):
         if time.monotonic()>end: break
         to.send(('begin',number))
         name = f'{seed}.{number}'
-        try: outcome,case,wrong = tried(name, kinds, impls, dtypes)
+        used = set()
+        try: outcome,case,wrong = tried(name, kinds, impls, dtypes, used)
         except Exception:
             snippet = draw(name, kinds, impls, dtypes).snippet()
             to.send(('error',f'seed {name}: the search itself failed\n{snippet}\n{traceback.format_exc()}'))
@@ -954,7 +1028,7 @@ def try_all(to, seed, numbers, end, kinds, impls, dtypes, shrink, keys, enough):
         if wrong and key not in keys:
             keys.add(key)
             new = Found(*(shrunk(case, wrong, shrink) if shrink else (case,wrong)), name)
-        to.send(('end',outcome,case.kind,key,new))
+        to.send(('end',outcome,case.kind,key,new,used))
         if enough and len(keys)>=enough: break
     to.send(('done',))
 
@@ -977,8 +1051,9 @@ def search(seconds, seed=0, impls=None, kinds=None, shrink=20., only=None, enoug
                 if message[0]=='error': raise RuntimeError(message[1])
                 if message[0]=='begin': at = message[1]
                 if message[0]!='end': continue
-                _,outcome,kind,key,new = message
+                _,outcome,kind,key,new,used = message
                 counts[kind,outcome] += 1
+                counts.update(('computed by',engine) for engine in used)
                 if new: found[key] = new
                 elif key: found[key].count += 1
             break
@@ -1006,7 +1081,9 @@ def report(counts, found, say=print, brief=False):
     for key,f in sorted(found.items()):
         say(f"\n--- {key} ({f.count} times, first at {f.seed})\n    {f.case.said()}\n    {f.wrong}")
         if not brief: say(textwrap.indent(f.case.snippet(), '    '))
-    say(f"\n{sum(n for (_,x),n in counts.items() if x!='unfit')} cases, {len(found)} classes of failures")
+    say("computed by " + ', '.join(f"{name} {counts['computed by',name]}" for name in ENGINES))
+    cases = sum(n for (kind,x),n in counts.items() if kind!='computed by' and x!='unfit')
+    say(f"\n{cases} cases, {len(found)} classes of failures")
 
 def main(args=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -78,6 +78,30 @@ def test_forward_mode_and_second_derivatives_of_a_plain_call(d):
     assert_close(curvature(attention), curvature(dense_attention))
     with pytest.raises(ValueError, match="impl: expected 'auto' or 'dense' in forward mode"): torch.func.jvp(lambda q: attention(q, x, x, impl='sdpa'), (x,), (t,))
 
+# ---- derivatives of other kinds
+
+SELF_ATTENTION = [dict(window=3), dict(window=3, segments=torch.tensor([[0]*20+[1]*20])),
+                  dict(window=Window(torch.tensor([2., 3.])), alpha=1.5)]
+
+@pytest.mark.parametrize('options', SELF_ATTENTION, ids=['hard', 'packed', 'entmax'])
+def test_one_tensor_as_query_key_and_value(options):
+    "Its gradient is the sum of three, with a graph (`create_graph=True`) and for several outputs at once."
+    x = heads(1, 2, 40, 4, dtype=torch.float64).requires_grad_()
+    out,exact = (attention(x, x, x, impl=impl, **options) for impl in ('banded', 'dense'))
+    want, = torch.autograd.grad(exact.square().sum(), x)
+    for with_graph in (False, True):
+        assert_close(torch.autograd.grad(out.square().sum(), x, retain_graph=True, create_graph=with_graph)[0], want)
+    several, = torch.autograd.grad(out, x, torch.stack((2*out, out)).detach(), is_grads_batched=True)
+    assert_close(several[0], want)
+    assert_close(several[1], want/2)
+
+@pytest.mark.parametrize('alpha', [None, 1.5])
+def test_a_function_made_linear(alpha):
+    x,t = (heads(1, 2, 6, 4, dtype=torch.float64, seed=seed) for seed in (0, 1))
+    def f(q): return attention(q, q, x, window=2, alpha=alpha)
+    _,along = torch.func.linearize(f, x)
+    assert_close(along(t), torch.func.jvp(f, (x,), (t,))[1])
+
 # ---- kernels, in Triton's interpreter
 
 def test_kernels_with_queries_before_the_first_key_and_widths_of_any_shape():

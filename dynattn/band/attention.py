@@ -16,6 +16,7 @@ from ..dense import dense_attention
 from ..threads import each
 from ..window import Window
 from .geometry import Band, block_sizes, global_queries
+from ..alpha import _is_batched as is_batched
 from ..alpha_tiles import TileCall, entmax_backward, entmax_forward
 from .fused import (Short, available, fused_forward, log_window, made_once, relative_slopes,
                                 SHORT, safe_log, shares_key_heads, short_engine, toeplitz_square)
@@ -648,6 +649,10 @@ def without_autocast(f):
         with torch.autocast(kind, enabled=False): return f(*args)
     return g
 
+def by_dense(dense, *tensors):
+    "The gradients of `second_derivative` for a `dout` that holds several, which only operations of PyTorch take."
+    with torch.enable_grad(): return dense(*tensors)
+
 class BandFunction(torch.autograd.Function):
     "The band in eager mode."
     @staticmethod
@@ -663,6 +668,7 @@ class BandFunction(torch.autograd.Function):
     def backward(ctx, dout):
         q,k,v,kept,lse,sigma,alpha,bias = ctx.saved_tensors
         if torch.is_grad_enabled(): return *ctx.dense(dout, q, k, v, sigma, alpha, bias),None,None  # create_graph=True
+        if is_batched(dout): return *by_dense(ctx.dense, dout, q, k, v, sigma, alpha, bias),None,None
         g = ctx.settings.backward(q, k, v, alpha, bias, kept, lse, dout)
         return g.dq,g.dk,g.dv,folded(g.dsigma, sigma),folded(g.dalpha, alpha),folded(g.dbias, bias),None,None
 
@@ -834,6 +840,8 @@ def second_derivative(call):
         if call.dropout_p:
             raise RuntimeError("dropout_p: expected 0 where a second derivative is asked for, got dropout; "
                                "use impl='dense'")
+        # views, for q, k and v may be one tensor, and each has a gradient of its own
+        q,k,v,sigma,alpha,bias = (x if x is None else x.view_as(x) for x in (q,k,v,sigma,alpha,bias))
         window = call.window if sigma is None else call.window.replace(sigma=sigma)
         leaves = [x for x in (q,k,v,sigma,alpha,bias) if x is not None and x.requires_grad]
         out = dense_attention(q, k, v, call.attn_mask, is_causal=call.is_causal, scale=call.scale,

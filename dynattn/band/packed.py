@@ -12,12 +12,14 @@ from itertools import groupby
 from typing import NamedTuple
 import torch
 from torch import Tensor
+from ..alpha import _is_batched as is_batched
 from ..dense import dense_attention
 from .geometry import Tiles, block_sizes, blocks_of_several_texts
 from .engines import Texts, Wanted, _LOG2E
 from .fused import Fused, Run as StripRun, fused_forward, log_window, runs as strip_runs, strip_mask, strip_rows, strips
 from .attention import (OffsetWindow, Tiled, choose_engine, folded, in_work_dtype, is_traced, second_derivative,
-                                    settings_from_tensors, settings_of, single_numbers_moved, transformed, without_autocast)
+                                    settings_from_tensors, settings_of, single_numbers_moved, transformed, without_autocast,
+                                    by_dense)
 
 # %% ../../nbs/36_band.packed.ipynb #ac4249ec
 class Run(NamedTuple):
@@ -218,6 +220,7 @@ class PackedFunction(torch.autograd.Function):
     def backward(ctx, dout):
         *tensors, = ctx.saved_tensors
         if torch.is_grad_enabled(): return *ctx.dense(dout, *tensors[:6]),None,None # create_graph=True
+        if is_batched(dout): return *by_dense(ctx.dense, dout, *tensors[:6]),None,None
         return *ctx.packed.backward(*tensors[:6], tensors[6:], dout),None,None
 
 # %% ../../nbs/36_band.packed.ipynb #4bfa2238
