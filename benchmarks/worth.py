@@ -60,6 +60,10 @@ class Settings:
     examples: int = 0             # training sequences that are seen again and again; 0: always new ones
     steps: int = 0                # of training; 0: what the task says
 
+def gentle(name, s):
+    "Predicted widths collapse at a rate that widths of heads bear; the suite `settings` shows it."
+    return replace(s, sigma_lr=1.) if name=='predicted' else s
+
 # ---------------------------------------------------------------- the model
 
 @cache
@@ -292,10 +296,10 @@ def language_runs():
     for width in (4, 16, 64): yield 'fixed', Method('fixed', width), free
     for price in (0., .1, .3, 1.): yield 'learned', METHODS['learned'], with_price(price)
     for price in (.1, 1.): yield 'span', METHODS['span'], with_price(price)
-    yield 'predicted', METHODS['predicted'], with_price(.1)
+    yield 'predicted', METHODS['predicted'], gentle('predicted', with_price(.1))
     yield 'alpha', METHODS['alpha'], free
     yield 'learned_alpha', METHODS['learned_alpha'], with_price(.1)
-    for price in (0., 1.): yield 'predicted', METHODS['predicted'], with_price(price)
+    for price in (0., 1.): yield 'predicted', METHODS['predicted'], gentle('predicted', with_price(price))
 
 def run_language(name, method, seed, s):
     "One row, and a row for each head's width and alpha."
@@ -377,10 +381,6 @@ def best_width(rows, task, positions):
              if r['suite']=='search' and r['task']==task and r['positions']==positions and r['length']==str(LONGEST)}
     best = max(found.values())
     return min(w for w,accuracy in found.items() if accuracy>=best-.01)
-
-def gentle(name, s):
-    "Predicted widths collapse at a rate that widths of heads bear; the suite `settings` shows it."
-    return replace(s, sigma_lr=1.) if name=='predicted' else s
 
 def task_runs(seed, tasks, methods, positions, suite):
     s = Settings(positions=positions)
