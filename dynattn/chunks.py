@@ -142,8 +142,10 @@ def chunked_attention(
     scale:float|None=None, # factor of the scores (default 1/sqrt(d))
 ) -> Tensor: # [B,H,N,dv]
     "Softmax inside the band, then times the window, then times the values, in chunks: the first report's program."
-    if not isinstance(window, Window): raise TypeError(f"window: expected a Window, got {type(window).__name__}")
-    if w is not None and not (isinstance(w, int) and w>=0): raise ValueError(f"w: expected None or an int >= 0, got {w!r}")
+    if not isinstance(window, Window):
+        raise TypeError(f"window: expected a Window, got {type(window).__name__}")
+    if w is not None and not (isinstance(w, int) and w>=0):
+        raise ValueError(f"w: expected None or an int >= 0, got {w!r}")
     n,d = q.shape[-2:]
     if w is None: w = int(window.half_width(n).max())
     b = max(w, 16) # queries of a chunk

@@ -86,7 +86,8 @@ def visible_pairs(
     if segments is not None: see = see & _same_segment(segments)
     if is_causal: see = see & (off <= 0)
     if padding is not None: see = see & padding.keep[:,None,None]  # [B,1,N,M]
-    if attn_mask is not None: see = see & (attn_mask if attn_mask.dtype==torch.bool else attn_mask!=-torch.inf)
+    if attn_mask is not None:
+        see = see & (attn_mask if attn_mask.dtype==torch.bool else attn_mask!=-torch.inf)
     return see
 
 # %% ../nbs/02_dense.ipynb #d03dc254
@@ -94,7 +95,8 @@ def _row_map(alpha, normalizer):
     "Turns a row of scores into weights; called as `f(scores, dim=-1)`."
     if alpha is None: return normalizer or torch.softmax
     if exporting_to_onnx():
-        raise ValueError("alpha: expected None in an export to ONNX, which has no entmax, got one")
+        raise ValueError("alpha: expected None in an export to ONNX, "
+                         "which has no entmax, got one")
     from dynattn.alpha import entmax
     return partial(entmax, alpha=alpha)
 
@@ -143,7 +145,8 @@ def repeat_heads(
 def _scores(call, q, see, off):
     "The scaled products and all that is added to them, [B,H,N,M]."
     k = _blank_unseen(repeat_heads(call.k, q.shape[1]), see)  # [B,H,M,d]
-    if q.dtype==torch.float16: q,k = q.float(),k.float()  # scores beyond 65,504 are infinite in float16
+    # scores beyond 65,504 are infinite in float16
+    if q.dtype==torch.float16: q,k = q.float(),k.float()
     scores = (q*call.factor) @ k.mT
     if call.softcap is not None: scores = call.softcap*torch.tanh(scores/call.softcap)
     if call.attn_mask is not None and call.attn_mask.is_floating_point():
@@ -155,7 +158,9 @@ def _scores(call, q, see, off):
 def _fade(x, apply, window, off, everywhere):
     "Scores (`inside`) or weights (`after`) under a soft window, which is 1 on global pairs."
     if getattr(window, 'apply', None)!=apply: return x
-    if apply=='inside': return x + window.log_mask(off, n=off.shape[-1]).masked_fill(everywhere, 0.).to(x.dtype)
+    if apply=='inside':
+        return x + (window.log_mask(off, n=off.shape[-1])
+                    .masked_fill(everywhere, 0.).to(x.dtype))
     return x * window.mask(off, n=off.shape[-1]).masked_fill(everywhere, 1.).to(x.dtype)
 
 # %% ../nbs/02_dense.ipynb #d8bd66f0
@@ -175,8 +180,9 @@ def _pairs(call):
     n,m,device = call.q.shape[2],call.k.shape[2],call.q.device
     off = relative_offsets(n, m, call.q_offset, device)
     everywhere = global_pairs(n, m, call.n_global, call.q_offset, device, call.segments)
-    see = visible_pairs(n, m, attn_mask=call.attn_mask, padding=call.padding, is_causal=call.is_causal,
-        window=call.window, n_global=call.n_global, q_offset=call.q_offset, segments=call.segments, device=device)
+    see = visible_pairs(n, m, attn_mask=call.attn_mask, padding=call.padding,
+                        is_causal=call.is_causal, window=call.window, n_global=call.n_global,
+                        q_offset=call.q_offset, segments=call.segments, device=device)
     return off,everywhere,see
 
 def _weights(call, off, everywhere, see):
@@ -197,7 +203,8 @@ def attention_weights(
     "How much each query takes from each key."
     call = DenseCall(q, k, k, **options)
     if call.dropout_p or call.return_weights:
-        raise ValueError("attention_weights: expected neither dropout_p nor return_weights, got one of them")
+        raise ValueError("attention_weights: expected neither dropout_p "
+                         "nor return_weights, got one of them")
     return call.restore(_weights(call, *_pairs(call)))
 
 # %% ../nbs/02_dense.ipynb #38656f48
@@ -214,7 +221,8 @@ def dense_attention(call) -> Tensor: # [B,H,N,dv], with the weights [B,H,N,M] if
     off,everywhere,see = _pairs(call)
     weights = F.dropout(_weights(call, off, everywhere, see), call.dropout_p)
     out = _mix(weights, call.v, see)
-    out = out.transpose(1, 2).contiguous().transpose(1, 2)  # in memory [B,N,H,dv], as PyTorch's own
+    # in memory [B,N,H,dv], as PyTorch's own
+    out = out.transpose(1, 2).contiguous().transpose(1, 2)
     return (out,weights) if call.return_weights else out
 
 # %% ../nbs/02_dense.ipynb #8251b946
@@ -237,13 +245,15 @@ def _from_torch_mha(module, state, prefix, *_):
     for kind in ('weight','bias'):
         stacked = state.pop(f'{prefix}in_proj_{kind}', None)  # [3D,D] or [3D]
         for i,name in enumerate(('q_proj','k_proj','v_proj')):
-            part = state.pop(f'{prefix}{name}_{kind}', None) if stacked is None else stacked.chunk(3)[i]
+            part = (state.pop(f'{prefix}{name}_{kind}', None) if stacked is None
+                    else stacked.chunk(3)[i])
             if part is not None: state[f'{prefix}{name}.{kind}'] = part
 
 # %% ../nbs/02_dense.ipynb #c1a43908
 def _init(module):
     "Xavier weights and no bias, as `nn.MultiheadAttention` begins."
-    for p in module.parameters(): nn.init.xavier_uniform_(p) if p.dim()==2 else nn.init.zeros_(p)
+    for p in module.parameters():
+        nn.init.xavier_uniform_(p) if p.dim()==2 else nn.init.zeros_(p)
 
 def _zero(x, padding):
     "`x` [B,M,D] with zeros in padding, so that no weight matrix meets what stood there."
@@ -254,7 +264,8 @@ def _project(mha, query, key, value, padding):
     pads = (padding if query is key else None, padding, padding)
     if not mha.batch_first: query,key,value = (x.transpose(0, 1) for x in (query,key,value))
     maps = (mha.q_proj, mha.k_proj, mha.v_proj)
-    return [split_heads(f(_zero(x, p)), mha.num_heads) for f,x,p in zip(maps, (query,key,value), pads)]
+    return [split_heads(f(_zero(x, p)), mha.num_heads)
+            for f,x,p in zip(maps, (query,key,value), pads)]
 
 # %% ../nbs/02_dense.ipynb #0c8b6c59
 class MultiHeadAttention(nn.Module):
@@ -273,10 +284,15 @@ class MultiHeadAttention(nn.Module):
     ):
         super().__init__()
         if embed_dim%num_heads:
-            raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, got {num_heads}")
+            raise ValueError("num_heads: expected a divisor of embed_dim="
+                             f"{embed_dim}, got {num_heads}")
         self.embed_dim,self.kdim,self.vdim = embed_dim,kdim or embed_dim,vdim or embed_dim
-        self.num_heads,self.dropout,self.batch_first,self.attention_fn = num_heads,dropout,batch_first,attention_fn
-        linear = partial(nn.Linear, out_features=embed_dim, bias=bias, device=device, dtype=dtype)
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.batch_first = batch_first
+        self.attention_fn = attention_fn
+        linear = partial(nn.Linear, out_features=embed_dim, bias=bias,
+                         device=device, dtype=dtype)
         widths = (embed_dim, self.kdim, self.vdim, embed_dim)
         self.q_proj,self.k_proj,self.v_proj,self.out_proj = map(linear, widths)
         _init(self)
@@ -313,25 +329,30 @@ def _bool_pairs(keep):
 
 def _check_sizes(attn, query, key, value, batch_first):
     "Batch, length and width of what an attention module is given, [B,N,D] or [N,B,D]."
-    for name,x,width in (('query', query, attn.embed_dim), ('key', key, attn.kdim), ('value', value, attn.vdim)):
+    for name,x,width in (('query', query, attn.embed_dim), ('key', key, attn.kdim),
+                         ('value', value, attn.vdim)):
         if x.shape[-1]!=width:
-            raise ValueError(f"{name}: expected width {width} on the last axis, got shape {tuple(x.shape)}")
+            raise ValueError(f"{name}: expected width {width} "
+                             f"on the last axis, got shape {tuple(x.shape)}")
     if key is query and value is query: return
     if key.shape[:2]!=value.shape[:2]:
         raise ValueError(f"value: expected shape {tuple(key.shape[:2])} before the width, as key, "
                          f"got {tuple(value.shape[:2])}")
     batch = 0 if batch_first else 1
     if key.shape[batch]!=query.shape[batch]:
-        raise ValueError(f"key: expected batch {query.shape[batch]} as query, got {key.shape[batch]}")
+        raise ValueError(f"key: expected batch {query.shape[batch]} "
+                         f"as query, got {key.shape[batch]}")
 
 def _attend(mha, query, key, value, padding, return_weights, options):
-    if query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
+    if query.dim()!=3:
+        raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
     key = query if key is None else key
     value = key if value is None else value
     _check_sizes(mha, query, key, value, mha.batch_first)
     heads = _project(mha, query, key, value, padding)
     if padding is not None:
-        options['padding'] = padding  # not handed on otherwise: `attention_fn` may know no such thing
+        # not handed on otherwise: `attention_fn` may know no such thing
+        options['padding'] = padding
     if return_weights: options['return_weights'] = True
     out = mha.attention_fn(*heads, dropout_p=mha.dropout if mha.training else 0., **options)
     out,weights = out if return_weights else (out,None)
@@ -368,7 +389,8 @@ def sinusoidal_positions(
     "The wave positions of [Vaswani et al. 2017](https://arxiv.org/abs/1706.03762), section 3.5."
     if dim%2: raise ValueError(f"dim: expected an even width, got {dim}")
     position = torch.arange(offset, offset+n, device=device, dtype=torch.float64)[:,None]
-    angle = position * base**(-torch.arange(0, dim, 2, device=device, dtype=torch.float64)/dim)  # [N,D/2]
+    # [N,D/2]
+    angle = position * base**(-torch.arange(0, dim, 2, device=device, dtype=torch.float64)/dim)
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).to(dtype or torch.get_default_dtype())
 
 # %% ../nbs/02_dense.ipynb #7ce0b13f
@@ -382,7 +404,9 @@ class AdditiveAttention(nn.Module):
     ):
         super().__init__()
         linear = partial(nn.Linear, bias=False, device=device, dtype=dtype)
-        self.query,self.key,self.score = linear(query_dim, hidden),linear(key_dim, hidden),linear(hidden, 1)
+        self.query = linear(query_dim, hidden)
+        self.key = linear(key_dim, hidden)
+        self.score = linear(hidden, 1)
 
     def scores(self, query, key):
         "`w · tanh(W q_i + U k_j)` for every pair, [B,N,M]."
@@ -390,5 +414,6 @@ class AdditiveAttention(nn.Module):
 
     def forward(self, query, key, value=None, *, padding=None, return_weights=False):
         key,value = (_zero(x, padding) for x in (key, key if value is None else value))
-        weights = masked_softmax(self.scores(query, key), None if padding is None else padding.keep[:,None])  # [B,N,M]
+        weights = masked_softmax(self.scores(query, key),
+                                 None if padding is None else padding.keep[:,None])  # [B,N,M]
         return (weights@value,weights) if return_weights else weights@value

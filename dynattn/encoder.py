@@ -39,8 +39,10 @@ def _sigma_source(window, dim, heads, init_width):
     "The module that gives the widths, or None."
     if window=='dynamic': return SigmaHead(dim, heads, init_width=init_width)
     if window=='learned': return SigmaParameter(heads, init_width=init_width)
-    if window is None or (isinstance(window, int) and not isinstance(window, bool) and window>=0): return None
-    raise ValueError(f"window: expected 'dynamic', 'learned', an int >= 0 or None, got {window!r}")
+    if window is None or (isinstance(window, int) and not isinstance(window, bool) and window>=0):
+        return None
+    raise ValueError("window: expected 'dynamic', 'learned', "
+                     f"an int >= 0 or None, got {window!r}")
 
 # %% ../nbs/50_encoder.ipynb #ours0001
 _INSTEAD = dict(
@@ -54,10 +56,12 @@ _INSTEAD = dict(
     add_zero_attn='n_global, or padding')
 
 def _ours(options, query=None):
-    "Arguments of PyTorch's classes are refused by name, with what says the same here, as is a sequence without a batch."
+    """Arguments of PyTorch's classes are refused by name, with what says the same here,
+    as is a sequence without a batch."""
     for name in options:
         if name in _INSTEAD:
-            raise TypeError(f"{name}: expected {_INSTEAD[name]}, got an argument of PyTorch's own class")
+            raise TypeError(f"{name}: expected {_INSTEAD[name]}, got "
+                            "an argument of PyTorch's own class")
     if query is not None and query.dim()!=3:
         raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
     return options
@@ -77,7 +81,7 @@ class DynamicAttention(MultiHeadAttention):
         dropout:float=0., # of the weights, while training
         bias:bool=True, # of the four linear maps
         *,
-        window:str|int|None='dynamic', # "dynamic": from the first token; "learned": one a head; w: |j-i| <= w; None: none
+        window:str|int|None='dynamic', # "dynamic": from the first token; "learned": one a head; w: |j-i| <= w; or None
         init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
         alpha:str|float|None=None, # None: softmax; "learned": one a head; or a number >= 1
         n_global:int=1, # leading tokens that see and are seen by all
@@ -86,9 +90,11 @@ class DynamicAttention(MultiHeadAttention):
         device=None, dtype=None,
         **kwargs, # `kdim`, `vdim`, `batch_first` of `MultiHeadAttention`
     ):
-        super().__init__(embed_dim, num_heads, dropout, bias, attention_fn=partial(attention, impl=impl), **_ours(kwargs))
+        super().__init__(embed_dim, num_heads, dropout, bias,
+                         attention_fn=partial(attention, impl=impl), **_ours(kwargs))
         self.window,self.n_global,self.causal,self.seen = window,n_global,causal,None
-        self.whole = None  # across ranks: tokens, and real tokens [B], of the sequence of which a pass is a part
+        # across ranks: tokens, and real tokens [B], of the sequence of which a pass is a part
+        self.whole = None
         self.sigma_head = _sigma_source(window, embed_dim, num_heads, init_width)
         self.alpha_head = alpha_source(alpha, num_heads)
         self.to(device=device, dtype=dtype)
@@ -106,7 +112,8 @@ class DynamicAttention(MultiHeadAttention):
             if sigma is None: sigma = self.sigma(query)
             if self.causal: options['is_causal'] = True
             options |= _reach(self, query, padding, sigma)
-            out = super().forward(query, *pair, key=key, value=value, padding=padding, n_global=self.n_global, **options)
+            out = super().forward(query, *pair, key=key, value=value, padding=padding,
+                                  n_global=self.n_global, **options)
         return (out,sigma) if return_sigma else out
 
     def new_cache(self) -> WindowedLayer:
@@ -115,30 +122,38 @@ class DynamicAttention(MultiHeadAttention):
             raise ValueError("causal: expected True for a cache, got False: "
                              "what comes later would change what was returned")
         if isinstance(self.sigma_head, SigmaHead):
-            raise ValueError("window: expected 'learned', an int or None for a cache, got 'dynamic': "
+            raise ValueError("window: expected 'learned', an int or None for a cache, "
+                             "got 'dynamic': "
                              "its widths depend on the sequence")
         window = self.window if self.sigma_head is None else Window.default(self.sigma_head())
         alpha = None if self.alpha_head is None else self.alpha_head()
-        return WindowedLayer(self.num_heads, window=window, n_global=self.n_global, alpha=alpha)
+        return WindowedLayer(self.num_heads, window=window,
+                             n_global=self.n_global, alpha=alpha)
 
     def sigma(self, query):
-        return _widths(self.sigma_head, query[:,0] if self.batch_first else query[0])  # [B,H], [H] or None
+        return _widths(
+            self.sigma_head, query[:,0] if self.batch_first else query[0])  # [B,H], [H] or None
 
 # %% ../nbs/50_encoder.ipynb #eaca31a8
 def _widths(head, first):
-    "The widths for [CLS] states [B,D]: [B,H], [H], or None where nothing predicts them; in the head's own precision whatever autocast says."
+    """The widths for [CLS] states [B,D]: [B,H], [H], or None where nothing predicts them;
+    in the head's own precision whatever autocast says."""
     if not isinstance(head, SigmaHead): return None if head is None else head()
     weight = head.linear.weight
-    dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32  # a layer quantised to int8 takes float32
+    # a layer quantised to int8 takes float32
+    dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32
     with torch.autocast(first.device.type, enabled=False): return head(first.to(dtype))
 
 # %% ../nbs/50_encoder.ipynb #5c0c0001
 def _cached(attn, query, key, padding, cache):
     "The newest tokens, after those that `cache` has seen."
-    if key is not None and key is not query: raise ValueError("key: expected None with a cache, got a tensor")
-    if padding is not None: raise ValueError("padding: expected None with a cache, got a PaddingMask")
+    if key is not None and key is not query:
+        raise ValueError("key: expected None with a cache, got a tensor")
+    if padding is not None:
+        raise ValueError("padding: expected None with a cache, got a PaddingMask")
     x = query if attn.batch_first else query.transpose(0, 1)
-    q,k,v = (split_heads(f(x), attn.num_heads) for f in (attn.q_proj, attn.k_proj, attn.v_proj))
+    q,k,v = (split_heads(f(x), attn.num_heads)
+             for f in (attn.q_proj, attn.k_proj, attn.v_proj))
     out = attn.out_proj(merge_heads(cache.attend(q, k, v)))
     return out if attn.batch_first else out.transpose(0, 1)
 
@@ -147,7 +162,8 @@ def _reach(attn, query, padding, sigma):
     "Window and α of a pass, also noted in `attn.seen`."
     window = attn.window if sigma is None else Window.default(sigma)
     alpha = None if attn.alpha_head is None else attn.alpha_head()
-    _remember(attn, window, alpha, query if attn.batch_first else query.transpose(0, 1), padding)
+    _remember(attn, window, alpha,
+              query if attn.batch_first else query.transpose(0, 1), padding)
     return dict(window=window, alpha=alpha)
 
 def _remember(attn, window, alpha, query, padding):
@@ -155,14 +171,18 @@ def _remember(attn, window, alpha, query, padding):
     b,n,_ = query.shape
     real = torch.full((b,), n, device=query.device) if padding is None else padding.counts
     if attn.whole is not None: n,real = attn.whole
-    w = window.half_width(n) if isinstance(window, Window) else torch.full((attn.num_heads,), n-1 if window is None else min(window, n-1), device=query.device)
+    w = (window.half_width(n) if isinstance(window, Window)
+         else torch.full((attn.num_heads,), n-1 if window is None else min(window, n-1),
+                         device=query.device))
     w = w.expand(b, attn.num_heads)
     a = torch.ones(attn.num_heads, device=query.device) if alpha is None else alpha.detach()
-    attn.seen = dict(width=w, pairs=window_pairs(w, real[:,None], attn.n_global, attn.causal), tokens=real, alpha=a)
+    attn.seen = dict(width=w, pairs=window_pairs(w, real[:,None], attn.n_global, attn.causal),
+                     tokens=real, alpha=a)
 
 # %% ../nbs/50_encoder.ipynb #c7477c2f
 def _from_torch_layer(module, state, prefix, *_):
-    "Rename what `nn.TransformerEncoderLayer` calls its feed-forward net, in the copy of the state that is being loaded."
+    """Rename what `nn.TransformerEncoderLayer` calls its feed-forward net,
+    in the copy of the state that is being loaded."""
     for name in ('linear1','linear2'):
         for kind in ('weight','bias'):
             if (part := state.pop(f'{prefix}{name}.{kind}', None)) is not None:
@@ -181,15 +201,20 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.self_attn = DynamicAttention(dim, heads, dropout, **attention)
         self.feed_forward = FeedForward(dim, hidden, dropout)
-        self.norm1,self.norm2,self.dropout = nn.LayerNorm(dim),nn.LayerNorm(dim),nn.Dropout(dropout)
+        self.norm1 = nn.LayerNorm(dim)
+        self.norm2 = nn.LayerNorm(dim)
+        self.dropout = nn.Dropout(dropout)
         self.register_load_state_dict_pre_hook(_from_torch_layer)
 
     def forward(self, x, padding=None, sigma=None, cache=None, return_sigma=False, **torchs):
-        "[B,N,D] to [B,N,D], with the widths, [B,H], [H] or None, where asked; zeros in padding come out as something finite."
-        for name in _ours(torchs): raise TypeError(f"{name}: expected an argument of EncoderLayer, got an unknown one")
+        """[B,N,D] to [B,N,D], with the widths, [B,H], [H] or None, where asked;
+        zeros in padding come out as something finite."""
+        for name in _ours(torchs):
+            raise TypeError(f"{name}: expected an argument of EncoderLayer, got an unknown one")
         _check_padding(padding)
         if padding is not None: x = padding.zero(x)
-        attended,sigma = self.self_attn(self.norm1(x), padding=padding, sigma=sigma, cache=cache, return_sigma=True)
+        attended,sigma = self.self_attn(self.norm1(x), padding=padding, sigma=sigma,
+                                        cache=cache, return_sigma=True)
         x = x + self.dropout(attended)
         x = x + self.dropout(self.feed_forward(self.norm2(x)))
         return (x,sigma) if return_sigma else x
@@ -229,15 +254,18 @@ class EncoderConfig:
 def _settle(c):
     "Lists from JSON become tuples, so that a configuration equals its saved copy."
     for k in ('grams','classes'): object.__setattr__(c, k, tuple(getattr(c, k)))
-    if isinstance(c.init_width, list): object.__setattr__(c, 'init_width', tuple(c.init_width))
+    if isinstance(c.init_width, list):
+        object.__setattr__(c, 'init_width', tuple(c.init_width))
     if not all(isinstance(n, int) and 1<=n<=64 for n in c.grams):  # a hash takes n steps
         raise ValueError(f"grams: expected ints from 1 to 64, got {c.grams!r:.80}")
-    if not isinstance(c.patch, int) or c.patch<1: raise ValueError(f"patch: expected an int >= 1, got {c.patch!r}")
+    if not isinstance(c.patch, int) or c.patch<1:
+        raise ValueError(f"patch: expected an int >= 1, got {c.patch!r}")
 
 def _config(cls, d):
     "From a dict; unknown fields are an error: a file of a later version must not be half understood."
     if extra := d.keys() - {f.name for f in dataclasses.fields(cls)}:
-        raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
+        raise ValueError(f"text: expected fields that {cls.__name__} has, "
+                         f"got {sorted(extra)}")
     return cls(**d)
 
 # %% ../nbs/50_encoder.ipynb #b03abe4d
@@ -261,7 +289,8 @@ class Embedding(nn.Module):
         self.grams,self.buckets = c.grams,c.buckets
         self.runs = nn.ModuleList(nn.Embedding(c.buckets, c.dim) for _ in c.grams)
         for r in self.runs: nn.init.normal_(r.weight, std=.3)
-        self.merge = nn.Conv1d(c.dim, c.dim, 2*c.patch-1, c.patch, c.patch-1) if c.patch>1 else nn.Identity()
+        self.merge = (nn.Conv1d(c.dim, c.dim, 2*c.patch-1, c.patch, c.patch-1)
+                      if c.patch>1 else nn.Identity())
         self.cls = nn.Parameter(torch.zeros(c.dim)) if c.cls else None
 
     def forward(self,
@@ -271,7 +300,8 @@ class Embedding(nn.Module):
     ) -> tuple: # [B,1+N/patch,D] and the `PaddingMask` of these tokens; [B,N/patch,D] without [CLS]
         _check_padding(padding)
         x = self.tokens(ids, padding)  # [B,N/patch,D]
-        keep = x.new_ones(x.shape[:2], dtype=torch.bool) if padding is None else padding.keep[:,::self.patch]
+        keep = (x.new_ones(x.shape[:2], dtype=torch.bool) if padding is None
+                else padding.keep[:,::self.patch])
         if self.cls is not None:
             x = torch.cat((self.cls + _mean(x, keep)[:,None], x), 1)
             keep = F.pad(keep, (1,0), value=True)
@@ -285,32 +315,41 @@ class Embedding(nn.Module):
 
     def place(self, x, offset=0):
         "Tokens with their positions, which begin at `offset`."
-        return x + sinusoidal_positions(*x.shape[1:], offset=offset, device=x.device, dtype=x.dtype)
+        return x + sinusoidal_positions(*x.shape[1:], offset=offset,
+                                        device=x.device, dtype=x.dtype)
 
 # %% ../nbs/50_encoder.ipynb #205bb07f
 def _as_ids(ids):
     if ids.dim()!=2: raise ValueError(f"ids: expected [B,N], got shape {tuple(ids.shape)}")
-    if ids.is_floating_point(): raise TypeError(f"ids: expected whole numbers, got {ids.dtype}")
+    if ids.is_floating_point():
+        raise TypeError(f"ids: expected whole numbers, got {ids.dtype}")
     return ids.long()  # bytes too, whose own type could not hold the id of the filling
 
 def _look_up(embed, ids, padding):
     x = embed.ids(ids)  # [B,N,D]
-    for n,table in zip(embed.grams, embed.runs): x = x + table(gram_hash(ids, n, embed.buckets))
+    for n,table in zip(embed.grams, embed.runs):
+        x = x + table(gram_hash(ids, n, embed.buckets))
     return x if padding is None else padding.zero(x)
 
-def _mean(x, keep): return (x*keep[...,None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)  # [B,N,D], [B,N] -> [B,D]
+def _mean(x, keep): # [B,N,D], [B,N] -> [B,D]
+    return (x*keep[...,None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
 
 # %% ../nbs/50_encoder.ipynb #cd0d2f79
 def _layers(c):
-    each = dict(window=c.window, init_width=c.init_width, alpha=c.alpha, n_global=c.n_global, causal=c.causal, impl=c.impl)
-    return nn.ModuleList(EncoderLayer(c.dim, c.heads, c.hidden, c.dropout, **each) for _ in range(c.layers))
+    each = dict(window=c.window, init_width=c.init_width, alpha=c.alpha,
+                n_global=c.n_global, causal=c.causal, impl=c.impl)
+    return nn.ModuleList(EncoderLayer(c.dim, c.heads, c.hidden, c.dropout, **each)
+                         for _ in range(c.layers))
 
 # %% ../nbs/50_encoder.ipynb #b75c30ee
 class Encoder(nn.Module):
     "Ids to states; token 0 is [CLS]."
     def __init__(self, config:EncoderConfig):
         super().__init__()
-        self.config,self.embed,self.layers,self.norm = config,Embedding(config),_layers(config),nn.LayerNorm(config.dim)
+        self.config = config
+        self.embed = Embedding(config)
+        self.layers = _layers(config)
+        self.norm = nn.LayerNorm(config.dim)
 
     def forward(self,
         ids:Tensor, # [B,N] int
@@ -343,10 +382,14 @@ class Classifier(nn.Module):
     def __init__(self, config:EncoderConfig):
         super().__init__()
         if len(config.classes)<2:
-            raise ValueError(f"config.classes: expected two names or more, got {config.classes!r}")
+            raise ValueError("config.classes: expected two names or more, "
+                             f"got {config.classes!r}")
         if not config.cls or config.causal:
-            raise ValueError("config: expected cls=True and causal=False, a [CLS] that sees the sequence, got another")
-        self.config,self.encoder,self.head = config,Encoder(config),nn.Linear(config.dim, len(config.classes))
+            raise ValueError("config: expected cls=True and causal=False, "
+                             "a [CLS] that sees the sequence, got another")
+        self.config = config
+        self.encoder = Encoder(config)
+        self.head = nn.Linear(config.dim, len(config.classes))
 
     def forward(self, ids, padding=None, return_sigma=False):
         "[B,N] ids to [B,C] logits, with the widths of each layer where asked."
@@ -373,13 +416,17 @@ class Classifier(nn.Module):
 # %% ../nbs/50_encoder.ipynb #433bcdf9
 def _seen(model, name):
     layers = model.encoder.layers
-    if layers[0].self_attn.seen is None: raise RuntimeError("nothing was computed yet: call the model first")
+    if layers[0].self_attn.seen is None:
+        raise RuntimeError("nothing was computed yet: call the model first")
     return torch.stack([l.self_attn.seen[name] for l in layers])
 
 def _flops(model):
-    "Multiplications and additions of scores and mixing, of the last forward pass: `windows`, and `dense` for the same tokens."
+    """Multiplications and additions of scores and mixing, of the last forward pass:
+    `windows`, and `dense` for the same tokens."""
     per_pair,heads = 4*model.config.dim//model.config.heads,model.config.heads
-    return dict(windows=per_pair*_seen(model, 'pairs').sum().item(), dense=per_pair*heads*(_seen(model, 'tokens')**2).sum().item())
+    return dict(windows=per_pair*_seen(model, 'pairs').sum().item(),
+                dense=per_pair*heads*(_seen(model, 'tokens')**2).sum().item())
 
 # %% ../nbs/50_encoder.ipynb #e0c0de51
-__getattr__ = moved_names(__name__, dict.fromkeys(('write_atomic','half_written'), 'dynattn.files'))
+__getattr__ = moved_names(__name__, dict.fromkeys(('write_atomic','half_written'),
+                                                  'dynattn.files'))

@@ -62,7 +62,9 @@ class DataConfig:
 def is_number(x, *kinds): return isinstance(x, kinds) and not isinstance(x, bool) and math.isfinite(x)
 
 def word_rules(c, words): # `words`: option -> the words it may be
-    for name,choices in words.items(): yield name, ' or '.join(choices), getattr(c, name) in choices
+    for name,choices in words.items():
+        yield (name, ' or '.join(choices),
+               getattr(c, name) in choices)
 
 def count_rules(c, names, least=1):
     for name in names.split():
@@ -117,7 +119,8 @@ def _environment():
     "The folders that Python imports from, and what not to enter."
     paths = sysconfig.get_paths()
     libraries = sorted({paths['purelib'], paths['platlib']})
-    return [(Path(paths['stdlib']), ('site-packages','dist-packages')), *((Path(p), ()) for p in libraries)]
+    return [(Path(paths['stdlib']), ('site-packages','dist-packages')),
+            *((Path(p), ()) for p in libraries)]
 
 def _clean(name): return ' '.join(str(name).encode('utf-8', 'backslashreplace').decode().split())
 
@@ -128,9 +131,11 @@ def _package(c, name):
 def _label_and_package(c, root, path):
     "Of a file, or None where it has no label."
     parts = path.relative_to(root).parts
-    if c.labels=='folder': return (_clean(parts[0]), '/'.join(parts[:2])) if len(parts)>1 else None
+    if c.labels=='folder':
+        return (_clean(parts[0]), '/'.join(parts[:2])) if len(parts)>1 else None
     suffix = path.suffix.lower()
-    kind = suffix[1:] if suffix in c.apart.split() else _KIND_OF.get(suffix, suffix[1:] if c.data else None)
+    kind = (suffix[1:] if suffix in c.apart.split()
+            else _KIND_OF.get(suffix, suffix[1:] if c.data else None))
     return (_clean(kind), _package(c, parts[0])) if kind else None
 
 def _labelled_files(c):
@@ -154,7 +159,8 @@ def read_text(
     standard_input = path=='-'
     try:
         if not standard_input and not os.path.isfile(path): return None,'unreadable'
-        with open(0 if standard_input else path, 'rb', closefd=not standard_input) as f: data = f.read(most)
+        with open(0 if standard_input else path, 'rb', closefd=not standard_input) as f:
+            data = f.read(most)
     except OSError: return None,'unreadable'
     if len(data)<least: return None,'empty or short'
     if b'\0' in data: return None,'binary'
@@ -197,7 +203,8 @@ def _in_turn(found, per_package):
     rank,ranked = Counter(),[]
     for place,x in enumerate(by_hash):
         rank[x.label,x.package] += 1
-        if rank[x.label,x.package]<=per_package: ranked.append((rank[x.label,x.package], place, x))
+        if rank[x.label,x.package]<=per_package:
+            ranked.append((rank[x.label,x.package], place, x))
     return [x for _,_,x in sorted(ranked, key=lambda r: r[:2])]
 
 def _read_all(c, found, is_new, skipped, letters=0.):
@@ -224,7 +231,8 @@ def _from_folder(c, skipped):
 # %% ../nbs/51_files.ipynb #a44e54f0
 def _need_columns(where, names):
     if not {'text','label'} <= set(names):
-        raise UserError(f"{where}: expected the columns text and label, got {', '.join(map(str, names)) or 'none'}")
+        raise UserError(f"{where}: expected the columns text and label, "
+                        f"got {', '.join(map(str, names)) or 'none'}")
 
 def _csv_rows(path, f):
     "(where, row), the row None where a column is missing; the first line decides what separates columns."
@@ -246,12 +254,14 @@ def _json_rows(path, f):
         try: row = json.loads(line)
         except (ValueError, RecursionError): row = None
         if not isinstance(row, dict):
-            raise UserError(f"{path}:{i}: expected JSONL, an object on each line, got {line.strip()[:20]!r}")
+            raise UserError(f"{path}:{i}: expected JSONL, an object on each line, "
+                            f"got {line.strip()[:20]!r}")
         _need_columns(f'{path}:{i}', row)
         yield f'{path}:{i}', row
 
 # %% ../nbs/51_files.ipynb #tab00001
-_TABLES = {'.csv':_csv_rows, '.tsv':_csv_rows, '.jsonl':_json_rows, '.ndjson':_json_rows, '.json':_json_rows}
+_TABLES = {'.csv':_csv_rows, '.tsv':_csv_rows,
+           '.jsonl':_json_rows, '.ndjson':_json_rows, '.json':_json_rows}
 _COLUMNS = dict(text=str, label=(str,int,float,type(None)))
 
 def _labelled_rows(c, skipped):
@@ -264,7 +274,8 @@ def _labelled_rows(c, skipped):
                 continue
             for name,kinds in _COLUMNS.items():
                 if not isinstance(row[name], kinds):
-                    raise UserError(f"{where}: expected a string as {name}, got {type(row[name]).__name__}")
+                    raise UserError(f"{where}: expected a string as {name}, "
+                                    f"got {type(row[name]).__name__}")
             label = '' if row['label'] is None else _clean(row['label'])
             text = row['text'].encode('utf-8', 'surrogatepass')[:2**16]
             if not label or not text:
@@ -291,7 +302,8 @@ def choose_classes(
     "The labels that have enough files, in enough packages, for any seed."
     files = Counter(x.label for x in items)
     packages = Counter(label for label,_ in {(x.label,x.package) for x in items})
-    return {label for label in files if files[label]>=c.min_files and packages[label]>=c.least_packages}
+    return {label for label in files
+            if files[label]>=c.min_files and packages[label]>=c.least_packages}
 
 # %% ../nbs/51_files.ipynb #c10d3654
 SPLITS = {'train':.7, 'valid':.12, 'test':.18}
@@ -299,7 +311,8 @@ SPLITS = {'train':.7, 'valid':.12, 'test':.18}
 _LEAST = 2  # files of a class in each split
 
 def _miss(have, total, package, split, price):
-    "How far the classes of a package are from their shares when it stands in `split`: squares, and `price` for each that is missing."
+    """How far the classes of a package are from their shares when it stands in `split`:
+    squares, and `price` for each that is missing."""
     miss = 0
     for label,n in package.items():
         for s,share in SPLITS.items():
@@ -328,7 +341,8 @@ def split_packages(
         for _ in range(20):
             before = dict(where)
             for p,package in held.items():
-                if p in where: have.subtract({(where[p],label): n for label,n in package.items()})
+                if p in where:
+                    have.subtract({(where[p],label): n for label,n in package.items()})
                 where[p] = min(SPLITS, key=lambda s: _miss(have, total, package, s, price))
                 have.update({(where[p],label): n for label,n in package.items()})
             if where==before: break
@@ -357,7 +371,8 @@ def _judged(items, c, skipped):
 def _in_all_splits(items, where):
     "The classes with two files or more in each split."
     there = Counter((where[x.package],x.label) for x in items)
-    return {label for label in {x.label for x in items} if all(there[s,label]>=_LEAST for s in SPLITS)}
+    return {label for label in {x.label for x in items}
+            if all(there[s,label]>=_LEAST for s in SPLITS)}
 
 # %% ../nbs/51_files.ipynb #966d6fd9
 def _reader(c):
@@ -366,7 +381,8 @@ def _reader(c):
     if not os.path.exists(c.data): raise UserError(f"{c.data}: no such file or folder")
     if Path(c.data).suffix.lower() in _TABLES and os.path.isfile(c.data): return _from_table
     advice = _media_advice([c.data])
-    raise UserError(f"{c.data}: expected a folder, or a table that ends in .csv, .tsv or .jsonl{advice}")
+    raise UserError(f"{c.data}: expected a folder, "
+                    f"or a table that ends in .csv, .tsv or .jsonl{advice}")
 
 def _media(paths):
     "How many of these paths are audio, images or video by their suffix."
@@ -376,20 +392,24 @@ def _media(paths):
 def _media_advice(paths):
     counts = ', '.join(f'{n} {kind}' for kind,n in _media(paths).items())
     if not counts: return ''
-    return f"; dynattn reads text, such as code, prose and tables, and here are files of another kind: {counts}"
+    return ("; dynattn reads text, such as code, prose and tables, "
+            f"and here are files of another kind: {counts}")
 
 # %% ../nbs/51_files.ipynb #f11e0017
 def _too_few(c, items):
     "A line that names the classes there are, the largest first."
     files = Counter(x.label for x in items)
     packages = Counter(label for label,_ in {(x.label,x.package) for x in items})
-    got = [f"{label} ({n} files, {packages[label]} packages)" for label,n in files.most_common(8)]
+    got = [f"{label} ({n} files, {packages[label]} packages)"
+           for label,n in files.most_common(8)]
     if len(files)>8: got.append(f'{len(files)-8} more')
     of_table = _reader(c)==_from_table
-    other = '' if of_table else f", --labels {'suffix' if c.labels=='folder' else 'folder'} takes other names"
+    other = ('' if of_table
+             else f", --labels {'suffix' if c.labels=='folder' else 'folder'} takes other names")
     advice = '' if of_table or not c.data else _media_advice(walk(c.data))
-    return UserError(f"{c.data or 'the Python environment'}: expected two classes or more with {c.min_files} files in "
-        f"{c.least_packages} packages each, got {', '.join(got) or 'nothing'}"
+    return UserError(f"{c.data or 'the Python environment'}: expected two classes or more "
+                     f"with {c.min_files} files in {c.least_packages} packages each, "
+                     f"got {', '.join(got) or 'nothing'}"
         + (advice or f"; --min-files and --min-packages ask for fewer{other}"))
 
 # %% ../nbs/51_files.ipynb #load0001
@@ -436,7 +456,8 @@ def batch_of(
     "Bytes as ids, filled up to the longest."
     lengths = torch.tensor([len(p) for p in pieces])
     ids = torch.zeros(len(pieces), int(lengths.max()), dtype=torch.long)
-    for row,p in zip(ids, pieces): row[:len(p)] = torch.frombuffer(bytearray(p), dtype=torch.uint8)
+    for row,p in zip(ids, pieces):
+        row[:len(p)] = torch.frombuffer(bytearray(p), dtype=torch.uint8)
     return ids,PaddingMask.from_lengths(lengths, ids.shape[1])
 
 # %% ../nbs/51_files.ipynb #395fde1b
@@ -472,7 +493,8 @@ def epoch_batches(
     pieces = [(i, crop(items[i].data, c.crop, rng)) for i in draws]
     pool = 16*c.batch  # pieces that are sorted together
     near = []
-    for k in range(0, len(pieces), pool): near += sorted(pieces[k:k+pool], key=lambda p: len(p[1]))
+    for k in range(0, len(pieces), pool):
+        near += sorted(pieces[k:k+pool], key=lambda p: len(p[1]))
     batches = [near[k:k+c.batch] for k in range(0, len(near), c.batch)]
     rng.shuffle(batches)
     return batches
@@ -503,7 +525,8 @@ def write_atomic(
         os.replace(tmp, path)
     except BaseException as e:
         if tmp: Path(tmp).unlink(missing_ok=True)
-        if isinstance(e, OSError) and e.errno: raise OSError(e.errno, os.strerror(e.errno), str(path)) from e
+        if isinstance(e, OSError) and e.errno:
+            raise OSError(e.errno, os.strerror(e.errno), str(path)) from e
         raise
 
 # %% ../nbs/51_files.ipynb #151e273a
@@ -555,12 +578,14 @@ def _bounded(config, weights):
     for sizes,most in ((modules, len(weights)), (widths, numbers)):
         for name,size in sizes.items():
             if not isinstance(size, int) or not 0<=size<=most:
-                raise ValueError(f"{name}: expected at most {most}, as model.safetensors has, got {size}")
+                raise ValueError(f"{name}: expected at most {most}, as model.safetensors "
+                                 f"has, got {size}")
     c,hidden = config,config.hidden or 4*config.dim
     tables = c.vocab*c.dim + len(c.grams)*c.buckets*c.dim + (2*c.patch-1)*c.dim**2*(c.patch>1)
     least = tables + c.layers*(4*c.dim**2 + 2*c.dim*hidden)
     if least>numbers:
-        raise ValueError(f"dim: expected sizes of at most {numbers} weights together, got {least} or more")
+        raise ValueError(f"dim: expected sizes of at most {numbers} "
+                         f"weights together, got {least} or more")
     return config
 
 # %% ../nbs/51_files.ipynb #f11e0027
@@ -576,7 +601,8 @@ def load_model(
     if overrides: model = cls(dataclasses.replace(model.config, **overrides))
     try: model.load_state_dict(weights)
     except RuntimeError as e:
-        raise DamagedFile(f"{folder}: damaged config.json: its model has other weights than model.safetensors") from e
+        raise DamagedFile(f"{folder}: damaged config.json: its model has other weights "
+                          "than model.safetensors") from e
     return model.eval()
 
 # %% ../nbs/51_files.ipynb #9556fdea
@@ -589,7 +615,8 @@ def locked(folder):
         return
     with open(Path(folder)/'.lock', 'a') as f:
         try: fcntl.flock(f, fcntl.LOCK_EX|fcntl.LOCK_NB)
-        except BlockingIOError: raise UserError(f"{folder}: in use by another process") from None
+        except BlockingIOError:
+            raise UserError(f"{folder}: in use by another process") from None
         yield
 
 # %% ../nbs/51_files.ipynb #3c795331
@@ -599,8 +626,10 @@ def split_table(data:Data) -> bytes:
     rows = csv.writer(out, lineterminator='\n')
     rows.writerow(('split','label','package','sha1','path'))
     for split,items in data.splits.items():
-        for x in items: rows.writerow((split, x.label, x.package, hashlib.sha1(x.data).hexdigest(), x.path))
-    return out.getvalue().encode('utf-8', 'surrogateescape')  # names of files need not be UTF-8
+        for x in items:
+            rows.writerow((split, x.label, x.package, hashlib.sha1(x.data).hexdigest(), x.path))
+    # names of files need not be UTF-8
+    return out.getvalue().encode('utf-8', 'surrogateescape')
 
 # %% ../nbs/51_files.ipynb #f11e0031
 def printable(name) -> str:
@@ -614,4 +643,5 @@ def need(module):
     from importlib import import_module
     try: return import_module(module)
     except ImportError as e:
-        raise UserError(f"{module.split('.')[0]} is not installed; pip install 'dynattn[train]' brings it") from e
+        raise UserError(f"{module.split('.')[0]} is not installed; "
+                        "pip install 'dynattn[train]' brings it") from e

@@ -31,10 +31,12 @@ def confusion_matrix(
 ) -> Tensor: # [C,C] int64
     "`m[i,j]` is how many of class i were predicted as j."
     t,p = _classes(y_true, 'y_true'),_classes(y_pred, 'y_pred')
-    if len(t) != len(p): raise ValueError(f"y_pred: expected one for each of {len(t)} in y_true, got {len(p)}")
+    if len(t) != len(p):
+        raise ValueError(f"y_pred: expected one for each of {len(t)} in y_true, got {len(p)}")
     top = 1 + max((int(x.max()) for x in (t, p) if len(x)), default=1)
     C = max(2, top) if n_classes is None else n_classes
-    if top > C and len(t): raise ValueError(f"n_classes: expected at least {top}, since class {top-1} occurs, got {C}")
+    if top > C and len(t):
+        raise ValueError(f"n_classes: expected at least {top}, since class {top-1} occurs, got {C}")
     return torch.bincount(t*C + p.to(t.device), minlength=C*C).view(C, C)
 
 # %% ../nbs/03_metrics.ipynb #41c5d9a2
@@ -85,13 +87,15 @@ def recall(
 def precision_recall_curve(
     y_true, # [n] bool or 0/1
     scores, # [n], the higher the more likely
-) -> tuple: # precision [t+1], recall [t+1] and the thresholds [t] in increasing order; last comes (1, 0), where nothing is taken
+) -> tuple: # precision and recall [t+1], thresholds [t], increasing; last comes (1, 0), where nothing is taken
     "Precision and recall of `scores >= threshold`, for each score that occurs."
     s = torch.as_tensor(scores).detach().double().reshape(-1)
     y = _classes(y_true, 'y_true').to(s.device)
-    if y.numel() and y.max() > 1: raise ValueError(f"y_true: expected bools or 0/1, got {int(y.max())}")
+    if y.numel() and y.max() > 1:
+        raise ValueError(f"y_true: expected bools or 0/1, got {int(y.max())}")
     if len(y) != len(s) or not len(s):
-        raise ValueError(f"scores: expected one for each of {len(y)} in y_true, and not none, got {len(s)}")
+        raise ValueError(f"scores: expected one for each of {len(y)} in y_true, "
+                         f"and not none, got {len(s)}")
     if s.isnan().any(): raise ValueError("scores: expected numbers, got NaN")
     at,where = s.unique(return_inverse=True)
     hits = torch.zeros_like(at).index_add_(0, where, y.double()).flip(0).cumsum(0).flip(0)
@@ -135,12 +139,15 @@ def class_metrics(
     C = len(_parts(cm)[2])
     names = [str(i) for i in range(C)] if names is None else list(map(str, names))
     if len(names) != C or len({*names, 'micro', 'macro', 'weighted'}) != C+3:
-        raise ValueError(f"names: expected {C} different names, none of them that of an average, got {names}")
+        raise ValueError(f"names: expected {C} different names, "
+                         f"none of them that of an average, got {names}")
     support = _parts(cm)[2].long().tolist()
     each = [f(cm, None, zero_division).tolist() for f in (precision, recall, f1)]
-    rows = {n: dict(zip(('precision', 'recall', 'f1', 'support'), r)) for n,*r in zip(names, *each, support)}
+    rows = {n: dict(zip(('precision', 'recall', 'f1', 'support'), r))
+            for n,*r in zip(names, *each, support)}
     for a in ('micro', 'macro', 'weighted'):
-        rows[a] = {f.__name__: f(cm, a, zero_division).item() for f in (precision, recall, f1)} | {'support': sum(support)}
+        rows[a] = ({f.__name__: f(cm, a, zero_division).item() for f in (precision, recall, f1)}
+                   | {'support': sum(support)})
     return rows
 
 # %% ../nbs/03_metrics.ipynb #b05136eb
@@ -155,7 +162,8 @@ def classification_report(
     lines = [' '*wide + ''.join(f'{h:>11}' for h in ('precision', 'recall', 'f1', 'support'))]
     for n,r in rows.items():
         if n=='micro': lines.append('')
-        lines.append(f'{n:>{wide}}' + ''.join(f'{r[k]:>11.{digits}f}' for k in ('precision', 'recall', 'f1')) + f"{r['support']:>11}")
+        lines.append(f'{n:>{wide}}' + ''.join(f'{r[k]:>11.{digits}f}' for k in ('precision', 'recall', 'f1'))
+                     + f"{r['support']:>11}")
     return '\n'.join(lines)
 
 # %% ../nbs/03_metrics.ipynb #d46c15a6
@@ -197,7 +205,8 @@ def window_precision(
     zero_division:float=math.nan, # for a query whose window has no key
 ) -> Tensor: # [...,N]
     "The share of each query's window that dense attention uses."
-    if level is not None and not level > 0: raise ValueError(f"level: expected a number > 0, got {level}")
+    if level is not None and not level > 0:
+        raise ValueError(f"level: expected a number > 0, got {level}")
     w,m,n = _window_parts(weights, mask, visible)
     used = (w*n if level is None else w/level).clamp(max=1)
     return _ratio((used*m).sum(-1), m.sum(-1), zero_division)

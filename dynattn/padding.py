@@ -13,7 +13,8 @@ from torch import Tensor
 
 # %% ../nbs/01_padding.ipynb #ab05242c
 def _holds(cond):
-    "Whether `cond` is true throughout; trusted where values cannot be read: while compiling, under `vmap`, on the meta device."
+    """Whether `cond` is true throughout; trusted where values cannot be read:
+    while compiling, under `vmap`, on the meta device."""
     if torch.compiler.is_compiling(): return True
     try: return bool(cond.all())
     except RuntimeError: return True
@@ -51,7 +52,8 @@ def masked_softmax(
     dim:int=-1, # the axis of the keys
 ) -> Tensor: # like `scores`; rows sum to one, or are zero where no key is left
     "Softmax over the keys that take part; a row without any is zero and sends back zero gradient."
-    if not scores.is_floating_point(): raise TypeError(f"scores: expected a floating tensor, got {scores.dtype}")
+    if not scores.is_floating_point():
+        raise TypeError(f"scores: expected a floating tensor, got {scores.dtype}")
     if keep is not None:
         if not _fits(_bool(keep), scores):
             raise ValueError(f"keep: expected a shape that broadcasts to scores, {list(scores.shape)}, "
@@ -66,7 +68,8 @@ def _binary(mask):
     mask = torch.as_tensor(mask)
     if mask.is_floating_point():
         raise TypeError(f"mask: expected bools or 0/1 integers, got {mask.dtype}: "
-                        "a floating mask is one to be added to the scores (from_additive); if yours holds 0. and 1., pass mask.bool()")
+                        "a floating mask is one to be added to the scores (from_additive); "
+                        "if yours holds 0. and 1., pass mask.bool()")
     if mask.dim()!=2: raise ValueError(f"mask: expected [B,N], got {list(mask.shape)}")
     if mask.dtype!=torch.bool and not _holds((mask==0) | (mask==1)):
         raise ValueError(f"mask: expected 0 and 1 only, got {mask.min().item()} to {mask.max().item()}")
@@ -82,12 +85,14 @@ def _additive(mask):
     if mask.dim()!=2: raise ValueError(f"mask: expected [B,N] or [B,1,1,N], got {list(mask.shape)}")
     if not _holds((mask==0) | (mask<=-1000)):
         raise ValueError("mask: expected 0 where a key takes part and -1000 or less where not, "
-                         f"got {mask.min().item()} to {mask.max().item()}: a bias goes into attn_mask, a 0/1 mask into from_keep")
+                         f"got {mask.min().item()} to {mask.max().item()}: "
+                         "a bias goes into attn_mask, a 0/1 mask into from_keep")
     return mask==0
 
 # %% ../nbs/01_padding.ipynb #5a62bfb1
 class PaddingMask:
-    "Which tokens of a padded batch are real: `keep` [B,N], `True` takes part. Values go unchecked only where they cannot be read (compiling, `vmap`)."
+    """Which tokens of a padded batch are real: `keep` [B,N], `True` takes part.
+    Values go unchecked only where they cannot be read (compiling, `vmap`)."""
     keep: Tensor # [B,N] bool, True takes part
 
     def __init__(self, keep:Tensor): # [B,N] bool
@@ -95,7 +100,11 @@ class PaddingMask:
         self.keep = keep
 
     @classmethod
-    def from_lengths(cls, lengths:Tensor, n:int|None=None) -> "PaddingMask": # [B] int; N (default: the longest row; give it when compiling)
+    def from_lengths(
+        cls,
+        lengths:Tensor, # [B] int
+        n:int|None=None, # N (default: the longest row; give it when compiling)
+    ) -> "PaddingMask":
         "The first `lengths[b]` tokens of row b are real."
         return cls(padding_mask(lengths, n))
 
@@ -127,7 +136,8 @@ class PaddingMask:
     def additive(self, dtype:torch.dtype=torch.float32) -> Tensor: # [B,N] of `dtype`
         "0 where a key takes part, -inf where not; two of them may be added, in any dtype."
         if not dtype.is_floating_point: raise TypeError(f"dtype: expected a floating one, got {dtype}")
-        return torch.zeros(self.keep.shape, dtype=dtype, device=self.keep.device).masked_fill(~self.keep, -torch.inf)
+        return (torch.zeros(self.keep.shape, dtype=dtype, device=self.keep.device)
+                .masked_fill(~self.keep, -torch.inf))
 
     def sdpa(self) -> Tensor: # [B,1,1,N] bool
         "The `attn_mask` of `F.scaled_dot_product_attention`: the same keys for every head and every query."
@@ -163,7 +173,8 @@ class PaddingMask:
         "Real in both."
         if not isinstance(other, PaddingMask): return NotImplemented
         if self.keep.shape!=other.keep.shape:
-            raise ValueError(f"other: expected a mask of shape {list(self.keep.shape)}, got {list(other.keep.shape)}")
+            raise ValueError(f"other: expected a mask of shape {list(self.keep.shape)}, "
+                             f"got {list(other.keep.shape)}")
         return PaddingMask(self.keep & other.keep)
 
     def _where(self): return self.keep.flatten().nonzero().squeeze(1) # [T] int64
@@ -171,19 +182,22 @@ class PaddingMask:
     def pack(self, x:Tensor) -> Tensor: # [B,N,...] -> [T,...]
         "The real tokens of all rows, end to end."
         B,N = self.keep.shape
-        if tuple(x.shape[:2])!=(B, N): raise ValueError(f"x: expected [{B},{N},...], got {list(x.shape)}")
+        if tuple(x.shape[:2])!=(B, N):
+            raise ValueError(f"x: expected [{B},{N},...], got {list(x.shape)}")
         return x.flatten(0, 1).index_select(0, self._where())
 
     def unpack(self, x:Tensor, fill:float=0) -> Tensor: # [T,...] -> [B,N,...]
         "The inverse of `pack`: every token back in its place, `fill` in padding."
         i,(B,N) = self._where(), self.keep.shape
         if not torch.compiler.is_compiling() and len(x)!=len(i):
-            raise ValueError(f"x: expected [{len(i)},...], a row for each real token, got {list(x.shape)}")
+            raise ValueError(f"x: expected [{len(i)},...], "
+                             f"a row for each real token, got {list(x.shape)}")
         return x.new_full((B*N, *x.shape[1:]), fill).index_copy(0, i, x).unflatten(0, (B, N))
 
     @property
     def cu_seqlens(self) -> Tensor: # [B+1] int32
-        "Where each row begins in the packed one, and last its end T: `cu_seqlens` of FlashAttention's varlen functions."
+        """Where each row begins in the packed one, and last its end T:
+        `cu_seqlens` of FlashAttention's varlen functions."""
         return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)).int()
 
     def zero(self,
@@ -194,7 +208,8 @@ class PaddingMask:
         B,N = self.keep.shape
         if x.shape[0]!=B or x.shape[dim]!=N:
             raise ValueError(f"x: expected {B} rows and {N} tokens on axis {dim}, got {list(x.shape)}")
-        return x.masked_fill(~self.keep.reshape(B, *[N if i==dim%x.dim() else 1 for i in range(1, x.dim())]), 0)
+        return x.masked_fill(
+            ~self.keep.reshape(B, *[N if i==dim%x.dim() else 1 for i in range(1, x.dim())]), 0)
 
 # %% ../nbs/01_padding.ipynb #01ca0001
 def _flatten(mask): return [mask.keep],None

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from importlib.resources import files
 import torch
 try: import matplotlib as mpl
-except ImportError as e: raise ImportError("dynattn.plot draws with matplotlib, which the extra `viz` brings: pip install 'dynattn[viz]'") from e
+except ImportError as e:
+    raise ImportError("dynattn.plot draws with matplotlib, which the extra `viz` brings: "
+                      "pip install 'dynattn[viz]'") from e
 import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -47,10 +49,15 @@ PALETTE = (INK, WARM, '#cc3030', '#9c84cc', '#906084', '#e46c78')
 
 # %% ../nbs/00_plot.ipynb #d764177f
 PPI = 125 # pixels of the page to an inch of a figure
-_LOOK = {'font.family': ['DejaVu Sans'], 'font.size': 7.5, 'axes.titlesize': 8, 'legend.fontsize': 7.2, 'axes.labelsize': 7.5,
-    'text.color': TEXT, 'axes.labelcolor': TEXT, 'axes.edgecolor': TEXT, 'xtick.color': TEXT, 'ytick.color': TEXT,
-    'figure.facecolor': 'none', 'axes.facecolor': 'none', 'savefig.facecolor': 'none', 'legend.frameon': False,
-    'axes.spines.top': False, 'axes.spines.right': False, 'axes.linewidth': .6, 'lines.linewidth': 1.3, 'hatch.linewidth': .5, 'xtick.major.size': 2.5, 'ytick.major.size': 2.5,
+_LOOK = {
+    'font.family': ['DejaVu Sans'], 'font.size': 7.5,
+    'axes.titlesize': 8, 'legend.fontsize': 7.2, 'axes.labelsize': 7.5,
+    'text.color': TEXT, 'axes.labelcolor': TEXT, 'axes.edgecolor': TEXT,
+    'xtick.color': TEXT, 'ytick.color': TEXT,
+    'figure.facecolor': 'none', 'axes.facecolor': 'none', 'savefig.facecolor': 'none',
+    'legend.frameon': False, 'axes.spines.top': False, 'axes.spines.right': False,
+    'axes.linewidth': .6, 'lines.linewidth': 1.3, 'hatch.linewidth': .5,
+    'xtick.major.size': 2.5, 'ytick.major.size': 2.5,
     'figure.dpi': PPI, 'savefig.dpi': 2*PPI, 'figure.max_open_warning': 0, 'svg.hashsalt': 'dynattn'}
 
 @contextmanager
@@ -101,13 +108,16 @@ def _few_colors(
     rgba, # [h,w,4] bytes
 ) -> Image.Image: # with a palette of at most 256 colours and their transparencies
     "Keep the 256 most frequent colours; the others become the nearest of these."
-    c,where,count = np.unique(np.ascontiguousarray(rgba).view('<u4'), return_inverse=True, return_counts=True)
+    c,where,count = np.unique(np.ascontiguousarray(rgba).view('<u4'),
+                              return_inverse=True, return_counts=True)
     c = c.view(np.uint8).reshape(-1, 4)
     top = np.argsort(-count, kind='stable')[:256]
-    ink = c[:,3:] / 255 * np.concatenate([c[:,:3], np.full_like(c[:,3:], 255)], 1)  # as much as there is of it
+    # as much as there is of it
+    ink = c[:,3:] / 255 * np.concatenate([c[:,:3], np.full_like(c[:,3:], 255)], 1)
     near = ((ink[:,None]-ink[top])**2).sum(-1).argmin(1)
     im = Image.fromarray(near[where.reshape(-1)].astype(np.uint8).reshape(rgba.shape[:2]), 'P')
-    im.putpalette(c[top,:3].tobytes()); im.info['transparency'] = c[top,3].tobytes()
+    im.putpalette(c[top,:3].tobytes())
+    im.info['transparency'] = c[top,3].tobytes()
     return im
 
 # %% ../nbs/00_plot.ipynb #ebea97ae
@@ -117,7 +127,8 @@ def to_png(
     "The picture as a small PNG without a time stamp: equal drawings give equal bytes."
     raw,out = io.BytesIO(),io.BytesIO()
     fig = fig if isinstance(fig, Figure) else fig.figure
-    with look(): fig.savefig(raw, format='png', dpi=2*PPI, bbox_inches='tight', pad_inches=.04)
+    with look():
+        fig.savefig(raw, format='png', dpi=2*PPI, bbox_inches='tight', pad_inches=.04)
     _few_colors(np.array(Image.open(raw).convert('RGBA'))).save(out, 'PNG', optimize=True)
     return out.getvalue()
 
@@ -128,16 +139,21 @@ def to_svg(
     "The picture as SVG without a time stamp: equal drawings give equal bytes."
     out = io.BytesIO()
     fig = fig if isinstance(fig, Figure) else fig.figure
-    with look(): fig.savefig(out, format='svg', bbox_inches='tight', pad_inches=.04, metadata={'Date': None})
+    with look():
+        fig.savefig(out, format='svg', bbox_inches='tight', pad_inches=.04,
+                    metadata={'Date': None})
     return out.getvalue()
 
 # %% ../nbs/00_plot.ipynb #9158b3ad
 def _array(x, name, shape):
     "`x` as a float64 array with as many dimensions as `shape` names."
     try: t = torch.as_tensor(x)
-    except (TypeError, ValueError, RuntimeError) as e: raise TypeError(f"{name}: expected a tensor or numbers, got {type(x).__name__}") from e
-    if t.dim() != len(shape.split(',')): raise ValueError(f"{name}: expected [{shape}], got {list(t.shape)}")
-    if not t.numel(): raise ValueError(f"{name}: expected at least one number, got {list(t.shape)}")
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise TypeError(f"{name}: expected a tensor or numbers, got {type(x).__name__}") from e
+    if t.dim() != len(shape.split(',')):
+        raise ValueError(f"{name}: expected [{shape}], got {list(t.shape)}")
+    if not t.numel():
+        raise ValueError(f"{name}: expected at least one number, got {list(t.shape)}")
     return t.detach().to('cpu', torch.float64).numpy()
 
 # %% ../nbs/00_plot.ipynb #b3ca40ff
@@ -151,7 +167,8 @@ def _ramp(
 ) -> ListedColormap:
     "From a tint to full ink in 128 steps."
     def side(c):
-        return [(*_mix(_GROUND, c, t), 1) if opaque else (*to_rgb(c), .08+.92*t) for t in np.linspace(0, 1, 128)]
+        return [(*_mix(_GROUND, c, t), 1) if opaque else (*to_rgb(c), .08+.92*t)
+                for t in np.linspace(0, 1, 128)]
     cmap = ListedColormap((side(WARM)[::-1] if signed else []) + side(INK))
     cmap.set_bad((0,0,0,0))
     return cmap
@@ -165,9 +182,12 @@ def _runs(flags): # [n] bool
 def _hatch(ax, out): # [N,M] bool
     "Hatch the cells where `out` is true."
     change = [0, *(np.flatnonzero((out[1:]!=out[:-1]).any(1))+1), len(out)]
-    boxes = [(a-.5, r-.5, b-.5, s-.5) for r,s in zip(change, change[1:]) for a,b in _runs(out[r])]
-    path = Path.make_compound_path(*(Path([(a,r), (b,r), (b,s), (a,s), (a,r)], closed=True) for a,r,b,s in boxes)) if boxes else None
-    if path: ax.add_patch(PathPatch(path, facecolor='none', edgecolor=TEXT, linewidth=0, hatch='////'))
+    boxes = [(a-.5, r-.5, b-.5, s-.5)
+             for r,s in zip(change, change[1:]) for a,b in _runs(out[r])]
+    path = (Path.make_compound_path(*(Path([(a,r), (b,r), (b,s), (a,s), (a,r)], closed=True)
+                                      for a,r,b,s in boxes)) if boxes else None)
+    if path:
+        ax.add_patch(PathPatch(path, facecolor='none', edgecolor=TEXT, linewidth=0, hatch='////'))
 
 # %% ../nbs/00_plot.ipynb #c02e6ce6
 def _keep(padding, n, m):
@@ -184,7 +204,8 @@ def _keep(padding, n, m):
 def _tokens(axis, tokens, n, cell, name):
     "Name the cells of an axis, as many as fit; without tokens, a few integers."
     if tokens is None: return axis.set_major_locator(MaxNLocator(5, integer=True))
-    if len(tokens) != n: raise ValueError(f"{name}: expected a name for each of {n} positions, got {len(tokens)}")
+    if len(tokens) != n:
+        raise ValueError(f"{name}: expected a name for each of {n} positions, got {len(tokens)}")
     step,names = max(1, math.ceil(.12/cell)), [str(t).replace('$', r'\$') for t in tokens]
     upright = axis.axis_name=='x' and .07*max(map(len, names)) > step*cell
     axis.set_ticks(range(0, n, step), names[::step], rotation=90 if upright else 0)
@@ -196,7 +217,9 @@ def _numbers(ax, m, fmt, cmap, norm):
     for (i,j),v in np.ndenumerate(m):
         ground = cmap(norm(v))[:3]
         color = TEXT if v==0 else max(('white', 'black'), key=lambda c: contrast(c, ground))
-        if v==v: ax.text(j, i, '0' if v==0 else format(v, fmt), ha='center', va='center', color=color, fontsize=7)
+        if v==v:
+            ax.text(j, i, '0' if v==0 else format(v, fmt),
+                    ha='center', va='center', color=color, fontsize=7)
 
 # %% ../nbs/00_plot.ipynb #8cfe2ea8
 def _matrix(ax, m, lo, hi, keep, tokens, names, values, bar, **labels):
@@ -205,16 +228,20 @@ def _matrix(ax, m, lo, hi, keep, tokens, names, values, bar, **labels):
     size = min(.5 if values else .34, 3.4/max(n, k))
     with look():
         if ax is None: _,ax = grid(width=min(5., k*size+1.4), height=n*size+.9)
-        im = ax.imshow(np.ma.masked_where((m==0)|(m!=m), m), cmap=_ramp(bool(values), lo<0), vmin=lo, vmax=hi)
+        im = ax.imshow(np.ma.masked_where((m==0)|(m!=m), m), cmap=_ramp(bool(values), lo<0),
+                       vmin=lo, vmax=hi)
         if keep is not None: _hatch(ax, ~keep)
         ax.plot(*(m!=m).nonzero()[::-1], 'x', color=TEXT, ms=5)
         cell = min(ax.bbox.width/k, ax.bbox.height/n) / ax.figure.dpi
-        for axis,t,c,name in zip((ax.yaxis, ax.xaxis), tokens, (n, k), names): _tokens(axis, t, c, cell, name)
+        for axis,t,c,name in zip((ax.yaxis, ax.xaxis), tokens, (n, k), names):
+            _tokens(axis, t, c, cell, name)
         if cell >= .07:      # hair lines between the cells
-            ax.hlines(np.arange(1, n)-.5, -.5, k-.5, color=TEXT, lw=.4, alpha=.6); ax.vlines(np.arange(1, k)-.5, -.5, n-.5, color=TEXT, lw=.4, alpha=.6)
+            ax.hlines(np.arange(1, n)-.5, -.5, k-.5, color=TEXT, lw=.4, alpha=.6)
+            ax.vlines(np.arange(1, k)-.5, -.5, n-.5, color=TEXT, lw=.4, alpha=.6)
         if values: _numbers(ax, m, values, im.cmap, im.norm)
         if bar and not values: ax.figure.colorbar(im, ax=ax, shrink=.8, aspect=14, pad=.03)
-        ax.spines[:].set_visible(True); ax.set(**labels)
+        ax.spines[:].set_visible(True)
+        ax.set(**labels)
     return ax
 
 # %% ../nbs/00_plot.ipynb #6cc1529c
@@ -232,7 +259,9 @@ def show_mask(
     if not ((m>=0)&(m<=1)).all():
         raise ValueError(f"mask: expected numbers in [0,1], got {m.min():.3g} to {m.max():.3g}")
     keep = None if padding is None else _keep(padding, *m.shape)
-    return _matrix(ax, m, 0, 1, keep, (q_tokens, k_tokens), ('q_tokens','k_tokens'), False, False, title=title, ylabel='query', xlabel='key')
+    return _matrix(ax, m, 0, 1, keep, (q_tokens, k_tokens),
+                   ('q_tokens','k_tokens'), False, False,
+                   title=title, ylabel='query', xlabel='key')
 
 # %% ../nbs/00_plot.ipynb #0ed57698
 def show_attention(
@@ -251,7 +280,9 @@ def show_attention(
     if (w < 0).any():
         raise ValueError(f"weights: expected numbers >= 0, got {np.nanmin(w):.3g}; show_heat draws signed matrices")
     keep = None if padding is None else _keep(padding, *w.shape)
-    return _matrix(ax, w, 0, _top(w, vmax), keep, (q_tokens, k_tokens), ('q_tokens','k_tokens'), values, True, title=title, ylabel='query', xlabel='key')
+    return _matrix(ax, w, 0, _top(w, vmax), keep, (q_tokens, k_tokens),
+                   ('q_tokens','k_tokens'), values, True,
+                   title=title, ylabel='query', xlabel='key')
 
 def _top(m, vmax):
     "The size that is full ink."
@@ -272,10 +303,13 @@ def show_heat(
 ) -> Axes:
     "Any matrix: ink above zero, the warm colour below zero, paler towards zero."
     m = _array(matrix, 'matrix', 'R,C')
-    if (m==math.inf).any(): raise ValueError("matrix: expected numbers below +inf, which no scale can show, got +inf")
+    if (m==math.inf).any():
+        raise ValueError("matrix: expected numbers below +inf, which no scale can show, got +inf")
     off,top = m==-math.inf, _top(m, vmax)
     m = np.where(off, 0, m)
-    return _matrix(ax, m, -top if (m<0).any() else 0, top, ~off, (row_labels, col_labels), ('row_labels','col_labels'), values, True, title=title)
+    return _matrix(ax, m, -top if (m<0).any() else 0, top, ~off,
+                   (row_labels, col_labels), ('row_labels','col_labels'),
+                   values, True, title=title)
 
 # %% ../nbs/00_plot.ipynb #6cd5a347
 _DASHES = ('-', (0,(5,2)), (0,(1,1.4)), (0,(6,2,1,2)), (0,(9,3)), (0,(3,1,1,1,1,1)))
@@ -299,13 +333,16 @@ def _mark_lines(ax, lines):
         ax.axvline(at, color=TEXT, lw=.8, ls=':')
         near_right = i+1 < len(lines) and place[i+1]-place[i] < .2
         near_left = i > 0 and place[i]-place[i-1] < .2
-        side = 'right' if near_right and not near_left else 'left' if near_left and not near_right else 'center'
+        side = ('right' if near_right and not near_left
+                else 'left' if near_left and not near_right else 'center')
         ax.annotate(name, (at, 1), xycoords=('data', 'axes fraction'),
-            xytext=(dict(right=2, left=-2, center=0)[side], 2), textcoords='offset points', ha=side, fontsize=7)
+            xytext=(dict(right=2, left=-2, center=0)[side], 2),
+                    textcoords='offset points', ha=side, fontsize=7)
 
 def _marks(ax, marks):
     "Named upright lines and points."
-    _mark_lines(ax, [(str(name), float(at)) for name,at in marks.items() if not isinstance(at, (tuple, list))])
+    _mark_lines(ax, [(str(name), float(at))
+                     for name,at in marks.items() if not isinstance(at, (tuple, list))])
     for name,at in marks.items():
         if isinstance(at, (tuple, list)): _mark_point(ax, str(name), tuple(map(float, at)))
 
@@ -327,7 +364,8 @@ def show_curves(
     with look():
         if ax is None: _,ax = grid()
         for i,(name,y) in enumerate(curves.items()):
-            _curve(ax, i, name, _array(y, f'curves[{name!r}]', 'n'), x[name] if isinstance(x, dict) else x)
+            _curve(ax, i, name, _array(y, f'curves[{name!r}]', 'n'),
+                   x[name] if isinstance(x, dict) else x)
         if len(curves)>1: ax.legend(handlelength=2.8)
         ax.set(xlabel=xlabel, ylabel=ylabel)
         ax.set_title(title, pad=16 if marks else None)  # above the names of the marks
@@ -339,7 +377,8 @@ def show_curves(
 # %% ../nbs/00_plot.ipynb #abe383fb
 def _curve(ax, i, name, y, x):
     x = np.arange(len(y)) if x is None else _array(x, 'x', 'n')
-    if len(x) != len(y): raise ValueError(f"x: expected {len(y)} values as curve {name!r} has, got {len(x)}")
+    if len(x) != len(y):
+        raise ValueError(f"x: expected {len(y)} values as curve {name!r} has, got {len(x)}")
     ax.plot(x, y, color=PALETTE[i%6], linestyle=_DASHES[(i+i//6)%6], label=str(name))
 
 # %% ../nbs/00_plot.ipynb #f3c2713c
@@ -352,7 +391,8 @@ def show_bars(
     labels=None, # names of the groups, when a name has several numbers
 ) -> Axes:
     "Bars with their numbers on top; groups of bars when a name has several."
-    rows = [_array(v, f'bars[{k!r}]', 'n') if np.ndim(v) else np.float64(v) for k,v in bars.items()]
+    rows = [_array(v, f'bars[{k!r}]', 'n') if np.ndim(v) else np.float64(v)
+            for k,v in bars.items()]
     if len({r.shape for r in rows}) != 1:
         raise ValueError("bars: expected numbers throughout, or lists of one length, "
                          f"got shapes {[list(r.shape) for r in rows]}")
@@ -360,14 +400,19 @@ def show_bars(
         if ax is None: _,ax = grid()
         if rows[0].ndim: _groups(ax, list(bars), rows, labels)
         else:
-            _bars(ax, range(len(rows)), rows, .62, INK); ax.set_xticks(range(len(rows)), [str(k).replace(' ', '\n') for k in bars])
-        ax.margins(y=.14); ax.set(ylabel=ylabel, title=title)
+            _bars(ax, range(len(rows)), rows, .62, INK)
+            ax.set_xticks(range(len(rows)),
+                          [str(k).replace(' ', '\n') for k in bars])
+        ax.margins(y=.14)
+        ax.set(ylabel=ylabel, title=title)
     return ax
 
 # %% ../nbs/00_plot.ipynb #89c6b0c9
 def _bars(ax, at, heights, width, color, label=None):
     "Bars of one colour, numbered."
-    ax.bar_label(ax.bar(at, heights, width, color=color, label=label), [_short(h) for h in heights], fontsize=6.5 if label else 7, padding=1)
+    ax.bar_label(ax.bar(at, heights, width, color=color, label=label),
+                 [_short(h) for h in heights],
+                 fontsize=6.5 if label else 7, padding=1)
 
 def _short(x):
     if abs(x)>=1000: return f'{x:,.0f}'
@@ -377,7 +422,8 @@ def _groups(ax, names, rows, labels):
     "Bars side by side, one colour a name."
     n,w = len(rows[0]), .8/len(rows)
     labels = range(n) if labels is None else labels
-    if len(labels) != n: raise ValueError(f"labels: expected a name for each of {n} groups, got {len(labels)}")
+    if len(labels) != n:
+        raise ValueError(f"labels: expected a name for each of {n} groups, got {len(labels)}")
     for i,(name,row) in enumerate(zip(names, rows)):
         _bars(ax, np.arange(n)+(i-(len(rows)-1)/2)*w, row, .92*w, PALETTE[i%6], str(name))
     ax.set_xticks(range(n), list(map(str, labels)))
@@ -398,11 +444,13 @@ def _leave(centre, size, towards):
 def _path(arrow, at, size):
     "The corners of an arrow: names become the points where it leaves one box and enters another."
     for stop in arrow:
-        if isinstance(stop, str) and stop not in at: raise ValueError(f"arrows: expected names of boxes, got {stop!r}")
+        if isinstance(stop, str) and stop not in at:
+            raise ValueError(f"arrows: expected names of boxes, got {stop!r}")
     centres = [at[stop] if isinstance(stop, str) else stop for stop in arrow]
     path = list(centres)
     if isinstance(arrow[0], str): path[0] = _leave(centres[0], size[arrow[0]], centres[1])
-    if isinstance(arrow[-1], str): path[-1] = _leave(centres[-1], size[arrow[-1]], centres[-2])
+    if isinstance(arrow[-1], str):
+        path[-1] = _leave(centres[-1], size[arrow[-1]], centres[-2])
     return path
 
 # %% ../nbs/00_plot.ipynb #ea2f50e8
@@ -423,24 +471,32 @@ def show_boxes(
     size = {name: _box_size(label[name], box_width) for name in boxes}
     half = np.array(list(size.values()))/2
     centre = np.array(list(at.values()))
-    corners = [*(centre-half), *(centre+half)] + [p for arrow in arrows for p in arrow if not isinstance(p, str)]
+    corners = ([*(centre-half), *(centre+half)]
+               + [p for arrow in arrows for p in arrow if not isinstance(p, str)])
     frames = {name: _frame(members, at, size) for name,members in (groups or {}).items()}
-    for (left,low),(right,high) in frames.values(): corners += [(left, low), (right, high+.16)]
+    for (left,low),(right,high) in frames.values():
+        corners += [(left, low), (right, high+.16)]
     low,high = np.min(corners, 0)-.06, np.max(corners, 0)+.06
     with look():
-        if ax is None: _,ax = grid(width=high[0]-low[0], height=high[1]-low[1] + (.25 if title else 0))
+        if ax is None:
+            _,ax = grid(width=high[0]-low[0],
+                        height=high[1]-low[1] + (.25 if title else 0))
         for name,(a,b) in frames.items():
-            ax.add_patch(Rectangle(a, *np.subtract(b, a), facecolor='none', edgecolor=TEXT, lw=.7, ls='--'))
+            ax.add_patch(Rectangle(a, *np.subtract(b, a), facecolor='none',
+                                   edgecolor=TEXT, lw=.7, ls='--'))
             ax.text(a[0], b[1]+.03, name, fontsize=7, va='bottom')
         for name,(x,y) in at.items():
             w,h = size[name]
             edge = (colors or {}).get(name, INK)
-            ax.add_patch(Rectangle((x-w/2, y-h/2), w, h, facecolor='none', edgecolor=edge, lw=1.2))
+            ax.add_patch(Rectangle((x-w/2, y-h/2), w, h,
+                                   facecolor='none', edgecolor=edge, lw=1.2))
             ax.text(x, y, label[name], ha='center', va='center', fontsize=7)
         for arrow in arrows:
             path = _path(arrow, at, size)
             ax.plot(*zip(*path), color=TEXT, lw=.9)
-            ax.annotate('', path[-1], path[-2], arrowprops=dict(arrowstyle='-|>', color=TEXT, lw=.9, shrinkA=0, shrinkB=0, mutation_scale=7))
+            ax.annotate('', path[-1], path[-2],
+                        arrowprops=dict(arrowstyle='-|>', color=TEXT, lw=.9,
+                                        shrinkA=0, shrinkB=0, mutation_scale=7))
         ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect='equal', title=title)
         ax.axis('off')
     return ax
@@ -449,12 +505,14 @@ def _frame(members, at, size):
     "The lower left and upper right corner of a frame around some boxes."
     for name in members:
         if name not in at: raise ValueError(f"groups: expected names of boxes, got {name!r}")
-    low = np.min([np.subtract(at[name], np.divide(size[name], 2)) for name in members], 0) - .09
+    low = np.min([np.subtract(at[name], np.divide(size[name], 2))
+                  for name in members], 0) - .09
     high = np.max([np.add(at[name], np.divide(size[name], 2)) for name in members], 0) + .09
     return tuple(low), tuple(high)
 
 # %% ../nbs/00_plot.ipynb #04bff3e6
-WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'matrix', 'tiles', 'survey') # the number is that of a chapter
+# the number is that of a chapter
+WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'matrix', 'tiles', 'survey')
 
 class _Widget:
     "HTML that a notebook shows as it is."
@@ -468,7 +526,8 @@ def show_widget(
     **start, # where its controls stand at first, by their names
 ) -> _Widget: # what a cell ends in
     "Sliders, a drawing and its numbers; the same kind should not stand twice on one page."
-    if kind not in WIDGETS: raise ValueError(f"kind: expected one of {', '.join(WIDGETS)}, got {kind!r}")
+    if kind not in WIDGETS:
+        raise ValueError(f"kind: expected one of {', '.join(WIDGETS)}, got {kind!r}")
     script = files('dynattn').joinpath('widgets.js').read_text(encoding='utf-8')
     name,values = f'dynattn-{kind}',json.dumps(start)
     call = f"dynattnWidget(document.getElementById('{name}'), '{kind}', {values})"

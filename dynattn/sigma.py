@@ -27,7 +27,8 @@ def sigma_link(
     return floor + scale*_LINKS[link](z)
 
 # %% ../nbs/10_sigma.ipynb #9ad37d32
-_UNLINKS = dict(softplus=lambda y: y + torch.log(-torch.expm1(-y)), sigmoid=torch.logit, relu=lambda y: y)
+_UNLINKS = dict(softplus=lambda y: y + torch.log(-torch.expm1(-y)),
+                sigmoid=torch.logit, relu=lambda y: y)
 
 # %% ../nbs/10_sigma.ipynb #45ee5f6a
 def sigma_unlink(
@@ -40,7 +41,8 @@ def sigma_unlink(
     if link not in _LINKS: raise ValueError(f"link: expected one of {', '.join(_LINKS)}, got {link!r}")
     y = (sigma-floor)/scale
     if not ((y>0) & (y<(1 if link=="sigmoid" else torch.inf))).all():
-        raise ValueError(f"sigma: expected widths in the range of {link} with scale={scale} and floor={floor}, "
+        raise ValueError(f"sigma: expected widths in the range of {link} with scale={scale} "
+                         f"and floor={floor}, "
                          f"got {sigma}")
     return _UNLINKS[link](y)
 
@@ -55,11 +57,14 @@ def _start(H, link, init_width, scale, floor, unit):
     if scale is None and link=="sigmoid" and unit=="tokens":
         raise ValueError("scale: expected a number for a sigmoid in tokens, the width that it can never exceed, "
                          "got None")
-    width = torch.as_tensor(_WIDTH[unit] if init_width is None else init_width, dtype=torch.get_default_dtype())
+    width = torch.as_tensor(_WIDTH[unit] if init_width is None else init_width,
+                            dtype=torch.get_default_dtype())
     if width.shape not in ((),(H,)):
-        raise ValueError(f"init_width: expected one width or one per head, [{H}], got shape {list(width.shape)}")
+        raise ValueError(f"init_width: expected one width or one per head, [{H}], "
+                         f"got shape {list(width.shape)}")
     if not (floor>=0 and (width>floor).all()):
-        raise ValueError(f"init_width: expected more than the floor of {floor} {unit}, got {init_width}")
+        raise ValueError(f"init_width: expected more than the floor of {floor} {unit}, "
+                         f"got {init_width}")
     if scale is None: scale = 1. if link=="sigmoid" else width-floor
     scale = torch.as_tensor(scale, dtype=width.dtype).expand(H).clone()
     if not (scale>0).all(): raise ValueError(f"scale: expected positive numbers, got {scale}")
@@ -74,15 +79,19 @@ class SigmaHead(nn.Module):
         H:int, # heads
         link:str="softplus", # "softplus", "sigmoid" or "relu"
         *,
-        init_width:float|Sequence|Tensor|None=None, # one or [H], in `unit`: where training starts (16 tokens, or 0.25 of N/2)
-        scale:float|Tensor|None=None, # width of one unit of the link (`init_width - floor`); the range of a sigmoid (1 for a fraction)
+        # one or [H], in `unit`: where training starts (16 tokens, or 0.25 of N/2)
+        init_width:float|Sequence|Tensor|None=None,
+        # width of one unit of the link (`init_width - floor`); the range of a sigmoid (1 for a fraction)
+        scale:float|Tensor|None=None,
         floor:float|None=None, # the least width (softplus: 0.5 tokens, or 0.001 of N/2; else 0)
         unit:str="tokens", # "tokens", or "fraction" of N/2; for the `Window` that takes the widths
     ):
         super().__init__()
         bias,scale,floor = _start(H, link, init_width, scale, floor, unit)
         self.link,self.unit,self.linear = link,unit,nn.Linear(D,H)
-        with torch.no_grad(): self.linear.weight.zero_(); self.linear.bias.copy_(bias)
+        with torch.no_grad():
+            self.linear.weight.zero_()
+            self.linear.bias.copy_(bias)
         self.register_buffer("scale", scale)
         self.register_buffer("floor", floor)
 
@@ -98,10 +107,12 @@ class SigmaHead(nn.Module):
 # %% ../nbs/10_sigma.ipynb #7b673251
 def _checked(x, D, padding=None):
     "`x` [B,D] or [B,N,D], its padded tokens zeroed."
-    if x.ndim not in (2,3) or x.shape[-1]!=D: raise ValueError(f"x: expected [B,{D}] or [B,N,{D}], got {list(x.shape)}")
+    if x.ndim not in (2,3) or x.shape[-1]!=D:
+        raise ValueError(f"x: expected [B,{D}] or [B,N,{D}], got {list(x.shape)}")
     if padding is None: return x
     if x.ndim!=3 or padding.keep.shape!=x.shape[:2]:
-        raise ValueError(f"padding: expected [B,N] as the tokens of x, {list(x.shape)}, got {list(padding.keep.shape)}")
+        raise ValueError(f"padding: expected [B,N] as the tokens of x, {list(x.shape)}, "
+                         f"got {list(padding.keep.shape)}")
     return x.masked_fill(~padding.keep[...,None], 0)
 
 # %% ../nbs/10_sigma.ipynb #69067a84

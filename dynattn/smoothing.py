@@ -68,7 +68,8 @@ def ramp_mask(
 ) -> Tensor: # in [0, 1]
     "1 up to `width`, 0 from `width + ramp` on, a straight line between."
     r = (width + ramp - x.abs())/_positive("ramp", ramp)
-    return torch.where(r<0, 0., torch.where(r>1, 1., r))  # clamp has another slope at 0 and 1 from PyTorch 2.15 on
+    # clamp has another slope at 0 and 1 from PyTorch 2.15 on
+    return torch.where(r<0, 0., torch.where(r>1, 1., r))
 
 # %% ../nbs/12_smoothing.ipynb #a7594b6b
 def dramp_mask(

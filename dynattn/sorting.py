@@ -27,15 +27,17 @@ def sinkhorn(
     temperature:float=1., # > 0; towards 0 the matrix becomes the best permutation
     keep:Tensor|None=None, # bool, broadcasts to [...,nb]: which blocks take part
     is_causal:bool=False, # only earlier blocks, j < i, and sums over earlier rows only
-) -> Tensor: # [...,nb,nb]; rows sum to one, columns as nearly as the rounds allow; a block without a partner has a row of zeros
+) -> Tensor: # [...,nb,nb]; rows sum to one, columns nearly so; a block without a partner has a row of zeros
     "Sinkhorn's normalisation in the log domain (Sinkhorn 1964)."
     if logits.ndim<2 or logits.shape[-1]!=logits.shape[-2]:
         raise ValueError(f"logits: expected [...,nb,nb], got {list(logits.shape)}")
-    if not temperature>0: raise ValueError(f"temperature: expected a positive number, got {temperature}")
+    if not temperature>0:
+        raise ValueError(f"temperature: expected a positive number, got {temperature}")
     s,pairs = _widened(logits)/temperature,_pairs(logits, keep, is_causal)
     blocked = lambda t: t.masked_fill(~pairs, torch.finfo(t.dtype).min/4)
     rows = lambda t: blocked(t - t.logsumexp(-1, keepdim=True))
-    cols = lambda t: blocked(t - (_log_running_sum(t) if is_causal else t.logsumexp(-2, keepdim=True)))
+    cols = lambda t: blocked(t - (_log_running_sum(t)
+                                  if is_causal else t.logsumexp(-2, keepdim=True)))
     s = rows(blocked(s))
     for _ in range(n_iters): s = rows(cols(s))
     return (s.exp()*pairs).to(logits.dtype)
@@ -44,7 +46,8 @@ def _widened(t): return t.float() if t.dtype in (torch.float16,torch.bfloat16) e
 
 # %% ../nbs/20_sorting.ipynb #c9e054a5
 def _log_running_sum(t):
-    "Log-sum of the rows 0..i of each column, by doubling: `logcumsumexp` and `logaddexp` have NaN for a second derivative at such distances."
+    """Log-sum of the rows 0..i of each column, by doubling: `logcumsumexp` and `logaddexp` have NaN
+    for a second derivative at such distances."""
     step = 1
     while step<t.shape[-2]:
         above = F.pad(t[...,:-step,:], (0,0,step,0), value=torch.finfo(t.dtype).min/4)
@@ -83,7 +86,8 @@ def _keep(x, padding):
     "`padding.keep`, or a row of True, for x [B,H,N,d]."
     if padding is None: return torch.ones(1, x.shape[-2], dtype=torch.bool, device=x.device)
     if tuple(padding.keep.shape)!=(x.shape[0],x.shape[-2]):
-        raise ValueError(f"padding: expected [B,N]={x.shape[0],x.shape[-2]}, got {tuple(padding.keep.shape)}")
+        raise ValueError(f"padding: expected [B,N]={x.shape[0],x.shape[-2]}, "
+                         f"got {tuple(padding.keep.shape)}")
     return padding.keep
 
 # %% ../nbs/20_sorting.ipynb #f23e7edf
@@ -143,7 +147,8 @@ def _mixed(S, x, keep): # [B,H,r,nb], [B,H,nb,b,d], [B|1,1,nb,b] -> [B,H,r,b,d],
 def _own_and_match(q, k, v, keep, S, is_causal, scale):
     "All in blocks [B,H,nb,b,d]: each query over the match of its block, then its own block."
     b,(matched,mass),(values,_) = q.shape[-2],_mixed(S, k, keep),_mixed(S, v, keep)
-    own = keep[...,None,:].to(q.dtype)*torch.ones(b, b, dtype=q.dtype, device=q.device).tril(0 if is_causal else b)
+    own = (keep[...,None,:].to(q.dtype)*torch.ones(b, b, dtype=q.dtype, device=q.device)
+           .tril(0 if is_causal else b))
     shape = (*q.shape[:-1], b)  # [B,H,nb,b,b]
     mass = torch.cat([mass[...,None,:].expand(shape), own.expand(shape)], -1) # [B,H,nb,b,2b]
     weights = _weighed_softmax(q@torch.cat([matched,k], -2).mT*scale, mass)
@@ -158,12 +163,15 @@ def _cut(q, k, v, keep, S, n, scale):
 
 # %% ../nbs/20_sorting.ipynb #17bdc68f
 def _check_sorting(q, k, v, logits, block, is_causal, sortcut):
-    if not (isinstance(block, int) and block>=1): raise ValueError(f"block: expected an int >= 1, got {block!r}")
+    if not (isinstance(block, int) and block>=1):
+        raise ValueError(f"block: expected an int >= 1, got {block!r}")
     if k.shape[-2]!=q.shape[-2] or v.shape[-2]!=q.shape[-2]:
-        raise ValueError(f"k, v: expected N={q.shape[-2]} positions as in q (blocks of one sequence are sorted), "
+        raise ValueError(f"k, v: expected N={q.shape[-2]} positions as in q "
+                         "(blocks of one sequence are sorted), "
                          f"got {k.shape[-2]} and {v.shape[-2]}")
     nb = -(-q.shape[-2]//block)
-    if logits.ndim!=4 or any(s not in (1,t) for s,t in zip(logits.shape[:2], q.shape)) or logits.shape[2:]!=(nb,nb):
+    if (logits.ndim!=4 or any(s not in (1,t) for s,t in zip(logits.shape[:2], q.shape))
+            or logits.shape[2:]!=(nb,nb)):
         raise ValueError(f"logits: expected [B,H,nb,nb]={*q.shape[:2],nb,nb}, B and H may be 1, "
                          f"got {tuple(logits.shape)}")
     if sortcut is not None and is_causal:
@@ -192,10 +200,14 @@ def sinkhorn_attention(
     _check_sorting(q, k, v, logits, block, is_causal, sortcut)
     keep = _keep(q, padding)
     if generator is not None:
-        logits = logits + gumbel(logits.shape, generator, dtype=logits.dtype, device=logits.device)
+        logits = logits + gumbel(logits.shape, generator,
+                                 dtype=logits.dtype, device=logits.device)
     scale,N,pad = q.shape[-1]**-.5 if scale is None else scale,q.shape[-2],~keep[:,None,:,None]
-    q,k,v = (into_blocks(repeat_heads(t, q.shape[1]).masked_fill(pad, 0), block) for t in (q,k,v))
+    q,k,v = (into_blocks(repeat_heads(t, q.shape[1]).masked_fill(pad, 0), block)
+             for t in (q,k,v))
     keep = into_blocks(keep[:,None,:,None], block)[...,0]            # [B,1,nb,b]
-    S = sinkhorn(logits, n_iters, temperature=temperature, keep=keep.any(-1), is_causal=is_causal).to(q.dtype)
-    out = _own_and_match(q, k, v, keep, S, is_causal, scale) if sortcut is None else _cut(q, k, v, keep, S, sortcut, scale)
+    S = sinkhorn(logits, n_iters, temperature=temperature,
+                 keep=keep.any(-1), is_causal=is_causal).to(q.dtype)
+    out = (_own_and_match(q, k, v, keep, S, is_causal, scale) if sortcut is None
+           else _cut(q, k, v, keep, S, sortcut, scale))
     return out[:,:,:N].masked_fill(pad, 0)

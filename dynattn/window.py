@@ -17,7 +17,8 @@ from .smoothing import (_positive, power_mask, tanh_mask, ramp_mask, edge_mask,
 
 # %% ../nbs/14_window.ipynb #497f143a
 def _choice(name, value, options):
-    if value not in options: raise ValueError(f"{name}: expected one of {', '.join(map(repr, options))}, got {value!r}")
+    if value not in options:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, options))}, got {value!r}")
     return value
 
 def _check_reach(reach):
@@ -27,19 +28,23 @@ def _check_reach(reach):
     for r in reach:
         if r is not None and (isinstance(r, bool) or not isinstance(r, int)):
             raise TypeError(f"reach: expected integers or None, got {reach!r}")
-        if r is not None and r<0: raise ValueError(f"reach: expected numbers of tokens >= 0, got {reach!r}")
+        if r is not None and r<0:
+            raise ValueError(f"reach: expected numbers of tokens >= 0, got {reach!r}")
     return tuple(reach)
 
 # %% ../nbs/14_window.ipynb #640ebdf4
 def _check_cut(cut, smooth):
     "(T, fill) that fits the smoothing; `fill` is what the mask takes for 'outside'"
-    if isinstance(cut, (int,float)) and not isinstance(cut, bool): cut = (cut, 1 if smooth=="power" else 0)
+    if isinstance(cut, (int,float)) and not isinstance(cut, bool):
+        cut = (cut, 1 if smooth=="power" else 0)
     if cut is None and smooth=="edge": cut = (math.exp(-.5), 0)
     if cut is None and smooth=="power":
         raise ValueError("cut: expected a threshold, 0 < T < 1, for smooth='power', got None")
     if cut is None: return None, None
-    if not (isinstance(cut, tuple) and len(cut)==2): raise TypeError(f"cut: expected None, T or (T, fill), got {cut!r}")
-    if smooth=="ramp": raise ValueError(f"cut: expected None for smooth='ramp', which has no curve to cut, got {cut}")
+    if not (isinstance(cut, tuple) and len(cut)==2):
+        raise TypeError(f"cut: expected None, T or (T, fill), got {cut!r}")
+    if smooth=="ramp":
+        raise ValueError(f"cut: expected None for smooth='ramp', which has no curve to cut, got {cut}")
     T,fill = cut
     if isinstance(T, bool) or not isinstance(T, (int,float)):
         raise TypeError(f"cut: expected a number as threshold, got {T!r}")
@@ -54,8 +59,10 @@ def _check_only(smooth, p, ramp):
     "`p` and `ramp`, present where the smoothing needs them and nowhere else"
     if smooth=="edge" and p is None: p = 2.
     takes_p,takes_ramp = smooth not in ("ramp","gaussian"),smooth=="ramp"
-    if not takes_p and p is not None: raise ValueError(f"p: expected None for smooth={smooth!r}, got {p}")
-    if not takes_ramp and ramp is not None: raise ValueError(f"ramp: expected None for smooth={smooth!r}, got {ramp}")
+    if not takes_p and p is not None:
+        raise ValueError(f"p: expected None for smooth={smooth!r}, got {p}")
+    if not takes_ramp and ramp is not None:
+        raise ValueError(f"ramp: expected None for smooth={smooth!r}, got {ramp}")
     p = float(_positive("p", p)) if takes_p else None
     return p, float(_positive("ramp", ramp)) if takes_ramp else None
 
@@ -72,11 +79,14 @@ def _check_sigma(sigma):
     if isinstance(sigma, bool) or not isinstance(sigma, (int,float,Tensor)):
         raise TypeError(f"sigma: expected a number or a floating tensor, got {type(sigma).__name__}")
     if not isinstance(sigma, Tensor): sigma = torch.tensor(float(sigma))
-    if not sigma.is_floating_point(): raise TypeError(f"sigma: expected a floating tensor, got {sigma.dtype}")
+    if not sigma.is_floating_point():
+        raise TypeError(f"sigma: expected a floating tensor, got {sigma.dtype}")
     if sigma.ndim>3:
-        raise ValueError(f"sigma: expected the shape of a scalar, [H], [B,H] or [B,H,N], got {tuple(sigma.shape)}")
+        raise ValueError("sigma: expected the shape of a scalar, [H], [B,H] "
+                         f"or [B,H,N], got {tuple(sigma.shape)}")
     if not _sound(sigma):
-        raise ValueError(f"sigma: expected finite values >= 0, got {sigma.min().item()} to {sigma.max().item()}")
+        raise ValueError("sigma: expected finite values >= 0, "
+                         f"got {sigma.min().item()} to {sigma.max().item()}")
     return sigma
 
 # %% ../nbs/14_window.ipynb #2cd42980
@@ -123,7 +133,8 @@ class Window:
         keep('ramp', ramp)
         keep('eps', float(_positive("eps", eps)))
 
-    def __setattr__(self, k, v): raise AttributeError(f"a Window does not change; use replace({k}=...)")
+    def __setattr__(self, k, v):
+        raise AttributeError(f"a Window does not change; use replace({k}=...)")
 
     def __repr__(self):
         kw = ', '.join(f"{k}={v!r}" for k,v in self._options().items() if v is not None)
@@ -169,7 +180,8 @@ class Window:
 
     def _options(self):
         "Everything but sigma, as `Window` takes it"
-        res = {k:getattr(self,k) for k in ("curve","smooth","unit","apply","reach","p","ramp","eps")}
+        res = {k:getattr(self,k) for k in ("curve","smooth","unit",
+                                           "apply","reach","p","ramp","eps")}
         return {**res, 'cut': None if self.T is None else (self.T,self.fill)}
 
     def replace(self,
@@ -206,7 +218,8 @@ class Window:
         "The greatest |j - i| at which the mask can be non-zero."
         most = 2**31-1 if n is None else max(n-1, 0)
         if None not in self.reach: most = min(most, max(self.reach))
-        edge = self.edge(n).detach().clamp(0., 2.**31)  # two floats: an export to ONNX takes nothing else
+        # two floats: an export to ONNX takes nothing else
+        edge = self.edge(n).detach().clamp(0., 2.**31)
         return (edge.ceil().long()-1).clamp(0, most)
 
     def bounds(self,
@@ -237,7 +250,8 @@ class Window:
     ) -> Tensor: # as `mask`
         "The derivative of the mask in sigma, in closed form: the smoothing's derivative times the curve's."
         keep,x,s,V = _prepared(self, offsets, n)
-        if self.smooth=="ramp": return _narrowed(torch.where(keep, dramp_mask(x, s, self.ramp), 0.), self)
+        if self.smooth=="ramp":
+            return _narrowed(torch.where(keep, dramp_mask(x, s, self.ramp), 0.), self)
         if self.smooth=="edge": d = dedge_mask(V, self.T, self.p)
         elif self.smooth=="power": d = dpower_mask(V, self.p)
         elif self.smooth=="tanh": d = dtanh_mask(V, self.p)
@@ -262,7 +276,8 @@ class Window:
 def _token(w, n):
     "One token in the unit of sigma"
     if w.unit=="tokens": return 1.
-    if n is None: raise ValueError("n: expected the sequence length for a window whose unit is 'fraction', got None")
+    if n is None:
+        raise ValueError("n: expected the sequence length for a window whose unit is 'fraction', got None")
     return 2/max(n, 1)
 
 # %% ../nbs/14_window.ipynb #0b623523
@@ -292,7 +307,8 @@ def _aligned(t, o):
     if t.ndim==0: return _settled(t)
     if t.ndim<3: return t.reshape((1,)*(2-t.ndim) + t.shape + (1,)*o.ndim)
     if o.ndim<2 or 1 not in (o.shape[-2], t.shape[2]) and o.shape[-2]!=t.shape[2]:
-        raise ValueError(f"offsets: expected [..,N,M] with N={t.shape[2]}, one row for each of sigma's queries, "
+        raise ValueError(f"offsets: expected [..,N,M] with N={t.shape[2]}, "
+                         "one row for each of sigma's queries, "
                          f"got {tuple(o.shape)}")
     return t.reshape(t.shape[:2] + (1,)*(o.ndim-2) + t.shape[2:] + (1,))
 
@@ -306,7 +322,8 @@ def _inside(w, offsets, n):
     "Where the mask may be non-zero, by the same closed form as `half_width`"
     h = _aligned(w.edge(n).detach(), offsets)
     keep = offsets.abs() < h
-    if w.curve=="bell": keep = keep | (offsets==0)  # a window as narrow as can be keeps the token itself
+    # a window as narrow as can be keeps the token itself
+    if w.curve=="bell": keep = keep | (offsets==0)
     left,right = w.reach
     if left is not None: keep = keep & (offsets>=-left)
     if right is not None: keep = keep & (offsets<=right)
@@ -317,7 +334,8 @@ _NARROWEST = {torch.float32: 1e-18, torch.float64: 1e-150}
 
 def _prepared(w, offsets, n):
     "Distance, sigma and the curve, made harmless outside of the window, so that no gradient there can be NaN"
-    if not isinstance(offsets, Tensor): raise TypeError(f"offsets: expected a tensor, got {type(offsets).__name__}")
+    if not isinstance(offsets, Tensor):
+        raise TypeError(f"offsets: expected a tensor, got {type(offsets).__name__}")
     keep,s = _inside(w, offsets, n),_aligned(w.scale(n), offsets)
     x = offsets.abs().to(s.dtype)*_token(w, n)
     if w.smooth=="ramp": return keep,x,s,None
@@ -328,7 +346,8 @@ def _prepared(w, offsets, n):
     # narrower, the density and its slope would overflow; every smoothing has long saturated
     s = s.clamp(min=_NARROWEST[s.dtype])
     V = normal(x, s)
-    return keep,x,s,V if w.smooth=="tanh" else V.clamp(max=1)  # a density may be above 1, a mask may not
+    # a density may be above 1, a mask may not
+    return keep,x,s,V if w.smooth=="tanh" else V.clamp(max=1)
 
 # %% ../nbs/14_window.ipynb #9a05c0ea
 def _mask(w, offsets, n):
@@ -358,7 +377,8 @@ def _sides(window):
 def _symmetric(window, what):
     left,right = _sides(window)
     if left is None or left!=right:
-        raise ValueError(f"window: expected the same number of tokens on both sides for {what}, got {(left,right)}")
+        raise ValueError("window: expected the same number of tokens on both sides "
+                         f"for {what}, got {(left,right)}")
     return left
 
 # %% ../nbs/14_window.ipynb #2dda4df7
@@ -367,7 +387,8 @@ def from_flash(
     right:int, # window_size[1]: neighbours to the right, -1 is unlimited
 ) -> tuple: # (left, right), None is unlimited
     "FlashAttention counts neighbours on each side, as here; -1 is its None."
-    return tuple(None if _count(k, v, -1)==-1 else v for k,v in (("left",left),("right",right)))
+    return tuple(None if _count(k, v, -1)==-1 else v
+                 for k,v in (("left",left),("right",right)))
 
 def to_flash(
     window:int|tuple|None, # as `dense_attention` takes it
@@ -392,7 +413,8 @@ def to_hf(
     if not causal: return _symmetric(window, "an encoder of transformers")
     left,right = _sides(window)
     if left is None or right!=0:
-        raise ValueError(f"window: expected (left, 0) for a decoder of transformers, got {(left,right)}")
+        raise ValueError("window: expected (left, 0) for a decoder of transformers, "
+                         f"got {(left,right)}")
     return left+1
 
 # %% ../nbs/14_window.ipynb #8b821516
@@ -435,4 +457,5 @@ def _unflatten(leaves, options):
     w.__dict__["sigma"], = leaves  # a leaf may be anything that a tree is mapped to
     return w
 
-_pytree.register_pytree_node(Window, _flatten, _unflatten, serialized_type_name="dynattn.window.Window")
+_pytree.register_pytree_node(Window, _flatten, _unflatten,
+                             serialized_type_name="dynattn.window.Window")

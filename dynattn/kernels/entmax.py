@@ -26,7 +26,10 @@ def entmax_scores(s, m, HARD: tl.constexpr): # products and mask, any shape
 
 # %% ../../nbs/42_kernels.entmax.ipynb #604930a4
 @triton.jit
-def tile_weights(products, m, a, eps, HARD: tl.constexpr): # products, mask and thresholds that broadcast to them -> p, s, u, log p
+def tile_weights(
+    products, m, a, # products, mask and thresholds that broadcast to them
+    eps, HARD: tl.constexpr,
+): # -> p, s, u, log p
     "Weight, slope, base and logarithm of the weight of each pair."
     p, u, log_p = deformed_exp(entmax_scores(products, m, HARD)-a, eps)
     return p, slope(p, u), u, log_p
@@ -46,7 +49,8 @@ def entmax_bound_kernel(
     FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys in its band. Rows that are not finite get NaN."
+    """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys in its band.
+    Rows that are not finite get NaN."""
     tiles = tl.cdiv(shape.N, BLOCK_M)
     bh, b, h, tile = my_tile(order, tiles, shape.H)
     look = head_look(band, bh)
@@ -54,33 +58,42 @@ def entmax_bound_kernel(
     rows = tile*BLOCK_M + tl.arange(0, BLOCK_M)
     i = (rows+shape.offset)[:,None]
     Q = load_tile(matrix(q, q_at, b, h), rows, rows<shape.N, q_at[2], D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    lost = tl.sum(Q.to(tl.float32)*0, 1) + tl.where((eps>=0) & (eps<=1), 0., 1.) != 0  # a query that is not finite (0 * NaN is NaN), or an alpha out of range
+    # a query that is not finite (0 * NaN is NaN), or an alpha out of range
+    lost = tl.sum(Q.to(tl.float32)*0, 1) + tl.where((eps>=0) & (eps<=1), 0., 1.) != 0
     Q = tl.where(lost[:,None], 0., Q)
     K_rows = matrix(k, k_at, b, h//(shape.H//shape.HKV))
     maybe += (bh*tiles+tile).to(tl.int64)*words
     c = tl.full([BLOCK_M], -float('inf'), tl.float32)
     rate = tl.full([BLOCK_M], 1., tl.float32)
     word = 0
-    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band,
+                                   shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     for t in range(0, turns[3]):
         # m, dm: [BLOCK_M, BLOCK_N]
-        j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)
+        j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band,
+                                      look, FORM, CAUSAL, BLOCK_N)
         K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
         z = entmax_scores(dot(Q, tl.trans(K))*scale, m, FORM.smooth=='hard')
         c, rate = online_entmax_update(c, rate, z, eps)
-        word = note_live(maybe, word, may_weigh(tl.max(z, 1), c, eps), tile_number(t, ahead, skip), tile_after(t, ahead, skip, turns[3]))
-    tl.store(threshold + bh.to(tl.int64)*shape.N + rows, tl.where(lost & (c>-float('inf')), float('nan'), c), mask=rows<shape.N)
+        word = note_live(maybe, word, may_weigh(tl.max(z, 1), c, eps),
+                         tile_number(t, ahead, skip), tile_after(t, ahead, skip, turns[3]))
+    tl.store(threshold + bh.to(tl.int64)*shape.N + rows,
+             tl.where(lost & (c>-float('inf')), float('nan'), c),
+             mask=rows<shape.N)
 
 # %% ../../nbs/42_kernels.entmax.ipynb #de536068
 @triton.jit
 def entmax_forward_kernel(
     q, k, v, keep, alpha, maybe, # as above, values [B,HKV,M,DV] with strides, and the bits
-    out, threshold, live, # written: [B,H,N,DV]; [B,H,N], read first, +inf for rows that send nothing back; the bits of tiles that do hold a weight
+    # written: [B,H,N,DV]; [B,H,N], read first, +inf for rows that send nothing back;
+    # the bits of tiles that do hold a weight
+    out, threshold, live,
     order, band, shape, q_at, k_at, v_at, scale, words, tol,
     FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the tiles of its band that may hold a weight."
+    """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head
+    and reads the tiles of its band that may hold a weight."""
     tiles = tl.cdiv(shape.N, BLOCK_M)
     bh, b, h, tile = my_tile(order, tiles, shape.H)
     look = head_look(band, bh)
@@ -97,17 +110,21 @@ def entmax_forward_kernel(
     K_rows, V_rows = matrix(k, k_at, b, hkv), matrix(v, v_at, b, hkv)
     maybe += (bh*tiles+tile).to(tl.int64)*words
     live += (bh*tiles+tile).to(tl.int64)*words
-    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band,
+                                   shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     furthest, steps = tol+1, 0
-    while (furthest>tol) & (steps<12):  # scores so large that float32 rounds by more than tol must end as well
+    # scores so large that float32 rounds by more than tol must end as well
+    while (furthest>tol) & (steps<12):
         S = tl.zeros([BLOCK_M], tl.float32)
         R = tl.zeros([BLOCK_M], tl.float32)
         for t in range(0, turns[3]):
             if is_live(maybe, tile_number(t, ahead, skip)):
                 # m, dm: [BLOCK_M, BLOCK_N]
-                j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)
+                j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band,
+                                              look, FORM, CAUSAL, BLOCK_N)
                 K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-                p, s, u, log_p = tile_weights(dot(Q, tl.trans(K))*scale, m, a[:,None], eps, FORM.smooth=='hard')
+                p, s, u, log_p = tile_weights(dot(Q, tl.trans(K))*scale, m,
+                                              a[:,None], eps, FORM.smooth=='hard')
                 S += tl.sum(p, 1)
                 R += tl.sum(s, 1)
         step, rate = newton_step(S, R, eps)
@@ -122,16 +139,19 @@ def entmax_forward_kernel(
         weighs = 0
         if is_live(maybe, tile_number(t, ahead, skip)):
             # m, dm: [BLOCK_M, BLOCK_N]
-            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)
+            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band,
+                                          look, FORM, CAUSAL, BLOCK_N)
             K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = load_tile(V_rows, j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            p, s, u, log_p = tile_weights(dot(Q, tl.trans(K))*scale, m, a[:,None], eps, FORM.smooth=='hard')
+            p, s, u, log_p = tile_weights(dot(Q, tl.trans(K))*scale, m,
+                                          a[:,None], eps, FORM.smooth=='hard')
             acc += dot(p.to(V.dtype), V)
             fix += dot(s.to(V.dtype), V)
             S += tl.sum(p, 1)
             R += tl.sum(s, 1)
             weighs = tl.max(tl.max((u>0).to(tl.int32), 1), 0)
-        word = note_live(live, word, weighs, tile_number(t, ahead, skip), tile_after(t, ahead, skip, turns[3]))
+        word = note_live(live, word, weighs,
+                         tile_number(t, ahead, skip), tile_after(t, ahead, skip, turns[3]))
     excess = tl.where(R>0, (S-1)/tl.where(R>0, R, 1.), 0.)
     o = tl.where(lost[:,None], float('nan'), acc-excess[:,None]*fix)
     store_tile(out + bh.to(tl.int64)*shape.N*DV, o, rows, rows<shape.N, DV, DV, BLOCK_DV)
@@ -139,20 +159,24 @@ def entmax_forward_kernel(
 
 # %% ../../nbs/42_kernels.entmax.ipynb #05f0d054
 def _tile_sizes(q, v, way):
-    "Block sizes, warps and stages, and the sizes of the tiles that have a bit; `way` is 'rows' (forward), 'dq' or 'dkv'."
+    """Block sizes, warps and stages, and the sizes of the tiles that have a bit;
+    `way` is 'rows' (forward), 'dq' or 'dkv'."""
     d = max(q.shape[-1], v.shape[-1])
     size = 32 if INTERPRETED.value or q.dtype==torch.float32 or d>128 else 64
     sizes = dict(BLOCK_M=16 if q.dtype==torch.float32 and d>64 else size, BLOCK_N=size)
     if not INTERPRETED.value: sizes |= dict(num_warps=4 if d<=64 else 8, num_stages=2)
     bits = dict(BIT_M=sizes['BLOCK_M'], BIT_N=sizes['BLOCK_N'])
     if way=='dq': sizes['BLOCK_N'] //= 2
-    if way=='dkv': sizes['BLOCK_M'] = max(16, sizes['BLOCK_M']//2)  # the least that a product takes
+    # the least that a product takes
+    if way=='dkv': sizes['BLOCK_M'] = max(16, sizes['BLOCK_M']//2)
     return sizes | bits
 
 def _bits(q, k, v):
     "Room for one bit a tile: [B,H,tiles of rows,words], all zero."
     tiles = _tile_sizes(q, v, 'rows')
-    return q.new_zeros(*q.shape[:2], triton.cdiv(q.shape[2], tiles['BIT_M']), triton.cdiv(triton.cdiv(k.shape[2], tiles['BIT_N']), 32), dtype=torch.int32)
+    return q.new_zeros(*q.shape[:2], triton.cdiv(q.shape[2], tiles['BIT_M']),
+                       triton.cdiv(triton.cdiv(k.shape[2], tiles['BIT_N']), 32),
+                       dtype=torch.int32)
 
 # %% ../../nbs/42_kernels.entmax.ipynb #590537bb
 @torch.library.custom_op("dynattn::entmax_forward", mutates_args=())
@@ -164,17 +188,22 @@ def entmax_forward(
     curve:str, smooth:str, numbers:Sequence[float], # `Form`, then ramp and unit
 ) -> tuple[Tensor,Tensor,Tensor]: # [B,H,N,DV]; thresholds [B,H,N]; bits of the tiles that hold weight
     "Output, threshold of each row, and which tiles of keys it needs."
-    known = told(q, k, v, texts, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers)
+    known = told(q, k, v, texts, width, left, right,
+                 scale, n_global, q_offset, is_causal, curve, smooth, numbers)
     known |= _tile_sizes(q, v, 'rows')
     maybe,live = _bits(q, k, v),_bits(q, k, v)
-    out,threshold = q.new_empty(*q.shape[:3], v.shape[-1]),q.new_empty(q.shape[:3], dtype=torch.float32)
-    known |= dict(words=live.shape[3], tol=2**-7 if q.dtype==torch.float32 else 2**-4)  # tol of the last step taken; what is left is its square, and after the correction the square of that
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    threshold = q.new_empty(q.shape[:3], dtype=torch.float32)
+    # tol of the last step taken; what is left is its square, and after the correction the square of that
+    known |= dict(words=live.shape[3], tol=2**-7 if q.dtype==torch.float32 else 2**-4)
     launch(entmax_bound_kernel, known, q, k, keep, alpha, threshold, maybe)
     launch(entmax_forward_kernel, known, q, k, v, keep, alpha, maybe, out, threshold, live)
     return out,threshold,live
 
 @entmax_forward.register_fake
-def _(q, k, v, *rest): return q.new_empty(*q.shape[:3], v.shape[-1]),q.new_empty(q.shape[:3], dtype=torch.float32),_bits(q, k, v)
+def _(q, k, v, *rest):
+    return (q.new_empty(*q.shape[:3], v.shape[-1]),
+            q.new_empty(q.shape[:3], dtype=torch.float32),_bits(q, k, v))
 
 # %% ../../nbs/42_kernels.entmax.ipynb #c4d91e91
 @triton.jit
@@ -205,14 +234,17 @@ def entmax_dq_kernel(
     R, Rg, F, Fg, W, Wg = zero, zero, zero, zero, zero, zero
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     fix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band,
+                                   shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     for t in range(0, turns[3]):
         if is_live(live, tile_number(t, ahead, skip)*BLOCK_N//BIT_N):
             # m, dm: [BLOCK_M, BLOCK_N]
-            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N)
+            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band,
+                                          look, FORM, CAUSAL, BLOCK_N)
             K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = load_tile(V_rows, j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            p, s, u, log_p = tile_weights(dot(Q, tl.trans(K))*scale, m, a[:,None], eps, FORM.smooth=='hard')
+            p, s, u, log_p = tile_weights(dot(Q, tl.trans(K))*scale, m,
+                                          a[:,None], eps, FORM.smooth=='hard')
             g = dot(dO, tl.trans(V))-mean[:,None]
             R += tl.sum(s, 1)
             Rg += tl.sum(s*g, 1)
@@ -239,9 +271,11 @@ def entmax_dkv_kernel(
     dk, dv, # written: [B,HKV,M,D] and [B,HKV,M,DV]
     order, band, shape, q_at, k_at, v_at, scale, words, # the order of the B*HKV heads of the keys
     FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BIT_M: tl.constexpr, BIT_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BIT_M: tl.constexpr, BIT_N: tl.constexpr,
 ):
-    "Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head and reads the queries, of every head of its group, whose bit for this tile is set."
+    """Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head
+    and reads the queries, of every head of its group, whose bit for this tile is set."""
     bh, b, hkv, tile = my_tile(order, tl.cdiv(shape.M, BLOCK_N), shape.HKV)
     j = tile*BLOCK_N + tl.arange(0, BLOCK_N)
     real = real_keys(keep, b, j, shape.M)
@@ -255,9 +289,12 @@ def entmax_dkv_kernel(
         look = head_look(band, head)
         eps = tl.load(alpha+head)-1
         at = head.to(tl.int64)*shape.N
-        ahead, skip, turns = query_tiles(tile*BLOCK_N, b, look, band, shape, CAUSAL, BLOCK_N, BLOCK_M)
+        ahead, skip, turns = query_tiles(tile*BLOCK_N, b, look, band,
+                                         shape, CAUSAL, BLOCK_N, BLOCK_M)
         for t in range(0, turns[3]):
-            if is_live(live + (head*tl.cdiv(shape.N, BIT_M) + tile_number(t, ahead, skip)*BLOCK_M//BIT_M).to(tl.int64)*words, tile*BLOCK_N//BIT_N):
+            if is_live(live + (head*tl.cdiv(shape.N, BIT_M)
+                               + tile_number(t, ahead, skip)*BLOCK_M//BIT_M).to(tl.int64)*words,
+                       tile*BLOCK_N//BIT_N):
                 rows = tile_positions(t, ahead, skip, BLOCK_M)
                 a = tl.load(threshold+at+rows, mask=rows<shape.N, other=float('inf'))
                 Q = load_tile(matrix(q, q_at, b, h), rows, a<float('inf'), q_at[2], D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
@@ -266,7 +303,8 @@ def entmax_dkv_kernel(
                 i = (rows+shape.offset)[None,:]
                 see = same_text(band, b, i, j[:,None], real[:,None], shape.M)
                 m, dm = pair_mask(i, j[:,None], see, band, look, FORM, CAUSAL)  # [BLOCK_N, BLOCK_M]
-                p, s, u, log_p = tile_weights(dot(K, tl.trans(Q))*scale, m, a[None,:], eps, FORM.smooth=='hard')
+                p, s, u, log_p = tile_weights(dot(K, tl.trans(Q))*scale, m,
+                                              a[None,:], eps, FORM.smooth=='hard')
                 acc_v += dot(p.to(dO.dtype), dO)
                 ds = s*(dot(V, tl.trans(dO))-d[None,:])
                 acc_k += dot(ds.to(Q.dtype), Q)
@@ -279,24 +317,30 @@ def entmax_dkv_kernel(
 def entmax_backward(
     dout:Tensor, # [B,H,N,DV] contiguous
     q:Tensor, k:Tensor, v:Tensor,
-    keep:Tensor|None, texts:Tensor|None, alpha:Tensor, width:Tensor, left:Tensor, right:Tensor, # as `entmax_forward` took them
+    # as `entmax_forward` took them
+    keep:Tensor|None, texts:Tensor|None, alpha:Tensor, width:Tensor, left:Tensor, right:Tensor,
     out:Tensor, threshold:Tensor, live:Tensor, # as it returned them
     wants_alpha:bool, wants_width:bool, # whether these gradients are computed, else they are zero
     scale:float, n_global:int, q_offset:int, is_causal:bool, curve:str, smooth:str, numbers:Sequence[float],
 ) -> tuple[Tensor,Tensor,Tensor,Tensor,Tensor]: # dq, dk, dv like q, k, v, contiguous; dalpha and dwidth [B,H]
     "Gradients of queries, keys, values, alpha and width."
-    known = told(q, k, v, texts, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers)
+    known = told(q, k, v, texts, width, left, right,
+                 scale, n_global, q_offset, is_causal, curve, smooth, numbers)
     known |= dict(words=live.shape[3])
     dq,dk,dv,delta = (t.new_empty(t.shape) for t in (q,k,v,threshold))
-    dwidth,dalpha = (threshold.new_empty(live.shape[:3]) if wants else None for wants in (wants_width,wants_alpha))
+    dwidth,dalpha = (threshold.new_empty(live.shape[:3]) if wants else None
+                     for wants in (wants_width,wants_alpha))
     launch(entmax_dq_kernel, known | _tile_sizes(q, v, 'dq'), q, k, v, keep, alpha, out, threshold, live, dout, dq,
            delta, dwidth, dalpha)
     launch(entmax_dkv_kernel, known | _tile_sizes(q, v, 'dkv'), q, k, v, keep, alpha, threshold, live, dout, delta,
            dk, dv, keys=True)
-    return dq,dk,dv,*(torch.zeros_like(width) if d is None else d.sum(-1) for d in (dalpha,dwidth))
+    return (dq, dk, dv,
+            *(torch.zeros_like(width) if d is None else d.sum(-1) for d in (dalpha,dwidth)))
 
 @entmax_backward.register_fake
-def _(dout, q, k, v, keep, texts, alpha, width, *rest): return *(t.new_empty(t.shape) for t in (q,k,v)),width.new_empty(width.shape),width.new_empty(width.shape)
+def _(dout, q, k, v, keep, texts, alpha, width, *rest):
+    return (*(t.new_empty(t.shape) for t in (q,k,v)),
+            width.new_empty(width.shape),width.new_empty(width.shape))
 
 differentiable(entmax_forward, entmax_backward, 2)
 
@@ -319,7 +363,8 @@ def entmax_attention(
     alpha:float|Tensor=1.5, # from 1 to 2: a number, [H] or [B,H]
     **options, # as `attention` takes them: padding, is_causal, scale, window, n_global, q_offset
 ) -> Tensor: # [B,H,N,dv]
-    "`dense_attention` with alpha-entmax, by kernels that skip what has no weight; differentiable in q, k, v, alpha and sigma."
+    """`dense_attention` with alpha-entmax, by kernels that skip what has no weight;
+    differentiable in q, k, v, alpha and sigma."""
     call = Call(q, k, v, alpha=alpha, **options)
     return call.restore(attend_entmax(call))
 
@@ -328,5 +373,6 @@ def attend_entmax(
 ) -> Tensor: # [B,H,N,dv]
     "`entmax_attention` of a `Call`."
     tensors,limits,rest = prepare(call)
-    alpha = head_alpha(1. if call.alpha is None else call.alpha, *call.q.shape[:2], call.q.device)
+    alpha = head_alpha(1. if call.alpha is None else call.alpha, *call.q.shape[:2],
+                       call.q.device)
     return entmax_forward(*tensors, alpha, *limits, *rest)[0]

@@ -63,7 +63,9 @@ def store_tile(ptr, tile, rows, keep, stride, D: tl.constexpr, BLOCK_D: tl.const
 def real_keys(keep, b, j, M, WHOLE: tl.constexpr=False): # -> bool, shape of j
     "True where key `j` of batch row `b` exists and is not padding; all of a tile that is `WHOLE` exist."
     real = (j<M) | WHOLE
-    if keep is not None: real = real & (tl.load(keep + tl.cast(b, tl.int64)*M + j, mask=real, other=0)!=0)
+    if keep is not None:
+        real = real & (tl.load(keep + tl.cast(b, tl.int64)*M + j,
+                               mask=real, other=0)!=0)
     return real
 
 # %% ../../nbs/40_kernels.primitives.ipynb #e407cefb
@@ -110,10 +112,14 @@ def window_form(
 ) -> tuple: # `Form`, ramp in tokens, one token in the unit of sigma
     "The parts of a window that are known before a kernel starts."
     if not isinstance(window, Window): return Form('bell', 'hard'), 1., 1.
-    token,T,p = (1. if window.unit=='tokens' else 2/max(m, 1)),window.T or 0.,window.p or 1.
+    token = (1. if window.unit=='tokens' else 2/max(m, 1))
+    T = window.T or 0.
+    p = window.p or 1.
     cap = float(window.curve=='normal' and window.smooth!='tanh')
     form = Form(window.curve, window.smooth, T, p, cap=cap)
-    if window.smooth=='edge': form = Form(window.curve, 'tanh', T, p/(1-T), T, 1/math.tanh(p), cap)
+    if window.smooth=='edge':
+        form = Form(window.curve, 'tanh', T, p/(1-T),
+                    T, 1/math.tanh(p), cap)
     return form,(window.ramp or 1.)/token,token
 
 # %% ../../nbs/40_kernels.primitives.ipynb #b47f825a
@@ -121,7 +127,8 @@ _FAR = 2**30 # tokens, further than any sequence is long
 
 def _hard_limits(window, b, h, device):
     left,right = window if isinstance(window, (tuple,list)) else (window,window)
-    full = lambda w: torch.full((b,h), _FAR if w is None else w, dtype=torch.int32, device=device)
+    full = lambda w: torch.full((b,h), _FAR if w is None else w,
+                                dtype=torch.int32, device=device)
     return torch.ones(b, h, device=device),full(left),full(right)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #d36fd5d9
@@ -137,9 +144,11 @@ def window_limits(
     scale = window.scale(m).float()
     if window.curve=='normal': scale = scale.clamp(min=1e-18)  # as in chapter 14
     width = scale/(1. if window.unit=='tokens' else 2/max(m, 1))
-    reach = (window.edge(m).detach().clamp(0, _FAR).ceil()-1).clamp(min=0 if window.curve=='bell' else -1).int()
+    reach = ((window.edge(m).detach().clamp(0, _FAR).ceil()-1)
+             .clamp(min=0 if window.curve=='bell' else -1).int())
     sides = (reach if r is None else reach.clamp(max=r) for r in window.reach)
-    return tuple(t.to(device, non_blocking=True).expand(b, h).contiguous() for t in (width,*sides))
+    return tuple(t.to(device, non_blocking=True).expand(b, h).contiguous()
+                 for t in (width,*sides))
 
 # %% ../../nbs/40_kernels.primitives.ipynb #fbd7e4e4
 def widest_first(
@@ -219,10 +228,12 @@ def key_tiles(
     "The key tiles that `ROWS` queries from position `first` on may see, and which of them all of these see whole."
     width, left, right = look
     last = first+ROWS-1
-    leads = (first<band.n_global) & (last>=0)  # some of them see everything; one before key 0 does not
+    # some of them see everything; one before key 0 does not
+    leads = (first<band.n_global) & (last>=0)
     lo = tl.where(leads, 0, first-left)
     hi = tl.where(leads, M-1, last+right)
-    whole = tl.where(leads, -1, tl.minimum(first+right, M-1))  # the last key that all of them see
+    # the last key that all of them see
+    whole = tl.where(leads, -1, tl.minimum(first+right, M-1))
     if CAUSAL:
         hi = tl.minimum(hi, last)
         whole = tl.minimum(whole, first)
@@ -249,7 +260,8 @@ def query_tiles(
     begin, lo, hi, end = within_texts(band, b, first, last, begin, lo, hi, end, shape.M)
     leads = tl.minimum(tl.maximum(n_global-shape.offset, 0), shape.N)
     ahead, skip, count = band_tiles(lo-shape.offset, hi-shape.offset, leads, shape.N, BLOCK)
-    return ahead, skip, loop_parts(begin-shape.offset, end-shape.offset, ahead, skip, count, BLOCK)
+    return ahead, skip, loop_parts(begin-shape.offset, end-shape.offset,
+                                   ahead, skip, count, BLOCK)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #8ad3359f
 @triton.jit
@@ -331,7 +343,8 @@ def same_text(band, b, i, j, real, N): # positions that broadcast to the tile ->
     "`real` where positions `i` and `j` of batch row `b` stand in one text."
     if band.texts is not None:
         begins = band.texts + tl.cast(2*b, tl.int64)*N
-        real = real & (tl.load(begins+i, mask=i<N, other=-1)==tl.load(begins+j, mask=j<N, other=-2))
+        real = real & (tl.load(begins+i, mask=i<N, other=-1)
+                       ==tl.load(begins+j, mask=j<N, other=-2))
     return real
 
 # %% ../../nbs/40_kernels.primitives.ipynb #7f20c1ab
@@ -357,7 +370,8 @@ def online_softmax_update(
 
     The new maximum and sum, the factor for what was summed before, and the tile's weights."""
     new = tl.maximum(top, tl.max(scores, 1))
-    safe = tl.where(new==-float('inf'), 0., new)  # nothing seen so far: any finite number will do
+    # nothing seen so far: any finite number will do
+    safe = tl.where(new==-float('inf'), 0., new)
     p = m*tl.exp2(scores-safe[:,None])
     shrink = tl.exp2(top-safe)
     return new, total*shrink + tl.sum(p, 1), shrink, p
@@ -394,7 +408,8 @@ def newton_step(S, slopes, eps): # [BLOCK] each -> step, rate
 @triton.jit
 def online_entmax_update(c, k, z, eps): # [BLOCK_M], [BLOCK_M], [BLOCK_M,BLOCK_N], scalar -> c, k
     "One more tile of scores, -inf where masked: the raised lower bound of the threshold, and the rate there."
-    new = tl.maximum(c, tl.max(z, 1))  # no weight exceeds one, so no score exceeds the threshold
+    # no weight exceeds one, so no score exceeds the threshold
+    new = tl.maximum(c, tl.max(z, 1))
     safe = tl.where(new==-float('inf'), 0., new)
     old, u, _ = deformed_exp(-k*(safe-c), eps)
     p, v, _ = deformed_exp(z-safe[:,None], eps)
@@ -428,7 +443,8 @@ def alpha_pull(log_p, u, eps): # any shape -> phi, 0 off the support
     """`(log p)^2 psi(eps log p)` for `_, u, log_p = deformed_exp(y, eps)`.
 
     It is what a score's gradient contributes to alpha's."""
-    log_p = tl.where(u>0, tl.maximum(log_p, -1e4), 0.)  # below that a weight is 0, and its square must not be infinite
+    # below that a weight is 0, and its square must not be infinite
+    log_p = tl.where(u>0, tl.maximum(log_p, -1e4), 0.)
     l = eps*log_p
     n = tl.maximum(l, -.25)
     near = 1/2 + n*(1/3 + n*(1/8 + n*(1/30 + n*(1/144 + n/840))))
@@ -459,7 +475,8 @@ def kernel_refuses(
     if q.dtype not in (torch.float16,torch.bfloat16,torch.float32):
         return f"q: expected float16, bfloat16 or float32 for the kernels, got {q.dtype}"
     if max(q.shape[-1], call.v.shape[-1])>256:
-        return f"q: expected heads up to 256 wide for the kernels, got {max(q.shape[-1], call.v.shape[-1])}"
+        return ("q: expected heads up to 256 wide for the kernels, "
+                f"got {max(q.shape[-1], call.v.shape[-1])}")
     if window is not None and not isinstance(window, (tuple,Window)):
         return ("window: expected None, an int, a pair or a Window for the kernels, "
                 f"got {type(window).__name__}")
@@ -490,8 +507,10 @@ def prepare(
     form,ramp,unit = window_form(call.window, m)
     keep = None if call.padding is None else call.padding.keep.to(q.device, torch.int8)
     rows = (t if t.stride(-1)==1 else t.contiguous() for t in (q,k,v))
-    rest = float(call.factor),call.n_global,call.q_offset,call.is_causal,form.curve,form.smooth,[*form[2:],ramp,unit]
-    return (*rows,keep,_texts(call.segments)),window_limits(call.window, *q.shape[:2], m, q.device),rest
+    rest = (float(call.factor),call.n_global,call.q_offset,call.is_causal,
+            form.curve,form.smooth,[*form[2:],ramp,unit])
+    return ((*rows,keep,_texts(call.segments)),
+            window_limits(call.window, *q.shape[:2], m, q.device),rest)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #fbfd06f3
 def _block(d): return max(16, triton.next_power_of_2(d))  # the least that a tensor core takes
@@ -504,7 +523,8 @@ def told(
     (B,H,N,D),(_,HKV,M,DV) = q.shape,v.shape
     *form,ramp,unit = numbers
     q_at,k_at,v_at = (t.stride()[:3] for t in (q,k,v))
-    band,shape = Band(width, left, right, ramp, unit, n_global, texts),Shape(H, HKV, N, M, q_offset)
+    band = Band(width, left, right, ramp, unit, n_global, texts)
+    shape = Shape(H, HKV, N, M, q_offset)
     return dict(order=widest_first(left, right), band=band, shape=shape, q_at=q_at, k_at=k_at, v_at=v_at,
                 scale=scale, FORM=Form(curve, smooth, *form), CAUSAL=is_causal, D=D, DV=DV,
                 BLOCK_D=_block(D), BLOCK_DV=_block(DV))
@@ -512,7 +532,8 @@ def told(
 # %% ../../nbs/40_kernels.primitives.ipynb #69054541
 def _arguments(kernel, known):
     "The part of `known` that a kernel takes, and that its products are fused with sums, whatever Triton's default is."
-    taken = {name:x for name,x in known.items() if name in kernel.arg_names or name.startswith('num_')}
+    taken = {name:x for name,x in known.items()
+             if name in kernel.arg_names or name.startswith('num_')}
     return taken | dict(enable_fp_fusion=True)
 
 def launch(
@@ -524,12 +545,15 @@ def launch(
     "One program a tile, the widest heads first; nothing is started where there is no tile."
     band,shape = known['band'],known['shape']
     if keys:
-        group = [t.unflatten(1, (shape.HKV,-1)).float().sum(2) for t in (band.left,band.right)]
+        group = [t.unflatten(1, (shape.HKV,-1)).float().sum(2)
+                 for t in (band.left,band.right)]
         known = known | dict(order=widest_first(*group))
-    tiles = triton.cdiv(shape.M, known['BLOCK_N']) if keys else triton.cdiv(shape.N, known['BLOCK_M'])
+    tiles = (triton.cdiv(shape.M, known['BLOCK_N']) if keys
+             else triton.cdiv(shape.N, known['BLOCK_M']))
     programs = known['order'].numel()*tiles
     if not programs: return
-    with torch.cuda.device_of(tensors[0]): kernel[(programs,)](*tensors, **_arguments(kernel, known))
+    with torch.cuda.device_of(tensors[0]):
+        kernel[(programs,)](*tensors, **_arguments(kernel, known))
 
 # %% ../../nbs/40_kernels.primitives.ipynb #36b56b09
 def differentiable(

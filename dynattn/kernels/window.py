@@ -19,7 +19,8 @@ from .primitives import (triton, tl, INTERPRETED, prepare, told, launch, differe
 @triton.jit
 def window_scores(a, b, m, scale): # [ROWS,d], [COLS,d], mask [ROWS,COLS] -> [ROWS,COLS]
     "Scaled products in base 2, -inf where the mask is zero."
-    return tl.where(m>0, dot(a, tl.trans(b))*(scale*1.4426950408889634), -float('inf'))  # log2(e)
+    # log2(e)
+    return tl.where(m>0, dot(a, tl.trans(b))*(scale*1.4426950408889634), -float('inf'))
 
 # %% ../../nbs/41_kernels.window.ipynb #e70f5e81
 @triton.jit
@@ -30,7 +31,8 @@ def window_forward_kernel(
     FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head, reads the keys and values in its band and writes its rows."
+    """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head,
+    reads the keys and values in its band and writes its rows."""
     bh, b, h, tile = my_tile(order, tl.cdiv(shape.N, BLOCK_M), shape.H)
     look = head_look(band, bh)
     rows = tile*BLOCK_M + tl.arange(0, BLOCK_M)
@@ -43,21 +45,25 @@ def window_forward_kernel(
     top = tl.full([BLOCK_M], -float('inf'), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band,
+                                   shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     for part in tl.static_range(3):  # edge, inside, edge
         for t in range(turns[part], turns[part+1]):
             # m, dm: [BLOCK_M, BLOCK_N]
-            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N, part==1)
+            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band,
+                                          look, FORM, CAUSAL, BLOCK_N, part==1)
             K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = load_tile(V_rows, j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            top, total, shrink, p = online_softmax_update(top, total, window_scores(Q, K, m, scale), m)
+            top, total, shrink, p = online_softmax_update(top, total,
+                                                          window_scores(Q, K, m, scale), m)
             acc = acc*shrink[:,None] + dot(p.to(V.dtype), V)
     some = total>0
     total = tl.where(some, total, 1.)
     o = tl.where((lost & some)[:,None], float('nan'), acc/total[:,None])
     at = bh.to(tl.int64)*shape.N
     store_tile(out + at*DV, o, rows, rows<shape.N, DV, DV, BLOCK_DV)
-    tl.store(lse+at+rows, tl.where(some & ~lost, top+tl.log2(total), float('inf')), mask=rows<shape.N)
+    tl.store(lse+at+rows, tl.where(some & ~lost, top+tl.log2(total), float('inf')),
+             mask=rows<shape.N)
 
 # %% ../../nbs/41_kernels.window.ipynb #909289c3
 def _tile_sizes(q, v, way):
@@ -66,10 +72,15 @@ def _tile_sizes(q, v, way):
     if INTERPRETED.value: return dict(BLOCK_M=16, BLOCK_N=32)
     if q.dtype==torch.float32:  # no tensor cores: products in registers
         own,read = 32 if d<=128 else 16,32 if d<=64 else 16
-        return (dict(BLOCK_M=read, BLOCK_N=own) if way=='dkv' else dict(BLOCK_M=own, BLOCK_N=read)) | dict(num_warps=4 if d<=64 else 8, num_stages=2)
-    if way=='rows': return dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3) if d<=128 else dict(BLOCK_M=64, BLOCK_N=32, num_warps=8, num_stages=2)
-    if d<=128: return dict(BLOCK_M=64, BLOCK_N=64, num_warps=4 if d<=64 else 8, num_stages=2)
-    return dict(BLOCK_M=64, BLOCK_N=32, num_warps=8, num_stages=2) if way=='dq' else dict(BLOCK_M=32, BLOCK_N=64, num_warps=8, num_stages=2)
+        return ((dict(BLOCK_M=read, BLOCK_N=own) if way=='dkv' else dict(BLOCK_M=own, BLOCK_N=read))
+                | dict(num_warps=4 if d<=64 else 8, num_stages=2))
+    if way=='rows':
+        return (dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3) if d<=128
+                else dict(BLOCK_M=64, BLOCK_N=32, num_warps=8, num_stages=2))
+    if d<=128:
+        return dict(BLOCK_M=64, BLOCK_N=64, num_warps=4 if d<=64 else 8, num_stages=2)
+    return (dict(BLOCK_M=64, BLOCK_N=32, num_warps=8, num_stages=2) if way=='dq'
+            else dict(BLOCK_M=32, BLOCK_N=64, num_warps=8, num_stages=2))
 
 # %% ../../nbs/41_kernels.window.ipynb #111e76a0
 @torch.library.custom_op("dynattn::window_forward", mutates_args=())
@@ -81,13 +92,18 @@ def window_forward(
     curve:str, smooth:str, numbers:Sequence[float], # `Form`, then ramp and unit
 ) -> tuple[Tensor,Tensor]: # [B,H,N,DV] and [B,H,N] float32
     "Output and base-2 log-sum of each row."
-    known = told(q, k, v, texts, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers)
-    out,lse = q.new_empty(*q.shape[:3], v.shape[-1]),q.new_empty(q.shape[:3], dtype=torch.float32)
+    known = told(q, k, v, texts, width, left, right,
+                 scale, n_global, q_offset, is_causal,
+                 curve, smooth, numbers)
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     launch(window_forward_kernel, known | _tile_sizes(q, v, 'rows'), q, k, v, keep, out, lse)
     return out,lse
 
 @window_forward.register_fake
-def _(q, k, v, *rest): return q.new_empty(*q.shape[:3], v.shape[-1]),q.new_empty(q.shape[:3], dtype=torch.float32)
+def _(q, k, v, *rest):
+    return (q.new_empty(*q.shape[:3], v.shape[-1]),
+            q.new_empty(q.shape[:3], dtype=torch.float32))
 
 # %% ../../nbs/41_kernels.window.ipynb #e81f6118
 @triton.jit
@@ -116,11 +132,13 @@ def window_dq_kernel(
     K_rows, V_rows = matrix(k, k_at, b, hkv), matrix(v, v_at, b, hkv)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     dw = tl.zeros([BLOCK_M], tl.float32)
-    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band, shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = key_tiles(tile*BLOCK_M+shape.offset, b, look, band,
+                                   shape.M, CAUSAL, BLOCK_M, BLOCK_N)
     for part in tl.static_range(3):
         for t in range(turns[part], turns[part+1]):
             # m, dm: [BLOCK_M, BLOCK_N]
-            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band, look, FORM, CAUSAL, BLOCK_N, part==1)
+            j, real, m, dm = keys_of_turn(t, ahead, skip, i, keep, b, shape, band,
+                                          look, FORM, CAUSAL, BLOCK_N, part==1)
             K = load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = load_tile(V_rows, j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             e = tl.exp2(window_scores(Q, K, m, scale)-L[:,None])
@@ -139,7 +157,8 @@ def window_dkv_kernel(
     FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
-    "Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head and reads the queries, of every head of its group, that see them."
+    """Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head
+    and reads the queries, of every head of its group, that see them."""
     bh, b, hkv, tile = my_tile(order, tl.cdiv(shape.M, BLOCK_N), shape.HKV)
     j = tile*BLOCK_N + tl.arange(0, BLOCK_N)
     real = real_keys(keep, b, j, shape.M)
@@ -152,7 +171,8 @@ def window_dkv_kernel(
         head = b*shape.H+h
         look = head_look(band, head)
         at = head.to(tl.int64)*shape.N
-        ahead, skip, turns = query_tiles(tile*BLOCK_N, b, look, band, shape, CAUSAL, BLOCK_N, BLOCK_M)
+        ahead, skip, turns = query_tiles(tile*BLOCK_N, b, look, band,
+                                         shape, CAUSAL, BLOCK_N, BLOCK_M)
         for part in tl.static_range(3):
             for t in range(turns[part], turns[part+1]):
                 rows = tile_positions(t, ahead, skip, BLOCK_M)
@@ -183,16 +203,20 @@ def window_backward(
     scale:float, n_global:int, q_offset:int, is_causal:bool, curve:str, smooth:str, numbers:Sequence[float],
 ) -> tuple[Tensor,Tensor,Tensor,Tensor]: # dq, dk, dv like q, k, v, contiguous; dwidth [B,H]
     "Gradients of queries, keys, values and width."
-    known = told(q, k, v, texts, width, left, right, scale, n_global, q_offset, is_causal, curve, smooth, numbers)
+    known = told(q, k, v, texts, width, left, right,
+                 scale, n_global, q_offset, is_causal,
+                 curve, smooth, numbers)
     rows,cols = (known | _tile_sizes(q, v, way) for way in ('dq','dkv'))
     dq,dk,dv,delta = (t.new_empty(t.shape) for t in (q,k,v,lse))
-    partial = lse.new_empty(*width.shape, triton.cdiv(q.shape[2], rows['BLOCK_M'])) if wants_width else None
+    partial = (lse.new_empty(*width.shape, triton.cdiv(q.shape[2], rows['BLOCK_M']))
+               if wants_width else None)
     launch(window_dq_kernel, rows, q, k, v, keep, out, lse, dout, dq, delta, partial)
     launch(window_dkv_kernel, cols, q, k, v, keep, lse, dout, delta, dk, dv, keys=True)
     return dq,dk,dv,partial.sum(-1) if wants_width else torch.zeros_like(width)
 
 @window_backward.register_fake
-def _(dout, q, k, v, keep, texts, width, *rest): return *(t.new_empty(t.shape) for t in (q,k,v)),width.new_empty(width.shape)
+def _(dout, q, k, v, keep, texts, width, *rest):
+    return *(t.new_empty(t.shape) for t in (q,k,v)),width.new_empty(width.shape)
 
 differentiable(window_forward, window_backward, 1)
 
@@ -200,6 +224,8 @@ differentiable(window_forward, window_backward, 1)
 @takes(Call)
 def windowed_attention(call) -> Tensor: # [B,H,N,dv]
     "`dense_attention` under a window, by kernels that compute the band only; differentiable in q, k, v and sigma."
-    if call.alpha is not None: serve("alpha: expected None for this kernel, got one; use entmax_attention")
+    if call.alpha is not None:
+        serve("alpha: expected None for this kernel, got one; "
+              "use entmax_attention")
     tensors,limits,rest = prepare(call)
     return window_forward(*tensors, *limits, *rest)[0]

@@ -42,7 +42,9 @@ class PeakBytes(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         for t in tree_leaves(out):
             if isinstance(t, Tensor): self.note(t.untyped_storage())
-        if self.held > self.peak: self.forget()  # `held` still counts what has been freed since
+        # `held` still counts what has been freed since
+        if self.held > self.peak:
+            self.forget()
         return out
 
     def note(self, s): # a storage, of which an address may have belonged to another before
@@ -62,9 +64,12 @@ def fit_polynomial(
     ys:list, # integers, one for each of `xs`
     degree:int=3, # the highest degree tried
 ) -> list|None: # coefficients as `Fraction`, lowest first; None where no such polynomial passes through all points
-    "The polynomial through all points, in rational arithmetic: Lagrange's form on the first points, checked on the rest."
+    """The polynomial through all points, in rational arithmetic:
+    Lagrange's form on the first points, checked on the rest."""
     if len(xs) < degree + 2:
-        raise ValueError(f"xs: expected at least {degree + 2} points to fit and check degree {degree}, got {len(xs)}")
+        raise ValueError(f"xs: expected at least {degree + 2} points to fit and check "
+                         f"degree {degree}, "
+                         f"got {len(xs)}")
     coefs = [Fraction(0)] * (degree + 1)
     for i, xi in enumerate(xs[:degree + 1]):
         basis = [Fraction(1)]
@@ -122,7 +127,8 @@ def _order(poly, slope):
 
 def _poly_str(poly):
     if poly is None: return "no polynomial"
-    terms = [f"{c}" + ("" if i == 0 else " N" if i == 1 else f" N^{i}") for i, c in enumerate(poly) if c]
+    terms = [f"{c}" + ("" if i == 0 else " N" if i == 1 else f" N^{i}")
+             for i, c in enumerate(poly) if c]
     return " + ".join(reversed(terms)).replace("+ -", "- ") or "0"
 
 # %% ../../nbs/70_survey.card.ipynb #3adac6e3
@@ -145,10 +151,16 @@ class Info:
         note:str="", # a sentence that explains a disagreement between print and measurement
     ):
         unknown = set(filter(None, tags.split("+"))) - set(TAGS)
-        if unknown: raise ValueError(f"tags: expected letters of {sorted(TAGS)}, got {sorted(unknown)}")
-        if part not in PARTS: raise ValueError(f"part: expected one of {PARTS}, got {part!r}")
+        if unknown:
+            raise ValueError(f"tags: expected letters of {sorted(TAGS)}, got {sorted(unknown)}")
+        if part not in PARTS:
+            raise ValueError(f"part: expected one of {PARTS}, got {part!r}")
         self.name, self.authors, self.year, self.source, self.tags = name, authors, year, source, tags
-        self.complexity, self.decode, self.part, self.row, self.note = complexity, decode, part, row, note
+        self.complexity = complexity
+        self.decode = decode
+        self.part = part
+        self.row = row
+        self.note = note
 
     def __repr__(self):
         source = f", arXiv {self.source}" if self.source else ""
@@ -203,10 +215,12 @@ class AttentionLayer(Layer):
     ):
         super().__init__()
         if embed_dim % num_heads:
-            raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, got {num_heads}")
+            raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, "
+                             f"got {num_heads}")
         if causal and not self.can_be_causal: self.refuse("causal form")
         self.num_heads, self.causal = num_heads, causal
-        self.q, self.k, self.v, self.out = (nn.Linear(embed_dim, embed_dim, bias=False) for _ in range(4))
+        self.q, self.k, self.v, self.out = (nn.Linear(embed_dim, embed_dim, bias=False)
+                                            for _ in range(4))
 
     def attend(self, q, k, v, *, padding=None): return self.refuse("`attend`")
     def projections(self): return self
@@ -214,15 +228,18 @@ class AttentionLayer(Layer):
     def merge(self, y): return self.out(y.transpose(1, 2).flatten(2))
     def qkv(self, x, context=None):
         keys_from = x if context is None else context
-        return [self.split(self.q(x)), self.split(self.k(keys_from)), self.split(self.v(keys_from))]
+        return [self.split(self.q(x)), self.split(self.k(keys_from)),
+                self.split(self.v(keys_from))]
 
     def forward(self, x, context=None, *, padding=None):
         if padding is not None and not self.masks: self.refuse("form for padded batches")
-        if context is not None and not self.crosses: self.refuse("form for a second sequence")
+        if context is not None and not self.crosses:
+            self.refuse("form for a second sequence")
         return self.merge(self.attend(*self.qkv(x, context), padding=padding))
 
     def reference(self, x, *, padding=None):
-        return self.merge(dense_attention(*self.qkv(x), padding=padding, is_causal=self.causal))
+        return self.merge(dense_attention(*self.qkv(x),
+                                          padding=padding, is_causal=self.causal))
 
 # %% ../../nbs/70_survey.card.ipynb #aa42dde6
 class Exact(AttentionLayer):
@@ -250,12 +267,14 @@ def complexity(
     is_class = inspect.isclass(system)
     Ns = Ns or (system.lengths if is_class else Layer.lengths)
     with torch.device("meta"):
-        runs = [_one_pass(system.at(n, causal=causal) if is_class else system(n), n) for n in Ns]
+        runs = [_one_pass(system.at(n, causal=causal) if is_class else system(n), n)
+                for n in Ns]
     return Cost(Ns, *zip(*runs))
 
 # %% ../../nbs/70_survey.card.ipynb #5b746504
 def _one_pass(layer, n):
-    layer = copy.deepcopy(layer).requires_grad_(False)  # the counter's hooks stumble over expanded parameters
+    # the counter's hooks stumble over expanded parameters
+    layer = copy.deepcopy(layer).requires_grad_(False)
     x = torch.empty(1, n, getattr(layer, "width", Layer.width))
     with torch.no_grad(), PeakBytes() as memory, FlopCounterMode(display=False, custom_mapping=_BAGS) as counter:
         layer(x)
@@ -265,7 +284,8 @@ def _bag_flops(weight, indices, *args, out_shape=None, **kwargs): # of shapes [V
     "K rows of D numbers, weighted and added up."
     return 2 * math.prod(indices) * weight[1]
 
-_BAGS = {op: _bag_flops for op in (torch.ops.aten._embedding_bag, torch.ops.aten._embedding_bag_forward_only)}
+_BAGS = {op: _bag_flops
+         for op in (torch.ops.aten._embedding_bag, torch.ops.aten._embedding_bag_forward_only)}
 
 # %% ../../nbs/70_survey.card.ipynb #c485c1e6
 class Verdict(str):
@@ -304,7 +324,8 @@ def _frozen(layer): return copy.deepcopy(layer).double().eval()
 
 def _noise(layer, n, width=None, seed=0, batch=1):
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, n, width or getattr(layer, "width", Layer.width), generator=g, dtype=torch.float64)
+    return torch.randn(batch, n, width or getattr(layer, "width", Layer.width),
+                       generator=g, dtype=torch.float64)
 
 def _run(layer, *args, **kwargs):
     "The first output of one pass, with the random state fixed, so that two runs differ by their input alone."
@@ -321,7 +342,8 @@ def _reads_ahead(layer, x, t):
     "Does a gradient flow from the past's output to the future's input?"
     x = x.clone().requires_grad_()
     past = _run(layer, x)[:, :t]
-    g, = torch.autograd.grad((past * torch.linspace(1, 2, past.numel()).view_as(past)).sum(), x, allow_unused=True)
+    g, = torch.autograd.grad((past * torch.linspace(1, 2, past.numel()).view_as(past)).sum(),
+                             x, allow_unused=True)
     return g is not None and bool(g[:, t:].abs().max() > 0)
 
 # %% ../../nbs/70_survey.card.ipynb #9a4e21a4
@@ -475,12 +497,14 @@ def picture(
     "The attention matrix, or the size of the Jacobian."
     layer = _frozen(layer)
     x = _noise(layer, n, seed=seed) if x is None else x.double()
-    if getattr(type(layer), "attend", AttentionLayer.attend) is AttentionLayer.attend: return _jacobian_norms(layer, x)
+    if getattr(type(layer), "attend", AttentionLayer.attend) is AttentionLayer.attend:
+        return _jacobian_norms(layer, x)
     q, k, v = layer.qkv(x)
     with torch.no_grad():
         a = layer.attend(q, k, torch.eye(x.shape[1]).to(v).expand(*v.shape[:2], -1, -1))
         if _relative(a @ v, layer.attend(q, k, v)) > 1e-6:
-            raise ValueError("layer: expected an output linear in its values, got another; it has no attention matrix")
+            raise ValueError("layer: expected an output linear in its values, "
+                             "got another; it has no attention matrix")
     return a[0]
 
 def _jacobian_norms(layer, x):
@@ -493,7 +517,9 @@ def optional(
 ): # the module, or None where it is not installed
     "A package that only a comparison needs; if it is missing, a message is printed instead of an error."
     try: return importlib.import_module(module)
-    except ImportError: print(f"{module} is not installed (pip install dynattn[oracles]); this comparison is skipped")
+    except ImportError:
+        print(f"{module} is not installed (pip install dynattn[oracles]); "
+              "this comparison is skipped")
 
 # %% ../../nbs/70_survey.card.ipynb #edb579f9
 ENTRIES = {}
@@ -505,7 +531,8 @@ def register(
     key = cls.info.name, cls.form
     holder = ENTRIES.get(key, cls).__qualname__
     if holder != cls.__qualname__:
-        raise ValueError(f"cls: expected a name and a form that are free, got {key}, which {holder} has")
+        raise ValueError("cls: expected a name and a form that are free, "
+                         f"got {key}, which {holder} has")
     ENTRIES[key] = cls
     return cls
 
@@ -539,19 +566,23 @@ def measure(
     info, causal = system.info, has_causal(system)
     cost, verdict = complexity(system, Ns, causal=causal), decodes(system)
     printed = dict(row=info.row, name=info.name, form=system.form, authors=info.authors, year=info.year,
-                   source=info.source, tags=info.tags, part=info.part, complexity=info.complexity, decode=info.decode,
+                   source=info.source, tags=info.tags, part=info.part,
+                   complexity=info.complexity, decode=info.decode,
                    note=info.note, module=system.__module__)
     exact = exactness(system, causal=causal)
-    measured = dict(measured="causal" if causal else "bidirectional", flops=cost.order, poly=_poly_str(cost.poly),
+    measured = dict(measured="causal" if causal else "bidirectional", flops=cost.order,
+                    poly=_poly_str(cost.poly),
                     peak=cost.peak_order, Ns=cost.ns, flops_at=cost.flops, peak_at=cost.peak, causal=str(verdict),
                     change=verdict.change if math.isfinite(verdict.change) else None,
-                    exact=exact, limit="" if exact is None else limit_of(system), softmax=check_limit(system, causal))
+                    exact=exact, limit="" if exact is None else limit_of(system),
+                    softmax=check_limit(system, causal))
     return printed | measured
 
 def load() -> dict: # `ENTRIES`, complete
     "Import every chapter of the survey, so that all systems have been entered."
     package = importlib.import_module("dynattn.survey")
-    for module in pkgutil.iter_modules(package.__path__): importlib.import_module(f"dynattn.survey.{module.name}")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"dynattn.survey.{module.name}")
     return importlib.import_module("dynattn.survey.card").ENTRIES
 
 def table(
@@ -560,7 +591,8 @@ def table(
 ) -> list: # of dicts, in the survey's order, systems beside its table last
     "The survey's table, measured now."
     order = lambda c: (c.info.row is None, c.info.row or 0, c.form)
-    return [measure(c, Ns) for c in sorted(load().values() if systems is None else systems, key=order)]
+    return [measure(c, Ns) for c in sorted(load().values() if systems is None else systems,
+                                           key=order)]
 
 # %% ../../nbs/70_survey.card.ipynb #d66b4f43
 def _number(x): return "" if x is None else f"{x:.0e}" if x else "0"
@@ -587,9 +619,12 @@ def format_table(
 ) -> str: # a line per row, under a line of headings
     "The rows as text."
     lines = [list(columns)] + [[str(f(r)) for f in columns.values()] for r in rows]
-    if markdown: return "\n".join("| " + " | ".join(o) + " |" for o in lines[:1] + [["---"] * len(columns)] + lines[1:])
+    if markdown:
+        return "\n".join("| " + " | ".join(o) + " |"
+                         for o in lines[:1] + [["---"] * len(columns)] + lines[1:])
     widths = [max(map(len, o)) for o in zip(*lines)]
-    return "\n".join("  ".join(o.ljust(w) for o, w in zip(line, widths)).rstrip() for line in lines)
+    return "\n".join("  ".join(o.ljust(w) for o, w in zip(line, widths)).rstrip()
+                     for line in lines)
 
 # %% ../../nbs/70_survey.card.ipynb #f679aff8
 def main(
@@ -597,7 +632,8 @@ def main(
     systems=None, # as in `table`
 ) -> int: # exit status
     "Print the table."
-    parser = argparse.ArgumentParser(prog="dynattn survey", description="Efficient transformers, measured now.")
+    parser = argparse.ArgumentParser(prog="dynattn survey",
+                                     description="Efficient transformers, measured now.")
     parser.add_argument("--json", action="store_true", help="a list of objects instead of a table")
     as_json, rows = parser.parse_args(argv).json, table(systems=systems)
     print(json.dumps(rows, allow_nan=False) if as_json else format_table(rows))

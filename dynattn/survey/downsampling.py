@@ -30,7 +30,8 @@ class MemoryCompressed(AttentionLayer):
                  rate:int=3): # c, kernel and stride of the convolution
         super().__init__(embed_dim, num_heads, causal=causal)
         self.rate = rate
-        self.squeeze_k, self.squeeze_v = (nn.Conv1d(embed_dim, embed_dim, rate, rate, groups=num_heads, bias=False) for _ in range(2))
+        self.squeeze_k, self.squeeze_v = (
+            nn.Conv1d(embed_dim, embed_dim, rate, rate, groups=num_heads, bias=False) for _ in range(2))
         self.first = nn.Parameter(torch.randn(2, num_heads, 1, embed_dim // num_heads)) if causal else None
     @classmethod
     def exact(cls, n): return dict(rate=1)
@@ -44,9 +45,11 @@ class MemoryCompressed(AttentionLayer):
     def reference(self, x, *, padding=None):
         q, k, v = self.qkv(x)
         if not self.causal: return self.merge(dense_attention(q, k, v))
-        k, v = (torch.cat([first.expand(len(x), -1, -1, -1), o], 2) for first, o in zip(self.first, (k, v)))
+        k, v = (torch.cat([first.expand(len(x), -1, -1, -1), o], 2)
+                for first, o in zip(self.first, (k, v)))
         n = x.shape[1]
-        return self.merge(dense_attention(q, k, v, attn_mask=torch.ones(n, n + 1, dtype=torch.bool, device=x.device).tril(1)))
+        return self.merge(dense_attention(
+            q, k, v, attn_mask=torch.ones(n, n + 1, dtype=torch.bool, device=x.device).tril(1)))
 
     def compress(self, x, conv): # [B,H,N,d] -> [B,H,N/c,d]
         x = F.pad(x, (0, 0, 0, -x.shape[2] % self.rate)).transpose(2, 3).flatten(1, 2)
@@ -56,7 +59,8 @@ class MemoryCompressed(AttentionLayer):
         if not self.causal: return dense_attention(q, k, v)
         k, v = (torch.cat([f.expand(len(x), -1, -1, -1), x], 2) for f, x in zip(self.first, (k, v)))
         ends = torch.arange(k.shape[2], device=q.device) * self.rate - 1  # the learned key ends at −1
-        return dense_attention(q, k, v, attn_mask=ends <= torch.arange(q.shape[2], device=q.device)[:, None])
+        return dense_attention(
+            q, k, v, attn_mask=ends <= torch.arange(q.shape[2], device=q.device)[:, None])
 
 def _identity_convolutions(layer):
     "Convolutions that copy."
@@ -77,11 +81,13 @@ class Poolingformer(AttentionLayer):
                  wide:int=8): # w₂/ξ, pools to each side
         super().__init__(embed_dim, num_heads, causal=causal)
         if kernel < stride:
-            raise ValueError(f"kernel: expected at least stride={stride}, so that no token is lost, got {kernel}")
+            raise ValueError(f"kernel: expected at least stride={stride}, "
+                             f"so that no token is lost, got {kernel}")
         self.window, self.stride, self.wide = window, stride, wide
         self.second = AttentionLayer(embed_dim, num_heads)
         d = embed_dim // num_heads
-        self.pool_k, self.pool_v = (nn.Parameter(torch.randn(num_heads, kernel, d) * d**-.5) for _ in range(2))
+        self.pool_k, self.pool_v = (nn.Parameter(torch.randn(num_heads, kernel, d) * d**-.5)
+                                    for _ in range(2))
     @classmethod
     def exact(cls, n): return dict(window=n, kernel=1, stride=1, wide=n)
 
@@ -105,7 +111,8 @@ def windowed(
 ) -> Tensor: # [B,H,N,dv]
     "|i − j| ≤ w in blocks."
     sees = lambda i, j: (i - j).abs() <= window
-    return blocked_attention(q, k, v, sees, block=max(window, 1), left=window, right=window, padding=padding)
+    return blocked_attention(q, k, v, sees, block=max(window, 1),
+                             left=window, right=window, padding=padding)
 
 def pooled_window(
     q:Tensor, # [B,H,N,d]
@@ -124,7 +131,8 @@ def pooled_window(
     some = real.unflatten(1, (-1, stride)).any(-1)  # pools with a token of their own
     pools, reach = k.shape[2], min(wide, k.shape[2] - 1)
     block = max(reach, 1)
-    some, (k, v) = F.pad(some, (0, -pools % block)), [F.pad(x, (0, 0, 0, -pools % block)) for x in (k, v)]
+    some = F.pad(some, (0, -pools % block))
+    k, v = [F.pad(x, (0, 0, 0, -pools % block)) for x in (k, v)]
     i, j = positions(k.shape[2], block, reach, reach, q.device)  # numbers of pools
     keep = _keep(lambda i, j: (i - j).abs() <= reach, i, j, some).repeat_interleave(stride, -2)
     q = F.pad(q, (0, 0, 0, k.shape[2] * stride - q.shape[2])).unflatten(2, (-1, block * stride))
@@ -162,7 +170,8 @@ class Funnel(AttentionLayer):
         super().__init__(embed_dim, num_heads, causal=causal)
         self.stride, self.cls = stride, int(separate_cls)
         self.r = nn.Linear(embed_dim, embed_dim, bias=False) if relative else None
-        self.u, self.w = (nn.Parameter(torch.randn(num_heads, 1, embed_dim // num_heads) * .1) for _ in range(2))
+        self.u, self.w = (nn.Parameter(torch.randn(num_heads, 1, embed_dim // num_heads) * .1)
+                          for _ in range(2))
         self.norm = nn.LayerNorm(embed_dim) if residual else None
     @classmethod
     def exact(cls, n): return dict(stride=1, separate_cls=False, relative=False, residual=False)
@@ -179,17 +188,20 @@ class Funnel(AttentionLayer):
         q, k = self.split(self.q(pooled)), self.split(self.k(x))
         if self.r is None: return q @ k.mT * q.shape[-1]**-.5
         n = x.shape[1]
-        waves = sinusoidal_positions(2 * n - 1, x.shape[-1], offset=1 - n, device=x.device, dtype=x.dtype)
+        waves = sinusoidal_positions(2 * n - 1, x.shape[-1],
+                                     offset=1 - n, device=x.device, dtype=x.dtype)
         by_distance = (q + self.w) @ self.split(self.r(waves)[None]).mT  # [B,H,N′,2N−1], from 1−N to N−1
         i, j = torch.arange(pooled.shape[1], device=x.device)[:, None], torch.arange(n, device=x.device)
-        place = torch.where(i < self.cls, i, (i - self.cls) * self.stride + self.cls)  # of a pool's first token
+        # of a pool's first token
+        place = torch.where(i < self.cls, i, (i - self.cls) * self.stride + self.cls)
         by_distance = by_distance.gather(-1, (place - j + n - 1).expand(*q.shape[:3], n))
         by_distance = by_distance.masked_fill((i < self.cls) | (j < self.cls), 0.)
         return ((q + self.u) @ k.mT + by_distance) * q.shape[-1]**-.5
 
     def forward(self, x, context=None, *, padding=None):
         if context is not None: self.refuse("form for a second sequence")
-        real = torch.ones(1, x.shape[1], dtype=torch.bool, device=x.device) if padding is None else padding.keep
+        real = (torch.ones(1, x.shape[1], dtype=torch.bool, device=x.device)
+                if padding is None else padding.keep)
         return self.look(x, real, real[:, None, None])
     def look(self, x, real, keep): # keep broadcasts to [B,H,N′,N]
         x = x.masked_fill(~real[..., None], 0.)
@@ -212,7 +224,8 @@ class PerceiverBlock(nn.Module):
         super().__init__()
         self.norm_query, self.norm_input, self.norm_hidden = (nn.LayerNorm(embed_dim) for _ in range(3))
         self.attention, self.residual = Exact(embed_dim, num_heads), residual
-        self.feed_forward = nn.Sequential(nn.Linear(embed_dim, embed_dim), nn.GELU(), nn.Linear(embed_dim, embed_dim))
+        self.feed_forward = nn.Sequential(nn.Linear(embed_dim, embed_dim), nn.GELU(),
+                                          nn.Linear(embed_dim, embed_dim))
 
     def forward(self,
         z:Tensor, # [B,M,D], what asks
@@ -259,7 +272,8 @@ class PerceiverIO(Perceiver):
     info = Info("Perceiver", "Jaegle et al.", 2021, "2107.14795", "M+DS", "kN", True, row=23, note=Perceiver.info.note)
     form = "IO"
     def __init__(self, embed_dim, num_heads, *, causal=False, latents:int=8, rounds:int=1, depth:int=1):
-        super().__init__(embed_dim, num_heads, causal=causal, latents=latents, rounds=rounds, depth=depth)
+        super().__init__(embed_dim, num_heads, causal=causal, latents=latents,
+                         rounds=rounds, depth=depth)
         self.write = PerceiverBlock(embed_dim, num_heads, residual=False)
     def out_len(self, n): return n
     def forward(self, x, context=None, *, padding=None): # `context` [B,N′,D]: queries of the output (default: x)
@@ -282,7 +296,8 @@ class _Learner(Layer):
     def out_len(self, n): return self.tokens
     def forward(self, x, context=None, *, padding=None):
         if context is not None: self.refuse("form for a second sequence")
-        keep = torch.ones(1, x.shape[1], dtype=torch.bool, device=x.device) if padding is None else padding.keep
+        keep = (torch.ones(1, x.shape[1], dtype=torch.bool, device=x.device)
+                if padding is None else padding.keep)
         x = x.masked_fill(~keep[..., None], 0.)
         return self.maps(x, keep) @ x
 
@@ -304,7 +319,8 @@ class TokenLearnerConv(_Learner):
     def __init__(self, embed_dim, num_heads=1, *, causal=False, tokens:int=8): # S
         super().__init__(tokens, causal)
         self.norm = nn.LayerNorm(embed_dim)
-        convolutions = [nn.Conv2d(embed_dim if i == 0 else tokens, tokens, 3, padding=1, bias=False) for i in range(4)]
+        convolutions = [nn.Conv2d(embed_dim if i == 0 else tokens, tokens, 3, padding=1, bias=False)
+                        for i in range(4)]
         first, second, third, last = convolutions
         self.score = nn.Sequential(first, nn.GELU(), second, nn.GELU(), third, nn.GELU(), last)
     def forward(self, x, context=None, *, padding=None):

@@ -37,7 +37,7 @@ def linear_attention(
     v:Tensor, # [B,H,M,d]
     is_causal:bool=False, # keys j <= i only
     *,
-    chunk:int|None=64, # causal: how many positions are written out at a time; None: running sums, m·d numbers a position
+    chunk:int|None=64, # causal: positions written out at a time; None: running sums, m·d numbers a position
     normalize:bool=True, # divide by the sum of the weights
 ) -> Tensor: # [B,H,N,d]
     "Sums before products, in O(N·m·d) (Katharopoulos et al. 2020, equations 5 and 9)."
@@ -52,7 +52,8 @@ def _with_ones(v): return F.pad(v, (0, 1), value=1.)  # the weights' sum is the 
 # %% ../../nbs/75_survey.feature_maps.ipynb #df01a3d5
 def _by_chunks(q, k, v, chunk):
     n = q.shape[2]
-    q, k, v = (F.pad(x, (0, 0, 0, -n % chunk)).unflatten(2, (-1, chunk)) for x in (q, k, v))  # [B,H,nc,chunk,·]
+    q, k, v = (F.pad(x, (0, 0, 0, -n % chunk)).unflatten(2, (-1, chunk))
+               for x in (q, k, v))  # [B,H,nc,chunk,·]
     own = (q @ k.mT).tril() @ v
     sums = (k.mT @ v).cumsum(2)  # [B,H,nc,m,d]
     before = F.pad(sums, (0, 0, 0, 0, 1, 0))[:, :, :-1]
@@ -77,7 +78,9 @@ class KernelLayer(AttentionLayer):
     "A feature map around `linear_attention`: subclasses say `features(x, is_query)`."
     def features(self, x, is_query): return self.refuse("feature map")
     def attend(self, q, k, v, *, padding=None):
-        if padding is not None: k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.) for x in (k, v))
+        if padding is not None:
+            k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.)
+                    for x in (k, v))
         fq, fk = self.features(q, True), self.features(k, False)
         if padding is not None: fk = fk.masked_fill(~padding.keep[:, None, :, None], 0.)
         return linear_attention(fq, fk, v, self.causal)
@@ -105,12 +108,14 @@ def orthogonal_rows(
     generator:torch.Generator|None=None,
     dtype:torch.dtype=torch.float64,
 ) -> Tensor: # [m,d], orthogonal in blocks of d, each row's length that of a Gaussian vector
-    "Gaussian rows made orthogonal. QR leaves the sign of its diagonal to the library; without putting it right the directions are not uniform."
+    """Gaussian rows made orthogonal. QR leaves the sign of its diagonal to the library;
+    without putting it right the directions are not uniform."""
     blocks = []
     for _ in range(-(-m // d)):
         q, r = torch.linalg.qr(torch.randn(d, d, generator=generator, dtype=dtype, device="cpu"))
         blocks.append(q * r.diagonal().sign())
-    lengths = torch.randn(m, d, generator=generator, dtype=dtype, device="cpu").norm(dim=1, keepdim=True)
+    lengths = (torch.randn(m, d, generator=generator, dtype=dtype, device="cpu")
+               .norm(dim=1, keepdim=True))
     return torch.cat([b.T for b in blocks])[:m] * lengths
 
 # %% ../../nbs/75_survey.feature_maps.ipynb #5643e6dd
@@ -127,7 +132,8 @@ def positive_features(
 class Performer(KernelLayer):
     "Positive orthogonal random features of the softmax kernel (section 2)."
     info = Info("Performer", "Choromanski et al.", 2020, "2009.14794", "KR", "N", True, row=14,
-                note="A released stabiliser takes a maximum over all keys and leaks by it; the formula does not.")
+                note="A released stabiliser takes a maximum over all keys "
+                "and leaks by it; the formula does not.")
     def __init__(self, embed_dim, num_heads, *, causal=False, num_features:int=64): # m
         super().__init__(embed_dim, num_heads, causal=causal)
         self.feature_size = num_features
@@ -187,12 +193,16 @@ def gated_attention(
     log_gate:Tensor, # [B,H,N], logarithm of g, what is kept of the past
     chunk:int=64, # positions written out at a time
 ) -> Tensor: # [B,H,N,d]
-    "The recurrence S_t = g_t S_{t−1} + (1 − g_t) φ(k_t) v_tᵀ in chunks: decays are products of gates, sums of their logarithms."
+    """The recurrence S_t = g_t S_{t−1} + (1 − g_t) φ(k_t) v_tᵀ in chunks:
+    decays are products of gates, sums of their logarithms."""
     k, n = k * -torch.expm1(log_gate)[..., None], q.shape[2]
-    q, k, v, log_gate = (F.pad(x, (0, 0, 0, -n % chunk)).unflatten(2, (-1, chunk)) for x in (q, k, _with_ones(v), log_gate[..., None]))
+    q, k, v, log_gate = (F.pad(x, (0, 0, 0, -n % chunk)).unflatten(2, (-1, chunk))
+                         for x in (q, k, _with_ones(v), log_gate[..., None]))
     c = log_gate.cumsum(3)  # [B,H,nc,chunk,1]
     decay = (c - c.mT).tril().exp().tril()  # from key to query
-    own, adds, left = ((q @ k.mT) * decay) @ v, (k * (c[..., -1:, :] - c).exp()).mT @ v, c[..., -1:, :].exp()
+    own = ((q @ k.mT) * decay) @ v
+    adds = (k * (c[..., -1:, :] - c).exp()).mT @ v
+    left = c[..., -1:, :].exp()
     y, state = [], torch.zeros_like(adds[:, :, 0])
     for i in range(q.shape[2]):
         y.append(own[:, :, i] + (q[:, :, i] * c[:, :, i].exp()) @ state)

@@ -101,7 +101,8 @@ def listed_attention(
 # %% ../../nbs/71_survey.fixed.ipynb #0ff26368
 class Pattern(AttentionLayer):
     "A function of two positions: subclasses define `sees(i, j)`, which ignores causality, and a fast `attend`."
-    span = None # most keys that a causal row may look back over, its own among them; None where there is no limit
+    # most keys that a causal row may look back over, its own among them; None where there is no limit
+    span = None
     def sees(self, i, j): return self.refuse("pattern")
     def visible(self, i, j): return self.sees(i, j) & (j <= i) if self.causal else self.sees(i, j)
     def mask(self, n, device=None): # [N,N] bool, the specification
@@ -152,7 +153,8 @@ class ImageTransformer(Pattern):
         start = i // self.block * self.block
         return (start - self.memory <= j) & (j < start + self.block)
     def attend(self, q, k, v, *, padding=None):
-        return blocked_attention(q, k, v, self.visible, block=self.block, left=self.memory, padding=padding)
+        return blocked_attention(q, k, v, self.visible, block=self.block,
+                                 left=self.memory, padding=padding)
 
 # %% ../../nbs/71_survey.fixed.ipynb #eac67c0a
 @register
@@ -166,9 +168,11 @@ class ImageTransformer2D(Pattern):
                  memory:tuple=(2, 2)): # rows seen above the block and columns on either side, h_m and w_m
         super().__init__(embed_dim, num_heads, causal=causal)
         if image_width % block[1]:
-            raise ValueError(f"image_width: expected a multiple of the block's width {block[1]}, got {image_width}")
+            raise ValueError(f"image_width: expected a multiple of the block's width {block[1]}, "
+                             f"got {image_width}")
         self.image_width, self.block, self.memory = image_width, block, memory
-        rows_of_blocks = 1 + math.ceil(memory[0] / block[0])  # the own, and those that the memory reaches into
+        # the own, and those that the memory reaches into
+        rows_of_blocks = 1 + math.ceil(memory[0] / block[0])
         self.span = rows_of_blocks * block[0] * image_width
     @classmethod
     def exact(cls, n): return dict(image_width=n, block=(1, n))
@@ -223,7 +227,8 @@ def strided_attention(
     near = q.unflatten(2, (-1, stride)) @ surroundings(k, stride, reach, reach).mT
     far = (_columns(q, stride) @ _columns(k, stride).mT).transpose(2, 3)  # [B,H,nb,l,nb]
     p_near, p_far = _one_softmax(near, far, keep_near, keep_far, q.shape[-1]**-.5)
-    y = p_near @ surroundings(v, stride, reach, reach) + (p_far.transpose(2, 3) @ _columns(v, stride)).transpose(2, 3)
+    y = (p_near @ surroundings(v, stride, reach, reach)
+         + (p_far.transpose(2, 3) @ _columns(v, stride)).transpose(2, 3))
     return y.flatten(2, 3)[:, :, :n]
 
 def _columns(x, stride): return x.unflatten(2, (-1, stride)).transpose(2, 3)  # [B,H,l,nb,d]
@@ -254,7 +259,8 @@ def summary_attention(
     near = q.unflatten(2, (-1, stride)) @ k.unflatten(2, (-1, stride)).mT
     far = (q @ ends[0].mT).unflatten(2, (-1, stride))  # [B,H,nb,l,nb·c]
     p_near, p_far = _one_softmax(near, far, keep_near, keep_far, q.shape[-1]**-.5)
-    y = p_near @ v.unflatten(2, (-1, stride)) + (p_far.flatten(2, 3) @ ends[1]).unflatten(2, (-1, stride))
+    y = (p_near @ v.unflatten(2, (-1, stride))
+         + (p_far.flatten(2, 3) @ ends[1]).unflatten(2, (-1, stride)))
     return y.flatten(2, 3)[:, :, :n]
 
 # %% ../../nbs/71_survey.fixed.ipynb #ba64993a
@@ -297,7 +303,8 @@ class SparseFixed(SparseStrided):
 class Axial(Layer):
     "Attention along the rows of an [R,C] grid, then along its columns."
     info = Info("Axial Transformer", "Ho et al.", 2019, "1912.12180", "FP", "N√N", True, row=8,
-                note="One layer looks both ways; the tick belongs to the decoder that the paper composes of three.")
+                note="One layer looks both ways; the tick belongs to the "
+                "decoder that the paper composes of three.")
     form, limit = "one layer", "softmax attention"
     lengths = SparseStrided.lengths
     def __init__(self, embed_dim, num_heads, *, causal=False,
@@ -328,7 +335,8 @@ def along(
     padding:PaddingMask|None=None, # of x
 ) -> Tensor: # [B,R·C,D]
     "Apply a layer to every row, or to every column, of a grid."
-    if x.shape[1] % columns: raise ValueError(f"columns: expected a divisor of N={x.shape[1]}, got {columns}")
+    if x.shape[1] % columns:
+        raise ValueError(f"columns: expected a divisor of N={x.shape[1]}, got {columns}")
     turn = lambda o: o.transpose(1, 2) if axis == "columns" else o
     grid = turn(x.unflatten(1, (-1, columns)))  # [B,R,C,D], or [B,C,R,D]
     kwargs = {}
@@ -354,7 +362,8 @@ class AxialDecoder(Layer):
     def knobs(cls, n): return dict(columns=math.isqrt(n))
 
     def forward(self, x, context=None, *, padding=None):
-        if padding is not None or context is not None: self.refuse("form for padded batches or a second sequence")
+        if padding is not None or context is not None:
+            self.refuse("form for padded batches or a second sequence")
         above = along(self.column, along(self.row, x, self.columns), self.columns, "columns")
         if self.shift: above = _later(above, self.columns)
         return along(self.inner, _later(x, 1) + above, self.columns)
@@ -396,13 +405,15 @@ class SoftWindow(Pattern):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
         if state: k, v = (torch.cat(o, 2)[:, :, -self.reach - 1:] for o in zip(state, (k, v)))
-        return self.merge(dense_attention(q, k, v, window=self.window(), q_offset=k.shape[2] - 1))[:, 0], (k, v)
+        return self.merge(dense_attention(q, k, v, window=self.window(),
+                                          q_offset=k.shape[2] - 1))[:, 0], (k, v)
 
     def sees(self, i, j): return (i - j).abs() <= self.reach
     def attend(self, q, k, v, *, padding=None):
         reach = min(self.reach, q.shape[2] - 1)
         right = 0 if self.causal else reach
-        return blocked_attention(q, k, v, self.visible, block=max(reach, 1), left=reach, right=right, padding=padding,
+        return blocked_attention(q, k, v, self.visible, block=max(reach, 1), left=reach,
+                                 right=right, padding=padding,
                                  log_weight=self.window().log_mask)
 
 # %% ../../nbs/71_survey.fixed.ipynb #cee03d65

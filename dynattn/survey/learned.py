@@ -51,7 +51,8 @@ def chunked_by_order(
 def _take(x, index): return x.gather(2, index[..., None].expand(*index.shape, x.shape[-1]))
 
 def _with_earlier(x, look_back): # [B,H,nc,c,d] -> [B,H,nc,(1+look_back)·c,d], zeros before the first chunk
-    return torch.cat([F.pad(x, (0, 0, 0, 0, b, 0))[:, :, :x.shape[2]] for b in range(look_back, -1, -1)], 3)
+    return torch.cat([F.pad(x, (0, 0, 0, 0, b, 0))[:, :, :x.shape[2]]
+                      for b in range(look_back, -1, -1)], 3)
 
 def _earlier_exists(i, look_back, chunk):
     "[nc,1,W]: False for the chunks before the first."
@@ -93,7 +94,8 @@ def lsh_attention(
     k, rounds = F.normalize(qk, dim=-1), []
     for m in meetings:
         def both(i, j): return sees(i, j) & m.meet(i, j)
-        rounds.append(chunked_by_order(qk, k, v, m.order, both, chunk=chunk, look_back=1, last_resort=True, bias=bias))
+        rounds.append(chunked_by_order(qk, k, v, m.order, both, chunk=chunk,
+                                       look_back=1, last_resort=True, bias=bias))
     y, z = (torch.stack(o, -1) for o in zip(*rounds))  # [B,H,N,dv,R], [B,H,N,R]
     share = masked_softmax(z, z > -torch.inf)  # of each round
     return (y @ share[..., None])[..., :n, :, 0]
@@ -102,7 +104,8 @@ def lsh_attention(
 class _Round:
     "One round of hashing: the sorted order, and which tokens it brings together."
     def __init__(self, qk, rotations, factors, chunk, same_bucket, real):
-        filling = math.prod(factors or (2 * rotations.shape[-1],))  # a bucket of its own, sorted to the end
+        # a bucket of its own, sorted to the end
+        filling = math.prod(factors or (2 * rotations.shape[-1],))
         self.bucket = lsh(qk, rotations, factors).masked_fill(~real, filling)  # [B,H,N]
         self.order = self.bucket.argsort(dim=-1, stable=True)
         self.chunk = self.order.argsort(-1) // chunk  # [B,H,N], of each token
@@ -112,7 +115,8 @@ class _Round:
         "Is token j in the chunk of token i or in the one before, and in its bucket?"
         behind = _look_up(self.chunk, i) - _look_up(self.chunk, j)
         near = (behind == 0) | (behind == 1)
-        return near & (_look_up(self.bucket, i) == _look_up(self.bucket, j)) if self.same_bucket else near
+        return (near & (_look_up(self.bucket, i) == _look_up(self.bucket, j)) if self.same_bucket
+                else near)
 
 def _look_up(x, at):
     "`x` [B,H,N] at the positions `at` [B,H,...]."
@@ -121,7 +125,8 @@ def _look_up(x, at):
 def _filled_up(qk, v, chunk, padding=None):
     "A multiple of `chunk`, and which positions are real, [B,H,N]; zeros in the others."
     n, pad = qk.shape[2], -qk.shape[2] % chunk
-    keep = torch.ones(len(qk), n, dtype=torch.bool, device=qk.device) if padding is None else padding.keep
+    keep = (torch.ones(len(qk), n, dtype=torch.bool, device=qk.device) if padding is None
+            else padding.keep)
     qk, v = (x.masked_fill(~keep[:, None, :, None], 0.) for x in (qk, v))
     real = F.pad(keep, (0, pad))[:, None].expand(-1, qk.shape[1], -1)
     return F.pad(qk, (0, 0, 0, pad)), F.pad(v, (0, 0, 0, pad)), real
@@ -181,7 +186,8 @@ class Reformer(SharedQK):
         return self
 
     def attend(self, q, k, v, *, padding=None):
-        return lsh_attention(q, v, self.rotations, chunk=self.chunk, factors=self.factors, is_causal=self.causal,
+        return lsh_attention(q, v, self.rotations, chunk=self.chunk, factors=self.factors,
+                             is_causal=self.causal,
                              same_bucket=self.same_bucket, padding=padding)
 
 # %% ../../nbs/73_survey.learned.ipynb #2242d30e
@@ -251,11 +257,13 @@ def routed_attention(
     padding:PaddingMask|None=None, # of q and k
 ) -> Tensor: # [B,H,N,dv]; the mean over a query's clusters, zero where it has none
     "Attention inside balanced clusters (section 4.2)."
-    real = torch.ones(len(q), q.shape[2], dtype=torch.bool, device=q.device) if padding is None else padding.keep
+    real = (torch.ones(len(q), q.shape[2], dtype=torch.bool, device=q.device) if padding is None
+            else padding.keep)
     q, k, v = (x.masked_fill(~real[:, None, :, None], 0.) for x in (q, k, v))
     i, j = (_members(x, centroids, size, real) for x in (q, k))  # [B,H,k,w]
     qs, ks, vs = (_take(x, o.flatten(2)).unflatten(2, o.shape[2:]) for x, o in ((q, i), (k, j), (v, j)))
-    keep = real[:, None, None].expand(*j.shape[:2], 1, -1).gather(3, j.flatten(2)[:, :, None]).view(*j.shape[:3], 1, -1)
+    keep = (real[:, None, None].expand(*j.shape[:2], 1, -1)
+            .gather(3, j.flatten(2)[:, :, None]).view(*j.shape[:3], 1, -1))
     if is_causal: keep = keep & (j[..., None, :] <= i[..., None])
     y = (masked_softmax(qs @ ks.mT * q.shape[-1]**-.5, keep) @ vs).flatten(2, 3)  # [B,H,k·w,dv]
     some = keep.expand(*j.shape[:3], i.shape[3], -1).any(-1).flatten(2)  # who saw anything
@@ -272,7 +280,8 @@ def _mean_at(y, index, counts, n):
     "The mean of the rows of y that go to the same place, [B,H,n,d]; zero where none does."
     index = index[..., None]
     total = y.new_zeros(*y.shape[:2], n, y.shape[-1]).scatter_add(2, index.expand_as(y), y)
-    return total / y.new_zeros(*y.shape[:2], n, 1).scatter_add(2, index, counts[..., None].to(y.dtype)).clamp(min=1)
+    return total / (y.new_zeros(*y.shape[:2], n, 1)
+                    .scatter_add(2, index, counts[..., None].to(y.dtype)).clamp(min=1))
 
 # %% ../../nbs/73_survey.learned.ipynb #f8de65a0
 @register
@@ -296,7 +305,8 @@ class RoutingArgmax(Routing):
         q, k, v = self.qkv(x[:, None])
         c = self.nearest(k)
         if state: k, v, c = (torch.cat(o, 2) for o in zip(state, (k, v, c)))
-        return self.merge(dense_attention(q, k, v, attn_mask=(c == c[..., -1:])[:, :, None]))[:, 0], (k, v, c)
+        return (self.merge(dense_attention(q, k, v, attn_mask=(c == c[..., -1:])[:, :, None]))[:, 0],
+                (k, v, c))
 
 # %% ../../nbs/73_survey.learned.ipynb #54b23312
 @torch.no_grad()
@@ -311,7 +321,8 @@ def update_centroids(
         t = F.layer_norm(t, t.shape[-1:]).transpose(0, 1).flatten(1, 2)  # [H,B·N,d]
         nearest = F.one_hot((t @ layer.centroids.mT).argmax(-1), layer.centroids.shape[1]).to(t.dtype)
         mean = nearest.mT @ t / nearest.sum(1)[..., None].clamp(min=1)
-        moved = torch.where(nearest.any(1)[..., None], decay * layer.centroids + (1 - decay) * mean, layer.centroids)
+        moved = torch.where(nearest.any(1)[..., None], decay * layer.centroids + (1 - decay) * mean,
+                            layer.centroids)
         layer.centroids.copy_(F.normalize(moved, dim=-1))
     return layer
 
@@ -326,14 +337,17 @@ class SortingNetwork(nn.Module):
     ):
         super().__init__()
         self.block, self.num_heads, self.max_blocks = block, num_heads, max_blocks
-        self.first, self.second = nn.Linear(embed_dim, embed_dim), nn.Linear(embed_dim, num_heads * max_blocks)
+        self.first = nn.Linear(embed_dim, embed_dim)
+        self.second = nn.Linear(embed_dim, num_heads * max_blocks)
 
     def sums(self, x, is_causal): # [B,N,D] -> [B,nb,D]
-        if is_causal: return x.cumsum(1)[:, ::self.block]  # up to the first token of each block, itself included
+        # up to the first token of each block, itself included
+        if is_causal: return x.cumsum(1)[:, ::self.block]
         return into_blocks(x, self.block).sum(2)
 
     def scores(self, sums): # [B,nb,D] -> [B,H,nb,max_blocks]
-        return self.second(self.first(sums).relu()).relu().unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return (self.second(self.first(sums).relu()).relu()
+                .unflatten(-1, (self.num_heads, -1)).transpose(1, 2))
 
     def forward(self,
         x:Tensor, # [B,N,D], zero in padding
@@ -371,13 +385,15 @@ class Sinkhorn(AttentionLayer):
         scores = self.sort(x, self.causal)
         if self.training and self.noise:
             scores = scores + gumbel(scores.shape, None, dtype=scores.dtype, device=scores.device)
-        return self.merge(sinkhorn_attention(*self.qkv(x), scores, self.block, temperature=self.temperature,
+        return self.merge(sinkhorn_attention(*self.qkv(x), scores,
+                                             self.block, temperature=self.temperature,
                                              padding=padding, is_causal=self.causal))
 
     def init_state(self, batch): return self.q.weight.new_zeros(batch, self.q.in_features), None, None, None, None
     def state_size(self, n):
         blocks = -(-n // self.block)
-        return self.q.out_features * (2 * n + 1 + 2 * self.block) + self.num_heads * blocks * self.sort.max_blocks
+        return (self.q.out_features * (2 * n + 1 + 2 * self.block)
+                + self.num_heads * blocks * self.sort.max_blocks)
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
         total, keys, values, scores, match = state
@@ -396,14 +412,16 @@ class Sinkhorn(AttentionLayer):
 def _match(scores, keys, values, block, temperature):
     "Keys and values that the newest block is matched with: earlier blocks, mixed by the last row of S."
     blocks = scores.shape[2]
-    row = sinkhorn(scores[..., :blocks], temperature=temperature, is_causal=True)[..., -1:, :-1]  # [B,H,1,nb]
+    # [B,H,1,nb]
+    row = sinkhorn(scores[..., :blocks], temperature=temperature, is_causal=True)[..., -1:, :-1]
     blocked = (o.unflatten(2, (-1, block)).flatten(-2) for o in (keys, values))  # [B,H,nb,b·d]
     return [(row @ o).unflatten(-1, (block, -1))[:, :, 0] for o in blocked]
 
 # %% ../../nbs/73_survey.learned.ipynb #2192f3fc
 @register
 class ClusterFormer(AttentionLayer):
-    "Sort by nearest centroid, cut into chunks, attend in full; k-means over past inputs finds the centroids (section 3.2)."
+    """Sort by nearest centroid, cut into chunks, attend in full;
+    k-means over past inputs finds the centroids (section 3.2)."""
     info = Info("ClusterFormer", "Wang et al.", 2020, "2009.06097", "LP", "N log N", False, row=24)
     can_be_causal, crosses = False, False
     def __init__(self, embed_dim, num_heads, *, causal=False,
@@ -427,7 +445,8 @@ class ClusterFormer(AttentionLayer):
         self.stored = min(self.stored + len(new), len(self.bank))
     def refresh(self, steps=10, generator=None): # once in an epoch
         if self.stored < len(self.centroids):
-            raise ValueError(f"bank: expected at least {len(self.centroids)} inputs from training, got {self.stored}")
+            raise ValueError(f"bank: expected at least {len(self.centroids)} inputs from training, "
+                             f"got {self.stored}")
         self.centroids.copy_(kmeans(self.bank[-self.stored:], len(self.centroids), steps, generator))
         return self
 
@@ -449,11 +468,14 @@ def clustered_attention(
     padding:PaddingMask|None=None, # of the keys
 ) -> Tensor: # [B,H,N,dv]
     "Sorted by cluster and cut into chunks that attend to themselves."
-    n, (q, k, real), v = q.shape[2], _filled_up(q, k, chunk, padding), F.pad(v, (0, 0, 0, -q.shape[2] % chunk))
+    n = q.shape[2]
+    v = F.pad(v, (0, 0, 0, -n % chunk))
+    q, k, real = _filled_up(q, k, chunk, padding)
     cluster = F.pad(cluster, (0, -n % chunk)).masked_fill(~real, torch.iinfo(torch.int64).max)
     v = v.masked_fill(~real[..., None], 0.)
     sees = lambda i, j: _look_up(real, j) & (i == i)
-    return chunked_by_order(q, k, v, cluster.argsort(dim=-1, stable=True), sees, chunk=chunk)[0][:, :, :n]
+    return chunked_by_order(q, k, v, cluster.argsort(dim=-1, stable=True),
+                            sees, chunk=chunk)[0][:, :, :n]
 
 @torch.no_grad()
 def kmeans(
@@ -476,13 +498,15 @@ def kmeans(
 class TopK(AttentionLayer):
     "Softmax over the `k` largest scores of each row."
     info = Info("Top-k attention", "Zhao et al.", 2019, "1912.11637", "LP", "", None)
-    def __init__(self, embed_dim, num_heads, *, causal=False, k:int=8): # scores kept a row; equal ones at the border all stay
+    def __init__(self, embed_dim, num_heads, *, causal=False,
+                 k:int=8): # scores kept a row; equal ones at the border all stay
         super().__init__(embed_dim, num_heads, causal=causal)
         self.kept = k
     @classmethod
     def exact(cls, n): return dict(k=n)
     def attend(self, q, k, v, *, padding=None):
-        return dense_attention(q, k, v, padding=padding, is_causal=self.causal, normalizer=partial(topk_softmax, k=self.kept))
+        return dense_attention(q, k, v, padding=padding, is_causal=self.causal,
+                               normalizer=partial(topk_softmax, k=self.kept))
 
     def init_state(self, batch): return None
     def state_size(self, n): return 2 * n * self.q.out_features
@@ -490,4 +514,5 @@ class TopK(AttentionLayer):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
         if state: k, v = (torch.cat(o, 2) for o in zip(state, (k, v)))
-        return self.merge(dense_attention(q, k, v, normalizer=partial(topk_softmax, k=self.kept)))[:, 0], (k, v)
+        return (self.merge(dense_attention(q, k, v, normalizer=partial(topk_softmax, k=self.kept)))[:, 0],
+                (k, v))

@@ -29,7 +29,8 @@ class Linformer(AttentionLayer):
                  length:int=64, # N, the longest text
                  rank:int=16): # k
         super().__init__(embed_dim, num_heads, causal=causal)
-        self.mix_k, self.mix_v = (nn.Parameter(torch.randn(rank, length) * length**-.5) for _ in range(2))
+        self.mix_k, self.mix_v = (nn.Parameter(torch.randn(rank, length) * length**-.5)
+                                  for _ in range(2))
     @classmethod
     def knobs(cls, n): return dict(length=n)
     @classmethod
@@ -45,7 +46,9 @@ class Linformer(AttentionLayer):
         n = k.shape[2]
         length = self.mix_k.shape[1]
         if n > length: raise ValueError(f"x: expected at most length={length} tokens, got {n}")
-        if padding is not None: k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.) for x in (k, v))
+        if padding is not None:
+            k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.)
+                    for x in (k, v))
         return dense_attention(q, self.mix_k[:, :n] @ k, self.mix_v[:, :n] @ v)
 
 # %% ../../nbs/74_survey.lowrank.ipynb #acb7c341
@@ -73,7 +76,8 @@ class Synthesizer(AttentionLayer):
         unknown = set(parts) - set(self.PARTS)
         if unknown: raise ValueError(f"parts: expected some of {self.PARTS}, got {sorted(unknown)}")
         self.parts, self.length, self.rank = parts, length, rank
-        made = {p.replace(" ", "_"): _SCORES[p](embed_dim, num_heads, length, rank) for p in parts if p != "vanilla"}
+        made = {p.replace(" ", "_"): _SCORES[p](embed_dim, num_heads, length, rank)
+                for p in parts if p != "vanilla"}
         self.scores = nn.ModuleDict(made)
     @classmethod
     def knobs(cls, n): return dict(length=n)
@@ -83,7 +87,8 @@ class Synthesizer(AttentionLayer):
     def forward(self, x, context=None, *, padding=None):
         if context is not None: self.refuse("form for a second sequence")
         n, (q, k, v) = x.shape[1], self.qkv(x)
-        if n > self.length: raise ValueError(f"x: expected at most length={self.length} tokens, got {n}")
+        if n > self.length:
+            raise ValueError(f"x: expected at most length={self.length} tokens, got {n}")
         scores = q @ k.mT * q.shape[-1]**-.5 if "vanilla" in self.parts else 0.
         scores = scores + sum(s(x)[..., :n, :n] for s in self.scores.values())  # [B,H,N,N]
         return self.merge(_mix(scores, v, self.causal, padding))
@@ -95,10 +100,12 @@ class Synthesizer(AttentionLayer):
         q, k, v = self.qkv(x[:, None])
         if state: k, v = (torch.cat(o, 2) for o in zip(state, (k, v)))
         t = v.shape[2]
-        if t > self.length: raise ValueError(f"x: expected at most length={self.length} tokens, got {t}")
+        if t > self.length:
+            raise ValueError(f"x: expected at most length={self.length} tokens, got {t}")
         scores = q @ k.mT * q.shape[-1]**-.5 if "vanilla" in self.parts else 0.
         scores = scores + sum(s.row(x, t - 1)[..., :t] for s in self.scores.values())  # [B,H,1,t]
-        return self.merge(scores.softmax(-1) @ v)[:, 0], (k if "vanilla" in self.parts else k[:, :, :0], v)
+        return (self.merge(scores.softmax(-1) @ v)[:, 0],
+                (k if "vanilla" in self.parts else k[:, :, :0], v))
 
 # %% ../../nbs/74_survey.lowrank.ipynb #6cd21a91
 def _mix(scores, v, is_causal, padding):
@@ -121,7 +128,8 @@ class RandomScores(nn.Module):
     "R [H,N,N], or R₁R₂ᵀ of a rank."
     def __init__(self, embed_dim, num_heads, length, rank=None):
         super().__init__()
-        full, low = [(num_heads, length, length)], [(num_heads, length, rank), (num_heads, rank, length)]
+        full = [(num_heads, length, length)]
+        low = [(num_heads, length, rank), (num_heads, rank, length)]
         shapes = full if rank is None else low
         self.factors = nn.ParameterList([torch.randn(s) for s in shapes])
     def rows(self, at): # a slice of positions
@@ -139,7 +147,8 @@ class DenseScores(nn.Module):
         self.outer = nn.ModuleList([nn.Linear(embed_dim, num_heads * s) for s in self.sizes])
     def forward(self, x):
         hidden = self.inner(x).relu()
-        rows = [f(hidden).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for f in self.outer]  # [B,H,N,s]
+        rows = [f(hidden).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+                for f in self.outer]  # [B,H,N,s]
         return rows[0] if len(rows) == 1 else (rows[0][..., None] * rows[1][..., None, :]).flatten(-2)
     def row(self, x, t): return self(x[:, None])
 
@@ -168,14 +177,17 @@ class Nystromformer(AttentionLayer):
                  steps:int=6, # of the inverse
                  kernel:int=33): # tokens in a row of the convolution, odd; 0 for none
         super().__init__(embed_dim, num_heads, causal=causal)
-        if kernel and kernel % 2 == 0: raise ValueError(f"kernel: expected an odd number or 0, got {kernel}")
+        if kernel and kernel % 2 == 0:
+            raise ValueError(f"kernel: expected an odd number or 0, got {kernel}")
         self.landmarks, self.steps = landmarks, steps
-        self.conv = nn.Parameter(torch.randn(num_heads, 1, kernel) * kernel**-.5) if kernel else None  # per head
+        self.conv = (nn.Parameter(torch.randn(num_heads, 1, kernel) * kernel**-.5) if kernel
+                     else None)  # per head
     @classmethod
     def exact(cls, n): return dict(landmarks=n, steps=60, kernel=0)
 
     def attend(self, q, k, v, *, padding=None):
-        keep = torch.ones(len(q), q.shape[2], dtype=torch.bool, device=q.device) if padding is None else padding.keep
+        keep = (torch.ones(len(q), q.shape[2], dtype=torch.bool, device=q.device) if padding is None
+                else padding.keep)
         q, k, v = (x.masked_fill(~keep[:, None, :, None], 0.) for x in (q, k, v))
         means = segments(keep, self.landmarks, q.dtype)[:, None]  # [B,1,m,N]
         q_means, k_means, scale, real = means @ q, means @ k, q.shape[-1]**-.5, (means > 0).any(-1)
@@ -229,7 +241,8 @@ class LongShort(AttentionLayer):
         super().__init__(embed_dim, num_heads, causal=causal)
         self.rank, self.window = rank, window
         self.project = nn.Linear(embed_dim, num_heads * rank, bias=False) if rank else None
-        self.norm_mixtures, self.norm_near = (nn.LayerNorm(embed_dim) if norm else nn.Identity() for _ in range(2))
+        self.norm_mixtures, self.norm_near = (nn.LayerNorm(embed_dim) if norm else nn.Identity()
+                                              for _ in range(2))
     @classmethod
     def exact(cls, n): return dict(rank=0, window=n, norm=False)
 
@@ -251,14 +264,16 @@ class LongShort(AttentionLayer):
         start = lambda i: i // w * w
         near = lambda i, j: (start(i) - w // 2 <= j) & (j < start(i) + w + w // 2)
         every = torch.ones(1, 1, 1, 1, self.rank, dtype=torch.bool, device=q.device)
-        return memory_attention(q, k, v, *mixtures, every, near, block=w, left=w // 2, right=w // 2, padding=padding)
+        return memory_attention(q, k, v, *mixtures, every, near, block=w,
+                                left=w // 2, right=w // 2, padding=padding)
 
 # %% ../../nbs/74_survey.lowrank.ipynb #7813f0cd
 @register
 class LongShortCausal(LongShort):
     "The last `window` tokens, and `rank` mixtures of each segment that lies wholly in the past (section 3)."
     info = Info("Long Short Transformer", "Zhu et al.", 2021, "2107.02192", "FP+LR", "kN", True, row=20,
-                note="Linear with a memory of bounded length; without one the mixtures grow to N²·r/l scores.")
+                note="Linear with a memory of bounded length; "
+                "without one the mixtures grow to N²·r/l scores.")
     form, can_be_causal = "causal", True
     def __init__(self, embed_dim, num_heads, *, causal=True,
                  rank:int=4, # r, mixtures of a segment
@@ -292,12 +307,14 @@ class LongShortCausal(LongShort):
     def remembered(self, mixtures): # [B,H,ns,r,d] -> for each segment, the mixtures of the K before it
         ns, r = mixtures.shape[2:4]
         flat = self.normed(self.norm_mixtures, mixtures.flatten(2, 3))
-        before = surroundings(flat, max(r, 1), self.kept(ns) * r) if r else flat[:, :, None].expand(-1, -1, ns, -1, -1)
+        before = (surroundings(flat, max(r, 1), self.kept(ns) * r) if r
+                  else flat[:, :, None].expand(-1, -1, ns, -1, -1))
         return before[..., :self.kept(ns) * r, :]
     def remembered_keep(self, real):
         alive = real.unflatten(1, (-1, self.segment)).any(-1)  # [B or 1,ns]
         ns = alive.shape[1]
-        which = torch.arange(ns, device=real.device)[:, None] - torch.arange(self.kept(ns), 0, -1, device=real.device)
+        which = (torch.arange(ns, device=real.device)[:, None]
+                 - torch.arange(self.kept(ns), 0, -1, device=real.device))
         return ((which >= 0) & alive[:, which.clamp(min=0)]).repeat_interleave(self.rank, -1)[:, None, :, None]
 
     def init_state(self, batch):

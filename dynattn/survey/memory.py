@@ -43,7 +43,8 @@ def memory_attention(
     keep_far = extra_keep.expand(near.shape[0], 1, *far.shape[2:])
     keep_near = keep.expand(near.shape[0], -1, -1, block, -1)
     p_far, p_near = _one_softmax(far, near, keep_far, keep_near, q.shape[-1]**-.5)
-    y = (p_far.flatten(2, 3) @ extra_v).unflatten(2, (-1, block)) + p_near @ surroundings(v, block, left, right)
+    y = ((p_far.flatten(2, 3) @ extra_v).unflatten(2, (-1, block))
+         + p_near @ surroundings(v, block, left, right))
     return y.flatten(2, 3)[:, :, :n]
 
 # %% ../../nbs/72_survey.memory.ipynb #f1354498
@@ -51,13 +52,15 @@ def memory_attention(
 class Longformer(Pattern):
     "A window of ±`window` and `n_global` leading tokens, whose rows have projections of their own (section 3)."
     info = Info("Longformer", "Beltagy et al.", 2020, "2004.05150", "FP+M", "N(k + m)", True, row=11,
-                note="Of the released forms only the one with a CUDA kernel of its own is causal; the operator has one.")
+                note="Of the released forms only the one with a CUDA kernel of its own "
+                "is causal; the operator has one.")
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  window:int=16, # to each side; the paper's attention_window counts both
                  n_global:int=2): # leading tokens without a window
         super().__init__(embed_dim, num_heads, causal=causal)
         self.window, self.n_global = window, n_global
-        self.q_global, self.k_global, self.v_global = (nn.Linear(embed_dim, embed_dim, bias=False) for _ in range(3))
+        self.q_global, self.k_global, self.v_global = (nn.Linear(embed_dim, embed_dim, bias=False)
+                                                       for _ in range(3))
     @classmethod
     def exact(cls, n): return dict(window=n, n_global=0)
 
@@ -66,13 +69,15 @@ class Longformer(Pattern):
         window = min(self.window, q.shape[2] - 1)
         return windowed_with_leading(q, k, v, self.n_global, window, self.causal, padding)
     def qkv_global(self, x, context):
-        return self.split(self.q_global(x)), self.split(self.k_global(context)), self.split(self.v_global(context))
+        return (self.split(self.q_global(x)), self.split(self.k_global(context)),
+                self.split(self.v_global(context)))
 
     def forward(self, x, context=None, *, padding=None):
         if context is not None: self.refuse("form for a second sequence")
         y, g = self.attend(*self.qkv(x), padding=padding), min(self.n_global, x.shape[1])
         if g:
-            leading = dense_attention(*self.qkv_global(x[:, :g], x), padding=padding, is_causal=self.causal)
+            leading = dense_attention(*self.qkv_global(x[:, :g], x), padding=padding,
+                                      is_causal=self.causal)
             y = torch.cat([leading, y[:, :, g:]], 2)
         return self.merge(y)
 
@@ -83,11 +88,13 @@ class Longformer(Pattern):
         k, v = (self.in_sight(torch.cat([past, new], 2)) for past, new in ((past_k, k), (past_v, v)))
         if leading.shape[1] < self.n_global: # a global row
             leading = torch.cat([leading, x[:, None]], 1)
-            return self.merge(dense_attention(*self.qkv_global(x[:, None], leading)))[:, 0], (k, v, leading)
+            return (self.merge(dense_attention(*self.qkv_global(x[:, None], leading)))[:, 0],
+                    (k, v, leading))
         return self.merge(dense_attention(q, k, v))[:, 0], (k, v, leading)
     def in_sight(self, keys): # without the one that has left the window
         g = self.n_global
-        return keys if keys.shape[2] <= g + self.window + 1 else torch.cat([keys[:, :, :g], keys[:, :, g + 1:]], 2)
+        return (keys if keys.shape[2] <= g + self.window + 1
+                else torch.cat([keys[:, :, :g], keys[:, :, g + 1:]], 2))
     def state_size(self, n):
         keys_and_values = 2 * min(n, self.n_global + self.window + 1) * self.q.out_features
         return keys_and_values + min(n, self.n_global) * self.q.in_features
@@ -97,7 +104,8 @@ def tie(
     layer:Longformer, # its global rows use the projections of all rows from now on
 ) -> Longformer:
     "Copy the projections of all rows to those of the global rows."
-    for name in "qkv": getattr(layer, f"{name}_global").load_state_dict(getattr(layer, name).state_dict())
+    for name in "qkv":
+        getattr(layer, f"{name}_global").load_state_dict(getattr(layer, name).state_dict())
     return layer
 
 # %% ../../nbs/72_survey.memory.ipynb #b475672e
@@ -114,12 +122,15 @@ def windowed_with_leading(
     n, block, g = q.shape[2], max(window, 1), min(n_global, q.shape[2])
     ahead = 0 if is_causal else window
     i, _ = positions(n + -n % block, block, 0, 0, q.device)
-    seen = torch.ones(1, g, dtype=torch.bool, device=q.device) if padding is None else padding.keep[:, :g]
-    leading = seen[:, None, None, None] & ((torch.arange(g, device=q.device) <= i) | (not is_causal))  # [B,1,nb,block,g]
+    seen = (torch.ones(1, g, dtype=torch.bool, device=q.device) if padding is None
+            else padding.keep[:, :g])
+    leading = (seen[:, None, None, None]
+               & ((torch.arange(g, device=q.device) <= i) | (not is_causal)))  # [B,1,nb,block,g]
     near = lambda i, j: ((i - j).abs() <= window) & (j >= g) & ((j <= i) | (not is_causal))
     _, (_, k0, v0) = _fill(q, k, v, 1, padding)
     k_leading, v_leading = k0[:, :, :g], v0[:, :, :g]
-    y = memory_attention(q, k, v, k_leading, v_leading, leading, near, block=block, left=window, right=ahead,
+    y = memory_attention(q, k, v, k_leading, v_leading,
+                         leading, near, block=block, left=window, right=ahead,
                          padding=padding)
     if not g: return y
     rows = dense_attention(q[:, :, :g], k, v, padding=padding, is_causal=is_causal)
@@ -139,7 +150,8 @@ def etc_attention(
     every = torch.ones(1, 1, 1, 1, g, dtype=torch.bool, device=q.device)
     near = lambda i, j: ((i - j).abs() <= r) & ((j <= i) | (not is_causal))
     right = 0 if is_causal else r
-    y = memory_attention(q, k, v, kg, vg, every, near, block=max(r, 1), left=r, right=right, padding=padding)
+    y = memory_attention(q, k, v, kg, vg, every, near,
+                         block=max(r, 1), left=r, right=right, padding=padding)
     if is_causal: return y, dense_attention(qg, kg, vg)
     if padding is not None: padding = PaddingMask(F.pad(padding.keep, (g, 0), value=True))
     return y, dense_attention(qg, torch.cat([kg, k], 2), torch.cat([vg, v], 2), padding=padding)
@@ -195,7 +207,8 @@ def random_plan(
     return torch.cat([fixed.masked_fill(repeated, -1), drawn], 1)
 
 def _draw(sizes, count, generator):
-    "Floyd's method: for each of `sizes` [R,1], different numbers below it [R,count]; columns beyond a size mean nothing."
+    """Floyd's method: for each of `sizes` [R,1], different numbers below it [R,count];
+    columns beyond a size mean nothing."""
     drawn = torch.empty(len(sizes), 0, dtype=torch.int64, device="cpu")
     for t in range(count):
         top = (sizes - sizes.clamp(max=count) + t)  # [R,1]
@@ -210,7 +223,8 @@ def table_mask(
     n:int, # N
 ) -> Tensor: # [N,N] bool
     "The mask of such a table; the rows of the first and last block see everything."
-    seen = torch.zeros(len(table), len(table) + 1, dtype=torch.bool).scatter_(1, table % (len(table) + 1), True)[:, :-1]
+    seen = (torch.zeros(len(table), len(table) + 1, dtype=torch.bool)
+            .scatter_(1, table % (len(table) + 1), True)[:, :-1])
     seen[[0, -1]] = True
     i = torch.arange(n) // block
     return seen[i][:, i]
@@ -239,7 +253,8 @@ class BigBird(AttentionLayer):
         mask = table_mask(self.table(n), self.block, n)
         return mask.tril() if self.causal else mask
     def attend(self, q, k, v, *, padding=None):
-        return gathered_attention(q, k, v, self.table(q.shape[2]).to(q.device), self.block, self.causal, padding)
+        return gathered_attention(q, k, v, self.table(q.shape[2]).to(q.device),
+                                  self.block, self.causal, padding)
 
 # %% ../../nbs/72_survey.memory.ipynb #191138eb
 def gathered_attention(
@@ -254,7 +269,8 @@ def gathered_attention(
     "Blocks of keys fetched by a table, in O(N·W·b)."
     n = q.shape[2]
     real, (q, k, v) = _fill(q, k, v, block, padding)
-    keys = (table[..., None] * block + torch.arange(block, device=q.device)).flatten(1)  # [nb,W·b], below zero for none
+    # [nb,W·b], below zero for none
+    keys = (table[..., None] * block + torch.arange(block, device=q.device)).flatten(1)
     visible = lambda i, j: (j >= 0) & ((j <= i) | (not is_causal))
     y = listed_attention(q, k, v, keys, visible, block=block, padding=PaddingMask(real))
     return _dense_rows(y, q, k, v, real, block, is_causal)[:, :, :n]
@@ -262,9 +278,11 @@ def gathered_attention(
 # %% ../../nbs/72_survey.memory.ipynb #bf4036d8
 def _dense_rows(y, q, k, v, real, b, causal):
     "The rows of the first and the last block, which see everything."
-    at = [torch.arange(o, o + b, device=q.device) for o in ([0, q.shape[2] - b] if q.shape[2] > b else [0])]
+    at = [torch.arange(o, o + b, device=q.device)
+          for o in ([0, q.shape[2] - b] if q.shape[2] > b else [0])]
     for i in at:
-        keep = real[:, None, None] & ((torch.arange(q.shape[2], device=q.device) <= i[:, None]) | (not causal))
+        keep = (real[:, None, None]
+                & ((torch.arange(q.shape[2], device=q.device) <= i[:, None]) | (not causal)))
         rows = masked_softmax(q[:, :, i] @ k.mT * q.shape[-1]**-.5, keep) @ v
         y = y.index_copy(2, i, rows)
     return y
@@ -312,7 +330,8 @@ class SetTransformer(Layer):
                  layers:int=2, # ISABs of the encoder
                  seeds:int=1): # k
         super().__init__()
-        self.encoder = nn.ModuleList([ISAB(embed_dim, num_heads, inducing=inducing) for _ in range(layers)])
+        self.encoder = nn.ModuleList([ISAB(embed_dim, num_heads, inducing=inducing)
+                                      for _ in range(layers)])
         self.pool = PMA(embed_dim, num_heads, seeds=seeds)
         self.decoder, self.last = MAB(embed_dim, num_heads), nn.Linear(embed_dim, embed_dim)
     def out_len(self, n): return self.pool.out_len(n)
@@ -329,8 +348,10 @@ def running_mean_product(
     padding:PaddingMask|None=None, # positions that count for nothing
 ) -> Tensor: # [B,H,N,c]
     "f(x, y, z)_t = x_t · mean over j ≤ t of y_jᵀz_j (Ma et al. 2021, equation 13)."
-    keep = torch.ones(1, x.shape[2], dtype=torch.bool, device=x.device) if padding is None else padding.keep
-    y, t = y.masked_fill(~keep[:, None, :, None], 0.), keep.cumsum(1).clamp(min=1).to(x.dtype)[:, None, :, None]
+    keep = (torch.ones(1, x.shape[2], dtype=torch.bool, device=x.device) if padding is None
+            else padding.keep)
+    y = y.masked_fill(~keep[:, None, :, None], 0.)
+    t = keep.cumsum(1).clamp(min=1).to(x.dtype)[:, None, :, None]
     state = (y[..., None] * z[..., None, :]).cumsum(2)  # [B,H,N,a,c]
     return (x[..., None, :] @ state)[..., 0, :] / t
 
@@ -342,7 +363,8 @@ class Luna(AttentionLayer):
     def __init__(self, embed_dim, num_heads, *, causal=False, length:int=8): # l, slots of the packed sequence
         super().__init__(embed_dim, num_heads, causal=causal)
         self.slots = nn.Parameter(torch.randn(1, length, embed_dim))
-        self.q_pack, self.k_pack, self.v_pack = (nn.Linear(embed_dim, embed_dim, bias=False) for _ in range(3))
+        self.q_pack, self.k_pack, self.v_pack = (nn.Linear(embed_dim, embed_dim, bias=False)
+                                                 for _ in range(3))
 
     def forward(self, x, context=None, *, padding=None): # `context` [B,l,D] is P, or learned slots -> Y, P′
         slots = self.slots.expand(len(x), -1, -1) if context is None else context

@@ -32,7 +32,8 @@ class RelativeAttention(AttentionLayer):
     def __init__(self, embed_dim, num_heads, *, causal=True):
         super().__init__(embed_dim, num_heads, causal=True)
         self.r = nn.Linear(embed_dim, embed_dim, bias=False)
-        self.u, self.w = (nn.Parameter(torch.randn(num_heads, 1, embed_dim // num_heads) * .1) for _ in range(2))
+        self.u, self.w = (nn.Parameter(torch.randn(num_heads, 1, embed_dim // num_heads) * .1)
+                          for _ in range(2))
 
     def scores(self, x, past): # [B,L,D], [B,M,D] -> q·k by content and distance [B,H,L,M+L]
         keys = torch.cat([past, x], 1)
@@ -66,7 +67,8 @@ class TransformerXL(RelativeAttention):
     def exact(cls, n): return dict(segment_len=5, memory=n)
 
     def forward(self, x, context=None, *, padding=None):
-        if padding is not None or context is not None: self.refuse("form for padded batches or a second sequence")
+        if padding is not None or context is not None:
+            self.refuse("form for padded batches or a second sequence")
         past, ys = x[:, :0], []
         for s in x.split(self.segment_len, 1):
             ys.append(self.segment(s, past))
@@ -97,23 +99,33 @@ class Compressive(TransformerXL):
                  count:bool=False): # add log c to a slot's score; not in the paper
         super().__init__(embed_dim, num_heads, segment_len=segment_len, memory=memory)
         if segment_len % rate or memory % rate:
-            raise ValueError(f"segment_len, memory: expected multiples of rate={rate}, got {segment_len} and {memory}")
-        for name, value, known in (("compression", compression, self.COMPRESSIONS), ("loss", loss, self.LOSSES)):
+            raise ValueError(f"segment_len, memory: expected multiples of rate={rate}, "
+                             f"got {segment_len} and {memory}")
+        for name, value, known in (("compression", compression, self.COMPRESSIONS),
+                                   ("loss", loss, self.LOSSES)):
             if value not in known: raise ValueError(f"{name}: expected one of {known}, got {value!r}")
-        self.compressed, self.rate, self.compression, self.loss, self.count = compressed, rate, compression, loss, count
-        self.conv = nn.Conv1d(embed_dim, embed_dim, rate, rate) if compression == "convolution" else None
-        self.decode = nn.ConvTranspose1d(embed_dim, embed_dim, rate, rate) if loss == "autoencoding" else None
+        self.compressed = compressed
+        self.rate = rate
+        self.compression = compression
+        self.loss = loss
+        self.count = count
+        self.conv = (nn.Conv1d(embed_dim, embed_dim, rate, rate) if compression == "convolution"
+                     else None)
+        self.decode = (nn.ConvTranspose1d(embed_dim, embed_dim, rate, rate) if loss == "autoencoding"
+                       else None)
         self.seen = []  # (segment, old states) of the last training pass
     @classmethod
     def exact(cls, n): return dict(segment_len=4, memory=8, compressed=n, rate=1, compression="mean")
 
     def forward(self, x, context=None, *, padding=None):
-        if padding is not None or context is not None: self.refuse("form for padded batches or a second sequence")
+        if padding is not None or context is not None:
+            self.refuse("form for padded batches or a second sequence")
         state, ys, self.seen = (x[:, :0], x[:, :0]), [], []
         for s in x.split(self.segment_len, 1):
             ys.append(self.over_both(s, *state))
             *state, old = self.push(*state, s)
-            if old.shape[1] and self.training and torch.is_grad_enabled(): self.seen.append((s.detach(), old))
+            if old.shape[1] and self.training and torch.is_grad_enabled():
+                self.seen.append((s.detach(), old))
         return torch.cat(ys, 1)
 
     def over_both(self, x, slots, past):

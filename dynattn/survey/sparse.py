@@ -33,8 +33,11 @@ class Additive(AttentionLayer):
         self.net = AdditiveAttention(d, d, hidden or d)
 
     def attend(self, q, k, v, *, padding=None):
-        if padding is not None: k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.) for x in (k, v))
-        scores = self.net.scores(q.flatten(0, 1), k.flatten(0, 1)).unflatten(0, q.shape[:2])  # [B,H,N,M]
+        if padding is not None:
+            k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.)
+                    for x in (k, v))
+        # [B,H,N,M]
+        scores = self.net.scores(q.flatten(0, 1), k.flatten(0, 1)).unflatten(0, q.shape[:2])
         keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
         if self.causal: keep = keep.tril(k.shape[2] - q.shape[2])
         return masked_softmax(scores, keep if padding is None else keep & padding.keep[:, None, None]) @ v
@@ -50,7 +53,8 @@ class Additive(AttentionLayer):
 @register
 class AdaptivelySparse(AttentionLayer):
     "α-entmax with an α per head (section 4)."
-    info = Info("Adaptively Sparse Transformer", "Correia et al.", 2019, "1909.00015", "Sparse", "N²", True, row=27)
+    info = Info("Adaptively Sparse Transformer", "Correia et al.", 2019, "1909.00015",
+                "Sparse", "N²", True, row=27)
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  alpha=None): # a number or one per head instead of a learned α
         super().__init__(embed_dim, num_heads, causal=causal)
@@ -97,8 +101,10 @@ class PerToken(Layer):
 @register
 class ProductKeyMemory(PerToken):
     "`keys`² values, of which each head reads `top`."
-    info = Info("Product Key Memory", "Lample et al.", 2019, "1907.05242", "Sparse", "N²", True, part="memory", row=28,
-                note="N² is the attention beside it. BatchNorm on the queries, as in the paper, mixes tokens in training.")
+    info = Info("Product Key Memory", "Lample et al.", 2019, "1907.05242", "Sparse", "N²", True,
+                part="memory", row=28,
+                note="N² is the attention beside it. BatchNorm on the queries, "
+                "as in the paper, mixes tokens in training.")
     limit = "attention to every pair of halves"
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  keys:int=16, # n, sub-keys of each half
@@ -106,7 +112,8 @@ class ProductKeyMemory(PerToken):
                  half:int=8, # width of half a query
                  norm:str="layer"): # of the half queries, "layer", or "batch" as in the paper
         super().__init__()
-        if norm not in ("layer", "batch"): raise ValueError(f"norm: expected 'layer' or 'batch', got {norm!r}")
+        if norm not in ("layer", "batch"):
+            raise ValueError(f"norm: expected 'layer' or 'batch', got {norm!r}")
         self.num_heads, self.top = num_heads, top
         self.query = nn.Linear(embed_dim, num_heads * 2 * half, bias=False)
         self.norm = nn.LayerNorm(half) if norm == "layer" else nn.BatchNorm1d(half)
@@ -127,7 +134,8 @@ class ProductKeyMemory(PerToken):
 # %% ../../nbs/78_survey.sparse.ipynb #53245aa1
 def _half_scores(memory, x): # [B,N,D] -> two of [B,N,H,n]
     q = memory.norm(memory.query(x).view(-1, memory.keys.shape[-1]))
-    return torch.einsum("bnphs,phms->bnphm", q.view(*x.shape[:2], 2, memory.num_heads, -1), memory.keys).unbind(2)
+    return torch.einsum("bnphs,phms->bnphm", q.view(*x.shape[:2], 2, memory.num_heads, -1),
+                        memory.keys).unbind(2)
 
 def look_up(
     a:Tensor, # [B,N,H,n] scores of the first halves
@@ -146,11 +154,12 @@ def queue_places(
     num_experts:int, # E
     *,
     wanted:Tensor|None=None, # [B,N,k] bool, False for a choice that does not queue at all
-    first_choices_first:bool=False, # all first choices of a sequence stand before all second ones; False: token by token
+    first_choices_first:bool=False, # all first choices of a sequence stand before all second ones; else token by token
 ) -> Tensor: # [B,N,k] int64, how many stand before it; -1 for a choice that does not queue
     "Places in the experts' queues, one set of queues per sequence."
     turn = (lambda x: x.mT) if first_choices_first else (lambda x: x)
-    stands = turn(experts).flatten(1)[..., None] == torch.arange(num_experts, device=experts.device)  # [B,Nk,E]
+    stands = (turn(experts).flatten(1)[..., None]
+              == torch.arange(num_experts, device=experts.device))  # [B,Nk,E]
     if wanted is not None: stands = stands & turn(wanted).flatten(1)[..., None]
     place = (stands.cumsum(1) * stands).sum(-1) - 1
     return turn(place.view(turn(experts).shape))
@@ -177,9 +186,12 @@ def run_experts(
     limit:Tensor|None=None, # [B] int64, places used, for sequences shorter than N (default: C)
 ) -> Tensor: # [B,N,D], zero where no expert had room
     "Each token through the experts that have a place for it."
-    k, served = experts.shape[-1], (place >= 0) & (place < (capacity if limit is None else limit[:, None, None]))
-    slot = torch.where(served, experts * capacity + place, num_experts * capacity).flatten(1)[..., None].expand(-1, -1, x.shape[-1])
-    queues = x.new_zeros(len(x), num_experts * capacity + 1, x.shape[-1]).scatter(1, slot, x.repeat_interleave(k, 1))
+    k = experts.shape[-1]
+    served = (place >= 0) & (place < (capacity if limit is None else limit[:, None, None]))
+    slot = (torch.where(served, experts * capacity + place, num_experts * capacity).flatten(1)[..., None]
+            .expand(-1, -1, x.shape[-1]))
+    queues = (x.new_zeros(len(x), num_experts * capacity + 1, x.shape[-1])
+              .scatter(1, slot, x.repeat_interleave(k, 1)))
     y = fn(queues[:, :-1].unflatten(1, (num_experts, capacity))).flatten(1, 2)  # [B,EC,D]
     y = F.pad(y, (0, 0, 0, 1)).gather(1, slot).unflatten(1, (-1, k))  # [B,N,k,D]
     return ((gates * served)[..., None] * y).sum(2)
@@ -252,7 +264,10 @@ class MixtureOfExperts(_Routed):
         super().__init__()
         if factor is not None and capacity is not None:
             raise ValueError(f"capacity: expected None beside factor={factor}, got {capacity}")
-        self.num_experts, self.factor, self.eval_factor, self.capacity = num_experts, factor, eval_factor, capacity
+        self.num_experts = num_experts
+        self.factor = factor
+        self.eval_factor = eval_factor
+        self.capacity = capacity
         self.balance_weight = balance_weight
         self.router = nn.Linear(embed_dim, num_experts, bias=False)
         self.experts = Experts(num_experts, embed_dim, hidden, self.glu)
@@ -261,7 +276,8 @@ class MixtureOfExperts(_Routed):
 
     def factor_now(self): return self.factor if self.training or self.eval_factor is None else self.eval_factor
     def forward(self, x, context=None, *, padding=None):
-        return _mixture(self, self.admit(x, context, padding), None if padding is None else padding.keep)
+        return _mixture(self, self.admit(x, context, padding),
+                        None if padding is None else padding.keep)
     def init_state(self, batch): return _empty_queues(self, batch)
     def state_size(self, n): return 0 if self.capacity is None else self.num_experts
     def step(self, x, state): return _one_more(self, x[:, None], state)
@@ -271,8 +287,10 @@ class MixtureOfExperts(_Routed):
 # %% ../../nbs/78_survey.sparse.ipynb #e5cfcbd7
 def _mixture(moe, x, keep):
     choices, gates, wanted = route(moe, x, keep)
-    place = queue_places(choices, moe.num_experts, wanted=wanted, first_choices_first=moe.first_choices_first)
-    return run_experts(moe.experts, x, choices, gates, place, moe.num_experts, *_room(moe, x.shape[1], keep))
+    place = queue_places(choices, moe.num_experts, wanted=wanted,
+                         first_choices_first=moe.first_choices_first)
+    return run_experts(moe.experts, x, choices, gates,
+                       place, moe.num_experts, *_room(moe, x.shape[1], keep))
 
 def route(
     moe:MixtureOfExperts, # the layer
@@ -284,7 +302,8 @@ def route(
     probs = logits.softmax(-1)
     gates, choices = probs.topk(min(moe.top, moe.num_experts), dim=-1)
     if moe.top > 1: gates = gates / gates.sum(-1, keepdim=True)
-    moe._loss = moe.balance_weight * balance_loss(probs, choices, keep) + moe.z_weight * router_z_loss(logits, keep)
+    moe._loss = (moe.balance_weight * balance_loss(probs, choices, keep)
+                 + moe.z_weight * router_z_loss(logits, keep))
     wanted = torch.ones_like(choices, dtype=torch.bool)
     if moe.training and moe.threshold: wanted = _often_enough(gates, moe.threshold, moe.offset)
     return choices, gates, wanted if keep is None else wanted & keep[..., None]
@@ -314,7 +333,8 @@ def _empty_queues(moe, batch):
 def _one_more(moe, x, state):
     "One token [B,1,D] at the end of the queues; `state` [B,E] counts who stands there."
     choices, gates, wanted = route(moe, x)
-    served = wanted & (state.gather(1, choices[:, 0])[:, None] < (math.inf if moe.capacity is None else moe.capacity))
+    served = wanted & (state.gather(1, choices[:, 0])[:, None]
+                       < (math.inf if moe.capacity is None else moe.capacity))
     y = run_experts(moe.experts, x, choices, gates, served.long() - 1, moe.num_experts, 1)
     return y[:, 0], state.scatter_add(1, choices[:, 0], wanted[:, 0].long())
 
@@ -322,15 +342,19 @@ def _one_more(moe, x, state):
 @register
 class Switch(MixtureOfExperts):
     "The best expert only (section 2.1)."
-    info = Info("Switch Transformer", "Fedus et al.", 2021, "2101.03961", "Sparse", "N²", True, part="ffn", row=29,
-                note="N² is the attention beside it. Capacity follows the length, so a prefix is not treated as the whole.")
+    info = Info("Switch Transformer", "Fedus et al.", 2021, "2101.03961", "Sparse", "N²", True,
+                part="ffn", row=29,
+                note="N² is the attention beside it. Capacity follows the length, "
+                "so a prefix is not treated as the whole.")
 
 # %% ../../nbs/78_survey.sparse.ipynb #0e020009
 @register
 class GShard(MixtureOfExperts):
     "Two experts, gates that sum to one, a second choice taken with probability 2g₂ in training (algorithm 1)."
-    info = Info("GShard", "Lepikhin et al.", 2020, "2006.16668", "Sparse", "N²", True, part="ffn", row=31,
-                note="N² is the attention beside it. First choices of later tokens push out second choices of earlier ones.")
+    info = Info("GShard", "Lepikhin et al.", 2020, "2006.16668", "Sparse", "N²", True,
+                part="ffn", row=31,
+                note="N² is the attention beside it. First choices of later tokens "
+                "push out second choices of earlier ones.")
     form, top, threshold, first_choices_first = "first choices first, as published", 2, .5, True
     def __init__(self, embed_dim, num_heads, *,
                  factor:float|None=2., # capacity in fair shares; a token takes two places
@@ -377,7 +401,8 @@ class STMoEByToken(STMoE):
 @register
 class SparseFeedForward(PerToken):
     "One unit out of each block of `block`, chosen per token; all units, masked, in training (section 3.1)."
-    info = Info("Scaling Transformer", "Jaszczur et al.", 2021, "2111.12763", "Sparse", "N²", True, part="ffn", row=32,
+    info = Info("Scaling Transformer", "Jaszczur et al.", 2021, "2111.12763", "Sparse", "N²", True,
+                part="ffn", row=32,
                 note="N² is the attention beside it; the sparse feed-forward layer is linear in N.")
     form, limit = "sparse feed-forward", "a dense feed-forward layer"
     def __init__(self, embed_dim, num_heads, *, causal=False,
@@ -387,11 +412,15 @@ class SparseFeedForward(PerToken):
                  temperature:float=.1, # of the Gumbel noise, in training
                  quantized:float=.3): # share of the batches that are trained with the choice, not with the soft mask
         super().__init__()
-        if hidden % block: raise ValueError(f"hidden: expected a multiple of block={block}, got {hidden}")
-        if not 0 <= quantized <= 1: raise ValueError(f"quantized: expected a share from 0 to 1, got {quantized}")
+        if hidden % block:
+            raise ValueError(f"hidden: expected a multiple of block={block}, got {hidden}")
+        if not 0 <= quantized <= 1:
+            raise ValueError(f"quantized: expected a share from 0 to 1, got {quantized}")
         self.block, self.temperature, self.quantized = block, temperature, quantized
-        self.control = nn.Sequential(nn.Linear(embed_dim, rank, bias=False), nn.Linear(rank, hidden, bias=False))
-        self.up, self.down = (nn.Parameter(torch.randn(hidden, embed_dim) * o**-.5) for o in (embed_dim, hidden))
+        self.control = nn.Sequential(nn.Linear(embed_dim, rank, bias=False),
+                                     nn.Linear(rank, hidden, bias=False))
+        self.up, self.down = (nn.Parameter(torch.randn(hidden, embed_dim) * o**-.5)
+                              for o in (embed_dim, hidden))
     @classmethod
     def exact(cls, n): return dict(block=1)
     @classmethod
@@ -416,7 +445,8 @@ def _unit_mask(ffn, x): # [B,N,D] -> [B,N,F/n,n]
     log_p = ffn.control(x).unflatten(-1, (-1, ffn.block)).log_softmax(-1)
     soft = log_p.exp()
     if ffn.training and torch.rand(()) >= ffn.quantized: return soft
-    noise = ffn.temperature * gumbel(log_p.shape, None, dtype=log_p.dtype, device=log_p.device) if ffn.training else 0.
+    noise = (ffn.temperature * gumbel(log_p.shape, None, dtype=log_p.dtype, device=log_p.device)
+             if ffn.training else 0.)
     hard = torch.zeros_like(soft).scatter(-1, (log_p + noise).argmax(-1, keepdim=True), 1.)
     return hard + soft - soft.detach()
 
@@ -429,7 +459,8 @@ class MultiplicativeDense(nn.Module):
     ):
         super().__init__()
         if dim % modules: raise ValueError(f"modules: expected a divisor of dim={dim}, got {modules}")
-        self.which, self.where = nn.Parameter(torch.randn(dim, modules)), nn.Parameter(torch.randn(dim, dim // modules) * dim**-.5)
+        self.which = nn.Parameter(torch.randn(dim, modules))
+        self.where = nn.Parameter(torch.randn(dim, dim // modules) * dim**-.5)
 
     def forward(self, x): return (x[..., None, :] * self.which.T) @ self.where
 
@@ -437,7 +468,8 @@ class MultiplicativeDense(nn.Module):
 @register
 class SparseQKV(AttentionLayer):
     "Queries, keys and values from one multiplicative layer and small causal convolutions (section 3.2)."
-    info = Info("Scaling Transformer", "Jaszczur et al.", 2021, "2111.12763", "Sparse", "N²", True, row=32)
+    info = Info("Scaling Transformer", "Jaszczur et al.", 2021, "2111.12763",
+                "Sparse", "N²", True, row=32)
     form, crosses = "sparse QKV", False
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  modules:int|None=None, # S, divides D (default: H)
