@@ -1,11 +1,12 @@
 """A document of ten million bytes through an encoder, on several processes that each hold a part of it.
 
-    torchrun --nproc-per-node 4 examples/long_document.py [--bytes 10000000] [--run runs/demo]
+    torchrun --nproc-per-node 4 examples/long_document.py [--bytes 10000000] [--model runs/demo] [--double] [--to FILE.csv]
 
-The document is made of the Python files of this environment. With `--run` the encoder is one that `dynattn train` has
+The document is made of the Python files of this environment. With `--model` the encoder is one that `dynattn train` has
 trained; without, a fresh one with a seed. Each process prints its time and its largest memory; the last line, a mean of
-all states, is the same for every number of processes, to rounding."""
-import argparse, resource, sysconfig, time
+all states, is the same for every number of processes, to rounding. `--double` computes in float64, `--to` appends the
+numbers to a table."""
+import argparse, csv, datetime, resource, sysconfig, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,34 +23,51 @@ def document(size): # -> uint8 [size]
             if len(held)>=size: break
     return torch.frombuffer(held[:size], dtype=torch.uint8)
 
-def encoder_of(run):
-    if run is not None: return Classifier.from_pretrained(run).encoder
+def encoder_of(folder):
+    if folder is not None: return Classifier.from_pretrained(folder).encoder
     torch.manual_seed(0)
-    return Encoder(EncoderConfig(dim=64, heads=4, layers=2, patch=8, window='learned', init_width=[16., 32., 64., 128.]))
+    widths = [16., 32., 64., 128.]
+    return Encoder(EncoderConfig(dim=64, heads=4, layers=2, patch=8, window='learned', init_width=widths))
+
+def append(path, rows):
+    new = not path.exists()
+    with path.open('a', newline='') as f:
+        writer = csv.DictWriter(f, rows[0].keys(), lineterminator='\n')
+        if new: writer.writeheader()
+        writer.writerows(rows)
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--bytes', type=int, default=10_000_000)
-    parser.add_argument('--run', type=Path, help='the folder of a run of `dynattn train`')
+    parser.add_argument('--model', type=Path, help='the folder of a run of `dynattn train`')
+    parser.add_argument('--double', action='store_true', help='float64 instead of float32')
+    parser.add_argument('--to', type=Path, help='a table, .csv, to which a row for each process is appended')
     options = parser.parse_args()
     dist.init_process_group('gloo')
     rank,size = dist.get_rank(),dist.get_world_size()
-    encoder = encoder_of(options.run).eval()
-    parallelize_module(encoder, init_device_mesh('cpu', (size,)), {'layers.*.self_attn': parallel.Halo(timeout=600.)})
+    encoder = encoder_of(options.model).eval()
+    if options.double: encoder.double()
+    parallelize_module(encoder, init_device_mesh('cpu', (size,)), parallel.Halo(timeout=600.))
 
     patch = encoder.config.patch
     cuts = [options.bytes*r//size//patch*patch for r in range(size)]+[options.bytes]
     ids = document(options.bytes)[None,cuts[rank]:cuts[rank+1]]
     before = time.perf_counter()
-    with torch.no_grad():
-        tokens,_ = parallel.embed_part(encoder.embed, ids, timeout=600.)
-        states,_ = encoder.run(tokens)
+    with torch.no_grad(): states = encoder(ids)
     took = time.perf_counter()-before
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/2**20
-    print(f'rank {rank}: {ids.shape[1]:,} bytes, {states.shape[1]:,} tokens, {took:.1f} s, at most {memory:.2f} GiB', flush=True)
+    print(f'rank {rank}: {ids.shape[1]:,} bytes, {states.shape[1]:,} tokens, {took:.1f} s, at most {memory:.2f} GiB',
+          flush=True)
     total = torch.cat([states.double().sum((0, 1)), torch.tensor([float(states.shape[1])], dtype=torch.float64)])
     dist.all_reduce(total)
-    if rank==0: print(f'mean of all states: {(total[:-1]/total[-1]).norm():.9f}')
+    mean = (total[:-1]/total[-1]).norm().item()
+    mine = dict(rank=rank, bytes=ids.shape[1], tokens=states.shape[1], seconds=round(took, 1), gib=round(memory, 2))
+    rows = [None]*size
+    dist.all_gather_object(rows, mine)
+    if rank==0:
+        print(f'mean of all states: {mean:.12f}')
+        about = dict(date=str(datetime.date.today()), torch=torch.__version__, processes=size)
+        if options.to: append(options.to, [dict(about, **row, mean=f'{mean:.9f}') for row in rows])
     dist.destroy_process_group()
 
 if __name__=='__main__': main()
