@@ -456,7 +456,40 @@ def query(full):
     torch.set_num_threads(threads)
     append('cpu.csv', rows)
 
-suites = dict(short=short, packed=packed, query=query, compare=compare, floor=floor, mixed=mixed, growth=growth, training=training, memory=memory)
+def alpha_tiles(full):
+    "Alpha learned on eight sequences of 512, both passes, by the size of a tile; `value` is the time over SDPA's."
+    import dynattn.alpha_tiles as tiles
+    c,rows,threads,kept = Case(512, 0, B=8, backward=True),[],torch.get_num_threads(),tiles._TILE
+    fns = {'alpha': sharp(c), 'SDPA': plain(c)}
+    for count in dict.fromkeys((1, threads)):
+        torch.set_num_threads(count)
+        for power in (16, 17, 18, 19):
+            tiles._TILE = 2**power
+            t = medians(fns, rounds=4)
+            op = f'tiles of 2^{power} scores, threads: {count}'
+            rows.append(dict(short_row(op, c, t['alpha'], t['alpha']/t['SDPA'], 'alpha tiles'), machine=machine()))
+    torch.set_num_threads(threads)
+    tiles._TILE = kept
+    append('cpu.csv', rows)
+
+def primitives(full):
+    "What alpha's steps are made of: nanoseconds for each score (`value`) on one thread, in a tile that fits the cache."
+    count_cpu_time()
+    q,k,v = torch.randn(3, 2, 256, 64)
+    x,y,z = torch.rand(3, 2, 256, 256)+.1
+    ops = {'product of queries and keys, d 64': lambda: torch.bmm(q, k.mT, out=y),
+           'product of weights and values, d 64': lambda: torch.bmm(x, v),
+           'logarithm': lambda: torch.log(x, out=y), 'exponential': lambda: torch.exp(x, out=y),
+           'power': lambda: torch.pow(x, .7, out=y), 'multiplication': lambda: torch.mul(x, z, out=y),
+           'subtraction of a number for each row': lambda: torch.sub(x, z[...,:1], out=y),
+           'clamp': lambda: torch.clamp(x, min=.3, out=y), 'sum of each row': lambda: x.sum(-1),
+           'largest of each row': lambda: x.amax(-1), 'sorted rows': lambda: x.sort(-1)}
+    def many(f): return lambda: [f() for _ in range(100)]
+    t = medians({op: many(f) for op,f in ops.items()}, rounds=9, budget=30.)
+    c = Case(256, 0, B=2, H=1)
+    append('cpu.csv', [short_row(op, c, s/100, s/100/x.numel()*1e9, 'primitives') for op,s in t.items()])
+
+suites = dict(short=short, packed=packed, query=query, alpha_tiles=alpha_tiles, primitives=primitives, compare=compare, floor=floor, mixed=mixed, growth=growth, training=training, memory=memory)
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

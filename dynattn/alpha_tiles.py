@@ -14,7 +14,9 @@ from .alpha import PowerLaw, solve_rows, _TINY, _from_steepest, _row_sum
 from .threads import each
 
 # %% ../nbs/22_alpha_tiles.ipynb #a81a50de
-_TILE = 2**17  # scores in a tile: with two more of its size it fits a cache of 2 MB
+_TILE = 2**18  # scores in a tile
+_ALONE = 2**15 # scores from which a head needs no others beside it
+_PARTS = 8     # that a call is cut into at least, for threads
 
 class TileHeads(NamedTuple):
     "Heads that share a tile: some sequences, and one head (an int) or all (a slice)."
@@ -31,10 +33,10 @@ def tile_heads(
     square = max(n*m, 1)
     same = all(row==alpha[0] for row in alpha)
     some_steep = any(a>2 for row in alpha for a in row)
-    side_by_side = min(max(_TILE//square, 1), B) if same else 1
-    if 4*side_by_side*square>=_TILE or some_steep:
+    side_by_side = min(max(_TILE//square, 1), max(B*H//_PARTS, 1), B) if same else 1
+    if side_by_side*square>=_ALONE or some_steep:
         return [TileHeads(slice(b, min(b+side_by_side, B)), h) for h in range(H) for b in range(0, B, side_by_side)]
-    count = max(_TILE//(square*H), 1)
+    count = max(min(_TILE//(square*H), B//_PARTS), 1)
     return [TileHeads(slice(b, min(b+count, B)), slice(None)) for b in range(0, B, count)]
 
 # %% ../nbs/22_alpha_tiles.ipynb #5def85fc
