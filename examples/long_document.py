@@ -1,6 +1,6 @@
 """A document of ten million bytes through an encoder, on several processes that each hold a part of it.
 
-    torchrun --nproc-per-node 4 examples/long_document.py [--bytes 10000000] [--model runs/demo] [--double] [--to FILE.csv]
+    torchrun --nproc-per-node 4 examples/long_document.py [--bytes 10000000] [--model runs/demo] [--double]
 
 The document is made of the Python files of this environment. With `--model` the encoder is one that `dynattn train` has
 trained; without, a fresh one with a seed. Each process prints its time and its largest memory; the last line, a mean of
