@@ -132,6 +132,10 @@ def _prompt(layer, q, k, v, keep):
     return turn_rows(attention(q, k, v, padding=real_first, **options), -layer.padded)
 
 # %% ../nbs/46_cache.ipynb #99577cd6
+def _left_padding(keep): # [B,T] bool -> [B]
+    "The position of each row's first real token; T where none has come yet."
+    return torch.where(keep.any(1), keep.int().argmax(1), keep.shape[1])
+
 def _write_leading(group, k, v, n_lead, at, padded):
     "Fill leading places from new keys [B,g,n,d] at positions `at`..; return the keys and values that are not leading."
     n = k.shape[2]
@@ -441,6 +445,7 @@ class WindowedLayer:
         "Attention of the new queries to the kept keys and the new ones, which are kept in turn."
         self._check(q, k, v, keep)
         if keep is not None and keep.all(): keep = None
+        if self.padded is not None and keep is not None: self.padded = _left_padding(keep)
         if self.seen==0: out = self._start(q, k, v, keep)
         elif k.shape[2]>_FEW and self.seen>=self._leading_end(): out = _chunk(self, q, k, v, keep)
         elif k.shape[2]==1 and keep is None and self.padded is None and self.seen>=self.n_global:
@@ -450,7 +455,7 @@ class WindowedLayer:
         return out
 
     def _start(self, q, k, v, keep):
-        if keep is not None and self.n_global and not keep[:,0].all(): self.padded = keep.int().argmax(1)
+        if keep is not None and self.n_global and not keep[:,0].all(): self.padded = _left_padding(keep)
         for group in self.groups:
             group.start = self._base()
             new_k,new_v = (_pick(x, group.kv_heads, self.kv_heads) for x in (k, v))

@@ -279,3 +279,21 @@ def test_leading_tokens_of_layers_that_slide():
         assert_close(logits(1, cache_implementation=cache), logits(1, use_cache=False))
         with pytest.raises(ValueError, match='n_global: expected 0 in a layer that slides'):
             logits(8, cache_implementation=cache)
+
+@pytest.mark.parametrize('n_global', [1,2])
+def test_a_text_that_begins_after_the_first_piece_of_a_prompt(n_global):
+    "A prompt in pieces of four tokens, the first five of a row are padding: its leading tokens come with the second."
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from dynattn import hf
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**{k: SMALL[k] for k in list(SMALL)[:11]})).eval()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(5)
+    hf.add_windows(model, init=3., n_global=n_global)
+    keep = torch.arange(13) >= torch.tensor([[0],[5],[9]])
+    options = dict(attention_mask=keep.long(), max_new_tokens=5, min_new_tokens=5, do_sample=False,
+                   output_logits=True, return_dict_in_generate=True)
+    ids = torch.randint(3, 99, (3, 13))
+    def logits(**more): return torch.stack(model.generate(ids, **options, **more).logits)
+    whole = logits(use_cache=False)
+    for size in (2,4,5,6,13): assert_close(logits(prefill_chunk_size=size), whole, rtol=0, atol=1e-4)
