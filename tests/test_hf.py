@@ -297,3 +297,23 @@ def test_a_text_that_begins_after_the_first_piece_of_a_prompt(n_global):
     def logits(**more): return torch.stack(model.generate(ids, **options, **more).logits)
     whole = logits(use_cache=False)
     for size in (2,4,5,6,13): assert_close(logits(prefill_chunk_size=size), whole, rtol=0, atol=1e-4)
+
+@pytest.mark.parametrize('name', ['Gemma2', 'GptOss', 'Llama4'])
+def test_generate_beside_soft_caps_sinks_and_chunks(name):
+    "A windowed cache cannot serve these: `generate` leaves the cache to transformers and writes what no cache writes"
+    import transformers
+    from dynattn import hf
+    sizes = dict(vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+                 num_key_value_heads=2, head_dim=8, pad_token_id=0, eos_token_id=None, bos_token_id=None)
+    experts = dict(num_local_experts=2, num_experts_per_tok=1)
+    config = dict(Gemma2=lambda: transformers.Gemma2Config(**sizes, sliding_window=6, attn_logit_softcapping=2.),
+                  GptOss=lambda: transformers.GptOssConfig(**sizes, **experts, sliding_window=6),
+                  Llama4=lambda: transformers.Llama4TextConfig(**sizes, **experts, intermediate_size_mlp=32,
+                                                               attention_chunk_size=8))[name]()
+    torch.manual_seed(0)
+    model = getattr(transformers, f'{name}ForCausalLM')(config).eval()
+    hf.add_windows(model, init=3.)
+    ids = torch.randint(1, 40, (2, 11))
+    def written(**options):
+        return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, **options)
+    assert written().equal(written(use_cache=False))

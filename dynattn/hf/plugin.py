@@ -643,8 +643,16 @@ def _generates(model):
     "Whether `model` writes text with one cache of its own."
     return isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
 
+def _plain_scores(model):
+    "Whether a layer's scores are those of queries and keys alone: no soft cap, no sink, no chunks."
+    config = model.config.get_text_config()
+    if any(getattr(config, name, None) is not None for name in ('attn_logit_softcapping','attention_chunk_size')):
+        return False
+    return not any(hasattr(m, 'sinks') for m in model.modules())
+
 class _Generate:
-    "A model's `generate`, with a `WindowedCache` where no cache is named."
+    """A model's `generate`, with a `WindowedCache` where no cache is named and the model's attention can be computed
+    from one."""
     def __init__(self, model): self.model = model
 
     def __call__(self, *args, **kwargs):
@@ -652,7 +660,7 @@ class _Generate:
         named = [kwargs.get('cache_implementation', config.cache_implementation), kwargs.get('past_key_values')]
         cached = kwargs.get('use_cache', config.use_cache)
         weights = kwargs.get('output_attentions', config.output_attentions) or self.model.config.output_attentions
-        if named==[None,None] and cached is not False and not weights:
+        if named==[None,None] and cached is not False and not weights and _plain_scores(self.model):
             from dynattn.hf.cache import WindowedCache
             kwargs['past_key_values'] = WindowedCache(self.model)
         return type(self.model).generate(self.model, *args, **kwargs)
@@ -681,7 +689,7 @@ def add_windows(
     """Give every head of every layer a width that learns.
     The default starts so wide that nothing changes; a pretrained model that starts narrow is another model until
     it is trained. A causal model then generates with a `WindowedCache`, unless it is given another cache or
-    `cache_implementation="dynamic"`."""
+    `cache_implementation="dynamic"`; with soft caps, sinks or chunks it keeps transformers' own cache."""
     learned = _learners(model)
     _per(per, learned)
     _check_unit(unit, learned)
