@@ -10,7 +10,7 @@ __all__ = ['NO', 'YES', 'CHOICE', 'UNSURE', 'QUESTIONS', 'depends', 'Float64', '
            'judge_lengths', 'Audit', 'audit', 'load_audited', 'audit_parser', 'audit_verb']
 
 # %% ../nbs/58_auditing.ipynb #d3f47f68
-import copy, importlib, inspect, json, math, sys, time
+import copy, inspect, json, math, sys, time
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial

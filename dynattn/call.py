@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import wraps
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from .padding import PaddingMask

@@ -8,7 +8,6 @@ __all__ = ['relative_offsets', 'global_pairs', 'visible_pairs', 'relative_bias',
            'AdditiveAttention']
 
 # %% ../nbs/02_dense.ipynb #8769873e
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 import torch
-from torch import Tensor
 from .padding import PaddingMask
 from .encoder import EncoderConfig
 

@@ -6,7 +6,7 @@
 __all__ = ['RankError', 'Ranks', 'Transfer', 'from_rank', 'Edge', 'Plan', 'attention', 'embed_part', 'Halo', 'sum_gradients']
 
 # %% ../nbs/60_parallel.ipynb #77b38fb5
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 import torch, torch.distributed as dist, torch.nn.functional as F

@@ -8,7 +8,7 @@ __all__ = ['sinkhorn', 'gumbel', 'into_blocks', 'block_logits', 'SortNet', 'sink
 # %% ../nbs/20_sorting.ipynb #fb910788
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from .dense import merge_heads, repeat_heads, split_heads
+from .dense import repeat_heads, split_heads
 from .padding import PaddingMask
 
 # %% ../nbs/20_sorting.ipynb #42d996f4

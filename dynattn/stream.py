@@ -10,9 +10,8 @@ from typing import Iterable, Iterator
 import torch
 from torch import Tensor
 from .dense import merge_heads, split_heads
-from .encoder import Encoder, EncoderConfig
+from .encoder import Encoder
 from .ops import attention
-from .sigma import SigmaHead
 from .window import Window
 
 # %% ../nbs/54_stream.ipynb #91e07799

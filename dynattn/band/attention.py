@@ -20,7 +20,7 @@ from ..alpha import _is_batched as is_batched
 from ..alpha_tiles import TileCall, entmax_backward, entmax_forward
 from .fused import (Short, available, fused_forward, log_window, made_once, relative_slopes,
                                 SHORT, safe_log, shares_key_heads, short_engine, toeplitz_square)
-from .engines import Dropout, Gradients, Group, Inputs, Sums, Wanted, _LOG2E, backward_group, forward_group
+from .engines import Dropout, Gradients, Group, Inputs, Wanted, _LOG2E, backward_group, forward_group
 
 # %% ../../nbs/34_band.attention.ipynb #7cf7a663
 @made_once

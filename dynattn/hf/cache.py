@@ -7,10 +7,8 @@ __all__ = ['WindowedCache']
 
 # %% ../../nbs/56_hf.cache.ipynb #2e694bb6
 import json
-from pathlib import Path
 import torch
-from torch import Tensor, nn
-from ..cache import WindowedLayer
+from torch import Tensor
 from .plugin import NewKeys, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 from safetensors import safe_open

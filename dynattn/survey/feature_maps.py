@@ -7,14 +7,10 @@ __all__ = ['linear_attention_quadratic', 'linear_attention', 'linear_step', 'Ker
            'positive_features', 'Performer', 'RFA', 'wave_features', 'gated_attention']
 
 # %% ../../nbs/75_survey.feature_maps.ipynb #0534c5c8
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..dense import dense_attention
-from ..padding import PaddingMask
 from .card import AttentionLayer, Info, register
 
 # %% ../../nbs/75_survey.feature_maps.ipynb #a66ac395

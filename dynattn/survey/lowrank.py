@@ -7,14 +7,12 @@ __all__ = ['Linformer', 'block_means', 'Synthesizer', 'RandomScores', 'DenseScor
            'segments', 'dynamic_mixtures', 'LongShort', 'LongShortCausal']
 
 # %% ../../nbs/74_survey.lowrank.ipynb #881c5d22
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..dense import dense_attention
-from ..padding import PaddingMask, masked_softmax
+from ..padding import masked_softmax
 from .card import AttentionLayer, Info, register
 from .fixed import _fill, _keep, positions, surroundings
 from .memory import memory_attention

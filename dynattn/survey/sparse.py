@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..dense import AdditiveAttention, dense_attention
 from ..alpha import AlphaHead
-from ..padding import PaddingMask, masked_softmax
+from ..padding import masked_softmax
 from ..sorting import gumbel
 from .card import AttentionLayer, Info, Layer, register
 
