@@ -277,7 +277,7 @@ def _from_steepest(
     return g - g.gather(-1, s.argmax(-1, keepdim=True))
 
 def _phi(logp, eps):
-    "What the gradient of alpha needs, up to a constant in the row: for alpha > 2 the one that leaves little to cancel."
+    "The gradient of alpha from this, up to a constant in the row: for alpha > 2 the one that leaves little to cancel."
     l = logp*eps
     if isinstance(eps, float) and eps<=1: return logp**2*_psi(l)
     steep = torch.as_tensor(eps, dtype=l.dtype, device=l.device).clamp(min=1)

@@ -48,7 +48,7 @@ class Part:
     padded: bool # whether any rank holds padding
 
     def attend(self, module, q, k, v, s, scaling, dropout, kwargs):
-        "What `dynattn.hf.attend` returns: the output [B,n,H,d], and no weights."
+        "The output [B,n,H,d] and no weights, as `dynattn.hf.attend` returns them."
         _refuse_layer(module, s, kwargs)
         options = dict(window=s.window, is_causal=s.causal, scale=scaling, softcap=kwargs.get('softcap'),
                        sink=_sink(kwargs))
