@@ -33,7 +33,7 @@ def tab(browser):
 @pytest.mark.parametrize('page', PAGES)
 def test_page_is_readable(tab, url, page):
     tab.goto(url+page)
-    bad = {'in light': tab.evaluate(AUDIT, ['formulas','alt','contrast'])}
+    bad = {'in light': tab.evaluate(AUDIT, ['formulas','alt','contrast','width'])}
     tab.emulate_media(color_scheme='dark')
     bad['in dark'] = tab.evaluate(AUDIT, ['contrast'])
     tab.set_viewport_size(dict(width=390, height=800))
