@@ -41,3 +41,8 @@ def test_pages_fold_and_number(site):
         assert numbers==[[f'{c.number}.{i+1}'] for i in range(drawn)] and all('<img' in f for f in figures), c.path
     text = (site[0]/'vanishing.html').read_text(encoding='utf-8')
     assert text.count('<details class="nb-fold nb-check">') >= 5 and 'Toggle hidden content' not in text
+
+def test_a_solution_folds_with_what_it_prints(site):
+    text = (site[0]/'window.html').read_text(encoding='utf-8')
+    folded = re.findall(r'<summary>Solution</summary>(.*?)</details>', text, re.S)
+    assert sum('0.1051764' in f for f in folded)==1==text.count('0.1051764')
