@@ -102,3 +102,19 @@ def test_large_numbers_in_padding_change_nothing(dtype, large, impl):
     spoiled = torch.where(padding.keep[:,None,:,None], x, large)
     rounding = 4*torch.finfo(dtype).eps
     for found,expected in zip(outcome(spoiled), outcome(x)): assert_close(found, expected, rtol=rounding, atol=4*rounding)
+
+@pytest.mark.parametrize('n,window', [(9,None), (300,20), (2500,30)])
+def test_large_numbers_in_padding_of_a_band_without_the_fused_kernel(n, window, monkeypatch):
+    "The norm of a padded query overflows where the query does not; its row must not spoil the gradients of the others."
+    from dynattn.band import attention as band, fused
+    for module in (band,fused): monkeypatch.setattr(module, 'available', lambda: False)
+    real = n//3
+    x = torch.randn(2, 2, n, 16, generator=torch.Generator().manual_seed(0))
+    padding = PaddingMask.from_lengths(torch.tensor([real,n]), n)
+    keep = padding.keep[:,None,:,None]
+    def outcome(x):
+        x = x.clone().requires_grad_()
+        out = attention(x, x, x, padding=padding, window=window, impl='banded')
+        grad, = torch.autograd.grad(torch.where(keep, out, 0.).sum(), x)
+        return out[0,:,:real],out[1],grad[0,:,:real],grad[1]
+    for found,expected in zip(outcome(torch.where(keep, x, 1e30)), outcome(x)): assert_close(found, expected)

@@ -280,3 +280,12 @@ banded_attention(x, x, x, impl="dense")
     assert shown==['Tensor', 'Window', 'Tensor', 'Tensor'], done.stdout
     for wrong in ('Unexpected keyword argument "widow"', 'Argument "scale"', 'Unexpected keyword argument "impl"'):
         assert any(wrong in line for line in said), done.stdout
+
+def test_no_mode_of_the_first_call_changes_what_the_process_finds_of_pytorch():
+    "Whether PyTorch has the fused kernels is asked once; under a mode the answer was no, for the rest of the process"
+    from dynattn.band import fused
+    probes = fused.available, fused.shares_key_heads, fused.reads_any_mask
+    usual = [probe() for probe in probes]
+    for mode in (torch.device('meta'), torch.inference_mode(), torch.autocast('cpu', torch.bfloat16)):
+        for probe in probes: probe.cache_clear()
+        with mode: assert [probe() for probe in probes]==usual, mode

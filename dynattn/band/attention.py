@@ -190,16 +190,18 @@ def score_exponents(
     dtype = torch.promote_types(q.dtype, torch.float32)
     q_norm,k_norm = (torch.linalg.vector_norm(x, dim=-1, dtype=dtype) for x in (q,k))
     if inputs.keep is not None: k_norm = k_norm.masked_fill(~inputs.keep[:,None], 0.)
-    finite = q_norm.isfinite()
+    lost = ~q_norm.isfinite()
+    if lost.any(): lost = ~q.isfinite().all(-1)  # the norm of large numbers can overflow
     def largest(x): return F.pad(x, (0,1)).amax(-1)  # 0 of nothing
     largest_key = largest(k_norm).repeat_interleave(q.shape[1]//k.shape[1], 1)
-    bound = largest(q_norm.where(finite, 0.))*largest_key*abs(inputs.scale)
+    bound = largest(q_norm.masked_fill(lost, 0.))*largest_key*abs(inputs.scale)
+    bound = bound.nan_to_num(nan=0., posinf=math.inf)  # infinity times keys that are zero
     if inputs.bias is not None: bound = bound+inputs.bias.abs().amax(-1)
     bound = bound*_LOG2E
     if window is not None:
         log_window = torch.where(window>0, window, 1.).log2()
         bound = bound+largest(log_window).maximum(largest(-log_window))
-    return bound.tolist(),(~finite).any(-1).tolist()
+    return bound.tolist(),lost.any(-1).tolist()
 
 def lost_queries(inputs):
     "The second of them alone, for engines that need no bound."

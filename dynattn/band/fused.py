@@ -12,6 +12,7 @@ __all__ = ['LOWEST', 'SHORT', 'SHORT_ALONE', 'hankel', 'toeplitz_square', 'reads
 # %% ../../nbs/33_band.fused.ipynb #6c31dfdd
 import math
 from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, wraps
 from typing import NamedTuple
 import torch, torch.nn.functional as F
@@ -44,7 +45,16 @@ def _readable(x):
     whole_rows = x.stride(-1)==1 and (x.stride(-2)>=x.shape[-1] or x.shape[-2]==1)
     return x if whole_rows else x.contiguous()
 
-@lru_cache(1)
+def _asked_once(probe):
+    """The answer of a question to PyTorch, found once per process, in a thread of its own: a mode of the caller, such
+    as `torch.device('meta')`, autocast or `torch.func.vmap`, must not change it."""
+    @lru_cache(1)
+    @wraps(probe)
+    def answer():
+        with ThreadPoolExecutor(1) as alone: return alone.submit(probe).result()
+    return answer
+
+@_asked_once
 def reads_any_mask() -> bool:
     "Whether the kernel follows the strides of a mask's last axis; PyTorch 2.6 takes them for 1."
     q,mask = torch.ones(1, 1, 2, 2),torch.tensor([[0.,-9.],[0.,0.]])
@@ -65,7 +75,7 @@ def fused_backward(dout, q, k, v, out, lse, mask, scale):
     return _backward_op.default(dout, *tensors, out, lse, 0., False, attn_mask=mask, scale=scale)
 
 # %% ../../nbs/33_band.fused.ipynb #8cdfb0c5
-@lru_cache(1)
+@_asked_once
 def shares_key_heads() -> bool:
     "Whether the operators take fewer key heads than query heads."
     q,memory = torch.ones(1, 2, 1, 2),torch.arange(4.).view(1, 2, 1, 2)
@@ -74,7 +84,7 @@ def shares_key_heads() -> bool:
     except RuntimeError: return False
     return bool((out==k).all())
 
-@lru_cache(1)
+@_asked_once
 def available() -> bool:
     "Whether this PyTorch has the two operators, with the properties that this chapter needs."
     if _forward_op is None or _backward_op is None: return False
