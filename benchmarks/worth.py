@@ -7,8 +7,8 @@
 
 Decoders of two layers and width 64 are trained on 32 to 64 tokens and judged at 64, 256, 1,024 and 4,096. A row per
 task, method, seed and length is appended to worth.csv as soon as it is known, with what it cost; a second run goes on
-where the first one stopped. Seeds draw the weights, the order and the texts of the test, the same for all methods.
-Times are the processor's, of one thread, since other work may share the machine."""
+where the first one stopped. All methods of a seed see the same training sequences in the same order and are judged on
+the same texts. Times are the processor's, of one thread, since other work may share the machine."""
 import argparse, csv, math, statistics, sys, sysconfig, time
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
@@ -41,11 +41,13 @@ class Method:
     window: str = 'none'          # none, fixed, span, learned or predicted
     width: int = 0                # half-width of a fixed window; 0: the best one of the search
     alpha: str = 'none'           # none (softmax), fixed (1.5) or learned
+    scaled: bool = False          # scores times a learned factor that grows with the length (ASEntmax)
 
 METHODS = dict(
     softmax=Method(), fixed=Method('fixed'), span=Method('span'), learned=Method('learned'),
     predicted=Method('predicted'), entmax=Method(alpha='fixed'), alpha=Method(alpha='learned'),
-    learned_alpha=Method('learned', alpha='learned'))
+    learned_alpha=Method('learned', alpha='learned'),
+    asentmax=Method(alpha='fixed', scaled=True), scaled_softmax=Method(scaled=True))
 SEARCHED = {f'fixed_{w}': Method('fixed', w) for w in WIDTHS}
 
 @dataclass(frozen=True)
@@ -80,6 +82,21 @@ def rotated(x:Tensor) -> Tensor:
     a,b = x[...,:half],x[...,half:]
     return torch.cat((a*cos-b*sin, a*sin+b*cos), -1)
 
+class LengthFactor(nn.Module):
+    """The factor of a query's scores in adaptively scaled entmax: 1 + beta*log(position)^gamma.
+
+    Vasylenko and others (2025, arXiv 2506.16640) read beta, a softplus, and gamma, a tanh times 2, from the state that
+    the query is made of, one of each per head. Positions are counted from 2, so that no logarithm is 0."""
+    def __init__(self, heads:int):
+        super().__init__()
+        self.beta,self.gamma = nn.Linear(DIM, heads),nn.Linear(DIM, heads)
+
+    def forward(self, x:Tensor) -> Tensor: # [B,N,D] -> [B,H,N]
+        position = torch.arange(2, x.shape[1]+2, dtype=x.dtype)
+        beta = F.softplus(self.beta(x)).mT
+        gamma = 2*torch.tanh(self.gamma(x)).mT
+        return 1 + beta*torch.log(position)**gamma
+
 class Mixer(nn.Module):
     "Causal attention of one of the methods; notes how far its heads looked."
     def __init__(self, method:Method, s:Settings):
@@ -90,6 +107,9 @@ class Mixer(nn.Module):
         if method.window in ('span','learned'): self.sigma = SigmaParameter(HEADS, init_width=s.init_width)
         if method.window=='predicted': self.sigma = SigmaHead(DIM, HEADS, init_width=s.init_width)
         if method.alpha!='none': self.alpha = AlphaHead(HEADS, fixed=1.5 if method.alpha=='fixed' else None)
+        # As in the authors' code, heads that have ALiBi are not scaled.
+        self.with_alibi = sum(slope>0 for slope in SLOPES.get(s.positions, ()))
+        self.factor = LengthFactor(HEADS-self.with_alibi) if method.scaled else None
 
     def reach(self, x):
         "The window, as `attention` takes it."
@@ -103,6 +123,9 @@ class Mixer(nn.Module):
         n = x.shape[1]
         q,k,v = (split_heads(t, HEADS) for t in self.qkv(x).chunk(3, -1))
         if self.positions=='rope': q,k = rotated(torch.cat((q, k))).chunk(2)
+        if self.factor is not None:
+            near,far = q.split((self.with_alibi, HEADS-self.with_alibi), 1)
+            q = torch.cat((near, far*self.factor(x)[...,None]), 1)
         bias = None
         if self.positions in SLOPES:
             distance = torch.arange(1-n, n).abs()
@@ -248,7 +271,8 @@ def run_task(suite, name, method_name, method, seed, s):
 
 # ---------------------------------------------------------------- the language model
 
-CONTEXT,LAYERS,TEXTS,LANGUAGE_STEPS = 256,3,4,400
+CONTEXT,LAYERS,TEXTS = 256,3,4
+LANGUAGE_STEPS = dict(language=400, language_long=2000)      # of the two suites
 TRAINED_ON = ('argparse','ast','calendar','cmd','configparser','copy','csv','dataclasses','datetime','difflib',
     'doctest','enum','fractions','functools','heapq','inspect','ipaddress','locale','optparse','pathlib','pdb',
     'pickle','platform','pydoc','random','shutil','statistics','subprocess','tarfile','textwrap','threading',
@@ -287,13 +311,19 @@ def bits_per_byte(model, text):
     mean = statistics.fmean
     return mean(losses)/math.log(2), statistics.median(spent), mean(shares), torch.stack(widths).mean(0)
 
-def language_runs():
-    "(name, method, settings): a frontier for each way to choose a width."
-    always = Settings(init_width=64., price_from=0., steps=LANGUAGE_STEPS)
+def language_runs(suite):
+    """(name, method, settings): a frontier for each way to choose a width.
+
+    The long training is run with fewer methods."""
+    always = Settings(init_width=64., price_from=0., steps=LANGUAGE_STEPS[suite])
     def with_price(price): return replace(always, price=price)
     free = with_price(0.)
     yield 'softmax', METHODS['softmax'], free
     for width in (4, 16, 64): yield 'fixed', Method('fixed', width), free
+    if suite=='language_long':
+        for price in (0., .1, 1.): yield 'learned', METHODS['learned'], with_price(price)
+        yield 'predicted', METHODS['predicted'], gentle('predicted', with_price(.1))
+        return
     for price in (0., .1, .3, 1.): yield 'learned', METHODS['learned'], with_price(price)
     for price in (.1, 1.): yield 'span', METHODS['span'], with_price(price)
     yield 'predicted', METHODS['predicted'], gentle('predicted', with_price(.1))
@@ -343,11 +373,6 @@ def read_rows(file):
     if not file.exists(): return []
     with open(file, newline='') as f: return list(csv.DictReader(f))
 
-def identity(row, settings):
-    "What makes a run another run, as strings; empty where a file does not have it."
-    keys = ('suite','task','method','seed','width')
-    return tuple(str(row.get(k, '')) for k in keys) + tuple(str(settings[k]) for k in SETTINGS)
-
 # ---------------------------------------------------------------- the order of the runs
 
 @dataclass(frozen=True)
@@ -392,7 +417,9 @@ def task_runs(seed, tasks, methods, positions, suite):
             yield Run(suite, task, name, METHODS[name], seed, gentle(name, s))
 
 LONG_TASKS = ('copy','reverse')    # of many steps; not run with a width per query, which has no band and takes long
-OTHER_POSITIONS = ('softmax','fixed','learned','alpha','learned_alpha')      # the methods that are run with them
+# The methods that are run with ALiBi in half of the heads, on the short tasks and on the long ones.
+OTHER_POSITIONS = ('softmax','fixed','learned','alpha','learned_alpha','asentmax','scaled_softmax')
+LONG_POSITIONS = ('softmax','alpha','asentmax')
 
 # When the seeds of a suite have their turn: seed s at `first + s*every`, and how many of them there are at most.
 @dataclass(frozen=True)
@@ -401,17 +428,19 @@ class Turn:
     every: float
     seeds: int
 
-TURNS = dict(tasks=Turn(0, 1, 5), language=Turn(.1, 2.5, 2), settings=Turn(.2, 2.5, 2), positions=Turn(.3, 2.5, 3),
-             few=Turn(1.1, 1, 5), long=Turn(1.2, 2, 3))
+TURNS = dict(tasks=Turn(0, 1, 5), language=Turn(.1, 2.5, 2), settings=Turn(.2, 1.5, 5), positions=Turn(.3, 1.5, 5),
+             few=Turn(1.1, 1, 5), long=Turn(1.2, 2, 5), language_long=Turn(3, 1, 3), long_positions=Turn(4, 2, 2))
 
 def stage(suite, seed, a):
     "The runs of one suite with one seed."
     short = [t for t in a.task if t not in LONG_TASKS]
-    if suite=='language': return (Run('language', '', *found[:2], seed, found[2]) for found in language_runs())
+    if suite in LANGUAGE_STEPS: return (Run(suite, '', *found[:2], seed, found[2]) for found in language_runs(suite))
     if suite=='settings': return setting_runs(seed)
     if suite=='few': return few_runs(seed)
-    if suite=='long':
-        return task_runs(seed, [t for t in a.task if t in LONG_TASKS], a.method, a.positions, 'tasks')
+    long = [t for t in a.task if t in LONG_TASKS]
+    if suite=='long': return task_runs(seed, long, a.method, a.positions, 'tasks')
+    if suite=='long_positions':
+        return task_runs(seed, long, [m for m in a.method if m in LONG_POSITIONS], 'half_alibi', 'positions')
     if suite=='positions':
         return task_runs(seed, short, [m for m in a.method if m in OTHER_POSITIONS], 'half_alibi', 'positions')
     return task_runs(seed, short, a.method, a.positions, 'tasks')
@@ -425,7 +454,7 @@ def plan(a):
 def perform(run, folder):
     "Compute a run and write its rows."
     method,s = run.method,run.settings
-    if run.suite=='language':
+    if run.suite in LANGUAGE_STEPS:
         row,heads = run_language(run.method_name, method, run.seed, s)
         append_rows(folder/'worth_heads.csv', HEAD_FIELDS, heads)
         append_rows(folder/'worth_language.csv', LANGUAGE_FIELDS, [row])
@@ -439,11 +468,13 @@ def perform(run, folder):
 def is_done(run, rows, language):
     "Whether the file has the run's rows; the width of a fixed window was found, not asked."
     s = asdict(run.settings)
-    if run.suite!='language' and not s['steps']: s['steps'] = TASKS[run.task].steps
-    asked = dict(method=run.method_name, seed=run.seed, **s)
-    if run.suite!='language': asked |= dict(suite=run.suite, task=run.task)
+    asked = dict(method=run.method_name, seed=run.seed)
     if run.method.width: asked['width'] = run.method.width
-    return any(all(r[k]==str(x) for k,x in asked.items()) for r in (language if run.suite=='language' else rows))
+    if run.suite not in LANGUAGE_STEPS:
+        asked |= dict(suite=run.suite, task=run.task)
+        if not s['steps']: s['steps'] = TASKS[run.task].steps
+    asked |= s
+    return any(all(r[k]==str(x) for k,x in asked.items()) for r in (language if run.suite in LANGUAGE_STEPS else rows))
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -454,7 +485,7 @@ def main():
     p.add_argument('--positions', choices=[*SLOPES,'rope','none'], default=Settings.positions)
     p.add_argument('--to', type=Path, default=RESULTS, help='folder of the CSVs')
     p.add_argument('--short', action='store_true', help='one task, four methods, two seeds')
-    p.add_argument('--limit', type=float, help='no run begins after so many seconds of the clock')
+    p.add_argument('--limit', type=float, help='no run begins after so many seconds of the clock (default: no limit)')
     a = p.parse_args()
     if a.short:
         a.task,a.method = ['two_back'],['softmax','learned','alpha','learned_alpha']
@@ -464,7 +495,7 @@ def main():
     left = [run for run in plan(a) if not is_done(run, rows, language)]
     began = time.perf_counter()
     for i,run in enumerate(left):
-        if a.limit and time.perf_counter()-began>a.limit: break
+        if a.limit is not None and time.perf_counter()-began>a.limit: break
         found = perform(run, a.to)
         each = (time.perf_counter()-began)/(i+1)
         print(run.suite, run.task, run.method_name, run.method.width or '', f'seed {run.seed}',

@@ -1,5 +1,5 @@
 """`benchmarks/worth.py`: labels of the small tasks against plain loops over the ids, and a run that goes on."""
-import csv, sys
+import csv, math, sys
 from dataclasses import replace
 from pathlib import Path
 import pytest, torch
@@ -89,6 +89,66 @@ def test_rotary_scores_depend_on_the_distance():
         torch.testing.assert_close(same, same[:1].expand_as(same), rtol=1e-6, atol=1e-6)
     assert (scores[5,5]-scores[5,0]).abs()>1e-3
 
+def plain_entmax(scores):
+    "Entmax with alpha 1.5 of one row of floats, its threshold found by halving; softmax is not used anywhere."
+    def weights(threshold): return [max(x/2-threshold, 0.)**2 for x in scores]
+    low,high = max(scores)/2-1, max(scores)/2
+    for _ in range(80):
+        middle = (low+high)/2
+        low,high = (middle,high) if sum(weights(middle))>1 else (low,middle)
+    return weights((low+high)/2)
+
+def plain_softmax(scores):
+    powers = [math.exp(x-max(scores)) for x in scores]
+    return [p/sum(powers) for p in powers]
+
+@pytest.mark.parametrize('positions', ('none','rope','half_alibi'))
+@pytest.mark.parametrize('name', ('asentmax','scaled_softmax'))
+def test_scaled_attention_is_that_of_a_loop(name, positions):
+    "1 + softplus(b)*log(i)^(2*tanh(g)) times the scores, i from 2; b and g are linear in the state."
+    torch.manual_seed(3)
+    n,d = 11,worth.DIM//worth.HEADS
+    mixer = worth.Mixer(worth.METHODS[name], worth.Settings(positions=positions)).double()
+    x = 3*torch.randn(1, n, worth.DIM, dtype=torch.float64)
+    q,k,v = (part.unflatten(-1, (worth.HEADS, d))[0] for part in mixer.qkv(x).chunk(3, -1))          # [N,H,d]
+    if positions=='rope': q,k = (worth.rotated(t.transpose(0, 1)).transpose(0, 1) for t in (q,k))
+    slopes = (1., .25, 0., 0.) if positions=='half_alibi' else (0.,)*4
+    scaled = [h for h,slope in enumerate(slopes) if not slope]
+    weigh = plain_entmax if name=='asentmax' else plain_softmax
+    expected = torch.zeros(n, worth.HEADS, d, dtype=torch.float64)
+    factors = []
+    for i in range(n):
+        for h in range(worth.HEADS):
+            factor = 1.
+            if h in scaled:
+                place = scaled.index(h)
+                beta = (mixer.factor.beta.weight[place]@x[0,i]).item()+mixer.factor.beta.bias[place].item()
+                gamma = (mixer.factor.gamma.weight[place]@x[0,i]).item()+mixer.factor.gamma.bias[place].item()
+                factor = 1+math.log1p(math.exp(beta))*math.log(i+2)**(2*math.tanh(gamma))
+                factors.append(factor)
+            scores = [factor*(q[i,h]@k[j,h]).item()/d**.5-slopes[h]*(i-j) for j in range(i+1)]
+            expected[i,h] = torch.tensor(weigh(scores), dtype=torch.float64)@v[:i+1,h]
+    torch.testing.assert_close(mixer(x), mixer.out(expected.flatten(1))[None], rtol=1e-9, atol=1e-9)
+    assert max(factors)-min(factors)>1 and min(factors)>1
+
+def test_what_scales_the_scores_has_the_gradients_of_differences():
+    torch.manual_seed(4)
+    mixer = worth.Mixer(worth.METHODS['asentmax'], worth.Settings(positions='none')).double()
+    x = torch.randn(1, 7, worth.DIM, dtype=torch.float64)
+    weights = torch.randn(1, 7, worth.DIM, dtype=torch.float64)
+    def value(): return (mixer(x)*weights).sum()
+    value().backward()
+    for parameter in (mixer.factor.beta.bias, mixer.factor.gamma.bias):
+        assert parameter.grad.abs().min()>1e-6
+        for h in range(worth.HEADS):
+            ends = []
+            for step in (1e-6, -1e-6):
+                with torch.no_grad():
+                    parameter[h] += step
+                    ends.append(value().item())
+                    parameter[h] -= step
+            assert parameter.grad[h].item()==pytest.approx((ends[0]-ends[1])/2e-6, rel=1e-6)
+
 def rows_of(file):
     with open(file, newline='') as f: return list(csv.DictReader(f))
 
@@ -110,6 +170,10 @@ def test_a_second_run_goes_on_where_the_first_one_stopped(tmp_path, monkeypatch)
     assert file.read_text()==text
     lines = text.splitlines(keepends=True)
     file.write_text(''.join(lines[:-2]))                     # as if it had been stopped before the last run
+    with monkeypatch.context() as bounded:
+        bounded.setattr(sys, 'argv', [*command, '--limit', '0'])
+        worth.main()                                         # no second is left: no run begins
+    assert file.read_text()==''.join(lines[:-2])
     worth.main()
     again = rows_of(file)
     assert len(again)==len(rows)
