@@ -386,13 +386,17 @@ class Run:
 
 FOCUS = 'flip_flop'       # the task of the settings and of the comparison with little data
 
+# What `dynattn train` does unless told otherwise; its widths begin at 16.
+COMMAND = dict(price=.001, price_from=0., sigma_lr=1.)
+
 def setting_runs(seed):
-    "One setting at a time is moved away from the defaults."
+    "One setting at a time is moved away from the defaults; then those of `dynattn train`, with three first widths."
     moved = [dict(), dict(price=0.), dict(price=.1, price_from=0.), dict(price=.1), dict(price=1., price_from=0.),
              dict(price=1.), dict(sigma_lr=1.), dict(sigma_lr=100.), dict(sigma_lr=300.), dict(init_width=2.),
-             dict(init_width=2., price=0.), dict(init_width=8.)]
-    for change in moved: yield Run('settings', FOCUS, 'learned', METHODS['learned'], seed, Settings(**change))
-    for change in (dict(), dict(sigma_lr=1.), dict(sigma_lr=100.), dict(price=1., price_from=0.)):
+             dict(init_width=2., price=0.), dict(init_width=8.), dict(init_width=16.), dict(init_width=64.)]
+    of_command = [dict(COMMAND, init_width=width) for width in (8., 16., 64.)]
+    for change in (*moved, *of_command): yield Run('settings', FOCUS, 'learned', METHODS['learned'], seed, Settings(**change))
+    for change in (dict(), dict(sigma_lr=1.), dict(sigma_lr=100.), dict(price=1., price_from=0.), *of_command):
         yield Run('settings', FOCUS, 'predicted', METHODS['predicted'], seed, Settings(**change))
 
 def few_runs(seed):
