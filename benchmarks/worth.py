@@ -3,6 +3,7 @@
     python benchmarks/worth.py                                  # everything, five seeds: hours of one core
     python benchmarks/worth.py --suite tasks --task flip_flop --method softmax learned --seeds 2
     python benchmarks/worth.py --suite language --seeds 2
+    python benchmarks/worth.py --costs                          # times only: all methods in turn, a few minutes
     python benchmarks/worth.py --short --to FOLDER              # one task, two seeds, a minute or two
 
 Decoders of two layers and width 64 are trained on 32 to 64 tokens and judged at 64, 256, 1,024 and 4,096. A row per
@@ -12,7 +13,7 @@ the same texts. Times are the processor's, of one thread, since other work may s
 import argparse, csv, math, statistics, sys, sysconfig, time
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import date
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
@@ -195,6 +196,18 @@ def optimizer(model, s):
 
 class Diverged(Exception): "The loss is no number any more."
 
+def train_step(model, opt, ids, labels, price):
+    "One step of the optimizer; the loss, without the price of the windows."
+    logits = model(ids)
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=ASKED_NOT)
+    total = loss
+    if price and (cost := model.price(ids.shape[1])) is not None: total = loss + price*cost
+    opt.zero_grad()
+    total.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.)
+    opt.step()
+    return loss.item()
+
 def train(model, batches, steps, s):
     "Warm-up and cosine; milliseconds of each step and the loss of the last tenth."
     opt = optimizer(model, s)
@@ -205,18 +218,9 @@ def train(model, batches, steps, s):
     for step in range(steps):
         ids,labels = next(batches)
         began = time.process_time()
-        logits = model(ids)
-        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=ASKED_NOT)
-        total = loss
-        if s.price and step>=s.price_from*steps and (cost := model.price(ids.shape[1])) is not None:
-            total = loss + s.price*cost
-        opt.zero_grad()
-        total.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.)
-        opt.step()
+        losses.append(train_step(model, opt, ids, labels, s.price if step>=s.price_from*steps else 0.))
         schedule.step()
         spent.append(1000*(time.process_time()-began))
-        losses.append(loss.item())
         if not math.isfinite(losses[-1]): raise Diverged
     last = losses[-max(1, steps//10):]
     return spent, sum(last)/len(last)
@@ -350,6 +354,42 @@ def run_language(name, method, seed, s):
              for layer in range(LAYERS) for head in range(HEADS)]
     return row, heads
 
+# ---------------------------------------------------------------- times
+
+COST_ROUNDS,COST_WIDTH = 7,32
+COSTED = {('step', 64): BATCH, ('step', 1024): 1,                    # what is timed, tokens -> sequences
+          ('forward', 64): 1, ('forward', 256): 1, ('forward', 1024): 1, ('forward', 4096): 1}
+
+def in_turn(jobs, rounds):
+    "Median milliseconds of each job by name: one call to warm up, then every job once per round."
+    spent = {name: [] for name in jobs}
+    for job in jobs.values(): job()
+    for _ in range(rounds):
+        for name,job in jobs.items():
+            began = time.process_time()
+            job()
+            spent[name].append(1000*(time.process_time()-began))
+    return {name: statistics.median(found) for name,found in spent.items()}
+
+def cost_rows(rounds=COST_ROUNDS):
+    """Untrained models of the same size, all methods in turn: a row for each method, kind of pass and length.
+
+    Every window has a half-width of 32 tokens and keeps it, since the rate is 0."""
+    task,s = TASKS[FOCUS],Settings(init_width=COST_WIDTH, lr=0.)
+    methods = {name: replace(m, width=COST_WIDTH) if m.window=='fixed' else m for name,m in METHODS.items()}
+    models = {name: Decoder(task.vocab, 2, m, s) for name,m in methods.items()}
+    optimizers = {name: optimizer(model, s) for name,model in models.items()}
+    rows = []
+    for (kind,n),count in COSTED.items():
+        ids,labels = task.make(torch.Generator().manual_seed(0), count, n)
+        def job(name):
+            if kind=='step': return partial(train_step, models[name], optimizers[name], ids, labels, s.price)
+            return torch.no_grad()(partial(models[name], ids))
+        found = in_turn({name: job(name) for name in methods}, rounds)
+        rows += [dict(what=kind, length=n, sequences=count, method=name, ms=f'{ms:.3f}',
+                      times_softmax=f"{ms/found['softmax']:.3f}") for name,ms in found.items()]
+    return rows
+
 # ---------------------------------------------------------------- rows
 
 PROVENANCE = 'date machine torch commit'.split()
@@ -357,6 +397,7 @@ SETTINGS = [f.name for f in fields(Settings)]
 COSTS = 'share mean_width mean_alpha loss step_ms infer_ms run_s what'.split()
 TASK_FIELDS = [*PROVENANCE, *'suite task method seed width length accuracy whole'.split(), *COSTS, *SETTINGS]
 LANGUAGE_FIELDS = [*PROVENANCE, *'method seed width bits'.split(), *COSTS, *SETTINGS]
+COST_FIELDS = [*PROVENANCE, *'what length sequences method ms times_softmax'.split()]
 HEAD_FIELDS = [*PROVENANCE, *'method seed width layer head head_width head_alpha'.split(), *SETTINGS]
 
 def append_rows(file, names, rows):
@@ -395,7 +436,8 @@ def setting_runs(seed):
              dict(price=1.), dict(sigma_lr=1.), dict(sigma_lr=100.), dict(sigma_lr=300.), dict(init_width=2.),
              dict(init_width=2., price=0.), dict(init_width=8.), dict(init_width=16.), dict(init_width=64.)]
     of_command = [dict(COMMAND, init_width=width) for width in (8., 16., 64.)]
-    for change in (*moved, *of_command): yield Run('settings', FOCUS, 'learned', METHODS['learned'], seed, Settings(**change))
+    for change in (*moved, *of_command):
+        yield Run('settings', FOCUS, 'learned', METHODS['learned'], seed, Settings(**change))
     for change in (dict(), dict(sigma_lr=1.), dict(sigma_lr=100.), dict(price=1., price_from=0.), *of_command):
         yield Run('settings', FOCUS, 'predicted', METHODS['predicted'], seed, Settings(**change))
 
@@ -490,11 +532,17 @@ def main():
     p.add_argument('--to', type=Path, default=RESULTS, help='folder of the CSVs')
     p.add_argument('--short', action='store_true', help='one task, four methods, two seeds')
     p.add_argument('--limit', type=float, help='no run begins after so many seconds of the clock (default: no limit)')
+    p.add_argument('--costs', action='store_true', help='only time the methods, into worth_costs.csv')
     a = p.parse_args()
     if a.short:
         a.task,a.method = ['two_back'],['softmax','learned','alpha','learned_alpha']
         a.suite,a.seeds = ['tasks'],2
     count_cpu_time()
+    if a.costs:
+        rows = cost_rows()
+        append_rows(a.to/'worth_costs.csv', COST_FIELDS, rows)
+        for r in rows: print(*(r[k] for k in 'what length method ms times_softmax'.split()))
+        return
     rows,language = read_rows(a.to/'worth.csv'),read_rows(a.to/'worth_language.csv')
     left = [run for run in plan(a) if not is_done(run, rows, language)]
     began = time.perf_counter()
