@@ -179,3 +179,34 @@ def test_a_second_run_goes_on_where_the_first_one_stopped(tmp_path, monkeypatch)
     assert len(again)==len(rows)
     same = 'method seed length accuracy whole share loss'.split()
     assert [[r[k] for k in same] for r in again]==[[r[k] for k in same] for r in rows]
+
+def test_the_long_language_model_is_another_run_than_the_short_one():
+    short,long = ([worth.Run(suite, '', name, method, 0, s) for name,method,s in worth.language_runs(suite)]
+                  for suite in ('language','language_long'))
+    assert {r.settings.steps for r in short}=={400} and {r.settings.steps for r in long}=={2000}
+    def row_of(run):
+        s = {name: str(x) for name,x in vars(run.settings).items()}
+        return dict(s, method=run.method_name, seed=str(run.seed), width=str(run.method.width or ''))
+    rows = [row_of(r) for r in short]
+    assert all(worth.is_done(r, [], rows) for r in short)
+    assert not any(worth.is_done(r, [], rows) for r in long)
+    assert [worth.is_done(r, [], [row_of(long[2])]) for r in long]==[i==2 for i in range(len(long))]
+
+def test_times_are_set_beside_those_of_softmax(monkeypatch):
+    monkeypatch.setattr(worth, 'COSTED', {('step', 32): 2, ('forward', 64): 1})
+    built = []
+    class Noted(worth.Decoder):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            built.append(self)
+    monkeypatch.setattr(worth, 'Decoder', Noted)
+    rows = worth.cost_rows(rounds=2)
+    assert [(r['what'],r['length'],r['method']) for r in rows]==[
+        (what,n,method) for what,n in worth.COSTED for method in worth.METHODS]
+    plain = {(r['what'],r['length']): float(r['ms']) for r in rows if r['method']=='softmax'}
+    for r in rows:
+        ratio = float(r['ms'])/plain[r['what'],r['length']]
+        assert float(r['times_softmax'])==pytest.approx(ratio, abs=.01) and ratio>0
+    widths = {name: model.mean_width(64) for name,model in zip(worth.METHODS, built)}
+    for name in ('fixed','learned','learned_alpha'): assert widths[name]==pytest.approx(32, abs=1)
+    assert 32<=widths['span']<=32+worth.RAMP
