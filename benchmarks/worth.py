@@ -276,7 +276,7 @@ def run_task(suite, name, method_name, method, seed, s):
 # ---------------------------------------------------------------- the language model
 
 CONTEXT,LAYERS,TEXTS = 256,3,4
-LANGUAGE_STEPS = dict(language=400, language_long=2000)      # of the two suites
+LANGUAGE_STEPS = dict(language=400, language_long=1600)      # of the two suites
 TRAINED_ON = ('argparse','ast','calendar','cmd','configparser','copy','csv','dataclasses','datetime','difflib',
     'doctest','enum','fractions','functools','heapq','inspect','ipaddress','locale','optparse','pathlib','pdb',
     'pickle','platform','pydoc','random','shutil','statistics','subprocess','tarfile','textwrap','threading',
