@@ -48,7 +48,7 @@ METHODS = dict(
     softmax=Method(), fixed=Method('fixed'), span=Method('span'), learned=Method('learned'),
     predicted=Method('predicted'), entmax=Method(alpha='fixed'), alpha=Method(alpha='learned'),
     learned_alpha=Method('learned', alpha='learned'),
-    asentmax=Method(alpha='fixed', scaled=True), scaled_softmax=Method(scaled=True))
+    asentmax=Method(alpha='fixed', scaled=True))
 SEARCHED = {f'fixed_{w}': Method('fixed', w) for w in WIDTHS}
 
 @dataclass(frozen=True)
@@ -464,7 +464,7 @@ def task_runs(seed, tasks, methods, positions, suite):
 
 LONG_TASKS = ('copy','reverse')    # of many steps; not run with a width per query, which has no band and takes long
 # The methods that are run with ALiBi in half of the heads, on the short tasks and on the long ones.
-OTHER_POSITIONS = ('softmax','fixed','learned','alpha','learned_alpha','asentmax','scaled_softmax')
+OTHER_POSITIONS = ('softmax','fixed','learned','alpha','learned_alpha','asentmax')
 LONG_POSITIONS = ('softmax','alpha','asentmax')
 
 # When the seeds of a suite have their turn: seed s at `first + s*every`, and how many of them there are at most.

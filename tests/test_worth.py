@@ -103,18 +103,18 @@ def plain_softmax(scores):
     return [p/sum(powers) for p in powers]
 
 @pytest.mark.parametrize('positions', ('none','rope','half_alibi'))
-@pytest.mark.parametrize('name', ('asentmax','scaled_softmax'))
-def test_scaled_attention_is_that_of_a_loop(name, positions):
+@pytest.mark.parametrize('method', (worth.METHODS['asentmax'], worth.Method(scaled=True)), ids=('entmax','softmax'))
+def test_scaled_attention_is_that_of_a_loop(method, positions):
     "1 + softplus(b)*log(i)^(2*tanh(g)) times the scores, i from 2; b and g are linear in the state."
     torch.manual_seed(3)
     n,d = 11,worth.DIM//worth.HEADS
-    mixer = worth.Mixer(worth.METHODS[name], worth.Settings(positions=positions)).double()
+    mixer = worth.Mixer(method, worth.Settings(positions=positions)).double()
     x = 3*torch.randn(1, n, worth.DIM, dtype=torch.float64)
     q,k,v = (part.unflatten(-1, (worth.HEADS, d))[0] for part in mixer.qkv(x).chunk(3, -1))          # [N,H,d]
     if positions=='rope': q,k = (worth.rotated(t.transpose(0, 1)).transpose(0, 1) for t in (q,k))
     slopes = (1., .25, 0., 0.) if positions=='half_alibi' else (0.,)*4
     scaled = [h for h,slope in enumerate(slopes) if not slope]
-    weigh = plain_entmax if name=='asentmax' else plain_softmax
+    weigh = plain_entmax if method.alpha=='fixed' else plain_softmax
     expected = torch.zeros(n, worth.HEADS, d, dtype=torch.float64)
     factors = []
     for i in range(n):
