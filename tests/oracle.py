@@ -72,10 +72,14 @@ class Window:
         r = (width + self.ramp - x)/self.ramp
         return np.where(r.real<=0, 0., np.where(r.real>=1, 1., r))
 
-    def smoothed(self, x, sigma, token):
+    def curves(self, x, sigma, token):
+        "The bell, and V: the bell or the density."
         if self.smooth=='edge' and self.curve=='bell': sigma = sigma + token/math.sqrt(-2*math.log(self.T))
         bell = np.where(x==0, 1., np.exp(-.5*(x/np.where(sigma==0, 1., sigma))**2)*(sigma!=0))
-        V = bell if self.curve=='bell' else bell/np.where(sigma==0, np.inf, sigma*math.sqrt(2*math.pi))
+        return bell,bell if self.curve=='bell' else bell/np.where(sigma==0, np.inf, sigma*math.sqrt(2*math.pi))
+
+    def smoothed(self, x, sigma, token):
+        bell,V = self.curves(x, sigma, token)
         if self.T is not None: inside = V.real > self.T
         elif self.smooth=='tanh': inside = V.real > min(self.eps/self.p, .5)
         else: inside = (bell.real > self.eps) & ((sigma!=0) | (self.curve=='bell'))
@@ -94,6 +98,13 @@ class Window:
         m = self.mask(offsets, n, times*self.sigma + 1j*STEP).imag/STEP
         return np.where((self.aligned(self.sigma)==0) & (self.smooth not in ('ramp','edge') or self.curve=='normal'),
                         0., m)
+
+    @np.errstate(all='ignore')
+    def swing(self, offsets, n):
+        "The derivative of V in sigma: tanh' = 1 - tanh^2 is rounded at the size of 1, and multiplied by this."
+        token = 1. if self.unit=='tokens' else 2/max(n, 1)
+        V = self.curves(np.abs(offsets)*token, self.aligned(self.sigma + 1j*STEP), token)[1]
+        return np.nan_to_num(np.abs(V.imag)/STEP)
 
     def unclear(self, offsets, n, relative):
         "Whether a width that is off by `relative` ends at another token."
@@ -290,7 +301,7 @@ class Attention:
         beside = np.take_along_axis(dp, at, -1) if self.M else 0.  # next to the mean if one slope is far above all
         whole_s = np.where(total==0, 1., total)
         apart = ((s*(dp-beside)).sum(-1, keepdims=True) - s_all[...,self.M:].sum(-1, keepdims=True)*beside)/whole_s
-        mean = apart+beside
+        mean = (s*dp).sum(-1, keepdims=True)/whole_s  # `apart+beside`, but right to the last digit when it is small
         ds = s*(dp-beside-apart)
         self.parts = dict(dout=dout, dweights=dweights, dp=dp, s=s, mean=mean, ds=ds,
                           total=np.where(total==0, 1., total))
@@ -390,7 +401,7 @@ class Attention:
             by_mask = self.to_mask(eds, edp*self.p+d['dweights']*vp)
             relative = eps_mask*(2+1/np.where(self.m>0, self.m, 1.)) if self.inside else eps_mask
             size_mask = np.where(self.everywhere, 0., self.to_mask(size, wide*self.p))
-            steep = (self.window.p or 0)/(1-(self.window.T or 0))
+            steep = (self.window.p or 0)/(1-(self.window.T or 0))*(1+self.window.swing(self.offsets, self.M))
             off_slope = eps_mask*(1+slope*(1+slope)+drift+steep)
             terms = (by_mask, slope), (size_mask*(relative+eps), slope), (size_mask, off_slope)
             res['sigma'] = sum(self.to_sigma(g, rate) for g,rate in terms) + tiny
