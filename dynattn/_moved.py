@@ -1,11 +1,15 @@
-"Modules of the first edition under their old names, for one version: importing one warns and gives what the new one has."
+"Modules of the first edition under their old names, for one version: importing one warns and hands on the new one's names"
 import importlib, sys, warnings
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-MOVED = {'dynattn.attention': 'dynattn.dense', 'dynattn.banded': 'dynattn.band.attention', 'dynattn.bell': 'dynattn.curve', 'dynattn.entmax': 'dynattn.alpha',
+MOVED = {'dynattn.attention': 'dynattn.dense', 'dynattn.banded': 'dynattn.band.attention',
+         'dynattn.bell': 'dynattn.curve', 'dynattn.entmax': 'dynattn.alpha',
          'dynattn.sinkhorn': 'dynattn.sorting', 'dynattn.survey.kernels': 'dynattn.survey.feature_maps'}
+
+def _warn(old, new, stacklevel):
+    warnings.warn(f"{old} is now {new}; the old name goes with the next version", FutureWarning, stacklevel=stacklevel)
 
 class _Module(ModuleType):
     "Hands on every name; callable, because importing a submodule hides the function of that name in the package."
@@ -22,13 +26,13 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(self, name, path=None, target=None): return ModuleSpec(name, self) if name in MOVED else None
     def create_module(self, spec): return _Module(spec.name)
     def exec_module(self, module):
-        warnings.warn(f"{module.__name__} is now {MOVED[module.__name__]}; the old name goes with the next version", FutureWarning, stacklevel=6)
+        _warn(module.__name__, MOVED[module.__name__], stacklevel=7)
 
 def moved_names(module, homes):
-    "A `__getattr__` for a module that has given names away: it warns and takes them from their new module. `homes`: name -> module"
+    "A `__getattr__` that warns and takes a name from the module it went to; `homes`: name -> module."
     def __getattr__(name):
         if name not in homes: raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        warnings.warn(f"{module}.{name} is now {homes[name]}.{name}; the old name goes with the next version", FutureWarning, stacklevel=2)
+        _warn(f"{module}.{name}", f"{homes[name]}.{name}", stacklevel=3)
         return getattr(importlib.import_module(homes[name]), name)
     return __getattr__
 

@@ -455,8 +455,9 @@ def entmax(
 ) -> Tensor: # like `z`: rows sum to one, or are zero where all is -inf
     """Weights with exact zeros: softmax at alpha=1, sparsemax at alpha=2. Differentiable in `z` and `alpha`.
 
-    For alpha above 2 the gradient of a small weight is large, without bound. Keys with weights below `u**(1/(alpha-1))`,
-    where `u` is the rounding of the scores (6e-8 in float32), cannot be told apart: 0.0002 at alpha=3, 0.16 at 10."""
+    For alpha above 2 the gradient of a small weight is large, without bound. Keys with weights below
+    `u**(1/(alpha-1))`, where `u` is the rounding of the scores (6e-8 in float32), cannot be told apart:
+    0.0002 at alpha=3, 0.16 at 10."""
     if not isinstance(z, Tensor) or not z.is_floating_point():
         raise TypeError(f"z: expected a floating tensor, got {getattr(z, 'dtype', type(z).__name__)}")
     if not -z.dim()<=dim<z.dim(): raise ValueError(f"dim: expected an axis of z {tuple(z.shape)}, got {dim}")

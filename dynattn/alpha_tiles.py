@@ -51,8 +51,11 @@ class _Group:
         self.k,self.v = (self.keys(x, per_key_head).to(dtype) for x in (call.k, call.v))
         self.law = PowerLaw(*self.row_eps(call.alpha[part.sequences], part.heads, dtype))
         self.scale,self.causal,self.q_offset = call.scale,call.is_causal,call.q_offset
-        self.added,self.slopes = (None if x is None else self.offsets(x, call.q.shape[1]) for x in (call.added, call.slopes))
-        if self.added is not None: self.added = self.added*(self.law.eps.view(-1, 1) if isinstance(self.law.eps, Tensor) else self.law.eps)
+        heads = call.q.shape[1]
+        self.added,self.slopes = (None if x is None else self.offsets(x, heads) for x in (call.added, call.slopes))
+        if self.added is not None:
+            eps = self.law.eps
+            self.added = self.added*(eps.view(-1, 1) if isinstance(eps, Tensor) else eps)
         self.hidden = None
         if call.keep is not None:
             keep = call.keep[part.sequences,None]  # [b,1,M]
@@ -66,7 +69,9 @@ class _Group:
         "alpha - 1 as a number or [G,1,1], the dtype, and the extremes."
         eps = [a-1 or _TINY for row in alpha for a in (row[heads:heads+1] if self.one else row)]
         low,high = min(eps),max(eps)
-        return low if low==high else torch.tensor(eps, dtype=dtype, device=self.q.device).view(-1, 1, 1),dtype,(low,high)
+        alike = low==high
+        each = low if alike else torch.tensor(eps, dtype=dtype, device=self.q.device).view(-1, 1, 1)
+        return each,dtype,(low,high)
 
     def rows(self, x):
         "[B,H,N,...] -> [G,N,...], a view where one head is taken."
@@ -248,5 +253,7 @@ def entmax_backward(
         for target,x in zip(whole, own):
             if target is not None: _scatter(group, target, x)
     each(one, tile_heads(call.alpha, N, M))
-    if Hkv!=H: whole = whole._replace(**{name:getattr(whole, name).unflatten(1, (Hkv,-1)).sum(2) for name in ('dk', 'dv')})
+    if Hkv!=H:
+        dk,dv = (x.unflatten(1, (Hkv,-1)).sum(2) for x in (whole.dk, whole.dv))
+        whole = whole._replace(dk=dk, dv=dv)
     return whole

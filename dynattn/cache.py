@@ -40,7 +40,7 @@ def _fixed_window(window, heads):
 # %% ../nbs/46_cache.ipynb #ad637b22
 @dataclass
 class _Group:
-    "Key heads of a layer that keep equally many keys. The buffers hold `n_lead` leading keys, then the most recent ones."
+    "Key heads of a layer that keep equally many keys: `n_lead` leading ones, then the most recent ones."
     kv_heads:slice|list  # g of them
     q_heads:slice|list   # the g*H/Hkv query heads that they serve
     reach:int|None       # how many tokens back they see; None: all
@@ -170,7 +170,8 @@ def _recent_table(layer, group, length):
     "The logarithm of the window at distances length-1 .. 0, from a table that grows when it must."
     if group.log_window is None or group.log_window.shape[-1]<length:
         known = 64 if group.log_window is None else group.log_window.shape[-1]
-        table = _log_window(layer.window, group.q_heads, group.k.shape[1]*layer.per_kv, layer.per_kv, max(length, 2*known))
+        heads = group.k.shape[1]*layer.per_kv
+        table = _log_window(layer.window, group.q_heads, heads, layer.per_kv, max(length, 2*known))
         group.log_window = table.to(group.k.device)
     return group.log_window[...,group.log_window.shape[-1]-length:]            # [g,H/Hkv,length]
 
@@ -217,7 +218,9 @@ def _alpha_rows(layer, group, n):
 # %% ../nbs/46_cache.ipynb #46a0d002
 @dataclass
 class _Join:
-    "Groups whose recent keys lie end to end. Each of the g key heads has its leading keys, reach+1 recent ones and the spare places."
+    """Groups whose recent keys lie end to end.
+
+    Each of the g key heads has its leading keys, reach+1 recent ones and the spare places."""
     groups:list         # of `_Group`; their k and v are views
     kv_heads:slice|list # the g key heads, in the order of the memory
     q_heads:slice|list  # the h query heads that they serve
@@ -287,7 +290,7 @@ def _join(layer, groups):
         lead,recent = slice(0, n_lead),slice(n_lead+group.recent-group.reach, n_lead+group.recent)
         for x,parts in ((group.k, keys), (group.v, values)):
             used = torch.cat([x[:,:,lead], x[:,:,recent]], 2)
-            parts.append(F.pad(used, (0, 0, 0, 1+spare)).flatten(1, 2))        # zeros, for what stands there is multiplied
+            parts.append(F.pad(used, (0, 0, 0, 1+spare)).flatten(1, 2))  # zeros: what stands there is multiplied
         group.start,group.recent = group.start+group.recent-group.reach,group.reach
         for _ in range(group.k.shape[1]):
             newest = at+n_lead+group.reach
@@ -295,9 +298,10 @@ def _join(layer, groups):
             kept += [*range(at, at+n_lead), *range(at+n_lead+spare+1, newest+spare+1), *[newest]*(spare+1)]
             at = newest+spare+1
     sliding,leading = _masks(layer, groups, spare, keys[0])
-    join = _Join(groups, _sliced(sum((_list(g.kv_heads) for g in groups), [])), _sliced(sum((_list(g.q_heads) for g in groups), [])),
-                 torch.cat(keys, 1), torch.cat(values, 1), spare, torch.tensor(first, device=device),
-                 torch.tensor(kept, device=device), sliding, leading)
+    kv_heads = _sliced([h for g in groups for h in _list(g.kv_heads)])
+    q_heads = _sliced([h for g in groups for h in _list(g.q_heads)])
+    join = _Join(groups, kv_heads, q_heads, torch.cat(keys, 1), torch.cat(values, 1), spare,
+                 torch.tensor(first, device=device), torch.tensor(kept, device=device), sliding, leading)
     _lay_out(join, n_lead)
     return join
 
@@ -342,7 +346,8 @@ def _one_of_group(layer, group, q, k, v):
     used = n_lead+group.recent
     bias = F.pad(_recent_table(layer, group, group.recent), (n_lead, 0))
     rows = _pick(q, group.q_heads, layer.heads).view(len(q), -1, layer.per_kv, q.shape[-1])
-    mixed = _weighed(rows, group.k[:,:,:used], group.v[:,:,:used], bias[None], _alpha_rows(layer, group, 1), layer.scale)
+    alpha = _alpha_rows(layer, group, 1)
+    mixed = _weighed(rows, group.k[:,:,:used], group.v[:,:,:used], bias[None], alpha, layer.scale)
     return mixed.view(len(q), -1, 1, v.shape[-1])
 
 def _one(layer, q, k, v):

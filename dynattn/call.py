@@ -322,7 +322,7 @@ class Call:
     enable_gqa: bool = False # as in SDPA; grouped heads are accepted either way
     _: KW_ONLY
     padding: PaddingMask|None = None # which keys are real, [B,M]
-    window: Window|int|tuple[int|None,int|None]|None = None # w: |j - i| <= w; (left, right), None: no limit; a `Window` learns
+    window: Window|int|tuple[int|None,int|None]|None = None # |j - i| <= w; (left, right); None: any; a `Window` learns
     alpha: float|Tensor|None = None # entmax: a number, [H] or [B,H], >= 1; 1 is softmax; above 4 gradients are coarse
     n_global: int = 0 # leading tokens that see and are seen by all, for any window; of each segment
     rel_bias: Tensor|None = None # [H,2R+1] or [B,H,2R+1], added to the scores by `j - i - q_offset`

@@ -155,7 +155,8 @@ def _reach(window):
 def _cut_keys(call):
     "The call without the keys that none of its queries reaches; one query under a hard window sees all the others."
     n,m,at = call.q.shape[2],call.k.shape[2],call.q_offset
-    tensors = [x for x in (call.q,call.k,call.v,call.alpha,getattr(call.window, 'sigma', None)) if isinstance(x, Tensor)]
+    given = call.q,call.k,call.v,call.alpha,getattr(call.window, 'sigma', None)
+    tensors = [x for x in given if isinstance(x, Tensor)]
     if n>=m or call.return_weights or transformed() or is_traced(tensors): return call
     if not (call.window is None or isinstance(call.window, tuple) or getattr(call.window, 'unit', None)=='tokens'):
         return call  # its widths are fractions of the number of keys
@@ -173,7 +174,8 @@ def _cut_keys(call):
     fewer = copy.copy(call)
     fewer.k,fewer.v,fewer.q_offset = cut(call.k, 2),cut(call.v, 2),at-first+lead
     if call.padding is not None: fewer.padding = PaddingMask(cut(call.padding.keep, 1))
-    if call.attn_mask is not None and call.attn_mask.shape[-1]==m: fewer.attn_mask = cut(call.attn_mask, call.attn_mask.dim()-1)
+    if call.attn_mask is not None and call.attn_mask.shape[-1]==m:
+        fewer.attn_mask = cut(call.attn_mask, call.attn_mask.dim()-1)
     if sees_all: fewer.window,fewer.is_causal,fewer.n_global = None,False,0
     return fewer
 

@@ -102,10 +102,10 @@ def _header(call):
     options = [_DTYPES.index(call.q.dtype), int(call.is_causal), call.n_global, window]
     return [0, n, b, h, kv, d, dv, *options, *given, *sizes]
 
-def _agreed_lengths(ranks, call, error): # -> list of R
+def _agreed_lengths(ranks, call, error, device): # -> list of R
     "How many tokens each rank holds, once all have passed the same kind of call."
     mine = [1]+[0]*(len(_HEADER)-1) if error else _header(call)
-    rows = ranks.everyones(torch.tensor(mine), 'the shapes of a call')
+    rows = ranks.everyones(torch.tensor(mine, device=device), 'the shapes of a call')
     if rows[:,0].any(): _raise_everywhere(ranks, error)
     for name,column in zip(_HEADER, rows.T):
         if name=='N' or (column==column[0]).all(): continue
@@ -573,7 +573,7 @@ def attention(
                     scale=scale, segments=segments, rel_bias=rel_bias, sink=sink, softcap=softcap)
         _refuse(call)
     except (TypeError,ValueError) as caught: error = caught
-    lengths = _agreed_lengths(ranks, call, error)
+    lengths = _agreed_lengths(ranks, call, error, q.device if isinstance(q, Tensor) else None)
     _check_alike(ranks, call)
     call.n_global = min(call.n_global, sum(lengths))
     call.window = _in_tokens(call.window, sum(lengths))
@@ -645,7 +645,7 @@ def embed_part(
     "This rank's part of what `embed` makes of the whole sequence."
     ranks,p = Ranks(_group(group), timeout),embed.patch
     if ids.dim()!=2: raise ValueError(f"ids: expected [B,n], got shape {tuple(ids.shape)}")
-    lengths = ranks.everyones(torch.tensor([ids.shape[1]]), 'lengths of the parts')[:,0].tolist()
+    lengths = ranks.everyones(ids.new_tensor([ids.shape[1]]).long(), 'lengths of the parts')[:,0].tolist()
     last = max((r for r,n in enumerate(lengths) if n), default=0)
     for r,n in enumerate(lengths[:last]):
         if n%p:

@@ -67,7 +67,8 @@ class _Waiting:
         x = self.held[:,first-self.start:end-self.start]
         around = layer.norm1(self.held[:,first_key-self.start:end_key-self.start])
         own = around[:,first-first_key:end-first_key]
-        q,k,v = (split_heads(f(y), attn.num_heads) for f,y in ((attn.q_proj, own), (attn.k_proj, around), (attn.v_proj, around)))
+        q = split_heads(attn.q_proj(own), attn.num_heads)
+        k,v = (split_heads(f(around), attn.num_heads) for f in (attn.k_proj, attn.v_proj))
         seen = attention(q, k, v, window=self.window, alpha=self.alpha, q_offset=first-first_key)
         x = x + attn.out_proj(merge_heads(seen))
         return x + layer.feed_forward(layer.norm2(x))

@@ -43,7 +43,7 @@ class Inputs:
     seed:int|None=None       # of the dropout
     n_global:int=0           # leading positions that see and are seen by all
     q_offset:int=0           # position of query 0 on the key axis
-    texts:list|None=None     # [B] `Texts` of packed rows; then q_offset and n_global are 0, and all of k and v is finite
+    texts:list|None=None     # [B] `Texts` of packed rows; q_offset and n_global are 0 then, and k and v finite
 
 # %% ../../nbs/32_band.engines.ipynb #b9f070fc
 @dataclass
@@ -182,7 +182,8 @@ class Dropout:
         for block_bits,start in zip(bits, starts):
             generator.manual_seed(hash((*self.seed, start)) & 0xffff_ffff)
             block_bits.random_(-2**63, None, generator=generator)
-        sixteen = bits.view(torch.int16)[:,:n].unflatten(1, (len(weights)//len(starts), *weights.shape[1:])).flatten(0, 1)
+        of_a_block = len(weights)//len(starts),*weights.shape[1:]
+        sixteen = bits.view(torch.int16)[:,:n].unflatten(1, of_a_block).flatten(0, 1)
         factors = _workspace.drop_factors.take(weights, *weights.shape)
         return torch.ge(sixteen, self.lowest_kept, out=factors).mul_(self.scale)
 
@@ -197,7 +198,8 @@ def hide_other_texts(
     blocks = [] if texts is None else blocks_of_several_texts(t, texts.ends)
     if not blocks: return x
     start = t.step*torch.tensor(blocks, device=x.device)[:,None]
-    rows,cols = (torch.arange(first, first+size, device=x.device) for first,size in ((t.first_query,t.rows), (t.first_key,t.cols)))
+    rows = torch.arange(t.first_query, t.first_query+t.rows, device=x.device)
+    cols = torch.arange(t.first_key, t.first_key+t.cols, device=x.device)
     other = texts.ids[start+rows][:,:,None] != texts.ids[start+cols][:,None]  # [len(blocks),rows,cols]
     if len(blocks)==t.count: return x.masked_fill_(other, value)
     x[blocks] = x[blocks].masked_fill_(other, value)
@@ -286,7 +288,8 @@ class Sums:
         offsets = j-torch.arange(part.first_query, part.end_query, device=q.device)[:,None]-part.q_offset
         e = torch.bmm(q, group.k[:,:part.n_lead].mT).mul_(group.scale*_LOG2E).exp2_()
         if group.bias is not None: e.mul_(bias_at(group.bias, offsets).exp())
-        real = (j>=group.band.first_key) & (j<group.band.end_key) if group.keep is None else group.keep[:,None,:part.n_lead]
+        if group.keep is None: real = (j>=group.band.first_key) & (j<group.band.end_key)
+        else: real = group.keep[:,None,:part.n_lead]
         e.mul_(real)
         # the leading keys are a block of their own: no tile has a negative number
         return e,None if group.dropout is None else group.dropout(e, [-1-part.first_query]),offsets
@@ -380,7 +383,7 @@ class Sums:
 
 # %% ../../nbs/32_band.engines.ipynb #38dc6593
 def entmax_law(eps, dtype):
-    "The solver's law for a number or [G,1,1]; None where softmax or a mixture of gentle and steep heads needs another way."
+    "The solver's law for a number or [G,1,1]; None for softmax and for a mixture of gentle and steep heads."
     if isinstance(eps, float): return PowerLaw(eps, dtype) if eps>2.**-64 else None
     steep = eps>1
     return None if steep.any() and not steep.all() else PowerLaw(eps, dtype)
@@ -388,7 +391,9 @@ def entmax_law(eps, dtype):
 class Rows:
     "Any normaliser and any logits, on whole rows of scores."
     def tile_sizes(self):
-        "Queries of a block and blocks at a time: what they take stays in the cache; entmax makes more passes, so its tiles are larger."
+        """Queries of a block and blocks at a time: what they take stays in the cache.
+
+        Entmax makes more passes, so its tiles are larger."""
         group,part = self.group,self.part
         elements = 2**16 if group.eps is None else 2**17
         heads,cols,most = len(group.q),part.width+part.n_lead,-(-part.rows//8)*8
@@ -396,7 +401,8 @@ class Rows:
         block_m = min(block_sizes(part.width)[0], most)
         square = cols>=group.k.shape[1]  # then no larger tile has more outside of the band
         if heads>1:
-            return whole_rows if square else min(whole_rows, max(block_m, cols//8*8)),1  # no row reads much beyond its band
+            if square: return whole_rows,1
+            return min(whole_rows, max(block_m, cols//8*8)),1  # no row reads much beyond its band
         if group.eps is not None and square: return whole_rows,1
         return block_m,min(max(elements//(block_m*(block_m+cols)), 1), -(-part.rows//block_m))
 
@@ -407,7 +413,8 @@ class Rows:
         self.block_m,self.batch = self.tile_sizes()
         self.window = part_window(group, part)
         self.adds_zero = group.bias is None and (self.window is None or group.after)  # to pairs of the band
-        self.times = toeplitz(self.window, self.block_m) if group.after and self.window is not None and part.width else None
+        multiplies = group.after and self.window is not None and part.width
+        self.times = toeplitz(self.window, self.block_m) if multiplies else None
         self.law = None if group.eps is None else entmax_law(group.eps, group.q.dtype)
 
     @cached_property
@@ -467,7 +474,7 @@ class Rows:
     def normalize(self, z):
         """Weights, [L,rows,cols], in place of the scores, and the row's `lse`; +inf where no key is left.
 
-        For alpha > 2 `lse` is the solver's shift, from the largest score, without which it would not be precise enough."""
+        For alpha > 2 `lse` is the solver's shift from the largest score; added to that it would lose its digits."""
         top = z.amax(-1, keepdim=True)
         empty = top==-math.inf
         eps = self.group.eps
@@ -480,7 +487,8 @@ class Rows:
             return p.masked_fill_(empty, 0.),kept.masked_fill(empty, math.inf)
         if eps is not None:
             p = entmax_rows(z.flatten(0, 1), self.entmax_eps(z)).view_as(z)
-            threshold = -torch.expm1(p.amax(-1, keepdim=True).log()*eps)/eps  # the largest weight is [1 - eps c]^(1/eps)
+            largest = p.amax(-1, keepdim=True)  # [1 - eps c]^(1/eps)
+            threshold = -torch.expm1(largest.log()*eps)/eps
             return p,(top+threshold).masked_fill(empty, math.inf)
         p = z.sub_(top.masked_fill(empty, 0.)).exp2_()
         row_sum = p.sum(-1, keepdim=True)

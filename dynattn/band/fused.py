@@ -399,7 +399,8 @@ class Fused(Short):
             return [(some,run,None) for run in cut for some in ([slice(0, b)] if run.count==1 else _each(b))]
         first,end,holes = real_keys(inputs.keep)
         if holes:
-            return [(x,Run(strip, 1),inputs.keep[x]) for x in _each(b) for strip in strips(inputs, first[x.start], end[x.start])]
+            return [(x,Run(strip, 1),inputs.keep[x])
+                    for x in _each(b) for strip in strips(inputs, first[x.start], end[x.start])]
         return [(x,run,None) for x in _each(b) for run in runs(strips(inputs, first[x.start], end[x.start]))]
 
     @staticmethod
@@ -530,7 +531,8 @@ class Written(Short):
         end = torch.where(keep.any(1), m-keep.flip(1).int().argmax(1), 0)
         order = end.argsort(stable=True)
         ends = end[order].tolist()
-        return [(some,keep[some],strips(inputs, 0, ends[x*size+len(some)-1])) for x,some in enumerate(order.split(size))]
+        return [(some,keep[some],strips(inputs, 0, ends[x*size+len(some)-1]))
+                for x,some in enumerate(order.split(size))]
 
     @staticmethod
     def never_empty(inputs, by_offset):
@@ -591,7 +593,8 @@ class Written(Short):
                     slope = toeplitz_square(on_strip(_of(slopes, some), inputs, strip), strip.rows, strip.cols)
                     if inputs.n_global: slope.masked_fill_(leading_pairs(inputs, strip)[0], 0.)
                     pairs = len(k),h,strip.rows,strip.cols
-                    along = torch.mul(dscores.view(pairs), slope, out=weights.view(pairs))  # the weights are not needed again
+                    # the weights are not needed again
+                    along = torch.mul(dscores.view(pairs), slope, out=weights.view(pairs))
                     dsigma[some] += along.flatten(2).sum(-1)
                 dscores.mul_(inputs.scale)
                 dks[:,:,strip.keys] += torch.bmm(dscores.mT, _heads_first(queries, hkv)).unflatten(0, (-1,hkv))

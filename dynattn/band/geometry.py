@@ -55,7 +55,8 @@ def _clipped_part(band, first_query, end_query, first_key, left, right, n_lead, 
     furthest_right = band.end_key-1-first_query-band.q_offset
     clipped_left,clipped_right = min(left, furthest_left),min(right, furthest_right)
     if clipped_left+clipped_right < 0: clipped_left,clipped_right = 0,-1
-    return Part(first_query, end_query, first_key, band.end_key, clipped_left, clipped_right, band.q_offset, n_lead, left-clipped_left, windowed)
+    return Part(first_query, end_query, first_key, band.end_key, clipped_left, clipped_right, band.q_offset, n_lead,
+                left-clipped_left, windowed)
 
 def global_queries(band:Band) -> tuple: # (first, end): the queries that stand at positions 0..n_global-1
     "With an offset, the queries at global positions need not be the first ones."
@@ -72,7 +73,8 @@ def parts(
     n_lead = min(band.n_global, m)
     everything = band.n+m+abs(band.q_offset)  # further than any offset
     if first_global<end_global:
-        yield _clipped_part(band, first_global, end_global, band.first_key, everything, 0 if band.is_causal else everything, 0, False)
+        ahead = 0 if band.is_causal else everything
+        yield _clipped_part(band, first_global, end_global, band.first_key, everything, ahead, 0, False)
     before = 0 if band.is_causal else n_lead  # queries before position 0 see no key if causal
     for first,end,lead in ((0,first_global,before), (end_global,band.n,n_lead)):
         if first<end:
@@ -151,7 +153,8 @@ def tiles(
         starts = whole[phase::stride]
         for at in range(0, len(starts), batch):
             first_query = starts[at]
-            yield Tiles(first_query, block_m, len(starts[at:at+batch]), stride*block_m, first_query+part.q_offset-part.left, cols, 0)
+            first_key = first_query+part.q_offset-part.left
+            yield Tiles(first_query, block_m, len(starts[at:at+batch]), stride*block_m, first_key, cols, 0)
 
 # %% ../../nbs/31_band.geometry.ipynb #7e3a10c2
 def blocks_of_several_texts(

@@ -16,10 +16,11 @@ from ..alpha import _is_batched as is_batched
 from ..dense import dense_attention
 from .geometry import Tiles, block_sizes, blocks_of_several_texts
 from .engines import Texts, Wanted, _LOG2E
-from .fused import Fused, Run as StripRun, fused_forward, log_window, runs as strip_runs, strip_mask, strip_rows, strips
-from .attention import (OffsetWindow, Tiled, choose_engine, folded, in_work_dtype, is_traced, second_derivative,
-                                    settings_from_tensors, settings_of, single_numbers_moved, transformed, without_autocast,
-                                    by_dense)
+from .fused import (
+    Fused, Run as StripRun, fused_forward, log_window, runs as strip_runs, strip_mask, strip_rows, strips)
+from .attention import (
+    OffsetWindow, Tiled, by_dense, choose_engine, folded, in_work_dtype, is_traced, second_derivative,
+    settings_from_tensors, settings_of, single_numbers_moved, transformed, without_autocast)
 
 # %% ../../nbs/36_band.packed.ipynb #ac4249ec
 class Run(NamedTuple):
@@ -225,9 +226,10 @@ class PackedFunction(torch.autograd.Function):
 
 # %% ../../nbs/36_band.packed.ipynb #4bfa2238
 _library = torch.library.Library("dynattn", "FRAGMENT")
-_ARGUMENTS = ("Tensor segments, Tensor q, Tensor k, Tensor v, Tensor? sigma, Tensor? alpha, Tensor? bias, Tensor? keep, Tensor? values,"
-    " Tensor? slopes, Tensor? half_widths, Tensor? seed, SymInt left, SymInt right, SymInt n_global, SymInt q_offset, float scale,"
-    " float dropout_p, bool is_causal, bool after, bool weights_wanted, bool[] wanted")
+_ARGUMENTS = ("Tensor segments, Tensor q, Tensor k, Tensor v, Tensor? sigma, Tensor? alpha, Tensor? bias, Tensor? keep,"
+    " Tensor? values, Tensor? slopes, Tensor? half_widths, Tensor? seed,"
+    " SymInt left, SymInt right, SymInt n_global, SymInt q_offset, float scale, float dropout_p,"
+    " bool is_causal, bool after, bool weights_wanted, bool[] wanted")
 @without_autocast
 def _packed_op(segments, q, k, v, sigma, alpha, bias, *options):
     packed = PackedRows(settings_from_tensors(*options), segments, q, k, v, alpha, bias)
@@ -244,7 +246,8 @@ def _packed_shape(segments, q, k, v, *options): return q.new_empty(*q.shape[:3],
 
 def _packed_backward_shapes(dout, segments, q, k, v, sigma, alpha, bias, *options):
     learned = zip(options[-1], (sigma,alpha,bias))
-    return *(x.new_empty(x.shape) for x in (q,k,v)),*(x.new_empty(x.shape) if wanted else q.new_empty(0) for wanted,x in learned)
+    grads = (x.new_empty(x.shape) if wanted else q.new_empty(0) for wanted,x in learned)
+    return *(x.new_empty(x.shape) for x in (q,k,v)),*grads
 
 def _save_for_backward(ctx, inputs, output):
     ctx.save_for_backward(*inputs[:12])
@@ -301,6 +304,7 @@ def _run_traced(settings, segments, q, k, v, sigma, alpha, bias, seed):
             half_widths = wide.half_widths()
         if not settings.after: settings.left,settings.right = (-1 if x is None else x for x in settings.window.reach)
     w = settings.wanted
-    return torch.ops.dynattn.packed(segments, q, k, v, sigma, alpha, bias, settings.keep, values, slopes, half_widths, seed, settings.left,
-        settings.right, settings.n_global, settings.q_offset, settings.scale, settings.dropout_p, settings.is_causal, settings.after, False,
-        [w.sigma,w.alpha,w.bias])
+    return torch.ops.dynattn.packed(
+        segments, q, k, v, sigma, alpha, bias, settings.keep, values, slopes, half_widths, seed,
+        settings.left, settings.right, settings.n_global, settings.q_offset, settings.scale, settings.dropout_p,
+        settings.is_causal, settings.after, False, [w.sigma,w.alpha,w.bias])

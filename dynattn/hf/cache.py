@@ -44,7 +44,8 @@ class _KeptLayer(CacheLayerMixin):
         scale:float|None,
     ) -> Tensor: # [B,H,n,dv]
         "Called by the attention function."
-        if new is not self.waiting: raise RuntimeError("past_key_values: expected the keys of the last update, got older ones")
+        if new is not self.waiting:
+            raise RuntimeError("past_key_values: expected the keys of the last update, got older ones")
         if self.restored is not None: self.windows.load_state(*self.restored); self.restored = None
         self.windows.scale,self.windows.record_past = scale,self.record_past
         if self.windows.seen: self.windows.to(q.device)
@@ -67,13 +68,15 @@ class _KeptLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove:int):
         "Take back the newest `-tokens_to_remove` tokens."
-        if tokens_to_remove>0: raise ValueError(f"tokens_to_remove: expected 0 or less, as in transformers, got {tokens_to_remove}")
+        if tokens_to_remove>0:
+            raise ValueError(f"tokens_to_remove: expected 0 or less, as in transformers, got {tokens_to_remove}")
         if self.windows is not None: self.windows.crop(-tokens_to_remove)
 
     def reorder_cache(self, beam_idx): self._select(beam_idx)
     def batch_select_indices(self, indices): self._select(indices)
     def batch_repeat_interleave(self, repeats:int):
-        if self.windows is not None and self.windows.seen: self._select(torch.arange(self.windows.batch).repeat_interleave(repeats))
+        if self.windows is None or not self.windows.seen: return
+        self._select(torch.arange(self.windows.batch).repeat_interleave(repeats))
 
     def _select(self, rows):
         if self.windows is not None: self.windows.select(rows)
@@ -86,7 +89,9 @@ class _KeptLayer(CacheLayerMixin):
 
 # %% ../../nbs/56_hf.cache.ipynb #c7f2a937
 class WindowedCache(Cache):
-    "A cache that keeps for every key head what the windows of its query heads reach: `generate(..., past_key_values=WindowedCache(model))`."
+    """A cache that keeps for every key head what the windows of its query heads reach.
+
+    For `generate(..., past_key_values=WindowedCache(model))`."""
     def __init__(self,
         model:PreTrainedModel, # causal, its attention is 'dynattn'
         offloading:bool=False, # keep the keys of layers that are not at work in the memory of the CPU
@@ -95,7 +100,8 @@ class WindowedCache(Cache):
         if config is None or getattr(config, 'is_encoder_decoder', False):
             raise TypeError(f"model: expected a causal model of transformers, got {type(model).__name__}")
         if config._attn_implementation!='dynattn':
-            raise ValueError(f"model: expected attention by 'dynattn', got {config._attn_implementation!r}; call dynattn.hf.switch(model)")
+            raise ValueError(f"model: expected attention by 'dynattn', got {config._attn_implementation!r}; "
+                             "call dynattn.hf.switch(model)")
         super().__init__(layers=[_KeptLayer() for _ in range(config.get_text_config().num_hidden_layers)],
                          offloading=offloading, **(dict(offload_only_non_sliding=False) if offloading else {}))
 

@@ -707,7 +707,8 @@ def load_pretrained(
             raise UserError(f"model: expected one with full attention, got {name} with windows")
         speaks = any(word in (config.architectures or [''])[0] for word in ('CausalLM','LMHead')) or bool(options)
         auto = AutoModelForCausalLM if speaks else AutoModel
-        model = load(path, auto, dtype=torch.float32) if narrowed else auto.from_pretrained(path, dtype=torch.float32, **options)
+        if narrowed: model = load(path, auto, dtype=torch.float32)
+        else: model = auto.from_pretrained(path, dtype=torch.float32, **options)
         words = AutoTokenizer.from_pretrained(path, **options) if tokenizer else None
     except UserError: raise
     except Exception as e: # a damaged file fails in many ways

@@ -98,7 +98,8 @@ class _Spread:
         kwargs,error,mine = {**dict(zip(self.names, args)), **kwargs},None,[1, 0, 0, 0, 0]
         try: mine = self._described(kwargs)
         except (TypeError,ValueError) as caught: error = caught
-        rows = self.ranks.everyones(torch.tensor(mine), 'the shapes of a call')
+        device = next(base.parameters()).device
+        rows = self.ranks.everyones(torch.tensor(mine, device=device), 'the shapes of a call')
         if rows[:,0].any(): _raise_everywhere(self.ranks, error)
         lengths,batches,padded,late = rows[:,1:].T.tolist()
         self._check(lengths, batches, late)
@@ -125,7 +126,9 @@ class _Spread:
         tokens = kwargs.get('input_ids')
         return kwargs.get('inputs_embeds') if tokens is None else tokens
 
-    def _ones(self, kwargs): return torch.ones(self._tokens(kwargs).shape[:2], dtype=torch.bool)
+    def _ones(self, kwargs):
+        tokens = self._tokens(kwargs)
+        return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
 
     def _described(self, kwargs):
         "[no error, tokens, rows, whether there is padding, whether a text begins late] of this rank's call."

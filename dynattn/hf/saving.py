@@ -68,7 +68,8 @@ def keep_on_saving(
 # %% ../../nbs/56_hf.saving.ipynb #db82f6c8
 def _owners(model):
     "The models in `model` with windows or alpha."
-    return [m for m in model.modules() if isinstance(m, PreTrainedModel) and isinstance(getattr(m.config, 'dynattn', None), _Added)]
+    models = (m for m in model.modules() if isinstance(m, PreTrainedModel))
+    return [m for m in models if isinstance(getattr(m.config, 'dynattn', None), _Added)]
 
 def save(
     model:nn.Module, # with windows or alpha
@@ -165,7 +166,8 @@ def load(
 
 def _check_found(folder, info):
     "Raise where the tensors of windows and alpha were not those that the configuration names."
-    missing,unknown = ([str(k) for k in info[kind] if '.dynattn.' in str(k)] for kind in ('missing_keys','unexpected_keys'))
+    missing,unknown = ([str(k) for k in info[kind] if '.dynattn.' in str(k)]
+                       for kind in ('missing_keys','unexpected_keys'))
     if missing or unknown:
         raise ValueError(f"folder: expected the tensors that its configuration names, got {str(folder)!r} "
                          f"without {sorted(missing)[:3]}, and with {sorted(unknown)[:3]}")
@@ -225,7 +227,8 @@ def load_adapter(
     "The base with its windows, alpha and adapter."
     if LoraConfig is None: raise ImportError("peft is not installed; pip install peft brings it")
     where = {k: kwargs[k] for k in _WHERE if k in kwargs}
-    added = json.loads(Path(cached_file(folder, 'adapter_config.json', **where)).read_text(encoding='utf-8')).get('dynattn')
+    config = Path(cached_file(folder, 'adapter_config.json', **where))
+    added = json.loads(config.read_text(encoding='utf-8')).get('dynattn')
     if not added:
         raise ValueError(f"folder: expected an adapter with windows or alpha, got {str(folder)!r} without; "
                          "PeftModel.from_pretrained serves it")
