@@ -1,4 +1,4 @@
-"Modules of the first edition under their old names, for one version: importing one warns and hands on the new one's names"
+"Modules of the first edition under their old names, for one version: importing one warns and hands on the new names"
 import importlib, sys, warnings
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec

@@ -312,16 +312,18 @@ def _used(join):
     used = {g.recent-g.reach-1 for g in join.groups}
     return used.pop() if own and len(used)==1 and -1<=min(used)<=join.spare else None
 
-def _joins(layer):
+def _joins(layer): # -> [(`_Join`, spare places in use)]
     "The joins of a layer, made where there are none or where more groups have become full."
     full = sum(map(_is_full, layer.groups))
-    if layer.joins is None or layer.joined_full!=full or any(_used(join) is None for join in layer.joins):
-        layer.joins,layer.joined_full = [_join(layer, groups) for groups in _chunks_to_join(layer)],full
-    return layer.joins
+    if layer.joins is not None and layer.joined_full==full:
+        joins = [(join,_used(join)) for join in layer.joins]
+        if all(used is not None for _,used in joins): return joins
+    layer.joins,layer.joined_full = [_join(layer, groups) for groups in _chunks_to_join(layer)],full
+    return [(join,_used(join)) for join in layer.joins]
 
-def _one_of_join(layer, join, q, k, v):
-    "The newest query of joined groups, [B,h,1,dv]."
-    used = _used(join)+1
+def _one_of_join(layer, join, used, q, k, v):
+    "The newest query of joined groups, [B,h,1,dv]; so many spare places are `used`."
+    used += 1
     if used>join.spare:
         join.k,join.v = (x.index_select(1, join.kept) for x in (join.k, join.v))
         _lay_out(join, layer.n_global)
@@ -353,12 +355,11 @@ def _one_of_group(layer, group, q, k, v):
 def _one(layer, q, k, v):
     "The newest query, of rows without padding that have all their leading tokens."
     joins = [] if layer.record_past or len(layer.groups)==1 else _joins(layer)
-    joined = [g for join in joins for g in join.groups]
+    if joins and joins[0][0].q_heads==slice(0, layer.heads): return _one_of_join(layer, *joins[0], q, k, v)
+    joined = [g for join,_ in joins for g in join.groups]
     alone = [g for g in layer.groups if not any(g is other for other in joined)]
-    if len(joins)==1 and not alone and joins[0].q_heads==slice(0, layer.heads):
-        return _one_of_join(layer, joins[0], q, k, v)
     out = q.new_empty(*q.shape[:3], v.shape[-1])
-    for join in joins: out[:,join.q_heads] = _one_of_join(layer, join, q, k, v)
+    for join,used in joins: out[:,join.q_heads] = _one_of_join(layer, join, used, q, k, v)
     for group in alone: out[:,group.q_heads] = _one_of_group(layer, group, q, k, v)
     return out
 
@@ -476,15 +477,15 @@ class WindowedLayer:
         return self.n_global + (0 if self.padded is None else int(self.padded.max()))
 
     def _check(self, q, k, v, keep):
+        b,_,n,_ = q.shape if isinstance(q, Tensor) and q.dim()==4 else 'B_n_'
         for name,x,h in (('q', q, self.heads), ('k', k, self.kv_heads), ('v', v, self.kv_heads)):
-            if not isinstance(x, Tensor) or x.dim()!=4 or x.shape[:3]!=(len(q), h, q.shape[2]):
-                raise ValueError(f"{name}: expected [B,{h},n,d] with B,n={len(q), q.shape[2]}, "
-                                 f"got {tuple(getattr(x, 'shape', ()))}")
-        if keep is not None and (keep.dtype!=torch.bool or keep.shape!=(len(q), self.seen+q.shape[2])):
-            raise ValueError(f"keep: expected bool [B,seen+n]={len(q), self.seen+q.shape[2]}, "
+            if not isinstance(x, Tensor) or x.dim()!=4 or x.shape[:3]!=(b, h, n):
+                raise ValueError(f"{name}: expected [{b},{h},{n},d], got {tuple(getattr(x, 'shape', ()))}")
+        if keep is not None and (keep.dtype!=torch.bool or keep.shape!=(b, self.seen+n)):
+            raise ValueError(f"keep: expected bool [B,seen+n]={b, self.seen+n}, "
                              f"got {keep.dtype} {tuple(keep.shape)}")
         held = self.groups[0].k
-        if self.seen and (held.shape[0]!=len(k) or held.shape[3]!=k.shape[3]):
+        if self.seen and (held.shape[0]!=b or held.shape[3]!=k.shape[3]):
             raise ValueError(f"k: expected batch {held.shape[0]} and width {held.shape[3]} as in the calls before, "
                              f"got {tuple(k.shape)}")
         if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):

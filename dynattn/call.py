@@ -49,13 +49,9 @@ def _within(t, low):
     "Whether all values are finite and at least `low`; trusted where they cannot be read or an accelerator would wait."
     if torch.compiler.is_compiling() or t.device.type != 'cpu': return True
     try:
-        if t.numel() <= 64: return _all_within(t.tolist(), low)
+        if t.numel() <= 64: return all(low <= x < math.inf for x in t.reshape(-1).tolist())
         return bool(((t >= low) & (t < math.inf)).all())
     except RuntimeError: return True  # under `vmap`, or a fake tensor
-
-def _all_within(x, low):
-    "The same of a number, or of lists of them."
-    return all(_all_within(y, low) for y in x) if isinstance(x, list) else low <= x < math.inf
 
 def _per_head(name, t, b, h):
     "Check the shape of one number per head: (), [H] or [B,H]; an axis of length 1 holds for all."

@@ -8,6 +8,7 @@ __all__ = ['BandWeights', 'refuses', 'banded_attention']
 # %% ../../nbs/34_band.attention.ipynb #91bc9cdf
 import inspect, math
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
@@ -119,14 +120,19 @@ def few_half_widths(
     rows = [[one(x) for x in row]*(h if len(row)==1 else 1) for row in rows]
     return rows*b if len(rows)==1 else rows
 
+_NAMES = 'curve','smooth','unit','apply','reach','p','ramp','eps'
+_but_sigma = attrgetter(*_NAMES, 'T', 'fill')
+
 class FixedWindow(NamedTuple):
     "A window by its values: what was made from it holds for every window with the same ones."
     sigma:float|tuple # as `Tensor.tolist` gives it, in tuples
     dtype:torch.dtype
-    options:tuple     # (name, value) of everything else
+    options:tuple     # everything else, as `_but_sigma` gives it
 
     def window(self) -> Window:
-        return Window(torch.tensor(self.sigma, dtype=self.dtype, device='cpu'), **dict(self.options))
+        *named,T,fill = self.options
+        sigma = torch.tensor(self.sigma, dtype=self.dtype, device='cpu')
+        return Window(sigma, **dict(zip(_NAMES, named)), cut=None if T is None else (T,fill))
 
 def fixed_window(
     window:Window,
@@ -136,7 +142,7 @@ def fixed_window(
     if sigma.numel()>64 or dims>2 or not sigma.is_cpu: return None
     values = sigma.tolist()
     if dims>0: values = tuple(values) if dims==1 else tuple(map(tuple, values))
-    return FixedWindow(values, sigma.dtype, tuple(window._options().items()))
+    return FixedWindow(values, sigma.dtype, _but_sigma(window))
 
 @made_once
 def _fixed_bounds(fixed): return tuple(x.amax().item() if x.numel() else None for x in fixed.window().bounds())
