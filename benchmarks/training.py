@@ -7,7 +7,7 @@ Rows are appended to results/training.csv. Seeds draw the split, the weights and
 A step's time is that of the processor, not of the clock, since other work may share the machine; one thread.
 Each run has a process of its own, whose largest size is the memory.
 """
-import argparse, csv, statistics, tempfile, time
+import argparse, csv, json, statistics, tempfile, time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
 from datetime import date
@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 import torch
 from dynattn.files import load_data, views
-from dynattn.training import Callback, TrainConfig, saved_state, train
+from dynattn.training import Callback, TrainConfig, train
 from harness import RESULTS, commit, machine
 
 KINDS = dict(dense=dict(window='none'), fixed=dict(window='16'), dynamic=dict(), dynamic_alpha=dict(alpha='learned'))
@@ -36,7 +36,7 @@ def measure(kind, seed, given, keep):
     with tempfile.TemporaryDirectory() as out:
         out = Path(keep or out)/f'{kind}_{seed}'
         r = train(c, out, quiet=True, callbacks=[watch])
-        best = saved_state(out)['best']
+        best = min(map(json.loads, open(out/'metrics.jsonl')), key=lambda epoch: epoch['valid_loss'])['f1']
     spent = time.process_time()-began
     mean = lambda x: torch.tensor(x).mean().item()
     pieces = sum(len(views(x.data, c.crop)) for x in load_data(c).splits['test'])

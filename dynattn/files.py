@@ -9,7 +9,7 @@ __all__ = ['KINDS', 'SPLITS', 'UserError', 'DataConfig', 'is_number', 'word_rule
            'save_model', 'load_model', 'locked', 'split_table', 'printable', 'need']
 
 # %% ../nbs/51_files.ipynb #f11e0003
-import csv, dataclasses, glob, hashlib, io, json, math, mimetypes, os, random, sysconfig, tempfile, zlib
+import csv, dataclasses, glob, hashlib, io, itertools, json, math, mimetypes, os, random, sysconfig, tempfile, zlib
 from collections import Counter, defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -307,46 +307,87 @@ def choose_classes(
 # %% ../nbs/51_files.ipynb #c10d3654
 SPLITS = {'train':.7, 'valid':.12, 'test':.18}
 
-_LEAST = 2  # files of a class in each split
+_LEAST = 2       # files of a class in each split
+_EXCHANGED = 32  # packages, the largest, that are also exchanged in pairs
+_SEARCHES = 8    # orders of the packages that are tried, fewer where there are thousands
 
-def _miss(have, total, package, split, price):
-    """How far the classes of a package are from their shares when it stands in `split`:
-    squares, and `price` for each that is missing."""
-    miss = 0
-    for label,n in package.items():
-        for s,share in SPLITS.items():
-            there = have[s,label] + (n if s==split else 0)
-            miss += (there/total[label] - share)**2 + price*(there<_LEAST)
-    return miss
+class _Placed:
+    "Packages in splits, and how many files of each class the splits have."
+    def __init__(self, held):
+        self.held = held # package -> its files by class
+        self.total = sum(held.values(), Counter())
+        self.where = {}  # package -> split
+        self.have = Counter()  # (split, class) -> files
 
-def _by_size(items, most):
-    "package -> its files by class, `most` of each; the large packages first, by powers of two."
-    held = defaultdict(Counter)
-    for x in items: held[x.package][x.label] += 1
-    order = sorted(held, key=lambda p: -held[p].total().bit_length())
-    return {p: Counter({label: min(n, most) for label,n in held[p].items()}) for p in order}
+    def move(self, package, split):
+        for label,n in self.held[package].items():
+            if package in self.where: self.have[self.where[package],label] -= n
+            self.have[split,label] += n
+        self.where[package] = split
+
+    def miss(self, labels, price):
+        """How far the splits are from their shares of these classes:
+        squares, and `price` for each class that is missing."""
+        miss = 0
+        for label in labels:
+            for split,share in SPLITS.items():
+                there = self.have[split,label]
+                miss += (there/self.total[label] - share)**2 + price*(there<_LEAST)
+        return miss
+
+    def place(self, package, price):
+        "Move a package to the split where the shares of its classes come out best."
+        def miss_in(split):
+            self.move(package, split)
+            return self.miss(self.held[package], price)
+        self.move(package, min(SPLITS, key=miss_in))
+
+    def exchange(self, one, other, price):
+        "Let two packages change places if the shares of their classes come out better."
+        split,others = self.where[one],self.where[other]
+        if split==others: return
+        labels = self.held[one] | self.held[other]
+        before = self.miss(labels, price)
+        self.move(one, others)
+        self.move(other, split)
+        if self.miss(labels, price) < before-1e-9: return
+        self.move(one, split)
+        self.move(other, others)
+
+    def complete(self):
+        return all(self.have[s,label]>=_LEAST for s in SPLITS for label in self.total)
 
 # %% ../nbs/51_files.ipynb #pack0001
+def _search(held):
+    "Place packages in their order, then move and exchange them until nothing changes."
+    placed = _Placed(held)
+    largest = list(held)[:_EXCHANGED]
+    for price in (0,1):  # the second time only where a split has missed a class
+        for _ in range(20):
+            before = dict(placed.where)
+            for package in held: placed.place(package, price)
+            for one,other in itertools.combinations(largest, 2):
+                placed.exchange(one, other, price)
+            if placed.where==before: break
+        if placed.complete(): break
+    return placed
+
 def split_packages(
     items:list, # of `Item`
     seed:int=0,
     most:int=20, # files of a class and package that count
 ) -> dict: # package -> "train", "valid" or "test"
-    "Whole packages to splits, each moved to where the shares of its classes come out best, until none moves."
-    held = _by_size(sorted(items, key=lambda x: _digest(seed, x.package)), most)
-    total = sum(held.values(), Counter())
-    have,where = Counter(),{}
-    for price in (0,1):  # the second time only where a split has missed a class
-        for _ in range(20):
-            before = dict(where)
-            for p,package in held.items():
-                if p in where:
-                    have.subtract({(where[p],label): n for label,n in package.items()})
-                where[p] = min(SPLITS, key=lambda s: _miss(have, total, package, s, price))
-                have.update({(where[p],label): n for label,n in package.items()})
-            if where==before: break
-        if all(have[s,label]>=_LEAST for s in SPLITS for label in total): break
-    return where
+    "Whole packages to splits so that each class comes closest to its shares, in the best of several searches."
+    files = defaultdict(Counter)  # package -> its files by class
+    for x in items: files[x.package][x.label] += 1
+    held = {p: Counter({label: min(n, most) for label,n in files[p].items()})
+            for p in files}
+    def order(search):  # the large packages first, by powers of two
+        return sorted(files, key=lambda p: (-files[p].total().bit_length(),
+                                            _digest(seed, search, p)))
+    searches = min(_SEARCHES, 1 + 500*_SEARCHES//max(1, len(files)))
+    found = [_search({p: held[p] for p in order(search)}) for search in range(searches)]
+    return min(found, key=lambda placed: placed.miss(placed.total, price=1)).where
 
 # %% ../nbs/51_files.ipynb #3f4dbd54
 @dataclass

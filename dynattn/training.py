@@ -41,7 +41,7 @@ class TrainConfig(DataConfig):
     price:float = .001       # added to the loss for windows as wide as the sequence
     impl:str = 'auto'        # implementation: auto, dense, banded, triton, or sdpa where there is no window
     epochs:int = 8           # epochs at most
-    patience:int = 4         # epochs without a better validation F1, after which it stops
+    patience:int = 4         # epochs without a lower validation loss, after which it stops
     lr:float = 3e-3          # the largest learning rate
     sigma_lr:float = 1.      # rate of the parameters that predict widths, as a multiple of the learning rate
     decay:float = .05        # weight decay
@@ -171,7 +171,7 @@ class Trainer:
         self.epoch = 0    # epochs finished
         self.at = 0       # batches of this epoch that were taken
         self.since = 0    # epochs since the best one
-        self.best = -1.   # the best validation F1
+        self.best = math.inf # the lowest validation loss
         self.total = 0.   # sum of the losses of this epoch
         self.stop = None  # the signal that asks to stop
         self.ms = []      # milliseconds of each step
@@ -243,7 +243,7 @@ def judge(
     size:int, # bytes of a view
     batch:int=32,
     device='cpu',
-) -> dict: # confusion matrix; widths of each class [C,L,H], α [L,H], operations
+) -> dict: # confusion matrix; losses [n]; widths of each class [C,L,H], α [L,H], operations
     "The model's prediction for each file, and its widths."
     index = {label: i for i,label in enumerate(model.config.classes)}
     truth = torch.tensor([index[x.label] for x in items], dtype=torch.long)
@@ -252,8 +252,10 @@ def judge(
         widths.index_add_(0, truth[at], model.widths().float().transpose(0, 1).cpu())
         n.index_add_(0, truth[at], torch.ones(len(at)))
         flops.update(model.flops())
-    answers = probabilities(model, [x.data for x in items], size, batch, device, each).argmax(-1)
-    return dict(cm=confusion_matrix(truth, answers, len(index)), widths=widths/n.clamp(min=1)[:,None,None],
+    p = probabilities(model, [x.data for x in items], size, batch, device, each)
+    answers,losses = p.argmax(-1),F.nll_loss(p.clamp(min=1e-6).log(), truth, reduction='none')
+    return dict(cm=confusion_matrix(truth, answers, len(index)), losses=losses,
+        widths=widths/n.clamp(min=1)[:,None,None],
         alphas=model.alphas().cpu() if flops else None, flops=dict(flops), said=answers)
 
 # %% ../nbs/52_training.ipynb #7a110011
@@ -282,11 +284,13 @@ def end_epoch(t:Trainer, callbacks=()):
     mine = t.data.splits['valid'][t.replica::t.replicas]
     j = judge(t.plain, mine, t.c.crop, t.c.batch, t.acc.device)
     cm = t.acc.reduce(j['cm'].to(t.acc.device)).cpu()//t.c.sequence_ranks
+    losses = t.acc.reduce(j['losses'].sum().to(t.acc.device)).item()/t.c.sequence_ranks
     row = dict(step=t.step, epoch=t.epoch+1, loss=t.total/max(1, len(t.batches(t.epoch))),
+        valid_loss=losses/cm.sum().item(),
         accuracy=accuracy(cm).item(), f1=f1(cm, 'macro').item(),
         width=j['widths'].mean().item(), alpha=j['alphas'].mean().item(), ms=statistics.median(t.ms or [0]))
-    better = row['f1']>t.best
-    t.best,t.since = (row['f1'],0) if better else (t.best,t.since+1)
+    better = row['valid_loss']<t.best
+    t.best,t.since = (row['valid_loss'],0) if better else (t.best,t.since+1)
     if t.acc.is_main_process:
         if better: t.plain.save_pretrained(t.out)
         _append(t.out/'metrics.jsonl', json.dumps(row)+'\n')
@@ -395,8 +399,8 @@ class Progress(Callback):
         self.bar.update()
 
     def after_epoch(self, t, row):
-        self.say("epoch {epoch} of {all}, step {step}: loss {loss:.3f}, accuracy {accuracy:.3f}, F1 {f1:.3f}, "
-            "mean width {width:.1f}".format(all=t.c.epochs, **row))
+        self.say("epoch {epoch} of {all}, step {step}: loss {loss:.3f}, validation loss {valid_loss:.3f}, "
+            "accuracy {accuracy:.3f}, F1 {f1:.3f}, mean width {width:.1f}".format(all=t.c.epochs, **row))
 
     def close(self):
         if self.bar: self.bar.close()

@@ -214,7 +214,8 @@ def test_on_a_terminal_there_is_a_bar(tree, tmp_path, monkeypatch):
         try: assert main(['train', str(tree), '--out', str(tmp_path/'run'), *SMALL])==0
         finally: screen.write('END'); screen.flush(); reader.join()
     text = b''.join(shown).decode()
-    assert '\rtrain:' in text and '/10 ' in text
+    steps = json.loads((tmp_path/'run'/'result.json').read_text())['steps']
+    assert '\rtrain:' in text and f'/{steps} ' in text
     assert 'loss ' in text and 'accuracy ' in text and 'mean width ' in text
 
 def test_files_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
