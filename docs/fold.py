@@ -5,6 +5,7 @@ on the cell's first line, else the last sentence of the text above, else the fir
 `#| code-fold: false` stays open, because there the check is the lesson."""
 import ast, dis, re
 from dataclasses import dataclass
+from functools import cache
 from types import CodeType
 
 CHECK = re.compile(r'(assert|test)_\w+|(grad)+check|check_\w+|matches')
@@ -35,6 +36,7 @@ def globals_read(code):
     own = {i.argval for i in dis.get_instructions(code) if i.opname in ('LOAD_GLOBAL', 'LOAD_NAME')}
     return own.union(*(globals_read(c) for c in code.co_consts if isinstance(c, CodeType)))
 
+@cache
 def reads_and_binds(source):
     "Names that a cell reads before it gives them a meaning itself, and names that it gives one"
     try: code = compile(without_options(source), 'cell', 'exec')
@@ -76,6 +78,12 @@ def last_sentence(markdown):
 def comment(source):
     m = re.match(r'#(?!\|)\s*(.+)', without_options(source).lstrip())
     return m[1].strip().rstrip('.:') if m else ''
+
+def explanation(source):
+    "The sentences on top of a solution, as one line of text, and the code below; a remark on the code is no sentence"
+    m = re.match(r'((?:#(?!\|).*\n)+)\n*', source)
+    text = ' '.join(line.lstrip('# ') for line in m[1].splitlines()) if m else ''
+    return (text, source[m.end():]) if text.endswith(('.', ':')) else ('', source)
 
 def condition(node):
     "What one check says, in a few words of code"

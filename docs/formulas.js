@@ -1,4 +1,4 @@
-// Formulas as SVG, by MathJax without a browser: reads {page: [{tex, display}]}, writes {pages: {page: {formulas, glyphs}}, css}.
+// Formulas as SVG, by MathJax without a browser: reads {page: [{tex, display}]}, writes {page: {formulas, glyphs}}.
 const [folder] = process.argv.slice(2);
 
 (async () => {
@@ -14,5 +14,5 @@ const [folder] = process.argv.slice(2);
     const drawn = formulas.map(({tex, display}) => adaptor.outerHTML(doc.convert(tex, {display, em: 16, ex: 8, containerWidth: 800})));
     pages[page] = {formulas: drawn, glyphs: adaptor.outerHTML(svg.fontCache.getCache())};
   }
-  process.stdout.write(JSON.stringify({pages, css: adaptor.textContent(svg.styleSheet(doc))}));
+  process.stdout.write(JSON.stringify(pages));
 })().catch(e => { console.error(e); process.exit(1); });

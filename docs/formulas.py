@@ -1,10 +1,11 @@
-"Formulas become pictures when the site is built: a page loads no MathJax, and no formula moves the text when it appears."
+"Formulas are drawn when the site is built: a page loads no MathJax, and the text does not move when they appear."
 import html, json, re, subprocess
 from importlib.metadata import files
 from pathlib import Path
 import playwright
 
-FORMULA = re.compile(r'(<(span|div) class="math notranslate nohighlight"[^>]*>)(<span class="eqno">.*?</span>)?(.*?)(</\2>)', re.S)
+FORMULA = re.compile(r'(<(span|div) class="math notranslate nohighlight"[^>]*>)'
+                     r'(<span class="eqno">.*?</span>)?(.*?)(</\2>)', re.S)
 MATHJAX = next(f for f in files('sphinx-mathjax-offline') if f.name=='node-main.js').locate().parent
 DRIVER  = Path(playwright.__file__).parent/'driver'     # playwright brings a Node of its own
 
@@ -22,7 +23,8 @@ def tex(text):
 def draw(formulas):
     "The pictures of each page's formulas, with the outlines of letters that they share, by one Node process"
     node = next(DRIVER.glob('node*'))
-    r = subprocess.run([node, Path(__file__).with_suffix('.js'), MATHJAX], input=json.dumps(formulas), capture_output=True, text=True, encoding='utf-8', timeout=120)
+    command = [node, Path(__file__).with_suffix('.js'), MATHJAX]
+    r = subprocess.run(command, input=json.dumps(formulas), capture_output=True, encoding='utf-8', timeout=120)
     if r.returncode: raise RuntimeError(f'MathJax: {r.stderr}')
     return json.loads(r.stdout)
 
@@ -30,7 +32,8 @@ def replace(page, drawn):
     "The page with its formulas drawn; each picture carries its source for readers who listen"
     sources,pictures = [tex(m[4]) for m in FORMULA.finditer(page)], iter(drawn['formulas'])
     for source,picture in zip(sources, drawn['formulas']):
-        if wrong := re.search('data-mjx-error="([^"]*)"', picture): raise ValueError(f'{source["tex"]}: {html.unescape(wrong[1])}')
+        wrong = re.search('data-mjx-error="([^"]*)"', picture)
+        if wrong: raise ValueError(f'{source["tex"]}: {html.unescape(wrong[1])}')
     def one(m):
         label = html.escape(tex(m[4])['tex'])
         return m[1] + (m[3] or '') + next(pictures).replace('role="img"', f'role="img" aria-label="{label}"', 1) + m[5]
@@ -42,7 +45,7 @@ def draw_all(dest):
     "Draw every formula of the site in `dest`"
     pages = {p: p.read_text(encoding='utf-8') for p in Path(dest).glob('*.html')}
     formulas = {p.name: [tex(m[4]) for m in FORMULA.finditer(t)] for p,t in pages.items()}
-    drawn = draw({n: f for n,f in formulas.items() if f})['pages']
+    drawn = draw({n: f for n,f in formulas.items() if f})
     for p,t in pages.items():
         if p.name not in drawn: continue
         try: p.write_text(replace(t, drawn[p.name]), encoding='utf-8')

@@ -29,7 +29,6 @@ def tab(browser):
     yield t
     t.close()
 
-
 @pytest.mark.parametrize('page', PAGES)
 def test_page_is_readable(tab, url, page):
     tab.goto(url+page)
@@ -88,4 +87,12 @@ def test_a_result_lands_on_its_symbol(tab, url, target):
     where = tab.evaluate('[location.pathname.slice(1), decodeURIComponent(location.hash.slice(1))]')
     assert where==[page, f'api-{name}']
     tab.wait_for_function('a => { const t = document.getElementById(a).getBoundingClientRect().top; return t > -5 && t < innerHeight }', arg=f'api-{name}', timeout=5000)
+    assert not tab.complaints
+
+def test_a_link_opens_the_table_or_the_fold_that_it_leads_to(tab, url):
+    tab.goto(url+'dense.html')
+    folded = tab.evaluate("document.querySelector('details[data-of]')?.dataset.of")
+    assert folded and not tab.evaluate("document.querySelector('details[data-of]').open")
+    tab.goto(url+'dense.html#'+folded)
+    tab.wait_for_function("document.querySelector('details[data-of]').open", timeout=5000)
     assert not tab.complaints

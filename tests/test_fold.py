@@ -27,6 +27,12 @@ def test_checks_fold_and_lessons_do_not():
     ('with expect_fail(ValueError, contains="got 3"): f()', '', "`ValueError: 'got 3'`")])
 def test_the_line(source, before, want): assert fold.line(source, before)=='✓ checked: '+want
 
+def test_the_words_of_a_solution_stand_above_its_code(site):
+    assert fold.explanation('# Both, as\n# `a` is b.\n\nx = 1 # c\n')==('Both, as `a` is b.', 'x = 1 # c\n')
+    assert fold.explanation('# a remark\nx = 1')==('', '# a remark\nx = 1') and fold.explanation('x')==('', 'x')
+    text = (site[0]/'survey.learned.html').read_text(encoding='utf-8')
+    assert '<summary>Solution</summary>\n<p>Five: r rounds' in text
+
 def test_a_caption_takes_signs_for_themselves():
     assert fold.caption({'fig-alt': 'a*b, [CLS]'}, '2.1')==r'**Figure 2.1.** a\*b, \[CLS\]'
     assert fold.caption({'fig-alt': 'a', 'fig-cap': 'See *b*.'}, '2.1')=='**Figure 2.1.** See *b*.'

@@ -1,8 +1,10 @@
 "The site is built, its links hold, and the names of ours that the prose mentions exist."
-import builtins, io, json, keyword, re, sys, tokenize
+import builtins, inspect, io, json, keyword, re, sys, tokenize
 from importlib.metadata import entry_points
 import pytest, torch, yaml
-import book, formulas, freeze
+import api, book, build_site, formulas, freeze
+import dynattn
+from dynattn.hf.narrowing import narrow
 
 def test_site_builds_without_a_warning_or_a_dead_link(site): assert site[1].returncode==0, site[1].stdout + site[1].stderr
 
@@ -35,6 +37,42 @@ def test_every_public_name_is_in_the_index(site):
         assert (site[0]/page).read_text(encoding='utf-8').count(f'id="{anchor}"')==1
     assert len(re.findall('class="nb-sym"', text)) > 100
 
+def _entry(site, place):
+    "The text of an entry of the API, from its anchor to the next one"
+    page,_,anchor = place.partition('#')
+    text = (site[0]/page).read_text(encoding='utf-8')
+    return text.split(f'<span id="{anchor}">')[1].split('<span id="api-')[0]
+
+@pytest.mark.parametrize('symbol,place', [(dynattn.attention, 'ops.html#api-attention'), (dynattn.Window, 'window.html#api-window'),
+    (dynattn.entmax, 'alpha.html#api-entmax'), (narrow, 'hf.narrowing.html#api-narrow')])
+def test_an_entry_has_a_table_of_its_parameters(site, symbol, place):
+    "Names, defaults and comments of the signature; the result of a function; an example on the page"
+    text = _entry(site, place)
+    rows = re.findall(r'<tr><td><code>(.*?)</code></td>(.*?)</tr>', text)
+    parameters = inspect.signature(symbol).parameters.values()
+    assert [name for name,_ in rows]==[api.STARS.get(p.kind, '')+p.name for p in parameters]
+    for (name,cells),p in zip(rows, parameters):
+        if p.default not in (p.empty, None): assert re.sub('<.*?>', '', cells.split('</td>')[1]), name
+    assert sum(not cells.endswith('<td></td>') for _,cells in rows) >= len(rows)-1
+    assert inspect.isclass(symbol) or '<em>returns</em>' in text
+    example, = re.findall('href="#(use-[^"]*)"', text)
+    assert f'id="{example}"' in (site[0]/place.partition('#')[0]).read_text(encoding='utf-8')
+
+def test_parameters_are_read_from_the_source():
+    "Fields of a record that others build on, grouped arguments of a decorated function, kernels, and errors"
+    call = api.describe(dynattn.attention)
+    assert [(r.name, r.type, r.default) for r in call.parameters[:1]+call.parameters[6:7]]==[('q','Tensor',''), ('scale','float | None','None')]
+    assert call.parameters[-1].name=='impl' and call.returns=='Tensor' and call.result.startswith('[B,H,N,dv]')
+    assert api.call_text(dynattn.entmax, 'entmax')=='entmax(z, alpha=1.5, dim=-1)'
+    assert 'enable_gqa=False, *, padding=None' in api.call_text(dynattn.attention, 'attention')
+    wrong = "def f(n, h=2):\n  if n: raise ValueError(f'n: expected at most H={h}, got {n}')\n  raise ValueError(f'{n}: no')"
+    assert api.refusals(api.ast.parse(wrong).body[0])==[('ValueError', 'n: expected at most H')]
+
+def test_a_figure_without_words_or_in_a_solution_stops_the_build():
+    cell = build_site.mk_cell('draw()', 'code')
+    with pytest.raises(ValueError, match='fig-alt'): build_site.figures(cell, {}, '1.1')
+    with pytest.raises(ValueError, match='solution'): build_site.figures(cell, {'fig-alt': 'A bar', 'code-summary': 'Solution'}, '1.1')
+
 def test_formulas_are_drawn_when_the_site_is_built(site):
     "No page loads MathJax; every formula is a picture that carries its source"
     for p in site[0].glob('*.html'):
@@ -45,7 +83,7 @@ def test_formulas_are_drawn_when_the_site_is_built(site):
 
 def test_a_wrong_formula_stops_the_build():
     page = r'<body><span class="math notranslate nohighlight">\(a+\nope\)</span>'
-    drawn = formulas.draw({'p': [formulas.tex(r'\(a+\nope\)')]})['pages']['p']
+    drawn = formulas.draw({'p': [formulas.tex(r'\(a+\nope\)')]})['p']
     with pytest.raises(ValueError, match='nope'): formulas.replace(page, drawn)
 
 def test_install_cell_brings_what_the_chapter_imports():
