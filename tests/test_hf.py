@@ -317,3 +317,113 @@ def test_generate_beside_soft_caps_sinks_and_chunks(name):
     def written(**options):
         return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, **options)
     assert written().equal(written(use_cache=False))
+
+class _Attention(torch.nn.Module):
+    "What `attend` asks of a layer."
+    layer_idx,is_causal = 0,True
+
+@pytest.mark.parametrize('window', [None, (4,0)])
+@pytest.mark.parametrize('own', ['none', 'softcap', 'sinks', 'windows', 'alpha'])
+def test_texts_in_pages_are_what_they_are_alone(own, window):
+    "A whole prompt, a piece of one, one token, a text that has ended, and padding behind them; by PyTorch, in float64"
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+    from dynattn import attention, hf
+    from dynattn.hf.plugin import Learned
+    from dynattn.sigma import SigmaParameter
+    from dynattn.alpha import AlphaHead
+    torch.manual_seed(0)
+    past,new = (0,6,11,0,3),(5,4,1,0,1)
+    queries,keys,values = (torch.randn(1, h, n, 4, dtype=torch.float64)
+                           for h,n in ((4, sum(new)+2), (2, sum(past)+sum(new)+2), (2, sum(past)+sum(new)+2)))
+    class Pages(PagedAttentionCache):
+        def __init__(self): pass
+        def update(self, key_states, value_states, layer_idx, kwargs):
+            kwargs['cu_seq_lens_k'] = kwargs['cu_seq_lens_k']['full_attention']
+            return keys,values
+    layer,terms,options = _Attention(),{},{}
+    if own=='softcap': terms = options = dict(softcap=.5)
+    if own=='sinks':
+        terms = dict(s_aux=torch.randn(4).double())
+        options = dict(sink=terms['s_aux'])
+    if own in ('windows','alpha'): layer.dynattn = Learned(4, 16, causal=True)
+    if own=='windows':
+        layer.dynattn.sigma_head = SigmaParameter(4, init_width=torch.tensor([2.,3.,6.,9.]), unit='tokens')
+        layer.dynattn.n_global = 0 if window else 2
+    if own=='alpha': layer.dynattn.alpha_head = AlphaHead(4, init=1.4)
+    ends,key_ends = (torch.tensor((0, *n)).cumsum(0) for n in (new, [a+b for a,b in zip(past, new)]))
+    pages = dict(cache=Pages(), read_index=[], write_index=[], block_table=None, logits_indices=ends[1:]-1,
+                 logits_processor_args=None, cu_seq_lens_q=ends, cu_seq_lens_k=dict(full_attention=key_ends),
+                 max_length_q=5, max_length_k=dict(full_attention=12))
+    some = hf.Sight(causal=True, window=window, queries=sum(new)+2)
+    found,_ = hf.attend(layer, queries, keys[:,:,:sum(new)+2], values[:,:,:sum(new)+2], some, .5, **terms, **pages)
+    for i,(n,held) in enumerate(zip(new, past)):
+        q,k,v = (x[:,:,e[i]:e[i+1]] for x,e in ((queries, ends), (keys, key_ends), (values, key_ends)))
+        at = torch.arange(n)[:,None]+held
+        see = torch.arange(n+held) <= at
+        if window: see = see & (torch.arange(n+held) >= at-window[0])
+        if own=='windows':
+            reach = layer.dynattn.window(layer.dynattn.sigma_head(), None)
+            leading = (torch.arange(n+held)<layer.dynattn.n_global) | (at<layer.dynattn.n_global)
+            added = reach.log_mask(torch.arange(n+held)-at).masked_fill(leading, 0.)
+            see = added.to(q.dtype).masked_fill(~see, -torch.inf)
+        if own=='alpha': options = dict(alpha=layer.dynattn.alpha_head())
+        alone = attention(q, k, v, see.expand(1, 4, n, n+held), scale=.5, impl='dense', enable_gqa=True, **options)
+        assert_close(found[:,ends[i]:ends[i+1]], alone.transpose(1, 2), rtol=0, atol=1e-6 if own=='windows' else 1e-10)
+    assert not found[:,sum(new):].any()
+
+def test_continuous_batching_with_pieces_of_prompts():
+    "Sliding layers, a soft cap and windows; prompts that arrive in pieces; each text is what `generate` writes alone"
+    from transformers import (CompileConfig, ContinuousBatchingConfig, Gemma2Config, Gemma2ForCausalLM, GenerationConfig,
+                              LlamaConfig, LlamaForCausalLM)
+    from dynattn import hf
+    torch.manual_seed(0)
+    sizes = {k: SMALL[k] for k in list(SMALL)[:11]}
+    model = Gemma2ForCausalLM(Gemma2Config(**sizes, sliding_window=5, attn_logit_softcapping=1.)).eval()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(5)
+    hf.add_windows(model, init=torch.tensor([[2.,3.,9.,4.],[20.,1.,2.,6.]]))
+    prompts = [torch.randint(3, 99, (n,)).tolist() for n in (3,17,1,30)]
+    greedy = GenerationConfig(max_new_tokens=8, do_sample=False, pad_token_id=0)
+    def pages(**more): return ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=8, **more)
+    written = model.generate_batch(prompts, greedy, pages()).values()
+    assert greedy.eos_token_id is None and model.config._attn_implementation=='dynattn'
+    for prompt,text in zip(prompts, written, strict=True):
+        alone = model.generate(torch.tensor([prompt]), generation_config=greedy, use_cache=False)[0,len(prompt):]
+        assert text.generated_tokens==alone.tolist()
+    for more in (dict(default_compile_level=1), dict(varlen_compile_config=CompileConfig())):
+        with pytest.raises(ValueError, match='continuous_batching_config: expected neither CUDA graphs'):
+            model.generate_batch(prompts, greedy, pages(**more))
+    other = copy.deepcopy(hf.switch(LlamaForCausalLM(LlamaConfig(**sizes))))
+    assert other.init_continuous_batching.model is other
+    other.set_attn_implementation('sdpa')  # chosen by name: transformers' own manager, without windows
+    assert type(other.init_continuous_batching(greedy, pages())).__name__=='ContinuousBatchingManager'
+    late = hf.add_windows(Gemma2ForCausalLM(Gemma2Config(**sizes, sliding_window=5)), init=3., n_global=1)
+    with pytest.raises(ValueError, match='n_global: expected 0 in a layer that slides, for continuous batching'):
+        late.generate_batch(prompts, greedy, pages())
+
+@pytest.mark.parametrize('name', ['bart', 't5'])
+@pytest.mark.parametrize('n_global', [None, 2])
+def test_an_encoder_and_its_decoder_padded_on_the_left(name, n_global):
+    "With windows, each row is what it is alone, with a growing cache, a static one and none. BART without positions."
+    from test_hf_common import build
+    from dynattn import hf
+    model = build(name)
+    if name=='bart':
+        for side in (model.model.encoder, model.model.decoder): side.embed_positions.weight.data.zero_()
+    hf.add_windows(model, init=3., n_global=n_global)
+    torch.manual_seed(0)
+    ids,real = torch.randint(3, 99, (3, 12)),torch.arange(12) >= torch.tensor([0,5,10])[:,None]
+    begun,begun_real = torch.randint(3, 99, (3, 9)),torch.arange(9) >= torch.tensor([0,4,7])[:,None]
+    for row,first in enumerate((0,4,7)): begun[row,first] = model.config.decoder_start_token_id
+    def logits(x, keep, y, y_keep, **options):
+        options |= dict(attention_mask=keep.long(), decoder_attention_mask=y_keep.long(), max_new_tokens=8,
+                        min_new_tokens=8, do_sample=False, output_logits=True, return_dict_in_generate=True)
+        return torch.stack(model.generate(x, decoder_input_ids=y, **options).logits)
+    batch = ids.masked_fill(~real, 0),real,begun.masked_fill(~begun_real, 0),begun_real
+    together = logits(*batch)
+    for options in (dict(cache_implementation='static'), dict(use_cache=False)):
+        assert_close(logits(*batch, **options), together, rtol=0, atol=1e-4)
+    for row in range(3):
+        x,y = ids[row:row+1,real[row]],begun[row:row+1,begun_real[row]]
+        alone = logits(x, torch.ones_like(x), y, torch.ones_like(y))
+        assert_close(together[:,row], alone[:,0], rtol=0, atol=1e-4)

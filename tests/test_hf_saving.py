@@ -189,17 +189,6 @@ def test_a_new_process(tmp_path):
                           timeout=300, env=environment)
     assert done.returncode==0, done.stderr
 
-def test_continuous_batching_raises_where_it_would_lose_windows():
-    for changed in (hf.add_windows(_build('LlamaForCausalLM'), init=2.), hf.add_alpha(_build('LlamaForCausalLM'))):
-        for name in ('generate_batch','init_continuous_batching','continuous_batching_context_manager'):
-            with pytest.raises(ValueError, match='for continuous batching'): getattr(changed, name)([[3, 4, 5]])
-        with pytest.raises(ValueError, match='for continuous batching'): changed.generate(torch.tensor([[3, 4, 5]]), cache_implementation='paged')
-        assert changed.config._attn_implementation=='dynattn'
-    plain = hf.switch(_build('LlamaForCausalLM'))  # transformers' own check
-    if not plain._supports_flash_attn or not torch.cuda.is_available():
-        with pytest.raises(ValueError, match='dynattn is not supported for continuous batching'):
-            plain.generate_batch([[3, 4, 5]], progress_bar=False)
-
 def test_weights_wanted_by_the_configuration_of_a_folder(tmp_path):
     hf.save(hf.add_windows(_build('LlamaForCausalLM'), init=2.), tmp_path)
     with pytest.raises(ValueError, match='output_attentions: expected it in the call'): hf.load(tmp_path, output_attentions=True)
@@ -215,4 +204,5 @@ def test_a_mask_that_was_cut_raises():
     assert (whole[0]-pieces[0])[1].abs().max()>1e-3
     hf.switch(model)
     assert_close(model.generate(ids, **options).logits[0], whole[0], rtol=0, atol=1e-4)
-    with pytest.raises(ValueError, match='attention_mask: expected one entry for each of 13 keys, got 1'): model.generate(ids, **options, prefill_chunk_size=4)
+    with pytest.raises(ValueError, match='attention_mask: expected one entry for each of 13 keys, got 1'):
+        model.generate(ids, **options, prefill_chunk_size=4)

@@ -24,6 +24,7 @@ from ..cache import WindowedLayer, turn_rows
 try:
     import transformers
     from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 except ImportError as e:
     raise ImportError("transformers>=5 is not installed; pip install 'dynattn[hf]' brings it") from e
@@ -418,6 +419,45 @@ def _way(module, q, k, s, kwargs):
     if s.at is not None and (square or late and not itself or one): return _compute_at
     return _compute_turned if late and itself else _compute
 
+# %% ../../nbs/55_hf.plugin.ipynb #c56e1002
+_PAGES = ('cache','read_index','write_index','block_table','logits_indices','logits_processor_args',
+          'cu_seq_lens_q','cu_seq_lens_k','max_length_q','max_length_k')
+
+def _check_paged_leading(module):
+    "Raise where pages drop leading tokens that windows exempt; called for layers that slide."
+    n_global = getattr(getattr(module, 'dynattn', None), 'n_global', 0)
+    if n_global:
+        raise ValueError("n_global: expected 0 in a layer that slides, for continuous batching, whose pages drop the "
+                         f"first tokens of a text, got {n_global}; generate keeps them")
+
+def _check_pages(module, s, kwargs):
+    "Raise where texts cannot be computed one by one from their pages."
+    if s.pairs is not None or s.chunked:
+        raise ValueError("attention_mask: expected a causal one, with a window or without, for continuous batching, "
+                         "got one of pairs or of chunks")
+    if s.window is not None: _check_paged_leading(module)
+    if kwargs.get('sinks') is not None and kwargs['sinks'].dim()!=1:
+        raise ValueError("sinks: expected [H] for continuous batching, got one logit per query")
+
+@torch.compiler.disable
+def _attend_paged(module, query, key, value, mask, scaling, kwargs):
+    "Attention of one row with the new tokens of several texts, each to its own keys in transformers' pages."
+    s = _as_sight(module, mask, True, query.shape[2], key.shape[2])
+    rest = {name: x for name,x in kwargs.items() if name not in _PAGES}
+    _check_pages(module, s, rest)
+    _refuse(module, rest, False, computed=('softcap','s_aux','sinks'))
+    keys,values = kwargs['cache'].update(key, value, module.layer_idx, kwargs)   # [1,Hkv,M,d], of all texts
+    query_ends,key_ends = kwargs['cu_seq_lens_q'].tolist(),kwargs['cu_seq_lens_k'].tolist()
+    out = query.new_zeros(*query.shape[:3], value.shape[-1])
+    for first,end,first_key,end_key in zip(query_ends, query_ends[1:], key_ends, key_ends[1:]):
+        if first==end: continue
+        new,held = slice(first, end),slice(first_key, end_key)
+        past = end_key-first_key-(end-first)
+        text = Sight(causal=True, window=s.window, q_offset=past, queries=end-first)
+        out[:,:,new],_ = _compute(module, query[:,:,new], keys[:,:,held], values[:,:,held], text, rest,
+                                  dict(scale=scaling), False)
+    return out.transpose(1, 2).contiguous(), None
+
 # %% ../../nbs/55_hf.plugin.ipynb #7b1e0001
 class _Added(dict):
     "The options of a model; a configuration that was read from a file holds them as a plain dict."
@@ -435,7 +475,7 @@ def _check_mask(s, query, key):
     if s.keep is None or s.keep.shape[1]==key.shape[2]: return
     raise ValueError(f"attention_mask: expected one entry for each of {key.shape[2]} keys, got {s.keep.shape[1]} "
                      f"for {query.shape[2]} queries; with prefill_chunk_size, generate cuts the mask of an encoder "
-                     "as if it were the decoder's")
+                     "as if it were the decoder's: leave prefill_chunk_size out, it cuts the decoder's text only")
 
 def _check_leading(module, s):
     "Raise where windows exempt the leading tokens of a text, and those cannot be found among the keys."
@@ -452,6 +492,8 @@ def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., 
     "Called by a layer with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], the weights if wanted."
     _refuse_lost(module)
     if isinstance(key, NewKeys): return _attend_kept(module, query, key, attention_mask, scaling, dropout, kwargs)
+    if isinstance(kwargs.get('cache'), PagedAttentionCache):
+        return _attend_paged(module, query, key, value, attention_mask, scaling, kwargs)
     s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
     _check_mask(s, query, key)
     if s.part is not None: return s.part.attend(module, query, key, value, s, scaling, dropout, kwargs)
@@ -492,6 +534,17 @@ def _layers(model):
     "The modules of `model` that go through the interface, by name."
     return {name:m for name,m in model.named_modules() if _uses_interface(type(m))}
 
+# %% ../../nbs/55_hf.plugin.ipynb #c56e1003
+class _Batches:
+    "A model's `init_continuous_batching`, while its attention is `attend`; transformers' own takes other names only."
+    def __init__(self, model): self.model = model
+
+    def __call__(self, *args, **kwargs):
+        from dynattn.hf.cache import batches
+        ours = AttentionInterface().get(self.model.config._attn_implementation) is attend
+        make = batches if ours else type(self.model).init_continuous_batching
+        return make(self.model, *args, **kwargs)
+
 # %% ../../nbs/55_hf.plugin.ipynb #73717484
 def switch(
     model:nn.Module, # holds one `PreTrainedModel` or several
@@ -505,7 +558,9 @@ def switch(
         raise ValueError("model: expected attention that goes through transformers' interface, "
                          f"got {got}, which computes its own and would ignore {name!r}")
     register(name)
-    for m in owners: m.set_attn_implementation(name)
+    for m in owners:
+        m.set_attn_implementation(name)
+        if hasattr(m, 'init_continuous_batching'): m.init_continuous_batching = _Batches(m)
     return model
 
 # %% ../../nbs/55_hf.plugin.ipynb #72a2430c
@@ -609,7 +664,6 @@ def _record(model, kind, options):
     added = _Added({**(getattr(owner.config, 'dynattn', None) or {}), kind: options})
     from dynattn.hf.saving import keep_on_saving
     keep_on_saving(owner, added)
-    _refuse_pages(owner)
 
 def _per(kind, learned):
     if kind not in ('head','input'): raise ValueError(f"per: expected 'head' or 'input', got {kind!r}")
@@ -664,17 +718,6 @@ class _Generate:
             from dynattn.hf.cache import WindowedCache
             kwargs['past_key_values'] = WindowedCache(self.model)
         return type(self.model).generate(self.model, *args, **kwargs)
-
-class _NoPages:
-    "Stands for a model's methods of continuous batching, which would replace its attention."
-    def __call__(self, *args, **kwargs):
-        raise ValueError("attn_implementation: expected 'sdpa', 'paged|eager' or a flash implementation for "
-                         "continuous batching, got 'dynattn' with windows or alpha; transformers cuts pages and masks "
-                         "for those names only, and they compute neither; use generate, which takes padded batches")
-
-def _refuse_pages(model):
-    for name in ('generate_batch','init_continuous_batching','continuous_batching_context_manager'):
-        if hasattr(model, name): setattr(model, name, _NoPages())
 
 # %% ../../nbs/55_hf.plugin.ipynb #d25d298b
 def add_windows(
