@@ -74,7 +74,7 @@ def test_json_lines(place, capsys):
     (dict(model='docs'), 'model: '),
     (dict(model='cut'), 'model: '),
     (dict(model='cut.gguf'), ''), # without the extra: what to install
-    (dict(model='t5'), 'model: expected an encoder or a decoder, got both in one'),
+    (dict(model='t5'), 'model: expected an encoder or a decoder, got an encoder-decoder'),
     (dict(model='mamba'), "model: expected attention that goes through transformers' interface"),
     (dict(model='fewer'), "model: expected one that reads 48 of its tokenizer's tokens"),
     (dict(data='empty'), 'data: expected documents for at least one text'),
@@ -87,7 +87,7 @@ def test_json_lines(place, capsys):
     (dict(extra=['--context=100000']), 'data: expected documents for at least one text of 100000 tokens'),
     (dict(extra=['--method=x']), 'method: expected distill or loss'),
     (dict(extra=['--sinks=48']), 'sinks: expected 0 or more and fewer than the 48'),
-    (dict(extra=['--resume']), 'out: expected a run to go on with'),
+    (dict(extra=['--resume']), 'out: expected a run to continue'),
     (dict(out='docs'), 'out: expected a new or an empty folder'),
     (dict(data='rows.jsonl'), "line 1: expected a JSON object with 'text'"),
     (dict(extra=['--nonsense']), 'unrecognized arguments')])
