@@ -313,23 +313,32 @@ _SEARCHES = 8    # orders of the packages that are tried, fewer where there are 
 
 class _Placed:
     "Packages in splits, and how many files of each class the splits have."
-    def __init__(self, held):
-        self.held = held # package -> its files by class
-        self.total = sum(held.values(), Counter())
-        self.where = {}  # package -> split
-        self.have = Counter()  # (split, class) -> files
+    def __init__(self, held, most):
+        self.held = {p: Counter({label: min(n, most) for label,n in files.items()})
+                     for p,files in held.items()} # package -> its files by class that count
+        self.surplus = {p: files-self.held[p] for p,files in held.items()}
+        self.total = sum(self.held.values(), Counter())
+        self.all = sum(held.values(), Counter())
+        self.where = {}       # package -> split
+        self.have = Counter() # (split, class) -> files that count
+        self.lost = Counter() # class -> surplus files outside of training
+
+    def _add(self, package, split, sign):
+        for label,n in self.held[package].items(): self.have[split,label] += sign*n
+        if split=='train': return
+        for label,n in self.surplus[package].items(): self.lost[label] += sign*n
 
     def move(self, package, split):
-        for label,n in self.held[package].items():
-            if package in self.where: self.have[self.where[package],label] -= n
-            self.have[split,label] += n
+        if package in self.where: self._add(package, self.where[package], -1)
+        self._add(package, split, 1)
         self.where[package] = split
 
     def miss(self, labels, price):
-        """How far the splits are from their shares of these classes:
-        squares, and `price` for each class that is missing."""
+        """How far the splits are from their shares of these classes: squares,
+        those of lost shares too, and `price` for each class that is missing."""
         miss = 0
         for label in labels:
+            miss += (self.lost[label]/self.all[label])**2
             for split,share in SPLITS.items():
                 there = self.have[split,label]
                 miss += (there/self.total[label] - share)**2 + price*(there<_LEAST)
@@ -358,9 +367,9 @@ class _Placed:
         return all(self.have[s,label]>=_LEAST for s in SPLITS for label in self.total)
 
 # %% ../nbs/51_files.ipynb #pack0001
-def _search(held):
+def _search(held, most):
     "Place packages in their order, then move and exchange them until nothing changes."
-    placed = _Placed(held)
+    placed = _Placed(held, most)
     largest = list(held)[:_EXCHANGED]
     for price in (0,1):  # the second time only where a split has missed a class
         for _ in range(20):
@@ -380,13 +389,12 @@ def split_packages(
     "Whole packages to splits so that each class comes closest to its shares, in the best of several searches."
     files = defaultdict(Counter)  # package -> its files by class
     for x in items: files[x.package][x.label] += 1
-    held = {p: Counter({label: min(n, most) for label,n in files[p].items()})
-            for p in files}
     def order(search):  # the large packages first, by powers of two
         return sorted(files, key=lambda p: (-files[p].total().bit_length(),
                                             _digest(seed, search, p)))
     searches = min(_SEARCHES, 1 + 500*_SEARCHES//max(1, len(files)))
-    found = [_search({p: held[p] for p in order(search)}) for search in range(searches)]
+    found = [_search({p: files[p] for p in order(search)}, most)
+             for search in range(searches)]
     return min(found, key=lambda placed: placed.miss(placed.total, price=1)).where
 
 # %% ../nbs/51_files.ipynb #3f4dbd54
