@@ -117,7 +117,7 @@ def _compared(run):
     try: gflop = r['flops']['windows']/1e9
     except (KeyError, TypeError) as e: raise UserError(f"{run}: damaged result.json: no {e}") from e
     work = f'{gflop:#.3g}' if gflop<100 else f'{gflop:,.0f}'
-    return (str(run), r['window'], r['alpha'], f"{r['accuracy']:.3f}", f"{r['f1']:.3f}", f"{r['share']:.1%}", work,
+    return (printable(run), r['window'], r['alpha'], f"{r['accuracy']:.3f}", f"{r['f1']:.3f}", f"{r['share']:.1%}", work,
         f"{r['ms']:.0f}", f"{r['memory']:.0f}")
 
 def compare(runs) -> str:
@@ -253,7 +253,8 @@ def train_verb(
     except KeyboardInterrupt: raise KeyboardInterrupt(_goes_on(a.out)) from None
     except OSError as e: raise UserError(f"{_as_line(e)}{_goes_on(a.out)}") from e
     except DamagedFile as e: raise UserError(f"{e}; another --out begins anew") from e
-    if result and not quiet: print(f"\n{summary(result)}\n\nThe report with its pictures: {Path(a.out)/'report.md'}")
+    report = printable(Path(a.out)/'report.md')
+    if result and not quiet: print(f"\n{summary(result)}\n\nThe report with its pictures: {report}")
     return 0
 
 # %% ../nbs/53_command.ipynb #c0330021
@@ -290,7 +291,7 @@ def windows_verb(argv:list) -> int:
     axes,rows = windows(a.file, a.out)
     write_atomic(png, need('dynattn.plot').to_png(axes[0]))
     for l,h,w,alpha in rows: print(f'layer {l}, head {h}: {w} tokens to each side, α {alpha:.2f}')
-    print(f'the picture: {png}')
+    print(f'the picture: {printable(png)}')
     return 0
 
 def compare_verb(argv:list) -> int:
@@ -329,6 +330,9 @@ def _overview():
     p.error = error
     return p
 
+def _complain(what): # a name in it may contain a line break
+    print(f'dynattn: {printable(what)}', file=sys.stderr)
+
 def _do(argv, options):
     if not argv or argv[0] not in VERBS: _overview().parse_args(argv[:1])  # help, version or a mistake: does not return
     return load_verb(argv[0])(argv[1:], **options) or 0
@@ -346,8 +350,8 @@ def main(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt as e:
-        print(f'dynattn: interrupted{e}', file=sys.stderr)
+        _complain(f'interrupted{e}')
         return 130
-    except UserError as e: print(f'dynattn: {e}', file=sys.stderr)
-    except OSError as e: print(f'dynattn: {_as_line(e)}', file=sys.stderr)
+    except UserError as e: _complain(e)
+    except OSError as e: _complain(_as_line(e))
     return 2

@@ -357,6 +357,15 @@ def test_predict_in_batches_says_what_it_says_of_each_alone(tree, finished, tmp_
     lines = capsys.readouterr().out.splitlines()
     assert len(lines)==63 and 'two\\nlines.css: css' in lines[-1]
 
+def test_a_name_with_a_line_break_stays_on_its_line(finished, tmp_path, says, capsys):
+    run = shutil.copytree(finished, tmp_path/'ru\nn')
+    assert main(['compare', str(run), str(finished)])==0
+    assert len(capsys.readouterr().out.splitlines())==3
+    says('no\\nfile: no such file', 'predict', tmp_path/'no\nfile', '--run', run)
+    says('.jpg', 'windows', __file__, '--run', run, '--png', tmp_path/'a\nb.jpg')
+    (run/'config.json').write_text('{')
+    says('ru\\nn: damaged config.json', 'predict', __file__, '--run', run)
+
 def test_lines_come_as_soon_as_a_batch_has_them(tree, finished, monkeypatch):
     "The first answer is out before the second batch is read"
     read,at_first = command.read_text,[]
