@@ -216,6 +216,24 @@ def test_dropout_is_that_of_the_weights_it_returns(alpha, width):
     assert abs(sum(x.sum() for x in gone)/seen.sum()-.25) < .03
     assert_close(one, torch.where(one==0, 0., whole/.75))
 
+@pytest.mark.parametrize('short', [True,False])
+@pytest.mark.parametrize('kv_heads', [4,2])
+@pytest.mark.parametrize('width', [5.,90.])
+def test_dropout_in_training(width, kv_heads, short, monkeypatch):
+    "Output and all gradients are those of the dense weights times the same factors, in each engine."
+    if not short: tiles_only(monkeypatch)
+    q,k,v = (torch.randn(3, h, 90, 8, dtype=F64, requires_grad=True) for h in (4, kv_heads, kv_heads))
+    sigma = width*(.5+torch.rand(3, 4, dtype=F64)); sigma.requires_grad_()
+    options = dict(window=Window.default(sigma), n_global=1, padding=PaddingMask(torch.ones(3, 90, dtype=torch.bool)))
+    def run(v): torch.manual_seed(3); return banded_attention(q, k, v, dropout_p=.25, **options)
+    unit = torch.eye(90, dtype=F64).expand(3, kv_heads, -1, -1)
+    kept = run(unit).detach()!=0
+    out,wanted = run(v),(dense_attention(q, k, unit, **options)*kept/.75) @ v.repeat_interleave(4//kv_heads, 1)
+    assert_close(out, wanted)
+    dout = torch.randn_like(out)
+    for a,b in zip(*(torch.autograd.grad(x, (q,k,v,sigma), dout) for x in (out, wanted))): assert_close(a, b)
+    assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[:,0], kept[:,1])
+
 @pytest.mark.parametrize('dv', [1,16])
 @pytest.mark.parametrize('short', [True,False])
 def test_a_lost_query_without_a_key_sends_nothing_back(dv, short, monkeypatch):

@@ -590,7 +590,8 @@ class Settings:
         else: lefts,rights = reach_of_heads(half_widths, self.limits, b, h, left, right)
         if alpha is not None: alpha = alpha.detach().expand(b, h).tolist()
         if bias is not None: bias = bias.detach().expand(b, h, -1)
-        return Inputs(q=q, k=k, v=v, scale=self.scale, left=lefts, right=rights, keep=self.keep, window=window,
+        keep = None if self.keep is None or self.keep.all() else self.keep
+        return Inputs(q=q, k=k, v=v, scale=self.scale, left=lefts, right=rights, keep=keep, window=window,
                       after=self.after, alpha=alpha, bias=bias, is_causal=self.is_causal, dropout_p=self.dropout_p,
                       seed=self.seed, n_global=self.n_global, q_offset=self.q_offset)
 

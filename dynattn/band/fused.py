@@ -19,7 +19,7 @@ import torch, torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from ..dense import repeat_heads
-from .engines import Gradients, Inputs, Wanted, bias_at
+from .engines import Dropout, Gradients, Inputs, Wanted, bias_at
 
 # %% ../../nbs/33_band.fused.ipynb #e5cc8664
 def hankel(
@@ -350,7 +350,7 @@ class Short:
     def serves(cls, inputs:Inputs, wanted:Wanted) -> bool:
         "Softmax with the window inside, on a CPU, with no more than the gradients of q, k, v and sigma."
         (b,h,n,_),m = inputs.q.shape,inputs.k.shape[2]
-        plain = inputs.alpha is None and not inputs.after and inputs.seed is None and not (wanted.alpha or wanted.bias)
+        plain = inputs.alpha is None and not inputs.after and not (wanted.alpha or wanted.bias)
         written = bool(inputs.n_global) or inputs.keep is not None
         small = not written or h*n*m<=2**24
         return plain and small and b*h*n*m>0 and inputs.q.device.type=='cpu' and inputs.q.dtype in cls.dtypes
@@ -388,7 +388,8 @@ class Fused(Short):
 
     @classmethod
     def serves(cls, inputs:Inputs, wanted:Wanted) -> bool:
-        return available() and inputs.q.shape[3]==inputs.v.shape[3]>0 and super().serves(inputs, wanted)
+        kernel = available() and inputs.q.shape[3]==inputs.v.shape[3]>0 and inputs.seed is None  # it has no dropout
+        return kernel and super().serves(inputs, wanted)
 
     @staticmethod
     def jobs(inputs):
@@ -552,6 +553,12 @@ class Written(Short):
         if empty is not None: weights.view(b, h, rows, cols).masked_fill_(empty, 0.)
         return weights
 
+    @staticmethod
+    def dropped(inputs, weights, chunk, strip):
+        "Factors of the weights of a strip, the same forward and backward, in memory that is used again; or None."
+        if inputs.seed is None: return None
+        return Dropout(inputs.dropout_p, inputs.seed, chunk)(weights, [strip.first_query])
+
     @classmethod
     def compute(cls, inputs):
         "Output, and of each row its first weight."
@@ -559,15 +566,17 @@ class Written(Short):
         bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
         never_empty = cls.never_empty(inputs, by_offset)
         out,first = zeros_in_sdpa_layout(q, inputs.v.shape[3]),zeros_in_sdpa_layout(q, 1)
-        for some,keep,cut in cls.chunks(inputs):
+        for chunk,(some,keep,cut) in enumerate(cls.chunks(inputs)):
             k,v = (without_padding(x[some], keep) for x in (inputs.k,inputs.v))
             for strip in cut:
                 mask = strip_mask(inputs, _of(by_offset, some), strip, keep, _of(bias, some))
                 weights = cls.weights(inputs, q[some,:,strip.queries], k[:,:,strip.keys], mask, never_empty)
-                values = torch.bmm(weights, v[:,:,strip.keys].flatten(0, 1))
                 shape = len(k),q.shape[1],strip.rows,-1
-                out[some,:,strip.queries] = values.view(shape)
                 first[some,:,strip.queries] = weights[...,:1].view(shape)
+                drop = cls.dropped(inputs, weights, chunk, strip)
+                if drop is not None: weights.mul_(drop)
+                values = torch.bmm(weights, v[:,:,strip.keys].flatten(0, 1))
+                out[some,:,strip.queries] = values.view(shape)
         return out,first
 
     @classmethod
@@ -579,7 +588,7 @@ class Written(Short):
         dq,dk,dv = map(torch.zeros_like, (q,inputs.k,inputs.v))
         dsigma = q.new_zeros(q.shape[:2]) if wanted.sigma else None
         slopes = relative_slopes(inputs) if wanted.sigma else None
-        for some,keep,cut in cls.chunks(inputs):
+        for chunk,(some,keep,cut) in enumerate(cls.chunks(inputs)):
             k,v = (without_padding(x[some], keep) for x in (inputs.k,inputs.v))
             dks,dvs = (dk[some],dv[some]) if keep is None else (torch.zeros_like(k),torch.zeros_like(v))
             for strip in cut:
@@ -587,8 +596,11 @@ class Written(Short):
                 do = _heads_first(dout[some,:,strip.queries], hkv)
                 mask = strip_mask(inputs, _of(by_offset, some), strip, keep, _of(bias, some))
                 weights = cls.weights(inputs, queries, keys, mask, never_empty)
-                dvs[:,:,strip.keys] += torch.bmm(weights.mT, do).unflatten(0, (-1,hkv))
-                dscores = torch._softmax_backward_data(torch.bmm(do, values.mT), weights, -1, weights.dtype)
+                drop = cls.dropped(inputs, weights, chunk, strip)
+                used,dweights = weights,torch.bmm(do, values.mT)
+                if drop is not None: used,dweights = weights*drop,dweights.mul_(drop)
+                dvs[:,:,strip.keys] += torch.bmm(used.mT, do).unflatten(0, (-1,hkv))
+                dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
                 if wanted.sigma:
                     slope = toeplitz_square(on_strip(_of(slopes, some), inputs, strip), strip.rows, strip.cols)
                     if inputs.n_global: slope.masked_fill_(leading_pairs(inputs, strip)[0], 0.)
@@ -629,7 +641,8 @@ def short_engine(
     most = SHORT if rows is None or not alone else 2*SHORT_ALONE if narrow else SHORT_ALONE
     if n>most: return None
     padded = inputs.keep is not None and m>=32
-    written = wanted.sigma and not padded and cols<=(11*d if rows is not None else 3*d)
+    if inputs.seed is None: written = wanted.sigma and not padded and cols<=(11*d if rows is not None else 3*d)
+    else: written = inputs.keep is None and m<=(128 if rows is not None else 512)
     for engine in (Mixed,Written) if written else (Fused,):
         if engine.serves(inputs, wanted): return engine
     return Fused if Fused.serves(inputs, wanted) else None
