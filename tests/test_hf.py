@@ -427,3 +427,22 @@ def test_an_encoder_and_its_decoder_padded_on_the_left(name, n_global):
         x,y = ids[row:row+1,real[row]],begun[row:row+1,begun_real[row]]
         alone = logits(x, torch.ones_like(x), y, torch.ones_like(y))
         assert_close(together[:,row], alone[:,0], rtol=0, atol=1e-4)
+
+def test_a_model_put_together_from_two():
+    "The layers of an EncoderDecoderModel's encoder keep the configuration of the model that it came from."
+    from transformers import BertConfig, BertLMHeadModel, BertModel, EncoderDecoderModel
+    from dynattn import hf
+    sizes = dict(list(SMALL.items())[:4], intermediate_size=24, max_position_embeddings=64, pad_token_id=0)
+    def build(**options):
+        torch.manual_seed(0)
+        text = BertModel(BertConfig(**sizes, **options))
+        writer = BertLMHeadModel(BertConfig(**sizes, is_decoder=True, add_cross_attention=True, **options))
+        for p in (*text.parameters(), *writer.parameters()):
+            if p.dim()==2: p.data.mul_(5)
+        return EncoderDecoderModel(encoder=text, decoder=writer).eval()
+    ids,keep = torch.randint(3, 99, (2, 13)),torch.arange(13) < torch.tensor([[13],[8]])
+    def logits(model, rows=slice(None), n=13):
+        return model(ids[rows,:n], attention_mask=keep[rows,:n].long(), decoder_input_ids=ids[rows,:5]).logits
+    assert_close(logits(hf.switch(build())), logits(build(attn_implementation='eager')), rtol=0, atol=1e-4)
+    windows = hf.add_windows(build(), init=3.)
+    assert_close(logits(windows)[1:], logits(windows, slice(1, 2), 8), rtol=0, atol=1e-4)

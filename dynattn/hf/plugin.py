@@ -558,6 +558,8 @@ def switch(
         raise ValueError("model: expected attention that goes through transformers' interface, "
                          f"got {got}, which computes its own and would ignore {name!r}")
     register(name)
+    for layer in _layers(model).values():  # in a model put together from others they have a configuration of their own
+        if layer.config._attn_implementation!=name: layer.config._attn_implementation = name
     for m in owners:
         m.set_attn_implementation(name)
         if hasattr(m, 'init_continuous_batching'): m.init_continuous_batching = _Batches(m)
