@@ -94,8 +94,9 @@ def describe(found):
     try: signature = inspect.signature(found)
     except (ValueError, TypeError): return
     said = comments(found)
-    rows = [Parameter(STARS.get(p.kind, '')+p.name, type_text(p.annotation), default_text(p.default), said.get(p.name, ''))
-            for p in signature.parameters.values() if p.name not in ('self', 'cls')]
+    shown = [p for p in signature.parameters.values() if p.name not in ('self', 'cls')]
+    rows = [Parameter(name=STARS.get(p.kind, '')+p.name, type=type_text(p.annotation), default=default_text(p.default),
+                      meaning=said.get(p.name, '')) for p in shown]
     if not any(r.meaning for r in rows): rows = [r for r in rows if not r.name.startswith('*')]
     returns = '' if inspect.isclass(found) else type_text(signature.return_annotation)
     return Described(rows, returns, said.get('return', ''))
@@ -158,20 +159,24 @@ def methods(node):
     for f in node.body if isinstance(node, ast.ClassDef) else []:
         if not isinstance(f, ast.FunctionDef) or f.name.startswith('_'): continue
         decorators = {ast.unparse(d) for d in f.decorator_list}
-        yield f.name, '' if 'property' in decorators else f"({re.sub(r'^(self|cls)(, )?', '', ast.unparse(f.args))})", first_line(f)
+        arguments = re.sub(r'^(self|cls)(, )?', '', ast.unparse(f.args))
+        yield f.name, '' if 'property' in decorators else f'({arguments})', first_line(f)
 
 def method_list(node, name, shown):
     "The methods that have no entry of their own, with their parameters where the source explains them"
     rows = []
     for method,arguments,line in methods(node):
         if f'{name}.{method}' in shown: continue
-        rows.append(f'<dt id="api-{name.lower()}.{method.lower()}"><code>.{method}<span>{html.escape(arguments)}</span></code></dt>')
+        call = f'<code>.{method}<span>{html.escape(arguments)}</span></code>'
+        rows.append(f'<dt id="api-{name.lower()}.{method.lower()}">{call}</dt>')
         if line: rows.append(f'<dd>{inline(line)}</dd>')
     return f'<dl class="nb-methods">{"".join(rows)}</dl>' if rows else ''
 
 def entry(output, page, up, shown, sourced, used):
     """What stands for a `show_doc` output: a heading with the anchor of nbdev's index; beneath it call, docstring,
-    parameters and methods. Where the page shows the source (`sourced`), call and docstring are there, and the table folds."""
+    parameters and methods. Where the page shows the source (`sourced`), call and docstring are in it, and the table
+    folds.
+    `shown` are all entries of the page, `used` those that the page uses."""
     text = ''.join(output['data']['text/markdown'])
     link,level,name,rest = re.match(r'---\n+(\[source\]\S+\{[^}]*\}\s*)?(#+) (\S+)\s*(.*)', text, re.S).groups()
     name = name.replace('\\_', '_')
@@ -183,7 +188,8 @@ def entry(output, page, up, shown, sourced, used):
     parts = []
     if explained: parts.append(table(described))
     if errors := raises(found, node): parts.append(errors)
-    if name in used: parts.append(f'<p class="nb-raises">Example: <a href="#use-{anchor}">where this page uses it</a>.</p>')
+    example = f'<a href="#use-{anchor}">where this page uses it</a>'
+    if name in used: parts.append(f'<p class="nb-raises">Example: {example}.</p>')
     body = ''.join(parts)
     if name in sourced and explained:
         opening = f'<details class="nb-fold" data-of="api-{anchor}"><summary>{summary(described)}</summary>'
@@ -206,7 +212,8 @@ def sources_shown(nb):
     for c in nb.cells:
         s = ''.join(c.get('source',''))
         if c.cell_type!='code' or re.search(r'^#\|\s*(echo|include):\s*false', s, re.M): continue
-        for name,cls in re.findall(r'^(?:def|class) (\w+)(?:\(self:(\w+))?', s, re.M): yield f'{cls}.{name}' if cls else name
+        for name,cls in re.findall(r'^(?:def|class) (\w+)(?:\(self:(\w+))?', s, re.M):
+            yield f'{cls}.{name}' if cls else name
 
 def source_line(output):
     "The line of the source that an entry links to, by which entries are sorted"
@@ -217,12 +224,14 @@ def source_line(output):
 def entries(src):
     "Module, name, place and first line of every public function and class that has an entry on a page"
     from dynattn._modidx import d
-    found = {p.stem: set(re.findall(r'<span id=\\?"api-([^"\\]+)', p.read_text(encoding='utf-8'))) for p in src.rglob('*.ipynb')}
+    texts = {p.stem: p.read_text(encoding='utf-8') for p in src.rglob('*.ipynb')}
+    found = {page: set(re.findall(r'<span id=\\?"api-([^"\\]+)', text)) for page,text in texts.items()}
     for module,names in d['syms'].items():
         for name,(url,file) in sorted(names.items()):
             page,_,anchor = url.partition('#')
             short = name.removeprefix(module+'.')
-            if '.' in short or short.startswith('_') or anchor not in found.get(page.removesuffix('.html'), ()): continue
+            has_entry = anchor in found.get(page.removesuffix('.html'), ())
+            if '.' in short or short.startswith('_') or not has_entry: continue
             node = definitions(file).get(short)
             yield module, short, f'{page}#api-{anchor}', first_line(node) if node else ''
 
@@ -230,8 +239,10 @@ def write_page(src):
     "The names that `import dynattn` brings, then those of every module in the order of the chapters"
     import dynattn
     def listed(found):
-        rows = (f'<tr><td><a class="nb-sym" href="{place}"><code>{name}</code></a></td><td>{inline(line)}</td></tr>' for _,name,place,line in found)
-        return ['<div class="table-wrapper"><table class="docutils nb-index"><tbody>' + ''.join(rows) + '</tbody></table></div>', '']
+        links = ((f'<a class="nb-sym" href="{place}"><code>{name}</code></a>', line) for _,name,place,line in found)
+        rows = ''.join(f'<tr><td>{link}</td><td>{inline(line)}</td></tr>' for link,line in links)
+        table = f'<table class="docutils nb-index"><tbody>{rows}</tbody></table>'
+        return [f'<div class="table-wrapper">{table}</div>', '']
     pages = {c.page: c for c in book.chapters()}
     found = sorted(entries(src), key=lambda e: list(pages).index(e[2].partition('#')[0]))
     top = [e for e in found if getattr(getattr(dynattn, e[1], None), '__module__', None)==e[0]]
@@ -239,7 +250,8 @@ def write_page(src):
            '## dynattn', '', 'What most programs need, at the top of the package:', '', *listed(top)]
     for page,c in pages.items():
         mine = [e for e in found if e[2].partition('#')[0]==page]
-        if mine: out += [f'## {mine[0][0]}', '', f'<p>Chapter <a href="{page}">{c.number} {html.escape(c.title)}</a></p>', '', *listed(mine)]
+        chapter = f'<p>Chapter <a href="{page}">{c.number} {html.escape(c.title)}</a></p>'
+        if mine: out += [f'## {mine[0][0]}', '', chapter, '', *listed(mine)]
     (src/'api.md').write_text('\n'.join(out), encoding='utf-8')
 
 def settle_links(src):

@@ -1,8 +1,8 @@
 """Which code cells fold on the site, and the line that stands for each: checks, and the code of figures.
 
-A reader sees `✓ checked: ` and the sentence that the check proves, and opens it with a click. The sentence is the comment
-on the cell's first line, else the last sentence of the text above, else the first condition itself. A cell that says
-`#| code-fold: false` stays open, because there the check is the lesson."""
+A reader sees `✓ checked: ` and the sentence that the check proves, and opens it with a click. The sentence is the
+comment on the cell's first line, else the last sentence of the text above, else the first condition itself. A cell that
+says `#| code-fold: false` stays open, because there the check is the lesson."""
 import ast, dis, re
 from dataclasses import dataclass
 from functools import cache
