@@ -323,7 +323,8 @@ def language_runs(suite):
     def with_price(price): return replace(always, price=price)
     free = with_price(0.)
     yield 'softmax', METHODS['softmax'], free
-    for width in (4, 16, 64): yield 'fixed', Method('fixed', width), free
+    for width in (4, 8, 16, 64) if suite=='language_long' else (4, 16, 64):
+        yield 'fixed', Method('fixed', width), free
     if suite=='language_long':
         for price in (0., .1, 1.): yield 'learned', METHODS['learned'], with_price(price)
         yield 'predicted', METHODS['predicted'], gentle('predicted', with_price(.1))
