@@ -127,9 +127,10 @@ def _row_sum(x): return x.sum(-1, keepdim=True)
 
 def _log_weights(p, eps):
     "log p, cut off where `p^-eps` would overflow."
-    steepest = 1. if isinstance(eps, float) and eps<=1 else float(torch.as_tensor(eps).max().clamp(min=1))
     smallest = 85. if p.dtype==torch.float32 else 690.
-    return p.clamp(min=math.exp(-smallest/steepest)).log_()
+    if isinstance(eps, Tensor): least = torch.exp(-smallest/eps.clamp(min=1)).to(p.dtype)
+    else: least = math.exp(-smallest/max(eps, 1.))
+    return p.clamp(min=least).log_()
 
 def _step(law, shift, S, slope):
     "Newton's step on S^eps, towards the shift at which that is one."

@@ -68,6 +68,14 @@ def test_a_row_does_not_feel_its_neighbours(z, alphas):
     for i in range(len(z)): assert_close(p[i], entmax(z[i], alphas[i]), rtol=0, atol=2e-6 if z.dtype==torch.float32 else 2e-6 if alphas[i]>2 else 1e-14)
     assert torch.equal(entmax(z.T, a.T, dim=0), p.T)
 
+def test_the_smallest_weights_beside_a_steep_row():
+    "A weight of e^-488 at alpha 1.0001 has its own slope, whatever alpha the row below has."
+    z = torch.tensor([[0., -476.4, -3.], [0., -.1, -.2]], dtype=torch.float64, requires_grad=True)
+    alone = torch.autograd.grad(entmax(z[0], 1.0001)[0], z)[0][0]
+    beside = torch.autograd.grad(entmax(z, torch.tensor([[1.0001], [2.7]], dtype=torch.float64))[0,0], z)[0][0]
+    assert 0 < -alone[1] < 1e-200
+    assert_close(beside, alone, rtol=1e-9, atol=0.)
+
 @SETTINGS
 @given(scores(dtypes=(torch.float64,)), st.integers(1, 12))
 def test_topk_keeps_the_largest(z, k):
