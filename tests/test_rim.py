@@ -289,3 +289,12 @@ def test_no_mode_of_the_first_call_changes_what_the_process_finds_of_pytorch():
     for mode in (torch.device('meta'), torch.inference_mode(), torch.autocast('cpu', torch.bfloat16)):
         for probe in probes: probe.cache_clear()
         with mode: assert [probe() for probe in probes]==usual, mode
+
+def test_a_first_call_under_another_default_dtype():
+    "As `audit` makes it: the kernels are the same for the rest of the process."
+    code = ("import torch; from dynattn.band import fused; torch.set_default_dtype(torch.float64); "
+            "a = fused.available(), fused.shares_key_heads(), fused.reads_any_mask(); "
+            "torch.set_default_dtype(torch.float32); "
+            "print(a==tuple(f.__wrapped__() for f in (fused.available, fused.shares_key_heads, fused.reads_any_mask)))")
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip()=='True', done.stderr

@@ -57,8 +57,8 @@ def _asked_once(probe):
 @_asked_once
 def reads_any_mask() -> bool:
     "Whether the kernel follows the strides of a mask's last axis; PyTorch 2.6 takes them for 1."
-    q,mask = torch.ones(1, 1, 2, 2),torch.tensor([[0.,-9.],[0.,0.]])
-    v = torch.tensor([[1.,1.],[0.,0.]]).view(1, 1, 2, 2)
+    q,mask = torch.ones(1, 1, 2, 2, dtype=torch.float32),torch.tensor([[0.,-9.],[0.,0.]], dtype=torch.float32)
+    v = torch.tensor([[1.,1.],[0.,0.]], dtype=torch.float32).view(1, 1, 2, 2)
     plain,turned = (_forward_op(q, q, v, attn_mask=m[None,None])[0] for m in (mask,mask.T.contiguous().T))
     return torch.equal(plain, turned)
 
@@ -78,7 +78,7 @@ def fused_backward(dout, q, k, v, out, lse, mask, scale):
 @_asked_once
 def shares_key_heads() -> bool:
     "Whether the operators take fewer key heads than query heads."
-    q,memory = torch.ones(1, 2, 1, 2),torch.arange(4.).view(1, 2, 1, 2)
+    q,memory = torch.ones(1, 2, 1, 2, dtype=torch.float32),torch.arange(4, dtype=torch.float32).view(1, 2, 1, 2)
     k = memory[:,:1]  # a kernel that reads a second head finds memory that is ours, and other numbers
     try: out,_ = fused_forward(q, k, k, None, 1.)
     except RuntimeError: return False
@@ -90,7 +90,7 @@ def available() -> bool:
     if _forward_op is None or _backward_op is None: return False
     try:
         q,k,v = torch.linspace(-1, 1, 24, dtype=torch.bfloat16).view(3, 1, 1, 4, 2)
-        by_offset = torch.tensor([-1.,0.,.5,-math.inf,-math.inf,-math.inf,-math.inf])
+        by_offset = torch.tensor([-1.,0.,.5,*[-math.inf]*4], dtype=torch.float32)  # whatever the default dtype is
         mask = hankel(by_offset[None,None], 4, 4)  # the last row is empty
         out,lse = fused_forward(q, k, v, mask, 1.)
         grads = fused_backward(v, q, k, v, out, lse, mask, 1.)
