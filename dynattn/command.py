@@ -117,8 +117,9 @@ def _compared(run):
     try: gflop = r['flops']['windows']/1e9
     except (KeyError, TypeError) as e: raise UserError(f"{run}: damaged result.json: no {e}") from e
     work = f'{gflop:#.3g}' if gflop<100 else f'{gflop:,.0f}'
-    return (printable(run), r['window'], r['alpha'], f"{r['accuracy']:.3f}", f"{r['f1']:.3f}", f"{r['share']:.1%}", work,
-        f"{r['ms']:.0f}", f"{r['memory']:.0f}")
+    return (printable(run), r['window'], r['alpha'],
+            f"{r['accuracy']:.3f}", f"{r['f1']:.3f}", f"{r['share']:.1%}", work,
+            f"{r['ms']:.0f}", f"{r['memory']:.0f}")
 
 def compare(runs) -> str:
     "Runs side by side, as a table."

@@ -286,10 +286,10 @@ def end_epoch(t:Trainer, callbacks=()):
     cm = t.acc.reduce(j['cm'].to(t.acc.device)).cpu()//t.c.sequence_ranks
     losses = t.acc.reduce(j['losses'].sum().to(t.acc.device)).item()/t.c.sequence_ranks
     row = dict(step=t.step, epoch=t.epoch+1, loss=t.total/max(1, len(t.batches(t.epoch))),
-        valid_loss=losses/cm.sum().item(),
+        valid_loss=losses/max(1, cm.sum().item()),
         accuracy=accuracy(cm).item(), f1=f1(cm, 'macro').item(),
         width=j['widths'].mean().item(), alpha=j['alphas'].mean().item(), ms=statistics.median(t.ms or [0]))
-    better = row['valid_loss']<t.best
+    better = row['valid_loss']<t.best or t.epoch==0  # a model is kept even if its loss is no number
     t.best,t.since = (row['valid_loss'],0) if better else (t.best,t.since+1)
     if t.acc.is_main_process:
         if better: t.plain.save_pretrained(t.out)

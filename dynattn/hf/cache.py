@@ -7,12 +7,14 @@ __all__ = ['WindowedCache', 'batches']
 
 # %% ../../nbs/56_hf.cache.ipynb #2e694bb6
 import copy, json
-import torch
+import torch, transformers
 from torch import Tensor
 from .plugin import NewKeys, PreTrainedModel, _layers, _check_paged_leading
 from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.generation.configuration_utils import ContinuousBatchingConfig
-from transformers.generation.continuous_batching import ContinuousBatchingManager
+try:
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+    from transformers.generation.continuous_batching import ContinuousBatchingManager
+except ImportError: ContinuousBatchingManager = object  # the first versions of 5
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -166,6 +168,9 @@ def batches(
     workload_hints=None,
 ) -> ContinuousBatchingManager:
     "The manager that `model.generate_batch` works with: the one it has kept, or a new one."
+    if not hasattr(ContinuousBatchingManager, 'switch_to_cb_friendly_attn'):
+        raise ImportError("transformers: expected a version whose manager lets a model keep its attention, as 5.23, for "
+                          f"continuous batching, got {transformers.__version__}; use generate, which takes padded batches")
     kept = getattr(model, '_cached_continuous_batching_manager', None)
     if kept is not None:
         _check_kept(model, getattr(kept, 'made_for', "another implementation"))
