@@ -360,8 +360,9 @@ def _is_batched(x):
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 def _recorded():
-    "Whether operations are written down to be run again: the compiler, and `make_fx`, of which `linearize` is made."
-    return torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_PROXY) is not None
+    "Whether operations are written down to be run again: the compiler, `make_fx` (`linearize`), `torch.jit.trace`."
+    if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_PROXY) is not None: return True
+    return torch.jit.is_tracing()
 
 class _Entmax(torch.autograd.Function):
     @staticmethod

@@ -168,7 +168,8 @@ def _reach(attn, n, m, extra):
     if n!=m:
         raise ValueError(f"key: expected as many positions as query where a window is set, {n}, got {m}; "
                          "a window is about distances within one sequence")
-    window = attn.window if attn.sigma_head is None else Window.default(attn.sigma_head())
+    learned = attn.window=='learned' and attn.sigma_head is not None
+    window = Window.default(attn.sigma_head()) if learned else attn.window
     return dict(options, window=window, n_global=extra+attn.n_global)
 
 # %% ../nbs/48_modules.ipynb #fa8f0014
@@ -215,6 +216,7 @@ def _attend_nested(attn, query, key, value, is_causal, need_weights):
 class MultiheadAttention(nn.MultiheadAttention):
     "`nn.MultiheadAttention` with windows and alphas that learn; a query that sees no key gets zeros."
     attention_fn = None # another function instead of `attention`, as `dynattn.parallel.Halo` sets one
+    _is_empty = False # whether its values are what `to_empty` found in memory
 
     def __init__(self,
         embed_dim:int, # D, width of queries and output
@@ -248,7 +250,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal:bool=False, # `attn_mask` is the causal mask; with a window it may be left out
     ) -> tuple[Tensor,Tensor|None]: # like `query`, and the weights [B,N,M] or [B,H,N,M], or None
         F._mha_shape_check(query, key, value, key_padding_mask, attn_mask, self.num_heads)
-        options = dict(is_causal=is_causal, need_weights=need_weights)
+        options = dict(is_causal=bool(is_causal), need_weights=bool(need_weights))
         if query.is_nested or key.is_nested or value.is_nested:
             if self.attention_fn is not None:
                 raise ValueError("query: expected a padded tensor across ranks, got a nested one; "
@@ -272,6 +274,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         raise RuntimeError("window, alpha: expected a call of forward, got a kernel that reads the weights "
                            "and would leave them out; the hook _always_call was removed")
 
+    def _apply(self, fn, recurse=True):
+        was_meta = self.out_proj.weight.is_meta
+        super()._apply(fn, recurse)
+        if was_meta and not self.out_proj.weight.is_meta: self._is_empty = True
+        return self
+
     def _load_from_state_dict(self, state_dict, prefix, *args):
         _complete(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args)
@@ -290,12 +298,14 @@ def _with_batch(query, key, value, key_padding_mask):
     return queries,keys,values,None if key_padding_mask is None else key_padding_mask[None]
 
 def _complete(attn, state_dict, prefix):
-    "Give the state of an `nn.MultiheadAttention` the widths and alphas that `attn` has."
+    "Give the state of an `nn.MultiheadAttention` the widths and alphas of `attn`, if those have values."
+    missing = {}
     for name in ('sigma_head','alpha_head'):
         source,start = getattr(attn, name),f'{prefix}{name}.'
         if source is None or any(key.startswith(start) for key in state_dict): continue
-        own = source.state_dict(prefix=start, keep_vars=True)
-        if not any(x.is_meta for x in own.values()): state_dict.update(own)
+        missing.update(source.state_dict(prefix=start, keep_vars=True))
+    if not missing: attn._is_empty = False
+    elif not attn._is_empty: state_dict.update((key, x) for key,x in missing.items() if not x.is_meta)
 
 # %% ../nbs/48_modules.ipynb #22a0d804
 def _find(model):
@@ -304,12 +314,26 @@ def _find(model):
     for name,module in model.named_modules():
         scripted = isinstance(module, torch.jit.ScriptModule) and module.original_name=='MultiheadAttention'
         if scripted or isinstance(module, nn.MultiheadAttention): found.append((name, module))
-    for name,module in found:
-        if type(module) in (nn.MultiheadAttention, MultiheadAttention): continue
-        raise TypeError(f"model: expected nn.MultiheadAttention itself, got {type(module).__name__} at {name!r}, "
-                        "which may do more; convert before scripting, parametrizing, quantizing or sharding")
+    for name,module in found: _check_convertible(name, module)
     if not found: raise ValueError("model: expected one with an nn.MultiheadAttention in it, got one without")
     return [module for _,module in found]
+
+def _check_convertible(name, attn):
+    "Raise an error for an attention that does more than PyTorch's, and for one whose learned widths would be lost."
+    kind = type(attn)
+    if kind not in (nn.MultiheadAttention, MultiheadAttention):
+        got = kind.__name__
+        if got=='MultiheadAttention': got = f'{kind.__module__}.{got}'
+        raise TypeError(f"model: expected nn.MultiheadAttention itself, got {got} at {name!r}, "
+                        "which may do more; convert before scripting, parametrizing, quantizing or sharding")
+    if 'forward' in vars(attn):
+        raise TypeError(f"model: expected the forward of nn.MultiheadAttention, got another one at {name!r}, "
+                        "put there by hand, which would leave out a window")
+    parts = {part: getattr(attn, part, None) for part in ('sigma_head','alpha_head')}
+    learned = [part for part,module in parts.items() if module is not None and list(module.parameters())]
+    if learned:
+        raise ValueError(f"model: expected attention without learned parts, got {' and '.join(learned)} at {name!r}, "
+                         "which would start anew; convert a new model and load the state of this one")
 
 def convert(
     model:nn.Module, # changed in place

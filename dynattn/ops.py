@@ -137,10 +137,14 @@ def _joins(call):
     made = call.is_causal and call.attn_mask is None and (call.padding is not None or call.q_offset!=0)
     return made and call.q.shape[2]>1 and not _fewer_pairs(call, _SQUARE)
 
+def _jit_traced():
+    "Whether `torch.jit.trace` is running: what the band computes from sizes would be a constant of its program."
+    return not torch.compiler.is_compiling() and torch.jit.is_tracing()
+
 def _choose(call): # -> a key of `impls`
     "The implementation that `auto` chooses for a call."
     if not impls['sdpa'].refuses(call) and not _joins(call): return 'sdpa'
-    if exporting_to_onnx(): return 'dense'  # the others are operators of this package
+    if exporting_to_onnx() or _jit_traced(): return 'dense'  # the others are operators of this package
     if call.return_weights: return 'dense'
     if call.q.is_cuda and not impls['triton'].refuses(call): return 'triton'
     return 'dense' if impls['banded'].refuses(call) else 'banded'
@@ -157,7 +161,7 @@ def _cut_keys(call):
     n,m,at = call.q.shape[2],call.k.shape[2],call.q_offset
     given = call.q,call.k,call.v,call.alpha,getattr(call.window, 'sigma', None)
     tensors = [x for x in given if isinstance(x, Tensor)]
-    if n>=m or call.return_weights or transformed() or is_traced(tensors): return call
+    if n>=m or call.return_weights or transformed() or is_traced(tensors) or _jit_traced(): return call
     if not (call.window is None or isinstance(call.window, tuple) or getattr(call.window, 'unit', None)=='tokens'):
         return call  # its widths are fractions of the number of keys
     left,right = _reach(call.window)
@@ -215,5 +219,8 @@ def attention(call) -> Tensor: # [B,H,N,dv], with the weights if asked for
     if exporting_to_onnx() and call.impl in ('banded','triton'):
         raise ValueError("impl: expected 'auto', 'dense' or 'sdpa' in an export to ONNX, which has no "
                          f"operators of this package, got {call.impl!r}; use impl='dense'")
+    if _jit_traced() and call.impl in ('banded','triton'):
+        raise ValueError("impl: expected 'auto', 'dense' or 'sdpa' inside torch.jit.trace, whose program keeps "
+                         f"the sizes of a band as constants, got {call.impl!r}; torch.export has no such limit")
     serve(impls[call.impl].refuses(call))
     return impls[call.impl].run(call)

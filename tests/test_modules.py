@@ -345,11 +345,103 @@ def test_convert_refuses():
     assert type(two[0]) is nn.MultiheadAttention
 
 
+def test_what_was_learned_is_not_converted_again():
+    for learned in (dict(window='learned'), dict(alpha='learned')):
+        model = convert(nn.TransformerEncoderLayer(D, H), **learned)
+        before = dict(model.named_parameters())
+        with pytest.raises(ValueError, match="model: expected attention without learned parts, got .*_head at 'self_attn'"):
+            convert(model, window='learned', alpha='learned')
+        assert all(p is before[name] for name, p in model.named_parameters())
+    assert convert(convert(nn.MultiheadAttention(D, H), window=3, alpha=1.5), window=2).window == 2  # nothing learned
+
+
+def test_a_forward_put_in_by_hand_is_not_converted():
+    model = nn.TransformerEncoderLayer(D, H)
+    original = model.self_attn.forward
+    model.self_attn.forward = lambda *args, **options: original(*args, **options)
+    with pytest.raises(TypeError, match="model: expected the forward of nn.MultiheadAttention, got another one at 'self_attn'"):
+        convert(model, window=1)
+    assert type(model.self_attn) is nn.MultiheadAttention
+
+
+def test_a_class_of_the_same_name_is_told_apart():
+    with pytest.raises(TypeError, match=r'got torch\.\S+quantizable\S+\.MultiheadAttention at'):
+        convert(nn.ModuleList([torch.ao.nn.quantizable.MultiheadAttention(D, H)]))
+
+
 def test_memory_has_no_window():
     model = convert(nn.TransformerDecoderLayer(D, H, batch_first=True), window=1)
     assert model.self_attn.window == 1 and model.multihead_attn.window is None
     out = model(torch.randn(B, 4, D), torch.randn(B, 9, D))
     assert out.shape == (B, 4, D)
+
+
+def test_a_window_set_later():
+    ours, fixed = MultiheadAttention(D, H, window='learned', init_width=9.), MultiheadAttention(D, H, window=1)
+    fixed.load_state_dict({name: x for name, x in ours.state_dict().items() if not name.startswith('sigma_head')})
+    x = torch.randn(N, B, D)
+    ours.window = 1
+    assert_close(ours(x, x, x), fixed(x, x, x))
+    fixed.window = 'learned'
+    with pytest.raises(TypeError, match="window: expected .*, got 'learned'"): fixed(x, x, x)
+
+
+def test_flags_that_are_numbers():
+    theirs, ours = pair()
+    x, later = torch.randn(N, B, D, dtype=torch.float64), torch.ones(N, N, dtype=torch.bool).triu(1)
+    for need_weights in (0, 1, None): same(theirs, ours, (x, x, x), need_weights=need_weights, attn_mask=later)
+
+
+@pytest.mark.parametrize('need_weights', [True, False])
+def test_extra_keys_stay_visible_under_the_causal_promise(need_weights):
+    "PyTorch's kernel would hide them."
+    theirs, ours = pair(add_bias_kv=True, add_zero_attn=True)
+    x, later = torch.randn(N, B, D, dtype=torch.float64), torch.ones(N, N, dtype=torch.bool).triu(1)
+    want = theirs(x, x, x, attn_mask=later)[0]
+    assert_close(ours(x, x, x, attn_mask=later, is_causal=True, need_weights=need_weights)[0], want)
+
+
+def test_emptied_widths_are_not_taken_for_values():
+    plain = nn.MultiheadAttention(D, H)
+    with torch.device('meta'): empty = nn.Sequential(MultiheadAttention(D, H, **LEARNED))
+    empty.to_empty(device='cpu')
+    state = {f'0.{name}': x for name, x in plain.state_dict().items()}
+    with pytest.raises(RuntimeError, match='Missing key.*sigma_head.z'): empty.load_state_dict(state)
+    whole = nn.Sequential(MultiheadAttention(D, H, **LEARNED))
+    empty.load_state_dict(whole.state_dict())
+    empty.load_state_dict(state)  # now it has widths, which stay
+    assert torch.equal(empty[0].sigma_head.z, whole[0].sigma_head.z)
+    moved = MultiheadAttention(D, H, **LEARNED).double().to('cpu')
+    moved.load_state_dict(plain.state_dict())
+
+
+@pytest.mark.parametrize('reach,need_weights', [(dict(), False), (LEARNED, True), (LEARNED, False), (dict(window=2, n_global=1), False),
+                                                (dict(alpha=1.5), False)], ids=str)
+@pytest.mark.filterwarnings('ignore')
+def test_a_traced_program_computes_other_lengths(reach, need_weights):
+    "Windows and alphas of `torch.jit.trace` were those of the traced length, or no numbers at all."
+    class Self(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = MultiheadAttention(D, H, batch_first=True, **reach)
+        def forward(self, x, ignored):
+            return [y for y in self.attn(x, x, x, key_padding_mask=ignored, need_weights=need_weights) if y is not None]
+
+    def batch(n): return torch.randn(3, n, D, requires_grad=True), torch.arange(n) >= torch.tensor([[n], [n//2], [0]])
+    module = Self()
+    parameters = list(module.parameters())
+    for traced_at, n, grad in ((1, 11, False), (N, 40, True), (N, 300, False)):
+        with torch.set_grad_enabled(grad):
+            program = torch.jit.trace(module, batch(traced_at), check_trace=False)
+            x, ignored = batch(n)
+            found = []
+            for f in (program, module):
+                results = f(x, ignored)
+                loss = sum(y.square().sum() for y in results)
+                found.append((*results, *(torch.autograd.grad(loss, [x, *parameters], allow_unused=True) if grad else ())))
+            for a, b in zip(*found):
+                assert (a is None) == (b is None)
+                if a is not None: assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 BAD = [
