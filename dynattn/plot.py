@@ -107,17 +107,21 @@ def grid(
 def _few_colors(
     rgba, # [h,w,4] bytes
 ) -> Image.Image: # with a palette of at most 256 colours and their transparencies
-    "Keep the 256 most frequent colours; the others become the nearest of these."
+    "Keep the 128 most frequent colours and 128 far from them; the others become the nearest of these."
     c,where,count = np.unique(np.ascontiguousarray(rgba).view('<u4'),
                               return_inverse=True, return_counts=True)
     c = c.view(np.uint8).reshape(-1, 4)
-    top = np.argsort(-count, kind='stable')[:256]
     # as much as there is of it
     ink = c[:,3:] / 255 * np.concatenate([c[:,:3], np.full_like(c[:,3:], 255)], 1)
-    near = ((ink[:,None]-ink[top])**2).sum(-1).argmin(1)
+    kept = [*np.argsort(-count, kind='stable')[:128]]
+    distance = ((ink[:,None]-ink[kept])**2).sum(-1).min(1)
+    while len(kept) < min(256, len(c)):
+        kept.append(distance.argmax())
+        distance = np.minimum(distance, ((ink-ink[kept[-1]])**2).sum(-1))
+    near = ((ink[:,None]-ink[kept])**2).sum(-1).argmin(1)
     im = Image.fromarray(near[where.reshape(-1)].astype(np.uint8).reshape(rgba.shape[:2]), 'P')
-    im.putpalette(c[top,:3].tobytes())
-    im.info['transparency'] = c[top,3].tobytes()
+    im.putpalette(c[kept,:3].tobytes())
+    im.info['transparency'] = c[kept,3].tobytes()
     return im
 
 # %% ../nbs/00_plot.ipynb #ebea97ae
@@ -426,8 +430,11 @@ def _groups(ax, names, rows, labels):
         raise ValueError(f"labels: expected a name for each of {n} groups, got {len(labels)}")
     for i,(name,row) in enumerate(zip(names, rows)):
         _bars(ax, np.arange(n)+(i-(len(rows)-1)/2)*w, row, .92*w, PALETTE[i%6], str(name))
-    ax.set_xticks(range(n), list(map(str, labels)))
-    ax.legend(loc='upper center', bbox_to_anchor=(.5, -.12), ncols=3)
+    labels = list(map(str, labels))
+    ax.set_xticks(range(n), labels)
+    more_lines = max(label.count('\n') for label in labels)
+    ax.legend(loc='upper center', bbox_to_anchor=(.5, -.12), ncols=3,
+              borderaxespad=.5+1.3*more_lines)
 
 # %% ../nbs/00_plot.ipynb #409f2f3f
 def _box_size(label, least):
