@@ -14,7 +14,7 @@ function Pandoc(doc)
     pandoc.Link('Open in Colab', pandoc.utils.stringify(doc.meta['colab-base']) .. name), pandoc.Str(' · '),
     pandoc.Link('Download the notebook', 'notebooks/' .. name, '', {download = ''}) }
   local s = times()[name]
-  if s then table.insert(items, pandoc.Str(string.format(' · runs in %d s on a laptop CPU', math.max(1, math.floor(s + .5))))) end
+  if s then table.insert(items, pandoc.Str(string.format(' · runs in %d s on one core', math.max(1, math.floor(s + .5))))) end
   table.insert(doc.blocks, 1, pandoc.Para(items))
   return doc
 end

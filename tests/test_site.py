@@ -22,7 +22,7 @@ def test_page_offers_its_notebook(site, name):
     html = (site[0]/book.out_name(book.Path(name)).with_suffix('.html')).read_text(encoding='utf-8')
     assert f'href="{book.colab(name)}"' in html and f'href="notebooks/{name}"' in html
     assert name in book.times()['seconds'], 'nobody has measured it: make times'
-    assert f'runs in {book.duration(name)} on a laptop CPU' in html
+    assert f'runs in {book.duration(name)} on one core' in html
     mine = [book.source(c) for c in json.loads((site[0]/'notebooks'/name).read_text())['cells']]
     theirs = [book.source(c) for c in book.read(name)['cells']]
     assert mine[1]==book.install(name) and [c for c in theirs if c in mine]==mine[:1]+mine[2:]
