@@ -29,6 +29,11 @@ def symbol(module, name):
     if isinstance(found, property): found = found.fget
     return getattr(found, 'fn', getattr(found, '_init_fn', found))
 
+def plain_function(method):
+    "The function of a property, class method, static method or operator"
+    method = method.fget if isinstance(method, property) else method
+    return getattr(method, '__func__', method)
+
 @cache
 def definitions(file):
     "Every function and class at the top of a module, by name"
@@ -55,7 +60,7 @@ def comments(found):
     "What stands behind each parameter of a function or class, and behind the result (`return`)"
     if not inspect.isclass(found):
         record = getattr(found, '__delwrap__', None)        # a function of a `Call` has its arguments
-        own = {name: text for name,text in docments(inspect.unwrap(found)).items() if text}
+        own = {name: text for name,text in docments(inspect.unwrap(found), args_kwargs=True).items() if text}
         return {**(comments(record) if record else {}), **own}
     said = {}
     for cls in reversed(found.__mro__):
@@ -63,6 +68,14 @@ def comments(found):
         if is_record(cls): said |= field_comments(cls)
         elif '__init__' in vars(cls): said |= comments(vars(cls)['__init__'])
     said.pop('return', None)
+    return said
+
+def method_comments(cls, name):
+    "What stands behind each parameter of a method; a base class explains what its own method shares with it"
+    said = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__.startswith('dynattn') and name in vars(base):
+            said |= comments(plain_function(vars(base)[name]))
     return said
 
 def type_text(annotation):

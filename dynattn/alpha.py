@@ -44,13 +44,21 @@ class PowerLaw:
         self.one = torch.tensor(1., dtype=dtype, device='cpu')
         self.minus_eps = torch.tensor(-eps, dtype=dtype, device='cpu') if one_for_all else -eps
 
-    def lift(self, x, shift, out, clears=True):
+    def lift(self,
+        x, # [...,M] eps*(score - top)
+        shift, # [...,1] eps*c
+        out, # like `x`: set to the result
+        clears=True, # whether `clear` follows, which needs the mask
+    ):
         "`t`, or `t-1` near alpha = 1, at least the floor, and where it lies above, if `clear` needs that."
         torch.sub(x, shift if self.near_one else shift-self.one, out=out)
         inside = out>self.floor if clears and self.masks else None
         return out.clamp_(min=self.floor),inside
 
-    def clear(self, s, inside):
+    def clear(self,
+        s, # [...,M] slopes, changed in place
+        inside, # [...,M] bool, as `lift` gave it; None: tiny slopes become 0
+    ):
         "Exact zeros off the support."
         return F.threshold_(s, self.least_slope, 0.) if inside is None else s.mul_(inside)
 
@@ -73,7 +81,12 @@ class PowerLaw:
         if self.near_one: t.add_(1)
         t.mul_(s)
 
-    def sums(self, x, shift, p, s):
+    def sums(self,
+        x, # [...,M] eps*(score - top)
+        shift, # [...,1] eps*c
+        p, # like `x`: set to the weights, unless alpha = 1.5
+        s, # like `x`: set to the slopes
+    ):
         "`weigh`, and the rows' sums of the weights and the slopes; for alpha = 1.5 it leaves `p` as it is."
         if self.square:
             t = torch.sub(x, shift-self.one, out=s).clamp_(min=0)
@@ -103,13 +116,24 @@ class PowerLaw:
             else: phi.sub_(1).mul_(t)  # t log t - t
         t.mul_(s)
 
-    def repair(self, p, s, S, slope):
+    def repair(self,
+        p, # [...,M] weights, changed in place
+        s, # [...,M] slopes
+        S, # [...,1] sum of `p`
+        slope, # [...,1] sum of `s`, overwritten
+    ):
         "Takes what the weights, of sum `S`, are too much away from them by their slopes; returns the change of c."
         over = (S-1).div_(slope)
         F.threshold_(p.addcmul_(s, over, value=-1), self.least, 0.)
         return over
 
-    def weigh_steep(self, x, shift, p, s, phi):
+    def weigh_steep(self,
+        x, # [...,M] eps*(score - top)
+        shift, # [...,1] as the solver gave it
+        p, # like `x`: set to the weights
+        s, # like `x`: set to the slopes
+        phi, # like `x`: set to what `alpha_grad` needs; or None
+    ):
         "`weigh_again` for alpha > 2: the weights repaired as by the solver, and all else from these."
         self.weigh(x, shift, p, s)
         self.repair(p, s, _row_sum(p), _row_sum(s).clamp_(min=torch.finfo(s.dtype).tiny))
@@ -117,7 +141,10 @@ class PowerLaw:
         torch.neg(log_t, out=s).exp_().mul_(p)
         if phi is not None: torch.sub(log_t, 1, out=phi).mul_(log_t.exp_())  # t log t - t
 
-    def alpha_grad(self, dz, phi):
+    def alpha_grad(self,
+        dz, # [...,M] gradient of the scores
+        phi, # like `dz`, from `weigh_again`; overwritten
+    ):
         "Gradient of alpha from those of the scores, row by row, [...,1]; overwrites `phi`."
         row = _row_sum(phi.mul_(dz)).neg_()
         return row if self.near_one else row.div_(self.eps).div_(self.eps)
@@ -189,7 +216,7 @@ def _start(law, x):
     return shift
 
 def solve_rows(
-    law:PowerLaw,
+    law:PowerLaw, # the weights and slopes as functions of the shift
     x:Tensor, # [...,M] eps*(score - top); -inf takes no part, but every row has a largest element, 0
     p:Tensor, # like `x`: set to the weights
     s:Tensor, # like `x`: overwritten

@@ -20,8 +20,8 @@ _PARTS = 8     # that a call is cut into at least, for threads
 
 class TileHeads(NamedTuple):
     "Heads that share a tile: some sequences, and one head (an int) or all (a slice)."
-    sequences:slice
-    heads:int|slice
+    sequences:slice # of the batch
+    heads:int|slice # one head, or all
 
 def tile_heads(
     alpha:list, # [B][H] floats
@@ -216,7 +216,7 @@ def _scatter(group, target, own):
     if not group.one: target[group.at] = own.view_as(target[group.at])
 
 def entmax_forward(
-    call:TileCall,
+    call:TileCall, # the inputs, with alpha and masks
 ) -> tuple: # (out [B,H,N,dv], shift [B,H,N,1]), float32 at least
     "Attention with alpha-entmax over all keys."
     B,H,N,_ = call.q.shape
@@ -233,10 +233,10 @@ def entmax_forward(
     return out,shift
 
 def entmax_backward(
-    call:TileCall,
+    call:TileCall, # as `entmax_forward` had it
     shift:Tensor, # [B,H,N,1], as `entmax_forward` gave it
     dout:Tensor, # [B,H,N,dv]
-    learns_alpha:bool=False,
+    learns_alpha:bool=False, # whether the gradient of alpha is needed
 ) -> TileGradients:
     "Gradients of the call, from its inputs and one number per query."
     (B,H,N,_),(Hkv,M) = call.q.shape,call.k.shape[1:3]

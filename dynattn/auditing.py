@@ -152,22 +152,47 @@ class Watch(TorchFunctionMode):
         if not self.busy and func in _SOFTMAX: self.softmax(args[0], out, *args[1:2], **kwargs)
         return out
 
-    def leave(self, module, args, out): self.path.pop()
+    def leave(self,
+        module, # as a hook of PyTorch's is called; not read
+        args, # not read
+        out, # not read
+    ):
+        self.path.pop()
 
-    def fits(self, queries, keys): return queries==keys>1 and self.n in (None, keys)
+    def fits(self,
+        queries, # their number
+        keys, # their number
+    ):
+        return queries==keys>1 and self.n in (None, keys)
 
-    def note(self, pairs, weights, promised=None): # [H,N,M] both
+    def note(self,
+        pairs, # [H,N,M] int8: `NO`, `YES` or `UNSURE`
+        weights, # [H,N,M]
+        promised=None, # (left, right) of each head, where the call itself says so
+    ):
         name = self.path[-1] if self.path else ''
         self.found.append(Seen(name, pairs, weights.sum(-1), promised))
 
-    def kernel(self, query, key, value, attn_mask=None, dropout_p=0., is_causal=False, scale=None, enable_gqa=False):
+    def kernel(self,
+        query, # [B,H,N,d]
+        key, # [B,Hkv,M,d]
+        value, # [B,Hkv,M,dv]
+        attn_mask=None, # as PyTorch takes it; of a batch the first
+        dropout_p=0., # not read: weights are measured without dropout
+        is_causal=False, # as PyTorch takes it
+        scale=None, # as PyTorch takes it
+        enable_gqa=False, # as PyTorch takes it
+    ):
         "PyTorch's own attention."
         mask = attn_mask[:1] if attn_mask is not None and attn_mask.dim()==4 else attn_mask
         def f(q, k, v):
             return F.scaled_dot_product_attention(q, k, v, mask, 0., is_causal, scale=scale, enable_gqa=enable_gqa)
         self.measure(f, query, key, value)
 
-    def own(self, run, call):
+    def own(self,
+        run, # the implementation, called with `call`
+        call, # an attention of this package, with its arguments
+    ):
         "An attention of this package, which says itself how far its heads look."
         if self.busy: return run(call)
         def f(q, k, v):
@@ -179,7 +204,13 @@ class Watch(TorchFunctionMode):
         try: return run(call)
         finally: self.busy = False
 
-    def measure(self, f, q, k, v, promised=None):
+    def measure(self,
+        f, # q,k,v -> [B,H,N,dv]
+        q, # [B,H,N,d], of which the first of the batch is measured
+        k, # [B,Hkv,M,d]
+        v, # [B,Hkv,M,dv]
+        promised=None, # (left, right) of each head, where the call itself says so
+    ):
         "Weights as they are, and those of queries so small that all keys that may be seen weigh alike."
         if q.dim()!=4 or not self.fits(q.shape[2], k.shape[2]): return
         q,k,v = (t[:1].detach().double() for t in (q, k, v))
@@ -191,7 +222,12 @@ class Watch(TorchFunctionMode):
         pairs = torch.where(even==0, NO, torch.where(even>even.amax(-1, keepdim=True)*1e-9, YES, UNSURE))
         self.note(torch.where(weights>0, YES, pairs).to(torch.int8), weights, promised)
 
-    def softmax(self, scores, weights, dim=None, **kwargs):
+    def softmax(self,
+        scores, # [B,H,N,M] or [H,N,M]
+        weights, # like `scores`: their softmax
+        dim=None, # other axes than the last are passed over
+        **kwargs, # as PyTorch takes them; not read
+    ):
         "Scores that became weights: a key is kept out where its score is thousands below the largest."
         if scores.dim() not in (3,4) or dim not in (-1, scores.dim()-1) or not self.fits(*scores.shape[-2:]): return
         if scores.dim()==4: scores,weights = scores[0],weights[0]    # [H,N,N]
@@ -200,7 +236,16 @@ class Watch(TorchFunctionMode):
         pairs = torch.where(weights>0, YES, torch.where(gap>9000, NO, UNSURE))
         self.note(pairs.to(torch.int8), weights.detach())
 
-    def torchs(self, func, query, key, value, embed_dim, heads, *args, **kwargs):
+    def torchs(self,
+        func, # `F.multi_head_attention_forward`
+        query, # [N,B,D]
+        key, # [M,B,D]
+        value, # [M,B,D]
+        embed_dim, # D
+        heads, # H
+        *args, # for `func`
+        **kwargs, # for `func`
+    ):
         "`nn.MultiheadAttention`, [N,B,D]."
         if query.dim()!=3 or not self.fits(len(query), len(key)): return
         asked = kwargs | dict(need_weights=True, average_attn_weights=False)
@@ -271,7 +316,10 @@ class Subject:
     causal = None        # what is promised: True, False, or None where nothing is said
     takes_padding = takes_segments = takes_steps = left_padding = False
 
-    def inputs(self, seed:int, n:int) -> Tensor: # [1,n,...]
+    def inputs(self,
+        seed:int, # the same seed gives the same inputs
+        n:int, # N, number of tokens
+    ) -> Tensor: # [1,n,...]
         "Other inputs of the same kind."
         return torch.randn(1, n, *self.x.shape[2:], generator=_generator(seed), dtype=torch.float64)
 
@@ -281,13 +329,19 @@ class Subject:
             y = self.run(x, keep, segments)
         return y.flatten(2) if y.dim()>2 else y[:,None]
 
-    def look(self, n, rows=None, seed=0) -> list: # of `Seen`
+    def look(self,
+        n, # N, number of tokens
+        rows=None, # queries that are looked at (default: all)
+        seed=0, # of the inputs
+    ) -> list: # of `Seen`
         "The pairs that its heads see, for inputs of `n` tokens."
         watch = Watch(self.model, n if self.rows else None, rows)
         with torch.no_grad(), watch.here(): self(self.inputs(seed, n))
         return watch.found
 
-    def promised(self, name) -> tuple|None: # (left, right); None: nothing is said
+    def promised(self,
+        name, # of the attention's module
+    ) -> tuple|None: # (left, right); None: nothing is said
         "How far an attention should look, by its configuration."
         return None
 
@@ -316,7 +370,9 @@ def _first_tensor(out):
 
 class Given(Subject):
     "A module or a function, with the keywords by which it takes padding and packed texts."
-    def __init__(self, f):
+    def __init__(self,
+        f, # a module, which is copied and made float64, or a function
+    ):
         self.model = copy.deepcopy(f).cpu().double().eval() if isinstance(f, nn.Module) else None
         self.f,self.given = f if self.model is None else self.model,f
         self.name = getattr(f, '__name__', type(f).__name__)
@@ -325,12 +381,22 @@ class Given(Subject):
         self.mask = next((name for name in _MASKS if name in names), None)
         self.takes_padding,self.takes_segments = self.mask is not None,'segments' in names
 
-    def options(self, keep, segments):
+    def options(self,
+        keep, # [B,N] bool, True for real tokens; or None
+        segments, # [B,N] ids of packed texts; or None
+    ):
         options = {} if keep is None else {self.mask: _MASKS[self.mask][0](keep)}
         return options if segments is None else options | dict(segments=segments)
 
-    def mask_code(self, keep): return f', {self.mask}={_MASKS[self.mask][1].format(keep)}'
-    def texts_code(self, first, n): return ', segments=texts',f', segments=torch.zeros(1, {n-first}).long()'
+    def mask_code(self,
+        keep, # the name of the mask in the code
+    ):
+        return f', {self.mask}={_MASKS[self.mask][1].format(keep)}'
+    def texts_code(self,
+        first, # tokens of the first text
+        n, # N, tokens of both
+    ):
+        return ', segments=texts',f', segments=torch.zeros(1, {n-first}).long()'
 
     def source(self):
         "The first lines of code about it."
@@ -343,7 +409,10 @@ class Given(Subject):
 # %% ../nbs/58_auditing.ipynb #ab99ed16
 class SequenceFunction(Given):
     "A module or a function on [B,N,...]; ids are replaced by what its first embedding makes of them."
-    def __init__(self, f, example):
+    def __init__(self,
+        f, # a module or a function of [B,N,...]
+        example, # [B,N,...] floating, or ids [B,N]
+    ):
         super().__init__(f)
         self.takes_steps = callable(getattr(f, 'step', None)) and callable(getattr(f, 'init_state', None))
         example = example.cpu()
@@ -360,14 +429,20 @@ class SequenceFunction(Given):
         low,high = int(self.ids.min()),int(self.ids.max())
         return self.embedding(torch.randint(low, high+1, (1, n), generator=_generator(seed))).detach()
 
-    def run(self, x, keep, segments):
+    def run(self,
+        x, # [B,N,...]
+        keep, # [B,N] bool, True for real tokens; or None
+        segments, # [B,N] ids of packed texts; or None
+    ):
         options = self.options(keep, segments)
         if self.ids is None: return _first_tensor(self.f(x, **options))
         hook = self.embedding.register_forward_hook(lambda m, args, out: x)
         try: return _first_tensor(self.f(self.ids[:,:1].expand(*x.shape[:2]), **options))
         finally: hook.remove()
 
-    def steps(self, x):
+    def steps(self,
+        x, # [B,N,...]
+    ):
         "One token at a time."
         state,out = self.f.init_state(len(x)),[]
         for t in range(x.shape[1]):
@@ -375,12 +450,17 @@ class SequenceFunction(Given):
             out.append(y)
         return torch.stack(out, 1)
 
-    def code(self, n):
+    def code(self,
+        n, # N, number of tokens
+    ):
         shape = ', '.join(map(str, (1, n, *self.x.shape[2:])))
         return '\n'.join([self.source(), "model = audited", "def f(x, **options): return audited(x, **options)",
             f"x = torch.randn({shape}, dtype=torch.float64)"])
 
-    def step_code(self, at, n):
+    def step_code(self,
+        at, # number of the token
+        n, # N, number of tokens; not read
+    ):
         return (f"whole, state = f(x)[:, {at}], audited.init_state(1)\n"
             f"for t in range({at+1}): step, state = audited.step(x[:, t], state)")
 
@@ -388,7 +468,10 @@ class SequenceFunction(Given):
 class AttentionFunction(Given):
     "A function of queries, keys and values; they travel as one tensor [B,N,(H+2Hkv)d]."
     takes_steps = True
-    def __init__(self, f, example):
+    def __init__(self,
+        f, # a module or a function of q, k and v
+        example, # (q, k, v), each [B,H,N,d] with heads and width of its own
+    ):
         super().__init__(f)
         shapes = [list(t.shape) for t in example]
         if any(len(shape)!=4 for shape in shapes) or len({shape[2] for shape in shapes})>1:
@@ -400,10 +483,16 @@ class AttentionFunction(Given):
         parts = x.split([h*d for h,d in self.shapes], -1)
         return [part.unflatten(-1, shape).transpose(1, 2) for part,shape in zip(parts, self.shapes)]
 
-    def run(self, x, keep, segments):
+    def run(self,
+        x, # [B,N,(H+2Hkv)d]
+        keep, # [B,N] bool, True for real tokens; or None
+        segments, # [B,N] ids of packed texts; or None
+    ):
         return _first_tensor(self.f(*self.heads(x), **self.options(keep, segments))).transpose(1, 2)
 
-    def steps(self, x):
+    def steps(self,
+        x, # [B,N,(H+2Hkv)d]
+    ):
         "Each query alone, with the keys up to its own."
         q,k,v = self.heads(x)
         one = [_first_tensor(self.f(q[:,:,t:t+1], k[:,:,:t+1], v[:,:,:t+1])) for t in range(x.shape[1])]
@@ -415,7 +504,9 @@ class AttentionFunction(Given):
         with torch.no_grad(), Float64(): watch.measure(lambda *qkv: _first_tensor(self.f(*qkv)), q, k, v)
         return watch.found
 
-    def code(self, n):
+    def code(self,
+        n, # N, number of tokens
+    ):
         (h,d),(g,_),(_,e) = self.shapes
         return '\n'.join([self.source(), "def split(x): # q, k and v stand side by side",
             f"    q, k, v = x.split([{h*d}, {g*d}, {g*e}], -1)",
@@ -424,7 +515,10 @@ class AttentionFunction(Given):
             "def f(x, **options): return audited(*split(x), **options).transpose(1, 2)",
             f"x = torch.randn(1, {n}, {self.x.shape[-1]}, dtype=torch.float64)"])
 
-    def step_code(self, at, n):
+    def step_code(self,
+        at, # number of the token
+        n, # N, number of tokens; not read
+    ):
         return (f"whole, (q, k, v) = f(x)[:, {at}:{at+1}], split(x)\n"
             f"step = audited(q[:, :, {at}:{at+1}], k[:, :, :{at+1}], v[:, :, :{at+1}]).transpose(1, 2)")
 
@@ -489,7 +583,11 @@ class Transformer(Subject):
         module = self.model.get_submodule(name)
         return config_window(getattr(module, 'config', self.model.config), module)
 
-    def options(self, x, keep, segments):
+    def options(self,
+        x, # [B,N,D] embeddings, or a picture
+        keep, # [B,N] bool, True for real tokens; or None
+        segments, # [B,N] ids of packed texts; or None
+    ):
         if not self.rows: return {self.model.main_input_name: x}
         options = {self.embeds: x}
         if self.decodes: options |= {name: part.expand(len(x), *part.shape[1:]) for name,part in self.source.items()}
@@ -499,9 +597,16 @@ class Transformer(Subject):
         if segments is not None: options['position_ids'] = _within(segments)
         return options
 
-    def run(self, x, keep, segments): return _first_tensor(self.model(**self.options(x, keep, segments)))
+    def run(self,
+        x, # [B,N,D] embeddings, or a picture
+        keep, # [B,N] bool, True for real tokens; or None
+        segments, # [B,N] ids of packed texts; or None
+    ):
+        return _first_tensor(self.model(**self.options(x, keep, segments)))
 
-    def steps(self, x):
+    def steps(self,
+        x, # [B,N,D] embeddings
+    ):
         "The first half at once, then token by token."
         half,options = x.shape[1]//2,self.options(x, None, None) | dict(use_cache=True)
         out = self.model(**options | {self.embeds: x[:,:half]})
@@ -511,7 +616,9 @@ class Transformer(Subject):
             parts.append(_first_tensor(out))
         return torch.cat(parts, 1)
 
-    def code(self, n):
+    def code(self,
+        n, # N, number of tokens
+    ):
         cls,config = type(self.given),self.given.config
         home = 'transformers' if cls.__module__.startswith('transformers.') else cls.__module__
         way,kind = getattr(config, '_attn_implementation', None),type(config).__name__
@@ -530,17 +637,25 @@ class Transformer(Subject):
 
     def _always(self): return (', **source' if self.decodes else '')+(', use_cache=False' if self.cached else '')
 
-    def step_code(self, at, n):
+    def step_code(self,
+        at, # number of the token
+        n, # N, number of tokens
+    ):
         always = self._always().replace('False', 'True')
         return (f"out = model({self.embeds}=x[:, :{n//2}]{always})\nfor t in range({n//2}, {at+1}):\n"
             f"    out = model({self.embeds}=x[:, t:t+1], past_key_values=out.past_key_values{always})\n"
             f"whole, step = f(x)[:, {at}:{at+1}], out[0][:, -1:]")
 
-    def mask_code(self, keep):
+    def mask_code(self,
+        keep, # the name of the mask in the code
+    ):
         places = f", position_ids=({keep}.long().cumsum(1)-1).clamp(min=0)" if self.positions else ''
         return f", attention_mask={keep}.long(){places}"
 
-    def texts_code(self, first, n):
+    def texts_code(self,
+        first, # tokens of the first text
+        n, # N, tokens of both
+    ):
         return f', position_ids=torch.arange({n})-{first}*texts',f', position_ids=torch.arange({n-first})[None]'
 
 def _within(segments): # [B,N] ids of texts -> [B,N] place in its text
@@ -560,7 +675,7 @@ _WORDS = {NO: 'no', YES: 'yes', CHOICE: 'yes, by selection', UNSURE: 'not decide
 class Answer:
     "The answer to a question."
     answer: int         # `NO`, `YES`, `CHOICE` or `UNSURE`
-    sentence: str = ''
+    sentence: str = '' # what was found; empty where the answer says it all
     code: str = ''      # follows that of the subject, and leaves `change`
 
 def _worst(answers):
@@ -587,7 +702,11 @@ for draw in range(20):
 print('a new future changes the past by', change) # expected: 0
 """
 
-def ask_future(s, n, seeds=range(2)) -> Answer:
+def ask_future(
+    s, # the `Subject`
+    n, # N, number of tokens
+    seeds=range(2), # of the inputs that are tried
+) -> Answer:
     "Does the past depend on the future?"
     answers = []
     for seed in seeds:
@@ -624,7 +743,11 @@ change = back[~keep].abs().max().item()
 print('gradient of the padding:', change) # expected: 0
 """
 
-def ask_padding(s, n, left=False) -> Answer:
+def ask_padding(
+    s, # the `Subject`
+    n, # N, tokens with padding
+    left=False, # padding in front instead of behind
+) -> Answer:
     "Does padding change real outputs: by its content, by its presence, or in the gradients?"
     m = max(2*n//3, 1)
     x,other = s.inputs(0, n),s.inputs(1000, n)
@@ -673,7 +796,10 @@ change = (f(x{whole})-f(x{short}))[0, :{count}].abs().max().item()
 print("the neighbour's padding changes the first sequence by", change) # expected: 0
 """
 
-def ask_batch(s, n) -> Answer:
+def ask_batch(
+    s, # the `Subject`
+    n, # N, number of tokens
+) -> Answer:
     "Does a sequence depend on its neighbours in the batch, or on their padding?"
     x,other,third = (s.inputs(seed, n) for seed in (0, 1000, 2000))
     pair,delta = torch.cat((x, other)),torch.cat((torch.zeros_like(x), third-other))
@@ -707,7 +833,10 @@ change = (f(x{texts})[:, {first}:]-f(x[:, {first}:]{alone})).abs().max().item()
 print('packing changes the second text by', change) # expected: 0
 """
 
-def ask_packed(s, n) -> Answer:
+def ask_packed(
+    s, # the `Subject`
+    n, # N, tokens of both texts
+) -> Answer:
     "Does a text in a packed row see the one before it?"
     first = max(n//2-1, 1)
     segments = (torch.arange(n)>=first).long()[None]
@@ -731,7 +860,10 @@ change = (step-whole).abs().max().item()
 print('the cache changes the output by', change) # expected: 0
 """
 
-def ask_cached(s, n) -> Answer:
+def ask_cached(
+    s, # the `Subject`
+    n, # N, number of tokens
+) -> Answer:
     "Does a step with a cache give what all tokens at once give?"
     x = s.inputs(0, n)
     whole = s(x)
@@ -807,7 +939,7 @@ def _not_watched(s, names):
     return [name for name in found if not any(other.startswith(name+'.') for other in found)]
 
 def look_at_layers(
-    s:Subject,
+    s:Subject, # the model
     n:int, # tokens
     window:tuple|None, # promised where nothing else is said
     tick=lambda: None, # called after each layer
@@ -839,7 +971,7 @@ class Finding:
     "An answer that somebody should know."
     check: str      # the question, or 'window', 'global', 'sink', 'length'
     status: str  # 'broken': against a promise; 'undecided': could not be told; 'note': worth knowing
-    sentence: str
+    sentence: str # what was found
     code: str = ''  # shows it, without this package
 
 def _side(w, n): return n-1 if w is None else min(w, n-1)
@@ -895,7 +1027,9 @@ change = (attend(other)-attend(hidden))[:, {query}].abs().max().item()
 print('query {query} changes with key {key} by', change) # expected: {expected}
 """
 
-def judge_layers(layers:list) -> list: # of `Finding`
+def judge_layers(
+    layers:list, # of `LayerSight`
+) -> list: # of `Finding`
     "Heads that break what is promised, and what stands outside of windows."
     kinds = {}
     for layer in layers:
@@ -936,7 +1070,7 @@ def _counts(s, n): # -> {(layer, number of the layer, head): keys that the last 
         for i,look in enumerate(looks) for head,row in enumerate(look.pairs[:,0])}
 
 def search_lengths(
-    s:Subject,
+    s:Subject, # the model
     n:int, # the shortest length
     longest:int, # and the longest
     tick=lambda: None, # called for each length
@@ -982,7 +1116,13 @@ def _of_length(window, at, n, tried, apart): # -> status, words, tokens that sho
     if at==(first, first-1): return None
     return ('broken', f"{told} {keys}", *((at[0]-1, True) if at[0]>first else (at[0], False)))
 
-def judge_lengths(s, layers, begins, n, tried) -> list: # of `Finding`
+def judge_lengths(
+    s, # the `Subject`
+    layers, # of `LayerSight`
+    begins, # as `search_lengths` gives it
+    n, # tokens of `layers`
+    tried, # the last length that was searched
+) -> list: # of `Finding`
     "Windows that begin where they should not, and those that never begin."
     kinds = {}
     for number,layer in enumerate(layers):
@@ -1009,13 +1149,13 @@ QUESTIONS = dict(future='the past depends on the future', padding='padding behin
 @dataclass
 class Audit:
     "The measurements, and the promises that are broken."
-    name: str
+    name: str # of the model
     n: int              # tokens
     layers: list        # of `LayerSight`
     answers: dict       # question -> (answer, whether "no" is promised)
     begins: dict  # (layer, its number, head) -> (length, keys): windows that begin beyond n
     findings: list      # of `Finding`
-    seconds: float = 0.
+    seconds: float = 0. # the audit took
 
     @property
     def broken(self) -> list: return [f for f in self.findings if f.status=='broken']
@@ -1251,7 +1391,9 @@ class _Bar:
     def close(self):
         if self.bar: self.bar.close()
 
-def audit_verb(argv:list) -> int: # exit status
+def audit_verb(
+    argv:list, # what follows `dynattn audit`
+) -> int: # exit status
     "`dynattn audit`."
     from dynattn.files import UserError, need, write_atomic
     a = audit_parser().parse_args(argv)

@@ -541,7 +541,10 @@ class WindowedLayer:
                 tensors |= {f'{i}.k': g.k[:,:,:used], f'{i}.v': g.v[:,:,:used]}
         return numbers,tensors
 
-    def load_state(self, numbers:dict, tensors:dict):
+    def load_state(self,
+        numbers:dict, # the first result of `state`
+        tensors:dict, # the second
+    ):
         "Continue from a `state`."
         if numbers['reach']!=[g.reach for g in self.groups]:
             raise ValueError(f"numbers: expected keys for windows that reach {[g.reach for g in self.groups]}, "
@@ -551,7 +554,9 @@ class WindowedLayer:
             g.k,g.v,g.start = tensors[f'{i}.k'],tensors[f'{i}.v'],start
             g.recent = g.k.shape[2]-self.n_global
 
-    def to(self, device):
+    def to(self,
+        device, # where keys and values go, such as 'cuda'
+    ):
         "The keys and values on `device`."
         for g in self.groups:
             if g.k is not None: g.k,g.v = g.k.to(device),g.v.to(device)

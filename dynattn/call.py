@@ -358,7 +358,9 @@ class Call:
         "The factor of the products of queries and keys."
         return max(self.q.shape[3], 1)**-.5 if self.scale is None else self.scale
 
-    def restore(self, out):
+    def restore(self,
+        out, # [B,H,N,dv], or a tuple of such tensors
+    ):
         "Give an output the axes that `q` came with."
         if self.offsets is not None:
             return torch.nested.nested_tensor_from_jagged(out[0].transpose(0, 1), self.offsets).transpose(1, 2)

@@ -39,7 +39,7 @@ def overlapping_blocks(
 # %% ../nbs/18_chunks.ipynb #2b0f2f9c
 def toeplitz(
     u:Tensor, # [...,W], a number per offset
-    rows:int,
+    rows:int, # queries of a tile
     fill:float=0., # outside of the W offsets
 ) -> Tensor: # [...,rows,rows+W-1]
     "`tile[i,c] = u[c-i]`: the offsets of every tile of `rows` queries by the keys they see."

@@ -21,14 +21,19 @@ from .files import write_atomic
 from .training import Stopped, TrainConfig, probabilities, read_result, run_settings, summary, train
 
 # %% ../nbs/53_command.ipynb #9f527c75
-def load_run(run, impl='auto') -> tuple: # the model, and the bytes of a piece
+def load_run(
+    run, # the folder of a run
+    impl='auto', # the implementation of attention
+) -> tuple: # the model, and the bytes of a piece
     "The trained model of a run; its folder may have been moved."
     run = Path(run)
     if not (run/'model.safetensors').exists(): raise UserError(f"{run}: holds no trained model")
     size = run_settings(run).get('crop', TrainConfig.crop)
     return load_model(Classifier, run, impl=impl),size
 
-def files_below(paths) -> list:
+def files_below(
+    paths, # of files and folders; "-" is standard input
+) -> list:
     "The files, and those of the folders, in order; \"-\" is standard input."
     files = []
     for path in paths:
@@ -62,7 +67,7 @@ def predict(
 # %% ../nbs/53_command.ipynb #324e271e
 @torch.no_grad()
 def attention_maps(
-    model:Classifier,
+    model:Classifier, # a trained one
     data:bytes, # one piece
 ) -> Tensor: # [L,H,N,N] weights, token 0 is [CLS]
     "Where each head looks."
@@ -121,7 +126,9 @@ def _compared(run):
             f"{r['accuracy']:.3f}", f"{r['f1']:.3f}", f"{r['share']:.1%}", work,
             f"{r['ms']:.0f}", f"{r['memory']:.0f}")
 
-def compare(runs) -> str:
+def compare(
+    runs, # their folders
+) -> str:
     "Runs side by side, as a table."
     rows = [_COLUMNS, *map(_compared, runs)]
     widths = [max(map(len, column)) for column in zip(*rows)]
@@ -133,7 +140,7 @@ def compare(runs) -> str:
 class Verb:
     "A word after `dynattn`."
     what:str    # what it does, one line
-    example:str
+    example:str # a command line, for the help
     run:str     # "module:function"; the function takes a list of arguments and returns the exit status
     options:str='' # what a shell completes, of a verb whose module takes long to import
 
@@ -158,7 +165,9 @@ VERBS = {
 }
 
 # %% ../nbs/53_command.ipynb #c0330016
-def load_verb(name):
+def load_verb(
+    name, # one of `VERBS`
+):
     "The function of a verb, imported now."
     module,_,function = VERBS[name].run.partition(':')
     try: run = getattr(import_module(module), function, None)
@@ -169,11 +178,16 @@ def load_verb(name):
 # %% ../nbs/53_command.ipynb #c577a4be
 class VerbParser(argparse.ArgumentParser):
     "The arguments of a verb, with its example in the help; a mistake is a `UserError`."
-    def __init__(self, name):
+    def __init__(self,
+        name, # one of `VERBS`
+    ):
         verb = VERBS[name]
         super().__init__(prog=f'dynattn {name}', description=verb.what, epilog=f'example: {verb.example}')
 
-    def error(self, message): raise UserError(f"{message}; {self.prog} --help shows the options")
+    def error(self,
+        message, # what was expected and what came
+    ):
+        raise UserError(f"{message}; {self.prog} --help shows the options")
 
 @cache
 def _comments():
@@ -240,7 +254,7 @@ def _as_line(error:OSError): # a full disk as "run/checkpoint.pt: No space left 
     return f'{error.filename}: {error.strerror}' if error.filename and error.strerror else str(error)
 
 def train_verb(
-    argv:list,
+    argv:list, # what follows `dynattn train`
     callbacks=(), # of `dynattn.training.Callback`
 ) -> int: # exit status
     a = train_parser().parse_args(argv)
@@ -266,7 +280,9 @@ def _as_json(path, kind, p):
 def _as_text(path, kind, p):
     return f'{printable(path)}: skipped, {p}' if kind is None else f'{printable(path)}: {kind} {p:.1%}'
 
-def predict_verb(argv:list) -> int:
+def predict_verb(
+    argv:list, # what follows `dynattn predict`
+) -> int:
     a = predict_parser().parse_args(argv)
     files = files_below(a.files)
     bar = need('tqdm').tqdm(total=len(files), desc='predict', unit='file', leave=False) if sys.stderr.isatty() else None
@@ -284,7 +300,9 @@ def predict_verb(argv:list) -> int:
     return 0 if any_known else 1
 
 # %% ../nbs/53_command.ipynb #0bfc8502
-def windows_verb(argv:list) -> int:
+def windows_verb(
+    argv:list, # what follows `dynattn windows`
+) -> int:
     a = windows_parser().parse_args(argv)
     png = Path(a.png)
     if png.suffix.lower()!='.png' or png.is_dir() or not png.parent.is_dir():
@@ -295,7 +313,9 @@ def windows_verb(argv:list) -> int:
     print(f'the picture: {printable(png)}')
     return 0
 
-def compare_verb(argv:list) -> int:
+def compare_verb(
+    argv:list, # what follows `dynattn compare`
+) -> int:
     print(compare(compare_parser().parse_args(argv).runs))
     return 0
 
@@ -312,7 +332,9 @@ def completion() -> str:
         '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))', '}',
         'complete -o default -F _dynattn dynattn'])
 
-def completion_verb(argv:list) -> int:
+def completion_verb(
+    argv:list, # what follows `dynattn completion`
+) -> int:
     VerbParser('completion').parse_args(argv)
     print(completion())
     return 0

@@ -21,7 +21,7 @@ def relative_offsets(
     n:int, # N, number of queries
     m:int, # M, number of keys
     q_offset:int=0, # position of query 0 on the key axis
-    device=None,
+    device=None, # of the result (default: PyTorch's)
 ) -> Tensor: # [N,M] int64
     "`j - i - q_offset`: how many places key `j` stands to the right of query `i`."
     return torch.arange(m, device=device) - torch.arange(n, device=device)[:,None] - q_offset
@@ -32,7 +32,7 @@ def global_pairs(
     m:int, # M, number of keys
     n_global:int=0, # leading positions that see and are seen by all
     q_offset:int=0, # position of query 0 on the key axis
-    device=None,
+    device=None, # of the result (default: PyTorch's)
     segments:Tensor|None=None, # [B,N] ids of packed texts, each with its own leading positions
 ) -> Tensor: # [N,M] bool, or [B,1,N,M]
     "True where the query or the key stands among the first `n_global` positions."
@@ -77,7 +77,7 @@ def visible_pairs(
     n_global:int=0, # leading positions exempt from the window
     q_offset:int=0, # position of query 0 on the key axis
     segments:Tensor|None=None, # [B,N] ids; a token sees its own segment only
-    device=None,
+    device=None, # of the result (default: PyTorch's)
 ) -> Tensor: # bool, broadcasts to [B,H,N,M]
     "True where query `i` may look at key `j`."
     off = relative_offsets(n, m, q_offset, device)
@@ -279,7 +279,8 @@ class MultiHeadAttention(nn.Module):
         vdim:int|None=None, # width of the values (default D)
         batch_first:bool=True, # [B,N,D]; False is [N,B,D], the default of `nn.MultiheadAttention`
         attention_fn=dense_attention, # called as `attention_fn(q, k, v, dropout_p=..., **options)` on [B,H,N,d]
-        device=None, dtype=None,
+        device=None, # of the parameters (default: PyTorch's)
+        dtype=None, # of the parameters (default: PyTorch's)
     ):
         super().__init__()
         if embed_dim%num_heads:
@@ -297,7 +298,17 @@ class MultiHeadAttention(nn.Module):
         _init(self)
         self.register_load_state_dict_pre_hook(_from_torch_mha)
 
-    def forward(self, query, /, *pair, key=None, value=None, padding=None, keep=None, return_weights=False, **options):
+    def forward(self,
+        query, # [B,N,D]; [N,B,D] where `batch_first` is False
+        /,
+        *pair, # empty; keys and values by position raise an error
+        key=None, # [B,M,kdim] (default: `query`)
+        value=None, # [B,M,vdim] (default: `key`)
+        padding=None, # `PaddingMask` of the keys, [B,M]
+        keep=None, # bool, broadcasts to [B,H,N,M]; True takes part
+        return_weights=False, # return the weights [B,H,N,M] as well
+        **options, # for `attention_fn`
+    ):
         """[B,N,D], key [B,M,kdim] and value [B,M,vdim] to [B,N,D], with the weights [B,H,N,M] where asked.
 
         `keep`, a bool that broadcasts to [B,H,N,M], is True where a pair takes part; `options` go to `attention_fn`.
@@ -366,15 +377,19 @@ class FeedForward(nn.Module):
         dim:int, # D, width in and out
         hidden:int|None=None, # width between (default 4D)
         dropout:float=0., # between the layers, while training
-        activation=F.relu,
-        device=None, dtype=None,
+        activation=F.relu, # between the layers
+        device=None, # of the parameters (default: PyTorch's)
+        dtype=None, # of the parameters (default: PyTorch's)
     ):
         super().__init__()
         hidden,at = hidden or 4*dim,dict(device=device, dtype=dtype)
         self.linear1,self.linear2 = nn.Linear(dim, hidden, **at),nn.Linear(hidden, dim, **at)
         self.dropout,self.activation = nn.Dropout(dropout),activation
 
-    def forward(self, x): return self.linear2(self.dropout(self.activation(self.linear1(x))))
+    def forward(self,
+        x, # [...,D]
+    ):
+        return self.linear2(self.dropout(self.activation(self.linear1(x))))
 
 # %% ../nbs/02_dense.ipynb #cb3f37db
 def sinusoidal_positions(
@@ -382,8 +397,8 @@ def sinusoidal_positions(
     dim:int, # D, even
     base:float=10000., # the longest wave is 2*pi*base**((D-2)/D) positions long
     offset:int=0, # number of the first position
-    device=None,
-    dtype=None,
+    device=None, # of the result (default: PyTorch's)
+    dtype=None, # of the result (default: PyTorch's)
 ) -> Tensor: # [N,D], sines in the even columns, cosines in the odd
     "The wave positions of [Vaswani et al. 2017](https://arxiv.org/abs/1706.03762), section 3.5."
     if dim%2: raise ValueError(f"dim: expected an even width, got {dim}")
@@ -399,7 +414,8 @@ class AdditiveAttention(nn.Module):
         query_dim:int, # width of the queries
         key_dim:int, # width of the keys
         hidden:int, # width of the scoring network
-        device=None, dtype=None,
+        device=None, # of the parameters (default: PyTorch's)
+        dtype=None, # of the parameters (default: PyTorch's)
     ):
         super().__init__()
         linear = partial(nn.Linear, bias=False, device=device, dtype=dtype)
@@ -407,11 +423,21 @@ class AdditiveAttention(nn.Module):
         self.key = linear(key_dim, hidden)
         self.score = linear(hidden, 1)
 
-    def scores(self, query, key):
+    def scores(self,
+        query, # [B,N,query_dim]
+        key, # [B,M,key_dim]
+    ):
         "`w · tanh(W q_i + U k_j)` for every pair, [B,N,M]."
         return self.score(torch.tanh(self.query(query)[:,:,None] + self.key(key)[:,None]))[...,0]
 
-    def forward(self, query, key, value=None, *, padding=None, return_weights=False):
+    def forward(self,
+        query, # [B,N,query_dim]
+        key, # [B,M,key_dim]
+        value=None, # [B,M,dv] (default: `key`)
+        *,
+        padding=None, # `PaddingMask` of the keys, [B,M]
+        return_weights=False, # return the weights [B,N,M] as well
+    ):
         key,value = (_zero(x, padding) for x in (key, key if value is None else value))
         weights = masked_softmax(self.scores(query, key),
                                  None if padding is None else padding.keep[:,None])  # [B,N,M]

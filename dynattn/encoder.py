@@ -87,7 +87,8 @@ class DynamicAttention(MultiHeadAttention):
         n_global:int=1, # leading tokens that see and are seen by all
         causal:bool=False, # no token sees later ones; needs widths that do not depend on the sequence to be cached
         impl:str='auto', # the implementation: "auto", or a name that `dynattn.attention` accepts
-        device=None, dtype=None,
+        device=None, # of the parameters (default: PyTorch's)
+        dtype=None, # of the parameters (default: PyTorch's)
         **kwargs, # `kdim`, `vdim`, `batch_first` of `MultiHeadAttention`
     ):
         super().__init__(embed_dim, num_heads, dropout, bias,
@@ -100,7 +101,16 @@ class DynamicAttention(MultiHeadAttention):
         self.to(device=device, dtype=dtype)
 
     def forward(self,
-        query, /, *pair, key=None, value=None, padding=None, sigma=None, cache=None, return_sigma=False, **options,
+        query, # [B,N,D]; token 0 predicts the widths where `window` is "dynamic"
+        /,
+        *pair, # empty; keys and values by position raise an error
+        key=None, # [B,M,kdim] (default: `query`)
+        value=None, # [B,M,vdim] (default: `key`)
+        padding=None, # `PaddingMask` of the keys, [B,M]
+        sigma=None, # [B,H] or [H] widths in tokens instead of the module's own
+        cache=None, # from `new_cache`; `query` holds the newest tokens only
+        return_sigma=False, # return the widths as well
+        **options, # `keep`, `return_weights`, and options of `attention`
     ):
         """[B,N,D] to [B,N,D], with the widths, [B,H], [H] or None, if requested; `sigma` [B,H] overrides them.
 
@@ -130,7 +140,9 @@ class DynamicAttention(MultiHeadAttention):
         return WindowedLayer(self.num_heads, window=window,
                              n_global=self.n_global, alpha=alpha)
 
-    def sigma(self, query):
+    def sigma(self,
+        query, # [B,N,D]; token 0 predicts the widths
+    ):
         return _widths(
             self.sigma_head, query[:,0] if self.batch_first else query[0])  # [B,H], [H] or None
 
@@ -206,7 +218,14 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.register_load_state_dict_pre_hook(_from_torch_layer)
 
-    def forward(self, x, padding=None, sigma=None, cache=None, return_sigma=False, **torchs):
+    def forward(self,
+        x, # [B,N,D]
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+        sigma=None, # [B,H] or [H] widths in tokens instead of the layer's own
+        cache=None, # from `self_attn.new_cache`; `x` holds the newest tokens only
+        return_sigma=False, # return the widths as well
+        **torchs, # empty; any other argument raises an error
+    ):
         """[B,N,D] to [B,N,D], with the widths, [B,H], [H] or None, where asked;
         zeros in padding come out as something finite."""
         for name in _ours(torchs):
@@ -219,7 +238,10 @@ class EncoderLayer(nn.Module):
         x = x + self.dropout(self.feed_forward(self.norm2(x)))
         return (x,sigma) if return_sigma else x
 
-    def sigma(self, x): return self.self_attn.sigma(self.norm1(x[:,:1]))
+    def sigma(self,
+        x, # [B,N,D]; token 0 predicts the widths
+    ):
+        return self.self_attn.sigma(self.norm1(x[:,:1]))
 
 # %% ../nbs/50_encoder.ipynb #b2e1c375
 @dataclass(frozen=True)
@@ -230,7 +252,7 @@ class EncoderConfig:
     heads:int=4            # H
     layers:int=2           # L
     hidden:int|None=None   # width of the feed-forward net (default 4D)
-    dropout:float=0.
+    dropout:float=0. # of weights, of the nets, and of what both add, while training
     patch:int=1            # ids that are merged into one token
     grams:tuple=()         # lengths, 1 to 64, of runs of ids that are looked up as well
     buckets:int=8192       # rows of the table of each length
@@ -248,7 +270,10 @@ class EncoderConfig:
     def to_json(self) -> str: return json.dumps(dataclasses.asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text:str): return _config(cls, json.loads(text))
+    def from_json(cls,
+        text:str, # as `to_json` gives it
+    ):
+        return _config(cls, json.loads(text))
 
 # %% ../nbs/50_encoder.ipynb #c0f16d1c
 def _settle(c):
@@ -272,7 +297,7 @@ def _config(cls, d):
 def gram_hash(
     ids:Tensor, # [B,N] int64
     n:int, # length of the runs
-    buckets:int,
+    buckets:int, # number of different results
 ) -> Tensor: # [B,N] int64 in 0..buckets-1
     "A number for the `n` ids that end at each position; fewer at the beginning."
     ids,h = ids+1,torch.zeros_like(ids)
@@ -282,7 +307,9 @@ def gram_hash(
 # %% ../nbs/50_encoder.ipynb #0d308f63
 class Embedding(nn.Module):
     "Ids to tokens, `patch` ids each, with [CLS] before them (unless `cls` is False) and sinusoidal positions."
-    def __init__(self, c:EncoderConfig):
+    def __init__(self,
+        c:EncoderConfig, # the sizes, as in `Encoder`
+    ):
         super().__init__()
         self.vocab,self.patch = c.vocab,c.patch
         self.ids = nn.Embedding(c.vocab+1, c.dim, padding_idx=c.vocab)
@@ -307,13 +334,19 @@ class Embedding(nn.Module):
             keep = F.pad(keep, (1,0), value=True)
         return self.place(x, offset), None if padding is None else PaddingMask(keep)
 
-    def tokens(self, ids, padding=None):
+    def tokens(self,
+        ids, # [B,N] ids below `vocab`
+        padding=None, # `PaddingMask` of the ids, [B,N]
+    ):
         "[B,N] ids to tokens [B,N/patch,D], without [CLS] and positions."
         ids = _as_ids(ids)
         if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)
         return self.merge(_look_up(self, ids, padding).mT).mT
 
-    def place(self, x, offset=0):
+    def place(self,
+        x, # [B,N,D] tokens
+        offset=0, # position of the first token
+    ):
         "Tokens with their positions, which begin at `offset`."
         return x + sinusoidal_positions(*x.shape[1:], offset=offset,
                                         device=x.device, dtype=x.dtype)
@@ -344,7 +377,9 @@ def _layers(c):
 # %% ../nbs/50_encoder.ipynb #b75c30ee
 class Encoder(nn.Module):
     "Ids to states; token 0 is [CLS]."
-    def __init__(self, config:EncoderConfig):
+    def __init__(self,
+        config:EncoderConfig, # sizes, windows, alphas and implementation
+    ):
         super().__init__()
         self.config = config
         self.embed = Embedding(config)
@@ -359,7 +394,10 @@ class Encoder(nn.Module):
         x,sigmas = self.run(*self.embed(ids, padding))
         return (x,sigmas) if return_sigma else x
 
-    def run(self, x, padding=None):
+    def run(self,
+        x, # [B,N,D] tokens, as `embed` gives them
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ):
         "Tokens [B,N,D] through all layers: states, and the widths of each layer."
         sigmas = []
         for layer in self.layers:
@@ -379,7 +417,9 @@ class Encoder(nn.Module):
 # %% ../nbs/50_encoder.ipynb #9447fa6e
 class Classifier(nn.Module):
     "One of `config.classes` for a sequence, from the state of its [CLS]."
-    def __init__(self, config:EncoderConfig):
+    def __init__(self,
+        config:EncoderConfig, # with two `classes` or more, a [CLS], and not causal
+    ):
         super().__init__()
         if len(config.classes)<2:
             raise ValueError("config.classes: expected two names or more, "
@@ -391,7 +431,11 @@ class Classifier(nn.Module):
         self.encoder = Encoder(config)
         self.head = nn.Linear(config.dim, len(config.classes))
 
-    def forward(self, ids, padding=None, return_sigma=False):
+    def forward(self,
+        ids, # [B,N] ids, or bytes
+        padding=None, # `PaddingMask` of the ids, [B,N]
+        return_sigma=False, # return the widths of each layer as well
+    ):
         "[B,N] ids to [B,C] logits, with the widths of each layer where asked."
         x,sigmas = self.encoder(ids, padding, return_sigma=True)
         logits = self.head(x[:,0])
@@ -402,13 +446,18 @@ class Classifier(nn.Module):
     def share(self) -> Tensor: return _seen(self, 'pairs')/_seen(self, 'tokens')[...,None]**2  # [L,B,H]
     def flops(self) -> dict: return _flops(self)
 
-    def save_pretrained(self, folder):
+    def save_pretrained(self,
+        folder, # is made
+    ):
         "`config.json` and `model.safetensors`."
         from dynattn.files import save_model
         save_model(self, folder)
 
     @classmethod
-    def from_pretrained(cls, folder, **overrides):
+    def from_pretrained(cls,
+        folder, # as `save_pretrained` wrote it
+        **overrides, # fields of `EncoderConfig` that are to differ, such as `impl`
+    ):
         "The model of a folder, in eval mode; `overrides` are fields of its configuration."
         from dynattn.files import load_model
         return load_model(cls, folder, **overrides)

@@ -133,7 +133,7 @@ def accuracy(
 def class_metrics(
     cm, # [C,C], from `confusion_matrix`
     names=None, # C names (default: 0, 1, ...)
-    zero_division:float=0.,
+    zero_division:float=0., # in place of 0/0
 ) -> dict: # name -> {'precision', 'recall', 'f1', 'support'}, plain numbers, ready for JSON
     "Every class, then 'micro', 'macro' and 'weighted'."
     C = len(_parts(cm)[2])
@@ -154,7 +154,7 @@ def class_metrics(
 def classification_report(
     cm, # [C,C], from `confusion_matrix`
     names=None, # C names (default: 0, 1, ...)
-    digits:int=2,
+    digits:int=2, # after the point
 ) -> str:
     "`class_metrics` as a table to print."
     rows = class_metrics(cm, names)

@@ -228,7 +228,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         kdim:int|None=None, # width of the keys (default D)
         vdim:int|None=None, # width of the values (default D)
         batch_first:bool=False, # [B,N,D] instead of [N,B,D]
-        device=None, dtype=None,
+        device=None, # of the parameters (default: PyTorch's)
+        dtype=None, # of the parameters (default: PyTorch's)
         *,
         window:str|int|tuple|None=None, # "learned": one width per head; w: |j-i| <= w; (left, right); None
         init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
@@ -268,7 +269,11 @@ class MultiheadAttention(nn.MultiheadAttention):
         if need_weights and average_attn_weights: weights = weights.mean(-3)
         return out,weights
 
-    def merge_masks(self, attn_mask, key_padding_mask, query):
+    def merge_masks(self,
+        attn_mask, # as `forward` takes it
+        key_padding_mask, # as `forward` takes it
+        query, # as `forward` takes it
+    ):
         "Called by PyTorch before a kernel that skips `forward`; raises an error where that would ignore a window."
         if _is_plain(self): return super().merge_masks(attn_mask, key_padding_mask, query)
         raise RuntimeError("window, alpha: expected a call of forward, got a kernel that reads the weights "

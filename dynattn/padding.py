@@ -109,22 +109,30 @@ class PaddingMask:
         return cls(padding_mask(lengths, n))
 
     @classmethod
-    def from_keep(cls, mask:Tensor) -> "PaddingMask": # [B,N] bool or 0/1
+    def from_keep(cls,
+        mask:Tensor, # [B,N] bool or 0/1
+    ) -> "PaddingMask":
         "1 takes part, as in `F.scaled_dot_product_attention`."
         return cls(_binary(mask))
 
     @classmethod
-    def from_ignore(cls, mask:Tensor) -> "PaddingMask": # [B,N] bool or 0/1
+    def from_ignore(cls,
+        mask:Tensor, # [B,N] bool or 0/1
+    ) -> "PaddingMask":
         "1 is padding, as in the `key_padding_mask` of `nn.MultiheadAttention`."
         return cls(~_binary(mask))
 
     @classmethod
-    def from_hf(cls, mask:Tensor) -> "PaddingMask": # [B,N] bool or 0/1
+    def from_hf(cls,
+        mask:Tensor, # [B,N] bool or 0/1
+    ) -> "PaddingMask":
         "The `attention_mask` of a Hugging Face tokenizer: 1 takes part."
         return cls(_binary(mask))
 
     @classmethod
-    def from_additive(cls, mask:Tensor) -> "PaddingMask": # [B,N] or [B,1,1,N] floating
+    def from_additive(cls,
+        mask:Tensor, # [B,N] or [B,1,1,N] floating
+    ) -> "PaddingMask":
         "0 takes part, -1000 or less does not."
         return cls(_additive(mask))
 
@@ -133,7 +141,9 @@ class PaddingMask:
         "`True` is padding: the `key_padding_mask` of `nn.MultiheadAttention`."
         return ~self.keep
 
-    def additive(self, dtype:torch.dtype=torch.float32) -> Tensor: # [B,N] of `dtype`
+    def additive(self,
+        dtype:torch.dtype=torch.float32, # floating
+    ) -> Tensor: # [B,N] of `dtype`
         "0 where a key takes part, -inf where not; two of them may be added, in any dtype."
         if not dtype.is_floating_point: raise TypeError(f"dtype: expected a floating one, got {dtype}")
         return (torch.zeros(self.keep.shape, dtype=dtype, device=self.keep.device)
@@ -152,7 +162,10 @@ class PaddingMask:
         (B,N),c = self.keep.shape, self.counts.tolist()
         return f'PaddingMask(B={B}, N={N}, counts={c if B<=8 else f"{min(c)}..{max(c)}"})'
 
-    def to(self, device, non_blocking:bool=False) -> "PaddingMask":
+    def to(self,
+        device, # such as 'cuda'
+        non_blocking:bool=False, # do not wait for a copy from pinned memory
+    ) -> "PaddingMask":
         "The same mask on `device`."
         return PaddingMask(self.keep.to(device, non_blocking=non_blocking))
 
@@ -179,14 +192,19 @@ class PaddingMask:
 
     def _where(self): return self.keep.flatten().nonzero().squeeze(1) # [T] int64
 
-    def pack(self, x:Tensor) -> Tensor: # [B,N,...] -> [T,...]
+    def pack(self,
+        x:Tensor, # [B,N,...]
+    ) -> Tensor: # [T,...], T real tokens
         "The real tokens of all rows, end to end."
         B,N = self.keep.shape
         if tuple(x.shape[:2])!=(B, N):
             raise ValueError(f"x: expected [{B},{N},...], got {list(x.shape)}")
         return x.flatten(0, 1).index_select(0, self._where())
 
-    def unpack(self, x:Tensor, fill:float=0) -> Tensor: # [T,...] -> [B,N,...]
+    def unpack(self,
+        x:Tensor, # [T,...], T real tokens
+        fill:float=0, # in padding
+    ) -> Tensor: # [B,N,...]
         "The inverse of `pack`: every token back in its place, `fill` in padding."
         i,(B,N) = self._where(), self.keep.shape
         if not torch.compiler.is_compiling() and len(x)!=len(i):

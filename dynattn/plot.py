@@ -255,7 +255,7 @@ def show_mask(
     padding=None, # bool [M] or [N,M] where `True` takes part, or a `PaddingMask` of one sequence; the rest is hatched
     q_tokens=None, # N names for the rows
     k_tokens=None, # M names for the columns
-    title=None,
+    title=None, # above the axes
     ax=None, # axes to draw into (default: a new figure)
 ) -> Axes:
     "Which pairs take part: full ink for a pair that does, less for a part, none where it does not."
@@ -276,7 +276,7 @@ def show_attention(
     padding=None, # as in `show_mask`
     values=False, # print the numbers; may be a format such as '.3f'
     vmax=None, # the weight that is full ink (default: the largest)
-    title=None,
+    title=None, # above the axes
     ax=None, # axes to draw into (default: a new figure)
 ) -> Axes:
     "The keys of each query: more ink means more weight; a weight of exactly zero leaves its cell empty."
@@ -302,7 +302,7 @@ def show_heat(
     col_labels=None, # C names
     values=False, # print the numbers; may be a format such as '.3f'
     vmax=None, # the size that is full ink (default: the largest)
-    title=None,
+    title=None, # above the axes
     ax=None, # axes to draw into (default: a new figure)
 ) -> Axes:
     "Any matrix: ink above zero, the warm colour below zero, paler towards zero."
@@ -355,11 +355,11 @@ def show_curves(
     curves:dict, # name -> y [n]
     x=None, # [n], or name -> [n] (default: 0, 1, 2, ...)
     *,
-    xlabel=None,
-    ylabel=None,
-    title=None,
+    xlabel=None, # name of the axis
+    ylabel=None, # name of the axis
+    title=None, # above the axes
     logx=False, # a logarithmic axis
-    logy=False,
+    logy=False, # a logarithmic axis
     marks:dict|None=None, # name -> x (an upright line) or (x, y) (a point)
     ax=None, # axes to draw into (default: a new figure)
 ) -> Axes:
@@ -389,8 +389,8 @@ def _curve(ax, i, name, y, x):
 def show_bars(
     bars:dict, # name -> a number, or name -> one number for each of `labels`
     *,
-    ylabel=None,
-    title=None,
+    ylabel=None, # name of the axis
+    title=None, # above the axes
     ax=None, # axes to draw into (default: a new figure)
     labels=None, # names of the groups, when a name has several numbers
 ) -> Axes:
@@ -468,7 +468,7 @@ def show_boxes(
     groups:dict|None=None, # title -> the boxes that a dashed frame holds together
     colors:dict|None=None, # box -> colour of its frame (default: `INK`)
     box_width:float=0., # inches that every box has at least
-    title=None,
+    title=None, # above the axes
     ax=None, # axes to draw into (default: a new figure)
 ) -> Axes:
     "Labelled boxes, the arrows between them, and frames around some."

@@ -61,8 +61,8 @@ def gumbel(
     shape, # of the result
     generator:torch.Generator, # on `device`
     *,
-    dtype:torch.dtype=torch.float32,
-    device=None,
+    dtype:torch.dtype=torch.float32, # of the result
+    device=None, # of the result (default: PyTorch's)
 ) -> Tensor: # `shape`
     "Standard Gumbel noise, $-\\log(-\\log u)$ for uniform u."
     return -torch.empty(shape, dtype=dtype, device=device).exponential_(generator=generator).log()

@@ -34,7 +34,7 @@ def _pool(n):
 
 def each(
     work:Callable, # called as `work(item)`
-    items:Iterable,
+    items:Iterable, # one for each call of `work`
     threads:int|None=None, # default: as many as PyTorch uses for one operation
 ) -> list: # the results, in the order of the items
     "`work` of every item, in this thread or in a pool of threads with one core each; without a graph."

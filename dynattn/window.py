@@ -190,7 +190,9 @@ class Window:
         "The same window but for `kw`."
         return Window(**{"sigma":self.sigma, **self._options(), **kw})
 
-    def widened(self, dtype:torch.dtype) -> "Window":
+    def widened(self,
+        dtype:torch.dtype, # floating, not narrower than that of sigma
+    ) -> "Window":
         "The same window with sigma in a wider dtype; a float16 sigma's gradient is clamped to what float16 can hold."
         return self.replace(sigma=_floating(self).to(dtype))
 

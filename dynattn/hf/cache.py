@@ -165,7 +165,7 @@ def batches(
     model:PreTrainedModel, # switched to 'dynattn'
     generation_config=None, # as in transformers' `init_continuous_batching`, whose place this function takes
     continuous_batching_config=None, # without CUDA graphs and without compilation
-    workload_hints=None,
+    workload_hints=None, # as `init_continuous_batching` takes them
 ) -> ContinuousBatchingManager:
     "The manager that `model.generate_batch` works with: the one it has kept, or a new one."
     if not hasattr(ContinuousBatchingManager, 'switch_to_cb_friendly_attn'):

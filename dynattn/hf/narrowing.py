@@ -51,7 +51,12 @@ def pair_share(
 # %% ../../nbs/57_hf.narrowing.ipynb #4bfd6523
 class HeadWidths(nn.Module):
     "The widths of one layer while they are learned: a slice of the model's vector."
-    def __init__(self, log_width, start, stop, queries):
+    def __init__(self,
+        log_width, # [K] logarithms of all the model's widths in tokens
+        start, # the layer's first
+        stop, # one past its last
+        queries, # query heads per width
+    ):
         super().__init__()
         self.log_width,self.start,self.stop,self.queries = log_width,start,stop,queries
 
@@ -130,7 +135,9 @@ class WidthVector:
         self.log_width.copy_(torch.as_tensor(width).to(self.log_width).clamp(1, self.most).log())
 
     @torch.no_grad()
-    def scale_to(self, share:float):
+    def scale_to(self,
+        share:float, # 0 to 1, of the keys or of an encoder's pairs
+    ):
         "Multiply all widths by the factor that gives this share."
         start,highest = self.log_width.clone(),math.log(self.most)
         def moved(shift): return (start+shift).clamp(0, highest)
@@ -182,7 +189,8 @@ def _embeddings(hidden, batch):
     return (hidden*real).sum(1)/real.sum(1)
 
 def embedding_distance(
-    a:Tensor, b:Tensor, # [B,D]
+    a:Tensor, # [B,D]
+    b:Tensor, # [B,D]
 ) -> Tensor: # [B]
     "One minus the cosine."
     return 1-F.cosine_similarity(a, b)
@@ -193,13 +201,16 @@ class Distance:
     def __init__(self,
         model:PreTrainedModel, # with windows
         batches:list, # what the model is called with
-        options:NarrowOptions,
+        options:NarrowOptions, # of which method, places and seed matter here
         full=nullcontext, # called for a context manager in which adapters are off
     ):
         self.model,self.batches,self.options,self.full = model,batches,options,full
         self.hidden,self.speaks = {},model.get_output_embeddings() is not None
 
-    def places(self, batch, step):
+    def places(self,
+        batch, # one of `batches`
+        step, # number of the step, from 0
+    ):
         "Indices into [B*N]: real tokens, drawn anew at every step."
         generator = torch.Generator().manual_seed(self.options.seed*1_000_003+step)
         mask = batch.get('attention_mask')
@@ -207,7 +218,9 @@ class Distance:
         drawn = torch.randperm(len(real), generator=generator)[:self.options.places]
         return real[drawn].sort().values.to(batch['input_ids'].device)
 
-    def full_hidden(self, i):
+    def full_hidden(self,
+        i, # which of `batches`
+    ):
         if i not in self.hidden:
             with torch.no_grad(), without_windows(self.model), self.full():
                 self.hidden[i] = _call(self.model, self.batches[i])
@@ -233,10 +246,10 @@ class Distance:
 class Narrower:
     "A run: the widths, the optimiser and the records of its steps."
     def __init__(self,
-        vector:WidthVector,
+        vector:WidthVector, # the widths that learn
         distance, # `distance(i, step)` on text i
         texts:int, # number of texts
-        options:NarrowOptions,
+        options:NarrowOptions, # the settings of the run
         adapters:tuple=(), # parameters that are trained with the widths
     ):
         self.vector,self.distance,self.texts,self.options,self.adapters = vector,distance,texts,options,list(adapters)
@@ -253,18 +266,26 @@ class Narrower:
         self.vector.set(widths)
         self.first_share = self.vector.share().item()
 
-    def text(self, step) -> int:
+    def text(self,
+        step, # number of the step, from 0
+    ) -> int:
         "Which text a step reads; each pass over the texts has its own order."
         order = list(range(self.texts))
         random.Random(f'{self.options.seed}/{step//self.texts}').shuffle(order)
         return order[step%self.texts]
 
-    def share_after(self, step) -> float:
+    def share_after(self,
+        step, # number of the step, from 0
+    ) -> float:
         "The share at a step of the schedule."
         done = min((step+1)/max(self.options.descent*self.options.steps, 1), 1)
         return self.first_share*(self.options.keep/self.first_share)**done
 
-    def price(self, gradient, of_share, step) -> float:
+    def price(self,
+        gradient, # [K] of the distance
+        of_share, # [K] gradient of the share
+        step, # number of the step, from 0
+    ) -> float:
         "The Lagrange multiplier, at least 0."
         memory = .9
         self.mean_gradient.mul_(memory).add_(gradient, alpha=1-memory)
@@ -299,7 +320,9 @@ class Narrower:
         return state
 
     @torch.no_grad()
-    def restore(self, state:dict):
+    def restore(self,
+        state:dict, # as `state` gives it
+    ):
         if state['options']!=asdict(self.options):
             differ = [f'{k}={v}' for k,v in state['options'].items() if asdict(self.options)[k]!=v]
             raise ValueError(f"checkpoint: expected one of these options, got {', '.join(differ)}")
@@ -317,7 +340,7 @@ class Narrowed:
     widths: list      # by layer, the half-width of every key head in tokens; inf: no limit
     n: int            # tokens of the texts that the widths were learned from
     sinks: int        # leading tokens that all queries see
-    causal: bool
+    causal: bool # of the model
     rows: list        # one record per step: loss, multiplier, share
     seconds: float    # duration of the run
     finished: bool    # False: the run was interrupted, and these are the widths so far
@@ -469,14 +492,16 @@ class Budget:
     "The cost of widths at a length, and widths of a given cost."
     n: int       # tokens of a text
     sinks: int   # leading tokens that all queries see
-    causal: bool
+    causal: bool # keys are counted; False: pairs, of an encoder
 
     @property
     def most(self) -> int:
         "The least width that reaches everything."
         return self.n-1-(self.sinks if self.causal else 0)
 
-    def share(self, width:Tensor) -> float: # of [K]
+    def share(self,
+        width:Tensor, # [K] half-widths in tokens
+    ) -> float:
         return (cache_share if self.causal else pair_share)(width, self.n, self.sinks).item()
 
     def equal(self,
@@ -488,7 +513,7 @@ class Budget:
 
     def scaled(self,
         width:Tensor, # [K]
-        share:float,
+        share:float, # 0 to 1
     ) -> Tensor: # [K]
         "Widths in the same proportions at another share."
         def at(factor): return (width.clamp(max=self.most)*math.exp(factor)).clamp(1, self.most)
@@ -522,7 +547,7 @@ def token_losses(
 # %% ../../nbs/57_hf.narrowing.ipynb #a41bb8ab
 def interval(
     values:list, # one per text
-    draws:int=2000,
+    draws:int=2000, # number of resampled means
 ) -> tuple: # (mean, low, high)
     "The mean, and the interval that holds 95 % of the means of resampled texts."
     x = torch.tensor(values, dtype=torch.float64)
@@ -546,7 +571,7 @@ def _change(model, full, got): # one number for each text of a batch
 @torch.no_grad()
 def quality(
     model:PreTrainedModel, # narrowed
-    found:Narrowed,
+    found:Narrowed, # the result of `narrow`
     texts:list, # in the form of `batches` of `narrow`, but other texts
     shares:tuple=(), # further shares, at which the widths keep their proportions
     on_text=None, # a function, called after each text of each way
@@ -574,7 +599,7 @@ def quality(
 def step_times(
     model:PreTrainedModel, # narrowed
     batch:dict, # a text that was not learned from
-    rounds:int=16,
+    rounds:int=16, # how often each model is timed
     clock=time.perf_counter, # `time.process_time` on a machine that others use, with one thread
 ) -> dict: # ms and bytes of the full and of the narrow model
     "Of a causal model: time of one more token after the text, and size of the cache. Of an encoder: time of the text."
@@ -664,9 +689,9 @@ def _split(documents):
     return [text for i,text in enumerate(documents) if i%8],documents[::8]
 
 def read_texts(
-    c:NarrowConfig,
-    tokenizer,
-    causal:bool,
+    c:NarrowConfig, # says where the documents are, and how many texts of which length
+    tokenizer, # the model's
+    causal:bool, # whether the model is
 ) -> tuple: # batches to learn from, texts for the evaluation
     "The contents of a folder, cut into texts of `c.context` tokens."
     enough = 6*c.context*(c.steps*c.batch+8*c.judged)                # characters
@@ -718,7 +743,9 @@ def load_pretrained(
         model.hf_quantizer = None
     return model.eval(),words
 
-def need_for_narrow(module):
+def need_for_narrow(
+    module, # its name
+):
     from importlib import import_module
     try: return import_module(module)
     except ImportError as e:
@@ -750,7 +777,9 @@ _MEANS = {
     True: "Rise in loss over the full model, in nats per token; 0.01 is 1 % of perplexity.",
     False: "Distance of embeddings: one minus the cosine to the full model's embedding; 0 is no change."}
 
-def narrow_summary(result:dict) -> str:
+def narrow_summary(
+    result:dict, # of `narrow_run`
+) -> str:
     "The result of a run of the command, in words and tables."
     change = 'rise in loss' if result['causal'] else 'distance of embeddings'
     shares = [(f'{int(n):,}', f'{share:.3f}') for n,share in result['shares'].items()]
@@ -793,7 +822,7 @@ def _quality_picture(plot, result):
 
 def write_narrow_report(
     result:dict, # of `narrow_run`
-    out:Path,
+    out:Path, # a folder
 ):
     "`report.md` with its pictures, and `result.json`."
     plot = need_for_narrow('dynattn.plot')
@@ -808,7 +837,9 @@ def write_narrow_report(
     write_atomic(out/'result.json', json.dumps(result, indent=1).encode())
 
 # %% ../../nbs/57_hf.narrowing.ipynb #0ce3b226
-def width_bars(result:dict) -> str:
+def width_bars(
+    result:dict, # of `narrow_run`
+) -> str:
     "The widths of every layer as a row of bars for a terminal, from 1 token to all of them on a logarithmic scale."
     bars = '▁▂▃▄▅▆▇█'
     most = math.log(result['n']-1)
@@ -841,10 +872,10 @@ def _say(quiet, text):
 
 def narrow_run(
     name, # of the model: a folder, a name for transformers, or a GGUF file
-    c:NarrowConfig,
+    c:NarrowConfig, # the options of `dynattn narrow`
     out, # a folder for the model and the report
     resume:bool=False, # continue from the checkpoint in `out`
-    quiet:bool=False,
+    quiet:bool=False, # no progress bar
 ) -> dict: # the content of `result.json`
     "Narrow a model on documents, evaluate it, and write the model and a report."
     out = Path(out)
@@ -950,7 +981,9 @@ def narrow_parser():
     p.add_argument('--json', action='store_true', help='print the result as JSON')
     return p
 
-def narrow_verb(argv:list) -> int: # exit status
+def narrow_verb(
+    argv:list, # what follows `dynattn narrow`
+) -> int: # exit status
     "`dynattn narrow`."
     a = narrow_parser().parse_args(argv)
     if a.tokens is not None:

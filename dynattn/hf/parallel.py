@@ -42,12 +42,21 @@ def _sink(kwargs):
 @dataclass(eq=False)
 class Part:
     "A call of a model with one rank's part of the sequence."
-    ranks: Ranks
+    ranks: Ranks # the group, and what it exchanges
     start: int # position of this rank's first token
     length: int|Tensor # real tokens of the whole sequence: a number, or [B,1] where there is padding
     padded: bool # whether any rank holds padding
 
-    def attend(self, module, q, k, v, s, scaling, dropout, kwargs):
+    def attend(self,
+        module, # the layer
+        q, # [B,H,n,d] queries of this rank's part
+        k, # [B,Hkv,n,d]
+        v, # [B,Hkv,n,dv]
+        s, # the `Sight` of this part
+        scaling, # of the scores (default: 1/sqrt(d))
+        dropout, # of the weights
+        kwargs, # what the layer adds, such as `softcap`
+    ):
         "The output [B,n,H,d] and no weights, as `dynattn.hf.attend` returns them."
         _refuse_layer(module, s, kwargs)
         options = dict(window=s.window, is_causal=s.causal, scale=scaling, softcap=kwargs.get('softcap'),

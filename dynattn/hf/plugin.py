@@ -113,9 +113,21 @@ def _segments(parts, n, device): # -> [B,N] int64 that does not decrease
 # %% ../../nbs/55_hf.plugin.ipynb #c2c1ba28
 _in_parts = [] # while a model is called across ranks, what computes its attention, see chapter 61
 
-def sight(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None,
-          local_size=None, allow_is_causal_skip=True, allow_is_bidirectional_skip=False, config=None,
-          device='cpu', **kwargs) -> Sight:
+def sight(
+    batch_size, # B
+    q_length, # N, number of queries
+    kv_length, # M, number of keys
+    q_offset=0, # position of query 0
+    kv_offset=0, # position of key 0
+    mask_function=None, # transformers' rule (batch, head, query, key) -> bool
+    attention_mask=None, # [B,M] of the tokenizer, 1 takes part; or a `Sight`
+    local_size=None, # of the model's own window
+    allow_is_causal_skip=True, # True for an ordinary causal mask
+    allow_is_bidirectional_skip=False, # True for an ordinary mask of an encoder
+    config=None, # the model's
+    device='cpu', # of the result
+    **kwargs, # of other versions of transformers; not read
+) -> Sight:
     "The function that transformers calls where it would build a mask."
     if isinstance(attention_mask, Sight): return attention_mask  # `generate` has asked already
     causal,here = allow_is_causal_skip,int(q_offset)-int(kv_offset)
@@ -313,7 +325,12 @@ def _wanted(kwargs):
 # %% ../../nbs/55_hf.plugin.ipynb #c56a0002
 class NewKeys:
     "New keys and values [B,Hkv,n,d] of a layer on their way into `layer`, a cache with `windows`."
-    def __init__(self, layer, k, v): self.layer,self.k,self.v = layer,k,v
+    def __init__(self,
+        layer, # of the cache
+        k, # [B,Hkv,n,d]
+        v, # [B,Hkv,n,dv]
+    ):
+        self.layer,self.k,self.v = layer,k,v
 
 def _windows_of(module, query, s):
     "Makes the `WindowedLayer` that fits an attention module, given its number of key heads."
@@ -488,7 +505,17 @@ def _check_leading(module, s):
         raise ValueError(f"n_global: expected 0 for packed texts with a past, got {n_global}")
 
 # %% ../../nbs/55_hf.plugin.ipynb #81540952
-def attend(module, query, key, value, attention_mask, scaling=None, dropout=0., is_causal=None, **kwargs):
+def attend(
+    module, # the layer
+    query, # [B,H,N,d]
+    key, # [B,Hkv,M,d], or `NewKeys` on their way into a cache
+    value, # [B,Hkv,M,dv]
+    attention_mask, # a `Sight`, or a mask as transformers makes it
+    scaling=None, # of the scores (default: 1/sqrt(d))
+    dropout=0., # of the weights
+    is_causal=None, # where no `Sight` says it (default: as the layer says)
+    **kwargs, # what the layer adds, such as `softcap`
+):
     "Called by a layer with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], the weights if wanted."
     _refuse_lost(module)
     if isinstance(key, NewKeys): return _attend_kept(module, query, key, attention_mask, scaling, dropout, kwargs)
@@ -582,14 +609,21 @@ class Learned(nn.Module):
         self.unit,self.n_global,self.sigma_head,self.alpha_head,self.seen = "tokens",0,None,None,None
         self.edge = 'soft'
 
-    def forward(self, q, m, s):
+    def forward(self,
+        q, # [B,H,N,d]
+        m, # M, number of keys
+        s, # the `Sight` of the call
+    ):
         "The arguments of `attention` for queries [B,H,N,d], `m` keys and their `Sight`."
         if not self.causal and q.shape[2]!=m:
             raise ValueError("query: expected as many queries as keys in a layer with windows, "
                              f"{m}, got {q.shape[2]}")
         return _window_option(self, q, m, s) | _alpha_option(self, q, s)
 
-    def window(self, sigma, reach):
+    def window(self,
+        sigma, # [B,H] or [H] widths in tokens
+        reach, # (left, right) of the model's own window; or None
+    ):
         "The window of widths `sigma`, inside the model's own `reach`."
         soft = Window.default(sigma, reach=reach)
         return soft.replace(p=_STEEP) if self.edge=='hard' else soft
