@@ -56,17 +56,27 @@ def field_comments(cls):
     behind = {n.target.id: lines[n.end_lineno-1].encode()[n.end_col_offset:].decode() for n in fields}
     return {name: text.partition('# ')[2] for name,text in behind.items() if '# ' in text}
 
+def before_slash(function):
+    "What stands behind each positional-only parameter, which `docments` passes over"
+    if not any(p.kind is p.POSITIONAL_ONLY for p in inspect.signature(function).parameters.values()): return {}
+    source = dedent(inspect.getsource(function))
+    lines,node = source.splitlines(),ast.parse(source).body[0]
+    return {a.arg: lines[a.end_lineno-1].partition('# ')[2] for a in node.args.posonlyargs}
+
 def comments(found):
     "What stands behind each parameter of a function or class, and behind the result (`return`)"
     if not inspect.isclass(found):
         record = getattr(found, '__delwrap__', None)        # a function of a `Call` has its arguments
-        own = {name: text for name,text in docments(inspect.unwrap(found), args_kwargs=True).items() if text}
+        own = docments(inspect.unwrap(found), args_kwargs=True) | before_slash(inspect.unwrap(found))
+        own = {name: text for name,text in own.items() if text}
         return {**(comments(record) if record else {}), **own}
     said = {}
     for cls in reversed(found.__mro__):
         if not cls.__module__.startswith('dynattn'): continue
         if is_record(cls): said |= field_comments(cls)
-        elif '__init__' in vars(cls): said |= comments(vars(cls)['__init__'])
+        else:
+            for made in ('__new__', '__init__'):
+                if made in vars(cls): said |= comments(plain_function(vars(cls)[made]))
     said.pop('return', None)
     return said
 
@@ -74,8 +84,8 @@ def method_comments(cls, name):
     "What stands behind each parameter of a method; a base class explains what its own method shares with it"
     said = {}
     for base in reversed(cls.__mro__):
-        if base.__module__.startswith('dynattn') and name in vars(base):
-            said |= comments(plain_function(vars(base)[name]))
+        method = plain_function(vars(base).get(name)) if base.__module__.startswith('dynattn') else None
+        if inspect.isfunction(method): said |= comments(method)
     return said
 
 def type_text(annotation):
@@ -102,11 +112,12 @@ class Described:
     returns:str # the type of the result
     result:str  # the comment behind it
 
-def describe(found):
-    "Parameters and result of a function or class; None where Python has no signature of it"
+def describe(found, said=None):
+    """Parameters and result of a function or class; None where Python has no signature of it. `said` is what `comments`
+    or `method_comments` found."""
     try: signature = inspect.signature(found)
     except (ValueError, TypeError): return
-    said = comments(found)
+    said = comments(found) if said is None else said
     shown = [p for p in signature.parameters.values() if p.name not in ('self', 'cls')]
     rows = [Parameter(name=STARS.get(p.kind, '')+p.name, type=type_text(p.annotation), default=default_text(p.default),
                       meaning=said.get(p.name, '')) for p in shown]

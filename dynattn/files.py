@@ -58,21 +58,32 @@ class DataConfig:
     def least_packages(self): return self.min_packages or (3 if self.data else 10)
 
 # %% ../nbs/51_files.ipynb #f11e0006
-def is_number(x, *kinds): return isinstance(x, kinds) and not isinstance(x, bool) and math.isfinite(x)
+def is_number(
+    x, # any object
+    *kinds, # types, such as `int`; a bool is no number
+):
+    return isinstance(x, kinds) and not isinstance(x, bool) and math.isfinite(x)
 
-def word_rules(c, words): # `words`: option -> the words it may be
+def word_rules(
+    c, # an object with these options
+    words, # option -> the words it may be
+):
     for name,choices in words.items():
         yield (name, ' or '.join(choices),
                getattr(c, name) in choices)
 
-def count_rules(c, names, least=1):
+def count_rules(
+    c, # an object with these options
+    names, # of the options, with spaces between
+    least=1, # the smallest that is allowed
+):
     for name in names.split():
         x = getattr(c, name)
         yield name, f'a whole number of {least} or more', is_number(x, int) and least<=x<2**31
 
 # %% ../nbs/51_files.ipynb #f11e0007
 def data_rules(
-    c:DataConfig,
+    c:DataConfig, # what is checked
 ): # (option, what is expected, whether it is so)
     "The bounds of the options of a `DataConfig`."
     yield from word_rules(c, dict(labels=('suffix','folder')))
@@ -82,14 +93,17 @@ def data_rules(
     dotted = all(s[0]=='.' and len(s)>1 for s in c.apart.split())
     yield 'apart', 'suffixes that begin with a dot, such as ".pyi .h"', dotted
 
-def check(c, rules=data_rules):
+def check(
+    c, # an object with the options
+    rules=data_rules, # of `c`: (option, what is expected, whether it is so)
+):
     "Raise `UserError` for the first rule that does not hold."
     for name,expected,holds in rules(c):
         if not holds: raise UserError(f"{name}: expected {expected}, got {getattr(c, name)}")
 
 # %% ../nbs/51_files.ipynb #057865b4
 def walk(
-    root:Path|str,
+    root:Path|str, # a folder
     prune=(), # names of folders that are left out, beside hidden ones and caches
 ): # paths of files, in an order that does not depend on the machine
     "Every file below a folder once, links followed, loops of links survived."
@@ -169,12 +183,14 @@ def read_text(
 # %% ../nbs/51_files.ipynb #a8813713
 class Seen:
     "Files that were seen, each as the `k` smallest hashes of its lines."
-    def __init__(self, k:int=32):
+    def __init__(self,
+        k:int=32, # hashes per file
+    ):
         self.k,self.n = k,0
         self.holders = defaultdict(list)  # hash -> the numbers of the files that have it
 
     def add(self,
-        data:bytes,
+        data:bytes, # of a file
     ) -> bool: # False, and not added, if one file seen before has more than half of its hashes
         lines = {line for line in map(bytes.strip, data.splitlines()) if line}
         sketch = sorted({zlib.crc32(line) for line in lines})[:self.k]
@@ -188,10 +204,10 @@ class Seen:
 @dataclass(frozen=True)
 class Item:
     "A file that was read, and its class."
-    path:str
-    label:str
-    package:str
-    data:bytes = field(repr=False)
+    path:str # of the file
+    label:str # its class
+    package:str # files of one package stay in one split
+    data:bytes = field(repr=False) # its bytes
 
 # %% ../nbs/51_files.ipynb #495b08e0
 def _digest(*what): return hashlib.sha1(repr(what).encode()).digest()
@@ -296,7 +312,7 @@ def _from_table(c, skipped):
 # %% ../nbs/51_files.ipynb #f11e0011
 def choose_classes(
     items:list, # of `Item`
-    c:DataConfig,
+    c:DataConfig, # says how many are enough
 ) -> set:
     "The labels that have enough files, in enough packages, for any seed."
     files = Counter(x.label for x in items)
@@ -383,7 +399,7 @@ def _search(held, most):
 
 def split_packages(
     items:list, # of `Item`
-    seed:int=0,
+    seed:int=0, # of the order in which packages are tried
     most:int=20, # files of a class and package that count
 ) -> dict: # package -> "train", "valid" or "test"
     "Whole packages to splits so that each class comes closest to its shares, in the best of several searches."
@@ -401,9 +417,9 @@ def split_packages(
 @dataclass
 class Data:
     "Files by split, and how many were left out, by reason."
-    classes:tuple
+    classes:tuple # names, sorted
     splits:dict     # split -> list of `Item`
-    skipped:Counter
+    skipped:Counter # reason -> number of files
 
 def _judged(items, c, skipped):
     "At most `judged` files of a class, and of each package a fifth of that."
@@ -462,7 +478,7 @@ def _too_few(c, items):
 
 # %% ../nbs/51_files.ipynb #load0001
 def load_data(
-    c:DataConfig,
+    c:DataConfig, # where the files are, and which of them count
 ) -> Data:
     "Read, cap, leave out copies, choose the classes, split by package."
     skipped = Counter()
@@ -482,9 +498,9 @@ def load_data(
 
 # %% ../nbs/51_files.ipynb #1e8ef3c0
 def crop(
-    data:bytes,
+    data:bytes, # of the file
     size:int, # bytes at most
-    rng:random.Random,
+    rng:random.Random, # which decides on place and length
 ) -> bytes:
     "A piece of a file: every fourth time its beginning, else from anywhere; every fourth time shorter than `size`."
     if rng.random()<.25: size = rng.randint(min(64, size), size)
@@ -492,7 +508,10 @@ def crop(
     start = 0 if rng.random()<.25 else rng.randrange(len(data)-size+1)
     return data[start:start+size]
 
-def views(data, size):
+def views(
+    data, # bytes of the file
+    size, # bytes of a piece at most
+):
     "Up to five pieces of a file from its beginning to its end, by which it is judged."
     n = min(5, -(-len(data)//size))
     last_start = max(len(data)-size, 0)
@@ -530,9 +549,9 @@ def _draws(items, c, epoch):
 
 # %% ../nbs/51_files.ipynb #epo00001
 def epoch_batches(
-    items:list,
-    c:DataConfig,
-    epoch:int,
+    items:list, # of `Item`
+    c:DataConfig, # says how many pieces of which length
+    epoch:int, # number of the epoch, from 0
 ) -> list: # of lists of (index, piece)
     "One epoch, pieces of like length together. It depends on its arguments only."
     rng = random.Random(f'{c.seed}/{epoch}')
@@ -549,7 +568,7 @@ def epoch_batches(
 
 # %% ../nbs/51_files.ipynb #2313a2b8
 def half_written(
-    folder:Path|str,
+    folder:Path|str, # where they would be
     names, # of files that `write_atomic` writes
 ) -> list: # paths
     "Temporary files that a killed process left while writing these."
@@ -558,7 +577,7 @@ def half_written(
 
 def write_atomic(
     path:Path|str, # the file to write or replace
-    data:bytes,
+    data:bytes, # the whole content
 ):
     "Write to a temporary file, flush to the disk, move to the place in one step."
     path = Path(path)
@@ -582,7 +601,10 @@ class DamagedFile(UserError, ValueError):
     "A file of this package that cannot be read, because it is incomplete or was changed."
 
 @contextmanager
-def intact(folder, name):
+def intact(
+    folder, # of the file, for the message
+    name, # of the file
+):
     "An error inside means that this file of the folder is damaged."
     try: yield
     except Exception as e:
@@ -590,7 +612,7 @@ def intact(folder, name):
         raise DamagedFile(f"{folder}: damaged {name}: {reason}") from e
 
 def read_intact(
-    folder:Path|str,
+    folder:Path|str, # of the file
     name:str, # of the file
     parse, # a function of its bytes
 ):
@@ -607,7 +629,7 @@ def _safetensors():
 
 def save_model(
     model, # an `nn.Module` with a `config`
-    folder:Path|str,
+    folder:Path|str, # is made
 ):
     "Write `model.safetensors` and `config.json`."
     folder = Path(folder)
@@ -637,9 +659,8 @@ def _bounded(config, weights):
     return config
 
 # %% ../nbs/51_files.ipynb #f11e0027
-def load_model(
-    cls, # the class, such as `Classifier`
-    folder:Path|str,
+def load_model(cls,
+    folder:Path|str, # as `save_model` wrote it
     **overrides, # fields of the configuration that are to be others, such as `impl`
 ): # the model, in eval mode
     "Read what `save_model` wrote; `DamagedFile` if one of the two files cannot be understood."
@@ -655,7 +676,9 @@ def load_model(
 
 # %% ../nbs/51_files.ipynb #9556fdea
 @contextmanager
-def locked(folder):
+def locked(
+    folder, # which gets a file `.lock`
+):
     "Lock the folder for this process; released when the process ends in any way."
     try: import fcntl
     except ImportError:   # no such locks on this system
@@ -668,7 +691,9 @@ def locked(folder):
         yield
 
 # %% ../nbs/51_files.ipynb #3c795331
-def split_table(data:Data) -> bytes:
+def split_table(
+    data:Data, # as `load_data` gives it
+) -> bytes:
     "`split.csv`: the split of each file."
     out = io.StringIO()
     rows = csv.writer(out, lineterminator='\n')
@@ -680,13 +705,17 @@ def split_table(data:Data) -> bytes:
     return out.getvalue().encode('utf-8', 'surrogateescape')
 
 # %% ../nbs/51_files.ipynb #f11e0031
-def printable(name) -> str:
+def printable(
+    name, # any object, such as a `Path`
+) -> str:
     "The name with line breaks and control characters as escapes."
     def plain(c): return c.isprintable() or '\ud800'<=c<='\udfff'
     return ''.join(c if plain(c) else c.encode('unicode_escape').decode() for c in str(name))
 
 # %% ../nbs/51_files.ipynb #76aca99b
-def need(module):
+def need(
+    module, # its name
+):
     "An optional package, or one line that names the extra that installs it."
     from importlib import import_module
     try: return import_module(module)

@@ -28,24 +28,34 @@ class RankError(RuntimeError):
 @dataclass
 class Ranks:
     "The ranks that share a sequence, in its order, and how long one waits for another."
-    group: dist.ProcessGroup
-    seconds: float
+    group: dist.ProcessGroup # of `torch.distributed`
+    seconds: float # to wait for another rank
     rank: int = field(init=False)
     size: int = field(init=False)
 
     def __post_init__(self): self.rank,self.size = dist.get_rank(self.group),dist.get_world_size(self.group)
 
-    def lost(self, what, error):
+    def lost(self,
+        what, # what was expected, for the message
+        error, # as `torch.distributed` raised it
+    ):
         why = str(error).splitlines()[0].split('] ')[-1][:120]
         return RankError(f"rank {self.rank}: expected {what} from the other ranks within {self.seconds:g} s, "
                          f"got: {why}")
 
-    def wait(self, work, what):
+    def wait(self,
+        work, # as `torch.distributed` returned it
+        what, # what is expected, for the message
+    ):
         "Until the transfer is done."
         try: work.wait(timedelta(seconds=self.seconds))
         except RuntimeError as error: raise self.lost(what, error) from None
 
-    def reduced(self, x, op=dist.ReduceOp.SUM, what='a sum'): # like x, which may be overwritten
+    def reduced(self,
+        x, # the same shape on each rank; may be overwritten
+        op=dist.ReduceOp.SUM, # sum, or another reduction
+        what='a sum', # what is expected, for the message
+    ): # like `x`
         "The sum or maximum over all ranks, the same bits on each."
         x = x.contiguous()
         if self.size==1 or not x.numel(): return x
@@ -54,7 +64,10 @@ class Ranks:
         self.wait(work, what)
         return x
 
-    def everyones(self, x, what): # [k] -> [R,k]
+    def everyones(self,
+        x, # [k], the same k on each rank
+        what, # what is expected, for the message
+    ): # [R,k]
         "The same small vector from each rank."
         rows = x.new_zeros(self.size, *x.shape)
         rows[self.rank] = x
@@ -63,7 +76,7 @@ class Ranks:
 class Transfer:
     "Pending messages to and from single ranks, and their memory."
     def __init__(self,
-        ranks:Ranks,
+        ranks:Ranks, # the group, and how long to wait
         sends:dict, # {rank: tensor}
         receives:dict, # {rank: empty tensor}
         tag:int=0, # messages of one tag arrive in order
@@ -191,17 +204,24 @@ def _of_key_heads(width, heads): # [B,H] -> [B,Hkv]
 @dataclass
 class Edge:
     "Keys that one rank sends to another: positions `first` to `last`, of each key head those where `mask` holds."
-    first: int
+    first: int # position of the first key
     last: int # one past the end
     mask: Tensor # [B,Hkv,last-first] bool
 
     def __post_init__(self): self.count = int(self.mask.sum())
 
-    def pack(self, start, *tensors): # [B,Hkv,n,d] whose first position is `start` -> [count*(d+...)]
+    def pack(self,
+        start, # position where the tensors begin
+        *tensors, # [B,Hkv,n,d], such as keys and values
+    ): # [count*(d+...)]
         "The message of an edge."
         return torch.cat([x[:,:,self.first-start:self.last-start][self.mask].flatten() for x in tensors])
 
-    def unpack(self, flat, start, *tensors):
+    def unpack(self,
+        flat, # as `pack` made it on the other rank
+        start, # position where the tensors begin
+        *tensors, # [B,Hkv,n,d], changed in place
+    ):
         "Add what came to tensors whose first position is `start`."
         for x,rows in zip(tensors, flat.split([self.count*x.shape[3] for x in tensors])):
             x[:,:,self.first-start:self.last-start][self.mask] += rows.view(self.count, x.shape[3])
@@ -209,7 +229,7 @@ class Edge:
 class Plan:
     "The keys that this rank sends and receives. Positions count along the whole sequence."
     def __init__(self,
-        ranks:Ranks,
+        ranks:Ranks, # those that share the sequence
         lengths:list, # tokens of each rank
         left:Tensor, # [B,Hkv] how far the queries of a key head look back
         right:Tensor, # [B,Hkv] and ahead
@@ -224,16 +244,24 @@ class Plan:
         self.lent = {r: self.edge(r, ranks.rank) for r in others}
         self.borrowed = {r: self.edge(ranks.rank, r) for r in others}
 
-    def part(self, rank): return self.starts[rank],self.starts[rank+1]
+    def part(self,
+        rank, # its number
+    ):
+        return self.starts[rank],self.starts[rank+1]
 
-    def reach(self, rank):
+    def reach(self,
+        rank, # its number
+    ):
         "The positions that a rank's queries see, leading tokens of other ranks aside."
         start,end = self.part(rank)
         if start==end: return start,end
         first = max(start-int(self.left.max()), self.n_global)
         return min(first, start),min(end+int(self.right.max()), self.total)
 
-    def edge(self, borrower, owner):
+    def edge(self,
+        borrower, # rank that needs the keys
+        owner, # rank that holds them
+    ):
         (first,last),(start,end),(low,high) = self.reach(borrower),self.part(borrower),self.part(owner)
         low = max(first, low)
         high = max(low, min(last, high))
@@ -242,7 +270,11 @@ class Plan:
         after = (at>=end) & (at<end+self.right[...,None])
         return Edge(low, high, before & (at>=self.n_global) | after)
 
-    def side(self, edge, left, right):
+    def side(self,
+        edge, # of keys that another rank holds
+        left, # tensors of the halo before this rank's part
+        right, # and behind it
+    ):
         "(first position, tensors) of the side of this rank's halo where an edge lies."
         return (self.first, *left) if edge.last<=self.start else (self.end, *right)
 
@@ -556,12 +588,12 @@ def attention(
     alpha=None, # a number, [H] or [B,H], the same on all ranks
     padding:PaddingMask|None=None, # [B,n] of this rank's part
     n_global:int=0, # leading tokens of the whole sequence that see and are seen by all
-    is_causal:bool=False,
+    is_causal:bool=False, # no query sees later keys
     scale:float|None=None, # factor of the scores (default 1/sqrt(d))
     segments:Tensor|None=None, # [B,n] ids of this rank's part, increasing over all ranks
     rel_bias:Tensor|None=None, # [H,2R+1] or [B,H,2R+1], the same on all ranks
     sink:Tensor|None=None, # [H], the same on all ranks
-    softcap:float|None=None,
+    softcap:float|None=None, # scores become softcap*tanh(score/softcap)
     sums:bool=True, # gradients of sigma, alpha, rel_bias and sink are sums over all ranks; False: this rank's share
     impl:str="auto", # the implementation for a rank's rows
     timeout:float=60., # seconds to wait for other ranks

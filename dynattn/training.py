@@ -72,7 +72,7 @@ def _number_rules(c):
 
 # %% ../nbs/52_training.ipynb #chk00003
 def train_rules(
-    c:TrainConfig,
+    c:TrainConfig, # what is checked
 ): # (option, what is expected, whether it is so)
     "The bounds of all options; simple ones come before those that depend on them."
     yield from data_rules(c)
@@ -93,7 +93,7 @@ def train_rules(
 
 # %% ../nbs/52_training.ipynb #85157820
 def model_config(
-    c:TrainConfig,
+    c:TrainConfig, # the run's options
     classes, # names
 ) -> EncoderConfig:
     window,alpha = _word_or_number(c.window, _WINDOW_WORDS),_word_or_number(c.alpha, _ALPHA_WORDS)
@@ -103,7 +103,9 @@ def model_config(
     return EncoderConfig(dim=c.dim, heads=c.heads, layers=c.layers, dropout=c.dropout, patch=c.patch, grams=grams,
         window=window, init_width=c.init_width, alpha=alpha, impl=c.impl, classes=tuple(classes))
 
-def try_model(c):
+def try_model(
+    c, # the run's options
+):
     "Raise an error in one line if the model cannot compute with these settings."
     ids,padding = batch_of([b'ab'*c.patch, b'a'])
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
@@ -112,16 +114,23 @@ def try_model(c):
 
 # %% ../nbs/52_training.ipynb #390a8ce1
 def learning_rate(
-    step:int,
+    step:int, # number of the step, from 0
     steps:int, # of the whole run
-    top:float,
+    top:float, # the highest rate
 ) -> float:
     "A tenth of the way up, then down a half cosine. A function of the step: nothing to save."
     up = max(1, steps//10)
     if step<up: return top*(step+1)/up
     return top*.5*(1+math.cos(math.pi*(step-up)/max(1, steps-up)))
 
-def loss_of(model, ids, padding, target, price, patch=1):
+def loss_of(
+    model, # a `Classifier`
+    ids, # [B,N]
+    padding, # `PaddingMask` of the ids, [B,N]
+    target, # [B] numbers of classes
+    price, # added per share of the tokens that a mean width covers; 0: none
+    patch=1, # ids that are merged into one token
+):
     "Cross entropy, and a price on the widths as a share of the tokens, of which `patch` ids make one."
     logits,sigmas = model(ids, padding, return_sigma=True)
     loss = F.cross_entropy(logits.float(), target, label_smoothing=.05)
@@ -156,7 +165,12 @@ def _across_ranks(model, t):
 # %% ../nbs/52_training.ipynb #888f742c
 class Trainer:
     "A run: model, optimiser and position in the data; a checkpoint holds all of it."
-    def __init__(self, c, data, out, accelerator):
+    def __init__(self,
+        c, # a `TrainConfig`
+        data, # `Data`, as `load_data` gives it
+        out, # the run folder
+        accelerator, # an `accelerate.Accelerator`
+    ):
         self.c,self.data,self.out,self.acc = c,data,Path(out),accelerator
         self.replica = accelerator.process_index//c.sequence_ranks # processes of a replica share each piece
         self.replicas = accelerator.num_processes//c.sequence_ranks
@@ -184,7 +198,9 @@ class Trainer:
     @property
     def plain(self): return self.acc.unwrap_model(self.model)
 
-    def batches(self, epoch):
+    def batches(self,
+        epoch, # number of the epoch, from 0
+    ):
         "This replica's share of an epoch; each has as many as the others."
         batches = epoch_batches(self.data.splits['train'], self.c, epoch)
         whole = len(batches)//self.replicas*self.replicas
@@ -192,7 +208,7 @@ class Trainer:
 
 # %% ../nbs/52_training.ipynb #47c43b63
 def train_step(
-    t:Trainer,
+    t:Trainer, # the run, which moves on by one step
     batch:list, # of (index, piece)
 ) -> float: # loss
     "One step. All its randomness comes from the seed, the step and the process."
@@ -217,11 +233,11 @@ def train_step(
 # %% ../nbs/52_training.ipynb #07d013cf
 @torch.no_grad()
 def probabilities(
-    model:Classifier,
+    model:Classifier, # in eval mode
     files:list, # of bytes
     size:int, # bytes of a view
-    batch:int=32,
-    device='cpu',
+    batch:int=32, # views that go through the model together
+    device='cpu', # of the model
     each=None, # called after every batch with the files [b] that its views are of
 ) -> Tensor: # [n,C] float32
     "The mean over the views of each file."
@@ -238,11 +254,11 @@ def probabilities(
 
 # %% ../nbs/52_training.ipynb #74a35283
 def judge(
-    model:Classifier,
+    model:Classifier, # in eval mode
     items:list, # of `Item`
     size:int, # bytes of a view
-    batch:int=32,
-    device='cpu',
+    batch:int=32, # views that go through the model together
+    device='cpu', # of the model
 ) -> dict: # confusion matrix; losses [n]; widths of each class [C,L,H], α [L,H], operations
     "The model's prediction for each file, and its widths."
     index = {label: i for i,label in enumerate(model.config.classes)}
@@ -261,23 +277,38 @@ def judge(
 # %% ../nbs/52_training.ipynb #7a110011
 class Callback:
     "Hooks for four moments of a run; a subclass overrides the ones it needs. `t` is the `Trainer`."
-    def before_step(self, t, batch):
+    def before_step(self,
+        t, # the run
+        batch, # list of (index, piece)
+    ):
         "A step begins; `batch` is a list of (index, piece)."
 
-    def after_step(self, t, loss):
+    def after_step(self,
+        t, # the run
+        loss, # of the step, a number
+    ):
         "The step was taken; a signal's number as `t.stop` ends the run here, with a checkpoint."
 
-    def before_judge(self, t, split):
+    def before_judge(self,
+        t, # the run
+        split, # 'valid' or 'test'
+    ):
         "The files of a split are about to be evaluated: `valid` after each epoch, `test` once at the end."
 
-    def after_epoch(self, t, row):
+    def after_epoch(self,
+        t, # the run
+        row, # its line of `metrics.jsonl`, a dict
+    ):
         "An epoch was evaluated; `row` is its line of `metrics.jsonl`."
 
 def _call(callbacks, moment, *args):
     for callback in callbacks: getattr(callback, moment)(*args)
 
 # %% ../nbs/52_training.ipynb #e4ddd7d7
-def end_epoch(t:Trainer, callbacks=()):
+def end_epoch(
+    t:Trainer, # the run
+    callbacks=(), # of `Callback`
+):
     "Evaluate on the validation files, keep the best model, write a line of metrics."
     _call(callbacks, 'before_judge', t, 'valid')
     t.model.eval()
@@ -336,14 +367,19 @@ def _state(t):
         optimizer=t.opt.state_dict(), scaler=scaler, settings=json.dumps(dataclasses.asdict(t.c)),
         files=hashlib.sha1(t.table).hexdigest())
 
-def save_checkpoint(t:Trainer):
+def save_checkpoint(
+    t:Trainer, # the run
+):
     "Write all that is needed to resume, in one file that is replaced in one step."
     if not t.acc.is_main_process: return
     out = io.BytesIO()
     torch.save(_state(t), out)
     write_atomic(t.out/'checkpoint.pt', out.getvalue())
 
-def load_checkpoint(t:Trainer, state):
+def load_checkpoint(
+    t:Trainer, # the run, which goes back to where the checkpoint was written
+    state, # as `saved_state` gives it
+):
     "Resume from a checkpoint; later lines of `metrics.jsonl` are dropped."
     with intact(t.out, 'checkpoint.pt'):
         t.plain.load_state_dict(state['model'])
@@ -360,7 +396,7 @@ def load_checkpoint(t:Trainer, state):
 
 # %% ../nbs/52_training.ipynb #fit00001
 def fit(
-    t:Trainer,
+    t:Trainer, # the run
     callbacks=(), # of `Callback`
 ):
     "Train until all epochs are done, or until `patience` of them brought no improvement."
@@ -383,7 +419,11 @@ def fit(
 # %% ../nbs/52_training.ipynb #4b412a51
 class Progress(Callback):
     "A bar on a terminal, and a line for each epoch."
-    def __init__(self, t, quiet=False, say=print):
+    def __init__(self,
+        t, # the run
+        quiet=False, # no bar
+        say=print, # called with a line for each epoch, where there is no bar
+    ):
         visible = not quiet and sys.stderr.isatty() and t.acc.is_main_process
         self.bar = self._bar(t) if visible else None
         self.say = self.bar.write if self.bar else say
@@ -419,7 +459,9 @@ def _signals(t):
         for s,handler in old.items(): signal.signal(s, handler)
 
 # %% ../nbs/52_training.ipynb #7a110016
-def saved_state(out) -> dict|None:
+def saved_state(
+    out, # the run folder
+) -> dict|None:
     "The last checkpoint of a run, or None."
     if not (Path(out)/'checkpoint.pt').exists(): return None
     def parse(data):
@@ -429,7 +471,9 @@ def saved_state(out) -> dict|None:
         return state
     return read_intact(out, 'checkpoint.pt', parse)
 
-def run_settings(run) -> dict:
+def run_settings(
+    run, # the run folder
+) -> dict:
     "The settings a run was started with; empty where they are not written."
     if not (Path(run)/'settings.json').exists(): return {}
     def parse(text):
@@ -515,7 +559,10 @@ def _memory():
     per_mb = 2**20 if sys.platform=='darwin' else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/per_mb
 
-def result_of(t:Trainer, callbacks=()) -> dict:
+def result_of(
+    t:Trainer, # the run
+    callbacks=(), # of `Callback`
+) -> dict:
     "The best model on the test files; plain numbers."
     _call(callbacks, 'before_judge', t, 'test')
     model = Classifier.from_pretrained(t.out).to(t.acc.device)
@@ -533,13 +580,18 @@ def result_of(t:Trainer, callbacks=()) -> dict:
         wrong=[(x.path, x.label, answer) for x,answer in zip(items, answers) if x.label!=answer])
 
 # %% ../nbs/52_training.ipynb #61784f35
-def mistakes(result:dict, top:int=5) -> list: # of (n, label, answer), most frequent first
+def mistakes(
+    result:dict, # as `train` returns it
+    top:int=5, # how many at most
+) -> list: # of (n, label, answer), most frequent first
     "The off-diagonal of the confusion matrix."
     confusion,names = result['confusion'],result['classes']
     pairs = [(confusion[i][j], a, b) for i,a in enumerate(names) for j,b in enumerate(names) if i!=j]
     return sorted((p for p in pairs if p[0]), reverse=True)[:top]
 
-def summary(result:dict) -> str:
+def summary(
+    result:dict, # as `train` returns it
+) -> str:
     "The test result as a table in words and numbers."
     rows = ['| class | precision | recall | F1 | files |', '|---|---|---|---|---|']
     for name in result['classes']:
@@ -553,7 +605,9 @@ def summary(result:dict) -> str:
         f"Attention: {result['share']:.1%} of the pairs stood inside the windows.",
         f"Confused most: {wrong}."])
 
-def read_result(run) -> dict:
+def read_result(
+    run, # the run folder
+) -> dict:
     "`result.json` of a finished run."
     def parse(text):
         result = json.loads(text)
@@ -591,8 +645,8 @@ def _pictures(result, rows, tokens):
 # %% ../nbs/52_training.ipynb #rep00001
 def write_report(
     result:dict, # as `train` returns it
-    c:TrainConfig,
-    out:Path,
+    c:TrainConfig, # the run's options
+    out:Path, # the run folder
 ):
     "Write the figures, `report.md` that shows them, and last `result.json`, which marks a run as finished."
     rows = [json.loads(l) for l in (out/'metrics.jsonl').read_text().splitlines()]
@@ -667,11 +721,11 @@ def _all_there(c, out):
 
 # %% ../nbs/52_training.ipynb #trn00002
 def train(
-    c:TrainConfig,
+    c:TrainConfig, # the run's options
     out:Path|str, # the run folder
     resume:bool=False, # go on from its checkpoint
     tracker:str|None=None, # such as "tensorboard"; none unless asked for
-    quiet:bool=False,
+    quiet:bool=False, # print nothing
     callbacks=(), # of `Callback`
 ) -> dict: # the test result, as in `result.json`
     "Train and evaluate a classifier on files; everything is written to `out`."

@@ -762,7 +762,7 @@ class BandWeights:
     lead:Tensor # [B,H,N,g]: the leading global keys, which the band then leaves out
     full:Tensor # [B,H,gq,M]: the rows of the global queries, 0 in `band` and `lead`
     first:int=0 # the row that the first of them is
-    q_offset:int=0
+    q_offset:int=0 # position of query 0 on the key axis
 
     def dense(self) -> Tensor: # [B,H,N,M]
         "The square, for small examples."
@@ -861,7 +861,9 @@ def second_derivative(call):
     return f
 
 # %% ../../nbs/34_band.attention.ipynb #748727ec
-def refuses(call:Call) -> str|None:
+def refuses(
+    call:Call, # of `attention`
+) -> str|None:
     "Why the band cannot serve a call."
     for name in ('sink','softcap'):
         if getattr(call, name) is not None:

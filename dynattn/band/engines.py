@@ -39,7 +39,7 @@ class Inputs:
     alpha:list|None=None     # [B][H] floats of entmax, None: softmax
     bias:Tensor|None=None    # [B,H,2R+1] added to the scores by offset, clamped to -R..R
     is_causal:bool=False     # `right` is 0 then; the leading positions need it too
-    dropout_p:float=0.
+    dropout_p:float=0. # of the weights
     seed:int|None=None       # of the dropout
     n_global:int=0           # leading positions that see and are seen by all
     q_offset:int=0           # position of query 0 on the key axis
@@ -50,8 +50,8 @@ class Inputs:
 class Wanted:
     "Which gradients are requested besides those of q, k and v."
     sigma:bool=False   # of the window's width, through `window.slopes`
-    alpha:bool=False
-    bias:bool=False
+    alpha:bool=False # of entmax
+    bias:bool=False # of every offset
 
 @dataclass
 class Gradients:
@@ -72,13 +72,13 @@ class Group:
     k:Tensor                  # [G,M,d]
     v:Tensor                  # [G,M,dv]
     band:Band                 # of all of them
-    scale:float
+    scale:float # factor of the scores
     window:Tensor|None=None   # [1|G,left+right+1]
     after:bool=False          # the window multiplies the weights, not their exponentials
     bias:Tensor|None=None     # [1|G,2R+1]
     keep:Tensor|None=None     # [1|G,M] bool; None: all of the band's keys take part
     eps:Tensor|float|None=None # alpha - 1, a number or [G,1,1]; None: softmax
-    learns_alpha:bool=False
+    learns_alpha:bool=False # whether the gradient of alpha is needed
     dropout:object|None=None  # a `Dropout`
     exponent:float=0.         # bound on |log2| of a weight before it is normalised
     q_lost:Tensor|None=None   # [G,N,1] queries that are not finite (and zero in `q`)

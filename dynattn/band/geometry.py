@@ -27,13 +27,13 @@ class Band(NamedTuple):
 # %% ../../nbs/31_band.geometry.ipynb #9d9d88b4
 class Part(NamedTuple):
     "Queries of a head that see alike: a band among some keys, and the leading keys beside it."
-    first_query:int
-    end_query:int
-    first_key:int
-    end_key:int
+    first_query:int # row of the first
+    end_query:int # one past the last
+    first_key:int # position of the first key that the band may reach
+    end_key:int # one past the last
     left:int       # offsets from -left to right, none if left + right < 0
-    right:int
-    q_offset:int
+    right:int # see `left`
+    q_offset:int # position of query 0 on the key axis
     n_lead:int     # leading keys seen beside the band
     skipped:int    # how many offsets of the head's band come before this part's first one
     windowed:bool  # whether the window applies; global queries have none
@@ -58,14 +58,16 @@ def _clipped_part(band, first_query, end_query, first_key, left, right, n_lead, 
     return Part(first_query, end_query, first_key, band.end_key, clipped_left, clipped_right, band.q_offset, n_lead,
                 left-clipped_left, windowed)
 
-def global_queries(band:Band) -> tuple: # (first, end): the queries that stand at positions 0..n_global-1
+def global_queries(
+    band:Band, # of a head
+) -> tuple: # (first, end): the queries that stand at positions 0..n_global-1
     "With an offset, the queries at global positions need not be the first ones."
     if not band.n_global: return band.n,band.n
     first = min(max(-band.q_offset, 0), band.n)
     return first,max(min(band.n_global-band.q_offset, band.n), first)
 
 def parts(
-    band:Band,
+    band:Band, # of a head
     m:int, # M, number of keys, padding included
 ) -> Iterator[Part]:
     "The global queries, if there are any, and the queries before and behind them."
@@ -83,12 +85,12 @@ def parts(
 # %% ../../nbs/31_band.geometry.ipynb #b0bd3abd
 class Tiles(NamedTuple):
     "`count` blocks of `rows` queries, `step` apart, by `cols` keys each."
-    first_query:int
-    rows:int
-    count:int
-    step:int
-    first_key:int
-    cols:int
+    first_query:int # of the first block
+    rows:int # queries of a block
+    count:int # number of blocks
+    step:int # rows between the beginnings of two blocks
+    first_key:int # of the first block
+    cols:int # keys of a block
     missing:int  # columns of an uncut tile that this one lacks on its left
 
     def block_starts(self) -> list: # first query of each block
@@ -110,8 +112,8 @@ class Tiles(NamedTuple):
 
 # %% ../../nbs/31_band.geometry.ipynb #7ae12e4e
 def cut_tile(
-    part:Part,
-    first_query:int,
+    part:Part, # whose band it covers
+    first_query:int, # row where it begins
     block_m:int, # rows, or fewer where the part ends
 ) -> Tiles: # one block; no columns where it sees no key
     "The tile that begins at a query, cut to the keys there are."
@@ -121,7 +123,9 @@ def cut_tile(
     if not part.width or end_key<=first_key: return Tiles(first_query, rows, 1, 0, part.first_key, 0, 0)
     return Tiles(first_query, rows, 1, 0, first_key, end_key-first_key, first_key-uncut)
 
-def queries_with_keys(part:Part) -> tuple: # (first, end); empty where no query has one
+def queries_with_keys(
+    part:Part, # of a head's queries
+) -> tuple: # (first, end); empty where no query has one
     "The queries of a part that have a key in their band."
     first = max(part.first_key-part.right-part.q_offset, part.first_query)
     end = min(part.end_key+part.left-part.q_offset, part.end_query)
@@ -130,7 +134,7 @@ def queries_with_keys(part:Part) -> tuple: # (first, end); empty where no query 
 
 # %% ../../nbs/31_band.geometry.ipynb #6a7ca43f
 def tiles(
-    part:Part,
+    part:Part, # whose band they cover
     block_m:int, # queries per block
     batch:int=1, # blocks at a time
     disjoint:bool=False, # whether the blocks of a batch must have no key in common

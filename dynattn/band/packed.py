@@ -25,7 +25,7 @@ from .attention import (
 # %% ../../nbs/36_band.packed.ipynb #ac4249ec
 class Run(NamedTuple):
     "Pieces of one length that follow each other in a row."
-    row:int
+    row:int # number in the batch
     first:int  # position of the first token
     length:int # tokens of each piece
     count:int  # number of pieces
@@ -83,7 +83,15 @@ def _run_inputs(run, settings, q, k, v, alpha, bias):
     mine = _settings_for(run, settings, q.shape[2])
     return mine.inputs(run.of(q), run.of(k), run.of(v), _per_row(alpha, run, 2), _per_row(bias, run, 3))
 
-def forward_runs(pieces, settings, q, k, v, alpha, bias):
+def forward_runs(
+    pieces, # of `Run`, that cover all rows
+    settings, # what does not depend on the tensors
+    q, # [B,H,N,d]
+    k, # [B,Hkv,N,d]
+    v, # [B,Hkv,N,dv]
+    alpha, # (), [H] or [B,H]; None: softmax
+    bias, # [H,2R+1] or [B,H,2R+1]; or None
+):
     "Output [B,H,N,dv], and what each run keeps for the backward pass."
     out,kept = q.new_empty(*q.shape[:3], v.shape[-1]),[]
     for run in pieces:
@@ -94,7 +102,18 @@ def forward_runs(pieces, settings, q, k, v, alpha, bias):
     return out,kept
 
 # %% ../../nbs/36_band.packed.ipynb #5434a3c2
-def backward_runs(pieces, settings, q, k, v, sigma, alpha, bias, kept, dout):
+def backward_runs(
+    pieces, # of `Run`, that cover all rows
+    settings, # what does not depend on the tensors
+    q, # [B,H,N,d]
+    k, # [B,Hkv,N,d]
+    v, # [B,Hkv,N,dv]
+    sigma, # of the window, whose shape its gradient gets; or None
+    alpha, # (), [H] or [B,H]; None: softmax
+    bias, # [H,2R+1] or [B,H,2R+1]; or None
+    kept, # the second result of `forward_runs`
+    dout, # [B,H,N,dv]
+):
     "Gradients of q, k, v, sigma, alpha and bias; None for those that are not wanted."
     (b,h),wanted = q.shape[:2],settings.wanted
     dq,dk,dv = (torch.empty_like(x) for x in (q,k,v))
@@ -180,21 +199,50 @@ def forward_in_strips(inputs):
 # %% ../../nbs/36_band.packed.ipynb #36ba0d09
 class PackedRows:
     "Packed rows of one call: as runs of pieces, or as one band each."
-    def __init__(self, settings, segments, q, k, v, alpha, bias):
+    def __init__(self,
+        settings, # what does not depend on the tensors
+        segments, # [B,N] int64 ids that do not decrease
+        q, # [B,H,N,d]
+        k, # [B,Hkv,N,d]
+        v, # [B,Hkv,N,dv]
+        alpha, # (), [H] or [B,H]; None: softmax
+        bias, # [H,2R+1] or [B,H,2R+1]; or None
+    ):
         self.settings,self.segments,self.pieces = settings,segments,runs(segments)
         self.one_band = q.numel()>0 and in_one_band(self.inputs(q, k, v, alpha, bias), self.pieces)
 
-    def inputs(self, q, k, v, alpha, bias):
+    def inputs(self,
+        q, # [B,H,N,d]
+        k, # [B,Hkv,N,d]
+        v, # [B,Hkv,N,dv]
+        alpha, # (), [H] or [B,H]; None: softmax
+        bias, # [H,2R+1] or [B,H,2R+1]; or None
+    ):
         return row_inputs(self.segments, self.pieces, self.settings, q, k, v, alpha, bias)
 
-    def forward(self, q, k, v, alpha, bias):
+    def forward(self,
+        q, # [B,H,N,d]
+        k, # [B,Hkv,N,d]
+        v, # [B,Hkv,N,dv]
+        alpha, # (), [H] or [B,H]; None: softmax
+        bias, # [H,2R+1] or [B,H,2R+1]; or None
+    ):
         "Output [B,H,N,dv], and a list of tensors for the backward pass."
         if not self.one_band: return forward_runs(self.pieces, self.settings, q, k, v, alpha, bias)
         inputs = self.inputs(q, k, v, alpha, bias)
         out,lse,kept = forward_in_strips(inputs) or Tiled.forward(inputs)
         return out,[lse,kept]
 
-    def backward(self, q, k, v, sigma, alpha, bias, kept, dout):
+    def backward(self,
+        q, # [B,H,N,d]
+        k, # [B,Hkv,N,d]
+        v, # [B,Hkv,N,dv]
+        sigma, # of the window, whose shape its gradient gets; or None
+        alpha, # (), [H] or [B,H]; None: softmax
+        bias, # [H,2R+1] or [B,H,2R+1]; or None
+        kept, # the second result of `forward`
+        dout, # [B,H,N,dv]
+    ):
         "Gradients of q, k, v, sigma, alpha and bias; None for those that are not wanted."
         settings = self.settings
         if self.one_band and is_finite(dout):

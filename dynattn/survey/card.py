@@ -176,9 +176,15 @@ class Layer(nn.Module):
     lengths = (1024, 2048, 3072, 4096, 32768, 65536) # N that is measured: four for a cubic, two long ones to check it
 
     @classmethod
-    def knobs(cls, n): return {} # constructor arguments for a measurement at length n
+    def knobs(cls,
+        n, # N, the length that is measured
+    ):
+        return {} # constructor arguments for a measurement at length n
     @classmethod
-    def exact(cls, n): return None # arguments that turn the layer into its `reference` at length n, or None
+    def exact(cls,
+        n, # N, the length that is measured
+    ):
+        return None # arguments that turn the layer into its `reference`, or None
 
     @classmethod
     def at(cls,
@@ -189,14 +195,38 @@ class Layer(nn.Module):
         "A small layer of this kind, set up for sequences of length `n`."
         return cls(cls.width, cls.heads, causal=causal, **{**cls.knobs(n), **knobs})
 
-    def refuse(self, what): raise NotImplementedError(f"{type(self).__name__} has no {what}")
-    def out_len(self, n): return n # the length that comes out of length n
-    def reference(self, x, *, padding=None): return self.refuse("limit to compare with")
+    def refuse(self,
+        what, # what is missing, for the message
+    ):
+        raise NotImplementedError(f"{type(self).__name__} has no {what}")
+    def out_len(self,
+        n, # N, the length that goes in
+    ):
+        return n # the length that comes out of length n
+    def reference(self,
+        x, # [B,N,D]
+        *,
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ):
+        return self.refuse("limit to compare with")
     def projections(self): return None # the `AttentionLayer` whose q, k and v `from_softmax` takes
-    def init_state(self, batch): return self.refuse("incremental form")
-    def step(self, x, state): return self.refuse("incremental form") # [B,D] -> [B,D], state
-    def state_size(self, n): return self.refuse("incremental form") # numbers kept per sequence after n tokens
-    def resample(self, generator=None): return self # draw the random buffers anew
+    def init_state(self,
+        batch, # B, number of sequences
+    ):
+        return self.refuse("incremental form")
+    def step(self,
+        x, # [B,D], the next token of each sequence
+        state, # as `init_state` or the step before gave it
+    ): # [B,D], state
+        return self.refuse("incremental form") # [B,D] -> [B,D], state
+    def state_size(self,
+        n, # tokens so far
+    ):
+        return self.refuse("incremental form") # numbers kept per sequence
+    def resample(self,
+        generator=None, # for the draws (default: PyTorch's)
+    ):
+        return self # draw the random buffers anew
     @property
     def aux_loss(self): return None # an auxiliary loss left by the last forward pass
 
@@ -222,16 +252,37 @@ class AttentionLayer(Layer):
         self.q, self.k, self.v, self.out = (nn.Linear(embed_dim, embed_dim, bias=False)
                                             for _ in range(4))
 
-    def attend(self, q, k, v, *, padding=None): return self.refuse("`attend`")
+    def attend(self,
+        q, # [B,H,N,d]
+        k, # [B,H,M,d]
+        v, # [B,H,M,d]
+        *,
+        padding=None, # `PaddingMask` of the keys, [B,M]
+    ):
+        return self.refuse("`attend`")
     def projections(self): return self
-    def split(self, x): return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-    def merge(self, y): return self.out(y.transpose(1, 2).flatten(2))
-    def qkv(self, x, context=None):
+    def split(self,
+        x, # [B,N,D]
+    ):
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+    def merge(self,
+        y, # [B,H,N,d]
+    ):
+        return self.out(y.transpose(1, 2).flatten(2))
+    def qkv(self,
+        x, # [B,N,D] of the queries
+        context=None, # [B,M,D] of keys and values (default: `x`)
+    ):
         keys_from = x if context is None else context
         return [self.split(self.q(x)), self.split(self.k(keys_from)),
                 self.split(self.v(keys_from))]
 
-    def forward(self, x, context=None, *, padding=None):
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # [B,M,D], a second sequence, where the system takes one
+        *,
+        padding=None, # `PaddingMask` of the keys, [B,M]
+    ):
         if padding is not None and not self.masks: self.refuse("form for padded batches")
         if context is not None and not self.crosses:
             self.refuse("form for a second sequence")
@@ -290,7 +341,10 @@ _BAGS = {op: _bag_flops
 # %% ../../nbs/70_survey.card.ipynb #c485c1e6
 class Verdict(str):
     "`yes`, `leaks`, `no` or `undecided`, with `change`, the largest relative change of the past by a new future."
-    def __new__(cls, verdict, change=0.):
+    def __new__(cls,
+        verdict, # one of the four words
+        change=0., # the largest relative change of the past
+    ):
         self = super().__new__(cls, verdict)
         self.change = change
         return self
@@ -465,7 +519,11 @@ class Stack(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, x, *context, padding=None):
+    def forward(self,
+        x, # [B,N,D]
+        *context, # other inputs of the first layer
+        padding=None, # `PaddingMask` of the tokens, [B,N], for every layer
+    ):
         options = {} if padding is None else dict(padding=padding)
         carried = x, *context
         for layer in self.layers:
