@@ -56,18 +56,23 @@ def field_comments(cls):
     behind = {n.target.id: lines[n.end_lineno-1].encode()[n.end_col_offset:].decode() for n in fields}
     return {name: text.partition('# ')[2] for name,text in behind.items() if '# ' in text}
 
-def before_slash(function):
-    "What stands behind each positional-only parameter, which `docments` passes over"
-    if not any(p.kind is p.POSITIONAL_ONLY for p in inspect.signature(function).parameters.values()): return {}
+def mend(said, function):
+    """`docments` passes over positional-only parameters, and takes what stands behind a `def` of one line, which is
+    about the result, for a comment on the last parameter."""
     source = dedent(inspect.getsource(function))
     lines,node = source.splitlines(),ast.parse(source).body[0]
-    return {a.arg: lines[a.end_lineno-1].partition('# ')[2] for a in node.args.posonlyargs}
+    before = {a.arg: lines[a.end_lineno-1].partition('# ')[2] for a in node.args.posonlyargs}
+    ends = [a.end_lineno for a in ast.walk(node.args) if isinstance(a, ast.arg)]
+    if ends and node.lineno==max(ends) and not node.returns:
+        return {'return': next((text for text in said.values() if text), '')} | before
+    return said | before
 
 def comments(found):
     "What stands behind each parameter of a function or class, and behind the result (`return`)"
     if not inspect.isclass(found):
         record = getattr(found, '__delwrap__', None)        # a function of a `Call` has its arguments
-        own = docments(inspect.unwrap(found), args_kwargs=True) | before_slash(inspect.unwrap(found))
+        function = inspect.unwrap(found)
+        own = mend(docments(function, args_kwargs=True), function)
         own = {name: text for name,text in own.items() if text}
         return {**(comments(record) if record else {}), **own}
     said = {}

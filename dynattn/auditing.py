@@ -479,7 +479,9 @@ class AttentionFunction(Given):
         self.shapes = [(h, d) for _,h,_,d in shapes]
         self.x = torch.cat([t[:1].cpu().double().transpose(1, 2).flatten(2) for t in example], -1)
 
-    def heads(self, x): # -> q, k and v [B,H,N,d]
+    def heads(self,
+        x, # [B,N,(H+2Hkv)d]
+    ): # -> q, k and v [B,H,N,d]
         parts = x.split([h*d for h,d in self.shapes], -1)
         return [part.unflatten(-1, shape).transpose(1, 2) for part,shape in zip(parts, self.shapes)]
 

@@ -95,7 +95,9 @@ class PaddingMask:
     Values go unchecked only where they cannot be read (compiling, `vmap`)."""
     keep: Tensor # [B,N] bool, True takes part
 
-    def __init__(self, keep:Tensor): # [B,N] bool
+    def __init__(self,
+        keep:Tensor, # [B,N] bool, True takes part
+    ):
         if _bool(keep).dim()!=2: raise ValueError(f"keep: expected [B,N], got {list(keep.shape)}")
         self.keep = keep
 

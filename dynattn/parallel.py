@@ -90,7 +90,9 @@ class Transfer:
         group = self.ranks.group
         return [dist.P2POp(op, x, dist.get_global_rank(group, r), group, tag) for r,x in tensors.items() if x.numel()]
 
-    def finished(self, what): # {rank: tensor}
+    def finished(self,
+        what, # what is expected, for the message
+    ): # {rank: tensor}
         "Wait for all messages and return them."
         for work in self.works: self.ranks.wait(work, what)
         self.sends = self.works = None

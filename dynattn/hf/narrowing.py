@@ -131,7 +131,9 @@ class WidthVector:
         return count(self.log_width.exp() if width is None else width, self.n, self.sinks)
 
     @torch.no_grad()
-    def set(self, width:Tensor): # [K]
+    def set(self,
+        width:Tensor, # [K] half-widths in tokens
+    ):
         self.log_width.copy_(torch.as_tensor(width).to(self.log_width).clamp(1, self.most).log())
 
     @torch.no_grad()
@@ -261,7 +263,9 @@ class Narrower:
         vector.set(torch.full_like(vector.widths(), vector.widths().mean()))
         self.first_share = vector.share().item()
 
-    def begin_with(self, widths:Tensor): # [K]
+    def begin_with(self,
+        widths:Tensor, # [K] half-widths in tokens
+    ):
         "Start from the widths of another run."
         self.vector.set(widths)
         self.first_share = self.vector.share().item()

@@ -47,7 +47,9 @@ class PeakBytes(TorchDispatchMode):
             self.forget()
         return out
 
-    def note(self, s): # a storage, of which an address may have belonged to another before
+    def note(self,
+        s, # a storage, of which an address may have belonged to another before
+    ):
         old = self.live.get(s._cdata)
         if old is None or old[0].expired():
             self.live[s._cdata] = StorageWeakRef(s), s.nbytes()

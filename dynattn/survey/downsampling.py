@@ -51,7 +51,10 @@ class MemoryCompressed(AttentionLayer):
         return self.merge(dense_attention(
             q, k, v, attn_mask=torch.ones(n, n + 1, dtype=torch.bool, device=x.device).tril(1)))
 
-    def compress(self, x, conv): # [B,H,N,d] -> [B,H,N/c,d]
+    def compress(self,
+        x, # [B,H,N,d]
+        conv, # of all heads' channels together
+    ): # [B,H,N/c,d]
         x = F.pad(x, (0, 0, 0, -x.shape[2] % self.rate)).transpose(2, 3).flatten(1, 2)
         return conv(x).unflatten(1, (self.num_heads, -1)).transpose(2, 3)
     def attend(self, q, k, v, *, padding=None):
@@ -177,14 +180,20 @@ class Funnel(AttentionLayer):
     def exact(cls, n): return dict(stride=1, separate_cls=False, relative=False, residual=False)
     def out_len(self, n): return self.cls + -(-(n - self.cls) // self.stride)
 
-    def pooled(self, x, real): # [B,N,D], [B or 1,N] -> [B,N′,D], means of the real tokens
+    def pooled(self,
+        x, # [B,N,D]
+        real, # [B or 1,N] bool, real tokens
+    ): # [B,N′,D], means of the real tokens
         x = x.masked_fill(~real[..., None], 0.)
         fill = -(x.shape[1] - self.cls) % self.stride
         count = F.pad(real, (0, fill))[:, self.cls:].unflatten(1, (-1, self.stride)).sum(-1)
         total = F.pad(x, (0, 0, 0, fill))[:, self.cls:].unflatten(1, (-1, self.stride)).sum(2)
         return torch.cat([x[:, :self.cls], total / count.clamp(min=1)[..., None]], 1)
 
-    def scores(self, pooled, x): # [B,N′,D], [B,N,D] -> [B,H,N′,N]
+    def scores(self,
+        pooled, # [B,N′,D]
+        x, # [B,N,D]
+    ): # [B,H,N′,N]
         q, k = self.split(self.q(pooled)), self.split(self.k(x))
         if self.r is None: return q @ k.mT * q.shape[-1]**-.5
         n = x.shape[1]
@@ -203,13 +212,20 @@ class Funnel(AttentionLayer):
         real = (torch.ones(1, x.shape[1], dtype=torch.bool, device=x.device)
                 if padding is None else padding.keep)
         return self.look(x, real, real[:, None, None])
-    def look(self, x, real, keep): # keep broadcasts to [B,H,N′,N]
+    def look(self,
+        x, # [B,N,D]
+        real, # [B or 1,N] bool, real tokens
+        keep, # bool, broadcasts to [B,H,N′,N]
+    ):
         x = x.masked_fill(~real[..., None], 0.)
         pooled = self.pooled(x, real)
         y = self.merge(masked_softmax(self.scores(pooled, x), keep) @ self.split(self.v(x)))
         return y if self.norm is None else self.norm(pooled + y)
 
-    def upsample(self, y, x): # [B,N′,D] and the tokens before pooling -> [B,N,D]
+    def upsample(self,
+        y, # [B,N′,D]
+        x, # [B,N,D], the tokens before pooling
+    ): # [B,N,D]
         long = y[:, self.cls:].repeat_interleave(self.stride, 1)[:, :x.shape[1] - self.cls]
         return torch.cat([y[:, :self.cls], long], 1) + x
 
@@ -242,10 +258,15 @@ class Perceiver(Layer):
     "`latents` vectors read the input and work on it, `rounds` times, [B,N,D] -> [B,M,D] (section 3)."
     info = Info("Perceiver", "Jaegle et al.", 2021, "2103.03206", "M+DS", "kN", True, row=23,
                 note="No causal form in this paper or in Perceiver IO; Perceiver AR has one, a year later.")
-    def __init__(self, embed_dim, num_heads, *, causal=False,
-                 latents:int=8, # M
-                 rounds:int=2, # times that the input is read
-                 depth:int=1): # L, blocks of self-attention after each reading
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H, divides D
+        *,
+        causal=False, # must be False
+        latents:int=8, # M
+        rounds:int=2, # times that the input is read
+        depth:int=1, # L, blocks of self-attention after each reading
+    ):
         super().__init__()
         if causal: self.refuse("causal form")
         self.rounds = rounds
@@ -255,14 +276,22 @@ class Perceiver(Layer):
         self.work = nn.ModuleList([PerceiverBlock(embed_dim, num_heads) for _ in range(depth)])
     def out_len(self, n): return self.latents.shape[1]
 
-    def encode(self, x, padding=None): # [B,N,D] -> [B,M,D]
+    def encode(self,
+        x, # [B,N,D]
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ): # [B,M,D]
         if padding is not None: x = x.masked_fill(padding.ignore[..., None], 0.)
         z = self.latents.expand(len(x), -1, -1)
         for i in range(self.rounds):
             z = self.read[min(i, 1)](z, x, padding)
             for block in self.work: z = block(z)
         return z
-    def forward(self, x, context=None, *, padding=None):
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # must be None
+        *,
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ):
         if context is not None: self.refuse("form for a second sequence")
         return self.encode(x, padding)
 
@@ -271,12 +300,25 @@ class PerceiverIO(Perceiver):
     "A Perceiver that reads once; a query for each output then reads the latents, [B,N,D] -> [B,N′,D] (section 3)."
     info = Info("Perceiver", "Jaegle et al.", 2021, "2107.14795", "M+DS", "kN", True, row=23, note=Perceiver.info.note)
     form = "IO"
-    def __init__(self, embed_dim, num_heads, *, causal=False, latents:int=8, rounds:int=1, depth:int=1):
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H, divides D
+        *,
+        causal=False, # must be False
+        latents:int=8, # M
+        rounds:int=1, # times that the input is read
+        depth:int=1, # L, blocks of self-attention after each reading
+    ):
         super().__init__(embed_dim, num_heads, causal=causal, latents=latents,
                          rounds=rounds, depth=depth)
         self.write = PerceiverBlock(embed_dim, num_heads, residual=False)
     def out_len(self, n): return n
-    def forward(self, x, context=None, *, padding=None): # `context` [B,N′,D]: queries of the output (default: x)
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # [B,N′,D], queries of the output (default: `x`)
+        *,
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ):
         if padding is not None: x = x.masked_fill(padding.ignore[..., None], 0.)
         return self.write(x if context is None else context, self.encode(x, padding))
 
@@ -305,28 +347,51 @@ class _Learner(Layer):
 class TokenLearner(_Learner):
     "A softmax over the places, of scores from each token itself (version 1.1)."
     form = "version 1.1"
-    def __init__(self, embed_dim, num_heads=1, *, causal=False,
-                 tokens:int=8, # S
-                 hidden:int=64): # of the network that scores
+    def __init__(self,
+        embed_dim, # D
+        num_heads=1, # not used
+        *,
+        causal=False, # must be False
+        tokens:int=8, # S
+        hidden:int=64, # of the network that scores
+    ):
         super().__init__(tokens, causal)
         self.score = _scores(embed_dim, hidden, tokens)
-    def maps(self, x, keep): return masked_softmax(self.score(x).mT, keep[:, None])  # [B,S,N]
+    def maps(self,
+        x, # [B,N,D]
+        keep, # [B,N] bool, real tokens
+    ):
+        return masked_softmax(self.score(x).mT, keep[:, None])  # [B,S,N]
 
 @register
 class TokenLearnerConv(_Learner):
     "A sigmoid of four convolutions over a square picture, and the mean over its places (section 2)."
     form, lengths = "convolutions", tuple(4**i for i in range(4, 9))
-    def __init__(self, embed_dim, num_heads=1, *, causal=False, tokens:int=8): # S
+    def __init__(self,
+        embed_dim, # D
+        num_heads=1, # not used
+        *,
+        causal=False, # must be False
+        tokens:int=8, # S
+    ):
         super().__init__(tokens, causal)
         self.norm = nn.LayerNorm(embed_dim)
         convolutions = [nn.Conv2d(embed_dim if i == 0 else tokens, tokens, 3, padding=1, bias=False)
                         for i in range(4)]
         first, second, third, last = convolutions
         self.score = nn.Sequential(first, nn.GELU(), second, nn.GELU(), third, nn.GELU(), last)
-    def forward(self, x, context=None, *, padding=None):
+    def forward(self,
+        x, # [B,N,D], N a square
+        context=None, # must be None
+        *,
+        padding=None, # must be None
+    ):
         if padding is not None: self.refuse("form for padded batches")
         return super().forward(x, context)
-    def maps(self, x, keep): # [B,S,N]
+    def maps(self,
+        x, # [B,N,D], N a square
+        keep, # not read
+    ): # [B,S,N]
         side = math.isqrt(x.shape[1])
         if side**2 != x.shape[1]:
             raise ValueError(f"x: expected a square number of tokens, row by row, got {x.shape[1]}")
@@ -334,8 +399,16 @@ class TokenLearnerConv(_Learner):
 
 class TokenFuser(nn.Module):
     "Back to N places: each takes its own mixture of the tokens, [B,S,D] and [B,N,D] -> [B,N,D] (section 2.2)."
-    def __init__(self, embed_dim, tokens, hidden:int=64):
+    def __init__(self,
+        embed_dim, # D
+        tokens, # S
+        hidden:int=64, # of the network that weighs them
+    ):
         super().__init__()
         self.mix = nn.Linear(tokens, tokens)
         self.weigh = _scores(embed_dim, hidden, tokens)
-    def forward(self, y, x): return self.weigh(x).sigmoid() @ self.mix(y.mT).mT
+    def forward(self,
+        y, # [B,S,D]
+        x, # [B,N,D]
+    ):
+        return self.weigh(x).sigmoid() @ self.mix(y.mT).mT

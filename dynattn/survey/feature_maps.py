@@ -72,7 +72,11 @@ def linear_step(
 # %% ../../nbs/75_survey.feature_maps.ipynb #88fef6f6
 class KernelLayer(AttentionLayer):
     "A feature map around `linear_attention`: subclasses say `features(x, is_query)`."
-    def features(self, x, is_query): return self.refuse("feature map")
+    def features(self,
+        x, # [B,H,N,d]
+        is_query, # queries; False: keys
+    ):
+        return self.refuse("feature map")
     def attend(self, q, k, v, *, padding=None):
         if padding is not None:
             k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.)
@@ -101,8 +105,8 @@ class LinearTransformer(KernelLayer):
 def orthogonal_rows(
     m:int, # rows
     d:int, # width
-    generator:torch.Generator|None=None,
-    dtype:torch.dtype=torch.float64,
+    generator:torch.Generator|None=None, # on the CPU (default: PyTorch's)
+    dtype:torch.dtype=torch.float64, # of the result
 ) -> Tensor: # [m,d], orthogonal in blocks of d, each row's length that of a Gaussian vector
     """Gaussian rows made orthogonal. QR leaves the sign of its diagonal to the library;
     without putting it right the directions are not uniform."""
@@ -130,7 +134,13 @@ class Performer(KernelLayer):
     info = Info("Performer", "Choromanski et al.", 2020, "2009.14794", "KR", "N", True, row=14,
                 note="A released stabiliser takes a maximum over all keys "
                 "and leaks by it; the formula does not.")
-    def __init__(self, embed_dim, num_heads, *, causal=False, num_features:int=64): # m
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H, divides D
+        *,
+        causal=False, # position i uses positions ≤ i only
+        num_features:int=64, # m
+    ):
         super().__init__(embed_dim, num_heads, causal=causal)
         self.feature_size = num_features
         self.register_buffer("w", torch.empty(num_features, embed_dim // num_heads))

@@ -68,8 +68,10 @@ def _keep(sees, i, j, real):
 # %% ../../nbs/71_survey.fixed.ipynb #d91b8640
 def positions(
     n:int, # a multiple of `block`
-    block:int, left:int, right:int, # as in `surroundings`
-    device=None,
+    block:int, # as in `surroundings`
+    left:int, # as in `surroundings`
+    right:int, # as in `surroundings`
+    device=None, # of the result
 ) -> tuple: # i [nb,block,1], j [nb,1,left+block+right], int64; j may lie beyond the ends
     "Positions of the queries and of the keys that each block meets."
     start = torch.arange(0, n, block, device=device)[:, None]
@@ -103,9 +105,20 @@ class Pattern(AttentionLayer):
     "A function of two positions: subclasses define `sees(i, j)`, which ignores causality, and a fast `attend`."
     # most keys that a causal row may look back over, its own among them; None where there is no limit
     span = None
-    def sees(self, i, j): return self.refuse("pattern")
-    def visible(self, i, j): return self.sees(i, j) & (j <= i) if self.causal else self.sees(i, j)
-    def mask(self, n, device=None): # [N,N] bool, the specification
+    def sees(self,
+        i, # positions of queries
+        j, # positions of keys, which broadcast with `i`
+    ):
+        return self.refuse("pattern")
+    def visible(self,
+        i, # positions of queries
+        j, # positions of keys, which broadcast with `i`
+    ):
+        return self.sees(i, j) & (j <= i) if self.causal else self.sees(i, j)
+    def mask(self,
+        n, # N
+        device=None, # of the result
+    ): # [N,N] bool, the specification
         j = torch.arange(n, device=device)
         return self.visible(j[:, None], j).expand(n, n)
 
@@ -125,7 +138,13 @@ class Pattern(AttentionLayer):
 class LocalBlocks(Pattern):
     "Softmax attention inside blocks of `block` tokens."
     info = Info("Local attention", "Tay et al.", 2020, "2011.04006", "FP", "")
-    def __init__(self, embed_dim, num_heads, *, causal=False, block:int=16): # tokens in a block
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H, divides D
+        *,
+        causal=False, # position i uses positions ≤ i only
+        block:int=16, # tokens in a block
+    ):
         super().__init__(embed_dim, num_heads, causal=causal)
         self.block = self.span = block
     @classmethod
@@ -177,13 +196,18 @@ class ImageTransformer2D(Pattern):
     @classmethod
     def exact(cls, n): return dict(image_width=n, block=(1, n))
 
-    def pixel(self, t): # row and column of the pixel that is generated at place t
+    def pixel(self,
+        t, # place in the order of generation
+    ): # row and column of the pixel
         height, width = self.block
         index, inside = t // (height * width), t % (height * width)
         row, column = index // (self.image_width // width), index % (self.image_width // width)
         return row * height + inside // width, column * width + inside % width
 
-    def place(self, y, x): # when the pixel in row y and column x is generated, -1 beyond the image
+    def place(self,
+        y, # row
+        x, # column
+    ): # when this pixel is generated, -1 beyond the image
         height, width = self.block
         index = y // height * (self.image_width // width) + x // width
         t = index * height * width + y % height * width + x % width
@@ -195,7 +219,10 @@ class ImageTransformer2D(Pattern):
         top, side = yi // height * height, xi // width * width
         return (top - above <= yj) & (yj < top + height) & (side - beside <= xj) & (xj < side + width + beside)
 
-    def rectangles(self, blocks, device=None): # [nb,(h_q+h_m)·(w_q+2w_m)] int64, the pixels of each memory block
+    def rectangles(self,
+        blocks, # nb, number of blocks
+        device=None, # of the result
+    ): # [nb,(h_q+h_m)·(w_q+2w_m)] int64, the pixels of each memory block
         (height, width), (above, beside) = self.block, self.memory
         top, side = self.pixel(torch.arange(blocks, device=device) * height * width)
         y = top[:, None, None] + torch.arange(-above, height, device=device)[:, None]
@@ -270,7 +297,13 @@ class SparseStrided(Pattern):
     info = Info("Sparse Transformer", "Child et al.", 2019, "1904.10509", "FP", "N√N", True, row=5)
     form = "strided"
     lengths = tuple(4**i for i in range(6, 11))
-    def __init__(self, embed_dim, num_heads, *, causal=False, stride:int=8): # l
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H, divides D
+        *,
+        causal=False, # position i uses positions ≤ i only
+        stride:int=8, # l
+    ):
         super().__init__(embed_dim, num_heads, causal=causal)
         self.stride = stride
     @classmethod
@@ -307,9 +340,14 @@ class Axial(Layer):
                 "decoder that the paper composes of three.")
     form, limit = "one layer", "softmax attention"
     lengths = SparseStrided.lengths
-    def __init__(self, embed_dim, num_heads, *, causal=False,
-                 columns:int=8, # C, divides N
-                 axes:tuple=("rows", "columns")): # along what, in which order
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H, divides D
+        *,
+        causal=False, # must be False
+        columns:int=8, # C, divides N
+        axes:tuple=("rows", "columns"), # along what, in which order
+    ):
         super().__init__()
         if causal: self.refuse("causal form; see `AxialDecoder`")
         self.columns, self.axes = columns, axes
@@ -319,7 +357,12 @@ class Axial(Layer):
     @classmethod
     def exact(cls, n): return dict(columns=n, axes=("rows",))
 
-    def forward(self, x, context=None, *, padding=None):
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # must be None
+        *,
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ):
         if context is not None: self.refuse("form for a second sequence")
         for axis in self.axes: x = along(self.along[axis], x, self.columns, axis, padding)
         return x
@@ -351,9 +394,14 @@ class AxialDecoder(Layer):
     "Pixel t from the pixels before t: rows above in full, the own row up to t (Ho et al. 2019, section 3.2)."
     info = Info("Axial Transformer", "Ho et al.", 2019, "1912.12180", "FP", "N√N", True, row=8)
     form, lengths = "decoder", Axial.lengths
-    def __init__(self, embed_dim, num_heads, *, causal=True,
-                 columns:int=8, # C, divides N
-                 shift:bool=True): # False leaks, and is here to show it
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H, divides D
+        *,
+        causal=True, # not read: there is no other form
+        columns:int=8, # C, divides N
+        shift:bool=True, # False leaks, and is here to show it
+    ):
         super().__init__()
         self.columns, self.shift = columns, shift
         self.row = Exact(embed_dim, num_heads)
@@ -361,7 +409,12 @@ class AxialDecoder(Layer):
     @classmethod
     def knobs(cls, n): return dict(columns=math.isqrt(n))
 
-    def forward(self, x, context=None, *, padding=None):
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # must be None
+        *,
+        padding=None, # must be None
+    ):
         if padding is not None or context is not None:
             self.refuse("form for padded batches or a second sequence")
         above = along(self.column, along(self.row, x, self.columns), self.columns, "columns")
@@ -396,7 +449,10 @@ class SoftWindow(Pattern):
         if reach is None: self.trim()
 
     def window(self): return self.refuse("window")
-    def trim(self, n=2**30): # after a step of training: compute as far as the widest head looks now
+    def trim(self,
+        n=2**30, # N, the longest sequence that is computed
+    ):
+        "After a step of training: compute as far as the widest head looks now."
         self.reach = int(self.window().half_width(n).max())
         return self
 

@@ -200,7 +200,11 @@ class ReformerExact(Reformer):
     @classmethod
     def exact(cls, n): return None
 
-    def buckets(self, q): return torch.stack([lsh(q, r, self.factors) for r in self.rotations], -1)  # [B,H,N,R]
+    def buckets(self,
+        q, # [B,H,N,d]
+    ):
+        hashes = [lsh(q, r, self.factors) for r in self.rotations]
+        return torch.stack(hashes, -1)  # [B,H,N,R]
     def attend(self, q, k, v, *, padding=None):
         bucket = self.buckets(q)
         same = (bucket[:, :, :, None] == bucket[:, :, None]).any(-1)  # [B,H,N,N]
@@ -292,7 +296,10 @@ class RoutingArgmax(Routing):
     def knobs(cls, n): return dict(clusters=4)
     @classmethod
     def exact(cls, n): return dict(clusters=1)
-    def nearest(self, x): return (F.layer_norm(x, x.shape[-1:]) @ self.centroids.mT).argmax(-1)  # [B,H,N]
+    def nearest(self,
+        x, # [B,H,N,d]
+    ):
+        return (F.layer_norm(x, x.shape[-1:]) @ self.centroids.mT).argmax(-1)  # [B,H,N]
     def attend(self, q, k, v, *, padding=None):
         same = self.nearest(q)[..., None] == self.nearest(k)[..., None, :]
         return dense_attention(q, k, v, attn_mask=same, padding=padding, is_causal=self.causal)
@@ -340,12 +347,17 @@ class SortingNetwork(nn.Module):
         self.first = nn.Linear(embed_dim, embed_dim)
         self.second = nn.Linear(embed_dim, num_heads * max_blocks)
 
-    def sums(self, x, is_causal): # [B,N,D] -> [B,nb,D]
+    def sums(self,
+        x, # [B,N,D]
+        is_causal, # up to the first token of each block, itself included
+    ): # [B,nb,D]
         # up to the first token of each block, itself included
         if is_causal: return x.cumsum(1)[:, ::self.block]
         return into_blocks(x, self.block).sum(2)
 
-    def scores(self, sums): # [B,nb,D] -> [B,H,nb,max_blocks]
+    def scores(self,
+        sums, # [B,nb,D]
+    ): # [B,H,nb,max_blocks]
         return (self.second(self.first(sums).relu()).relu()
                 .unflatten(-1, (self.num_heads, -1)).transpose(1, 2))
 
@@ -439,11 +451,19 @@ class ClusterFormer(AttentionLayer):
         self.centroids.normal_(generator=generator)
         return self
 
-    def store(self, x, padding=None): # [B,N,D]: the oldest inputs leave the bank
+    def store(self,
+        x, # [B,N,D]
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ):
+        "Put inputs into the bank; the oldest leave it."
         new = (x.flatten(0, 1) if padding is None else x[padding.keep]).detach()[-len(self.bank):]
         self.bank.copy_(torch.cat([self.bank, new])[-len(self.bank):])
         self.stored = min(self.stored + len(new), len(self.bank))
-    def refresh(self, steps=10, generator=None): # once in an epoch
+    def refresh(self,
+        steps=10, # of k-means
+        generator=None, # for its start (default: PyTorch's)
+    ):
+        "New centroids from the bank, once in an epoch."
         if self.stored < len(self.centroids):
             raise ValueError(f"bank: expected at least {len(self.centroids)} inputs from training, "
                              f"got {self.stored}")

@@ -124,31 +124,56 @@ _SCORES = { # width, heads, length, rank -> scores
 # %% ../../nbs/74_survey.lowrank.ipynb #6a500f61
 class RandomScores(nn.Module):
     "R [H,N,N], or R₁R₂ᵀ of a rank."
-    def __init__(self, embed_dim, num_heads, length, rank=None):
+    def __init__(self,
+        embed_dim, # not used
+        num_heads, # H
+        length, # the longest N
+        rank=None, # of the factors (default: full scores)
+    ):
         super().__init__()
         full = [(num_heads, length, length)]
         low = [(num_heads, length, rank), (num_heads, rank, length)]
         shapes = full if rank is None else low
         self.factors = nn.ParameterList([torch.randn(s) for s in shapes])
-    def rows(self, at): # a slice of positions
+    def rows(self,
+        at, # slice of positions
+    ):
         r = self.factors[0][:, at]
         return r[None] if len(self.factors) == 1 else (r @ self.factors[1])[None]
-    def forward(self, x): return self.rows(slice(x.shape[1]))
-    def row(self, x, t): return self.rows(slice(t, t + 1)) # for the token x [B,D] at position t
+    def forward(self,
+        x, # [B,N,D], of which only N matters
+    ):
+        return self.rows(slice(x.shape[1]))
+    def row(self,
+        x, # [B,D], not read
+        t, # position of the token
+    ):
+        return self.rows(slice(t, t + 1)) # for the token x [B,D] at position t
 
 class DenseScores(nn.Module):
     "Each token writes its row: W₂ relu(W₁ x) in R^N, or the outer product of rows of a and b numbers, a·b ≥ N."
-    def __init__(self, embed_dim, num_heads, length, a=None):
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H
+        length, # the longest N
+        a=None, # numbers of the first factor (default: no factors)
+    ):
         super().__init__()
         self.num_heads, self.sizes = num_heads, [length] if a is None else [a, -(-length // a)]
         self.inner = nn.Linear(embed_dim, embed_dim)
         self.outer = nn.ModuleList([nn.Linear(embed_dim, num_heads * s) for s in self.sizes])
-    def forward(self, x):
+    def forward(self,
+        x, # [B,N,D]
+    ):
         hidden = self.inner(x).relu()
         rows = [f(hidden).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
                 for f in self.outer]  # [B,H,N,s]
         return rows[0] if len(rows) == 1 else (rows[0][..., None] * rows[1][..., None, :]).flatten(-2)
-    def row(self, x, t): return self(x[:, None])
+    def row(self,
+        x, # [B,D], the token at position t
+        t, # not read
+    ):
+        return self(x[:, None])
 
 # %% ../../nbs/74_survey.lowrank.ipynb #94c33333
 def iterative_pinv(
@@ -195,7 +220,10 @@ class Nystromformer(AttentionLayer):
         y = f @ (iterative_pinv(a, self.steps) @ (b @ v))
         return y if self.conv is None else y + self.convolve(v)
 
-    def convolve(self, v): # [B,H,N,d] along N, each head with its kernel
+    def convolve(self,
+        v, # [B,H,N,d]
+    ):
+        "A convolution along N, each head with its kernel."
         channels = v.transpose(2, 3).flatten(1, 2)  # [B,H·d,N]
         kernels = self.conv.repeat_interleave(v.shape[-1], 0)  # [H·d,1,K]
         y = F.conv1d(channels, kernels, padding=self.conv.shape[-1] // 2, groups=len(kernels))
@@ -205,7 +233,7 @@ class Nystromformer(AttentionLayer):
 def segments(
     keep:Tensor, # [B,N] bool, real tokens
     m:int, # how many segments
-    dtype:torch.dtype=torch.float32,
+    dtype:torch.dtype=torch.float32, # of the result
 ) -> Tensor: # [B,m,N], rows that average the real tokens of a segment; zero rows where fewer than m tokens are real
     "The real tokens cut into m segments of nearly equal size."
     rank, count = keep.cumsum(1) - 1, keep.sum(1, keepdim=True)  # [B,N], [B,1]
@@ -244,17 +272,30 @@ class LongShort(AttentionLayer):
     @classmethod
     def exact(cls, n): return dict(rank=0, window=n, norm=False)
 
-    def scores(self, x): # [B,H,N,r]
+    def scores(self,
+        x, # [B,N,D]
+    ): # [B,H,N,r]
         if not self.rank: return x.new_zeros(len(x), self.num_heads, x.shape[1], 0)
         return self.project(x).unflatten(-1, (self.num_heads, self.rank)).transpose(1, 2)
-    def normed(self, norm, x): return self.split(norm(x.transpose(1, 2).flatten(2)))  # over D, all heads together
+    def normed(self,
+        norm, # of width D
+        x, # [B,H,N,d]
+    ):
+        "Over D, all heads together."
+        return self.split(norm(x.transpose(1, 2).flatten(2)))
 
     def forward(self, x, context=None, *, padding=None):
         if context is not None: self.refuse("form for a second sequence")
         if padding is not None: x = x.masked_fill(padding.ignore[..., None], 0.)
         return self.merge(self.look(self.scores(x), *self.qkv(x), padding))
 
-    def look(self, scores, q, k, v, padding):
+    def look(self,
+        scores, # [B,H,N,r]
+        q, # [B,H,N,d]
+        k, # [B,H,N,d]
+        v, # [B,H,N,d]
+        padding, # `PaddingMask` of the tokens, [B,N], or None
+    ):
         n, w = q.shape[2], self.window
         real = torch.ones(1, n, dtype=torch.bool, device=q.device) if padding is None else padding.keep
         mixtures = [self.normed(self.norm_mixtures, m[:, :, 0]) for m in dynamic_mixtures(scores, k, v, n, real)]
@@ -300,15 +341,21 @@ class LongShortCausal(LongShort):
         p_far, p_near = masked_softmax(both, keep).split([far_k.shape[3], k.shape[3]], -1)
         return (p_far @ far_v + p_near @ v).flatten(2, 3)[:, :, :n]
 
-    def kept(self, ns): # K, segments seen
+    def kept(self,
+        ns, # number of segments
+    ): # K, segments seen
         return ns - 1 if self.memory is None else min(self.memory // self.segment, ns - 1)
-    def remembered(self, mixtures): # [B,H,ns,r,d] -> for each segment, the mixtures of the K before it
+    def remembered(self,
+        mixtures, # [B,H,ns,r,d]
+    ): # for each segment, the mixtures of the K before it
         ns, r = mixtures.shape[2:4]
         flat = self.normed(self.norm_mixtures, mixtures.flatten(2, 3))
         before = (surroundings(flat, max(r, 1), self.kept(ns) * r) if r
                   else flat[:, :, None].expand(-1, -1, ns, -1, -1))
         return before[..., :self.kept(ns) * r, :]
-    def remembered_keep(self, real):
+    def remembered_keep(self,
+        real, # [B or 1,N] bool, real tokens, N a multiple of `segment`
+    ):
         alive = real.unflatten(1, (-1, self.segment)).any(-1)  # [B or 1,ns]
         ns = alive.shape[1]
         which = (torch.arange(ns, device=real.device)[:, None]

@@ -68,7 +68,10 @@ class Longformer(Pattern):
     def attend(self, q, k, v, *, padding=None):
         window = min(self.window, q.shape[2] - 1)
         return windowed_with_leading(q, k, v, self.n_global, window, self.causal, padding)
-    def qkv_global(self, x, context):
+    def qkv_global(self,
+        x, # [B,N,D] of the queries
+        context, # [B,M,D] of keys and values
+    ):
         return (self.split(self.q_global(x)), self.split(self.k_global(context)),
                 self.split(self.v_global(context)))
 
@@ -81,7 +84,10 @@ class Longformer(Pattern):
             y = torch.cat([leading, y[:, :, g:]], 2)
         return self.merge(y)
 
-    def step(self, x, state): # keys and values in sight, and the leading tokens
+    def step(self,
+        x, # [B,D], the next token of each sequence
+        state, # keys and values in sight, and the leading tokens
+    ):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
         past_k, past_v, leading = state or (k[:, :, :0], v[:, :, :0], x[:, None][:, :0])
@@ -91,7 +97,10 @@ class Longformer(Pattern):
             return (self.merge(dense_attention(*self.qkv_global(x[:, None], leading)))[:, 0],
                     (k, v, leading))
         return self.merge(dense_attention(q, k, v))[:, 0], (k, v, leading)
-    def in_sight(self, keys): # without the one that has left the window
+    def in_sight(self,
+        keys, # [B,H,M,d]
+    ):
+        "Without the key that has left the window."
         g = self.n_global
         return (keys if keys.shape[2] <= g + self.window + 1
                 else torch.cat([keys[:, :, :g], keys[:, :, g + 1:]], 2))
@@ -170,7 +179,12 @@ class ETC(AttentionLayer):
     @classmethod
     def exact(cls, n): return dict(radius=n, n_global=0)
 
-    def forward(self, x, context=None, *, padding=None): # -> long tokens [B,N,D] and global tokens [B,g,D]
+    def forward(self,
+        x, # [B,N,D], the long tokens
+        context=None, # [B,g,D], global tokens (default: learned ones)
+        *,
+        padding=None, # `PaddingMask` of the long tokens, [B,N]
+    ): # long tokens [B,N,D] and global tokens [B,g,D]
         context = self.tokens.expand(len(x), -1, -1) if context is None else context
         long, short = etc_attention(self.qkv(x), self.qkv(context), self.radius, self.causal, padding)
         return self.merge(long), self.merge(short)
@@ -183,7 +197,9 @@ class ETC(AttentionLayer):
         q, k, v = self.qkv(x[:, None])
         k, v = (torch.cat([self.in_sight(past), new], 2) for past, new in zip(state, (k, v)))
         return self.merge(dense_attention(q, k, v))[:, 0], (k, v)
-    def in_sight(self, past): # the global ones and the last r
+    def in_sight(self,
+        past, # [B,H,M,d] of the global tokens and of those so far
+    ): # the global ones and the last r
         g = len(self.tokens)
         window = past[:, :, g:]
         return torch.cat([past[:, :, :g], window[:, :, max(window.shape[2] - self.radius, 0):]], 2)
@@ -248,8 +264,13 @@ class BigBird(AttentionLayer):
         self.seed = int(torch.randint(2**31, (), generator=generator))
         return self
 
-    def table(self, n): return random_plan(-(-n // self.block), self.random, self.seed)
-    def mask(self, n): # [N,N] bool, the specification
+    def table(self,
+        n, # N
+    ):
+        return random_plan(-(-n // self.block), self.random, self.seed)
+    def mask(self,
+        n, # N
+    ): # [N,N] bool, the specification
         mask = table_mask(self.table(n), self.block, n)
         return mask.tril() if self.causal else mask
     def attend(self, q, k, v, *, padding=None):
@@ -290,12 +311,20 @@ def _dense_rows(y, q, k, v, real, b, causal):
 # %% ../../nbs/72_survey.memory.ipynb #b57af44d
 class MAB(nn.Module):
     "Multihead attention block: X reads Y; residual, norm, feed-forward, residual, norm (equations 6 and 7)."
-    def __init__(self, embed_dim:int, num_heads:int):
+    def __init__(self,
+        embed_dim:int, # D
+        num_heads:int, # H, divides D
+    ):
         super().__init__()
         self.attention = Exact(embed_dim, num_heads)
         self.norm1, self.norm2 = nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim)
         self.ffn = nn.Linear(embed_dim, embed_dim)
-    def forward(self, x, y, *, padding=None): # padding of y
+    def forward(self,
+        x, # [B,N,D], which reads
+        y, # [B,M,D], which is read
+        *,
+        padding=None, # `PaddingMask` of y, [B,M]
+    ):
         h = self.norm1(x + self.attention(x, y, padding=padding))
         return self.norm2(h + self.ffn(h).relu())
 
@@ -304,38 +333,68 @@ class MAB(nn.Module):
 class ISAB(Layer):
     "Induced set attention: `inducing` learned points read the set, the set reads them (equation 9)."
     info = Info("Set Transformer", "Lee et al.", 2019, "1810.00825", "M", "kN", False, row=3)
-    def __init__(self, embed_dim, num_heads, *, causal=False, inducing:int=8): # m
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H, divides D
+        *,
+        causal=False, # must be False
+        inducing:int=8, # m
+    ):
         super().__init__()
         if causal: self.refuse("causal form")
         self.points = nn.Parameter(torch.randn(1, inducing, embed_dim) * embed_dim**-.5)
         self.read, self.write = MAB(embed_dim, num_heads), MAB(embed_dim, num_heads)
-    def forward(self, x, context=None, *, padding=None):
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # must be None
+        *,
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ):
         if context is not None: self.refuse("form for a second sequence")
         return self.write(x, self.read(self.points.expand(len(x), -1, -1), x, padding=padding))
 
 class PMA(Layer):
     "Pooling by attention: `seeds` learned queries, [B,N,D] -> [B,seeds,D] (equation 11)."
-    def __init__(self, embed_dim, num_heads, *, seeds:int=1): # k
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H, divides D
+        *,
+        seeds:int=1, # k
+    ):
         super().__init__()
         self.seeds = nn.Parameter(torch.randn(1, seeds, embed_dim) * embed_dim**-.5)
         self.mab, self.ffn = MAB(embed_dim, num_heads), nn.Linear(embed_dim, embed_dim)
     def out_len(self, n): return self.seeds.shape[1]
-    def forward(self, x, context=None, *, padding=None):
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # not read
+        *,
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ):
         return self.mab(self.seeds.expand(len(x), -1, -1), self.ffn(x).relu(), padding=padding)
 
 class SetTransformer(Layer):
     "A set to `seeds` vectors: ISABs, a PMA, a SAB, a feed-forward layer (section 3.3)."
-    def __init__(self, embed_dim, num_heads, *,
-                 inducing:int=8, # m
-                 layers:int=2, # ISABs of the encoder
-                 seeds:int=1): # k
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H, divides D
+        *,
+        inducing:int=8, # m
+        layers:int=2, # ISABs of the encoder
+        seeds:int=1, # k
+    ):
         super().__init__()
         self.encoder = nn.ModuleList([ISAB(embed_dim, num_heads, inducing=inducing)
                                       for _ in range(layers)])
         self.pool = PMA(embed_dim, num_heads, seeds=seeds)
         self.decoder, self.last = MAB(embed_dim, num_heads), nn.Linear(embed_dim, embed_dim)
     def out_len(self, n): return self.pool.out_len(n)
-    def forward(self, x, context=None, *, padding=None): # [B,N,D] -> [B,seeds,D]
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # not read
+        *,
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ): # [B,seeds,D]
         for layer in self.encoder: x = layer(x, padding=padding)
         z = self.pool(x, padding=padding)
         return self.last(self.decoder(z, z))
@@ -360,28 +419,50 @@ def running_mean_product(
 class Luna(AttentionLayer):
     "Pack a sequence into `length` vectors, unpack it from them; running sums in the causal form (section 3)."
     info = Info("Luna", "Ma et al.", 2021, "2106.01540", "M", "kN", True, row=25)
-    def __init__(self, embed_dim, num_heads, *, causal=False, length:int=8): # l, slots of the packed sequence
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H, divides D
+        *,
+        causal=False, # position i uses positions ≤ i only
+        length:int=8, # l, slots of the packed sequence
+    ):
         super().__init__(embed_dim, num_heads, causal=causal)
         self.slots = nn.Parameter(torch.randn(1, length, embed_dim))
         self.q_pack, self.k_pack, self.v_pack = (nn.Linear(embed_dim, embed_dim, bias=False)
                                                  for _ in range(3))
 
-    def forward(self, x, context=None, *, padding=None): # `context` [B,l,D] is P, or learned slots -> Y, P′
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # [B,l,D], P (default: learned slots)
+        *,
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ): # Y [B,N,D] and P′ [B,l,D]
         slots = self.slots.expand(len(x), -1, -1) if context is None else context
         if self.causal: return self.running(x, slots, padding), slots
         packed = self.pack(x, slots, padding)
         q, k, v = self.qkv(x, packed)
         return self.merge(dense_attention(q, k, v)), packed
 
-    def pack(self, x, slots, padding=None): # P′ [B,l,D]
+    def pack(self,
+        x, # [B,N,D]
+        slots, # [B,l,D]
+        padding=None, # `PaddingMask` of `x`, [B,N]
+    ): # P′ [B,l,D]
         q, k, v = self.split(self.q_pack(slots)), self.split(self.k_pack(x)), self.split(self.v_pack(x))
         return dense_attention(q, k, v, padding=padding).transpose(1, 2).flatten(2)
 
-    def scores(self, x, slots): # w [B,H,N,l], positive
+    def scores(self,
+        x, # [B,N,D]
+        slots, # [B,l,D]
+    ): # w [B,H,N,l], positive
         p, k = self.split(self.q_pack(slots)), self.split(self.k_pack(x))
         return F.softplus(k @ p.mT * k.shape[-1]**-.5, beta=math.log(2))
 
-    def running(self, x, slots, padding):
+    def running(self,
+        x, # [B,N,D]
+        slots, # [B,l,D]
+        padding, # `PaddingMask` of the tokens, [B,N], or None
+    ):
         if padding is not None: x = x.masked_fill(padding.ignore[..., None], 0.)
         (q, k, v), w = self.qkv(x), self.scores(x, slots)
         a = running_mean_product(q * q.shape[-1]**-.5, k, w, padding).softmax(-1)

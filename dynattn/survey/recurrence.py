@@ -35,7 +35,10 @@ class RelativeAttention(AttentionLayer):
         self.u, self.w = (nn.Parameter(torch.randn(num_heads, 1, embed_dim // num_heads) * .1)
                           for _ in range(2))
 
-    def scores(self, x, past): # [B,L,D], [B,M,D] -> q·k by content and distance [B,H,L,M+L]
+    def scores(self,
+        x, # [B,L,D]
+        past, # [B,M,D]
+    ): # q·k by content and distance [B,H,L,M+L]
         keys = torch.cat([past, x], 1)
         n, q, k = keys.shape[1], self.split(self.q(x)), self.split(self.k(keys))
         waves = sinusoidal_positions(n, x.shape[-1], device=x.device, dtype=x.dtype).flip(0)  # distances n−1 … 0
@@ -43,7 +46,12 @@ class RelativeAttention(AttentionLayer):
         content, by_distance = (q + self.u) @ k.mT, relative_shift((q + self.w) @ r.mT)
         return (content + by_distance) * q.shape[-1]**-.5
 
-    def segment(self, x, past, log_weight=0.): # one segment given what came before
+    def segment(self,
+        x, # [B,L,D], one segment
+        past, # [B,M,D], what came before
+        log_weight=0., # added to the scores, broadcasts to [B,H,L,M+L]
+    ):
+        "The output of one segment."
         l, n = x.shape[1], x.shape[1] + past.shape[1]
         keep = torch.ones(l, n, dtype=torch.bool, device=x.device).tril(n - l)
         p = masked_softmax(self.scores(x, past) + log_weight, keep)
@@ -74,7 +82,10 @@ class TransformerXL(RelativeAttention):
             ys.append(self.segment(s, past))
             past = self.remember(past, s)
         return torch.cat(ys, 1)
-    def remember(self, past, x):
+    def remember(self,
+        past, # [B,M,D]
+        x, # [B,L,D]
+    ):
         both = torch.cat([past, x], 1)
         return both[:, max(both.shape[1] - self.memory, 0):].detach()
 
@@ -128,18 +139,28 @@ class Compressive(TransformerXL):
                 self.seen.append((s.detach(), old))
         return torch.cat(ys, 1)
 
-    def over_both(self, x, slots, past):
+    def over_both(self,
+        x, # [B,L,D]
+        slots, # [B,n,D] compressed
+        past, # [B,M,D]
+    ):
         weight = x.new_full((slots.shape[1],), math.log(self.rate) if self.count else 0.)
         return self.segment(x, torch.cat([slots, past], 1), F.pad(weight, (0, past.shape[1] + x.shape[1])))
 
-    def push(self, slots, past, x): # the memories after x, and the states that were compressed
+    def push(self,
+        slots, # [B,n,D] compressed
+        past, # [B,M,D]
+        x, # [B,L,D]
+    ): # the memories after x, and the states that were compressed
         past = torch.cat([past, x], 1).detach()
         leaving = max(past.shape[1] - self.memory, 0) // self.rate * self.rate
         old, past = past[:, :leaving], past[:, leaving:]
         slots = torch.cat([slots, self.compress(old).detach()], 1)
         return slots[:, max(slots.shape[1] - self.compressed, 0):], past, old
 
-    def compress(self, old): # [B,n·c,D] -> [B,n,D]
+    def compress(self,
+        old, # [B,n·c,D]
+    ): # [B,n,D]
         if not old.shape[1]: return old
         if self.conv is not None: return self.conv(old.mT).mT
         groups = old.unflatten(1, (-1, self.rate))
@@ -149,11 +170,18 @@ class Compressive(TransformerXL):
     def aux_loss(self): # mean over what the last training pass compressed; None where it compressed nothing
         if not self.seen: return None
         return torch.stack([self.reconstruction(h, old) for h, old in self.seen]).mean()
-    def reconstruction(self, h, old): # [B,L,D], [B,n·c,D]
+    def reconstruction(self,
+        h, # [B,L,D]
+        old, # [B,n·c,D]
+    ):
         new = self.compress(old)
         if self.decode is not None: return (old - self.decode(new.mT).mT).square().mean()
         return (self.by_content(h, old) - self.by_content(h, new)).square().mean()
-    def by_content(self, h, states): # attention without positions, whose projections are constants
+    def by_content(self,
+        h, # [B,L,D]
+        states, # [B,M,D]
+    ):
+        "Attention without positions, whose projections are constants."
         pairs = (h, self.q), (states, self.k), (states, self.v)
         q, k, v = (self.split(F.linear(x, projection.weight.detach())) for x, projection in pairs)
         return (q @ k.mT * q.shape[-1]**-.5).softmax(-1) @ v

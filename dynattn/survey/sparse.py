@@ -92,7 +92,11 @@ class PerToken(Layer):
     def state_size(self, n): return 0
     def step(self, x, state): return self(x[:, None])[:, 0], None
 
-    def admit(self, x, context, padding):
+    def admit(self,
+        x, # [B,N,D]
+        context, # must be None
+        padding, # `PaddingMask` of the tokens, [B,N], or None
+    ):
         "`x` with zeros in padding; raises for a second sequence."
         if context is not None: self.refuse("form for a second sequence")
         return x if padding is None else x.masked_fill(~padding.keep[..., None], 0.)
@@ -106,11 +110,16 @@ class ProductKeyMemory(PerToken):
                 note="N² is the attention beside it. BatchNorm on the queries, "
                 "as in the paper, mixes tokens in training.")
     limit = "attention to every pair of halves"
-    def __init__(self, embed_dim, num_heads, *, causal=False,
-                 keys:int=16, # n, sub-keys of each half
-                 top:int=4, # values a head reads
-                 half:int=8, # width of half a query
-                 norm:str="layer"): # of the half queries, "layer", or "batch" as in the paper
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # H
+        *,
+        causal=False, # not read: each token is computed alone
+        keys:int=16, # n, sub-keys of each half
+        top:int=4, # values a head reads
+        half:int=8, # width of half a query
+        norm:str="layer", # of the half queries, "layer", or "batch" as in the paper
+    ):
         super().__init__()
         if norm not in ("layer", "batch"):
             raise ValueError(f"norm: expected 'layer' or 'batch', got {norm!r}")
@@ -122,8 +131,16 @@ class ProductKeyMemory(PerToken):
     @classmethod
     def exact(cls, n): return dict(keys=5, top=25)
 
-    def scores(self, x): return _half_scores(self, x)
-    def forward(self, x, context=None, *, padding=None):
+    def scores(self,
+        x, # [B,N,D]
+    ):
+        return _half_scores(self, x)
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # must be None
+        *,
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ):
         if padding is not None and isinstance(self.norm, nn.BatchNorm1d) and self.training:
             self.refuse("form for padded batches with BatchNorm in training")
         return look_up(*self.scores(self.admit(x, context, padding)), self.values, self.top)
@@ -210,7 +227,9 @@ class Experts(nn.Module):
         self.up = nn.Parameter(torch.randn(num_experts, dim, hidden * (1 + glu)) * dim**-.5)
         self.down = nn.Parameter(torch.randn(num_experts, hidden, dim) * hidden**-.5)
 
-    def forward(self, x):
+    def forward(self,
+        x, # [B,E,C,D], C places per expert
+    ):
         h = x @ self.up
         if self.glu: a, b = h.chunk(2, -1)
         return (F.gelu(a) * b if self.glu else h.relu()) @ self.down
@@ -254,13 +273,18 @@ class _Routed(PerToken):
 class MixtureOfExperts(_Routed):
     "A router, experts, and queues of limited length. Subclasses set the numbers."
     top, glu, first_choices_first, threshold, z_weight = 1, False, False, None, 0.
-    def __init__(self, embed_dim, num_heads, *, causal=False,
-                 num_experts:int=4, # E
-                 hidden:int=32, # width of an expert
-                 factor:float|None=1.25, # capacity in fair shares; None: `capacity` decides
-                 eval_factor:float|None=None, # `factor` in evaluation (default: the same)
-                 capacity:int|None=None, # places an expert has, where `factor` is None; None: room for all
-                 balance_weight:float=1e-2): # of the balance in the auxiliary loss
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # not used
+        *,
+        causal=False, # not read
+        num_experts:int=4, # E
+        hidden:int=32, # width of an expert
+        factor:float|None=1.25, # capacity in fair shares; None: `capacity` decides
+        eval_factor:float|None=None, # `factor` in evaluation (default: the same)
+        capacity:int|None=None, # places an expert has, where `factor` is None; None: room for all
+        balance_weight:float=1e-2, # of the balance in the auxiliary loss
+    ):
         super().__init__()
         if factor is not None and capacity is not None:
             raise ValueError(f"capacity: expected None beside factor={factor}, got {capacity}")
@@ -275,7 +299,12 @@ class MixtureOfExperts(_Routed):
         self._loss = None
 
     def factor_now(self): return self.factor if self.training or self.eval_factor is None else self.eval_factor
-    def forward(self, x, context=None, *, padding=None):
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # must be None
+        *,
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ):
         return _mixture(self, self.admit(x, context, padding),
                         None if padding is None else padding.keep)
     def init_state(self, batch): return _empty_queues(self, batch)
@@ -356,9 +385,13 @@ class GShard(MixtureOfExperts):
                 note="N² is the attention beside it. First choices of later tokens "
                 "push out second choices of earlier ones.")
     form, top, threshold, first_choices_first = "first choices first, as published", 2, .5, True
-    def __init__(self, embed_dim, num_heads, *,
-                 factor:float|None=2., # capacity in fair shares; a token takes two places
-                 **kwargs): # of `MixtureOfExperts`
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # not used
+        *,
+        factor:float|None=2., # capacity in fair shares; a token takes two places
+        **kwargs, # of `MixtureOfExperts`
+    ):
         super().__init__(embed_dim, num_heads, factor=factor, **kwargs)
 
 # %% ../../nbs/78_survey.sparse.ipynb #a59341bf
@@ -375,10 +408,14 @@ class STMoE(GShard):
     info = Info("ST-MoE", "Zoph et al.", 2022, "2202.08906", "Sparse", "N²", True, part="ffn", row=30,
                 note="N² is the attention beside it. Routing, and its leak, as in GShard.")
     glu, threshold, z_weight = True, .2, 1e-3
-    def __init__(self, embed_dim, num_heads, *,
-                 factor:float|None=1.25, # capacity in fair shares, in training
-                 eval_factor:float|None=2., # in evaluation
-                 **kwargs): # of `MixtureOfExperts`
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # not used
+        *,
+        factor:float|None=1.25, # capacity in fair shares, in training
+        eval_factor:float|None=2., # in evaluation
+        **kwargs, # of `MixtureOfExperts`
+    ):
         super().__init__(embed_dim, num_heads, factor=factor, eval_factor=eval_factor, **kwargs)
 
 # %% ../../nbs/78_survey.sparse.ipynb #2c6a13ca
@@ -405,12 +442,17 @@ class SparseFeedForward(PerToken):
                 part="ffn", row=32,
                 note="N² is the attention beside it; the sparse feed-forward layer is linear in N.")
     form, limit = "sparse feed-forward", "a dense feed-forward layer"
-    def __init__(self, embed_dim, num_heads, *, causal=False,
-                 hidden:int=64, # F, a multiple of `block`
-                 block:int=4, # n, units of which one is used
-                 rank:int=8, # of the controller
-                 temperature:float=.1, # of the Gumbel noise, in training
-                 quantized:float=.3): # share of the batches that are trained with the choice, not with the soft mask
+    def __init__(self,
+        embed_dim, # D
+        num_heads, # not used
+        *,
+        causal=False, # not read: each token is computed alone
+        hidden:int=64, # F, a multiple of `block`
+        block:int=4, # n, units of which one is used
+        rank:int=8, # of the controller
+        temperature:float=.1, # of the Gumbel noise, in training
+        quantized:float=.3, # share of batches trained with the choice, not the soft mask
+    ):
         super().__init__()
         if hidden % block:
             raise ValueError(f"hidden: expected a multiple of block={block}, got {hidden}")
@@ -426,7 +468,12 @@ class SparseFeedForward(PerToken):
     @classmethod
     def at(cls, n, causal=False, **knobs): return super().at(n, causal=causal, **knobs).eval()  # as it decodes
     def reference(self, x, *, padding=None): return (x @ self.up.T).relu() @ self.down
-    def forward(self, x, context=None, *, padding=None):
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # must be None
+        *,
+        padding=None, # `PaddingMask` of the tokens, [B,N]
+    ):
         return (_masked if self.training else _gathered)(self, self.admit(x, context, padding))
 
 # %% ../../nbs/78_survey.sparse.ipynb #84e4e231
@@ -462,7 +509,10 @@ class MultiplicativeDense(nn.Module):
         self.which = nn.Parameter(torch.randn(dim, modules))
         self.where = nn.Parameter(torch.randn(dim, dim // modules) * dim**-.5)
 
-    def forward(self, x): return (x[..., None, :] * self.which.T) @ self.where
+    def forward(self,
+        x, # [...,D]
+    ):
+        return (x[..., None, :] * self.which.T) @ self.where
 
 # %% ../../nbs/78_survey.sparse.ipynb #abb43a35
 @register
