@@ -5,6 +5,7 @@ import ast, html, inspect, re
 from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
+from itertools import groupby
 from textwrap import dedent
 from fastcore.docments import docments
 import book
@@ -57,15 +58,21 @@ def field_comments(cls):
     return {name: text.partition('# ')[2] for name,text in behind.items() if '# ' in text}
 
 def mend(said, function):
-    """`docments` passes over positional-only parameters, and takes what stands behind a `def` of one line, which is
-    about the result, for a comment on the last parameter."""
+    """What `docments` reads, for all parameters of a line that has one comment, positional-only ones included. What
+    stands behind a `def` of one line is about the result."""
     source = dedent(inspect.getsource(function))
     lines,node = source.splitlines(),ast.parse(source).body[0]
-    before = {a.arg: lines[a.end_lineno-1].partition('# ')[2] for a in node.args.posonlyargs}
-    ends = [a.end_lineno for a in ast.walk(node.args) if isinstance(a, ast.arg)]
-    if ends and node.lineno==max(ends) and not node.returns:
-        return {'return': next((text for text in said.values() if text), '')} | before
-    return said | before
+    args = node.args
+    plain = args.posonlyargs+args.args
+    defaults = [None]*(len(plain)-len(args.defaults))+args.defaults
+    pairs = [*zip(plain, defaults), *zip(args.kwonlyargs, args.kw_defaults)]
+    pairs += [(arg, None) for arg in (args.vararg, args.kwarg) if arg]
+    at = {arg.arg: (default or arg).end_lineno for arg,default in pairs}
+    if at and max(at.values())==node.lineno and not node.returns:
+        return {'return': next((text for text in said.values() if text), '')}
+    behind = {at[name]: text for name,text in said.items() if text and name in at}
+    behind |= {at[arg.arg]: lines[at[arg.arg]-1].partition('# ')[2] for arg in args.posonlyargs}
+    return said | {name: behind.get(line) for name,line in at.items() if not said.get(name)}
 
 def comments(found):
     "What stands behind each parameter of a function or class, and behind the result (`return`)"
@@ -125,7 +132,7 @@ def describe(found, said=None):
     said = comments(found) if said is None else said
     shown = [p for p in signature.parameters.values() if p.name not in ('self', 'cls')]
     rows = [Parameter(name=STARS.get(p.kind, '')+p.name, type=type_text(p.annotation), default=default_text(p.default),
-                      meaning=said.get(p.name, '')) for p in shown]
+                      meaning=said.get(p.name) or '') for p in shown]
     if not any(r.meaning for r in rows): rows = [r for r in rows if not r.name.startswith('*')]
     returns = '' if inspect.isclass(found) else type_text(signature.return_annotation)
     return Described(rows, returns, said.get('return', ''))
@@ -157,13 +164,17 @@ def refusals(node):
 
 # An entry
 
+def alike(r): return r.type, r.default, r.meaning
+
 def table(described):
-    "Parameters and result as a table"
-    def row(r, kind=''):
-        cells = (f'<code>{html.escape(r.name)}</code>', r.type and f'<code>{html.escape(r.type)}</code>',
+    "Parameters and result as a table; neighbours that say the same share a row"
+    def row(r, kind='', names=()):
+        shown = ', '.join(f'<code>{html.escape(name)}</code>' for name in names or [r.name])
+        cells = (shown, r.type and f'<code>{html.escape(r.type)}</code>',
                  r.default and f'<code>{html.escape(r.default)}</code>', inline(r.meaning))
         return f'<tr{kind}>' + ''.join(f'<td>{c}</td>' for c in cells) + '</tr>'
-    rows = [row(r) for r in described.parameters]
+    groups = [list(same) for _,same in groupby(described.parameters, alike)]
+    rows = [row(same[0], names=[r.name for r in same]) for same in groups]
     if described.returns:
         result = Parameter('returns', described.returns, '', described.result)
         rows.append(row(result, ' class="nb-returns"').replace('<code>returns</code>', '<em>returns</em>'))

@@ -19,7 +19,10 @@ from .primitives import (triton, tl, INTERPRETED, prepare, told, launch, differe
 
 # %% ../../nbs/42_kernels.entmax.ipynb #0a5c1d1d
 @triton.jit
-def entmax_scores(s, m, HARD: tl.constexpr): # products and mask, any shape
+def entmax_scores(
+    s, m, # scaled products and mask, any shape
+    HARD: tl.constexpr, # the mask is 0 or 1
+): # -> the same shape
     "`s + log m`, -inf where the mask is zero."
     if not HARD: s = s + tl.log(tl.where(m>0, m, 1.))
     return tl.where(m>0, s, -float('inf'))
@@ -28,7 +31,8 @@ def entmax_scores(s, m, HARD: tl.constexpr): # products and mask, any shape
 @triton.jit
 def tile_weights(
     products, m, a, # products, mask and thresholds that broadcast to them
-    eps, HARD: tl.constexpr,
+    eps, # alpha - 1
+    HARD: tl.constexpr, # the mask is 0 or 1
 ): # -> p, s, u, log p
     "Weight, slope, base and logarithm of the weight of each pair."
     p, u, log_p = deformed_exp(entmax_scores(products, m, HARD)-a, eps)
@@ -36,7 +40,9 @@ def tile_weights(
 
 # %% ../../nbs/42_kernels.entmax.ipynb #1965ded3
 @triton.jit
-def tile_after(t, ahead, skip, count): # -> the tile of the turn after t, far away if there is none
+def tile_after(
+    t, ahead, skip, count, # the turn, and `band_tiles`
+): # -> the tile of the turn after t, far away if there is none
     "When a word of bits is full."
     return tl.where(t+1<count, tile_number(t+1, ahead, skip), 2**30)
 
@@ -45,9 +51,11 @@ def tile_after(t, ahead, skip, count): # -> the tile of the turn after t, far aw
 def entmax_bound_kernel(
     q, k, keep, alpha, # [B,H,N,D], [B,HKV,M,D] with strides; [B,M] bytes or None; [B,H] float32
     threshold, maybe, # written: [B,H,N] lower bounds, and the bits [B,H,tiles,words] of tiles that may hold a weight
-    order, band, shape, q_at, k_at, scale, words,
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    order, band, shape, # heads, widest first; `Band`; `Shape`
+    q_at, k_at, scale, words, # strides; factor of the scores; words of bits per tile of rows
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `Form`; no query sees later keys
+    D: tl.constexpr, BLOCK_D: tl.constexpr, # width of the heads, and of a tile
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys in its band.
     Rows that are not finite get NaN."""
@@ -88,9 +96,13 @@ def entmax_forward_kernel(
     # written: [B,H,N,DV]; [B,H,N], read first, +inf for rows that send nothing back;
     # the bits of tiles that do hold a weight
     out, threshold, live,
-    order, band, shape, q_at, k_at, v_at, scale, words, tol,
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    order, band, shape, # heads, widest first; `Band`; `Shape`
+    q_at, k_at, v_at, scale, words, # strides; factor of the scores; words of bits per tile of rows
+    tol, # steps of the threshold end where none is longer
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `Form`; no query sees later keys
+    D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head
     and reads the tiles of its band that may hold a weight."""
@@ -184,7 +196,7 @@ def entmax_forward(
     q:Tensor, k:Tensor, v:Tensor, # [B,H,N,D], [B,HKV,M,D], [B,HKV,M,DV], the last axis contiguous
     keep:Tensor|None, texts:Tensor|None, # [B,M] int8; [B,2,N] int32, first and last position of each token's text
     alpha:Tensor, width:Tensor, left:Tensor, right:Tensor, # [B,H] float32, float32, int32, int32
-    scale:float, n_global:int, q_offset:int, is_causal:bool,
+    scale:float, n_global:int, q_offset:int, is_causal:bool, # as `attention` has them
     curve:str, smooth:str, numbers:Sequence[float], # `Form`, then ramp and unit
 ) -> tuple[Tensor,Tensor,Tensor]: # [B,H,N,DV]; thresholds [B,H,N]; bits of the tiles that hold weight
     "Output, threshold of each row, and which tiles of keys it needs."
@@ -210,9 +222,13 @@ def _(q, k, v, *rest):
 def entmax_dq_kernel(
     q, k, v, keep, alpha, out, threshold, live, dout, # as forward took and left them; [B,H,N,DV] contiguous
     dq, delta, dwidth, dalpha, # written: [B,H,N,D]; [B,H,N], delta + dO.O; [B,H,tiles] or None, both
-    order, band, shape, q_at, k_at, v_at, scale, words,
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BIT_N: tl.constexpr,
+    order, band, shape, # heads, widest first; `Band`; `Shape`
+    q_at, k_at, v_at, scale, words, # strides; factor of the scores; words of bits per tile of rows
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `Form`; no query sees later keys
+    D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
+    BIT_N: tl.constexpr, # keys of a tile that has a bit
 ):
     "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the tiles that hold weight."
     tiles = tl.cdiv(shape.N, BLOCK_M)
@@ -270,9 +286,11 @@ def entmax_dkv_kernel(
     q, k, v, keep, alpha, threshold, live, dout, delta, # as forward and `entmax_dq_kernel` left them
     dk, dv, # written: [B,HKV,M,D] and [B,HKV,M,DV]
     order, band, shape, q_at, k_at, v_at, scale, words, # the order of the B*HKV heads of the keys
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BIT_M: tl.constexpr, BIT_N: tl.constexpr,
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `Form`; no query sees later keys
+    D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
+    BIT_M: tl.constexpr, BIT_N: tl.constexpr, # queries and keys of a tile that has a bit
 ):
     """Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head
     and reads the queries, of every head of its group, whose bit for this tile is set."""
@@ -316,12 +334,13 @@ def entmax_dkv_kernel(
 @torch.library.custom_op("dynattn::entmax_backward", mutates_args=())
 def entmax_backward(
     dout:Tensor, # [B,H,N,DV] contiguous
-    q:Tensor, k:Tensor, v:Tensor,
-    # as `entmax_forward` took them
-    keep:Tensor|None, texts:Tensor|None, alpha:Tensor, width:Tensor, left:Tensor, right:Tensor,
+    q:Tensor, k:Tensor, v:Tensor, # as `entmax_forward` took them
+    keep:Tensor|None, texts:Tensor|None, # as `entmax_forward` took them
+    alpha:Tensor, width:Tensor, left:Tensor, right:Tensor, # as `entmax_forward` took them
     out:Tensor, threshold:Tensor, live:Tensor, # as it returned them
     wants_alpha:bool, wants_width:bool, # whether these gradients are computed, else they are zero
-    scale:float, n_global:int, q_offset:int, is_causal:bool, curve:str, smooth:str, numbers:Sequence[float],
+    scale:float, n_global:int, q_offset:int, is_causal:bool, # as `entmax_forward` took them
+    curve:str, smooth:str, numbers:Sequence[float], # as `entmax_forward` took them
 ) -> tuple[Tensor,Tensor,Tensor,Tensor,Tensor]: # dq, dk, dv like q, k, v, contiguous; dalpha and dwidth [B,H]
     "Gradients of queries, keys, values, alpha and width."
     known = told(q, k, v, texts, width, left, right,
@@ -349,7 +368,7 @@ def head_alpha(
     alpha:float|Tensor, # from 1 to 2: a number, [H] or [B,H]
     b:int, # B
     h:int, # H
-    device=None,
+    device=None, # of the result
 ) -> Tensor: # [B,H] float32, differentiable
     "One alpha per head."
     if not isinstance(alpha, Tensor): return torch.full((b,h), float(alpha), device=device)

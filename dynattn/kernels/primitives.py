@@ -29,7 +29,9 @@ INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET')=='1')
 
 # %% ../../nbs/40_kernels.primitives.ipynb #ea793a01
 @triton.jit
-def dot(a, b): # [M,K], [K,N] -> [M,N] float32
+def dot(
+    a, b, # [M,K] and [K,N]
+): # -> [M,N] float32
     "`a @ b` summed in float32, from float32 factors without rounding them."
     if INTERPRETED:
         a = a.to(tl.float32)
@@ -38,13 +40,21 @@ def dot(a, b): # [M,K], [K,N] -> [M,N] float32
 
 # %% ../../nbs/40_kernels.primitives.ipynb #ef6141eb
 @triton.jit
-def matrix(ptr, strides, b, h): # -> pointer to row 0 of [N,d]
+def matrix(
+    ptr, strides, # of a tensor [B,H,N,d]
+    b, h, # batch row and head
+): # -> pointer to row 0 of [N,d]
     "Where head `h` of batch row `b` begins."
     return ptr + tl.cast(b, tl.int64)*strides[0] + tl.cast(h, tl.int64)*strides[1]
 
 # %% ../../nbs/40_kernels.primitives.ipynb #1b50a072
 @triton.jit
-def load_tile(ptr, rows, keep, stride, D: tl.constexpr, BLOCK_D: tl.constexpr): # -> [BLOCK, BLOCK_D]
+def load_tile(
+    ptr, # row 0 of a matrix [N,D]
+    rows, keep, # [BLOCK] numbers of the rows, and bool: which of them are read
+    stride, # from one row to the next
+    D: tl.constexpr, BLOCK_D: tl.constexpr, # columns, and those of the tile
+): # -> [BLOCK, BLOCK_D]
     "These rows of a matrix [N,D]; zeros where `keep` is false and from column D on. Other rows are not read."
     cols = tl.arange(0, BLOCK_D)
     at = ptr + rows.to(tl.int64)[:,None]*stride + cols[None,:]
@@ -52,7 +62,13 @@ def load_tile(ptr, rows, keep, stride, D: tl.constexpr, BLOCK_D: tl.constexpr): 
 
 # %% ../../nbs/40_kernels.primitives.ipynb #06659364
 @triton.jit
-def store_tile(ptr, tile, rows, keep, stride, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def store_tile(
+    ptr, # row 0 of a matrix [N,D]
+    tile, # [BLOCK, BLOCK_D]
+    rows, keep, # [BLOCK] numbers of the rows, and bool: which of them are written
+    stride, # from one row to the next
+    D: tl.constexpr, BLOCK_D: tl.constexpr, # columns, and those of the tile
+):
     "Write these rows of a matrix [N,D], in its dtype, where `keep` is true."
     cols = tl.arange(0, BLOCK_D)
     at = ptr + rows.to(tl.int64)[:,None]*stride + cols[None,:]
@@ -60,7 +76,11 @@ def store_tile(ptr, tile, rows, keep, stride, D: tl.constexpr, BLOCK_D: tl.const
 
 # %% ../../nbs/40_kernels.primitives.ipynb #7ea67a12
 @triton.jit
-def real_keys(keep, b, j, M, WHOLE: tl.constexpr=False): # -> bool, shape of j
+def real_keys(
+    keep, # pointer to [B,M] bytes, 0 for padding; or None
+    b, j, M, # batch row, numbers of keys of any shape, number of all keys
+    WHOLE: tl.constexpr=False, # whether all of `j` are below M
+): # -> bool, shape of j
     "True where key `j` of batch row `b` exists and is not padding; all of a tile that is `WHOLE` exist."
     real = (j<M) | WHOLE
     if keep is not None:
@@ -90,7 +110,9 @@ class Band(NamedTuple):
 
 # %% ../../nbs/40_kernels.primitives.ipynb #019d5dd7
 @triton.jit
-def head_look(band, bh): # -> width, left, right
+def head_look(
+    band, bh, # `Band`, and b*H + h
+): # -> width, left, right
     "How far head `bh` looks."
     return tl.load(band.width+bh), tl.load(band.left+bh), tl.load(band.right+bh)
 
@@ -137,7 +159,7 @@ def window_limits(
     b:int, # B
     h:int, # H
     m:int, # M, the number of keys
-    device=None,
+    device=None, # of the result
 ) -> tuple: # width float32, left and right int32, each [B,H]; differentiable in sigma by `width`
     "The parts of a window that are only known on the device; nothing here waits for them."
     if not isinstance(window, Window): return _hard_limits(window, b, h, device)
@@ -160,14 +182,20 @@ def widest_first(
 
 # %% ../../nbs/40_kernels.primitives.ipynb #61714245
 @triton.jit
-def my_tile(order, tiles, H): # -> b*H + h, b, h, tile
+def my_tile(
+    order, # pointer to [B*H], as from `widest_first`
+    tiles, H, # programs per head, and heads
+): # -> b*H + h, b, h, tile
     "The head and the tile of this program: `tiles` programs a head, head after head in the given order."
     bh = tl.load(order + tl.program_id(0)//tiles)
     return bh, bh//H, bh%H, tl.program_id(0)%tiles
 
 # %% ../../nbs/40_kernels.primitives.ipynb #6efb865f
 @triton.jit
-def band_tiles(first, last, n_ahead, total, BLOCK: tl.constexpr): # -> ahead, skip, count
+def band_tiles(
+    first, last, n_ahead, total, # positions, the last included; `total` of them exist
+    BLOCK: tl.constexpr, # positions of a tile
+): # -> ahead, skip, count
     """The tiles that hold positions `first..last` or `0..n_ahead-1`, each once.
 
     Turn `t` takes tile `t`, plus `skip` from `ahead` on."""
@@ -178,18 +206,27 @@ def band_tiles(first, last, n_ahead, total, BLOCK: tl.constexpr): # -> ahead, sk
 
 # %% ../../nbs/40_kernels.primitives.ipynb #53bb56df
 @triton.jit
-def tile_number(t, ahead, skip): # -> the tile of turn t
+def tile_number(
+    t, ahead, skip, # the turn, and `band_tiles`
+): # -> the tile of turn t
     "Loops count turns; positions and bits go by tiles."
     return tl.where(t<ahead, t, t+skip)
 
 @triton.jit
-def tile_positions(t, ahead, skip, BLOCK: tl.constexpr): # -> [BLOCK]
+def tile_positions(
+    t, ahead, skip, # the turn, and `band_tiles`
+    BLOCK: tl.constexpr, # positions of a tile
+): # -> [BLOCK]
     "The positions in the tile of turn `t`."
     return tile_number(t, ahead, skip)*BLOCK + tl.arange(0, BLOCK)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #c388f890
 @triton.jit
-def loop_parts(first, last, ahead, skip, count, BLOCK: tl.constexpr): # -> where the three parts begin, and the end
+def loop_parts(
+    first, last, # positions, the last included
+    ahead, skip, count, # `band_tiles`
+    BLOCK: tl.constexpr, # positions of a tile
+): # -> where the three parts begin, and the end
     """The loop of `band_tiles` cut into edge, inside and edge: turns.
 
     The tiles of the middle part lie within positions `first..last`."""
@@ -206,12 +243,21 @@ def _texts(segments): # [B,N] that do not decrease, or None -> int32 [B,2,N]
     return torch.stack([first, beyond-1], 1).int()
 
 @triton.jit
-def text_end(band, b, at, SIDE: tl.constexpr, N): # -> position
+def text_end(
+    band, b, at, # `Band`, batch row, positions
+    SIDE: tl.constexpr, # 0: first, 1: last
+    N, # tokens of a row
+): # -> position
     "The first (`SIDE` 0) or last (1) position of the text of position `at`, which may lie beyond the row."
     return tl.load(band.texts + tl.cast(2*b+SIDE, tl.int64)*N + tl.minimum(at, N-1))
 
 @triton.jit
-def within_texts(band, b, first, last, begin, lo, hi, end, N): # -> begin, lo, hi, end
+def within_texts(
+    band, b, # `Band`, batch row
+    first, last, # positions of the queries, the last included
+    begin, lo, hi, end, # positions of keys, the last included
+    N, # tokens of a row
+): # -> begin, lo, hi, end
     """The keys `lo..hi` that `first..last` see, and those that all of them see, `begin..end`, within their texts."""
     if band.texts is not None:
         lo = tl.maximum(lo, text_end(band, b, first, 0, N))
@@ -223,7 +269,10 @@ def within_texts(band, b, first, last, begin, lo, hi, end, N): # -> begin, lo, h
 # %% ../../nbs/40_kernels.primitives.ipynb #7ad0380c
 @triton.jit
 def key_tiles(
-    first, b, look, band, M, CAUSAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    first, b, look, band, # position, batch row, `head_look`, `Band`
+    M, # keys
+    CAUSAL: tl.constexpr, # no query sees later keys
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, # queries, and keys of a tile
 ): # -> ahead, skip, turns
     "The key tiles that `ROWS` queries from position `first` on may see, and which of them all of these see whole."
     width, left, right = look
@@ -244,7 +293,10 @@ def key_tiles(
 # %% ../../nbs/40_kernels.primitives.ipynb #274c6e4c
 @triton.jit
 def query_tiles(
-    first, b, look, band, shape, CAUSAL: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr,
+    first, b, look, band, # position, batch row, `head_look`, `Band`
+    shape, # `Shape`
+    CAUSAL: tl.constexpr, # no query sees later keys
+    COLS: tl.constexpr, BLOCK: tl.constexpr, # keys, and queries of a tile
 ): # -> ahead, skip, turns
     "The query tiles that may see one of `COLS` keys from `first` on, and which of them see all of these."
     width, left, right = look
@@ -265,13 +317,19 @@ def query_tiles(
 
 # %% ../../nbs/40_kernels.primitives.ipynb #8ad3359f
 @triton.jit
-def tanh(x): # any shape
+def tanh(
+    x, # any shape
+): # -> the same shape
     "The hyperbolic tangent; large arguments give 1, no overflow shows."
     return 1 - 2/(tl.exp(2*x) + 1)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #8fd994bb
 @triton.jit
-def window_curve(off, width, unit, FORM: tl.constexpr): # -> V, dV of off's shape
+def window_curve(
+    off, # distances in tokens, any shape
+    width, unit, # sigma in tokens, and one token in the unit of sigma
+    FORM: tl.constexpr, # `Form`
+): # -> V, dV of off's shape
     "The bell or the normal density at these distances, and its derivative in `width`, all in tokens."
     x = tl.where(off==0, 0., off/width)  # a width of zero is a window onto oneself
     V = tl.exp(-.5*x*x)
@@ -286,7 +344,10 @@ def window_curve(off, width, unit, FORM: tl.constexpr): # -> V, dV of off's shap
 
 # %% ../../nbs/40_kernels.primitives.ipynb #1108339a
 @triton.jit
-def smooth_curve(V, dV, FORM: tl.constexpr): # -> m, dm of V's shape
+def smooth_curve(
+    V, dV, # as from `window_curve`
+    FORM: tl.constexpr, # `Form`
+): # -> m, dm of V's shape
     "The mask made of a curve, and its derivative in the width."
     if FORM.smooth=='tanh':
         t = tanh((V-FORM.base)*FORM.gain)
@@ -303,7 +364,12 @@ def smooth_curve(V, dV, FORM: tl.constexpr): # -> m, dm of V's shape
 
 # %% ../../nbs/40_kernels.primitives.ipynb #1a189886
 @triton.jit
-def window_mask(off, width, ramp, unit, FORM: tl.constexpr): # -> m, dm of off's shape
+def window_mask(
+    off, # distances in tokens, any shape
+    width, ramp, # in tokens
+    unit, # one token in the unit of sigma
+    FORM: tl.constexpr, # `Form`
+): # -> m, dm of off's shape
     "The multiplicative mask at these distances and its derivative in `width`; both zero where the mask is not above 0."
     if FORM.smooth=='hard':
         m = tl.full(off.shape, 1., tl.float32)
@@ -320,7 +386,10 @@ def window_mask(off, width, ramp, unit, FORM: tl.constexpr): # -> m, dm of off's
 # %% ../../nbs/40_kernels.primitives.ipynb #9ebfe3b3
 @triton.jit
 def pair_mask(
-    i, j, real, band, look, FORM: tl.constexpr, CAUSAL: tl.constexpr, WHOLE: tl.constexpr=False,
+    i, j, real, # positions that broadcast to the tile, and which pairs may take part
+    band, look, # `Band` and `head_look`
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `Form`; no query sees later keys
+    WHOLE: tl.constexpr=False, # whether all queries of the tile see all its keys
 ): # -> m, dm of the tile's shape
     """The mask of queries at positions `i` and keys `j`, and its derivative; leading tokens have mask one.
 
@@ -339,7 +408,11 @@ def pair_mask(
 
 # %% ../../nbs/40_kernels.primitives.ipynb #f2c94d0f
 @triton.jit
-def same_text(band, b, i, j, real, N): # positions that broadcast to the tile -> bool, the tile's shape
+def same_text(
+    band, b, # `Band`, batch row
+    i, j, real, # positions that broadcast to the tile, and which pairs may take part
+    N, # tokens of a row
+): # -> bool, the tile's shape
     "`real` where positions `i` and `j` of batch row `b` stand in one text."
     if band.texts is not None:
         begins = band.texts + tl.cast(2*b, tl.int64)*N
@@ -350,8 +423,13 @@ def same_text(band, b, i, j, real, N): # positions that broadcast to the tile ->
 # %% ../../nbs/40_kernels.primitives.ipynb #7f20c1ab
 @triton.jit
 def keys_of_turn(
-    t, ahead, skip, i, keep, b, shape, band, look,
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr=False,
+    t, ahead, skip, # the turn, and `band_tiles`
+    i, # [BLOCK_M,1] positions of the queries
+    keep, b, # pointer to [B,M] bytes or None, batch row
+    shape, band, look, # `Shape`, `Band` and `head_look`
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `Form`; no query sees later keys
+    BLOCK: tl.constexpr, # keys of a tile
+    WHOLE: tl.constexpr=False, # whether all queries of the tile see all its keys
 ): # -> j, real [BLOCK], m, dm [BLOCK_M,BLOCK]
     "The keys in the tile of turn `t`, those that take part, and `pair_mask` with the column `i` of query positions."
     j = tile_positions(t, ahead, skip, BLOCK)
@@ -378,7 +456,9 @@ def online_softmax_update(
 
 # %% ../../nbs/40_kernels.primitives.ipynb #236383c0
 @triton.jit
-def deformed_exp(y, eps): # any shape, eps >= 0 -> p, u, log p
+def deformed_exp(
+    y, eps, # any shape; alpha - 1, at least 0
+): # -> p, u, log p
     """`p = (1 + eps*y)^(1/eps)`, exp(y) at eps=0, and its base `u`, both 0 where `1 + eps*y <= 0`;
     the logarithm of `p` where it is not 0."""
     y = tl.maximum(y, -1e30)  # 0*inf would be NaN
@@ -388,13 +468,18 @@ def deformed_exp(y, eps): # any shape, eps >= 0 -> p, u, log p
 
 # %% ../../nbs/40_kernels.primitives.ipynb #83621537
 @triton.jit
-def slope(p, u): # any shape
+def slope(
+    p, u, # weights and bases of any shape, as from `deformed_exp`
+): # -> the same shape
     "`p^(1 - eps)` on the support, 0 elsewhere: how fast a weight falls when the threshold rises."
     return tl.where(u>0, p/u, 0.)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #b57121aa
 @triton.jit
-def newton_step(S, slopes, eps): # [BLOCK] each -> step, rate
+def newton_step(
+    S, slopes, # [BLOCK] sums of the weights and of their slopes
+    eps, # alpha - 1
+): # -> step, rate
     "How far to raise the threshold of rows that sum to `S`, and how fast `ln_eps S` falls there; 0 where `S` is 0."
     some = S>0
     S = tl.where(some, S, 1.)
@@ -406,7 +491,11 @@ def newton_step(S, slopes, eps): # [BLOCK] each -> step, rate
 
 # %% ../../nbs/40_kernels.primitives.ipynb #a5111db0
 @triton.jit
-def online_entmax_update(c, k, z, eps): # [BLOCK_M], [BLOCK_M], [BLOCK_M,BLOCK_N], scalar -> c, k
+def online_entmax_update(
+    c, k, # [BLOCK_M] lower bound of the threshold, and the rate there
+    z, # [BLOCK_M,BLOCK_N] scores
+    eps, # alpha - 1
+): # -> c, k
     "One more tile of scores, -inf where masked: the raised lower bound of the threshold, and the rate there."
     # no weight exceeds one, so no score exceeds the threshold
     new = tl.maximum(c, tl.max(z, 1))
@@ -418,19 +507,28 @@ def online_entmax_update(c, k, z, eps): # [BLOCK_M], [BLOCK_M], [BLOCK_M,BLOCK_N
 
 # %% ../../nbs/40_kernels.primitives.ipynb #dbbd5073
 @triton.jit
-def may_weigh(best, c, eps): # [BLOCK_M] each -> int32
+def may_weigh(
+    best, c, # [BLOCK_M] greatest scores of the tile, and lower bounds of the thresholds
+    eps, # alpha - 1
+): # -> int32
     "1 if a tile with these greatest scores can still have a weight in some row; with a margin for rounding."
     return tl.max((eps*(best-c)>-1.0001).to(tl.int32), 0)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #fa077941
 @triton.jit
-def is_live(words, tile): # -> int1
+def is_live(
+    words, tile, # pointer to int32 words of 32 bits, and number of the tile
+): # -> int1
     "The bit of a tile."
     return (tl.load(words + tile//32) >> (tile%32) & 1)!=0
 
 # %% ../../nbs/40_kernels.primitives.ipynb #1c98516f
 @triton.jit
-def note_live(words, word, live, tile, following): # -> the word to go on with
+def note_live(
+    words, word, # pointer to int32 words, and the bits of the present one so far
+    live, # 0 or 1
+    tile, following, # number of the tile, and of the one that follows
+): # -> the word to go on with
     "Set the bit of `tile`; write the word when the tile that follows belongs to another."
     word = word | (live << (tile%32))
     full = following//32!=tile//32
@@ -439,7 +537,10 @@ def note_live(words, word, live, tile, following): # -> the word to go on with
 
 # %% ../../nbs/40_kernels.primitives.ipynb #5c964d07
 @triton.jit
-def alpha_pull(log_p, u, eps): # any shape -> phi, 0 off the support
+def alpha_pull(
+    log_p, u, # any shape, as from `deformed_exp`
+    eps, # alpha - 1
+): # -> phi, 0 off the support
     """`(log p)^2 psi(eps log p)` for `_, u, log_p = deformed_exp(y, eps)`.
 
     It is what a score's gradient contributes to alpha's."""
@@ -453,7 +554,7 @@ def alpha_pull(log_p, u, eps): # any shape -> phi, 0 off the support
 
 # %% ../../nbs/40_kernels.primitives.ipynb #c95ed6f9
 def kernel_refuses(
-    call:Call,
+    call:Call, # checked arguments
 ) -> str|None: # None: the kernels serve it
     "Why the kernels cannot serve a call."
     for name in ('attn_mask','rel_bias','sink','softcap'):

@@ -17,7 +17,11 @@ from .primitives import (triton, tl, INTERPRETED, prepare, told, launch, differe
 
 # %% ../../nbs/41_kernels.window.ipynb #7f20c1ac
 @triton.jit
-def window_scores(a, b, m, scale): # [ROWS,d], [COLS,d], mask [ROWS,COLS] -> [ROWS,COLS]
+def window_scores(
+    a, b, # [ROWS,d] and [COLS,d]
+    m, # [ROWS,COLS] mask
+    scale, # factor of the products
+): # -> [ROWS,COLS]
     "Scaled products in base 2, -inf where the mask is zero."
     # log2(e)
     return tl.where(m>0, dot(a, tl.trans(b))*(scale*1.4426950408889634), -float('inf'))
@@ -28,8 +32,10 @@ def window_forward_kernel(
     q, k, v, keep, # [B,H,N,D], [B,HKV,M,D], [B,HKV,M,DV] with strides; [B,M] bytes or None
     out, lse, # written: [B,H,N,DV] and [B,H,N], contiguous
     order, band, shape, q_at, k_at, v_at, scale, # heads, widest first; limits; sizes; strides; factor of the scores
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `Form`; no query sees later keys
+    D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head,
     reads the keys and values in its band and writes its rows."""
@@ -88,7 +94,7 @@ def window_forward(
     q:Tensor, k:Tensor, v:Tensor, # [B,H,N,D], [B,HKV,M,D], [B,HKV,M,DV], the last axis contiguous
     keep:Tensor|None, texts:Tensor|None, # [B,M] int8; [B,2,N] int32, first and last position of each token's text
     width:Tensor, left:Tensor, right:Tensor, # [B,H] float32, int32, int32
-    scale:float, n_global:int, q_offset:int, is_causal:bool,
+    scale:float, n_global:int, q_offset:int, is_causal:bool, # as `attention` has them
     curve:str, smooth:str, numbers:Sequence[float], # `Form`, then ramp and unit
 ) -> tuple[Tensor,Tensor]: # [B,H,N,DV] and [B,H,N] float32
     "Output and base-2 log-sum of each row."
@@ -110,9 +116,11 @@ def _(q, k, v, *rest):
 def window_dq_kernel(
     q, k, v, keep, out, lse, dout, # as forward took and left them; [B,H,N,DV] contiguous
     dq, delta, dwidth, # written: [B,H,N,D], [B,H,N], and [B,H,tiles] or None
-    order, band, shape, q_at, k_at, v_at, scale,
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    order, band, shape, q_at, k_at, v_at, scale, # as forward has them
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `Form`; no query sees later keys
+    D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
 ):
     "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys and values in its band."
     tiles = tl.cdiv(shape.N, BLOCK_M)
@@ -154,8 +162,10 @@ def window_dkv_kernel(
     q, k, v, keep, lse, dout, delta, # as forward and `window_dq_kernel` left them
     dk, dv, # written: [B,HKV,M,D] and [B,HKV,M,DV]
     order, band, shape, q_at, k_at, v_at, scale, # here the order of the B*HKV heads of the keys
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `Form`; no query sees later keys
+    D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
 ):
     """Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head
     and reads the queries, of every head of its group, that see them."""
@@ -196,11 +206,13 @@ def window_dkv_kernel(
 @torch.library.custom_op("dynattn::window_backward", mutates_args=())
 def window_backward(
     dout:Tensor, # [B,H,N,DV] contiguous
-    q:Tensor, k:Tensor, v:Tensor,
-    keep:Tensor|None, texts:Tensor|None, width:Tensor, left:Tensor, right:Tensor, # as `window_forward` took them
+    q:Tensor, k:Tensor, v:Tensor, # as `window_forward` took them
+    keep:Tensor|None, texts:Tensor|None, # as `window_forward` took them
+    width:Tensor, left:Tensor, right:Tensor, # as `window_forward` took them
     out:Tensor, lse:Tensor, # as it returned them
     wants_width:bool, # whether the width's gradient is computed, else it is zero
-    scale:float, n_global:int, q_offset:int, is_causal:bool, curve:str, smooth:str, numbers:Sequence[float],
+    scale:float, n_global:int, q_offset:int, is_causal:bool, # as `window_forward` took them
+    curve:str, smooth:str, numbers:Sequence[float], # as `window_forward` took them
 ) -> tuple[Tensor,Tensor,Tensor,Tensor]: # dq, dk, dv like q, k, v, contiguous; dwidth [B,H]
     "Gradients of queries, keys, values and width."
     known = told(q, k, v, texts, width, left, right,
