@@ -24,14 +24,16 @@ from .engines import Dropout, Gradients, Inputs, Wanted, bias_at
 # %% ../../nbs/33_band.fused.ipynb #e5cc8664
 def hankel(
     by_offset:Tensor, # [...,n+m-1]
-    n:int, m:int,
+    n:int, # number of rows
+    m:int, # number of columns
 ) -> Tensor: # [...,n,m], a view: entry [i,j] is by_offset[i+j]
     "The queries in reverse order: a square of `n+m-1` numbers in memory."
     return by_offset.unfold(-1, m, 1)
 
 def toeplitz_square(
     by_offset:Tensor, # [...,n+m-1]
-    n:int, m:int,
+    n:int, # number of rows
+    m:int, # number of columns
 ) -> Tensor: # [...,n,m], new memory: entry [i,j] is by_offset[n-1-i+j]
     "The queries in their order."
     return hankel(by_offset, n, m).flip(-2)
@@ -66,11 +68,26 @@ def _readable_mask(mask):
     if mask is None or mask.stride(-1)==1 or reads_any_mask(): return mask
     return mask.contiguous()
 
-def fused_forward(q, k, v, mask, scale):
+def fused_forward(
+    q, # [B,H,N,d]
+    k, # [B,Hkv,M,d]
+    v, # [B,Hkv,M,d]
+    mask, # [B|1,H|1,N,M] added to the scores, any strides; or None
+    scale, # factor of the scores
+):
     mask = _readable_mask(mask)
     return _forward_op(_readable(q), _readable(k), _readable(v), attn_mask=mask, scale=scale)
 
-def fused_backward(dout, q, k, v, out, lse, mask, scale):
+def fused_backward(
+    dout, # [B,H,N,d]
+    q, # [B,H,N,d]
+    k, # [B,Hkv,M,d]
+    v, # [B,Hkv,M,d]
+    out, # [B,H,N,d], as `fused_forward` gave it
+    lse, # [B,H,N], likewise
+    mask, # as `fused_forward` took it
+    scale, # factor of the scores
+):
     tensors,mask = [_readable(x) for x in (q,k,v)],_readable_mask(mask)
     return _backward_op.default(dout, *tensors, out, lse, 0., False, attn_mask=mask, scale=scale)
 
@@ -124,18 +141,25 @@ def safe_log(
     return F.threshold_(x.clamp_min(tiny).log_(), math.log(tiny)*(1-1e-6), -math.inf)
 
 # %% ../../nbs/33_band.fused.ipynb #1ace2c64
-def mask_dtype(inputs:Inputs): return torch.promote_types(inputs.q.dtype, torch.float32)
+def mask_dtype(
+    inputs:Inputs, # of a call
+):
+    return torch.promote_types(inputs.q.dtype, torch.float32)
 
-def reach(inputs:Inputs) -> tuple: # (left, right)
+def reach(
+    inputs:Inputs, # of a call
+) -> tuple: # (left, right)
     "The reach of the head with the widest window."
     return max(map(max, inputs.left)),max(map(max, inputs.right))
 
-def all_offsets(inputs:Inputs) -> tuple: # (first, last)
+def all_offsets(
+    inputs:Inputs, # of a call
+) -> tuple: # (first, last)
     "Of the last query and the first key, and of the first query and the last key."
     return 1-inputs.q.shape[2]-inputs.q_offset,inputs.k.shape[2]-1-inputs.q_offset
 
 def on_offsets(
-    inputs:Inputs,
+    inputs:Inputs, # of a call
     f, # called as `f(first, last)` -> [B|1,H|1,last-first+1]
     outside:float, # beyond every head's reach
 ) -> Tensor: # [B|1,H|1,N+M-1]
@@ -147,7 +171,9 @@ def on_offsets(
     return x if (near,far)==(first,last) else F.pad(x, (near-first,last-far), value=outside)
 
 # %% ../../nbs/33_band.fused.ipynb #f47abd8d
-def made_once(make):
+def made_once(
+    make, # a function whose arguments can be hashed
+):
     "A function of numbers, dtypes and devices whose tensors are kept for the next call; they are never written to."
     @lru_cache(64)
     @wraps(make)
@@ -171,19 +197,25 @@ def _hard_window(inputs, first, last):
     outside = (offsets<-lefts[...,None]) | (offsets>rights[...,None])
     return torch.zeros(outside.shape, dtype=dtype).masked_fill_(outside, -math.inf)
 
-def bias_on_offsets(inputs:Inputs) -> Tensor: # [B,H,N+M-1]
+def bias_on_offsets(
+    inputs:Inputs, # of a call with a bias
+) -> Tensor: # [B,H,N+M-1]
     "The relative bias of every offset that occurs."
     first,last = all_offsets(inputs)
     flat = bias_at(inputs.bias.flatten(0, 1), torch.arange(first, last+1))
     return flat.unflatten(0, inputs.bias.shape[:2]).to(mask_dtype(inputs))
 
-def log_window(inputs:Inputs) -> Tensor: # [B|1,H|1,N+M-1]
+def log_window(
+    inputs:Inputs, # of a call
+) -> Tensor: # [B|1,H|1,N+M-1]
     "Terms added to the scores, by offset: log m, and the bias."
     if inputs.window is None: x = _hard_window(inputs, *all_offsets(inputs))
     else: x = on_offsets(inputs, lambda *span: safe_log(inputs.window.values(*span)), -math.inf)
     return x if inputs.bias is None else x+bias_on_offsets(inputs)
 
-def log_slopes(inputs:Inputs) -> list: # of (sign, [B|1,H|1,N+M-1])
+def log_slopes(
+    inputs:Inputs, # of a call with a soft window
+) -> list: # of (sign, [B|1,H|1,N+M-1])
     "The same for the window's derivative in sigma: one vector where it is never negative, else one for each sign."
     slopes = on_offsets(inputs, inputs.window.slopes, 0.)
     res = []
@@ -196,10 +228,10 @@ def log_slopes(inputs:Inputs) -> list: # of (sign, [B|1,H|1,N+M-1])
 # %% ../../nbs/33_band.fused.ipynb #f3df16c2
 class Strip(NamedTuple):
     "Queries first_query..end_query-1 and all keys that they see, first_key..end_key-1."
-    first_query:int
-    end_query:int
-    first_key:int
-    end_key:int
+    first_query:int # row of the first
+    end_query:int # one past the last
+    first_key:int # position of the first
+    end_key:int # one past the last
 
     @property
     def queries(self) -> slice: return slice(self.first_query, self.end_query)
@@ -219,8 +251,9 @@ def strip_rows(
     return rows if 4*(rows+width)<=3*m else None
 
 def strips(
-    inputs:Inputs,
-    first_key:int, end_key:int, # the others are padding
+    inputs:Inputs, # of a call
+    first_key:int, # keys before it are padding
+    end_key:int, # keys from it on are padding
 ) -> list:
     "A call in strips, or as one; queries that see no key are in none."
     n,m,at = inputs.q.shape[2],inputs.k.shape[2],inputs.q_offset
@@ -236,16 +269,16 @@ def strips(
 # %% ../../nbs/33_band.fused.ipynb #eafc03d1
 def on_strip(
     by_offset:Tensor, # [...,N+M-1]
-    inputs:Inputs,
-    strip:Strip,
+    inputs:Inputs, # of the call
+    strip:Strip, # of queries and keys
 ) -> Tensor: # [...,rows+cols-1]
     "The offsets of a strip."
     start,width = strip.first_key+inputs.q.shape[2]-strip.end_query,strip.rows+strip.cols-1
     return by_offset if width==by_offset.shape[-1] else by_offset[...,start:start+width]
 
 def leading_pairs(
-    inputs:Inputs,
-    strip:Strip,
+    inputs:Inputs, # of the call
+    strip:Strip, # of queries and keys
 ) -> tuple: # two [rows,cols] bool: query or key is a leading position; and causality allows the pair
     "Pairs that no window applies to."
     i = torch.arange(strip.first_query, strip.end_query)[:,None]+inputs.q_offset
@@ -266,9 +299,9 @@ def _fill_leading(mask, inputs, strip, value, acausal):
         else: block.fill_(value)
 
 def strip_mask(
-    inputs:Inputs,
+    inputs:Inputs, # of the call
     by_offset:Tensor, # [B|1,H|1,N+M-1]
-    strip:Strip,
+    strip:Strip, # of queries and keys
     keep:Tensor|None=None, # [B,M] bool, for padding between real keys
     bias:Tensor|None=None, # [B,H,N+M-1], of leading pairs
     of_slopes:bool=False, # leading pairs have none
@@ -285,10 +318,10 @@ def strip_mask(
 class Run(NamedTuple):
     "`count` strips of the same shape, one behind the other; a strip alone is a run of one."
     strip:Strip # the first
-    count:int
+    count:int # number of strips
 
 def runs(
-    strips:list,
+    strips:list, # of `Strip`, by their queries
 ) -> list:
     "Strips that can be one batch."
     found = []
@@ -324,7 +357,10 @@ def real_keys(
     end = torch.where(count>0, m-keep.flip(1).int().argmax(1), first)
     return first.tolist(),end.tolist(),bool((end-first!=count).any())
 
-def without_padding(x, keep):
+def without_padding(
+    x, # [B,H,M,d]
+    keep, # [B,M] bool; None: all keys are real
+):
     "`x` [B,H,M,d] with zeros where `keep` [B,M] is False."
     return x if keep is None else x.masked_fill(~keep[:,None,:,None], 0.)
 
@@ -332,7 +368,7 @@ def without_padding(x, keep):
 def zeros_in_sdpa_layout(
     x:Tensor, # [B,H,N,...]
     d:int|None=None, # width, if it differs
-    dtype=None,
+    dtype=None, # of the result (default: that of `x`)
 ) -> Tensor: # [B,H,N,d], in memory [B,N,H,d]
     "Zeros as `F.scaled_dot_product_attention` lays its output out."
     b,h,n = x.shape[:3]
@@ -347,7 +383,10 @@ def _sees_a_key(inputs):
 class Short:
     "The common base of the two engines: which calls they serve, and queries that are not finite."
     @classmethod
-    def serves(cls, inputs:Inputs, wanted:Wanted) -> bool:
+    def serves(cls,
+        inputs:Inputs, # of a call
+        wanted:Wanted, # gradients
+    ) -> bool:
         "Softmax with the window inside, on a CPU, with no more than the gradients of q, k, v and sigma."
         (b,h,n,_),m = inputs.q.shape,inputs.k.shape[2]
         plain = inputs.alpha is None and not inputs.after and not (wanted.alpha or wanted.bias)
@@ -356,7 +395,9 @@ class Short:
         return plain and small and b*h*n*m>0 and inputs.q.device.type=='cpu' and inputs.q.dtype in cls.dtypes
 
     @classmethod
-    def forward(cls, inputs:Inputs) -> tuple: # (out, lse, out)
+    def forward(cls,
+        inputs:Inputs, # of a call that is served
+    ) -> tuple: # (out, lse, out)
         "Output [B,H,N,dv], and for each row a number that is finite if the row is, [B,H,N,1]."
         out,lse = cls.compute(inputs)
         if math.isfinite(lse.sum()): return out,lse,out
@@ -367,11 +408,11 @@ class Short:
 
     @classmethod
     def backward(cls,
-        inputs:Inputs,
+        inputs:Inputs, # as `forward` took them
         kept:Tensor, # [B,H,N,dv], the output
         lse:Tensor, # [B,H,N,1], as `forward` gave it
         dout:Tensor, # [B,H,N,dv]
-        wanted:Wanted,
+        wanted:Wanted, # gradients
     ) -> Gradients:
         "All gradients; rows that are not finite send nothing back."
         kept = kept.to(inputs.q.dtype)
@@ -392,7 +433,9 @@ class Fused(Short):
         return kernel and super().serves(inputs, wanted)
 
     @staticmethod
-    def jobs(inputs):
+    def jobs(
+        inputs, # of a call
+    ):
         "(sequences, run of strips, key mask or None); a run of several is of one sequence."
         b,m = len(inputs.q),inputs.k.shape[2]
         if inputs.keep is None:
@@ -405,20 +448,34 @@ class Fused(Short):
         return [(x,run,None) for x in _each(b) for run in runs(strips(inputs, first[x.start], end[x.start]))]
 
     @staticmethod
-    def reverses(inputs, by_offset, run, keep):
+    def reverses(
+        inputs, # of the call
+        by_offset, # [B|1,H|1,N+M-1], as from `log_window`
+        run, # strips of the job
+        keep, # key mask of the job, or None
+    ):
         "Whether the mask is a view and the queries are reversed."
         if inputs.n_global or keep is not None or run.count>1: return False
         b,h,_,d = inputs.q.shape
         return by_offset.shape[0]*by_offset.shape[1]*run.strip.cols > b*h*d
 
     @staticmethod
-    def query_rows(x, sequences, run):
+    def query_rows(
+        x, # [B,H,N,d]
+        sequences, # slice of the batch
+        run, # strips of the job
+    ):
         "The rows of `x` [B,H,N,d] that belong to the queries of a job."
         if run.count==1: return _cut(x, sequences, run.strip.queries)
         return overlapping(x[sequences], run.strip.first_query, run.strip.rows, run.strip.rows, run.count)
 
     @staticmethod
-    def key_rows(inputs, sequences, run, keep):
+    def key_rows(
+        inputs, # of the call
+        sequences, # slice of the batch
+        run, # strips of the job
+        keep, # key mask of the job, or None
+    ):
         "Keys and values of a job."
         k,v,strip = inputs.k,inputs.v,run.strip
         if keep is not None: k,v = (without_padding(x[sequences], keep)[:,:,strip.keys] for x in (k,v))
@@ -428,7 +485,9 @@ class Fused(Short):
         return repeat_heads(k, inputs.q.shape[1]),repeat_heads(v, inputs.q.shape[1])
 
     @classmethod
-    def compute(cls, inputs):
+    def compute(cls,
+        inputs, # of a call
+    ):
         "Output and log sums; zeros where a query sees no key."
         by_offset,q = log_window(inputs),inputs.q
         bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
@@ -449,7 +508,12 @@ class Fused(Short):
         return (zeros_in_sdpa_layout(q),zeros_in_sdpa_layout(q, 1, mask_dtype(inputs))) if out is None else (out,lse)
 
     @staticmethod
-    def add_keys(total, x, sequences, run):
+    def add_keys(
+        total, # [B,Hkv,M,d], to which is added
+        x, # gradient of the job's keys, or of its values
+        sequences, # slice of the batch
+        run, # strips of the job
+    ):
         "Adds the gradient `x` of a job's keys. Blocks that overlap are added in pieces that do not."
         strip = run.strip
         if run.count==1: total[sequences,:,strip.keys] += x
@@ -460,7 +524,13 @@ class Fused(Short):
                 piece += x[:,:,at:at+length]
 
     @classmethod
-    def gradients(cls, inputs, out, lse, dout, wanted):
+    def gradients(cls,
+        inputs, # of the call
+        out, # [B,H,N,dv]
+        lse, # [B,H,N,1], as `compute` gave it
+        dout, # [B,H,N,dv]
+        wanted, # gradients
+    ):
         "Two operators a job: the backward, and the forward under the window's slope."
         by_offset,slopes = log_window(inputs),log_slopes(inputs) if wanted.sigma else []
         bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
@@ -506,7 +576,9 @@ def _of(by_offset, sequences):
     return by_offset if by_offset is None or by_offset.shape[0]==1 else by_offset[sequences]
 
 # %% ../../nbs/33_band.fused.ipynb #e92be2ef
-def relative_slopes(inputs:Inputs) -> Tensor: # [B|1,H|1,N+M-1]
+def relative_slopes(
+    inputs:Inputs, # of a call with a soft window
+) -> Tensor: # [B|1,H|1,N+M-1]
     "The slope of log m by offset; 0 where m is 0, for no weight is there to change."
     values = on_offsets(inputs, inputs.window.values, 0.)
     slopes = on_offsets(inputs, inputs.window.slopes, 0.)
@@ -523,7 +595,9 @@ class Written(Short):
     pairs = 2**17 # of queries and keys at a time, all heads counted
 
     @classmethod
-    def chunks(cls, inputs):
+    def chunks(cls,
+        inputs, # of a call
+    ):
         "(sequences, their key mask or None, strips), the sequences a slice or, sorted by length, their numbers."
         (b,h),m,keep = inputs.q.shape[:2],inputs.k.shape[2],inputs.keep
         cut = strips(inputs, 0, m)
@@ -536,13 +610,22 @@ class Written(Short):
                 for x,some in enumerate(order.split(size))]
 
     @staticmethod
-    def never_empty(inputs, by_offset):
+    def never_empty(
+        inputs, # of a call
+        by_offset, # [B|1,H|1,N+M-1], as from `log_window`
+    ):
         "Whether every query sees itself."
         n,m,at = inputs.q.shape[2],inputs.k.shape[2],inputs.q_offset
         return inputs.keep is None and 0<=at<=m-n and bool((by_offset[...,n-1+at]>-math.inf).all())
 
     @staticmethod
-    def weights(inputs, q, k, mask, never_empty):
+    def weights(
+        inputs, # of the call
+        q, # [b,H,rows,d]
+        k, # [b,Hkv,cols,d]
+        mask, # [b|1,H|1,rows,cols] added to the scores; overwritten
+        never_empty, # whether every query sees a key
+    ):
         "[b*Hkv,H/Hkv*rows,cols] of queries [b,H,rows,d] and keys [b,Hkv,cols,d]; zero where a query sees no key."
         (b,h,rows,_),(hkv,cols) = q.shape,k.shape[1:3]
         empty = None if never_empty else (mask==-math.inf).all(-1, keepdim=True)
@@ -554,13 +637,20 @@ class Written(Short):
         return weights
 
     @staticmethod
-    def dropped(inputs, weights, chunk, strip):
+    def dropped(
+        inputs, # of the call
+        weights, # as from `weights`
+        chunk, # number of the chunk
+        strip, # of queries and keys
+    ):
         "Factors of the weights of a strip, the same forward and backward, in memory that is used again; or None."
         if inputs.seed is None: return None
         return Dropout(inputs.dropout_p, inputs.seed, chunk)(weights, [strip.first_query])
 
     @classmethod
-    def compute(cls, inputs):
+    def compute(cls,
+        inputs, # of a call
+    ):
         "Output, and of each row its first weight."
         by_offset,q = log_window(inputs),inputs.q
         bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
@@ -580,7 +670,13 @@ class Written(Short):
         return out,first
 
     @classmethod
-    def gradients(cls, inputs, out, lse, dout, wanted):
+    def gradients(cls,
+        inputs, # of the call
+        out, # [B,H,N,dv]; not read
+        lse, # [B,H,N,1]; not read
+        dout, # [B,H,N,dv]
+        wanted, # gradients
+    ):
         "The weights again, and five products in all."
         by_offset,q,h,hkv = log_window(inputs),inputs.q,inputs.q.shape[1],inputs.k.shape[1]
         bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
@@ -627,8 +723,8 @@ class Mixed(Short):
 SHORT,SHORT_ALONE = 2048,4096 # queries up to which strips are ahead: of both passes, and of a forward pass alone
 
 def short_engine(
-    inputs:Inputs,
-    wanted:Wanted,
+    inputs:Inputs, # of a call
+    wanted:Wanted, # gradients
     alone:bool=False, # whether no backward pass follows
 ): # `Fused`, `Mixed` or `Written`; None: none of them serves, or the tiles of chapter 32 are ahead
     "The fastest of them where sequences are short."
