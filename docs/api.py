@@ -202,14 +202,23 @@ def methods(node):
         arguments = re.sub(r'^(self|cls)(, )?', '', ast.unparse(f.args))
         yield f.name, '' if 'property' in decorators else f'({arguments})', first_line(f)
 
-def method_list(node, name, shown):
+def method_table(cls, name):
+    "The parameters of a method as a fold; '' where the class leaves them to its base"
+    method = plain_function(vars(cls).get(name))
+    own = comments(method) if inspect.isfunction(method) else {}
+    described = describe(method, method_comments(cls, name)) if own else None
+    if not described or not any(r.name.lstrip('*') in own for r in described.parameters): return ''
+    return f'<details class="nb-fold"><summary>Parameters of <code>{name}</code></summary>{table(described)}</details>'
+
+def method_list(cls, node, name, shown):
     "The methods that have no entry of their own, with their parameters where the source explains them"
     rows = []
     for method,arguments,line in methods(node):
         if f'{name}.{method}' in shown: continue
         call = f'<code>.{method}<span>{html.escape(arguments)}</span></code>'
         rows.append(f'<dt id="api-{name.lower()}.{method.lower()}">{call}</dt>')
-        if line: rows.append(f'<dd>{inline(line)}</dd>')
+        body = (inline(line) if line else '')+method_table(cls, method)
+        if body: rows.append(f'<dd>{body}</dd>')
     return f'<dl class="nb-methods">{"".join(rows)}</dl>' if rows else ''
 
 def entry(output, page, up, shown, sourced, used):
@@ -239,7 +248,7 @@ def entry(output, page, up, shown, sourced, used):
         call = f'<p class="nb-call"><code>{html.escape(call_text(found, name))}</code></p>' if described else ''
         docstring = re.sub('```.*?```', '', rest, count=1, flags=re.S) if found.__doc__ else ''
         body = f'{call}\n\n{markdown(docstring.strip(), up)}\n\n{body}'
-    listed = method_list(node, name, shown) if node else ''
+    listed = method_list(found, node, name, shown) if node else ''
     kind = 'nb-api nb-brief' if name in sourced and not listed else 'nb-api'
     fence,escaped = ':'*14,name.replace('_', r'\_')
     source = markdown(link or '', up)

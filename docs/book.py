@@ -9,7 +9,8 @@ from nbdev.doclinks import nbglob
 
 cfg  = get_config()
 NBS  = cfg.nbs_path
-BASE = cfg.doc_host.rstrip('/') + '/' + cfg.doc_baseurl.strip('/') + '/'
+ROOT_PATH = f"/{cfg.doc_baseurl.strip('/')}/".replace('//', '/')      # of the site on its host
+BASE = cfg.doc_host.rstrip('/') + ROOT_PATH
 REPO = cfg.git_url
 TIMES = NBS/'times.json'
 PARTS = {'0': 'Masks and attention', '1': 'The window', '2': 'Other ways', '3': 'The band', '4': 'Kernels', '5': 'Models',

@@ -1,5 +1,6 @@
 "The site is built, its links hold, and the names of ours that the prose mentions exist."
 import builtins, inspect, io, json, keyword, re, sys, tokenize
+from importlib import import_module
 from importlib.metadata import entry_points
 import pytest, torch, yaml
 import api, book, build_site, formulas, freeze
@@ -47,7 +48,7 @@ def _entry(site, place):
     (dynattn.entmax, 'alpha.html#api-entmax'), (narrow, 'hf.narrowing.html#api-narrow')])
 def test_an_entry_has_a_table_of_its_parameters(site, symbol, place):
     "Names, defaults and comments of the signature; the result of a function; an example on the page"
-    text = _entry(site, place)
+    text = _entry(site, place).split('<dl class="nb-methods">')[0]
     rows = re.findall(r'<tr><td><code>(.*?)</code></td>(.*?)</tr>', text)
     parameters = inspect.signature(symbol).parameters.values()
     assert [name for name,_ in rows]==[api.STARS.get(p.kind, '')+p.name for p in parameters]
@@ -57,6 +58,49 @@ def test_an_entry_has_a_table_of_its_parameters(site, symbol, place):
     assert inspect.isclass(symbol) or '<em>returns</em>' in text
     example, = re.findall('href="#(use-[^"]*)"', text)
     assert f'id="{example}"' in (site[0]/place.partition('#')[0]).read_text(encoding='utf-8')
+
+def _public(module):
+    "(name, function, class and name of the method or None) of every public function, class and method of a module"
+    defs = freeze.definitions(freeze.ROOT/f"{module.replace('.', '/')}.py")
+    for name in defs.keys() & set(getattr(import_module(module), '__all__', ())):
+        found = api.symbol(module, name)
+        yield name, found, None
+        for method in vars(found) if inspect.isclass(found) else ():
+            function = api.plain_function(vars(found)[method])
+            if not method.startswith('_') and inspect.isfunction(function): yield f'{name}.{method}', function, (found, method)
+
+MODULES = [m for m in re.findall(r'^dynattn\S*', freeze.api(), re.M) if (freeze.ROOT/f"{m.replace('.', '/')}.py").exists()]
+
+@pytest.mark.parametrize('module', MODULES)
+def test_every_public_parameter_is_explained(module):
+    """By the comment behind it, behind its line, or behind it in a base class. What is left out: `*args, **kwargs` that no
+    comment of the signature accompanies, as PyTorch's own `nn.Module` and `Function` have them."""
+    if module.startswith('dynattn.kernels'): pytest.importorskip('triton')
+    found = [(name, api.describe(f, api.method_comments(*at) if at else None)) for name,f,at in _public(module)]
+    silent = [f'{name}: {r.name}' for name,described in found if described for r in described.parameters if not r.meaning]
+    assert not silent, f'no comment behind a parameter: {silent}'
+
+def test_which_comment_belongs_to_which_parameter():
+    "A line's comment is that of all its parameters; behind a `def` of one line stands the result; a base class may explain"
+    layer,exact = (api.symbol('dynattn.survey.card', name) for name in ('Layer', 'Exact'))
+    assert 'padding' in api.comments(layer.reference) and not api.comments(exact.attend).get('padding')
+    assert 'PaddingMask' in api.method_comments(exact, 'attend')['padding']
+    forward = api.method_comments(dynattn.DynamicAttention, 'forward')
+    assert forward['query'].startswith('[B,N,D]') and forward['options'].startswith('`keep`')
+    def told(x, y): return x # a number
+    def line(a, b, # two
+        c=3, # three
+    ):
+        return a # no
+    assert api.comments(told)=={'return': 'a number'} and api.comments(line)=={'a': 'two', 'b': 'two', 'c': 'three'}
+
+def test_methods_have_tables_of_their_parameters(site):
+    "Where the method itself explains one; a method that only follows its base class has none"
+    text = (site[0]/'dense.html').read_text(encoding='utf-8')
+    entry = text.split('id="api-multiheadattention.forward"')[1].split('</dl>')[0]
+    assert '<code>return_weights</code>' in entry and 'return the weights [B,H,N,M] as well' in entry
+    exact = _entry(site, 'survey.card.html#api-exact')
+    assert 'api-exact.attend' in exact and 'nb-params' not in exact.split('api-exact.attend')[1].split('</dd>')[0]
 
 def test_parameters_are_read_from_the_source():
     "Fields of a record that others build on, grouped arguments of a decorated function, kernels, and errors"
@@ -72,6 +116,16 @@ def test_a_figure_without_words_or_in_a_solution_stops_the_build():
     cell = build_site.mk_cell('draw()', 'code')
     with pytest.raises(ValueError, match='fig-alt'): build_site.figures(cell, {}, '1.1')
     with pytest.raises(ValueError, match='solution'): build_site.figures(cell, {'fig-alt': 'A bar', 'code-summary': 'Solution'}, '1.1')
+
+def test_the_page_for_missing_pages_works_at_any_depth(site):
+    "The host shows it at the missing address, so its links begin at the root of the host; each reaches a file"
+    text = (site[0]/'404.html').read_text(encoding='utf-8')
+    links = re.findall(r'(?:href|src|action|data-content_root)="([^"#]+)', text)
+    inside = [u for u in links if not u.startswith('https:')]
+    assert len(inside) > 60 and all(u.startswith('/dynattn/') for u in inside), inside
+    assert all((site[0]/u.removeprefix('/dynattn/').partition('?')[0]).exists() for u in inside)
+    page = build_site.hold_at_any_depth('<a href="a.html#b"><a href="#c"><img src="./d.svg"><a href="https://e.org">', '/x/')
+    assert page=='<a href="/x/a.html#b"><a href="#c"><img src="/x/d.svg"><a href="https://e.org">'
 
 def test_formulas_are_drawn_when_the_site_is_built(site):
     "No page loads MathJax; every formula is a picture that carries its source"
