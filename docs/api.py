@@ -74,6 +74,7 @@ def mend(said, function):
     behind |= {at[arg.arg]: lines[at[arg.arg]-1].partition('# ')[2] for arg in args.posonlyargs}
     return said | {name: behind.get(line) for name,line in at.items() if not said.get(name)}
 
+@cache
 def comments(found):
     "What stands behind each parameter of a function or class, and behind the result (`return`)"
     if not inspect.isclass(found):
