@@ -13,8 +13,9 @@ ROOT_PATH = f"/{cfg.doc_baseurl.strip('/')}/".replace('//', '/')      # of the s
 BASE = cfg.doc_host.rstrip('/') + ROOT_PATH
 REPO = cfg.git_url
 TIMES = NBS/'times.json'
-PARTS = {'0': 'Masks and attention', '1': 'The window', '2': 'Other ways', '3': 'The band', '4': 'Kernels', '5': 'Models',
-         '6': 'Several ranks', '7': 'The survey', '8': 'Is it worth it?', '9': 'Figures and sources'}
+PARTS = {'0': 'Masks and attention', '1': 'The window', '2': 'Other ways', '3': 'The band',
+         '4': 'Kernels and one function', '5': 'Models', '6': 'Several ranks', '7': 'The survey',
+         '8': 'Is it worth it?', '9': 'Figures and sources'}
 
 @dataclass
 class Chapter:
