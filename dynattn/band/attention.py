@@ -18,7 +18,7 @@ from ..threads import each
 from ..window import Window
 from .geometry import Band, block_sizes, global_queries
 from ..alpha import _is_batched as is_batched
-from ..alpha_tiles import TileCall, entmax_backward, entmax_forward
+from ..alpha_tiles import TileCall, entmax_at_once, entmax_backward, entmax_forward
 from .fused import (Short, available, fused_forward, log_window, made_once, relative_slopes,
                                 SHORT, safe_log, shares_key_heads, short_engine, toeplitz_square)
 from .engines import Dropout, Gradients, Group, Inputs, Wanted, _LOG2E, backward_group, forward_group
@@ -628,11 +628,20 @@ class Settings:
         if fixed is None: return soft_mask(self.window, n, m, at, self.is_causal, dtype)
         return fixed_soft_mask(fixed, n, m, at, self.is_causal, dtype)
 
+    def at_once(self, q, k, v, alpha):
+        "Output and lse of such a call; None where a row is not finite, and for entmax that is steep or in a band."
+        (b,h,n,_),m = q.shape,k.shape[2]
+        if alpha is None:
+            out,lse = fused_forward(q, k, v, self.mask(n, m, q.dtype), self.scale)
+            return (out,lse.unsqueeze(-1)) if math.isfinite(lse.sum()) else None
+        alpha = alpha.expand(b, h).tolist()
+        if n*m>EntmaxTiles.pairs or max(map(max, alpha))>2: return None
+        return entmax_at_once(q, k, v, alpha, self.scale, self.mask(n, m, q.dtype))
+
     def forward(self, q, k, v, alpha, bias, alone=False):
         "Output, lse, and the output to keep; `alone`: no backward pass follows."
-        if alpha is None and bias is None and self.has_mask(q, k, v):
-            out,lse = fused_forward(q, k, v, self.mask(q.shape[2], k.shape[2], q.dtype), self.scale)
-            if math.isfinite(lse.sum()): return out,lse.unsqueeze(-1),out  # else a query is not finite
+        found = self.at_once(q, k, v, alpha) if bias is None and self.has_mask(q, k, v) else None
+        if found is not None: return *found,found[0]
         inputs,_ = cut_keys(self.inputs(q, k, v, alpha, bias))
         if self.weights_wanted: return Tiled.forward(inputs, weights_wanted=True)
         return choose_engine(inputs, self.wanted, alone).forward(inputs)
