@@ -261,14 +261,20 @@ def _weights(z, eps):
     return p
 
 # %% ../nbs/21_alpha.ipynb #d14939bd
-_CHUNK = 2**16
+_CHUNK = 2**18 # numbers that stay in the cache of a core, one thread computing
+
+def _rows_together(rows):
+    "Rows of a chunk. Several threads take Python's lock after each operation: larger chunks, of which each gets two."
+    threads,fitting = torch.get_num_threads(),_CHUNK//rows.shape[1]
+    if threads==1: return max(1, fitting)
+    return max(1, min(2*fitting, len(rows)//(2*threads)), fitting//4)
 
 def _for_rows(
     work, # called as `work(slice)`; writes its result itself
     rows:Tensor, # [R,M]
 ):
     "`work` on all rows, chunk by chunk on a CPU, each chunk by whichever thread is free."
-    size = max(1, _CHUNK//rows.shape[1]) if rows.device.type=='cpu' else len(rows)
+    size = _rows_together(rows) if rows.device.type=='cpu' else len(rows)
     each(work, [slice(i, i+size) for i in range(0, len(rows), size)])
 
 def _per_row(eps, shape):

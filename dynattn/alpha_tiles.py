@@ -14,9 +14,17 @@ from .alpha import PowerLaw, solve_rows, _TINY, _from_steepest, _row_sum
 from .threads import each
 
 # %% ../nbs/22_alpha_tiles.ipynb #a81a50de
-_TILE = 2**18  # scores in a tile
-_ALONE = 2**15 # scores from which a head needs no others beside it
-_PARTS = 8     # that a call is cut into at least, for threads
+_TILE = 2**18  # scores in a tile on one thread
+_ALONE = 2**15 # scores from which a head needs no others with another alpha beside it
+
+def _tile_size():
+    "On several threads more, so that these meet less often."
+    return _TILE if torch.get_num_threads()==1 else 4*_TILE
+
+def _least_parts():
+    "Groups that a call falls into at least, for threads to share."
+    threads = torch.get_num_threads()
+    return 1 if threads==1 else 2*threads
 
 class TileHeads(NamedTuple):
     "Heads that share a tile: some sequences, and one head (an int) or all (a slice)."
@@ -30,13 +38,15 @@ def tile_heads(
 ) -> list: # of TileHeads
     "Which heads share tiles."
     B,H = len(alpha),len(alpha[0])
-    square = max(n*m, 1)
+    fitting = max(min(_tile_size()//max(n*m, 1), B*H//_least_parts()), 1) # heads
     same = all(row==alpha[0] for row in alpha)
+    one_for_all = same and len(set(alpha[0]))==1
     some_steep = any(a>2 for row in alpha for a in row)
-    side_by_side = min(max(_TILE//square, 1), max(B*H//_PARTS, 1), B) if same else 1
-    if side_by_side*square>=_ALONE or some_steep:
+    side_by_side = min(fitting, B) if same else 1
+    enough_alone = side_by_side*n*m>=_ALONE or some_steep
+    if fitting<H if one_for_all else enough_alone:
         return [TileHeads(slice(b, min(b+side_by_side, B)), h) for h in range(H) for b in range(0, B, side_by_side)]
-    count = max(min(_TILE//(square*H), B//_PARTS), 1)
+    count = max(fitting//H, 1)
     return [TileHeads(slice(b, min(b+count, B)), slice(None)) for b in range(0, B, count)]
 
 # %% ../nbs/22_alpha_tiles.ipynb #5def85fc
@@ -94,7 +104,7 @@ class _Group:
     def tiles(self):
         "(queries, number of keys) of each tile."
         G,N,M = len(self.q),self.q.shape[1],self.k.shape[1]
-        rows = max(min(N, _TILE//max(G*M, 1)), 1)
+        rows = max(min(N, _tile_size()//max(G*M, 1)), 1)
         for first in range(0, N, rows):
             end = min(first+rows, N)
             yield slice(first, end),min(max(end+self.q_offset, 0), M) if self.causal else M
