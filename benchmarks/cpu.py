@@ -459,17 +459,17 @@ def query(full):
 def alpha_tiles(full):
     "Alpha learned on eight sequences of 512, both passes, by the size of a tile; `value` is the time over SDPA's."
     import dynattn.alpha_tiles as tiles
-    c,rows,threads,kept = Case(512, 0, B=8, backward=True),[],torch.get_num_threads(),tiles._TILE
+    c,rows,threads,kept = Case(512, 0, B=8, backward=True),[],torch.get_num_threads(),tiles._tile_size
     fns = {'alpha': sharp(c), 'SDPA': plain(c)}
     for count in dict.fromkeys((1, threads)):
         torch.set_num_threads(count)
-        for power in (16, 17, 18, 19):
-            tiles._TILE = 2**power
-            t = medians(fns, rounds=4)
+        for power in range(16, 22):
+            tiles._tile_size = lambda: 2**power
+            t = medians(fns, rounds=5)
             op = f'tiles of 2^{power} scores, threads: {count}'
             rows.append(dict(short_row(op, c, t['alpha'], t['alpha']/t['SDPA'], 'alpha tiles'), machine=machine()))
     torch.set_num_threads(threads)
-    tiles._TILE = kept
+    tiles._tile_size = kept
     append('cpu.csv', rows)
 
 def primitives(full):
