@@ -1,4 +1,4 @@
-"""What the book is: its chapters in order, its parts, how long each notebook takes, and the copies that readers take away.
+"""What the book is: its chapters in order, its parts, how long each notebook takes, and the copies for readers.
 
 `chapters()` is the one list that the sidebar (Sphinx's and Quarto's), the README's table and the tests go by."""
 import json, re
@@ -45,7 +45,8 @@ def chapter(p):
 def chapters():
     "Every notebook but the index, in the book's order"
     names = (Path(p).relative_to(NBS) for p in nbglob())
-    return sorted((chapter(p) for p in names if p.name!='index.ipynb'), key=lambda c: (_part(c.path), c.path.as_posix()))
+    found = [chapter(p) for p in names if p.name!='index.ipynb']
+    return sorted(found, key=lambda c: (_part(c.path), c.path.as_posix()))
 
 def parts():
     "The caption of each part that has chapters, with them"
@@ -74,7 +75,8 @@ def index_with_table():
     nb = read('index.ipynb')
     for c in nb['cells']:
         if c['cell_type']=='markdown' and source(c).startswith('## The chapters'):
-            c['source'] = (re.split(r'^\|', source(c), maxsplit=1, flags=re.M)[0].rstrip() + '\n\n' + table()).splitlines(keepends=True)
+            above = re.split(r'^\|', source(c), maxsplit=1, flags=re.M)[0].rstrip()
+            c['source'] = f'{above}\n\n{table()}'.splitlines(keepends=True)
     return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + '\n'
 
 def generated(): return {NBS/'sidebar.yml': sidebar(), NBS/'index.ipynb': index_with_table()}
@@ -96,12 +98,16 @@ if 'google.colab' in sys.modules:
     get_ipython().run_line_magic('cd', '/content/dynattn/nbs')'''
 NAMES = {'scikit-learn': 'sklearn'}   # what a package is imported as, where the name does not say it
 
-def taken(p): return [c for c in read(p)['cells'] if not re.search(r'nbdev_export\(|^#\|\s*default_exp', source(c), re.M)]
+def taken(p):
+    plumbing = re.compile(r'nbdev_export\(|^#\|\s*default_exp', re.M)
+    return [c for c in read(p)['cells'] if not plumbing.search(source(c))]
 
 def more(p):
     "Packages for development that the notebook imports, and that no extra of the install cell brings"
-    imported = {m for c in taken(p) if c['cell_type']=='code' for m in re.findall(r'^\s*(?:from|import) +(\w+)', source(c), re.M)}
-    extras = cfg.requirements + cfg.viz_requirements + cfg.train_requirements + cfg.hf_requirements + cfg.oracles_requirements
+    imported = {m for c in taken(p) if c['cell_type']=='code'
+                for m in re.findall(r'^\s*(?:from|import) +(\w+)', source(c), re.M)}
+    extras = (cfg.requirements + cfg.viz_requirements + cfg.train_requirements + cfg.hf_requirements
+              + cfg.oracles_requirements)
     names = [re.split('[<>=;]', w)[0] for w in cfg.dev_requirements.split()]
     return [n for n in names if n not in extras and NAMES.get(n, n.replace('-', '_')) in imported]
 
@@ -111,11 +117,14 @@ def handout(p):
     "The notebook to take away: without nbdev's own cells, and with one in front that installs the package on Colab"
     nb = read(p)
     nb['cells'] = taken(p)
-    nb['cells'].insert(1, dict(cell_type='code', execution_count=None, id='install', metadata={}, outputs=[], source=install(p).splitlines(keepends=True)))
+    nb['cells'].insert(1, dict(cell_type='code', execution_count=None, id='install', metadata={}, outputs=[],
+                               source=install(p).splitlines(keepends=True)))
     return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + '\n'
 
 def write_handouts(dest):
     for c in [*chapters(), Chapter(Path('index.ipynb'), '', '')]:
-        o = Path(dest)/c.path; o.parent.mkdir(parents=True, exist_ok=True); o.write_text(handout(c.path), encoding='utf-8')
+        copy = Path(dest)/c.path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(handout(c.path), encoding='utf-8')
 
 def colab(p): return f"https://colab.research.google.com/github/{cfg.user}/{cfg.repo}/blob/gh-pages/notebooks/{p}"

@@ -89,8 +89,10 @@ def condition(node):
     "What one check says, in a few words of code"
     match node:
         case ast.Assert(test=test): text = ast.unparse(test)
-        case ast.Expr(ast.Call(func=f, args=[a, b, *_])) if ast.unparse(f).endswith('assert_close'): text = f'{ast.unparse(a)} ≈ {ast.unparse(b)}'
-        case ast.With(items=[ast.withitem(ast.Call(func=f, args=args, keywords=words))]) if 'expect_fail' in ast.unparse(f):
+        case ast.Expr(ast.Call(func=f, args=[a, b, *_])) if ast.unparse(f).endswith('assert_close'):
+            text = f'{ast.unparse(a)} ≈ {ast.unparse(b)}'
+        case ast.With(items=[ast.withitem(ast.Call(func=f, args=args, keywords=words))]) \
+                if 'expect_fail' in ast.unparse(f):
             kind,told = [ast.unparse(a) for a in args[:1]], [ast.unparse(w.value) for w in words if w.arg=='contains']
             text = ': '.join(kind+told)
         case _: text = ast.unparse(node).split('\n')[0]

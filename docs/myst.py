@@ -16,11 +16,16 @@ def inline(l, up):
     "References, equation labels and links of one line; `up` is the relative way to the site's root"
     l = re.sub(r'\$\$\s*\{#(eq-[\w-]+)\}', r'$$ (\1)', l)
     l = re.sub(r'(?<![\w`])@(eq-[\w-]+)', r'{eq}`\1`', l)
-    l = re.sub(r'(?<![\w`])@(fig|tbl)-([\w-]+)', lambda m: f"[{dict(fig='the figure', tbl='the table')[m[1]]}](#{m[1]}-{m[2]})", l)
+    named = dict(fig='the figure', tbl='the table')
+    l = re.sub(r'(?<![\w`])@(fig|tbl)-([\w-]+)', lambda m: f'[{named[m[1]]}](#{m[1]}-{m[2]})', l)
     l = re.sub(r'(?<![\w`])@(sec-[\w-]+)', r'{ref}`\1`', l)
     l = re.sub(r'\{target=[^}]*\}', '{.nb-source}', l)
-    l = re.sub(r'\[(`(?:[^`]*\.)?_[^`]+`)\]\(' + re.escape(BASE) + r'[^)]*\)', r'\1', l)        # a private name has no place on the site
-    l = re.sub(r'\[`([^`]+)`\]\(' + re.escape(BASE) + r'([^)]*)\)', lambda m: f'<a class="nb-sym" href="{up}{m[2]}"><code>{m[1]}</code></a>'.replace('.html#', '.html#api-'), l)
+    # a private name has no place on the site
+    l = re.sub(r'\[(`(?:[^`]*\.)?_[^`]+`)\]\(' + re.escape(BASE) + r'[^)]*\)', r'\1', l)
+    def entry(m):
+        place = f'{up}{m[2]}'.replace('.html#', '.html#api-')
+        return f'<a class="nb-sym" href="{place}"><code>{m[1]}</code></a>'
+    l = re.sub(r'\[`([^`]+)`\]\(' + re.escape(BASE) + r'([^)]*)\)', entry, l)
     l = re.sub(r'\[([^\]]*)\]\(' + re.escape(BASE) + r'([^)]*)\)', rf'<a href="{up}\2">\1</a>', l)
     return re.sub(r'\]\(([^):]*\.ipynb)', lambda m: f']({out_name(Path(m[1])).as_posix()}', l)
 
@@ -30,7 +35,8 @@ def figure(l):
     if not m: return
     cap,src,a = m.groups(); label = re.search(r'#(fig-[\w-]+)', a)
     kind = 'figure' if label else 'image'
-    opts = dict(name=label and label[1], alt=attr(a, 'fig-alt', cap), width=attr(a, 'width'), **{'class': ' '.join(re.findall(r'(?<!\S)\.([\w-]+)', a))})
+    classes = ' '.join(re.findall(r'(?<!\S)\.([\w-]+)', a))
+    opts = dict(name=label and label[1], alt=attr(a, 'fig-alt', cap), width=attr(a, 'width'), **{'class': classes})
     return [f'```{{{kind}}} {src}', *(f':{k}: {v}' for k,v in opts.items() if v), *(['', cap] if label else []), '```']
 
 def caption(out, l):

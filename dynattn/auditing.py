@@ -31,7 +31,7 @@ def depends(
     x:Tensor, # any shape, floating
     delta:Tensor, # of the same shape; where the input is changed, and by how much
 ) -> Tensor: # [R] int8: `NO`, `YES`, `CHOICE` (by selection only) or `UNSURE`
-    "Which rows of `f(x)` depend on `x` along `delta`: a claim needs a change that scales."
+    "Which rows of `f(x)` depend on `x` along `delta`: a yes needs a change that scales with the step."
     eps = torch.finfo(x.dtype).eps
     tiny = eps**.4
     base,small,double,large = (f(x+step*delta).flatten(1) for step in (0, tiny, 2*tiny, 1))
@@ -49,7 +49,7 @@ def depends(
 
 # %% ../nbs/58_auditing.ipynb #f3159b8c
 class Float64(TorchFunctionMode):
-    "Within this block what asks for float32 gets float64."
+    "Within this block every request for float32 gives float64."
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*_doubled(args), **_doubled(kwargs or {})) if func is not Tensor.float else args[0].double()
 
@@ -131,7 +131,7 @@ class Watch(TorchFunctionMode):
 
     @contextmanager
     def here(self):
-        "The block: modules say where we are, and calls of this package's own attention pass by here."
+        "Within the block it is known which module runs, and calls of this package's own attention are measured too."
         with ExitStack() as stack:
             for name,module in self.model.named_modules() if isinstance(self.model, nn.Module) else ():
                 before = module.register_forward_pre_hook(lambda m, args, name=name: self.path.append(name))
@@ -193,7 +193,7 @@ class Watch(TorchFunctionMode):
         run, # the implementation, called with `call`
         call, # an attention of this package, with its arguments
     ):
-        "An attention of this package, which says itself how far its heads look."
+        "An attention of this package, whose call says how far its heads should look."
         if self.busy: return run(call)
         def f(q, k, v):
             one = copy.copy(call)
@@ -293,7 +293,7 @@ def _band(pairs, rows, cols): # rows and cols [N] bool: places that may stand ou
 def reach_of(
     pairs:Tensor, # [N,N] int8: `NO`, `YES` or `UNSURE`
 ) -> Reach:
-    "A band alone is tried first, then one with leading tokens apart, then one with a few places apart."
+    "The first that fits: a band, a band with leading tokens apart, a band with a few other places apart."
     n,seen = len(pairs),pairs==YES
     at = torch.arange(n)
     plain = _band(pairs, at<0, at<0)
@@ -681,7 +681,7 @@ class Answer:
     code: str = ''      # follows that of the subject, and leaves `change`
 
 def _worst(answers):
-    "A claim before a doubt, a doubt before a no."
+    "The gravest of several answers: yes before not decided, not decided before no."
     found = {int(answer) for answer in answers}
     return next((answer for answer in (YES, CHOICE, UNSURE) if answer in found), NO)
 
@@ -893,7 +893,7 @@ class LayerSight:
     def title(self): return self.name or 'the model'
 
 def _settled(looks): # `Seen`s of one attention for several inputs -> int8 [H,N,N]
-    "Seen by any input is seen; undecided for all is undecided."
+    "A pair that any input shows as seen is seen; it is undecided only where all inputs leave it so."
     pairs = torch.stack([look.pairs for look in looks])
     seen,unsure = (pairs==YES).any(0),(pairs==UNSURE).all(0)
     return torch.where(seen, YES, torch.where(unsure, UNSURE, NO)).to(torch.int8)
@@ -970,7 +970,7 @@ def look_at_layers(
 # %% ../nbs/58_auditing.ipynb #6f0812cf
 @dataclass(frozen=True)
 class Finding:
-    "An answer that somebody should know."
+    "A broken promise, or a fact worth knowing."
     check: str      # the question, or 'window', 'global', 'sink', 'length'
     status: str  # 'broken': against a promise; 'undecided': could not be told; 'note': worth knowing
     sentence: str # what was found

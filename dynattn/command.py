@@ -154,8 +154,8 @@ VERBS = {
     'compare': Verb('runs side by side', 'dynattn compare runs/papers runs/other', 'dynattn.command:compare_verb'),
     'narrow': Verb('let a pretrained transformer learn how far its heads look',
         'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow', 'dynattn.hf.narrowing:narrow_verb',
-        '-h --help --out --tokens --keep --steps --sinks --per --method --places --lr --begin --descent --tune --tune-lr '
-        '--seed --data --pattern --field --context --batch --judged --resume --quiet --json'),
+        '-h --help --out --tokens --keep --steps --sinks --per --method --places --lr --begin --descent --tune '
+        '--tune-lr --seed --data --pattern --field --context --batch --judged --resume --quiet --json'),
     'audit': Verb('what every head of a model sees, and which promises that breaks',
         'dynattn audit MODEL --code', 'dynattn.auditing:audit_verb',
         '-h --help --n --longest --packed --json --code --png --quiet'),

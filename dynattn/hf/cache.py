@@ -169,8 +169,9 @@ def batches(
 ) -> ContinuousBatchingManager:
     "The manager that `model.generate_batch` works with: the one it has kept, or a new one."
     if not hasattr(ContinuousBatchingManager, 'switch_to_cb_friendly_attn'):
-        raise ImportError("transformers: expected a version whose manager lets a model keep its attention, as 5.23, for "
-                          f"continuous batching, got {transformers.__version__}; use generate, which takes padded batches")
+        raise ImportError("transformers: expected a version whose manager lets a model keep its attention, "
+                          f"as 5.23, for continuous batching, got {transformers.__version__}; "
+                          "use generate, which takes padded batches")
     kept = getattr(model, '_cached_continuous_batching_manager', None)
     if kept is not None:
         _check_kept(model, getattr(kept, 'made_for', "another implementation"))

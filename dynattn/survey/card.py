@@ -170,7 +170,7 @@ class Info:
 
 # %% ../../nbs/70_survey.card.ipynb #327aa6cf
 class Layer(nn.Module):
-    "A system of the survey: [B,N,D] -> [B,N′,D]. Methods that a subclass does not support raise `NotImplementedError`."
+    "A system of the survey: [B,N,D] -> [B,N′,D]. Methods that a system does not support raise `NotImplementedError`."
     info:Info = None # the card
     form = "" # which form of the system, where there are several
     limit = "" # what `reference` is, in words
