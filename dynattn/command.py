@@ -38,7 +38,11 @@ def files_below(
     files = []
     for path in paths:
         if path!='-' and not os.path.exists(path): raise UserError(f"{path}: no such file or folder")
-        files += walk(path) if os.path.isdir(path) else [path]
+        if os.path.isdir(path):
+            os.scandir(path).close()  # an error, where os.walk would be silent
+            files += walk(path)
+        else: files.append(path)
+    if not files: raise UserError(f"{paths[0]}: expected files, got a folder without any")
     return files
 
 # %% ../nbs/53_command.ipynb #c0330010
@@ -58,7 +62,9 @@ def predict(
     batch:int=32, # files that go through the model together
 ): # (path, class or None, probability or why not), in order
     "The class of each file."
-    files = files_below(paths)
+    yield from _predict(files_below(paths), run, batch)
+
+def _predict(files, run, batch=32):
     model,size = load_run(run)
     for k in range(0, len(files), batch):
         read = [(str(path), *read_text(path, least=1)) for path in files[k:k+batch]]
@@ -288,7 +294,7 @@ def predict_verb(
     bar = need('tqdm').tqdm(total=len(files), desc='predict', unit='file', leave=False) if sys.stderr.isatty() else None
     any_known = False
     try:
-        for path,kind,p in predict(files, a.out):
+        for path,kind,p in _predict(files, a.out):
             any_known |= kind is not None
             line = _as_json(path, kind, p) if a.json else _as_text(path, kind, p)
             if bar:

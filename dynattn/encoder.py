@@ -281,10 +281,22 @@ def _settle(c):
     for k in ('grams','classes'): object.__setattr__(c, k, tuple(getattr(c, k)))
     if isinstance(c.init_width, list):
         object.__setattr__(c, 'init_width', tuple(c.init_width))
+    for name in ('vocab','dim','heads','layers','buckets'): _check_int(name, getattr(c, name), 1)
+    _check_int('n_global', c.n_global, 0, 2**31-1)
+    if c.hidden is not None: _check_int('hidden', c.hidden, 1)
+    if not isinstance(c.dropout, (int, float)) or not 0<=c.dropout<=1:
+        raise ValueError(f"dropout: expected a number from 0 to 1, got {c.dropout!r:.80}")
+    for name in ('cls','causal','checkpoint'):
+        if not isinstance(getattr(c, name), bool):
+            raise TypeError(f"{name}: expected a bool, got {getattr(c, name)!r:.80}")
     if not all(isinstance(n, int) and 1<=n<=64 for n in c.grams):  # a hash takes n steps
         raise ValueError(f"grams: expected ints from 1 to 64, got {c.grams!r:.80}")
     if not isinstance(c.patch, int) or c.patch<1:
         raise ValueError(f"patch: expected an int >= 1, got {c.patch!r}")
+
+def _check_int(name, x, least, most=2**63-1):
+    if type(x) is not int or not least<=x<=most:
+        raise ValueError(f"{name}: expected an int from {least} to {most}, got {x!r:.80}")
 
 def _config(cls, d):
     "From a dict; unknown fields are an error: a file of a later version must not be half understood."

@@ -49,7 +49,7 @@ class DataConfig:
     batch:int = 32           # files of a step
 
     def __post_init__(self): # the same folder is the same data from wherever it is named
-        if self.data: object.__setattr__(self, 'data', str(Path(self.data).resolve()))
+        if self.data: object.__setattr__(self, 'data', os.path.realpath(self.data))
 
     @property
     def most_of_package(self): return max(1, self.judged//5)
@@ -441,6 +441,7 @@ def _in_all_splits(items, where):
 # %% ../nbs/51_files.ipynb #966d6fd9
 def _reader(c):
     "The function that reads this folder or table."
+    if os.path.isdir(c.data): os.scandir(c.data).close()  # an error, where os.walk would be silent
     if not c.data or os.path.isdir(c.data): return _from_folder
     if not os.path.exists(c.data): raise UserError(f"{c.data}: no such file or folder")
     if Path(c.data).suffix.lower() in _TABLES and os.path.isfile(c.data): return _from_table
@@ -627,6 +628,19 @@ def _safetensors():
         raise ImportError("safetensors is not installed; pip install 'dynattn[train]' brings it") from e
     return st
 
+def _parts(data):
+    "The header of a safetensors file, which is JSON after eight bytes with its length, and the weights."
+    end = 8 + int.from_bytes(data[:8], 'little')
+    return json.loads(data[8:end]),data[end:]
+
+def _unchanged(data):
+    "Weights by name; an error if they are not those that were written, in a file of `save_model`."
+    state = _safetensors().load(data)
+    header,weights = _parts(data)
+    seal = header.get('__metadata__', {}).get('sha256')
+    if seal is None or seal==hashlib.sha256(weights).hexdigest(): return state
+    raise ValueError("sha256: expected the sum in the file's header, got weights with another")
+
 def save_model(
     model, # an `nn.Module` with a `config`
     folder:Path|str, # is made
@@ -635,7 +649,10 @@ def save_model(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     state = {k: v.detach().cpu().contiguous() for k,v in model.state_dict().items()}
-    write_atomic(folder/'model.safetensors', _safetensors().save(state))
+    save = _safetensors().save
+    _,weights = _parts(save(state))
+    sealed = save(state, metadata=dict(sha256=hashlib.sha256(weights).hexdigest()))
+    write_atomic(folder/'model.safetensors', sealed)
     write_atomic(folder/'config.json', model.config.to_json().encode())
 
 # %% ../nbs/51_files.ipynb #f11e0026
@@ -664,7 +681,7 @@ def load_model(cls,
     **overrides, # fields of the configuration that are to be others, such as `impl`
 ): # the model, in eval mode
     "Read what `save_model` wrote; `DamagedFile` if one of the two files cannot be understood."
-    weights = read_intact(folder, 'model.safetensors', _safetensors().load)
+    weights = read_intact(folder, 'model.safetensors', _unchanged)
     def build(text): return cls(_bounded(EncoderConfig.from_json(text.decode()), weights))
     model = read_intact(folder, 'config.json', build)
     if overrides: model = cls(dataclasses.replace(model.config, **overrides))

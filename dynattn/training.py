@@ -9,7 +9,7 @@ __all__ = ['TrainConfig', 'train_rules', 'model_config', 'try_model', 'learning_
            'train']
 
 # %% ../nbs/52_training.ipynb #7a110003
-import dataclasses, hashlib, io, json, math, signal, statistics, sys, time
+import dataclasses, hashlib, io, json, math, signal, statistics, sys, time, zipfile
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from ._moved import moved_names
 from .metrics import accuracy, class_metrics, confusion_matrix, f1
 from .ops import impls
 from .encoder import Classifier, EncoderConfig
-from .files import DataConfig, UserError, _digest, batch_of, check, count_rules, data_rules
+from .files import DamagedFile, DataConfig, UserError, _digest, batch_of, check, count_rules, data_rules
 from .files import epoch_batches, half_written, intact, is_number, load_data, locked, need, printable
 from .files import read_intact, split_table, views, word_rules, write_atomic
 
@@ -51,6 +51,8 @@ class TrainConfig(DataConfig):
     rank_timeout:int = 600   # seconds that a process waits for those it shares a piece with
 
 # %% ../nbs/52_training.ipynb #chk00002
+_MOST_LAYERS = 1024
+_LARGEST = 1e30  # float32 ends at 3e38
 _WINDOW_WORDS,_ALPHA_WORDS = ('dynamic','learned','none'),('none','learned')
 
 def _word_or_number(text, words):
@@ -62,13 +64,12 @@ def _word_or_number(text, words):
 def _grams(text): return [n for n in text.split(',') if text]
 
 def _number_rules(c):
-    at_least_0 = 'a finite number of 0 or more'
     yield 'dropout', 'a number of 0 or more and below 1', is_number(c.dropout, int, float) and 0<=c.dropout<1
-    yield 'lr', 'a finite number above 0', is_number(c.lr, int, float) and c.lr>0
-    yield 'init_width', 'a number of tokens above 0.5', is_number(c.init_width, int, float) and c.init_width>.5
+    yield 'lr', 'a finite number above 0', is_number(c.lr, int, float) and 0<c.lr<=_LARGEST
+    yield 'init_width', 'a number of tokens above 0.5', is_number(c.init_width, int, float) and .5<c.init_width<=_LARGEST
     for name in ('price','sigma_lr','decay'):
         x = getattr(c, name)
-        yield name, at_least_0, is_number(x, int, float) and x>=0
+        yield name, 'a number from 0 to 1e6', is_number(x, int, float) and 0<=x<=1e6
 
 # %% ../nbs/52_training.ipynb #chk00003
 def train_rules(
@@ -83,10 +84,13 @@ def train_rules(
     yield 'dropout', undropped, c.sequence_ranks==1 or c.dropout==0
     yield 'dim', 'an even number', c.dim%2==0
     yield 'heads', f'a divisor of dim={c.dim}', c.dim%c.heads==0
+    yield 'layers', f'at most {_MOST_LAYERS}', c.layers<=_MOST_LAYERS
+    sizes = f'sizes with layers={c.layers} and patch={c.patch} that need fewer than 2^33 weights'
+    yield 'dim', sizes, (12*c.layers + 2*c.patch)*c.dim**2 < 2**33
     window,alpha = _word_or_number(c.window, _WINDOW_WORDS),_word_or_number(c.alpha, _ALPHA_WORDS)
     wide = isinstance(window, str) or is_number(window, int) and window>=0
     yield 'window', 'dynamic, learned, none or a whole number of 0 or more', wide
-    sparse = isinstance(alpha, str) or is_number(alpha, int, float) and alpha>=1
+    sparse = isinstance(alpha, str) or is_number(alpha, int, float) and 1<=alpha<_LARGEST
     yield 'alpha', 'none, learned or a number of 1 or more', sparse
     lengths = all(n.isdecimal() and 1<=int(n)<=64 for n in _grams(c.grams))
     yield 'grams', 'whole numbers from 1 to 64 with commas between, such as 3,5', lengths
@@ -110,7 +114,11 @@ def try_model(
     ids,padding = batch_of([b'ab'*c.patch, b'a'])
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     try: Classifier(model_config(c, 'ab')).to(device)(ids.to(device), padding.to(device))
-    except (ValueError, TypeError, RuntimeError, ImportError) as e: raise UserError(str(e).splitlines()[0]) from e
+    except (ValueError, TypeError, RuntimeError, ImportError) as e:
+        if 'allocate memory' in str(e) or isinstance(e, torch.OutOfMemoryError):
+            raise UserError(f"dim: expected a model that fits into memory, got dim={c.dim}, layers={c.layers}, "
+                            f"patch={c.patch}") from e
+        raise UserError(str(e).splitlines()[0]) from e
 
 # %% ../nbs/52_training.ipynb #390a8ce1
 def learning_rate(
@@ -391,8 +399,13 @@ def load_checkpoint(
     if not t.acc.is_main_process or not log.exists(): return
     def until_here(text):
         lines = [l for l in text.splitlines(True) if l.endswith(b'\n')]
-        return b''.join(l for l in lines if json.loads(l)['step']<=t.step)
-    write_atomic(log, read_intact(t.out, log.name, until_here))
+        rows = [json.loads(l) for l in lines]
+        for row in rows:
+            if lost := {'step','epoch','loss','accuracy','f1'} - row.keys(): raise KeyError(f"no {', '.join(lost)}")
+        return b''.join(l for l,row in zip(lines, rows) if row['step']<=t.step)
+    try: kept = read_intact(t.out, log.name, until_here)
+    except DamagedFile as e: raise UserError(f"{e}; without that file --resume goes on") from e
+    write_atomic(log, kept)
 
 # %% ../nbs/52_training.ipynb #fit00001
 def fit(
@@ -465,6 +478,8 @@ def saved_state(
     "The last checkpoint of a run, or None."
     if not (Path(out)/'checkpoint.pt').exists(): return None
     def parse(data):
+        with zipfile.ZipFile(io.BytesIO(data)) as records: damaged = records.testzip() # PyTorch does not compare them
+        if damaged: raise ValueError(f"{damaged}: expected the checksum that was written, got another")
         state = torch.load(io.BytesIO(data), map_location='cpu', weights_only=True)
         missing = {*_PLACE, 'model', 'optimizer', 'scaler', 'settings', 'files'} - state.keys()
         if missing: raise KeyError(f"no {', '.join(sorted(missing))}")
@@ -649,7 +664,8 @@ def write_report(
     out:Path, # the run folder
 ):
     "Write the figures, `report.md` that shows them, and last `result.json`, which marks a run as finished."
-    rows = [json.loads(l) for l in (out/'metrics.jsonl').read_text().splitlines()]
+    log = out/'metrics.jsonl'
+    rows = [json.loads(l) for l in log.read_text().splitlines()] if log.exists() else []
     names = []
     for name,ax in _pictures(result, rows, tokens=-(-c.crop//c.patch)):
         write_atomic(out/f'{name}.png', need('dynattn.plot').to_png(ax))

@@ -316,7 +316,45 @@ def test_a_file_that_broke_off_at_any_byte_is_named(name, copy, tree, says):
     argv = ('train', tree, '--out', copy, '--resume') if name=='checkpoint.pt' else ('predict', tree, '--run', copy)
     says(f'{copy}: damaged {name}: ', *argv)
 
-@pytest.mark.parametrize('change', [dict(layers=10**8), dict(layers='many'), dict(layers=2.5), dict(dim=10**9), dict(heads=10**8), dict(hidden=-1), dict(patch=10**7), dict(classes=5),
+@pytest.mark.parametrize('name', ['checkpoint.pt', 'model.safetensors'])
+def test_a_changed_byte_anywhere_is_named(name, copy):
+    "In tensors too, where the file can still be read; what is neither name nor number may change"
+    whole = (copy/name).read_bytes()
+    def load(): return training.saved_state(copy)['model'] if name=='checkpoint.pt' else command.load_run(copy)[0].state_dict()
+    want,noticed = load(),0
+    for k in range(20):
+        at = (2*k+1)*len(whole)//40
+        (copy/name).write_bytes(whole[:at]+bytes([whole[at]^1])+whole[at+1:])
+        try: got = load()
+        except files.DamagedFile as e:
+            assert f'damaged {name}' in str(e)
+            noticed += 1
+        else: assert got.keys()==want.keys() and all(torch.equal(got[k], want[k]) for k in want)
+    assert noticed>=15
+
+def test_weights_without_a_checksum_are_read(copy):
+    "As those of earlier versions are"
+    from safetensors.torch import load, save
+    state = load((copy/'model.safetensors').read_bytes())
+    (copy/'model.safetensors').write_bytes(save(state))
+    assert torch.equal(command.load_run(copy)[0].state_dict()['head.bias'], state['head.bias'])
+
+@pytest.mark.parametrize('line', ['{"step": 3, "lo2s": 1}', 'null'])
+def test_a_damaged_log_is_named_and_its_run_goes_on_without_it(line, copy, says):
+    (copy/'metrics.jsonl').write_text(line+'\n'); (copy/'result.json').unlink()
+    says(f'{copy}: damaged metrics.jsonl', 'train', '--out', copy, '--resume')
+    says('without that file --resume goes on', 'train', '--out', copy, '--resume')
+    (copy/'metrics.jsonl').unlink()
+    assert main(['train', '--out', str(copy), '--resume', '--quiet'])==0 and (copy/'result.json').exists()
+
+@pytest.mark.parametrize('option,value', [('layers', 10**8), ('layers', 10**5), ('dim', 10**8), ('dim', 10**5), ('patch', 10**8), ('lr', 1e300), ('sigma_lr', 1e300), ('init_width', 1e300), ('alpha', 1e300)])
+def test_what_no_memory_or_number_holds_is_told_at_once(option, value, tmp_path, says):
+    began = time.process_time()
+    says(f"{'dim' if option=='patch' else option}: expected ", 'train', tmp_path, '--out', tmp_path/'run', *SMALL, f"--{option.replace('_', '-')}", value)
+    assert time.process_time()-began<5
+
+@pytest.mark.parametrize('change', [dict(n_global=-1), dict(n_global='x'), dict(n_global=None), dict(n_global=10**20), dict(dropout=float('nan')), dict(dropout='x'), dict(cls='x'),
+    dict(causal=None), dict(checkpoint=[1]), dict(hidden=[]), dict(hidden=0), dict(dim=0), dict(heads=True), dict(layers=10**8), dict(layers='many'), dict(layers=2.5), dict(dim=10**9), dict(heads=10**8), dict(hidden=-1), dict(patch=10**7), dict(classes=5),
     dict(grams=[3]*10**4), dict(grams=[10**9]), dict(buckets=10**12), dict(vocab=10**12), dict(init_width='x'), dict(alpha=[]), dict(layers=None)])
 def test_a_configuration_that_its_weights_do_not_fit_is_named_at_once(change, copy, tree, says):
     config = json.loads((copy/'config.json').read_text())
@@ -356,6 +394,22 @@ def test_predict_in_batches_says_what_it_says_of_each_alone(tree, finished, tmp_
     assert main(argv)==0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines)==63 and 'two\\nlines.css: css' in lines[-1]
+
+def test_folders_that_cannot_be_read_and_links_that_lead_nowhere(tree, finished, tmp_path, monkeypatch, capsys, says):
+    folder,loop = tmp_path/'links',tmp_path/'links'/'loop.py'
+    folder.mkdir()
+    says('links: expected files, got a folder without any', 'predict', folder, '--run', finished)
+    loop.symlink_to(loop)
+    (folder/'gone.py').symlink_to(tmp_path/'gone')
+    shutil.copy(tree/'pkg0'/'0.py', folder/'whole.py')
+    assert main(['predict', str(folder), '--run', str(finished)])==0
+    said = capsys.readouterr().out
+    assert 'gone.py: skipped, unreadable' in said and 'loop.py: skipped, unreadable' in said and 'whole.py: ' in said
+    says('loop.py: no such file or folder', 'train', loop, '--out', tmp_path/'run', *SMALL)
+    def locked_up(path='.'): raise PermissionError(errno.EACCES, 'Permission denied', str(path))
+    monkeypatch.setattr(os, 'scandir', locked_up)
+    says(f'{folder}: Permission denied', 'predict', folder, '--run', finished)
+    says(f'{folder}: Permission denied', 'train', folder, '--out', tmp_path/'run', *SMALL)
 
 def test_a_name_with_a_line_break_stays_on_its_line(finished, tmp_path, says, capsys):
     run = shutil.copytree(finished, tmp_path/'ru\nn')
