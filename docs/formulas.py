@@ -10,8 +10,9 @@ MATHJAX = next(f for f in files('sphinx-mathjax-offline') if f.name=='node-main.
 DRIVER  = Path(playwright.__file__).parent/'driver'     # playwright brings a Node of its own
 
 def inline(text):
-    "A line of plain text with `code` and $formulas$ as HTML"
+    "A line of plain text with `code`, [links](https://...) and $formulas$ as HTML"
     text = re.sub(r'`([^`]+)`', r'<code>\1</code>', html.escape(text))
+    text = re.sub(r'\[([^\]]+)\]\((https?://[^)\s]+)\)', r'<a href="\2">\1</a>', text)
     return re.sub(r'\$([^$]+)\$', r'<span class="math notranslate nohighlight">\\(\1\\)</span>', text)
 
 def tex(text):
