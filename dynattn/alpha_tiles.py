@@ -277,7 +277,7 @@ def entmax_at_once(
     scale:float, # factor of the scores
     added:Tensor|None=None, # [B|1,H|1,N,M], added to the scores; -inf hides a key
 ) -> tuple|None: # (out [B,H,N,dv], shift [B,H,N,1]); None where a row sees no key or is no number
-    "What `entmax_forward` gives for a few scores, all heads at once."
+    "The result of `entmax_forward` for a few scores, all heads at once."
     (b,h,n,d),(hkv,m) = q.shape,k.shape[1:3]
     eps = [a-1 or _TINY for row in alpha for a in row]
     low,high = min(eps),max(eps)

@@ -16,12 +16,13 @@ def signature(f, name, method=False):
     return f'{name}({ast.unparse(a)})' + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
 
 def record(name, modules):
-    "The class that `takes` names, and its module's classes: defined there, or imported from another module of the package"
+    "The class that `takes` names, defined in its module or imported from another one of the package"
     for defs in modules:
         if isinstance(defs.get(name), ast.ClassDef): return defs[name]
 
 def arguments(name, modules):
-    "What a dataclass of arguments takes, as `name:type=default`: those of the records it builds on first, then its own; `*` before the named ones"
+    """The arguments of a dataclass of arguments, as `name:type=default`: first those of the records it builds on, then
+    its own; `*` before the named ones"""
     c = record(name, modules)
     base = [a for b in map(ast.unparse, c.bases) for a in arguments(b, modules)]
     own = []
@@ -37,7 +38,8 @@ def taken(f, modules):
     "The signature that `@takes(record)` gives a function, or None"
     for d in f.decorator_list:
         if isinstance(d, ast.Call) and ast.unparse(d.func)=='takes':
-            return f"{f.name}({', '.join(arguments(ast.unparse(d.args[0]), modules))})" + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
+            taken_ones = ', '.join(arguments(ast.unparse(d.args[0]), modules))
+            return f'{f.name}({taken_ones})' + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
 
 def members(c, defs):
     "Public methods and properties of a class, its constructor first as `Class(...)`; a private base's count as its own"
@@ -46,13 +48,15 @@ def members(c, defs):
     for n in c.body:
         if isinstance(n, DEFS) and n.name=='__init__': yield signature(n, c.name, True)
     for n in c.body:
-        if isinstance(n, DEFS) and (n.name in ('__call__','forward') or not n.name.startswith('_')): yield signature(n, f'{c.name}.{n.name}', True)
+        if isinstance(n, DEFS) and (n.name in ('__call__','forward') or not n.name.startswith('_')):
+            yield signature(n, f'{c.name}.{n.name}', True)
         if isinstance(n, ast.AnnAssign) and not n.target.id.startswith('_'): yield f'{c.name}.{ast.unparse(n)}'
 
 def patched(tree):
     "Methods added by fastcore's `@patch`: the class is the annotation of their first argument"
     for n in tree.body:
-        if isinstance(n, DEFS) and any(ast.unparse(d).startswith('patch') for d in n.decorator_list) and not n.name.startswith('_'):
+        if not isinstance(n, DEFS) or n.name.startswith('_'): continue
+        if any(ast.unparse(d).startswith('patch') for d in n.decorator_list):
             yield signature(n, f'{ast.unparse(n.args.args[0].annotation)}.{n.name}', True)
 
 def definitions(path):
@@ -60,7 +64,7 @@ def definitions(path):
     return {n.name: n for n in ast.parse(path.read_text(encoding='utf-8')).body if isinstance(n, (*DEFS, ast.ClassDef))}
 
 def public(path, modules):
-    "One line a public name of a module, sorted; `modules` are the definitions of every module, where records are looked up"
+    "One line per public name of a module, sorted; records are looked up in `modules`, the definitions of every module"
     tree = ast.parse(path.read_text(encoding='utf-8'))
     if path.name=='__init__.py':
         names = {a.asname or a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
@@ -71,13 +75,16 @@ def public(path, modules):
         if not (isinstance(n, ast.Assign) and ast.unparse(n.targets[0])=='__all__'): continue
         for name in ast.literal_eval(n.value):
             d = defs.get(name)
-            if isinstance(d, ast.ClassDef): res += [f"class {name}({', '.join(map(ast.unparse, d.bases))})".replace('()', ''), *members(d, defs)]
+            if isinstance(d, ast.ClassDef):
+                bases = ', '.join(map(ast.unparse, d.bases))
+                res += [f'class {name}({bases})'.replace('()', ''), *members(d, defs)]
             else: res.append(name if d is None else taken(d, modules) or signature(d, name))
     return sorted(set(res), key=lambda s: (s.removeprefix('class ').split('(')[0], not s.startswith('class'), s))
 
 def api():
     "The text of api.txt"
-    mods = {'.'.join(p.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__'): p for p in (ROOT/'dynattn').rglob('*.py') if p.name!='_modidx.py'}
+    paths = [p for p in (ROOT/'dynattn').rglob('*.py') if p.name!='_modidx.py']
+    mods = {'.'.join(p.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__'): p for p in paths}
     modules = [definitions(p) for p in mods.values()]
     return '\n'.join(f'{m}\n' + ''.join(f'    {l}\n' for l in public(p, modules)) for m,p in sorted(mods.items()))
 

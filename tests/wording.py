@@ -1,4 +1,4 @@
-"""Sentences that begin with an inverted clause ("What stands in padding changes nothing"), in everything that a reader sees.
+"""Sentences that begin with an inverted clause ("What stands in padding changes nothing"), in all that a reader sees.
 
 `python tests/wording.py` lists them; a test holds their number at zero. Questions and headings are fine, and so are the
 titles of papers, which stand in links."""
