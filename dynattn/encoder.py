@@ -478,7 +478,7 @@ class Classifier(nn.Module):
 def _seen(model, name):
     layers = model.encoder.layers
     if layers[0].self_attn.seen is None:
-        raise RuntimeError("nothing was computed yet: call the model first")
+        raise RuntimeError("model: expected a call before its widths are read, got none yet")
     return torch.stack([l.self_attn.seen[name] for l in layers])
 
 def _flops(model):

@@ -185,7 +185,7 @@ def _refuse(module, kwargs, packed, computed=_COMPUTED):
         if name in _PACKING:
             raise ValueError(f"{name}: expected position_ids beside it, which start anew with each text, "
                              "or cu_seq_lens_q and cu_seq_lens_k of one row without a past; "
-                             "the texts would see each other")
+                             "got neither, and the texts would see each other")
         if _changes(module, name):
             raise ValueError(f"{name}: expected None, got {type(x).__name__} from {type(module).__name__}; "
                              "it changes the result and 'dynattn' does not compute it; use attn_implementation='eager'")
