@@ -17,7 +17,7 @@ from dynattn.dense import dense_attention
 from dynattn.ops import attention
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
-from harness import CLOCK, Registry, append, count_cpu_time, in_turn, seconds
+from harness import CLOCK, Registry, append, count_cpu_time, in_turn, machine, seconds
 
 band = Registry()
 SOFT = 'dynattn.banded','FlexAttention, compiled, soft window'  # the others have a hard one
