@@ -477,8 +477,8 @@ class Turn:
     every: float
     seeds: int
 
-TURNS = dict(tasks=Turn(0, 1, 5), language=Turn(.1, 2.5, 2), settings=Turn(.2, 1.5, 5), positions=Turn(.3, 1.5, 5),
-             few=Turn(1.1, 1, 5), long=Turn(1.2, 2, 5), language_long=Turn(3, 1, 3), long_positions=Turn(4, 2, 2))
+TURNS = dict(tasks=Turn(0, 1, 5), language=Turn(.1, 2.5, 5), settings=Turn(.2, 1.5, 5), positions=Turn(.3, 1.5, 5),
+             few=Turn(1.1, 1, 5), long=Turn(1.2, 2, 5), language_long=Turn(3, 1, 5), long_positions=Turn(4, 2, 5))
 
 def stage(suite, seed, a):
     "The runs of one suite with one seed."
