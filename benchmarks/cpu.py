@@ -472,6 +472,37 @@ def alpha_tiles(full):
     tiles._tile_size = kept
     append('cpu.csv', rows)
 
+def bounds(full):
+    """What a window of N/8 is made of, both passes, over plain attention (`value`): PyTorch's kernel forward and the
+    backward's five products on the strips of chapter 33, with nothing between them, and all of ours."""
+    from dynattn.band.engines import Inputs
+    from dynattn.band.fused import fused_forward, strips
+    rows = []
+    for N in (256, 512, 1024):
+        c = Case(N, N//8, B=TOKENS//N, backward=True)
+        q,k,v = (x.detach() for x in c.tensors())
+        reach = [[c.w]*c.H]*c.B
+        cut = strips(Inputs(q=q, k=k, v=v, scale=c.d**-.5, left=reach, right=reach), 0, N)
+        def forward():
+            for strip in cut:
+                queries,keys,values = q[:,:,strip.queries],k[:,:,strip.keys],v[:,:,strip.keys]
+                fused_forward(queries, keys, values, None, c.d**-.5)
+        def five_products():
+            for b in range(c.B):
+                for strip in cut:
+                    queries,keys,values = q[b,:,strip.queries],k[b,:,strip.keys],v[b,:,strip.keys]
+                    weights = torch.bmm(queries, keys.mT)
+                    torch.bmm(queries, values.mT)
+                    for product in ((weights, keys), (weights.mT, queries), (weights.mT, queries)): torch.bmm(*product)
+        @torch.no_grad()
+        def products(): forward(); five_products()
+        t = medians({'SDPA, no window': plain(c), 'products on the strips': products,
+                     'dynattn.attention, soft window': soft(c)}, rounds=9)
+        rows += [short_row(op, c, s, s/t['SDPA, no window'], 'bounds') for op,s in t.items()]
+        pairs = sum(strip.rows*strip.cols for strip in cut)/N**2
+        rows.append(short_row('share of the pairs in strips', c, 0., pairs, 'bounds'))
+    append('cpu.csv', rows)
+
 def primitives(full):
     "What alpha's steps are made of: nanoseconds for each score (`value`) on one thread, in a tile that fits the cache."
     count_cpu_time()
@@ -489,7 +520,7 @@ def primitives(full):
     c = Case(256, 0, B=2, H=1)
     append('cpu.csv', [short_row(op, c, s/100, s/100/x.numel()*1e9, 'primitives') for op,s in t.items()])
 
-suites = dict(short=short, packed=packed, query=query, alpha_tiles=alpha_tiles, primitives=primitives, compare=compare, floor=floor, mixed=mixed, growth=growth, training=training, memory=memory)
+suites = dict(short=short, packed=packed, query=query, alpha_tiles=alpha_tiles, bounds=bounds, primitives=primitives, compare=compare, floor=floor, mixed=mixed, growth=growth, training=training, memory=memory)
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
