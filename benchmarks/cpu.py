@@ -495,7 +495,9 @@ def bounds(full):
                     torch.bmm(queries, values.mT)
                     for product in ((weights, keys), (weights.mT, queries), (weights.mT, queries)): torch.bmm(*product)
         @torch.no_grad()
-        def products(): forward(); five_products()
+        def products():
+            forward()
+            five_products()
         t = medians({'SDPA, no window': plain(c), 'products on the strips': products,
                      'dynattn.attention, soft window': soft(c)}, rounds=9)
         rows += [short_row(op, c, s, s/t['SDPA, no window'], 'bounds') for op,s in t.items()]

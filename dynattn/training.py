@@ -66,7 +66,8 @@ def _grams(text): return [n for n in text.split(',') if text]
 def _number_rules(c):
     yield 'dropout', 'a number of 0 or more and below 1', is_number(c.dropout, int, float) and 0<=c.dropout<1
     yield 'lr', 'a finite number above 0', is_number(c.lr, int, float) and 0<c.lr<=_LARGEST
-    yield 'init_width', 'a number of tokens above 0.5', is_number(c.init_width, int, float) and .5<c.init_width<=_LARGEST
+    wide_enough = is_number(c.init_width, int, float) and .5<c.init_width<=_LARGEST
+    yield 'init_width', 'a number of tokens above 0.5', wide_enough
     for name in ('price','sigma_lr','decay'):
         x = getattr(c, name)
         yield name, 'a number from 0 to 1e6', is_number(x, int, float) and 0<=x<=1e6
