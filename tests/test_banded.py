@@ -274,3 +274,15 @@ def test_one_query_costs_its_window(name):
         assert out.isfinite().all()
         return min(taken)
     assert best(2**16) < 3*best(2**9)
+
+@pytest.mark.parametrize('heads,n,m', [(1,200,200), (2,150,150), (1,1,300), (4,9,9)])
+def test_few_scores_of_entmax_have_a_backward_that_knows_their_shift(heads, n, m):
+    "In one piece, or in a band where a head has more pairs: forward and backward must choose alike."
+    g = torch.Generator().manual_seed(0)
+    q,k,v,dout = (torch.randn(1, heads, x, 8, dtype=torch.float64, generator=g) for x in (n, m, m, n))
+    sigma,alpha = torch.linspace(5, 20, heads).double(),torch.linspace(1.2, 1.9, heads).double()
+    leaves = [x.requires_grad_() for x in (q, k, v, sigma, alpha)]
+    outs = [f(q, k, v, alpha=alpha, window=Window.default(sigma), is_causal=True, q_offset=m-n)
+            for f in (banded_attention, dense_attention)]
+    assert_close(*outs, rtol=0, atol=1e-10)
+    for a,b in zip(*(torch.autograd.grad(out, leaves, dout) for out in outs)): assert_close(a, b, rtol=0, atol=1e-10)
