@@ -6,8 +6,8 @@
 __all__ = ['LOWEST', 'SHORT', 'SHORT_ALONE', 'hankel', 'toeplitz_square', 'reads_any_mask', 'fused_forward', 'fused_backward',
            'shares_key_heads', 'available', 'sigma_gradient', 'safe_log', 'mask_dtype', 'reach', 'all_offsets',
            'on_offsets', 'made_once', 'bias_on_offsets', 'log_window', 'log_slopes', 'Strip', 'strip_rows', 'strips',
-           'on_strip', 'leading_pairs', 'strip_mask', 'Run', 'runs', 'overlapping', 'real_keys', 'without_padding',
-           'zeros_in_sdpa_layout', 'Short', 'Fused', 'relative_slopes', 'Written', 'Mixed', 'short_engine']
+           'is_cut', 'Tile', 'leading_pairs', 'strip_mask', 'Run', 'runs', 'overlapping', 'real_keys',
+           'without_padding', 'in_sdpa_layout', 'Short', 'Fused', 'relative_slopes', 'Written', 'Mixed', 'short_engine']
 
 # %% ../../nbs/33_band.fused.ipynb #6c31dfdd
 import math
@@ -19,7 +19,7 @@ import torch, torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from ..dense import repeat_heads
-from .engines import Dropout, Gradients, Inputs, Wanted, bias_at
+from .engines import Dropout, Gradients, Inputs, Wanted, bias_at, sum_diagonals
 
 # %% ../../nbs/33_band.fused.ipynb #e5cc8664
 def hankel(
@@ -35,8 +35,11 @@ def toeplitz_square(
     n:int, # number of rows
     m:int, # number of columns
 ) -> Tensor: # [...,n,m], new memory: entry [i,j] is by_offset[n-1-i+j]
-    "The queries in their order."
-    return hankel(by_offset, n, m).flip(-2)
+    "The queries in their order, in memory row by row."
+    reversed_rows = hankel(by_offset, n, m)
+    if n>=m: return reversed_rows.flip(-2)
+    last_first = torch.arange(n-1, -1, -1, device=by_offset.device)
+    return reversed_rows.index_select(-2, last_first)  # `flip` would lay the shorter axis out as the dense one
 
 # %% ../../nbs/33_band.fused.ipynb #d149b31b
 _forward_op = getattr(torch, '_scaled_dot_product_flash_attention_for_cpu', None)
@@ -245,21 +248,25 @@ class Strip(NamedTuple):
 def strip_rows(
     width:int, # keys per query
     m:int, # M, number of keys
+    backward:bool=True, # whether gradients are computed
 ) -> int|None: # queries of a strip; None: the whole square costs no more
     "Measured on sequences of 128 to 1,024 tokens."
-    rows = 32 if width<=144 else 64 if width<=320 else 128
-    return rows if 4*(rows+width)<=3*m else None
+    rows = 32 if width<=100 else 64 if width<=320 else 128
+    if 4*(rows+width)>3*m: return None
+    if backward: return rows
+    return 16 if width<=40 else 32 if width<=320 else rows
 
 def strips(
     inputs:Inputs, # of a call
     first_key:int, # keys before it are padding
     end_key:int, # keys from it on are padding
+    backward:bool=True, # whether gradients are computed
 ) -> list:
     "A call in strips, or as one; queries that see no key are in none."
     n,m,at = inputs.q.shape[2],inputs.k.shape[2],inputs.q_offset
     everything = n+m+abs(at)
     left,right = (everything,everything) if inputs.n_global else reach(inputs)
-    rows,found = strip_rows(left+right+1, m) or n,[]
+    rows,found = strip_rows(left+right+1, m, backward) or n,[]
     for first in range(0, n, rows):
         end = min(first+rows, n)
         strip = Strip(first, end, max(first+at-left, first_key), min(end+at+right, end_key))
@@ -267,14 +274,44 @@ def strips(
     return found
 
 # %% ../../nbs/33_band.fused.ipynb #eafc03d1
-def on_strip(
-    by_offset:Tensor, # [...,N+M-1]
+def is_cut(
     inputs:Inputs, # of the call
     strip:Strip, # of queries and keys
-) -> Tensor: # [...,rows+cols-1]
-    "The offsets of a strip."
-    start,width = strip.first_key+inputs.q.shape[2]-strip.end_query,strip.rows+strip.cols-1
-    return by_offset if width==by_offset.shape[-1] else by_offset[...,start:start+width]
+) -> bool:
+    "Whether a strip lacks some of the keys within the window, at an end of the sequence, or has more than those."
+    (left,right),at = reach(inputs),inputs.q_offset
+    within = strip.first_key==strip.first_query+at-left and strip.end_key==strip.end_query+at+right
+    return bool(inputs.n_global) or not within
+
+def _of(x, sequences):
+    "The rows of some sequences; one row serves all."
+    return x if x.shape[0]==1 else x[sequences]
+
+class Tile:
+    "Numbers by offset, written out once for all strips: each of them is a part of one Toeplitz matrix."
+    def __init__(self,
+        by_offset:Tensor, # [B|1,H|1,N+M-1]
+        inputs:Inputs, # of the call
+        strips:list, # of `Strip`
+    ):
+        n,rows = inputs.q.shape[2],max(x.rows for x in strips)
+        self.first = min(x.first_key-x.first_query for x in strips)  # column 0: key minus query of row 0
+        cols = max(x.end_key-x.first_query for x in strips)-self.first
+        start = self.first+n-rows
+        stop = start+rows+cols-1
+        # offsets at the corners that no strip contains
+        missing = max(-start, 0),max(stop-by_offset.shape[-1], 0)
+        if any(missing): by_offset = F.pad(by_offset, missing)
+        start += missing[0]
+        self.square = toeplitz_square(by_offset[...,start:start+rows+cols-1], rows, cols)
+
+    def of(self,
+        strip:Strip, # of queries and keys
+        sequences=slice(None), # of the batch
+    ) -> Tensor: # [B|1,H|1,rows,cols], a view
+        "The numbers of a strip."
+        at = strip.first_key-strip.first_query-self.first
+        return _of(self.square, sequences)[...,:strip.rows,at:at+strip.cols]
 
 def leading_pairs(
     inputs:Inputs, # of the call
@@ -300,18 +337,20 @@ def _fill_leading(mask, inputs, strip, value, acausal):
 
 def strip_mask(
     inputs:Inputs, # of the call
-    by_offset:Tensor, # [B|1,H|1,N+M-1]
+    tile:Tile, # of log m, or of its slopes
     strip:Strip, # of queries and keys
+    sequences=slice(None), # of the tile's batch
     keep:Tensor|None=None, # [B,M] bool, for padding between real keys
-    bias:Tensor|None=None, # [B,H,N+M-1], of leading pairs
+    bias:Tile|None=None, # of leading pairs
     of_slopes:bool=False, # leading pairs have none
-) -> Tensor: # [B|1,H|1,rows,cols], new memory
-    "A mask written out, with what does not depend on the offset alone."
-    def square(x): return toeplitz_square(on_strip(x, inputs, strip), strip.rows, strip.cols)
-    mask,hidden = square(by_offset),LOWEST if of_slopes else -math.inf
+) -> Tensor: # [B|1,H|1,rows,cols], a view of the tile where it says all
+    "What is added to the scores of a strip, with what does not depend on the offset alone."
+    mask,hidden = tile.of(strip, sequences),LOWEST if of_slopes else -math.inf
     if inputs.n_global and bias is not None and not of_slopes:
-        mask = torch.where(leading_pairs(inputs, strip)[1], square(bias), mask)
-    elif inputs.n_global: _fill_leading(mask, inputs, strip, LOWEST if of_slopes else 0., of_slopes)
+        mask = torch.where(leading_pairs(inputs, strip)[1], bias.of(strip, sequences), mask)
+    elif inputs.n_global:
+        mask = mask.clone()
+        _fill_leading(mask, inputs, strip, LOWEST if of_slopes else 0., of_slopes)
     return mask if keep is None else mask.masked_fill(~keep[:,None,None,strip.keys], hidden)
 
 # %% ../../nbs/33_band.fused.ipynb #16076231
@@ -365,19 +404,20 @@ def without_padding(
     return x if keep is None else x.masked_fill(~keep[:,None,:,None], 0.)
 
 # %% ../../nbs/33_band.fused.ipynb #c950e52f
-def zeros_in_sdpa_layout(
+def in_sdpa_layout(
     x:Tensor, # [B,H,N,...]
     d:int|None=None, # width, if it differs
     dtype=None, # of the result (default: that of `x`)
+    zeros:bool=True, # else there is anything in it
 ) -> Tensor: # [B,H,N,d], in memory [B,N,H,d]
-    "Zeros as `F.scaled_dot_product_attention` lays its output out."
-    b,h,n = x.shape[:3]
-    return x.new_zeros(b, n, h, x.shape[3] if d is None else d, dtype=dtype or x.dtype).transpose(1, 2)
+    "New memory as `F.scaled_dot_product_attention` lays its output out."
+    (b,h,n),make = x.shape[:3],x.new_zeros if zeros else x.new_empty
+    return make(b, n, h, x.shape[3] if d is None else d, dtype=dtype or x.dtype).transpose(1, 2)
 
 def _sees_a_key(inputs):
     "[B|1,H|1,N,1]: whether some key takes part in a row."
     whole = Strip(0, inputs.q.shape[2], 0, inputs.k.shape[2])
-    mask = strip_mask(inputs, log_window(inputs), whole, inputs.keep)
+    mask = strip_mask(inputs, Tile(log_window(inputs), inputs, [whole]), whole, keep=inputs.keep)
     return (mask>-math.inf).any(-1, keepdim=True)
 
 class Short:
@@ -435,29 +475,53 @@ class Fused(Short):
     @staticmethod
     def jobs(
         inputs, # of a call
+        backward, # whether gradients are computed
     ):
         "(sequences, run of strips, key mask or None); a run of several is of one sequence."
         b,m = len(inputs.q),inputs.k.shape[2]
         if inputs.keep is None:
-            cut = runs(strips(inputs, 0, m))
-            return [(some,run,None) for run in cut for some in ([slice(0, b)] if run.count==1 else _each(b))]
+            cut = strips(inputs, 0, m, backward)
+            if 4*len(cut)<=b: return [(slice(0, b),Run(strip, 1),None) for strip in cut]
+            return [(some,run,None) for run in runs(cut) for some in ([slice(0, b)] if run.count==1 else _each(b))]
         first,end,holes = real_keys(inputs.keep)
-        if holes:
-            return [(x,Run(strip, 1),inputs.keep[x])
-                    for x in _each(b) for strip in strips(inputs, first[x.start], end[x.start])]
-        return [(x,run,None) for x in _each(b) for run in runs(strips(inputs, first[x.start], end[x.start]))]
+        cuts = [(x,strips(inputs, first[x.start], end[x.start], backward)) for x in _each(b)]
+        if holes: return [(x,Run(strip, 1),inputs.keep[x]) for x,cut in cuts for strip in cut]
+        return [(x,run,None) for x,cut in cuts for run in runs(cut)]
+
+    @staticmethod
+    def queries_of(
+        jobs, # of a call
+    ):
+        "How many queries of all sequences are in a strip; the others see no key."
+        return sum((some.stop-some.start)*run.count*run.strip.rows for some,run,_ in jobs)
 
     @staticmethod
     def reverses(
         inputs, # of the call
         by_offset, # [B|1,H|1,N+M-1], as from `log_window`
-        run, # strips of the job
-        keep, # key mask of the job, or None
+        jobs, # of the call
     ):
-        "Whether the mask is a view and the queries are reversed."
-        if inputs.n_global or keep is not None or run.count>1: return False
+        "Whether the masks are views and the queries are reversed."
+        whole = all(run.strip.rows==inputs.q.shape[2] and keep is None for _,run,keep in jobs)
+        if inputs.n_global or not whole: return False
         b,h,_,d = inputs.q.shape
-        return by_offset.shape[0]*by_offset.shape[1]*run.strip.cols > b*h*d
+        return by_offset.shape[0]*by_offset.shape[1]*max(run.strip.cols for _,run,_ in jobs) > b*h*d
+
+    @classmethod
+    def masks(cls,
+        inputs, # of the call
+        by_offset, # [B|1,H|1,N+M-1], as from `log_window` or `log_slopes`
+        jobs, # of the call
+        of_slopes=False, # leading pairs have none
+    ):
+        "A function of a job: what is added to its scores. The queries are in the order that `reverses` says."
+        def reversed_view(sequences, run, keep):
+            n,(_,_,first_key,end_key) = inputs.q.shape[2],run.strip
+            return hankel(_of(by_offset, sequences)[...,first_key:end_key+n-1], n, run.strip.cols)
+        if cls.reverses(inputs, by_offset, jobs): return reversed_view
+        cut,of_leading = [run.strip for _,run,_ in jobs],inputs.n_global and inputs.bias is not None
+        tile,bias = Tile(by_offset, inputs, cut),Tile(bias_on_offsets(inputs), inputs, cut) if of_leading else None
+        return lambda sequences, run, keep: strip_mask(inputs, tile, run.strip, sequences, keep, bias, of_slopes)
 
     @staticmethod
     def query_rows(
@@ -489,23 +553,22 @@ class Fused(Short):
         inputs, # of a call
     ):
         "Output and log sums; zeros where a query sees no key."
-        by_offset,q = log_window(inputs),inputs.q
-        bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
+        q,jobs = inputs.q,cls.jobs(inputs, False)
         out = lse = None
-        for sequences,run,keep in cls.jobs(inputs):
-            mine,rows,strip = _of(by_offset, sequences),cls.query_rows(q, sequences, run),run.strip
-            k,v = cls.key_rows(inputs, sequences, run, keep)
-            if cls.reverses(inputs, by_offset, run, keep):
-                mask = hankel(on_strip(mine, inputs, strip), strip.rows, strip.cols)
-                o,l = (x.flip(2) for x in fused_forward(rows.flip(2), k, v, mask, inputs.scale))
-            else:
-                mask = strip_mask(inputs, mine, strip, keep, _of(bias, sequences))
-                o,l = fused_forward(rows, k, v, mask, inputs.scale)
+        some_empty = cls.queries_of(jobs)<len(q)*q.shape[2]
+        if jobs:
+            by_offset = log_window(inputs)
+            reverses,mask_of = cls.reverses(inputs, by_offset, jobs),cls.masks(inputs, by_offset, jobs)
+        for sequences,run,keep in jobs:
+            rows,(k,v) = cls.query_rows(q, sequences, run),cls.key_rows(inputs, sequences, run, keep)
+            if reverses: rows = rows.flip(2)
+            o,l = fused_forward(rows, k, v, mask_of(sequences, run, keep), inputs.scale)
+            if reverses: o,l = o.flip(2),l.flip(2)
             if o.shape==q.shape and run.count==1: return o,l[...,None]  # one job for all
-            if out is None: out,lse = zeros_in_sdpa_layout(q),zeros_in_sdpa_layout(q, 1, l.dtype)
+            if out is None: out,lse = in_sdpa_layout(q, zeros=some_empty),in_sdpa_layout(q, 1, l.dtype, some_empty)
             cls.query_rows(out, sequences, run).copy_(o)
             cls.query_rows(lse, sequences, run).copy_(l[...,None])
-        return (zeros_in_sdpa_layout(q),zeros_in_sdpa_layout(q, 1, mask_dtype(inputs))) if out is None else (out,lse)
+        return (in_sdpa_layout(q),in_sdpa_layout(q, 1, mask_dtype(inputs))) if out is None else (out,lse)
 
     @staticmethod
     def add_keys(
@@ -532,36 +595,35 @@ class Fused(Short):
         wanted, # gradients
     ):
         "Two operators a job: the backward, and the forward under the window's slope."
-        by_offset,slopes = log_window(inputs),log_slopes(inputs) if wanted.sigma else []
-        bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
-        q,hkv = inputs.q,inputs.k.shape[1]
+        q,hkv,jobs = inputs.q,inputs.k.shape[1],cls.jobs(inputs, True)
         dq = dk = dv = None
         dsigma = q.new_zeros(q.shape[:2], dtype=lse.dtype) if wanted.sigma else None
-        for sequences,run,keep in cls.jobs(inputs):
-            strip = run.strip
+        if jobs:
+            by_offset = log_window(inputs)
+            reverses,mask_of = cls.reverses(inputs, by_offset, jobs),cls.masks(inputs, by_offset, jobs)
+            slopes = [(sign,cls.masks(inputs, x, jobs, True)) for sign,x in log_slopes(inputs)] if wanted.sigma else []
+        for sequences,run,keep in jobs:
             rows = [cls.query_rows(x, sequences, run) for x in (q,out,dout,lse)]
-            reverses = cls.reverses(inputs, by_offset, run, keep)
             if reverses: rows = [x.flip(2) for x in rows]
             (queries,o,do,l),(k,v) = rows,cls.key_rows(inputs, sequences, run, keep)
             l = l[...,0]
-            def mask_of(x, of_slopes):
-                mine = _of(x, sequences)
-                if reverses: return hankel(on_strip(mine, inputs, strip), strip.rows, strip.cols)
-                return strip_mask(inputs, mine, strip, keep, _of(bias, sequences), of_slopes)
-            dqs,dks,dvs = fused_backward(do, queries, k, v, o, l, mask_of(by_offset, False), inputs.scale)
-            for sign,slope in slopes:
-                slope_out,slope_lse = fused_forward(queries, k, v, mask_of(slope, True), inputs.scale)
+            dqs,dks,dvs = fused_backward(do, queries, k, v, o, l, mask_of(sequences, run, keep), inputs.scale)
+            for sign,slope_mask_of in slopes:
+                slope_mask = slope_mask_of(sequences, run, keep)
+                slope_out,slope_lse = fused_forward(queries, k, v, slope_mask, inputs.scale)
                 by_job = sigma_gradient(slope_out, slope_lse, o, l, do)
                 dsigma[sequences].add_(by_job if run.count==1 else by_job.sum(0, keepdim=True), alpha=sign)
             if reverses: dqs = dqs.flip(2)
             if k.shape[1]!=hkv: dks,dvs = (x.unflatten(1, (hkv,-1)).sum(2) for x in (dks,dvs))
             whole = run.count==1 and dqs.shape==q.shape and dks.shape==inputs.k.shape
             if whole: return Gradients(dqs, dks, dvs, dsigma=dsigma)
-            if dq is None: dq,dk,dv = map(zeros_in_sdpa_layout, (q,inputs.k,inputs.v))
+            if dq is None:
+                dq = in_sdpa_layout(q, zeros=cls.queries_of(jobs)<len(q)*q.shape[2])
+                dk,dv = in_sdpa_layout(inputs.k),in_sdpa_layout(inputs.v)
             cls.query_rows(dq, sequences, run).copy_(dqs)
             cls.add_keys(dk, dks, sequences, run)
             cls.add_keys(dv, dvs, sequences, run)
-        if dq is None: dq,dk,dv = map(zeros_in_sdpa_layout, (q,inputs.k,inputs.v))
+        if dq is None: dq,dk,dv = map(in_sdpa_layout, (q,inputs.k,inputs.v))
         return Gradients(dq, dk, dv, dsigma=dsigma)
 
 def _cut(x, sequences, rows):
@@ -570,10 +632,6 @@ def _cut(x, sequences, rows):
     return x if (all_sequences,rows.stop-rows.start)==(b,n) else x[sequences,:,rows]
 
 def _each(b): return [slice(x, x+1) for x in range(b)]
-
-def _of(by_offset, sequences):
-    "The rows of some sequences; one row serves all."
-    return by_offset if by_offset is None or by_offset.shape[0]==1 else by_offset[sequences]
 
 # %% ../../nbs/33_band.fused.ipynb #e92be2ef
 def relative_slopes(
@@ -592,7 +650,7 @@ def _heads_first(x, hkv):
 class Written(Short):
     "All weights written out, on as many sequences as fit the cache."
     dtypes = torch.float32,torch.float64
-    pairs = 2**17 # of queries and keys at a time, all heads counted
+    pairs = 2**18 # of queries and keys at a time, all heads counted
 
     @classmethod
     def chunks(cls,
@@ -620,21 +678,43 @@ class Written(Short):
 
     @staticmethod
     def weights(
-        inputs, # of the call
-        q, # [b,H,rows,d]
+        q, # [b,H,rows,d], times the scale
         k, # [b,Hkv,cols,d]
-        mask, # [b|1,H|1,rows,cols] added to the scores; overwritten
+        mask, # [b|1,H|1,rows,cols] added to the scores
         never_empty, # whether every query sees a key
+        last=False, # whether the mask is not needed again, and its memory may be used
     ):
         "[b*Hkv,H/Hkv*rows,cols] of queries [b,H,rows,d] and keys [b,Hkv,cols,d]; zero where a query sees no key."
         (b,h,rows,_),(hkv,cols) = q.shape,k.shape[1:3]
+        owned = last and mask.shape==(b,h,rows,cols) and mask.is_contiguous()
+        scores = mask if owned else q.new_empty(b, h, rows, cols).copy_(mask)
         empty = None if never_empty else (mask==-math.inf).all(-1, keepdim=True)
-        if empty is not None: mask.masked_fill_(empty, 0.)
-        scores = mask.expand(b, h, rows, cols).contiguous().view(b*hkv, -1, cols)
-        scores.baddbmm_(_heads_first(q, hkv), k.flatten(0, 1).mT, alpha=inputs.scale)
+        if empty is not None: scores.masked_fill_(empty, 0.)
+        scores = scores.view(b*hkv, -1, cols)
+        scores.baddbmm_(_heads_first(q, hkv), k.flatten(0, 1).mT)
         weights = torch.softmax(scores, -1, out=scores)
         if empty is not None: weights.view(b, h, rows, cols).masked_fill_(empty, 0.)
         return weights
+
+    @staticmethod
+    def slope_sums(
+        dscores, # [b*Hkv,H/Hkv*rows,cols]
+        slopes, # [b|1,H|1,N+M-1], as from `relative_slopes`
+        inputs, # of the call
+        strip, # of queries and keys
+        edges, # `Tile` of the slopes, for strips that are cut off
+        buffer, # like `dscores`; overwritten
+    ):
+        "[b,H]: each pair's gradient times the slope of its offset, summed."
+        h,(left,right) = inputs.q.shape[1],reach(inputs)
+        pairs = -1,h,strip.rows,strip.cols
+        if is_cut(inputs, strip):
+            along = torch.mul(dscores.view(pairs), edges.of(strip), out=buffer.view(pairs))
+            if inputs.n_global: along.masked_fill_(leading_pairs(inputs, strip)[0], 0.)
+            return along.flatten(2).sum(-1)
+        first,width = inputs.q.shape[2]-1+inputs.q_offset-left,left+right+1
+        by_offset = sum_diagonals(dscores.view(-1, strip.rows, strip.cols), width).view(-1, h, width)
+        return (by_offset*slopes[...,first:first+width]).sum(-1)
 
     @staticmethod
     def dropped(
@@ -655,12 +735,14 @@ class Written(Short):
         by_offset,q = log_window(inputs),inputs.q
         bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
         never_empty = cls.never_empty(inputs, by_offset)
-        out,first = zeros_in_sdpa_layout(q, inputs.v.shape[3]),zeros_in_sdpa_layout(q, 1)
+        out,first = (in_sdpa_layout(q, x, zeros=not never_empty) for x in (inputs.v.shape[3],1))
         for chunk,(some,keep,cut) in enumerate(cls.chunks(inputs)):
+            if not cut: continue
             k,v = (without_padding(x[some], keep) for x in (inputs.k,inputs.v))
+            tile,leading = (x if x is None else Tile(_of(x, some), inputs, cut) for x in (by_offset,bias))
             for strip in cut:
-                mask = strip_mask(inputs, _of(by_offset, some), strip, keep, _of(bias, some))
-                weights = cls.weights(inputs, q[some,:,strip.queries], k[:,:,strip.keys], mask, never_empty)
+                mask,queries = strip_mask(inputs, tile, strip, keep=keep, bias=leading),q[some,:,strip.queries]
+                weights = cls.weights(queries*inputs.scale, k[:,:,strip.keys], mask, never_empty, last=len(cut)==1)
                 shape = len(k),q.shape[1],strip.rows,-1
                 first[some,:,strip.queries] = weights[...,:1].view(shape)
                 drop = cls.dropped(inputs, weights, chunk, strip)
@@ -678,35 +760,36 @@ class Written(Short):
         wanted, # gradients
     ):
         "The weights again, and five products in all."
-        by_offset,q,h,hkv = log_window(inputs),inputs.q,inputs.q.shape[1],inputs.k.shape[1]
+        by_offset,q,hkv = log_window(inputs),inputs.q,inputs.k.shape[1]
         bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
         never_empty = cls.never_empty(inputs, by_offset)
-        dq,dk,dv = map(torch.zeros_like, (q,inputs.k,inputs.v))
+        dq = torch.empty_like(q) if never_empty else torch.zeros_like(q)  # rows that see no key are in no strip
+        dk,dv = map(torch.zeros_like, (inputs.k,inputs.v))
         dsigma = q.new_zeros(q.shape[:2]) if wanted.sigma else None
         slopes = relative_slopes(inputs) if wanted.sigma else None
         for chunk,(some,keep,cut) in enumerate(cls.chunks(inputs)):
+            if not cut: continue
             k,v = (without_padding(x[some], keep) for x in (inputs.k,inputs.v))
+            tile,leading = (x if x is None else Tile(_of(x, some), inputs, cut) for x in (by_offset,bias))
+            at_edges = [x for x in cut if is_cut(inputs, x)] if wanted.sigma else []
+            edges = Tile(_of(slopes, some), inputs, at_edges) if at_edges else None
             dks,dvs = (dk[some],dv[some]) if keep is None else (torch.zeros_like(k),torch.zeros_like(v))
             for strip in cut:
-                queries,keys,values = q[some,:,strip.queries],k[:,:,strip.keys],v[:,:,strip.keys].flatten(0, 1)
-                do = _heads_first(dout[some,:,strip.queries], hkv)
-                mask = strip_mask(inputs, _of(by_offset, some), strip, keep, _of(bias, some))
-                weights = cls.weights(inputs, queries, keys, mask, never_empty)
+                queries,keys = q[some,:,strip.queries]*inputs.scale,k[:,:,strip.keys]
+                do,values = _heads_first(dout[some,:,strip.queries], hkv),v[:,:,strip.keys].flatten(0, 1)
+                mask = strip_mask(inputs, tile, strip, keep=keep, bias=leading)
+                weights = cls.weights(queries, keys, mask, never_empty, last=len(cut)==1)
                 drop = cls.dropped(inputs, weights, chunk, strip)
                 used,dweights = weights,torch.bmm(do, values.mT)
                 if drop is not None: used,dweights = weights*drop,dweights.mul_(drop)
                 dvs[:,:,strip.keys] += torch.bmm(used.mT, do).unflatten(0, (-1,hkv))
                 dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
-                if wanted.sigma:
-                    slope = toeplitz_square(on_strip(_of(slopes, some), inputs, strip), strip.rows, strip.cols)
-                    if inputs.n_global: slope.masked_fill_(leading_pairs(inputs, strip)[0], 0.)
-                    pairs = len(k),h,strip.rows,strip.cols
-                    # the weights are not needed again
-                    along = torch.mul(dscores.view(pairs), slope, out=weights.view(pairs))
-                    dsigma[some] += along.flatten(2).sum(-1)
-                dscores.mul_(inputs.scale)
+                if wanted.sigma:  # the weights are not needed again
+                    mine = _of(slopes, some)
+                    dsigma[some] += cls.slope_sums(dscores, mine, inputs, strip, edges, weights)
                 dks[:,:,strip.keys] += torch.bmm(dscores.mT, _heads_first(queries, hkv)).unflatten(0, (-1,hkv))
-                dq[some,:,strip.queries] = torch.bmm(dscores, keys.flatten(0, 1)).view(queries.shape)
+                dqueries = torch.bmm(dscores, keys.flatten(0, 1)).view(queries.shape)
+                dq[some,:,strip.queries] = dqueries.mul_(inputs.scale)
             if keep is not None: dk[some],dv[some] = dks,dvs
         return Gradients(dq, dk, dv, dsigma=dsigma)
 
