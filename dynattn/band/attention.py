@@ -216,12 +216,6 @@ def lost_queries(inputs):
     return (~inputs.q.isfinite()).flatten(2).any(-1).tolist()
 
 # %% ../../nbs/34_band.attention.ipynb #7131e652
-def furthest(
-    reach:list, # [B][H] ints
-) -> int: # 0 where there is no head
-    "How far any head looks to one side."
-    return max((x for row in reach for x in row), default=0)
-
 def has_pairs(inputs:Inputs) -> bool:
     "Whether there is a query and a key at all."
     return 0 not in inputs.q.shape[:3] and inputs.k.shape[2]>0
@@ -233,8 +227,9 @@ def cut_keys(
     "Only the keys that some query can reach."
     n,m = inputs.q.shape[2],inputs.k.shape[2]
     if n>=m: return inputs,None
-    first = max(inputs.q_offset-furthest(inputs.left), 0)
-    end = min(n+inputs.q_offset+furthest(inputs.right), m)
+    left,right = inputs.reach
+    first = max(inputs.q_offset-left, 0)
+    end = min(n+inputs.q_offset+right, m)
     lead = min(inputs.n_global, m)
     has_global_query = lead and inputs.q_offset<lead
     nothing_to_cut = first>=end or end-first+lead>=m
@@ -302,7 +297,8 @@ class Schedule:
         self.inputs,self.weights_wanted,self.learns_alpha = inputs,weights_wanted,learns_alpha
         (self.b,self.h,self.n,_),self.m = inputs.q.shape,inputs.k.shape[2]
         self.dtype = torch.promote_types(inputs.q.dtype, torch.float32)
-        self.first_offset,self.last_offset = -furthest(inputs.left),furthest(inputs.right)
+        left,right = inputs.reach
+        self.first_offset,self.last_offset = -left,right
         self.window = None
         if inputs.window is not None:
             values = inputs.window.values(self.first_offset, self.last_offset).to(self.dtype)
@@ -790,7 +786,7 @@ def collect_weights(
 ) -> BandWeights:
     "The weights of a call, tile by tile."
     (b,h,n,_),m = inputs.q.shape,inputs.k.shape[2]
-    left,right = furthest(inputs.left),furthest(inputs.right)
+    left,right = inputs.reach
     all_keys = Band(n, left, right, 0, m, inputs.is_causal, inputs.n_global, inputs.q_offset)
     first_global,end_global = global_queries(all_keys)
     def zeros(*shape): return inputs.q.new_zeros(b*h, *shape, dtype=torch.promote_types(inputs.q.dtype, torch.float32))

@@ -45,6 +45,11 @@ class Inputs:
     q_offset:int=0           # position of query 0 on the key axis
     texts:list|None=None     # [B] `Texts` of packed rows; q_offset and n_global are 0 then, and k and v finite
 
+    @cached_property
+    def reach(self) -> tuple: # (left, right); zeros where there is no head
+        "How far the widest head looks to each side."
+        return tuple(max((max(row, default=0) for row in side), default=0) for side in (self.left,self.right))
+
 # %% ../../nbs/32_band.engines.ipynb #b9f070fc
 @dataclass
 class Wanted:

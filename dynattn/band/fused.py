@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LOWEST', 'SHORT', 'SHORT_ALONE', 'hankel', 'toeplitz_square', 'reads_any_mask', 'fused_forward', 'fused_backward',
-           'shares_key_heads', 'available', 'sigma_gradient', 'safe_log', 'mask_dtype', 'reach', 'all_offsets',
-           'on_offsets', 'made_once', 'bias_on_offsets', 'log_window', 'log_slopes', 'Strip', 'strip_rows', 'strips',
-           'is_cut', 'Tile', 'leading_pairs', 'strip_mask', 'Run', 'runs', 'overlapping', 'real_keys',
-           'without_padding', 'in_sdpa_layout', 'Short', 'Fused', 'relative_slopes', 'Written', 'Mixed', 'short_engine']
+           'shares_key_heads', 'available', 'sigma_gradient', 'safe_log', 'mask_dtype', 'all_offsets', 'on_offsets',
+           'made_once', 'bias_on_offsets', 'log_window', 'log_slopes', 'Strip', 'strip_rows', 'strips', 'is_cut',
+           'Tile', 'leading_pairs', 'strip_mask', 'Run', 'runs', 'overlapping', 'real_keys', 'without_padding',
+           'in_sdpa_layout', 'Short', 'Fused', 'relative_slopes', 'Written', 'Mixed', 'short_engine']
 
 # %% ../../nbs/33_band.fused.ipynb #6c31dfdd
 import math
@@ -149,12 +149,6 @@ def mask_dtype(
 ):
     return torch.promote_types(inputs.q.dtype, torch.float32)
 
-def reach(
-    inputs:Inputs, # of a call
-) -> tuple: # (left, right)
-    "The reach of the head with the widest window."
-    return max(map(max, inputs.left)),max(map(max, inputs.right))
-
 def all_offsets(
     inputs:Inputs, # of a call
 ) -> tuple: # (first, last)
@@ -167,7 +161,7 @@ def on_offsets(
     outside:float, # beyond every head's reach
 ) -> Tensor: # [B|1,H|1,N+M-1]
     "A function of the offset on all that occur; `f` is asked within reach only."
-    (first,last),(left,right) = all_offsets(inputs),reach(inputs)
+    (first,last),(left,right) = all_offsets(inputs),inputs.reach
     near,far = max(first, -left),min(last, right)
     if near>far: return torch.full((1,1,last-first+1), outside, dtype=mask_dtype(inputs))
     x = f(near, far).to(mask_dtype(inputs))
@@ -193,7 +187,7 @@ def _same_reach(left, right, first, last, dtype):
 
 def _hard_window(inputs, first, last):
     "The same for the reach of every head, [1,1,W] where all are alike."
-    (left,right),h,dtype = reach(inputs),inputs.q.shape[1],mask_dtype(inputs)
+    (left,right),h,dtype = inputs.reach,inputs.q.shape[1],mask_dtype(inputs)
     if all(row==[left]*h for row in inputs.left) and all(row==[right]*h for row in inputs.right):
         return _same_reach(left, right, first, last, dtype)
     lefts,rights,offsets = torch.tensor(inputs.left),torch.tensor(inputs.right),torch.arange(first, last+1)
@@ -265,7 +259,7 @@ def strips(
     "A call in strips, or as one; queries that see no key are in none."
     n,m,at = inputs.q.shape[2],inputs.k.shape[2],inputs.q_offset
     everything = n+m+abs(at)
-    left,right = (everything,everything) if inputs.n_global else reach(inputs)
+    left,right = (everything,everything) if inputs.n_global else inputs.reach
     rows,found = strip_rows(left+right+1, m, backward) or n,[]
     for first in range(0, n, rows):
         end = min(first+rows, n)
@@ -279,7 +273,7 @@ def is_cut(
     strip:Strip, # of queries and keys
 ) -> bool:
     "Whether a strip lacks some of the keys within the window, at an end of the sequence, or has more than those."
-    (left,right),at = reach(inputs),inputs.q_offset
+    (left,right),at = inputs.reach,inputs.q_offset
     within = strip.first_key==strip.first_query+at-left and strip.end_key==strip.end_query+at+right
     return bool(inputs.n_global) or not within
 
@@ -678,7 +672,8 @@ class Written(Short):
 
     @staticmethod
     def weights(
-        q, # [b,H,rows,d], times the scale
+        inputs, # of the call
+        q, # [b,H,rows,d]
         k, # [b,Hkv,cols,d]
         mask, # [b|1,H|1,rows,cols] added to the scores
         never_empty, # whether every query sees a key
@@ -691,7 +686,7 @@ class Written(Short):
         empty = None if never_empty else (mask==-math.inf).all(-1, keepdim=True)
         if empty is not None: scores.masked_fill_(empty, 0.)
         scores = scores.view(b*hkv, -1, cols)
-        scores.baddbmm_(_heads_first(q, hkv), k.flatten(0, 1).mT)
+        scores.baddbmm_(_heads_first(q, hkv), k.flatten(0, 1).mT, alpha=inputs.scale)
         weights = torch.softmax(scores, -1, out=scores)
         if empty is not None: weights.view(b, h, rows, cols).masked_fill_(empty, 0.)
         return weights
@@ -706,7 +701,7 @@ class Written(Short):
         buffer, # like `dscores`; overwritten
     ):
         "[b,H]: each pair's gradient times the slope of its offset, summed."
-        h,(left,right) = inputs.q.shape[1],reach(inputs)
+        h,(left,right) = inputs.q.shape[1],inputs.reach
         pairs = -1,h,strip.rows,strip.cols
         if is_cut(inputs, strip):
             along = torch.mul(dscores.view(pairs), edges.of(strip), out=buffer.view(pairs))
@@ -742,7 +737,7 @@ class Written(Short):
             tile,leading = (x if x is None else Tile(_of(x, some), inputs, cut) for x in (by_offset,bias))
             for strip in cut:
                 mask,queries = strip_mask(inputs, tile, strip, keep=keep, bias=leading),q[some,:,strip.queries]
-                weights = cls.weights(queries*inputs.scale, k[:,:,strip.keys], mask, never_empty, last=len(cut)==1)
+                weights = cls.weights(inputs, queries, k[:,:,strip.keys], mask, never_empty, len(cut)==1)
                 shape = len(k),q.shape[1],strip.rows,-1
                 first[some,:,strip.queries] = weights[...,:1].view(shape)
                 drop = cls.dropped(inputs, weights, chunk, strip)
@@ -764,10 +759,13 @@ class Written(Short):
         bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
         never_empty = cls.never_empty(inputs, by_offset)
         dq = torch.empty_like(q) if never_empty else torch.zeros_like(q)  # rows that see no key are in no strip
-        dk,dv = map(torch.zeros_like, (inputs.k,inputs.v))
+        chunks,m = cls.chunks(inputs),inputs.k.shape[2]
+        once = inputs.keep is None and all([x.cols for x in cut]==[m] for *_,cut in chunks)  # each key is in one strip
+        dk,dv = map(torch.empty_like if once else torch.zeros_like, (inputs.k,inputs.v))
+        put = Tensor.copy_ if once else Tensor.add_
         dsigma = q.new_zeros(q.shape[:2]) if wanted.sigma else None
         slopes = relative_slopes(inputs) if wanted.sigma else None
-        for chunk,(some,keep,cut) in enumerate(cls.chunks(inputs)):
+        for chunk,(some,keep,cut) in enumerate(chunks):
             if not cut: continue
             k,v = (without_padding(x[some], keep) for x in (inputs.k,inputs.v))
             tile,leading = (x if x is None else Tile(_of(x, some), inputs, cut) for x in (by_offset,bias))
@@ -775,21 +773,21 @@ class Written(Short):
             edges = Tile(_of(slopes, some), inputs, at_edges) if at_edges else None
             dks,dvs = (dk[some],dv[some]) if keep is None else (torch.zeros_like(k),torch.zeros_like(v))
             for strip in cut:
-                queries,keys = q[some,:,strip.queries]*inputs.scale,k[:,:,strip.keys]
+                queries,keys = q[some,:,strip.queries],k[:,:,strip.keys]
                 do,values = _heads_first(dout[some,:,strip.queries], hkv),v[:,:,strip.keys].flatten(0, 1)
                 mask = strip_mask(inputs, tile, strip, keep=keep, bias=leading)
-                weights = cls.weights(queries, keys, mask, never_empty, last=len(cut)==1)
+                weights = cls.weights(inputs, queries, keys, mask, never_empty, len(cut)==1)
                 drop = cls.dropped(inputs, weights, chunk, strip)
                 used,dweights = weights,torch.bmm(do, values.mT)
                 if drop is not None: used,dweights = weights*drop,dweights.mul_(drop)
-                dvs[:,:,strip.keys] += torch.bmm(used.mT, do).unflatten(0, (-1,hkv))
+                put(dvs[:,:,strip.keys], torch.bmm(used.mT, do).unflatten(0, (-1,hkv)))
                 dscores = torch._softmax_backward_data(dweights, weights, -1, weights.dtype)
                 if wanted.sigma:  # the weights are not needed again
                     mine = _of(slopes, some)
                     dsigma[some] += cls.slope_sums(dscores, mine, inputs, strip, edges, weights)
-                dks[:,:,strip.keys] += torch.bmm(dscores.mT, _heads_first(queries, hkv)).unflatten(0, (-1,hkv))
-                dqueries = torch.bmm(dscores, keys.flatten(0, 1)).view(queries.shape)
-                dq[some,:,strip.queries] = dqueries.mul_(inputs.scale)
+                dscores.mul_(inputs.scale)
+                put(dks[:,:,strip.keys], torch.bmm(dscores.mT, _heads_first(queries, hkv)).unflatten(0, (-1,hkv)))
+                dq[some,:,strip.queries] = torch.bmm(dscores, keys.flatten(0, 1)).view(queries.shape)
             if keep is not None: dk[some],dv[some] = dks,dvs
         return Gradients(dq, dk, dv, dsigma=dsigma)
 
@@ -813,7 +811,7 @@ def short_engine(
     "The fastest of them where sequences are short."
     (b,h,n,d),m = inputs.q.shape,inputs.k.shape[2]
     if b*h==0: return None
-    width = min(sum(reach(inputs))+1, m)
+    width = min(sum(inputs.reach)+1, m)
     rows = strip_rows(width, m)
     cols = m if rows is None else rows+width
     narrow = rows is not None and cols<=4*d
