@@ -92,6 +92,14 @@ def equals_dense(x, o):
     g = torch.randn_like(a)
     for s,t in zip(*(torch.autograd.grad(y, leaves, g, materialize_grads=True) for y in (b,a))): assert_close(s, t, rtol=1e-10*loud, atol=1e-10*loud)
 
+@pytest.mark.parametrize('n,m', [(1300,48),(2047,31),(1025,63),(1024,64),(1400,47),(300,218),(2,20000)])
+def test_few_pairs_go_back_as_they_came(n, m):
+    "Few pairs are one rectangle forward; the engine of the backward pass must read what that left."
+    torch.manual_seed(n)
+    q,k,v = torch.randn(1, 1, n, 4, dtype=F64),*torch.randn(2, 1, 1, m, 4, dtype=F64)
+    for width in (.5, 9., 1e5):
+        equals_dense((q, k, v), dict(window=Window.default(torch.tensor([width], dtype=F64, requires_grad=True)), q_offset=m-n))
+
 @pytest.mark.parametrize('causal', [False,True])
 @pytest.mark.parametrize('broken', [False,True])
 @pytest.mark.parametrize('n_global', [0,2])

@@ -608,7 +608,7 @@ class Settings:
     def has_mask(self, q, k, v):
         "Whether a window, or causality, on few pairs is all there is."
         (b,h,n,d),(hkv,m) = q.shape,k.shape[1:3]
-        small = 0<b*h*n*m*d and b*h*n*m<=FEW_PAIRS and n<=SHORT and d==v.shape[3]
+        small = 0<b*h*n*m*d and b*h*n*m<=FEW_PAIRS and n<=SHORT//2 and d==v.shape[3]
         more = self.dropout_p or self.n_global or self.after or self.weights_wanted
         plain = self.keep is None and self.stored is None and not more
         fits = q.is_cpu and q.dtype in (torch.float32,torch.float64) and (h==hkv or shares_key_heads())
