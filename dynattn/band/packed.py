@@ -17,7 +17,7 @@ from ..dense import dense_attention
 from .geometry import Tiles, block_sizes, blocks_of_several_texts
 from .engines import Texts, Wanted, _LOG2E
 from .fused import (
-    Fused, Run as StripRun, fused_forward, log_window, runs as strip_runs, strip_mask, strip_rows, strips)
+    Fused, Run as StripRun, Tile, fused_forward, log_window, runs as strip_runs, strips)
 from .attention import (
     OffsetWindow, Tiled, by_dense, choose_engine, folded, in_work_dtype, is_traced, second_derivative,
     settings_from_tensors, settings_of, single_numbers_moved, transformed, without_autocast)
@@ -158,35 +158,36 @@ def in_one_band(inputs, pieces):
     return is_finite(inputs.k) and is_finite(inputs.v)
 
 # %% ../../nbs/36_band.packed.ipynb #36ba0d07
-MOST = .6 # share of strips that may hold the end of a text
+MOST = .6  # share of strips that may hold the end of a text
+WIDE = 144 # keys of a window from which the tiles are ahead
 
-def strips_of_row(inputs, row):
-    "Jobs for a row: (run of strips, whether they hold the end of a text)."
+def strips_of_row(inputs, cut, row):
+    "Jobs for a row that is cut into strips: (run of strips, whether they hold the end of a text)."
     def ends_inside(strip):
         tile = Tiles(strip.first_query, strip.rows, 1, 0, strip.first_key, strip.cols, 0)
         return bool(blocks_of_several_texts(tile, inputs.texts[row].ends))
     jobs = []
-    for several,some in groupby(strips(inputs, 0, inputs.k.shape[2]), ends_inside):
+    for several,some in groupby(cut, ends_inside):
         jobs += [(StripRun(strip, 1),True) for strip in some] if several else [(run,False) for run in strip_runs(some)]
     return jobs
 
 def forward_in_strips(inputs):
     "Output, base-2 log sums and the output, as `Tiled.forward` gives them; None where the tiles are to be taken."
-    (b,_,n,_),width = inputs.q.shape,max(map(max, inputs.left))+max(map(max, inputs.right))+1
-    if inputs.keep is not None or strip_rows(width, n)!=32 or not Fused.serves(inputs, Wanted()): return None
-    jobs = [strips_of_row(inputs, row) for row in range(b)]
-    if sum(several for row in jobs for _,several in row) > MOST*b*n/32: return None
+    (b,_,n,_),narrow = inputs.q.shape,sum(inputs.reach)<WIDE
+    if inputs.keep is not None or not narrow or not Fused.serves(inputs, Wanted()): return None
+    cut = strips(inputs, 0, n, backward=False)
+    jobs = [strips_of_row(inputs, cut, row) for row in range(b)]
+    if len(cut)==1 or sum(several for row in jobs for _,several in row) > MOST*b*len(cut): return None
     wide = in_work_dtype(inputs)
     by_offset = log_window(wide)
     if not (by_offset[...,n-1]>-math.inf).all():
         return None  # a query that does not see itself may be left without a key
-    out,lse = wide.q.new_empty(wide.q.shape),None
+    out,lse,tile = wide.q.new_empty(wide.q.shape),None,Tile(by_offset, wide, cut)
     for row in range(b):
         ids,here = inputs.texts[row].ids,slice(row, row+1)
-        window = by_offset if len(by_offset)==1 else by_offset[here]
         for run,several in jobs[row]:
             strip = run.strip
-            mask = strip_mask(wide, window, strip)
+            mask = tile.of(strip, here)
             if several: mask = mask.masked_fill(ids[strip.queries,None]!=ids[None,strip.keys], -math.inf)
             k,v = Fused.key_rows(wide, here, run, None)
             strip_out,strip_lse = fused_forward(Fused.query_rows(wide.q, here, run), k, v, mask, wide.scale)
