@@ -514,9 +514,17 @@ class Fused(Short):
             n,(_,_,first_key,end_key) = inputs.q.shape[2],run.strip
             return hankel(_of(by_offset, sequences)[...,first_key:end_key+n-1], n, run.strip.cols)
         if cls.reverses(inputs, by_offset, jobs): return reversed_view
-        cut,of_leading = [run.strip for _,run,_ in jobs],inputs.n_global and inputs.bias is not None
-        tile,bias = Tile(by_offset, inputs, cut),Tile(bias_on_offsets(inputs), inputs, cut) if of_leading else None
-        return lambda sequences, run, keep: strip_mask(inputs, tile, run.strip, sequences, keep, bias, of_slopes)
+        cut = [run.strip for _,run,_ in jobs]
+        bias = bias_on_offsets(inputs) if inputs.n_global and inputs.bias is not None else None
+        @lru_cache(1)
+        def tiles(first, end):
+            return [None if x is None else Tile(_of(x, slice(first, end)), inputs, cut) for x in (by_offset,bias)]
+        def written(sequences, run, keep):
+            # whole squares of all sequences would be large where each has padding of its own
+            tile,leading = tiles(0, len(inputs.q)) if keep is None else tiles(sequences.start, sequences.stop)
+            mine = sequences if keep is None else slice(None)
+            return strip_mask(inputs, tile, run.strip, mine, keep, leading, of_slopes)
+        return written
 
     @staticmethod
     def query_rows(
