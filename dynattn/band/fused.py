@@ -293,11 +293,7 @@ class Tile:
         self.first = min(x.first_key-x.first_query for x in strips)  # column 0: key minus query of row 0
         cols = max(x.end_key-x.first_query for x in strips)-self.first
         start = self.first+n-rows
-        stop = start+rows+cols-1
-        # offsets at the corners that no strip contains
-        missing = max(-start, 0),max(stop-by_offset.shape[-1], 0)
-        if any(missing): by_offset = F.pad(by_offset, missing)
-        start += missing[0]
+        if start<0: by_offset,start = F.pad(by_offset, (-start,0)),0  # offsets at a corner that no strip contains
         self.square = toeplitz_square(by_offset[...,start:start+rows+cols-1], rows, cols)
 
     def of(self,
