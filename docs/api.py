@@ -3,7 +3,7 @@
 nbdev decides what has an entry, and fastcore's `docments` reads what stands behind each parameter in the source."""
 import ast, html, inspect, re
 from dataclasses import dataclass, is_dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from itertools import groupby
 from textwrap import dedent
@@ -27,12 +27,13 @@ def symbol(module, name):
     "The object itself; of a kernel or an operator the Python function"
     found = import_module(module)
     for part in name.split('.'): found = getattr(found, part)
-    if isinstance(found, property): found = found.fget
+    if isinstance(found, (property,cached_property)): found = plain_function(found)
     return getattr(found, 'fn', getattr(found, '_init_fn', found))
 
 def plain_function(method):
     "The function of a property, class method, static method or operator"
-    method = method.fget if isinstance(method, property) else method
+    if isinstance(method, property): method = method.fget
+    elif isinstance(method, cached_property): method = method.func
     return getattr(method, '__func__', method)
 
 @cache
@@ -201,7 +202,7 @@ def methods(node):
         if not isinstance(f, ast.FunctionDef) or f.name.startswith('_'): continue
         decorators = {ast.unparse(d) for d in f.decorator_list}
         arguments = re.sub(r'^(self|cls)(, )?', '', ast.unparse(f.args))
-        yield f.name, '' if 'property' in decorators else f'({arguments})', first_line(f)
+        yield f.name, '' if decorators & {'property','cached_property'} else f'({arguments})', first_line(f)
 
 def method_table(cls, name):
     "The parameters of a method as a fold; '' where the class leaves them to its base"

@@ -11,7 +11,7 @@ DEFS = ast.FunctionDef, ast.AsyncFunctionDef
 def signature(f, name, method=False):
     "`name(args) -> result`, without the `self` or `cls` of a method"
     deco, a = {ast.unparse(d) for d in f.decorator_list}, f.args
-    if 'property' in deco: return name + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
+    if deco & {'property','cached_property'}: return name + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
     if method and 'staticmethod' not in deco: (a.posonlyargs or a.args)[:1] = []
     return f'{name}({ast.unparse(a)})' + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
 
