@@ -1,27 +1,62 @@
 "Packaging reads everything from settings.ini, nbdev's one place for it."
-import re, shlex
+import os, platform, re, shlex, sys
 from configparser import ConfigParser
 from pathlib import Path
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 ini = ConfigParser(delimiters=['='])
 ini.read('settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
 def words(key): return shlex.split(cfg.get(key, ''))
 
-extras = {o: words(f'{o}_requirements') for o in ('viz', 'train', 'hf', 'narrow', 'oracles', 'dev')}
-extras['dev'] = sorted({r for o in ('viz', 'train', 'hf', 'dev') for r in extras[o]})       # `oracles` adds the packages that the survey's slow cells ask
+RUN = 'viz', 'train', 'hf', 'narrow'    # what the chapters need
+extras = {o: words(f'{o}_requirements') for o in (*RUN, 'export', 'smollm2', 'oracles', 'test', 'docs', 'dev')}
+def add(extra, *others): extras[extra] = sorted({r for o in (extra, *others) for r in extras[o]})
+add('test', *RUN)
+add('docs', *RUN)
+add('dev', 'test', 'docs', 'export', 'oracles')     # and `smollm2` for itself: it compiles llama.cpp
 raw = cfg['git_url'].replace('github.com', 'raw.githubusercontent.com') + '/' + cfg['branch']
 readme = re.sub(r'\]\((nbs/[^)]*)\)', rf']({raw}/\1)', Path('README.md').read_text(encoding='utf-8'))   # PyPI has no nbs/
+
+class without_index(build_py):
+    "nbdev's index of the documentation stays in the repository, where the site reads it"
+    def find_package_modules(self, package, package_dir):
+        return [m for m in super().find_package_modules(package, package_dir) if m[1]!='_modidx']
+
+# the CPU core: one C++ file, once for each instruction set, as plain shared libraries that ctypes loads
+FLAGS = ['-std=c++17', '-O3', '-g0', '-ffp-contract=fast', '-fno-math-errno', '-fno-trapping-math', '-fvisibility=hidden', '-Wno-psabi']
+SETS = dict(generic=[])
+if os.environ.get('DYNATTN_MACHINE', platform.machine()) in ('x86_64', 'AMD64'):
+    SETS |= dict(avx2=['-march=x86-64-v3'], avx512=['-march=x86-64-v4', '-mprefer-vector-width=512'])
+CORE = [Extension(f'dynattn.native.core_{name}', ['dynattn/native/core.cpp'], language='c++', optional=True,
+                  extra_compile_args=FLAGS+flags, extra_link_args=['-pthread'])
+        for name,flags in SETS.items() if sys.platform!='win32']        # no compiler of Windows takes its vectors
+
+class core_ext(build_ext):
+    "No Python in them: one name for every Python, and objects of their own for each instruction set"
+    def get_ext_filename(self, name): return os.path.join(*name.split('.'))+'.so'
+    def get_export_symbols(self, ext): return []
+    def build_extension(self, ext):
+        temp,self.build_temp = self.build_temp,os.path.join(self.build_temp, ext.name)
+        try: super().build_extension(ext)
+        finally: self.build_temp = temp
+
+class core_wheel(bdist_wheel):
+    "One wheel per platform, for every Python"
+    def get_tag(self): return 'py3','none',super().get_tag()[2]
 
 setup(
     name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
     author=cfg['author'], author_email=cfg['author_email'], url=cfg['git_url'], license='Apache-2.0', license_files=['LICENSE'],
     long_description=readme, long_description_content_type='text/markdown',
-    packages=find_packages(include=[cfg['lib_path'], cfg['lib_path']+'.*']), package_data={cfg['lib_path']: ['py.typed', 'widgets.js']}, python_requires='>='+cfg['min_python'],
+    packages=find_packages(include=[cfg['lib_path'], cfg['lib_path']+'.*']), package_data={cfg['lib_path']: ['py.typed']}, python_requires='>='+cfg['min_python'],
     classifiers=['Development Status :: 3 - Alpha', 'Intended Audience :: Science/Research', 'Programming Language :: Python :: 3'],
     install_requires=words('requirements'), extras_require=extras,
     entry_points={'console_scripts': words('console_scripts'),
-        'nbdev': [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]},      # lets nbdev link to these docs, here and from other packages
+        'nbdev': [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]},      # for the links of the site; nbdev passes over it where there is no index
+    ext_modules=CORE, cmdclass=dict(build_py=without_index, build_ext=core_ext, bdist_wheel=core_wheel),
     project_urls={'Documentation': cfg['doc_host']+cfg['doc_baseurl'], 'Changelog': f"{cfg['git_url']}/blob/{cfg['branch']}/CHANGELOG.md"},
 )

@@ -8,11 +8,12 @@ Every peer is checked against the dense attention first; one that computes somet
 Rows are appended to benchmarks/results/cpu.csv."""
 import argparse, os, statistics, subprocess, sys, time
 from dataclasses import dataclass, replace
+from unittest import mock
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..')
 sys.path.insert(0, ROOT)
 import torch, torch.nn.functional as F
-from dynattn.band.attention import banded_attention
-from dynattn.chunks import band_flops
+from dynattn.band.operator import banded_attention
+from dynattn.native import core
 from dynattn.dense import dense_attention
 from dynattn.ops import attention
 from dynattn.padding import PaddingMask
@@ -20,6 +21,11 @@ from dynattn.window import Window
 from harness import CLOCK, Registry, append, count_cpu_time, in_turn, machine, seconds
 
 band = Registry()
+
+def band_flops(n, width, d, heads, backward):
+    "Operations that attention to `width` keys of each of `n` queries cannot do without; both passes are 3.5 times one."
+    return 4*heads*n*width*d*(3.5 if backward else 1)
+
 SOFT = 'dynattn.banded','FlexAttention, compiled, soft window'  # the others have a hard one
 
 @dataclass(frozen=True)
@@ -155,31 +161,6 @@ def compare(full):
                     print(f"N={N} w={w} {'both' if backward else 'forward':8} {name:37} {s*1e3:9.1f} ms {limits:7.2f} limits", flush=True)
     append('cpu.csv', rows)
 
-def floor(full):
-    "What the forward pass is made of: its two products alone in tiles of its size, then with the exponentials, then with window and sums."
-    from dynattn.band.geometry import Band, block_sizes, parts, tiles
-    rows = []
-    for w in (64, 256, 512):
-        c = Case(8192, w, H=2)
-        q,k,v = (x[0] for x in c.tensors())
-        part, = parts(Band(c.N, w, w, 0, c.N), c.N)
-        bq,nb = block_sizes(2*w+1)
-        all_tiles,mask = list(tiles(part, bq, nb)),torch.rand(bq, bq+2*w)
-        e,o,l = torch.empty(nb*bq*(bq+2*w)),torch.empty(c.N, c.d),torch.empty(c.N, 1)
-        def run(exps, rest):
-            for h in range(c.H):
-                for t in all_tiles:
-                    x = e[:t.count*t.rows*t.cols].view(t.count, t.rows, t.cols)
-                    torch.bmm(t.queries(q[h:h+1]), t.keys(k[h:h+1]).mT, out=x)
-                    if exps: x.exp2_()
-                    if rest: torch.sum(x.mul_(mask[:t.rows,t.missing:t.missing+t.cols]), -1, keepdim=True, out=t.queries(l[None]))
-                    torch.bmm(x, t.keys(v[h:h+1]), out=t.queries(o[None]))
-        fns = {'products': lambda: run(False, False), 'products, exponentials': lambda: run(True, False), 'products, exponentials, window, sums': lambda: run(True, True), 'dynattn.banded': ours(c)}
-        for name,(s,limits,p) in in_turn(fns, c.flops, rounds=15, budget=20.).items():
-            print(f"w={w} {name:37} {s*1e3:7.1f} ms {limits:6.2f} limits")
-            rows.append(dict(suite='floor', op=name, ms=round(s*1e3, 3), limits=round(limits, 3), peak_gflops=round(p/1e9, 1), **c.row()))
-    append('cpu.csv', rows)
-
 def mixed(full):
     "Eight heads of widths 16 to 2048 in one call, and each alone."
     widths = torch.tensor([16.,32,64,128,256,512,1024,2048])-.5
@@ -289,11 +270,20 @@ def soft(c, reach=None):
     sigma = torch.full((c.B,c.H), (c.w if reach is None else reach)-.5, requires_grad=c.backward)
     return step(lambda: attention(q, k, v, window=Window.default(sigma)), (q,k,v,sigma), c.backward)
 
-def sharp(c):
-    "`attention` without a window, its alpha [H] learning."
+def sharp(c, reach=None):
+    "`attention` with an alpha [H] that learns, without a window, or with one whose sigma learns."
     q,k,v = c.tensors()
     alpha = torch.full((c.H,), 1.5, requires_grad=c.backward)
-    return step(lambda: attention(q, k, v, alpha=alpha), (q,k,v,alpha), c.backward)
+    if reach is None: return step(lambda: attention(q, k, v, alpha=alpha), (q,k,v,alpha), c.backward)
+    sigma = torch.full((c.B,c.H), reach-.5, requires_grad=c.backward)
+    return step(lambda: attention(q, k, v, alpha=alpha, window=Window.default(sigma)), (q,k,v,alpha,sigma), c.backward)
+
+def looped(c):
+    "`soft` by the plain loop."
+    f = soft(c)
+    def g():
+        with mock.patch.object(core, 'library', lambda: None): return f()
+    return g
 
 def entmax_package(c):
     "entmax15 of the entmax package inside plain attention; its alpha is fixed."
@@ -335,6 +325,8 @@ def short_table():
                        ('dynattn.attention, soft window', N//8): soft(case(N//8)),
                        ('dynattn.attention, window over everything', N): soft(case(N)),
                        ('dynattn.attention, alpha', 0): sharp(case(0)),
+                       ('dynattn.attention, alpha and window', N//8): sharp(case(0), N//8),
+                       ('dynattn.attention, soft window, plain loop', N//8): looped(case(N//8)),
                        ('entmax15 of the entmax package', 0): entmax_package(case(0))}
                 t = medians(fns)
                 base = t['SDPA, no window', 0]
@@ -456,73 +448,25 @@ def query(full):
     torch.set_num_threads(threads)
     append('cpu.csv', rows)
 
-def alpha_tiles(full):
-    "Alpha learned on eight sequences of 512, both passes, by the size of a tile; `value` is the time over SDPA's."
-    import dynattn.alpha_tiles as tiles
-    c,rows,threads,kept = Case(512, 0, B=8, backward=True),[],torch.get_num_threads(),tiles._tile_size
-    fns = {'alpha': sharp(c), 'SDPA': plain(c)}
-    for count in dict.fromkeys((1, threads)):
-        torch.set_num_threads(count)
-        for power in range(16, 22):
-            tiles._tile_size = lambda: 2**power
-            t = medians(fns, rounds=5)
-            op = f'tiles of 2^{power} scores, threads: {count}'
-            rows.append(dict(short_row(op, c, t['alpha'], t['alpha']/t['SDPA'], 'alpha tiles'), machine=machine()))
-    torch.set_num_threads(threads)
-    tiles._tile_size = kept
+def busy(full):
+    """Beside as many processes as the machine has cores, which multiply matrices: `value` is the time over that of a
+    quiet machine, ours and SDPA's, both passes."""
+    rows,code = [],"import torch\ntorch.set_num_threads(1)\nx = torch.randn(500, 500)\nwhile True: x@x"
+    cases = [Case(N, N//8, B=TOKENS//N, backward=True) for N in (128, 512, 4096)]
+    fns = {(op,c.N): f(c) for c in cases for op,f in (('SDPA, no window', plain), ('dynattn.attention, soft window', soft))}
+    quiet = medians(fns)
+    others = [subprocess.Popen([sys.executable, '-c', code]) for _ in range(os.cpu_count())]
+    try:
+        time.sleep(5)
+        loud = medians(fns, rounds=9, budget=40.)
+    finally:
+        for other in others: other.kill()
+    for c in cases:
+        for op in ('SDPA, no window', 'dynattn.attention, soft window'):
+            rows.append(short_row(op, c, loud[op,c.N], loud[op,c.N]/quiet[op,c.N], 'busy'))
     append('cpu.csv', rows)
 
-def bounds(full):
-    """What a window of N/8 is made of, both passes, over plain attention (`value`): PyTorch's kernel forward and the
-    backward's five products on the strips of chapter 33, with nothing between them, and all of ours."""
-    from dynattn.band.engines import Inputs
-    from dynattn.band.fused import fused_forward, strips
-    rows = []
-    for N in (256, 512, 1024):
-        c = Case(N, N//8, B=TOKENS//N, backward=True)
-        q,k,v = (x.detach() for x in c.tensors())
-        reach = [[c.w]*c.H]*c.B
-        cut = strips(Inputs(q=q, k=k, v=v, scale=c.d**-.5, left=reach, right=reach), 0, N)
-        def forward():
-            for strip in cut:
-                queries,keys,values = q[:,:,strip.queries],k[:,:,strip.keys],v[:,:,strip.keys]
-                fused_forward(queries, keys, values, None, c.d**-.5)
-        def five_products():
-            for b in range(c.B):
-                for strip in cut:
-                    queries,keys,values = q[b,:,strip.queries],k[b,:,strip.keys],v[b,:,strip.keys]
-                    weights = torch.bmm(queries, keys.mT)
-                    torch.bmm(queries, values.mT)
-                    for product in ((weights, keys), (weights.mT, queries), (weights.mT, queries)): torch.bmm(*product)
-        @torch.no_grad()
-        def products():
-            forward()
-            five_products()
-        t = medians({'SDPA, no window': plain(c), 'products on the strips': products,
-                     'dynattn.attention, soft window': soft(c)}, rounds=9)
-        rows += [short_row(op, c, s, s/t['SDPA, no window'], 'bounds') for op,s in t.items()]
-        pairs = sum(strip.rows*strip.cols for strip in cut)/N**2
-        rows.append(short_row('share of the pairs in strips', c, 0., pairs, 'bounds'))
-    append('cpu.csv', rows)
-
-def primitives(full):
-    "What alpha's steps are made of: nanoseconds for each score (`value`) on one thread, in a tile that fits the cache."
-    count_cpu_time()
-    q,k,v = torch.randn(3, 2, 256, 64)
-    x,y,z = torch.rand(3, 2, 256, 256)+.1
-    ops = {'product of queries and keys, d 64': lambda: torch.bmm(q, k.mT, out=y),
-           'product of weights and values, d 64': lambda: torch.bmm(x, v),
-           'logarithm': lambda: torch.log(x, out=y), 'exponential': lambda: torch.exp(x, out=y),
-           'power': lambda: torch.pow(x, .7, out=y), 'multiplication': lambda: torch.mul(x, z, out=y),
-           'subtraction of a number for each row': lambda: torch.sub(x, z[...,:1], out=y),
-           'clamp': lambda: torch.clamp(x, min=.3, out=y), 'sum of each row': lambda: x.sum(-1),
-           'largest of each row': lambda: x.amax(-1), 'sorted rows': lambda: x.sort(-1)}
-    def many(f): return lambda: [f() for _ in range(100)]
-    t = medians({op: many(f) for op,f in ops.items()}, rounds=9, budget=30.)
-    c = Case(256, 0, B=2, H=1)
-    append('cpu.csv', [short_row(op, c, s/100, s/100/x.numel()*1e9, 'primitives') for op,s in t.items()])
-
-suites = dict(short=short, packed=packed, query=query, alpha_tiles=alpha_tiles, bounds=bounds, primitives=primitives, compare=compare, floor=floor, mixed=mixed, growth=growth, training=training, memory=memory)
+suites = dict(short=short, packed=packed, query=query, busy=busy, compare=compare, mixed=mixed, growth=growth, training=training, memory=memory)
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

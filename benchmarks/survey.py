@@ -13,7 +13,7 @@ from dynattn.survey.card import Cost, causality, complexity, evaluate, load, mea
 
 RESULTS = Path(__file__).parent/'results'
 NS = tuple(2**i for i in range(9, 21))
-KEEP = 'row name form tags complexity decode measured flops poly peak causal change exact limit softmax'.split()
+KEEP = 'row name form tags complexity decode measured flops poly peak causal change exact limit softmax note'.split()
 
 def cost_at(system, causal, n):
     "FLOPs and peak bytes at one length, counted on the meta device; empty where the system cannot have this length."

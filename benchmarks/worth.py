@@ -19,7 +19,7 @@ import torch, torch.nn.functional as F
 from torch import Tensor, nn
 from dynattn import attention
 from dynattn.alpha import AlphaHead
-from dynattn.dense import FeedForward, merge_heads, split_heads
+from dynattn.parts import FeedForward, merge_heads, split_heads
 from dynattn.sigma import SigmaHead, SigmaParameter
 from dynattn.window import Window
 from harness import RESULTS, commit, count_cpu_time, machine

@@ -164,6 +164,12 @@ def refusals(node):
                 if expected and '{' not in expected[0]: found[kind, expected[0]] = None
     return list(found)
 
+def whole_name(page, method):
+    "`Class.method` of a patched method under another decorator, which nbdev names and links by its last part alone"
+    found = [name for where,name in places() if where==page and name.endswith('.'+method)]
+    if len(found)!=1: raise ValueError(f'{page}: expected one method {method}, got {found}')
+    return found[0]
+
 # An entry
 
 def alike(r): return r.type, r.default, r.meaning
@@ -231,6 +237,8 @@ def entry(output, page, up, shown, sourced, used):
     text = ''.join(output['data']['text/markdown'])
     link,level,name,rest = re.match(r'---\n+(\[source\]\S+\{[^}]*\}\s*)?(#+) (\S+)\s*(.*)', text, re.S).groups()
     name = name.replace('\\_', '_')
+    if any(part.startswith('_') for part in name.split('.')): return ''     # nbdev shows methods patched into private classes
+    if (page, name) not in places(): link,name = '',whole_name(page, name)
     anchor = name.lower()
     module,file = places()[page, name]
     found = symbol(module, name)

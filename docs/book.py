@@ -14,7 +14,7 @@ BASE = cfg.doc_host.rstrip('/') + ROOT_PATH
 REPO = cfg.git_url
 TIMES = NBS/'times.json'
 PARTS = {'0': 'Masks and attention', '1': 'The window', '2': 'Other ways', '3': 'The band',
-         '4': 'Kernels and one function', '5': 'Models', '6': 'Several ranks', '7': 'The survey',
+         '4': 'Kernels and one function', '5': 'Models', '6': 'Ranks, audits, narrowed models', '7': 'The survey',
          '8': 'Is it worth it?', '9': 'Figures and sources'}
 
 @dataclass
@@ -94,7 +94,7 @@ INSTALL = f'''# Colab has torch; this brings the rest, and the figures that chap
 import sys
 if 'google.colab' in sys.modules:
     get_ipython().system('git clone -q --depth 1 {REPO} /content/dynattn')
-    get_ipython().run_line_magic('pip', "install -q '/content/dynattn[viz,train,hf,oracles]'MORE")
+    get_ipython().run_line_magic('pip', "install -q '/content/dynattn[viz,train,narrow,oracles]'MORE")
     get_ipython().run_line_magic('cd', '/content/dynattn/nbs')'''
 NAMES = {'scikit-learn': 'sklearn'}   # what a package is imported as, where the name does not say it
 
@@ -103,13 +103,12 @@ def taken(p):
     return [c for c in read(p)['cells'] if not plumbing.search(source(c))]
 
 def more(p):
-    "Packages for development that the notebook imports, and that no extra of the install cell brings"
+    "Packages for the tests that the notebook imports, and that no extra of the install cell brings"
     imported = {m for c in taken(p) if c['cell_type']=='code'
                 for m in re.findall(r'^\s*(?:from|import) +(\w+)', source(c), re.M)}
-    extras = (cfg.requirements + cfg.viz_requirements + cfg.train_requirements + cfg.hf_requirements
-              + cfg.oracles_requirements)
-    names = [re.split('[<>=;]', w)[0] for w in cfg.dev_requirements.split()]
-    return [n for n in names if n not in extras and NAMES.get(n, n.replace('-', '_')) in imported]
+    brought = ' '.join(cfg[f'{extra}requirements'] for extra in ('', 'viz_', 'train_', 'narrow_', 'oracles_'))
+    names = [re.split('[<>=;]', w)[0] for w in cfg.test_requirements.split()]
+    return [n for n in names if n not in brought and NAMES.get(n, n.replace('-', '_')) in imported]
 
 def install(p): return INSTALL.replace('MORE', ''.join(f' {n}' for n in more(p)))
 

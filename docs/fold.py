@@ -1,8 +1,8 @@
 """Which code cells fold on the site, and the line that stands for each: checks, and the code of figures.
 
-A reader sees `✓ checked: ` and the sentence that the check proves, and opens it with a click. The sentence is the
-comment on the cell's first line, else the last sentence of the text above, else the first condition itself. A cell that
-says `#| code-fold: false` stays open, because there the check is the lesson."""
+A reader sees `✓` and a label, and opens it with a click. The label is the comment of one line that a cell begins with, else
+how many assertions there are: nothing is claimed that nobody wrote for this cell. A cell that says `#| code-fold: false`
+stays open, because there the check is the lesson."""
 import ast, dis, re
 from dataclasses import dataclass
 from functools import cache
@@ -65,18 +65,9 @@ def only_checks(source, later):
 
 # The line
 
-def last_sentence(markdown):
-    "The last sentence of a text cell, '' where it ends in a list, a table, a formula or a heading"
-    text = re.sub(r'^:{3,}.*$', '', markdown, flags=re.M).strip()
-    block = re.split(r'\n\s*\n', text)[-1].strip()
-    if re.match(r'[-*#|>$]|\d+\.\s|```', block) or block.endswith(('$$', '```')): return ''
-    block = re.sub(r'!?\[([^\]]*)\]\([^)]*\)(\{[^}]*\})?', r'\1', ' '.join(block.split()))
-    sentence = re.split(r'(?<=[.!?:])\s+(?=[A-Z`$*\[("“α-ω])', block.rstrip(':. '))[-1]
-    if sentence.startswith('(') and sentence.endswith(')'): sentence = sentence[1:-1].rstrip('.')
-    return re.sub(r'\*\*|(?<!\w)[*_]|[*_](?!\w)', '', sentence) if len(sentence) >= 12 else ''
-
-def comment(source):
-    m = re.match(r'#(?!\|)\s*(.+)', without_options(source).lstrip())
+def label(source):
+    "The comment that a cell begins with, where it has one line; a longer one is about the code"
+    m = re.match(r'# *([^\n]+)\n(?!#)', without_options(source).lstrip())
     return m[1].strip().rstrip('.:') if m else ''
 
 def explanation(source):
@@ -85,43 +76,33 @@ def explanation(source):
     text = ' '.join(line.lstrip('# ') for line in m[1].splitlines()) if m else ''
     return (text, source[m.end():]) if text.endswith(('.', ':')) else ('', source)
 
-def condition(node):
-    "What one check says, in a few words of code"
-    match node:
-        case ast.Assert(test=test): text = ast.unparse(test)
-        case ast.Expr(ast.Call(func=f, args=[a, b, *_])) if ast.unparse(f).endswith('assert_close'):
-            text = f'{ast.unparse(a)} ≈ {ast.unparse(b)}'
-        case ast.With(items=[ast.withitem(ast.Call(func=f, args=args, keywords=words))]) \
-                if 'expect_fail' in ast.unparse(f):
-            kind,told = [ast.unparse(a) for a in args[:1]], [ast.unparse(w.value) for w in words if w.arg=='contains']
-            text = ': '.join(kind+told)
-        case _: text = ast.unparse(node).split('\n')[0]
-    text = text.replace('`', "'")
-    return text if len(text) <= 72 else text[:69].rstrip() + '…'
+def assertions(nodes):
+    "How many statements test something; one in a loop counts once"
+    count = 0
+    for node in nodes:
+        inside = [x for name in ('body', 'orelse') for x in getattr(node, name, []) if isinstance(x, ast.stmt)]
+        is_leaf = is_check(node) and not (isinstance(node, (ast.For, ast.If, ast.With)) and has_check(inside))
+        count += is_leaf or assertions(inside)
+    return count
 
-def first_condition(source):
-    "The first thing tested, as code"
-    checks = [n for node in tree(source) for n in ast.walk(node) if is_check(n)]
-    inner = [n for n in checks if not isinstance(n, (ast.For, ast.If))] or checks
-    return f'`{condition(inner[0])}`' + (f' and {len(inner)-1} more' if len(inner) > 1 else '')
-
-def line(source, before):
-    "What a folded check says; `before` is the text directly above it, or ''"
-    return '✓ checked: ' + (comment(source) or last_sentence(before) or first_condition(source))
+def line(source):
+    "What a folded check says"
+    count = assertions(tree(source))
+    return '✓ '+(label(source) or f'{count} assertion'+'s'*(count!=1))
 
 @dataclass
 class Fold:
     kind:str # 'check', 'figure' or 'code'
     line:str
 
-def fold(source, before, later, drawn, printed, chapter=''):
+def fold(source, later, drawn, printed, chapter=''):
     "How a cell folds; None where it stands open"
     opts = options(source)
     if 'code-fold' in opts:
         if opts['code-fold'] in ('false', 'show'): return
         return Fold('code', opts.get('code-summary', 'Show the code'))
     if drawn: return None if chapter in PLOT_CHAPTERS else Fold('figure', 'How it is drawn')
-    if not printed and only_checks(source, later): return Fold('check', line(source, before))
+    if not printed and only_checks(source, later): return Fold('check', line(source))
 
 # Figures
 

@@ -27,7 +27,7 @@ def main(*wanted):
     for n in wanted or names:
         known[n] = seconds(n)
         print(f'{known[n]:6.1f} s  {n}', flush=True)
-        seconds = {k: known[k] for k in names if k in known}
-        book.TIMES.write_text(json.dumps(dict(machine=machine(), seconds=seconds), indent=1) + '\n')
+        taken = {k: known[k] for k in names if k in known}
+        book.TIMES.write_text(json.dumps(dict(machine=machine(), seconds=taken), indent=1) + '\n')
 
 if __name__=='__main__': main(*sys.argv[1:])

@@ -8,9 +8,10 @@ __all__ = ['PowerLaw', 'solve_rows', 'entmax', 'sparsemax', 'entmax15', 'topk_so
 # %% ../nbs/21_alpha.ipynb #71afcbf2
 import math
 import torch, torch.nn.functional as F
+from fastcore.basics import patch
 from torch import Tensor, nn
+from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_mode
 from .padding import masked_softmax
-from .threads import each
 
 # %% ../nbs/21_alpha.ipynb #9b733254
 _TINY = 2.**-64  # stands for eps = alpha - 1 at alpha = 1
@@ -44,114 +45,79 @@ class PowerLaw:
         self.one = torch.tensor(1., dtype=dtype, device='cpu')
         self.minus_eps = torch.tensor(-eps, dtype=dtype, device='cpu') if one_for_all else -eps
 
-    def lift(self,
-        x, # [...,M] eps*(score - top)
-        shift, # [...,1] eps*c
-        out, # like `x`: set to the result
-        clears=True, # whether `clear` follows, which needs the mask
-    ):
-        "`t`, or `t-1` near alpha = 1, at least the floor, and where it lies above, if `clear` needs that."
-        torch.sub(x, shift if self.near_one else shift-self.one, out=out)
-        inside = out>self.floor if clears and self.masks else None
-        return out.clamp_(min=self.floor),inside
+# %% ../nbs/21_alpha.ipynb #pw000002
+@patch
+def lift(self:PowerLaw,
+    x, # [...,M] eps*(score - top)
+    shift, # [...,1] eps*c
+    out, # like `x`: set to the result
+    clears=True, # whether `clear` follows, which needs the mask
+):
+    "`t`, or `t-1` near alpha = 1, at least the floor, and where it lies above, if `clear` needs that."
+    torch.sub(x, shift if self.near_one else shift-self.one, out=out)
+    inside = out>self.floor if clears and self.masks else None
+    return out.clamp_(min=self.floor),inside
 
-    def clear(self,
-        s, # [...,M] slopes, changed in place
-        inside, # [...,M] bool, as `lift` gave it; None: tiny slopes become 0
-    ):
-        "Exact zeros off the support."
-        return F.threshold_(s, self.least_slope, 0.) if inside is None else s.mul_(inside)
+@patch
+def clear(self:PowerLaw,
+    s, # [...,M] slopes, changed in place
+    inside, # [...,M] bool, as `lift` gave it; None: tiny slopes become 0
+):
+    "Exact zeros off the support."
+    return F.threshold_(s, self.least_slope, 0.) if inside is None else s.mul_(inside)
 
-    def weigh(self,
-        x:Tensor, # [...,M] eps*(score - top), where `top` is the largest score of the row
-        shift:Tensor, # [...,1] eps*c
-        p:Tensor, # like `x`: set to the weights, which are at most `least` off the support
-        s:Tensor, # like `x`: set to the slopes
-    ):
-        "Weights and slopes for a solver, which sums them."
-        if self.square or self.flat:
-            t = torch.sub(x, shift-self.one, out=p if self.flat else s).clamp_(min=0)
-            if self.flat: torch.sign(t, out=s)
-            else: torch.mul(t, t, out=p)
-            return
-        t,inside = self.lift(x, shift, p, self.leaks)
-        log_t = torch.log1p(t, out=s) if self.near_one else torch.log(t, out=s)
-        log_t.mul_(self.power).exp_()
-        if self.leaks: self.clear(s, inside)
-        if self.near_one: t.add_(1)
-        t.mul_(s)
+# %% ../nbs/21_alpha.ipynb #pw000005
+@patch
+def weigh(self:PowerLaw,
+    x:Tensor, # [...,M] eps*(score - top), where `top` is the largest score of the row
+    shift:Tensor, # [...,1] eps*c
+    p:Tensor, # like `x`: set to the weights, which are at most `least` off the support
+    s:Tensor, # like `x`: set to the slopes
+):
+    "Weights and slopes for a solver, which sums them."
+    if self.square or self.flat:
+        t = torch.sub(x, shift-self.one, out=p if self.flat else s).clamp_(min=0)
+        if self.flat: torch.sign(t, out=s)
+        else: torch.mul(t, t, out=p)
+        return
+    t,inside = self.lift(x, shift, p, self.leaks)
+    log_t = torch.log1p(t, out=s) if self.near_one else torch.log(t, out=s)
+    log_t.mul_(self.power).exp_()
+    if self.leaks: self.clear(s, inside)
+    if self.near_one: t.add_(1)
+    t.mul_(s)
 
-    def sums(self,
-        x, # [...,M] eps*(score - top)
-        shift, # [...,1] eps*c
-        p, # like `x`: set to the weights, unless alpha = 1.5
-        s, # like `x`: set to the slopes
-    ):
-        "`weigh`, and the rows' sums of the weights and the slopes; for alpha = 1.5 it leaves `p` as it is."
-        if self.square:
-            t = torch.sub(x, shift-self.one, out=s).clamp_(min=0)
-            return torch.linalg.vector_norm(t, dim=-1, keepdim=True).square_(),_row_sum(t)
-        self.weigh(x, shift, p, s)
-        return _row_sum(p),_row_sum(s)
-
-    def weigh_again(self,
-        x:Tensor, # [...,M] eps*(score - top)
-        shift:Tensor, # [...,1] as the solver gave it
-        p:Tensor, # like `x`: set to the weights
-        s:Tensor, # like `x`: set to the slopes
-        phi:Tensor|None=None, # like `x`: set to what `alpha_grad` needs
-    ):
-        "Weights and slopes for a backward pass, both exactly 0 off the support."
-        if self.square and phi is None: return self.weigh(x, shift, p, s)
-        if self.steep: return self.weigh_steep(x, shift, p, s, phi)
-        t,inside = self.lift(x, shift, p)
-        log_t = s if phi is None else phi
-        torch.log1p(t, out=log_t) if self.near_one else torch.log(t, out=log_t)
-        if self.square: s.copy_(t)
-        else: torch.mul(log_t, self.power, out=s).exp_()
-        self.clear(s, inside)
-        if self.near_one: t.add_(1)
-        if phi is not None:
-            if self.near_one: torch.mul(_psi(log_t), phi.div_(self.eps).square_(), out=phi)
-            else: phi.sub_(1).mul_(t)  # t log t - t
-        t.mul_(s)
-
-    def repair(self,
-        p, # [...,M] weights, changed in place
-        s, # [...,M] slopes
-        S, # [...,1] sum of `p`
-        slope, # [...,1] sum of `s`, overwritten
-    ):
-        "Takes what the weights, of sum `S`, are too much away from them by their slopes; returns the change of c."
-        over = (S-1).div_(slope)
-        F.threshold_(p.addcmul_(s, over, value=-1), self.least, 0.)
-        return over
-
-    def weigh_steep(self,
-        x, # [...,M] eps*(score - top)
-        shift, # [...,1] as the solver gave it
-        p, # like `x`: set to the weights
-        s, # like `x`: set to the slopes
-        phi, # like `x`: set to what `alpha_grad` needs; or None
-    ):
-        "`weigh_again` for alpha > 2: the weights repaired as by the solver, and all else from these."
-        self.weigh(x, shift, p, s)
-        self.repair(p, s, _row_sum(p), _row_sum(s).clamp_(min=torch.finfo(s.dtype).tiny))
-        log_t = _log_weights(p, self.eps).mul_(self.eps)
-        torch.neg(log_t, out=s).exp_().mul_(p)
-        if phi is not None: torch.sub(log_t, 1, out=phi).mul_(log_t.exp_())  # t log t - t
-
-    def alpha_grad(self,
-        dz, # [...,M] gradient of the scores
-        phi, # like `dz`, from `weigh_again`; overwritten
-    ):
-        "Gradient of alpha from those of the scores, row by row, [...,1]; overwrites `phi`."
-        row = _row_sum(phi.mul_(dz)).neg_()
-        return row if self.near_one else row.div_(self.eps).div_(self.eps)
-
-# %% ../nbs/21_alpha.ipynb #878774e7
+# %% ../nbs/21_alpha.ipynb #pw000007
 def _row_sum(x): return x.sum(-1, keepdim=True)
 
+@patch
+def sums(self:PowerLaw,
+    x, # [...,M] eps*(score - top)
+    shift, # [...,1] eps*c
+    p, # like `x`: set to the weights, unless alpha = 1.5
+    s, # like `x`: set to the slopes
+):
+    "`weigh`, and the rows' sums of the weights and the slopes; for alpha = 1.5 it leaves `p` as it is."
+    if self.square:
+        t = torch.sub(x, shift-self.one, out=s).clamp_(min=0)
+        return torch.linalg.vector_norm(t, dim=-1, keepdim=True).square_(),_row_sum(t)
+    self.weigh(x, shift, p, s)
+    return _row_sum(p),_row_sum(s)
+
+# %% ../nbs/21_alpha.ipynb #pw000010
+@patch
+def repair(self:PowerLaw,
+    p, # [...,M] weights, changed in place
+    s, # [...,M] slopes
+    S, # [...,1] sum of `p`
+    slope, # [...,1] sum of `s`, overwritten
+):
+    "Takes what the weights, of sum `S`, are too much away from them by their slopes; returns the change of c."
+    over = (S-1).div_(slope)
+    F.threshold_(p.addcmul_(s, over, value=-1), self.least, 0.)
+    return over
+
+# %% ../nbs/21_alpha.ipynb #878774e7
 def _log_weights(p, eps):
     "log p, cut off where `p^-eps` would overflow."
     smallest = 85. if p.dtype==torch.float32 else 690.
@@ -215,6 +181,7 @@ def _start(law, x):
         shift = _step(law, shift, S, slope)
     return shift
 
+# %% ../nbs/21_alpha.ipynb #pw000012
 def solve_rows(
     law:PowerLaw, # the weights and slopes as functions of the shift
     x:Tensor, # [...,M] eps*(score - top); -inf takes no part, but every row has a largest element, 0
@@ -231,6 +198,56 @@ def solve_rows(
     over = law.repair(p, s, S, slope)
     if law.steep: return torch.where(S.isnan(), S, shift)  # a row that is no number has no shift
     return over.mul_(law.eps).add_(shift)
+
+# %% ../nbs/21_alpha.ipynb #pw000014
+@patch
+def weigh_again(self:PowerLaw,
+    x:Tensor, # [...,M] eps*(score - top)
+    shift:Tensor, # [...,1] as the solver gave it
+    p:Tensor, # like `x`: set to the weights
+    s:Tensor, # like `x`: set to the slopes
+    phi:Tensor|None=None, # like `x`: set to what `alpha_grad` needs
+):
+    "Weights and slopes for a backward pass, both exactly 0 off the support."
+    if self.square and phi is None: return self.weigh(x, shift, p, s)
+    if self.steep: return self.weigh_steep(x, shift, p, s, phi)
+    t,inside = self.lift(x, shift, p)
+    log_t = s if phi is None else phi
+    torch.log1p(t, out=log_t) if self.near_one else torch.log(t, out=log_t)
+    if self.square: s.copy_(t)
+    else: torch.mul(log_t, self.power, out=s).exp_()
+    self.clear(s, inside)
+    if self.near_one: t.add_(1)
+    if phi is not None:
+        if self.near_one: torch.mul(_psi(log_t), phi.div_(self.eps).square_(), out=phi)
+        else: phi.sub_(1).mul_(t)  # t log t - t
+    t.mul_(s)
+
+# %% ../nbs/21_alpha.ipynb #pw000015
+@patch
+def weigh_steep(self:PowerLaw,
+    x, # [...,M] eps*(score - top)
+    shift, # [...,1] as the solver gave it
+    p, # like `x`: set to the weights
+    s, # like `x`: set to the slopes
+    phi, # like `x`: set to what `alpha_grad` needs; or None
+):
+    "`weigh_again` for alpha > 2: the weights repaired as by the solver, and all else from these."
+    self.weigh(x, shift, p, s)
+    self.repair(p, s, _row_sum(p), _row_sum(s).clamp_(min=torch.finfo(s.dtype).tiny))
+    log_t = _log_weights(p, self.eps).mul_(self.eps)
+    torch.neg(log_t, out=s).exp_().mul_(p)
+    if phi is not None: torch.sub(log_t, 1, out=phi).mul_(log_t.exp_())  # t log t - t
+
+# %% ../nbs/21_alpha.ipynb #pw000016
+@patch
+def alpha_grad(self:PowerLaw,
+    dz, # [...,M] gradient of the scores
+    phi, # like `dz`, from `weigh_again`; overwritten
+):
+    "Gradient of alpha from those of the scores, row by row, [...,1]; overwrites `phi`."
+    row = _row_sum(phi.mul_(dz)).neg_()
+    return row if self.near_one else row.div_(self.eps).div_(self.eps)
 
 # %% ../nbs/21_alpha.ipynb #356395a9
 def _solve_into(out, z, eps):
@@ -261,21 +278,16 @@ def _weights(z, eps):
     return p
 
 # %% ../nbs/21_alpha.ipynb #d14939bd
-_CHUNK = 2**18 # numbers that stay in the cache of a core, one thread computing
-
-def _rows_together(rows):
-    "Rows of a chunk. Several threads take Python's lock after each operation: larger chunks, of which each gets two."
-    threads,fitting = torch.get_num_threads(),_CHUNK//rows.shape[1]
-    if threads==1: return max(1, fitting)
-    return max(1, min(2*fitting, len(rows)//(2*threads)), fitting//4)
+_CHUNK = 2**18 # numbers that stay in the cache of a core
 
 def _for_rows(
     work, # called as `work(slice)`; writes its result itself
     rows:Tensor, # [R,M]
 ):
-    "`work` on all rows, chunk by chunk on a CPU, each chunk by whichever thread is free."
-    size = _rows_together(rows) if rows.device.type=='cpu' else len(rows)
-    each(work, [slice(i, i+size) for i in range(0, len(rows), size)])
+    "`work` on all rows, on a CPU chunk by chunk; without a graph."
+    size = max(1, _CHUNK//rows.shape[1]) if rows.device.type=='cpu' else len(rows)
+    with torch.no_grad(), set_forward_mode(False):
+        for i in range(0, len(rows), size): work(slice(i, i+size))
 
 def _per_row(eps, shape):
     "`f(slice)` gives the eps of those rows of a tensor of `shape`: a float, or [R,1]."
@@ -386,6 +398,7 @@ def _push(p, eps, dz, deps):
     total = _row_sum(s)
     return s*(dz - _row_sum(s*dz)/(total + (total==0)))
 
+# %% ../nbs/21_alpha.ipynb #pw000018
 def _is_batched(x):
     "Whether a transform holds several gradients in one tensor."
     return torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._C._functorch.is_legacy_batchedtensor(x)
@@ -397,6 +410,7 @@ def _recorded():
     if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_PROXY) is not None: return True
     return torch.jit.is_tracing()
 
+# %% ../nbs/21_alpha.ipynb #pw000019
 class _Entmax(torch.autograd.Function):
     @staticmethod
     def forward(z, eps): # [...,M]; float, or broadcasts to [...,1]
@@ -424,6 +438,7 @@ class _Entmax(torch.autograd.Function):
         if in_dims[1] is not None: eps = eps.movedim(in_dims[1], 0)
         return _Entmax.apply(z, eps), 0
 
+# %% ../nbs/21_alpha.ipynb #pw000020
 class _EntmaxBothModes(_Entmax):
     "With forward mode."
     @staticmethod
@@ -437,6 +452,7 @@ class _EntmaxBothModes(_Entmax):
         if in_dims[1] is not None: eps = eps.movedim(in_dims[1], 0)
         return _EntmaxBothModes.apply(z, eps), 0
 
+# %% ../nbs/21_alpha.ipynb #pw000021
 def _forward_levels():
     "How many forward-mode transforms of `torch.func` are nested around this call."
     if not torch._C._are_functorch_transforms_active(): return 0

@@ -6,13 +6,14 @@
 __all__ = ['turn_rows', 'WindowedLayer']
 
 # %% ../nbs/46_cache.ipynb #9642f529
-import math
 from dataclasses import dataclass
-import torch, torch.nn.functional as F
+import torch
+from fastcore.basics import patch
 from torch import Tensor
 from .padding import PaddingMask
 from .window import Window
-from .alpha import entmax
+from .band.plan import Inputs, Plan, describe
+from .native import core
 from .ops import attention
 
 # %% ../nbs/46_cache.ipynb #7549c5ba
@@ -24,8 +25,8 @@ def _reach_back(window, heads):
 
 # %% ../nbs/46_cache.ipynb #9d8080df
 def _fixed_window(window, heads):
-    "`window` with widths [heads] that no longer learn."
-    if not isinstance(window, Window): return window
+    "A pair (w, 0), or a `Window` with widths [heads] that no longer learn."
+    if not isinstance(window, Window): return None if window is None else (_reach_back(window, 1)[0],0)
     if window.unit!='tokens':
         raise ValueError(f"window: expected widths in tokens, got unit={window.unit!r}: "
                          "the length of a text that is still being written is unknown")
@@ -48,7 +49,6 @@ class _Group:
     v:Tensor|None=None   # [B,g,capacity,dv]
     start:int=0          # position of the first token behind the leading ones
     recent:int=0         # number of tokens behind the leading ones
-    log_window:Tensor|None=None # [g,H/Hkv,table]: logarithm of the window at distances table-1 .. 0
 
 def _sliced(heads):
     "Heads in a row as a slice, which takes no copy to index with."
@@ -81,11 +81,12 @@ def _moved(x, n_lead, rows, capacity):
     return buffer
 
 # %% ../nbs/46_cache.ipynb #68d0d7d3
-def _append(group, k, v, n_lead, keep_all=False):
-    "Write new keys [B,g,n,d] behind the others. Keys that no later query reaches are dropped, unless `keep_all`."
+def _append(group, k, v, n_lead, keep_all=False, whole=False):
+    """Write new keys [B,g,n,d] behind the others. Keys that no later query reaches are dropped, unless `keep_all`;
+    with `whole` those of the new ones stay."""
     if group.k is None:
         group.k,group.v = (x.new_zeros(*x.shape[:2], n_lead, x.shape[3]) for x in (k, v))
-    if group.reach is not None and not keep_all and k.shape[2]>max(group.reach, 1):
+    if group.reach is not None and not (keep_all or whole) and k.shape[2]>max(group.reach, 1):
         skipped = k.shape[2]-max(group.reach, 1)  # no later query reaches these, nor anything before
         k,v = k[:,:,skipped:],v[:,:,skipped:]
         group.start,group.recent = group.start+group.recent+skipped,0
@@ -124,7 +125,8 @@ def turn_rows(
 
 def _prompt(layer, q, k, v, keep):
     "Attention of a prompt to itself."
-    options = dict(window=layer.window, is_causal=True, n_global=layer.n_global, alpha=layer.alpha, scale=layer.scale)
+    options = dict(window=layer.window, is_causal=True, n_global=layer.n_global, alpha=layer.alpha, scale=layer.scale,
+                   softcap=layer.softcap, sink=layer.sink)
     if layer.padded is None:
         return attention(q, k, v, padding=None if keep is None else PaddingMask(keep), **options)
     real_first = PaddingMask(turn_rows(keep[:,None,:,None], layer.padded)[:,0,:,0])
@@ -152,267 +154,63 @@ def _write_leading(group, k, v, n_lead, at, padded):
         buffer[:,:,:n_lead] = torch.where(here, found, buffer[:,:,:n_lead])
     return k,v
 
-# %% ../nbs/46_cache.ipynb #c3b9ebee
-def _log_window(window, q_heads, heads, per_kv, length):
-    "[g,H/Hkv,length]: the logarithm of the window at distances length-1 .. 0."
-    distance = torch.arange(length-1, -1, -1)
-    if isinstance(window, Window):
-        sigma = window.sigma[q_heads]
-        table = window.replace(sigma=sigma).log_mask(-distance.to(sigma.device))[0]
-    else:
-        back = _reach_back(window, 1)[0]
-        seen = distance>=0 if back is None else distance<=back
-        table = torch.zeros(length).masked_fill(~seen, -math.inf).expand(heads, length)
-    return table.to(torch.promote_types(table.dtype, torch.float32)).unflatten(0, (-1, per_kv))
-
-# %% ../nbs/46_cache.ipynb #3c215ad7
-def _recent_table(layer, group, length):
-    "The logarithm of the window at distances length-1 .. 0, from a table that grows when it must."
-    if group.log_window is None or group.log_window.shape[-1]<length:
-        known = 64 if group.log_window is None else group.log_window.shape[-1]
-        heads = group.k.shape[1]*layer.per_kv
-        table = _log_window(layer.window, group.q_heads, heads, layer.per_kv, max(length, 2*known))
-        group.log_window = table.to(group.k.device)
-    return group.log_window[...,group.log_window.shape[-1]-length:]            # [g,H/Hkv,length]
-
-def _bias(layer, group, n, total, leading, keep):
-    "Terms added to the scores of the newest `n` of `total` tokens, [B|1,g,H/Hkv,n,leading+recent]."
-    device,recent = group.k.device,max(total-group.start, 0)
-    query = total-n+torch.arange(n, device=device)[:,None]                     # [n,1]
-    key = group.start+torch.arange(recent, device=device)                      # [recent]
-    table = _recent_table(layer, group, recent)
-    near = table[...,(recent-1-(query-key)).clamp(0, recent-1)]                # [g,H/Hkv,n,recent]
-    near = near.masked_fill(key>query, -math.inf)[None]
-    lead = torch.arange(leading, device=device)[None]                          # [1,leading] positions
-    if layer.padded is not None:
-        lead = lead+layer.padded[:,None]                                       # [B,leading]
-        twice = key<layer.padded[:,None]+layer.n_global                        # [B,recent]
-        near = near.masked_fill(twice[:,None,None,None], -math.inf)
-    far = torch.zeros(len(lead), 1, 1, n, leading, device=device).masked_fill(lead[:,None,None,None]>query, -math.inf)
-    if keep is not None:
-        near = near.masked_fill(~keep[:,None,None,None,group.start:total], -math.inf)
-        real = keep.gather(1, lead.expand(len(keep), leading).clamp(max=total-1))
-        far = far.masked_fill(~real[:,None,None,None], -math.inf)
-    rows = max(len(near), len(far))
-    far = far.expand(rows, *near.shape[1:3], n, leading)
-    return torch.cat([far, near.expand(rows, *near.shape[1:])], -1)
-
-# %% ../nbs/46_cache.ipynb #08fbbdb5
-def _weighed(q, k, v, bias, alpha, scale):
-    "Attention of q [B,g,R,d] to k, v [B,g,L,d] with `bias` [B|1,g,R,L] added; alpha is None or [1,g,R,1]."
-    bias = bias.to(q.dtype)
-    if alpha is None: return F.scaled_dot_product_attention(q, k, v, bias, scale=scale)
-    scores = q@k.mT*(q.shape[-1]**-.5 if scale is None else scale) + bias
-    return entmax(scores, alpha)@v
-
-def _pick(x, heads, all_heads):
-    "Some of the heads of `x` [B,H,n,d]."
-    return x if heads==slice(0, all_heads) else x[:,heads]
-
-def _alpha_rows(layer, group, n):
-    "Alpha of the rows of a group, [1,g,H/Hkv*n,1], or the one number for all."
-    if not isinstance(layer.alpha, Tensor) or layer.alpha.dim()==0: return layer.alpha
-    alpha = layer.alpha[group.q_heads].view(1, -1, layer.per_kv, 1)
-    return alpha.repeat_interleave(n, 2)
-
-# %% ../nbs/46_cache.ipynb #46a0d002
-@dataclass
-class _Join:
-    """Groups whose recent keys lie end to end.
-
-    Each of the g key heads has its leading keys, reach+1 recent ones and the spare places."""
-    groups:list         # of `_Group`; their k and v are views
-    kv_heads:slice|list # the g key heads, in the order of the memory
-    q_heads:slice|list  # the h query heads that they serve
-    k:Tensor            # [B,total,d]
-    v:Tensor            # [B,total,dv]
-    spare:int           # places of each head beyond those that a query reaches
-    next:Tensor         # [g] where the next key goes when the spare places are all free
-    kept:Tensor         # [total] where each place's key is found when the spare places are all used
-    sliding:Tensor      # [h,total+spare]: logarithm of the window; `spare - used` places on is the mask
-    leading:Tensor|None # [h,total]: 0 for a head's own leading keys, else -inf; None where there are none
-    views:list|None=None # [(k, v)] as the groups have them, to see whether they still do
-
-_CALL = 17_000 # pairs of query and key that cost as much as a call
-
+# %% ../nbs/46_cache.ipynb #f45a7b03
 def _list(heads): return list(range(heads.start, heads.stop)) if isinstance(heads, slice) else heads
 
-def _is_full(group): return group.reach is not None and group.recent>=group.reach
-
-def _chunks_to_join(layer):
-    "The groups that have all the keys they can use, in lists of those that are cheaper together."
-    full = sorted((g for g in layer.groups if _is_full(g)), key=lambda g: g.reach)
-    chunks,heads,keys = [],0,0 # of the last chunk: query heads, and keys of all key heads
-    for group in full:
-        g = group.k.shape[1]
-        own_heads,own_keys = g*layer.per_kv,g*(layer.n_global+group.reach+1)
-        more = (heads+own_heads)*(keys+own_keys) - heads*keys - layer.per_kv*own_keys
-        if chunks and more<_CALL: chunks[-1].append(group)
-        else: chunks,heads,keys = [*chunks,[group]],0,0
-        heads,keys = heads+own_heads,keys+own_keys
-    in_order = [sorted(chunk, key=lambda g: _list(g.kv_heads)) for chunk in chunks] # heads in a row need no copy
-    return [chunk for chunk in in_order if len(chunk)>1]
-
-# %% ../nbs/46_cache.ipynb #46a0d003
-def _lay_out(join, n_lead):
-    "Give the groups their views of the joined memory."
-    at,join.views = 0,[]
-    for group in join.groups:
-        g,places = group.k.shape[1],n_lead+group.reach+1+join.spare
-        group.k,group.v = (x[:,at:at+g*places].unflatten(1, (g,places)) for x in (join.k, join.v))
-        join.views.append((group.k, group.v))
-        at += g*places
-
-def _masks(layer, groups, spare, like):
-    "`sliding` and `leading` of a join."
-    n_lead,per_kv = layer.n_global,layer.per_kv
-    total = sum(g.k.shape[1]*(n_lead+g.reach+1+spare) for g in groups)
-    queries = per_kv*sum(g.k.shape[1] for g in groups)
-    sliding,leading = (torch.full((queries,n), -math.inf, dtype=like.dtype) for n in (total+spare, total))
-    at = row = 0
-    for group in groups:
-        g,recent = group.k.shape[1],group.reach+1
-        window = _log_window(layer.window, group.q_heads, g*per_kv, per_kv, recent) # [g,H/Hkv,reach+1]
-        for head in range(g):
-            rows = slice(row, row+per_kv)
-            sliding[rows,at+n_lead+spare:at+n_lead+spare+recent] = window[head]
-            leading[rows,at:at+n_lead] = 0
-            at,row = at+n_lead+recent+spare,row+per_kv
-    return sliding.to(like.device),leading.to(like.device) if n_lead else None
-
-def _join(layer, groups):
-    "The keys and values of full groups, copied into one memory."
-    n_lead,device = layer.n_global,groups[0].k.device
-    needed,heads = (sum(f(g)*g.k.shape[1] for g in groups) for f in (lambda g: g.reach+1, lambda g: 1))
-    spare = max(needed//(_SPARE*heads), 1)
-    keys,values,first,kept,at = [],[],[],[],0
-    for group in groups:
-        lead,recent = slice(0, n_lead),slice(n_lead+group.recent-group.reach, n_lead+group.recent)
-        for x,parts in ((group.k, keys), (group.v, values)):
-            used = torch.cat([x[:,:,lead], x[:,:,recent]], 2)
-            parts.append(F.pad(used, (0, 0, 0, 1+spare)).flatten(1, 2))  # zeros: what stands there is multiplied
-        group.start,group.recent = group.start+group.recent-group.reach,group.reach
-        for _ in range(group.k.shape[1]):
-            newest = at+n_lead+group.reach
-            first.append(newest)
-            kept += [*range(at, at+n_lead), *range(at+n_lead+spare+1, newest+spare+1), *[newest]*(spare+1)]
-            at = newest+spare+1
-    sliding,leading = _masks(layer, groups, spare, keys[0])
-    kv_heads = _sliced([h for g in groups for h in _list(g.kv_heads)])
-    q_heads = _sliced([h for g in groups for h in _list(g.q_heads)])
-    join = _Join(groups, kv_heads, q_heads, torch.cat(keys, 1), torch.cat(values, 1), spare,
-                 torch.tensor(first, device=device), torch.tensor(kept, device=device), sliding, leading)
-    _lay_out(join, n_lead)
-    return join
-
-# %% ../nbs/46_cache.ipynb #46a0d005
-def _used(join):
-    "Spare places in use, the same for every group; None where the join no longer holds."
-    own = all(g.k is k and g.v is v for g,(k,v) in zip(join.groups, join.views))
-    used = {g.recent-g.reach-1 for g in join.groups}
-    return used.pop() if own and len(used)==1 and -1<=min(used)<=join.spare else None
-
-def _joins(layer): # -> [(`_Join`, spare places in use)]
-    "The joins of a layer, made where there are none or where more groups have become full."
-    full = sum(map(_is_full, layer.groups))
-    if layer.joins is not None and layer.joined_full==full:
-        joins = [(join,_used(join)) for join in layer.joins]
-        if all(used is not None for _,used in joins): return joins
-    layer.joins,layer.joined_full = [_join(layer, groups) for groups in _chunks_to_join(layer)],full
-    return [(join,_used(join)) for join in layer.joins]
-
-def _one_of_join(layer, join, used, q, k, v):
-    "The newest query of joined groups, [B,h,1,dv]; so many spare places are `used`."
-    used += 1
-    if used>join.spare:
-        join.k,join.v = (x.index_select(1, join.kept) for x in (join.k, join.v))
-        _lay_out(join, layer.n_global)
-        for g in join.groups: g.start,g.recent = g.start+g.recent-g.reach,g.reach
-        used = 0
-    places = join.next+used
-    for memory,new in ((join.k, k), (join.v, v)):
-        memory.index_copy_(1, places, _pick(new, join.kv_heads, layer.kv_heads)[:,:,0])
-    for g in join.groups: g.recent += 1
-    mask = join.sliding[:,join.spare-used:join.spare-used+join.k.shape[1]]     # [h,total]
-    if join.leading is not None: mask = torch.maximum(mask, join.leading)
-    rows = _pick(q, join.q_heads, layer.heads).transpose(1, 2)                 # [B,1,h,d]
-    alpha = layer.alpha
-    if isinstance(alpha, Tensor) and alpha.dim(): alpha = alpha[join.q_heads].view(1, 1, -1, 1)
-    return _weighed(rows, join.k[:,None], join.v[:,None], mask[None,None], alpha, layer.scale).transpose(1, 2)
-
-def _one_of_group(layer, group, q, k, v):
-    "The newest query of a group, [B,g*H/Hkv,1,dv]."
-    n_lead = layer.n_global
-    new_k,new_v = (_pick(x, group.kv_heads, layer.kv_heads) for x in (k, v))
-    _append(group, new_k, new_v, n_lead, layer.record_past)
-    used = n_lead+group.recent
-    bias = F.pad(_recent_table(layer, group, group.recent), (n_lead, 0))
-    rows = _pick(q, group.q_heads, layer.heads).view(len(q), -1, layer.per_kv, q.shape[-1])
-    alpha = _alpha_rows(layer, group, 1)
-    mixed = _weighed(rows, group.k[:,:,:used], group.v[:,:,:used], bias[None], alpha, layer.scale)
-    return mixed.view(len(q), -1, 1, v.shape[-1])
-
-def _one(layer, q, k, v):
-    "The newest query, of rows without padding that have all their leading tokens."
-    joins = [] if layer.record_past or len(layer.groups)==1 else _joins(layer)
-    if joins and joins[0][0].q_heads==slice(0, layer.heads): return _one_of_join(layer, *joins[0], q, k, v)
-    joined = [g for join,_ in joins for g in join.groups]
-    alone = [g for g in layer.groups if not any(g is other for other in joined)]
-    out = q.new_empty(*q.shape[:3], v.shape[-1])
-    for join,used in joins: out[:,join.q_heads] = _one_of_join(layer, join, used, q, k, v)
-    for group in alone: out[:,group.q_heads] = _one_of_group(layer, group, q, k, v)
-    return out
-
-# %% ../nbs/46_cache.ipynb #1f388fa7
-def _few(layer, q, k, v, keep):
-    "The newest queries, with all keys that are kept for them."
-    n,at,n_lead = k.shape[2],layer.seen,layer.n_global
-    out = q.new_empty(*q.shape[:3], v.shape[-1])
+def _addresses(layer):
+    "[B*Hkv,3] int64: where the keys and values of each key head lie, and the position of the first row."
+    found = [None]*layer.batch*layer.kv_heads
     for group in layer.groups:
-        new_k,new_v = (_pick(x, group.kv_heads, layer.kv_heads) for x in (k, v))
-        new_k,new_v = _write_leading(group, new_k, new_v, n_lead, at, layer.padded)
-        if n==1: _append(group, new_k, new_v, n_lead, layer.record_past)
-        leading = n_lead if layer.padded is not None else min(n_lead, at+n)
-        used = leading+group.recent
-        keys,values = group.k[:,:,:used],group.v[:,:,:used]
-        if n>1: keys,values = torch.cat([keys, new_k], 2),torch.cat([values, new_v], 2)
-        bias = _bias(layer, group, n, at+n, leading, keep).flatten(2, 3)       # [B|1,g,H/Hkv*n,L]
-        rows = _pick(q, group.q_heads, layer.heads).unflatten(1, (-1, layer.per_kv)).flatten(2, 3)
-        mixed = _weighed(rows, keys, values, bias, _alpha_rows(layer, group, n), layer.scale)
-        out[:,group.q_heads] = mixed.unflatten(2, (layer.per_kv, n)).flatten(1, 2)
-        if n>1: _append(group, new_k, new_v, n_lead, layer.record_past)
-    return out
+        shift = group.start-layer.n_global
+        keys,values,size = group.k.data_ptr(),group.v.data_ptr(),group.k.element_size()
+        (kb,kh,*_),(vb,vh,*_) = group.k.stride(),group.v.stride()
+        for i,head in enumerate(_list(group.kv_heads)):
+            for b in range(layer.batch):
+                found[b*layer.kv_heads+head] = keys+size*(b*kb+i*kh),values+size*(b*vb+i*vh),shift
+    return torch.tensor(found, device='cpu')
 
-# %% ../nbs/46_cache.ipynb #efcaad2b
-def _chunk(layer, q, k, v, keep):
-    "A long run of queries behind others, by attention in a band."
-    n,n_lead,total = k.shape[2],layer.n_global,layer.seen+k.shape[2]
-    out = q.new_empty(*q.shape[:3], v.shape[-1])
+def _by_core(layer, x, n, total):
+    "Attention of the newest `n` of `total` tokens, whose keys are in the buffers."
+    plan = Plan(layer.factor(x.q), layer.softcap or 0., q_offset=total-n, n_global=layer.n_global, is_causal=True,
+                **layer.described(x.q.device)[0])
+    return core.forward(plan, x, (_addresses(layer),layer.padded,total))[0]
+
+# %% ../nbs/46_cache.ipynb #4c4afcea
+def _bias(layer, group, queries, recent, keep):
+    "Terms added to the scores of `queries` [n], for the leading places and `recent` positions [r]: [B|1,h|1,n,lead+r]."
+    origin = torch.zeros(1, dtype=torch.int64, device=queries.device) if layer.padded is None else layer.padded
+    lead = origin[:,None]+torch.arange(layer.n_global, device=queries.device)  # [B|1,lead] positions
+    place = torch.cat([lead, recent.expand(len(lead), -1)], 1)
+    see = (place[:,None]<=queries[:,None])[:,None]                             # [B|1,1,n,lead+r]
+    twice = recent<origin[:,None]+layer.n_global                               # [B|1,r]
+    see = see & torch.cat([torch.ones_like(lead, dtype=torch.bool), ~twice], 1)[:,None,None]
+    if keep is not None: see = see & keep.gather(1, place.clamp(max=keep.shape[1]-1).expand(len(keep), -1))[:,None,None]
+    offset = recent-queries[:,None]                                            # [n,r]
+    if isinstance(layer.window, Window):
+        near = layer.window.replace(sigma=layer.window.sigma[group.q_heads]).log_mask(offset)
+    else: near = torch.zeros(offset.shape, device=offset.device)[None,None]
+    if group.reach is not None: near = near.masked_fill(offset<-group.reach, -torch.inf)
+    bias = torch.cat([near.new_zeros(*near.shape[:-1], layer.n_global), near], -1)
+    return torch.where(see, bias, -torch.inf)
+
+def _by_pieces(layer, x, n, total):
+    "The same, group by group and 64 queries at a time."
+    out = x.q.new_empty(*x.q.shape[:3], x.v.shape[3])
     for group in layer.groups:
-        new_k,new_v = (_pick(x, group.kv_heads, layer.kv_heads) for x in (k, v))
-        used = n_lead+group.recent
-        keys,values = (torch.cat([old[:,:,:used], new], 2) for old,new in ((group.k, new_k), (group.v, new_v)))
-        padding = None
-        if keep is not None:
-            lead = torch.arange(n_lead, device=k.device).expand(len(k), n_lead)
-            recent = keep[:,group.start:total]
-            if layer.padded is not None:
-                lead = lead+layer.padded[:,None]
-                position = torch.arange(group.start, total, device=k.device)
-                recent = recent & (position>=layer.padded[:,None]+n_lead)
-            padding = PaddingMask(torch.cat([keep.gather(1, lead), recent], 1))
-        window,alpha = layer.window,layer.alpha
-        if isinstance(window, Window): window = window.replace(sigma=window.sigma[group.q_heads])
-        if isinstance(alpha, Tensor) and alpha.dim(): alpha = alpha[group.q_heads]
-        out[:,group.q_heads] = attention(
-            _pick(q, group.q_heads, layer.heads), keys, values, padding=padding, window=window, alpha=alpha,
-            is_causal=True, n_global=n_lead, q_offset=used, scale=layer.scale)
-        _append(group, new_k, new_v, n_lead, layer.record_past)
+        alpha,sink = (t[group.q_heads] if isinstance(t, Tensor) and t.dim() else t for t in (layer.alpha,layer.sink))
+        for i in range(0, n, 64):
+            queries = torch.arange(total-n+i, total-n+min(i+64, n), device=x.q.device)
+            first = 0 if group.reach is None else max(total-n+i-group.reach-group.start, 0)
+            recent = torch.arange(group.start+first, total-n+min(i+64, n), device=x.q.device)
+            rows = slice(layer.n_global+first, layer.n_global+first+len(recent))
+            keys,values = (torch.cat([t[:,:,:layer.n_global], t[:,:,rows]], 2) for t in (group.k,group.v))
+            bias = _bias(layer, group, queries, recent, x.keep)
+            q = x.q[:,group.q_heads,i:i+64]
+            out[:,group.q_heads,i:i+64] = attention(q, keys, values, bias.to(torch.promote_types(q.dtype, torch.float32)),
+                                                    alpha=alpha, sink=sink, softcap=layer.softcap, scale=layer.scale)
     return out
 
-# %% ../nbs/46_cache.ipynb #d4c15311
-_FEW = 32 # queries up to which all kept keys are multiplied
-
+# %% ../nbs/46_cache.ipynb #e7d1981a
 class WindowedLayer:
     "The keys and values of one causal layer that its windows still reach, and attention to them."
     def __init__(self,
@@ -423,6 +221,8 @@ class WindowedLayer:
         n_global:int=0, # leading real tokens of each row that every query sees
         alpha:float|Tensor|None=None, # entmax instead of softmax; a number or [H], >= 1
         scale:float|None=None, # factor of the scores (default 1/sqrt(d))
+        softcap:float|None=None, # c of `c tanh(score/c)`, as in Gemma 2
+        sink:Tensor|None=None, # [H], a logit that takes weight and gives no value, as in gpt-oss
     ):
         kv_heads = heads if kv_heads is None else kv_heads
         if heads<1 or kv_heads<1 or heads%kv_heads:
@@ -430,136 +230,174 @@ class WindowedLayer:
         if isinstance(n_global, bool) or not isinstance(n_global, int) or n_global<0:
             raise ValueError(f"n_global: expected an int >= 0, got {n_global!r}")
         self.heads,self.kv_heads,self.per_kv = heads,kv_heads,heads//kv_heads
-        self.window,self.n_global,self.scale = _fixed_window(window, heads),n_global,scale
-        self.alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
+        self.window,self.n_global = _fixed_window(window, heads),n_global
+        self.scale,self.softcap = scale,softcap
+        self.alpha,self.sink = (x.detach() if isinstance(x, Tensor) else x for x in (alpha,sink))
         self.record_past = False # whether nothing is dropped until `crop`
         self.reset()
 
-    def reset(self):
-        "Forget everything."
-        self.groups = _groups(_reach_back(self.window, self.heads), self.kv_heads)
-        self.joins,self.joined_full = None,0 # see `_joins`
-        self.seen = 0      # tokens so far
-        self.padded = None # [B] left padding of each row, where there is some and there are leading tokens
+# %% ../nbs/46_cache.ipynb #329cd614
+@patch
+def reset(self:WindowedLayer):
+    "Forget everything."
+    self.groups = _groups(_reach_back(self.window, self.heads), self.kv_heads)
+    self.seen = 0      # tokens so far
+    self.padded = None # [B] left padding of each row, where there is some and there are leading tokens
+    self._described = None # the window as a plan has it, on the device of the queries
 
-    def attend(self,
-        q:Tensor, # [B,H,n,d] queries of the n newest tokens
-        k:Tensor, # [B,Hkv,n,d] their keys
-        v:Tensor, # [B,Hkv,n,dv] and values
-        keep:Tensor|None=None, # [B,seen+n] bool over all tokens so far, True is real
-    ) -> Tensor: # [B,H,n,dv]
-        "Attention of the new queries to the kept keys and the new ones, which are kept in turn."
-        self._check(q, k, v, keep)
-        if keep is not None and keep.all(): keep = None
-        if self.padded is not None and keep is not None: self.padded = _left_padding(keep)
-        if self.seen==0: out = self._start(q, k, v, keep)
-        elif k.shape[2]>_FEW and self.seen>=self._leading_end(): out = _chunk(self, q, k, v, keep)
-        elif k.shape[2]==1 and keep is None and self.padded is None and self.seen>=self.n_global:
-            out = _one(self, q, k, v)
-        else: out = _few(self, q, k, v, keep)
-        self.seen += k.shape[2]
-        return out
+@patch
+def described(self:WindowedLayer,
+    device, # of the queries
+) -> tuple: # (numbers of the plan, sigma, table)
+    "The window as the core takes it, made once."
+    if self._described is None or self._described[0]!=device:
+        self._described = device,describe(self.window, 1, 2**31-1, 0, device)
+    return self._described[1]
 
-    def _start(self, q, k, v, keep):
-        if keep is not None and self.n_global and not keep[:,0].all(): self.padded = _left_padding(keep)
-        for group in self.groups:
-            group.start = self._base()
-            new_k,new_v = (_pick(x, group.kv_heads, self.kv_heads) for x in (k, v))
-            group.k,group.v = (x.new_zeros(*x.shape[:2], self.n_global, x.shape[3]) for x in (new_k, new_v))
-            new = _write_leading(group, new_k, new_v, self.n_global, 0, self.padded)
-            _append(group, *new, self.n_global, self.record_past)
-        return _prompt(self, q, k, v, keep)
+@patch
+def factor(self:WindowedLayer,
+    q:Tensor, # [...,d]
+) -> float:
+    "The factor of the scores."
+    return max(q.shape[-1], 1)**-.5 if self.scale is None else self.scale
 
-    def _base(self): return 0 if self.padded is not None else self.n_global
+# %% ../nbs/46_cache.ipynb #9e0fd437
+@patch
+@torch.no_grad()
+def attend(self:WindowedLayer,
+    q:Tensor, # [B,H,n,d] queries of the n newest tokens
+    k:Tensor, # [B,Hkv,n,d] their keys
+    v:Tensor, # [B,Hkv,n,dv] and values
+    keep:Tensor|None=None, # [B,seen+n] bool over all tokens so far, True is real
+) -> Tensor: # [B,H,n,dv]
+    "Attention of the new queries to the kept keys and the new ones, which are kept in turn."
+    self._check(q, k, v, keep)
+    if keep is not None and keep.all(): keep = None
+    if self.padded is not None and keep is not None: self.padded = _left_padding(keep)
+    n,total = k.shape[2],self.seen+k.shape[2]
+    if self.seen==0: out = self._start(q, k, v, keep)
+    else:
+        self._write(k, v, whole=True)
+        alpha = self.alpha if self.alpha is None else torch.as_tensor(self.alpha, device=q.device)
+        x = Inputs(q, k, v, *self.described(q.device)[1:], alpha, sink=self.sink, keep=keep)
+        out = (_by_core if core.serves(x) else _by_pieces)(self, x, n, total)
+        if n>1 and not self.record_past:
+            for group in self.groups: _trim(group, self.n_global)
+    self.seen = total
+    return out
 
-    def _leading_end(self):
-        "The position from which on the leading tokens of every row are known."
-        return self.n_global + (0 if self.padded is None else int(self.padded.max()))
+# %% ../nbs/46_cache.ipynb #ac99fd8a
+@patch
+def _start(self:WindowedLayer, q, k, v, keep):
+    "The first call: attention of a prompt to itself."
+    if keep is not None and self.n_global and not keep[:,0].all(): self.padded = _left_padding(keep)
+    for group in self.groups:
+        group.start = self._base()
+        group.k,group.v = (x.new_zeros(len(x), len(_list(group.kv_heads)), self.n_global, x.shape[3]) for x in (k, v))
+    self._write(k, v)
+    return _prompt(self, q, k, v, keep)
 
-    def _check(self, q, k, v, keep):
-        b,_,n,_ = q.shape if isinstance(q, Tensor) and q.dim()==4 else 'B_n_'
-        for name,x,h in (('q', q, self.heads), ('k', k, self.kv_heads), ('v', v, self.kv_heads)):
-            if not isinstance(x, Tensor) or x.dim()!=4 or x.shape[:3]!=(b, h, n):
-                raise ValueError(f"{name}: expected [{b},{h},{n},d], got {tuple(getattr(x, 'shape', ()))}")
-        if keep is not None and (keep.dtype!=torch.bool or keep.shape!=(b, self.seen+n)):
-            raise ValueError(f"keep: expected bool [B,seen+n]={b, self.seen+n}, "
-                             f"got {keep.dtype} {tuple(keep.shape)}")
-        held = self.groups[0].k
-        if self.seen and (held.shape[0]!=b or held.shape[3]!=k.shape[3]):
-            raise ValueError(f"k: expected batch {held.shape[0]} and width {held.shape[3]} as in the calls before, "
-                             f"got {tuple(k.shape)}")
-        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-            raise RuntimeError("q: expected tensors without a graph, got one that wants a gradient; "
-                               "a cache is for torch.no_grad()")
+@patch
+def _write(self:WindowedLayer, k, v, whole=False):
+    "New keys and values to their buffers."
+    for group in self.groups:
+        new = (x if group.kv_heads==slice(0, self.kv_heads) else x[:,group.kv_heads] for x in (k, v))
+        new = _write_leading(group, *new, self.n_global, self.seen, self.padded)
+        _append(group, *new, self.n_global, self.record_past, whole)
 
-    @property
-    def nbytes(self) -> int: # bytes
-        "Memory of the keys and values."
-        return sum(x.numel()*x.element_size() for g in self.groups for x in (g.k, g.v) if x is not None)
+@patch
+def _base(self:WindowedLayer): return 0 if self.padded is not None else self.n_global
 
-    def crop(self,
-        tokens:int, # how many of the newest to take back, >= 0
-    ):
-        "Take back the newest tokens, as speculative decoding does with rejected ones."
-        if not 0<=tokens<=self.seen:
-            raise ValueError(f"tokens: expected 0 to {self.seen}, the tokens so far, got {tokens}")
-        left = self.seen-tokens
-        if left==0: return self.reset()
-        for g in self.groups:
-            needed = self._base() if g.reach is None else max(left-g.reach, self._base())
-            if tokens and g.start>needed:
-                raise ValueError(f"tokens: expected so few that the keys before them are still there, got {tokens}; "
-                                 "set record_past=True before tokens that may have to go")
-        for g in self.groups:
-            g.recent = max(left-g.start, 0)
-            if self.record_past: _trim(g, self.n_global)
-        self.seen = left
+# %% ../nbs/46_cache.ipynb #deea3770
+@patch
+def _check(self:WindowedLayer, q, k, v, keep):
+    "Shapes, and nothing that learns."
+    b,_,n,_ = q.shape if isinstance(q, Tensor) and q.dim()==4 else 'B_n_'
+    for name,x,h in (('q', q, self.heads), ('k', k, self.kv_heads), ('v', v, self.kv_heads)):
+        if not isinstance(x, Tensor) or x.dim()!=4 or x.shape[:3]!=(b, h, n):
+            raise ValueError(f"{name}: expected [{b},{h},{n},d], got {tuple(getattr(x, 'shape', ()))}")
+    if keep is not None and (keep.dtype!=torch.bool or keep.shape!=(b, self.seen+n)):
+        raise ValueError(f"keep: expected bool [B,seen+n]={b, self.seen+n}, "
+                         f"got {keep.dtype} {tuple(keep.shape)}")
+    held = self.groups[0].k
+    if self.seen and (held.shape[0]!=b or held.shape[3]!=k.shape[3]):
+        raise ValueError(f"k: expected batch {held.shape[0]} and width {held.shape[3]} as in the calls before, "
+                         f"got {tuple(k.shape)}")
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise RuntimeError("q: expected tensors without a graph, got one that wants a gradient; "
+                           "a cache is for torch.no_grad()")
 
-    def select(self,
-        rows:Tensor, # [B'] int64
-    ):
-        "Rows of the batch in another order, some left out or repeated: beams, and candidates."
-        held = [join for join in self.joins or [] if _used(join) is not None]
-        for join in held:
-            join.k,join.v = (x[rows.to(x.device)] for x in (join.k, join.v))
-            _lay_out(join, self.n_global)
-        joined = [id(g) for join in held for g in join.groups]
-        for g in self.groups:
-            if g.k is not None and id(g) not in joined: g.k,g.v = g.k[rows.to(g.k.device)],g.v[rows.to(g.v.device)]
-        if self.padded is not None: self.padded = self.padded[rows.to(self.padded.device)]
+# %% ../nbs/46_cache.ipynb #ac3e3b77
+@patch
+def crop(self:WindowedLayer,
+    tokens:int, # how many of the newest to take back, >= 0
+):
+    "Take back the newest tokens, as speculative decoding does with rejected ones."
+    if not 0<=tokens<=self.seen:
+        raise ValueError(f"tokens: expected 0 to {self.seen}, the tokens so far, got {tokens}")
+    left = self.seen-tokens
+    if left==0: return self.reset()
+    for g in self.groups:
+        needed = self._base() if g.reach is None else max(left-g.reach, self._base())
+        if tokens and g.start>needed:
+            raise ValueError(f"tokens: expected so few that the keys before them are still there, got {tokens}; "
+                             "set record_past=True before tokens that may have to go")
+    for g in self.groups:
+        g.recent = max(left-g.start, 0)
+        if self.record_past: _trim(g, self.n_global)
+    self.seen = left
 
-    @property
-    def batch(self) -> int: return len(self.groups[0].k)
+# %% ../nbs/46_cache.ipynb #50da5da0
+@patch
+def select(self:WindowedLayer,
+    rows:Tensor, # [B'] int64
+):
+    "Rows of the batch in another order, some left out or repeated: beams, and candidates."
+    for g in self.groups:
+        if g.k is not None: g.k,g.v = g.k[rows.to(g.k.device)],g.v[rows.to(g.v.device)]
+    if self.padded is not None: self.padded = self.padded[rows.to(self.padded.device)]
 
-    def state(self) -> tuple[dict,dict]:
-        "Numbers and tensors from which `load_state` continues."
-        numbers = dict(seen=self.seen, reach=[g.reach for g in self.groups], start=[g.start for g in self.groups])
-        tensors = {} if self.padded is None else dict(padded=self.padded)
-        for i,g in enumerate(self.groups):
-            if g.k is not None:
-                used = self.n_global+g.recent
-                tensors |= {f'{i}.k': g.k[:,:,:used], f'{i}.v': g.v[:,:,:used]}
-        return numbers,tensors
+@patch(as_prop=True)
+def batch(self:WindowedLayer) -> int: return len(self.groups[0].k)
 
-    def load_state(self,
-        numbers:dict, # the first result of `state`
-        tensors:dict, # the second
-    ):
-        "Continue from a `state`."
-        if numbers['reach']!=[g.reach for g in self.groups]:
-            raise ValueError(f"numbers: expected keys for windows that reach {[g.reach for g in self.groups]}, "
-                             f"got {numbers['reach']}")
-        self.seen,self.padded = numbers['seen'],tensors.get('padded')
-        for i,(g,start) in enumerate(zip(self.groups, numbers['start'])):
-            g.k,g.v,g.start = tensors[f'{i}.k'],tensors[f'{i}.v'],start
-            g.recent = g.k.shape[2]-self.n_global
+@patch(as_prop=True)
+def nbytes(self:WindowedLayer) -> int: # bytes
+    "Memory of the keys and values."
+    return sum(x.numel()*x.element_size() for g in self.groups for x in (g.k, g.v) if x is not None)
 
-    def to(self,
-        device, # where keys and values go, such as 'cuda'
-    ):
-        "The keys and values on `device`."
-        for g in self.groups:
-            if g.k is not None: g.k,g.v = g.k.to(device),g.v.to(device)
-            if g.log_window is not None: g.log_window = g.log_window.to(device)
-        if self.padded is not None: self.padded = self.padded.to(device)
-        return self
+# %% ../nbs/46_cache.ipynb #34f58875
+@patch
+def state(self:WindowedLayer) -> tuple[dict,dict]:
+    "Numbers and tensors from which `load_state` continues."
+    numbers = dict(seen=self.seen, reach=[g.reach for g in self.groups], start=[g.start for g in self.groups])
+    tensors = {} if self.padded is None else dict(padded=self.padded)
+    for i,g in enumerate(self.groups):
+        if g.k is not None:
+            used = self.n_global+g.recent
+            tensors |= {f'{i}.k': g.k[:,:,:used], f'{i}.v': g.v[:,:,:used]}
+    return numbers,tensors
+
+@patch
+def load_state(self:WindowedLayer,
+    numbers:dict, # the first result of `state`
+    tensors:dict, # the second
+):
+    "Continue from a `state`."
+    if numbers['reach']!=[g.reach for g in self.groups]:
+        raise ValueError(f"numbers: expected keys for windows that reach {[g.reach for g in self.groups]}, "
+                         f"got {numbers['reach']}")
+    self.seen,self.padded = numbers['seen'],tensors.get('padded')
+    for i,(g,start) in enumerate(zip(self.groups, numbers['start'])):
+        g.k,g.v,g.start = tensors[f'{i}.k'],tensors[f'{i}.v'],start
+        g.recent = g.k.shape[2]-self.n_global
+
+# %% ../nbs/46_cache.ipynb #3fe7944e
+@patch
+def to(self:WindowedLayer,
+    device, # where keys and values go, such as 'cuda'
+):
+    "The keys and values on `device`."
+    for g in self.groups:
+        if g.k is not None: g.k,g.v = g.k.to(device),g.v.to(device)
+    if self.padded is not None: self.padded = self.padded.to(device)
+    return self

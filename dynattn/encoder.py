@@ -9,16 +9,18 @@ __all__ = ['window_pairs', 'DynamicAttention', 'EncoderLayer', 'EncoderConfig', 
 import dataclasses, json
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 import torch, torch.nn.functional as F
+from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from ._moved import moved_names
 from .padding import PaddingMask
-from .dense import MultiHeadAttention, FeedForward, sinusoidal_positions, split_heads, merge_heads
+from .parts import FeedForward, sinusoidal_positions, split_heads, merge_heads
 from .ops import attention
 from .cache import WindowedLayer
-from .sigma import SigmaHead, SigmaParameter
-from .modules import alpha_source
+from .sigma import SigmaHead
+from .modules import _check_sizes, alpha_source, window_source
+from .runs import DamagedFile, read_intact, read_weights, write_atomic, write_weights
 from .window import Window
 
 # %% ../nbs/50_encoder.ipynb #4034a614
@@ -34,15 +36,51 @@ def window_pairs(
     both = n*n - m*m + m*(2*w+1) - w*(w+1)
     return (both+n)//2 if is_causal else both  # symmetric, and every token sees itself
 
-# %% ../nbs/50_encoder.ipynb #52eec4ff
-def _sigma_source(window, dim, heads, init_width):
-    "The module that gives the widths, or None."
-    if window=='dynamic': return SigmaHead(dim, heads, init_width=init_width)
-    if window=='learned': return SigmaParameter(heads, init_width=init_width)
-    if window is None or (isinstance(window, int) and not isinstance(window, bool) and window>=0):
-        return None
-    raise ValueError("window: expected 'dynamic', 'learned', "
-                     f"an int >= 0 or None, got {window!r}")
+# %% ../nbs/50_encoder.ipynb #ac9d48e1
+def _from_torch_mha(module, state, prefix, *_):
+    "Rename what `nn.MultiheadAttention` calls its projections, in the copy of the state that is being loaded."
+    for kind in ('weight','bias'):
+        stacked = state.pop(f'{prefix}in_proj_{kind}', None)  # [3D,D] or [3D]
+        for i,name in enumerate(('q_proj','k_proj','v_proj')):
+            part = (state.pop(f'{prefix}{name}_{kind}', None) if stacked is None
+                    else stacked.chunk(3)[i])
+            if part is not None: state[f'{prefix}{name}.{kind}'] = part
+
+class _Heads(nn.Module):
+    "Four linear maps; Xavier weights and no bias, as `nn.MultiheadAttention` begins."
+    def __init__(self, embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, impl):
+        super().__init__()
+        if embed_dim%num_heads:
+            raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, got {num_heads}")
+        self.embed_dim,self.kdim,self.vdim = embed_dim,kdim or embed_dim,vdim or embed_dim
+        self.num_heads,self.dropout,self.batch_first = num_heads,dropout,batch_first
+        self.attention_fn = partial(attention, impl=impl)
+        self.q_proj,self.k_proj,self.v_proj,self.out_proj = (
+            nn.Linear(n, embed_dim, bias=bias) for n in (embed_dim, self.kdim, self.vdim, embed_dim))
+        for p in self.parameters(): nn.init.xavier_uniform_(p) if p.dim()==2 else nn.init.zeros_(p)
+        self.register_load_state_dict_pre_hook(_from_torch_mha)
+
+# %% ../nbs/50_encoder.ipynb #c1a43908
+def _project(attn, query, key, value, padding):
+    "Queries, keys and values of every head, [B,H,N,d] each."
+    pads = (padding if query is key else None, padding, padding)
+    heads = []
+    for x,pad,proj in zip((query, key, value), pads, (attn.q_proj, attn.k_proj, attn.v_proj)):
+        if not attn.batch_first: x = x.transpose(0, 1)
+        heads.append(split_heads(proj(x if pad is None else pad.zero(x)), attn.num_heads))
+    return heads
+
+def _attend(attn, query, key, value, padding, return_weights, options):
+    "The output [B,N,D], and the weights [B,H,N,M] or None."
+    key = query if key is None else key
+    value = key if value is None else value
+    _check_sizes(attn, query, key, value, attn.batch_first)
+    heads = _project(attn, query, key, value, padding)
+    out = attn.attention_fn(*heads, dropout_p=attn.dropout if attn.training else 0., padding=padding,
+                            return_weights=return_weights, **options)
+    out,weights = out if return_weights else (out,None)
+    out = attn.out_proj(merge_heads(out))
+    return out if attn.batch_first else out.transpose(0, 1), weights
 
 # %% ../nbs/50_encoder.ipynb #ours0001
 _INSTEAD = dict(
@@ -55,25 +93,55 @@ _INSTEAD = dict(
     add_bias_kv='no such thing',
     add_zero_attn='n_global, or padding')
 
-def _ours(options, query=None):
-    """Arguments of PyTorch's classes are refused by name, with what says the same here,
-    as is a sequence without a batch."""
-    for name in options:
-        if name in _INSTEAD:
-            raise TypeError(f"{name}: expected {_INSTEAD[name]}, got "
-                            "an argument of PyTorch's own class")
-    if query is not None and query.dim()!=3:
-        raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
-    return options
-
-def _check_padding(padding):
-    "A mask of PyTorch's own, True for ignored, must not be taken for one of ours."
+# %% ../nbs/50_encoder.ipynb #a6ff6860
+def _refuse_torchs(options, padding=None):
+    "Arguments of PyTorch's classes, each with what says the same here, and a mask of PyTorch's own, True for ignored."
+    for name in _INSTEAD.keys() & options.keys():
+        raise TypeError(f"{name}: expected {_INSTEAD[name]}, got "
+                        "an argument of PyTorch's own class")
     if padding is None or hasattr(padding, 'keep'): return
     raise TypeError(f"padding: expected a PaddingMask, got {type(padding).__name__}; "
                     "PaddingMask.from_ignore takes a mask as PyTorch's layers do, True is ignored")
 
+def _keeps(keep, attn_mask):
+    "The mask of pairs: `keep`, True takes part, or a floating `attn_mask`, which is added."
+    if attn_mask is not None and not (isinstance(attn_mask, Tensor) and attn_mask.is_floating_point()):
+        raise TypeError("attn_mask: expected a floating mask, which is added to the scores, "
+                        "got another; a bool one is passed as keep, True takes part "
+                        "(nn.MultiheadAttention's means the opposite: keep=~attn_mask)")
+    if keep is None: return attn_mask
+    if isinstance(keep, Tensor) and keep.dtype==torch.bool: return keep
+    raise TypeError("keep: expected a bool Tensor, True takes part, "
+                    f"got {getattr(keep, 'dtype', type(keep).__name__)}")
+
+# %% ../nbs/50_encoder.ipynb #b2fadc95
+class _Widths(_Heads):
+    "Where the widths of a pass come from, and what is noted of them."
+    def sigma(self,
+        query, # [B,N,D]; token 0 predicts the widths
+    ) -> Tensor|None: # [B,H], [H], or None where nothing gives widths
+        "The widths in tokens, in the precision of what gives them whatever autocast says."
+        head = self.sigma_head
+        if not isinstance(head, SigmaHead): return None if head is None else head()
+        first,weight = query[:,0] if self.batch_first else query[0],head.linear.weight
+        # a layer quantised to int8 takes float32
+        dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32
+        with torch.autocast(first.device.type, enabled=False): return head(first.to(dtype))
+
+    def _note(self, query, padding, window, alpha):
+        "Width and pairs [B,H], tokens [B], α [H] of this pass."
+        b,n,_ = (query if self.batch_first else query.transpose(0, 1)).shape
+        real = torch.full((b,), n, device=query.device) if padding is None else padding.counts
+        if self.whole is not None: n,real = self.whole
+        if isinstance(window, Window): w = window.half_width(n)
+        else: w = torch.full((self.num_heads,), n-1 if window is None else min(window, n-1), device=query.device)
+        w = w.expand(b, self.num_heads)
+        pairs = window_pairs(w, real[:,None], self.n_global, self.causal)
+        a = torch.ones(self.num_heads, device=query.device) if alpha is None else alpha.detach()
+        self.seen = dict(width=w, pairs=pairs, tokens=real, alpha=a)
+
 # %% ../nbs/50_encoder.ipynb #ce636f9c
-class DynamicAttention(MultiHeadAttention):
+class DynamicAttention(_Widths):
     "Attention whose widths are predicted from the first token; loads the state of an `nn.MultiheadAttention`."
     def __init__(self,
         embed_dim:int, # D, width of queries and output
@@ -81,6 +149,9 @@ class DynamicAttention(MultiHeadAttention):
         dropout:float=0., # of the weights, while training
         bias:bool=True, # of the four linear maps
         *,
+        kdim:int|None=None, # width of the keys (default D)
+        vdim:int|None=None, # width of the values (default D)
+        batch_first:bool=True, # [B,N,D]; False is [N,B,D], the default of `nn.MultiheadAttention`
         window:str|int|None='dynamic', # "dynamic": from the first token; "learned": one a head; w: |j-i| <= w; or None
         init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
         alpha:str|float|None=None, # None: softmax; "learned": one a head; or a number >= 1
@@ -89,14 +160,15 @@ class DynamicAttention(MultiHeadAttention):
         impl:str='auto', # the implementation: "auto", or a name that `dynattn.attention` accepts
         device=None, # of the parameters (default: PyTorch's)
         dtype=None, # of the parameters (default: PyTorch's)
-        **kwargs, # `kdim`, `vdim`, `batch_first` of `MultiHeadAttention`
+        **torchs, # empty; any other argument raises an error
     ):
-        super().__init__(embed_dim, num_heads, dropout, bias,
-                         attention_fn=partial(attention, impl=impl), **_ours(kwargs))
+        _refuse_torchs(torchs)
+        for name in torchs: raise TypeError(f"{name}: expected an argument of DynamicAttention, got an unknown one")
+        super().__init__(embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, impl)
         self.window,self.n_global,self.causal,self.seen = window,n_global,causal,None
         # across ranks: tokens, and real tokens [B], of the sequence of which a pass is a part
         self.whole = None
-        self.sigma_head = _sigma_source(window, embed_dim, num_heads, init_width)
+        self.sigma_head = window_source(window, num_heads, init_width, dim=embed_dim)
         self.alpha_head = alpha_source(alpha, num_heads)
         self.to(device=device, dtype=dtype)
 
@@ -108,88 +180,59 @@ class DynamicAttention(MultiHeadAttention):
         value=None, # [B,M,vdim] (default: `key`)
         padding=None, # `PaddingMask` of the keys, [B,M]
         sigma=None, # [B,H] or [H] widths in tokens instead of the module's own
+        keep=None, # bool, broadcasts to [B,H,N,M]; True takes part
+        attn_mask=None, # floating, broadcasts to [B,H,N,M]; added to the scores
         cache=None, # from `new_cache`; `query` holds the newest tokens only
         return_sigma=False, # return the widths as well
-        **options, # `keep`, `return_weights`, and options of `attention`
+        return_weights=False, # return the weights [B,H,N,M] as well
+        **options, # of `attention`
     ):
-        """[B,N,D] to [B,N,D], with the widths, [B,H], [H] or None, if requested; `sigma` [B,H] overrides them.
+        """[B,N,D] to [B,N,D], with the weights and the widths, [B,H], [H] or None, where asked.
 
-        One tensor unless they or the weights are requested: see `MultiHeadAttention.forward`."""
-        options = _ours(options, query)
-        _check_padding(padding)
-        if cache is not None: out = _cached(self, query, key, padding, cache)
+        Without them one tensor is returned, as by any layer, and Python takes a tensor apart along its first axis:
+        at a batch of two, `out, weights = m(x)` is two sequences. No output can check that, so the calls of
+        `nn.MultiheadAttention`, which returns a pair, raise."""
+        _refuse_torchs(options, padding)
+        if pair:
+            raise TypeError("key: expected by name, key=..., value=..., or left out where a sequence "
+                            "attends to itself, got it by position; one tensor is returned here, "
+                            "nn.MultiheadAttention returns a pair")
+        if query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
+        if cache is not None: out = _cached(self, query, cache, dict(key=key, value=value, padding=padding, keep=keep))
         else:
             if sigma is None: sigma = self.sigma(query)
+            window = self.window if sigma is None else Window.default(sigma)
+            alpha = None if self.alpha_head is None else self.alpha_head()
+            self._note(query, padding, window, alpha)
             if self.causal: options['is_causal'] = True
-            options |= _reach(self, query, padding, sigma)
-            out = super().forward(query, *pair, key=key, value=value, padding=padding,
-                                  n_global=self.n_global, **options)
+            options |= dict(window=window, alpha=alpha, attn_mask=_keeps(keep, attn_mask), n_global=self.n_global)
+            out,weights = _attend(self, query, key, value, padding, return_weights, options)
+            if return_weights: out = (out,weights)
         return (out,sigma) if return_sigma else out
 
     def new_cache(self) -> WindowedLayer:
         "For `forward(tokens, cache=...)`: the newest tokens, after those of the calls before."
-        if not self.causal:
-            raise ValueError("causal: expected True for a cache, got False: "
-                             "what comes later would change what was returned")
-        if isinstance(self.sigma_head, SigmaHead):
-            raise ValueError("window: expected 'learned', an int or None for a cache, "
-                             "got 'dynamic': "
-                             "its widths depend on the sequence")
-        window = self.window if self.sigma_head is None else Window.default(self.sigma_head())
-        alpha = None if self.alpha_head is None else self.alpha_head()
-        return WindowedLayer(self.num_heads, window=window,
-                             n_global=self.n_global, alpha=alpha)
-
-    def sigma(self,
-        query, # [B,N,D]; token 0 predicts the widths
-    ):
-        return _widths(
-            self.sigma_head, query[:,0] if self.batch_first else query[0])  # [B,H], [H] or None
-
-# %% ../nbs/50_encoder.ipynb #eaca31a8
-def _widths(head, first):
-    """The widths for [CLS] states [B,D]: [B,H], [H], or None where nothing predicts them;
-    in the head's own precision whatever autocast says."""
-    if not isinstance(head, SigmaHead): return None if head is None else head()
-    weight = head.linear.weight
-    # a layer quantised to int8 takes float32
-    dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32
-    with torch.autocast(first.device.type, enabled=False): return head(first.to(dtype))
+        return _new_cache(self)
 
 # %% ../nbs/50_encoder.ipynb #5c0c0001
-def _cached(attn, query, key, padding, cache):
-    "The newest tokens, after those that `cache` has seen."
-    if key is not None and key is not query:
-        raise ValueError("key: expected None with a cache, got a tensor")
-    if padding is not None:
-        raise ValueError("padding: expected None with a cache, got a PaddingMask")
-    x = query if attn.batch_first else query.transpose(0, 1)
-    q,k,v = (split_heads(f(x), attn.num_heads)
-             for f in (attn.q_proj, attn.k_proj, attn.v_proj))
-    out = attn.out_proj(merge_heads(cache.attend(q, k, v)))
-    return out if attn.batch_first else out.transpose(0, 1)
-
-# %% ../nbs/50_encoder.ipynb #f0950549
-def _reach(attn, query, padding, sigma):
-    "Window and α of a pass, also noted in `attn.seen`."
-    window = attn.window if sigma is None else Window.default(sigma)
+def _new_cache(attn):
+    if not attn.causal:
+        raise ValueError("causal: expected True for a cache, got False: "
+                         "what comes later would change what was returned")
+    if isinstance(attn.sigma_head, SigmaHead):
+        raise ValueError("window: expected 'learned', an int or None for a cache, "
+                         "got 'dynamic': its widths depend on the sequence")
+    window = attn.window if attn.sigma_head is None else Window.default(attn.sigma_head())
     alpha = None if attn.alpha_head is None else attn.alpha_head()
-    _remember(attn, window, alpha,
-              query if attn.batch_first else query.transpose(0, 1), padding)
-    return dict(window=window, alpha=alpha)
+    return WindowedLayer(attn.num_heads, window=window, n_global=attn.n_global, alpha=alpha)
 
-def _remember(attn, window, alpha, query, padding):
-    "Width and pairs [B,H], tokens [B], α [H] of this pass."
-    b,n,_ = query.shape
-    real = torch.full((b,), n, device=query.device) if padding is None else padding.counts
-    if attn.whole is not None: n,real = attn.whole
-    w = (window.half_width(n) if isinstance(window, Window)
-         else torch.full((attn.num_heads,), n-1 if window is None else min(window, n-1),
-                         device=query.device))
-    w = w.expand(b, attn.num_heads)
-    a = torch.ones(attn.num_heads, device=query.device) if alpha is None else alpha.detach()
-    attn.seen = dict(width=w, pairs=window_pairs(w, real[:,None], attn.n_global, attn.causal),
-                     tokens=real, alpha=a)
+def _cached(attn, query, cache, options):
+    "The newest tokens, after those that `cache` has seen."
+    for name,value in options.items():
+        if value is not None and value is not query:
+            raise ValueError(f"{name}: expected None with a cache, got {type(value).__name__}")
+    out = attn.out_proj(merge_heads(cache.attend(*_project(attn, query, query, query, None))))
+    return out if attn.batch_first else out.transpose(0, 1)
 
 # %% ../nbs/50_encoder.ipynb #c7477c2f
 def _from_torch_layer(module, state, prefix, *_):
@@ -199,6 +242,11 @@ def _from_torch_layer(module, state, prefix, *_):
         for kind in ('weight','bias'):
             if (part := state.pop(f'{prefix}{name}.{kind}', None)) is not None:
                 state[f'{prefix}feed_forward.{name}.{kind}'] = part
+
+def _check_options(options, padding):
+    _refuse_torchs(options, padding)
+    for name in options.keys() - {'sigma','cache'}:
+        raise TypeError(f"{name}: expected an argument of EncoderLayer, got an unknown one")
 
 # %% ../nbs/50_encoder.ipynb #793b0036
 class EncoderLayer(nn.Module):
@@ -213,35 +261,23 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.self_attn = DynamicAttention(dim, heads, dropout, **attention)
         self.feed_forward = FeedForward(dim, hidden, dropout)
-        self.norm1 = nn.LayerNorm(dim)
-        self.norm2 = nn.LayerNorm(dim)
+        self.norm1,self.norm2 = nn.LayerNorm(dim),nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
         self.register_load_state_dict_pre_hook(_from_torch_layer)
 
     def forward(self,
         x, # [B,N,D]
         padding=None, # `PaddingMask` of the tokens, [B,N]
-        sigma=None, # [B,H] or [H] widths in tokens instead of the layer's own
-        cache=None, # from `self_attn.new_cache`; `x` holds the newest tokens only
         return_sigma=False, # return the widths as well
-        **torchs, # empty; any other argument raises an error
+        **options, # `sigma` and `cache` of `DynamicAttention`
     ):
-        """[B,N,D] to [B,N,D], with the widths, [B,H], [H] or None, where asked;
-        zeros in padding come out as something finite."""
-        for name in _ours(torchs):
-            raise TypeError(f"{name}: expected an argument of EncoderLayer, got an unknown one")
-        _check_padding(padding)
+        "[B,N,D] to [B,N,D], with the widths where asked; zeros in padding come out as something finite."
+        _check_options(options, padding)
         if padding is not None: x = padding.zero(x)
-        attended,sigma = self.self_attn(self.norm1(x), padding=padding, sigma=sigma,
-                                        cache=cache, return_sigma=True)
+        attended,sigma = self.self_attn(self.norm1(x), padding=padding, return_sigma=True, **options)
         x = x + self.dropout(attended)
         x = x + self.dropout(self.feed_forward(self.norm2(x)))
         return (x,sigma) if return_sigma else x
-
-    def sigma(self,
-        x, # [B,N,D]; token 0 predicts the widths
-    ):
-        return self.self_attn.sigma(self.norm1(x[:,:1]))
 
 # %% ../nbs/50_encoder.ipynb #b2e1c375
 @dataclass(frozen=True)
@@ -266,24 +302,20 @@ class EncoderConfig:
     checkpoint:bool=False  # compute layers again in the backward pass instead of keeping them
     classes:tuple=()       # names, for a `Classifier`
 
-    def __post_init__(self): _settle(self)
-    def to_json(self) -> str: return json.dumps(dataclasses.asdict(self), indent=1)
-
-    @classmethod
-    def from_json(cls,
-        text:str, # as `to_json` gives it
-    ):
-        return _config(cls, json.loads(text))
+    def __post_init__(self):
+        "Lists from JSON become tuples, so that a configuration equals its saved copy; then all bounds are checked."
+        for k in ('grams','classes'): object.__setattr__(self, k, tuple(getattr(self, k)))
+        if isinstance(self.init_width, list): object.__setattr__(self, 'init_width', tuple(self.init_width))
+        _check_config(self)
 
 # %% ../nbs/50_encoder.ipynb #c0f16d1c
-def _settle(c):
-    "Lists from JSON become tuples, so that a configuration equals its saved copy."
-    for k in ('grams','classes'): object.__setattr__(c, k, tuple(getattr(c, k)))
-    if isinstance(c.init_width, list):
-        object.__setattr__(c, 'init_width', tuple(c.init_width))
-    for name in ('vocab','dim','heads','layers','buckets'): _check_int(name, getattr(c, name), 1)
-    _check_int('n_global', c.n_global, 0, 2**31-1)
-    if c.hidden is not None: _check_int('hidden', c.hidden, 1)
+def _check_config(c):
+    least = dict(vocab=1, dim=1, heads=1, layers=1, buckets=1, patch=1, n_global=0)
+    if c.hidden is not None: least['hidden'] = 1
+    for name,low in least.items():
+        x,most = getattr(c, name),2**31-1 if name=='n_global' else 2**63-1
+        if type(x) is not int or not low<=x<=most:
+            raise ValueError(f"{name}: expected an int from {low} to {most}, got {x!r:.80}")
     if not isinstance(c.dropout, (int, float)) or not 0<=c.dropout<=1:
         raise ValueError(f"dropout: expected a number from 0 to 1, got {c.dropout!r:.80}")
     for name in ('cls','causal','checkpoint'):
@@ -291,19 +323,19 @@ def _settle(c):
             raise TypeError(f"{name}: expected a bool, got {getattr(c, name)!r:.80}")
     if not all(isinstance(n, int) and 1<=n<=64 for n in c.grams):  # a hash takes n steps
         raise ValueError(f"grams: expected ints from 1 to 64, got {c.grams!r:.80}")
-    if not isinstance(c.patch, int) or c.patch<1:
-        raise ValueError(f"patch: expected an int >= 1, got {c.patch!r}")
 
-def _check_int(name, x, least, most=2**63-1):
-    if type(x) is not int or not least<=x<=most:
-        raise ValueError(f"{name}: expected an int from {least} to {most}, got {x!r:.80}")
+# %% ../nbs/50_encoder.ipynb #d8950a62
+@patch
+def to_json(self:EncoderConfig) -> str: return json.dumps(dataclasses.asdict(self), indent=1)
 
-def _config(cls, d):
-    "From a dict; unknown fields are an error: a file of a later version must not be half understood."
-    if extra := d.keys() - {f.name for f in dataclasses.fields(cls)}:
-        raise ValueError(f"text: expected fields that {cls.__name__} has, "
-                         f"got {sorted(extra)}")
-    return cls(**d)
+@patch(cls_method=True)
+def from_json(cls:EncoderConfig,
+    text:str|bytes, # as `to_json` gives it
+) -> EncoderConfig:
+    fields = json.loads(text)
+    if extra := fields.keys() - {f.name for f in dataclasses.fields(cls)}:
+        raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
+    return cls(**fields)
 
 # %% ../nbs/50_encoder.ipynb #b03abe4d
 def gram_hash(
@@ -317,11 +349,9 @@ def gram_hash(
     return h % buckets
 
 # %% ../nbs/50_encoder.ipynb #0d308f63
-class Embedding(nn.Module):
-    "Ids to tokens, `patch` ids each, with [CLS] before them (unless `cls` is False) and sinusoidal positions."
-    def __init__(self,
-        c:EncoderConfig, # the sizes, as in `Encoder`
-    ):
+class _Tokens(nn.Module):
+    "Ids to tokens, `patch` ids each, and the positions of tokens."
+    def __init__(self, c):
         super().__init__()
         self.vocab,self.patch = c.vocab,c.patch
         self.ids = nn.Embedding(c.vocab+1, c.dim, padding_idx=c.vocab)
@@ -330,6 +360,28 @@ class Embedding(nn.Module):
         for r in self.runs: nn.init.normal_(r.weight, std=.3)
         self.merge = (nn.Conv1d(c.dim, c.dim, 2*c.patch-1, c.patch, c.patch-1)
                       if c.patch>1 else nn.Identity())
+
+    def tokens(self,
+        ids, # [B,N] ids below `vocab`
+        padding=None, # `PaddingMask` of the ids, [B,N]
+    ):
+        "[B,N] ids to tokens [B,N/patch,D], without [CLS] and positions."
+        if ids.dim()!=2: raise ValueError(f"ids: expected [B,N], got shape {tuple(ids.shape)}")
+        if ids.is_floating_point(): raise TypeError(f"ids: expected whole numbers, got {ids.dtype}")
+        ids = ids.long()  # bytes too, whose own type could not hold the id of the filling
+        if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)
+        x = self.ids(ids)  # [B,N,D]
+        for n,table in zip(self.grams, self.runs): x = x + table(gram_hash(ids, n, self.buckets))
+        if padding is not None: x = padding.zero(x)
+        return self.merge(x.mT).mT
+
+# %% ../nbs/50_encoder.ipynb #205bb07f
+class Embedding(_Tokens):
+    "Ids to tokens, `patch` ids each, with [CLS] before them (unless `cls` is False) and sinusoidal positions."
+    def __init__(self,
+        c:EncoderConfig, # the sizes, as in `Encoder`
+    ):
+        super().__init__(c)
         self.cls = nn.Parameter(torch.zeros(c.dim)) if c.cls else None
 
     def forward(self,
@@ -337,54 +389,20 @@ class Embedding(nn.Module):
         padding:PaddingMask|None=None, # of the ids
         offset:int=0, # position of the first token
     ) -> tuple: # [B,1+N/patch,D] and the `PaddingMask` of these tokens; [B,N/patch,D] without [CLS]
-        _check_padding(padding)
+        _refuse_torchs({}, padding)
         x = self.tokens(ids, padding)  # [B,N/patch,D]
-        keep = (x.new_ones(x.shape[:2], dtype=torch.bool) if padding is None
-                else padding.keep[:,::self.patch])
+        keep = x.new_ones(x.shape[:2], dtype=torch.bool) if padding is None else padding.keep[:,::self.patch]
         if self.cls is not None:
-            x = torch.cat((self.cls + _mean(x, keep)[:,None], x), 1)
-            keep = F.pad(keep, (1,0), value=True)
+            mean = (x*keep[...,None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
+            x,keep = torch.cat((self.cls + mean[:,None], x), 1),F.pad(keep, (1,0), value=True)
         return self.place(x, offset), None if padding is None else PaddingMask(keep)
-
-    def tokens(self,
-        ids, # [B,N] ids below `vocab`
-        padding=None, # `PaddingMask` of the ids, [B,N]
-    ):
-        "[B,N] ids to tokens [B,N/patch,D], without [CLS] and positions."
-        ids = _as_ids(ids)
-        if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)
-        return self.merge(_look_up(self, ids, padding).mT).mT
 
     def place(self,
         x, # [B,N,D] tokens
         offset=0, # position of the first token
     ):
         "Tokens with their positions, which begin at `offset`."
-        return x + sinusoidal_positions(*x.shape[1:], offset=offset,
-                                        device=x.device, dtype=x.dtype)
-
-# %% ../nbs/50_encoder.ipynb #205bb07f
-def _as_ids(ids):
-    if ids.dim()!=2: raise ValueError(f"ids: expected [B,N], got shape {tuple(ids.shape)}")
-    if ids.is_floating_point():
-        raise TypeError(f"ids: expected whole numbers, got {ids.dtype}")
-    return ids.long()  # bytes too, whose own type could not hold the id of the filling
-
-def _look_up(embed, ids, padding):
-    x = embed.ids(ids)  # [B,N,D]
-    for n,table in zip(embed.grams, embed.runs):
-        x = x + table(gram_hash(ids, n, embed.buckets))
-    return x if padding is None else padding.zero(x)
-
-def _mean(x, keep): # [B,N,D], [B,N] -> [B,D]
-    return (x*keep[...,None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
-
-# %% ../nbs/50_encoder.ipynb #cd0d2f79
-def _layers(c):
-    each = dict(window=c.window, init_width=c.init_width, alpha=c.alpha,
-                n_global=c.n_global, causal=c.causal, impl=c.impl)
-    return nn.ModuleList(EncoderLayer(c.dim, c.heads, c.hidden, c.dropout, **each)
-                         for _ in range(c.layers))
+        return x + sinusoidal_positions(*x.shape[1:], offset=offset, device=x.device, dtype=x.dtype)
 
 # %% ../nbs/50_encoder.ipynb #b75c30ee
 class Encoder(nn.Module):
@@ -393,10 +411,11 @@ class Encoder(nn.Module):
         config:EncoderConfig, # sizes, windows, alphas and implementation
     ):
         super().__init__()
-        self.config = config
-        self.embed = Embedding(config)
-        self.layers = _layers(config)
-        self.norm = nn.LayerNorm(config.dim)
+        self.config = c = config
+        own = {name: getattr(c, name) for name in ('window', 'init_width', 'alpha', 'n_global', 'causal', 'impl')}
+        self.embed = Embedding(c)
+        self.layers = nn.ModuleList(EncoderLayer(c.dim, c.heads, c.hidden, c.dropout, **own) for _ in range(c.layers))
+        self.norm = nn.LayerNorm(c.dim)
 
     def forward(self,
         ids:Tensor, # [B,N] int
@@ -410,7 +429,7 @@ class Encoder(nn.Module):
         x, # [B,N,D] tokens, as `embed` gives them
         padding=None, # `PaddingMask` of the tokens, [B,N]
     ):
-        "Tokens [B,N,D] through all layers: states, and the widths of each layer."
+        "Tokens through all layers: states [B,N,D], and the widths of each layer."
         sigmas = []
         for layer in self.layers:
             again = self.config.checkpoint and self.training and torch.is_grad_enabled()
@@ -419,28 +438,66 @@ class Encoder(nn.Module):
             sigmas.append(sigma)
         return self.norm(x), sigmas
 
-    def stream(self,
-        chunks, # iterable of ids [B,n], n a multiple of `config.patch` in all but the last
-    ): # yields states [B,m,D], which put together are those of the whole
-        "A document of any length in constant memory, see `dynattn.stream`."
-        from dynattn.stream import stream_states
-        return stream_states(self, chunks)
+# %% ../nbs/50_encoder.ipynb #01128e1f
+@patch
+def check_weights(self:EncoderConfig,
+    weights:dict, # tensors by name
+):
+    "Refuse sizes that a model with these weights cannot have, without building it."
+    c,hidden,most = self,self.hidden or 4*self.dim,sum(w.numel() for w in weights.values())
+    sizes = dict(vocab=c.vocab, dim=c.dim, heads=c.heads, hidden=hidden, patch=c.patch, classes=len(c.classes),
+                 buckets=c.buckets if c.grams else 0)
+    bounds = [('layers', c.layers, len(weights)), ('grams', len(c.grams), len(weights)),
+              *((name, size, most) for name,size in sizes.items())]
+    for name,size,bound in bounds:
+        if size>bound: raise ValueError(f"{name}: expected at most {bound}, as model.safetensors has, got {size}")
+    tables = c.vocab*c.dim + len(c.grams)*c.buckets*c.dim + (2*c.patch-1)*c.dim**2*(c.patch>1)
+    least = tables + c.layers*(4*c.dim**2 + 2*c.dim*hidden)
+    if least>most: raise ValueError(f"dim: expected sizes of at most {most} weights together, got {least} or more")
+
+# %% ../nbs/50_encoder.ipynb #d1b02a73
+class _Saved:
+    "A model with a `config` in a folder."
+    def save_pretrained(self,
+        folder:Path|str, # is made
+    ):
+        "`config.json` and `model.safetensors`."
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_weights(folder/'model.safetensors', self.state_dict())
+        write_atomic(folder/'config.json', self.config.to_json())
+
+    @classmethod
+    def from_pretrained(cls,
+        folder:Path|str, # as `save_pretrained` wrote it
+        **overrides, # fields of `EncoderConfig` that are to differ, such as `impl`
+    ):
+        "The model of a folder, in eval mode; `DamagedFile` if one of its files cannot be understood."
+        folder = Path(folder)
+        weights = read_weights(folder/'model.safetensors')
+        def build(text):
+            config = EncoderConfig.from_json(text)
+            config.check_weights(weights)
+            return cls(dataclasses.replace(config, **overrides))
+        model = read_intact(folder/'config.json', build)
+        try: model.load_state_dict(weights)
+        except RuntimeError as e:
+            raise DamagedFile(f"{folder}: damaged config.json: its model has other weights "
+                              "than model.safetensors") from e
+        return model.eval()
 
 # %% ../nbs/50_encoder.ipynb #9447fa6e
-class Classifier(nn.Module):
+class Classifier(_Saved, nn.Module):
     "One of `config.classes` for a sequence, from the state of its [CLS]."
     def __init__(self,
         config:EncoderConfig, # with two `classes` or more, a [CLS], and not causal
     ):
         super().__init__()
         if len(config.classes)<2:
-            raise ValueError("config.classes: expected two names or more, "
-                             f"got {config.classes!r}")
+            raise ValueError(f"config.classes: expected two names or more, got {config.classes!r}")
         if not config.cls or config.causal:
-            raise ValueError("config: expected cls=True and causal=False, "
-                             "a [CLS] that sees the sequence, got another")
-        self.config = config
-        self.encoder = Encoder(config)
+            raise ValueError("config: expected cls=True and causal=False, a [CLS] that sees the sequence, got another")
+        self.config,self.encoder = config,Encoder(config)
         self.head = nn.Linear(config.dim, len(config.classes))
 
     def forward(self,
@@ -458,22 +515,6 @@ class Classifier(nn.Module):
     def share(self) -> Tensor: return _seen(self, 'pairs')/_seen(self, 'tokens')[...,None]**2  # [L,B,H]
     def flops(self) -> dict: return _flops(self)
 
-    def save_pretrained(self,
-        folder, # is made
-    ):
-        "`config.json` and `model.safetensors`."
-        from dynattn.files import save_model
-        save_model(self, folder)
-
-    @classmethod
-    def from_pretrained(cls,
-        folder, # as `save_pretrained` wrote it
-        **overrides, # fields of `EncoderConfig` that are to differ, such as `impl`
-    ):
-        "The model of a folder, in eval mode; `overrides` are fields of its configuration."
-        from dynattn.files import load_model
-        return load_model(cls, folder, **overrides)
-
 # %% ../nbs/50_encoder.ipynb #433bcdf9
 def _seen(model, name):
     layers = model.encoder.layers
@@ -487,7 +528,3 @@ def _flops(model):
     per_pair,heads = 4*model.config.dim//model.config.heads,model.config.heads
     return dict(windows=per_pair*_seen(model, 'pairs').sum().item(),
                 dense=per_pair*heads*(_seen(model, 'tokens')**2).sum().item())
-
-# %% ../nbs/50_encoder.ipynb #e0c0de51
-__getattr__ = moved_names(__name__, dict.fromkeys(('write_atomic','half_written'),
-                                                  'dynattn.files'))

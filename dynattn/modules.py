@@ -6,16 +6,17 @@
 __all__ = ['window_source', 'alpha_source', 'MultiheadAttention', 'convert']
 
 # %% ../nbs/48_modules.ipynb #79c2f498
-import inspect
+import inspect, warnings
 from dataclasses import dataclass
+from typing import TypeVar
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
 from .padding import PaddingMask, padding_mask
 from .window import Window
-from .sigma import SigmaParameter
+from .sigma import SigmaHead, SigmaParameter
 from .alpha import AlphaHead
-from .dense import _check_sizes
 from .ops import RoutedCall, attention
+_Model = TypeVar('_Model', bound=nn.Module)
 
 # %% ../nbs/48_modules.ipynb #a2c49fc4
 def _always_call(module, inputs):
@@ -121,14 +122,18 @@ def _with_extra_keys(attn, k, v, masks):
 def window_source(
     window, # "learned", an int w: |j-i| <= w, a pair (left, right), or None
     heads:int, # H
-    init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
-) -> SigmaParameter|None: # what gives the widths, if they learn
-    "Check `window`, and make the parameter of one that learns."
-    if isinstance(window, str) and window=='learned': return SigmaParameter(heads, init_width=init_width)
-    sides = window if isinstance(window, (tuple, list)) and len(window)==2 else (window, window)
+    init_width:float|list=16., # the initial value of a learned width, one or [H]
+    dim:int|None=None, # D: "dynamic" is a window too, predicted from a state [B,D], and a pair is none
+    unit:str='tokens', # of the width, or 'fraction' of half the length
+) -> SigmaParameter|SigmaHead|None: # what gives the widths, if they learn
+    "Check `window`, and make what gives the widths of one that learns."
+    start = dict(init_width=init_width, unit=unit)
+    if isinstance(window, str) and window=='learned': return SigmaParameter(heads, **start)
+    if isinstance(window, str) and window=='dynamic' and dim is not None: return SigmaHead(dim, heads, **start)
+    sides = window if isinstance(window, (tuple, list)) and len(window)==2 and dim is None else (window, window)
     if all(side is None or type(side) is int and side>=0 for side in sides): return None
-    raise ValueError("window: expected 'learned', an int >= 0, a pair (left, right) or None, "
-                     f"got {window!r}")
+    words = "'learned', an int >= 0, a pair (left, right)" if dim is None else "'dynamic', 'learned', an int >= 0"
+    raise ValueError(f"window: expected {words} or None, got {window!r}")
 
 def alpha_source(
     alpha, # "learned", a number >= 1, or None
@@ -171,6 +176,23 @@ def _reach(attn, n, m, extra):
     learned = attn.window=='learned' and attn.sigma_head is not None
     window = Window.default(attn.sigma_head()) if learned else attn.window
     return dict(options, window=window, n_global=extra+attn.n_global)
+
+# %% ../nbs/48_modules.ipynb #ch3ck002
+def _check_sizes(attn, query, key, value, batch_first):
+    "Batch, length and width of what an attention module is given, [B,N,D] or [N,B,D]."
+    for name,x,width in (('query', query, attn.embed_dim), ('key', key, attn.kdim),
+                         ('value', value, attn.vdim)):
+        if x.shape[-1]!=width:
+            raise ValueError(f"{name}: expected width {width} "
+                             f"on the last axis, got shape {tuple(x.shape)}")
+    if key is query and value is query: return
+    if key.shape[:2]!=value.shape[:2]:
+        raise ValueError(f"value: expected shape {tuple(key.shape[:2])} before the width, as key, "
+                         f"got {tuple(value.shape[:2])}")
+    batch = 0 if batch_first else 1
+    if key.shape[batch]!=query.shape[batch]:
+        raise ValueError(f"key: expected batch {query.shape[batch]} "
+                         f"as query, got {key.shape[batch]}")
 
 # %% ../nbs/48_modules.ipynb #fa8f0014
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -216,8 +238,6 @@ def _attend_nested(attn, query, key, value, is_causal, need_weights):
 class MultiheadAttention(nn.MultiheadAttention):
     "`nn.MultiheadAttention` with windows and alphas that learn; a query that sees no key gets zeros."
     attention_fn = None # another function instead of `attention`, as `dynattn.parallel.Halo` sets one
-    _is_empty = False # whether its values are what `to_empty` found in memory
-
     def __init__(self,
         embed_dim:int, # D, width of queries and output
         num_heads:int, # H, divides D
@@ -279,16 +299,6 @@ class MultiheadAttention(nn.MultiheadAttention):
         raise RuntimeError("window, alpha: expected a call of forward, got a kernel that reads the weights "
                            "and would leave them out; the hook _always_call was removed")
 
-    def _apply(self, fn, recurse=True):
-        was_meta = self.out_proj.weight.is_meta
-        super()._apply(fn, recurse)
-        if was_meta and not self.out_proj.weight.is_meta: self._is_empty = True
-        return self
-
-    def _load_from_state_dict(self, state_dict, prefix, *args):
-        _complete(self, state_dict, prefix)
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def extra_repr(self):
         alpha = None
         if self.alpha_head is not None: alpha = 'fixed' if 'fixed' in self.alpha_head.state_dict() else 'learned'
@@ -301,16 +311,6 @@ def _with_batch(query, key, value, key_padding_mask):
     keys = queries if key is query else key[None]
     values = queries if value is query else keys if value is key else value[None]
     return queries,keys,values,None if key_padding_mask is None else key_padding_mask[None]
-
-def _complete(attn, state_dict, prefix):
-    "Give the state of an `nn.MultiheadAttention` the widths and alphas of `attn`, if those have values."
-    missing = {}
-    for name in ('sigma_head','alpha_head'):
-        source,start = getattr(attn, name),f'{prefix}{name}.'
-        if source is None or any(key.startswith(start) for key in state_dict): continue
-        missing.update(source.state_dict(prefix=start, keep_vars=True))
-    if not missing: attn._is_empty = False
-    elif not attn._is_empty: state_dict.update((key, x) for key,x in missing.items() if not x.is_meta)
 
 # %% ../nbs/48_modules.ipynb #22a0d804
 def _find(model):
@@ -340,16 +340,19 @@ def _check_convertible(name, attn):
         raise ValueError(f"model: expected attention without learned parts, got {' and '.join(learned)} at {name!r}, "
                          "which would start anew; convert a new model and load the state of this one")
 
+# %% ../nbs/48_modules.ipynb #c0nvert1
 def convert(
-    model:nn.Module, # changed in place
+    model:_Model, # changed in place
     window:str|int|tuple|None=None, # "learned", a number of tokens, (left, right) or None, as in `MultiheadAttention`
     alpha:str|float|None=None, # "learned", a number >= 1 or None, as in `MultiheadAttention`
     *,
     init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
     n_global:int=0, # leading tokens that see and are seen by all, for any window
-) -> nn.Module: # `model`
+) -> _Model: # `model`
     "Give every `nn.MultiheadAttention` in a model windows and alphas; weights, hooks and references stay."
     if not isinstance(model, nn.Module): raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
+    if window is None and alpha is None:
+        warnings.warn("convert: without window= or alpha= the model computes what it did before", stacklevel=2)
     decoders = [m for m in model.modules() if isinstance(m, nn.TransformerDecoderLayer)]
     to_memory = {id(layer.multihead_attn) for layer in decoders}
     equipped = []

@@ -6,7 +6,7 @@
 __all__ = ['impls', 'Impl', 'choose', 'RoutedCall', 'attention']
 
 # %% ../nbs/44_ops.ipynb #92b58f83
-import copy, inspect, os
+import inspect, os
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,10 +15,8 @@ import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call, exporting_to_onnx, serve, takes
 from .dense import dense_attention, visible_pairs
-from .band.attention import (banded_attention, furthest_bounds, is_traced, refuses as banded_refuses,
-                                    transformed)
-from .padding import PaddingMask
-from .window import Window
+from .band.operator import attend_band
+from .band.plan import plain_tensors, refuses as banded_refuses
 
 # %% ../nbs/44_ops.ipynb #fb3821e4
 _scaled_dot_product_attention = F.scaled_dot_product_attention # kept: a program may put `attention` in its place
@@ -53,8 +51,7 @@ def _sdpa_mask(call):
 
 def _can_read(tensors):
     "Whether values can be read without waiting for a device, and outside of any graph that would fix the answer."
-    elsewhere = is_traced(tensors) or transformed() or torch.jit.is_tracing()
-    return not elsewhere and all(x.device.type=='cpu' for x in tensors)
+    return plain_tensors(tensors) and not torch.jit.is_tracing() and all(x.is_cpu for x in tensors)
 
 def _nothing_overflows(q, k, v):
     "Whether padding may stay as it is: all is finite, and so is every product of a query and a key."
@@ -65,7 +62,7 @@ def _sdpa(call):
     "PyTorch's own attention; the contents of padding change nothing, and rows without a key are zero."
     q,k,v,padding = call.q,call.k,call.v,call.padding
     mask,causal = _sdpa_mask(call)
-    readable,lost = _can_read((q,k,v)),None
+    readable,lost = mask is not None and _can_read((q,k,v)),None
     if padding is not None and not (readable and _nothing_overflows(q, k, v)):
         k,v,lost = padding.zero(k, 2),padding.zero(v, 2),~q.isfinite().all(-1, keepdim=True)
         q = q.clone().masked_fill_(lost, 0.)
@@ -119,7 +116,7 @@ def _triton(call):
 impls = dict(
     sdpa = Impl(_sdpa, _sdpa_refuses),
     dense = Impl(inspect.unwrap(dense_attention), lambda call: None),
-    banded = Impl(inspect.unwrap(banded_attention), banded_refuses),
+    banded = Impl(attend_band, banded_refuses),
     triton = Impl(_triton, _triton_refuses),
 )
 
@@ -149,50 +146,11 @@ def _choose(call): # -> a key of `impls`
     if call.q.is_cuda and not impls['triton'].refuses(call): return 'triton'
     return 'dense' if impls['banded'].refuses(call) else 'banded'
 
-# %% ../nbs/44_ops.ipynb #70e2c6bc
-def _reach(window):
-    "How many tokens the widest head sees to the left and right; None is no limit or not known without waiting."
-    if isinstance(window, tuple): return window
-    known = isinstance(window, Window) and window.unit=='tokens' and window.apply=='inside'
-    return furthest_bounds(window) if known and window.sigma.device.type=='cpu' else (None,None)
-
-def _cut_keys(call):
-    "The call without the keys that none of its queries reaches; one query under a hard window sees all the others."
-    n,m,at = call.q.shape[2],call.k.shape[2],call.q_offset
-    given = call.q,call.k,call.v,call.alpha,getattr(call.window, 'sigma', None)
-    tensors = [x for x in given if isinstance(x, Tensor)]
-    if n>=m or call.return_weights or transformed() or is_traced(tensors) or _jit_traced(): return call
-    if not (call.window is None or isinstance(call.window, tuple) or getattr(call.window, 'unit', None)=='tokens'):
-        return call  # its widths are fractions of the number of keys
-    left,right = _reach(call.window)
-    if call.is_causal: right = 0
-    first = 0 if left is None else max(at-left, 0)
-    end = m if right is None else min(at+n+right, m)
-    sees_all = n==1 and (call.window is None or isinstance(call.window, tuple))
-    lead = min(call.n_global, first)  # leading keys before the window
-    if call.n_global and (not sees_all or at<call.n_global or call.rel_bias is not None): return call
-    if end<=first or end-first==m and not sees_all: return call
-    def cut(x, dim):
-        near = x.narrow(dim, first, end-first)
-        return torch.cat([x.narrow(dim, 0, lead), near], dim) if lead else near
-    fewer = copy.copy(call)
-    fewer.k,fewer.v,fewer.q_offset = cut(call.k, 2),cut(call.v, 2),at-first+lead
-    if call.padding is not None: fewer.padding = PaddingMask(cut(call.padding.keep, 1))
-    if call.attn_mask is not None and call.attn_mask.shape[-1]==m:
-        fewer.attn_mask = cut(call.attn_mask, call.attn_mask.dim()-1)
-    if sees_all: fewer.window,fewer.is_causal,fewer.n_global = None,False,0
-    return fewer
-
-def _routed(call): # -> a key of `impls`, and the call that it computes
-    "The implementation that `auto` chooses for a call, and the keys that it needs."
-    if call.q.shape[2]==1 and (call.is_causal or isinstance(call.window, tuple)): call = _cut_keys(call)
-    name = _choose(call)
-    return name, _cut_keys(call) if name=='dense' else call
-
+# %% ../nbs/44_ops.ipynb #c07c0753
 @takes(Call)
 def choose(call) -> str: # a key of `impls`
     "The implementation that `auto` chooses for these arguments."
-    return _routed(call)[0]
+    return _choose(call)
 
 # %% ../nbs/44_ops.ipynb #40f5fc99
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -214,8 +172,7 @@ class RoutedCall(Call):
 def attention(call) -> Tensor: # [B,H,N,dv], with the weights if asked for
     "`F.scaled_dot_product_attention` with padding, windows whose width learns, and entmax whose alpha learns."
     if call.impl=='auto':
-        name,call = _routed(call)
-        return impls[name].run(call)
+        return impls[_choose(call)].run(call)
     if exporting_to_onnx() and call.impl in ('banded','triton'):
         raise ValueError("impl: expected 'auto', 'dense' or 'sdpa' in an export to ONNX, which has no "
                          f"operators of this package, got {call.impl!r}; use impl='dense'")

@@ -6,7 +6,10 @@
 __all__ = ['padding_mask', 'masked_softmax', 'PaddingMask']
 
 # %% ../nbs/01_padding.ipynb #eafe9e5a
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 import torch
+from fastcore.basics import patch, patch_to
 from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils import _pytree
 from torch import Tensor
@@ -30,6 +33,8 @@ def padding_mask(
         raise TypeError(f"lengths: expected integers, got {lengths.dtype}")
     if lengths.dim()!=1: raise ValueError(f"lengths: expected [B], got {list(lengths.shape)}")
     if n is None: n = int(lengths.max()) if len(lengths) else 0
+    if isinstance(n, bool) or not isinstance(n, (int, torch.SymInt)):
+        raise TypeError(f"n: expected an int or None, got {n!r}")
     if not _holds((0<=lengths) & (lengths<=n)):
         raise ValueError(f"lengths: expected 0 to n={n}, got {lengths.tolist()}")
     return torch.arange(n, device=lengths.device) < lengths[:,None]
@@ -62,6 +67,49 @@ def masked_softmax(
     empty = (scores==-torch.inf).all(dim, keepdim=True)
     return scores.masked_fill(empty, 0).softmax(dim).masked_fill(empty, 0)
 
+# %% ../nbs/01_padding.ipynb #5a62bfb1
+class PaddingMask:
+    """Which tokens of a padded batch are real: `keep` [B,N], `True` takes part.
+    Values go unchecked only where they cannot be read (compiling, `vmap`)."""
+    keep: Tensor # [B,N] bool, True takes part
+
+    def __init__(self,
+        keep:Tensor, # [B,N] bool, True takes part
+    ):
+        if _bool(keep).dim()!=2: raise ValueError(f"keep: expected [B,N], got {list(keep.shape)}")
+        self.keep = keep
+
+    def __eq__(self, other:object) -> bool:
+        return torch.equal(self.keep, other.keep) if isinstance(other, PaddingMask) else NotImplemented
+
+    def __hash__(self) -> int: return hash(tuple(self.keep.shape))
+
+    if TYPE_CHECKING: # the methods that follow
+        from_lengths: Callable[..., 'PaddingMask']
+        from_keep: Callable[..., 'PaddingMask']
+        from_ignore: Callable[..., 'PaddingMask']
+        from_hf: Callable[..., 'PaddingMask']
+        from_additive: Callable[..., 'PaddingMask']
+        to: Callable[..., 'PaddingMask']
+        additive: Callable[..., Tensor]
+        pack: Callable[..., Tensor]
+        unpack: Callable[..., Tensor]
+        zero: Callable[..., Tensor]
+        sdpa: Callable[..., Tensor]
+        ignore: Tensor
+        counts: Tensor
+        lengths: Tensor
+        cu_seqlens: Tensor
+
+# %% ../nbs/01_padding.ipynb #pm000003
+@patch_to(PaddingMask, static_method=True)
+def from_lengths(
+    lengths:Tensor, # [B] int
+    n:int|None=None, # N (default: the longest row; give it when compiling)
+) -> PaddingMask:
+    "The first `lengths[b]` tokens of row b are real."
+    return PaddingMask(padding_mask(lengths, n))
+
 # %% ../nbs/01_padding.ipynb #31bd3c22
 def _binary(mask):
     "A 0/1 mask [B,N] as bool."
@@ -74,6 +122,28 @@ def _binary(mask):
     if mask.dtype!=torch.bool and not _holds((mask==0) | (mask==1)):
         raise ValueError(f"mask: expected 0 and 1 only, got {mask.min().item()} to {mask.max().item()}")
     return mask.bool()
+
+# %% ../nbs/01_padding.ipynb #pm000006
+@patch_to(PaddingMask, static_method=True)
+def from_keep(
+    mask:Tensor, # [B,N] bool or 0/1
+) -> PaddingMask:
+    "1 takes part, as in `F.scaled_dot_product_attention`."
+    return PaddingMask(_binary(mask))
+
+@patch_to(PaddingMask, static_method=True)
+def from_hf(
+    mask:Tensor, # [B,N] bool or 0/1
+) -> PaddingMask:
+    "The `attention_mask` of a Hugging Face tokenizer: 1 takes part."
+    return PaddingMask(_binary(mask))
+
+@patch_to(PaddingMask, static_method=True)
+def from_ignore(
+    mask:Tensor, # [B,N] bool or 0/1
+) -> PaddingMask:
+    "1 is padding, as in the `key_padding_mask` of `nn.MultiheadAttention`."
+    return PaddingMask(~_binary(mask))
 
 # %% ../nbs/01_padding.ipynb #759288ac
 def _additive(mask):
@@ -89,147 +159,116 @@ def _additive(mask):
                          "a bias goes into attn_mask, a 0/1 mask into from_keep")
     return mask==0
 
-# %% ../nbs/01_padding.ipynb #5a62bfb1
-class PaddingMask:
-    """Which tokens of a padded batch are real: `keep` [B,N], `True` takes part.
-    Values go unchecked only where they cannot be read (compiling, `vmap`)."""
-    keep: Tensor # [B,N] bool, True takes part
+# %% ../nbs/01_padding.ipynb #pm000008
+@patch_to(PaddingMask, static_method=True)
+def from_additive(
+    mask:Tensor, # [B,N] or [B,1,1,N] floating
+) -> PaddingMask:
+    "0 takes part, -1000 or less does not."
+    return PaddingMask(_additive(mask))
 
-    def __init__(self,
-        keep:Tensor, # [B,N] bool, True takes part
-    ):
-        if _bool(keep).dim()!=2: raise ValueError(f"keep: expected [B,N], got {list(keep.shape)}")
-        self.keep = keep
+# %% ../nbs/01_padding.ipynb #pm000009
+@patch(as_prop=True)
+def ignore(self:PaddingMask) -> Tensor: # [B,N] bool
+    "`True` is padding: the `key_padding_mask` of `nn.MultiheadAttention`."
+    return ~self.keep
 
-    @classmethod
-    def from_lengths(
-        cls,
-        lengths:Tensor, # [B] int
-        n:int|None=None, # N (default: the longest row; give it when compiling)
-    ) -> "PaddingMask":
-        "The first `lengths[b]` tokens of row b are real."
-        return cls(padding_mask(lengths, n))
+@patch
+def additive(self:PaddingMask,
+    dtype:torch.dtype=torch.float32, # floating
+) -> Tensor: # [B,N] of `dtype`
+    "0 where a key takes part, -inf where not; two of them may be added, in any dtype."
+    if not dtype.is_floating_point: raise TypeError(f"dtype: expected a floating one, got {dtype}")
+    return (torch.zeros(self.keep.shape, dtype=dtype, device=self.keep.device)
+            .masked_fill(~self.keep, -torch.inf))
 
-    @classmethod
-    def from_keep(cls,
-        mask:Tensor, # [B,N] bool or 0/1
-    ) -> "PaddingMask":
-        "1 takes part, as in `F.scaled_dot_product_attention`."
-        return cls(_binary(mask))
+@patch
+def sdpa(self:PaddingMask) -> Tensor: # [B,1,1,N] bool
+    "The `attn_mask` of `F.scaled_dot_product_attention`: the same keys for every head and every query."
+    return self.keep[:,None,None]
 
-    @classmethod
-    def from_ignore(cls,
-        mask:Tensor, # [B,N] bool or 0/1
-    ) -> "PaddingMask":
-        "1 is padding, as in the `key_padding_mask` of `nn.MultiheadAttention`."
-        return cls(~_binary(mask))
+# %% ../nbs/01_padding.ipynb #pm000010
+@patch(as_prop=True)
+def counts(self:PaddingMask) -> Tensor: # [B] int64
+    "Real tokens of each row, wherever they stand."
+    return self.keep.sum(1)
 
-    @classmethod
-    def from_hf(cls,
-        mask:Tensor, # [B,N] bool or 0/1
-    ) -> "PaddingMask":
-        "The `attention_mask` of a Hugging Face tokenizer: 1 takes part."
-        return cls(_binary(mask))
+@patch(as_prop=True)
+def lengths(self:PaddingMask) -> Tensor: # [B] int64
+    "Real tokens of each row; raises where they are not its first ones."
+    n = self.counts
+    if _holds(self.keep==(torch.arange(self.keep.shape[1], device=n.device) < n[:,None])): return n
+    raise ValueError("lengths: expected the real tokens first in every row, got some behind padding; "
+                     "counts counts them")
 
-    @classmethod
-    def from_additive(cls,
-        mask:Tensor, # [B,N] or [B,1,1,N] floating
-    ) -> "PaddingMask":
-        "0 takes part, -1000 or less does not."
-        return cls(_additive(mask))
+@patch
+def __repr__(self:PaddingMask) -> str:
+    (B,N),c = self.keep.shape, self.counts.tolist()
+    return f'PaddingMask(B={B}, N={N}, counts={c if B<=8 else f"{min(c)}..{max(c)}"})'
 
-    @property
-    def ignore(self) -> Tensor: # [B,N] bool
-        "`True` is padding: the `key_padding_mask` of `nn.MultiheadAttention`."
-        return ~self.keep
+# %% ../nbs/01_padding.ipynb #pm000012
+@patch
+def to(self:PaddingMask,
+    device, # such as 'cuda'
+    non_blocking:bool=False, # do not wait for a copy from pinned memory
+) -> PaddingMask:
+    "The same mask on `device`."
+    return PaddingMask(self.keep.to(device, non_blocking=non_blocking))
 
-    def additive(self,
-        dtype:torch.dtype=torch.float32, # floating
-    ) -> Tensor: # [B,N] of `dtype`
-        "0 where a key takes part, -inf where not; two of them may be added, in any dtype."
-        if not dtype.is_floating_point: raise TypeError(f"dtype: expected a floating one, got {dtype}")
-        return (torch.zeros(self.keep.shape, dtype=dtype, device=self.keep.device)
-                .masked_fill(~self.keep, -torch.inf))
+# %% ../nbs/01_padding.ipynb #pm000014
+@patch
+def __and__(self:PaddingMask, other:PaddingMask) -> PaddingMask:
+    "Real in both."
+    if not isinstance(other, PaddingMask): return NotImplemented
+    if self.keep.shape!=other.keep.shape:
+        raise ValueError(f"other: expected a mask of shape {list(self.keep.shape)}, "
+                         f"got {list(other.keep.shape)}")
+    return PaddingMask(self.keep & other.keep)
 
-    def sdpa(self) -> Tensor: # [B,1,1,N] bool
-        "The `attn_mask` of `F.scaled_dot_product_attention`: the same keys for every head and every query."
-        return self.keep[:,None,None]
+# %% ../nbs/01_padding.ipynb #pm000015
+def _real(mask): return mask.keep.flatten().nonzero().squeeze(1) # [T] int64
 
-    def __eq__(self, other:object) -> bool:
-        return torch.equal(self.keep, other.keep) if isinstance(other, PaddingMask) else NotImplemented
+@patch
+def pack(self:PaddingMask,
+    x:Tensor, # [B,N,...]
+) -> Tensor: # [T,...], T real tokens
+    "The real tokens of all rows, end to end."
+    B,N = self.keep.shape
+    if tuple(x.shape[:2])!=(B, N):
+        raise ValueError(f"x: expected [{B},{N},...], got {list(x.shape)}")
+    return x.flatten(0, 1).index_select(0, _real(self))
 
-    def __hash__(self) -> int: return hash(tuple(self.keep.shape))
+@patch
+def unpack(self:PaddingMask,
+    x:Tensor, # [T,...], T real tokens
+    fill:float=0, # in padding
+) -> Tensor: # [B,N,...]
+    "The inverse of `pack`: every token back in its place, `fill` in padding."
+    i,(B,N) = _real(self), self.keep.shape
+    if not torch.compiler.is_compiling() and len(x)!=len(i):
+        raise ValueError(f"x: expected [{len(i)},...], "
+                         f"a row for each real token, got {list(x.shape)}")
+    return x.new_full((B*N, *x.shape[1:]), fill).index_copy(0, i, x).unflatten(0, (B, N))
 
-    def __repr__(self) -> str:
-        (B,N),c = self.keep.shape, self.counts.tolist()
-        return f'PaddingMask(B={B}, N={N}, counts={c if B<=8 else f"{min(c)}..{max(c)}"})'
+# %% ../nbs/01_padding.ipynb #pm000016
+@patch(as_prop=True)
+def cu_seqlens(self:PaddingMask) -> Tensor: # [B+1] int32
+    """Where each row begins in the packed one, and last its end T:
+    `cu_seqlens` of FlashAttention's varlen functions."""
+    return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)).int()
 
-    def to(self,
-        device, # such as 'cuda'
-        non_blocking:bool=False, # do not wait for a copy from pinned memory
-    ) -> "PaddingMask":
-        "The same mask on `device`."
-        return PaddingMask(self.keep.to(device, non_blocking=non_blocking))
-
-    @property
-    def counts(self) -> Tensor: # [B] int64
-        "Real tokens of each row, wherever they stand."
-        return self.keep.sum(1)
-
-    @property
-    def lengths(self) -> Tensor: # [B] int64
-        "Real tokens of each row; raises where they are not its first ones."
-        n = self.counts
-        if _holds(self.keep==(torch.arange(self.keep.shape[1], device=n.device) < n[:,None])): return n
-        raise ValueError("lengths: expected the real tokens first in every row, got some behind padding; "
-                         "counts counts them")
-
-    def __and__(self, other:"PaddingMask") -> "PaddingMask":
-        "Real in both."
-        if not isinstance(other, PaddingMask): return NotImplemented
-        if self.keep.shape!=other.keep.shape:
-            raise ValueError(f"other: expected a mask of shape {list(self.keep.shape)}, "
-                             f"got {list(other.keep.shape)}")
-        return PaddingMask(self.keep & other.keep)
-
-    def _where(self): return self.keep.flatten().nonzero().squeeze(1) # [T] int64
-
-    def pack(self,
-        x:Tensor, # [B,N,...]
-    ) -> Tensor: # [T,...], T real tokens
-        "The real tokens of all rows, end to end."
-        B,N = self.keep.shape
-        if tuple(x.shape[:2])!=(B, N):
-            raise ValueError(f"x: expected [{B},{N},...], got {list(x.shape)}")
-        return x.flatten(0, 1).index_select(0, self._where())
-
-    def unpack(self,
-        x:Tensor, # [T,...], T real tokens
-        fill:float=0, # in padding
-    ) -> Tensor: # [B,N,...]
-        "The inverse of `pack`: every token back in its place, `fill` in padding."
-        i,(B,N) = self._where(), self.keep.shape
-        if not torch.compiler.is_compiling() and len(x)!=len(i):
-            raise ValueError(f"x: expected [{len(i)},...], "
-                             f"a row for each real token, got {list(x.shape)}")
-        return x.new_full((B*N, *x.shape[1:]), fill).index_copy(0, i, x).unflatten(0, (B, N))
-
-    @property
-    def cu_seqlens(self) -> Tensor: # [B+1] int32
-        """Where each row begins in the packed one, and last its end T:
-        `cu_seqlens` of FlashAttention's varlen functions."""
-        return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)).int()
-
-    def zero(self,
-        x:Tensor, # [B,...,N,...]
-        dim:int=1, # the axis of the N tokens
-    ) -> Tensor: # like `x`
-        "`x` with zeros in padding, whatever stood there; no gradient flows to padding."
-        B,N = self.keep.shape
-        if x.shape[0]!=B or x.shape[dim]!=N:
-            raise ValueError(f"x: expected {B} rows and {N} tokens on axis {dim}, got {list(x.shape)}")
-        return x.masked_fill(
-            ~self.keep.reshape(B, *[N if i==dim%x.dim() else 1 for i in range(1, x.dim())]), 0)
+# %% ../nbs/01_padding.ipynb #pm000017
+@patch
+def zero(self:PaddingMask,
+    x:Tensor, # [B,...,N,...]
+    dim:int=1, # the axis of the N tokens
+) -> Tensor: # like `x`
+    "`x` with zeros in padding, whatever stood there; no gradient flows to padding."
+    B,N = self.keep.shape
+    if x.shape[0]!=B or x.shape[dim]!=N:
+        raise ValueError(f"x: expected {B} rows and {N} tokens on axis {dim}, got {list(x.shape)}")
+    at = [N if i==dim%x.dim() else 1 for i in range(1, x.dim())]
+    return x.masked_fill(~self.keep.reshape(B, *at), 0)
 
 # %% ../nbs/01_padding.ipynb #01ca0001
 def _flatten(mask): return [mask.keep],None

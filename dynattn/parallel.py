@@ -626,7 +626,8 @@ def _of_a_part(q, k, v, *, dropout_p=0., return_weights=False, attn_mask=None, q
 def _sigma_from_first(module, query, group, timeout):
     "Widths predicted from the first token, which rank 0 holds."
     own = type(module).sigma
-    if not isinstance(module.sigma_head, SigmaHead): return own(module, query)
+    head = module.sigma_head
+    if not isinstance(head, SigmaHead): return None if head is None else head() # a part may be empty
     axis = 1 if module.batch_first else 0
     if not query.shape[axis]: query = F.pad(query, (0, 0, 0, 1)) if axis==1 else F.pad(query, (0, 0, 0, 0, 0, 1))
     return from_rank(own(module, query), 0, group, timeout)
@@ -637,7 +638,7 @@ def _forget_seen(module, inputs, output):
 def _refuse_module(module):
     "Raise where a module is none that can attend across ranks."
     if not hasattr(module, 'attention_fn'):
-        raise TypeError("module: expected a MultiHeadAttention, a DynamicAttention, dynattn's MultiheadAttention, an "
+        raise TypeError("module: expected a DynamicAttention, dynattn's MultiheadAttention, an "
                         f"Encoder or a Classifier, got {type(module).__name__}; "
                         "dynattn.convert makes a MultiheadAttention out of nn.MultiheadAttention")
     for name in ('bias_k','add_zero_attn'):
@@ -679,7 +680,8 @@ def embed_part(
     "This rank's part of what `embed` makes of the whole sequence."
     ranks,p = Ranks(_group(group), timeout),embed.patch
     if ids.dim()!=2: raise ValueError(f"ids: expected [B,n], got shape {tuple(ids.shape)}")
-    lengths = ranks.everyones(ids.new_tensor([ids.shape[1]]).long(), 'lengths of the parts')[:,0].tolist()
+    length = torch.tensor([ids.shape[1]], device=ids.device)  # a length does not fit the type of bytes
+    lengths = ranks.everyones(length, 'lengths of the parts')[:,0].tolist()
     last = max((r for r,n in enumerate(lengths) if n), default=0)
     for r,n in enumerate(lengths[:last]):
         if n%p:
@@ -731,7 +733,7 @@ def _classify_part(classifier, ids, padding=None, return_sigma=False, *, group, 
 class Halo(ParallelStyle):
     """For `parallelize_module`: a module works on a part of the sequence, across the ranks of a mesh.
 
-    It is a `MultiHeadAttention`, a `DynamicAttention` or a `MultiheadAttention`, whose input is each rank's part, or a
+    It is a `DynamicAttention` or a `MultiheadAttention`, whose input is each rank's part, or a
     whole `Encoder`, which takes each rank's part of the ids. Rank 0 holds the first token, from which widths are
     predicted. A `Classifier` takes the whole ids on all ranks and returns the same logits on all."""
     def __init__(self,

@@ -8,8 +8,9 @@ __all__ = ['delay', 'stream_states']
 # %% ../nbs/54_stream.ipynb #193e4c85
 from typing import Iterable, Iterator
 import torch
+from fastcore.basics import patch
 from torch import Tensor
-from .dense import merge_heads, split_heads
+from .parts import merge_heads, split_heads
 from .encoder import Encoder
 from .ops import attention
 from .window import Window
@@ -61,22 +62,24 @@ class _Waiting:
         self.held,self.start,self.done = self.held[:,needed-self.start:].clone(),needed,ready
         return rows
 
-    def rows(self, first, end, first_key, end_key):
-        "The layer's output at positions first..end-1."
-        layer,attn = self.layer,self.layer.self_attn
-        x = self.held[:,first-self.start:end-self.start]
-        around = layer.norm1(self.held[:,first_key-self.start:end_key-self.start])
-        own = around[:,first-first_key:end-first_key]
-        q = split_heads(attn.q_proj(own), attn.num_heads)
-        k,v = (split_heads(f(around), attn.num_heads) for f in (attn.k_proj, attn.v_proj))
-        seen = attention(q, k, v, window=self.window, alpha=self.alpha, q_offset=first-first_key)
-        x = x + attn.out_proj(merge_heads(seen))
-        return x + layer.feed_forward(layer.norm2(x))
-
 class _Causal:
     "A causal layer, fed piece by piece."
     def __init__(self, layer): self.layer,self.cache = layer,layer.self_attn.new_cache()
     def push(self, x, last): return self.layer(x, cache=self.cache) if x.shape[1] else x
+
+# %% ../nbs/54_stream.ipynb #e8e2567d
+@patch
+def rows(self:_Waiting, first, end, first_key, end_key):
+    "The layer's output at positions first..end-1."
+    layer,attn = self.layer,self.layer.self_attn
+    x = self.held[:,first-self.start:end-self.start]
+    around = layer.norm1(self.held[:,first_key-self.start:end_key-self.start])
+    own = around[:,first-first_key:end-first_key]
+    q = split_heads(attn.q_proj(own), attn.num_heads)
+    k,v = (split_heads(f(around), attn.num_heads) for f in (attn.k_proj, attn.v_proj))
+    seen = attention(q, k, v, window=self.window, alpha=self.alpha, q_offset=first-first_key)
+    x = x + attn.out_proj(merge_heads(seen))
+    return x + layer.feed_forward(layer.norm2(x))
 
 # %% ../nbs/54_stream.ipynb #62ac52ee
 def _before(embed):
@@ -91,7 +94,8 @@ def _tokens(encoder, chunks):
     def look_up(ids, dropped): return embed(ids, offset=position-dropped)[0][:,dropped:]
     for ids in chunks:
         if not isinstance(ids, Tensor) or ids.dim()!=2:
-            raise ValueError(f"chunks: expected tensors of ids [B,n], got {type(ids).__name__}")
+            got = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
+            raise ValueError(f"chunks: expected tensors of ids [B,n], got {got}")
         if last is not None and last.shape[1]%embed.patch:
             raise ValueError(f"chunks: expected pieces of a multiple of {embed.patch} ids before the last, "
                              f"got {last.shape[1]}")

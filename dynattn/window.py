@@ -7,13 +7,15 @@ __all__ = ['Window', 'from_flash', 'to_flash', 'from_hf', 'to_hf', 'from_longfor
 
 # %% ../nbs/14_window.ipynb #44bccbb8
 import math
-from functools import partial
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 import torch
+from fastcore.basics import patch, patch_to
 from torch import Tensor
 from torch.utils import _pytree
 from .curve import bell, normal, dbell, dnormal, crossing
-from .smoothing import (_positive, power_mask, tanh_mask, ramp_mask, edge_mask,
-                               dpower_mask, dtanh_mask, dramp_mask, dedge_mask)
+from .smoothing import (_positive, tanh_mask, ramp_mask, edge_mask,
+                               dtanh_mask, dramp_mask, dedge_mask)
 
 # %% ../nbs/14_window.ipynb #497f143a
 def _choice(name, value, options):
@@ -55,6 +57,7 @@ def _check_cut(cut, smooth):
                          "the mask would be 1 far away")
     return float(T),fill
 
+# %% ../nbs/14_window.ipynb #w1nd0001
 def _check_only(smooth, p, ramp):
     "`p` and `ramp`, present where the smoothing needs them and nowhere else"
     if smooth=="edge" and p is None: p = 2.
@@ -90,8 +93,7 @@ def _check_sigma(sigma):
     return sigma
 
 # %% ../nbs/14_window.ipynb #2cd42980
-class Window:
-    "A differentiable mask over the distance between query and key. It does not change once made."
+class _Attributes:
     sigma: Tensor
     curve: str
     T: float|None
@@ -104,6 +106,25 @@ class Window:
     ramp: float|None
     eps: float
 
+    if TYPE_CHECKING: # the methods that follow
+        default: Callable[..., 'Window']
+        span: Callable[..., 'Window']
+        report_20220330: Callable[..., 'Window']
+        report_20220413: Callable[..., 'Window']
+        replace: Callable[..., 'Window']
+        widened: Callable[..., 'Window']
+        scale: Callable[..., Tensor]
+        edge: Callable[..., Tensor]
+        half_width: Callable[..., Tensor]
+        bounds: Callable[..., tuple[Tensor,Tensor]]
+        mask: Callable[..., Tensor]
+        log_mask: Callable[..., Tensor]
+        dmask: Callable[..., Tensor]
+        penalty: Callable[..., Tensor]
+
+# %% ../nbs/14_window.ipynb #w1nd0002
+class Window(_Attributes):
+    "A differentiable mask over the distance between query and key. It does not change once made."
     def __init__(self,
         sigma:float|Tensor, # width in `unit`, >= 0: a scalar, [H], [B,H], or [B,H,N] for one per query
         curve:str="bell", # "bell" (1 at its centre) or "normal" (the density)
@@ -120,159 +141,72 @@ class Window:
         smooth = _choice("smooth", smooth, ("edge","gaussian","ramp","power","tanh"))
         T,fill = _check_cut(cut, smooth)
         p,ramp = _check_only(smooth, p, ramp)
-        keep = partial(object.__setattr__, self)
-        keep('sigma', _check_sigma(sigma))
-        keep('curve', _choice("curve", curve, ("bell","normal")))
-        keep('T', T)
-        keep('fill', fill)
-        keep('smooth', smooth)
-        keep('unit', _choice("unit", unit, ("tokens","fraction")))
-        keep('apply', _choice("apply", apply, ("inside","after")))
-        keep('reach', _check_reach(reach))
-        keep('p', p)
-        keep('ramp', ramp)
-        keep('eps', float(_positive("eps", eps)))
+        values = dict(sigma=_check_sigma(sigma), curve=_choice("curve", curve, ("bell","normal")), T=T, fill=fill,
+                      smooth=smooth, unit=_choice("unit", unit, ("tokens","fraction")),
+                      apply=_choice("apply", apply, ("inside","after")), reach=_check_reach(reach),
+                      p=p, ramp=ramp, eps=float(_positive("eps", eps)))
+        for name,value in values.items(): object.__setattr__(self, name, value)
 
     def __setattr__(self, k, v):
         raise AttributeError(f"a Window does not change; use replace({k}=...)")
 
-    def __repr__(self):
-        kw = ', '.join(f"{k}={v!r}" for k,v in self._options().items() if v is not None)
-        return f"Window(sigma={tuple(self.sigma.shape) if self.sigma.ndim else self.sigma.item()}, {kw})"
+# %% ../nbs/14_window.ipynb #w1nd0005
+def _options(w):
+    "Everything but sigma, as `Window` takes it."
+    res = {k:getattr(w,k) for k in ("curve","smooth","unit","apply","reach","p","ramp","eps")}
+    return {**res, 'cut': None if w.T is None else (w.T,w.fill)}
 
-    @classmethod
-    def default(cls,
-        sigma:float|Tensor, # half-width in `unit`, >= 0
-        unit:str="tokens", # "tokens" or "fraction"
-        reach:tuple|None=None, # (left, right) in tokens
-    ) -> "Window":
-        "|j - i| <= sigma takes part, and the mask falls to 0 continuously one token further."
-        return cls(sigma, unit=unit, reach=reach)
+@patch
+def replace(self:Window,
+    **kw # any argument of `Window`
+) -> Window: # a new one
+    "The same window but for `kw`."
+    return Window(**{"sigma":self.sigma, **_options(self), **kw})
 
-    @classmethod
-    def span(cls,
-        width:float|Tensor, # up to this distance the mask is 1, in tokens
-        ramp:float=32, # length of the ramp, in tokens
-        reach:tuple|None=None, # (left, right) in tokens; adaptive span itself is causal, (None, 0)
-    ) -> "Window":
-        "The mask of adaptive span: a ramp of fixed length behind a learned width."
-        return cls(width, smooth="ramp", ramp=ramp, reach=reach)
+@patch
+def __repr__(self:Window) -> str:
+    kw = ', '.join(f"{k}={v!r}" for k,v in _options(self).items() if v is not None)
+    return f"Window(sigma={tuple(self.sigma.shape) if self.sigma.ndim else self.sigma.item()}, {kw})"
 
-    @classmethod
-    def report_20220330(cls,
-        sigma:float|Tensor, # in fractions of half the sequence
-        p:float=1e4, # exponent; the report's examples have 10000 and 100
-        T:float=.9, # threshold; its examples have 0.9 and 0.8
-    ) -> "Window":
-        """Yu-Hung Wu's report of 30 March 2022: the density, 1 below the threshold, 1 - V^p (0 where that is negative);
-        multiplied after the softmax."""
-        return cls(sigma, "normal", (T,1), "power", "fraction", "after", p=p)
+# %% ../nbs/14_window.ipynb #w1nd0008
+@patch_to(Window, static_method=True)
+def default(
+    sigma:float|Tensor, # half-width in `unit`, >= 0
+    unit:str="tokens", # "tokens" or "fraction"
+    reach:tuple|None=None, # (left, right) in tokens
+) -> Window:
+    "|j - i| <= sigma takes part, and the mask falls to 0 continuously one token further."
+    return Window(sigma, unit=unit, reach=reach)
 
-    @classmethod
-    def report_20220413(cls,
-        sigma:float|Tensor, # in fractions of half the sequence
-        p:float, # steepness; the report leaves it open
-        T:float, # threshold; the report leaves it open
-    ) -> "Window":
-        """Yu-Hung Wu's report of 13 April 2022: the density, 0 below the threshold, tanh(p*V);
-        multiplied after the softmax."""
-        return cls(sigma, "normal", (T,0), "tanh", "fraction", "after", p=p)
+@patch_to(Window, static_method=True)
+def span(
+    width:float|Tensor, # up to this distance the mask is 1, in tokens
+    ramp:float=32, # length of the ramp, in tokens
+    reach:tuple|None=None, # (left, right) in tokens; adaptive span itself is causal, (None, 0)
+) -> Window:
+    "The mask of adaptive span: a ramp of fixed length behind a learned width."
+    return Window(width, smooth="ramp", ramp=ramp, reach=reach)
 
-    def _options(self):
-        "Everything but sigma, as `Window` takes it"
-        res = {k:getattr(self,k) for k in ("curve","smooth","unit",
-                                           "apply","reach","p","ramp","eps")}
-        return {**res, 'cut': None if self.T is None else (self.T,self.fill)}
+# %% ../nbs/14_window.ipynb #w1nd0011
+@patch_to(Window, static_method=True)
+def report_20220330(
+    sigma:float|Tensor, # in fractions of half the sequence
+    p:float=1e4, # exponent; the report's examples have 10000 and 100
+    T:float=.9, # threshold; its examples have 0.9 and 0.8
+) -> Window:
+    """Yu-Hung Wu's report of 30 March 2022: the density, 1 below the threshold, 1 - V^p (0 where that is negative);
+    multiplied after the softmax."""
+    return Window(sigma, "normal", (T,1), "power", "fraction", "after", p=p)
 
-    def replace(self,
-        **kw # any argument of `Window`
-    ) -> "Window": # a new one
-        "The same window but for `kw`."
-        return Window(**{"sigma":self.sigma, **self._options(), **kw})
-
-    def widened(self,
-        dtype:torch.dtype, # floating, not narrower than that of sigma
-    ) -> "Window":
-        "The same window with sigma in a wider dtype; a float16 sigma's gradient is clamped to what float16 can hold."
-        return self.replace(sigma=_floating(self).to(dtype))
-
-    def scale(self,
-        n:int|None=None, # N, the sequence length; needed where the unit is a fraction
-    ) -> Tensor: # shape of sigma, float32 at least: the sigma that the curve is given
-        "Sigma as the curve sees it: the default's edge stands a token beyond sigma, at T = e^-0.5 that is sigma + 1."
-        if self.smooth!="edge" or self.curve!="bell": return _floating(self)
-        return _floating(self) + _token(self, n)/math.sqrt(-2*math.log(self.T))
-
-    def edge(self,
-        n:int|None=None, # N, the sequence length; needed where the unit is a fraction
-    ) -> Tensor: # shape of sigma, in tokens, differentiable
-        "The distance from which on the mask is zero, a real number in closed form."
-        s = self.scale(n)
-        if self.smooth=="ramp": h = s + self.ramp
-        elif self.T is not None: h = crossing(s, self.T, self.curve)
-        elif self.smooth=="tanh": h = crossing(s, min(self.eps/self.p, .5), self.curve)
-        else: h = crossing(s, self.eps, "bell")
-        return h/_token(self, n)
-
-    def half_width(self,
-        n:int|None=None, # N, the sequence length: the result is at most n-1
-    ) -> Tensor: # int64, shape of sigma
-        "The greatest |j - i| at which the mask can be non-zero."
-        most = 2**31-1 if n is None else max(n-1, 0)
-        if None not in self.reach: most = min(most, max(self.reach))
-        # two floats: an export to ONNX takes nothing else
-        edge = self.edge(n).detach().clamp(0., 2.**31)
-        return (edge.ceil().long()-1).clamp(0, most)
-
-    def bounds(self,
-        n:int|None=None, # N, the sequence length
-    ) -> tuple: # (left, right), each int64 of sigma's shape
-        "How many tokens the window sees to the left and to the right."
-        w = self.half_width(n)
-        return tuple(w if r is None else w.clamp(max=r) for r in self.reach)
-
-    def mask(self,
-        offsets:Tensor, # j - i, any shape, usually [N,M]; with one sigma per query [..,N,M]
-        n:int|None=None, # N, the sequence length; needed where the unit is a fraction
-    ) -> Tensor: # [B|1,H|1,*offsets.shape] in sigma's dtype; offsets' shape where sigma is a scalar
-        "The multiplicative mask, computed in float32 at least; exactly 0 outside of `half_width`."
-        return _mask(self, offsets, n).to(self.sigma.dtype)
-
-    def log_mask(self,
-        offsets:Tensor, # as for `mask`
-        n:int|None=None, # as for `mask`
-    ) -> Tensor: # as `mask`
-        "The logarithm of the mask, to be added to scores; -inf where the mask is 0, and no gradient there."
-        m = _mask(self, offsets, n)
-        return torch.where(m>0, torch.where(m>0, m, 1.).log(), -math.inf).to(self.sigma.dtype)
-
-    def dmask(self,
-        offsets:Tensor, # as for `mask`
-        n:int|None=None, # as for `mask`
-    ) -> Tensor: # as `mask`
-        "The derivative of the mask in sigma, in closed form: the smoothing's derivative times the curve's."
-        keep,x,s,V = _prepared(self, offsets, n)
-        if self.smooth=="ramp":
-            return _narrowed(torch.where(keep, dramp_mask(x, s, self.ramp), 0.), self)
-        if self.smooth=="edge": d = dedge_mask(V, self.T, self.p)
-        elif self.smooth=="power": d = dpower_mask(V, self.p)
-        elif self.smooth=="tanh": d = dtanh_mask(V, self.p)
-        else: d = torch.ones_like(V)
-        if self.curve=="normal" and self.smooth!="tanh": d = torch.where(V<1, d, 0.)
-        d = d*(dbell if self.curve=="bell" else dnormal)(x, s)
-        return _narrowed(torch.where(keep, d, 0.), self)
-
-    def penalty(self,
-        n:int|None=None, # N, the sequence length: the result is then a share of it
-        padding=None, # `PaddingMask` of the queries, for one sigma per query: filling costs nothing
-    ) -> Tensor: # scalar, differentiable in sigma
-        "The mean half-width over batch, heads and queries, in tokens, or as a share of `n`."
-        h = self.edge(n)
-        if padding is None or h.ndim<3: mean = h.mean()
-        else:
-            keep = padding.keep[:,None].expand_as(h)                        # [B,H,N]
-            mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)
-        return mean if n is None else mean/n
+@patch_to(Window, static_method=True)
+def report_20220413(
+    sigma:float|Tensor, # in fractions of half the sequence
+    p:float, # steepness; the report leaves it open
+    T:float, # threshold; the report leaves it open
+) -> Window:
+    """Yu-Hung Wu's report of 13 April 2022: the density, 0 below the threshold, tanh(p*V);
+    multiplied after the softmax."""
+    return Window(sigma, "normal", (T,0), "tanh", "fraction", "after", p=p)
 
 # %% ../nbs/14_window.ipynb #83c0775e
 def _token(w, n):
@@ -302,6 +236,56 @@ def _floating(w):
 def _narrowed(t, w):
     if w.sigma.dtype==torch.float16: t = t.clamp(-65504, 65504)
     return t.to(w.sigma.dtype)
+
+# %% ../nbs/14_window.ipynb #w1nd0013
+@patch
+def widened(self:Window,
+    dtype:torch.dtype, # floating, not narrower than that of sigma
+) -> Window:
+    "The same window with sigma in a wider dtype; a float16 sigma's gradient is clamped to what float16 can hold."
+    return self.replace(sigma=_floating(self).to(dtype))
+
+# %% ../nbs/14_window.ipynb #w1nd0015
+@patch
+def scale(self:Window,
+    n:int|None=None, # N, the sequence length; needed where the unit is a fraction
+) -> Tensor: # shape of sigma, float32 at least: the sigma that the curve is given
+    "Sigma as the curve sees it: the default's edge stands a token beyond sigma, at T = e^-0.5 that is sigma + 1."
+    if self.smooth!="edge" or self.curve!="bell": return _floating(self)
+    return _floating(self) + _token(self, n)/math.sqrt(-2*math.log(self.T))
+
+@patch
+def edge(self:Window,
+    n:int|None=None, # N, the sequence length; needed where the unit is a fraction
+) -> Tensor: # shape of sigma, in tokens, differentiable
+    "The distance from which on the mask is zero, a real number in closed form."
+    s = self.scale(n)
+    if self.smooth=="ramp": h = s + self.ramp
+    elif self.T is not None: h = crossing(s, self.T, self.curve)
+    elif self.smooth=="tanh": h = crossing(s, min(self.eps/self.p, .5), self.curve)
+    else: h = crossing(s, self.eps, "bell")
+    return h/_token(self, n)
+
+# %% ../nbs/14_window.ipynb #w1nd0016
+@patch
+def half_width(self:Window,
+    n:int|None=None, # N, the sequence length: the result is at most n-1
+) -> Tensor: # int64, shape of sigma
+    "The greatest |j - i| at which the mask can be non-zero."
+    most = 2**31-1 if n is None else max(n-1, 0)
+    if None not in self.reach: most = min(most, max(self.reach))
+    # two floats: an export to ONNX takes nothing else
+    edge = self.edge(n).detach().clamp(0., 2.**31)
+    return (edge.ceil().long()-1).clamp(0, most)
+
+# %% ../nbs/14_window.ipynb #w1nd0017
+@patch
+def bounds(self:Window,
+    n:int|None=None, # N, the sequence length
+) -> tuple: # (left, right), each int64 of sigma's shape
+    "How many tokens the window sees to the left and to the right."
+    w = self.half_width(n)
+    return tuple(w if r is None else w.clamp(max=r) for r in self.reach)
 
 # %% ../nbs/14_window.ipynb #6f2949b0
 def _aligned(t, o):
@@ -352,14 +336,83 @@ def _prepared(w, offsets, n):
     return keep,x,s,V if w.smooth=="tanh" else V.clamp(max=1)
 
 # %% ../nbs/14_window.ipynb #9a05c0ea
+def _log_power(w, x, s):
+    "`p*log V`, at most 0."
+    log_v = -.5*(x/s)**2
+    if w.curve=="normal": log_v = log_v - (s*math.sqrt(2*math.pi)).log()
+    return w.p*log_v.clamp(max=0)
+
+def _power(z):
+    "1 - e^z: where V is nearly 1, `1 - V**p` would round to 0; where z is far from 0, expm1 loses the gradient."
+    return torch.where(z>-.5, -torch.expm1(z), 1-z.exp())
+
 def _mask(w, offsets, n):
     keep,x,s,V = _prepared(w, offsets, n)
     if w.smooth=="ramp": m = ramp_mask(x, s, w.ramp)
     elif w.smooth=="edge": m = edge_mask(V, w.T, w.p)
-    elif w.smooth=="power": m = power_mask(V, w.p)
+    elif w.smooth=="power": m = _power(_log_power(w, x, s))
     elif w.smooth=="tanh": m = tanh_mask(V, w.p)
     else: m = V
     return torch.where(keep & (m>=torch.finfo(m.dtype).tiny), m, 0.)  # so that a logarithm has a slope
+
+# %% ../nbs/14_window.ipynb #w1nd0018
+@patch
+def mask(self:Window,
+    offsets:Tensor, # j - i, any shape, usually [N,M]; with one sigma per query [..,N,M]
+    n:int|None=None, # N, the sequence length; needed where the unit is a fraction
+) -> Tensor: # [B|1,H|1,*offsets.shape] in sigma's dtype; offsets' shape where sigma is a scalar
+    "The multiplicative mask, computed in float32 at least; exactly 0 outside of `half_width`."
+    return _mask(self, offsets, n).to(self.sigma.dtype)
+
+# %% ../nbs/14_window.ipynb #w1nd0019
+@patch
+def log_mask(self:Window,
+    offsets:Tensor, # as for `mask`
+    n:int|None=None, # as for `mask`
+) -> Tensor: # as `mask`
+    "The logarithm of the mask, to be added to scores; -inf where the mask is 0, and no gradient there."
+    m = _mask(self, offsets, n)
+    return torch.where(m>0, torch.where(m>0, m, 1.).log(), -math.inf).to(self.sigma.dtype)
+
+# %% ../nbs/14_window.ipynb #w1nd0021
+def _dpower(w, x, s):
+    "The derivative of the power in sigma, `-p*V**p` times that of log V; 0 where the mask is 0."
+    z = _log_power(w, x, s)
+    slope = (x/s)**2/s
+    if w.curve=="normal": slope = slope - 1/s
+    return torch.where(_power(z)>=torch.finfo(s.dtype).tiny, -w.p*z.exp()*slope, 0.)
+
+# %% ../nbs/14_window.ipynb #w1nd0020
+@patch
+def dmask(self:Window,
+    offsets:Tensor, # as for `mask`
+    n:int|None=None, # as for `mask`
+) -> Tensor: # as `mask`
+    "The derivative of the mask in sigma, in closed form: the smoothing's derivative times the curve's."
+    keep,x,s,V = _prepared(self, offsets, n)
+    if self.smooth=="ramp":
+        return _narrowed(torch.where(keep, dramp_mask(x, s, self.ramp), 0.), self)
+    if self.smooth=="power": return _narrowed(torch.where(keep, _dpower(self, x, s), 0.), self)
+    if self.smooth=="edge": d = dedge_mask(V, self.T, self.p)
+    elif self.smooth=="tanh": d = dtanh_mask(V, self.p)
+    else: d = torch.ones_like(V)
+    if self.curve=="normal" and self.smooth!="tanh": d = torch.where(V<1, d, 0.)
+    d = d*(dbell if self.curve=="bell" else dnormal)(x, s)
+    return _narrowed(torch.where(keep, d, 0.), self)
+
+# %% ../nbs/14_window.ipynb #w1nd0022
+@patch
+def penalty(self:Window,
+    n:int|None=None, # N, the sequence length: the result is then a share of it
+    padding=None, # `PaddingMask` of the queries, for one sigma per query: filling costs nothing
+) -> Tensor: # scalar, differentiable in sigma
+    "The mean half-width over batch, heads and queries, in tokens, or as a share of `n`."
+    h = self.edge(n)
+    if padding is None or h.ndim<3: mean = h.mean()
+    else:
+        keep = padding.keep[:,None].expand_as(h)                        # [B,H,N]
+        mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)
+    return mean if n is None else mean/n
 
 # %% ../nbs/14_window.ipynb #5290e537
 def _count(name, value, least):
@@ -393,7 +446,7 @@ def from_flash(
                  for k,v in (("left",left),("right",right)))
 
 def to_flash(
-    window:int|tuple|None, # as `dense_attention` takes it
+    window:int|tuple|None, # as attention takes it
 ) -> tuple: # window_size for FlashAttention
     "The inverse of `from_flash`."
     return tuple(-1 if s is None else s for s in _sides(window))
@@ -452,7 +505,7 @@ def to_natten(
     return 2*_symmetric(window, "NATTEN")+1
 
 # %% ../nbs/14_window.ipynb #6ec16631
-def _flatten(w): return [w.sigma], tuple(w._options().items())
+def _flatten(w): return [w.sigma], tuple(_options(w).items())
 
 def _unflatten(leaves, options):
     w = Window(0., **dict(options))
@@ -461,3 +514,4 @@ def _unflatten(leaves, options):
 
 _pytree.register_pytree_node(Window, _flatten, _unflatten,
                              serialized_type_name="dynattn.window.Window")
+torch.serialization.add_safe_globals([Window])  # a saved one is loaded without running code

@@ -11,7 +11,7 @@ DEFS = ast.FunctionDef, ast.AsyncFunctionDef
 def signature(f, name, method=False):
     "`name(args) -> result`, without the `self` or `cls` of a method"
     deco, a = {ast.unparse(d) for d in f.decorator_list}, f.args
-    if deco & {'property','cached_property'}: return name + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
+    if deco & {'property','cached_property','patch(as_prop=True)'}: return name + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
     if method and 'staticmethod' not in deco: (a.posonlyargs or a.args)[:1] = []
     return f'{name}({ast.unparse(a)})' + ('' if f.returns is None else f' -> {ast.unparse(f.returns)}')
 
@@ -53,11 +53,13 @@ def members(c, defs):
         if isinstance(n, ast.AnnAssign) and not n.target.id.startswith('_'): yield f'{c.name}.{ast.unparse(n)}'
 
 def patched(tree):
-    "Methods added by fastcore's `@patch`: the class is the annotation of their first argument"
+    "Methods added by fastcore: `@patch` annotates the first argument with the class, `@patch_to` names it"
     for n in tree.body:
         if not isinstance(n, DEFS) or n.name.startswith('_'): continue
-        if any(ast.unparse(d).startswith('patch') for d in n.decorator_list):
-            yield signature(n, f'{ast.unparse(n.args.args[0].annotation)}.{n.name}', True)
+        for d in n.decorator_list:
+            if ast.unparse(d).startswith('patch_to('): yield signature(n, f'{ast.unparse(d.args[0])}.{n.name}')
+            elif ast.unparse(d).startswith('patch'):
+                yield signature(n, f'{ast.unparse(n.args.args[0].annotation)}.{n.name}', True)
 
 def definitions(path):
     "Functions and classes of a module by name"

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = (ROOT/'settings.ini').read_text(encoding='utf-8')
 CORE = [f'tests/test_{name}.py' for name in ('call', 'rim', 'padding', 'banded', 'entmax')]
-TOOLS = ['numpy', 'pytest', 'hypothesis', 'safetensors']
+TOOLS = ['numpy', 'pytest', 'pytest-timeout', 'hypothesis', 'safetensors']
 
 def setting(pattern): return re.search(pattern, SETTINGS)[1]
 
@@ -42,8 +42,11 @@ def check(name, python, torch):
 if __name__=='__main__':
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('which', nargs='?', choices=['oldest', 'newest'], help='one of the two (default: both)')
-    which = parser.parse_args().which
+    parser.add_argument('--here', action='store_true', help='with the Python that runs this')
+    given = parser.parse_args()
+    which = given.which
     oldest = f"torch=={setting(r'requirements = torch>=([0-9.]+)')}.0"
-    rows = dict(oldest=(pythons()[0], oldest), newest=(pythons()[-1], 'torch'))
+    at_hand = [sys.executable] if given.here else pythons()
+    rows = dict(oldest=(at_hand[0], oldest), newest=(at_hand[-1], 'torch'))
     failed = [name for name in rows if which in (None, name) and not check(name, *rows[name])]
     sys.exit(f"failed with the {' and the '.join(failed)}" if failed else 0)

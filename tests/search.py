@@ -10,14 +10,16 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from unittest import mock
 if __name__=='__main__': os.environ.setdefault('TRITON_INTERPRET',
                                                '1')  # before dynattn is imported: kernels run without a GPU
 import numpy as np
 import torch, torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 import oracle, dynattn
-from dynattn import alpha_tiles, ops
-from dynattn.band import attention as band, engines, fused, packed
+from dynattn import ops
+from dynattn.band import operator as band
+from dynattn.native import core
 from dynattn.ops import choose
 
 inf,nan = float('inf'),float('nan')
@@ -90,17 +92,23 @@ class Case:
                          if getattr(self, name)!=getattr(Case, name))
         lines = ["import os, sys; sys.path.insert(0, 'tests')"]
         if self.impl=='triton': lines.append("os.environ['TRITON_INTERPRET'] = '1'")
+        if self.impl=='plain': lines.append("os.environ['DYNATTN_NATIVE'] = '0'")
         lines += ["import dynattn, oracle", "from search import *", "", self.source(), ""]
         if self.kind=='value' and self.mode=='plain' and not self.poison and not self.lost:
-            lines += [f"out = dynattn.attention(**call(dynattn.Window, dynattn.PaddingMask), impl={self.impl!r})",
+            lines += [f"out = dynattn.attention(**call(dynattn.Window, dynattn.PaddingMask), impl={self.named!r})",
                       "want = oracle.attention(**call(oracle.Window, oracle.PaddingMask))",
                       "print(abs(out.double().numpy() - want).max())"]
-        lines.append(f"print(failure(call, {self.kind!r}, {self.impl!r}{', '+rest if rest else ''}))")
+        lines.append(f"print(failure(call, {self.kind!r}, {self.named!r}{', '+rest if rest else ''}))")
         return '\n'.join(lines)
 
     def failure(self):
         "What is wrong, or None."
-        return failure(self.call(), self.kind, self.impl, self.wants, self.mode, self.poison, self.lost, self.spoiled)
+        library = (lambda: None) if self.impl=='plain' else core.library
+        with mock.patch.object(core, 'library', library):
+            return failure(self.call(), self.kind, self.named, self.wants, self.mode, self.poison, self.lost, self.spoiled)
+
+    @property
+    def named(self): return 'banded' if self.impl=='plain' else self.impl  # `plain` is the band without the core
 
 class Refused(Exception): "The implementation that was named does not serve the call, as it may."
 class Unfit(Exception): "The call has no one right answer to its precision: a cliff of the window at a token."
@@ -190,7 +198,7 @@ def serves(impl, call, given):
     if impl=='sdpa': return not has('window','alpha','rel_bias','return_weights','segments','sink','softcap')
     if impl=='banded':
         keys = mask is None or mask.dtype==torch.bool and all(s==1 for s in mask.shape[-3:-1])
-        return keys and not (soft and window.sigma.ndim==3) and not has('segments','sink','softcap')
+        return keys and not (soft and window.sigma.ndim==3) and not (has('segments') and has('return_weights'))
     if has('attn_mask','rel_bias','return_weights','segments','sink','softcap') or given.get('dropout_p'): return False
     if soft and (window.sigma.ndim==3 or window.apply=='after') or given['q'].dtype==torch.float64: return False
     if isinstance(alpha, torch.Tensor): alpha = float(alpha.max()) if alpha.numel() else 1.
@@ -214,11 +222,8 @@ def attend(call, impl, given, mode='plain'):
 # ---------------------------------------------------------------- who computes
 
 ENGINES = {  # name -> where its function stands
-    'sums': (engines.Sums,'forward'), 'rows': (engines.Rows,'forward'), 'fused': (fused.Fused,'compute'),
-    'written': (fused.Written,'compute'), 'square': (band,'fused_forward'),
-    'entmax tiles': (band.EntmaxTiles,'compute'),
-    'packed pieces': (packed,'forward_runs'), 'packed strips': (packed,'forward_in_strips'),
-    'solver': (alpha_tiles,'solve_rows'), **{name: (ops.impls,name) for name in ops.impls}}
+    'core, forward': (core,'forward'), 'core, backward': (core,'backward'), 'plain loop': (band,'_plain'),
+    **{name: (ops.impls,name) for name in ops.impls}}
 
 class watched:
     "Counts in `used` which engines compute while it lasts."
@@ -758,7 +763,7 @@ def draw_window(r):
 
 def draw_sizes(r, kind, impl):
     many = impl!='triton' and kind in ('value','repeat')
-    band = impl in ('auto','banded')  # it has other engines for more tokens
+    band = impl in ('auto','banded','plain')  # tasks and strips of many tokens
     def tokens():
         if impl=='triton': return r.choice([1,2,5,9,17,20,24])
         return some(r, (1,1), (2,.7), (r.randint(3, 12),4),
@@ -801,7 +806,7 @@ def draw(seed, kinds=None, impls=None, dtypes=None):
     "A case; the same seed gives the same."
     r = random.Random(seed)
     kind = some(r, *((k,w) for k,(_,w) in KINDS.items() if not kinds or k in kinds))
-    shares = dict(auto=3, dense=2.5, banded=4.5, sdpa=1, triton=1.2 if kind in ('value','repeat','wrong') else .2)
+    shares = dict(auto=2.5, dense=2, banded=5, plain=2, sdpa=1, triton=1.2 if kind in ('value','repeat','wrong') else .2)
     impl = some(r, *((i,w) for i,w in shares.items() if not impls or i in impls))
     half = .8 if kind=='value' else .1
     dtype = some(r, ('float64',0 if impl=='triton' else 5), ('float32',3.5), ('bfloat16',half), ('float16',half))
@@ -815,14 +820,14 @@ def draw(seed, kinds=None, impls=None, dtypes=None):
         args['window'],sigma = draw_window(r)
         if sigma: args = dict(sigma=sigma, **args)
     if r.random()<.4: args['padding'] = r.choice(PADDINGS).format(s=seeds())
-    masks = [MASKS[1],MASKS[5]] if impl=='banded' else MASKS+BIASES if kind in ('value','dropin') else MASKS
+    masks = [MASKS[1],MASKS[5]] if impl in ('banded','plain') else MASKS+BIASES if kind in ('value','dropin') else MASKS
     if r.random()<.25 and impl!='triton': args['attn_mask'] = some(r, *masks).format(s=seeds())
     if r.random()<.35 and free: args['alpha'] = some(r, *ALPHAS).format(s=seeds())
     if r.random()<.4: args['n_global'] = r.choice(['1','2','5','M'])
     if r.random()<.25 and free and impl!='triton': args['rel_bias'] = some(r, *REL_BIASES).format(s=seeds())
     if r.random()<.45: args['q_offset'] = some(r, *OFFSETS)
     if r.random()<.3: args['is_causal'] = 'True'
-    served = impl in ('auto','dense') or r.random()<.1
+    served = impl in ('auto','dense','banded','plain') or r.random()<.1
     if r.random()<.15 and served: args['softcap'] = r.choice(['1.','5.','30','.3'])
     if r.random()<.15 and served: args['sink'] = some(r, *SINKS).format(s=seeds())
     packed = r.random()<.15 and served and not re.search('fraction|report', args.get('window', ''))
@@ -832,7 +837,7 @@ def draw(seed, kinds=None, impls=None, dtypes=None):
     if r.random()<.2: args['scale'] = r.choice(['1.','.3','.05','0.','-1.','2'])
     if r.random()<.1: args['enable_gqa'] = 'True'
     if r.random()<.04 and impl!='triton': args['dropout_p'] = '1.'
-    if r.random()<.06 and impl in ('dense','banded','auto'): args['return_weights'] = 'True'
+    if r.random()<.06 and impl in ('dense','banded','plain','auto'): args['return_weights'] = 'True'
     few = kind in ('value','repeat') and r.random()<.35
     if few:  # as most calls are, and some engines serve no others
         extra = [x for x in args if x not in ('q','k','v','sigma','window','enable_gqa','scale')]
@@ -1102,7 +1107,7 @@ def main(args=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--minutes', type=float, default=1.)
     p.add_argument('--seed', type=int, default=None, help='default: another one each time')
-    p.add_argument('--impl', nargs='*', choices=['auto','dense','banded','sdpa','triton'])
+    p.add_argument('--impl', nargs='*', choices=['auto','dense','banded','plain','sdpa','triton'])
     p.add_argument('--kind', nargs='*', choices=list(KINDS))
     p.add_argument('--dtype', nargs='*', choices=list(DTYPES))
     p.add_argument('--only', type=int, help='one case by its number')

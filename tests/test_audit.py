@@ -1,10 +1,13 @@
 "The audit finds faults that were reported in public, rebuilt here in a few lines, and is silent on healthy models."
-import json, math, sys
+import json, math, os, subprocess, sys
 from pathlib import Path
 import pytest, torch, torch.nn.functional as F
 from torch import nn
-from dynattn import Encoder, EncoderConfig, audit
-from dynattn.auditing import NO, UNSURE, AttentionFunction, depends, look_at_layers, reach_of
+from dynattn import Encoder, EncoderConfig, convert
+from dynattn.audit import examine
+from dynattn.audit.questions import look_at_layers
+from dynattn.audit.subjects import subjects_of
+from dynattn.audit.watch import NO, UNSURE, depends
 from dynattn.command import main
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -171,29 +174,30 @@ REPORTED = dict( # name -> address below GITHUB, the model and an example, promi
 def test_a_reported_fault_is_found_and_its_code_shows_it(name):
     address,make,promises,question = REPORTED[name]
     model,example = make()
-    found = audit(model, example, **promises)
-    assert not found.ok and question in {f.check for f in found.broken}, found
-    for f in found.broken:
-        if not f.code: continue
-        assert 'dynattn' not in f.code and compile(f.code, name, 'exec')
-        told = dict(audited=model.double().eval() if isinstance(model, nn.Module) else model)
-        code = '\n'.join(line for line in f.code.splitlines() if not line.startswith('from test_audit import'))
-        exec(code, told)
-        assert told['change']==0 if 'expected: above 0' in f.code else told['change']>1e-9, f.code
+    found = examine(model, example, **promises)
+    assert found.status==1 and question in {f.check for f in found.broken}, found
+    for f in found.broken: assert shows(f, model), f.code
+
+def shows(finding, model):
+    "Whether the program of a finding runs, without this package, and shows it."
+    assert finding.code and 'dynattn' not in finding.code
+    told = dict(model=model)
+    exec(finding.code, told)
+    return told['change']==0 if 'expected: above 0' in finding.code else told['change']>1e-9
 
 def test_the_chapter_names_every_report():
-    text = (Path(__file__).parents[1]/'nbs/58_auditing.ipynb').read_text(encoding='utf-8')
+    text = (Path(__file__).parents[1]/'nbs/69_audit.report.ipynb').read_text(encoding='utf-8')
     assert not [address for address,*_ in REPORTED.values() if GITHUB+address not in text]
 
 def test_each_fault_goes_when_it_is_mended():
     def right(q, k, v):
         d = back(q, k)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=(d>=0) & (d<WINDOW))
-    assert audit(right, heads(), window=(WINDOW-1, 0), causal=True, cached=True).ok
+    assert examine(right, heads(), window=(WINDOW-1, 0), causal=True, cached=True).ok
     def padded(q, k, v, keep=None):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=None if keep is None else keep[:,None,None])
-    assert audit(padded, heads(), left_padding=True).ok
-    assert audit(mistral(), None, packed=True).ok
+    assert examine(padded, heads(), left_padding=True).ok
+    assert examine(mistral(), None, packed=True).ok
 
 # ---- what is healthy
 
@@ -203,26 +207,74 @@ HEALTHY = ['bert','modernbert','llama','mistral','gemma2','gpt2','t5','whisper',
 def test_silent_on_healthy_models(name):
     pytest.importorskip('transformers')
     import test_hf_common
-    found = audit(test_hf_common.build(name))
-    assert found.ok and not [f for f in found.findings if f.status=='undecided'], found
-    assert [layer.way for layer in found.layers]==['weights']*(4 if name in ('t5','whisper') else 2)
+    found = examine(test_hf_common.build(name))
+    assert found.ok, found
+    assert [layer.by_weights for layer in found.layers]==[True]*(4 if name in ('t5','whisper') else 2)
     assert json.dumps(found.to_json())
 
-@pytest.mark.parametrize('options', [dict(window='learned', init_width=3.), dict(window=None, causal=True, cls=False)],
-    ids=str)
-def test_silent_on_our_own_encoder(options):
+def encoder(**options):
     torch.manual_seed(0)
-    encoder = Encoder(EncoderConfig(dim=16, heads=2, layers=2, **options))
-    found = audit(encoder, torch.randint(0, 256, (1, 31)), longest=31)
-    assert found.ok and found.layers and all(layer.promised[0] for layer in found.layers), found
+    return Encoder(EncoderConfig(dim=16, heads=2, layers=2, **options)).eval()
+
+def converted(**options):
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 8, batch_first=True)
+    return convert(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), **options).eval()
+
+def windowed(name, **options):
+    pytest.importorskip('transformers')
+    import test_hf_common
+    from dynattn import hf
+    model = test_hf_common.build(name)
+    hf.add_windows(model, **options)
+    return model
+
+def ids(n): return torch.randint(0, 256, (1, n), generator=torch.Generator().manual_seed(0))
+
+OURS = dict( # every kind of model that this package makes, and an example of n tokens
+    learned=(lambda: encoder(window='learned', init_width=3.), ids),
+    wide=(lambda: encoder(window='learned', init_width=40., n_global=2), ids),
+    dynamic=(lambda: encoder(window='dynamic', init_width=9.), ids),
+    alpha=(lambda: encoder(window='learned', init_width=6., alpha='learned'), ids),
+    causal=(lambda: encoder(window=4, causal=True, cls=False, n_global=0), ids),
+    patches=(lambda: encoder(window='learned', init_width=3., patch=4), ids),
+    converted=(lambda: converted(window='learned'), sequence),
+    converted_alpha=(lambda: converted(window=7, alpha='learned'), sequence),
+    bert=(lambda: windowed('bert', init=30., n_global=1, edge='hard'), lambda n: None),
+    llama=(lambda: windowed('llama', init=35., n_global=1, edge='hard'), lambda n: None),
+    mistral=(lambda: windowed('mistral', init=20., n_global=1), lambda n: None))
+
+@pytest.mark.parametrize('name', OURS)
+def test_our_own_models_keep_their_promises_at_three_lengths(name):
+    make,example = OURS[name]
+    model = make()
+    for n in (9, 37, 50):
+        found = examine(model, example(n), n=n, longest=64)
+        assert found.ok and found.layers and all(layer.promised[0] for layer in found.layers), found
+
+def test_heads_of_many_widths_keep_their_promises_beyond_the_length_that_was_looked_at():
+    "As `narrow` makes them: promises are not cut at the length, and a leading token is no part of a window."
+    from dynattn.hf.narrowing import set_widths
+    model = windowed('llama', init=5., n_global=1, edge='hard')
+    set_widths(model, [[3, 12, 34, 35], [20, 36, 47, 60]])
+    found = examine(model, longest=64)
+    assert found.ok and len({reach.left for layer in found.layers for reach in layer.reach})>3, found
+
+def test_a_promise_that_our_own_model_breaks():
+    found = examine(encoder(window=5, n_global=0), ids(31), window=3)
+    finding, = found.broken
+    assert finding.check=='window' and '5 back, 5 ahead; promised is 3 back, 3 ahead' in finding.sentence
+    told = dict(model=encoder(window=5, n_global=0))
+    exec(finding.code, told)
+    assert told['change']>1e-9
 
 def test_silent_on_clean_forms_of_the_survey_and_loud_on_leaks():
     from dynattn.survey import card, learned, memory
     torch.manual_seed(0)
     for system in (card.Exact, learned.ReformerExact, learned.RoutingArgmax, memory.Luna):
-        found = audit(system.at(24, causal=True), sequence(24))
+        found = examine(system.at(24, causal=True), sequence(24))
         assert found.ok and found.answers['future'][1], found
-    leaks = audit(learned.Routing.at(36, causal=True), sequence(36))
+    leaks = examine(learned.Routing.at(36, causal=True), sequence(36))
     assert [f.check for f in leaks.broken]==['future'], leaks
 
 # ---- sound
@@ -244,40 +296,81 @@ class OwnAttention(Model):
 
 def test_attention_that_cannot_be_watched_is_measured_by_change():
     model = nn.Sequential(OwnAttention(), nn.Linear(16, 16), OwnAttention())
-    found = audit(model, sequence(13), causal=True, window=2)
-    seen = [(layer.name, layer.way, layer.reach[0].left) for layer in found.layers]
-    assert seen==[('0', 'module', 3), ('2', 'module', 3)]
-    code, = {f.code for f in found.broken}
-    told = dict(audited=model.double())
-    exec(code, told)
-    assert told['change']>1e-9
+    found = examine(model, sequence(13), causal=True, window=2)
+    seen = [(layer.name, layer.by_weights, layer.reach[0].left) for layer in found.layers]
+    assert seen==[('0', False, 3), ('2', False, 3)]
+    finding, = found.broken
+    assert shows(finding, model)
 
 def test_torchs_own_encoder_and_nothing_is_left_behind():
     from dynattn import ops
     impls,default = dict(ops.impls),torch.get_default_dtype()
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 2)
-    found = audit(encoder, sequence(11))
+    found = examine(encoder, sequence(11))
     assert found.ok and [len(layer.reach) for layer in found.layers]==[2, 2] and found.answers['padding']==(NO, True)
     assert ops.impls==impls and torch.get_default_dtype()==default and next(encoder.parameters()).dtype==torch.float32
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in encoder.modules())
 
-def test_a_question_that_fails_is_said_to_be_undecided():
+def test_a_question_that_fails_is_not_measured():
     def fragile(x, keep=None):
         if keep is not None: raise RuntimeError('no padding today')
         return x
-    found = audit(fragile, sequence(9))
-    assert found.ok and any(f.status=='undecided' and 'no padding today' in f.sentence for f in found.findings)
+    found = examine(fragile, sequence(9))
+    assert found.status==3 and any(f.status=='not measured' and 'no padding today' in f.sentence for f in found.findings)
+
+class Wrapped(Model):
+    "Attention whose output is changed by `change`."
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def forward(self, x): return self.change(self.attend(x))
+
+@pytest.mark.parametrize('change,said', [
+    (lambda y: y.transpose(0, 1), 'begin with an axis of 9'), (lambda y: (100*y).long(), 'torch.int64'),
+    (lambda y: y.mean(1), 'no such form'), (lambda y: torch.cat((y, y), 1), 'no such form')],
+    ids=['transposed','integers','one','twice'])
+def test_outputs_that_cannot_be_compared_are_not_measured(change, said):
+    found = examine(Wrapped(change), sequence(9), causal=True)
+    assert any(f.status=='not measured' and said in f.sentence for f in found.findings), found
+    assert 'no promise is broken' not in str(found)
+    assert examine(Wrapped(change), sequence(9)).status==(3 if 'no such' not in said else 0)
+
+def test_nothing_to_look_at_is_not_measured():
+    found = examine(lambda x: x.cumsum(1).mean(1), sequence(9))
+    assert found.status==3 and 'No attention was found' in str(found) and 'no promise is broken' not in str(found)
+
+class Stateful(Model):
+    "Adds something of the last call."
+    last = 0.
+    def forward(self, x):
+        y = self.attend(x)+self.last
+        self.last = .1*y.mean().item()
+        return y
+
+def test_a_model_that_keeps_something_leaks_nothing():
+    found = examine(Stateful(), sequence(9))
+    assert found.status==3 and not found.broken and list(found.answers)==['repeated'], found
+    finding, = [f for f in found.findings if f.status=='not measured']
+    assert finding.check=='repeated' and shows(finding, Stateful())
+
+@pytest.mark.parametrize('make,said', [
+    (lambda: nn.Linear(16, 16, device='meta'), 'model: expected parameters with values'),
+    (lambda: torch.jit.script(nn.Linear(16, 16)), 'model: expected a module whose calls can be watched'),
+    (lambda: (lambda x: 'words'), 'model: expected an output with a tensor in it')], ids=['meta','scripted','words'])
+def test_what_cannot_be_run_is_refused(make, said):
+    with pytest.raises((TypeError, ValueError), match=said): examine(make(), sequence(9))
 
 def test_a_window_that_begins_late_is_found():
     def late(q, k, v):
         d = back(q, k)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=(d>=0) & ((d<=6) | (k.shape[2]<50)))
-    found = audit(late, heads(17), causal=True, longest=100)
-    assert {begin for begin in found.begins.values()}=={(50, 7)}
+    found = examine(late, heads(17), causal=True, longest=100)
+    assert {(row.n, row.keys) for row in found.begins.values()}=={(50, 7)}
     for promised,tokens in ((40, 49), (60, 50)): # the window begins too late, and too early
-        found = audit(late, heads(17), window=(promised, 0), causal=True, longest=100)
+        found = examine(late, heads(17), window=(promised, 0), causal=True, longest=100)
         finding, = found.broken
-        told = dict(audited=late)
+        told = dict(model=late)
         exec(finding.code, told)
         assert finding.check=='length' and told['x'].shape[1]==tokens and (told['change']==0)==(promised==60)
 
@@ -285,7 +378,7 @@ def test_a_window_that_begins_late_is_found():
     dict(alpha=1.5, window=(6, 1))], ids=str)
 def test_widths_are_those_of_the_call(options):
     from dynattn import attention
-    s = AttentionFunction(lambda q, k, v: attention(q, k, v, **options), heads(23))
+    s, = subjects_of(lambda q, k, v: attention(q, k, v, **options), heads(23))
     layer, = look_at_layers(s, 23, None)
     w = options['window']
     assert {(r.left, r.right) for r in layer.reach}=={(w, w) if isinstance(w, int) else w}
@@ -297,7 +390,7 @@ def test_widths_are_those_of_the_call(options):
     (dict(example=heads(), n=2), 'n: expected an int of 4'),
     (dict(example=heads(), window='all'), 'window: expected an int or a pair')])
 def test_bad_input(wrong, said):
-    with pytest.raises((TypeError, ValueError), match=said.replace('[', r'\[')): audit(window_one_too_wide, **wrong)
+    with pytest.raises((TypeError, ValueError), match=said.replace('[', r'\[')): examine(window_one_too_wide, **wrong)
 
 
 # ---- the command
@@ -311,6 +404,9 @@ def everything(q, k, v): return F.scaled_dot_product_attention(q, k, v)
 def example(): return tuple(torch.randn(1, 2, 9, 4) for _ in range(3))
 def sound(): return causal, example(), dict(causal=True)
 def broken(): return everything, example(), dict(causal=True)
+def unsaid(): return everything, example()
+def alone(): return torch.nn.Linear(3, 3)
+def pooled(): return (lambda x: x.mean(1)), torch.randn(1, 9, 4)
 """)
     return folder/'models.py'
 
@@ -322,12 +418,56 @@ def test_the_command_and_its_exit_status(tmp_path, capsys):
     told = json.loads(capsys.readouterr().out)
     assert not told['ok'] and told['answers']['future']==dict(answer='yes', promised=True)
     assert (tmp_path/'heads.png').read_bytes().startswith(b'\x89PNG')
-    assert main(['audit', f'{path}:broken', '--quiet', '--code'])==1
-    assert 'expected: 0' in capsys.readouterr().out
+    assert main(['audit', f'{path}:unsaid', '--quiet'])==0
+    assert main(['audit', f'{path}:unsaid', '--quiet', '--causal'])==1
+    assert main(['audit', f'{path}:unsaid', '--quiet', '--window', '2,0'])==1
+    assert 'promised is 2 back.' in capsys.readouterr().out
+    assert main(['audit', f'{path}:pooled', '--quiet'])==3
+    assert 'not measured' in capsys.readouterr().out
+
+def printed(*argv):
+    "The programs that `--code` prints run alone, in another process and folder; what each says."
+    r = subprocess.run([sys.executable, '-m', 'dynattn', 'audit', *map(str, argv), '--code'], capture_output=True, text=True,
+        env=os.environ | dict(HF_HUB_OFFLINE='1'))
+    assert r.returncode==1, r.stderr
+    programs = r.stdout.split('\n# ')[1:]
+    return [subprocess.run([sys.executable, '-c', '# '+p], capture_output=True, text=True, check=True, cwd='/').stdout for p in programs]
+
+def test_every_printed_program_runs(tmp_path):
+    path = write_models(tmp_path)
+    said = printed(f'{path}:broken')
+    assert len(said)==1 and all(float(line.split()[-1])>1e-9 for line in said), said
+
+def test_the_program_about_a_folder_with_windows_runs(tmp_path):
+    windowed('llama', init=5., edge='hard').save_pretrained(tmp_path)
+    said = printed(tmp_path, '--window', '3,0', '--n', 16, '--longest', 16)
+    assert said and all(float(line.split()[-1])>1e-9 for line in said), said
+
+def test_progress_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr('dynattn.runs.time.monotonic', iter(range(0, 10**6, 5)).__next__)
+    main(['audit', f'{write_models(tmp_path)}:sound'])
+    assert 'audit: ' in capsys.readouterr().err
+
+def test_without_transformers_it_says_what_is_missing(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, 'transformers', None)
+    assert main(['audit', 'some/folder', '--quiet'])==2
+    line, = capsys.readouterr().err.splitlines()
+    assert "pip install 'dynattn[hf]'" in line
+
+def test_names_of_strangers_are_escaped():
+    kind = type('Evil\x1b[31m\n# heading', (Model,), dict(forward=lambda self, x: self.attention(x)))
+    model = kind()
+    model.add_module('attention', nn.Module())
+    model.attention = type('Attention', (Model,), dict(forward=lambda self, x: self.attend(x)))()
+    model._modules['evil\x1b[2J\n# title'] = model._modules.pop('attention')
+    kind.attention = property(lambda self: self._modules['evil\x1b[2J\n# title'])
+    found = str(examine(model, sequence(9), causal=True, window=1))
+    assert '\x1b' not in found and '\n# ' not in found and r'evil\x1b' in found
 
 @pytest.mark.parametrize('name,said', [
     ('none.py:f', 'model: expected a file'), ('models.py:f', 'model: expected a function of'),
-    ('models.py:example', 'model: expected example to return a model')])
+    ('models.py:example', 'model: expected example to return a model'),
+    ('models.py:alone', 'example: expected a tensor [B,N,...] or q, k and v with this model, got NoneType')])
 def test_what_cannot_be_audited_is_one_line(tmp_path, capsys, name, said):
     write_models(tmp_path)
     assert main(['audit', str(tmp_path/name), '--quiet'])==2

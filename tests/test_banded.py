@@ -1,21 +1,21 @@
 """The band against the dense oracle in float64: random shapes, windows, masks and options, gradients included.
 
-500 cases; DYNATTN_EXAMPLES=20000 for more."""
-import os, random, time
+Each law holds by the core and by the plain loop. 300 cases; DYNATTN_EXAMPLES=20000 for more."""
+import os, time
 import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from dynattn.dense import dense_attention
-from dynattn.band import attention as band
-from dynattn.band.attention import BandWeights, Tiled, banded_attention
-from dynattn.band.engines import Inputs
+from dynattn.band.operator import banded_attention
+from dynattn.band.plain import BandWeights
+from dynattn.native import core
 from dynattn.ops import attention
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
 
-EXAMPLES = int(os.environ.get('DYNATTN_EXAMPLES', 500))
+EXAMPLES = int(os.environ.get('DYNATTN_EXAMPLES', 300))
 F64 = torch.float64
 
 @st.composite
@@ -56,6 +56,10 @@ def cases(draw):
     if draw(st.integers(0, 2))==0: o['rel_bias'] = torch.randn(*draw(per_head), 2*draw(st.integers(0, 6))+1, dtype=F64, requires_grad=True)
     if draw(st.integers(0, 2))==0: o['alpha'] = (1+draw(st.sampled_from([1.,1.,3.]))*torch.rand(draw(per_head), dtype=F64)).requires_grad_()
     if draw(st.integers(0, 3))==0: o['scale'] = draw(st.sampled_from([1.,.05]))
+    if draw(st.integers(0, 3))==0: o['sink'] = torch.randn(s['H'], dtype=F64, requires_grad=True)
+    if draw(st.integers(0, 5))==0: o['softcap'] = draw(st.sampled_from([.5,20.]))
+    if s['N']==s['M'] and not o['q_offset'] and draw(st.integers(0, 3))==0 and getattr(o['window'], 'unit', '')!='fraction':
+        o['segments'] = (torch.rand(s['B'], s['N'])<draw(st.sampled_from([.02,.3]))).long().cumsum(1)
     return (q,k,v),o
 
 @pytest.fixture(autouse=True)
@@ -65,24 +69,18 @@ def unwritten_memory_is_nan():
     yield
     torch.use_deterministic_algorithms(False)
 
-def tiles_only(m):
-    "The tiles of chapter 32 serve every call of softmax."
-    m.setattr(band, 'short_engine', lambda *_: None)
-    m.setattr(band, 'FEW_PAIRS', 0)
+@pytest.fixture(params=['core','plain'])
+def engine(request, monkeypatch):
+    "Who computes the band."
+    if request.param=='plain': monkeypatch.setattr(core, 'library', lambda: None)
+    else: assert core.library() is not None, 'expected a compiled core: install a C++ compiler, and this package again'
+    return request.param
 
-def one_by_one(widths, *_): return [slice(x, x+1) for x in range(len(widths))]
-
-def learned(o): return [x for x in (getattr(o['window'], 'sigma', None),o.get('rel_bias'),o.get('alpha')) if x is not None]
+def learned(o): return [x for x in (getattr(o['window'], 'sigma', None),o.get('rel_bias'),o.get('alpha'),o.get('sink')) if x is not None]
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(cases(), st.booleans())
-def test_equals_dense(case, alone):
-    x,o = case
-    equals_dense(x, o)
-    with pytest.MonkeyPatch.context() as m:
-        tiles_only(m)
-        if alone: m.setattr(band, 'sums_groups', one_by_one); m.setattr(band, 'rows_groups', one_by_one)  # small heads are done together else
-        equals_dense(x, o)
+@given(case=cases())
+def test_equals_dense(engine, case): equals_dense(*case)
 
 def equals_dense(x, o):
     leaves = [t.requires_grad_() for t in x]+learned(o)
@@ -92,46 +90,19 @@ def equals_dense(x, o):
     g = torch.randn_like(a)
     for s,t in zip(*(torch.autograd.grad(y, leaves, g, materialize_grads=True) for y in (b,a))): assert_close(s, t, rtol=1e-10*loud, atol=1e-10*loud)
 
-@pytest.mark.parametrize('n,m', [(1300,48),(2047,31),(1025,63),(1024,64),(1400,47),(300,218),(2,20000)])
-def test_few_pairs_go_back_as_they_came(n, m):
-    "Few pairs are one rectangle forward; the engine of the backward pass must read what that left."
-    torch.manual_seed(n)
-    q,k,v = torch.randn(1, 1, n, 4, dtype=F64),*torch.randn(2, 1, 1, m, 4, dtype=F64)
-    for width in (.5, 9., 1e5):
-        equals_dense((q, k, v), dict(window=Window.default(torch.tensor([width], dtype=F64, requires_grad=True)), q_offset=m-n))
-
-@pytest.mark.parametrize('causal', [False,True])
-@pytest.mark.parametrize('broken', [False,True])
-@pytest.mark.parametrize('n_global', [0,2])
-@pytest.mark.parametrize('n,q_offset', [(7,0),(7,-3),(40,0),(40,-3),(130,0),(130,-70),(130,60)])
-def test_heads_together_are_heads_alone(n, q_offset, n_global, broken, causal):
-    torch.manual_seed(n)
-    q,k,v = torch.randn(3, 2, 4, n, 3, dtype=F64)
-    if broken: q[0,2,n//2] = float('nan')
-    sigma = torch.tensor([1.,7.,3.,12.], dtype=F64)[torch.randperm(4)]
-    o = dict(is_causal=causal, n_global=n_global, q_offset=q_offset, padding=PaddingMask.from_lengths(torch.tensor([n,n//2]), n))
-    def run(groups):
-        leaves = [x.clone().requires_grad_() for x in (q,k,v,sigma)]
-        with pytest.MonkeyPatch.context() as m:
-            m.setattr(band, 'sums_groups', groups)
-            tiles_only(m)
-            out = banded_attention(*leaves[:3], window=Window.default(leaves[3]), **o)
-            assert broken or out.isfinite().all()
-            return out,*torch.autograd.grad(out.nan_to_num(0.).sin().sum(), leaves)
-    for a,b in zip(run(lambda widths, n: [slice(0, 3),slice(3, len(widths))]), run(one_by_one)): assert_close(a, b, rtol=1e-11, atol=1e-11, equal_nan=True)
-
 @settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(cases())
-def test_weights(case):
+@given(case=cases())
+def test_weights(engine, case):
     x,o = case
+    if 'segments' in o: return
     out,w = banded_attention(*x, return_weights=True, **o)
     dense = dense_attention(*x, return_weights=True, **o)[1]
     assert isinstance(w, BandWeights) and not w.band.requires_grad
     assert_close(w.dense(), dense.detach(), rtol=0, atol=1e-8)
 
 @settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(cases(), st.sampled_from([torch.float32,torch.bfloat16,torch.float16]))
-def test_narrow_dtypes(case, dtype):
+@given(case=cases(), dtype=st.sampled_from([torch.float32,torch.bfloat16,torch.float16]))
+def test_narrow_dtypes(engine, case, dtype):
     "The error against float64 is at most twice the dense path's own, or what rounding the result costs, forward and backward."
     (q,k,v),o = case
     x = [(t/t.abs().max().clamp_min(1)*3).to(dtype).requires_grad_() for t in (q,k,v)]
@@ -146,8 +117,8 @@ def test_narrow_dtypes(case, dtype):
         assert mine <= max(2*dense, torch.finfo(dtype).eps/2*b.norm()) + 1e-5*(b.norm()+g.double().norm()+1)
 
 @settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(cases())
-def test_padding_counts_for_nothing(case):
+@given(case=cases())
+def test_padding_counts_for_nothing(engine, case):
     "NaN in padded keys and values, and twice the same bits."
     (q,k,v),o = case
     if 'padding' not in o: return
@@ -167,48 +138,47 @@ class Largest(TorchDispatchMode):
         return out
 
 @pytest.mark.parametrize('alpha', [None,1.5])
-def test_nothing_quadratic(alpha):
-    "The largest tensor of a call grows as N at most."
+def test_nothing_quadratic(engine, alpha):
+    "The largest tensor of a call, forward and backward, grows as N at most."
     def largest(n):
-        q = torch.randn(1, 1, n, 4)
-        inputs = Inputs(q=q, k=q, v=q, scale=.5, left=[[8]], right=[[8]], alpha=None if alpha is None else [[alpha]], n_global=1)
-        with Largest() as mode: Tiled.forward(inputs)
+        q = torch.randn(1, 1, n, 4, requires_grad=True)
+        with Largest() as mode: banded_attention(q, q, q, window=8, alpha=alpha, n_global=1, scale=.5).sum().backward()
         return mode.most
-    threads = torch.get_num_threads(); torch.set_num_threads(1)
-    try: assert largest(32768) <= max(2.1*largest(16384), 2**18)
-    finally: torch.set_num_threads(threads)
+    assert largest(8192) <= max(2.1*largest(4096), 2**18)
 
-def test_threads_give_the_same_bits():
-    threads = torch.get_num_threads()
-    q = torch.randn(1, 6, 300, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    sigma = torch.tensor([1.,5,20,60,100,300], requires_grad=True)
-    def run(n):
-        torch.set_num_threads(n)
-        return torch.autograd.grad(banded_attention(q, q, q, window=Window.default(sigma)).square().sum(), (q,sigma))
-    try:
-        two,again = run(2),run(2)
-        assert all(torch.equal(a, b) for a,b in zip(two, again))
-        for a,b in zip(two, run(1)): assert_close(a, b)
-    finally: torch.set_num_threads(threads)
+def test_any_number_of_threads_gives_the_same_bits():
+    "Tasks are cut by the problem: few heads and many, windows of every width."
+    threads,g = torch.get_num_threads(),torch.Generator().manual_seed(0)
+    for heads,n,most in ((6,300,300), (1,4000,40), (2,2000,2000)):
+        q = torch.randn(1, heads, n, 8, generator=g).requires_grad_()
+        sigma = (torch.rand(heads, generator=g)*most).requires_grad_()
+        bias = torch.randn(heads, 9, generator=g).requires_grad_()
+        def run(n):
+            torch.set_num_threads(n)
+            out = banded_attention(q, q, q, window=Window.default(sigma), rel_bias=bias)
+            return out,*torch.autograd.grad(out.square().sum(), (q,sigma,bias))
+        try:
+            one = run(1)
+            for again in (run(2), run(2), run(5)): assert all(torch.equal(a, b) for a,b in zip(one, again))
+        finally: torch.set_num_threads(threads)
 
 @pytest.mark.parametrize('kv,dtype', [(4,torch.float32),(2,torch.float32),(2,torch.bfloat16)])
-def test_operator(kv, dtype):
+def test_operator(engine, kv, dtype):
     "Schema, shapes and strides of the results, and gradients, as PyTorch's own checker sees them; inputs in the layout of a projection."
     q,k,v = (torch.randn(2, 9, h, 8, dtype=dtype).transpose(1, 2).requires_grad_() for h in (4,kv,kv))
-    sigma,alpha,bias = (x.requires_grad_() for x in (4*torch.rand(2, 4), 1+torch.rand(4), torch.randn(4, 5)))
-    window,off = Window.default(sigma.detach()),torch.arange(-8, 9)
-    vectors = window.mask(off),window.dmask(off),window.half_width(9)
-    args = q,k,v,sigma,alpha,bias,torch.ones(2, 9, dtype=torch.bool),*vectors,None,-1,-1,1,0,.5,0.,False,False,False,[True,True,True]
-    torch.library.opcheck(torch.ops.dynattn.band, args, test_utils=('test_schema','test_faketensor','test_autograd_registration','test_aot_dispatch_static'))
+    sigma,alpha,bias,sink = (x.requires_grad_() for x in (4*torch.rand(2, 4), 1+torch.rand(4), torch.randn(4, 5), torch.randn(4)))
+    keep = torch.ones(2, 9, dtype=torch.bool)
+    args = q,k,v,sigma,None,alpha,bias,sink,keep,None,None,[.5,0.,0.,.6,2.],[-1,-1,0,1,0],[False,False,False]
+    torch.library.opcheck(torch.ops.dynattn.band, args, test_utils=('test_schema','test_faketensor','test_autograd_registration','test_aot_dispatch_static','test_aot_dispatch_dynamic'))
 
-def test_inference_mode():
+def test_inference_mode(engine):
     q = torch.randn(1, 4, 70, 8)
     with torch.inference_mode(): a = banded_attention(q, q, q, window=3)
     assert torch.equal(a, banded_attention(q, q, q, window=3))
 
 @pytest.mark.parametrize('alpha', (None,1.5))
 @pytest.mark.parametrize('width', (3,40))
-def test_dropout_is_that_of_the_weights_it_returns(alpha, width):
+def test_dropout_is_that_of_the_weights_it_returns(engine, alpha, width):
     "Heads and sequences drop different weights, as many as asked, and the weights handed out are those the output was made with."
     q,k = torch.randn(2, 2, 3, 96, 8, dtype=torch.double)
     unit = torch.eye(96, dtype=torch.double).expand(2, 3, -1, -1)
@@ -224,12 +194,22 @@ def test_dropout_is_that_of_the_weights_it_returns(alpha, width):
     assert abs(sum(x.sum() for x in gone)/seen.sum()-.25) < .03
     assert_close(one, torch.where(one==0, 0., whole/.75))
 
-@pytest.mark.parametrize('short', [True,False])
+def test_dropout_does_not_depend_on_the_engine(monkeypatch):
+    "Nor on what learns: the seed and the place of a pair decide."
+    q,k,v = torch.randn(3, 2, 2, 150, 8)
+    bias = torch.randn(2, 5, requires_grad=True)
+    for more in (dict(), dict(alpha=1.5), dict(n_global=2), dict(segments=torch.arange(150).div(40, rounding_mode='floor').expand(2, -1))):
+        def run(b): torch.manual_seed(5); return banded_attention(q, k, v, window=9, dropout_p=.3, rel_bias=b, **more)
+        a,b = run(bias),run(bias.detach())
+        assert torch.equal(a, b)
+        with monkeypatch.context() as m:
+            m.setattr(core, 'library', lambda: None)
+            assert_close(run(bias), a, rtol=0, atol=1e-5)
+
 @pytest.mark.parametrize('kv_heads', [4,2])
 @pytest.mark.parametrize('width', [5.,90.])
-def test_dropout_in_training(width, kv_heads, short, monkeypatch):
+def test_dropout_in_training(engine, width, kv_heads):
     "Output and all gradients are those of the dense weights times the same factors, in each engine."
-    if not short: tiles_only(monkeypatch)
     q,k,v = (torch.randn(3, h, 90, 8, dtype=F64, requires_grad=True) for h in (4, kv_heads, kv_heads))
     sigma = width*(.5+torch.rand(3, 4, dtype=F64)); sigma.requires_grad_()
     options = dict(window=Window.default(sigma), n_global=1, padding=PaddingMask(torch.ones(3, 90, dtype=torch.bool)))
@@ -243,10 +223,8 @@ def test_dropout_in_training(width, kv_heads, short, monkeypatch):
     assert not torch.equal(kept[0], kept[1]) and not torch.equal(kept[:,0], kept[:,1])
 
 @pytest.mark.parametrize('dv', [1,16])
-@pytest.mark.parametrize('short', [True,False])
-def test_a_lost_query_without_a_key_sends_nothing_back(dv, short, monkeypatch):
+def test_a_lost_query_without_a_key_sends_nothing_back(engine, dv):
     "Queries 2 and 3 see no key; 2 is NaN, and so is 1, which sees one."
-    if not short: tiles_only(monkeypatch)
     q,k,v = (torch.randn(1, 1, n, d, dtype=F64) for n,d in ((4,16),(1,16),(1,dv)))
     q[...,1:3,:] = torch.nan
     sigma = torch.tensor([1.2], dtype=F64)
@@ -266,7 +244,7 @@ ONE_QUERY = dict(
 
 @pytest.mark.parametrize('name', ONE_QUERY)
 def test_one_query_costs_its_window(name):
-    "What lies outside is not even multiplied, so a cache of 65,536 keys takes about the time of one of 512"
+    "By the core: what lies outside is not even read, so a cache of 65,536 keys takes about the time of one of 512"
     options = dict(is_causal=True, **ONE_QUERY[name])
     def best(keys):
         g = torch.Generator().manual_seed(0)
@@ -284,8 +262,8 @@ def test_one_query_costs_its_window(name):
     assert best(2**16) < 3*best(2**9)
 
 @pytest.mark.parametrize('heads,n,m', [(1,200,200), (2,150,150), (1,1,300), (4,9,9)])
-def test_few_scores_of_entmax_have_a_backward_that_knows_their_shift(heads, n, m):
-    "In one piece, or in a band where a head has more pairs: forward and backward must choose alike."
+def test_entmax_with_few_scores(engine, heads, n, m):
+    "Of few queries and of many."
     g = torch.Generator().manual_seed(0)
     q,k,v,dout = (torch.randn(1, heads, x, 8, dtype=torch.float64, generator=g) for x in (n, m, m, n))
     sigma,alpha = torch.linspace(5, 20, heads).double(),torch.linspace(1.2, 1.9, heads).double()
@@ -294,3 +272,44 @@ def test_few_scores_of_entmax_have_a_backward_that_knows_their_shift(heads, n, m
             for f in (banded_attention, dense_attention)]
     assert_close(*outs, rtol=0, atol=1e-10)
     for a,b in zip(*(torch.autograd.grad(out, leaves, dout) for out in outs)): assert_close(a, b, rtol=0, atol=1e-10)
+
+@pytest.mark.parametrize('alpha', [None,1.5])
+@pytest.mark.parametrize('which', ['query','key','value'])
+def test_a_number_that_is_lost_is_seen_by_those_who_look(engine, which, alpha):
+    "NaN in one place: the queries that see it are NaN, no other changes, and nothing comes back from them."
+    q,k,v = torch.randn(3, 1, 2, 60, 8)
+    options = dict(window=4, alpha=alpha)
+    clean = banded_attention(q, k, v, **options)
+    broken = dict(query=q, key=k, value=v)[which]
+    broken[0,0,30] = torch.nan
+    out = banded_attention(*(x.requires_grad_() for x in (q,k,v)), **options)
+    hit = torch.zeros(1, 2, 60, dtype=torch.bool)
+    hit[0,0,30 if which=='query' else slice(26, 35)] = True
+    assert torch.equal(out.isnan().any(-1), hit)
+    assert_close(out[~hit], clean[~hit])
+    if which=='value': return # a weighted NaN has a gradient of its own
+    for g in torch.autograd.grad(out, (q,k,v), torch.ones_like(out)): assert g.isfinite().all()
+
+def test_scores_that_overflow_are_lost(engine):
+    "An infinite score is no number for its query; a masked one is not seen."
+    q,k,v = torch.randn(3, 1, 1, 40, 8)
+    q[0,0,7] = 1e25; k[0,0,9] = 1e25; k[0,0,20] = 1e25
+    out = banded_attention(q, k, v, window=3)
+    assert out[0,0,7].isnan().all() and out[0,0,18].isfinite().all() and out[0,0,30].isfinite().all()
+
+@pytest.mark.parametrize('backend', ['aot_eager','inductor'])
+@pytest.mark.parametrize('options', [dict(), dict(alpha=1.5), dict(learned=True), dict(learned=True, alpha=1.3, n_global=1),
+                                     dict(window=3), dict(window=Window(torch.tensor([2.,5.]), smooth='gaussian'))], ids=str)
+def test_compiled(engine, backend, options):
+    "Forward and backward with the default backend, whole graphs, for inputs in the layout of a projection."
+    torch.compiler.reset()
+    options = dict(options)
+    sigma = torch.tensor([2.,5.], requires_grad=True)
+    q,k,v = (torch.randn(2, 20, 2, 16).transpose(1, 2).requires_grad_() for _ in 'qkv')
+    leaves = [q,k,v]
+    if options.pop('learned', False): options['window'] = Window.default(sigma); leaves.append(sigma)
+    def f(q, k, v): return attention(q*1.5, k, v, is_causal=True, impl='banded', **options).sin()
+    compiled = torch.compile(f, fullgraph=True, backend=backend)
+    a,b = f(q, k, v),compiled(q, k, v)
+    assert_close(a, b)
+    for x,y in zip(*(torch.autograd.grad(o.sum(), leaves) for o in (a, b))): assert_close(x, y)

@@ -2,11 +2,10 @@
 import functools, http.server, re, threading
 import pytest
 import book, freeze
-from conftest import needs_chromium
 
 AUDIT = (freeze.ROOT/'tests/audit.js').read_text(encoding='utf-8')
 PAGES = ['index.html', *(c.page for c in book.chapters())]
-pytestmark = needs_chromium
+pytestmark = pytest.mark.docs
 
 class Handler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *args): pass

@@ -1,5 +1,5 @@
 "What takes too long for the chapter: a byte model with all its parts, compiled while it trains."
-import torch
+import pytest, torch
 from torch.testing import assert_close
 from dynattn import Classifier, EncoderConfig, PaddingMask
 
@@ -8,6 +8,7 @@ def gradients(f, model, ids, padding):
     f(ids, padding).square().sum().backward()
     return [p.grad.clone() for p in model.parameters()]
 
+@pytest.mark.slow
 def test_a_model_with_patches_grams_and_windows_compiles_as_one_graph_in_training():
     torch.manual_seed(0)
     model = Classifier(EncoderConfig(dim=8, heads=2, layers=1, patch=4, grams=(2,3), init_width=3., classes='ab')).train()

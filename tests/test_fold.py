@@ -3,8 +3,10 @@ import re
 import pytest
 import book, fold
 
-def kind(source, before='', later=(), drawn=False, printed=False):
-    f = fold.fold(source, before, list(later), drawn, printed)
+pytestmark = pytest.mark.docs
+
+def kind(source, later=(), drawn=False, printed=False):
+    f = fold.fold(source, list(later), drawn, printed)
     return f and f.kind
 
 def test_checks_fold_and_lessons_do_not():
@@ -18,14 +20,13 @@ def test_checks_fold_and_lessons_do_not():
     assert kind('class A: pass\nassert A()') is None and kind('%time x') is None
     assert kind('show(x)', drawn=True)=='figure' and kind('#| code-fold: true\nf()')=='code'
 
-@pytest.mark.parametrize('source,before,want', [
-    ('# rows sum to one.\nassert x', 'Anything.', 'rows sum to one'),
-    ('assert x', 'First. A law holds for $x$ and `y`:', 'A law holds for $x$ and `y`'),
-    ('assert x', 'Text.\n\n[A link](a.ipynb) goes, *its words* stay.', 'A link goes, its words stay'),
-    ('assert x', '## A heading', '`x`'), ('assert a\nassert b', '', '`a` and 1 more'),
-    ('assert_close(a, b)', '- a list', '`a ≈ b`'),
-    ('with expect_fail(ValueError, contains="got 3"): f()', '', "`ValueError: 'got 3'`")])
-def test_the_line(source, before, want): assert fold.line(source, before)=='✓ checked: '+want
+@pytest.mark.parametrize('source,want', [
+    ('# rows sum to one.\nassert x', 'rows sum to one'), ('# one line\n# of two\nassert x', '1 assertion'),
+    ('#| hide\nassert x', '1 assertion'), ('assert a\nassert b', '2 assertions'),
+    ('for a in 1,2:\n    assert f(a)\n    if a: assert_close(a, b)\nassert c', '3 assertions'),
+    ('with expect_fail(ValueError, contains="got 3"): f()', '1 assertion'),
+    ('with no_grad():\n    x = f()\n    assert x\n    assert y', '2 assertions'), ('assert gradcheck(f, x)', '1 assertion')])
+def test_the_line(source, want): assert fold.line(source)=='✓ '+want
 
 def test_the_words_of_a_solution_stand_above_its_code(site):
     assert fold.explanation('# Both, as\n# `a` is b.\n\nx = 1 # c\n')==('Both, as `a` is b.', 'x = 1 # c\n')

@@ -24,6 +24,7 @@ def test_the_package_does_not_import_transformers_and_names_the_extra():
     code,out = _python('-c', _WITHOUT)
     assert code==0, out
 
+@pytest.mark.slow
 def test_the_example_trains_saves_and_loads(tmp_path):
     r = random.Random(0)
     lines = [f"{l}\t{' '.join(r.choice(w) for _ in range(r.randint(4, 12)))}" for l,w in (('warm', ('sun','sand','heat')),('cold', ('ice','snow','frost'))) for _ in range(120)]
@@ -38,6 +39,7 @@ def test_the_example_trains_saves_and_loads(tmp_path):
     assert model.config.id2label=={0: 'cold', 1: 'warm'} and model.config.dynattn['windows']['penalty']==.1
     assert len(Path(ROOT/'examples/finetune_hf.py').read_text(encoding='utf-8').splitlines())<100
 
+@pytest.mark.slow
 def test_the_example_for_images_and_speech_runs():
     code,out = _python(str(ROOT/'examples/vision_windows.py'), '--epochs', '4', CUDA_VISIBLE_DEVICES='')
     assert code==0, out
@@ -53,6 +55,7 @@ def model():
     config = BertConfig(vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, max_position_embeddings=64, hidden_dropout_prob=0., attention_probs_dropout_prob=0.)
     return BertForSequenceClassification(config)
 
+@pytest.mark.slow
 def test_compiled_gradients_are_the_eager_ones(model):
     "aot_eager traces the backward pass as well, with the price in it."
     from dynattn import hf
@@ -161,6 +164,7 @@ def test_layers_that_leave_queries_out():
         model.set_attn_implementation('eager'); usual = generate(cache_implementation=cache)
         hf.switch(model); assert torch.equal(generate(cache_implementation=cache), usual), cache
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sliding, windows', [(None,False),(5,False),(None,True)])
 def test_compiled_generation_is_the_stock_one(sliding, windows):
     "Eager beside compiled, at two lengths; the chapter counts the graphs."
@@ -300,7 +304,7 @@ def test_a_text_that_begins_after_the_first_piece_of_a_prompt(n_global):
 
 @pytest.mark.parametrize('name', ['Gemma2', 'GptOss', 'Llama4'])
 def test_generate_beside_soft_caps_sinks_and_chunks(name):
-    "A windowed cache cannot serve these: `generate` leaves the cache to transformers and writes what no cache writes"
+    "A windowed cache serves soft caps and sinks; for chunks `generate` leaves the cache to transformers"
     import transformers
     from dynattn import hf
     sizes = dict(vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
@@ -318,6 +322,27 @@ def test_generate_beside_soft_caps_sinks_and_chunks(name):
         return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, **options)
     assert written().equal(written(use_cache=False))
 
+@pytest.mark.slow
+@pytest.mark.parametrize('alpha', [False, True])
+def test_compiled_by_default_with_gradients(alpha):
+    "`torch.compile` as it comes, inductor: outputs and all gradients, widths included, are those without it"
+    from dynattn import hf
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=99, hidden_size=16, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2, intermediate_size=24)
+    model = hf.add_windows(LlamaForCausalLM(LlamaConfig(**sizes)), init=3.)
+    if alpha: hf.add_alpha(model, init=1.3)
+    ids = torch.randint(3, 99, (2,13))
+    def run(f):
+        model.zero_grad()
+        out = f(input_ids=ids, labels=ids)
+        out.loss.backward()
+        return out.logits.detach(), {name: p.grad.clone() for name,p in model.named_parameters()}
+    (expected,gradients),(logits,found) = run(model),run(torch.compile(model))
+    assert_close(logits, expected, rtol=0, atol=1e-5)
+    assert_close(found, gradients, rtol=1e-4, atol=1e-5)
+    assert gradients['model.layers.0.self_attn.dynattn.sigma_head.z'].abs().min()>0
+
 class _Attention(torch.nn.Module):
     "What `attend` asks of a layer."
     layer_idx,is_causal = 0,True
@@ -328,7 +353,7 @@ def test_texts_in_pages_are_what_they_are_alone(own, window):
     "A whole prompt, a piece of one, one token, a text that has ended, and padding behind them; by PyTorch, in float64"
     from transformers.generation.continuous_batching.cache import PagedAttentionCache
     from dynattn import attention, hf
-    from dynattn.hf.plugin import Learned
+    from dynattn.hf.layers import Learned
     from dynattn.sigma import SigmaParameter
     from dynattn.alpha import AlphaHead
     torch.manual_seed(0)

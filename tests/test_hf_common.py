@@ -148,7 +148,9 @@ LAW = dict(forward_and_backward=forward_and_backward, weights_on_request=weights
            checkpointing=checkpointing, windows_learn=windows_learn)
 CASES = [(name,law) for law,names in LAWS.items() for name in names]
 
-@pytest.mark.parametrize('name, law', CASES)
+QUICK = 'bert', 'modernbert', 'llama', 'gemma2', 'gpt_oss', 't5'     # a push; the others in `make test-all`
+
+@pytest.mark.parametrize('name, law', [pytest.param(name, law, marks=() if name in QUICK else pytest.mark.slow) for name,law in CASES])
 def test_law(name, law): LAW[law](name)
 
 def main():

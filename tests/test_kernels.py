@@ -7,6 +7,7 @@ def run(code, **env): return subprocess.run([sys.executable, '-c', code], captur
 ROOT = os.path.join(os.path.dirname(__file__), '..')
 def script(*args): return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=900, cwd=ROOT, env={k:v for k,v in os.environ.items() if k!='TRITON_INTERPRET'})
 
+@pytest.mark.slow
 @pytest.mark.parametrize('suite,kernels,packed', [('window',3,()),('entmax',4,('--packed',))])
 def test_kernels_compile_for_hopper_use_its_tensor_cores_and_fit_into_registers(suite, kernels, packed):
     pytest.importorskip('triton')
@@ -27,6 +28,7 @@ except ImportError as e: print(e)
 ''')
     assert r.returncode==0 and 'dynattn.kernels needs Triton' in r.stdout, r.stdout + r.stderr
 
+@pytest.mark.slow
 def test_the_named_implementation_runs_in_the_interpreter_compiled_and_exported_as_one_operator():
     pytest.importorskip('triton')
     r = run('''
@@ -48,6 +50,7 @@ for alpha,name in ((None,'window'),(1.5,'entmax')):
 ''', TRITON_INTERPRET='1')
     assert r.returncode==0, r.stdout + r.stderr
 
+@pytest.mark.slow
 @pytest.mark.parametrize('suite', ['window','entmax'])
 def test_the_gpu_benchmark_runs_at_toy_sizes_and_goes_on_where_it_stopped(suite, tmp_path):
     pytest.importorskip('triton')
@@ -55,6 +58,7 @@ def test_the_gpu_benchmark_runs_at_toy_sizes_and_goes_on_where_it_stopped(suite,
     assert r.returncode==again.returncode==0 and 'both     dynattn' in r.stdout and 'dynattn' not in again.stdout, r.stdout + r.stderr + again.stderr
     assert 'failed: NotImplementedError: needs a GPU' in (tmp_path/'gpu.csv').read_text()
 
+@pytest.mark.slow
 def test_the_case_for_the_sanitizer_runs_in_the_interpreter():
     pytest.importorskip('triton')
     r = script('tests/sanitize.py')

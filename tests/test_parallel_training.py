@@ -66,6 +66,7 @@ def pair(tmp_path):
 
 def learned(out): return training.saved_state(out)['model']
 
+@pytest.mark.slow
 def test_two_processes_that_share_pieces_learn_what_one_learns(tree, tmp_path, pair, monkeypatch):
     "In float64, so that the order of sums does not matter: Adam makes rounding large where a gradient is zero."
     argv = ['train', tree, *SMALL, '--alpha', 'learned']

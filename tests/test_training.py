@@ -1,13 +1,13 @@
 "What the notebooks cannot hold of files, training and the command: processes that are stopped, killed and resumed, and exit statuses."
-import errno, json, os, pty, random, shutil, signal, socket, subprocess, sys, termios, threading, time
+import errno, json, os, pty, random, re, shutil, signal, socket, subprocess, sys, termios, threading, time
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 import pytest, torch
 pytest.importorskip('accelerate'); pytest.importorskip('safetensors')
-from dynattn import command, files, training
+from dynattn import command, files, runs, trained, training
 from dynattn.command import main
-from dynattn.files import locked
+from dynattn.runs import Run, working_in
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = '--crop 48 --dim 8 --heads 2 --layers 1 --grams 2 --patch 4 --min-files 12 --per-package 20 --batch 8 --epochs 2 --every 3 --impl dense'.split()
@@ -63,7 +63,7 @@ class At(training.Callback):
 hooks.append(At())
 '''
 
-@pytest.mark.parametrize('name,status', [('SIGTERM', 143), ('SIGINT', 130)])
+@pytest.mark.parametrize('name,status', [('SIGTERM', 143), pytest.param('SIGINT', 130, marks=pytest.mark.slow)])
 def test_a_signal_writes_a_checkpoint_and_resume_gives_the_same_bits(tree, whole, tmp_path, name, status):
     out = tmp_path/'run'
     r = child(AT.format(what=f'os.kill(os.getpid(), signal.{name})'), 'train', tree, '--out', out, *SMALL)
@@ -81,7 +81,7 @@ def fsync(fd):
 files.os.fsync = fsync
 '''
 
-@pytest.mark.parametrize('at', [5, 7])
+@pytest.mark.parametrize('at', [5, pytest.param(7, marks=pytest.mark.slow)])
 def test_kill_9_while_a_file_is_written_loses_nothing(tree, whole, tmp_path, at):
     "File 5 is the first checkpoint after the one of step 0; 7 comes later, when the best model is written"
     out = tmp_path/'run'
@@ -105,13 +105,13 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tree, tmp_path, mo
     assert f'; dynattn train --resume --out {tmp_path}/run goes on' in err
     assert training.saved_state(tmp_path/'run')['step']==0 and not list((tmp_path/'run').glob('.*.??*'))
     corrected = training.TrainConfig(data=str(tree), lr=.1)
-    assert training._allowed(tmp_path/'run', corrected, False)['step']==0   # counts as no run
+    assert training._allowed(training._run_of(tmp_path/'run', corrected), False)['step']==0   # counts as no run
 
 def test_what_a_user_can_mend_is_one_line_and_status_2(tree, tmp_path, says, monkeypatch):
     tree,out = shutil.copytree(tree, tmp_path/'tree'),tmp_path/'run'
     says('no such file or folder', 'train', tmp_path/'nowhere', '--out', out)
     says('two classes or more', 'train', tree, '--out', tmp_path/'few', '--min-files', 1000)
-    says('no checkpoint', 'train', tree, '--out', out, '--resume', *SMALL)
+    says('no run to resume', 'train', tree, '--out', out, '--resume', *SMALL)
     says('no trained model', 'predict', tree, '--run', tmp_path/'nowhere')
     says('no finished run', 'compare', tmp_path)
     says('expected a folder, got a file', 'train', tree, '--out', tree/'pkg0'/'0.py')
@@ -125,10 +125,10 @@ def test_what_a_user_can_mend_is_one_line_and_status_2(tree, tmp_path, says, mon
     assert main(['train', str(tree), '--out', str(out), '--quiet', *SMALL])==0
     assert (out/'.gitlab-ci.yml').exists() and (out/'.env.local').exists() and not (out/'.config.json.abc_1234').exists()
     says('holds a run already', 'train', tree, '--out', out, *SMALL)
-    says('another configuration: lr was', 'train', tree, '--out', out, '--resume', '--lr', .1)
-    says('the learning rate depends on it', 'train', tree, '--out', out, '--resume', '--epochs', 3)
+    says('a run of other settings: lr was', 'train', tree, '--out', out, '--resume', '--lr', .1)
+    says('epochs was 2, is 3', 'train', tree, '--out', out, '--resume', '--epochs', 3)
     (out/'result.json').unlink()
-    with locked(out): says('in use', 'train', tree, '--out', out, '--resume', *SMALL)
+    with working_in(Run(out, (), {})): says('in use', 'train', tree, '--out', out, '--resume', *SMALL)
     (tree/'pkg0'/'0.py').write_text('# other\n'*9)
     says('files have changed', 'train', '--out', out, '--resume')
 
@@ -169,7 +169,7 @@ def test_ctrl_c_where_no_step_is_taken(tree, copy, tmp_path, monkeypatch, says):
     with monkeypatch.context() as m:
         m.setattr(training, 'load_data', interrupted)
         says('dynattn: interrupted\n', 'train', tree, '--out', tmp_path/'run', '--quiet', *SMALL, status=130)
-        m.setattr(command, 'read_text', interrupted)
+        m.setattr(trained, 'read_text', interrupted)
         says('dynattn: interrupted\n', 'predict', tree, '--run', copy, status=130)
     (copy/'result.json').unlink()
     class AtTheTest(training.Callback):
@@ -196,7 +196,8 @@ def test_standard_input_names_and_pictures(tree, finished, tmp_path, capsys, say
     assert main(['predict', str(tree), '--run', run])==0
     said = capsys.readouterr()
     assert '-: skipped, binary' in said.out and 'pipe: skipped, unreadable' in said.out and 'not utf-8' in said.out and not said.err
-    training.write_report(dict(json.loads((finished/'result.json').read_text()), wrong=[(str(p), 'a', 'b') for p in (tree/'pkg0').glob('not*')]), training.TrainConfig(), shutil.copytree(finished, tmp_path/'report'))
+    c,wrong = training.TrainConfig(),[(str(p), 'a', 'b') for p in (tree/'pkg0').glob('not*')]
+    training._report(dict(json.loads((finished/'result.json').read_text()), wrong=wrong), c, training._run_of(shutil.copytree(finished, tmp_path/'report'), c))
     assert b'not utf-8 \xff.css' in (tmp_path/'report'/'report.md').read_bytes() and b'not utf-8 \xff.css' in (finished/'split.csv').read_bytes()
     for png in ('no/such/folder.png', 'w.jpeg'): says('--png: expected a name that ends in .png', 'windows', css, '--run', run, '--png', png)
     for path,got in ((tree, 'a folder'), ('nowhere', 'no such file')): says(f'expected a file, got {got}', 'windows', path, '--run', run, '--png', tmp_path/'w.png')
@@ -274,6 +275,7 @@ def averaged(c, n):
             training.train_step(ranks[1], second); training.train_step(ranks[0], first)
             if ranks[0].step==n: return ranks[0].model.state_dict()
 
+@pytest.mark.slow
 def test_a_signal_to_one_of_two_processes_stops_both_and_torchrun_goes_on(tree, tmp_path, says):
     "What both have learnt is what one learns from the mean of their gradients"
     out,argv = tmp_path/'run',['train', tree, '--out', tmp_path/'run', *SMALL]
@@ -297,6 +299,7 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_torchrun_goes_on(tree, 
     finally: torch.set_num_threads(threads)
     for name,want in both.items(): torch.testing.assert_close(state['model'][name], want, rtol=1e-3, atol=1e-5)
 
+@pytest.mark.slow
 def test_off_a_terminal_it_prints_plain_lines_and_nothing_to_stderr(tree, tmp_path):
     r = child('', 'train', tree, '--out', tmp_path/'run', *SMALL)
     assert r.returncode==0 and not r.stderr and '\r' not in r.stdout, r.stderr
@@ -311,8 +314,8 @@ def test_a_file_that_broke_off_at_any_byte_is_named(name, copy, tree, says):
     lengths = {*range(100), *range(100, len(whole), max(1, len(whole)//200)), *range(len(whole)-100, len(whole))}
     for n in sorted(lengths):
         (copy/name).write_bytes(whole[:n])
-        with pytest.raises(files.DamagedFile, match=f'damaged {name}'):
-            training.saved_state(copy) if name=='checkpoint.pt' else command.load_run(copy)
+        with pytest.raises(runs.DamagedFile, match=f'damaged {name}'):
+            training.saved_state(copy) if name=='checkpoint.pt' else trained.load_run(copy)
     argv = ('train', tree, '--out', copy, '--resume') if name=='checkpoint.pt' else ('predict', tree, '--run', copy)
     says(f'{copy}: damaged {name}: ', *argv)
 
@@ -320,13 +323,13 @@ def test_a_file_that_broke_off_at_any_byte_is_named(name, copy, tree, says):
 def test_a_changed_byte_anywhere_is_named(name, copy):
     "In tensors too, where the file can still be read; what is neither name nor number may change"
     whole = (copy/name).read_bytes()
-    def load(): return training.saved_state(copy)['model'] if name=='checkpoint.pt' else command.load_run(copy)[0].state_dict()
+    def load(): return training.saved_state(copy)['model'] if name=='checkpoint.pt' else trained.load_run(copy)[0].state_dict()
     want,noticed = load(),0
     for k in range(20):
         at = (2*k+1)*len(whole)//40
         (copy/name).write_bytes(whole[:at]+bytes([whole[at]^1])+whole[at+1:])
         try: got = load()
-        except files.DamagedFile as e:
+        except runs.DamagedFile as e:
             assert f'damaged {name}' in str(e)
             noticed += 1
         else: assert got.keys()==want.keys() and all(torch.equal(got[k], want[k]) for k in want)
@@ -337,7 +340,7 @@ def test_weights_without_a_checksum_are_read(copy):
     from safetensors.torch import load, save
     state = load((copy/'model.safetensors').read_bytes())
     (copy/'model.safetensors').write_bytes(save(state))
-    assert torch.equal(command.load_run(copy)[0].state_dict()['head.bias'], state['head.bias'])
+    assert torch.equal(trained.load_run(copy)[0].state_dict()['head.bias'], state['head.bias'])
 
 @pytest.mark.parametrize('line', ['{"step": 3, "lo2s": 1}', 'null'])
 def test_a_damaged_log_is_named_and_its_run_goes_on_without_it(line, copy, says):
@@ -363,7 +366,7 @@ def test_a_configuration_that_its_weights_do_not_fit_is_named_at_once(change, co
     says(f'{copy}: damaged config.json', 'predict', tree, '--run', copy)
     assert time.process_time()-began<10
 
-@pytest.mark.parametrize('n', [1, 2, 3, 4, 5, 6, 7])
+@pytest.mark.parametrize('n', [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 4, 6, 7)), 5])
 def test_a_disk_that_is_full_at_any_write_leaves_a_run_that_goes_on(n, tree, whole, tmp_path, monkeypatch, capsys):
     real,out,count = os.fsync,tmp_path/'run',[0]
     def full(fd):
@@ -389,7 +392,7 @@ def test_predict_in_batches_says_what_it_says_of_each_alone(tree, finished, tmp_
     rows = [json.loads(l) for l in capsys.readouterr().out.splitlines()]
     assert len(rows)==63 and [r['error'] for r in rows if r['kind'] is None]==['binary'] and rows[-1]['path']==str(odd)
     for r in rows[::7]:
-        [(_,kind,p)] = command.predict([r['path']], finished)
+        [(_,kind,p)] = trained.predict([r['path']], finished)
         assert kind==r['kind'] and abs(p-r['probability'])<1e-6
     assert main(argv)==0
     lines = capsys.readouterr().out.splitlines()
@@ -422,9 +425,9 @@ def test_a_name_with_a_line_break_stays_on_its_line(finished, tmp_path, says, ca
 
 def test_lines_come_as_soon_as_a_batch_has_them(tree, finished, monkeypatch):
     "The first answer is out before the second batch is read"
-    read,at_first = command.read_text,[]
-    monkeypatch.setattr(command, 'read_text', lambda *a, **k: (at_first.append(1), read(*a, **k))[1])
-    answers = command.predict([tree], finished, batch=5)
+    read,at_first = trained.read_text,[]
+    monkeypatch.setattr(trained, 'read_text', lambda *a, **k: (at_first.append(1), read(*a, **k))[1])
+    answers = trained.predict([tree], finished, batch=5)
     next(answers)
     assert len(at_first)==5
 
@@ -439,18 +442,36 @@ def test_classes_do_not_depend_on_the_seed(tmp_path):
         assert {d.classes for d in data}=={want}
         assert len({tuple(x.path for x in d.splits['test']) for d in data})>1
 
-def test_names_that_moved_are_found_with_a_warning():
-    from dynattn import encoder
-    with pytest.warns(FutureWarning, match='dynattn.training.main is now dynattn.command.main'): assert training.main is main
-    with pytest.warns(FutureWarning, match='is now dynattn.files.write_atomic'): assert encoder.write_atomic is files.write_atomic
-    for name in ('predict','attention_maps','windows','compare'):
-        with pytest.warns(FutureWarning): assert getattr(training, name) is getattr(command, name)
-    with pytest.raises(AttributeError): training.nothing
-
 def test_the_help_shows_each_verb_with_an_example(capsys):
     with pytest.raises(SystemExit, match='0'): main(['--help'])
     said = capsys.readouterr().out
-    for name,verb in command.VERBS.items():
-        assert verb.what in said and verb.example in said
+    for what,example in [(v.what, v.example) for v in command.VERBS.values()] + [words for _,*words in command.LATER.values()]: assert what in said and example in said
+    for name in [*command.VERBS]:
         with pytest.raises(SystemExit, match='0'): main([name, '--help'])
         assert f'dynattn {name}' in capsys.readouterr().out
+
+HOSTILE = '<img src=x onerror=alert(1)>', '# | $x ![y](http:z) `c`\x1b]0;title\x07', '\u202egnp.txt\x1b[2J'
+
+def test_names_from_strangers_are_no_markup_and_move_no_cursor(tmp_path, capsys):
+    "Classes, files and runs with such names, through all four verbs"
+    root,out,r = tmp_path/'files',tmp_path/'ru\x1b[31mn\n# <b>',random.Random(0)
+    for label,word in zip(HOSTILE, WORDS):
+        for i in range(18):
+            file = root/label/f'{i}\n# <i>{label}'
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f'{word} {r.randrange(10**9)} '*9)
+    assert main(['train', str(root), '--labels', 'folder', '--out', str(out), *SMALL, '--epochs', '1', '--lr', '1e-9'])==0
+    assert main(['predict', str(root), '--run', str(out)])==0
+    assert main(['windows', str(file), '--run', str(out), '--png', str(tmp_path/'\x1b[31m.png')])==0
+    assert main(['compare', str(out)])==0
+    assert main(['predict', str(root/'\x1b[2J'), '--run', str(out)])==2
+    said = capsys.readouterr()
+    for text in said: assert text.replace('\n', '').isprintable(), text
+    lines = said.out.splitlines()
+    assert len([line for line in lines if 'skipped' in line or line.endswith('%')])==54 and not any(line.startswith('# ') for line in lines)
+    report = (out/'report.md').read_text()
+    assert len(json.loads((out/'result.json').read_text())['wrong'])>1 and '<' not in report.partition('```json')[0]
+    assert [line for line in report.splitlines() if line.startswith('#')]==['# Which kind of file is this?', '## Every misclassified file', '## The run']
+    assert len(re.findall(r'(?<!\\)\]\(', report))==report.count('.png)')==2 and '\x1b' not in report
+    rows = [line for line in report.splitlines() if line.startswith('| ')]
+    assert len(rows)==5 and all(len(re.findall(r'(?<!\\)\|', row))==6 for row in rows), rows

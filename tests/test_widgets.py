@@ -2,16 +2,27 @@
 import csv, json, math
 import pytest, torch
 import freeze
-from conftest import needs_chromium
 from dynattn import attention
 from dynattn.alpha import entmax
 from dynattn.curve import bell, crossing, n_within, normal
-from dynattn.plot import WIDGETS, show_widget
 from dynattn.sigma import sigma_link
 from dynattn.smoothing import cut, edge_mask, power_mask, tanh_mask
 from dynattn.window import Window
+from drawings import WIDGETS, show_boxes, show_widget
 
-pytestmark = needs_chromium
+pytestmark = pytest.mark.docs
+
+def test_a_widget_is_one_small_page_of_its_own():
+    page = show_widget('alpha', alpha=2.)._repr_html_()
+    assert len(page)<30_000 and '"alpha": 2.0' in page and 'http' not in page.replace('http://www.w3.org/2000/svg', '')
+    with pytest.raises(ValueError, match='kind: expected one of sigma,'): show_widget('sliders')
+
+def test_arrows_go_from_frame_to_frame():
+    boxes = {'q': (0, .5), 'k': (0, 0), 'scores': (1.5, .25, 'scores of both')}
+    texts = [t.get_text() for t in show_boxes(boxes, [('q', 'scores'), ('k', 'scores')], groups={'projections': ['q', 'k']}).texts]
+    assert [t for t in texts if t]==['projections', 'q', 'k', 'scores of both']
+    with pytest.raises(ValueError, match="arrows: expected names of boxes, got 'v'"): show_boxes(boxes, [('q', 'v')])
+    with pytest.raises(ValueError, match="groups: expected names of boxes, got 'v'"): show_boxes(boxes, groups={'all': ['v']})
 
 @pytest.fixture
 def opened(browser, tmp_path):

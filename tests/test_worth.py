@@ -142,12 +142,12 @@ def test_what_scales_the_scores_has_the_gradients_of_differences():
         assert parameter.grad.abs().min()>1e-6
         for h in range(worth.HEADS):
             ends = []
-            for step in (1e-6, -1e-6):
+            for step in (1e-5, -1e-5):
                 with torch.no_grad():
                     parameter[h] += step
                     ends.append(value().item())
                     parameter[h] -= step
-            assert parameter.grad[h].item()==pytest.approx((ends[0]-ends[1])/2e-6, rel=1e-6)
+            assert parameter.grad[h].item()==pytest.approx((ends[0]-ends[1])/2e-5, rel=1e-6)
 
 def rows_of(file):
     with open(file, newline='') as f: return list(csv.DictReader(f))

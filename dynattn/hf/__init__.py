@@ -1,6 +1,7 @@
 "Windows and entmax in models of transformers: a cache, windows that pretrained models learn, models across ranks."
-from .plugin import (
-    Learned, Report, Sight, add_alpha, add_windows, attend, mean_width, penalise, register, report, sight, switch)
+from .layers import Learned, Sight
+from .plugin import attend, register, switch
+from .windows import HeadReport, add_alpha, add_windows, mean_width, penalise, report
 from .saving import auto_class, load, load_adapter, lora_config, save
 from .cache import WindowedCache
 from .narrowing import Narrowed, narrow

@@ -9,19 +9,21 @@ __all__ = ['Part', 'parallelize']
 import inspect
 from dataclasses import dataclass
 import torch
+from fastcore.basics import patch
 from torch import Tensor
 from ..padding import PaddingMask
 from ..parallel import Ranks, _group, _of_a_part, _raise_everywhere, from_rank
-from .plugin import PreTrainedModel, _ask, _in_parts, _layers, _refuse, _refuse_lost, _wanted, switch
+from .layers import PreTrainedModel, attention_layers, head_values, refuse_lost
+from .plugin import refuse_terms, switch, wants_weights
 
 # %% ../../nbs/61_hf.parallel.ipynb #08ca9a79
 _UNSUPPORTED = 'position_bias','indices','block_indices'
 
 def _refuse_layer(module, s, kwargs):
     "Raise where a layer asks for something that is not computed across ranks."
-    _refuse_lost(module)
-    _refuse(module, kwargs, False)
-    if _wanted(kwargs):
+    refuse_lost(module)
+    refuse_terms(module, kwargs, False)
+    if wants_weights(kwargs):
         raise ValueError("output_attentions: expected False across ranks, got True; a rank has its own keys only")
     if s.segments is not None or s.texts is not None:
         raise ValueError("position_ids: expected one text in each row across ranks, got packed texts")
@@ -39,6 +41,7 @@ def _sink(kwargs):
         raise ValueError(f"sinks: expected [H] across ranks, got shape {tuple(sink.shape)}")
     return sink
 
+# %% ../../nbs/61_hf.parallel.ipynb #e61c0001
 @dataclass(eq=False)
 class Part:
     "A call of a model with one rank's part of the sequence."
@@ -47,49 +50,65 @@ class Part:
     length: int|Tensor # real tokens of the whole sequence: a number, or [B,1] where there is padding
     padded: bool # whether any rank holds padding
 
-    def attend(self,
-        module, # the layer
-        q, # [B,H,n,d] queries of this rank's part
-        k, # [B,Hkv,n,d]
-        v, # [B,Hkv,n,dv]
-        s, # the `Sight` of this part
-        scaling, # of the scores (default: 1/sqrt(d))
-        dropout, # of the weights
-        kwargs, # what the layer adds, such as `softcap`
-    ):
-        "The output [B,n,H,d] and no weights, as `dynattn.hf.attend` returns them."
-        _refuse_layer(module, s, kwargs)
-        options = dict(window=s.window, is_causal=s.causal, scale=scaling, softcap=kwargs.get('softcap'),
-                       sink=_sink(kwargs))
-        if self.padded:
-            keep = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device) if s.keep is None else s.keep
-            options['padding'] = PaddingMask(keep)
-        learned = getattr(module, 'dynattn', None)
-        if learned is not None: options |= self._learned(learned, q, s)
-        ranks = self.ranks
-        out = _of_a_part(q, k, v, dropout_p=dropout, group=ranks.group, timeout=ranks.seconds, **options)
-        return out.transpose(1, 2).contiguous(), None
+# %% ../../nbs/61_hf.parallel.ipynb #e61c0002
+@patch
+def _predicted(self:Part, head, q):
+    values = head_values(head, q, None)
+    return values if values.dim()==1 else from_rank(values, 0, self.ranks.group, self.ranks.seconds)
 
-    def _learned(self, learned, q, s):
-        "Window and alpha of a layer; those that are predicted come from the first token, on rank 0."
-        options = {}
-        if learned.alpha_head is not None: options['alpha'] = self._predicted(learned.alpha_head, q)
-        if learned.sigma_head is None: return options
-        sigma = self._predicted(learned.sigma_head, q)
-        if learned.unit=='fraction': sigma = sigma*self.length/2
-        learned.seen = sigma/self.length
-        return dict(options, window=learned.window(sigma, s.window), n_global=learned.n_global)
+@patch
+def _learned(self:Part, learned, q, s):
+    "Window and alpha of a layer; those that are predicted come from the first token, on rank 0."
+    options = {}
+    if learned.alpha_head is not None: options['alpha'] = self._predicted(learned.alpha_head, q)
+    if learned.sigma_head is None: return options
+    sigma = self._predicted(learned.sigma_head, q)
+    if learned.unit=='fraction': sigma = sigma*self.length/2
+    learned.seen = sigma/self.length
+    return dict(options, window=learned.window(sigma, s.window), n_global=learned.n_global)
 
-    def _predicted(self, head, q):
-        values = _ask(head, q, None)
-        return values if values.dim()==1 else from_rank(values, 0, self.ranks.group, self.ranks.seconds)
+# %% ../../nbs/61_hf.parallel.ipynb #e61c0003
+@patch
+def attend(self:Part,
+    module, # the layer
+    q, # [B,H,n,d] queries of this rank's part
+    k, # [B,Hkv,n,d]
+    v, # [B,Hkv,n,dv]
+    s, # the `Sight` of this part
+    scaling, # of the scores (default: 1/sqrt(d))
+    dropout, # of the weights
+    kwargs, # what the layer adds, such as `softcap`
+):
+    "The output [B,n,H,d] and no weights, as `dynattn.hf.attend` returns them."
+    _refuse_layer(module, s, kwargs)
+    options = dict(window=s.window, is_causal=s.causal, scale=scaling, softcap=kwargs.get('softcap'),
+                   sink=_sink(kwargs))
+    if self.padded:
+        keep = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device) if s.keep is None else s.keep
+        options['padding'] = PaddingMask(keep)
+    learned = getattr(module, 'dynattn', None)
+    if learned is not None: options |= self._learned(learned, q, s)
+    ranks = self.ranks
+    out = _of_a_part(q, k, v, dropout_p=dropout, group=ranks.group, timeout=ranks.seconds, **options)
+    return out.transpose(1, 2).contiguous(), None
 
 # %% ../../nbs/61_hf.parallel.ipynb #996a7c56
+def _give(model, part):
+    "Lay `part` where `sight_mask` finds it, in the configurations of a model; None: take it away."
+    for m in model.modules():
+        if not isinstance(m, PreTrainedModel): continue
+        if part is None: vars(m.config).pop('across_ranks', None)
+        else: m.config.across_ranks = part
+
+def _tokens(kwargs): # [B,n] or [B,n,D]
+    tokens = kwargs.get('input_ids')
+    return kwargs.get('inputs_embeds') if tokens is None else tokens
+
 class _Spread:
     "The hooks of a model that `parallelize` was given."
     def __init__(self, model, ranks):
         base = model.base_model
-        self.ranks,self.names,self.entered = ranks,list(inspect.signature(base.forward).parameters),0
+        self.model,self.ranks,self.names = model,ranks,list(inspect.signature(base.forward).parameters)
         learned = [m.dynattn for m in model.modules() if hasattr(m, 'dynattn')]
         rotary = any('rotary' in type(m).__name__.lower() for m in model.modules())
         self.longest = None if rotary else getattr(model.config, 'max_position_embeddings', None)
@@ -97,80 +116,83 @@ class _Spread:
         base.register_forward_pre_hook(self.enter, with_kwargs=True)
         base.register_forward_hook(self.leave, always_call=True)
 
-    def needs_first(self):
-        "Whether leading tokens count by their place: as global ones, or because widths are predicted from them."
-        heads = [head for l in self.learned for head in (l.sigma_head, l.alpha_head) if head is not None]
-        return any(l.n_global for l in self.learned) or any(hasattr(h, 'linear') or hasattr(h, 'proj') for h in heads)
+# %% ../../nbs/61_hf.parallel.ipynb #e61c0005
+@patch
+def _described(self:_Spread, kwargs):
+    "[no error, tokens, rows, whether there is padding, whether a text begins late] of this rank's call."
+    tokens,mask = _tokens(kwargs),kwargs.get('attention_mask')
+    if not isinstance(tokens, Tensor):
+        raise TypeError(f"input_ids: expected a tensor [B,n], got {type(tokens).__name__}")
+    if kwargs.get('past_key_values') is not None:
+        raise ValueError("past_key_values: expected None across ranks, got a cache; nothing is generated there")
+    if kwargs.get('output_attentions'):
+        raise ValueError("output_attentions: expected False across ranks, got True; a rank has its own keys only")
+    b,n = tokens.shape[:2]
+    if mask is None:
+        if kwargs.get('position_ids') is not None:
+            raise ValueError("position_ids: expected None across ranks, or an attention_mask beside them, got ids "
+                             "alone, which may tell packed texts apart")
+        return [0, n, b, 0, 0]
+    if not isinstance(mask, Tensor) or tuple(mask.shape)!=(b, n):
+        got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise ValueError(f"attention_mask: expected [B,n]={b,n}, this rank's part, or None, got {got}")
+    keep = mask.bool()
+    return [0, n, b, int(not keep.all()), int(n>0 and not keep[:,0].all())]
 
-    def enter(self, base, args, kwargs):
-        "Agree on the call, and give it its positions."
-        kwargs,error,mine = {**dict(zip(self.names, args)), **kwargs},None,[1, 0, 0, 0, 0]
-        try: mine = self._described(kwargs)
-        except (TypeError,ValueError) as caught: error = caught
-        device = next(base.parameters()).device
-        rows = self.ranks.everyones(torch.tensor(mine, device=device), 'the shapes of a call')
-        if rows[:,0].any(): _raise_everywhere(self.ranks, error)
-        lengths,batches,padded,late = rows[:,1:].T.tolist()
-        self._check(lengths, batches, late)
-        start,total = sum(lengths[:self.ranks.rank]),sum(lengths)
-        length = total
-        if any(padded):
-            mask = kwargs['attention_mask'] if kwargs.get('attention_mask') is not None else self._ones(kwargs)
-            length = self.ranks.reduced(mask.bool().sum(1, keepdim=True), what='lengths of the texts')
-        if kwargs.get('position_ids') is None:
-            tokens = self._tokens(kwargs)
-            kwargs['position_ids'] = torch.arange(start, start+tokens.shape[1], device=tokens.device)[None]
-        if 'use_cache' in self.names: kwargs['use_cache'] = False
-        _in_parts.append(Part(self.ranks, start, length, any(padded)))
-        self.entered += 1
-        return (),kwargs
+# %% ../../nbs/61_hf.parallel.ipynb #e61c0006
+@patch
+def needs_first(self:_Spread):
+    "Whether leading tokens count by their place: as global ones, or because widths are predicted from them."
+    heads = [head for l in self.learned for head in (l.sigma_head, l.alpha_head) if head is not None]
+    return any(l.n_global for l in self.learned) or any(hasattr(h, 'linear') or hasattr(h, 'proj') for h in heads)
 
-    def leave(self, base, args, output):
-        if not self.entered: return
-        _in_parts.pop()
-        self.entered -= 1
+@patch
+def _check(self:_Spread, lengths, batches, late):
+    "Raise, on all ranks, where the parts do not fit together."
+    if 0 in lengths:
+        raise ValueError(f"input_ids: expected a token or more on each rank, got none on rank {lengths.index(0)}")
+    if len(set(batches))>1: raise ValueError(f"input_ids: expected as many rows on all ranks, got {batches}")
+    if self.longest is not None and sum(lengths)>self.longest:
+        raise ValueError(f"input_ids: expected at most {self.longest} tokens over all ranks, as many as the model "
+                         f"has positions, got {sum(lengths)}")
+    if late[0] and self.needs_first():
+        raise ValueError("attention_mask: expected a real first token in each row, where leading tokens are "
+                         "global or widths are predicted from them, got padding; pad on the right")
 
-    @staticmethod
-    def _tokens(kwargs): # [B,n] or [B,n,D]
-        tokens = kwargs.get('input_ids')
-        return kwargs.get('inputs_embeds') if tokens is None else tokens
+# %% ../../nbs/61_hf.parallel.ipynb #e61c0008
+@patch
+def _ones(self:_Spread, kwargs):
+    tokens = _tokens(kwargs)
+    return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
 
-    def _ones(self, kwargs):
-        tokens = self._tokens(kwargs)
-        return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+@patch
+def enter(self:_Spread, base, args, kwargs):
+    "Agree on the call, and give it its positions."
+    kwargs,error,mine = {**dict(zip(self.names, args)), **kwargs},None,[1, 0, 0, 0, 0]
+    try: mine = self._described(kwargs)
+    except (TypeError,ValueError) as caught: error = caught
+    device = next(base.parameters()).device
+    rows = self.ranks.everyones(torch.tensor(mine, device=device), 'the shapes of a call')
+    if rows[:,0].any(): _raise_everywhere(self.ranks, error)
+    lengths,batches,padded,late = rows[:,1:].T.tolist()
+    self._check(lengths, batches, late)
+    start,total = sum(lengths[:self.ranks.rank]),sum(lengths)
+    length = total
+    if any(padded):
+        mask = kwargs['attention_mask'] if kwargs.get('attention_mask') is not None else self._ones(kwargs)
+        length = self.ranks.reduced(mask.bool().sum(1, keepdim=True), what='lengths of the texts')
+    if kwargs.get('position_ids') is None:
+        tokens = _tokens(kwargs)
+        kwargs['position_ids'] = torch.arange(start, start+tokens.shape[1], device=tokens.device)[None]
+    if 'use_cache' in self.names: kwargs['use_cache'] = False
+    _give(self.model, Part(self.ranks, start, length, any(padded)))
+    return (),kwargs
 
-    def _described(self, kwargs):
-        "[no error, tokens, rows, whether there is padding, whether a text begins late] of this rank's call."
-        tokens,mask = self._tokens(kwargs),kwargs.get('attention_mask')
-        if not isinstance(tokens, Tensor):
-            raise TypeError(f"input_ids: expected a tensor [B,n], got {type(tokens).__name__}")
-        if kwargs.get('past_key_values') is not None:
-            raise ValueError("past_key_values: expected None across ranks, got a cache; nothing is generated there")
-        if kwargs.get('output_attentions'):
-            raise ValueError("output_attentions: expected False across ranks, got True; a rank has its own keys only")
-        b,n = tokens.shape[:2]
-        if mask is None:
-            if kwargs.get('position_ids') is not None:
-                raise ValueError("position_ids: expected None across ranks, or an attention_mask beside them, got ids "
-                                 "alone, which may tell packed texts apart")
-            return [0, n, b, 0, 0]
-        if not isinstance(mask, Tensor) or tuple(mask.shape)!=(b, n):
-            got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            raise ValueError(f"attention_mask: expected [B,n]={b,n}, this rank's part, or None, got {got}")
-        keep = mask.bool()
-        return [0, n, b, int(not keep.all()), int(n>0 and not keep[:,0].all())]
-
-    def _check(self, lengths, batches, late):
-        "Raise, on all ranks, where the parts do not fit together."
-        if 0 in lengths:
-            raise ValueError(f"input_ids: expected a token or more on each rank, got none on rank {lengths.index(0)}")
-        if len(set(batches))>1: raise ValueError(f"input_ids: expected as many rows on all ranks, got {batches}")
-        if self.longest is not None and sum(lengths)>self.longest:
-            raise ValueError(f"input_ids: expected at most {self.longest} tokens over all ranks, as many as the model "
-                             f"has positions, got {sum(lengths)}")
-        if late[0] and self.needs_first():
-            raise ValueError("attention_mask: expected a real first token in each row, where leading tokens are "
-                             "global or widths are predicted from them, got padding; pad on the right")
+# %% ../../nbs/61_hf.parallel.ipynb #e61d0001
+@patch
+def leave(self:_Spread, base, args, output):
+    "Take the part away again, whatever happened."
+    _give(self.model, None)
 
 # %% ../../nbs/61_hf.parallel.ipynb #ccf3cf09
 class _Alone:
@@ -195,11 +217,12 @@ def _tried(model, ids, first=None, mask=None):
         options['position_ids'] = torch.arange(first, first+ids.shape[1], device=ids.device)[None]
     if mask is not None: options['attention_mask'] = mask
     if 'use_cache' in inspect.signature(model.forward).parameters: options['use_cache'] = False
-    _in_parts.append(alone)
+    _give(model, alone)
     try: output = model(input_ids=ids, return_dict=True, **options)
-    finally: _in_parts.pop()
+    finally: _give(model, None)
     return {name: x for name,x in output.items() if isinstance(x, Tensor)},alone.seen
 
+# %% ../../nbs/61_hf.parallel.ipynb #e61c0009
 def _alike(a, b, tolerance): # two lists of tensors
     "Whether each pair is equal, up to a share of the largest value."
     def near(x, y):
@@ -207,18 +230,9 @@ def _alike(a, b, tolerance): # two lists of tensors
         return bool((x-y).abs().max() <= tolerance*y.abs().max())
     return len(a)==len(b) and all(near(x, y) for x,y in zip(a, b))
 
-def _try(model):
-    "Raise unless tokens meet in attention only, and position ids move them."
-    name,n,cut = type(model).__name__,12,5
-    generator = torch.Generator().manual_seed(0)
-    ids,others = torch.randint(3, model.config.get_text_config().vocab_size, (2, 1, n), generator=generator).to(
-        next(model.parameters()).device)
-    outputs,seen = _tried(model, ids)
-    for key,x in outputs.items():
-        if x.shape[:2]!=(1, n):
-            raise ValueError(f"model: expected outputs for each token, got {key} of shape {tuple(x.shape)} "
-                             f"from {name}; spread the model without its pooling or its head")
-    if not seen: raise ValueError(f"model: expected masks by transformers' functions, got none from {name}")
+def _try_parts(model, ids, others, outputs, seen):
+    "Compare the two ends of a text with the same ends beside other tokens, and at other positions."
+    name,n,cut = type(model).__name__,ids.shape[1],5
     precision = torch.finfo(seen[0].dtype).eps
 
     def all_of(outputs, seen, part): return [*(x[:,part] for x in outputs.values()), *(x[:,:,part] for x in seen)]
@@ -234,6 +248,21 @@ def _try(model):
     mask = (torch.arange(n, device=ids.device)>1).long()[None]
     if not _alike(*(all_of(*_tried(model, ids, first, mask), late) for first in (None, 0)), 8*precision):
         raise ValueError(f"model: expected places that do not depend on padding, got {name}, which counts real tokens")
+
+# %% ../../nbs/61_hf.parallel.ipynb #e61c000a
+def _try(model):
+    "Raise unless tokens meet in attention only, and position ids move them."
+    name,n = type(model).__name__,12
+    generator = torch.Generator().manual_seed(0)
+    ids,others = torch.randint(3, model.config.get_text_config().vocab_size, (2, 1, n), generator=generator).to(
+        next(model.parameters()).device)
+    outputs,seen = _tried(model, ids)
+    for key,x in outputs.items():
+        if x.shape[:2]!=(1, n):
+            raise ValueError(f"model: expected outputs for each token, got {key} of shape {tuple(x.shape)} "
+                             f"from {name}; spread the model without its pooling or its head")
+    if not seen: raise ValueError(f"model: expected masks by transformers' functions, got none from {name}")
+    _try_parts(model, ids, others, outputs, seen)
 
 # %% ../../nbs/61_hf.parallel.ipynb #7e94b8cd
 class _NoGenerate:
@@ -264,6 +293,7 @@ def _refuse_model(model):
                 raise ValueError("rope_type: expected angles that depend on a token's position alone, "
                                  f"got {kind!r} from {name}, whose angles depend on the length of the sequence")
 
+# %% ../../nbs/61_hf.parallel.ipynb #e61c000b
 def parallelize(
     model:PreTrainedModel, # changed in place, on each rank
     mesh=None, # `DeviceMesh` of one dimension or `ProcessGroup`, its ranks in the sequence's order (default: all)
@@ -281,7 +311,7 @@ def parallelize(
     try: _try(model)
     finally:
         for m,training in modes: m.training = training
-    for m in _layers(model).values(): m.across_ranks = True
+    for m in attention_layers(model).values(): m.across_ranks = True
     _Spread(model, ranks)
     model.register_forward_pre_hook(_refuse_labels, with_kwargs=True)
     if hasattr(model, 'generate'): model.generate = _NoGenerate()

@@ -6,10 +6,9 @@
 __all__ = ['TAGS', 'PARTS', 'ENTRIES', 'COLUMNS', 'PeakBytes', 'fit_polynomial', 'evaluate', 'Cost', 'Info', 'Layer',
            'AttentionLayer', 'Exact', 'complexity', 'Verdict', 'causality', 'streaming', 'prefix', 'exactness',
            'from_softmax', 'limit_of', 'check_limit', 'truncation', 'equivariance', 'Stack', 'reach', 'picture',
-           'optional', 'register', 'decodes', 'has_causal', 'measure', 'load', 'table', 'format_table', 'main']
+           'optional', 'register', 'decodes', 'has_causal', 'measure', 'load', 'table', 'format_table', 'survey_verb']
 
 # %% ../../nbs/70_survey.card.ipynb #37d84d65
-import argparse
 import copy
 import importlib
 import inspect
@@ -27,9 +26,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..auditing import NO, UNSURE, depends
+from ..audit.watch import NO, UNSURE, depends
 from ..dense import dense_attention
 from ..padding import PaddingMask
+from ..runs import verb
 
 # %% ../../nbs/70_survey.card.ipynb #29d3cdf6
 class PeakBytes(TorchDispatchMode):
@@ -138,6 +138,7 @@ TAGS = dict(FP="fixed or random patterns", M="memory", LP="learned patterns", LR
             RC="recurrence", DS="downsampling", Sparse="sparse models with conditional computation")
 PARTS = ("attention", "ffn", "memory", "pool")
 
+# %% ../../nbs/70_survey.card.ipynb #3adac60c
 class Info:
     "The printed entries of a system; measured ones come from the layer itself."
     def __init__(self,
@@ -174,8 +175,19 @@ class Layer(nn.Module):
     info:Info = None # the card
     form = "" # which form of the system, where there are several
     limit = "" # what `reference` is, in words
+    can_be_causal = True
     width, heads = 16, 2 # D and H of the small layer that is measured
     lengths = (1024, 2048, 3072, 4096, 32768, 65536) # N that is measured: four for a cubic, two long ones to check it
+
+    def __init__(self,
+        embed_dim:int, # D
+        num_heads:int, # H, divides D
+        *,
+        causal:bool=False, # position i uses positions ≤ i only
+    ):
+        super().__init__()
+        if causal and not self.can_be_causal: self.refuse("causal form")
+        self.causal = causal
 
     @classmethod
     def knobs(cls,
@@ -201,6 +213,13 @@ class Layer(nn.Module):
         what, # what is missing, for the message
     ):
         raise NotImplementedError(f"{type(self).__name__} has no {what}")
+    def forward(self,
+        x, # [B,N,D]
+        context=None, # [B,M,D], a second sequence, where the system takes one
+        *,
+        padding=None, # `PaddingMask` of the tokens that are read
+    ):
+        return self.refuse("forward pass")
     def out_len(self,
         n, # N, the length that goes in
     ):
@@ -237,20 +256,12 @@ class AttentionLayer(Layer):
     "Projections around `attend(q, k, v, *, padding)`, [B,H,N,d] -> [B,H,N,d]."
     limit = "softmax attention"
     masks, crosses = True, False # does it take padding, and a second sequence?
-    can_be_causal = True
-
-    def __init__(self,
-        embed_dim:int, # D
-        num_heads:int, # H, divides D
-        *,
-        causal:bool=False, # position i uses positions ≤ i only
-    ):
-        super().__init__()
+    def __init__(self, embed_dim, num_heads, *, causal=False):
+        super().__init__(embed_dim, num_heads, causal=causal)
         if embed_dim % num_heads:
             raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, "
                              f"got {num_heads}")
-        if causal and not self.can_be_causal: self.refuse("causal form")
-        self.num_heads, self.causal = num_heads, causal
+        self.num_heads = num_heads
         self.q, self.k, self.v, self.out = (nn.Linear(embed_dim, embed_dim, bias=False)
                                             for _ in range(4))
 
@@ -279,12 +290,7 @@ class AttentionLayer(Layer):
         return [self.split(self.q(x)), self.split(self.k(keys_from)),
                 self.split(self.v(keys_from))]
 
-    def forward(self,
-        x, # [B,N,D]
-        context=None, # [B,M,D], a second sequence, where the system takes one
-        *,
-        padding=None, # `PaddingMask` of the keys, [B,M]
-    ):
+    def forward(self, x, context=None, *, padding=None):
         if padding is not None and not self.masks: self.refuse("form for padded batches")
         if context is not None and not self.crosses:
             self.refuse("form for a second sequence")
@@ -301,14 +307,23 @@ class Exact(AttentionLayer):
     crosses = True
     @classmethod
     def exact(cls, n): return {}
-    def attend(self, q, k, v, *, padding=None): return dense_attention(q, k, v, padding=padding, is_causal=self.causal)
+    def attend(self, q, k, v, *, padding=None): return self.read(q, k, v, padding=padding, is_causal=self.causal)
+    def read(self,
+        q, # [B,H,N,d]
+        k, # [B,H,M,d]
+        v, # [B,H,M,d]
+        **options, # `padding` and `is_causal`
+    ): # [B,H,N,d]
+        return dense_attention(q, k, v, **options)
+
     def init_state(self, batch): return None
     def state_size(self, n): return 2 * n * self.q.out_features
 
     def step(self, x, state):
+        if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
         if state: k, v = (torch.cat(o, 2) for o in zip(state, (k, v)))
-        return self.merge(dense_attention(q, k, v))[:, 0], (k, v)
+        return self.merge(self.read(q, k, v))[:, 0], (k, v)
 
 # %% ../../nbs/70_survey.card.ipynb #28d040ff
 def complexity(
@@ -442,6 +457,7 @@ def exactness(
     x = _noise(layer, n, seed=seed, batch=2)
     return _relative(_run(layer, x), layer.reference(x))
 
+# %% ../../nbs/70_survey.card.ipynb #95d6b10c
 def from_softmax(
     system:type, # a `Layer` class
     n:int=24, # N
@@ -533,6 +549,7 @@ class Stack(nn.Module):
             carried = out if isinstance(out, tuple) else (out,)
         return carried[0] if len(carried) == 1 else carried
 
+# %% ../../nbs/70_survey.card.ipynb #0beeff0c
 def reach(
     layer:nn.Module, # [B,N,D] -> [B,N,D], for instance a `Stack`
     n:int, # N
@@ -638,6 +655,7 @@ def measure(
                     softmax=check_limit(system, causal))
     return printed | measured
 
+# %% ../../nbs/70_survey.card.ipynb #5a36c30c
 def load() -> dict: # `ENTRIES`, complete
     "Import every chapter of the survey, so that all systems have been entered."
     package = importlib.import_module("dynattn.survey")
@@ -672,6 +690,7 @@ COLUMNS = {
     "from softmax": lambda r: _number(r["softmax"]),
 }
 
+# %% ../../nbs/70_survey.card.ipynb #d66b4f0c
 def format_table(
     rows:list, # from `table`
     markdown:bool=False, # a Markdown table instead of aligned text
@@ -687,14 +706,13 @@ def format_table(
                      for line in lines)
 
 # %% ../../nbs/70_survey.card.ipynb #f679aff8
-def main(
-    argv=None, # what follows `dynattn survey`
+@verb("survey", "efficient transformers, measured", "dynattn survey",
+      lambda parser: parser.add_argument("--json", action="store_true", help="a list of objects instead of a table"))
+def survey_verb(
+    a, # the arguments
     systems=None, # as in `table`
 ) -> int: # exit status
     "Print the table."
-    parser = argparse.ArgumentParser(prog="dynattn survey",
-                                     description="Efficient transformers, measured now.")
-    parser.add_argument("--json", action="store_true", help="a list of objects instead of a table")
-    as_json, rows = parser.parse_args(argv).json, table(systems=systems)
-    print(json.dumps(rows, allow_nan=False) if as_json else format_table(rows))
+    rows = table(systems=systems)
+    print(json.dumps(rows, allow_nan=False) if a.json else format_table(rows))
     return 0

@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..dense import dense_attention, sinusoidal_positions
+from ..parts import sinusoidal_positions
+
+from ..dense import dense_attention
 from ..padding import PaddingMask, masked_softmax
 from .card import AttentionLayer, Exact, Info, Layer, register
-from .fixed import _fill, _keep, blocked_attention, positions, surroundings
+from .fixed import filled, kept_pairs, blocked_attention, positions, surroundings
 
 # %% ../../nbs/77_survey.downsampling.ipynb #22844bd9
 @register
@@ -65,6 +67,7 @@ class MemoryCompressed(AttentionLayer):
         return dense_attention(
             q, k, v, attn_mask=ends <= torch.arange(q.shape[2], device=q.device)[:, None])
 
+# %% ../../nbs/77_survey.downsampling.ipynb #22844b0c
 def _identity_convolutions(layer):
     "Convolutions that copy."
     for conv in (layer.squeeze_k, layer.squeeze_v):
@@ -117,6 +120,7 @@ def windowed(
     return blocked_attention(q, k, v, sees, block=max(window, 1),
                              left=window, right=window, padding=padding)
 
+# %% ../../nbs/77_survey.downsampling.ipynb #b01e930c
 def pooled_window(
     q:Tensor, # [B,H,N,d]
     k:Tensor, # [B,H,N,d]
@@ -129,7 +133,7 @@ def pooled_window(
 ) -> Tensor: # [B,H,N,dv]
     "Query i over the pools i/ξ − w₂/ξ … i/ξ + w₂/ξ, in O(N·w₂/ξ)."
     n = q.shape[2]
-    real, (q, k, v) = _fill(q, k, v, stride, padding)
+    real, (q, k, v) = filled(q, k, v, stride, padding)
     k, v = dynamic_pool(k, pool_k, real, stride), dynamic_pool(v, pool_v, real, stride)
     some = real.unflatten(1, (-1, stride)).any(-1)  # pools with a token of their own
     pools, reach = k.shape[2], min(wide, k.shape[2] - 1)
@@ -137,7 +141,7 @@ def pooled_window(
     some = F.pad(some, (0, -pools % block))
     k, v = [F.pad(x, (0, 0, 0, -pools % block)) for x in (k, v)]
     i, j = positions(k.shape[2], block, reach, reach, q.device)  # numbers of pools
-    keep = _keep(lambda i, j: (i - j).abs() <= reach, i, j, some).repeat_interleave(stride, -2)
+    keep = kept_pairs(lambda i, j: (i - j).abs() <= reach, i, j, some).repeat_interleave(stride, -2)
     q = F.pad(q, (0, 0, 0, k.shape[2] * stride - q.shape[2])).unflatten(2, (-1, block * stride))
     p = masked_softmax(q @ surroundings(k, block, reach, reach).mT * q.shape[-1]**-.5, keep)
     return (p @ surroundings(v, block, reach, reach)).flatten(2, 3)[:, :, :n]
@@ -235,45 +239,43 @@ class PerceiverBlock(nn.Module):
     def __init__(self,
         embed_dim:int, # D
         num_heads:int, # H
+        crosses:bool=True, # reads another sequence; False: reads itself
         residual:bool=True, # around the attention
     ):
         super().__init__()
-        self.norm_query, self.norm_input, self.norm_hidden = (nn.LayerNorm(embed_dim) for _ in range(3))
+        self.norm_query, self.norm_hidden = nn.LayerNorm(embed_dim), nn.LayerNorm(embed_dim)
+        self.norm_input = nn.LayerNorm(embed_dim) if crosses else None
         self.attention, self.residual = Exact(embed_dim, num_heads), residual
         self.feed_forward = nn.Sequential(nn.Linear(embed_dim, embed_dim), nn.GELU(),
                                           nn.Linear(embed_dim, embed_dim))
 
     def forward(self,
         z:Tensor, # [B,M,D], what asks
-        x:Tensor|None=None, # [B,N,D], what is read (default: z itself)
+        x:Tensor|None=None, # [B,N,D], what is read; None for a block that reads itself
         padding:PaddingMask|None=None, # of x
     ) -> Tensor: # [B,M,D]
         query = self.norm_query(z)
-        read = self.attention(query, query if x is None else self.norm_input(x), padding=padding)
+        read = self.attention(query, query if self.norm_input is None else self.norm_input(x), padding=padding)
         z = z + read if self.residual else read
         return z + self.feed_forward(self.norm_hidden(z))
 
+# %% ../../nbs/77_survey.downsampling.ipynb #831e3d0c
 @register
 class Perceiver(Layer):
     "`latents` vectors read the input and work on it, `rounds` times, [B,N,D] -> [B,M,D] (section 3)."
     info = Info("Perceiver", "Jaegle et al.", 2021, "2103.03206", "M+DS", "kN", True, row=23,
                 note="No causal form in this paper or in Perceiver IO; Perceiver AR has one, a year later.")
-    def __init__(self,
-        embed_dim, # D
-        num_heads, # H, divides D
-        *,
-        causal=False, # must be False
-        latents:int=8, # M
-        rounds:int=2, # times that the input is read
-        depth:int=1, # L, blocks of self-attention after each reading
-    ):
-        super().__init__()
-        if causal: self.refuse("causal form")
+    can_be_causal = False
+    def __init__(self, embed_dim, num_heads, *, causal=False,
+                 latents:int=8, # M
+                 rounds:int=2, # times that the input is read
+                 depth:int=1): # L, blocks of self-attention after each reading
+        super().__init__(embed_dim, num_heads, causal=causal)
         self.rounds = rounds
         self.latents = nn.Parameter(torch.randn(1, latents, embed_dim))
         readings = min(rounds, 2)  # the first has its own weights, all others share theirs
         self.read = nn.ModuleList([PerceiverBlock(embed_dim, num_heads) for _ in range(readings)])
-        self.work = nn.ModuleList([PerceiverBlock(embed_dim, num_heads) for _ in range(depth)])
+        self.work = nn.ModuleList([PerceiverBlock(embed_dim, num_heads, crosses=False) for _ in range(depth)])
     def out_len(self, n): return self.latents.shape[1]
 
     def encode(self,
@@ -286,29 +288,20 @@ class Perceiver(Layer):
             z = self.read[min(i, 1)](z, x, padding)
             for block in self.work: z = block(z)
         return z
-    def forward(self,
-        x, # [B,N,D]
-        context=None, # must be None
-        *,
-        padding=None, # `PaddingMask` of the tokens, [B,N]
-    ):
+    def forward(self, x, context=None, *, padding=None):
         if context is not None: self.refuse("form for a second sequence")
         return self.encode(x, padding)
 
+# %% ../../nbs/77_survey.downsampling.ipynb #831e3d1c
 @register
 class PerceiverIO(Perceiver):
     "A Perceiver that reads once; a query for each output then reads the latents, [B,N,D] -> [B,N′,D] (section 3)."
     info = Info("Perceiver", "Jaegle et al.", 2021, "2107.14795", "M+DS", "kN", True, row=23, note=Perceiver.info.note)
     form = "IO"
-    def __init__(self,
-        embed_dim, # D
-        num_heads, # H, divides D
-        *,
-        causal=False, # must be False
-        latents:int=8, # M
-        rounds:int=1, # times that the input is read
-        depth:int=1, # L, blocks of self-attention after each reading
-    ):
+    def __init__(self, embed_dim, num_heads, *, causal=False,
+                 latents:int=8, # M
+                 rounds:int=1, # times that the input is read
+                 depth:int=1): # L, blocks of self-attention after each reading
         super().__init__(embed_dim, num_heads, causal=causal, latents=latents,
                          rounds=rounds, depth=depth)
         self.write = PerceiverBlock(embed_dim, num_heads, residual=False)
@@ -331,9 +324,10 @@ class _Learner(Layer):
     "`tokens` weighted sums of the input, [B,N,D] -> [B,tokens,D]: subclasses say `maps(x, keep)`."
     info = Info("TokenLearner", "Ryoo et al.", 2021, "2106.11297", "DS", "k²", False, row=26, part="pool",
                 note="k² is the cost of the layers behind it; the learner itself is linear in N.")
-    def __init__(self, tokens, causal):
-        super().__init__()
-        if causal: self.refuse("causal form")
+    can_be_causal = False
+    def __init__(self, embed_dim, num_heads=1, *, causal=False,
+                 tokens:int=8): # S
+        super().__init__(embed_dim, num_heads, causal=causal)
         self.tokens = tokens
     def out_len(self, n): return self.tokens
     def forward(self, x, context=None, *, padding=None):
@@ -343,19 +337,14 @@ class _Learner(Layer):
         x = x.masked_fill(~keep[..., None], 0.)
         return self.maps(x, keep) @ x
 
+# %% ../../nbs/77_survey.downsampling.ipynb #7d27a40c
 @register
 class TokenLearner(_Learner):
     "A softmax over the places, of scores from each token itself (version 1.1)."
     form = "version 1.1"
-    def __init__(self,
-        embed_dim, # D
-        num_heads=1, # not used
-        *,
-        causal=False, # must be False
-        tokens:int=8, # S
-        hidden:int=64, # of the network that scores
-    ):
-        super().__init__(tokens, causal)
+    def __init__(self, embed_dim, num_heads=1, *, causal=False, tokens=8,
+                 hidden:int=64): # of the network that scores
+        super().__init__(embed_dim, num_heads, causal=causal, tokens=tokens)
         self.score = _scores(embed_dim, hidden, tokens)
     def maps(self,
         x, # [B,N,D]
@@ -363,29 +352,19 @@ class TokenLearner(_Learner):
     ):
         return masked_softmax(self.score(x).mT, keep[:, None])  # [B,S,N]
 
+# %% ../../nbs/77_survey.downsampling.ipynb #7d27a41c
 @register
 class TokenLearnerConv(_Learner):
     "A sigmoid of four convolutions over a square picture, and the mean over its places (section 2)."
     form, lengths = "convolutions", tuple(4**i for i in range(4, 9))
-    def __init__(self,
-        embed_dim, # D
-        num_heads=1, # not used
-        *,
-        causal=False, # must be False
-        tokens:int=8, # S
-    ):
-        super().__init__(tokens, causal)
+    def __init__(self, embed_dim, num_heads=1, *, causal=False, tokens=8):
+        super().__init__(embed_dim, num_heads, causal=causal, tokens=tokens)
         self.norm = nn.LayerNorm(embed_dim)
         convolutions = [nn.Conv2d(embed_dim if i == 0 else tokens, tokens, 3, padding=1, bias=False)
                         for i in range(4)]
         first, second, third, last = convolutions
         self.score = nn.Sequential(first, nn.GELU(), second, nn.GELU(), third, nn.GELU(), last)
-    def forward(self,
-        x, # [B,N,D], N a square
-        context=None, # must be None
-        *,
-        padding=None, # must be None
-    ):
+    def forward(self, x, context=None, *, padding=None):
         if padding is not None: self.refuse("form for padded batches")
         return super().forward(x, context)
     def maps(self,
@@ -397,6 +376,7 @@ class TokenLearnerConv(_Learner):
             raise ValueError(f"x: expected a square number of tokens, row by row, got {x.shape[1]}")
         return self.score(self.norm(x).mT.unflatten(2, (side, side))).flatten(2).sigmoid() / x.shape[1]
 
+# %% ../../nbs/77_survey.downsampling.ipynb #7d27a42c
 class TokenFuser(nn.Module):
     "Back to N places: each takes its own mixture of the tokens, [B,S,D] and [B,N,D] -> [B,N,D] (section 2.2)."
     def __init__(self,

@@ -93,6 +93,7 @@ class KernelLayer(AttentionLayer):
         y, state = linear_step(self.features(q, True), self.features(k, False), v, state)
         return self.merge(y)[:, 0], state
 
+# %% ../../nbs/75_survey.feature_maps.ipynb #88fef60c
 @register
 class LinearTransformer(KernelLayer):
     "φ = elu + 1 (equation 7)."

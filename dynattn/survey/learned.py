@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ..dense import dense_attention
 from ..alpha import topk_softmax
 from ..padding import PaddingMask, masked_softmax
-from ..sorting import gumbel, into_blocks, sinkhorn, sinkhorn_attention
-from .card import AttentionLayer, Info, register
+from .sorting import gumbel, into_blocks, sinkhorn, sinkhorn_attention
+from .card import AttentionLayer, Exact, Info, register
 
 # %% ../../nbs/73_survey.learned.ipynb #b25eee39
 def chunked_by_order(
@@ -144,6 +144,9 @@ def _last_resort_attention(q, k, v, keep, is_causal, padding=None):
 class SharedQK(AttentionLayer):
     "Attention whose keys are its queries scaled to length one; a token sees itself as a last resort."
     crosses, limit = False, "attention with shared queries and keys"
+    def __init__(self, embed_dim, num_heads, *, causal=False):
+        super().__init__(embed_dim, num_heads, causal=causal)
+        self.k = None
     def qkv(self, x, context=None):
         q = self.split(self.q(x))
         return q, F.normalize(q, dim=-1), self.split(self.v(x))
@@ -161,7 +164,7 @@ class Reformer(SharedQK):
                 note="N log N is the sort, which multiplies nothing. The hash, in two factors as in the authors' code, "
                      "costs N√N. Chunk membership depends on the future.")
     form = "chunked, as published"
-    lengths = tuple(8 * 4**i for i in range(3, 11))  # √(N/8) is even there
+    lengths = tuple(4**i for i in range(5, 13))  # √(N/4) is even there
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  chunk:int=8, # tokens in a chunk
                  buckets:int|tuple=8, # an even number, or even factors of it
@@ -177,8 +180,8 @@ class Reformer(SharedQK):
         self.resample()
     @classmethod
     def knobs(cls, n):
-        factor = max(2 * round(math.sqrt(n / 8) / 2), 2)
-        return dict(buckets=(factor, factor))  # one bucket for each chunk
+        factor = max(2 * round(math.sqrt(n / 4) / 2), 2)
+        return dict(buckets=(factor, factor))  # two for each chunk of 8
     @classmethod
     def exact(cls, n): return dict(chunk=n, same_bucket=False)
     def resample(self, generator=None):
@@ -234,6 +237,7 @@ class Routing(AttentionLayer):
                  size:int=8): # w, members of a cluster, about N/k
         super().__init__(embed_dim, num_heads, causal=causal)
         self.size = size
+        if causal: self.k = None  # queries and keys are shared
         self.register_buffer("centroids", torch.empty(num_heads, clusters, embed_dim // num_heads))
         self.resample()
     @classmethod
@@ -245,15 +249,16 @@ class Routing(AttentionLayer):
         return self
 
     def qkv(self, x, context=None):
-        q, k, v = super().qkv(x)
-        return (q, q, v) if self.causal else (q, k, v)  # causal: queries and keys are shared
+        "Queries and keys normed, as they are routed and compared."
+        q, k, v = (self.split(f(x)) for f in (self.q, self.k or self.q, self.v))
+        return [F.layer_norm(o, o.shape[-1:]) for o in (q, k)] + [v]
     def attend(self, q, k, v, *, padding=None):
         return routed_attention(q, k, v, self.centroids, self.size, self.causal, padding)
 
 # %% ../../nbs/73_survey.learned.ipynb #6c878a2d
 def routed_attention(
-    q:Tensor, # [B,H,N,d]
-    k:Tensor, # [B,H,N,d]
+    q:Tensor, # [B,H,N,d], normed
+    k:Tensor, # [B,H,N,d], normed
     v:Tensor, # [B,H,N,dv]
     centroids:Tensor, # [H,k,d]
     size:int, # w, how many queries and keys each centroid takes
@@ -276,8 +281,7 @@ def routed_attention(
 # %% ../../nbs/73_survey.learned.ipynb #1e1fdfb0
 def _members(x, centroids, size, real):
     "The `size` tokens nearest to each centroid, [B,H,k,w], in the order of the text."
-    near = F.layer_norm(x, x.shape[-1:]) @ centroids.mT  # [B,H,N,k]
-    near = near.masked_fill(~real[:, None, :, None], -torch.inf)
+    near = (x @ centroids.mT).masked_fill(~real[:, None, :, None], -torch.inf)  # [B,H,N,k]
     return near.topk(min(size, x.shape[2]), dim=2).indices.mT.sort(-1).values
 
 def _mean_at(y, index, counts, n):
@@ -297,16 +301,16 @@ class RoutingArgmax(Routing):
     @classmethod
     def exact(cls, n): return dict(clusters=1)
     def nearest(self,
-        x, # [B,H,N,d]
+        x, # [B,H,N,d], normed
     ):
-        return (F.layer_norm(x, x.shape[-1:]) @ self.centroids.mT).argmax(-1)  # [B,H,N]
+        return (x @ self.centroids.mT).argmax(-1)  # [B,H,N]
     def attend(self, q, k, v, *, padding=None):
         same = self.nearest(q)[..., None] == self.nearest(k)[..., None, :]
         return dense_attention(q, k, v, attn_mask=same, padding=padding, is_causal=self.causal)
 
     def init_state(self, batch): return None
     def state_size(self, n):
-        return n * (2 * self.q.out_features + self.num_heads) # keys, values, and a cluster for each head
+        return n * (2 * self.q.out_features + self.num_heads)  # keys, values, and a cluster for each head
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
@@ -322,16 +326,19 @@ def update_centroids(
     x:Tensor, # [B,N,D] a batch of the layer's inputs
     decay:float=.999, # of the running mean
 ) -> Routing: # the same layer
-    "One step of running k-means on queries and keys (section 4.1); call it while training only."
-    q, k, _ = layer.qkv(x)
-    for t in (q,) if layer.causal else (q, k):
-        t = F.layer_norm(t, t.shape[-1:]).transpose(0, 1).flatten(1, 2)  # [H,B·N,d]
-        nearest = F.one_hot((t @ layer.centroids.mT).argmax(-1), layer.centroids.shape[1]).to(t.dtype)
-        mean = nearest.mT @ t / nearest.sum(1)[..., None].clamp(min=1)
-        moved = torch.where(nearest.any(1)[..., None], decay * layer.centroids + (1 - decay) * mean,
-                            layer.centroids)
-        layer.centroids.copy_(F.normalize(moved, dim=-1))
+    "One step of running k-means, half on queries and half on keys (section 4.1); call it while training only."
+    q, k = (o.transpose(0, 1).flatten(1, 2) for o in layer.qkv(x)[:2])  # [H,B·N,d]
+    means = [_cluster_means(o, (o @ layer.centroids.mT).argmax(-1), layer.centroids) for o in (q, k)]
+    moved = decay * layer.centroids + (1 - decay) * (means[0] + means[1]) / 2
+    layer.centroids.copy_(F.normalize(moved, dim=-1))
     return layer
+
+def _cluster_means(x, nearest, centroids): # [...,n,d], [...,n], [...,k,d] -> [...,k,d]
+    "The mean of the tokens nearest to each centroid, or the centroid itself where it has none."
+    members = F.one_hot(nearest, centroids.shape[-2]).to(x.dtype)  # [...,n,k]
+    size = members.sum(-2)[..., None]
+    return torch.where(size > 0, members.mT @ x / size.clamp(min=1), centroids)
+
 
 # %% ../../nbs/73_survey.learned.ipynb #9b6a2427
 class SortingNetwork(nn.Module):
@@ -497,6 +504,7 @@ def clustered_attention(
     return chunked_by_order(q, k, v, cluster.argsort(dim=-1, stable=True),
                             sees, chunk=chunk)[0][:, :, :n]
 
+# %% ../../nbs/73_survey.learned.ipynb #a7a9e70c
 @torch.no_grad()
 def kmeans(
     x:Tensor, # [n,D] points
@@ -507,15 +515,12 @@ def kmeans(
     "Lloyd's algorithm from k points drawn at random; a centroid that no point is nearest to stays where it is."
     centroids = x[torch.randperm(len(x), generator=generator, device=x.device)[:clusters]].clone()
     for _ in range(steps):
-        nearest = torch.cdist(x, centroids).argmin(-1)  # [n]
-        members = F.one_hot(nearest, clusters).to(x.dtype)  # [n,k]
-        size = members.sum(0)[:, None]
-        centroids = torch.where(size > 0, members.mT @ x / size.clamp(min=1), centroids)
+        centroids = _cluster_means(x, torch.cdist(x, centroids).argmin(-1), centroids)
     return centroids
 
 # %% ../../nbs/73_survey.learned.ipynb #c935d3b8
 @register
-class TopK(AttentionLayer):
+class TopK(Exact):
     "Softmax over the `k` largest scores of each row."
     info = Info("Top-k attention", "Zhao et al.", 2019, "1912.11637", "LP", "", None)
     def __init__(self, embed_dim, num_heads, *, causal=False,
@@ -524,15 +529,5 @@ class TopK(AttentionLayer):
         self.kept = k
     @classmethod
     def exact(cls, n): return dict(k=n)
-    def attend(self, q, k, v, *, padding=None):
-        return dense_attention(q, k, v, padding=padding, is_causal=self.causal,
-                               normalizer=partial(topk_softmax, k=self.kept))
-
-    def init_state(self, batch): return None
-    def state_size(self, n): return 2 * n * self.q.out_features
-    def step(self, x, state):
-        if not self.causal: self.refuse("incremental form unless causal")
-        q, k, v = self.qkv(x[:, None])
-        if state: k, v = (torch.cat(o, 2) for o in zip(state, (k, v)))
-        return (self.merge(dense_attention(q, k, v, normalizer=partial(topk_softmax, k=self.kept)))[:, 0],
-                (k, v))
+    def read(self, q, k, v, **options):
+        return dense_attention(q, k, v, normalizer=partial(topk_softmax, k=self.kept), **options)

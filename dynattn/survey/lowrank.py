@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..dense import dense_attention
 from ..padding import masked_softmax
 from .card import AttentionLayer, Info, register
-from .fixed import _fill, _keep, positions, surroundings
+from .fixed import filled, kept_pairs, positions, surroundings
 from .memory import memory_attention
 
 # %% ../../nbs/74_survey.lowrank.ipynb #1076e91d
@@ -77,33 +77,40 @@ class Synthesizer(AttentionLayer):
         made = {p.replace(" ", "_"): _SCORES[p](embed_dim, num_heads, length, rank)
                 for p in parts if p != "vanilla"}
         self.scores = nn.ModuleDict(made)
+        if "vanilla" not in parts: self.q = self.k = None
     @classmethod
     def knobs(cls, n): return dict(length=n)
     @classmethod
     def exact(cls, n): return dict(parts=("vanilla",))
+
+    def qkv(self, x, context=None):
+        "Queries and keys where the vanilla part compares them, else None."
+        return [self.split(f(x)) if f else None for f in (self.q, self.k, self.v)]
+    def compared(self,
+        q, # [B,H,N,d] or None
+        k, # [B,H,M,d] or None
+    ):
+        return 0. if q is None else q @ k.mT * q.shape[-1]**-.5
 
     def forward(self, x, context=None, *, padding=None):
         if context is not None: self.refuse("form for a second sequence")
         n, (q, k, v) = x.shape[1], self.qkv(x)
         if n > self.length:
             raise ValueError(f"x: expected at most length={self.length} tokens, got {n}")
-        scores = q @ k.mT * q.shape[-1]**-.5 if "vanilla" in self.parts else 0.
-        scores = scores + sum(s(x)[..., :n, :n] for s in self.scores.values())  # [B,H,N,N]
+        scores = self.compared(q, k) + sum(s(x)[..., :n, :n] for s in self.scores.values())  # [B,H,N,N]
         return self.merge(_mix(scores, v, self.causal, padding))
 
     def init_state(self, batch): return None
-    def state_size(self, n): return (1 + ("vanilla" in self.parts)) * n * self.q.out_features
+    def state_size(self, n): return (1 + ("vanilla" in self.parts)) * n * self.v.out_features
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
-        if state: k, v = (torch.cat(o, 2) for o in zip(state, (k, v)))
+        if state: k, v = (None if new is None else torch.cat([past, new], 2) for past, new in zip(state, (k, v)))
         t = v.shape[2]
         if t > self.length:
             raise ValueError(f"x: expected at most length={self.length} tokens, got {t}")
-        scores = q @ k.mT * q.shape[-1]**-.5 if "vanilla" in self.parts else 0.
-        scores = scores + sum(s.row(x, t - 1)[..., :t] for s in self.scores.values())  # [B,H,1,t]
-        return (self.merge(scores.softmax(-1) @ v)[:, 0],
-                (k if "vanilla" in self.parts else k[:, :, :0], v))
+        scores = self.compared(q, k) + sum(s.row(x, t - 1)[..., :t] for s in self.scores.values())  # [B,H,1,t]
+        return self.merge(scores.softmax(-1) @ v)[:, 0], (k, v)
 
 # %% ../../nbs/74_survey.lowrank.ipynb #6cd21a91
 def _mix(scores, v, is_causal, padding):
@@ -150,8 +157,9 @@ class RandomScores(nn.Module):
     ):
         return self.rows(slice(t, t + 1)) # for the token x [B,D] at position t
 
+# %% ../../nbs/74_survey.lowrank.ipynb #6a500f0c
 class DenseScores(nn.Module):
-    "Each token writes its row: W₂ relu(W₁ x) in R^N, or the outer product of rows of a and b numbers, a·b ≥ N."
+    "Each token writes its row: W₂ relu(W₁ x) in R^N, or the outer product of two such rows of a and b numbers, a·b ≥ N."
     def __init__(self,
         embed_dim, # D
         num_heads, # H
@@ -159,15 +167,15 @@ class DenseScores(nn.Module):
         a=None, # numbers of the first factor (default: no factors)
     ):
         super().__init__()
-        self.num_heads, self.sizes = num_heads, [length] if a is None else [a, -(-length // a)]
-        self.inner = nn.Linear(embed_dim, embed_dim)
-        self.outer = nn.ModuleList([nn.Linear(embed_dim, num_heads * s) for s in self.sizes])
+        self.num_heads = num_heads
+        sizes = [length] if a is None else [a, -(-length // a)]
+        self.factors = nn.ModuleList([nn.Sequential(nn.Linear(embed_dim, embed_dim), nn.ReLU(),
+                                                    nn.Linear(embed_dim, num_heads * s)) for s in sizes])
     def forward(self,
         x, # [B,N,D]
     ):
-        hidden = self.inner(x).relu()
-        rows = [f(hidden).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-                for f in self.outer]  # [B,H,N,s]
+        rows = [f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+                for f in self.factors]  # [B,H,N,s]
         return rows[0] if len(rows) == 1 else (rows[0][..., None] * rows[1][..., None, :]).flatten(-2)
     def row(self,
         x, # [B,D], the token at position t
@@ -254,6 +262,7 @@ def dynamic_mixtures(
     p = masked_softmax(scores.mT, real.unflatten(1, (-1, segment))[:, None, :, None])  # [B,H,ns,r,segment]
     return p @ k, p @ v
 
+# %% ../../nbs/74_survey.lowrank.ipynb #f75e620c
 @register
 class LongShort(AttentionLayer):
     "The own segment with half a segment on either side, and `rank` mixtures of all positions (section 3)."
@@ -327,11 +336,11 @@ class LongShortCausal(LongShort):
 
     def look(self, scores, q, k, v, padding):
         n, l = q.shape[2], self.segment
-        real, (q, k, v) = _fill(q, k, v, l, padding)
+        real, (q, k, v) = filled(q, k, v, l, padding)
         if padding is None: real = real.expand(1, -1)
         mixtures = dynamic_mixtures(F.pad(scores, (0, 0, 0, q.shape[2] - n)), k, v, l, real)  # [B,H,ns,r,d]
         i, j = positions(q.shape[2], l, self.window - 1, 0, q.device)
-        near = _keep(lambda i, j: (j <= i) & (i - j < self.window), i, j, real)  # [B or 1,1,ns,l,W]
+        near = kept_pairs(lambda i, j: (j <= i) & (i - j < self.window), i, j, real)  # [B or 1,1,ns,l,W]
         k, v = (surroundings(self.normed(self.norm_near, o), l, self.window - 1) for o in (k, v))
         far_k, far_v = (self.remembered(m) for m in mixtures)  # [B,H,ns,K·r,d]
         far = self.remembered_keep(real)  # [B or 1,1,ns,1,K·r]

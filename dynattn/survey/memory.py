@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..dense import dense_attention
 from ..padding import PaddingMask, masked_softmax
 from .card import AttentionLayer, Exact, Info, Layer, register
-from .fixed import Pattern, _fill, _keep, _one_softmax, listed_attention, positions, surroundings
+from .fixed import Pattern, filled, kept_pairs, joint_softmax, listed_attention, positions, surroundings
 
 # %% ../../nbs/72_survey.memory.ipynb #b3854e79
 def memory_attention(
@@ -35,14 +35,14 @@ def memory_attention(
 ) -> Tensor: # [B,H,N,dv]
     "A window and further keys under one softmax."
     n = q.shape[2]
-    real, (q, k, v) = _fill(q, k, v, block, padding)
+    real, (q, k, v) = filled(q, k, v, block, padding)
     i, j = positions(q.shape[2], block, left, right, q.device)
     near = q.unflatten(2, (-1, block)) @ surroundings(k, block, left, right).mT  # [B,H,nb,block,W]
     far = (q @ extra_k.mT).unflatten(2, (-1, block))  # [B,H,nb,block,E]
-    keep = _keep(sees, i, j, real)
+    keep = kept_pairs(sees, i, j, real)
     keep_far = extra_keep.expand(near.shape[0], 1, *far.shape[2:])
     keep_near = keep.expand(near.shape[0], -1, -1, block, -1)
-    p_far, p_near = _one_softmax(far, near, keep_far, keep_near, q.shape[-1]**-.5)
+    p_far, p_near = joint_softmax(far, near, keep_far, keep_near, q.shape[-1]**-.5)
     y = ((p_far.flatten(2, 3) @ extra_v).unflatten(2, (-1, block))
          + p_near @ surroundings(v, block, left, right))
     return y.flatten(2, 3)[:, :, :n]
@@ -136,7 +136,7 @@ def windowed_with_leading(
     leading = (seen[:, None, None, None]
                & ((torch.arange(g, device=q.device) <= i) | (not is_causal)))  # [B,1,nb,block,g]
     near = lambda i, j: ((i - j).abs() <= window) & (j >= g) & ((j <= i) | (not is_causal))
-    _, (_, k0, v0) = _fill(q, k, v, 1, padding)
+    _, (_, k0, v0) = filled(q, k, v, 1, padding)
     k_leading, v_leading = k0[:, :, :g], v0[:, :, :g]
     y = memory_attention(q, k, v, k_leading, v_leading,
                          leading, near, block=block, left=window, right=ahead,
@@ -233,6 +233,7 @@ def _draw(sizes, count, generator):
         drawn = torch.cat([drawn, torch.where(taken, top, number)], 1)
     return drawn
 
+# %% ../../nbs/72_survey.memory.ipynb #f390310c
 def table_mask(
     table:Tensor, # [nb,W] as from `random_plan`
     block:int, # b, tokens in a block
@@ -289,7 +290,7 @@ def gathered_attention(
 ) -> Tensor: # [B,H,N,dv]; the first and the last block of rows see everything
     "Blocks of keys fetched by a table, in O(N·W·b)."
     n = q.shape[2]
-    real, (q, k, v) = _fill(q, k, v, block, padding)
+    real, (q, k, v) = filled(q, k, v, block, padding)
     # [nb,W·b], below zero for none
     keys = (table[..., None] * block + torch.arange(block, device=q.device)).flatten(1)
     visible = lambda i, j: (j >= 0) & ((j <= i) | (not is_causal))
@@ -333,68 +334,42 @@ class MAB(nn.Module):
 class ISAB(Layer):
     "Induced set attention: `inducing` learned points read the set, the set reads them (equation 9)."
     info = Info("Set Transformer", "Lee et al.", 2019, "1810.00825", "M", "kN", False, row=3)
-    def __init__(self,
-        embed_dim, # D
-        num_heads, # H, divides D
-        *,
-        causal=False, # must be False
-        inducing:int=8, # m
-    ):
-        super().__init__()
-        if causal: self.refuse("causal form")
+    can_be_causal = False
+    def __init__(self, embed_dim, num_heads, *, causal=False,
+                 inducing:int=8): # m
+        super().__init__(embed_dim, num_heads, causal=causal)
         self.points = nn.Parameter(torch.randn(1, inducing, embed_dim) * embed_dim**-.5)
         self.read, self.write = MAB(embed_dim, num_heads), MAB(embed_dim, num_heads)
-    def forward(self,
-        x, # [B,N,D]
-        context=None, # must be None
-        *,
-        padding=None, # `PaddingMask` of the tokens, [B,N]
-    ):
+    def forward(self, x, context=None, *, padding=None):
         if context is not None: self.refuse("form for a second sequence")
         return self.write(x, self.read(self.points.expand(len(x), -1, -1), x, padding=padding))
 
+# %% ../../nbs/72_survey.memory.ipynb #e4a1730c
 class PMA(Layer):
     "Pooling by attention: `seeds` learned queries, [B,N,D] -> [B,seeds,D] (equation 11)."
-    def __init__(self,
-        embed_dim, # D
-        num_heads, # H, divides D
-        *,
-        seeds:int=1, # k
-    ):
-        super().__init__()
+    def __init__(self, embed_dim, num_heads, *,
+                 seeds:int=1): # k
+        super().__init__(embed_dim, num_heads)
         self.seeds = nn.Parameter(torch.randn(1, seeds, embed_dim) * embed_dim**-.5)
         self.mab, self.ffn = MAB(embed_dim, num_heads), nn.Linear(embed_dim, embed_dim)
     def out_len(self, n): return self.seeds.shape[1]
-    def forward(self,
-        x, # [B,N,D]
-        context=None, # not read
-        *,
-        padding=None, # `PaddingMask` of the tokens, [B,N]
-    ):
+    def forward(self, x, context=None, *, padding=None):
         return self.mab(self.seeds.expand(len(x), -1, -1), self.ffn(x).relu(), padding=padding)
 
+# %% ../../nbs/72_survey.memory.ipynb #e4a1731c
 class SetTransformer(Layer):
     "A set to `seeds` vectors: ISABs, a PMA, a SAB, a feed-forward layer (section 3.3)."
-    def __init__(self,
-        embed_dim, # D
-        num_heads, # H, divides D
-        *,
-        inducing:int=8, # m
-        layers:int=2, # ISABs of the encoder
-        seeds:int=1, # k
-    ):
-        super().__init__()
+    def __init__(self, embed_dim, num_heads, *,
+                 inducing:int=8, # m
+                 layers:int=2, # ISABs of the encoder
+                 seeds:int=1): # k
+        super().__init__(embed_dim, num_heads)
         self.encoder = nn.ModuleList([ISAB(embed_dim, num_heads, inducing=inducing)
                                       for _ in range(layers)])
         self.pool = PMA(embed_dim, num_heads, seeds=seeds)
         self.decoder, self.last = MAB(embed_dim, num_heads), nn.Linear(embed_dim, embed_dim)
     def out_len(self, n): return self.pool.out_len(n)
-    def forward(self,
-        x, # [B,N,D]
-        context=None, # not read
-        *,
-        padding=None, # `PaddingMask` of the tokens, [B,N]
-    ): # [B,seeds,D]
+    def forward(self, x, context=None, *, padding=None): # [B,seeds,D]
         for layer in self.encoder: x = layer(x, padding=padding)
         z = self.pool(x, padding=padding)
         return self.last(self.decoder(z, z))
@@ -419,17 +394,13 @@ def running_mean_product(
 class Luna(AttentionLayer):
     "Pack a sequence into `length` vectors, unpack it from them; running sums in the causal form (section 3)."
     info = Info("Luna", "Ma et al.", 2021, "2106.01540", "M", "kN", True, row=25)
-    def __init__(self,
-        embed_dim, # D
-        num_heads, # H, divides D
-        *,
-        causal=False, # position i uses positions ≤ i only
-        length:int=8, # l, slots of the packed sequence
-    ):
+    def __init__(self, embed_dim, num_heads, *, causal=False,
+                 length:int=8): # l, slots of the packed sequence
         super().__init__(embed_dim, num_heads, causal=causal)
         self.slots = nn.Parameter(torch.randn(1, length, embed_dim))
         self.q_pack, self.k_pack, self.v_pack = (nn.Linear(embed_dim, embed_dim, bias=False)
                                                  for _ in range(3))
+        if causal: self.v_pack = None  # running sums take the values of the layer itself
 
     def forward(self,
         x, # [B,N,D]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..dense import sinusoidal_positions
+from ..parts import sinusoidal_positions
 from ..padding import masked_softmax
 from .card import AttentionLayer, Info, register
 

@@ -15,43 +15,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..dense import AdditiveAttention, dense_attention
+from ..dense import dense_attention
 from ..alpha import AlphaHead
 from ..padding import masked_softmax
-from ..sorting import gumbel
-from .card import AttentionLayer, Info, Layer, register
+from .sorting import gumbel
+from .card import AttentionLayer, Exact, Info, Layer, register
 
 # %% ../../nbs/78_survey.sparse.ipynb #f7e856dc
 @register
-class Additive(AttentionLayer):
+class Additive(Exact):
     "Scores from a network of one hidden layer, per head; keys and values are kept when decoding."
     info = Info("Additive attention", "Bahdanau et al.", 2014, "1409.0473", "", "", None)
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  hidden:int|None=None): # width of the scoring network (default: of a head)
         super().__init__(embed_dim, num_heads, causal=causal)
         d = embed_dim // num_heads
-        self.net = AdditiveAttention(d, d, hidden or d)
+        hidden = hidden or d
+        self.net = nn.ModuleDict(dict(query=nn.Linear(d, hidden, bias=False), key=nn.Linear(d, hidden, bias=False),
+                                      score=nn.Linear(hidden, 1, bias=False)))
 
-    def attend(self, q, k, v, *, padding=None):
+    @classmethod
+    def exact(cls, n): return None
+
+    def read(self, q, k, v, *, padding=None, is_causal=False):
         if padding is not None:
             k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.)
                     for x in (k, v))
-        # [B,H,N,M]
-        scores = self.net.scores(q.flatten(0, 1), k.flatten(0, 1)).unflatten(0, q.shape[:2])
+        hidden = torch.tanh(self.net.query(q)[..., :, None, :] + self.net.key(k)[..., None, :, :])  # [B,H,N,M,hidden]
+        scores = self.net.score(hidden)[..., 0]  # [B,H,N,M]
         keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
-        if self.causal: keep = keep.tril(k.shape[2] - q.shape[2])
+        if is_causal: keep = keep.tril()
         return masked_softmax(scores, keep if padding is None else keep & padding.keep[:, None, None]) @ v
-
-    def init_state(self, batch): return None
-    def state_size(self, n): return 2 * n * self.q.out_features
-    def step(self, x, state):
-        q, k, v = self.qkv(x[:, None])
-        if state: k, v = (torch.cat(o, 2) for o in zip(state, (k, v)))
-        return self.merge(self.attend(q, k, v))[:, 0], (k, v)
 
 # %% ../../nbs/78_survey.sparse.ipynb #e907ad33
 @register
-class AdaptivelySparse(AttentionLayer):
+class AdaptivelySparse(Exact):
     "α-entmax with an α per head (section 4)."
     info = Info("Adaptively Sparse Transformer", "Correia et al.", 2019, "1909.00015",
                 "Sparse", "N²", True, row=27)
@@ -62,15 +60,7 @@ class AdaptivelySparse(AttentionLayer):
     @classmethod
     def exact(cls, n): return dict(alpha=1.)
 
-    def attend(self, q, k, v, *, padding=None):
-        return dense_attention(q, k, v, padding=padding, is_causal=self.causal, alpha=self.alpha())
-
-    def init_state(self, batch): return None
-    def state_size(self, n): return 2 * n * self.q.out_features
-    def step(self, x, state):
-        q, k, v = self.qkv(x[:, None])
-        if state: k, v = (torch.cat(o, 2) for o in zip(state, (k, v)))
-        return self.merge(dense_attention(q, k, v, alpha=self.alpha()))[:, 0], (k, v)
+    def read(self, q, k, v, **options): return dense_attention(q, k, v, alpha=self.alpha(), **options)
 
 # %% ../../nbs/78_survey.sparse.ipynb #f07667ba
 def product_topk(
@@ -110,22 +100,18 @@ class ProductKeyMemory(PerToken):
                 note="N² is the attention beside it. BatchNorm on the queries, "
                 "as in the paper, mixes tokens in training.")
     limit = "attention to every pair of halves"
-    def __init__(self,
-        embed_dim, # D
-        num_heads, # H
-        *,
-        causal=False, # not read: each token is computed alone
-        keys:int=16, # n, sub-keys of each half
-        top:int=4, # values a head reads
-        half:int=8, # width of half a query
-        norm:str="layer", # of the half queries, "layer", or "batch" as in the paper
-    ):
-        super().__init__()
+    def __init__(self, embed_dim, num_heads, *, causal=False,
+                 keys:int=16, # n, sub-keys of each half
+                 top:int=4, # values a head reads
+                 half:int=8, # width of half a query
+                 norm:str="layer"): # "layer" of each half query, or "batch" of all its numbers, as in the paper
+        super().__init__(embed_dim, num_heads, causal=causal)
         if norm not in ("layer", "batch"):
             raise ValueError(f"norm: expected 'layer' or 'batch', got {norm!r}")
         self.num_heads, self.top = num_heads, top
-        self.query = nn.Linear(embed_dim, num_heads * 2 * half, bias=False)
-        self.norm = nn.LayerNorm(half) if norm == "layer" else nn.BatchNorm1d(half)
+        width = num_heads * 2 * half
+        self.query = nn.Linear(embed_dim, width, bias=False)
+        self.norm = nn.LayerNorm(half) if norm == "layer" else nn.BatchNorm1d(width)
         self.keys = nn.Parameter(torch.randn(2, num_heads, keys, half) * half**-.5)
         self.values = nn.Parameter(torch.randn(keys**2, embed_dim) * embed_dim**-.5)
     @classmethod
@@ -135,12 +121,7 @@ class ProductKeyMemory(PerToken):
         x, # [B,N,D]
     ):
         return _half_scores(self, x)
-    def forward(self,
-        x, # [B,N,D]
-        context=None, # must be None
-        *,
-        padding=None, # `PaddingMask` of the tokens, [B,N]
-    ):
+    def forward(self, x, context=None, *, padding=None):
         if padding is not None and isinstance(self.norm, nn.BatchNorm1d) and self.training:
             self.refuse("form for padded batches with BatchNorm in training")
         return look_up(*self.scores(self.admit(x, context, padding)), self.values, self.top)
@@ -150,7 +131,7 @@ class ProductKeyMemory(PerToken):
 
 # %% ../../nbs/78_survey.sparse.ipynb #53245aa1
 def _half_scores(memory, x): # [B,N,D] -> two of [B,N,H,n]
-    q = memory.norm(memory.query(x).view(-1, memory.keys.shape[-1]))
+    q = memory.norm(memory.query(x).view(-1, len(memory.norm.weight)))
     return torch.einsum("bnphs,phms->bnphm", q.view(*x.shape[:2], 2, memory.num_heads, -1),
                         memory.keys).unbind(2)
 
@@ -186,7 +167,7 @@ def expert_capacity(
     n:int, # tokens in the sequence
     num_experts:int, # E
     factor:float|None=1.25, # times the fair share n/E; None: room for all
-    least:int=4, # places an expert always has
+    least:int=4, # places an expert always has, Mesh TensorFlow's default
 ) -> int: # C, at most n
     "Places an expert has (Fedus et al. 2021, section 2.2)."
     return n if factor is None else min(n, max(least, int(n * factor / num_experts)))
@@ -273,19 +254,14 @@ class _Routed(PerToken):
 class MixtureOfExperts(_Routed):
     "A router, experts, and queues of limited length. Subclasses set the numbers."
     top, glu, first_choices_first, threshold, z_weight = 1, False, False, None, 0.
-    def __init__(self,
-        embed_dim, # D
-        num_heads, # not used
-        *,
-        causal=False, # not read
-        num_experts:int=4, # E
-        hidden:int=32, # width of an expert
-        factor:float|None=1.25, # capacity in fair shares; None: `capacity` decides
-        eval_factor:float|None=None, # `factor` in evaluation (default: the same)
-        capacity:int|None=None, # places an expert has, where `factor` is None; None: room for all
-        balance_weight:float=1e-2, # of the balance in the auxiliary loss
-    ):
-        super().__init__()
+    def __init__(self, embed_dim, num_heads, *, causal=False,
+                 num_experts:int=4, # E
+                 hidden:int=32, # width of an expert
+                 factor:float|None=1.25, # capacity in fair shares; None: `capacity` decides
+                 eval_factor:float|None=None, # `factor` in evaluation (default: the same)
+                 capacity:int|None=None, # places an expert has, where `factor` is None; None: room for all
+                 balance_weight:float=1e-2): # of the balance in the auxiliary loss
+        super().__init__(embed_dim, num_heads, causal=causal)
         if factor is not None and capacity is not None:
             raise ValueError(f"capacity: expected None beside factor={factor}, got {capacity}")
         self.num_experts = num_experts
@@ -299,12 +275,7 @@ class MixtureOfExperts(_Routed):
         self._loss = None
 
     def factor_now(self): return self.factor if self.training or self.eval_factor is None else self.eval_factor
-    def forward(self,
-        x, # [B,N,D]
-        context=None, # must be None
-        *,
-        padding=None, # `PaddingMask` of the tokens, [B,N]
-    ):
+    def forward(self, x, context=None, *, padding=None):
         return _mixture(self, self.admit(x, context, padding),
                         None if padding is None else padding.keep)
     def init_state(self, batch): return _empty_queues(self, batch)
@@ -397,10 +368,9 @@ class GShard(MixtureOfExperts):
 # %% ../../nbs/78_survey.sparse.ipynb #a59341bf
 @register
 class GLaM(GShard):
-    "Two of the experts, each with a gated branch."
+    "Two of the experts, as GShard's; the gated layers of the paper are the dense ones between."
     info = Info("GLaM", "Du et al.", 2021, "2112.06905", "Sparse", "N²", True, part="ffn", row=33,
-                note="N² is the attention beside it. Routing, and its leak, as in GShard.")
-    glu = True
+                note="N² is the attention beside it. Experts, routing and the leak as in GShard.")
 
 @register
 class STMoE(GShard):
@@ -442,18 +412,13 @@ class SparseFeedForward(PerToken):
                 part="ffn", row=32,
                 note="N² is the attention beside it; the sparse feed-forward layer is linear in N.")
     form, limit = "sparse feed-forward", "a dense feed-forward layer"
-    def __init__(self,
-        embed_dim, # D
-        num_heads, # not used
-        *,
-        causal=False, # not read: each token is computed alone
-        hidden:int=64, # F, a multiple of `block`
-        block:int=4, # n, units of which one is used
-        rank:int=8, # of the controller
-        temperature:float=.1, # of the Gumbel noise, in training
-        quantized:float=.3, # share of batches trained with the choice, not the soft mask
-    ):
-        super().__init__()
+    def __init__(self, embed_dim, num_heads, *, causal=False,
+                 hidden:int=64, # F, a multiple of `block`
+                 block:int=4, # n, units of which one is used
+                 rank:int=8, # of the controller
+                 temperature:float=.1, # of the Gumbel noise, in training
+                 quantized:float=.3): # share of batches trained with the choice, not the soft mask
+        super().__init__(embed_dim, num_heads, causal=causal)
         if hidden % block:
             raise ValueError(f"hidden: expected a multiple of block={block}, got {hidden}")
         if not 0 <= quantized <= 1:
@@ -468,12 +433,7 @@ class SparseFeedForward(PerToken):
     @classmethod
     def at(cls, n, causal=False, **knobs): return super().at(n, causal=causal, **knobs).eval()  # as it decodes
     def reference(self, x, *, padding=None): return (x @ self.up.T).relu() @ self.down
-    def forward(self,
-        x, # [B,N,D]
-        context=None, # must be None
-        *,
-        padding=None, # `PaddingMask` of the tokens, [B,N]
-    ):
+    def forward(self, x, context=None, *, padding=None):
         return (_masked if self.training else _gathered)(self, self.admit(x, context, padding))
 
 # %% ../../nbs/78_survey.sparse.ipynb #84e4e231

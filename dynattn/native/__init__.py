@@ -1,0 +1,2 @@
+"The CPU core: `info()` says whether it serves."
+from .core import info

@@ -1,0 +1,114 @@
+"""How large the package is and who imports whom: `python tests/house.py` prints the counts and what stands behind them.
+
+`tests/house.json` holds the ceiling. Lower it with each cut: `python tests/house.py --lower` writes what it counts now,
+and refuses to raise a number. A number is raised by hand, in a commit that adds what somebody asked for."""
+import ast, json, re, sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CEILING = ROOT/'tests/house.json'
+LONG = 30           # lines of an exported cell
+NATIVE = '.c', '.cc', '.cpp', '.h', '.hpp'
+DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
+
+@dataclass
+class Module:
+    name:str            # dynattn.band.geometry
+    path:Path
+    chapter:int|None    # the number of its notebook; None where it is written by hand
+    tree:ast.Module
+
+    @property
+    def counts(self): return self.path.name!='__init__.py' and '.survey' not in self.name
+
+def modules(root=ROOT):
+    "Every module of the package by name, without nbdev's index"
+    found = {}
+    for path in sorted((root/'dynattn').rglob('*.py')):
+        if path.name=='_modidx.py': continue
+        text = path.read_text(encoding='utf-8')
+        name = '.'.join(path.relative_to(root).with_suffix('').parts).removesuffix('.__init__')
+        chapter = re.search(r'File to edit: .*?nbs/(?:.*/)?(\d+)_', text)
+        found[name] = Module(name, path, int(chapter[1]) if chapter else None, ast.parse(text))
+    return found
+
+def targets(node, module, known):
+    "Modules of ours that an import statement names"
+    if isinstance(node, ast.Import): return [a.name for a in node.names if a.name in known]
+    base = node.module or ''
+    if node.level:
+        here = module.name.split('.')
+        package = here if module.path.name=='__init__.py' else here[:-1]
+        base = '.'.join(package[:len(package)-node.level+1]+([node.module] if node.module else []))
+    named = [f'{base}.{a.name}' if f'{base}.{a.name}' in known else base for a in node.names]
+    return [name for name in named if name in known]
+
+def imports(known):
+    "(module, module that it imports, inside a function?), between modules that have a file of their own"
+    for module in known.values():
+        if module.path.name=='__init__.py': continue
+        functions = [n for n in ast.walk(module.tree) if isinstance(n, DEFINITIONS[:2])]
+        inside = {id(n) for f in functions for n in ast.walk(f)}
+        for node in ast.walk(module.tree):
+            if not isinstance(node, (ast.Import, ast.ImportFrom)): continue
+            for target in targets(node, module, known):
+                if target!=module.name and known[target].path.name!='__init__.py': yield module.name, target, id(node) in inside
+
+def reachable(edges, start):
+    "Everything that `start` imports, directly or through others"
+    found,todo = set(),[start]
+    while todo:
+        for name in edges.get(todo.pop(), ()):
+            if name not in found: found.add(name); todo.append(name)
+    return found
+
+def circles(edges):
+    "Groups of modules that import each other"
+    reach = {name: reachable(edges, name) for name in edges}
+    groups = {tuple(sorted({name, *(other for other in reach[name] if name in reach.get(other, ()))}))
+              for name in edges if name in reach[name]}
+    return sorted(' <-> '.join(group) for group in groups)
+
+def long_cells(root=ROOT):
+    for path in sorted((root/'nbs').rglob('*.ipynb')):
+        if 'survey' in path.name: continue
+        for cell in json.loads(path.read_text(encoding='utf-8'))['cells']:
+            source = ''.join(cell['source'])
+            lines = source.count('\n')+1
+            if cell['cell_type']=='code' and re.match(r'#\|\s*export', source) and lines>LONG: yield f'{path.name} {cell["id"]}: {lines} lines'
+
+def public(module):
+    for node in module.tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0])=='__all__': yield from ast.literal_eval(node.value)
+
+def found(root=ROOT):
+    "What is counted: a number for sizes, a list of culprits for the rest"
+    known = modules(root)
+    core = [m for m in known.values() if m.counts]
+    files = [m.path for m in core]+[p for p in (root/'dynattn').rglob('*') if p.suffix in NATIVE]
+    arrows = sorted(set(imports(known)))
+    edges = {}
+    for name,target,_ in arrows: edges.setdefault(name, set()).add(target)
+    def later(name, target): return None not in (known[name].chapter, known[target].chapter) and known[target].chapter>known[name].chapter
+    return dict(
+        lines=sum(len(p.read_text(encoding='utf-8').splitlines()) for p in files),
+        definitions=sum(isinstance(n, DEFINITIONS) for m in core for n in ast.walk(m.tree)),
+        public=sum(len(list(public(m))) for m in core),
+        long_cells=list(long_cells(root)),
+        upward=sorted({f'{name} -> {target}' for name,target,_ in arrows if later(name, target)}),
+        lazy=[f'{name} -> {target}' for name,target,inside in arrows if inside],
+        circles=circles(edges))
+
+def counts(found): return {name: len(x) if isinstance(x, list) else x for name,x in found.items()}
+
+if __name__=='__main__':
+    now = found()
+    for name,x in now.items():
+        print(f'{name:12} {counts(now)[name]}')
+        if isinstance(x, list): print(*(f'    {line}' for line in x), sep='\n')
+    if '--lower' in sys.argv:
+        ceiling = json.loads(CEILING.read_text()) if CEILING.exists() else counts(now)
+        higher = {name: f'{counts(now)[name]} > {ceiling[name]}' for name in now if counts(now)[name]>ceiling[name]}
+        if higher: sys.exit(f'above the ceiling, which is raised by hand: {higher}')
+        CEILING.write_text(json.dumps(counts(now), indent=1)+'\n')

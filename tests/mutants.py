@@ -1,0 +1,166 @@
+"""Faults put into the package on purpose, one at a time: does `make test` notice each of them?
+
+    python tests/mutants.py                 # all, some ten minutes; exit status 1 where one survives
+    python tests/mutants.py window alpha    # those of these modules
+    python tests/mutants.py --list
+
+A mutant is a piece of a module's text, which stands in it once, and what takes its place; it is put into a copy of the
+project, in the module and in the notebook it comes from, and the tests named in `TESTS` run there until one fails.
+`test_mutants.py` fails where a text is no longer found: then choose another place for the same fault."""
+import json, os, re, shutil, subprocess, sys, tempfile, time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MUTANTS = [ # module, its text, the fault
+    # which tokens are real
+    ('padding', 'torch.arange(n, device=lengths.device) < lengths[:,None]', 'torch.arange(n, device=lengths.device) <= lengths[:,None]'),
+    ('padding', 'scores = scores.masked_fill(~keep, -torch.inf)', 'scores = scores.masked_fill(~keep, -1e4)'),
+    ('padding', ".softmax(dim).masked_fill(empty, 0)", ".softmax(dim)"),
+    ('padding', 'return PaddingMask(~_binary(mask))', 'return PaddingMask(_binary(mask))'),
+    ('padding', 'if not _holds((mask==0) | (mask<=-1000)):', 'if not _holds((mask==0) | (mask<=-1)):'),
+    ('padding', 'return PaddingMask(self.keep & other.keep)', 'return PaddingMask(self.keep | other.keep)'),
+    ('padding', 'return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)).int()', 'return torch.nn.functional.pad(self.counts.cumsum(0), (0, 1)).int()'),
+    ('padding', 'return x.new_full((B*N, *x.shape[1:]), fill)', 'return x.new_full((B*N, *x.shape[1:]), 0)'),
+    # curves and what makes masks of them
+    ('curve', 'if curve=="bell": return sigma*math.sqrt(-2*math.log(T))', 'if curve=="bell": return sigma*math.sqrt(-math.log(T))'),
+    ('curve', 'return (2*h.ceil()-1).clamp_min(0).long()', 'return (2*h.floor()+1).clamp_min(0).long()'),
+    ('curve', 'return normal(x, sigma)*((x/sigma)**2 - 1)/sigma', 'return normal(x, sigma)*((x/sigma)**2 + 1)/sigma'),
+    ('smoothing', 'return torch.where(V>T, V, fill)', 'return torch.where(V>=T, V, fill)'),
+    ('smoothing', 'return -_positive("p", p)*V**(p-1)', 'return -_positive("p", p)*V**p'),
+    ('smoothing', 'return torch.where(r<0, 0., torch.where(r>1, 1., r))', 'return torch.where(r<0, 0., r)'),
+    ('smoothing', 'return torch.relu(V-T)/(1-T)', 'return torch.relu(V-T)'),
+    ('smoothing', 'return torch.where(V>T, p*(1-t**2)/((1-T)*math.tanh(p)), 0.)', 'return p*(1-t**2)/((1-T)*math.tanh(p))'),
+    # widths
+    ('sigma', 'return floor + scale*_LINKS[link](z)', 'return scale*_LINKS[link](z)'),
+    ('sigma', "(1 if link==\"sigmoid\" else torch.inf)", "torch.inf"),
+    ('sigma', 'self.linear.weight.zero_()', 'pass'),
+    ('sigma', 'self.scale, self.floor).movedim(-1, 1)', 'self.scale, self.floor)'),
+    ('sigma', 'return x.masked_fill(~padding.keep[...,None], 0)', 'return x'),
+    # windows
+    ('window', 'keep = offsets.abs() < h', 'keep = offsets.abs() <= h'),
+    ('window', 'if w.curve=="bell": keep = keep | (offsets==0)', 'pass'),
+    ('window', 'if left is not None: keep = keep & (offsets>=-left)', 'if left is not None: keep = keep & (offsets>-left)'),
+    ('window', 'return 2/max(n, 1)', 'return 1/max(n, 1)'),
+    ('window', 'return (edge.ceil().long()-1).clamp(0, most)', 'return edge.long().clamp(0, most)'),
+    ('window', 'if w.smooth=="tanh" else V.clamp(max=1)', 'if w.smooth=="tanh" else V'),
+    ('window', 'V.clamp(max=1)', 'V.clamp(max=2)'),
+    ('window', 'mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)', 'mean = torch.where(keep, h, 0.).mean()'),
+    ('window', 'return (count-1, 0) if causal else (count, count)', 'return (count, 0) if causal else (count, count)'),
+    ('window', 'else: h = crossing(s, self.eps, "bell")', 'else: h = crossing(s, .5, "bell")'),
+    # entmax
+    ('alpha', "return eps + (eps==0)*_TINY", "return eps"),
+    ('alpha', 'over = _row_sum(p)>=1', 'over = _row_sum(p)<=1'),
+    ('alpha', 'if has_empty: out.masked_fill_(empty, 0.)', 'pass'),
+    ('alpha', 'if not wants_alpha: return None\n', 'if not wants_alpha or law.eps==1: return None\n'),
+    ('alpha', 'g = _from_steepest(g, s, eps)\n    dz = s*(g - (s*g).sum(-1, keepdim=True)/(total + (total==0)))', 'dz = s*(g - (s*g).sum(-1, keepdim=True))'),
+    ('alpha', 'lowered = _phi(log2p*math.log(2), eps)*deps', 'lowered = _phi(log2p, eps)*deps'),
+    ('alpha', 'return masked_softmax(z, z>=last, dim)', 'return masked_softmax(z, z>last, dim)'),
+    ('alpha', '1+torch.sigmoid(self.a if x is None else self.proj(x))', 'torch.sigmoid(self.a if x is None else self.proj(x))'),
+    # who sees whom
+    ('parts', 'return ((0 <= i) & (i < n_global))[:,None] | (j < n_global)', 'return (i < n_global)[:,None] | (j < n_global)'),
+    ('parts', 'if left  is not None: see = see & (off >= -left)', 'if left  is not None: see = see & (off > -left)'),
+    ('parts', 'if is_causal: see = see & (off <= 0)', 'if is_causal: see = see & (off < 1 + q_offset)'),
+    ('parts', 'leads = _places(segments) < n_global', 'leads = _places(segments) <= n_global'),
+    ('parts', 'return rel_bias[..., offsets.clamp(-r, r) + r]', 'return rel_bias[..., offsets.clamp(-r, r) - r]'),
+    ('parts', 'x.repeat_interleave(h//x.shape[1], dim=1)', 'x.repeat(1, h//x.shape[1], 1, 1)'),
+    # the oracle
+    ('dense', 'if q.dtype==torch.float16: q,k = q.float(),k.float()', 'pass'),
+    ('dense', 'scores = call.softcap*torch.tanh(scores/call.softcap)', 'scores = torch.tanh(scores/call.softcap)'),
+    ('dense', '.masked_fill(everywhere, 1.).to(x.dtype)', '.to(x.dtype)'),
+    ('dense', 'if sink is not None: weights = weights[...,:-1]', 'if sink is not None: weights = weights[...,1:]'),
+    ('dense', 'return x.masked_fill(~see.any(-2)[...,None], 0.)', 'return x'),
+    # the record of a call
+    ('call', 'call.alpha = None if alpha == 1 else alpha', 'call.alpha = alpha'),
+    ('call', "shift = m-n if bias.variant.name == 'LOWER_RIGHT' else 0", "shift = 0"),
+    ('call', 'if mask.is_floating_point() and not call.takes_zero_one and _is_zero_one(mask):', 'if False:'),
+    ('call', 'at, right=True)[None]', 'at)[None]'),
+    ('call', 'call.sink = sink.to(torch.promote_types(sink.dtype, _accumulates(call.q)))', 'call.sink = sink.abs()'),
+    # layers
+    ('modules', 'if need_weights and extra: weights = weights.roll(-extra, -1)', 'pass'),
+    ('modules', 'if a.dtype==torch.bool and b.dtype==torch.bool: return a & b', 'if a.dtype==torch.bool and b.dtype==torch.bool: return a | b'),
+    ('modules', 'options = dict(q_offset=extra)', 'options = dict(q_offset=0)'),
+    ('modules', 'dropout = attn.dropout if attn.training else 0.', 'dropout = attn.dropout'),
+    ('encoder', 'ids,h = ids+1,torch.zeros_like(ids)', 'ids,h = ids,torch.zeros_like(ids)'),
+    ('encoder', 'if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)', 'pass'),
+    ('stream', 'needed = max(ready-self.reach, self.start)', 'needed = max(ready-self.reach+1, self.start)'),
+    ('stream', 'return 0 if encoder.config.causal else sum(', 'return 0 if encoder.config.causal else max('),
+    # transformers
+    ('hf.layers', 'return (size-1,0) if causal else (size,size)', 'return (size,0) if causal else (size,size)'),
+    ('hf.layers', "return (position-parts['left_padding'].to(position.device)[:,None])//parts['chunk_size']", "return position//parts['chunk_size']"),
+    ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
+]
+
+TESTS = dict( # what is asked beside the module's own chapter, until the first failure; all of it is in `make test`
+    padding=['test_padding.py'], curve=['14_'], smoothing=['14_'], sigma=['14_'], window=['test_rim.py', 'test_search.py'],
+    alpha=['test_entmax.py', 'test_search.py'], parts=['25_', 'test_call.py', 'test_search.py'], dense=['test_call.py', 'test_search.py'],
+    call=['test_call.py', 'test_search.py'], modules=['test_modules.py'], encoder=['test_rim.py', 'test_training.py'], stream=[],
+    hf=['test_hf_common.py', 'test_hf.py'])
+
+def module_of(name): return ROOT/'dynattn'/f"{name.replace('.', '/')}.py"
+
+def chapter_of(module):
+    "The notebook that a module is made from"
+    found = re.search(r'File to edit: (?:\.\./)*(nbs/\S+\.ipynb)', module.read_text(encoding='utf-8'))
+    return ROOT/found[1]
+
+def cells_with(notebook, text):
+    "Exported cells that hold a text"
+    cells = json.loads(notebook.read_text(encoding='utf-8'))['cells']
+    exported = [c for c in cells if c['cell_type']=='code' and re.match(r'#\|\s*export', ''.join(c['source']))]
+    return [c['id'] for c in exported if text in ''.join(c['source'])]
+
+def problem(name, text, fault):
+    "Why a mutant cannot be made; None where it can"
+    if not module_of(name).exists(): return f'there is no module {name}'
+    times = module_of(name).read_text(encoding='utf-8').count(text)
+    if times!=1: return f'{name}: stands {times} times, not once: {text}'
+    if len(cells_with(chapter_of(module_of(name)), text))!=1: return f'{name}: not in one exported cell: {text}'
+
+def put(folder, name, text, fault):
+    "Put the fault into a copy of the project; returns how to take it out again"
+    module,chapter = (folder/p.relative_to(ROOT) for p in (module_of(name), chapter_of(module_of(name))))
+    before = {p: p.read_text(encoding='utf-8') for p in (module, chapter)}
+    cell_id, = cells_with(chapter_of(module_of(name)), text)
+    notebook = json.loads(before[chapter])
+    for cell in notebook['cells']:
+        if cell['id']==cell_id: cell['source'] = ''.join(cell['source']).replace(text, fault).splitlines(True)
+    module.write_text(before[module].replace(text, fault), encoding='utf-8')
+    chapter.write_text(json.dumps(notebook), encoding='utf-8')
+    def take_out():
+        for p,was in before.items(): p.write_text(was, encoding='utf-8')
+    return take_out
+
+def killed_by(folder, name):
+    "The first test that fails in `folder`, or None"
+    others = TESTS[name.split('.')[0]]
+    chapters = [chapter_of(module_of(name)).name, *(n for n in others if not n.endswith('.py'))]
+    files = [f'tests/{n}' for n in others if n.endswith('.py')]
+    env = {**os.environ, 'PYTHONPATH': str(folder), 'OMP_NUM_THREADS': '1'}
+    for asked in (['tests/test_notebooks.py', '-k', ' or '.join(chapters)], files):
+        if not asked: continue
+        command = [sys.executable, '-m', 'pytest', '-x', '-q', '-n', '0', '-p', 'no:cacheprovider', *asked]
+        r = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+        if r.returncode not in (0, 1): sys.exit(f'pytest could not run:\n{r.stdout}{r.stderr}')
+        if r.returncode: return re.search(r'^(?:FAILED|ERROR) (\S+)', r.stdout, re.M)[1]
+
+def main(*wanted):
+    chosen = [m for m in MUTANTS if not wanted or m[0] in wanted]
+    broken = [p for m in chosen if (p := problem(*m))]
+    if broken: sys.exit('\n'.join(broken))
+    survivors = 0
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)/'dynattn'
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns('.git', '.venv', '.matrix', '_*site', '_proc', '_docs', '_sphinx', 'runs', '__pycache__'))
+        for name,text,fault in chosen:
+            began,take_out = time.monotonic(),put(folder, name, text, fault)
+            found = killed_by(folder, name)
+            take_out()
+            survivors += found is None
+            print(f"{'killed  ' if found else 'SURVIVES'} {time.monotonic()-began:4.0f} s  {name}: {text[:70]!r} -> {fault[:50]!r}  {found or ''}", flush=True)
+    print(f'{len(chosen)-survivors} of {len(chosen)} killed')
+    return survivors>0
+
+if __name__=='__main__':
+    if '--list' in sys.argv: print(*MUTANTS, sep='\n')
+    else: sys.exit(main(*sys.argv[1:]))

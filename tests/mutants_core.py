@@ -1,0 +1,138 @@
+"""Faults planted in core.cpp, one at a time, and whether the checks of test_native.py find them.
+
+python tests/mutants_core.py [NUMBER ...]       those faults; without a number all of them
+
+Each is (text, text instead). A fault is built into a library of its own in a temporary
+folder; the cases and what they should give are worked out once, and a fork runs them with the library."""
+import ctypes, os, sys, tempfile, time
+from pathlib import Path
+
+MUTANTS = [
+    # bounds
+    ("std::min(piece[1].hi, hi), false", "hi, false"),
+    ("lo = std::max(piece[1].lo, at-left), hi = at+nq+right;", "lo = std::max(piece[1].lo, at-left), hi = at+nq+right-1;"),
+    ("lo = std::max(piece[1].lo, at-left), hi", "lo = std::max(piece[1].lo, at-left+1), hi"),
+    ("if (far && c.causal) hi = std::min(hi, at+nq);", "if (far && c.causal) hi = std::min(hi, at+nq-1);"),
+    ("const real *row = k+std::min(j+l, keys-1)*kr;", "const real *row = k+(j+l)*kr;"),
+    ("for (; r < rows; r++) micro<1,V>", "for (; r+1 < rows; r++) micro<1,V>"),
+    ("std::min(text.origin+c.n_global, text.k1)", "std::min(text.origin+c.n_global-1, text.k1)"),
+    ("while (x.k0 < x.k1 && !keep[x.k1-1]) x.k1--;", "while (x.k0 < x.k1 && !keep[x.k1-1]) x.k1 -= 2;"),
+    ("return c.alpha.data ? n+c.n_global+1", "return c.alpha.data ? n-40"),
+    # strides and places
+    ("return x.data+(b*x.b+head*x.h+i*x.n)*bytes_of(c.kind);", "return x.data+(b*x.b+head*x.n+i*x.n)*bytes_of(c.kind);"),
+    ("read_row(row, x+(first+j)*like.n*bytes_of(c.kind)", "read_row(row, x+(first+j)*d*bytes_of(c.kind)"),
+    ("*sum = to+first%LANES*length+first/LANES*LANES", "*sum = to+first%LANES*length+(first/LANES+1)*LANES"),
+    ("for (int i = 0; i < QUERIES; i++) seeds[i] = row_seed(c.seed, b*c.H+h, row+i);", "for (int i = 0; i < QUERIES; i++) seeds[i] = row_seed(c.seed, h, row+i);"),
+    ("write(g.dsink, 2, 1);", "write(g.dsink, 1, 1);"),
+    ("c.texts+2*(c.text_of[b]+t)", "c.texts+2*(c.text_of[0]+t)"),
+    # lanes, signs, constants
+    ("t = x < 0 ? -t : t;", "t = x < 0 ? t : t;"),
+    ("return x == x ? t : x;", "return t;"),
+    (".5550347269e-1f", ".5551347269e-1f"),
+    ("9.618129107628477e-3", "9.618139107628477e-3"),
+    ("top[v]-high[v]", "high[v]-top[v]"),
+    ("if (most < C::converged) break;", "if (most < real(.1)) break;"),
+    ("store(slopes+i, 1-t*t);", "store(slopes+i, 1-t);"),
+    ("pulled += s*(grad(j)-beside);", "pulled += w*(grad(j)-beside);"),
+    ("found[2] -= std::exp2(sink-lse[i])*mean[i];", "found[2] += std::exp2(sink-lse[i])*mean[i];"),
+    ("dalpha -= ds*phi(", "dalpha -= s*phi("),
+    ("series*l + real((k-1)*inverse_factorial(k))", "series*l + real(k*inverse_factorial(k))"),
+    ("w = L::max(w-s*over, splat(0));", "w = L::max(w+s*over, splat(0));"),
+    # rounding
+    ("(u + 0x7fff + (u >> 16 & 1)) >> 16", "(u + 0x8000) >> 16"),
+    ("(size + 0xfff + (size >> 13 & 1) - 0x38000000) >> 13", "(size + 0x1000 - 0x38000000) >> 13"),
+    ("else if (size >= 0x477ff000) size = 0x7c00;", "else if (size >= 0x48800000) size = 0x7c00;"),
+    # numbers that are none
+    ("careful |= largest_key == INFINITY;", ""),
+    ("if (careful && lost[0]) n_spans = n_keys = 0;", ""),
+    ("if (holes && !c.keep[b*c.M+key+j]) continue;", ""),
+    # tasks
+    ("return std::min(p.c.N, rounded(std::max(rows, least), QUERIES));", "return std::min(p.c.N, rounded(rows, QUERIES));"),
+    ("cleared = i%2 ? clear : start(i+2);", "cleared = i%2 ? clear : start(i+1);"),
+    ("for (auto &t : others) t.join();", "for (auto &t : others) t.detach();"),
+]
+
+def checks(core, lib, made):
+    "The first check that fails, or None; runs in a fork."
+    import torch, test_native as t
+    core.library = lambda: lib
+    try:
+        t.powers_of_two()
+        t.float32_is_right_to_millionths()
+        t.steep_entmax()
+        for at_end,exact in made: t.between_guards(exact, at_end)
+        for dtype in (torch.bfloat16,torch.float16): t.test_every_number_of_sixteen_bits(dtype)
+        for dtype in (torch.float32,torch.float64): t.test_few_queries_read_no_key_too_many(dtype)
+        for softcap in (None,2.):
+            for alpha in (None,1.5): t.test_a_key_that_is_no_number(softcap, alpha)
+        import test_banded as b
+        class Nothing:
+            def setattr(self, *args): core.library = args[2]
+            def context(self): return self
+            def __enter__(self): return self
+            def __exit__(self, *args): core.library = lambda: lib
+        b.test_dropout_does_not_depend_on_the_engine(Nothing())
+        for which in ('query','key','value'):
+            for alpha in (None,1.5): b.test_a_number_that_is_lost_is_seen_by_those_who_look('core', which, alpha)
+        for case in CASES['padded']: b.test_padding_counts_for_nothing.hypothesis.inner_test('core', case)
+        b.test_any_number_of_threads_gives_the_same_bits()
+        for seed in range(2): t.same_as_dense_when_long(seed)
+    except BaseException as e: return f'{type(e).__name__}: {str(e)[:60]!r}'
+CASES = {}
+
+def verdict(pid, pipe, seconds=240):
+    "What a fork found: its words, a signal, or that it did not end."
+    end = time.monotonic()+seconds
+    while time.monotonic()<end:
+        done,status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            return f'signal {-code}' if code<0 else os.read(pipe, 1000).decode()
+        time.sleep(.05)
+    os.kill(pid, 9); os.waitpid(pid, 0)
+    return 'no end'
+
+def run(numbers, examples=150):
+    "Print what became of each fault; those that no check found."
+    sys.path.insert(0, str(Path(__file__).parent))
+    import torch
+    from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+    import sanitize_native, test_native
+    from test_banded import cases
+    from dynattn.native import core
+    torch.set_num_threads(1)
+    made,source = [],sanitize_native.SOURCE.read_text(encoding='utf-8')
+    quick = settings(max_examples=examples, deadline=None, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+    @quick
+    @given(case=cases(), dtype=test_native.DTYPES, at_end=st.booleans(), projected=st.booleans())
+    def collect(case, dtype, at_end, projected):
+        made.append((at_end,test_native.exact_case(case, dtype, projected)))
+        if 'padding' in case[1]: CASES.setdefault('padded', []).append(case)
+    collect()
+    CASES['padded'] = CASES['padded'][:30]
+    survived = []
+    with tempfile.TemporaryDirectory() as folder:
+        for i in [-1,*numbers]:
+            old,new = MUTANTS[i] if i>=0 else ('','')
+            assert i<0 or source.count(old)>=1,f'not in core.cpp: {old}'
+            path = Path(folder)/f'{i}.cpp'
+            path.write_text(source.replace(old, new, 1) if i>=0 else source, encoding='utf-8')
+            lib = ctypes.CDLL(str(sanitize_native.build(folder, '', path=path)))
+            lib.dynattn_forward.restype = lib.dynattn_backward.restype = None
+            pipe,end = os.pipe()
+            pid = os.fork()
+            if not pid:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                os.write(end, (checks(core, lib, made) or '').encode()); os._exit(0)
+            os.close(end)
+            found = verdict(pid, pipe)
+            os.close(pipe)
+            if i<0: assert not found,f'without a fault: {found}'
+            elif not found: survived.append(i)
+            print(f'{i:3} {"found   " if found else "SURVIVED" if i>=0 else "no fault"} {old[:60]!r} {found}', flush=True)
+    return survived
+
+if __name__=='__main__':
+    left = run([int(a) for a in sys.argv[1:]] or range(len(MUTANTS)))
+    print(f'{len(left)} not found: {left}')
+    sys.exit(bool(left))

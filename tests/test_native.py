@@ -1,0 +1,278 @@
+"""The core in C++: memory it may not touch and memory it must write, threads, processes and instruction sets.
+
+`python tests/test_native.py [EXAMPLES]` is the part that runs in a process of its own, once for each instruction set."""
+import ctypes, faulthandler, json, mmap, os, signal, subprocess, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+import pytest, torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
+from dynattn.band.operator import banded_attention
+from dynattn.band.plan import prepare
+from dynattn.call import Call, takes
+from dynattn.dense import dense_attention
+from dynattn.native import core
+from dynattn.window import Window
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from test_banded import cases, learned
+
+pytestmark = pytest.mark.skipif(core.library() is None, reason='no compiled core')
+SETS = [s for s in ('generic','avx2','avx512') if (Path(core.__file__).parent/f'core_{s}.so').exists()]
+BEST = dict(AVX512=3, AVX2=2).get(torch.backends.cpu.get_cpu_capability(), 1) # how many of them this processor runs
+
+@takes(Call)
+def record(call):
+    "The record of a call."
+    return call
+
+# ---- memory between two pages that nobody may touch
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.restype,LIBC.mmap.argtypes = ctypes.c_void_p,[ctypes.c_void_p,ctypes.c_size_t,*[ctypes.c_int]*3,ctypes.c_long]
+LIBC.mprotect.argtypes = ctypes.c_void_p,ctypes.c_size_t,ctypes.c_int
+
+def guarded(x, at_end):
+    "A copy of a tensor that ends where a forbidden page begins, or begins where one ends; its strides stay."
+    page,span = mmap.PAGESIZE,1+sum((n-1)*s for n,s in zip(x.shape, x.stride()))
+    if not x.numel(): return x
+    size = span*x.element_size()
+    inner = -(-size//page)*page
+    base = LIBC.mmap(None, inner+2*page, mmap.PROT_READ|mmap.PROT_WRITE, mmap.MAP_PRIVATE|mmap.MAP_ANONYMOUS, -1, 0)
+    assert not LIBC.mprotect(base, page, 0) and not LIBC.mprotect(base+page+inner, page, 0)
+    first = base+page+(inner-size if at_end else 0)
+    flat = torch.frombuffer((ctypes.c_char*size).from_address(first), dtype=x.dtype)
+    LIVE.append((base,inner+2*page))
+    return flat.as_strided(x.shape, x.stride()).copy_(x)
+LIVE = []
+def release():
+    for base,size in LIVE: LIBC.munmap(ctypes.c_void_p(base), ctypes.c_size_t(size))
+    LIVE.clear()
+
+NEW = torch.Tensor.new_empty,torch.empty_like,torch.empty,torch.empty_strided
+class Guarded(TorchFunctionMode):
+    "New memory is guarded, and full of NaN."
+    def __init__(self, at_end): super().__init__(); self.at_end = at_end
+    def __torch_function__(self, f, types, args=(), kwargs=None):
+        out = f(*args, **(kwargs or {}))
+        return guarded(out.fill_(torch.nan), self.at_end) if f in NEW else out
+
+def exact_case(case, dtype, projected):
+    "A call in `dtype`, its layout, and what it should give, from the dense attention in float64."
+    (q,k,v),o = case
+    loud = max(1., (q.abs().max()*k.abs().max()).item()/100)    # scores of 1e4 carry an error of their own
+    if dtype!=torch.float64 and (loud>1 or 'alpha' in o and o['alpha'].max()>2): tolerance = None
+    else: tolerance = {torch.float64: 1e-10, torch.float32: 1e-3}.get(dtype, .1)*loud
+    rounded = [t.to(dtype).double().requires_grad_() for t in (q,k,v)]
+    leaves = dict(q=rounded[0], k=rounded[1], v=rounded[2], sigma=getattr(o['window'], 'sigma', None), alpha=o.get('alpha'),
+                  bias=o.get('rel_bias'), sink=o.get('sink'))
+    leaves = {name: t for name,t in leaves.items() if t is not None}
+    out = dense_attention(*rounded, **o)
+    dout = torch.randn_like(out).to(dtype)
+    grads = torch.autograd.grad(out, list(leaves.values()), dout.double(), materialize_grads=True)
+    def lay(t):
+        t = t.detach().to(dtype)
+        return t.transpose(1, 2).contiguous().transpose(1, 2) if projected else t.contiguous()
+    plan,x = prepare(record(*map(lay, rounded), **o))
+    x = x._replace(**{name: t.detach() for name,t in zip(x._fields, x) if t is not None})
+    return plan,x,lay(dout),dict(out=out.detach(), **dict(zip(leaves, grads))),tolerance
+
+def between_guards(exact, at_end):
+    "Run it with inputs and results between guards, and compare: right, complete, and nothing else is touched."
+    plan,x,dout,want,tolerance = exact
+    kept_as_is = 'segments','seed'                                          # read by Python only
+    x = x._replace(**{n: guarded(t, at_end) for n,t in zip(x._fields, x) if t is not None and n not in kept_as_is})
+    with Guarded(at_end):
+        out,kept,lse = core.forward(plan, x)
+        grads = core.backward(plan, x, guarded(dout, at_end), out, kept, lse, [t is not None for t in x[:8]])
+    assert not lse.isnan().any() and (kept is None or not kept.isnan().any())
+    for name,got in (('out',out),*zip(x._fields, grads)):
+        if got is None: continue
+        assert got.isfinite().all(), name
+        if tolerance is None or name not in want: continue                  # a table's gradient goes on to its sigma
+        assert (got.double()-want[name]).abs().max() <= tolerance*(want[name].abs().max()+1), name
+    release()
+
+DTYPES = st.sampled_from([torch.float64,torch.float64,torch.float32,torch.bfloat16,torch.float16])
+
+def float32_is_right_to_millionths():
+    "Largest error over largest value, of everything, for a friendly input and whole vectors or not."
+    worst = {}
+    for n,d,width,alpha in ((33,32,3.,None), (130,64,20.,None), (700,128,60.,None), (130,40,900.,None), (130,64,20.,1.5), (300,32,30.,1.2)):
+        torch.manual_seed(n)
+        x = [torch.randn(2, h, n, d) for h in (4,2,2)]
+        sigma = torch.rand(2, 4)*width
+        def run(f, dtype):
+            leaves = [t.to(dtype).requires_grad_() for t in (*x,sigma)]
+            torch.manual_seed(0)
+            y = f(*leaves[:3], window=Window.default(leaves[3]), alpha=alpha)
+            return y,*torch.autograd.grad(y, leaves, torch.randn(2, 4, n, d).to(dtype))
+        for name,a,b in zip(('out','q','k','v','sigma'), run(banded_attention, torch.float32), run(dense_attention, torch.float64)):
+            worst[name] = max(worst.get(name, 0), ((a.double()-b).abs().max()/b.abs().max()).item())
+    print(core.info()['library'], {k: f'{e:.1e}' for k,e in worst.items()})
+    for name,bound in dict(out=1.2e-6, q=2e-6, k=2e-6, v=2e-6, sigma=6e-6).items(): assert worst[name] <= bound, (name,worst)
+
+def steep_entmax():
+    "Above alpha = 2, in float32: weights of small keys are repaired by their slopes."
+    torch.manual_seed(0)
+    x = torch.randn(3, 2, 4, 130, 32)
+    for alpha,bound in ((2.3,1e-5), (2.7,4e-5), (3.5,1e-4)):
+        exact = dense_attention(*x.double(), alpha=alpha, window=9)
+        assert (banded_attention(*x, alpha=alpha, window=9)-exact).abs().max() <= bound
+
+def powers_of_two():
+    "The exponential is right to two last bits, and exactly zero far below."
+    x = torch.cat((torch.linspace(-124.9, 0, 2**14),torch.full((16,), -126.)))
+    y = torch.full_like(x, torch.nan)
+    core.library().dynattn_each(0, ctypes.c_int64(len(x)), ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(y.data_ptr()))
+    assert (y[:-16].double()/x[:-16].double().exp2()-1).abs().max() <= 2**-22 and (y[-16:]==0).all()
+
+def alone(examples):
+    powers_of_two()
+    steep_entmax()
+    float32_is_right_to_millionths()
+    @settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(case=cases(), dtype=DTYPES, at_end=st.booleans(), projected=st.booleans())
+    def each_case(case, dtype, at_end, projected): between_guards(exact_case(case, dtype, projected), at_end)
+    each_case()
+
+@pytest.mark.parametrize('name', SETS[:BEST])
+def test_each_instruction_set_between_guards(name):
+    "Right to float32's precision; no byte is read or written beside a buffer, none that counts is left unwritten."
+    env = {**os.environ, 'DYNATTN_NATIVE': name, 'PYTHONPATH': os.pathsep.join([str(HERE.parent),os.environ.get('PYTHONPATH', '')])}
+    r = subprocess.run([sys.executable, __file__, os.environ.get('DYNATTN_EXAMPLES', '300')], env=env, capture_output=True, text=True)
+    assert r.returncode==0, f'{r.returncode}\n{r.stdout[-3000:]}\n{r.stderr[-3000:]}'
+    assert f'core_{name}.so' in r.stdout
+
+def in_child(f, seconds=60):
+    "The exit status of `f` in a fork; None where it hangs."
+    pid = os.fork()
+    if not pid:
+        faulthandler.disable()                              # a crash that is asked for needs no traceback
+        try: os._exit(0 if f() else 1)
+        finally: os._exit(2)
+    for _ in range(seconds*100):
+        done,status = os.waitpid(pid, os.WNOHANG)
+        if done: return os.waitstatus_to_exitcode(status)
+        time.sleep(.01)
+    os.kill(pid, signal.SIGKILL); os.waitpid(pid, 0)
+
+@pytest.mark.parametrize('at_end', [True,False])
+def test_guards_are_deadly(at_end):
+    "What the test above stands on: the next number, and the one before, cannot be read; a key too few kills the core."
+    x = guarded(torch.arange(24.).view(2, 3, 4), at_end)
+    beside = x.data_ptr()+(x.numel()*4 if at_end else -4)
+    assert in_child(lambda: ctypes.c_float.from_address(x.data_ptr()).value==0)==0
+    assert in_child(lambda: ctypes.c_float.from_address(beside).value)==-signal.SIGSEGV
+    plan,inputs = prepare(record(*torch.randn(3, 1, 1, 32, 16), window=2))
+    inputs = inputs._replace(k=guarded(inputs.k, at_end))
+    assert in_child(lambda: core.forward(plan, inputs)[0].isfinite().all())==0
+    if at_end: assert in_child(lambda: core.forward(plan, inputs._replace(k=inputs.k[:,:,1:])))==-signal.SIGSEGV # v says 32 rows
+    release()
+
+@pytest.mark.parametrize('dtype', [torch.float32,torch.float64])
+def test_few_queries_read_no_key_too_many(dtype):
+    "One query, or two, sum as many keys at once as a vector has lanes; the last of them need not be there."
+    for n in (1,2):
+        for m in (1,3,13,17):
+            q,k,v = torch.randn(1, 1, n, 16, dtype=dtype),*torch.randn(2, 1, 1, m, 16, dtype=dtype)
+            plan,x = prepare(record(q, k, v))
+            out = core.forward(plan, x._replace(k=guarded(k, True), v=guarded(v, True)))[0]
+            assert_close(out, dense_attention(q, k, v))
+    release()
+
+# ---- threads and processes
+
+def a_call(seed, n=600, alpha=None, heads=4):
+    "A function that computes output and gradients anew."
+    g = torch.Generator().manual_seed(seed)
+    x = [torch.randn(1, heads, n, 32, generator=g).requires_grad_() for _ in 'qkv']
+    sigma = (40*torch.rand(heads, generator=g)).requires_grad_()
+    def run():
+        out = banded_attention(*x, window=Window.default(sigma), alpha=alpha)
+        return out.detach(),*torch.autograd.grad(out.square().sum(), (*x,sigma))
+    return run
+
+@pytest.fixture
+def two_threads():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+@pytest.mark.parametrize('alpha', [None,1.5])
+def test_repeated_runs_give_the_same_bits(two_threads, alpha):
+    run = a_call(0, alpha=alpha)
+    first = run()
+    for _ in range(5): assert all(map(torch.equal, first, run()))
+
+def test_several_threads_call_at_once(two_threads):
+    "Calls of different sizes beside each other: each gives the bits that it gives alone."
+    calls = [a_call(i, n=(40,600,257,900)[i%4], alpha=(None,1.5)[i%2]) for i in range(8)]
+    want = [run() for run in calls]
+    with ThreadPoolExecutor(6) as pool: got = list(pool.map(lambda i: calls[i%8](), range(48)))
+    for i,one in enumerate(got): assert all(map(torch.equal, one, want[i%8])), i
+
+def test_a_fork_after_use(two_threads):
+    "The child of a process that has used two threads uses two as well, and does not hang."
+    run = a_call(1, n=2000)
+    want = run()
+    plan,x = prepare(record(*torch.randn(3, 1, 4, 2000, 32, generator=torch.Generator().manual_seed(0)), window=40))
+    first = core.forward(plan, x)[0]
+    for _ in range(3): assert in_child(lambda: (core.forward(plan, x)[0].numpy()==first.numpy()).all())==0 # OpenMP would hang
+    assert all(map(torch.equal, run(), want))
+
+@pytest.mark.parametrize('seed', [0,1])
+def test_many_tasks_of_a_head(two_threads, seed): same_as_dense_when_long(seed)
+
+def same_as_dense_when_long(seed):
+    "Chunks of the backward pass, even and odd, share keys with their neighbours."
+    g = torch.Generator().manual_seed(seed)
+    n = (1500,1201)[seed]
+    x = [torch.randn(1, h, n, 32, generator=g).requires_grad_() for h in (4,2,2)]
+    sigma = torch.tensor([3.,60.,20.,200.]).requires_grad_()
+    outs = [f(*x, window=Window.default(sigma), is_causal=bool(seed)) for f in (banded_attention,dense_attention)]
+    dout = torch.randn(outs[0].shape, generator=g)
+    for a,b in zip(*(torch.autograd.grad(out, (*x,sigma), dout) for out in outs)): assert_close(a, b, rtol=0, atol=2e-4)
+
+# ---- numbers
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16,torch.float16])
+def test_every_number_of_sixteen_bits(dtype):
+    "One key alone has weight 1: its values go in and out unchanged. Of two alike, the mean is rounded as PyTorch rounds."
+    every = torch.arange(-2**15, 2**15).to(torch.int16).view(dtype)
+    q = torch.zeros(1, 1, 1, 1, dtype=dtype)
+    out = banded_attention(q, q, every.view(1, 1, 1, -1))[0,0,0]
+    nan = every.isnan()
+    assert torch.equal(out.isnan(), nan) and torch.equal(out[~nan], every[~nan])
+    if dtype==torch.float16: # beyond its largest number: what dropout keeps is twice as large
+        large = banded_attention(q.expand(1, 1, 64, 1), q, torch.full((1,1,1,8), 6e4, dtype=dtype), dropout_p=.5)
+        assert set(large.flatten().tolist())=={0.,float('inf')}
+    finite = every[every.isfinite()]
+    pair = torch.stack((finite,finite[torch.randperm(len(finite), generator=torch.Generator().manual_seed(0))]))
+    mean = (pair.float().sum(0)/2).to(dtype)
+    assert_close(banded_attention(q, q.expand(1, 1, 2, 1), pair[None,None])[0,0,0], mean, rtol=0, atol=0)
+
+@pytest.mark.parametrize('softcap', [None,2.])
+@pytest.mark.parametrize('alpha', [None,1.5])
+def test_a_key_that_is_no_number(softcap, alpha):
+    "The queries that see it are lost, whatever is done to the scores."
+    q,k,v = torch.randn(3, 1, 1, 60, 8)
+    k[0,0,30,3] = torch.nan
+    out = banded_attention(q, k, v, window=4, softcap=softcap, alpha=alpha)
+    assert out[0,0].isnan().all(-1).nonzero()[:,0].tolist()==list(range(26, 35))
+
+def test_the_page_shows_the_file_as_it_is():
+    "Chapter 33 quotes core.cpp; what it printed is what the file says now."
+    cells = json.loads((HERE.parent/'nbs/33_native.core.ipynb').read_text(encoding='utf-8'))['cells']
+    sources = [''.join(c['source']) for c in cells]
+    names = dict(files=files, Markdown=lambda text: text)
+    exec(next(s for s in sources if 'def quote(' in s), names)
+    quotes = [(s,c) for s,c in zip(sources, cells) if s.startswith('quote(')]
+    assert len(quotes)>=10
+    for source,cell in quotes: assert eval(source, names)==''.join(cell['outputs'][0]['data']['text/markdown']), source
+
+if __name__=='__main__': alone(int(sys.argv[1]) if len(sys.argv)>1 else 300)
