@@ -6,7 +6,7 @@ The document is made of the Python files of this environment. With `--model` the
 trained; without, a fresh one with a seed. Each process prints its time and its largest memory; the last line, a mean of
 all states, is the same for every number of processes, to rounding. `--double` computes in float64, `--to` appends the
 numbers to a table."""
-import argparse, csv, datetime, resource, sysconfig, time
+import argparse, csv, datetime, gc, resource, sysconfig, time
 from pathlib import Path
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -68,6 +68,8 @@ def main():
         print(f'mean of all states: {mean:.12f}')
         about = dict(date=str(datetime.date.today()), torch=torch.__version__, processes=size)
         if options.to: append(options.to, [dict(about, **row, mean=f'{mean:.9f}') for row in rows])
+    del encoder # it holds the group, whose threads have to end before the interpreter does (pytorch#179291)
+    gc.collect()
     dist.destroy_process_group()
 
 if __name__=='__main__': main()
