@@ -16,7 +16,7 @@ from dynattn.kernels import entmax, primitives, window
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
 
-primitives.kernel_refuses = lambda call: None # nothing is run here, so tensors may stand on the CPU
+primitives._kernel_refuses = lambda call: None # nothing is run here, so tensors may stand on the CPU
 
 class Hopper:
     "What a launch asks of the driver, answered for a GPU of compute capability 9.0"
@@ -36,7 +36,7 @@ def usage(binary):
     return map(int, re.search(r'REG:(\d+) STACK:(\d+)', text).groups())
 
 def compiled(kernel, known, *tensors, keys=False):
-    "In place of `launch`: compiles, runs nothing."
+    "In place of `_launch`: compiles, runs nothing."
     form = known['FORM'].smooth
     kernel = kernel.warmup(*tensors, grid=(1,), **primitives._arguments(kernel, known))
     registers,stack = usage(kernel.asm['cubin'])
@@ -58,14 +58,14 @@ def compile_all(suite, d, dtype, w):
     q,soft = torch.zeros(1, 2, 300, d, dtype=dtype),isinstance(w, Window)
     keep = PaddingMask(torch.ones(1, 300, dtype=torch.bool))
     rows = dict(segments=torch.arange(300).div(100).long()[None]) if args.packed else dict(n_global=1)
-    tensors,limits,rest = primitives.prepare(Call(q, q, q, padding=keep, is_causal=True, window=w, **rows))
+    tensors,limits,rest = primitives._prepare(Call(q, q, q, padding=keep, is_causal=True, window=w, **rows))
     if suite=='window':
-        out,lse = window.window_forward(*tensors, *limits, *rest)
-        window.window_backward(out, *tensors, *limits, out.clone(), lse, soft, *rest)
+        out,lse = window._window_forward(*tensors, *limits, *rest)
+        window._window_backward(out, *tensors, *limits, out.clone(), lse, soft, *rest)
     else:
         tensors = *tensors,torch.full((1,2), 1.5)
-        out,*others = entmax.entmax_forward(*tensors, *limits, *rest)
-        entmax.entmax_backward(out, *tensors, *limits, out.clone(), *others, True, soft, *rest)
+        out,*others = entmax._entmax_forward(*tensors, *limits, *rest)
+        entmax._entmax_backward(out, *tensors, *limits, out.clone(), *others, True, soft, *rest)
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -79,7 +79,7 @@ if __name__=='__main__':
     if args.packed and not args.quick: a.error('--packed: expected with --quick, got it alone')
     driver.set_active(Hopper())
     primitives.check_inputs = lambda *_: None  # no GPU, on purpose
-    window.launch = entmax.launch = compiled
+    window._launch = entmax._launch = compiled
     for suite in [args.suite] if args.suite else ('window','entmax'):
         for d in (64,) if args.quick else args.d:
             for w in [dict(soft=Window(9.), hard=5)[args.window]] if args.window else (Window(9.),5): compile_all(suite, d, getattr(torch, args.dtype), w)

@@ -92,15 +92,15 @@ def _triton_refuses(call):
     if _OLD_TRITON:
         return (f"impl: expected Triton {'.'.join(map(str, _TRITON_FROM))} or newer for the kernels, "
                 f"got {_OLD_TRITON}")
-    from dynattn.kernels.primitives import kernel_refuses
-    return kernel_refuses(call)
+    from dynattn.kernels.primitives import _kernel_refuses
+    return _kernel_refuses(call)
 
 def _triton(call):
     if call.alpha is None:
         from dynattn.kernels.window import windowed_attention
         return inspect.unwrap(windowed_attention)(call)
-    from dynattn.kernels.entmax import attend_entmax
-    return attend_entmax(call)
+    from dynattn.kernels.entmax import _attend_entmax
+    return _attend_entmax(call)
 
 # %% ../nbs/44_ops.ipynb #38da9163
 impls = dict(

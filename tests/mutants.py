@@ -50,10 +50,10 @@ MUTANTS = [ # module, its text, the fault
     ('window', 'else: h = crossing(s, self.eps, "bell")', 'else: h = crossing(s, .5, "bell")'),
     # entmax
     ('alpha', "return eps + (eps==0)*_TINY", "return eps"),
-    ('alpha', 'over = _row_sum(p)>=1', 'over = _row_sum(p)<=1'),
+    ('alpha', 'over = law.total(_row_sum(p))>=1', 'over = law.total(_row_sum(p))<=1'),
     ('alpha', 'if has_empty: out.masked_fill_(empty, 0.)', 'pass'),
     ('alpha', 'if not wants_alpha: return None\n', 'if not wants_alpha or law.eps==1: return None\n'),
-    ('alpha', 'g = _from_steepest(g, s, eps)\n    dz = s*(g - (s*g).sum(-1, keepdim=True)/(total + (total==0)))', 'dz = s*(g - (s*g).sum(-1, keepdim=True))'),
+    ('alpha', 'dz = s*(g - total(_row_sum(s*g))/(slope + (slope==0)))', 'dz = s*(g - total(_row_sum(s*g)))'),
     ('alpha', 'lowered = _phi(log2p*math.log(2), eps)*deps', 'lowered = _phi(log2p, eps)*deps'),
     ('alpha', 'return masked_softmax(z, z>=last, dim)', 'return masked_softmax(z, z>last, dim)'),
     ('alpha', '1+torch.sigmoid(self.a if x is None else self.proj(x))', 'torch.sigmoid(self.a if x is None else self.proj(x))'),

@@ -34,11 +34,11 @@ def drawn(seed, size):
     options = dict(is_causal=rng.random()<.4, n_global=rng.choice([0, 0, 1, 3, 7]))
     alpha = rng.choice([None, None, 'number', 'head', 'batch'])
     if alpha=='number': options['alpha'] = 1.5
-    if alpha in ('head','batch'): x['alpha'] = 1+uniform(*((h,) if alpha=='head' else (b,h)))
+    if alpha in ('head','batch'): x['alpha'] = 1+rng.choice([1, 1, 3])*uniform(*((h,) if alpha=='head' else (b,h)))
     if alpha=='head' and rng.random()<.5: x['alpha'][0] = 1.
     if rng.random()<.4: options['scale'] = .7
     if rng.random()<.2: options['softcap'] = 2.
-    if alpha is None and rng.random()<.3: x['sink'] = normal(h)
+    if rng.random()<.3: x['sink'] = normal(h)
     if options['n_global']==0 and rng.random()<.3: x['rel_bias'] = normal(h, 9)
     along = {}
     if rng.random()<.5: along['padding'] = uniform(b, n)<.7

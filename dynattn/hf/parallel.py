@@ -12,7 +12,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 from ..padding import PaddingMask
-from ..parallel import Ranks, _group, _of_a_part, _raise_everywhere, from_rank
+from ..parallel import _Ranks, _group, _of_a_part, _raise_everywhere, from_rank
 from .layers import PreTrainedModel, attention_layers, head_values, refuse_lost
 from .plugin import refuse_terms, switch, wants_weights
 
@@ -45,7 +45,7 @@ def _sink(kwargs):
 @dataclass(eq=False)
 class Part:
     "A call of a model with one rank's part of the sequence."
-    ranks: Ranks # the group, and what it exchanges
+    ranks: _Ranks # the group, and what it exchanges
     start: int # position of this rank's first token
     length: int|Tensor # real tokens of the whole sequence: a number, or [B,1] where there is padding
     padded: bool # whether any rank holds padding
@@ -304,7 +304,7 @@ def parallelize(
     Each rank calls it with its slices of `input_ids` and `attention_mask`, a token or more, and gets the outputs for
     these tokens. A loss must be a sum over the ranks; `dynattn.parallel.sum_gradients` then adds up the gradients."""
     _refuse_model(model)
-    ranks = Ranks(_group(mesh), timeout)
+    ranks = _Ranks(_group(mesh), timeout)
     switch(model)
     modes = [(m, m.training) for m in model.modules()]
     model.eval()
