@@ -58,16 +58,17 @@ function dynattnWidget(root, kind, start) {
     const w = weights(low), sum = w.reduce((a, b) => a + b);
     return w.map(v => v / sum);
   }
-  const HALF = 64, REACH = 32, OFFSETS = Array.from({length: 2 * REACH + 1}, (_, i) => i - REACH);
+  // N = 128, so the unit of σ is 64 tokens; REACH holds the widest window that the controls allow
+  const HALF = 64, REACH = 96, OFFSETS = Array.from({length: 2 * REACH + 1}, (_, i) => i - REACH);
 
   // ---- drawing
-  function panel(svg, box, domain, range, names) {
+  function panel(svg, box, domain, range, names, ticks) {
     const [x0, y0, x1, y1] = box, X = x => x0 + (x - domain[0]) / (domain[1] - domain[0]) * (x1 - x0);
     const Y = y => y1 - (Math.max(range[0], Math.min(range[1], y)) - range[0]) / (range[1] - range[0]) * (y1 - y0);
     add(svg, 'path', {d: `M${x0} ${y0}V${y1}H${x1}`, fill: 'none', stroke: 'currentColor', 'stroke-opacity': .6});
     const label = (x, y, text, anchor) => add(svg, 'text', {x, y, 'text-anchor': anchor, 'font-size': 12, fill: 'currentColor'}, text);
     for (const y of range) label(x0 - 5, Y(y) + 4, short(y), 'end');
-    for (const x of [domain[0], (domain[0] + domain[1]) / 2, domain[1]]) label(X(x), y1 + 14, short(x), 'middle');
+    for (const x of ticks || [domain[0], (domain[0] + domain[1]) / 2, domain[1]]) label(X(x), y1 + 14, short(x), 'middle');
     label((x0 + x1) / 2, y1 + 29, names[0], 'middle'); label(x0 + 6, y0 - 6, names[1], 'start');
     return {X, Y, line: (points, color, dash = '') => add(svg, 'path', {fill: 'none', stroke: color, 'stroke-width': 2, 'stroke-dasharray': dash,
         d: points.map(([x, y], i) => `${i ? 'L' : 'M'}${X(x).toFixed(1)} ${Y(y).toFixed(1)}`).join('')}),
@@ -124,7 +125,7 @@ function dynattnWidget(root, kind, start) {
         }
         return values;
       },
-      words: v => [['keys above T', v.keys], ['half-width in tokens', v.half_width],
+      words: v => [['N', 2 * HALF], ['keys above T', v.keys], ['half-width in tokens', v.half_width],
         ...(stage === 11 ? [['curve at its centre', v.peak]] : stage === 12 ? [['M at the centre', v.centre], ['height of the cliff', v.cliff]] :
           stage === 13 ? [['autograd', v.autograd], ['the edges', v.edges], ['true derivative', v.truth]] : [['largest weight', Math.max(...v.weights)]])],
       verdict(v, s) {
@@ -135,27 +136,29 @@ function dynattnWidget(root, kind, start) {
         if (stage === 14) return v.cliff > 1e-12 ? ['odd', 'The weights sum to one, and the edge is a cliff.'] : ['good', 'The weights sum to one, and the edge is a slope.'];
         if (Math.abs(v.autograd) < 1e-38) return ['bad', 'The gradient has vanished: float32 holds nothing this small, and the window cannot move.'];
         if (v.autograd * v.truth < 0) return ['bad', 'Autograd has the wrong sign: training moves the window the wrong way.'];
-        if (Math.abs(v.edges) > 1e-9 * Math.abs(v.truth)) return ['odd', `Autograd sees ${short(100 * v.autograd / v.truth)} % of the derivative. The edges make the rest.`];
+        if (v.edges * v.truth < 0) return ['odd', `Autograd reports ${short(+(v.autograd / v.truth).toPrecision(2))} times the true derivative: it misses the edges, which take most of it back.`];
+        if (Math.abs(v.edges) > 1e-9 * Math.abs(v.truth)) return ['odd', `Autograd sees ${short(+(100 * v.autograd / v.truth).toPrecision(2))} % of the true derivative. The edges make the rest.`];
         return ['good', 'Autograd is the true derivative: nothing is hidden in the edges.'];
       },
       draw(svg, width, s, v) {
-        const w = Math.max(1, (width - 60) / OFFSETS.length - 1), names = ['offset of the key, in tokens', stage > 11 ? 'V (line) and M (bars)' : 'V, bars above T'];
-        const top = Math.max(1.05, ...v.V.filter(Number.isFinite)), upper = panel(svg, [44, 22, width - 12, 150], [-REACH, REACH], [0, top > 1.05 ? Math.min(top, 4) : 1.05], names);
-        OFFSETS.forEach((o, i) => { const y = stage > 11 ? v.M[i] : v.V[i] > s.T ? v.V[i] : 0; if (y) upper.bar(o, y, INK, w).setAttribute('opacity', .75); });
-        upper.line(OFFSETS.map((o, i) => [o, v.V[i]]), WARM);
-        upper.line([[-REACH, s.T], [REACH, s.T]], 'currentColor', '4 4'); upper.text(REACH, s.T + .04, 'T', 'end');
+        const far = [32, 64, REACH].find(r => r >= REACH || v.half_width < r - 4), seen = OFFSETS.map((o, i) => [o, i]).filter(([o]) => Math.abs(o) <= far);
+        const w = Math.max(1, (width - 60) / seen.length - 1), names = ['offset of the key, in tokens', stage > 11 ? 'V (line) and M (bars)' : 'V, bars above T'];
+        const top = Math.max(1.05, ...v.V.filter(Number.isFinite)), upper = panel(svg, [44, 22, width - 12, 150], [-far, far], [0, top > 1.05 ? Math.min(top, 4) : 1.05], names);
+        seen.forEach(([o, i]) => { const y = stage > 11 ? v.M[i] : v.V[i] > s.T ? v.V[i] : 0; if (y) upper.bar(o, y, INK, w).setAttribute('opacity', .75); });
+        upper.line(seen.map(([o, i]) => [o, v.V[i]]), WARM);
+        upper.line([[-far, s.T], [far, s.T]], 'currentColor', '4 4'); upper.text(far, s.T + .04, 'T', 'end');
         if (stage < 13) return 188;
         if (stage === 14) {
-          const most = Math.max(...v.weights, .01), lower = panel(svg, [44, 218, width - 12, 320], [-REACH, REACH], [0, +most.toPrecision(2)], [names[0], 'weight, softmax(s + log M)']);
-          OFFSETS.forEach((o, i) => v.weights[i] && lower.bar(o, v.weights[i], INK, w));
+          const most = Math.max(...v.weights, .01), lower = panel(svg, [44, 218, width - 12, 320], [-far, far], [0, +most.toPrecision(2)], [names[0], 'weight, softmax(s + log M)']);
+          seen.forEach(([o, i]) => v.weights[i] && lower.bar(o, v.weights[i], INK, w));
           return 360;
         }
         const most = +Math.max(...v.slopes.map(Math.abs).filter(Number.isFinite), 1e-3).toPrecision(2);
-        const lower = panel(svg, [44, 218, width - 12, 320], [-REACH, REACH], [-most, most], [names[0], 'dM/dσ: autograd (bars); the edges (red arrows)']);
-        lower.line([[-REACH, 0], [REACH, 0]], 'currentColor');
-        OFFSETS.forEach((o, i) => v.slopes[i] && lower.bar(o, v.slopes[i], INK, w));
+        const lower = panel(svg, [44, 218, width - 12, 320], [-far, far], [-most, most], [names[0], 'dM/dσ: autograd (bars); the edges (red arrows)']);
+        lower.line([[-far, 0], [far, 0]], 'currentColor');
+        seen.forEach(([o, i]) => v.slopes[i] && lower.bar(o, v.slopes[i], INK, w));
         const outward = Math.sign(v.edges);
-        if (outward && v.half_width < REACH - 4) for (const side of [-1, 1]) {
+        if (outward && v.half_width < far - 4) for (const side of [-1, 1]) {
           const x = lower.X(side * v.half_width), tip = x + side * outward * 26, y = lower.Y(most / 2);
           add(svg, 'path', {d: `M${x} ${y - 12}V${y + 12}M${x} ${y}H${tip}m${-side * outward * 7} -5L${tip} ${y}l${-side * outward * 7} 5`, fill: 'none', stroke: RED, 'stroke-width': 2.5});
         }
@@ -177,7 +180,7 @@ function dynattnWidget(root, kind, start) {
     verdict: (v, s) => v.support === ROW ? ['odd', s.alpha === 1 ? 'α = 1 is softmax: every key has some weight.' : 'Every key still has some weight.']
       : ['good', `${ROW - v.support} of ${ROW} keys have a weight of exactly zero.`],
     draw(svg, width, s, v) {
-      const p = panel(svg, [40, 22, width - 12, 150], [.5, ROW + .5], [0, 1], ['key', 'weight']), w = (width - 60) / ROW * .7;
+      const p = panel(svg, [40, 22, width - 12, 150], [.5, ROW + .5], [0, 1], ['key', 'weight'], v.weights.map((_, i) => i + 1)), w = (width - 60) / ROW * .7;
       v.weights.forEach((y, i) => { p.bar(i + 1, y, INK, w); p.text(i + 1, Math.min(.93, y) + .04, y ? y.toFixed(3) : '0', 'middle'); });
       return 190;
     }};
@@ -204,7 +207,7 @@ function dynattnWidget(root, kind, start) {
         fill: INK, 'fill-opacity': Math.min(1, .1 + 1.6 * w)})));
       add(svg, 'rect', {x: left, y: 8, width: side, height: side, fill: 'none', stroke: 'currentColor', 'stroke-opacity': .6});
       add(svg, 'text', {x: left + side / 2, y: side + 26, 'text-anchor': 'middle', 'font-size': 12, fill: 'currentColor'}, 'key');
-      add(svg, 'text', {x: left - 8, y: side / 2, 'text-anchor': 'end', 'font-size': 12, fill: 'currentColor'}, 'query');
+      add(svg, 'text', {x: left - 8, y: side / 2, 'text-anchor': 'middle', 'font-size': 12, fill: 'currentColor', transform: `rotate(-90 ${left - 8} ${side / 2})`}, 'query');
       return side + 34;
     }};
 
@@ -220,7 +223,7 @@ function dynattnWidget(root, kind, start) {
   KINDS.tiles = {
     title: 'Rectangles that cover a band of 64 tokens',
     controls: [choice('how', 'rectangles', {tiles: 'tiles of b queries', chunks: 'sliding chunks of 2w'}),
-      slider('w', 'half-width w', 1, 16, 1), slider('b', 'queries b of a tile', 1, 32, 1)],
+      slider('w', 'half-width w', 1, 16, 1), {...slider('b', 'queries b of a tile', 1, 32, 1), used: s => s.how === 'tiles'}],
     start: {how: 'tiles', w: 6, b: 8},
     compute(s) {
       const needed = bandPairs(s.w), multiplied = area(s);
@@ -300,13 +303,16 @@ function dynattnWidget(root, kind, start) {
     for (const [value, text] of Object.entries(c.values || {})) add(input, 'option', {value, style: 'color:#111;background:#fff'}, text);
     input.value = c.log ? Math.log10(state[c.name]) : state[c.name];
     input.addEventListener('input', () => { state[c.name] = c.values ? input.value : c.log ? 10 ** +input.value : +input.value; update(); });
-    inputs[c.name] = {c, shown};
+    inputs[c.name] = {c, shown, input};
   }
   const svg = add(root, 'svg', {role: 'img', style: 'display:block;width:100%;margin-top:10px;overflow:visible', 'aria-label': widget.title});
   const words = add(root, 'div', {style: 'display:flex;flex-wrap:wrap;gap:2px 22px;font-variant-numeric:tabular-nums;margin-top:6px'});
   const verdict = add(root, 'div', {role: 'status', style: 'margin-top:6px;padding-left:9px;border-left:4px solid'});
   function update() {
-    for (const {c, shown} of Object.values(inputs)) shown.textContent = c.values ? '' : short(state[c.name]);
+    for (const {c, shown, input} of Object.values(inputs)) {
+      shown.textContent = c.values ? '' : short(state[c.name]);
+      input.disabled = Boolean(c.used) && !c.used(state);
+    }
     const v = widget.compute(state), width = Math.max(260, root.clientWidth - 28);
     root.dataset.values = JSON.stringify(v);
     svg.textContent = '';
