@@ -107,6 +107,5 @@ def fold(source, later, drawn, printed, chapter=''):
 # Figures
 
 def caption(opts, number):
-    "A figure's caption: `fig-cap`, else the alternative text, whose characters mean themselves"
-    text = opts.get('fig-cap') or re.sub(r'([\\*_$<\[\]`{}])', r'\\\1', opts.get('fig-alt', ''))
-    return f'**Figure {number}.** {text}'
+    "A figure's number, and what to conclude from it; what is drawn stands in the alternative text"
+    return ' '.join(filter(None, (f'**Figure {number}.**', opts.get('fig-cap'))))

@@ -34,9 +34,19 @@ def test_the_words_of_a_solution_stand_above_its_code(site):
     text = (site[0]/'survey.learned.html').read_text(encoding='utf-8')
     assert '<summary>Solution</summary>\n<p>Five: r rounds' in text
 
-def test_a_caption_takes_signs_for_themselves():
-    assert fold.caption({'fig-alt': 'a*b, [CLS]'}, '2.1')==r'**Figure 2.1.** a\*b, \[CLS\]'
+def test_a_caption_does_not_repeat_what_is_drawn():
+    assert fold.caption({'fig-alt': 'a'}, '2.1')=='**Figure 2.1.**'
     assert fold.caption({'fig-alt': 'a', 'fig-cap': 'See *b*.'}, '2.1')=='**Figure 2.1.** See *b*.'
+
+def test_every_figure_says_what_to_conclude():
+    "A caption of its own, which is not the alternative text"
+    silent = []
+    for c in book.chapters():
+        for cell in book.read(c.path)['cells']:
+            opts = fold.options(book.source(cell)) if cell['cell_type']=='code' else {}
+            if 'fig-alt' in opts and opts.get('fig-cap', opts['fig-alt'])==opts['fig-alt']:
+                silent.append(f'{c.path} {cell["id"]}')
+    assert not silent, f'no `#| fig-cap:` of its own: {silent}'
 
 def test_pages_fold_and_number(site):
     "Every figure is on its page, with its number in order and a caption; checks are folded"
