@@ -94,23 +94,60 @@ INSTALL = f'''# Colab has torch; this brings the rest, and the figures that chap
 import sys
 if 'google.colab' in sys.modules:
     get_ipython().system('git clone -q --depth 1 {REPO} /content/dynattn')
-    get_ipython().run_line_magic('pip', "install -q '/content/dynattn[viz,train,narrow,oracles]'MORE")
+    get_ipython().run_line_magic('pip', "install -q '/content/dynattnEXTRAS'MORE")
     get_ipython().run_line_magic('cd', '/content/dynattn/nbs')'''
 NAMES = {'scikit-learn': 'sklearn'}   # what a package is imported as, where the name does not say it
+EXTRAS = 'viz', 'train', 'narrow', 'oracles'
+
+def packages(extra=''):
+    "Names of the packages that an extra brings; without a name those that the package itself needs"
+    return [re.split('[<>=; ]', w)[0].strip('"') for w in cfg.get(f'{extra}_requirements' if extra else 'requirements', '').split()]
+
+def imports(text, module=''):
+    "Modules that the code of a cell or of a `module` of ours imports, at the top or inside a function, or asks for as optional"
+    found = set(re.findall(r'\b(?:need|optional)\(["\']([\w.]+)["\']', text))
+    for dots,name,names in re.findall(r'^\s*from +(\.*)([\w.]*) +import +([\w, ]+)', text, re.M):
+        base = '.'.join([*module.split('.')[:-len(dots)], name] if dots else [name]).strip('.')
+        found |= {base, *(f'{base}.{n.strip()}' for n in names.split(',') if base.startswith('dynattn'))}
+    for names in re.findall(r'^\s*import +([\w., ]+)', text, re.M): found |= {n.split()[0] for n in names.split(',') if n.strip()}
+    return found
 
 def taken(p):
     plumbing = re.compile(r'nbdev_export\(|^#\|\s*default_exp', re.M)
     return [c for c in read(p)['cells'] if not plumbing.search(source(c))]
 
-def more(p):
-    "Packages for the tests that the notebook imports, and that no extra of the install cell brings"
-    imported = {m for c in taken(p) if c['cell_type']=='code'
-                for m in re.findall(r'^\s*(?:from|import) +(\w+)', source(c), re.M)}
-    brought = ' '.join(cfg[f'{extra}requirements'] for extra in ('', 'viz_', 'train_', 'narrow_', 'oracles_'))
-    names = [re.split('[<>=;]', w)[0] for w in cfg.test_requirements.split()]
-    return [n for n in names if n not in brought and NAMES.get(n, n.replace('-', '_')) in imported]
+def needed(p):
+    "Packages that the notebook imports, itself and through the modules of ours that it imports"
+    found,todo = set(),[m for c in taken(p) if c['cell_type']=='code' for m in imports(source(c))]
+    while todo:
+        name = todo.pop()
+        if name in found: continue
+        found.add(name)
+        file = cfg.config_path/(name.replace('.', '/')+'.py')
+        if name.startswith('dynattn.') and file.exists(): todo += imports(file.read_text(encoding='utf-8'), name)
+    return {name.partition('.')[0] for name in found}
 
-def install(p): return INSTALL.replace('MORE', ''.join(f' {n}' for n in more(p)))
+def module_of(package): return NAMES.get(package, package.replace('-', '_'))
+
+def extras(p):
+    "The extras that bring what the notebook needs: one after the other the one that brings most, the smaller before the larger"
+    missing = {n for extra in EXTRAS for n in packages(extra) if module_of(n) in needed(p)}
+    chosen = []
+    while missing:
+        best = max(EXTRAS, key=lambda extra: (len(missing & {*packages(extra)}), -len(packages(extra))))
+        chosen.append(best)
+        missing -= {*packages(best)}
+    return sorted(chosen, key=EXTRAS.index)
+
+def more(p):
+    "Packages for the tests that the notebook itself imports, and that no extra of the install cell brings"
+    own = {m.partition('.')[0] for c in taken(p) if c['cell_type']=='code' for m in imports(source(c))}
+    brought = {n for extra in ('', *extras(p)) for n in packages(extra)}
+    return [n for n in packages('test') if n not in brought and module_of(n) in own]
+
+def install(p):
+    wanted = ','.join(extras(p))
+    return INSTALL.replace('EXTRAS', f'[{wanted}]' if wanted else '').replace('MORE', ''.join(f' {n}' for n in more(p)))
 
 def handout(p):
     "The notebook to take away: without nbdev's own cells, and with one in front that installs the package on Colab"

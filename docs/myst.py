@@ -3,16 +3,13 @@ import re
 from pathlib import Path
 from book import BASE, out_name
 
-CALLOUTS = 'note', 'tip', 'warning', 'important', 'caution'
 FENCE = re.compile(r'\s*(`{3,}|~{3,})')
-OPEN  = re.compile(r':{3,}\s*\{([^}]*)\}\s*$')
-CLOSE = re.compile(r':{3,}\s*$')
 
 def attr(s, name, default=None):
     m = re.search(rf'\b{name}="([^"]*)"', s) or re.search(rf'\b{name}=(\S+)', s)
     return m[1] if m else default
 
-def inline(l, up):
+def inline(l, up, resolve):
     "References, equation labels and links of one line; `up` is the relative way to the site's root"
     l = re.sub(r'\$\$\s*\{#(eq-[\w-]+)\}', r'$$ (\1)', l)
     l = re.sub(r'(?<![\w`])@(eq-[\w-]+)', r'{eq}`\1`', l)
@@ -23,7 +20,9 @@ def inline(l, up):
     # a private name has no place on the site
     l = re.sub(r'\[(`(?:[^`]*\.)?_[^`]+`)\]\(' + re.escape(BASE) + r'[^)]*\)', r'\1', l)
     def entry(m):
-        place = f'{up}{m[2]}'.replace('.html#', '.html#api-')
+        place = resolve(m[1], m[2])
+        if not place: return f'`{m[1]}`'
+        place = f'{up}{place}'.replace('.html#', '.html#api-')
         return f'<a class="nb-sym" href="{place}"><code>{m[1]}</code></a>'
     l = re.sub(r'\[`([^`]+)`\]\(' + re.escape(BASE) + r'([^)]*)\)', entry, l)
     l = re.sub(r'\[([^\]]*)\]\(' + re.escape(BASE) + r'([^)]*)\)', rf'<a href="{up}\2">\1</a>', l)
@@ -49,33 +48,18 @@ def caption(out, l):
     out.insert(i, f':::{{table}} {m[1]}\n' + (f':name: {m[2]}\n' if m[2] else '')); out.append(':::')
     return True
 
-class Callout:
-    def __init__(self, attrs, depth):
-        self.kind = re.search(r'\.callout-(\w+)', attrs)[1]
-        self.title, self.fold, self.colons = attr(attrs, 'title'), attr(attrs, 'collapse'), ':'*(12-depth)
-    def __str__(self):
-        fold = {'true': '\n:collapsible: closed', 'false': '\n:collapsible: open'}.get(self.fold, '')
-        return f'{self.colons}{{admonition}} {self.title or self.kind.title()}\n:class: {self.kind}{fold}\n'
-
-def markdown(src, up):
-    "Quarto flavoured markdown to MyST"
-    out,stack,fence,new = [],[],None,None   # `new`: a callout whose heading, if it has one, is its title
+def markdown(src, up, resolve=lambda name, place: place):
+    """Quarto flavoured markdown to MyST. `resolve` is given the name of a symbol and the place that nbdev links it to, and
+    returns the place that is meant here; None: the word is no symbol."""
+    out,fence = [],None
     for l in src.splitlines():
         if m := FENCE.match(l):
             if fence is None: fence = m[1]
             elif l.strip().startswith(fence): fence = None; out.append(l); continue
         if fence: out.append(l); continue
-        if m := OPEN.match(l):
-            kind = re.search(r'\.callout-(\w+)', m[1])
-            if not kind or kind[1] not in CALLOUTS: raise ValueError(f'This site knows callouts only, not: {l}')
-            new = Callout(m[1], len(stack)); stack.append(new); out.append(new)
-        elif CLOSE.match(l) and stack: out.append(stack.pop().colons)
-        elif new and not new.title and (m := re.match(r'#+\s+(.*)', l)): new.title = m[1]; new = None
-        elif m := re.match(r'(#+\s.*?)\s*\{#([\w.-]+)[^}]*\}\s*$', l): out += [f'({m[2]})=', inline(m[1], up)]
+        if l.startswith(':::'): raise ValueError(f'a box is <div class="nb-box"> or <details>, which Jupyter shows too: {l}')
+        elif m := re.match(r'(#+\s.*?)\s*\{#([\w.-]+)[^}]*\}\s*$', l): out += [f'({m[2]})=', inline(m[1], up, resolve)]
         elif l.startswith(': ') and caption(out, l): pass
         elif f := figure(l): out += f
-        else:
-            if l.strip(): new = None
-            out.append(inline(l, up))
-    if stack: raise ValueError(f'a callout is not closed: {stack[-1].title or stack[-1].kind}')
+        else: out.append(inline(l, up, resolve))
     return '\n'.join(map(str, out))

@@ -226,7 +226,7 @@ def _numbers(ax, m, fmt, cmap, norm):
 
 # %% ../nbs/00_plot.ipynb #8cfe2ea8
 def _matrix(ax, m, lo, hi, keep, tokens, names, values, bar, **labels):
-    "Cells of ink, hatching over filling, crosses for NaN, names on the axes."
+    "Cells of ink, hatching over padding, crosses for NaN, names on the axes."
     n,k = m.shape
     size = min(.5 if values else .34, 3.4/max(n, k))
     with look():

@@ -404,7 +404,7 @@ def dmask(self:Window,
 @patch
 def penalty(self:Window,
     n:int|None=None, # N, the sequence length: the result is then a share of it
-    padding=None, # `PaddingMask` of the queries, for one sigma per query: filling costs nothing
+    padding=None, # `PaddingMask` of the queries, for one sigma per query: padding costs nothing
 ) -> Tensor: # scalar, differentiable in sigma
     "The mean half-width over batch, heads and queries, in tokens, or as a share of `n`."
     h = self.edge(n)

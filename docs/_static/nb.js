@@ -7,3 +7,9 @@ const reveal = () => {
 };
 addEventListener('hashchange', reveal);
 addEventListener('DOMContentLoaded', reveal);
+
+// The sidebar shows the current page.
+addEventListener('DOMContentLoaded', () => {
+  const here = document.querySelector('.sidebar-tree .current-page > a'), list = here?.closest('.sidebar-scroll');
+  if (list) list.scrollTop += here.getBoundingClientRect().top - list.getBoundingClientRect().top - list.clientHeight / 3;
+});
