@@ -11,5 +11,6 @@ addEventListener('DOMContentLoaded', reveal);
 // The sidebar shows the current page.
 addEventListener('DOMContentLoaded', () => {
   const here = document.querySelector('.sidebar-tree .current-page > a'), list = here?.closest('.sidebar-scroll');
-  if (list) list.scrollTop += here.getBoundingClientRect().top - list.getBoundingClientRect().top - list.clientHeight / 3;
+  const down = list && here.getBoundingClientRect().top - list.getBoundingClientRect().top - list.clientHeight / 3;
+  if (list) list.scrollBy({top: down, behavior: 'instant'});
 });
