@@ -150,7 +150,7 @@ def recall_grid(
     batch:int=1, # texts per forward pass
     on_text=None, # a function, called after each batch with its number of texts
 ) -> Recall:
-    "What a model recalls, by length and distance."
+    "A model's recall, by length and distance."
     right,distances = torch.zeros(len(lengths), bins),torch.zeros(len(lengths), bins)
     for row,n in enumerate(lengths):
         rng = random.Random(f'{seed}/{n}')
