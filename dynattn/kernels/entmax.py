@@ -354,6 +354,7 @@ def _entmax_backward(
     return (dq, dk, dv,
             *(torch.zeros_like(width) if d is None else d.sum(-1) for d in (dalpha,dwidth)))
 
+# %% ../../nbs/42_kernels.entmax.ipynb #161f6dc8
 @_entmax_backward.register_fake
 def _(dout, q, k, v, keep, texts, alpha, width, *rest):
     return (*(t.new_empty(t.shape) for t in (q,k,v)),
