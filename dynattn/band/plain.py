@@ -27,13 +27,15 @@ class Strip(NamedTuple):
     windowed:bool # whether the window applies to the run; global queries have none
 
 # %% ../../nbs/32_band.plain.ipynb #9f0ed55b
+_STRIP = 64 # queries of a strip
+
 def strips(
     plan:Plan,
     n:int, # N, number of queries
     m:int, # M, number of keys
     left:int, # how far they look to the left
     right:int, # and to the right
-    rows:int=64, # queries of a strip
+    rows:int=_STRIP, # queries of a strip
 ) -> list: # of `Strip`, in order of the queries
     "Rectangles that cover every visible pair once."
     lead = min(plan.n_global, m)
@@ -154,7 +156,7 @@ def _by_strip(plan, x, row=0, start=0):
     left,right = reach(plan, x)
     wide = _widened(x)
     finite = not plain_tensors((x.k,x.v)) or wide.k.isfinite().all() and wide.v.isfinite().all()
-    rows = 64 if finite else 1
+    rows = _STRIP if finite else 1
     tile = _tile(plan, x, left, right, rows)
     heads = torch.arange(row*h, (row+b)*h, device=x.q.device).view(b, h, 1, 1)
     for strip in strips(plan, n, m, left, right, rows):
