@@ -165,9 +165,8 @@ class Trainer:
         self.c,self.data,self.run,self.acc = c,data,_run_of(out, c),accelerator
         self.replica = accelerator.process_index//c.sequence_ranks # processes of a replica share each piece
         self.replicas = accelerator.num_processes//c.sequence_ranks
-        self.table = _split_table(data)
+        self.table,self.index = _split_table(data),{label: i for i,label in enumerate(data.classes)}
         self.files = hashlib.sha1(self.table).hexdigest()
-        self.index = {label: i for i,label in enumerate(data.classes)}
         torch.manual_seed(c.seed)
         model,self.mesh = Classifier(_model_config(c, data.classes)),_sequence_mesh(self)
         _across_ranks(model, self)

@@ -129,7 +129,7 @@ class _Trial:
     ask:Callable     # (f, x, other, **numbers) -> two outputs
     sentence:str     # what was found
     numbers:dict=field(default_factory=dict) # keywords of `ask`
-    by_change:bool=False # whether the answer comes from `depends`
+    by_change:bool=False # whether the answer comes from `_depends`
     seed:int=0       # of the inputs
 
 def _future(s, n, seeds):

@@ -77,7 +77,7 @@ def attend(self:_Part, module, q, k, v, s, scaling, dropout, kwargs): # this ran
 
 # %% ../../nbs/61_hf.parallel.ipynb #996a7c56
 def _give(model, part):
-    "Lay `part` where `sight_mask` finds it, in the configurations of a model; None: take it away."
+    "Lay `part` where `_sight_mask` finds it, in the configurations of a model; None: take it away."
     for m in model.modules():
         if not isinstance(m, PreTrainedModel): continue
         if part is None: vars(m.config).pop('across_ranks', None)
