@@ -409,10 +409,10 @@ class Encoder(nn.Module):
         padding:PaddingMask|None=None, # of the ids
         return_sigma:bool=False, # also return the widths, with their graph: a list of L times [B,H], [H] or None
     ) -> Tensor: # [B,1+N/patch,D]
-        x,sigmas = self.run(*self.embed(ids, padding))
+        x,sigmas = self._run(*self.embed(ids, padding))
         return (x,sigmas) if return_sigma else x
 
-    def run(self, x, padding=None): # [B,N,D] tokens, as `embed` gives them; their `PaddingMask`
+    def _run(self, x, padding=None): # [B,N,D] tokens, as `embed` gives them; their `PaddingMask`
         "Tokens through all layers: states [B,N,D], and the widths of each layer."
         sigmas = []
         for layer in self.layers:

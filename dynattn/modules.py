@@ -289,7 +289,9 @@ class MultiheadAttention(_Equipped):
         if need_weights and average_attn_weights: weights = weights.mean(-3)
         return out,weights
 
-    def merge_masks(self, attn_mask, key_padding_mask, query): # as `forward` takes them
+    def merge_masks(self,
+        attn_mask, key_padding_mask, query, # as `forward` takes them
+    ):
         "Called by PyTorch before a kernel that skips `forward`; raises an error where that would ignore a window."
         if _is_plain(self): return super().merge_masks(attn_mask, key_padding_mask, query)
         raise RuntimeError("window, alpha: expected a call of forward, got a kernel that reads the weights "

@@ -179,6 +179,8 @@ def _head_values(head, q, keep): # for sigma or alpha; [B,H,N,d]; [B,M] bool, or
     return head(_first(q, keep).to(dtype))
 
 # %% ../../nbs/55_hf.layers.ipynb #5a9e0008
+_STEEP = 1e5  # of a hard edge: the mask is 1 up to the width, in float32 too
+
 def _mean_length(texts): # [B,N] -> []
     "The length of packed texts for which a share of it is the mean over the texts."
     begins = F.pad(texts.diff()!=0, (1,0), value=True)
@@ -187,29 +189,30 @@ def _mean_length(texts): # [B,N] -> []
     return begins.sum()/(1/lengths.clamp(min=1)).masked_fill(lengths==0, 0).sum()
 
 # %% ../../nbs/55_hf.layers.ipynb #72a2430c
-_STEEP = 1e5  # the mask is 1 up to the width, in float32 too
-
 class Learned(nn.Module):
     "Widths and alpha of one layer; it is the layer's `.dynattn`, so its parameters are the model's."
     def __init__(self,
         heads:int, # H
         dim:int, # H*d, of the queries
-        causal:bool=False, # the layer looks back only
-        sliding:bool=False, # the layer has a window of its own
+        causal:bool=False, sliding:bool=False, # the layer looks back only; it has a window of its own
     ):
         super().__init__()
         self.heads,self.dim,self.causal,self.sliding = heads,dim,causal,sliding
         self.unit,self.edge,self.n_global = 'tokens','soft',0
         self.sigma_head,self.alpha_head,self.seen = None,None,None
 
-    def forward(self, q, m, s): # queries [B,H,N,d], the number of keys, their `Sight`
+    def forward(self,
+        q, m, s, # queries [B,H,N,d], the number of keys, their `Sight`
+    ):
         "The arguments of `attention`."
         if not self.causal and q.shape[2]!=m:
             raise ValueError("query: expected as many queries as keys in a layer with windows, "
                              f"{m}, got {q.shape[2]}")
         return _window_option(self, q, m, s) | _alpha_option(self, q, s)
 
-    def window(self, sigma, reach): # [B,H] or [H] widths in tokens; (left, right) of the model's own window, or None
+    def window(self,
+        sigma, reach, # [B,H] or [H] widths in tokens; (left, right) of the model's own window, or None
+    ):
         "The window of widths `sigma`, inside the model's own `reach`."
         soft = Window.default(sigma, reach=reach)
         return soft.replace(p=_STEEP) if self.edge=='hard' else soft
