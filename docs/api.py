@@ -264,7 +264,8 @@ def entry(output, page, up, shown, sourced, used):
     source = markdown(link or '', up)
     inside = '\n\n'.join(part for part in (source, body, listed) if part)
     # the anchor stands before the heading, because a section of the page may have the symbol's name
-    return f'<span id="api-{anchor}"></span>\n\n{level} {escaped}\n\n{fence}{{container}} {kind}\n{inside}\n{fence}'
+    box = f'\n\n{fence}{{container}} {kind}\n{inside}\n{fence}' if inside else ''
+    return f'<span id="api-{anchor}"></span>\n\n{level} {escaped}{box}'
 
 def sources_shown(nb):
     "Names of the functions and classes whose source the page shows; `@patch`ed ones as `Class.name`"

@@ -1,4 +1,5 @@
-"""Which code cells fold on the site, and the line that stands for each: checks, and the code of figures.
+"""Which code cells fold on the site, and the line that stands for each: checks, the code of figures, and long code of the
+package that the text does not discuss.
 
 A reader sees `✓` and a label, and opens it with a click. The label is the comment of one line that a cell begins with, else
 how many assertions there are: nothing is claimed that nobody wrote for this cell. A cell that says `#| code-fold: false`
@@ -103,6 +104,33 @@ def fold(source, later, drawn, printed, chapter=''):
         return Fold('code', opts.get('code-summary', 'Show the code'))
     if drawn: return None if chapter in PLOT_CHAPTERS else Fold('figure', 'How it is drawn')
     if not printed and only_checks(source, later): return Fold('check', line(source))
+
+# The package's code
+
+OPEN = 12       # lines of an exported cell that stands open without being asked to
+
+def defined(body):
+    "What a cell defines, as a reader would name it; a method that is added with `@patch` with its class"
+    for node in body:
+        if isinstance(node, ast.ClassDef): yield f'class {node.name}'
+        elif isinstance(node, ast.FunctionDef):
+            first = node.args.args[:1]
+            patched = any(ast.unparse(d).startswith('patch') for d in node.decorator_list) and first and first[0].annotation
+            yield f'{ast.unparse(first[0].annotation)}.{node.name}' if patched else node.name
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name): yield node.targets[0].id
+
+def with_code(source):
+    """An exported cell as one that the page shows: `#| export` hides the code in nbdev, `#| exports` shows it. Imports and
+    what is longer than `OPEN` lines fold; `#| exports` in the notebook means that it stands open."""
+    if not re.match(r'#\|\s*export\s*$', source.partition('\n')[0]): return source
+    rest = source.partition('\n')[2]
+    body,lines = tree(rest),len(without_options(rest).splitlines())
+    names = list(dict.fromkeys(defined(body)))
+    if body and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body): summary = 'Imports'
+    elif lines<=OPEN or 'code-fold' in options(rest): summary = None
+    else: summary = ', '.join(names[:4])+(' and more' if len(names)>4 else '')+f': {lines} lines'
+    shut = f'#| code-fold: true\n#| code-summary: "{summary}"\n' if summary else ''
+    return '#| exports\n'+shut+rest
 
 # Figures
 

@@ -1,5 +1,5 @@
 "Which cells fold on the site, and what the line says that stands for them."
-import re
+import html, re
 import pytest
 import book, fold
 
@@ -19,6 +19,25 @@ def test_checks_fold_and_lessons_do_not():
     assert kind('#| code-fold: false\nassert x') is None                           # the author says that it is the lesson
     assert kind('class A: pass\nassert A()') is None and kind('%time x') is None
     assert kind('show(x)', drawn=True)=='figure' and kind('#| code-fold: true\nf()')=='code'
+
+def test_the_code_of_the_package_is_on_the_page():
+    assert fold.with_code('x = 1')=='x = 1' and fold.with_code('#| exports\nx = 1')=='#| exports\nx = 1'
+    assert fold.with_code('#| export\ndef f(): pass')=='#| exports\ndef f(): pass'
+    def summary(source): return fold.options(fold.with_code('#| export\n'+source)).get('code-summary')
+    assert summary('import re\nfrom math import pi')=='Imports'
+    long = '\n'.join(f'    y = {i}' for i in range(20))
+    assert summary(f'@patch\ndef f(self:Window):\n{long}')=='Window.f: 22 lines'
+    assert summary(f'class A:\n{long}\nB = 2')=='class A, B: 22 lines'
+    assert summary(f'#| code-fold: false\ndef f():\n{long}') is None
+
+def test_every_exported_cell_is_on_its_page(site):
+    for c in book.chapters():
+        page = re.sub(r'\s+', '', html.unescape(re.sub('<[^>]+>', '', (site[0]/c.page).read_text(encoding='utf-8'))))
+        for cell in book.read(c.path)['cells']:
+            source = book.source(cell)
+            if cell['cell_type']!='code' or not re.match(r'#\|\s*exports?\n', source): continue
+            code = re.sub(r'\s+', '', fold.without_options(source))
+            assert code in page, f'{c.path}: {source[:200]}'
 
 @pytest.mark.parametrize('source,want', [
     ('# rows sum to one.\nassert x', 'rows sum to one'), ('# one line\n# of two\nassert x', '1 assertion'),
@@ -41,8 +60,8 @@ def test_a_caption_takes_signs_for_themselves():
 def test_pages_fold_and_number(site):
     "Every figure is on its page, with its number in order and a caption; checks are folded"
     for c in book.chapters():
-        html = (site[0]/c.page).read_text(encoding='utf-8')
-        figures = re.findall(r'<figure.*?</figure>', html, re.S)
+        text = (site[0]/c.page).read_text(encoding='utf-8')
+        figures = re.findall(r'<figure.*?</figure>', text, re.S)
         drawn = sum(any('image/png' in o.get('data', {}) for o in cell.get('outputs', [])) for cell in book.read(c.path)['cells'])
         numbers = [re.findall(r'<strong>Figure ([\d.]+)\.</strong>', f) for f in figures]
         assert numbers==[[f'{c.number}.{i+1}'] for i in range(drawn)] and all('<img' in f for f in figures), c.path
