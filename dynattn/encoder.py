@@ -405,15 +405,15 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(c.dim)
 
     def forward(self,
-        ids:Tensor, # [B,N] int
-        padding:PaddingMask|None=None, # of the ids
+        ids:Tensor, padding:PaddingMask|None=None, # [B,N] int, and their mask
         return_sigma:bool=False, # also return the widths, with their graph: a list of L times [B,H], [H] or None
     ) -> Tensor: # [B,1+N/patch,D]
-        x,sigmas = self._run(*self.embed(ids, padding))
+        x,sigmas = self.run(*self.embed(ids, padding))
         return (x,sigmas) if return_sigma else x
 
-    def _run(self, x, padding=None): # [B,N,D] tokens, as `embed` gives them; their `PaddingMask`
-        "Tokens through all layers: states [B,N,D], and the widths of each layer."
+    def run(self,
+        x, padding=None, # [B,N,D] tokens, as `embed` gives them; their `PaddingMask`
+    ): # through all layers: states [B,N,D], and the widths of each layer
         sigmas = []
         for layer in self.layers:
             again = self.config.checkpoint and self.training and torch.is_grad_enabled()
