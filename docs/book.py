@@ -1,6 +1,6 @@
 """What the book is: its chapters in order, its parts, how long each notebook takes, and the copies for readers.
 
-`chapters()` is the one list that the sidebar (Sphinx's and Quarto's), the README's table and the tests go by."""
+`chapters()` is the one list that the sidebar (Sphinx's and Quarto's) and the tests go by."""
 import json, re
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,24 +63,7 @@ def sidebar():
         out += [f'      - section: "{name}"', '        contents:', *(f'          - {c.path.as_posix()}' for c in cs)]
     return '\n'.join(out) + '\n'
 
-def table():
-    "The chapters as a markdown table, with links that hold in the README as well"
-    rows = ['| | chapter | what it does |', '|---:|:---|:---|']
-    for name,cs in parts().items():
-        rows.append(f'| | **{name}** | |')
-        rows += [f'| {c.number} | [{c.title}]({BASE}{c.page}) | {c.line} |' for c in cs]
-    return '\n'.join(rows)
-
-def index_with_table():
-    "The text of index.ipynb with its table of chapters as it is today"
-    nb = read('index.ipynb')
-    for c in nb['cells']:
-        if c['cell_type']=='markdown' and source(c).startswith('## The chapters'):
-            above = re.split(r'^\|', source(c), maxsplit=1, flags=re.M)[0].rstrip()
-            c['source'] = f'{above}\n\n{table()}'.splitlines(keepends=True)
-    return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + '\n'
-
-def generated(): return {NBS/'sidebar.yml': sidebar(), NBS/'index.ipynb': index_with_table()}
+def generated(): return {NBS/'sidebar.yml': sidebar()}
 
 # What a page offers
 
