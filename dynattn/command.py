@@ -15,6 +15,8 @@ from .runs import _VERBS, UserError, need, printable, verb
 _LATER = {  # name -> module, what it does, example
     'narrow': ('dynattn.hf.narrowing', 'let a pretrained transformer learn how far its heads look',
                'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow'),
+    'judge': ('dynattn.hf.narrowing', 'what a model with windows recalls, by distance',
+              'dynattn judge runs/narrow --data docs --context 1024'),
     'survey': ('dynattn.survey', 'efficient transformers, measured', 'dynattn survey')}
 
 class _Parser(argparse.ArgumentParser):

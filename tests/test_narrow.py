@@ -12,7 +12,7 @@ from dynattn.hf.narrowing import narrow, token_losses
 from dynattn.hf.saving import load_pretrained
 
 ENV = {**os.environ, 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1'}
-LETTERS = 'abcdefghijklmnopqrstuvwxyz .,\n'
+LETTERS = 'abcdefghijklmnopqrstuvwxyzT0123456789 .,\n'
 
 @pytest.fixture(scope='module')
 def place(tmp_path_factory):
@@ -88,6 +88,10 @@ def test_json_lines(place, capsys):
     (dict(extra=['--context=100000']), 'data: expected documents for at least one text of 100000 tokens'),
     (dict(extra=['--method=x']), 'method: expected distill or loss'),
     (dict(extra=['--sinks=48']), 'sinks: expected 0 or more and fewer than the 48'),
+    (dict(extra=['--tokens=x']), 'tokens'),
+    (dict(extra=['--facts=2']), 'facts: expected a share from 0 to 1'),
+    (dict(extra=['--facts=.5']), 'facts: n: expected'), # too short a context for a fact
+    (dict(model='bert', extra=['--facts=.5']), 'facts: expected 0 for an encoder'),
     (dict(extra=['--resume']), 'no run to resume'),
     (dict(out='docs'), 'out: expected a new or an empty folder'),
     (dict(data='rows.jsonl'), "line 1: expected a JSON object with 'text'"),
@@ -144,6 +148,30 @@ def test_a_flipped_bit_is_found(place, capsys):
     capsys.readouterr()
     assert main(command(place, *options, '--resume', out='flipped'))==2
     assert 'damaged checkpoint.pt' in capsys.readouterr().err
+
+def test_facts_are_asked_again_and_judged(place, capsys):
+    long = ['--context=250', '--keep=0.3', '--steps=4', '--json']
+    for share,asking in (('0', 0), ('0.5', 2), ('1', 4)):
+        assert main(command(place, *long, f'--facts={share}', out=f'facts-{share}'))==0
+        result = json.loads(capsys.readouterr().out)
+        assert result['asking']==asking and result['learned_texts']==4
+    ways = [(r['way'], len(r['right'])) for r in result['recall']]
+    assert ways==[('full', 8), ('learned', 8), ('learned', 8), ('learned', 8), ('one window', 8)]
+    report = (place/'facts-1/report.md').read_text()
+    assert '4 of the 4 texts asked for facts again' in report and result['forgotten'] in report and result['recommended'] in report
+    assert main(['judge', str(place/'facts-1'), f'--data={place/"docs"}', '--context=250', '--judged=2', '--quiet', '--json'])==0
+    judged = json.loads(capsys.readouterr().out)
+    assert len(judged['full'])==len(judged['windows'])==8 and judged['forgotten']
+    assert main(['judge', str(place/'llama'), f'--data={place/"docs"}', '--context=250', '--quiet'])==0
+    assert 'The model has no windows' in capsys.readouterr().out
+    for model,data,said in (('bert','docs','expected a language model'), ('llama','empty','expected 250 tokens or more')):
+        assert main(['judge', str(place/model), f'--data={place/data}', '--context=250', '--quiet'])==2
+        assert said in capsys.readouterr().err
+
+def test_the_folder_passes_its_own_audit(place, capsys):
+    assert main(command(place, '--keep=0.3', '--steps=2', out='audited'))==0
+    capsys.readouterr()
+    assert main(['audit', str(place/'audited')])==0, capsys.readouterr()
 
 def test_help_explains_every_option(capsys):
     with pytest.raises(SystemExit): main(['narrow', '--help'])
