@@ -317,6 +317,7 @@ def _inside(w, offsets, n):
 
 # %% ../nbs/14_window.ipynb #f8e33b14
 _NARROWEST = {torch.float32: 1e-18, torch.float64: 1e-150}
+_WIDEST = {torch.float32: 1e10, torch.float64: 1e75}  # tokens
 
 def _prepared(w, offsets, n):
     "Distance, sigma and the curve, made harmless outside of the window, so that no gradient there can be NaN"
@@ -328,6 +329,8 @@ def _prepared(w, offsets, n):
     used = keep & (x>0) if w.curve=="bell" else keep  # the bell's centre does not depend on sigma
     s = torch.where(used, s, 1.)
     x = torch.where(used, x, 0.)    # far outside the exponential is subnormal, which is slow on a CPU
+    # wider, the power's mask is too small a number to divide by, and its shape stays as it is
+    if w.smooth=="power": s = s.clamp(max=_WIDEST[s.dtype]*_token(w, n))
     if w.curve=="bell": return keep,x,s,bell(x, s)
     # narrower, the density and its slope would overflow; every smoothing has long saturated
     s = s.clamp(min=_NARROWEST[s.dtype])

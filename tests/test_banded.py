@@ -273,6 +273,10 @@ def test_entmax_with_few_scores(engine, heads, n, m):
     assert_close(*outs, rtol=0, atol=1e-10)
     for a,b in zip(*(torch.autograd.grad(out, leaves, dout) for out in outs)): assert_close(a, b, rtol=0, atol=1e-10)
 
+def test_packed_rows_of_an_empty_batch(engine):
+    x = torch.zeros(0, 1, 3, 2)
+    assert banded_attention(x, x, x, segments=torch.zeros(0, 3).long(), window=1).shape==x.shape
+
 @pytest.mark.parametrize('alpha', [None,1.5])
 @pytest.mark.parametrize('which', ['query','key','value'])
 def test_a_number_that_is_lost_is_seen_by_those_who_look(engine, which, alpha):

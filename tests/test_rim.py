@@ -43,6 +43,19 @@ def test_attention_under_the_reports_windows_is_finite(window, apply, function):
         gradient, = torch.autograd.grad(out.square().sum(), sigma)
         assert out.isfinite().all() and gradient.isfinite()
 
+@pytest.mark.parametrize('sigma', [1e6, 1e19, 2e19, 1e30])
+@pytest.mark.parametrize('function', [dense_attention, banded_attention], ids=lambda f: f.__name__)
+def test_a_power_window_keeps_its_shape_however_wide_it_is(function, sigma):
+    "The mask grows with the square of the distance; a factor that all keys share changes nothing and has no slope."
+    q, k, v = (c*heads(1, 2, 20, 1, seed=i, dtype=torch.float64) for i, c in enumerate((30, 1, 30)))
+    def run(sigma, dtype):
+        sigma = torch.tensor(sigma, dtype=dtype, requires_grad=True)
+        out = function(q.to(dtype), k.to(dtype), v.to(dtype), window=Window(sigma, smooth='power', p=1000., cut=.8))
+        return out, torch.autograd.grad(out.sum(), sigma)[0]
+    out, slope = run(sigma, torch.float32)
+    assert_close(out.double(), run(1e6, torch.float64)[0], rtol=1e-4, atol=1e-3)
+    assert slope.abs()<1e-9
+
 def test_one_sigma_per_query_may_hold_for_all_queries():
     x, sigma = heads(2, 2, 5, 4), heads(2, 2, 1).abs()*3
     assert_close(dense_attention(x, x, x, window=Window(sigma)), dense_attention(x, x, x, window=Window(sigma[..., 0])))

@@ -165,8 +165,8 @@ def texts_of(
     "Where the texts of packed rows lie."
     begins = F.pad(segments[:,1:]!=segments[:,:-1], (1,0), value=True)
     first = begins.nonzero()[:,1]
-    last_of_row = F.pad(first[1:], (0,1))==0  # the next text begins a row
-    end = torch.where(last_of_row, segments.shape[1], F.pad(first[1:], (0,1)))
+    after = F.pad(first, (0,1))[1:]
+    end = torch.where(after==0, segments.shape[1], after)  # 0: the next text begins a row
     return torch.stack((first,end), 1), F.pad(begins.sum(1).cumsum(0), (1,0))
 
 # %% ../../nbs/31_band.plan.ipynb #03f42424
