@@ -455,6 +455,7 @@ def entmax(
     if isinstance(eps, Tensor): eps = eps.movedim(dim, -1)
     return _apply(wide.movedim(dim, -1), eps).movedim(-1, dim).to(z.dtype)
 
+# %% ../nbs/21_alpha.ipynb #64765016
 def sparsemax(
     z:Tensor, # scores; -inf takes no part
     dim:int=-1, # the axis that sums to one

@@ -190,9 +190,6 @@ def _bounds(call, total): # -> two int64 [B,H]
     if call.is_causal: sides = sides[0],torch.zeros_like(sides[1])
     return [(F.pad(w, (0, 1)).amax(-1) if w.dim()==3 else w).expand(b, h) for w in sides]  # of [B,H,n], n may be 0
 
-def _of_key_heads(width, heads): # [B,H] -> [B,Hkv]
-    return width.unflatten(1, (heads, -1)).amax(-1)
-
 # %% ../nbs/60_parallel.ipynb #59f9b915
 @dataclass
 class _Edge:
@@ -494,7 +491,7 @@ def _all_leading_rows(ranks, call, plan, q, leading, lead_keep, alpha, sink):
 # %% ../nbs/60_parallel.ipynb #fc5b87b0
 def _attend(ranks, call, lengths, sums, impl):
     total = sum(lengths)
-    widths = torch.stack([_of_key_heads(w, call.k.shape[1]) for w in _bounds(call, total)]).cpu()
+    widths = torch.stack(_bounds(call, total)).unflatten(2, (call.k.shape[1], -1)).amax(-1).cpu() # [2,B,Hkv]
     sigma = getattr(call.window, 'sigma', None)
     if sigma is not None and sigma.dim()==3: widths = ranks.reduced(widths, dist.ReduceOp.MAX, 'the widths')
     plan = _Plan(ranks, lengths, *widths, call.n_global)
@@ -630,11 +627,6 @@ def _attend_across(module, group, timeout):
         module.register_forward_hook(_forget_seen)
 
 # %% ../nbs/60_parallel.ipynb #180917ed
-def _margin(embed):
-    "How many ids before a part its first token depends on, a multiple of the patch."
-    back = embed.patch-1 + max((n-1 for n in embed.grams), default=0)
-    return -(-back//embed.patch)*embed.patch
-
 def _ids_before(ranks, rows, lengths, margin): # [k,B,n] -> [k,B,at most margin]
     "The last `margin` columns of the parts before."
     if not margin: return rows[:,:,:0]
@@ -673,7 +665,7 @@ def _embed_part(embed, ids, padding, group, timeout): # [B,n] this rank's ids, `
     lengths = _lengths_of_ids(ranks, ids, p)
     keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else padding.keep
     rows = torch.stack([ids.long(), keep.long()])
-    before = _ids_before(ranks, rows, lengths, _margin(embed))
+    before = _ids_before(ranks, rows, lengths, embed.context)
     whole,keeps = torch.cat([before, rows], 2)
     keeps = keeps.bool()
     keep = keeps[:,before.shape[2]::p]

@@ -340,6 +340,7 @@ def _mark_point(ax, name, at):
     ax.annotate(name, at, xytext=(5, 4 if low else -3), textcoords='offset points',
         va='bottom' if low else 'top', fontsize=7)
 
+# %% ../nbs/00_plot.ipynb #da8ac254
 def _mark_lines(ax, lines):
     "Upright lines, named above the axes; the names of two near ones lean away from each other."
     lines = sorted(lines, key=lambda line: line[1])

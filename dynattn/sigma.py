@@ -71,8 +71,18 @@ def _start(H, link, init_width, scale, floor, unit):
     floor = torch.tensor(float(floor), dtype=width.dtype)
     return sigma_unlink(width.expand(H), link, scale, floor), scale, floor
 
+# %% ../nbs/10_sigma.ipynb #71ea4f22
+class _Link(nn.Module):
+    "How a number becomes a width, kept with what gives the number."
+    def _hold(self, link, unit, scale, floor):
+        self.link,self.unit = link,unit
+        self.register_buffer("scale", scale)
+        self.register_buffer("floor", floor)
+
+    def extra_repr(self): return f"link={self.link!r}, unit={self.unit!r}, floor={self.floor:g}"
+
 # %% ../nbs/10_sigma.ipynb #5e69140e
-class SigmaHead(nn.Module):
+class SigmaHead(_Link):
     "One width per sequence and head, predicted from the state of [CLS]; with one state per token, one width per query."
     def __init__(self,
         D:int, # model width
@@ -88,12 +98,11 @@ class SigmaHead(nn.Module):
     ):
         super().__init__()
         bias,scale,floor = _start(H, link, init_width, scale, floor, unit)
-        self.link,self.unit,self.linear = link,unit,nn.Linear(D,H)
+        self.linear = nn.Linear(D,H)
         with torch.no_grad():
             self.linear.weight.zero_()
             self.linear.bias.copy_(bias)
-        self.register_buffer("scale", scale)
-        self.register_buffer("floor", floor)
+        self._hold(link, unit, scale, floor)
 
     def forward(self,
         x:Tensor, # [B,D] the state of [CLS], or [B,N,D] one per token
@@ -101,8 +110,6 @@ class SigmaHead(nn.Module):
     ) -> Tensor: # [B,H], or [B,H,N]
         z = self.linear(_checked(x, self.linear.in_features, padding))
         return sigma_link(z, self.link, self.scale, self.floor).movedim(-1, 1)
-
-    def extra_repr(self): return f"link={self.link!r}, unit={self.unit!r}, floor={self.floor:g}"
 
 # %% ../nbs/10_sigma.ipynb #7b673251
 def _checked(x, D, padding=None):
@@ -116,7 +123,7 @@ def _checked(x, D, padding=None):
     return x.masked_fill(~padding.keep[...,None], 0)
 
 # %% ../nbs/10_sigma.ipynb #69067a84
-class SigmaParameter(nn.Module):
+class SigmaParameter(_Link):
     "One learned width per head, the same for every sequence."
     def __init__(self,
         H:int, # heads
@@ -129,11 +136,8 @@ class SigmaParameter(nn.Module):
     ):
         super().__init__()
         z,scale,floor = _start(H, link, init_width, scale, floor, unit)
-        self.link,self.unit,self.z = link,unit,nn.Parameter(z)
-        self.register_buffer("scale", scale)
-        self.register_buffer("floor", floor)
+        self.z = nn.Parameter(z)
+        self._hold(link, unit, scale, floor)
 
     def forward(self) -> Tensor: # [H]
         return sigma_link(self.z, self.link, self.scale, self.floor)
-
-    def extra_repr(self): return f"link={self.link!r}, unit={self.unit!r}, floor={self.floor:g}"

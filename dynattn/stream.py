@@ -30,7 +30,7 @@ def _streamable(encoder):
                          "every state needs the whole document")
 
 def delay(
-    encoder:Encoder, # without [CLS]
+    encoder, # without [CLS]
 ) -> int: # tokens, of `config.patch` ids each
     "The number of later tokens that a state needs."
     _streamable(encoder)
@@ -82,34 +82,30 @@ def rows(self:_Waiting, first, end, first_key, end_key):
     return x + layer.feed_forward(layer.norm2(x))
 
 # %% ../nbs/54_stream.ipynb #62ac52ee
-def _before(embed):
-    "How many ids before a piece its tokens depend on, whole tokens of them."
-    needed = max([embed.patch-1, *(n-1 for n in embed.grams)]) + (embed.patch-1 if embed.grams and embed.patch>1 else 0)
-    return -(-needed//embed.patch)*embed.patch
-
-def _tokens(encoder, chunks):
-    "Tokens [B,n,D] of each piece, and whether it is the last."
-    embed,held,position = encoder.embed,None,0
-    context,last = _before(embed),None
-    def look_up(ids, dropped): return embed(ids, offset=position-dropped)[0][:,dropped:]
+def _pieces(chunks, patch): # -> ids [B,n], and whether they are the last
+    last = None
     for ids in chunks:
         if not isinstance(ids, Tensor) or ids.dim()!=2:
             got = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
             raise ValueError(f"chunks: expected tensors of ids [B,n], got {got}")
-        if last is not None and last.shape[1]%embed.patch:
-            raise ValueError(f"chunks: expected pieces of a multiple of {embed.patch} ids before the last, "
+        if last is not None and last.shape[1]%patch:
+            raise ValueError(f"chunks: expected pieces of a multiple of {patch} ids before the last, "
                              f"got {last.shape[1]}")
         if last is not None and len(last)!=len(ids):
             raise ValueError(f"chunks: expected batch {len(last)}, got {len(ids)}")
-        if last is not None and last.shape[1]:
-            whole = last if held is None else torch.cat([held, last], 1)
-            yield look_up(whole, 0 if held is None else held.shape[1]//embed.patch),False
-            position += last.shape[1]//embed.patch
-            held = whole[:,max(whole.shape[1]-context, 0):] if context else None
+        if last is not None and last.shape[1]: yield last,False
         last = ids
-    if last is None: return
-    whole = last if held is None else torch.cat([held, last], 1)
-    yield look_up(whole, 0 if held is None else held.shape[1]//embed.patch),True
+    if last is not None: yield last,True
+
+def _tokens(embed, chunks):
+    "Tokens [B,n,D] of each piece, and whether it is the last."
+    held,position = None,0
+    for ids,last in _pieces(chunks, embed.patch):
+        whole = ids if held is None else torch.cat([held, ids], 1)
+        dropped = 0 if held is None else held.shape[1]//embed.patch
+        yield embed(whole, offset=position-dropped)[0][:,dropped:],last
+        position += ids.shape[1]//embed.patch
+        held = whole[:,max(whole.shape[1]-embed.context, 0):] if embed.context else None
 
 # %% ../nbs/54_stream.ipynb #1453c4c7
 @torch.no_grad()
@@ -123,6 +119,6 @@ def stream_states(
         raise ValueError("encoder: expected evaluation mode for a stream, got training with dropout; "
                          "call encoder.eval()")
     stages = [(_Causal if encoder.config.causal else _Waiting)(layer) for layer in encoder.layers]
-    for x,last in _tokens(encoder, chunks):
+    for x,last in _tokens(encoder.embed, chunks):
         for stage in stages: x = stage.push(x, last)
         if x.shape[1]: yield encoder.norm(x)

@@ -5,9 +5,9 @@ import pytest, torch, torch.nn.functional as F
 from torch import nn
 from dynattn import Encoder, EncoderConfig, convert
 from dynattn.audit import examine
-from dynattn.audit.questions import look_at_layers
-from dynattn.audit.subjects import subjects_of
-from dynattn.audit.watch import NO, UNSURE, depends
+from dynattn.audit.questions import _look_at_layers
+from dynattn.audit.subjects import _subjects_of
+from dynattn.audit.watch import NO, UNSURE, _depends
 from dynattn.command import main
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -283,7 +283,7 @@ def test_rounding_is_no_dependence_and_doubt_is_said():
     x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     delta = torch.zeros_like(x)
     delta[5] = 1
-    noisy = depends(lambda x: x[:3]+1e-12*torch.sin(1e9*x[5]), x, delta)
+    noisy = _depends(lambda x: x[:3]+1e-12*torch.sin(1e9*x[5]), x, delta)
     assert set(noisy.tolist())=={UNSURE}
 
 class OwnAttention(Model):
@@ -378,8 +378,8 @@ def test_a_window_that_begins_late_is_found():
     dict(alpha=1.5, window=(6, 1))], ids=str)
 def test_widths_are_those_of_the_call(options):
     from dynattn import attention
-    s, = subjects_of(lambda q, k, v: attention(q, k, v, **options), heads(23))
-    layer, = look_at_layers(s, 23, None)
+    s, = _subjects_of(lambda q, k, v: attention(q, k, v, **options), heads(23))
+    layer, = _look_at_layers(s, 23, None)
     w = options['window']
     assert {(r.left, r.right) for r in layer.reach}=={(w, w) if isinstance(w, int) else w}
 

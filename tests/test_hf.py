@@ -419,7 +419,7 @@ def test_continuous_batching_with_pieces_of_prompts():
         with pytest.raises(ValueError, match='continuous_batching_config: expected neither CUDA graphs'):
             model.generate_batch(prompts, greedy, pages(**more))
     other = copy.deepcopy(hf.switch(LlamaForCausalLM(LlamaConfig(**sizes))))
-    assert other.init_continuous_batching.model is other
+    assert other.init_continuous_batching.args[0] is other
     other.set_attn_implementation('sdpa')  # chosen by name: transformers' own manager, without windows
     assert type(other.init_continuous_batching(greedy, pages())).__name__=='ContinuousBatchingManager'
     late = hf.add_windows(Gemma2ForCausalLM(Gemma2Config(**sizes, sliding_window=5)), init=3., n_global=1)

@@ -64,7 +64,7 @@ def pair(tmp_path):
     end()
     for p in both: p.wait()
 
-def learned(out): return training.saved_state(out)['model']
+def learned(out): return training._saved_state(out)['model']
 
 @pytest.mark.slow
 def test_two_processes_that_share_pieces_learn_what_one_learns(tree, tmp_path, pair, monkeypatch):
@@ -86,7 +86,7 @@ def test_two_processes_that_share_pieces_learn_what_one_learns(tree, tmp_path, p
     torch.testing.assert_close(alone['alphas'], together['alphas'], rtol=0, atol=1e-7)
 
     stopped = pair(*two, '--out', tmp_path/'again', what='stops')
-    assert [s for s,_,_ in stopped]==[143, 143] and training.saved_state(tmp_path/'again')['step']==2
+    assert [s for s,_,_ in stopped]==[143, 143] and training._saved_state(tmp_path/'again')['step']==2
     went_on = pair('train', '--out', tmp_path/'again', '--resume')
     assert [s for s,_,_ in went_on]==[0, 0] and bits(tmp_path/'again')==bits(tmp_path/'two')
 

@@ -68,7 +68,7 @@ def test_a_signal_writes_a_checkpoint_and_resume_gives_the_same_bits(tree, whole
     out = tmp_path/'run'
     r = child(AT.format(what=f'os.kill(os.getpid(), signal.{name})'), 'train', tree, '--out', out, *SMALL)
     assert r.returncode==status and 'goes on' in r.stderr and 'Traceback' not in r.stderr, r.stderr
-    assert training.saved_state(out)['step']==5
+    assert training._saved_state(out)['step']==5
     assert main(['train', str(tree), '--out', str(out), '--resume', '--quiet'])==0   # settings come from the run
     assert bits(out)==whole
 
@@ -87,7 +87,7 @@ def test_kill_9_while_a_file_is_written_loses_nothing(tree, whole, tmp_path, at)
     out = tmp_path/'run'
     r = child(KILL.format(at=at), 'train', tree, '--out', out, '--quiet', *SMALL)
     assert r.returncode==-signal.SIGKILL and list(out.glob('.*.??*')), r.stderr
-    state = training.saved_state(out)
+    state = training._saved_state(out)
     assert state is not None and state['step']<10
     assert main(['train', str(tree), '--out', str(out), '--resume', '--quiet', *SMALL])==0
     assert bits(out)==whole and not list(out.glob('.*.??*'))
@@ -103,7 +103,7 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tree, tmp_path, mo
     err = capsys.readouterr().err
     assert f'{tmp_path}/run/checkpoint.pt: No space left' in err and err.count('\n')==1
     assert f'; dynattn train --resume --out {tmp_path}/run goes on' in err
-    assert training.saved_state(tmp_path/'run')['step']==0 and not list((tmp_path/'run').glob('.*.??*'))
+    assert training._saved_state(tmp_path/'run')['step']==0 and not list((tmp_path/'run').glob('.*.??*'))
     corrected = training.TrainConfig(data=str(tree), lr=.1)
     assert training._allowed(training._run_of(tmp_path/'run', corrected), False)['step']==0   # counts as no run
 
@@ -147,7 +147,7 @@ def test_what_is_no_number_is_told_too(says): says('--batch: expected a whole nu
 
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_a_checkpoint(tree, tmp_path, says):
     says('not a finite number; try a smaller --lr', 'train', tree, '--out', tmp_path/'run', '--quiet', *SMALL, '--lr', 1e30, '--every', 1)
-    assert training.saved_state(tmp_path/'run')['step']>=1
+    assert training._saved_state(tmp_path/'run')['step']>=1
 
 @pytest.mark.parametrize('name', ['checkpoint.pt', 'settings.json', 'model.safetensors', 'config.json', 'result.json'])
 def test_a_damaged_file_of_a_run_is_named(name, copy, tree, says):
@@ -272,7 +272,7 @@ def averaged(c, n):
     for epoch in range(c.epochs):
         for first,second in zip(*(t.batches(epoch) for t in ranks), strict=True):
             ranks[1].model.load_state_dict(ranks[0].model.state_dict())
-            training.train_step(ranks[1], second); training.train_step(ranks[0], first)
+            training._train_step(ranks[1], second); training._train_step(ranks[0], first)
             if ranks[0].step==n: return ranks[0].model.state_dict()
 
 @pytest.mark.slow
@@ -285,14 +285,14 @@ def test_a_signal_to_one_of_two_processes_stops_both_and_torchrun_goes_on(tree, 
     both = [subprocess.Popen([sys.executable, '-c', code, *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env(r)) for r in range(2)]
     said = [p.communicate(timeout=240) for p in both]
     assert [p.returncode for p in both]==[143, 143], said
-    assert 'goes on' in said[0][1] and not said[1][0]+said[1][1] and training.saved_state(out)['step']==3
+    assert 'goes on' in said[0][1] and not said[1][0]+said[1][1] and training._saved_state(out)['step']==3
     says('processes were 2, are 1', 'train', '--out', out, '--resume', '--quiet')
     launch = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--master-port', str(port())]   # which is torchrun
     r = subprocess.run([*launch, '-m', 'dynattn', 'train', '--resume', '--out', out], capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert r.returncode==0 and r.stdout.count('Accuracy')==1, r.stderr
-    state = training.saved_state(out)
+    state = training._saved_state(out)
     assert state['step']*2*8 <= 2*2*json.loads((out/'result.json').read_text())['files']['train']   # half of the steps each
-    c = training.TrainConfig(**training.run_settings(out))
+    c = training.TrainConfig(**training._run_settings(out))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)   # as the processes had: the bias of the keys has no gradient but rounding, which Adam makes large
     try: both = averaged(c, state['step'])
@@ -315,7 +315,7 @@ def test_a_file_that_broke_off_at_any_byte_is_named(name, copy, tree, says):
     for n in sorted(lengths):
         (copy/name).write_bytes(whole[:n])
         with pytest.raises(runs.DamagedFile, match=f'damaged {name}'):
-            training.saved_state(copy) if name=='checkpoint.pt' else trained.load_run(copy)
+            training._saved_state(copy) if name=='checkpoint.pt' else trained.load_run(copy)
     argv = ('train', tree, '--out', copy, '--resume') if name=='checkpoint.pt' else ('predict', tree, '--run', copy)
     says(f'{copy}: damaged {name}: ', *argv)
 
@@ -323,7 +323,7 @@ def test_a_file_that_broke_off_at_any_byte_is_named(name, copy, tree, says):
 def test_a_changed_byte_anywhere_is_named(name, copy):
     "In tensors too, where the file can still be read; what is neither name nor number may change"
     whole = (copy/name).read_bytes()
-    def load(): return training.saved_state(copy)['model'] if name=='checkpoint.pt' else trained.load_run(copy)[0].state_dict()
+    def load(): return training._saved_state(copy)['model'] if name=='checkpoint.pt' else trained.load_run(copy)[0].state_dict()
     want,noticed = load(),0
     for k in range(20):
         at = (2*k+1)*len(whole)//40
@@ -445,8 +445,8 @@ def test_classes_do_not_depend_on_the_seed(tmp_path):
 def test_the_help_shows_each_verb_with_an_example(capsys):
     with pytest.raises(SystemExit, match='0'): main(['--help'])
     said = capsys.readouterr().out
-    for what,example in [(v.what, v.example) for v in command.VERBS.values()] + [words for _,*words in command.LATER.values()]: assert what in said and example in said
-    for name in [*command.VERBS]:
+    for what,example in [(v.what, v.example) for v in command._VERBS.values()] + [words for _,*words in command._LATER.values()]: assert what in said and example in said
+    for name in [*command._VERBS]:
         with pytest.raises(SystemExit, match='0'): main([name, '--help'])
         assert f'dynattn {name}' in capsys.readouterr().out
 

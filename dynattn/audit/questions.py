@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'repeated', 'future', 'padding', 'padding_gradient', 'batch', 'batch_padding', 'packed', 'cached', 'pair',
-           'inside', 'Answer', 'ask', 'program', 'Layer', 'look_at_layers', 'LastQuery', 'search_lengths']
+           'Layer', 'LastQuery']
 
 # %% ../../nbs/64_audit.questions.ipynb #bc50a5e4
 import inspect
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 import torch
 from torch import Tensor, nn
-from .watch import CHOICE, NO, UNSURE, YES, Float64, Promise, depends, reach_of
-from .subjects import Subject, draw, tensor_of
+from .watch import CHOICE, NO, UNSURE, YES, _Float64, Promise, _depends, _reach_of
+from .subjects import _Subject, _draw, _tensor_of
 
 # %% ../../nbs/64_audit.questions.ipynb #4293179d
 def repeated(
@@ -57,7 +57,7 @@ def padding_gradient(
     with torch.enable_grad():
         y = f(row.requires_grad_(), keep)
         y = y[:,-count:] if first else y[:,:count]
-        back, = torch.autograd.grad((y*draw(2, y.shape)).sum(), row)
+        back, = torch.autograd.grad((y*_draw(2, y.shape)).sum(), row)
     return back, _pad(back, torch.zeros_like(back), first, last)[0]
 
 # %% ../../nbs/64_audit.questions.ipynb #fb16c698
@@ -99,9 +99,8 @@ def pair(
     changed[:,key] = other[:,key]
     return f(x)[:,query], f(changed)[:,query]
 
-def inside(
-    model, name, f, x, # the model and the name of a module in it; how it is run, and its input
-): # the module as a function of its input alone, and that input
+def _inside(model, name, f, x): # the name of a module; how the model is run, and its input
+    "The module as a function of its input alone, and that input."
     kept, module = {}, model.get_submodule(name)
     def keep(m, args, kwargs): kept.update(dict(enumerate(args)) | kwargs)
     with module.register_forward_pre_hook(keep, with_kwargs=True): f(x)
@@ -113,7 +112,7 @@ def inside(
     def run(y):
         given = {key: y if value is hidden else value for key, value in kept.items()}
         args = [value for key, value in given.items() if isinstance(key, int)]
-        return tensor_of(module(*args, **{key: value for key, value in given.items() if isinstance(key, str)}))
+        return _tensor_of(module(*args, **{key: value for key, value in given.items() if isinstance(key, str)}))
     return run, hidden.detach()
 
 # %% ../../nbs/64_audit.questions.ipynb #7497d1c4
@@ -130,7 +129,7 @@ class _Trial:
     ask:Callable     # (f, x, other, **numbers) -> two outputs
     sentence:str     # what was found
     numbers:dict=field(default_factory=dict) # keywords of `ask`
-    by_change:bool=False # whether the answer comes from `depends`
+    by_change:bool=False # whether the answer comes from `_depends`
     seed:int=0       # of the inputs
 
 def _future(s, n, seeds):
@@ -167,36 +166,31 @@ QUESTIONS = dict( # -> what a yes means, and the trials for a subject, a number 
 
 # %% ../../nbs/64_audit.questions.ipynb #f293cb50
 @dataclass(frozen=True)
-class Answer:
+class _Answer:
     "The outcome of a question."
     answer:int         # `NO`, `YES`, `CHOICE` or `UNSURE`
     trial:_Trial|None=None # the call that showed a difference
     row:int=0          # the first output that differs
 
-def _try(s, n, trial): # -> `Answer`
+def _try(s, n, trial): # -> `_Answer`
     run = s if trial.ask is repeated else lru_cache(2)(lambda *args, **kwargs: s(*args, **kwargs))
     x,other = s.inputs(trial.seed, n),s.inputs(trial.seed+1000, n)
     if trial.by_change:
-        found = depends(lambda y: trial.ask(run, x, y, **trial.numbers)[1][0], x, other-x)
-        return Answer(int(found.max()), trial)
-    with Float64(): a,b = trial.ask(run, x, other, **trial.numbers)
+        found = _depends(lambda y: trial.ask(run, x, y, **trial.numbers)[1][0], x, other-x)
+        return _Answer(int(found.max()), trial)
+    with _Float64(): a,b = trial.ask(run, x, other, **trial.numbers)
     wrong = ~((a-b).abs().flatten(2).amax((0, 2))<=1e-8*b.abs().mean())
-    return Answer(_differs(a, b), trial, int(wrong.int().argmax()))
+    return _Answer(_differs(a, b), trial, int(wrong.int().argmax()))
 
 # %% ../../nbs/64_audit.questions.ipynb #c42cc00a
-def ask(
-    s:Subject, # the model
-    question:str, # one of `QUESTIONS`
-    n:int, # N, number of tokens
-    seeds:int=2, # inputs that are tried for the future
-) -> Answer|None: # None: the model has no such form
+def _ask(s, question, n, seeds=2): # -> `_Answer`, or None: the model has no such form
     "The first call that shows a difference, or the gravest answer of all."
     answers = []
     for trial in QUESTIONS[question][1](s, n, seeds):
         try: answers.append(_try(s, n, trial))
         except NotImplementedError: continue
         if answers[-1].answer in (YES, CHOICE): return answers[-1]
-    return Answer(max(answer.answer for answer in answers)) if answers else None
+    return _Answer(max(answer.answer for answer in answers)) if answers else None
 
 # %% ../../nbs/64_audit.questions.ipynb #6f8b4b78
 def _names(code): # of a function and of those inside it
@@ -209,42 +203,36 @@ def _sources(*functions):
         if f in found: return
         called = [f.__globals__.get(name) for name in sorted(_names(f.__code__))]
         for other in called:
-            if inspect.isfunction(other) and other.__module__ in (f.__module__, Subject.__module__): add(other)
+            if inspect.isfunction(other) and other.__module__ in (f.__module__, _Subject.__module__): add(other)
         found[f] = inspect.getsource(f)
     for f in functions: add(f)
     return list(found.values())
 
 # %% ../../nbs/64_audit.questions.ipynb #e5febc63
-def program(
-    s:Subject, # the model
-    n:int, # N, number of tokens
-    question:Callable, # one of those above
-    numbers:dict, # its keywords
-    seed=0, module='', expected='0', # of the inputs; that the question is put to ('': the model); the promised change
-) -> str:
+def _program(s, n, question, numbers, seed=0, module='', expected='0'): # keywords of the question; the promised change
     "Code that makes the model and shows that two outputs differ which should be equal, or the other way round."
     options = ''.join(f', {name}={value!r}' for name,value in s.options.items())
     numbers = ''.join(f", {name}={'steps' if callable(value) else value}" for name,value in numbers.items())
-    functions = [draw, s.run, *[s.steps]*('steps' in numbers), *[inside]*bool(module), question]
+    functions = [_draw, s.run, *[s.steps]*('steps' in numbers), *[_inside]*bool(module), question]
     lines = ['import inspect, torch', 'from functools import partial', 'from torch import Tensor, nn', s.origin]
     if s.options.get('mask')=='padding': lines.append('from dynattn import PaddingMask')
     if isinstance(s.model, nn.Module): lines.append('model = model.double().eval()')
     lines += ['', *_sources(*functions), f'f = partial({s.run.__name__}, model{options})']
     if 'steps' in numbers: lines.append(f'steps = partial({s.steps.__name__}, model{options})')
-    inputs = f'draw(seed, {s.input_shape(n)}, {s.scale}) for seed in ({seed}, {seed+1000})'
+    inputs = f'_draw(seed, {s.input_shape(n)}, {s.scale}) for seed in ({seed}, {seed+1000})'
     lines.append(f'x, other = ({inputs})')
-    if module: lines += [f'f, x = inside(model, {module!r}, f, x)', 'other = draw(1000, x.shape, x.std())']
+    if module: lines += [f'f, x = _inside(model, {module!r}, f, x)', 'other = _draw(1000, x.shape, x.std())']
     return '\n'.join([*lines, f'a, b = {question.__name__}(f, x, other{numbers})', 'change = (a-b).abs().max().item()',
         f'print("{question.__name__}: a change by", change) # expected: {expected}'])
 
 # %% ../../nbs/64_audit.questions.ipynb #22840da3
 def _pairs_by_change(f, x): # [1,N,...] -> [1,N,N] int8
     "Which outputs of f, [N,F], depend on which places, one place at a time."
-    other,columns = draw(3, x.shape, x.std()),[]
+    other,columns = _draw(3, x.shape, x.std()),[]
     for j in range(x.shape[1]):
         delta = torch.zeros_like(x)
         delta[:,j] = other[:,j]
-        found = depends(f, x, delta)
+        found = _depends(f, x, delta)
         columns.append(torch.where(found==CHOICE, YES, found))
     return torch.stack(columns, 1)[None]
 
@@ -262,7 +250,7 @@ class Layer:
 
 def _layer(name, pairs, promised, by_weights, least=1.):
     promised = promised if isinstance(promised, list) else [promised]*len(pairs)
-    reach = [reach_of(head, promise.leading if promise else 0) for head,promise in zip(pairs, promised)]
+    reach = [_reach_of(head, promise.leading if promise else 0) for head,promise in zip(pairs, promised)]
     return Layer(name, pairs.shape[-1], reach, promised, by_weights, pairs, least)
 
 # %% ../../nbs/64_audit.questions.ipynb #270cc948
@@ -283,20 +271,15 @@ def _not_watched(s, names):
     return [name for name in found if not any(other.startswith(name+'.') for other in found)]
 
 def _by_change(s, name, n): # -> [1,N,N], or None where the module has no input [1,N,D] of its own
-    try: run,x = inside(s.model, name, s, s.inputs(0, n))
+    try: run,x = _inside(s.model, name, s, s.inputs(0, n))
     except LookupError: return None
-    with Float64():
+    with _Float64():
         y = run(x)
         return _pairs_by_change(lambda x: run(x)[0], x) if y.dim()==3 and y.shape[1]==n else None
 
 # %% ../../nbs/64_audit.questions.ipynb #0b786ceb
-def look_at_layers(
-    s:Subject, # the model
-    n:int, # tokens
-    window:Promise|None=None, # promised for all layers (default: what each call or the configuration says)
-    tick=lambda: None, # called after each layer
-) -> list: # of `Layer`
-    "Every attention that can be reached."
+def _look_at_layers(s, n, window=None, tick=lambda: None): # -> list of `Layer`
+    "Every attention that can be reached; `window`: the `Promise` for all, else what each call or a configuration says."
     looks = [s.look(n, seed=seed) or s.look(n, seed=seed, any_length=True) for seed in (0, 1)]
     if [look.name for look in looks[0]]!=[look.name for look in looks[1]]: looks = looks[:1]
     layers = []
@@ -344,12 +327,8 @@ def _last_queries(s, n, window): # -> {(layer, number of the layer, head): `Last
     return found
 
 # %% ../../nbs/64_audit.questions.ipynb #e5f9a450
-def search_lengths(
-    s:Subject, # the model
-    n:int, longest:int, # the shortest length, and the longest
-    window=None, tick=lambda: None, # as for `look_at_layers`
-) -> dict: # head -> `LastQuery`: as promised at the longest length, or where it begins not to see all
-    "At which length each window begins to cut; heads that do not see all at `n` are left out."
+def _search_lengths(s, n, longest, window=None, tick=lambda: None): # -> {head: `LastQuery`}
+    "At which length the window of each head that sees all at `n` begins to cut, or its last query at the longest."
     known = {n: _last_queries(s, n, window)}
     def last(length):
         if length not in known: known[length] = _last_queries(s, length, window)

@@ -10,7 +10,7 @@ import hashlib, json
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from .plugin import NewKeys, PreTrainedModel
+from .plugin import _NewKeys, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -35,7 +35,7 @@ class _KeptLayer(CacheLayerMixin):
         if self.waiting is not None:
             raise RuntimeError("past_key_values: expected attention between two updates of a WindowedCache, got none; "
                                "the model's attention must be 'dynattn' (dynattn.hf.switch)")
-        self.waiting = NewKeys(self, key_states, value_states)
+        self.waiting = _NewKeys(self, key_states, value_states)
         return self.waiting,self.waiting
 
     def get_seq_length(self) -> int:
@@ -48,12 +48,7 @@ class _KeptLayer(CacheLayerMixin):
 
 # %% ../../nbs/57_hf.cache.ipynb #c57d0002
 @patch
-def attend(self:_KeptLayer,
-    q:Tensor, # [B,H,n,d]
-    new:NewKeys, # what `update` returned
-    keep:Tensor|None, # [B,seen+n] bool
-    scale:float|None,
-) -> Tensor: # [B,H,n,dv]
+def attend(self:_KeptLayer, q, new, keep, scale): # [B,H,n,d]; what `update` returned; [B,seen+n] bool -> [B,H,n,dv]
     "Called by the attention function."
     if new is not self.waiting:
         raise RuntimeError("past_key_values: expected the keys of the last update, got older ones")

@@ -16,7 +16,7 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import cached_file
 from ..runs import UserError, need
-from .layers import Added, models_with, write_stub
+from .layers import _Added, _models_with, _write_stub
 from .plugin import register
 from .windows import add_alpha, add_windows
 
@@ -31,10 +31,10 @@ def save(
     **kwargs, # for its `save_pretrained`
 ):
     "`save_pretrained`, and an error where there is nothing of ours to keep."
-    owners = models_with(model)
+    owners = _models_with(model)
     if not owners:
         raise ValueError("model: expected one with windows or alpha, got one without; save_pretrained serves it")
-    write_stub(folder, type(owners[0].config))
+    _write_stub(folder, type(owners[0].config))
     model.save_pretrained(folder, **kwargs)
 
 # %% ../../nbs/59_hf.saving.ipynb #7757ad30
@@ -61,7 +61,7 @@ def _add_again(model):
     "Add what the configurations in `model` name."
     for part in model.modules():
         added = getattr(part.config, 'dynattn', None) if isinstance(part, PreTrainedModel) else None
-        if added is None or isinstance(added, Added): continue
+        if added is None or isinstance(added, _Added): continue
         with _ordinary_tensors(): _add(part, added)
         for inner in part.modules():  # an encoder and a decoder have copies of the configuration
             config = getattr(inner, 'config', None)
@@ -182,7 +182,7 @@ def lora_config(
 ): # a `LoraConfig`
     "A configuration under which windows and alpha are trained and saved with the adapter."
     if LoraConfig is None: raise ImportError("peft is not installed; pip install 'dynattn[narrow]' brings it")
-    owners = models_with(model)
+    owners = _models_with(model)
     if not owners: raise ValueError("model: expected one with windows or alpha, got one without; LoraConfig serves it")
     kept = ['dynattn', *(options.pop('modules_to_save', None) or ())]
     return _LoraConfig(**options, modules_to_save=kept, dynattn=dict(owners[0].config.dynattn))
@@ -201,7 +201,7 @@ def load_adapter(
     if not added:
         raise ValueError(f"folder: expected an adapter with windows or alpha, got {str(folder)!r} without; "
                          "PeftModel.from_pretrained serves it")
-    if not models_with(model): _add(model, added)
+    if not _models_with(model): _add(model, added)
     with warnings.catch_warnings():
         warnings.filterwarnings('ignore', message=r"Unexpected keyword arguments \['dynattn'\]")
         config = PeftConfig.from_pretrained(folder, **where)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
-from ..sigma import SigmaHead, SigmaParameter
+from ..modules import _window_source
 from ..alpha import AlphaHead
-from .layers import Learned, PreTrainedModel, learners, record
-from .plugin import switch, watched_calls
+from .layers import Learned, PreTrainedModel, _learners, _record
+from .plugin import switch, _watched_calls
 from .cache import WindowedCache
 
 # %% ../../nbs/58_hf.windows.ipynb #ba29e5c3
@@ -42,8 +42,8 @@ def _check_windows(layers, unit, n_global, edge, penalty, longest):
 # %% ../../nbs/58_hf.windows.ipynb #d63377ac
 def _set_window(module, unit, width, per, n_global, edge):
     "The heads for one layer's widths, on the layer's device."
-    l,start = module.dynattn,dict(init_width=width, unit=unit)
-    head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
+    l = module.dynattn
+    head = _window_source('learned' if per=='head' else 'dynamic', l.heads, width, l.dim, unit)
     l.sigma_head,l.unit,l.edge = head.to(next(module.parameters()).device),unit,edge
     l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
 
@@ -52,19 +52,16 @@ def _generates(model):
     "Whether `model` writes text with one cache of its own."
     return isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
 
-class _Generate:
-    "A model's `generate`, with a `WindowedCache` where no cache is named, and the model does not attend in chunks."
-    def __init__(self, model): self.model = model
-
-    def __call__(self, *args, **kwargs):
-        config = kwargs.get('generation_config') or self.model.generation_config
-        named = [kwargs.get('cache_implementation', config.cache_implementation), kwargs.get('past_key_values')]
-        cached = kwargs.get('use_cache', config.use_cache)
-        weights = kwargs.get('output_attentions', config.output_attentions) or self.model.config.output_attentions
-        chunks = getattr(self.model.config.get_text_config(), 'attention_chunk_size', None)
-        if named==[None,None] and cached is not False and not weights and not chunks:
-            kwargs['past_key_values'] = WindowedCache(self.model)
-        return type(self.model).generate(self.model, *args, **kwargs)
+def _generate(model, *args, **kwargs):
+    "A model's own, with a `WindowedCache` where no cache is named, and the model does not attend in chunks."
+    config = kwargs.get('generation_config') or model.generation_config
+    named = [kwargs.get('cache_implementation', config.cache_implementation), kwargs.get('past_key_values')]
+    cached = kwargs.get('use_cache', config.use_cache)
+    weights = kwargs.get('output_attentions', config.output_attentions) or model.config.output_attentions
+    chunks = getattr(model.config.get_text_config(), 'attention_chunk_size', None)
+    if named==[None,None] and cached is not False and not weights and not chunks:
+        kwargs['past_key_values'] = WindowedCache(model)
+    return type(model).generate(model, *args, **kwargs)
 
 # %% ../../nbs/58_hf.windows.ipynb #d25d298b
 def add_windows(
@@ -80,15 +77,15 @@ def add_windows(
     The default starts so wide that nothing changes; a pretrained model that starts narrow is another model until
     it is trained. A causal model then generates with a `WindowedCache`, unless it is given another cache or
     `cache_implementation="dynamic"`; if it attends in chunks it keeps transformers' own cache."""
-    layers,longest = learners(switch(model)),getattr(model.config, 'max_position_embeddings', None) or 1024
+    layers,longest = _learners(switch(model)),getattr(model.config, 'max_position_embeddings', None) or 1024
     _check_per(per, layers)
     _check_windows(layers, unit, n_global, edge, penalty, longest)
     widths = torch.as_tensor((8. if unit=='fraction' else 8.*longest) if init is None else init, dtype=torch.float32)
     widths = widths if widths.dim()==2 else [widths]*len(layers)
     for module,width in zip(layers, widths): _set_window(module, unit, width, per, n_global, edge)
-    record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
+    _record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
     if penalty: penalise(model, penalty)
-    if _generates(model): model.generate = _Generate(model)
+    if _generates(model): model.generate = partial(_generate, model)
     return model
 
 # %% ../../nbs/58_hf.windows.ipynb #ed9e0003
@@ -100,7 +97,7 @@ def record_edge(
     for m in model.modules():
         if isinstance(m, Learned): m.edge = edge
     owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
-    record(model, 'windows', {**owner.config.dynattn['windows'], 'edge': edge})
+    _record(model, 'windows', {**owner.config.dynattn['windows'], 'edge': edge})
 
 # %% ../../nbs/58_hf.windows.ipynb #f133ea45
 def mean_width(
@@ -132,14 +129,14 @@ def add_alpha(
     fixed:float|None=None, # this alpha, and nothing is learned
 ) -> nn.Module: # the same, with `dynattn` in each layer
     "Give every head of every layer an alpha that learns."
-    layers = learners(switch(model))
+    layers = _learners(switch(model))
     _check_per(per, layers)
     if any(m.dynattn.alpha_head is not None for m in layers):
         raise ValueError("model: expected one without alpha, got one that has it already")
     for m in layers:
         l,device = m.dynattn,next(m.parameters()).device
         l.alpha_head = AlphaHead(l.heads, l.dim if per=='input' else None, init=init, fixed=fixed).to(device)
-    record(model, 'alpha', dict(init=init, per=per, fixed=fixed))
+    _record(model, 'alpha', dict(init=init, per=per, fixed=fixed))
     return model
 
 # %% ../../nbs/58_hf.windows.ipynb #58e9ae14
@@ -194,6 +191,6 @@ def report(
     batch:dict, # what the model is called with
 ) -> HeadReport:
     "Widths, alpha, support and cost on `batch`. Computes all weights, so memory is quadratic here."
-    with watched_calls() as seen: model(**batch)
+    with _watched_calls() as seen: model(**batch)
     if not seen: raise ValueError("model: expected one whose attention is 'dynattn', got another; `switch` it first")
     return HeadReport(*(torch.stack(x) for x in zip(*(_stats(*s) for s in seen))))

@@ -49,7 +49,7 @@ def _tile_after(
 def _entmax_bound_kernel(
     q, k, keep, alpha, # [B,H,N,D], [B,HKV,M,D] with strides; [B,M] bytes or None; [B,H] float32
     threshold, maybe, # written: [B,H,N] lower bounds, and the bits [B,H,tiles,words] of tiles that may hold a weight
-    order, band, shape, # heads, widest first; `_Band`; `Shape`
+    order, band, shape, # heads, widest first; `_Band`; `_Shape`
     q_at, k_at, scale, words, # strides; factor of the scores; words of bits per tile of rows
     FORM: tl.constexpr, CAUSAL: tl.constexpr, # `_Form`; no query sees later keys
     D: tl.constexpr, BLOCK_D: tl.constexpr, # width of the heads, and of a tile
@@ -94,7 +94,7 @@ def _entmax_forward_kernel(
     # written: [B,H,N,DV]; [B,H,N], read first, +inf for rows that send nothing back;
     # the bits of tiles that do hold a weight
     out, threshold, live,
-    order, band, shape, # heads, widest first; `_Band`; `Shape`
+    order, band, shape, # heads, widest first; `_Band`; `_Shape`
     q_at, k_at, v_at, scale, words, # strides; factor of the scores; words of bits per tile of rows
     tol, # steps of the threshold end where none is longer
     FORM: tl.constexpr, CAUSAL: tl.constexpr, # `_Form`; no query sees later keys
@@ -220,7 +220,7 @@ def _(q, k, v, *rest):
 def _entmax_dq_kernel(
     q, k, v, keep, alpha, out, threshold, live, dout, # as forward took and left them; [B,H,N,DV] contiguous
     dq, delta, dwidth, dalpha, # written: [B,H,N,D]; [B,H,N], delta + dO.O; [B,H,tiles] or None, both
-    order, band, shape, # heads, widest first; `_Band`; `Shape`
+    order, band, shape, # heads, widest first; `_Band`; `_Shape`
     q_at, k_at, v_at, scale, words, # strides; factor of the scores; words of bits per tile of rows
     FORM: tl.constexpr, CAUSAL: tl.constexpr, # `_Form`; no query sees later keys
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
@@ -354,6 +354,7 @@ def _entmax_backward(
     return (dq, dk, dv,
             *(torch.zeros_like(width) if d is None else d.sum(-1) for d in (dalpha,dwidth)))
 
+# %% ../../nbs/42_kernels.entmax.ipynb #161f6dc8
 @_entmax_backward.register_fake
 def _(dout, q, k, v, keep, texts, alpha, width, *rest):
     return (*(t.new_empty(t.shape) for t in (q,k,v)),

@@ -142,12 +142,6 @@ def _window_form(
 # %% ../../nbs/40_kernels.primitives.ipynb #b47f825a
 _FAR = 2**30 # tokens, further than any sequence is long
 
-def _hard_limits(window, b, h, device):
-    left,right = window if isinstance(window, (tuple,list)) else (window,window)
-    full = lambda w: torch.full((b,h), _FAR if w is None else w,
-                                dtype=torch.int32, device=device)
-    return torch.ones(b, h, device=device),full(left),full(right)
-
 # %% ../../nbs/40_kernels.primitives.ipynb #d36fd5d9
 def _window_limits(
     window, # None, int, pair, or a `Window` with one sigma a head
@@ -157,7 +151,10 @@ def _window_limits(
     device=None, # of the result
 ) -> tuple: # width float32, left and right int32, each [B,H]; differentiable in sigma by `width`
     "The parts of a window that are only known on the device; nothing here waits for them."
-    if not isinstance(window, Window): return _hard_limits(window, b, h, device)
+    if not isinstance(window, Window):
+        sides = window if isinstance(window, (tuple,list)) else (window,window)
+        far = [_FAR if w is None else w for w in sides]
+        return torch.ones(b, h, device=device),*(torch.full((b,h), w, dtype=torch.int32, device=device) for w in far)
     scale = window.scale(m).float()
     if window.curve=='normal': scale = scale.clamp(min=1e-18)  # as in chapter 14
     width = scale/(1. if window.unit=='tokens' else 2/max(m, 1))
@@ -246,6 +243,7 @@ def _text_end(
     "The first (`SIDE` 0) or last (1) position of the text of position `at`, which may lie beyond the row."
     return tl.load(band.texts + tl.cast(2*b+SIDE, tl.int64)*N + tl.minimum(at, N-1))
 
+# %% ../../nbs/40_kernels.primitives.ipynb #2596c158
 @triton.jit
 def _within_texts(
     band, b, # `_Band`, batch row
@@ -548,31 +546,8 @@ def _alpha_pull(
     return log_p*log_p*tl.where(l<-.25, far, near)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #c95ed6f9
-def _kernel_refuses(
-    call:Call, # checked arguments
-) -> str|None: # None: the kernels serve it
-    "Why the kernels cannot serve a call."
-    for name in ('attn_mask','rel_bias','sink','softcap'):
-        if getattr(call, name) is not None:
-            return f"{name}: expected None for the kernels, got one; use impl='dense'"
-    if call.dropout_p or call.return_weights:
-        return "dropout_p: expected neither dropout nor return_weights for the kernels, got one of them"
-    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level>=0:
-        return ("impl: expected 'auto' or 'dense' inside a transform of torch.func and in forward "
-                "mode, got the kernels")
-    if call.segments is not None and call.n_global:
-        return (f"n_global: expected 0 for the kernels where segments are given, got {call.n_global}; "
-                "use impl='banded'")
-    q,window,alpha = call.q,call.window,call.alpha
-    if not (q.is_cuda or _INTERPRETED.value):
-        return ("q: expected a CUDA tensor for the kernels, "
-                f"got one on {q.device}; set TRITON_INTERPRET=1 before dynattn.kernels is imported to "
-                "run them, slowly, without a GPU")
-    if q.dtype not in (torch.float16,torch.bfloat16,torch.float32):
-        return f"q: expected float16, bfloat16 or float32 for the kernels, got {q.dtype}"
-    if max(q.shape[-1], call.v.shape[-1])>256:
-        return ("q: expected heads up to 256 wide for the kernels, "
-                f"got {max(q.shape[-1], call.v.shape[-1])}")
+def _window_refused(window, alpha):
+    "Why the kernels cannot compute this window, or this alpha."
     if window is not None and not isinstance(window, (tuple,Window)):
         return ("window: expected None, an int, a pair or a Window for the kernels, "
                 f"got {type(window).__name__}")
@@ -592,6 +567,32 @@ def _at_most_two(alpha):
     if torch.compiler.is_compiling() or alpha.device.type!='cpu': return True
     try: return bool((alpha<=2).all())
     except RuntimeError: return True  # a fake tensor
+
+# %% ../../nbs/40_kernels.primitives.ipynb #67479d9c
+def _kernel_refuses(call): # a checked `Call`
+    "Why the kernels cannot serve a call; None: they do."
+    for name in ('attn_mask','rel_bias','sink','softcap'):
+        if getattr(call, name) is not None:
+            return f"{name}: expected None for the kernels, got one; use impl='dense'"
+    if call.dropout_p or call.return_weights:
+        return "dropout_p: expected neither dropout nor return_weights for the kernels, got one of them"
+    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level>=0:
+        return ("impl: expected 'auto' or 'dense' inside a transform of torch.func and in forward "
+                "mode, got the kernels")
+    if call.segments is not None and call.n_global:
+        return (f"n_global: expected 0 for the kernels where segments are given, got {call.n_global}; "
+                "use impl='banded'")
+    q = call.q
+    if not (q.is_cuda or _INTERPRETED.value):
+        return ("q: expected a CUDA tensor for the kernels, "
+                f"got one on {q.device}; set TRITON_INTERPRET=1 before dynattn.kernels is imported to "
+                "run them, slowly, without a GPU")
+    if q.dtype not in (torch.float16,torch.bfloat16,torch.float32):
+        return f"q: expected float16, bfloat16 or float32 for the kernels, got {q.dtype}"
+    if max(q.shape[-1], call.v.shape[-1])>256:
+        return ("q: expected heads up to 256 wide for the kernels, "
+                f"got {max(q.shape[-1], call.v.shape[-1])}")
+    return _window_refused(call.window, call.alpha)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #2c846da4
 def _prepare(

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..audit.watch import NO, UNSURE, depends
+from ..audit.watch import NO, UNSURE, _depends
 from ..dense import dense_attention
 from ..padding import PaddingMask
 from ..runs import verb
@@ -384,7 +384,7 @@ def causality(
             past = _run(layer, x + future)[:, :t]
             change = max(change, _relative(past, y[:, :t], y))
             with torch.no_grad():
-                answers.update(depends(lambda x: _run(layer, x)[0, :t], x, future).tolist())
+                answers.update(_depends(lambda x: _run(layer, x)[0, :t], x, future).tolist())
             grads = grads or _reads_ahead(layer, x, t)
     if grads: return Verdict("no", change)
     changed = answers - {NO, UNSURE}
