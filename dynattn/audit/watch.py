@@ -134,7 +134,7 @@ def _note(self:_Watch, pairs, weights, promised=None): # [H,N,M]
 @patch
 @contextmanager
 def _unwatched(self:_Watch):
-    "What is called here is not looked at again."
+    "Calls made here are not looked at again."
     before,self.busy = self.busy,True
     try: yield
     finally: self.busy = before

@@ -612,7 +612,7 @@ def recall_rows(
     on_grid=None, # a function, called after each grid
     **options, # of `recall_grid`
 ) -> list: # records: way, share, recall
-    "What is recalled, by distance. The model keeps its learned widths."
+    "Facts recalled, by distance. The model keeps its learned widths."
     filler = torch.cat([text['input_ids'].flatten() for text in texts]).tolist()
     def grid():
         asked = recall_grid(model, tokenizer, filler, [found.budget.n], **options)
@@ -804,8 +804,8 @@ def _measured_times(result, escape):
 
 # %% ../../nbs/66_hf.narrowing.ipynb #c66d0142
 def _recalled(result, escape):
-    "What is recalled, and what is forgotten."
-    if result['recall'] is None: return f"What it recalls was not measured: {escape(result['unrecalled'])}"
+    "Facts recalled and facts forgotten."
+    if result['recall'] is None: return f"Its recall was not measured: {escape(result['unrecalled'])}"
     head = ['widths','share',*(f'{back:,.0f} back' for back in result['recall'][0]['distances'])]
     rows = [[r['way'], f"{r['share']:.3f}", *(f'{x:.2f}' for x in r['right'])] for r in result['recall']]
     return (f"{result['forgotten']}\n\nFacts hidden in the texts were asked again at their end. The share of right answers, by "
@@ -1070,7 +1070,7 @@ def judge_run(
     c:NarrowConfig, # of which data, pattern, field, context, judged and seed matter
     quiet:bool=False, # no progress bar
 ) -> dict: # lengths, distances, and the shares of right answers with full attention and with windows
-    "What a model recalls of facts hidden in documents."
+    "How much a model recalls of facts hidden in documents."
     model,tokenizer = load_pretrained(name, windows=True)
     if model.get_output_embeddings() is None:
         raise UserError(f"model: expected a language model, which can answer, got {type(model).__name__}")
