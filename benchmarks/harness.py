@@ -65,11 +65,11 @@ def in_turn(fns, flops, rounds=5, budget=8.):
 
 FIELDS = 'date machine torch commit suite op pass B H N d w dtype ms limits peak_gflops mb value'.split()
 
-def append(file, rows):
+def append(file, rows, fields=FIELDS):
     "Rows to the committed CSV; what is not given stays empty."
     path = RESULTS/file; new = not path.exists(); path.parent.mkdir(exist_ok=True)
     same = dict(date=date.today().isoformat(), machine=machine(), torch=torch.__version__, commit=commit())
     with open(path, 'a', newline='') as f:
-        w = csv.DictWriter(f, FIELDS, lineterminator='\n')
+        w = csv.DictWriter(f, fields, lineterminator='\n')
         if new: w.writeheader()
         for row in rows: w.writerow({**same, **row})

@@ -2,11 +2,12 @@
 
     python benchmarks/narrow_trial.py train --seed 0     a small decoder that can retrieve, in runs/trial
     python benchmarks/narrow_trial.py judge --model 0    every method at every share, on every task
+    python benchmarks/narrow_trial.py export --model 0   the model and its questions, for narrow_peers.py
 
 Footprint: the keys in memory after each token, summed over all tokens of a text with its prompt, over those of the full
 model. Every finished piece appends rows to committed CSVs; started again, the script goes on where it stopped.
 """
-import argparse, csv, math, random, sys, time
+import argparse, csv, json, math, random, sys, time
 from dataclasses import dataclass
 from pathlib import Path
 import torch, torch.nn.functional as F
@@ -84,6 +85,7 @@ class Asked:
     "A text, and for each question the tokens of its answer and how far back it stands."
     ids: list
     answers: list   # (first, one past the last, distance)
+    begin: int = 0  # of the questions
 
 class Questions:
     "Draws texts of `n` tokens that ask for what stands in them, in RULER's forms; a seed gives the same for every method."
@@ -114,11 +116,12 @@ class Questions:
             starts[i] = len(ids)
             ids += fact
         ids,answers = ids+text[at:],[]
+        begin = len(ids)
         for whole,same,which in asked:
             start = len(ids)+same
             ids += whole
             answers.append((start, len(ids), start-starts[which]))
-        return Asked(ids, answers)
+        return Asked(ids, answers, begin)
 
     def needle(self, rng, n, depth):
         before,value = self.fact(rng)
@@ -169,7 +172,7 @@ class Questions:
         passage,ids = self.s.filler(rng, 32, self.split),self.s.filler(rng, n-64, self.split)
         start = round(depth*(n-64))
         ids = ids[:start]+passage+ids[start:]+passage
-        return Asked(ids, [(n-28, n, n-32-start)])
+        return Asked(ids, [(n-28, n, n-32-start)], n-32)
 
     def draw(self, task, i, n):
         "Question number i of a task; the depths take turns."
@@ -433,9 +436,19 @@ def judge(a):
             run.texts(method, of)
             for n in a.lengths: run.tasks(method, of, n, a.tasks or TASKS)
 
+def export(a):
+    "The model as a folder, and what it is asked."
+    subject = Subject(a.model, a.runs)
+    questions,folder = Questions(subject, 'test'),Path(a.runs)/f'exported{a.model}'
+    model,_ = subject.load()
+    model.save_pretrained(folder)
+    asked = [dict(task=task, n=n, texts=[vars(questions.draw(task, i, n)) for i in range(a.samples)])
+             for n in a.lengths for task in a.tasks or TASKS]
+    (folder/'asked.json').write_text(json.dumps(asked))
+
 if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('what', choices=('train','judge'))
+    p.add_argument('what', choices=('train','judge','export'))
     p.add_argument('--seed', type=int, default=0, help='which decoder is trained; of the order of the texts')
     p.add_argument('--steps', type=int, default=6000, help='of training: started again with fewer, it ends there')
     p.add_argument('--model', default='0', help='0 or 1, a decoder trained here, or smollm2')
@@ -448,4 +461,4 @@ if __name__=='__main__':
     a = p.parse_args()
     torch.set_num_threads(1)
     if a.what=='train': trial_models.train(a.seed, a.runs, a.steps)
-    else: judge(a)
+    else: dict(judge=judge, export=export)[a.what](a)

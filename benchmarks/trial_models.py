@@ -14,7 +14,7 @@ from narrow_texts import LIST, roots, sources
 
 VOCABULARY,BLOCK = 2048,256
 STAGES = (128,256,512,1024,2048)    # tokens of a sequence
-READY = .92                         # of the answers' tokens right, and the next stage begins
+READY = .90                         # of the answers' tokens right, and the next stage begins
 TOKENS = 4096                       # in a step
 SHAPES = {                          # two models: the seed decides
     0: dict(num_hidden_layers=6, num_attention_heads=4, num_key_value_heads=4, intermediate_size=512),
@@ -70,20 +70,25 @@ class Lessons:
         self.tokenizer,self.text = tokenizer,text
         words = [w[1:] for w in tokenizer.get_vocab() if w[0]=='Ġ' and w[1:].isascii() and w[1:].isalpha() and len(w)>4]
         self.words = sorted(words)               # one token each, after a space
+        row = tokenizer.decode(text[:1_000_000]).split()
+        self.names = sorted({w for w in row if w.isascii() and w.isalpha() and w.islower() and 4<len(w)<12})
 
     def ids(self, string): return self.tokenizer(string).input_ids
 
-    def value(self, rng):
-        if rng.random()<.5: return str(rng.randrange(10**rng.choice((2, 4, 5, 5, 7))))
+    def value(self, rng, numbers=.5):
+        if rng.random()<numbers: return str(rng.randrange(10**rng.choice((2, 4, 5, 5, 7))))
         return ' '.join(rng.choices(self.words, k=rng.choice((1, 1, 2))))
 
-    def frame(self, rng):
-        "What stands before a value and after it; with one key, or with words drawn at random."
-        key = rng.choice((' '.join, '-'.join))(rng.choices(self.words, k=rng.choice((1, 1, 2))))
-        if rng.random()<.25:
+    def frame(self, rng, alike=None):
+        """What stands before a value and after it; with one key, or with words drawn at random. `alike`: a template and
+        words for all facts of a text."""
+        words = rng.choice((self.words, self.names))
+        key = rng.choice((' '.join, '-'.join))(rng.choices(words, k=rng.choice((1, 2, 2))))
+        if not alike and rng.random()<.25:
             around = ' '.join(rng.choices(self.words, k=rng.randrange(1, 6)))
             return f"{around} {key} {{value}} {rng.choice(self.words)}.\n".split('{value}')
-        template = rng.choice(TEMPLATES).replace('{key}', key).replace('{what}', rng.choice(self.words))
+        template,what = alike or (rng.choice(TEMPLATES),self.words)
+        template = template.replace('{key}', key).replace('{what}', rng.choice(what))
         return ('\n'+template).split('{value}', 1)
 
     def filler(self, rng, n):
@@ -94,9 +99,10 @@ class Lessons:
         "(time, tokens, weights) of facts and of the questions after them."
         used,events,share = 0,[],rng.random()
         several = rng.random()<.2                # values of one key, all asked at once
+        alike = rng.random()<.6 and (rng.choice([t for t in TEMPLATES if '{key}' in t]),rng.choices(self.words, k=3))
         while used<share*n or not events:
-            frame,number = self.frame(rng),rng.choice((2, 3, 4)) if several else 1
-            values,times = [self.value(rng) for _ in range(number)],sorted(rng.random() for _ in range(number))
+            frame,number = self.frame(rng, alike),rng.choice((2, 3, 4)) if several else 1
+            values,times = [self.value(rng, .8 if alike else .4) for _ in range(number)],sorted(rng.random() for _ in range(number))
             for value,t in zip(values, times):
                 fact = self.ids(frame[0]+value+frame[1].replace('{value}', value))
                 events.append((t, fact, [0.]*len(fact)))
@@ -138,7 +144,7 @@ class Lessons:
 
     def sequence(self, rng, n):
         "n tokens, and weights: above 0 at what has to be remembered, -1 at other text."
-        kind = rng.choices((self.facts, self.chains, self.copies, None), (50, 8, 17, 25))[0]
+        kind = rng.choices((self.facts, self.chains, self.copies, None), (55, 10, 17, 18))[0]
         if kind is None: return self.filler(rng, n),[-1.]*n
         events = sorted(kind(rng, n), key=lambda e: e[0])
         rest = max(n-sum(len(e[1]) for e in events), 0)
