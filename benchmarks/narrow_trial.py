@@ -22,7 +22,7 @@ from dynattn.hf.narrowing import (Budget, Distance, NarrowOptions, Narrower, Wid
 from dynattn.hf.saving import load_pretrained
 from dynattn.hf.windows import record_edge
 
-SINKS,STEPS,CONTEXT = 4,80,2048
+SINKS,STEPS,CONTEXT = 4,60,2048
 NEAR = (32,128)                     # windows of the heads that are not full, where a head has one of two sizes
 TASKS = ('needle','several keys','several values','variables','common words','many questions','copy')
 WIDTHS,SCORES,LOSSES = 'narrow_trial_widths.csv','narrow_trial.csv','narrow_trial_texts.csv'
