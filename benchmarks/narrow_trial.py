@@ -16,13 +16,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 import trial_models
 from narrow import append, rows_of, smollm2, text_of
 from narrow_texts import LIST
+from harness import commit
 from dynattn.hf import add_windows
 from dynattn.hf.narrowing import (Budget, Distance, NarrowOptions, Narrower, WidthVector, cache_share, set_widths,
     token_losses, without_windows)
 from dynattn.hf.saving import load_pretrained
 from dynattn.hf.windows import record_edge
 
-SINKS,STEPS,CONTEXT = 4,60,2048
+SINKS,STEPS = 4,60
 NEAR = (32,128)                     # windows of the heads that are not full, where a head has one of two sizes
 TASKS = ('needle','several keys','several values','variables','common words','many questions','copy')
 WIDTHS,SCORES,LOSSES = 'narrow_trial_widths.csv','narrow_trial.csv','narrow_trial_texts.csv'
@@ -44,18 +45,18 @@ def by_layer(width, layers): return width.view(layers, -1).tolist()
 
 class Subject:
     "A model that is judged, and the texts it learns its widths from and those it is judged on."
-    def __init__(self, name, runs):
-        self.name,self.runs = name,Path(runs)
+    def __init__(self, name, runs, context=2048):
+        self.name,self.runs,self.context = name,Path(runs),context
         self.model,self.tokenizer = self.load()
         self.model.eval().requires_grad_(False)
         add_windows(self.model, n_global=SINKS, edge='hard')
         self.layers,self.heads = self.model.config.num_hidden_layers,self.model.config.num_key_value_heads
-        self.budget = Footprint(CONTEXT, SINKS, True)
+        self.budget = Footprint(context, SINKS, True)
         self.texts = dict(train=[], test=[])
         for row in csv.DictReader(open(LIST, newline='')):
             try: ids = self.ids(text_of(row))
             except FileNotFoundError: continue          # a package that is not installed here
-            if len(ids)>=CONTEXT: self.texts['train' if row['split']=='train' else 'test'].append((row['package'], ids))
+            if len(ids)>=2048: self.texts['train' if row['split']=='train' else 'test'].append((row['package'], ids))
         known = set(self.words('train'))
         self.spoken = dict(train=sorted(known), test=[w for w in self.words('test') if w not in known])
 
@@ -247,8 +248,8 @@ class Calibration:
     def __init__(self, subject, kind, texts=40):
         self.subject,self.kind = subject,kind
         rng,questions = random.Random(f'calibration/{kind}'),Questions(subject, 'train')
-        self.asked = [questions.many_questions(rng, CONTEXT) if kind=='facts' and i%2 else
-                      Asked(subject.filler(rng, CONTEXT, 'train'), []) for i in range(texts)]
+        self.asked = [questions.many_questions(rng, subject.context) if kind=='facts' and i%2 else
+                      Asked(subject.filler(rng, subject.context, 'train'), []) for i in range(texts)]
         self.batches = [dict(input_ids=torch.tensor([a.ids])) for a in self.asked]
 
     def loss(self, texts):
@@ -273,7 +274,7 @@ def learn(subject, vector, distance, share, seed, texts):
 def learned(subject, calibration, share, seed):
     model = subject.model
     record_edge(model, 'soft')
-    vector = WidthVector(model, CONTEXT)
+    vector = WidthVector(model, subject.context)
     vector.budget = subject.budget
     learn(subject, vector, Distance(model, calibration.batches, None), share, seed, len(calibration.batches))
     return vector.by_layer()
@@ -329,8 +330,8 @@ class Methods:
         return self.kinds[kind]
 
     def saved(self, method, share):
-        found = [r for r in rows_of(WIDTHS) if (r['model'],r['method'],float(r['share']),int(r['seed']))
-                 ==(self.subject.name,method,share,self.seed)]
+        found = [r for r in rows_of(WIDTHS) if (r['model'],int(r['n']),r['method'],float(r['share']),int(r['seed']))
+                 ==(self.subject.name,self.subject.context,method,share,self.seed)]
         width = torch.tensor([float(r['width']) for r in found])
         return (by_layer(width, self.subject.layers),float(found[0]['core_seconds'])) if found else None
 
@@ -341,7 +342,7 @@ class Methods:
         start = time.process_time()
         layers = self.choose(method, share)
         seconds = round(time.process_time()-start, 1)
-        append(WIDTHS, [dict(model=self.subject.name, method=method, share=share, seed=self.seed, layer=i, head=j, width=w,
+        append(WIDTHS, [dict(model=self.subject.name, n=self.subject.context, method=method, share=share, seed=self.seed, layer=i, head=j, width=w,
                              core_seconds=seconds) for i,layer in enumerate(layers) for j,w in enumerate(layer)])
         return self.saved(method, share)
 
@@ -387,9 +388,9 @@ class Judge:
         layers,seconds = self.methods.widths(method, share)
         layers = [[math.floor(w) if w<s.budget.most else math.inf for w in layer] for layer in layers]
         set_widths(s.model, layers)
-        width = torch.tensor([w for layer in layers for w in layer]).clamp(max=s.budget.most)
+        width = torch.tensor([float(w) for layer in layers for w in layer]).clamp(max=s.budget.most)
         return dict(which, footprint=round(s.budget.share(width).item(), 5),
-                    cache_share=round(cache_share(width, CONTEXT, SINKS).item(), 5), core_seconds=seconds)
+                    cache_share=round(cache_share(width, s.context, SINKS).item(), 5), core_seconds=seconds)
 
     def forward(self, method):
         return without_windows(self.subject.model) if method=='full' else torch.no_grad()
@@ -416,7 +417,7 @@ class Judge:
             print(*which.values(), *(f"{r['distance']}: {r['score']}" for r in rows), flush=True)
 
     @torch.no_grad()
-    def texts(self, method, share, n=CONTEXT):
+    def texts(self, method, share, n):
         about = self.set(method, share)
         which = dict({k: about[k] for k in ('model','method','share','seed')}, n=n)
         if self.done(LOSSES, **which): return
@@ -428,22 +429,22 @@ class Judge:
         print(*which.values(), sum(r['loss'] for r in rows)/len(rows), flush=True)
 
 def judge(a):
-    subject = Subject(a.model, a.runs)
+    subject = Subject(a.model, a.runs, a.context)
     run = Judge(subject, Methods(subject, a.seed), a.samples)
     for share in a.shares:
         for method in a.methods or METHODS:
             of = 1. if method=='full' else share
-            run.texts(method, of)
-            for n in a.lengths: run.tasks(method, of, n, a.tasks or TASKS)
+            run.texts(method, of, a.context)
+            run.tasks(method, of, a.context, a.tasks or TASKS)
 
 def export(a):
     "The model as a folder, and what it is asked."
-    subject = Subject(a.model, a.runs)
+    subject = Subject(a.model, a.runs, a.context)
     questions,folder = Questions(subject, 'test'),Path(a.runs)/f'exported{a.model}'
     model,_ = subject.load()
     model.save_pretrained(folder)
-    asked = [dict(task=task, n=n, texts=[vars(questions.draw(task, i, n)) for i in range(a.samples)])
-             for n in a.lengths for task in a.tasks or TASKS]
+    asked = [dict(task=task, n=a.context, texts=[vars(questions.draw(task, i, a.context)) for i in range(a.samples)])
+             for task in a.tasks or TASKS]
     (folder/'asked.json').write_text(json.dumps(asked))
 
 if __name__=='__main__':
@@ -453,12 +454,13 @@ if __name__=='__main__':
     p.add_argument('--steps', type=int, default=6000, help='of training: started again with fewer, it ends there')
     p.add_argument('--model', default='0', help='0 or 1, a decoder trained here, or smollm2')
     p.add_argument('--shares', type=float, nargs='*', default=[.25,.10,.50])
-    p.add_argument('--lengths', type=int, nargs='*', default=[2048])
+    p.add_argument('--context', type=int, default=2048, help='tokens of a text, to learn from and to judge by')
     p.add_argument('--methods', nargs='*')
     p.add_argument('--tasks', nargs='*')
     p.add_argument('--samples', type=int, default=40, help='texts for each task and length')
     p.add_argument('--runs', default='runs/trial', help='where models and checkpoints go')
     a = p.parse_args()
     torch.set_num_threads(1)
+    commit()
     if a.what=='train': trial_models.train(a.seed, a.runs, a.steps)
     else: dict(judge=judge, export=export)[a.what](a)
