@@ -346,6 +346,7 @@ class Methods:
                              core_seconds=seconds) for i,layer in enumerate(layers) for j,w in enumerate(layer)])
         return self.saved(method, share)
 
+    @torch.enable_grad()
     def choose(self, method, share):
         s,budget = self.subject,self.subject.budget
         if method=='one window': return by_layer(torch.full((s.layers*s.heads,), budget.window(share)), s.layers)
