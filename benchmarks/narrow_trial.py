@@ -1,6 +1,7 @@
 """Narrowing on trial: what is left of retrieval when every method may spend the same footprint.
 
     python benchmarks/narrow_trial.py train --seed 0     a small decoder that can retrieve, in runs/trial
+    python benchmarks/narrow_trial.py trained            rows on the decoders as they are now
     python benchmarks/narrow_trial.py judge --model 0    every method at every share, on every task
     python benchmarks/narrow_trial.py export --model 0   the model and its questions, for narrow_peers.py
 
@@ -438,6 +439,17 @@ def judge(a):
             run.texts(method, of, a.context)
             run.tasks(method, of, a.context, a.tasks or TASKS)
 
+def trained(a):
+    "What the decoders' training took so far, as rows."
+    rows = []
+    for seed in trial_models.SHAPES:
+        state = torch.load(Path(a.runs)/f'decoder{seed}.pt')
+        model,config = trial_models.finished(seed, a.runs),trial_models.shape(seed)
+        rows.append(dict(model=seed, parameters=sum(p.numel() for p in model.parameters()), layers=config.num_hidden_layers,
+            key_heads=config.num_key_value_heads, steps=state['done'], tokens=state['tokens'],
+            longest=trial_models.STAGES[state['stage']], core_minutes=round(state['seconds']/60, 1)))
+    append('narrow_trial_models.csv', rows)
+
 def export(a):
     "The model as a folder, and what it is asked."
     subject = Subject(a.model, a.runs, a.context)
@@ -450,7 +462,7 @@ def export(a):
 
 if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('what', choices=('train','judge','export'))
+    p.add_argument('what', choices=('train','trained','judge','export'))
     p.add_argument('--seed', type=int, default=0, help='which decoder is trained; of the order of the texts')
     p.add_argument('--steps', type=int, default=6000, help='of training: started again with fewer, it ends there')
     p.add_argument('--model', default='0', help='0 or 1, a decoder trained here, or smollm2')
@@ -464,4 +476,4 @@ if __name__=='__main__':
     torch.set_num_threads(1)
     commit()
     if a.what=='train': trial_models.train(a.seed, a.runs, a.steps)
-    else: dict(judge=judge, export=export)[a.what](a)
+    else: dict(judge=judge, export=export, trained=trained)[a.what](a)
