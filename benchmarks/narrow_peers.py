@@ -9,6 +9,7 @@ from pathlib import Path
 import torch, torch.nn.functional as F
 import kvpress
 from transformers import DynamicCache, LlamaForCausalLM
+from transformers.utils import logging
 sys.path.insert(0, str(Path(__file__).parent))
 from harness import append
 
@@ -33,6 +34,7 @@ def answered(model, press, asked):
 
 def main(a):
     torch.set_num_threads(1)
+    logging.disable_progress_bar()
     folder = Path(a.runs)/f'exported{a.model}'
     model = LlamaForCausalLM.from_pretrained(folder, attn_implementation='sdpa').eval()
     for entry in json.loads((folder/'asked.json').read_text()):
