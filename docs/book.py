@@ -1,6 +1,6 @@
 """What the book is: its chapters in order, its parts, how long each notebook takes, and the copies for readers.
 
-`chapters()` is the one list that the sidebar (Sphinx's and Quarto's), the README's table and the tests go by."""
+`chapters()` is the one list that the sidebar (Sphinx's and Quarto's) and the tests go by."""
 import json, re
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,10 @@ ROOT_PATH = f"/{cfg.doc_baseurl.strip('/')}/".replace('//', '/')      # of the s
 BASE = cfg.doc_host.rstrip('/') + ROOT_PATH
 REPO = cfg.git_url
 TIMES = NBS/'times.json'
-PARTS = {'0': 'Masks and attention', '1': 'The window', '2': 'Other ways', '3': 'The band',
-         '4': 'Kernels and one function', '5': 'Models', '6': 'Ranks, audits, narrowed models', '7': 'The survey',
-         '8': 'Is it worth it?', '9': 'Figures and sources'}
+PARTS = {           # and the names of their notebooks
+    'Guide': r'\d{3}_', 'The idea': r'(0[1-9]|1\d|2[1-3])_', 'The engine room': r'(2[4-9]|3\d|4[0-6])_',
+    'Models and tools': r'(4[7-9]|[56]\d|81)_', 'Evidence': '(80|90)_', 'The survey': r'(20|7\d)_',
+    'Appendix': '(00|9[1-9])_'}
 
 @dataclass
 class Chapter:
@@ -23,13 +24,13 @@ class Chapter:
     title:str # the first heading
     line:str  # the `>` line beneath
     @property
-    def number(self): return self.path.name.split('_')[0]
+    def number(self): return number(self.path)
     @property
-    def part(self): return PARTS[_part(self.path)]
+    def part(self): return next(name for name,numbers in PARTS.items() if re.match(numbers, self.path.name))
     @property
     def page(self): return out_name(self.path).with_suffix('.html').as_posix()
 
-def _part(p): return '9' if p.name.startswith('00_') else p.name[0]       # the pictures' own chapter is an appendix
+def number(p): return m[1] if (m := re.match(r'(\d\d)_', p.name)) else ''       # the guide's pages have none
 
 def out_name(p): return p.with_name(re.sub(r'^\d+[a-zA-Z0-9]*_', '', p.name.lower()))   # as nbdev's `_nbpath2html`
 
@@ -46,12 +47,12 @@ def chapters():
     "Every notebook but the index, in the book's order"
     names = (Path(p).relative_to(NBS) for p in nbglob())
     found = [chapter(p) for p in names if p.name!='index.ipynb']
-    return sorted(found, key=lambda c: (_part(c.path), c.path.as_posix()))
+    return sorted(found, key=lambda c: ([*PARTS].index(c.part), c.path.as_posix()))
 
 def parts():
     "The caption of each part that has chapters, with them"
     cs = chapters()
-    return {v: [c for c in cs if c.part==v] for v in PARTS.values() if any(c.part==v for c in cs)}
+    return {v: [c for c in cs if c.part==v] for v in PARTS if any(c.part==v for c in cs)}
 
 # What is written out of it, and committed
 
@@ -62,24 +63,7 @@ def sidebar():
         out += [f'      - section: "{name}"', '        contents:', *(f'          - {c.path.as_posix()}' for c in cs)]
     return '\n'.join(out) + '\n'
 
-def table():
-    "The chapters as a markdown table, with links that hold in the README as well"
-    rows = ['| | chapter | what it does |', '|---:|:---|:---|']
-    for name,cs in parts().items():
-        rows.append(f'| | **{name}** | |')
-        rows += [f'| {c.number} | [{c.title}]({BASE}{c.page}) | {c.line} |' for c in cs]
-    return '\n'.join(rows)
-
-def index_with_table():
-    "The text of index.ipynb with its table of chapters as it is today"
-    nb = read('index.ipynb')
-    for c in nb['cells']:
-        if c['cell_type']=='markdown' and source(c).startswith('## The chapters'):
-            above = re.split(r'^\|', source(c), maxsplit=1, flags=re.M)[0].rstrip()
-            c['source'] = f'{above}\n\n{table()}'.splitlines(keepends=True)
-    return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + '\n'
-
-def generated(): return {NBS/'sidebar.yml': sidebar(), NBS/'index.ipynb': index_with_table()}
+def generated(): return {NBS/'sidebar.yml': sidebar()}
 
 # What a page offers
 

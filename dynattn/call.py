@@ -28,7 +28,8 @@ def _got(x):
 _FAR = 2**31 - 1 # tokens, further than any sequence is long
 
 def _number(name, x, expected): # -> float
-    "A finite number."
+    "A finite number; a tensor of no axes that does not learn is one."
+    if isinstance(x, Tensor) and x.dim() == 0 and not x.requires_grad: x = x.item()
     if isinstance(x, bool) or not isinstance(x, (float, int, Real, SymFloat, SymInt)):
         raise TypeError(f"{name}: expected {expected}, got {_got(x)}")
     x = x if isinstance(x, (SymFloat, SymInt)) else float(x)
@@ -79,28 +80,56 @@ def _take_heads(call):
     if q.dtype not in _DTYPES:
         raise TypeError(f"q: expected a dtype of {', '.join(map(str, _DTYPES))}, got {q.dtype}")
     if q.device.type != 'meta' and torch.is_autocast_enabled(q.device.type): _autocast(call)
-    if q.dim() != 4 or call.k.dim() != 4 or call.v.dim() != 4: _four_axes(call)
+    if not _aligned(q, call.k, call.v): _align(call)
     q,k,v = call.q,call.k,call.v
-    b,h,_,d = q.shape
+    h,d = q.shape[1],q.shape[3]
     for name,x in (('q', q), ('k', k), ('v', v)):
         if x.layout is not torch.strided: raise TypeError(f"{name}: expected a dense Tensor, got {x.layout}")
     for name,x in (('k', k), ('v', v)):
         if x.dtype != q.dtype: raise TypeError(f"{name}: expected {q.dtype} as q, got {x.dtype}")
         if x.device != q.device:
             raise ValueError(f"{name}: expected a tensor on {q.device} as q, got one on {x.device}")
-        batch,heads = x.shape[0],x.shape[1]
-        if batch != b: raise ValueError(f"{name}: expected batch {b} as in q, got {batch}")
+        heads = x.shape[1]
         if heads != h and (heads == 0 or h % heads):
             raise ValueError(f"{name}: expected a number of heads that divides H={h}, got {heads}")
     if k.shape[3] != d: raise ValueError(f"k: expected width d={d} as in q, got {k.shape[3]}")
-    if v.shape[1] != k.shape[1]: raise ValueError(f"v: expected {k.shape[1]} heads as k, got {v.shape[1]}")
     if v.shape[2] != k.shape[2]:
         raise ValueError(f"v: expected M={k.shape[2]} positions as in k, got {v.shape[2]}")
 
+# %% ../nbs/24_call.ipynb #24ca0117
+def _aligned(q, k, v):
+    "Whether all is [B,H,N,d], with one batch, and k and v have the same heads, no more than q."
+    if not q.dim() == k.dim() == v.dim() == 4: return False
+    return q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1] <= q.shape[1]
+
+def _align(call):
+    "Add axes that are missing in front, broadcast the batch and single heads, and join axes that are too many."
+    given = {name: getattr(call, name) for name in ('q','k','v')}
+    for name,x in given.items():
+        if x.dim() < 2: raise ValueError(f"{name}: expected 2 axes or more, usually [B,H,N,d], got shape {tuple(x.shape)}")
+    dims = max(x.dim() for x in given.values())
+    q,k,v = (x[(None,)*(max(dims, 4)-x.dim())] for x in given.values())
+    h = max(x.shape[-3] for x in (q, k, v)) if q.shape[-3] == 1 else q.shape[-3]
+    q = q.expand(*q.shape[:-3], h, *q.shape[-2:])
+    if k.shape[-3] != v.shape[-3]: k,v = (_repeat_heads(name, x, h) for name,x in (('k', k), ('v', v)))
+    try: batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
+    except RuntimeError:
+        of_q,*others = (tuple(x.shape[:-3]) for x in (q, k, v))
+        raise ValueError(f"k: expected k and v of a batch that broadcasts with {of_q} of q, got {others}") from None
+    call.q,call.k,call.v = (x.expand(*batch, *x.shape[-3:]).flatten(0, -4) for x in (q, k, v))
+    if dims != 4: call.lead = (*batch, h)[max(dims, 4)-dims:]
+
+def _repeat_heads(name, x, h):
+    if x.shape[-3] == 0 or h % x.shape[-3]:
+        raise ValueError(f"{name}: expected a number of heads that divides H={h}, got {x.shape[-3]}")
+    return x.repeat_interleave(h//x.shape[-3], -3)
+
+# %% ../nbs/24_call.ipynb #24ca0120
 def _take_nested(call):
     "A plain call of nested tensors goes to PyTorch as it is; otherwise jagged texts become one packed row."
     more = [name for name in _BEYOND_SDPA if getattr(call, name) is not None]
-    if call.takes_nested and not (more or call.n_global or call.q_offset or call.return_weights): return
+    causal = call.is_causal and call.q.layout == torch.jagged  # which PyTorch does not compute
+    if call.takes_nested and not (more or causal or call.n_global or call.q_offset or call.return_weights): return
     for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
         jagged = x.is_nested and x.layout == torch.jagged and x.dim() == 4 and x._ragged_idx == 2
         if not jagged or x.lengths() is not None:
@@ -123,18 +152,6 @@ def _autocast(call):
     "Queries, keys and values in the dtype of autocast; float64 stays."
     dtype = torch.get_autocast_dtype(call.q.device.type)
     call.q,call.k,call.v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (call.q, call.k, call.v))
-
-def _four_axes(call):
-    "Add the axes that are missing in front, or join those that are too many."
-    call.lead,dims,batch = call.q.shape[:-2],call.q.dim(),call.q.shape[:-3]
-    for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
-        if x.dim() < 2 or x.dim() != dims:
-            raise ValueError(f"{name}: expected as many dimensions as q, at least 2 and usually 4, "
-                             f"[B,H,N,d], got shape {tuple(x.shape)}")
-        if x.shape[:-3] != batch:
-            raise ValueError(f"{name}: expected batch {tuple(batch)} as in q, got {tuple(x.shape[:-3])}")
-        four = x[(None,)*(4-dims)] if dims < 4 else x.flatten(0, -4)
-        setattr(call, name, four)
 
 # %% ../nbs/24_call.ipynb #24ca0018
 def _take_mask(call):
@@ -308,7 +325,7 @@ def _take_sink(call):
 @dataclass(eq=False, repr=False)
 class Call:
     "One call of attention: its arguments, checked, each in one form."
-    q: Tensor # [B,H,N,d] queries; [H,N,d] and [N,d] are taken too, and the output has the same axes
+    q: Tensor # [B,H,N,d] queries; fewer axes are taken too, and broadcast as by PyTorch
     k: Tensor # [B,Hkv,M,d] keys, Hkv divides H
     v: Tensor # [B,Hkv,M,dv] values
     attn_mask: Tensor|None = None # broadcasts to [B,H,N,M]; bool: True takes part, floating: added to the scores

@@ -26,10 +26,10 @@ WRONG = [ # what is changed in a call, the kind of error, the argument it names
     (dict(k=None), TypeError, 'k'), (dict(v=None), TypeError, 'v'), (dict(v='x'), TypeError, 'v'),
     (dict(q=X.int()), TypeError, 'q'), (dict(q=X > 0), TypeError, 'q'), (dict(q=X.to(torch.complex64)), TypeError, 'q'),
     (dict(k=X.double()), TypeError, 'k'), (dict(v=X.half()), TypeError, 'v'),
-    (dict(q=X[0, 0, 0]), ValueError, 'q'), (dict(k=X[0]), ValueError, 'k'),
-    (dict(k=X[:1]), ValueError, 'k'), (dict(v=X[:1]), ValueError, 'v'),
+    (dict(q=X[0, 0, 0]), ValueError, 'q'), (dict(k=X[0, 0, 0]), ValueError, 'k'),
+    (dict(k=X[[0, 1, 0]]), ValueError, 'k'), (dict(v=X[[0, 1, 0]]), ValueError, 'k'),
     (dict(k=X[:, :3], v=X[:, :3]), ValueError, 'k'), (dict(k=X[:, :0], v=X[:, :0]), ValueError, 'k'),
-    (dict(v=X[:, :2]), ValueError, 'v'), (dict(k=X[..., :4]), ValueError, 'k'), (dict(v=X[:, :, :5]), ValueError, 'v'),
+    (dict(v=X[:, :3]), ValueError, 'v'), (dict(k=X[..., :4]), ValueError, 'k'), (dict(v=X[:, :, :5]), ValueError, 'v'),
     (dict(k=X.to('meta')), ValueError, 'k'), (dict(v=X.to('meta')), ValueError, 'v'),
     (dict(attn_mask=torch.ones(N, N)), ValueError, 'attn_mask'), (dict(attn_mask=torch.ones(N, N).int()), TypeError, 'attn_mask'),
     (dict(attn_mask=torch.ones(N, N).to(torch.complex64)), TypeError, 'attn_mask'), (dict(attn_mask='causal'), TypeError, 'attn_mask'),
@@ -40,7 +40,7 @@ WRONG = [ # what is changed in a call, the kind of error, the argument it names
     (dict(is_causal='yes'), TypeError, 'is_causal'), (dict(is_causal=1), TypeError, 'is_causal'),
     (dict(enable_gqa=2), TypeError, 'enable_gqa'), (dict(return_weights='no'), TypeError, 'return_weights'),
     (dict(scale='1'), TypeError, 'scale'), (dict(scale=math.nan), ValueError, 'scale'), (dict(scale=math.inf), ValueError, 'scale'),
-    (dict(scale=[1]), TypeError, 'scale'), (dict(scale=torch.ones(())), TypeError, 'scale'), (dict(scale=True), TypeError, 'scale'),
+    (dict(scale=[1]), TypeError, 'scale'), (dict(scale=torch.ones(1)), TypeError, 'scale'), (dict(scale=True), TypeError, 'scale'),
     (dict(padding=torch.ones(B, N).bool()), TypeError, 'padding'), (dict(padding=PaddingMask(torch.ones(B, 5).bool())), ValueError, 'padding'),
     (dict(padding=PaddingMask(torch.ones(B, N, **META).bool())), ValueError, 'padding'),
     (dict(window=-1), ValueError, 'window'), (dict(window=True), TypeError, 'window'), (dict(window=2.5), TypeError, 'window'),
@@ -361,3 +361,36 @@ def test_a_record_is_made_for_next_to_nothing():
     with torch.no_grad():
         record, plain = (min(timeit.repeat(f, number=200, repeat=7)) for f in (lambda: Call(x, x, x), lambda: F.scaled_dot_product_attention(x, x, x)))
     assert record < .6*plain
+
+SPREAD = {'batch of q': ((1,4,5,8),(2,4,6,8),(2,4,6,8)), 'batch of k': ((2,4,5,8),(1,4,6,8),(2,4,6,8)), 'a head of v': ((2,4,5,8),(2,4,6,8),(2,1,6,8)),
+    'a head of q': ((2,1,5,8),(2,4,6,8),(2,4,6,8)), 'q [N,d]': ((5,8),(2,4,6,8),(2,4,6,8)), 'q [H,N,d]': ((4,5,8),(2,4,6,8),(2,4,6,8)),
+    'k and v [H,M,d]': ((2,4,5,8),(4,6,8),(4,6,8)), 'five axes': ((3,1,4,5,8),(3,2,4,6,8),(1,2,4,6,8))}
+@pytest.mark.parametrize('options', [{}, dict(window=2), dict(is_causal=True, q_offset=1, alpha=1.5)], ids=str)
+@pytest.mark.parametrize('shapes', SPREAD.values(), ids=SPREAD.keys())
+def test_shapes_broadcast_as_in_pytorch(shapes, options):
+    g = torch.Generator().manual_seed(0)
+    x = [torch.randn(s, generator=g, dtype=torch.float64, requires_grad=True) for s in shapes]
+    want = F.scaled_dot_product_attention(*x)
+    out = attention(*x, **options)
+    assert out.shape==want.shape
+    if options: # the same call with the axes written out
+        batch = torch.broadcast_shapes(*(t.shape[:-2] for t in x))
+        want = attention(*(t.expand(*batch, *t.shape[-2:]).contiguous() for t in x), **options)
+    assert_close(out, want)
+    go = torch.randn(want.shape, generator=g, dtype=torch.float64)
+    for a,b in zip(torch.autograd.grad(out, x, go), torch.autograd.grad(want, x, go)): assert_close(a, b)
+
+def test_key_and_value_heads_may_differ():
+    q,k,v = (torch.randn(2, h, 5, 8) for h in (8, 4, 2))
+    assert_close(attention(q, k, v, enable_gqa=True), F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+    assert_close(attention(q, k, v, window=2), attention(q, k.repeat_interleave(2, 1), v.repeat_interleave(4, 1), window=2))
+
+def test_a_number_without_axes_is_a_scale():
+    assert torch.equal(attention(X, X, X, scale=torch.tensor(.5)), attention(X, X, X, scale=.5))
+    with pytest.raises(TypeError, match='scale: expected a finite number'): attention(X, X, X, scale=torch.tensor(.5, requires_grad=True))
+
+def test_jagged_texts_may_be_causal():
+    texts = [torch.randn(4, n, 8) for n in (5, 1, 3)]
+    jagged = torch.nested.nested_tensor([t.transpose(0, 1) for t in texts], layout=torch.jagged).transpose(1, 2)
+    for text,out in zip(texts, attention(jagged, jagged, jagged, is_causal=True).transpose(1, 2).unbind()):
+        assert_close(out.transpose(0, 1), attention(text, text, text, is_causal=True))

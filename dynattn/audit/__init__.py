@@ -1,2 +1,2 @@
-"What every head of any model sees, and whether that is what was promised."
+"Shows what every head of any model sees, and whether that was promised."
 from .report import Examination, Finding, examine

@@ -23,6 +23,7 @@ from ..runs import (
 from ..sigma import SigmaParameter
 from .cache import WindowedCache
 from .plugin import PreTrainedModel, switch
+from .recall import predictions
 from .saving import load_pretrained, save
 from .windows import add_windows, record_edge
 from transformers import DynamicCache
@@ -210,12 +211,6 @@ def _call(model, batch):
     "The last hidden states [B,N,D]."
     return model.base_model(**{k: v for k,v in batch.items() if k!='labels'})[0]
 
-def _predictions(model, hidden):
-    "Logits [...,V] from last hidden states."
-    logits = model.get_output_embeddings()(hidden)
-    cap = getattr(model.config.get_text_config(), 'final_logit_softcapping', None)
-    return logits if cap is None else cap*torch.tanh(logits/cap)
-
 def _embeddings(hidden, batch):
     "The mean over the real tokens of each text, [B,D]."
     mask = batch.get('attention_mask')
@@ -271,8 +266,8 @@ def __call__(self:Distance, i, step) -> Tensor: # [], differentiable in the widt
     full,narrow = self.full_hidden(i),_call(self.model, batch)
     if not self.speaks: return 1-F.cosine_similarity(_embeddings(narrow, batch), _embeddings(full, batch)).mean()
     at = self.places(batch, step)
-    with torch.no_grad(): wanted = _predictions(self.model, full.flatten(0, 1)[at]).log_softmax(-1)
-    given = _predictions(self.model, narrow.flatten(0, 1)[at]).log_softmax(-1)
+    with torch.no_grad(): wanted = predictions(self.model, full.flatten(0, 1)[at]).log_softmax(-1)
+    given = predictions(self.model, narrow.flatten(0, 1)[at]).log_softmax(-1)
     return F.kl_div(given, wanted, log_target=True, reduction='batchmean')
 
 # %% ../../nbs/66_hf.narrowing.ipynb #16ba487b
@@ -542,7 +537,7 @@ def token_losses(
     "Minus the log-probability of every token after the first."
     hidden,after = _call(model, dict(input_ids=ids))[0,:-1],ids[0,1:]
     parts = zip(hidden.split(chunk), after.split(chunk))
-    return torch.cat([F.cross_entropy(_predictions(model, h), y, reduction='none') for h,y in parts])
+    return torch.cat([F.cross_entropy(predictions(model, h), y, reduction='none') for h,y in parts])
 
 # %% ../../nbs/66_hf.narrowing.ipynb #a41bb8ab
 def interval(
