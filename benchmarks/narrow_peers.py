@@ -41,7 +41,7 @@ def main(a):
         for share in a.shares:
             for name,make in PRESSES.items():
                 found = {}
-                for asked in entry['texts']:
+                for asked in entry['texts'][:a.samples]:
                     for score in answered(model, make(1-share), asked):
                         found.setdefault(min(5*score[0]//entry['n'], 4), []).append(score)
                 rows = []
@@ -58,5 +58,6 @@ if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--model', default='0')
     p.add_argument('--shares', type=float, nargs='*', default=[.25])
+    p.add_argument('--samples', type=int, default=20, help='texts for each task')
     p.add_argument('--runs', default='runs/trial')
     main(p.parse_args())
