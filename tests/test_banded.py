@@ -277,6 +277,16 @@ def test_packed_rows_of_an_empty_batch(engine):
     x = torch.zeros(0, 1, 3, 2)
     assert banded_attention(x, x, x, segments=torch.zeros(0, 3).long(), window=1).shape==x.shape
 
+def test_gradients_in_half_precision_are_rounded_once(engine):
+    "Many texts add to the gradient of alpha."
+    q, k, v = torch.randn(3, 1, 1, 60, 4, dtype=torch.float64)
+    alpha = torch.tensor([1.5], dtype=torch.bfloat16)
+    def slope(dtype):
+        a = alpha.to(dtype).requires_grad_()
+        out = banded_attention(q, k, v, alpha=a, segments=torch.arange(60)[None]//3)
+        return torch.autograd.grad(out.sum(), a)[0]
+    assert torch.equal(slope(torch.bfloat16), slope(torch.float64).to(torch.bfloat16))
+
 @pytest.mark.parametrize('alpha', [None,1.5])
 @pytest.mark.parametrize('which', ['query','key','value'])
 def test_a_number_that_is_lost_is_seen_by_those_who_look(engine, which, alpha):

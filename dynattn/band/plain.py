@@ -177,6 +177,9 @@ def plain_attention(
 ) -> Tensor: # [B,H,N,dv]
     "The band in operations of PyTorch, linear in N; every derivative and transform follows from theirs."
     if 0 in x.q.shape[:3]: return x.q.new_zeros(*x.q.shape[:3], x.v.shape[3])
+    # every strip and text adds to their gradients; in half precision each sum would be rounded
+    x = x._replace(**{n: t.float() for n in ('sigma','table','alpha','bias','sink')
+                      if (t := getattr(x, n)) is not None and t.dtype in (torch.float16, torch.bfloat16)})
     if x.segments is not None: return _packed(plan, x)
     return _by_token(torch.cat([out for _,out,*_ in _by_strip(plan, x)], 2).to(x.v.dtype))
 
