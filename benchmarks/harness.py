@@ -1,5 +1,5 @@
 "What every benchmark shares: the limit, peers in turn, medians, and rows of a CSV that names the machine."
-import csv, os, platform, statistics, subprocess, time
+import csv, functools, os, platform, statistics, subprocess, time
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -36,7 +36,9 @@ def machine():
     except (OSError, StopIteration): cpu = platform.processor() or platform.machine()
     return f"{cpu}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads{', CPU time' if CLOCK[0] is time.process_time else ''}"
 
+@functools.cache
 def commit():
+    "Of the code that runs: a commit made meanwhile is another one."
     try: return subprocess.run(['git','rev-parse','--short','HEAD'], cwd=RESULTS.parent, capture_output=True, text=True).stdout.strip()
     except OSError: return ''  # a machine without git
 
@@ -65,11 +67,11 @@ def in_turn(fns, flops, rounds=5, budget=8.):
 
 FIELDS = 'date machine torch commit suite op pass B H N d w dtype ms limits peak_gflops mb value'.split()
 
-def append(file, rows):
+def append(file, rows, fields=FIELDS):
     "Rows to the committed CSV; what is not given stays empty."
     path = RESULTS/file; new = not path.exists(); path.parent.mkdir(exist_ok=True)
     same = dict(date=date.today().isoformat(), machine=machine(), torch=torch.__version__, commit=commit())
     with open(path, 'a', newline='') as f:
-        w = csv.DictWriter(f, FIELDS, lineterminator='\n')
+        w = csv.DictWriter(f, fields, lineterminator='\n')
         if new: w.writeheader()
         for row in rows: w.writerow({**same, **row})

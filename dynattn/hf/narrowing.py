@@ -787,7 +787,7 @@ _MEANS = {
     False: "Distance of embeddings: one minus the cosine to the full model's embedding; 0 is no change."}
 
 def _quality_rows(result):
-    unit = '+{:.4f}' if result['causal'] else '{:.4f}'
+    unit = '{:+.4f}' if result['causal'] else '{:.4f}'
     for r in result['quality']:
         mean,low,high = interval(r['changes'])
         yield r['way'],f"{r['share']:.3f}",unit.format(mean),f'{low:.4f} to {high:.4f}'
