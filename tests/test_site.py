@@ -181,7 +181,7 @@ def test_install_cell_brings_what_the_chapter_imports():
 
 # names of other libraries that the prose mentions and no code uses
 FOREIGN = {'sm_90', 'mask_mod', 'tf32', 'add_param_group', 'entry_points', 'txt', 'DataCollatorWithFlattening',
-           'push_to_hub'}
+           'push_to_hub', 'score_vector', 'src_sequence'}
 
 def _code_names(src):
     "Every word of a code cell but those of its comments"
@@ -196,6 +196,8 @@ def _known():
     for p in ['index.ipynb', *(c.path for c in book.chapters())]:
         for c in book.read(p)['cells']:
             if c['cell_type']=='code': names |= _code_names(book.source(c))
+    for p in [*freeze.ROOT.glob('dynattn/native/*.cpp'), *freeze.ROOT.glob('benchmarks/*.py')]:
+        names |= set(re.findall(r'[^\W\d]\w*', p.read_text(encoding='utf-8')))
     for o in (builtins, torch, torch.nn, torch.nn.functional, torch.Tensor, torch.autograd, torch.func):
         names |= set(dir(o))
     return names | FOREIGN | set(keyword.kwlist) | sys.stdlib_module_names
