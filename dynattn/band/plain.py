@@ -30,7 +30,7 @@ class Strip(NamedTuple):
 _STRIP = 64 # queries of a strip
 
 def strips(
-    plan:Plan,
+    plan:Plan, # the numbers of the call
     n:int, # N, number of queries
     m:int, # M, number of keys
     left:int, # how far they look to the left
@@ -121,7 +121,7 @@ def _mixed(x):
     return x^(x>>16)
 
 def dropout_factors(
-    plan:Plan,
+    plan:Plan, # the numbers of the call
     seed:Tensor, # () int64
     heads:Tensor, # [B,H,1,1] int64, number of each head in the batch
     rows:Tensor, # [R,1] int64, queries
@@ -172,8 +172,8 @@ def _by_strip(plan, x, row=0, start=0):
 
 # %% ../../nbs/32_band.plain.ipynb #ecbe8581
 def plain_attention(
-    plan:Plan,
-    x:Inputs,
+    plan:Plan, # the numbers of the call
+    x:Inputs, # its tensors
 ) -> Tensor: # [B,H,N,dv]
     "The band in operations of PyTorch, linear in N; every derivative and transform follows from theirs."
     if 0 in x.q.shape[:3]: return x.q.new_zeros(*x.q.shape[:3], x.v.shape[3])
@@ -224,8 +224,8 @@ class BandWeights:
 # %% ../../nbs/32_band.plain.ipynb #197e7bc5
 @torch.no_grad()
 def band_weights(
-    plan:Plan,
-    x:Inputs,
+    plan:Plan, # the numbers of the call
+    x:Inputs, # its tensors
 ) -> BandWeights:
     "The weights of a call, strip by strip."
     (b,h,n,_),m = x.q.shape,x.k.shape[2]

@@ -71,7 +71,7 @@ def occurring(
 
 # %% ../../nbs/31_band.plan.ipynb #487e555e
 def default_window(
-    plan:Plan,
+    plan:Plan, # the numbers of the call
     sigma:Tensor, # (), [H] or [B,H]
 ) -> Window:
     "The default window of a plan."
@@ -88,8 +88,8 @@ def widest(
 
 # %% ../../nbs/31_band.plan.ipynb #39b96acd
 def reach(
-    plan:Plan,
-    x:Inputs,
+    plan:Plan, # the numbers of the call
+    x:Inputs, # its tensors
 ) -> tuple: # (left, right), ints >= 0
     "How far the widest head looks to each side; as far as keys go where the widths cannot be read."
     n,m = x.q.shape[2],x.k.shape[2]

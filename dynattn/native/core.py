@@ -58,7 +58,7 @@ def at_hand(
     return x.q.is_cpu and x.q.shape[3]*x.v.shape[3]>0 and library() is not None
 
 def serves(
-    x:Inputs,
+    x:Inputs, # its tensors
 ) -> bool:
     "The same for any tensors."
     return at_hand(x) and plain_tensors(x)
@@ -144,8 +144,8 @@ def empty_like(x:Tensor) -> Tensor:
     return torch.empty_like(x) if x.stride(-1)==1 else x.new_empty(x.shape)
 
 def forward(
-    plan:Plan,
-    x:Inputs,
+    plan:Plan, # the numbers of the call
+    x:Inputs, # its tensors
     held:tuple|None=None, # of a `WindowedLayer`: addresses of keys and values, [B*Hkv,3]; origins [B] or None; M
 ) -> tuple: # (out [B,H,N,dv], kept, lse [B,H,N])
     "Output, the output unrounded (None where it is not rounded), and one number per row for the backward pass."
@@ -167,12 +167,12 @@ def _folded(g, t):
 
 # %% ../../nbs/33_native.core.ipynb #0bb1248a
 def backward(
-    plan:Plan,
-    x:Inputs,
+    plan:Plan, # the numbers of the call
+    x:Inputs, # its tensors
     dout:Tensor, # [B,H,N,dv], in the dtype of q
     out:Tensor, # as `forward` gave it
-    kept:Tensor,
-    lse:Tensor,
+    kept:Tensor, # as `forward` gave it, or None
+    lse:Tensor, # as `forward` gave it
     wanted:tuple, # of eight bools: which of the inputs q, k, v, sigma, table, alpha, bias, sink need a gradient
 ) -> list: # of eight, in the shapes of the inputs; None where none is wanted
     "All gradients, from the inputs, the output and one number per row."
