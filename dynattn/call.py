@@ -26,6 +26,7 @@ def _got(x):
 
 # %% ../nbs/24_call.ipynb #24ca0010
 _FAR = 2**31 - 1 # tokens, further than any sequence is long
+_DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 
 def _number(name, x, expected): # -> float
     "A finite number; a tensor of no axes that does not learn is one."
@@ -66,20 +67,19 @@ def _same_device(name, t, q):
     raise ValueError(f"{name}: expected a tensor on {q.device} as q, got one on {t.device}")
 
 # %% ../nbs/24_call.ipynb #24ca0016
-_DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
-
 def _take_heads(call):
     "Check queries, keys and values, and bring them to [B,H,N,d], [B,Hkv,M,d] and [B,Hkv,M,dv]."
     for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
         if not isinstance(x, Tensor): raise TypeError(f"{name}: expected a Tensor [B,H,N,d], got {_got(x)}")
-    q = call.q
-    if q.is_nested or call.k.is_nested or call.v.is_nested:
+    if call.q.is_nested or call.k.is_nested or call.v.is_nested:
         _take_nested(call)
         if call.offsets is None: return
-        q = call.q
+    q = call.q
     if q.dtype not in _DTYPES:
         raise TypeError(f"q: expected a dtype of {', '.join(map(str, _DTYPES))}, got {q.dtype}")
-    if q.device.type != 'meta' and torch.is_autocast_enabled(q.device.type): _autocast(call)
+    if q.device.type != 'meta' and torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)  # float64 stays
+        call.q,call.k,call.v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, call.k, call.v))
     if not _aligned(q, call.k, call.v): _align(call)
     q,k,v = call.q,call.k,call.v
     h,d = q.shape[1],q.shape[3]
@@ -147,11 +147,6 @@ def _take_nested(call):
     call.q,call.k,call.v = (x.transpose(1, 2).values().transpose(0, 1)[None] for x in (call.q, call.k, call.v))
 
 _BEYOND_SDPA = 'attn_mask', 'padding', 'window', 'alpha', 'rel_bias', 'segments', 'sink', 'softcap'
-
-def _autocast(call):
-    "Queries, keys and values in the dtype of autocast; float64 stays."
-    dtype = torch.get_autocast_dtype(call.q.device.type)
-    call.q,call.k,call.v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (call.q, call.k, call.v))
 
 # %% ../nbs/24_call.ipynb #24ca0018
 def _take_mask(call):

@@ -95,7 +95,7 @@ def test_which_comment_belongs_to_which_parameter():
     assert 'padding' in api.comments(layer.reference) and not api.comments(exact.attend).get('padding')
     assert 'PaddingMask' in api.method_comments(exact, 'attend')['padding']
     forward = api.method_comments(dynattn.DynamicAttention, 'forward')
-    assert forward['query'].startswith('[B,N,D]') and forward['options'].startswith('`keep`')
+    assert forward['query'].startswith('[B,N,D]') and forward['options']=='of `attention`'
     def told(x, y): return x # a number
     def line(a, b, # two
         c=3, # three
@@ -109,7 +109,7 @@ def test_methods_have_tables_of_their_parameters(site):
     entry = text.split('id="api-dynamicattention.forward"')[1].split('</dl>')[0]
     assert '<code>return_weights</code>' in entry and 'return the weights [B,H,N,M] as well' in entry
     exact = _entry(site, 'survey.card.html#api-exact')
-    assert 'api-exact.attend' in exact and 'nb-params' not in exact.split('api-exact.attend')[1].split('</dd>')[0]
+    assert 'api-exact.attend' in exact and 'nb-params' not in exact.split('api-exact.attend')[1].split('api-exact.')[0]
 
 def test_parameters_are_read_from_the_source():
     "Fields of a record that others build on, grouped arguments of a decorated function, kernels, and errors"

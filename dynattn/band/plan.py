@@ -51,7 +51,9 @@ def transformed() -> bool:
     "Whether a transform of `torch.func` or forward-mode differentiation is at work."
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level>=0
 
-def plain_tensors(tensors) -> bool:
+def plain_tensors(
+    tensors, # an iterable; None stands for no tensor
+) -> bool:
     "Whether values can be read: outside the compiler, transforms, and tensors without data."
     if torch.compiler.is_compiling() or transformed(): return False
     for x in tensors:  # as a loop, for every call comes here
@@ -110,7 +112,9 @@ def _reach_of_table(table, first):
     return (max(-seen[0].item(), 0),max(seen[-1].item(), 0)) if len(seen) else (0,0)
 
 # %% ../../nbs/31_band.plan.ipynb #f6221f46
-def is_default(window:Window) -> bool:
+def is_default(
+    window:Window, # of a call
+) -> bool:
     "Whether the engines have the window in closed form: the default one, with any threshold, steepness and unit."
     return window.smooth=='edge' and window.curve=='bell' and (window.apply=='inside' or window.reach==(None,None))
 

@@ -121,7 +121,9 @@ class Recall:
     right: list # by length, the share of right answers at each distance
     number: int # of questions for each share
 
-    def table(self, escape=printable) -> str:
+    def table(self,
+        escape=printable, # makes text harmless on a terminal or in Markdown
+    ) -> str:
         "One row per length."
         rows = [[f'{n:,}', *(f'{share:.2f} ({back:,.0f})' for share,back in zip(*row))]
                 for n,*row in zip(self.lengths, self.right, self.distances)]

@@ -37,7 +37,10 @@ class Additive(Exact):
     @classmethod
     def exact(cls, n): return None
 
-    def read(self, q, k, v, *, padding=None, is_causal=False):
+    def read(self, q, k, v, *,
+        padding=None, # `PaddingMask` of the keys, [B,M]
+        is_causal=False, # key j <= i only
+    ):
         if padding is not None:
             k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.)
                     for x in (k, v))
