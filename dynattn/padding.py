@@ -22,7 +22,6 @@ def _holds(cond):
     try: return bool(cond.all())
     except RuntimeError: return True
 
-# %% ../nbs/01_padding.ipynb #75d26f45
 def padding_mask(
     lengths:Tensor, # [B] int, real tokens of each row, 0 <= length <= n
     n:int|None=None, # N, the padded length (default: the longest row)
@@ -50,7 +49,6 @@ def _fits(keep, scores):
     "Whether `keep` broadcasts to `scores`."
     return keep.dim()<=scores.dim() and all(k in (1, n) for k,n in zip(keep.shape[::-1], scores.shape[::-1]))
 
-# %% ../nbs/01_padding.ipynb #261f44f9
 def masked_softmax(
     scores:Tensor, # [...,M] floating; -inf is as good as masked
     keep:Tensor|None=None, # bool, broadcasts to `scores`, `True` takes part
@@ -159,7 +157,6 @@ def _additive(mask):
                          "a bias goes into attn_mask, a 0/1 mask into from_keep")
     return mask==0
 
-# %% ../nbs/01_padding.ipynb #pm000008
 @patch_to(PaddingMask, static_method=True)
 def from_additive(
     mask:Tensor, # [B,N] or [B,1,1,N] floating
