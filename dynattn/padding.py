@@ -268,16 +268,13 @@ def zero(self:PaddingMask,
     return x.masked_fill(~self.keep.reshape(B, *at), 0)
 
 # %% ../nbs/01_padding.ipynb #01ca0001
-def _flatten(mask): return [mask.keep],None
-
-def _flatten_with_keys(mask): return [(_pytree.GetAttrKey('keep'), mask.keep)],None
-
 def _unflatten(leaves, context):
     mask = object.__new__(PaddingMask)
     mask.keep, = leaves  # a leaf may be anything that a tree is mapped to
     return mask
 
-_pytree.register_pytree_node(PaddingMask, _flatten, _unflatten,
-    serialized_type_name="dynattn.padding.PaddingMask", flatten_with_keys_fn=_flatten_with_keys)
+_pytree.register_pytree_node(PaddingMask, lambda mask: ([mask.keep], None), _unflatten,
+    serialized_type_name="dynattn.padding.PaddingMask",
+    flatten_with_keys_fn=lambda mask: ([(_pytree.GetAttrKey('keep'), mask.keep)], None))
 register_pytree_flatten_spec(PaddingMask, lambda mask, spec: [mask.keep])  # PyTorch 2.6 exports by it
 torch.serialization.add_safe_globals([PaddingMask])  # an exported program is loaded without running code
