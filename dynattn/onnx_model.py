@@ -18,10 +18,8 @@ class Caches:
     def __init__(self,
         entries:list, # of the folder: name, heads, slots (None: one for every token) and dim of every array
     ):
-        self.entries = entries
-        self.arrays = {e['name']: self._empty(e, _GROWTH) for e in entries}
-
-    def _empty(self, e, tokens): return np.zeros((1, e['heads'], e['slots'] or tokens, e['dim']), np.float32)
+        self.entries,self.arrays = entries,{}
+        self.reserve(_GROWTH)
 
     @property
     def nbytes(self) -> int: # bytes
@@ -29,15 +27,15 @@ class Caches:
 
     def reserve(self,
         tokens:int, # that the text will have
-    ) -> bool: # whether an array had to grow
-        grown = False
+    ) -> bool: # whether an array is new
+        "Make room for the keys of every token, where all are kept."
+        room,before = -(-tokens//_GROWTH)*_GROWTH,dict(self.arrays)
         for e in self.entries:
-            old = self.arrays[e['name']]
-            if e['slots'] is None and tokens>old.shape[2]:
-                new = self._empty(e, -(-tokens//_GROWTH)*_GROWTH)
-                new[:,:,:old.shape[2]] = old
-                self.arrays[e['name']],grown = new,True
-        return grown
+            shape,old = (1, e['heads'], e['slots'] or room, e['dim']),before.get(e['name'])
+            if old is not None and old.shape[2]>=shape[2]: continue
+            self.arrays[e['name']] = new = np.zeros(shape, np.float32)
+            if old is not None: new[:,:,:old.shape[2]] = old
+        return any(before.get(name) is not x for name,x in self.arrays.items())
 
 # %% ../nbs/67_onnx_model.ipynb #c6700000e
 def _check_sampling(temperature, top_k, top_p):
@@ -91,6 +89,23 @@ def _checked_ids(ids, past, settings): # -> list of int
     return ids
 
 # %% ../nbs/67_onnx_model.ipynb #c67000014
+def _bound(session, arrays): # -> a binding: each cache is input and output, the same memory
+    from onnxruntime import OrtValue
+    binding = session.io_binding()
+    binding.bind_output('logits') # the first output
+    for name,array in arrays.items():
+        value = OrtValue.ortvalue_from_numpy(array)
+        binding.bind_ortvalue_input(name, value)
+        binding.bind_ortvalue_output(f'new_{name}', value)
+    return binding
+
+def _read(session, binding, **inputs): # -> logits [wanted,V]
+    for name,x in inputs.items(): binding.bind_cpu_input(name, np.asarray(x, np.int64))
+    binding.bind_output('logits') # again, for the last one has the shape of the last piece
+    session.run_with_iobinding(binding)
+    return binding.get_outputs()[0].numpy()
+
+# %% ../nbs/67_onnx_model.ipynb #c67000015
 class OnnxDecoder:
     "A decoder that `dynattn export` wrote, and the text that it has read so far."
     def __init__(self,
@@ -105,43 +120,22 @@ class OnnxDecoder:
     def reset(self):
         "Begin another text."
         self.caches,self.past = Caches(self.settings['caches']),0
-        self._bind()
-
-    def _bind(self):
-        from onnxruntime import OrtValue
-        self.binding = self.session.io_binding()
-        self.binding.bind_output('logits') # the first output
-        for name,array in self.caches.arrays.items():
-            value = OrtValue.ortvalue_from_numpy(array) # the same memory
-            self.binding.bind_ortvalue_input(name, value)
-            self.binding.bind_ortvalue_output(f'new_{name}', value)
-
-    @property
-    def nbytes(self) -> int: # bytes
-        "Memory of all keys and values."
-        return self.caches.nbytes
+        self.binding = _bound(self.session, self.caches.arrays)
 
     def feed(self,
         ids, # [n] tokens that follow those read so far
         every:bool=False, # logits after every token, or only after the last
     ) -> np.ndarray: # [n,V] or [V]
         "Read tokens."
-        ids = _checked_ids(ids, self.past, self.settings)
-        if self.caches.reserve(self.past+len(ids)): self._bind()
-        size = self.settings['piece']
-        logits = [self._read(ids[i:i+size], every) for i in range(0, len(ids), size)]
-        return np.concatenate(logits) if every else logits[-1][0]
+        ids,found,size = _checked_ids(ids, self.past, self.settings),[],self.settings['piece']
+        if self.caches.reserve(self.past+len(ids)): self.binding = _bound(self.session, self.caches.arrays)
+        for piece in (ids[i:i+size] for i in range(0, len(ids), size)):
+            wanted = range(len(piece)) if every else [len(piece)-1]
+            found.append(_read(self.session, self.binding, input_ids=[piece], past=[self.past], wanted=wanted))
+            self.past += len(piece)
+        return np.concatenate(found) if every else found[-1][0]
 
-    def _read(self, piece, every):
-        wanted = range(len(piece)) if every else [len(piece)-1]
-        for name,x in dict(input_ids=[piece], past=[self.past], wanted=wanted).items():
-            self.binding.bind_cpu_input(name, np.array(x, np.int64))
-        self.binding.bind_output('logits') # again: the last one has the shape of the last piece
-        self.session.run_with_iobinding(self.binding)
-        self.past += len(piece)
-        return self.binding.get_outputs()[0].numpy()
-
-# %% ../nbs/67_onnx_model.ipynb #c6700001b
+# %% ../nbs/67_onnx_model.ipynb #c6700001c
 class OnnxModel(OnnxDecoder):
     "An exported decoder that writes text."
     def reset(self):
@@ -156,7 +150,6 @@ class OnnxModel(OnnxDecoder):
         **options, # of `choose`
     ): # an iterator of tokens; the last may be one of those that end a text
         "Write tokens, one after the other."
-        if max_new_tokens<1: raise ValueError(f"max_new_tokens: expected 1 or more, got {max_new_tokens}")
         rng,new = np.random.default_rng(seed),[*self.unread, *ids]
         for _ in range(max_new_tokens):
             logits,self.unread = self.feed(new),[]
@@ -173,7 +166,7 @@ class OnnxModel(OnnxDecoder):
         "Write text, piece by piece."
         return _pieces(self, text, options)
 
-# %% ../nbs/67_onnx_model.ipynb #c6700001c
+# %% ../nbs/67_onnx_model.ipynb #c6700001d
 def _tokenizer(folder):
     from tokenizers import Tokenizer
     path = folder/'tokenizer.json'

@@ -31,16 +31,17 @@ class _Graph:
         self.nodes.append(self.onnx.helper.make_node(kind, inputs, names, name=names[0], **attributes))
         return names if results>1 else names[0]
 
-    def constant(self, x): # a tensor, an array, or whole numbers
-        if isinstance(x, torch.Tensor): x = x.detach().cpu().float().contiguous().numpy()
+    def constant(self, x, dtype=torch.float32): # a tensor, or an array of whole numbers; of tensors, the type
+        if isinstance(x, torch.Tensor): x = x.detach().cpu().to(dtype).contiguous().numpy()
         name = f'constant_{len(self.constants)}'
         self.constants.append(self.onnx.numpy_helper.from_array(np.asarray(x), name))
         return name
 
     def port(self, name, shape, dtype='FLOAT', to=None): # an input, and an output of the same shape where `to` names it
-        def info(name): return self.onnx.helper.make_tensor_value_info(name, getattr(self.onnx.TensorProto, dtype), shape)
-        self.inputs.append(info(name))
-        if to: self.outputs.append(info(to))
+        info = self.onnx.helper.make_tensor_value_info
+        kind = getattr(self.onnx.TensorProto, dtype)
+        self.inputs.append(info(name, kind, shape))
+        if to: self.outputs.append(info(to, kind, shape))
         return name
 
 # %% ../../nbs/68_hf.exporting.ipynb #c68000008
@@ -95,9 +96,9 @@ def _everything(g, clock, cache):
 def _index(g, place, heads): # [s] -> [1,heads,s,3]
     s = g.op('Shape', place)
     shape = g.op('Concat', np.array([1,heads]), s, np.array([1]), axis=0)
-    rows = [g.op('Unsqueeze', place, np.array([0,1,3])), np.arange(heads).reshape(1,-1,1,1), np.zeros((1,1,1,1), np.int64)]
-    spread = [g.op('Expand', x, shape) for x in rows]
-    return g.op('Concat', *reversed(spread), axis=-1)
+    batch,head = np.zeros((1,1,1,1), np.int64),np.arange(heads).reshape(1,-1,1,1)
+    coordinates = [batch, head, g.op('Unsqueeze', place, np.array([0,1,3]))]
+    return g.op('Concat', *(g.op('Expand', x, shape) for x in coordinates), axis=-1)
 
 # %% ../../nbs/68_hf.exporting.ipynb #c68000010
 def _groups(widths): # by key head -> half-width to key heads, narrow ones first
@@ -141,11 +142,13 @@ def _attend(g, clock, layer, width, heads, leading, piece, attention, qkv):
 # %% ../../nbs/68_hf.exporting.ipynb #c68000012
 def _attention(g, clock, layer, attention, x, widths, leading, piece): # [1,s,D] -> [1,s,D]
     groups,d,each = _groups(widths),attention.head_dim,attention.num_key_value_groups
-    order,counts = [h for heads in groups.values() for h in heads],np.array([len(heads) for heads in groups.values()])
+    order = [h for heads in groups.values() for h in heads]
+    counts = np.array([len(heads) for heads in groups.values()])
     parts = []
     for y,times in zip(_projected(g, clock, attention, x, order), (each, 1, 1)):
         parts.append(g.op('Split', y, times*counts, axis=1, results=len(groups)) if len(groups)>1 else [y])
-    outs = [_attend(g, clock, layer, w, len(groups[w]), leading, piece, attention, qkv) for w,qkv in zip(groups, zip(*parts))]
+    outs = [_attend(g, clock, layer, width, len(groups[width]), leading, piece, attention, qkv)
+            for width,qkv in zip(groups, zip(*parts))]
     out = g.op('Concat', *outs, axis=1) if len(outs)>1 else outs[0]
     out = g.op('Reshape', g.op('Transpose', out, perm=[0,2,1,3]), np.array([1,-1,each*len(order)*d]))
     o = attention.o_proj
@@ -162,7 +165,7 @@ _CLASSES = ('LlamaForCausalLM','MistralForCausalLM','Qwen2ForCausalLM','Qwen3For
 def _half_widths(learned, key_heads): # of a layer -> list, one per key head
     if learned.alpha_head is not None: raise ValueError("model: expected softmax, got heads with alpha")
     if learned.edge!='hard':
-        raise ValueError("model: expected windows with a hard edge, got a soft one; narrowing.set_widths(model, widths) sets it")
+        raise ValueError("model: expected windows with a hard edge, got a soft one; hf.windows.record_edge(model, 'hard') sets it")
     w = learned.window(learned.sigma_head(), None).half_width().view(key_heads, -1)
     if (w!=w[:,:1]).any(): raise ValueError("model: expected one width for the query heads of a key head, got several")
     return w[:,0].tolist()
@@ -197,27 +200,29 @@ def _check_model(model):
     others = {*(getattr(config, 'layer_types', None) or ())}-{'full_attention','sliding_attention'}
     if others: raise ValueError(f"model: expected full or sliding attention, got {', '.join(sorted(others))}")
     rope = config.rope_parameters['rope_type']
-    if rope in ('dynamic','longrope'): raise ValueError(f"model: expected rotary positions that are fixed, got {rope!r}")
+    if rope in ('dynamic','longrope'):
+        raise ValueError(f"model: expected rotary positions that are fixed, got {rope!r}")
     if config.hidden_act!='silu': raise ValueError(f"model: expected the activation 'silu', got {config.hidden_act!r}")
 
 # %% ../../nbs/68_hf.exporting.ipynb #c68000017
-def _graph(model, piece, tied): # -> a `_Graph`; whether the logits read the table of embeddings
+def _graph(model, piece, int4): # -> a `_Graph`
     g,base,longest = _Graph(),model.model,model.config.max_position_embeddings
     clock = _clock(g, base.rotary_emb, piece)
     clock.rings,clock.indices = {},{}
     g.port('wanted', ['wanted'], 'INT64')
-    table = g.constant(base.embed_tokens.weight)
-    x = g.op('Gather', table, 'input_ids')                                   # [1,s,D]
+    table = g.constant(base.embed_tokens.weight, torch.float16 if int4 else torch.float32)
+    x = g.op('Cast', g.op('Gather', table, 'input_ids'), to=g.onnx.TensorProto.FLOAT)     # [1,s,D]
     for i,layer in enumerate(base.layers):
         widths,leading = _reach(layer.self_attn, piece, longest)
         y = _norm(g, x, layer.input_layernorm)
         x = g.op('Add', x, _attention(g, clock, i, layer.self_attn, y, widths, leading, piece))
         x = g.op('Add', x, _gated(g, layer.mlp, _norm(g, x, layer.post_attention_layernorm)))
     x = _norm(g, g.op('Gather', g.op('Squeeze', x, np.array([0])), 'wanted'), base.norm)  # [wanted,D]
+    tied = model.lm_head.weight is base.embed_tokens.weight and not int4
     if tied: g.op('Gemm', x, table, transB=1, result='logits')
     else: g.op('MatMul', x, model.lm_head.weight.T, result='logits')
-    logits = g.onnx.helper.make_tensor_value_info('logits', g.onnx.TensorProto.FLOAT, ['wanted', model.config.vocab_size])
-    g.outputs.insert(0, logits)
+    shape,info = ['wanted', model.config.vocab_size],g.onnx.helper.make_tensor_value_info
+    g.outputs.insert(0, info('logits', g.onnx.TensorProto.FLOAT, shape))
     return g
 
 # %% ../../nbs/68_hf.exporting.ipynb #c68000019
@@ -278,10 +283,10 @@ def export(
     out.mkdir(parents=True, exist_ok=True)
     graph,data = out/'model.onnx',out/'model.onnx.data'
     for path in (graph, data): path.unlink(missing_ok=True)
-    tied = model.lm_head.weight is model.model.embed_tokens.weight
-    g = _graph(model, piece, tied and not int4)
+    g = _graph(model, piece, int4)
     _write(g, out, int4)
     settings = _settings(model, g, piece, tokenizer)
+    if data.exists(): data.chmod(graph.stat().st_mode)           # onnx makes it for the owner only
     (out/'onnx_model.json').write_text(json.dumps(settings, indent=1), encoding='utf-8')
     shutil.copyfile(onnx_model.__file__, out/'onnx_model.py')
     if tokenizer is not None: tokenizer.save_pretrained(out)
@@ -317,7 +322,7 @@ def export_run(
 # %% ../../nbs/68_hf.exporting.ipynb #c68000028
 def _arguments(p):
     p.add_argument('model', help='a folder, a name that transformers resolves, or a GGUF file')
-    p.add_argument('--out', required=True, metavar='X', help='a new folder for the graph, its weights and the tokenizer')
+    p.add_argument('--out', required=True, metavar='X', help='a new folder for the graph and the tokenizer')
     p.add_argument('--piece', type=int, default=64, metavar='X', help='tokens of a prompt that are read at a time (64)')
     p.add_argument('--int4', action='store_true', help='weights of four bits')
     p.add_argument('--full', action='store_true', help="leave the model's learned windows out, for comparison")
