@@ -17,6 +17,8 @@ _LATER = {  # name -> module, what it does, example
                'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow'),
     'judge': ('dynattn.hf.narrowing', 'what a model with windows recalls, by distance',
               'dynattn judge runs/narrow --data docs --context 1024'),
+    'export': ('dynattn.hf.exporting', 'write a decoder for ONNX Runtime, with caches as small as its windows',
+               'dynattn export runs/narrow --out runs/onnx'),
     'survey': ('dynattn.survey', 'efficient transformers, measured', 'dynattn survey')}
 
 class _Parser(argparse.ArgumentParser):

@@ -48,3 +48,40 @@ def test_long_embeddings_are_those_of_the_stock_model_and_a_run_resumes(tmp_path
     np.testing.assert_allclose(np.load(tmp_path/'out'/'matrix.npy'), rows, atol=1e-6)
     r = run('--pattern', 'middle.txt')
     assert r.returncode==1 and '--out: expected a new folder or one of the same documents' in r.stderr
+
+CHAT = """
+import torch
+from dynattn import hf
+from dynattn.hf.narrowing import set_widths
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+torch.manual_seed(0)
+letters = {c: i for i,c in enumerate(['<s>', '</s>', '<other>', *map(chr, range(32, 127))])}
+words = Tokenizer(models.WordLevel(letters, unk_token='<other>'))
+words.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
+words = PreTrainedTokenizerFast(tokenizer_object=words, bos_token='<s>', eos_token='</s>', unk_token='<other>')
+words.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }};{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+model = LlamaForCausalLM(LlamaConfig(vocab_size=len(letters), hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+    num_attention_heads=2, max_position_embeddings=512)).eval()
+hf.add_windows(model, n_global=2)
+set_widths(model, [[9, 30]])
+hf.export(model, 'chat', words, piece=16)
+"""
+
+def test_an_exported_model_talks_without_pytorch_and_reads_nothing_twice(tmp_path):
+    made = subprocess.run([sys.executable, '-c', CHAT], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    assert made.returncode==0, made.stderr
+    command = [sys.executable, ROOT/'examples/onnx_chat.py', tmp_path/'chat', '--max-new-tokens', '12', '--threads', '1']
+    without = {**os.environ, 'PYTHONPATH': str(tmp_path/'none')}
+    (tmp_path/'none').mkdir()
+    for module in ('torch', 'dynattn'): (tmp_path/'none'/f'{module}.py').write_text('raise ImportError')
+    r = subprocess.run(command, input='How far?\nAnd how wide?\n\n', capture_output=True, text=True, timeout=120, env=without)
+    assert r.returncode==0, r.stderr
+    answers = [line.lstrip('> ') for line in r.stdout.splitlines() if line.strip('> ')]
+    read = [int(line.split()[0][1:]) for line in r.stderr.splitlines() if 'tokens read' in line]
+    first = len('user: How far?;assistant: ')
+    assert len(answers)==2 and first+11<=read[0]<=first+12, (r.stdout, r.stderr)
+    assert read[1]<=read[0]+1+len(';user: And how wide?;assistant: ')+12
+    again = subprocess.run([*command, '--once', 'How far?'], capture_output=True, text=True, timeout=120, env=without)
+    assert again.stdout.rstrip('\n').lstrip('> ')==answers[0]

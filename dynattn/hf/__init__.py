@@ -6,4 +6,6 @@ from .saving import auto_class, load, load_adapter, lora_config, save
 from .cache import WindowedCache
 from .recall import Recall, forgotten, recall_grid
 from .narrowing import Narrowed, narrow
+from .exporting import export
+from ..onnx_model import OnnxModel
 from .parallel import parallelize
