@@ -644,6 +644,11 @@ def smallest(self:Distance,
     finally: vector.log_width.copy_(start)                           # if interrupted, too
     return found
 
+def _single(batch):
+    "The texts of a batch, one by one."
+    for i in range(len(batch['input_ids'])): yield {k: v[i:i+1] for k,v in batch.items()}
+
+# %% ../../nbs/66_hf.narrowing.ipynb #7a1b0006
 @patch
 @torch.no_grad()
 def measure(self:Narrower) -> float: # the rise at the smallest share so far, to which `keep` and the widths are set
@@ -653,10 +658,6 @@ def measure(self:Narrower) -> float: # the rise at the smallest share so far, to
     self.keep,risen,log_width = min(self.measured, key=lambda m: m[0])
     self.vector.log_width.copy_(log_width)
     return risen
-
-def _single(batch):
-    "The texts of a batch, one by one."
-    for i in range(len(batch['input_ids'])): yield {k: v[i:i+1] for k,v in batch.items()}
 
 # %% ../../nbs/66_hf.narrowing.ipynb #c66d0112
 def recall_rows(
