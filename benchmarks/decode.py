@@ -8,14 +8,14 @@ PyTorch's attention and the caches of transformers: `DynamicCache`, `StaticCache
 
 Lengths that the file has for this commit and number of threads are left out, so a run that was stopped goes on where it was.
 """
-import argparse, csv, statistics, time, warnings
+import argparse, statistics, time, warnings
 import torch
 from torch.nn import functional as F
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, StaticCache
 from transformers.utils import logging
 from dynattn import Window, hf
 from dynattn.cache import WindowedLayer
-from harness import RESULTS, append, commit, machine
+from harness import append, commit, machine, rows_of
 
 LAYERS,HEADS,KV_HEADS,WIDTH = 4,8,4,64
 MEAN,SINKS = 256,4
@@ -108,10 +108,7 @@ def same_tokens():
 
 def measured():
     "The lengths of the cache that this commit has on this machine already."
-    path = RESULTS/'decode.csv'
-    if not path.exists(): return set()
-    with open(path, newline='') as f:
-        return {int(row['N']) for row in csv.DictReader(f) if (row['commit'],row['machine'])==(commit(),machine())}
+    return {int(row['N']) for row in rows_of('decode.csv') if (row['commit'],row['machine'])==(commit(),machine())}
 
 @torch.no_grad()
 def main():

@@ -7,9 +7,10 @@
 The attention suite: alpha learned per head (1.1 to 1.9), no window, 4,096 tokens a batch, forward and forward and backward, beside plain
 `F.scaled_dot_product_attention` and `entmax15` of the entmax package between two products. Processor time is counted with one thread.
 """
-import argparse, csv, datetime, os, statistics, subprocess, sys, time
+import argparse, os, statistics, subprocess, sys, time
 from pathlib import Path
 import torch, torch.nn.functional as F, entmax as package
+from harness import RESULTS, append
 from dynattn import attention, dense_attention
 from dynattn.alpha import entmax
 
@@ -99,22 +100,19 @@ def time_attention(N, H, d, rounds, threads):
             if i: res[name].append((1e3*(middle-start), 1e3*(end-start)))
     return {name:[statistics.median(x) for x in zip(*t)] for name,t in res.items()}
 
-def attention_suite(a, load, git):
-    out = Path(__file__).parent/'results'/'entmax_attention_cpu.csv'
-    fresh = not out.exists()
+ROWS = 'date machine load threads torch commit op shape dtype pass ms peak_mb copies_of_scores vs_softmax peer vs_peer'.split()
+ATTENTION = 'date machine load threads torch commit op N batch H d dtype fwd_ms both_ms fwd_vs_sdpa both_vs_sdpa'.split()
+
+def attention_suite(a, about):
     check_attention()
-    with open(out, 'a', newline='') as file:
-        w = csv.writer(file, lineterminator='\n')
-        if fresh: w.writerow('date machine load threads torch commit op N batch H d dtype fwd_ms both_ms fwd_vs_sdpa both_vs_sdpa'.split())
-        for H,d in ((8,64),(12,32)):
-            for N in (32,64,128,256,512,1024):
-                ms = time_attention(N, H, d, a.rounds, a.threads)
-                for name,pair in ms.items():
-                    ratios = [round(x/y, 2) for x,y in zip(pair, ms['SDPA'])]
-                    w.writerow([datetime.date.today(), a.machine, round(load, 1), a.threads, torch.__version__, git, name, N, 4096//N, H, d, 'float32',
-                                *(round(x, 2) for x in pair), *ratios])
-                    print(f'N {N:5} H {H:3} d {d:3} {name:24}{pair[0]:9.1f} {pair[1]:9.1f} ms {ratios[0]:6.2f} {ratios[1]:6.2f} x SDPA', flush=True)
-                file.flush()
+    for H,d in ((8,64),(12,32)):
+        for N in (32,64,128,256,512,1024):
+            ms = time_attention(N, H, d, a.rounds, a.threads)
+            for name,pair in ms.items():
+                ratios = [round(x/y, 2) for x,y in zip(pair, ms['SDPA'])]
+                row = dict(op=name, N=N, batch=4096//N, H=H, d=d, dtype='float32', **dict(zip(ATTENTION[12:], [*(round(x, 2) for x in pair), *ratios])))
+                append('entmax_attention_cpu.csv', [about | row], ATTENTION)
+                print(f'N {N:5} H {H:3} d {d:3} {name:24}{pair[0]:9.1f} {pair[1]:9.1f} ms {ratios[0]:6.2f} {ratios[1]:6.2f} x SDPA', flush=True)
 
 def main():
     global SHAPE
@@ -122,25 +120,22 @@ def main():
     p.add_argument('--threads', type=int, default=1); p.add_argument('--rounds', type=int, default=15)
     p.add_argument('--machine', default='unnamed CPU'); p.add_argument('--peak', help=argparse.SUPPRESS)
     p.add_argument('--shape', type=int, nargs=4, default=SHAPE); p.add_argument('--suite', choices=('rows', 'attention'), default='rows')
-    p.add_argument('--out', type=Path, default=Path(__file__).parent/'results'/'entmax_cpu.csv')
+    p.add_argument('--out', type=Path, default=RESULTS/'entmax_cpu.csv')
     a = p.parse_args()
     SHAPE = tuple(a.shape)
     torch.set_num_threads(a.threads)
     if a.peak: return print(peak_mb(a.peak))
     load = os.getloadavg()[0]  # of the machine before the run: more than a little, and only the ratios mean something
-    git = subprocess.run(['git','rev-parse','--short','HEAD'], capture_output=True, text=True, cwd=Path(__file__).parent).stdout.strip()
-    if a.suite=='attention': return attention_suite(a, load, git)
+    about = dict(machine=a.machine, load=round(load, 1), threads=a.threads)
+    if a.suite=='attention': return attention_suite(a, about)
     for name in OPS: check(name)
-    ms = times(a.rounds)
-    median,fresh = statistics.median,not a.out.exists()
-    with open(a.out, 'a', newline='') as file:
-        w = csv.writer(file, lineterminator='\n')
-        if fresh: w.writerow('date machine load threads torch commit op shape dtype pass ms peak_mb copies_of_scores vs_softmax peer vs_peer'.split())
-        for name,(_,peer,*_) in OPS.items():
-            mb = float(subprocess.run([sys.executable,__file__,'--threads',str(a.threads),'--shape',*map(str, SHAPE),'--peak',name], capture_output=True, text=True, check=True).stdout)
-            against = lambda o: round(median(x/y for x,y in zip(ms[name], ms[o])), 3)
-            row = [datetime.date.today(), a.machine, round(load, 1), a.threads, torch.__version__, git, name, 'x'.join(map(str, SHAPE)), 'float32', 'fwd+bwd',
-                   round(median(ms[name]), 2), round(mb, 1), round(mb/(torch.Size(SHAPE).numel()*4/2**20), 2), against('softmax'), peer, peer and against(peer)]
-            w.writerow(row); print(f'{name:32s}{row[10]:9.1f} ms {mb:7.1f} MB  {row[13]:7.2f} x softmax', f'{row[15]:6.3f} x {peer}' if peer else '')
+    ms,median = times(a.rounds),statistics.median
+    for name,(_,peer,*_) in OPS.items():
+        mb = float(subprocess.run([sys.executable,__file__,'--threads',str(a.threads),'--shape',*map(str, SHAPE),'--peak',name], capture_output=True, text=True, check=True).stdout)
+        against = lambda o: round(median(x/y for x,y in zip(ms[name], ms[o])), 3)
+        row = dict(zip(ROWS[6:], [name, 'x'.join(map(str, SHAPE)), 'float32', 'fwd+bwd', round(median(ms[name]), 2), round(mb, 1),
+            round(mb/(torch.Size(SHAPE).numel()*4/2**20), 2), against('softmax'), peer, peer and against(peer)]))
+        append(a.out.absolute(), [about | row], ROWS)
+        print(f"{name:32s}{row['ms']:9.1f} ms {mb:7.1f} MB  {row['vs_softmax']:7.2f} x softmax", f"{row['vs_peer']:6.3f} x {peer}" if peer else '')
 
 if __name__=='__main__': main()

@@ -67,11 +67,26 @@ def in_turn(fns, flops, rounds=5, budget=8.):
 
 FIELDS = 'date machine torch commit suite op pass B H N d w dtype ms limits peak_gflops mb value'.split()
 
-def append(file, rows, fields=FIELDS):
-    "Rows to the committed CSV; what is not given stays empty."
-    path = RESULTS/file; new = not path.exists(); path.parent.mkdir(exist_ok=True)
-    same = dict(date=date.today().isoformat(), machine=machine(), torch=torch.__version__, commit=commit())
-    with open(path, 'a', newline='') as f:
+def rows_of(file):
+    "The rows of a CSV of `RESULTS`, or of an absolute path; none where there is no file."
+    path = RESULTS/file
+    if not path.exists(): return []
+    with open(path, newline='', encoding='utf-8') as f: return list(csv.DictReader(f))
+
+def write(file, rows, fields=None, mode='w'):
+    "Rows in place of what the CSV held, in the columns of the first one if none are named; what is not given stays empty."
+    rows,path = list(rows),RESULTS/file
+    fields = list(fields or rows[0])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    begun = rows_of(path) if mode=='a' else []
+    if begun and list(begun[0])!=fields: raise ValueError(f"{path}: expected the columns {list(begun[0])}, got {fields}")
+    with open(path, mode, newline='', encoding='utf-8') as f:
         w = csv.DictWriter(f, fields, lineterminator='\n')
-        if new: w.writeheader()
-        for row in rows: w.writerow({**same, **row})
+        if not begun: w.writeheader()
+        w.writerows(rows)
+
+def append(file, rows, fields=FIELDS):
+    "Rows behind those of the CSV, each with the day, the machine, PyTorch and the commit; `fields=None`: and its own columns."
+    same = dict(date=date.today().isoformat(), machine=machine(), torch=torch.__version__, commit=commit())
+    rows = [{**same, **row} for row in rows]
+    if rows: write(file, rows, fields, 'a')

@@ -6,11 +6,12 @@ values, mask, scale and dropout (`passed`), the arguments of its eager attention
 
     python benchmarks/hf_features.py           # prints the table of features, writes results/hf_features.csv
 """
-import argparse, ast, csv, re
+import argparse, ast, re
 from collections import Counter
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from harness import RESULTS, write
 
 ORDINARY = {'module', 'query', 'key', 'value', 'query_states', 'key_states', 'value_states', 'attention_mask', 'scaling',
             'dropout', 'is_causal'}
@@ -81,13 +82,10 @@ def scan():
 
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument('--to', type=Path, default=Path(__file__).parent/'results/hf_features.csv')
+    a.add_argument('--to', type=Path, default=RESULTS/'hf_features.csv')
     args = a.parse_args()
     rows = scan()
-    with open(args.to, 'w', newline='', encoding='utf-8') as f:
-        table = csv.DictWriter(f, ['transformers', *rows[0]], lineterminator='\n')
-        table.writeheader()
-        table.writerows({'transformers': version('transformers'), **row} for row in rows)
+    write(args.to.absolute(), ({'transformers': version('transformers'), **row} for row in rows))
     print(f"{len(rows)} files, {sum(row['calls'] for row in rows)} calls, {sum(row['served']=='computed' for row in rows)} computed")
     for column in ('passed', 'read', 'attributes', 'by_name'):
         counts = Counter(name for row in rows for name in row[column].split())

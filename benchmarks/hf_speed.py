@@ -8,7 +8,7 @@ ways are timed in turn in one process on one thread, in time of the process; a r
     python benchmarks/hf_speed.py              # writes results/hf_speed.csv
     python benchmarks/hf_speed.py --rounds 5
 """
-import argparse, csv, statistics, time, warnings
+import argparse, statistics, time, warnings
 from datetime import date
 from pathlib import Path
 import torch
@@ -16,7 +16,7 @@ from transformers import (BertConfig, BertModel, LlamaConfig, LlamaModel, Modern
                           T5Config, T5EncoderModel)
 from transformers.utils import logging
 from dynattn import hf
-from harness import RESULTS, commit, machine
+from harness import RESULTS, commit, machine, write
 
 SIZES = dict(vocab_size=1000, num_hidden_layers=4, max_position_embeddings=2048, pad_token_id=0)
 MODELS = {
@@ -110,9 +110,6 @@ def main():
     torch.set_num_threads(1)
     hf.register()
     rows = [row for name in args.models for row in measure(name, args.rounds)]
-    with open(args.to, 'w', newline='', encoding='utf-8') as f:
-        table = csv.DictWriter(f, rows[0], lineterminator='\n')
-        table.writeheader()
-        table.writerows(rows)
+    write(args.to.absolute(), rows)
 
 if __name__=='__main__': main()

@@ -10,11 +10,11 @@ of its full weights.)
     python benchmarks/hf_tests.py ../transformers            # writes results/hf_tests.csv and hf_tests_failed.csv
     python benchmarks/hf_tests.py ../transformers --models bert t5 --but compil     # without the tests that compile
 """
-import argparse, csv, json, os, re, subprocess, sys, tempfile
+import argparse, json, os, re, subprocess, sys, tempfile
 from importlib.metadata import version
 from pathlib import Path
 import torch
-from harness import RESULTS
+from harness import RESULTS, rows_of, write
 
 MODELS = ('bert', 'roberta', 'modernbert', 'vit', 'wav2vec2', 'whisper', 'gpt2', 'llama', 'mistral', 'qwen3', 'gemma2',
           'gemma3', 'gpt_oss', 'cohere2', 't5', 'bart', 'clip')
@@ -96,16 +96,8 @@ def compare(model, stock, ours, but):
 
 def update(path, models, rows):
     "Put the rows of these models into a table, in place of those that it has of them."
-    kept = []
-    if path.exists():
-        with open(path, newline='', encoding='utf-8') as f:
-            kept = [r for r in csv.DictReader(f) if r['model'] not in models]
-    rows = sorted(kept+rows, key=lambda r: r['model'])
-    if not rows: return
-    with open(path, 'w', newline='', encoding='utf-8') as f:
-        table = csv.DictWriter(f, list(rows[0]), lineterminator='\n')
-        table.writeheader()
-        table.writerows(rows)
+    kept = [r for r in rows_of(path) if r['model'] not in models]
+    if kept or rows: write(path, sorted(kept+rows, key=lambda r: r['model']))
 
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -128,7 +120,7 @@ def main():
         print(row, flush=True)
         for one in failed:
             print('   ', one['test'], one['sdpa'], one['dynattn'], one['why'], one['message'][:120], flush=True)
-        update(args.to/'hf_tests.csv', [model], [row])
-        update(args.to/'hf_tests_failed.csv', [model], failed)
+        update(args.to.absolute()/'hf_tests.csv', [model], [row])
+        update(args.to.absolute()/'hf_tests_failed.csv', [model], failed)
 
 if __name__=='__main__': main()

@@ -9,12 +9,10 @@ Rows are appended to results/listops.csv.
 """
 import argparse, random
 from collections import Counter
-from csv import DictWriter
-from datetime import date
 from statistics import median
 import torch, torch.nn.functional as F
 from torch import nn
-from harness import RESULTS, commit, machine
+from harness import append
 from dynattn.parts import FeedForward, sinusoidal_positions
 from dynattn.encoder import DynamicAttention
 from dynattn.padding import PaddingMask
@@ -122,12 +120,10 @@ def train(make, a, train_rows, test_rows):
 
 FIELDS = 'date machine torch commit part system shortest longest train test dim heads layers steps batch lr seed parameters accuracy'.split()
 
-def append(rows):
-    path = RESULTS/'listops.csv'; fresh = not path.exists()
-    with open(path, 'a', newline='') as f:
-        w = DictWriter(f, FIELDS, lineterminator='\n')
-        if fresh: w.writeheader()
-        for r in rows: w.writerow(dict(date=date.today().isoformat(), machine=machine(), torch=torch.__version__, commit=commit())|r); print(r, flush=True)
+def note(rows):
+    rows = list(rows)
+    append('listops.csv', rows, FIELDS)
+    for r in rows: print(r, flush=True)
 
 def row(part, name, acc, a, shortest, longest, n_train, n_test, **more):
     return dict(part=part, system=name, shortest=shortest, longest=longest, train=n_train, test=n_test, seed=a.seed, accuracy=f'{acc:.4f}', **more)
@@ -142,14 +138,14 @@ def main():
         rows,accepted = data(a.full, 500, 2000, a.seed)
         print(f"{accepted:.1%} of the trees have between 500 and 2000 tokens, {sum(len(t) for t,_ in rows)/len(rows):.0f} in the mean")
         half = len(rows)//2
-        append(row('full length', k, v, a, 500, 2000, half, len(rows)-half) for k,v in baselines(rows[:half], rows[half:]).items())
+        note(row('full length', k, v, a, 500, 2000, half, len(rows)-half) for k,v in baselines(rows[:half], rows[half:]).items())
     if a.part!='baselines':
         rows,_ = data(a.train+a.test, a.shortest, a.longest, a.seed+1)
         split = rows[:a.train],rows[a.train:]
         sizes = (a.shortest, a.longest, a.train, a.test)
-        append(row('short', k, v, a, *sizes) for k,v in baselines(*split).items())
+        note(row('short', k, v, a, *sizes) for k,v in baselines(*split).items())
         for name in a.systems:
             acc,parameters = train(SYSTEMS[name], a, *split)
-            append([row('short', name, acc, a, *sizes, dim=a.dim, heads=a.heads, layers=a.layers, steps=a.steps, batch=a.batch, lr=a.lr, parameters=parameters)])
+            note([row('short', name, acc, a, *sizes, dim=a.dim, heads=a.heads, layers=a.layers, steps=a.steps, batch=a.batch, lr=a.lr, parameters=parameters)])
 
 if __name__=='__main__': main()

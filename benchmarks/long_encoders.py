@@ -7,14 +7,14 @@ layers. All ways are timed in turn in one process; the peak memory is that of a 
     python benchmarks/long_encoders.py                      # base, 512 to 8,192 tokens, appends to results/long_encoders.csv
     python benchmarks/long_encoders.py --model large --lengths 512 2048 --threads 1 --dtype bfloat16
 """
-import argparse, csv, json, re, statistics, subprocess, sys, time, warnings
+import argparse, json, re, statistics, subprocess, sys, time, warnings
 from datetime import date
 from pathlib import Path
 import torch
 from transformers import ModernBertConfig, ModernBertModel
 from transformers.utils import logging
 from dynattn import hf
-from harness import RESULTS, commit, machine
+from harness import RESULTS, append, commit, machine
 
 SHAPES = dict(base=dict(hidden_size=768, num_hidden_layers=22, num_attention_heads=12, intermediate_size=1152),
               large=dict(hidden_size=1024, num_hidden_layers=28, num_attention_heads=16, intermediate_size=2624))
@@ -106,13 +106,8 @@ def main():
     torch.set_num_threads(args.threads)
     for kind in args.batches:
         for tokens in args.lengths:
-            new = not args.to.exists()
-            with open(args.to, 'a', newline='', encoding='utf-8') as f:
-                for row in measure(args, kind, tokens):
-                    table = csv.DictWriter(f, row, lineterminator='\n')
-                    if new: table.writeheader()
-                    new = False
-                    table.writerow(row)
-                    print(f"{kind:20}{tokens:>6}{row['way']:>10}{row['seconds']:>9} s{row['ratio']:>7}{row['gib']:>8} GiB", flush=True)
+            for row in measure(args, kind, tokens):
+                append(args.to.absolute(), [row], list(row))
+                print(f"{kind:20}{tokens:>6}{row['way']:>10}{row['seconds']:>9} s{row['ratio']:>7}{row['gib']:>8} GiB", flush=True)
 
 if __name__=='__main__': main()

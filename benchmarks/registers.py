@@ -5,12 +5,13 @@ python benchmarks/registers.py --quick      heads of 64 only; writes nothing
 python benchmarks/registers.py --d 256 --dtype float16 --window hard
 Registers and bytes of stack a thread (what did not fit into registers, spilled to memory), bytes of shared memory a program,
 from cuobjdump, and how many instructions of the tensor cores there are (none for float32, whose products are exact)."""
-import argparse, csv, os, re, subprocess, sys, tempfile
+import argparse, os, re, subprocess, sys, tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
 os.environ.pop('TRITON_INTERPRET', None)
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from harness import rows_of, write
 from dynattn.call import Call
 from dynattn.kernels import entmax, primitives, window
 from dynattn.padding import PaddingMask
@@ -26,7 +27,6 @@ class Hopper:
 
 FIELDS = 'triton kernel d dtype window rows keys warps registers stack shared mma'.split()
 TOOL = os.path.join(os.path.dirname(triton.__file__), 'backends', 'nvidia', 'bin', 'cuobjdump')
-FILE = os.path.join(os.path.dirname(__file__), 'results', 'registers.csv')
 
 def usage(binary):
     "Registers and bytes of stack a thread."
@@ -48,10 +48,8 @@ def note(row):
     print(*(f'{name}={x}' for name,x in row.items()), flush=True)
     if args.quick: return
     key = lambda r: [str(r[name]) for name in ('kernel','d','dtype','window')]
-    old = list(csv.DictReader(open(FILE))) if os.path.exists(FILE) else []
-    with open(FILE, 'w', newline='') as f:
-        table = csv.DictWriter(f, FIELDS, lineterminator='\n'); table.writeheader()
-        table.writerows(sorted([*(r for r in old if key(r)!=key(row)),row], key=key))
+    others = (r for r in rows_of('registers.csv') if key(r)!=key(row))
+    write('registers.csv', sorted([*others, row], key=key), FIELDS)
 
 def compile_all(suite, d, dtype, w):
     "The forward and backward kernels of one suite, every gradient asked for."

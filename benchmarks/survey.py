@@ -3,15 +3,14 @@
     python benchmarks/survey.py            # the table and FLOPs from 2^9 to 2^20, on the meta device: about two minutes
     python benchmarks/survey.py packages   # what is installed of the packages that say causal=True
 """
-import csv, sys, warnings
+import sys, warnings
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 import torch, torch.nn.functional as F
 from torch import nn
+import harness
 from dynattn.survey.card import Cost, causality, complexity, evaluate, load, measure
 
-RESULTS = Path(__file__).parent/'results'
 NS = tuple(2**i for i in range(9, 21))
 KEEP = 'row name form tags complexity decode measured flops poly peak causal change exact limit softmax note'.split()
 
@@ -113,14 +112,8 @@ def packages(trials=20):
         worst = max(found, key=lambda v: (['yes','leaks','no'].index(v), v.change))
         yield dict(package=name, version=version(name), layer=what, verdict=str(worst), leaking=sum(v!='yes' for v in found), trials=trials, change=f"{max(v.change for v in found):.2g}", torch=torch.__version__)
 
-def write(file, rows):
-    rows = list(rows)
-    with open(RESULTS/file, 'w', newline='') as f:
-        w = csv.DictWriter(f, list(rows[0]), lineterminator='\n'); w.writeheader(); w.writerows(rows)
-    print(f"{len(rows)} rows in {RESULTS.name}/{file}")
-
 if __name__=='__main__':
     warnings.simplefilter('ignore')
-    if sys.argv[1:]==['packages']: write('survey_packages.csv', packages())
-    elif not sys.argv[1:]: write('survey.csv', table())
+    if sys.argv[1:]==['packages']: harness.write('survey_packages.csv', packages())
+    elif not sys.argv[1:]: harness.write('survey.csv', table())
     else: sys.exit(__doc__)

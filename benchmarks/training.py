@@ -7,16 +7,15 @@ Rows are appended to results/training.csv. Seeds draw the split, the weights and
 A step's time is that of the processor, not of the clock, since other work may share the machine; one thread.
 Each run has a process of its own, whose largest size is the memory.
 """
-import argparse, csv, json, statistics, tempfile, time
+import argparse, json, statistics, tempfile, time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields
-from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
 import torch
 from dynattn.files import load_data, _views
 from dynattn.training import Callback, TrainConfig, train
-from harness import RESULTS, commit, machine
+from harness import RESULTS, append, commit, machine
 
 KINDS = dict(dense=dict(window='none'), fixed=dict(window='16'), dynamic=dict(), dynamic_alpha=dict(alpha='learned'))
 SETTINGS = 'epochs per_epoch judged crop patch batch layers dropout sigma_lr'.split()
@@ -41,7 +40,7 @@ def measure(kind, seed, given, keep):
     mean = lambda x: torch.tensor(x).mean().item()
     pieces = sum(len(_views(x.data, c.crop)) for x in load_data(c).splits['test'])
     mflops = {k: f"{r['flops'][k]/pieces/1e6:.3f}" for k in ('windows', 'dense')}
-    return dict(date=date.today(), machine=machine(), torch=torch.__version__, commit=commit(), kind=kind, seed=seed,
+    return dict(kind=kind, seed=seed, machine=machine(), commit=commit(),
         **{k: getattr(c, k) for k in SETTINGS}, steps=r['steps'], files=r['files']['test'], majority=f"{r['majority']:.4f}",
         accuracy=f"{r['accuracy']:.4f}", macro_f1=f"{r['f1']:.4f}", valid_f1=f'{best:.4f}', share=f"{r['share']:.4f}",
         mflops_a_view=mflops['windows'], dense_mflops_a_view=mflops['dense'], cpu_ms=f'{statistics.median(watch.ms):.1f}',
@@ -60,11 +59,7 @@ def main():
     for seed in a.seeds:
         for kind in a.only:
             with ProcessPoolExecutor(1, get_context('spawn')) as alone: row = alone.submit(measure, kind, seed, given, a.keep).result()
-            new = not a.to.exists()
-            with open(a.to, 'a', newline='') as f:
-                w = csv.DictWriter(f, FIELDS, lineterminator='\n')
-                if new: w.writeheader()
-                w.writerow(row)
+            append(a.to.absolute(), [row], FIELDS)
             print(kind, seed, *(row[k] for k in ('accuracy','macro_f1','share','cpu_ms','run_cpu_s','memory_mb')), flush=True)
 
 if __name__=='__main__': main()

@@ -10,9 +10,8 @@ Decoders of two layers and width 64 are trained on 32 to 64 tokens and judged at
 task, method, seed and length is appended to worth.csv as soon as it is known, with what it cost; a second run goes on
 where the first one stopped. All methods of a seed see the same training sequences in the same order and are judged on
 the same texts. Times are the processor's, of one thread, since other work may share the machine."""
-import argparse, csv, math, statistics, sys, sysconfig, time
+import argparse, math, statistics, sys, sysconfig, time
 from dataclasses import asdict, dataclass, fields, replace
-from datetime import date
 from functools import cache, partial
 from pathlib import Path
 import torch, torch.nn.functional as F
@@ -22,7 +21,7 @@ from dynattn.alpha import AlphaHead
 from dynattn.parts import FeedForward, merge_heads, split_heads
 from dynattn.sigma import SigmaHead, SigmaParameter
 from dynattn.window import Window
-from harness import RESULTS, commit, count_cpu_time, machine
+from harness import RESULTS, append, count_cpu_time, rows_of
 from worth_tasks import ASKED_NOT, TASKS, right_answers
 
 DIM,HEADS,HIDDEN,BATCH = 64,4,128,16
@@ -403,20 +402,6 @@ LANGUAGE_FIELDS = [*PROVENANCE, *'method seed width bits'.split(), *COSTS, *SETT
 COST_FIELDS = [*PROVENANCE, *'what length sequences method ms times_softmax'.split()]
 HEAD_FIELDS = [*PROVENANCE, *'method seed width layer head head_width head_alpha'.split(), *SETTINGS]
 
-def append_rows(file, names, rows):
-    "To a CSV whose first line is written with the first row."
-    same = dict(date=date.today().isoformat(), machine=machine(), torch=torch.__version__, commit=commit())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = not file.exists()
-    with open(file, 'a', newline='') as f:
-        writer = csv.DictWriter(f, names, lineterminator='\n')
-        if new: writer.writeheader()
-        for row in rows: writer.writerow({**same, **row})
-
-def read_rows(file):
-    if not file.exists(): return []
-    with open(file, newline='') as f: return list(csv.DictReader(f))
-
 # ---------------------------------------------------------------- the order of the runs
 
 @dataclass(frozen=True)
@@ -505,13 +490,13 @@ def perform(run, folder):
     method,s = run.method,run.settings
     if run.suite in LANGUAGE_STEPS:
         row,heads = run_language(run.method_name, method, run.seed, s)
-        append_rows(folder/'worth_heads.csv', HEAD_FIELDS, heads)
-        append_rows(folder/'worth_language.csv', LANGUAGE_FIELDS, [row])
+        append(folder/'worth_heads.csv', heads, HEAD_FIELDS)
+        append(folder/'worth_language.csv', [row], LANGUAGE_FIELDS)
         return row
     if method.window=='fixed' and not method.width:
-        method = Method('fixed', best_width(read_rows(folder/'worth.csv'), run.task, s.positions), method.alpha)
+        method = Method('fixed', best_width(rows_of(folder/'worth.csv'), run.task, s.positions), method.alpha)
     rows = run_task(run.suite, run.task, run.method_name, method, run.seed, s)
-    append_rows(folder/'worth.csv', TASK_FIELDS, rows)
+    append(folder/'worth.csv', rows, TASK_FIELDS)
     return rows[0] if 'accuracy' not in rows[-1] else {k: ' '.join(r[k] for r in rows) for k in ('accuracy','share')}
 
 def is_done(run, rows, language):
@@ -541,12 +526,13 @@ def main():
         a.task,a.method = ['two_back'],['softmax','learned','alpha','learned_alpha']
         a.suite,a.seeds = ['tasks'],2
     count_cpu_time()
+    a.to = a.to.absolute()
     if a.costs:
         rows = cost_rows()
-        append_rows(a.to/'worth_costs.csv', COST_FIELDS, rows)
+        append(a.to/'worth_costs.csv', rows, COST_FIELDS)
         for r in rows: print(*(r[k] for k in 'what length method ms times_softmax'.split()))
         return
-    rows,language = read_rows(a.to/'worth.csv'),read_rows(a.to/'worth_language.csv')
+    rows,language = rows_of(a.to/'worth.csv'),rows_of(a.to/'worth_language.csv')
     left = [run for run in plan(a) if not is_done(run, rows, language)]
     began = time.perf_counter()
     for i,run in enumerate(left):

@@ -88,7 +88,6 @@ _INSTEAD = dict(
     add_bias_kv='no such thing',
     add_zero_attn='n_global, or padding')
 
-# %% ../nbs/50_encoder.ipynb #a6ff6860
 def _refuse_torchs(options, padding=None):
     "Arguments of PyTorch's classes, each with what says the same here, and a mask of PyTorch's own, True for ignored."
     for name in _INSTEAD.keys() & options.keys():
@@ -458,7 +457,7 @@ class _Saved:
     ):
         "The model of a folder, in eval mode; `DamagedFile` if one of its files cannot be understood."
         folder = Path(folder)
-        weights = _read_weights(folder/'model.safetensors')
+        weights,_ = _read_weights(folder/'model.safetensors')
         def build(text):
             config = EncoderConfig.from_json(text)
             config.check_weights(weights)

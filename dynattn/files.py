@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'SPLITS', 'DataConfig', 'walk', 'read_text', 'Item', 'Data', 'load_data']
 
 # %% ../nbs/51_files.ipynb #f11e0003
-import csv, hashlib, io, itertools, json, math, mimetypes, os, random, sysconfig, zlib
+import csv, hashlib, io, itertools, json, mimetypes, os, random, sysconfig, zlib
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,32 +51,23 @@ class DataConfig:
     def least_packages(self): return self.min_packages or (3 if self.data else 10)
 
 # %% ../nbs/51_files.ipynb #f11e0006
-def _is_number(x, *kinds): # any object; types, such as `int`; a bool is no number
-    return isinstance(x, kinds) and not isinstance(x, bool) and math.isfinite(x)
+def _number(x, least=0, most=2**31-1, kinds=int): # any object; a bool is no number
+    return isinstance(x, kinds) and not isinstance(x, bool) and least<=x<=most
 
-def _word_rules(c, words): # an object with these options; option -> the words it may be
-    for name,choices in words.items():
-        yield (name, ' or '.join(choices),
-               getattr(c, name) in choices)
-
-def _count_rules(c, names, least=1): # names of options, with spaces between; the smallest that is allowed
-    for name in names.split():
-        x = getattr(c, name)
-        yield name, f'a whole number of {least} or more', _is_number(x, int) and least<=x<2**31
-
-# %% ../nbs/51_files.ipynb #f11e0007
-def _data_rules(c): # -> (option, what is expected, whether it is so)
-    "The bounds of the options of a `DataConfig`."
-    yield from _word_rules(c, dict(labels=('suffix','folder')))
-    yield from _count_rules(c, 'crop per_class per_package per_epoch judged min_files batch')
-    yield from _count_rules(c, 'min_packages', least=0)
-    yield 'seed', 'a whole number of 0 or more', _is_number(c.seed, int) and 0<=c.seed<2**63
-    dotted = all(s[0]=='.' and len(s)>1 for s in c.apart.split())
+@patch
+def _rules(self:DataConfig): # -> (option, what is expected, whether it is so)
+    "The bounds of all options."
+    yield 'labels', 'suffix or folder', self.labels in ('suffix','folder')
+    for name in ('crop','per_class','per_package','per_epoch','judged','min_files','batch'):
+        yield name, 'a whole number of 1 or more', _number(getattr(self, name), 1)
+    yield 'min_packages', 'a whole number of 0 or more', _number(self.min_packages)
+    yield 'seed', 'a whole number of 0 or more', _number(self.seed, most=2**63-1)
+    dotted = all(s[0]=='.' and len(s)>1 for s in self.apart.split())
     yield 'apart', 'suffixes that begin with a dot, such as ".pyi .h"', dotted
 
-def _check(c, rules=_data_rules): # an object with the options; of `c`: (option, what is expected, whether it is so)
+def _check(c): # a `DataConfig`
     "Raise `UserError` for the first rule that does not hold."
-    for name,expected,holds in rules(c):
+    for name,expected,holds in c._rules():
         if not holds: raise UserError(f"{name}: expected {expected}, got {getattr(c, name)}")
 
 # %% ../nbs/51_files.ipynb #057865b4
@@ -105,7 +96,6 @@ class _Found:
     path:object          # where it is, for `open` or for a reader's eye
     data:bytes|None=None # the text of a row
 
-# %% ../nbs/51_files.ipynb #8f083705
 def _environment():
     "The folders that Python imports from, and what not to enter."
     paths = sysconfig.get_paths()
@@ -125,15 +115,6 @@ def _label_and_package(c, root, path):
             else _KIND_OF.get(suffix, suffix[1:] if c.data else None))
     package = parts[0] if c.data else parts[0].split('-')[0] # name-1.0.dist-info belongs to the package `name`
     return (_clean(kind), package.removesuffix('.py')) if kind else None
-
-# %% ../nbs/51_files.ipynb #bacd7509
-def _labelled_files(c):
-    "A `_Found` for every file that has a label."
-    roots = [(Path(c.data), ())] if c.data else _environment()
-    for root,prune in roots:
-        for path in walk(root, prune):
-            named = _label_and_package(c, root, path)
-            if named: yield _Found(*named, path.relative_to(root).as_posix(), path)
 
 # %% ../nbs/51_files.ipynb #e2aabdef
 _LETTERS = bytes(b for b in range(256) if b>127 or chr(b).isalpha())
@@ -181,7 +162,6 @@ class Item:
     package:str # files of one package stay in one split
     data:bytes = field(repr=False) # its bytes
 
-# %% ../nbs/51_files.ipynb #495b08e0
 def _digest(*what): return hashlib.sha1(repr(what).encode()).digest()
 
 def _in_turn(found, per_package):
@@ -213,8 +193,11 @@ def _read_all(c, found, is_new, skipped, letters=0.):
         yield Item(str(x.path), x.label, x.package, data)
 
 def _from_folder(c, skipped):
-    letters = .2 if c.labels=='suffix' else 0.
-    return list(_read_all(c, list(_labelled_files(c)), _Seen().add, skipped, letters))
+    "Every file that has a label."
+    found = [_Found(*named, path.relative_to(root).as_posix(), path)
+             for root,prune in ([(Path(c.data), ())] if c.data else _environment())
+             for path in walk(root, prune) if (named := _label_and_package(c, root, path))]
+    return list(_read_all(c, found, _Seen().add, skipped, letters=.2 if c.labels=='suffix' else 0.))
 
 # %% ../nbs/51_files.ipynb #a44e54f0
 def _need_columns(where, names):
@@ -275,10 +258,7 @@ def _labelled_rows(c, skipped):
 def _from_table(c, skipped):
     "Rows of `text` and `label` (and `package`)."
     texts = set()
-    def is_new(data):
-        new = data not in texts
-        texts.add(data)
-        return new
+    def is_new(data): return not (data in texts or texts.add(data))
     try: return list(_read_all(c, list(_labelled_rows(c, skipped)), is_new, skipped))
     except UnicodeDecodeError as e:
         raise UserError(f"{c.data}: expected UTF-8, got the byte {e.object[e.start]:#x}") from e

@@ -22,7 +22,6 @@ def _classes(x, name):
         raise ValueError(f"{name}: expected classes >= 0, got {int(x.min())}: leave ignored positions out first")
     return x.reshape(-1).long()
 
-# %% ../nbs/03_metrics.ipynb #b3046af8
 def confusion_matrix(
     y_true, # [n] int or bool, the true class of each item
     y_pred, # [n] int or bool, the predicted class
@@ -139,7 +138,6 @@ def _window_parts(weights, mask, visible):
     if visible is None: return w, m, torch.full_like(w[...,:1], w.shape[-1])
     return torch.where(visible, w, 0), torch.where(visible, m, 0), visible.expand_as(w).sum(-1, keepdim=True)
 
-# %% ../nbs/03_metrics.ipynb #64575cfc
 def window_recall(
     weights:Tensor, # [...,N,M] dense attention, mostly [B,H,N,M]
     mask:Tensor, # bool or in [0,1], broadcasts to `weights`: the window

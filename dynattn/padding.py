@@ -22,7 +22,6 @@ def _holds(cond):
     try: return bool(cond.all())
     except RuntimeError: return True
 
-# %% ../nbs/01_padding.ipynb #75d26f45
 def padding_mask(
     lengths:Tensor, # [B] int, real tokens of each row, 0 <= length <= n
     n:int|None=None, # N, the padded length (default: the longest row)
@@ -50,7 +49,6 @@ def _fits(keep, scores):
     "Whether `keep` broadcasts to `scores`."
     return keep.dim()<=scores.dim() and all(k in (1, n) for k,n in zip(keep.shape[::-1], scores.shape[::-1]))
 
-# %% ../nbs/01_padding.ipynb #261f44f9
 def masked_softmax(
     scores:Tensor, # [...,M] floating; -inf is as good as masked
     keep:Tensor|None=None, # bool, broadcasts to `scores`, `True` takes part
@@ -159,7 +157,6 @@ def _additive(mask):
                          "a bias goes into attn_mask, a 0/1 mask into from_keep")
     return mask==0
 
-# %% ../nbs/01_padding.ipynb #pm000008
 @patch_to(PaddingMask, static_method=True)
 def from_additive(
     mask:Tensor, # [B,N] or [B,1,1,N] floating
@@ -271,16 +268,13 @@ def zero(self:PaddingMask,
     return x.masked_fill(~self.keep.reshape(B, *at), 0)
 
 # %% ../nbs/01_padding.ipynb #01ca0001
-def _flatten(mask): return [mask.keep],None
-
-def _flatten_with_keys(mask): return [(_pytree.GetAttrKey('keep'), mask.keep)],None
-
 def _unflatten(leaves, context):
     mask = object.__new__(PaddingMask)
     mask.keep, = leaves  # a leaf may be anything that a tree is mapped to
     return mask
 
-_pytree.register_pytree_node(PaddingMask, _flatten, _unflatten,
-    serialized_type_name="dynattn.padding.PaddingMask", flatten_with_keys_fn=_flatten_with_keys)
+_pytree.register_pytree_node(PaddingMask, lambda mask: ([mask.keep], None), _unflatten,
+    serialized_type_name="dynattn.padding.PaddingMask",
+    flatten_with_keys_fn=lambda mask: ([(_pytree.GetAttrKey('keep'), mask.keep)], None))
 register_pytree_flatten_spec(PaddingMask, lambda mask, spec: [mask.keep])  # PyTorch 2.6 exports by it
 torch.serialization.add_safe_globals([PaddingMask])  # an exported program is loaded without running code

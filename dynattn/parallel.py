@@ -6,6 +6,7 @@
 __all__ = ['RankError', 'from_rank', 'attention', 'Halo', 'sum_gradients']
 
 # %% ../nbs/60_parallel.ipynb #77b38fb5
+import zlib
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -37,17 +38,15 @@ class _Ranks:
 
     def __post_init__(self): self.rank,self.size = dist.get_rank(self.group),dist.get_world_size(self.group)
 
-@patch
-def lost(self:_Ranks, what, error): # what was expected, and the error of `torch.distributed`
-    why = str(error).splitlines()[0].split('] ')[-1][:120]
-    return RankError(f"rank {self.rank}: expected {what} from the other ranks within {self.seconds:g} s, "
-                     f"got: {why}")
+    def lost(self, what, error): # what was expected, and the error of `torch.distributed`
+        why = str(error).splitlines()[0].split('] ')[-1][:120]
+        return RankError(f"rank {self.rank}: expected {what} from the other ranks within {self.seconds:g} s, "
+                         f"got: {why}")
 
-@patch
-def wait(self:_Ranks, work, what):
-    "Until a transfer is done."
-    try: work.wait(timedelta(seconds=self.seconds))
-    except RuntimeError as error: raise self.lost(what, error) from None
+    def wait(self, work, what):
+        "Until a transfer is done."
+        try: work.wait(timedelta(seconds=self.seconds))
+        except RuntimeError as error: raise self.lost(what, error) from None
 
 # %% ../nbs/60_parallel.ipynb #3fe05b02
 @patch
@@ -67,78 +66,57 @@ def everyones(self:_Ranks, x, what): # [k], the same k on each rank -> [R,k]
     return self.reduced(rows, what=what)
 
 # %% ../nbs/60_parallel.ipynb #3791fee7
-class _Transfer:
-    "Pending messages to and from single ranks, {rank: tensor}; those of one tag arrive in order."
-    def __init__(self, ranks, sends, receives, tag=0):
-        self.ranks,self.sends,self.received,self.works = ranks,sends,receives,[]
-        steps = self._steps(dist.irecv, receives, tag)+self._steps(dist.isend, sends, tag)
-        try: self.works = dist.batch_isend_irecv(steps) if steps else []
-        except RuntimeError as error: raise ranks.lost('keys', error) from None
-
-    def _steps(self, op, tensors, tag):
-        group = self.ranks.group
-        return [dist.P2POp(op, x, dist.get_global_rank(group, r), group, tag) for r,x in tensors.items() if x.numel()]
-
-    def finished(self, what): # -> {rank: tensor}
-        "Wait for all messages and return them."
-        for work in self.works: self.ranks.wait(work, what)
-        self.sends = self.works = None
-        return self.received
+def _exchange(ranks, sends, receives, tag=0): # {rank: tensor} each; messages of one tag arrive in order
+    "Begin to send and to receive: a function that waits and returns what was received."
+    steps = [dist.P2POp(op, x, dist.get_global_rank(ranks.group, r), ranks.group, tag)
+             for op,tensors in ((dist.irecv, receives), (dist.isend, sends)) for r,x in tensors.items() if x.numel()]
+    try: works = dist.batch_isend_irecv(steps) if steps else []
+    except RuntimeError as error: raise ranks.lost('keys', error) from None
+    def finished(what): # -> {rank: tensor}
+        for work in works: ranks.wait(work, what)
+        steps.clear() # until now it has kept what is sent in memory
+        return receives
+    return finished
 
 # %% ../nbs/60_parallel.ipynb #2a70c66a
-_HEADER = ('error','N','B','H','Hkv','d','dv','dtype','is_causal','n_global','window','padding','segments',
-           'sigma','alpha','rel_bias','sink')
-_DTYPES = torch.float64,torch.float32,torch.bfloat16,torch.float16
-
 def _replicated(call):
     "Arguments that are equal on all ranks: {name: tensor or None}; one sigma per query belongs to this rank's queries."
     sigma = getattr(call.window, 'sigma', None)
     return dict(sigma=sigma if sigma is None or sigma.dim()<3 else None,
                 alpha=call.alpha if isinstance(call.alpha, Tensor) else None, rel_bias=call.rel_bias, sink=call.sink)
 
-def _header(call):
-    (b,h,n,d),(_,kv,_,dv) = call.q.shape,call.v.shape
-    window = {type(None): 0, tuple: 1}.get(type(call.window), 2)
-    given = [int(x is not None) for x in (call.padding, call.segments)]
-    sizes = [0 if x is None else x.numel() for x in _replicated(call).values()]
-    options = [_DTYPES.index(call.q.dtype), int(call.is_causal), call.n_global, window]
-    return [0, n, b, h, kv, d, dv, *options, *given, *sizes]
+def _described(call): # -> {name: text}
+    "All that the ranks have to pass alike."
+    (b,h,_,d),(_,kv,_,dv) = call.q.shape,call.v.shape
+    window = type(call.window).__name__ if isinstance(call.window, Window) else call.window
+    alike = dict(_replicated(call), alpha=call.alpha, B=b, H=h, Hkv=kv, d=d, dv=dv, dtype=call.q.dtype, window=window,
+        is_causal=call.is_causal, n_global=call.n_global, scale=call.factor, softcap=call.softcap,
+        padding=call.padding is not None, segments=call.segments is not None)
+    def text(x):
+        if not isinstance(x, Tensor): return str(x)
+        return f"{list(x.shape)} of checksum {zlib.crc32(x.detach().double().cpu().numpy().tobytes()):x}"
+    return {name: text(x) for name,x in alike.items()}
 
 # %% ../nbs/60_parallel.ipynb #848f3731
-def _raise_everywhere(ranks, error):
-    "The error of this rank, or that of another."
-    texts = [None]*ranks.size
-    dist.all_gather_object(texts, None if error is None else f"{type(error).__name__}: {error}", group=ranks.group)
+def _raise_everywhere(ranks, error, mine=None): # of this rank; {name: text} of what all should pass alike
+    "The error of this rank, that of another, or the first argument that differs."
+    said = [None]*ranks.size
+    own = None if error is None else f"{type(error).__name__}: {error}"
+    dist.all_gather_object(said, (own, mine), group=ranks.group)
     if error is not None: raise error
-    other = next(r for r,text in enumerate(texts) if text)
-    raise RankError(f"rank {ranks.rank}: expected valid arguments on all ranks, got on rank {other}: {texts[other]}")
+    for r,(text,_) in enumerate(said):
+        if text: raise RankError(f"rank {ranks.rank}: expected valid arguments on all ranks, got on rank {r}: {text}")
+    name,r = next((name, r) for name in mine for r,(_,other) in enumerate(said) if other[name]!=said[0][1][name])
+    raise ValueError(f"{name}: expected the same on all ranks, got {said[0][1][name]} on rank 0 and {said[r][1][name]} "
+                     f"on rank {r}; from_rank sends one rank's tensor to all")
 
 def _agreed_lengths(ranks, call, error, device): # -> list of R
     "How many tokens each rank holds, once all have passed the same kind of call."
-    mine = [1]+[0]*(len(_HEADER)-1) if error else _header(call)
-    rows = ranks.everyones(torch.tensor(mine, device=device), 'the shapes of a call')
-    if rows[:,0].any(): _raise_everywhere(ranks, error)
-    for name,column in zip(_HEADER, rows.T):
-        if name=='N' or (column==column[0]).all(): continue
-        other = int((column!=column[0]).nonzero()[0])
-        raise ValueError(f"{name}: expected the same on all ranks, got {int(column[0])} on rank 0 "
-                         f"and {int(column[other])} on rank {other}")
-    return rows[:,1].tolist()
-
-# %% ../nbs/60_parallel.ipynb #f7d51ee1
-def _check_alike(ranks, call):
-    "Raise on all ranks where a number that all have to pass alike differs."
-    single = [call.factor, call.softcap or 0., call.alpha if isinstance(call.alpha, float) else 0.]
-    if isinstance(call.window, tuple): single += [-1. if w is None else w for w in call.window]
-    given = {name: x.detach().double().flatten() for name,x in _replicated(call).items() if x is not None}
-    given['scale, softcap, alpha or window'] = torch.tensor(single, dtype=torch.float64, device=call.q.device)
-    values = torch.cat(list(given.values()))
-    most,least = ranks.reduced(torch.cat([values, -values]), dist.ReduceOp.MAX, 'sigma and alpha').chunk(2)
-    unlike = (most!=-least).split([len(x) for x in given.values()])
-    for name,differs in zip(given, unlike):
-        if differs.any():
-            raise ValueError(f"{name}: expected the same values on all ranks, got others; "
-                             "from_rank sends one rank's to all")
+    mine = None if error else _described(call)
+    row = [1, 0, 0] if error else [0, call.q.shape[2], zlib.crc32(repr(mine).encode())]
+    wrong,lengths,sums = ranks.everyones(torch.tensor(row, device=device), 'the shapes of a call').T.tolist()
+    if any(wrong) or len(set(sums))>1: _raise_everywhere(ranks, error, mine)
+    return lengths
 
 # %% ../nbs/60_parallel.ipynb #dbe2e998
 def _group(group):
@@ -157,18 +135,16 @@ def _group(group):
     return group
 
 # %% ../nbs/60_parallel.ipynb #0ce7b7d1
-class _FromRank(torch.autograd.Function):
+class _Sum(torch.autograd.Function):
+    "The sum over ranks; so is its gradient."
     @staticmethod
-    def forward(ctx, x, ranks, source):
-        ctx.ranks,ctx.source = ranks,source
-        x = x.clone() if ranks.rank==source else torch.zeros_like(x)
-        return ranks.reduced(x, what='what one rank sends to all')
+    def forward(ctx, ranks, x, what):
+        ctx.ranks,ctx.what = ranks,what
+        return ranks.reduced(x.clone(), what=what)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, g):
-        total = ctx.ranks.reduced(g.clone(), what='gradients of what one rank sends to all')
-        return total if ctx.ranks.rank==ctx.source else torch.zeros_like(total), None, None
+    def backward(ctx, g): return None, ctx.ranks.reduced(g.clone(), what=f'gradients of {ctx.what}'), None
 
 def from_rank(
     x:Tensor, # of the same shape on all ranks
@@ -179,7 +155,9 @@ def from_rank(
     """One rank's tensor on all ranks; its gradient is the sum of theirs.
 
     For widths predicted from [CLS], with `attention(..., sums=False)`."""
-    return _FromRank.apply(x, _Ranks(_group(group), timeout), source)
+    ranks = _Ranks(_group(group), timeout)
+    mine = x.masked_fill(torch.tensor(ranks.rank!=source, device=x.device), 0) # with its graph on every rank
+    return _Sum.apply(ranks, mine, 'what one rank sends to all')
 
 # %% ../nbs/60_parallel.ipynb #581d97e5
 def _bounds(call, total): # -> two int64 [B,H]
@@ -272,7 +250,7 @@ class _Begin(torch.autograd.Function):
         ctx.plan,ctx.sums,ctx.like = plan,sums,[x.detach() for x in (q, k, v)]
         sends = {r: edge.pack(plan.start, k, v) for r,edge in plan.lent.items()}
         receives = {r: k.new_empty(edge.count*(k.shape[3]+v.shape[3])) for r,edge in plan.borrowed.items()}
-        plan.keys = _Transfer(plan.ranks, sends, receives)
+        plan.keys = _exchange(plan.ranks, sends, receives)
         leading = [_leading(plan, x) for x in (q, k, v)]
         if plan.n_global: leading = _summed(plan.ranks, leading, 'leading tokens')
         return k.new_zeros(()), *leading, *(x.clone() for x in replicated)
@@ -286,7 +264,7 @@ class _Begin(torch.autograd.Function):
         elif plan.n_global: leading = _summed(plan.ranks, leading, 'gradients')
         for x,g in zip(own, leading):
             if plan.leads: x[:,:,:plan.leads] = g[:,:,plan.start:plan.start+plan.leads]
-        for r,flat in plan.gradients.finished('gradients of keys').items():
+        for r,flat in plan.gradients('gradients of keys').items():
             plan.lent[r].unpack(flat, plan.start, *own[1:])
         return None, None, *own, *replicated
 
@@ -298,7 +276,7 @@ class _End(torch.autograd.Function):
         ctx.plan = plan
         left,right = ([x.new_zeros(*x.shape[:2], size, x.shape[3]) for x in (k, v)]
                       for size in (plan.start-plan.first, plan.last-plan.end))
-        for r,flat in plan.keys.finished('keys').items():
+        for r,flat in plan.keys('keys').items():
             edge = plan.borrowed[r]
             if edge.count: edge.unpack(flat, *plan.side(edge, left, right))
         return *left, *right
@@ -309,7 +287,7 @@ class _End(torch.autograd.Function):
         plan,left,right = ctx.plan,grads[:2],grads[2:]
         sends = {r: edge.pack(*plan.side(edge, left, right)) for r,edge in plan.borrowed.items() if edge.count}
         receives = {r: grads[0].new_empty(edge.count*sum(g.shape[3] for g in left)) for r,edge in plan.lent.items()}
-        plan.gradients = _Transfer(plan.ranks, sends, receives)
+        plan.gradients = _exchange(plan.ranks, sends, receives)
         return None, grads[0].new_zeros(()), None, None
 
 # %% ../nbs/60_parallel.ipynb #48536e82
@@ -335,7 +313,7 @@ def _notes(call, plan): # -> keep [B,last-first] bool or None, ids [B,last-first
     sends = {r: mine[:,:,e.first-plan.start:e.last-plan.start].contiguous() for r,e in plan.lent.items()}
     receives = {r: empty(e.last-e.first) for r,e in plan.borrowed.items()}
     left,right = empty(plan.start-plan.first),empty(plan.last-plan.end)
-    for r,x in _Transfer(plan.ranks, sends, receives, tag=1).finished('padding').items():
+    for r,x in _exchange(plan.ranks, sends, receives, tag=1)('padding').items():
         edge = plan.borrowed[r]
         first,side = plan.side(edge, [left], [right])
         side[:,:,edge.first-first:edge.last-first] = x
@@ -344,17 +322,6 @@ def _notes(call, plan): # -> keep [B,last-first] bool or None, ids [B,last-first
     return None if keep is None else keep.bool(), ids
 
 # %% ../nbs/60_parallel.ipynb #6976afa7
-class _Sum(torch.autograd.Function):
-    "The sum over ranks; so is its gradient."
-    @staticmethod
-    def forward(ctx, ranks, x):
-        ctx.ranks = ranks
-        return ranks.reduced(x.clone(), what='rows of leading tokens')
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g): return None, ctx.ranks.reduced(g.clone(), what='gradients of leading rows')
-
 class _Entmax(torch.autograd.Function):
     "This rank's weights of rows that it shares with the others."
     @staticmethod
@@ -394,7 +361,7 @@ def _leading_rows(ranks, call, q, k, v, see, alpha, sink): # -> [B,H,g,dv], the 
         eps = (alpha.to(wide)-1).expand(b, h)[:,:,None,None].expand_as(top).reshape(-1, 1)
         p = _Entmax.apply(ranks, scores.flatten(0, 2), top.flatten(0, 2), eps+(eps==0)*_TINY).view_as(scores)
     mixed = (p[...,:m].reshape(b, kv, h//kv*g, m) @ v.to(wide)).view(b, h, g, dv)
-    both = _Sum.apply(ranks, torch.cat([mixed, p.sum(-1, keepdim=True)], -1))
+    both = _Sum.apply(ranks, torch.cat([mixed, p.sum(-1, keepdim=True)], -1), 'rows of leading tokens')
     total = both[...,-1:]
     return torch.where(total>0, both[...,:-1]/torch.where(total>0, total, 1.), 0.).to(q.dtype)
 
@@ -549,7 +516,7 @@ def _agreed_call(ranks, q, k, v, options): # -> `Call`, tokens of each rank
         _refuse(call)
     except (TypeError,ValueError) as caught: error = caught
     lengths = _agreed_lengths(ranks, call, error, q.device if isinstance(q, Tensor) else None)
-    _check_alike(ranks, call)
+
     call.n_global = min(call.n_global, sum(lengths))
     call.window = _in_tokens(call.window, sum(lengths))
     return call,lengths
@@ -592,7 +559,6 @@ def _of_a_part(q, k, v, *, dropout_p=0., return_weights=False, attn_mask=None, q
     if q_offset: raise ValueError(f"q_offset: expected 0 across ranks, got {q_offset}")
     return attention(q, k, v, sums=False, **options)
 
-# %% ../nbs/60_parallel.ipynb #7811f1ea
 def _sigma_from_first(module, query, group, timeout):
     "Widths predicted from the first token, which rank 0 holds."
     own = type(module).sigma
@@ -652,7 +618,7 @@ def _lengths_of_ids(ranks, ids, patch):
 def _with_cls(ranks, embed, x, keep): # -> tokens and keep, on rank 0 behind [CLS]
     "[CLS] begins as the mean of all tokens of all ranks."
     both = torch.cat([(x*keep[...,None]).sum(1), keep.sum(1, keepdim=True).to(x.dtype)], 1)
-    both = _Sum.apply(ranks, both)
+    both = _Sum.apply(ranks, both, 'the mean of all tokens')
     x = x.to(torch.promote_types(x.dtype, embed.cls.dtype))  # under autocast, as on the rank that holds [CLS]
     if ranks.rank: return _Join.apply(x, both, embed.cls),keep # DistributedDataParallel finds every parameter in use
     x = torch.cat([(embed.cls+both[:,:-1]/both[:,-1:].clamp(min=1))[:,None], x], 1)

@@ -124,22 +124,24 @@ def read_state(
 
 # %% ../nbs/49_runs.ipynb #6f65c004
 def _header(data):
-    "The header of a safetensors file, which is JSON after eight bytes with its length, and the sum of the weights."
-    end = 8 + int.from_bytes(data[:8], 'little')
-    return json.loads(data[8:end]),hashlib.sha256(data[end:]).hexdigest()
+    "The metadata of a safetensors file, and the sum of its weights and of all other metadata."
+    end = 8 + int.from_bytes(data[:8], 'little')  # the length of the header, which is JSON, then the weights
+    notes = json.loads(data[8:end]).get('__metadata__', {})
+    others = ''.join(notes[name] for name in sorted(notes.keys()-{'sha256'}))
+    return notes,hashlib.sha256(data[end:]+others.encode()).hexdigest()
 
-def _write_weights(path, state): # ends in .safetensors; tensors by name
-    "A safetensors file with the sum of its weights in the header."
+def _write_weights(path, state, **notes): # ends in .safetensors; tensors by name; metadata, texts
+    "A safetensors file with the sum of its contents in the header."
     save = need('safetensors.torch').save
     state = {name: x.detach().cpu().contiguous() for name,x in state.items()}
-    write_atomic(path, save(state, metadata=dict(sha256=_header(save(state))[1])))
+    write_atomic(path, save(state, metadata=dict(notes, sha256=_header(save(state, metadata=notes))[1])))
 
-def _read_weights(path): # a safetensors file, with the sum or without -> tensors by name
-    "Weights; `DamagedFile` if they are not those that were written."
+def _read_weights(path): # a safetensors file, with the sum or without -> tensors by name, metadata
+    "What was written; `DamagedFile` for anything else."
     def parse(data):
-        state,(header,found) = need('safetensors.torch').load(data),_header(data)
-        if header.get('__metadata__', {}).get('sha256', found)==found: return state
-        raise ValueError("sha256: expected the sum in the file's header, got weights with another")
+        state,(notes,found) = need('safetensors.torch').load(data),_header(data)
+        if notes.get('sha256', found)==found: return state,notes
+        raise ValueError("sha256: expected the sum in the file's header, got contents with another")
     return read_intact(path, parse)
 
 # %% ../nbs/49_runs.ipynb #48aa58fa

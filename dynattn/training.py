@@ -18,8 +18,7 @@ from torch import Tensor
 from .metrics import accuracy, class_metrics, confusion_matrix, f1
 from .ops import impls
 from .encoder import Classifier, EncoderConfig
-from .files import DataConfig, _batch_of, _check, _count_rules, _data_rules, _epoch_batches, _is_number, load_data
-from .files import _split_table, _views, _word_rules
+from .files import DataConfig, _batch_of, _check, _epoch_batches, load_data, _number, _split_table, _views
 from .runs import Bar, DamagedFile, Run, UserError, add_options, check_folder, check_settings, markdown, need
 from .runs import printable, read_intact, read_state, table, verb, working_in, write_atomic, write_report
 from .runs import write_state
@@ -50,8 +49,6 @@ class TrainConfig(DataConfig):
     rank_timeout:int = 600   # seconds that a process waits for those it shares a piece with
 
 # %% ../nbs/52_training.ipynb #chk00002
-_LARGEST = 1e30  # float32 ends at 3e38
-
 def _word_or_number(text, words):
     "None for the word none, another of `words`, or a number; the text itself where it is nothing of these."
     if text in words: return None if text=='none' else text
@@ -62,22 +59,20 @@ def _window(c): return _word_or_number(c.window, ('dynamic','learned','none'))
 def _alpha(c): return _word_or_number(c.alpha, ('learned','none'))
 def _grams(c): return [n for n in c.grams.split(',') if n]
 
-def _number_rules(c):
-    yield 'dropout', 'a number of 0 or more and below 1', _is_number(c.dropout, int, float) and 0<=c.dropout<1
-    yield 'lr', 'a finite number above 0', _is_number(c.lr, int, float) and 0<c.lr<=_LARGEST
-    wide_enough = _is_number(c.init_width, int, float) and .5<c.init_width<=_LARGEST
-    yield 'init_width', 'a number of tokens above 0.5', wide_enough
-    for name in ('price','sigma_lr','decay'):
-        x = getattr(c, name)
-        yield name, 'a number from 0 to 1e6', _is_number(x, int, float) and 0<=x<=1e6
-
 # %% ../nbs/52_training.ipynb #chk00003
-def _train_rules(c): # -> (option, what is expected, whether it is so)
+@patch
+def _rules(self:TrainConfig): # -> (option, what is expected, whether it is so)
     "The bounds of all options; simple ones come before those that depend on them."
-    yield from _data_rules(c)
-    yield from _word_rules(c, dict(precision=('no','bf16','fp16'), impl=('auto', *impls)))
-    yield from _count_rules(c, 'dim heads layers patch epochs patience every sequence_ranks rank_timeout')
-    yield from _number_rules(c)
+    c,real,largest = self,(int, float),1e30  # float32 ends at 3e38
+    yield from DataConfig._rules(c)
+    yield 'precision', 'no or bf16 or fp16', c.precision in ('no','bf16','fp16')
+    yield 'impl', ' or '.join(('auto', *impls)), c.impl in ('auto', *impls)
+    for name in ('dim','heads','layers','patch','epochs','patience','every','sequence_ranks','rank_timeout'):
+        yield name, 'a whole number of 1 or more', _number(getattr(c, name), 1)
+    yield 'dropout', 'a number of 0 or more and below 1', _number(c.dropout, 0, 1, real) and c.dropout<1
+    yield 'lr', 'a finite number above 0', _number(c.lr, 0, largest, real) and c.lr>0
+    yield 'init_width', 'a number of tokens above 0.5', _number(c.init_width, .5, largest, real) and c.init_width>.5
+    for name in ('price','sigma_lr','decay'): yield name, 'a number from 0 to 1e6', _number(getattr(c, name), 0, 1e6, real)
     undropped = f'0 where sequence_ranks={c.sequence_ranks}, as weights are not dropped across ranks'
     yield 'dropout', undropped, c.sequence_ranks==1 or c.dropout==0
     yield 'dim', 'an even number', c.dim%2==0
@@ -85,10 +80,9 @@ def _train_rules(c): # -> (option, what is expected, whether it is so)
     yield 'layers', 'at most 1024', c.layers<=1024
     sizes = f'sizes with layers={c.layers} and patch={c.patch} that need fewer than 2^33 weights'
     yield 'dim', sizes, (12*c.layers + 2*c.patch)*c.dim**2 < 2**33
-    window,alpha = _window(c),_alpha(c)
-    fixed = window in (None,'dynamic','learned') or _is_number(window, int) and window>=0
+    fixed = _window(c) in (None,'dynamic','learned') or _number(_window(c), most=math.inf)
     yield 'window', 'dynamic, learned, none or a whole number of 0 or more', fixed
-    sparse = alpha in (None,'learned') or _is_number(alpha, int, float) and 1<=alpha<_LARGEST
+    sparse = _alpha(c) in (None,'learned') or _number(_alpha(c), 1, largest, real)
     yield 'alpha', 'none, learned or a number of 1 or more', sparse
     lengths = all(n.isdecimal() and 1<=int(n)<=64 for n in _grams(c))
     yield 'grams', 'whole numbers from 1 to 64 with commas between, such as 3,5', lengths
@@ -134,19 +128,12 @@ def _optimizer(model, c):
     return torch.optim.AdamW(groups, lr=c.lr)
 
 # %% ../nbs/52_training.ipynb #157d1695
-def _sequence_mesh(t):
-    "The processes that share a piece with this one, or None where it has its pieces to itself."
-    if t.c.sequence_ranks==1: return None
-    shape,names = (t.replicas, t.c.sequence_ranks),('data', 'sequence')
-    return torch.distributed.device_mesh.init_device_mesh(t.acc.device.type, shape, mesh_dim_names=names)['sequence']
-
 def _across_ranks(model, t):
     "Let a classifier compute each piece together with the other processes of `t.mesh`."
     if t.mesh is None: return
     halo = need('dynattn.parallel').Halo(timeout=t.c.rank_timeout)  # not every build of PyTorch can do it
     torch.distributed.tensor.parallel.parallelize_module(model, t.mesh, halo)
 
-# %% ../nbs/52_training.ipynb #d083a3f7
 _FILES = tuple('settings.json split.csv metrics.jsonl checkpoint.pt config.json model.safetensors result.json report.md '
     'confusion.png widths.png alphas.png curves.png'.split())
 
@@ -157,8 +144,7 @@ def _run_of(folder, c):
 class Trainer:
     "A run: model, optimiser and position in the data; a checkpoint holds all of it."
     def __init__(self,
-        c, # a `TrainConfig`
-        data, # `Data`, as `load_data` gives it
+        c, data, # a `TrainConfig`; `Data`, as `load_data` gives it
         out, # the run folder
         accelerator, # an `accelerate.Accelerator`
     ):
@@ -168,11 +154,12 @@ class Trainer:
         self.table,self.index = _split_table(data),{label: i for i,label in enumerate(data.classes)}
         self.files = hashlib.sha1(self.table).hexdigest()
         torch.manual_seed(c.seed)
-        model,self.mesh = Classifier(_model_config(c, data.classes)),_sequence_mesh(self)
+        model = Classifier(_model_config(c, data.classes)) # and the processes that share a piece with this one
+        self.mesh = None if c.sequence_ranks==1 else torch.distributed.device_mesh.init_device_mesh(
+            self.acc.device.type, (self.replicas, c.sequence_ranks), mesh_dim_names=('data', 'sequence'))['sequence']
         _across_ranks(model, self)
         self.model,self.opt = accelerator.prepare(model, _optimizer(model, c))
-        self.step = 0     # steps taken
-        self.epoch = 0    # epochs finished
+        self.step = self.epoch = 0 # steps taken, and epochs finished
         self.at = 0       # batches of this epoch that were taken
         self.since = 0    # epochs since the best one
         self.best = math.inf # the lowest validation loss
@@ -253,26 +240,22 @@ def _judge(model, items, size, batch=32, device='cpu'): # `Item`s, and bytes of 
 class Callback:
     "Hooks for four moments of a run; a subclass overrides the ones it needs. `t` is the `Trainer`."
     def before_step(self,
-        t, # the run
-        batch, # list of (index, piece)
+        t, batch, # the run; list of (index, piece)
     ):
         "A step begins; `batch` is a list of (index, piece)."
 
     def after_step(self,
-        t, # the run
-        loss, # of the step, a number
+        t, loss, # the run; of the step, a number
     ):
         "The step was taken; a signal's number as `t.stop` ends the run here, with a checkpoint."
 
     def before_judge(self,
-        t, # the run
-        split, # 'valid' or 'test'
+        t, split, # the run; 'valid' or 'test'
     ):
         "The files of a split are about to be evaluated: `valid` after each epoch, `test` once at the end."
 
     def after_epoch(self,
-        t, # the run
-        row, # its line of `metrics.jsonl`, a dict
+        t, row, # the run; its line of `metrics.jsonl`, a dict
     ):
         "An epoch was evaluated; `row` is its line of `metrics.jsonl`."
 
@@ -318,12 +301,6 @@ def _agreed(t, loss=0.):
             f"try a smaller --lr than {t.c.lr:g}, with another --out")
     return stop
 
-def _step(t, batch):
-    "A step; windows that refuse a width which is not finite count as a loss that is not."
-    try: return _train_step(t, batch)
-    except ValueError as e:
-        if 'expected finite' in str(e): return math.nan
-        raise
 
 # %% ../nbs/52_training.ipynb #7d43a05b
 _PLACE = 'step','epoch','at','since','best','total'
@@ -371,7 +348,10 @@ def _fit(t, callbacks=()):
         batches = t.batches(t.epoch)
         while t.at<len(batches):
             _call(callbacks, 'before_step', t, batches[t.at])
-            loss = _step(t, batches[t.at])
+            try: loss = _train_step(t, batches[t.at])
+            except ValueError as e:
+                if 'expected finite' not in str(e): raise
+                loss = math.nan # of a window that refuses its width
             t.at += 1
             _call(callbacks, 'after_step', t, loss)
             stop = _agreed(t, loss)
@@ -396,7 +376,6 @@ class _Progress(Callback):
         self.bar.say("epoch {epoch} of {all}, step {step}: loss {loss:.3f}, validation loss {valid_loss:.3f}, "
             "accuracy {accuracy:.3f}, F1 {f1:.3f}, mean width {width:.1f}".format(all=t.c.epochs, **row))
 
-# %% ../nbs/52_training.ipynb #7a110014
 @contextmanager
 def _signals(t):
     "SIGINT and SIGTERM request a checkpoint after the current step."
@@ -416,7 +395,7 @@ def _run_settings(folder):
     if not path.exists(): return {}
     def parse(text):
         settings = json.loads(text)
-        _check(TrainConfig(**settings), _train_rules)
+        _check(TrainConfig(**settings))
         return settings
     return read_intact(path, parse)
 
@@ -431,7 +410,6 @@ def _allowed(run, resume):
     check_settings(run, state['settings'])
     return state
 
-# %% ../nbs/52_training.ipynb #trn00001
 def _accelerator(c, out, tracker):
     "Processes, devices and precision, or a line that names what this machine lacks for them."
     hub = need('accelerate.tracking')
@@ -497,7 +475,6 @@ def _summary(result, escape=printable): # as `train` returns it; for the names o
         f"Attention: {result['share']:.1%} of the pairs stood inside the windows.",
         f"Confused most: {wrong}."])
 
-# %% ../nbs/52_training.ipynb #41d36050
 def _read_result(folder):
     "`result.json` of a finished run."
     def parse(text):
@@ -597,7 +574,7 @@ def train(
     callbacks=(), # of `Callback`
 ) -> dict: # the test result, as in `result.json`
     "Train and evaluate a classifier on files; everything is written to `out`."
-    _check(c, _train_rules)
+    _check(c)
     _try_model(c)
     run = _run_of(out, c)
     state = _allowed(run, resume)

@@ -8,9 +8,10 @@ __all__ = ['QUESTIONS', 'repeated', 'future', 'padding', 'padding_gradient', 'ba
 
 # %% ../../nbs/64_audit.questions.ipynb #bc50a5e4
 import inspect
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 import torch
 from torch import Tensor, nn
 from .watch import CHOICE, NO, UNSURE, YES, _Float64, Promise, _depends, _reach_of
@@ -132,10 +133,6 @@ class _Trial:
     by_change:bool=False # whether the answer comes from `_depends`
     seed:int=0       # of the inputs
 
-def _future(s, n, seeds):
-    said = "The outputs before {0} change with the inputs from {0} on."
-    places = sorted({1, n//4, n//2, n-1})
-    return [_Trial(future, said.format(t), dict(t=t), True, seed) for seed in range(seeds) for t in places]
 
 def _padding(where, first, last):
     real = dict(first=first, last=last)
@@ -143,20 +140,20 @@ def _padding(where, first, last):
         _Trial(padding, f"A sequence with padding {where} gives other outputs than the same sequence alone.", real),
         _Trial(padding_gradient, f"Gradients flow into the padding {where}.", real)]
 
-def _batch(s, n):
-    said = "A sequence changes with the padding of its neighbour in the batch."
-    both = [dict(mine=mine, its=2*n//3) for mine in (2*n//3, n)] if 'padding' in s.takes else []
-    return [_Trial(batch, "A sequence changes with its neighbour in the batch.", by_change=True),
-        *(_Trial(batch_padding, said, numbers) for numbers in both)]
 
 # %% ../../nbs/64_audit.questions.ipynb #330dd139
 QUESTIONS = dict( # -> what a yes means, and the trials for a subject, a number of tokens and of seeds
     repeated=('the same input gives other outputs the second time', lambda s, n, seeds:
         [_Trial(repeated, "The same input gives other outputs the second time.")]),
-    future=('the past depends on the future', _future),
+    future=('the past depends on the future', lambda s, n, seeds: [
+        _Trial(future, f"The outputs before {t} change with the inputs from {t} on.", dict(t=t), True, seed)
+        for seed in range(seeds) for t in sorted({1, n//4, n//2, n-1})]),
     padding=('padding behind changes real tokens', lambda s, n, seeds: _padding('behind', 0, 2*n//3)),
     left_padding=('padding in front changes real tokens', lambda s, n, seeds: _padding('in front', n-2*n//3, n)),
-    batch=('neighbours in the batch change a sequence', lambda s, n, seeds: _batch(s, n)),
+    batch=('neighbours in the batch change a sequence', lambda s, n, seeds: [
+        _Trial(batch, "A sequence changes with its neighbour in the batch.", by_change=True),
+        *(_Trial(batch_padding, "A sequence changes with the padding of its neighbour in the batch.",
+                 dict(mine=mine, its=2*n//3)) for mine in (2*n//3, n) if 'padding' in s.takes)]),
     packed=('packed texts see each other', lambda s, n, seeds: [
         _Trial(packed, "The second text of a packed row sees the first.", dict(first=n//2-1), True),
         _Trial(packed, "The second text of a packed row gives other outputs than alone.", dict(first=n//2-1))]),
@@ -182,7 +179,6 @@ def _try(s, n, trial): # -> `_Answer`
     wrong = ~((a-b).abs().flatten(2).amax((0, 2))<=1e-8*b.abs().mean())
     return _Answer(_differs(a, b), trial, int(wrong.int().argmax()))
 
-# %% ../../nbs/64_audit.questions.ipynb #c42cc00a
 def _ask(s, question, n, seeds=2): # -> `_Answer`, or None: the model has no such form
     "The first call that shows a difference, or the gravest answer of all."
     answers = []
@@ -316,7 +312,6 @@ class LastQuery:
         if self.first is None or self.n<self.first: return self.sees_all
         return not self.sees_all and self.keys==self.first-1
 
-# %% ../../nbs/64_audit.questions.ipynb #4759bc30
 def _last_queries(s, n, window): # -> {(layer, number of the layer, head): `LastQuery`}
     found = {}
     for i,look in enumerate(s.look(n, rows=[n-1])):
@@ -329,26 +324,23 @@ def _last_queries(s, n, window): # -> {(layer, number of the layer, head): `Last
 # %% ../../nbs/64_audit.questions.ipynb #e5f9a450
 def _search_lengths(s, n, longest, window=None, tick=lambda: None): # -> {head: `LastQuery`}
     "At which length the window of each head that sees all at `n` begins to cut, or its last query at the longest."
-    known = {n: _last_queries(s, n, window)}
+    @cache
     def last(length):
-        if length not in known: known[length] = _last_queries(s, length, window)
         tick()
-        return known[length]
+        return _last_queries(s, length, window)
 
-    heads = [head for head,row in known[n].items() if row.sees_all]
-    firsts = sorted({known[n][head].first or n for head in heads})
+    heads,rows = [head for head,row in last(n).items() if row.sees_all],[last(n)]
+    firsts = sorted({last(n)[head].first or n for head in heads})
     lengths = {min(n*2**i, longest) for i in range(longest.bit_length())} | set(firsts[::-(-len(firsts)//4) or 1])
     for length in sorted(length for length in lengths if n<length<=longest):
-        try: last(length)
+        try: rows.append(last(length))
         except (IndexError, RuntimeError, ValueError): break  # longer than the model can be
-    rows = [known[length] for length in sorted(known)]
+
     return {head: _begins(head, last, [row[head] for row in rows if head in row]) for head in heads}
 
 def _begins(head, last, rows): # rows of growing length -> the one to be judged
     cut = next((row for row in rows if not row.sees_all), None)
     if cut is None or all(row.as_promised for row in rows): return rows[-1]
-    below,above = rows[rows.index(cut)-1].n,cut.n
-    while above-below>1:
-        middle = (below+above)//2
-        below,above = (middle, above) if last(middle)[head].sees_all else (below, middle)
-    return last(above)[head]
+    lengths = range(rows[rows.index(cut)-1].n+1, cut.n+1)
+    first = bisect_left(lengths, True, hi=len(lengths)-1, key=lambda length: not last(length)[head].sees_all)
+    return last(lengths[first])[head]

@@ -74,7 +74,6 @@ def _pair_program(s, n, name, query, key, seen):
         else: break
     return _program(s, n, pair, dict(query=query, key=key), 0, name, '0' if seen else 'above 0')
 
-# %% ../../nbs/69_audit.report.ipynb #7f693404
 def _judge_layers(s, layers): # -> of `Finding`
     "Heads that break what is promised."
     kinds = {}
@@ -314,7 +313,6 @@ def _said(s, n, question, found, promised):
     code = _program(s, n, trial.ask, trial.numbers, trial.seed)
     return Finding(question, status, trial.sentence.format(row=found.row)+chosen, code)
 
-# %% ../../nbs/69_audit.report.ipynb #1bd23666
 def _tokens(s, n):
     "Tokens that show every window that is promised, where that is not too many."
     n = s.length if n is None else n
@@ -395,7 +393,6 @@ def _from_file(name): # -> model, example, promises, code that makes the model
         f'model = importlib.import_module({path.stem!r}).{function}()'+'[0]'*isinstance(made, tuple)]
     return model,example,promises,'\n'.join(lines)
 
-# %% ../../nbs/69_audit.report.ipynb #7d60561a
 def _load(name): # a folder, a name that transformers resolves, a GGUF file, or "file.py:function"
     "The model, an example or None, promises, and code that makes the model."
     if '.py:' in name: return _from_file(name)

@@ -138,18 +138,14 @@ class _Subject:
     sequence:bool=True # whether inputs are sequences, of any length
     length:int|None=None # of the example
 
-@patch
-def input_shape(self:_Subject, n): return [1, n, *self.shape] if self.sequence else self.shape
+    def input_shape(self, n): return [1, n, *self.shape] if self.sequence else self.shape
 
-@patch
-def inputs(self:_Subject, seed, n): return _draw(seed, self.input_shape(n), self.scale) # [1,n,...]
+    def inputs(self, seed, n): return _draw(seed, self.input_shape(n), self.scale) # [1,n,...]
 
-# %% ../../nbs/63_audit.subjects.ipynb #9e138735
-@patch
-def __call__(self:_Subject, x, keep=None, segments=None): # as for `_run_sequence` -> [B,R,F]
-    with _Float64(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return self.run(self.model, x, keep, segments, **self.options)
+    def __call__(self, x, keep=None, segments=None): # as for `_run_sequence` -> [B,R,F]
+        with _Float64(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return self.run(self.model, x, keep, segments, **self.options)
 
 # %% ../../nbs/63_audit.subjects.ipynb #5b14ce5d
 @patch
@@ -230,16 +226,13 @@ def _picture_shape(model):
     raise TypeError(f"model: expected one that reads ids, pictures or sound, got {type(model).__name__} with {kind}")
 
 # %% ../../nbs/63_audit.subjects.ipynb #48cfa627
-def _promised_windows(model): # -> {module: `Promise`}
-    found = {name: _config_window(getattr(m, 'config', model.config), m) for name,m in model.named_modules()}
-    return {name: promise for name,promise in found.items() if promise}
-
 def _of_transformer(model, source=None, origin=''): # source: shapes of what the encoder reads, for the decoder
     names,decodes = _arguments(model),source is not None
     origin,name,model = origin or _origin_of(model),type(model).__name__,_copy(model)
     argument = 'decoder_inputs_embeds' if decodes else 'inputs_embeds'
     sequence = argument in names and (decodes or model.main_input_name=='input_ids')
-    windows = _promised_windows(model)
+    promised = {name: _config_window(getattr(m, 'config', model.config), m) for name,m in model.named_modules()}
+    windows = {name: promise for name,promise in promised.items() if promise}
     causal = decodes or (bool(windows) and all(right==0 for _,right,_ in windows.values()))
     s = _Subject(name=name, model=model, run=_rows_transformer, origin=origin, shape=[], causal=causal, windows=windows,
         options=dict(argument=argument if sequence else model.main_input_name), sequence=sequence)

@@ -40,12 +40,12 @@ def _depends(f, x, delta): # `f(x)` is [R,...]; `delta` is where x is changed, a
     return answer
 
 # %% ../../nbs/62_audit.watch.ipynb #533245b2
-def _doubled(x): return tree_map(lambda a: torch.float64 if a is torch.float32 else a, x)
-
 class _Float64(TorchFunctionMode):
     "Within this block every request for float32 gives float64."
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        return func(*_doubled(args), **_doubled(kwargs or {})) if func is not Tensor.float else args[0].double()
+        if func is Tensor.float: return args[0].double()
+        args,kwargs = tree_map(lambda a: torch.float64 if a is torch.float32 else a, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
     def __enter__(self):
         self.default = torch.get_default_dtype()
@@ -115,41 +115,30 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not self.busy and func is F.scaled_dot_product_attention: self._of_kernel(*args, **kwargs)
-        if not self.busy and func is F.multi_head_attention_forward: self._of_torch(func, *args, **kwargs)
-        out = func(*args, **kwargs)
-        softmax = func in (F.softmax, torch.softmax, Tensor.softmax)
-        if softmax and not self.busy: self._of_softmax(args[0], out, *args[1:2], **kwargs)
+        if self.busy: return func(*args, **kwargs)
+        if func is F.scaled_dot_product_attention: self._of_kernel(*args, **kwargs)
+        if func is F.multi_head_attention_forward: self._of_torch(func, *args, **kwargs)
+        out = func(*args, **kwargs) # what is called within a call is not looked at again
+        if func in (F.softmax, torch.softmax, Tensor.softmax): self._of_softmax(args[0], out, *args[1:2], **kwargs)
         return out
 
-# %% ../../nbs/62_audit.watch.ipynb #5aa5c748
-@patch
-def _fits(self:_Watch, queries, keys): return queries==keys>1 and self.n in (None, keys)
+    def fits(self, queries, keys): return queries==keys>1 and self.n in (None, keys)
 
-@patch
-def _note(self:_Watch, pairs, weights, promised=None): # [H,N,M]
-    name = self.path[-1] if self.path else ''
-    self.found.append(_Look(name, pairs.to(torch.int8), weights.detach().sum(-1), promised))
-
-@patch
-@contextmanager
-def _unwatched(self:_Watch):
-    "Calls made here are not looked at again."
-    before,self.busy = self.busy,True
-    try: yield
-    finally: self.busy = before
+    def note(self, pairs, weights, promised=None): # [H,N,M]
+        name = self.path[-1] if self.path else ''
+        self.found.append(_Look(name, pairs.to(torch.int8), weights.detach().sum(-1), promised))
 
 # %% ../../nbs/62_audit.watch.ipynb #a8d66c04
 @patch
 def measure(self:_Watch, f, q, k, v, promised=None, even=None):
     "Note the pairs that q,k,v -> [B,H,N,dv] sees, the first of a batch; `even`: `f` without its selection by score."
-    if q.dim()!=4 or not self._fits(q.shape[2], k.shape[2]): return
+    if q.dim()!=4 or not self.fits(q.shape[2], k.shape[2]): return
     q,k,v = (t[:1].detach().double() for t in (q, k, v))
     small = q/(q.norm(dim=-1).amax()*k.norm(dim=-1).amax()).clamp(min=1)
     get = _unit_weights if self.rows is None else partial(_row_weights, rows=self.rows)
-    with self._unwatched(): weights,alike = get(f, q, k, v)[0],get(even or f, small, k, v)[0]
+    weights,alike = get(f, q, k, v)[0],get(even or f, small, k, v)[0]
     pairs = torch.where(alike==0, NO, torch.where(alike>alike.amax(-1, keepdim=True)*1e-9, YES, UNSURE))
-    self._note(torch.where(weights>0, YES, pairs), weights, promised)
+    self.note(torch.where(weights>0, YES, pairs), weights, promised)
 
 # %% ../../nbs/62_audit.watch.ipynb #6047927b
 @patch
@@ -160,20 +149,20 @@ def _of_kernel(self:_Watch, query, key, value, attn_mask=None, dropout_p=0., is_
 
 @patch
 def _of_torch(self:_Watch, func, query, key, value, embed_dim, heads, *args, **kwargs): # [N,B,D]
-    if query.dim()!=3 or not self._fits(len(query), len(key)): return
+    if query.dim()!=3 or not self.fits(len(query), len(key)): return
     asked = kwargs | dict(need_weights=True, average_attn_weights=False)
-    with self._unwatched(): _,weights = func(query, key, value, embed_dim, heads, *args, **asked)
+    _,weights = func(query, key, value, embed_dim, heads, *args, **asked)
     weights = weights[0] if self.rows is None else weights[0][:,self.rows]
-    self._note(torch.where(weights>0, YES, NO), weights)
+    self.note(torch.where(weights>0, YES, NO), weights)
 
 # %% ../../nbs/62_audit.watch.ipynb #72993717
 @patch
 def _of_softmax(self:_Watch, scores, weights, dim=None, **kwargs): # [B,H,N,M] or [H,N,M]
-    if scores.dim() not in (3,4) or dim not in (-1, scores.dim()-1) or not self._fits(*scores.shape[-2:]): return
+    if scores.dim() not in (3,4) or dim not in (-1, scores.dim()-1) or not self.fits(*scores.shape[-2:]): return
     if scores.dim()==4: scores,weights = scores[0],weights[0]    # [H,N,N]
     if self.rows is not None: scores,weights = scores[:,self.rows],weights[:,self.rows]
     gap = scores.amax(-1, keepdim=True)-scores
-    self._note(torch.where(weights>0, YES, torch.where(gap>9000, NO, UNSURE)), weights)
+    self.note(torch.where(weights>0, YES, torch.where(gap>9000, NO, UNSURE)), weights)
 
 # %% ../../nbs/62_audit.watch.ipynb #a4d38076
 def _promises_of(call): # -> a `Promise` for each head; None where a mask decides
@@ -194,9 +183,11 @@ def _of_ours(self:_Watch, run, call): # an implementation, and the arguments it 
         one = copy.copy(call)
         one.q,one.k,one.v,one.alpha,one.return_weights = q,k,v,alpha,False
         return run(one)
-    even = None if call.alpha is None else partial(f, alpha=None)
-    if len(call.q)==1: self.measure(f, call.q, call.k, call.v, _promises_of(call), even)
-    with self._unwatched(): return run(call)
+    even,self.busy = None if call.alpha is None else partial(f, alpha=None),True
+    try:
+        if len(call.q)==1: self.measure(f, call.q, call.k, call.v, _promises_of(call), even)
+        return run(call)
+    finally: self.busy = False
 
 # %% ../../nbs/62_audit.watch.ipynb #377b5bc0
 @patch

@@ -6,14 +6,13 @@
 __all__ = ['WindowedCache']
 
 # %% ../../nbs/57_hf.cache.ipynb #2e694bb6
-import hashlib, json
+import json
 import torch
 from fastcore.basics import patch
 from torch import Tensor
+from ..runs import _read_weights, _write_weights
 from .plugin import _NewKeys, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 # %% ../../nbs/57_hf.cache.ipynb #5473d3ad
 class _KeptLayer(CacheLayerMixin):
@@ -73,19 +72,15 @@ def crop(self:_KeptLayer, tokens_to_remove:int):
     if self.windows is not None: self.windows.crop(-tokens_to_remove)
 
 @patch
-def _select(self:_KeptLayer, rows):
-    if self.windows is not None: self.windows.select(rows)
+def reorder_cache(self:_KeptLayer, beam_idx): # numbers of the rows that remain
+    if self.windows is not None: self.windows.select(beam_idx)
 
-@patch
-def reorder_cache(self:_KeptLayer, beam_idx): self._select(beam_idx)
-
-@patch
-def batch_select_indices(self:_KeptLayer, indices): self._select(indices)
+_KeptLayer.batch_select_indices = _KeptLayer.reorder_cache
 
 @patch
 def batch_repeat_interleave(self:_KeptLayer, repeats:int):
     if self.windows is None or not self.windows.seen: return
-    self._select(torch.arange(self.windows.batch).repeat_interleave(repeats))
+    self.reorder_cache(torch.arange(self.windows.batch).repeat_interleave(repeats))
 
 # %% ../../nbs/57_hf.cache.ipynb #c57d0005
 @patch
@@ -123,14 +118,6 @@ class WindowedCache(Cache):
         return sum(l.windows.nbytes for l in self.layers if l.windows is not None)
 
 # %% ../../nbs/57_hf.cache.ipynb #c57d0006
-def _digest(notes, tensors): # JSON, and tensors by name
-    "The checksum of a saved cache."
-    sum_ = hashlib.sha256(notes.encode())
-    for name,x in sorted(tensors.items()):
-        sum_.update(f'{name} {x.dtype} {tuple(x.shape)}'.encode())
-        sum_.update(x.cpu().flatten().view(torch.uint8).numpy())
-    return sum_.hexdigest()
-
 @patch
 def save(self:WindowedCache,
     path, # a file, conventionally .safetensors
@@ -140,9 +127,8 @@ def save(self:WindowedCache,
     for i,layer in enumerate(self.layers):
         note,state = ({}, {}) if layer.windows is None else layer.windows.state()
         notes.append(note)
-        tensors |= {f'{i}.{name}': x.contiguous() for name,x in state.items()}
-    noted = json.dumps(notes)
-    save_file(tensors, path, metadata=dict(dynattn=noted, sha256=_digest(noted, tensors)))
+        tensors |= {f'{i}.{name}': x for name,x in state.items()}
+    _write_weights(path, tensors, dynattn=json.dumps(notes))
 
 # %% ../../nbs/57_hf.cache.ipynb #c57d0007
 @patch(cls_method=True)
@@ -151,13 +137,10 @@ def load(cls:WindowedCache,
     model:PreTrainedModel, # the same model, with the same widths
 ) -> 'WindowedCache':
     "The cache that was saved."
-    cache = cls(model)
-    with safe_open(path, 'pt') as f:
-        header,tensors = f.metadata() or {},{k: f.get_tensor(k) for k in f.keys()}
-    noted = header.get('dynattn', 'null')
-    if header.get('sha256')!=_digest(noted, tensors):
-        raise ValueError(f"path: expected a WindowedCache as it was saved, got {str(path)!r} with another checksum")
-    notes = json.loads(noted)
+    cache,(tensors,header) = cls(model),_read_weights(path)
+    if not {'dynattn','sha256'} <= header.keys():
+        raise ValueError(f"path: expected a WindowedCache as it was saved, got {str(path)!r}, another file")
+    notes = json.loads(header['dynattn'])
     if len(notes)!=len(cache.layers):
         raise ValueError(f"path: expected a WindowedCache of {len(cache.layers)} layers, got {len(notes)}")
     for i,(layer,note) in enumerate(zip(cache.layers, notes)):

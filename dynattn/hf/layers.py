@@ -249,7 +249,6 @@ def _attention_layers(model): # -> name -> module
     "The modules of `model` that go through the interface."
     return {name:m for name,m in model.named_modules() if _uses_interface(type(m))}
 
-# %% ../../nbs/55_hf.layers.ipynb #4d722a05
 def _crosses(name, m):
     "Whether a layer looks at another text: BERT's crossattention, BART's encoder_attn, T5's EncDecAttention."
     last = name.rsplit('.', 1)[-1]

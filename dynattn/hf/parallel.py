@@ -50,7 +50,6 @@ class _Part:
     length: int|Tensor # real tokens of the whole sequence: a number, or [B,1] where there is padding
     padded: bool # whether any rank holds padding
 
-# %% ../../nbs/61_hf.parallel.ipynb #e61c0002
 @patch
 def _predicted(self:_Part, head, q, keep):
     "As `_head_values`; what is predicted comes from the first token, on rank 0."
@@ -166,7 +165,6 @@ def enter(self:_Spread, base, args, kwargs):
     _give(self.model, _Part(self.ranks, start, length, any(padded)))
     return (),kwargs
 
-# %% ../../nbs/61_hf.parallel.ipynb #e61d0001
 @patch
 def leave(self:_Spread, base, args, output):
     "Take the part away again, whatever happened."

@@ -37,7 +37,6 @@ _HARMLESS = ('sliding_window','position_ids','cache_position','num_items_in_batc
              'deterministic','output_attentions','output_hidden_states','shift_labels','labels')
 _PACKING = ('cu_seq_lens_q','cu_seq_lens_k','seq_idx')
 
-# %% ../../nbs/56_hf.plugin.ipynb #b56c001b
 @cache
 def _read_by_eager(cls):
     "Keywords that change the result of this class's attention, or None where its file does not say."
@@ -110,8 +109,6 @@ def _pays_by_offset(bias, q, window):
     return bias.shape[2]*bias.shape[3] >= (2**21 if trained else 2**14)
 
 # %% ../../nbs/56_hf.plugin.ipynb #ddca0cd5
-def _decide(x): return True if x else False  # compiled, a comparison of sizes is a symbol, and `bool` leaves it one
-
 def _own(kwargs, pairs, m):
     "The terms that the architecture adds to scores: squashing, a bias, a logit beside them."
     sink,bias = kwargs.get('s_aux', kwargs.get('sinks')),kwargs.get('position_bias')
@@ -130,7 +127,8 @@ def _options(module, q, k, s, kwargs):
     "The arguments of `dynattn.attention`."
     at,m = s.q_offset or 0,k.shape[2]
     options = dict(attn_mask=s.pairs, q_offset=at, window=None, is_causal=False)
-    if s.pairs is None: options |= dict(window=s.window, is_causal=_decide(s.causal and m>at+1))
+    causal = True if s.causal and m>at+1 else False  # compiled, a comparison of sizes is a symbol, and `bool` leaves it
+    if s.pairs is None: options |= dict(window=s.window, is_causal=causal)
     if s.pairs is None and s.keep is not None: options['padding'] = PaddingMask(s.keep)
     if s.segments is not None: options['segments'] = s.segments
     learned = getattr(module, 'dynattn', None)

@@ -77,7 +77,6 @@ def _building(cls):
     return type(cls.__name__, (cls,), dict(__init__=__init__, __module__=cls.__module__, __qualname__=cls.__qualname__,
                                            _keep_in_fp32_modules_strict=in_float32))
 
-# %% ../../nbs/59_hf.saving.ipynb #ce5c9c42
 def _own_class(name, config):
     "The class of transformers of this name, if it is that of a model for `config`; None for anything else."
     found = getattr(transformers, name, None)

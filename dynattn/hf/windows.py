@@ -39,19 +39,7 @@ def _check_windows(layers, unit, n_global, edge, penalty, longest):
     if any(m.dynattn.sigma_head is not None for m in layers):
         raise ValueError("model: expected one without windows, got one that has them already")
 
-# %% ../../nbs/58_hf.windows.ipynb #d63377ac
-def _set_window(module, unit, width, per, n_global, edge):
-    "The heads for one layer's widths, on the layer's device."
-    l = module.dynattn
-    head = _window_source('learned' if per=='head' else 'dynamic', l.heads, width, l.dim, unit)
-    l.sigma_head,l.unit,l.edge = head.to(next(module.parameters()).device),unit,edge
-    l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
-
 # %% ../../nbs/58_hf.windows.ipynb #c56a0004
-def _generates(model):
-    "Whether `model` writes text with one cache of its own."
-    return isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
-
 def _generate(model, *args, **kwargs):
     "A model's own, with a `WindowedCache` where no cache is named, and the model does not attend in chunks."
     config = kwargs.get('generation_config') or model.generation_config
@@ -82,10 +70,15 @@ def add_windows(
     _check_windows(layers, unit, n_global, edge, penalty, longest)
     widths = torch.as_tensor((8. if unit=='fraction' else 8.*longest) if init is None else init, dtype=torch.float32)
     widths = widths if widths.dim()==2 else [widths]*len(layers)
-    for module,width in zip(layers, widths): _set_window(module, unit, width, per, n_global, edge)
+    for module,width in zip(layers, widths):
+        l = module.dynattn
+        head = _window_source('learned' if per=='head' else 'dynamic', l.heads, width, l.dim, unit)
+        l.sigma_head,l.unit,l.edge = head.to(next(module.parameters()).device),unit,edge
+        l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
     _record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
     if penalty: penalise(model, penalty)
-    if _generates(model): model.generate = partial(_generate, model)
+    writes = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
+    if writes: model.generate = partial(_generate, model)
     return model
 
 # %% ../../nbs/58_hf.windows.ipynb #ed9e0003
@@ -108,7 +101,6 @@ def mean_width(
     if not seen: raise RuntimeError("model: expected one with windows that was called, got none with a width yet")
     return torch.stack([s.float().mean() for s in seen]).mean()
 
-# %% ../../nbs/58_hf.windows.ipynb #ebfbbfb4
 def _add_penalty(model, args, output, weight):
     if model.training and getattr(output, 'loss', None) is not None:
         output.loss = output.loss + weight*mean_width(model)
@@ -156,7 +148,6 @@ class HeadReport(NamedTuple):
             rows.append(f"{layer:>5} {width:>7.1f} {alpha:>6.2f} {support:>8.1f} {share:>6.1%} {mflop:>8.2f}")
         return '\n'.join(rows)
 
-# %% ../../nbs/58_hf.windows.ipynb #651d32be
 def _seen_pairs(options, n, m, device):
     "[B,H,N,M] bool: the pairs inside window and padding, padded queries left out."
     padding,at,n_global = options.get('padding'),options['q_offset'],options.get('n_global') or 0
@@ -184,7 +175,6 @@ def _stats(options, weights, d):
     square = (real.sum(-1)*(see.any(-2).sum(-1))).sum(0)        # [H]
     return width.float().mean(0), alpha.float().mean(0), support, pairs/square, 4*d*pairs
 
-# %% ../../nbs/58_hf.windows.ipynb #525532b7
 @torch.no_grad()
 def report(
     model:nn.Module, # switched to "dynattn"
