@@ -227,17 +227,19 @@ def _reads_back(decoder, entry, head, usual): # -> tokens
 
 def windows_read(
     decoder:OnnxDecoder, # after a text that is longer than its windows
-) -> list: # dicts: cache, head, promised and read, in tokens back
+    tick=lambda: None, # called after each head
+) -> list: # dicts: layer, width, head, and what is promised and read, in tokens back
     "How far back the next token reads in every cache, found by changing what is stored there."
     usual = _read(decoder.session, decoder.binding, input_ids=[[0]], past=[decoder.past], wanted=[0])
     found = []
     for entry in decoder.settings['caches']:
         if not entry['name'].startswith('values.'): continue
-        start,name = _positions(entry, decoder.past).start,entry['name'].removeprefix('values.')
+        start,layer = _positions(entry, decoder.past).start,int(entry['name'].split('.')[1])
         promised = decoder.past-start if entry['width'] is None else min(entry['width'], decoder.past-start)
         for head in range(entry['heads']):
             read = _reads_back(decoder, entry, head, usual)
-            found.append(dict(cache=name, head=head, promised=promised, read=read))
+            found.append(dict(layer=layer, width=entry['width'], head=head, promised=promised, read=read))
+            tick()
     return found
 
 # %% ../nbs/67_onnx_model.ipynb #c6700002a
