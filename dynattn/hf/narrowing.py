@@ -347,6 +347,7 @@ def step(self:Narrower) -> dict:
     text = self.text(step)
     loss = self.distance(text, step)
     gradient,*of_adapters = torch.autograd.grad(loss, [log_width, *self.adapters])
+    gradient = gradient/gradient.norm().clamp(min=1e-12).sqrt()      # one text does not outweigh the others
     of_share, = torch.autograd.grad(self.vector.share(), log_width)
     price = self.price(gradient, of_share, step)
     log_width.grad = gradient+price*of_share
