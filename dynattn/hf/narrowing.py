@@ -357,8 +357,7 @@ def step(self:Narrower) -> dict:
     self.vector.scale_to(self.share_after(step))
     for p,g in zip(self.adapters, of_adapters): p.grad = g
     if self.tuner: self.tuner.step()
-    share = self.vector.share().item()
-    self.rows.append(dict(step=step, text=text, loss=loss.item(), multiplier=price, share=share))
+    self.rows.append(dict(step=step, text=text, loss=loss.item(), multiplier=price, share=self.vector.share().item()))
     return self.rows[-1]
 
 # %% ../../nbs/66_hf.narrowing.ipynb #c66d000d
