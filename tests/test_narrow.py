@@ -65,6 +65,15 @@ def test_run(place, model, capsys):
         torch.testing.assert_close(layer.clamp(max=1000), wanted.clamp(max=1000))
     assert all(m.dynattn.edge=='hard' for m in again.modules() if hasattr(m, 'dynattn'))
 
+def test_a_tolerated_loss_gives_the_share(place, capsys):
+    found = {}
+    for rise in ('1e-5', '1e-3'):
+        assert main(command(place, f'--rise={rise}', '--json', out=f'rise-{rise}'))==0
+        found[rise] = json.loads(capsys.readouterr().out)
+        assert found[rise]['rise']<=float(rise) and found[rise]['config']['keep'] is None
+        assert f'stays within {float(rise)} on' in (place/f'rise-{rise}/report.md').read_text()
+    assert found['1e-3']['share']<found['1e-5']['share']
+
 def test_json_lines(place, capsys):
     assert main(command(place, '--field=body', '--steps=2', data='rows.jsonl', out='rows-out'))==0
     assert 'keeps' in capsys.readouterr().out
@@ -82,6 +91,8 @@ def test_json_lines(place, capsys):
     (dict(extra=['--keep=0']), 'keep: expected a number above 0'),
     (dict(extra=['--keep=0.01']), 'keep: expected 0.1'),
     (dict(extra=['--keep=x']), '--keep'),
+    (dict(extra=['--keep=0.2', '--rise=0.1']), 'keep: expected none beside rise=0.1, got 0.2'),
+    (dict(extra=['--rise=0']), 'rise: expected a finite number above 0'),
     (dict(extra=['--steps=0']), 'steps: expected a whole number'),
     (dict(extra=['--context=0']), 'context: expected a whole number'),
     (dict(extra=['--context=300']), 'context: expected at most the 256 tokens'),

@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 import torch
 from fastcore.basics import groupby, patch
+from ..onnx_model import OnnxDecoder, windows_read
 from ..runs import Bar, UserError, need, printable, verb, _write_picture
 from .watch import CHOICE, NO, UNSURE, YES, Promise
 from .subjects import _subjects_of
@@ -397,6 +398,33 @@ def _load(name): # a folder, a name that transformers resolves, a GGUF file, or 
     if getattr(model.config, 'dynattn', None): origin = f"from dynattn.hf import load\nmodel = load({name!r})"
     return model,None,{},origin
 
+# %% ../../nbs/69_audit.report.ipynb #0e4a0002
+def _read_text(folder, n): # -> a decoder that has read a random text
+    try: decoder = OnnxDecoder(folder)
+    except (ImportError, ValueError) as e: raise UserError(str(e)) from e
+    s,widths = decoder.settings,[c['width'] or 0 for c in decoder.settings['caches']]
+    n = min(max(64, max(widths)+s['piece']+16) if n is None else n, s['longest']-1)
+    if n<4: raise UserError(f"n: expected 4 or more tokens, got {n}")
+    decoder.feed(torch.randint(s['vocabulary'], (n,), generator=torch.Generator().manual_seed(0)))
+    return decoder
+
+def _audit_graph(folder, n, as_json, quiet): # -> exit status
+    "Windows of an exported graph, as ONNX Runtime reads them."
+    decoder = _read_text(folder, n)
+    with Bar(sum(c['heads'] for c in decoder.settings['caches'])//2, 'audit', quiet, seconds=10) as bar:
+        found = windows_read(decoder, lambda: bar.step())
+    wrong = [f for f in found if f['read']!=f['promised']]
+    unseen = [f for f in found if f['promised']<(f['width'] or 0)]
+    status = 1 if wrong else 3 if unseen else 0
+    if as_json: print(json.dumps(dict(n=decoder.past, heads=found, ok=not status, status=status)))
+    else:
+        print(f"{printable(folder)}, {decoder.past} tokens in ONNX Runtime, {len(found)} key heads")
+        for f in wrong: print(f"broken: layer {f['layer']}, head {f['head']} of width {f['width'] or 'all'}: the next token reads "
+                              f"{f['read']} back; promised is {f['promised']}.")
+        if unseen: print(f"not measured: {len(unseen)} windows are wider than the text; --n makes it longer.")
+        print({0: 'every window is read as promised', 1: f'{len(wrong)} windows are not', 3: 'not everything was measured'}[status])
+    return status
+
 # %% ../../nbs/69_audit.report.ipynb #41012298
 def _sides(text):
     try: sides = tuple(int(side) for side in text.split(','))
@@ -405,7 +433,7 @@ def _sides(text):
     return sides if len(sides)==2 else sides[0]
 
 def _arguments(p):
-    p.add_argument('model', help='a folder, a name that transformers resolves, a GGUF file, or file.py:function')
+    p.add_argument('model', help='a folder (of dynattn export, too), a name that transformers resolves, a GGUF file, or file.py:function')
     p.add_argument('--n', type=int, help='tokens [those of the example; else 37, or enough for windows of up to 150 '
         'tokens]; costs about fifty passes of the model in float64, and more than in proportion to N')
     p.add_argument('--longest', type=int, help='tokens up to which the beginning of windows is searched '
@@ -425,6 +453,7 @@ def _arguments(p):
       _arguments)
 def _audit_verb(a): # the parsed arguments -> exit status: 0; 1: a promise is broken; 3: something was not measured
     "`dynattn audit`."
+    if (Path(a.model)/'onnx_model.json').is_file(): return _audit_graph(a.model, a.n, a.json, a.quiet)
     model,example,promises,origin = _load(a.model)
     given = ('n', 'longest', 'causal', 'window', 'packed')
     options = promises | {name: getattr(a, name) for name in given if getattr(a, name) is not None}

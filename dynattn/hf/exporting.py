@@ -129,7 +129,8 @@ def _attend(g, clock, layer, width, heads, leading, piece, attention, qkv):
     caches = [f'{kind}.{layer}.{name}' for kind in ('keys','values')]
     for cache in caches:
         g.port(cache, [1, heads, slots or 'slots', d], to=f'new_{cache}')
-        g.caches.append(dict(name=cache, heads=heads, slots=slots, dim=d))
+        window = dict(width=None if slots is None else width, leading=leading)
+        g.caches.append(dict(name=cache, heads=heads, slots=slots, dim=d, **window))
     ring = width,leading
     if ring not in clock.rings:
         clock.rings[ring] = _everything(g, clock, caches[0]) if slots is None else _ring(g, clock, *ring, slots)

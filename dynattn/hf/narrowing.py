@@ -117,16 +117,22 @@ def _key_heads(module):
     return getattr(module.config, 'num_key_value_heads', None) or module.dynattn.heads
 
 @contextmanager
+def _put_back(model):
+    "After the block the windows are those from before."
+    learned = [m.dynattn for m in _windowed(model)]
+    before = [(l.sigma_head, l.edge) for l in learned]
+    try: yield learned
+    finally:
+        for l,(head,edge) in zip(learned, before): l.sigma_head,l.edge = head,edge
+
+@contextmanager
 def without_windows(
     model:nn.Module, # with windows
 ): # the same model
     "The full model, as long as the block lasts."
-    learned = [m.dynattn for m in _windowed(model)]
-    heads = [l.sigma_head for l in learned]
-    for l in learned: l.sigma_head = None
-    try: yield model
-    finally:
-        for l,head in zip(learned, heads): l.sigma_head = head
+    with _put_back(model) as learned:
+        for l in learned: l.sigma_head = None
+        yield model
 
 # %% ../../nbs/66_hf.narrowing.ipynb #e9c5c69c
 class WidthVector:
@@ -194,7 +200,8 @@ def by_layer(self:WidthVector) -> list: # of lists, whole tokens; inf where a he
 @dataclass(frozen=True)
 class NarrowOptions:
     "The settings that learned widths depend on, besides the model and the texts."
-    keep: float = .25       # the share that is kept at the length of the texts
+    keep: float|None = None # the share that is kept at the length of the texts (a quarter, unless `rise` is given)
+    rise: float|None = None # instead of a share: the rise in loss that is allowed; the share is the smallest found
     steps: int = 60         # texts, or batches of texts, that are learned from
     sinks: int|None = None  # leading tokens that all queries see (4 for a causal model, 1 for an encoder)
     per: str = 'kv-head'    # 'kv-head': one width for the query heads that share keys; 'head': one each
@@ -295,7 +302,9 @@ class Narrower:
         self.tuner = torch.optim.Adam(self.adapters, lr=options.tune_lr) if self.adapters else None
         self.mean_gradient = torch.zeros_like(vector.log_width)
         self.rows = []                                               # a record for each step
-        vector.scale_to(max(options.begin, options.keep))
+        self.keep = .25 if options.keep is None else options.keep
+        self.measured = []                                           # (share, rise, widths), where `rise` is given
+        vector.scale_to(max(options.begin, self.keep))
         vector.set(torch.full_like(vector.widths(), vector.widths().mean()))
         self.first_share = vector.share().item()
 
@@ -315,7 +324,7 @@ def share_after(self:Narrower,
 ) -> float:
     "The share at a step of the schedule."
     done = min((step+1)/max(self.options.descent*self.options.steps, 1), 1)
-    return self.first_share*(self.options.keep/self.first_share)**done
+    return self.first_share*(self.keep/self.first_share)**done
 
 # %% ../../nbs/66_hf.narrowing.ipynb #c66d000a
 @patch
@@ -357,7 +366,7 @@ def state(self:Narrower) -> dict:
     "The state on which the rest of the run depends."
     state = dict(
         options=asdict(self.options), rows=self.rows, first_share=self.first_share, adam=self.adam.state_dict(),
-        log_width=self.vector.log_width.detach(), mean_gradient=self.mean_gradient)
+        log_width=self.vector.log_width.detach(), mean_gradient=self.mean_gradient, keep=self.keep, measured=self.measured)
     if self.tuner: state |= dict(adapters=[p.detach() for p in self.adapters], tuner=self.tuner.state_dict())
     return state
 
@@ -372,7 +381,8 @@ def restore(self:Narrower,
     self.vector.log_width.copy_(state['log_width'])
     self.mean_gradient.copy_(state['mean_gradient'])
     self.adam.load_state_dict(state['adam'])
-    self.rows,self.first_share = list(state['rows']),state['first_share']
+    self.rows,self.measured = list(state['rows']),list(state['measured'])
+    self.first_share,self.keep = state['first_share'],state['keep']
     for p,saved in zip(self.adapters, state.get('adapters', ())): p.copy_(saved)
     if self.tuner: self.tuner.load_state_dict(state['tuner'])
 
@@ -385,6 +395,7 @@ class Narrowed:
     rows: list     # one record per step: loss, multiplier, share
     seconds: float # duration of the run
     finished: bool # False: the run was interrupted, and these are the widths so far
+    rise: float|None = None # the one allowed: the rise in loss on the texts by which the share was chosen
 
     def share(self,
         n:int|None=None, # tokens of a text (default: as many as it learned from)
@@ -434,12 +445,13 @@ def _check_options(o, n):
         value = getattr(o, name)
         if not (isinstance(value, int) and value>=1):
             raise ValueError(f"{name}: expected a whole number of 1 or more, got {value!r}")
+    if None not in (o.keep, o.rise): raise ValueError(f"keep: expected none beside rise={o.rise}, got {o.keep}")
     for name in ('keep','begin','descent'):
-        value = getattr(o, name)
+        value = .25 if name=='keep' and o.keep is None else getattr(o, name)
         if not 0<value<=1: raise ValueError(f"{name}: expected a number above 0 and up to 1, got {value!r}")
-    for name in ('lr','tune_lr'):
+    for name in ('lr','tune_lr','rise'):
         value = getattr(o, name)
-        if not 0<value<math.inf: raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
+        if value is not None and not 0<value<math.inf: raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
     if not 0<=o.sinks<n-2:
         raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {o.sinks}")
 
@@ -470,7 +482,10 @@ def _checked(model, batches, o):
     if o.sinks is None: o = replace(o, sinks=4 if causal else 1)
     _check_options(o, n)
     least = Budget(n, o.sinks, causal).share(torch.ones(1)).item()
-    if o.keep<least: raise ValueError(f"keep: expected {least:.4f} or more for texts of {n} tokens, got {o.keep}")
+    if o.keep is not None and o.keep<least:
+        raise ValueError(f"keep: expected {least:.4f} or more for texts of {n} tokens, got {o.keep}")
+    if causal and o.rise is not None and not all(b.get('attention_mask', torch.ones(1)).all() for b in batches):
+        raise ValueError("rise: expected None for texts of a language model with padding, got "+str(o.rise))
     return o,n
 
 # %% ../../nbs/66_hf.narrowing.ipynb #f847ffd3
@@ -483,6 +498,8 @@ def _learn(run, batches, checkpoint, every, on_step):
         run.restore(state)
     try:
         while len(run.rows)<run.options.steps:
+            if run.options.rise is not None and len(run.rows)==math.ceil(run.options.descent*run.options.steps):
+                run.measure()
             row = run.step()
             last = len(run.rows)==run.options.steps
             if checkpoint is not None and (last or len(run.rows)%every==0):
@@ -495,7 +512,7 @@ def _learn(run, batches, checkpoint, every, on_step):
 def narrow(
     model:PreTrainedModel, # without windows; it gets them
     batches:list, # dicts with `input_ids` [B,N] and the model's other inputs, at the length of later use
-    keep:float=.25, # share of the keys to keep at that length; of the pairs for an encoder
+    keep:float|None=None, # share of the keys to keep at that length (a quarter), of the pairs for an encoder; or `rise`
     checkpoint=None, # a file for the state of the run; if it exists, the run continues from it
     every:int=5, # steps between two checkpoints
     on_step=None, # a function, called with the record of each step
@@ -513,9 +530,10 @@ def narrow(
     distance = Distance(model, batches, o, tuned.disable_adapter if tuned else nullcontext)
     run = Narrower(vector, distance, len(batches), o, adapters)
     finished = _learn(run, batches, checkpoint, every, on_step)
+    risen = run.measure() if o.rise is not None else None
+    vector.scale_to(run.keep)
     if tuned: tuned.merge_and_unload()
-    vector.scale_to(keep)
-    found = Narrowed(vector.by_layer(), vector.budget, run.rows, time.perf_counter()-start, finished)
+    found = Narrowed(vector.by_layer(), vector.budget, run.rows, time.perf_counter()-start, finished, risen)
     set_widths(model, found.widths)
     for p in trained: p.requires_grad_(True)
     model.train(was_training)
@@ -601,6 +619,45 @@ def quality(
             rows.append(dict(way=way, share=share, changes=changes))
     set_widths(model, found.widths)
     return rows
+
+# %% ../../nbs/66_hf.narrowing.ipynb #7a1b0002
+@patch
+@torch.no_grad()
+def smallest(self:Distance,
+    vector:WidthVector, # the widths, which stay as they are
+    rise:float, # the rise in loss that is allowed, on average; of an encoder the distance of embeddings
+) -> tuple: # (share, the rise there)
+    "The smallest share found to which the widths can be scaled."
+    model,texts = self.model,[text for batch in self.batches[:8] for text in _single(batch)][:8]
+    with without_windows(model), self.full(): full = [_result(model, text) for text in texts]
+    start,low,found = vector.log_width.clone(),vector.budget.share(torch.ones(1)).item(),(1., 0.)
+    try:
+        for _ in range(7):                                           # to within 5 % of the share
+            share = math.sqrt(low*found[0])
+            vector.log_width.copy_(start)
+            vector.scale_to(share)
+            with _put_back(model):
+                set_widths(model, vector.by_layer())
+                risen = sum(sum(_change(model, f, _result(model, text))) for f,text in zip(full, texts))/len(texts)
+            if risen<=rise: found = share,risen
+            else: low = share
+    finally: vector.log_width.copy_(start)                           # if interrupted, too
+    return found
+
+def _single(batch):
+    "The texts of a batch, one by one."
+    for i in range(len(batch['input_ids'])): yield {k: v[i:i+1] for k,v in batch.items()}
+
+# %% ../../nbs/66_hf.narrowing.ipynb #7a1b0006
+@patch
+@torch.no_grad()
+def measure(self:Narrower) -> float: # the rise at the smallest share so far, to which `keep` and the widths are set
+    "Find the share for the `rise` that is allowed."
+    found = self.distance.smallest(self.vector, self.options.rise)
+    self.measured.append((*found, self.vector.log_width.detach().clone()))
+    self.keep,risen,log_width = min(self.measured, key=lambda m: m[0])
+    self.vector.log_width.copy_(log_width)
+    return risen
 
 # %% ../../nbs/66_hf.narrowing.ipynb #c66d0112
 def recall_rows(
@@ -825,9 +882,12 @@ def narrow_summary(
     "The result of a run of the command, in words and tables."
     change = 'rise in loss' if result['causal'] else 'distance of embeddings'
     shares = [(f'{int(n):,}', f'{share:.3f}') for n,share in result['shares'].items()]
+    borne = '' if result['rise'] is None else (
+        f" It is the smallest share found at which the {change} stays within {result['config']['rise']} on up to eight "
+        f"of the texts that were learned from; there it is {result['rise']:.4f}.")
     kept = 'pairs of tokens' if not result['causal'] else 'keys' if result['per']=='kv-head' else 'keys, head by head,'
     return '\n\n'.join([
-        f"{escape(result['model'])} keeps {result['share']:.1%} of its {kept} at {result['n']:,} tokens.",
+        f"{escape(result['model'])} keeps {result['share']:.1%} of its {kept} at {result['n']:,} tokens.{borne}",
         f"{_MEANS[result['causal']]} `learned` is compared with other widths of the same share: "
         "one window for all heads, one per layer, and the learned ones given to other heads at random. "
         f"At other shares than {result['share']:.3f} the learned widths are scaled.",
@@ -932,6 +992,7 @@ def _plan(
 ) -> str:
     "About how long a run takes."
     learn = 4*c.steps*c.batch                                        # full attention, windows, and back
+    if c.rise is not None: learn += 2*8*8                            # twice full attention and seven shares on eight texts
     judge = judged+3*len(WAYS)*judged+5*8                            # three shares; five grids of eight texts
     learn,judge = (f'{n*seconds/60:.1f} min' for n in (learn, judge))
     return f"about {learn} to learn from {c.steps*c.batch} texts of {c.context} tokens, {judge} to judge"
@@ -985,7 +1046,7 @@ def _written(run, result, found, batches, documents):
     learned = sum(batches[row['text']]['input_ids'].numel() for row in found.rows)
     config = {name: x for name,x in run.settings.items() if name!='model'}
     result |= dict(model=run.settings['model'], config=config, per=config['per'], steps=found.rows,
-                   finished=found.finished, learned_tokens=learned, seconds=found.seconds, documents=documents,
+                   finished=found.finished, rise=found.rise, learned_tokens=learned, seconds=found.seconds, documents=documents,
                    learned_texts=sum(len(b['input_ids']) for b in batches),
                    asking=sum(int(b['asked'].any(1).sum()) for b in batches if 'asked' in b))
     settings = f"## The run\n\n```json\n{json.dumps(config, indent=1)}\n```"
