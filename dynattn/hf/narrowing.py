@@ -479,8 +479,8 @@ def _check_options(o, n):
         value = getattr(o, name)
         if not (isinstance(value, int) and value>=1):
             raise ValueError(f"{name}: expected a whole number of 1 or more, got {value!r}")
-    if o.sizes and o.rise is not None: raise ValueError(f"sizes: expected none beside rise={o.rise}, got {o.sizes!r}")
-    if None not in (o.keep, o.rise): raise ValueError(f"keep: expected none beside rise={o.rise}, got {o.keep}")
+    for name,value in dict(keep=o.keep, sizes=o.sizes or None).items():
+        if None not in (value, o.rise): raise ValueError(f"{name}: expected none beside rise={o.rise}, got {value}")
     for name in ('keep','begin','descent'):
         value = .25 if name=='keep' and o.keep is None else getattr(o, name)
         if not 0<value<=1: raise ValueError(f"{name}: expected a number above 0 and up to 1, got {value!r}")
@@ -490,6 +490,7 @@ def _check_options(o, n):
     if not 0<=o.sinks<n-2:
         raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {o.sinks}")
 
+# %% ../../nbs/66_hf.narrowing.ipynb #51ze0006
 def _check_batches(batches):
     "The length of the longest text."
     if not batches: raise ValueError("batches: expected at least one, got none")
@@ -562,9 +563,8 @@ def narrow(
     model.eval().requires_grad_(False)
     tuned = _add_adapters(model) if o.tune=='lora' else None
     adapters = [p for p in model.parameters() if p.requires_grad] if tuned else []
-    vector = WidthVector(model, n, o.per)
-    distance = Distance(model, batches, o, tuned.disable_adapter if tuned else nullcontext)
-    run = Narrower(vector, distance, len(batches), o, adapters)
+    vector,full = WidthVector(model, n, o.per),tuned.disable_adapter if tuned else nullcontext
+    run = Narrower(vector, Distance(model, batches, o, full), len(batches), o, adapters)
     finished = _learn(run, batches, checkpoint, every, on_step)
     risen = run.measure() if o.rise is not None else None
     vector.scale_to(run.keep)
