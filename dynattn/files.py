@@ -381,11 +381,6 @@ def _judged(items, c, skipped):
         of_package[x.label,x.package] += 1
         yield x
 
-def _in_all_splits(items, where):
-    "The classes with two files or more in each split."
-    there = Counter((where[x.package],x.label) for x in items)
-    return {label for label in {x.label for x in items}
-            if all(there[s,label]>=_LEAST for s in SPLITS)}
 
 # %% ../nbs/51_files.ipynb #966d6fd9
 def _reader(c):
@@ -428,13 +423,14 @@ def load_data(
     c:DataConfig, # where the files are, and which of them count
 ) -> Data:
     "Read, cap, leave out copies, choose the classes, split by package."
-    skipped = Counter()
+    skipped:Counter = Counter()
     found = _reader(c)(c, skipped)
     classes = _choose_classes(found, c)
     while True:
         items = [x for x in found if x.label in classes]
         where = _split_packages(items, c.seed, c.most_of_package)
-        everywhere = _in_all_splits(items, where)
+        there = Counter((where[x.package],x.label) for x in items)
+        everywhere = {label for label in classes if all(there[s,label]>=_LEAST for s in SPLITS)}
         if everywhere==classes: break
         classes = everywhere  # a split of few, large packages may miss a class
     if len(classes)<2: raise _too_few(c, found)

@@ -45,9 +45,6 @@ def _bool(keep):
     raise TypeError("keep: expected a bool tensor, True takes part, "
                     f"got {getattr(keep, 'dtype', type(keep).__name__)}; PaddingMask reads other conventions")
 
-def _fits(keep, scores):
-    "Whether `keep` broadcasts to `scores`."
-    return keep.dim()<=scores.dim() and all(k in (1, n) for k,n in zip(keep.shape[::-1], scores.shape[::-1]))
 
 def masked_softmax(
     scores:Tensor, # [...,M] floating; -inf is as good as masked
@@ -58,7 +55,8 @@ def masked_softmax(
     if not scores.is_floating_point():
         raise TypeError(f"scores: expected a floating tensor, got {scores.dtype}")
     if keep is not None:
-        if not _fits(_bool(keep), scores):
+        sizes = zip(_bool(keep).shape[::-1], scores.shape[::-1])
+        if keep.dim()>scores.dim() or any(size not in (1, n) for size,n in sizes):
             raise ValueError(f"keep: expected a shape that broadcasts to scores, {list(scores.shape)}, "
                              f"got {list(keep.shape)}")
         scores = scores.masked_fill(~keep, -torch.inf)

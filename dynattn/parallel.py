@@ -291,16 +291,9 @@ class _End(torch.autograd.Function):
         return None, grads[0].new_zeros(()), None, None
 
 # %% ../nbs/60_parallel.ipynb #48536e82
-class _Join(torch.autograd.Function):
-    "Makes the backward pass visit every exchange on every rank, also where its own queries used no received key."
-    @staticmethod
-    def forward(ctx, out, *others):
-        ctx.others = [x.detach() for x in others]
-        return out.view_as(out)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, g): return g, *(torch.zeros_like(x) for x in ctx.others)
+def _tied(out, *others):
+    "`out`; its backward pass visits every exchange on every rank, also where its own queries used no received key."
+    return out + sum(x.masked_fill(x.new_ones((), dtype=torch.bool), 0).sum() for x in others)
 
 # %% ../nbs/60_parallel.ipynb #af937475
 def _notes(call, plan): # -> keep [B,last-first] bool or None, ids [B,last-first] or None
@@ -340,21 +333,16 @@ class _Entmax(torch.autograd.Function):
         return None, dz, None, dalpha
 
 # %% ../nbs/60_parallel.ipynb #21e7c951
-def _leading_scores(ranks, call, q, k, see, sink): # -> [B,H,g,M+1]
-    "Scores of leading queries [B,H,g,d] over this rank's share of the keys; -inf where [B,g,M] says so."
-    (b,h,g,_),kv,m = q.shape,k.shape[1],k.shape[2]
-    together = q.unflatten(1, (kv, -1)).flatten(2, 3)                          # [B,Hkv,H/Hkv*g,d]
-    scores = (together @ k.mT).view(b, h, g, m)*call.factor
-    if call.softcap is not None: scores = call.softcap*(scores/call.softcap).tanh()
-    beside = scores.new_full((b, h, g, 1), -torch.inf)
-    if sink is not None and ranks.rank==0: beside = sink.to(q.dtype)[:,None,None].expand(b, h, g, 1)
-    return torch.cat([scores.masked_fill(~see[:,None], -torch.inf), beside], -1)
-
 def _leading_rows(ranks, call, q, k, v, see, alpha, sink): # -> [B,H,g,dv], the same on all ranks
-    "Rows of leading queries over the keys of all ranks."
+    "Rows of leading queries [B,H,g,d] over the keys of all ranks; [B,g,M] says which of this rank's they see."
     (b,h,g,_),(_,kv,m,dv) = q.shape,v.shape
     wide = torch.promote_types(q.dtype, torch.float32)
-    scores = _leading_scores(ranks, call, q.to(wide), k.to(wide), see, sink)
+    together = q.to(wide).unflatten(1, (kv, -1)).flatten(2, 3)                 # [B,Hkv,H/Hkv*g,d]
+    scores = (together @ k.to(wide).mT).view(b, h, g, m)*call.factor
+    if call.softcap is not None: scores = call.softcap*(scores/call.softcap).tanh()
+    beside = scores.new_full((b, h, g, 1), -torch.inf)
+    if sink is not None and ranks.rank==0: beside = sink.to(wide)[:,None,None].expand(b, h, g, 1)
+    scores = torch.cat([scores.masked_fill(~see[:,None], -torch.inf), beside], -1) # [B,H,g,M+1]
     top = ranks.reduced(scores.detach().amax(-1, keepdim=True), dist.ReduceOp.MAX, 'rows of leading tokens')
     if alpha is None: p = (scores-torch.where(top==-torch.inf, 0., top)).exp()
     else:
@@ -481,7 +469,7 @@ def _attend(ranks, call, lengths, sums, impl):
         leading = _all_leading_rows(ranks, call, plan, lead_q, (lead_k, lead_v), lead_keep, alpha, shared['sink'])
         through.append(leading)
         parts.insert(0, leading[:,:,plan.start:plan.start+plan.leads])
-    return _Join.apply(torch.cat(parts, 2), *through)
+    return _tied(torch.cat(parts, 2), *through)
 
 # %% ../nbs/60_parallel.ipynb #4d771833
 def _refuse(call):
@@ -620,7 +608,7 @@ def _with_cls(ranks, embed, x, keep): # -> tokens and keep, on rank 0 behind [CL
     both = torch.cat([(x*keep[...,None]).sum(1), keep.sum(1, keepdim=True).to(x.dtype)], 1)
     both = _Sum.apply(ranks, both, 'the mean of all tokens')
     x = x.to(torch.promote_types(x.dtype, embed.cls.dtype))  # under autocast, as on the rank that holds [CLS]
-    if ranks.rank: return _Join.apply(x, both, embed.cls),keep # DistributedDataParallel finds every parameter in use
+    if ranks.rank: return _tied(x, both, embed.cls),keep # DistributedDataParallel finds every parameter in use
     x = torch.cat([(embed.cls+both[:,:-1]/both[:,-1:].clamp(min=1))[:,None], x], 1)
     return x,F.pad(keep, (1, 0), value=True)
 

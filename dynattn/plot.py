@@ -329,23 +329,15 @@ def show_heat(
 # %% ../nbs/00_plot.ipynb #6cd5a347
 _DASHES = ('-', (0,(5,2)), (0,(1,1.4)), (0,(6,2,1,2)), (0,(9,3)), (0,(3,1,1,1,1,1)))
 
-def _across(ax, at):
-    "Where a point of the data stands in the axes: (0, 0) at the lower left, (1, 1) at the upper right."
-    return ax.transAxes.inverted().transform(ax.transData.transform(at))
-
-def _mark_point(ax, name, at):
-    "A point, named beneath; near the lower axis, named above."
-    low = _across(ax, at)[1] < .2
-    ax.plot(*at, 'o', color=TEXT, ms=4, clip_on=False)
-    ax.annotate(name, at, xytext=(5, 4 if low else -3), textcoords='offset points',
-        va='bottom' if low else 'top', fontsize=7)
-
-# %% ../nbs/00_plot.ipynb #da8ac254
-def _mark_lines(ax, lines):
-    "Upright lines, named above the axes; the names of two near ones lean away from each other."
-    lines = sorted(lines, key=lambda line: line[1])
-    place = [_across(ax, (at, 0))[0] for _,at in lines]
-    for i,(name,at) in enumerate(lines):
+def _marks(ax, marks):
+    """Upright lines, named above the axes; the names of two near ones lean away from each other.
+    Points, named beneath; near the lower axis, named above."""
+    def across(at): # (0, 0) at the lower left of the axes, (1, 1) at the upper right
+        return ax.transAxes.inverted().transform(ax.transData.transform(at))
+    points = {name: at for name,at in marks.items() if isinstance(at, (tuple, list))}
+    lines = sorted((float(at), str(name)) for name,at in marks.items() if name not in points)
+    place = [across((at, 0))[0] for at,_ in lines]
+    for i,(at,name) in enumerate(lines):
         ax.axvline(at, color=TEXT, lw=.8, ls=':')
         near_right = i+1 < len(lines) and place[i+1]-place[i] < .2
         near_left = i > 0 and place[i]-place[i-1] < .2
@@ -354,13 +346,11 @@ def _mark_lines(ax, lines):
         ax.annotate(name, (at, 1), xycoords=('data', 'axes fraction'),
             xytext=(dict(right=2, left=-2, center=0)[side], 2),
                     textcoords='offset points', ha=side, fontsize=7)
-
-def _marks(ax, marks):
-    "Named upright lines and points."
-    _mark_lines(ax, [(str(name), float(at))
-                     for name,at in marks.items() if not isinstance(at, (tuple, list))])
-    for name,at in marks.items():
-        if isinstance(at, (tuple, list)): _mark_point(ax, str(name), tuple(map(float, at)))
+    for name,at in points.items():
+        low = across(at)[1] < .2
+        ax.plot(*at, 'o', color=TEXT, ms=4, clip_on=False)
+        ax.annotate(str(name), at, xytext=(5, 4 if low else -3), textcoords='offset points',
+            va='bottom' if low else 'top', fontsize=7)
 
 # %% ../nbs/00_plot.ipynb #97f4a2cf
 def show_curves(

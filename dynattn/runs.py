@@ -270,7 +270,7 @@ class _Verb:
     arguments:Callable # declares the arguments of a parser
     run:Callable       # of the parsed arguments; returns the exit status
 
-_VERBS = {}  # name -> `_Verb`, filled by `verb`
+_VERBS:dict = {}  # name -> `_Verb`, filled by `verb`
 
 def verb(
     name:str, # the word

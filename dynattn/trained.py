@@ -166,8 +166,5 @@ def _windows_verb(a): # -> exit status
     print(f'the picture: {printable(png)}')
     return 0
 
-@verb('compare', 'runs side by side', 'dynattn compare runs/papers runs/other',
-      lambda parser: parser.add_argument('runs', nargs='+', help='run folders'))
-def _compare_verb(a): # -> exit status
-    print(compare(a.runs))
-    return 0
+verb('compare', 'runs side by side', 'dynattn compare runs/papers runs/other',
+     lambda parser: parser.add_argument('runs', nargs='+', help='run folders'))(lambda a: print(compare(a.runs)))

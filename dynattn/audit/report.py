@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 import torch
-from fastcore.basics import patch
+from fastcore.basics import groupby, patch
 from ..onnx_model import OnnxDecoder, windows_read
 from ..runs import Bar, UserError, need, printable, verb, _write_picture
 from .watch import CHOICE, NO, UNSURE, YES, Promise
@@ -110,9 +110,7 @@ def _notes(layer): # -> (check, status, what is said of the layer)
 
 def _note_layers(layers): # -> of `Finding`
     "Places outside of windows, weight that no key takes, and pairs that could not be told."
-    kinds = {}
-    for layer in layers:
-        for note in _notes(layer): kinds.setdefault(note, []).append(layer)
+    kinds = groupby(((note, layer) for layer in layers for note in _notes(layer)), 0, 1)
     return [Finding(check, status, f"{_where(found, sum(len(layer.reach) for layer in found))}: {said}.")
             for (check,status,said),found in kinds.items()]
 
@@ -142,12 +140,8 @@ def _judge(row, most): # of a `LastQuery`, and the tokens that the model can rea
 # %% ../../nbs/69_audit.report.ipynb #c2d85527
 def _judge_lengths(s, found): # -> of `Finding`
     "Windows that begin where they should not, and those that never begin."
-    kinds = {}
-    for (name,*_),row in found.items():
-        fault = _judge(row, _most_tokens(s))
-        if fault: kinds.setdefault(fault, []).append(name)
-    findings = []
-    for fault,names in kinds.items():
+    faults,findings = ((_judge(row, _most_tokens(s)), name) for (name,*_),row in found.items()),[]
+    for fault,names in groupby((pair for pair in faults if pair[0]), 0, 1).items():
         first = [name for name in names if _alike(name)==_alike(names[0])]
         code = _pair_program(s, fault.n, names[0], fault.n-1, fault.key, fault.seen) if fault.n else ''
         where = f"{_title(first)}, {len(names)} heads of {len(set(names))} layers"
@@ -200,9 +194,7 @@ def _rows(layer):
 @patch
 def table(self:Examination) -> list: # of (attention, heads, sees, promised, verdict)
     "A line for heads that are alike."
-    kinds = {}
-    for layer in self.layers:
-        for row in _rows(layer): kinds.setdefault((_alike(layer.name), *row), []).append(layer.name)
+    kinds = groupby((((_alike(layer.name), *row), layer.name) for layer in self.layers for row in _rows(layer)), 0, 1)
     return [(_title(names), heads if len(names)==1 else f'{len(names)} x {heads}', *rest)
             for (_,heads,*rest),names in kinds.items()]
 

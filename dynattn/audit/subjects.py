@@ -125,7 +125,7 @@ def _config_window(config, module): # -> `Promise`, or None where nothing is sai
 class _Subject:
     "A model under audit, and how it is run."
     name:str         # shown in the report
-    model:object     # a float64 copy of a module, or a function
+    model:Callable   # a float64 copy of a module, or a function
     run:Callable     # (model, x, keep=None, segments=None, **options) -> [B,R,F]
     options:dict     # plain values
     shape:list       # of an input behind [1,N], or of the whole input where it is no sequence

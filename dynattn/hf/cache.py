@@ -123,7 +123,8 @@ def save(self:WindowedCache,
     path, # a file, conventionally .safetensors
 ):
     "Write the keys and values, so that a conversation can go on later."
-    tensors,notes = {},[]
+    tensors:dict = {}
+    notes:list = []
     for i,layer in enumerate(self.layers):
         note,state = ({}, {}) if layer.windows is None else layer.windows.state()
         notes.append(note)

@@ -17,8 +17,6 @@ from .layers import PreTrainedModel, _alpha_option, _attention_layers, _head_val
 from .plugin import _refuse_terms, switch, _wants_weights
 
 # %% ../../nbs/61_hf.parallel.ipynb #08ca9a79
-_UNSUPPORTED = 'position_bias','indices','block_indices'
-
 def _refuse_layer(module, s, kwargs):
     "Raise where a layer asks for something that is not computed across ranks."
     _refuse_lost(module)
@@ -30,16 +28,12 @@ def _refuse_layer(module, s, kwargs):
     if s.pairs is not None or s.chunked or s.q_offset:
         raise ValueError("attention_mask: expected None or [B,n] across ranks, got a mask of pairs or of chunks "
                          f"from {type(module).__name__}")
-    for name in _UNSUPPORTED:
+    for name in ('position_bias','indices','block_indices'):
         if kwargs.get(name) is not None:
             raise ValueError(f"{name}: expected None across ranks, got one from {type(module).__name__}")
-
-def _sink(kwargs):
-    "The logit [H] beside the scores, or None."
     sink = kwargs.get('s_aux', kwargs.get('sinks'))
     if sink is not None and sink.dim()!=1:
         raise ValueError(f"sinks: expected [H] across ranks, got shape {tuple(sink.shape)}")
-    return sink
 
 # %% ../../nbs/61_hf.parallel.ipynb #e61c0001
 @dataclass(eq=False)
@@ -50,29 +44,25 @@ class _Part:
     length: int|Tensor # real tokens of the whole sequence: a number, or [B,1] where there is padding
     padded: bool # whether any rank holds padding
 
-@patch
-def _predicted(self:_Part, head, q, keep):
-    "As `_head_values`; what is predicted comes from the first token, on rank 0."
-    values = _head_values(head, q, None)
-    return values if values.dim()==1 else from_rank(values, 0, self.ranks.group, self.ranks.seconds)
+    def predicted(self, head, q, keep):
+        "As `_head_values`; what is predicted comes from the first token, on rank 0."
+        values = _head_values(head, q, None)
+        return values if values.dim()==1 else from_rank(values, 0, self.ranks.group, self.ranks.seconds)
 
-# %% ../../nbs/61_hf.parallel.ipynb #e61c0003
-@patch
-def attend(self:_Part, module, q, k, v, s, scaling, dropout, kwargs): # this rank's part, and its `Sight`
-    "The output [B,n,H,d] and no weights, as `dynattn.hf.attend` returns them."
-    _refuse_layer(module, s, kwargs)
-    options = dict(window=s.window, is_causal=s.causal, scale=scaling, softcap=kwargs.get('softcap'),
-                   sink=_sink(kwargs))
-    if self.padded:
-        keep = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device) if s.keep is None else s.keep
-        options['padding'] = PaddingMask(keep)
-    learned = getattr(module, 'dynattn', None)
-    if learned is not None:
-        options |= _window_option(learned, q, None, s, self._predicted, self.length)
-        options |= _alpha_option(learned, q, s, self._predicted)
-    ranks = self.ranks
-    out = _of_a_part(q, k, v, dropout_p=dropout, group=ranks.group, timeout=ranks.seconds, **options)
-    return out.transpose(1, 2).contiguous(), None
+    def attend(self, module, q, k, v, s, scaling, dropout, kwargs): # this rank's part, and its `Sight`
+        "The output [B,n,H,d] and no weights, as `dynattn.hf.attend` returns them."
+        _refuse_layer(module, s, kwargs)
+        options = dict(window=s.window, is_causal=s.causal, scale=scaling, softcap=kwargs.get('softcap'),
+                       sink=kwargs.get('s_aux', kwargs.get('sinks')))
+        if self.padded:
+            keep = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device) if s.keep is None else s.keep
+            options['padding'] = PaddingMask(keep)
+        learned,ranks = getattr(module, 'dynattn', None),self.ranks
+        if learned is not None:
+            options |= _window_option(learned, q, None, s, self.predicted, self.length)
+            options |= _alpha_option(learned, q, s, self.predicted)
+        out = _of_a_part(q, k, v, dropout_p=dropout, group=ranks.group, timeout=ranks.seconds, **options)
+        return out.transpose(1, 2).contiguous(), None
 
 # %% ../../nbs/61_hf.parallel.ipynb #996a7c56
 def _give(model, part):
@@ -123,12 +113,6 @@ def _described(self:_Spread, kwargs):
 
 # %% ../../nbs/61_hf.parallel.ipynb #e61c0006
 @patch
-def needs_first(self:_Spread):
-    "Whether leading tokens count by their place: as global ones, or because widths are predicted from them."
-    heads = [head for l in self.learned for head in (l.sigma_head, l.alpha_head) if head is not None]
-    return any(l.n_global for l in self.learned) or any(hasattr(h, 'linear') or hasattr(h, 'proj') for h in heads)
-
-@patch
 def _check(self:_Spread, lengths, batches, late):
     "Raise, on all ranks, where the parts do not fit together."
     if 0 in lengths:
@@ -137,7 +121,9 @@ def _check(self:_Spread, lengths, batches, late):
     if self.longest is not None and sum(lengths)>self.longest:
         raise ValueError(f"input_ids: expected at most {self.longest} tokens over all ranks, as many as the model "
                          f"has positions, got {sum(lengths)}")
-    if late[0] and self.needs_first():
+    heads = [head for l in self.learned for head in (l.sigma_head, l.alpha_head) if head is not None]
+    predicted = any(hasattr(head, 'linear') or hasattr(head, 'proj') for head in heads)
+    if late[0] and (predicted or any(l.n_global for l in self.learned)):
         raise ValueError("attention_mask: expected a real first token in each row, where leading tokens are "
                          "global or widths are predicted from them, got padding; pad on the right")
 

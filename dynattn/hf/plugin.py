@@ -182,7 +182,7 @@ try: from transformers.utils.output_capturing import _active_collector as _colle
 except ImportError: _collector = None
 
 # %% ../../nbs/56_hf.plugin.ipynb #db47ea0b
-_watchers = [] # lists that take the calls of all layers, see `report`
+_watchers:list = [] # lists that take the calls of all layers, see `report`
 
 def _wants_weights(kwargs): # what a layer passes besides queries, keys and values
     "Whether somebody wants the weights. GPT-2 keeps `output_attentions` to itself; the collector of outputs has it."

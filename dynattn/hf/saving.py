@@ -77,18 +77,16 @@ def _building(cls):
     return type(cls.__name__, (cls,), dict(__init__=__init__, __module__=cls.__module__, __qualname__=cls.__qualname__,
                                            _keep_in_fp32_modules_strict=in_float32))
 
-def _own_class(name, config):
-    "The class of transformers of this name, if it is that of a model for `config`; None for anything else."
-    found = getattr(transformers, name, None)
-    is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
-    return found if is_model and isinstance(config, found.config_class or ()) else None
 
 def _class_for(cls, config):
     "The model's own class, given none, an Auto class or itself."
     names = config.architectures
     name = names[0] if isinstance(names, list) and names and isinstance(names[0], str) else 'none'
-    if cls is None: cls = _own_class(name, config)
-    if cls is None: raise ValueError(f"cls: expected the model's class, for transformers has no {name}, got None")
+    if cls is None: # the class of transformers of this name, if it is that of a model for `config`
+        cls = getattr(transformers, name, None)
+        is_model = isinstance(cls, type) and issubclass(cls, PreTrainedModel)
+        if not is_model or not isinstance(config, cls.config_class or ()):
+            raise ValueError(f"cls: expected the model's class, for transformers has no {name}, got None")
     mapping = getattr(cls, '_model_mapping', None)
     if mapping is None: return cls
     if type(config) not in mapping:
