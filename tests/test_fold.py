@@ -1,5 +1,5 @@
 "Which cells fold on the site, and what the line says that stands for them."
-import html, re
+import builtins, html, re
 import pytest
 import book, fold
 
@@ -29,6 +29,16 @@ def test_the_code_of_the_package_is_on_the_page():
     assert summary(f'@patch\ndef f(self:Window):\n{long}')=='Window.f: 22 lines'
     assert summary(f'class A:\n{long}\nB = 2')=='class A, B: 22 lines'
     assert summary(f'#| code-fold: false\ndef f():\n{long}') is None
+
+KNOWN = {*dir(builtins), '__file__', '__annotations__', 'get_ipython', 'display'}
+
+@pytest.mark.parametrize('chapter', book.chapters(), ids=lambda c: c.path.name)
+def test_code_pasted_from_a_page_finds_every_name_on_it(chapter):
+    cells = [book.source(c) for c in book.read(chapter.path)['cells'] if c['cell_type']=='code']
+    visible = [fold.without_options(s) for s in cells if not re.match(r'#\|\s*(hide|default_exp)', s)]
+    names = [fold.reads_and_binds(s) for s in visible]
+    read,bound = (set().union(*sets) for sets in zip(*names))
+    assert not read-bound-KNOWN
 
 def test_every_exported_cell_is_on_its_page(site):
     for c in book.chapters():
