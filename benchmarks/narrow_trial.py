@@ -4,6 +4,8 @@
     python benchmarks/narrow_trial.py trained            rows on the decoders as they are now
     python benchmarks/narrow_trial.py judge --model 0    every method at every share, on every task
     python benchmarks/narrow_trial.py export --model 0   the model and its questions, for narrow_peers.py
+    python benchmarks/narrow_trial.py mix --model 0      `narrow` with more and fewer texts that ask for facts
+    python benchmarks/narrow_trial.py lengths --model 0  widths at twice and four times the length they were learned at
 
 Footprint: the keys in memory after each token, summed over all tokens of a text with its prompt, over those of the full
 model. Every finished piece appends rows to committed CSVs; started again, the script goes on where it stopped.
@@ -19,8 +21,9 @@ from narrow import append, rows_of, smollm2, text_of
 from narrow_texts import LIST
 from harness import commit
 from dynattn.hf import add_windows
-from dynattn.hf.narrowing import (Budget, Distance, NarrowOptions, Narrower, WidthVector, cache_share, set_widths,
+from dynattn.hf.narrowing import (Budget, Distance, NarrowOptions, Narrower, WidthVector, cache_share, narrow, set_widths,
     token_losses, without_windows)
+from dynattn.hf.recall import facts_to_learn, recall_grid
 from dynattn.hf.saving import load_pretrained
 from dynattn.hf.windows import record_edge
 
@@ -28,6 +31,7 @@ SINKS,STEPS = 4,60
 NEAR = (32,128)                     # windows of the heads that are not full, where a head has one of two sizes
 TASKS = ('needle','several keys','several values','variables','common words','many questions','copy')
 WIDTHS,SCORES,LOSSES = 'narrow_trial_widths.csv','narrow_trial.csv','narrow_trial_texts.csv'
+MIXES = 'narrow_mix.csv'
 
 @dataclass(frozen=True)
 class Footprint(Budget):
@@ -439,6 +443,69 @@ def judge(a):
             run.texts(method, of, a.context)
             run.tasks(method, of, a.context, a.tasks or TASKS)
 
+# --- `narrow` itself: the mix of its texts, and other lengths than it learned at
+
+class Narrowing:
+    "Widths by `narrow` at a share of the cache, and what they cost, on the questions of chapter 65."
+    def __init__(self, a):
+        self.subject,self.seed,self.share = Subject(a.model, a.runs),a.seed,a.shares[0]
+        self.filler = [i for _,ids in self.subject.texts['test'] for i in ids]
+
+    def done(self, **which):
+        return any(all(r[k]==str(v) for k,v in which.items()) for r in rows_of(MIXES))
+
+    def learned(self, n, facts):
+        "[K] widths from as many texts as there are steps; a share of them asks for facts again."
+        s,rng = self.subject,random.Random(f'{n}/{self.seed}')
+        texts = [s.filler(rng, n, 'train') for _ in range(STEPS)]
+        asks = [int((i+1)*facts)>int(i*facts) for i in range(STEPS)]
+        batches = [facts_to_learn(s.tokenizer, text, n, rng) if ask else dict(input_ids=torch.tensor([text]))
+                   for text,ask in zip(texts, asks)]
+        start = time.process_time()
+        found = narrow(s.load()[0], batches, self.share, steps=STEPS, sinks=SINKS, seed=self.seed)
+        self.seconds = round(time.process_time()-start, 1)
+        return torch.tensor([w for layer in found.widths for w in layer]).clamp(max=found.budget.most)
+
+    @torch.no_grad()
+    def judge(self, width, n, **about):
+        "Append the loss of the judging texts and the share of right answers; no width: the full model."
+        s,budget = self.subject,Budget(n, SINKS, True)
+        if width is not None: set_widths(s.model, by_layer(torch.where(width>=.97*budget.most, math.inf, width), s.layers))
+        with without_windows(s.model) if width is None else torch.no_grad():
+            grid = recall_grid(s.model, s.tokenizer, self.filler, [n], number=16)
+            losses = [token_losses(s.model, torch.tensor([ids[:n]])).mean().item() for _,ids in s.texts['test']]
+        right = grid.right[0]
+        append(MIXES, [dict(model=s.name, seed=self.seed, keep=self.share, **about, n=n,
+            share=1. if width is None else round(budget.share(width).item(), 4), loss=round(sum(losses)/len(losses), 5),
+            recall=round(sum(right)/len(right), 4), questions=grid.number*len(right),
+            right=' '.join(f'{x:.3f}' for x in right), losses=' '.join(f'{x:.5f}' for x in losses))])
+        print(about, n, sum(losses)/len(losses), right, flush=True)
+
+def mix(a):
+    run,n = Narrowing(a),a.context
+    ways = dict(model=a.model, what='mix', seed=a.seed, keep=run.share, n=n)
+    if not run.done(**ways, way='full'): run.judge(None, n, what='mix', learned_at=n, facts='', way='full', core_seconds=0.)
+    for facts in (0., .25, .5, .75):
+        if run.done(**ways, way='learned', facts=facts): continue
+        width = run.learned(n, facts)
+        run.judge(width, n, what='mix', learned_at=n, facts=facts, way='learned', core_seconds=run.seconds)
+
+def lengths(a):
+    "Fixed widths, widths that grow with the length, and widths a + b N through those of two lengths."
+    run,short = Narrowing(a),512
+    if run.done(model=a.model, what='lengths', seed=a.seed, keep=run.share): return
+    half,whole = run.learned(short//2, .5),run.learned(short, .5)
+    everything = whole>=.97*Budget(short, SINKS, True).most
+    for n in (short, 2*short, 4*short):
+        budget = Budget(n, SINKS, True)
+        line = (whole+(whole-half)*(n-short)/(short-short//2)).clamp(1, budget.most)
+        ways = {'full': None, 'fixed': whole, 'a + b N': line, 'learned at this length': whole if n==short else run.learned(n, .5)}
+        ways = {way: w if w is None else w.masked_fill(everything, budget.most) if way in ('fixed','a + b N') else w
+                for way,w in ways.items()}
+        ways['in proportion'] = budget.scaled(ways['fixed'], run.share)
+        ways['a + b N, in proportion'] = budget.scaled(ways['a + b N'], run.share)
+        for way,width in ways.items(): run.judge(width, n, what='lengths', learned_at=short, facts=.5, way=way, core_seconds=0.)
+
 def trained(a):
     "What the decoders' training took so far, as rows."
     rows = []
@@ -462,7 +529,7 @@ def export(a):
 
 if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('what', choices=('train','trained','judge','export'))
+    p.add_argument('what', choices=('train','trained','judge','export','mix','lengths'))
     p.add_argument('--seed', type=int, default=0, help='which decoder is trained; of the order of the texts')
     p.add_argument('--steps', type=int, default=6000, help='of training: started again with fewer, it ends there')
     p.add_argument('--model', default='0', help='0 or 1, a decoder trained here, or smollm2')
@@ -476,4 +543,4 @@ if __name__=='__main__':
     torch.set_num_threads(1)
     commit()
     if a.what=='train': trial_models.train(a.seed, a.runs, a.steps)
-    else: dict(judge=judge, export=export, trained=trained)[a.what](a)
+    else: dict(judge=judge, export=export, trained=trained, mix=mix, lengths=lengths)[a.what](a)

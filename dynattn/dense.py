@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 import torch, torch.nn.functional as F
 from torch import Tensor
-from .padding import PaddingMask
+from .padding import PaddingMask, _holds
 from .parts import global_pairs, relative_bias, relative_offsets, repeat_heads, visible_pairs
 from .alpha import entmax
 from .call import Call, exporting_to_onnx, takes
@@ -21,15 +21,14 @@ def _blank_unseen(x, see):
     "Zeros in `x` [B,H,M,d] where no query looks, for 0 * NaN is NaN."
     return x.masked_fill(~see.any(-2)[...,None], 0.)
 
-def _part_nan_rows(q):
-    "`q` with its rows that are not finite set to zero, and which rows those are, [B,H,N,1]."
-    lost = ~q.isfinite().all(-1, keepdim=True)
-    return q.masked_fill(lost, 0.), lost
+def _part_nan_rows(x):
+    "`x` with its rows that are not finite set to zero, and which rows those are, [B,H,N,1]."
+    lost = ~x.isfinite().all(-1, keepdim=True)
+    return x.masked_fill(lost, 0.), lost
 
 # %% ../nbs/25_dense.ipynb #feff0eaa
-def _scores(call, q, see, off):
+def _scores(call, q, k, off):
     "The scaled products and all that is added to them, [B,H,N,M]."
-    k = _blank_unseen(repeat_heads(call.k, q.shape[1]), see)  # [B,H,M,d]
     # scores beyond 65,504 are infinite in float16
     if q.dtype==torch.float16: q,k = q.float(),k.float()
     scores = (q*call.factor) @ k.mT
@@ -44,8 +43,8 @@ def _fade(x, apply, window, off, everywhere):
     "Scores (`inside`) or weights (`after`) under a soft window, which is 1 on global pairs."
     if getattr(window, 'apply', None)!=apply: return x
     if apply=='inside':
-        return x + (window.log_mask(off, n=off.shape[-1])
-                    .masked_fill(everywhere, 0.).to(x.dtype))
+        log_mask = window.log_mask(off, n=off.shape[-1]).masked_fill(everywhere, 0.).to(x.dtype)
+        return (x+log_mask).masked_fill(log_mask==-torch.inf, -torch.inf) # even if x is infinite
     return x * window.mask(off, n=off.shape[-1]).masked_fill(everywhere, 1.).to(x.dtype)
 
 # %% ../nbs/25_dense.ipynb #d03dc254
@@ -101,13 +100,16 @@ def _pairs(call):
     return off,everywhere,see
 
 def _weights(call, off, everywhere, see):
-    "How much each query takes from each key, [B,H,N,M], in the safe order."
+    "How much each query takes from each key, in the safe order, and which keys it sees, [B,H,N,M] both."
     q,lost = _part_nan_rows(call.q)
-    scores = _fade(_scores(call, q, see, off), 'inside', call.window, off, everywhere)
+    k,broken = _part_nan_rows(_blank_unseen(repeat_heads(call.k, q.shape[1]), see))  # [B,H,M,d], [B,H,M,1]
+    scores = _fade(_scores(call, q, k, off), 'inside', call.window, off, everywhere)
     scores = scores.masked_fill(~see, -torch.inf)
+    seen = scores>-torch.inf
+    lost = (lost | (seen & broken.mT).any(-1, keepdim=True)) & seen.any(-1, keepdim=True)
     weights = normalize_rows(scores, _row_map(call), call.sink)
     weights = _fade(weights, 'after', call.window, off, everywhere).to(q.dtype)
-    return weights.masked_fill(lost & ~_empty_rows(scores), torch.nan)
+    return weights.masked_fill(lost, torch.nan),seen
 
 # %% ../nbs/25_dense.ipynb #5b577180
 def attention_weights(
@@ -120,7 +122,7 @@ def attention_weights(
     if call.dropout_p or call.return_weights:
         raise ValueError("attention_weights: expected neither dropout_p "
                          "nor return_weights, got one of them")
-    return call.restore(_weights(call, *_pairs(call)))
+    return call.restore(_weights(call, *_pairs(call))[0])
 
 # %% ../nbs/25_dense.ipynb #38656f48
 def mix_values(
@@ -131,14 +133,24 @@ def mix_values(
     lost = weights.isnan().any(-1, keepdim=True)  # [B,H,N,1]
     return (weights.masked_fill(lost, 0.).to(v.dtype) @ v).masked_fill(lost, torch.nan)
 
+def _mix_seen(weights, v, seen):
+    "The same where some values are not finite: queries that do not see them, `seen` [B,H,N,M], are spared."
+    broken = (~v.isfinite()).any(-1).flatten(0, -2).any(0)                          # [M]
+    out = mix_values(weights, v.masked_fill(broken[:,None], 0.))
+    for j in broken.nonzero()[:,0].tolist():
+        spoilt = v[:,:,j:j+1].masked_fill(~seen[...,j:j+1], 0.)                     # [B,H,N,dv]
+        out = out + weights[...,j:j+1].to(v.dtype)*spoilt
+    return out
+
 # %% ../nbs/25_dense.ipynb #72b211d1
 @takes(DenseCall)
 def dense_attention(call) -> Tensor: # [B,H,N,dv], with the weights [B,H,N,M] if asked for
     "Attention with every option spelled out: the oracle of the faster paths."
     off,everywhere,see = _pairs(call)
-    weights = F.dropout(_weights(call, off, everywhere, see), call.dropout_p)
+    weights,seen = _weights(call, off, everywhere, see)
+    weights = F.dropout(weights, call.dropout_p)
     v = _blank_unseen(repeat_heads(call.v, weights.shape[1]), see)  # [B,H,M,dv]
-    out = mix_values(weights, v)
+    out = mix_values(weights, v) if _holds(v.isfinite()) else _mix_seen(weights, v, seen)
     # in memory [B,N,H,dv], as PyTorch's own
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
     return (out,weights) if call.return_weights else out

@@ -1,7 +1,8 @@
 "Every example runs as its docstring says, with small settings; those of Hugging Face models are in test_hf."
-import csv, os, subprocess, sys
+import csv, importlib.util, json, os, subprocess, sys
 from pathlib import Path
-import pytest
+from types import ModuleType, SimpleNamespace
+import pytest, torch
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted(p.name for p in (ROOT/'examples').glob('*.py'))
@@ -85,3 +86,50 @@ def test_an_exported_model_talks_without_pytorch_and_reads_nothing_twice(tmp_pat
     assert read[1]<=read[0]+1+len(';user: And how wide?;assistant: ')+12
     again = subprocess.run([*command, '--once', 'How far?'], capture_output=True, text=True, timeout=120, env=without)
     assert again.stdout.rstrip('\n').lstrip('> ')==answers[0]
+
+NARROWED = dict(causal=True, per='kv-head', sinks=2, n=64, widths=[[5, 20], [2**31, 11]])
+
+def test_a_window_press_keeps_each_heads_own_share(tmp_path, monkeypatch):
+    "The press itself needs nothing of kvpress but a base class."
+    monkeypatch.setitem(sys.modules, 'kvpress', ModuleType('kvpress'))
+    sys.modules['kvpress'].BasePress = object
+    spec = importlib.util.spec_from_file_location('window_press', ROOT/'examples/window_press.py')
+    example = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, 'window_press', example)
+    spec.loader.exec_module(example)
+    (tmp_path/'result.json').write_text(json.dumps(NARROWED))
+    press = example.WindowPress(tmp_path, .7)
+    keys,gone = torch.zeros(3, 2, 100, 4),torch.zeros(2, 3, 2, 100, dtype=torch.bool)
+    for layer in range(2):
+        module = SimpleNamespace(layer_idx=layer)
+        press.compress(module, None, keys, keys, None, {})
+        gone[layer][module.masked_key_indices] = True
+    assert abs(gone.double().mean()-.7)<.01 and (gone[:,0]==gone[:,2]).all()
+    kept = (~gone[:,0]).sum(-1)
+    assert (kept[0,0]-3)*4==pytest.approx(kept[0,1]-3, abs=4) and kept[1,0]==max(kept.flatten())
+    for layer,head in ((0, 0), (1, 1)):                          # the leading tokens, and the last ones
+        wanted = [*range(2), *range(102-kept[layer,head], 100)]
+        assert (~gone[layer,0,head]).nonzero()[:,0].tolist()==wanted
+    with pytest.raises(ValueError, match='compression_ratio: expected 0 to 0.9700'): example.WindowPress(tmp_path, .99).kept(100)
+    (tmp_path/'result.json').write_text(json.dumps({**NARROWED, 'per': 'head'}))
+    with pytest.raises(ValueError, match='folder: expected widths of key heads'): example.WindowPress(tmp_path)
+
+def test_a_window_press_in_kvpress(tmp_path):
+    pytest.importorskip('kvpress', reason='kvpress is not installed; it has its own range of transformers')
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    config = LlamaConfig(vocab_size=8, hidden_size=64, intermediate_size=16, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    words = Tokenizer(models.WordLevel({c: i for i,c in enumerate('abcdefgh')}, unk_token='a'))
+    words.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token='a').save_pretrained(tmp_path)
+    (tmp_path/'text.txt').write_text('abcdefgh'*25)
+    (tmp_path/'result.json').write_text(json.dumps(NARROWED))
+    command = [sys.executable, 'examples/window_press.py', tmp_path, tmp_path, tmp_path/'text.txt']
+    def losses(ratio):
+        r = subprocess.run([*command, '--ratio', ratio], cwd=ROOT, capture_output=True, text=True, timeout=240)
+        assert r.returncode==0, r.stderr
+        return [float(line.split()[1]) for line in r.stdout.splitlines()]
+    assert len(set(losses('0')))==1                              # nothing goes
+    assert len(set(losses('.75')))==3

@@ -74,6 +74,13 @@ def test_a_tolerated_loss_gives_the_share(place, capsys):
         assert f'stays within {float(rise)} on' in (place/f'rise-{rise}/report.md').read_text()
     assert found['1e-3']['share']<found['1e-5']['share']
 
+def test_sizes_round_the_widths_within_the_share(place, capsys):
+    assert main(command(place, '--keep=.4', '--sizes=4,12,full', '--json', out='sizes'))==0
+    found = json.loads(capsys.readouterr().out)
+    widths = {w for layer in found['widths'] for w in layer}
+    assert widths<={4, 12, 2**31} and found['share']<=.4+1e-6 and found['unrounded']['way']=='learned'
+    assert 'were rounded to the sizes 4,12,full' in (place/'sizes/report.md').read_text()
+
 def test_json_lines(place, capsys):
     assert main(command(place, '--field=body', '--steps=2', data='rows.jsonl', out='rows-out'))==0
     assert 'keeps' in capsys.readouterr().out
@@ -92,6 +99,8 @@ def test_json_lines(place, capsys):
     (dict(extra=['--keep=0.01']), 'keep: expected 0.1'),
     (dict(extra=['--keep=x']), '--keep'),
     (dict(extra=['--keep=0.2', '--rise=0.1']), 'keep: expected none beside rise=0.1, got 0.2'),
+    (dict(extra=['--sizes=4,x']), 'sizes: expected half-widths from 1 to'),
+    (dict(extra=['--sizes=4', '--rise=.1']), "sizes: expected none beside rise=0.1"),
     (dict(extra=['--rise=0']), 'rise: expected a finite number above 0'),
     (dict(extra=['--steps=0']), 'steps: expected a whole number'),
     (dict(extra=['--context=0']), 'context: expected a whole number'),

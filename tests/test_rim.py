@@ -3,6 +3,7 @@ import math, os, subprocess, sys
 from pathlib import Path
 import pytest, torch, torch.nn.functional as F
 from torch.testing import assert_close
+from dynattn.native import core
 from dynattn import Classifier, DynamicAttention, EncoderConfig, PaddingMask, Window, attention, banded_attention, dense_attention
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -310,3 +311,20 @@ def test_no_mode_of_the_first_call_changes_what_follows():
             "call()\nprint(all(torch.equal(x, found[-1]) for x in found))")
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip()=='True', done.stderr
+
+def _rows_lost(case, impl, native, monkeypatch):
+    if not native: monkeypatch.setattr(core, 'library', lambda: None)
+    return (~attention(**case, impl=impl).isfinite()).any(-1)[0,0].nonzero()[:,0].tolist()
+
+@pytest.mark.parametrize('impl,native', [('auto', True), ('banded', True), ('banded', False), ('dense', True)])
+@pytest.mark.parametrize('which', 'qkv')
+@pytest.mark.parametrize('window', [4, Window.default(torch.tensor(4.)), (3, 0)])
+@pytest.mark.parametrize('alpha', [None, 1.5])
+def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(impl, native, which, window, alpha, monkeypatch):
+    seen = {'q': [20]}.get(which, [*range(20, 24)] if window==(3, 0) else [*range(16, 25)])
+    for bad in (float('nan'), float('inf'), -float('inf')):
+        case = dict(zip('qkv', torch.randn(3, 1, 1, 40, 8, generator=torch.Generator().manual_seed(0)).unbind()))
+        case[which][0,0,20,3] = bad
+        lost = _rows_lost(dict(case, window=window, alpha=alpha), impl, native, monkeypatch)
+        if which=='k' and bad!=bad or which!='k': assert lost==seen, (bad, lost)
+        else: assert lost and set(lost)<=set(seen), (bad, lost) # at least where the score is infinite

@@ -95,15 +95,17 @@ class HeadWidths(nn.Module):
     "The widths of one layer while they are learned: a slice of the model's vector."
     def __init__(self,
         log_width, # [K] logarithms of all the model's widths in tokens
+        shift, # [K] tokens added to them, without a gradient
         start, # the layer's first
         stop, # one past its last
         queries, # query heads per width
     ):
         super().__init__()
-        self.log_width,self.start,self.stop,self.queries = log_width,start,stop,queries
+        self.log_width,self.shift,self.start,self.stop,self.queries = log_width,shift,start,stop,queries
 
     def forward(self) -> Tensor: # [H]
-        return self.log_width[self.start:self.stop].exp().repeat_interleave(self.queries)
+        width = self.log_width.exp()+self.shift
+        return width[self.start:self.stop].repeat_interleave(self.queries)
 
 # %% ../../nbs/66_hf.narrowing.ipynb #e72fd64c
 def _windowed(model):
@@ -147,10 +149,11 @@ class WidthVector:
         self.counts = [_key_heads(m) if per=='kv-head' else m.dynattn.heads for m in modules]
         device = next(model.parameters()).device
         self.log_width = nn.Parameter(torch.full((sum(self.counts),), math.log(self.budget.most), device=device))
+        self.shift = torch.zeros_like(self.log_width, requires_grad=False)
         start = 0
         for module,count in zip(modules, self.counts):
             queries = module.dynattn.heads//count
-            module.dynattn.sigma_head = HeadWidths(self.log_width, start, start+count, queries)
+            module.dynattn.sigma_head = HeadWidths(self.log_width, self.shift, start, start+count, queries)
             start += count
 
     def widths(self) -> Tensor: # [K]
@@ -193,8 +196,35 @@ def by_layer(self:WidthVector) -> list: # of lists, whole tokens; inf where a he
     everything = width>=.97*most
     def paid(factor): return torch.where(everything, float(most), (factor*width).clamp(1, most))
     factor = _increasing_to(lambda x: self.budget.share(paid(x)), share, 0., 1.)
-    whole = _whole(paid(factor)).masked_fill(everything, math.inf)
-    return [part.tolist() for part in whole.split(self.counts)]
+    return self.in_layers(_whole(paid(factor)).masked_fill(everything, math.inf))
+
+@patch
+def in_layers(self:WidthVector,
+    width:Tensor, # [K]
+) -> list: # of lists; inf where a head sees everything
+    width = width.masked_fill(width>=self.budget.most, math.inf)
+    return [part.tolist() for part in width.split(self.counts)]
+
+# %% ../../nbs/66_hf.narrowing.ipynb #51ze0002
+def _sizes(text, most): # -> [S] half-widths, ascending
+    try: sizes = sorted({most if word.strip()=='full' else int(word) for word in text.split(',')})
+    except ValueError: sizes = [0]
+    if not 1<=sizes[0]<=sizes[-1]<=most:
+        raise ValueError(f"sizes: expected half-widths from 1 to {most} tokens, or 'full', such as '64,256,full', "
+                         f"got {text!r}")
+    return torch.tensor(sizes, dtype=torch.float32)
+
+@patch
+def rounded(self:WidthVector,
+    sizes:str, # half-widths in tokens, and "full": '64,256,full'
+) -> Tensor: # [K]
+    "Widths of a few sizes, within the same share."
+    sizes,share = _sizes(sizes, self.budget.most).to(self.log_width.device),self.share().item()
+    least = self.budget.share(sizes[:1]).item()
+    if least>share: raise ValueError(f"sizes: expected one small enough for a share of {share:.4f}, got {least:.4f} or more")
+    def nearest(shift): return sizes[(self.log_width.detach()[:,None]+shift-sizes.log()).abs().argmin(1)]
+    span = 2*math.log(self.budget.most)
+    return nearest(_increasing_to(lambda x: self.budget.share(nearest(x)), share*(1+1e-6), -span, span)-1e-6)
 
 # %% ../../nbs/66_hf.narrowing.ipynb #6b83f0aa
 @dataclass(frozen=True)
@@ -202,6 +232,7 @@ class NarrowOptions:
     "The settings that learned widths depend on, besides the model and the texts."
     keep: float|None = None # the share that is kept at the length of the texts (a quarter, unless `rise` is given)
     rise: float|None = None # instead of a share: the rise in loss that is allowed; the share is the smallest found
+    sizes: str = ''         # widths that heads may have, such as "64,256,full" (default: any)
     steps: int = 60         # texts, or batches of texts, that are learned from
     sinks: int|None = None  # leading tokens that all queries see (4 for a causal model, 1 for an encoder)
     per: str = 'kv-head'    # 'kv-head': one width for the query heads that share keys; 'head': one each
@@ -345,8 +376,11 @@ def step(self:Narrower) -> dict:
     "Learn from one text."
     step,log_width = len(self.rows),self.vector.log_width
     text = self.text(step)
+    if self.options.sizes and step>=2/3*self.options.steps:          # the model sees the sizes, the widths learn on
+        self.vector.shift.copy_(self.vector.rounded(self.options.sizes)-self.vector.widths())
     loss = self.distance(text, step)
     gradient,*of_adapters = torch.autograd.grad(loss, [log_width, *self.adapters])
+    gradient = gradient/gradient.norm().clamp(min=1e-12).sqrt()      # one text does not outweigh the others
     of_share, = torch.autograd.grad(self.vector.share(), log_width)
     price = self.price(gradient, of_share, step)
     log_width.grad = gradient+price*of_share
@@ -356,8 +390,7 @@ def step(self:Narrower) -> dict:
     self.vector.scale_to(self.share_after(step))
     for p,g in zip(self.adapters, of_adapters): p.grad = g
     if self.tuner: self.tuner.step()
-    share = self.vector.share().item()
-    self.rows.append(dict(step=step, text=text, loss=loss.item(), multiplier=price, share=share))
+    self.rows.append(dict(step=step, text=text, loss=loss.item(), multiplier=price, share=self.vector.share().item()))
     return self.rows[-1]
 
 # %% ../../nbs/66_hf.narrowing.ipynb #c66d000d
@@ -396,6 +429,7 @@ class Narrowed:
     seconds: float # duration of the run
     finished: bool # False: the run was interrupted, and these are the widths so far
     rise: float|None = None # the one allowed: the rise in loss on the texts by which the share was chosen
+    unrounded: list|None = None # where `sizes` were given: the widths before they were rounded
 
     def share(self,
         n:int|None=None, # tokens of a text (default: as many as it learned from)
@@ -445,7 +479,8 @@ def _check_options(o, n):
         value = getattr(o, name)
         if not (isinstance(value, int) and value>=1):
             raise ValueError(f"{name}: expected a whole number of 1 or more, got {value!r}")
-    if None not in (o.keep, o.rise): raise ValueError(f"keep: expected none beside rise={o.rise}, got {o.keep}")
+    for name,value in dict(keep=o.keep, sizes=o.sizes or None).items():
+        if None not in (value, o.rise): raise ValueError(f"{name}: expected none beside rise={o.rise}, got {value}")
     for name in ('keep','begin','descent'):
         value = .25 if name=='keep' and o.keep is None else getattr(o, name)
         if not 0<value<=1: raise ValueError(f"{name}: expected a number above 0 and up to 1, got {value!r}")
@@ -455,6 +490,7 @@ def _check_options(o, n):
     if not 0<=o.sinks<n-2:
         raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {o.sinks}")
 
+# %% ../../nbs/66_hf.narrowing.ipynb #51ze0006
 def _check_batches(batches):
     "The length of the longest text."
     if not batches: raise ValueError("batches: expected at least one, got none")
@@ -486,6 +522,7 @@ def _checked(model, batches, o):
         raise ValueError(f"keep: expected {least:.4f} or more for texts of {n} tokens, got {o.keep}")
     if causal and o.rise is not None and not all(b.get('attention_mask', torch.ones(1)).all() for b in batches):
         raise ValueError("rise: expected None for texts of a language model with padding, got "+str(o.rise))
+    if o.sizes: _sizes(o.sizes, Budget(n, o.sinks, causal).most)
     return o,n
 
 # %% ../../nbs/66_hf.narrowing.ipynb #f847ffd3
@@ -526,14 +563,14 @@ def narrow(
     model.eval().requires_grad_(False)
     tuned = _add_adapters(model) if o.tune=='lora' else None
     adapters = [p for p in model.parameters() if p.requires_grad] if tuned else []
-    vector = WidthVector(model, n, o.per)
-    distance = Distance(model, batches, o, tuned.disable_adapter if tuned else nullcontext)
-    run = Narrower(vector, distance, len(batches), o, adapters)
+    vector,full = WidthVector(model, n, o.per),tuned.disable_adapter if tuned else nullcontext
+    run = Narrower(vector, Distance(model, batches, o, full), len(batches), o, adapters)
     finished = _learn(run, batches, checkpoint, every, on_step)
     risen = run.measure() if o.rise is not None else None
     vector.scale_to(run.keep)
     if tuned: tuned.merge_and_unload()
     found = Narrowed(vector.by_layer(), vector.budget, run.rows, time.perf_counter()-start, finished, risen)
+    if o.sizes: found = replace(found, widths=vector.in_layers(vector.rounded(o.sizes)), unrounded=found.widths)
     set_widths(model, found.widths)
     for p in trained: p.requires_grad_(True)
     model.train(was_training)
@@ -604,13 +641,14 @@ def quality(
     texts:list, # in the form of `batches` of `narrow`, but other texts
     shares:tuple=(), # further shares, at which the widths keep their proportions
     on_text=None, # a function, called after each text of each way
+    ways:tuple=WAYS, # the ways to compare
 ) -> list: # records: way, share, and the change of each text
     "Compare the ways to spend a share. The model keeps its learned widths."
     budget,rows = found.budget,[]
     with without_windows(model): full = [_result(model, b) for b in texts]
     for share in sorted({found.share(), *shares}):
         layers = found.scaled(share)
-        for way in WAYS:
+        for way in ways:
             set_widths(model, layers if way=='learned' else budget.spent(layers, way))
             changes = []
             for batch,f in zip(texts, full):
@@ -885,6 +923,10 @@ def narrow_summary(
     borne = '' if result['rise'] is None else (
         f" It is the smallest share found at which the {change} stays within {result['config']['rise']} on up to eight "
         f"of the texts that were learned from; there it is {result['rise']:.4f}.")
+    if result.get('unrounded'):
+        before = result['unrounded']
+        borne += (f" The widths were rounded to the sizes {result['config']['sizes']}; before, at a share of "
+                  f"{before['share']:.3f}, the {change} was {interval(before['changes'])[0]:.4f}.")
     kept = 'pairs of tokens' if not result['causal'] else 'keys' if result['per']=='kv-head' else 'keys, head by head,'
     return '\n\n'.join([
         f"{escape(result['model'])} keeps {result['share']:.1%} of its {kept} at {result['n']:,} tokens.{borne}",
@@ -1027,6 +1069,8 @@ def _judged_recall(model, tokenizer, found, texts, shares, quiet):
 # %% ../../nbs/66_hf.narrowing.ipynb #c66d0143
 def _judged(model, tokenizer, found, texts, quiet):
     "The report's part on the quality and the time of the narrowed model."
+    before = None if found.unrounded is None else \
+        quality(model, replace(found, widths=found.unrounded), texts, ways=('learned',))[0]
     shares = sorted({min(1., round(f*found.share(), 4)) for f in (.5, 2)})
     with Bar(len(WAYS)*(1+len(shares))*len(texts), 'judge', quiet, unit='text') as bar:
         rows,times,untimed = quality(model, found, texts, tuple(shares), bar.step),None,''
@@ -1037,7 +1081,7 @@ def _judged(model, tokenizer, found, texts, quiet):
     lengths = [m for m in sorted({n, 2*n, 2048, 8192, 32768}) if n<=m<=longest]
     return dict(causal=causal, n=n, sinks=found.budget.sinks, share=found.share(),
                 shares={m: found.share(m) for m in lengths}, widths=[[min(w, 2**31) for w in l] for l in found.widths],
-                quality=rows, times=times, untimed=untimed, judged=len(texts),
+                unrounded=before, quality=rows, times=times, untimed=untimed, judged=len(texts),
                 **_judged_recall(model, tokenizer, found, texts, shares, quiet))
 
 # %% ../../nbs/66_hf.narrowing.ipynb #c66d001a
