@@ -137,7 +137,7 @@ def _write_weights(path, state, **notes): # ends in .safetensors; tensors by nam
     write_atomic(path, save(state, metadata=dict(notes, sha256=_header(save(state, metadata=notes))[1])))
 
 def _read_weights(path): # a safetensors file, with the sum or without -> tensors by name, metadata
-    "What was written; `DamagedFile` for anything else."
+    "The content as it was written; `DamagedFile` for anything else."
     def parse(data):
         state,(notes,found) = need('safetensors.torch').load(data),_header(data)
         if notes.get('sha256', found)==found: return state,notes

@@ -240,7 +240,7 @@ def _quantised(g, model): # an ONNX model -> one with four-bit matrices
 
 # %% ../../nbs/68_hf.exporting.ipynb #c6800001b
 def _settings(model, g, piece, tokenizer):
-    "What a reader of the folder has to know."
+    "All that a reader of the folder has to know."
     end = model.generation_config.eos_token_id
     words = {} if tokenizer is None else {name: str(word) for name,word in tokenizer.special_tokens_map.items()}
     return dict(format=1, piece=piece, longest=model.config.max_position_embeddings, vocabulary=model.config.vocab_size,
