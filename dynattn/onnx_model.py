@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 import numpy as np
 
-# %% ../nbs/67_onnx_model.ipynb #c6700000b
+# %% ../nbs/67_onnx_model.ipynb #c6700000c
 _GROWTH = 256 # places by which an array of a head without a window grows
 
 class Caches:
@@ -37,7 +37,7 @@ class Caches:
             if old is not None: new[:,:,:old.shape[2]] = old
         return any(before.get(name) is not x for name,x in self.arrays.items())
 
-# %% ../nbs/67_onnx_model.ipynb #c6700000e
+# %% ../nbs/67_onnx_model.ipynb #c6700000f
 def _check_sampling(temperature, top_k, top_p):
     if not 0<=temperature<float('inf'):
         raise ValueError(f"temperature: expected a finite number of 0 or more, got {temperature!r}")
@@ -45,7 +45,7 @@ def _check_sampling(temperature, top_k, top_p):
         raise ValueError(f"top_k: expected a whole number of 0 or more, got {top_k!r}")
     if not 0<top_p<=1: raise ValueError(f"top_p: expected a number above 0 and up to 1, got {top_p!r}")
 
-# %% ../nbs/67_onnx_model.ipynb #c6700000f
+# %% ../nbs/67_onnx_model.ipynb #c67000010
 def choose(
     logits:np.ndarray, # [V]
     temperature:float=0., # 0: the most likely token
@@ -62,7 +62,7 @@ def choose(
     p[p.cumsum()-p >= top_p] = 0.
     return int(rng.choice(order, p=p/p.sum()))
 
-# %% ../nbs/67_onnx_model.ipynb #c67000013
+# %% ../nbs/67_onnx_model.ipynb #c67000014
 def _session(path, threads):
     try: import onnxruntime
     except ImportError as e:
@@ -88,7 +88,7 @@ def _checked_ids(ids, past, settings): # -> list of int
         raise ValueError(f"ids: expected a text of at most {longest} tokens, got {past+len(ids)}")
     return ids
 
-# %% ../nbs/67_onnx_model.ipynb #c67000014
+# %% ../nbs/67_onnx_model.ipynb #c67000015
 def _bound(session, arrays): # -> a binding: each cache is input and output, the same memory
     from onnxruntime import OrtValue
     binding = session.io_binding()
@@ -105,7 +105,7 @@ def _read(session, binding, **inputs): # -> logits [wanted,V]
     session.run_with_iobinding(binding)
     return binding.get_outputs()[0].numpy()
 
-# %% ../nbs/67_onnx_model.ipynb #c67000015
+# %% ../nbs/67_onnx_model.ipynb #c67000016
 class OnnxDecoder:
     "A decoder that `dynattn export` wrote, and the text that it has read so far."
     def __init__(self,
@@ -128,14 +128,14 @@ class OnnxDecoder:
     ) -> np.ndarray: # [n,V] or [V]
         "Read tokens."
         ids,found,size = _checked_ids(ids, self.past, self.settings),[],self.settings['piece']
-        if self.caches.reserve(self.past+len(ids)): self.binding = _bound(self.session, self.caches.arrays)
         for piece in (ids[i:i+size] for i in range(0, len(ids), size)):
+            if self.caches.reserve(self.past+len(piece)): self.binding = _bound(self.session, self.caches.arrays)
             wanted = range(len(piece)) if every else [len(piece)-1]
             found.append(_read(self.session, self.binding, input_ids=[piece], past=[self.past], wanted=wanted))
             self.past += len(piece)
         return np.concatenate(found) if every else found[-1][0]
 
-# %% ../nbs/67_onnx_model.ipynb #c6700001c
+# %% ../nbs/67_onnx_model.ipynb #c6700001d
 class OnnxModel(OnnxDecoder):
     "An exported decoder that writes text."
     def reset(self):
@@ -166,7 +166,7 @@ class OnnxModel(OnnxDecoder):
         "Write text, piece by piece."
         return _pieces(self, text, options)
 
-# %% ../nbs/67_onnx_model.ipynb #c6700001d
+# %% ../nbs/67_onnx_model.ipynb #c6700001e
 def _tokenizer(folder):
     from tokenizers import Tokenizer
     path = folder/'tokenizer.json'
@@ -193,7 +193,7 @@ def chat_text(
     template = environment.from_string(path.read_text(encoding='utf-8'))
     return template.render(messages=messages, add_generation_prompt=True, **words)
 
-# %% ../nbs/67_onnx_model.ipynb #c67000024
+# %% ../nbs/67_onnx_model.ipynb #c67000025
 def _place(entry, position): # of a token in its cache
     S,slots = entry['leading'],entry['slots']
     return position if slots is None or position<S else S+(position-S)%(slots-S)
@@ -211,7 +211,7 @@ def _is_read(decoder, entry, head, positions, usual): # by the next token
     values[places] = saved
     return not np.array_equal(logits, usual)
 
-# %% ../nbs/67_onnx_model.ipynb #c67000025
+# %% ../nbs/67_onnx_model.ipynb #c67000026
 def _reads_back(decoder, entry, head, usual): # -> tokens
     "How far back the next token reads in a cache, beside its leading tokens."
     positions,width = _positions(entry, decoder.past),entry['width']
@@ -242,7 +242,7 @@ def windows_read(
             tick()
     return found
 
-# %% ../nbs/67_onnx_model.ipynb #c6700002a
+# %% ../nbs/67_onnx_model.ipynb #c6700002b
 def farthest_token(
     logits, # a function of ids [n] that returns the logits after the last one
     ids, # [n]
