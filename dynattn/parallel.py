@@ -94,7 +94,8 @@ def _described(call): # -> {name: text}
         padding=call.padding is not None, segments=call.segments is not None)
     def text(x):
         if not isinstance(x, Tensor): return str(x)
-        return f"{list(x.shape)} of checksum {zlib.crc32(x.detach().double().cpu().numpy().tobytes()):x}"
+        x = x.detach().double().cpu()
+        return str(x.tolist()) if x.numel()<9 else f"{list(x.shape)} of checksum {zlib.crc32(x.numpy().tobytes()):x}"
     return {name: text(x) for name,x in alike.items()}
 
 # %% ../nbs/60_parallel.ipynb #848f3731

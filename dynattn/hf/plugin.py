@@ -17,7 +17,7 @@ from ..parts import visible_pairs
 from ..ops import attention
 from ..cache import WindowedLayer, _turn_rows
 from dynattn.hf.layers import (
-    PreTrainedModel, Sight, _alpha_option, _attention_layers, _head_values, _leading_tokens, _refuse_lost, _sight_mask,
+    PreTrainedModel, Sight, _alpha_option, _attention_layers, _leading_tokens, _refuse_lost, _sight_mask,
     _window_option)
 
 # %% ../../nbs/56_hf.plugin.ipynb #61bf2f85
@@ -208,12 +208,9 @@ class _NewKeys:
 
 def _kept_layer(module, query, kv_heads, s, own):
     "The `WindowedLayer` that fits an attention module."
-    learned = getattr(module, 'dynattn', None)
-    window,n_global,alpha = s.window,_leading_tokens(module),None
-    if learned is not None and learned.sigma_head is not None:
-        window = learned.window(_head_values(learned.sigma_head, query, s.keep), s.window)
-    if learned is not None and learned.alpha_head is not None: alpha = _head_values(learned.alpha_head, query, s.keep)
-    return WindowedLayer(query.shape[1], kv_heads, window=window, n_global=n_global, alpha=alpha, **own)
+    options,learned = dict(window=s.window),getattr(module, 'dynattn', None)
+    if learned is not None: options |= learned(query, query.shape[2], s)
+    return WindowedLayer(query.shape[1], kv_heads, **options, **own)
 
 def _versions(module):
     "A number that changes when what was learned changes."
