@@ -1,5 +1,5 @@
 "Drawings for the pages of the book only: boxes with arrows, and widgets. Notebooks import them from here."
-import json
+import json, re
 from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
@@ -86,7 +86,7 @@ def _frame(members, at, size):
     return tuple(low), tuple(high)
 
 # the number is that of a chapter
-WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'matrix', 'tiles', 'survey')
+WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'matrix', 'tiles', 'survey', 'heads')
 
 class _Widget:
     "HTML that a notebook shows as it is."
@@ -101,7 +101,9 @@ def show_widget(
     "Sliders, a drawing and its numbers; the same kind should not stand twice on one page."
     if kind not in WIDGETS:
         raise ValueError(f"kind: expected one of {', '.join(WIDGETS)}, got {kind!r}")
-    script = Path(__file__).with_name('widgets.js').read_text(encoding='utf-8')
+    script,own = (Path(__file__).with_name(name) for name in ('widgets.js', f'widget_{kind}.js'))
+    script = script.read_text(encoding='utf-8')
+    if own.exists(): script = re.sub('  // KIND:.*\n', lambda m: own.read_text(encoding='utf-8'), script)
     name,values = f'dynattn-{kind}',json.dumps(start)
     call = f"dynattnWidget(document.getElementById('{name}'), '{kind}', {values})"
     return _Widget(f"<div id='{name}' class='dynattn-widget'>This widget needs JavaScript.</div>\n"

@@ -286,6 +286,8 @@ function dynattnWidget(root, kind, start) {
       return Math.max(20, 18 * v.names.length + 8);
     }};
 
+  // KIND: the widget of a file of its own comes here
+
   // ---- one widget on the page
   const widget = KINDS[kind], state = {...widget.start, ...start}, inputs = {};
   root.textContent = '';
@@ -308,9 +310,15 @@ function dynattnWidget(root, kind, start) {
   const svg = add(root, 'svg', {role: 'img', style: 'display:block;width:100%;margin-top:10px;overflow:visible', 'aria-label': widget.title});
   const words = add(root, 'div', {style: 'display:flex;flex-wrap:wrap;gap:2px 22px;font-variant-numeric:tabular-nums;margin-top:6px'});
   const verdict = add(root, 'div', {role: 'status', style: 'margin-top:6px;padding-left:9px;border-left:4px solid'});
+  function choose(values) {      // with the drawing itself
+    if (Object.entries(values).every(([name, value]) => state[name] === value)) return;
+    Object.assign(state, values);
+    for (const name of Object.keys(values)) inputs[name].input.value = state[name];
+    update();
+  }
   function update() {
     for (const {c, shown, input} of Object.values(inputs)) {
-      shown.textContent = c.values ? '' : short(state[c.name]);
+      shown.textContent = c.values ? '' : (c.says || short)(state[c.name], state);
       input.disabled = Boolean(c.used) && !c.used(state);
     }
     const v = widget.compute(state), width = Math.max(260, root.clientWidth - 28);

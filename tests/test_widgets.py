@@ -169,12 +169,17 @@ def test_tiles(opened, how, w, b):
     assert got['needed']==band.sum() and got['multiplied']==times.sum() and got['products']==len(rectangles(how, w, b))
     near([got['ratio'], got['share']], [times.sum()/band.sum(), times.sum()/64**2])
 
-@pytest.fixture(scope='module')
-def survey_page():
-    "The widget as it stands in chapter 79"
-    cells = json.loads((freeze.ROOT/'nbs/79_survey.ipynb').read_text(encoding='utf-8'))['cells']
+def stored(notebook, kind):
+    "The widget as it stands in a chapter"
+    cells = json.loads((freeze.ROOT/'nbs'/notebook).read_text(encoding='utf-8'))['cells']
     outputs = [o['data']['text/html'] for c in cells for o in c.get('outputs', []) if 'text/html' in o.get('data', {})]
-    return next(''.join(html) for html in outputs if 'dynattn-survey' in ''.join(html))
+    return next(''.join(html) for html in outputs if f'dynattn-{kind}' in ''.join(html))
+
+@pytest.fixture(scope='module')
+def survey_page(): return stored('79_survey.ipynb', 'survey')
+
+@pytest.fixture(scope='module')
+def heads_page(): return stored('014_guide.heads.ipynb', 'heads')
 
 @pytest.mark.parametrize('n', [9, 14, 20])
 @pytest.mark.parametrize('choice', [dict(sort='row'), dict(sort='name', causal='leaks'), dict(sort='saved', tag='FP'), dict(sort='saved', tag='none')])
@@ -198,10 +203,37 @@ def test_survey(opened, survey_page, n, choice):
     if choice['sort']=='saved': assert (there := [x for x in got['saved'] if x is not None])==sorted(there, reverse=True)
     if choice['sort']=='row': assert (place := [int(rows[k]['row'] or 99) for k in got['names']])==sorted(place)
 
+@pytest.mark.parametrize('at,seed,keep', [(0, '0', '0.4'), (2, '0', '0.25'), (2, '2', '0.25'), (4, '0', '0.1')])
+def test_heads(opened, heads_page, at, seed, keep):
+    "Widths and losses against the committed rows"
+    tab = opened('heads', html=heads_page)
+    move(tab, at=2, seed=seed)
+    got,_ = move(tab, at=at, layer=23, head=0)
+    with open(freeze.ROOT/'benchmarks/results/narrow_widths.csv', newline='') as f:
+        widths = {(int(r['layer']), int(r['head'])): float(r['width']) for r in csv.DictReader(f) if (r['keep'],r['seed'])==(keep, seed)}
+    with open(freeze.ROOT/'benchmarks/results/narrow_quality.csv', newline='') as f: rows = [r for r in csv.DictReader(f) if r['split']=='test']
+    def loss(*run): return torch.tensor([float(r['loss']) for r in rows if (r['method'],r['keep'],r['seed'])==run], dtype=torch.float64).mean()
+    near(got['rise'], round((loss('learned', keep, seed)-loss('full', '1.0', '0')).item(), 5))
+    near(got['widths'], [widths[k] for k in sorted(widths)])
+    near([got['width'], got['share']], [widths[23, 0], float(keep)])
+    assert tab.is_enabled('[name=seed]')==(keep=='0.25')
+
+def test_a_head_is_chosen_with_the_pointer(opened, heads_page):
+    "The page is light, the head under the pointer is the one of the text, and only recorded heads show weights"
+    assert len(heads_page)<100_000
+    tab = opened('heads', html=heads_page, width=390)
+    bar = lambda layer, head: tab.locator('svg rect[fill=transparent]').nth(3*layer+head)
+    bar(9, 2).hover()
+    assert 'Layer 9, key head 2' in tab.inner_text('[role=status]') and tab.input_value('[name=layer]')=='9'
+    assert json.loads(tab.get_attribute('.dynattn-widget', 'data-values'))['weights']
+    bar(9, 1).hover()
+    assert 'Layer 9, key head 1' in tab.inner_text('[role=status]')
+    assert not json.loads(tab.get_attribute('.dynattn-widget', 'data-values'))['weights']
+
 @pytest.mark.parametrize('kind', WIDGETS)
 @pytest.mark.parametrize('width', [1280, 390])
-def test_keyboard_and_telephone(opened, kind, width):
-    tab = opened(kind, width=width)
+def test_keyboard_and_telephone(opened, heads_page, kind, width):
+    tab = opened(kind, width=width, html=heads_page if kind=='heads' else None)
     before = tab.get_attribute('.dynattn-widget', 'data-values')
     tab.focus('.dynattn-widget input[type=range]')
     for _ in range(12): tab.keyboard.press('ArrowLeft')
