@@ -610,7 +610,7 @@ SPOILED = dict(
        "torch.cat(({x},{x})) if B>1 else None", "object()"],
     k=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3",
        "'k'", "other({x})", "{x}[:,:0]", "{x}[...,:-1]", "torch.cat(({x},{x})) if B>1 else None",
-       "torch.cat(({x},{x}), 2)", "{x}.to('meta')", "torch.cat(({x},)*(H//G+1), 1)"],
+       "torch.cat(({x},{x}), 2)", "{x}.to('meta')", "torch.cat(({x},)*(H//G+1), 1) if H>1 else None"],
     v=["[1., 2.]", "{x}.float().numpy()", "None", "{x}.long()", "{x}>0", "{x}.to(torch.complex64)", "{x}[0,0,0]", "3",
        "'v'", "other({x})", "{x}[:,:0]", "torch.cat(({x},{x})) if B>1 else None", "torch.cat(({x},{x}), 2)",
        "{x}.to('meta')"],
