@@ -225,6 +225,51 @@ def test_a_fork_after_use(two_threads):
     for _ in range(3): assert in_child(lambda: (core.forward(plan, x)[0].numpy()==first.numpy()).all())==0 # OpenMP would hang
     assert all(map(torch.equal, run(), want))
 
+CALLS = """
+import os, signal, sys, time, torch
+from dynattn import Window, attention
+def call(n=3000):
+    q = torch.randn(3, 1, 4, n, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    sigma = torch.full((4,), 60., requires_grad=True)
+    return torch.autograd.grad(attention(*q, window=Window.default(sigma)).sum(), (q, sigma))
+"""
+
+def calls(code, native, timeout=120):
+    return subprocess.run([sys.executable, '-c', CALLS+code], capture_output=True, text=True, timeout=timeout,
+                          env={**os.environ, 'DYNATTN_NATIVE': native})
+
+@pytest.mark.parametrize('native', ['1', '0'])
+def test_more_threads_than_cores_and_one_core_of_many(native):
+    r = calls("""
+torch.set_num_threads(1)
+usual = call()
+for threads in (2, 16, 3):
+    torch.set_num_threads(threads)
+    for a,b in zip(call(), usual): torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+if hasattr(os, 'sched_setaffinity'): os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+for a,b in zip(call(), usual): torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+print('right')""", native)
+    assert r.stdout.strip()=='right', r.stderr
+
+@pytest.mark.parametrize('native', ['1', '0'])
+def test_an_interrupted_program_ends_and_its_next_call_is_right(native):
+    r = calls("""
+torch.set_num_threads(2)
+usual,hits = call(500),0
+def interrupt(*_): raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+for _ in range(6):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, .02)
+        while True: call()
+    except KeyboardInterrupt: hits += 1
+    for a,b in zip(call(500), usual): assert torch.equal(a, b)
+print(hits)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+os.kill(os.getpid(), signal.SIGINT)
+while True: call()""", native)
+    assert r.stdout.strip()=='6' and r.returncode and 'KeyboardInterrupt' in r.stderr, (r.returncode, r.stderr)
+
 @pytest.mark.parametrize('seed', [0,1])
 def test_many_tasks_of_a_head(two_threads, seed): same_as_dense_when_long(seed)
 
