@@ -727,7 +727,7 @@ def draw_sigma(r, unit, per_query):
     shapes = [("",2),("H",4),("B,H",4),("B,1",1),("1,H",1),("1",.5),("1,1",.5)]
     if per_query: shapes = [("B,H,N",3),("1,H,N",1),("B,1,N",1),("B,H,1",.5)]
     text = f"{some(r, ('.1+',2), ('',1))}uniform({seed},{some(r, *shapes)})*{most}"
-    if r.random()<.03: return some(r, ('1e-20',1), ('.01',1), ('1e6',1))
+    if r.random()<.03: return some(r, ('1e-20',1), ('.01',1), ('1e6',1), ('1e20',1), ('1e30',.5))
     if r.random()<.1 and tokens: text = f"pick({seed},[0.,1.,2.,3.,7.],{some(r, *shapes)})"
     kind = some(r, ('',5), ('.float()',4), ('.bfloat16()',.4), ('.half()',.4))
     return f"({text}){kind}" if kind else text
