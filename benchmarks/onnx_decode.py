@@ -86,9 +86,9 @@ def times(runs, ids, weights, threads, lengths):
 
 def peaks(runs, weights, tokens):
     "Resident memory of a process that reads a text, and nothing else."
-    code = ("import sys, resource; sys.path.insert(0, sys.argv[1]); from onnx_model import OnnxDecoder\n"
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); from onnx_model import OnnxDecoder\n"
             "m = OnnxDecoder(sys.argv[1], 2); m.feed([i%40000 for i in range(int(sys.argv[2]))])\n"
-            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*1024)")
+            "print(next(int(l.split()[1])*1024 for l in open('/proc/self/status') if l.startswith('VmHWM')))")
     rows = []
     for name in ('full', 'narrow', 'rounded'):
         folder = runs/f'{name}-{weights}'
