@@ -12,12 +12,12 @@ ini.read('settings.ini', encoding='utf-8')
 cfg = ini['DEFAULT']
 def words(key): return shlex.split(cfg.get(key, ''))
 
-RUN = 'viz', 'train', 'hf', 'narrow'    # what the chapters need
-extras = {o: words(f'{o}_requirements') for o in (*RUN, 'export', 'smollm2', 'oracles', 'test', 'docs', 'dev')}
+RUN = 'viz', 'train', 'hf', 'narrow', 'export'    # what the chapters need
+extras = {o: words(f'{o}_requirements') for o in (*RUN, 'smollm2', 'oracles', 'test', 'docs', 'dev')}
 def add(extra, *others): extras[extra] = sorted({r for o in (extra, *others) for r in extras[o]})
 add('test', *RUN)
 add('docs', *RUN)
-add('dev', 'test', 'docs', 'export', 'oracles')     # and `smollm2` for itself: it compiles llama.cpp
+add('dev', 'test', 'docs', 'oracles')     # and `smollm2` for itself: it compiles llama.cpp
 raw = cfg['git_url'].replace('github.com', 'raw.githubusercontent.com') + '/' + cfg['branch']
 readme = re.sub(r'\]\((nbs/[^)]*)\)', rf']({raw}/\1)', Path('README.md').read_text(encoding='utf-8'))   # PyPI has no nbs/
 
