@@ -12,12 +12,12 @@ os.environ['HF_HUB_OFFLINE'] = '1'
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from dynattn import hf
-from dynattn.hf.narrowing import set_widths, without_windows
+from dynattn.hf.narrowing import WidthVector, set_widths, without_windows
 from dynattn.hf.saving import load_pretrained
 from dynattn.onnx_model import OnnxDecoder, OnnxModel
 from narrow import append, rows_of, smollm2
 
-SINKS,SIZES,NEW = 4,(64,256,512,1024,2043),16
+SINKS,SIZES,NEW = 4,'64,256,512,1024,2043',16
 FIELDS = 'suite model weights tokens threads prompt_s ms cache_bytes weight_bytes peak_bytes'.split()
 
 def learned(): # widths [30][3]
@@ -26,15 +26,11 @@ def learned(): # widths [30][3]
     for r in rows: widths[int(r['layer'])][int(r['head'])] = min(float(r['width']), 2043.)
     return widths
 
-def rounded(widths):
-    "Each width the nearest of SIZES by ratio, after scaling so that the sum is not exceeded."
-    width,sizes = torch.tensor(widths).flatten(),torch.tensor(SIZES).float()
-    def nearest(factor): return sizes[((factor*width).log()[:,None]-sizes.log()).abs().argmin(1)]
-    low,high = .1,10.
-    for _ in range(50):
-        middle = (low*high)**.5
-        low,high = (middle,high) if nearest(middle).sum()<=width.sum() else (low,middle)
-    return nearest(low).view(30, 3).tolist()
+def rounded(model, widths): # a model with windows
+    "Each width one of SIZES, within the same share."
+    vector = WidthVector(model, 2048)
+    vector.set(torch.tensor(widths).flatten())
+    return vector.rounded(SIZES).view(30, 3).tolist()
 
 def text(tokenizer, n):
     source = Path(argparse.__file__).read_text(encoding='utf-8')+Path(statistics.__file__).read_text(encoding='utf-8')
@@ -45,7 +41,7 @@ def export_all(runs):
     model,tokenizer = load_pretrained(smollm2())
     hf.add_windows(model, n_global=SINKS)
     prompt = text(tokenizer, 700)
-    for name,widths in dict(full=None, narrow=learned(), rounded=rounded(learned())).items():
+    for name,widths in dict(full=None, narrow=learned(), rounded=rounded(model, learned())).items():
         if widths: set_widths(model, widths)
         for weights in ('float32', 'int4'):
             out = runs/f'{name}-{weights}'

@@ -258,7 +258,10 @@ def _labelled_rows(c, skipped):
 def _from_table(c, skipped):
     "Rows of `text` and `label` (and `package`)."
     texts = set()
-    def is_new(data): return not (data in texts or texts.add(data))
+    def is_new(data):
+        before = len(texts)
+        texts.add(data)
+        return len(texts)>before
     try: return list(_read_all(c, list(_labelled_rows(c, skipped)), is_new, skipped))
     except UnicodeDecodeError as e:
         raise UserError(f"{c.data}: expected UTF-8, got the byte {e.object[e.start]:#x}") from e
@@ -380,7 +383,6 @@ def _judged(items, c, skipped):
         of_class[x.label] += 1
         of_package[x.label,x.package] += 1
         yield x
-
 
 # %% ../nbs/51_files.ipynb #966d6fd9
 def _reader(c):

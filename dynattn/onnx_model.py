@@ -7,6 +7,7 @@ __all__ = ['Caches', 'choose', 'OnnxDecoder', 'OnnxModel', 'chat_text', 'windows
 
 # %% ../nbs/67_onnx_model.ipynb #c67000003
 import json
+from operator import index
 from pathlib import Path
 import numpy as np
 
@@ -80,7 +81,7 @@ def _settings(folder):
     return found
 
 def _checked_ids(ids, past, settings): # -> list of int
-    ids,vocabulary,longest = [int(i) for i in ids],settings['vocabulary'],settings['longest']
+    ids,vocabulary,longest = [index(i) for i in ids],settings['vocabulary'],settings['longest']
     if not ids: raise ValueError("ids: expected a token or more, got none")
     if min(ids)<0 or max(ids)>=vocabulary:
         raise ValueError(f"ids: expected 0 to {vocabulary-1}, got {min(ids)} to {max(ids)}")
@@ -119,7 +120,7 @@ class OnnxDecoder:
 
     def reset(self):
         "Begin another text."
-        self.caches,self.past = Caches(self.settings['caches']),0
+        self.caches,self.past,self.unread = Caches(self.settings['caches']),0,[] # unread: written, not yet read
         self.binding = _bound(self.session, self.caches.arrays)
 
     def feed(self,
@@ -127,22 +128,18 @@ class OnnxDecoder:
         every:bool=False, # logits after every token, or only after the last
     ) -> np.ndarray: # [n,V] or [V]
         "Read tokens."
-        ids,found,size = _checked_ids(ids, self.past, self.settings),[],self.settings['piece']
+        size,found,skip = self.settings['piece'],[],len(self.unread)
+        ids,self.unread = _checked_ids([*self.unread, *ids], self.past, self.settings),[]
         for piece in (ids[i:i+size] for i in range(0, len(ids), size)):
             if self.caches.reserve(self.past+len(piece)): self.binding = _bound(self.session, self.caches.arrays)
             wanted = range(len(piece)) if every else [len(piece)-1]
             found.append(_read(self.session, self.binding, input_ids=[piece], past=[self.past], wanted=wanted))
             self.past += len(piece)
-        return np.concatenate(found) if every else found[-1][0]
+        return np.concatenate(found)[skip:] if every else found[-1][0]
 
 # %% ../nbs/67_onnx_model.ipynb #c6700001d
 class OnnxModel(OnnxDecoder):
     "An exported decoder that writes text."
-    def reset(self):
-        "Begin another text."
-        super().reset()
-        self.unread = [] # the newest token, which was yielded but not yet read
-
     def generate(self,
         ids, # [n] tokens that follow those read so far
         max_new_tokens:int=64, # at most
@@ -150,12 +147,11 @@ class OnnxModel(OnnxDecoder):
         **options, # of `choose`
     ): # an iterator of tokens; the last may be one of those that end a text
         "Write tokens, one after the other."
-        rng,new = np.random.default_rng(seed),[*self.unread, *ids]
+        rng = np.random.default_rng(seed)
         for _ in range(max_new_tokens):
-            logits,self.unread = self.feed(new),[]
-            token = choose(logits, rng=rng, **options)
-            ends = token in self.settings['end'] # and is no part of the text
-            self.unread = new = [] if ends else [token]
+            token = choose(self.feed(ids), rng=rng, **options)
+            ids,ends = [],token in self.settings['end'] # and is then no part of the text
+            if not ends: self.unread = [token]
             yield token
             if ends: return
 
@@ -167,15 +163,11 @@ class OnnxModel(OnnxDecoder):
         return _pieces(self, text, options)
 
 # %% ../nbs/67_onnx_model.ipynb #c6700001e
-def _tokenizer(folder):
-    from tokenizers import Tokenizer
-    path = folder/'tokenizer.json'
-    if not path.is_file(): raise FileNotFoundError(f"folder: expected a tokenizer.json for text, got {folder} without")
-    return Tokenizer.from_file(str(path))
-
 def _pieces(model, text, options):
-    from tokenizers.decoders import DecodeStream
-    tokenizer,stream = _tokenizer(model.folder),DecodeStream(skip_special_tokens=True)
+    from tokenizers import Tokenizer, decoders
+    path = model.folder/'tokenizer.json'
+    if not path.is_file(): raise FileNotFoundError(f"folder: expected a tokenizer.json, got {path.parent} without")
+    tokenizer,stream = Tokenizer.from_file(str(path)),decoders.DecodeStream(skip_special_tokens=True)
     begins = model.past==0 and not text.startswith(tuple(model.settings['begin'])) # a template may hold the first token
     for token in model.generate(tokenizer.encode(text, add_special_tokens=begins).ids, **options):
         piece = stream.step(tokenizer, token)
@@ -206,7 +198,7 @@ def _is_read(decoder, entry, head, positions, usual): # by the next token
     values = decoder.caches.arrays[entry['name']][0,head]
     places = [_place(entry, p) for p in positions]
     saved = values[places]
-    values[places] = 1e6*(1+np.abs(saved))
+    values[places] = 1e30 # a weight that is not exactly zero shows, however small
     logits = _read(decoder.session, decoder.binding, input_ids=[[0]], past=[decoder.past], wanted=[0])
     values[places] = saved
     return not np.array_equal(logits, usual)
@@ -222,13 +214,15 @@ def _reads_back(decoder, entry, head, usual): # -> tokens
     low,high = positions.start,decoder.past             # nothing before `low` is read; something before `high` is
     while high-low>1:
         middle = (low+high)//2
-        low,high = (low,middle) if _is_read(decoder, entry, head, range(positions.start, middle), usual) else (middle,high)
+        if _is_read(decoder, entry, head, range(positions.start, middle), usual): high = middle
+        else: low = middle
     return decoder.past-low
 
+# %% ../nbs/67_onnx_model.ipynb #c67000126
 def windows_read(
     decoder:OnnxDecoder, # after a text that is longer than its windows
     tick=lambda: None, # called after each head
-) -> list: # dicts: layer, width, head, and what is promised and read, in tokens back
+) -> list: # dicts: layer, width, head; `promised` and `read`, in tokens back; `leading`, whether those are read
     "How far back the next token reads in every cache, found by changing what is stored there."
     usual = _read(decoder.session, decoder.binding, input_ids=[[0]], past=[decoder.past], wanted=[0])
     found = []
@@ -238,7 +232,9 @@ def windows_read(
         promised = decoder.past-start if entry['width'] is None else min(entry['width'], decoder.past-start)
         for head in range(entry['heads']):
             read = _reads_back(decoder, entry, head, usual)
-            found.append(dict(layer=layer, width=entry['width'], head=head, promised=promised, read=read))
+            leading = all(_is_read(decoder, entry, head, [p], usual) for p in range(entry['leading']))
+            of_head = dict(layer=layer, width=entry['width'], head=head)
+            found.append(dict(of_head, promised=promised, read=read, leading=leading))
             tick()
     return found
 

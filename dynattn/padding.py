@@ -45,7 +45,6 @@ def _bool(keep):
     raise TypeError("keep: expected a bool tensor, True takes part, "
                     f"got {getattr(keep, 'dtype', type(keep).__name__)}; PaddingMask reads other conventions")
 
-
 def masked_softmax(
     scores:Tensor, # [...,M] floating; -inf is as good as masked
     keep:Tensor|None=None, # bool, broadcasts to `scores`, `True` takes part

@@ -505,7 +505,6 @@ def _agreed_call(ranks, q, k, v, options): # -> `Call`, tokens of each rank
         _refuse(call)
     except (TypeError,ValueError) as caught: error = caught
     lengths = _agreed_lengths(ranks, call, error, q.device if isinstance(q, Tensor) else None)
-
     call.n_global = min(call.n_global, sum(lengths))
     call.window = _in_tokens(call.window, sum(lengths))
     return call,lengths

@@ -72,7 +72,8 @@ def _rules(self:TrainConfig): # -> (option, what is expected, whether it is so)
     yield 'dropout', 'a number of 0 or more and below 1', _number(c.dropout, 0, 1, real) and c.dropout<1
     yield 'lr', 'a finite number above 0', _number(c.lr, 0, largest, real) and c.lr>0
     yield 'init_width', 'a number of tokens above 0.5', _number(c.init_width, .5, largest, real) and c.init_width>.5
-    for name in ('price','sigma_lr','decay'): yield name, 'a number from 0 to 1e6', _number(getattr(c, name), 0, 1e6, real)
+    for name in ('price','sigma_lr','decay'):
+        yield name, 'a number from 0 to 1e6', _number(getattr(c, name), 0, 1e6, real)
     undropped = f'0 where sequence_ranks={c.sequence_ranks}, as weights are not dropped across ranks'
     yield 'dropout', undropped, c.sequence_ranks==1 or c.dropout==0
     yield 'dim', 'an even number', c.dim%2==0
@@ -134,8 +135,8 @@ def _across_ranks(model, t):
     halo = need('dynattn.parallel').Halo(timeout=t.c.rank_timeout)  # not every build of PyTorch can do it
     torch.distributed.tensor.parallel.parallelize_module(model, t.mesh, halo)
 
-_FILES = tuple('settings.json split.csv metrics.jsonl checkpoint.pt config.json model.safetensors result.json report.md '
-    'confusion.png widths.png alphas.png curves.png'.split())
+_FILES = tuple('settings.json split.csv metrics.jsonl checkpoint.pt config.json model.safetensors result.json '
+    'report.md confusion.png widths.png alphas.png curves.png'.split())
 
 def _run_of(folder, c):
     return Run(Path(folder), _FILES, dataclasses.asdict(c), free=('patience','every','rank_timeout'))
@@ -301,7 +302,6 @@ def _agreed(t, loss=0.):
             f"try a smaller --lr than {t.c.lr:g}, with another --out")
     return stop
 
-
 # %% ../nbs/52_training.ipynb #7d43a05b
 _PLACE = 'step','epoch','at','since','best','total'
 
@@ -465,7 +465,8 @@ def _mistakes(result, top=5): # as `train` returns it; how many at most -> of (n
 
 def _summary(result, escape=printable): # as `train` returns it; for the names of classes; `markdown` for a report
     "The test result as a table in words and numbers."
-    def row(name, precision, recall, f1, support): return [name, *(f'{x:.3f}' for x in (precision, recall, f1)), support]
+    def row(name, precision, recall, f1, support):
+        return [name, *(f'{x:.3f}' for x in (precision, recall, f1)), support]
     rows = [row(name, **result['per_class'][name]) for name in result['classes']]
     n = sum(map(sum, result['confusion']))
     wrong = '; '.join(f"{escape(a)} called {escape(b)}: {k}" for k,a,b in _mistakes(result)) or 'none'
@@ -490,8 +491,8 @@ def _pictures(result, rows, tokens):
     classes = [printable(name).replace('$', r'\$') for name in result['classes']]  # matplotlib sets $...$ as a formula
     layers,heads = len(result['alphas']),len(result['alphas'][0])
     columns = [f'{l+1}.{h+1}' for l in range(layers) for h in range(heads)]
-    yield 'confusion.png', plot.show_heat(torch.tensor(result['confusion']).float(), row_labels=classes, col_labels=classes,
-        values='.0f', title='is (row), called (column)')
+    yield 'confusion.png', plot.show_heat(torch.tensor(result['confusion']).float(), row_labels=classes,
+        col_labels=classes, values='.0f', title='is (row), called (column)')
     widths = torch.tensor(result['widths']).flatten(1)  # [C,L*H]
     yield 'widths.png', plot.show_heat(widths, row_labels=classes, col_labels=columns, values='.0f',
         vmax=max(tokens, widths.max().item()), title=f'mean half-width by layer.head, of {tokens} tokens')
@@ -511,7 +512,8 @@ def _pictures(result, rows, tokens):
 def _report(result, c, run):
     log = run.folder/'metrics.jsonl'
     rows = [json.loads(l) for l in log.read_text().splitlines()] if log.exists() else []
-    lines = [f'- {markdown(path)}: {markdown(label)}, called {markdown(answer)}' for path,label,answer in result['wrong']]
+    lines = [f'- {markdown(path)}: {markdown(label)}, called {markdown(answer)}'
+             for path,label,answer in result['wrong']]
     settings = json.dumps(run.settings, indent=1)
     parts = [_summary(result, markdown), '## Every misclassified file', '\n'.join(lines) or 'none',
              '## The run', f'```json\n{settings}\n```']
@@ -604,7 +606,8 @@ def _arguments(parser):
     parser.add_argument('--out', '--run', default='runs/demo', help='the run folder [runs/demo]')
 
 # %% ../nbs/52_training.ipynb #9854eed9
-@verb('train', 'learn which kind of file a file is', 'dynattn train papers/ --labels folder --out runs/papers', _arguments)
+@verb('train', 'learn which kind of file a file is',
+      'dynattn train papers/ --labels folder --out runs/papers', _arguments)
 def _train_verb(a, callbacks=()): # -> exit status
     given = {f.name: getattr(a, f.name) for f in dataclasses.fields(TrainConfig) if hasattr(a, f.name)}
     if a.resume: given = {**_run_settings(a.out), **given}

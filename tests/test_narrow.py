@@ -100,6 +100,7 @@ def test_json_lines(place, capsys):
     (dict(extra=['--keep=x']), '--keep'),
     (dict(extra=['--keep=0.2', '--rise=0.1']), 'keep: expected none beside rise=0.1, got 0.2'),
     (dict(extra=['--sizes=4,x']), 'sizes: expected half-widths from 1 to'),
+    (dict(extra=['--sizes=full']), 'sizes: expected one small enough for keep=0.25'),
     (dict(extra=['--sizes=4', '--rise=.1']), "sizes: expected none beside rise=0.1"),
     (dict(extra=['--rise=0']), 'rise: expected a finite number above 0'),
     (dict(extra=['--steps=0']), 'steps: expected a whole number'),

@@ -133,13 +133,11 @@ class _Trial:
     by_change:bool=False # whether the answer comes from `_depends`
     seed:int=0       # of the inputs
 
-
 def _padding(where, first, last):
     real = dict(first=first, last=last)
     return [_Trial(padding, f"The content of the padding {where} changes the outputs of real tokens.", real, True),
         _Trial(padding, f"A sequence with padding {where} gives other outputs than the same sequence alone.", real),
         _Trial(padding_gradient, f"Gradients flow into the padding {where}.", real)]
-
 
 # %% ../../nbs/64_audit.questions.ipynb #330dd139
 QUESTIONS = dict( # -> what a yes means, and the trials for a subject, a number of tokens and of seeds

@@ -353,7 +353,8 @@ def examine(
     "Measure how far every head of a model looks, and compare it with the promises."
     began = time.perf_counter()
     p = dict(causal=causal, window=window, left_padding=left_padding, packed=packed, cached=cached)
-    with torch.no_grad(): parts = [_examine(s, n, p, longest, seeds, tick) for s in _subjects_of(model, example, origin)]
+    with torch.no_grad():
+        parts = [_examine(s, n, p, longest, seeds, tick) for s in _subjects_of(model, example, origin)]
     whole = parts[0]
     for part in parts[1:]:
         answers = {question: _joined(whole.answers, part.answers, question)
@@ -413,16 +414,19 @@ def _audit_graph(folder, n, as_json, quiet): # -> exit status
     decoder = _read_text(folder, n)
     with Bar(sum(c['heads'] for c in decoder.settings['caches'])//2, 'audit', quiet, seconds=10) as bar:
         found = windows_read(decoder, lambda: bar.step())
-    wrong = [f for f in found if f['read']!=f['promised']]
+    wrong = [f for f in found if f['read']!=f['promised'] or not f['leading']]
     unseen = [f for f in found if f['promised']<(f['width'] or 0)]
     status = 1 if wrong else 3 if unseen else 0
     if as_json: print(json.dumps(dict(n=decoder.past, heads=found, ok=not status, status=status)))
     else:
         print(f"{printable(folder)}, {decoder.past} tokens in ONNX Runtime, {len(found)} key heads")
-        for f in wrong: print(f"broken: layer {f['layer']}, head {f['head']} of width {f['width'] or 'all'}: the next token reads "
-                              f"{f['read']} back; promised is {f['promised']}.")
+        for f in wrong:
+            what = '' if f['leading'] else ', and not every leading token'
+            print(f"broken: layer {f['layer']}, head {f['head']} of width {f['width'] or 'all'}: the next token reads "
+                  f"{f['read']} back{what}; promised is {f['promised']}.")
         if unseen: print(f"not measured: {len(unseen)} windows are wider than the text; --n makes it longer.")
-        print({0: 'every window is read as promised', 1: f'{len(wrong)} windows are not', 3: 'not everything was measured'}[status])
+        print('every window is read as promised' if status==0 else f'{len(wrong)} windows are not' if status==1
+              else 'not everything was measured')
     return status
 
 # %% ../../nbs/69_audit.report.ipynb #41012298
@@ -433,7 +437,8 @@ def _sides(text):
     return sides if len(sides)==2 else sides[0]
 
 def _arguments(p):
-    p.add_argument('model', help='a folder (of dynattn export, too), a name that transformers resolves, a GGUF file, or file.py:function')
+    p.add_argument('model', help='a folder (of dynattn export, too), a name that transformers resolves, a GGUF '
+        'file, or file.py:function')
     p.add_argument('--n', type=int, help='tokens [those of the example; else 37, or enough for windows of up to 150 '
         'tokens]; costs about fifty passes of the model in float64, and more than in proportion to N')
     p.add_argument('--longest', type=int, help='tokens up to which the beginning of windows is searched '
@@ -453,7 +458,10 @@ def _arguments(p):
       _arguments)
 def _audit_verb(a): # the parsed arguments -> exit status: 0; 1: a promise is broken; 3: something was not measured
     "`dynattn audit`."
-    if (Path(a.model)/'onnx_model.json').is_file(): return _audit_graph(a.model, a.n, a.json, a.quiet)
+    if (Path(a.model)/'onnx_model.json').is_file():
+        for name in ('longest','causal','window','packed','code','png'):
+            if getattr(a, name): raise UserError(f"--{name}: expected none for an exported graph, got one")
+        return _audit_graph(a.model, a.n, a.json, a.quiet)
     model,example,promises,origin = _load(a.model)
     given = ('n', 'longest', 'causal', 'window', 'packed')
     options = promises | {name: getattr(a, name) for name in given if getattr(a, name) is not None}

@@ -221,7 +221,8 @@ def rounded(self:WidthVector,
     "Widths of a few sizes, within the same share."
     sizes,share = _sizes(sizes, self.budget.most).to(self.log_width.device),self.share().item()
     least = self.budget.share(sizes[:1]).item()
-    if least>share: raise ValueError(f"sizes: expected one small enough for a share of {share:.4f}, got {least:.4f} or more")
+    if least>share*(1+1e-6):
+        raise ValueError(f"sizes: expected one small enough for a share of {share:.4f}, got {least:.4f} or more")
     def nearest(shift): return sizes[(self.log_width.detach()[:,None]+shift-sizes.log()).abs().argmin(1)]
     span = 2*math.log(self.budget.most)
     return nearest(_increasing_to(lambda x: self.budget.share(nearest(x)), share*(1+1e-6), -span, span)-1e-6)
@@ -268,7 +269,6 @@ class Distance:
     ):
         self.model,self.batches,self.options,self.full = model,batches,options,full
         self.hidden,self.speaks = {},model.get_output_embeddings() is not None
-
 
     def full_hidden(self,
         i, # which of `batches`
@@ -399,7 +399,8 @@ def state(self:Narrower) -> dict:
     "The state on which the rest of the run depends."
     state = dict(
         options=asdict(self.options), rows=self.rows, first_share=self.first_share, adam=self.adam.state_dict(),
-        log_width=self.vector.log_width.detach(), mean_gradient=self.mean_gradient, keep=self.keep, measured=self.measured)
+        log_width=self.vector.log_width.detach(), mean_gradient=self.mean_gradient, keep=self.keep,
+        measured=self.measured)
     if self.tuner: state |= dict(adapters=[p.detach() for p in self.adapters], tuner=self.tuner.state_dict())
     return state
 
@@ -486,7 +487,8 @@ def _check_options(o, n):
         if not 0<value<=1: raise ValueError(f"{name}: expected a number above 0 and up to 1, got {value!r}")
     for name in ('lr','tune_lr','rise'):
         value = getattr(o, name)
-        if value is not None and not 0<value<math.inf: raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
+        if value is not None and not 0<value<math.inf:
+            raise ValueError(f"{name}: expected a finite number above 0, got {value!r}")
     if not 0<=o.sinks<n-2:
         raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {o.sinks}")
 
@@ -522,7 +524,10 @@ def _checked(model, batches, o):
         raise ValueError(f"keep: expected {least:.4f} or more for texts of {n} tokens, got {o.keep}")
     if causal and o.rise is not None and not all(b.get('attention_mask', torch.ones(1)).all() for b in batches):
         raise ValueError("rise: expected None for texts of a language model with padding, got "+str(o.rise))
-    if o.sizes: _sizes(o.sizes, Budget(n, o.sinks, causal).most)
+    if o.sizes:                                                      # what would fail after two thirds of the steps
+        budget,keep = Budget(n, o.sinks, causal),.25 if o.keep is None else o.keep
+        least = budget.share(_sizes(o.sizes, budget.most)[:1]).item()
+        if least>keep: raise ValueError(f"sizes: expected one small enough for keep={keep}, got {least:.4f} or more")
     return o,n
 
 # %% ../../nbs/66_hf.narrowing.ipynb #f847ffd3
@@ -666,7 +671,8 @@ def smallest(self:Distance,
     rise:float, # the rise in loss that is allowed, on average; of an encoder the distance of embeddings
 ) -> tuple: # (share, the rise there)
     "The smallest share found to which the widths can be scaled."
-    model,texts = self.model,[text for batch in self.batches[:8] for text in _single(batch)][:8]
+    model = self.model
+    texts = [{k: v[i:i+1] for k,v in b.items()} for b in self.batches[:8] for i in range(len(b['input_ids']))][:8]
     with without_windows(model), self.full(): full = [_result(model, text) for text in texts]
     start,low,found = vector.log_width.clone(),vector.budget.share(torch.ones(1)).item(),(1., 0.)
     try:
@@ -681,10 +687,6 @@ def smallest(self:Distance,
             else: low = share
     finally: vector.log_width.copy_(start)                           # if interrupted, too
     return found
-
-def _single(batch):
-    "The texts of a batch, one by one."
-    for i in range(len(batch['input_ids'])): yield {k: v[i:i+1] for k,v in batch.items()}
 
 # %% ../../nbs/66_hf.narrowing.ipynb #7a1b0006
 @patch
@@ -732,8 +734,9 @@ def recommended(
     shares = ', '.join(f'{share:.3f}' for share,_ in learned)
     enough = [share for share,right in learned if right>=.9*full]
     if full==0: return "No share can be recommended, since the full model recalls nothing."
-    if not enough: return f"None of the shares {shares} keeps nine tenths of what the full model recalls: use a larger `--keep`."
-    return f"Recommended: `--keep {min(enough):.2f}`, the smallest of {shares} that keeps nine tenths of what the full model recalls."
+    most = "keeps nine tenths of what the full model recalls"
+    if not enough: return f"None of the shares {shares} {most}: use a larger `--keep`."
+    return f"Recommended: `--keep {min(enough):.2f}`, the smallest of {shares} that {most}."
 
 # %% ../../nbs/66_hf.narrowing.ipynb #14ffd268
 @torch.no_grad()
@@ -775,7 +778,7 @@ class NarrowConfig(NarrowOptions):
     context: int = 1024     # tokens of a text
     batch: int = 1          # texts per step
     judged: int = 8         # texts for the evaluation
-    facts: float|None = None # share of the texts that ask for facts again (by default half of them, where they have room)
+    facts: float|None = None # share of the texts that ask for facts again (by default half, where there is room)
 
 # %% ../../nbs/66_hf.narrowing.ipynb #2317db77
 def _documents(c):
@@ -828,7 +831,6 @@ def _split(documents):
     "Texts to learn from and texts for the evaluation: one document in eight, or an eighth of each of a few."
     if len(documents)>=8: return [text for i,text in enumerate(documents) if i%8],documents[::8]
     return [text[len(text)//8:] for text in documents],[text[:len(text)//8] for text in documents]
-
 
 # %% ../../nbs/66_hf.narrowing.ipynb #c66d0104
 FACTS = .5  # by default
@@ -903,8 +905,9 @@ def _recalled(result, escape):
     if result['recall'] is None: return f"Its recall was not measured: {escape(result['unrecalled'])}"
     head = ['widths','share',*(f'{back:,.0f} back' for back in result['recall'][0]['distances'])]
     rows = [[r['way'], f"{r['share']:.3f}", *(f'{x:.2f}' for x in r['right'])] for r in result['recall']]
-    return (f"{result['forgotten']}\n\nFacts hidden in the texts were asked again at their end. The share of right answers, by "
-            f"tokens from the answer back to the fact:\n\n{table(head, rows, escape)}\n\n{result['recommended']}")
+    return (f"{result['forgotten']}\n\nFacts hidden in the texts were asked again at their end. The share of right "
+            f"answers, by tokens from the answer back to the fact:\n\n{table(head, rows, escape)}\n\n"
+            f"{result['recommended']}")
 
 def _evaluated(result):
     "Which texts the evaluation read."
@@ -1034,7 +1037,7 @@ def _plan(
 ) -> str:
     "About how long a run takes."
     learn = 4*c.steps*c.batch                                        # full attention, windows, and back
-    if c.rise is not None: learn += 2*8*8                            # twice full attention and seven shares on eight texts
+    if c.rise is not None: learn += 2*8*8                            # twice eight texts, in full and at seven shares
     judge = judged+3*len(WAYS)*judged+5*8                            # three shares; five grids of eight texts
     learn,judge = (f'{n*seconds/60:.1f} min' for n in (learn, judge))
     return f"about {learn} to learn from {c.steps*c.batch} texts of {c.context} tokens, {judge} to judge"
@@ -1090,7 +1093,8 @@ def _written(run, result, found, batches, documents):
     learned = sum(batches[row['text']]['input_ids'].numel() for row in found.rows)
     config = {name: x for name,x in run.settings.items() if name!='model'}
     result |= dict(model=run.settings['model'], config=config, per=config['per'], steps=found.rows,
-                   finished=found.finished, rise=found.rise, learned_tokens=learned, seconds=found.seconds, documents=documents,
+                   finished=found.finished, rise=found.rise, learned_tokens=learned, seconds=found.seconds,
+                   documents=documents,
                    learned_texts=sum(len(b['input_ids']) for b in batches),
                    asking=sum(int(b['asked'].any(1).sum()) for b in batches if 'asked' in b))
     settings = f"## The run\n\n```json\n{json.dumps(config, indent=1)}\n```"

@@ -77,7 +77,6 @@ def _building(cls):
     return type(cls.__name__, (cls,), dict(__init__=__init__, __module__=cls.__module__, __qualname__=cls.__qualname__,
                                            _keep_in_fp32_modules_strict=in_float32))
 
-
 def _class_for(cls, config):
     "The model's own class, given none, an Auto class or itself."
     names = config.architectures
