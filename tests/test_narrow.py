@@ -94,8 +94,10 @@ def test_a_folder_of_rows_is_read_as_far_as_needed(place, capsys):
     for i in range(3):
         (shards/f'{i}.jsonl').write_text('\n'.join([json.dumps(dict(body=line))]*200)+'\nno JSON')
         parquet.write_table(table(dict(number=list(range(200)), body=[line]*200)), shards/f'{i}.parquet')
-    assert main(command(place, '--field=body', '--steps=2', '--json', data='shards', out='shards-out'))==0
-    assert 64<=json.loads(capsys.readouterr().out)['documents']<200
+    for kind in ('jsonl','parquet'):
+        options = ['--field=body', f'--pattern=*.{kind}', '--steps=2', '--json']
+        assert main(command(place, *options, data='shards', out=f'{kind}-out'))==0
+        assert 64<=json.loads(capsys.readouterr().out)['documents']<200
     assert main(command(place, '--field=text', data='shards/0.parquet', out='bad-out'))==2
     assert "0.parquet: expected a column 'text', got number, body" in capsys.readouterr().err
 
