@@ -76,11 +76,13 @@ _INSTEAD = dict(
     add_bias_kv='no such thing',
     add_zero_attn='n_global, or padding')
 
-def _refuse_torchs(options, padding=None):
+def _refuse_torchs(options, padding=None, of=None, known=()): # `of`: who takes only the `known` of them
     "Arguments of PyTorch's classes, each with what says the same here, and a mask of PyTorch's own, True for ignored."
     for name in _INSTEAD.keys() & options.keys():
         raise TypeError(f"{name}: expected {_INSTEAD[name]}, got "
                         "an argument of PyTorch's own class")
+    for name in options.keys()-known if of else ():
+        raise TypeError(f"{name}: expected an argument of {of}, got an unknown one")
     if padding is None or hasattr(padding, 'keep'): return
     raise TypeError(f"padding: expected a PaddingMask, got {type(padding).__name__}; "
                     "PaddingMask.from_ignore takes a mask as PyTorch's layers do, True is ignored")
@@ -139,8 +141,7 @@ class _Equipped(_Widths):
         impl:str='auto', # the implementation: "auto", or a name that `dynattn.attention` accepts
         **torchs, # empty; any other argument raises an error
     ):
-        _refuse_torchs(torchs)
-        for name in torchs: raise TypeError(f"{name}: expected an argument of DynamicAttention, got an unknown one")
+        _refuse_torchs(torchs, of='DynamicAttention')
         super().__init__()
         if embed_dim%num_heads:
             raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, got {num_heads}")
@@ -244,9 +245,7 @@ class EncoderLayer(nn.Module):
         **options, # `sigma` and `cache` of `DynamicAttention`
     ):
         "[B,N,D] to [B,N,D], with the widths where asked; zeros in padding come out as something finite."
-        _refuse_torchs(options, padding)
-        for name in options.keys() - {'sigma','cache'}:
-            raise TypeError(f"{name}: expected an argument of EncoderLayer, got an unknown one")
+        _refuse_torchs(options, padding, 'EncoderLayer', {'sigma','cache'})
         if padding is not None: x = padding.zero(x)
         attended,sigma = self.self_attn(self.norm1(x), padding=padding, return_sigma=True, **options)
         x = x + self.dropout(attended)
