@@ -87,17 +87,6 @@ def _refuse_torchs(options, padding=None, of=None, known=()): # `of`: who takes 
     raise TypeError(f"padding: expected a PaddingMask, got {type(padding).__name__}; "
                     "PaddingMask.from_ignore takes a mask as PyTorch's layers do, True is ignored")
 
-def _keeps(keep, attn_mask):
-    "The mask of pairs: `keep`, True takes part, or a floating `attn_mask`, which is added."
-    if attn_mask is not None and not (isinstance(attn_mask, Tensor) and attn_mask.is_floating_point()):
-        raise TypeError("attn_mask: expected a floating mask, which is added to the scores, "
-                        "got another; a bool one is passed as keep, True takes part "
-                        "(nn.MultiheadAttention's means the opposite: keep=~attn_mask)")
-    if keep is None: return attn_mask
-    if isinstance(keep, Tensor) and keep.dtype==torch.bool: return keep
-    raise TypeError("keep: expected a bool Tensor, True takes part, "
-                    f"got {getattr(keep, 'dtype', type(keep).__name__)}")
-
 # %% ../nbs/50_encoder.ipynb #b2fadc95
 class _Widths(nn.Module):
     "Where the widths of a pass come from, and what is noted of them."
@@ -162,6 +151,17 @@ def _check_query(attn, query, pair):
                         "attends to itself, got it by position; one tensor is returned here, "
                         "nn.MultiheadAttention returns a pair")
     if query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
+
+def _keeps(keep, attn_mask):
+    "The mask of pairs: `keep`, True takes part, or a floating `attn_mask`, which is added."
+    if attn_mask is not None and not (isinstance(attn_mask, Tensor) and attn_mask.is_floating_point()):
+        raise TypeError("attn_mask: expected a floating mask, which is added to the scores, "
+                        "got another; a bool one is passed as keep, True takes part "
+                        "(nn.MultiheadAttention's means the opposite: keep=~attn_mask)")
+    if keep is None: return attn_mask
+    if isinstance(keep, Tensor) and keep.dtype==torch.bool: return keep
+    raise TypeError("keep: expected a bool Tensor, True takes part, "
+                    f"got {getattr(keep, 'dtype', type(keep).__name__)}")
 
 # %% ../nbs/50_encoder.ipynb #cfe71e0e
 class DynamicAttention(_Equipped):
