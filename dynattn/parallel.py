@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
-from .alpha import _TINY, _pull, _solve_into
+from .alpha import _pull, _solve_into
+from .family import _TINY
 from .call import Call
 from .encoder import Classifier, DynamicAttention, Encoder
 from .ops import attention as attend_here

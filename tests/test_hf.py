@@ -355,7 +355,7 @@ def test_texts_in_pages_are_what_they_are_alone(own, window):
     from dynattn import attention, hf
     from dynattn.hf.layers import Learned
     from dynattn.sigma import SigmaParameter
-    from dynattn.alpha import AlphaHead
+    from dynattn.sparsity import AlphaHead
     torch.manual_seed(0)
     past,new = (0,6,11,0,3),(5,4,1,0,1)
     queries,keys,values = (torch.randn(1, h, n, 4, dtype=torch.float64)
