@@ -421,6 +421,12 @@ def test_continuous_batching_with_pieces_of_prompts():
     other = copy.deepcopy(hf.switch(LlamaForCausalLM(LlamaConfig(**sizes))))
     assert other.init_continuous_batching.args[0] is other
     other.set_attn_implementation('sdpa')  # chosen by name: transformers' own manager, without windows
+    theirs = other._cached_continuous_batching_manager = other.init_continuous_batching(greedy, pages())
+    assert type(theirs).__name__=='ContinuousBatchingManager' and other.init_continuous_batching() is theirs
+    other.set_attn_implementation('dynattn')
+    ours = other._cached_continuous_batching_manager = other.init_continuous_batching(greedy, pages())
+    assert ours is not theirs and other.init_continuous_batching() is ours  # one that was kept serves its attention only
+    other.set_attn_implementation('sdpa')
     assert type(other.init_continuous_batching(greedy, pages())).__name__=='ContinuousBatchingManager'
     late = hf.add_windows(Gemma2ForCausalLM(Gemma2Config(**sizes, sliding_window=5)), init=3., n_global=1)
     with pytest.raises(ValueError, match='n_global: expected 0 in a layer that slides, for continuous batching'):

@@ -2,7 +2,7 @@
 from .layers import Learned, Sight
 from .plugin import attend, register, switch
 from .windows import HeadReport, add_alpha, add_windows, mean_width, penalise, report
-from .saving import auto_class, load, load_adapter, lora_config, save
+from .saving import auto_class, load, save
 from .cache import WindowedCache
 from .recall import Recall, forgotten, recall_grid
 from .narrowing import Narrowed, narrow
