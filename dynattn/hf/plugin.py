@@ -98,14 +98,6 @@ def _by_offset(bias, at): # [1,H,N,M] -> [H,2R+1]
     bias._dynattn_by_offset = state,vector
     return vector
 
-# %% ../../nbs/56_hf.plugin.ipynb #b56c001c
-def _pays_by_offset(bias, q, window):
-    "Whether the band is no slower than PyTorch's attention with a square: where it is cut, or the square is large."
-    if q.shape[2]==1: return False
-    if window is not None: return True
-    trained = torch.is_grad_enabled() and (bias.requires_grad or q.requires_grad)
-    return bias.shape[2]*bias.shape[3] >= (2**21 if trained else 2**14)
-
 # %% ../../nbs/56_hf.plugin.ipynb #ddca0cd5
 def _own(kwargs, pairs, m):
     "The terms that the architecture adds to scores: squashing, a bias, a logit beside them."
@@ -133,7 +125,7 @@ def _options(module, q, k, s, kwargs):
     if learned is not None: options |= learned(q, m, s)
     own = _own(kwargs, s.pairs, m)
     bias = kwargs.get('position_bias')
-    if bias is not None and s.pairs is None and _pays_by_offset(bias, q, options['window']):
+    if bias is not None and s.pairs is None and q.shape[2]>1:
         vector = _by_offset(bias, at)
         if vector is not None: own = {name: x for name,x in own.items() if name!='attn_mask'} | dict(rel_bias=vector)
     return options | own
