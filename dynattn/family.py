@@ -67,7 +67,7 @@ class _Plain(torch.autograd.Function):
 
 # %% ../nbs/21_family.ipynb #fam00009
 def plain_entmax(
-    z:Tensor, # [...,M] scores; -inf takes no part
+    z:Tensor, # [...,M] scores; -inf takes no part; every row has a key
     alpha:float|Tensor, # >= 1, a number or what broadcasts to [...,1]
 ) -> Tensor: # like `z`
     "The weights as this chapter defines them, differentiable in both: what `entmax` is checked against, in float64."

@@ -12,7 +12,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 from ..padding import PaddingMask
-from ..parallel import _Ranks, _group, _of_a_part, _raise_everywhere, from_rank
+from ..parallel import _Ranks, _of_a_part, from_rank
 from .layers import PreTrainedModel, _attention_layers, _head_values
 from .plugin import _own, switch
 
@@ -28,7 +28,7 @@ class _Part:
     def predicted(self, head, q, keep):
         "As `_head_values`; what is predicted comes from the first token, on rank 0."
         values = _head_values(head, q, None)
-        return values if values.dim()==1 else from_rank(values, 0, self.ranks.group, self.ranks.seconds)
+        return values if values.dim()==1 else from_rank(values, 0, self.ranks.group)
 
     def attend(self, module, q, k, v, s, scaling, dropout, kwargs): # this rank's part, and its `Sight`
         "The output [B,n,H,d] and no weights, as `dynattn.hf.attend` returns them."
@@ -38,7 +38,7 @@ class _Part:
             options['padding'] = PaddingMask(keep)
         learned,ranks = getattr(module, 'dynattn', None),self.ranks
         if learned is not None: options |= learned(q, q.shape[2], s, self.predicted, self.length)
-        out = _of_a_part(q, k, v, dropout_p=dropout, group=ranks.group, timeout=ranks.seconds, **options)
+        out = _of_a_part(q, k, v, dropout_p=dropout, group=ranks.group, **options)
         return out.transpose(1, 2).contiguous(), None
 
 # %% ../../nbs/61_hf.parallel.ipynb #996a7c56
@@ -67,7 +67,7 @@ class _Spread:
 # %% ../../nbs/61_hf.parallel.ipynb #e61c0005
 @patch
 def _described(self:_Spread, kwargs):
-    "[no error, tokens, rows, whether there is padding, whether a text begins late] of this rank's call."
+    "[tokens, rows, whether there is padding, whether a text begins late] of this rank's call."
     tokens,mask = _tokens(kwargs),kwargs.get('attention_mask')
     if not isinstance(tokens, Tensor):
         raise TypeError(f"input_ids: expected a tensor [B,n], got {type(tokens).__name__}")
@@ -80,12 +80,12 @@ def _described(self:_Spread, kwargs):
         if kwargs.get('position_ids') is not None:
             raise ValueError("position_ids: expected None across ranks, or an attention_mask beside them, got ids "
                              "alone, which may tell packed texts apart")
-        return [0, n, b, 0, 0]
+        return [n, b, False, False]
     if not isinstance(mask, Tensor) or tuple(mask.shape)!=(b, n):
         got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"attention_mask: expected [B,n]={b,n}, this rank's part, or None, got {got}")
     keep = mask.bool()
-    return [0, n, b, int(not keep.all()), int(n>0 and not keep[:,0].all())]
+    return [n, b, not keep.all(), n>0 and not keep[:,0].all()]
 
 # %% ../../nbs/61_hf.parallel.ipynb #e61c0006
 @patch
@@ -107,13 +107,10 @@ def _check(self:_Spread, lengths, batches, late):
 @patch
 def enter(self:_Spread, base, args, kwargs):
     "Agree on the call, and give it its positions."
-    kwargs,error,mine = {**dict(zip(self.names, args)), **kwargs},None,[1, 0, 0, 0, 0]
+    kwargs,error,mine = {**dict(zip(self.names, args)), **kwargs},None,None
     try: mine = self._described(kwargs)
     except (TypeError,ValueError) as caught: error = caught
-    device = next(base.parameters()).device
-    rows = self.ranks.everyones(torch.tensor(mine, device=device), 'the shapes of a call')
-    if rows[:,0].any(): _raise_everywhere(self.ranks, error)
-    lengths,batches,padded,late = rows[:,1:].T.tolist()
+    lengths,batches,padded,late = map(list, zip(*self.ranks.told(mine, error)))
     self._check(lengths, batches, late)
     start,length,tokens = sum(lengths[:self.ranks.rank]),sum(lengths),_tokens(kwargs)
     b,n = tokens.shape[:2]
@@ -223,14 +220,13 @@ def _refuse_model(model):
 def parallelize(
     model:PreTrainedModel, # changed in place, on each rank
     mesh=None, # `DeviceMesh` of one dimension or `ProcessGroup`, its ranks in the sequence's order (default: all)
-    timeout:float=60., # seconds to wait for other ranks
 ) -> PreTrainedModel: # the same
     """Let a model work on a sequence that is split over the ranks of `mesh`.
 
     Each rank calls it with its slices of `input_ids` and `attention_mask`, a token or more, and gets the outputs for
     these tokens. A loss must be a sum over the ranks; `dynattn.parallel.sum_gradients` then adds up the gradients."""
     _refuse_model(model)
-    ranks = _Ranks(_group(mesh), timeout)
+    ranks = _Ranks(mesh)
     switch(model)
     modes = [(m, m.training) for m in model.modules()]
     model.eval()
