@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .padding import PaddingMask, padding_mask
 from .window import Window
 from .sigma import SigmaHead, SigmaParameter
-from .alpha import AlphaHead
+from .sparsity import AlphaHead
 from .ops import RoutedCall, attention
 _Model = TypeVar('_Model', bound=nn.Module)
 

@@ -17,9 +17,10 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.utils import parameters_to_vector
-from .alpha import _TINY, _pull, _solve_into
+from .alpha import _pull, _solve_into
 from .call import Call
 from .encoder import Classifier, DynamicAttention, Encoder
+from .family import _TINY
 from .ops import attention as attend_here
 from .padding import PaddingMask
 from .sigma import SigmaHead

@@ -252,7 +252,6 @@ def test_a_bias_by_offset_is_a_vector(name, again, monkeypatch):
         return out.logits.detach(), {n: p.grad.clone() for n,p in model.named_parameters() if p.grad is not None}
     theirs,their_gradients = run('eager')
     assert any('relative_attention_bias' in n and g.abs().max()>1e-6 for n,g in their_gradients.items())
-    monkeypatch.setattr(plugin, '_pays_by_offset', lambda *given: True)
     taken = []
     monkeypatch.setattr(plugin, 'attention', lambda *a, **k: (taken.append(k), attention(*a, **k))[1])
     from dynattn.ops import attention
@@ -355,7 +354,7 @@ def test_texts_in_pages_are_what_they_are_alone(own, window):
     from dynattn import attention, hf
     from dynattn.hf.layers import Learned
     from dynattn.sigma import SigmaParameter
-    from dynattn.alpha import AlphaHead
+    from dynattn.sparsity import AlphaHead
     torch.manual_seed(0)
     past,new = (0,6,11,0,3),(5,4,1,0,1)
     queries,keys,values = (torch.randn(1, h, n, 4, dtype=torch.float64)

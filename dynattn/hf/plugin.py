@@ -98,14 +98,6 @@ def _by_offset(bias, at): # [1,H,N,M] -> [H,2R+1]
     bias._dynattn_by_offset = state,vector
     return vector
 
-# %% ../../nbs/56_hf.plugin.ipynb #b56c001c
-def _pays_by_offset(bias, q, window):
-    "Whether the band is no slower than PyTorch's attention with a square: where it is cut, or the square is large."
-    if q.shape[2]==1: return False
-    if window is not None: return True
-    trained = torch.is_grad_enabled() and (bias.requires_grad or q.requires_grad)
-    return bias.shape[2]*bias.shape[3] >= (2**21 if trained else 2**14)
-
 # %% ../../nbs/56_hf.plugin.ipynb #ddca0cd5
 def _own(kwargs, pairs, m):
     "The terms that the architecture adds to scores: squashing, a bias, a logit beside them."
@@ -133,7 +125,7 @@ def _options(module, q, k, s, kwargs):
     if learned is not None: options |= learned(q, m, s)
     own = _own(kwargs, s.pairs, m)
     bias = kwargs.get('position_bias')
-    if bias is not None and s.pairs is None and _pays_by_offset(bias, q, options['window']):
+    if bias is not None and s.pairs is None and q.shape[2]>1:
         vector = _by_offset(bias, at)
         if vector is not None: own = {name: x for name,x in own.items() if name!='attn_mask'} | dict(rel_bias=vector)
     return options | own
@@ -391,21 +383,16 @@ def attend(
     return out.transpose(1, 2).contiguous(), weights
 
 # %% ../../nbs/56_hf.plugin.ipynb #96da875c
-def register(
-    name:str="dynattn", # for `attn_implementation=`
-):
-    "Make `name` known to transformers, for attention and for masks."
-    if 'flash' in name or '/' in name or '|' in name:
-        raise ValueError("name: expected one without 'flash', '/' and '|', which transformers reads as kernels "
-                         f"to download, got {name!r}")
+def register():
+    "Make \"dynattn\" known to transformers, for attention and for masks."
     for table,ours in ((AttentionInterface(), attend), (AttentionMaskInterface(), _sight_mask)):
-        if name=='eager' or table.get(name, ours) is not ours:
-            raise ValueError(f"name: expected one that is free, got {name!r}, which is taken")
+        if table.get('dynattn', ours) is not ours:
+            raise ValueError("attn_implementation: expected no other function registered as 'dynattn', got one")
     if _collector is None:
         warnings.warn(f"transformers {transformers.__version__} keeps its collector of outputs elsewhere; "
                       "models that do not hand output_attentions to their layers, as GPT-2, return no weights")
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, _sight_mask)
+    AttentionInterface.register('dynattn', attend)
+    AttentionMaskInterface.register('dynattn', _sight_mask)
 
 # %% ../../nbs/56_hf.plugin.ipynb #56e10002
 class _Manager(ContinuousBatchingManager):
@@ -439,7 +426,7 @@ def _new_manager(model, generation_config, options, workload_hints=None):
 def _init_batches(model, generation_config=None, continuous_batching_config=None, *args, **kwargs):
     "A model's `init_continuous_batching`, while its attention is `attend`; transformers' own takes other names only."
     options = continuous_batching_config
-    ours = AttentionInterface().get(model.config._attn_implementation) is attend
+    ours = model.config._attn_implementation=='dynattn'
     kept = getattr(model, '_cached_continuous_batching_manager', None)
     if kept is not None and isinstance(kept, _Manager)!=ours: # made while the model had another attention
         model.destroy_cached_continuous_batching_manager()
@@ -454,7 +441,6 @@ def _init_batches(model, generation_config=None, continuous_batching_config=None
 # %% ../../nbs/56_hf.plugin.ipynb #73717484
 def switch(
     model:nn.Module, # holds one `PreTrainedModel` or several
-    name:str="dynattn", # as registered
 ) -> nn.Module: # the same
     "`set_attn_implementation`, but an error where it would change nothing."
     owners = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
@@ -462,11 +448,11 @@ def switch(
     if bad or not _attention_layers(model):
         got = bad[0] if bad else type(model).__name__
         raise ValueError("model: expected attention that goes through transformers' interface, "
-                         f"got {got}, which computes its own and would ignore {name!r}")
-    register(name)
+                         f"got {got}, which computes its own and would ignore 'dynattn'")
+    register()
     for layer in _attention_layers(model).values():  # in a model of several, they have a configuration of their own
-        if layer.config._attn_implementation!=name: layer.config._attn_implementation = name
+        if layer.config._attn_implementation!='dynattn': layer.config._attn_implementation = 'dynattn'
     for m in owners:
-        m.set_attn_implementation(name)
+        m.set_attn_implementation('dynattn')
         if hasattr(m, 'init_continuous_batching'): m.init_continuous_batching = partial(_init_batches, m)
     return model

@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.modeling_utils import local_torch_dtype
 from ..runs import UserError, need
-from .layers import _Added, _models_with, _write_stub
+from .layers import _Added, _models_with
 from .plugin import register
 from .windows import add_alpha, add_windows
 
@@ -25,10 +25,8 @@ def save(
     **kwargs, # for its `save_pretrained`
 ):
     "`save_pretrained`, and an error where there is nothing of ours to keep."
-    owners = _models_with(model)
-    if not owners:
+    if not _models_with(model):
         raise ValueError("model: expected one with windows or alpha, got one without; save_pretrained serves it")
-    _write_stub(folder, type(owners[0].config))
     model.save_pretrained(folder, **kwargs)
 
 # %% ../../nbs/59_hf.saving.ipynb #7757ad30
