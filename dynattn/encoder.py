@@ -14,7 +14,7 @@ import torch, torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from .padding import PaddingMask
+from .padding import PaddingMask, _Patched
 from .parts import FeedForward, sinusoidal_positions, split_heads, merge_heads
 from .ops import attention
 from .cache import WindowedLayer
@@ -254,7 +254,7 @@ class EncoderLayer(nn.Module):
 
 # %% ../nbs/50_encoder.ipynb #b2e1c375
 @dataclass(frozen=True)
-class EncoderConfig:
+class EncoderConfig(_Patched):
     "The configuration of an `Encoder` or a `Classifier`."
     vocab:int=256          # ids 0..vocab-1; bytes, as it stands
     dim:int=64             # D

@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 import torch
 from fastcore.basics import patch
+from .padding import _Patched
 try: import fcntl
 except ImportError: fcntl = None  # there are no such locks on Windows
 
@@ -195,7 +196,7 @@ def working_in(
         yield
 
 # %% ../nbs/49_runs.ipynb #dc118815
-class Bar:
+class Bar(_Patched):
     "Progress: a bar on a terminal; elsewhere nothing, or a line every so many seconds. Use it in a `with` statement."
     def __init__(self,
         total:int|None, # steps of the whole; None: not known
