@@ -75,7 +75,7 @@ def exchanged(self:_Ranks, sends, receives, what): # {rank: tensor} each
 
 @patch
 def told(self:_Ranks, mine, error): # any object; this rank's error, or None -> what each rank has to say
-    "What all ranks have to say; if one has an error, all raise."
+    "The objects of all ranks; an error of one is raised on all."
     said = [None]*self.size
     own = None if error is None else f"{type(error).__name__}: {error}"
     with self.expecting('the shapes of a call'): dist.all_gather_object(said, (own, mine), group=self.group)
