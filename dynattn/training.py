@@ -222,10 +222,18 @@ def _judge(model, items, size, batch=32, device='cpu'): # `Item`s, and bytes of 
 # %% ../nbs/52_training.ipynb #7a110011
 class Callback:
     "Hooks for four moments of a run; a subclass overrides the ones it needs. `t` is the `Trainer`."
-    def before_step(self, t, batch): "A step begins; `batch` is a list of (index, piece)."
-    def after_step(self, t, loss): "A step was taken; `t.stop`, a signal's number, ends the run with a checkpoint."
-    def before_judge(self, t, split): "Files are to be evaluated: `valid` after each epoch, `test` once at the end."
-    def after_epoch(self, t, row): "An epoch was evaluated; `row` is its line of `metrics.jsonl`."
+    def before_step(self,
+        t, batch, # the run; list of (index, piece)
+    ): "A step begins."
+    def after_step(self,
+        t, loss, # the run; of the step, a number
+    ): "The step was taken; a signal's number as `t.stop` ends the run here, with a checkpoint."
+    def before_judge(self,
+        t, split, # the run; 'valid' after each epoch, 'test' once at the end
+    ): "The files of a split are about to be evaluated."
+    def after_epoch(self,
+        t, row, # the run; its line of `metrics.jsonl`, a dict
+    ): "An epoch was evaluated."
 
 def _call(callbacks, moment, *args):
     for callback in callbacks: getattr(callback, moment)(*args)
