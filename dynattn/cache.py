@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from .padding import PaddingMask
+from .padding import PaddingMask, _Patched
 from .window import Window
 from .band.plan import Inputs, Plan, describe
 from .native import core
@@ -210,7 +210,7 @@ def _by_pieces(layer, x, n, total):
     return out
 
 # %% ../nbs/46_cache.ipynb #e7d1981a
-class WindowedLayer:
+class WindowedLayer(_Patched):
     "The keys and values of one causal layer that its windows still reach, and attention to them."
     def __init__(self,
         heads:int, # H, query heads

@@ -389,8 +389,7 @@ def _sigma_from_first(module, query, group):
     "Widths predicted from the first token, which rank 0 holds."
     head = module.sigma_head
     if not isinstance(head, SigmaHead): return None if head is None else head() # a part may be empty
-    axis = 1 if module.batch_first else 0
-    if not query.shape[axis]: query = F.pad(query, (0, 0, 0, 1)) if axis==1 else F.pad(query, (0, 0, 0, 0, 0, 1))
+    if not query.shape[1]: query = F.pad(query, (0, 0, 0, 1))
     return from_rank(type(module).sigma(module, query), 0, group)
 
 def _forget_seen(module, inputs, output):

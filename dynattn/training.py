@@ -19,7 +19,7 @@ from .ops import impls
 from .encoder import Classifier, EncoderConfig
 from .files import DataConfig, _batch_of, _check, _epoch_batches, load_data, _number, _split_table, _views
 from .runs import Bar, DamagedFile, Run, UserError, add_options, check_folder, check_settings, markdown, need
-from .runs import printable, read_intact, read_state, table, verb, working_in, write_atomic, write_report
+from .runs import _Patched, printable, read_intact, read_state, table, verb, working_in, write_atomic, write_report
 from .runs import write_state
 
 # %% ../nbs/52_training.ipynb #c7a51c0f
@@ -130,7 +130,7 @@ _FILES = tuple('settings.json split.csv metrics.jsonl checkpoint.pt config.json 
 def _run_of(folder, c): return Run(Path(folder), _FILES, dataclasses.asdict(c), free=('patience','every'))
 
 # %% ../nbs/52_training.ipynb #888f742c
-class Trainer:
+class Trainer(_Patched):
     "A run: model, optimiser and position in the data; a checkpoint holds all of it."
     def __init__(self,
         c, data, # a `TrainConfig`; `Data`, as `load_data` gives it

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from fastcore.basics import groupby, patch
 from ..onnx_model import OnnxDecoder, windows_read
-from ..runs import Bar, UserError, need, printable, verb, _write_picture
+from ..runs import Bar, _Patched, UserError, need, printable, verb, _write_picture
 from .watch import CHOICE, NO, UNSURE, YES, Promise
 from .subjects import _subjects_of
 from .questions import QUESTIONS, _ask, _inside, _look_at_layers, pair, _program, _search_lengths
@@ -149,7 +149,7 @@ def _most_tokens(s):
 _WORDS = {NO: 'no', YES: 'yes', CHOICE: 'yes, by selection', UNSURE: 'not decided'}
 
 @dataclass
-class Examination:
+class Examination(_Patched):
     "The measurements of an audit, and the promises that are broken."
     name:str        # of the model
     n:int           # tokens

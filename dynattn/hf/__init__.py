@@ -9,3 +9,8 @@ from .narrowing import Narrowed, narrow
 from .exporting import export
 from ..onnx_model import OnnxModel
 from .parallel import parallelize
+
+__all__ = [
+    'Learned', 'Sight', 'attend', 'register', 'switch', 'HeadReport', 'add_alpha', 'add_windows', 'mean_width',
+    'penalise', 'report', 'auto_class', 'load', 'save', 'WindowedCache', 'Recall', 'forgotten', 'recall_grid',
+    'Narrowed', 'narrow', 'export', 'OnnxModel', 'parallelize']

@@ -19,8 +19,8 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from ..files import read_text, walk
 from ..runs import (
-    Bar, Run, UserError, add_options, check_folder, check_settings, markdown, printable, read_intact, read_state, table,
-    verb, working_in, write_atomic, write_report, write_state)
+    Bar, Run, UserError, _Patched, add_options, check_folder, check_settings, markdown, printable, read_intact,
+    read_state, table, verb, working_in, write_atomic, write_report, write_state)
 from ..sigma import SigmaParameter
 from .cache import WindowedCache
 from .plugin import PreTrainedModel, switch
@@ -62,7 +62,7 @@ def _increasing_to(f, target, low, high):
     return high
 
 @dataclass(frozen=True)
-class Budget:
+class Budget(_Patched):
     "The cost of widths at a length, and widths of a given cost."
     n: int       # tokens of a text
     sinks: int   # leading tokens that every query sees
@@ -131,7 +131,7 @@ def without_windows(
         yield model
 
 # %% ../../nbs/66_hf.narrowing.ipynb #e9c5c69c
-class WidthVector:
+class WidthVector(_Patched):
     "The widths of all key heads of a model with windows, as one parameter."
     def __init__(self,
         model:nn.Module, # after `add_windows`
@@ -243,7 +243,7 @@ def _embeddings(hidden, batch):
     return (hidden*real).sum(1)/real.sum(1)
 
 # %% ../../nbs/66_hf.narrowing.ipynb #6ae47592
-class Distance:
+class Distance(_Patched):
     "The distance of a model with windows from the same one without, which is computed once per text."
     def __init__(self,
         model:PreTrainedModel, # with windows
@@ -289,7 +289,7 @@ def __call__(self:Distance, i, step) -> Tensor: # [], differentiable in the widt
 _RATE = .15   # of the logarithms of the widths, at the first step
 _DESCENT = .5 # the part of the steps in which the share falls
 
-class Narrower:
+class Narrower(_Patched):
     "A run: the widths, the optimiser and the records of its steps."
     def __init__(self,
         vector:WidthVector, # the widths that learn
