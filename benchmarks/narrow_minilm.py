@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 from dynattn import hf
 from dynattn.hf.narrowing import (_call, _embeddings, interval, narrow, quality, set_widths,
-    step_times, without_windows)
+    _step_times, without_windows)
 from dynattn.hf.saving import load_pretrained
 
 SHARES,STEPS,BATCH = (.50,.25,.10),40,4
@@ -57,7 +57,7 @@ def run(n):
         start = time.process_time()
         found = narrow(model, batches, keep=share, steps=STEPS, begin=max(.6, share))
         cost = time.process_time()-start
-        budget,times = found.budget,step_times(model, test[0], rounds=9, clock=harness.CLOCK[0])
+        budget,times = found.budget,_step_times(model, test[0], rounds=9, clock=harness.CLOCK[0])
         with without_windows(model): of_full = picked(model, pairs)
         for row in quality(model, found, test):
             set_widths(model, budget.spent(found.widths, row['way']))
@@ -81,7 +81,7 @@ def time_again(n, rounds=15):
         of_share = [r for r in rows if (int(r['n']),float(r['keep']))==(n,share)]
         set_widths(model, [[float(r['width']) for r in of_share if int(r['layer'])==layer]
                            for layer in range(c.num_hidden_layers)])
-        ms = step_times(model, text, rounds, harness.CLOCK[0])['ms']
+        ms = _step_times(model, text, rounds, harness.CLOCK[0])['ms']
         alone = []
         for _ in range(rounds):
             start = harness.CLOCK[0]()

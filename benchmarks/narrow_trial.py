@@ -237,6 +237,15 @@ class Gates:
             out = torch.lerp(near, out, gate[:,None,None])
         return out.transpose(1, 2),None
 
+class FromOpen(Distance):
+    "The distance from the model with open gates."
+    def __init__(self, gates, batches):
+        super().__init__(gates.model, batches, None)
+        self.gates = gates
+
+    def full_hidden(self, i):
+        with self.gates: return super().full_hidden(i)
+
 def two_sizes(full_first, near, budget, share, layers):
     "Widths at a footprint: as many heads of an order as can be full, the others have windows that spend the rest."
     k = len(full_first)
@@ -249,17 +258,23 @@ def two_sizes(full_first, near, budget, share, layers):
 # --- the methods: each gives widths by layer at a footprint -----------------
 
 class Calibration:
-    "Texts to choose widths on: text alone, or half of them with facts that are asked again."
+    """Texts to choose widths on: `text` alone; half of them with `facts` that are asked again; `asked`, the same and the
+    answers weigh as much as the text, as in `narrow`."""
     def __init__(self, subject, kind, texts=40):
         self.subject,self.kind = subject,kind
-        rng,questions = random.Random(f'calibration/{kind}'),Questions(subject, 'train')
-        self.asked = [questions.many_questions(rng, subject.context) if kind=='facts' and i%2 else
+        rng,questions = random.Random('calibration/'+('text' if kind=='text' else 'facts')),Questions(subject, 'train')
+        self.asked = [questions.many_questions(rng, subject.context) if kind!='text' and i%2 else
                       Asked(subject.filler(rng, subject.context, 'train'), []) for i in range(texts)]
-        self.batches = [dict(input_ids=torch.tensor([a.ids])) for a in self.asked]
+        self.batches = [self.batch(a) for a in self.asked]
+
+    def batch(self, text):
+        ids,marks = torch.tensor([text.ids]),torch.zeros(1, len(text.ids), dtype=torch.bool)
+        for start,stop,_ in text.answers: marks[0,start-1:stop-1] = self.kind=='asked'
+        return dict(input_ids=ids, asked=marks)
 
     def loss(self, texts):
         "Of the answers where there are some, as NLL-guided layers are chosen; else of all tokens."
-        chosen = [a for a in self.asked if bool(a.answers)==(self.kind=='facts')][:texts]
+        chosen = [a for a in self.asked if bool(a.answers)==(self.kind!='text')][:texts]
         found = []
         for asked in chosen:
             losses = token_losses(self.subject.model, torch.tensor([asked.ids]))
@@ -267,24 +282,22 @@ class Calibration:
             found.append(losses[at].mean().item())
         return sum(found)/len(found)
 
-def learn(subject, vector, distance, share, seed, texts):
+def learn(vector, distance, share, seed, steps=STEPS, begin=NarrowOptions.begin):
     "`Narrower` on widths or on gates."
-    options = NarrowOptions(keep=share, steps=STEPS, sinks=SINKS, seed=seed)
-    distance.options = options
-    run = Narrower(vector, distance, texts, options)
-    for _ in range(STEPS): run.step()
+    distance.options = NarrowOptions(keep=share, steps=int(steps), sinks=SINKS, seed=seed, begin=begin)
+    run = Narrower(vector, distance, len(distance.batches), distance.options)
+    for _ in range(int(steps)): run.step()
     vector.scale_to(share)
-    return run
 
-def learned(subject, calibration, share, seed):
+def learned(subject, calibration, share, seed, **options):
     model = subject.model
     record_edge(model, 'soft')
     vector = WidthVector(model, subject.context)
     vector.budget = subject.budget
-    learn(subject, vector, Distance(model, calibration.batches, None), share, seed, len(calibration.batches))
+    learn(vector, Distance(model, calibration.batches, None), share, seed, **options)
     return vector.by_layer()
 
-def gates(subject, calibration, share, seed, near):
+def gates(subject, calibration, share, seed, near, **options):
     "Key heads in the order in which they should be full: DuoAttention's and ConSA's form, on our budget and loss."
     model,_ = subject.load()
     model.eval().requires_grad_(False)
@@ -292,8 +305,7 @@ def gates(subject, calibration, share, seed, near):
     AttentionInterface.register('two_sizes', vector.attend)
     AttentionMaskInterface.register('two_sizes', lambda *args, **kwargs: None)
     model.set_attn_implementation('two_sizes')
-    learn(subject, vector, Distance(model, calibration.batches, None, lambda: vector), share, seed,
-          len(calibration.batches))
+    learn(vector, FromOpen(vector, calibration.batches), share, seed, **options)
     return vector.log_width.detach().argsort(descending=True)
 
 def loss_with(subject, calibration, width, texts=4):
@@ -355,12 +367,13 @@ class Methods:
     def choose(self, method, share):
         s,budget = self.subject,self.subject.budget
         if method=='one window': return by_layer(torch.full((s.layers*s.heads,), budget.window(share)), s.layers)
-        name,kind = method.split(', ')
-        if name=='learned': return learned(s, self.calibration(kind), share, self.seed)
+        name,kind,*more = method.split(', ')        # such as `learned, asked, steps 180`
+        options = {option: float(x) for option,x in (part.split() for part in more)}
+        if name=='learned': return learned(s, self.calibration(kind), share, self.seed, **options)
         if name in ('one per layer','random'):
             return budget.spent(self.widths(f'learned, {kind}', share)[0], name, self.seed)
         name,near = name.rsplit(' ', 1)
-        if name=='gates': order = gates(s, self.calibration(kind), share, self.seed, int(near))
+        if name=='gates': order = gates(s, self.calibration(kind), share, self.seed, int(near), **options)
         else: order = self.order(name, kind, int(near))
         return two_sizes(order, int(near), budget, share, s.layers)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
 from dynattn import attention
-from dynattn.alpha import AlphaHead
+from dynattn.sparsity import AlphaHead
 from dynattn.parts import FeedForward, merge_heads, split_heads
 from dynattn.sigma import SigmaHead, SigmaParameter
 from dynattn.window import Window

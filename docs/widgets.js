@@ -125,7 +125,7 @@ function dynattnWidget(root, kind, start) {
         }
         return values;
       },
-      words: v => [['N', 2 * HALF], ['keys above T', v.keys], ['half-width in tokens', v.half_width],
+      words: v => [['N', 2 * HALF], ['keys above T', v.keys], ['edge in tokens', v.half_width],
         ...(stage === 11 ? [['curve at its centre', v.peak]] : stage === 12 ? [['M at the centre', v.centre], ['height of the cliff', v.cliff]] :
           stage === 13 ? [['autograd', v.autograd], ['the edges', v.edges], ['true derivative', v.truth]] : [['largest weight', Math.max(...v.weights)]])],
       verdict(v, s) {
@@ -188,7 +188,7 @@ function dynattnWidget(root, kind, start) {
   const SIZE = 24;
   KINDS.matrix = {
     title: 'One head: how far it looks, and how much it ignores',
-    controls: [slider('sigma', 'σ, half-width in tokens', 1, 24, .25), slider('alpha', 'α', 1, 2, .01)],
+    controls: [slider('sigma', 'σ in tokens', 1, 24, .25), slider('alpha', 'α', 1, 2, .01)],
     start: {sigma: 6, alpha: 1.5},
     compute({sigma, alpha}) {
       const T = Math.exp(-.5), weights = [];

@@ -4,7 +4,8 @@ from dynattn.dense import dense_attention, attention_weights
 from dynattn.metrics import window_recall, window_precision
 from dynattn.window import Window
 from dynattn.sigma import SigmaHead, SigmaParameter
-from dynattn.alpha import entmax, sparsemax, entmax15, topk_softmax, AlphaHead
+from dynattn.alpha import entmax, sparsemax, entmax15
+from dynattn.sparsity import topk_softmax, AlphaHead
 from dynattn.band.operator import banded_attention
 from dynattn.ops import attention
 from dynattn.modules import MultiheadAttention, convert

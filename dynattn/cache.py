@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from .padding import PaddingMask
+from .padding import PaddingMask, _Patched
 from .window import Window
 from .band.plan import Inputs, Plan, describe
 from .native import core
@@ -168,8 +168,9 @@ def _addresses(layer):
 
 def _by_core(layer, x, n, total):
     "Attention of the newest `n` of `total` tokens, whose keys are in the buffers."
-    plan = Plan(layer.factor(x.q), layer.softcap or 0., q_offset=total-n, n_global=layer.n_global, is_causal=True,
-                **layer.described(x.q.device)[0])
+    scale = max(x.q.shape[-1], 1)**-.5 if layer.scale is None else layer.scale
+    plan = Plan(scale, layer.softcap or 0., q_offset=total-n, n_global=layer.n_global, is_causal=True,
+                **layer._window(x.q.device)[0])
     return core.forward(plan, x, (_addresses(layer),layer.padded,total))[0]
 
 # %% ../nbs/46_cache.ipynb #4c4afcea
@@ -209,7 +210,7 @@ def _by_pieces(layer, x, n, total):
     return out
 
 # %% ../nbs/46_cache.ipynb #e7d1981a
-class WindowedLayer:
+class WindowedLayer(_Patched):
     "The keys and values of one causal layer that its windows still reach, and attention to them."
     def __init__(self,
         heads:int, # H, query heads
@@ -244,20 +245,11 @@ def reset(self:WindowedLayer):
     self._described = None # the window as a plan has it, on the device of the queries
 
 @patch
-def described(self:WindowedLayer,
-    device, # of the queries
-) -> tuple: # (numbers of the plan, sigma, table)
+def _window(self:WindowedLayer, device): # of the queries -> numbers of the plan, sigma, table
     "The window as the core takes it, made once."
     if self._described is None or self._described[0]!=device:
         self._described = device,describe(self.window, 1, 2**31-1, 0, device)
     return self._described[1]
-
-@patch
-def factor(self:WindowedLayer,
-    q:Tensor, # [...,d]
-) -> float:
-    "The factor of the scores."
-    return max(q.shape[-1], 1)**-.5 if self.scale is None else self.scale
 
 # %% ../nbs/46_cache.ipynb #9e0fd437
 @patch
@@ -277,7 +269,7 @@ def attend(self:WindowedLayer,
     else:
         self._write(k, v, whole=True)
         alpha = self.alpha if self.alpha is None else torch.as_tensor(self.alpha, device=q.device)
-        x = Inputs(q, k, v, *self.described(q.device)[1:], alpha, sink=self.sink, keep=keep)
+        x = Inputs(q, k, v, *self._window(q.device)[1:], alpha, sink=self.sink, keep=keep)
         out = (_by_core if core.serves(x) else _by_pieces)(self, x, n, total)
         if n>1 and not self.record_past:
             for group in self.groups: _trim(group, self.n_global)

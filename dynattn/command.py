@@ -33,20 +33,6 @@ def _parser_of(name): # -> argparse.ArgumentParser
     verb.arguments(parser)
     return parser
 
-# %% ../nbs/81_command.ipynb #c0330023
-def _completion() -> str:
-    "A shell function that completes the words of `dynattn`."
-    cases = [f"    {name}) words='{' '.join(_parser_of(name)._option_string_actions)}' ;;" for name in _VERBS]
-    return '\n'.join(['_dynattn() {', '  local words=', '  case "${COMP_WORDS[1]}" in', *cases, '  esac',
-        f"  if [ \"$COMP_CWORD\" = 1 ]; then words='{' '.join([*_VERBS, *_LATER])}'; fi",
-        '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))', '}',
-        'complete -o default -F _dynattn dynattn'])
-
-@verb('completion', 'what bash and zsh need to complete these words', 'eval "$(dynattn completion)"')
-def _completion_verb(a): # -> exit status
-    print(_completion())
-    return 0
-
 # %% ../nbs/81_command.ipynb #8702635f
 def _overview():
     "The help of `dynattn` alone: the verbs, with an example of each."

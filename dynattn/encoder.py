@@ -14,7 +14,7 @@ import torch, torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from .padding import PaddingMask
+from .padding import PaddingMask, _Patched
 from .parts import FeedForward, sinusoidal_positions, split_heads, merge_heads
 from .ops import attention
 from .cache import WindowedLayer
@@ -41,41 +41,29 @@ def _from_torch_mha(module, state, prefix, *_):
                     else stacked.chunk(3)[i])
             if part is not None: state[f'{prefix}{name}.{kind}'] = part
 
-class _Heads(nn.Module):
-    "Four linear maps; Xavier weights and no bias, as `nn.MultiheadAttention` begins."
-    def __init__(self, embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, impl):
-        super().__init__()
-        if embed_dim%num_heads:
-            raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, got {num_heads}")
-        self.embed_dim,self.kdim,self.vdim = embed_dim,kdim or embed_dim,vdim or embed_dim
-        self.num_heads,self.dropout,self.batch_first = num_heads,dropout,batch_first
-        self.attention_fn = partial(attention, impl=impl)
-        self.q_proj,self.k_proj,self.v_proj,self.out_proj = (
-            nn.Linear(n, embed_dim, bias=bias) for n in (embed_dim, self.kdim, self.vdim, embed_dim))
-        for p in self.parameters(): nn.init.xavier_uniform_(p) if p.dim()==2 else nn.init.zeros_(p)
-        self.register_load_state_dict_pre_hook(_from_torch_mha)
-
 # %% ../nbs/50_encoder.ipynb #c1a43908
 def _project(attn, query, key, value, padding):
     "Queries, keys and values of every head, [B,H,N,d] each."
-    pads = (padding if query is key else None, padding, padding)
-    heads = []
-    for x,pad,proj in zip((query, key, value), pads, (attn.q_proj, attn.k_proj, attn.v_proj)):
-        if not attn.batch_first: x = x.transpose(0, 1)
-        heads.append(split_heads(proj(x if pad is None else pad.zero(x)), attn.num_heads))
-    return heads
+    pads = padding if query is key else None,padding,padding
+    maps = attn.q_proj,attn.k_proj,attn.v_proj
+    return [split_heads(f(x if pad is None else pad.zero(x)), attn.num_heads)
+            for x,pad,f in zip((query, key, value), pads, maps)]
 
-def _attend(attn, query, key, value, padding, return_weights, options):
-    "The output [B,N,D], and the weights [B,H,N,M] or None."
+def _attend(attn, query, key, value, padding, sigma, return_weights, options):
+    "The output [B,N,D] in windows of these widths, which are noted, and the weights [B,H,N,M] where asked."
     key = query if key is None else key
     value = key if value is None else value
-    _check_sizes(attn, query, key, value, attn.batch_first)
-    heads = _project(attn, query, key, value, padding)
-    out = attn.attention_fn(*heads, dropout_p=attn.dropout if attn.training else 0., padding=padding,
-                            return_weights=return_weights, **options)
+    _check_sizes(attn, query, key, value, True)
+    window = attn.window if sigma is None else Window.default(sigma)
+    alpha = None if attn.alpha_head is None else attn.alpha_head()
+    attn._note(query, padding, window, alpha)
+    if attn.causal: options['is_causal'] = True
+    heads,dropout = _project(attn, query, key, value, padding),attn.dropout if attn.training else 0.
+    out = attn.attention_fn(*heads, dropout_p=dropout, padding=padding, window=window, alpha=alpha,
+                            n_global=attn.n_global, return_weights=return_weights, **options)
     out,weights = out if return_weights else (out,None)
     out = attn.out_proj(merge_heads(out))
-    return out if attn.batch_first else out.transpose(0, 1), weights
+    return (out,weights) if return_weights else out
 
 # %% ../nbs/50_encoder.ipynb #ours0001
 _INSTEAD = dict(
@@ -88,28 +76,19 @@ _INSTEAD = dict(
     add_bias_kv='no such thing',
     add_zero_attn='n_global, or padding')
 
-def _refuse_torchs(options, padding=None):
+def _refuse_torchs(options, padding=None, of=None, known=()): # `of`: who takes only the `known` of them
     "Arguments of PyTorch's classes, each with what says the same here, and a mask of PyTorch's own, True for ignored."
     for name in _INSTEAD.keys() & options.keys():
         raise TypeError(f"{name}: expected {_INSTEAD[name]}, got "
                         "an argument of PyTorch's own class")
+    for name in options.keys()-known if of else ():
+        raise TypeError(f"{name}: expected an argument of {of}, got an unknown one")
     if padding is None or hasattr(padding, 'keep'): return
     raise TypeError(f"padding: expected a PaddingMask, got {type(padding).__name__}; "
                     "PaddingMask.from_ignore takes a mask as PyTorch's layers do, True is ignored")
 
-def _keeps(keep, attn_mask):
-    "The mask of pairs: `keep`, True takes part, or a floating `attn_mask`, which is added."
-    if attn_mask is not None and not (isinstance(attn_mask, Tensor) and attn_mask.is_floating_point()):
-        raise TypeError("attn_mask: expected a floating mask, which is added to the scores, "
-                        "got another; a bool one is passed as keep, True takes part "
-                        "(nn.MultiheadAttention's means the opposite: keep=~attn_mask)")
-    if keep is None: return attn_mask
-    if isinstance(keep, Tensor) and keep.dtype==torch.bool: return keep
-    raise TypeError("keep: expected a bool Tensor, True takes part, "
-                    f"got {getattr(keep, 'dtype', type(keep).__name__)}")
-
 # %% ../nbs/50_encoder.ipynb #b2fadc95
-class _Widths(_Heads):
+class _Widths(nn.Module):
     "Where the widths of a pass come from, and what is noted of them."
     def sigma(self,
         query, # [B,N,D]; token 0 predicts the widths
@@ -117,14 +96,14 @@ class _Widths(_Heads):
         "The widths in tokens, in the precision of what gives them whatever autocast says."
         head = self.sigma_head
         if not isinstance(head, SigmaHead): return None if head is None else head()
-        first,weight = query[:,0] if self.batch_first else query[0],head.linear.weight
+        first,weight = query[:,0],head.linear.weight
         # a layer quantised to int8 takes float32
         dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32
         with torch.autocast(first.device.type, enabled=False): return head(first.to(dtype))
 
     def _note(self, query, padding, window, alpha):
         "Width and pairs [B,H], tokens [B], α [H] of this pass."
-        b,n,_ = (query if self.batch_first else query.transpose(0, 1)).shape
+        b,n,_ = query.shape
         real = torch.full((b,), n, device=query.device) if padding is None else padding.counts
         if self.whole is not None: n,real = self.whole
         if isinstance(window, Window): w = window.half_width(n)
@@ -143,27 +122,27 @@ class _Equipped(_Widths):
         dropout:float=0., # of the weights, while training
         bias:bool=True, # of the four linear maps
         *,
-        kdim:int|None=None, # width of the keys (default D)
-        vdim:int|None=None, # width of the values (default D)
-        batch_first:bool=True, # [B,N,D]; False is [N,B,D], the default of `nn.MultiheadAttention`
         window:str|int|None='dynamic', # "dynamic": from the first token; "learned": one a head; w: |j-i| <= w; or None
         init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
         alpha:str|float|None=None, # None: softmax; "learned": one a head; or a number >= 1
         n_global:int=1, # leading tokens that see and are seen by all
         causal:bool=False, # no token sees later ones; needs widths that do not depend on the sequence to be cached
         impl:str='auto', # the implementation: "auto", or a name that `dynattn.attention` accepts
-        device=None, # of the parameters (default: PyTorch's)
-        dtype=None, # of the parameters (default: PyTorch's)
         **torchs, # empty; any other argument raises an error
     ):
-        _refuse_torchs(torchs)
-        for name in torchs: raise TypeError(f"{name}: expected an argument of DynamicAttention, got an unknown one")
-        super().__init__(embed_dim, num_heads, dropout, bias, kdim, vdim, batch_first, impl)
+        _refuse_torchs(torchs, of='DynamicAttention')
+        super().__init__()
+        if embed_dim%num_heads:
+            raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, got {num_heads}")
+        self.embed_dim = self.kdim = self.vdim = embed_dim
+        self.num_heads,self.dropout,self.attention_fn = num_heads,dropout,partial(attention, impl=impl)
         self.window,self.n_global,self.causal,self.seen = window,n_global,causal,None
         self.whole = None # across ranks: tokens, and real tokens [B], of the sequence of which a pass is a part
+        self.q_proj,self.k_proj,self.v_proj,self.out_proj = (nn.Linear(embed_dim, embed_dim, bias) for _ in range(4))
+        for p in self.parameters(): nn.init.xavier_uniform_(p) if p.dim()==2 else nn.init.zeros_(p)
         self.sigma_head = _window_source(window, num_heads, init_width, dim=embed_dim)
         self.alpha_head = _alpha_source(alpha, num_heads)
-        self.to(device=device, dtype=dtype)
+        self.register_load_state_dict_pre_hook(_from_torch_mha)
 
 # %% ../nbs/50_encoder.ipynb #51ae9efe
 def _check_query(attn, query, pair):
@@ -173,15 +152,16 @@ def _check_query(attn, query, pair):
                         "nn.MultiheadAttention returns a pair")
     if query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
 
-def _attend_windowed(attn, query, key, value, padding, sigma, mask, return_weights, options):
-    "`_attend` in windows of these widths, which are noted."
-    window = attn.window if sigma is None else Window.default(sigma)
-    alpha = None if attn.alpha_head is None else attn.alpha_head()
-    attn._note(query, padding, window, alpha)
-    if attn.causal: options['is_causal'] = True
-    options |= dict(window=window, alpha=alpha, attn_mask=mask, n_global=attn.n_global)
-    out,weights = _attend(attn, query, key, value, padding, return_weights, options)
-    return (out,weights) if return_weights else out
+def _keeps(keep, attn_mask):
+    "The mask of pairs: `keep`, True takes part, or a floating `attn_mask`, which is added."
+    if attn_mask is not None and not (isinstance(attn_mask, Tensor) and attn_mask.is_floating_point()):
+        raise TypeError("attn_mask: expected a floating mask, which is added to the scores, "
+                        "got another; a bool one is passed as keep, True takes part "
+                        "(nn.MultiheadAttention's means the opposite: keep=~attn_mask)")
+    if keep is None: return attn_mask
+    if isinstance(keep, Tensor) and keep.dtype==torch.bool: return keep
+    raise TypeError("keep: expected a bool Tensor, True takes part, "
+                    f"got {getattr(keep, 'dtype', type(keep).__name__)}")
 
 # %% ../nbs/50_encoder.ipynb #cfe71e0e
 class DynamicAttention(_Equipped):
@@ -190,8 +170,8 @@ class DynamicAttention(_Equipped):
         query, # [B,N,D]; token 0 predicts the widths where `window` is "dynamic"
         /,
         *pair, # empty; keys and values by position raise an error
-        key=None, # [B,M,kdim] (default: `query`)
-        value=None, # [B,M,vdim] (default: `key`)
+        key=None, # [B,M,D] (default: `query`)
+        value=None, # [B,M,D] (default: `key`)
         padding=None, # `PaddingMask` of the keys, [B,M]
         sigma=None, # [B,H] or [H] widths in tokens instead of the module's own
         keep=None, # bool, broadcasts to [B,H,N,M]; True takes part
@@ -207,8 +187,8 @@ class DynamicAttention(_Equipped):
         if cache is not None: out = _cached(self, query, cache, dict(key=key, value=value, padding=padding, keep=keep))
         else:
             if sigma is None: sigma = self.sigma(query)
-            mask = _keeps(keep, attn_mask)
-            out = _attend_windowed(self, query, key, value, padding, sigma, mask, return_weights, options)
+            options['attn_mask'] = _keeps(keep, attn_mask)
+            out = _attend(self, query, key, value, padding, sigma, return_weights, options)
         return (out,sigma) if return_sigma else out
 
     def new_cache(self) -> WindowedLayer: return _new_cache(self) # for `forward(tokens, cache=...)`
@@ -230,8 +210,7 @@ def _cached(attn, query, cache, options):
     for name,value in options.items():
         if value is not None and value is not query:
             raise ValueError(f"{name}: expected None with a cache, got {type(value).__name__}")
-    out = attn.out_proj(merge_heads(cache.attend(*_project(attn, query, query, query, None))))
-    return out if attn.batch_first else out.transpose(0, 1)
+    return attn.out_proj(merge_heads(cache.attend(*_project(attn, query, query, query, None))))
 
 # %% ../nbs/50_encoder.ipynb #c7477c2f
 def _from_torch_layer(module, state, prefix, *_):
@@ -241,11 +220,6 @@ def _from_torch_layer(module, state, prefix, *_):
         for kind in ('weight','bias'):
             if (part := state.pop(f'{prefix}{name}.{kind}', None)) is not None:
                 state[f'{prefix}feed_forward.{name}.{kind}'] = part
-
-def _check_options(options, padding):
-    _refuse_torchs(options, padding)
-    for name in options.keys() - {'sigma','cache'}:
-        raise TypeError(f"{name}: expected an argument of EncoderLayer, got an unknown one")
 
 # %% ../nbs/50_encoder.ipynb #793b0036
 class EncoderLayer(nn.Module):
@@ -271,7 +245,7 @@ class EncoderLayer(nn.Module):
         **options, # `sigma` and `cache` of `DynamicAttention`
     ):
         "[B,N,D] to [B,N,D], with the widths where asked; zeros in padding come out as something finite."
-        _check_options(options, padding)
+        _refuse_torchs(options, padding, 'EncoderLayer', {'sigma','cache'})
         if padding is not None: x = padding.zero(x)
         attended,sigma = self.self_attn(self.norm1(x), padding=padding, return_sigma=True, **options)
         x = x + self.dropout(attended)
@@ -280,7 +254,7 @@ class EncoderLayer(nn.Module):
 
 # %% ../nbs/50_encoder.ipynb #b2e1c375
 @dataclass(frozen=True)
-class EncoderConfig:
+class EncoderConfig(_Patched):
     "The configuration of an `Encoder` or a `Classifier`."
     vocab:int=256          # ids 0..vocab-1; bytes, as it stands
     dim:int=64             # D

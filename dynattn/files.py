@@ -30,7 +30,6 @@ class DataConfig:
     "Which files a run reads, how they are split, and what a batch is."
     data:str = ''  # folder, or a table .csv, .tsv or .jsonl; empty: the Python environment
     labels:str = 'suffix'    # what names the class: suffix, or folder
-    apart:str = ''           # suffixes to tell from their kind, such as ".pyi .h"
     crop:int = 512           # bytes of a file that are read at a time
     per_class:int = 2400     # files of a class at most
     per_package:int = 300    # files of a class and package at most
@@ -62,8 +61,6 @@ def _rules(self:DataConfig): # -> (option, what is expected, whether it is so)
         yield name, 'a whole number of 1 or more', _number(getattr(self, name), 1)
     yield 'min_packages', 'a whole number of 0 or more', _number(self.min_packages)
     yield 'seed', 'a whole number of 0 or more', _number(self.seed, most=2**63-1)
-    dotted = all(s[0]=='.' and len(s)>1 for s in self.apart.split())
-    yield 'apart', 'suffixes that begin with a dot, such as ".pyi .h"', dotted
 
 def _check(c): # a `DataConfig`
     "Raise `UserError` for the first rule that does not hold."
@@ -111,8 +108,7 @@ def _label_and_package(c, root, path):
     if c.labels=='folder':
         return (_clean(parts[0]), '/'.join(parts[:2])) if len(parts)>1 else None
     suffix = path.suffix.lower()
-    kind = (suffix[1:] if suffix in c.apart.split()
-            else _KIND_OF.get(suffix, suffix[1:] if c.data else None))
+    kind = _KIND_OF.get(suffix, suffix[1:] if c.data else None)
     package = parts[0] if c.data else parts[0].split('-')[0] # name-1.0.dist-info belongs to the package `name`
     return (_clean(kind), package.removesuffix('.py')) if kind else None
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .padding import PaddingMask, padding_mask
 from .window import Window
 from .sigma import SigmaHead, SigmaParameter
-from .alpha import AlphaHead
+from .sparsity import AlphaHead
 from .ops import RoutedCall, attention
 _Model = TypeVar('_Model', bound=nn.Module)
 
@@ -31,9 +31,6 @@ def _keeping(name, mask, shape, expected):
                         f"which is added, got {mask.dtype}")
     return ~mask if mask.dtype==torch.bool else mask
 
-def _key_mask(mask, b, m): # [B,M] -> [B,1,1,M]
-    return _keeping('key_padding_mask', mask, (b, m), f"[B,M]={b,m}")[:,None,None]
-
 def _pair_mask(mask, b, h, n, m): # [N,M] or [B*H,N,M] -> [N,M] or [B,H,N,M]
     shape = (n, m) if mask.dim()==2 else (b*h, n, m)
     keep = _keeping('attn_mask', mask, shape, f"[N,M] or [B*H,N,M] with B,H,N,M={b,h,n,m}")
@@ -41,7 +38,7 @@ def _pair_mask(mask, b, h, n, m): # [N,M] or [B*H,N,M] -> [N,M] or [B,H,N,M]
 
 def _joined(a, b):
     "Two masks as one."
-    if a is None or b is None: return b if a is None else a
+    if a is None: return b
     if a.dtype!=torch.bool and b.dtype!=torch.bool: return a + b
     if a.dtype==torch.bool and b.dtype==torch.bool: return a & b
     keep,added = (a, b) if a.dtype==torch.bool else (b, a)
@@ -57,12 +54,13 @@ def _masks(attn, shape, key_padding_mask, attn_mask, is_causal, need_weights):
     promised = not need_weights and (key_padding_mask is None or not plain)
     causal = is_causal and (attn_mask is None or promised)
     pairs = None if attn_mask is None or causal else _pair_mask(attn_mask, b, h, n, m)
-    keys = None if key_padding_mask is None else _key_mask(key_padding_mask, b, m)
-    padding = None
-    if keys is not None and keys.dtype==torch.bool and not plain: keys,padding = None,PaddingMask(keys[:,0,0])
-    if keys is not None and attn.attention_fn is not None: # nn.TransformerEncoder makes 0 and -inf out of a bool mask
-        keys,padding = None,PaddingMask.from_additive(keys)
-    return dict(attn_mask=_joined(pairs, keys), padding=padding, is_causal=causal)
+    if key_padding_mask is None: return dict(attn_mask=pairs, padding=None, is_causal=causal)
+    keys,padding = _keeping('key_padding_mask', key_padding_mask, (b, m), f"[B,M]={b,m}"),None # [B,M]
+    if keys.dtype==torch.bool and not plain: padding = PaddingMask(keys)
+    elif attn.attention_fn is not None: # nn.TransformerEncoder makes 0 and -inf out of a bool mask
+        padding = PaddingMask.from_additive(keys)
+    if padding is None: pairs = _joined(pairs, keys[:,None,None])
+    return dict(attn_mask=pairs, padding=padding, is_causal=causal)
 
 def _is_plain(attn):
     "Whether an attention is nothing but PyTorch's."
@@ -81,11 +79,6 @@ def _project(attn, query, key, value, batch_first):
     if weight is not None and query is key and key is value:
         return _split(attn, F.linear(query, weight, bias), 3, batch_first)
     biases = (None,)*3 if bias is None else bias.chunk(3)
-    if weight is not None and key is value:
-        d = attn.embed_dim
-        q = F.linear(query, weight[:d], biases[0])
-        pair = F.linear(key, weight[d:], None if bias is None else bias[d:])
-        return *_split(attn, q, 1, batch_first),*_split(attn, pair, 2, batch_first)
     weights = (attn.q_proj_weight, attn.k_proj_weight, attn.v_proj_weight) if weight is None else weight.chunk(3)
     projected = map(F.linear, (query, key, value), weights, biases)
     return tuple(_split(attn, x, 1, batch_first)[0] for x in projected)
@@ -202,17 +195,16 @@ def _attend(attn, query, key, value, key_padding_mask, attn_mask, is_causal, nee
 
 
 # %% ../nbs/48_modules.ipynb #70c0a180
-def _lengths(x): return torch.tensor([len(row) for row in x.unbind()])
-
 def _attend_nested(attn, query, key, value, is_causal, need_weights):
     "A nested output like `query`, and the weights [B,H,N,M], padded, or None."
     if not attn.batch_first:
         raise ValueError("query: expected a padded tensor where batch_first=False, got a nested one")
     padded = {id(x): torch.nested.to_padded_tensor(x, 0.) for x in (query, key, value)}
     q,k,v = (padded[id(x)] for x in (query, key, value))
-    ignored = ~padding_mask(_lengths(key), k.shape[1]).to(k.device)
+    lengths = torch.tensor([len(row) for row in key.unbind()])
+    ignored = ~padding_mask(lengths, k.shape[1]).to(k.device)
     out,weights = _attend(attn, q, k, v, ignored, None, is_causal, need_weights, True)
-    rows = [row[:n] for row,n in zip(out, _lengths(query).tolist())]
+    rows = [row[:len(own)] for row,own in zip(out, query.unbind())]
     if query.layout!=torch.jagged: return torch.nested.as_nested_tensor(rows),weights
     return torch.nested.nested_tensor_from_jagged(torch.cat(rows), offsets=query.offsets()),weights
 

@@ -7,8 +7,8 @@ __all__ = ['RankError', 'from_rank', 'attention', 'Halo', 'sum_gradients']
 
 # %% ../nbs/60_parallel.ipynb #77b38fb5
 import zlib
-from dataclasses import dataclass, field
-from datetime import timedelta
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 import torch, torch.distributed as dist, torch.nn.functional as F
 from fastcore.basics import patch
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
-from .alpha import _TINY, _pull, _solve_into
+from torch.nn.utils import parameters_to_vector
+from .alpha import _pull, _solve_into
 from .call import Call
 from .encoder import Classifier, DynamicAttention, Encoder
+from .family import _TINY
 from .ops import attention as attend_here
 from .padding import PaddingMask
 from .sigma import SigmaHead
@@ -28,55 +30,59 @@ from .window import Window
 class RankError(RuntimeError):
     "Another rank failed, ended, or did not answer in time."
 
-@dataclass
 class _Ranks:
-    "The ranks that share a sequence, in its order, and how long one waits for another."
-    group:dist.ProcessGroup # of `torch.distributed`
-    seconds:float           # to wait for another rank
-    rank:int=field(init=False)
-    size:int=field(init=False)
+    "The ranks that share a sequence, in its order."
+    def __init__(self, group=None): # `ProcessGroup`, `DeviceMesh` of one dimension, or None for all
+        if not dist.is_initialized():
+            raise RuntimeError("group: expected torch.distributed to be initialised, got no process group; "
+                               "call init_process_group in each process that torchrun starts")
+        if group is None: group = dist.group.WORLD
+        if hasattr(group, 'get_group'):
+            if group.ndim!=1:
+                raise ValueError(f"group: expected a mesh of one dimension, got {group.ndim}; "
+                                 "pass mesh['sequence'] or the like")
+            group = group.get_group()
+        if not isinstance(group, dist.ProcessGroup):
+            raise TypeError(f"group: expected a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}")
+        self.group,self.rank,self.size = group,dist.get_rank(group),dist.get_world_size(group)
 
-    def __post_init__(self): self.rank,self.size = dist.get_rank(self.group),dist.get_world_size(self.group)
-
-    def lost(self, what, error): # what was expected, and the error of `torch.distributed`
-        why = str(error).splitlines()[0].split('] ')[-1][:120]
-        return RankError(f"rank {self.rank}: expected {what} from the other ranks within {self.seconds:g} s, "
-                         f"got: {why}")
-
-    def wait(self, work, what):
-        "Until a transfer is done."
-        try: work.wait(timedelta(seconds=self.seconds))
-        except RuntimeError as error: raise self.lost(what, error) from None
+    @contextmanager
+    def expecting(self, what): # from the other ranks
+        "An error of `torch.distributed` becomes one line."
+        try: yield
+        except RuntimeError as error:
+            why = str(error).splitlines()[0].split('] ')[-1][:120]
+            raise RankError(f"rank {self.rank}: expected {what} from the other ranks, got: {why}") from None
 
 # %% ../nbs/60_parallel.ipynb #3fe05b02
 @patch
-def reduced(self:_Ranks, x, op=dist.ReduceOp.SUM, what='a sum'): # like `x`, which may be overwritten
-    "The sum or maximum over all ranks."
-    x = x.contiguous()
-    if self.size==1 or not x.numel(): return x
-    try: work = dist.all_reduce(x, op, group=self.group, async_op=True)
-    except RuntimeError as error: raise self.lost(what, error) from None
-    self.wait(work, what)
-    return x
+def reduced(self:_Ranks, x, op=dist.ReduceOp.SUM, what='a sum'): # -> like `x`
+    "The sum or maximum over all ranks; floating sums in float32 at least."
+    dtype = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else x.dtype
+    total = x.to(dtype, copy=True).contiguous()
+    if self.size>1 and x.numel():
+        with self.expecting(what): dist.all_reduce(total, op, group=self.group)
+    return total.to(x.dtype)
 
 @patch
-def everyones(self:_Ranks, x, what): # [k], the same k on each rank -> [R,k]
-    rows = x.new_zeros(self.size, *x.shape)
-    rows[self.rank] = x
-    return self.reduced(rows, what=what)
-
-# %% ../nbs/60_parallel.ipynb #3791fee7
-def _exchange(ranks, sends, receives, tag=0): # {rank: tensor} each; messages of one tag arrive in order
-    "Begin to send and to receive: a function that waits and returns what was received."
-    steps = [dist.P2POp(op, x, dist.get_global_rank(ranks.group, r), ranks.group, tag)
+def exchanged(self:_Ranks, sends, receives, what): # {rank: tensor} each
+    "Send and receive; `receives`, filled."
+    steps = [dist.P2POp(op, x, dist.get_global_rank(self.group, r), self.group)
              for op,tensors in ((dist.irecv, receives), (dist.isend, sends)) for r,x in tensors.items() if x.numel()]
-    try: works = dist.batch_isend_irecv(steps) if steps else []
-    except RuntimeError as error: raise ranks.lost('keys', error) from None
-    def finished(what): # -> {rank: tensor}
-        for work in works: ranks.wait(work, what)
-        steps.clear() # until now it has kept what is sent in memory
-        return receives
-    return finished
+    with self.expecting(what):
+        for work in dist.batch_isend_irecv(steps) if steps else (): work.wait()
+    return receives
+
+@patch
+def told(self:_Ranks, mine, error): # any object; this rank's error, or None -> what each rank has to say
+    "What all ranks have to say; if one has an error, all raise."
+    said = [None]*self.size
+    own = None if error is None else f"{type(error).__name__}: {error}"
+    with self.expecting('the shapes of a call'): dist.all_gather_object(said, (own, mine), group=self.group)
+    if error is not None: raise error
+    for r,(text,_) in enumerate(said):
+        if text: raise RankError(f"rank {self.rank}: expected valid arguments on all ranks, got on rank {r}: {text}")
+    return [x for _,x in said]
 
 # %% ../nbs/60_parallel.ipynb #2a70c66a
 def _replicated(call):
@@ -91,72 +97,34 @@ def _described(call): # -> {name: text}
     window = type(call.window).__name__ if isinstance(call.window, Window) else call.window
     alike = dict(_replicated(call), alpha=call.alpha, B=b, H=h, Hkv=kv, d=d, dv=dv, dtype=call.q.dtype, window=window,
         is_causal=call.is_causal, n_global=call.n_global, scale=call.factor, softcap=call.softcap,
-        padding=call.padding is not None, segments=call.segments is not None)
+        padding=call.padding is not None)
     def text(x):
         if not isinstance(x, Tensor): return str(x)
         x = x.detach().double().cpu()
         return str(x.tolist()) if x.numel()<9 else f"{list(x.shape)} of checksum {zlib.crc32(x.numpy().tobytes()):x}"
     return {name: text(x) for name,x in alike.items()}
 
-# %% ../nbs/60_parallel.ipynb #848f3731
-def _raise_everywhere(ranks, error, mine=None): # of this rank; {name: text} of what all should pass alike
-    "The error of this rank, that of another, or the first argument that differs."
-    said = [None]*ranks.size
-    own = None if error is None else f"{type(error).__name__}: {error}"
-    dist.all_gather_object(said, (own, mine), group=ranks.group)
-    if error is not None: raise error
-    for r,(text,_) in enumerate(said):
-        if text: raise RankError(f"rank {ranks.rank}: expected valid arguments on all ranks, got on rank {r}: {text}")
-    name,r = next((name, r) for name in mine for r,(_,other) in enumerate(said) if other[name]!=said[0][1][name])
-    raise ValueError(f"{name}: expected the same on all ranks, got {said[0][1][name]} on rank 0 and {said[r][1][name]} "
-                     f"on rank {r}; from_rank sends one rank's tensor to all")
-
-def _agreed_lengths(ranks, call, error, device): # -> list of R
-    "How many tokens each rank holds, once all have passed the same kind of call."
-    mine = None if error else _described(call)
-    row = [1, 0, 0] if error else [0, call.q.shape[2], zlib.crc32(repr(mine).encode())]
-    wrong,lengths,sums = ranks.everyones(torch.tensor(row, device=device), 'the shapes of a call').T.tolist()
-    if any(wrong) or len(set(sums))>1: _raise_everywhere(ranks, error, mine)
-    return lengths
-
-# %% ../nbs/60_parallel.ipynb #dbe2e998
-def _group(group):
-    "A process group, of a mesh of one dimension too."
-    if not dist.is_initialized():
-        raise RuntimeError("group: expected torch.distributed to be initialised, got no process group; "
-                           "call init_process_group in each process that torchrun starts")
-    if group is None: return dist.group.WORLD
-    if hasattr(group, 'get_group'):
-        if group.ndim!=1:
-            raise ValueError(f"group: expected a mesh of one dimension, got {group.ndim}; "
-                             "pass mesh['sequence'] or the like")
-        return group.get_group()
-    if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"group: expected a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}")
-    return group
-
 # %% ../nbs/60_parallel.ipynb #0ce7b7d1
 class _Sum(torch.autograd.Function):
-    "The sum over ranks; so is its gradient."
+    "The sum over ranks, or a copy of `x`; the gradient is the sum over ranks in both cases."
     @staticmethod
-    def forward(ctx, ranks, x, what):
+    def forward(ctx, ranks, x, what, forward=True):
         ctx.ranks,ctx.what = ranks,what
-        return ranks.reduced(x.clone(), what=what)
+        return ranks.reduced(x, what=what) if forward else x.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, g): return None, ctx.ranks.reduced(g.clone(), what=f'gradients of {ctx.what}'), None
+    def backward(ctx, g): return None, ctx.ranks.reduced(g, what=f'gradients of {ctx.what}'), None, None
 
 def from_rank(
     x:Tensor, # of the same shape on all ranks
     source:int=0, # whose values count
     group=None, # as `attention`
-    timeout:float=60., # seconds
 ) -> Tensor: # like `x`
     """One rank's tensor on all ranks; its gradient is the sum of theirs.
 
     For widths predicted from [CLS], with `attention(..., sums=False)`."""
-    ranks = _Ranks(_group(group), timeout)
+    ranks = _Ranks(group)
     mine = x.masked_fill(torch.tensor(ranks.rank!=source, device=x.device), 0) # with its graph on every rank
     return _Sum.apply(ranks, mine, 'what one rank sends to all')
 
@@ -220,102 +188,43 @@ def edge(self:_Plan, borrower, owner): # ranks: one needs the keys, the other ho
     after = (at>=end) & (at<end+self.right[...,None])
     return _Edge(low, high, before & (at>=self.n_global) | after)
 
-@patch
-def side(self:_Plan, edge, left, right): # of a borrowed edge; tensors before this rank's part, and behind it
-    "(first position, tensors) of the side of this rank's halo where an edge lies."
-    return (self.first, *left) if edge.last<=self.start else (self.end, *right)
-
-# %% ../nbs/60_parallel.ipynb #cf2e305e
-def _summed(ranks, tensors, what):
-    "Sums over the ranks of several tensors, in one message, added up in float32 at least."
-    dtype = torch.float64 if any(x.dtype==torch.float64 for x in tensors) else torch.float32
-    flat = torch.cat([x.reshape(-1).to(dtype) for x in tensors])
-    parts = ranks.reduced(flat, what=what).split([x.numel() for x in tensors])
-    return [part.view(x.shape).to(x.dtype) for part,x in zip(parts, tensors)]
-
-def _leading(plan, x, axis=2):
-    "Room for the leading positions of the whole sequence, filled with those of this rank."
-    shape = list(x.shape)
-    shape[axis] = plan.n_global
-    whole = x.new_zeros(shape)
-    if plan.leads: whole.narrow(axis, plan.start, plan.leads).copy_(x.narrow(axis, 0, plan.leads))
-    return whole
-
 # %% ../nbs/60_parallel.ipynb #a0d3c092
-class _Begin(torch.autograd.Function):
-    """Begins to lend the edges.
+def _swap(ranks, give, source, start, take, target, first, what): # edges by rank; tensors, and where they begin
+    "Send the edges `give` of `source`, and add the edges `take` to `target`."
+    width = sum(x.shape[3] for x in target)
+    sends = {r: edge.pack(start, *source) for r,edge in give.items()}
+    receives = {r: source[0].new_empty(edge.count*width) for r,edge in take.items()}
+    for r,flat in ranks.exchanged(sends, receives, what).items(): take[r].unpack(flat, first, *target)
 
-    Gives a ticket for `_End`, the leading q, k, v of all ranks, and copies of what is replicated."""
+class _Borrowed(torch.autograd.Function):
+    "This rank's tensors [B,Hkv,n,d] with the halo on both sides: positions `first` to `last` of the plan."
     @staticmethod
-    def forward(ctx, plan, sums, q, k, v, *replicated):
-        ctx.plan,ctx.sums,ctx.like = plan,sums,[x.detach() for x in (q, k, v)]
-        sends = {r: edge.pack(plan.start, k, v) for r,edge in plan.lent.items()}
-        receives = {r: k.new_empty(edge.count*(k.shape[3]+v.shape[3])) for r,edge in plan.borrowed.items()}
-        plan.keys = _exchange(plan.ranks, sends, receives)
-        leading = [_leading(plan, x) for x in (q, k, v)]
-        if plan.n_global: leading = _summed(plan.ranks, leading, 'leading tokens')
-        return k.new_zeros(()), *leading, *(x.clone() for x in replicated)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, ticket, *grads):
-        plan,own = ctx.plan,[torch.zeros_like(x) for x in ctx.like]
-        leading,replicated = grads[:3],grads[3:]
-        if ctx.sums: leading,replicated = (s := _summed(plan.ranks, grads, 'gradients'))[:3],s[3:]
-        elif plan.n_global: leading = _summed(plan.ranks, leading, 'gradients')
-        for x,g in zip(own, leading):
-            if plan.leads: x[:,:,:plan.leads] = g[:,:,plan.start:plan.start+plan.leads]
-        for r,flat in plan.gradients('gradients of keys').items():
-            plan.lent[r].unpack(flat, plan.start, *own[1:])
-        return None, None, *own, *replicated
-
-# %% ../nbs/60_parallel.ipynb #c53b4a7a
-class _End(torch.autograd.Function):
-    "Waits for the edges: keys and values left and right of this rank's own, (k, v, k, v)."
-    @staticmethod
-    def forward(ctx, plan, ticket, k, v):
+    def forward(ctx, plan, *own):
         ctx.plan = plan
-        left,right = ([x.new_zeros(*x.shape[:2], size, x.shape[3]) for x in (k, v)]
-                      for size in (plan.start-plan.first, plan.last-plan.end))
-        for r,flat in plan.keys('keys').items():
-            edge = plan.borrowed[r]
-            if edge.count: edge.unpack(flat, *plan.side(edge, left, right))
-        return *left, *right
+        whole = tuple(F.pad(x, (0, 0, plan.start-plan.first, plan.last-plan.end)) for x in own)
+        _swap(plan.ranks, plan.lent, own, plan.start, plan.borrowed, whole, plan.first, 'keys')
+        return whole
 
     @staticmethod
     @once_differentiable
     def backward(ctx, *grads):
-        plan,left,right = ctx.plan,grads[:2],grads[2:]
-        sends = {r: edge.pack(*plan.side(edge, left, right)) for r,edge in plan.borrowed.items() if edge.count}
-        receives = {r: grads[0].new_empty(edge.count*sum(g.shape[3] for g in left)) for r,edge in plan.lent.items()}
-        plan.gradients = _exchange(plan.ranks, sends, receives)
-        return None, grads[0].new_zeros(()), None, None
+        plan = ctx.plan
+        own = tuple(g[:,:,plan.start-plan.first:plan.end-plan.first].clone() for g in grads)
+        _swap(plan.ranks, plan.borrowed, grads, plan.first, plan.lent, own, plan.start, 'gradients of keys')
+        return None, *own
 
 # %% ../nbs/60_parallel.ipynb #48536e82
 def _tied(out, *others):
     "`out`; its backward pass visits every exchange on every rank, also where its own queries used no received key."
     return out + sum(x.masked_fill(x.new_ones((), dtype=torch.bool), 0).sum() for x in others)
 
-# %% ../nbs/60_parallel.ipynb #af937475
-def _notes(call, plan): # -> keep [B,last-first] bool or None, ids [B,last-first] or None
-    "Padding and segments of this rank and of its halo."
-    given = [None if call.padding is None else call.padding.keep.long(), call.segments]
-    rows = [x for x in given if x is not None]
-    if not rows: return None,None
-    mine = torch.stack(rows)                                                   # [1 or 2,B,n]
-    def empty(size): return mine.new_zeros(*mine.shape[:2], size)
-    sends = {r: mine[:,:,e.first-plan.start:e.last-plan.start].contiguous() for r,e in plan.lent.items()}
-    receives = {r: empty(e.last-e.first) for r,e in plan.borrowed.items()}
-    left,right = empty(plan.start-plan.first),empty(plan.last-plan.end)
-    for r,x in _exchange(plan.ranks, sends, receives, tag=1)('padding').items():
-        edge = plan.borrowed[r]
-        first,side = plan.side(edge, [left], [right])
-        side[:,:,edge.first-first:edge.last-first] = x
-    whole = iter(torch.cat([left, mine, right], 2))
-    keep,ids = (None if x is None else next(whole) for x in given)
-    return None if keep is None else keep.bool(), ids
-
 # %% ../nbs/60_parallel.ipynb #6976afa7
+def _leading(plan, x): # [B,H,n,d] -> [B,H,n_global,d], the same on all ranks
+    "The leading positions of the whole sequence."
+    before = min(plan.start, plan.n_global)
+    rows = F.pad(x[:,:,:plan.leads], (0, 0, before, plan.n_global-before-plan.leads))
+    return _Sum.apply(plan.ranks, rows, 'leading tokens')
+
 class _Entmax(torch.autograd.Function):
     "This rank's weights of rows that it shares with the others."
     @staticmethod
@@ -334,143 +243,69 @@ class _Entmax(torch.autograd.Function):
         return None, dz, None, dalpha
 
 # %% ../nbs/60_parallel.ipynb #21e7c951
-def _leading_rows(ranks, call, q, k, v, see, alpha, sink): # -> [B,H,g,dv], the same on all ranks
-    "Rows of leading queries [B,H,g,d] over the keys of all ranks; [B,g,M] says which of this rank's they see."
-    (b,h,g,_),(_,kv,m,dv) = q.shape,v.shape
+def _leading_rows(plan, call, q, alpha, sink): # [B,H,g,d] -> [B,H,g,dv], the same on all ranks
+    "Rows of the leading queries over the keys of all ranks, of which this one has `call.k`."
+    ranks,(b,h,g,_),(_,kv,m,dv) = plan.ranks,q.shape,call.v.shape
     wide = torch.promote_types(q.dtype, torch.float32)
+    k,v = call.k.to(wide),call.v.to(wide)
+    see = torch.ones(1, 1, g, m, dtype=torch.bool, device=q.device)
+    if call.is_causal: see = (plan.start+torch.arange(m)<=torch.arange(g)[:,None]).to(q.device)
+    if call.padding is not None:
+        see = see & call.padding.keep[:,None,None]
+        k,v = call.padding.zero(k, 2),call.padding.zero(v, 2)
     together = q.to(wide).unflatten(1, (kv, -1)).flatten(2, 3)                 # [B,Hkv,H/Hkv*g,d]
-    scores = (together @ k.to(wide).mT).view(b, h, g, m)*call.factor
+    scores = (together @ k.mT).view(b, h, g, m)*call.factor
     if call.softcap is not None: scores = call.softcap*(scores/call.softcap).tanh()
     beside = scores.new_full((b, h, g, 1), -torch.inf)
     if sink is not None and ranks.rank==0: beside = sink.to(wide)[:,None,None].expand(b, h, g, 1)
-    scores = torch.cat([scores.masked_fill(~see[:,None], -torch.inf), beside], -1) # [B,H,g,M+1]
+    scores = torch.cat([scores.masked_fill(~see, -torch.inf), beside], -1)     # [B,H,g,M+1]
     top = ranks.reduced(scores.detach().amax(-1, keepdim=True), dist.ReduceOp.MAX, 'rows of leading tokens')
     if alpha is None: p = (scores-torch.where(top==-torch.inf, 0., top)).exp()
     else:
-        eps = (alpha.to(wide)-1).expand(b, h)[:,:,None,None].expand_as(top).reshape(-1, 1)
+        eps = (torch.as_tensor(alpha).to(q.device, wide)-1).expand(b, h)[:,:,None,None].expand_as(top).reshape(-1, 1)
         p = _Entmax.apply(ranks, scores.flatten(0, 2), top.flatten(0, 2), eps+(eps==0)*_TINY).view_as(scores)
-    mixed = (p[...,:m].reshape(b, kv, h//kv*g, m) @ v.to(wide)).view(b, h, g, dv)
+    mixed = (p[...,:m].reshape(b, kv, h//kv*g, m) @ v).view(b, h, g, dv)
     both = _Sum.apply(ranks, torch.cat([mixed, p.sum(-1, keepdim=True)], -1), 'rows of leading tokens')
     total = both[...,-1:]
     return torch.where(total>0, both[...,:-1]/torch.where(total>0, total, 1.), 0.).to(q.dtype)
 
-# %% ../nbs/60_parallel.ipynb #c12f9da5
-def _between(pieces, first, last):
-    "Positions `first` to `last` out of [(first position, tensor [.,.,n,.])]."
-    parts = [x[:,:,max(first-at, 0):max(last-at, 0)] for at,x in pieces]
-    return torch.cat([x for x in parts if x.shape[2]] or parts[:1], 2)
-
-def _per_query(window):
-    "Whether a window has a sigma for each of this rank's queries."
-    sigma = getattr(window, 'sigma', None)
-    return sigma is not None and sigma.dim()==3 and sigma.shape[2]>1
-
-@dataclass
-class _Rows:
-    "The common arguments of the calls for this rank's rows."
-    call: Call
-    plan: _Plan
-    impl: str
-    window: object
-    options: dict # alpha, rel_bias, sink
-    leading: tuple # (k, v) of leading tokens
-    keep: Tensor|None # [B,last-first]
-    lead_keep: Tensor|None # [B,g]
-    ids: Tensor|None # [B,last-first]
-
-# %% ../nbs/60_parallel.ipynb #ad83b8af
-@patch
-def __call__(self:_Rows, first, last, k, v): # k, v: [(first position, tensor)]
-    "The rows of positions `first` to `last`."
-    call,plan = self.call,self.plan
-    least = plan.start+plan.leads if plan.leads else plan.first
-    low = max(first-int(plan.left.max()), least)
-    high = min(last+int(plan.right.max()), plan.last)
-    q,offset = call.q[:,:,first-plan.start:last-plan.start],first-low
-    k,v,window = _between(k, low, high),_between(v, low, high),self.window
-    if _per_query(window): window = window.replace(sigma=window.sigma[:,:,first-plan.start:last-plan.start])
-    options = dict(self.options, window=window, is_causal=call.is_causal, scale=call.scale,
-                   softcap=call.softcap, impl=self.impl)
-    keep = None if self.keep is None else self.keep[:,low-plan.first:high-plan.first]
-    if self.ids is not None: return self._packed(q, k, v, keep, offset, low, options)
-    if call.n_global:
-        k,v = (torch.cat(pair, 2) for pair in zip(self.leading, (k, v)))
-        if keep is not None: keep = torch.cat([self.lead_keep, keep], 1)
-    padding = None if keep is None else PaddingMask(keep)
-    return attend_here(q, k, v, padding=padding, n_global=call.n_global, q_offset=call.n_global+offset, **options)
-
-# %% ../nbs/60_parallel.ipynb #968494d5
-@patch
-def _packed(self:_Rows, q, k, v, keep, offset, low, options):
-    n,m = q.shape[2],k.shape[2]
-    around = offset,m-n-offset
-    window = options['window']
-    if _per_query(window): options['window'] = window.replace(sigma=F.pad(window.sigma, around))
-    ids = self.ids[:,low-self.plan.first:low-self.plan.first+m]
-    padding = None if keep is None else PaddingMask(keep)
-    out = attend_here(F.pad(q, (0, 0, *around)), k, v, padding=padding, segments=ids, **options)
-    return out[:,:,offset:offset+n]
-
 # %% ../nbs/60_parallel.ipynb #af13115e
-def _own_rows(rows, plan, ticket, k, v): # -> list of outputs, and the edges
-    "This rank's rows, those that need no edge first."
-    low,high,own = plan.start+plan.leads,plan.end,([(plan.start, k)],[(plan.start, v)])
-    before = min(int(plan.left.max()), high-low) if plan.first<plan.start else 0
-    after = min(int(plan.right.max()), high-low) if plan.last>plan.end else 0
-    alone = 2*(before+after)<high-low
-    middle = rows(low+before, high-after, *own) if alone else None
-    edges = _End.apply(plan, ticket, k, v)
-    k_left,v_left,k_right,v_right = edges
-    around = [[(plan.first, left), (plan.start, x), (plan.end, right)]
-              for left,x,right in ((k_left, k, k_right), (v_left, v, v_right))]
-    if not alone: return [rows(low, high, *around)],edges
-    parts = [rows(low, low+before, *around)] if before else []
-    parts.append(middle)
-    if after: parts.append(rows(high-after, high, *around))
-    return parts,edges
+def _plan_of(ranks, call, lengths):
+    widths = torch.stack(_bounds(call, sum(lengths)))                          # [2,B,H]
+    widths = widths.unflatten(2, (call.k.shape[1], -1)).amax(-1).cpu()         # [2,B,Hkv]
+    if _per_query(call.window): widths = ranks.reduced(widths, dist.ReduceOp.MAX, 'the widths')
+    return _Plan(ranks, lengths, *widths, call.n_global)
 
-# %% ../nbs/60_parallel.ipynb #b5438e2e
-def _all_leading_rows(ranks, call, plan, q, leading, lead_keep, alpha, sink):
-    "The rows of the leading tokens of the whole sequence; their own keys count on rank 0."
-    k,v = call.k[:,:,plan.leads:],call.v[:,:,plan.leads:]
-    at = torch.arange(plan.start+plan.leads, plan.end)
-    keep = torch.ones(len(q), len(at), dtype=torch.bool) if call.padding is None else call.padding.keep[:,plan.leads:]
-    if ranks.rank==0:
-        k,v = (torch.cat(pair, 2) for pair in zip(leading, (k, v)))
-        at = torch.cat([torch.arange(plan.n_global), at])
-        keep = torch.cat([keep.new_ones(len(q), plan.n_global) if lead_keep is None else lead_keep, keep], 1)
-    see = keep[:,None].expand(-1, plan.n_global, -1)
-    if call.is_causal: see = see & (at<=torch.arange(plan.n_global)[:,None])
-    if alpha is not None: alpha = torch.as_tensor(alpha)
-    return _leading_rows(ranks, call, q, k, v, see.to(q.device), alpha, sink)
+def _per_query(window): # whether it has a sigma for each of this rank's queries
+    sigma = getattr(window, 'sigma', None)
+    return sigma is not None and sigma.dim()==3
 
 # %% ../nbs/60_parallel.ipynb #fc5b87b0
 def _attend(ranks, call, lengths, sums, impl):
-    total = sum(lengths)
-    widths = torch.stack(_bounds(call, total)).unflatten(2, (call.k.shape[1], -1)).amax(-1).cpu() # [2,B,Hkv]
-    sigma = getattr(call.window, 'sigma', None)
-    if sigma is not None and sigma.dim()==3: widths = ranks.reduced(widths, dist.ReduceOp.MAX, 'the widths')
-    plan = _Plan(ranks, lengths, *widths, call.n_global)
-    shared = _replicated(call)
-    given = [x for x in shared.values() if x is not None]
-    ticket,lead_q,lead_k,lead_v,*copies = _Begin.apply(plan, sums, call.q, call.k, call.v, *given)
-    found = iter(copies)
-    shared = {name: None if x is None else next(found) for name,x in shared.items()}
-    sigma,alpha = shared.pop('sigma'),shared.pop('alpha')
-    if alpha is None: alpha = call.alpha
-    window = call.window if sigma is None else call.window.replace(sigma=sigma)
-    keep,ids = _notes(call, plan)
-    lead_keep = None
-    if keep is not None and call.n_global:
-        lead_keep = ranks.reduced(_leading(plan, call.padding.keep.long(), 1), what='padding').bool()
-    rows = _Rows(call, plan, impl, window, dict(shared, alpha=alpha), (lead_k, lead_v), keep, lead_keep, ids)
-    parts,edges = _own_rows(rows, plan, ticket, call.k, call.v)
-    through = [*edges, lead_q, lead_k, lead_v, *copies]
+    plan = _plan_of(ranks, call, lengths)
+    shared = {name: _Sum.apply(ranks, x, name, False) if sums and x is not None else x
+              for name,x in _replicated(call).items()}
+    alpha = call.alpha if shared['alpha'] is None else shared['alpha']
+    keep = [] if call.padding is None else [call.padding.keep[:,None,:,None].to(call.k.dtype).expand_as(call.k[...,:1])]
+    keys = whole = _Borrowed.apply(plan, call.k, call.v, *keep)
+    through = [*whole, *(x for x in shared.values() if x is not None)]
+    rows = []
     if call.n_global:
-        leading = _all_leading_rows(ranks, call, plan, lead_q, (lead_k, lead_v), lead_keep, alpha, shared['sink'])
-        through.append(leading)
-        parts.insert(0, leading[:,:,plan.start:plan.start+plan.leads])
-    return _tied(torch.cat(parts, 2), *through)
+        lead_q,*leads = [_leading(plan, x) for x in (call.q, call.k, call.v, *keep)]
+        own = plan.start+plan.leads-plan.first if plan.leads else 0            # leading keys stand in `leads`
+        keys = [torch.cat([lead, x[:,:,own:]], 2) for lead,x in zip(leads, whole)]
+        leading = _leading_rows(plan, call, lead_q, alpha, shared['sink'])
+        rows = [leading[:,:,plan.start:plan.start+plan.leads]]
+        through += [lead_q, *leads, leading]
+    window = call.window
+    if shared['sigma'] is not None: window = window.replace(sigma=shared['sigma'])
+    if _per_query(window) and window.sigma.shape[2]>1: window = window.replace(sigma=window.sigma[:,:,plan.leads:])
+    padding = PaddingMask(keys[2].amax(1)[...,0]>0) if keep else None
+    offset = keys[0].shape[2]-(plan.last-plan.start-plan.leads)
+    rows.append(attend_here(call.q[:,:,plan.leads:], *keys[:2], padding=padding, window=window, alpha=alpha,
+        rel_bias=shared['rel_bias'], sink=shared['sink'], n_global=call.n_global, q_offset=offset,
+        is_causal=call.is_causal, scale=call.scale, softcap=call.softcap, impl=impl))
+    return _tied(torch.cat(rows, 2), *through)
 
 # %% ../nbs/60_parallel.ipynb #4d771833
 def _refuse(call):
@@ -486,8 +321,6 @@ def _refuse(call):
         raise ValueError("window: expected unit='tokens' for curve='normal' across ranks, got 'fraction'")
     if call.n_global and call.rel_bias is not None:
         raise ValueError("rel_bias: expected None where n_global>0 across ranks, got a tensor")
-    if call.n_global and call.segments is not None:
-        raise ValueError(f"n_global: expected 0 where segments are given across ranks, got {call.n_global}")
 
 # %% ../nbs/60_parallel.ipynb #c8816a70
 def _in_tokens(window, total):
@@ -499,12 +332,17 @@ def _in_tokens(window, total):
 
 def _agreed_call(ranks, q, k, v, options): # -> `Call`, tokens of each rank
     "The checked call, once all ranks have one, and have the same."
-    call,error = None,None
+    call,error,mine = None,None,None
     try:
         call = Call(q, k, v, **options)
         _refuse(call)
+        mine = call.q.shape[2],_described(call)
     except (TypeError,ValueError) as caught: error = caught
-    lengths = _agreed_lengths(ranks, call, error, q.device if isinstance(q, Tensor) else None)
+    lengths,described = zip(*ranks.told(mine, error))
+    first = described[0]
+    for name,r in ((name, r) for name in first for r,other in enumerate(described) if other[name]!=first[name]):
+        raise ValueError(f"{name}: expected the same on all ranks, got {first[name]} on rank 0 and "
+                         f"{described[r][name]} on rank {r}; from_rank sends one rank's tensor to all")
     call.n_global = min(call.n_global, sum(lengths))
     call.window = _in_tokens(call.window, sum(lengths))
     return call,lengths
@@ -522,39 +360,37 @@ def attention(
     n_global:int=0, # leading tokens of the whole sequence that see and are seen by all
     is_causal:bool=False, # no query sees later keys
     scale:float|None=None, # factor of the scores (default 1/sqrt(d))
-    segments:Tensor|None=None, # [B,n] ids of this rank's part, increasing over all ranks
     rel_bias:Tensor|None=None, # [H,2R+1] or [B,H,2R+1], the same on all ranks
     sink:Tensor|None=None, # [H], the same on all ranks
     softcap:float|None=None, # scores become softcap*tanh(score/softcap)
     sums:bool=True, # gradients of sigma, alpha, rel_bias and sink are sums over all ranks; False: this rank's share
     impl:str="auto", # the implementation for a rank's rows
-    timeout:float=60., # seconds to wait for other ranks
 ) -> Tensor: # [B,H,n,dv]
     "`dynattn.attention` of a sequence that lies on several ranks. Invalid or differing arguments raise on all of them."
-    ranks = _Ranks(_group(group), timeout)
+    ranks = _Ranks(group)
     options = dict(window=window, alpha=alpha, padding=padding, n_global=n_global, is_causal=is_causal, scale=scale,
-                   segments=segments, rel_bias=rel_bias, sink=sink, softcap=softcap)
+                   rel_bias=rel_bias, sink=sink, softcap=softcap)
     call,lengths = _agreed_call(ranks, q, k, v, options)
     return call.restore(_attend(ranks, call, lengths, sums, impl))
 
 # %% ../nbs/60_parallel.ipynb #5c3f79ec
-def _of_a_part(q, k, v, *, dropout_p=0., return_weights=False, attn_mask=None, q_offset=0, **options):
+_NOT_ACROSS = dict(dropout_p=(0., '; set dropout=0 or call eval()'), return_weights=(False, ''),
+                   attn_mask=(None, '; use padding or a window'), q_offset=(0, ''), segments=(None, ''))
+
+def _of_a_part(q, k, v, **options):
     "The function that a module calls instead of its attention."
-    if dropout_p: raise ValueError(f"dropout_p: expected 0 across ranks, got {dropout_p}; set dropout=0 or call eval()")
-    if return_weights: raise ValueError("return_weights: expected False across ranks, got True")
-    if attn_mask is not None:
-        raise ValueError("attn_mask: expected None across ranks, got one; use padding, window or segments")
-    if q_offset: raise ValueError(f"q_offset: expected 0 across ranks, got {q_offset}")
+    for name,(expected,advice) in _NOT_ACROSS.items():
+        given = options.pop(name, expected)
+        if isinstance(given, Tensor): given = 'a tensor'
+        if given!=expected: raise ValueError(f"{name}: expected {expected} across ranks, got {given}{advice}")
     return attention(q, k, v, sums=False, **options)
 
-def _sigma_from_first(module, query, group, timeout):
+def _sigma_from_first(module, query, group):
     "Widths predicted from the first token, which rank 0 holds."
-    own = type(module).sigma
     head = module.sigma_head
     if not isinstance(head, SigmaHead): return None if head is None else head() # a part may be empty
-    axis = 1 if module.batch_first else 0
-    if not query.shape[axis]: query = F.pad(query, (0, 0, 0, 1)) if axis==1 else F.pad(query, (0, 0, 0, 0, 0, 1))
-    return from_rank(own(module, query), 0, group, timeout)
+    if not query.shape[1]: query = F.pad(query, (0, 0, 0, 1))
+    return from_rank(type(module).sigma(module, query), 0, group)
 
 def _forget_seen(module, inputs, output):
     if module.whole is None: module.seen = None  # counted from a part, it would be wrong
@@ -571,38 +407,16 @@ def _refuse_module(module):
         if extra is not None and extra is not False:
             raise ValueError(f"{name}: expected None across ranks, got one; its key would count once for each rank")
 
-def _attend_across(module, group, timeout):
+def _attend_across(module, group):
     "Let an attention module work on a part of the sequence."
     _refuse_module(module)
     impl = getattr(module.attention_fn, 'keywords', {}).get('impl', 'auto')
-    module.attention_fn = partial(_of_a_part, group=group, timeout=timeout, impl=impl)
+    module.attention_fn = partial(_of_a_part, group=group, impl=impl)
     if isinstance(module, DynamicAttention):
-        module.sigma = partial(_sigma_from_first, module, group=group, timeout=timeout)
+        module.sigma = partial(_sigma_from_first, module, group=group)
         module.register_forward_hook(_forget_seen)
 
 # %% ../nbs/60_parallel.ipynb #180917ed
-def _ids_before(ranks, rows, lengths, margin): # [k,B,n] -> [k,B,at most margin]
-    "The last `margin` columns of the parts before."
-    if not margin: return rows[:,:,:0]
-    tail = F.pad(rows, (margin, 0))[:,:,-margin:]
-    tails = ranks.everyones(tail, 'ids before a part')
-    held = sum(lengths[:ranks.rank])
-    before = torch.cat([t[:,:,margin-min(n, margin):] for t,n in zip(tails[:ranks.rank], lengths)] or [rows[:,:,:0]], 2)
-    return before[:,:,max(before.shape[2]-margin, 0):] if held else before
-
-# %% ../nbs/60_parallel.ipynb #6b5a1179
-def _lengths_of_ids(ranks, ids, patch):
-    "How many ids each rank holds."
-    if ids.dim()!=2: raise ValueError(f"ids: expected [B,n], got shape {tuple(ids.shape)}")
-    length = torch.tensor([ids.shape[1]], device=ids.device)  # a length does not fit the type of bytes
-    lengths = ranks.everyones(length, 'lengths of the parts')[:,0].tolist()
-    last = max((r for r,n in enumerate(lengths) if n), default=0)
-    for r,n in enumerate(lengths[:last]):
-        if n%patch:
-            raise ValueError(f"ids: expected a multiple of patch={patch} on all ranks but the last, "
-                             f"got {n} on rank {r}")
-    return lengths
-
 def _with_cls(ranks, embed, x, keep): # -> tokens and keep, on rank 0 behind [CLS]
     "[CLS] begins as the mean of all tokens of all ranks."
     both = torch.cat([(x*keep[...,None]).sum(1), keep.sum(1, keepdim=True).to(x.dtype)], 1)
@@ -613,77 +427,60 @@ def _with_cls(ranks, embed, x, keep): # -> tokens and keep, on rank 0 behind [CL
     return x,F.pad(keep, (1, 0), value=True)
 
 # %% ../nbs/60_parallel.ipynb #d59367aa
-def _embed_part(embed, ids, padding, group, timeout): # [B,n] this rank's ids, `PaddingMask` or None
-    "This rank's part of what `embed` makes of the whole sequence: tokens [B,n/patch,D], and their padding."
-    ranks,p = _Ranks(_group(group), timeout),embed.patch
-    lengths = _lengths_of_ids(ranks, ids, p)
+def _embed_part(encoder, ids, padding=None, *, group): # whole ids [B,n] and their `PaddingMask`
+    "This rank's share of the tokens, and their padding; the layers are told how many tokens there are."
+    ranks,embed,p = _Ranks(group),encoder.embed,encoder.embed.patch
+    if ids.dim()!=2: raise ValueError(f"ids: expected [B,n], got shape {tuple(ids.shape)}")
     keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else padding.keep
-    rows = torch.stack([ids.long(), keep.long()])
-    before = _ids_before(ranks, rows, lengths, embed.context)
-    whole,keeps = torch.cat([before, rows], 2)
-    keeps = keeps.bool()
-    keep = keeps[:,before.shape[2]::p]
-    x = embed.tokens(whole, None if padding is None else PaddingMask(keeps))
-    x = x[:,x.shape[1]-keep.shape[1]:]
-    start = sum(-(-n//p) for n in lengths[:ranks.rank])
+    checksums = [zlib.crc32(x.cpu().contiguous().numpy()) for x in (ids, keep)]
+    if any(other!=(ids.shape, checksums) for other in ranks.told((ids.shape, checksums), None)):
+        raise ValueError("ids: expected the whole ids and padding, the same on all ranks, got others on some")
+    n = -(-ids.shape[1]//p) # tokens
+    share = -(-n//ranks.size)
+    first,last = min(share*ranks.rank, n),min(share*(ranks.rank+1), n)
+    before = min(first*p, embed.context)
+    part = slice(first*p-before, last*p)
+    x = embed.tokens(ids[:,part], None if padding is None else PaddingMask(keep[:,part]))[:,before//p:]
+    real,keep = keep[:,::p].sum(1),keep[:,::p][:,first:last]
     if embed.cls is not None:
-        start += ranks.rank>0
+        n,real,first = n+1,real+1,first+(ranks.rank>0)
         x,keep = _with_cls(ranks, embed, x, keep)
-    return embed.place(x, start), None if padding is None else PaddingMask(keep)
+    for layer in encoder.layers: layer.self_attn.whole = n,real
+    return embed.place(x, first), None if padding is None else PaddingMask(keep)
 
 # %% ../nbs/60_parallel.ipynb #4bf61c7c
-def _embed_counted(encoder, ids, padding=None, *, group, timeout):
-    "This rank's tokens; the layers are told how many there are on all ranks."
-    x,padding = _embed_part(encoder.embed, ids, padding, group, timeout)
-    real = torch.full((len(x),), x.shape[1], device=x.device) if padding is None else padding.counts
-    counts = torch.stack([torch.full_like(real, x.shape[1]), real])            # [2,B]
-    tokens,real = _Ranks(group, timeout).reduced(counts, what='numbers of tokens')
-    for layer in encoder.layers: layer.self_attn.whole = int(tokens.max()),real
-    return x,padding
-
-def _classify_part(classifier, ids, padding=None, return_sigma=False, *, group, timeout):
+def _classify_part(classifier, ids, padding=None, return_sigma=False, *, group):
     "`Classifier.forward`: from whole ids to logits that are the same on all ranks."
-    ranks,patch,n = _Ranks(group, timeout),classifier.config.patch,ids.shape[1]
-    size = -(-n//(patch*ranks.size))*patch  # of a part; the last ones may be shorter, or empty
-    part = slice(min(size*ranks.rank, n), min(size*(ranks.rank+1), n))
-    padding = None if padding is None else PaddingMask(padding.keep[:,part])
-    states,sigmas = classifier.encoder(ids[:,part], padding, return_sigma=True)
-    first = from_rank(states[:,:1].sum(1), 0, group, timeout)                  # [B,D]
-    logits = classifier.head(first)
+    states,sigmas = classifier.encoder(ids, padding, return_sigma=True)
+    logits = classifier.head(from_rank(states[:,:1].sum(1), 0, group))
     return (logits,sigmas) if return_sigma else logits
 
 # %% ../nbs/60_parallel.ipynb #78813d67
 class Halo(ParallelStyle):
     """For `parallelize_module`: a module works on a part of the sequence, across the ranks of a mesh.
 
-    It is a `DynamicAttention` or a `MultiheadAttention`, whose input is each rank's part, or a
-    whole `Encoder`, which takes each rank's part of the ids. Rank 0 holds the first token, from which widths are
-    predicted. A `Classifier` takes the whole ids on all ranks and returns the same logits on all."""
-    def __init__(self,
-        timeout:float=60., # seconds to wait for other ranks
-    ):
-        super().__init__()
-        self.timeout = timeout
-
+    It is a `DynamicAttention` or a `MultiheadAttention`, whose input is each rank's part, or an `Encoder`, which takes
+    the whole ids on all ranks and returns the states of this rank's share. Rank 0 holds the first token, from which
+    widths are predicted. A `Classifier` takes the whole ids and returns the same logits on all ranks."""
     def _apply(self, module:nn.Module, device_mesh) -> nn.Module:
-        where = dict(group=_group(device_mesh), timeout=self.timeout)
-        if isinstance(module, Classifier): module.forward = partial(_classify_part, module, **where)
+        group = _Ranks(device_mesh).group
+        if isinstance(module, Classifier): module.forward = partial(_classify_part, module, group=group)
         encoder = module.encoder if isinstance(module, Classifier) else module
         if isinstance(encoder, Encoder):
-            encoder.embed.forward = partial(_embed_counted, encoder, **where)
-            for layer in encoder.layers: _attend_across(layer.self_attn, **where)
-        else: _attend_across(module, **where)
+            encoder.embed.forward = partial(_embed_part, encoder, group=group)
+            for layer in encoder.layers: _attend_across(layer.self_attn, group)
+        else: _attend_across(module, group)
         return module
 
 # %% ../nbs/60_parallel.ipynb #ba58e664
 def sum_gradients(
     model:nn.Module, # after backward, on every rank
     group=None, # as `attention`
-    timeout:float=60., # seconds
 ):
     "Add up each parameter's gradient over the ranks, in one message."
-    ranks,parameters = _Ranks(_group(group), timeout),[p for p in model.parameters() if p.requires_grad]
+    ranks,parameters = _Ranks(group),[p for p in model.parameters() if p.requires_grad]
     for p in parameters:
         if p.grad is None: p.grad = torch.zeros_like(p)
     grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters] # shards of FSDP
-    for g,total in zip(grads, _summed(ranks, grads, 'gradients of the parameters')): g.copy_(total)
+    flat = ranks.reduced(parameters_to_vector(grads), what='gradients of the parameters')
+    for g,total in zip(grads, flat.split([g.numel() for g in grads])): g.copy_(total.view_as(g))

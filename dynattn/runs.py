@@ -9,6 +9,7 @@ __all__ = ['UserError', 'DamagedFile', 'need', 'printable', 'markdown', 'table',
 
 # %% ../nbs/49_runs.ipynb #7957cc02
 import argparse, glob, hashlib, html, io, json, os, re, sys, tempfile, time, zipfile
+from collections import namedtuple
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 import torch
 from fastcore.basics import patch
+from .padding import _Patched
 try: import fcntl
 except ImportError: fcntl = None  # there are no such locks on Windows
 
@@ -194,7 +196,7 @@ def working_in(
         yield
 
 # %% ../nbs/49_runs.ipynb #dc118815
-class Bar:
+class Bar(_Patched):
     "Progress: a bar on a terminal; elsewhere nothing, or a line every so many seconds. Use it in a `with` statement."
     def __init__(self,
         total:int|None, # steps of the whole; None: not known
@@ -238,11 +240,10 @@ def step(self:Bar,
     self.said = time.monotonic()
 
 # %% ../nbs/49_runs.ipynb #8f27abd3
-def _write_picture(path, ax): # ends in .png or .svg; axes of matplotlib, whose figure is closed
+def _write_picture(path, ax): # a PNG; axes of matplotlib, whose figure is closed
     "A figure as a file; equal drawings give equal bytes."
-    plt,plot = need('matplotlib.pyplot'),need('dynattn.plot')
-    write_atomic(path, (plot.to_svg if Path(path).suffix.lower()=='.svg' else plot.to_png)(ax))
-    plt.close(ax.figure)
+    write_atomic(path, need('dynattn.plot').to_png(ax))
+    need('matplotlib.pyplot').close(ax.figure)
 
 def write_report(
     folder:Path, # of the run
@@ -262,14 +263,7 @@ def write_report(
     write_atomic(folder/'result.json', json.dumps(result, indent=1))
 
 # %% ../nbs/49_runs.ipynb #713eee55
-@dataclass(frozen=True)
-class _Verb:
-    "A word after `dynattn`."
-    what:str           # what it does, one line
-    example:str        # a command line, for the help
-    arguments:Callable # declares the arguments of a parser
-    run:Callable       # of the parsed arguments; returns the exit status
-
+_Verb = namedtuple('_Verb', 'what example arguments run') # as `verb` takes them; `run` returns the exit status
 _VERBS:dict = {}  # name -> `_Verb`, filled by `verb`
 
 def verb(
@@ -285,15 +279,6 @@ def verb(
     return register
 
 # %% ../nbs/49_runs.ipynb #85b5fd73
-def _typed(kind):
-    "Text as `kind`, or a line with what was expected."
-    def read(text):
-        try: return kind(text)
-        except ValueError:
-            expected = 'a whole number' if kind is int else 'a number'
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {text}") from None
-    return read
-
 def add_options(
     parser:argparse.ArgumentParser, # gets an option for each field
     settings:type, # a dataclass; comments beside its fields say what they mean
@@ -306,5 +291,5 @@ def add_options(
         if f.name in leave_out: continue
         kind = next(k for k in (int, float, str) if k in (f.type, *getattr(f.type, '__args__', ())))
         default = '' if f.default in (None, '') else f' [{f.default}]'
-        parser.add_argument('--'+f.name.replace('_', '-'), type=_typed(kind), default=argparse.SUPPRESS, metavar='X',
+        parser.add_argument('--'+f.name.replace('_', '-'), type=kind, default=argparse.SUPPRESS, metavar='X',
                             help=f'{comments.get(f.name, "")}{default}'.replace('%', '%%'))

@@ -10,7 +10,6 @@ import argparse, dataclasses, hashlib, json, math, os, shlex, signal, statistics
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 import torch, torch.nn.functional as F
 from fastcore.basics import patch
@@ -20,7 +19,7 @@ from .ops import impls
 from .encoder import Classifier, EncoderConfig
 from .files import DataConfig, _batch_of, _check, _epoch_batches, load_data, _number, _split_table, _views
 from .runs import Bar, DamagedFile, Run, UserError, add_options, check_folder, check_settings, markdown, need
-from .runs import printable, read_intact, read_state, table, verb, working_in, write_atomic, write_report
+from .runs import _Patched, printable, read_intact, read_state, table, verb, working_in, write_atomic, write_report
 from .runs import write_state
 
 # %% ../nbs/52_training.ipynb #c7a51c0f
@@ -45,8 +44,6 @@ class TrainConfig(DataConfig):
     decay:float = .05        # weight decay
     precision:str = 'no'     # no, or bf16 or fp16 for mixed precision
     every:int = 100          # steps between checkpoints
-    sequence_ranks:int = 1   # processes that share each piece, out of those that torchrun starts
-    rank_timeout:int = 600   # seconds that a process waits for those it shares a piece with
 
 # %% ../nbs/52_training.ipynb #chk00002
 def _word_or_number(text, words):
@@ -67,15 +64,13 @@ def _rules(self:TrainConfig): # -> (option, what is expected, whether it is so)
     yield from DataConfig._rules(c)
     yield 'precision', 'no or bf16 or fp16', c.precision in ('no','bf16','fp16')
     yield 'impl', ' or '.join(('auto', *impls)), c.impl in ('auto', *impls)
-    for name in ('dim','heads','layers','patch','epochs','patience','every','sequence_ranks','rank_timeout'):
+    for name in ('dim','heads','layers','patch','epochs','patience','every'):
         yield name, 'a whole number of 1 or more', _number(getattr(c, name), 1)
     yield 'dropout', 'a number of 0 or more and below 1', _number(c.dropout, 0, 1, real) and c.dropout<1
     yield 'lr', 'a finite number above 0', _number(c.lr, 0, largest, real) and c.lr>0
     yield 'init_width', 'a number of tokens above 0.5', _number(c.init_width, .5, largest, real) and c.init_width>.5
     for name in ('price','sigma_lr','decay'):
         yield name, 'a number from 0 to 1e6', _number(getattr(c, name), 0, 1e6, real)
-    undropped = f'0 where sequence_ranks={c.sequence_ranks}, as weights are not dropped across ranks'
-    yield 'dropout', undropped, c.sequence_ranks==1 or c.dropout==0
     yield 'dim', 'an even number', c.dim%2==0
     yield 'heads', f'a divisor of dim={c.dim}', c.dim%c.heads==0
     yield 'layers', 'at most 1024', c.layers<=1024
@@ -129,20 +124,13 @@ def _optimizer(model, c):
     return torch.optim.AdamW(groups, lr=c.lr)
 
 # %% ../nbs/52_training.ipynb #157d1695
-def _across_ranks(model, t):
-    "Let a classifier compute each piece together with the other processes of `t.mesh`."
-    if t.mesh is None: return
-    halo = need('dynattn.parallel').Halo(timeout=t.c.rank_timeout)  # not every build of PyTorch can do it
-    torch.distributed.tensor.parallel.parallelize_module(model, t.mesh, halo)
-
 _FILES = tuple('settings.json split.csv metrics.jsonl checkpoint.pt config.json model.safetensors result.json '
     'report.md confusion.png widths.png alphas.png curves.png'.split())
 
-def _run_of(folder, c):
-    return Run(Path(folder), _FILES, dataclasses.asdict(c), free=('patience','every','rank_timeout'))
+def _run_of(folder, c): return Run(Path(folder), _FILES, dataclasses.asdict(c), free=('patience','every'))
 
 # %% ../nbs/52_training.ipynb #888f742c
-class Trainer:
+class Trainer(_Patched):
     "A run: model, optimiser and position in the data; a checkpoint holds all of it."
     def __init__(self,
         c, data, # a `TrainConfig`; `Data`, as `load_data` gives it
@@ -150,15 +138,10 @@ class Trainer:
         accelerator, # an `accelerate.Accelerator`
     ):
         self.c,self.data,self.run,self.acc = c,data,_run_of(out, c),accelerator
-        self.replica = accelerator.process_index//c.sequence_ranks # processes of a replica share each piece
-        self.replicas = accelerator.num_processes//c.sequence_ranks
         self.table,self.index = _split_table(data),{label: i for i,label in enumerate(data.classes)}
         self.files = hashlib.sha1(self.table).hexdigest()
         torch.manual_seed(c.seed)
-        model = Classifier(_model_config(c, data.classes)) # and the processes that share a piece with this one
-        self.mesh = None if c.sequence_ranks==1 else torch.distributed.device_mesh.init_device_mesh(
-            self.acc.device.type, (self.replicas, c.sequence_ranks), mesh_dim_names=('data', 'sequence'))['sequence']
-        _across_ranks(model, self)
+        model = Classifier(_model_config(c, data.classes))
         self.model,self.opt = accelerator.prepare(model, _optimizer(model, c))
         self.step = self.epoch = 0 # steps taken, and epochs finished
         self.at = 0       # batches of this epoch that were taken
@@ -170,7 +153,8 @@ class Trainer:
         self.row = None   # the last line of `metrics.jsonl`
         self.steps = c.epochs*len(self.batches(0))
         if not self.steps:
-            raise UserError(f"batch: expected a step for each of {self.replicas} processes, got {c.batch} files of one")
+            raise UserError(f"batch: expected a step for each of {accelerator.num_processes} processes, "
+                            f"got {c.batch} files of one")
 
 # %% ../nbs/52_training.ipynb #d9280824
 @patch(as_prop=True)
@@ -180,10 +164,9 @@ def plain(self:Trainer): return self.acc.unwrap_model(self.model)
 def batches(self:Trainer,
     epoch, # number of the epoch, from 0
 ):
-    "This replica's share of an epoch; each has as many as the others."
-    batches = _epoch_batches(self.data.splits['train'], self.c, epoch)
-    whole = len(batches)//self.replicas*self.replicas
-    return batches[self.replica:whole:self.replicas]
+    "This process's share of an epoch; each has as many as the others."
+    batches,n = _epoch_batches(self.data.splits['train'], self.c, epoch),self.acc.num_processes
+    return batches[self.acc.process_index:len(batches)//n*n:n]
 
 # %% ../nbs/52_training.ipynb #47c43b63
 def _train_step(t, batch): # the run, which moves on by one step; of (index, piece) -> loss
@@ -268,10 +251,10 @@ def _end_epoch(t, callbacks=()):
     "Evaluate on the validation files, keep the best model, write a line of metrics."
     _call(callbacks, 'before_judge', t, 'valid')
     t.model.eval()
-    mine = t.data.splits['valid'][t.replica::t.replicas]
+    mine = t.data.splits['valid'][t.acc.process_index::t.acc.num_processes]
     j = _judge(t.plain, mine, t.c.crop, t.c.batch, t.acc.device)
-    cm = t.acc.reduce(j['cm'].to(t.acc.device)).cpu()//t.c.sequence_ranks
-    losses = t.acc.reduce(j['losses'].sum().to(t.acc.device)).item()/t.c.sequence_ranks
+    cm = t.acc.reduce(j['cm'].to(t.acc.device)).cpu()
+    losses = t.acc.reduce(j['losses'].sum().to(t.acc.device)).item()
     row = dict(step=t.step, epoch=t.epoch+1, loss=t.total/max(1, len(t.batches(t.epoch))),
         valid_loss=losses/max(1, cm.sum().item()),
         accuracy=accuracy(cm).item(), f1=f1(cm, 'macro').item(),
@@ -282,7 +265,6 @@ def _end_epoch(t, callbacks=()):
         if better: t.plain.save_pretrained(t.run.folder)
         log = t.run.folder/'metrics.jsonl'
         write_atomic(log, (log.read_text() if log.exists() else '')+json.dumps(row)+'\n')
-    t.acc.log({k:v for k,v in row.items() if k!='step'}, step=t.step)
     t.row,t.epoch,t.at,t.total = row,t.epoch+1,0,0.
     t.model.train()
     _call(callbacks, 'after_epoch', t, row)
@@ -410,25 +392,11 @@ def _allowed(run, resume):
     check_settings(run, state['settings'])
     return state
 
-def _accelerator(c, out, tracker):
+def _accelerator(c):
     "Processes, devices and precision, or a line that names what this machine lacks for them."
-    hub = need('accelerate.tracking')
-    if tracker and tracker not in hub.LOGGER_TYPE_TO_CLASS:
-        raise UserError(f"tracker: expected one of {', '.join(sorted(hub.LOGGER_TYPE_TO_CLASS))}, got {tracker}")
-    if tracker and tracker not in map(str, hub.get_available_trackers()):
-        raise UserError(f"tracker: {tracker} is not installed; pip install {tracker} brings it")
-    on_cpu = not torch.cuda.is_available()
     accelerate = need('accelerate')
-    waits = [accelerate.InitProcessGroupKwargs(timeout=timedelta(seconds=c.rank_timeout))] if c.sequence_ranks>1 else []
-    try:
-        acc = accelerate.Accelerator(cpu=on_cpu, mixed_precision=c.precision, log_with=tracker, project_dir=out,
-                                     kwargs_handlers=waits)
+    try: return accelerate.Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=c.precision)
     except (ValueError, ImportError) as e: raise UserError(f"precision: {c.precision}: {str(e).splitlines()[0]}") from e
-    if acc.num_processes%c.sequence_ranks:
-        raise UserError(f"sequence_ranks: expected a divisor of the number of processes, {acc.num_processes}, "
-                        f"got {c.sequence_ranks}; torchrun --nproc-per-node {c.sequence_ranks} -m dynattn train "
-                        "starts as many")
-    return acc
 
 # %% ../nbs/52_training.ipynb #48df2760
 def _memory():
@@ -443,7 +411,6 @@ def _result_of(t, callbacks=()):
     "The best model on the test files; plain numbers."
     _call(callbacks, 'before_judge', t, 'test')
     model = Classifier.from_pretrained(t.run.folder).to(t.acc.device)
-    _across_ranks(model, t)
     items,classes = t.data.splits['test'],t.data.classes
     j = _judge(model, items, t.c.crop, t.c.batch, t.acc.device)
     cm,flops = j['cm'],j['flops']
@@ -457,19 +424,15 @@ def _result_of(t, callbacks=()):
         wrong=[(x.path, x.label, answer) for x,answer in zip(items, answers) if x.label!=answer])
 
 # %% ../nbs/52_training.ipynb #61784f35
-def _mistakes(result, top=5): # as `train` returns it; how many at most -> of (n, label, answer), most frequent first
-    "The off-diagonal of the confusion matrix."
-    confusion,names = result['confusion'],result['classes']
-    pairs = [(confusion[i][j], a, b) for i,a in enumerate(names) for j,b in enumerate(names) if i!=j]
-    return sorted((p for p in pairs if p[0]), reverse=True)[:top]
-
 def _summary(result, escape=printable): # as `train` returns it; for the names of classes; `markdown` for a report
     "The test result as a table in words and numbers."
     def row(name, precision, recall, f1, support):
         return [name, *(f'{x:.3f}' for x in (precision, recall, f1)), support]
-    rows = [row(name, **result['per_class'][name]) for name in result['classes']]
-    n = sum(map(sum, result['confusion']))
-    wrong = '; '.join(f"{escape(a)} called {escape(b)}: {k}" for k,a,b in _mistakes(result)) or 'none'
+    names,confusion = result['classes'],result['confusion']
+    rows = [row(name, **result['per_class'][name]) for name in names]
+    n = sum(map(sum, confusion))
+    mistakes = [(k, a, b) for a,called in zip(names, confusion) for b,k in zip(names, called) if a!=b and k]
+    wrong = '; '.join(f"{escape(a)} called {escape(b)}: {k}" for k,a,b in sorted(mistakes, reverse=True)[:5]) or 'none'
     return '\n'.join([table(['class', 'precision', 'recall', 'F1', 'files'], rows, escape), '',
         f"Accuracy {result['accuracy']:.1%} on {n} files that were held out "
         f"(always the largest class: {result['majority']:.1%}); macro F1 {result['f1']:.3f}.",
@@ -520,58 +483,39 @@ def _report(result, c, run):
     write_report(run.folder, 'Which kind of file is this?', parts,
                  _pictures(result, rows, tokens=-(-c.crop//c.patch)), result)
 
-# %% ../nbs/52_training.ipynb #73a53aa9
-def _begin(t, resume):
-    "Go on from the checkpoint, or write the first one. The settings come first: they make the folder ours."
-    folder,settings = t.run.folder,json.dumps(t.run.settings, indent=1)
-    if resume: _load_checkpoint(t, _saved_state(folder))
-    if not t.acc.is_main_process: return
-    write_atomic(folder/'settings.json', settings)
-    if resume: return
-    write_atomic(folder/'split.csv', t.table)
-    write_atomic(folder/'metrics.jsonl', '')
-    _save_checkpoint(t)
-
 # %% ../nbs/52_training.ipynb #3964997b
-def _run(c, run, resume, acc, quiet, callbacks):
-    def say(line):
-        if not quiet: print(line, flush=True)
-    say('reading files …')
+def _run(t, resume, quiet, callbacks):
+    "From the checkpoint, or from step 0, to the report."
+    folder = t.run.folder
+    if resume: _load_checkpoint(t, _saved_state(folder))
+    if t.acc.is_main_process: # the settings come first: they make the folder ours
+        write_atomic(folder/'settings.json', json.dumps(t.run.settings, indent=1))
+        if not resume:
+            write_atomic(folder/'split.csv', t.table)
+            write_atomic(folder/'metrics.jsonl', '')
+            _save_checkpoint(t)
+    with Bar(t.steps, 'train', quiet, t.step) as bar, _signals(t): _fit(t, [_Progress(bar), *callbacks])
+    t.acc.end_training()
+    if not t.acc.is_main_process: return {}
+    if not quiet: print('judging …', flush=True)
+    result = _result_of(t, callbacks)
+    _report(result, t.c, t.run)
+    return result
+
+def _load(c, quiet):
+    "The files, and a line about them."
+    if not quiet: print('reading files …', flush=True)
     data = load_data(c)
     read = ', '.join(f'{len(x)} files for {s}' for s,x in data.splits.items())
     left_out = ', '.join(f'{n} {why}' for why,n in data.skipped.items() if n) or 'none'
-    say(f'{read}; {len(data.classes)} classes; left out: {left_out}')
-    t = Trainer(c, data, run.folder, acc)
-    acc.init_trackers('dynattn')
-    _begin(t, resume)
-    with Bar(t.steps, 'train', quiet, t.step) as bar, _signals(t): _fit(t, [_Progress(bar), *callbacks])
-    if t.mesh is None: acc.end_training()
-    judges = acc.is_main_process if t.mesh is None else t.replica==0  # a replica judges together
-    if not judges: return {}
-    say('judging …')
-    result = _result_of(t, callbacks)
-    if t.mesh is not None: acc.end_training()
-    if acc.is_main_process: _report(result, c, run)
-    return result if acc.is_main_process else {}
-
-# %% ../nbs/52_training.ipynb #bf077649
-@contextmanager
-def _all_there(c, folder):
-    "Where processes share pieces: one line if another of them ended, or did not answer."
-    try: yield
-    except RuntimeError as e:
-        gone = c.sequence_ranks>1 and (isinstance(e, (need('dynattn.parallel').RankError, torch.distributed.DistError))
-                                       or 'gloo' in str(e))
-        if not gone: raise
-        raise UserError(f"{folder}: another process ended, or did not answer within {c.rank_timeout} s; "
-                        "--resume goes on") from e
+    if not quiet: print(f'{read}; {len(data.classes)} classes; left out: {left_out}', flush=True)
+    return data
 
 # %% ../nbs/52_training.ipynb #trn00002
 def train(
     c:TrainConfig, # the run's options
     out:Path|str, # the run folder
     resume:bool=False, # go on from its checkpoint
-    tracker:str|None=None, # such as "tensorboard"; none unless asked for
     quiet:bool=False, # print nothing
     callbacks=(), # of `Callback`
 ) -> dict: # the test result, as in `result.json`
@@ -580,14 +524,15 @@ def train(
     _try_model(c)
     run = _run_of(out, c)
     state = _allowed(run, resume)
-    acc = _accelerator(c, run.folder, tracker)
+    acc = _accelerator(c)
     first = acc.is_main_process
+    quiet = quiet or not first
     if resume and (state['epoch']>=c.epochs or state['since']>=c.patience) and (run.folder/'result.json').exists():
-        if first and not quiet: print('the run is finished', flush=True)
+        if not quiet: print('the run is finished', flush=True)
         return _read_result(run.folder)
-    with working_in(run) if first else nullcontext(), _all_there(c, run.folder):
+    with working_in(run) if first else nullcontext():
         if first: _allowed(run, resume)
-        return _run(c, run, resume, acc, quiet or not first, callbacks)
+        return _run(Trainer(c, _load(c, quiet), run.folder, acc), resume, quiet, callbacks)
 
 # %% ../nbs/52_training.ipynb #bb4fb966
 def _goes_on(out):
@@ -602,7 +547,6 @@ def _arguments(parser):
     parser.add_argument('--resume', action='store_true', help='go on from the checkpoint in the run folder; '
         '--every and --patience may be others')
     parser.add_argument('--quiet', action='store_true', help='print nothing')
-    parser.add_argument('--tracker', help='log to this as well: tensorboard, wandb, or another that accelerate has')
     parser.add_argument('--out', '--run', default='runs/demo', help='the run folder [runs/demo]')
 
 # %% ../nbs/52_training.ipynb #9854eed9
@@ -612,7 +556,7 @@ def _train_verb(a, callbacks=()): # -> exit status
     given = {f.name: getattr(a, f.name) for f in dataclasses.fields(TrainConfig) if hasattr(a, f.name)}
     if a.resume: given = {**_run_settings(a.out), **given}
     quiet = a.quiet or os.environ.get('RANK', '0')!='0'
-    try: result = train(TrainConfig(**given), a.out, a.resume, a.tracker, quiet, callbacks)
+    try: result = train(TrainConfig(**given), a.out, a.resume, quiet, callbacks)
     except Stopped as e:
         if not quiet: print(f"stopped{_goes_on(a.out)}", file=sys.stderr)
         return 128+e.args[0]

@@ -43,25 +43,22 @@ def main():
     parser.add_argument('--double', action='store_true', help='float64 instead of float32')
     parser.add_argument('--to', type=Path, help='a table, .csv, to which a row for each process is appended')
     options = parser.parse_args()
-    dist.init_process_group('gloo')
+    dist.init_process_group('gloo', timeout=datetime.timedelta(minutes=10))
     rank,size = dist.get_rank(),dist.get_world_size()
     encoder = encoder_of(options.model).eval()
     if options.double: encoder.double()
-    parallelize_module(encoder, init_device_mesh('cpu', (size,)), parallel.Halo(timeout=600.))
+    parallelize_module(encoder, init_device_mesh('cpu', (size,)), parallel.Halo())
 
-    patch = encoder.config.patch
-    cuts = [options.bytes*r//size//patch*patch for r in range(size)]+[options.bytes]
-    ids = document(options.bytes)[None,cuts[rank]:cuts[rank+1]]
+    ids = document(options.bytes)[None]
     before = time.perf_counter()
     with torch.no_grad(): states = encoder(ids)
     took = time.perf_counter()-before
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/2**20
-    print(f'rank {rank}: {ids.shape[1]:,} bytes, {states.shape[1]:,} tokens, {took:.1f} s, at most {memory:.2f} GiB',
-          flush=True)
+    print(f'rank {rank}: {states.shape[1]:,} tokens, {took:.1f} s, at most {memory:.2f} GiB', flush=True)
     total = torch.cat([states.double().sum((0, 1)), torch.tensor([float(states.shape[1])], dtype=torch.float64)])
     dist.all_reduce(total)
     mean = (total[:-1]/total[-1]).norm().item()
-    mine = dict(rank=rank, bytes=ids.shape[1], tokens=states.shape[1], seconds=round(took, 1), gib=round(memory, 2))
+    mine = dict(rank=rank, tokens=states.shape[1], seconds=round(took, 1), gib=round(memory, 2))
     rows = [None]*size
     dist.all_gather_object(rows, mine)
     if rank==0:

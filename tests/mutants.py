@@ -55,8 +55,8 @@ MUTANTS = [ # module, its text, the fault
     ('alpha', 'if not wants_alpha: return None\n', 'if not wants_alpha or law.eps==1: return None\n'),
     ('alpha', 'dz = s*(g - total(_row_sum(s*g))/(slope + (slope==0)))', 'dz = s*(g - total(_row_sum(s*g)))'),
     ('alpha', 'lowered = _phi(log2p*math.log(2), eps)*deps', 'lowered = _phi(log2p, eps)*deps'),
-    ('alpha', 'return masked_softmax(z, z>=last, dim)', 'return masked_softmax(z, z>last, dim)'),
-    ('alpha', '1+torch.sigmoid(self.a if x is None else self.proj(x))', 'torch.sigmoid(self.a if x is None else self.proj(x))'),
+    ('sparsity', 'return masked_softmax(z, z>=last, dim)', 'return masked_softmax(z, z>last, dim)'),
+    ('sparsity', '1+torch.sigmoid(self.a if x is None else self.proj(x))', 'torch.sigmoid(self.a if x is None else self.proj(x))'),
     # who sees whom
     ('parts', 'return ((0 <= i) & (i < n_global))[:,None] | (j < n_global)', 'return (i < n_global)[:,None] | (j < n_global)'),
     ('parts', 'if left  is not None: see = see & (off >= -left)', 'if left  is not None: see = see & (off > -left)'),
@@ -93,7 +93,7 @@ MUTANTS = [ # module, its text, the fault
 
 TESTS = dict( # what is asked beside the module's own chapter, until the first failure; all of it is in `make test`
     padding=['test_padding.py'], curve=['14_'], smoothing=['14_'], sigma=['14_'], window=['test_rim.py', 'test_search.py'],
-    alpha=['test_entmax.py', 'test_search.py'], parts=['25_', 'test_call.py', 'test_search.py'], dense=['test_call.py', 'test_search.py'],
+    alpha=['test_entmax.py', 'test_search.py'], sparsity=['test_entmax.py', '23_'], parts=['25_', 'test_call.py', 'test_search.py'], dense=['test_call.py', 'test_search.py'],
     call=['test_call.py', 'test_search.py'], modules=['test_modules.py'], encoder=['test_rim.py', 'test_training.py'], stream=[],
     hf=['test_hf_common.py', 'test_hf.py'])
 

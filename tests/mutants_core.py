@@ -47,7 +47,7 @@ MUTANTS = [
     ("if (careful && lost[0]) n_spans = n_keys = 0;", ""),
     ("if (holes && !c.keep[b*c.M+key+j]) continue;", ""),
     # tasks
-    ("return std::min(p.c.N, rounded(std::max(rows, least), QUERIES));", "return std::min(p.c.N, rounded(rows, QUERIES));"),
+    ("return std::min(p.c.N, rounded(std::max(rows, least), TALL));", "return std::min(p.c.N, rounded(rows, TALL));"),
     ("cleared = i%2 ? clear : start(i+2);", "cleared = i%2 ? clear : start(i+1);"),
     ("for (auto &t : others) t.join();", "for (auto &t : others) t.detach();"),
 ]

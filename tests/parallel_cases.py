@@ -41,8 +41,9 @@ def drawn(seed, size):
     if rng.random()<.3: x['sink'] = normal(h)
     if options['n_global']==0 and rng.random()<.3: x['rel_bias'] = normal(h, 9)
     along = {}
-    if rng.random()<.5: along['padding'] = uniform(b, n)<.7
-    if options['n_global']==0 and kind!='fraction' and rng.random()<.4: along['segments'] = torch.randint(0, 4, (b, n), generator=g).sort(1)[0]
+    if rng.random()<.5:
+        along['padding'] = uniform(b, n)<.7
+        for name in ('k','v'): x[name].mT.masked_fill_(~along['padding'][:,None,None], torch.nan)
     return x,options,along,kind,cut(rng, n, size),normal(b, h, n, x['v'].shape[3])
 
 def computed(attend, x, options, along, kind, dout):

@@ -41,7 +41,7 @@ def pick(seed, values, *shape): return torch.tensor(values, dtype=torch.float64)
 
 DTYPES = dict(float64=torch.float64, float32=torch.float32, bfloat16=torch.bfloat16, float16=torch.float16)
 ROUNDING = {torch.float64: 2.**-53, torch.float32: 2.**-24, torch.bfloat16: 2.**-9, torch.float16: 2.**-12}
-# Weights that may count as zero: entmax drops those below e^-650 in float64 and below e^-80 in float32 (chapter 21).
+# Weights that may count as zero: entmax drops those below e^-650 in float64 and below e^-80 in float32 (chapter 22).
 TINY = {torch.float64: 1e-280, torch.float32: 1e-33, torch.bfloat16: 1e-33, torch.float16: 2.**-23}
 HALF = (torch.bfloat16, torch.float16)
 MARGIN = 6.  # times the first-order bound of the rounding

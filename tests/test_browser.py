@@ -104,7 +104,7 @@ QUERIES = {
     'learnable attention span': 'smoothing window survey.fixed', 'Hugging Face': 'hf.layers hf.windows hf.saving hf.plugin',
     'GPU': 'kernels.window kernels.primitives kernels.entmax', 'speed benchmark': 'benchmarks', 'gradient vanish': 'vanishing',
     'wndow': 'window', 'from_lengths': 'padding', 'PaddingMask': 'padding', 'entmax': 'alpha', 'narrow': 'hf.narrowing',
-    'packed sequences': 'padding band.operator', 'learned alpha': 'alpha', 'audit a model': 'audit.report audit.subjects audit.questions audit.watch',
+    'packed sequences': 'padding band.operator', 'learned alpha': 'sparsity family', 'audit a model': 'audit.report audit.subjects audit.questions audit.watch',
     'cross attention': 'parts cache', 'Longformer': 'chunks survey.memory', 'ONNX export': 'ops',
     'is it worth it': 'worth'}
 

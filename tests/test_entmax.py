@@ -4,7 +4,8 @@ import pytest, torch
 from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
 from dynattn import attention
-from dynattn.alpha import entmax, support_size, topk_softmax
+from dynattn.alpha import entmax
+from dynattn.sparsity import support_size, topk_softmax
 
 SETTINGS = settings(deadline=None, derandomize=True)   # how many examples: conftest.py
 FLOATS = torch.float16, torch.bfloat16, torch.float32, torch.float64

@@ -252,7 +252,6 @@ def test_a_bias_by_offset_is_a_vector(name, again, monkeypatch):
         return out.logits.detach(), {n: p.grad.clone() for n,p in model.named_parameters() if p.grad is not None}
     theirs,their_gradients = run('eager')
     assert any('relative_attention_bias' in n and g.abs().max()>1e-6 for n,g in their_gradients.items())
-    monkeypatch.setattr(plugin, '_pays_by_offset', lambda *given: True)
     taken = []
     monkeypatch.setattr(plugin, 'attention', lambda *a, **k: (taken.append(k), attention(*a, **k))[1])
     from dynattn.ops import attention
@@ -355,7 +354,7 @@ def test_texts_in_pages_are_what_they_are_alone(own, window):
     from dynattn import attention, hf
     from dynattn.hf.layers import Learned
     from dynattn.sigma import SigmaParameter
-    from dynattn.alpha import AlphaHead
+    from dynattn.sparsity import AlphaHead
     torch.manual_seed(0)
     past,new = (0,6,11,0,3),(5,4,1,0,1)
     queries,keys,values = (torch.randn(1, h, n, 4, dtype=torch.float64)
@@ -421,6 +420,12 @@ def test_continuous_batching_with_pieces_of_prompts():
     other = copy.deepcopy(hf.switch(LlamaForCausalLM(LlamaConfig(**sizes))))
     assert other.init_continuous_batching.args[0] is other
     other.set_attn_implementation('sdpa')  # chosen by name: transformers' own manager, without windows
+    theirs = other._cached_continuous_batching_manager = other.init_continuous_batching(greedy, pages())
+    assert type(theirs).__name__=='ContinuousBatchingManager' and other.init_continuous_batching() is theirs
+    other.set_attn_implementation('dynattn')
+    ours = other._cached_continuous_batching_manager = other.init_continuous_batching(greedy, pages())
+    assert ours is not theirs and other.init_continuous_batching() is ours  # one that was kept serves its attention only
+    other.set_attn_implementation('sdpa')
     assert type(other.init_continuous_batching(greedy, pages())).__name__=='ContinuousBatchingManager'
     late = hf.add_windows(Gemma2ForCausalLM(Gemma2Config(**sizes, sliding_window=5)), init=3., n_global=1)
     with pytest.raises(ValueError, match='n_global: expected 0 in a layer that slides, for continuous batching'):

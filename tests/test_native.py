@@ -184,6 +184,18 @@ def test_few_queries_read_no_key_too_many(dtype):
             assert_close(out, dense_attention(q, k, v))
     release()
 
+@pytest.mark.parametrize('n', [5,31,300])
+@pytest.mark.parametrize('alpha', [None,1.5])
+def test_rows_that_lie_apart_give_the_same_bits(n, alpha):
+    "Heads of a model are [B,N,H,d]; rows copied, and rows read where they lie."
+    x = [torch.randn(2, n, heads, 16) for heads in (4,2,2)]
+    found = []
+    for place in (lambda t: t.transpose(1, 2), lambda t: t.transpose(1, 2).contiguous()):
+        own = [place(t).requires_grad_() for t in x]
+        out = banded_attention(*own, window=Window.default(20.), alpha=alpha, n_global=2, enable_gqa=True)
+        found.append((out,*torch.autograd.grad(out.sin().sum(), own)))
+    for apart,dense in zip(*found): assert torch.equal(apart, dense)
+
 # ---- threads and processes
 
 def a_call(seed, n=600, alpha=None, heads=4):

@@ -1,5 +1,5 @@
 "Around the core: windows of any width, modules beside torch's, derivatives of other kinds, export, distribution, quantisation, types."
-import math, os, subprocess, sys
+import ast, json, math, os, subprocess, sys
 from pathlib import Path
 import pytest, torch, torch.nn.functional as F
 from torch.testing import assert_close
@@ -279,13 +279,37 @@ def test_what_onnx_has_no_word_for_is_refused():
 
 # ---- types
 
+def test_type_checkers_see_that_methods_follow():
+    "A public class that grows by `@patch` derives from `_Patched`, or its public methods are declared with their types."
+    missing,grown = [],set()
+    for path in sorted((ROOT/'dynattn').rglob('*.py')):
+        if path.name=='_modidx.py': continue
+        tree = ast.parse(path.read_text(encoding='utf-8'))
+        if path.name=='__init__.py': # without `__all__`, a strict type checker takes what it imports for its own
+            names = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+            public = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0])=='__all__']
+            assert not names or sorted(names)==sorted(*public), path
+        open_ = {c.name for c in tree.body if isinstance(c, ast.ClassDef) and '_Patched' in {ast.unparse(b) for b in c.bases}}
+        declared = {node.target.id for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+        for f in tree.body:
+            if not isinstance(f, ast.FunctionDef) or f.name.startswith('_'): continue
+            for decorator in map(ast.unparse, f.decorator_list):
+                if not decorator.startswith('patch'): continue
+                name = decorator[9:].split(',')[0] if decorator.startswith('patch_to(') else ast.unparse(f.args.args[0].annotation)
+                grown.add(name)
+                if not name.startswith('_') and name not in open_ and f.name not in declared: missing.append(f'{path.name}: {name}.{f.name}')
+    assert not missing and {'Window', 'PaddingMask', 'WindowedLayer'}<=grown, missing
+
 @pytest.mark.slow
 def test_mypy_follows_the_arguments_and_the_methods(tmp_path):
     pytest.importorskip('mypy')
     (tmp_path/'use.py').write_text('''
 import torch
 from dynattn import PaddingMask, Window, attention, banded_attention, dense_attention
+from dynattn.cache import WindowedLayer
 x = torch.ones(1, 2, 3, 4)
+WindowedLayer(2, window=4).attend(x, x, x)
+WindowedLayer(2, breadth=4)
 reveal_type(attention(x, x, x, window=Window.default(3.), padding=PaddingMask.from_lengths(torch.tensor([3])), impl="dense"))
 reveal_type(Window.default(3.))
 reveal_type(Window.default(3.).half_width(4))
@@ -294,11 +318,15 @@ attention(x, x, x, widow=3)
 dense_attention(x, x, x, scale="1")
 banded_attention(x, x, x, impl="dense")
 ''')
-    done = subprocess.run([sys.executable, '-m', 'mypy', '--no-implicit-reexport', '--follow-imports=silent', str(tmp_path/'use.py')], capture_output=True, text=True, timeout=600, cwd=ROOT, env={**os.environ, 'MYPYPATH': str(ROOT)})
+    for path in sorted((ROOT/'nbs').glob('0??_guide.*.ipynb')): # what users write
+        cells = [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type']=='code']
+        if not any('transformers' in cell for cell in cells): (tmp_path/f'page{path.name[:3]}.py').write_text('\n'.join(cells), encoding='utf-8')
+    done = subprocess.run([sys.executable, '-m', 'mypy', '--no-implicit-reexport', '--follow-imports=silent', '--ignore-missing-imports', *map(str, sorted(tmp_path.glob('*.py')))], capture_output=True, text=True, timeout=600, cwd=ROOT, env={**os.environ, 'MYPYPATH': str(ROOT)})
     said = [line.split(': ', 1)[1] for line in done.stdout.splitlines() if 'use.py' in line]
     shown = [line.split('"')[1].split('.')[-1] for line in said if 'Revealed' in line]
     assert shown==['Tensor', 'Window', 'Tensor', 'Tensor'] and 'does not explicitly export' not in done.stdout, done.stdout
-    for wrong in ('Unexpected keyword argument "widow"', 'Argument "scale"', 'Unexpected keyword argument "impl"'):
+    assert len(list(tmp_path.glob('page*.py')))>5 and '[attr-defined]' not in done.stdout, done.stdout
+    for wrong in ('Unexpected keyword argument "breadth"', 'Unexpected keyword argument "widow"', 'Argument "scale"', 'Unexpected keyword argument "impl"'):
         assert any(wrong in line for line in said), done.stdout
 
 def test_no_mode_of_the_first_call_changes_what_follows():

@@ -12,6 +12,8 @@ pytestmark = pytest.mark.docs
 def test_site_builds_without_a_warning_or_a_dead_link(site):
     assert site[1].returncode==0, site[1].stdout + site[1].stderr
 
+def test_the_readme_is_short(): assert len((freeze.ROOT/'README.md').read_text(encoding='utf-8').split())<=900
+
 def test_readme_sidebar_and_table_of_chapters_are_fresh(site): assert not site[2], f'run make docs: {site[2]}'
 
 def test_every_chapter_has_its_page_in_its_part(site):

@@ -6,7 +6,7 @@
 __all__ = ['Finding', 'Examination', 'examine']
 
 # %% ../../nbs/69_audit.report.ipynb #dd516b6b
-import json, math, re, sys, time
+import json, math, re, sys
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from fastcore.basics import groupby, patch
 from ..onnx_model import OnnxDecoder, windows_read
-from ..runs import Bar, UserError, need, printable, verb, _write_picture
+from ..runs import Bar, _Patched, UserError, need, printable, verb, _write_picture
 from .watch import CHOICE, NO, UNSURE, YES, Promise
 from .subjects import _subjects_of
 from .questions import QUESTIONS, _ask, _inside, _look_at_layers, pair, _program, _search_lengths
@@ -115,37 +115,29 @@ def _note_layers(layers): # -> of `Finding`
             for (check,status,said),found in kinds.items()]
 
 # %% ../../nbs/69_audit.report.ipynb #f90107b2
-@dataclass(frozen=True)
-class _Fault:
-    status:str
-    words:str
-    n:int=0         # tokens that show it; 0: no program
-    key:int=0       # that the last of them sees, or does not
-    seen:bool=False
-
-def _judge(row, most): # of a `LastQuery`, and the tokens that the model can read -> `_Fault` or None
+def _judge(row, most): # of a `LastQuery`, and the tokens that the model can read
+    "None, or a status, what is wrong, and the tokens, the key and whether it is seen, for the program that shows it."
     promise,first,keys = row.promised,row.first,f"from {row.n} tokens on the last query sees {row.keys} keys"
-    if promise is None: return None if row.sees_all else _Fault('noted', f"{keys}, with fewer it sees all")
-    if first is None: return None if row.sees_all else _Fault('broken', f"everything is promised, and {keys}",
-        row.n, row.leading)
+    begins = row.n,row.leading,False
+    if promise is None: return None if row.sees_all else ('noted', f"{keys}, with fewer it sees all", ())
+    if first is None: return None if row.sees_all else ('broken', f"everything is promised, and {keys}", begins)
     said = f"a window of {promise.left} back is promised, and"
     if row.as_promised:
         if not row.sees_all or first>most: return None
-        return _Fault('not measured', f"{said} {row.n} tokens are too few to see it")
+        return 'not measured',f"{said} {row.n} tokens are too few to see it",()
     apart = promise.leading or (0 if row.sees_all else row.leading)
-    if row.sees_all: return _Fault('broken', f"{said} the last of {row.n} tokens still sees all", row.n, apart, True)
-    if row.n>first: return _Fault('broken', f"{said} {keys}", row.n-1, apart, True)
-    return _Fault('broken', f"{said} {keys}", row.n, row.leading)
+    if row.sees_all: return 'broken',f"{said} the last of {row.n} tokens still sees all",(row.n, apart, True)
+    return 'broken',f"{said} {keys}",(row.n-1, apart, True) if row.n>first else begins
 
 # %% ../../nbs/69_audit.report.ipynb #c2d85527
 def _judge_lengths(s, found): # -> of `Finding`
     "Windows that begin where they should not, and those that never begin."
     faults,findings = ((_judge(row, _most_tokens(s)), name) for (name,*_),row in found.items()),[]
-    for fault,names in groupby((pair for pair in faults if pair[0]), 0, 1).items():
+    for (status,words,shown),names in groupby((pair for pair in faults if pair[0]), 0, 1).items():
         first = [name for name in names if _alike(name)==_alike(names[0])]
-        code = _pair_program(s, fault.n, names[0], fault.n-1, fault.key, fault.seen) if fault.n else ''
+        code = _pair_program(s, shown[0], names[0], shown[0]-1, *shown[1:]) if shown else ''
         where = f"{_title(first)}, {len(names)} heads of {len(set(names))} layers"
-        findings.append(Finding('length', fault.status, f"{where}: {fault.words}.", code))
+        findings.append(Finding('length', status, f"{where}: {words}.", code))
     return findings
 
 def _most_tokens(s):
@@ -157,7 +149,7 @@ def _most_tokens(s):
 _WORDS = {NO: 'no', YES: 'yes', CHOICE: 'yes, by selection', UNSURE: 'not decided'}
 
 @dataclass
-class Examination:
+class Examination(_Patched):
     "The measurements of an audit, and the promises that are broken."
     name:str        # of the model
     n:int           # tokens
@@ -165,7 +157,6 @@ class Examination:
     answers:dict    # question -> (answer, whether "no" is promised)
     begins:dict     # (layer, its number, head) -> `LastQuery` where its window begins to cut, if no promise says so
     findings:list   # of `Finding`
-    seconds:float=0. # the audit took
 
     @property
     def broken(self)->list: return [f for f in self.findings if f.status=='broken']
@@ -351,23 +342,21 @@ def examine(
     causal=None, window=None, left_padding=None, packed=None, cached=None, # promised (default: what the model says)
 ) -> Examination:
     "Measure how far every head of a model looks, and compare it with the promises."
-    began = time.perf_counter()
     p = dict(causal=causal, window=window, left_padding=left_padding, packed=packed, cached=cached)
     with torch.no_grad():
-        parts = [_examine(s, n, p, longest, seeds, tick) for s in _subjects_of(model, example, origin)]
-    whole = parts[0]
-    for part in parts[1:]:
-        answers = {question: _joined(whole.answers, part.answers, question)
-            for question in QUESTIONS if question in whole.answers or question in part.answers}
-        whole = replace(whole, layers=whole.layers+part.layers, findings=whole.findings+part.findings,
-            begins=whole.begins | part.begins, answers=answers)
-    return replace(whole, seconds=time.perf_counter()-began)
+        first,*others = [_examine(s, n, p, longest, seeds, tick) for s in _subjects_of(model, example, origin)]
+    for part in others:
+        first.layers += part.layers
+        first.findings += part.findings
+        first.begins |= part.begins
+        for question,answer in part.answers.items():
+            first.answers[question] = _joined(first.answers.get(question, answer), answer)
+    return first
 
-def _joined(a, b, question):
-    "The answers of an encoder and a decoder; what one of them does not promise is not asked of it."
-    both = [answers[question] for answers in (a, b) if question in answers]
-    both = [one for one in both if one[1]] or both
-    return max(answer for answer,_ in both),both[0][1]
+def _joined(a, b): # (answer, whether "no" is promised) of an encoder and a decoder
+    "The graver answer; what one of them does not promise is not asked of it."
+    if a[1]!=b[1]: return a if a[1] else b
+    return max(a, b)
 
 # %% ../../nbs/69_audit.report.ipynb #83d664fd
 def _from_file(name): # -> model, example, promises, code that makes the model
@@ -388,16 +377,15 @@ def _from_file(name): # -> model, example, promises, code that makes the model
     return model,example,promises,'\n'.join(lines)
 
 def _load(name): # a folder, a name that transformers resolves, a GGUF file, or "file.py:function"
-    "The model, an example or None, promises, and code that makes the model."
+    "The model, an example or None, promises, and code that makes the model where its configuration does not say."
     if '.py:' in name: return _from_file(name)
     need('transformers', 'hf')
     from dynattn.hf.saving import load_pretrained
     model,_ = load_pretrained(name, windows=True, tokenizer=False)
-    path,cls = Path(name),type(model).__name__
-    file = f"{str(path.parent)!r}, gguf_file={path.name!r}" if path.suffix=='.gguf' else repr(name)
-    origin = f"from transformers import {cls}\nmodel = {cls}.from_pretrained({file})"
-    if getattr(model.config, 'dynattn', None): origin = f"from dynattn.hf import load\nmodel = load({name!r})"
-    return model,None,{},origin
+    path,kind = Path(name),type(model).__name__
+    if path.suffix!='.gguf': return model,None,{},''
+    file = f"{str(path.parent)!r}, gguf_file={path.name!r}"
+    return model,None,{},f"from transformers import {kind}\nmodel = {kind}.from_pretrained({file})"
 
 # %% ../../nbs/69_audit.report.ipynb #0e4a0002
 def _read_text(folder, n): # -> a decoder that has read a random text

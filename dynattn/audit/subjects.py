@@ -185,9 +185,11 @@ def _given(model, origin): # -> fields of a `_Subject` that holds a module or a 
 
 # %% ../../nbs/63_audit.subjects.ipynb #eea0034e
 def _origin_of(model): # -> code that makes `model`
-    kind,path = type(model).__name__,getattr(getattr(model, 'config', None), 'name_or_path', '')
+    config,kind = getattr(model, 'config', None),type(model).__name__
+    path = getattr(config, 'name_or_path', '')
     if inspect.isfunction(model) and '<' not in model.__qualname__ and model.__module__!='__main__':
         return f"from {model.__module__} import {model.__qualname__} as model"
+    if path and getattr(config, 'dynattn', None): return f"from dynattn.hf import load\nmodel = load({path!r})"
     if path: return f"from transformers import {kind}\nmodel = {kind}.from_pretrained({path!r})"
     return f"# model = ... here the {'function' if inspect.isfunction(model) else kind} that was audited"
 

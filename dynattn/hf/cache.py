@@ -10,7 +10,7 @@ import json
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from ..runs import _read_weights, _write_weights
+from ..runs import _Patched, _read_weights, _write_weights
 from .plugin import _NewKeys, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -95,7 +95,7 @@ def prefetch(self:_KeptLayer):
     if self.windows is not None and self.is_initialized: self.windows.to(self.device)
 
 # %% ../../nbs/57_hf.cache.ipynb #c7f2a937
-class WindowedCache(Cache):
+class WindowedCache(Cache, _Patched):
     """A cache that keeps for every key head what the windows of its query heads reach.
 
     For `generate(..., past_key_values=WindowedCache(model))`."""

@@ -192,8 +192,7 @@ def _mean_length(texts): # [B,N] -> []
 class Learned(nn.Module):
     "Widths and alpha of one layer; it is the layer's `.dynattn`, so its parameters are the model's."
     def __init__(self,
-        heads:int, # H
-        dim:int, # H*d, of the queries
+        heads:int, dim:int, # H, and H*d of the queries
         causal:bool=False, sliding:bool=False, # the layer looks back only; it has a window of its own
     ):
         super().__init__()
@@ -203,12 +202,13 @@ class Learned(nn.Module):
 
     def forward(self,
         q, m, s, # queries [B,H,N,d], the number of keys, their `Sight`
+        values=_head_values, length=None, # what makes sigma and alpha; real keys [B,1] where a part of them is here
     ):
         "The arguments of `attention`."
         if not self.causal and q.shape[2]!=m:
             raise ValueError("query: expected as many queries as keys in a layer with windows, "
                              f"{m}, got {q.shape[2]}")
-        return _window_option(self, q, m, s) | _alpha_option(self, q, s)
+        return _learned_options(self, q, m, s, values, length)
 
     def window(self,
         sigma, reach, # [B,H] or [H] widths in tokens; (left, right) of the model's own window, or None
@@ -220,9 +220,10 @@ class Learned(nn.Module):
     def __getstate__(self): return {**self.__dict__, 'seen': None}
 
 # %% ../../nbs/55_hf.layers.ipynb #ef2c1e9b
-def _window_option(l, q, m, s, values=_head_values, length=None): # as `Learned.forward` takes them
-    "The window and the leading tokens of a layer, as arguments of `attention`."
-    if l.sigma_head is None: return {}
+def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes them
+    "The alpha, the window and the leading tokens of a layer, as arguments of `attention`."
+    alpha = {} if l.alpha_head is None else dict(alpha=values(l.alpha_head, q, s.keep))
+    if l.sigma_head is None: return alpha
     if s.q_offset is None:
         raise ValueError("attention_mask: expected None or [B,M] where windows learn, got a square of fewer queries "
                          "than keys, which does not say where they stand")
@@ -233,11 +234,7 @@ def _window_option(l, q, m, s, values=_head_values, length=None): # as `Learned.
     if s.texts is not None: length = _mean_length(s.texts)
     if l.unit=='fraction': sigma = sigma*length/2
     l.seen = sigma/length
-    return dict(window=l.window(sigma, s.window), n_global=l.n_global)
-
-def _alpha_option(l, q, s, values=_head_values):
-    "The alpha of a layer, as an argument of `attention`."
-    return {} if l.alpha_head is None else dict(alpha=values(l.alpha_head, q, s.keep))
+    return dict(window=l.window(sigma, s.window), n_global=l.n_global) | alpha
 
 # %% ../../nbs/55_hf.layers.ipynb #b477eadf
 @cache

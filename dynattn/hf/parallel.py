@@ -12,28 +12,9 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 from ..padding import PaddingMask
-from ..parallel import _Ranks, _group, _of_a_part, _raise_everywhere, from_rank
-from .layers import PreTrainedModel, _alpha_option, _attention_layers, _head_values, _refuse_lost, _window_option
-from .plugin import _refuse_terms, switch, _wants_weights
-
-# %% ../../nbs/61_hf.parallel.ipynb #08ca9a79
-def _refuse_layer(module, s, kwargs):
-    "Raise where a layer asks for something that is not computed across ranks."
-    _refuse_lost(module)
-    _refuse_terms(module, kwargs, False)
-    if _wants_weights(kwargs):
-        raise ValueError("output_attentions: expected False across ranks, got True; a rank has its own keys only")
-    if s.segments is not None or s.texts is not None:
-        raise ValueError("position_ids: expected one text in each row across ranks, got packed texts")
-    if s.pairs is not None or s.chunked or s.q_offset:
-        raise ValueError("attention_mask: expected None or [B,n] across ranks, got a mask of pairs or of chunks "
-                         f"from {type(module).__name__}")
-    for name in ('position_bias','indices','block_indices'):
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{name}: expected None across ranks, got one from {type(module).__name__}")
-    sink = kwargs.get('s_aux', kwargs.get('sinks'))
-    if sink is not None and sink.dim()!=1:
-        raise ValueError(f"sinks: expected [H] across ranks, got shape {tuple(sink.shape)}")
+from ..parallel import _Ranks, _of_a_part, from_rank
+from .layers import PreTrainedModel, _attention_layers, _head_values
+from .plugin import _own, switch
 
 # %% ../../nbs/61_hf.parallel.ipynb #e61c0001
 @dataclass(eq=False)
@@ -47,21 +28,17 @@ class _Part:
     def predicted(self, head, q, keep):
         "As `_head_values`; what is predicted comes from the first token, on rank 0."
         values = _head_values(head, q, None)
-        return values if values.dim()==1 else from_rank(values, 0, self.ranks.group, self.ranks.seconds)
+        return values if values.dim()==1 else from_rank(values, 0, self.ranks.group)
 
     def attend(self, module, q, k, v, s, scaling, dropout, kwargs): # this rank's part, and its `Sight`
         "The output [B,n,H,d] and no weights, as `dynattn.hf.attend` returns them."
-        _refuse_layer(module, s, kwargs)
-        options = dict(window=s.window, is_causal=s.causal, scale=scaling, softcap=kwargs.get('softcap'),
-                       sink=kwargs.get('s_aux', kwargs.get('sinks')))
+        options = dict(window=s.window, is_causal=s.causal, scale=scaling) | _own(kwargs, None, q.shape[2])
         if self.padded:
             keep = torch.ones(q.shape[0], q.shape[2], dtype=torch.bool, device=q.device) if s.keep is None else s.keep
             options['padding'] = PaddingMask(keep)
         learned,ranks = getattr(module, 'dynattn', None),self.ranks
-        if learned is not None:
-            options |= _window_option(learned, q, None, s, self.predicted, self.length)
-            options |= _alpha_option(learned, q, s, self.predicted)
-        out = _of_a_part(q, k, v, dropout_p=dropout, group=ranks.group, timeout=ranks.seconds, **options)
+        if learned is not None: options |= learned(q, q.shape[2], s, self.predicted, self.length)
+        out = _of_a_part(q, k, v, dropout_p=dropout, group=ranks.group, **options)
         return out.transpose(1, 2).contiguous(), None
 
 # %% ../../nbs/61_hf.parallel.ipynb #996a7c56
@@ -81,17 +58,16 @@ class _Spread:
     def __init__(self, model, ranks):
         base = model.base_model
         self.model,self.ranks,self.names = model,ranks,list(inspect.signature(base.forward).parameters)
-        learned = [m.dynattn for m in model.modules() if hasattr(m, 'dynattn')]
+        self.learned = [m.dynattn for m in model.modules() if hasattr(m, 'dynattn')]
         rotary = any('rotary' in type(m).__name__.lower() for m in model.modules())
         self.longest = None if rotary else getattr(model.config, 'max_position_embeddings', None)
-        self.learned = learned
         base.register_forward_pre_hook(self.enter, with_kwargs=True)
         base.register_forward_hook(self.leave, always_call=True)
 
 # %% ../../nbs/61_hf.parallel.ipynb #e61c0005
 @patch
 def _described(self:_Spread, kwargs):
-    "[no error, tokens, rows, whether there is padding, whether a text begins late] of this rank's call."
+    "[tokens, rows, whether there is padding, whether a text begins late] of this rank's call."
     tokens,mask = _tokens(kwargs),kwargs.get('attention_mask')
     if not isinstance(tokens, Tensor):
         raise TypeError(f"input_ids: expected a tensor [B,n], got {type(tokens).__name__}")
@@ -104,12 +80,12 @@ def _described(self:_Spread, kwargs):
         if kwargs.get('position_ids') is not None:
             raise ValueError("position_ids: expected None across ranks, or an attention_mask beside them, got ids "
                              "alone, which may tell packed texts apart")
-        return [0, n, b, 0, 0]
+        return [n, b, False, False]
     if not isinstance(mask, Tensor) or tuple(mask.shape)!=(b, n):
         got = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"attention_mask: expected [B,n]={b,n}, this rank's part, or None, got {got}")
     keep = mask.bool()
-    return [0, n, b, int(not keep.all()), int(n>0 and not keep[:,0].all())]
+    return [n, b, not keep.all(), n>0 and not keep[:,0].all()]
 
 # %% ../../nbs/61_hf.parallel.ipynb #e61c0006
 @patch
@@ -131,13 +107,10 @@ def _check(self:_Spread, lengths, batches, late):
 @patch
 def enter(self:_Spread, base, args, kwargs):
     "Agree on the call, and give it its positions."
-    kwargs,error,mine = {**dict(zip(self.names, args)), **kwargs},None,[1, 0, 0, 0, 0]
+    kwargs,error,mine = {**dict(zip(self.names, args)), **kwargs},None,None
     try: mine = self._described(kwargs)
     except (TypeError,ValueError) as caught: error = caught
-    device = next(base.parameters()).device
-    rows = self.ranks.everyones(torch.tensor(mine, device=device), 'the shapes of a call')
-    if rows[:,0].any(): _raise_everywhere(self.ranks, error)
-    lengths,batches,padded,late = rows[:,1:].T.tolist()
+    lengths,batches,padded,late = map(list, zip(*self.ranks.told(mine, error)))
     self._check(lengths, batches, late)
     start,length,tokens = sum(lengths[:self.ranks.rank]),sum(lengths),_tokens(kwargs)
     b,n = tokens.shape[:2]
@@ -162,16 +135,16 @@ class _Alone:
     def __init__(self): self.seen = []
 
     def attend(self, module, q, k, v, s, scaling, dropout, kwargs):
-        _refuse_layer(module, s, kwargs)
         groups = q.shape[1]//k.shape[1]
         k,v = (x.repeat_interleave(groups, 1) for x in (k, v))
-        self.seen += [q, k, v]
+        self.seen += [x.transpose(1, 2) for x in (q, k, v)]                    # [B,n,H,d]
         out = v + q.mean(-1, keepdim=True) + k.mean(-1, keepdim=True)          # [B,H,N,dv]
         return out.transpose(1, 2).contiguous(), None
 
+# %% ../../nbs/61_hf.parallel.ipynb #e61c0009
 @torch.no_grad()
 def _tried(model, ids, first=None, mask=None):
-    """Outputs by name, and queries, keys and values of all layers [B,H,N,d].
+    """All outputs, and queries, keys and values of all layers, each [1,n,...].
 
     Positions begin at `first`, or as the model has them by itself."""
     alone,options = _Alone(),{}
@@ -182,49 +155,39 @@ def _tried(model, ids, first=None, mask=None):
     _give(model, alone)
     try: output = model(input_ids=ids, return_dict=True, **options)
     finally: _give(model, None)
-    return {name: x for name,x in output.items() if isinstance(x, Tensor)},alone.seen
+    if not alone.seen:
+        raise ValueError(f"model: expected masks by transformers' functions, got none from {type(model).__name__}")
+    outputs = {name: x for name,x in output.items() if isinstance(x, Tensor)}
+    for key,x in outputs.items():
+        if x.shape[:2]!=ids.shape:
+            raise ValueError(f"model: expected outputs for each token, got {key} of shape {tuple(x.shape)} "
+                             f"from {type(model).__name__}; spread the model without its pooling or its head")
+    return [*outputs.values(), *alone.seen]
 
-# %% ../../nbs/61_hf.parallel.ipynb #e61c0009
-def _alike(a, b, tolerance): # two lists of tensors
+def _alike(a, b, tolerance, part=slice(None)): # two lists of tensors [1,n,...]; of their tokens
     "Whether each pair is equal, up to a share of the largest value."
-    def near(x, y):
-        if not x.is_floating_point(): return torch.equal(x, y)
-        return bool((x-y).abs().max() <= tolerance*y.abs().max())
-    return len(a)==len(b) and all(near(x, y) for x,y in zip(a, b))
-
-def _try_parts(model, ids, others, outputs, seen):
-    "Compare the two ends of a text with the same ends beside other tokens, and at other positions."
-    name,n,cut = type(model).__name__,ids.shape[1],5
-    precision = torch.finfo(seen[0].dtype).eps
-
-    def all_of(outputs, seen, part): return [*(x[:,part] for x in outputs.values()), *(x[:,:,part] for x in seen)]
-    early,late,every = slice(0, cut),slice(cut, n),slice(None)
-    for part,mixed in ((early, torch.cat([ids[:,early], others[:,late]], 1)),
-                       (late, torch.cat([others[:,early], ids[:,late]], 1))):
-        if not _alike(all_of(*_tried(model, mixed), part), all_of(outputs, seen, part), 8*precision):
-            raise ValueError(f"model: expected tokens that meet in attention only, got {name}, whose tokens "
-                             f"{part.start} to {part.stop-1} of {n} change with the others")
-    if not _alike(all_of(*_tried(model, ids[:,late], cut), every), all_of(outputs, seen, late), precision**.5):
-        raise ValueError(f"model: expected position_ids to say where a token stands, got {name}, whose tokens are "
-                         f"others at position_ids {cut} to {n-1} than at these places")
-    mask = (torch.arange(n, device=ids.device)>1).long()[None]
-    if not _alike(*(all_of(*_tried(model, ids, first, mask), late) for first in (None, 0)), 8*precision):
-        raise ValueError(f"model: expected places that do not depend on padding, got {name}, which counts real tokens")
+    def near(x, y): return bool((x-y).abs().max()<=tolerance*y.abs().max())
+    return len(a)==len(b) and all(near(x[:,part].double(), y[:,part].double()) for x,y in zip(a, b))
 
 # %% ../../nbs/61_hf.parallel.ipynb #e61c000a
 def _try(model):
     "Raise unless tokens meet in attention only, and position ids move them."
-    name,n = type(model).__name__,12
-    generator = torch.Generator().manual_seed(0)
-    ids,others = torch.randint(3, model.config.get_text_config().vocab_size, (2, 1, n), generator=generator).to(
-        next(model.parameters()).device)
-    outputs,seen = _tried(model, ids)
-    for key,x in outputs.items():
-        if x.shape[:2]!=(1, n):
-            raise ValueError(f"model: expected outputs for each token, got {key} of shape {tuple(x.shape)} "
-                             f"from {name}; spread the model without its pooling or its head")
-    if not seen: raise ValueError(f"model: expected masks by transformers' functions, got none from {name}")
-    _try_parts(model, ids, others, outputs, seen)
+    name,n,cut = type(model).__name__,12,5
+    ids,others = torch.randint(3, model.config.get_text_config().vocab_size, (2, 1, n),
+                               generator=torch.Generator().manual_seed(0)).to(next(model.parameters()).device)
+    early,late,whole = slice(0, cut),slice(cut, n),_tried(model, ids)
+    precision = torch.finfo(whole[-1].dtype).eps
+    for part,mixed in ((early, torch.cat([ids[:,early], others[:,late]], 1)),
+                       (late, torch.cat([others[:,early], ids[:,late]], 1))):
+        if not _alike(_tried(model, mixed), whole, 8*precision, part):
+            raise ValueError(f"model: expected tokens that meet in attention only, got {name}, whose tokens "
+                             f"{part.start} to {part.stop-1} of {n} change with the others")
+    if not _alike(_tried(model, ids[:,late], cut), [x[:,late] for x in whole], precision**.5):
+        raise ValueError(f"model: expected position_ids to say where a token stands, got {name}, whose tokens are "
+                         f"others at position_ids {cut} to {n-1} than at these places")
+    mask = (torch.arange(n, device=ids.device)>1).long()[None]
+    if not _alike(*(_tried(model, ids, first, mask) for first in (None, 0)), 8*precision, late):
+        raise ValueError(f"model: expected places that do not depend on padding, got {name}, which counts real tokens")
 
 # %% ../../nbs/61_hf.parallel.ipynb #7e94b8cd
 def _no_generate(*args, **kwargs):
@@ -257,14 +220,13 @@ def _refuse_model(model):
 def parallelize(
     model:PreTrainedModel, # changed in place, on each rank
     mesh=None, # `DeviceMesh` of one dimension or `ProcessGroup`, its ranks in the sequence's order (default: all)
-    timeout:float=60., # seconds to wait for other ranks
 ) -> PreTrainedModel: # the same
     """Let a model work on a sequence that is split over the ranks of `mesh`.
 
     Each rank calls it with its slices of `input_ids` and `attention_mask`, a token or more, and gets the outputs for
     these tokens. A loss must be a sum over the ranks; `dynattn.parallel.sum_gradients` then adds up the gradients."""
     _refuse_model(model)
-    ranks = _Ranks(_group(mesh), timeout)
+    ranks = _Ranks(mesh)
     switch(model)
     modes = [(m, m.training) for m in model.modules()]
     model.eval()

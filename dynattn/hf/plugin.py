@@ -16,9 +16,7 @@ from ..padding import PaddingMask
 from ..parts import visible_pairs
 from ..ops import attention
 from ..cache import WindowedLayer, _turn_rows
-from dynattn.hf.layers import (
-    PreTrainedModel, Sight, _alpha_option, _attention_layers, _leading_tokens, _refuse_lost, _sight_mask,
-    _window_option)
+from .layers import PreTrainedModel, Sight, _attention_layers, _leading_tokens, _refuse_lost, _sight_mask
 
 # %% ../../nbs/56_hf.plugin.ipynb #61bf2f85
 import transformers
@@ -43,16 +41,16 @@ def _read_by_eager(cls):
     eager = getattr(sys.modules[cls.__module__], 'eager_attention_forward', None)
     return None if eager is None else set(inspect.signature(eager).parameters)-set(_STANDARD)
 
-def _refuse_terms(module, kwargs, packed, computed=_COMPUTED): # packed: the mask tells the texts of a row apart
-    "Raise where a keyword that a layer passes would change the result, and is not `computed`."
+def _refuse_terms(module, kwargs, packed): # packed: the mask tells the texts of a row apart
+    "Raise where a keyword that a layer passes would change the result, and is not computed."
     for name,x in kwargs.items():
-        if x is None or isinstance(x, bool) or name in computed or (packed and name in _PACKING): continue
+        if x is None or isinstance(x, bool) or name in _COMPUTED or (packed and name in _PACKING): continue
         if name in _PACKING:
             raise ValueError(f"{name}: expected position_ids beside it, which start anew with each text, "
                              "or cu_seq_lens_q and cu_seq_lens_k of one row without a past; "
                              "got neither, and the texts would see each other")
         read = _read_by_eager(type(module))
-        if name in _FOREIGN+_COMPUTED or (name not in _HARMLESS if read is None else name in read):
+        if name in _FOREIGN or (name not in _HARMLESS if read is None else name in read):
             raise ValueError(f"{name}: expected None, got {type(x).__name__} from {type(module).__name__}; "
                              "it changes the result and 'dynattn' does not compute it; use attn_implementation='eager'")
 
@@ -100,14 +98,6 @@ def _by_offset(bias, at): # [1,H,N,M] -> [H,2R+1]
     bias._dynattn_by_offset = state,vector
     return vector
 
-# %% ../../nbs/56_hf.plugin.ipynb #b56c001c
-def _pays_by_offset(bias, q, window):
-    "Whether the band is no slower than PyTorch's attention with a square: where it is cut, or the square is large."
-    if q.shape[2]==1: return False
-    if window is not None: return True
-    trained = torch.is_grad_enabled() and (bias.requires_grad or q.requires_grad)
-    return bias.shape[2]*bias.shape[3] >= (2**21 if trained else 2**14)
-
 # %% ../../nbs/56_hf.plugin.ipynb #ddca0cd5
 def _own(kwargs, pairs, m):
     "The terms that the architecture adds to scores: squashing, a bias, a logit beside them."
@@ -135,7 +125,7 @@ def _options(module, q, k, s, kwargs):
     if learned is not None: options |= learned(q, m, s)
     own = _own(kwargs, s.pairs, m)
     bias = kwargs.get('position_bias')
-    if bias is not None and s.pairs is None and _pays_by_offset(bias, q, options['window']):
+    if bias is not None and s.pairs is None and q.shape[2]>1:
         vector = _by_offset(bias, at)
         if vector is not None: own = {name: x for name,x in own.items() if name!='attn_mask'} | dict(rel_bias=vector)
     return options | own
@@ -198,6 +188,21 @@ def _watched_calls():
     try: yield seen
     finally: _watchers.pop()
 
+# %% ../../nbs/56_hf.plugin.ipynb #c56a0004
+def _refuse_special(module, s, kwargs, where, instead):
+    "Raise where a call needs more than padding, causality, a window, a soft cap and a sink of each head."
+    for name in ('position_bias','indices','block_indices'):
+        if kwargs.get(name) is not None: raise ValueError(f"{name}: expected None {where}, got one; {instead}")
+    _refuse_terms(module, kwargs, False)
+    sink = kwargs.get('s_aux', kwargs.get('sinks'))
+    if sink is not None and sink.dim()!=1:
+        raise ValueError(f"sinks: expected [H] {where}, got shape {tuple(sink.shape)}; {instead}")
+    if s.pairs is not None or s.segments is not None or s.texts is not None or s.chunked:
+        raise ValueError(f"attention_mask: expected None or [B,N] {where}, got a mask of pairs, texts or chunks; "
+                         f"{instead}")
+    if _wants_weights(kwargs):
+        raise ValueError(f"output_attentions: expected False {where}, where keys are missing, got True; {instead}")
+
 # %% ../../nbs/56_hf.plugin.ipynb #c56a0002
 @dataclass(eq=False)
 class _NewKeys:
@@ -205,12 +210,6 @@ class _NewKeys:
     layer:object
     k:Tensor
     v:Tensor
-
-def _kept_layer(module, query, kv_heads, s, own):
-    "The `WindowedLayer` that fits an attention module."
-    options,learned = dict(window=s.window),getattr(module, 'dynattn', None)
-    if learned is not None: options |= learned(query, query.shape[2], s)
-    return WindowedLayer(query.shape[1], kv_heads, **options, **own)
 
 def _versions(module):
     "A number that changes when what was learned changes."
@@ -220,20 +219,13 @@ def _versions(module):
 def _attend_kept(module, query, new, mask, scaling, dropout, kwargs):
     "Attention of new queries to the keys that a `WindowedCache` keeps, and to the new ones."
     s,layer = _as_sight(module, mask, True, query.shape[2], query.shape[2]),new.layer
-    own = _own(kwargs, None, query.shape[2])
-    if own.keys()-{'softcap','sink'} or own.get('sink', query[0,:,0,0]).dim()!=1:
-        raise ValueError("position_bias: expected no bias and no logit of each query with a WindowedCache, got one; "
-                         "pass past_key_values=DynamicCache(config=model.config)")
-    _refuse_terms(module, kwargs, False, computed=('softcap','s_aux','sinks'))
-    if s.pairs is not None or s.segments is not None or s.chunked:
-        raise ValueError("attention_mask: expected None or [B,N] with a WindowedCache, got a mask of pairs or of "
-                         "pieces; pass past_key_values=DynamicCache(config=model.config)")
+    _refuse_special(module, s, kwargs, 'with a WindowedCache',
+                    "generate takes all keys with cache_implementation='dynamic'")
     if dropout: raise ValueError(f"dropout: expected 0 with a WindowedCache, got {dropout}; call model.eval()")
-    if _wants_weights(kwargs):
-        raise ValueError("output_attentions: expected False with a WindowedCache, which has dropped keys, got True; "
-                         "pass cache_implementation='dynamic' to generate")
     if layer.windows is None:
-        layer.windows,layer.version = _kept_layer(module, query, new.k.shape[1], s, own),_versions(module)
+        options,learned = dict(window=s.window) | _own(kwargs, None, query.shape[2]),getattr(module, 'dynattn', None)
+        if learned is not None: options |= learned(query, query.shape[2], s)
+        layer.windows,layer.version = WindowedLayer(query.shape[1], new.k.shape[1], **options),_versions(module)
     if layer.version!=_versions(module):
         raise RuntimeError("past_key_values: expected widths that stand still while a WindowedCache is in use, "
                            "got changed ones; make a new cache")
@@ -269,36 +261,32 @@ def _compute_turned(module, q, k, v, s, kwargs, given, wanted):
     return _turn_rows(out, -pad),weights
 
 # %% ../../nbs/56_hf.plugin.ipynb #c56d0002
-def _seen_from(module, q, m, s):
+def _seen_from(q, m, s, window=None, n_global=0):
     """The terms added to the scores of queries [B,H,N,d] from position `s.at` on, [B|1,H|1,N,M]:
     the window's logarithm, -inf where nothing is seen."""
-    learned,n,device = getattr(module, 'dynattn', None),q.shape[2],q.device
-    key = torch.arange(m, device=device)
-    query = s.at.to(device)+torch.arange(n, device=device)[:,None]             # [N,1]
-    offset = key-query                                                         # [N,M]
-    by_fields = s.pairs is None or s.causal
+    n,device = q.shape[2],q.device
+    at,key = s.at.to(device),torch.arange(m, device=device)
+    query = at+torch.arange(n, device=device)[:,None]                          # [N,1]
     added = torch.zeros(1, 1, n, m, device=device)
-    if learned is not None and learned.sigma_head is not None:
+    if window is not None:
         first = 0 if s.keep is None else s.keep.int().argmax(1)[:,None,None,None] # [B,1,1,1] the first real token
-        end = first+learned.n_global
+        end = first+n_global
         leading = (key>=first) & (key<end) | (query>=first) & (query<end)
-        window = _window_option(learned, q, m, s)['window']
-        added = window.log_mask(offset).masked_fill(leading, 0.)               # [B|1,H,N,M]
-    elif by_fields and s.window is not None and s.window[0] is not None:
-        added = added.masked_fill(offset<-s.window[0], -torch.inf)
-    if not by_fields: return added.masked_fill(~s.pairs, -torch.inf) if s.pairs.dtype==torch.bool else added+s.pairs
-    added = added.masked_fill(offset>0, -torch.inf)
-    return added if s.keep is None else added.masked_fill(~s.keep[:,None,None], -torch.inf)
+        added = window.log_mask(key-query).masked_fill(leading, 0.)            # [B|1,H,N,M]
+    if s.pairs is not None and not s.causal:
+        return added.masked_fill(~s.pairs, -torch.inf) if s.pairs.dtype==torch.bool else added+s.pairs
+    own = s.window if window is None else None  # `window` is inside the model's own already
+    see = _square(s._replace(pairs=None, causal=True, window=own, q_offset=at), n, m, device)
+    return added.masked_fill(~see, -torch.inf)
 
 # %% ../../nbs/56_hf.plugin.ipynb #b56c001f
 def _compute_at(module, q, k, v, s, kwargs, given, wanted):
     "`_compute` where positions are a tensor."
-    learned = getattr(module, 'dynattn', None)
-    added = _seen_from(module, q, k.shape[2], s).to(q.dtype)
-    own = _own(kwargs, None, k.shape[2])
-    if 'attn_mask' in own: added = added+own.pop('attn_mask')
-    alpha = {} if learned is None else _alpha_option(learned, q, s)
-    out = attention(q, k, v, added.expand(-1, q.shape[1], -1, -1), return_weights=wanted, **given, **alpha, **own)
+    learned,m = getattr(module, 'dynattn', None),k.shape[2]
+    options = _own(kwargs, None, m) | ({} if learned is None else learned(q, m, s))
+    added = _seen_from(q, m, s, options.pop('window', None), options.pop('n_global', 0)).to(q.dtype)
+    if 'attn_mask' in options: added = added+options.pop('attn_mask')
+    out = attention(q, k, v, added.expand(-1, q.shape[1], -1, -1), return_weights=wanted, **given, **options)
     return out if wanted else (out,None)
 
 def _way(module, q, k, s, kwargs):
@@ -323,23 +311,15 @@ def _check_paged_leading(module):
         raise ValueError("n_global: expected 0 in a layer that slides, for continuous batching, whose pages drop the "
                          f"first tokens of a text, got {n_global}; generate keeps them")
 
-def _check_pages(module, s, kwargs):
-    "Raise where texts cannot be computed one by one from their pages."
-    if s.pairs is not None or s.chunked:
-        raise ValueError("attention_mask: expected a causal one, with a window or without, for continuous batching, "
-                         "got one of pairs or of chunks")
-    if s.window is not None: _check_paged_leading(module)
-    if kwargs.get('sinks') is not None and kwargs['sinks'].dim()!=1:
-        raise ValueError("sinks: expected [H] for continuous batching, got one logit per query")
-
 # %% ../../nbs/56_hf.plugin.ipynb #b56c0020
 @torch.compiler.disable
 def _attend_paged(module, query, key, value, mask, scaling, kwargs):
     "Attention of one row with the new tokens of several texts, each to its own keys in transformers' pages."
     s = _as_sight(module, mask, True, query.shape[2], key.shape[2])
     rest = {name: x for name,x in kwargs.items() if name not in _PAGES}
-    _check_pages(module, s, rest)
-    _refuse_terms(module, rest, False, computed=('softcap','s_aux','sinks'))
+    alone = s._replace(segments=None, texts=None)  # the pages say where each text begins
+    _refuse_special(module, alone, rest, 'for continuous batching', 'generate takes padded batches')
+    if s.window is not None: _check_paged_leading(module)
     keys,values = kwargs['cache'].update(key, value, module.layer_idx, kwargs)   # [1,Hkv,M,d], of all texts
     query_ends,key_ends = kwargs['cu_seq_lens_q'].tolist(),kwargs['cu_seq_lens_k'].tolist()
     out = query.new_zeros(*query.shape[:3], value.shape[-1])
@@ -391,7 +371,9 @@ def attend(
         return _attend_paged(module, query, key, value, attention_mask, scaling, kwargs)
     s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
     _check_call(module, s, query, key)
-    if s.part is not None: return s.part.attend(module, query, key, value, s, scaling, dropout, kwargs)
+    if s.part is not None:
+        _refuse_special(module, s, kwargs, 'across ranks', 'call the model in one process')
+        return s.part.attend(module, query, key, value, s, scaling, dropout, kwargs)
     _check_leading(module, s)
     s = _with_texts(s, kwargs, query, key.shape[2])
     _refuse_terms(module, kwargs, s.pairs is not None or s.texts is not None)
@@ -401,36 +383,22 @@ def attend(
     return out.transpose(1, 2).contiguous(), weights
 
 # %% ../../nbs/56_hf.plugin.ipynb #96da875c
-def register(
-    name:str="dynattn", # for `attn_implementation=`
-):
-    "Make `name` known to transformers, for attention and for masks."
-    if 'flash' in name or '/' in name or '|' in name:
-        raise ValueError("name: expected one without 'flash', '/' and '|', which transformers reads as kernels "
-                         f"to download, got {name!r}")
+def register():
+    "Make \"dynattn\" known to transformers, for attention and for masks."
     for table,ours in ((AttentionInterface(), attend), (AttentionMaskInterface(), _sight_mask)):
-        if name=='eager' or table.get(name, ours) is not ours:
-            raise ValueError(f"name: expected one that is free, got {name!r}, which is taken")
+        if table.get('dynattn', ours) is not ours:
+            raise ValueError("attn_implementation: expected no other function registered as 'dynattn', got one")
     if _collector is None:
         warnings.warn(f"transformers {transformers.__version__} keeps its collector of outputs elsewhere; "
                       "models that do not hand output_attentions to their layers, as GPT-2, return no weights")
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, _sight_mask)
+    AttentionInterface.register('dynattn', attend)
+    AttentionMaskInterface.register('dynattn', _sight_mask)
 
 # %% ../../nbs/56_hf.plugin.ipynb #56e10002
 class _Manager(ContinuousBatchingManager):
     "transformers' manager, for a model whose attention is 'dynattn'."
     def switch_to_cb_friendly_attn(self, model, auto_switch_to_flash=True):
-        "Called where a manager is made, and where one that was kept is taken again: there is nothing to switch."
-        self.made_for = getattr(self, 'made_for', model.config._attn_implementation)
-        _check_kept(model, self.made_for)
-
-def _check_kept(model, made_for):
-    "Raise where a manager that was kept serves another attention than the model's."
-    now = model.config._attn_implementation
-    if made_for!=now:
-        raise ValueError(f"model: expected attention by {made_for!r}, for which it has kept a manager, got {now!r}; "
-                         "call its destroy_cached_continuous_batching_manager")
+        "There is nothing to switch."
 
 def _check_layers(model):
     "Raise where pages drop leading tokens: those of a layer that slides."
@@ -458,20 +426,21 @@ def _new_manager(model, generation_config, options, workload_hints=None):
 def _init_batches(model, generation_config=None, continuous_batching_config=None, *args, **kwargs):
     "A model's `init_continuous_batching`, while its attention is `attend`; transformers' own takes other names only."
     options = continuous_batching_config
-    if AttentionInterface().get(model.config._attn_implementation) is not attend:
-        return type(model).init_continuous_batching(model, generation_config, options, *args, **kwargs)
+    ours = model.config._attn_implementation=='dynattn'
+    kept = getattr(model, '_cached_continuous_batching_manager', None)
+    if kept is not None and isinstance(kept, _Manager)!=ours: # made while the model had another attention
+        model.destroy_cached_continuous_batching_manager()
+        kept = None
+    if not ours: return type(model).init_continuous_batching(model, generation_config, options, *args, **kwargs)
     if not hasattr(ContinuousBatchingManager, 'switch_to_cb_friendly_attn'):
         raise ImportError("transformers: expected a version whose manager lets a model keep its attention, "
                           f"as 5.23, for continuous batching, got {transformers.__version__}; "
                           "use generate, which takes padded batches")
-    kept = getattr(model, '_cached_continuous_batching_manager', None)
-    if kept is not None: _check_kept(model, getattr(kept, 'made_for', "another implementation"))
     return _new_manager(model, generation_config, options, *args, **kwargs) if kept is None else kept
 
 # %% ../../nbs/56_hf.plugin.ipynb #73717484
 def switch(
     model:nn.Module, # holds one `PreTrainedModel` or several
-    name:str="dynattn", # as registered
 ) -> nn.Module: # the same
     "`set_attn_implementation`, but an error where it would change nothing."
     owners = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
@@ -479,11 +448,11 @@ def switch(
     if bad or not _attention_layers(model):
         got = bad[0] if bad else type(model).__name__
         raise ValueError("model: expected attention that goes through transformers' interface, "
-                         f"got {got}, which computes its own and would ignore {name!r}")
-    register(name)
+                         f"got {got}, which computes its own and would ignore 'dynattn'")
+    register()
     for layer in _attention_layers(model).values():  # in a model of several, they have a configuration of their own
-        if layer.config._attn_implementation!=name: layer.config._attn_implementation = name
+        if layer.config._attn_implementation!='dynattn': layer.config._attn_implementation = 'dynattn'
     for m in owners:
-        m.set_attn_implementation(name)
+        m.set_attn_implementation('dynattn')
         if hasattr(m, 'init_continuous_batching'): m.init_continuous_batching = partial(_init_batches, m)
     return model

@@ -130,10 +130,14 @@ class Recall:
         return table(['tokens', *(f'{i+1}' for i in range(len(self.right[0])))], rows, escape)
 
 # %% ../../nbs/65_hf.recall.ipynb #c65f001a
+def _rounds(tokenizer, n, bins=8):
+    "How many texts of n tokens share the distances of a grid."
+    size = max(sum(map(len, _fact(tokenizer, random.Random(i), 'judge'))) for i in range(16))
+    return -(-bins//max(1, n//(4*size)))
+
 def _grid_texts(tokenizer, filler, n, number, bins, rng):
     "Texts, and for each answer its distance's place in the grid."
-    size = max(sum(map(len, _fact(tokenizer, random.Random(i), 'judge'))) for i in range(16))
-    rounds = -(-bins//max(1, n//(4*size)))                           # texts that share the distances
+    rounds = _rounds(tokenizer, n, bins)
     wanted = [round(n*(i+.5)/bins) for i in range(bins)]
     for _ in range(number):
         for part in range(rounds):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..modules import _window_source
-from ..alpha import AlphaHead
+from ..sparsity import AlphaHead
 from .layers import Learned, PreTrainedModel, _learners, _record
 from .plugin import switch, _watched_calls
 from .cache import WindowedCache

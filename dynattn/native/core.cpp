@@ -143,11 +143,13 @@ uint32_t row_seed(Int seed, Int head, Int query) {
 }
 uint32_t pair_bits(uint32_t row, Int key) { return mixed(row + (uint32_t)key*0x9e3779b1u) >> 8; }
 
-// ---- one row of sixteen queries -----------------------------------------------------------------------------------
+// ---- one row of queries -------------------------------------------------------------------------------------------
 
-enum { QUERIES = 16, KEYS = 96 };  // of a block
+// Keys and queries of a block. Back through a softmax, each block reads and writes the gradients of its keys: with wide
+// vectors, taller blocks pay.
+enum { KEYS = 96, SHORT = 16, TALL = VECTOR == 64 ? 32 : 16 };
 
-template <class real> struct Lanes {
+template <class real, int QUERIES> struct Lanes {
     typedef Constants<real> C;
     typedef typename C::integer integer;
     typedef real vec __attribute__((vector_size(VECTOR)));
@@ -249,7 +251,7 @@ template <class real> struct Lanes {
     template <int R, int V> static INLINE void panel(real *c, Int cr, const real *a, Int ar, Int ak,
                                                      const real *b, Int bk, Int rows, Int depth, bool add) {
         Int r = 0;
-        for (; r+R <= rows; r += R) micro<R,V>(c+r*cr, cr, a+r*ar, ar, ak, b, bk, depth, add);
+        for (; r+R == rows || r+R+4 <= rows; r += R) micro<R,V>(c+r*cr, cr, a+r*ar, ar, ak, b, bk, depth, add);
         for (; r+4 <= rows; r += 4) micro<4,V>(c+r*cr, cr, a+r*ar, ar, ak, b, bk, depth, add);
         for (; r < rows; r++) micro<1,V>(c+r*cr, cr, a+r*ar, ar, ak, b, bk, depth, add);
     }
@@ -299,7 +301,8 @@ template <class real> struct Lanes {
 
 template <class real> void read_row(real *to, const char *from, Int n, Int step, Int kind) {
     const uint16_t *x = (const uint16_t*)from;
-    if (kind == F32) for (Int e = 0; e < n; e++) to[e] = (real)((const float*)from)[e*step];
+    if (step == 1 && kind == (sizeof(real) == 4 ? F32 : F64)) memcpy(to, from, n*sizeof(real));
+    else if (kind == F32) for (Int e = 0; e < n; e++) to[e] = (real)((const float*)from)[e*step];
     else if (kind == F64) for (Int e = 0; e < n; e++) to[e] = (real)((const double*)from)[e*step];
     else if (kind == BF16) for (Int e = 0; e < n; e++) to[e] = from_bf16(x[e*step]);
     else for (Int e = 0; e < n; e++) to[e] = from_f16(x[e*step]);
@@ -322,7 +325,7 @@ Int rounded(Int n, Int to) { return (n+to-1)/to*to; }
 
 template <class real> struct Problem {
     const Call &c;
-    static constexpr int LANES = Lanes<real>::LANES;
+    static constexpr int LANES = VECTOR/sizeof(real);
     Int share, width, dv_width, reach_most;    // query heads of a key head; d and dv in whole vectors
     std::vector<Reach> reaches;                // [B,H]
 
@@ -373,8 +376,8 @@ template <class real> struct Problem {
 // Keys lo..hi-1 of a piece, which begin at a row of S; far: without the window.
 struct Span { Int lo, hi; bool far; Int piece, row; };
 
-template <class real> struct Worker : Lanes<real> {
-    typedef Lanes<real> L;
+template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
+    typedef Lanes<real, QUERIES> L;
     using typename L::vec; using typename L::ivec; using typename L::C;
     using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat; using L::product;
 
@@ -441,8 +444,9 @@ template <class real> struct Worker : Lanes<real> {
             free += rounded(size*(Int)sizeof(real), 64);
         });
     }
+    // Whether rows are read where they lie. Far apart, they would miss the caches for each block anew.
     static bool direct(const Call &c, const Rows &x, Int d) {
-        return c.kind == (sizeof(real) == 4 ? F32 : F64) && x.e == 1 && d%LANES == 0;
+        return c.kind == (sizeof(real) == 4 ? F32 : F64) && x.e == 1 && d%LANES == 0 && (x.n == d || c.N <= QUERIES);
     }
     static bool copies_keys(const Problem<real> &p) {
         return p.c.keep || !direct(p.c, p.c.k, p.c.d) || !direct(p.c, p.c.v, p.c.dv);
@@ -532,7 +536,7 @@ template <class real> struct Worker : Lanes<real> {
         x.k = rows_of(k, c.k, first, hi-lo, c.d, p.width, lo, to, x.kr);
         x.v = rows_of(v, c.v, first, hi-lo, c.dv, p.dv_width, lo, to+(hi-lo)*p.width, x.vr);
     }
-    // Rows of keys or values as they lie, or copied: another dtype, another stride, not whole vectors, or holes.
+    // Rows of keys or values as they lie, or copied: another dtype or stride, not whole vectors, or holes.
     const real *rows_of(const char *x, const Rows &like, Int first, Int n, Int d, Int width, Int key, real *to,
                         Int &stride) {
         if (!holes && direct(c, like, d)) { stride = like.n; return (const real*)x+first*like.n; }
@@ -546,7 +550,7 @@ template <class real> struct Worker : Lanes<real> {
         return to;
     }
 
-    // ---- the block: up to sixteen queries and the keys they see
+    // ---- the block: some queries and the keys they see
 
     // The rows from `i` on that see alike; the first row behind them.
     Int block(Int i, Int end) {
@@ -1065,8 +1069,8 @@ Int threads_for(const Call &c, std::vector<Task> &tasks) {
 }
 // Rows of a task: work for about a tenth of a millisecond; cut by the problem, never by the number of threads.
 template <class real> Int rows_of_task(const Problem<real> &p, Reach r, Int least) {
-    Int rows = MULTIPLICATIONS_OF_A_TASK/((r.left+r.right+QUERIES)*(p.width+p.dv_width));
-    return std::min(p.c.N, rounded(std::max(rows, least), QUERIES));
+    Int rows = MULTIPLICATIONS_OF_A_TASK/((r.left+r.right+SHORT)*(p.width+p.dv_width));
+    return std::min(p.c.N, rounded(std::max(rows, least), TALL));
 }
 
 template <class real> void forward(const Call &c) {
@@ -1075,24 +1079,25 @@ template <class real> void forward(const Call &c) {
     Int most = 1;
     for (Int b = 0; b < c.B; b++) for (Int h = 0; h < c.H; h++) {
         Reach r = p.reaches[b*c.H+h];
-        Int rows = std::max<Int>(rows_of_task(p, r, 64), 1);
+        Int rows = std::max<Int>(rows_of_task(p, r, 256), 1);
         most = std::max(most, rows);
         for (Int i = 0; i < c.N; i += rows) {
             Int end = std::min(i+rows, c.N);
-            tasks.push_back({b, h, i, end, double(end-i)*(r.left+r.right+QUERIES)*(p.width+p.dv_width), 0, 0, 0});
+            tasks.push_back({b, h, i, end, double(end-i)*(r.left+r.right+SHORT)*(p.width+p.dv_width), 0, 0, 0});
         }
     }
-    Int threads = threads_for(c, tasks), room = Worker<real>::room(p, most);
+    typedef Worker<real, SHORT> W;
+    Int threads = threads_for(c, tasks), room = W::room(p, most);
     Memory memory(threads*room);
     run(tasks.size(), threads, c.team, [&](Int t, Int thread) {
         const Task &x = tasks[t];
-        Worker<real>(p, nullptr, memory.data()+thread*room).forward(x.b, x.h, x.first, x.end);
+        W(p, nullptr, memory.data()+thread*room).forward(x.b, x.h, x.first, x.end);
     });
 }
 
 // Gradients of keys are sums over queries. Rows are cut into chunks longer than a window, and even chunks come before
 // odd ones: no two at a time have a key in common, and every sum has one order.
-template <class real> void backward(const Call &c, const Grads &g) {
+template <class real, int QUERIES> void backward(const Call &c, const Grads &g) {
     Problem<real> p(c);
     const Int bias_size = c.bias.data ? 2*c.bias_reach+1 : 0, numbers = 3+c.table_size+bias_size;
     std::vector<Task> tasks[2];                                // of the even chunks, of the odd ones
@@ -1123,7 +1128,8 @@ template <class real> void backward(const Call &c, const Grads &g) {
     }
     const Int own = p.share*numbers;
     std::vector<double> found(key_head.size()*own), all(c.B*c.H*numbers);
-    Int room = Worker<real>::room(p, most);
+    typedef Worker<real, QUERIES> W;
+    Int room = W::room(p, most);
     for (auto &some : tasks) {
         if (some.empty()) continue;
         Int threads = threads_for(c, some);
@@ -1134,7 +1140,7 @@ template <class real> void backward(const Call &c, const Grads &g) {
                 memset((real*)g.dk.data+x.b*g.dk.b+x.h*g.dk.h+j*g.dk.n, 0, p.width*sizeof(real));
                 memset((real*)g.dv.data+x.b*g.dv.b+x.h*g.dv.h+j*g.dv.n, 0, p.dv_width*sizeof(real));
             }
-            Worker<real>(p, &g, memory.data()+thread*room)
+            W(p, &g, memory.data()+thread*room)
                 .backward(x.b, x.h, x.first, x.end, found.data()+x.number*own, numbers);
         });
     }
@@ -1161,12 +1167,14 @@ EXPORT Int dynattn_vector() { return VECTOR; }
 EXPORT Int dynattn_sizes(Int which) { return which ? sizeof(Grads) : sizeof(Call); }
 EXPORT void dynattn_forward(const Call *c) { c->kind == F64 ? forward<double>(*c) : forward<float>(*c); }
 EXPORT void dynattn_backward(const Call *c, const Grads *g) {
-    c->kind == F64 ? backward<double>(*c, *g) : backward<float>(*c, *g);
+    auto all = c->kind == F64 ? c->alpha.data ? backward<double, SHORT> : backward<double, TALL>
+                              : c->alpha.data ? backward<float, SHORT> : backward<float, TALL>;
+    all(*c, *g);
 }
 
 // The pieces, for the tests of chapter 33.
 EXPORT void dynattn_each(Int which, Int n, const float *x, float *y) {   // n is a multiple of LANES
-    typedef Lanes<float> L;
+    typedef Lanes<float, SHORT> L;
     for (Int i = 0; i < n; i += L::LANES) {
         auto v = L::load(x+i);
         L::store(y+i, which == 0 ? L::exp2(v) : which == 1 ? L::log(v) : which == 2 ? L::log1p(v) :
@@ -1174,6 +1182,6 @@ EXPORT void dynattn_each(Int which, Int n, const float *x, float *y) {   // n is
     }
 }
 EXPORT void dynattn_product(float *c, const float *a, const float *b, Int rows, Int cols, Int depth) {
-    Lanes<float>::product(c, cols, a, depth, 1, b, cols, rows, cols, depth, false);
+    Lanes<float, SHORT>::product(c, cols, a, depth, 1, b, cols, rows, cols, depth, false);
 }
-EXPORT void dynattn_turn(float *columns, const float *rows, Int width) { Lanes<float>::turn(columns, rows, width, 1); }
+EXPORT void dynattn_turn(float *columns, const float *rows, Int width) { Lanes<float, SHORT>::turn(columns, rows, width, 1); }

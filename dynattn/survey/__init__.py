@@ -2,3 +2,8 @@
 from .card import (
     AttentionLayer, Cost, Info, Layer, Verdict, causality, complexity, decodes, equivariance, exactness,
     format_table, load, measure, picture, prefix, register, streaming, survey_verb, table, truncation)
+
+__all__ = [
+    'AttentionLayer', 'Cost', 'Info', 'Layer', 'Verdict', 'causality', 'complexity', 'decodes', 'equivariance',
+    'exactness', 'format_table', 'load', 'measure', 'picture', 'prefix', 'register', 'streaming', 'survey_verb',
+    'table', 'truncation']

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..dense import dense_attention
-from ..alpha import topk_softmax
+from ..sparsity import topk_softmax
 from ..padding import PaddingMask, masked_softmax
 from .sorting import gumbel, into_blocks, sinkhorn, sinkhorn_attention
 from .card import AttentionLayer, Exact, Info, register

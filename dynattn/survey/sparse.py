@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..dense import dense_attention
-from ..alpha import AlphaHead
+from ..sparsity import AlphaHead
 from ..padding import masked_softmax
 from .sorting import gumbel
 from .card import AttentionLayer, Exact, Info, Layer, register
