@@ -144,7 +144,7 @@ def _band(
     "The record that kernels take."
     (b,h,n,_),(_,hkv,m,_) = x.q.shape,x.k.shape
     band = _Band(h, hkv, n, m, plan.q_offset, plan.n_global, *_limits(plan, x))
-    if x.keep is not None: band = band._replace(keep=x.keep.to(torch.int8))
+    if x.keep is not None: band = band._replace(keep=x.keep.to(torch.int8).contiguous())
     if x.segments is not None: band = band._replace(texts=_texts(x.segments))
     if x.table is not None:
         table = x.table.detach().float().expand(b, h, *x.table.shape[-2:]).contiguous()
