@@ -202,7 +202,7 @@ def _need_columns(where, names):
                         f"got {', '.join(map(str, names)) or 'none'}")
 
 def _csv_rows(path, f):
-    "(where, row), the row None where a column is missing; the first line decides what separates columns."
+    "(where, row); the first line decides what separates columns."
     csv.field_size_limit(2**31-1)
     try: separator = csv.Sniffer().sniff(f.readline(), ',;\t').delimiter
     except csv.Error: separator = ','
@@ -210,9 +210,7 @@ def _csv_rows(path, f):
     rows = csv.DictReader(f, delimiter=separator)
     _need_columns(path, rows.fieldnames or ())
     try:
-        for row in rows:
-            whole = row['text'] is not None and row['label'] is not None
-            yield f'{path}:{rows.line_num}', row if whole else None
+        for row in rows: yield f'{path}:{rows.line_num}', row
     except csv.Error as e: raise UserError(f"{path}:{rows.line_num}: {e}") from e
 
 def _json_rows(path, f):
@@ -227,28 +225,19 @@ def _json_rows(path, f):
         yield f'{path}:{i}', row
 
 # %% ../nbs/51_files.ipynb #tab00001
-_TABLES = {'.csv':_csv_rows, '.tsv':_csv_rows,
-           '.jsonl':_json_rows, '.ndjson':_json_rows, '.json':_json_rows}
-_COLUMNS = dict(text=str, label=(str,int,float,type(None)))
+_TABLES = {'.csv':_csv_rows, '.tsv':_csv_rows, '.jsonl':_json_rows, '.ndjson':_json_rows, '.json':_json_rows}
 
 def _labelled_rows(c, skipped):
     "A `_Found` for each row that can be used."
-    rows_of = _TABLES[Path(c.data).suffix.lower()]
     with open(c.data, encoding='utf-8-sig', newline='') as f:
-        for i,(where,row) in enumerate(rows_of(c.data, f)):
-            if row is None:
-                skipped['too few columns'] += 1
-                continue
-            for name,kinds in _COLUMNS.items():
-                if not isinstance(row[name], kinds):
-                    raise UserError(f"{where}: expected a string as {name}, "
-                                    f"got {type(row[name]).__name__}")
-            label = '' if row['label'] is None else _clean(row['label'])
-            text = row['text'].encode('utf-8', 'surrogatepass')[:2**16]
-            if not label or not text:
-                skipped['empty or short' if label else 'no label'] += 1
-                continue
-            yield _Found(label, _clean(row.get('package') or f'row {i}'), f'{i}', where, text)
+        for i,(where,row) in enumerate(_TABLES[Path(c.data).suffix.lower()](c.data, f)):
+            text,label = ('' if row[name] is None else row[name] for name in ('text','label'))
+            for name,x,kinds in (('text', text, str), ('label', label, (str,int,float))):
+                if not isinstance(x, kinds):
+                    raise UserError(f"{where}: expected a string as {name}, got {type(x).__name__}")
+            label,text = _clean(label),text.encode('utf-8', 'surrogatepass')[:2**16]
+            if label and text: yield _Found(label, _clean(row.get('package') or f'row {i}'), f'{i}', where, text)
+            else: skipped['empty or short' if label else 'no label'] += 1
 
 # %% ../nbs/51_files.ipynb #1229a356
 def _from_table(c, skipped):

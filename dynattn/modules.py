@@ -240,13 +240,6 @@ class _Equipped(nn.MultiheadAttention):
         return f"{self.embed_dim}, {self.num_heads}, window={self.window!r}, alpha={alpha!r}, n_global={self.n_global}"
 
 # %% ../nbs/48_modules.ipynb #f51fef8e
-def _with_batch(query, key, value, key_padding_mask):
-    "A batch of one, in which what was one tensor still is."
-    queries = query[None]
-    keys = queries if key is query else key[None]
-    values = queries if value is query else keys if value is key else value[None]
-    return queries,keys,values,None if key_padding_mask is None else key_padding_mask[None]
-
 def _attend_any(attn, query, key, value, key_padding_mask, attn_mask, **options):
     "`_attend` of inputs in each of their forms."
     if query.is_nested or key.is_nested or value.is_nested:
@@ -258,8 +251,9 @@ def _attend_any(attn, query, key, value, key_padding_mask, attn_mask, **options)
         return _attend_nested(attn, query, key, value, **options)
     if query.dim()==3:
         return _attend(attn, query, key, value, key_padding_mask, attn_mask, batch_first=attn.batch_first, **options)
-    batch = _with_batch(query, key, value, key_padding_mask)
-    pair = _attend(attn, *batch, attn_mask, batch_first=True, **options)
+    one = {id(x): x[None] for x in (query, key, value)} # a batch of one, in which what was one tensor still is
+    ignored = None if key_padding_mask is None else key_padding_mask[None]
+    pair = _attend(attn, *(one[id(x)] for x in (query, key, value)), ignored, attn_mask, batch_first=True, **options)
     return tuple(x if x is None else x[0] for x in pair)
 
 # %% ../nbs/48_modules.ipynb #d4c6bd71

@@ -128,15 +128,6 @@ def from_rank(
     mine = x.masked_fill(torch.tensor(ranks.rank!=source, device=x.device), 0) # with its graph on every rank
     return _Sum.apply(ranks, mine, 'what one rank sends to all')
 
-# %% ../nbs/60_parallel.ipynb #581d97e5
-def _bounds(call, total): # -> two int64 [B,H]
-    "How many tokens each head looks back and ahead."
-    b,h = call.q.shape[:2]
-    if isinstance(call.window, Window): sides = call.window.bounds(total)
-    else: sides = [torch.tensor(total if w is None else min(w, total)) for w in call.window or (None,None)]
-    if call.is_causal: sides = sides[0],torch.zeros_like(sides[1])
-    return [(F.pad(w, (0, 1)).amax(-1) if w.dim()==3 else w).expand(b, h) for w in sides]  # of [B,H,n], n may be 0
-
 # %% ../nbs/60_parallel.ipynb #59f9b915
 @dataclass
 class _Edge:
@@ -270,15 +261,20 @@ def _leading_rows(plan, call, q, alpha, sink): # [B,H,g,d] -> [B,H,g,dv], the sa
     return torch.where(total>0, both[...,:-1]/torch.where(total>0, total, 1.), 0.).to(q.dtype)
 
 # %% ../nbs/60_parallel.ipynb #af13115e
-def _plan_of(ranks, call, lengths):
-    widths = torch.stack(_bounds(call, sum(lengths)))                          # [2,B,H]
-    widths = widths.unflatten(2, (call.k.shape[1], -1)).amax(-1).cpu()         # [2,B,Hkv]
-    if _per_query(call.window): widths = ranks.reduced(widths, dist.ReduceOp.MAX, 'the widths')
-    return _Plan(ranks, lengths, *widths, call.n_global)
-
 def _per_query(window): # whether it has a sigma for each of this rank's queries
     sigma = getattr(window, 'sigma', None)
     return sigma is not None and sigma.dim()==3
+
+def _plan_of(ranks, call, lengths): # tokens of each rank
+    "How far each key head is seen, back and ahead, decides what is sent."
+    (b,h),kv,total = call.q.shape[:2],call.k.shape[1],sum(lengths)
+    if isinstance(call.window, Window): sides = call.window.bounds(total)
+    else: sides = [torch.tensor(total if w is None else min(w, total)) for w in call.window or (None,None)]
+    if call.is_causal: sides = sides[0],torch.zeros_like(sides[1])
+    sides = [(F.pad(w, (0, 1)).amax(-1) if w.dim()==3 else w).expand(b, h) for w in sides] # of [B,H,n], n may be 0
+    widths = torch.stack(sides).unflatten(2, (kv, -1)).amax(-1).cpu()                      # [2,B,Hkv]
+    if _per_query(call.window): widths = ranks.reduced(widths, dist.ReduceOp.MAX, 'the widths')
+    return _Plan(ranks, lengths, *widths, call.n_global)
 
 # %% ../nbs/60_parallel.ipynb #fc5b87b0
 def _attend(ranks, call, lengths, sums, impl):
@@ -396,8 +392,8 @@ def _forget_seen(module, inputs, output):
     if module.whole is None: module.seen = None  # counted from a part, it would be wrong
 
 # %% ../nbs/60_parallel.ipynb #f8c01ad6
-def _refuse_module(module):
-    "Raise where a module is none that can attend across ranks."
+def _attend_across(module, group):
+    "Let an attention module work on a part of the sequence."
     if not hasattr(module, 'attention_fn'):
         raise TypeError("module: expected a DynamicAttention, dynattn's MultiheadAttention, an "
                         f"Encoder or a Classifier, got {type(module).__name__}; "
@@ -406,10 +402,6 @@ def _refuse_module(module):
         extra = getattr(module, name, None)
         if extra is not None and extra is not False:
             raise ValueError(f"{name}: expected None across ranks, got one; its key would count once for each rank")
-
-def _attend_across(module, group):
-    "Let an attention module work on a part of the sequence."
-    _refuse_module(module)
     impl = getattr(module.attention_fn, 'keywords', {}).get('impl', 'auto')
     module.attention_fn = partial(_of_a_part, group=group, impl=impl)
     if isinstance(module, DynamicAttention):

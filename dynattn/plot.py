@@ -251,15 +251,6 @@ def show_mask(
                    title=title, ylabel='query', xlabel='key')
 
 # %% ../nbs/00_plot.ipynb #h3ads103
-def _heads(weights, ax, title, **options):
-    "A panel for each head, four in a row."
-    if ax is not None: raise ValueError("ax: expected None for several heads, got axes")
-    _,axes = grid(-(-len(weights)//4), min(len(weights), 4))
-    for i,at in enumerate(np.ravel(axes)):
-        if i>=len(weights): at.axis('off')
-        else: show_attention(weights[i], title=title or f'head {i}', ax=at, **options)
-    return axes
-
 def _top(m, vmax):
     "The size that is full ink."
     top = vmax if vmax is not None else np.abs(m[np.isfinite(m)]).max(initial=0) or 1.
@@ -268,7 +259,7 @@ def _top(m, vmax):
 
 # %% ../nbs/00_plot.ipynb #0ed57698
 def show_attention(
-    weights, # >= 0: [N,M] of one head, or [H,N,M], a panel each
+    weights, # [N,M], >= 0
     *,
     q_tokens=None, # N names for the rows
     k_tokens=None, # M names for the columns
@@ -276,11 +267,9 @@ def show_attention(
     values=False, # print the numbers; may be a format such as '.3f'
     vmax=None, # the weight that is full ink (default: the largest)
     title=None, # above the axes
-    ax=None, # axes to draw one head into (default: a new figure)
-) -> Axes: # for several heads an array of them, as from `grid`
+    ax=None, # axes to draw into (default: a new figure)
+) -> Axes:
     "The keys of each query: more ink means more weight; a weight of exactly zero leaves its cell empty."
-    if np.ndim(weights)==3: return _heads(weights, ax, q_tokens=q_tokens, k_tokens=k_tokens, padding=padding,
-                                          values=values, vmax=vmax, title=title)
     w = _array(weights, 'weights', 'N,M')
     if (w < 0).any():
         raise ValueError(f"weights: expected numbers >= 0, got {np.nanmin(w):.3g}; show_heat draws signed matrices")

@@ -6,7 +6,7 @@
 __all__ = ['load_run', 'predict', 'attention_maps', 'windows', 'compare']
 
 # %% ../nbs/53_trained.ipynb #c0330003
-import json, os, sys
+import json, os
 from pathlib import Path
 import torch
 from torch import Tensor

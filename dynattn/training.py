@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 import torch, torch.nn.functional as F
 from fastcore.basics import patch
-from torch import Tensor
 from .metrics import accuracy, class_metrics, confusion_matrix, f1
 from .ops import impls
 from .encoder import Classifier, EncoderConfig
@@ -150,7 +149,7 @@ class Trainer(_Patched):
         self.total = 0.   # sum of the losses of this epoch
         self.stop = None  # the signal that asks to stop
         self.ms = []      # milliseconds of each step
-        self.row = None   # the last line of `metrics.jsonl`
+        self.rows = []    # the lines of `metrics.jsonl`
         self.steps = c.epochs*len(self.batches(0))
         if not self.steps:
             raise UserError(f"batch: expected a step for each of {accelerator.num_processes} processes, "
@@ -223,25 +222,10 @@ def _judge(model, items, size, batch=32, device='cpu'): # `Item`s, and bytes of 
 # %% ../nbs/52_training.ipynb #7a110011
 class Callback:
     "Hooks for four moments of a run; a subclass overrides the ones it needs. `t` is the `Trainer`."
-    def before_step(self,
-        t, batch, # the run; list of (index, piece)
-    ):
-        "A step begins; `batch` is a list of (index, piece)."
-
-    def after_step(self,
-        t, loss, # the run; of the step, a number
-    ):
-        "The step was taken; a signal's number as `t.stop` ends the run here, with a checkpoint."
-
-    def before_judge(self,
-        t, split, # the run; 'valid' or 'test'
-    ):
-        "The files of a split are about to be evaluated: `valid` after each epoch, `test` once at the end."
-
-    def after_epoch(self,
-        t, row, # the run; its line of `metrics.jsonl`, a dict
-    ):
-        "An epoch was evaluated; `row` is its line of `metrics.jsonl`."
+    def before_step(self, t, batch): "A step begins; `batch` is a list of (index, piece)."
+    def after_step(self, t, loss): "A step was taken; `t.stop`, a signal's number, ends the run with a checkpoint."
+    def before_judge(self, t, split): "Files are to be evaluated: `valid` after each epoch, `test` once at the end."
+    def after_epoch(self, t, row): "An epoch was evaluated; `row` is its line of `metrics.jsonl`."
 
 def _call(callbacks, moment, *args):
     for callback in callbacks: getattr(callback, moment)(*args)
@@ -261,13 +245,15 @@ def _end_epoch(t, callbacks=()):
         width=j['widths'].mean().item(), alpha=j['alphas'].mean().item(), ms=statistics.median(t.ms or [0]))
     better = row['valid_loss']<t.best or t.epoch==0  # a model is kept even if its loss is no number
     t.best,t.since = (row['valid_loss'],0) if better else (t.best,t.since+1)
+    t.rows.append(row)
     if t.acc.is_main_process:
         if better: t.plain.save_pretrained(t.run.folder)
-        log = t.run.folder/'metrics.jsonl'
-        write_atomic(log, (log.read_text() if log.exists() else '')+json.dumps(row)+'\n')
-    t.row,t.epoch,t.at,t.total = row,t.epoch+1,0,0.
+        _write_log(t)
+    t.epoch,t.at,t.total = t.epoch+1,0,0.
     t.model.train()
     _call(callbacks, 'after_epoch', t, row)
+
+def _write_log(t): write_atomic(t.run.folder/'metrics.jsonl', ''.join(json.dumps(row)+'\n' for row in t.rows))
 
 # %% ../nbs/52_training.ipynb #3ad51327
 class Stopped(Exception):
@@ -285,7 +271,7 @@ def _agreed(t, loss=0.):
     return stop
 
 # %% ../nbs/52_training.ipynb #7d43a05b
-_PLACE = 'step','epoch','at','since','best','total'
+_PLACE = 'step','epoch','at','since','best','total','rows'
 
 def _save_checkpoint(t):
     "Write all that is needed to resume, in one file that is replaced in one step."
@@ -303,7 +289,7 @@ def _saved_state(folder): # -> dict|None
 
 # %% ../nbs/52_training.ipynb #030a62a5
 def _load_checkpoint(t, state): # as `_saved_state` gives it
-    "Resume from a checkpoint; later lines of `metrics.jsonl` are dropped."
+    "Resume from a checkpoint."
     if state['files']!=t.files:
         raise UserError(f"{t.run.folder}: the files have changed since the checkpoint; another --out begins anew")
     then,now = state['world'],t.acc.num_processes
@@ -312,15 +298,6 @@ def _load_checkpoint(t, state): # as `_saved_state` gives it
     t.opt.load_state_dict(state['optimizer'])
     if t.acc.scaler is not None and state['scaler']: t.acc.scaler.load_state_dict(state['scaler'])
     for k in (*_PLACE, 'ms'): setattr(t, k, state[k])
-    log = t.run.folder/'metrics.jsonl'
-    if not t.acc.is_main_process or not log.exists(): return
-    def until_here(text):
-        rows = [json.loads(line) for line in text.splitlines(True) if line.endswith(b'\n')]
-        for row in rows:
-            if gone := {'step','epoch','loss','accuracy','f1'} - row.keys(): raise KeyError(f"no {', '.join(gone)}")
-        return ''.join(json.dumps(row)+'\n' for row in rows if row['step']<=t.step)
-    try: write_atomic(log, read_intact(log, until_here))
-    except DamagedFile as e: raise UserError(f"{e}; without that file --resume goes on") from e
 
 # %% ../nbs/52_training.ipynb #fit00001
 def _fit(t, callbacks=()):
@@ -351,7 +328,7 @@ class _Progress(Callback):
         self.bar = bar
 
     def after_step(self, t, loss):
-        last = f", accuracy {t.row['accuracy']:.3f}, mean width {t.row['width']:.1f}" if t.row else ''
+        last = f", accuracy {t.rows[-1]['accuracy']:.3f}, mean width {t.rows[-1]['width']:.1f}" if t.rows else ''
         self.bar.step(f'loss {loss:.3f}{last}')
 
     def after_epoch(self, t, row):
@@ -472,9 +449,7 @@ def _pictures(result, rows, tokens):
     yield 'curves.png', axes[0]
 
 # %% ../nbs/52_training.ipynb #rep00001
-def _report(result, c, run):
-    log = run.folder/'metrics.jsonl'
-    rows = [json.loads(l) for l in log.read_text().splitlines()] if log.exists() else []
+def _report(result, rows, c, run): # as `train` returns it; the lines of `metrics.jsonl`
     lines = [f'- {markdown(path)}: {markdown(label)}, called {markdown(answer)}'
              for path,label,answer in result['wrong']]
     settings = json.dumps(run.settings, indent=1)
@@ -490,16 +465,16 @@ def _run(t, resume, quiet, callbacks):
     if resume: _load_checkpoint(t, _saved_state(folder))
     if t.acc.is_main_process: # the settings come first: they make the folder ours
         write_atomic(folder/'settings.json', json.dumps(t.run.settings, indent=1))
+        _write_log(t)
         if not resume:
             write_atomic(folder/'split.csv', t.table)
-            write_atomic(folder/'metrics.jsonl', '')
             _save_checkpoint(t)
     with Bar(t.steps, 'train', quiet, t.step) as bar, _signals(t): _fit(t, [_Progress(bar), *callbacks])
     t.acc.end_training()
     if not t.acc.is_main_process: return {}
     if not quiet: print('judging …', flush=True)
     result = _result_of(t, callbacks)
-    _report(result, t.c, t.run)
+    _report(result, t.rows, t.c, t.run)
     return result
 
 def _load(c, quiet):
