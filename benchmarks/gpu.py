@@ -15,9 +15,10 @@ DRY = any(a.startswith('--dr') for a in sys.argv)
 if DRY: os.environ['TRITON_INTERPRET'] = '1'    # before the kernels are imported
 import torch, torch.nn.functional as F
 import triton
+from dynattn.call import Call
 from dynattn.dense import dense_attention
-from dynattn.kernels.entmax import _tile_sizes, entmax_attention, _entmax_forward
-from dynattn.kernels.primitives import _window_limits
+from dynattn.kernels.entmax import entmax_attention, _forward
+from dynattn.kernels.primitives import _served
 from dynattn.kernels.window import windowed_attention
 from dynattn.window import Window
 from harness import RESULTS, Registry, append, machine
@@ -189,10 +190,8 @@ def bisect(c):
 def sparsity(c):
     "The share of 64 by 64 tiles without weight, among those that causality leaves."
     q,k,v = (t.detach() for t in replace(c, B=1, H=min(c.H, 4)).tensors())
-    form = ('bell','hard',[0.,1.,0.,1.,1.,1.])
-    _,_,live = _entmax_forward(q, k, v, None, None, torch.full(q.shape[:2], c.alpha, device=DEV), *_window_limits(None, *q.shape[:2], c.N, DEV), c.d**-.5, 0, 0, c.causal, *form)
-    weight = (live[...,None] >> torch.arange(32, device=DEV) & 1).sum().item()
-    rows,cols = live.shape[2],-(-c.N//_tile_sizes(q, v, 'rows')['BIT_N'])
+    _,live,_ = _forward(*_served(Call(q, k, v, alpha=torch.tensor(c.alpha, device=DEV), is_causal=c.causal)))
+    weight,(rows,cols) = live.sum().item(),live.shape[2:]
     all_tiles = sum(min(cols, r+1) for r in range(rows)) if c.causal else rows*cols  # tiles are square
     return 1-weight/(q.shape[1]*all_tiles)
 

@@ -43,9 +43,9 @@ for run in (f, torch.compile(f, fullgraph=True, backend='aot_eager')):
 class Layer(torch.nn.Module):
     def __init__(self, alpha): super().__init__(); self.alpha = alpha
     def forward(self, q, sigma): return f(q, sigma, 'triton', self.alpha)
-for alpha,name in ((None,'window'),(1.5,'entmax')):
+for alpha,name in ((None,'windowed'),(1.5,'entmax')):
     exported = torch.export.export(Layer(alpha), (q,sigma))
-    assert [str(n.target) for n in exported.graph.nodes if 'dynattn' in str(n.target)]==[f'dynattn.{name}_forward.default']
+    assert [str(n.target) for n in exported.graph.nodes if 'dynattn' in str(n.target)]==[f'dynattn.{name}_attention.default']
     assert_close(exported.module()(q, sigma), f(q, sigma, 'triton', alpha))
 ''', TRITON_INTERPRET='1')
     assert r.returncode==0, r.stdout + r.stderr

@@ -82,48 +82,56 @@ def _three(out, kept, lse):
     "As the operator returns them: tensors, of which an empty one stands for None."
     return out,lse.new_empty(0) if kept is None else kept,lse
 
-def _band_op(*args): return _three(*_forward(*_split(args)))
-
-def _band_shapes(*args): return _three(*core.empty_out(Inputs(*args[:11])))
-
-# %% ../../nbs/34_band.operator.ipynb #f244b8d5
-def _band_backward_op(dout, out, kept, lse, wanted, *args):
-    plan,x = _split(args)
-    grads = _backward(plan, x, dout, out, kept, lse, wanted)
+def _eight(x, grads, wanted):
+    "One gradient for each input that can learn; an empty tensor where none is wanted."
     return tuple(x.q.new_empty(0) if g is None or not need else g for g,need in zip(grads, wanted))
 
-def _band_backward_shapes(dout, out, kept, lse, wanted, *args):
+def _shapes_of_gradients(dout, out, kept, lse, wanted, *args):
     x = Inputs(*args[:11])
-    heads = [core.empty_like(t) if need else x.q.new_empty(0) for t,need in zip(x[:3], wanted)]
-    return *heads,*(t.new_empty(t.shape) if need else x.q.new_empty(0) for t,need in zip(x[3:8], wanted[3:]))
+    likes = (core.empty_like,)*3+(lambda t: t.new_empty(t.shape),)*5
+    return _eight(x, [like(t) if need else None for like,t,need in zip(likes, x, wanted)], wanted)
 
 # %% ../../nbs/34_band.operator.ipynb #3d693606
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:11], *output)
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.rest = inputs[11:]
-
-def _op_gradients(ctx, dout, *_):
-    saved,wanted = ctx.saved_tensors,list(ctx.needs_input_grad[:8])
-    grads = torch.ops.dynattn.band_backward(dout, *saved[11:], wanted, *saved[:11], *ctx.rest)
-    return *(g if need else None for g,need in zip(grads, wanted)),*[None]*6
+def _gradients(name):
+    "What PyTorch is told about the gradient of an operator: what to keep, and whom to call."
+    def save(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:11], *output)
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.rest = inputs[11:]
+    def pull(ctx, dout, *_):
+        saved,wanted = ctx.saved_tensors,list(ctx.needs_input_grad[:8])
+        backward = getattr(torch.ops.dynattn, f'{name}_backward')
+        grads = backward(dout, *saved[11:], wanted, *saved[:11], *ctx.rest)
+        return *(g if need else None for g,need in zip(grads, wanted)),*[None]*6
+    return save,pull
 
 # %% ../../nbs/34_band.operator.ipynb #7cd2ae7d
-def _register():
-    "The operator and its backward."
-    library = torch.library.Library("dynattn", "FRAGMENT")
-    library.define(f"band({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor, Tensor)")
-    library.define("band_backward(Tensor dout, Tensor out, Tensor kept, Tensor lse, bool[] wanted, "
+_libraries = [] # an operator lives as long as the library that defined it
+def _define(
+    name, # of the operator in `torch.ops.dynattn`
+    forward, # `forward(plan, x)`: out, kept, lse
+    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: eight gradients
+    empty_out, # `empty_out(x)`: memory for out, kept, lse
+):
+    "An operator of a plan and its inputs, and one for its gradients."
+    def run(*args): return _three(*forward(*_split(args)))
+    def run_back(dout, out, kept, lse, wanted, *args):
+        plan,x = _split(args)
+        return _eight(x, backward(plan, x, dout, out, kept, lse, wanted), wanted)
+    if hasattr(torch.ops.dynattn, name): return # once in a process: this page runs beside the module
+    library,back = torch.library.Library("dynattn", "FRAGMENT"),f'{name}_backward'
+    library.define(f"{name}({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor, Tensor)")
+    library.define(f"{back}(Tensor dout, Tensor out, Tensor kept, Tensor lse, bool[] wanted, "
                    f"{_TENSORS}, {_NUMBERS}) -> (" + ', '.join(["Tensor"]*8) + ")")
-    for kind in ('CPU','CUDA'):
-        library.impl("band", _band_op, kind)
-        library.impl("band_backward", _band_backward_op, kind)
-    torch.library.register_fake("dynattn::band", _band_shapes, lib=library)
-    torch.library.register_fake("dynattn::band_backward", _band_backward_shapes, lib=library)
-    torch.library.register_autograd("dynattn::band", _op_gradients, setup_context=_save, lib=library)
-    return library
+    for f,op in ((run,name),(run_back,back)):
+        for kind in ('CPU','CUDA'): library.impl(op, f, kind)
+    torch.library.register_fake(f"dynattn::{name}", lambda *args: _three(*empty_out(Inputs(*args[:11]))), lib=library)
+    torch.library.register_fake(f"dynattn::{back}", _shapes_of_gradients, lib=library)
+    save,pull = _gradients(name)
+    torch.library.register_autograd(f"dynattn::{name}", pull, setup_context=save, lib=library)
+    _libraries.append(library)
 
-if not hasattr(torch.ops.dynattn, 'band'): _library = _register()  # once in a process: this page runs beside the module
+_define('band', _forward, _backward, core.empty_out)
 
 # %% ../../nbs/34_band.operator.ipynb #f6b4a290
 _LARGE = 2**24 # pairs of query and key from which the plain loop is slow enough to say so

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..alpha import entmax
 from ..parts import relative_bias, repeat_heads
 from ..dense import mix_values, normalize_rows
-from .plan import Inputs, Plan, default_window, plain_tensors, reach, texts_of
+from .plan import Inputs, Plan, _run_of_keys, _sees, default_window, plain_tensors, reach, texts_of
 
 # %% ../../nbs/32_band.plain.ipynb #57b37cb2
 class Strip(NamedTuple):
@@ -45,9 +45,9 @@ def strips(
     for first,end,windowed in ((0,global_first,True),(global_first,global_end,False),(global_end,n,True)):
         for i in range(first, end, rows):
             stop = min(i+rows, end)
-            lo,hi = (i+plan.q_offset-left, stop+plan.q_offset+right) if windowed else (0,m)
-            lo = min(max(lo, lead), m)
-            found.append(Strip(i, stop, lead, lo, max(min(hi, m), lo), windowed))
+            first_query,after_last = i+plan.q_offset,stop+plan.q_offset
+            run = _run_of_keys(first_query, after_last, left, right, lead, m) if windowed else (lead,m)
+            found.append(Strip(i, stop, lead, *run, windowed))
     return found
 
 # %% ../../nbs/32_band.plain.ipynb #c74be8eb
@@ -81,10 +81,8 @@ def _places(plan, strip, device):
 def _visible(plan, x, strip, place, offset):
     "Which pairs of a strip may take part, [R,K] or [B,1,R,K]."
     free = place<strip.lead if strip.windowed else torch.ones_like(place, dtype=torch.bool)
-    see = torch.ones_like(offset, dtype=torch.bool)
-    if plan.left>=0: see = see & (free | (offset>=-plan.left))
-    if plan.right>=0: see = see & (free | (offset<=plan.right))
-    if plan.is_causal: see = see & (offset<=0)
+    left,right = (2**31 if w<0 else w for w in (plan.left,plan.right))
+    see = _sees(offset, free, left, right, plan.is_causal)
     return see if x.keep is None else see & x.keep[:,None,None,place]
 
 # %% ../../nbs/32_band.plain.ipynb #a8ea410f

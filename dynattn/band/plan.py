@@ -7,7 +7,6 @@ __all__ = ['Plan', 'Inputs', 'transformed', 'plain_tensors', 'occurring', 'defau
            'describe', 'prepare', 'texts_of', 'refuses']
 
 # %% ../../nbs/31_band.plan.ipynb #75128c17
-import math
 from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
@@ -79,25 +78,35 @@ def default_window(
     "The default window of a plan."
     return Window(sigma, cut=(plan.T,0), p=plan.p, unit='fraction' if plan.fraction else 'tokens')
 
+def _widths(
+    window:Window, # of a call
+    m:int, # M, the unit of windows in fractions
+) -> tuple: # (left, right), int64 of sigma's shape
+    "How many tokens each head sees to each side, without a limit by the length; reads nothing."
+    width = (window.edge(m).detach().clamp(0., 2.**31).ceil().long()-1).clamp(min=0)
+    return tuple(width if r is None else width.clamp(max=r) for r in window.reach)
+
 def widest(
     window:Window, # whose sigma can be read and has an element
     m:int, # M, the unit of windows in fractions
 ) -> tuple: # (left, right), ints
     "How many tokens the widest head sees to each side."
-    edge = min(window.edge(m).max().item(), 2.**31)
-    width = max(math.ceil(edge)-1, 0)
-    return tuple(width if r is None else min(r, width) for r in window.reach)
+    return tuple(int(width.max()) for width in _widths(window, m))
 
 # %% ../../nbs/31_band.plan.ipynb #39b96acd
+def _most(plan, n, m):
+    "How far any query can look to each side, hard limits included."
+    limits = plan.left,plan.right
+    return tuple(most if w<0 else min(most, w)
+                 for most,w in zip(occurring(n, m, plan.q_offset, plan.is_causal), limits))
+
 def reach(
     plan:Plan, # the numbers of the call
     x:Inputs, # its tensors
 ) -> tuple: # (left, right), ints >= 0
     "How far the widest head looks to each side; as far as keys go where the widths cannot be read."
-    n,m = x.q.shape[2],x.k.shape[2]
-    left,right = occurring(n, m, plan.q_offset, plan.is_causal)
-    if plan.left>=0: left = min(left, plan.left)
-    if plan.right>=0: right = min(right, plan.right)
+    m = x.k.shape[2]
+    left,right = _most(plan, x.q.shape[2], m)
     if plan.after or not plain_tensors((x.sigma,x.table)): return left,right
     if x.sigma is not None and x.sigma.numel():
         return tuple(map(min, (left,right), widest(default_window(plan, x.sigma.detach()), m)))
@@ -110,6 +119,31 @@ def _reach_of_table(table, first):
     "The furthest offsets to both sides at which some head's logarithm is finite."
     seen = (table>-torch.inf).reshape(-1, table.shape[-1]).any(0).nonzero()[:,0]+first
     return (max(-seen[0].item(), 0),max(seen[-1].item(), 0)) if len(seen) else (0,0)
+
+# %% ../../nbs/31_band.plan.ipynb #31a0e002
+def _run_of_keys(
+    first, # position of the first of some queries
+    end, # and one past the last
+    left, # how far they look
+    right, # to each side
+    lead, # keys 0..lead-1 are seen by all and do not belong to the run
+    size, # M, number of keys
+): # -> (first, end)
+    "The run of keys that one of these queries sees; from the last to the first of them, the keys that all of them see."
+    begin = min(max(first-left, lead), size)
+    return begin,max(min(end+right, size), begin)
+
+def _sees(
+    offset, # j - i - q_offset of some pairs
+    free, # which of them hold a leading position, where the window does not apply
+    left, # how far the head looks
+    right, # to each side
+    is_causal, # key j <= i + q_offset only
+): # -> bool, by pair
+    "Which pairs a head sees."
+    see = free | ((offset>=-left) & (offset<=right))
+    if is_causal: see = see & (offset<=0)
+    return see
 
 # %% ../../nbs/31_band.plan.ipynb #f6221f46
 def is_default(
@@ -150,11 +184,12 @@ def _keys(call):
 # %% ../../nbs/31_band.plan.ipynb #cdf7239f
 def prepare(
     call:Call, # one that is not refused
+    describe=describe, # what an engine makes of the window
 ) -> tuple: # (Plan, Inputs)
     "The record of a call."
     n,m,device,alpha = call.q.shape[2],call.k.shape[2],call.q.device,call.alpha
     numbers,sigma,table = describe(call.window, m, *occurring(n, m, call.q_offset, call.is_causal), device)
-    if isinstance(alpha, float): alpha = torch.tensor(alpha, dtype=torch.float64, device=device)
+    if isinstance(alpha, float): alpha = torch.full((), alpha, dtype=torch.float64, device=device)
     elif alpha is not None: alpha = alpha.to(device)
     seed = torch.randint(2**62, (), device=device) if 0<call.dropout_p<1 else None
     plan = Plan(call.factor, call.softcap or 0., call.dropout_p, q_offset=call.q_offset, n_global=call.n_global,

@@ -6,259 +6,205 @@
 __all__ = ['entmax_attention']
 
 # %% ../../nbs/42_kernels.entmax.ipynb #d3dde425
-from typing import Sequence
 import torch
 from torch import Tensor
 from ..call import Call
-from .primitives import (triton, tl, _INTERPRETED, _prepare, _named, _launch, _differentiable, _dot,
-    _matrix, _load_tile, _store_tile, _real_keys, _head_look, _my_tile, _tile_number, _tile_positions, _key_tiles,
-    _keys_of_turn, _query_tiles, _pair_mask, _same_text, _deformed_exp, _slope, _newton_step, _online_entmax_update,
-    _alpha_pull, _may_weigh, _is_live, _note_live)
+from ..native.core import _folded, empty_like
+from .primitives import (triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _per_head, _launch,
+    _operator, _dot, _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask,
+    _deformed_exp, _slope, _newton_step, _online_entmax_update, _alpha_pull, _may_weigh)
+from .window import _empty_out as _empty_rows
 
 # %% ../../nbs/42_kernels.entmax.ipynb #0a5c1d1d
 @triton.jit
 def _entmax_scores(
     s, m, # scaled products and mask, any shape
-    HARD: tl.constexpr, # the mask is 0 or 1
+    band, # `_Band`; without a soft window the mask is 0 or 1
 ): # -> the same shape
     "`s + log m`, -inf where the mask is zero."
-    if not HARD: s = s + tl.log(tl.where(m>0, m, 1.))
+    if (band.sigma is not None) or (band.table is not None): s = s + tl.log(tl.where(m>0, m, 1.))
     return tl.where(m>0, s, -float('inf'))
 
 # %% ../../nbs/42_kernels.entmax.ipynb #604930a4
 @triton.jit
 def _tile_weights(
     products, m, a, # products, mask and thresholds that broadcast to them
-    eps, # alpha - 1
-    HARD: tl.constexpr, # the mask is 0 or 1
+    eps, band, # alpha - 1, `_Band`
 ): # -> p, s, u, log p
     "Weight, slope, base and logarithm of the weight of each pair."
-    p, u, log_p = _deformed_exp(_entmax_scores(products, m, HARD)-a, eps)
+    p, u, log_p = _deformed_exp(_entmax_scores(products, m, band)-a, eps)
     return p, _slope(p, u), u, log_p
-
-# %% ../../nbs/42_kernels.entmax.ipynb #1965ded3
-@triton.jit
-def _tile_after(
-    t, ahead, skip, count, # the turn, and `_band_tiles`
-): # -> the tile of the turn after t, far away if there is none
-    "When a word of bits is full."
-    return tl.where(t+1<count, _tile_number(t+1, ahead, skip), 2**30)
 
 # %% ../../nbs/42_kernels.entmax.ipynb #0cd9291c
 @triton.jit
 def _entmax_bound_kernel(
-    q, k, keep, alpha, # [B,H,N,D], [B,HKV,M,D] with strides; [B,M] bytes or None; [B,H] float32
-    threshold, maybe, # written: [B,H,N] lower bounds, and the bits [B,H,tiles,words] of tiles that may hold a weight
-    order, band, shape, # heads, widest first; `_Band`; `_Shape`
-    q_at, k_at, scale, words, # strides; factor of the scores; words of bits per tile of rows
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `_Form`; no query sees later keys
+    q, k, alpha, # `_Heads`; [B,H] float32
+    threshold, maybe, # written: [B,H,N] lower bounds, and for each tile whether it may hold a weight, [B,H,tiles,tiles]
+    order, band, scale, # heads, widest first; `_Band`; factor of the scores
+    CAUSAL: tl.constexpr, # no query sees later keys
     D: tl.constexpr, BLOCK_D: tl.constexpr, # width of the heads, and of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys in its band.
     Rows that are not finite get NaN."""
-    tiles = tl.cdiv(shape.N, BLOCK_M)
-    bh, b, h, tile = _my_tile(order, tiles, shape.H)
-    look = _head_look(band, bh)
+    tiles = tl.cdiv(band.N, BLOCK_M)
+    bh, tile = _my_tile(order, tiles)
+    look = _look(band, bh)
+    b, h, hkv, left, right, sigma = look
     eps = tl.load(alpha+bh)-1
     rows = tile*BLOCK_M + tl.arange(0, BLOCK_M)
-    i = (rows+shape.offset)[:,None]
-    Q = _load_tile(_matrix(q, q_at, b, h), rows, rows<shape.N, q_at[2], D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    i = (rows+band.offset)[:,None]
+    Q = _load_tile(q, b, h, rows, rows<band.N, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     # a query that is not finite (0 * NaN is NaN), or an alpha out of range
     lost = tl.sum(Q.to(tl.float32)*0, 1) + tl.where((eps>=0) & (eps<=1), 0., 1.) != 0
     Q = tl.where(lost[:,None], 0., Q)
-    K_rows = _matrix(k, k_at, b, h//(shape.H//shape.HKV))
-    maybe += (bh*tiles+tile).to(tl.int64)*words
+    maybe += (bh*tiles+tile).to(tl.int64)*tl.cdiv(band.M, BLOCK_N)
     c = tl.full([BLOCK_M], -float('inf'), tl.float32)
     rate = tl.full([BLOCK_M], 1., tl.float32)
-    word = 0
-    ahead, skip, turns = _key_tiles(tile*BLOCK_M+shape.offset, b, look, band,
-                                   shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = _tiles(tile*BLOCK_M+band.offset, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
     for t in range(0, turns[3]):
         # m, dm: [BLOCK_M, BLOCK_N]
-        j, real, m, dm = _keys_of_turn(t, ahead, skip, i, keep, b, shape, band,
-                                      look, FORM, CAUSAL, BLOCK_N)
-        K = _load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-        z = _entmax_scores(_dot(Q, tl.trans(K))*scale, m, FORM.smooth=='hard')
+        j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N)
+        K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+        z = _entmax_scores(_dot(Q, tl.trans(K))*scale, m, band)
         c, rate = _online_entmax_update(c, rate, z, eps)
-        word = _note_live(maybe, word, _may_weigh(tl.max(z, 1), c, eps),
-                         _tile_number(t, ahead, skip), _tile_after(t, ahead, skip, turns[3]))
-    tl.store(threshold + bh.to(tl.int64)*shape.N + rows,
-             tl.where(lost & (c>-float('inf')), float('nan'), c),
-             mask=rows<shape.N)
+        tl.store(maybe + _tile(t, ahead, skip), _may_weigh(tl.max(z, 1), c, eps))
+    tl.store(threshold + bh.to(tl.int64)*band.N + rows,
+             tl.where(lost & (c>-float('inf')), float('nan'), c), mask=rows<band.N)
 
 # %% ../../nbs/42_kernels.entmax.ipynb #de536068
 @triton.jit
 def _entmax_forward_kernel(
-    q, k, v, keep, alpha, maybe, # as above, values [B,HKV,M,DV] with strides, and the bits
-    # written: [B,H,N,DV]; [B,H,N], read first, +inf for rows that send nothing back;
-    # the bits of tiles that do hold a weight
-    out, threshold, live,
-    order, band, shape, # heads, widest first; `_Band`; `_Shape`
-    q_at, k_at, v_at, scale, words, # strides; factor of the scores; words of bits per tile of rows
-    tol, # steps of the threshold end where none is longer
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `_Form`; no query sees later keys
+    q, k, v, alpha, maybe, # as above
+    out, live, # written: `_Heads`; for each tile whether it does hold a weight, 0 before
+    threshold, # [B,H,N], read, then written; +inf for rows that send nothing back
+    order, band, scale, tol, # as above; steps of the threshold end where none is longer
+    CAUSAL: tl.constexpr, # no query sees later keys
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head
     and reads the tiles of its band that may hold a weight."""
-    tiles = tl.cdiv(shape.N, BLOCK_M)
-    bh, b, h, tile = _my_tile(order, tiles, shape.H)
-    look = _head_look(band, bh)
+    tiles = tl.cdiv(band.N, BLOCK_M)
+    bh, tile = _my_tile(order, tiles)
+    look = _look(band, bh)
+    b, h, hkv, left, right, sigma = look
     eps = tl.load(alpha+bh)-1
     rows = tile*BLOCK_M + tl.arange(0, BLOCK_M)
-    i = (rows+shape.offset)[:,None]
-    threshold += bh.to(tl.int64)*shape.N
-    a = tl.load(threshold+rows, mask=rows<shape.N, other=-float('inf'))
-    lost = a!=a
-    some = a>-float('inf')
+    i = (rows+band.offset)[:,None]
+    threshold += bh.to(tl.int64)*band.N
+    a = tl.load(threshold+rows, mask=rows<band.N, other=-float('inf'))
+    lost, some = a!=a, a>-float('inf')
     a = tl.where(some, a, float('inf'))
-    Q = _load_tile(_matrix(q, q_at, b, h), rows, some, q_at[2], D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    hkv = h//(shape.H//shape.HKV)
-    K_rows, V_rows = _matrix(k, k_at, b, hkv), _matrix(v, v_at, b, hkv)
-    maybe += (bh*tiles+tile).to(tl.int64)*words
-    live += (bh*tiles+tile).to(tl.int64)*words
-    ahead, skip, turns = _key_tiles(tile*BLOCK_M+shape.offset, b, look, band,
-                                   shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    Q = _load_tile(q, b, h, rows, some, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    flags = (bh*tiles+tile).to(tl.int64)*tl.cdiv(band.M, BLOCK_N)
+    ahead, skip, turns = _tiles(tile*BLOCK_M+band.offset, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
     furthest, steps = tol+1, 0
     # scores so large that float32 rounds by more than tol must end as well
     while (furthest>tol) & (steps<12):
-        S = tl.zeros([BLOCK_M], tl.float32)
-        R = tl.zeros([BLOCK_M], tl.float32)
+        S, R = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
         for t in range(0, turns[3]):
-            if _is_live(maybe, _tile_number(t, ahead, skip)):
-                # m, dm: [BLOCK_M, BLOCK_N]
-                j, real, m, dm = _keys_of_turn(t, ahead, skip, i, keep, b, shape, band,
-                                              look, FORM, CAUSAL, BLOCK_N)
-                K = _load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-                p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m,
-                                              a[:,None], eps, FORM.smooth=='hard')
+            tile_of_keys = _tile(t, ahead, skip)
+            if tl.load(maybe+flags+tile_of_keys)!=0:
+                j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)
+                K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)
+                p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m, a[:,None], eps, band)
                 S += tl.sum(p, 1)
                 R += tl.sum(s, 1)
         step, rate = _newton_step(S, R, eps)
         a += step
         furthest, steps = tl.max(tl.abs(step), 0), steps+1
-    S = tl.zeros([BLOCK_M], tl.float32)
-    R = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    fix = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    word = 0
+    S, R = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    acc, fix = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     for t in range(0, turns[3]):
-        weighs = 0
-        if _is_live(maybe, _tile_number(t, ahead, skip)):
-            # m, dm: [BLOCK_M, BLOCK_N]
-            j, real, m, dm = _keys_of_turn(t, ahead, skip, i, keep, b, shape, band,
-                                          look, FORM, CAUSAL, BLOCK_N)
-            K = _load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-            V = _load_tile(V_rows, j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m,
-                                          a[:,None], eps, FORM.smooth=='hard')
+        tile_of_keys = _tile(t, ahead, skip)
+        if tl.load(maybe+flags+tile_of_keys)!=0:
+            j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)  # [BLOCK_M, BLOCK_N]
+            K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+            V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
+            p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m, a[:,None], eps, band)
             acc += _dot(p.to(V.dtype), V)
             fix += _dot(s.to(V.dtype), V)
             S += tl.sum(p, 1)
             R += tl.sum(s, 1)
-            weighs = tl.max(tl.max((u>0).to(tl.int32), 1), 0)
-        word = _note_live(live, word, weighs,
-                         _tile_number(t, ahead, skip), _tile_after(t, ahead, skip, turns[3]))
+            tl.store(live+flags+tile_of_keys, tl.max(tl.max((u>0).to(tl.int32), 1), 0).to(tl.int8))
     excess = tl.where(R>0, (S-1)/tl.where(R>0, R, 1.), 0.)
     o = tl.where(lost[:,None], float('nan'), acc-excess[:,None]*fix)
-    _store_tile(out + bh.to(tl.int64)*shape.N*DV, o, rows, rows<shape.N, DV, DV, BLOCK_DV)
-    tl.store(threshold+rows, a+excess, mask=rows<shape.N)
+    _store_tile(out, b, h, rows, rows<band.N, o, DV, BLOCK_DV)
+    tl.store(threshold+rows, a+excess, mask=rows<band.N)
 
 # %% ../../nbs/42_kernels.entmax.ipynb #05f0d054
 def _tile_sizes(q, v, way):
-    """Block sizes, warps and stages, and the sizes of the tiles that have a bit;
+    """Block sizes, warps and stages, and the sizes of the tiles that have a flag;
     `way` is 'rows' (forward), 'dq' or 'dkv'."""
     d = max(q.shape[-1], v.shape[-1])
     size = 32 if _INTERPRETED.value or q.dtype==torch.float32 or d>128 else 64
     sizes = dict(BLOCK_M=16 if q.dtype==torch.float32 and d>64 else size, BLOCK_N=size)
     if not _INTERPRETED.value: sizes |= dict(num_warps=4 if d<=64 else 8, num_stages=2)
-    bits = dict(BIT_M=sizes['BLOCK_M'], BIT_N=sizes['BLOCK_N'])
+    flags = dict(FLAG_M=sizes['BLOCK_M'], FLAG_N=sizes['BLOCK_N'])
     if way=='dq': sizes['BLOCK_N'] //= 2
     # the least that a product takes
     if way=='dkv': sizes['BLOCK_M'] = max(16, sizes['BLOCK_M']//2)
-    return sizes | bits
-
-def _bits(q, k, v):
-    "Room for one bit a tile: [B,H,tiles of rows,words], all zero."
-    tiles = _tile_sizes(q, v, 'rows')
-    return q.new_zeros(*q.shape[:2], triton.cdiv(q.shape[2], tiles['BIT_M']),
-                       triton.cdiv(triton.cdiv(k.shape[2], tiles['BIT_N']), 32),
-                       dtype=torch.int32)
+    return sizes | flags
 
 # %% ../../nbs/42_kernels.entmax.ipynb #590537bb
-@torch.library.custom_op("dynattn::entmax_forward", mutates_args=())
-def _entmax_forward(
-    q:Tensor, k:Tensor, v:Tensor, # [B,H,N,D], [B,HKV,M,D], [B,HKV,M,DV], the last axis contiguous
-    keep:Tensor|None, texts:Tensor|None, # [B,M] int8; [B,2,N] int32, first and last position of each token's text
-    alpha:Tensor, width:Tensor, left:Tensor, right:Tensor, # [B,H] float32, float32, int32, int32
-    scale:float, n_global:int, q_offset:int, is_causal:bool, # as `attention` has them
-    curve:str, smooth:str, numbers:Sequence[float], # `_Form`, then ramp and unit
-) -> tuple[Tensor,Tensor,Tensor]: # [B,H,N,DV]; thresholds [B,H,N]; bits of the tiles that hold weight
-    "Output, threshold of each row, and which tiles of keys it needs."
-    known = _named(q, k, v, texts, width, left, right,
-                 scale, n_global, q_offset, is_causal, curve, smooth, numbers)
-    known |= _tile_sizes(q, v, 'rows')
-    maybe,live = _bits(q, k, v),_bits(q, k, v)
-    out = q.new_empty(*q.shape[:3], v.shape[-1])
-    threshold = q.new_empty(q.shape[:3], dtype=torch.float32)
-    # tol of the last step taken; what is left is its square, and after the correction the square of that
-    known |= dict(words=live.shape[3], tol=2**-7 if q.dtype==torch.float32 else 2**-4)
-    _launch(_entmax_bound_kernel, known, q, k, keep, alpha, threshold, maybe)
-    _launch(_entmax_forward_kernel, known, q, k, v, keep, alpha, maybe, out, threshold, live)
-    return out,threshold,live
+def _empty_out(x): # -> out; a byte for each tile, 0; threshold of each row
+    "Memory for the results."
+    sizes,(n,m) = _tile_sizes(x.q, x.v, 'rows'),(x.q.shape[2],x.k.shape[2])
+    tiles = triton.cdiv(n, sizes['FLAG_M']),triton.cdiv(m, sizes['FLAG_N'])
+    out,_,threshold = _empty_rows(x)
+    return out,x.q.new_zeros(*x.q.shape[:2], *tiles, dtype=torch.int8),threshold
 
-@_entmax_forward.register_fake
-def _(q, k, v, *rest):
-    return (q.new_empty(*q.shape[:3], v.shape[-1]),
-            q.new_empty(q.shape[:3], dtype=torch.float32),_bits(q, k, v))
+def _forward(plan, x):
+    "Output, which tiles of keys hold weight, thresholds."
+    out,live,threshold = _empty_out(x)
+    # tol of the last step taken; what is left is its square, and after the correction the square of that
+    known = _known(plan, x) | _tile_sizes(x.q, x.v, 'rows') | dict(
+        alpha=_per_head(x.alpha, x), tol=2**-7 if x.q.dtype==torch.float32 else 2**-4,
+        threshold=threshold, maybe=torch.empty_like(live))
+    _launch(_entmax_bound_kernel, known)
+    _launch(_entmax_forward_kernel, known, out=_heads(out), live=live)
+    return out,live,threshold
 
 # %% ../../nbs/42_kernels.entmax.ipynb #c4d91e91
 @triton.jit
 def _entmax_dq_kernel(
-    q, k, v, keep, alpha, out, threshold, live, dout, # as forward took and left them; [B,H,N,DV] contiguous
-    dq, delta, dwidth, dalpha, # written: [B,H,N,D]; [B,H,N], delta + dO.O; [B,H,tiles] or None, both
-    order, band, shape, # heads, widest first; `_Band`; `_Shape`
-    q_at, k_at, v_at, scale, words, # strides; factor of the scores; words of bits per tile of rows
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `_Form`; no query sees later keys
+    q, k, v, alpha, out, dout, threshold, live, # as forward took and left them, and the gradient of the output
+    dq, delta, dsigma, dalpha, # written: like q; [B,H,N], delta + dO.O; [B,H,tiles] or None, both
+    order, band, scale, # heads, widest first; `_Band`; factor of the scores
+    CAUSAL: tl.constexpr, # no query sees later keys
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
-    BIT_N: tl.constexpr, # keys of a tile that has a bit
+    FLAG_N: tl.constexpr, # keys of a tile that has a flag
 ):
     "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the tiles that hold weight."
-    tiles = tl.cdiv(shape.N, BLOCK_M)
-    bh, b, h, tile = _my_tile(order, tiles, shape.H)
-    look = _head_look(band, bh)
+    tiles = tl.cdiv(band.N, BLOCK_M)
+    bh, tile = _my_tile(order, tiles)
+    look = _look(band, bh)
+    b, h, hkv, left, right, sigma = look
     eps = tl.load(alpha+bh)-1
     rows = tile*BLOCK_M + tl.arange(0, BLOCK_M)
-    i = (rows+shape.offset)[:,None]
-    at = bh.to(tl.int64)*shape.N
-    a = tl.load(threshold+at+rows, mask=rows<shape.N, other=float('inf'))
-    Q = _load_tile(_matrix(q, q_at, b, h), rows, a<float('inf'), q_at[2], D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    O = _load_tile(out + at*DV, rows, a<float('inf'), DV, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
-    dO = _load_tile(dout + at*DV, rows, a<float('inf'), DV, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
+    i = (rows+band.offset)[:,None]
+    at = bh.to(tl.int64)*band.N
+    a = tl.load(threshold+at+rows, mask=rows<band.N, other=float('inf'))
+    Q = _load_tile(q, b, h, rows, a<float('inf'), D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    O = _load_tile(out, b, h, rows, a<float('inf'), DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
+    dO = _load_tile(dout, b, h, rows, a<float('inf'), DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
     mean = tl.sum(O.to(tl.float32)*dO.to(tl.float32), 1)
-    hkv = h//(shape.H//shape.HKV)
-    K_rows, V_rows = _matrix(k, k_at, b, hkv), _matrix(v, v_at, b, hkv)
-    live += (bh*tiles+tile).to(tl.int64)*words
+    live += (bh*tiles+tile).to(tl.int64)*tl.cdiv(band.M, FLAG_N)
     zero = tl.zeros([BLOCK_M], tl.float32)
     R, Rg, F, Fg, W, Wg = zero, zero, zero, zero, zero, zero
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    fix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    ahead, skip, turns = _key_tiles(tile*BLOCK_M+shape.offset, b, look, band,
-                                   shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    acc, fix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    ahead, skip, turns = _tiles(tile*BLOCK_M+band.offset, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
     for t in range(0, turns[3]):
-        if _is_live(live, _tile_number(t, ahead, skip)*BLOCK_N//BIT_N):
-            # m, dm: [BLOCK_M, BLOCK_N]
-            j, real, m, dm = _keys_of_turn(t, ahead, skip, i, keep, b, shape, band,
-                                          look, FORM, CAUSAL, BLOCK_N)
-            K = _load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-            V = _load_tile(V_rows, j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m,
-                                          a[:,None], eps, FORM.smooth=='hard')
+        tile_of_keys = _tile(t, ahead, skip)
+        if tl.load(live + tile_of_keys*BLOCK_N//FLAG_N)!=0:
+            j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)  # m, dm: [BLOCK_M, BLOCK_N]
+            K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+            V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
+            p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m, a[:,None], eps, band)
             g = _dot(dO, tl.trans(V))-mean[:,None]
             R += tl.sum(s, 1)
             Rg += tl.sum(s*g, 1)
@@ -266,114 +212,84 @@ def _entmax_dq_kernel(
                 f = s*_alpha_pull(log_p, u, eps)
                 F += tl.sum(f, 1)
                 Fg += tl.sum(f*g, 1)
-            if dwidth is not None:
+            if dsigma is not None:
                 w = s*dm/tl.where(m>0, m, 1.)
                 W += tl.sum(w, 1)
                 Wg += tl.sum(w*g, 1)
             acc += _dot((s*g).to(K.dtype), K)
             fix += _dot(s.to(K.dtype), K)
     d = Rg/tl.where(R>0, R, 1.)
-    tl.store(delta+at+rows, d+mean, mask=rows<shape.N)
-    _store_tile(dq + at*D, (acc-d[:,None]*fix)*scale, rows, rows<shape.N, D, D, BLOCK_D)
+    tl.store(delta+at+rows, d+mean, mask=rows<band.N)
+    _store_tile(dq, b, h, rows, rows<band.N, (acc-d[:,None]*fix)*scale, D, BLOCK_D)
     if dalpha is not None: tl.store(dalpha + bh*tiles + tile, tl.sum(d*F-Fg, 0))
-    if dwidth is not None: tl.store(dwidth + bh*tiles + tile, tl.sum(Wg-d*W, 0))
+    if dsigma is not None: tl.store(dsigma + bh*tiles + tile, tl.sum(Wg-d*W, 0))
 
 # %% ../../nbs/42_kernels.entmax.ipynb #94209faf
 @triton.jit
 def _entmax_dkv_kernel(
-    q, k, v, keep, alpha, threshold, live, dout, delta, # as forward and `_entmax_dq_kernel` left them
-    dk, dv, # written: [B,HKV,M,D] and [B,HKV,M,DV]
-    order, band, shape, q_at, k_at, v_at, scale, words, # the order of the B*HKV heads of the keys
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `_Form`; no query sees later keys
+    q, k, v, alpha, dout, threshold, live, delta, # as forward and `_entmax_dq_kernel` left them
+    dk, dv, # written, like k and v
+    order, band, scale, # here the order of the B*HKV heads of the keys
+    CAUSAL: tl.constexpr, # no query sees later keys
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
-    BIT_M: tl.constexpr, BIT_N: tl.constexpr, # queries and keys of a tile that has a bit
+    FLAG_M: tl.constexpr, FLAG_N: tl.constexpr, # queries and keys of a tile that has a flag
 ):
     """Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head
-    and reads the queries, of every head of its group, whose bit for this tile is set."""
-    bh, b, hkv, tile = _my_tile(order, tl.cdiv(shape.M, BLOCK_N), shape.HKV)
+    and reads the queries, of every head of its group, whose flag for this tile is set."""
+    bkv, tile = _my_tile(order, tl.cdiv(band.M, BLOCK_N))
+    b, hkv = bkv//band.HKV, bkv%band.HKV
     j = tile*BLOCK_N + tl.arange(0, BLOCK_N)
-    real = _real_keys(keep, b, j, shape.M)
-    K = _load_tile(_matrix(k, k_at, b, hkv), j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-    V = _load_tile(_matrix(v, v_at, b, hkv), j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
+    real = _real_keys(band, b, j)
+    K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
     acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
-    group = shape.H//shape.HKV
+    group = band.H//band.HKV
     for h in range(hkv*group, hkv*group+group):
-        head = b*shape.H+h
-        look = _head_look(band, head)
+        head = b*band.H+h
+        look = _look(band, head)
+        left, right = look[3], look[4]
         eps = tl.load(alpha+head)-1
-        at = head.to(tl.int64)*shape.N
-        ahead, skip, turns = _query_tiles(tile*BLOCK_N, b, look, band,
-                                         shape, CAUSAL, BLOCK_N, BLOCK_M)
+        at = head.to(tl.int64)*band.N
+        ahead, skip, turns = _tiles(tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, BLOCK_M)
         for t in range(0, turns[3]):
-            if _is_live(live + (head*tl.cdiv(shape.N, BIT_M)
-                               + _tile_number(t, ahead, skip)*BLOCK_M//BIT_M).to(tl.int64)*words,
-                       tile*BLOCK_N//BIT_N):
-                rows = _tile_positions(t, ahead, skip, BLOCK_M)
-                a = tl.load(threshold+at+rows, mask=rows<shape.N, other=float('inf'))
-                Q = _load_tile(_matrix(q, q_at, b, h), rows, a<float('inf'), q_at[2], D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-                dO = _load_tile(dout + at*DV, rows, a<float('inf'), DV, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
-                d = tl.load(delta+at+rows, mask=rows<shape.N, other=0.)
-                i = (rows+shape.offset)[None,:]
-                see = _same_text(band, b, i, j[:,None], real[:,None], shape.M)
-                m, dm = _pair_mask(i, j[:,None], see, band, look, FORM, CAUSAL)  # [BLOCK_N, BLOCK_M]
-                p, s, u, log_p = _tile_weights(_dot(K, tl.trans(Q))*scale, m,
-                                              a[None,:], eps, FORM.smooth=='hard')
+            tile_of_rows = _tile(t, ahead, skip)
+            flags = head*tl.cdiv(band.N, FLAG_M) + tile_of_rows*BLOCK_M//FLAG_M  # which row of flags
+            if tl.load(live + flags.to(tl.int64)*tl.cdiv(band.M, FLAG_N) + tile*BLOCK_N//FLAG_N)!=0:
+                rows = tile_of_rows*BLOCK_M + tl.arange(0, BLOCK_M)
+                a = tl.load(threshold+at+rows, mask=rows<band.N, other=float('inf'))
+                Q = _load_tile(q, b, h, rows, a<float('inf'), D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+                dO = _load_tile(dout, b, h, rows, a<float('inf'), DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
+                d = tl.load(delta+at+rows, mask=rows<band.N, other=0.)
+                i = (rows+band.offset)[None,:]
+                m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL)  # [BLOCK_N, BLOCK_M]
+                p, s, u, log_p = _tile_weights(_dot(K, tl.trans(Q))*scale, m, a[None,:], eps, band)
                 acc_v += _dot(p.to(dO.dtype), dO)
                 ds = s*(_dot(V, tl.trans(dO))-d[None,:])
                 acc_k += _dot(ds.to(Q.dtype), Q)
-    at = bh.to(tl.int64)*shape.M
-    _store_tile(dk + at*D, acc_k*scale, j, j<shape.M, D, D, BLOCK_D)
-    _store_tile(dv + at*DV, acc_v, j, j<shape.M, DV, DV, BLOCK_DV)
+    _store_tile(dk, b, hkv, j, j<band.M, acc_k*scale, D, BLOCK_D)
+    _store_tile(dv, b, hkv, j, j<band.M, acc_v, DV, BLOCK_DV)
 
 # %% ../../nbs/42_kernels.entmax.ipynb #21915b66
-@torch.library.custom_op("dynattn::entmax_backward", mutates_args=())
-def _entmax_backward(
-    dout:Tensor, # [B,H,N,DV] contiguous
-    q:Tensor, k:Tensor, v:Tensor, # as `_entmax_forward` took them
-    keep:Tensor|None, texts:Tensor|None, # as `_entmax_forward` took them
-    alpha:Tensor, width:Tensor, left:Tensor, right:Tensor, # as `_entmax_forward` took them
-    out:Tensor, threshold:Tensor, live:Tensor, # as it returned them
-    wants_alpha:bool, wants_width:bool, # whether these gradients are computed, else they are zero
-    scale:float, n_global:int, q_offset:int, is_causal:bool, # as `_entmax_forward` took them
-    curve:str, smooth:str, numbers:Sequence[float], # as `_entmax_forward` took them
-) -> tuple[Tensor,Tensor,Tensor,Tensor,Tensor]: # dq, dk, dv like q, k, v, contiguous; dalpha and dwidth [B,H]
-    "Gradients of queries, keys, values, alpha and width."
-    known = _named(q, k, v, texts, width, left, right,
-                 scale, n_global, q_offset, is_causal, curve, smooth, numbers)
-    known |= dict(words=live.shape[3])
-    dq,dk,dv,delta = (t.new_empty(t.shape) for t in (q,k,v,threshold))
-    dwidth,dalpha = (threshold.new_empty(live.shape[:3]) if wants else None
-                     for wants in (wants_width,wants_alpha))
-    _launch(_entmax_dq_kernel, known | _tile_sizes(q, v, 'dq'), q, k, v, keep, alpha, out, threshold, live, dout, dq,
-           delta, dwidth, dalpha)
-    _launch(_entmax_dkv_kernel, known | _tile_sizes(q, v, 'dkv'), q, k, v, keep, alpha, threshold, live, dout, delta,
-           dk, dv, keys=True)
-    return (dq, dk, dv,
-            *(torch.zeros_like(width) if d is None else d.sum(-1) for d in (dalpha,dwidth)))
-
-# %% ../../nbs/42_kernels.entmax.ipynb #161f6dc8
-@_entmax_backward.register_fake
-def _(dout, q, k, v, keep, texts, alpha, width, *rest):
-    return (*(t.new_empty(t.shape) for t in (q,k,v)),
-            width.new_empty(width.shape),width.new_empty(width.shape))
-
-_differentiable(_entmax_forward, _entmax_backward, 2)
-
-# %% ../../nbs/42_kernels.entmax.ipynb #909054be
-def _head_alpha(
-    alpha:float|Tensor, # from 1 to 2: a number, [H] or [B,H]
-    b:int, # B
-    h:int, # H
-    device=None, # of the result
-) -> Tensor: # [B,H] float32, differentiable
-    "One alpha per head."
-    if not isinstance(alpha, Tensor): return torch.full((b,h), float(alpha), device=device)
-    return alpha.float().to(device, non_blocking=True).expand(b, h).contiguous()
+def _backward(plan, x, dout, out, live, threshold, wanted):
+    "Gradients of queries, keys, values, sigma and alpha, in the order of `Inputs`."
+    known = _known(plan, x) | dict(
+        alpha=_per_head(x.alpha, x), out=_heads(out), dout=_heads(_rows(dout)), threshold=threshold, live=live,
+        delta=torch.empty_like(threshold))
+    dq,dk,dv = map(empty_like, x[:3])
+    dsigma,dalpha = (threshold.new_empty(live.shape[:3]) if wants else None for wants in (wanted[3],wanted[5]))
+    _launch(_entmax_dq_kernel, known | _tile_sizes(x.q, x.v, 'dq'), dq=_heads(dq), dsigma=dsigma, dalpha=dalpha)
+    if wanted[1] or wanted[2]:
+        _launch(_entmax_dkv_kernel, known | _tile_sizes(x.q, x.v, 'dkv'), keys=True, dk=_heads(dk), dv=_heads(dv))
+    dsigma,dalpha = (t if t is None else _folded(t.sum(-1), learns)
+                     for t,learns in ((dsigma,x.sigma),(dalpha,x.alpha)))
+    return dq,dk,dv,dsigma,None,dalpha,None,None
 
 # %% ../../nbs/42_kernels.entmax.ipynb #4f6c7875
+_attend = _operator('entmax_attention', _forward, _backward, _empty_out)
+
 def entmax_attention(
     q:Tensor, # [B,H,N,d] queries: float16, bfloat16 or float32, d <= 256
     k:Tensor, # [B,Hkv,M,d] keys, Hkv divides H
@@ -390,7 +306,5 @@ def _attend_entmax(
     call:Call, # checked arguments; alpha None is 1
 ) -> Tensor: # [B,H,N,dv]
     "`entmax_attention` of a `Call`."
-    tensors,limits,rest = _prepare(call)
-    alpha = _head_alpha(1. if call.alpha is None else call.alpha, *call.q.shape[:2],
-                       call.q.device)
-    return _entmax_forward(*tensors, alpha, *limits, *rest)[0]
+    plan,x = _served(call)
+    return _attend(plan, x if call.alpha is not None else x._replace(alpha=torch.ones((), device=x.q.device)))

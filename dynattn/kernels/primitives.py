@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 from ..call import Call, serve
 from ..window import Window
+from ..band.plan import (Inputs, Plan, _most, _run_of_keys, _sees, _widths, default_window, describe, is_default,
+                               prepare, refuses, transformed)
+from ..band.operator import _define, _flat
 
 # %% ../../nbs/40_kernels.primitives.ipynb #59cae81c
 try: import triton, triton.language as tl
@@ -21,6 +24,7 @@ except ImportError as e:
 
 # %% ../../nbs/40_kernels.primitives.ipynb #edfaed0d
 _INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET')=='1')
+def _shared(f): return f if _INTERPRETED.value else triton.jit(f)  # in the interpreter a kernel is Python
 
 # %% ../../nbs/40_kernels.primitives.ipynb #ea793a01
 @triton.jit
@@ -34,135 +38,144 @@ def _dot(
     return tl.dot(a, b, input_precision='ieee')
 
 # %% ../../nbs/40_kernels.primitives.ipynb #ef6141eb
-@triton.jit
-def _matrix(
-    ptr, strides, # of a tensor [B,H,N,d]
-    b, h, # batch row and head
-): # -> pointer to row 0 of [N,d]
-    "Where head `h` of batch row `b` begins."
-    return ptr + tl.cast(b, tl.int64)*strides[0] + tl.cast(h, tl.int64)*strides[1]
+class _Heads(NamedTuple):
+    "A tensor [B,H,N,d] as a kernel takes it; its last axis is contiguous."
+    data:object # pointer
+    batch:int # from one row of the batch to the next
+    head:int # from one head to the next
+    row:int # from one query or key to the next
+
+def _heads(t): return _Heads(t, *t.stride()[:3])
+def _rows(t): return t if t.stride(-1)==1 else t.contiguous()
 
 # %% ../../nbs/40_kernels.primitives.ipynb #1b50a072
 @triton.jit
-def _load_tile(
-    ptr, # row 0 of a matrix [N,D]
-    rows, keep, # [BLOCK] numbers of the rows, and bool: which of them are read
-    stride, # from one row to the next
+def _places(
+    x, b, h, # `_Heads`, batch row and head
+    rows, # [BLOCK] numbers of the rows
     D: tl.constexpr, BLOCK_D: tl.constexpr, # columns, and those of the tile
-): # -> [BLOCK, BLOCK_D]
-    "These rows of a matrix [N,D]; zeros where `keep` is false and from column D on. Other rows are not read."
+): # -> pointers [BLOCK,BLOCK_D], and which columns exist, [1,BLOCK_D]
+    "Where these rows of a head lie."
     cols = tl.arange(0, BLOCK_D)
-    at = ptr + rows.to(tl.int64)[:,None]*stride + cols[None,:]
-    return tl.load(at, mask=keep[:,None] & (cols<D)[None,:], other=0.)
+    first = x.data + tl.cast(b, tl.int64)*x.batch + tl.cast(h, tl.int64)*x.head
+    return first + rows.to(tl.int64)[:,None]*x.row + cols[None,:], (cols<D)[None,:]
+
+@triton.jit
+def _load_tile(
+    x, b, h, rows, # as above
+    keep, # [BLOCK] bool, which rows are read
+    D: tl.constexpr, BLOCK_D: tl.constexpr, # as above
+): # -> [BLOCK,BLOCK_D]
+    "These rows; zeros where `keep` is false and from column D on. Other rows are not read."
+    at, exists = _places(x, b, h, rows, D, BLOCK_D)
+    return tl.load(at, mask=keep[:,None] & exists, other=0.)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #06659364
 @triton.jit
 def _store_tile(
-    ptr, # row 0 of a matrix [N,D]
-    tile, # [BLOCK, BLOCK_D]
-    rows, keep, # [BLOCK] numbers of the rows, and bool: which of them are written
-    stride, # from one row to the next
-    D: tl.constexpr, BLOCK_D: tl.constexpr, # columns, and those of the tile
+    x, b, h, rows, # as above
+    keep, # [BLOCK] bool, which rows are written
+    tile, # [BLOCK,BLOCK_D]
+    D: tl.constexpr, BLOCK_D: tl.constexpr, # as above
 ):
-    "Write these rows of a matrix [N,D], in its dtype, where `keep` is true."
-    cols = tl.arange(0, BLOCK_D)
-    at = ptr + rows.to(tl.int64)[:,None]*stride + cols[None,:]
-    tl.store(at, tile.to(ptr.dtype.element_ty), mask=keep[:,None] & (cols<D)[None,:])
-
-# %% ../../nbs/40_kernels.primitives.ipynb #7ea67a12
-@triton.jit
-def _real_keys(
-    keep, # pointer to [B,M] bytes, 0 for padding; or None
-    b, j, M, # batch row, numbers of keys of any shape, number of all keys
-    WHOLE: tl.constexpr=False, # whether all of `j` are below M
-): # -> bool, shape of j
-    "True where key `j` of batch row `b` exists and is not padding; all of a tile that is `WHOLE` exist."
-    real = (j<M) | WHOLE
-    if keep is not None:
-        real = real & (tl.load(keep + tl.cast(b, tl.int64)*M + j,
-                               mask=real, other=0)!=0)
-    return real
+    "Write these rows, in the tensor's dtype, where `keep` is true."
+    at, exists = _places(x, b, h, rows, D, BLOCK_D)
+    tl.store(at, tile.to(x.data.dtype.element_ty), mask=keep[:,None] & exists)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #e407cefb
-class _Shape(NamedTuple):
-    "Sizes of one call."
+class _Band(NamedTuple):
+    "A call as its kernels take it; pointers to what is read on the device."
     H:int # heads of the queries
     HKV:int # heads of the keys, divides H
     N:int # queries
     M:int # keys
     offset:int # position of query 0 on the key axis
-
-# %% ../../nbs/40_kernels.primitives.ipynb #f02a82a7
-class _Band(NamedTuple):
-    "How far each head looks: pointers to one number a head [B,H], read on the device."
-    width:object # float32, sigma of the curve, in tokens
-    left:object # int32, keys further back than this are not seen
-    right:object # int32, nor those further ahead
-    ramp:float # length of the ramp in tokens
-    unit:float # one token in the unit of sigma
     n_global:int # leading positions that see and are seen by all
-    texts:object=None # int32 [B,2,N], the first and the last position of each token's text in packed rows, or None
-
-# %% ../../nbs/40_kernels.primitives.ipynb #019d5dd7
-@triton.jit
-def _head_look(
-    band, bh, # `_Band`, and b*H + h
-): # -> width, left, right
-    "How far head `bh` looks."
-    return tl.load(band.width+bh), tl.load(band.left+bh), tl.load(band.right+bh)
-
-# %% ../../nbs/40_kernels.primitives.ipynb #9a1f6cb7
-class _Form(NamedTuple):
-    "Which formula makes the mask; known when a kernel is compiled."
-    curve:str # 'bell' or 'normal'
-    smooth:str # 'hard', 'ramp', 'tanh', 'gaussian' or 'power'
-    T:float=0. # the mask is zero where the curve is not above this
-    gain:float=1. # steepness: top*tanh(gain*(V - base)), or the exponent of 'power'
-    base:float=0. # what the tanh subtracts
-    top:float=1. # what it is multiplied with
-    cap:float=0. # 1: a curve above 1, which a density can be, counts as 1
-
-# %% ../../nbs/40_kernels.primitives.ipynb #3daaef9a
-def _window_form(
-    window, # None, int, pair, or a `Window`
-    m:int, # M, the number of keys, which a unit of 'fraction' refers to
-) -> tuple: # `_Form`, ramp in tokens, one token in the unit of sigma
-    "The parts of a window that are known before a kernel starts."
-    if not isinstance(window, Window): return _Form('bell', 'hard'), 1., 1.
-    token = (1. if window.unit=='tokens' else 2/max(m, 1))
-    T = window.T or 0.
-    p = window.p or 1.
-    cap = float(window.curve=='normal' and window.smooth!='tanh')
-    form = _Form(window.curve, window.smooth, T, p, cap=cap)
-    if window.smooth=='edge':
-        form = _Form(window.curve, 'tanh', T, p/(1-T),
-                    T, 1/math.tanh(p), cap)
-    return form,(window.ramp or 1.)/token,token
-
-# %% ../../nbs/40_kernels.primitives.ipynb #b47f825a
-_FAR = 2**30 # tokens, further than any sequence is long
+    left:object # int32 [B,H], keys further back than this are not seen
+    right:object # int32 [B,H], nor those further ahead
+    keep:object=None # int8 [B,M], 0 for keys that take no part
+    texts:object=None # int32 [B,2,N], first and last position of each token's text in packed rows
+    sigma:object=None # float32 [B,H], of the default window's curve
+    unit:float=1. # one token in the unit of sigma
+    T:float=0. # the default window is top*tanh(gain*(V - T)), V its curve
+    gain:float=1.
+    top:float=1.
+    table:object=None # float32 [B,H,2,W] of any other window: mask and its slope in sigma, by offset
+    entries:int=0 # W
+    table_first:int=0 # offset of the first entry
 
 # %% ../../nbs/40_kernels.primitives.ipynb #d36fd5d9
-def _window_limits(
-    window, # None, int, pair, or a `Window` with one sigma a head
-    b:int, # B
-    h:int, # H
-    m:int, # M, the number of keys
-    device=None, # of the result
-) -> tuple: # width float32, left and right int32, each [B,H]; differentiable in sigma by `width`
-    "The parts of a window that are only known on the device; nothing here waits for them."
-    if not isinstance(window, Window):
-        sides = window if isinstance(window, (tuple,list)) else (window,window)
-        far = [_FAR if w is None else w for w in sides]
-        return torch.ones(b, h, device=device),*(torch.full((b,h), w, dtype=torch.int32, device=device) for w in far)
-    scale = window.scale(m).float()
-    if window.curve=='normal': scale = scale.clamp(min=1e-18)  # as in chapter 14
-    width = scale/(1. if window.unit=='tokens' else 2/max(m, 1))
-    reach = ((window.edge(m).detach().clamp(0, _FAR).ceil()-1)
-             .clamp(min=0 if window.curve=='bell' else -1).int())
-    sides = (reach if r is None else reach.clamp(max=r) for r in window.reach)
-    return tuple(t.to(device, non_blocking=True).expand(b, h).contiguous()
-                 for t in (width,*sides))
+def _describe(window, m, left, right, device): # as `describe` of chapter 31
+    "Numbers of the plan, sigma and table; the table [...,2,W] is mask and slope, and sigma gets the gradient."
+    if not isinstance(window, Window) or is_default(window): return describe(window, m, left, right, device)
+    window = window.replace(sigma=window.sigma.to(device))
+    offsets = torch.arange(left+right+1, device=device)-left
+    with torch.no_grad(): table = torch.stack([f(offsets, n=m) for f in (window.mask,window.dmask)], -2)
+    return dict(table_first=-left),window.sigma,table
+
+def _limits(
+    plan:Plan, # from `prepare(call, _describe)`
+    x:Inputs, # likewise
+) -> list: # left and right, int32 [B,H]
+    "How far each head looks; nothing here waits for the device."
+    m,most = x.k.shape[2],_most(plan, x.q.shape[2], x.k.shape[2])
+    reach = (torch.full((), 2**31-1, device=x.q.device),)*2
+    if x.table is not None:
+        offsets = torch.arange(x.table.shape[-1], device=x.q.device)+plan.table_first
+        seen = x.table[...,0,:]>0
+        reach = [torch.where(seen, far, 0).amax(-1).clamp(min=0) for far in (-offsets,offsets)]
+    elif x.sigma is not None: reach = _widths(default_window(plan, x.sigma), m)
+    return [_per_head(t.clamp(max=w), x, torch.int32) for t,w in zip(reach, most)]
+
+def _per_head(t, x, dtype=torch.float32): # -> [B,H]
+    return t.detach().to(x.q.device, dtype).expand(x.q.shape[:2]).contiguous()
+
+# %% ../../nbs/40_kernels.primitives.ipynb #40e00002
+def _texts(segments): # [B,N] that do not decrease -> int32 [B,2,N]
+    "The first and the last position of the text that each token belongs to."
+    ids = segments.contiguous()
+    first,beyond = (torch.searchsorted(ids, ids, right=right) for right in (False,True))
+    return torch.stack([first, beyond-1], 1).int()
+
+def _band(
+    plan:Plan, # from `prepare(call, _describe)`
+    x:Inputs, # likewise
+) -> _Band:
+    "The record that kernels take."
+    (b,h,n,_),(_,hkv,m,_) = x.q.shape,x.k.shape
+    band = _Band(h, hkv, n, m, plan.q_offset, plan.n_global, *_limits(plan, x))
+    if x.keep is not None: band = band._replace(keep=x.keep.to(torch.int8).contiguous())
+    if x.segments is not None: band = band._replace(texts=_texts(x.segments))
+    if x.table is not None:
+        table = x.table.detach().float().expand(b, h, *x.table.shape[-2:]).contiguous()
+        return band._replace(table=table, entries=table.shape[-1], table_first=plan.table_first)
+    if x.sigma is None: return band
+    window = default_window(plan, x.sigma.detach())
+    return band._replace(sigma=_per_head(window.scale(m), x), unit=2/max(m, 1) if plan.fraction else 1.,
+                         T=plan.T, gain=plan.p/(1-plan.T), top=1/math.tanh(plan.p))
+
+# %% ../../nbs/40_kernels.primitives.ipynb #40e00005
+@triton.jit
+def _look(
+    band, bh, # `_Band`, and b*H + h
+): # -> b, h, head of the keys, left, right, sigma
+    "The head and how far it looks."
+    sigma = 1.
+    if band.sigma is not None: sigma = tl.load(band.sigma+bh)
+    h = bh%band.H
+    return bh//band.H, h, h//(band.H//band.HKV), tl.load(band.left+bh), tl.load(band.right+bh), sigma
+
+# %% ../../nbs/40_kernels.primitives.ipynb #7ea67a12
+@triton.jit
+def _real_keys(
+    band, b, j, # `_Band`, batch row, numbers of keys of any shape
+    WHOLE: tl.constexpr=False, # whether all of `j` are below M
+): # -> bool, shape of j
+    "True where key `j` of batch row `b` exists and takes part; all of a tile that is `WHOLE` exist."
+    real = (j<band.M) | WHOLE
+    if band.keep is not None:
+        real = real & (tl.load(band.keep + tl.cast(b, tl.int64)*band.M + j, mask=real, other=0)!=0)
+    return real
 
 # %% ../../nbs/40_kernels.primitives.ipynb #fbd7e4e4
 def _widest_first(
@@ -176,137 +189,58 @@ def _widest_first(
 @triton.jit
 def _my_tile(
     order, # pointer to [B*H], as from `_widest_first`
-    tiles, H, # programs per head, and heads
-): # -> b*H + h, b, h, tile
+    tiles, # programs per head
+): # -> b*H + h, tile
     "The head and the tile of this program: `tiles` programs a head, head after head in the given order."
-    bh = tl.load(order + tl.program_id(0)//tiles)
-    return bh, bh//H, bh%H, tl.program_id(0)%tiles
+    return tl.load(order + tl.program_id(0)//tiles), tl.program_id(0)%tiles
 
 # %% ../../nbs/40_kernels.primitives.ipynb #6efb865f
-@triton.jit
-def _band_tiles(
-    first, last, n_ahead, total, # positions, the last included; `total` of them exist
-    BLOCK: tl.constexpr, # positions of a tile
-): # -> ahead, skip, count
-    """The tiles that hold positions `first..last` or `0..n_ahead-1`, each once.
-
-    Turn `t` takes tile `t`, plus `skip` from `ahead` on."""
-    ahead = tl.cdiv(n_ahead, BLOCK)
-    lo = tl.maximum(tl.maximum(first, 0)//BLOCK, ahead)
-    hi = tl.maximum(tl.cdiv(tl.maximum(tl.minimum(last+1, total), 0), BLOCK), lo)
-    return ahead, lo-ahead, ahead+hi-lo
-
-# %% ../../nbs/40_kernels.primitives.ipynb #53bb56df
-@triton.jit
-def _tile_number(
-    t, ahead, skip, # the turn, and `_band_tiles`
-): # -> the tile of turn t
-    "Loops count turns; positions and bits go by tiles."
-    return tl.where(t<ahead, t, t+skip)
+_run = _shared(_run_of_keys)
 
 @triton.jit
-def _tile_positions(
-    t, ahead, skip, # the turn, and `_band_tiles`
-    BLOCK: tl.constexpr, # positions of a tile
-): # -> [BLOCK]
-    "The positions in the tile of turn `t`."
-    return _tile_number(t, ahead, skip)*BLOCK + tl.arange(0, BLOCK)
-
-# %% ../../nbs/40_kernels.primitives.ipynb #c388f890
-@triton.jit
-def _loop_parts(
-    first, last, # positions, the last included
-    ahead, skip, count, # `_band_tiles`
-    BLOCK: tl.constexpr, # positions of a tile
-): # -> where the three parts begin, and the end
-    """The loop of `_band_tiles` cut into edge, inside and edge: turns.
-
-    The tiles of the middle part lie within positions `first..last`."""
-    begin = tl.minimum(tl.maximum(tl.cdiv(tl.maximum(first, 0), BLOCK)-skip, ahead), count)
-    end = tl.minimum(tl.maximum((last+1)//BLOCK-skip, begin), count)
-    return 0, begin, end, count
-
-# %% ../../nbs/40_kernels.primitives.ipynb #4b949a01
-def _texts(segments): # [B,N] that do not decrease, or None -> int32 [B,2,N]
-    "The first and the last position of the text that each token belongs to."
-    if segments is None: return None
-    ids = segments.contiguous()
-    first,beyond = (torch.searchsorted(ids, ids, right=right) for right in (False,True))
-    return torch.stack([first, beyond-1], 1).int()
-
-@triton.jit
-def _text_end(
-    band, b, at, # `_Band`, batch row, positions
-    SIDE: tl.constexpr, # 0: first, 1: last
-    N, # tokens of a row
-): # -> position
-    "The first (`SIDE` 0) or last (1) position of the text of position `at`, which may lie beyond the row."
-    return tl.load(band.texts + tl.cast(2*b+SIDE, tl.int64)*N + tl.minimum(at, N-1))
-
-# %% ../../nbs/40_kernels.primitives.ipynb #2596c158
-@triton.jit
-def _within_texts(
+def _runs(
+    first, last, left, right, # positions of some places, the last included, and how far they look
+    lead, # how many of the other side are seen by all
     band, b, # `_Band`, batch row
-    first, last, # positions of the queries, the last included
-    begin, lo, hi, end, # positions of keys, the last included
-    N, # tokens of a row
-): # -> begin, lo, hi, end
-    """The keys `lo..hi` that `first..last` see, and those that all of them see, `begin..end`, within their texts."""
+    origin, size, # of the other side: position of its first place, and how many there are
+): # -> begin, end, whole, beyond
+    "The run of the other side that one of these places sees, and the run that all of them see, which may be empty."
+    begin, end = _run(first-origin, last+1-origin, left, right, lead, size)
+    whole, beyond = _run(last-origin, first+1-origin, left, right, lead, size)
     if band.texts is not None:
-        lo = tl.maximum(lo, _text_end(band, b, first, 0, N))
-        hi = tl.minimum(hi, _text_end(band, b, last, 1, N))
-        begin = tl.maximum(begin, _text_end(band, b, last, 0, N))
-        end = tl.minimum(end, _text_end(band, b, first, 1, N))
-    return begin, lo, hi, end
+        texts = band.texts + tl.cast(2*b, tl.int64)*size  # where the text of a token begins; `size` further, ends
+        at_first, at_last = tl.minimum(first, size-1), tl.minimum(last, size-1)
+        begin, end = tl.maximum(begin, tl.load(texts+at_first)), tl.minimum(end, tl.load(texts+size+at_last)+1)
+        whole, beyond = tl.maximum(whole, tl.load(texts+at_last)), tl.minimum(beyond, tl.load(texts+size+at_first)+1)
+    everywhere = (first<band.n_global) & (last>=0)  # one of them is a leading token; all it sees counts as edge
+    begin, end = tl.where(everywhere, lead, begin), tl.where(everywhere, size, end)
+    return begin, end, whole, tl.where(everywhere, 0, beyond)
 
-# %% ../../nbs/40_kernels.primitives.ipynb #7ad0380c
+# %% ../../nbs/40_kernels.primitives.ipynb #40e00008
 @triton.jit
-def _key_tiles(
-    first, b, look, band, # position, batch row, `_head_look`, `_Band`
-    M, # keys
-    CAUSAL: tl.constexpr, # no query sees later keys
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, # queries, and keys of a tile
+def _tiles(
+    first, left, right, # position of the first of ROWS places, and how far they look
+    band, b, origin, size, # as above
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, # places on this side, and in a tile of the other
 ): # -> ahead, skip, turns
-    "The key tiles that `ROWS` queries from position `first` on may see, and which of them all of these see whole."
-    width, left, right = look
-    last = first+ROWS-1
-    # some of them see everything; one before key 0 does not
-    leads = (first<band.n_global) & (last>=0)
-    lo = tl.where(leads, 0, first-left)
-    hi = tl.where(leads, M-1, last+right)
-    # the last key that all of them see
-    whole = tl.where(leads, -1, tl.minimum(first+right, M-1))
-    if CAUSAL:
-        hi = tl.minimum(hi, last)
-        whole = tl.minimum(whole, first)
-    own, lo, hi, whole = _within_texts(band, b, first, last, last-left, lo, hi, whole, M)
-    ahead, skip, count = _band_tiles(lo, hi, tl.minimum(band.n_global, M), M, BLOCK)
-    return ahead, skip, _loop_parts(own, whole, ahead, skip, count, BLOCK)
+    """The tiles of the other side that these places see, each once, in turns; turn `t` takes `_tile(t, ahead, skip)`.
 
-# %% ../../nbs/40_kernels.primitives.ipynb #274c6e4c
+    From turn 0, edge; from `turns[1]`, tiles that all of the places see whole; from `turns[2]` to `turns[3]`, edge."""
+    lead = tl.minimum(tl.maximum(band.n_global-origin, 0), size)
+    begin, end, whole, beyond = _runs(first, first+ROWS-1, left, right, lead, band, b, origin, size)
+    ahead = tl.cdiv(lead, BLOCK)
+    lo = tl.maximum(begin//BLOCK, ahead)
+    hi = tl.maximum(tl.cdiv(end, BLOCK), lo)
+    inside = tl.minimum(tl.maximum(tl.cdiv(whole, BLOCK), lo), hi)
+    outside = tl.minimum(tl.maximum(beyond//BLOCK, inside), hi)
+    skip = lo-ahead
+    return ahead, skip, (0, inside-skip, outside-skip, hi-skip)
+
 @triton.jit
-def _query_tiles(
-    first, b, look, band, # position, batch row, `_head_look`, `_Band`
-    shape, # `_Shape`
-    CAUSAL: tl.constexpr, # no query sees later keys
-    COLS: tl.constexpr, BLOCK: tl.constexpr, # keys, and queries of a tile
-): # -> ahead, skip, turns
-    "The query tiles that may see one of `COLS` keys from `first` on, and which of them see all of these."
-    width, left, right = look
-    last = first+COLS-1
-    n_global = band.n_global
-    lo = tl.where(first<n_global, shape.offset, first-right)
-    hi = tl.where(first<n_global, shape.offset+shape.N-1, last+left)
-    begin = last-right  # the first query that sees all of them
-    end = tl.where(first<n_global, -1, first+left)  # and the last
-    if CAUSAL:
-        lo = tl.maximum(lo, first)
-        begin = tl.maximum(begin, last)
-    begin, lo, hi, end = _within_texts(band, b, first, last, begin, lo, hi, end, shape.M)
-    leads = tl.minimum(tl.maximum(n_global-shape.offset, 0), shape.N)
-    ahead, skip, count = _band_tiles(lo-shape.offset, hi-shape.offset, leads, shape.N, BLOCK)
-    return ahead, skip, _loop_parts(begin-shape.offset, end-shape.offset,
-                                   ahead, skip, count, BLOCK)
+def _tile(
+    t, ahead, skip, # the turn, and `_tiles`
+): # -> its tile
+    return tl.where(t<ahead, t, t+skip)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #8ad3359f
 @triton.jit
@@ -318,117 +252,67 @@ def _tanh(
 
 # %% ../../nbs/40_kernels.primitives.ipynb #8fd994bb
 @triton.jit
-def _window_curve(
-    off, # distances in tokens, any shape
-    width, unit, # sigma in tokens, and one token in the unit of sigma
-    FORM: tl.constexpr, # `_Form`
-): # -> V, dV of off's shape
-    "The bell or the normal density at these distances, and its derivative in `width`, all in tokens."
-    x = tl.where(off==0, 0., off/width)  # a width of zero is a window onto oneself
-    V = tl.exp(-.5*x*x)
-    if FORM.curve=='normal':
-        V = V/(width*unit*2.5066282746310002)  # sqrt(2 pi)
-        dV = V*(x*x-1)/width
-        if FORM.cap>0:
-            dV = tl.where(V<1, dV, 0.)
-            V = tl.minimum(V, 1.)
-    else: dV = tl.where(off==0, 0., V*x*x/width)
-    return V, dV
-
-# %% ../../nbs/40_kernels.primitives.ipynb #1108339a
-@triton.jit
-def _smooth_curve(
-    V, dV, # as from `_window_curve`
-    FORM: tl.constexpr, # `_Form`
-): # -> m, dm of V's shape
-    "The mask made of a curve, and its derivative in the width."
-    if FORM.smooth=='tanh':
-        t = _tanh((V-FORM.base)*FORM.gain)
-        m = t*FORM.top
-        dm = (1-t*t)*dV*(FORM.gain*FORM.top)
-    elif FORM.smooth=='power':
-        Vp = tl.exp2(tl.log2(V)*FORM.gain)
-        m = 1-Vp
-        dm = Vp/V*dV*(-FORM.gain)
-    else:
-        m = V
-        dm = dV
-    return tl.where(V>FORM.T, m, 0.), dm
-
-# %% ../../nbs/40_kernels.primitives.ipynb #1a189886
-@triton.jit
-def _window_mask(
-    off, # distances in tokens, any shape
-    width, ramp, # in tokens
-    unit, # one token in the unit of sigma
-    FORM: tl.constexpr, # `_Form`
+def _window(
+    off, # offsets j - i in tokens, any shape
+    band, look, # `_Band` and `_look`
 ): # -> m, dm of off's shape
-    "The multiplicative mask at these distances and its derivative in `width`; both zero where the mask is not above 0."
-    if FORM.smooth=='hard':
-        m = tl.full(off.shape, 1., tl.float32)
-        dm = tl.zeros(off.shape, tl.float32)
-    elif FORM.smooth=='ramp':
-        r = (width+ramp-tl.abs(off))/ramp
-        m = tl.minimum(r, 1.)
-        dm = tl.where(r<=1, 1/ramp, 0.)
-    else:
-        V, dV = _window_curve(off, width, unit, FORM)
-        m, dm = _smooth_curve(V, dV, FORM)
-    return tl.maximum(m, 0.), tl.where(m>0, dm, 0.)
+    "The window at these offsets and its slope in sigma; 1 and 0 where there is none."
+    m, dm = tl.full(off.shape, 1., tl.float32), tl.zeros(off.shape, tl.float32)
+    b, h, hkv, left, right, sigma = look
+    if band.table is not None:
+        entry = off-band.table_first
+        there = (entry>=0) & (entry<band.entries)
+        mask = band.table + tl.cast(b*band.H+h, tl.int64)*2*band.entries
+        m = tl.load(mask+entry, mask=there, other=0.)
+        dm = tl.load(mask+band.entries+entry, mask=there, other=0.)
+    elif band.sigma is not None:
+        x = off.to(tl.float32)*(band.unit/sigma)
+        V = tl.exp(-.5*x*x)
+        t = _tanh((V-band.T)*band.gain)
+        m = tl.where(V>band.T, tl.maximum(t*band.top, 0.), 0.)
+        dm = tl.where(m>0, (1-t*t)*(band.gain*band.top)*V*x*x/sigma, 0.)
+    return m, dm
 
 # %% ../../nbs/40_kernels.primitives.ipynb #9ebfe3b3
+_sees_pair = _shared(_sees)
+
 @triton.jit
 def _pair_mask(
-    i, j, real, # positions that broadcast to the tile, and which pairs may take part
-    band, look, # `_Band` and `_head_look`
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `_Form`; no query sees later keys
+    i, j, real, # positions that broadcast to the tile, and which keys take part
+    band, look, # `_Band` and `_look`
+    CAUSAL: tl.constexpr, # no query sees later keys
     WHOLE: tl.constexpr=False, # whether all queries of the tile see all its keys
 ): # -> m, dm of the tile's shape
-    """The mask of queries at positions `i` and keys `j`, and its derivative; leading tokens have mask one.
+    """The mask of queries at positions `i` and keys `j`, and its slope; leading tokens have mask one.
 
     In a tile that is `WHOLE` only padding is left to look at."""
-    width, left, right = look
-    off = j-i
-    m, dm = _window_mask(off.to(tl.float32), width, band.ramp, band.unit, FORM)
+    b, h, hkv, left, right, sigma = look
+    m, dm = _window(j-i, band, look)
     soft = real
     if not WHOLE:
-        everywhere = ((i>=0) & (i<band.n_global)) | (j<band.n_global)
-        real = real & (((off>=-left) & (off<=right)) | everywhere)
-        if CAUSAL: real = real & (off<=0)
-        m = tl.where(everywhere, 1., m)
-        soft = real & ~everywhere
+        free = ((i>=0) & (i<band.n_global)) | (j<band.n_global)
+        real = real & _sees_pair(j-i, free, left, right, CAUSAL)
+        if band.texts is not None:
+            begins = band.texts + tl.cast(2*b, tl.int64)*band.N
+            real = real & (tl.load(begins+i, mask=i<band.N, other=-1)==tl.load(begins+j, mask=j<band.N, other=-2))
+        m = tl.where(free, 1., m)
+        soft = real & ~free
     return tl.where(real, m, 0.), tl.where(soft, dm, 0.)
-
-# %% ../../nbs/40_kernels.primitives.ipynb #f2c94d0f
-@triton.jit
-def _same_text(
-    band, b, # `_Band`, batch row
-    i, j, real, # positions that broadcast to the tile, and which pairs may take part
-    N, # tokens of a row
-): # -> bool, the tile's shape
-    "`real` where positions `i` and `j` of batch row `b` stand in one text."
-    if band.texts is not None:
-        begins = band.texts + tl.cast(2*b, tl.int64)*N
-        real = real & (tl.load(begins+i, mask=i<N, other=-1)
-                       ==tl.load(begins+j, mask=j<N, other=-2))
-    return real
 
 # %% ../../nbs/40_kernels.primitives.ipynb #7f20c1ab
 @triton.jit
-def _keys_of_turn(
-    t, ahead, skip, # the turn, and `_band_tiles`
+def _keys(
+    tile, # of keys
     i, # [BLOCK_M,1] positions of the queries
-    keep, b, # pointer to [B,M] bytes or None, batch row
-    shape, band, look, # `_Shape`, `_Band` and `_head_look`
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `_Form`; no query sees later keys
+    band, look, # `_Band` and `_look`
+    CAUSAL: tl.constexpr, # no query sees later keys
     BLOCK: tl.constexpr, # keys of a tile
     WHOLE: tl.constexpr=False, # whether all queries of the tile see all its keys
 ): # -> j, real [BLOCK], m, dm [BLOCK_M,BLOCK]
-    "The keys in the tile of turn `t`, those that take part, and `_pair_mask` with the column `i` of query positions."
-    j = _tile_positions(t, ahead, skip, BLOCK)
-    real = _real_keys(keep, b, j, shape.M, WHOLE)
-    see = real[None,:] if WHOLE else _same_text(band, b, i, j[None,:], real[None,:], shape.M)
-    m, dm = _pair_mask(i, j[None,:], see, band, look, FORM, CAUSAL, WHOLE)
+    "The keys of a tile, those that take part, and `_pair_mask` with the column `i` of query positions."
+    j = tile*BLOCK + tl.arange(0, BLOCK)
+    real = _real_keys(band, look[0], j, WHOLE)
+    m, dm = _pair_mask(i, j[None,:], real[None,:], band, look, CAUSAL, WHOLE)
     return j, real, m, dm
 
 # %% ../../nbs/40_kernels.primitives.ipynb #7fb1ed6e
@@ -503,30 +387,9 @@ def _online_entmax_update(
 def _may_weigh(
     best, c, # [BLOCK_M] greatest scores of the tile, and lower bounds of the thresholds
     eps, # alpha - 1
-): # -> int32
+): # -> int8
     "1 if a tile with these greatest scores can still have a weight in some row; with a margin for rounding."
-    return tl.max((eps*(best-c)>-1.0001).to(tl.int32), 0)
-
-# %% ../../nbs/40_kernels.primitives.ipynb #fa077941
-@triton.jit
-def _is_live(
-    words, tile, # pointer to int32 words of 32 bits, and number of the tile
-): # -> int1
-    "The bit of a tile."
-    return (tl.load(words + tile//32) >> (tile%32) & 1)!=0
-
-# %% ../../nbs/40_kernels.primitives.ipynb #1c98516f
-@triton.jit
-def _note_live(
-    words, word, # pointer to int32 words, and the bits of the present one so far
-    live, # 0 or 1
-    tile, following, # number of the tile, and of the one that follows
-): # -> the word to go on with
-    "Set the bit of `tile`; write the word when the tile that follows belongs to another."
-    word = word | (live << (tile%32))
-    full = following//32!=tile//32
-    tl.store(words + tile//32, word, mask=full)
-    return tl.where(full, 0, word)
+    return tl.max((eps*(best-c)>-1.0001).to(tl.int32), 0).to(tl.int8)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #5c964d07
 @triton.jit
@@ -546,21 +409,6 @@ def _alpha_pull(
     return log_p*log_p*tl.where(l<-.25, far, near)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #c95ed6f9
-def _window_refused(window, alpha):
-    "Why the kernels cannot compute this window, or this alpha."
-    if window is not None and not isinstance(window, (tuple,Window)):
-        return ("window: expected None, an int, a pair or a Window for the kernels, "
-                f"got {type(window).__name__}")
-    if isinstance(window, Window) and window.sigma.dim()==3:
-        return ("window: expected one sigma per head for the kernels, "
-                "got one sigma per query; use impl='dense'")
-    if isinstance(window, Window) and window.apply!='inside':
-        return ("window: expected apply='inside' for the kernels, "
-                "got 'after', which runs a softmax over every key; use impl='dense'")
-    if alpha is not None and not _at_most_two(alpha):
-        return ("alpha: expected 1 to 2 for the kernels, got "
-                f"{alpha if isinstance(alpha, float) else alpha.tolist()}")
-
 def _at_most_two(alpha):
     "A tensor is read on the CPU only: to read it on a GPU would wait for it, and there the output is NaN."
     if not isinstance(alpha, Tensor): return alpha<=2
@@ -568,63 +416,60 @@ def _at_most_two(alpha):
     try: return bool((alpha<=2).all())
     except RuntimeError: return True  # a fake tensor
 
-# %% ../../nbs/40_kernels.primitives.ipynb #67479d9c
-def _kernel_refuses(call): # a checked `Call`
-    "Why the kernels cannot serve a call; None: they do."
-    for name in ('attn_mask','rel_bias','sink','softcap'):
+def _option_refused(call):
+    "Which option the kernels do not have."
+    for name in ('rel_bias','sink','softcap'):
         if getattr(call, name) is not None:
             return f"{name}: expected None for the kernels, got one; use impl='dense'"
     if call.dropout_p or call.return_weights:
         return "dropout_p: expected neither dropout nor return_weights for the kernels, got one of them"
-    if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level>=0:
+    if transformed():
         return ("impl: expected 'auto' or 'dense' inside a transform of torch.func and in forward "
                 "mode, got the kernels")
     if call.segments is not None and call.n_global:
         return (f"n_global: expected 0 for the kernels where segments are given, got {call.n_global}; "
                 "use impl='banded'")
-    q = call.q
+    if isinstance(call.window, Window) and call.window.apply!='inside':
+        return ("window: expected apply='inside' for the kernels, "
+                "got 'after', which runs a softmax over every key; use impl='dense'")
+    if call.alpha is not None and not _at_most_two(call.alpha):
+        return ("alpha: expected 1 to 2 for the kernels, got "
+                f"{call.alpha if isinstance(call.alpha, float) else call.alpha.tolist()}")
+
+# %% ../../nbs/40_kernels.primitives.ipynb #67479d9c
+def _kernel_refuses(call): # a checked `Call`
+    "Why the kernels cannot serve a call; None: they do."
+    why = refuses(call) or _option_refused(call)
+    if why: return why
+    q,widest_head = call.q,max(call.q.shape[-1], call.v.shape[-1])
     if not (q.is_cuda or _INTERPRETED.value):
         return ("q: expected a CUDA tensor for the kernels, "
                 f"got one on {q.device}; set TRITON_INTERPRET=1 before dynattn.kernels is imported to "
                 "run them, slowly, without a GPU")
     if q.dtype not in (torch.float16,torch.bfloat16,torch.float32):
         return f"q: expected float16, bfloat16 or float32 for the kernels, got {q.dtype}"
-    if max(q.shape[-1], call.v.shape[-1])>256:
-        return ("q: expected heads up to 256 wide for the kernels, "
-                f"got {max(q.shape[-1], call.v.shape[-1])}")
-    return _window_refused(call.window, call.alpha)
+    if widest_head>256: return f"q: expected heads up to 256 wide for the kernels, got {widest_head}"
 
 # %% ../../nbs/40_kernels.primitives.ipynb #2c846da4
-def _prepare(
+def _served(
     call:Call, # checked arguments
-) -> tuple: # q, k, v, keep, texts; width, left, right; scale, n_global, q_offset, is_causal, curve, smooth, numbers
-    "Tensors of the heads, one number per head, and what is known before a kernel starts."
+) -> tuple: # (Plan, Inputs)
+    "The record of a call that the kernels can serve."
     serve(_kernel_refuses(call))
-    q,k,v,m = call.q,call.k,call.v,call.k.shape[2]
-    form,ramp,unit = _window_form(call.window, m)
-    keep = None if call.padding is None else call.padding.keep.to(q.device, torch.int8)
-    rows = (t if t.stride(-1)==1 else t.contiguous() for t in (q,k,v))
-    rest = (float(call.factor),call.n_global,call.q_offset,call.is_causal,
-            form.curve,form.smooth,[*form[2:],ramp,unit])
-    return ((*rows,keep,_texts(call.segments)),
-            _window_limits(call.window, *q.shape[:2], m, q.device),rest)
+    return prepare(call, _describe)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #fbfd06f3
 def _block(d): return max(16, triton.next_power_of_2(d))  # the least that a tensor core takes
 
-def _named(
-    q:Tensor, k:Tensor, v:Tensor, texts:Tensor|None, width:Tensor, left:Tensor, right:Tensor, # as from `_prepare`
-    scale:float, n_global:int, q_offset:int, is_causal:bool, curve:str, smooth:str, numbers, # likewise
+def _known(
+    plan:Plan, # from `_served`
+    x:Inputs, # likewise
 ) -> dict: # by the names that the kernels' arguments have
-    "Order of the heads, band, sizes, strides and constants of one call."
-    (B,H,N,D),(_,HKV,M,DV) = q.shape,v.shape
-    *form,ramp,unit = numbers
-    q_at,k_at,v_at = (t.stride()[:3] for t in (q,k,v))
-    band = _Band(width, left, right, ramp, unit, n_global, texts)
-    shape = _Shape(H, HKV, N, M, q_offset)
-    return dict(order=_widest_first(left, right), band=band, shape=shape, q_at=q_at, k_at=k_at, v_at=v_at,
-                scale=scale, FORM=_Form(curve, smooth, *form), CAUSAL=is_causal, D=D, DV=DV,
-                BLOCK_D=_block(D), BLOCK_DV=_block(DV))
+    "Order of the heads, tensors, band and constants of one call."
+    band,d,dv = _band(plan, x),x.q.shape[-1],x.v.shape[-1]
+    heads = {name: _heads(_rows(getattr(x, name))) for name in 'qkv'}
+    return dict(**heads, order=_widest_first(band.left, band.right), band=band, scale=plan.scale,
+                CAUSAL=plan.is_causal, D=d, DV=dv, BLOCK_D=_block(d), BLOCK_DV=_block(dv))
 
 # %% ../../nbs/40_kernels.primitives.ipynb #69054541
 def _arguments(kernel, known):
@@ -635,36 +480,32 @@ def _arguments(kernel, known):
 
 def _launch(
     kernel, # a Triton kernel over tiles of queries, or of keys
-    known:dict, # from `_named`, with BLOCK_M and BLOCK_N, and `num_warps`, `num_stages` for the compiler
-    *tensors, # the kernel's first arguments
+    known:dict, # from `_known`, with BLOCK_M and BLOCK_N, and `num_warps`, `num_stages` for the compiler
     keys:bool=False, # over the tiles of keys of each head that has keys; else over the tiles of queries of each head
+    **tensors, # more of the kernel's arguments
 ):
     "One program a tile, the widest heads first; nothing is started where there is no tile."
-    band,shape = known['band'],known['shape']
+    band = known['band']
     if keys:
-        group = [t.unflatten(1, (shape.HKV,-1)).float().sum(2)
-                 for t in (band.left,band.right)]
+        group = [t.unflatten(1, (band.HKV,-1)).float().sum(2) for t in (band.left,band.right)]
         known = known | dict(order=_widest_first(*group))
-    tiles = (triton.cdiv(shape.M, known['BLOCK_N']) if keys
-             else triton.cdiv(shape.N, known['BLOCK_M']))
+    tiles = triton.cdiv(band.M, known['BLOCK_N']) if keys else triton.cdiv(band.N, known['BLOCK_M'])
     programs = known['order'].numel()*tiles
     if not programs: return
-    with torch.cuda.device_of(tensors[0]):
-        kernel[(programs,)](*tensors, **_arguments(kernel, known))
+    with torch.cuda.device_of(known['order']): kernel[(programs,)](**_arguments(kernel, known | tensors))
 
 # %% ../../nbs/40_kernels.primitives.ipynb #36b56b09
-def _differentiable(
-    forward, # custom operator: q, k, v, keep, texts, then `learned` tensors [B,H], left, right, and seven numbers
-    backward, # custom operator: dout, forward's tensors and outputs, `learned` flags of the wanted gradients, numbers
-    learned:int, # how many tensors a head have a gradient
-):
-    "Register `backward` as the gradient of `forward`'s first output."
-    def save(ctx, inputs, output):
-        ctx.rest = inputs[-7:]
-        ctx.save_for_backward(*inputs[:-7], *output)
-        ctx.mark_non_differentiable(*output[1:])
-    def pull(ctx, dout, *_):
-        wants = ctx.needs_input_grad[5:5+learned]
-        dq,dk,dv,*others = backward(dout.contiguous(), *ctx.saved_tensors, *wants, *ctx.rest)
-        return dq,dk,dv,None,None,*(d if w else None for d,w in zip(others, wants)),*[None]*9
-    forward.register_autograd(pull, setup_context=save)
+def _no_second(ctx, *_):
+    raise RuntimeError("create_graph: expected no second derivative of the kernels, got one; use impl='dense'")
+
+def _operator(
+    name:str, # in `torch.ops.dynattn`
+    forward, # `forward(plan, x)`: out, kept, lse
+    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: eight gradients
+    empty_out, # `empty_out(x)`: memory for out, kept, lse
+): # `attend(plan, x)`
+    "The function that two of our kernels compute, as one operation to PyTorch."
+    if not hasattr(torch.ops.dynattn, name):
+        _define(name, forward, backward, empty_out)
+        torch.library.register_autograd(f"dynattn::{name}_backward", _no_second)
+    return lambda plan, x: getattr(torch.ops.dynattn, name)(*x, *_flat(plan))[0]

@@ -6,13 +6,12 @@
 __all__ = ['windowed_attention']
 
 # %% ../../nbs/41_kernels.window.ipynb #f713a6f9
-from typing import Sequence
 import torch
 from torch import Tensor
 from ..call import Call, serve, takes
-from .primitives import (triton, tl, _INTERPRETED, _prepare, _named, _launch, _differentiable, _dot,
-    _matrix, _load_tile, _store_tile, _real_keys, _head_look, _my_tile, _tile_positions, _key_tiles, _keys_of_turn,
-    _query_tiles, _pair_mask, _same_text, _online_softmax_update)
+from ..native.core import _folded, empty_like
+from .primitives import (triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _launch, _operator, _dot,
+    _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask, _online_softmax_update)
 
 # %% ../../nbs/41_kernels.window.ipynb #7f20c1ac
 @triton.jit
@@ -28,47 +27,41 @@ def _window_scores(
 # %% ../../nbs/41_kernels.window.ipynb #e70f5e81
 @triton.jit
 def _window_forward_kernel(
-    q, k, v, keep, # [B,H,N,D], [B,HKV,M,D], [B,HKV,M,DV] with strides; [B,M] bytes or None
-    out, lse, # written: [B,H,N,DV] and [B,H,N], contiguous
-    order, band, shape, q_at, k_at, v_at, scale, # heads, widest first; limits; sizes; strides; factor of the scores
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `_Form`; no query sees later keys
+    q, k, v, out, lse, # `_Heads`; the last two are written, lse is [B,H,N]
+    order, band, scale, # heads, widest first; `_Band`; factor of the scores
+    CAUSAL: tl.constexpr, # no query sees later keys
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head,
     reads the keys and values in its band and writes its rows."""
-    bh, b, h, tile = _my_tile(order, tl.cdiv(shape.N, BLOCK_M), shape.H)
-    look = _head_look(band, bh)
+    bh, tile = _my_tile(order, tl.cdiv(band.N, BLOCK_M))
+    look = _look(band, bh)
+    b, h, hkv, left, right, sigma = look
     rows = tile*BLOCK_M + tl.arange(0, BLOCK_M)
-    i = (rows+shape.offset)[:,None]
-    Q = _load_tile(_matrix(q, q_at, b, h), rows, rows<shape.N, q_at[2], D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    i = (rows+band.offset)[:,None]
+    Q = _load_tile(q, b, h, rows, rows<band.N, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     lost = tl.sum(Q.to(tl.float32)*0, 1)!=0  # 0 * NaN is NaN
     Q = tl.where(lost[:,None], 0., Q)
-    hkv = h//(shape.H//shape.HKV)
-    K_rows, V_rows = _matrix(k, k_at, b, hkv), _matrix(v, v_at, b, hkv)
     top = tl.full([BLOCK_M], -float('inf'), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    ahead, skip, turns = _key_tiles(tile*BLOCK_M+shape.offset, b, look, band,
-                                   shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = _tiles(tile*BLOCK_M+band.offset, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
     for part in tl.static_range(3):  # edge, inside, edge
         for t in range(turns[part], turns[part+1]):
             # m, dm: [BLOCK_M, BLOCK_N]
-            j, real, m, dm = _keys_of_turn(t, ahead, skip, i, keep, b, shape, band,
-                                          look, FORM, CAUSAL, BLOCK_N, part==1)
-            K = _load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-            V = _load_tile(V_rows, j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            top, total, shrink, p = _online_softmax_update(top, total,
-                                                          _window_scores(Q, K, m, scale), m)
+            j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N, part==1)
+            K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+            V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
+            top, total, shrink, p = _online_softmax_update(top, total, _window_scores(Q, K, m, scale), m)
             acc = acc*shrink[:,None] + _dot(p.to(V.dtype), V)
     some = total>0
     total = tl.where(some, total, 1.)
     o = tl.where((lost & some)[:,None], float('nan'), acc/total[:,None])
-    at = bh.to(tl.int64)*shape.N
-    _store_tile(out + at*DV, o, rows, rows<shape.N, DV, DV, BLOCK_DV)
-    tl.store(lse+at+rows, tl.where(some & ~lost, top+tl.log2(total), float('inf')),
-             mask=rows<shape.N)
+    _store_tile(out, b, h, rows, rows<band.N, o, DV, BLOCK_DV)
+    tl.store(lse + bh.to(tl.int64)*band.N + rows,
+             tl.where(some & ~lost, top+tl.log2(total), float('inf')), mask=rows<band.N)
 
 # %% ../../nbs/41_kernels.window.ipynb #909289c3
 def _tile_sizes(q, v, way):
@@ -88,155 +81,123 @@ def _tile_sizes(q, v, way):
             else dict(BLOCK_M=32, BLOCK_N=64, num_warps=8, num_stages=2))
 
 # %% ../../nbs/41_kernels.window.ipynb #111e76a0
-@torch.library.custom_op("dynattn::window_forward", mutates_args=())
-def _window_forward(
-    q:Tensor, k:Tensor, v:Tensor, # [B,H,N,D], [B,HKV,M,D], [B,HKV,M,DV], the last axis contiguous
-    keep:Tensor|None, texts:Tensor|None, # [B,M] int8; [B,2,N] int32, first and last position of each token's text
-    width:Tensor, left:Tensor, right:Tensor, # [B,H] float32, int32, int32
-    scale:float, n_global:int, q_offset:int, is_causal:bool, # as `attention` has them
-    curve:str, smooth:str, numbers:Sequence[float], # `_Form`, then ramp and unit
-) -> tuple[Tensor,Tensor]: # [B,H,N,DV] and [B,H,N] float32
-    "Output and base-2 log-sum of each row."
-    known = _named(q, k, v, texts, width, left, right,
-                 scale, n_global, q_offset, is_causal,
-                 curve, smooth, numbers)
-    out = q.new_empty(*q.shape[:3], v.shape[-1])
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    _launch(_window_forward_kernel, known | _tile_sizes(q, v, 'rows'), q, k, v, keep, out, lse)
-    return out,lse
+def _empty_out(x): # -> out, None, base-2 log-sum of each row
+    "Memory for the results, `out` as [B,N,H,dv]."
+    (b,h,n,_),dv = x.q.shape,x.v.shape[-1]
+    return x.q.new_empty(b, n, h, dv).transpose(1, 2),None,x.q.new_empty(b, h, n, dtype=torch.float32)
 
-@_window_forward.register_fake
-def _(q, k, v, *rest):
-    return (q.new_empty(*q.shape[:3], v.shape[-1]),
-            q.new_empty(q.shape[:3], dtype=torch.float32))
+def _forward(plan, x):
+    "Output and log-sums."
+    out,_,lse = _empty_out(x)
+    _launch(_window_forward_kernel, _known(plan, x) | _tile_sizes(x.q, x.v, 'rows'), out=_heads(out), lse=lse)
+    return out,None,lse
 
 # %% ../../nbs/41_kernels.window.ipynb #e81f6118
 @triton.jit
 def _window_dq_kernel(
-    q, k, v, keep, out, lse, dout, # as forward took and left them; [B,H,N,DV] contiguous
-    dq, delta, dwidth, # written: [B,H,N,D], [B,H,N], and [B,H,tiles] or None
-    order, band, shape, q_at, k_at, v_at, scale, # as forward has them
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `_Form`; no query sees later keys
+    q, k, v, out, dout, lse, # as forward took and left them, and the gradient of the output
+    dq, delta, dsigma, # written: dq like q; [B,H,N]; [B,H,tiles] or None
+    order, band, scale, # as forward has them
+    CAUSAL: tl.constexpr, # no query sees later keys
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
 ):
     "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys and values in its band."
-    tiles = tl.cdiv(shape.N, BLOCK_M)
-    bh, b, h, tile = _my_tile(order, tiles, shape.H)
-    look = _head_look(band, bh)
+    tiles = tl.cdiv(band.N, BLOCK_M)
+    bh, tile = _my_tile(order, tiles)
+    look = _look(band, bh)
+    b, h, hkv, left, right, sigma = look
     rows = tile*BLOCK_M + tl.arange(0, BLOCK_M)
-    i = (rows+shape.offset)[:,None]
-    at = bh.to(tl.int64)*shape.N
-    L = tl.load(lse+at+rows, mask=rows<shape.N, other=float('inf'))
+    i = (rows+band.offset)[:,None]
+    at = bh.to(tl.int64)*band.N
+    L = tl.load(lse+at+rows, mask=rows<band.N, other=float('inf'))
     alive = L<float('inf')
-    Q = _load_tile(_matrix(q, q_at, b, h), rows, alive, q_at[2], D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    O = _load_tile(out + at*DV, rows, alive, DV, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
-    dO = _load_tile(dout + at*DV, rows, alive, DV, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
+    Q = _load_tile(q, b, h, rows, alive, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    O = _load_tile(out, b, h, rows, alive, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
+    dO = _load_tile(dout, b, h, rows, alive, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
     mean = tl.sum(O.to(tl.float32)*dO.to(tl.float32), 1)  # delta: the weights' mean of dO.v
-    tl.store(delta+at+rows, mean, mask=rows<shape.N)
-    hkv = h//(shape.H//shape.HKV)
-    K_rows, V_rows = _matrix(k, k_at, b, hkv), _matrix(v, v_at, b, hkv)
+    tl.store(delta+at+rows, mean, mask=rows<band.N)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    dw = tl.zeros([BLOCK_M], tl.float32)
-    ahead, skip, turns = _key_tiles(tile*BLOCK_M+shape.offset, b, look, band,
-                                   shape.M, CAUSAL, BLOCK_M, BLOCK_N)
+    ds = tl.zeros([BLOCK_M], tl.float32)
+    ahead, skip, turns = _tiles(tile*BLOCK_M+band.offset, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
     for part in tl.static_range(3):
         for t in range(turns[part], turns[part+1]):
             # m, dm: [BLOCK_M, BLOCK_N]
-            j, real, m, dm = _keys_of_turn(t, ahead, skip, i, keep, b, shape, band,
-                                          look, FORM, CAUSAL, BLOCK_N, part==1)
-            K = _load_tile(K_rows, j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-            V = _load_tile(V_rows, j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
+            j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N, part==1)
+            K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+            V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             e = tl.exp2(_window_scores(Q, K, m, scale)-L[:,None])
             eg = e*(_dot(dO, tl.trans(V))-mean[:,None])
-            if dwidth is not None: dw += tl.sum(eg*dm, 1)
+            if dsigma is not None: ds += tl.sum(eg*dm, 1)
             acc += _dot((m*eg).to(K.dtype), K)
-    _store_tile(dq + at*D, acc*scale, rows, rows<shape.N, D, D, BLOCK_D)
-    if dwidth is not None: tl.store(dwidth + bh*tiles + tile, tl.sum(dw, 0))
+    _store_tile(dq, b, h, rows, rows<band.N, acc*scale, D, BLOCK_D)
+    if dsigma is not None: tl.store(dsigma + bh*tiles + tile, tl.sum(ds, 0))
 
 # %% ../../nbs/41_kernels.window.ipynb #5c027101
 @triton.jit
 def _window_dkv_kernel(
-    q, k, v, keep, lse, dout, delta, # as forward and `_window_dq_kernel` left them
-    dk, dv, # written: [B,HKV,M,D] and [B,HKV,M,DV]
-    order, band, shape, q_at, k_at, v_at, scale, # here the order of the B*HKV heads of the keys
-    FORM: tl.constexpr, CAUSAL: tl.constexpr, # `_Form`; no query sees later keys
+    q, k, v, dout, lse, delta, # as forward and `_window_dq_kernel` left them
+    dk, dv, # written, like k and v
+    order, band, scale, # here the order of the B*HKV heads of the keys
+    CAUSAL: tl.constexpr, # no query sees later keys
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
 ):
     """Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head
     and reads the queries, of every head of its group, that see them."""
-    bh, b, hkv, tile = _my_tile(order, tl.cdiv(shape.M, BLOCK_N), shape.HKV)
+    bkv, tile = _my_tile(order, tl.cdiv(band.M, BLOCK_N))
+    b, hkv = bkv//band.HKV, bkv%band.HKV
     j = tile*BLOCK_N + tl.arange(0, BLOCK_N)
-    real = _real_keys(keep, b, j, shape.M)
-    K = _load_tile(_matrix(k, k_at, b, hkv), j, real, k_at[2], D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-    V = _load_tile(_matrix(v, v_at, b, hkv), j, real, v_at[2], DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
+    real = _real_keys(band, b, j)
+    K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
     acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
-    group = shape.H//shape.HKV
+    group = band.H//band.HKV
     for h in range(hkv*group, hkv*group+group):
-        head = b*shape.H+h
-        look = _head_look(band, head)
-        at = head.to(tl.int64)*shape.N
-        ahead, skip, turns = _query_tiles(tile*BLOCK_N, b, look, band,
-                                         shape, CAUSAL, BLOCK_N, BLOCK_M)
+        look = _look(band, b*band.H+h)
+        left, right = look[3], look[4]
+        at = (b*band.H+h).to(tl.int64)*band.N
+        ahead, skip, turns = _tiles(tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, BLOCK_M)
         for part in tl.static_range(3):
             for t in range(turns[part], turns[part+1]):
-                rows = _tile_positions(t, ahead, skip, BLOCK_M)
-                L = tl.load(lse+at+rows, mask=rows<shape.N, other=float('inf'))
+                rows = _tile(t, ahead, skip)*BLOCK_M + tl.arange(0, BLOCK_M)
+                L = tl.load(lse+at+rows, mask=rows<band.N, other=float('inf'))
                 alive = L<float('inf')
                 mean = tl.load(delta+at+rows, mask=alive, other=0.)
-                Q = _load_tile(_matrix(q, q_at, b, h), rows, alive, q_at[2], D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-                dO = _load_tile(dout + at*DV, rows, alive, DV, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
-                i = (rows+shape.offset)[None,:]
-                see = real[:,None] if part==1 else _same_text(band, b, i, j[:,None], real[:,None], shape.M)
-                m, dm = _pair_mask(i, j[:,None], see, band, look, FORM, CAUSAL, part==1)  # [BLOCK_N, BLOCK_M]
+                Q = _load_tile(q, b, h, rows, alive, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+                dO = _load_tile(dout, b, h, rows, alive, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
+                i = (rows+band.offset)[None,:]
+                m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL, part==1)  # [BLOCK_N, BLOCK_M]
                 p = m*tl.exp2(_window_scores(K, Q, m, scale)-L[None,:])
                 acc_v += _dot(p.to(dO.dtype), dO)
                 ds = p*(_dot(V, tl.trans(dO))-mean[None,:])
                 acc_k += _dot(ds.to(Q.dtype), Q)
-    at = bh.to(tl.int64)*shape.M
-    _store_tile(dk + at*D, acc_k*scale, j, j<shape.M, D, D, BLOCK_D)
-    _store_tile(dv + at*DV, acc_v, j, j<shape.M, DV, DV, BLOCK_DV)
+    _store_tile(dk, b, hkv, j, j<band.M, acc_k*scale, D, BLOCK_D)
+    _store_tile(dv, b, hkv, j, j<band.M, acc_v, DV, BLOCK_DV)
 
 # %% ../../nbs/41_kernels.window.ipynb #2d723313
-@torch.library.custom_op("dynattn::window_backward", mutates_args=())
-def _window_backward(
-    dout:Tensor, # [B,H,N,DV] contiguous
-    q:Tensor, k:Tensor, v:Tensor, # as `_window_forward` took them
-    keep:Tensor|None, texts:Tensor|None, # as `_window_forward` took them
-    width:Tensor, left:Tensor, right:Tensor, # as `_window_forward` took them
-    out:Tensor, lse:Tensor, # as it returned them
-    wants_width:bool, # whether the width's gradient is computed, else it is zero
-    scale:float, n_global:int, q_offset:int, is_causal:bool, # as `_window_forward` took them
-    curve:str, smooth:str, numbers:Sequence[float], # as `_window_forward` took them
-) -> tuple[Tensor,Tensor,Tensor,Tensor]: # dq, dk, dv like q, k, v, contiguous; dwidth [B,H]
-    "Gradients of queries, keys, values and width."
-    known = _named(q, k, v, texts, width, left, right,
-                 scale, n_global, q_offset, is_causal,
-                 curve, smooth, numbers)
-    rows,cols = (known | _tile_sizes(q, v, way) for way in ('dq','dkv'))
-    dq,dk,dv,delta = (t.new_empty(t.shape) for t in (q,k,v,lse))
-    partial = (lse.new_empty(*width.shape, triton.cdiv(q.shape[2], rows['BLOCK_M']))
-               if wants_width else None)
-    _launch(_window_dq_kernel, rows, q, k, v, keep, out, lse, dout, dq, delta, partial)
-    _launch(_window_dkv_kernel, cols, q, k, v, keep, lse, dout, delta, dk, dv, keys=True)
-    return dq,dk,dv,partial.sum(-1) if wants_width else torch.zeros_like(width)
-
-@_window_backward.register_fake
-def _(dout, q, k, v, keep, texts, width, *rest):
-    return *(t.new_empty(t.shape) for t in (q,k,v)),width.new_empty(width.shape)
-
-_differentiable(_window_forward, _window_backward, 1)
+def _backward(plan, x, dout, out, kept, lse, wanted):
+    "Gradients of queries, keys, values and sigma, in the order of `Inputs`."
+    known = _known(plan, x) | dict(out=_heads(out), dout=_heads(_rows(dout)), lse=lse, delta=torch.empty_like(lse))
+    dq,dk,dv = map(empty_like, x[:3])
+    rows = _tile_sizes(x.q, x.v, 'dq')
+    tiles = triton.cdiv(x.q.shape[2], rows['BLOCK_M'])
+    dsigma = lse.new_empty(*lse.shape[:2], tiles) if wanted[3] else None
+    _launch(_window_dq_kernel, known | rows, dq=_heads(dq), dsigma=dsigma)
+    if wanted[1] or wanted[2]:
+        _launch(_window_dkv_kernel, known | _tile_sizes(x.q, x.v, 'dkv'), keys=True, dk=_heads(dk), dv=_heads(dv))
+    return dq,dk,dv,None if dsigma is None else _folded(dsigma.sum(-1), x.sigma),None,None,None,None
 
 # %% ../../nbs/41_kernels.window.ipynb #26eaa149
+_attend = _operator('windowed_attention', _forward, _backward, _empty_out)
+
 @takes(Call)
 def windowed_attention(call) -> Tensor: # [B,H,N,dv]
     "`dense_attention` under a window, by kernels that compute the band only; differentiable in q, k, v and sigma."
     if call.alpha is not None:
         serve("alpha: expected None for this kernel, got one; "
               "use entmax_attention")
-    tensors,limits,rest = _prepare(call)
-    return _window_forward(*tensors, *limits, *rest)[0]
+    return _attend(*_served(call))
