@@ -916,9 +916,9 @@ def _asking(tokenizer, c, causal):
 
 def _plan(seconds, c, judged, grid): # of a text with full attention; texts to judge, and those of a grid of recall
     "About how long a run takes."
-    learn = 4*c.steps*c.batch                                        # full attention, windows, and back
+    learn = 5*c.steps*c.batch                                        # full attention, windows, and back
     if c.rise is not None: learn += 2*8*8                            # twice eight texts, in full and at seven shares
-    judge = (1+3*len(WAYS))*judged+5*grid                            # in full, and at three shares; five grids
+    judge = 5/4*((1+3*len(WAYS))*judged+5*grid)+5                    # in full, at three shares; five grids; one token
     learn,judge = (f'{n*seconds/60:.1f} min' for n in (learn, judge))
     return f"about {learn} to learn from {c.steps*c.batch} texts of {c.context} tokens, {judge} to judge"
 
