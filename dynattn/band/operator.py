@@ -93,7 +93,7 @@ def _shapes_of_gradients(dout, out, kept, lse, wanted, *args):
 
 # %% ../../nbs/34_band.operator.ipynb #3d693606
 def _gradients(name):
-    "What PyTorch is told about the gradient of an operator: what to keep, and whom to call."
+    "The gradient of an operator, as PyTorch gets it: what to keep, and whom to call."
     def save(ctx, inputs, output):
         ctx.save_for_backward(*inputs[:11], *output)
         ctx.mark_non_differentiable(*output[1:])

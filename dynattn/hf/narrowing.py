@@ -253,7 +253,9 @@ class Distance(_Patched):
         self.model,self.batches,self.options = model,batches,options
         self.hidden,self.speaks = {},model.get_output_embeddings() is not None
 
-    def full_hidden(self, i): # of the batch of this number
+    def full_hidden(self,
+        i:int, # the batch of this number
+    ):
         if i not in self.hidden:
             with torch.no_grad(), without_windows(self.model):
                 self.hidden[i] = _call(self.model, self.batches[i])
@@ -270,7 +272,10 @@ def _places(self:Distance, batch, step):
     return real[drawn].sort().values.to(batch['input_ids'].device)
 
 @patch
-def divergence(self:Distance, full, narrow) -> Tensor: # last hidden states [P,D] of both models; the mean over places
+def divergence(self:Distance,
+    full:Tensor, # [P,D] last hidden states of the full model
+    narrow:Tensor, # like `full`, of the one with windows
+) -> Tensor: # the mean over places
     with torch.no_grad(): wanted = predictions(self.model, full).log_softmax(-1)
     given = predictions(self.model, narrow).log_softmax(-1)
     return F.kl_div(given, wanted, log_target=True, reduction='batchmean')
@@ -362,7 +367,9 @@ def state(self:Narrower) -> dict:
 
 @patch
 @torch.no_grad()
-def restore(self:Narrower, state:dict):
+def restore(self:Narrower,
+    state:dict, # as a checkpoint holds it
+):
     if state['options']!=asdict(self.options):
         differ = [f'{k}={v}' for k,v in state['options'].items() if asdict(self.options)[k]!=v]
         raise ValueError(f"checkpoint: expected one of these options, got {', '.join(differ)}")
