@@ -237,7 +237,7 @@ class WindowedLayer(_Patched):
 
 # %% ../nbs/46_cache.ipynb #329cd614
 @patch
-def reset(self:WindowedLayer):
+def reset(self:WindowedLayer) -> None:
     "Forget everything."
     self.groups = _groups(_reach_back(self.window, self.heads), self.kv_heads)
     self.seen = 0      # tokens so far
@@ -321,7 +321,7 @@ def _check(self:WindowedLayer, q, k, v, keep):
 @patch
 def crop(self:WindowedLayer,
     tokens:int, # how many of the newest to take back, >= 0
-):
+) -> None:
     "Take back the newest tokens, as speculative decoding does with rejected ones."
     if not 0<=tokens<=self.seen:
         raise ValueError(f"tokens: expected 0 to {self.seen}, the tokens so far, got {tokens}")
@@ -341,7 +341,7 @@ def crop(self:WindowedLayer,
 @patch
 def select(self:WindowedLayer,
     rows:Tensor, # [B'] int64
-):
+) -> None:
     "Rows of the batch in another order, some left out or repeated: beams, and candidates."
     for g in self.groups:
         if g.k is not None: g.k,g.v = g.k[rows.to(g.k.device)],g.v[rows.to(g.v.device)]
@@ -371,7 +371,7 @@ def state(self:WindowedLayer) -> tuple[dict,dict]:
 def load_state(self:WindowedLayer,
     numbers:dict, # the first result of `state`
     tensors:dict, # the second
-):
+) -> None:
     "Continue from a `state`."
     if numbers['reach']!=[g.reach for g in self.groups]:
         raise ValueError(f"numbers: expected keys for windows that reach {[g.reach for g in self.groups]}, "
@@ -385,7 +385,7 @@ def load_state(self:WindowedLayer,
 @patch
 def to(self:WindowedLayer,
     device, # where keys and values go, such as 'cuda'
-):
+) -> WindowedLayer:
     "The keys and values on `device`."
     for g in self.groups:
         if g.k is not None: g.k,g.v = g.k.to(device),g.v.to(device)

@@ -372,7 +372,7 @@ class Call:
 
     def restore(self,
         out, # [B,H,N,dv], or a tuple of such tensors
-    ):
+    ) -> Tensor|tuple:
         "Give an output the axes that `q` came with."
         if self.offsets is not None:
             return torch.nested.nested_tensor_from_jagged(out[0].transpose(0, 1), self.offsets).transpose(1, 2)

@@ -386,7 +386,7 @@ class Encoder(nn.Module):
 
     def run(self,
         x, padding=None, # [B,N,D] tokens, as `embed` gives them; their `PaddingMask`
-    ): # through all layers: states [B,N,D], and the widths of each layer
+    ) -> tuple[Tensor,list]: # through all layers: states [B,N,D], and the widths of each layer
         sigmas = []
         for layer in self.layers:
             again = self.config.checkpoint and self.training and torch.is_grad_enabled()
@@ -399,7 +399,7 @@ class Encoder(nn.Module):
 @patch
 def check_weights(self:EncoderConfig,
     weights:dict, # tensors by name
-):
+) -> None:
     "Refuse sizes that a model with these weights cannot have, without building it."
     c,most = self,sum(w.numel() for w in weights.values())
     for name,n in (('layers', c.layers), ('grams', len(c.grams))):

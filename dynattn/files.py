@@ -44,10 +44,10 @@ class DataConfig:
         if self.data: object.__setattr__(self, 'data', os.path.realpath(self.data))
 
     @property
-    def most_of_package(self): return max(1, self.judged//5)
+    def most_of_package(self) -> int: return max(1, self.judged//5)
 
     @property
-    def least_packages(self): return self.min_packages or (3 if self.data else 10)
+    def least_packages(self) -> int: return self.min_packages or (3 if self.data else 10)
 
 # %% ../nbs/51_files.ipynb #f11e0006
 def _number(x, least=0, most=2**31-1, kinds=int): # any object; a bool is no number

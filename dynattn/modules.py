@@ -193,7 +193,6 @@ def _attend(attn, query, key, value, key_padding_mask, attn_mask, is_causal, nee
     if need_weights and extra: weights = weights.roll(-extra, -1)
     return attn.out_proj(out.reshape(query.shape)),weights
 
-
 # %% ../nbs/48_modules.ipynb #70c0a180
 def _attend_nested(attn, query, key, value, is_causal, need_weights):
     "A nested output like `query`, and the weights [B,H,N,M], padded, or None."
@@ -277,7 +276,7 @@ class MultiheadAttention(_Equipped):
 
     def merge_masks(self,
         attn_mask, key_padding_mask, query, # as `forward` takes them
-    ):
+    ) -> tuple:
         "Called by PyTorch before a kernel that skips `forward`; raises an error where that would ignore a window."
         if _is_plain(self): return super().merge_masks(attn_mask, key_padding_mask, query)
         raise RuntimeError("window, alpha: expected a call of forward, got a kernel that reads the weights "

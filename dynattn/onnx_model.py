@@ -6,7 +6,7 @@
 __all__ = ['Caches', 'choose', 'OnnxDecoder', 'OnnxModel', 'chat_text', 'windows_read', 'farthest_token']
 
 # %% ../nbs/67_onnx_model.ipynb #c67000003
-import json
+import collections.abc, json
 from operator import index
 from pathlib import Path
 import numpy as np
@@ -118,7 +118,7 @@ class OnnxDecoder:
         self.session = _session(self.folder/'model.onnx', threads)
         self.reset()
 
-    def reset(self):
+    def reset(self) -> None:
         "Begin another text."
         self.caches,self.past,self.unread = Caches(self.settings['caches']),0,[] # unread: written, not yet read
         self.binding = _bound(self.session, self.caches.arrays)
@@ -158,7 +158,7 @@ class OnnxModel(OnnxDecoder):
     def write(self,
         text:str, # that follows what was read so far
         **options, # of `generate` and `choose`
-    ): # an iterator of strings
+    ) -> collections.abc.Iterator[str]:
         "Write text, piece by piece."
         return _pieces(self, text, options)
 

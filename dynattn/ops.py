@@ -157,7 +157,7 @@ class RoutedCall(Call):
         super().__post_init__()
 
     @property
-    def takes_nested(self): return self.impl in ('auto','sdpa')  # a plain call of nested tensors is PyTorch's
+    def takes_nested(self) -> bool: return self.impl in ('auto','sdpa')  # a plain call of nested tensors is PyTorch's
 
 # %% ../nbs/44_ops.ipynb #565ae8b7
 @takes(RoutedCall)

@@ -468,7 +468,7 @@ class Halo(ParallelStyle):
 def sum_gradients(
     model:nn.Module, # after backward, on every rank
     group=None, # as `attention`
-):
+) -> None:
     "Add up each parameter's gradient over the ranks, in one message."
     ranks,parameters = _Ranks(group),[p for p in model.parameters() if p.requires_grad]
     for p in parameters:

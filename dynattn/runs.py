@@ -8,7 +8,7 @@ __all__ = ['UserError', 'DamagedFile', 'need', 'printable', 'markdown', 'table',
            'add_options']
 
 # %% ../nbs/49_runs.ipynb #7957cc02
-import argparse, glob, hashlib, html, io, json, os, re, sys, tempfile, time, zipfile
+import argparse, glob, hashlib, html, io, json, os, re, sys, tempfile, time, types, typing, zipfile
 from collections import namedtuple
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ class DamagedFile(UserError, ValueError):
 def need(
     module:str, # its name
     extra:str='train', # the extra of this package that brings it
-):
+) -> types.ModuleType:
     "An optional package, or one line that names the extra that installs it."
     try: return import_module(module)
     except ImportError as e:
@@ -69,7 +69,7 @@ def table(
 def write_atomic(
     path:Path|str, # the file to write or replace
     data:bytes|str, # the whole content; text is written as UTF-8
-):
+) -> None:
     "Write to a temporary file, flush to the disk, move to the place in one step."
     path,tmp = Path(path),None
     if isinstance(data, str): data = data.encode('utf-8', 'surrogateescape')
@@ -91,7 +91,7 @@ def write_atomic(
 def read_intact(
     path:Path|str, # of the file
     parse:Callable, # a function of its bytes
-):
+) -> typing.Any:
     "The result of `parse`; `DamagedFile` if it raises."
     path = Path(path)
     data = path.read_bytes()
@@ -104,7 +104,7 @@ def read_intact(
 def write_state(
     path:Path|str, # the file, which is replaced in one step
     state:dict, # tensors and plain values by name
-):
+) -> None:
     "A checkpoint."
     out = io.BytesIO()
     torch.save(state, out)
@@ -159,7 +159,7 @@ def check_folder(
     run:Run, # which is about to begin or to go on
     begun:bool, # whether the folder holds results of a run
     resume:bool, # whether they are to be continued
-):
+) -> None:
     "Refuse a folder whose files would be lost, and one that has nothing to go on with."
     folder = run.folder
     if folder.exists() and not folder.is_dir(): raise UserError(f"{folder}: expected a folder, got a file")
@@ -174,7 +174,7 @@ def check_folder(
 def check_settings(
     run:Run, # that is to go on
     then:dict, # the settings it was started with
-):
+) -> None:
     "Refuse to go on with other settings."
     changed = [f"{name} was {then.get(name)}, is {now}" for name,now in run.settings.items()
                if name not in run.free and then.get(name)!=now]
@@ -218,7 +218,7 @@ class Bar(_Patched):
 @patch
 def say(self:Bar,
     line:str, # for standard output
-):
+) -> None:
     "Print a line, above the bar where there is one."
     if self.bar is not None: self.bar.write(line, file=sys.stdout)
     elif not self.quiet: print(line, flush=True)
@@ -227,7 +227,7 @@ def say(self:Bar,
 @patch
 def step(self:Bar,
     text:str='', # shown behind the bar
-):
+) -> None:
     "One more is done."
     self.done += 1
     if self.bar is not None:
@@ -251,7 +251,7 @@ def write_report(
     parts:Iterable[str], # in Markdown; the pictures follow the first one
     pictures:Iterable[tuple], # (file name, axes)
     result:dict, # plain values
-):
+) -> None:
     "`report.md` with its pictures, and last `result.json`."
     names = []
     for name,ax in pictures:
@@ -283,7 +283,7 @@ def add_options(
     parser:argparse.ArgumentParser, # gets an option for each field
     settings:type, # a dataclass; comments beside its fields say what they mean
     leave_out:tuple=(), # names of fields
-):
+) -> None:
     "Options from a dataclass."
     from fastcore.docments import docments
     comments = {name: text for kind in reversed(settings.__mro__[:-1]) for name,text in docments(kind).items() if text}

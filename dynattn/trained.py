@@ -6,7 +6,7 @@
 __all__ = ['load_run', 'predict', 'attention_maps', 'windows', 'compare']
 
 # %% ../nbs/53_trained.ipynb #c0330003
-import json, os
+import collections.abc, json, os
 from pathlib import Path
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ def predict(
     paths:list, # files, folders, or "-" for standard input
     run, # the folder of a run
     batch:int=32, # files that go through the model together
-): # (path, class or None, probability or why not), in order
+) -> collections.abc.Iterable: # (path, class or None, probability or why not), in order
     "The class of each file."
     return _predict(_files_below(paths), run, batch)
 
@@ -88,7 +88,7 @@ def windows(
     path, # a file, or "-" for standard input
     run, # the folder of a run
     most:int=96, # tokens that are drawn
-): # axes, and a row (layer, head, half-width in tokens, α) for each head
+) -> tuple: # axes, and a row (layer, head, half-width in tokens, α) for each head
     "The attention of each head in the first tokens of a file: four shades, as a share of the row's largest weight."
     model,size = load_run(run, impl='dense')
     need('matplotlib')

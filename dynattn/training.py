@@ -157,12 +157,12 @@ class Trainer(_Patched):
 
 # %% ../nbs/52_training.ipynb #d9280824
 @patch(as_prop=True)
-def plain(self:Trainer): return self.acc.unwrap_model(self.model)
+def plain(self:Trainer) -> Classifier: return self.acc.unwrap_model(self.model)
 
 @patch
 def batches(self:Trainer,
     epoch, # number of the epoch, from 0
-):
+) -> list:
     "This process's share of an epoch; each has as many as the others."
     batches,n = _epoch_batches(self.data.splits['train'], self.c, epoch),self.acc.num_processes
     return batches[self.acc.process_index:len(batches)//n*n:n]
@@ -224,16 +224,16 @@ class Callback:
     "Hooks for four moments of a run; a subclass overrides the ones it needs. `t` is the `Trainer`."
     def before_step(self,
         t, batch, # the run; list of (index, piece)
-    ): "A step begins."
+    ) -> None: "A step begins."
     def after_step(self,
         t, loss, # the run; of the step, a number
-    ): "The step was taken; a signal's number as `t.stop` ends the run here, with a checkpoint."
+    ) -> None: "The step was taken; a signal's number as `t.stop` ends the run here, with a checkpoint."
     def before_judge(self,
         t, split, # the run; 'valid' after each epoch, 'test' once at the end
-    ): "The files of a split are about to be evaluated."
+    ) -> None: "The files of a split are about to be evaluated."
     def after_epoch(self,
         t, row, # the run; its line of `metrics.jsonl`, a dict
-    ): "An epoch was evaluated."
+    ) -> None: "An epoch was evaluated."
 
 def _call(callbacks, moment, *args):
     for callback in callbacks: getattr(callback, moment)(*args)

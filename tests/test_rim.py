@@ -279,6 +279,26 @@ def test_what_onnx_has_no_word_for_is_refused():
 
 # ---- types
 
+def test_public_functions_say_what_they_return():
+    "Type checkers take the result of a function without a return annotation for Any. Generators say it in a comment."
+    silent = []
+    def check(f, where):
+        skipped = f.name.startswith('_') or f.name in ('forward', 'backward') or any(isinstance(x, (ast.Yield, ast.YieldFrom)) for x in ast.walk(f))
+        if f.returns is None and not skipped: silent.append(f'{where}{f.name}')
+    for path in sorted((ROOT/'dynattn').rglob('*.py')):
+        if path.name in ('_modidx.py', '__init__.py') or 'survey' in str(path): continue
+        tree = ast.parse(path.read_text(encoding='utf-8'))
+        public = {name for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0])=='__all__' for name in ast.literal_eval(node.value)}
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name in public:
+                for f in node.body:
+                    if isinstance(f, ast.FunctionDef): check(f, f'{path.name}: {node.name}.')
+            if isinstance(node, ast.FunctionDef):
+                patched = 'patch' in ' '.join(map(ast.unparse, node.decorator_list))
+                owner = ast.unparse(node.args.args[0].annotation) if patched and node.args.args and node.args.args[0].annotation else ''
+                if node.name in public or patched and not owner.startswith('_'): check(node, f'{path.name}: ')
+    assert set(silent)<={'windows.py: record_edge', 'windows.py: penalise', 'layers.py: Sight.contiguous', 'layers.py: Learned.window'}, silent
+
 def test_type_checkers_see_that_methods_follow():
     "A public class that grows by `@patch` derives from `_Patched`, or its public methods are declared with their types."
     missing,grown = [],set()

@@ -21,7 +21,7 @@ from .subjects import _Subject, _draw, _tensor_of
 def repeated(
     f, # x [B,N,...], keep=None, segments=None -> [B,R,F]
     x, other, # two inputs
-):
+) -> tuple[Tensor,Tensor]:
     "The same input twice, with another one in between."
     first = f(x)
     f(other)
@@ -30,7 +30,7 @@ def repeated(
 # %% ../../nbs/64_audit.questions.ipynb #df78219c
 def future(
     f, x, other, t, # as for `repeated`; the place
-):
+) -> tuple[Tensor,Tensor]:
     "The outputs before t, and the same where the inputs from t on are others."
     return f(x)[:,:t], f(torch.cat((x[:,:t], other[:,t:]), 1))[:,:t]
 
@@ -43,7 +43,7 @@ def _pad(x, other, first, last): # -> the sequence, and [1,N] bool, True for rea
 
 def padding(
     f, x, other, first, last, # as for `repeated`; the real tokens
-):
+) -> tuple[Tensor,Tensor]:
     "The outputs of real tokens: alone, and with padding around them."
     alone, padded = f(x[:,first:last]), f(*_pad(x, other, first, last))
     count = alone.shape[1]
@@ -51,7 +51,7 @@ def padding(
 
 def padding_gradient(
     f, x, other, first, last, # as for `repeated`; the real tokens
-):
+) -> tuple[Tensor,Tensor]:
     "The gradient of real outputs in the sequence, and the same without the part that flows into the padding."
     count = f(x[:,first:last]).shape[1]
     row, keep = _pad(x, other, first, last)
@@ -64,13 +64,13 @@ def padding_gradient(
 # %% ../../nbs/64_audit.questions.ipynb #fb16c698
 def batch(
     f, x, other, # as for `repeated`
-):
+) -> tuple[Tensor,Tensor]:
     "The outputs of a sequence: alone, and with a neighbour in the batch."
     return f(x), f(torch.cat((x, other)))[:1]
 
 def batch_padding(
     f, x, other, mine, its, # as for `repeated`; tokens of the sequence, and of its neighbour
-):
+) -> tuple[Tensor,Tensor]:
     "The outputs of a sequence beside a neighbour without padding, and beside one with."
     both, place = torch.cat((x, other)), torch.arange(x.shape[1])
     lengths = [torch.tensor([[mine], [length]]) for length in (x.shape[1], its)]
@@ -78,7 +78,7 @@ def batch_padding(
 
 def packed(
     f, x, other, first, # as for `repeated`; tokens of the first text
-):
+) -> tuple[Tensor,Tensor]:
     "The outputs of the second text of a packed row: alone, and behind another text."
     texts = (torch.arange(x.shape[1])>=first).long()[None]
     row = torch.cat((other[:,:first], x[:,first:]), 1)
@@ -87,14 +87,14 @@ def packed(
 # %% ../../nbs/64_audit.questions.ipynb #bc95a7f3
 def cached(
     f, x, other, steps, # as for `repeated`; x -> [B,N,F], one token at a time
-):
+) -> tuple[Tensor,Tensor]:
     "All tokens at once, and one at a time."
     return f(x), steps(x)
 
 # %% ../../nbs/64_audit.questions.ipynb #2858bfe9
 def pair(
     f, x, other, query, key, # as for `repeated`; their places
-):
+) -> tuple[Tensor,Tensor]:
     "The output of a query, before and after a key is replaced."
     changed = x.clone()
     changed[:,key] = other[:,key]
@@ -298,15 +298,15 @@ class LastQuery:
     promised:Promise|None=None # for this length
 
     @property
-    def sees_all(self): return self.keys==self.n
+    def sees_all(self) -> bool: return self.keys==self.n
 
     @property
-    def first(self): # tokens of which the last one should lose a key; None: it never should
+    def first(self) -> int|None: # tokens of which the last one should lose a key; None: it never should
         if self.promised is None or self.promised.left is None: return None
         return self.promised.left+2+(self.promised.leading or (0 if self.sees_all else self.leading))
 
     @property
-    def as_promised(self):
+    def as_promised(self) -> bool:
         if self.first is None or self.n<self.first: return self.sees_all
         return not self.sees_all and self.keys==self.first-1
 

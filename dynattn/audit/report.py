@@ -215,7 +215,7 @@ def to_json(self:Examination) -> dict:
 
 # %% ../../nbs/69_audit.report.ipynb #f26bebfc
 @patch
-def plot(self:Examination):
+def plot(self:Examination) -> list:
     "Keys back that every head sees, and those that it is promised, by layer (row) and head."
     from dynattn import plot
     most = max(len(layer.reach) for layer in self.layers)

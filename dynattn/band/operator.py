@@ -154,7 +154,7 @@ def _compute(plan, x):
 # %% ../../nbs/34_band.operator.ipynb #3a30a807
 def attend_band(
     call:Call, # that is not refused
-): # [B,H,N,dv], with `BandWeights` if asked for
+) -> Tensor|tuple: # [B,H,N,dv], with `BandWeights` if asked for
     "The band of a checked call."
     plan,x = prepare(call)
     out = _compute(plan, x)

@@ -121,7 +121,7 @@ class WindowedCache(Cache, _Patched):
 @patch
 def save(self:WindowedCache,
     path, # a file, conventionally .safetensors
-):
+) -> None:
     "Write the keys and values, so that a conversation can go on later."
     tensors:dict = {}
     notes:list = []

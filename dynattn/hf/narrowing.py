@@ -160,14 +160,14 @@ class WidthVector(_Patched):
 @torch.no_grad()
 def set(self:WidthVector,
     width:Tensor, # [K] half-widths in tokens
-):
+) -> None:
     self.log_width.copy_(torch.as_tensor(width).to(self.log_width).clamp(1, self.budget.most).log())
 
 @patch
 @torch.no_grad()
 def scale_to(self:WidthVector,
     share:float, # 0 to 1, of the keys or of an encoder's pairs
-):
+) -> None:
     "Multiply all widths by the factor that gives this share."
     self.set(self.budget.scaled(self.widths(), share))
 
@@ -255,7 +255,7 @@ class Distance(_Patched):
 
     def full_hidden(self,
         i:int, # the batch of this number
-    ):
+    ) -> Tensor:
         if i not in self.hidden:
             with torch.no_grad(), without_windows(self.model):
                 self.hidden[i] = _call(self.model, self.batches[i])
@@ -369,7 +369,7 @@ def state(self:Narrower) -> dict:
 @torch.no_grad()
 def restore(self:Narrower,
     state:dict, # as a checkpoint holds it
-):
+) -> None:
     if state['options']!=asdict(self.options):
         differ = [f'{k}={v}' for k,v in state['options'].items() if asdict(self.options)[k]!=v]
         raise ValueError(f"checkpoint: expected one of these options, got {', '.join(differ)}")
@@ -411,7 +411,7 @@ def set_widths(
     model:PreTrainedModel, # with windows
     widths:list, # by layer, one for each key head or for each head; inf: no limit
     edge:str='hard', # 'hard': every key up to the width counts in full; 'soft': the mask that widths learn with
-):
+) -> None:
     "Give a model with windows these widths."
     unlimited = 8.*max(getattr(model.config.get_text_config(), 'max_position_embeddings', None) or 0, 2**17)
     modules = _windowed(model)

@@ -363,7 +363,7 @@ def attend(
     dropout=0., # of the weights
     is_causal=None, # where no `Sight` says it (default: as the layer says)
     **kwargs, # what the layer adds, such as `softcap`
-):
+) -> tuple:
     "Called by a layer with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], the weights if wanted."
     _refuse_lost(module)
     if isinstance(key, _NewKeys): return _attend_kept(module, query, key, attention_mask, scaling, dropout, kwargs)
@@ -383,7 +383,7 @@ def attend(
     return out.transpose(1, 2).contiguous(), weights
 
 # %% ../../nbs/56_hf.plugin.ipynb #96da875c
-def register():
+def register() -> None:
     "Make \"dynattn\" known to transformers, for attention and for masks."
     for table,ours in ((AttentionInterface(), attend), (AttentionMaskInterface(), _sight_mask)):
         if table.get('dynattn', ours) is not ours:

@@ -23,7 +23,7 @@ def save(
     model:nn.Module, # with windows or alpha
     folder, # is made
     **kwargs, # for its `save_pretrained`
-):
+) -> None:
     "`save_pretrained`, and an error where there is nothing of ours to keep."
     if not _models_with(model):
         raise ValueError("model: expected one with windows or alpha, got one without; save_pretrained serves it")
