@@ -183,6 +183,20 @@ def test_compiled_generation_is_the_stock_one(sliding, windows):
     for n,out in zip((13,9), stock): assert torch.equal(generate(model, n), out)
     assert len(stock[0].unique())>3
 
+def test_a_compiled_decoder_has_two_graphs():
+    "One for the prompt and one for all tokens after it, also where sizes are no symbols: the position is a tensor."
+    from torch._dynamo.testing import CompileCounter
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from dynattn import hf
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
+    model = hf.add_windows(LlamaForCausalLM(LlamaConfig(**sizes)).eval(), init=3.)
+    def generate(m, **kw): return m.generate(torch.arange(3, 15)[None], max_new_tokens=14, do_sample=False, eos_token_id=None, pad_token_id=0, **kw)
+    usual,counter = generate(model),CompileCounter()
+    torch.compiler.reset()
+    model.forward = torch.compile(model.forward, fullgraph=True, backend=counter, dynamic=False)
+    assert torch.equal(generate(model, cache_implementation='static'), usual) and counter.frame_count==2
+
 def test_a_collector_that_has_moved_is_reported(monkeypatch):
     from dynattn import hf
     monkeypatch.setattr(hf.plugin, '_collector', None)

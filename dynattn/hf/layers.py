@@ -224,7 +224,7 @@ def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes t
     "The alpha, the window and the leading tokens of a layer, as arguments of `attention`."
     alpha = {} if l.alpha_head is None else dict(alpha=values(l.alpha_head, q, s.keep))
     if l.sigma_head is None: return alpha
-    if s.q_offset is None:
+    if s.at is None and s.q_offset is None:
         raise ValueError("attention_mask: expected None or [B,M] where windows learn, got a square of fewer queries "
                          "than keys, which does not say where they stand")
     if s.chunked and l.n_global:
