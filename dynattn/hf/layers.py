@@ -39,7 +39,7 @@ class Sight(NamedTuple):
     part:object=None       # where a call holds a part of the sequence: what computes attention for it, see chapter 61
 
     ndim = 4                          # what `generate` asks of the masks
-    def contiguous(self): return self # that it makes itself, for static caches
+    def contiguous(self) -> 'Sight': return self # that it makes itself, for static caches
     def __getitem__(self, key):
         "Layers that select keys read the square, and Gemma 4 leaves queries out: `mask[:,:,-1:,:]`."
         return self._some(key) if isinstance(key, tuple) else tuple.__getitem__(self, key)
@@ -212,7 +212,7 @@ class Learned(nn.Module):
 
     def window(self,
         sigma, reach, # [B,H] or [H] widths in tokens; (left, right) of the model's own window, or None
-    ):
+    ) -> Window:
         "The window of widths `sigma`, inside the model's own `reach`."
         soft = Window.default(sigma, reach=reach)
         return soft.replace(p=_STEEP) if self.edge=='hard' else soft

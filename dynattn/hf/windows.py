@@ -85,7 +85,7 @@ def add_windows(
 def record_edge(
     model:nn.Module, # with windows
     edge:str, # "soft" or "hard"
-):
+) -> None:
     "Give the windows of every layer this edge, and write it down in the configuration."
     for m in model.modules():
         if isinstance(m, Learned): m.edge = edge
@@ -109,7 +109,7 @@ def _add_penalty(model, args, output, weight):
 def penalise(
     model:nn.Module, # returns an output with a `loss`
     weight:float, # of `mean_width`
-):
+) -> torch.utils.hooks.RemovableHandle:
     "Add `weight*mean_width(model)` to the loss while training; the handle returned takes it back."
     return model.register_forward_hook(partial(_add_penalty, weight=weight))
 
