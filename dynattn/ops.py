@@ -53,7 +53,8 @@ def _sdpa_mask(call):
 def _sdpa(call):
     "PyTorch's own attention; the contents of padding change nothing, and rows without a key are zero."
     q,k,v,padding,lost = call.q,call.k,call.v,call.padding,None
-    if q.is_nested: return _scaled_dot_product_attention(q, k, v, None, call.dropout_p, call.is_causal, scale=call.scale)
+    if q.is_nested:
+        return _scaled_dot_product_attention(q, k, v, None, call.dropout_p, call.is_causal, scale=call.scale)
     mask,causal = _sdpa_mask(call)
     if padding is not None:
         k,v,lost = padding.zero(k, 2),padding.zero(v, 2),~q.isfinite().all(-1, keepdim=True)
@@ -119,7 +120,7 @@ def _jit_traced():
     return not torch.compiler.is_compiling() and torch.jit.is_tracing()
 
 def _leaves_fused(call):
-    "Whether PyTorch's attention would need a square of ours, or on a CPU leave its fused kernel or slow it with a mask."
+    "Whether PyTorch's attention would need a square of ours, or leave its fused kernel on a CPU, or be slow there."
     if call.attn_mask is not None or call.q.is_nested: return False
     if call.is_causal and (call.padding is not None or call.q_offset!=0): return True
     if not call.q.is_cpu or _exporting(): return False

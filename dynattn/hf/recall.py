@@ -175,8 +175,8 @@ def forgotten(
     "One sentence on the longest texts."
     n,backs,before,after = full.lengths[-1],full.distances[-1],full.right[-1],narrow.right[-1]
     if max(before)<.5:
-        return (f"Of facts asked again in {n:,} tokens, the full model recalls at most {max(before):.0%} at any distance: "
-                "too few to say what the windows forget.")
+        return (f"Of facts asked again in {n:,} tokens, the full model recalls at most {max(before):.0%} at any "
+                "distance: too few to say what the windows forget.")
     asked = [i for i,share in enumerate(before) if share>=.5]
     lost = [i for i in asked if after[i]<.9*before[i]]
     if not lost:
