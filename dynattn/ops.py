@@ -60,8 +60,7 @@ def _sdpa(call):
         k,v,lost = padding.zero(k, 2),padding.zero(v, 2),~q.isfinite().all(-1, keepdim=True)
         q = q.clone().masked_fill_(lost, 0.)
     grouped = True if q.shape[1]!=k.shape[1] else False  # a bool, where sizes are symbols too
-    options = dict(attn_mask=mask, dropout_p=call.dropout_p, is_causal=causal, scale=call.scale, enable_gqa=grouped)
-    out = _scaled_dot_product_attention(q, k, v, **options)
+    out = _scaled_dot_product_attention(q, k, v, mask, call.dropout_p, causal, scale=call.scale, enable_gqa=grouped)
     if mask is None: return out
     empty = (~mask if mask.dtype==torch.bool else mask==-torch.inf).all(-1, keepdim=True)
     out = out.clone().masked_fill_(empty, 0.)  # in memory as PyTorch's output, which masked_fill alone is not

@@ -1184,6 +1184,4 @@ EXPORT void dynattn_each(Int which, Int n, const float *x, float *y) {   // n is
 EXPORT void dynattn_product(float *c, const float *a, const float *b, Int rows, Int cols, Int depth) {
     Lanes<float, SHORT>::product(c, cols, a, depth, 1, b, cols, rows, cols, depth, false);
 }
-EXPORT void dynattn_turn(float *columns, const float *rows, Int width) {
-    Lanes<float, SHORT>::turn(columns, rows, width, 1);
-}
+EXPORT void dynattn_turn(float *columns, const float *rows, Int d) { Lanes<float, SHORT>::turn(columns, rows, d, 1); }
