@@ -14,7 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 import torch
 from dynattn.files import load_data, _views
-from dynattn.training import Callback, TrainConfig, train
+from dynattn.training import TrainConfig, train
 from harness import RESULTS, append, commit, machine
 
 KINDS = dict(dense=dict(window='none'), fixed=dict(window='16'), dynamic=dict(), dynamic_alpha=dict(alpha='learned'))
@@ -22,11 +22,12 @@ SETTINGS = 'epochs per_epoch judged crop patch batch layers dropout sigma_lr'.sp
 FIELDS = ('date machine torch commit kind seed epochs crop patch layers accuracy macro_f1 valid_f1 share mflops_a_view dense_mflops_a_view cpu_ms mean_width mean_alpha '
     'per_epoch judged batch dropout sigma_lr steps files majority run_cpu_s memory_mb').split()
 
-class Stopwatch(Callback):
+class Stopwatch:
     "Milliseconds that the processor was at each step"
     def __init__(self): self.ms = []
-    def before_step(self, t, batch): self.began = time.process_time()
-    def after_step(self, t, loss): self.ms.append(1000*(time.process_time()-self.began))
+    def __call__(self, moment, t, x):
+        if moment=='before_step': self.began = time.process_time()
+        if moment=='after_step': self.ms.append(1000*(time.process_time()-self.began))
 
 def measure(kind, seed, given, keep):
     "A row, as a process that does nothing else finds it."

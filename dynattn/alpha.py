@@ -13,6 +13,7 @@ from fastcore.basics import patch
 from torch import Tensor
 from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_mode
 from .family import _TINY, _psi
+from .padding import _holds
 
 # %% ../nbs/22_alpha.ipynb #f5af0f71
 class _PowerLaw:
@@ -395,12 +396,6 @@ def _apply(z, eps):
     return _EntmaxBothModes.apply(z, eps)
 
 # %% ../nbs/22_alpha.ipynb #a0906cf0
-def _holds(cond):
-    "Whether `cond` is true throughout; trusted where values cannot be read: while compiling, under `vmap`."
-    if torch.compiler.is_compiling(): return True
-    try: return bool(cond.all())
-    except RuntimeError: return True
-
 def _spread(alpha, z, dim):
     "`alpha` with as many axes as `z`, one long along `dim`."
     a = alpha[...,None,None] if 0<alpha.dim()<=z.dim()-2 else alpha  # [H] or [B,H] for scores [B,H,N,M]

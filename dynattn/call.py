@@ -80,7 +80,7 @@ def _take_heads(call):
     if q.device.type != 'meta' and torch.is_autocast_enabled(q.device.type):
         dtype = torch.get_autocast_dtype(q.device.type)  # float64 stays
         call.q,call.k,call.v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, call.k, call.v))
-    if not _aligned(q, call.k, call.v): _align(call)
+    _align(call)
     q,k,v = call.q,call.k,call.v
     h,d = q.shape[1],q.shape[3]
     for name,x in (('q', q), ('k', k), ('v', v)):
@@ -97,32 +97,29 @@ def _take_heads(call):
         raise ValueError(f"v: expected M={k.shape[2]} positions as in k, got {v.shape[2]}")
 
 # %% ../nbs/24_call.ipynb #24ca0117
-def _aligned(q, k, v):
-    "Whether all is [B,H,N,d], with one batch, and k and v have the same heads, no more than q."
-    if not q.dim() == k.dim() == v.dim() == 4: return False
-    return q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1] <= q.shape[1]
-
 def _align(call):
     "Add axes that are missing in front, broadcast the batch and single heads, and join axes that are too many."
-    given = {name: getattr(call, name) for name in ('q','k','v')}
+    q,k,v = call.q,call.k,call.v
+    four = q.dim() == k.dim() == v.dim() == 4
+    if four and q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1] <= q.shape[1]: return
+    given = dict(q=q, k=k, v=v)
     for name,x in given.items():
         if x.dim() < 2: raise ValueError(f"{name}: expected 2 axes or more, usually [B,H,N,d], got shape {tuple(x.shape)}")
     dims = max(x.dim() for x in given.values())
     q,k,v = (x[(None,)*(max(dims, 4)-x.dim())] for x in given.values())
     h = max(x.shape[-3] for x in (q, k, v)) if q.shape[-3] == 1 else q.shape[-3]
     q = q.expand(*q.shape[:-3], h, *q.shape[-2:])
-    if k.shape[-3] != v.shape[-3]: k,v = (_repeat_heads(name, x, h) for name,x in (('k', k), ('v', v)))
+    if k.shape[-3] != v.shape[-3]:
+        for name,x in (('k', k), ('v', v)):
+            if x.shape[-3] == 0 or h % x.shape[-3]:
+                raise ValueError(f"{name}: expected a number of heads that divides H={h}, got {x.shape[-3]}")
+        k,v = (x.repeat_interleave(h//x.shape[-3], -3) for x in (k, v))
     try: batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
     except RuntimeError:
         of_q,*others = (tuple(x.shape[:-3]) for x in (q, k, v))
         raise ValueError(f"k: expected k and v of a batch that broadcasts with {of_q} of q, got {others}") from None
     call.q,call.k,call.v = (x.expand(*batch, *x.shape[-3:]).flatten(0, -4) for x in (q, k, v))
     if dims != 4: call.lead = (*batch, h)[max(dims, 4)-dims:]
-
-def _repeat_heads(name, x, h):
-    if x.shape[-3] == 0 or h % x.shape[-3]:
-        raise ValueError(f"{name}: expected a number of heads that divides H={h}, got {x.shape[-3]}")
-    return x.repeat_interleave(h//x.shape[-3], -3)
 
 # %% ../nbs/24_call.ipynb #24ca0120
 def _take_nested(call):
@@ -142,7 +139,7 @@ def _take_nested(call):
         raise ValueError("q_offset: expected neither q_offset nor return_weights for nested tensors, got one of them")
     offsets = call.segments = call.offsets = call.q.offsets()
     for name,x in (('k', call.k), ('v', call.v)):
-        same = x.offsets() is offsets or x.offsets().shape == offsets.shape and _holds((x.offsets() == offsets).all())
+        same = x.offsets() is offsets or x.offsets().shape == offsets.shape and _within(x.offsets() == offsets, 1)
         if not same: raise ValueError(f"{name}: expected texts as long as those of q, got others")
     call.q,call.k,call.v = (x.transpose(1, 2).values().transpose(0, 1)[None] for x in (call.q, call.k, call.v))
 
@@ -295,17 +292,11 @@ def _ids_of_cu_seqlens(ends, b, n):
     if b != 1:
         raise ValueError(f"segments: expected ids [B,N] for a batch of {b}, "
                          "got cu_seqlens, which is for one row")
-    if ends.numel() < 2 or not _within(ends.diff(), 0) or not _holds((ends[0] == 0) & (ends[-1] == n)):
+    if ends.numel() < 2 or not _within(ends.diff(), 0) or not _within((ends[0] == 0) & (ends[-1] == n), 1):
         raise ValueError(f"segments: expected cu_seqlens from 0 to N={n} that do not decrease, "
                          f"got {_got(ends)}")
     at = torch.arange(n, device=ends.device, dtype=ends.dtype)
     return torch.searchsorted(ends[1:].contiguous(), at, right=True)[None]
-
-def _holds(condition):
-    "Whether it is true; trusted where it cannot be read."
-    if torch.compiler.is_compiling() or condition.device.type != 'cpu': return True
-    try: return bool(condition)
-    except RuntimeError: return True
 
 def _take_sink(call):
     sink,h = call.sink,call.q.shape[1]
@@ -350,7 +341,10 @@ class Call:
         for name in ('is_causal', 'enable_gqa', 'return_weights'):
             if not isinstance(getattr(self, name), (bool, SymBool)):
                 raise TypeError(f"{name}: expected a bool, got {_got(getattr(self, name))}")
-        if type(self.dropout_p) is not float or self.dropout_p: _take_dropout(self)
+        if type(self.dropout_p) is not float or self.dropout_p:
+            self.dropout_p = _number('dropout_p', self.dropout_p, 'a probability in [0,1]')
+            if not 0 <= self.dropout_p <= 1:
+                raise ValueError(f"dropout_p: expected a probability in [0,1], got {self.dropout_p}")
         if self.scale is not None: self.scale = _number('scale', self.scale, 'a finite number')
         if type(self.n_global) is not int or self.n_global:
             self.n_global = _integer('n_global', self.n_global, 0)
@@ -363,7 +357,9 @@ class Call:
         if self.rel_bias is not None: _take_rel_bias(self)
         if self.segments is not None: _take_segments(self)
         if self.sink is not None: _take_sink(self)
-        if self.softcap is not None: _take_softcap(self)
+        if self.softcap is not None:
+            self.softcap = _number('softcap', self.softcap, 'a finite number > 0')
+            if self.softcap <= 0: raise ValueError(f"softcap: expected a finite number > 0, got {self.softcap}")
 
     @property
     def factor(self) -> float:
@@ -379,16 +375,6 @@ class Call:
         if self.lead is None or not isinstance(out, (Tensor, tuple)): return out
         if isinstance(out, tuple): return tuple(self.restore(x) for x in out)
         return out.reshape(*self.lead, *out.shape[2:])
-
-# %% ../nbs/24_call.ipynb #24ca0026
-def _take_dropout(call):
-    p = _number('dropout_p', call.dropout_p, 'a probability in [0,1]')
-    if not 0 <= p <= 1: raise ValueError(f"dropout_p: expected a probability in [0,1], got {p}")
-    call.dropout_p = p
-
-def _take_softcap(call):
-    call.softcap = _number('softcap', call.softcap, 'a finite number > 0')
-    if not call.softcap > 0: raise ValueError(f"softcap: expected a finite number > 0, got {call.softcap}")
 
 # %% ../nbs/24_call.ipynb #24ca0032
 def _fields(record):

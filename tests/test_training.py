@@ -57,10 +57,9 @@ def child(code, *argv, **env):
     return subprocess.run([sys.executable, '-c', code, *map(str, argv)], capture_output=True, text=True, timeout=120, cwd=ROOT, env={**os.environ, **env})
 
 AT = '''
-class At(training.Callback):
-    def before_step(self, t, batch):
-        if t.step==4: {what}
-hooks.append(At())
+def at(moment, t, x):
+    if moment=='before_step' and t.step==4: {what}
+hooks.append(at)
 '''
 
 def test_ctrl_c_between_two_checkpoints_and_resume_gives_the_same_bits(tree, whole, tmp_path):
@@ -164,9 +163,9 @@ def test_ctrl_c_where_no_step_is_taken(tree, copy, tmp_path, monkeypatch, says):
         m.setattr(trained, 'read_text', interrupted)
         says('dynattn: interrupted\n', 'predict', tree, '--run', copy, status=130)
     (copy/'result.json').unlink()
-    class AtTheTest(training.Callback):
-        def before_judge(self, t, split): interrupted()
-    says(f'interrupted; dynattn train --resume --out {copy} goes on', 'train', '--out', copy, '--resume', '--quiet', status=130, callbacks=[AtTheTest()])
+    def at_the_test(moment, t, x):
+        if moment=='before_judge': interrupted()
+    says(f'interrupted; dynattn train --resume --out {copy} goes on', 'train', '--out', copy, '--resume', '--quiet', status=130, callbacks=[at_the_test])
     assert main(['train', '--out', str(copy), '--resume', '--quiet'])==0
     assert json.loads((copy/'result.json').read_text())['ms']>0   # though no step was taken
 
@@ -189,7 +188,7 @@ def test_standard_input_names_and_pictures(tree, finished, tmp_path, capsys, say
     said = capsys.readouterr()
     assert '-: skipped, binary' in said.out and 'pipe: skipped, unreadable' in said.out and 'not utf-8' in said.out and not said.err
     c,wrong = training.TrainConfig(),[(str(p), 'a', 'b') for p in (tree/'pkg0').glob('not*')]
-    training._report(dict(json.loads((finished/'result.json').read_text()), wrong=wrong), [], c, training._run_of(shutil.copytree(finished, tmp_path/'report'), c))
+    training._report(dict(json.loads((finished/'result.json').read_text()), wrong=wrong), c, training._run_of(shutil.copytree(finished, tmp_path/'report'), c))
     assert b'not utf-8 \xff.css' in (tmp_path/'report'/'report.md').read_bytes() and b'not utf-8 \xff.css' in (finished/'split.csv').read_bytes()
     for png in ('no/such/folder.png', 'w.jpeg'): says('--png: expected a name that ends in .png', 'windows', css, '--run', run, '--png', png)
     for path,got in ((tree, 'a folder'), ('nowhere', 'no such file')): says(f'expected a file, got {got}', 'windows', path, '--run', run, '--png', tmp_path/'w.png')

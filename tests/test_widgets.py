@@ -6,7 +6,7 @@ from dynattn import attention
 from dynattn.alpha import entmax
 from dynattn.curve import bell, crossing, n_within, normal
 from dynattn.sigma import sigma_link
-from dynattn.smoothing import cut, edge_mask, power_mask, tanh_mask
+from dynattn.smoothing import cut, edge_mask, tanh_mask
 from dynattn.window import Window
 from drawings import WIDGETS, show_boxes, show_widget
 
@@ -65,7 +65,7 @@ def test_sigma(opened, link):
         near([got['sigma'], got['slope']], [sigma.item(), torch.autograd.grad(sigma, x)[0].item()])
 
 def mask_of(kind, V, T, p):
-    if kind=='power': return power_mask(cut(V, T, 1.), p)
+    if kind=='power': return 1-cut(V, T, 1.)**p
     return tanh_mask(cut(V, T, 0.), p) if kind=='tanh' else edge_mask(V, T, p)
 
 @pytest.mark.parametrize('curve,sigma,T', [('normal',.4169,.9), ('normal',.3,.5), ('normal',.55,.9), ('bell',.1,.6), ('bell',.317,.9)])
@@ -121,7 +121,7 @@ def test_true_derivative_is_the_measured_one(opened):
     "On a grid of ten thousand points to a token, moving sigma changes the area as the two parts together say"
     got,at = move(opened('window13'), mask='power', p=2.)
     x = torch.arange(-320_000, 320_001, dtype=torch.float64)/640_000
-    area = lambda s: power_mask(cut(normal(x, s), .9, 1.), 10**at['p']).sum().item()*64/640_000
+    area = lambda s: (1-cut(normal(x, s), .9, 1.)**10**at['p']).sum().item()*64/640_000
     measured = (area(.4169+1e-4)-area(.4169-1e-4))/2e-4
     assert abs(measured-got['truth']) < .05*abs(measured) and abs(measured-got['autograd']) > abs(measured)
 
