@@ -1056,7 +1056,7 @@ def _judge_run(name, c, quiet):
         _check_reads(model, texts[0][None])
         with Bar(None, 'judge', quiet, unit='text') as bar:
             def grid(): return recall_grid(model, tokenizer, torch.cat(texts).tolist(), [c.context], c.judged,
-                                           seed=c.seed, on_text=lambda n: bar.step())
+                                           seed=c.seed, on_text=bar.step)
             with without_windows(model): full = grid()
             narrow = grid() if _windowed(model) else None
     except ValueError as e: raise UserError(str(e)) from e

@@ -7,20 +7,16 @@ __all__ = ['attend', 'register', 'switch']
 
 # %% ../../nbs/56_hf.plugin.ipynb #2d8672c9
 import inspect, sys, warnings
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-import torch, torch.nn.functional as F
+import torch, torch.nn.functional as F, transformers
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
 from ..padding import PaddingMask
 from ..parts import visible_pairs
 from ..ops import attention
 from ..cache import WindowedLayer, _turn_rows
 from .layers import PreTrainedModel, Sight, _attention_layers, _leading_tokens, _refuse_lost, _sight_mask
-
-# %% ../../nbs/56_hf.plugin.ipynb #61bf2f85
-import transformers
-from transformers import AttentionInterface, AttentionMaskInterface
 
 # %% ../../nbs/56_hf.plugin.ipynb #fcecc91c
 _COMPUTED = ('softcap','position_bias','s_aux','sinks')
@@ -131,22 +127,13 @@ def _options(module, q, k, s, kwargs):
 try: from transformers.utils.output_capturing import _active_collector as _collector
 except ImportError: _collector = None
 
-# %% ../../nbs/56_hf.plugin.ipynb #db47ea0b
-_watchers:list = [] # lists that take the calls of all layers, see `report`
+_watchers:list = [] # lists that get the arguments, the weights and the head width of each call of a layer
 
 def _wants_weights(kwargs): # what a layer passes besides queries, keys and values
     "Whether somebody wants the weights. GPT-2 keeps `output_attentions` to itself; the collector of outputs has it."
     if _watchers or kwargs.get('output_attentions'): return True
     collected = _collector.get() if _collector is not None else None
     return bool(collected) and any('attentions' in key for key in collected)
-
-@contextmanager
-def _watched_calls():
-    "A list that gets the arguments, the weights and the head width of each call of a layer while the block lasts."
-    seen = []
-    _watchers.append(seen)
-    try: yield seen
-    finally: _watchers.pop()
 
 # %% ../../nbs/56_hf.plugin.ipynb #c56a0004
 def _refuse_special(module, s, kwargs, where, instead):
@@ -172,7 +159,6 @@ def _versions(module):
     "A number that changes when what was learned changes."
     return sum(p._version for p in module.dynattn.parameters()) if hasattr(module, 'dynattn') else 0
 
-# %% ../../nbs/56_hf.plugin.ipynb #c56a0003
 def _attend_kept(module, query, new, mask, scaling, dropout, kwargs):
     "Attention of new queries to the keys that a `WindowedCache` keeps, and to the new ones."
     s,layer = _as_sight(module, mask, True, query.shape[2], query.shape[2]),new.layer
