@@ -6,8 +6,8 @@
 __all__ = ['KINDS', 'SPLITS', 'DataConfig', 'walk', 'read_text', 'Item', 'Data', 'load_data']
 
 # %% ../nbs/51_files.ipynb #f11e0003
-import csv, hashlib, io, itertools, json, mimetypes, os, random, sysconfig, zlib
-from collections import Counter, defaultdict
+import csv, hashlib, io, itertools, os, random, sysconfig, zlib
+from collections import Counter, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from pathlib import Path
 import torch
@@ -28,7 +28,7 @@ _KIND_OF = {suffix: kind for kind,suffixes in KINDS.items() for suffix in suffix
 @dataclass(frozen=True)
 class DataConfig:
     "Which files a run reads, how they are split, and what a batch is."
-    data:str = ''  # folder, or a table .csv, .tsv or .jsonl; empty: the Python environment
+    data:str = ''  # folder; empty: the Python environment
     labels:str = 'suffix'    # what names the class: suffix, or folder
     crop:int = 512           # bytes of a file that are read at a time
     per_class:int = 2400     # files of a class at most
@@ -84,14 +84,7 @@ def walk(
         for name in sorted(files): yield Path(folder, name)
 
 # %% ../nbs/51_files.ipynb #f11e0009
-@dataclass(frozen=True)
-class _Found:
-    "A file, or a row of a table, that has a label and is not read yet."
-    label:str
-    package:str
-    name:str             # tells it from others of its label and package
-    path:object          # where it is, for `open` or for a reader's eye
-    data:bytes|None=None # the text of a row
+_Found = namedtuple('_Found', 'label package name path')  # the path below the root is the name
 
 def _environment():
     "The folders that Python imports from, and what not to enter."
@@ -171,85 +164,24 @@ def _in_turn(found, per_package):
     return [x for _,_,x in sorted(ranked, key=lambda r: r[:2])]
 
 # %% ../nbs/51_files.ipynb #79740d27
-def _read_all(c, found, is_new, skipped, letters=0.):
-    "An `Item` for each of `found` that is within the caps, can be read and is new; the others are counted."
-    order = _in_turn(found, c.per_package)
+def _read_all(c, skipped):
+    "An `Item` for each labelled file within the caps that can be read and is new; the others are counted."
+    found = [_Found(*named, path.relative_to(root).as_posix(), path)
+             for root,prune in ([(Path(c.data), ())] if c.data else _environment())
+             for path in walk(root, prune) if (named := _label_and_package(c, root, path))]
+    order,seen,taken = _in_turn(found, c.per_package),_Seen(),Counter()
     skipped['over the cap'] += len(found)-len(order)
-    taken = Counter()
     for x in order:
         if taken[x.label]>=c.per_class:
             skipped['over the cap'] += 1
             continue
-        data,why = read_text(x.path, letters=letters) if x.data is None else (x.data,'')
-        if not why and not is_new(data): why = 'duplicate'
+        data,why = read_text(x.path, letters=.2 if c.labels=='suffix' else 0.)
+        if not why and not seen.add(data): why = 'duplicate'
         if why:
             skipped[why] += 1
             continue
         taken[x.label] += 1
         yield Item(str(x.path), x.label, x.package, data)
-
-def _from_folder(c, skipped):
-    "Every file that has a label."
-    found = [_Found(*named, path.relative_to(root).as_posix(), path)
-             for root,prune in ([(Path(c.data), ())] if c.data else _environment())
-             for path in walk(root, prune) if (named := _label_and_package(c, root, path))]
-    return list(_read_all(c, found, _Seen().add, skipped, letters=.2 if c.labels=='suffix' else 0.))
-
-# %% ../nbs/51_files.ipynb #a44e54f0
-def _need_columns(where, names):
-    if not {'text','label'} <= set(names):
-        raise UserError(f"{where}: expected the columns text and label, "
-                        f"got {', '.join(map(str, names)) or 'none'}")
-
-def _csv_rows(path, f):
-    "(where, row); the first line decides what separates columns."
-    csv.field_size_limit(2**31-1)
-    try: separator = csv.Sniffer().sniff(f.readline(), ',;\t').delimiter
-    except csv.Error: separator = ','
-    f.seek(0)
-    rows = csv.DictReader(f, delimiter=separator)
-    _need_columns(path, rows.fieldnames or ())
-    try:
-        for row in rows: yield f'{path}:{rows.line_num}', row
-    except csv.Error as e: raise UserError(f"{path}:{rows.line_num}: {e}") from e
-
-def _json_rows(path, f):
-    for i,line in enumerate(f, 1):
-        if not line.strip(): continue
-        try: row = json.loads(line)
-        except (ValueError, RecursionError): row = None
-        if not isinstance(row, dict):
-            raise UserError(f"{path}:{i}: expected JSONL, an object on each line, "
-                            f"got {line.strip()[:20]!r}")
-        _need_columns(f'{path}:{i}', row)
-        yield f'{path}:{i}', row
-
-# %% ../nbs/51_files.ipynb #tab00001
-_TABLES = {'.csv':_csv_rows, '.tsv':_csv_rows, '.jsonl':_json_rows, '.ndjson':_json_rows, '.json':_json_rows}
-
-def _labelled_rows(c, skipped):
-    "A `_Found` for each row that can be used."
-    with open(c.data, encoding='utf-8-sig', newline='') as f:
-        for i,(where,row) in enumerate(_TABLES[Path(c.data).suffix.lower()](c.data, f)):
-            text,label = ('' if row[name] is None else row[name] for name in ('text','label'))
-            for name,x,kinds in (('text', text, str), ('label', label, (str,int,float))):
-                if not isinstance(x, kinds):
-                    raise UserError(f"{where}: expected a string as {name}, got {type(x).__name__}")
-            label,text = _clean(label),text.encode('utf-8', 'surrogatepass')[:2**16]
-            if label and text: yield _Found(label, _clean(row.get('package') or f'row {i}'), f'{i}', where, text)
-            else: skipped['empty or short' if label else 'no label'] += 1
-
-# %% ../nbs/51_files.ipynb #1229a356
-def _from_table(c, skipped):
-    "Rows of `text` and `label` (and `package`)."
-    texts = set()
-    def is_new(data):
-        before = len(texts)
-        texts.add(data)
-        return len(texts)>before
-    try: return list(_read_all(c, list(_labelled_rows(c, skipped)), is_new, skipped))
-    except UnicodeDecodeError as e:
-        raise UserError(f"{c.data}: expected UTF-8, got the byte {e.object[e.start]:#x}") from e
 
 # %% ../nbs/51_files.ipynb #f11e0011
 def _choose_classes(items, c): # of `Item`; says how many are enough -> set
@@ -369,25 +301,6 @@ def _judged(items, c, skipped):
         of_package[x.label,x.package] += 1
         yield x
 
-# %% ../nbs/51_files.ipynb #966d6fd9
-def _reader(c):
-    "The function that reads this folder or table."
-    if os.path.isdir(c.data): os.scandir(c.data).close()  # an error, where os.walk would be silent
-    if not c.data or os.path.isdir(c.data): return _from_folder
-    if not os.path.exists(c.data): raise UserError(f"{c.data}: no such file or folder")
-    if Path(c.data).suffix.lower() in _TABLES and os.path.isfile(c.data): return _from_table
-    advice = _media_advice([c.data])
-    raise UserError(f"{c.data}: expected a folder, "
-                    f"or a table that ends in .csv, .tsv or .jsonl{advice}")
-
-def _media_advice(paths):
-    "How many of these paths are audio, images or video by their suffix, as part of a message."
-    kinds = Counter((mimetypes.guess_type(str(p))[0] or '').split('/')[0] for p in paths)
-    counts = ', '.join(f'{kinds[kind]} {kind}' for kind in ('audio','image','video') if kinds[kind])
-    if not counts: return ''
-    return ("; dynattn reads text, such as code, prose and tables, "
-            f"and here are files of another kind: {counts}")
-
 # %% ../nbs/51_files.ipynb #f11e0017
 def _too_few(c, items):
     "A line that names the classes there are, the largest first."
@@ -396,22 +309,22 @@ def _too_few(c, items):
     got = [f"{label} ({n} files, {packages[label]} packages)"
            for label,n in files.most_common(8)]
     if len(files)>8: got.append(f'{len(files)-8} more')
-    of_table = _reader(c)==_from_table
-    other = ('' if of_table
-             else f", --labels {'suffix' if c.labels=='folder' else 'folder'} takes other names")
-    advice = '' if of_table or not c.data else _media_advice(walk(c.data))
+    other = 'suffix' if c.labels=='folder' else 'folder'
     return UserError(f"{c.data or 'the Python environment'}: expected two classes or more "
                      f"with {c.min_files} files in {c.least_packages} packages each, "
-                     f"got {', '.join(got) or 'nothing'}"
-        + (advice or f"; --min-files and --min-packages ask for fewer{other}"))
+                     f"got {', '.join(got) or 'nothing'}; --min-files and --min-packages "
+                     f"ask for fewer, --labels {other} takes other names")
 
 # %% ../nbs/51_files.ipynb #load0001
 def load_data(
     c:DataConfig, # where the files are, and which of them count
 ) -> Data:
     "Read, cap, leave out copies, choose the classes, split by package."
+    if c.data and not os.path.exists(c.data): raise UserError(f"{c.data}: no such file or folder")
+    if c.data and not os.path.isdir(c.data): raise UserError(f"{c.data}: expected a folder, got a file")
+    if c.data: os.scandir(c.data).close()  # an error, where os.walk would be silent
     skipped:Counter = Counter()
-    found = _reader(c)(c, skipped)
+    found = list(_read_all(c, skipped))
     classes = _choose_classes(found, c)
     while True:
         items = [x for x in found if x.label in classes]

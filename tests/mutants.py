@@ -87,7 +87,7 @@ MUTANTS = [ # module, its text, the fault
     ('stream', 'return 0 if encoder.config.causal else sum(', 'return 0 if encoder.config.causal else max('),
     # transformers
     ('hf.layers', 'return (size-1,0) if causal else (size,size)', 'return (size,0) if causal else (size,size)'),
-    ('hf.layers', "return (position-parts['left_padding'].to(position.device)[:,None])//parts['chunk_size']", "return position//parts['chunk_size']"),
+    ('hf.layers', 'kv_offset+m<=chunk', 'kv_offset+m<=chunk+1'),
     ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
 ]
 

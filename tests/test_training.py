@@ -63,12 +63,11 @@ class At(training.Callback):
 hooks.append(At())
 '''
 
-@pytest.mark.parametrize('name,status', [('SIGTERM', 143), pytest.param('SIGINT', 130, marks=pytest.mark.slow)])
-def test_a_signal_writes_a_checkpoint_and_resume_gives_the_same_bits(tree, whole, tmp_path, name, status):
+def test_ctrl_c_between_two_checkpoints_and_resume_gives_the_same_bits(tree, whole, tmp_path):
     out = tmp_path/'run'
-    r = child(AT.format(what=f'os.kill(os.getpid(), signal.{name})'), 'train', tree, '--out', out, *SMALL)
-    assert r.returncode==status and 'goes on' in r.stderr and 'Traceback' not in r.stderr, r.stderr
-    assert training._saved_state(out)['step']==5
+    r = child(AT.format(what='os.kill(os.getpid(), signal.SIGINT)'), 'train', tree, '--out', out, *SMALL)
+    assert r.returncode==130 and 'goes on' in r.stderr and 'Traceback' not in r.stderr, r.stderr
+    assert training._saved_state(out)['step']==3
     assert main(['train', str(tree), '--out', str(out), '--resume', '--quiet'])==0   # settings come from the run
     assert bits(out)==whole
 
@@ -113,7 +112,6 @@ def test_what_a_user_can_mend_is_one_line_and_status_2(tree, tmp_path, says):
     says('two classes or more', 'train', tree, '--out', tmp_path/'few', '--min-files', 1000)
     says('no run to resume', 'train', tree, '--out', out, '--resume', *SMALL)
     says('no trained model', 'predict', tree, '--run', tmp_path/'nowhere')
-    says('no finished run', 'compare', tmp_path)
     says('expected a folder, got a file', 'train', tree, '--out', tree/'pkg0'/'0.py')
     out.mkdir(exist_ok=True)
     for name in ('.gitlab-ci.yml', '.env.local', '.config.json.abc_1234'): (out/name).touch()
@@ -147,7 +145,7 @@ def test_a_loss_that_is_no_number_ends_the_run_and_leaves_a_checkpoint(tree, tmp
 def test_a_damaged_file_of_a_run_is_named(name, copy, tree, says):
     whole = (copy/name).read_bytes()
     file,resume = tree/'pkg0'/'0.py',('train', tree, '--out', copy, '--resume')
-    users = {'checkpoint.pt': [resume], 'result.json': [resume, ('compare', copy)], 'settings.json': [resume, ('predict', file, '--run', copy)]}
+    users = {'checkpoint.pt': [resume], 'result.json': [resume], 'settings.json': [resume, ('predict', file, '--run', copy)]}
     for content in (whole[:len(whole)//2], b'', b'{"colour": 3}'):
         (copy/name).write_bytes(content)
         for argv in users.get(name, [('predict', file, '--run', copy), ('windows', file, '--run', copy)]): says(f'{copy}: damaged {name}', *argv)
@@ -270,16 +268,16 @@ def averaged(c, n):
             if ranks[0].step==n: return ranks[0].model.state_dict()
 
 @pytest.mark.slow
-def test_a_signal_to_one_of_two_processes_stops_both_and_torchrun_goes_on(tree, tmp_path, says):
+def test_torchrun_goes_on_with_what_two_processes_began(tree, tmp_path, says):
     "What both have learnt is what one learns from the mean of their gradients"
     out,argv = tmp_path/'run',['train', tree, '--out', tmp_path/'run', *SMALL]
-    code = f"import os, signal, sys\nfrom dynattn import command, training\nhooks = []\n{AT.format(what='os.kill(os.getpid(), signal.SIGTERM)').replace('step==4', 'step==2')}\nsys.exit(command.main(sys.argv[1:], callbacks=hooks if os.environ['RANK']=='1' else []))"
+    code = f"import os, signal, sys\nfrom dynattn import command, training\nhooks = []\n{AT.format(what='os.kill(os.getpid(), signal.SIGKILL)')}\nsys.exit(command.main(sys.argv[1:], callbacks=hooks))"
     at = str(port())
     env = lambda rank: {**os.environ, 'OMP_NUM_THREADS': '1', 'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': at, 'ACCELERATE_USE_CPU': 'true'}
     both = [subprocess.Popen([sys.executable, '-c', code, *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env(r)) for r in range(2)]
-    said = [p.communicate(timeout=240) for p in both]
-    assert [p.returncode for p in both]==[143, 143], said
-    assert 'goes on' in said[0][1] and not said[1][0]+said[1][1] and training._saved_state(out)['step']==3
+    said = [p.communicate(timeout=60) for p in both]
+    assert [p.returncode for p in both]==[-9, -9], said
+    assert training._saved_state(out)['step']==3
     says('processes were 2, are 1', 'train', '--out', out, '--resume', '--quiet')
     launch = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--master-port', str(port())]   # which is torchrun
     r = subprocess.run([*launch, '-m', 'dynattn', 'train', '--resume', '--out', out], capture_output=True, text=True, timeout=240, cwd=ROOT)
@@ -405,10 +403,8 @@ def test_folders_that_cannot_be_read_and_links_that_lead_nowhere(tree, finished,
     says(f'{folder}: Permission denied', 'predict', folder, '--run', finished)
     says(f'{folder}: Permission denied', 'train', folder, '--out', tmp_path/'run', *SMALL)
 
-def test_a_name_with_a_line_break_stays_on_its_line(finished, tmp_path, says, capsys):
+def test_a_name_with_a_line_break_stays_on_its_line(finished, tmp_path, says):
     run = shutil.copytree(finished, tmp_path/'ru\nn')
-    assert main(['compare', str(run), str(finished)])==0
-    assert len(capsys.readouterr().out.splitlines())==3
     says('no\\nfile: no such file', 'predict', tmp_path/'no\nfile', '--run', run)
     says('.jpg', 'windows', __file__, '--run', run, '--png', tmp_path/'a\nb.jpg')
     (run/'config.json').write_text('{')
@@ -444,7 +440,7 @@ def test_the_help_shows_each_verb_with_an_example(capsys):
 HOSTILE = '<img src=x onerror=alert(1)>', '# | $x ![y](http:z) `c`\x1b]0;title\x07', '\u202egnp.txt\x1b[2J'
 
 def test_names_from_strangers_are_no_markup_and_move_no_cursor(tmp_path, capsys):
-    "Classes, files and runs with such names, through all four verbs"
+    "Classes, files and runs with such names, through all three verbs"
     root,out,r = tmp_path/'files',tmp_path/'ru\x1b[31mn\n# <b>',random.Random(0)
     for label,word in zip(HOSTILE, WORDS):
         for i in range(18):
@@ -454,7 +450,6 @@ def test_names_from_strangers_are_no_markup_and_move_no_cursor(tmp_path, capsys)
     assert main(['train', str(root), '--labels', 'folder', '--out', str(out), *SMALL, '--epochs', '1', '--lr', '1e-9'])==0
     assert main(['predict', str(root), '--run', str(out)])==0
     assert main(['windows', str(file), '--run', str(out), '--png', str(tmp_path/'\x1b[31m.png')])==0
-    assert main(['compare', str(out)])==0
     assert main(['predict', str(root/'\x1b[2J'), '--run', str(out)])==2
     said = capsys.readouterr()
     for text in said: assert text.replace('\n', '').isprintable(), text
