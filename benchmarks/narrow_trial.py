@@ -542,6 +542,7 @@ def export(a):
     questions,folder = Questions(subject, 'test'),Path(a.runs)/f'exported{a.model}'
     model,_ = subject.load()
     model.save_pretrained(folder)
+    subject.tokenizer.save_pretrained(folder)      # KVzip reads it
     asked = [dict(task=task, n=a.context, texts=[vars(questions.draw(task, i, a.context)) for i in range(a.samples)])
              for task in a.tasks or TASKS]
     (folder/'asked.json').write_text(json.dumps(asked))
