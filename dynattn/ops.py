@@ -134,7 +134,7 @@ def _choose(call): # -> a key of `impls`
     "The implementation that `auto` chooses for a call."
     of_torch = exporting_to_onnx() or _jit_traced()  # a program of PyTorch's own operators
     if not impls['sdpa'].refuses(call) and (of_torch or not (_leaves_fused(call) and _has_engine(call))): return 'sdpa'
-    if of_torch or call.return_weights: return 'dense'
+    if of_torch: return 'dense'
     if call.q.is_cuda and not impls['triton'].refuses(call): return 'triton'
     return 'dense' if impls['banded'].refuses(call) else 'banded'
 

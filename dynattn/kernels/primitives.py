@@ -421,8 +421,7 @@ def _option_refused(call):
     for name in ('rel_bias','sink','softcap'):
         if getattr(call, name) is not None:
             return f"{name}: expected None for the kernels, got one; use impl='dense'"
-    if call.dropout_p or call.return_weights:
-        return "dropout_p: expected neither dropout nor return_weights for the kernels, got one of them"
+    if call.dropout_p: return f"dropout_p: expected 0 for the kernels, got {call.dropout_p}"
     if transformed():
         return ("impl: expected 'auto' or 'dense' inside a transform of torch.func and in forward "
                 "mode, got the kernels")
