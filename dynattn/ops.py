@@ -97,11 +97,9 @@ def _triton_refuses(call):
     return _kernel_refuses(call)
 
 def _triton(call):
-    if call.alpha is None:
-        from dynattn.kernels.window import windowed_attention
-        return inspect.unwrap(windowed_attention)(call)
-    from dynattn.kernels.entmax import _attend_entmax
-    return _attend_entmax(call)
+    if call.alpha is None: from dynattn.kernels.window import windowed_attention as kernel
+    else: from dynattn.kernels.entmax import entmax_attention as kernel
+    return inspect.unwrap(kernel)(call)
 
 # %% ../nbs/44_ops.ipynb #38da9163
 impls = dict(

@@ -16,16 +16,13 @@ from .plain import plain_attention
 from .plan import Inputs, Plan, plain_tensors, prepare, refuses, transformed
 
 # %% ../../nbs/34_band.operator.ipynb #a38ab3e6
-def _without_autocast(f):
-    "`f` with autocast off: its products have one precision, forward and backward."
-    def g(plan, x, *args):
-        kind = x.q.device.type
-        if not torch.is_autocast_enabled(kind): return f(plan, x, *args)
-        with torch.autocast(kind, enabled=False): return f(plan, x, *args)
-    return g
+def _plain(plan, x):
+    "The plain loop with autocast off: its products have one precision, forward and backward."
+    kind = x.q.device.type
+    if not torch.is_autocast_enabled(kind): return plain_attention(plan, x)
+    with torch.autocast(kind, enabled=False): return plain_attention(plan, x)
 
 # %% ../../nbs/34_band.operator.ipynb #f8ecd403
-_plain = _without_autocast(plain_attention)
 def _forward(plan, x): # -> (out, kept, lse)
     "By the core, or by the plain loop, which keeps nothing."
     if core.serves(x): return core.forward(plan, x)
