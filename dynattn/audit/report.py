@@ -350,13 +350,9 @@ def examine(
         first.findings += part.findings
         first.begins |= part.begins
         for question,answer in part.answers.items():
-            first.answers[question] = _joined(first.answers.get(question, answer), answer)
+            both = first.answers.get(question, answer),answer
+            first.answers[question] = max(both, key=lambda a: a[::-1]) # what is promised, then the graver
     return first
-
-def _joined(a, b): # (answer, whether "no" is promised) of an encoder and a decoder
-    "The graver answer; what one of them does not promise is not asked of it."
-    if a[1]!=b[1]: return a if a[1] else b
-    return max(a, b)
 
 # %% ../../nbs/69_audit.report.ipynb #83d664fd
 def _from_file(name): # -> model, example, promises, code that makes the model
