@@ -233,10 +233,6 @@ def _floating(w):
     if w.sigma.dtype==torch.float16 and not forward_mode: return _Widen.apply(w.sigma)
     return w.sigma.to(torch.promote_types(w.sigma.dtype, torch.float32))
 
-def _narrowed(t, w):
-    if w.sigma.dtype==torch.float16: t = t.clamp(-65504, 65504)
-    return t.to(w.sigma.dtype)
-
 # %% ../nbs/14_window.ipynb #w1nd0013
 @patch
 def widened(self:Window,
@@ -290,18 +286,14 @@ def bounds(self:Window,
 # %% ../nbs/14_window.ipynb #6f2949b0
 def _aligned(t, o):
     "A tensor of sigma's shape so that it broadcasts with offsets: [B,H] -> [B,H,1,..]; [B,H,N] has N at the queries"
-    if t.ndim==0: return _settled(t)
+    # under `torch.func.jvp` a single float32 number has a tangent in float64, which products do not take (PyTorch 2.13)
+    if t.ndim==0: return t.double().to(t.dtype) if torch._C._are_functorch_transforms_active() else t
     if t.ndim<3: return t.reshape((1,)*(2-t.ndim) + t.shape + (1,)*o.ndim)
     if o.ndim<2 or 1 not in (o.shape[-2], t.shape[2]) and o.shape[-2]!=t.shape[2]:
         raise ValueError(f"offsets: expected [..,N,M] with N={t.shape[2]}, "
                          "one row for each of sigma's queries, "
                          f"got {tuple(o.shape)}")
     return t.reshape(t.shape[:2] + (1,)*(o.ndim-2) + t.shape[2:] + (1,))
-
-def _settled(t):
-    """A single number under `torch.func.jvp` as one that matrix products take:
-    there a float32 number has a tangent in float64 (PyTorch 2.13)."""
-    return t.double().to(t.dtype) if torch._C._are_functorch_transforms_active() else t
 
 # %% ../nbs/14_window.ipynb #341978fa
 def _inside(w, offsets, n):
@@ -393,15 +385,16 @@ def dmask(self:Window,
 ) -> Tensor: # as `mask`
     "The derivative of the mask in sigma, in closed form: the smoothing's derivative times the curve's."
     keep,x,s,V = _prepared(self, offsets, n)
-    if self.smooth=="ramp":
-        return _narrowed(torch.where(keep, dramp_mask(x, s, self.ramp), 0.), self)
-    if self.smooth=="power": return _narrowed(torch.where(keep, _dpower(self, x, s), 0.), self)
-    if self.smooth=="edge": d = dedge_mask(V, self.T, self.p)
-    elif self.smooth=="tanh": d = dtanh_mask(V, self.p)
-    else: d = torch.ones_like(V)
-    if self.curve=="normal" and self.smooth!="tanh": d = torch.where(V<1, d, 0.)
-    d = d*(dbell if self.curve=="bell" else dnormal)(x, s)
-    return _narrowed(torch.where(keep, d, 0.), self)
+    if self.smooth=="ramp": d = dramp_mask(x, s, self.ramp)
+    elif self.smooth=="power": d = _dpower(self, x, s)
+    else:
+        if self.smooth=="edge": d = dedge_mask(V, self.T, self.p)
+        elif self.smooth=="tanh": d = dtanh_mask(V, self.p)
+        else: d = torch.ones_like(V)
+        if self.curve=="normal" and self.smooth!="tanh": d = torch.where(V<1, d, 0.)
+        d = d*(dbell if self.curve=="bell" else dnormal)(x, s)
+    d = torch.where(keep, d, 0.)
+    return (d.clamp(-65504, 65504) if self.sigma.dtype==torch.float16 else d).to(self.sigma.dtype)
 
 # %% ../nbs/14_window.ipynb #w1nd0022
 @patch
