@@ -9,8 +9,7 @@ __all__ = ['topk_softmax', 'support_size', 'entropy', 'AlphaHead']
 import math
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from .alpha import _holds
-from .padding import masked_softmax
+from .padding import _holds, masked_softmax
 
 # %% ../nbs/23_sparsity.ipynb #74eeec50
 def topk_softmax(
