@@ -160,7 +160,7 @@ def flash(c):
 @entmax_ops('dynattn')
 def ours(c):
     q,k,v = c.tensors(); alpha = torch.full((c.H,), c.alpha, device=DEV, requires_grad=True)
-    return (lambda: entmax_attention(q, k, v, alpha, is_causal=c.causal)), (q,k,v,alpha)
+    return (lambda: entmax_attention(q, k, v, alpha=alpha, is_causal=c.causal)), (q,k,v,alpha)
 
 @entmax_ops('AdaSplash-1')
 def adasplash1(c):

@@ -16,7 +16,7 @@ from harness import append
 PRESSES = dict(SnapKV=lambda r: kvpress.SnapKVPress(r), TOVA=lambda r: kvpress.TOVAPress(r),
                KeyDiff=lambda r: kvpress.KeyDiffPress(r), ExpectedAttention=lambda r: kvpress.ExpectedAttentionPress(r),
                AdaKV=lambda r: kvpress.AdaKVPress(kvpress.ExpectedAttentionPress(r)),
-               StreamingLLM=lambda r: kvpress.StreamingLLMPress(r))
+               StreamingLLM=lambda r: kvpress.StreamingLLMPress(r), KVzip=lambda r: kvpress.KVzipPress(r))
 FIELDS = ('date machine torch commit model method share seed footprint cache_share core_seconds task n distance samples '
           'score tokens_right loss right').split()
 

@@ -367,6 +367,10 @@ class Methods:
     def choose(self, method, share):
         s,budget = self.subject,self.subject.budget
         if method=='one window': return by_layer(torch.full((s.layers*s.heads,), budget.window(share)), s.layers)
+        if method.startswith('every fifth layer full'):     # what `layer_types` and `sliding_window` of a configuration can say
+            full = torch.arange(s.layers)%5==4
+            near = budget.window((share-full.float().mean().item())/(~full).float().mean().item())
+            return [[math.inf if whole else near]*s.heads for whole in full]
         name,kind,*more = method.split(', ')        # such as `learned, asked, steps 180`
         options = {option: float(x) for option,x in (part.split() for part in more)}
         if name=='learned': return learned(s, self.calibration(kind), share, self.seed, **options)
@@ -406,6 +410,8 @@ class Judge:
         if method=='full': return dict(which, footprint=1., cache_share=1., core_seconds=0.)
         layers,seconds = self.methods.widths(method, share)
         layers = [[math.floor(w) if w<s.budget.most else math.inf for w in layer] for layer in layers]
+        for module in s.model.modules():
+            if hasattr(module, 'dynattn'): module.dynattn.n_global = 0 if 'no leading tokens' in method else SINKS
         set_widths(s.model, layers)
         width = torch.tensor([float(w) for layer in layers for w in layer]).clamp(max=s.budget.most)
         return dict(which, footprint=round(s.budget.share(width).item(), 5),
@@ -536,6 +542,7 @@ def export(a):
     questions,folder = Questions(subject, 'test'),Path(a.runs)/f'exported{a.model}'
     model,_ = subject.load()
     model.save_pretrained(folder)
+    subject.tokenizer.save_pretrained(folder)      # KVzip reads it
     asked = [dict(task=task, n=a.context, texts=[vars(questions.draw(task, i, a.context)) for i in range(a.samples)])
              for task in a.tasks or TASKS]
     (folder/'asked.json').write_text(json.dumps(asked))

@@ -4,7 +4,7 @@ from dynattn.dense import dense_attention, attention_weights
 from dynattn.metrics import window_recall, window_precision
 from dynattn.window import Window
 from dynattn.sigma import SigmaHead, SigmaParameter
-from dynattn.alpha import entmax, sparsemax, entmax15
+from dynattn.alpha import entmax
 from dynattn.sparsity import topk_softmax, AlphaHead
 from dynattn.band.operator import banded_attention
 from dynattn.ops import attention
@@ -13,6 +13,6 @@ from dynattn.encoder import DynamicAttention, EncoderLayer, EncoderConfig, Encod
 
 __all__ = [
     'PaddingMask', 'masked_softmax', 'dense_attention', 'attention_weights', 'window_recall',
-    'window_precision', 'Window', 'SigmaHead', 'SigmaParameter', 'entmax', 'sparsemax', 'entmax15',
+    'window_precision', 'Window', 'SigmaHead', 'SigmaParameter', 'entmax',
     'topk_softmax', 'AlphaHead', 'banded_attention', 'attention', 'MultiheadAttention', 'convert',
     'DynamicAttention', 'EncoderLayer', 'EncoderConfig', 'Encoder', 'Classifier']

@@ -329,7 +329,7 @@ class Call:
     segments: Tensor|None = None # packed rows, each sees itself: increasing ids [B,N], or cu_seqlens [S+1]
     sink: Tensor|None = None # [H], a logit beside the scores that takes weight and gives no value
     softcap: float|None = None # c > 0: scores become c*tanh(scores/c), before mask, bias and window
-    return_weights: bool = False # also return the weights: [B,H,N,M], or `BandWeights` of the band
+    return_weights: bool = False # also return the weights, [B,H,N,M]; only the dense path has them
     lead: tuple|None = field(default=None, init=False) # axes of q before the last two, if not two
     offsets: Tensor|None = field(default=None, init=False) # where the texts of jagged tensors begin, and the end
     normalizer = None # a field of the dense path's record only

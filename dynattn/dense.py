@@ -56,16 +56,13 @@ def _row_map(call):
                          "which has no entmax, got one")
     return partial(entmax, alpha=call.alpha)
 
-def _empty_rows(scores): # [...,M] -> [...,1] bool
-    return (scores==-torch.inf).all(-1, keepdim=True)
-
 def normalize_rows(
     scores:Tensor, # [B,H,N,M]
     row_map=torch.softmax, # called as `f(scores, dim=-1)`
     sink:Tensor|None=None, # [H], a logit beside each row that takes weight
 ) -> Tensor: # [B,H,N,M]
     "Rows to weights. A row of nothing but -inf is made finite before and zero after, so that no NaN is ever formed."
-    empty = _empty_rows(scores)  # [B,H,N,1]
+    empty = (scores==-torch.inf).all(-1, keepdim=True)  # [B,H,N,1]
     scores = scores.masked_fill(empty, 0.)
     if sink is not None:  # [H], one more key, whose weight goes nowhere
         beside = sink[:,None,None].expand(*scores.shape[:-1], 1).to(scores.dtype)

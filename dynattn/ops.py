@@ -97,11 +97,9 @@ def _triton_refuses(call):
     return _kernel_refuses(call)
 
 def _triton(call):
-    if call.alpha is None:
-        from dynattn.kernels.window import windowed_attention
-        return inspect.unwrap(windowed_attention)(call)
-    from dynattn.kernels.entmax import _attend_entmax
-    return _attend_entmax(call)
+    if call.alpha is None: from dynattn.kernels.window import windowed_attention as kernel
+    else: from dynattn.kernels.entmax import entmax_attention as kernel
+    return inspect.unwrap(kernel)(call)
 
 # %% ../nbs/44_ops.ipynb #38da9163
 impls = dict(
@@ -134,7 +132,7 @@ def _choose(call): # -> a key of `impls`
     "The implementation that `auto` chooses for a call."
     of_torch = exporting_to_onnx() or _jit_traced()  # a program of PyTorch's own operators
     if not impls['sdpa'].refuses(call) and (of_torch or not (_leaves_fused(call) and _has_engine(call))): return 'sdpa'
-    if of_torch or call.return_weights: return 'dense'
+    if of_torch: return 'dense'
     if call.q.is_cuda and not impls['triton'].refuses(call): return 'triton'
     return 'dense' if impls['banded'].refuses(call) else 'banded'
 

@@ -86,10 +86,9 @@ def told(self:_Ranks, mine, error): # any object; this rank's error, or None -> 
 
 # %% ../nbs/60_parallel.ipynb #2a70c66a
 def _replicated(call):
-    "Arguments that are equal on all ranks: {name: tensor or None}; one sigma per query belongs to this rank's queries."
-    sigma = getattr(call.window, 'sigma', None)
-    return dict(sigma=sigma if sigma is None or sigma.dim()<3 else None,
-                alpha=call.alpha if isinstance(call.alpha, Tensor) else None, rel_bias=call.rel_bias, sink=call.sink)
+    "Arguments that are equal on all ranks: {name: tensor or None}."
+    return dict(sigma=getattr(call.window, 'sigma', None), alpha=call.alpha if isinstance(call.alpha, Tensor) else None,
+                rel_bias=call.rel_bias, sink=call.sink)
 
 def _described(call): # -> {name: text}
     "All that the ranks have to pass alike."
@@ -261,19 +260,13 @@ def _leading_rows(plan, call, q, alpha, sink): # [B,H,g,d] -> [B,H,g,dv], the sa
     return torch.where(total>0, both[...,:-1]/torch.where(total>0, total, 1.), 0.).to(q.dtype)
 
 # %% ../nbs/60_parallel.ipynb #af13115e
-def _per_query(window): # whether it has a sigma for each of this rank's queries
-    sigma = getattr(window, 'sigma', None)
-    return sigma is not None and sigma.dim()==3
-
 def _plan_of(ranks, call, lengths): # tokens of each rank
     "How far each key head is seen, back and ahead, decides what is sent."
     (b,h),kv,total = call.q.shape[:2],call.k.shape[1],sum(lengths)
     if isinstance(call.window, Window): sides = call.window.bounds(total)
     else: sides = [torch.tensor(total if w is None else min(w, total)) for w in call.window or (None,None)]
     if call.is_causal: sides = sides[0],torch.zeros_like(sides[1])
-    sides = [(F.pad(w, (0, 1)).amax(-1) if w.dim()==3 else w).expand(b, h) for w in sides] # of [B,H,n], n may be 0
-    widths = torch.stack(sides).unflatten(2, (kv, -1)).amax(-1).cpu()                      # [2,B,Hkv]
-    if _per_query(call.window): widths = ranks.reduced(widths, dist.ReduceOp.MAX, 'the widths')
+    widths = torch.stack([w.expand(b, h) for w in sides]).unflatten(2, (kv, -1)).amax(-1).cpu() # [2,B,Hkv]
     return _Plan(ranks, lengths, *widths, call.n_global)
 
 # %% ../nbs/60_parallel.ipynb #fc5b87b0
@@ -295,7 +288,6 @@ def _attend(ranks, call, lengths, sums, impl):
         through += [lead_q, *leads, leading]
     window = call.window
     if shared['sigma'] is not None: window = window.replace(sigma=shared['sigma'])
-    if _per_query(window) and window.sigma.shape[2]>1: window = window.replace(sigma=window.sigma[:,:,plan.leads:])
     padding = PaddingMask(keys[2].amax(1)[...,0]>0) if keep else None
     offset = keys[0].shape[2]-(plan.last-plan.start-plan.leads)
     rows.append(attend_here(call.q[:,:,plan.leads:], *keys[:2], padding=padding, window=window, alpha=alpha,
@@ -313,19 +305,15 @@ def _refuse(call):
         raise ValueError(f"window: expected None, an int, a pair or a Window across ranks, got {type(window).__name__}")
     if isinstance(window, Window) and window.apply=='after':
         raise ValueError("window: expected apply='inside' across ranks, got 'after', whose softmax runs over every key")
-    if isinstance(window, Window) and window.unit=='fraction' and window.curve=='normal':
-        raise ValueError("window: expected unit='tokens' for curve='normal' across ranks, got 'fraction'")
+    if isinstance(window, Window) and window.unit=='fraction':
+        raise ValueError("window: expected unit='tokens' across ranks, got 'fraction'; multiply sigma by half of the "
+                         "sequence's length")
+    if isinstance(window, Window) and window.sigma.dim()==3:
+        raise ValueError("sigma: expected (), [H] or [B,H] across ranks, got one for each query")
     if call.n_global and call.rel_bias is not None:
         raise ValueError("rel_bias: expected None where n_global>0 across ranks, got a tensor")
 
 # %% ../nbs/60_parallel.ipynb #c8816a70
-def _in_tokens(window, total):
-    "A window in tokens: a fraction is one of the whole sequence, not of a rank's part."
-    if not isinstance(window, Window) or window.unit=='tokens': return window
-    half = total/2
-    ramp = None if window.ramp is None else window.ramp*half
-    return window.replace(sigma=window.sigma*half, unit='tokens', ramp=ramp)
-
 def _agreed_call(ranks, q, k, v, options): # -> `Call`, tokens of each rank
     "The checked call, once all ranks have one, and have the same."
     call,error,mine = None,None,None
@@ -340,7 +328,6 @@ def _agreed_call(ranks, q, k, v, options): # -> `Call`, tokens of each rank
         raise ValueError(f"{name}: expected the same on all ranks, got {first[name]} on rank 0 and "
                          f"{described[r][name]} on rank {r}; from_rank sends one rank's tensor to all")
     call.n_global = min(call.n_global, sum(lengths))
-    call.window = _in_tokens(call.window, sum(lengths))
     return call,lengths
 
 # %% ../nbs/60_parallel.ipynb #f230c1d2
@@ -350,7 +337,7 @@ def attention(
     v:Tensor, # [B,Hkv,n,dv]
     group=None, # `ProcessGroup` or `DeviceMesh` of one dimension, its ranks in the sequence's order (default: all)
     *,
-    window=None, # as `dynattn.attention`; sigma (), [H] or [B,H], the same on all ranks, or [B,H,n] of this rank
+    window=None, # as `dynattn.attention`; sigma (), [H] or [B,H], in tokens, the same on all ranks
     alpha=None, # a number, [H] or [B,H], the same on all ranks
     padding:PaddingMask|None=None, # [B,n] of this rank's part
     n_global:int=0, # leading tokens of the whole sequence that see and are seen by all
@@ -418,7 +405,6 @@ def _with_cls(ranks, embed, x, keep): # -> tokens and keep, on rank 0 behind [CL
     x = torch.cat([(embed.cls+both[:,:-1]/both[:,-1:].clamp(min=1))[:,None], x], 1)
     return x,F.pad(keep, (1, 0), value=True)
 
-# %% ../nbs/60_parallel.ipynb #d59367aa
 def _embed_part(encoder, ids, padding=None, *, group): # whole ids [B,n] and their `PaddingMask`
     "This rank's share of the tokens, and their padding; the layers are told how many tokens there are."
     ranks,embed,p = _Ranks(group),encoder.embed,encoder.embed.patch
@@ -447,7 +433,6 @@ def _classify_part(classifier, ids, padding=None, return_sigma=False, *, group):
     logits = classifier.head(from_rank(states[:,:1].sum(1), 0, group))
     return (logits,sigmas) if return_sigma else logits
 
-# %% ../nbs/60_parallel.ipynb #78813d67
 class Halo(ParallelStyle):
     """For `parallelize_module`: a module works on a part of the sequence, across the ranks of a mesh.
 

@@ -46,7 +46,7 @@ MUTANTS = [ # module, its text, the fault
     ('window', 'if w.smooth=="tanh" else V.clamp(max=1)', 'if w.smooth=="tanh" else V'),
     ('window', 'V.clamp(max=1)', 'V.clamp(max=2)'),
     ('window', 'mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)', 'mean = torch.where(keep, h, 0.).mean()'),
-    ('window', 'return (count-1, 0) if causal else (count, count)', 'return (count, 0) if causal else (count, count)'),
+    ('window', 'd = torch.where(V<1, d, 0.)', 'pass'),
     ('window', 'else: h = crossing(s, self.eps, "bell")', 'else: h = crossing(s, .5, "bell")'),
     # entmax
     ('alpha', "return eps + (eps==0)*_TINY", "return eps"),
@@ -87,7 +87,7 @@ MUTANTS = [ # module, its text, the fault
     ('stream', 'return 0 if encoder.config.causal else sum(', 'return 0 if encoder.config.causal else max('),
     # transformers
     ('hf.layers', 'return (size-1,0) if causal else (size,size)', 'return (size,0) if causal else (size,size)'),
-    ('hf.layers', "return (position-parts['left_padding'].to(position.device)[:,None])//parts['chunk_size']", "return position//parts['chunk_size']"),
+    ('hf.layers', 'kv_offset+m<=chunk', 'kv_offset+m<=chunk+1'),
     ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
 ]
 

@@ -16,7 +16,6 @@ def cut(rng, n, size):
     return [0, *inner, n]
 
 def window_of(kind, sigma):
-    if kind=='fraction': return Window.default(sigma, unit='fraction')
     if kind=='ramp': return Window.span(sigma, ramp=3.)
     return Window.default(sigma) if sigma is not None else dict(int=3, pair=(2, 5), none=None)[kind]
 
@@ -27,10 +26,10 @@ def drawn(seed, size):
     def uniform(*shape): return torch.rand(shape, generator=g, dtype=torch.float64)
     b,kv,n = rng.choice([1, 2]),rng.choice([1, 2, 3]),rng.choice([1, 5, 13, 30, 61])
     h,d = kv*rng.choice([1, 2]),rng.choice([3, 4])
-    kind = rng.choice(['one', 'head', 'batch', 'batch', 'query', 'ramp', 'fraction', 'int', 'pair', 'none'])
-    shape = dict(one=(), head=(h,), batch=(b,h), ramp=(b,h), fraction=(h,), query=(b,h,n)).get(kind)
+    kind = rng.choice(['one', 'head', 'batch', 'batch', 'ramp', 'int', 'pair', 'none'])
+    shape = dict(one=(), head=(h,), batch=(b,h), ramp=(b,h)).get(kind)
     x = dict(q=normal(b, h, n, d), k=normal(b, kv, n, d), v=normal(b, kv, n, rng.choice([d, 5])))
-    if shape is not None: x['sigma'] = uniform(*shape)*(.5 if kind=='fraction' else 8)
+    if shape is not None: x['sigma'] = uniform(*shape)*8
     options = dict(is_causal=rng.random()<.4, n_global=rng.choice([0, 0, 1, 3, 7]))
     alpha = rng.choice([None, None, 'number', 'head', 'batch'])
     if alpha=='number': options['alpha'] = 1.5
@@ -59,7 +58,7 @@ def check(seed, rank, size):
     x,options,along,kind,parts,dout = drawn(seed, size)
     start,end = parts[rank],parts[rank+1]
     def part(name, t):
-        if name in ('q','k','v') or name=='sigma' and kind=='query': return t[:,:,start:end]
+        if name in ('q','k','v'): return t[:,:,start:end]
         return t[:,start:end] if name in along else t
     want,wanted = computed(dense_attention, x, options, along, kind, dout)
     mine = [{name: part(name, t) for name,t in some.items()} for some in (x, along)]

@@ -9,7 +9,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from dynattn.dense import dense_attention
 from dynattn.band.operator import banded_attention
-from dynattn.band.plain import BandWeights
 from dynattn.native import core
 from dynattn.ops import attention
 from dynattn.padding import PaddingMask
@@ -91,16 +90,6 @@ def equals_dense(x, o):
     for s,t in zip(*(torch.autograd.grad(y, leaves, g, materialize_grads=True) for y in (b,a))): assert_close(s, t, rtol=1e-10*loud, atol=1e-10*loud)
 
 @settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(case=cases())
-def test_weights(engine, case):
-    x,o = case
-    if 'segments' in o: return
-    out,w = banded_attention(*x, return_weights=True, **o)
-    dense = dense_attention(*x, return_weights=True, **o)[1]
-    assert isinstance(w, BandWeights) and not w.band.requires_grad
-    assert_close(w.dense(), dense.detach(), rtol=0, atol=1e-8)
-
-@settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases(), dtype=st.sampled_from([torch.float32,torch.bfloat16,torch.float16]))
 def test_narrow_dtypes(engine, case, dtype):
     "The error against float64 is at most twice the dense path's own, or what rounding the result costs, forward and backward."
@@ -178,13 +167,11 @@ def test_inference_mode(engine):
 
 @pytest.mark.parametrize('alpha', (None,1.5))
 @pytest.mark.parametrize('width', (3,40))
-def test_dropout_is_that_of_the_weights_it_returns(engine, alpha, width):
-    "Heads and sequences drop different weights, as many as asked, and the weights handed out are those the output was made with."
+def test_dropout_of_the_weights(engine, alpha, width):
+    "Heads and sequences drop different weights, as many as asked."
     q,k = torch.randn(2, 2, 3, 96, 8, dtype=torch.double)
     unit = torch.eye(96, dtype=torch.double).expand(2, 3, -1, -1)
     options = dict(window=width, alpha=alpha, n_global=1, dropout_p=.25)
-    out,weights = banded_attention(q, k, unit, return_weights=True, **options)
-    assert_close(weights.dense(), out)
     torch.manual_seed(5); one = banded_attention(q, k, unit, **options)
     torch.manual_seed(5); assert torch.equal(one, banded_attention(q, k, unit, **options))
     whole = dense_attention(q, k, unit, **{**options, 'dropout_p': 0.})

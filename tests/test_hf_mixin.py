@@ -4,7 +4,7 @@ They are in transformers' source distribution, not in the package that is instal
 .matrix/. `benchmarks/hf_tests.py` runs all tests of a model, from a checkout.
 The comparison with eager lets a fifth of a batch differ, and pads one text of seven; the laws in test_hf_common.py
 see padding that is lost."""
-import importlib, importlib.util, os, shutil, subprocess, sys, tarfile, types, unittest
+import re, importlib, importlib.util, os, shutil, subprocess, sys, tarfile, types, unittest
 from importlib.metadata import version
 from pathlib import Path
 import pytest
@@ -64,7 +64,11 @@ class Tester:
         return build(self.name).config, batch
 
 @pytest.fixture(scope='module')
-def mixin(tmp_path_factory): return common_tests(source(tmp_path_factory.mktemp('source')))
+def mixin(tmp_path_factory, request):
+    folder = source(tmp_path_factory.mktemp('source'))
+    for path in (folder/'tests').glob('*.py'):          # its own markers, which are strict here
+        for name in set(re.findall(r'\bmark\.(\w+)', path.read_text())): request.config.addinivalue_line('markers', name)
+    return common_tests(folder)
 
 @pytest.fixture
 def named_dynattn(monkeypatch):

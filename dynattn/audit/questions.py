@@ -187,16 +187,12 @@ def _ask(s, question, n, seeds=2): # -> `_Answer`, or None: the model has no suc
     return _Answer(max(answer.answer for answer in answers)) if answers else None
 
 # %% ../../nbs/64_audit.questions.ipynb #6f8b4b78
-def _names(code): # of a function and of those inside it
-    return {*code.co_names, *(name for part in code.co_consts if inspect.iscode(part) for name in _names(part))}
-
 def _sources(*functions):
     "The source of plain functions, each after that of those it calls."
     found = {}
     def add(f):
         if f in found: return
-        called = [f.__globals__.get(name) for name in sorted(_names(f.__code__))]
-        for other in called:
+        for _,other in sorted(inspect.getclosurevars(f).globals.items()):
             if inspect.isfunction(other) and other.__module__ in (f.__module__, _Subject.__module__): add(other)
         found[f] = inspect.getsource(f)
     for f in functions: add(f)

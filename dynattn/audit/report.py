@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 import torch
 from fastcore.basics import groupby, patch
-from ..onnx_model import OnnxDecoder, windows_read
+from ..onnx_model import OnnxDecoder, farthest_token, graph_logits, windows_read
 from ..runs import Bar, _Patched, UserError, need, printable, verb, _write_picture
 from .watch import CHOICE, NO, UNSURE, YES, Promise
-from .subjects import _subjects_of
+from .subjects import _config_window, _subjects_of
 from .questions import QUESTIONS, _ask, _inside, _look_at_layers, pair, _program, _search_lengths
 
 # %% ../../nbs/69_audit.report.ipynb #6aa766c1
@@ -350,13 +351,9 @@ def examine(
         first.findings += part.findings
         first.begins |= part.begins
         for question,answer in part.answers.items():
-            first.answers[question] = _joined(first.answers.get(question, answer), answer)
+            both = first.answers.get(question, answer),answer
+            first.answers[question] = max(both, key=lambda a: a[::-1]) # what is promised, then the graver
     return first
-
-def _joined(a, b): # (answer, whether "no" is promised) of an encoder and a decoder
-    "The graver answer; what one of them does not promise is not asked of it."
-    if a[1]!=b[1]: return a if a[1] else b
-    return max(a, b)
 
 # %% ../../nbs/69_audit.report.ipynb #83d664fd
 def _from_file(name): # -> model, example, promises, code that makes the model
@@ -417,6 +414,37 @@ def _audit_graph(folder, n, as_json, quiet): # -> exit status
               else 'not everything was measured')
     return status
 
+# %% ../../nbs/69_audit.report.ipynb #0e4a0012
+def _promised_back(path): # of a graph -> tokens back through all its layers; None: nothing is said
+    file = next((folder/'config.json' for folder in path.parents[:2] if (folder/'config.json').is_file()), None)
+    if file is None: return None
+    config = SimpleNamespace(**json.loads(file.read_text(encoding='utf-8')))
+    layers = range(getattr(config, 'num_hidden_layers', 0))
+    found = [_config_window(config, SimpleNamespace(is_causal=True, layer_idx=i)) for i in layers]
+    if not found or None in found: return None
+    return sum(math.inf if promise.left is None else promise.left for promise in found)
+
+def _audit_logits(path, n, promised, as_json): # -> exit status
+    "How far back the logits of any decoder's graph depend on the text."
+    promised = _promised_back(path) if promised is None else promised
+    if n is None: n = min(max(256, promised+64), 4096) if promised is not None and promised<math.inf else 256
+    if n<4: raise UserError(f"n: expected 4 or more tokens, got {n}")
+    try:
+        logits = graph_logits(path)
+        ids = torch.randint(len(logits([0])), (n,), generator=torch.Generator().manual_seed(0)).tolist()
+        back = farthest_token(logits, ids, len(logits([0])))
+    except Exception as e: raise UserError(f"{printable(path)}: {printable(e)}") from e # ONNX Runtime's have no class in common
+    lost = promised==math.inf and back<n-1
+    status = 0 if promised is None else 1 if back>promised or lost else 3 if n-1<=promised<math.inf else 0
+    said = 'all' if promised==math.inf else promised
+    if as_json: print(json.dumps(dict(n=n, back=back, promised=said, ok=not status, status=status)))
+    else:
+        print(f"{printable(path)}: the logits depend on {back} of {n-1} tokens back; "
+              f"{'nothing' if said is None else said} is promised")
+        print(('as promised' if said is not None else 'not compared: --window says what is promised', 'broken', '',
+               'not measured: --n makes the text longer than what is promised')[status])
+    return status
+
 # %% ../../nbs/69_audit.report.ipynb #41012298
 def _sides(text):
     try: sides = tuple(int(side) for side in text.split(','))
@@ -426,14 +454,14 @@ def _sides(text):
 
 def _arguments(p):
     p.add_argument('model', help='a folder (of dynattn export, too), a name that transformers resolves, a GGUF '
-        'file, or file.py:function')
+        'file, a decoder as .onnx, or file.py:function')
     p.add_argument('--n', type=int, help='tokens [those of the example; else 37, or enough for windows of up to 150 '
         'tokens]; costs about fifty passes of the model in float64, and more than in proportion to N')
     p.add_argument('--longest', type=int, help='tokens up to which the beginning of windows is searched '
         '[128, or enough for windows of up to 1,100 tokens]')
     p.add_argument('--causal', action='store_true', default=None, help='the past is promised not to see the future')
     p.add_argument('--window', type=_sides, metavar='W', help='promised: W tokens to each side, or back only if '
-        'causal; or LEFT,RIGHT [what the model says]')
+        'causal; or LEFT,RIGHT; for .onnx, of all layers together [what the model says]')
     p.add_argument('--packed', action='store_true', default=None,
         help='packed texts are promised not to see each other')
     p.add_argument('--json', action='store_true', help='print the result as JSON')
@@ -446,10 +474,13 @@ def _arguments(p):
       _arguments)
 def _audit_verb(a): # the parsed arguments -> exit status: 0; 1: a promise is broken; 3: something was not measured
     "`dynattn audit`."
-    if (Path(a.model)/'onnx_model.json').is_file():
-        for name in ('longest','causal','window','packed','code','png'):
+    path = Path(a.model)
+    ours = next((p for p in (path, path.parent) if (p/'onnx_model.json').is_file()), None)
+    if ours or path.suffix=='.onnx':
+        for name in ('longest','causal','packed','code','png',*(['window'] if ours else [])):
             if getattr(a, name): raise UserError(f"--{name}: expected none for an exported graph, got one")
-        return _audit_graph(a.model, a.n, a.json, a.quiet)
+        if isinstance(a.window, tuple): raise UserError("--window: expected one number for a graph, got two")
+        return _audit_graph(ours, a.n, a.json, a.quiet) if ours else _audit_logits(path, a.n, a.window, a.json)
     model,example,promises,origin = _load(a.model)
     given = ('n', 'longest', 'causal', 'window', 'packed')
     options = promises | {name: getattr(a, name) for name in given if getattr(a, name) is not None}

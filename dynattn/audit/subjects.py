@@ -77,11 +77,6 @@ def _steps_attention(model, x, heads=(), **options):
     return _rows_of(torch.cat(outs, 2).transpose(1, 2))
 
 # %% ../../nbs/63_audit.subjects.ipynb #591c850a
-def _places_in_text(segments): # [B,N] ids of texts -> [B,N], counted from the beginning of its text
-    place = torch.arange(segments.shape[1])
-    begins = torch.cat((torch.ones_like(segments[:,:1]), segments.diff()!=0), 1).bool()
-    return place-torch.where(begins, place, 0).cummax(1).values
-
 def _run_transformer(model, x, keep=None, segments=None, argument='inputs_embeds', source=None, **more):
     "The output for `argument=x`, embeddings or a picture; `source`: shapes of what the encoder reads."
     takes = inspect.signature(model.forward).parameters
@@ -89,7 +84,7 @@ def _run_transformer(model, x, keep=None, segments=None, argument='inputs_embeds
     if 'use_cache' in takes: options['use_cache'] = False
     if keep is not None: options['attention_mask'] = keep.long()
     if keep is not None and 'position_ids' in takes: options['position_ids'] = (keep.cumsum(1)-1).clamp(min=0)
-    if segments is not None: options['position_ids'] = _places_in_text(segments)
+    if segments is not None: options['position_ids'] = (segments[:,:,None]==segments[:,None]).tril().sum(-1)-1
     return model(**{argument: x}, **(options | more))
 
 # %% ../../nbs/63_audit.subjects.ipynb #81014ee8

@@ -197,10 +197,8 @@ def here(self:_Watch):
     def leave(module, args, out): self.path.pop()
     with ExitStack() as stack:
         for name,module in self.model.named_modules() if isinstance(self.model, nn.Module) else ():
-            before = module.register_forward_pre_hook(lambda m, args, name=name: self.path.append(name))
-            after = module.register_forward_hook(leave, always_call=True)
-            stack.callback(before.remove)
-            stack.callback(after.remove)
+            stack.enter_context(module.register_forward_pre_hook(lambda m, args, name=name: self.path.append(name)))
+            stack.enter_context(module.register_forward_hook(leave, always_call=True))
         stack.callback(ops.impls.update, dict(ops.impls))
         for name,impl in ops.impls.items(): ops.impls[name] = impl._replace(run=partial(self._of_ours, impl.run))
         stack.enter_context(_Float64())

@@ -12,20 +12,17 @@ import torch
 from torch import Tensor
 from ..call import Call, serve, takes
 from ..native import core
-from .plain import band_weights, plain_attention
+from .plain import plain_attention
 from .plan import Inputs, Plan, plain_tensors, prepare, refuses, transformed
 
 # %% ../../nbs/34_band.operator.ipynb #a38ab3e6
-def _without_autocast(f):
-    "`f` with autocast off: its products have one precision, forward and backward."
-    def g(plan, x, *args):
-        kind = x.q.device.type
-        if not torch.is_autocast_enabled(kind): return f(plan, x, *args)
-        with torch.autocast(kind, enabled=False): return f(plan, x, *args)
-    return g
+def _plain(plan, x):
+    "The plain loop with autocast off: its products have one precision, forward and backward."
+    kind = x.q.device.type
+    if not torch.is_autocast_enabled(kind): return plain_attention(plan, x)
+    with torch.autocast(kind, enabled=False): return plain_attention(plan, x)
 
 # %% ../../nbs/34_band.operator.ipynb #f8ecd403
-_plain = _without_autocast(plain_attention)
 def _forward(plan, x): # -> (out, kept, lse)
     "By the core, or by the plain loop, which keeps nothing."
     if core.serves(x): return core.forward(plan, x)
@@ -154,17 +151,12 @@ def _compute(plan, x):
 # %% ../../nbs/34_band.operator.ipynb #3a30a807
 def attend_band(
     call:Call, # that is not refused
-) -> Tensor|tuple: # [B,H,N,dv], with `BandWeights` if asked for
+) -> Tensor: # [B,H,N,dv]
     "The band of a checked call."
-    plan,x = prepare(call)
-    out = _compute(plan, x)
-    if not call.return_weights: return out
-    if transformed():
-        raise ValueError("return_weights: expected False inside a transform of torch.func, got True; use impl='dense'")
-    return out,_without_autocast(band_weights)(plan, x)
+    return _compute(*prepare(call))
 
 @takes(Call)
-def banded_attention(call) -> Tensor: # [B,H,N,dv], with `BandWeights` if asked for
+def banded_attention(call) -> Tensor: # [B,H,N,dv]
     "`dense_attention`, of which only the band is computed; time and memory grow as N times the window's width."
     serve(refuses(call))
     return attend_band(call)

@@ -31,8 +31,7 @@ class Sight(NamedTuple):
     q_offset:int=0         # position of query 0 on the key axis
     pairs:Tensor|None=None # [B,1,N,M], all of it as a square; where `causal` is False, it says what no other field does
     at:Tensor|None=None    # [], `q_offset` once more, for a compiled model: a number would be part of its graph
-    segments:Tensor|None=None # [B,N] int, the texts of a packed row, or chunks of texts; each sees itself
-    texts:Tensor|None=None # [B,N] int, the texts of a packed row
+    texts:Tensor|None=None # [B,N] int, the texts of a packed row; each sees itself
     chunked:bool=False     # the layer attends in chunks
     queries:int|None=None  # N, where transformers has said so
     dropped:bool=False     # real tokens before the first key have left the cache
@@ -46,7 +45,7 @@ class Sight(NamedTuple):
 
     def _some(self, key): # key: of [B,1,N,M]
         if self.pairs is not None and not isinstance(key[1], slice): return self.pairs[key]
-        if self.segments is not None or self.queries is None:
+        if (self.texts is not None and self.pairs is None) or self.queries is None:
             raise ValueError("queries: expected all of a packed row, got some")
         rows = range(self.queries)[key[2]]
         pairs = None if self.pairs is None else self.pairs[key]
@@ -92,32 +91,15 @@ def _parts(f):
         held |= found
     return held
 
-# %% ../../nbs/55_hf.layers.ipynb #5a9e0005
-def _chunk_of(parts, position): # [B|1,N] -> [B,N]
-    return (position-parts['left_padding'].to(position.device)[:,None])//parts['chunk_size']
-
-def _segments(parts, n, device): # -> [B,N] int64 that does not decrease
-    "The piece of each of `n` tokens: its text, its chunk, or its chunk of its text."
-    texts,position = parts.get('packed_sequence_mask'),torch.arange(n, device=device)[None]
-    if 'chunk_size' not in parts: return texts
-    if texts is None: return _chunk_of(parts, position)
-    chunk = _chunk_of(parts, parts['position_ids'])
-    return F.pad((texts.diff()!=0) | (chunk.diff()!=0), (1,0)).cumsum(1)
-
 # %% ../../nbs/55_hf.layers.ipynb #a55c0009
-def _in_pieces(plain, parts, b, m, q_offset, kv_offset, device):
-    "`plain` with the pieces of a row, texts or chunks; None where only a square says what may be seen."
-    chunk,texts,n = parts.get('chunk_size'),parts.get('packed_sequence_mask'),plain.queries
-    if chunk is None and texts is None: return None
+def _without_square(plain, parts, b, m, q_offset, kv_offset):
+    "`plain` with the texts of a row, or of less than a chunk; None where only a square says what may be seen."
+    chunk,texts = parts.get('chunk_size'),parts.get('packed_sequence_mask')
     if plain.causal and chunk is not None and kv_offset+m<=chunk: return plain._replace(chunked=True)
-    if 'causal' in parts and n==m and q_offset==kv_offset==0:
-        window = (parts['sliding_window']-1, 0) if 'sliding_window' in parts else None
-        return plain._replace(causal=True, window=window, q_offset=0, at=torch.tensor(0), texts=texts,
-                              segments=_segments(parts, n, device).expand(b, -1), chunked=chunk is not None)
-    if not plain.causal or chunk is None or n!=1: return None
-    position = torch.arange(m, device=device)[None]+kv_offset
-    same = _chunk_of(parts, position)==_chunk_of(parts, torch.tensor([[q_offset]], device=device))  # [B,M]
-    return plain._replace(keep=same if plain.keep is None else same & plain.keep, chunked=True)
+    if chunk is not None or texts is None or 'causal' not in parts: return None
+    if plain.queries!=m or q_offset or kv_offset: return None
+    window = (parts['sliding_window']-1, 0) if 'sliding_window' in parts else None
+    return plain._replace(causal=True, window=window, q_offset=0, at=torch.tensor(0), texts=texts.expand(b, -1))
 
 # %% ../../nbs/55_hf.layers.ipynb #a55c000b
 def _plain(mask, causal, window, shape, q_offset, kv_offset, config):
@@ -157,8 +139,8 @@ def _sight_mask(
     plain = _plain(attention_mask, causal, window, (q_length, kv_length), int(q_offset), kv_offset, config)
     if (causal or plain_both_ways) and (local_size is None or window): return plain
     parts = _parts(mask_function) or {}
-    pieces = _in_pieces(plain, parts, batch_size, kv_length, int(q_offset), kv_offset, device)
-    if pieces is not None: return pieces
+    found = _without_square(plain, parts, batch_size, kv_length, int(q_offset), kv_offset)
+    if found is not None: return found
     pairs = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
                       device=device, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, **kwargs)
     return _with_square(plain, pairs, parts, int(q_offset)-int(kv_offset))

@@ -172,13 +172,6 @@ def scale_to(self:WidthVector,
     self.set(self.budget.scaled(self.widths(), share))
 
 # %% ../../nbs/66_hf.narrowing.ipynb #c66d0006
-def _whole(width):
-    "Whole numbers with the same sum; those with the largest fractions are rounded up."
-    whole = width.floor()
-    missing = int((width.sum()-whole.sum()).round())
-    whole[(width-whole).topk(missing).indices] += 1
-    return whole
-
 @patch
 def by_layer(self:WidthVector) -> list: # of lists, whole tokens; inf where a head sees everything
     "The widths as used after learning."
@@ -186,7 +179,11 @@ def by_layer(self:WidthVector) -> list: # of lists, whole tokens; inf where a he
     everything = width>=.97*most
     def paid(factor): return torch.where(everything, float(most), (factor*width).clamp(1, most))
     factor = _increasing_to(lambda x: self.budget.share(paid(x)), share, 0., 1.)
-    return self.in_layers(_whole(paid(factor)).masked_fill(everything, math.inf))
+    spent = paid(factor)
+    whole = spent.floor()
+    missing = int((spent.sum()-whole.sum()).round())
+    whole[(spent-whole).topk(missing).indices] += 1                  # the sum stays: the largest fractions go up
+    return self.in_layers(whole.masked_fill(everything, math.inf))
 
 @patch
 def in_layers(self:WidthVector,
@@ -242,7 +239,6 @@ def _embeddings(hidden, batch):
     real = mask[...,None].to(hidden.dtype)
     return (hidden*real).sum(1)/real.sum(1)
 
-# %% ../../nbs/66_hf.narrowing.ipynb #6ae47592
 class Distance(_Patched):
     "The distance of a model with windows from the same one without, which is computed once per text."
     def __init__(self,
@@ -280,7 +276,6 @@ def divergence(self:Distance,
     given = predictions(self.model, narrow).log_softmax(-1)
     return F.kl_div(given, wanted, log_target=True, reduction='batchmean')
 
-# %% ../../nbs/66_hf.narrowing.ipynb #c66d0140
 @patch
 def __call__(self:Distance, i, step) -> Tensor: # [], differentiable in the widths
     batch = self.batches[i]
@@ -321,13 +316,6 @@ def _text(self:Narrower, step):
     return order[step%self.texts]
 
 @patch
-def _share_after(self:Narrower, step):
-    "The share at a step of the schedule."
-    done = min((step+1)/max(_DESCENT*self.options.steps, 1), 1)
-    return self.first_share*(self.keep/self.first_share)**done
-
-# %% ../../nbs/66_hf.narrowing.ipynb #c66d000a
-@patch
 def _price(self:Narrower, gradient, of_share, step): # gradients [K] of the distance and of the share
     "The Lagrange multiplier, at least 0."
     memory = .9
@@ -352,7 +340,8 @@ def step(self:Narrower) -> dict:
     falling = math.cos(math.pi/2*step/self.options.steps)**2
     self.adam.param_groups[0]['lr'] = _RATE*(.05+.95*falling)
     self.adam.step()
-    self.vector.scale_to(self._share_after(step))
+    done = min((step+1)/max(_DESCENT*self.options.steps, 1), 1)
+    self.vector.scale_to(self.first_share*(self.keep/self.first_share)**done)
     self.rows.append(dict(step=step, text=text, loss=loss.item(), multiplier=price, share=self.vector.share().item()))
     return self.rows[-1]
 
@@ -444,7 +433,6 @@ def _check_options(o, n):
     if not 0<=o.sinks<n-2:
         raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {o.sinks}")
 
-# %% ../../nbs/66_hf.narrowing.ipynb #51ze0006
 def _check_batches(batches):
     "The length of the longest text."
     if not batches: raise ValueError("batches: expected at least one, got none")
@@ -654,7 +642,6 @@ def _recall_rows(model, tokenizer, found, texts, shares, on_grid):
     set_widths(model, found.widths)
     return rows
 
-# %% ../../nbs/66_hf.narrowing.ipynb #c66d0141
 def _recommended(rows):
     "The smallest share that keeps nine tenths of what the full model recalls, in a sentence."
     recalled = [(r['share'], sum(r['recall'].right[-1])) for r in rows if r['way'] in ('full','learned')]
@@ -736,7 +723,6 @@ def _parquet_documents(path, field):
             for rows in file.iter_batches(64, columns=[field]): yield from map(str, rows.column(0).to_pylist())
     except (OSError, ValueError) as e: raise UserError(f"{path}: expected a Parquet file: {e}") from e
 
-# %% ../../nbs/66_hf.narrowing.ipynb #ad860590
 def _texts_of(document, tokenizer, n):
     "The whole texts of a document for an encoder, n tokens each."
     pieces = [document[i:i+8*n] for i in range(0, len(document), 8*n)] # characters, more than the tokens have
@@ -833,12 +819,6 @@ def _recalled(result, escape):
             f"answers, by tokens from the answer back to the fact:\n\n{table(head, rows, escape)}\n\n"
             f"{result['recommended']}")
 
-def _evaluated(result):
-    "Which texts the evaluation read."
-    if result['documents']>=8: return f"evaluated on {result['judged']} texts of documents held out."
-    return (f"evaluated on {result['judged']} texts from the first eighth of the same documents: {result['documents']} "
-            "are too few to hold any of them out.")
-
 # %% ../../nbs/66_hf.narrowing.ipynb #c66d0015
 def _summary(result, escape):
     "The result of a run of the command, in words and tables."
@@ -847,6 +827,9 @@ def _summary(result, escape):
         f" It is the smallest share found at which the {change} stays within {result['config']['rise']} on up to eight "
         f"of the texts that were learned from; there it is {result['rise']:.4f}.")
     kept = 'keys' if result['causal'] else 'pairs of tokens'
+    read = f"evaluated on {result['judged']} texts of documents held out." if result['documents']>=8 else (
+        f"evaluated on {result['judged']} texts from the first eighth of the same documents: {result['documents']} are "
+        "too few to hold any of them out.")
     return '\n\n'.join([
         f"{escape(result['model'])} keeps {result['share']:.1%} of its {kept} at {result['n']:,} tokens.{borne}",
         f"{_MEANS[result['causal']]} `learned` is compared with other widths of the same share: "
@@ -855,7 +838,7 @@ def _summary(result, escape):
         table(['widths','share',change,'interval over texts'], _quality_rows(result), escape),
         _recalled(result, escape), _measured_times(result, escape),
         f"Learned from {result['learned_tokens']:,} tokens in {result['seconds']:.0f} s; {result['asking']} of the "
-        f"{result['learned_texts']} texts asked for facts again; {_evaluated(result)}"])
+        f"{result['learned_texts']} texts asked for facts again; {read}"])
 
 # %% ../../nbs/66_hf.narrowing.ipynb #0ce3b226
 def _width_bars(result):
@@ -968,7 +951,6 @@ def _judged(model, tokenizer, found, texts, quiet):
                 widths=[[min(w, 2**31) for w in l] for l in found.widths], quality=rows, times=times,
                 untimed=untimed, judged=len(texts), **_judged_recall(model, tokenizer, found, texts, shares, quiet))
 
-# %% ../../nbs/66_hf.narrowing.ipynb #c66d001a
 def _written(run, result, found, batches, documents):
     "The content of `result.json`, which is written last, after the report."
     learned = sum(batches[row['text']]['input_ids'].numel() for row in found.rows)
@@ -1056,7 +1038,7 @@ def _judge_run(name, c, quiet):
         _check_reads(model, texts[0][None])
         with Bar(None, 'judge', quiet, unit='text') as bar:
             def grid(): return recall_grid(model, tokenizer, torch.cat(texts).tolist(), [c.context], c.judged,
-                                           seed=c.seed, on_text=lambda n: bar.step())
+                                           seed=c.seed, on_text=bar.step)
             with without_windows(model): full = grid()
             narrow = grid() if _windowed(model) else None
     except ValueError as e: raise UserError(str(e)) from e

@@ -6,30 +6,21 @@
 __all__ = ['attend', 'register', 'switch']
 
 # %% ../../nbs/56_hf.plugin.ipynb #2d8672c9
-import copy, inspect, sys, warnings
-from contextlib import contextmanager
+import inspect, sys, warnings
 from dataclasses import dataclass
 from functools import cache, partial
-import torch, torch.nn.functional as F
+import torch, torch.nn.functional as F, transformers
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
 from ..padding import PaddingMask
 from ..parts import visible_pairs
 from ..ops import attention
 from ..cache import WindowedLayer, _turn_rows
 from .layers import PreTrainedModel, Sight, _attention_layers, _leading_tokens, _refuse_lost, _sight_mask
 
-# %% ../../nbs/56_hf.plugin.ipynb #61bf2f85
-import transformers
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.generation.continuous_batching.cache import PagedAttentionCache
-try:
-    from transformers.generation.configuration_utils import ContinuousBatchingConfig
-    from transformers.generation.continuous_batching import ContinuousBatchingManager
-except ImportError: ContinuousBatchingManager = object  # the first versions of 5
-
 # %% ../../nbs/56_hf.plugin.ipynb #fcecc91c
-_COMPUTED = ('softcap','position_bias','s_aux','sinks','indices','block_indices')
-_FOREIGN = ('cache',)
+_COMPUTED = ('softcap','position_bias','s_aux','sinks')
+_FOREIGN = ('cache','indices','block_indices')
 _STANDARD = ('module','query','key','value','attention_mask','scaling','dropout','sliding_window','kwargs')
 _HARMLESS = ('sliding_window','position_ids','cache_position','num_items_in_batch','max_length_q','max_length_k',
              'deterministic','output_attentions','output_hidden_states','shift_labels','labels')
@@ -69,12 +60,12 @@ def _as_sight(module, mask, is_causal, n, m):
 def _with_texts(s, kwargs, q, m):
     "`s` with the texts that `cu_seq_lens_q` tells apart, where nothing else has."
     ends,key_ends = kwargs.get('cu_seq_lens_q'),kwargs.get('cu_seq_lens_k')
-    if ends is None or s.pairs is not None or s.segments is not None: return s
+    if ends is None or s.pairs is not None or s.texts is not None: return s
     b,_,n,_ = q.shape
     if b!=1 or n!=m or key_ends is None or not torch.equal(ends, key_ends): return s
     number = torch.arange(len(ends)-1, device=q.device)
     texts = number.repeat_interleave(ends.to(q.device).diff(), output_size=n)[None]
-    return s._replace(segments=texts, texts=texts)
+    return s._replace(texts=texts)
 
 # %% ../../nbs/56_hf.plugin.ipynb #b0f50002
 def _by_offset(bias, at): # [1,H,N,M] -> [H,2R+1]
@@ -103,6 +94,8 @@ def _own(kwargs, pairs, m):
     "The terms that the architecture adds to scores: squashing, a bias, a logit beside them."
     sink,bias = kwargs.get('s_aux', kwargs.get('sinks')),kwargs.get('position_bias')
     own = {}
+    if sink is not None and sink.dim()!=1:
+        raise ValueError(f"sinks: expected [H], got shape {tuple(sink.shape)}; use attn_implementation='eager'")
     if kwargs.get('softcap') is not None: own['softcap'] = kwargs['softcap']
     if sink is not None: own['sink'] = sink
     if bias is not None:
@@ -120,7 +113,7 @@ def _options(module, q, k, s, kwargs):
     causal = True if s.causal and m>at+1 else False  # compiled, a comparison of sizes is a symbol, and `bool` leaves it
     if s.pairs is None: options |= dict(window=s.window, is_causal=causal)
     if s.pairs is None and s.keep is not None: options['padding'] = PaddingMask(s.keep)
-    if s.segments is not None: options['segments'] = s.segments
+    if s.texts is not None and s.pairs is None: options['segments'] = s.texts
     learned = getattr(module, 'dynattn', None)
     if learned is not None: options |= learned(q, m, s)
     own = _own(kwargs, s.pairs, m)
@@ -130,49 +123,11 @@ def _options(module, q, k, s, kwargs):
         if vector is not None: own = {name: x for name,x in own.items() if name!='attn_mask'} | dict(rel_bias=vector)
     return options | own
 
-# %% ../../nbs/56_hf.plugin.ipynb #5a9e0014
-def _square(s, n, m, device):
-    "All that `s` says, as pairs [B|1,1,N,M]."
-    if s.pairs is not None: return s.pairs
-    padding = None if s.keep is None else PaddingMask(s.keep)
-    return visible_pairs(n, m, padding=padding, is_causal=s.causal, window=s.window, q_offset=s.q_offset,
-                         segments=s.segments, device=device)
-
-def _selected(module, q, m, s, kwargs):
-    "`s` where the layer has selected keys: `indices` [B,N,S], or `block_indices` that its indexer turns into a mask."
-    keys,blocks = kwargs.get('indices'),kwargs.get('block_indices')
-    if keys is None and blocks is None: return s
-    n,device = q.shape[2],q.device
-    see = _square(s, n, m, device)
-    if blocks is not None:
-        position = torch.arange(n, device=device)[None].expand(q.shape[0], -1)+(s.q_offset or 0)
-        see = module.indexer.build_block_mask(blocks, see, m, q.dtype, device, position)==0
-    else:
-        chosen = torch.zeros(q.shape[0], n, m, dtype=torch.bool, device=device).scatter(-1, keys.long(), True)[:,None]
-        see = see & chosen if see.dtype==torch.bool else see.masked_fill(~chosen, -torch.inf)
-    return s._replace(keep=None, causal=False, window=None, segments=None, pairs=see)
-
-# %% ../../nbs/56_hf.plugin.ipynb #b56c001e
-def _compute_beside(module, q, k, v, s, kwargs, given, wanted):
-    "Attention with a logit [B,H,N,1] beside the scores of each query."
-    if getattr(module, 'dynattn', None) is not None:
-        raise ValueError("sinks: expected [H] in layers with windows or alpha, got one logit per query")
-    n,m = q.shape[2],k.shape[2]
-    see = _square(s, n, m, q.device)
-    bias = kwargs.get('position_bias', q.new_zeros(()).expand(1, 1, n, m))
-    added = _own(dict(kwargs, sinks=None, position_bias=bias), see, m)
-    mask = added.pop('attn_mask').expand(q.shape[0], q.shape[1], n, m)
-    mask = torch.cat((mask, kwargs['sinks'].to(mask.dtype)), -1)
-    k,v = F.pad(k, (0,0,0,1)),F.pad(v, (0,0,0,1))
-    out = attention(q, k, v, mask, return_weights=wanted, **given, **added)
-    return (out[0],out[1][...,:-1]) if wanted else (out,None)
-
 # %% ../../nbs/56_hf.plugin.ipynb #ce0db865
 try: from transformers.utils.output_capturing import _active_collector as _collector
 except ImportError: _collector = None
 
-# %% ../../nbs/56_hf.plugin.ipynb #db47ea0b
-_watchers:list = [] # lists that take the calls of all layers, see `report`
+_watchers:list = [] # lists that get the arguments, the weights and the head width of each call of a layer
 
 def _wants_weights(kwargs): # what a layer passes besides queries, keys and values
     "Whether somebody wants the weights. GPT-2 keeps `output_attentions` to itself; the collector of outputs has it."
@@ -180,24 +135,13 @@ def _wants_weights(kwargs): # what a layer passes besides queries, keys and valu
     collected = _collector.get() if _collector is not None else None
     return bool(collected) and any('attentions' in key for key in collected)
 
-@contextmanager
-def _watched_calls():
-    "A list that gets the arguments, the weights and the head width of each call of a layer while the block lasts."
-    seen = []
-    _watchers.append(seen)
-    try: yield seen
-    finally: _watchers.pop()
-
 # %% ../../nbs/56_hf.plugin.ipynb #c56a0004
 def _refuse_special(module, s, kwargs, where, instead):
     "Raise where a call needs more than padding, causality, a window, a soft cap and a sink of each head."
-    for name in ('position_bias','indices','block_indices'):
-        if kwargs.get(name) is not None: raise ValueError(f"{name}: expected None {where}, got one; {instead}")
+    if kwargs.get('position_bias') is not None:
+        raise ValueError(f"position_bias: expected None {where}, got one; {instead}")
     _refuse_terms(module, kwargs, False)
-    sink = kwargs.get('s_aux', kwargs.get('sinks'))
-    if sink is not None and sink.dim()!=1:
-        raise ValueError(f"sinks: expected [H] {where}, got shape {tuple(sink.shape)}; {instead}")
-    if s.pairs is not None or s.segments is not None or s.texts is not None or s.chunked:
+    if s.pairs is not None or s.texts is not None or s.chunked:
         raise ValueError(f"attention_mask: expected None or [B,N] {where}, got a mask of pairs, texts or chunks; "
                          f"{instead}")
     if _wants_weights(kwargs):
@@ -215,7 +159,6 @@ def _versions(module):
     "A number that changes when what was learned changes."
     return sum(p._version for p in module.dynattn.parameters()) if hasattr(module, 'dynattn') else 0
 
-# %% ../../nbs/56_hf.plugin.ipynb #c56a0003
 def _attend_kept(module, query, new, mask, scaling, dropout, kwargs):
     "Attention of new queries to the keys that a `WindowedCache` keeps, and to the new ones."
     s,layer = _as_sight(module, mask, True, query.shape[2], query.shape[2]),new.layer
@@ -245,7 +188,7 @@ def _compute(module, q, k, v, s, kwargs, given, wanted):
 def _starts_late(module, s):
     "Whether leading tokens of some row stand behind padding; assumed where values cannot be read."
     n_global = _leading_tokens(module)
-    if not n_global or s.keep is None or s.segments is not None: return False
+    if not n_global or s.keep is None or (s.texts is not None and s.pairs is None): return False
     return torch.compiler.is_compiling() or not bool(s.keep[:,:n_global].all())
 
 def _compute_turned(module, q, k, v, s, kwargs, given, wanted):
@@ -276,7 +219,9 @@ def _seen_from(q, m, s, window=None, n_global=0):
     if s.pairs is not None and not s.causal:
         return added.masked_fill(~s.pairs, -torch.inf) if s.pairs.dtype==torch.bool else added+s.pairs
     own = s.window if window is None else None  # `window` is inside the model's own already
-    see = _square(s._replace(pairs=None, causal=True, window=own, q_offset=at), n, m, device)
+    padding = None if s.keep is None else PaddingMask(s.keep)
+    see = visible_pairs(n, m, padding=padding, is_causal=True, window=own, q_offset=at, segments=s.texts,
+                        device=device)
     return added.masked_fill(~see, -torch.inf)
 
 # %% ../../nbs/56_hf.plugin.ipynb #b56c001f
@@ -291,7 +236,6 @@ def _compute_at(module, q, k, v, s, kwargs, given, wanted):
 
 def _way(module, q, k, s, kwargs):
     "The function that computes a layer."
-    if kwargs.get('sinks') is not None and kwargs['sinks'].dim()==4: return _compute_beside
     learned = getattr(module, 'dynattn', None)
     late,itself = _starts_late(module, s),q.shape[2]==k.shape[2]
     windows = learned is not None and learned.sigma_head is not None
@@ -299,38 +243,6 @@ def _way(module, q, k, s, kwargs):
     one = q.shape[2]==1 and torch.compiler.is_compiling()
     if s.at is not None and (square or late and not itself or one): return _compute_at
     return _compute_turned if late and itself else _compute
-
-# %% ../../nbs/56_hf.plugin.ipynb #c56e1002
-_PAGES = ('cache','read_index','write_index','block_table','logits_indices','logits_processor_args',
-          'cu_seq_lens_q','cu_seq_lens_k','max_length_q','max_length_k')
-
-def _check_paged_leading(module):
-    "Raise where pages drop leading tokens that windows exempt; called for layers that slide."
-    n_global = _leading_tokens(module)
-    if n_global:
-        raise ValueError("n_global: expected 0 in a layer that slides, for continuous batching, whose pages drop the "
-                         f"first tokens of a text, got {n_global}; generate keeps them")
-
-# %% ../../nbs/56_hf.plugin.ipynb #b56c0020
-@torch.compiler.disable
-def _attend_paged(module, query, key, value, mask, scaling, kwargs):
-    "Attention of one row with the new tokens of several texts, each to its own keys in transformers' pages."
-    s = _as_sight(module, mask, True, query.shape[2], key.shape[2])
-    rest = {name: x for name,x in kwargs.items() if name not in _PAGES}
-    alone = s._replace(segments=None, texts=None)  # the pages say where each text begins
-    _refuse_special(module, alone, rest, 'for continuous batching', 'generate takes padded batches')
-    if s.window is not None: _check_paged_leading(module)
-    keys,values = kwargs['cache'].update(key, value, module.layer_idx, kwargs)   # [1,Hkv,M,d], of all texts
-    query_ends,key_ends = kwargs['cu_seq_lens_q'].tolist(),kwargs['cu_seq_lens_k'].tolist()
-    out = query.new_zeros(*query.shape[:3], value.shape[-1])
-    for first,end,first_key,end_key in zip(query_ends, query_ends[1:], key_ends, key_ends[1:]):
-        if first==end: continue
-        new,held = slice(first, end),slice(first_key, end_key)
-        past = end_key-first_key-(end-first)
-        text = Sight(causal=True, window=s.window, q_offset=past, queries=end-first)
-        out[:,:,new],_ = _compute(module, query[:,:,new], keys[:,:,held], values[:,:,held], text, rest,
-                                  dict(scale=scaling), False)
-    return out.transpose(1, 2).contiguous(), None
 
 # %% ../../nbs/56_hf.plugin.ipynb #7b1e0002
 def _check_call(module, s, query, key):
@@ -367,8 +279,6 @@ def attend(
     "Called by a layer with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], the weights if wanted."
     _refuse_lost(module)
     if isinstance(key, _NewKeys): return _attend_kept(module, query, key, attention_mask, scaling, dropout, kwargs)
-    if isinstance(kwargs.get('cache'), PagedAttentionCache):
-        return _attend_paged(module, query, key, value, attention_mask, scaling, kwargs)
     s = _as_sight(module, attention_mask, is_causal, query.shape[2], key.shape[2])
     _check_call(module, s, query, key)
     if s.part is not None:
@@ -376,8 +286,7 @@ def attend(
         return s.part.attend(module, query, key, value, s, scaling, dropout, kwargs)
     _check_leading(module, s)
     s = _with_texts(s, kwargs, query, key.shape[2])
-    _refuse_terms(module, kwargs, s.pairs is not None or s.texts is not None)
-    s = _selected(module, query, key.shape[2], s, kwargs)
+    _refuse_terms(module, kwargs, s.texts is not None or (s.pairs is not None and not s.chunked))
     compute,given = _way(module, query, key, s, kwargs),dict(dropout_p=dropout, scale=scaling)
     out,weights = compute(module, query, key, value, s, kwargs, given, _wants_weights(kwargs))
     return out.transpose(1, 2).contiguous(), weights
@@ -394,49 +303,13 @@ def register() -> None:
     AttentionInterface.register('dynattn', attend)
     AttentionMaskInterface.register('dynattn', _sight_mask)
 
-# %% ../../nbs/56_hf.plugin.ipynb #56e10002
-class _Manager(ContinuousBatchingManager):
-    "transformers' manager, for a model whose attention is 'dynattn'."
-    def switch_to_cb_friendly_attn(self, model, auto_switch_to_flash=True):
-        "There is nothing to switch."
-
-def _check_layers(model):
-    "Raise where pages drop leading tokens: those of a layer that slides."
-    config = model.config.get_text_config()
-    types = getattr(config, 'layer_types', None)
-    for layer in _attention_layers(model).values():
-        at = getattr(layer, 'layer_idx', None)
-        if at is None: continue # layers for images
-        if types is None: slides = getattr(config, 'sliding_window', None) is not None
-        else: slides = types[at]=='sliding_attention'
-        if slides: _check_paged_leading(layer)
-
 # %% ../../nbs/56_hf.plugin.ipynb #b56c0022
-def _new_manager(model, generation_config, options, workload_hints=None):
-    _check_layers(model)
-    generation = copy.copy(generation_config or model.generation_config)
-    if generation.eos_token_id is None: generation.eos_token_id = -1  # a text ends at its length only
-    manager = _Manager(model, generation, options or ContinuousBatchingConfig(), workload_hints)
-    options = manager.continuous_batching_config
-    if any(options.cuda_graph_booleans) or options.varlen_compile_config is not None:
-        raise ValueError("continuous_batching_config: expected neither CUDA graphs nor compilation with 'dynattn', "
-                         "which reads where each text begins, got one of them")
-    return manager
-
-def _init_batches(model, generation_config=None, continuous_batching_config=None, *args, **kwargs):
-    "A model's `init_continuous_batching`, while its attention is `attend`; transformers' own takes other names only."
-    options = continuous_batching_config
-    ours = model.config._attn_implementation=='dynattn'
-    kept = getattr(model, '_cached_continuous_batching_manager', None)
-    if kept is not None and isinstance(kept, _Manager)!=ours: # made while the model had another attention
-        model.destroy_cached_continuous_batching_manager()
-        kept = None
-    if not ours: return type(model).init_continuous_batching(model, generation_config, options, *args, **kwargs)
-    if not hasattr(ContinuousBatchingManager, 'switch_to_cb_friendly_attn'):
-        raise ImportError("transformers: expected a version whose manager lets a model keep its attention, "
-                          f"as 5.23, for continuous batching, got {transformers.__version__}; "
-                          "use generate, which takes padded batches")
-    return _new_manager(model, generation_config, options, *args, **kwargs) if kept is None else kept
+def _init_batches(model, *args, **kwargs):
+    "A model's `init_continuous_batching`, which may not change 'dynattn' to an attention without windows."
+    if model.config._attn_implementation!='dynattn':
+        return type(model).init_continuous_batching(model, *args, **kwargs)
+    raise ValueError("model: expected an attention of transformers for continuous batching, got 'dynattn'; "
+                     "use generate, which takes padded batches")
 
 # %% ../../nbs/56_hf.plugin.ipynb #73717484
 def switch(

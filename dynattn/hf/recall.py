@@ -11,7 +11,6 @@ import random, zlib
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from ..runs import printable, table
 
 # %% ../../nbs/65_hf.recall.ipynb #c65f0007
 _THINGS = dict(learn=('number','password','price','address'), judge=('code',))
@@ -91,26 +90,16 @@ def predictions(
     cap = getattr(model.config.get_text_config(), 'final_logit_softcapping', None)
     return logits if cap is None else cap*torch.tanh(logits/cap)
 
-# %% ../../nbs/65_hf.recall.ipynb #c65f0014
 @torch.no_grad()
 def answers_right(
     model:nn.Module, # causal
-    texts:list, # of `Asked`, all of one length
-    batch:int=1, # texts per forward pass
-    on_text=None, # a function, called after each batch with its number of texts
-) -> list: # for each text, a bool for each of its answers
+    text:Asked, # a text and its questions
+) -> list: # a bool for each answer
     "Which answers a greedy model gives right."
-    found,device = [],next(model.parameters()).device
-    for first in range(0, len(texts), batch):
-        part = texts[first:first+batch]
-        ids = torch.stack([text.ids for text in part]).to(device)
-        hidden = model.base_model(input_ids=ids)[0]
-        for text,row,states in zip(part, ids, hidden):
-            spans = [slice(start, stop) for start,stop in text.answers]
-            said = [predictions(model, states[s.start-1:s.stop-1]).argmax(-1) for s in spans]
-            found.append([torch.equal(a, row[s]) for a,s in zip(said, spans)])
-        if on_text is not None: on_text(len(part))
-    return found
+    ids = text.ids.to(next(model.parameters()).device)
+    states,spans = model.base_model(input_ids=ids[None])[0][0],[slice(*answer) for answer in text.answers]
+    said = [predictions(model, states[s.start-1:s.stop-1]).argmax(-1) for s in spans]
+    return [torch.equal(a, ids[s]) for a,s in zip(said, spans)]
 
 # %% ../../nbs/65_hf.recall.ipynb #c65f0019
 @dataclass(frozen=True)
@@ -121,28 +110,10 @@ class Recall:
     right: list # by length, the share of right answers at each distance
     number: int # of questions for each share
 
-    def table(self,
-        escape=printable, # makes text harmless on a terminal or in Markdown
-    ) -> str:
-        "One row per length."
-        rows = [[f'{n:,}', *(f'{share:.2f} ({back:,.0f})' for share,back in zip(*row))]
-                for n,*row in zip(self.lengths, self.right, self.distances)]
-        return table(['tokens', *(f'{i+1}' for i in range(len(self.right[0])))], rows, escape)
-
-# %% ../../nbs/65_hf.recall.ipynb #c65f001a
 def _rounds(tokenizer, n, bins=8):
     "How many texts of n tokens share the distances of a grid."
     size = max(sum(map(len, _fact(tokenizer, random.Random(i), 'judge'))) for i in range(16))
     return -(-bins//max(1, n//(4*size)))
-
-def _grid_texts(tokenizer, filler, n, number, bins, rng):
-    "Texts, and for each answer its distance's place in the grid."
-    rounds = _rounds(tokenizer, n, bins)
-    wanted = [round(n*(i+.5)/bins) for i in range(bins)]
-    for _ in range(number):
-        for part in range(rounds):
-            which = range(part, bins, rounds)
-            yield ask_again(tokenizer, filler, n, [wanted[i] for i in which], rng),list(which)
 
 # %% ../../nbs/65_hf.recall.ipynb #c65f001b
 def recall_grid(
@@ -153,18 +124,19 @@ def recall_grid(
     number:int=8, # questions for each length and distance
     bins:int=8, # distances for each length
     seed:int=0, # of names, values and places
-    batch:int=1, # texts per forward pass
-    on_text=None, # a function, called after each batch with its number of texts
+    on_text=None, # a function, called after each text
 ) -> Recall:
     "A model's recall, by length and distance."
     right,distances = torch.zeros(len(lengths), bins),torch.zeros(len(lengths), bins)
     for row,n in enumerate(lengths):
-        rng = random.Random(f'{seed}/{n}')
-        texts,places = zip(*_grid_texts(tokenizer, filler, n, number, bins, rng))
-        for text,which,found in zip(texts, places, answers_right(model, texts, batch, on_text)):
-            for i,back,ok in zip(which, text.distances, found):
+        rng,rounds = random.Random(f'{seed}/{n}'),_rounds(tokenizer, n, bins)
+        for part in [*range(rounds)]*number:
+            places = range(part, bins, rounds)
+            text = ask_again(tokenizer, filler, n, [round(n*(i+.5)/bins) for i in places], rng)
+            for i,back,ok in zip(places, text.distances, answers_right(model, text)):
                 right[row,i] += ok/number
                 distances[row,i] += back/number
+            if on_text is not None: on_text()
     return Recall(list(lengths), distances.tolist(), right.tolist(), number)
 
 # %% ../../nbs/65_hf.recall.ipynb #c65f001e

@@ -93,14 +93,6 @@ def _check_asked(folder, config, kwargs):
         raise ValueError("output_attentions: expected it in the call, model(..., output_attentions=True), "
                          "got it for the configuration, where transformers takes it for 'eager' only")
 
-def _check_found(folder, info):
-    "Raise where the tensors of windows and alpha were not those that the configuration names."
-    missing,unknown = ([str(k) for k in info[kind] if '.dynattn.' in str(k)]
-                       for kind in ('missing_keys','unexpected_keys'))
-    if missing or unknown:
-        raise ValueError(f"folder: expected the tensors that its configuration names, got {str(folder)!r} "
-                         f"without {sorted(missing)[:3]}, and with {sorted(unknown)[:3]}")
-
 # %% ../../nbs/59_hf.saving.ipynb #c59d0002
 def load(
     folder, # written by `save`, `save_pretrained` or a `Trainer`; or a name on the hub
@@ -116,21 +108,14 @@ def load(
     wants_info = kwargs.pop('output_loading_info', False)
     model,info = _building(cls).from_pretrained(folder, output_loading_info=True, **kwargs)
     model.__class__ = cls
-    _check_found(folder, info)
+    missing,unknown = ([str(k) for k in info[kind] if '.dynattn.' in str(k)]
+                       for kind in ('missing_keys','unexpected_keys'))
+    if missing or unknown:
+        raise ValueError(f"folder: expected the tensors that its configuration names, got {str(folder)!r} "
+                         f"without {sorted(missing)[:3]}, and with {sorted(unknown)[:3]}")
     return (model,info) if wants_info else model
 
 # %% ../../nbs/59_hf.saving.ipynb #d57930f7
-class _Loader:
-    "Stands where transformers expects a model's class, when it follows `auto_map`."
-    auto = None
-
-    @classmethod
-    def register_for_auto_class(cls, auto_class=None):
-        "The file of this class is written by `save`; there is none to copy."
-
-    @classmethod
-    def from_pretrained(cls, folder, **kwargs): return load(folder, cls.auto, **kwargs)
-
 @functools.cache
 def auto_class(
     name:str, # of an Auto class of transformers
@@ -139,7 +124,9 @@ def auto_class(
     auto = getattr(transformers, name, None)
     if not hasattr(auto, '_model_mapping'):
         raise ValueError(f"name: expected an Auto class of transformers, got {name!r}")
-    return type(name, (_Loader,), dict(auto=auto))
+    return type(name, (), dict(
+        from_pretrained=staticmethod(lambda folder, **kwargs: load(folder, auto, **kwargs)),
+        register_for_auto_class=staticmethod(lambda auto_class=None: None))) # its file is written by `save`
 
 # %% ../../nbs/59_hf.saving.ipynb #c59f0002
 def _where(name):

@@ -15,7 +15,7 @@ from ..window import Window
 from ..modules import _window_source
 from ..sparsity import AlphaHead
 from .layers import Learned, PreTrainedModel, _learners, _record
-from .plugin import switch, _watched_calls
+from .plugin import switch, _watchers
 from .cache import WindowedCache
 
 # %% ../../nbs/58_hf.windows.ipynb #ba29e5c3
@@ -181,6 +181,9 @@ def report(
     batch:dict, # what the model is called with
 ) -> HeadReport:
     "Widths, alpha, support and cost on `batch`. Computes all weights, so memory is quadratic here."
-    with _watched_calls() as seen: model(**batch)
+    seen:list = []
+    _watchers.append(seen)
+    try: model(**batch)
+    finally: _watchers.pop()
     if not seen: raise ValueError("model: expected one whose attention is 'dynattn', got another; `switch` it first")
     return HeadReport(*(torch.stack(x) for x in zip(*(_stats(*s) for s in seen))))

@@ -8,7 +8,7 @@ __all__ = ['entmax_attention']
 # %% ../../nbs/42_kernels.entmax.ipynb #d3dde425
 import torch
 from torch import Tensor
-from ..call import Call
+from ..call import Call, takes
 from ..native.core import _folded, empty_like
 from .primitives import (triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _per_head, _launch,
     _operator, _dot, _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask,
@@ -290,21 +290,10 @@ def _backward(plan, x, dout, out, live, threshold, wanted):
 # %% ../../nbs/42_kernels.entmax.ipynb #4f6c7875
 _attend = _operator('entmax_attention', _forward, _backward, _empty_out)
 
-def entmax_attention(
-    q:Tensor, # [B,H,N,d] queries: float16, bfloat16 or float32, d <= 256
-    k:Tensor, # [B,Hkv,M,d] keys, Hkv divides H
-    v:Tensor, # [B,Hkv,M,dv] values
-    alpha:float|Tensor=1.5, # from 1 to 2: a number, [H] or [B,H]
-    **options, # as `attention` takes them: padding, is_causal, scale, window, n_global, q_offset
-) -> Tensor: # [B,H,N,dv]
-    """`dense_attention` with alpha-entmax, by kernels that skip what has no weight;
-    differentiable in q, k, v, alpha and sigma."""
-    call = Call(q, k, v, alpha=alpha, **options)
-    return call.restore(_attend_entmax(call))
+@takes(Call)
+def entmax_attention(call) -> Tensor: # [B,H,N,dv]
+    """`dense_attention` with alpha-entmax from 1 to 2, by kernels that skip what has no weight; without alpha it is 1.
 
-def _attend_entmax(
-    call:Call, # checked arguments; alpha None is 1
-) -> Tensor: # [B,H,N,dv]
-    "`entmax_attention` of a `Call`."
+    Differentiable in q, k, v, alpha and sigma. A value that is NaN or infinite may spoil other rows of its tile."""
     plan,x = _served(call)
     return _attend(plan, x if call.alpha is not None else x._replace(alpha=torch.ones((), device=x.q.device)))

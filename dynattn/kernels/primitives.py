@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from ..call import Call, serve
+from ..padding import _holds
 from ..window import Window
 from ..band.plan import (Inputs, Plan, _most, _run_of_keys, _sees, _widths, default_window, describe, is_default,
                                prepare, refuses, transformed)
@@ -242,14 +243,6 @@ def _tile(
 ): # -> its tile
     return tl.where(t<ahead, t, t+skip)
 
-# %% ../../nbs/40_kernels.primitives.ipynb #8ad3359f
-@triton.jit
-def _tanh(
-    x, # any shape
-): # -> the same shape
-    "The hyperbolic tangent; large arguments give 1, no overflow shows."
-    return 1 - 2/(tl.exp(2*x) + 1)
-
 # %% ../../nbs/40_kernels.primitives.ipynb #8fd994bb
 @triton.jit
 def _window(
@@ -268,7 +261,7 @@ def _window(
     elif band.sigma is not None:
         x = off.to(tl.float32)*(band.unit/sigma)
         V = tl.exp(-.5*x*x)
-        t = _tanh((V-band.T)*band.gain)
+        t = 1 - 2/(tl.exp(2*((V-band.T)*band.gain)) + 1)  # the hyperbolic tangent; no overflow shows
         m = tl.where(V>band.T, tl.maximum(t*band.top, 0.), 0.)
         dm = tl.where(m>0, (1-t*t)*(band.gain*band.top)*V*x*x/sigma, 0.)
     return m, dm
@@ -409,20 +402,12 @@ def _alpha_pull(
     return log_p*log_p*tl.where(l<-.25, far, near)
 
 # %% ../../nbs/40_kernels.primitives.ipynb #c95ed6f9
-def _at_most_two(alpha):
-    "A tensor is read on the CPU only: to read it on a GPU would wait for it, and there the output is NaN."
-    if not isinstance(alpha, Tensor): return alpha<=2
-    if torch.compiler.is_compiling() or alpha.device.type!='cpu': return True
-    try: return bool((alpha<=2).all())
-    except RuntimeError: return True  # a fake tensor
-
 def _option_refused(call):
     "Which option the kernels do not have."
     for name in ('rel_bias','sink','softcap'):
         if getattr(call, name) is not None:
             return f"{name}: expected None for the kernels, got one; use impl='dense'"
-    if call.dropout_p or call.return_weights:
-        return "dropout_p: expected neither dropout nor return_weights for the kernels, got one of them"
+    if call.dropout_p: return f"dropout_p: expected 0 for the kernels, got {call.dropout_p}"
     if transformed():
         return ("impl: expected 'auto' or 'dense' inside a transform of torch.func and in forward "
                 "mode, got the kernels")
@@ -432,9 +417,10 @@ def _option_refused(call):
     if isinstance(call.window, Window) and call.window.apply!='inside':
         return ("window: expected apply='inside' for the kernels, "
                 "got 'after', which runs a softmax over every key; use impl='dense'")
-    if call.alpha is not None and not _at_most_two(call.alpha):
-        return ("alpha: expected 1 to 2 for the kernels, got "
-                f"{call.alpha if isinstance(call.alpha, float) else call.alpha.tolist()}")
+    alpha = call.alpha  # a tensor on a GPU is not read, which would wait for it: there the output is NaN
+    is_number = not isinstance(alpha, Tensor)
+    if alpha is None or (alpha<=2 if is_number else alpha.device.type!='cpu' or _holds(alpha<=2)): return None
+    return f"alpha: expected 1 to 2 for the kernels, got {alpha if is_number else alpha.tolist()}"
 
 # %% ../../nbs/40_kernels.primitives.ipynb #67479d9c
 def _kernel_refuses(call): # a checked `Call`

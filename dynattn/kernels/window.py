@@ -196,8 +196,9 @@ _attend = _operator('windowed_attention', _forward, _backward, _empty_out)
 
 @takes(Call)
 def windowed_attention(call) -> Tensor: # [B,H,N,dv]
-    "`dense_attention` under a window, by kernels that compute the band only; differentiable in q, k, v and sigma."
+    """`dense_attention` under a window, by kernels that compute the band only; differentiable in q, k, v and sigma.
+
+    A value that is NaN or infinite may spoil other rows of its tile."""
     if call.alpha is not None:
-        serve("alpha: expected None for this kernel, got one; "
-              "use entmax_attention")
+        serve("alpha: expected None for this kernel, got one; use entmax_attention")
     return _attend(*_served(call))

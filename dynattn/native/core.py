@@ -96,8 +96,6 @@ def _openmp() -> int:
     except (OSError, AttributeError): return 0
     return ctypes.cast(entry, ctypes.c_void_p).value
 
-def _team(): return 0 if _forked else _openmp()
-
 # %% ../../nbs/33_native.core.ipynb #73a9c2c4
 _KINDS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
@@ -118,7 +116,8 @@ def _record(plan, x, out, kept, lse, held=None):
     token = 2/max(m, 1) if plan.fraction else 1.
     record = _CALL.pack(
         *rows, _address(kept), lse.data_ptr(),
-        *learned, *map(_address, (keep,*texts,heads,origins)), _team(), b, h, hkv, n, m, d, dv, _KINDS[x.q.dtype],
+        *learned, *map(_address, (keep,*texts,heads,origins)), 0 if _forked else _openmp(),
+        b, h, hkv, n, m, d, dv, _KINDS[x.q.dtype],
         plan.left, plan.right, plan.q_offset, min(plan.n_global, max(m, n+plan.q_offset, 0)), plan.is_causal,
         plan.after, plan.table_first, 0 if table is None else table.shape[-1], 0 if bias is None else bias.shape[-1]//2,
         0 if x.seed is None else int(x.seed), torch.get_num_threads(),
