@@ -184,7 +184,8 @@ class DynamicAttention(_Equipped):
         "[B,N,D] to [B,N,D], with the weights and the widths, [B,H], [H] or None, where asked."
         _refuse_torchs(options, padding)
         _check_query(self, query, pair)
-        if cache is not None: out = _cached(self, query, cache, dict(key=key, value=value, padding=padding, keep=keep))
+        given = dict(key=key, value=value, padding=padding, keep=keep, sigma=sigma, attn_mask=attn_mask)
+        if cache is not None: out = _cached(self, query, cache, options | given | dict(return_weights=return_weights, return_sigma=return_sigma))
         else:
             if sigma is None: sigma = self.sigma(query)
             options['attn_mask'] = _keeps(keep, attn_mask)
@@ -196,8 +197,7 @@ class DynamicAttention(_Equipped):
 # %% ../nbs/50_encoder.ipynb #5c0c0001
 def _new_cache(attn):
     if not attn.causal:
-        raise ValueError("causal: expected True for a cache, got False: "
-                         "what comes later would change what was returned")
+        raise ValueError("causal: expected True for a cache, got False: what comes later would change what was returned")
     if isinstance(attn.sigma_head, SigmaHead):
         raise ValueError("window: expected 'learned', an int or None for a cache, "
                          "got 'dynamic': its widths depend on the sequence")
@@ -208,7 +208,7 @@ def _new_cache(attn):
 def _cached(attn, query, cache, options):
     "The newest tokens, after those that `cache` has seen."
     for name,value in options.items():
-        if value is not None and value is not query:
+        if value is not None and value is not False and value is not query:
             raise ValueError(f"{name}: expected None with a cache, got {type(value).__name__}")
     return attn.out_proj(merge_heads(cache.attend(*_project(attn, query, query, query, None))))
 

@@ -27,7 +27,6 @@ MUTANTS = [ # module, its text, the fault
     ('curve', 'return (2*h.ceil()-1).clamp_min(0).long()', 'return (2*h.floor()+1).clamp_min(0).long()'),
     ('curve', 'return normal(x, sigma)*((x/sigma)**2 - 1)/sigma', 'return normal(x, sigma)*((x/sigma)**2 + 1)/sigma'),
     ('smoothing', 'return torch.where(V>T, V, fill)', 'return torch.where(V>=T, V, fill)'),
-    ('smoothing', 'return -_positive("p", p)*V**(p-1)', 'return -_positive("p", p)*V**p'),
     ('smoothing', 'return torch.where(r<0, 0., torch.where(r>1, 1., r))', 'return torch.where(r<0, 0., r)'),
     ('smoothing', 'return torch.relu(V-T)/(1-T)', 'return torch.relu(V-T)'),
     ('smoothing', 'return torch.where(V>T, p*(1-t**2)/((1-T)*math.tanh(p)), 0.)', 'return p*(1-t**2)/((1-T)*math.tanh(p))'),
