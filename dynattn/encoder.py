@@ -185,7 +185,7 @@ class DynamicAttention(_Equipped):
         _refuse_torchs(options, padding)
         _check_query(self, query, pair)
         given = dict(key=key, value=value, padding=padding, keep=keep, sigma=sigma, attn_mask=attn_mask)
-        if cache is not None: out = _cached(self, query, cache, options | given | dict(return_weights=return_weights, return_sigma=return_sigma))
+        if cache is not None: out = _cached(self, query, cache, options | given | dict(return_weights=return_weights))
         else:
             if sigma is None: sigma = self.sigma(query)
             options['attn_mask'] = _keeps(keep, attn_mask)
