@@ -144,6 +144,7 @@ def killed_by(folder, name):
         if r.returncode: return re.search(r'^(?:FAILED|ERROR) (\S+)', r.stdout, re.M)[1]
 
 def main(*wanted):
+    if unknown := set(wanted)-{m[0] for m in MUTANTS}: sys.exit(f"modules: expected some of {', '.join(sorted({m[0] for m in MUTANTS}))}, got {', '.join(unknown)}")
     chosen = [m for m in MUTANTS if not wanted or m[0] in wanted]
     broken = [p for m in chosen if (p := problem(*m))]
     if broken: sys.exit('\n'.join(broken))

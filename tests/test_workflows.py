@@ -1,7 +1,8 @@
 "The workflows cannot run here: they are linted, and what they call must exist."
-import re, subprocess, sys
+import pkgutil, re, subprocess, sys
 import pytest, yaml
 import freeze
+from dynattn.command import _overview
 
 ROOT = freeze.ROOT
 FLOWS = sorted((ROOT/'.github/workflows').glob('*.yml'))
@@ -31,3 +32,11 @@ def test_workflows_fit_the_schema_of_github():
     "As a package has it, without a network; actionlint, which knows more, is a step of the CI"
     r = subprocess.run([sys.executable, '-m', 'check_jsonschema', '--builtin-schema', 'vendor.github-workflows', *FLOWS], capture_output=True, text=True)
     assert r.returncode==0, r.stdout + r.stderr
+
+@pytest.mark.parametrize('path', ['SECURITY.md', 'CONTRIBUTING.md', '.github/ISSUE_TEMPLATE/bug.yml'])
+def test_what_the_pages_of_the_repository_ask_for_exists(path):
+    text = (ROOT/path).read_text(encoding='utf-8')
+    verbs, = (action.choices for action in _overview()._actions if action.dest=='verb')
+    asked = re.findall(r'`dynattn ([a-z]+)', text)
+    assert set(asked)<=set(verbs) and (asked or path=='CONTRIBUTING.md'), asked
+    for name in re.findall(r'\bdynattn(?:\.\w+)+(?=\()', text): assert callable(pkgutil.resolve_name(name)), name
