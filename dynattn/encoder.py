@@ -197,7 +197,7 @@ class DynamicAttention(_Equipped):
 # %% ../nbs/50_encoder.ipynb #5c0c0001
 def _new_cache(attn):
     if not attn.causal:
-        raise ValueError("causal: expected True for a cache, got False: what comes later would change what was returned")
+        raise ValueError("causal: expected True for a cache, got False: later tokens would change what was returned")
     if isinstance(attn.sigma_head, SigmaHead):
         raise ValueError("window: expected 'learned', an int or None for a cache, "
                          "got 'dynamic': its widths depend on the sequence")

@@ -262,13 +262,14 @@ def farthest_token(
 
 # %% ../nbs/67_onnx_model.ipynb #c6700012b
 def _input_of(x, ids): # an input of a graph -> its array for a text that begins
-    known = dict(input_ids=[ids], attention_mask=np.ones((1, len(ids))), position_ids=[range(len(ids))], use_cache_branch=[False])
+    n,kind = len(ids),x.type[7:-1] # of tensor(...)
+    known = dict(input_ids=[ids], attention_mask=np.ones((1, n)), position_ids=[range(n)], use_cache_branch=[False])
     empty = [d if isinstance(d, int) else int(i==0) for i,d in enumerate(x.shape)] # one text, no token yet
     if x.name in known and len(x.shape)==np.ndim(known[x.name]): value = known[x.name]
     elif 0 in empty and ('past' in x.name or 'cache' in x.name): value = np.zeros(empty)
     else: raise ValueError("graph: expected the inputs input_ids, attention_mask, position_ids, use_cache_branch and "
                            f"caches that may be empty, got {x.name} {x.shape}")
-    return np.asarray(value, dict(float=np.float32, float16=np.float16, bool=bool, int32=np.int32).get(x.type[7:-1], np.int64))
+    return np.asarray(value, 'float32' if kind=='float' else kind)
 
 def graph_logits(
     path, # of a decoder's graph, from any exporter
@@ -278,5 +279,4 @@ def graph_logits(
     session = _session(path, threads)
     names = [x.name for x in session.get_outputs()]
     if 'logits' not in names: raise ValueError(f"graph: expected an output named logits, got {', '.join(names)}")
-    def logits(ids): return session.run(['logits'], {x.name: _input_of(x, ids) for x in session.get_inputs()})[0][0,-1]
-    return logits
+    return lambda ids: session.run(['logits'], {x.name: _input_of(x, ids) for x in session.get_inputs()})[0][0,-1]

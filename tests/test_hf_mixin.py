@@ -4,7 +4,7 @@ They are in transformers' source distribution, not in the package that is instal
 .matrix/. `benchmarks/hf_tests.py` runs all tests of a model, from a checkout.
 The comparison with eager lets a fifth of a batch differ, and pads one text of seven; the laws in test_hf_common.py
 see padding that is lost."""
-import re, importlib, importlib.util, os, shutil, subprocess, sys, tarfile, types, unittest
+import importlib, importlib.util, os, re, shutil, subprocess, sys, tarfile, types, unittest
 from importlib.metadata import version
 from pathlib import Path
 import pytest

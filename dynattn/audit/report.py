@@ -416,32 +416,32 @@ def _audit_graph(folder, n, as_json, quiet): # -> exit status
 
 # %% ../../nbs/69_audit.report.ipynb #0e4a0012
 def _promised_back(path): # of a graph -> tokens back through all its layers; None: nothing is said
-    file = next((folder/'config.json' for folder in path.parents[:2] if (folder/'config.json').is_file()), None)
-    if file is None: return None
-    config = SimpleNamespace(**json.loads(file.read_text(encoding='utf-8')))
-    layers = range(getattr(config, 'num_hidden_layers', 0))
-    found = [_config_window(config, SimpleNamespace(is_causal=True, layer_idx=i)) for i in layers]
-    if not found or None in found: return None
+    folder = next((folder for folder in path.resolve().parents[:2] if (folder/'config.json').is_file()), None)
+    if folder is None: return None
+    c = need('transformers', 'hf').AutoConfig.from_pretrained(folder).get_text_config()
+    found = [_config_window(c, SimpleNamespace(is_causal=True, layer_idx=i)) for i in range(c.num_hidden_layers)]
+    if None in found: return None
     return sum(math.inf if promise.left is None else promise.left for promise in found)
 
+# %% ../../nbs/69_audit.report.ipynb #0e4a0022
 def _audit_logits(path, n, promised, as_json): # -> exit status
     "How far back the logits of any decoder's graph depend on the text."
-    promised = _promised_back(path) if promised is None else promised
-    if n is None: n = min(max(256, promised+64), 4096) if promised is not None and promised<math.inf else 256
-    if n<4: raise UserError(f"n: expected 4 or more tokens, got {n}")
     try:
+        promised = _promised_back(path) if promised is None else promised
+        if n is None: n = min(max(256, promised+64), 4096) if promised is not None and promised<math.inf else 256
+        if n<4: raise ValueError(f"n: expected 4 or more tokens, got {n}")
         logits = graph_logits(path)
-        ids = torch.randint(len(logits([0])), (n,), generator=torch.Generator().manual_seed(0)).tolist()
-        back = farthest_token(logits, ids, len(logits([0])))
-    except Exception as e: raise UserError(f"{printable(path)}: {printable(e)}") from e # ONNX Runtime's have no class in common
+        vocabulary = len(logits([0]))
+        ids = torch.randint(vocabulary, (n,), generator=torch.Generator().manual_seed(0)).tolist()
+        back = farthest_token(logits, ids, vocabulary)
+    except Exception as e: raise UserError(f"{printable(path)}: {printable(e)}") from e # ONNX Runtime's share no class
     lost = promised==math.inf and back<n-1
     status = 0 if promised is None else 1 if back>promised or lost else 3 if n-1<=promised<math.inf else 0
-    said = 'all' if promised==math.inf else promised
+    said = {None: 'nothing', math.inf: 'all'}.get(promised, promised)
     if as_json: print(json.dumps(dict(n=n, back=back, promised=said, ok=not status, status=status)))
     else:
-        print(f"{printable(path)}: the logits depend on {back} of {n-1} tokens back; "
-              f"{'nothing' if said is None else said} is promised")
-        print(('as promised' if said is not None else 'not compared: --window says what is promised', 'broken', '',
+        print(f"{printable(path)}: the logits depend on {back} of {n-1} tokens back; {said} is promised")
+        print(('as promised' if promised is not None else 'not compared: --window says what is promised', 'broken', '',
                'not measured: --n makes the text longer than what is promised')[status])
     return status
 

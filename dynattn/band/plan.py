@@ -213,7 +213,7 @@ def refuses(
     call:Call, # of `attention`
 ) -> str|None:
     "Why the band cannot serve a call."
-    if call.return_weights: return "return_weights: expected False for the band and the kernels, got True; use impl='dense'"
+    if call.return_weights: return "return_weights: expected False for band and kernels, got True; use impl='dense'"
     mask,window = call.attn_mask,call.window
     if mask is not None and (mask.dtype!=torch.bool or any(size!=1 for size in mask.shape[-3:-1])):
         return ("attn_mask: expected None or a bool mask of the keys, [B,1,1,M], "
