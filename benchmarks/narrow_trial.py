@@ -23,7 +23,7 @@ from harness import commit
 from dynattn.hf import add_windows
 from dynattn.hf.narrowing import (Budget, Distance, NarrowOptions, Narrower, WidthVector, cache_share, narrow, set_widths,
     token_losses, without_windows)
-from dynattn.hf.recall import facts_to_learn, recall_grid
+from dynattn.narrow.recall import facts_to_learn, recall_grid
 from dynattn.hf.saving import load_pretrained
 from dynattn.hf.windows import record_edge
 

@@ -12,9 +12,9 @@ from fastcore.basics import patch
 from torch import Tensor
 from .padding import PaddingMask, _Patched
 from .window import Window
-from .band.plan import Inputs, Plan, describe
-from .native import core
-from .ops import attention
+from .engine.plan import Inputs, Plan, describe
+from .engine.native import core
+from .engine.ops import attention
 
 # %% ../nbs/46_cache.ipynb #7549c5ba
 def _reach_back(window, heads):
