@@ -3,6 +3,7 @@
 A notebook's own test runs its hidden cells too; a reader does not have those. What is marked `slow` is left out here: the
 notebook's test runs it."""
 import json, re
+from pathlib import Path
 import pytest
 import book, forked
 
