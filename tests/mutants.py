@@ -90,11 +90,12 @@ MUTANTS = [ # module, its text, the fault
     ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
 ]
 
-TESTS = dict( # what is asked beside the module's own chapter, until the first failure; all of it is in `make test`
-    padding=['test_padding.py'], curve=['14_'], smoothing=['14_'], sigma=['14_'], window=['test_rim.py', 'test_search.py'],
-    alpha=['test_entmax.py', 'test_search.py'], sparsity=['test_entmax.py', '23_'], parts=['25_', 'test_call.py', 'test_search.py'], **{'engine.dense': ['test_call.py', 'test_search.py'], 'engine.call': ['test_call.py', 'test_search.py']},
-    modules=['test_modules.py'], encoder=['test_rim.py', 'test_training.py'], stream=[],
-    hf=['test_hf_common.py', 'test_hf.py'])
+TESTS = { # what is asked beside the module's own chapter, until the first failure; all of it is in `make test`
+    'padding': ['test_padding.py'], 'curve': ['14_'], 'smoothing': ['14_'], 'sigma': ['14_'],
+    'window': ['test_rim.py', 'test_search.py'], 'alpha': ['test_entmax.py', 'test_search.py'],
+    'sparsity': ['test_entmax.py', '23_'], 'parts': ['25_', 'test_call.py', 'test_search.py'],
+    'engine': ['test_call.py', 'test_search.py'], 'modules': ['test_modules.py'],
+    'encoder': ['test_rim.py', 'test_training.py'], 'stream': [], 'hf': ['test_hf_common.py', 'test_hf.py']}
 
 def module_of(name): return ROOT/'dynattn'/f"{name.replace('.', '/')}.py"
 
