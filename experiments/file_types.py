@@ -1,19 +1,19 @@
 """The runs of `make demo` with several seeds, and Magika, Google's model for file types, on the same test files.
 
     dynattn train --seed 1 --out runs/seed1       # and others
-    python benchmarks/file_types.py runs/demo runs/seed1 runs/seed2
+    python experiments/file_types.py runs/demo runs/seed1 runs/seed2
 
 Needs `pip install magika==1.0.3`, in any environment: it reads the folders of runs and imports nothing of ours.
 Magika has 216 types. `by_name` counts an answer as right if its name belongs to the class; `grouped` also counts
 templates as html and .ini as prose, a grouping that was chosen after its answers were seen.
-Rows are written to results/file_types.csv.
+Rows are written to benchmarks/results/file_types.csv.
 """
 import argparse, csv, hashlib, json, subprocess, time
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
-RESULTS = Path(__file__).parent/'results'
+RESULTS = Path(__file__).parents[1]/'benchmarks/results'
 FIELDS = 'date commit seed files majority accuracy macro_f1 magika by_name grouped magika_ms_a_file'.split()
 BY_NAME = dict(C='c cpp', html='html', javascript='javascript', json='json jsonl', prose='markdown rst txt',
                python='python')

@@ -1,11 +1,11 @@
 """Narrowing on trial: what is left of retrieval when every method may spend the same footprint.
 
-    python benchmarks/narrow_trial.py train --seed 0     a small decoder that can retrieve, in runs/trial
-    python benchmarks/narrow_trial.py trained            rows on the decoders as they are now
-    python benchmarks/narrow_trial.py judge --model 0    every method at every share, on every task
-    python benchmarks/narrow_trial.py export --model 0   the model and its questions, for narrow_peers.py
-    python benchmarks/narrow_trial.py mix --model 0      `narrow` with more and fewer texts that ask for facts
-    python benchmarks/narrow_trial.py lengths --model 0  widths at twice and four times the length they were learned at
+    python experiments/narrow_trial.py train --seed 0     a small decoder that can retrieve, in runs/trial
+    python experiments/narrow_trial.py trained            rows on the decoders as they are now
+    python experiments/narrow_trial.py judge --model 0    every method at every share, on every task
+    python experiments/narrow_trial.py export --model 0   the model and its questions, for narrow_peers.py
+    python experiments/narrow_trial.py mix --model 0      `narrow` with more and fewer texts that ask for facts
+    python experiments/narrow_trial.py lengths --model 0  widths at twice and four times the length they were learned at
 
 Footprint: the keys in memory after each token, summed over all tokens of a text with its prompt, over those of the full
 model. Every finished piece appends rows to committed CSVs; started again, the script goes on where it stopped.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import torch, torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCausalLM, PreTrainedTokenizerFast
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 import trial_models
 from narrow import append, rows_of, smollm2, text_of
 from narrow_texts import LIST

