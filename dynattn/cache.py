@@ -118,9 +118,10 @@ def _append(group, k, v, end, first):
     places = group.k.shape[2]-group.n_lead
     shrinks = first>group.start and places>_capacity(group.reach+1, group.reach)
     if stop-group.start>places or shrinks: _move(group, first, begin, _capacity(stop-first, group.reach))
+    if begin>end: k,v = k[:,:,begin-end:],v[:,:,begin-end:]
     rows = slice(group.n_lead+begin-group.start, group.n_lead+stop-group.start)
-    group.k[:,:,rows] = k[:,:,begin-end:]
-    group.v[:,:,rows] = v[:,:,begin-end:]
+    group.k[:,:,rows] = k
+    group.v[:,:,rows] = v
 
 # %% ../nbs/46_cache.ipynb #476b7166
 def _trim(group, end):
@@ -168,25 +169,27 @@ def _write_leading(group, k, v, at, padded):
 # %% ../nbs/46_cache.ipynb #f45a7b03
 def _addresses(layer):
     "[B,Hkv,3] int64: where the keys and values of each key head lie, and the position of the first row."
-    state = [(g.k.data_ptr(), g.v.data_ptr(), g.k.shape, g.v.shape, g.start) for g in layer.groups]
-    if layer.addresses is None or layer.addresses[0]!=state:
-        table = torch.empty(layer.batch, layer.kv_heads, 3, dtype=torch.int64, device='cpu')
+    state = [(g.k.data_ptr(), g.v.data_ptr(), g.start, g.k.shape, g.v.shape) for g in layer.groups]
+    if layer._table is None or layer._table[0]!=state:
+        found = [[None]*layer.kv_heads for _ in range(layer.batch)]
         for group in layer.groups:
-            heads = torch.arange(len(group.k)*group.k.shape[1], device='cpu').view(len(group.k), -1)
-            for i,x in enumerate((group.k, group.v)):
-                table[:,group.kv_heads,i] = x.data_ptr()+heads*x.stride(1)*x.element_size()
-            table[:,group.kv_heads,2] = group.start-group.n_lead
-        layer.addresses = state,table
-    return layer.addresses[1]
+            key,key_step = group.k.data_ptr(),group.k.stride(1)*group.k.element_size()
+            value,value_step = group.v.data_ptr(),group.v.stride(1)*group.v.element_size()
+            for row in found:
+                for head in _list(group.kv_heads):
+                    row[head] = key,value,group.start-group.n_lead
+                    key,value = key+key_step,value+value_step
+        layer._table = state,torch.tensor(found, device='cpu')
+    return layer._table[1]
 
 def _prepared(layer, q, v): # -> (Call, Plan, Inputs)
     "What calls have in common, made once: a query so far to the right that every window has all its keys."
     kind = q.dtype,q.device,q.shape[3]
-    if layer.prepared is None or layer.prepared[0]!=kind:
+    if layer._common is None or layer._common[0]!=kind:
         one = q.new_zeros(1, layer.heads, 1, q.shape[3])
         call = Call(one, one, one, is_causal=True, q_offset=_FAR, **layer.options)
-        layer.prepared = kind,(call,*prepare(call))
-    return layer.prepared[1]
+        layer._common = kind,(call,*prepare(call))
+    return layer._common[1]
 
 # %% ../nbs/46_cache.ipynb #4c4afcea
 def _bias(layer, window, group, queries, recent, keep):
@@ -228,18 +231,19 @@ def _by_pieces(layer, call, x, total):
 # %% ../nbs/46_cache.ipynb #46b00001
 class _Kept:
     "The groups of a layer, and how many tokens it has seen."
-    def __init__(self, reach, kv_heads, n_global): # how many tokens back each query head sees, a list
-        self.reach,self.heads,self.kv_heads,self.n_global = reach,len(reach),kv_heads,n_global
-        self.record_past = False # whether nothing is dropped until `crop`
-        self.addresses = None    # of the keys, as the core takes them
-        self.prepared = None     # what all calls have in common
-        self.reset()
+    heads:int
+    kv_heads:int
+    n_global:int
+    reach:list # how many tokens back each query head sees; None: all
+    record_past:bool = False # whether nothing is dropped until `crop`
+    _table:tuple|None = None # the addresses of the keys
+    _common:tuple|None = None # what all calls have in common
 
     def reset(self) -> None:
         "Forget everything."
         self.groups = _groups(self.reach, self.kv_heads, self.n_global)
         self.seen = 0      # tokens so far
-        self.padded = None # [B] left padding of each row, where there is some and there are leading tokens
+        self.padded:Tensor|None = None # [B] left padding of each row, where there is some and there are leading tokens
 
     @property
     def batch(self) -> int:
@@ -407,7 +411,9 @@ class WindowedLayer(_Saved):
         if _integer('heads', heads, 1)%kv_heads:
             raise ValueError(f"kv_heads: expected a divisor of heads={heads}, got {kv_heads}")
         self.options = _fixed(heads, window, alpha, sink, n_global=n_global, scale=scale, softcap=softcap)
-        super().__init__(_reach_back(self.options['window'], heads), kv_heads, self.options['n_global'])
+        self.heads,self.kv_heads,self.n_global = heads,kv_heads,self.options['n_global']
+        self.reach = _reach_back(self.options['window'], heads)
+        self.reset()
 
     def attend(self,
         q:Tensor, # [B,H,n,d] queries of the n newest tokens
