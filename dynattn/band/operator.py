@@ -140,13 +140,13 @@ def _say_why(why):
 # %% ../../nbs/34_band.operator.ipynb #03f23007
 def _compute(plan, x):
     "The plain loop in transforms and without the core, the operator in a traced program, else the core."
+    if core.serves(x):
+        learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x[:8])
+        return _BandFunction.apply(plan, *x) if learns else core.forward(plan, x)[0]
     if transformed(): return _plain(plan, x)
     if not plain_tensors(x): return torch.ops.dynattn.band(*x, *_flat(plan))[0]
-    if not core.serves(x):
-        if x.q.is_cpu and x.q.shape[1]*x.q.shape[2]*x.k.shape[2]>_LARGE: _say_why(core.info()['why'])
-        return _plain(plan, x)
-    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x[:8])
-    return _BandFunction.apply(plan, *x) if learns else core.forward(plan, x)[0]
+    if x.q.is_cpu and x.q.shape[1]*x.q.shape[2]*x.k.shape[2]>_LARGE: _say_why(core.info()['why'])
+    return _plain(plan, x)
 
 # %% ../../nbs/34_band.operator.ipynb #3a30a807
 def attend_band(
