@@ -33,7 +33,9 @@ def _number(name, x, expected): # -> float
     if isinstance(x, Tensor) and x.dim() == 0 and not x.requires_grad: x = x.item()
     if isinstance(x, bool) or not isinstance(x, (float, int, Real, SymFloat, SymInt)):
         raise TypeError(f"{name}: expected {expected}, got {_got(x)}")
-    x = x if isinstance(x, (SymFloat, SymInt)) else float(x)
+    if not isinstance(x, (SymFloat, SymInt)):
+        try: x = float(x)
+        except OverflowError: raise ValueError(f"{name}: expected {expected}, got a number above 1.8e308") from None
     if not -math.inf < x < math.inf: raise ValueError(f"{name}: expected {expected}, got {x}")
     return x
 
@@ -279,13 +281,14 @@ def _take_segments(call):
     _same_device('segments', ids, call.q)
     if n != m: raise ValueError(f"segments: expected as many queries as keys, got N={n} and M={m}")
     if call.q_offset != 0: raise ValueError(f"segments: expected q_offset=0, got {call.q_offset}")
+    ids = ids.long()  # differences of unsigned numbers are never negative
     if ids.dim() == 1: ids = _ids_of_cu_seqlens(ids, b, n)
     if ids.dim() != 2 or ids.shape[1] != n or ids.shape[0] != 1 and ids.shape[0] != b:
         raise ValueError(f"segments: expected ids [B,N]={b,n}, or cu_seqlens for a batch of 1, "
                          f"got {tuple(ids.shape)}")
     if not _within(ids.diff(), 0):
         raise ValueError("segments: expected ids that do not decrease along a row, got some that do")
-    call.segments = ids.long().expand(b, n)
+    call.segments = ids.expand(b, n)
 
 def _ids_of_cu_seqlens(ends, b, n):
     "[0, end of text 0, end of text 1, ..., N] as ids [1,N]."
@@ -360,6 +363,8 @@ class Call:
         if self.softcap is not None:
             self.softcap = _number('softcap', self.softcap, 'a finite number > 0')
             if self.softcap <= 0: raise ValueError(f"softcap: expected a finite number > 0, got {self.softcap}")
+            # beyond, c tanh(x/c) is x, or about 0, and c and 1/c are no numbers of float32
+            self.softcap = min(max(self.softcap, 2.**-100), 2.**100)
 
     @property
     def factor(self) -> float:
