@@ -53,7 +53,7 @@ def _within(t, low):
     "Whether all values are finite and at least `low`; trusted where they cannot be read or an accelerator would wait."
     if torch.compiler.is_compiling() or t.device.type != 'cpu': return True
     try:
-        if t.numel() <= 64: return all(low <= x < math.inf for x in t.reshape(-1).tolist())
+        if t.numel() <= 64: return all(low <= x < math.inf for x in t.flatten().tolist())
         return bool(((t >= low) & (t < math.inf)).all())
     except RuntimeError: return True  # under `vmap`, or a fake tensor
 
@@ -79,8 +79,9 @@ def _take_heads(call):
     q = call.q
     if q.dtype not in _DTYPES:
         raise TypeError(f"q: expected a dtype of {', '.join(map(str, _DTYPES))}, got {q.dtype}")
-    if q.device.type != 'meta' and torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)  # float64 stays
+    kind = q.device.type
+    if kind != 'meta' and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)  # float64 stays
         call.q,call.k,call.v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, call.k, call.v))
     _align(call)
     q,k,v = call.q,call.k,call.v
@@ -102,8 +103,9 @@ def _take_heads(call):
 def _align(call):
     "Add axes that are missing in front, broadcast the batch and single heads, and join axes that are too many."
     q,k,v = call.q,call.k,call.v
-    four = q.dim() == k.dim() == v.dim() == 4
-    if four and q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1] <= q.shape[1]: return
+    of_q,of_k,of_v = q.shape,k.shape,v.shape
+    four = len(of_q) == len(of_k) == len(of_v) == 4
+    if four and of_q[0] == of_k[0] == of_v[0] and of_k[1] == of_v[1] <= of_q[1]: return
     given = dict(q=q, k=k, v=v)
     for name,x in given.items():
         if x.dim() < 2: raise ValueError(f"{name}: expected 2 axes or more, usually [B,H,N,d], got shape {tuple(x.shape)}")

@@ -176,7 +176,9 @@ def describe(
     offsets = torch.arange(left+right+1, device=device)-left
     return numbers|dict(table_first=-left),None,(window.mask if after else window.log_mask)(offsets, n=m)
 
-def _limits(window): return dict(zip(('left','right'), (-1 if w is None else w for w in window)))
+def _limits(window):
+    left,right = window
+    return dict(left=-1 if left is None else left, right=-1 if right is None else right)
 
 # %% ../../nbs/31_band.plan.ipynb #5f2e3e0b
 def _keys(call):

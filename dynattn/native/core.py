@@ -130,10 +130,10 @@ def empty_out(
     x:Inputs, # of a call
 ) -> tuple: # (out, kept, lse)
     "Memory for the results: `out` lies as [B,N,H,dv]; `kept` is the output unrounded, None where it is not rounded."
-    (b,h,n,_),dv,real,device = x.q.shape,x.v.shape[3],_working_dtype(x.q),x.q.device
-    out = torch.empty_strided((b,h,n,dv), (n*h*dv,dv,h*dv,1), dtype=x.q.dtype, device=device)
-    kept = None if x.q.dtype==real else torch.empty(b, h, n, dv, dtype=real, device=device)
-    return out,kept,torch.empty(b, h, n, dtype=real, device=device)
+    q,(b,h,n,_),dv,real = x.q,x.q.shape,x.v.shape[3],_working_dtype(x.q)
+    out = q.new_empty_strided((b,h,n,dv), (n*h*dv,dv,h*dv,1))
+    kept = None if q.dtype==real else q.new_empty((b,h,n,dv), dtype=real)
+    return out,kept,q.new_empty((b,h,n), dtype=real)
 
 def _done(done):
     if not done: raise MemoryError("attention: expected memory for scores and copied keys, got none from the system")
