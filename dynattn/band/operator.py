@@ -40,9 +40,15 @@ def _by_plain(plan, x, dout, wanted, graph=False): # -> list of eight
     return [next(found) if need else None for need in wanted]
 
 # %% ../../nbs/34_band.operator.ipynb #9525ea99
+def _autograd():
+    "Autograd, which is off in an operator below a mode of PyTorch's."
+    c = torch._C
+    keys = c.DispatchKeySet(c.DispatchKey.AutogradFunctionality) | c.DispatchKeySet(c.DispatchKey.ADInplaceOrView)
+    return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), c._dispatch_tls_local_exclude_set()-keys)
+
 def _backward(plan, x, dout, out, kept, lse, wanted):
     if core.serves(x): return core.backward(plan, x, dout, out, kept, lse, wanted)
-    grads = _by_plain(plan, x, dout, wanted)
+    with _autograd(): grads = _by_plain(plan, x, dout, wanted)
     return [*(g if g is None else core.empty_like(t).copy_(g) for g,t in zip(grads, x[:3])),*grads[3:]]
 
 # %% ../../nbs/34_band.operator.ipynb #7914ba89
