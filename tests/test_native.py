@@ -11,12 +11,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
-from dynattn.band.operator import banded_attention
-from dynattn.band.plan import prepare
-from dynattn.call import Call, takes
-from dynattn.dense import dense_attention
-from dynattn.native import core
-from dynattn.ops import attention
+from dynattn.engine.operator import banded_attention
+from dynattn.engine.plan import prepare
+from dynattn.engine.call import Call, takes
+from dynattn.engine.dense import dense_attention
+from dynattn.engine.native import core
+from dynattn.engine.ops import attention
 from dynattn.window import Window
 
 HERE = Path(__file__).resolve().parent
@@ -339,8 +339,8 @@ def test_an_infinite_key_is_no_number_for_those_who_see_it(size, options):
 
 FUZZ = """
 import random, sys, torch
-from dynattn.band.operator import banded_attention
-from dynattn.dense import dense_attention
+from dynattn.engine.operator import banded_attention
+from dynattn.engine.dense import dense_attention
 from dynattn.window import Window
 r = random.Random(int(sys.argv[1]))
 EDGE = 2**31
@@ -381,7 +381,7 @@ for i in range(limit):
 def in_little_memory(code, *args, more=2**31):
     "A program in a process of its own, with so many bytes more than Python and PyTorch take."
     head = f"""
-import resource, torch, dynattn.ops
+import resource, torch, dynattn.engine.ops
 used = int(open('/proc/self/statm').read().split()[0])*resource.getpagesize() # virtual
 resource.setrlimit(resource.RLIMIT_AS, (used+{more},)*2)
 torch.set_num_threads(1)
@@ -396,7 +396,7 @@ def test_sizes_at_and_beyond_every_edge(seed):
 
 def test_memory_that_cannot_be_had():
     done = in_little_memory("""
-from dynattn.ops import attention
+from dynattn.engine.ops import attention
 q,k = torch.zeros(1, 1, 1, 8),torch.zeros(1, 1, 1, 8).expand(1, 1, 2**22, 8)
 try: attention(q, k, k, alpha=1.5)
 except MemoryError as error: assert str(error).startswith('attention: expected'); print('raised')
@@ -446,7 +446,7 @@ def test_a_subclass_that_wraps_others():
 
 def test_the_page_shows_the_file_as_it_is():
     "Chapter 33 quotes core.cpp; what it printed is what the file says now."
-    cells = json.loads((HERE.parent/'nbs/33_native.core.ipynb').read_text(encoding='utf-8'))['cells']
+    cells = json.loads((HERE.parent/'nbs/engine/33_native.core.ipynb').read_text(encoding='utf-8'))['cells']
     sources = [''.join(c['source']) for c in cells]
     names = dict(files=files, Markdown=lambda text: text)
     exec(next(s for s in sources if 'def quote(' in s), names)
