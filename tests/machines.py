@@ -33,7 +33,7 @@ def lacking(name):
     here = torch.backends.cpu.get_cpu_capability()
     if needs and ORDER.index(needs)>ORDER.index(here if here in ORDER else None): return needs
     wanted = environment.get('DYNATTN_NATIVE', '0')
-    if wanted!='0' and not (ROOT/f'dynattn/native/core_{wanted}.so').exists(): return f'core_{wanted}.so'
+    if wanted!='0' and not (ROOT/f'dynattn/engine/native/core_{wanted}.so').exists(): return f'core_{wanted}.so'
 
 def run(name, more):
     "Exit status of pytest, and its last line"
