@@ -31,7 +31,7 @@ def test_long_embeddings_are_those_of_the_stock_model_and_a_run_resumes(tmp_path
     words = (ROOT/'README.md').read_text(encoding='utf-8').split()
     texts = {'short.txt': 'A window.', 'middle.txt': ' '.join(words[:60]), 'long.txt': ' '.join(words[:700])}
     for name,text in texts.items(): (tmp_path/name).write_text(text, encoding='utf-8')
-    command = [sys.executable, 'examples/long_embeddings.py', tmp_path, '--model', model, '--out', tmp_path/'out']
+    command = [sys.executable, 'examples/long_embeddings.py', tmp_path, '--model', model, '--out', tmp_path/'out', '--tokens', '1024']
     def run(*more): return subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=240)
     r = run()
     assert r.returncode==0, r.stderr

@@ -1,7 +1,7 @@
 "The workflows cannot run here: they are linted, and what they call must exist."
 import pkgutil, re, subprocess, sys
 import pytest, yaml
-import freeze
+import freeze, machines
 from dynattn.command import _overview
 
 ROOT = freeze.ROOT
@@ -26,6 +26,15 @@ def test_ci_covers_the_pythons_of_settings():
     vs = yaml.safe_load((ROOT/'.github/workflows/ci.yml').read_text())['jobs']['test']['strategy']['matrix']['python']
     least = re.search(r'min_python = (\S+)', (ROOT/'settings.ini').read_text())[1]
     assert all(isinstance(v, str) for v in vs) and vs[0]==least      # an unquoted 3.10 would be 3.1
+
+def test_every_machine_has_its_night():
+    jobs = yaml.safe_load((ROOT/'.github/workflows/nightly.yml').read_text())['jobs']
+    assert jobs['machines']['strategy']['matrix']['machine']==list(machines.MACHINES)
+
+def test_a_push_runs_the_test_command_of_the_readme():
+    "The README names two commands, to try and to test; a push runs the second"
+    assert {'make demo','make test'} <= set(re.findall(r'\bmake [a-z-]+', (ROOT/'README.md').read_text(encoding='utf-8')))
+    assert (ROOT/'.ci/run').read_text().rstrip().splitlines()[-1]=='exec make test'
 
 @pytest.mark.docs
 def test_workflows_fit_the_schema_of_github():
