@@ -6,6 +6,24 @@ Each line of train.tsv is `label<TAB>text`. `--model tiny` is a small random BER
 """
 import argparse, random
 from pathlib import Path
+
+def options(argv=None):
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('train', help='lines of label<TAB>text')
+    p.add_argument('--model', default='tiny', help="a name or folder that from_pretrained knows, or 'tiny'")
+    p.add_argument('--out', default='runs/finetuned', help='folder for the model')
+    p.add_argument('--price', type=float, default=.1, help='of the mean width as a share of the text')
+    p.add_argument('--alpha', action='store_true', help='also learn an alpha for each head')
+    p.add_argument('--init', type=float, default=64., help='half-width at the start, in tokens')
+    p.add_argument('--epochs', type=float, default=3.)
+    p.add_argument('--batch', type=int, default=16)
+    p.add_argument('--lr', type=float, default=5e-5)
+    p.add_argument('--lr-widths', type=float, default=.05)
+    p.add_argument('--max-length', type=int, default=128)
+    p.add_argument('--seed', type=int, default=0)
+    return p.parse_args(argv)
+
+if __name__=='__main__': OPTIONS = options()  # before the imports, so that --help needs none of them
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification, DataCollatorWithPadding, Trainer, TrainingArguments
 from dynattn import hf
@@ -40,21 +58,7 @@ def optimizer(model, lr, lr_widths):
     rest = [p for name,p in model.named_parameters() if '.dynattn.' not in name]
     return torch.optim.AdamW([dict(params=rest, lr=lr), dict(params=mine, lr=lr_widths, weight_decay=0.)])
 
-def main(argv=None):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('train', help='lines of label<TAB>text')
-    p.add_argument('--model', default='tiny', help="a name or folder that from_pretrained knows, or 'tiny'")
-    p.add_argument('--out', default='runs/finetuned', help='folder for the model')
-    p.add_argument('--price', type=float, default=.1, help='of the mean width as a share of the text')
-    p.add_argument('--alpha', action='store_true', help='also learn an alpha for each head')
-    p.add_argument('--init', type=float, default=64., help='half-width at the start, in tokens')
-    p.add_argument('--epochs', type=float, default=3.)
-    p.add_argument('--batch', type=int, default=16)
-    p.add_argument('--lr', type=float, default=5e-5)
-    p.add_argument('--lr-widths', type=float, default=.05)
-    p.add_argument('--max-length', type=int, default=128)
-    p.add_argument('--seed', type=int, default=0)
-    a = p.parse_args(argv)
+def main(a):
     torch.manual_seed(a.seed)
     labels = sorted({line.split('\t', 1)[0] for line in Path(a.train).read_text(encoding='utf-8').splitlines()})
     tokenizer,model = build(a.model, labels, a.max_length)
@@ -75,4 +79,4 @@ def main(argv=None):
     if a.model!='tiny': tokenizer.save_pretrained(a.out)
     print(f"accuracy {score['eval_accuracy']:.1%} on {len(held)} held-out texts; share of the score matrix {before.share.mean():.1%} before, {after.share.mean():.1%} after\n{after}")
 
-if __name__=='__main__': main()
+if __name__=='__main__': main(OPTIONS)
