@@ -7,8 +7,9 @@ __all__ = ['main']
 
 # %% ../nbs/81_command.ipynb #c0330003
 import argparse, os, sys
-from . import options, trained, training  # each registers its verbs
+from . import trained, training  # each registers its verbs
 from .audit import report  # and so does this
+from . import options  # and those that need more
 from .runs import _VERBS, UserError, printable
 
 # %% ../nbs/81_command.ipynb #c0330015
