@@ -212,17 +212,33 @@ def test_help_explains_every_option(capsys):
     shown = capsys.readouterr().out
     assert 'None' not in shown and 'the share that is kept' in shown
 
-def test_without_transformers_the_extra_is_named():
+@pytest.mark.parametrize('verb,rest', [('narrow', ['m', '--data=d', '--out=o']), ('judge', ['m', '--data=d']), ('export', ['m', '--out=o'])])
+def test_without_transformers_there_is_help_and_the_extra_is_named(verb, rest):
     code = """
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split('.')[0]=='transformers': raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+        if name.split('.')[0] in ('transformers','onnx','tqdm','safetensors'): raise ModuleNotFoundError(f'No module named {name!r}', name=name)
 sys.meta_path.insert(0, Block())
 from dynattn.command import main
-sys.exit(main(['narrow', '--help']))"""
-    ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=ENV)
-    assert ran.returncode==2 and ran.stderr=="dynattn: transformers>=5 is not installed; pip install 'dynattn[hf]' brings it\n"
+sys.exit(main(sys.argv[1:]))"""
+    def ran(*argv): return subprocess.run([sys.executable, '-c', code, verb, *argv], capture_output=True, text=True, env=ENV)
+    shown = ran('--help')
+    assert shown.returncode==0 and f'example: dynattn {verb}' in shown.stdout, shown.stderr
+    tried = ran(*rest)
+    assert tried.returncode==2 and tried.stderr=="dynattn: transformers>=5 is not installed; pip install 'dynattn[hf]' brings it\n"
+
+def test_judge_says_at_once_that_the_tokenizer_lacks_digits(place, capsys, monkeypatch):
+    "Before any text is read"
+    from dynattn.hf import narrowing
+    def read(c): raise AssertionError('texts were read')
+    monkeypatch.setattr(narrowing, '_documents', read)
+    words = Tokenizer(models.WordLevel({'<end>': 0, '<other>': 1, 'a': 2}, unk_token='<other>'))
+    words.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
+    shutil.copytree(place/'llama', place/'wordless')
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token='<end>', unk_token='<other>').save_pretrained(place/'wordless')
+    assert main(['judge', str(place/'wordless'), f'--data={place/"docs"}', '--context=48', '--quiet'])==2
+    assert 'tokenizer: expected one that has tokens for digits' in capsys.readouterr().err
 
 def test_only_what_the_index_names_is_copied(place, tmp_path):
     source = tmp_path/'sentences'

@@ -49,3 +49,9 @@ def test_what_the_pages_of_the_repository_ask_for_exists(path):
     asked = re.findall(r'`dynattn ([a-z]+)', text)
     assert set(asked)<=set(verbs) and (asked or path=='CONTRIBUTING.md'), asked
     for name in re.findall(r'\bdynattn(?:\.\w+)+(?=\()', text): assert callable(pkgutil.resolve_name(name)), name
+
+def test_the_readme_names_its_two_commands_and_ci_calls_the_second():
+    text = (ROOT/'README.md').read_text(encoding='utf-8')
+    demo,test = re.search(r'^make demo +# (.+)\nmake test +# (.+)$', text, re.M).groups()   # side by side, with what they take
+    assert 'minute' in demo and 'minutes' in test
+    assert (ROOT/'.ci/run').read_text(encoding='utf-8').splitlines()[-1]=='exec make test'
