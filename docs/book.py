@@ -15,7 +15,7 @@ REPO = cfg.git_url
 TIMES = NBS/'times.json'
 PARTS = {           # and the names of their notebooks
     'Guide': r'\d{3}_', 'The idea': r'(0[1-9]|1\d|2[1-3])_', 'The engine room': r'(2[4-9]|3\d|4[0-6])_',
-    'Models and tools': r'(4[7-9]|[56]\d|81)_', 'Evidence': '(80|90)_', 'The survey': r'(20|7\d)_',
+    'Models and tools': r'(4[7-9]|[56]\d|81)_', 'The survey': r'(20|7\d)_', 'Evidence': '(80|90)_',
     'Appendix': '(00|9[1-9])_'}
 
 @dataclass
@@ -47,7 +47,8 @@ def chapters():
     "Every notebook but the index, in the book's order"
     names = (Path(p).relative_to(NBS) for p in nbglob())
     found = [chapter(p) for p in names if p.name!='index.ipynb']
-    return sorted(found, key=lambda c: ([*PARTS].index(c.part), c.path.as_posix()))
+    def place(c): return '72_z' if c.number=='20' else c.path.name      # before the other learned patterns, 73
+    return sorted(found, key=lambda c: ([*PARTS].index(c.part), place(c)))
 
 def parts():
     "The caption of each part that has chapters, with them"

@@ -91,7 +91,7 @@ MUTANTS = [ # module, its text, the fault
 ]
 
 TESTS = dict( # what is asked beside the module's own chapter, until the first failure; all of it is in `make test`
-    padding=['test_padding.py'], curve=['14_'], smoothing=['14_'], sigma=['14_'], window=['test_rim.py', 'test_search.py'],
+    padding=['test_padding.py'], curve=['14_'], smoothing=['14_', 'test_rim.py', 'test_search.py'], sigma=['14_'], window=['test_rim.py', 'test_search.py'],
     alpha=['test_entmax.py', 'test_search.py'], sparsity=['test_entmax.py', '23_'], parts=['25_', 'test_call.py', 'test_search.py'], dense=['test_call.py', 'test_search.py'],
     call=['test_call.py', 'test_search.py'], modules=['test_modules.py'], encoder=['test_rim.py', 'test_training.py'], stream=[],
     hf=['test_hf_common.py', 'test_hf.py'])
