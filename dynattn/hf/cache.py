@@ -47,12 +47,12 @@ class _KeptLayer(CacheLayerMixin):
 
 # %% ../../nbs/57_hf.cache.ipynb #c57d0002
 @patch
-def attend(self:_KeptLayer, q, new, keep, scale): # [B,H,n,d]; what `update` returned; [B,seen+n] bool -> [B,H,n,dv]
+def attend(self:_KeptLayer, q, new, keep): # [B,H,n,d]; what `update` returned; [B,seen+n] bool -> [B,H,n,dv]
     "Called by the attention function."
     if new is not self.waiting:
         raise RuntimeError("past_key_values: expected the keys of the last update, got older ones")
     if self.restored is not None: self.windows.load_state(*self.restored); self.restored = None
-    self.windows.scale,self.windows.record_past = scale,self.record_past
+    self.windows.record_past = self.record_past
     if self.windows.seen: self.windows.to(q.device)
     out = self.windows.attend(q, new.k, new.v, keep)
     self.waiting = None

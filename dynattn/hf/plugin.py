@@ -166,13 +166,14 @@ def _attend_kept(module, query, new, mask, scaling, dropout, kwargs):
                     "generate takes all keys with cache_implementation='dynamic'")
     if dropout: raise ValueError(f"dropout: expected 0 with a WindowedCache, got {dropout}; call model.eval()")
     if layer.windows is None:
-        options,learned = dict(window=s.window) | _own(kwargs, None, query.shape[2]),getattr(module, 'dynattn', None)
+        options = dict(window=s.window, scale=scaling) | _own(kwargs, None, query.shape[2])
+        learned = getattr(module, 'dynattn', None)
         if learned is not None: options |= learned(query, query.shape[2], s)
         layer.windows,layer.version = WindowedLayer(query.shape[1], new.k.shape[1], **options),_versions(module)
     if layer.version!=_versions(module):
         raise RuntimeError("past_key_values: expected widths that stand still while a WindowedCache is in use, "
                            "got changed ones; make a new cache")
-    out = layer.attend(query, new, s.keep, scaling)
+    out = layer.attend(query, new, s.keep)
     return out.transpose(1, 2).contiguous(), None
 
 # %% ../../nbs/56_hf.plugin.ipynb #c56a0005
