@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from .padding import PaddingMask
 from .window import Window
-from .call import Call, _FAR, _got, _integer
-from .band.plan import prepare
-from .native import core
-from .ops import attention
+from .engine.call import Call, _FAR, _got, _integer
+from .engine.plan import prepare
+from .engine.native import core
+from .engine.ops import attention
 
 # %% ../nbs/46_cache.ipynb #7549c5ba
 def _reach_back(window, heads):

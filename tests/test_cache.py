@@ -7,7 +7,7 @@ import pytest, torch
 from torch.testing import assert_close
 from dynattn import Window, dense_attention
 from dynattn.cache import WindowedLayer
-from dynattn.native import core
+from dynattn.engine.native import core
 from test_hf_common import GROUPED, IDS, TEXT
 
 os.environ['HF_HUB_OFFLINE'] = '1'

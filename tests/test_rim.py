@@ -3,7 +3,7 @@ import ast, json, math, os, subprocess, sys
 from pathlib import Path
 import pytest, torch, torch.nn.functional as F
 from torch.testing import assert_close
-from dynattn.native import core
+from dynattn.engine.native import core
 from dynattn import Classifier, DynamicAttention, EncoderConfig, PaddingMask, Window, attention, banded_attention, dense_attention
 
 ROOT = Path(__file__).resolve().parents[1]
