@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call
+from ..smoothing import Edge
 from ..window import Window
 
 # %% ../../nbs/engine/31_plan.ipynb #15ad10f8
@@ -82,20 +83,12 @@ def default_window(
     "The default window of a plan."
     return Window(sigma, cut=(plan.T,0), p=plan.p, unit='fraction' if plan.fraction else 'tokens')
 
-def _widths(
-    window:Window, # of a call
-    m:int, # M, the unit of windows in fractions
-) -> tuple: # (left, right), int64 of sigma's shape
-    "How many tokens each head sees to each side, without a limit by the length; reads nothing."
-    width = (window.edge(m).detach().clamp(0., 2.**40).ceil().long()-1).clamp(min=0)
-    return tuple(width if r is None else width.clamp(max=r) for r in window.reach)
-
 def widest(
     window:Window, # whose sigma can be read and has an element
     m:int, # M, the unit of windows in fractions
 ) -> tuple: # (left, right), ints
     "How many tokens the widest head sees to each side."
-    return tuple(int(width.max()) for width in _widths(window, m))
+    return tuple(int(width.max()) for width in window.bounds(m))
 
 # %% ../../nbs/engine/31_plan.ipynb #39b96acd
 def _most(plan, n, m):
@@ -155,7 +148,7 @@ def is_default(
     window:Window, # of a call
 ) -> bool:
     "Whether the engines have the window in closed form: the default one, with any threshold, steepness and unit."
-    return window.smooth=='edge' and window.curve=='bell' and (window.apply=='inside' or window.reach==(None,None))
+    return isinstance(window.smooth, Edge) and window.curve=='bell' and (window.apply=='inside' or window.reach==(None,None))
 
 def describe(
     window, # None, a pair (left, right) of ints or None, or a `Window`
@@ -170,7 +163,7 @@ def describe(
     if window.sigma.device!=device: window = window.replace(sigma=window.sigma.to(device)) # one number, on the CPU
     after = window.apply=='after'
     numbers = dict(after=after, fraction=window.unit=='fraction')
-    if is_default(window): return numbers|_limits(window.reach)|dict(T=window.T, p=window.p),window.sigma,None
+    if is_default(window): return numbers|_limits(window.reach)|dict(T=window.T, p=float(window.smooth.p)),window.sigma,None
     if not after and plain_tensors((window.sigma,)) and window.sigma.numel():
         left,right = _at_least_one(*map(min, (left,right), widest(window, m)))
     offsets = torch.arange(left+right+1, device=device)-left
