@@ -329,10 +329,12 @@ def _look_at_memory(s, n, layers, make=None): # makes an empty cache; None: the 
         if not token: continue                                   # it reads the cache of another layer
         group = max(len(heads)//count, 1)
         served = [heads[i:i+group] for i in range(0, len(heads), group)]
-        windows = [None if any(p.left is None for p in some) else max(p.left+1+p.leading for p in some) for some in served]
+        windows = [None if any(p.left is None for p in some) else max(p.left+1+p.leading for p in some)
+                   for some in served]
         found.append(_memory_of(name, n, held*s.itemsize//8, token*s.itemsize//8, windows))
     return found
 
+# %% ../../nbs/64_audit.questions.ipynb #0b786cf3
 def _memory_program(s, row, make):
     "Code that fills the cache and counts what it holds beyond its promise."
     path = make and f'from {make.__module__} import {make.__qualname__} as make'
@@ -341,7 +343,8 @@ def _memory_program(s, row, make):
     options = ''.join(f', {name}={value!r}' for name,value in s.options.items())
     index = s.model.get_submodule(row.name).layer_idx
     return '\n'.join([*_beginning(s, _cache_transformer, _held), *[path]*bool(path),
-        f'with torch.no_grad(): cache = _cache_transformer(model, _draw(0, {s.input_shape(row.n)}, {s.scale}), {past}{options})',
+        f'x = _draw(0, {s.input_shape(row.n)}, {s.scale})',
+        f'with torch.no_grad(): cache = _cache_transformer(model, x, {past}{options})',
         f'held, token, _ = _held(cache.layers[{index}])', f'change = held/token-{row.promised}',
         f'print("{row.name}: tokens held beyond the promise:", change) # expected: at most 0, or room in reserve'])
 

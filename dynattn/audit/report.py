@@ -151,19 +151,22 @@ def _most_tokens(s):
 # %% ../../nbs/69_audit.report.ipynb #c2d85531
 def _judge_memory(s, rows, make): # -> of `Finding`
     "Caches that kept what no window reaches."
-    kinds = groupby((((round(r.tokens, 1), round(r.promised, 1), r.kept), r) for r in rows if not (r.kept and r.shows)), 0, 1)
-    findings = []
+    doubtful = [row for row in rows if not (row.kept and row.shows)]
+    kinds,findings = groupby(doubtful, lambda row: (round(row.tokens, 1), round(row.promised, 1), row.kept)),[]
     for (held,promised,kept),some in kinds.items():
         row,where = some[0],_title(row.name for row in some)
-        if not kept: findings.append(Finding('memory', 'broken', f"{where}: after {row.n} tokens the cache of a layer holds "
-            f"{held:g}; its windows promise {promised:g}.", _memory_program(s, row, make)))
+        if not kept:
+            said = f"after {row.n} tokens the cache of a layer holds {held:g}; its windows promise {promised:g}."
+            findings.append(Finding('memory', 'broken', f"{where}: {said}", _memory_program(s, row, make)))
         elif _with_reserve(row.widest)<_most_tokens(s): findings.append(Finding('memory', 'not measured',
             f"{where}: {row.n} tokens are too few to see whether a cache keeps no more than {row.widest}."))
     return findings
 
+# %% ../../nbs/69_audit.report.ipynb #c2d85532
 def _memory(s, n, layers, longest, make): # -> list of `Memory`, of `Finding`
     "What the cache holds after a text that is longer than its windows, where that is not too long."
-    def gap(why): return [],[Finding('memory', 'not measured', f"Whether the cache keeps no more than windows promise: {why}.")]
+    def gap(why):
+        return [],[Finding('memory', 'not measured', f"Whether the cache keeps no more than windows promise: {why}.")]
     promises = [promise for layer in layers for promise in layer.promised if promise and promise.left is not None]
     if s.steps is not _steps_transformer: return gap("the model has no cache of transformers") if make else ([],[])
     if not promises: return [],[]
@@ -217,14 +220,17 @@ def table(self:Examination) -> list: # of (attention, heads, sees, promised, ver
     return [(_title(names), heads if len(names)==1 else f'{len(names)} x {heads}', *rest)
             for (_,heads,*rest),names in kinds.items()]
 
-# %% ../../nbs/69_audit.report.ipynb #6fa25e9a
+# %% ../../nbs/69_audit.report.ipynb #6fa25e9b
 @patch
 def memory_table(self:Examination) -> list: # of (cache, holds, promised, bytes, verdict)
     "A line for layers that are alike."
-    kinds = groupby((((f'{row.tokens:.1f}'.removesuffix('.0'), 'all' if row.widest is None else f'{row.promised:.1f}'.removesuffix('.0'),
-        f'{row.held:,}', '' if row.kept else 'broken'), row.name) for row in self.memory), 0, 1)
-    return [(_title(names), *cells) for cells,names in kinds.items()]
+    def short(tokens): return f'{tokens:.1f}'.removesuffix('.0')
+    def cells(row):
+        promised = 'all' if row.widest is None else short(row.promised)
+        return short(row.tokens), promised, f'{row.held:,}', '' if row.kept else 'broken'
+    return [(_title(row.name for row in rows), *line) for line,rows in groupby(self.memory, cells).items()]
 
+# %% ../../nbs/69_audit.report.ipynb #6fa25e9a
 @patch
 def __repr__(self:Examination):
     lines = [f"{printable(self.name)}, {self.n} tokens", '']
@@ -361,6 +367,7 @@ def _examine(s, n, p, longest, seeds, tick, cache): # -> `Examination`
                                       f"{printable(e)[:200]}."))
     return found
 
+# %% ../../nbs/69_audit.report.ipynb #e1efff35
 def _measure(s, found, window, p, causal, longest, seeds, tick, cache): # into an `Examination`
     n,findings = found.n,found.findings
     tick('layers')

@@ -105,10 +105,10 @@ def _steps_transformer(model, x, **options):
 
 # %% ../../nbs/63_audit.subjects.ipynb #81014ef1
 def _cache_transformer(model, x, past=None, **options):
-    "The cache after a text; its last four tokens came one at a time."
+    "The cache after a text; its last four tokens came one at a time, and what is written last is not read."
     first = x.shape[1]-4
     if model.can_generate() and not model.config.is_encoder_decoder:
-        five = dict(min_new_tokens=5, max_new_tokens=5, do_sample=False, num_beams=1, pad_token_id=0) # the last is not read
+        five = dict(min_new_tokens=5, max_new_tokens=5, do_sample=False, num_beams=1, pad_token_id=0)
         out = model.generate(inputs_embeds=x[:,:first], past_key_values=past, return_dict_in_generate=True, **five)
     else: out = _outs_transformer(model, x, first, past, **options)[-1]
     return getattr(out.past_key_values, 'self_attention_cache', out.past_key_values)
