@@ -9,7 +9,8 @@ __all__ = ['main']
 import argparse, os, sys
 from .train import trained, training  # each registers its verbs
 from .audit import report  # and so does this
-from .runs import _VERBS, UserError, need, printable, verb
+from .runs import _VERBS, printable, verb
+from .saved import UserError, need
 
 # %% ../nbs/81_command.ipynb #c0330015
 _LATER = {  # name -> module, what it does, example

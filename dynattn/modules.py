@@ -117,9 +117,9 @@ def _alpha_source(alpha, heads): # "learned", a number >= 1, or None; H -> what 
     "Check `alpha`, and make what holds it."
     if alpha is None: return None
     if isinstance(alpha, str) and alpha=='learned': return AlphaHead(heads)
-    if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and alpha>=1:
+    if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 1<=alpha<=torch.finfo(torch.float32).max:
         return AlphaHead(heads, fixed=float(alpha))
-    raise ValueError(f"alpha: expected 'learned', a number >= 1 or None, got {alpha!r}")
+    raise ValueError(f"alpha: expected 'learned', a finite number >= 1 or None, got {alpha!r}")
 
 # %% ../nbs/48_modules.ipynb #94116d9a
 def _equipment(attn, window, init_width, alpha, n_global):

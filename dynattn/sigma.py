@@ -52,6 +52,7 @@ _FLOOR = dict(tokens=.5, fraction=1e-3)
 
 def _start(H, link, init_width, scale, floor, unit):
     "The bias [H], scale [H] and floor [] that start `link` at `init_width`."
+    if isinstance(H, bool) or not isinstance(H, int) or H<0: raise ValueError(f"H: expected an int >= 0, got {H!r}")
     if unit not in _WIDTH: raise ValueError(f"unit: expected 'tokens' or 'fraction', got {unit!r}")
     if floor is None: floor = _FLOOR[unit] if link=="softplus" else 0.
     if scale is None and link=="sigmoid" and unit=="tokens":
@@ -62,8 +63,8 @@ def _start(H, link, init_width, scale, floor, unit):
     if width.shape not in ((),(H,)):
         raise ValueError(f"init_width: expected one width or one per head, [{H}], "
                          f"got shape {list(width.shape)}")
-    if not (floor>=0 and (width>floor).all()):
-        raise ValueError(f"init_width: expected more than the floor of {floor} {unit}, "
+    if not (floor>=0 and ((width>floor) & (width<torch.inf)).all()):
+        raise ValueError(f"init_width: expected finite numbers above the floor of {floor} {unit}, "
                          f"got {init_width}")
     if scale is None: scale = 1. if link=="sigmoid" else width-floor
     scale = torch.as_tensor(scale, dtype=width.dtype).expand(H).clone()

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 import pytest, torch
 pytest.importorskip('accelerate'); pytest.importorskip('safetensors')
-from dynattn import command, runs
+from dynattn import command, runs, saved
 from dynattn.train import files, trained, training
 from dynattn.command import main
 from dynattn.runs import Run, working_in
@@ -306,7 +306,7 @@ def test_a_file_that_broke_off_at_any_byte_is_named(name, copy, tree, says):
     lengths = {*range(100), *range(100, len(whole), max(1, len(whole)//200)), *range(len(whole)-100, len(whole))}
     for n in sorted(lengths):
         (copy/name).write_bytes(whole[:n])
-        with pytest.raises(runs.DamagedFile, match=f'damaged {name}'):
+        with pytest.raises(saved.DamagedFile, match=f'damaged {name}'):
             training._saved_state(copy) if name=='checkpoint.pt' else trained.load_run(copy)
     argv = ('train', tree, '--out', copy, '--resume') if name=='checkpoint.pt' else ('predict', tree, '--run', copy)
     says(f'{copy}: damaged {name}: ', *argv)
@@ -321,7 +321,7 @@ def test_a_changed_byte_anywhere_is_named(name, copy):
         at = (2*k+1)*len(whole)//40
         (copy/name).write_bytes(whole[:at]+bytes([whole[at]^1])+whole[at+1:])
         try: got = load()
-        except runs.DamagedFile as e:
+        except saved.DamagedFile as e:
             assert f'damaged {name}' in str(e)
             noticed += 1
         else: assert got.keys()==want.keys() and all(torch.equal(got[k], want[k]) for k in want)

@@ -16,7 +16,8 @@ from . import runtime
 from ..audit.subjects import _config_window
 from ..hf.narrowing import without_windows
 from ..hf.saving import load_pretrained
-from ..runs import UserError, need, printable, verb
+from ..runs import printable, verb
+from ..saved import UserError, need
 from transformers.utils import logging as transformers_logging
 
 # %% ../../nbs/export/68_graph.ipynb #c68000007

@@ -18,9 +18,9 @@ import torch, torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor, nn
 from ..train.files import read_text, walk
-from ..runs import (
-    Bar, Run, UserError, _Patched, add_options, check_folder, check_settings, markdown, printable, read_intact,
-    read_state, table, verb, working_in, write_atomic, write_report, write_state)
+from ..runs import Bar, Run, _Patched, add_options, check_folder, check_settings, markdown
+from ..runs import printable, read_state, table, verb, working_in, write_report, write_state
+from ..saved import UserError, read_intact, write_atomic
 from ..sigma import SigmaParameter
 from .cache import WindowedCache
 from .plugin import PreTrainedModel, switch

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 from ..padding import PaddingMask
-from ..runs import UserError
+from ..saved import UserError
 
 # %% ../../nbs/train/51_files.ipynb #4d207eb6
 KINDS = {

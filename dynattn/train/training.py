@@ -17,8 +17,10 @@ from ..metrics import accuracy, class_metrics, confusion_matrix, f1
 from ..engine.ops import impls
 from ..encoder import Classifier, EncoderConfig
 from .files import DataConfig, _batch_of, _check, _epoch_batches, load_data, _number, _split_table, _views
-from ..runs import Bar, DamagedFile, Run, UserError, add_options, check_folder, check_settings, markdown, need
-from ..runs import _Patched, printable, read_intact, read_state, table, verb, working_in, write_atomic, write_report
+from ..runs import Bar, Run, add_options, check_folder, check_settings, markdown
+from ..saved import DamagedFile, UserError, need
+from ..runs import _Patched, printable, read_state, table, verb, working_in, write_report
+from ..saved import read_intact, write_atomic
 from ..runs import write_state
 
 # %% ../../nbs/train/52_training.ipynb #c7a51c0f
