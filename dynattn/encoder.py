@@ -306,6 +306,7 @@ def from_json(cls:EncoderConfig,
     text:str|bytes, # as `to_json` gives it
 ) -> EncoderConfig:
     fields = json.loads(text)
+    if not isinstance(fields, dict): raise ValueError(f"text: expected an object, got a {type(fields).__name__}")
     if extra := fields.keys() - {f.name for f in dataclasses.fields(cls)}:
         raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
     return cls(**fields)

@@ -12,6 +12,8 @@ from collections import namedtuple
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 import torch
 from fastcore.basics import patch
@@ -123,7 +125,7 @@ def working_in(
 
 # %% ../nbs/49_runs.ipynb #dc118815
 class Bar(_Patched):
-    "Progress: a bar on a terminal; elsewhere nothing, or a line every so many seconds. Use it in a `with` statement."
+    "Progress: a bar on a terminal, by tqdm; else nothing, or a line every so many seconds. Use it in a `with` statement."
     def __init__(self,
         total:int|None, # steps of the whole; None: not known
         name:str, # what is going on
@@ -134,8 +136,8 @@ class Bar(_Patched):
     ):
         self.total,self.name,self.quiet,self.done,self.seconds = total,name,quiet,done,seconds
         self.said,self.bar = time.monotonic(),None
-        if quiet or not sys.stderr.isatty(): return
-        self.bar = need('tqdm').tqdm(total=total, desc=name, initial=done, unit=unit, leave=False, smoothing=.05)
+        if quiet or not sys.stderr.isatty() or not find_spec('tqdm'): return
+        self.bar = import_module('tqdm').tqdm(total=total, desc=name, initial=done, unit=unit, leave=False, smoothing=.05)
 
     def __enter__(self): return self
     def __exit__(self, *error):
@@ -217,5 +219,5 @@ def add_options(
         if f.name in leave_out: continue
         kind = next(k for k in (int, float, str) if k in (f.type, *getattr(f.type, '__args__', ())))
         default = '' if f.default in (None, '') else f' [{f.default}]'
-        parser.add_argument('--'+f.name.replace('_', '-'), type=kind, default=argparse.SUPPRESS, metavar='X',
+        parser.add_argument('--'+f.name.replace('_', '-'), type=kind, default=argparse.SUPPRESS,
                             help=f'{comments.get(f.name, "")}{default}'.replace('%', '%%'))

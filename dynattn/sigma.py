@@ -7,7 +7,7 @@ __all__ = ['sigma_link', 'sigma_unlink', 'SigmaHead', 'SigmaParameter']
 
 # %% ../nbs/10_sigma.ipynb #5ea665e5
 import torch, torch.nn.functional as F
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 from .padding import PaddingMask
 
@@ -125,7 +125,12 @@ def _checked(x, D, padding=None):
 
 # %% ../nbs/10_sigma.ipynb #69067a84
 class SigmaParameter(_Link):
-    "One learned width per head, the same for every sequence."
+    """One learned width per head, the same for every sequence: `Window.default(SigmaParameter(4)())`.
+
+    `H` is the number of heads. Training starts at `init_width`, one or [H] in `unit` (16 tokens, or 0.25 of N/2). `link`
+    turns the parameter into a width: "softplus" never falls below `floor` (0.5 tokens, or 0.001 of N/2), "sigmoid" stays
+    below `floor + scale`, and "relu" may get stuck at its floor. A call gives the widths [H]."""
+    __call__:Callable[[],Tensor] # that of `nn.Module`, with the type of what `forward` gives
     def __init__(self,
         H:int, # heads
         link:str="softplus", # "softplus", "sigmoid" or "relu"

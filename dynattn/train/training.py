@@ -332,7 +332,8 @@ def _allowed(run, resume):
     results = [n for n in ('config.json','model.safetensors','result.json','report.md') if (run.folder/n).exists()]
     check_folder(run, bool(results) or state is not None and state['step']>0, resume)
     if not resume: return state
-    if state is None: raise UserError(f"{run.folder}: no checkpoint to resume from")
+    if state is None: raise UserError(f"{run.folder}: no checkpoint to resume from; "
+                                         f"{'another --out' if results else 'without --resume it'} begins anew")
     check_settings(run, state['settings'])
     return state
 
@@ -463,7 +464,7 @@ def train(
 
 # %% ../../nbs/train/52_training.ipynb #bb4fb966
 def _arguments(parser):
-    parser.add_argument('data', nargs='?', default=argparse.SUPPRESS, help='folder (default: the Python environment)')
+    parser.add_argument('data', nargs='?', default=argparse.SUPPRESS, help='folder [the Python environment]')
     add_options(parser, TrainConfig, leave_out=('data',))
     parser.add_argument('--resume', action='store_true', help='go on from the checkpoint in the run folder; '
         '--every and --patience may be others')
