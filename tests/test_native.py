@@ -1,7 +1,7 @@
 """The core in C++: memory it may not touch and memory it must write, threads, processes and instruction sets.
 
 `python tests/test_native.py [EXAMPLES]` is the part that runs in a process of its own, once for each instruction set."""
-import ctypes, faulthandler, json, mmap, os, signal, subprocess, sys, time
+import ctypes, faulthandler, json, mmap, os, re, signal, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
@@ -28,6 +28,14 @@ BEST = dict(AVX512=3, AVX2=2).get(torch.backends.cpu.get_cpu_capability(), 1) # 
 def record(call):
     "The record of a call."
     return call
+
+@pytest.mark.parametrize('name', SETS)
+def test_compiled_with_the_flags_meant(name):
+    "A library holds its compiler's flags; the last of a kind counts, and Python's own -fwrapv comes first."
+    binary = (Path(core.__file__).parent/f'core_{name}.so').read_bytes()
+    for kind,meant in (('-f(?:no-)?wrapv','-fno-wrapv'), ('-O[0-9s]','-O3'), ('-ffp-contract=[a-z]*','-ffp-contract=fast')):
+        assert re.findall(kind.encode(), binary)[-1:]==[meant.encode()]
+    if name!='generic': assert dict(avx2=b'-march=x86-64-v3', avx512=b'-march=x86-64-v4')[name] in binary
 
 # ---- memory between two pages that nobody may touch
 

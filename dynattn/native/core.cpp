@@ -147,7 +147,7 @@ uint32_t pair_bits(uint32_t row, Int key) { return mixed(row + (uint32_t)key*0x9
 
 // Keys and queries of a block. Back through a softmax, each block reads and writes the gradients of its keys: with wide
 // vectors, taller blocks pay.
-enum { KEYS = 96, SHORT = 16, TALL = VECTOR == 64 ? 32 : 16 };
+enum { KEYS = 96, SHORT = 16, TALL = VECTOR >= 32 ? 32 : 16 };
 
 template <class real, int QUERIES> struct Lanes {
     typedef Constants<real> C;
