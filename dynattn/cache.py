@@ -12,7 +12,7 @@ from fastcore.basics import patch
 from torch import Tensor
 from .padding import PaddingMask, _Patched
 from .window import Window
-from .band.plan import Inputs, Plan, describe
+from .band.plan import Inputs, Plan, _at_most_two, describe
 from .native import core
 from .ops import attention
 
@@ -228,6 +228,7 @@ class WindowedLayer(_Patched):
             raise ValueError(f"kv_heads: expected a divisor of heads={heads}, got {kv_heads}")
         if isinstance(n_global, bool) or not isinstance(n_global, int) or n_global<0:
             raise ValueError(f"n_global: expected an int >= 0, got {n_global!r}")
+        if not _at_most_two(alpha): raise ValueError(f"alpha: expected 1 to 2, got {alpha}")
         self.heads,self.kv_heads,self.per_kv = heads,kv_heads,heads//kv_heads
         self.window,self.n_global = _fixed_window(window, heads),n_global
         self.scale,self.softcap = scale,softcap

@@ -128,10 +128,12 @@ def _record(plan, x, out, kept, lse, held=None):
 def empty_out(
     x:Inputs, # of a call
 ) -> tuple: # (out, kept, lse)
-    "Memory for the results: `out` lies as [B,N,H,dv]; `kept` is the output unrounded, None where it is not rounded."
+    """Memory for the results: `out` lies as [B,N,H,dv]; `kept` is the output unrounded, None where it is not rounded,
+    or with an alpha the bits of live keys."""
     (b,h,n,_),dv,real,device = x.q.shape,x.v.shape[3],_working_dtype(x.q),x.q.device
     out = torch.empty_strided((b,h,n,dv), (n*h*dv,dv,h*dv,1), dtype=x.q.dtype, device=device)
-    kept = None if x.q.dtype==real else torch.empty(b, h, n, dv, dtype=real, device=device)
+    if x.alpha is not None: kept = torch.empty(b, h, n, 64, dtype=torch.uint8, device=device)
+    else: kept = None if x.q.dtype==real else torch.empty(b, h, n, dv, dtype=real, device=device)
     return out,kept,torch.empty(b, h, n, dtype=real, device=device)
 
 def empty_like(
@@ -145,7 +147,7 @@ def forward(
     x:Inputs, # its tensors
     held:tuple|None=None, # of a `WindowedLayer`: addresses of keys and values, [B*Hkv,3]; origins [B] or None; M
 ) -> tuple: # (out [B,H,N,dv], kept, lse [B,H,N])
-    "Output, the output unrounded (None where it is not rounded), and one number per row for the backward pass."
+    "Output, and what the backward pass needs: `kept` of `empty_out`, and one number per row."
     out,kept,lse = empty_out(x)
     record,alive = _record(plan, x, out, kept, lse, held)
     library().dynattn_forward(record)
