@@ -496,7 +496,7 @@ def zeros(full):
                     kinds = {'soft window': (N//8,False), 'window over everything': (N,False), 'alpha': (0,True), 'alpha and window': (N//8,True)}
                     if std>1: kinds = {kind: y for kind,y in kinds.items() if y[1]}
                     fns = {kind: learned_call(c, std, *y) for kind,y in kinds.items()}
-                    t = medians({'SDPA': step(lambda: F.scaled_dot_product_attention(*x), x, backward), **fns}, rounds=9 if full else 5, budget=4.)
+                    t = medians({'SDPA': step(lambda: F.scaled_dot_product_attention(*x), x, backward), **fns}, rounds=9 if full else 3, budget=4.)
                     for kind,(w,_) in kinds.items():
                         rows.append(short_row(f'dynattn.attention, {kind}, scores of std {std}', replace(c, w=w), t[kind], t[kind]/t['SDPA'], 'zeros'))
         append('cpu.csv', rows); rows = []

@@ -888,8 +888,9 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     void keep_live(Int m) {
         int by;
         uint8_t *to = kept_bits(by);
-        memset(to, careful ? 0xff : 0, careful ? KEPT : (strip(p) >> by)/8+1);
-        for (Int i = 0; i < m; i++) { Int bit = live()[i] >> by; to[bit/8] |= 1 << bit%8; }
+        const bool all = careful || m == n_keys;
+        memset(to, all ? 0xff : 0, careful ? KEPT : (strip(p) >> by)/8+1);
+        if (!all) for (Int i = 0; i < m; i++) { Int bit = live()[i] >> by; to[bit/8] |= 1 << bit%8; }
     }
     Int read_live() {
         int by;
@@ -924,7 +925,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     Int solve(Int n, const real *best, Int groups, const vec *top, vec *a) {
         for (int v = 0; v < GROUPS; v++) {
             a[v] = vec{};
-            if (n > 4*GROUP) for (int i = 0; i < 4; i++) {
+            if (n > 2*GROUP) for (int i = 0; i < 4; i++) {
                 vec sum{}, slopes{}, w, s;
                 for (Int j = 0; j < groups; j++) {
                     law(load(best+j*QUERIES+v*LANES)-top[v]-a[v], w, s);
@@ -956,7 +957,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
                     law(x-a[v], w, s);
                     sum[v] += w; slopes[v] += s;
                     some |= w > 0;
-                    store(S+left*QUERIES+v*LANES, x);
+                    if (left < j) store(S+left*QUERIES+v*LANES, x);
                 }
                 live()[left] = live()[j];
                 left += all || L::any(some);
