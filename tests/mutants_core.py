@@ -17,7 +17,7 @@ MUTANTS = [
     ("for (; r < rows; r++) micro<1,V>", "for (; r+1 < rows; r++) micro<1,V>"),
     ("std::min(text.origin+c.n_global, text.k1)", "std::min(text.origin+c.n_global-1, text.k1)"),
     ("while (x.k0 < x.k1 && !keep[x.k1-1]) x.k1--;", "while (x.k0 < x.k1 && !keep[x.k1-1]) x.k1 -= 2;"),
-    ("return c.alpha.data ? n+c.n_global+5", "return c.alpha.data ? n-40"),
+    ("return c.alpha.data ? n+p.lead+5", "return c.alpha.data ? n-40"),
     # strides and places
     ("return x.data+(b*x.b+head*x.h+i*x.n)*bytes_of(c.kind);", "return x.data+(b*x.b+head*x.n+i*x.n)*bytes_of(c.kind);"),
     ("read_row(row, x+(first+j)*like.n*bytes_of(c.kind)", "read_row(row, x+(first+j)*d*bytes_of(c.kind)"),
@@ -116,7 +116,7 @@ def run(numbers, examples=150):
     from hypothesis import HealthCheck, Phase, given, settings, strategies as st
     import sanitize_native, test_native
     from test_banded import cases
-    from dynattn.native import core
+    from dynattn.engine.native import core
     torch.set_num_threads(1)
     made,source = [],sanitize_native.SOURCE.read_text(encoding='utf-8')
     quick = settings(max_examples=examples, deadline=None, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))

@@ -4,13 +4,10 @@ from .plugin import attend, register, switch
 from .windows import HeadReport, add_alpha, add_windows, mean_width, penalise, report
 from .saving import auto_class, load, save
 from .cache import WindowedCache
-from .recall import Recall, forgotten, recall_grid
 from .narrowing import Narrowed, narrow
-from .exporting import export
-from ..onnx_model import OnnxModel
 from .parallel import parallelize
 
 __all__ = [
     'Learned', 'Sight', 'attend', 'register', 'switch', 'HeadReport', 'add_alpha', 'add_windows', 'mean_width',
-    'penalise', 'report', 'auto_class', 'load', 'save', 'WindowedCache', 'Recall', 'forgotten', 'recall_grid',
-    'Narrowed', 'narrow', 'export', 'OnnxModel', 'parallelize']
+    'penalise', 'report', 'auto_class', 'load', 'save', 'WindowedCache', 
+    'Narrowed', 'narrow', 'parallelize']
