@@ -47,7 +47,7 @@ MUTANTS = [
     ("if (holes && !c.keep[b*c.M+key+j]) continue;", ""),
     # zeros
     ("some |= (x-a[v])*eps > -1;", "some |= (x-a[v])*eps > real(-.9);"),       # a key dropped too early
-    ("some |= w > 0;\n                    store(S+left", "some |= w > real(1e-2);\n                    store(S+left"),
+    ("some |= w > 0;\n                    if (left", "some |= w > real(1e-2);\n                    if (left"),
     ("some |= w > 0;\n                store(S+left", "some = w > 0;\n                store(S+left"),   # only the last vector's queries
     ("static INLINE bool any(ivec x) {", "static INLINE bool any(ivec x) { x[LANES-1] = 0;"), # a lane's survivor
     ("live()[left] = live()[j];\n                left +=", "live()[left] = (int32_t)j;\n                left +="), # entries of an older list
@@ -55,7 +55,7 @@ MUTANTS = [
     ("i < std::min(j+GROUP, n)", "i < std::min(j+GROUP, n)-1"),                # the last key of a group counts for nothing
     ("return (uint8_t*)c.kept+((b*c.H+h)*c.N+row)*KEPT;", "return (uint8_t*)c.kept+((b*c.H+h)*c.N+row/QUERIES*QUERIES)*KEPT;"), # of another block
     ("m += careful || (of", "m += (of"),                                      # bits that a block of one query did not leave
-    ("memset(to, careful ? 0xff : 0,", "memset(to, 0,"),                      # and those that it should leave
+    ("const bool all = careful || m == n_keys;", "const bool all = false;"),                      # and those that it should leave
     ("return last-first == n-1 && &span_of(first) == &span_of(last);", "return last-first == n-1;"), # leading keys and others lie apart
     ("if (entmax) stop = std::min(stop, i/QUERIES*QUERIES+QUERIES);", ""),    # blocks of the passes differ
     ("store(x+e, load(x+e)+load(y+e));", "store(x+e, load(y+e));"),            # gradients of a gathered key set, not added
@@ -135,7 +135,7 @@ def run(numbers, examples=150):
             path = Path(folder)/f'{i}.cpp'
             path.write_text(source.replace(old, new, 1) if i>=0 else source, encoding='utf-8')
             lib = ctypes.CDLL(str(sanitize_native.build(folder, '', path=path)))
-            lib.dynattn_forward.restype = lib.dynattn_backward.restype = None
+            lib.dynattn_forward.restype = lib.dynattn_backward.restype = ctypes.c_bool
             pipe,end = os.pipe()
             pid = os.fork()
             if not pid:
