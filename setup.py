@@ -31,7 +31,7 @@ FLAGS = ['-std=c++17', '-O3', '-g0', '-ffp-contract=fast', '-fno-math-errno', '-
 SETS = dict(generic=[])
 if os.environ.get('DYNATTN_MACHINE', platform.machine()) in ('x86_64', 'AMD64'):
     SETS |= dict(avx2=['-march=x86-64-v3'], avx512=['-march=x86-64-v4', '-mprefer-vector-width=512'])
-CORE = [Extension(f'dynattn.native.core_{name}', ['dynattn/native/core.cpp'], language='c++', optional=True,
+CORE = [Extension(f'dynattn.engine.native.core_{name}', ['dynattn/engine/native/core.cpp'], language='c++', optional=True,
                   extra_compile_args=FLAGS+flags, extra_link_args=['-pthread'])
         for name,flags in SETS.items() if sys.platform!='win32']        # no compiler of Windows takes its vectors
 

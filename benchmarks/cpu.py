@@ -12,10 +12,10 @@ from unittest import mock
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..')
 sys.path.insert(0, ROOT)
 import torch, torch.nn.functional as F
-from dynattn.band.operator import banded_attention
-from dynattn.native import core
-from dynattn.dense import dense_attention
-from dynattn.ops import attention
+from dynattn.engine.operator import banded_attention
+from dynattn.engine.native import core
+from dynattn.engine.dense import dense_attention
+from dynattn.engine.ops import attention
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
 from harness import CLOCK, Registry, append, count_cpu_time, in_turn, machine, seconds
@@ -393,7 +393,7 @@ def short_calls():
         return g
     for op,s in medians({op:many(f) for op,f in calls.items()}, rounds=15).items(): rows.append(short_row(op, c, s/200, s/200*1e6, 'short calls'))
     torch.set_num_threads(threads)
-    code = ("import time, torch; from dynattn.ops import attention; from dynattn.window import Window; x = torch.randn(3, 1, 8, 16, 64)\n"
+    code = ("import time, torch; from dynattn.engine.ops import attention; from dynattn.window import Window; x = torch.randn(3, 1, 8, 16, 64)\n"
             "s = torch.full((1,8), 3.5, requires_grad=True); t = time.perf_counter()\n"
             "attention(*x, window=Window.default(s)).sum().backward(); print(time.perf_counter()-t)")
     times = [float(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=ROOT).stdout) for _ in range(3)]

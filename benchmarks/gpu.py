@@ -15,11 +15,11 @@ DRY = any(a.startswith('--dr') for a in sys.argv)
 if DRY: os.environ['TRITON_INTERPRET'] = '1'    # before the kernels are imported
 import torch, torch.nn.functional as F
 import triton
-from dynattn.call import Call
-from dynattn.dense import dense_attention
-from dynattn.kernels.entmax import entmax_attention, _forward
-from dynattn.kernels.primitives import _served
-from dynattn.kernels.window import windowed_attention
+from dynattn.engine.call import Call
+from dynattn.engine.dense import dense_attention
+from dynattn.engine.triton.entmax import entmax_attention, _forward
+from dynattn.engine.triton.primitives import _served
+from dynattn.engine.triton.window import windowed_attention
 from dynattn.window import Window
 from harness import RESULTS, Registry, append, machine
 

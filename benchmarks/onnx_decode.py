@@ -14,7 +14,8 @@ import torch
 from dynattn import hf
 from dynattn.hf.narrowing import WidthVector, set_widths, without_windows
 from dynattn.hf.saving import load_pretrained
-from dynattn.onnx_model import OnnxDecoder, OnnxModel
+from dynattn.export.graph import export
+from dynattn.export.runtime import OnnxDecoder, OnnxModel
 from narrow import append, rows_of, smollm2
 
 SINKS,SIZES,NEW = 4,'64,256,512,1024,2043',16
@@ -46,9 +47,9 @@ def export_all(runs):
         for weights in ('float32', 'int4'):
             out = runs/f'{name}-{weights}'
             if (out/'model.onnx').exists(): continue
-            if widths: hf.export(model, out, tokenizer, int4=weights=='int4')
+            if widths: export(model, out, tokenizer, int4=weights=='int4')
             else:
-                with without_windows(model): hf.export(model, out, tokenizer, int4=weights=='int4')
+                with without_windows(model): export(model, out, tokenizer, int4=weights=='int4')
             if widths is None or weights=='int4': continue
             with torch.no_grad(): usual = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0,700:]
             same = [*OnnxModel(out).generate(prompt, 64)]==usual.tolist()

@@ -12,8 +12,8 @@ import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from harness import rows_of, write
-from dynattn.call import Call
-from dynattn.kernels import entmax, primitives, window
+from dynattn.engine.call import Call
+from dynattn.engine.triton import entmax, primitives, window
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
 

@@ -13,8 +13,8 @@ from dataclasses import fields
 from multiprocessing import get_context
 from pathlib import Path
 import torch
-from dynattn.files import load_data, _views
-from dynattn.training import TrainConfig, train
+from dynattn.train.files import load_data, _views
+from dynattn.train.training import TrainConfig, train
 from harness import RESULTS, append, commit, machine
 
 KINDS = dict(dense=dict(window='none'), fixed=dict(window='16'), dynamic=dict(), dynamic_alpha=dict(alpha='learned'))

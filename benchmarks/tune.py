@@ -14,8 +14,8 @@ import torch
 from harness import machine
 from dynattn import Window, alpha, attention, cache, entmax
 from dynattn.cache import WindowedLayer
-from dynattn.band import plain
-from dynattn.native import core
+from dynattn.engine import plain
+from dynattn.engine.native import core
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,24 +52,24 @@ class Threshold:
     calls:dict
 
 THRESHOLDS = {
-    'KEYS': Threshold('dynattn/native/core.cpp', "keys of a block: scores that stay in the nearest cache",
+    'KEYS': Threshold('dynattn/engine/native/core.cpp', "keys of a block: scores that stay in the nearest cache",
         {'N 512': lambda: band(512, 64), 'N 4,096': lambda: band(4096, 512)}),
-    'WORTH_A_THREAD': Threshold('dynattn/native/core.cpp', "multiplications for which a second thread is woken",
+    'WORTH_A_THREAD': Threshold('dynattn/engine/native/core.cpp', "multiplications for which a second thread is woken",
         {'16 tokens': lambda: band(16, 4, 16), '64 tokens': lambda: band(64, 8, 64), '128 tokens': lambda: band(128, 16, 128)}),
-    'MULTIPLICATIONS_OF_A_TASK': Threshold('dynattn/native/core.cpp', "how finely rows are dealt out to threads",
+    'MULTIPLICATIONS_OF_A_TASK': Threshold('dynattn/engine/native/core.cpp', "how finely rows are dealt out to threads",
         {'N 1,024': lambda: band(1024, 128), 'alpha': lambda: band(1024, 128, alpha=1.5)}),
-    'KEPT': Threshold('dynattn/native/core.cpp', "bytes of working memory kept from call to call",
+    'KEPT': Threshold('dynattn/engine/native/core.cpp', "bytes of working memory kept from call to call",
         {'N 256': lambda: band(256, 32), 'N 4,096': lambda: band(4096, 512)}),
     '_CHUNK': Threshold('dynattn/alpha.py', "numbers that entmax solves at a time",
         {'rows of 512': lambda: rows_of_entmax(512), 'rows of 2,048': lambda: rows_of_entmax(2048)}),
-    '_STRIP': Threshold('dynattn/band/plain.py', "queries of a strip of the plain loop",
+    '_STRIP': Threshold('dynattn/engine/plain.py', "queries of a strip of the plain loop",
         {'N 512': lambda: by_plain(512, 64), 'N 4,096': lambda: by_plain(4096, 64)}),
     '_SPARE': Threshold('dynattn/cache.py', "one spare place of a cache for so many needed ones",
         {'1,024 tokens': lambda: tokens_of_cache(1024)}),
 }
 
-OF_CORE = 'dynattn/native/core.cpp'
-MODULES = {'dynattn/alpha.py': alpha, 'dynattn/band/plain.py': plain, 'dynattn/cache.py': cache}
+OF_CORE = 'dynattn/engine/native/core.cpp'
+MODULES = {'dynattn/alpha.py': alpha, 'dynattn/engine/plain.py': plain, 'dynattn/cache.py': cache}
 
 def value_of(name, file):
     "The committed value of a constant, a product or a shift of whole numbers."

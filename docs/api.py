@@ -284,7 +284,7 @@ def source_line(output):
 def entries(src):
     "Module, name, place and first line of every public function and class that has an entry on a page"
     from dynattn._modidx import d
-    texts = {p.stem: p.read_text(encoding='utf-8') for p in src.rglob('*.ipynb')}
+    texts = {p.relative_to(src).with_suffix('').as_posix(): p.read_text(encoding='utf-8') for p in src.rglob('*.ipynb')}
     found = {page: set(re.findall(r'<span id=\\?"api-([^"\\]+)', text)) for page,text in texts.items()}
     for module,names in d['syms'].items():
         for name,(url,file) in sorted(names.items()):
@@ -317,7 +317,7 @@ def write_page(src):
 def settle_links(src):
     "A link to a symbol that has no entry on its page leads to the page"
     texts = {p: p.read_text(encoding='utf-8') for p in src.rglob('*.ipynb')}
-    found = {p.stem: set(re.findall(r'id=\\?"api-([^"\\]+)', t)) for p,t in texts.items()}
-    def settled(m): return m[0] if m[2] in found.get(m[1], ()) else f'{m[1]}.html'
+    found = {p.relative_to(src).with_suffix('').as_posix(): set(re.findall(r'id=\\?"api-([^"\\]+)', t)) for p,t in texts.items()}
+    def settled(m): return m[0] if m[3] in found.get(m[2], ()) else f'{m[1]}{m[2]}.html'
     for p,t in texts.items():
-        p.write_text(re.sub(r'([\w.]+)\.html#api-([\w.]+)', settled, t), encoding='utf-8')
+        p.write_text(re.sub(r'((?:\.{1,2}/)*)([\w./]+)\.html#api-([\w.]+)', settled, t), encoding='utf-8')

@@ -13,10 +13,11 @@ ROOT_PATH = f"/{cfg.doc_baseurl.strip('/')}/".replace('//', '/')      # of the s
 BASE = cfg.doc_host.rstrip('/') + ROOT_PATH
 REPO = cfg.git_url
 TIMES = NBS/'times.json'
-PARTS = {           # and the names of their notebooks
-    'Guide': r'\d{3}_', 'The idea': r'(0[1-9]|1\d|2[1-3])_', 'The engine room': r'(2[4-9]|3\d|4[0-6])_',
-    'Models and tools': r'(4[7-9]|[56]\d|81)_', 'Evidence': '(80|90)_', 'The survey': r'(20|7\d)_',
-    'Appendix': '(00|9[1-9])_'}
+PARTS = {           # their notebooks, in order: a folder, or numbers at the top
+    'Guide': ['guide/'], 'The idea': [r'(0[1-9]|1\d|2\d)_'], 'The engine': ['engine/'], 'Layers': [r'(4[0-8]|[56]\d)_'],
+    'Hugging Face': ['hf/'], 'Programs': ['49_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_'],
+    'The survey': ['survey/'], 'Evidence': ['(80|90)_'], 'Appendix': ['(00|9[1-9])_']}
+ORDER = [(part, place) for part,places in PARTS.items() for place in places]
 
 @dataclass
 class Chapter:
@@ -26,11 +27,13 @@ class Chapter:
     @property
     def number(self): return number(self.path)
     @property
-    def part(self): return next(name for name,numbers in PARTS.items() if re.match(numbers, self.path.name))
+    def order(self): return next((i, self.path.name) for i,(_,place) in enumerate(ORDER) if re.match(place, self.path.as_posix()))
+    @property
+    def part(self): return ORDER[self.order[0]][0]
     @property
     def page(self): return out_name(self.path).with_suffix('.html').as_posix()
 
-def number(p): return m[1] if (m := re.match(r'(\d\d)_', p.name)) else ''       # the guide's pages have none
+def number(p): return m[1] if (m := re.match(r'(?!guide/)(?:\w+/)?(\d\d)_', p.as_posix())) else ''       # the guide's pages have none
 
 def out_name(p): return p.with_name(re.sub(r'^\d+[a-zA-Z0-9]*_', '', p.name.lower()))   # as nbdev's `_nbpath2html`
 
@@ -47,7 +50,7 @@ def chapters():
     "Every notebook but the index, in the book's order"
     names = (Path(p).relative_to(NBS) for p in nbglob())
     found = [chapter(p) for p in names if p.name!='index.ipynb']
-    return sorted(found, key=lambda c: ([*PARTS].index(c.part), c.path.as_posix()))
+    return sorted(found, key=lambda c: c.order)
 
 def parts():
     "The caption of each part that has chapters, with them"
@@ -79,7 +82,7 @@ import sys
 if 'google.colab' in sys.modules:
     get_ipython().system('git clone -q --depth 1 {REPO} /content/dynattn')
     get_ipython().run_line_magic('pip', "install -q '/content/dynattnEXTRAS'MORE")
-    get_ipython().run_line_magic('cd', '/content/dynattn/nbs')'''
+    get_ipython().run_line_magic('cd', '/content/dynattn/nbs/FOLDER')'''
 NAMES = {'scikit-learn': 'sklearn'}   # what a package is imported as, where the name does not say it
 EXTRAS = 'viz', 'train', 'narrow', 'oracles'
 
@@ -131,7 +134,8 @@ def more(p):
 
 def install(p):
     wanted = ','.join(extras(p))
-    return INSTALL.replace('EXTRAS', f'[{wanted}]' if wanted else '').replace('MORE', ''.join(f' {n}' for n in more(p)))
+    brought,beside = f'[{wanted}]' if wanted else '',''.join(f' {n}' for n in more(p))
+    return INSTALL.replace('EXTRAS', brought).replace('MORE', beside).replace('FOLDER', Path(p).parent.as_posix().strip('.'))
 
 def handout(p):
     "The notebook to take away: without nbdev's own cells, and with one in front that installs the package on Colab"

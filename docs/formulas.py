@@ -44,10 +44,10 @@ def replace(page, drawn):
 
 def draw_all(dest):
     "Draw every formula of the site in `dest`"
-    pages = {p: p.read_text(encoding='utf-8') for p in Path(dest).glob('*.html')}
-    formulas = {p.name: [tex(m[4]) for m in FORMULA.finditer(t)] for p,t in pages.items()}
+    pages = {p: p.read_text(encoding='utf-8') for p in Path(dest).rglob('*.html')}
+    formulas = {str(p): [tex(m[4]) for m in FORMULA.finditer(t)] for p,t in pages.items()}
     drawn = draw({n: f for n,f in formulas.items() if f})
     for p,t in pages.items():
-        if p.name not in drawn: continue
-        try: p.write_text(replace(t, drawn[p.name]), encoding='utf-8')
+        if str(p) not in drawn: continue
+        try: p.write_text(replace(t, drawn[str(p)]), encoding='utf-8')
         except ValueError as e: raise ValueError(f'{p.name}: {e}') from None

@@ -41,8 +41,9 @@ def weights(pages):
 
 def install(dest):
     "The page of results ranks by these weights"
-    pages = {p.stem: p.read_text(encoding='utf-8') for p in Path(dest).glob('*.html')}
-    pages = {name: html for name,html in pages.items() if name not in ('404', 'search', 'genindex', 'py-modindex', 'api')}
+    files = {p.relative_to(dest).with_suffix('').as_posix(): p for p in Path(dest).rglob('*.html')}
+    pages = {name: p.read_text(encoding='utf-8') for name,p in files.items()
+             if name not in ('404', 'search', 'genindex', 'py-modindex', 'api') and not name.startswith('_')}
     data = json.dumps(weights(pages), separators=(',', ':'), ensure_ascii=False)
     script = Path(__file__).with_suffix('.js').read_text(encoding='utf-8')
     (Path(dest)/'_static/ranking.js').write_text(f'const WEIGHTS = {data};\n{script}', encoding='utf-8')

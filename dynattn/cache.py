@@ -7,26 +7,28 @@ __all__ = ['WindowedLayer']
 
 # %% ../nbs/46_cache.ipynb #9642f529
 from dataclasses import dataclass
+from typing import Self
 import torch
-from fastcore.basics import patch
 from torch import Tensor
-from .padding import PaddingMask, _Patched
+from .padding import PaddingMask
 from .window import Window
-from .band.plan import Inputs, Plan, describe
-from .native import core
-from .ops import attention
+from .engine.call import Call, _FAR, _got, _integer
+from .engine.plan import prepare
+from .engine.native import core
+from .engine.ops import attention
 
 # %% ../nbs/46_cache.ipynb #7549c5ba
 def _reach_back(window, heads):
     "How many tokens back each of the `heads` sees, a list; None is no limit."
     if window is None: return [None]*heads
-    if isinstance(window, Window): return window.bounds()[0].expand(heads).tolist()
-    return [window[0] if isinstance(window, (tuple,list)) else window]*heads
+    if isinstance(window, tuple): return [window[0]]*heads
+    exact = window.widened(torch.float64)
+    return torch.maximum(window.bounds()[0], exact.bounds()[0]).expand(heads).tolist()
 
 # %% ../nbs/46_cache.ipynb #9d8080df
-def _fixed_window(window, heads):
-    "A pair (w, 0), or a `Window` with widths [heads] that no longer learn."
-    if not isinstance(window, Window): return None if window is None else (_reach_back(window, 1)[0],0)
+def _refuse_window(window, heads):
+    "Raise where the widths of a window are not fixed numbers of tokens."
+    if not isinstance(window, Window): return
     if window.unit!='tokens':
         raise ValueError(f"window: expected widths in tokens, got unit={window.unit!r}: "
                          "the length of a text that is still being written is unknown")
@@ -36,7 +38,21 @@ def _fixed_window(window, heads):
     if window.apply!='inside':
         raise ValueError(f"window: expected apply='inside', got {window.apply!r}: "
                          "a softmax over all keys needs them all")
-    return window.replace(sigma=window.sigma.detach().expand(heads))
+
+def _fixed(heads, window, alpha, sink, **options):
+    "The options of a layer as a `Call` has them, but a window that looks back only, and no graph."
+    _refuse_window(window, heads)
+    of_window = window.sigma if isinstance(window, Window) else None
+    device = next((x.device for x in (of_window, alpha, sink) if isinstance(x, Tensor)), None)
+    one = torch.zeros(1, heads, 1, 1, device=device)
+    call = Call(one, one, one, window=window, alpha=alpha, sink=sink, **options)
+    window,alpha,sink = call.window,call.alpha,call.sink
+    if isinstance(window, tuple): window = None if window[0] is None else (window[0],0)
+    elif isinstance(window, Window): window = window.replace(sigma=window.sigma.detach().expand(heads))
+    elif window is not None: raise TypeError(f"window: expected None, an int, a pair or a Window, got {_got(window)}")
+    if isinstance(alpha, Tensor): alpha = alpha.detach().broadcast_to(1, heads)[0]
+    if sink is not None: sink = sink.detach()
+    return dict(options, n_global=call.n_global, window=window, alpha=alpha, sink=sink)
 
 # %% ../nbs/46_cache.ipynb #ad637b22
 @dataclass
@@ -45,17 +61,24 @@ class _Group:
     kv_heads:slice|list  # g of them
     q_heads:slice|list   # the g*H/Hkv query heads that they serve
     reach:int|None       # how many tokens back they see; None: all
-    k:Tensor|None=None   # [B,g,capacity,d]
-    v:Tensor|None=None   # [B,g,capacity,dv]
-    start:int=0          # position of the first token behind the leading ones
-    recent:int=0         # number of tokens behind the leading ones
+    n_lead:int=0         # leading places
+    start:int=0          # position of the first token behind the leading places
+    k:Tensor|None=None   # [B,g,n_lead+capacity,d]
+    v:Tensor|None=None   # [B,g,n_lead+capacity,dv]
 
+    def needed(self, at): # positions
+        "The first key behind the leading ones that a query at `at` or later reaches."
+        return self.start if self.reach is None else max(self.start, at-self.reach)
+
+# %% ../nbs/46_cache.ipynb #46b00004
 def _sliced(heads):
     "Heads in a row as a slice, which takes no copy to index with."
     first,last = heads[0],heads[-1]
     return slice(first, last+1) if heads==list(range(first, last+1)) else heads
 
-def _groups(reach, kv_heads):
+def _list(heads): return list(range(heads.start, heads.stop)) if isinstance(heads, slice) else heads
+
+def _groups(reach, kv_heads, n_lead=0):
     "One `_Group` for each number of keys that some key head keeps."
     per_kv = len(reach)//kv_heads
     members = {}
@@ -63,7 +86,7 @@ def _groups(reach, kv_heads):
         served = reach[head*per_kv:(head+1)*per_kv]
         members.setdefault(None if None in served else max(served), []).append(head)
     def queries(some): return [head*per_kv+i for head in some for i in range(per_kv)]
-    return [_Group(_sliced(some), _sliced(queries(some)), back) for back,some in members.items()]
+    return [_Group(_sliced(some), _sliced(queries(some)), back, n_lead) for back,some in members.items()]
 
 # %% ../nbs/46_cache.ipynb #0f976475
 _SPARE = 24 # one spare place for so many needed ones
@@ -73,45 +96,38 @@ def _capacity(needed, reach):
     grown = needed + needed//_SPARE + 16
     return grown if reach is None else max(needed, min(grown, reach+1 + reach//_SPARE))
 
-def _moved(x, n_lead, rows, capacity):
-    "The leading keys of `x` [B,g,_,d] and those at `rows`, in a buffer with room for `capacity` recent keys."
-    buffer = x.new_empty(*x.shape[:2], n_lead+capacity, x.shape[3])
-    buffer[:,:,:n_lead] = x[:,:,:n_lead]
-    buffer[:,:,n_lead:n_lead+rows.stop-rows.start] = x[:,:,rows]
-    return buffer
+def _move(group, first, end, capacity):
+    "The leading keys and those at positions `first` to `end`-1 move to buffers with room for `capacity` of the latter."
+    old = slice(group.n_lead+first-group.start, group.n_lead+end-group.start)
+    new = slice(group.n_lead, group.n_lead+end-first)
+    def moved(x):
+        buffer = x.new_empty(*x.shape[:2], group.n_lead+capacity, x.shape[3])
+        buffer[:,:,:group.n_lead] = x[:,:,:group.n_lead]
+        buffer[:,:,new] = x[:,:,old]
+        return buffer
+    k,v = moved(group.k),moved(group.v)
+    group.k = k
+    group.v = v
+    group.start = first
 
 # %% ../nbs/46_cache.ipynb #68d0d7d3
-def _append(group, k, v, n_lead, keep_all=False, whole=False):
-    """Write new keys [B,g,n,d] behind the others. Keys that no later query reaches are dropped, unless `keep_all`;
-    with `whole` those of the new ones stay."""
-    if group.k is None:
-        group.k,group.v = (x.new_zeros(*x.shape[:2], n_lead, x.shape[3]) for x in (k, v))
-    if group.reach is not None and not (keep_all or whole) and k.shape[2]>max(group.reach, 1):
-        skipped = k.shape[2]-max(group.reach, 1)  # no later query reaches these, nor anything before
-        k,v = k[:,:,skipped:],v[:,:,skipped:]
-        group.start,group.recent = group.start+group.recent+skipped,0
-    places,n = group.k.shape[2]-n_lead,k.shape[2]
-    droppable = 0 if keep_all or group.reach is None else max(group.recent-group.reach, 0)
-    too_large = droppable and places>_capacity(group.reach+1, group.reach)
-    if group.recent+n>places or too_large:
-        rows = slice(n_lead+droppable, n_lead+group.recent)
-        capacity = _capacity(group.recent-droppable+n, group.reach)
-        group.k,group.v = (_moved(x, n_lead, rows, capacity) for x in (group.k,group.v))
-        group.start,group.recent = group.start+droppable,group.recent-droppable
-    at = n_lead+group.recent
-    group.k[:,:,at:at+n] = k
-    group.v[:,:,at:at+n] = v
-    group.recent += n
+def _append(group, k, v, end, first):
+    "Write new keys [B,g,n,d] at positions `end`, `end`+1, ...; those before position `first` are no longer needed."
+    begin = max(first, end)       # of the new keys that are written
+    stop = end+k.shape[2]         # behind the last of them
+    places = group.k.shape[2]-group.n_lead
+    shrinks = first>group.start and places>_capacity(group.reach+1, group.reach)
+    if stop-group.start>places or shrinks: _move(group, first, begin, _capacity(stop-first, group.reach))
+    if begin>end: k,v = k[:,:,begin-end:],v[:,:,begin-end:]
+    rows = slice(group.n_lead+begin-group.start, group.n_lead+stop-group.start)
+    group.k[:,:,rows] = k
+    group.v[:,:,rows] = v
 
 # %% ../nbs/46_cache.ipynb #476b7166
-def _trim(group, n_lead):
-    "Drop the keys that no later query reaches."
-    droppable = 0 if group.reach is None else max(group.recent-group.reach, 0)
-    if not droppable: return
-    rows = slice(n_lead+droppable, n_lead+group.recent)
-    capacity = _capacity(group.reach+1, group.reach)
-    group.k,group.v = (_moved(x, n_lead, rows, capacity) for x in (group.k,group.v))
-    group.start,group.recent = group.start+droppable,group.recent-droppable
+def _trim(group, end):
+    "Drop the keys that no query at `end` or later reaches."
+    first = group.needed(end)
+    if first>group.start: _move(group, first, end, _capacity(group.reach+1, group.reach))
 
 # %% ../nbs/46_cache.ipynb #9282b7a1
 def _turn_rows(x, by): # [B,H,N,d]; [B] int64, places -> like `x`
@@ -122,8 +138,7 @@ def _turn_rows(x, by): # [B,H,N,d]; [B] int64, places -> like `x`
 
 def _prompt(layer, q, k, v, keep):
     "Attention of a prompt to itself."
-    options = dict(window=layer.window, is_causal=True, n_global=layer.n_global, alpha=layer.alpha, scale=layer.scale,
-                   softcap=layer.softcap, sink=layer.sink)
+    options = dict(layer.options, is_causal=True)
     if layer.padded is None:
         return attention(q, k, v, padding=None if keep is None else PaddingMask(keep), **options)
     real_first = PaddingMask(_turn_rows(keep[:,None,:,None], layer.padded)[:,0,:,0])
@@ -135,9 +150,9 @@ def _left_padding(keep): # [B,T] bool -> [B]
     "The position of each row's first real token; T where none has come yet."
     return torch.where(keep.any(1), keep.int().argmax(1), keep.shape[1])
 
-def _write_leading(group, k, v, n_lead, at, padded):
+def _write_leading(group, k, v, at, padded):
     "Fill leading places from new keys [B,g,n,d] at positions `at`..; return the keys and values that are not leading."
-    n = k.shape[2]
+    n,n_lead = k.shape[2],group.n_lead
     if padded is None:
         count = min(max(n_lead-at, 0), n)
         if not count: return k,v
@@ -152,65 +167,234 @@ def _write_leading(group, k, v, n_lead, at, padded):
     return k,v
 
 # %% ../nbs/46_cache.ipynb #f45a7b03
-def _list(heads): return list(range(heads.start, heads.stop)) if isinstance(heads, slice) else heads
-
 def _addresses(layer):
-    "[B*Hkv,3] int64: where the keys and values of each key head lie, and the position of the first row."
-    found = [None]*layer.batch*layer.kv_heads
-    for group in layer.groups:
-        shift = group.start-layer.n_global
-        keys,values,size = group.k.data_ptr(),group.v.data_ptr(),group.k.element_size()
-        (kb,kh,*_),(vb,vh,*_) = group.k.stride(),group.v.stride()
-        for i,head in enumerate(_list(group.kv_heads)):
-            for b in range(layer.batch):
-                found[b*layer.kv_heads+head] = keys+size*(b*kb+i*kh),values+size*(b*vb+i*vh),shift
-    return torch.tensor(found, device='cpu')
+    "[B,Hkv,3] int64: where the keys and values of each key head lie, and the position of the first row."
+    state = [(g.k.data_ptr(), g.v.data_ptr(), g.start, g.k.shape, g.v.shape) for g in layer.groups]
+    if layer._table is None or layer._table[0]!=state:
+        found = [[None]*layer.kv_heads for _ in range(layer.batch)]
+        for group in layer.groups:
+            key,key_step = group.k.data_ptr(),group.k.stride(1)*group.k.element_size()
+            value,value_step = group.v.data_ptr(),group.v.stride(1)*group.v.element_size()
+            for row in found:
+                for head in _list(group.kv_heads):
+                    row[head] = key,value,group.start-group.n_lead
+                    key,value = key+key_step,value+value_step
+        layer._table = state,torch.tensor(found, device='cpu')
+    return layer._table[1]
 
-def _by_core(layer, x, n, total):
-    "Attention of the newest `n` of `total` tokens, whose keys are in the buffers."
-    scale = max(x.q.shape[-1], 1)**-.5 if layer.scale is None else layer.scale
-    plan = Plan(scale, layer.softcap or 0., q_offset=total-n, n_global=layer.n_global, is_causal=True,
-                **layer._window(x.q.device)[0])
-    return core.forward(plan, x, (_addresses(layer),layer.padded,total))[0]
+def _prepared(layer, q, v): # -> (Call, Plan, Inputs)
+    "What calls have in common, made once: a query so far to the right that every window has all its keys."
+    kind = q.dtype,q.device,q.shape[3]
+    if layer._common is None or layer._common[0]!=kind:
+        one = q.new_zeros(1, layer.heads, 1, q.shape[3])
+        call = Call(one, one, one, is_causal=True, q_offset=_FAR, **layer.options)
+        layer._common = kind,(call,*prepare(call))
+    return layer._common[1]
 
 # %% ../nbs/46_cache.ipynb #4c4afcea
-def _bias(layer, group, queries, recent, keep):
+def _bias(layer, window, group, queries, recent, keep):
     "Terms added to the scores of `queries` [n], for the leading places and `recent` positions [r]: [B|1,h|1,n,lead+r]."
     origin = torch.zeros(1, dtype=torch.int64, device=queries.device) if layer.padded is None else layer.padded
-    lead = origin[:,None]+torch.arange(layer.n_global, device=queries.device)  # [B|1,lead] positions
+    lead = origin[:,None]+torch.arange(group.n_lead, device=queries.device)    # [B|1,lead] positions
     place = torch.cat([lead, recent.expand(len(lead), -1)], 1)
     see = (place[:,None]<=queries[:,None])[:,None]                             # [B|1,1,n,lead+r]
-    twice = recent<origin[:,None]+layer.n_global                               # [B|1,r]
+    twice = recent<origin[:,None]+group.n_lead                                 # [B|1,r]
     see = see & torch.cat([torch.ones_like(lead, dtype=torch.bool), ~twice], 1)[:,None,None]
     if keep is not None: see = see & keep.gather(1, place.clamp(max=keep.shape[1]-1).expand(len(keep), -1))[:,None,None]
     offset = recent-queries[:,None]                                            # [n,r]
-    if isinstance(layer.window, Window):
-        near = layer.window.replace(sigma=layer.window.sigma[group.q_heads]).log_mask(offset)
+    if isinstance(window, Window): near = window.replace(sigma=window.sigma[group.q_heads]).log_mask(offset)
     else: near = torch.zeros(offset.shape, device=offset.device)[None,None]
     if group.reach is not None: near = near.masked_fill(offset<-group.reach, -torch.inf)
-    bias = torch.cat([near.new_zeros(*near.shape[:-1], layer.n_global), near], -1)
+    bias = torch.cat([near.new_zeros(*near.shape[:-1], group.n_lead), near], -1)
     return torch.where(see, bias, -torch.inf)
 
 # %% ../nbs/46_cache.ipynb #d5c64729
-def _by_pieces(layer, x, n, total):
-    "The same, group by group and 64 queries at a time."
+def _by_pieces(layer, call, x, total):
+    "Attention of the newest of `total` tokens, group by group and 64 queries at a time."
+    n,wide = x.q.shape[2],torch.promote_types(x.q.dtype, torch.float32)
     out = x.q.new_empty(*x.q.shape[:3], x.v.shape[3])
     for group in layer.groups:
-        alpha,sink = (t[group.q_heads] if isinstance(t, Tensor) and t.dim() else t for t in (layer.alpha,layer.sink))
+        alpha,sink = (t[group.q_heads] if isinstance(t, Tensor) and t.dim() else t for t in (call.alpha,call.sink))
         for i in range(0, n, 64):
-            queries = torch.arange(total-n+i, total-n+min(i+64, n), device=x.q.device)
-            first = 0 if group.reach is None else max(total-n+i-group.reach-group.start, 0)
-            recent = torch.arange(group.start+first, total-n+min(i+64, n), device=x.q.device)
-            rows = slice(layer.n_global+first, layer.n_global+first+len(recent))
-            keys,values = (torch.cat([t[:,:,:layer.n_global], t[:,:,rows]], 2) for t in (group.k,group.v))
-            bias = _bias(layer, group, queries, recent, x.keep)
+            first_query,end = total-n+i,total-n+min(i+64, n)
+            queries = torch.arange(first_query, end, device=x.q.device)
+            first = group.needed(first_query)
+            recent = torch.arange(first, max(first, end), device=x.q.device)
+            rows = slice(group.n_lead+first-group.start, group.n_lead+first-group.start+len(recent))
+            keys,values = (torch.cat([t[:,:,:group.n_lead], t[:,:,rows]], 2) for t in (group.k,group.v))
+            bias = _bias(layer, call.window, group, queries, recent, x.keep).to(wide)
             q = x.q[:,group.q_heads,i:i+64]
-            out[:,group.q_heads,i:i+64] = attention(q, keys, values, bias.to(torch.promote_types(q.dtype, torch.float32)),
-                                                    alpha=alpha, sink=sink, softcap=layer.softcap, scale=layer.scale)
+            out[:,group.q_heads,i:i+64] = attention(q, keys, values, bias, alpha=alpha, sink=sink,
+                                                    softcap=call.softcap, scale=call.scale)
     return out
 
+# %% ../nbs/46_cache.ipynb #46b00001
+class _Kept:
+    "The groups of a layer, and how many tokens it has seen."
+    heads:int
+    kv_heads:int
+    n_global:int
+    reach:list # how many tokens back each query head sees; None: all
+    record_past:bool = False # whether nothing is dropped until `crop`
+    _table:tuple|None = None # the addresses of the keys
+    _common:tuple|None = None # what all calls have in common
+
+    def reset(self) -> None:
+        "Forget everything."
+        self.groups = _groups(self.reach, self.kv_heads, self.n_global)
+        self.seen = 0      # tokens so far
+        self.padded:Tensor|None = None # [B] left padding of each row, where there is some and there are leading tokens
+
+    @property
+    def batch(self) -> int:
+        "Rows of the keys."
+        if not self.seen: raise RuntimeError("batch: expected a layer that has seen tokens, got an empty one")
+        return len(self.groups[0].k)
+
+    @property
+    def nbytes(self) -> int:
+        "Memory of the keys and values, in bytes."
+        return sum(x.nbytes for g in self.groups for x in (g.k, g.v) if x is not None)
+
+    def _base(self): return 0 if self.padded is not None else self.n_global # position behind the leading places
+
+# %% ../nbs/46_cache.ipynb #ac3e3b77
+class _Cropped(_Kept):
+    "Keys whose newest can be taken back."
+    def crop(self,
+        tokens:int, # how many of the newest to take back, >= 0
+    ) -> None:
+        "Take back the newest tokens, as speculative decoding does with rejected ones."
+        left = self.seen-_integer('tokens', tokens, 0, self.seen)
+        if left==0: return self.reset()
+        for g in self.groups:
+            if tokens and g.reach is not None and g.start>max(left-g.reach, self._base()):
+                raise ValueError(f"tokens: expected so few that the keys before them are still there, got {tokens}; "
+                                 "set record_past=True before tokens that may have to go")
+        self.seen = left
+        if self.record_past:
+            for g in self.groups: _trim(g, left)
+
+# %% ../nbs/46_cache.ipynb #50da5da0
+class _Moved(_Cropped):
+    "Keys whose rows move."
+    def select(self,
+        rows:Tensor, # [B'] int64
+    ) -> None:
+        "Rows of the batch in another order, some left out or repeated: beams, and candidates."
+        if not isinstance(rows, Tensor) or rows.dim()!=1 or rows.dtype not in (torch.int64,torch.int32):
+            raise TypeError(f"rows: expected an int64 Tensor [B'], got {_got(rows)}")
+        if self.seen and rows.is_cpu and not all(0<=row<self.batch for row in rows.tolist()):
+            raise ValueError(f"rows: expected numbers from 0 to {self.batch-1}, got {rows.tolist()}")
+        self._replace(lambda x: x[rows.to(x.device)])
+
+    def to(self,
+        device, # where keys and values go, such as 'cuda'
+    ) -> Self:
+        "The keys and values on `device`."
+        self._replace(lambda x: x.to(device))
+        return self
+
+    def _replace(self, f): # f: of a tensor whose first axis is the batch
+        for g in self.groups:
+            if g.k is not None: g.k,g.v = f(g.k),f(g.v)
+        if self.padded is not None: self.padded = f(self.padded)
+
+# %% ../nbs/46_cache.ipynb #34f58875
+class _Saved(_Moved):
+    "Keys that can be written to a file."
+    def state(self) -> tuple[dict,dict]:
+        "Numbers and tensors from which `load_state` continues."
+        numbers = dict(seen=self.seen, reach=[g.reach for g in self.groups], start=[g.start for g in self.groups])
+        tensors = {} if self.padded is None else dict(padded=self.padded)
+        for i,g in enumerate(self.groups if self.seen else ()):
+            used = g.n_lead+max(self.seen-g.start, 0)
+            tensors |= {f'{i}.k': g.k[:,:,:used].clone(), f'{i}.v': g.v[:,:,:used].clone()}
+        return numbers,tensors
+
+    def load_state(self,
+        numbers:dict, # the first result of `state`
+        tensors:dict, # the second
+    ) -> None:
+        "Continue from a `state`."
+        self.reset()
+        reach = [g.reach for g in self.groups]
+        if numbers['reach']!=reach:
+            raise ValueError(f"numbers: expected keys for windows that reach {reach}, got {numbers['reach']}")
+        for i,(g,start) in enumerate(zip(self.groups, numbers['start'] if numbers['seen'] else ())):
+            k,v = (tensors[f'{i}.{name}'].clone(memory_format=torch.contiguous_format) for name in 'kv')
+            shape = len(_list(g.kv_heads)),g.n_lead+max(numbers['seen']-start, 0)
+            if k.shape[1:3]!=shape or v.shape[1:3]!=shape:
+                raise ValueError(f"tensors: expected keys and values [B,{shape[0]},{shape[1]},d] of {g.n_lead} leading "
+                                 f"and the newest tokens, got {tuple(k.shape)} and {tuple(v.shape)}")
+            g.k,g.v,g.start = k,v,start
+        self.seen,self.padded = numbers['seen'],tensors.get('padded')
+
+# %% ../nbs/46_cache.ipynb #9e0fd437
+def _write(layer, k, v, query):
+    "New keys and values to their buffers; what queries at position `query` or later do not reach may go."
+    for group in layer.groups:
+        new = (x if group.kv_heads==slice(0, layer.kv_heads) else x[:,group.kv_heads] for x in (k, v))
+        recent = _write_leading(group, *new, layer.seen, layer.padded)
+        first = group.start if layer.record_past else group.needed(query)
+        _append(group, *recent, max(layer.seen, layer._base()), first)
+
+def _begin(layer, k, v, keep, total):
+    "The buffers of a prompt."
+    late = keep is not None and layer.n_global and not keep[:,0].all()
+    layer.padded = _left_padding(keep) if late else None
+    for group in layer.groups:
+        group.k,group.v = (x.new_zeros(len(x), len(_list(group.kv_heads)), group.n_lead, x.shape[3]) for x in (k, v))
+        group.start = layer._base()
+    _write(layer, k, v, total)
+
+# %% ../nbs/46_cache.ipynb #46b00005
+@torch.no_grad()
+def _attend(layer, q, k, v, keep):
+    "Attention of checked tensors to what is kept and to themselves."
+    if keep is not None and keep.all(): keep = None
+    n,total = q.shape[2],layer.seen+q.shape[2]
+    if layer.seen==0:
+        _begin(layer, k, v, keep, total)
+        out = _prompt(layer, q, k, v, keep)
+    else:
+        if layer.padded is not None and keep is not None: layer.padded = _left_padding(keep)
+        _write(layer, k, v, layer.seen)
+        call,plan,x = _prepared(layer, q, v)
+        x = x._replace(q=q, k=k, v=v, keep=keep)
+        if core.serves(x):
+            plan = plan._replace(q_offset=layer.seen)
+            out = core.forward(plan, x, (_addresses(layer),layer.padded,total))[0]
+        else: out = _by_pieces(layer, call, x, total)
+    layer.seen = total
+    if n>1 and not layer.record_past:
+        for group in layer.groups: _trim(group, total)
+    return out
+
+# %% ../nbs/46_cache.ipynb #deea3770
+def _check(layer, q, k, v, keep): # -> (q, k, v)
+    "The tensors of a call, cast under autocast; raise where they do not fit what is kept."
+    call = Call(q, k, v)
+    b,n = q.shape[0],q.shape[-2]
+    for name,x,h in (('q', q, layer.heads), ('k', k, layer.kv_heads), ('v', v, layer.kv_heads)):
+        if x.is_nested or x.dim()!=4 or x.shape[:3]!=(b, h, n):
+            raise ValueError(f"{name}: expected [{b},{h},{n},d], got {_got(x)}")
+    size = b,layer.seen+n
+    real = getattr(keep, 'dtype', None),getattr(keep, 'shape', None),getattr(keep, 'device', None)
+    if keep is not None and real!=(torch.bool,size,q.device):
+        raise ValueError(f"keep: expected a bool Tensor [B,seen+n]={size} on {q.device}, got {_got(keep)}")
+    group = layer.groups[0]
+    for name,x,kept in (('k', call.k, group.k), ('v', call.v, group.v)) if layer.seen else ():
+        if (x.dtype,x.device,b,x.shape[3])!=(kept.dtype,kept.device,len(kept),kept.shape[3]):
+            raise ValueError(f"{name}: expected batch {len(kept)}, width {kept.shape[3]} and {kept.dtype} on "
+                             f"{kept.device} as in the calls before, got {_got(x)} on {x.device}")
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        raise RuntimeError("q: expected tensors without a graph, got one that wants a gradient; "
+                           "a cache is for torch.no_grad()")
+    return call.q,call.k,call.v
+
 # %% ../nbs/46_cache.ipynb #e7d1981a
-class WindowedLayer(_Patched):
+class WindowedLayer(_Saved):
     "The keys and values of one causal layer that its windows still reach, and attention to them."
     def __init__(self,
         heads:int, # H, query heads
@@ -223,171 +407,19 @@ class WindowedLayer(_Patched):
         softcap:float|None=None, # c of `c tanh(score/c)`, as in Gemma 2
         sink:Tensor|None=None, # [H], a logit that takes weight and gives no value, as in gpt-oss
     ):
-        kv_heads = heads if kv_heads is None else kv_heads
-        if heads<1 or kv_heads<1 or heads%kv_heads:
+        kv_heads = _integer('heads', heads, 1) if kv_heads is None else _integer('kv_heads', kv_heads, 1)
+        if _integer('heads', heads, 1)%kv_heads:
             raise ValueError(f"kv_heads: expected a divisor of heads={heads}, got {kv_heads}")
-        if isinstance(n_global, bool) or not isinstance(n_global, int) or n_global<0:
-            raise ValueError(f"n_global: expected an int >= 0, got {n_global!r}")
-        self.heads,self.kv_heads,self.per_kv = heads,kv_heads,heads//kv_heads
-        self.window,self.n_global = _fixed_window(window, heads),n_global
-        self.scale,self.softcap = scale,softcap
-        self.alpha,self.sink = (x.detach() if isinstance(x, Tensor) else x for x in (alpha,sink))
-        self.record_past = False # whether nothing is dropped until `crop`
+        self.options = _fixed(heads, window, alpha, sink, n_global=n_global, scale=scale, softcap=softcap)
+        self.heads,self.kv_heads,self.n_global = heads,kv_heads,self.options['n_global']
+        self.reach = _reach_back(self.options['window'], heads)
         self.reset()
 
-# %% ../nbs/46_cache.ipynb #329cd614
-@patch
-def reset(self:WindowedLayer) -> None:
-    "Forget everything."
-    self.groups = _groups(_reach_back(self.window, self.heads), self.kv_heads)
-    self.seen = 0      # tokens so far
-    self.padded = None # [B] left padding of each row, where there is some and there are leading tokens
-    self._described = None # the window as a plan has it, on the device of the queries
-
-@patch
-def _window(self:WindowedLayer, device): # of the queries -> numbers of the plan, sigma, table
-    "The window as the core takes it, made once."
-    if self._described is None or self._described[0]!=device:
-        self._described = device,describe(self.window, 1, 2**31-1, 0, device)
-    return self._described[1]
-
-# %% ../nbs/46_cache.ipynb #9e0fd437
-@patch
-@torch.no_grad()
-def attend(self:WindowedLayer,
-    q:Tensor, # [B,H,n,d] queries of the n newest tokens
-    k:Tensor, # [B,Hkv,n,d] their keys
-    v:Tensor, # [B,Hkv,n,dv] and values
-    keep:Tensor|None=None, # [B,seen+n] bool over all tokens so far, True is real
-) -> Tensor: # [B,H,n,dv]
-    "Attention of the new queries to the kept keys and the new ones, which are kept in turn."
-    self._check(q, k, v, keep)
-    if keep is not None and keep.all(): keep = None
-    if self.padded is not None and keep is not None: self.padded = _left_padding(keep)
-    n,total = k.shape[2],self.seen+k.shape[2]
-    if self.seen==0: out = self._start(q, k, v, keep)
-    else:
-        self._write(k, v, whole=True)
-        alpha = self.alpha if self.alpha is None else torch.as_tensor(self.alpha, device=q.device)
-        x = Inputs(q, k, v, *self._window(q.device)[1:], alpha, sink=self.sink, keep=keep)
-        out = (_by_core if core.serves(x) else _by_pieces)(self, x, n, total)
-        if n>1 and not self.record_past:
-            for group in self.groups: _trim(group, self.n_global)
-    self.seen = total
-    return out
-
-# %% ../nbs/46_cache.ipynb #ac99fd8a
-@patch
-def _start(self:WindowedLayer, q, k, v, keep):
-    "The first call: attention of a prompt to itself."
-    if keep is not None and self.n_global and not keep[:,0].all(): self.padded = _left_padding(keep)
-    for group in self.groups:
-        group.start = self._base()
-        group.k,group.v = (x.new_zeros(len(x), len(_list(group.kv_heads)), self.n_global, x.shape[3]) for x in (k, v))
-    self._write(k, v)
-    return _prompt(self, q, k, v, keep)
-
-@patch
-def _write(self:WindowedLayer, k, v, whole=False):
-    "New keys and values to their buffers."
-    for group in self.groups:
-        new = (x if group.kv_heads==slice(0, self.kv_heads) else x[:,group.kv_heads] for x in (k, v))
-        new = _write_leading(group, *new, self.n_global, self.seen, self.padded)
-        _append(group, *new, self.n_global, self.record_past, whole)
-
-@patch
-def _base(self:WindowedLayer): return 0 if self.padded is not None else self.n_global
-
-# %% ../nbs/46_cache.ipynb #deea3770
-@patch
-def _check(self:WindowedLayer, q, k, v, keep):
-    "Shapes, and nothing that learns."
-    b,_,n,_ = q.shape if isinstance(q, Tensor) and q.dim()==4 else 'B_n_'
-    for name,x,h in (('q', q, self.heads), ('k', k, self.kv_heads), ('v', v, self.kv_heads)):
-        if not isinstance(x, Tensor) or x.dim()!=4 or x.shape[:3]!=(b, h, n):
-            raise ValueError(f"{name}: expected [{b},{h},{n},d], got {tuple(getattr(x, 'shape', ()))}")
-    if keep is not None and (keep.dtype!=torch.bool or keep.shape!=(b, self.seen+n)):
-        raise ValueError(f"keep: expected bool [B,seen+n]={b, self.seen+n}, "
-                         f"got {keep.dtype} {tuple(keep.shape)}")
-    held = self.groups[0].k
-    if self.seen and (held.shape[0]!=b or held.shape[3]!=k.shape[3]):
-        raise ValueError(f"k: expected batch {held.shape[0]} and width {held.shape[3]} as in the calls before, "
-                         f"got {tuple(k.shape)}")
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        raise RuntimeError("q: expected tensors without a graph, got one that wants a gradient; "
-                           "a cache is for torch.no_grad()")
-
-# %% ../nbs/46_cache.ipynb #ac3e3b77
-@patch
-def crop(self:WindowedLayer,
-    tokens:int, # how many of the newest to take back, >= 0
-) -> None:
-    "Take back the newest tokens, as speculative decoding does with rejected ones."
-    if not 0<=tokens<=self.seen:
-        raise ValueError(f"tokens: expected 0 to {self.seen}, the tokens so far, got {tokens}")
-    left = self.seen-tokens
-    if left==0: return self.reset()
-    for g in self.groups:
-        needed = self._base() if g.reach is None else max(left-g.reach, self._base())
-        if tokens and g.start>needed:
-            raise ValueError(f"tokens: expected so few that the keys before them are still there, got {tokens}; "
-                             "set record_past=True before tokens that may have to go")
-    for g in self.groups:
-        g.recent = max(left-g.start, 0)
-        if self.record_past: _trim(g, self.n_global)
-    self.seen = left
-
-# %% ../nbs/46_cache.ipynb #50da5da0
-@patch
-def select(self:WindowedLayer,
-    rows:Tensor, # [B'] int64
-) -> None:
-    "Rows of the batch in another order, some left out or repeated: beams, and candidates."
-    for g in self.groups:
-        if g.k is not None: g.k,g.v = g.k[rows.to(g.k.device)],g.v[rows.to(g.v.device)]
-    if self.padded is not None: self.padded = self.padded[rows.to(self.padded.device)]
-
-@patch(as_prop=True)
-def batch(self:WindowedLayer) -> int: return len(self.groups[0].k)
-
-@patch(as_prop=True)
-def nbytes(self:WindowedLayer) -> int: # bytes
-    "Memory of the keys and values."
-    return sum(x.numel()*x.element_size() for g in self.groups for x in (g.k, g.v) if x is not None)
-
-# %% ../nbs/46_cache.ipynb #34f58875
-@patch
-def state(self:WindowedLayer) -> tuple[dict,dict]:
-    "Numbers and tensors from which `load_state` continues."
-    numbers = dict(seen=self.seen, reach=[g.reach for g in self.groups], start=[g.start for g in self.groups])
-    tensors = {} if self.padded is None else dict(padded=self.padded)
-    for i,g in enumerate(self.groups):
-        if g.k is not None:
-            used = self.n_global+g.recent
-            tensors |= {f'{i}.k': g.k[:,:,:used], f'{i}.v': g.v[:,:,:used]}
-    return numbers,tensors
-
-@patch
-def load_state(self:WindowedLayer,
-    numbers:dict, # the first result of `state`
-    tensors:dict, # the second
-) -> None:
-    "Continue from a `state`."
-    if numbers['reach']!=[g.reach for g in self.groups]:
-        raise ValueError(f"numbers: expected keys for windows that reach {[g.reach for g in self.groups]}, "
-                         f"got {numbers['reach']}")
-    self.seen,self.padded = numbers['seen'],tensors.get('padded')
-    for i,(g,start) in enumerate(zip(self.groups, numbers['start'])):
-        g.k,g.v,g.start = tensors[f'{i}.k'],tensors[f'{i}.v'],start
-        g.recent = g.k.shape[2]-self.n_global
-
-# %% ../nbs/46_cache.ipynb #3fe7944e
-@patch
-def to(self:WindowedLayer,
-    device, # where keys and values go, such as 'cuda'
-) -> WindowedLayer:
-    "The keys and values on `device`."
-    for g in self.groups:
-        if g.k is not None: g.k,g.v = g.k.to(device),g.v.to(device)
-    if self.padded is not None: self.padded = self.padded.to(device)
-    return self
+    def attend(self,
+        q:Tensor, # [B,H,n,d] queries of the n newest tokens
+        k:Tensor, # [B,Hkv,n,d] their keys
+        v:Tensor, # [B,Hkv,n,dv] and values
+        keep:Tensor|None=None, # [B,seen+n] bool over all tokens so far, True is real
+    ) -> Tensor: # [B,H,n,dv]
+        "Attention of the new queries to the kept keys and the new ones, which are kept in turn."
+        return _attend(self, *_check(self, q, k, v, keep), keep)

@@ -7,7 +7,7 @@ __all__ = ['main']
 
 # %% ../nbs/81_command.ipynb #c0330003
 import argparse, os, sys
-from . import trained, training  # each registers its verbs
+from .train import trained, training  # each registers its verbs
 from .audit import report  # and so does this
 from .runs import _VERBS, UserError, need, printable, verb
 
@@ -17,7 +17,7 @@ _LATER = {  # name -> module, what it does, example
                'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow'),
     'judge': ('dynattn.hf.narrowing', 'what a model with windows recalls, by distance',
               'dynattn judge runs/narrow --data docs --context 1024'),
-    'export': ('dynattn.hf.exporting', 'write a decoder for ONNX Runtime, with caches as small as its windows',
+    'export': ('dynattn.export.graph', 'write a decoder for ONNX Runtime, with caches as small as its windows',
                'dynattn export runs/narrow --out runs/onnx'),
     'survey': ('dynattn.survey', 'efficient transformers, measured', 'dynattn survey')}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from .padding import PaddingMask, _Patched
 from .parts import FeedForward, sinusoidal_positions, split_heads, merge_heads
-from .ops import attention
+from .engine.ops import attention
 from .cache import WindowedLayer
 from .sigma import SigmaHead
 from .modules import _check_sizes, _alpha_source, _window_source

@@ -15,7 +15,7 @@ from .padding import PaddingMask, padding_mask
 from .window import Window
 from .sigma import SigmaHead, SigmaParameter
 from .sparsity import AlphaHead
-from .ops import RoutedCall, attention
+from .engine.ops import RoutedCall, attention
 _Model = TypeVar('_Model', bound=nn.Module)
 
 # %% ../nbs/48_modules.ipynb #a2c49fc4

@@ -18,10 +18,10 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.utils import parameters_to_vector
 from .alpha import _pull, _solve_into
-from .call import Call
+from .engine.call import Call
 from .encoder import Classifier, DynamicAttention, Encoder
 from .family import _TINY
-from .ops import attention as attend_here
+from .engine.ops import attention as attend_here
 from .padding import PaddingMask
 from .sigma import SigmaHead
 from .window import Window

@@ -12,7 +12,7 @@ from fastcore.basics import patch
 from torch import Tensor
 from .parts import merge_heads, split_heads
 from .encoder import Encoder
-from .ops import attention
+from .engine.ops import attention
 from .window import Window
 
 # %% ../nbs/54_stream.ipynb #91e07799

@@ -1,7 +1,8 @@
 """How large the package is and who imports whom: `python tests/house.py` prints the counts and what stands behind them.
 
-`tests/house.json` holds the ceiling. Lower it with each cut: `python tests/house.py --lower` writes what it counts now,
-and refuses to raise a number. A number is raised by hand, in a commit that adds what somebody asked for."""
+`tests/house.json` holds the ceiling. Lists of culprits may not grow; sizes have 2 % of room above it, so that a change
+of a few lines needs no number. `python tests/house.py --lower` writes what it counts now, and refuses to raise a number.
+A number is raised by hand, in a commit that adds what somebody asked for."""
 import ast, json, re, sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,15 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILING = ROOT/'tests/house.json'
 LONG = 30           # lines of an exported cell
 NATIVE = '.c', '.cc', '.cpp', '.h', '.hpp'
+ROOMS = [            # an import goes to its own room or to an earlier one
+    ('ideas', 'padding parts metrics sigma curve smoothing window chunks family alpha sparsity plot'),
+    ('engine', 'engine'), ('layers', 'saved cache heads modules encoder stream parallel'), ('library', 'hf survey'),
+    ('programs', 'runs command train narrow export audit')]
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 
 @dataclass
 class Module:
-    name:str            # dynattn.band.geometry
+    name:str            # dynattn.engine.geometry
     path:Path
     chapter:int|None    # the number of its notebook; None where it is written by hand
     tree:ast.Module
@@ -55,6 +60,13 @@ def imports(known):
             for target in targets(node, module, known):
                 if target!=module.name and known[target].path.name!='__init__.py': yield module.name, target, id(node) in inside
 
+def folder(name): return '.'.join(name.split('.')[:2])       # a module at the top is a folder of its own
+
+def floor(name):
+    "The number of the room that a module is in"
+    found = [i for i,(_,names) in enumerate(ROOMS) if folder(name).partition('.')[2] in names.split()]
+    return found[0] if found else len(ROOMS)
+
 def reachable(edges, start):
     "Everything that `start` imports, directly or through others"
     found,todo = set(),[start]
@@ -72,7 +84,7 @@ def circles(edges):
 
 def long_cells(root=ROOT):
     for path in sorted((root/'nbs').rglob('*.ipynb')):
-        if 'survey' in path.name: continue
+        if 'survey' in path.as_posix(): continue
         for cell in json.loads(path.read_text(encoding='utf-8'))['cells']:
             source = ''.join(cell['source'])
             lines = source.count('\n')+1
@@ -90,6 +102,9 @@ def found(root=ROOT):
     arrows = sorted(set(imports(known)))
     edges = {}
     for name,target,_ in arrows: edges.setdefault(name, set()).add(target)
+    between = {}
+    for name,target,_ in arrows:
+        if folder(name)!=folder(target): between.setdefault(folder(name), set()).add(folder(target))
     def later(name, target): return None not in (known[name].chapter, known[target].chapter) and known[target].chapter>known[name].chapter
     return dict(
         lines=sum(len(p.read_text(encoding='utf-8').splitlines()) for p in files),
@@ -98,7 +113,11 @@ def found(root=ROOT):
         long_cells=list(long_cells(root)),
         upward=sorted({f'{name} -> {target}' for name,target,_ in arrows if later(name, target)}),
         lazy=[f'{name} -> {target}' for name,target,inside in arrows if inside],
-        circles=circles(edges))
+        circles=circles(edges), folders=circles(between),
+        downstairs=[f'{name} -> {target}' for name,target,_ in arrows if floor(target)>floor(name)])
+
+ROOM_TO_GROW = 1.02      # for sizes; what has culprits may not grow at all
+def allowed(ceiling, x): return ceiling if isinstance(x, list) else int(ceiling*ROOM_TO_GROW)
 
 def counts(found): return {name: len(x) if isinstance(x, list) else x for name,x in found.items()}
 

@@ -64,17 +64,17 @@ MUTANTS = [ # module, its text, the fault
     ('parts', 'return rel_bias[..., offsets.clamp(-r, r) + r]', 'return rel_bias[..., offsets.clamp(-r, r) - r]'),
     ('parts', 'x.repeat_interleave(h//x.shape[1], dim=1)', 'x.repeat(1, h//x.shape[1], 1, 1)'),
     # the oracle
-    ('dense', 'if q.dtype==torch.float16: q,k = q.float(),k.float()', 'pass'),
-    ('dense', 'scores = call.softcap*torch.tanh(scores/call.softcap)', 'scores = torch.tanh(scores/call.softcap)'),
-    ('dense', '.masked_fill(everywhere, 1.).to(x.dtype)', '.to(x.dtype)'),
-    ('dense', 'if sink is not None: weights = weights[...,:-1]', 'if sink is not None: weights = weights[...,1:]'),
-    ('dense', 'return x.masked_fill(~see.any(-2)[...,None], 0.)', 'return x'),
+    ('engine.dense', 'if q.dtype==torch.float16: q,k = q.float(),k.float()', 'pass'),
+    ('engine.dense', 'scores = call.softcap*torch.tanh(scores/call.softcap)', 'scores = torch.tanh(scores/call.softcap)'),
+    ('engine.dense', '.masked_fill(everywhere, 1.).to(x.dtype)', '.to(x.dtype)'),
+    ('engine.dense', 'if sink is not None: weights = weights[...,:-1]', 'if sink is not None: weights = weights[...,1:]'),
+    ('engine.dense', 'return x.masked_fill(~see.any(-2)[...,None], 0.)', 'return x'),
     # the record of a call
-    ('call', 'call.alpha = None if alpha == 1 else alpha', 'call.alpha = alpha'),
-    ('call', "shift = m-n if bias.variant.name == 'LOWER_RIGHT' else 0", "shift = 0"),
-    ('call', 'if mask.is_floating_point() and not call.takes_zero_one and _is_zero_one(mask):', 'if False:'),
-    ('call', 'at, right=True)[None]', 'at)[None]'),
-    ('call', 'call.sink = sink.to(torch.promote_types(sink.dtype, _accumulates(call.q)))', 'call.sink = sink.abs()'),
+    ('engine.call', 'call.alpha = None if alpha == 1 else alpha', 'call.alpha = alpha'),
+    ('engine.call', "shift = m-n if bias.variant.name == 'LOWER_RIGHT' else 0", "shift = 0"),
+    ('engine.call', 'if mask.is_floating_point() and not call.takes_zero_one and _is_zero_one(mask):', 'if False:'),
+    ('engine.call', 'at, right=True)[None]', 'at)[None]'),
+    ('engine.call', 'call.sink = sink.to(torch.promote_types(sink.dtype, _accumulates(call.q)))', 'call.sink = sink.abs()'),
     # layers
     ('modules', 'if need_weights and extra: weights = weights.roll(-extra, -1)', 'pass'),
     ('modules', 'if a.dtype==torch.bool and b.dtype==torch.bool: return a & b', 'if a.dtype==torch.bool and b.dtype==torch.bool: return a | b'),
@@ -90,11 +90,12 @@ MUTANTS = [ # module, its text, the fault
     ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
 ]
 
-TESTS = dict( # what is asked beside the module's own chapter, until the first failure; all of it is in `make test`
-    padding=['test_padding.py'], curve=['14_'], smoothing=['14_'], sigma=['14_'], window=['test_rim.py', 'test_search.py'],
-    alpha=['test_entmax.py', 'test_search.py'], sparsity=['test_entmax.py', '23_'], parts=['25_', 'test_call.py', 'test_search.py'], dense=['test_call.py', 'test_search.py'],
-    call=['test_call.py', 'test_search.py'], modules=['test_modules.py'], encoder=['test_rim.py', 'test_training.py'], stream=[],
-    hf=['test_hf_common.py', 'test_hf.py'])
+TESTS = { # what is asked beside the module's own chapter, until the first failure; all of it is in `make test`
+    'padding': ['test_padding.py'], 'curve': ['14_'], 'smoothing': ['14_'], 'sigma': ['14_'],
+    'window': ['test_rim.py', 'test_search.py'], 'alpha': ['test_entmax.py', 'test_search.py'],
+    'sparsity': ['test_entmax.py', '23_'], 'parts': ['25_', 'test_call.py', 'test_search.py'],
+    'engine': ['test_call.py', 'test_search.py'], 'modules': ['test_modules.py'],
+    'encoder': ['test_rim.py', 'test_training.py'], 'stream': [], 'hf': ['test_hf_common.py', 'test_hf.py']}
 
 def module_of(name): return ROOT/'dynattn'/f"{name.replace('.', '/')}.py"
 
@@ -132,7 +133,7 @@ def put(folder, name, text, fault):
 
 def killed_by(folder, name):
     "The first test that fails in `folder`, or None"
-    others = TESTS[name.split('.')[0]]
+    others = TESTS.get(name) or TESTS[name.split('.')[0]]
     chapters = [chapter_of(module_of(name)).name, *(n for n in others if not n.endswith('.py'))]
     files = [f'tests/{n}' for n in others if n.endswith('.py')]
     env = {**os.environ, 'PYTHONPATH': str(folder), 'OMP_NUM_THREADS': '1'}

@@ -99,7 +99,7 @@ def run(numbers, examples=150):
     from hypothesis import HealthCheck, Phase, given, settings, strategies as st
     import sanitize_native, test_native
     from test_banded import cases
-    from dynattn.native import core
+    from dynattn.engine.native import core
     torch.set_num_threads(1)
     made,source = [],sanitize_native.SOURCE.read_text(encoding='utf-8')
     quick = settings(max_examples=examples, deadline=None, derandomize=True, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck))

@@ -3,7 +3,7 @@ import random, sys
 from datetime import timedelta
 import torch, torch.distributed as dist
 from dynattn import PaddingMask, Window, parallel
-from dynattn.dense import dense_attention
+from dynattn.engine.dense import dense_attention
 
 SUMMED = 'sigma','alpha','rel_bias','sink'
 

@@ -7,7 +7,7 @@ import os, platform, subprocess, sys, tempfile, time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT/'dynattn/native/core.cpp'
+SOURCE = ROOT/'dynattn/engine/native/core.cpp'
 TOOLS = dict(
     asan=('-g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined', ('libasan.so','libubsan.so'),
           dict(ASAN_OPTIONS='detect_leaks=0', UBSAN_OPTIONS='print_stacktrace=1')),
@@ -28,7 +28,7 @@ def calls(seconds):
     sys.path.insert(0, str(ROOT/'tests'))
     from test_banded import cases
     from test_native import DTYPES, a_call, between_guards, exact_case
-    from dynattn.native import core
+    from dynattn.engine.native import core
     torch.set_num_threads(2)
     for start in range(3):
         for alpha in (None,1.5): a_call(start, n=1500, alpha=alpha)()

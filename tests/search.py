@@ -17,10 +17,10 @@ import numpy as np
 import torch, torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 import oracle, dynattn
-from dynattn import ops
-from dynattn.band import operator as band
-from dynattn.native import core
-from dynattn.ops import choose
+from dynattn.engine import ops
+from dynattn.engine import operator as band
+from dynattn.engine.native import core
+from dynattn.engine.ops import choose
 
 inf,nan = float('inf'),float('nan')
 FORK = multiprocessing.get_context('fork')

@@ -186,7 +186,7 @@ def shows(finding, model):
     return told['change']==0 if 'expected: above 0' in finding.code else told['change']>1e-9
 
 def test_the_chapter_names_every_report():
-    text = (Path(__file__).parents[1]/'nbs/69_audit.report.ipynb').read_text(encoding='utf-8')
+    text = (Path(__file__).parents[1]/'nbs/audit/69_report.ipynb').read_text(encoding='utf-8')
     assert not [address for address,*_ in REPORTED.values() if GITHUB+address not in text]
 
 def test_each_fault_goes_when_it_is_mended():
@@ -303,7 +303,7 @@ def test_attention_that_cannot_be_watched_is_measured_by_change():
     assert shows(finding, model)
 
 def test_torchs_own_encoder_and_nothing_is_left_behind():
-    from dynattn import ops
+    from dynattn.engine import ops
     impls,default = dict(ops.impls),torch.get_default_dtype()
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 2)
     found = examine(encoder, sequence(11))

@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from dynattn.dense import dense_attention
-from dynattn.band.operator import banded_attention
-from dynattn.native import core
-from dynattn.ops import attention
+from dynattn.engine.dense import dense_attention
+from dynattn.engine.operator import banded_attention
+from dynattn.engine.native import core
+from dynattn.engine.ops import attention
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
 

@@ -89,23 +89,23 @@ def test_a_result_lands_on_its_symbol(tab, url, target):
     assert not tab.complaints
 
 def test_a_link_opens_the_table_or_the_fold_that_it_leads_to(tab, url):
-    tab.goto(url+'dense.html')
+    tab.goto(url+'engine/dense.html')
     folded = tab.evaluate("document.querySelector('details[data-of]')?.dataset.of")
     assert folded and not tab.evaluate("document.querySelector('details[data-of]').open")
-    tab.goto(url+'dense.html#'+folded)
+    tab.goto(url+'engine/dense.html#'+folded)
     tab.wait_for_function("document.querySelector('details[data-of]').open", timeout=5000)
     assert not tab.complaints
 
 # What a reader may type, and the pages of which one should stand among the first three
 QUERIES = {
-    'window per head': 'sigma window modules hf.windows encoder', 'train sigma': 'sigma window vanishing',
-    'kv cache decoding': 'cache hf.cache', 'TransformerEncoder': 'modules', 'sliding window': 'window chunks hf.windows',
-    'causal mask': 'padding parts', 'save and load': 'hf.saving', 'attention sinks': 'ops cache band.operator',
-    'learnable attention span': 'smoothing window survey.fixed', 'Hugging Face': 'hf.layers hf.windows hf.saving hf.plugin',
-    'GPU': 'kernels.window kernels.primitives kernels.entmax', 'speed benchmark': 'benchmarks', 'gradient vanish': 'vanishing',
-    'wndow': 'window', 'from_lengths': 'padding', 'PaddingMask': 'padding', 'entmax': 'alpha', 'narrow': 'hf.narrowing',
-    'packed sequences': 'padding band.operator', 'learned alpha': 'sparsity family', 'audit a model': 'audit.report audit.subjects audit.questions audit.watch',
-    'cross attention': 'parts cache', 'Longformer': 'chunks survey.memory', 'ONNX export': 'ops',
+    'window per head': 'sigma window modules hf/windows encoder', 'train sigma': 'sigma window vanishing',
+    'kv cache decoding': 'cache hf/cache', 'TransformerEncoder': 'modules', 'sliding window': 'window chunks hf/windows',
+    'causal mask': 'padding parts', 'save and load': 'hf/saving', 'attention sinks': 'engine/ops cache engine/operator',
+    'learnable attention span': 'smoothing window survey/fixed', 'Hugging Face': 'hf/layers hf/windows hf/saving hf/plugin',
+    'GPU': 'engine/triton.window engine/triton.primitives engine/triton.entmax', 'speed benchmark': 'benchmarks', 'gradient vanish': 'vanishing',
+    'wndow': 'window', 'from_lengths': 'padding', 'PaddingMask': 'padding', 'entmax': 'alpha', 'narrow': 'hf/narrowing',
+    'packed sequences': 'padding engine/operator', 'learned alpha': 'sparsity family', 'audit a model': 'audit/report audit/subjects audit/questions audit/watch',
+    'cross attention': 'parts cache', 'Longformer': 'chunks survey/memory', 'ONNX export': 'engine/ops',
     'is it worth it': 'worth'}
 
 def test_search_ranks_what_a_reader_asks(tab, url):

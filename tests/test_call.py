@@ -6,7 +6,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.testing import assert_close
 import dynattn
 from dynattn import PaddingMask, Window, attention, attention_weights, banded_attention, dense_attention
-from dynattn.call import Call
+from dynattn.engine.call import Call
 
 B, H, N, D = 2, 4, 6, 8
 

@@ -54,6 +54,7 @@ CHAT = """
 import torch
 from dynattn import hf
 from dynattn.hf.narrowing import set_widths
+from dynattn.export import export
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 torch.manual_seed(0)
@@ -66,7 +67,7 @@ model = LlamaForCausalLM(LlamaConfig(vocab_size=len(letters), hidden_size=32, in
     num_attention_heads=2, max_position_embeddings=512)).eval()
 hf.add_windows(model, n_global=2)
 set_widths(model, [[9, 30]])
-hf.export(model, 'chat', words, piece=16)
+export(model, 'chat', words, piece=16)
 """
 
 def test_an_exported_model_talks_without_pytorch_and_reads_nothing_twice(tmp_path):

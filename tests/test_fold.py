@@ -60,7 +60,7 @@ def test_the_line(source, want): assert fold.line(source)=='✓ '+want
 def test_the_words_of_a_solution_stand_above_its_code(site):
     assert fold.explanation('# Both, as\n# `a` is b.\n\nx = 1 # c\n')==('Both, as `a` is b.', 'x = 1 # c\n')
     assert fold.explanation('# a remark\nx = 1')==('', '# a remark\nx = 1') and fold.explanation('x')==('', 'x')
-    text = (site[0]/'survey.learned.html').read_text(encoding='utf-8')
+    text = (site[0]/'survey/learned.html').read_text(encoding='utf-8')
     assert '<summary>Solution</summary>\n<p>Five: r rounds' in text
 
 def test_a_caption_does_not_repeat_what_is_drawn():

@@ -227,7 +227,7 @@ def test_packed_texts_are_what_they_are_alone(name, windows, monkeypatch):
     ends = torch.tensor((0,)+lengths).cumsum(0)
     taken = []
     monkeypatch.setattr(plugin, 'attention', lambda *a, **k: (taken.append(k), attention(*a, **k))[1])
-    from dynattn.ops import attention
+    from dynattn.engine.ops import attention
     def both(call):
         model.zero_grad()
         out = call()
@@ -274,7 +274,7 @@ def test_a_bias_by_offset_is_a_vector(name, again, monkeypatch):
     assert any('relative_attention_bias' in n and g.abs().max()>1e-6 for n,g in their_gradients.items())
     taken = []
     monkeypatch.setattr(plugin, 'attention', lambda *a, **k: (taken.append(k), attention(*a, **k))[1])
-    from dynattn.ops import attention
+    from dynattn.engine.ops import attention
     if again is not None: model.gradient_checkpointing_enable(dict(use_reentrant=again))
     ours,gradients = run('dynattn')
     assert_close(ours, theirs, rtol=0, atol=1e-10)

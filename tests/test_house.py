@@ -1,4 +1,4 @@
-"The package may only shrink, unless a commit says why: sizes, imports and long cells stay below a committed ceiling."
+"The package does not grow unnoticed: sizes stay near a committed ceiling, imports and long cells below it."
 import json
 import pytest
 import house
@@ -9,7 +9,8 @@ FOUND,CEILING = house.found(),json.loads(house.CEILING.read_text())
 def test_at_most_the_ceiling(name):
     x = FOUND[name]
     listed = '\n'.join(x) if isinstance(x, list) else ''
-    assert house.counts(FOUND)[name]<=CEILING[name], f'{name}: {house.counts(FOUND)[name]} > {CEILING[name]} of tests/house.json\n{listed}'
+    most = house.allowed(CEILING[name], x)
+    assert house.counts(FOUND)[name]<=most, f'{name}: {house.counts(FOUND)[name]} > {most} by tests/house.json\n{listed}'
 
 def test_nothing_else_has_a_ceiling(): assert set(CEILING)==set(FOUND)
 
@@ -26,4 +27,15 @@ def test_what_is_counted(tmp_path):
     (tmp_path/'nbs/01_a.ipynb').write_text(json.dumps(dict(cells=cells)))
     found = house.found(tmp_path)
     assert found==dict(lines=12, definitions=3, public=1, long_cells=['01_a.ipynb long: 32 lines'],
-        upward=['dynattn.a -> dynattn.b', 'dynattn.b -> dynattn.c'], lazy=['dynattn.b -> dynattn.c'], circles=['dynattn.a <-> dynattn.b <-> dynattn.c'])
+        upward=['dynattn.a -> dynattn.b', 'dynattn.b -> dynattn.c'], lazy=['dynattn.b -> dynattn.c'], circles=['dynattn.a <-> dynattn.b <-> dynattn.c'],
+        folders=['dynattn.a <-> dynattn.b <-> dynattn.c'], downstairs=[])
+
+def test_an_import_from_a_later_room_is_found(tmp_path):
+    for name,text in dict(padding='import dynattn.engine.call\n', **{'engine/call': 'from .. import padding\n'}).items():
+        path = tmp_path/f'dynattn/{name}.py'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path/'nbs').mkdir()
+    assert house.found(tmp_path)['downstairs']==['dynattn.padding -> dynattn.engine.call']
+
+def test_sizes_have_room_and_lists_have_none(): assert (house.allowed(100, 3), house.allowed(100, []))==(102, 100)

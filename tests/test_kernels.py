@@ -23,10 +23,10 @@ sys.modules['triton'] = None
 import dynattn, torch
 q = torch.randn(1, 2, 200, 8)
 assert dynattn.attention(q, q, q, window=3).shape==q.shape
-try: import dynattn.kernels.window
+try: import dynattn.engine.triton.window
 except ImportError as e: print(e)
 ''')
-    assert r.returncode==0 and 'dynattn.kernels needs Triton' in r.stdout, r.stdout + r.stderr
+    assert r.returncode==0 and 'dynattn.engine.triton needs Triton' in r.stdout, r.stdout + r.stderr
 
 @pytest.mark.slow
 def test_the_named_implementation_runs_in_the_interpreter_compiled_and_exported_as_one_operator():

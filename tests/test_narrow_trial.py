@@ -1,9 +1,9 @@
-"""`benchmarks/narrow_trial.py`: questions that their texts answer, footprints against a plain count, gates, equal footprints."""
+"""`experiments/narrow_trial.py`: questions that their texts answer, footprints against a plain count, gates, equal footprints."""
 import random, sys
 from types import SimpleNamespace
 import pytest, torch
 from conftest import ROOT
-sys.path.insert(0, str(ROOT/'benchmarks'))
+sys.path[:0] = [str(ROOT/'experiments'), str(ROOT/'benchmarks')]
 pytest.importorskip('transformers')
 import narrow_trial as trial
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM

@@ -9,11 +9,11 @@ import pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
-from dynattn.band.operator import banded_attention
-from dynattn.band.plan import prepare
-from dynattn.call import Call, takes
-from dynattn.dense import dense_attention
-from dynattn.native import core
+from dynattn.engine.operator import banded_attention
+from dynattn.engine.plan import prepare
+from dynattn.engine.call import Call, takes
+from dynattn.engine.dense import dense_attention
+from dynattn.engine.native import core
 from dynattn.window import Window
 
 HERE = Path(__file__).resolve().parent
@@ -324,7 +324,7 @@ def test_a_key_that_is_no_number(softcap, alpha):
 
 def test_the_page_shows_the_file_as_it_is():
     "Chapter 33 quotes core.cpp; what it printed is what the file says now."
-    cells = json.loads((HERE.parent/'nbs/33_native.core.ipynb').read_text(encoding='utf-8'))['cells']
+    cells = json.loads((HERE.parent/'nbs/engine/33_native.core.ipynb').read_text(encoding='utf-8'))['cells']
     sources = [''.join(c['source']) for c in cells]
     names = dict(files=files, Markdown=lambda text: text)
     exec(next(s for s in sources if 'def quote(' in s), names)

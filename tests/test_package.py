@@ -43,8 +43,8 @@ def python(wheel, tmp_path_factory):
 @pytest.mark.slow
 def test_wheel_holds_the_modules_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    found = {n for n in names if '.dist-info/' not in n}-{f'dynattn/native/core_{level}.so' for level in ('generic','avx2','avx512')}
-    assert found=={*MODULES, 'dynattn/py.typed', 'dynattn/native/core.cpp'}         # where a compiler was at hand, its libraries too
+    found = {n for n in names if '.dist-info/' not in n}-{f'dynattn/engine/native/core_{level}.so' for level in ('generic','avx2','avx512')}
+    assert found=={*MODULES, 'dynattn/py.typed', 'dynattn/engine/native/core.cpp'}         # where a compiler was at hand, its libraries too
     assert any(n.endswith('licenses/LICENSE') for n in names)
 
 def _python(python, code, tmp_path): return _run(python, '-c', code, cwd=tmp_path, env={k: v for k,v in os.environ.items() if k!='PYTHONPATH'})

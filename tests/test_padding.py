@@ -3,8 +3,8 @@ import copy, pickle
 import pytest, torch
 from hypothesis import given, settings, strategies as st
 from torch.testing import assert_close
-from dynattn.native import core
-from dynattn.ops import attention
+from dynattn.engine.native import core
+from dynattn.engine.ops import attention
 from dynattn.padding import PaddingMask, masked_softmax, padding_mask
 
 SETTINGS = settings(deadline=None, derandomize=True)   # how many examples: conftest.py

@@ -3,13 +3,14 @@
 A notebook's own test runs its hidden cells too; a reader does not have those. What is marked `slow` is left out here: the
 notebook's test runs it."""
 import json, re
+from pathlib import Path
 import pytest
 import book, forked
 
 ROOT = forked.ROOT
 UNSEEN = re.compile(r'^#\|\s*(hide\b|default_exp\b|(echo|include):\s*false)', re.M)
-SOON = r'\d{3}_|0[1-9]_|1\d_|2[0-5]_|4[4-8]_'       # the guide, the idea, and what a reader calls; the others with `make test-all`
-PAGES = [pytest.param(c.path.as_posix(), marks=pytest.mark.docs if re.match(SOON, c.path.name) else pytest.mark.slow)
+SOON = r'guide/|(engine/)?(0[1-9]|1\d|2[0-5]|4[4-8])_'       # the guide, the idea, and what a reader calls; the others with `make test-all`
+PAGES = [pytest.param(c.path.as_posix(), marks=pytest.mark.docs if re.match(SOON, c.path.as_posix()) else pytest.mark.slow)
          for c in book.chapters()]
 
 def seen(path):
@@ -25,12 +26,13 @@ def session(tmp_path_factory):
     folder = tmp_path_factory.mktemp('session')/'nbs'
     folder.mkdir()
     for name in ('docs', 'benchmarks', 'examples', 'dynattn'): (folder.parent/name).symlink_to(ROOT/name)
-    for p in book.NBS.iterdir(): (folder/p.name).symlink_to(p)
+    for p in book.NBS.rglob('*'):
+        (folder/p.relative_to(book.NBS)).mkdir() if p.is_dir() else (folder/p.relative_to(book.NBS)).symlink_to(p)
     servers = {}
     def run(path):
-        kernels = 'kernels' in path
+        kernels = 'triton' in path
         if kernels not in servers: servers[kernels] = forked.Server(forked.LIGHT if kernels else forked.ALL)
-        pasted = folder/f'pasted_{path}'
+        pasted = (folder/path).with_name(f'pasted_{Path(path).name}')
         pasted.write_text(json.dumps(seen(path)), encoding='utf-8')
         return servers[kernels].run(pasted)
     yield run

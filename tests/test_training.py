@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 import pytest, torch
 pytest.importorskip('accelerate'); pytest.importorskip('safetensors')
-from dynattn import command, files, runs, trained, training
+from dynattn import command, runs
+from dynattn.train import files, trained, training
 from dynattn.command import main
 from dynattn.runs import Run, working_in
 
@@ -53,7 +54,7 @@ def says(capsys):
 
 def child(code, *argv, **env):
     "A process of its own that runs `code` before the command"
-    code = f"import os, signal, sys\nfrom dynattn import command, files, training\nhooks = []\n{code}\nsys.exit(command.main(sys.argv[1:], callbacks=hooks))"
+    code = f"import os, signal, sys\nfrom dynattn import command\nfrom dynattn.train import files, training\nhooks = []\n{code}\nsys.exit(command.main(sys.argv[1:], callbacks=hooks))"
     return subprocess.run([sys.executable, '-c', code, *map(str, argv)], capture_output=True, text=True, timeout=120, cwd=ROOT, env={**os.environ, **env})
 
 AT = '''
@@ -270,7 +271,7 @@ def averaged(c, n):
 def test_torchrun_goes_on_with_what_two_processes_began(tree, tmp_path, says):
     "What both have learnt is what one learns from the mean of their gradients"
     out,argv = tmp_path/'run',['train', tree, '--out', tmp_path/'run', *SMALL]
-    code = f"import os, signal, sys\nfrom dynattn import command, training\nhooks = []\n{AT.format(what='os.kill(os.getpid(), signal.SIGKILL)')}\nsys.exit(command.main(sys.argv[1:], callbacks=hooks))"
+    code = f"import os, signal, sys\nfrom dynattn import command\nfrom dynattn.train import training\nhooks = []\n{AT.format(what='os.kill(os.getpid(), signal.SIGKILL)')}\nsys.exit(command.main(sys.argv[1:], callbacks=hooks))"
     at = str(port())
     env = lambda rank: {**os.environ, 'OMP_NUM_THREADS': '1', 'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': at, 'ACCELERATE_USE_CPU': 'true'}
     both = [subprocess.Popen([sys.executable, '-c', code, *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env(r)) for r in range(2)]

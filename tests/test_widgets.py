@@ -176,10 +176,10 @@ def stored(notebook, kind):
     return next(''.join(html) for html in outputs if f'dynattn-{kind}' in ''.join(html))
 
 @pytest.fixture(scope='module')
-def survey_page(): return stored('79_survey.ipynb', 'survey')
+def survey_page(): return stored('survey/79_survey.ipynb', 'survey')
 
 @pytest.fixture(scope='module')
-def heads_page(): return stored('014_guide.heads.ipynb', 'heads')
+def heads_page(): return stored('guide/14_heads.ipynb', 'heads')
 
 @pytest.mark.parametrize('n', [9, 14, 20])
 @pytest.mark.parametrize('choice', [dict(sort='row'), dict(sort='name', causal='leaks'), dict(sort='saved', tag='FP'), dict(sort='saved', tag='none')])

@@ -1,11 +1,11 @@
-"""`benchmarks/worth.py`: labels of the small tasks against plain loops over the ids, and a run that goes on."""
+"""`experiments/worth.py`: labels of the small tasks against plain loops over the ids, and a run that goes on."""
 import csv, math, sys
 from dataclasses import replace
 from pathlib import Path
 import pytest, torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT/'benchmarks'))
+sys.path[:0] = [str(ROOT/'experiments'), str(ROOT/'benchmarks')]
 import worth, worth_tasks
 from worth_tasks import ASKED_NOT, TASKS
 

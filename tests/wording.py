@@ -39,7 +39,7 @@ def texts_of_code(source):
 
 def texts():
     "(where, text) of everything that a reader sees"
-    for path in sorted((ROOT/'nbs').glob('*.ipynb')):
+    for path in sorted((ROOT/'nbs').rglob('*.ipynb')):
         for cell in json.loads(path.read_text(encoding='utf-8'))['cells']:
             source = ''.join(cell['source'])
             for text in [source] if cell['cell_type']=='markdown' else texts_of_code(source):

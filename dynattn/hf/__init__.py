@@ -5,13 +5,10 @@ from .windows import HeadReport, add_alpha, add_windows, mean_width, penalise, r
 from .saving import auto_class, load, save
 from .cache import WindowedCache
 from .curves import CostCurves, cost_curves
-from .recall import Recall, forgotten, recall_grid
 from .narrowing import Narrowed, narrow
-from .exporting import export
-from ..onnx_model import OnnxModel
 from .parallel import parallelize
 
 __all__ = [
     'Learned', 'Sight', 'attend', 'register', 'switch', 'HeadReport', 'add_alpha', 'add_windows', 'mean_width',
-    'penalise', 'report', 'auto_class', 'load', 'save', 'WindowedCache', 'CostCurves', 'cost_curves', 'Recall',
-    'forgotten', 'recall_grid', 'Narrowed', 'narrow', 'export', 'OnnxModel', 'parallelize']
+    'penalise', 'report', 'auto_class', 'load', 'save', 'WindowedCache',
+    'CostCurves', 'cost_curves', 'Narrowed', 'narrow', 'parallelize']

@@ -1,0 +1,1 @@
+"`dynattn train`: an encoder learns from files."

