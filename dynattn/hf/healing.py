@@ -58,7 +58,7 @@ def _heal_steps(tuned, distance, steps, rate, checkpoint, every, on_step):
         adam.load_state_dict(state['adam'])
         rows = state['rows']
     for step in range(len(rows), steps):
-        with tuned.disable_adapter(): distance.full(step)
+        with tuned.disable_adapter(): distance.full_hidden(step)
         adam.param_groups[0]['lr'] = rate*_rate(step, steps)
         loss = distance(step, step)
         adam.zero_grad()
@@ -76,7 +76,7 @@ def _heal_steps(tuned, distance, steps, rate, checkpoint, every, on_step):
 @torch.enable_grad()
 def heal(
     model:PreTrainedModel, # with hard windows; nothing of it learns
-    distance, # `distance(i, step)` is the loss on text i; `distance.full(i)` takes the full model's part
+    distance, # `distance(i, step)` is the loss on text i; `distance.full_hidden(i)` takes the full model's part
     steps:int, # texts, one a step
     measure, # gives numbers from texts held out
     rank:int=8, # of the updates

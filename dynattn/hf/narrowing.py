@@ -7,7 +7,7 @@ __all__ = ['WAYS', 'FACTS', 'without_windows', 'WidthVector', 'NarrowOptions', '
            'narrow', 'token_losses', 'interval', 'quality', 'NarrowConfig', 'read_texts', 'narrow_verb', 'judge_verb']
 
 # %% ../../nbs/hf/66_narrowing.ipynb #a373e59c
-import json, math, random, shutil, sys, time, zlib
+import json, math, random, shutil, sys, time
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatch
@@ -22,8 +22,10 @@ from ..runs import (
     read_state, table, verb, working_in, write_atomic, write_report, write_state)
 from ..sigma import SigmaParameter
 from .cache import WindowedCache
-from .curves import (
-    Budget, _call, _check_batches, _embeddings, _frozen, _increasing_to, cache_share, pair_share)
+from dynattn.hf.curves import (
+    Budget, CostCurves, _call, _check_batches, _embeddings, _frozen, _increasing_to, _sum_of, cache_share, cost_curves,
+    pair_share)
+from .healing import Healed, heal
 from .plugin import PreTrainedModel, switch
 from ..narrow.recall import _rounds, facts_to_learn, forgotten, predictions, recall_grid
 from .saving import load_pretrained, save
@@ -165,7 +167,8 @@ class NarrowOptions:
     steps: int = 60         # texts, or batches of texts, that are learned from
     sinks: int|None = None  # leading tokens that all queries see (4 for a causal model, 1 for an encoder)
     places: int = 512       # positions of a text whose predictions are compared
-    begin: float = .5       # the share at the start, with all heads equally wide
+    begin: float = .5       # the share at the start
+    heal: int = 0           # steps of healing afterwards, each on a text of its own
     seed: int = 0           # for the order of the texts and the draw of positions
 
 # %% ../../nbs/hf/66_narrowing.ipynb #e988d003
@@ -207,13 +210,17 @@ def divergence(self:Distance,
     return F.kl_div(given, wanted, log_target=True, reduction='batchmean')
 
 @patch
-def __call__(self:Distance, i, step) -> Tensor: # [], differentiable in the widths
+def parts(self:Distance, i, step) -> list: # differentiable in the widths: of the whole text, of its answers if it asks
     batch = self.batches[i]
     full,narrow = self.full_hidden(i),_call(self.model, batch)
-    if not self.speaks: return 1-F.cosine_similarity(_embeddings(narrow, batch), _embeddings(full, batch)).mean()
-    parts = [self._places(batch, step)]
-    if 'asked' in batch and batch['asked'].any(): parts.append(batch['asked'].flatten().nonzero()[:,0])
-    return sum(self.divergence(full.flatten(0, 1)[at], narrow.flatten(0, 1)[at]) for at in parts)
+    if not self.speaks: return [1-F.cosine_similarity(_embeddings(narrow, batch), _embeddings(full, batch)).mean()]
+    places = [self._places(batch, step)]
+    if 'asked' in batch and batch['asked'].any(): places.append(batch['asked'].flatten().nonzero()[:,0])
+    return [self.divergence(full.flatten(0, 1)[at], narrow.flatten(0, 1)[at]) for at in places]
+
+@patch
+def __call__(self:Distance, i, step) -> Tensor: # []
+    return sum(self.parts(i, step))
 
 # %% ../../nbs/hf/66_narrowing.ipynb #16ba487b
 _RATE = .15   # of the logarithms of the widths, at the first step
@@ -233,8 +240,8 @@ class Narrower(_Patched):
         self.rows = []                                               # a record for each step
         self.keep = .25 if options.keep is None else options.keep
         self.measured = []                                           # (share, rise, widths), where `rise` is given
+        self.late = torch.zeros_like(vector.log_width)               # the sum of the last third of the steps
         vector.scale_to(max(options.begin, self.keep))
-        vector.set(torch.full_like(vector.widths(), vector.widths().mean()))
         self.first_share = vector.share().item()
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0009
@@ -272,8 +279,17 @@ def step(self:Narrower) -> dict:
     self.adam.step()
     done = min((step+1)/max(_DESCENT*self.options.steps, 1), 1)
     self.vector.scale_to(self.first_share*(self.keep/self.first_share)**done)
+    if step>=2/3*self.options.steps: self.late += log_width.detach()
     self.rows.append(dict(step=step, text=text, loss=loss.item(), multiplier=price, share=self.vector.share().item()))
     return self.rows[-1]
+
+# %% ../../nbs/hf/66_narrowing.ipynb #c66d0302
+@patch
+def finish(self:Narrower) -> None:
+    "Give the vector the widths of the run."
+    number = sum(row['step']>=2/3*self.options.steps for row in self.rows)
+    if number: self.vector.set((self.late/number).exp())
+    self.vector.scale_to(self.keep)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d000d
 @patch
@@ -281,7 +297,7 @@ def state(self:Narrower) -> dict:
     "The state on which the rest of the run depends."
     return dict(
         options=asdict(self.options), rows=self.rows, first_share=self.first_share, adam=self.adam.state_dict(),
-        log_width=self.vector.log_width.detach(), mean_gradient=self.mean_gradient, keep=self.keep,
+        log_width=self.vector.log_width.detach(), mean_gradient=self.mean_gradient, late=self.late, keep=self.keep,
         measured=self.measured)
 
 @patch
@@ -294,6 +310,7 @@ def restore(self:Narrower,
         raise ValueError(f"checkpoint: expected one of these options, got {', '.join(differ)}")
     self.vector.log_width.copy_(state['log_width'])
     self.mean_gradient.copy_(state['mean_gradient'])
+    self.late.copy_(state['late'])
     self.adam.load_state_dict(state['adam'])
     self.rows,self.measured = list(state['rows']),list(state['measured'])
     self.first_share,self.keep = state['first_share'],state['keep']
@@ -308,6 +325,7 @@ class Narrowed:
     seconds: float # duration of the run
     finished: bool # False: the run was interrupted, and these are the widths so far
     rise: float|None = None # the one allowed: the rise in loss on the texts by which the share was chosen
+    healed: Healed|None = None # what healing did
 
     def share(self,
         n:int|None=None, # tokens of a text (default: as many as it learned from)
@@ -353,6 +371,8 @@ def _check_options(o, n):
         value = getattr(o, name)
         if not (isinstance(value, int) and value>=1):
             raise ValueError(f"{name}: expected a whole number of 1 or more, got {value!r}")
+    if not (isinstance(o.heal, int) and o.heal>=0):
+        raise ValueError(f"heal: expected a whole number of 0 or more, got {o.heal!r}")
     for name,value in dict(keep=o.keep, sizes=o.sizes or None).items():
         if None not in (value, o.rise): raise ValueError(f"{name}: expected none beside rise={o.rise}, got {value}")
     for name in ('keep','begin'):
@@ -364,7 +384,7 @@ def _check_options(o, n):
         raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {o.sinks}")
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7338f8dd
-def _checked(model, batches, o):
+def _checked(model, batches, o, held_out=None):
     "The options with their defaults filled in, and the length of the texts."
     n,kind = _check_batches(batches),type(model).__name__
     if not isinstance(model, PreTrainedModel): raise TypeError(f"model: expected a model of transformers, got {kind}")
@@ -373,6 +393,8 @@ def _checked(model, batches, o):
     causal = model.get_output_embeddings() is not None
     if o.sinks is None: o = replace(o, sinks=4 if causal else 1)
     _check_options(o, n)
+    if o.heal>len(batches): raise ValueError(f"heal: expected at most a step for each of {len(batches)} batches, got {o.heal}")
+    if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
     least = Budget(n, o.sinks, causal).share(torch.ones(1)).item()
     if o.keep is not None and o.keep<least:
         raise ValueError(f"keep: expected {least:.4f} or more for texts of {n} tokens, got {o.keep}")
@@ -387,15 +409,13 @@ def _checked(model, batches, o):
 # %% ../../nbs/hf/66_narrowing.ipynb #f847ffd3
 def _learn(run, batches, checkpoint, every, on_step):
     "Run all steps, or those before an interruption; False then."
-    texts = zlib.crc32(b''.join(b['input_ids'].cpu().numpy().tobytes() for b in batches))
+    texts = _sum_of(batches)
     if checkpoint is not None and Path(checkpoint).exists():
         state = read_state(checkpoint, {'texts', *run.state()})
         if state.pop('texts')!=texts: raise ValueError("checkpoint: expected one of these texts, got one of others")
         run.restore(state)
     try:
         while len(run.rows)<run.options.steps:
-            if run.options.rise is not None and len(run.rows)==math.ceil(_DESCENT*run.options.steps):
-                run._measure()
             row = run.step()
             last = len(run.rows)==run.options.steps
             if checkpoint is not None and (last or len(run.rows)%every==0):
@@ -405,6 +425,21 @@ def _learn(run, batches, checkpoint, every, on_step):
     return True
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d000f
+def _beside(checkpoint, part):
+    "The file of another part of a run."
+    return None if checkpoint is None else Path(checkpoint).with_suffix(f'.{part}.pt')
+
+def _mend(model, distance, held_out, checkpoint, every, on_step):
+    "Heal a model with hard windows, if that brings texts and answers that were held out closer to the full model's."
+    held = Distance(model, held_out, distance.options)
+    for i in range(len(held_out)): held.full_hidden(i)
+    def measure():
+        parts = [held.parts(i, 0) for i in range(len(held_out))]
+        each = [p[0] for p in parts],[p[1] for p in parts if len(p)>1]
+        return [(sum(x)/len(x)).item() for x in each if x]
+    return heal(model, distance, distance.options.heal, measure, seed=distance.options.seed, checkpoint=checkpoint,
+                every=every, on_step=on_step)
+
 def narrow(
     model:PreTrainedModel, # without windows; it gets them
     batches:list, # dicts with `input_ids` [B,N] and the model's other inputs, at the length of later use
@@ -412,25 +447,31 @@ def narrow(
     checkpoint=None, # a file for the state of the run; if it exists, the run continues from it
     every:int=5, # steps between two checkpoints
     on_step=None, # a function, called with the record of each step
+    curves:CostCurves|None=None, # of these texts (default: measured on the first 16 of `batches`)
+    held_out:list|None=None, # like `batches`, texts that decide whether healing helped
     **options, # fields of `NarrowOptions`
 ) -> Narrowed:
     "Learn how far each head of a model has to look. If interrupted (Ctrl-C), it keeps the widths so far."
     start = time.perf_counter()
-    o,n = _checked(model, batches, NarrowOptions(keep=keep, **options))
+    o,n = _checked(model, batches, NarrowOptions(keep=keep, **options), held_out)
+    if curves is None: curves = cost_curves(model, batches[:16], o.sinks, seed=o.seed, checkpoint=_beside(checkpoint, 'curves'))
     add_windows(model, n_global=o.sinks)
-    trained,was_training = [p for p in model.parameters() if p.requires_grad],model.training
-    model.eval().requires_grad_(False)
-    vector = WidthVector(model, n)
-    run = Narrower(vector, Distance(model, batches, o), len(batches), o)
-    finished = _learn(run, batches, checkpoint, every, on_step)
-    risen = run._measure() if o.rise is not None else None
-    vector.scale_to(run.keep)
-    widths = vector.in_layers(vector.rounded(o.sizes)) if o.sizes else vector.by_layer()
-    found = Narrowed(widths, vector.budget, run.rows, time.perf_counter()-start, finished, risen)
-    set_widths(model, found.widths)
-    for p in trained: p.requires_grad_(True)
-    model.train(was_training)
-    return found
+    with _frozen(model):
+        vector = WidthVector(model, n)
+        run = Narrower(vector, Distance(model, batches, o), len(batches), o)
+        if curves.budget!=vector.budget: raise ValueError(f"curves: expected those of {vector.budget}, got {curves.budget}")
+        if o.rise is not None: run._measure(lambda share: vector.set(curves._best(share)))
+        vector.set(curves._best(max(o.begin, run.keep)))
+        run.first_share = vector.share().item()
+        finished,risen,mended = _learn(run, batches, checkpoint, every, on_step),None,None
+        run.finish()
+        if o.rise is not None: risen = run._measure(vector.scale_to)
+        widths = vector.in_layers(vector.rounded(o.sizes)) if o.sizes else vector.by_layer()
+        set_widths(model, widths)
+        if o.heal and finished:
+            try: mended = _mend(model, run.distance, held_out, _beside(checkpoint, 'heal'), every, on_step)
+            except KeyboardInterrupt: finished = False
+    return Narrowed(widths, vector.budget, run.rows, time.perf_counter()-start, finished, risen, mended)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7796121d
 WAYS = ('learned', 'one window', 'one per layer', 'random')
@@ -496,10 +537,12 @@ def quality(
     texts:list, # in the form of `batches` of `narrow`, but other texts
     shares:tuple=(), # further shares, at which the widths keep their proportions
     on_text=None, # a function, called after each text of each way
+    full:list|None=None, # the full model's results, of before it was healed
 ) -> list: # records: way, share, and the change of each text
     "Compare the ways to spend a share. The model keeps its learned widths."
     budget,rows = found.budget,[]
-    with without_windows(model): full = [_result(model, b) for b in texts]
+    if full is None:
+        with without_windows(model): full = [_result(model, b) for b in texts]
     for share in sorted({found.share(), *shares}):
         layers = found.scaled(share)
         for way in WAYS:
@@ -515,8 +558,8 @@ def quality(
 # %% ../../nbs/hf/66_narrowing.ipynb #7a1b0002
 @patch
 @torch.no_grad()
-def _smallest(self:Distance, vector, rise):
-    "The smallest share found to which the widths can be scaled with no greater rise in loss, and the rise there."
+def _smallest(self:Distance, vector, rise, at):
+    "The smallest share found whose widths, which `at(share)` sets, have no greater rise in loss, and the rise there."
     model = self.model
     texts = [{k: v[i:i+1] for k,v in b.items()} for b in self.batches[:8] for i in range(len(b['input_ids']))][:8]
     with without_windows(model): full = [_result(model, text) for text in texts]
@@ -525,7 +568,7 @@ def _smallest(self:Distance, vector, rise):
         for _ in range(7):                                           # to within 5 % of the share
             share = math.sqrt(low*found[0])
             vector.log_width.copy_(start)
-            vector.scale_to(share)
+            at(share)
             with _put_back(model):
                 set_widths(model, vector.by_layer())
                 risen = sum(sum(_change(model, f, _result(model, text))) for f,text in zip(full, texts))/len(texts)
@@ -537,28 +580,31 @@ def _smallest(self:Distance, vector, rise):
 # %% ../../nbs/hf/66_narrowing.ipynb #7a1b0006
 @patch
 @torch.no_grad()
-def _measure(self:Narrower):
+def _measure(self:Narrower, at):
     "Find the share for the `rise` that is allowed; the rise at the smallest so far, which `keep` and the widths get."
-    found = self.distance._smallest(self.vector, self.options.rise)
-    self.measured.append((*found, self.vector.log_width.detach().clone()))
+    share,risen = self.distance._smallest(self.vector, self.options.rise, at)
+    at(share)
+    self.measured.append((share, risen, self.vector.log_width.detach().clone()))
     self.keep,risen,log_width = min(self.measured, key=lambda m: m[0])
     self.vector.log_width.copy_(log_width)
     return risen
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0112
-def _recall_rows(model, tokenizer, found, texts, shares, on_grid):
-    "Facts recalled of those hidden in texts, as records of way, share and recall. The model keeps its learned widths."
+@torch.no_grad()
+def _grid(model, tokenizer, texts, n):
+    "Facts recalled of those hidden in texts."
     filler = torch.cat([text['input_ids'].flatten() for text in texts]).tolist()
-    def grid():
-        asked = recall_grid(model, tokenizer, filler, [found.budget.n])
-        on_grid()
-        return asked
-    with without_windows(model): rows = [dict(way='full', share=1., recall=grid())]
+    return recall_grid(model, tokenizer, filler, [n])
+
+def _recall_rows(model, tokenizer, found, texts, shares, on_grid, full):
+    "What is recalled, as records of way, share and recall. The model keeps its learned widths."
+    rows = [dict(way='full', share=1., recall=full)]
     ways = [('learned', share) for share in sorted({found.share(), *shares})]
     for way,share in [*ways, ('one window', found.share())]:
         layers = found.scaled(share)
         set_widths(model, layers if way=='learned' else found.budget.spent(layers, way))
-        rows.append(dict(way=way, share=share, recall=grid()))
+        rows.append(dict(way=way, share=share, recall=_grid(model, tokenizer, texts, found.budget.n)))
+        on_grid()
     set_widths(model, found.widths)
     return rows
 
@@ -691,14 +737,14 @@ def read_texts(
     causal:bool, # whether the model is
 ) -> tuple: # batches to learn from, texts for the evaluation, number of documents
     "The contents of a folder, cut into texts of `c.context` tokens."
-    enough = 6*c.context*(c.steps*c.batch+8*c.judged)                # characters
+    enough = 6*c.context*(max(c.steps, c.heal)*c.batch+8*c.judged)                # characters
     documents,size = [],0
     for text in _documents(c):
         documents.append(text)
         size += len(text)
         if size>enough and len(documents)>=64: break
     learn,judge = _split(documents)
-    train = _cut(learn, tokenizer, c.context, causal, c.steps*c.batch)
+    train = _cut(learn, tokenizer, c.context, causal, max(c.steps, c.heal)*c.batch)
     test = _cut(judge, tokenizer, c.context, causal, c.judged)
     if not train or not test:
         raise UserError(
@@ -729,6 +775,13 @@ def _measured_times(result, escape):
     for row in rows: row.insert(1, f"{times['cache_bytes'][row[0]]/2**20:.1f} MiB")
     return f"After {times['tokens']:,} tokens, one more takes:\n\n{table(['model','cache','time'], rows, escape)}"
 
+def _healing(healed):
+    "Whether healing was kept, in two sentences."
+    parts = zip(('the divergence of a token','that of an answer'), healed['before'], healed['after'])
+    said = ', '.join(f'{name} {before:.4f} before and {after:.4f} after' for name,before,after in parts)
+    what = 'Its updates are merged' if healed['kept'] else 'Its updates were thrown away, for not all of it fell'
+    return f"It was healed by {len(healed['rows'])} texts. {what}: on texts held out, {said}."
+
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0142
 def _recalled(result, escape):
     "Facts recalled and facts forgotten."
@@ -750,8 +803,9 @@ def _summary(result, escape):
     read = f"evaluated on {result['judged']} texts of documents held out." if result['documents']>=8 else (
         f"evaluated on {result['judged']} texts from the first eighth of the same documents: {result['documents']} are "
         "too few to hold any of them out.")
+    mended = f" {_healing(result['healed'])}" if result['healed'] else ''
     return '\n\n'.join([
-        f"{escape(result['model'])} keeps {result['share']:.1%} of its {kept} at {result['n']:,} tokens.{borne}",
+        f"{escape(result['model'])} keeps {result['share']:.1%} of its {kept} at {result['n']:,} tokens.{borne}{mended}",
         f"{_MEANS[result['causal']]} `learned` is compared with other widths of the same share: "
         "one window for all heads, one per layer, and the learned ones given to other heads at random. "
         f"At other shares than {result['share']:.3f} the learned widths are scaled.",
@@ -795,7 +849,7 @@ def _save_folder(model, tokenizer, name, out):
         if not (out/path).exists(): shutil.copyfile(source/path, out/path)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0017
-_RUN_FILES = ('settings.json','checkpoint.pt','report.md','result.json')
+_RUN_FILES = ('settings.json','checkpoint.pt','checkpoint.curves.pt','checkpoint.heal.pt','report.md','result.json')
 
 def _check_out(run, resume):
     "Refuse a folder whose files would be lost, and a run of other settings."
@@ -833,26 +887,26 @@ def _plan(seconds, c, judged, grid): # of a text with full attention; texts to j
     return f"about {learn} to learn from {c.steps*c.batch} texts of {c.context} tokens, {judge} to judge"
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0018
-def _learned(model, batches, options, out, quiet):
+def _learned(model, batches, options, out, quiet, held_out):
     "`narrow` with its checkpoint in the folder, and a bar."
     at = out/'checkpoint.pt'
     done = len(read_state(at, {'rows'})['rows']) if at.exists() else 0
-    with Bar(options['steps'], 'narrow', quiet, done) as bar:
-        def on_step(row): bar.step(f"loss {row['loss']:.4f}, share {row['share']:.3f}")
-        found = narrow(model, batches, checkpoint=at, on_step=on_step, **options)
+    with Bar(options['steps']+options['heal'], 'narrow', quiet, done) as bar:
+        def on_step(row):
+            bar.step(f"loss {row['loss']:.4f}, "+(f"share {row['share']:.3f}" if 'share' in row else 'healing'))
+        found = narrow(model, batches, checkpoint=at, on_step=on_step, held_out=held_out, **options)
     if not found.rows: raise KeyboardInterrupt
     if not found.finished and not quiet:
         what = f"stopped after {len(found.rows)} of {options['steps']} steps; the widths so far are kept"
         print(what, file=sys.stderr)
     return found
 
-def _judged_recall(model, tokenizer, found, texts, shares, quiet):
+def _judged_recall(model, tokenizer, found, texts, shares, quiet, recalled):
     "The report's part on what the narrowed model recalls, or the reason why there is none."
     if not found.budget.causal: return dict(recall=None, unrecalled="an encoder answers nothing.")
-    try:
-        with Bar(3+len(shares), 'recall', quiet, unit='grid') as bar:
-            rows = _recall_rows(model, tokenizer, found, texts, shares, bar.step)
-    except ValueError as e: return dict(recall=None, unrecalled=str(e))
+    if isinstance(recalled, str): return dict(recall=None, unrecalled=recalled)
+    with Bar(2+len(shares), 'recall', quiet, unit='grid') as bar:
+        rows = _recall_rows(model, tokenizer, found, texts, shares, bar.step, recalled)
     full,learned = (next(r['recall'] for r in rows if (r['way'],r['share'])==at)
                     for at in (('full', 1.), ('learned', found.share())))
     flat = [dict(way=r['way'], share=r['share'], right=r['recall'].right[0], distances=r['recall'].distances[0])
@@ -860,22 +914,23 @@ def _judged_recall(model, tokenizer, found, texts, shares, quiet):
     return dict(recall=flat, unrecalled='', forgotten=forgotten(full, learned), recommended=_recommended(rows))
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0143
-def _judged(model, tokenizer, found, texts, quiet):
+def _judged(model, tokenizer, found, texts, quiet, full, recalled):
     "The report's part on the quality and the time of the narrowed model."
     shares = sorted({min(1., round(f*found.share(), 4)) for f in (.5, 2)})
     with Bar(len(WAYS)*(1+len(shares))*len(texts), 'judge', quiet, unit='text') as bar:
-        rows,times,untimed = quality(model, found, texts, tuple(shares), bar.step),None,''
+        rows,times,untimed = quality(model, found, texts, tuple(shares), bar.step, full),None,''
     try: times = _step_times(model, texts[0])
     except ValueError as e: untimed = str(e) # a cache of windows serves most models, not all
     return dict(causal=found.budget.causal, n=found.budget.n, sinks=found.budget.sinks, share=found.share(),
                 widths=[[min(w, 2**31) for w in l] for l in found.widths], quality=rows, times=times,
-                untimed=untimed, judged=len(texts), **_judged_recall(model, tokenizer, found, texts, shares, quiet))
+                untimed=untimed, judged=len(texts),
+                **_judged_recall(model, tokenizer, found, texts, shares, quiet, recalled))
 
 def _written(run, result, found, batches, documents):
     "The content of `result.json`, which is written last, after the report."
     learned = sum(batches[row['text']]['input_ids'].numel() for row in found.rows)
     config = {name: x for name,x in run.settings.items() if name!='model'}
-    result |= dict(model=run.settings['model'], config=config, steps=found.rows, finished=found.finished,
+    result |= dict(healed=found.healed and asdict(found.healed), model=run.settings['model'], config=config, steps=found.rows, finished=found.finished,
                    rise=found.rise, learned_tokens=learned, seconds=found.seconds, documents=documents,
                    learned_texts=sum(len(b['input_ids']) for b in batches),
                    asking=sum(int(b['asked'].any(1).sum()) for b in batches))
@@ -885,6 +940,13 @@ def _written(run, result, found, batches, documents):
     return result
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0019
+@torch.no_grad()
+def _of_full(model, tokenizer, texts, n, causal):
+    "What the report says of the full model, before its weights change: results of texts; its recall, or why there is none."
+    try: recalled = _grid(model, tokenizer, texts, n) if causal else ''
+    except ValueError as e: recalled = str(e)
+    return [_result(model, text) for text in texts],recalled
+
 def _narrow_run(name, c, out, resume, quiet):
     "Narrow a model on documents, evaluate it, and write the model and a report; the content of `result.json`."
     run = Run(Path(out), _RUN_FILES, dict(model=str(name), **asdict(c)))
@@ -899,9 +961,11 @@ def _narrow_run(name, c, out, resume, quiet):
         with working_in(run):
             write_atomic(out/'settings.json', json.dumps(run.settings, indent=1))
             if not quiet: print(_plan(seconds, c, len(texts), _asking(tokenizer, c, causal)), file=sys.stderr)
-            found = _learned(model, batches, options, out, quiet)
+            held_out = _with_facts([text['input_ids'][0] for text in texts], tokenizer, replace(c, batch=1), causal)
+            full,recalled = _of_full(model, tokenizer, texts, c.context, causal)
+            found = _learned(model, batches, options, out, quiet, held_out)
             _save_folder(model, tokenizer, name, out)
-            result = _judged(model, tokenizer, found, texts, quiet)
+            result = _judged(model, tokenizer, found, texts, quiet, full, recalled)
             return _written(run, result, found, batches, documents)
     except ValueError as e: raise UserError(str(e)) from e
 
@@ -947,6 +1011,12 @@ def narrow_verb(
     return 0
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0132
+def _original(name):
+    "The model that a healed folder of `dynattn narrow` was made from; None where the weights did not change."
+    at = Path(name)/'result.json'
+    result = read_intact(at, lambda data: dict(**json.loads(data))) if at.is_file() else {}
+    return result['model'] if (result.get('healed') or {}).get('kept') else None
+
 def _judge_run(name, c, quiet):
     "Lengths, distances, and the shares of right answers with full attention and with windows."
     model,tokenizer = load_pretrained(name, windows=True)
@@ -959,8 +1029,10 @@ def _judge_run(name, c, quiet):
         with Bar(None, 'judge', quiet, unit='text') as bar:
             def grid(): return recall_grid(model, tokenizer, torch.cat(texts).tolist(), [c.context], c.judged,
                                            seed=c.seed, on_text=bar.step)
-            with without_windows(model): full = grid()
             narrow = grid() if _windowed(model) else None
+            origin = _original(name)
+            if origin: model = load_pretrained(origin)[0]
+            with without_windows(model): full = grid()
     except ValueError as e: raise UserError(str(e)) from e
     said = "The model has no windows." if narrow is None else forgotten(full, narrow)
     return dict(model=str(name), n=c.context, distances=full.distances[0], full=full.right[0],
