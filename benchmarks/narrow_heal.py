@@ -80,7 +80,7 @@ class Chain:
                          self.runs/'healed.checkpoint', 5, lambda row: print(row, flush=True))
 
     @torch.no_grad()
-    def judge(self, way, layers=None, note='', **minutes):
+    def judge(self, way, layers=None, note='', of=()):
         if way in self.rows(): return
         s,n = self.s,self.a.context
         if layers is not None: set_widths(s.model, layers)
@@ -93,7 +93,7 @@ class Chain:
         width = torch.full((1,), float(s.budget.most)) if layers is None else torch.tensor(sum(layers, [])).clamp(max=s.budget.most)
         pairs = [*zip(right, full['right'] if full else right)]
         append(ROWS, [dict(model=s.name, n=n, share=self.a.share, seed=self.a.seed, way=way, footprint=round(s.budget.share(width).item(), 4),
-            core_minutes=round(sum(self.minutes.get(m, 0) for m in minutes.get('of', ())), 2), loss=round(loss, 5),
+            core_minutes=round(sum(self.minutes.get(m, 0) for m in of), 2), loss=round(loss, 5),
             rise=round(loss-float(full['loss']), 5) if full else 0., asked=len(right), answers=right.count('1'),
             lost=sum(a<b for a,b in pairs), gained=sum(a>b for a,b in pairs),
             answer_loss=round(sum(x[2] for x in found)/len(found), 4), note=note, right=right,
