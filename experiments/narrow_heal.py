@@ -1,6 +1,6 @@
 """What a share of SmolLM2-135M-Instruct's footprint costs: by the cost curves alone, after learning, after healing.
 
-    python benchmarks/narrow_heal.py --context 512 --seed 0
+    python experiments/narrow_heal.py --context 512 --seed 0
 
 One thread. Each way that is judged appends a row to a committed CSV, with seed, commit and machine; started again, the
 script goes on from its checkpoints. Questions and texts are those of `narrow_trial.py`; healing learns from other facts.
@@ -9,9 +9,7 @@ import argparse, random, time
 from dataclasses import replace
 from pathlib import Path
 import torch
-from narrow import append, rows_of
-from narrow_trial import SINKS, Calibration, Methods, Questions, Subject, answered, by_layer
-from harness import commit
+from narrow_trial import SINKS, Calibration, Methods, Questions, Subject, answered, append, commit, rows_of
 from dynattn.hf.curves import cost_curves
 from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, _frozen, _mend, set_widths, token_losses,
     without_windows)
