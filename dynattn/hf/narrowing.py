@@ -591,10 +591,10 @@ def _measure(self:Narrower, at):
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0112
 @torch.no_grad()
-def _grid(model, tokenizer, texts, n):
+def _grid(model, tokenizer, texts, n, number=8):
     "Facts recalled of those hidden in texts."
     filler = torch.cat([text['input_ids'].flatten() for text in texts]).tolist()
-    return recall_grid(model, tokenizer, filler, [n])
+    return recall_grid(model, tokenizer, filler, [n], number)
 
 def _recall_rows(model, tokenizer, found, texts, shares, on_grid, full):
     "What is recalled, as records of way, share and recall. The model keeps its learned widths."
@@ -941,9 +941,9 @@ def _written(run, result, found, batches, documents):
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0019
 @torch.no_grad()
-def _of_full(model, tokenizer, texts, n, causal):
+def _of_full(model, tokenizer, texts, n, causal, number=8):
     "What the report says of the full model, before its weights change: results of texts; its recall, or why there is none."
-    try: recalled = _grid(model, tokenizer, texts, n) if causal else ''
+    try: recalled = _grid(model, tokenizer, texts, n, number) if causal else ''
     except ValueError as e: recalled = str(e)
     return [_result(model, text) for text in texts],recalled
 
@@ -969,6 +969,44 @@ def _narrow_run(name, c, out, resume, quiet):
             return _written(run, result, found, batches, documents)
     except ValueError as e: raise UserError(str(e)) from e
 
+# %% ../../nbs/hf/66_narrowing.ipynb #c66d0322
+_SHARES = .5, .35, .25, .15, .1, .05
+
+def _previewed(model, tokenizer, curves, texts, n, on_share):
+    "For the full model and each share: share, mean rise in loss or distance of embeddings, share of right answers or None."
+    sample = texts[:4]
+    full,recalled = _of_full(model, tokenizer, sample, n, curves.budget.causal, 2)
+    def right(grid): return None if isinstance(grid, str) else sum(grid.right[0])/len(grid.right[0])
+    rows = [(1., 0., right(recalled))]
+    add_windows(model, n_global=curves.budget.sinks)
+    least = curves.budget.share(torch.ones(1)).item()
+    for share in (s for s in _SHARES if s>=least):
+        set_widths(model, curves.widths(share))
+        with torch.no_grad(): changes = sum((_change(model, f, _result(model, t)) for f,t in zip(full, sample)), [])
+        grid = recalled if isinstance(recalled, str) else _grid(model, tokenizer, sample, n, 2)
+        rows.append((share, sum(changes)/len(changes), right(grid)))
+        on_share()
+    return rows
+
+def _preview_table(rows, causal):
+    cells = [(f'{share:.2f}', f'{rise:+.4f}', '' if right is None else f'{right:.0%}') for share,rise,right in rows]
+    enough = [share for share,_,right in rows[1:] if right is not None and rows[0][2]>0 and right>=.9*rows[0][2]]
+    said = f"{min(enough):.2f} is the smallest share tried that keeps nine tenths of the facts recalled. " if enough else ''
+    head = 'share','rise in loss' if causal else 'distance','facts recalled'
+    return f"{table(head, cells, printable)}\n\n{said}Learning mends some of the cost: leave `--preview` out."
+
+def _preview_run(name, c, quiet):
+    "The rows of `--preview`, and whether the model is causal."
+    model,tokenizer = load_pretrained(name)
+    causal = model.get_output_embeddings() is not None
+    batches,texts,_ = read_texts(replace(c, steps=-(-16//c.batch), heal=0), tokenizer, causal)
+    try:
+        _check_reads(switch(model), batches[0]['input_ids'][:1])
+        with Bar(len(batches)+len(_SHARES), 'preview', quiet, unit='text') as bar:
+            curves = cost_curves(model, batches, c.sinks, seed=c.seed, on_text=bar.step)
+            return _previewed(model, tokenizer, curves, texts, c.context, bar.step),causal
+    except ValueError as e: raise UserError(str(e)) from e
+
 # %% ../../nbs/hf/66_narrowing.ipynb #1360911f
 def _declare(p, model, leave_out):
     p.add_argument('model', help=model)
@@ -979,7 +1017,8 @@ def _declare(p, model, leave_out):
 
 def _arguments(p):
     _declare(p, 'a folder, a name that transformers resolves, or a GGUF file', ())
-    p.add_argument('--out', required=True, metavar='X', help='a new folder for the narrowed model and the report')
+    p.add_argument('--out', metavar='X', help='a new folder for the narrowed model and the report')
+    p.add_argument('--preview', action='store_true', help='only measure what each share would cost')
     p.add_argument('--resume', action='store_true', help='go on from the checkpoint in the folder')
 
 def _config(a):
@@ -1003,6 +1042,11 @@ def narrow_verb(
     c = _config(a)
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
+    if a.preview:
+        rows,causal = _preview_run(a.model, c, a.quiet)
+        print(json.dumps(rows) if a.json else _preview_table(rows, causal))
+        return 0
+    if a.out is None: raise UserError('out: expected a new folder, got none')
     result = _narrow_run(a.model, c, a.out, a.resume, a.quiet)
     if a.json: print(json.dumps(result))
     else:
