@@ -131,6 +131,7 @@ def test_without_pyarrow_the_package_is_named(place, capsys, monkeypatch):
     (dict(extra=['--begin=0']), 'begin: expected a number above 0'),
     (dict(extra=['--sinks=48']), 'sinks: expected 0 or more and fewer than the 48'),
     (dict(data='broken.parquet'), 'broken.parquet: '), # without pyarrow: what to install
+    (dict(extra=['--heal=-1']), 'heal: expected a whole number'),
     (dict(extra=['--facts=2']), 'facts: expected a share from 0 to 1'),
     (dict(extra=['--facts=.5']), 'facts: n: expected'), # too short a context for a fact
     (dict(model='bert', extra=['--facts=.5']), 'facts: expected 0 for an encoder'),

@@ -22,10 +22,10 @@ from ..runs import (
     read_state, table, verb, working_in, write_atomic, write_report, write_state)
 from ..sigma import SigmaParameter
 from .cache import WindowedCache
-from dynattn.hf.curves import (
-    Budget, CostCurves, _call, _check_batches, _embeddings, _frozen, _increasing_to, _sum_of, cache_share, cost_curves,
-    pair_share)
-from .healing import Healed, heal
+from .curves import (
+    Budget, CostCurves, _call, _check_batches, _check_model, _embeddings, _frozen, _increasing_to, _sum_of, cache_share,
+    cost_curves, pair_share)
+from .healing import Healed, _healed_layers, heal
 from .plugin import PreTrainedModel, switch
 from ..narrow.recall import _rounds, facts_to_learn, forgotten, predictions, recall_grid
 from .saving import load_pretrained, save
@@ -384,17 +384,15 @@ def _check_options(o, n):
         raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {o.sinks}")
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7338f8dd
-def _checked(model, batches, o, held_out=None):
+def _checked(model, batches, o):
     "The options with their defaults filled in, and the length of the texts."
-    n,kind = _check_batches(batches),type(model).__name__
-    if not isinstance(model, PreTrainedModel): raise TypeError(f"model: expected a model of transformers, got {kind}")
-    if getattr(model.config, 'is_encoder_decoder', False):
-        raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {kind}")
+    n = _check_batches(batches)
+    _check_model(model)
     causal = model.get_output_embeddings() is not None
     if o.sinks is None: o = replace(o, sinks=4 if causal else 1)
     _check_options(o, n)
-    if o.heal>len(batches): raise ValueError(f"heal: expected at most a step for each of {len(batches)} batches, got {o.heal}")
-    if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
+    if o.heal>len(batches): raise ValueError(f"heal: expected at most one step for each of {len(batches)}, got {o.heal}")
+    if o.heal: _healed_layers(model)                                 # what would fail after all steps
     least = Budget(n, o.sinks, causal).share(torch.ones(1)).item()
     if o.keep is not None and o.keep<least:
         raise ValueError(f"keep: expected {least:.4f} or more for texts of {n} tokens, got {o.keep}")
@@ -453,7 +451,8 @@ def narrow(
 ) -> Narrowed:
     "Learn how far each head of a model has to look. If interrupted (Ctrl-C), it keeps the widths so far."
     start = time.perf_counter()
-    o,n = _checked(model, batches, NarrowOptions(keep=keep, **options), held_out)
+    o,n = _checked(model, batches, NarrowOptions(keep=keep, **options))
+    if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
     if curves is None: curves = cost_curves(model, batches[:16], o.sinks, seed=o.seed, checkpoint=_beside(checkpoint, 'curves'))
     add_windows(model, n_global=o.sinks)
     with _frozen(model):
