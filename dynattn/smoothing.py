@@ -6,7 +6,7 @@
 __all__ = ['cut', 'tanh_mask', 'dtanh_mask', 'ramp_mask', 'dramp_mask', 'edge_mask', 'dedge_mask']
 
 # %% ../nbs/12_smoothing.ipynb #5cb83195
-import math
+import math, sys
 import torch
 from torch import Tensor
 
@@ -24,7 +24,7 @@ def _positive(name, value):
     "`value`, if it is a finite number above zero."
     if isinstance(value, bool) or not isinstance(value, (int,float)):
         raise TypeError(f"{name}: expected a number > 0, got {type(value).__name__}")
-    if not 0 < value < math.inf: raise ValueError(f"{name}: expected a finite number > 0, got {value}")
+    if not 0 < value <= sys.float_info.max: raise ValueError(f"{name}: expected a finite number > 0, got {value}")
     return value
 
 # %% ../nbs/12_smoothing.ipynb #50648851

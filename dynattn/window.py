@@ -81,7 +81,7 @@ def _sound(t):
 def _check_sigma(sigma):
     if isinstance(sigma, bool) or not isinstance(sigma, (int,float,Tensor)):
         raise TypeError(f"sigma: expected a number or a floating tensor, got {type(sigma).__name__}")
-    if not isinstance(sigma, Tensor): sigma = torch.tensor(float(sigma))
+    if not isinstance(sigma, Tensor): sigma = torch.tensor(math.inf if abs(sigma)>1e308 else float(sigma))
     if not sigma.is_floating_point():
         raise TypeError(f"sigma: expected a floating tensor, got {sigma.dtype}")
     if sigma.ndim>3:

@@ -15,7 +15,8 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from ..padding import _Patched
-from ..runs import need, read_state, write_state
+from ..runs import read_state, write_state
+from ..saved import need
 from .layers import PreTrainedModel, _attention_layers, _crosses
 from .plugin import _as_sight, attend, switch
 from ..narrow.recall import predictions

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 import torch
 from torch import Tensor, nn
-from ..runs import need, read_state, write_state
+from ..runs import read_state, write_state
+from ..saved import need
 from .layers import PreTrainedModel
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d0007
