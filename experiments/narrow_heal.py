@@ -74,8 +74,8 @@ class Chain:
         batches = self.texts(self.a.heal, 'heal')
         options = NarrowOptions(heal=self.a.heal, sinks=SINKS, seed=self.a.seed)
         with _frozen(self.s.model):
-            return _mend(self.s.model, Distance(self.s.model, batches, options), self.texts(8, 'held out'),
-                         self.runs/'healed.checkpoint', 5, lambda row: print(row, flush=True))
+            return _mend(Distance(self.s.model, batches, options), self.texts(8, 'held out'), self.runs/'healed', 5,
+                         lambda row: print(row, flush=True))
 
     @torch.no_grad()
     def judge(self, way, layers=None, note='', of=()):

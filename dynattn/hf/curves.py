@@ -105,6 +105,7 @@ class _Layer(_Patched):
     sight:object        # the keys that its queries may see
     options:dict        # what else the layer hands to its attention
 
+# %% ../../nbs/hf/65_curves.ipynb #c65c0040
 @patch
 def weights(self:_Layer, start, stop): # of these queries -> [B,H,b,M]
     s = self.sight
@@ -273,6 +274,7 @@ def _add_text(found, model, layers, i, batch, width, options):
         found['number_'+kind] += int(which.sum())
     found |= dict(counts=[lost[m].shape[1] for m in layers], done=i+1)
 
+# %% ../../nbs/hf/65_curves.ipynb #c65c0041
 @torch.enable_grad()
 def cost_curves(
     model:PreTrainedModel, # without windows

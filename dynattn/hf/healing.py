@@ -46,6 +46,7 @@ def _rate(step, steps):
     "The rate's share at a step: a short rise, then a cosine."
     return min((step+1)/4, 1)*(.02+.98*math.cos(math.pi/2*step/steps)**2)
 
+# %% ../../nbs/hf/65_healing.ipynb #c65d0041
 def _heal_steps(tuned, distance, steps, rate, checkpoint, every, on_step):
     "All steps, or those that are left; their records."
     learned = [p for p in tuned.parameters() if p.requires_grad]

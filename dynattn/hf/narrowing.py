@@ -196,6 +196,7 @@ def divergence(self:Distance,
     given = predictions(self.model, narrow).log_softmax(-1)
     return F.kl_div(given, wanted, log_target=True, reduction='batchmean')
 
+# %% ../../nbs/hf/66_narrowing.ipynb #c66d0341
 @patch
 def parts(self:Distance, i, step) -> list: # differentiable in the widths: of the whole text, of its answers if it asks
     batch = self.batches[i]
@@ -414,17 +415,20 @@ def _beside(checkpoint, part):
     "The file of another part of a run."
     return None if checkpoint is None else Path(checkpoint).with_suffix(f'.{part}.pt')
 
-def _mend(model, distance, held_out, checkpoint, every, on_step):
-    "Heal a model with hard windows, if that brings texts and answers that were held out closer to the full model's."
-    held = Distance(model, held_out, distance.options)
+def _mend(distance, held_out, checkpoint, every, on_step):
+    "Heal a model with hard windows, if that brings texts held out closer to the full model's; None if interrupted."
+    model,o = distance.model,distance.options
+    held = Distance(model, held_out, o)
     for i in range(len(held_out)): held.full_hidden(i)
     def measure():
         parts = [held.parts(i, 0) for i in range(len(held_out))]
         each = [p[0] for p in parts],[p[1] for p in parts if len(p)>1]
         return [(sum(x)/len(x)).item() for x in each if x]
-    return heal(model, distance, distance.options.heal, measure, seed=distance.options.seed, checkpoint=checkpoint,
-                every=every, on_step=on_step)
+    try: return heal(model, distance, o.heal, measure, seed=o.seed, checkpoint=_beside(checkpoint, 'heal'),
+                     every=every, on_step=on_step)
+    except KeyboardInterrupt: return None
 
+# %% ../../nbs/hf/66_narrowing.ipynb #c66d0342
 def narrow(
     model:PreTrainedModel, # without windows; it gets them
     batches:list, # dicts with `input_ids` [B,N] and the model's other inputs, at the length of later use
@@ -441,23 +445,23 @@ def narrow(
     o,n = _checked(model, batches, NarrowOptions(keep=keep, **options))
     if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
     if curves is None: curves = cost_curves(model, batches[:16], o.sinks, seed=o.seed, checkpoint=_beside(checkpoint, 'curves'))
+    if (curves.budget.n,curves.budget.sinks)!=(n,o.sinks):
+        raise ValueError(f"curves: expected those of {n} tokens, {o.sinks} leading, got {curves.budget}")
     add_windows(model, n_global=o.sinks)
     with _frozen(model):
         vector = WidthVector(model, n)
         run = Narrower(vector, Distance(model, batches, o), len(batches), o)
-        if curves.budget!=vector.budget: raise ValueError(f"curves: expected those of {vector.budget}, got {curves.budget}")
         if o.rise is not None: run._measure(lambda share: vector.set(curves._best(share)))
         vector.set(curves._best(max(o.begin, run.keep)))
         run.first_share = vector.share().item()
-        finished,risen,mended = _learn(run, batches, checkpoint, every, on_step),None,None
+        finished = _learn(run, batches, checkpoint, every, on_step)
         run.finish()
-        if o.rise is not None: risen = run._measure(vector.scale_to)
+        risen = run._measure(vector.scale_to) if o.rise is not None else None
         widths = vector.in_layers(vector.rounded(o.sizes)) if o.sizes else vector.by_layer()
         set_widths(model, widths)
-        if o.heal and finished:
-            try: mended = _mend(model, run.distance, held_out, _beside(checkpoint, 'heal'), every, on_step)
-            except KeyboardInterrupt: finished = False
-    return Narrowed(widths, vector.budget, run.rows, time.perf_counter()-start, finished, risen, mended)
+        mended = _mend(run.distance, held_out, checkpoint, every, on_step) if o.heal and finished else None
+    return Narrowed(widths, vector.budget, run.rows, time.perf_counter()-start, finished and bool(mended)==bool(o.heal),
+                    risen, mended)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7796121d
 WAYS = ('learned', 'one window', 'one per layer', 'random')
@@ -962,6 +966,7 @@ def _previewed(model, tokenizer, curves, texts, n, on_share):
         on_share()
     return rows
 
+# %% ../../nbs/hf/66_narrowing.ipynb #c66d0343
 def _preview_table(rows, causal):
     cells = [(f'{share:.2f}', f'{rise:+.4f}', '' if right is None else f'{right:.0%}') for share,rise,right in rows]
     enough = [share for share,_,right in rows[1:] if right is not None and rows[0][2]>0 and right>=.9*rows[0][2]]
