@@ -279,6 +279,25 @@ def finish(self:Narrower) -> None:
     if number: self.vector.set((self.late/number).exp())
     self.vector.scale_to(self.keep)
 
+# %% ../../nbs/hf/66_narrowing.ipynb #c66d0352
+@patch
+@torch.no_grad()
+def choose(self:Narrower,
+    others:Tensor, # [K] half-widths, such as those of the cost curves
+) -> None:
+    "Give the vector its own widths, others or their mean, whichever are nearest to the full model."
+    vector,model = self.vector,self.distance.model
+    own,other = vector.log_width.clone(),others.to(vector.log_width).log()
+    far = {}
+    for weight in (0., .5, 1.):
+        vector.log_width.copy_(own.lerp(other, weight))
+        vector.scale_to(self.keep)
+        with _put_back(model):
+            set_widths(model, vector.by_layer())
+            far[weight] = sum(self.distance(i, 0).item() for i in range(min(self.texts, 8)))
+    vector.log_width.copy_(own.lerp(other, min(far, key=far.get)))
+    vector.scale_to(self.keep)
+
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d000d
 @patch
 def state(self:Narrower) -> dict:
@@ -415,6 +434,12 @@ def _beside(checkpoint, part):
     "The file of another part of a run."
     return None if checkpoint is None else Path(checkpoint).with_suffix(f'.{part}.pt')
 
+def _curves_for(model, batches, o, n, curves, checkpoint):
+    "The curves that were given, or those of the first texts."
+    if curves is None: return cost_curves(model, batches[:16], o.sinks, seed=o.seed, checkpoint=_beside(checkpoint, 'curves'))
+    if curves.budget.n!=n: raise ValueError(f"curves: expected those of {n} tokens, got those of {curves.budget.n}")
+    return curves
+
 def _mend(distance, held_out, checkpoint, every, on_step):
     "Heal a model with hard windows, if that brings texts held out closer to the full model's; None if interrupted."
     model,o = distance.model,distance.options
@@ -443,10 +468,8 @@ def narrow(
     "Learn how far each head of a model has to look. If interrupted (Ctrl-C), it keeps the widths so far."
     start = time.perf_counter()
     o,n = _checked(model, batches, NarrowOptions(keep=keep, **options))
+    curves = _curves_for(model, batches, o, n, curves, checkpoint)
     if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
-    if curves is None: curves = cost_curves(model, batches[:16], o.sinks, seed=o.seed, checkpoint=_beside(checkpoint, 'curves'))
-    if (curves.budget.n,curves.budget.sinks)!=(n,o.sinks):
-        raise ValueError(f"curves: expected those of {n} tokens, {o.sinks} leading, got {curves.budget}")
     add_windows(model, n_global=o.sinks)
     with _frozen(model):
         vector = WidthVector(model, n)
@@ -456,12 +479,13 @@ def narrow(
         run.first_share = vector.share().item()
         finished = _learn(run, batches, checkpoint, every, on_step)
         run.finish()
+        run.choose(curves._best(run.keep))
         risen = run._measure(vector.scale_to) if o.rise is not None else None
         widths = vector.in_layers(vector.rounded(o.sizes)) if o.sizes else vector.by_layer()
         set_widths(model, widths)
         mended = _mend(run.distance, held_out, checkpoint, every, on_step) if o.heal and finished else None
-    return Narrowed(widths, vector.budget, run.rows, time.perf_counter()-start, finished and bool(mended)==bool(o.heal),
-                    risen, mended)
+    finished,seconds = finished and bool(mended)==bool(o.heal),time.perf_counter()-start
+    return Narrowed(widths, vector.budget, run.rows, seconds, finished, risen, mended)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7796121d
 WAYS = ('learned', 'one window', 'one per layer', 'random')
