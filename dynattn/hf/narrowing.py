@@ -391,7 +391,7 @@ def _check_options(o, n):
         raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {o.sinks}")
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7338f8dd
-def _checked(model, batches, o):
+def _checked(model, batches, o, held_out):
     "The options with their defaults filled in, and the length of the texts."
     n = _check_batches(batches)
     _check_model(model)
@@ -399,6 +399,7 @@ def _checked(model, batches, o):
     if o.sinks is None: o = replace(o, sinks=4 if causal else 1)
     _check_options(o, n)
     if o.heal>len(batches): raise ValueError(f"heal: expected at most one step for each of {len(batches)}, got {o.heal}")
+    if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
     if o.heal: _healed_layers(model)                                 # what would fail after all steps
     least = Budget(n, o.sinks, causal).share(torch.ones(1)).item()
     if o.keep is not None and o.keep<least:
@@ -467,16 +468,13 @@ def narrow(
 ) -> Narrowed:
     "Learn how far each head of a model has to look. If interrupted (Ctrl-C), it keeps the widths so far."
     start = time.perf_counter()
-    o,n = _checked(model, batches, NarrowOptions(keep=keep, **options))
+    o,n = _checked(model, batches, NarrowOptions(keep=keep, **options), held_out)
     curves = _curves_for(model, batches, o, n, curves, checkpoint)
-    if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
     add_windows(model, n_global=o.sinks)
     with _frozen(model):
         vector = WidthVector(model, n)
         run = Narrower(vector, Distance(model, batches, o), len(batches), o)
-        if o.rise is not None: run._measure(lambda share: vector.set(curves._best(share)))
-        vector.set(curves._best(max(o.begin, run.keep)))
-        run.first_share = vector.share().item()
+        run.begin(curves)
         finished = _learn(run, batches, checkpoint, every, on_step)
         run.finish()
         run.choose(curves._best(run.keep))
@@ -602,6 +600,15 @@ def _measure(self:Narrower, at):
     self.keep,risen,log_width = min(self.measured, key=lambda m: m[0])
     self.vector.log_width.copy_(log_width)
     return risen
+
+@patch
+def begin(self:Narrower,
+    curves:CostCurves, # of the texts
+) -> None:
+    "Start with the widths of the curves, at the share that `rise` allows or that was asked for."
+    if self.options.rise is not None: self._measure(lambda share: self.vector.set(curves._best(share)))
+    self.vector.set(curves._best(max(self.options.begin, self.keep)))
+    self.first_share = self.vector.share().item()
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0112
 @torch.no_grad()
@@ -958,7 +965,7 @@ def _narrow_run(name, c, out, resume, quiet):
     causal = model.get_output_embeddings() is not None
     batches,texts,documents = read_texts(c, tokenizer, causal)
     try:
-        _checked(model, batches, NarrowOptions(**options))
+        _checked(model, batches, NarrowOptions(**options), texts)
         seconds = _check_reads(switch(model), batches[0]['input_ids'][:1])
         with working_in(run):
             write_atomic(out/'settings.json', json.dumps(run.settings, indent=1))
