@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from ..padding import PaddingMask
-from ..window import Window
+from ..window import Window, _within
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0007
 def _got(x):
@@ -49,14 +49,6 @@ def _integer(name, x, low, high=_FAR): # -> int
     return x
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0013
-def _within(t, low):
-    "Whether all values are finite and at least `low`; trusted where they cannot be read or an accelerator would wait."
-    if torch.compiler.is_compiling() or t.device.type != 'cpu': return True
-    try:
-        if t.numel() <= 64: return all(low <= x < math.inf for x in t.flatten().tolist())
-        return bool(((t >= low) & (t < math.inf)).all())
-    except RuntimeError: return True  # under `vmap`, or a fake tensor
-
 def _per_head(name, t, b, h):
     "Check the shape of one number per head: (), [H] or [B,H]; an axis of length 1 holds for all."
     full = (b, h)[2-t.dim():] if t.dim() <= 2 else ()

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call
+from ..padding import _holds
+from ..smoothing import Edge
 from ..window import Window
 
 # %% ../../nbs/engine/31_plan.ipynb #15ad10f8
@@ -82,20 +84,12 @@ def default_window(
     "The default window of a plan."
     return Window(sigma, cut=(plan.T,0), p=plan.p, unit='fraction' if plan.fraction else 'tokens')
 
-def _widths(
-    window:Window, # of a call
-    m:int, # M, the unit of windows in fractions
-) -> tuple: # (left, right), int64 of sigma's shape
-    "How many tokens each head sees to each side, without a limit by the length; reads nothing."
-    width = (window.edge(m).detach().clamp(0., 2.**40).ceil().long()-1).clamp(min=0)
-    return tuple(width if r is None else width.clamp(max=r) for r in window.reach)
-
 def widest(
     window:Window, # whose sigma can be read and has an element
     m:int, # M, the unit of windows in fractions
 ) -> tuple: # (left, right), ints
     "How many tokens the widest head sees to each side."
-    return tuple(int(width.max()) for width in _widths(window, m))
+    return tuple(int(width.max()) for width in window.bounds(m))
 
 # %% ../../nbs/engine/31_plan.ipynb #39b96acd
 def _most(plan, n, m):
@@ -155,7 +149,7 @@ def is_default(
     window:Window, # of a call
 ) -> bool:
     "Whether the engines have the window in closed form: the default one, with any threshold, steepness and unit."
-    return window.smooth=='edge' and window.curve=='bell' and (window.apply=='inside' or window.reach==(None,None))
+    return isinstance(window.smooth, Edge) and window.curve=='bell' and (window.apply=='inside' or window.reach==(None,None))
 
 def describe(
     window, # None, a pair (left, right) of ints or None, or a `Window`
@@ -170,7 +164,7 @@ def describe(
     if window.sigma.device!=device: window = window.replace(sigma=window.sigma.to(device)) # one number, on the CPU
     after = window.apply=='after'
     numbers = dict(after=after, fraction=window.unit=='fraction')
-    if is_default(window): return numbers|_limits(window.reach)|dict(T=window.T, p=window.p),window.sigma,None
+    if is_default(window): return numbers|_limits(window.reach)|dict(T=window.T, p=float(window.smooth.p)),window.sigma,None
     if not after and plain_tensors((window.sigma,)) and window.sigma.numel():
         left,right = _at_least_one(*map(min, (left,right), widest(window, m)))
     offsets = torch.arange(left+right+1, device=device)-left
@@ -216,6 +210,13 @@ def texts_of(
     return torch.stack((first,end), 1), F.pad(begins.sum(1).cumsum(0), (1,0))
 
 # %% ../../nbs/engine/31_plan.ipynb #03f42424
+def _at_most_two(
+    alpha, # None, a number or a tensor
+) -> bool:
+    "Whether alpha is at most 2; trusted on an accelerator and where values cannot be read."
+    if not isinstance(alpha, Tensor): return alpha is None or alpha<=2
+    return not alpha.is_cpu or _holds(alpha<=2)
+
 def refuses(
     call:Call, # of `attention`
 ) -> str|None:
@@ -226,6 +227,8 @@ def refuses(
         return ("attn_mask: expected None or a bool mask of the keys, [B,1,1,M], "
                 f"got {mask.dtype} {tuple(mask.shape)}: a mask of pairs has no band; "
                 "use padding, window, rel_bias, or impl='dense'")
+    if not _at_most_two(call.alpha):
+        return f"alpha: expected 1 to 2 on the banded path, got {call.alpha}; use impl='dense'"
     if window is None or isinstance(window, tuple): return None
     if not isinstance(window, Window):
         return f"window: expected None, an int, a pair or a Window on the banded path, got {type(window).__name__}"
