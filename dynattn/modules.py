@@ -117,9 +117,9 @@ def _alpha_source(alpha, heads): # "learned", a number >= 1, or None; H -> what 
     "Check `alpha`, and make what holds it."
     if alpha is None: return None
     if isinstance(alpha, str) and alpha=='learned': return AlphaHead(heads)
-    if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and alpha>=1:
+    if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 1<=alpha<=torch.finfo(torch.float32).max:
         return AlphaHead(heads, fixed=float(alpha))
-    raise ValueError(f"alpha: expected 'learned', a number >= 1 or None, got {alpha!r}")
+    raise ValueError(f"alpha: expected 'learned', a finite number >= 1 or None, got {alpha!r}")
 
 # %% ../nbs/48_modules.ipynb #94116d9a
 def _equipment(attn, window, init_width, alpha, n_global):
@@ -319,7 +319,11 @@ def convert(
     init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
     n_global:int=0, # leading tokens that see and are seen by all, for any window
 ) -> _Model: # `model`
-    "Give every `nn.MultiheadAttention` in a model windows and alphas; weights, hooks and references stay."
+    """Give every `nn.MultiheadAttention` in a model windows and alphas; weights, hooks and references stay.
+
+    `window` is "learned" (a width per head, from `init_width` tokens on), a number of tokens, a pair (left, right), or None;
+    `alpha` is "learned", a number of 1 or more, or None for softmax; `n_global` leading tokens see and are seen by all.
+    The model itself is changed and returned. Attention to another sequence's memory gets no window."""
     if not isinstance(model, nn.Module): raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
     if window is None and alpha is None:
         warnings.warn("convert: without window= or alpha= the model computes what it did before", stacklevel=2)

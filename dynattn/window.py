@@ -63,7 +63,7 @@ def _within(t, low):
     "Whether all values are finite and at least `low`; trusted where they cannot be read or an accelerator would wait."
     if torch.compiler.is_compiling() or t.device.type != 'cpu': return True
     try:
-        if t.numel() <= 64: return all(low <= x < math.inf for x in t.reshape(-1).tolist())
+        if t.numel() <= 64: return all(low <= x < math.inf for x in t.flatten().tolist())
         return bool(((t >= low) & (t < math.inf)).all())
     except RuntimeError: return True  # under `vmap`, or a fake tensor
 
@@ -182,13 +182,13 @@ class _Reach(_Copies):
     ) -> tuple[Tensor,...]: # (left, right), each int64 of sigma's shape
         "How many tokens the window sees to the left and to the right, however long the sequence."
         # two floats: an export to ONNX takes nothing else
-        w = (self.edge(n).detach().clamp(0., 2.**31).ceil().long()-1).clamp(min=0)
+        w = (self.edge(n).detach().clamp(0., 2.**40).ceil().long()-1).clamp(min=0)
         return tuple(w if r is None else w.clamp(max=r) for r in self.reach)
 
     def half_width(self, n:int|None=None) -> Tensor:
         "The greatest |j - i| at which the mask can be non-zero, at most n-1 where the length `n` is given."
         w = torch.maximum(*self.bounds(n))
-        return w if n is None else w.clamp(max=max(n-1, 0))
+        return w.clamp(max=2**31-1 if n is None else max(n-1, 0))
 
 # %% ../nbs/14_window.ipynb #6f2949b0
 def _aligned(t, o):

@@ -17,7 +17,7 @@ MUTANTS = [
     ("for (; r < rows; r++) micro<1,V>", "for (; r+1 < rows; r++) micro<1,V>"),
     ("std::min(text.origin+c.n_global, text.k1)", "std::min(text.origin+c.n_global-1, text.k1)"),
     ("while (x.k0 < x.k1 && !keep[x.k1-1]) x.k1--;", "while (x.k0 < x.k1 && !keep[x.k1-1]) x.k1 -= 2;"),
-    ("return c.alpha.data ? n+c.n_global+1", "return c.alpha.data ? n-40"),
+    ("return c.alpha.data ? n+p.lead+1", "return c.alpha.data ? n-40"),
     # strides and places
     ("return x.data+(b*x.b+head*x.h+i*x.n)*bytes_of(c.kind);", "return x.data+(b*x.b+head*x.n+i*x.n)*bytes_of(c.kind);"),
     ("read_row(row, x+(first+j)*like.n*bytes_of(c.kind)", "read_row(row, x+(first+j)*d*bytes_of(c.kind)"),

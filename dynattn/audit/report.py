@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import torch
 from fastcore.basics import groupby, patch
 from ..export.runtime import OnnxDecoder, farthest_token, graph_logits, windows_read
-from ..runs import Bar, _Patched, UserError, need, printable, verb, _write_picture
+from ..runs import Bar, _Patched, printable, verb, _write_picture
+from ..saved import UserError, need
 from .watch import CHOICE, NO, UNSURE, YES, Promise
 from .subjects import _config_window, _subjects_of
 from .questions import QUESTIONS, _ask, _inside, _look_at_layers, pair, _program, _search_lengths

@@ -54,10 +54,10 @@ def transformed() -> bool:
 def plain_tensors(
     tensors, # an iterable; None stands for no tensor
 ) -> bool:
-    "Whether values can be read: outside the compiler, transforms, and tensors without data."
-    if torch.compiler.is_compiling() or transformed(): return False
+    "Whether memory holds the values: outside the compiler, transforms and modes, no subclass, no pending sign."
+    if torch.compiler.is_compiling() or transformed() or torch._C._len_torch_dispatch_stack(): return False
     for x in tensors:  # as a loop, for every call comes here
-        if x is not None and (type(x) not in (Tensor,torch.nn.Parameter) or x.is_meta): return False
+        if x is not None and (type(x) not in (Tensor,torch.nn.Parameter) or x.is_meta or x.is_neg()): return False
     return True
 
 # %% ../../nbs/engine/31_plan.ipynb #a864319a
@@ -66,10 +66,14 @@ def occurring(
     m:int, # M, number of keys
     q_offset:int=0, # position of query 0 on the key axis
     is_causal:bool=False, # key j <= i + q_offset only
-) -> tuple: # (left, right), both >= 0
-    "How far any query can look to each side."
-    def at_least_0(x): return max(x, 0) if isinstance(x, int) else torch.sym_max(x, 0)
-    return at_least_0(n-1+q_offset), 0 if is_causal else at_least_0(m-1-q_offset)
+) -> tuple: # (left, right); one is negative where all keys are on the other side
+    "How far any query can look to each side: at offsets -left to right, at least one."
+    right = m-1-q_offset
+    if is_causal: right = min(right, 0) if isinstance(right, int) else torch.sym_min(right, 0)
+    return _at_least_one(n-1+q_offset, right)
+
+def _at_least_one(left, right):
+    return left,max(right, -left) if isinstance(right, int) and isinstance(left, int) else torch.sym_max(right, -left)
 
 # %% ../../nbs/engine/31_plan.ipynb #487e555e
 def default_window(
@@ -93,20 +97,21 @@ def _most(plan, n, m):
     return tuple(most if w<0 else min(most, w)
                  for most,w in zip(occurring(n, m, plan.q_offset, plan.is_causal), limits))
 
+def _within(plan, x, most):
+    "The same for the widths of a soft window, where they can be read."
+    if plan.after or not plain_tensors((x.sigma,x.table)): return most
+    if x.sigma is not None and x.sigma.numel():
+        return map(min, most, widest(default_window(plan, x.sigma.detach()), x.k.shape[2]))
+    if x.table is not None and x.table.numel():
+        return map(min, most, _reach_of_table(x.table.detach(), plan.table_first))
+    return most
+
 def reach(
     plan:Plan, # the numbers of the call
     x:Inputs, # its tensors
-) -> tuple: # (left, right), ints >= 0
+) -> tuple: # (left, right), as `occurring` gives them
     "How far the widest head looks to each side; as far as keys go where the widths cannot be read."
-    m = x.k.shape[2]
-    left,right = _most(plan, x.q.shape[2], m)
-    if plan.after or not plain_tensors((x.sigma,x.table)): return left,right
-    if x.sigma is not None and x.sigma.numel():
-        return tuple(map(min, (left,right), widest(default_window(plan, x.sigma.detach()), m)))
-    if x.table is not None and x.table.numel():
-        of_table = _reach_of_table(x.table.detach(), plan.table_first)
-        return tuple(map(min, (left,right), of_table))
-    return left,right
+    return _at_least_one(*_within(plan, x, _most(plan, x.q.shape[2], x.k.shape[2])))
 
 def _reach_of_table(table, first):
     "The furthest offsets to both sides at which some head's logarithm is finite."
@@ -160,11 +165,13 @@ def describe(
     numbers = dict(after=after, fraction=window.unit=='fraction')
     if is_default(window): return numbers|_limits(window.reach)|dict(T=window.T, p=float(window.smooth.p)),window.sigma,None
     if not after and plain_tensors((window.sigma,)) and window.sigma.numel():
-        left,right = map(min, (left,right), widest(window, m))
+        left,right = _at_least_one(*map(min, (left,right), widest(window, m)))
     offsets = torch.arange(left+right+1, device=device)-left
     return numbers|dict(table_first=-left),None,(window.mask if after else window.log_mask)(offsets, n=m)
 
-def _limits(window): return dict(zip(('left','right'), (-1 if w is None else w for w in window)))
+def _limits(window):
+    left,right = window
+    return dict(left=-1 if left is None else left, right=-1 if right is None else right)
 
 # %% ../../nbs/engine/31_plan.ipynb #5f2e3e0b
 def _keys(call):

@@ -13,7 +13,7 @@ from torch import nn
 import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.modeling_utils import local_torch_dtype
-from ..runs import UserError, need
+from ..saved import UserError, need
 from .layers import _Added, _models_with
 from .plugin import register
 from .windows import add_alpha, add_windows

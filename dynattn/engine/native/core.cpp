@@ -15,7 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
-#include <system_error>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -317,20 +317,24 @@ Int bytes_of(Int kind) { return kind == F64 ? 8 : kind == F32 ? 4 : 2; }
 
 // ---- which keys a head sees ---------------------------------------------------------------------------------------
 
-struct Reach { Int left, right; };     // offsets j - p from -left to right, p the position of the query
+// Offsets j - p from -left to right, p the position of the query: those of the M keys only, so one side is negative where
+// all keys stand on the other. At least -1 together, where no key is seen.
+struct Reach { Int left, right; };
 
 struct Text { Int q0, q1, k0, k1, origin; };  // rows that attend to keys k0..k1-1; `origin` is position 0 of n_global
 
-Int rounded(Int n, Int to) { return (n+to-1)/to*to; }
+Int rounded(Int n, Int to) { return (n > 0 ? n+to-1 : n)/to*to; }  // up
 
 template <class real> struct Problem {
     const Call &c;
     static constexpr int LANES = VECTOR/sizeof(real);
     Int share, width, dv_width, reach_most;    // query heads of a key head; d and dv in whole vectors
+    Int lead;                                  // leading keys that there are
     std::vector<Reach> reaches;                // [B,H]
 
-    explicit Problem(const Call &call) : c(call), share(c.H/c.Hkv), width(rounded(c.d, LANES)),
-                                         dv_width(rounded(c.dv, LANES)), reach_most(0), reaches(c.B*c.H) {
+    explicit Problem(const Call &call) : c(call), share(c.H/std::max<Int>(c.Hkv, 1)), width(rounded(c.d, LANES)),
+                                         dv_width(rounded(c.dv, LANES)), reach_most(0),
+                                         lead(std::min(c.n_global, c.M)), reaches(c.B*c.H) {
         for (Int b = 0; b < c.B; b++) for (Int h = 0; h < c.H; h++) {
             Reach r = reaches[b*c.H+h] = reach_of(b, h);
             reach_most = std::max(reach_most, r.left+r.right);
@@ -340,7 +344,14 @@ template <class real> struct Problem {
         return x.data ? (const real*)x.data + b*x.b + h*x.h : nullptr;
     }
     Reach reach_of(Int b, Int h) const {
-        Int left = std::max<Int>(c.N-1+c.q_offset, 0), right = c.causal ? 0 : std::max<Int>(c.M-1-c.q_offset, 0);
+        Reach r = within_window(b, h);
+        r.left = std::min(r.left, c.N-1+c.q_offset);
+        r.right = std::min(r.right, c.M-1-c.q_offset);
+        return {r.left, std::max(r.right, -r.left-1)};
+    }
+    Reach within_window(Int b, Int h) const {
+        const Int far = Int(1) << 40;                          // further than any key stands from any query
+        Int left = far, right = c.causal ? 0 : far;
         if (c.left >= 0) left = std::min(left, c.left);
         if (c.right >= 0) right = std::min(right, c.right);
         if (c.after) return {left, right};
@@ -416,7 +427,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     static Int strip(const Problem<real> &p) {   // keys of a block, at most
         const Call &c = p.c;
         Int n = c.n_global ? c.M : std::min(c.M, p.reach_most+QUERIES+4);
-        return c.alpha.data ? n+c.n_global+1 : std::min<Int>(n, KEYS);   // one more: the sink
+        return c.alpha.data ? n+p.lead+1 : std::min<Int>(n, KEYS);   // one more: the sink
     }
     template <class F> static void buffers(const Problem<real> &p, Int rows, F &&take) {
         const Call &c = p.c;
@@ -430,7 +441,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         take(&Worker::near, by_offset); take(&Worker::times, by_offset); take(&Worker::slope, by_offset);
         take(&Worker::sums, by_offset*LANES); take(&Worker::times_sums, c.after ? by_offset*LANES : 0);
         Int keys = c.n_global ? c.M : std::min(c.M, rows+p.reach_most);
-        take(&Worker::key_room, copies_keys(p) ? (keys+c.n_global)*(p.width+p.dv_width) : 0);
+        take(&Worker::key_room, copies_keys(p) ? (keys+p.lead)*(p.width+p.dv_width) : 0);
     }
     static Int room(const Problem<real> &p, Int rows) {
         Int n = 0;
@@ -474,8 +485,8 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         vec ramp;
         for (int l = 0; l < LANES; l++) ramp[l] = l;
         for (Int x = 0; x < length; x += LANES) {
-            vec off = real(zero-x) - ramp, m = splat(0), d = splat(0);
-            ivec in = (off >= real(-left)) & (off <= real(right));
+            vec at = real(x) + ramp, off = real(zero) - at, m = splat(0), d = splat(0);
+            ivec in = (at <= real(zero+left)) & (at >= real(zero-right));
             if (sigma) {
                 vec y = off/edge, z = L::max(level-level*y*y, splat(0)), e = L::expm1(z), t = L::tanh(steep*e);
                 ivec some = in & (t*real(c.norm) >= std::numeric_limits<real>::min());
@@ -532,7 +543,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
             first = i ? lo-own[2] : lo-lead;
         }
         x.lo = lo; x.hi = hi;
-        real *to = key_room+(i ? c.n_global*(p.width+p.dv_width) : 0);
+        real *to = key_room+(i ? p.lead*(p.width+p.dv_width) : 0);
         x.k = rows_of(k, c.k, first, hi-lo, c.d, p.width, lo, to, x.kr);
         x.v = rows_of(v, c.v, first, hi-lo, c.dv, p.dv_width, lo, to+(hi-lo)*p.width, x.vr);
     }
@@ -615,13 +626,17 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
             else if (!s.far) for (int v = 0; v < GROUPS; v++) store(x+v*LANES, load(x+v*LANES)+load(m+v*LANES));
             else if (bias || c.causal) for (int i = 0; i < QUERIES; i++)
                 x[i] = c.causal && j0+j > at+i ? -INFINITY : bias ? x[i]+unit*bias_at(j0+j-at-i) : x[i];
-            if (checked) check(x, s.far ? nullptr : m);
+            if (checked) check(x, s, j0+j);
         }
     }
-    void check(real *x, const real *m) {   // a score that is no number: its query is lost, if it sees the key
+    // A score that is no number, or a key that is not finite: a query that sees the key is lost.
+    void check(real *x, const Span &s, Int j) {
+        bool broken = careful && L::largest(keys(s, j), 0, 1, p.width) == INFINITY;
         for (Int i = 0; i < nq; i++) {
-            if (m && m[i] == -INFINITY) x[i] = -INFINITY;
-            else if (x[i] != x[i]) x[i] = 0, lost[i] = true;
+            bool sees = !is_hole(j) && (!s.far ? near[zero+at-j+i] > -INFINITY :
+                                        !(c.causal && j > at+i) && !(bias && bias_at(j-at-i) == -INFINITY));
+            if (!sees) x[i] = -INFINITY;
+            else if (broken || x[i] != x[i]) x[i] = 0, lost[i] = true;
         }
     }
     void cap(real *x, real *slopes, Int n) {   // c tanh(x/c); x/c came, and the derivative is kept
@@ -1035,7 +1050,7 @@ struct Memory {
         if (block && size() >= n) return;
         free(block);
         block = (char*)aligned_alloc(64, rounded(n+HEADER, 4096));
-        if (!block) abort();
+        if (!block) throw std::bad_alloc();
         size() = rounded(n+HEADER, 4096)-HEADER;
     }
     ~Memory() {
@@ -1055,8 +1070,9 @@ template <class F> void run(Int tasks, Int threads, Team *team, F &&work) {
     auto member = [&] { Int thread = number++; if (thread < threads) loop(thread); };
     if (threads > 1 && team) return team([](void *x) { (*(decltype(member)*)x)(); }, &member, (unsigned)threads, 0);
     std::vector<std::thread> others;
+    others.reserve(threads);
     try { for (Int i = 1; i < threads; i++) others.emplace_back(loop, i); }
-    catch (const std::system_error &) {}                       // none to be had: the work is done by those there are
+    catch (const std::exception &) {}                          // none to be had: the work is done by those there are
     loop(0);
     for (auto &t : others) t.join();
 }
@@ -1069,7 +1085,7 @@ Int threads_for(const Call &c, std::vector<Task> &tasks) {
 }
 // Rows of a task: work for about a tenth of a millisecond; cut by the problem, never by the number of threads.
 template <class real> Int rows_of_task(const Problem<real> &p, Reach r, Int least) {
-    Int rows = MULTIPLICATIONS_OF_A_TASK/((r.left+r.right+SHORT)*(p.width+p.dv_width));
+    Int rows = Int(MULTIPLICATIONS_OF_A_TASK/(double(r.left+r.right+SHORT)*(p.width+p.dv_width)));
     return std::min(p.c.N, rounded(std::max(rows, least), TALL));
 }
 
@@ -1165,11 +1181,18 @@ template <class real, int QUERIES> void backward(const Call &c, const Grads &g) 
 
 EXPORT Int dynattn_vector() { return VECTOR; }
 EXPORT Int dynattn_sizes(Int which) { return which ? sizeof(Grads) : sizeof(Call); }
-EXPORT void dynattn_forward(const Call *c) { c->kind == F64 ? forward<double>(*c) : forward<float>(*c); }
-EXPORT void dynattn_backward(const Call *c, const Grads *g) {
+// Whether the work was done, which it is not where memory is lacking.
+EXPORT bool dynattn_forward(const Call *c) {
+    try { c->kind == F64 ? forward<double>(*c) : forward<float>(*c); }
+    catch (const std::bad_alloc &) { return false; }
+    return true;
+}
+EXPORT bool dynattn_backward(const Call *c, const Grads *g) {
     auto all = c->kind == F64 ? c->alpha.data ? backward<double, SHORT> : backward<double, TALL>
                               : c->alpha.data ? backward<float, SHORT> : backward<float, TALL>;
-    all(*c, *g);
+    try { all(*c, *g); }
+    catch (const std::bad_alloc &) { return false; }
+    return true;
 }
 
 // The pieces, for the tests of chapter 33.
