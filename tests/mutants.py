@@ -45,7 +45,7 @@ MUTANTS = [ # module, its text, the fault
     ('window', 'if w.curve=="bell": keep = keep | (offsets==0)', 'pass'),
     ('window', 'if left is not None: keep = keep & (offsets>=-left)', 'if left is not None: keep = keep & (offsets>-left)'),
     ('window', 'return 2/max(n, 1)', 'return 1/max(n, 1)'),
-    ('window', '(self.edge(n).detach().clamp(0., 2.**31).ceil().long()-1).clamp(min=0)', 'self.edge(n).detach().clamp(0., 2.**31).long()'),
+    ('window', '(self.edge(n).detach().clamp(0., 2.**40).ceil().long()-1).clamp(min=0)', 'self.edge(n).detach().clamp(0., 2.**40).long()'),
     ('window', 'mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)', 'mean = torch.where(keep, h, 0.).mean()'),
     # entmax
     ('alpha', "return eps + (eps==0)*_TINY", "return eps"),
