@@ -23,8 +23,9 @@ from ..runs import (
     read_state, table, verb, working_in, write_atomic, write_report, write_state)
 from ..sigma import SigmaParameter
 from .cache import WindowedCache
+from .layers import predictions
 from .plugin import PreTrainedModel, switch
-from ..narrow.recall import _rounds, facts_to_learn, forgotten, predictions, recall_grid
+from ..narrow.recall import _rounds, facts_to_learn, forgotten, recall_grid
 from .saving import load_pretrained, save
 from .windows import add_windows, record_edge
 from transformers import DynamicCache
