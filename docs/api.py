@@ -202,9 +202,13 @@ def summary(described):
     returns = f', returns <code>{html.escape(described.returns)}</code>' if described.returns else ''
     return f'Parameters {", ".join(names[:6])}{more}{returns}'
 
-def methods(node):
-    "Name, arguments and first line of docstring of the public methods of a class"
-    for f in node.body if isinstance(node, ast.ClassDef) else []:
+def methods(node, file):
+    "Name, arguments and first line of docstring of the public methods of a class, a private base's counted as its own"
+    if not isinstance(node, ast.ClassDef): return
+    for base in node.bases:
+        name = ast.unparse(base)
+        if name.startswith('_'): yield from methods(definitions(file).get(name), file)
+    for f in node.body:
         if not isinstance(f, ast.FunctionDef) or f.name.startswith('_'): continue
         decorators = {ast.unparse(d) for d in f.decorator_list}
         arguments = re.sub(r'^(self|cls)(, )?', '', ast.unparse(f.args))
@@ -212,16 +216,16 @@ def methods(node):
 
 def method_table(cls, name):
     "The parameters of a method as a fold; '' where the class leaves them to its base"
-    method = plain_function(vars(cls).get(name))
+    method = plain_function(inspect.getattr_static(cls, name))
     own = comments(method) if inspect.isfunction(method) else {}
     described = describe(method, method_comments(cls, name)) if own else None
     if not described or not any(r.name.lstrip('*') in own for r in described.parameters): return ''
     return f'<details class="nb-fold"><summary>Parameters of <code>{name}</code></summary>{table(described)}</details>'
 
-def method_list(cls, node, name, shown):
+def method_list(cls, node, file, name, shown):
     "The methods that have no entry of their own, with their parameters where the source explains them"
     rows = []
-    for method,arguments,line in methods(node):
+    for method,arguments,line in methods(node, file):
         if f'{name}.{method}' in shown: continue
         call = f'<code>.{method}<span>{html.escape(arguments)}</span></code>'
         rows.append(f'<dt id="api-{name.lower()}.{method.lower()}">{call}</dt>')
@@ -258,7 +262,7 @@ def entry(output, page, up, shown, sourced, used):
         call = f'<p class="nb-call"><code>{html.escape(call_text(found, name))}</code></p>' if described else ''
         docstring = re.sub('```.*?```', '', rest, count=1, flags=re.S) if found.__doc__ else ''
         body = f'{call}\n\n{markdown(docstring.strip(), up)}\n\n{body}'
-    listed = method_list(found, node, name, shown) if node else ''
+    listed = method_list(found, node, file, name, shown) if node else ''
     kind = 'nb-api nb-brief' if name in sourced and not listed else 'nb-api'
     fence,escaped = ':'*14,name.replace('_', r'\_')
     source = markdown(link or '', up)

@@ -86,7 +86,7 @@ def _frame(members, at, size):
     return tuple(low), tuple(high)
 
 # the number is that of a chapter
-WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'matrix', 'tiles', 'survey', 'heads')
+WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'alpha3', 'matrix', 'tiles', 'survey', 'heads')
 
 class _Widget:
     "HTML that a notebook shows as it is."

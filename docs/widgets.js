@@ -167,23 +167,37 @@ function dynattnWidget(root, kind, start) {
   }
   for (const stage of [11, 12, 13, 14]) KINDS['window' + stage] = window_(stage);
 
-  const ROW = 7;
-  KINDS.alpha = {
-    title: 'α over a row of scores',
-    controls: [slider('alpha', 'α', 1, 3, .01), ...Array.from({length: ROW}, (_, i) => slider('s' + i, 'score ' + (i + 1), -3, 3, .05))],
-    start: {alpha: 1.5, s0: 1.2, s1: .9, s2: .3, s3: 0, s4: -.4, s5: -1.1, s6: -2},
-    compute(s) {
-      const scores = Array.from({length: ROW}, (_, i) => s['s' + i]), weights = entmax(scores, s.alpha);
-      return {weights, support: weights.filter(w => w > 0).length, entropy: -weights.reduce((a, w) => a + (w > 0 ? w * Math.log(w) : 0), 0)};
-    },
-    words: v => [['keys with weight', v.support], ['entropy in nats', v.entropy], ['largest weight', Math.max(...v.weights)]],
-    verdict: (v, s) => v.support === ROW ? ['odd', s.alpha === 1 ? 'α = 1 is softmax: every key has some weight.' : 'Every key still has some weight.']
-      : ['good', `${ROW - v.support} of ${ROW} keys have a weight of exactly zero.`],
-    draw(svg, width, s, v) {
-      const p = panel(svg, [40, 22, width - 12, 150], [.5, ROW + .5], [0, 1], ['key', 'weight'], v.weights.map((_, i) => i + 1)), w = (width - 60) / ROW * .7;
-      v.weights.forEach((y, i) => { p.bar(i + 1, y, INK, w); p.text(i + 1, Math.min(.93, y) + .04, y ? y.toFixed(3) : '0', 'middle'); });
-      return 190;
-    }};
+  function alpha_(count, first, draw) {
+    const names = Array.from({length: count}, (_, i) => 's' + i);
+    return {
+      title: count === 3 ? 'Three scores, and how much each is ignored' : 'α over a row of scores',
+      controls: [slider('alpha', 'α', 1, 3, .01), ...names.map((name, i) => slider(name, 'score ' + (i + 1), -3, 3, .05))],
+      start: {alpha: 1.5, ...Object.fromEntries(names.map((name, i) => [name, first[i]]))},
+      compute(s) {
+        const weights = entmax(names.map(name => s[name]), s.alpha);
+        return {weights, support: weights.filter(w => w > 0).length, entropy: -weights.reduce((a, w) => a + (w > 0 ? w * Math.log(w) : 0), 0)};
+      },
+      words: v => [['keys with weight', v.support], ['entropy in nats', v.entropy], ['largest weight', Math.max(...v.weights)]],
+      verdict: (v, s) => v.support === count ? ['odd', s.alpha === 1 ? 'α = 1 is softmax: every key has some weight.' : 'Every key still has some weight.']
+        : ['good', `${count - v.support} of ${count} keys ${count - v.support > 1 ? 'have' : 'has'} a weight of exactly zero.`],
+      draw
+    };
+  }
+  KINDS.alpha = alpha_(7, [1.2, .9, .3, 0, -.4, -1.1, -2], (svg, width, s, v) => {
+    const p = panel(svg, [40, 22, width - 12, 150], [.5, 7.5], [0, 1], ['key', 'weight'], v.weights.map((_, i) => i + 1)), w = (width - 60) / 10;
+    v.weights.forEach((y, i) => { p.bar(i + 1, y, INK, w); p.text(i + 1, Math.min(.93, y) + .04, y ? y.toFixed(3) : '0', 'middle'); });
+    return 190;
+  });
+  KINDS.alpha3 = alpha_(3, [1.5, 1, -.5], (svg, width, s, v) => {       // the three weights against α
+    const p = panel(svg, [40, 22, width - 60, 170], [1, 3], [0, 1], ['α', 'weight']);
+    const along = Array.from({length: 101}, (_, i) => 1 + i / 50), rows = along.map(a => entmax([s.s0, s.s1, s.s2], a));
+    p.line([[s.alpha, 0], [s.alpha, 1]], 'currentColor', '4 4');
+    [INK, WARM, RED].forEach((color, i) => {
+      p.line(along.map((a, k) => [a, rows[k][i]]), color); p.dot(s.alpha, v.weights[i], color);
+      add(svg, 'text', {x: width - 54, y: 40 + 18 * i, 'font-size': 12, fill: color}, 'score ' + (i + 1));
+    });
+    return 210;
+  });
 
   const SIZE = 24;
   KINDS.matrix = {

@@ -13,7 +13,7 @@ from torch import Tensor
 from .padding import PaddingMask
 from .window import Window
 from .engine.call import Call, _FAR, _got, _integer
-from .engine.plan import prepare
+from .engine.plan import _at_most_two, prepare
 from .engine.native import core
 from .engine.ops import attention
 
@@ -411,6 +411,7 @@ class WindowedLayer(_Saved):
         if _integer('heads', heads, 1)%kv_heads:
             raise ValueError(f"kv_heads: expected a divisor of heads={heads}, got {kv_heads}")
         self.options = _fixed(heads, window, alpha, sink, n_global=n_global, scale=scale, softcap=softcap)
+        if not _at_most_two(self.options['alpha']): raise ValueError(f"alpha: expected 1 to 2, got {alpha}")
         self.heads,self.kv_heads,self.n_global = heads,kv_heads,self.options['n_global']
         self.reach = _reach_back(self.options['window'], heads)
         self.reset()

@@ -9,25 +9,17 @@ __all__ = ['main']
 import argparse, os, sys
 from .train import trained, training  # each registers its verbs
 from .audit import report  # and so does this
-from .runs import _VERBS, UserError, need, printable, verb
+from . import options  # and those that need more
+from .runs import _VERBS, printable
+from .saved import UserError
 
 # %% ../nbs/81_command.ipynb #c0330015
-_LATER = {  # name -> module, what it does, example
-    'narrow': ('dynattn.hf.narrowing', 'let a pretrained transformer learn how far its heads look',
-               'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow'),
-    'judge': ('dynattn.hf.narrowing', 'what a model with windows recalls, by distance',
-              'dynattn judge runs/narrow --data docs --context 1024'),
-    'export': ('dynattn.export.graph', 'write a decoder for ONNX Runtime, with caches as small as its windows',
-               'dynattn export runs/narrow --out runs/onnx'),
-    'survey': ('dynattn.survey', 'efficient transformers, measured', 'dynattn survey')}
-
 class _Parser(argparse.ArgumentParser):
     "A mistake is a `UserError`."
     def error(self, message): raise UserError(f"{message}; {self.prog} --help shows the options")
 
 def _parser_of(name): # -> argparse.ArgumentParser
-    "The arguments of a verb, with its example in the help; its module is imported now."
-    if name in _LATER and name not in _VERBS: need(_LATER[name][0])
+    "The arguments of a verb, with its example in the help."
     verb = _VERBS[name]
     parser = _Parser(prog=f'dynattn {name}', description=verb.what, epilog=f'example: {verb.example}')
     verb.arguments(parser)
@@ -37,14 +29,12 @@ def _parser_of(name): # -> argparse.ArgumentParser
 def _overview():
     "The help of `dynattn` alone: the verbs, with an example of each."
     from dynattn import __version__
-    verbs = {**{name: (verb.what, verb.example) for name,verb in _VERBS.items()},
-             **{name: (what, example) for name,(_,what,example) in _LATER.items()}}
-    lines = [f'  {name:12}{what}\n{"":16}{example}' for name,(what,example) in verbs.items()]
+    lines = [f'  {name:12}{verb.what}\n{"":16}{verb.example}' for name,verb in _VERBS.items()]
     p = _Parser(prog='dynattn', formatter_class=argparse.RawDescriptionHelpFormatter,
         description='Attention whose windows learn how far to look: train on files, and see.',
         epilog='\n'.join(['verbs, with an example of each:', *lines, '', 'dynattn VERB --help shows its options']))
     p.add_argument('--version', action='version', version=f'dynattn {__version__}')
-    p.add_argument('verb', metavar='VERB', choices=verbs, help='what to do')
+    p.add_argument('verb', metavar='VERB', choices=_VERBS, help='what to do')
     return p
 
 # %% ../nbs/81_command.ipynb #5f6d5c14

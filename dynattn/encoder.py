@@ -20,7 +20,7 @@ from .engine.ops import attention
 from .cache import WindowedLayer
 from .sigma import SigmaHead
 from .heads import check_sizes, learned_heads
-from .runs import DamagedFile, read_intact, _read_weights, write_atomic, _write_weights
+from .saved import DamagedFile, read_intact, read_weights, write_atomic, write_weights
 from .window import Window
 
 # %% ../nbs/50_encoder.ipynb #4034a614
@@ -305,6 +305,7 @@ def from_json(cls:EncoderConfig,
     text:str|bytes, # as `to_json` gives it
 ) -> EncoderConfig:
     fields = json.loads(text)
+    if not isinstance(fields, dict): raise ValueError(f"text: expected an object, got a {type(fields).__name__}")
     if extra := fields.keys() - {f.name for f in dataclasses.fields(cls)}:
         raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
     return cls(**fields)
@@ -416,7 +417,7 @@ class _Saved:
         "`config.json` and `model.safetensors`."
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        _write_weights(folder/'model.safetensors', self.state_dict())
+        write_weights(folder/'model.safetensors', self.state_dict())
         write_atomic(folder/'config.json', self.config.to_json())
 
     @classmethod
@@ -426,7 +427,7 @@ class _Saved:
     ):
         "The model of a folder, in eval mode; `DamagedFile` if one of its files cannot be understood."
         folder = Path(folder)
-        weights,_ = _read_weights(folder/'model.safetensors')
+        weights,_ = read_weights(folder/'model.safetensors')
         def build(text):
             config = EncoderConfig.from_json(text)
             config.check_weights(weights)

@@ -6,6 +6,7 @@
 __all__ = ['learned_heads', 'check_sizes']
 
 # %% ../nbs/45_heads.ipynb #e41969f4
+import torch
 from .sigma import SigmaHead, SigmaParameter
 from .sparsity import AlphaHead
 
@@ -24,9 +25,9 @@ def _alpha_source(alpha, heads): # "learned", a number >= 1, or None; H -> what 
     "Check `alpha`, and make what holds it."
     if alpha is None: return None
     if isinstance(alpha, str) and alpha=='learned': return AlphaHead(heads)
-    if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and alpha>=1:
+    if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 1<=alpha<=torch.finfo(torch.float32).max:
         return AlphaHead(heads, fixed=float(alpha))
-    raise ValueError(f"alpha: expected 'learned', a number >= 1 or None, got {alpha!r}")
+    raise ValueError(f"alpha: expected 'learned', a finite number >= 1 or None, got {alpha!r}")
 
 def learned_heads(
     window, # "learned", an int, a pair (left, right) or None; with `dim` also "dynamic", and no pair

@@ -281,7 +281,11 @@ def convert(
     init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
     n_global:int=0, # leading tokens that see and are seen by all, for any window
 ) -> _Model: # `model`
-    "Give every `nn.MultiheadAttention` in a model windows and alphas; weights, hooks and references stay."
+    """Give every `nn.MultiheadAttention` in a model windows and alphas; weights, hooks and references stay.
+
+    `window` is "learned" (a width per head, from `init_width` tokens on), a number of tokens, a pair (left, right), or None;
+    `alpha` is "learned", a number of 1 or more, or None for softmax; `n_global` leading tokens see and are seen by all.
+    The model itself is changed and returned. Attention to another sequence's memory gets no window."""
     if not isinstance(model, nn.Module): raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
     if window is None and alpha is None:
         warnings.warn("convert: without window= or alpha= the model computes what it did before", stacklevel=2)

@@ -111,7 +111,9 @@ def from_lengths(
 # %% ../nbs/01_padding.ipynb #31bd3c22
 def _binary(mask):
     "A 0/1 mask [B,N] as bool."
-    mask = torch.as_tensor(mask)
+    try: mask = torch.as_tensor(mask)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"mask: expected a tensor [B,N] of bools or 0/1 integers, got {type(mask).__name__}") from None
     if mask.is_floating_point():
         raise TypeError(f"mask: expected bools or 0/1 integers, got {mask.dtype}: "
                         "a floating mask is one to be added to the scores (from_additive); "

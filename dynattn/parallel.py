@@ -263,7 +263,7 @@ def _leading_rows(plan, call, q, alpha, sink): # [B,H,g,d] -> [B,H,g,dv], the sa
 def _plan_of(ranks, call, lengths): # tokens of each rank
     "How far each key head is seen, back and ahead, decides what is sent."
     (b,h),kv,total = call.q.shape[:2],call.k.shape[1],sum(lengths)
-    if isinstance(call.window, Window): sides = call.window.bounds(total)
+    if isinstance(call.window, Window): sides = [w.clamp(max=total) for w in call.window.bounds(total)]
     else: sides = [torch.tensor(total if w is None else min(w, total)) for w in call.window or (None,None)]
     if call.is_causal: sides = sides[0],torch.zeros_like(sides[1])
     widths = torch.stack([w.expand(b, h) for w in sides]).unflatten(2, (kv, -1)).amax(-1).cpu() # [2,B,Hkv]

@@ -7,7 +7,7 @@ __all__ = ['sigma_link', 'sigma_unlink', 'SigmaHead', 'SigmaParameter']
 
 # %% ../nbs/10_sigma.ipynb #5ea665e5
 import torch, torch.nn.functional as F
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 from .padding import PaddingMask
 
@@ -52,6 +52,7 @@ _FLOOR = dict(tokens=.5, fraction=1e-3)
 
 def _start(H, link, init_width, scale, floor, unit):
     "The bias [H], scale [H] and floor [] that start `link` at `init_width`."
+    if isinstance(H, bool) or not isinstance(H, int) or H<0: raise ValueError(f"H: expected an int >= 0, got {H!r}")
     if unit not in _WIDTH: raise ValueError(f"unit: expected 'tokens' or 'fraction', got {unit!r}")
     if floor is None: floor = _FLOOR[unit] if link=="softplus" else 0.
     if scale is None and link=="sigmoid" and unit=="tokens":
@@ -62,8 +63,8 @@ def _start(H, link, init_width, scale, floor, unit):
     if width.shape not in ((),(H,)):
         raise ValueError(f"init_width: expected one width or one per head, [{H}], "
                          f"got shape {list(width.shape)}")
-    if not (floor>=0 and (width>floor).all()):
-        raise ValueError(f"init_width: expected more than the floor of {floor} {unit}, "
+    if not (floor>=0 and ((width>floor) & (width<torch.inf)).all()):
+        raise ValueError(f"init_width: expected finite numbers above the floor of {floor} {unit}, "
                          f"got {init_width}")
     if scale is None: scale = 1. if link=="sigmoid" else width-floor
     scale = torch.as_tensor(scale, dtype=width.dtype).expand(H).clone()
@@ -124,7 +125,12 @@ def _checked(x, D, padding=None):
 
 # %% ../nbs/10_sigma.ipynb #69067a84
 class SigmaParameter(_Link):
-    "One learned width per head, the same for every sequence."
+    """One learned width per head, the same for every sequence: `Window.default(SigmaParameter(4)())`.
+
+    `H` is the number of heads. Training starts at `init_width`, one or [H] in `unit` (16 tokens, or 0.25 of N/2). `link`
+    turns the parameter into a width: "softplus" never falls below `floor` (0.5 tokens, or 0.001 of N/2), "sigmoid" stays
+    below `floor + scale`, and "relu" may get stuck at its floor. A call gives the widths [H]."""
+    __call__:Callable[[],Tensor] # that of `nn.Module`, with the type of what `forward` gives
     def __init__(self,
         H:int, # heads
         link:str="softplus", # "softplus", "sigmoid" or "relu"

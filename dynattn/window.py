@@ -7,15 +7,14 @@ __all__ = ['Window']
 
 # %% ../nbs/14_window.ipynb #44bccbb8
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace as _with
+from inspect import formatannotation
 import torch
-from fastcore.basics import patch, patch_to
+from fastcore.docments import docments
 from torch import Tensor
 from torch.utils import _pytree
-from .curve import bell, normal, dbell, dnormal, crossing
-from .smoothing import (_positive, tanh_mask, ramp_mask, edge_mask,
-                               dtanh_mask, dramp_mask, dedge_mask)
+from .padding import PaddingMask
+from .smoothing import SMOOTHINGS, Smoothing, _float, _positive
 
 # %% ../nbs/14_window.ipynb #497f143a
 def _choice(name, value, options):
@@ -35,101 +34,69 @@ def _check_reach(reach):
     return tuple(reach)
 
 # %% ../nbs/14_window.ipynb #640ebdf4
-def _check_cut(cut, smooth):
-    "(T, fill) that fits the smoothing; `fill` is what the mask takes for 'outside'"
-    if isinstance(cut, (int,float)) and not isinstance(cut, bool):
-        cut = (cut, 1 if smooth=="power" else 0)
-    if cut is None and smooth=="edge": cut = (math.exp(-.5), 0)
-    if cut is None and smooth=="power":
-        raise ValueError("cut: expected a threshold, 0 < T < 1, for smooth='power', got None")
-    if cut is None: return None, None
-    if not (isinstance(cut, tuple) and len(cut)==2):
-        raise TypeError(f"cut: expected None, T or (T, fill), got {cut!r}")
-    if smooth=="ramp":
-        raise ValueError(f"cut: expected None for smooth='ramp', which has no curve to cut, got {cut}")
-    T,fill = cut
-    if isinstance(T, bool) or not isinstance(T, (int,float)):
-        raise TypeError(f"cut: expected a number as threshold, got {T!r}")
-    if not 0 < T < 1: raise ValueError(f"cut: expected a threshold 0 < T < 1, got {T}")
-    rest = 1 if smooth=="power" else 0
-    if fill != rest:
-        raise ValueError(f"cut: expected the rest to become {rest} for smooth={smooth!r}, got {fill}: "
-                         "the mask would be 1 far away")
-    return float(T),fill
+def _check_smooth(smooth, p, ramp):
+    "A smoothing, or the one of a name, with the numbers beside it."
+    given = {name: x for name,x in (("p",p), ("ramp",ramp)) if x is not None}
+    is_made = isinstance(smooth, Smoothing)
+    kind = type(smooth) if is_made else SMOOTHINGS[_choice("smooth", smooth, tuple(SMOOTHINGS))]
+    takes = kind.__dataclass_fields__
+    for name,x in given.items():
+        if name not in takes: raise ValueError(f"{name}: expected None for smooth={kind.__name__.lower()!r}, got {x}")
+    if is_made: return _with(smooth, **given) if given else smooth
+    return kind(**{name: given.get(name) for name in takes if name in given or not hasattr(kind, name)})
 
-# %% ../nbs/14_window.ipynb #w1nd0001
-def _check_only(smooth, p, ramp):
-    "`p` and `ramp`, present where the smoothing needs them and nowhere else"
-    if smooth=="edge" and p is None: p = 2.
-    takes_p,takes_ramp = smooth not in ("ramp","gaussian"),smooth=="ramp"
-    if not takes_p and p is not None:
-        raise ValueError(f"p: expected None for smooth={smooth!r}, got {p}")
-    if not takes_ramp and ramp is not None:
-        raise ValueError(f"ramp: expected None for smooth={smooth!r}, got {ramp}")
-    p = float(_positive("p", p)) if takes_p else None
-    return p, float(_positive("ramp", ramp)) if takes_ramp else None
+def _check_cut(cut, smooth):
+    "The threshold that fits the smoothing."
+    if cut is None: return smooth.check(None)
+    T,fill = cut if isinstance(cut, tuple) and len(cut)==2 else (cut, smooth.fill)
+    if isinstance(T, bool) or not isinstance(T, (int,float)):
+        raise TypeError(f"cut: expected a number as threshold, or (T, fill), got {cut!r}")
+    smooth.check(T)
+    if not 0 < T < 1: raise ValueError(f"cut: expected a threshold 0 < T < 1, got {T}")
+    if fill!=smooth.fill:
+        raise ValueError(f"cut: expected the rest to become {smooth.fill} for {smooth}, got {fill}: "
+                         "the mask would be 1 far away")
+    return float(T)
 
 # %% ../nbs/14_window.ipynb #1fbc2c5a
-def _sound(t):
-    "Whether every value is finite and >= 0; trusted where it cannot be read, or should not."
-    if torch.compiler.is_compiling() or t.device.type!="cpu": return True
+def _within(t, low):
+    "Whether all values are finite and at least `low`; trusted where they cannot be read or an accelerator would wait."
+    if torch.compiler.is_compiling() or t.device.type != 'cpu': return True
     try:
-        if t.numel()<=64: return all(0<=x<math.inf for x in t.detach().flatten().tolist())
-        return bool(((t>=0) & (t<math.inf)).all())
-    except RuntimeError: return True
+        if t.numel() <= 64: return all(low <= x < math.inf for x in t.flatten().tolist())
+        return bool(((t >= low) & (t < math.inf)).all())
+    except RuntimeError: return True  # under `vmap`, or a fake tensor
 
 def _check_sigma(sigma):
     if isinstance(sigma, bool) or not isinstance(sigma, (int,float,Tensor)):
         raise TypeError(f"sigma: expected a number or a floating tensor, got {type(sigma).__name__}")
-    if not isinstance(sigma, Tensor): sigma = torch.tensor(float(sigma))
+    if not isinstance(sigma, Tensor): sigma = torch.tensor(_float(sigma))
     if not sigma.is_floating_point():
         raise TypeError(f"sigma: expected a floating tensor, got {sigma.dtype}")
     if sigma.ndim>3:
         raise ValueError("sigma: expected the shape of a scalar, [H], [B,H] "
                          f"or [B,H,N], got {tuple(sigma.shape)}")
-    if not _sound(sigma):
+    if not _within(sigma, 0):
         raise ValueError("sigma: expected finite values >= 0, "
                          f"got {sigma.min().item()} to {sigma.max().item()}")
     return sigma
 
 # %% ../nbs/14_window.ipynb #2cd42980
-class _Attributes:
+class _Options:
     sigma: Tensor
     curve: str
-    T: float|None
-    fill: int|None
-    smooth: str
+    smooth: Smoothing
+    T: float|None # the threshold
     unit: str
     apply: str
     reach: tuple[int|None,int|None]
-    p: float|None
-    ramp: float|None
     eps: float
 
-    if TYPE_CHECKING: # the methods that follow
-        default: Callable[..., 'Window']
-        span: Callable[..., 'Window']
-        report_20220330: Callable[..., 'Window']
-        report_20220413: Callable[..., 'Window']
-        replace: Callable[..., 'Window']
-        widened: Callable[..., 'Window']
-        scale: Callable[..., Tensor]
-        edge: Callable[..., Tensor]
-        half_width: Callable[..., Tensor]
-        bounds: Callable[..., tuple[Tensor,Tensor]]
-        mask: Callable[..., Tensor]
-        log_mask: Callable[..., Tensor]
-        dmask: Callable[..., Tensor]
-        penalty: Callable[..., Tensor]
-
-# %% ../nbs/14_window.ipynb #w1nd0002
-class Window(_Attributes):
-    "A differentiable mask over the distance between query and key. It does not change once made."
     def __init__(self,
         sigma:float|Tensor, # width in `unit`, >= 0: a scalar, [H], [B,H], or [B,H,N] for one per query
         curve:str="bell", # "bell" (1 at its centre) or "normal" (the density)
         cut:float|tuple|None=None, # threshold T, or (T, fill); None: e^-0.5 for "edge", none for "tanh", "gaussian"
-        smooth:str="edge", # "edge", "gaussian", "ramp", or the reports' "power" and "tanh"
+        smooth:str|Smoothing="edge", # "edge", "gaussian", "ramp", the reports' "power" and "tanh", or one of your own
         unit:str="tokens", # "tokens", or "fraction" of half the sequence: x = (j - i)/(n/2)
         apply:str="inside", # "inside" the softmax, which renormalises, or "after" it
         reach:tuple|None=None, # (left, right): hard limits in tokens, None is unlimited; causal is (None, 0)
@@ -138,75 +105,36 @@ class Window(_Attributes):
         ramp:float|None=None, # length of the ramp of "ramp", in `unit`
         eps:float=2**-24, # without a threshold the mask ends where it falls to this
     ):
-        smooth = _choice("smooth", smooth, ("edge","gaussian","ramp","power","tanh"))
-        T,fill = _check_cut(cut, smooth)
-        p,ramp = _check_only(smooth, p, ramp)
-        values = dict(sigma=_check_sigma(sigma), curve=_choice("curve", curve, ("bell","normal")), T=T, fill=fill,
-                      smooth=smooth, unit=_choice("unit", unit, ("tokens","fraction")),
-                      apply=_choice("apply", apply, ("inside","after")), reach=_check_reach(reach),
-                      p=p, ramp=ramp, eps=float(_positive("eps", eps)))
-        for name,value in values.items(): object.__setattr__(self, name, value)
-
-    def __setattr__(self, k, v):
-        raise AttributeError(f"a Window does not change; use replace({k}=...)")
+        smooth = _check_smooth(smooth, p, ramp)
+        vars(self).update(sigma=_check_sigma(sigma), curve=_choice("curve", curve, ("bell","normal")), smooth=smooth,
+                          T=_check_cut(cut, smooth), unit=_choice("unit", unit, ("tokens","fraction")),
+                          apply=_choice("apply", apply, ("inside","after")), reach=_check_reach(reach),
+                          eps=_positive("eps", eps))
 
 # %% ../nbs/14_window.ipynb #w1nd0005
-def _options(w):
-    "Everything but sigma, as `Window` takes it."
-    res = {k:getattr(w,k) for k in ("curve","smooth","unit","apply","reach","p","ramp","eps")}
-    return {**res, 'cut': None if w.T is None else (w.T,w.fill)}
+class _Copies(_Options):
+    def __setattr__(self, k, v): raise AttributeError(f"a Window does not change; use replace({k}=...)")
 
-@patch
-def replace(self:Window,
-    **kw # any argument of `Window`
-) -> Window: # a new one
-    "The same window but for `kw`."
-    return Window(**{"sigma":self.sigma, **_options(self), **kw})
+    def _arguments(self):
+        "Everything but sigma, as `Window` takes it."
+        given = {k:getattr(self, k) for k in ("curve","smooth","unit","apply","reach","eps")}
+        return {**given, 'cut': None if self.T is None else (self.T,self.smooth.fill)}
 
-@patch
-def __repr__(self:Window) -> str:
-    kw = ', '.join(f"{k}={v!r}" for k,v in _options(self).items() if v is not None)
-    return f"Window(sigma={tuple(self.sigma.shape) if self.sigma.ndim else self.sigma.item()}, {kw})"
+    def replace(self,
+        **kw # any argument of `Window`
+    ) -> 'Window': # a new one
+        "The same window but for `kw`."
+        return Window(**{"sigma":self.sigma, **self._arguments(), **kw})
 
-# %% ../nbs/14_window.ipynb #w1nd0008
-@patch_to(Window, static_method=True)
-def default(
-    sigma:float|Tensor, # half-width in `unit`, >= 0
-    unit:str="tokens", # "tokens" or "fraction"
-    reach:tuple|None=None, # (left, right) in tokens
-) -> Window:
-    "|j - i| <= sigma takes part, and the mask falls to 0 continuously one token further."
-    return Window(sigma, unit=unit, reach=reach)
+    def widened(self,
+        dtype:torch.dtype, # floating, not narrower than that of sigma
+    ) -> 'Window':
+        "The same window with sigma in a wider dtype; a float16 sigma's gradient is clamped to what float16 can hold."
+        return self.replace(sigma=_floating(self.sigma).to(dtype))
 
-@patch_to(Window, static_method=True)
-def span(
-    width:float|Tensor, # up to this distance the mask is 1, in tokens
-    ramp:float=32, # length of the ramp, in tokens
-    reach:tuple|None=None, # (left, right) in tokens; adaptive span itself is causal, (None, 0)
-) -> Window:
-    "The mask of adaptive span: a ramp of fixed length behind a learned width."
-    return Window(width, smooth="ramp", ramp=ramp, reach=reach)
-
-# %% ../nbs/14_window.ipynb #w1nd0011
-@patch_to(Window, static_method=True)
-def report_20220330(
-    sigma:float|Tensor, # in fractions of half the sequence
-    p:float=1e4, # exponent; the report's examples have 10000 and 100
-    T:float=.9, # threshold; its examples have 0.9 and 0.8
-) -> Window:
-    """Yu-Hung Wu's report of 30 March 2022: the density, 1 below the threshold, 1 - V^p (0 where that is negative);
-    multiplied after the softmax."""
-    return Window(sigma, "normal", (T,1), "power", "fraction", "after", p=p)
-
-@patch_to(Window, static_method=True)
-def report_20220413(
-    sigma:float|Tensor, # in fractions of half the sequence
-    p:float, # steepness; the report leaves it open
-    T:float, # threshold; the report leaves it open
-) -> Window:
-    """Yu-Hung Wu's report of 13 April 2022: the density, 0 below the threshold, tanh(p*V);
-    multiplied after the softmax."""
-    return Window(sigma, "normal", (T,0), "tanh", "fraction", "after", p=p)
+    def __repr__(self):
+        kw = ', '.join(f"{k}={v!r}" for k,v in self._arguments().items() if v is not None)
+        return f"Window(sigma={tuple(self.sigma.shape) if self.sigma.ndim else self.sigma.item()}, {kw})"
 
 # %% ../nbs/14_window.ipynb #83c0775e
 def _token(w, n):
@@ -227,61 +155,40 @@ class _Widen(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g): return g.clamp(-65504, 65504).half()
 
-def _floating(w):
+def _floating(sigma):
     "Sigma in float32 at least. `_Widen` has no `jvp`, with which the compiler would refuse it."
     forward_mode = torch.autograd.forward_ad._current_level>=0
-    if w.sigma.dtype==torch.float16 and not forward_mode: return _Widen.apply(w.sigma)
-    return w.sigma.to(torch.promote_types(w.sigma.dtype, torch.float32))
-
-# %% ../nbs/14_window.ipynb #w1nd0013
-@patch
-def widened(self:Window,
-    dtype:torch.dtype, # floating, not narrower than that of sigma
-) -> Window:
-    "The same window with sigma in a wider dtype; a float16 sigma's gradient is clamped to what float16 can hold."
-    return self.replace(sigma=_floating(self).to(dtype))
+    if sigma.dtype==torch.float16 and not forward_mode: return _Widen.apply(sigma)
+    return sigma.to(torch.promote_types(sigma.dtype, torch.float32))
 
 # %% ../nbs/14_window.ipynb #w1nd0015
-@patch
-def scale(self:Window,
-    n:int|None=None, # N, the sequence length; needed where the unit is a fraction
-) -> Tensor: # shape of sigma, float32 at least: the sigma that the curve is given
-    "Sigma as the curve sees it: the default's edge stands a token beyond sigma, at T = e^-0.5 that is sigma + 1."
-    if self.smooth!="edge" or self.curve!="bell": return _floating(self)
-    return _floating(self) + _token(self, n)/math.sqrt(-2*math.log(self.T))
+class _Reach(_Copies):
+    def scale(self,
+        n:int|None=None, # N, the sequence length; needed where the unit is a fraction
+    ) -> Tensor: # shape of sigma, float32 at least
+        "Sigma as the curve sees it: the default's edge stands a token beyond sigma, at T = e^-0.5 that is sigma + 1."
+        s = _floating(self.sigma)
+        if not self.smooth.inclusive or self.curve!="bell": return s
+        return s + _token(self, n)/math.sqrt(-2*math.log(self.T))
 
-@patch
-def edge(self:Window,
-    n:int|None=None, # N, the sequence length; needed where the unit is a fraction
-) -> Tensor: # shape of sigma, in tokens, differentiable
-    "The distance from which on the mask is zero, a real number in closed form."
-    s = self.scale(n)
-    if self.smooth=="ramp": h = s + self.ramp
-    elif self.T is not None: h = crossing(s, self.T, self.curve)
-    elif self.smooth=="tanh": h = crossing(s, min(self.eps/self.p, .5), self.curve)
-    else: h = crossing(s, self.eps, "bell")
-    return h/_token(self, n)
+    def edge(self,
+        n:int|None=None, # as for `scale`
+    ) -> Tensor: # shape of sigma, in tokens, differentiable
+        "The distance from which on the mask is zero, a real number in closed form."
+        return self.smooth.edge(self.scale(n), self.T, self.curve, self.eps)/_token(self, n)
 
-# %% ../nbs/14_window.ipynb #w1nd0016
-@patch
-def half_width(self:Window,
-    n:int|None=None, # N, the sequence length: the result is at most n-1
-) -> Tensor: # int64, shape of sigma
-    "The greatest |j - i| at which the mask can be non-zero."
-    most = 2**31-1 if n is None else max(n-1, 0)
-    if None not in self.reach: most = min(most, max(self.reach))
-    # two floats: an export to ONNX takes nothing else
-    edge = self.edge(n).detach().clamp(0., 2.**31)
-    return (edge.ceil().long()-1).clamp(0, most)
+    def bounds(self,
+        n:int|None=None, # as for `scale`
+    ) -> tuple[Tensor,...]: # (left, right), each int64 of sigma's shape
+        "How many tokens the window sees to the left and to the right, however long the sequence."
+        # two floats: an export to ONNX takes nothing else
+        w = (self.edge(n).detach().clamp(0., 2.**40).ceil().long()-1).clamp(min=0)
+        return tuple(w if r is None else w.clamp(max=r) for r in self.reach)
 
-# %% ../nbs/14_window.ipynb #w1nd0017
-@patch
-def bounds(self:Window,
-    n:int|None=None, # N, the sequence length
-) -> tuple: # (left, right), each int64 of sigma's shape
-    "How many tokens the window sees to the left and to the right."
-    w = self.half_width(n)
-    return tuple(w if r is None else w.clamp(max=r) for r in self.reach)
+    def half_width(self, n:int|None=None) -> Tensor:
+        "The greatest |j - i| at which the mask can be non-zero, at most n-1 where the length `n` is given."
+        w = torch.maximum(*self.bounds(n))
+        return w if n is None else w.clamp(max=max(n-1, 0))
 
 # %% ../nbs/14_window.ipynb #6f2949b0
 def _aligned(t, o):
@@ -309,115 +216,137 @@ def _inside(w, offsets, n):
 
 # %% ../nbs/14_window.ipynb #f8e33b14
 _NARROWEST = {torch.float32: 1e-18, torch.float64: 1e-150}
-_WIDEST = {torch.float32: 1e10, torch.float64: 1e75}  # tokens
 
 def _prepared(w, offsets, n):
-    "Distance, sigma and the curve, made harmless outside of the window, so that no gradient there can be NaN"
+    "Which pairs are inside, their distance and sigma, made harmless elsewhere, so that no gradient there can be NaN"
     if not isinstance(offsets, Tensor):
         raise TypeError(f"offsets: expected a tensor, got {type(offsets).__name__}")
     keep,s = _inside(w, offsets, n),_aligned(w.scale(n), offsets)
     x = offsets.abs().to(s.dtype)*_token(w, n)
-    if w.smooth=="ramp": return keep,x,s,None
+    if not w.smooth.curved: return keep,x,s
     used = keep & (x>0) if w.curve=="bell" else keep  # the bell's centre does not depend on sigma
     s = torch.where(used, s, 1.)
     x = torch.where(used, x, 0.)    # far outside the exponential is subnormal, which is slow on a CPU
-    # wider, the power's mask is too small a number to divide by, and its shape stays as it is
-    if w.smooth=="power": s = s.clamp(max=_WIDEST[s.dtype]*_token(w, n))
-    if w.curve=="bell": return keep,x,s,bell(x, s)
+    if w.smooth.widest: s = s.clamp(max=w.smooth.widest[s.dtype]*_token(w, n))
     # narrower, the density and its slope would overflow; every smoothing has long saturated
-    s = s.clamp(min=_NARROWEST[s.dtype])
-    V = normal(x, s)
-    # a density may be above 1, a mask may not
-    return keep,x,s,V if w.smooth=="tanh" else V.clamp(max=1)
-
-# %% ../nbs/14_window.ipynb #9a05c0ea
-def _log_power(w, x, s):
-    "`p*log V`, at most 0."
-    log_v = -.5*(x/s)**2
-    if w.curve=="normal": log_v = log_v - (s*math.sqrt(2*math.pi)).log()
-    return w.p*log_v.clamp(max=0)
-
-def _power(z):
-    "1 - e^z: where V is nearly 1, `1 - V**p` would round to 0; where z is far from 0, expm1 loses the gradient."
-    return torch.where(z>-.5, -torch.expm1(z), 1-z.exp())
+    return keep,x,s if w.curve=="bell" else s.clamp(min=_NARROWEST[s.dtype])
 
 def _mask(w, offsets, n):
-    keep,x,s,V = _prepared(w, offsets, n)
-    if w.smooth=="ramp": m = ramp_mask(x, s, w.ramp)
-    elif w.smooth=="edge": m = edge_mask(V, w.T, w.p)
-    elif w.smooth=="power": m = _power(_log_power(w, x, s))
-    elif w.smooth=="tanh": m = tanh_mask(V, w.p)
-    else: m = V
+    keep,x,s = _prepared(w, offsets, n)
+    m = w.smooth.mask(x, s, w.T, w.curve)
     return torch.where(keep & (m>=torch.finfo(m.dtype).tiny), m, 0.)  # so that a logarithm has a slope
 
 # %% ../nbs/14_window.ipynb #w1nd0018
-@patch
-def mask(self:Window,
-    offsets:Tensor, # j - i, any shape, usually [N,M]; with one sigma per query [..,N,M]
-    n:int|None=None, # N, the sequence length; needed where the unit is a fraction
-) -> Tensor: # [B|1,H|1,*offsets.shape] in sigma's dtype; offsets' shape where sigma is a scalar
-    "The multiplicative mask, computed in float32 at least; exactly 0 outside of `half_width`."
-    return _mask(self, offsets, n).to(self.sigma.dtype)
+class _Masks(_Reach):
+    def mask(self,
+        offsets:Tensor, # j - i, any shape, usually [N,M]; with one sigma per query [..,N,M]
+        n:int|None=None, # N, the sequence length; needed where the unit is a fraction
+    ) -> Tensor: # [B|1,H|1,*offsets.shape] in sigma's dtype; offsets' shape where sigma is a scalar
+        "The multiplicative mask, computed in float32 at least; exactly 0 outside of `half_width`."
+        return _mask(self, offsets, n).to(self.sigma.dtype)
 
-# %% ../nbs/14_window.ipynb #w1nd0019
-@patch
-def log_mask(self:Window,
-    offsets:Tensor, # as for `mask`
-    n:int|None=None, # as for `mask`
-) -> Tensor: # as `mask`
-    "The logarithm of the mask, to be added to scores; -inf where the mask is 0, and no gradient there."
-    m = _mask(self, offsets, n)
-    return torch.where(m>0, torch.where(m>0, m, 1.).log(), -math.inf).to(self.sigma.dtype)
+    def log_mask(self,
+        offsets:Tensor, # as for `mask`
+        n:int|None=None, # as for `mask`
+    ) -> Tensor: # as `mask`
+        "The logarithm of the mask, to be added to scores; -inf where the mask is 0, and no gradient there."
+        m = _mask(self, offsets, n)
+        return torch.where(m>0, torch.where(m>0, m, 1.).log(), -math.inf).to(self.sigma.dtype)
 
-# %% ../nbs/14_window.ipynb #w1nd0021
-def _dpower(w, x, s):
-    "The derivative of the power in sigma, `-p*V**p` times that of log V; 0 where the mask is 0."
-    z = _log_power(w, x, s)
-    slope = (x/s)**2/s
-    if w.curve=="normal": slope = slope - 1/s
-    return torch.where(_power(z)>=torch.finfo(s.dtype).tiny, -w.p*z.exp()*slope, 0.)
-
-# %% ../nbs/14_window.ipynb #w1nd0020
-@patch
-def dmask(self:Window,
-    offsets:Tensor, # as for `mask`
-    n:int|None=None, # as for `mask`
-) -> Tensor: # as `mask`
-    "The derivative of the mask in sigma, in closed form: the smoothing's derivative times the curve's."
-    keep,x,s,V = _prepared(self, offsets, n)
-    if self.smooth=="ramp": d = dramp_mask(x, s, self.ramp)
-    elif self.smooth=="power": d = _dpower(self, x, s)
-    else:
-        if self.smooth=="edge": d = dedge_mask(V, self.T, self.p)
-        elif self.smooth=="tanh": d = dtanh_mask(V, self.p)
-        else: d = torch.ones_like(V)
-        if self.curve=="normal" and self.smooth!="tanh": d = torch.where(V<1, d, 0.)
-        d = d*(dbell if self.curve=="bell" else dnormal)(x, s)
-    d = torch.where(keep, d, 0.)
-    return (d.clamp(-65504, 65504) if self.sigma.dtype==torch.float16 else d).to(self.sigma.dtype)
+    def dmask(self,
+        offsets:Tensor, # as for `mask`
+        n:int|None=None, # as for `mask`
+    ) -> Tensor: # as `mask`
+        "The derivative of the mask in sigma, in closed form: the smoothing's derivative times the curve's."
+        keep,x,s = _prepared(self, offsets, n)
+        d = torch.where(keep, self.smooth.slope(x, s, self.T, self.curve), 0.)
+        return (d.clamp(-65504, 65504) if self.sigma.dtype==torch.float16 else d).to(self.sigma.dtype)
 
 # %% ../nbs/14_window.ipynb #w1nd0022
-@patch
-def penalty(self:Window,
-    n:int|None=None, # N, the sequence length: the result is then a share of it
-    padding=None, # `PaddingMask` of the queries, for one sigma per query: padding costs nothing
-) -> Tensor: # scalar, differentiable in sigma
-    "The mean half-width over batch, heads and queries, in tokens, or as a share of `n`."
-    h = self.edge(n)
-    if padding is None or h.ndim<3: mean = h.mean()
-    else:
-        keep = padding.keep[:,None].expand_as(h)                        # [B,H,N]
-        mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)
-    return mean if n is None else mean/n
+class _Price(_Masks):
+    def penalty(self,
+        n:int|None=None, # N, the sequence length: the result is then a share of it
+        padding:PaddingMask|None=None, # of the queries, for one sigma per query: padding costs nothing
+    ) -> Tensor: # scalar, differentiable in sigma
+        "The mean half-width over batch, heads and queries, in tokens, or as a share of `n`."
+        h = self.edge(n)
+        if padding is None or h.ndim<3: mean = h.mean()
+        else:
+            keep = padding.keep[:,None].expand_as(h)                        # [B,H,N]
+            mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)
+        return mean if n is None else mean/n
+
+# %% ../nbs/14_window.ipynb #w1nd0011
+class _Reports(_Price):
+    @staticmethod
+    def report_20220330(
+        sigma:float|Tensor, # in fractions of half the sequence
+        p:float=1e4, # exponent; the report's examples have 10000 and 100
+        T:float=.9, # threshold; its examples have 0.9 and 0.8
+    ) -> 'Window':
+        """Yu-Hung Wu's report of 30 March 2022: the density, 1 below the threshold, 1 - V^p (0 where that is negative);
+        multiplied after the softmax."""
+        return Window(sigma, "normal", (T,1), "power", "fraction", "after", p=p)
+
+    @staticmethod
+    def report_20220413(
+        sigma:float|Tensor, # in fractions of half the sequence
+        p:float, # steepness; the report leaves it open
+        T:float, # threshold; the report leaves it open
+    ) -> 'Window':
+        """Yu-Hung Wu's report of 13 April 2022: the density, 0 below the threshold, tanh(p*V);
+        multiplied after the softmax."""
+        return Window(sigma, "normal", (T,0), "tanh", "fraction", "after", p=p)
+
+# %% ../nbs/14_window.ipynb #w1nd0002
+class Window(_Reports):
+    "A differentiable mask over the distance between query and key. It does not change once made."
+    @staticmethod
+    def default(
+        sigma:float|Tensor, # half-width in `unit`, >= 0
+        unit:str="tokens", # "tokens" or "fraction"
+        reach:tuple|None=None, # (left, right) in tokens
+    ) -> 'Window':
+        "|j - i| <= sigma takes part, and the mask falls to 0 continuously one token further."
+        return Window(sigma, unit=unit, reach=reach)
+
+    @staticmethod
+    def span(
+        width:float|Tensor, # up to this distance the mask is 1, in tokens
+        ramp:float=32, # length of the ramp, in tokens
+        reach:tuple|None=None, # (left, right) in tokens; adaptive span itself is causal, (None, 0)
+    ) -> 'Window':
+        "The mask of adaptive span: a ramp of fixed length behind a learned width."
+        return Window(width, smooth="ramp", ramp=ramp, reach=reach)
+
+# %% ../nbs/14_window.ipynb #w1nddoc1
+def _parameters(function):
+    "What each parameter means, as a part of a docstring."
+    try: said = docments(function, full=True)
+    except OSError: return ''  # the source is not there to be read
+    rows = [f"{name} : {formatannotation(p.anno)}\n    {p.docment}" for name,p in said.items() if p.docment]
+    return '\n'.join(['', '', 'Parameters', '----------', *rows])
+
+Window.__doc__ += _parameters(Window.__init__)
 
 # %% ../nbs/14_window.ipynb #6ec16631
-def _flatten(w): return [w.sigma], tuple(_options(w).items())
+def _flatten(w): return [w.sigma], tuple(w._arguments().items())
 
 def _unflatten(leaves, options):
     w = Window(0., **dict(options))
-    w.__dict__["sigma"], = leaves  # a leaf may be anything that a tree is mapped to
+    vars(w)["sigma"], = leaves  # a leaf may be anything that a tree is mapped to
     return w
 
-_pytree.register_pytree_node(Window, _flatten, _unflatten,
-                             serialized_type_name="dynattn.window.Window")
+def _written(options): # as JSON
+    options = dict(options)
+    smooth = options['smooth']
+    return {**options, 'smooth': [type(smooth).__name__.lower(), vars(smooth)]}
+
+def _read(options):
+    name,numbers = options['smooth']
+    cut,reach = (x if x is None else tuple(x) for x in (options['cut'], options['reach']))
+    return tuple({**options, 'smooth': SMOOTHINGS[name](**numbers), 'cut': cut, 'reach': reach}.items())
+
+_pytree.register_pytree_node(Window, _flatten, _unflatten, serialized_type_name="dynattn.window.Window",
+                             to_dumpable_context=_written, from_dumpable_context=_read)
 torch.serialization.add_safe_globals([Window])  # a saved one is loaded without running code

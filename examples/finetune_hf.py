@@ -1,11 +1,29 @@
 """Fine-tune a Hugging Face classifier whose heads learn how far they look.
 
-    python examples/finetune_hf.py train.tsv --model bert-base-uncased --out runs/near --price 0.1
+    python examples/finetune_hf.py train.tsv --model bert-base-uncased --out runs/near
 
 Each line of train.tsv is `label<TAB>text`. `--model tiny` is a small random BERT over bytes, to try the script without a network.
 """
 import argparse, random
 from pathlib import Path
+
+def options(argv=None):
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('train', help='lines of label<TAB>text')
+    p.add_argument('--model', default='tiny', help="a name or folder that from_pretrained knows, or 'tiny' [tiny]")
+    p.add_argument('--out', default='runs/finetuned', help='folder for the model [runs/finetuned]')
+    p.add_argument('--price', type=float, default=.01, help='of the mean width as a share of the text [0.01]')
+    p.add_argument('--alpha', action='store_true', help='also learn an alpha for each head')
+    p.add_argument('--init', type=float, default=64., help='half-width at the start, in tokens [64]')
+    p.add_argument('--epochs', type=float, default=3., help='[3]')
+    p.add_argument('--batch', type=int, default=16, help='texts per step [16]')
+    p.add_argument('--lr', type=float, help='rate of the weights [5e-5; 3e-3 for tiny, which is not pretrained]')
+    p.add_argument('--lr-widths', type=float, default=.05, help='rate of the widths [0.05]')
+    p.add_argument('--max-length', type=int, default=128, help='tokens of a text at most [128]')
+    p.add_argument('--seed', type=int, default=0, help='[0]')
+    return p.parse_args(argv)
+
+if __name__=='__main__': OPTIONS = options()  # before the imports, so that --help needs none of them
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification, DataCollatorWithPadding, Trainer, TrainingArguments
 from dynattn import hf
@@ -40,22 +58,9 @@ def optimizer(model, lr, lr_widths):
     rest = [p for name,p in model.named_parameters() if '.dynattn.' not in name]
     return torch.optim.AdamW([dict(params=rest, lr=lr), dict(params=mine, lr=lr_widths, weight_decay=0.)])
 
-def main(argv=None):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('train', help='lines of label<TAB>text')
-    p.add_argument('--model', default='tiny', help="a name or folder that from_pretrained knows, or 'tiny'")
-    p.add_argument('--out', default='runs/finetuned', help='folder for the model')
-    p.add_argument('--price', type=float, default=.1, help='of the mean width as a share of the text')
-    p.add_argument('--alpha', action='store_true', help='also learn an alpha for each head')
-    p.add_argument('--init', type=float, default=64., help='half-width at the start, in tokens')
-    p.add_argument('--epochs', type=float, default=3.)
-    p.add_argument('--batch', type=int, default=16)
-    p.add_argument('--lr', type=float, default=5e-5)
-    p.add_argument('--lr-widths', type=float, default=.05)
-    p.add_argument('--max-length', type=int, default=128)
-    p.add_argument('--seed', type=int, default=0)
-    a = p.parse_args(argv)
+def main(a):
     torch.manual_seed(a.seed)
+    lr = a.lr or (3e-3 if a.model=='tiny' else 5e-5)
     labels = sorted({line.split('\t', 1)[0] for line in Path(a.train).read_text(encoding='utf-8').splitlines()})
     tokenizer,model = build(a.model, labels, a.max_length)
     hf.add_windows(model, init=a.init, penalty=a.price)
@@ -67,7 +72,7 @@ def main(argv=None):
     args = TrainingArguments(a.out, num_train_epochs=a.epochs, per_device_train_batch_size=a.batch, per_device_eval_batch_size=a.batch, seed=a.seed,
                              save_strategy='no', report_to='none', remove_unused_columns=False, logging_steps=10)
     trainer = Trainer(model, args, train_dataset=rows[len(held):], eval_dataset=held, data_collator=make, compute_metrics=accuracy,
-                      optimizers=(optimizer(model, a.lr, a.lr_widths), None))
+                      optimizers=(optimizer(model, lr, a.lr_widths), None))
     before = hf.report(model, trainer._prepare_inputs(make(held[:a.batch])))
     trainer.train()
     score,after = trainer.evaluate(),hf.report(model.eval(), trainer._prepare_inputs(make(held[:a.batch])))
@@ -75,4 +80,4 @@ def main(argv=None):
     if a.model!='tiny': tokenizer.save_pretrained(a.out)
     print(f"accuracy {score['eval_accuracy']:.1%} on {len(held)} held-out texts; share of the score matrix {before.share.mean():.1%} before, {after.share.mean():.1%} after\n{after}")
 
-if __name__=='__main__': main()
+if __name__=='__main__': main(OPTIONS)

@@ -8,6 +8,16 @@ all states, is the same for every number of processes, to rounding. `--double` c
 numbers to a table."""
 import argparse, csv, datetime, gc, resource, sysconfig, time
 from pathlib import Path
+
+def options():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--bytes', type=int, default=10_000_000, help='of the document [10000000]')
+    p.add_argument('--model', type=Path, help='the folder of a run of `dynattn train`')
+    p.add_argument('--double', action='store_true', help='float64 instead of float32')
+    p.add_argument('--to', type=Path, help='a table, .csv, to which a row for each process is appended')
+    return p.parse_args()
+
+if __name__=='__main__': OPTIONS = options()  # before the imports, so that --help needs none of them
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
@@ -36,20 +46,14 @@ def append(path, rows):
         if new: writer.writeheader()
         writer.writerows(rows)
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--bytes', type=int, default=10_000_000)
-    parser.add_argument('--model', type=Path, help='the folder of a run of `dynattn train`')
-    parser.add_argument('--double', action='store_true', help='float64 instead of float32')
-    parser.add_argument('--to', type=Path, help='a table, .csv, to which a row for each process is appended')
-    options = parser.parse_args()
+def main(a):
     dist.init_process_group('gloo', timeout=datetime.timedelta(minutes=10))
     rank,size = dist.get_rank(),dist.get_world_size()
-    encoder = encoder_of(options.model).eval()
-    if options.double: encoder.double()
+    encoder = encoder_of(a.model).eval()
+    if a.double: encoder.double()
     parallelize_module(encoder, init_device_mesh('cpu', (size,)), parallel.Halo())
 
-    ids = document(options.bytes)[None]
+    ids = document(a.bytes)[None]
     before = time.perf_counter()
     with torch.no_grad(): states = encoder(ids)
     took = time.perf_counter()-before
@@ -64,9 +68,9 @@ def main():
     if rank==0:
         print(f'mean of all states: {mean:.12f}')
         about = dict(date=str(datetime.date.today()), torch=torch.__version__, processes=size)
-        if options.to: append(options.to, [dict(about, **row, mean=f'{mean:.9f}') for row in rows])
+        if a.to: append(a.to, [dict(about, **row, mean=f'{mean:.9f}') for row in rows])
     del encoder # it holds the group, whose threads have to end before the interpreter does (pytorch#179291)
     gc.collect()
     dist.destroy_process_group()
 
-if __name__=='__main__': main()
+if __name__=='__main__': main(OPTIONS)

@@ -9,8 +9,21 @@ judged. A document that is longer than the model's context is cut into pieces, w
 
 Before the first document the largest possible batch is tried, and its memory told. `embeddings/matrix.npy` has a row for
 each line of `embeddings/names.txt`; an interrupted run goes on where it stopped when it is started again."""
-import argparse
+import argparse, sys
 from pathlib import Path
+
+def options():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('documents', type=Path)
+    p.add_argument('--model', required=True, help='a folder or a name')
+    p.add_argument('--out', type=Path, default=Path('embeddings'), help='folder of the matrix [embeddings]')
+    p.add_argument('--pattern', default='*.txt', help='of the names of documents [*.txt]')
+    p.add_argument('--context', type=int, help="tokens of a piece at most [the model's]")
+    p.add_argument('--tokens', type=int, default=8192, help='of a batch at most, padding included [8192]')
+    p.add_argument('--window', type=int, help='half-width in every layer [as the model is]')
+    return p.parse_args()
+
+if __name__=='__main__': OPTIONS = options()  # before the imports, so that --help needs none of them
 import numpy as np, torch, torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
@@ -65,16 +78,7 @@ def matrix(folder, names, width):
     rows[:] = np.nan
     return rows
 
-def main():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('documents', type=Path)
-    p.add_argument('--model', required=True, help='a folder or a name')
-    p.add_argument('--out', type=Path, default=Path('embeddings'))
-    p.add_argument('--pattern', default='*.txt', help='of the names of documents (default *.txt)')
-    p.add_argument('--context', type=int, help="tokens of a piece at most (default: the model's)")
-    p.add_argument('--tokens', type=int, default=8192, help='of a batch at most, padding included (default 8192)')
-    p.add_argument('--window', type=int, help='half-width in every layer (default: as the model is)')
-    a = p.parse_args()
+def main(a):
     found = [path for path in a.documents.rglob(a.pattern) if path.is_file() and a.out not in path.parents]
     paths = sorted(found, key=lambda path: (-path.stat().st_size, path))  # similar lengths together
     if not paths: raise SystemExit(f'documents: expected files like {a.pattern} below a folder, got none in {a.documents}')
@@ -88,7 +92,8 @@ def main():
     rows,place = matrix(a.out, names, width),{path: i for i,path in enumerate(paths)}
     missing = [path for path in paths if np.isnan(rows[place[path]]).any()]
     sums = {}
-    with tqdm(total=len(paths), initial=len(paths)-len(missing), unit=' documents') as bar:
+    with tqdm(total=len(paths), initial=len(paths)-len(missing), unit=' documents',
+              disable=not sys.stderr.isatty()) as bar:
         for batch in batches(embedder, missing, tokens):
             for (path,piece),vector in zip(batch, embedder([piece for _,piece in batch])):
                 sums[path] = sums.get(path, 0.) + len(piece)*vector
@@ -101,4 +106,4 @@ def main():
     rows.flush()
     print(f'{a.out/"matrix.npy"}: {rows.shape[0]:,} rows of {rows.shape[1]}')
 
-if __name__=='__main__': main()
+if __name__=='__main__': main(OPTIONS)

@@ -7,6 +7,13 @@ The digits are scikit-learn's, 8 by 8 pixels in 16 patches. A price on the mean 
 costs nothing. Then the encoders of CLIP, Whisper and wav2vec2, with random weights, take one step each with windows.
 """
 import argparse
+
+def options():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--epochs', type=int, default=12, help='of the digits [12]')
+    return p.parse_args()
+
+if __name__=='__main__': OPTIONS = options()  # before the imports, so that --help needs none of them
 import torch
 from torch.nn import functional as F
 from transformers import CLIPVisionConfig, CLIPVisionModel, ViTConfig, ViTForImageClassification
@@ -64,18 +71,15 @@ def one_step(model, x):
     widths = [p.grad for name,p in model.named_parameters() if 'dynattn' in name]
     return F.mse_loss(out, before).sqrt().item(), sum(bool(g.abs().min()>0) for g in widths)/len(widths)
 
-def main():
-    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument('--epochs', type=int, default=12)
-    args = a.parse_args()
+def main(a):
     torch.manual_seed(0)
     images,labels,test_images,test_labels = digits()
     model = vit()
-    train(model, images, labels, args.epochs)
+    train(model, images, labels, a.epochs)
     print(f"accuracy {accuracy(model, test_images, test_labels):.1%} on 360 digits never seen")
     print(hf.report(model, dict(pixel_values=test_images)))
     for other,x in others():
         moved,learning = one_step(other, x)
         print(f"{type(other).__name__}: windows move the output by {moved:.2g}, {learning:.0%} of the widths learn")
 
-if __name__=='__main__': main()
+if __name__=='__main__': main(OPTIONS)

@@ -10,6 +10,16 @@ own, in which dynattn is not needed."""
 import argparse, json
 from dataclasses import dataclass
 from pathlib import Path
+
+def options():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('model', help='the stock model: a folder or a name')
+    p.add_argument('folder', help='written by dynattn narrow')
+    p.add_argument('text', help='a file, longer than 64 tokens')
+    p.add_argument('--ratio', type=float, default=.75, help='share of the keys that a press drops [0.75]')
+    return p.parse_args()
+
+if __name__=='__main__': OPTIONS = options()  # before the imports, so that --help needs none of them
 import kvpress, torch, torch.nn.functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
@@ -20,7 +30,7 @@ class WindowPress(kvpress.BasePress):
     compression_ratio: float = .75
     def __post_init__(self):
         result = json.loads((Path(self.folder)/'result.json').read_text())
-        if not result['causal'] or result['per']!='kv-head': raise ValueError("folder: expected widths of key heads")
+        if not result['causal']: raise ValueError("folder: expected widths of a language model's key heads, got an encoder's")
         self.sinks,self.width = result['sinks'],torch.tensor(result['widths'], dtype=torch.float64).clamp(max=result['n'])
 
     def kept(self, n): # tokens of the prompt -> [L,H], how many each head keeps, on average the ratio's rest
@@ -49,12 +59,10 @@ def loss_after(model, ids, press, tokens=64):
     logits = torch.cat([step.logits[0,-1:].float() for step in steps])
     return F.cross_entropy(logits, ids[0,n+1:]).item()
 
-if __name__=='__main__':
-    p = argparse.ArgumentParser()
-    for name in ('model','folder','text'): p.add_argument(name)
-    p.add_argument('--ratio', type=float, default=.75)
-    a = p.parse_args()
+def main(a):
     model,tokenizer = AutoModelForCausalLM.from_pretrained(a.model).eval(),AutoTokenizer.from_pretrained(a.model)
     ids = tokenizer(Path(a.text).read_text(encoding='utf-8'), return_tensors='pt').input_ids
     for press in (WindowPress(a.folder, a.ratio), kvpress.StreamingLLMPress(a.ratio), kvpress.KeyDiffPress(a.ratio)):
         print(f'{type(press).__name__:18} {loss_after(model, ids, press):.4f}')
+
+if __name__=='__main__': main(OPTIONS)

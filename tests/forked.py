@@ -16,7 +16,7 @@ class Server:
     "A process that has imported `modules` and forks"
     def __init__(self, modules):
         command = [sys.executable, __file__, *modules]
-        environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT)}
+        environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
     def run(self, path, flags=()):
         "(whether it passed, what it printed)"

@@ -7,6 +7,9 @@ from torch.testing import assert_close
 import dynattn
 from dynattn import PaddingMask, Window, attention, attention_weights, banded_attention, dense_attention
 from dynattn.engine.call import Call
+from dynattn.modules import MultiheadAttention
+from dynattn.engine.native import core
+from dynattn.sigma import SigmaParameter
 
 B, H, N, D = 2, 4, 6, 8
 
@@ -69,6 +72,8 @@ WRONG = [ # what is changed in a call, the kind of error, the argument it names
     (dict(sink=torch.ones(3)), ValueError, 'sink'), (dict(sink=torch.ones(H).int()), TypeError, 'sink'), (dict(sink=1.), TypeError, 'sink'),
     (dict(softcap=0.), ValueError, 'softcap'), (dict(softcap='x'), TypeError, 'softcap'), (dict(softcap=math.nan), ValueError, 'softcap'),
     (dict(widow=3), TypeError, 'widow'),
+    (dict(segments=torch.tensor([[0, 0, 4, 4, 1, 1]]*B, dtype=torch.uint8)), ValueError, 'segments'),
+    (dict(scale=10**400), ValueError, 'scale'), (dict(alpha=10**400), ValueError, 'alpha'),
 ]
 
 def named(x):
@@ -394,3 +399,49 @@ def test_jagged_texts_may_be_causal():
     jagged = torch.nested.nested_tensor([t.transpose(0, 1) for t in texts], layout=torch.jagged).transpose(1, 2)
     for text,out in zip(texts, attention(jagged, jagged, jagged, is_causal=True).transpose(1, 2).unbind()):
         assert_close(out.transpose(0, 1), attention(text, text, text, is_causal=True))
+
+@pytest.mark.parametrize('wrong', [
+    (lambda: Window(10**400), ValueError, 'sigma'), (lambda: Window(1., p=10**400), ValueError, 'p'),
+    (lambda: PaddingMask.from_keep(None), TypeError, 'mask'), (lambda: SigmaParameter(-1), ValueError, 'H'),
+    (lambda: SigmaParameter(2, init_width=math.inf), ValueError, 'init_width'),
+    (lambda: MultiheadAttention(8, 2, alpha=math.inf), ValueError, 'alpha'), (lambda: MultiheadAttention(8, 2, alpha=10**400), ValueError, 'alpha'),
+], ids=lambda wrong: wrong[2])
+def test_numbers_out_of_range_are_refused_by_the_argument_that_holds_them(wrong):
+    call, kind, name = wrong
+    with pytest.raises(kind, match=rf'^{name}: expected .*, got '): call()
+
+@pytest.mark.parametrize('ends', [[0, 5, 3, 6], [0, 6, 6, 5]])
+@pytest.mark.parametrize('dtype', [torch.uint8, torch.int32])
+def test_ends_that_decrease_are_refused_in_every_dtype(ends, dtype):
+    with pytest.raises(ValueError, match='segments'): attention(X[:1], X[:1], X[:1], segments=torch.tensor(ends, dtype=dtype))
+
+@pytest.mark.parametrize('native', [True, False])
+@pytest.mark.parametrize('b, h, n, m', [(0, 2, 3, 3), (1, 0, 3, 3), (1, 2, 0, 3), (1, 2, 3, 0)])
+def test_a_call_of_nothing_has_a_gradient(native, b, h, n, m, monkeypatch):
+    if not native: monkeypatch.setattr(core, 'library', lambda: None)
+    q, k = torch.randn(b, h, n, 4, requires_grad=True), torch.randn(b, h, m, 4, requires_grad=True)
+    sigma = torch.full((h,), 2., requires_grad=True)
+    out = banded_attention(q, k, k, window=Window(sigma))
+    assert out.shape == q.shape
+    for leaf,g in zip((q, k, sigma), torch.autograd.grad(out.sum(), (q, k, sigma))): assert torch.equal(g, torch.zeros_like(leaf))
+
+@pytest.mark.parametrize('softcap', [1e300, 3e38, 1e-300])
+@pytest.mark.parametrize('alpha', [None, 1.5])
+def test_a_softcap_that_float32_cannot_hold(softcap, alpha):
+    "So high a cap does nothing; under so low a one all keys are alike."
+    q, k, v = torch.randn(3, 1, 2, 12, 8)
+    want = attention(*(x.double() for x in (q if softcap > 1 else 0*q, k, v)), window=3, alpha=alpha)
+    for function in (banded_attention, dense_attention):
+        torch.testing.assert_close(function(q, k, v, window=3, alpha=alpha, softcap=softcap).double(), want, rtol=1e-5, atol=1e-5)
+
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_the_gradient_of_alpha_beside_a_mask_of_pairs_in_half_precision(dtype):
+    "A small rest of large terms, summed in float32."
+    q, k, v, dout = torch.randn(4, 2, 4, 64, 32).to(dtype)
+    mask = torch.rand(64, 64) > .3
+    def of_alpha(wide):
+        alpha = torch.full((4,), 1.5, dtype=torch.promote_types(wide, torch.float32), requires_grad=True)
+        out = attention(*(x.to(wide) for x in (q, k, v)), mask, alpha=alpha)
+        assert out.dtype == wide
+        return torch.autograd.grad(out, alpha, dout.to(wide))[0].double()
+    torch.testing.assert_close(of_alpha(dtype), of_alpha(torch.float64), rtol=0, atol=2e-3)

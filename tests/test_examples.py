@@ -11,6 +11,12 @@ EXAMPLES = sorted(p.name for p in (ROOT/'examples').glob('*.py'))
 def test_an_example_is_run_by_a_test(name):
     assert any(f'examples/{name}' in p.read_text(encoding='utf-8') for p in (ROOT/'tests').glob('test_*.py')), name
 
+@pytest.mark.parametrize('name', EXAMPLES)
+def test_the_help_of_an_example_needs_nothing(name):
+    "An interpreter without any package"
+    r = subprocess.run([sys.executable, '-I', '-S', f'examples/{name}', '--help'], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert r.returncode==0 and 'usage:' in r.stdout and '(default' not in r.stdout, r.stderr
+
 def test_a_long_document_has_the_same_states_on_any_number_of_processes(tmp_path):
     means = []
     for size in (1, 2):
@@ -40,12 +46,12 @@ def test_long_embeddings_are_those_of_the_stock_model_and_a_run_resumes(tmp_path
     words = (ROOT/'README.md').read_text(encoding='utf-8').split()
     texts = {'short.txt': 'A window.', 'middle.txt': ' '.join(words[:60]), 'long.txt': ' '.join(words[:700])}
     for name,text in texts.items(): (tmp_path/name).write_text(text, encoding='utf-8')
-    command = [sys.executable, 'examples/long_embeddings.py', tmp_path, '--model', model, '--out', tmp_path/'out']
+    command = [sys.executable, 'examples/long_embeddings.py', tmp_path, '--model', model, '--out', tmp_path/'out', '--tokens', '1024']
     def run(*more): return subprocess.run([*command, *more], cwd=ROOT, capture_output=True, text=True, timeout=240)
     r = run()
     assert r.returncode==0, r.stderr
     names = (tmp_path/'out'/'names.txt').read_text().split()
-    assert names==['long.txt','middle.txt','short.txt'] and 'takes at most' in r.stdout
+    assert names==['long.txt','middle.txt','short.txt'] and 'takes at most' in r.stdout and 'documents/s' not in r.stderr  # no bar in a pipe
     rows = np.load(tmp_path/'out'/'matrix.npy')
     stock = SentenceTransformer(model, device='cpu').encode([texts[name] for name in names[1:]])
     np.testing.assert_allclose(rows[1:], stock, atol=1e-5)  # the long one has several pieces
@@ -97,9 +103,10 @@ def test_an_exported_model_talks_without_pytorch_and_reads_nothing_twice(tmp_pat
     again = subprocess.run([*command, '--once', 'How far?'], capture_output=True, text=True, timeout=120, env=without)
     assert again.stdout.rstrip('\n').lstrip('> ')==answers[0]
 
-NARROWED = dict(causal=True, per='kv-head', sinks=2, n=64, widths=[[5, 20], [2**31, 11]])
+NARROWED = dict(causal=True, sinks=2, n=64, widths=[[5, 20], [2**31, 11]])
 
-def test_a_window_press_keeps_each_heads_own_share(tmp_path, monkeypatch):
+@pytest.fixture
+def window_press(monkeypatch):
     "The press itself needs nothing of kvpress but a base class."
     monkeypatch.setitem(sys.modules, 'kvpress', ModuleType('kvpress'))
     sys.modules['kvpress'].BasePress = object
@@ -107,8 +114,33 @@ def test_a_window_press_keeps_each_heads_own_share(tmp_path, monkeypatch):
     example = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, 'window_press', example)
     spec.loader.exec_module(example)
+    return example.WindowPress
+
+def tiny_llama(folder):
+    "A model with two key heads in each of two layers, and a tokenizer of eight letters and the digits"
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    letters = 'abcdefgh0123456789'
+    config = LlamaConfig(vocab_size=len(letters), hidden_size=64, intermediate_size=16, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({c: i for i,c in enumerate(letters)}, unk_token='a'))
+    words.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token='a').save_pretrained(folder)
+
+def test_a_window_press_reads_what_narrow_writes(tmp_path, window_press):
+    from dynattn.command import main
+    tiny_llama(tmp_path/'model')
+    (tmp_path/'docs').mkdir()
+    for i in range(16): (tmp_path/'docs'/f'{i}.txt').write_text('abcdefgh'[i%8:]*40)
+    options = ['--data', tmp_path/'docs', '--out', tmp_path/'near', '--steps', 2, '--context', 48, '--judged', 1, '--quiet']
+    assert main(list(map(str, ['narrow', tmp_path/'model', *options])))==0
+    press = window_press(tmp_path/'near', .5)
+    assert press.width.shape==(2, 2) and abs(press.kept(100).double().mean()-50)<2
+
+def test_a_window_press_keeps_each_heads_own_share(tmp_path, window_press):
     (tmp_path/'result.json').write_text(json.dumps(NARROWED))
-    press = example.WindowPress(tmp_path, .7)
+    press = window_press(tmp_path, .7)
     keys,gone = torch.zeros(3, 2, 100, 4),torch.zeros(2, 3, 2, 100, dtype=torch.bool)
     for layer in range(2):
         module = SimpleNamespace(layer_idx=layer)
@@ -120,20 +152,13 @@ def test_a_window_press_keeps_each_heads_own_share(tmp_path, monkeypatch):
     for layer,head in ((0, 0), (1, 1)):                          # the leading tokens, and the last ones
         wanted = [*range(2), *range(102-kept[layer,head], 100)]
         assert (~gone[layer,0,head]).nonzero()[:,0].tolist()==wanted
-    with pytest.raises(ValueError, match='compression_ratio: expected 0 to 0.9700'): example.WindowPress(tmp_path, .99).kept(100)
-    (tmp_path/'result.json').write_text(json.dumps({**NARROWED, 'per': 'head'}))
-    with pytest.raises(ValueError, match='folder: expected widths of key heads'): example.WindowPress(tmp_path)
+    with pytest.raises(ValueError, match='compression_ratio: expected 0 to 0.9700'): window_press(tmp_path, .99).kept(100)
+    (tmp_path/'result.json').write_text(json.dumps({**NARROWED, 'causal': False}))
+    with pytest.raises(ValueError, match="folder: expected widths of a language model's key heads"): window_press(tmp_path)
 
 def test_a_window_press_in_kvpress(tmp_path):
     pytest.importorskip('kvpress', reason='kvpress is not installed; it has its own range of transformers')
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    config = LlamaConfig(vocab_size=8, hidden_size=64, intermediate_size=16, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2)
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    words = Tokenizer(models.WordLevel({c: i for i,c in enumerate('abcdefgh')}, unk_token='a'))
-    words.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token='a').save_pretrained(tmp_path)
+    tiny_llama(tmp_path)
     (tmp_path/'text.txt').write_text('abcdefgh'*25)
     (tmp_path/'result.json').write_text(json.dumps(NARROWED))
     command = [sys.executable, 'examples/window_press.py', tmp_path, tmp_path, tmp_path/'text.txt']

@@ -10,7 +10,7 @@ from dynattn.command import main
 from dynattn.hf.narrowing import narrow, token_losses
 from dynattn.hf.saving import load_pretrained
 
-ENV = {**os.environ, 'HF_HUB_OFFLINE': '1', 'OMP_NUM_THREADS': '1'}
+ENV = {**os.environ, 'HF_HUB_OFFLINE': '1'}
 LETTERS = 'abcdefghijklmnopqrstuvwxyzT0123456789 .,\n'
 
 @pytest.fixture(scope='module')
@@ -212,17 +212,33 @@ def test_help_explains_every_option(capsys):
     shown = capsys.readouterr().out
     assert 'None' not in shown and 'the share that is kept' in shown
 
-def test_without_transformers_the_extra_is_named():
+@pytest.mark.parametrize('verb,rest', [('narrow', ['m', '--data=d', '--out=o']), ('judge', ['m', '--data=d']), ('export', ['m', '--out=o'])])
+def test_without_transformers_there_is_help_and_the_extra_is_named(verb, rest):
     code = """
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split('.')[0]=='transformers': raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+        if name.split('.')[0] in ('transformers','onnx','tqdm','safetensors'): raise ModuleNotFoundError(f'No module named {name!r}', name=name)
 sys.meta_path.insert(0, Block())
 from dynattn.command import main
-sys.exit(main(['narrow', '--help']))"""
-    ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=ENV)
-    assert ran.returncode==2 and ran.stderr=="dynattn: transformers>=5 is not installed; pip install 'dynattn[hf]' brings it\n"
+sys.exit(main(sys.argv[1:]))"""
+    def ran(*argv): return subprocess.run([sys.executable, '-c', code, verb, *argv], capture_output=True, text=True, env=ENV)
+    shown = ran('--help')
+    assert shown.returncode==0 and f'example: dynattn {verb}' in shown.stdout, shown.stderr
+    tried = ran(*rest)
+    assert tried.returncode==2 and tried.stderr=="dynattn: transformers>=5 is not installed; pip install 'dynattn[hf]' brings it\n"
+
+def test_judge_says_at_once_that_the_tokenizer_lacks_digits(place, capsys, monkeypatch):
+    "Before any text is read"
+    from dynattn.hf import narrowing
+    def read(c): raise AssertionError('texts were read')
+    monkeypatch.setattr(narrowing, '_documents', read)
+    words = Tokenizer(models.WordLevel({'<end>': 0, '<other>': 1, 'a': 2}, unk_token='<other>'))
+    words.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
+    shutil.copytree(place/'llama', place/'wordless')
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token='<end>', unk_token='<other>').save_pretrained(place/'wordless')
+    assert main(['judge', str(place/'wordless'), f'--data={place/"docs"}', '--context=48', '--quiet'])==2
+    assert 'tokenizer: expected one that has tokens for digits' in capsys.readouterr().err
 
 def test_only_what_the_index_names_is_copied(place, tmp_path):
     source = tmp_path/'sentences'
@@ -288,13 +304,23 @@ def until(path, process, seconds=90):
         time.sleep(.05)
     raise AssertionError(f'{path} never came')
 
+KILLED = """
+import os, signal, sys
+from dynattn.command import main
+from dynattn.hf import narrowing
+write,written = narrowing.write_state,[]
+def write_and_die(*args):
+    write(*args)
+    written.append(1)
+    if len(written)==4: os.kill(os.getpid(), signal.SIGKILL)
+narrowing.write_state = write_and_die
+main(sys.argv[1:])"""
+
 def test_killed_and_resumed(place):
-    options = ['--steps=60', '--keep=0.3']
+    options = ['--steps=30', '--keep=0.3']
     assert main(command(place, *options, out='whole'))==0
-    process = start(place, *options, out='killed')
-    until(place/'killed/checkpoint.pt', process)
-    process.kill()
-    process.wait()
+    argv = [sys.executable, '-c', KILLED, *command(place, *options, out='killed')]
+    assert subprocess.run(argv, env=ENV, timeout=300).returncode==-signal.SIGKILL
     assert not (place/'killed/result.json').exists()
     assert main(command(place, *options, '--resume', '--keep=0.5', out='killed'))==2
     assert main(command(place, *options, '--resume', out='killed'))==0

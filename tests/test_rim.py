@@ -318,7 +318,7 @@ def test_type_checkers_see_that_methods_follow():
                 name = decorator[9:].split(',')[0] if decorator.startswith('patch_to(') else ast.unparse(f.args.args[0].annotation)
                 grown.add(name)
                 if not name.startswith('_') and name not in open_ and f.name not in declared: missing.append(f'{path.name}: {name}.{f.name}')
-    assert not missing and {'Window', 'PaddingMask'}<=grown, missing
+    assert not missing and {'PaddingMask'}<=grown, missing
 
 @pytest.mark.slow
 def test_mypy_follows_the_arguments_and_the_methods(tmp_path):
@@ -375,5 +375,4 @@ def test_what_is_not_finite_reaches_those_who_see_it_and_no_others(impl, native,
         case = dict(zip('qkv', torch.randn(3, 1, 1, 40, 8, generator=torch.Generator().manual_seed(0)).unbind()))
         case[which][0,0,20,3] = bad
         lost = _rows_lost(dict(case, window=window, alpha=alpha), impl, native, monkeypatch)
-        if which=='k' and bad!=bad or which!='k': assert lost==seen, (bad, lost)
-        else: assert lost and set(lost)<=set(seen), (bad, lost) # at least where the score is infinite
+        assert lost==seen, (bad, lost)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 import pytest, torch
 pytest.importorskip('accelerate'); pytest.importorskip('safetensors')
-from dynattn import command, runs
+from dynattn import command, runs, saved
 from dynattn.train import files, trained, training
 from dynattn.command import main
 from dynattn.runs import Run, working_in
@@ -228,6 +228,34 @@ def test_files_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
     packages = [{x.package for x in items} for items in d.splits.values()]
     assert not packages[0]&packages[1] and not packages[0]&packages[2] and not packages[1]&packages[2] and all(packages)
 
+def test_links_do_not_lead_out_of_the_folder(tmp_path):
+    "A link to a sibling folder, one back up, and one to a file outside; a link to a file inside is a file"
+    inside,outside = tmp_path/'texts',tmp_path/'private'
+    for folder in (inside, outside):
+        folder.mkdir()
+        (folder/'a.txt').write_text('words '*20)
+    for name,target in dict(loop=tmp_path, sibling=outside).items(): (inside/name).symlink_to(target, target_is_directory=True)
+    (inside/'b.txt').symlink_to(outside/'a.txt')
+    (inside/'c.txt').symlink_to('a.txt')
+    assert [str(path.relative_to(inside)) for path in files.walk(inside)]==['a.txt', 'c.txt']
+    (tmp_path/'named').symlink_to(inside, target_is_directory=True)
+    assert [path.name for path in files.walk(tmp_path/'named')]==['a.txt', 'c.txt']   # the folder itself may be a link
+
+def test_resume_without_a_checkpoint_says_how_to_begin(tree, finished, tmp_path, says):
+    "As a full disk leaves it: settings, and nothing to go on from"
+    run = tmp_path/'run'
+    run.mkdir()
+    shutil.copy(finished/'settings.json', run)
+    says('no checkpoint to resume from; without --resume it begins anew', 'train', tree, '--resume', '--out', run)
+    assert main(['train', str(tree), '--out', str(run), '--quiet', *SMALL])==0
+    (run/'checkpoint.pt').unlink()
+    says('no checkpoint to resume from; another --out begins anew', 'train', tree, '--resume', '--out', run)
+
+def test_a_configuration_that_is_a_list(finished, tmp_path, says):
+    run = shutil.copytree(finished, tmp_path/'run')
+    (run/'config.json').write_text('[1, 2]')
+    says('damaged config.json: text: expected an object, got a list', 'predict', __file__, '--run', run)
+
 def test_a_large_package_does_not_fill_the_test(tmp_path):
     for p,n in [('giant', 90), *((f'p{i}', 7) for i in range(12))]:
         (tmp_path/p).mkdir()
@@ -306,7 +334,7 @@ def test_a_file_that_broke_off_at_any_byte_is_named(name, copy, tree, says):
     lengths = {*range(100), *range(100, len(whole), max(1, len(whole)//200)), *range(len(whole)-100, len(whole))}
     for n in sorted(lengths):
         (copy/name).write_bytes(whole[:n])
-        with pytest.raises(runs.DamagedFile, match=f'damaged {name}'):
+        with pytest.raises(saved.DamagedFile, match=f'damaged {name}'):
             training._saved_state(copy) if name=='checkpoint.pt' else trained.load_run(copy)
     argv = ('train', tree, '--out', copy, '--resume') if name=='checkpoint.pt' else ('predict', tree, '--run', copy)
     says(f'{copy}: damaged {name}: ', *argv)
@@ -321,7 +349,7 @@ def test_a_changed_byte_anywhere_is_named(name, copy):
         at = (2*k+1)*len(whole)//40
         (copy/name).write_bytes(whole[:at]+bytes([whole[at]^1])+whole[at+1:])
         try: got = load()
-        except runs.DamagedFile as e:
+        except saved.DamagedFile as e:
             assert f'damaged {name}' in str(e)
             noticed += 1
         else: assert got.keys()==want.keys() and all(torch.equal(got[k], want[k]) for k in want)
@@ -432,10 +460,12 @@ def test_classes_do_not_depend_on_the_seed(tmp_path):
 def test_the_help_shows_each_verb_with_an_example(capsys):
     with pytest.raises(SystemExit, match='0'): main(['--help'])
     said = capsys.readouterr().out
-    for what,example in [(v.what, v.example) for v in command._VERBS.values()] + [words for _,*words in command._LATER.values()]: assert what in said and example in said
+    for what,example in [(v.what, v.example) for v in command._VERBS.values()]: assert what in said and example in said
     for name in [*command._VERBS]:
         with pytest.raises(SystemExit, match='0'): main([name, '--help'])
-        assert f'dynattn {name}' in capsys.readouterr().out
+        said = capsys.readouterr().out
+        assert f'dynattn {name}' in said and '(default' not in said and not re.search(r' X$| X  ', said, re.M)
+        assert len(re.findall(r'\[\d[\d.]*\]', said))>={'train': 20, 'narrow': 7, 'export': 1}.get(name, 0)   # defaults in one form
 
 HOSTILE = '<img src=x onerror=alert(1)>', '# | $x ![y](http:z) `c`\x1b]0;title\x07', '\u202egnp.txt\x1b[2J'
 

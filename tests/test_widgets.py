@@ -141,6 +141,16 @@ def test_alpha(opened, alpha):
     assert got['support']==(want>0).sum()
     near(got['entropy'], torch.special.entr(want).sum())
 
+@pytest.mark.parametrize('alpha', [1., 1.5, 2.7])
+def test_alpha_of_three(opened, alpha):
+    "The widget that chapter 21 begins with: three curves, and a dot on each"
+    tab = opened('alpha3')
+    got,at = move(tab, alpha=alpha, s2=-1.2)
+    want = entmax(torch.tensor([1.5,1.,at['s2']], dtype=torch.float64), alpha)
+    near(got['weights'], want)
+    assert got['support']==(want>0).sum() and tab.locator('circle').count()==3
+    assert ('exactly zero' in tab.inner_text('[role=status]'))==(got['support']<3)
+
 @pytest.mark.parametrize('sigma,alpha', [(2.,1.), (6.,1.5), (24.,2.)])
 def test_matrix(opened, sigma, alpha):
     "The widget of the home page against the package itself"

@@ -1,7 +1,7 @@
 "The workflows cannot run here: they are linted, and what they call must exist."
 import pkgutil, re, subprocess, sys
 import pytest, yaml
-import freeze
+import freeze, machines
 from dynattn.command import _overview
 
 ROOT = freeze.ROOT
@@ -27,6 +27,15 @@ def test_ci_covers_the_pythons_of_settings():
     least = re.search(r'min_python = (\S+)', (ROOT/'settings.ini').read_text())[1]
     assert all(isinstance(v, str) for v in vs) and vs[0]==least      # an unquoted 3.10 would be 3.1
 
+def test_every_machine_has_its_night():
+    jobs = yaml.safe_load((ROOT/'.github/workflows/nightly.yml').read_text())['jobs']
+    assert jobs['machines']['strategy']['matrix']['machine']==list(machines.MACHINES)
+
+def test_a_push_runs_the_test_command_of_the_readme():
+    "The README names two commands, to try and to test; a push runs the second"
+    assert {'make demo','make test'} <= set(re.findall(r'\bmake [a-z-]+', (ROOT/'README.md').read_text(encoding='utf-8')))
+    assert (ROOT/'.ci/run').read_text().rstrip().splitlines()[-1]=='exec make test'
+
 @pytest.mark.docs
 def test_workflows_fit_the_schema_of_github():
     "As a package has it, without a network; actionlint, which knows more, is a step of the CI"
@@ -40,3 +49,9 @@ def test_what_the_pages_of_the_repository_ask_for_exists(path):
     asked = re.findall(r'`dynattn ([a-z]+)', text)
     assert set(asked)<=set(verbs) and (asked or path=='CONTRIBUTING.md'), asked
     for name in re.findall(r'\bdynattn(?:\.\w+)+(?=\()', text): assert callable(pkgutil.resolve_name(name)), name
+
+def test_the_readme_names_its_two_commands_and_ci_calls_the_second():
+    text = (ROOT/'README.md').read_text(encoding='utf-8')
+    demo,test = re.search(r'^make demo +# (.+)\nmake test +# (.+)$', text, re.M).groups()   # side by side, with what they take
+    assert 'minute' in demo and 'minutes' in test
+    assert (ROOT/'.ci/run').read_text(encoding='utf-8').splitlines()[-1]=='exec make test'

@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from ..padding import PaddingMask
-from ..window import Window
+from ..window import Window, _within
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0007
 def _got(x):
@@ -33,7 +33,9 @@ def _number(name, x, expected): # -> float
     if isinstance(x, Tensor) and x.dim() == 0 and not x.requires_grad: x = x.item()
     if isinstance(x, bool) or not isinstance(x, (float, int, Real, SymFloat, SymInt)):
         raise TypeError(f"{name}: expected {expected}, got {_got(x)}")
-    x = x if isinstance(x, (SymFloat, SymInt)) else float(x)
+    if not isinstance(x, (SymFloat, SymInt)):
+        try: x = float(x)
+        except OverflowError: raise ValueError(f"{name}: expected {expected}, got a number above 1.8e308") from None
     if not -math.inf < x < math.inf: raise ValueError(f"{name}: expected {expected}, got {x}")
     return x
 
@@ -47,14 +49,6 @@ def _integer(name, x, low, high=_FAR): # -> int
     return x
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0013
-def _within(t, low):
-    "Whether all values are finite and at least `low`; trusted where they cannot be read or an accelerator would wait."
-    if torch.compiler.is_compiling() or t.device.type != 'cpu': return True
-    try:
-        if t.numel() <= 64: return all(low <= x < math.inf for x in t.reshape(-1).tolist())
-        return bool(((t >= low) & (t < math.inf)).all())
-    except RuntimeError: return True  # under `vmap`, or a fake tensor
-
 def _per_head(name, t, b, h):
     "Check the shape of one number per head: (), [H] or [B,H]; an axis of length 1 holds for all."
     full = (b, h)[2-t.dim():] if t.dim() <= 2 else ()
@@ -77,8 +71,9 @@ def _take_heads(call):
     q = call.q
     if q.dtype not in _DTYPES:
         raise TypeError(f"q: expected a dtype of {', '.join(map(str, _DTYPES))}, got {q.dtype}")
-    if q.device.type != 'meta' and torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)  # float64 stays
+    kind = q.device.type
+    if kind != 'meta' and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)  # float64 stays
         call.q,call.k,call.v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, call.k, call.v))
     _align(call)
     q,k,v = call.q,call.k,call.v
@@ -100,8 +95,9 @@ def _take_heads(call):
 def _align(call):
     "Add axes that are missing in front, broadcast the batch and single heads, and join axes that are too many."
     q,k,v = call.q,call.k,call.v
-    four = q.dim() == k.dim() == v.dim() == 4
-    if four and q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1] <= q.shape[1]: return
+    of_q,of_k,of_v = q.shape,k.shape,v.shape
+    four = len(of_q) == len(of_k) == len(of_v) == 4
+    if four and of_q[0] == of_k[0] == of_v[0] and of_k[1] == of_v[1] <= of_q[1]: return
     given = dict(q=q, k=k, v=v)
     for name,x in given.items():
         if x.dim() < 2: raise ValueError(f"{name}: expected 2 axes or more, usually [B,H,N,d], got shape {tuple(x.shape)}")
@@ -279,13 +275,14 @@ def _take_segments(call):
     _same_device('segments', ids, call.q)
     if n != m: raise ValueError(f"segments: expected as many queries as keys, got N={n} and M={m}")
     if call.q_offset != 0: raise ValueError(f"segments: expected q_offset=0, got {call.q_offset}")
+    ids = ids.long()  # differences of unsigned numbers are never negative
     if ids.dim() == 1: ids = _ids_of_cu_seqlens(ids, b, n)
     if ids.dim() != 2 or ids.shape[1] != n or ids.shape[0] != 1 and ids.shape[0] != b:
         raise ValueError(f"segments: expected ids [B,N]={b,n}, or cu_seqlens for a batch of 1, "
                          f"got {tuple(ids.shape)}")
     if not _within(ids.diff(), 0):
         raise ValueError("segments: expected ids that do not decrease along a row, got some that do")
-    call.segments = ids.long().expand(b, n)
+    call.segments = ids.expand(b, n)
 
 def _ids_of_cu_seqlens(ends, b, n):
     "[0, end of text 0, end of text 1, ..., N] as ids [1,N]."
@@ -360,6 +357,8 @@ class Call:
         if self.softcap is not None:
             self.softcap = _number('softcap', self.softcap, 'a finite number > 0')
             if self.softcap <= 0: raise ValueError(f"softcap: expected a finite number > 0, got {self.softcap}")
+            # beyond, c tanh(x/c) is x, or about 0, and c and 1/c are no numbers of float32
+            self.softcap = min(max(self.softcap, 2.**-100), 2.**100)
 
     @property
     def factor(self) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..padding import PaddingMask, _holds
 from ..parts import global_pairs, relative_bias, relative_offsets, repeat_heads, visible_pairs
 from ..alpha import entmax
-from .call import Call, exporting_to_onnx, takes
+from .call import Call, _accumulates, exporting_to_onnx, takes
 
 # %% ../../nbs/engine/25_dense.ipynb #866e8959
 def _blank_unseen(x, see):
@@ -143,11 +143,14 @@ def _mix_seen(weights, v, seen):
 @takes(DenseCall)
 def dense_attention(call) -> Tensor: # [B,H,N,dv], with the weights [B,H,N,M] if asked for
     "Attention with every option spelled out: the oracle of the faster paths."
+    dtype = call.q.dtype
+    if call.alpha is not None: # its gradient is a small rest of large terms, which half precision would round away
+        call.q,call.k,call.v = (t.to(_accumulates(t)) for t in (call.q,call.k,call.v))
     off,everywhere,see = _pairs(call)
     weights,seen = _weights(call, off, everywhere, see)
     weights = F.dropout(weights, call.dropout_p)
     v = _blank_unseen(repeat_heads(call.v, weights.shape[1]), see)  # [B,H,M,dv]
     out = mix_values(weights, v) if _holds(v.isfinite()) else _mix_seen(weights, v, seen)
     # in memory [B,N,H,dv], as PyTorch's own
-    out = out.transpose(1, 2).contiguous().transpose(1, 2)
-    return (out,weights) if call.return_weights else out
+    out = out.transpose(1, 2).contiguous().transpose(1, 2).to(dtype)
+    return (out,weights.to(dtype)) if call.return_weights else out

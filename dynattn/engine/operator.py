@@ -40,9 +40,15 @@ def _by_plain(plan, x, dout, wanted, graph=False): # -> list of eight
     return [next(found) if need else None for need in wanted]
 
 # %% ../../nbs/engine/34_operator.ipynb #9525ea99
+def _autograd():
+    "Autograd, which is off in an operator below a mode of PyTorch's."
+    c = torch._C
+    keys = c.DispatchKeySet(c.DispatchKey.AutogradFunctionality) | c.DispatchKeySet(c.DispatchKey.ADInplaceOrView)
+    return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), c._dispatch_tls_local_exclude_set()-keys)
+
 def _backward(plan, x, dout, out, kept, lse, wanted):
     if core.serves(x): return core.backward(plan, x, dout, out, kept, lse, wanted)
-    grads = _by_plain(plan, x, dout, wanted)
+    with _autograd(): grads = _by_plain(plan, x, dout, wanted)
     return [*(g if g is None else core.empty_like(t).copy_(g) for g,t in zip(grads, x[:3])),*grads[3:]]
 
 # %% ../../nbs/engine/34_operator.ipynb #7914ba89
@@ -140,13 +146,13 @@ def _say_why(why):
 # %% ../../nbs/engine/34_operator.ipynb #03f23007
 def _compute(plan, x):
     "The plain loop in transforms and without the core, the operator in a traced program, else the core."
+    if core.serves(x):
+        learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x[:8])
+        return _BandFunction.apply(plan, *x) if learns else core.forward(plan, x)[0]
     if transformed(): return _plain(plan, x)
     if not plain_tensors(x): return torch.ops.dynattn.band(*x, *_flat(plan))[0]
-    if not core.serves(x):
-        if x.q.is_cpu and x.q.shape[1]*x.q.shape[2]*x.k.shape[2]>_LARGE: _say_why(core.info()['why'])
-        return _plain(plan, x)
-    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x[:8])
-    return _BandFunction.apply(plan, *x) if learns else core.forward(plan, x)[0]
+    if x.q.is_cpu and x.q.shape[1]*x.q.shape[2]*x.k.shape[2]>_LARGE: _say_why(core.info()['why'])
+    return _plain(plan, x)
 
 # %% ../../nbs/engine/34_operator.ipynb #3a30a807
 def attend_band(

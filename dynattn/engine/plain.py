@@ -173,7 +173,9 @@ def plain_attention(
     x:Inputs, # its tensors
 ) -> Tensor: # [B,H,N,dv]
     "The band in operations of PyTorch, linear in N; every derivative and transform follows from theirs."
-    if 0 in x.q.shape[:3]: return x.q.new_zeros(*x.q.shape[:3], x.v.shape[3])
+    if 0 in x.q.shape[:3]: # nothing, which still has a gradient of zero for everything that learns
+        nothing = sum((t.sum() for t in x[1:8] if t is not None), x.q.sum(-1, keepdim=True)).to(x.v.dtype)
+        return nothing.expand(*x.q.shape[:3], x.v.shape[3])
     # every strip and text adds to their gradients; in half precision each sum would be rounded
     x = x._replace(**{n: t.float() for n in ('sigma','table','alpha','bias','sink')
                       if (t := getattr(x, n)) is not None and t.dtype in (torch.float16, torch.bfloat16)})

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call
+from ..padding import _holds
+from ..smoothing import Edge
 from ..window import Window
 
 # %% ../../nbs/engine/31_plan.ipynb #15ad10f8
@@ -53,10 +55,10 @@ def transformed() -> bool:
 def plain_tensors(
     tensors, # an iterable; None stands for no tensor
 ) -> bool:
-    "Whether values can be read: outside the compiler, transforms, and tensors without data."
-    if torch.compiler.is_compiling() or transformed(): return False
+    "Whether memory holds the values: outside the compiler, transforms and modes, no subclass, no pending sign."
+    if torch.compiler.is_compiling() or transformed() or torch._C._len_torch_dispatch_stack(): return False
     for x in tensors:  # as a loop, for every call comes here
-        if x is not None and (type(x) not in (Tensor,torch.nn.Parameter) or x.is_meta): return False
+        if x is not None and (type(x) not in (Tensor,torch.nn.Parameter) or x.is_meta or x.is_neg()): return False
     return True
 
 # %% ../../nbs/engine/31_plan.ipynb #a864319a
@@ -65,10 +67,14 @@ def occurring(
     m:int, # M, number of keys
     q_offset:int=0, # position of query 0 on the key axis
     is_causal:bool=False, # key j <= i + q_offset only
-) -> tuple: # (left, right), both >= 0
-    "How far any query can look to each side."
-    def at_least_0(x): return max(x, 0) if isinstance(x, int) else torch.sym_max(x, 0)
-    return at_least_0(n-1+q_offset), 0 if is_causal else at_least_0(m-1-q_offset)
+) -> tuple: # (left, right); one is negative where all keys are on the other side
+    "How far any query can look to each side: at offsets -left to right, at least one."
+    right = m-1-q_offset
+    if is_causal: right = min(right, 0) if isinstance(right, int) else torch.sym_min(right, 0)
+    return _at_least_one(n-1+q_offset, right)
+
+def _at_least_one(left, right):
+    return left,max(right, -left) if isinstance(right, int) and isinstance(left, int) else torch.sym_max(right, -left)
 
 # %% ../../nbs/engine/31_plan.ipynb #487e555e
 def default_window(
@@ -78,20 +84,12 @@ def default_window(
     "The default window of a plan."
     return Window(sigma, cut=(plan.T,0), p=plan.p, unit='fraction' if plan.fraction else 'tokens')
 
-def _widths(
-    window:Window, # of a call
-    m:int, # M, the unit of windows in fractions
-) -> tuple: # (left, right), int64 of sigma's shape
-    "How many tokens each head sees to each side, without a limit by the length; reads nothing."
-    width = (window.edge(m).detach().clamp(0., 2.**31).ceil().long()-1).clamp(min=0)
-    return tuple(width if r is None else width.clamp(max=r) for r in window.reach)
-
 def widest(
     window:Window, # whose sigma can be read and has an element
     m:int, # M, the unit of windows in fractions
 ) -> tuple: # (left, right), ints
     "How many tokens the widest head sees to each side."
-    return tuple(int(width.max()) for width in _widths(window, m))
+    return tuple(int(width.max()) for width in window.bounds(m))
 
 # %% ../../nbs/engine/31_plan.ipynb #39b96acd
 def _most(plan, n, m):
@@ -100,20 +98,21 @@ def _most(plan, n, m):
     return tuple(most if w<0 else min(most, w)
                  for most,w in zip(occurring(n, m, plan.q_offset, plan.is_causal), limits))
 
+def _within(plan, x, most):
+    "The same for the widths of a soft window, where they can be read."
+    if plan.after or not plain_tensors((x.sigma,x.table)): return most
+    if x.sigma is not None and x.sigma.numel():
+        return map(min, most, widest(default_window(plan, x.sigma.detach()), x.k.shape[2]))
+    if x.table is not None and x.table.numel():
+        return map(min, most, _reach_of_table(x.table.detach(), plan.table_first))
+    return most
+
 def reach(
     plan:Plan, # the numbers of the call
     x:Inputs, # its tensors
-) -> tuple: # (left, right), ints >= 0
+) -> tuple: # (left, right), as `occurring` gives them
     "How far the widest head looks to each side; as far as keys go where the widths cannot be read."
-    m = x.k.shape[2]
-    left,right = _most(plan, x.q.shape[2], m)
-    if plan.after or not plain_tensors((x.sigma,x.table)): return left,right
-    if x.sigma is not None and x.sigma.numel():
-        return tuple(map(min, (left,right), widest(default_window(plan, x.sigma.detach()), m)))
-    if x.table is not None and x.table.numel():
-        of_table = _reach_of_table(x.table.detach(), plan.table_first)
-        return tuple(map(min, (left,right), of_table))
-    return left,right
+    return _at_least_one(*_within(plan, x, _most(plan, x.q.shape[2], x.k.shape[2])))
 
 def _reach_of_table(table, first):
     "The furthest offsets to both sides at which some head's logarithm is finite."
@@ -150,7 +149,7 @@ def is_default(
     window:Window, # of a call
 ) -> bool:
     "Whether the engines have the window in closed form: the default one, with any threshold, steepness and unit."
-    return window.smooth=='edge' and window.curve=='bell' and (window.apply=='inside' or window.reach==(None,None))
+    return isinstance(window.smooth, Edge) and window.curve=='bell' and (window.apply=='inside' or window.reach==(None,None))
 
 def describe(
     window, # None, a pair (left, right) of ints or None, or a `Window`
@@ -165,13 +164,15 @@ def describe(
     if window.sigma.device!=device: window = window.replace(sigma=window.sigma.to(device)) # one number, on the CPU
     after = window.apply=='after'
     numbers = dict(after=after, fraction=window.unit=='fraction')
-    if is_default(window): return numbers|_limits(window.reach)|dict(T=window.T, p=window.p),window.sigma,None
+    if is_default(window): return numbers|_limits(window.reach)|dict(T=window.T, p=float(window.smooth.p)),window.sigma,None
     if not after and plain_tensors((window.sigma,)) and window.sigma.numel():
-        left,right = map(min, (left,right), widest(window, m))
+        left,right = _at_least_one(*map(min, (left,right), widest(window, m)))
     offsets = torch.arange(left+right+1, device=device)-left
     return numbers|dict(table_first=-left),None,(window.mask if after else window.log_mask)(offsets, n=m)
 
-def _limits(window): return dict(zip(('left','right'), (-1 if w is None else w for w in window)))
+def _limits(window):
+    left,right = window
+    return dict(left=-1 if left is None else left, right=-1 if right is None else right)
 
 # %% ../../nbs/engine/31_plan.ipynb #5f2e3e0b
 def _keys(call):
@@ -209,6 +210,13 @@ def texts_of(
     return torch.stack((first,end), 1), F.pad(begins.sum(1).cumsum(0), (1,0))
 
 # %% ../../nbs/engine/31_plan.ipynb #03f42424
+def _at_most_two(
+    alpha, # None, a number or a tensor
+) -> bool:
+    "Whether alpha is at most 2; trusted on an accelerator and where values cannot be read."
+    if not isinstance(alpha, Tensor): return alpha is None or alpha<=2
+    return not alpha.is_cpu or _holds(alpha<=2)
+
 def refuses(
     call:Call, # of `attention`
 ) -> str|None:
@@ -219,6 +227,8 @@ def refuses(
         return ("attn_mask: expected None or a bool mask of the keys, [B,1,1,M], "
                 f"got {mask.dtype} {tuple(mask.shape)}: a mask of pairs has no band; "
                 "use padding, window, rel_bias, or impl='dense'")
+    if not _at_most_two(call.alpha):
+        return f"alpha: expected 1 to 2 on the banded path, got {call.alpha}; use impl='dense'"
     if window is None or isinstance(window, tuple): return None
     if not isinstance(window, Window):
         return f"window: expected None, an int, a pair or a Window on the banded path, got {type(window).__name__}"

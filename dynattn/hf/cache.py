@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from ..runs import _Patched, _read_weights, _write_weights
 from ..cache import WindowedLayer
+from ..padding import _Patched
+from ..saved import read_weights, write_weights
 from .layers import PreTrainedModel
 from .plugin import LayerCall
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -161,7 +162,7 @@ def save(self:WindowedCache,
         note,state = ({}, {}) if layer.windows is None else layer.windows.state()
         notes.append(note)
         tensors |= {f'{i}.{name}': x for name,x in state.items()}
-    _write_weights(path, tensors, dynattn=json.dumps(notes))
+    write_weights(path, tensors, dynattn=json.dumps(notes))
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0007
 @patch(cls_method=True)
@@ -170,7 +171,7 @@ def load(cls:WindowedCache,
     model:PreTrainedModel, # the same model, with the same widths
 ) -> 'WindowedCache':
     "The cache that was saved."
-    cache,(tensors,header) = cls(model),_read_weights(path)
+    cache,(tensors,header) = cls(model),read_weights(path)
     if not {'dynattn','sha256'} <= header.keys():
         raise ValueError(f"path: expected a WindowedCache as it was saved, got {str(path)!r}, another file")
     notes = json.loads(header['dynattn'])

@@ -169,7 +169,7 @@ def record(cls:Added, model, kind, options): # "windows" or "alpha", and with wh
     owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
     config = owner.config
     config.dynattn = cls({**(getattr(config, 'dynattn', None) or {}), kind: options})
-    config.attn_implementation = 'dynattn'
+    config.attn_implementation = 'dynattn.hf.load' # what the error of a plain `from_pretrained` shows
     names = _auto_classes(type(config))
     if names:
         config.auto_map = {name: f'{_STUB}.{name}' for name in names}

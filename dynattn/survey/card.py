@@ -29,7 +29,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..audit.watch import NO, UNSURE, _depends
 from ..engine.dense import dense_attention
 from ..padding import PaddingMask
-from ..runs import verb
+from ..runs import Bar
 
 # %% ../../nbs/survey/70_card.ipynb #29d3cdf6
 class PeakBytes(TorchDispatchMode):
@@ -668,9 +668,11 @@ def table(
     systems=None, # `Layer` classes; default: all of the survey
 ) -> list: # of dicts, in the survey's order, systems beside its table last
     "The survey's table, measured now."
+    return [measure(c, Ns) for c in _in_order(systems)]
+
+def _in_order(systems): # `Layer` classes, or None -> those, or all of the survey, in its order
     order = lambda c: (c.info.row is None, c.info.row or 0, c.form)
-    return [measure(c, Ns) for c in sorted(load().values() if systems is None else systems,
-                                           key=order)]
+    return sorted(load().values() if systems is None else systems, key=order)
 
 # %% ../../nbs/survey/70_card.ipynb #d66b4f43
 def _number(x): return "" if x is None else f"{x:.0e}" if x else "0"
@@ -706,13 +708,16 @@ def format_table(
                      for line in lines)
 
 # %% ../../nbs/survey/70_card.ipynb #f679aff8
-@verb("survey", "efficient transformers, measured", "dynattn survey",
-      lambda parser: parser.add_argument("--json", action="store_true", help="a list of objects instead of a table"))
 def survey_verb(
     a, # the arguments
     systems=None, # as in `table`
 ) -> int: # exit status
-    "Print the table."
-    rows = table(systems=systems)
-    print(json.dumps(rows, allow_nan=False) if a.json else format_table(rows))
+    "Print the table; as JSON, each row on a line as soon as it is measured."
+    systems, rows = _in_order(systems), []
+    with Bar(len(systems), "survey", unit="system", seconds=10) as bar:
+        for system in systems:
+            rows.append(measure(system))
+            if a.json: bar.say(json.dumps(rows[-1], allow_nan=False))
+            bar.step(system.info.name)
+    if not a.json: print(format_table(rows))
     return 0

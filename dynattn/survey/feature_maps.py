@@ -161,7 +161,7 @@ class Performer(KernelLayer):
 @register
 class RFA(KernelLayer):
     "Random waves on unit vectors, with a gate that lets the past fade in the causal form (sections 3.1 and 3.2)."
-    info = Info("RFA", "Peng et al.", 2021, "2103.02143", "KR", "N", True, row=19)
+    info = Info("Random Feature Attention", "Peng et al.", 2021, "2103.02143", "KR", "N", True, row=19)
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  num_waves:int=64, # m; there are 2m features
                  gate:bool=True): # causal form only

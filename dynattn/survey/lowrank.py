@@ -63,7 +63,7 @@ def block_means(
 class Synthesizer(AttentionLayer):
     "Scores without queries and keys: a sum of the chosen parts (sections 3.1 to 3.3)."
     info = Info("Synthesizer", "Tay et al.", 2020, "2005.00743", "LR+LP", "N²", True, row=13,
-                note="Only the factorised forms are of low rank.")
+                note="Only the factorised forms are of low rank; the survey's section 3.2.15 says so too.")
     form, crosses = "random + dense", False
     PARTS = ("random", "dense", "factorised random", "factorised dense", "vanilla")
     def __init__(self, embed_dim, num_heads, *, causal=False,
@@ -201,7 +201,7 @@ def iterative_pinv(
 class Nystromformer(AttentionLayer):
     "Attention through `landmarks` segment means, and a convolution of the values (section 3)."
     info = Info("Nyströmformer", "Xiong et al.", 2021, "2102.03902", "M+DS", "kN", False, row=22,
-                note="By its formula it is a low-rank factorisation of the matrix.")
+                note="A low-rank factorisation of the matrix; the survey's section 3.1 says so too.")
     can_be_causal, crosses = False, False
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  landmarks:int=8, # m

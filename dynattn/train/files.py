@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from fastcore.basics import patch
 from ..padding import PaddingMask
-from ..runs import UserError
+from ..saved import UserError
 
 # %% ../../nbs/train/51_files.ipynb #4d207eb6
 KINDS = {
@@ -72,16 +72,13 @@ def walk(
     root:Path|str, # a folder
     prune=(), # names of folders that are left out, beside hidden ones and caches
 ): # paths of files, in an order that does not depend on the machine
-    "Every file below a folder once, links followed, loops of links survived."
-    seen = set()
-    for folder,dirs,files in os.walk(root, followlinks=True):
-        status = os.stat(folder)
-        if (status.st_dev,status.st_ino) in seen:
-            dirs.clear()
-            continue
-        seen.add((status.st_dev,status.st_ino))
+    "Every file below a folder; links to folders, and those to files outside, are left out."
+    inside = os.path.join(os.path.realpath(root), '')
+    for folder,dirs,files in os.walk(root):
         dirs[:] = sorted(d for d in dirs if d[0]!='.' and d!='__pycache__' and d not in prune)
-        for name in sorted(files): yield Path(folder, name)
+        for path in (Path(folder, name) for name in sorted(files)):
+            outside = path.is_symlink() and os.path.exists(path) and not os.path.realpath(path).startswith(inside)
+            if not outside: yield path
 
 # %% ../../nbs/train/51_files.ipynb #f11e0009
 _Found = namedtuple('_Found', 'label package name path')  # the path below the root is the name

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from ..encoder import Classifier
 from .files import _batch_of, read_text, walk
-from ..runs import Bar, UserError, need, printable, verb, _write_picture
+from ..runs import Bar, printable, verb, _write_picture
+from ..saved import UserError, need
 from .training import TrainConfig, _probabilities, _run_settings
 
 # %% ../../nbs/train/53_trained.ipynb #9f527c75

@@ -17,8 +17,10 @@ from ..metrics import accuracy, class_metrics, confusion_matrix, f1
 from ..engine.ops import impls
 from ..encoder import Classifier, EncoderConfig
 from .files import DataConfig, _batch_of, _check, _epoch_batches, load_data, _number, _split_table, _views
-from ..runs import Bar, DamagedFile, Run, UserError, add_options, check_folder, check_settings, markdown, need
-from ..runs import _Patched, printable, read_intact, read_state, table, verb, working_in, write_atomic, write_report
+from ..runs import Bar, Run, add_options, check_folder, check_settings, markdown
+from ..saved import DamagedFile, UserError, need
+from ..runs import _Patched, printable, read_state, table, verb, working_in, write_report
+from ..saved import read_intact, write_atomic
 from ..runs import write_state
 
 # %% ../../nbs/train/52_training.ipynb #c7a51c0f
@@ -330,7 +332,8 @@ def _allowed(run, resume):
     results = [n for n in ('config.json','model.safetensors','result.json','report.md') if (run.folder/n).exists()]
     check_folder(run, bool(results) or state is not None and state['step']>0, resume)
     if not resume: return state
-    if state is None: raise UserError(f"{run.folder}: no checkpoint to resume from")
+    if state is None: raise UserError(f"{run.folder}: no checkpoint to resume from; "
+                                         f"{'another --out' if results else 'without --resume it'} begins anew")
     check_settings(run, state['settings'])
     return state
 
@@ -461,7 +464,7 @@ def train(
 
 # %% ../../nbs/train/52_training.ipynb #bb4fb966
 def _arguments(parser):
-    parser.add_argument('data', nargs='?', default=argparse.SUPPRESS, help='folder (default: the Python environment)')
+    parser.add_argument('data', nargs='?', default=argparse.SUPPRESS, help='folder [the Python environment]')
     add_options(parser, TrainConfig, leave_out=('data',))
     parser.add_argument('--resume', action='store_true', help='go on from the checkpoint in the run folder; '
         '--every and --patience may be others')

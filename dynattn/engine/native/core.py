@@ -35,7 +35,7 @@ def library() -> ctypes.CDLL|None:
         try: lib = ctypes.CDLL(path)
         except OSError: continue  # not there, or built for another system
         if (lib.dynattn_sizes(0),lib.dynattn_sizes(1))!=(_CALL.size,_GRADS.size): continue  # of another version
-        lib.dynattn_forward.restype = lib.dynattn_backward.restype = None
+        lib.dynattn_forward.restype = lib.dynattn_backward.restype = ctypes.c_bool
         return lib
     asked = os.environ.get('DYNATTN_NATIVE', '1')
     if asked not in ('0','1'):  # nothing else is taken in its place
@@ -55,7 +55,7 @@ def serves(
     x:Inputs, # of a call
 ) -> bool:
     "Whether the core can compute a call: on the CPU, heads of some width, tensors whose values it can read."
-    return x.q.is_cpu and x.q.shape[3]*x.v.shape[3]>0 and library() is not None and plain_tensors(x)
+    return plain_tensors(x) and x.q.is_cpu and x.q.shape[3]*x.v.shape[3]>0 and library() is not None
 
 def _working_dtype(q):
     "The dtype of the sums: float64 for float64, else float32."
@@ -103,6 +103,7 @@ def _record(plan, x, out, kept, lse, held=None):
     "The bytes of a `Call`, and the tensors that its addresses lie in."
     real = _working_dtype(x.q)
     own = [t if t is None or t.dtype==real else t.to(real) for t in x[3:8]]
+    own[1::2] = [t if t is None else t.contiguous() for t in own[1::2]] # the table and the bias: rows of numbers
     learned = [y for t,dims in zip(own, (0,1,0,1,0)) for y in ((0,0,0) if t is None else _per_head(t, dims))]
     table,bias = own[1],own[3]
     keep = None if x.keep is None else x.keep.contiguous()
@@ -118,7 +119,7 @@ def _record(plan, x, out, kept, lse, held=None):
         *rows, _address(kept), lse.data_ptr(),
         *learned, *map(_address, (keep,*texts,heads,origins)), 0 if _forked else _openmp(),
         b, h, hkv, n, m, d, dv, _KINDS[x.q.dtype],
-        plan.left, plan.right, plan.q_offset, min(plan.n_global, max(m, n+plan.q_offset, 0)), plan.is_causal,
+        plan.left, plan.right, plan.q_offset, plan.n_global, plan.is_causal,
         plan.after, plan.table_first, 0 if table is None else table.shape[-1], 0 if bias is None else bias.shape[-1]//2,
         0 if x.seed is None else int(x.seed), torch.get_num_threads(),
         plan.scale, plan.softcap, plan.dropout_p, *_curve(plan.T, plan.p, token))
@@ -128,11 +129,16 @@ def _record(plan, x, out, kept, lse, held=None):
 def empty_out(
     x:Inputs, # of a call
 ) -> tuple: # (out, kept, lse)
-    "Memory for the results: `out` lies as [B,N,H,dv]; `kept` is the output unrounded, None where it is not rounded."
-    (b,h,n,_),dv,real,device = x.q.shape,x.v.shape[3],_working_dtype(x.q),x.q.device
-    out = torch.empty_strided((b,h,n,dv), (n*h*dv,dv,h*dv,1), dtype=x.q.dtype, device=device)
-    kept = None if x.q.dtype==real else torch.empty(b, h, n, dv, dtype=real, device=device)
-    return out,kept,torch.empty(b, h, n, dtype=real, device=device)
+    """Memory for the results: `out` lies as [B,N,H,dv]; `kept` is the output unrounded, None where it is not rounded,
+    or with an alpha the bits of live keys."""
+    q,(b,h,n,_),dv,real = x.q,x.q.shape,x.v.shape[3],_working_dtype(x.q)
+    out = q.new_empty_strided((b,h,n,dv), (n*h*dv,dv,h*dv,1))
+    if x.alpha is not None: kept = q.new_empty((b,h,n,64), dtype=torch.uint8)
+    else: kept = None if q.dtype==real else q.new_empty((b,h,n,dv), dtype=real)
+    return out,kept,q.new_empty((b,h,n), dtype=real)
+
+def _done(done):
+    if not done: raise MemoryError("attention: expected memory for scores and copied keys, got none from the system")
 
 def empty_like(
     x:Tensor, # an input of a call
@@ -145,10 +151,10 @@ def forward(
     x:Inputs, # its tensors
     held:tuple|None=None, # of a `WindowedLayer`: addresses of keys and values, [B*Hkv,3]; origins [B] or None; M
 ) -> tuple: # (out [B,H,N,dv], kept, lse [B,H,N])
-    "Output, the output unrounded (None where it is not rounded), and one number per row for the backward pass."
+    "Output, and what the backward pass needs: `kept` of `empty_out`, and one number per row."
     out,kept,lse = empty_out(x)
     record,alive = _record(plan, x, out, kept, lse, held)
-    library().dynattn_forward(record)
+    _done(library().dynattn_forward(record))
     return out,kept,lse
 
 # %% ../../../nbs/engine/33_native.core.ipynb #0bb12480
@@ -186,5 +192,5 @@ def backward(
         return t.new_empty(b, h, *t.shape[t.dim()-dims:], dtype=real) if need and t is not None else None
     learned = [per_head(t, need, dims) for t,need,dims in zip(x[3:8], wanted[3:], (0,1,0,1,0))]
     rows = (y for t in (dout,dq,dk,dv) for y in (t.data_ptr(),*t.stride()))
-    lib.dynattn_backward(record, _GRADS.pack(*rows, *map(_address, learned)))
+    _done(lib.dynattn_backward(record, _GRADS.pack(*rows, *map(_address, learned))))
     return [dq, _fitted(dk, x.k), _fitted(dv, x.v), *map(_folded, learned, x[3:8])]

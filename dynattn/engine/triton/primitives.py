@@ -13,7 +13,7 @@ from torch import Tensor
 from ..call import Call, serve
 from ...padding import _holds
 from ...window import Window
-from ..plan import (Inputs, Plan, _most, _run_of_keys, _sees, _widths, default_window, describe, is_default,
+from ..plan import (Inputs, Plan, _most, _run_of_keys, _sees, default_window, describe, is_default,
                                prepare, refuses, transformed)
 from ..operator import _define, _flat
 
@@ -125,7 +125,7 @@ def _limits(
         offsets = torch.arange(x.table.shape[-1], device=x.q.device)+plan.table_first
         seen = x.table[...,0,:]>0
         reach = [torch.where(seen, far, 0).amax(-1).clamp(min=0) for far in (-offsets,offsets)]
-    elif x.sigma is not None: reach = _widths(default_window(plan, x.sigma), m)
+    elif x.sigma is not None: reach = default_window(plan, x.sigma).bounds(m)
     return [_per_head(t.clamp(max=w), x, torch.int32) for t,w in zip(reach, most)]
 
 def _per_head(t, x, dtype=torch.float32): # -> [B,H]
