@@ -183,11 +183,12 @@ def _addresses(layer):
     return layer._table[1]
 
 def _prepared(layer, q, v): # -> (Call, Plan, Inputs)
-    "What calls have in common, made once: a query so far to the right that every window has all its keys."
+    "What calls have in common, made once: the last of so many tokens that every window has all its keys."
     kind = q.dtype,q.device,q.shape[3]
     if layer._common is None or layer._common[0]!=kind:
         one = q.new_zeros(1, layer.heads, 1, q.shape[3])
-        call = Call(one, one, one, is_causal=True, q_offset=_FAR, **layer.options)
+        keys = one.expand(-1, -1, _FAR, -1)  # takes no memory
+        call = Call(one, keys, keys, is_causal=True, q_offset=_FAR-1, **layer.options)
         layer._common = kind,(call,*prepare(call))
     return layer._common[1]
 
