@@ -85,8 +85,8 @@ MUTANTS = [ # module, its text, the fault
     ('stream', 'needed = max(ready-self.reach, self.start)', 'needed = max(ready-self.reach+1, self.start)'),
     ('stream', 'return 0 if encoder.config.causal else sum(', 'return 0 if encoder.config.causal else max('),
     # transformers
-    ('hf.layers', 'return (size-1,0) if causal else (size,size)', 'return (size,0) if causal else (size,size)'),
-    ('hf.layers', 'kv_offset+m<=chunk', 'kv_offset+m<=chunk+1'),
+    ('hf.masks', 'return (size-1,0) if causal else (size,size)', 'return (size,0) if causal else (size,size)'),
+    ('hf.masks', 'kv_offset+m<=chunk', 'kv_offset+m<=chunk+1'),
     ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
 ]
 

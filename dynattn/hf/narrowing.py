@@ -27,8 +27,9 @@ from .curves import (
     Budget, CostCurves, _call, _check_batches, _check_model, _embeddings, _frozen, _increasing_to, _sum_of, cache_share,
     cost_curves, pair_share)
 from .healing import Healed, _healed_layers, heal
+from .layers import predictions
 from .plugin import PreTrainedModel, switch
-from ..narrow.recall import _rounds, facts_to_learn, forgotten, predictions, recall_grid
+from ..narrow.recall import _rounds, facts_to_learn, forgotten, recall_grid
 from .saving import load_pretrained, save
 from .windows import add_windows, record_edge
 from transformers import DynamicCache
