@@ -4,6 +4,8 @@ python benchmarks/cpu.py          a few minutes
 python benchmarks/cpu.py --full   all of it
 python benchmarks/cpu.py short    sequences of 32 to 1,024 tokens over plain attention
 python benchmarks/cpu.py packed query    many texts in one row; one query over a long cache
+python benchmarks/cpu.py zeros    windows and alpha over plain attention, one thread and two, scores of two sizes
+                                  (ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2: without AVX-512)
 Every peer is checked against the dense attention first; one that computes something else is not timed.
 Rows are appended to benchmarks/results/cpu.csv."""
 import argparse, os, statistics, subprocess, sys, time
@@ -466,7 +468,41 @@ def busy(full):
             rows.append(short_row(op, c, loud[op,c.N], loud[op,c.N]/quiet[op,c.N], 'busy'))
     append('cpu.csv', rows)
 
-suites = dict(short=short, packed=packed, query=query, busy=busy, compare=compare, mixed=mixed, growth=growth, training=training, memory=memory)
+# ------------------------------------------------------------------ zeros: alpha over plain attention
+def rows_of_heads(c, std):
+    "Queries, keys and values that lie as [B,N,H,d], whose scores have this standard deviation."
+    g = torch.Generator().manual_seed(0)
+    x = [torch.randn(c.B, c.N, c.H, c.d, generator=g).transpose(1, 2) for _ in range(3)]
+    return [t.mul_(by).requires_grad_(c.backward) for t,by in zip(x, (std,1,1))]
+
+def learned_call(c, std, w, has_alpha):
+    "`attention` with a sigma that learns for half-width `w`, and an alpha that learns; each only if asked for."
+    x = rows_of_heads(c, std)
+    sigma = torch.full((c.B,c.H), w-.5, requires_grad=c.backward) if w else None
+    alpha = torch.full((c.H,), 1.5, requires_grad=c.backward) if has_alpha else None
+    window = None if sigma is None else Window.default(sigma)
+    return step(lambda: attention(*x, window=window, alpha=alpha), (*x,*(t for t in (sigma,alpha) if t is not None)), c.backward)
+
+def zeros(full):
+    "Time over plain attention without a window: windows, alpha and both, by the sharpness of the scores; `value`."
+    check_short()
+    threads,rows = torch.get_num_threads(),[]
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        for N in (64, 256, 1024, 4096):
+            for std in (1, 2):
+                for backward in (False, True):
+                    c,x = Case(N, 0, B=TOKENS//N, backward=backward),rows_of_heads(Case(N, 0, B=TOKENS//N, backward=backward), std)
+                    kinds = {'soft window': (N//8,False), 'window over everything': (N,False), 'alpha': (0,True), 'alpha and window': (N//8,True)}
+                    if std>1: kinds = {kind: y for kind,y in kinds.items() if y[1]}
+                    fns = {kind: learned_call(c, std, *y) for kind,y in kinds.items()}
+                    t = medians({'SDPA': step(lambda: F.scaled_dot_product_attention(*x), x, backward), **fns}, rounds=9 if full else 3, budget=4.)
+                    for kind,(w,_) in kinds.items():
+                        rows.append(short_row(f'dynattn.attention, {kind}, scores of std {std}', replace(c, w=w), t[kind], t[kind]/t['SDPA'], 'zeros'))
+        append('cpu.csv', rows); rows = []
+    torch.set_num_threads(threads)
+
+suites = dict(short=short, packed=packed, query=query, busy=busy, zeros=zeros, compare=compare, mixed=mixed, growth=growth, training=training, memory=memory)
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

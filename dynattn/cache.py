@@ -13,7 +13,7 @@ from torch import Tensor
 from .padding import PaddingMask
 from .window import Window
 from .engine.call import Call, _FAR, _got, _integer
-from .engine.plan import prepare
+from .engine.plan import _at_most_two, prepare
 from .engine.native import core
 from .engine.ops import attention
 
@@ -183,11 +183,12 @@ def _addresses(layer):
     return layer._table[1]
 
 def _prepared(layer, q, v): # -> (Call, Plan, Inputs)
-    "What calls have in common, made once: a query so far to the right that every window has all its keys."
+    "What calls have in common, made once: the last of so many tokens that every window has all its keys."
     kind = q.dtype,q.device,q.shape[3]
     if layer._common is None or layer._common[0]!=kind:
         one = q.new_zeros(1, layer.heads, 1, q.shape[3])
-        call = Call(one, one, one, is_causal=True, q_offset=_FAR, **layer.options)
+        keys = one.expand(-1, -1, _FAR, -1)  # takes no memory
+        call = Call(one, keys, keys, is_causal=True, q_offset=_FAR-1, **layer.options)
         layer._common = kind,(call,*prepare(call))
     return layer._common[1]
 
@@ -411,6 +412,7 @@ class WindowedLayer(_Saved):
         if _integer('heads', heads, 1)%kv_heads:
             raise ValueError(f"kv_heads: expected a divisor of heads={heads}, got {kv_heads}")
         self.options = _fixed(heads, window, alpha, sink, n_global=n_global, scale=scale, softcap=softcap)
+        if not _at_most_two(self.options['alpha']): raise ValueError(f"alpha: expected 1 to 2, got {alpha}")
         self.heads,self.kv_heads,self.n_global = heads,kv_heads,self.options['n_global']
         self.reach = _reach_back(self.options['window'], heads)
         self.reset()

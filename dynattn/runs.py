@@ -40,10 +40,13 @@ def markdown(
 def table(
     head:Iterable, # cells of the first line
     rows:Iterable, # lists of cells, any objects
-    escape:Callable=markdown, # applied to each cell; `printable` for a terminal
+    escape:Callable=markdown, # applied to each cell; `printable`: columns for a terminal
 ) -> str:
-    "A table in Markdown."
-    lines = [list(map(escape, head)), *(list(map(escape, row)) for row in rows)]
+    "A table in Markdown, or in columns."
+    lines = [list(map(escape, line)) for line in (head, *rows)]
+    if escape is printable:
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return '\n'.join('  '.join(map(str.ljust, line, widths)).rstrip() for line in lines)
     lines.insert(1, ['---']*len(lines[0]))
     return '\n'.join('| '+' | '.join(line)+' |' for line in lines)
 

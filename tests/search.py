@@ -19,6 +19,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 import oracle, dynattn
 from dynattn.engine import ops
 from dynattn.engine import operator as band
+from dynattn.engine.plan import _at_most_two
 from dynattn.engine.native import core
 from dynattn.engine.ops import choose
 
@@ -198,11 +199,10 @@ def serves(impl, call, given):
     if impl=='sdpa': return not has('window','alpha','rel_bias','return_weights','segments','sink','softcap')
     if impl=='banded':
         keys = mask is None or mask.dtype==torch.bool and all(s==1 for s in mask.shape[-3:-1])
-        return keys and not (soft and window.sigma.ndim==3) and not has('return_weights')
+        return keys and not (soft and window.sigma.ndim==3) and not has('return_weights') and _at_most_two(alpha)
     if has('attn_mask','rel_bias','return_weights','segments','sink','softcap') or given.get('dropout_p'): return False
     if soft and (window.sigma.ndim==3 or window.apply=='after') or given['q'].dtype==torch.float64: return False
-    if isinstance(alpha, torch.Tensor): alpha = float(alpha.max()) if alpha.numel() else 1.
-    return (alpha is None or alpha<=2) and max(given['q'].shape[-1], given['v'].shape[-1])<=256
+    return _at_most_two(alpha) and max(given['q'].shape[-1], given['v'].shape[-1])<=256
 
 def well_formed(e, names=None):
     "Whether an error names an argument, what was expected and what came."

@@ -139,6 +139,15 @@ def mistral(implementation=None, **options):
     if implementation: model.set_attn_implementation(implementation)
     return model
 
+def whole_context(tokens=64):
+    "Every layer has room for the whole context, whatever its window."
+    from transformers.cache_utils import Cache, StaticLayer
+    return Cache(layers=[StaticLayer(tokens) for _ in range(2)])
+
+def without_configuration():
+    from transformers import DynamicCache
+    return DynamicCache()
+
 BAND = dict(window=(WINDOW-1, 0), causal=True)
 GITHUB = 'https://github.com/'
 REPORTED = dict( # name -> address below GITHUB, the model and an example, promises, the question that finds it
@@ -168,6 +177,10 @@ REPORTED = dict( # name -> address below GITHUB, the model and an example, promi
         lambda: (RestartedPositionsOnly(), sequence()), dict(causal=True), 'packed'),
     cache_forgets_the_window=('karpathy/nanochat/issues/452',
         lambda: (step_without_window, heads()), BAND | dict(cached=True), 'cached'),
+    cache_without_configuration=('huggingface/transformers/pull/40039',
+        lambda: (mistral(), None), dict(cache=without_configuration), 'memory'),
+    cache_for_the_whole_context=('google/gemma.cpp/issues/1016',
+        lambda: (mistral(), None), dict(cache=whole_context), 'memory'),
 )
 
 @pytest.mark.parametrize('name', REPORTED)
@@ -356,10 +369,72 @@ def test_a_model_that_keeps_something_leaks_nothing():
 
 @pytest.mark.parametrize('make,said', [
     (lambda: nn.Linear(16, 16, device='meta'), 'model: expected parameters with values'),
-    (lambda: torch.jit.script(nn.Linear(16, 16)), 'model: expected a module whose calls can be watched'),
-    (lambda: (lambda x: 'words'), 'model: expected an output with a tensor in it')], ids=['meta','scripted','words'])
+    (lambda: torch.jit.script(nn.Linear(16, 16)), 'model: expected a module whose calls can be watched')],
+    ids=['meta','scripted'])
 def test_what_cannot_be_run_is_refused(make, said):
     with pytest.raises((TypeError, ValueError), match=said): examine(make(), sequence(9))
+
+def test_a_model_that_raises_is_not_measured():
+    class Fails(Exception): pass
+    def fails(x): raise Fails('no memory today')
+    for model,said in ((fails, 'Fails: no memory today'), (lambda x: 'words', 'expected an output with a tensor in it')):
+        found = examine(model, sequence(9))
+        assert found.status==3 and said in str(found), found
+
+def per_layer(windows, **options):
+    "One window for each layer; the model reads the one that all share, its cache reads these."
+    if not hasattr(pytest.importorskip('transformers').PretrainedConfig, 'per_layer_config'):
+        pytest.skip('transformers 5.23 brings per_layer_config')
+    model = mistral(per_layer_config={i: dict(sliding_window=w) for i,w in enumerate(windows)})
+    if options: model.config.allow_global_per_layer_attribute_access = True
+    return model
+
+def test_windows_of_single_layers_are_those_of_the_configuration(tmp_path, capsys):
+    found = examine(per_layer([4, 12]))
+    assert found.status==3 and 'AmbiguousGlobalPerLayerAttributeError' in str(found), found # its forward pass raises it
+    found = examine(per_layer([4, 12], reads=True))
+    assert [layer.promised[0].left for layer in found.layers]==[3, 11]
+    assert [(row.tokens, row.promised, row.kept) for row in found.memory]==[(4, 4, True), (12, 12, True)], found.memory
+    assert [f.check for f in found.broken]==['window','window','cached']  # the mask has 5 tokens for both
+    per_layer([4, 12]).save_pretrained(tmp_path)
+    assert main(['audit', str(tmp_path), '--quiet'])==3
+
+def test_what_raises_elsewhere_has_the_status_of_a_gap(tmp_path, capsys):
+    (tmp_path/'odd.py').write_text('def model(): return 1/0')
+    assert main(['audit', f'{tmp_path}/odd.py:model', '--quiet'])==3
+    assert 'ZeroDivisionError' in capsys.readouterr().err
+
+def static(model):
+    from transformers import StaticCache
+    return lambda: StaticCache(config=model.config, max_cache_len=64)
+
+def test_caches_that_keep_what_their_windows_promise():
+    model = mistral()
+    for cache in (None, static(model)):
+        found = examine(model, cache=cache)
+        assert found.ok and [(row.tokens, row.promised, row.held) for row in found.memory]==[(5, 5, 5*2*2*4*4)]*2, found
+    from dynattn.hf.narrowing import set_widths
+    model = windowed('llama', init=5., n_global=1, edge='hard')
+    set_widths(model, [[3, 3, 8, 8], [3, 3, 60, 60]])
+    found = examine(model, longest=64)
+    assert found.ok and found.memory[0].promised==(5+10)/2 and found.memory[0].tokens<9, found
+    del model.generate                                           # and with it the WindowedCache
+    found = examine(model, longest=64)
+    assert {f.check for f in found.broken}=={'memory'}, found
+
+def test_a_cache_that_never_dropped_its_past_is_found():
+    "Speculative decoding keeps the past until it is told how much was accepted; here nobody tells."
+    from transformers import DynamicCache
+    model = mistral()
+    def recorded():
+        cache = DynamicCache(config=model.config)
+        for layer in cache.layers: layer.activate_past_recording()
+        return cache
+    found = examine(model, cache=recorded)
+    finding, = found.broken
+    assert 'model.layers.0-1.self_attn: after 37 tokens the cache of a layer holds 37; its windows promise 5.' in str(found)
+    assert finding.check=='memory' and '1 promise is broken' in str(found) and 'def make(): ...' in finding.code
+    assert [row['held'] for row in found.to_json()['memory']]==[37*2*2*4*4]*2
 
 def test_a_window_that_begins_late_is_found():
     def late(q, k, v):
@@ -465,7 +540,7 @@ def test_names_of_strangers_are_escaped():
     assert '\x1b' not in found and '\n# ' not in found and r'evil\x1b' in found
 
 @pytest.mark.parametrize('name,said', [
-    ('none.py:f', 'model: expected a file'), ('models.py:f', 'model: expected a function of'),
+    ('none', 'model: expected a folder or a name, got'), ('none.py:f', 'model: expected a file'), ('models.py:f', 'model: expected a function of'),
     ('models.py:example', 'model: expected example to return a model'),
     ('models.py:alone', 'example: expected a tensor [B,N,...] or q, k and v with this model, got NoneType')])
 def test_what_cannot_be_audited_is_one_line(tmp_path, capsys, name, said):

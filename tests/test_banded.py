@@ -53,7 +53,9 @@ def cases(draw):
     if keep=='holes': o['padding'] = PaddingMask(torch.rand(s['B'], s['M'])<draw(st.sampled_from([.2,.8])))
     per_head = st.sampled_from([(s['H'],), (s['B'],s['H'])])
     if draw(st.integers(0, 2))==0: o['rel_bias'] = torch.randn(*draw(per_head), 2*draw(st.integers(0, 6))+1, dtype=F64, requires_grad=True)
-    if draw(st.integers(0, 2))==0: o['alpha'] = (1+draw(st.sampled_from([1.,1.,3.]))*torch.rand(draw(per_head), dtype=F64)).requires_grad_()
+    if draw(st.integers(0, 2))==0: 
+        some = torch.rand(draw(per_head), dtype=F64)
+        o['alpha'] = (1+draw(st.sampled_from([some,some,some*0+.5,some.round()]))).requires_grad_() # 1.5 and 2 are cases of their own
     if draw(st.integers(0, 3))==0: o['scale'] = draw(st.sampled_from([1.,.05]))
     if draw(st.integers(0, 3))==0: o['sink'] = torch.randn(s['H'], dtype=F64, requires_grad=True)
     if draw(st.integers(0, 5))==0: o['softcap'] = draw(st.sampled_from([.5,20.]))

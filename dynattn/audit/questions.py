@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'repeated', 'future', 'padding', 'padding_gradient', 'batch', 'batch_padding', 'packed', 'cached', 'pair',
-           'Layer', 'LastQuery']
+           'Layer', 'Memory', 'LastQuery']
 
 # %% ../../nbs/audit/64_questions.ipynb #bc50a5e4
 import inspect
@@ -15,7 +15,7 @@ from functools import cache, lru_cache, partial
 import torch
 from torch import Tensor, nn
 from .watch import CHOICE, NO, UNSURE, YES, _Float64, Promise, _depends, _reach_of
-from .subjects import _Subject, _draw, _tensor_of
+from .subjects import _Subject, _cache_transformer, _draw, _held, _tensor_of
 
 # %% ../../nbs/audit/64_questions.ipynb #4293179d
 def repeated(
@@ -199,15 +199,19 @@ def _sources(*functions):
     return list(found.values())
 
 # %% ../../nbs/audit/64_questions.ipynb #e5febc63
+def _beginning(s, *functions):
+    "Lines that make the model and hold the functions."
+    lines = ['import inspect, torch', 'from functools import partial', 'from torch import Tensor, nn', s.origin]
+    if s.options.get('mask')=='padding': lines.append('from dynattn import PaddingMask')
+    if isinstance(s.model, nn.Module): lines.append('model = model.double().eval()')
+    return [*lines, '', *_sources(_draw, *functions)]
+
 def _program(s, n, question, numbers, seed=0, module='', expected='0'): # keywords of the question; the promised change
     "Code that makes the model and shows that two outputs differ which should be equal, or the other way round."
     options = ''.join(f', {name}={value!r}' for name,value in s.options.items())
     numbers = ''.join(f", {name}={'steps' if callable(value) else value}" for name,value in numbers.items())
-    functions = [_draw, s.run, *[s.steps]*('steps' in numbers), *[_inside]*bool(module), question]
-    lines = ['import inspect, torch', 'from functools import partial', 'from torch import Tensor, nn', s.origin]
-    if s.options.get('mask')=='padding': lines.append('from dynattn import PaddingMask')
-    if isinstance(s.model, nn.Module): lines.append('model = model.double().eval()')
-    lines += ['', *_sources(*functions), f'f = partial({s.run.__name__}, model{options})']
+    lines = _beginning(s, s.run, *[s.steps]*('steps' in numbers), *[_inside]*bool(module), question)
+    lines.append(f'f = partial({s.run.__name__}, model{options})')
     if 'steps' in numbers: lines.append(f'steps = partial({s.steps.__name__}, model{options})')
     inputs = f'_draw(seed, {s.input_shape(n)}, {s.scale}) for seed in ({seed}, {seed+1000})'
     lines.append(f'x, other = ({inputs})')
@@ -283,6 +287,66 @@ def _look_at_layers(s, n, window=None, tick=lambda: None): # -> list of `Layer`
         tick()
     if layers or not s.sequence or s(s.inputs(0, n)).shape[1]!=n: return layers
     return [_layer('', _pairs_by_change(lambda x: s(x)[0], s.inputs(0, n)), window, False)]
+
+# %% ../../nbs/audit/64_questions.ipynb #0b786cf1
+def _with_reserve(tokens): return tokens+tokens/8+16
+
+@dataclass(frozen=True)
+class Memory:
+    "The cache of one layer after a text."
+    name:str       # of the layer
+    n:int          # tokens of the text
+    held:int       # bytes
+    token:int      # bytes of one token
+    promised:float # tokens, the mean of its key heads
+    widest:int|None # tokens of its widest window; None: it promises none
+
+    @property
+    def tokens(self) -> float: # for which it has places
+        return self.held/self.token
+
+    @property
+    def shows(self) -> bool: # whether the text is long enough to tell, if there is a window
+        return self.widest is None or _with_reserve(self.widest)<self.n
+
+    @property
+    def kept(self) -> bool: return self.widest is None or self.tokens<=_with_reserve(self.promised)
+
+# %% ../../nbs/audit/64_questions.ipynb #0b786cf2
+def _memory_of(name, n, held, token, windows): # tokens of each key head; None: all
+    sizes = [window for window in windows if window is not None]
+    promised = sum(min(n, n if window is None else window) for window in windows)/len(windows)
+    return Memory(name, n, held, token, promised, max(sizes, default=None))
+
+def _look_at_memory(s, n, layers, make=None): # makes an empty cache; None: the model's own -> list of `Memory`
+    "What the cache holds of every layer whose windows are known."
+    with _Float64(): cache = _cache_transformer(s.model, s.inputs(0, n), make and make(), **s.options)
+    promised,found = {layer.name: layer.promised for layer in layers},[]
+    for name,module in s.model.named_modules():
+        index,heads = getattr(module, 'layer_idx', None),promised.get(name, [None])
+        if None in heads or index is None or index>=len(cache.layers): continue
+        held,token,count = _held(cache.layers[index])
+        if not token: continue                                   # it reads the cache of another layer
+        group = max(len(heads)//count, 1)
+        served = [heads[i:i+group] for i in range(0, len(heads), group)]
+        windows = [None if any(p.left is None for p in some) else max(p.left+1+p.leading for p in some)
+                   for some in served]
+        found.append(_memory_of(name, n, held*s.itemsize//8, token*s.itemsize//8, windows))
+    return found
+
+# %% ../../nbs/audit/64_questions.ipynb #0b786cf3
+def _memory_program(s, row, make):
+    "Code that fills the cache and counts what it holds beyond its promise."
+    path = make and f'from {make.__module__} import {make.__qualname__} as make'
+    past = 'None' if make is None else 'make()'
+    if make and '<' in make.__qualname__: path = 'def make(): ... # here what makes the cache that was audited'
+    options = ''.join(f', {name}={value!r}' for name,value in s.options.items())
+    index = s.model.get_submodule(row.name).layer_idx
+    return '\n'.join([*_beginning(s, _cache_transformer, _held), *[path]*bool(path),
+        f'x = _draw(0, {s.input_shape(row.n)}, {s.scale})',
+        f'with torch.no_grad(): cache = _cache_transformer(model, x, {past}{options})',
+        f'held, token, _ = _held(cache.layers[{index}])', f'change = held/token-{row.promised}',
+        f'print("{row.name}: tokens held beyond the promise:", change) # expected: at most 0, or room in reserve'])
 
 # %% ../../nbs/audit/64_questions.ipynb #62b9c18f
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 __all__ = ['Finding', 'Examination', 'examine']
 
 # %% ../../nbs/audit/69_report.ipynb #dd516b6b
-import json, math, re, sys
+import json, math, re, sys, traceback
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -15,17 +15,18 @@ from types import SimpleNamespace
 import torch
 from fastcore.basics import groupby, patch
 from ..export.runtime import OnnxDecoder, farthest_token, graph_logits, windows_read
-from ..runs import Bar, _Patched, printable, verb, _write_picture
+from ..runs import Bar, _Patched, printable, table, verb, _write_picture
 from ..saved import UserError, need
 from .watch import CHOICE, NO, UNSURE, YES, Promise
-from .subjects import _config_window, _subjects_of
+from .subjects import _config_window, _steps_transformer, _subjects_of
 from .questions import QUESTIONS, _ask, _inside, _look_at_layers, pair, _program, _search_lengths
+from .questions import _look_at_memory, _memory_program, _with_reserve
 
 # %% ../../nbs/audit/69_report.ipynb #6aa766c1
 @dataclass(frozen=True)
 class Finding:
     "A broken promise, a gap in the measurement, or a fact worth knowing."
-    check:str     # a question, or 'window', 'global', 'sink', 'length', 'outputs'
+    check:str     # a question, or 'window', 'global', 'sink', 'length', 'memory', 'outputs'
     status:str    # 'broken': against a promise; 'not measured'; 'noted': worth knowing
     sentence:str  # what was found
     code:str=''   # a program that shows it
@@ -147,6 +148,33 @@ def _most_tokens(s):
     config = getattr(s.model, 'config', None)
     return getattr(config, 'max_position_embeddings', None) or getattr(config, 'n_positions', None) or 2**20
 
+# %% ../../nbs/audit/69_report.ipynb #c2d85531
+def _judge_memory(s, rows, make): # -> of `Finding`
+    "Caches that kept what no window reaches."
+    doubtful = [row for row in rows if not (row.kept and row.shows)]
+    kinds,findings = groupby(doubtful, lambda row: (round(row.tokens, 1), round(row.promised, 1), row.kept)),[]
+    for (held,promised,kept),some in kinds.items():
+        row,where = some[0],_title(row.name for row in some)
+        if not kept:
+            said = f"after {row.n} tokens the cache of a layer holds {held:g}; its windows promise {promised:g}."
+            findings.append(Finding('memory', 'broken', f"{where}: {said}", _memory_program(s, row, make)))
+        elif _with_reserve(row.widest)<_most_tokens(s): findings.append(Finding('memory', 'not measured',
+            f"{where}: {row.n} tokens are too few to see whether a cache keeps no more than {row.widest}."))
+    return findings
+
+# %% ../../nbs/audit/69_report.ipynb #c2d85532
+def _memory(s, n, layers, longest, make): # -> list of `Memory`, of `Finding`
+    "What the cache holds after a text that is longer than its windows, where that is not too long."
+    def gap(why):
+        return [],[Finding('memory', 'not measured', f"Whether the cache keeps no more than windows promise: {why}.")]
+    promises = [promise for layer in layers for promise in layer.promised if promise and promise.left is not None]
+    if s.steps is not _steps_transformer: return gap("the model has no cache of transformers") if make else ([],[])
+    if not promises: return [],[]
+    lengths = [int(_with_reserve(p.left+1+p.leading))+1 for p in promises if p.left<=max(1100, longest or 0)]
+    try: rows = _look_at_memory(s, min(max([n, 8, *lengths]), _most_tokens(s)), layers, make)
+    except Exception as e: return gap(f"{type(e).__name__}: {printable(e)[:120]}") # a cache fails in many ways
+    return (rows, _judge_memory(s, rows, make)) if rows else gap("no layer of it could be told")
+
 # %% ../../nbs/audit/69_report.ipynb #5b234130
 _WORDS = {NO: 'no', YES: 'yes', CHOICE: 'yes, by selection', UNSURE: 'not decided'}
 
@@ -159,6 +187,7 @@ class Examination(_Patched):
     answers:dict    # question -> (answer, whether "no" is promised)
     begins:dict     # (layer, its number, head) -> `LastQuery` where its window begins to cut, if no promise says so
     findings:list   # of `Finding`
+    memory:list     # of `Memory`, where windows are promised to a model that decodes
 
     @property
     def broken(self)->list: return [f for f in self.findings if f.status=='broken']
@@ -191,19 +220,31 @@ def table(self:Examination) -> list: # of (attention, heads, sees, promised, ver
     return [(_title(names), heads if len(names)==1 else f'{len(names)} x {heads}', *rest)
             for (_,heads,*rest),names in kinds.items()]
 
+# %% ../../nbs/audit/69_report.ipynb #6fa25e9b
+@patch
+def memory_table(self:Examination) -> list: # of (cache, holds, promised, bytes, verdict)
+    "A line for layers that are alike."
+    def short(tokens): return f'{tokens:.1f}'.removesuffix('.0')
+    def cells(row):
+        promised = 'all' if row.widest is None else short(row.promised)
+        return short(row.tokens), promised, f'{row.held:,}', '' if row.kept else 'broken'
+    return [(_title(row.name for row in rows), *line) for line,rows in groupby(self.memory, cells).items()]
+
 # %% ../../nbs/audit/69_report.ipynb #6fa25e9a
 @patch
 def __repr__(self:Examination):
     lines = [f"{printable(self.name)}, {self.n} tokens", '']
     if self.layers:
-        rows = [('attention', 'heads', 'sees', 'promised', ''), *self.table()]
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        lines += ['  '.join(cell.ljust(width) for cell,width in zip(row, widths)).rstrip() for row in rows]+['']
+        lines += [table(('attention', 'heads', 'sees', 'promised', ''), self.table(), printable), '']
+    if self.memory:
+        head = f'cache after {self.memory[0].n} tokens', 'holds', 'promised', 'bytes per layer', ''
+        lines += [table(head, self.memory_table(), printable), '']
     for question,(answer,promised) in self.answers.items():
         lines.append(f"{QUESTIONS[question][0]:50}  {_WORDS[answer]}{'' if promised else ' (nothing is promised)'}")
     for status in ('broken', 'not measured', 'noted'):
         lines += [f"\n{status}: {f.sentence}" for f in self.findings if f.status==status]
-    ends = {0: 'no promise is broken', 1: f'{len(self.broken)} promises are broken', 3: 'not everything was measured'}
+    broken = '1 promise is broken' if len(self.broken)==1 else f'{len(self.broken)} promises are broken'
+    ends = {0: 'no promise is broken', 1: broken, 3: 'not everything was measured'}
     return '\n'.join([*lines, '', ends[self.status]])
 
 @patch
@@ -314,22 +355,34 @@ def _longest(s, n, layers, longest):
     windows = [promise.left+promise.leading+2 for promise in promises if promise.left<=1100]
     return max(n, min(max([128, *windows]), _most_tokens(s)))
 
-def _examine(s, n, p, longest, seeds, tick): # -> `Examination`
+def _examine(s, n, p, longest, seeds, tick, cache): # -> `Examination`
     n = _tokens(s, n)
     if isinstance(n, bool) or not isinstance(n, int) or n<4:
         raise ValueError(f"n: expected an int of 4 or more tokens, got {n!r}")
     causal = s.causal if p['causal'] is None else p['causal']
-    window,begins,findings = _window(p['window'], causal),{},[]
+    found,window = Examination(s.name, n, [], {}, {}, [], []),_window(p['window'], causal)
+    try: _measure(s, found, window, p, causal, longest, seeds, tick, cache)
+    except Exception as e: # whatever a model raises while it runs
+        found.findings.append(Finding('outputs', 'not measured', f"The model could not be run: {type(e).__name__}: "
+                                      f"{printable(e)[:200]}."))
+    return found
+
+# %% ../../nbs/audit/69_report.ipynb #e1efff35
+def _measure(s, found, window, p, causal, longest, seeds, tick, cache): # into an `Examination`
+    n,findings = found.n,found.findings
     tick('layers')
-    layers = _look_at_layers(s, n, window, lambda: tick('layers'))
+    found.layers = layers = _look_at_layers(s, n, window, lambda: tick('layers'))
     if not layers: findings.append(Finding('window', 'not measured', "No attention was found that could be looked at."))
-    answers,said = _answers(s, n, p, causal, seeds, tick)
-    findings += _judge_layers(s, layers)+_note_layers(layers)+said
+    findings += _judge_layers(s, layers)+_note_layers(layers)
+    found.answers,said = _answers(s, n, p, causal, seeds, tick)
+    findings += said
     if s.sequence and layers and all(layer.by_weights and layer.n==n for layer in layers):
-        found = _search_lengths(s, n, _longest(s, n, layers, longest), window, lambda: tick('length'))
-        findings += _judge_lengths(s, found)
-        begins = {head: row for head,row in found.items() if not row.sees_all and not row.as_promised}
-    return Examination(s.name, n, layers, answers, begins, findings)
+        begins = _search_lengths(s, n, _longest(s, n, layers, longest), window, lambda: tick('length'))
+        findings += _judge_lengths(s, begins)
+        found.begins = {head: row for head,row in begins.items() if not row.sees_all and not row.as_promised}
+    tick('memory')
+    found.memory,said = _memory(s, n, layers, longest, cache)
+    findings += said
 
 # %% ../../nbs/audit/69_report.ipynb #112c7e50
 def examine(
@@ -341,15 +394,17 @@ def examine(
     seeds:int=2, # inputs that are tried
     origin:str='', # code that makes `model`, for the programs (default: an import or a configuration, if there is one)
     tick=lambda text: None, # called with what is being asked
+    cache=None, # makes an empty cache of transformers to audit, such as `DynamicCache` (default: what `generate` uses)
     causal=None, window=None, left_padding=None, packed=None, cached=None, # promised (default: what the model says)
 ) -> Examination:
     "Measure how far every head of a model looks, and compare it with the promises."
     p = dict(causal=causal, window=window, left_padding=left_padding, packed=packed, cached=cached)
     with torch.no_grad():
-        first,*others = [_examine(s, n, p, longest, seeds, tick) for s in _subjects_of(model, example, origin)]
+        first,*others = [_examine(s, n, p, longest, seeds, tick, cache) for s in _subjects_of(model, example, origin)]
     for part in others:
         first.layers += part.layers
         first.findings += part.findings
+        first.memory += part.memory
         first.begins |= part.begins
         for question,answer in part.answers.items():
             both = first.answers.get(question, answer),answer
@@ -475,6 +530,13 @@ def _arguments(p):
       _arguments)
 def _audit_verb(a): # the parsed arguments -> exit status: 0; 1: a promise is broken; 3: something was not measured
     "`dynattn audit`."
+    try: return _audited(a)
+    except (UserError, OSError): raise
+    except Exception: # Python would end with 1
+        traceback.print_exc()
+        return 3
+
+def _audited(a):
     path = Path(a.model)
     ours = next((p for p in (path, path.parent) if (p/'onnx_model.json').is_file()), None)
     if ours or path.suffix=='.onnx':
@@ -488,7 +550,7 @@ def _audit_verb(a): # the parsed arguments -> exit status: 0; 1: a promise is br
     with Bar(None, 'audit', a.quiet, seconds=10) as bar:
         try: found = examine(model, example, origin=origin, tick=bar.step, **options)
         except (TypeError, ValueError) as e: raise UserError(str(e)) from e
-    if a.png: _write_picture(a.png, found.plot()[0])
+    if a.png and found.layers: _write_picture(a.png, found.plot()[0])
     print(json.dumps(found.to_json()) if a.json else found)
     if a.code and not a.json:
         for f in found.findings: print(*([f"\n# {f.sentence}\n{f.code}\n"] if f.code else []), end='')

@@ -91,14 +91,36 @@ def _run_transformer(model, x, keep=None, segments=None, argument='inputs_embeds
 def _rows_transformer(model, x, keep=None, segments=None, **options):
     return _rows_of(_run_transformer(model, x, keep, segments, **options))
 
+def _outs_transformer(model, x, first, past=None, **options):
+    "The outputs for the first tokens at once, then token by token; `past`: an empty cache, or None for its own."
+    outs = [_run_transformer(model, x[:,:first], use_cache=True, past_key_values=past, **options)]
+    for t in range(first, x.shape[1]):
+        past = outs[-1].past_key_values
+        outs.append(_run_transformer(model, x[:,t:t+1], use_cache=True, past_key_values=past, **options))
+    return outs
+
 def _steps_transformer(model, x, **options):
     "The first half at once, then token by token."
-    half = x.shape[1]//2
-    outs = [_run_transformer(model, x[:,:half], use_cache=True, **options)]
-    for t in range(half, x.shape[1]):
-        past = dict(use_cache=True, past_key_values=outs[-1].past_key_values)
-        outs.append(_run_transformer(model, x[:,t:t+1], **past, **options))
-    return torch.cat([_rows_of(out) for out in outs], 1)
+    return torch.cat([_rows_of(out) for out in _outs_transformer(model, x, x.shape[1]//2, **options)], 1)
+
+# %% ../../nbs/audit/63_subjects.ipynb #81014ef1
+def _cache_transformer(model, x, past=None, **options):
+    "The cache after a text; its last four tokens came one at a time, and what is written last is not read."
+    first = x.shape[1]-4
+    if model.can_generate() and not model.config.is_encoder_decoder:
+        five = dict(min_new_tokens=5, max_new_tokens=5, do_sample=False, num_beams=1, pad_token_id=0)
+        out = model.generate(inputs_embeds=x[:,:first], past_key_values=past, return_dict_in_generate=True, **five)
+    else: out = _outs_transformer(model, x, first, past, **options)[-1]
+    return getattr(out.past_key_values, 'self_attention_cache', out.past_key_values)
+
+def _held(layer): # of a cache -> bytes, bytes of one token, key heads
+    "The memory of its keys and values; that of a `WindowedCache` has several tensors of each."
+    groups = [(group.k, group.v) for group in layer.windows.groups] if hasattr(layer, 'windows') else [
+        (getattr(layer, 'keys', None), getattr(layer, 'values', None))]
+    tensors = [t for pair in groups for t in pair if isinstance(t, Tensor) and t.dim()==4] # [B,H,n,d]
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    token = sum(t.shape[1]*t.shape[3]*t.element_size() for t in tensors)
+    return sum(held.values()), token, sum(t.shape[1] for t in tensors)//2
 
 # %% ../../nbs/audit/63_subjects.ipynb #b49e09bd
 def _config_window(config, module): # -> `Promise`, or None where nothing is said
@@ -106,8 +128,11 @@ def _config_window(config, module): # -> `Promise`, or None where nothing is sai
     said = [getattr(module, name, None) for name in ('is_causal','is_decoder')]
     causal = next((c for c in said if isinstance(c, bool)), None)
     if causal is None: return None
-    size,types = getattr(config, 'sliding_window', None),getattr(config, 'layer_types', None)
     index = getattr(module, 'layer_idx', None)
+    if getattr(config, 'is_heterogeneous', False):
+        if index is None: return None
+        config = config.per_layer_config[index]
+    size,types = getattr(config, 'sliding_window', None),getattr(config, 'layer_types', None)
     if types is not None and isinstance(index, int) and index<len(types):
         if types[index] not in ('full_attention','sliding_attention'): return None
         if types[index]=='full_attention': size = None
@@ -132,6 +157,7 @@ class _Subject:
     windows:dict=field(default_factory=dict) # module -> `Promise` of a configuration
     sequence:bool=True # whether inputs are sequences, of any length
     length:int|None=None # of the example
+    itemsize:int=8   # bytes of a number in the model that was handed in
 
     def input_shape(self, n): return [1, n, *self.shape] if self.sequence else self.shape
 
@@ -225,14 +251,15 @@ def _picture_shape(model):
 # %% ../../nbs/audit/63_subjects.ipynb #48cfa627
 def _of_transformer(model, source=None, origin=''): # source: shapes of what the encoder reads, for the decoder
     names,decodes = _arguments(model),source is not None
-    origin,name,model = origin or _origin_of(model),type(model).__name__,_copy(model)
+    origin,name,itemsize,model = origin or _origin_of(model),type(model).__name__,model.dtype.itemsize,_copy(model)
     argument = 'decoder_inputs_embeds' if decodes else 'inputs_embeds'
     sequence = argument in names and (decodes or model.main_input_name=='input_ids')
     promised = {name: _config_window(getattr(m, 'config', model.config), m) for name,m in model.named_modules()}
     windows = {name: promise for name,promise in promised.items() if promise}
     causal = decodes or (bool(windows) and all(right==0 for _,right,_ in windows.values()))
     s = _Subject(name=name, model=model, run=_rows_transformer, origin=origin, shape=[], causal=causal, windows=windows,
-        options=dict(argument=argument if sequence else model.main_input_name), sequence=sequence)
+        options=dict(argument=argument if sequence else model.main_input_name), sequence=sequence,
+        itemsize=itemsize)
     if decodes: s.options['source'] = source
     if not sequence:
         s.shape = _picture_shape(model)

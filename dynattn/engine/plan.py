@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call
+from ..padding import _holds
 from ..smoothing import Edge
 from ..window import Window
 
@@ -209,6 +210,13 @@ def texts_of(
     return torch.stack((first,end), 1), F.pad(begins.sum(1).cumsum(0), (1,0))
 
 # %% ../../nbs/engine/31_plan.ipynb #03f42424
+def _at_most_two(
+    alpha, # None, a number or a tensor
+) -> bool:
+    "Whether alpha is at most 2; trusted on an accelerator and where values cannot be read."
+    if not isinstance(alpha, Tensor): return alpha is None or alpha<=2
+    return not alpha.is_cpu or _holds(alpha<=2)
+
 def refuses(
     call:Call, # of `attention`
 ) -> str|None:
@@ -219,6 +227,8 @@ def refuses(
         return ("attn_mask: expected None or a bool mask of the keys, [B,1,1,M], "
                 f"got {mask.dtype} {tuple(mask.shape)}: a mask of pairs has no band; "
                 "use padding, window, rel_bias, or impl='dense'")
+    if not _at_most_two(call.alpha):
+        return f"alpha: expected 1 to 2 on the banded path, got {call.alpha}; use impl='dense'"
     if window is None or isinstance(window, tuple): return None
     if not isinstance(window, Window):
         return f"window: expected None, an int, a pair or a Window on the banded path, got {type(window).__name__}"

@@ -6,7 +6,7 @@
 __all__ = ['save', 'load', 'auto_class', 'load_pretrained']
 
 # %% ../../nbs/hf/59_saving.ipynb #b125cb11
-import functools
+import functools, re
 from pathlib import Path
 import torch
 from torch import nn
@@ -132,7 +132,10 @@ def auto_class(
 def _where(name):
     "Where transformers finds a model, and its options for a GGUF file."
     path = Path(name)
-    if path.suffix!='.gguf': return (path if path.exists() else name),{}
+    if path.suffix!='.gguf':
+        if path.exists(): return path,{}
+        if re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', str(name)): return name,{}
+        raise UserError(f"model: expected a folder or a name, got {name}, where there is nothing")
     if not path.is_file(): raise UserError(f"model: expected a GGUF file, got {name}")
     need('gguf', 'narrow')
     return path.parent,dict(gguf_file=path.name)

@@ -19,6 +19,9 @@
 #include <thread>
 #include <utility>
 #include <vector>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 typedef int64_t Int;
 
@@ -55,7 +58,8 @@ typedef void Team(void (*function)(void *), void *data, unsigned threads, unsign
 
 struct Call {
     Rows q, k, v, out;
-    void *kept;                            // [B,H,N,dv] `real`: the output unrounded; null where `out` is
+    void *kept;                            // softmax: [B,H,N,dv] `real`, the output unrounded, or null where `out` is;
+                                           // entmax: [B,H,N,KEPT] bytes, bits of the live keys of each block
     void *lse;                             // [B,H,N] `real`: log of the row's sum, or threshold; inf: no key, nan: lost
     PerHead sigma, table, alpha, bias, sink;
     const uint8_t *keep;                   // [B,M], 0 where a key takes no part; or null
@@ -86,7 +90,7 @@ namespace {
 template <class real> struct Constants;
 template <> struct Constants<float> {
     typedef int32_t integer;
-    static constexpr int MANTISSA = 23, EXP_TERMS = 6, SERIES = 4, PSI_TERMS = 9, EXPM1_TERMS = 8, BISECTIONS = 27;
+    static constexpr int MANTISSA = 23, EXP_TERMS = 6, SERIES = 4, PSI_TERMS = 9, EXPM1_TERMS = 8;
     static constexpr float magic = 12582912.f, lowest = -125.f, highest = 126.f, converged = 2e-7f;
     static constexpr integer half_root = 0x3f3504f3;  // sqrt(1/2)
     // 2^r on [-1/2, 1/2], relative error 2^-24
@@ -95,7 +99,7 @@ template <> struct Constants<float> {
 };
 template <> struct Constants<double> {
     typedef int64_t integer;
-    static constexpr int MANTISSA = 52, EXP_TERMS = 13, SERIES = 11, PSI_TERMS = 16, EXPM1_TERMS = 15, BISECTIONS = 56;
+    static constexpr int MANTISSA = 52, EXP_TERMS = 13, SERIES = 11, PSI_TERMS = 16, EXPM1_TERMS = 15;
     static constexpr double magic = 6755399441055744., lowest = -1021., highest = 1022., converged = 1e-15;
     static constexpr integer half_root = 0x3fe6a09e667f3bcd;
     static constexpr double exp2[] = { 1., 6.931471805599453e-1, 2.402265069591007e-1, 5.550410866482158e-2,
@@ -145,9 +149,10 @@ uint32_t pair_bits(uint32_t row, Int key) { return mixed(row + (uint32_t)key*0x9
 
 // ---- one row of queries -------------------------------------------------------------------------------------------
 
-// Keys and queries of a block. Back through a softmax, each block reads and writes the gradients of its keys: with wide
+// Keys of a run, and of a group whose largest score bounds a threshold; bytes per row for bits of live keys; queries of a
+// block. Back through a softmax, each block reads and writes the gradients of its keys: with wide
 // vectors, taller blocks pay.
-enum { KEYS = 96, SHORT = 16, TALL = VECTOR == 64 ? 32 : 16 };
+enum { KEYS = 96, GROUP = 16, KEPT = 64, SHORT = 16, TALL = VECTOR >= 32 ? 32 : 16 };
 
 template <class real, int QUERIES> struct Lanes {
     typedef Constants<real> C;
@@ -161,6 +166,17 @@ template <class real, int QUERIES> struct Lanes {
     static INLINE vec splat(real x) { return x - vec{}; }
     static INLINE vec max(vec a, vec b) { return a > b ? a : b; }
     static INLINE vec min(vec a, vec b) { return a < b ? a : b; }
+    static INLINE bool any(ivec x) {                           // whether a comparison holds in some lane
+#if defined(__AVX512F__)
+        return _mm512_test_epi32_mask((__m512i)x, (__m512i)x);
+#elif defined(__AVX2__)
+        return !_mm256_testz_si256((__m256i)x, (__m256i)x);
+#else
+        int64_t half[2];
+        memcpy(half, &x, sizeof half);
+        return half[0] | half[1];
+#endif
+    }
     static INLINE real total(vec x) { real s = 0; for (int l = 0; l < LANES; l++) s += x[l]; return s; }
 
     static INLINE real dot(const real *x, const real *y, Int n) {
@@ -399,13 +415,14 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
 
     // buffers, see `lay_out`
     real *q_rows, *q_cols, *dout_rows, *dout_cols, *o_rows, *dq_rows, *S, *D, *bend, *factor, *near, *times, *slope;
-    real *sums, *times_sums, *key_room;
+    real *sums, *times_sums, *live_room, *gathered, *summed, *key_room;
 
     // the head
     Int b, h, hk, left, right, zero, length;
     const real *bias;
     real eps, unit, sink;      // alpha - 1; LOG2E for softmax, whose exponentials are powers of two, else 1
     bool entmax, has_factors;
+    bool refused;              // alpha is no number from 1 to 2: all rows are NaN
     double *found;             // [3 + table + bias] sums of this task and head: dsigma, dalpha, dsink, ...
 
     // the text, its keys in pieces (leading ones, the others), and the block
@@ -417,6 +434,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     Span spans[2];
     Int n_spans, n_keys, row, at, nq;  // first row of the block, its position, its number of queries
     bool lost[QUERIES];
+    uint32_t seeds[QUERIES];   // of dropout
 
     Worker(const Problem<real> &problem, const Grads *grads, char *room)
         : p(problem), c(p.c), g(grads), memory(room), bias(nullptr), entmax(c.alpha.data),
@@ -427,7 +445,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     static Int strip(const Problem<real> &p) {   // keys of a block, at most
         const Call &c = p.c;
         Int n = c.n_global ? c.M : std::min(c.M, p.reach_most+QUERIES+4);
-        return c.alpha.data ? n+p.lead+1 : std::min<Int>(n, KEYS);   // one more: the sink
+        return c.alpha.data ? n+p.lead+5 : std::min<Int>(n, KEYS);   // one more: the sink; and whole fours
     }
     template <class F> static void buffers(const Problem<real> &p, Int rows, F &&take) {
         const Call &c = p.c;
@@ -440,6 +458,8 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         take(&Worker::bend, c.softcap > 0 ? block : 0); take(&Worker::factor, extra ? block : 0);
         take(&Worker::near, by_offset); take(&Worker::times, by_offset); take(&Worker::slope, by_offset);
         take(&Worker::sums, by_offset*LANES); take(&Worker::times_sums, c.after ? by_offset*LANES : 0);
+        Int run = c.alpha.data ? KEYS*std::max(p.width, p.dv_width) : 0;
+        take(&Worker::live_room, c.alpha.data ? strip(p) : 0); take(&Worker::gathered, run); take(&Worker::summed, run);
         Int keys = c.n_global ? c.M : std::min(c.M, rows+p.reach_most);
         take(&Worker::key_room, copies_keys(p) ? (keys+p.lead)*(p.width+p.dv_width) : 0);
     }
@@ -473,6 +493,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         length = rounded(zero+left+2*QUERIES, LANES);
         unit = entmax ? 1 : real(M_LOG2E);
         eps = entmax ? std::max(*p.row(c.alpha, b, h)-1, real(0x1p-64)) : 0;
+        refused = !(eps <= 1);
         bias = p.row(c.bias, b, h);
         if (c.sink.data) sink = unit**p.row(c.sink, b, h);
         curve(backward);
@@ -569,6 +590,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         Int lead0 = text.origin, lead1 = c.n_global ? text.origin+c.n_global : lead0;
         bool is_global = at >= lead0 && at < lead1;
         Int stop = is_global ? lead1-c.q_offset : at < lead0 && c.n_global ? lead0-c.q_offset : end;
+        if (entmax) stop = std::min(stop, i/QUERIES*QUERIES+QUERIES);   // both passes have the same blocks
         nq = careful ? 1 : std::min<Int>(QUERIES, std::min(stop, end)-i);
         n_spans = n_keys = 0;
         add_span(0, piece[0].lo, piece[0].hi, true);
@@ -603,7 +625,8 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         for (Int i = 0; i < nq; i++) {
             read_row(q_rows+i*p.width, place(c.q, h, row+i), c.d, c.q.e, c.kind);
             real most = L::largest(q_rows+i*p.width, 0, 1, p.width);
-            lost[i] = most == INFINITY;
+            lost[i] = refused || most == INFINITY;
+            if (c.dropout > 0) seeds[i] = row_seed(c.seed, b*c.H+h, row+i);
             if (lost[i]) memset(q_rows+i*p.width, 0, p.width*sizeof(real));
             else checked |= !(std::max(most, std::abs(most*by))*largest_key*p.width < std::numeric_limits<real>::max());
         }
@@ -612,22 +635,24 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     }
     // Scores of keys j0..j0+n-1 in `to`, [n][QUERIES], in units of the exponential: -inf where a query may not look.
     void scores(const Span &s, Int j0, Int n, real *to) {
-        Int kr = piece[s.piece].kr;
-        if (nq > 2) product(to, QUERIES, keys(s, j0), kr, 1, q_cols, QUERIES, n, QUERIES, p.width, false);
+        products(keys(s, j0), piece[s.piece].kr, n, to);
+        for (Int j = 0; j < n; j++) finish(s, j0+j, to+j*QUERIES);
+    }
+    void products(const real *k, Int kr, Int n, real *to) {    // of keys and queries, and the soft cap
+        if (nq > 2) product(to, QUERIES, k, kr, 1, q_cols, QUERIES, n, QUERIES, p.width, false);
         else {
             memset(to, 0, n*QUERIES*sizeof(real));
-            L::few_scores(to, keys(s, j0), kr, q_cols, n, nq, p.width);
+            L::few_scores(to, k, kr, q_cols, n, nq, p.width);
         }
         if (c.softcap > 0) cap(to, bend+(to-S), n);
-        for (Int j = 0; j < n; j++) {
-            real *x = to+j*QUERIES;
-            const real *m = near+zero+at-j0-j;
-            if (is_hole(j0+j)) for (int v = 0; v < GROUPS; v++) store(x+v*LANES, splat(-INFINITY));
-            else if (!s.far) for (int v = 0; v < GROUPS; v++) store(x+v*LANES, load(x+v*LANES)+load(m+v*LANES));
-            else if (bias || c.causal) for (int i = 0; i < QUERIES; i++)
-                x[i] = c.causal && j0+j > at+i ? -INFINITY : bias ? x[i]+unit*bias_at(j0+j-at-i) : x[i];
-            if (checked) check(x, s, j0+j);
-        }
+    }
+    INLINE void finish(const Span &s, Int key, real *x) {      // the window, the bias, and who may look
+        const real *m = near+zero+at-key;
+        if (is_hole(key)) for (int v = 0; v < GROUPS; v++) store(x+v*LANES, splat(-INFINITY));
+        else if (!s.far) for (int v = 0; v < GROUPS; v++) store(x+v*LANES, load(x+v*LANES)+load(m+v*LANES));
+        else if (bias || c.causal) for (int i = 0; i < QUERIES; i++)
+            x[i] = c.causal && key > at+i ? -INFINITY : bias ? x[i]+unit*bias_at(key-at-i) : x[i];
+        if (checked) check(x, s, key);
     }
     // A score that is no number, or a key that is not finite: a query that sees the key is lost.
     void check(real *x, const Span &s, Int j) {
@@ -646,17 +671,12 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
             store(slopes+i, 1-t*t);
         }
     }
-    // Factors of the weights, [n][QUERIES]: a window after the softmax, dropout.
-    void factors(const Span &s, Int j0, Int n, real *to) {
-        uint32_t seeds[QUERIES], cut = (uint32_t)std::lround(c.dropout*0x1p24);
-        real kept = c.dropout < 1 ? real(1/(1-c.dropout)) : 0;
-        for (int i = 0; i < QUERIES; i++) seeds[i] = row_seed(c.seed, b*c.H+h, row+i);
-        for (Int j = 0; j < n; j++) {
-            real *x = to+j*QUERIES;
-            const real *m = times+zero+at-j0-j;
-            for (int i = 0; i < QUERIES; i++) x[i] = c.after && !s.far ? m[i] : 1;
-            if (c.dropout > 0) for (int i = 0; i < QUERIES; i++) x[i] *= pair_bits(seeds[i], j0+j) < cut ? 0 : kept;
-        }
+    // Factors of the weights of a key, [QUERIES]: a window after the softmax, dropout.
+    void factors(const Span &s, Int key, real *x) {
+        const uint32_t cut = (uint32_t)std::lround(c.dropout*0x1p24);
+        const real kept = c.dropout < 1 ? real(1/(1-c.dropout)) : 0, *m = times+zero+at-key;
+        for (int i = 0; i < QUERIES; i++) x[i] = c.after && !s.far ? m[i] : 1;
+        if (c.dropout > 0) for (int i = 0; i < nq; i++) x[i] *= pair_bits(seeds[i], key) < cut ? 0 : kept;
     }
     void multiply(real *x, const real *by, Int n) {
         for (Int i = 0; i < n*QUERIES; i += LANES) store(x+i, load(x+i)*load(by+i));
@@ -669,7 +689,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         Int at = (b*c.H+h)*c.N+row+i;
         ((real*)c.lse)[at] = gone ? NAN : lse;
         write_row(place(c.out, h, row+i), o, c.dv, c.kind);
-        if (c.kept) memcpy((real*)c.kept+at*c.dv, o, c.dv*sizeof(real));
+        if (c.kept && !entmax) memcpy((real*)c.kept+at*c.dv, o, c.dv*sizeof(real));
     }
     // What comes back to each row: dO, log of the sum or threshold (inf: takes no part), and mean = dO·O.
     void read_rows(real *lse, real *mean) {
@@ -683,16 +703,17 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
                 memset(q_rows+i*p.width, 0, p.width*sizeof(real));
             }
             if (i >= nq || lost[i]) continue;
-            const real *o = c.kept ? (const real*)c.kept+at*c.dv : (const real*)place(c.out, h, row+i);
             real *back = dout_rows+i*p.dv_width;
             read_row(back, place(g->dout, h, row+i), c.dv, g->dout.e, c.kind);
+            if (entmax) continue;                               // and bits are kept, not the output
+            const real *o = c.kept ? (const real*)c.kept+at*c.dv : (const real*)place(c.out, h, row+i);
             mean[i] = L::dot(o, back, c.dv);
         }
         L::turn(dout_cols, dout_rows, p.dv_width, 1);
         if (careful && lost[0]) n_spans = n_keys = 0;           // 0 times NaN is NaN: its keys are not even read
     }
-    void write_dq() {
-        if (!n_keys) memset(dq_rows, 0, nq*p.width*sizeof(real));
+    void write_dq(Int of) {                                    // from so many keys
+        if (!of) memset(dq_rows, 0, nq*p.width*sizeof(real));
         for (Int i = 0; i < nq; i++) write_row(place(g->dq, h, row+i), dq_rows+i*p.width, c.d, c.kind);
     }
     real *grad_rows(const Rows &x, Int j) { return (real*)x.data+b*x.b+hk*x.h+j*x.n; }
@@ -753,7 +774,10 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
                 }
                 sum[v] = all; top[v] = high[v];
             }
-            if (has_factors) { factors(s, j0, n, factor); multiply(S, factor, n); }
+            if (has_factors) {
+                for (Int j = 0; j < n; j++) factors(s, j0+j, factor+j*QUERIES);
+                multiply(S, factor, n);
+            }
             if (more) for (Int i = 0; i < nq; i++) for (Int e = 0; e < p.dv_width; e += LANES)
                 store(o_rows+i*p.dv_width+e, load(o_rows+i*p.dv_width+e)*shrink[i]);
             mix(s, j0, n, S, more);
@@ -780,8 +804,8 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         each_run([&](const Span &s, Int j0, Int n) {
             scores(s, j0, n, S);
             weight_grads(s, j0, n, D);
-            if (has_factors) factors(s, j0, n, factor);
             for (Int j = 0; j < n; j++) {
+                if (has_factors) factors(s, j0+j, factor+j*QUERIES);
                 for (int v = 0; v < GROUPS; v++) {
                     Int y = j*QUERIES+v*LANES;
                     vec w = L::exp2(load(S+y)-load(lse+v*LANES)), d = load(D+y);
@@ -800,7 +824,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
             more = true;
         });
         if (c.sink.data) for (Int i = 0; i < nq; i++) found[2] -= std::exp2(sink-lse[i])*mean[i];
-        write_dq();
+        write_dq(n_keys);
     }
     // From gradients of scores to those of products of query and key.
     void to_products(real *ds, Int n) {
@@ -825,169 +849,260 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         w = in ? w : splat(0);
         s = in ? s : splat(0);
     }
-    // The same for alpha > 2, where a rounding of `a` is more than a small weight: `over` is taken away by the slopes.
-    INLINE void repaired_law(vec y, vec over, vec &w, vec &s) const {
-        law(y, w, s);
-        w = L::max(w-s*over, splat(0));
-        ivec in = w > std::numeric_limits<real>::min();
-        s = L::template exp2<true>(L::log(in ? w : splat(1))*(1-eps)*real(M_LOG2E));
-        w = in ? w : splat(0);
-        s = in ? s : splat(0);
+    // Newton's step on sum^eps, which never goes too far from below.
+    INLINE vec newton(vec sum, vec slopes) const {
+        vec less = L::expm1(-eps*L::log(sum > 0 ? sum : splat(1)));
+        return less/-eps*sum/(slopes > 0 ? slopes : splat(1));
     }
-    bool above_two() const { return eps > 1; }         // alpha > 2
-    INLINE void weigh(vec y, vec over, vec &w, vec &s) const {
-        above_two() ? repaired_law(y, over, w, s) : law(y, w, s);
+    // Live keys: those of the block that may have weight, by their rows of S, in order. What is kept of them is dense:
+    // entry i of the list has row i of S, D, `factor` and `bend`. The sink is row `n_keys`, and the last one.
+    int32_t *live() const { return (int32_t*)live_room; }
+    const Span &span_of(Int j) const { return spans[n_spans > 1 && j >= spans[1].row]; }
+    static Int key_of(const Span &s, Int j) { return s.lo+j-s.row; }
+    template <class F> INLINE void each_live(Int m, F &&work) {    // `work(span, key, i)`
+        for (Int i = 0; i < m; i++) { const Span &s = span_of(live()[i]); work(s, key_of(s, live()[i]), i); }
     }
-    INLINE void sums_at(const real *x, Int n, vec a, vec &sum, vec &slopes) const {
-        sum = slopes = vec{};
+    template <class F> INLINE void live_runs(Int m, F &&work) {    // `work(first, keys)`
+        for (Int i = 0; i < m; i += KEYS) work(i, std::min<Int>(KEYS, m-i));
+    }
+    bool neighbours(Int i, Int n) const {
+        Int first = live()[i], last = live()[i+n-1];
+        return last-first == n-1 && &span_of(first) == &span_of(last);
+    }
+    // Rows of keys or values of a run of the list: as they lie, or gathered, then `n` may grow to whole fours.
+    const real *live_rows(Int i, Int &n, bool of_keys, Int &stride) {
+        auto row_at = [&](Int j) { const Span &s = span_of(j); Int key = key_of(s, j); return of_keys ? keys(s, key) : values(s, key); };
+        const Piece &x = piece[span_of(live()[i]).piece];
+        stride = of_keys ? x.kr : x.vr;
+        if (neighbours(i, n)) return row_at(live()[i]);
+        stride = of_keys ? p.width : p.dv_width;
+        for (Int j = 0; j < n; j++) memcpy(gathered+j*stride, row_at(live()[i+j]), stride*sizeof(real));
+        for (; n%4; n++) memset(gathered+n*stride, 0, stride*sizeof(real));
+        return gathered;
+    }
+    // C (+)= A B into rows of gradients of a run of the list.
+    void add_live(const Rows &to, Int width, Int i, Int n, const real *a, const real *b) {
+        const Span &s = span_of(live()[i]);
+        if (neighbours(i, n)) {
+            real *x = grad_rows(to, key_of(s, live()[i]));
+            return product(x, to.n, a, QUERIES, 1, b, width, n, width, nq, true);
+        }
+        product(summed, width, a, QUERIES, 1, b, width, rounded(n, 4), width, nq, false);
         for (Int j = 0; j < n; j++) {
-            vec w, s;
-            law(load(x+j*QUERIES)-a, w, s);
-            sum += w; slopes += s;
+            const Span &own = span_of(live()[i+j]);
+            real *x = grad_rows(to, key_of(own, live()[i+j])), *y = summed+j*width;
+            for (Int e = 0; e < width; e += LANES) store(x+e, load(x+e)+load(y+e));
         }
     }
-    // The threshold of rows x[n][QUERIES] whose largest entry is 0: Newton's steps on sum^eps from below, or halving.
-    vec threshold(const real *x, Int n) const {
-        vec a = splat(0), sum, slopes;
-        if (above_two()) {
-            vec high = splat(-std::expm1(-eps*std::log(real(n)))/eps);
-            for (int i = 0; i < C::BISECTIONS; i++) {
-                vec middle = (a+high)/2;
-                sums_at(x, n, middle, sum, slopes);
-                a = sum >= 1 ? middle : a;
-                high = sum >= 1 ? high : middle;
+    // One bit per key, or per so many that the bits of a block fit: the same number in both passes.
+    uint8_t *kept_bits(int &keys_of_bit) const {
+        keys_of_bit = 0;                                       // as a power of two
+        while ((strip(p) >> keys_of_bit) >= 8*KEPT*nq) keys_of_bit++;
+        return (uint8_t*)c.kept+((b*c.H+h)*c.N+row)*KEPT;
+    }
+    void keep_live(Int m) {
+        int by;
+        uint8_t *to = kept_bits(by);
+        const bool all = careful || m == n_keys;
+        memset(to, all ? 0xff : 0, careful ? KEPT : (strip(p) >> by)/8+1);
+        if (!all) for (Int i = 0; i < m; i++) { Int bit = live()[i] >> by; to[bit/8] |= 1 << bit%8; }
+    }
+    Int read_live() {
+        int by;
+        const uint8_t *of = kept_bits(by);
+        Int m = 0;
+        for (Int j = 0; j < n_keys; j++) {
+            live()[m] = (int32_t)j;
+            m += careful || (of[(j >> by)/8] >> (j >> by)%8 & 1);
+        }
+        return m;
+    }
+
+    // The largest score of every group of keys is a part of the row, and its threshold a lower bound of the row's.
+    Int scores_and_best(vec *top, real *best) {
+        Int groups = 0;
+        for (int v = 0; v < GROUPS; v++) top[v] = splat(-std::numeric_limits<real>::max());
+        each_run([&](const Span &s, Int j0, Int n) {
+            real *x = S+in_block(s, j0);
+            scores(s, j0, n, x);
+            for (Int j = 0; j < n; j += GROUP, groups++) for (int v = 0; v < GROUPS; v++) {
+                vec most = load(x+j*QUERIES+v*LANES);
+                for (Int i = j+1; i < std::min(j+GROUP, n); i++) most = L::max(most, load(x+i*QUERIES+v*LANES));
+                store(best+groups*QUERIES+v*LANES, most);
+                top[v] = L::max(top[v], most);
             }
-            return a;
+        });
+        return groups;
+    }
+    // Where nothing is to be gained, and where 0 times NaN has to be NaN.
+    bool keeps_all(Int n) const { return careful || n <= 4*GROUP; }
+    // Rows of S less their maxima and the thresholds; those without weight fall out of the list at each of Newton's steps.
+    Int solve(Int n, const real *best, Int groups, const vec *top, vec *a) {
+        for (int v = 0; v < GROUPS; v++) {
+            a[v] = vec{};
+            if (n > 2*GROUP) for (int i = 0; i < 4; i++) {
+                vec sum{}, slopes{}, w, s;
+                for (Int j = 0; j < groups; j++) {
+                    law(load(best+j*QUERIES+v*LANES)-top[v]-a[v], w, s);
+                    sum += w; slopes += s;
+                }
+                a[v] += L::max(newton(sum, slopes), splat(0));
+            }
+        }
+        const bool all = keeps_all(n);
+        Int m = 0;
+        for (Int j = 0; j < n; j++) {
+            ivec some{};
+            for (int v = 0; v < GROUPS; v++) {
+                vec x = load(S+j*QUERIES+v*LANES)-top[v];
+                some |= (x-a[v])*eps > -1;
+                store(S+m*QUERIES+v*LANES, x);
+            }
+            live()[m] = (int32_t)j;
+            m += all || L::any(some);
         }
         for (int i = 0; i < 60; i++) {
-            sums_at(x, n, a, sum, slopes);
-            vec step = L::expm1(-eps*L::log(sum > 0 ? sum : splat(1)))/-eps*sum/(slopes > 0 ? slopes : splat(1));
-            a += step;
+            vec sum[GROUPS], slopes[GROUPS];
+            for (int v = 0; v < GROUPS; v++) sum[v] = slopes[v] = vec{};
+            Int left = 0;
+            for (Int j = 0; j < m; j++) {
+                ivec some{};
+                for (int v = 0; v < GROUPS; v++) {
+                    vec x = load(S+j*QUERIES+v*LANES), w, s;
+                    law(x-a[v], w, s);
+                    sum[v] += w; slopes[v] += s;
+                    some |= w > 0;
+                    if (left < j) store(S+left*QUERIES+v*LANES, x);
+                }
+                live()[left] = live()[j];
+                left += all || L::any(some);
+            }
+            m = left;
             real most = 0;
-            for (int l = 0; l < LANES; l++) most = std::max(most, std::abs(step[l]));
+            for (int v = 0; v < GROUPS; v++) {
+                vec step = newton(sum[v], slopes[v]);
+                a[v] += step;
+                for (int l = 0; l < LANES; l++) most = std::max(most, std::abs(step[l]));
+            }
             if (most < C::converged) break;
         }
-        return a;
-    }
-    // What `sum` is too large by, in units of the slopes.
-    vec excess(const real *x, Int n, vec a) const {
-        vec sum, slopes;
-        if (!above_two()) return splat(0);
-        sums_at(x, n, a, sum, slopes);
-        return (sum-1)/(slopes > 0 ? slopes : splat(1));
-    }
-    void all_scores(bool backward) {
-        each_run([&](const Span &s, Int j0, Int n) {
-            Int at = in_block(s, j0);
-            scores(s, j0, n, S+at);
-            if (has_factors) factors(s, j0, n, factor+at);
-            if (backward) weight_grads(s, j0, n, D+at);
-        });
-        for (int i = n_keys*QUERIES; c.sink.data && i < (n_keys+1)*QUERIES; i++) {  // one more key, without a value
-            S[i] = sink; D[i] = 0;
-            if (has_factors) factor[i] = 1;
-        }
+        return m;
     }
     void entmax_forward() {
-        all_scores(false);
-        const Int n = n_keys+(c.sink.data ? 1 : 0);
-        real high[QUERIES], a[QUERIES], all[QUERIES], seen[QUERIES];
-        for (int v = 0; v < GROUPS; v++) {
-            real *x = S+v*LANES;
-            vec top = splat(-std::numeric_limits<real>::max()), total{};
-            for (Int j = 0; j < n_keys; j++) top = L::max(top, load(x+j*QUERIES));
-            store(seen+v*LANES, top);
-            for (Int j = n_keys; j < n; j++) top = L::max(top, load(x+j*QUERIES));
-            for (Int j = 0; j < n; j++) store(x+j*QUERIES, load(x+j*QUERIES)-top);
-            vec shift = threshold(x, n), over = excess(x, n, shift);
-            for (Int j = 0; j < n; j++) {
-                vec w, s;
-                weigh(load(x+j*QUERIES)-shift, over, w, s);
-                store(x+j*QUERIES, w);
-                total += w;
-            }
-            store(high+v*LANES, top); store(a+v*LANES, top+shift); store(all+v*LANES, total);
+        vec top[GROUPS], a[GROUPS], total[GROUPS];
+        real high[QUERIES], thresholds[QUERIES], all[QUERIES], seen[QUERIES];
+        Int groups = scores_and_best(top, D), n = n_keys;
+        for (int v = 0; v < GROUPS; v++) store(seen+v*LANES, top[v]);
+        if (c.sink.data) for (int v = 0; v < GROUPS; v++) {    // one more key, without a value
+            store(S+n_keys*QUERIES+v*LANES, splat(sink));
+            top[v] = L::max(top[v], splat(sink));
+            n = n_keys+1;
         }
-        if (has_factors) multiply(S, factor, n_keys);
-        each_run([&](const Span &s, Int j0, Int n) { mix(s, j0, n, S+in_block(s, j0), in_block(s, j0) > 0); });
+        for (int v = 0; v < GROUPS; v++) store(high+v*LANES, top[v]);
+        for (int i = 0; i < QUERIES; i++) if (i >= nq || lost[i]) high[i] = INFINITY;    // keeps no key alive
+        for (int v = 0; v < GROUPS; v++) top[v] = load(high+v*LANES), total[v] = vec{};
+        Int m = solve(n, D, groups, top, a), left = 0;
+        for (Int j = 0; j < m; j++) {
+            ivec some{};
+            for (int v = 0; v < GROUPS; v++) {
+                vec w, s;
+                law(load(S+j*QUERIES+v*LANES)-a[v], w, s);
+                total[v] += w;
+                some |= w > 0;
+                store(S+left*QUERIES+v*LANES, w);
+            }
+            live()[left] = live()[j];
+            left += keeps_all(n) || L::any(some);
+        }
+        m = left && live()[left-1] == n_keys ? left-1 : left;
+        if (has_factors) {
+            each_live(m, [&](const Span &s, Int key, Int i) { factors(s, key, factor+i*QUERIES); });
+            multiply(S, factor, m);
+        }
+        live_runs(m, [&](Int i, Int n) {
+            Int stride, rows = n;
+            const real *x = live_rows(i, rows, false, stride);
+            product(o_rows, p.dv_width, S+i*QUERIES, 1, QUERIES, x, stride, nq, p.dv_width, n, i > 0);
+        });
+        if (!m) memset(o_rows, 0, nq*p.dv_width*sizeof(real));
+        if (c.kept) keep_live(m);
+        for (int v = 0; v < GROUPS; v++) { store(thresholds+v*LANES, top[v]+a[v]); store(all+v*LANES, total[v]); }
         for (Int i = 0; i < nq; i++) {
             bool empty = !n_keys || seen[i] == -std::numeric_limits<real>::max();
             if (empty) write_out(i, 0, INFINITY);
-            else write_out(i, above_two() ? 1 : 1/all[i], high[i] == INFINITY ? NAN : a[i]);
+            else write_out(i, 1/all[i], high[i] == INFINITY ? NAN : thresholds[i]);
         }
     }
     // The gradient of alpha is -sum of ds phi, phi = (l e^l - e^l + 1)/eps^2 with l = eps log p: a series near 0.
     INLINE vec phi(vec l) const {
-        vec grown = L::template exp2<true>(l*real(M_LOG2E));
-        if (above_two()) return (l-1)*grown/(eps*eps);             // but for a constant, which no sum of ds sees
-        vec series = splat(0), log_p = l/eps;
-        UNROLL for (int k = C::PSI_TERMS; k >= 2; k--) series = series*l + real((k-1)*inverse_factorial(k));
+        vec grown = L::template exp2<true>(l*real(M_LOG2E)), series = splat(0), log_p = l/eps;
+        for (int k = C::PSI_TERMS; k >= 2; k--) series = series*l + real((k-1)*inverse_factorial(k));
         vec far = ((l-1)*grown+1)/(l < real(-.5) ? l*l : splat(1));
         return log_p*log_p*(l < real(-.5) ? far : series);
-    }
-    INLINE vec log_weight(vec y, vec w) const {                // eps log p, 0 where p is 0
-        if (above_two()) return eps*L::log(w > 0 ? w : splat(1));
-        vec t = y*eps;
-        return L::log1p(t > -1 ? t : splat(0));
     }
     void entmax_backward() {
         real lse[QUERIES], mean[QUERIES];
         read_rows(lse, mean);
-        all_scores(true);
-        for (int v = 0; v < GROUPS; v++) pull(v, load(lse+v*LANES));
-        each_run([&](const Span &s, Int j0, Int n) {
-            Int at = in_block(s, j0);
-            for (Int j = 0; j < n; j++) add_diagonals(s, j0+j, at+j*QUERIES);
-            to_products(D+at, n);
-            push_back(s, j0, n, S+at, D+at, at > 0);
+        const Int m = read_live();
+        live_runs(m, [&](Int i, Int n) {
+            Int stride, rows = n;
+            const real *x = live_rows(i, rows, true, stride);
+            products(x, stride, rows, S+i*QUERIES);
+            rows = n;
+            x = live_rows(i, rows, false, stride);
+            product(D+i*QUERIES, QUERIES, x, stride, 1, dout_cols, QUERIES, rows, QUERIES, p.dv_width, false);
         });
-        write_dq();
-    }
-    // Above alpha = 2 a rounding of the threshold is more than a small weight, so it is found anew, relative to the top.
-    vec threshold_again(real *x, Int n, vec a) const {
-        vec top = splat(-std::numeric_limits<real>::max());
-        for (Int j = 0; j < n; j++) top = L::max(top, load(x+j*QUERIES));
-        for (Int j = 0; j < n; j++) store(x+j*QUERIES, a < INFINITY ? load(x+j*QUERIES)-top : splat(-INFINITY));
-        return threshold(x, n);
+        each_live(m, [&](const Span &s, Int key, Int i) {
+            finish(s, key, S+i*QUERIES);
+            if (has_factors) factors(s, key, factor+i*QUERIES);
+        });
+        for (int i = m*QUERIES; c.sink.data && i < (m+1)*QUERIES; i++) {
+            S[i] = sink; D[i] = 0;
+            if (has_factors) factor[i] = 1;
+        }
+        for (int v = 0; v < GROUPS; v++) pull(v, load(lse+v*LANES), m);
+        each_live(m, [&](const Span &s, Int key, Int i) { add_diagonals(s, key, i*QUERIES); });
+        to_products(D, m);
+        live_runs(m, [&](Int i, Int n) {
+            add_live(g->dv, p.dv_width, i, n, S+i*QUERIES, dout_rows);
+            add_live(g->dk, p.width, i, n, D+i*QUERIES, q_rows);
+            Int stride, rows = n;
+            const real *x = live_rows(i, rows, true, stride);
+            product(dq_rows, p.width, D+i*QUERIES, 1, QUERIES, x, stride, nq, p.width, n, i > 0);
+        });
+        write_dq(m);
     }
     // One group of lanes: scores to weights, gradients of weights to those of scores.
-    void pull(int v, vec a) {
-        const Int n = n_keys+(c.sink.data ? 1 : 0);
+    void pull(int v, vec a, Int m) {
+        const Int n = m+(c.sink.data ? 1 : 0);
         real *x = S+v*LANES, *d = D+v*LANES, *f = factor+v*LANES;
-        if (above_two()) a = threshold_again(x, n, a);
-        vec over = excess(x, n, a), w, s, best = splat(-1), beside{}, sum{}, slopes{}, pulled{};
+        vec w, s, sum{}, slopes{}, pulled{};
         auto grad = [&](Int j) { vec y = load(d+j*QUERIES); return has_factors ? y*load(f+j*QUERIES) : y; };
-        if (above_two()) for (Int j = 0; j < n; j++) {         // the mean lies next to the gradient of the steepest key
-            weigh(load(x+j*QUERIES)-a, over, w, s);
-            beside = s > best ? grad(j) : beside;
-            best = L::max(s, best);
-        }
         for (Int j = 0; j < n; j++) {
-            weigh(load(x+j*QUERIES)-a, over, w, s);
-            sum += w; slopes += s; pulled += s*(grad(j)-beside);
+            law(load(x+j*QUERIES)-a, w, s);
+            sum += w; slopes += s; pulled += s*grad(j);
         }
-        vec by = above_two() ? splat(1) : sum > 0 ? 1/(sum > 0 ? sum : splat(1)) : splat(0), dalpha{};
-        vec apart = pulled/(slopes > 0 ? slopes : splat(1));    // of the mean from the gradient beside it
+        vec by = sum > 0 ? 1/(sum > 0 ? sum : splat(1)) : splat(0), dalpha{};
+        vec mean = pulled/(slopes > 0 ? slopes : splat(1));
         auto score_grad = [&](Int j) __attribute__((always_inline)) {  // and the weight, in `w`
-            vec y = load(x+j*QUERIES)-a;
-            weigh(y, over, w, s);
-            vec ds = s*((grad(j)-beside)-apart);
-            if (g->dalpha) dalpha -= ds*phi(log_weight(y, w));
+            vec t = (load(x+j*QUERIES)-a)*eps;
+            law(load(x+j*QUERIES)-a, w, s);
+            vec ds = s*(grad(j)-mean);
+            if (g->dalpha) dalpha -= ds*phi(L::log1p(t > -1 ? t : splat(0)));
             w *= by;
             return ds;
         };
-        for (Int i = 0; i < n_spans; i++) for (Int key = spans[i].lo; key < spans[i].hi; key++) {
-            Int j = spans[i].row+key-spans[i].lo;
+        each_live(m, [&](const Span &span, Int key, Int j) {
             vec ds = score_grad(j);
             if (has_factors) {
                 vec raw = w*load(d+j*QUERIES), times = load(f+j*QUERIES);
-                to_window(spans[i], key, v, f+j*QUERIES, raw);
+                to_window(span, key, v, f+j*QUERIES, raw);
                 w *= times;
             }
             store(x+j*QUERIES, w);
             store(d+j*QUERIES, ds);
-        }
-        if (c.sink.data) found[2] += L::total(score_grad(n_keys));
+        });
+        if (n > m) found[2] += L::total(score_grad(m));
         found[1] += L::total(dalpha);
     }
 

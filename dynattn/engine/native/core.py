@@ -129,10 +129,12 @@ def _record(plan, x, out, kept, lse, held=None):
 def empty_out(
     x:Inputs, # of a call
 ) -> tuple: # (out, kept, lse)
-    "Memory for the results: `out` lies as [B,N,H,dv]; `kept` is the output unrounded, None where it is not rounded."
+    """Memory for the results: `out` lies as [B,N,H,dv]; `kept` is the output unrounded, None where it is not rounded,
+    or with an alpha the bits of live keys."""
     q,(b,h,n,_),dv,real = x.q,x.q.shape,x.v.shape[3],_working_dtype(x.q)
     out = q.new_empty_strided((b,h,n,dv), (n*h*dv,dv,h*dv,1))
-    kept = None if q.dtype==real else q.new_empty((b,h,n,dv), dtype=real)
+    if x.alpha is not None: kept = q.new_empty((b,h,n,64), dtype=torch.uint8)
+    else: kept = None if q.dtype==real else q.new_empty((b,h,n,dv), dtype=real)
     return out,kept,q.new_empty((b,h,n), dtype=real)
 
 def _done(done):
@@ -149,7 +151,7 @@ def forward(
     x:Inputs, # its tensors
     held:tuple|None=None, # of a `WindowedLayer`: addresses of keys and values, [B*Hkv,3]; origins [B] or None; M
 ) -> tuple: # (out [B,H,N,dv], kept, lse [B,H,N])
-    "Output, the output unrounded (None where it is not rounded), and one number per row for the backward pass."
+    "Output, and what the backward pass needs: `kept` of `empty_out`, and one number per row."
     out,kept,lse = empty_out(x)
     record,alive = _record(plan, x, out, kept, lse, held)
     _done(library().dynattn_forward(record))
