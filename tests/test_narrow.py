@@ -356,7 +356,7 @@ def test_preview_says_what_each_share_costs(place, capsys):
         options = ['--preview', f'--context={context}']
         assert main([o for o in command(place, *options, model=model) if '--out' not in o])==0
         shown = capsys.readouterr().out
-        assert 'Learning mends some of the cost' in shown and shown.count('\n| 0.')>=5
+        assert 'Learning mends some of the cost' in shown and shown.count('\n0.')>=5
         assert main(command(place, *options, '--json', model=model, out='previewed'))==0
         rows = json.loads(capsys.readouterr().out)
         assert [r[0] for r in rows]==[1., .5, .35, .25, .15, .1, .05][:len(rows)] and rows[0][1]==0

@@ -17,9 +17,8 @@ from transformers import AttentionInterface
 from ..padding import _Patched
 from ..runs import read_state, write_state
 from ..saved import need
-from .layers import PreTrainedModel, _attention_layers, _crosses
+from .layers import PreTrainedModel, attention_layers, predictions
 from .plugin import _as_sight, attend, switch
-from ..narrow.recall import predictions
 
 # %% ../../nbs/hf/65_curves.ipynb #b6944153
 def cache_share(
@@ -248,7 +247,7 @@ def _check_model(model):
     if not isinstance(model, PreTrainedModel): raise TypeError(f"model: expected a model of transformers, got {kind}")
     if getattr(model.config, 'is_encoder_decoder', False):
         raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {kind}")
-    layers = [m for name,m in _attention_layers(switch(model)).items() if not _crosses(name, m)]
+    layers = [*attention_layers(switch(model), itself=True).values()]
     for m in layers:
         learned = getattr(m, 'dynattn', None)
         if getattr(learned, 'sigma_head', None) is not None:

@@ -27,8 +27,9 @@ from .curves import (
     Budget, CostCurves, _call, _check_batches, _check_model, _embeddings, _frozen, _increasing_to, _sum_of, cache_share,
     cost_curves, pair_share)
 from .healing import Healed, _healed_layers, heal
+from .layers import predictions
 from .plugin import PreTrainedModel, switch
-from ..narrow.recall import _rounds, facts_to_learn, forgotten, predictions, recall_grid
+from ..narrow.recall import _rounds, facts_to_learn, forgotten, recall_grid
 from .saving import load_pretrained, save
 from .windows import add_windows, record_edge
 from transformers import DynamicCache
@@ -279,6 +280,25 @@ def finish(self:Narrower) -> None:
     if number: self.vector.set((self.late/number).exp())
     self.vector.scale_to(self.keep)
 
+# %% ../../nbs/hf/66_narrowing.ipynb #c66d0352
+@patch
+@torch.no_grad()
+def choose(self:Narrower,
+    others:Tensor, # [K] half-widths, such as those of the cost curves
+) -> None:
+    "Give the vector its own widths, others or their mean, whichever are nearest to the full model."
+    vector,model = self.vector,self.distance.model
+    own,other = vector.log_width.clone(),others.to(vector.log_width).log()
+    far = {}
+    for weight in (0., .5, 1.):
+        vector.log_width.copy_(own.lerp(other, weight))
+        vector.scale_to(self.keep)
+        with _put_back(model):
+            set_widths(model, vector.by_layer())
+            far[weight] = sum(self.distance(i, 0).item() for i in range(min(self.texts, 8)))
+    vector.log_width.copy_(own.lerp(other, min(far, key=far.get)))
+    vector.scale_to(self.keep)
+
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d000d
 @patch
 def state(self:Narrower) -> dict:
@@ -372,7 +392,7 @@ def _check_options(o, n):
         raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {o.sinks}")
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7338f8dd
-def _checked(model, batches, o):
+def _checked(model, batches, o, held_out):
     "The options with their defaults filled in, and the length of the texts."
     n = _check_batches(batches)
     _check_model(model)
@@ -380,6 +400,7 @@ def _checked(model, batches, o):
     if o.sinks is None: o = replace(o, sinks=4 if causal else 1)
     _check_options(o, n)
     if o.heal>len(batches): raise ValueError(f"heal: expected at most one step for each of {len(batches)}, got {o.heal}")
+    if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
     if o.heal: _healed_layers(model)                                 # what would fail after all steps
     least = Budget(n, o.sinks, causal).share(torch.ones(1)).item()
     if o.keep is not None and o.keep<least:
@@ -415,6 +436,12 @@ def _beside(checkpoint, part):
     "The file of another part of a run."
     return None if checkpoint is None else Path(checkpoint).with_suffix(f'.{part}.pt')
 
+def _curves_for(model, batches, o, n, curves, checkpoint):
+    "The curves that were given, or those of the first texts."
+    if curves is None: return cost_curves(model, batches[:16], o.sinks, seed=o.seed, checkpoint=_beside(checkpoint, 'curves'))
+    if curves.budget.n!=n: raise ValueError(f"curves: expected those of {n} tokens, got those of {curves.budget.n}")
+    return curves
+
 def _mend(distance, held_out, checkpoint, every, on_step):
     "Heal a model with hard windows, if that brings texts held out closer to the full model's; None if interrupted."
     model,o = distance.model,distance.options
@@ -442,26 +469,22 @@ def narrow(
 ) -> Narrowed:
     "Learn how far each head of a model has to look. If interrupted (Ctrl-C), it keeps the widths so far."
     start = time.perf_counter()
-    o,n = _checked(model, batches, NarrowOptions(keep=keep, **options))
-    if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
-    if curves is None: curves = cost_curves(model, batches[:16], o.sinks, seed=o.seed, checkpoint=_beside(checkpoint, 'curves'))
-    if (curves.budget.n,curves.budget.sinks)!=(n,o.sinks):
-        raise ValueError(f"curves: expected those of {n} tokens, {o.sinks} leading, got {curves.budget}")
+    o,n = _checked(model, batches, NarrowOptions(keep=keep, **options), held_out)
+    curves = _curves_for(model, batches, o, n, curves, checkpoint)
     add_windows(model, n_global=o.sinks)
     with _frozen(model):
         vector = WidthVector(model, n)
         run = Narrower(vector, Distance(model, batches, o), len(batches), o)
-        if o.rise is not None: run._measure(lambda share: vector.set(curves._best(share)))
-        vector.set(curves._best(max(o.begin, run.keep)))
-        run.first_share = vector.share().item()
+        run.begin(curves)
         finished = _learn(run, batches, checkpoint, every, on_step)
         run.finish()
+        run.choose(curves._best(run.keep))
         risen = run._measure(vector.scale_to) if o.rise is not None else None
         widths = vector.in_layers(vector.rounded(o.sizes)) if o.sizes else vector.by_layer()
         set_widths(model, widths)
         mended = _mend(run.distance, held_out, checkpoint, every, on_step) if o.heal and finished else None
-    return Narrowed(widths, vector.budget, run.rows, time.perf_counter()-start, finished and bool(mended)==bool(o.heal),
-                    risen, mended)
+    finished,seconds = finished and bool(mended)==bool(o.heal),time.perf_counter()-start
+    return Narrowed(widths, vector.budget, run.rows, seconds, finished, risen, mended)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7796121d
 WAYS = ('learned', 'one window', 'one per layer', 'random')
@@ -578,6 +601,15 @@ def _measure(self:Narrower, at):
     self.keep,risen,log_width = min(self.measured, key=lambda m: m[0])
     self.vector.log_width.copy_(log_width)
     return risen
+
+@patch
+def begin(self:Narrower,
+    curves:CostCurves, # of the texts
+) -> None:
+    "Start with the widths of the curves, at the share that `rise` allows or that was asked for."
+    if self.options.rise is not None: self._measure(lambda share: self.vector.set(curves._best(share)))
+    self.vector.set(curves._best(max(self.options.begin, self.keep)))
+    self.first_share = self.vector.share().item()
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0112
 @torch.no_grad()
@@ -934,7 +966,7 @@ def _narrow_run(name, c, out, resume, quiet):
     causal = model.get_output_embeddings() is not None
     batches,texts,documents = read_texts(c, tokenizer, causal)
     try:
-        _checked(model, batches, NarrowOptions(**options))
+        _checked(model, batches, NarrowOptions(**options), texts)
         seconds = _check_reads(switch(model), batches[0]['input_ids'][:1])
         with working_in(run):
             write_atomic(out/'settings.json', json.dumps(run.settings, indent=1))
