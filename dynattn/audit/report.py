@@ -18,7 +18,8 @@ from ..export.runtime import OnnxDecoder, farthest_token, graph_logits, windows_
 from ..runs import Bar, _Patched, printable, table, verb, _write_picture
 from ..saved import UserError, need
 from .watch import CHOICE, NO, UNSURE, YES, Promise
-from .subjects import _config_window, _steps_transformer, _subjects_of
+from ..heads import config_window
+from .subjects import _steps_transformer, _subjects_of
 from .questions import QUESTIONS, _ask, _inside, _look_at_layers, pair, _program, _search_lengths
 from .questions import Memory, _look_at_memory, _memory_program, _with_reserve
 
@@ -496,16 +497,16 @@ def _audit_graph(folder, n, as_json, quiet): # -> exit status
     return status
 
 # %% ../../nbs/audit/69_report.ipynb #0e4a0012
-def _graph_promises(path): # -> a `Promise` or None for each layer, key heads
+def _graph_promises(path): # -> (left, right) or None for each layer, key heads
     folder = next((folder for folder in path.resolve().parents[:2] if (folder/'config.json').is_file()), None)
     if folder is None: return [],0
     c = need('transformers', 'hf').AutoConfig.from_pretrained(folder).get_text_config()
-    found = [_config_window(c, SimpleNamespace(is_causal=True, layer_idx=i)) for i in range(c.num_hidden_layers)]
+    found = [config_window(c, SimpleNamespace(is_causal=True, layer_idx=i)) for i in range(c.num_hidden_layers)]
     return found,getattr(c, 'num_key_value_heads', None) or getattr(c, 'num_attention_heads', None)
 
 def _promised_back(promises): # -> tokens back through all layers; None: nothing is said
     if not promises or None in promises: return None
-    return sum(math.inf if promise.left is None else promise.left for promise in promises)
+    return sum(math.inf if left is None else left for left,_ in promises)
 
 def _graph_memory(logits, ids, windows, heads): # {layer: tokens} -> list of `Memory`, of `Finding`
     "What a graph returns as the caches of layers with windows, after a text that it read at once."
@@ -531,7 +532,7 @@ def _audit_logits(path, n, promised, as_json): # -> exit status
     try:
         promises,heads = _graph_promises(path) if promised is None else ([], 0)
         promised = _promised_back(promises) if promised is None else promised
-        windows = {i: p.left+1 for i,p in enumerate(promises) if p and p.left is not None}
+        windows = {i: p[0]+1 for i,p in enumerate(promises) if p and p[0] is not None}
         lengths = [promised+64] if promised is not None and promised<math.inf else []
         if n is None: n = min(max([256, *lengths, *(int(_with_reserve(w))+1 for w in windows.values())]), 4096)
         if n<4: raise ValueError(f"n: expected 4 or more tokens, got {n}")
