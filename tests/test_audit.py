@@ -1,5 +1,5 @@
 "The audit finds faults that were reported in public, rebuilt here in a few lines, and is silent on healthy models."
-import json, math, os, subprocess, sys
+import json, math, os, re, subprocess, sys
 from pathlib import Path
 import pytest, torch, torch.nn.functional as F
 from torch import nn
@@ -133,8 +133,8 @@ def mistral(implementation=None, **options):
         return out.transpose(1, 2),None
     if implementation: transformers.AttentionInterface.register(implementation, lost)
     torch.manual_seed(0)
-    config = transformers.MistralConfig(vocab_size=99, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, sliding_window=WINDOW, max_position_embeddings=64, **options)
+    config = transformers.MistralConfig(**dict(vocab_size=99, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, sliding_window=WINDOW, max_position_embeddings=64) | options)
     model = transformers.MistralForCausalLM(config).eval()
     if implementation: model.set_attn_implementation(implementation)
     return model
@@ -435,6 +435,68 @@ def test_a_cache_that_never_dropped_its_past_is_found():
     assert 'model.layers.0-1.self_attn: after 37 tokens the cache of a layer holds 37; its windows promise 5.' in str(found)
     assert finding.check=='memory' and '1 promise is broken' in str(found) and 'def make(): ...' in finding.code
     assert [row['held'] for row in found.to_json()['memory']]==[37*2*2*4*4]*2
+
+def test_a_ring_as_long_as_the_context_is_found(tmp_path, capsys):
+    "Every head reads as far as promised, for the mask is right; the ring is longer than any text needs."
+    pytest.importorskip('onnx'), pytest.importorskip('onnxruntime')
+    from dynattn import hf
+    from dynattn.export import export
+    from dynattn.hf.narrowing import set_widths
+    model = mistral(max_position_embeddings=256, sliding_window=None)
+    hf.add_windows(model, n_global=2)
+    set_widths(model, [[3]*4, [5]*2+[math.inf]*2])
+    export(model, tmp_path, piece=240)
+    command = ['audit', str(tmp_path), '--quiet']
+    assert main([*command, '--n', '64'])==0                         # pieces of 240 tokens need that room
+    (tmp_path/'onnx_model.json').write_text((tmp_path/'onnx_model.json').read_text().replace('"piece": 240', '"piece": 8'))
+    capsys.readouterr()
+    assert main(command)==1
+    said = capsys.readouterr().out
+    assert 'broken: layer 0, width 3: after 64 tokens the cache of a layer holds 245; its windows promise 13.' in said, said
+    assert re.search(r'layer 1, width all +256 +all +8,192 *$', said, re.M) and 'a cache holds more' in said, said
+    assert main([*command, '--json'])==1
+    assert [row['held'] for row in json.loads(capsys.readouterr().out)['memory']]==[8*4*places for places in (2*245, 247, 256)]
+
+def foreign(folder, keeps, order=(0, 1, 2, 3)):
+    "A graph whose logits depend on the last token only, and that returns the last `keeps` keys of two layers; their axes."
+    onnx = pytest.importorskip('onnx')
+    pytest.importorskip('onnxruntime')
+    import numpy as np
+    helper,kinds = onnx.helper,onnx.TensorProto
+    def port(name, kind, *shape): return helper.make_tensor_value_info(name, kind, shape)
+    table = np.random.default_rng(0).normal(size=(99, 99)).astype('float32')
+    constants = dict(table=table, row=table[:,:4], head=np.array([1]), start=np.array([-keeps]), end=np.array([2**31]), axis=np.array([2]))
+    nodes = [helper.make_node('Gather', ['table','input_ids'], ['logits']), helper.make_node('Gather', ['row','input_ids'], ['flat']),
+             helper.make_node('Unsqueeze', ['flat','head'], ['new'])]
+    ins,outs = [port('input_ids', kinds.INT64, 1, 'n')],[port('logits', kinds.FLOAT, 1, 'n', 99)]
+    for name in (f'{i}.{kind}' for i in range(2) for kind in ('key','value')):
+        ins.append(port(f'past_key_values.{name}', kinds.FLOAT, 1, 1, 'past', 4))
+        outs.append(port(f'present.{name}', kinds.FLOAT, *'abcd'))
+        nodes += [helper.make_node('Concat', [f'past_key_values.{name}','new'], [f'all.{name}'], axis=2),
+                  helper.make_node('Slice', [f'all.{name}','start','end','axis'], [f'kept.{name}']),
+                  helper.make_node('Transpose', [f'kept.{name}'], [f'present.{name}'], perm=order)]
+    graph = helper.make_graph(nodes, 'g', ins, outs, initializer=[onnx.numpy_helper.from_array(x, n) for n,x in constants.items()])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid('', 18)], ir_version=9), folder/'model.onnx')
+    return str(folder/'model.onnx')
+
+@pytest.mark.parametrize('keeps,order,status,words', [
+    (WINDOW, (0, 1, 2, 3), 0, 'layer 0-1'),
+    (10**6, (0, 1, 2, 3), 1, 'broken: layer 0-1: after 256 tokens the cache of a layer holds 256; its windows promise 5.'),
+    (10**6, (0, 2, 1, 3), 3, 'not measured: Whether caches keep no more than windows promise: of layer 1, expected arrays [1,1,tokens,size]'),
+], ids=['kept','everything','other axes'])
+def test_presents_that_hold_everything_are_found(tmp_path, capsys, keeps, order, status, words):
+    "A configuration promises a window, the logits are right, and the exporter's caches never shrink."
+    transformers = pytest.importorskip('transformers')
+    config = transformers.MistralConfig(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1, sliding_window=WINDOW)
+    graph = foreign(tmp_path, keeps, order)
+    assert main(['audit', graph, '--quiet'])==0                     # nothing is promised
+    config.save_pretrained(tmp_path)
+    capsys.readouterr()
+    assert main(['audit', graph, '--quiet'])==status
+    assert words in (said := capsys.readouterr().out) and 'depend on 0 of 255 tokens back' in said, said
+    assert main(['audit', graph, '--json'])==status
+    found = json.loads(capsys.readouterr().out)
+    assert found['status']==status and {f['check'] for f in found['findings']}<={'memory'}, found
 
 def test_a_window_that_begins_late_is_found():
     def late(q, k, v):

@@ -21,7 +21,7 @@ from .watch import CHOICE, NO, UNSURE, YES, Promise
 from ..heads import config_window
 from .subjects import _steps_transformer, _subjects_of
 from .questions import QUESTIONS, _ask, _inside, _look_at_layers, pair, _program, _search_lengths
-from .questions import _look_at_memory, _memory_program, _with_reserve
+from .questions import Memory, _look_at_memory, _memory_program, _with_reserve
 
 # %% ../../nbs/audit/69_report.ipynb #6aa766c1
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _most_tokens(s):
     return getattr(config, 'max_position_embeddings', None) or getattr(config, 'n_positions', None) or 2**20
 
 # %% ../../nbs/audit/69_report.ipynb #c2d85531
-def _judge_memory(s, rows, make): # -> of `Finding`
+def _judge_memory(rows, most=math.inf, program=lambda row: ''): # and the tokens that the model can read -> of `Finding`
     "Caches that kept what no window reaches."
     doubtful = [row for row in rows if not (row.kept and row.shows)]
     kinds,findings = groupby(doubtful, lambda row: (round(row.tokens, 1), round(row.promised, 1), row.kept)),[]
@@ -158,8 +158,8 @@ def _judge_memory(s, rows, make): # -> of `Finding`
         row,where = some[0],_title(row.name for row in some)
         if not kept:
             said = f"after {row.n} tokens the cache of a layer holds {held:g}; its windows promise {promised:g}."
-            findings.append(Finding('memory', 'broken', f"{where}: {said}", _memory_program(s, row, make)))
-        elif _with_reserve(row.widest)<_most_tokens(s): findings.append(Finding('memory', 'not measured',
+            findings.append(Finding('memory', 'broken', f"{where}: {said}", program(row)))
+        elif _with_reserve(row.widest)<most: findings.append(Finding('memory', 'not measured',
             f"{where}: {row.n} tokens are too few to see whether a cache keeps no more than {row.widest}."))
     return findings
 
@@ -174,7 +174,8 @@ def _memory(s, n, layers, longest, make): # -> list of `Memory`, of `Finding`
     lengths = [int(_with_reserve(p.left+1+p.leading))+1 for p in promises if p.left<=max(1100, longest or 0)]
     try: rows = _look_at_memory(s, min(max([n, 8, *lengths]), _most_tokens(s)), layers, make)
     except Exception as e: return gap(f"{type(e).__name__}: {printable(e)[:120]}") # a cache fails in many ways
-    return (rows, _judge_memory(s, rows, make)) if rows else gap("no layer of it could be told")
+    if not rows: return gap("no layer of it could be told")
+    return rows,_judge_memory(rows, _most_tokens(s), lambda row: _memory_program(s, row, make))
 
 # %% ../../nbs/audit/69_report.ipynb #5b234130
 _WORDS = {NO: 'no', YES: 'yes', CHOICE: 'yes, by selection', UNSURE: 'not decided'}
@@ -222,14 +223,21 @@ def table(self:Examination) -> list: # of (attention, heads, sees, promised, ver
             for (_,heads,*rest),names in kinds.items()]
 
 # %% ../../nbs/audit/69_report.ipynb #6fa25e9b
-@patch
-def memory_table(self:Examination) -> list: # of (cache, holds, promised, bytes, verdict)
-    "A line for layers that are alike."
+def _memory_lines(rows): # of `Memory` -> a line for layers that are alike
     def short(tokens): return f'{tokens:.1f}'.removesuffix('.0')
     def cells(row):
         promised = 'all' if row.widest is None else short(row.promised)
         return short(row.tokens), promised, f'{row.held:,}', '' if row.kept else 'broken'
-    return [(_title(row.name for row in rows), *line) for line,rows in groupby(self.memory, cells).items()]
+    return [(_title(row.name for row in alike), *line) for line,alike in groupby(rows, cells).items()]
+
+def _memory_text(rows):
+    head = f'cache after {rows[0].n} tokens', 'holds', 'promised', 'bytes per layer', ''
+    return table(head, _memory_lines(rows), printable)
+
+@patch
+def memory_table(self:Examination) -> list: # of (cache, holds, promised, bytes, verdict)
+    "A line for layers that are alike."
+    return _memory_lines(self.memory)
 
 # %% ../../nbs/audit/69_report.ipynb #6fa25e9a
 @patch
@@ -237,9 +245,7 @@ def __repr__(self:Examination):
     lines = [f"{printable(self.name)}, {self.n} tokens", '']
     if self.layers:
         lines += [table(('attention', 'heads', 'sees', 'promised', ''), self.table(), printable), '']
-    if self.memory:
-        head = f'cache after {self.memory[0].n} tokens', 'holds', 'promised', 'bytes per layer', ''
-        lines += [table(head, self.memory_table(), printable), '']
+    if self.memory: lines += [_memory_text(self.memory), '']
     for question,(answer,promised) in self.answers.items():
         lines.append(f"{QUESTIONS[question][0]:50}  {_WORDS[answer]}{'' if promised else ' (nothing is promised)'}")
     for status in ('broken', 'not measured', 'noted'):
@@ -451,6 +457,20 @@ def _read_text(folder, n): # -> a decoder that has read a random text
     decoder.feed(torch.randint(s['vocabulary'], (n,), generator=torch.Generator().manual_seed(0)))
     return decoder
 
+def _array_memory(name, n, arrays, window): # of one layer [1,H,places,d]; window: tokens, None: all -> `Memory`
+    held,token = sum(x.nbytes for x in arrays),sum(x.shape[1]*x.shape[3]*x.itemsize for x in arrays)
+    return Memory(name, n, held, token, window or n, window)
+
+def _ring_memory(decoder): # -> list of `Memory`
+    "What the arrays of an exported folder hold, for each group of heads of one width."
+    s,rows = decoder.settings,[]
+    for name,entries in groupby(s['caches'], lambda e: e['name'].partition('.')[2]).items(): # keys and values
+        width,arrays = entries[0]['width'],[decoder.caches.arrays[e['name']] for e in entries]
+        window = None if width is None else entries[0]['leading']+width+s['piece']
+        where = f"layer {name.partition('.')[0]}, width {'all' if width is None else width}"
+        rows.append(_array_memory(where, decoder.past, arrays, window))
+    return rows
+
 def _audit_graph(folder, n, as_json, quiet): # -> exit status
     "Windows of an exported graph, as ONNX Runtime reads them."
     decoder = _read_text(folder, n)
@@ -458,49 +478,84 @@ def _audit_graph(folder, n, as_json, quiet): # -> exit status
         found = windows_read(decoder, lambda: bar.step())
     wrong = [f for f in found if f['read']!=f['promised'] or not f['leading']]
     unseen = [f for f in found if f['promised']<(f['width'] or 0)]
-    status = 1 if wrong else 3 if unseen else 0
-    if as_json: print(json.dumps(dict(n=decoder.past, heads=found, ok=not status, status=status)))
+    memory = _ring_memory(decoder)
+    longer = _judge_memory([row for row in memory if not row.kept]) # a ring has its places from the first token on
+    status = 1 if wrong or longer else 3 if unseen else 0
+    if as_json: print(json.dumps(dict(n=decoder.past, heads=found, ok=not status, status=status,
+        memory=[asdict(row) for row in memory], findings=[asdict(f) for f in longer])))
     else:
         print(f"{printable(folder)}, {decoder.past} tokens in ONNX Runtime, {len(found)} key heads")
+        print(_memory_text(memory))
         for f in wrong:
             what = '' if f['leading'] else ', and not every leading token'
             print(f"broken: layer {f['layer']}, head {f['head']} of width {f['width'] or 'all'}: the next token reads "
                   f"{f['read']} back{what}; promised is {f['promised']}.")
+        for f in longer: print(f"{f.status}: {f.sentence}")
         if unseen: print(f"not measured: {len(unseen)} windows are wider than the text; --n makes it longer.")
-        print('every window is read as promised' if status==0 else f'{len(wrong)} windows are not' if status==1
-              else 'not everything was measured')
+        print('every window is read as promised' if status==0 else f'{len(wrong)} windows are not' if wrong
+              else 'a cache holds more than promised' if longer else 'not everything was measured')
     return status
 
 # %% ../../nbs/audit/69_report.ipynb #0e4a0012
-def _promised_back(path): # of a graph -> tokens back through all its layers; None: nothing is said
+def _graph_promises(path): # -> (left, right) or None for each layer, key heads
     folder = next((folder for folder in path.resolve().parents[:2] if (folder/'config.json').is_file()), None)
-    if folder is None: return None
+    if folder is None: return [],0
     c = need('transformers', 'hf').AutoConfig.from_pretrained(folder).get_text_config()
     found = [config_window(c, SimpleNamespace(is_causal=True, layer_idx=i)) for i in range(c.num_hidden_layers)]
-    if None in found: return None
-    return sum(math.inf if left is None else left for left,_ in found)
+    return found,getattr(c, 'num_key_value_heads', None) or getattr(c, 'num_attention_heads', None)
+
+def _promised_back(promises): # -> tokens back through all layers; None: nothing is said
+    if not promises or None in promises: return None
+    return sum(math.inf if left is None else left for left,_ in promises)
+
+def _graph_memory(logits, ids, windows, heads): # {layer: tokens} -> list of `Memory`, of `Finding`
+    "What a graph returns as the caches of layers with windows, after a text that it read at once."
+    def gap(why): return Finding('memory', 'not measured', f"Whether caches keep no more than windows promise: {why}.")
+    if not windows: return [],[]
+    try: outputs = logits(ids, every=True)
+    except Exception as e: return [],[gap(f"{type(e).__name__}: {printable(e)[:120]}")] # ONNX Runtime's share no class
+    layers,rows,gaps = {},[],[]
+    for name,x in outputs.items():
+        number = re.search(r'(?:present|past|cache)\D*(\d+)', name)
+        if number and int(number[1]) in windows: layers.setdefault(int(number[1]), []).append(x)
+    for layer,arrays in layers.items():
+        shapes = [x.shape for x in arrays]
+        if all(len(shape)==4 and shape[1]==heads for shape in shapes):
+            rows.append(_array_memory(f'layer {layer}', len(ids), arrays, windows[layer]))
+        else: gaps.append(gap(f"of layer {layer}, expected arrays [1,{heads},tokens,size], got {shapes}"))
+    if not layers and len(outputs)>1: gaps.append(gap(f"none among the outputs {printable(', '.join(outputs))[:120]}"))
+    return rows,gaps+_judge_memory(rows)
 
 # %% ../../nbs/audit/69_report.ipynb #0e4a0022
 def _audit_logits(path, n, promised, as_json): # -> exit status
-    "How far back the logits of any decoder's graph depend on the text."
+    "How far back the logits of any decoder's graph depend on the text, and what its caches hold."
     try:
-        promised = _promised_back(path) if promised is None else promised
-        if n is None: n = min(max(256, promised+64), 4096) if promised is not None and promised<math.inf else 256
+        promises,heads = _graph_promises(path) if promised is None else ([], 0)
+        promised = _promised_back(promises) if promised is None else promised
+        windows = {i: p[0]+1 for i,p in enumerate(promises) if p and p[0] is not None}
+        lengths = [promised+64] if promised is not None and promised<math.inf else []
+        if n is None: n = min(max([256, *lengths, *(int(_with_reserve(w))+1 for w in windows.values())]), 4096)
         if n<4: raise ValueError(f"n: expected 4 or more tokens, got {n}")
         logits = graph_logits(path)
         vocabulary = len(logits([0]))
         ids = torch.randint(vocabulary, (n,), generator=torch.Generator().manual_seed(0)).tolist()
         back = farthest_token(logits, ids, vocabulary)
+        memory,findings = _graph_memory(logits, ids, windows, heads)
     except Exception as e: raise UserError(f"{printable(path)}: {printable(e)}") from e # ONNX Runtime's share no class
     lost = promised==math.inf and back<n-1
     status = 0 if promised is None else 1 if back>promised or lost else 3 if n-1<=promised<math.inf else 0
+    of_memory = {f.status for f in findings}
+    whole = 1 if status==1 or 'broken' in of_memory else 3 if status or of_memory else 0
     said = {None: 'nothing', math.inf: 'all'}.get(promised, promised)
-    if as_json: print(json.dumps(dict(n=n, back=back, promised=said, ok=not status, status=status)))
+    if as_json: print(json.dumps(dict(n=n, back=back, promised=said, ok=not whole, status=whole,
+        memory=[asdict(row) for row in memory], findings=[asdict(f) for f in findings])))
     else:
         print(f"{printable(path)}: the logits depend on {back} of {n-1} tokens back; {said} is promised")
         print(('as promised' if promised is not None else 'not compared: --window says what is promised', 'broken', '',
                'not measured: --n makes the text longer than what is promised')[status])
-    return status
+        if memory: print(_memory_text(memory))
+        for f in findings: print(f"{f.status}: {f.sentence}")
+    return whole
 
 # %% ../../nbs/audit/69_report.ipynb #41012298
 def _sides(text):

@@ -274,9 +274,12 @@ def _input_of(x, ids): # an input of a graph -> its array for a text that begins
 def graph_logits(
     path, # of a decoder's graph, from any exporter
     threads:int|None=None, # of ONNX Runtime (default: one per core)
-) -> collections.abc.Callable: # ids [n] -> [V], the logits after the last one
-    "Run a decoder on whole texts; its caches stay empty."
+) -> collections.abc.Callable: # ids [n] -> [V], the logits after the last one; `every=True`: all outputs by name
+    "Run a decoder on whole texts; its caches begin empty."
     session = _session(path, threads)
     names = [x.name for x in session.get_outputs()]
     if 'logits' not in names: raise ValueError(f"graph: expected an output named logits, got {', '.join(names)}")
-    return lambda ids: session.run(['logits'], {x.name: _input_of(x, ids) for x in session.get_inputs()})[0][0,-1]
+    def run(ids, every=False):
+        inputs = {x.name: _input_of(x, ids) for x in session.get_inputs()}
+        return dict(zip(names, session.run(names, inputs))) if every else session.run(['logits'], inputs)[0][0,-1]
+    return run
