@@ -14,7 +14,7 @@ from harness import CLOCK, count_cpu_time, rows_of
 from dynattn.hf import WindowedCache, add_windows
 from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, cache_share, set_widths, token_losses,
     without_windows)
-from dynattn.hf.plugin import _watchers
+from dynattn.hf.plugin import LayerCall
 from dynattn.hf.saving import load_pretrained
 from dynattn.hf.windows import record_edge
 
@@ -165,10 +165,10 @@ class Study:
         chosen = [divmod(order[i], width.shape[1]) for i in (0, 1, len(order)//3, len(order)//2, -8, -1)]
         ids = dict(self.texts['test'])[package][:,:query+1]
         weights = _LastRow()
-        _watchers.append(weights)
+        LayerCall.watchers.append(weights)
         try:
             with without_windows(self.model): self.model.base_model(input_ids=ids)
-        finally: _watchers.remove(weights)
+        finally: LayerCall.watchers.remove(weights)
         distance = query-torch.arange(query+1)
         rows = []
         for layer,head in chosen:

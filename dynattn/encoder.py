@@ -19,7 +19,7 @@ from .parts import FeedForward, sinusoidal_positions, split_heads, merge_heads
 from .engine.ops import attention
 from .cache import WindowedLayer
 from .sigma import SigmaHead
-from .modules import _check_sizes, _alpha_source, _window_source
+from .heads import check_sizes, learned_heads
 from .saved import DamagedFile, read_intact, read_weights, write_atomic, write_weights
 from .window import Window
 
@@ -53,7 +53,7 @@ def _attend(attn, query, key, value, padding, sigma, return_weights, options):
     "The output [B,N,D] in windows of these widths, which are noted, and the weights [B,H,N,M] where asked."
     key = query if key is None else key
     value = key if value is None else value
-    _check_sizes(attn, query, key, value, True)
+    check_sizes(attn, query, key, value, True)
     window = attn.window if sigma is None else Window.default(sigma)
     alpha = None if attn.alpha_head is None else attn.alpha_head()
     attn._note(query, padding, window, alpha)
@@ -140,8 +140,7 @@ class _Equipped(_Widths):
         self.whole = None # across ranks: tokens, and real tokens [B], of the sequence of which a pass is a part
         self.q_proj,self.k_proj,self.v_proj,self.out_proj = (nn.Linear(embed_dim, embed_dim, bias) for _ in range(4))
         for p in self.parameters(): nn.init.xavier_uniform_(p) if p.dim()==2 else nn.init.zeros_(p)
-        self.sigma_head = _window_source(window, num_heads, init_width, dim=embed_dim)
-        self.alpha_head = _alpha_source(alpha, num_heads)
+        self.sigma_head,self.alpha_head = learned_heads(window, alpha, num_heads, init_width, embed_dim)
         self.register_load_state_dict_pre_hook(_from_torch_mha)
 
 # %% ../nbs/50_encoder.ipynb #51ae9efe

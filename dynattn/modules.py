@@ -13,9 +13,8 @@ import torch, torch.nn.functional as F
 from torch import Tensor, nn
 from .padding import PaddingMask, padding_mask
 from .window import Window
-from .sigma import SigmaHead, SigmaParameter
-from .sparsity import AlphaHead
 from .engine.ops import RoutedCall, attention
+from .heads import check_sizes, learned_heads
 _Model = TypeVar('_Model', bound=nn.Module)
 
 # %% ../nbs/48_modules.ipynb #a2c49fc4
@@ -102,33 +101,13 @@ def _with_extra_keys(attn, k, v, masks):
     masks = dict(masks, attn_mask=mask, padding=padding)
     return torch.cat([*keys, k], 2),torch.cat([*values, v], 2),masks,extra
 
-# %% ../nbs/48_modules.ipynb #e16ebbe4
-def _window_source(window, heads, init_width=16., dim=None, unit='tokens'): # -> what gives the widths, if they learn
-    "Check `window`; with `dim`, that of a state [B,D], it may be 'dynamic', predicted from the state, but no pair."
-    start = dict(init_width=init_width, unit=unit)
-    if isinstance(window, str) and window=='learned': return SigmaParameter(heads, **start)
-    if isinstance(window, str) and window=='dynamic' and dim is not None: return SigmaHead(dim, heads, **start)
-    sides = window if isinstance(window, (tuple, list)) and len(window)==2 and dim is None else (window, window)
-    if all(side is None or type(side) is int and side>=0 for side in sides): return None
-    words = "'learned', an int >= 0, a pair (left, right)" if dim is None else "'dynamic', 'learned', an int >= 0"
-    raise ValueError(f"window: expected {words} or None, got {window!r}")
-
-def _alpha_source(alpha, heads): # "learned", a number >= 1, or None; H -> what gives alpha, unless it is softmax
-    "Check `alpha`, and make what holds it."
-    if alpha is None: return None
-    if isinstance(alpha, str) and alpha=='learned': return AlphaHead(heads)
-    if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 1<=alpha<=torch.finfo(torch.float32).max:
-        return AlphaHead(heads, fixed=float(alpha))
-    raise ValueError(f"alpha: expected 'learned', a finite number >= 1 or None, got {alpha!r}")
-
 # %% ../nbs/48_modules.ipynb #94116d9a
 def _equipment(attn, window, init_width, alpha, n_global):
     "The parts that `nn.MultiheadAttention` lacks: checked, in the dtype and on the device of its weights."
     if type(n_global) is not int or n_global<0:
         raise (ValueError if type(n_global) is int else TypeError)(f"n_global: expected an int >= 0, got {n_global!r}")
     with torch.device('cpu'):  # starting values are looked at, which a meta tensor does not allow
-        sigma_head = _window_source(window, attn.num_heads, init_width)
-        alpha_head = _alpha_source(alpha, attn.num_heads)
+        sigma_head,alpha_head = learned_heads(window, alpha, attn.num_heads, init_width)
     weight = attn.out_proj.weight
     for source in (sigma_head, alpha_head):
         if source is not None: source.to(device=weight.device, dtype=weight.dtype).train(attn.training)
@@ -152,23 +131,6 @@ def _reach(attn, n, m, extra):
     window = Window.default(attn.sigma_head()) if learned else attn.window
     return dict(options, window=window, n_global=extra+attn.n_global)
 
-# %% ../nbs/48_modules.ipynb #ch3ck002
-def _check_sizes(attn, query, key, value, batch_first):
-    "Batch, length and width of what an attention module is given, [B,N,D] or [N,B,D]."
-    for name,x,width in (('query', query, attn.embed_dim), ('key', key, attn.kdim),
-                         ('value', value, attn.vdim)):
-        if x.shape[-1]!=width:
-            raise ValueError(f"{name}: expected width {width} "
-                             f"on the last axis, got shape {tuple(x.shape)}")
-    if key is query and value is query: return
-    if key.shape[:2]!=value.shape[:2]:
-        raise ValueError(f"value: expected shape {tuple(key.shape[:2])} before the width, as key, "
-                         f"got {tuple(value.shape[:2])}")
-    batch = 0 if batch_first else 1
-    if key.shape[batch]!=query.shape[batch]:
-        raise ValueError(f"key: expected batch {query.shape[batch]} "
-                         f"as query, got {key.shape[batch]}")
-
 # %% ../nbs/48_modules.ipynb #fa8f0014
 @dataclass(eq=False, repr=False, kw_only=True)
 class _TorchCall(RoutedCall):
@@ -179,7 +141,7 @@ _compute = inspect.unwrap(attention)
 
 def _attend(attn, query, key, value, key_padding_mask, attn_mask, is_causal, need_weights, batch_first):
     "Output like `query`, and the weights [B,H,N,M] or None."
-    _check_sizes(attn, query, key, value, batch_first)
+    check_sizes(attn, query, key, value, batch_first)
     q,k,v = _project(attn, query, key, value, batch_first)
     (b,h,n,_),m = q.shape,k.shape[2]
     masks = _masks(attn, (b, h, n, m), key_padding_mask, attn_mask, is_causal, need_weights)

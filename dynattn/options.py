@@ -21,7 +21,8 @@ class NarrowOptions:
     steps: int = 60         # texts, or batches of texts, that are learned from
     sinks: int|None = None  # leading tokens that all queries see [4 for a causal model, 1 for an encoder]
     places: int = 512       # positions of a text whose predictions are compared
-    begin: float = .5       # the share at the start, with all heads equally wide
+    begin: float = .5       # the share at the start
+    heal: int = 0           # steps of healing afterwards, each on a text of its own
     seed: int = 0           # for the order of the texts and the draw of positions
 
 # %% ../nbs/61_options.ipynb #8f40adeb
@@ -48,7 +49,8 @@ def _declare(p, model, leave_out):
 
 def _narrow_arguments(p):
     _declare(p, _MODEL, ())
-    p.add_argument('--out', required=True, help='a new folder for the narrowed model and the report')
+    p.add_argument('--out', help='a new folder for the narrowed model and the report')
+    p.add_argument('--preview', action='store_true', help='only measure what each share would cost')
     p.add_argument('--resume', action='store_true', help='go on from the checkpoint in the folder')
 
 def _judge_arguments(p):

@@ -188,7 +188,7 @@ class _Reach(_Copies):
     def half_width(self, n:int|None=None) -> Tensor:
         "The greatest |j - i| at which the mask can be non-zero, at most n-1 where the length `n` is given."
         w = torch.maximum(*self.bounds(n))
-        return w if n is None else w.clamp(max=max(n-1, 0))
+        return w.clamp(max=2**31-1 if n is None else max(n-1, 0))
 
 # %% ../nbs/14_window.ipynb #6f2949b0
 def _aligned(t, o):

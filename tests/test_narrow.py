@@ -131,6 +131,7 @@ def test_without_pyarrow_the_package_is_named(place, capsys, monkeypatch):
     (dict(extra=['--begin=0']), 'begin: expected a number above 0'),
     (dict(extra=['--sinks=48']), 'sinks: expected 0 or more and fewer than the 48'),
     (dict(data='broken.parquet'), 'broken.parquet: '), # without pyarrow: what to install
+    (dict(extra=['--heal=-1']), 'heal: expected a whole number'),
     (dict(extra=['--facts=2']), 'facts: expected a share from 0 to 1'),
     (dict(extra=['--facts=.5']), 'facts: n: expected'), # too short a context for a fact
     (dict(model='bert', extra=['--facts=.5']), 'facts: expected 0 for an encoder'),
@@ -349,3 +350,36 @@ def test_a_gguf_file():
     assert loss<3, loss                                      # without what it learned: 10.8
     result = narrow(model, [dict(input_ids=ids)], keep=.5, steps=1)
     assert abs(result.share()-.5)<.01 and [len(layer) for layer in result.widths]==[3]*30
+
+def test_preview_says_what_each_share_costs(place, capsys):
+    for model,context,recalled in (('llama', 250, True), ('bert', 96, False)):
+        options = ['--preview', f'--context={context}']
+        assert main([o for o in command(place, *options, model=model) if '--out' not in o])==0
+        shown = capsys.readouterr().out
+        assert 'Learning mends some of the cost' in shown and shown.count('\n0.')>=5
+        assert main(command(place, *options, '--json', model=model, out='previewed'))==0
+        rows = json.loads(capsys.readouterr().out)
+        assert [r[0] for r in rows]==[1., .5, .35, .25, .15, .1, .05][:len(rows)] and rows[0][1]==0
+        assert all((r[2] is not None)==recalled for r in rows) and not (place/'previewed').exists()
+
+def test_healing_is_kept_or_thrown_away(place, capsys, monkeypatch):
+    from dynattn.hf import narrowing
+    base = load_pretrained(place/'llama')[0]
+    for name,helps in (('helps', True), ('hurts', False)):
+        measured = iter([[1., 1.], [.5, .5]] if helps else [[1., 1.], [.5, 1.5]])     # a loss that falls, answers that do not
+        real = narrowing.heal
+        monkeypatch.setattr(narrowing, 'heal', lambda model, distance, steps, measure, **o: real(model, distance, steps, lambda: next(measured), **o))
+        assert main(command(place, '--keep=0.3', '--heal=8', '--context=250', '--json', out=name))==0
+        monkeypatch.setattr(narrowing, 'heal', real)
+        result = json.loads(capsys.readouterr().out)
+        assert result['healed']['kept']==helps and len(result['healed']['rows'])==8
+        report = (place/name/'report.md').read_text()
+        assert ('are merged' if helps else 'were thrown away') in report
+        weights = {n: p for n,p in hf.load(place/name).named_parameters() if 'dynattn' not in n}
+        assert weights.keys()==dict(base.named_parameters()).keys()
+        assert helps!=all(torch.equal(p, base.get_parameter(n)) for n,p in weights.items())
+        assert narrowing._original(place/name)==(str(place/'llama') if helps else None)
+
+def test_without_out_a_run_is_refused(place, capsys):
+    assert main([o for o in command(place) if '--out' not in o])==2
+    assert 'out: expected a new folder, got none' in capsys.readouterr().err

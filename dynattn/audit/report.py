@@ -18,7 +18,8 @@ from ..export.runtime import OnnxDecoder, farthest_token, graph_logits, windows_
 from ..runs import Bar, _Patched, printable, table, verb, _write_picture
 from ..saved import UserError, need
 from .watch import CHOICE, NO, UNSURE, YES, Promise
-from .subjects import _config_window, _steps_transformer, _subjects_of
+from ..heads import config_window
+from .subjects import _steps_transformer, _subjects_of
 from .questions import QUESTIONS, _ask, _inside, _look_at_layers, pair, _program, _search_lengths
 from .questions import _look_at_memory, _memory_program, _with_reserve
 
@@ -475,9 +476,9 @@ def _promised_back(path): # of a graph -> tokens back through all its layers; No
     folder = next((folder for folder in path.resolve().parents[:2] if (folder/'config.json').is_file()), None)
     if folder is None: return None
     c = need('transformers', 'hf').AutoConfig.from_pretrained(folder).get_text_config()
-    found = [_config_window(c, SimpleNamespace(is_causal=True, layer_idx=i)) for i in range(c.num_hidden_layers)]
+    found = [config_window(c, SimpleNamespace(is_causal=True, layer_idx=i)) for i in range(c.num_hidden_layers)]
     if None in found: return None
-    return sum(math.inf if promise.left is None else promise.left for promise in found)
+    return sum(math.inf if left is None else left for left,_ in found)
 
 # %% ../../nbs/audit/69_report.ipynb #0e4a0022
 def _audit_logits(path, n, promised, as_json): # -> exit status

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
+from ..heads import config_window
 from ..padding import PaddingMask
 from .watch import _Float64, Promise, _Watch
 
@@ -121,24 +122,6 @@ def _held(layer): # of a cache -> bytes, bytes of one token, key heads
     held = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     token = sum(t.shape[1]*t.shape[3]*t.element_size() for t in tensors)
     return sum(held.values()), token, sum(t.shape[1] for t in tensors)//2
-
-# %% ../../nbs/audit/63_subjects.ipynb #b49e09bd
-def _config_window(config, module): # -> `Promise`, or None where nothing is said
-    "How far an attention of transformers should look."
-    said = [getattr(module, name, None) for name in ('is_causal','is_decoder')]
-    causal = next((c for c in said if isinstance(c, bool)), None)
-    if causal is None: return None
-    index = getattr(module, 'layer_idx', None)
-    if getattr(config, 'is_heterogeneous', False):
-        if index is None: return None
-        config = config.per_layer_config[index]
-    size,types = getattr(config, 'sliding_window', None),getattr(config, 'layer_types', None)
-    if types is not None and isinstance(index, int) and index<len(types):
-        if types[index] not in ('full_attention','sliding_attention'): return None
-        if types[index]=='full_attention': size = None
-    elif getattr(config, 'use_sliding_window', True) is False: size = None
-    if not size: return Promise(None, 0 if causal else None)
-    return Promise(size-1, 0) if causal else Promise(size, size)
 
 # %% ../../nbs/audit/63_subjects.ipynb #23cfd24f
 @dataclass
@@ -254,8 +237,8 @@ def _of_transformer(model, source=None, origin=''): # source: shapes of what the
     origin,name,itemsize,model = origin or _origin_of(model),type(model).__name__,model.dtype.itemsize,_copy(model)
     argument = 'decoder_inputs_embeds' if decodes else 'inputs_embeds'
     sequence = argument in names and (decodes or model.main_input_name=='input_ids')
-    promised = {name: _config_window(getattr(m, 'config', model.config), m) for name,m in model.named_modules()}
-    windows = {name: promise for name,promise in promised.items() if promise}
+    promised = {name: config_window(getattr(m, 'config', model.config), m) for name,m in model.named_modules()}
+    windows = {name: Promise(*pair) for name,pair in promised.items() if pair}
     causal = decodes or (bool(windows) and all(right==0 for _,right,_ in windows.values()))
     s = _Subject(name=name, model=model, run=_rows_transformer, origin=origin, shape=[], causal=causal, windows=windows,
         options=dict(argument=argument if sequence else model.main_input_name), sequence=sequence,

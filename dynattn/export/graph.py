@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from . import runtime
-from ..audit.subjects import _config_window
+from ..heads import config_window
 from ..hf.narrowing import without_windows
 from ..hf.saving import load_pretrained
 from ..runs import printable
@@ -170,7 +170,7 @@ def _reach(attention, piece, longest): # -> half-widths by key head, leading tok
     widths,leading = [math.inf]*key_heads,0
     if learned is not None and learned.sigma_head is not None:
         widths,leading = _half_widths(learned, key_heads),learned.n_global
-    own = _config_window(attention.config, attention).left
+    own,_ = config_window(attention.config, attention)
     if own is not None:
         if leading: raise ValueError("model: expected no leading tokens in a layer that slides, got some")
         widths = [min(w, own) for w in widths]

@@ -1,13 +1,14 @@
-"Windows and entmax in models of transformers: a cache, windows that pretrained models learn, models across ranks."
-from .layers import Learned, Sight
+"Windows and entmax in models of transformers: a cache, windows that pretrained models learn."
+from .masks import Sight
+from .layers import Learned
 from .plugin import attend, register, switch
 from .windows import HeadReport, add_alpha, add_windows, mean_width, penalise, report
 from .saving import auto_class, load, save
 from .cache import WindowedCache
+from .curves import CostCurves, cost_curves
 from .narrowing import Narrowed, narrow
-from .parallel import parallelize
 
 __all__ = [
     'Learned', 'Sight', 'attend', 'register', 'switch', 'HeadReport', 'add_alpha', 'add_windows', 'mean_width',
-    'penalise', 'report', 'auto_class', 'load', 'save', 'WindowedCache', 
-    'Narrowed', 'narrow', 'parallelize']
+    'penalise', 'report', 'auto_class', 'load', 'save', 'WindowedCache',
+    'CostCurves', 'cost_curves', 'Narrowed', 'narrow']

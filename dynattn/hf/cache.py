@@ -7,12 +7,15 @@ __all__ = ['WindowedCache']
 
 # %% ../../nbs/hf/57_cache.ipynb #2e694bb6
 import json
+from dataclasses import dataclass
 import torch
 from fastcore.basics import patch
 from torch import Tensor
+from ..cache import WindowedLayer
 from ..padding import _Patched
 from ..saved import read_weights, write_weights
-from .plugin import _NewKeys, PreTrainedModel
+from .layers import PreTrainedModel
+from .plugin import LayerCall
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 # %% ../../nbs/hf/57_cache.ipynb #5473d3ad
@@ -47,12 +50,41 @@ class _KeptLayer(CacheLayerMixin):
     def get_max_length(self) -> int: return -1
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0002
+@dataclass(eq=False)
+class _NewKeys:
+    "New keys and values [B,Hkv,n,d] on their way into `layer`."
+    layer: _KeptLayer
+    k: Tensor
+    v: Tensor
+
+def _versions(learned):
+    "A number that changes when what was learned changes."
+    return 0 if learned is None else sum(p._version for p in learned.parameters())
+
+@patch
+def attended(self:_NewKeys, call:LayerCall): # of the new queries -> [B,H,n,dv]
+    "Attention to the keys that the layer keeps, and to the new ones."
+    call.refuse_special('with a WindowedCache', "generate takes all keys with cache_implementation='dynamic'")
+    if call.dropout:
+        raise ValueError(f"dropout: expected 0 with a WindowedCache, got {call.dropout}; call model.eval()")
+    layer,version = self.layer,_versions(call.learned)
+    if layer.windows is None:
+        options = dict(window=call.sight.window, scale=call.scaling) | call.own_terms() | call.learned_terms()
+        layer.windows,layer.version = WindowedLayer(call.q.shape[1], self.k.shape[1], **options),version
+    if layer.version!=version:
+        raise RuntimeError("past_key_values: expected widths that stand still while a WindowedCache is in use, "
+                           "got changed ones; make a new cache")
+    return layer.attend(call.q, self, call.sight.keep)
+
+# %% ../../nbs/hf/57_cache.ipynb #4260bc59
 @patch
 def attend(self:_KeptLayer, q, new, keep): # [B,H,n,d]; what `update` returned; [B,seen+n] bool -> [B,H,n,dv]
-    "Called by the attention function."
+    "Attention, after which the new keys are kept."
     if new is not self.waiting:
         raise RuntimeError("past_key_values: expected the keys of the last update, got older ones")
-    if self.restored is not None: self.windows.load_state(*self.restored); self.restored = None
+    if self.restored is not None:
+        self.windows.load_state(*self.restored)
+        self.restored = None
     self.windows.record_past = self.record_past
     if self.windows.seen: self.windows.to(q.device)
     out = self.windows.attend(q, new.k, new.v, keep)

@@ -14,7 +14,7 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.modeling_utils import local_torch_dtype
 from ..saved import UserError, need
-from .layers import _Added, _models_with
+from .layers import Added
 from .plugin import register
 from .windows import add_alpha, add_windows
 
@@ -25,7 +25,7 @@ def save(
     **kwargs, # for its `save_pretrained`
 ) -> None:
     "`save_pretrained`, and an error where there is nothing of ours to keep."
-    if not _models_with(model):
+    if not Added.models_in(model):
         raise ValueError("model: expected one with windows or alpha, got one without; save_pretrained serves it")
     model.save_pretrained(folder, **kwargs)
 
@@ -44,7 +44,7 @@ def _add_again(model):
     "Add what the configurations in `model` name."
     for part in model.modules():
         added = getattr(part.config, 'dynattn', None) if isinstance(part, PreTrainedModel) else None
-        if added is None or isinstance(added, _Added): continue
+        if added is None or isinstance(added, Added): continue
         with local_torch_dtype(torch.float32), torch.device('cpu'): _add(part, added)
         for inner in part.modules():  # an encoder and a decoder have copies of the configuration
             config = getattr(inner, 'config', None)

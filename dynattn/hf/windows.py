@@ -12,11 +12,27 @@ import torch
 from torch import Tensor, nn
 from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
-from ..modules import _window_source
+from ..sigma import SigmaHead, SigmaParameter
 from ..sparsity import AlphaHead
-from .layers import Learned, PreTrainedModel, _learners, _record
-from .plugin import switch, _watchers
+from .layers import Added, Learned, PreTrainedModel, attention_layers
+from .plugin import LayerCall, switch
 from .cache import WindowedCache
+
+# %% ../../nbs/hf/58_windows.ipynb #7f3809d4
+def _shape_of(m):
+    "H and H*d of an attention module."
+    c,get = m.config,lambda names: next((getattr(m, n) for n in names if isinstance(getattr(m, n, None), int)), None)
+    h = get(('num_attention_heads','num_heads')) or c.num_attention_heads
+    return h, h*(get(('head_dim','attention_head_size')) or c.hidden_size//h)
+
+def _learners(model): # -> of modules
+    "The layers that attend to themselves, each with a `Learned`, made where there is none yet."
+    layers = attention_layers(model, itself=True).values()
+    for m in layers:
+        if hasattr(m, 'dynattn'): continue
+        causal,slides = bool(getattr(m, 'is_causal', False)),getattr(m, 'sliding_window', None) is not None
+        m.dynattn = Learned(*_shape_of(m), causal, slides)
+    return [*layers]
 
 # %% ../../nbs/hf/58_windows.ipynb #ba29e5c3
 def _check_per(per, layers):
@@ -72,10 +88,11 @@ def add_windows(
     widths = widths if widths.dim()==2 else [widths]*len(layers)
     for module,width in zip(layers, widths):
         l = module.dynattn
-        head = _window_source('learned' if per=='head' else 'dynamic', l.heads, width, l.dim, unit)
+        start = dict(init_width=width, unit=unit)
+        head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
         l.sigma_head,l.unit,l.edge = head.to(next(module.parameters()).device),unit,edge
         l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
-    _record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
+    Added.record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
     if penalty: penalise(model, penalty)
     writes = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
     if writes: model.generate = partial(_generate, model)
@@ -90,7 +107,7 @@ def record_edge(
     for m in model.modules():
         if isinstance(m, Learned): m.edge = edge
     owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
-    _record(model, 'windows', {**owner.config.dynattn['windows'], 'edge': edge})
+    Added.record(model, 'windows', {**owner.config.dynattn['windows'], 'edge': edge})
 
 # %% ../../nbs/hf/58_windows.ipynb #f133ea45
 def mean_width(
@@ -128,7 +145,7 @@ def add_alpha(
     for m in layers:
         l,device = m.dynattn,next(m.parameters()).device
         l.alpha_head = AlphaHead(l.heads, l.dim if per=='input' else None, init=init, fixed=fixed).to(device)
-    _record(model, 'alpha', dict(init=init, per=per, fixed=fixed))
+    Added.record(model, 'alpha', dict(init=init, per=per, fixed=fixed))
     return model
 
 # %% ../../nbs/hf/58_windows.ipynb #58e9ae14
@@ -182,8 +199,8 @@ def report(
 ) -> HeadReport:
     "Widths, alpha, support and cost on `batch`. Computes all weights, so memory is quadratic here."
     seen:list = []
-    _watchers.append(seen)
+    LayerCall.watchers.append(seen)
     try: model(**batch)
-    finally: _watchers.pop()
+    finally: LayerCall.watchers.pop()
     if not seen: raise ValueError("model: expected one whose attention is 'dynattn', got another; `switch` it first")
     return HeadReport(*(torch.stack(x) for x in zip(*(_stats(*s) for s in seen))))

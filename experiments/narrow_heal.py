@@ -1,0 +1,140 @@
+"""What a share of SmolLM2-135M-Instruct's footprint costs: by the cost curves alone, after learning, after healing.
+
+    python experiments/narrow_heal.py --context 512 --seed 0
+
+One thread. Each way that is judged appends a row to a committed CSV, with seed, commit and machine; started again, the
+script goes on from its checkpoints. Questions and texts are those of `narrow_trial.py`; healing learns from other facts.
+"""
+import argparse, random, time
+from dataclasses import replace
+from pathlib import Path
+import torch
+from narrow_trial import SINKS, Calibration, Methods, Questions, Subject, answered, append, commit, rows_of
+from dynattn.hf.curves import cost_curves
+from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, _frozen, _mend, set_widths, token_losses,
+    without_windows)
+from dynattn.hf.windows import record_edge
+from dynattn.narrow.recall import facts_to_learn
+from dynattn.runs import read_state, write_state
+
+ROWS = 'narrow_heal.csv'
+
+class Chain:
+    "Widths by curves, learned from there, weights healed: each judged once."
+    def __init__(self, a):
+        self.a,self.s = a,Subject('smollm2', 'runs/none', a.context)
+        self.runs = Path(a.runs)/f'{a.context}_{a.share}_{a.seed}'
+        self.runs.mkdir(parents=True, exist_ok=True)
+        self.calibration = Calibration(self.s, 'asked', a.steps)
+        self.minutes = {}
+
+    def rows(self):
+        same = dict(n=str(self.a.context), share=str(self.a.share), seed=str(self.a.seed))
+        return {r['way']: r for r in rows_of(ROWS) if same.items()<=r.items()}
+
+    def timed(self, stage, make):
+        "What a stage made, kept in a file with the core-minutes that it took."
+        at = self.runs/f'{stage}.pt'
+        if not at.exists():
+            start = time.process_time()
+            found = make()
+            torch.save((found, (time.process_time()-start)/60), at)
+        found,self.minutes[stage] = torch.load(at, weights_only=False)
+        return found
+
+    def measured(self):
+        with without_windows(self.s.model):
+            return cost_curves_of(self.s, self.calibration.batches[:16], self.a.seed, self.runs/'curves.checkpoint')
+
+    def learned(self, curves):
+        a,model = self.a,self.s.model
+        record_edge(model, 'soft')
+        options = NarrowOptions(keep=a.share, steps=a.steps, sinks=SINKS, seed=a.seed)
+        vector = WidthVector(model, a.context)
+        vector.budget = self.s.budget
+        vector.set(curves._best(max(options.begin, a.share)))
+        batches,at = self.calibration.batches,self.runs/'learned.checkpoint'
+        run = Narrower(vector, Distance(model, batches, options), len(batches), options)
+        if at.exists(): run.restore(read_state(at))
+        while len(run.rows)<a.steps:
+            print(run.step(), flush=True)
+            if len(run.rows)%5==0: write_state(at, run.state())
+        run.finish()
+        return vector.by_layer()
+
+    def texts(self, number, of):
+        "Half plain, half with facts of the form that `narrow` learns from; none of the harness's questions."
+        rng,n = random.Random(f'{of}/{self.a.context}/{self.a.seed}'),self.a.context
+        texts = [self.s.filler(rng, n, 'train') for _ in range(number)]
+        plain = torch.zeros(1, n, dtype=torch.bool)
+        return [facts_to_learn(self.s.tokenizer, text, n, rng) if i%2 else dict(input_ids=torch.tensor([text]), asked=plain)
+                for i,text in enumerate(texts)]
+
+    def healed(self):
+        batches = self.texts(self.a.heal, 'heal')
+        options = NarrowOptions(heal=self.a.heal, sinks=SINKS, seed=self.a.seed)
+        with _frozen(self.s.model):
+            return _mend(Distance(self.s.model, batches, options), self.texts(8, 'held out'), self.runs/'healed', 5,
+                         lambda row: print(row, flush=True))
+
+    @torch.no_grad()
+    def judge(self, way, layers=None, note='', of=()):
+        if way in self.rows(): return
+        s,n = self.s,self.a.context
+        if layers is not None: set_widths(s.model, layers)
+        with without_windows(s.model) if layers is None else torch.no_grad():
+            losses = [token_losses(s.model, torch.tensor([ids[:n]])).mean().item() for _,ids in s.texts['test'][:self.a.texts]]
+            questions = Questions(s, 'test')
+            found = [x for i in range(self.a.asked) for x in answered(s.model, questions.draw('many questions', i, n))]
+        right = ''.join(str(x[0]) for x in found)
+        loss,full = sum(losses)/len(losses),self.rows().get('full')
+        width = torch.full((1,), float(s.budget.most)) if layers is None else torch.tensor(sum(layers, [])).clamp(max=s.budget.most)
+        pairs = [*zip(right, full['right'] if full else right)]
+        append(ROWS, [dict(model=s.name, n=n, share=self.a.share, seed=self.a.seed, way=way, footprint=round(s.budget.share(width).item(), 4),
+            core_minutes=round(sum(self.minutes.get(m, 0) for m in of), 2), loss=round(loss, 5),
+            rise=round(loss-float(full['loss']), 5) if full else 0., asked=len(right), answers=right.count('1'),
+            lost=sum(a<b for a,b in pairs), gained=sum(a>b for a,b in pairs),
+            answer_loss=round(sum(x[2] for x in found)/len(found), 4), note=note, right=right,
+            losses=' '.join(f'{x:.4f}' for x in losses))])
+        print(way, {k: v for k,v in self.rows()[way].items() if k not in ('right','losses')}, flush=True)
+
+def cost_curves_of(subject, texts, seed, checkpoint):
+    "The curves of a model that has windows already, which are off, at the footprint of the trial."
+    heads = [m.dynattn for m in subject.model.modules() if hasattr(m, 'dynattn')]
+    assert all(l.sigma_head is None for l in heads)
+    return replace(cost_curves(subject.model, texts, SINKS, seed=seed, checkpoint=checkpoint), budget=subject.budget)
+
+def run(a):
+    chain = Chain(a)
+    chain.judge('full')
+    curves = chain.timed('curves', chain.measured)
+    chain.judge('curves', curves.widths(a.share), of=('curves',))
+    learned = chain.timed('learned', lambda: chain.learned(curves))
+    chain.judge('learned', learned, of=('curves','learned'))
+    known = Methods(chain.s, a.seed).saved('learned, asked', a.share)
+    if known:
+        chain.minutes['before'] = known[1]/60
+        chain.judge('learned before', [[w if w<.97*chain.s.budget.most else float('inf') for w in l] for l in known[0]], of=('before',))
+    set_widths(chain.s.model, learned)
+    if 'healed' in chain.rows(): return
+    (chain.runs/'healed.pt').unlink(missing_ok=True)                # the weights are made again, from the checkpoint
+    start = time.process_time()
+    done = chain.healed()
+    chain.minutes['healed'] = (time.process_time()-start)/60
+    note = f'kept {done.kept}; held out, before {done.before}, after {done.after}'
+    chain.judge('healed', learned, note, of=('curves','learned','healed'))
+
+if __name__=='__main__':
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--context', type=int, default=2048, help='tokens of a text')
+    p.add_argument('--share', type=float, default=.25, help='of the footprint')
+    p.add_argument('--seed', type=int, default=0)
+    p.add_argument('--steps', type=int, default=30, help='of learning')
+    p.add_argument('--heal', type=int, default=48, help='steps of healing')
+    p.add_argument('--texts', type=int, default=6, help='texts that the loss is judged by')
+    p.add_argument('--asked', type=int, default=8, help='texts of sixteen questions')
+    p.add_argument('--runs', default='runs/heal', help='where checkpoints go')
+    a = p.parse_args()
+    torch.set_num_threads(1)
+    commit()
+    run(a)
