@@ -31,7 +31,7 @@ MUTANTS = [
     (".5550347269e-1f", ".5551347269e-1f"),
     ("9.618129107628477e-3", "9.618139107628477e-3"),
     ("top[v]-high[v]", "high[v]-top[v]"),
-    ("if (most < C::converged) break;", "if (most < real(.1)) break;"),
+    ("if (most < C::converged || (", "if (most < real(.1) || ("),
     ("store(slopes+i, 1-t*t);", "store(slopes+i, 1-t);"),
     ("pulled += s*grad(j);", "pulled += w*grad(j);"),
     ("found[2] -= std::exp2(sink-lse[i])*mean[i];", "found[2] += std::exp2(sink-lse[i])*mean[i];"),

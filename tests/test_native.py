@@ -162,6 +162,19 @@ def zeros_of_long_rows():
 
 def test_zeros_of_long_rows(): zeros_of_long_rows()
 
+def test_an_alpha_near_one_takes_no_more_steps_than_another():
+    "The rounding of a long sum is larger than any fixed bound on a step: the search for thresholds ends all the same."
+    threads = torch.get_num_threads()
+    torch.manual_seed(0)
+    q,k,v = torch.randn(3, 1, 1, 1024, 64)
+    def seconds(alpha):
+        start = time.process_time(); attention(q, k, v, alpha=alpha)
+        return time.process_time()-start
+    torch.set_num_threads(1)
+    try: near,other = (min(seconds(alpha) for _ in range(5)) for alpha in (1.02,1.3))
+    finally: torch.set_num_threads(threads)
+    assert near < 3*other
+
 def passes_cut_in_other_places():
     "The tasks of the two passes differ, so a number that is lost makes one of them go query by query, and texts cross their ends."
     g,n = torch.Generator().manual_seed(0),1500

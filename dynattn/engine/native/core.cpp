@@ -961,6 +961,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
             live()[m] = (int32_t)j;
             m += all || L::any(some);
         }
+        real last = INFINITY;
         for (int i = 0; i < 60; i++) {
             vec sum[GROUPS], slopes[GROUPS];
             for (int v = 0; v < GROUPS; v++) sum[v] = slopes[v] = vec{};
@@ -984,7 +985,9 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
                 a[v] += step;
                 for (int l = 0; l < LANES; l++) most = std::max(most, std::abs(step[l]));
             }
-            if (most < C::converged) break;
+            // near the solution a step is the last one squared; one that hardly shrinks is rounding, and would not end
+            if (most < C::converged || (most > last/2 && last < std::sqrt(C::converged))) break;
+            last = most;
         }
         return m;
     }
