@@ -64,6 +64,7 @@ def test_it_imports_with_only_what_it_declares(python, tmp_path):
     out = _python(python, 'import dynattn, sys; print(dynattn.__file__, *sorted(sys.modules))', tmp_path)
     assert str(python.parent.parent) in out.split()[0]
     assert not set(HEAVY) & set(out.split())
+    assert 'audit' in _python(python, 'import sys; from dynattn.command import main; sys.exit(main(["--help"]))', tmp_path)
 
 @pytest.mark.slow
 def test_a_module_that_needs_more_says_which_extra_brings_it(python, tmp_path):
