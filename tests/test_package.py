@@ -1,5 +1,5 @@
 "The wheel: what is in it, and that it works with nothing but what it declares."
-import ast, os, re, shutil, subprocess, sys, venv, zipfile
+import ast, os, re, shutil, subprocess, sys, tarfile, venv, zipfile
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 import pytest
@@ -47,6 +47,16 @@ def test_wheel_holds_the_modules_and_nothing_else(wheel):
     assert found=={*MODULES, 'dynattn/py.typed', 'dynattn/engine/native/core.cpp'}         # where a compiler was at hand, its libraries too
     assert any(n.endswith('licenses/LICENSE') for n in names)
 
+@pytest.mark.slow
+def test_the_source_builds_without_a_compiler(wheel, tmp_path):
+    "The source distribution holds what its own build reads; without a compiler the wheel comes without libraries"
+    with tarfile.open(next(wheel.parent.glob('*.tar.gz'))) as t: t.extractall(tmp_path, filter='data')
+    source = next(tmp_path.glob('dynattn-*'))
+    for name in ('settings.ini','setup.py','README.md','LICENSE','dynattn/engine/native/core.cpp'): assert (source/name).exists(), name
+    _run(sys.executable, '-m', 'build', '--wheel', '--no-isolation', '--outdir', tmp_path, source, env={**os.environ, 'CC': '/bin/false', 'CXX': '/bin/false'})
+    names = zipfile.ZipFile(next(tmp_path.glob('*.whl'))).namelist()
+    assert 'dynattn/engine/native/core.cpp' in names and not any(n.endswith('.so') for n in names)
+
 def _python(python, code, tmp_path): return _run(python, '-c', code, cwd=tmp_path, env={k: v for k,v in os.environ.items() if k!='PYTHONPATH'})
 
 @pytest.mark.slow
@@ -54,6 +64,7 @@ def test_it_imports_with_only_what_it_declares(python, tmp_path):
     out = _python(python, 'import dynattn, sys; print(dynattn.__file__, *sorted(sys.modules))', tmp_path)
     assert str(python.parent.parent) in out.split()[0]
     assert not set(HEAVY) & set(out.split())
+    assert 'audit' in _python(python, 'import sys; from dynattn.command import main; sys.exit(main(["--help"]))', tmp_path)
 
 @pytest.mark.slow
 def test_a_module_that_needs_more_says_which_extra_brings_it(python, tmp_path):

@@ -1,5 +1,5 @@
 "Around the core: windows of any width, modules beside torch's, derivatives of other kinds, export, distribution, quantisation, types."
-import ast, json, math, os, subprocess, sys
+import ast, json, math, os, re, subprocess, sys
 from pathlib import Path
 import pytest, torch, torch.nn.functional as F
 from torch.testing import assert_close
@@ -325,7 +325,7 @@ def test_mypy_follows_the_arguments_and_the_methods(tmp_path):
     pytest.importorskip('mypy')
     (tmp_path/'use.py').write_text('''
 import torch
-from dynattn import PaddingMask, Window, attention, banded_attention, dense_attention
+from dynattn import PaddingMask, SigmaParameter, Window, attention, banded_attention, dense_attention
 from dynattn.cache import WindowedLayer
 x = torch.ones(1, 2, 3, 4)
 WindowedLayer(2, window=4).attend(x, x, x)
@@ -335,20 +335,27 @@ reveal_type(Window.default(3.))
 reveal_type(Window.default(3.).half_width(4))
 reveal_type(PaddingMask.from_lengths(torch.tensor([3])).counts)
 reveal_type(WindowedLayer(2, window=4).attend(x, x, x))
+reveal_type(SigmaParameter(4)())
+reveal_type(attention(x, x, x))
+reveal_type(attention(x, x, x, window=3, return_weights=True))
+reveal_type(dense_attention(x, x, x))
+reveal_type(dense_attention(x, x, x, return_weights=True))
 attention(x, x, x, widow=3)
 dense_attention(x, x, x, scale="1")
 banded_attention(x, x, x, impl="dense")
 ''')
-    for path in sorted((ROOT/'nbs').glob('0??_guide.*.ipynb')): # what users write
+    for path in sorted((ROOT/'nbs').glob('guide/*.ipynb')): # what users write
         cells = [''.join(c['source']) for c in json.loads(path.read_text(encoding='utf-8'))['cells'] if c['cell_type']=='code']
-        if not any('transformers' in cell for cell in cells): (tmp_path/f'page{path.name[:3]}.py').write_text('\n'.join(cells), encoding='utf-8')
-    done = subprocess.run([sys.executable, '-m', 'mypy', '--no-implicit-reexport', '--follow-imports=silent', '--ignore-missing-imports', *map(str, sorted(tmp_path.glob('*.py')))], capture_output=True, text=True, timeout=600, cwd=ROOT, env={**os.environ, 'MYPYPATH': str(ROOT)})
+        if not any('transformers' in cell for cell in cells): (tmp_path/f'page{path.name[:2]}.py').write_text('\n'.join(cells), encoding='utf-8')
+    done = subprocess.run([sys.executable, '-m', 'mypy', '--strict', '--follow-imports=silent', '--ignore-missing-imports', *map(str, sorted(tmp_path.glob('*.py')))], capture_output=True, text=True, timeout=600, cwd=ROOT, env={**os.environ, 'MYPYPATH': str(ROOT)})
     said = [line.split(': ', 1)[1] for line in done.stdout.splitlines() if 'use.py' in line]
-    shown = [line.split('"')[1].split('.')[-1] for line in said if 'Revealed' in line]
-    assert shown==['Tensor', 'Window', 'Tensor', 'Tensor', 'Tensor'] and 'does not explicitly export' not in done.stdout, done.stdout
+    shown = [re.sub(r'[a-z_]+\.', '', line.split('"')[1]) for line in said if 'Revealed' in line]
+    both = 'tuple[Tensor, Tensor]'
+    assert shown==['Tensor', 'Window', *['Tensor']*5, both, 'Tensor', both] and 'does not explicitly export' not in done.stdout, done.stdout
     assert len(list(tmp_path.glob('page*.py')))>5 and '[attr-defined]' not in done.stdout, done.stdout
-    for wrong in ('Unexpected keyword argument "breadth"', 'Unexpected keyword argument "widow"', 'Argument "scale"', 'Unexpected keyword argument "impl"'):
-        assert any(wrong in line for line in said), done.stdout
+    errors = [line for line in said if line.startswith('error')]
+    wrong = 'argument "breadth"', 'types "Tensor", "Tensor", "Tensor", "int"', 'types "Tensor", "Tensor", "Tensor", "str"', 'argument "impl"'
+    assert len(errors)==4 and all(w in line for w,line in zip(wrong, errors)), done.stdout
 
 def test_no_mode_of_the_first_call_changes_what_follows():
     "Under another default dtype or device, in inference mode and under autocast the first call is like any other."

@@ -109,6 +109,8 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tree, tmp_path, mo
 def test_what_a_user_can_mend_is_one_line_and_status_2(tree, tmp_path, says):
     tree,out = shutil.copytree(tree, tmp_path/'tree'),tmp_path/'run'
     says('no such file or folder', 'train', tmp_path/'nowhere', '--out', out)
+    says(f"{tmp_path/'nowhere'}: holds no trained model", 'predict', '--run', tmp_path/'nowhere', tree)
+    says(f"got {tmp_path/'nowhere'}, where there is nothing", 'export', tmp_path/'nowhere', '--out', tmp_path/'onnx')
     says('two classes or more', 'train', tree, '--out', tmp_path/'few', '--min-files', 1000)
     says('no run to resume', 'train', tree, '--out', out, '--resume', *SMALL)
     says('no trained model', 'predict', tree, '--run', tmp_path/'nowhere')

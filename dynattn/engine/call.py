@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import wraps
 from numbers import Integral, Real
-from typing import ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from ..padding import PaddingMask
@@ -443,6 +443,15 @@ def takes(
         attend.__delwrap__ = record  # nbdev reads the comments of the arguments there
         return attend
     return decorate
+
+class _Weighs(Protocol[_P]):
+    "What type checkers see: `return_weights=True`, as a keyword, gives the weights too."
+    @overload
+    def __call__(self, q:Tensor, k:Tensor, v:Tensor, *args:Any, return_weights:Literal[True], **kwargs:Any) -> tuple[Tensor,Tensor]: ...
+    @overload
+    def __call__(self, *args:_P.args, **kwargs:_P.kwargs) -> Tensor: ...
+
+def _weighs(attend:Callable[_P,Tensor]) -> _Weighs[_P]: return attend # type: ignore[return-value]
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0036
 def serve(

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..padding import PaddingMask, _holds
 from ..parts import global_pairs, relative_bias, relative_offsets, repeat_heads, visible_pairs
 from ..alpha import entmax
-from .call import Call, _accumulates, exporting_to_onnx, takes
+from .call import Call, _accumulates, _weighs, exporting_to_onnx, takes
 
 # %% ../../nbs/engine/25_dense.ipynb #866e8959
 def _blank_unseen(x, see):
@@ -140,6 +140,7 @@ def _mix_seen(weights, v, seen):
     return out
 
 # %% ../../nbs/engine/25_dense.ipynb #72b211d1
+@_weighs
 @takes(DenseCall)
 def dense_attention(call) -> Tensor: # [B,H,N,dv], with the weights [B,H,N,M] if asked for
     "Attention with every option spelled out: the oracle of the faster paths."

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import NamedTuple, Callable
 import torch, torch.nn.functional as F
 from torch import Tensor
-from .call import Call, exporting_to_onnx, serve, takes
+from .call import Call, _weighs, exporting_to_onnx, serve, takes
 from .dense import dense_attention, visible_pairs
 from .operator import attend_band
 from .plan import refuses as banded_refuses
@@ -158,6 +158,7 @@ class RoutedCall(Call):
     def takes_nested(self) -> bool: return self.impl in ('auto','sdpa')  # a plain call of nested tensors is PyTorch's
 
 # %% ../../nbs/engine/44_ops.ipynb #565ae8b7
+@_weighs
 @takes(RoutedCall)
 def attention(call) -> Tensor: # [B,H,N,dv], with the weights if asked for
     "`F.scaled_dot_product_attention` with padding, windows whose width learns, and entmax whose alpha learns."

@@ -1,5 +1,10 @@
 "Decoders with caches as small as their windows, in ONNX Runtime."
-from .graph import export
 from .runtime import OnnxModel
 
 __all__ = ['OnnxModel', 'export']
+
+def __getattr__(name):
+    "`export` needs transformers, which the audit's `runtime` does not."
+    if name!='export': raise AttributeError(name)
+    from .graph import export
+    return export
