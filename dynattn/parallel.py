@@ -22,7 +22,7 @@ from .engine.call import Call
 from .encoder import Classifier, DynamicAttention, Encoder
 from .family import _TINY
 from .engine.ops import attention as attend_here
-from .padding import PaddingMask
+from .padding import PaddingMask, _Patched
 from .sigma import SigmaHead
 from .window import Window
 
@@ -30,7 +30,7 @@ from .window import Window
 class RankError(RuntimeError):
     "Another rank failed, ended, or did not answer in time."
 
-class Ranks:
+class Ranks(_Patched):
     "The ranks that share a sequence, in its order."
     def __init__(self, group=None): # `ProcessGroup`, `DeviceMesh` of one dimension, or None for all
         if not dist.is_initialized():
@@ -56,7 +56,7 @@ class Ranks:
 
 # %% ../nbs/60_parallel.ipynb #3fe05b02
 @patch
-def reduced(self:Ranks, x, op=dist.ReduceOp.SUM, what='a sum'): # -> like `x`
+def reduced(self:Ranks, x, op=dist.ReduceOp.SUM, what='a sum') -> Tensor: # -> like `x`
     "The sum or maximum over all ranks; floating sums in float32 at least."
     dtype = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else x.dtype
     total = x.to(dtype, copy=True).contiguous()
@@ -65,7 +65,7 @@ def reduced(self:Ranks, x, op=dist.ReduceOp.SUM, what='a sum'): # -> like `x`
     return total.to(x.dtype)
 
 @patch
-def exchanged(self:Ranks, sends, receives, what): # {rank: tensor} each
+def exchanged(self:Ranks, sends, receives, what) -> dict: # {rank: tensor} each
     "Send and receive; `receives`, filled."
     steps = [dist.P2POp(op, x, dist.get_global_rank(self.group, r), self.group)
              for op,tensors in ((dist.irecv, receives), (dist.isend, sends)) for r,x in tensors.items() if x.numel()]
@@ -74,7 +74,7 @@ def exchanged(self:Ranks, sends, receives, what): # {rank: tensor} each
     return receives
 
 @patch
-def told(self:Ranks, mine, error): # any object; this rank's error, or None -> what each rank has to say
+def told(self:Ranks, mine, error) -> list: # any object; this rank's error, or None -> what each rank has to say
     "The objects of all ranks; an error of one is raised on all."
     said = [None]*self.size
     own = None if error is None else f"{type(error).__name__}: {error}"

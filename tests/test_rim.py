@@ -302,14 +302,14 @@ def test_public_functions_say_what_they_return():
 def test_type_checkers_see_that_methods_follow():
     "A public class that grows by `@patch` derives from `_Patched`, or its public methods are declared with their types."
     missing,grown = [],set()
-    for path in sorted((ROOT/'dynattn').rglob('*.py')):
-        if path.name=='_modidx.py': continue
-        tree = ast.parse(path.read_text(encoding='utf-8'))
+    trees = {path: ast.parse(path.read_text(encoding='utf-8')) for path in sorted((ROOT/'dynattn').rglob('*.py')) if path.name!='_modidx.py'}
+    open_ = {c.name for tree in trees.values() for c in tree.body if isinstance(c, ast.ClassDef) and '_Patched' in {ast.unparse(b) for b in c.bases}}
+    for path,tree in trees.items():
         if path.name=='__init__.py': # without `__all__`, a strict type checker takes what it imports for its own
-            names = [alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+            top = [*tree.body, *(node for x in tree.body if isinstance(x, ast.If) for node in x.body)]
+            names = [alias.name for node in top if isinstance(node, ast.ImportFrom) for alias in node.names]
             public = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0])=='__all__']
             assert not names or sorted(names)==sorted(*public), path
-        open_ = {c.name for c in tree.body if isinstance(c, ast.ClassDef) and '_Patched' in {ast.unparse(b) for b in c.bases}}
         declared = {node.target.id for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
         for f in tree.body:
             if not isinstance(f, ast.FunctionDef) or f.name.startswith('_'): continue

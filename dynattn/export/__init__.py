@@ -1,5 +1,7 @@
 "Decoders with caches as small as their windows, in ONNX Runtime."
+import typing
 from .runtime import OnnxModel
+if typing.TYPE_CHECKING: from .graph import export
 
 __all__ = ['OnnxModel', 'export']
 

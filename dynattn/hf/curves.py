@@ -331,7 +331,7 @@ def costs(self:CostCurves,
     return self.text.gather(1, at).sum().item(),self.asked.gather(1, at).sum().item()
 
 @patch
-def plot(self:CostCurves): # axes
+def plot(self:CostCurves) -> object: # axes
     "The costs of all shares."
     show_curves = need('dynattn.plot', 'viz').show_curves
     shares = torch.logspace(math.log10(1.01*self.budget.share(self.sizes[:1]).item()), 0, 32).tolist()

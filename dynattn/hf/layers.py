@@ -14,6 +14,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
+from ..padding import _Patched
 from ..window import Window
 
 # %% ../../nbs/hf/55_layers.ipynb #09d6878e
@@ -101,7 +102,7 @@ def _crosses(name, m):
     if getattr(m, 'is_cross_attention', False) or 'encoder_attn' in last or 'EncDec' in last: return True
     return 'cross' in (name+type(m).__name__).lower()
 
-def attention_layers(model, itself=False): # leave out those that look at another text -> name -> module
+def attention_layers(model, itself=False) -> dict: # leave out those that look at another text -> name -> module
     "The modules of `model` that go through the interface."
     return {name:m for name,m in model.named_modules()
             if _uses_interface(type(m)) and not (itself and _crosses(name, m))}
@@ -117,10 +118,10 @@ def predictions(
     return logits if cap is None else cap*torch.tanh(logits/cap)
 
 # %% ../../nbs/hf/55_layers.ipynb #7b1e0001
-class Added(dict):
+class Added(dict, _Patched):
     "The options of a model that has them; a configuration that was read from a file holds a plain dict."
     @staticmethod
-    def refuse_lost(module):
+    def refuse_lost(module) -> None:
         "Raise where a configuration names windows that its model was loaded without."
         added = getattr(getattr(module, 'config', None), 'dynattn', None)
         if added is None or isinstance(added, Added): return
@@ -129,7 +130,7 @@ class Added(dict):
                          "or with another attn_implementation to go without")
 
     @staticmethod
-    def models_in(model):
+    def models_in(model) -> list:
         "The models in `model` with windows or alpha."
         models = (m for m in model.modules() if isinstance(m, PreTrainedModel))
         return [m for m in models if isinstance(getattr(m.config, 'dynattn', None), Added)]
@@ -164,7 +165,7 @@ def _save_pretrained(model, save_directory, *args, **kwargs):
     return type(model).save_pretrained(model, save_directory, *args, **kwargs)
 
 @patch(cls_method=True)
-def record(cls:Added, model, kind, options): # "windows" or "alpha", and with what they are added again
+def record(cls:Added, model, kind, options) -> None: # "windows" or "alpha", and with what they are added again
     "Write down in the configuration what was added, and how it is to be loaded."
     owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
     config = owner.config

@@ -13,7 +13,7 @@ import torch, torch.nn.functional as F, transformers
 from fastcore.basics import patch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from ..padding import PaddingMask
+from ..padding import PaddingMask, _Patched
 from ..parts import visible_pairs
 from ..engine.ops import attention
 from ..cache import turn_rows
@@ -58,7 +58,7 @@ def _with_texts(s, kwargs, q, m):
 
 # %% ../../nbs/hf/56_plugin.ipynb #120f67c1
 @dataclass(eq=False)
-class LayerCall:
+class LayerCall(_Patched):
     "What a layer passes to its attention function."
     module: nn.Module # the layer
     q: Tensor # [B,H,N,d]
@@ -71,15 +71,15 @@ class LayerCall:
     watchers = [] # lists that get the arguments, the weights and the head width of each call
 
     @property
-    def learned(self): return getattr(self.module, 'dynattn', None)
+    def learned(self) -> nn.Module|None: return getattr(self.module, 'dynattn', None)
     @property
-    def n_global(self):
+    def n_global(self) -> int:
         "How many first tokens of a text the windows exempt; 0 without windows."
         return 0 if self.learned is None else self.learned.n_global
 
 # %% ../../nbs/hf/56_plugin.ipynb #d3b93ae9
 @patch
-def refuse_terms(self:LayerCall, packed): # whether the mask tells the texts of a row apart
+def refuse_terms(self:LayerCall, packed) -> None: # whether the mask tells the texts of a row apart
     "Raise where a keyword that the layer passes would change the result, and is not computed."
     for name,x in self.terms.items():
         if x is None or isinstance(x, bool) or name in _COMPUTED or (packed and name in _PACKING): continue
@@ -117,7 +117,7 @@ def _by_offset(bias, at): # [1,H,N,M] -> [H,2R+1]
 
 # %% ../../nbs/hf/56_plugin.ipynb #ddca0cd5
 @patch
-def own_terms(self:LayerCall, pairs=None): # [B,1,N,M], a square to be added to a bias
+def own_terms(self:LayerCall, pairs=None) -> dict: # [B,1,N,M], a square to be added to a bias
     "The terms that the architecture adds to scores: squashing, a bias, a logit beside them."
     terms,own = self.terms,{}
     sink,bias = terms.get('s_aux', terms.get('sinks')),terms.get('position_bias')
@@ -133,13 +133,13 @@ def own_terms(self:LayerCall, pairs=None): # [B,1,N,M], a square to be added to 
     return own
 
 @patch
-def learned_terms(self:LayerCall):
+def learned_terms(self:LayerCall) -> dict:
     "The window and the alpha that were added to the layer."
     return {} if self.learned is None else self.learned(self.q, self.k.shape[2], self.sight)
 
 # %% ../../nbs/hf/56_plugin.ipynb #b56c001d
 @patch
-def options(self:LayerCall):
+def options(self:LayerCall) -> dict:
     "The arguments of `dynattn.attention`."
     s,m,bias = self.sight,self.k.shape[2],self.terms.get('position_bias')
     at = s.q_offset or 0
@@ -159,7 +159,7 @@ try: from transformers.utils.output_capturing import _active_collector as _colle
 except ImportError: _collector = None
 
 @patch
-def wants_weights(self:LayerCall):
+def wants_weights(self:LayerCall) -> bool:
     "Whether somebody wants the weights. GPT-2 keeps `output_attentions` to itself; the collector of outputs has it."
     if self.watchers or self.terms.get('output_attentions'): return True
     collected = _collector.get() if _collector is not None else None
@@ -167,7 +167,7 @@ def wants_weights(self:LayerCall):
 
 # %% ../../nbs/hf/56_plugin.ipynb #c56a0004
 @patch
-def refuse_special(self:LayerCall, where, instead):
+def refuse_special(self:LayerCall, where, instead) -> None:
     "Raise where a call needs more than padding, causality, a window, a soft cap and a sink of each head."
     s = self.sight
     if self.terms.get('position_bias') is not None:
@@ -181,14 +181,14 @@ def refuse_special(self:LayerCall, where, instead):
 
 # %% ../../nbs/hf/56_plugin.ipynb #c56a0005
 @patch
-def computed(self:LayerCall, **options):
+def computed(self:LayerCall, **options) -> tuple:
     "Attention [B,H,N,dv] and, if wanted, the weights."
     wanted = self.wants_weights()
     out = attention(self.q, self.k, self.v, dropout_p=self.dropout, scale=self.scaling, return_weights=wanted, **options)
     return out if wanted else (out,None)
 
 @patch
-def compute(self:LayerCall):
+def compute(self:LayerCall) -> tuple:
     "`computed`, with the call's own arguments."
     options = self.options()
     out,weights = self.computed(**options)
@@ -197,14 +197,14 @@ def compute(self:LayerCall):
 
 # %% ../../nbs/hf/56_plugin.ipynb #c56a0007
 @patch
-def starts_late(self:LayerCall):
+def starts_late(self:LayerCall) -> bool:
     "Whether leading tokens of some row stand behind padding; assumed where values cannot be read."
     s,n_global = self.sight,self.n_global
     if not n_global or s.keep is None or (s.texts is not None and s.pairs is None): return False
     return torch.compiler.is_compiling() or not bool(s.keep[:,:n_global].all())
 
 @patch
-def compute_turned(self:LayerCall):
+def compute_turned(self:LayerCall) -> tuple:
     "`compute` of a text to itself where rows begin with padding."
     s,bias = self.sight,self.terms.get('position_bias')
     if bias is not None and _by_offset(bias, 0) is None:
@@ -219,7 +219,7 @@ def compute_turned(self:LayerCall):
 
 # %% ../../nbs/hf/56_plugin.ipynb #c56d0002
 @patch
-def pair_terms(self:LayerCall, window=None, n_global=0):
+def pair_terms(self:LayerCall, window=None, n_global=0) -> Tensor:
     """The terms added to the scores of queries from position `sight.at` on, [B|1,H|1,N,M]:
     the window's logarithm, -inf where nothing is seen."""
     s,n,m,device = self.sight,self.q.shape[2],self.k.shape[2],self.q.device
@@ -241,7 +241,7 @@ def pair_terms(self:LayerCall, window=None, n_global=0):
 
 # %% ../../nbs/hf/56_plugin.ipynb #b56c001f
 @patch
-def compute_at(self:LayerCall):
+def compute_at(self:LayerCall) -> tuple:
     "`compute` where positions are a tensor."
     options = self.own_terms() | self.learned_terms()
     added = self.pair_terms(options.pop('window', None), options.pop('n_global', 0)).to(self.q.dtype)
@@ -250,7 +250,7 @@ def compute_at(self:LayerCall):
 
 # %% ../../nbs/hf/56_plugin.ipynb #7b1e0002
 @patch
-def check(self:LayerCall):
+def check(self:LayerCall) -> None:
     "Raise where padding does not fit the keys, leading tokens cannot be found, or a term is not computed."
     s,n,m,n_global = self.sight,self.q.shape[2],self.k.shape[2],self.n_global
     if s.keep is not None and s.keep.shape[1]!=m:
@@ -265,7 +265,7 @@ def check(self:LayerCall):
     self.refuse_terms(s.texts is not None or (s.pairs is not None and not s.chunked))
 
 @patch
-def attended(self:LayerCall):
+def attended(self:LayerCall) -> tuple:
     "Attention [B,H,N,dv] and, if wanted, the weights, in the way that serves the call."
     self.check()
     s,learned,one = self.sight,self.learned,self.q.shape[2]==1 and torch.compiler.is_compiling()
