@@ -5,7 +5,16 @@
 The text is random ids. Without `--model` the model is a small Llama with windows and a seed. Every process prints its
 time and the largest difference from the model in one process, divided by the largest logit. Chapter 61 tells how it
 works; for a model of your own, import `parallelize`."""
-import argparse, datetime, inspect, time
+import argparse, datetime, inspect, sys, time
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--tokens', type=int, default=4096)
+    parser.add_argument('--model', help='a folder or a name that transformers resolves')
+    return parser.parse_args()
+
+if __name__=='__main__': OPTIONS = arguments()      # `--help` needs no package
+
 from contextvars import ContextVar
 from dataclasses import dataclass
 import torch, torch.distributed as dist
@@ -261,11 +270,7 @@ def loaded(folder): # or None
     return hf.add_windows(LlamaForCausalLM(config), init=[8., 32., 64., 256.], n_global=2)
 
 @torch.no_grad()
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--tokens', type=int, default=4096)
-    parser.add_argument('--model', help='a folder or a name that transformers resolves')
-    options = parser.parse_args()
+def main(options):
     dist.init_process_group('gloo', timeout=datetime.timedelta(minutes=10))
     rank,size = dist.get_rank(),dist.get_world_size()
     one,spread = (loaded(options.model).eval() for _ in range(2))
@@ -277,7 +282,8 @@ def main():
     logits = spread(input_ids=ids[:,part]).logits
     took,whole = time.perf_counter()-before,one(input_ids=ids).logits[:,part]
     differ = ((logits-whole).abs().max()/whole.abs().max()).item()
-    print(f'rank {rank}: {logits.shape[1]:,} tokens, {took:.2f} s, largest difference {differ:.1e}', flush=True)
+    sys.stdout.write(f'rank {rank}: {logits.shape[1]:,} tokens, {took:.2f} s, largest difference {differ:.1e}\n')
+    sys.stdout.flush()
     dist.destroy_process_group()
 
-if __name__=='__main__': main()
+if __name__=='__main__': main(OPTIONS)

@@ -486,7 +486,7 @@ def test_names_from_strangers_are_no_markup_and_move_no_cursor(tmp_path, capsys)
     said = capsys.readouterr()
     for text in said: assert text.replace('\n', '').isprintable(), text
     lines = said.out.splitlines()
-    assert len([line for line in lines if 'skipped' in line or line.endswith('%')])==54 and not any(line.startswith('# ') for line in lines)
+    assert len([line for line in lines if 'skipped' in line or line.endswith('%')])==54 and not any(line.startswith('# <') for line in lines)
     report = (out/'report.md').read_text()
     assert len(json.loads((out/'result.json').read_text())['wrong'])>1 and '<' not in report.partition('```json')[0]
     assert [line for line in report.splitlines() if line.startswith('#')]==['# Which kind of file is this?', '## Every misclassified file', '## The run']

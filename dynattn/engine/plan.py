@@ -228,7 +228,7 @@ def refuses(
                 f"got {mask.dtype} {tuple(mask.shape)}: a mask of pairs has no band; "
                 "use padding, window, rel_bias, or impl='dense'")
     if not _at_most_two(call.alpha):
-        return f"alpha: expected 1 to 2 on the banded path, got {call.alpha}; use impl='dense'"
+        return f"alpha: expected 1 to 2 on the banded path and for the kernels, got {call.alpha}; use impl='dense'"
     if window is None or isinstance(window, tuple): return None
     if not isinstance(window, Window):
         return f"window: expected None, an int, a pair or a Window on the banded path, got {type(window).__name__}"

@@ -455,6 +455,16 @@ def _mend(distance, held_out, checkpoint, every, on_step):
                      every=every, on_step=on_step)
     except KeyboardInterrupt: return None
 
+# %% ../../nbs/hf/66_narrowing.ipynb #7a1b0016
+@patch
+def begin(self:Narrower,
+    curves:CostCurves, # of the texts
+) -> None:
+    "Start with the widths of the curves, at the share that `rise` allows or that was asked for."
+    if self.options.rise is not None: self._measure(lambda share: self.vector.set(curves._best(share)))
+    self.vector.set(curves._best(max(self.options.begin, self.keep)))
+    self.first_share = self.vector.share().item()
+
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0342
 def narrow(
     model:PreTrainedModel, # without windows; it gets them
@@ -601,15 +611,6 @@ def _measure(self:Narrower, at):
     self.keep,risen,log_width = min(self.measured, key=lambda m: m[0])
     self.vector.log_width.copy_(log_width)
     return risen
-
-@patch
-def begin(self:Narrower,
-    curves:CostCurves, # of the texts
-) -> None:
-    "Start with the widths of the curves, at the share that `rise` allows or that was asked for."
-    if self.options.rise is not None: self._measure(lambda share: self.vector.set(curves._best(share)))
-    self.vector.set(curves._best(max(self.options.begin, self.keep)))
-    self.first_share = self.vector.share().item()
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0112
 @torch.no_grad()

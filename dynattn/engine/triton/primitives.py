@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from ..call import Call, serve
-from ...padding import _holds
 from ...window import Window
 from ..plan import (Inputs, Plan, _most, _run_of_keys, _sees, default_window, describe, is_default,
                                prepare, refuses, transformed)
@@ -417,10 +416,6 @@ def _option_refused(call):
     if isinstance(call.window, Window) and call.window.apply!='inside':
         return ("window: expected apply='inside' for the kernels, "
                 "got 'after', which runs a softmax over every key; use impl='dense'")
-    alpha = call.alpha  # a tensor on a GPU is not read, which would wait for it: there the output is NaN
-    is_number = not isinstance(alpha, Tensor)
-    if alpha is None or (alpha<=2 if is_number else alpha.device.type!='cpu' or _holds(alpha<=2)): return None
-    return f"alpha: expected 1 to 2 for the kernels, got {alpha if is_number else alpha.tolist()}"
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #67479d9c
 def _kernel_refuses(call): # a checked `Call`
