@@ -165,7 +165,7 @@ def _half_widths(learned, key_heads): # of a layer -> list, one per key head
     return w[:,0].tolist()
 
 def _reach(attention, piece, longest): # -> half-widths by key head, leading tokens
-    "How far back the key heads of a layer see; infinity where a ring would hold the longest text."
+    "How far back the key heads of a layer see; infinity where that is the longest text."
     key_heads,learned = attention.config.num_key_value_heads,getattr(attention, 'dynattn', None)
     widths,leading = [math.inf]*key_heads,0
     if learned is not None and learned.sigma_head is not None:
@@ -174,7 +174,7 @@ def _reach(attention, piece, longest): # -> half-widths by key head, leading tok
     if own is not None:
         if leading: raise ValueError("model: expected no leading tokens in a layer that slides, got some")
         widths = [min(w, own) for w in widths]
-    return [w if leading+w+piece<longest else math.inf for w in widths],leading
+    return [w if w<longest-1 else math.inf for w in widths],leading
 
 # %% ../../nbs/export/68_graph.ipynb #c68000015
 def _check_export(model, piece, tokenizer):
