@@ -8,7 +8,7 @@ pytest.importorskip('accelerate'); pytest.importorskip('safetensors')
 from dynattn import command, runs, saved
 from dynattn.train import files, trained, training
 from dynattn.command import main
-from dynattn.runs import Run, working_in
+from dynattn.runs import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = '--crop 48 --dim 8 --heads 2 --layers 1 --grams 2 --patch 4 --min-files 12 --per-package 20 --batch 8 --epochs 2 --every 3 --impl dense'.split()
@@ -123,7 +123,7 @@ def test_what_a_user_can_mend_is_one_line_and_status_2(tree, tmp_path, says):
     says('a run of other settings: lr was', 'train', tree, '--out', out, '--resume', '--lr', .1)
     says('epochs was 2, is 3', 'train', tree, '--out', out, '--resume', '--epochs', 3)
     (out/'result.json').unlink()
-    with working_in(Run(out, (), {})): says('in use', 'train', tree, '--out', out, '--resume', *SMALL)
+    with Run(out, (), {}).locked(): says('in use', 'train', tree, '--out', out, '--resume', *SMALL)
     (tree/'pkg0'/'0.py').write_text('# other\n'*9)
     says('files have changed', 'train', '--out', out, '--resume')
 

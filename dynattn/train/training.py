@@ -17,9 +17,9 @@ from ..metrics import accuracy, class_metrics, confusion_matrix, f1
 from ..engine.ops import impls
 from ..encoder import Classifier, EncoderConfig
 from .files import DataConfig, _batch_of, _check, _epoch_batches, load_data, _number, _split_table, _views
-from ..runs import Bar, Run, add_options, check_folder, check_settings, markdown
+from ..runs import Bar, Run, add_options, markdown
 from ..saved import DamagedFile, UserError, need
-from ..runs import Patched, printable, table, verb, working_in, write_report
+from ..runs import Patched, printable, table, verb
 from ..saved import read_intact, read_state, write_atomic, write_state
 
 # %% ../../nbs/train/52_training.ipynb #c7a51c0f
@@ -329,11 +329,11 @@ def _allowed(run, resume):
     "The checkpoint of a folder that this command may write to; `UserError` for any other."
     state = _saved_state(run.folder)
     results = [n for n in ('config.json','model.safetensors','result.json','report.md') if (run.folder/n).exists()]
-    check_folder(run, bool(results) or state is not None and state['step']>0, resume)
+    run.check_folder(bool(results) or state is not None and state['step']>0, resume)
     if not resume: return state
     if state is None: raise UserError(f"{run.folder}: no checkpoint to resume from; "
                                          f"{'another --out' if results else 'without --resume it'} begins anew")
-    check_settings(run, state['settings'])
+    run.check_settings(state['settings'])
     return state
 
 # %% ../../nbs/train/52_training.ipynb #48df2760
@@ -405,7 +405,7 @@ def _report(result, c, run): # as `train` returns it
     settings = json.dumps(run.settings, indent=1)
     parts = [_summary(result, markdown), '## Every misclassified file', '\n'.join(lines) or 'none',
              '## The run', f'```json\n{settings}\n```']
-    write_report(run.folder, 'Which kind of file is this?', parts,
+    run.write_report('Which kind of file is this?', parts,
                  _pictures(result, tokens=-(-c.crop//c.patch)), result)
 
 # %% ../../nbs/train/52_training.ipynb #3964997b
@@ -457,7 +457,7 @@ def train(
     if resume and (state['epoch']>=c.epochs or state['since']>=c.patience) and (run.folder/'result.json').exists():
         if not quiet: print('the run is finished', flush=True)
         return _read_result(run.folder)
-    with working_in(run) if first else nullcontext():
+    with run.locked() if first else nullcontext():
         if first: _allowed(run, resume)
         return _run(Trainer(c, _load(c, quiet), run.folder, acc), resume, quiet, callbacks)
 
