@@ -294,7 +294,7 @@ def averaged(c, n):
     for epoch in range(c.epochs):
         for first,second in zip(*(t.batches(epoch) for t in ranks), strict=True):
             ranks[1].model.load_state_dict(ranks[0].model.state_dict())
-            training._train_step(ranks[1], second); training._train_step(ranks[0], first)
+            ranks[1].take_step(second); ranks[0].take_step(first)
             if ranks[0].step==n: return ranks[0].model.state_dict()
 
 @pytest.mark.slow
@@ -314,7 +314,7 @@ def test_torchrun_goes_on_with_what_two_processes_began(tree, tmp_path, says):
     assert r.returncode==0 and r.stdout.count('Accuracy')==1, r.stderr
     state = training._saved_state(out)
     assert state['step']*2*8 <= 2*2*json.loads((out/'result.json').read_text())['files']['train']   # half of the steps each
-    c = training.TrainConfig(**training._run_settings(out))
+    c = training.TrainConfig(**training.TrainConfig.of_run(out))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)   # as the processes had: the bias of the keys has no gradient but rounding, which Adam makes large
     try: both = averaged(c, state['step'])
