@@ -52,11 +52,11 @@ def _later(name:str) -> Callable: # of a function in this package: module and na
     return lambda a, **options: getattr(need(f'dynattn.{module}'), function)(a, **options)
 
 verb('narrow', 'let a pretrained transformer learn how far its heads look',
-     'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow', _narrow_arguments)(_later('narrow.command.narrow_verb'))
+     'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow', _narrow_arguments)(_later('narrow.command._narrow_verb'))
 verb('judge', 'what a model with windows recalls, by distance',
-     'dynattn judge runs/narrow --data docs --context 1024', _judge_arguments)(_later('narrow.command.judge_verb'))
+     'dynattn judge runs/narrow --data docs --context 1024', _judge_arguments)(_later('narrow.command._judge_verb'))
 verb('export', 'write a decoder for ONNX Runtime, with caches as small as its windows',
-     'dynattn export runs/narrow --out runs/onnx', _export_arguments)(_later('export.graph.export_verb'));
+     'dynattn export runs/narrow --out runs/onnx', _export_arguments)(_later('export.graph._export_verb'));
 
 # %% ../nbs/89_command.ipynb #f679aff8
 @verb('survey', 'efficient transformers, measured', 'dynattn survey', _survey_arguments)

@@ -9,7 +9,6 @@ __all__ = ['refuse_torchs', 'DynamicAttention', 'EncoderLayer']
 from functools import partial
 import torch
 from torch import Tensor, nn
-from .padding import PaddingMask
 from .parts import FeedForward, split_heads, merge_heads
 from .engine.ops import attention
 from .cache import WindowedLayer

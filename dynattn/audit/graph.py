@@ -16,7 +16,7 @@ from ..export.runtime import OnnxDecoder, farthest_token, graph_logits, windows_
 from ..heads import config_window
 from ..runs import Bar, printable
 from ..saved import UserError, need
-from .questions import Memory, with_reserve
+from .questions import Memory
 from .report import Finding, judge_memory, memory_text
 
 # %% ../../nbs/audit/86_graph.ipynb #0e4a0002
@@ -104,6 +104,20 @@ def _graph_memory(logits, ids, windows, heads): # {layer: tokens} -> list of `Me
     if not layers and len(outputs)>1: gaps.append(gap(f"none among the outputs {printable(', '.join(outputs))[:120]}"))
     return rows,gaps+judge_memory(rows)
 
+# %% ../../nbs/audit/86_graph.ipynb #86000006
+def _depth(path, n, promised): # as `audit_graph` takes them -> n, tokens back and those promised, `Memory`, `Finding`
+    "How far back the logits depend on a text, and what the graph returns as caches."
+    promises,heads = _graph_promises(path) if promised is None else ([], 0)
+    promised = _promised_back(promises) if promised is None else promised
+    windows = {i: p[0]+1 for i,p in enumerate(promises) if p and p[0] is not None}
+    lengths = [promised+64] if promised is not None and promised<math.inf else []
+    if n is None: n = min(max([256, *lengths, *(int(Memory.with_reserve(w))+1 for w in windows.values())]), 4096)
+    if n<4: raise ValueError(f"n: expected 4 or more tokens, got {n}")
+    logits = graph_logits(path)
+    vocabulary = len(logits([0]))
+    ids = torch.randint(vocabulary, (n,), generator=torch.Generator().manual_seed(0)).tolist()
+    return n,farthest_token(logits, ids, vocabulary),promised,*_graph_memory(logits, ids, windows, heads)
+
 # %% ../../nbs/audit/86_graph.ipynb #0e4a0022
 def audit_graph(
     path:Path, # of any decoder's graph
@@ -112,18 +126,7 @@ def audit_graph(
     as_json:bool=False, # print the result as JSON
 ) -> int: # exit status
     "How far back the logits of any decoder's graph depend on the text, and what its caches hold."
-    try:
-        promises,heads = _graph_promises(path) if promised is None else ([], 0)
-        promised = _promised_back(promises) if promised is None else promised
-        windows = {i: p[0]+1 for i,p in enumerate(promises) if p and p[0] is not None}
-        lengths = [promised+64] if promised is not None and promised<math.inf else []
-        if n is None: n = min(max([256, *lengths, *(int(with_reserve(w))+1 for w in windows.values())]), 4096)
-        if n<4: raise ValueError(f"n: expected 4 or more tokens, got {n}")
-        logits = graph_logits(path)
-        vocabulary = len(logits([0]))
-        ids = torch.randint(vocabulary, (n,), generator=torch.Generator().manual_seed(0)).tolist()
-        back = farthest_token(logits, ids, vocabulary)
-        memory,findings = _graph_memory(logits, ids, windows, heads)
+    try: n,back,promised,memory,findings = _depth(path, n, promised)
     except Exception as e: raise UserError(f"{printable(path)}: {printable(e)}") from e # ONNX Runtime's share no class
     lost = promised==math.inf and back<n-1
     status = 0 if promised is None else 1 if back>promised or lost else 3 if n-1<=promised<math.inf else 0

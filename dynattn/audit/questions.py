@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'repeated', 'future', 'padding', 'padding_gradient', 'batch', 'batch_padding', 'packed', 'cached', 'pair',
-           'Layer', 'with_reserve', 'Memory', 'LastQuery']
+           'Layer', 'Memory', 'LastQuery']
 
 # %% ../../nbs/audit/64_questions.ipynb #bc50a5e4
 import inspect
@@ -15,7 +15,7 @@ from functools import cache, lru_cache, partial
 import torch
 from torch import Tensor, nn
 from .watch import Float64, Promise, Reach
-from ..metrics import CHOICE, NO, UNSURE, YES, depends
+from ..metrics import Answer, depends
 from .subjects import _Subject, _cache_transformer, _draw, _held, _tensor_of
 
 # %% ../../nbs/audit/64_questions.ipynb #4293179d
@@ -118,11 +118,11 @@ def _inside(model, name, f, x): # the name of a module; how the model is run, an
     return run, hidden.detach()
 
 # %% ../../nbs/audit/64_questions.ipynb #7497d1c4
-def _differs(a, b): # -> `NO`, `YES` or `UNSURE`
+def _differs(a, b): # -> `Answer.NO`, `YES` or `UNSURE`
     "Whether two outputs that should be equal are different by more than rounding."
     eps = torch.finfo(a.dtype).eps
     change = ((a-b).abs().amax()/b.abs().mean().clamp(min=1e-30)).item()
-    return NO if change<=eps**.75 else UNSURE if change<=eps**.5 else YES # NaN is a difference
+    return Answer.NO if change<=eps**.75 else Answer.UNSURE if change<=eps**.5 else Answer.YES # NaN is a difference
 
 # %% ../../nbs/audit/64_questions.ipynb #712fdadf
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ QUESTIONS = dict( # -> what a yes means, and the trials for a subject, a number 
 @dataclass(frozen=True)
 class _Answer:
     "The outcome of a question."
-    answer:int         # `NO`, `YES`, `CHOICE` or `UNSURE`
+    answer:int         # `Answer.NO`, `YES`, `CHOICE` or `UNSURE`
     trial:_Trial|None=None # the call that showed a difference
     row:int=0          # the first output that differs
 
@@ -184,7 +184,7 @@ def _ask(s, question, n, seeds=2): # -> `_Answer`, or None: the model has no suc
     for trial in QUESTIONS[question][1](s, n, seeds):
         try: answers.append(_try(s, n, trial))
         except NotImplementedError: continue
-        if answers[-1].answer in (YES, CHOICE): return answers[-1]
+        if answers[-1].answer in (Answer.YES, Answer.CHOICE): return answers[-1]
     return _Answer(max(answer.answer for answer in answers)) if answers else None
 
 # %% ../../nbs/audit/64_questions.ipynb #6f8b4b78
@@ -228,7 +228,7 @@ def _pairs_by_change(f, x): # [1,N,...] -> [1,N,N] int8
         delta = torch.zeros_like(x)
         delta[:,j] = other[:,j]
         found = depends(f, x, delta)
-        columns.append(torch.where(found==CHOICE, YES, found))
+        columns.append(torch.where(found==Answer.CHOICE, Answer.YES, found))
     return torch.stack(columns, 1)[None]
 
 # %% ../../nbs/audit/64_questions.ipynb #01e72be8
@@ -251,8 +251,8 @@ def _layer(name, pairs, promised, by_weights, least=1.):
 # %% ../../nbs/audit/64_questions.ipynb #270cc948
 def _settled(looks): # of one attention for several inputs -> [H,N,N], and a `Promise` for each head or None
     pairs = torch.stack([look.pairs for look in looks])
-    seen,unsure = (pairs==YES).any(0),(pairs==UNSURE).all(0)
-    pairs = torch.where(seen, YES, torch.where(unsure, UNSURE, NO)).to(torch.int8)
+    seen,unsure = (pairs==Answer.YES).any(0),(pairs==Answer.UNSURE).all(0)
+    pairs = torch.where(seen, Answer.YES, torch.where(unsure, Answer.UNSURE, Answer.NO)).to(torch.int8)
     if any(look.promised is None for look in looks): return pairs,None
     heads = [list(zip(*promises)) for promises in zip(*(look.promised for look in looks))]
     return pairs,[Promise(*(None if None in sides else max(sides) for sides in head)) for head in heads]
@@ -290,8 +290,6 @@ def _look_at_layers(s, n, window=None, tick=lambda: None): # -> list of `Layer`
     return [_layer('', _pairs_by_change(lambda x: s(x)[0], s.inputs(0, n)), window, False)]
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf1
-def with_reserve(tokens): return tokens+tokens/8+16
-
 @dataclass(frozen=True)
 class Memory:
     "The cache of one layer after a text."
@@ -302,16 +300,19 @@ class Memory:
     promised:float # tokens, the mean of its key heads
     widest:int|None # tokens of its widest window; None: it promises none
 
+    @staticmethod
+    def with_reserve(tokens): return tokens+tokens/8+16
+
     @property
     def tokens(self) -> float: # for which it has places
         return self.held/self.token
 
     @property
     def shows(self) -> bool: # whether the text is long enough to tell, if there is a window
-        return self.widest is None or with_reserve(self.widest)<self.n
+        return self.widest is None or self.with_reserve(self.widest)<self.n
 
     @property
-    def kept(self) -> bool: return self.widest is None or self.tokens<=with_reserve(self.promised)
+    def kept(self) -> bool: return self.widest is None or self.tokens<=self.with_reserve(self.promised)
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf2
 def _memory_of(name, n, held, token, windows): # tokens of each key head; None: all
@@ -374,7 +375,7 @@ class LastQuery:
 def _last_queries(s, n, window): # -> {(layer, number of the layer, head): `LastQuery`}
     found = {}
     for i,look in enumerate(s.look(n, rows=[n-1])):
-        for head,row in enumerate(look.pairs[:,0]!=NO):
+        for head,row in enumerate(look.pairs[:,0]!=Answer.NO):
             keys,own = int(row.sum()),look.promised and look.promised[head]
             leading = n if keys==n else int(row.int().argmin())
             found[look.name,i,head] = LastQuery(n, keys, leading, window or own or s.windows.get(look.name))

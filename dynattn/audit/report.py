@@ -15,10 +15,10 @@ from ..padding import Patched
 from ..runs import printable, table
 from ..saved import need
 from .watch import Promise
-from ..metrics import CHOICE, NO, UNSURE, YES
+from ..metrics import Answer
 from .subjects import _steps_transformer, _subjects_of
 from .questions import QUESTIONS, _ask, _inside, _look_at_layers, pair, _program, _search_lengths
-from .questions import _look_at_memory, _memory_program, with_reserve
+from .questions import Memory, _look_at_memory, _memory_program
 
 # %% ../../nbs/audit/69_report.ipynb #6aa766c1
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ def _verdict(layer, head): # -> 'future', 'more', 'less' or '', and (query, key)
     left,right = promise.within(n)
     back = torch.arange(n)[:,None]-torch.arange(n)
     within = (back<=left) & (-back<=right)
-    future,more = (pairs==YES) & (back<0),(pairs==YES) & ~within
+    future,more = (pairs==Answer.YES) & (back<0),(pairs==Answer.YES) & ~within
     apart = list(range(promise.leading))
     more[:,apart+reach.seen_by_all] = False
     more[apart+reach.sees_all] = False
-    less = (pairs==NO) & within if reach.regular and not reach.undecided else torch.zeros_like(more)
+    less = (pairs==Answer.NO) & within if reach.regular and not reach.undecided else torch.zeros_like(more)
     for word,wrong in (('future', future if right==0 else less[:0]), ('more', more), ('less', less)):
         if wrong.any(): return word,tuple(wrong.nonzero()[-1].tolist())
     return '',None
@@ -160,7 +160,7 @@ def judge_memory(
         if not kept:
             said = f"after {row.n} tokens the cache of a layer holds {held:g}; its windows promise {promised:g}."
             findings.append(Finding('memory', 'broken', f"{where}: {said}", program(row)))
-        elif with_reserve(row.widest)<most: findings.append(Finding('memory', 'not measured',
+        elif Memory.with_reserve(row.widest)<most: findings.append(Finding('memory', 'not measured',
             f"{where}: {row.n} tokens are too few to see whether a cache keeps no more than {row.widest}."))
     return findings
 
@@ -172,14 +172,14 @@ def _memory(s, n, layers, longest, make): # -> list of `Memory`, of `Finding`
     promises = [promise for layer in layers for promise in layer.promised if promise and promise.left is not None]
     if s.steps is not _steps_transformer: return gap("the model has no cache of transformers") if make else ([],[])
     if not promises: return [],[]
-    lengths = [int(with_reserve(p.left+1+p.leading))+1 for p in promises if p.left<=max(1100, longest or 0)]
+    lengths = [int(Memory.with_reserve(p.left+1+p.leading))+1 for p in promises if p.left<=max(1100, longest or 0)]
     try: rows = _look_at_memory(s, min(max([n, 8, *lengths]), _most_tokens(s)), layers, make)
     except Exception as e: return gap(f"{type(e).__name__}: {printable(e)[:120]}") # a cache fails in many ways
     if not rows: return gap("no layer of it could be told")
     return rows,judge_memory(rows, _most_tokens(s), lambda row: _memory_program(s, row, make))
 
 # %% ../../nbs/audit/69_report.ipynb #5b234130
-_WORDS = {NO: 'no', YES: 'yes', CHOICE: 'yes, by selection', UNSURE: 'not decided'}
+_WORDS = {Answer.NO: 'no', Answer.YES: 'yes', Answer.CHOICE: 'yes, by selection', Answer.UNSURE: 'not decided'}
 
 @dataclass
 class Examination(Patched):
@@ -334,10 +334,10 @@ def _answers(s, n, p, causal, seeds, tick): # -> answers, findings
             continue
         if found is None: continue
         answers[question] = found.answer,promised
-        if found.answer==UNSURE: findings.append(_open(question, 'the change does not scale'))
-        elif found.answer!=NO and (promised or question=='packed'):
+        if found.answer==Answer.UNSURE: findings.append(_open(question, 'the change does not scale'))
+        elif found.answer!=Answer.NO and (promised or question=='packed'):
             findings.append(_said(s, n, question, found, promised))
-        if question=='repeated' and found.answer!=NO: break # nothing else can be told
+        if question=='repeated' and found.answer!=Answer.NO: break # nothing else can be told
     return answers,findings
 
 # %% ../../nbs/audit/69_report.ipynb #70cd7b45
@@ -346,7 +346,7 @@ def _open(question, why, status='not measured'):
 
 def _said(s, n, question, found, promised):
     status = 'not measured' if question=='repeated' else 'broken' if promised else 'noted'
-    chosen = ' It is a matter of selection.' if found.answer==CHOICE else ''
+    chosen = ' It is a matter of selection.' if found.answer==Answer.CHOICE else ''
     trial = found.trial
     code = _program(s, n, trial.ask, trial.numbers, trial.seed)
     return Finding(question, status, trial.sentence.format(row=found.row)+chosen, code)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 from ..engine import ops
-from ..metrics import NO, UNSURE, YES
+from ..metrics import Answer
 from ..padding import Patched
 from ..window import Window
 
@@ -84,7 +84,7 @@ class Promise(NamedTuple):
 class _Look:
     "The pairs of queries and keys that the heads of one attention see."
     name:str          # of the module
-    pairs:Tensor      # [H,N,M] int8: `NO`, `YES` or `UNSURE`
+    pairs:Tensor      # [H,N,M] int8: `Answer.NO`, `YES` or `UNSURE`
     sums:Tensor       # [H,N] of the weights; less than one where a sink takes some
     promised:list|None=None  # a `Promise` for each head, where the call itself says so
 
@@ -119,8 +119,8 @@ def measure(self:Watch, f, q, k, v, promised=None, even=None):
     small = q/(q.norm(dim=-1).amax()*k.norm(dim=-1).amax()).clamp(min=1)
     get = _unit_weights if self.rows is None else partial(_row_weights, rows=self.rows)
     weights,alike = get(f, q, k, v)[0],get(even or f, small, k, v)[0]
-    pairs = torch.where(alike==0, NO, torch.where(alike>alike.amax(-1, keepdim=True)*1e-9, YES, UNSURE))
-    self.note(torch.where(weights>0, YES, pairs), weights, promised)
+    pairs = torch.where(alike==0, Answer.NO, torch.where(alike>alike.amax(-1, keepdim=True)*1e-9, Answer.YES, Answer.UNSURE))
+    self.note(torch.where(weights>0, Answer.YES, pairs), weights, promised)
 
 # %% ../../nbs/audit/62_watch.ipynb #6047927b
 @patch
@@ -135,7 +135,7 @@ def _of_torch(self:Watch, func, query, key, value, embed_dim, heads, *args, **kw
     asked = kwargs | dict(need_weights=True, average_attn_weights=False)
     _,weights = func(query, key, value, embed_dim, heads, *args, **asked)
     weights = weights[0] if self.rows is None else weights[0][:,self.rows]
-    self.note(torch.where(weights>0, YES, NO), weights)
+    self.note(torch.where(weights>0, Answer.YES, Answer.NO), weights)
 
 # %% ../../nbs/audit/62_watch.ipynb #72993717
 @patch
@@ -144,7 +144,7 @@ def _of_softmax(self:Watch, scores, weights, dim=None, **kwargs): # [B,H,N,M] or
     if scores.dim()==4: scores,weights = scores[0],weights[0]    # [H,N,N]
     if self.rows is not None: scores,weights = scores[:,self.rows],weights[:,self.rows]
     gap = scores.amax(-1, keepdim=True)-scores
-    self.note(torch.where(weights>0, YES, torch.where(gap>9000, NO, UNSURE)), weights)
+    self.note(torch.where(weights>0, Answer.YES, torch.where(gap>9000, Answer.NO, Answer.UNSURE)), weights)
 
 # %% ../../nbs/audit/62_watch.ipynb #a4d38076
 def _promises_of(call): # -> a `Promise` for each head; None where a mask decides
@@ -200,7 +200,7 @@ class Reach(Patched):
 
 def _band(pairs, rows, cols): # rows and cols [N] bool: places that may stand outside of the band
     "The `Reach` when these queries and keys are left out of account."
-    n,seen = len(pairs),pairs==YES
+    n,seen = len(pairs),pairs==Answer.YES
     back = torch.arange(n)[:,None]-torch.arange(n)                   # i-j
     others = seen & ~rows[:,None] & ~cols
     left,right = (int(torch.where(others, side, 0).amax().clamp(min=0)) for side in (back, -back))
@@ -208,9 +208,9 @@ def _band(pairs, rows, cols): # rows and cols [N] bool: places that may stand ou
     beyond = seen & ~inside
     seen_by_all = beyond[~rows].any(0) & cols
     sees_all = (beyond & ~seen_by_all).any(1) & rows
-    regular = not ((pairs==NO) & inside).any() and bool(others.any())
+    regular = not ((pairs==Answer.NO) & inside).any() and bool(others.any())
     places = [found.nonzero().flatten().tolist() for found in (sees_all, seen_by_all)]
-    return Reach(left, right, *places, regular, int((pairs==UNSURE).sum()))
+    return Reach(left, right, *places, regular, int((pairs==Answer.UNSURE).sum()))
 
 # %% ../../nbs/audit/62_watch.ipynb #2492e0c2
 @patch(cls_method=True)
@@ -219,7 +219,7 @@ def of(cls:Reach,
     leading:int=0, # tokens that are promised to be seen by all
 ) -> Reach:
     "The first that fits: a band, a band with leading tokens apart, a band with a few other places apart."
-    n,seen = len(pairs),pairs==YES
+    n,seen = len(pairs),pairs==Answer.YES
     place = torch.arange(n)
     if leading:
         found = _band(pairs, place<leading, place<leading)

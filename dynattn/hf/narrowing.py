@@ -407,11 +407,12 @@ def _beside(checkpoint, part):
     "The file of another part of a run."
     return None if checkpoint is None else Path(checkpoint).with_suffix(f'.{part}.pt')
 
-def _curves_for(model, batches, o, n, curves, checkpoint):
+def _curves_for(model, batches, o, budget, curves, checkpoint):
     "The curves that were given, or those of the first texts."
-    if curves is None: return cost_curves(model, batches[:16], o.sinks, seed=o.seed, checkpoint=_beside(checkpoint, 'curves'))
-    if curves.budget.n!=n: raise ValueError(f"curves: expected those of {n} tokens, got those of {curves.budget.n}")
-    return curves
+    if curves is None:
+        return cost_curves(model, batches[:16], budget.sinks, seed=o.seed, checkpoint=_beside(checkpoint, 'curves'))
+    if curves.budget.n==budget.n: return curves
+    raise ValueError(f"curves: expected those of {budget.n} tokens, got those of {curves.budget.n}")
 
 @patch
 def mend(self:Distance,
@@ -452,12 +453,10 @@ def narrow(
     **options, # fields of `NarrowOptions`
 ) -> Narrowed:
     "Learn how far each head of a model has to look. If interrupted (Ctrl-C), it keeps the widths so far."
-    start = time.perf_counter()
-    o = NarrowOptions(keep=keep, **options)
+    start,o = time.perf_counter(),NarrowOptions(keep=keep, **options)
     budget = Narrower.check(model, batches, o, held_out)
-    o = replace(o, sinks=budget.sinks)
-    curves = _curves_for(model, batches, o, budget.n, curves, checkpoint)
-    add_windows(model, n_global=o.sinks)
+    curves = _curves_for(model, batches, o, budget, curves, checkpoint)
+    add_windows(model, n_global=budget.sinks)
     with frozen(model):
         vector = WidthVector(model, budget.n)
         run = Narrower(vector, Distance(model, batches, o), len(batches), o)
@@ -469,8 +468,8 @@ def narrow(
         widths = vector.in_layers(vector.rounded(o.sizes)) if o.sizes else vector.by_layer()
         set_widths(model, widths)
         mended = run.distance.mend(held_out, checkpoint, every, on_step) if o.heal and finished else None
-    finished,seconds = finished and bool(mended)==bool(o.heal),time.perf_counter()-start
-    return Narrowed(widths, vector.budget, run.rows, seconds, finished, risen, mended)
+    finished = finished and bool(mended)==bool(o.heal)
+    return Narrowed(widths, vector.budget, run.rows, time.perf_counter()-start, finished, risen, mended)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #14f18f89
 @torch.no_grad()

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..engine.dense import dense_attention
-from ..metrics import NO, UNSURE, depends
+from ..metrics import Answer, depends
 from ..padding import PaddingMask
 
 # %% ../../nbs/survey/70_card.ipynb #29d3cdf6
@@ -386,8 +386,8 @@ def causality(
                 answers.update(depends(lambda x: _run(layer, x)[0, :t], x, future).tolist())
             grads = grads or _reads_ahead(layer, x, t)
     if grads: return Verdict("no", change)
-    changed = answers - {NO, UNSURE}
-    return Verdict("leaks" if changed else "undecided" if UNSURE in answers else "yes", change)
+    changed = answers - {Answer.NO, Answer.UNSURE}
+    return Verdict("leaks" if changed else "undecided" if Answer.UNSURE in answers else "yes", change)
 
 # %% ../../nbs/survey/70_card.ipynb #fe604459
 def _frozen(layer): return copy.deepcopy(layer).double().eval()
