@@ -178,4 +178,19 @@ def write_handouts(dest):
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(handout(c.path), encoding='utf-8')
 
+def plain(p):
+    "A page as Markdown: its text, and the code of the cells that it shows"
+    shown = [c for c in taken(p) if c['cell_type']=='markdown' or not re.search(r'^#\|\s*(hide\b|echo: false)', source(c), re.M)]
+    code = [re.sub(r'^#\|.*\n?', '', source(c), flags=re.M).strip() for c in shown]
+    return '\n\n'.join(t if c['cell_type']=='markdown' else f'```python\n{t}\n```' for c,t in zip(shown, code) if t)
+
+def write_llms(dest):
+    "What programs that read the site are given: llms.txt lists the pages, llms-full.txt is all of them"
+    lines = [f'# {cfg.title}', f'> {cfg.description}']
+    for part,found in parts().items():
+        lines += [f'## {part}', '\n'.join(f'- [{c.title}]({BASE}{c.page}): {c.line}' for c in found)]
+    Path(dest, 'llms.txt').write_text('\n\n'.join(lines) + '\n', encoding='utf-8')
+    pages = ['index.ipynb', *(c.path for c in chapters())]
+    Path(dest, 'llms-full.txt').write_text('\n\n'.join(map(plain, pages)) + '\n', encoding='utf-8')
+
 def colab(p): return f"https://colab.research.google.com/github/{cfg.user}/{cfg.repo}/blob/gh-pages/notebooks/{p}"
