@@ -7,7 +7,7 @@ from dynattn import Encoder, EncoderConfig, convert
 from dynattn.audit import examine
 from dynattn.audit.questions import _look_at_layers
 from dynattn.audit.subjects import _subjects_of
-from dynattn.audit.watch import NO, UNSURE, _depends
+from dynattn.metrics import UNSURE, NO, depends
 from dynattn.command import main
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -296,7 +296,7 @@ def test_rounding_is_no_dependence_and_doubt_is_said():
     x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     delta = torch.zeros_like(x)
     delta[5] = 1
-    noisy = _depends(lambda x: x[:3]+1e-12*torch.sin(1e9*x[5]), x, delta)
+    noisy = depends(lambda x: x[:3]+1e-12*torch.sin(1e9*x[5]), x, delta)
     assert set(noisy.tolist())=={UNSURE}
 
 class OwnAttention(Model):

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'repeated', 'future', 'padding', 'padding_gradient', 'batch', 'batch_padding', 'packed', 'cached', 'pair',
-           'Layer', 'Memory', 'LastQuery']
+           'Layer', 'with_reserve', 'Memory', 'LastQuery']
 
 # %% ../../nbs/audit/64_questions.ipynb #bc50a5e4
 import inspect
@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 import torch
 from torch import Tensor, nn
-from .watch import CHOICE, NO, UNSURE, YES, _Float64, Promise, _depends, _reach_of
+from .watch import Float64, Promise, Reach
+from ..metrics import CHOICE, NO, UNSURE, YES, depends
 from .subjects import _Subject, _cache_transformer, _draw, _held, _tensor_of
 
 # %% ../../nbs/audit/64_questions.ipynb #4293179d
@@ -130,7 +131,7 @@ class _Trial:
     ask:Callable     # (f, x, other, **numbers) -> two outputs
     sentence:str     # what was found
     numbers:dict=field(default_factory=dict) # keywords of `ask`
-    by_change:bool=False # whether the answer comes from `_depends`
+    by_change:bool=False # whether the answer comes from `depends`
     seed:int=0       # of the inputs
 
 def _padding(where, first, last):
@@ -171,9 +172,9 @@ def _try(s, n, trial): # -> `_Answer`
     run = s if trial.ask is repeated else lru_cache(2)(lambda *args, **kwargs: s(*args, **kwargs))
     x,other = s.inputs(trial.seed, n),s.inputs(trial.seed+1000, n)
     if trial.by_change:
-        found = _depends(lambda y: trial.ask(run, x, y, **trial.numbers)[1][0], x, other-x)
+        found = depends(lambda y: trial.ask(run, x, y, **trial.numbers)[1][0], x, other-x)
         return _Answer(int(found.max()), trial)
-    with _Float64(): a,b = trial.ask(run, x, other, **trial.numbers)
+    with Float64(): a,b = trial.ask(run, x, other, **trial.numbers)
     wrong = ~((a-b).abs().flatten(2).amax((0, 2))<=1e-8*b.abs().mean())
     return _Answer(_differs(a, b), trial, int(wrong.int().argmax()))
 
@@ -226,7 +227,7 @@ def _pairs_by_change(f, x): # [1,N,...] -> [1,N,N] int8
     for j in range(x.shape[1]):
         delta = torch.zeros_like(x)
         delta[:,j] = other[:,j]
-        found = _depends(f, x, delta)
+        found = depends(f, x, delta)
         columns.append(torch.where(found==CHOICE, YES, found))
     return torch.stack(columns, 1)[None]
 
@@ -244,7 +245,7 @@ class Layer:
 
 def _layer(name, pairs, promised, by_weights, least=1.):
     promised = promised if isinstance(promised, list) else [promised]*len(pairs)
-    reach = [_reach_of(head, promise.leading if promise else 0) for head,promise in zip(pairs, promised)]
+    reach = [Reach.of(head, promise.leading if promise else 0) for head,promise in zip(pairs, promised)]
     return Layer(name, pairs.shape[-1], reach, promised, by_weights, pairs, least)
 
 # %% ../../nbs/audit/64_questions.ipynb #270cc948
@@ -267,7 +268,7 @@ def _not_watched(s, names):
 def _by_change(s, name, n): # -> [1,N,N], or None where the module has no input [1,N,D] of its own
     try: run,x = _inside(s.model, name, s, s.inputs(0, n))
     except LookupError: return None
-    with _Float64():
+    with Float64():
         y = run(x)
         return _pairs_by_change(lambda x: run(x)[0], x) if y.dim()==3 and y.shape[1]==n else None
 
@@ -289,7 +290,7 @@ def _look_at_layers(s, n, window=None, tick=lambda: None): # -> list of `Layer`
     return [_layer('', _pairs_by_change(lambda x: s(x)[0], s.inputs(0, n)), window, False)]
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf1
-def _with_reserve(tokens): return tokens+tokens/8+16
+def with_reserve(tokens): return tokens+tokens/8+16
 
 @dataclass(frozen=True)
 class Memory:
@@ -307,10 +308,10 @@ class Memory:
 
     @property
     def shows(self) -> bool: # whether the text is long enough to tell, if there is a window
-        return self.widest is None or _with_reserve(self.widest)<self.n
+        return self.widest is None or with_reserve(self.widest)<self.n
 
     @property
-    def kept(self) -> bool: return self.widest is None or self.tokens<=_with_reserve(self.promised)
+    def kept(self) -> bool: return self.widest is None or self.tokens<=with_reserve(self.promised)
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf2
 def _memory_of(name, n, held, token, windows): # tokens of each key head; None: all
@@ -320,7 +321,7 @@ def _memory_of(name, n, held, token, windows): # tokens of each key head; None: 
 
 def _look_at_memory(s, n, layers, make=None): # makes an empty cache; None: the model's own -> list of `Memory`
     "What the cache holds of every layer whose windows are known."
-    with _Float64(): cache = _cache_transformer(s.model, s.inputs(0, n), make and make(), **s.options)
+    with Float64(): cache = _cache_transformer(s.model, s.inputs(0, n), make and make(), **s.options)
     promised,found = {layer.name: layer.promised for layer in layers},[]
     for name,module in s.model.named_modules():
         index,heads = getattr(module, 'layer_idx', None),promised.get(name, [None])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from ..encoder import Classifier
 from .files import _batch_of, read_text, walk
-from ..runs import Bar, printable, verb, _write_picture
+from ..runs import Bar, printable, verb, write_picture
 from ..saved import UserError, need
 from .training import TrainConfig, _probabilities, _run_settings
 
@@ -138,7 +138,7 @@ def _windows_verb(a): # -> exit status
     if png.suffix.lower()!='.png' or png.is_dir() or not png.parent.is_dir():
         raise UserError(f"--png: expected a name that ends in .png, in a folder that exists, got {png}")
     axes,rows = windows(a.file, a.run)
-    _write_picture(png, axes[0])
+    write_picture(png, axes[0])
     for l,h,w,alpha in rows: print(f'layer {l}, head {h}: {w} tokens to each side, α {alpha:.2f}')
     print(f'the picture: {printable(png)}')
     return 0

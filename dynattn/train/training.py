@@ -19,9 +19,8 @@ from ..encoder import Classifier, EncoderConfig
 from .files import DataConfig, _batch_of, _check, _epoch_batches, load_data, _number, _split_table, _views
 from ..runs import Bar, Run, add_options, check_folder, check_settings, markdown
 from ..saved import DamagedFile, UserError, need
-from ..runs import _Patched, printable, read_state, table, verb, working_in, write_report
-from ..saved import read_intact, write_atomic
-from ..runs import write_state
+from ..runs import Patched, printable, table, verb, working_in, write_report
+from ..saved import read_intact, read_state, write_atomic, write_state
 
 # %% ../../nbs/train/52_training.ipynb #c7a51c0f
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ _FILES = tuple('settings.json split.csv metrics.jsonl checkpoint.pt config.json 
 def _run_of(folder, c): return Run(Path(folder), _FILES, dataclasses.asdict(c), free=('patience','every'))
 
 # %% ../../nbs/train/52_training.ipynb #888f742c
-class Trainer(_Patched):
+class Trainer(Patched):
     "A run: model, optimiser and position in the data; a checkpoint holds all of it."
     def __init__(self,
         c, data, # a `TrainConfig`; `Data`, as `load_data` gives it
