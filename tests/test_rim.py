@@ -361,7 +361,7 @@ def test_no_mode_of_the_first_call_changes_what_follows():
     "Under another default dtype or device, in inference mode and under autocast the first call is like any other."
     code = ("import torch\nfrom dynattn import Window, attention\n"
             "q = torch.randn(2, 2, 9, 4, device='cpu')\nfound = []\n"
-            "def call(): found.append(attention(q, q, q, window=Window.default(torch.full((2,), 3., device='cpu')), alpha=1.5))\n"
+            "def call(): found.append(attention(q, q, q, window=Window.default(torch.full((2,), 3., dtype=torch.float32, device='cpu')), alpha=1.5))\n"
             "torch.set_default_dtype(torch.float64)\ncall()\ntorch.set_default_dtype(torch.float32)\n"
             "with torch.device('meta'): call()\nwith torch.inference_mode(): call()\n"
             "call()\nprint(all(torch.equal(x, found[-1]) for x in found))")
