@@ -300,10 +300,10 @@ def test_public_functions_say_what_they_return():
     assert not silent, silent
 
 def test_type_checkers_see_that_methods_follow():
-    "A public class that grows by `@patch` derives from `_Patched`, or its public methods are declared with their types."
+    "A public class that grows by `@patch` derives from `Patched`, or its public methods are declared with their types."
     missing,grown = [],set()
     trees = {path: ast.parse(path.read_text(encoding='utf-8')) for path in sorted((ROOT/'dynattn').rglob('*.py')) if path.name!='_modidx.py'}
-    open_ = {c.name for tree in trees.values() for c in tree.body if isinstance(c, ast.ClassDef) and '_Patched' in {ast.unparse(b) for b in c.bases}}
+    open_ = {c.name for tree in trees.values() for c in tree.body if isinstance(c, ast.ClassDef) and 'Patched' in {ast.unparse(b) for b in c.bases}}
     for path,tree in trees.items():
         if path.name=='__init__.py': # without `__all__`, a strict type checker takes what it imports for its own
             top = [*tree.body, *(node for x in tree.body if isinstance(x, ast.If) for node in x.body)]
