@@ -53,7 +53,7 @@ setup(
     name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
     author=cfg['author'], author_email=cfg['author_email'], url=cfg['git_url'], license='Apache-2.0', license_files=['LICENSE'],
     long_description=readme, long_description_content_type='text/markdown',
-    packages=find_packages(include=[cfg['lib_path'], cfg['lib_path']+'.*']), package_data={cfg['lib_path']: ['py.typed']}, python_requires='>='+cfg['min_python'],
+    packages=find_packages(include=[cfg['lib_path'], cfg['lib_path']+'.*']), package_data={cfg['lib_path']: ['py.typed', '*.js']}, python_requires='>='+cfg['min_python'],
     classifiers=['Development Status :: 3 - Alpha', 'Intended Audience :: Science/Research', 'Programming Language :: Python :: 3'],
     install_requires=words('requirements'), extras_require=extras,
     entry_points={'console_scripts': words('console_scripts'),

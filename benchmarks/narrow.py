@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 from harness import CLOCK, count_cpu_time, rows_of
 from dynattn.hf import WindowedCache, add_windows
-from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, cache_share, set_widths, token_losses,
-    without_windows)
+from dynattn.hf.curves import cache_share
+from dynattn.hf.narrowing import Distance, NarrowOptions, Narrower, WidthVector, set_widths, token_losses, without_windows
 from dynattn.hf.plugin import LayerCall
 from dynattn.hf.saving import load_pretrained
 from dynattn.hf.windows import record_edge

@@ -1,7 +1,7 @@
 """What the book is: its chapters in order, its parts, how long each notebook takes, and the copies for readers.
 
 `chapters()` is the one list that the sidebar (Sphinx's and Quarto's) and the tests go by."""
-import json, re
+import base64, json, lzma, re
 from dataclasses import dataclass
 from pathlib import Path
 from nbdev.config import get_config
@@ -14,8 +14,8 @@ BASE = cfg.doc_host.rstrip('/') + ROOT_PATH
 REPO = cfg.git_url
 TIMES = NBS/'times.json'
 PARTS = {           # their notebooks, in order: a folder, or numbers at the top
-    'Guide': ['guide/'], 'The idea': [r'(0[1-9]|1\d|2\d)_'], 'The engine': ['engine/'], 'Layers': [r'(4[0-8]|[56]\d)_'],
-    'Hugging Face': ['hf/'], 'Programs': ['49_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_'],
+    'Guide': ['guide/'], 'The idea': [r'(0[1-9]|1\d|2\d)_'], 'The engine': ['engine/'], 'Layers': [r'(39|4[0-689]|[56]\d)_'],
+    'Hugging Face': ['hf/'], 'Programs': ['38_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_'],
     'The survey': ['survey/7[0-2]', 'survey/20', 'survey/'], 'Evidence': ['(80|90)_'], 'Appendix': ['(00|9[1-9])_']}
 ORDER = [(part, place) for part,places in PARTS.items() for place in places]
 
@@ -77,14 +77,14 @@ def duration(p):
     s = times().get('seconds', {}).get(Path(p).as_posix())
     return None if s is None else f'{s:.0f} s' if s>=1 else 'under a second'
 
-INSTALL = f'''# Colab has torch; this brings the rest, and the figures that chapters read. Elsewhere it does nothing.
+INSTALL = f'''# Colab has torch; this brings the rest. Elsewhere it does nothing: pip install "dynattnEXTRAS"MORE
 import sys
 if 'google.colab' in sys.modules:
     get_ipython().system('git clone -q --depth 1 {REPO} /content/dynattn')
     get_ipython().run_line_magic('pip', "install -q '/content/dynattnEXTRAS'MORE")
     get_ipython().run_line_magic('cd', '/content/dynattn/nbs/FOLDER')'''
 NAMES = {'scikit-learn': 'sklearn'}   # what a package is imported as, where the name does not say it
-EXTRAS = 'viz', 'train', 'narrow', 'oracles'
+EXTRAS = 'viz', 'train', 'narrow', 'export', 'oracles'
 
 def packages(extra=''):
     "Names of the packages that an extra brings; without a name those that the package itself needs"
@@ -100,7 +100,9 @@ def imports(text, module=''):
     return found
 
 def taken(p):
-    plumbing = re.compile(r'nbdev_export\(|^#\|\s*default_exp', re.M)
+    "The cells that a reader is given: those of the page, and of the first page, which is an excerpt, what runs beneath it"
+    hidden = 'default_exp' if Path(p).name=='index.ipynb' else r'(default_exp|hide\b)'
+    plumbing = re.compile(r'nbdev_export\(|^#\|\s*'+hidden, re.M)
     return [c for c in read(p)['cells'] if not plumbing.search(source(c))]
 
 def needed(p):
@@ -110,21 +112,22 @@ def needed(p):
         name = todo.pop()
         if name in found: continue
         found.add(name)
-        file = cfg.config_path/(name.replace('.', '/')+'.py')
-        if name.startswith('dynattn.') and file.exists(): todo += imports(file.read_text(encoding='utf-8'), name)
+        place = cfg.config_path/name.replace('.', '/')
+        for file,inside in ((place.with_suffix('.py'), name), (place/'__init__.py', name+'.__init__')):
+            if name.startswith('dynattn.') and file.exists(): todo += imports(file.read_text(encoding='utf-8'), inside)
     return {name.partition('.')[0] for name in found}
 
 def module_of(package): return NAMES.get(package, package.replace('-', '_'))
 
 def extras(p):
-    "The extras that bring what the notebook needs: one after the other the one that brings most, the smaller before the larger"
+    "`viz`, and the extras that bring what else the notebook needs: one after the other the one that brings most, the smaller before the larger"
     missing = {n for extra in EXTRAS for n in packages(extra) if module_of(n) in needed(p)}
     chosen = []
     while missing:
         best = max(EXTRAS, key=lambda extra: (len(missing & {*packages(extra)}), -len(packages(extra))))
         chosen.append(best)
         missing -= {*packages(best)}
-    return sorted(chosen, key=EXTRAS.index)
+    return sorted({'viz', *chosen}, key=EXTRAS.index)
 
 def more(p):
     "Packages for the tests that the notebook itself imports, and that no extra of the install cell brings"
@@ -137,12 +140,36 @@ def install(p):
     brought,beside = f'[{wanted}]' if wanted else '',''.join(f' {n}' for n in more(p))
     return INSTALL.replace('EXTRAS', brought).replace('MORE', beside).replace('FOLDER', Path(p).parent.as_posix().strip('.'))
 
+READS = re.compile(r"""['"](?:(\w+\.csv)|((?:benchmarks|experiments|examples)/[\w./]+))['"]""")
+UNPACK = '''# The rows and scripts of the repository that this page reads, for a folder that is not in it
+import json, lzma
+from base64 import b85decode
+from pathlib import Path
+packed = "PACKED"
+for name,text in json.loads(lzma.decompress(b85decode(packed))).items():
+    if not any((folder/name).exists() for folder in (Path.cwd(), *Path.cwd().parents)):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text, encoding='utf-8')'''
+
+def files(p):
+    "Files of the repository that the notebook reads: path -> text"
+    found = [m for c in taken(p) if c['cell_type']=='code' for m in READS.findall(source(c))]
+    names = {f'benchmarks/results/{rows}' if rows else path for rows,path in found}
+    return {n: (cfg.config_path/n).read_text(encoding='utf-8') for n in sorted(names) if (cfg.config_path/n).is_file()}
+
+def unpack(p):
+    "A cell that writes those files, or ''"
+    packed = base64.b85encode(lzma.compress(json.dumps(files(p)).encode())).decode()
+    return UNPACK.replace('PACKED', packed) if files(p) else ''
+
 def handout(p):
-    "The notebook to take away: without nbdev's own cells, and with one in front that installs the package on Colab"
+    """The notebook to take away: the cells of its page, and in front of them one that installs the package on Colab and one
+    that brings what the page reads."""
     nb = read(p)
     nb['cells'] = taken(p)
-    nb['cells'].insert(1, dict(cell_type='code', execution_count=None, id='install', metadata={}, outputs=[],
-                               source=install(p).splitlines(keepends=True)))
+    for id,text in dict(unpack=unpack(p), install=install(p)).items():
+        if text: nb['cells'].insert(1, dict(cell_type='code', execution_count=None, id=id, metadata={}, outputs=[],
+                                            source=text.splitlines(keepends=True)))
     return json.dumps(nb, indent=1, sort_keys=True, ensure_ascii=False) + '\n'
 
 def write_handouts(dest):
@@ -150,5 +177,20 @@ def write_handouts(dest):
         copy = Path(dest)/c.path
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(handout(c.path), encoding='utf-8')
+
+def plain(p):
+    "A page as Markdown: its text, and the code of the cells that it shows"
+    shown = [c for c in taken(p) if c['cell_type']=='markdown' or not re.search(r'^#\|\s*(hide\b|echo: false)', source(c), re.M)]
+    code = [re.sub(r'^#\|.*\n?', '', source(c), flags=re.M).strip() for c in shown]
+    return '\n\n'.join(t if c['cell_type']=='markdown' else f'```python\n{t}\n```' for c,t in zip(shown, code) if t)
+
+def write_llms(dest):
+    "What programs that read the site are given: llms.txt lists the pages, llms-full.txt is all of them"
+    lines = [f'# {cfg.title}', f'> {cfg.description}']
+    for part,found in parts().items():
+        lines += [f'## {part}', '\n'.join(f'- [{c.title}]({BASE}{c.page}): {c.line}' for c in found)]
+    Path(dest, 'llms.txt').write_text('\n\n'.join(lines) + '\n', encoding='utf-8')
+    pages = ['index.ipynb', *(c.path for c in chapters())]
+    Path(dest, 'llms-full.txt').write_text('\n\n'.join(map(plain, pages)) + '\n', encoding='utf-8')
 
 def colab(p): return f"https://colab.research.google.com/github/{cfg.user}/{cfg.repo}/blob/gh-pages/notebooks/{p}"

@@ -10,7 +10,8 @@ from dynattn.engine.operator import banded_attention
 from dynattn.engine import native
 from dynattn.engine.ops import attention
 from dynattn.modules import MultiheadAttention, convert
-from dynattn.encoder import DynamicAttention, EncoderLayer, EncoderConfig, Encoder, Classifier
+from dynattn.layer import DynamicAttention, EncoderLayer
+from dynattn.encoder import EncoderConfig, Encoder, Classifier
 
 __all__ = [
     'PaddingMask', 'masked_softmax', 'dense_attention', 'attention_weights', 'window_recall',

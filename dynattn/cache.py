@@ -89,21 +89,20 @@ def _groups(reach, kv_heads, n_lead=0):
     return [_Group(_sliced(some), _sliced(queries(some)), back, n_lead) for back,some in members.items()]
 
 # %% ../nbs/46_cache.ipynb #0f976475
-_SPARE = 24 # one spare place for so many needed ones
+_SPARE = 24 # one spare place for so many needed ones; eight at least
 
 def _capacity(needed, reach):
     "Places to allocate where `needed` are in use."
     grown = needed + needed//_SPARE + 16
-    return grown if reach is None else max(needed, min(grown, reach+1 + reach//_SPARE))
+    return grown if reach is None else max(needed, min(grown, reach+1 + max(reach//_SPARE, 8)))
 
 def _move(group, first, end, capacity):
     "The leading keys and those at positions `first` to `end`-1 move to buffers with room for `capacity` of the latter."
-    old = slice(group.n_lead+first-group.start, group.n_lead+end-group.start)
-    new = slice(group.n_lead, group.n_lead+end-first)
+    lead = group.n_lead
     def moved(x):
-        buffer = x.new_empty(*x.shape[:2], group.n_lead+capacity, x.shape[3])
-        buffer[:,:,:group.n_lead] = x[:,:,:group.n_lead]
-        buffer[:,:,new] = x[:,:,old]
+        buffer = x.new_empty(*x.shape[:2], lead+capacity, x.shape[3])
+        if lead: buffer[:,:,:lead] = x[:,:,:lead]
+        buffer[:,:,lead:lead+end-first] = x[:,:,lead+first-group.start:lead+end-group.start]
         return buffer
     k,v = moved(group.k),moved(group.v)
     group.k = k
@@ -239,11 +238,13 @@ class _Kept:
     record_past:bool = False # whether nothing is dropped until `crop`
     _table:tuple|None = None # the addresses of the keys
     _common:tuple|None = None # what all calls have in common
+    _form:tuple|None = None # of the last tensors that were checked
 
     def reset(self) -> None:
         "Forget everything."
         self.groups = _groups(self.reach, self.kv_heads, self.n_global)
         self.seen = 0      # tokens so far
+        self._form = None
         self.padded:Tensor|None = None # [B] left padding of each row, where there is some and there are leading tokens
 
     @property
@@ -297,6 +298,7 @@ class _Moved(_Cropped):
         return self
 
     def _replace(self, f): # f: of a tensor whose first axis is the batch
+        self._form = None
         for g in self.groups:
             if g.k is not None: g.k,g.v = f(g.k),f(g.v)
         if self.padded is not None: self.padded = f(self.padded)
@@ -350,7 +352,6 @@ def _begin(layer, k, v, keep, total):
     _write(layer, k, v, total)
 
 # %% ../nbs/46_cache.ipynb #46b00005
-@torch.no_grad()
 def _attend(layer, q, k, v, keep):
     "Attention of checked tensors to what is kept and to themselves."
     if keep is not None and keep.all(): keep = None
@@ -373,17 +374,22 @@ def _attend(layer, q, k, v, keep):
     return out
 
 # %% ../nbs/46_cache.ipynb #deea3770
-def _check(layer, q, k, v, keep): # -> (q, k, v)
+def _form(q, k, v):
+    "All that the checks of these tensors read; None where one has to look."
+    if torch._C._is_any_autocast_enabled(): return None
+    learning,found = torch.is_grad_enabled(),[]
+    for x in (q, k, v):
+        if type(x) is not Tensor or x.is_nested: return None
+        found.append((x.shape, x.dtype, x.device, x.layout, learning and x.requires_grad))
+    return found
+
+def _check_tensors(layer, q, k, v): # -> (q, k, v)
     "The tensors of a call, cast under autocast; raise where they do not fit what is kept."
     call = Call(q, k, v)
     b,n = q.shape[0],q.shape[-2]
     for name,x,h in (('q', q, layer.heads), ('k', k, layer.kv_heads), ('v', v, layer.kv_heads)):
         if x.is_nested or x.dim()!=4 or x.shape[:3]!=(b, h, n):
             raise ValueError(f"{name}: expected [{b},{h},{n},d], got {_got(x)}")
-    size = b,layer.seen+n
-    real = getattr(keep, 'dtype', None),getattr(keep, 'shape', None),getattr(keep, 'device', None)
-    if keep is not None and real!=(torch.bool,size,q.device):
-        raise ValueError(f"keep: expected a bool Tensor [B,seen+n]={size} on {q.device}, got {_got(keep)}")
     group = layer.groups[0]
     for name,x,kept in (('k', call.k, group.k), ('v', call.v, group.v)) if layer.seen else ():
         if (x.dtype,x.device,b,x.shape[3])!=(kept.dtype,kept.device,len(kept),kept.shape[3]):
@@ -393,6 +399,18 @@ def _check(layer, q, k, v, keep): # -> (q, k, v)
         raise RuntimeError("q: expected tensors without a graph, got one that wants a gradient; "
                            "a cache is for torch.no_grad()")
     return call.q,call.k,call.v
+
+def _check(layer, q, k, v, keep): # -> (q, k, v)
+    "The tensors of a call as they are computed with."
+    form = _form(q, k, v)
+    if form is None or form!=layer._form: q,k,v = _check_tensors(layer, q, k, v)
+    if keep is not None:
+        size = q.shape[0],layer.seen+q.shape[2]
+        real = getattr(keep, 'dtype', None),getattr(keep, 'shape', None),getattr(keep, 'device', None)
+        if real!=(torch.bool,size,q.device):
+            raise ValueError(f"keep: expected a bool Tensor [B,seen+n]={size} on {q.device}, got {_got(keep)}")
+    layer._form = form
+    return q,k,v
 
 # %% ../nbs/46_cache.ipynb #e7d1981a
 class WindowedLayer(_Saved):

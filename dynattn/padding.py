@@ -14,8 +14,8 @@ from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils import _pytree
 from torch import Tensor
 
-if TYPE_CHECKING: from typing import Any as _Patched # a base: type checkers do not miss what follows by `@patch`
-else: _Patched = object
+if TYPE_CHECKING: from typing import Any as Patched # a base: type checkers do not miss what follows by `@patch`
+else: Patched = object
 
 # %% ../nbs/01_padding.ipynb #ab05242c
 def _holds(cond):

@@ -19,10 +19,11 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.utils import parameters_to_vector
 from .alpha import _pull, _solve_into
 from .engine.call import Call
-from .encoder import Classifier, DynamicAttention, Encoder
+from .encoder import Classifier, Encoder
+from .layer import DynamicAttention
 from .family import _TINY
 from .engine.ops import attention as attend_here
-from .padding import PaddingMask, _Patched
+from .padding import PaddingMask, Patched
 from .sigma import SigmaHead
 from .window import Window
 
@@ -30,7 +31,7 @@ from .window import Window
 class RankError(RuntimeError):
     "Another rank failed, ended, or did not answer in time."
 
-class Ranks(_Patched):
+class Ranks(Patched):
     "The ranks that share a sequence, in its order."
     def __init__(self, group=None): # `ProcessGroup`, `DeviceMesh` of one dimension, or None for all
         if not dist.is_initialized():

@@ -8,7 +8,7 @@ __all__ = ['SMOOTHINGS', 'cut', 'Smoothing', 'register', 'power_mask', 'Power', 
 
 # %% ../nbs/12_smoothing.ipynb #5cb83195
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 import torch
 from torch import Tensor
 from .curve import bell, crossing, dbell, dnormal, normal
@@ -48,7 +48,7 @@ class Smoothing:
     curved = True      # made of a curve, whose centre does not depend on sigma where it is a bell
 
     def __post_init__(self):
-        for field in fields(self): _positive(field.name, getattr(self, field.name))
+        for name in self.__dataclass_fields__: _positive(name, getattr(self, name))
 
     def check(self, T:float|None) -> float|None:
         "The threshold that it takes where `T` is given; by default the bell's value at one sigma."

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 examples/models_across_ranks.py [--tokens 4096] [--model FOLDER]
 
 The text is random ids. Without `--model` the model is a small Llama with windows and a seed. Every process prints its
-time and the largest difference from the model in one process, divided by the largest logit. Chapter 61 tells how it
+time and the largest difference from the model in one process, divided by the largest logit. Chapter 82 tells how it
 works; for a model of your own, import `parallelize`."""
 import argparse, datetime, inspect, sys, time
 

@@ -16,7 +16,7 @@ from torch import nn
 sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 from harness import append
 from dynattn.parts import FeedForward, sinusoidal_positions
-from dynattn.encoder import DynamicAttention
+from dynattn.layer import DynamicAttention
 from dynattn.padding import PaddingMask
 from dynattn.survey.card import Exact
 from dynattn.survey.fixed import LocalBlocks

@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 from narrow_trial import SINKS, Calibration, Methods, Questions, Subject, answered, append, commit, rows_of
 from dynattn.hf.curves import cost_curves
-from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, _frozen, _mend, set_widths, token_losses,
-    without_windows)
+from dynattn.hf.layers import frozen
+from dynattn.hf.narrowing import Distance, NarrowOptions, Narrower, WidthVector, set_widths, token_losses, without_windows
 from dynattn.hf.windows import record_edge
 from dynattn.narrow.recall import facts_to_learn
-from dynattn.runs import read_state, write_state
+from dynattn.saved import read_state, write_state
 
 ROWS = 'narrow_heal.csv'
 
@@ -73,9 +73,9 @@ class Chain:
     def healed(self):
         batches = self.texts(self.a.heal, 'heal')
         options = NarrowOptions(heal=self.a.heal, sinks=SINKS, seed=self.a.seed)
-        with _frozen(self.s.model):
-            return _mend(Distance(self.s.model, batches, options), self.texts(8, 'held out'), self.runs/'healed', 5,
-                         lambda row: print(row, flush=True))
+        with frozen(self.s.model):
+            return Distance(self.s.model, batches, options).mend(
+                self.texts(8, 'held out'), self.runs/'healed', on_step=lambda row: print(row, flush=True))
 
     @torch.no_grad()
     def judge(self, way, layers=None, note='', of=()):

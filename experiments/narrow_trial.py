@@ -21,8 +21,10 @@ from narrow import append, rows_of, smollm2, text_of
 from narrow_texts import LIST
 from harness import commit
 from dynattn.hf import add_windows
-from dynattn.hf.narrowing import (Budget, Distance, NarrowOptions, Narrower, WidthVector, cache_share, narrow, set_widths,
-    token_losses, without_windows)
+from dynattn.hf.curves import Budget, cache_share
+from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, narrow, set_widths, token_losses,
+    without_windows)
+from dynattn.narrow.judge import spent
 from dynattn.narrow.recall import facts_to_learn, recall_grid
 from dynattn.hf.saving import load_pretrained
 from dynattn.hf.windows import record_edge
@@ -375,7 +377,7 @@ class Methods:
         options = {option: float(x) for option,x in (part.split() for part in more)}
         if name=='learned': return learned(s, self.calibration(kind), share, self.seed, **options)
         if name in ('one per layer','random'):
-            return budget.spent(self.widths(f'learned, {kind}', share)[0], name, self.seed)
+            return spent(budget, self.widths(f'learned, {kind}', share)[0], name, self.seed)
         name,near = name.rsplit(' ', 1)
         if name=='gates': order = gates(s, self.calibration(kind), share, self.seed, int(near), **options)
         else: order = self.order(name, kind, int(near))

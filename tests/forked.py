@@ -1,4 +1,5 @@
-"""Runs notebooks as `nbdev_test` does, each in a fork of one process that has made the slow imports.
+"""Runs `nbdev_test`, the function behind the command, on one notebook at a time, each in a fork of one process that has made
+the slow imports.
 
 Nothing of this package is loaded before the fork: a notebook starts as in a fresh process, 3 to 6 seconds of processor
 time earlier. `Server(ALL).run(path)` is for the tests. The process behind it reads a path and flags per line, as JSON,
@@ -14,10 +15,10 @@ PASSED = 77             # exit status; a notebook that ends its process early ha
 
 class Server:
     "A process that has imported `modules` and forks"
-    def __init__(self, modules):
-        command = [sys.executable, __file__, *modules]
-        environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+    command = [sys.executable, __file__]
+    def __init__(self, modules, **environment):
+        environment = {**os.environ, 'PYTHONPATH': str(ROOT), **environment}
+        self.process = subprocess.Popen([*self.command, *modules], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
     def run(self, path, flags=()):
         "(whether it passed, what it printed)"
         self.process.stdin.write(json.dumps([str(path), list(flags)]) + '\n')
@@ -26,20 +27,20 @@ class Server:
         return json.loads(answer) if answer else (False, 'the process that runs notebooks has ended')
     def close(self):
         self.process.stdin.close()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
 
 def run(path, flags, output):
     "In a fork: runs the notebook and ends the process; its status is the answer"
     signal.alarm(60*MINUTES[bool(flags)])
     for stream in (1, 2): os.dup2(output.fileno(), stream)
-    from nbdev.config import get_config
-    from nbdev.test import test_nb
-    config = get_config()
-    os.chdir(config.nbs_path)
-    passed,_ = test_nb(path, skip_flags=config.tst_flags.split(), force_flags=flags, basepath=config.config_path)
+    from nbdev.test import nbdev_test
+    os.chdir(ROOT)
+    try: nbdev_test(path=str(path), flags=' '.join(flags), n_workers=0)
+    except SystemExit: status = 1       # a cell failed
+    else: status = PASSED
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(PASSED if passed else 1)
+    os._exit(status)
 
 def draw():
     "The first figure of a process takes most of a second: fonts, and the parser of formulas"
@@ -48,7 +49,7 @@ def draw():
     figure.text(.1, .1, r'$\sigma_0^2$')
     figure.savefig(io.BytesIO())
 
-def serve(modules):
+def serve(modules, run):
     for name in modules: importlib.import_module(name)
     draw()
     answers = os.fdopen(os.dup(1), 'w')
@@ -61,4 +62,4 @@ def serve(modules):
             output.seek(0)
             print(json.dumps([status==PASSED, output.read() or f'exit status {status}']), file=answers, flush=True)
 
-if __name__=='__main__': serve(sys.argv[1:])
+if __name__=='__main__': serve(sys.argv[1:], run)

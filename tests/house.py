@@ -13,8 +13,8 @@ LONG = 30           # lines of an exported cell
 NATIVE = '.c', '.cc', '.cpp', '.h', '.hpp'
 ROOMS = [            # an import goes to its own room or to an earlier one
     ('ideas', 'padding parts metrics sigma curve smoothing window chunks family alpha sparsity plot'),
-    ('engine', 'engine'), ('layers', 'saved cache heads modules encoder stream parallel'), ('library', 'hf survey'),
-    ('programs', 'runs options command train narrow export audit')]
+    ('engine', 'engine'), ('layers', 'options saved cache heads modules layer encoder stream parallel'), ('library', 'hf survey'),
+    ('programs', 'runs command train narrow export audit')]
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 
 @dataclass

@@ -44,6 +44,9 @@ MUTANTS = [
     # numbers that are none
     ("careful |= largest_key == INFINITY;", ""),
     ("if (careful && lost[0]) n_spans = n_keys = 0;", ""),
+    ("for (Int j = 0; alone && j < n; j++) careful |=", "for (Int j = 1; alone && j < n; j++) careful |="),
+    ("alone = q1-q0 == 1 && !g && !entmax;", "alone = q1-q0 == 1 && !g;"),
+    ("y > most ? y : most", "y < most ? y : most"),
     ("if (holes && !c.keep[b*c.M+key+j]) continue;", ""),
     # zeros
     ("some |= (x-a[v])*eps > -1;", "some |= (x-a[v])*eps > real(-.9);"),       # a key dropped too early
@@ -82,6 +85,7 @@ def checks(core, lib, made):
         for dtype in (torch.float32,torch.float64): t.test_few_queries_read_no_key_too_many(dtype)
         for softcap in (None,2.):
             for alpha in (None,1.5): t.test_a_key_that_is_no_number(softcap, alpha)
+        t.a_query_alone_is_lost_as_among_others()
         import test_banded as b
         class Nothing:
             def setattr(self, *args): core.library = args[2]

@@ -7,7 +7,7 @@ from dynattn import Encoder, EncoderConfig, convert
 from dynattn.audit import examine
 from dynattn.audit.questions import _look_at_layers
 from dynattn.audit.subjects import _subjects_of
-from dynattn.audit.watch import NO, UNSURE, _depends
+from dynattn.metrics import Answer, depends
 from dynattn.command import main
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -296,8 +296,8 @@ def test_rounding_is_no_dependence_and_doubt_is_said():
     x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     delta = torch.zeros_like(x)
     delta[5] = 1
-    noisy = _depends(lambda x: x[:3]+1e-12*torch.sin(1e9*x[5]), x, delta)
-    assert set(noisy.tolist())=={UNSURE}
+    noisy = depends(lambda x: x[:3]+1e-12*torch.sin(1e9*x[5]), x, delta)
+    assert set(noisy.tolist())=={Answer.UNSURE}
 
 class OwnAttention(Model):
     "Neither a kernel nor a softmax that could be watched."
@@ -320,7 +320,7 @@ def test_torchs_own_encoder_and_nothing_is_left_behind():
     impls,default = dict(ops.impls),torch.get_default_dtype()
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 2)
     found = examine(encoder, sequence(11))
-    assert found.ok and [len(layer.reach) for layer in found.layers]==[2, 2] and found.answers['padding']==(NO, True)
+    assert found.ok and [len(layer.reach) for layer in found.layers]==[2, 2] and found.answers['padding']==(Answer.NO, True)
     assert ops.impls==impls and torch.get_default_dtype()==default and next(encoder.parameters()).dtype==torch.float32
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in encoder.modules())
 

@@ -153,7 +153,7 @@ def test_everything_kept(place):
 
 def test_a_model_that_no_windowed_cache_serves(place, capsys, monkeypatch):
     def refuse(*args): raise ValueError('softcap: expected None, got float')
-    monkeypatch.setattr('dynattn.hf.narrowing._step_times', refuse)
+    monkeypatch.setattr('dynattn.narrow.judge.step_times', refuse)
     assert main(command(place, '--keep=0.3', '--steps=2', '--json', out='untimed'))==0
     assert json.loads(capsys.readouterr().out)['times'] is None
     assert 'not measured: softcap: expected None' in (place/'untimed/report.md').read_text()
@@ -231,9 +231,9 @@ sys.exit(main(sys.argv[1:]))"""
 
 def test_judge_says_at_once_that_the_tokenizer_lacks_digits(place, capsys, monkeypatch):
     "Before any text is read"
-    from dynattn.hf import narrowing
+    from dynattn.narrow import command as narrow_command
     def read(c): raise AssertionError('texts were read')
-    monkeypatch.setattr(narrowing, '_documents', read)
+    monkeypatch.setattr(narrow_command, '_documents', read)
     words = Tokenizer(models.WordLevel({'<end>': 0, '<other>': 1, 'a': 2}, unk_token='<other>'))
     words.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
     shutil.copytree(place/'llama', place/'wordless')
@@ -288,7 +288,7 @@ def test_full_disk(place, capsys, monkeypatch):
     with monkeypatch.context() as patched:
         from safetensors import SafetensorError
         def full(*args, **kwargs): raise SafetensorError('I/O error: No space left on device (os error 28)')
-        patched.setattr('dynattn.hf.narrowing.save', full)
+        patched.setattr('dynattn.narrow.command.save', full)
         assert main(command(place, '--keep=0.3', '--resume', out='full'))==2
     err = capsys.readouterr().err
     assert 'No space left on device' in err and err.count('\n')==1, err
@@ -364,6 +364,7 @@ def test_preview_says_what_each_share_costs(place, capsys):
 
 def test_healing_is_kept_or_thrown_away(place, capsys, monkeypatch):
     from dynattn.hf import narrowing
+    from dynattn.narrow.command import _original
     base = load_pretrained(place/'llama')[0]
     for name,helps in (('helps', True), ('hurts', False)):
         measured = iter([[1., 1.], [.5, .5]] if helps else [[1., 1.], [.5, 1.5]])     # a loss that falls, answers that do not
@@ -378,7 +379,7 @@ def test_healing_is_kept_or_thrown_away(place, capsys, monkeypatch):
         weights = {n: p for n,p in hf.load(place/name).named_parameters() if 'dynattn' not in n}
         assert weights.keys()==dict(base.named_parameters()).keys()
         assert helps!=all(torch.equal(p, base.get_parameter(n)) for n,p in weights.items())
-        assert narrowing._original(place/name)==(str(place/'llama') if helps else None)
+        assert _original(place/name)==(str(place/'llama') if helps else None)
 
 def test_without_out_a_run_is_refused(place, capsys):
     assert main([o for o in command(place) if '--out' not in o])==2

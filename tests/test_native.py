@@ -402,6 +402,23 @@ def test_an_infinite_key_is_no_number_for_those_who_see_it(size, options):
     out = [impl(q, k, v, window=2, **options).isnan() for impl in (banded_attention,dense_attention)]
     assert out[0].any() and torch.equal(*out)
 
+def a_query_alone_is_lost_as_among_others():
+    "Each query of a text in a call of its own, beside keys and values that are no numbers."
+    many = torch.finfo(torch.float32).max
+    for options in (dict(), dict(softcap=5.), dict(n_global=3), dict(is_causal=True, n_global=2), dict(sink=torch.tensor([.5])), dict(alpha=1.5),
+                    dict(rel_bias=torch.tensor([[-torch.inf,0.,1.]]))):
+        for size in (torch.nan, torch.inf, -torch.inf, many):
+            for which in (1,2):
+                x = torch.randn(3, 1, 1, 160, 16)
+                x[which,0,0,(1,90),(3,5)] = size
+                q,k,v = x
+                whole = banded_attention(q, k, v, window=40, **options)
+                each = [banded_attention(q[:,:,i:i+1], k, v, window=40, q_offset=i, **options) for i in range(6, 160, 7)]
+                assert_close(torch.cat(each, 2), whole[:,:,6::7], equal_nan=True, rtol=1e-5, atol=1e-5)
+                assert whole.isnan().any() or size==many or which==2
+
+def test_a_query_alone_is_lost_as_among_others(): a_query_alone_is_lost_as_among_others()
+
 # ---- nothing ends the process
 
 FUZZ = """

@@ -300,10 +300,10 @@ def test_public_functions_say_what_they_return():
     assert not silent, silent
 
 def test_type_checkers_see_that_methods_follow():
-    "A public class that grows by `@patch` derives from `_Patched`, or its public methods are declared with their types."
+    "A public class that grows by `@patch` derives from `Patched`, or its public methods are declared with their types."
     missing,grown = [],set()
     trees = {path: ast.parse(path.read_text(encoding='utf-8')) for path in sorted((ROOT/'dynattn').rglob('*.py')) if path.name!='_modidx.py'}
-    open_ = {c.name for tree in trees.values() for c in tree.body if isinstance(c, ast.ClassDef) and '_Patched' in {ast.unparse(b) for b in c.bases}}
+    open_ = {c.name for tree in trees.values() for c in tree.body if isinstance(c, ast.ClassDef) and 'Patched' in {ast.unparse(b) for b in c.bases}}
     for path,tree in trees.items():
         if path.name=='__init__.py': # without `__all__`, a strict type checker takes what it imports for its own
             top = [*tree.body, *(node for x in tree.body if isinstance(x, ast.If) for node in x.body)]
@@ -361,7 +361,7 @@ def test_no_mode_of_the_first_call_changes_what_follows():
     "Under another default dtype or device, in inference mode and under autocast the first call is like any other."
     code = ("import torch\nfrom dynattn import Window, attention\n"
             "q = torch.randn(2, 2, 9, 4, device='cpu')\nfound = []\n"
-            "def call(): found.append(attention(q, q, q, window=Window.default(torch.full((2,), 3., device='cpu')), alpha=1.5))\n"
+            "def call(): found.append(attention(q, q, q, window=Window.default(torch.full((2,), 3., dtype=torch.float32, device='cpu')), alpha=1.5))\n"
             "torch.set_default_dtype(torch.float64)\ncall()\ntorch.set_default_dtype(torch.float32)\n"
             "with torch.device('meta'): call()\nwith torch.inference_mode(): call()\n"
             "call()\nprint(all(torch.equal(x, found[-1]) for x in found))")

@@ -1,4 +1,4 @@
-"""Half a minute of the random search, and whether the search can be trusted: its oracle against numbers worked out by hand
+"""A quarter of a minute of the random search, and whether the search can be trusted: its oracle against numbers worked out by hand
 and against other libraries, and faults put into `attention` on purpose, which it must report."""
 import datetime, faulthandler, math, os, re, signal, subprocess, sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from search import Case, draw, failure, normal
 ROOT = Path(__file__).resolve().parents[1]
 
 OTHERS = [kind for kind in search.KINDS if kind!='value']
-LENGTHS = [(20, ['value']), (10, OTHERS), pytest.param(600, None, marks=pytest.mark.slow)]
+LENGTHS = [(10, ['value']), (5, OTHERS), pytest.param(600, None, marks=pytest.mark.slow)]
 
 @pytest.mark.parametrize('seconds, kinds', LENGTHS)
 def test_search_finds_nothing(seconds, kinds):

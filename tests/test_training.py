@@ -8,7 +8,7 @@ pytest.importorskip('accelerate'); pytest.importorskip('safetensors')
 from dynattn import command, runs, saved
 from dynattn.train import files, trained, training
 from dynattn.command import main
-from dynattn.runs import Run, working_in
+from dynattn.runs import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 SMALL = '--crop 48 --dim 8 --heads 2 --layers 1 --grams 2 --patch 4 --min-files 12 --per-package 20 --batch 8 --epochs 2 --every 3 --impl dense'.split()
@@ -123,7 +123,7 @@ def test_what_a_user_can_mend_is_one_line_and_status_2(tree, tmp_path, says):
     says('a run of other settings: lr was', 'train', tree, '--out', out, '--resume', '--lr', .1)
     says('epochs was 2, is 3', 'train', tree, '--out', out, '--resume', '--epochs', 3)
     (out/'result.json').unlink()
-    with working_in(Run(out, (), {})): says('in use', 'train', tree, '--out', out, '--resume', *SMALL)
+    with Run(out, (), {}).locked(): says('in use', 'train', tree, '--out', out, '--resume', *SMALL)
     (tree/'pkg0'/'0.py').write_text('# other\n'*9)
     says('files have changed', 'train', '--out', out, '--resume')
 
@@ -294,7 +294,7 @@ def averaged(c, n):
     for epoch in range(c.epochs):
         for first,second in zip(*(t.batches(epoch) for t in ranks), strict=True):
             ranks[1].model.load_state_dict(ranks[0].model.state_dict())
-            training._train_step(ranks[1], second); training._train_step(ranks[0], first)
+            ranks[1].take_step(second); ranks[0].take_step(first)
             if ranks[0].step==n: return ranks[0].model.state_dict()
 
 @pytest.mark.slow
@@ -314,7 +314,7 @@ def test_torchrun_goes_on_with_what_two_processes_began(tree, tmp_path, says):
     assert r.returncode==0 and r.stdout.count('Accuracy')==1, r.stderr
     state = training._saved_state(out)
     assert state['step']*2*8 <= 2*2*json.loads((out/'result.json').read_text())['files']['train']   # half of the steps each
-    c = training.TrainConfig(**training._run_settings(out))
+    c = training.TrainConfig(**training.TrainConfig.of_run(out))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)   # as the processes had: the bias of the keys has no gradient but rounding, which Adam makes large
     try: both = averaged(c, state['step'])

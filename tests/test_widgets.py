@@ -8,7 +8,7 @@ from dynattn.curve import bell, crossing, n_within, normal
 from dynattn.sigma import sigma_link
 from dynattn.smoothing import cut, edge_mask, tanh_mask
 from dynattn.window import Window
-from drawings import WIDGETS, show_boxes, show_widget
+from dynattn.plot import WIDGETS, show_boxes, show_widget
 
 pytestmark = pytest.mark.docs
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 import torch
 from torch import Tensor, nn
-from .watch import CHOICE, NO, UNSURE, YES, _Float64, Promise, _depends, _reach_of
+from .watch import Float64, Promise, Reach
+from ..metrics import Answer, depends
 from .subjects import _Subject, _cache_transformer, _draw, _held, _tensor_of
 
 # %% ../../nbs/audit/64_questions.ipynb #4293179d
@@ -117,11 +118,11 @@ def _inside(model, name, f, x): # the name of a module; how the model is run, an
     return run, hidden.detach()
 
 # %% ../../nbs/audit/64_questions.ipynb #7497d1c4
-def _differs(a, b): # -> `NO`, `YES` or `UNSURE`
+def _differs(a, b): # -> `Answer.NO`, `YES` or `UNSURE`
     "Whether two outputs that should be equal are different by more than rounding."
     eps = torch.finfo(a.dtype).eps
     change = ((a-b).abs().amax()/b.abs().mean().clamp(min=1e-30)).item()
-    return NO if change<=eps**.75 else UNSURE if change<=eps**.5 else YES # NaN is a difference
+    return Answer.NO if change<=eps**.75 else Answer.UNSURE if change<=eps**.5 else Answer.YES # NaN is a difference
 
 # %% ../../nbs/audit/64_questions.ipynb #712fdadf
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class _Trial:
     ask:Callable     # (f, x, other, **numbers) -> two outputs
     sentence:str     # what was found
     numbers:dict=field(default_factory=dict) # keywords of `ask`
-    by_change:bool=False # whether the answer comes from `_depends`
+    by_change:bool=False # whether the answer comes from `depends`
     seed:int=0       # of the inputs
 
 def _padding(where, first, last):
@@ -163,7 +164,7 @@ QUESTIONS = dict( # -> what a yes means, and the trials for a subject, a number 
 @dataclass(frozen=True)
 class _Answer:
     "The outcome of a question."
-    answer:int         # `NO`, `YES`, `CHOICE` or `UNSURE`
+    answer:int         # `Answer.NO`, `YES`, `CHOICE` or `UNSURE`
     trial:_Trial|None=None # the call that showed a difference
     row:int=0          # the first output that differs
 
@@ -171,9 +172,9 @@ def _try(s, n, trial): # -> `_Answer`
     run = s if trial.ask is repeated else lru_cache(2)(lambda *args, **kwargs: s(*args, **kwargs))
     x,other = s.inputs(trial.seed, n),s.inputs(trial.seed+1000, n)
     if trial.by_change:
-        found = _depends(lambda y: trial.ask(run, x, y, **trial.numbers)[1][0], x, other-x)
+        found = depends(lambda y: trial.ask(run, x, y, **trial.numbers)[1][0], x, other-x)
         return _Answer(int(found.max()), trial)
-    with _Float64(): a,b = trial.ask(run, x, other, **trial.numbers)
+    with Float64(): a,b = trial.ask(run, x, other, **trial.numbers)
     wrong = ~((a-b).abs().flatten(2).amax((0, 2))<=1e-8*b.abs().mean())
     return _Answer(_differs(a, b), trial, int(wrong.int().argmax()))
 
@@ -183,7 +184,7 @@ def _ask(s, question, n, seeds=2): # -> `_Answer`, or None: the model has no suc
     for trial in QUESTIONS[question][1](s, n, seeds):
         try: answers.append(_try(s, n, trial))
         except NotImplementedError: continue
-        if answers[-1].answer in (YES, CHOICE): return answers[-1]
+        if answers[-1].answer in (Answer.YES, Answer.CHOICE): return answers[-1]
     return _Answer(max(answer.answer for answer in answers)) if answers else None
 
 # %% ../../nbs/audit/64_questions.ipynb #6f8b4b78
@@ -226,8 +227,8 @@ def _pairs_by_change(f, x): # [1,N,...] -> [1,N,N] int8
     for j in range(x.shape[1]):
         delta = torch.zeros_like(x)
         delta[:,j] = other[:,j]
-        found = _depends(f, x, delta)
-        columns.append(torch.where(found==CHOICE, YES, found))
+        found = depends(f, x, delta)
+        columns.append(torch.where(found==Answer.CHOICE, Answer.YES, found))
     return torch.stack(columns, 1)[None]
 
 # %% ../../nbs/audit/64_questions.ipynb #01e72be8
@@ -244,14 +245,14 @@ class Layer:
 
 def _layer(name, pairs, promised, by_weights, least=1.):
     promised = promised if isinstance(promised, list) else [promised]*len(pairs)
-    reach = [_reach_of(head, promise.leading if promise else 0) for head,promise in zip(pairs, promised)]
+    reach = [Reach.of(head, promise.leading if promise else 0) for head,promise in zip(pairs, promised)]
     return Layer(name, pairs.shape[-1], reach, promised, by_weights, pairs, least)
 
 # %% ../../nbs/audit/64_questions.ipynb #270cc948
 def _settled(looks): # of one attention for several inputs -> [H,N,N], and a `Promise` for each head or None
     pairs = torch.stack([look.pairs for look in looks])
-    seen,unsure = (pairs==YES).any(0),(pairs==UNSURE).all(0)
-    pairs = torch.where(seen, YES, torch.where(unsure, UNSURE, NO)).to(torch.int8)
+    seen,unsure = (pairs==Answer.YES).any(0),(pairs==Answer.UNSURE).all(0)
+    pairs = torch.where(seen, Answer.YES, torch.where(unsure, Answer.UNSURE, Answer.NO)).to(torch.int8)
     if any(look.promised is None for look in looks): return pairs,None
     heads = [list(zip(*promises)) for promises in zip(*(look.promised for look in looks))]
     return pairs,[Promise(*(None if None in sides else max(sides) for sides in head)) for head in heads]
@@ -267,7 +268,7 @@ def _not_watched(s, names):
 def _by_change(s, name, n): # -> [1,N,N], or None where the module has no input [1,N,D] of its own
     try: run,x = _inside(s.model, name, s, s.inputs(0, n))
     except LookupError: return None
-    with _Float64():
+    with Float64():
         y = run(x)
         return _pairs_by_change(lambda x: run(x)[0], x) if y.dim()==3 and y.shape[1]==n else None
 
@@ -289,8 +290,6 @@ def _look_at_layers(s, n, window=None, tick=lambda: None): # -> list of `Layer`
     return [_layer('', _pairs_by_change(lambda x: s(x)[0], s.inputs(0, n)), window, False)]
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf1
-def _with_reserve(tokens): return tokens+tokens/8+16
-
 @dataclass(frozen=True)
 class Memory:
     "The cache of one layer after a text."
@@ -301,16 +300,19 @@ class Memory:
     promised:float # tokens, the mean of its key heads
     widest:int|None # tokens of its widest window; None: it promises none
 
+    @staticmethod
+    def with_reserve(tokens): return tokens+tokens/8+16
+
     @property
     def tokens(self) -> float: # for which it has places
         return self.held/self.token
 
     @property
     def shows(self) -> bool: # whether the text is long enough to tell, if there is a window
-        return self.widest is None or _with_reserve(self.widest)<self.n
+        return self.widest is None or self.with_reserve(self.widest)<self.n
 
     @property
-    def kept(self) -> bool: return self.widest is None or self.tokens<=_with_reserve(self.promised)
+    def kept(self) -> bool: return self.widest is None or self.tokens<=self.with_reserve(self.promised)
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf2
 def _memory_of(name, n, held, token, windows): # tokens of each key head; None: all
@@ -320,7 +322,7 @@ def _memory_of(name, n, held, token, windows): # tokens of each key head; None: 
 
 def _look_at_memory(s, n, layers, make=None): # makes an empty cache; None: the model's own -> list of `Memory`
     "What the cache holds of every layer whose windows are known."
-    with _Float64(): cache = _cache_transformer(s.model, s.inputs(0, n), make and make(), **s.options)
+    with Float64(): cache = _cache_transformer(s.model, s.inputs(0, n), make and make(), **s.options)
     promised,found = {layer.name: layer.promised for layer in layers},[]
     for name,module in s.model.named_modules():
         index,heads = getattr(module, 'layer_idx', None),promised.get(name, [None])
@@ -373,7 +375,7 @@ class LastQuery:
 def _last_queries(s, n, window): # -> {(layer, number of the layer, head): `LastQuery`}
     found = {}
     for i,look in enumerate(s.look(n, rows=[n-1])):
-        for head,row in enumerate(look.pairs[:,0]!=NO):
+        for head,row in enumerate(look.pairs[:,0]!=Answer.NO):
             keys,own = int(row.sum()),look.promised and look.promised[head]
             leading = n if keys==n else int(row.int().argmin())
             found[look.name,i,head] = LastQuery(n, keys, leading, window or own or s.windows.get(look.name))

@@ -15,7 +15,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from ..heads import config_window
 from ..padding import PaddingMask
-from .watch import _Float64, Promise, _Watch
+from .watch import Float64, Promise, Watch
 
 # %% ../../nbs/audit/63_subjects.ipynb #5b0ab005
 def _draw(seed, shape, scale=1.):
@@ -147,7 +147,7 @@ class _Subject:
     def inputs(self, seed, n): return _draw(seed, self.input_shape(n), self.scale) # [1,n,...]
 
     def __call__(self, x, keep=None, segments=None): # as for `_run_sequence` -> [B,R,F]
-        with _Float64(), torch.random.fork_rng(devices=[]):
+        with Float64(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return self.run(self.model, x, keep, segments, **self.options)
 
@@ -155,11 +155,11 @@ class _Subject:
 @patch
 def look(self:_Subject, n, rows=None, seed=0, any_length=False): # -> list of `_Look`
     "The pairs that its heads see, for some queries or all, also over other numbers of keys where `any_length`."
-    x,watch = self.inputs(seed, n),_Watch(self.model, n if self.sequence and not any_length else None, rows)
+    x,watch = self.inputs(seed, n),Watch(self.model, n if self.sequence and not any_length else None, rows)
     with torch.no_grad():
         if 'heads' in self.options:
             q,k,v = _split_heads(x, self.options['heads'])
-            with _Float64(): watch.measure(lambda *qkv: _tensor_of(self.model(*qkv)), q, k, v)
+            with Float64(): watch.measure(lambda *qkv: _tensor_of(self.model(*qkv)), q, k, v)
         else:
             with watch.here(): self(x)
     return watch.found

@@ -12,7 +12,7 @@ import torch
 from fastcore.basics import patch
 from torch import Tensor
 from ..cache import WindowedLayer
-from ..padding import _Patched
+from ..padding import Patched
 from ..saved import read_weights, write_weights
 from .layers import PreTrainedModel
 from .plugin import LayerCall
@@ -128,7 +128,7 @@ def prefetch(self:_KeptLayer):
     if self.windows is not None and self.is_initialized: self.windows.to(self.device)
 
 # %% ../../nbs/hf/57_cache.ipynb #c7f2a937
-class WindowedCache(Cache, _Patched):
+class WindowedCache(Cache, Patched):
     """A cache that keeps for every key head what the windows of its query heads reach.
 
     For `generate(..., past_key_values=WindowedCache(model))`."""

@@ -13,7 +13,7 @@ import torch, torch.nn.functional as F, transformers
 from fastcore.basics import patch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from ..padding import PaddingMask, _Patched
+from ..padding import PaddingMask, Patched
 from ..parts import visible_pairs
 from ..engine.ops import attention
 from ..cache import turn_rows
@@ -58,7 +58,7 @@ def _with_texts(s, kwargs, q, m):
 
 # %% ../../nbs/hf/56_plugin.ipynb #120f67c1
 @dataclass(eq=False)
-class LayerCall(_Patched):
+class LayerCall(Patched):
     "What a layer passes to its attention function."
     module: nn.Module # the layer
     q: Tensor # [B,H,N,d]

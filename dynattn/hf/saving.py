@@ -134,7 +134,8 @@ def _where(name):
     path = Path(name)
     if path.suffix!='.gguf':
         if path.exists(): return path,{}
-        if re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', str(name)): return name,{}
+        among = '/' in str(name) and path.parent.is_dir()        # runs/narow beside runs/narrow is no name of the Hub
+        if re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', str(name)) and not among: return name,{}
         raise UserError(f"model: expected a folder or a name, got {name}, where there is nothing")
     if not path.is_file(): raise UserError(f"model: expected a GGUF file, got {name}")
     need('gguf', 'narrow')

@@ -6,7 +6,7 @@
 __all__ = ['TAGS', 'PARTS', 'ENTRIES', 'COLUMNS', 'PeakBytes', 'fit_polynomial', 'evaluate', 'Cost', 'Info', 'Layer',
            'AttentionLayer', 'Exact', 'complexity', 'Verdict', 'causality', 'streaming', 'prefix', 'exactness',
            'from_softmax', 'limit_of', 'check_limit', 'truncation', 'equivariance', 'Stack', 'reach', 'picture',
-           'optional', 'register', 'decodes', 'has_causal', 'measure', 'load', 'table', 'format_table', 'survey_verb']
+           'optional', 'register', 'decodes', 'has_causal', 'measure', 'load', 'table', 'format_table']
 
 # %% ../../nbs/survey/70_card.ipynb #37d84d65
 import copy
@@ -26,10 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..audit.watch import NO, UNSURE, _depends
 from ..engine.dense import dense_attention
+from ..metrics import Answer, depends
 from ..padding import PaddingMask
-from ..runs import Bar
 
 # %% ../../nbs/survey/70_card.ipynb #29d3cdf6
 class PeakBytes(TorchDispatchMode):
@@ -384,11 +383,11 @@ def causality(
             past = _run(layer, x + future)[:, :t]
             change = max(change, _relative(past, y[:, :t], y))
             with torch.no_grad():
-                answers.update(_depends(lambda x: _run(layer, x)[0, :t], x, future).tolist())
+                answers.update(depends(lambda x: _run(layer, x)[0, :t], x, future).tolist())
             grads = grads or _reads_ahead(layer, x, t)
     if grads: return Verdict("no", change)
-    changed = answers - {NO, UNSURE}
-    return Verdict("leaks" if changed else "undecided" if UNSURE in answers else "yes", change)
+    changed = answers - {Answer.NO, Answer.UNSURE}
+    return Verdict("leaks" if changed else "undecided" if Answer.UNSURE in answers else "yes", change)
 
 # %% ../../nbs/survey/70_card.ipynb #fe604459
 def _frozen(layer): return copy.deepcopy(layer).double().eval()
@@ -666,13 +665,15 @@ def load() -> dict: # `ENTRIES`, complete
 def table(
     Ns:tuple|None=None, # lengths for the cost; default: each system's own
     systems=None, # `Layer` classes; default: all of the survey
+    on_row=lambda row: None, # called with each row as soon as it is measured
 ) -> list: # of dicts, in the survey's order, systems beside its table last
     "The survey's table, measured now."
-    return [measure(c, Ns) for c in _in_order(systems)]
-
-def _in_order(systems): # `Layer` classes, or None -> those, or all of the survey, in its order
     order = lambda c: (c.info.row is None, c.info.row or 0, c.form)
-    return sorted(load().values() if systems is None else systems, key=order)
+    rows = []
+    for system in sorted(load().values() if systems is None else systems, key=order):
+        rows.append(measure(system, Ns))
+        on_row(rows[-1])
+    return rows
 
 # %% ../../nbs/survey/70_card.ipynb #d66b4f43
 def _number(x): return "" if x is None else f"{x:.0e}" if x else "0"
@@ -706,18 +707,3 @@ def format_table(
     widths = [max(map(len, o)) for o in zip(*lines)]
     return "\n".join("  ".join(o.ljust(w) for o, w in zip(line, widths)).rstrip()
                      for line in lines)
-
-# %% ../../nbs/survey/70_card.ipynb #f679aff8
-def survey_verb(
-    a, # the arguments
-    systems=None, # as in `table`
-) -> int: # exit status
-    "Print the table; as JSON, each row on a line as soon as it is measured."
-    systems, rows = _in_order(systems), []
-    with Bar(len(systems), "survey", unit="system", seconds=10) as bar:
-        for system in systems:
-            rows.append(measure(system))
-            if a.json: bar.say(json.dumps(rows[-1], allow_nan=False))
-            bar.step(system.info.name)
-    if not a.json: print(format_table(rows))
-    return 0

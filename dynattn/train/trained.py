@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from ..encoder import Classifier
-from .files import _batch_of, read_text, walk
-from ..runs import Bar, printable, verb, _write_picture
+from .files import batch_of, read_text, walk
+from ..runs import Bar, printable, verb, write_picture
 from ..saved import UserError, need
-from .training import TrainConfig, _probabilities, _run_settings
+from .training import TrainConfig, probabilities
 
 # %% ../../nbs/train/53_trained.ipynb #9f527c75
 def load_run(
@@ -24,7 +24,7 @@ def load_run(
     "The trained model of a run; its folder may have been moved."
     run = Path(run)
     if not (run/'model.safetensors').exists(): raise UserError(f"{run}: holds no trained model")
-    size = _run_settings(run).get('crop', TrainConfig.crop)
+    size = TrainConfig.of_run(run).get('crop', TrainConfig.crop)
     return Classifier.from_pretrained(run, impl=impl),size
 
 def _files_below(paths): # of files and folders; "-" is standard input
@@ -51,7 +51,7 @@ def predict(
     for k in range(0, len(files), batch):
         read = [(str(path), *read_text(path, least=1)) for path in files[k:k+batch]]
         readable = [data for _,data,_ in read if data is not None]
-        rows = iter(_probabilities(model, readable, size)) if readable else iter(())
+        rows = iter(probabilities(model, readable, size)) if readable else iter(())
         for path,data,why in read:
             if data is None: yield path,None,why
             else:
@@ -66,7 +66,7 @@ def attention_maps(
 ) -> Tensor: # [L,H,N,N] weights, token 0 is [CLS]
     "Where each head looks."
     encoder = model.encoder
-    x,_ = encoder.embed(_batch_of([data])[0])
+    x,_ = encoder.embed(batch_of([data])[0])
     maps = []
     for layer in encoder.layers:
         maps.append(layer.self_attn(layer.norm1(x), return_weights=True)[1][0])
@@ -138,7 +138,7 @@ def _windows_verb(a): # -> exit status
     if png.suffix.lower()!='.png' or png.is_dir() or not png.parent.is_dir():
         raise UserError(f"--png: expected a name that ends in .png, in a folder that exists, got {png}")
     axes,rows = windows(a.file, a.run)
-    _write_picture(png, axes[0])
+    write_picture(png, axes[0])
     for l,h,w,alpha in rows: print(f'layer {l}, head {h}: {w} tokens to each side, α {alpha:.2f}')
     print(f'the picture: {printable(png)}')
     return 0

@@ -298,18 +298,17 @@ template <class real, int QUERIES> struct Lanes {
             for (Int l = 0; l < std::min<Int>(LANES, keys-j); l++) s[(j+l)*QUERIES+i] = r[0][l];
         }
     }
-    // the largest |x|; infinity where a number is not finite
+    // the largest |x|; infinity where a number is not finite. Without their signs, numbers lie as their bits do, NaN on top
     static real largest(const real *x, Int stride, Int rows, Int cols) {
-        vec zero{}, most{};
+        constexpr integer size = std::numeric_limits<integer>::max();
+        ivec most{};
         for (Int r = 0; r < rows; r++) for (Int e = 0; e < cols; e += LANES) {
-            vec y = load(x+r*stride+e);
-            zero += y*0;
-            most = max(most, y < 0 ? -y : y);
+            ivec y = (ivec)load(x+r*stride+e) & size;
+            most = y > most ? y : most;
         }
-        if (total(zero) != 0) return INFINITY;
-        real high = 0;
+        integer high = 0;
         for (int l = 0; l < LANES; l++) high = std::max(high, most[l]);
-        return high;
+        return high < bits<integer>(std::numeric_limits<real>::infinity()) ? bits<real>(high) : INFINITY;
     }
 };
 
@@ -431,6 +430,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     // the text, its keys in pieces (leading ones, the others), and the block
     Text text;
     bool holes, careful;       // careful: a key or value is not finite, so one query at a time
+    bool alone;                // one query: its scores and its output show such keys and values, which are read once
     bool checked;              // whether a score of the block may be no number
     real largest_key;
     struct Piece { const real *k, *v; Int kr, vr, lo, hi; } piece[2];
@@ -550,7 +550,8 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         set_piece(0, std::max(text.k0, text.origin), lead_end, text.origin);
         set_piece(1, lo, std::max(lo, hi), 0);
         careful = false; largest_key = 0;
-        for (const Piece &x : piece) if (x.hi > x.lo) {
+        alone = q1-q0 == 1 && !g && !entmax;
+        for (const Piece &x : piece) if (x.hi > x.lo && !alone) {
             largest_key = std::max(largest_key, L::largest(x.k, x.kr, x.hi-x.lo, p.width));
             careful |= L::largest(x.v, x.vr, x.hi-x.lo, p.dv_width) == INFINITY;
         }
@@ -646,6 +647,8 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         else {
             memset(to, 0, n*QUERIES*sizeof(real));
             L::few_scores(to, k, kr, q_cols, n, nq, p.width);
+            for (Int j = 0; alone && j < n; j++) careful |= !(std::abs(to[j*QUERIES]) < INFINITY);
+            checked |= careful;
         }
         if (c.softcap > 0) cap(to, bend+(to-S), n);
     }

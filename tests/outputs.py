@@ -1,0 +1,95 @@
+"""Do the outputs that a notebook stores say what it says today, up to rounding?
+
+`python tests/outputs.py [--store] NOTEBOOK ...` runs notebooks and lists the cells that differ; with `--store` it writes what
+they say now. A cell that shows a time, or what a machine decides, begins with `#| varies: why` and is passed over, and so are
+pictures. Of a widget nothing may differ: it holds a copy of its script."""
+import json, math, os, re, sys
+from pathlib import Path
+import forked
+
+NUMBER = re.compile(r'(?<![\w.])-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:e[+-]?\d+)?(?!\w)')
+NOISE = 1e-9        # numbers below are rounding errors, of which only that they are small is compared
+
+def said(outputs):
+    "The text of a cell's outputs, and its widgets"
+    text,widgets = [],[]
+    for o in outputs:
+        data = o.get('data', {})
+        html = ''.join(data.get('text/html', ''))
+        if 'dynattn-widget' in html: widgets.append(html)
+        elif o['output_type']=='stream' and o['name']=='stdout': text += o['text']
+        else: text += data.get('text/markdown') or data.get('text/plain') or ()
+    return re.sub(r'0x[0-9a-f]{6,}', '0x', ''.join(text)), widgets
+
+def near(a, b):
+    "Do two printed numbers agree but for the last digit of the shorter one, or a thousandth?"
+    x,y = (float(n.replace(',', '')) for n in (a, b))
+    if max(abs(x), abs(y))<NOISE: return True
+    if not {'.', 'e'} & {*a, *b}: return x==y
+    def unit(n):
+        digits,_,exponent = n.partition('e')
+        return 10.**(int(exponent or 0)-len(digits.partition('.')[2]))
+    return math.isclose(x, y, rel_tol=1e-3, abs_tol=1.01*max(unit(a), unit(b)))
+
+def differ(stored, fresh):
+    "What is different about two lists of outputs, or ''"
+    (a,wa),(b,wb) = said(stored),said(fresh)
+    if wa!=wb: return 'another widget'
+    shape = [' '.join(NUMBER.sub('#', t).split()) for t in (a, b)]
+    if shape[0]!=shape[1]: return f'{a.strip()}\n-- is now --\n{b.strip()}'
+    far = [f'{x} is now {y}' for x,y in zip(NUMBER.findall(a), NUMBER.findall(b)) if not near(x, y)]
+    return ', '.join(far)
+
+def executed(path):
+    "The notebook as stored, and its cells after a run by nbdev's flags"
+    from execnb.nbio import read_nb
+    from execnb.shell import CaptureShell
+    from nbdev.config import get_config
+    from nbdev.process import NBProcessor
+    skipped = set(get_config().tst_flags.split())
+    sys.path.insert(0, str(forked.ROOT))
+    os.environ['IN_TEST'] = '1'
+    flags = [getattr(c, 'directives_', {}) or {} for c in NBProcessor(path, process=True).nb.cells]
+    nb,stored = read_nb(path),json.loads(path.read_text(encoding='utf-8'))
+    def passed_over(cell): return cell.cell_type!='code' or 'nbdev_export(' in cell.source or bool(skipped & flags[cell.idx_].keys())
+    os.chdir(path.parent)
+    CaptureShell(path).run_all(nb, exc_stop=True, preproc=passed_over)
+    return stored, nb.cells
+
+def stale(path, store=False):
+    "(id of the cell, what differs) of a notebook; `store` writes what its cells say now"
+    stored,cells = executed(path)
+    found = []
+    for old,new in zip(stored['cells'], cells):
+        source = ''.join(old['source'])
+        if old['cell_type']!='code' or re.search(r'^#\|\s*(varies|hide)\b', source, re.M): continue
+        fresh = new.outputs or []
+        if not old['outputs'] and not store: continue
+        if why := differ(old['outputs'], fresh):
+            found.append((old['id'], why))
+            kept = [o for o in fresh if o['output_type']!='stream' or o['name']=='stdout']
+            old['outputs'] = [{**o, **({'execution_count': None} if o['output_type']=='execute_result' else {})} for o in kept]
+    if store and found: path.write_text(json.dumps(stored, indent=1, sort_keys=True, ensure_ascii=False)+'\n', encoding='utf-8')
+    return found
+
+def run(path, flags, output):
+    "In a fork: ends the process with the answer"
+    import signal
+    signal.alarm(1200)
+    for stream in (1, 2): os.dup2(output.fileno(), stream)
+    os.chdir(forked.ROOT)
+    found = stale(path, store='store' in flags)
+    print(*(f'{id}: {why}' for id,why in found), sep='\n', flush=True)
+    os._exit(1 if found else forked.PASSED)
+
+class Server(forked.Server):
+    command = [sys.executable, __file__]
+
+if __name__=='__main__':
+    if sys.argv[1] in forked.LIGHT: forked.serve(sys.argv[1:], run)
+    else:
+        for name in sys.argv[1:]:
+            if name=='--store': continue
+            server = Server(forked.LIGHT)
+            print(name, *server.run(Path(name).resolve(), ['store']*('--store' in sys.argv)), flush=True)
+            server.close()
