@@ -172,6 +172,7 @@ def empty_like(
     "Memory for the gradient of `x`, in its layout if its rows are contiguous."
     return torch.empty_like(x) if x.stride(-1)==1 else x.new_empty(x.shape)
 
+# %% ../../../nbs/engine/33_native.core.ipynb #ae3c4c50
 def forward(
     plan:Plan, # the numbers of the call
     x:Inputs, # its tensors
