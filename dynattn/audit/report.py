@@ -16,9 +16,8 @@ from ..runs import printable, table
 from ..saved import need
 from .watch import Promise
 from ..metrics import Answer
-from .subjects import _steps_transformer, _subjects_of
-from .questions import QUESTIONS, _ask, _inside, _look_at_layers, pair, _program, _search_lengths
-from .questions import Memory, _look_at_memory, _memory_program
+from .subjects import Subject
+from .questions import QUESTIONS, Memory
 
 # %% ../../nbs/audit/69_report.ipynb #6aa766c1
 @dataclass(frozen=True)
@@ -68,14 +67,6 @@ def _verdict(layer, head): # -> 'future', 'more', 'less' or '', and (query, key)
     return '',None
 
 # %% ../../nbs/audit/69_report.ipynb #88eb3a8c
-def _pair_program(s, n, name, query, key, seen):
-    "About the module itself or the nearest one around it that can be run alone; '': the model."
-    while name:
-        try: _inside(s.model, name, s, s.inputs(0, n))
-        except LookupError: name = name.rpartition('.')[0]
-        else: break
-    return _program(s, n, pair, dict(query=query, key=key), 0, name, '0' if seen else 'above 0')
-
 def _judge_layers(s, layers): # -> of `Finding`
     "Heads that break what is promised."
     kinds = {}
@@ -89,7 +80,7 @@ def _judge_layers(s, layers): # -> of `Finding`
         where = _where([layer for layer,_ in heads], len(heads))
         said = f"{where}: a query sees {_span([(left, right)], n)}; promised is {_span([promise[:2]], n)}."
         findings.append(Finding('future' if wrong=='future' else 'window', 'broken', said,
-            _pair_program(s, n, layer.name, *place, wrong!='less')))
+            s.pair_program(n, layer.name, *place, wrong!='less')))
     return findings
 
 def _where(layers, heads):
@@ -136,7 +127,7 @@ def _judge_lengths(s, found): # -> of `Finding`
     faults,findings = ((_judge(row, _most_tokens(s)), name) for (name,*_),row in found.items()),[]
     for (status,words,shown),names in groupby((pair for pair in faults if pair[0]), 0, 1).items():
         first = [name for name in names if _alike(name)==_alike(names[0])]
-        code = _pair_program(s, shown[0], names[0], shown[0]-1, *shown[1:]) if shown else ''
+        code = s.pair_program(shown[0], names[0], shown[0]-1, *shown[1:]) if shown else ''
         where = f"{_title(first)}, {len(names)} heads of {len(set(names))} layers"
         findings.append(Finding('length', status, f"{where}: {words}.", code))
     return findings
@@ -170,13 +161,13 @@ def _memory(s, n, layers, longest, make): # -> list of `Memory`, of `Finding`
     def gap(why):
         return [],[Finding('memory', 'not measured', f"Whether the cache keeps no more than windows promise: {why}.")]
     promises = [promise for layer in layers for promise in layer.promised if promise and promise.left is not None]
-    if s.steps is not _steps_transformer: return gap("the model has no cache of transformers") if make else ([],[])
+    if not s.caches: return gap("the model has no cache of transformers") if make else ([],[])
     if not promises: return [],[]
     lengths = [int(Memory.with_reserve(p.left+1+p.leading))+1 for p in promises if p.left<=max(1100, longest or 0)]
-    try: rows = _look_at_memory(s, min(max([n, 8, *lengths]), _most_tokens(s)), layers, make)
+    try: rows = s.memory(min(max([n, 8, *lengths]), _most_tokens(s)), layers, make)
     except Exception as e: return gap(f"{type(e).__name__}: {printable(e)[:120]}") # a cache fails in many ways
     if not rows: return gap("no layer of it could be told")
-    return rows,judge_memory(rows, _most_tokens(s), lambda row: _memory_program(s, row, make))
+    return rows,judge_memory(rows, _most_tokens(s), lambda row: s.memory_program(row, make))
 
 # %% ../../nbs/audit/69_report.ipynb #5b234130
 _WORDS = {Answer.NO: 'no', Answer.YES: 'yes', Answer.CHOICE: 'yes, by selection', Answer.UNSURE: 'not decided'}
@@ -327,7 +318,7 @@ def _answers(s, n, p, causal, seeds, tick): # -> answers, findings
     findings = [_open(question, 'the model has no such form') for question in missing]
     for question,promised in plan.items():
         tick(question)
-        try: found = _ask(s, question, n, seeds)
+        try: found = s.ask(question, n, seeds)
         except (IndexError, RuntimeError, TypeError, ValueError) as e: # a refusal is no wrong answer
             status = 'noted' if isinstance(e, ValueError) and not p.get(question) else 'not measured'
             findings.append(_open(question, printable(e)[:120], status))
@@ -348,7 +339,7 @@ def _said(s, n, question, found, promised):
     status = 'not measured' if question=='repeated' else 'broken' if promised else 'noted'
     chosen = ' It is a matter of selection.' if found.answer==Answer.CHOICE else ''
     trial = found.trial
-    code = _program(s, n, trial.ask, trial.numbers, trial.seed)
+    code = s.program(n, trial.ask, trial.numbers, trial.seed)
     return Finding(question, status, trial.sentence.format(row=found.row)+chosen, code)
 
 def _tokens(s, n):
@@ -382,13 +373,13 @@ def _examine(s, n, p, longest, seeds, tick, cache): # -> `Examination`
 def _measure(s, found, window, p, causal, longest, seeds, tick, cache): # into an `Examination`
     n,findings = found.n,found.findings
     tick('layers')
-    found.layers = layers = _look_at_layers(s, n, window, lambda: tick('layers'))
+    found.layers = layers = s.layers(n, window, lambda: tick('layers'))
     if not layers: findings.append(Finding('window', 'not measured', "No attention was found that could be looked at."))
     findings += _judge_layers(s, layers)+_note_layers(layers)
     found.answers,said = _answers(s, n, p, causal, seeds, tick)
     findings += said
     if s.sequence and layers and all(layer.by_weights and layer.n==n for layer in layers):
-        begins = _search_lengths(s, n, _longest(s, n, layers, longest), window, lambda: tick('length'))
+        begins = s.lengths(n, _longest(s, n, layers, longest), window, lambda: tick('length'))
         findings += _judge_lengths(s, begins)
         found.begins = {head: row for head,row in begins.items() if not row.sees_all and not row.as_promised}
     tick('memory')
@@ -411,7 +402,7 @@ def examine(
     "Measure how far every head of a model looks, and compare it with the promises."
     p = dict(causal=causal, window=window, left_padding=left_padding, packed=packed, cached=cached)
     with torch.no_grad():
-        first,*others = [_examine(s, n, p, longest, seeds, tick, cache) for s in _subjects_of(model, example, origin)]
+        first,*others = [_examine(s, n, p, longest, seeds, tick, cache) for s in Subject.parts(model, example, origin)]
     for part in others:
         first.layers += part.layers
         first.findings += part.findings

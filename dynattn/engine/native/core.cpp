@@ -9,6 +9,7 @@
 // It trusts its caller: shapes, strides and dtypes are checked in Python, in one place.
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -691,7 +692,8 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     void write_out(Int i, real by, real lse) {
         real *o = o_rows+i*p.dv_width;
         bool empty = lse == INFINITY, gone = !empty && (lost[i] || lse != lse);
-        for (Int e = 0; e < c.dv; e++) o[e] = gone ? NAN : empty ? 0 : o[e]*by;
+        if (empty || gone) std::fill(o, o+c.dv, gone ? NAN : 0);
+        else for (Int e = 0; e < p.dv_width; e += LANES) store(o+e, load(o+e)*by);
         Int at = (b*c.H+h)*c.N+row+i;
         ((real*)c.lse)[at] = gone ? NAN : lse;
         write_row(place(c.out, h, row+i), o, c.dv, c.kind);
@@ -940,13 +942,14 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         });
         return groups;
     }
-    // Where nothing is to be gained, and where 0 times NaN has to be NaN.
-    bool keeps_all(Int n) const { return careful || n <= 4*GROUP; }
+    // Where nothing is to be gained, as in short rows and near softmax, and where 0 times NaN has to be NaN.
+    bool keeps_all(Int n) const { return careful || n <= 4*GROUP || eps < real(.05); }
     // Rows of S less their maxima and the thresholds; those without weight fall out of the list at each of Newton's steps.
     Int solve(Int n, const real *best, Int groups, const vec *top, vec *a) {
+        const bool all = keeps_all(n);
         for (int v = 0; v < GROUPS; v++) {
             a[v] = vec{};
-            if (n > 2*GROUP) for (int i = 0; i < 4; i++) {
+            if (!all) for (int i = 0; i < 4; i++) {
                 vec sum{}, slopes{}, w, s;
                 for (Int j = 0; j < groups; j++) {
                     law(load(best+j*QUERIES+v*LANES)-top[v]-a[v], w, s);
@@ -955,7 +958,6 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
                 a[v] += L::max(newton(sum, slopes), splat(0));
             }
         }
-        const bool all = keeps_all(n);
         Int m = 0;
         for (Int j = 0; j < n; j++) {
             ivec some{};
@@ -967,6 +969,8 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
             live()[m] = (int32_t)j;
             m += all || L::any(some);
         }
+        // up to alpha = 1.5 the slope of the sum has no kinks, so the step that would follow is known to be small
+        const real enough = eps <= real(.5) ? std::sqrt(C::converged)/4 : C::converged;
         real last = INFINITY;
         for (int i = 0; i < 60; i++) {
             vec sum[GROUPS], slopes[GROUPS];
@@ -992,7 +996,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
                 for (int l = 0; l < LANES; l++) most = std::max(most, std::abs(step[l]));
             }
             // near the solution a step is the last one squared; one that hardly shrinks is rounding, and would not end
-            if (most < C::converged || (most > last/2 && last < std::sqrt(C::converged))) break;
+            if (most < enough || (most > last/2 && last < std::sqrt(C::converged))) break;
             last = most;
         }
         return m;
@@ -1042,12 +1046,18 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
             else write_out(i, 1/all[i], high[i] == INFINITY ? NAN : thresholds[i]);
         }
     }
-    // The gradient of alpha is -sum of ds phi, phi = (l e^l - e^l + 1)/eps^2 with l = eps log p: a series near 0.
-    INLINE vec phi(vec l) const {
-        vec grown = L::template exp2<true>(l*real(M_LOG2E)), series = splat(0), log_p = l/eps;
-        for (int k = C::PSI_TERMS; k >= 2; k--) series = series*l + real((k-1)*inverse_factorial(k));
-        vec far = ((l-1)*grown+1)/(l < real(-.5) ? l*l : splat(1));
-        return log_p*log_p*(l < real(-.5) ? far : series);
+    static constexpr auto psi_terms = [] {                     // of the series in `phi`
+        std::array<real, C::PSI_TERMS+1> terms{};
+        for (int k = 2; k <= C::PSI_TERMS; k++) terms[k] = real((k-1)*inverse_factorial(k));
+        return terms;
+    }();
+    // The gradient of alpha is -sum of ds phi, phi = (l e^l - e^l + 1)/eps^2 with l = eps log p, so e^l = 1+t: a series
+    // near 0. There 1/eps^2 may be infinite, which is not chosen.
+    INLINE vec phi(vec t) const {
+        const real by = 1/eps;
+        vec l = L::log1p(t), series = splat(0), log_p = l*by;
+        UNROLL for (int k = C::PSI_TERMS; k >= 2; k--) series = series*l + psi_terms[k];
+        return l < real(-.5) ? ((l-1)*(t+1)+1)*(by*by) : log_p*log_p*series;
     }
     void entmax_backward() {
         real lse[QUERIES], mean[QUERIES];
@@ -1097,7 +1107,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
             vec t = (load(x+j*QUERIES)-a)*eps;
             law(load(x+j*QUERIES)-a, w, s);
             vec ds = s*(grad(j)-mean);
-            if (g->dalpha) dalpha -= ds*phi(L::log1p(t > -1 ? t : splat(0)));
+            if (g->dalpha) dalpha -= ds*phi(t > -1 ? t : splat(0));
             w *= by;
             return ds;
         };
