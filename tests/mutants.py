@@ -75,6 +75,19 @@ MUTANTS = [ # module, its text, the fault
     ('engine.call', 'if mask.is_floating_point() and not call.takes_zero_one and _is_zero_one(mask):', 'if False:'),
     ('engine.call', 'at, right=True)[None]', 'at)[None]'),
     ('engine.call', 'call.sink = sink.to(torch.promote_types(sink.dtype, _accumulates(call.q)))', 'call.sink = sink.abs()'),
+    # what a call holds, and who serves it
+    ('engine.fields', 'if name not in served.split()}', 'if name not in served}'),
+    ('engine.fields', 'is not x and (x is None or value!=x):', 'is not x and x is None:'),
+    ('engine.fields', 'if axes<2}', 'if axes<1}'),
+    ('engine.plan', 'left=-1 if left is None else left', 'left=left or -1'),
+    ('engine.plan', 'right = min(right, 0) if isinstance(right, int)', 'right = right if isinstance(right, int)'),
+    ('engine.plan', 'if 0<call.dropout_p<1 else None', 'if 0<call.dropout_p<=1 else None'),
+    ('engine.operator', 'wanted = list(ctx.needs_input_grad[:len(LEARNS)])', 'wanted = [True]*len(LEARNS)'),
+    ('engine.operator', 'if several or torch.is_grad_enabled():', 'if several:'),
+    ('engine.operator', 'return unserved(call, LACKS, \'the banded path\') or refuses(call)', 'return refuses(call)'),
+    ('engine.ops', 'transforms.count(torch._C._functorch.TransformType.Grad) > 1', 'transforms.count(torch._C._functorch.TransformType.Grad) > 2'),
+    ('engine.ops', 'out = out.clone().masked_fill_(empty, 0.)', 'out = out.clone()'),
+    ('engine.ops', 'own = call.q_offset==0 and (call.scale is None or call.scale>0)', 'own = call.q_offset==0'),
     # layers
     ('modules', 'if need_weights and extra: weights = weights.roll(-extra, -1)', 'pass'),
     ('modules', 'if a.dtype==torch.bool and b.dtype==torch.bool: return a & b', 'if a.dtype==torch.bool and b.dtype==torch.bool: return a | b'),
@@ -111,7 +124,9 @@ TESTS = { # what is asked beside the module's own chapter, until the first failu
     'padding': ['test_padding.py'], 'curve': ['14_'], 'smoothing': ['14_', 'test_rim.py', 'test_search.py'], 'sigma': ['14_'],
     'window': ['test_rim.py', 'test_search.py'], 'alpha': ['test_entmax.py', 'test_search.py'],
     'sparsity': ['test_entmax.py', '23_'], 'parts': ['25_', 'test_call.py', 'test_search.py'],
-    'engine': ['test_call.py', 'test_search.py'], 'modules': ['test_modules.py'],
+    'engine': ['test_call.py', 'test_search.py'], 'engine.fields': ['test_fields.py', 'test_call.py'],
+    'engine.plan': ['test_banded.py'], 'engine.operator': ['test_banded.py', 'test_call.py'],
+    'engine.ops': ['test_call.py', 'test_banded.py'], 'modules': ['test_modules.py'],
     'encoder': ['test_rim.py', 'test_training.py'], 'stream': [], 'cache': ['57_', 'test_cache.py'], 'hf': ['test_hf_common.py', 'test_hf.py'],
     'hf.narrowing': ['test_narrow.py'], 'audit': ['test_audit.py'], 'train': ['test_training.py']}
 

@@ -328,7 +328,7 @@ class Call(Arguments):
         for name,default in _FLOATS.items():
             x = getattr(self, name)
             if x is not default: setattr(self, name, _number(name, x, _EXPECTED.get(name, 'a finite number')))
-        if not 0 <= self.dropout_p <= 1:
+        if self.dropout_p and not 0 <= self.dropout_p <= 1:
             raise ValueError(f"dropout_p: expected a probability in [0,1], got {self.dropout_p}")
         if type(self.n_global) is not int or self.n_global:
             self.n_global = _integer('n_global', self.n_global, 0)

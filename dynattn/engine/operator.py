@@ -149,8 +149,9 @@ def _say_why(why):
 def _compute(plan, x):
     "The plain loop in transforms and without the core, the operator in a traced program, else the core."
     if core.serves(x):
-        learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x.learning)
-        return _BandFunction.apply(plan, *x) if learns else core.forward(plan, x)[0]
+        for t in x.learning if torch.is_grad_enabled() else ():
+            if t is not None and t.requires_grad: return _BandFunction.apply(plan, *x)
+        return core.forward(plan, x)[0]
     if transformed(): return _plain(plan, x)
     if not plain_tensors(x): return torch.ops.dynattn.band(*x, *plan)[0]
     if x.q.is_cpu and x.q.shape[1]*x.q.shape[2]*x.k.shape[2]>_LARGE: _say_why(core.info()['why'])

@@ -112,7 +112,7 @@ _exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling
 
 def _jit_traced():
     "Whether `torch.jit.trace` is running: what the band computes from sizes would be a constant of its program."
-    return not torch.compiler.is_compiling() and torch.jit.is_tracing()
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 def _leaves_fused(call):
     "Whether PyTorch's attention would need a square of ours, or leave its fused kernel on a CPU, or be slow there."

@@ -159,7 +159,7 @@ def prepare(
 ) -> tuple: # (Plan, Inputs)
     "The record of a call."
     alpha,device = call.alpha,call.q.device
-    *_,n,m = call.sizes
+    n,m = call.q.shape[2],call.k.shape[2]
     numbers,sigma,table = describe(call.window, m, *occurring(n, m, call.q_offset, call.is_causal), device)
     if isinstance(alpha, float): alpha = torch.full((), alpha, dtype=torch.float64, device=device)
     elif alpha is not None: alpha = alpha.to(device)

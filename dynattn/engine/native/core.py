@@ -98,7 +98,6 @@ def _address(x): return 0 if x is None else x.data_ptr()
 
 def _per_head(x, axes):
     "Address and the strides of batch and head of a tensor with `axes` axes behind them."
-    if x is None: return 0,0,0
     lead = x.dim()-axes
     if lead==0: return x.data_ptr(),0,0
     strides,shape = x.stride(),x.shape
@@ -141,7 +140,7 @@ def _call(plan, x, out, kept, lse, held=None):
     if held is not None:
         heads,origins,m = held
         rows[5:15] = 0,0,0,d,1,0,0,0,dv,1
-    per_head = [y for name,axes in PER_HEAD.items() for y in _per_head(alive.get(name), axes)]
+    per_head = [y for name,axes in PER_HEAD.items() for y in (_per_head(alive[name], axes) if name in alive else (0,0,0))]
     own = _Own(
         kept=_address(kept), lse=lse.data_ptr(), keep=_address(alive.get('keep')), texts=_address(alive.get('texts')),
         text_of=_address(alive.get('text_of')), heads=_address(heads), origins=_address(origins),
@@ -173,6 +172,7 @@ def empty_like(
     "Memory for the gradient of `x`, in its layout if its rows are contiguous."
     return torch.empty_like(x) if x.stride(-1)==1 else x.new_empty(x.shape)
 
+# %% ../../../nbs/engine/33_native.core.ipynb #ae3c4c50
 def forward(
     plan:Plan, # the numbers of the call
     x:Inputs, # its tensors
