@@ -77,6 +77,11 @@ def duration(p):
     s = times().get('seconds', {}).get(Path(p).as_posix())
     return None if s is None else f'{s:.0f} s' if s>=1 else 'under a second'
 
+def memory(p):
+    "How much memory a notebook takes, in words; None when nobody has measured it"
+    megabytes = times().get('megabytes', {}).get(Path(p).as_posix())
+    return None if megabytes is None else f'{megabytes/1000:.1f} GB'
+
 INSTALL = f'''# Colab has torch; this brings the rest. Elsewhere it does nothing: pip install "dynattnEXTRAS"MORE
 import sys
 if 'google.colab' in sys.modules:

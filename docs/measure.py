@@ -1,19 +1,18 @@
-"""Record in nbs/times.json how many seconds each notebook takes: `python docs/measure.py [notebook ...]`.
+"""Record in nbs/times.json how many seconds and megabytes each notebook takes: `python docs/measure.py [notebook ...]`.
 
 Run as the tests run it, with one thread. Processor time is counted, which is the same on a busy machine."""
-import json, os, platform, re, resource, subprocess, sys
+import json, os, platform, re, subprocess, sys
 from pathlib import Path
 import book
 
-def spent():
-    u = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return u.ru_utime + u.ru_stime
-
-def seconds(p):
-    t = spent()
+def cost(p):
+    "Seconds of a notebook's process, and the most memory that it held, in megabytes"
     command = [Path(sys.executable).with_name('nbdev_test'), '--path', book.NBS/p]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, 'OMP_NUM_THREADS': '1'})
-    return round(spent()-t, 1)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    _,status,used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode: raise subprocess.CalledProcessError(process.returncode, command)
+    return round(used.ru_utime+used.ru_stime, 1), round(used.ru_maxrss/(2**20 if sys.platform=='darwin' else 2**10))
 
 def machine():
     cpu = Path('/proc/cpuinfo')
@@ -23,11 +22,11 @@ def machine():
 
 def main(*wanted):
     names = ['index.ipynb', *(c.path.as_posix() for c in book.chapters())]
-    known = {n: s for n,s in book.times().get('seconds', {}).items() if n in names}
+    seconds,megabytes = ({n: x for n,x in book.times().get(kind, {}).items() if n in names} for kind in ('seconds', 'megabytes'))
     for n in wanted or names:
-        known[n] = seconds(n)
-        print(f'{known[n]:6.1f} s  {n}', flush=True)
-        taken = {k: known[k] for k in names if k in known}
-        book.TIMES.write_text(json.dumps(dict(machine=machine(), seconds=taken), indent=1) + '\n')
+        seconds[n],megabytes[n] = cost(n)
+        print(f'{seconds[n]:6.1f} s {megabytes[n]:6} MB  {n}', flush=True)
+        taken = {kind: {k: x[k] for k in names if k in x} for kind,x in dict(seconds=seconds, megabytes=megabytes).items()}
+        book.TIMES.write_text(json.dumps(dict(machine=machine(), **taken), indent=1) + '\n')
 
 if __name__=='__main__': main(*sys.argv[1:])

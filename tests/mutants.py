@@ -75,6 +75,19 @@ MUTANTS = [ # module, its text, the fault
     ('engine.call', 'if mask.is_floating_point() and not call.takes_zero_one and _is_zero_one(mask):', 'if False:'),
     ('engine.call', 'at, right=True)[None]', 'at)[None]'),
     ('engine.call', 'call.sink = sink.to(torch.promote_types(sink.dtype, _accumulates(call.q)))', 'call.sink = sink.abs()'),
+    # what a call holds, and who serves it
+    ('engine.fields', 'if name not in served.split()}', 'if name not in served}'),
+    ('engine.fields', 'is not x and (x is None or value!=x):', 'is not x and x is None:'),
+    ('engine.fields', 'if axes<2}', 'if axes<1}'),
+    ('engine.plan', 'left=-1 if left is None else left', 'left=left or -1'),
+    ('engine.plan', 'right = min(right, 0) if isinstance(right, int)', 'right = right if isinstance(right, int)'),
+    ('engine.plan', 'if 0<call.dropout_p<1 else None', 'if 0<call.dropout_p<=1 else None'),
+    ('engine.operator', 'wanted = list(ctx.needs_input_grad[:len(LEARNS)])', 'wanted = [True]*len(LEARNS)'),
+    ('engine.operator', 'if several or torch.is_grad_enabled():', 'if several:'),
+    ('engine.operator', 'return unserved(call, LACKS, \'the banded path\') or refuses(call)', 'return refuses(call)'),
+    ('engine.ops', 'transforms.count(torch._C._functorch.TransformType.Grad) > 1', 'transforms.count(torch._C._functorch.TransformType.Grad) > 2'),
+    ('engine.ops', 'out = out.clone().masked_fill_(empty, 0.)', 'out = out.clone()'),
+    ('engine.ops', 'own = call.q_offset==0 and (call.scale is None or call.scale>0)', 'own = call.q_offset==0'),
     # layers
     ('modules', 'if need_weights and extra: weights = weights.roll(-extra, -1)', 'pass'),
     ('modules', 'if a.dtype==torch.bool and b.dtype==torch.bool: return a & b', 'if a.dtype==torch.bool and b.dtype==torch.bool: return a | b'),
@@ -84,18 +97,38 @@ MUTANTS = [ # module, its text, the fault
     ('encoder', 'if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)', 'pass'),
     ('stream', 'needed = max(ready-self.reach, self.start)', 'needed = max(ready-self.reach+1, self.start)'),
     ('stream', 'return 0 if encoder.config.causal else sum(', 'return 0 if encoder.config.causal else max('),
+    # a cache
+    ('cache', 'return self.start if self.reach is None else max(self.start, at-self.reach)', 'return self.start if self.reach is None else max(self.start, at-self.reach+1)'),
+    ('cache', 'members.setdefault(None if None in served else max(served), []).append(head)', 'members.setdefault(None if None in served else min(served), []).append(head)'),
+    ('cache', 'index = (torch.arange(n, device=x.device)+by[:,None])%n', 'index = (torch.arange(n, device=x.device)-by[:,None])%n'),
     # transformers
     ('hf.masks', 'return (size-1,0) if causal else (size,size)', 'return (size,0) if causal else (size,size)'),
     ('hf.masks', 'kv_offset+m<=chunk', 'kv_offset+m<=chunk+1'),
+    ('hf.plugin', 'options = dict(attn_mask=s.pairs, q_offset=at, window=None, is_causal=False)', 'options = dict(attn_mask=s.pairs, q_offset=0, window=None, is_causal=False)'),
+    ('hf.plugin', "if s.keep is not None: options['padding'] = PaddingMask(s.keep)", "pass"),
+    ('hf.plugin', "if terms.get('softcap') is not None: own['softcap'] = terms['softcap']", "pass"),
+    ('hf.narrowing', 'for l,(head,edge) in zip(learned, before): l.sigma_head,l.edge = head,edge', 'pass'),
+    ('hf.narrowing', 'return max(-(mean@of_share/square).item(), 0.) if square>0 else 0.', 'return max((mean@of_share/square).item(), 0.) if square>0 else 0.'),
+    ('hf.narrowing', 'self.set(self.budget.scaled(self.widths(), share))', 'self.set(self.widths()*share)'),
     ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
+    # programs
+    ('audit.watch', 'inside = (back<=left) & (-back<=right)', 'inside = (back<=left+1) & (-back<=right)'),
+    ('audit.questions', 'return Answer.NO if change<=eps**.75', 'return Answer.NO if change<=eps**.25'),
+    ('audit.report', 'future,more = (pairs==Answer.YES) & (back<0),(pairs==Answer.YES) & ~within', 'future,more = (pairs==Answer.YES) & (back<-1),(pairs==Answer.YES) & ~within'),
+    ('train.training', 'if step<up: return top*(step+1)/up', 'if step<up: return top*step/up'),
+    ('train.training', "for k in (*_PLACE, 'ms'): setattr(self, k, state[k])", "for k in ('ms',): setattr(self, k, state[k])"),
+    ('train.training', 'return loss + price*sum(widths)/len(widths)*patch/ids.shape[1]', 'return loss - price*sum(widths)/len(widths)*patch/ids.shape[1]'),
 ]
 
 TESTS = { # what is asked beside the module's own chapter, until the first failure; all of it is in `make test`
     'padding': ['test_padding.py'], 'curve': ['14_'], 'smoothing': ['14_', 'test_rim.py', 'test_search.py'], 'sigma': ['14_'],
     'window': ['test_rim.py', 'test_search.py'], 'alpha': ['test_entmax.py', 'test_search.py'],
     'sparsity': ['test_entmax.py', '23_'], 'parts': ['25_', 'test_call.py', 'test_search.py'],
-    'engine': ['test_call.py', 'test_search.py'], 'modules': ['test_modules.py'],
-    'encoder': ['test_rim.py', 'test_training.py'], 'stream': [], 'hf': ['test_hf_common.py', 'test_hf.py']}
+    'engine': ['test_call.py', 'test_search.py'], 'engine.fields': ['test_fields.py', 'test_call.py'],
+    'engine.plan': ['test_banded.py'], 'engine.operator': ['test_banded.py', 'test_call.py'],
+    'engine.ops': ['test_call.py', 'test_banded.py'], 'modules': ['test_modules.py'],
+    'encoder': ['test_rim.py', 'test_training.py'], 'stream': [], 'cache': ['57_', 'test_cache.py'], 'hf': ['test_hf_common.py', 'test_hf.py'],
+    'hf.narrowing': ['test_narrow.py'], 'audit': ['test_audit.py'], 'train': ['test_training.py']}
 
 def module_of(name): return ROOT/'dynattn'/f"{name.replace('.', '/')}.py"
 

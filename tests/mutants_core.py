@@ -12,7 +12,7 @@ MUTANTS = [
     ("std::min(piece[1].hi, hi), false", "hi, false"),
     ("lo = std::max(piece[1].lo, at-left), hi = at+nq+right;", "lo = std::max(piece[1].lo, at-left), hi = at+nq+right-1;"),
     ("lo = std::max(piece[1].lo, at-left), hi", "lo = std::max(piece[1].lo, at-left+1), hi"),
-    ("if (far && c.causal) hi = std::min(hi, at+nq);", "if (far && c.causal) hi = std::min(hi, at+nq-1);"),
+    ("if (far && c.is_causal) hi = std::min(hi, at+nq);", "if (far && c.is_causal) hi = std::min(hi, at+nq-1);"),
     ("const real *row = k+std::min(j+l, keys-1)*kr;", "const real *row = k+(j+l)*kr;"),
     ("for (; r < rows; r++) micro<1,V>", "for (; r+1 < rows; r++) micro<1,V>"),
     ("std::min(text.origin+c.n_global, text.k1)", "std::min(text.origin+c.n_global-1, text.k1)"),

@@ -5,8 +5,7 @@ import pytest, torch, torch.nn.functional as F
 from torch import nn
 from dynattn import Encoder, EncoderConfig, convert
 from dynattn.audit import examine
-from dynattn.audit.questions import _look_at_layers
-from dynattn.audit.subjects import _subjects_of
+from dynattn.audit.subjects import Subject
 from dynattn.metrics import Answer, depends
 from dynattn.command import main
 
@@ -515,8 +514,8 @@ def test_a_window_that_begins_late_is_found():
     dict(alpha=1.5, window=(6, 1))], ids=str)
 def test_widths_are_those_of_the_call(options):
     from dynattn import attention
-    s, = _subjects_of(lambda q, k, v: attention(q, k, v, **options), heads(23))
-    layer, = _look_at_layers(s, 23, None)
+    s, = Subject.parts(lambda q, k, v: attention(q, k, v, **options), heads(23))
+    layer, = s.layers(23)
     w = options['window']
     assert {(r.left, r.right) for r in layer.reach}=={(w, w) if isinstance(w, int) else w}
 

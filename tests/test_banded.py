@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from dynattn.engine.dense import dense_attention
+from dynattn.engine.fields import Plan
 from dynattn.engine.operator import banded_attention
 from dynattn.engine.native import core
 from dynattn.engine.ops import attention
@@ -163,7 +164,7 @@ def test_operator(engine, kv, dtype):
     q,k,v = (torch.randn(2, 9, h, 8, dtype=dtype).transpose(1, 2).requires_grad_() for h in (4,kv,kv))
     sigma,alpha,bias,sink = (x.requires_grad_() for x in (4*torch.rand(2, 4), 1+torch.rand(4), torch.randn(4, 5), torch.randn(4)))
     keep = torch.ones(2, 9, dtype=torch.bool)
-    args = q,k,v,sigma,None,alpha,bias,sink,keep,None,None,[.5,0.,0.,.6,2.],[-1,-1,0,1,0],[False,False,False]
+    args = q,k,v,sigma,None,alpha,bias,sink,keep,None,None,*Plan(.5, T=.6, p=2., n_global=1)
     torch.library.opcheck(torch.ops.dynattn.band, args, test_utils=('test_schema','test_faketensor','test_autograd_registration','test_aot_dispatch_static','test_aot_dispatch_dynamic'))
 
 def test_inference_mode(engine):

@@ -191,7 +191,7 @@ def test_nested_tensors_plain_or_refused():
     strided = torch.nested.nested_tensor([torch.randn(H, n, D) for n in (3, 5)])
     other, row = jagged((5, 3), H).transpose(1, 2), torch.zeros(1, H, 8, D, dtype=torch.float64)
     for args, options, name in (((strided,)*3, dict(window=2), 'q'), ((nested, other, other), dict(window=2), 'k'), ((nested, row, row), dict(window=2), 'k'),
-                                ((nested,)*3, dict(window=1, q_offset=1), 'q_offset'), ((nested,)*3, dict(alpha=1.5, return_weights=True), 'q_offset'),
+                                ((nested,)*3, dict(window=1, q_offset=1), 'q_offset'), ((nested,)*3, dict(alpha=1.5, return_weights=True), 'return_weights'),
                                 ((nested,)*3, dict(segments=torch.tensor([0, 8])), 'segments'), ((jagged((3, 5), H),)*3, dict(window=2), 'q'),
                                 ((nested,)*3, dict(padding=PaddingMask(torch.ones(2, 5).bool())), 'padding')):
         with pytest.raises(ValueError, match=f'^{name}: expected'): attention(*args, **options)

@@ -81,7 +81,7 @@ def exact_case(case, dtype, projected):
     else: tolerance = {torch.float64: 1e-10, torch.float32: 1e-3}.get(dtype, .1)*loud
     rounded = [t.to(dtype).double().requires_grad_() for t in (q,k,v)]
     leaves = dict(q=rounded[0], k=rounded[1], v=rounded[2], sigma=getattr(o['window'], 'sigma', None), alpha=o.get('alpha'),
-                  bias=o.get('rel_bias'), sink=o.get('sink'))
+                  rel_bias=o.get('rel_bias'), sink=o.get('sink'))
     leaves = {name: t for name,t in leaves.items() if t is not None}
     out = dense_attention(*rounded, **o)
     dout = torch.randn_like(out).to(dtype)
@@ -100,7 +100,7 @@ def between_guards(exact, at_end):
     x = x._replace(**{n: guarded(t, at_end) for n,t in zip(x._fields, x) if t is not None and n not in kept_as_is})
     with Guarded(at_end):
         out,kept,lse = core.forward(plan, x)
-        grads = core.backward(plan, x, guarded(dout, at_end), out, kept, lse, [t is not None for t in x[:8]])
+        grads = core.backward(plan, x, guarded(dout, at_end), out, kept, lse, [t is not None for t in x.learning])
     assert not lse.isnan().any() and (kept is None or not kept.isnan().any())
     for name,got in (('out',out),*zip(x._fields, grads)):
         if got is None: continue
@@ -135,7 +135,7 @@ def test_an_alpha_above_two_is_nan_and_never_another_law():
         steep = x._replace(alpha=torch.tensor([1.5,high]))
         out,kept,lse = core.forward(plan, steep)
         assert out[:,1].isnan().all() and out[:,0].isfinite().all()
-        dq,*_ = core.backward(plan, steep, torch.ones_like(out), out, kept, lse, [t is not None for t in x[:8]])
+        dq,*_ = core.backward(plan, steep, torch.ones_like(out), out, kept, lse, [t is not None for t in x.learning])
         assert (dq[:,1]==0).all() and dq[:,0].any()
     assert core.forward(plan, x)[0].isfinite().all()
     assert_close(attention(*x[:3], alpha=2.5, window=3), dense_attention(*x[:3], alpha=2.5, window=3))

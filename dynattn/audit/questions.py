@@ -13,10 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 import torch
+from fastcore.basics import patch
 from torch import Tensor, nn
 from .watch import Float64, Promise, Reach
 from ..metrics import Answer, depends
-from .subjects import _Subject, _cache_transformer, _draw, _held, _tensor_of
+from ..padding import Patched
+from .subjects import Subject, _cache_transformer, _draw, _held, _tensor_of
 
 # %% ../../nbs/audit/64_questions.ipynb #4293179d
 def repeated(
@@ -178,11 +180,12 @@ def _try(s, n, trial): # -> `_Answer`
     wrong = ~((a-b).abs().flatten(2).amax((0, 2))<=1e-8*b.abs().mean())
     return _Answer(_differs(a, b), trial, int(wrong.int().argmax()))
 
-def _ask(s, question, n, seeds=2): # -> `_Answer`, or None: the model has no such form
+@patch
+def ask(self:Subject, question, n, seeds=2) -> _Answer|None: # None: the model has no such form
     "The first call that shows a difference, or the gravest answer of all."
     answers = []
-    for trial in QUESTIONS[question][1](s, n, seeds):
-        try: answers.append(_try(s, n, trial))
+    for trial in QUESTIONS[question][1](self, n, seeds):
+        try: answers.append(_try(self, n, trial))
         except NotImplementedError: continue
         if answers[-1].answer in (Answer.YES, Answer.CHOICE): return answers[-1]
     return _Answer(max(answer.answer for answer in answers)) if answers else None
@@ -194,7 +197,7 @@ def _sources(*functions):
     def add(f):
         if f in found: return
         for _,other in sorted(inspect.getclosurevars(f).globals.items()):
-            if inspect.isfunction(other) and other.__module__ in (f.__module__, _Subject.__module__): add(other)
+            if inspect.isfunction(other) and other.__module__ in (f.__module__, Subject.__module__): add(other)
         found[f] = inspect.getsource(f)
     for f in functions: add(f)
     return list(found.values())
@@ -207,18 +210,28 @@ def _beginning(s, *functions):
     if isinstance(s.model, nn.Module): lines.append('model = model.double().eval()')
     return [*lines, '', *_sources(_draw, *functions)]
 
-def _program(s, n, question, numbers, seed=0, module='', expected='0'): # keywords of the question; the promised change
+@patch
+def program(self:Subject, n, question, numbers, seed=0, module='', expected='0') -> str: # keywords of the question; the promised change
     "Code that makes the model and shows that two outputs differ which should be equal, or the other way round."
-    options = ''.join(f', {name}={value!r}' for name,value in s.options.items())
+    options = ''.join(f', {name}={value!r}' for name,value in self.options.items())
     numbers = ''.join(f", {name}={'steps' if callable(value) else value}" for name,value in numbers.items())
-    lines = _beginning(s, s.run, *[s.steps]*('steps' in numbers), *[_inside]*bool(module), question)
-    lines.append(f'f = partial({s.run.__name__}, model{options})')
-    if 'steps' in numbers: lines.append(f'steps = partial({s.steps.__name__}, model{options})')
-    inputs = f'_draw(seed, {s.input_shape(n)}, {s.scale}) for seed in ({seed}, {seed+1000})'
+    lines = _beginning(self, self.run, *[self.steps]*('steps' in numbers), *[_inside]*bool(module), question)
+    lines.append(f'f = partial({self.run.__name__}, model{options})')
+    if 'steps' in numbers: lines.append(f'steps = partial({self.steps.__name__}, model{options})')
+    inputs = f'_draw(seed, {self.input_shape(n)}, {self.scale}) for seed in ({seed}, {seed+1000})'
     lines.append(f'x, other = ({inputs})')
     if module: lines += [f'f, x = _inside(model, {module!r}, f, x)', 'other = _draw(1000, x.shape, x.std())']
     return '\n'.join([*lines, f'a, b = {question.__name__}(f, x, other{numbers})', 'change = (a-b).abs().max().item()',
         f'print("{question.__name__}: a change by", change) # expected: {expected}'])
+
+@patch
+def pair_program(self:Subject, n, name, query, key, seen) -> str: # places; whether the key is seen
+    "About the module itself or the nearest one around it that can be run alone; '': the model."
+    while name:
+        try: _inside(self.model, name, self, self.inputs(0, n))
+        except LookupError: name = name.rpartition('.')[0]
+        else: break
+    return self.program(n, pair, dict(query=query, key=key), 0, name, '0' if seen else 'above 0')
 
 # %% ../../nbs/audit/64_questions.ipynb #22840da3
 def _pairs_by_change(f, x): # [1,N,...] -> [1,N,N] int8
@@ -273,25 +286,26 @@ def _by_change(s, name, n): # -> [1,N,N], or None where the module has no input 
         return _pairs_by_change(lambda x: run(x)[0], x) if y.dim()==3 and y.shape[1]==n else None
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786ceb
-def _look_at_layers(s, n, window=None, tick=lambda: None): # -> list of `Layer`
+@patch
+def layers(self:Subject, n, window=None, tick=lambda: None) -> list: # of `Layer`
     "Every attention that can be reached; `window`: the `Promise` for all, else what each call or a configuration says."
-    looks = [s.look(n, seed=seed) or s.look(n, seed=seed, any_length=True) for seed in (0, 1)]
+    looks = [self.look(n, seed=seed) or self.look(n, seed=seed, any_length=True) for seed in (0, 1)]
     if [look.name for look in looks[0]]!=[look.name for look in looks[1]]: looks = looks[:1]
     layers = []
     for same in zip(*looks):
         (pairs,promised),name = _settled(same),same[0].name
-        layers.append(_layer(name, pairs, window or promised or s.windows.get(name), True, same[0].sums.min().item()))
+        layers.append(_layer(name, pairs, window or promised or self.windows.get(name), True, same[0].sums.min().item()))
         tick()
-    for name in _not_watched(s, [layer.name for layer in layers]):
-        pairs = _by_change(s, name, n)
-        if pairs is not None: layers.append(_layer(name, pairs, window or s.windows.get(name), False))
+    for name in _not_watched(self, [layer.name for layer in layers]):
+        pairs = _by_change(self, name, n)
+        if pairs is not None: layers.append(_layer(name, pairs, window or self.windows.get(name), False))
         tick()
-    if layers or not s.sequence or s(s.inputs(0, n)).shape[1]!=n: return layers
-    return [_layer('', _pairs_by_change(lambda x: s(x)[0], s.inputs(0, n)), window, False)]
+    if layers or not self.sequence or self(self.inputs(0, n)).shape[1]!=n: return layers
+    return [_layer('', _pairs_by_change(lambda x: self(x)[0], self.inputs(0, n)), window, False)]
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf1
 @dataclass(frozen=True)
-class Memory:
+class Memory(Patched):
     "The cache of one layer after a text."
     name:str       # of the layer
     n:int          # tokens of the text
@@ -301,7 +315,7 @@ class Memory:
     widest:int|None # tokens of its widest window; None: it promises none
 
     @staticmethod
-    def with_reserve(tokens): return tokens+tokens/8+16
+    def with_reserve(tokens) -> float: return tokens+tokens/8+16
 
     @property
     def tokens(self) -> float: # for which it has places
@@ -320,11 +334,12 @@ def _memory_of(name, n, held, token, windows): # tokens of each key head; None: 
     promised = sum(min(n, n if window is None else window) for window in windows)/len(windows)
     return Memory(name, n, held, token, promised, max(sizes, default=None))
 
-def _look_at_memory(s, n, layers, make=None): # makes an empty cache; None: the model's own -> list of `Memory`
+@patch
+def memory(self:Subject, n, layers, make=None) -> list: # of `Memory`; makes an empty cache (default: the model's own)
     "What the cache holds of every layer whose windows are known."
-    with Float64(): cache = _cache_transformer(s.model, s.inputs(0, n), make and make(), **s.options)
+    with Float64(): cache = _cache_transformer(self.model, self.inputs(0, n), make and make(), **self.options)
     promised,found = {layer.name: layer.promised for layer in layers},[]
-    for name,module in s.model.named_modules():
+    for name,module in self.model.named_modules():
         index,heads = getattr(module, 'layer_idx', None),promised.get(name, [None])
         if None in heads or index is None or index>=len(cache.layers): continue
         held,token,count = _held(cache.layers[index])
@@ -333,19 +348,20 @@ def _look_at_memory(s, n, layers, make=None): # makes an empty cache; None: the 
         served = [heads[i:i+group] for i in range(0, len(heads), group)]
         windows = [None if any(p.left is None for p in some) else max(p.left+1+p.leading for p in some)
                    for some in served]
-        found.append(_memory_of(name, n, held*s.itemsize//8, token*s.itemsize//8, windows))
+        found.append(_memory_of(name, n, held*self.itemsize//8, token*self.itemsize//8, windows))
     return found
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf3
-def _memory_program(s, row, make):
+@patch
+def memory_program(self:Subject, row, make) -> str:
     "Code that fills the cache and counts what it holds beyond its promise."
     path = make and f'from {make.__module__} import {make.__qualname__} as make'
     past = 'None' if make is None else 'make()'
     if make and '<' in make.__qualname__: path = 'def make(): ... # here what makes the cache that was audited'
-    options = ''.join(f', {name}={value!r}' for name,value in s.options.items())
-    index = s.model.get_submodule(row.name).layer_idx
-    return '\n'.join([*_beginning(s, _cache_transformer, _held), *[path]*bool(path),
-        f'x = _draw(0, {s.input_shape(row.n)}, {s.scale})',
+    options = ''.join(f', {name}={value!r}' for name,value in self.options.items())
+    index = self.model.get_submodule(row.name).layer_idx
+    return '\n'.join([*_beginning(self, _cache_transformer, _held), *[path]*bool(path),
+        f'x = _draw(0, {self.input_shape(row.n)}, {self.scale})',
         f'with torch.no_grad(): cache = _cache_transformer(model, x, {past}{options})',
         f'held, token, _ = _held(cache.layers[{index}])', f'change = held/token-{row.promised}',
         f'print("{row.name}: tokens held beyond the promise:", change) # expected: at most 0, or room in reserve'])
@@ -382,12 +398,13 @@ def _last_queries(s, n, window): # -> {(layer, number of the layer, head): `Last
     return found
 
 # %% ../../nbs/audit/64_questions.ipynb #e5f9a450
-def _search_lengths(s, n, longest, window=None, tick=lambda: None): # -> {head: `LastQuery`}
+@patch
+def lengths(self:Subject, n, longest, window=None, tick=lambda: None) -> dict: # {head: `LastQuery`}
     "At which length the window of each head that sees all at `n` begins to cut, or its last query at the longest."
     @cache
     def last(length):
         tick()
-        return _last_queries(s, length, window)
+        return _last_queries(self, length, window)
 
     heads,rows = [head for head,row in last(n).items() if row.sees_all],[last(n)]
     firsts = sorted({last(n)[head].first or n for head in heads})

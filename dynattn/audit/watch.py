@@ -89,7 +89,7 @@ class _Look:
     promised:list|None=None  # a `Promise` for each head, where the call itself says so
 
 # %% ../../nbs/audit/62_watch.ipynb #11feadb8
-class Watch(TorchFunctionMode):
+class Watch(TorchFunctionMode, Patched):
     "Within `here()`, `found` gets a `_Look` for every self-attention over `n` keys that a model computes."
     def __init__(self, model=None, n=None, rows=None): # n: any number of keys if None; rows: of queries, all if None
         super().__init__()
@@ -104,15 +104,15 @@ class Watch(TorchFunctionMode):
         if func in (F.softmax, torch.softmax, Tensor.softmax): self._of_softmax(args[0], out, *args[1:2], **kwargs)
         return out
 
-    def fits(self, queries, keys): return queries==keys>1 and self.n in (None, keys)
+    def fits(self, queries, keys) -> bool: return queries==keys>1 and self.n in (None, keys)
 
-    def note(self, pairs, weights, promised=None): # [H,N,M]
+    def note(self, pairs, weights, promised=None) -> None: # [H,N,M]
         name = self.path[-1] if self.path else ''
         self.found.append(_Look(name, pairs.to(torch.int8), weights.detach().sum(-1), promised))
 
 # %% ../../nbs/audit/62_watch.ipynb #a8d66c04
 @patch
-def measure(self:Watch, f, q, k, v, promised=None, even=None):
+def measure(self:Watch, f, q, k, v, promised=None, even=None) -> None:
     "Note the pairs that q,k,v -> [B,H,N,dv] sees, the first of a batch; `even`: `f` without its selection by score."
     if q.dim()!=4 or not self.fits(q.shape[2], k.shape[2]): return
     q,k,v = (t[:1].detach().double() for t in (q, k, v))

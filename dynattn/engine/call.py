@@ -6,15 +6,16 @@
 __all__ = ['Call', 'takes', 'serve', 'exporting_to_onnx']
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0004
-import inspect, math, re, sys
+import inspect, math, sys
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, field
-from functools import wraps
+from dataclasses import dataclass, field, fields
+from functools import cache, wraps
 from numbers import Integral, Real
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
+from fastcore.docments import docments
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
-from ..padding import PaddingMask
+from .fields import Arguments, lacking, unserved
 from ..window import Window, _within
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0007
@@ -118,33 +119,31 @@ def _align(call):
     if dims != 4: call.lead = (*batch, h)[max(dims, 4)-dims:]
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0120
+_BEYOND_SDPA = lacking('dropout_p scale enable_gqa is_causal')
+_OF_JAGGED = lacking('dropout_p is_causal scale enable_gqa window alpha n_global rel_bias sink softcap')
+
 def _take_nested(call):
     "A plain call of nested tensors goes to PyTorch as it is; otherwise jagged texts become one packed row."
-    more = [name for name in _BEYOND_SDPA if getattr(call, name) is not None]
     causal = call.is_causal and call.q.layout == torch.jagged  # which PyTorch does not compute
-    if call.takes_nested and not (more or causal or call.n_global or call.q_offset or call.return_weights): return
+    if call.takes_nested and not (unserved(call, _BEYOND_SDPA, 'PyTorch') or causal): return
     for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
         jagged = x.is_nested and x.layout == torch.jagged and x.dim() == 4 and x._ragged_idx == 2
         if not jagged or x.lengths() is not None:
             raise ValueError(f"{name}: expected a padded Tensor [B,H,N,d], or a jagged nested one whose texts "
                              "lie end to end, made by nested_tensor(..., layout=torch.jagged).transpose(1, 2), "
                              f"got {'another nested one' if x.is_nested else _got(x)}")
-    for name in ('attn_mask', 'padding', 'segments'):
-        if name in more: raise ValueError(f"{name}: expected None for nested tensors, got one")
-    if call.q_offset or call.return_weights:
-        raise ValueError("q_offset: expected neither q_offset nor return_weights for nested tensors, got one of them")
+    if why := unserved(call, _OF_JAGGED, 'nested tensors', ''): raise ValueError(why)
     offsets = call.segments = call.offsets = call.q.offsets()
     for name,x in (('k', call.k), ('v', call.v)):
         same = x.offsets() is offsets or x.offsets().shape == offsets.shape and _within(x.offsets() == offsets, 1)
         if not same: raise ValueError(f"{name}: expected texts as long as those of q, got others")
     call.q,call.k,call.v = (x.transpose(1, 2).values().transpose(0, 1)[None] for x in (call.q, call.k, call.v))
 
-_BEYOND_SDPA = 'attn_mask', 'padding', 'window', 'alpha', 'rel_bias', 'segments', 'sink', 'softcap'
-
 # %% ../../nbs/engine/24_call.ipynb #24ca0018
 def _take_mask(call):
     "Check `attn_mask`, and turn PyTorch's formula of one into `is_causal` and `q_offset`."
-    mask,(b,h,n,_),m = call.attn_mask,call.q.shape,call.k.shape[2]
+    mask = call.attn_mask
+    b,h,n,m = call.sizes
     if type(mask).__name__ == 'CausalBias': return _take_causal_bias(call)
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise TypeError("attn_mask: expected a bool Tensor (True takes part) or a floating one that is "
@@ -172,7 +171,8 @@ def _is_zero_one(mask):
 
 def _take_causal_bias(call):
     "A `CausalBias` of torch.nn.attention.bias: key j <= i, or, aligned at the last key, j <= i + M - N."
-    bias,n,m = call.attn_mask,call.q.shape[2],call.k.shape[2]
+    bias = call.attn_mask
+    *_,n,m = call.sizes
     if (bias.seq_len_q, bias.seq_len_kv) != (n, m):
         raise ValueError(f"attn_mask: expected a CausalBias for N,M={n},{m}, "
                          f"got one for {bias.seq_len_q},{bias.seq_len_kv}")
@@ -258,7 +258,8 @@ def _take_rel_bias(call):
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0023
 def _take_padding(call):
-    padding,b,m = call.padding,call.q.shape[0],call.k.shape[2]
+    padding = call.padding
+    b,*_,m = call.sizes
     keep = getattr(padding, 'keep', None)
     if keep is None:
         raise TypeError("padding: expected a PaddingMask, whose polarity is fixed, "
@@ -269,7 +270,8 @@ def _take_padding(call):
 
 def _take_segments(call):
     "Ids [B,N], int64, that do not decrease along a row."
-    ids,(b,_,n,_),m = call.segments,call.q.shape,call.k.shape[2]
+    ids = call.segments
+    b,_,n,m = call.sizes
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise TypeError(f"segments: expected an int Tensor, ids [B,N] or cu_seqlens, got {_got(ids)}")
     _same_device('segments', ids, call.q)
@@ -305,28 +307,13 @@ def _take_sink(call):
     call.sink = sink.to(torch.promote_types(sink.dtype, _accumulates(call.q)))
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0025
+_BOOLS = [f.name for f in fields(Arguments) if f.type is bool]
+_FLOATS = {f.name: f.default for f in fields(Arguments) if f.type in (float, float|None)}
+_EXPECTED = dict(dropout_p='a probability in [0,1]', softcap='a finite number > 0')
+
 @dataclass(eq=False, repr=False)
-class Call:
+class Call(Arguments):
     "One call of attention: its arguments, checked, each in one form."
-    q: Tensor # [B,H,N,d] queries; fewer axes are taken too, and broadcast as by PyTorch
-    k: Tensor # [B,Hkv,M,d] keys, Hkv divides H
-    v: Tensor # [B,Hkv,M,dv] values
-    attn_mask: Tensor|None = None # broadcasts to [B,H,N,M]; bool: True takes part, floating: added to the scores
-    dropout_p: float = 0. # probability in [0,1] that a weight is dropped, training or not, as in SDPA
-    is_causal: bool = False # key j <= i + q_offset only; may be joined with a mask
-    scale: float|None = None # factor of the scores, finite (default 1/sqrt(d))
-    enable_gqa: bool = False # as in SDPA; grouped heads are accepted either way
-    _: KW_ONLY
-    padding: PaddingMask|None = None # which keys are real, [B,M]
-    window: Window|int|tuple[int|None,int|None]|None = None # |j - i| <= w; (left, right); None: any; a `Window` learns
-    alpha: float|Tensor|None = None # entmax: a number, [H] or [B,H], >= 1; 1 is softmax; above 4 gradients are coarse
-    n_global: int = 0 # leading tokens that see and are seen by all, for any window; of each segment
-    rel_bias: Tensor|None = None # [H,2R+1] or [B,H,2R+1], added to the scores by `j - i - q_offset`
-    q_offset: int = 0 # position of query 0 on the key axis
-    segments: Tensor|None = None # packed rows, each sees itself: increasing ids [B,N], or cu_seqlens [S+1]
-    sink: Tensor|None = None # [H], a logit beside the scores that takes weight and gives no value
-    softcap: float|None = None # c > 0: scores become c*tanh(scores/c), before mask, bias and window
-    return_weights: bool = False # also return the weights, [B,H,N,M]; only the dense path has them
     lead: tuple|None = field(default=None, init=False) # axes of q before the last two, if not two
     offsets: Tensor|None = field(default=None, init=False) # where the texts of jagged tensors begin, and the end
     normalizer = None # a field of the dense path's record only
@@ -335,14 +322,14 @@ class Call:
 
     def __post_init__(self):
         _take_heads(self)
-        for name in ('is_causal', 'enable_gqa', 'return_weights'):
+        for name in _BOOLS:
             if not isinstance(getattr(self, name), (bool, SymBool)):
                 raise TypeError(f"{name}: expected a bool, got {_got(getattr(self, name))}")
-        if type(self.dropout_p) is not float or self.dropout_p:
-            self.dropout_p = _number('dropout_p', self.dropout_p, 'a probability in [0,1]')
-            if not 0 <= self.dropout_p <= 1:
-                raise ValueError(f"dropout_p: expected a probability in [0,1], got {self.dropout_p}")
-        if self.scale is not None: self.scale = _number('scale', self.scale, 'a finite number')
+        for name,default in _FLOATS.items():
+            x = getattr(self, name)
+            if x is not default: setattr(self, name, _number(name, x, _EXPECTED.get(name, 'a finite number')))
+        if self.dropout_p and not 0 <= self.dropout_p <= 1:
+            raise ValueError(f"dropout_p: expected a probability in [0,1], got {self.dropout_p}")
         if type(self.n_global) is not int or self.n_global:
             self.n_global = _integer('n_global', self.n_global, 0)
         if type(self.q_offset) is not int or self.q_offset:
@@ -355,10 +342,12 @@ class Call:
         if self.segments is not None: _take_segments(self)
         if self.sink is not None: _take_sink(self)
         if self.softcap is not None:
-            self.softcap = _number('softcap', self.softcap, 'a finite number > 0')
             if self.softcap <= 0: raise ValueError(f"softcap: expected a finite number > 0, got {self.softcap}")
             # beyond, c tanh(x/c) is x, or about 0, and c and 1/c are no numbers of float32
             self.softcap = min(max(self.softcap, 2.**-100), 2.**100)
+
+    @property
+    def sizes(self) -> tuple: return *self.q.shape[:3],self.k.shape[2] # B, H, N, M
 
     @property
     def factor(self) -> float:
@@ -376,22 +365,13 @@ class Call:
         return out.reshape(*self.lead, *out.shape[2:])
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0032
-def _fields(record):
-    "Name of each field of a record and the comment behind it, those of the records it builds on first."
-    found = {}
-    for cls in reversed(record.__mro__[:-1]):
-        text,_ = inspect.findsource(cls.__post_init__)
-        start = next(i for i,line in enumerate(text) if re.match(rf'class {cls.__name__}\b', line))
-        for line in text[start+1:]:
-            if re.match(r'    def |\S', line): break
-            comment = re.match(r'    (\w+): .*? # (.*)', line)
-            if comment: found[comment[1]] = comment[2]
-    return found
+@cache
+def _comments(record): return {name: text for name,text in docments(record).items() if text}
 
 def _help(body, record, arguments):
     "The first line of the function's docstring, and below it what each argument means."
-    try: comments = _fields(record)
-    except (OSError, StopIteration): return body.__doc__  # the source is not there to be read
+    comments = {}
+    for kind in reversed(record.__mro__[:-1]): comments |= _comments(kind) # without any, where no source can be read
     def row(p): return f"{p.name} : {inspect.formatannotation(p.annotation)}\n    {comments.get(p.name, '')}"
     rows = [row(p) for p in arguments]
     return '\n'.join([body.__doc__, '', 'Parameters', '----------', *rows])

@@ -88,7 +88,8 @@ class DenseCall(Call):
 # %% ../../nbs/engine/25_dense.ipynb #47715caf
 def _pairs(call):
     "Offsets, global pairs and visible pairs of a call."
-    n,m,device = call.q.shape[2],call.k.shape[2],call.q.device
+    *_,n,m = call.sizes
+    device = call.q.device
     off = relative_offsets(n, m, call.q_offset, device)
     everywhere = global_pairs(n, m, call.n_global, call.q_offset, device, call.segments)
     see = visible_pairs(n, m, attn_mask=call.attn_mask, padding=call.padding,

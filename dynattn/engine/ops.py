@@ -15,8 +15,8 @@ import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call, _weighs, exporting_to_onnx, serve, takes
 from .dense import dense_attention, visible_pairs
-from .operator import attend_band
-from .plan import refuses as banded_refuses
+from .fields import lacking, unserved
+from .operator import attend_band, band_refuses
 from .native.core import library
 
 # %% ../../nbs/engine/44_ops.ipynb #fb3821e4
@@ -29,14 +29,12 @@ def _differentiated_otherwise():
     transforms = [level.key() for level in torch._C._functorch.get_interpreter_stack()]
     return transforms.count(torch._C._functorch.TransformType.Grad) > 1
 
+_LACKS = lacking('attn_mask dropout_p is_causal scale enable_gqa padding n_global q_offset')
+
 def _sdpa_refuses(call):
     if _differentiated_otherwise():
         return "impl: expected 'auto' or 'dense' in forward mode and for second derivatives, got 'sdpa'"
-    for name in ('window','alpha','rel_bias','segments','sink','softcap'):
-        if getattr(call, name) is not None:
-            return f"{name}: expected None for F.scaled_dot_product_attention, got one"
-    if call.return_weights:
-        return "return_weights: expected False for F.scaled_dot_product_attention, got True"
+    return unserved(call, _LACKS, 'F.scaled_dot_product_attention')
 
 def _sdpa_mask(call):
     "One mask for everything, or None, and whether PyTorch's own causal mask serves."
@@ -45,7 +43,7 @@ def _sdpa_mask(call):
     if mask is None and padding is None and (own or not call.is_causal): return None,call.is_causal
     if mask is None and not call.is_causal: return padding.sdpa(),False
     if padding is None and not call.is_causal: return mask if mask.dtype==torch.bool else mask.to(call.q.dtype),False
-    n,m = call.q.shape[2],call.k.shape[2]
+    *_,n,m = call.sizes
     pairs = dict(padding=padding, is_causal=call.is_causal, q_offset=call.q_offset, device=call.q.device)
     if mask is None or mask.dtype==torch.bool: return visible_pairs(n, m, attn_mask=mask, **pairs),False
     return mask.to(call.q.dtype).masked_fill(~visible_pairs(n, m, **pairs), -torch.inf),False
@@ -105,7 +103,7 @@ def _triton(call):
 impls = dict(
     sdpa = Impl(_sdpa, _sdpa_refuses),
     dense = Impl(inspect.unwrap(dense_attention), lambda call: None),
-    banded = Impl(attend_band, banded_refuses),
+    banded = Impl(attend_band, band_refuses),
     triton = Impl(_triton, _triton_refuses),
 )
 
@@ -114,7 +112,7 @@ _exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling
 
 def _jit_traced():
     "Whether `torch.jit.trace` is running: what the band computes from sizes would be a constant of its program."
-    return not torch.compiler.is_compiling() and torch.jit.is_tracing()
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 def _leaves_fused(call):
     "Whether PyTorch's attention would need a square of ours, or leave its fused kernel on a CPU, or be slow there."

@@ -22,8 +22,8 @@ from ..hf.narrowing import Narrower, narrow, set_widths, without_windows
 from ..hf.plugin import switch
 from ..hf.saving import load_pretrained, save
 from ..hf.windows import add_windows
-from .judge import WAYS, Judge, Report
-from .recall import Recall, facts_to_learn, forgotten, recall_grid
+from .judge import Judge, Report
+from .recall import Recall, facts_to_learn, recall_grid
 from ..train.files import read_text, walk
 
 # %% ../../nbs/narrow/85_command.ipynb #2317db77
@@ -183,7 +183,7 @@ def _plan(seconds, c, judged, grid): # of a text with full attention; texts to j
     "About how long a run takes."
     learn = 5*c.steps*c.batch                                        # full attention, windows, and back
     if c.rise is not None: learn += 2*8*8                            # twice eight texts, in full and at seven shares
-    judge = 5/4*((1+3*len(WAYS))*judged+5*grid)+5                    # in full, at three shares; five grids; one token
+    judge = 5/4*((1+3*len(Judge.ways))*judged+5*grid)+5                    # in full, at three shares; five grids; one token
     learn,judge = (f'{n*seconds/60:.1f} min' for n in (learn, judge))
     return f"about {learn} to learn from {c.steps*c.batch} texts of {c.context} tokens, {judge} to judge"
 
@@ -332,7 +332,7 @@ def _judge_run(name, c, quiet):
             if origin: model = load_pretrained(origin)[0]
             with without_windows(model): full = grid()
     except ValueError as e: raise UserError(str(e)) from e
-    said = "The model has no windows." if narrow is None else forgotten(full, narrow)
+    said = "The model has no windows." if narrow is None else full.forgotten(narrow)
     return dict(model=str(name), n=c.context, distances=full.distances[0], full=full.right[0],
                 windows=narrow and narrow.right[0], forgotten=said)
 

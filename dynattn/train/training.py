@@ -23,7 +23,7 @@ from ..saved import DamagedFile, UserError, need, read_intact, read_state, write
 
 # %% ../../nbs/train/52_training.ipynb #c7a51c0f
 @dataclass(frozen=True)
-class TrainConfig(DataConfig):
+class TrainConfig(DataConfig, Patched):
     "All settings of a run; each field is an option of `dynattn train`."
     dim:int = 64             # width of the model, an even number
     heads:int = 4            # heads of a layer, a divisor of the width
@@ -168,7 +168,7 @@ def batches(self:Trainer,
 
 # %% ../../nbs/train/52_training.ipynb #47c43b63
 @patch
-def take_step(self:Trainer, batch): # of (index, piece) -> loss
+def take_step(self:Trainer, batch) -> float: # of (index, piece) -> loss
     "One step. All its randomness comes from the seed, the step and the process."
     began = time.perf_counter()
     drawn = hashlib.sha1(repr((self.c.seed, 'step', self.step, self.acc.process_index)).encode()).digest()
@@ -227,7 +227,7 @@ def _judge(model, items, size, batch=32, device='cpu'): # `Item`s, and bytes of 
 
 # %% ../../nbs/train/52_training.ipynb #e4ddd7d7
 @patch
-def end_epoch(self:Trainer, callbacks=()):
+def end_epoch(self:Trainer, callbacks=()) -> None:
     "Evaluate on the validation files, keep the best model, write a line of metrics."
     for callback in callbacks: callback('before_judge', self, 'valid')
     self.model.eval()
@@ -250,11 +250,11 @@ def end_epoch(self:Trainer, callbacks=()):
     for callback in callbacks: callback('after_epoch', self, row)
 
 @patch
-def write_log(self:Trainer): write_atomic(self.run.folder/'metrics.jsonl', ''.join(json.dumps(row)+'\n' for row in self.rows))
+def write_log(self:Trainer) -> None: write_atomic(self.run.folder/'metrics.jsonl', ''.join(json.dumps(row)+'\n' for row in self.rows))
 
 # %% ../../nbs/train/52_training.ipynb #3ad51327
 @patch
-def check_finite(self:Trainer, loss):
+def check_finite(self:Trainer, loss) -> None:
     "A loss of any process that is not finite is an error of all."
     lost = not math.isfinite(loss)
     if self.acc.num_processes>1: lost = self.acc.gather(torch.tensor([lost], device=self.acc.device)).any()
@@ -266,7 +266,7 @@ def check_finite(self:Trainer, loss):
 _PLACE = 'step','epoch','at','since','best','total','rows'
 
 @patch
-def save(self:Trainer):
+def save(self:Trainer) -> None:
     "Write all that is needed to resume, in one file that is replaced in one step."
     if not self.acc.is_main_process: return
     scaler = {} if self.acc.scaler is None else self.acc.scaler.state_dict()
@@ -282,7 +282,7 @@ def _saved_state(folder): # -> dict|None
 
 # %% ../../nbs/train/52_training.ipynb #030a62a5
 @patch
-def load(self:Trainer, state): # as `_saved_state` gives it
+def load(self:Trainer, state) -> None: # as `_saved_state` gives it
     "Resume from a checkpoint."
     if state['files']!=self.files:
         raise UserError(f"{self.run.folder}: the files have changed since the checkpoint; another --out begins anew")
@@ -295,7 +295,7 @@ def load(self:Trainer, state): # as `_saved_state` gives it
 
 # %% ../../nbs/train/52_training.ipynb #fit00001
 @patch
-def fit(self:Trainer, callbacks=()):
+def fit(self:Trainer, callbacks=()) -> None:
     "Train until all epochs are done, or until `patience` of them brought no improvement."
     self.model.train()
     while self.epoch<self.c.epochs and self.since<self.c.patience:
@@ -361,7 +361,7 @@ def _memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/per_mb
 
 @patch
-def test(self:Trainer, callbacks=()):
+def test(self:Trainer, callbacks=()) -> dict:
     "The best model on the test files; plain numbers."
     for callback in callbacks: callback('before_judge', self, 'test')
     model = Classifier.from_pretrained(self.run.folder).to(self.acc.device)
@@ -426,7 +426,7 @@ def _report(result, c, run): # as `train` returns it
 
 # %% ../../nbs/train/52_training.ipynb #3964997b
 @patch
-def go(self:Trainer, resume, quiet, callbacks):
+def go(self:Trainer, resume, quiet, callbacks) -> dict:
     "From the checkpoint, or from step 0, to the report."
     folder = self.run.folder
     if resume: self.load(_saved_state(folder))

@@ -57,32 +57,32 @@ struct PerHead {       // a tensor [B|1,H|1,...]
 
 typedef void Team(void (*function)(void *), void *data, unsigned threads, unsigned flags);
 
-struct Call {
+// A record that Python fills: a struct, and the text of its members. Python knows them from its own table of fields, and
+// loads no library whose text says something else.
+#define RECORD(name, ...) struct name { __VA_ARGS__ }; const char members_of_##name[] = #__VA_ARGS__
+
+RECORD(Call,
+    double scale, softcap, dropout_p, T, p; // `Plan` of chapter 20, in its order
+    Int left, right, q_offset, n_global, table_first, is_causal, after, fraction;
     Rows q, k, v, out;
+    PerHead sigma, table, alpha, rel_bias, sink;
     void *kept;                            // softmax: [B,H,N,dv] `real`, the output unrounded, or null where `out` is;
                                            // entmax: [B,H,N,KEPT] bytes, bits of the live keys of each block
     void *lse;                             // [B,H,N] `real`: log of the row's sum, or threshold; inf: no key, nan: lost
-    PerHead sigma, table, alpha, bias, sink;
     const uint8_t *keep;                   // [B,M], 0 where a key takes no part; or null
     const Int *texts, *text_of;            // [T][2] first and end of the texts of all rows; [B+1] where a row's begin
     const Int *heads;                      // [B*Hkv][3] addresses of keys and values, position of row 0: of a cache
     const Int *origins;                    // [B] position of the first leading token: of a cache
     Team *team;                            // calls a function on several threads, as OpenMP's `GOMP_parallel`; or null
-    Int B, H, Hkv, N, M, d, dv;
-    Int kind;                              // of q, k, v and out
-    Int left, right;                       // hard limits in tokens, -1: none
-    Int q_offset, n_global, causal, after;
-    Int table_first, table_size;           // the table's offsets j - i: table_first and on
-    Int bias_reach;                        // R: the bias has 2R + 1 numbers
+    Int B, H, Hkv, N, M, d, dv, kind;      // the kind of q, k, v and out
+    Int table_size, bias_reach;            // the table's offsets j - i: table_first and on; R of a bias of 2R + 1 numbers
     Int seed, threads;
-    double scale, softcap, dropout;
-    double level, steepness, norm, rate;   // of the default window, see `Head::curve`
-};
+);
 
-struct Grads {
+RECORD(Grads,
     Rows dout, dq, dk, dv;                 // dk and dv: `real`, contiguous rows of whole vectors
-    void *dsigma, *dtable, *dalpha, *dbias, *dsink; // [B,H,...] `real`, or null
-};
+    void *dsigma, *dtable, *dalpha, *drel_bias, *dsink; // [B,H,...] `real`, or null
+);
 
 namespace {
 
@@ -347,10 +347,13 @@ template <class real> struct Problem {
     Int share, width, dv_width, reach_most;    // query heads of a key head; d and dv in whole vectors
     Int lead;                                  // leading keys that there are
     std::vector<Reach> reaches;                // [B,H]
+    double level, steepness, norm, rate;       // of the default window, see `Head::curve`
 
     explicit Problem(const Call &call) : c(call), share(c.H/std::max<Int>(c.Hkv, 1)), width(rounded(c.d, LANES)),
                                          dv_width(rounded(c.dv, LANES)), reach_most(0),
-                                         lead(std::min(c.n_global, c.M)), reaches(c.B*c.H) {
+                                         lead(std::min(c.n_global, c.M)), reaches(c.B*c.H),
+                                         level(-std::log(c.T)), steepness(c.p*c.T/(1-c.T)), norm(1/std::tanh(c.p)),
+                                         rate(std::sqrt(2*level)*(c.fraction ? std::max<Int>(c.M, 1)/2. : 1)) {
         for (Int b = 0; b < c.B; b++) for (Int h = 0; h < c.H; h++) {
             Reach r = reaches[b*c.H+h] = reach_of(b, h);
             reach_most = std::max(reach_most, r.left+r.right);
@@ -367,12 +370,12 @@ template <class real> struct Problem {
     }
     Reach within_window(Int b, Int h) const {
         const Int far = Int(1) << 40;                          // further than any key stands from any query
-        Int left = far, right = c.causal ? 0 : far;
+        Int left = far, right = c.is_causal ? 0 : far;
         if (c.left >= 0) left = std::min(left, c.left);
         if (c.right >= 0) right = std::min(right, c.right);
         if (c.after) return {left, right};
         if (auto sigma = row(c.sigma, b, h)) {
-            double w = std::ceil(*sigma*c.rate+1)-1;
+            double w = std::ceil(*sigma*rate+1)-1;
             if (w < left) left = (Int)w;
             if (w < right) right = (Int)w;
         } else if (auto table = row(c.table, b, h)) {
@@ -439,7 +442,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
 
     Worker(const Problem<real> &problem, const Grads *grads, char *room)
         : p(problem), c(p.c), g(grads), memory(room), bias(nullptr), entmax(c.alpha.data),
-          has_factors(c.after || c.dropout > 0) { lay_out(); }
+          has_factors(c.after || c.dropout_p > 0) { lay_out(); }
 
     // ---- memory
 
@@ -451,7 +454,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     template <class F> static void buffers(const Problem<real> &p, Int rows, F &&take) {
         const Call &c = p.c;
         Int by_offset = p.reach_most+6*QUERIES+4, block = strip(p)*QUERIES;
-        bool extra = c.after || c.dropout > 0;
+        bool extra = c.after || c.dropout_p > 0;
         take(&Worker::q_rows, QUERIES*p.width); take(&Worker::q_cols, QUERIES*p.width);
         take(&Worker::dout_rows, QUERIES*p.dv_width); take(&Worker::dout_cols, QUERIES*p.dv_width);
         take(&Worker::o_rows, QUERIES*p.dv_width); take(&Worker::dq_rows, QUERIES*p.width);
@@ -495,7 +498,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         unit = entmax ? 1 : real(M_LOG2E);
         eps = entmax ? std::max(*p.row(c.alpha, b, h)-1, real(0x1p-64)) : 0;
         refused = !(eps <= 1);
-        bias = p.row(c.bias, b, h);
+        bias = p.row(c.rel_bias, b, h);
         if (c.sink.data) sink = unit**p.row(c.sink, b, h);
         curve(backward);
     }
@@ -503,7 +506,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     // z = L (1 - y^2), y = |j - i|/edge, edge = rate sigma + 1, s the steepness.
     void curve(bool backward) {
         const real *sigma = p.row(c.sigma, b, h), *table = p.row(c.table, b, h);
-        real edge = sigma ? *sigma*real(c.rate)+1 : 1, level = c.level, steep = c.steepness;
+        real edge = sigma ? *sigma*real(p.rate)+1 : 1, level = p.level, steep = p.steepness;
         vec ramp;
         for (int l = 0; l < LANES; l++) ramp[l] = l;
         for (Int x = 0; x < length; x += LANES) {
@@ -511,10 +514,10 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
             ivec in = (at <= real(zero+left)) & (at >= real(zero-right));
             if (sigma) {
                 vec y = off/edge, z = L::max(level-level*y*y, splat(0)), e = L::expm1(z), t = L::tanh(steep*e);
-                ivec some = in & (t*real(c.norm) >= std::numeric_limits<real>::min());
-                if (backward) d = (1-t*t)*steep*(e+1)*(2*level)*y*y/edge*real(c.rate);
-                if (c.after) m = t*real(c.norm), d *= real(c.norm);
-                else m = L::log(some ? t*real(c.norm) : splat(1)), d /= t, in = some;
+                ivec some = in & (t*real(p.norm) >= std::numeric_limits<real>::min());
+                if (backward) d = (1-t*t)*steep*(e+1)*(2*level)*y*y/edge*real(p.rate);
+                if (c.after) m = t*real(p.norm), d *= real(p.norm);
+                else m = L::log(some ? t*real(p.norm) : splat(1)), d /= t, in = some;
                 d = some ? d : splat(0);
             } else if (table) for (int l = 0; l < LANES; l++) {
                 Int t = zero-x-l-c.table_first;
@@ -605,7 +608,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         return i+nq;
     }
     void add_span(int i, Int lo, Int hi, bool far) {
-        if (far && c.causal) hi = std::min(hi, at+nq);
+        if (far && c.is_causal) hi = std::min(hi, at+nq);
         if (lo >= hi) return;
         spans[n_spans++] = {lo, hi, far, i, n_keys};
         n_keys += hi-lo;
@@ -628,7 +631,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
             read_row(q_rows+i*p.width, place(c.q, h, row+i), c.d, c.q.e, c.kind);
             real most = L::largest(q_rows+i*p.width, 0, 1, p.width);
             lost[i] = refused || most == INFINITY;
-            if (c.dropout > 0) seeds[i] = row_seed(c.seed, b*c.H+h, row+i);
+            if (c.dropout_p > 0) seeds[i] = row_seed(c.seed, b*c.H+h, row+i);
             if (lost[i]) memset(q_rows+i*p.width, 0, p.width*sizeof(real));
             else checked |= !(std::max(most, std::abs(most*by))*largest_key*p.width < std::numeric_limits<real>::max());
         }
@@ -654,8 +657,8 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         const real *m = near+zero+at-key;
         if (is_hole(key)) for (int v = 0; v < GROUPS; v++) store(x+v*LANES, splat(-INFINITY));
         else if (!s.far) for (int v = 0; v < GROUPS; v++) store(x+v*LANES, load(x+v*LANES)+load(m+v*LANES));
-        else if (bias || c.causal) for (int i = 0; i < QUERIES; i++)
-            x[i] = c.causal && key > at+i ? -INFINITY : bias ? x[i]+unit*bias_at(key-at-i) : x[i];
+        else if (bias || c.is_causal) for (int i = 0; i < QUERIES; i++)
+            x[i] = c.is_causal && key > at+i ? -INFINITY : bias ? x[i]+unit*bias_at(key-at-i) : x[i];
         if (checked) check(x, s, key);
     }
     // A score that is no number, or a key that is not finite: a query that sees the key is lost.
@@ -663,7 +666,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         bool broken = careful && L::largest(keys(s, j), 0, 1, p.width) == INFINITY;
         for (Int i = 0; i < nq; i++) {
             bool sees = !is_hole(j) && (!s.far ? near[zero+at-j+i] > -INFINITY :
-                                        !(c.causal && j > at+i) && !(bias && bias_at(j-at-i) == -INFINITY));
+                                        !(c.is_causal && j > at+i) && !(bias && bias_at(j-at-i) == -INFINITY));
             if (!sees) x[i] = -INFINITY;
             else if (broken || x[i] != x[i]) x[i] = 0, lost[i] = true;
         }
@@ -677,10 +680,10 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     }
     // Factors of the weights of a key, [QUERIES]: a window after the softmax, dropout.
     void factors(const Span &s, Int key, real *x) {
-        const uint32_t cut = (uint32_t)std::lround(c.dropout*0x1p24);
-        const real kept = c.dropout < 1 ? real(1/(1-c.dropout)) : 0, *m = times+zero+at-key;
+        const uint32_t cut = (uint32_t)std::lround(c.dropout_p*0x1p24);
+        const real kept = c.dropout_p < 1 ? real(1/(1-c.dropout_p)) : 0, *m = times+zero+at-key;
         for (int i = 0; i < QUERIES; i++) x[i] = c.after && !s.far ? m[i] : 1;
-        if (c.dropout > 0) for (int i = 0; i < nq; i++) x[i] *= pair_bits(seeds[i], key) < cut ? 0 : kept;
+        if (c.dropout_p > 0) for (int i = 0; i < nq; i++) x[i] *= pair_bits(seeds[i], key) < cut ? 0 : kept;
     }
     void multiply(real *x, const real *by, Int n) {
         for (Int i = 0; i < n*QUERIES; i += LANES) store(x+i, load(x+i)*load(by+i));
@@ -744,12 +747,12 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     }
     void add_diagonals(const Span &s, Int key, Int at_row) {   // of the row of `D` and `factor` that begins there
         if (c.after && !s.far && (g->dsigma || g->dtable)) add_diagonal(times_sums, s, key, factor+at_row);
-        if (g->dbias || (!c.after && (g->dsigma || g->dtable))) add_diagonal(sums, s, key, D+at_row);
+        if (g->drel_bias || (!c.after && (g->dsigma || g->dtable))) add_diagonal(sums, s, key, D+at_row);
     }
     // Sums along diagonals. A copy for each misalignment keeps the additions aligned: copy f%LANES, place f/LANES.
     void add_diagonal(real *to, const Span &s, Int key, const real *x) {
         if (s.far) {
-            if (bias && g->dbias) for (int i = 0; i < nq; i++) found[3+c.table_size+bias_place(key-at-i)] += x[i];
+            if (bias && g->drel_bias) for (int i = 0; i < nq; i++) found[3+c.table_size+bias_place(key-at-i)] += x[i];
             return;
         }
         Int first = zero+at-key;
@@ -1154,10 +1157,10 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         for (Int copy = 0; copy < LANES; copy++) for (Int y = 0; y < length; y += LANES) {
             vec by_window = load(window+copy*length+y);
             if (g->dsigma) dsigma += by_window*load(slope+y+copy);
-            for (Int l = 0; (g->dtable || g->dbias) && l < LANES; l++) {
+            for (Int l = 0; (g->dtable || g->drel_bias) && l < LANES; l++) {
                 Int offset = zero-(y+copy+l), t = offset-c.table_first;
                 if (g->dtable && t >= 0 && t < c.table_size) found[3+t] += by_window[l];
-                if (g->dbias && offset >= -left && offset <= right)
+                if (g->drel_bias && offset >= -left && offset <= right)
                     found[3+c.table_size+bias_place(offset)] += sums[copy*length+y+l];
             }
         }
@@ -1246,7 +1249,7 @@ template <class real> void forward(const Call &c) {
 // odd ones: no two at a time have a key in common, and every sum has one order.
 template <class real, int QUERIES> void backward(const Call &c, const Grads &g) {
     Problem<real> p(c);
-    const Int bias_size = c.bias.data ? 2*c.bias_reach+1 : 0, numbers = 3+c.table_size+bias_size;
+    const Int bias_size = c.rel_bias.data ? 2*c.bias_reach+1 : 0, numbers = 3+c.table_size+bias_size;
     std::vector<Task> tasks[2];                                // of the even chunks, of the odd ones
     std::vector<Int> key_head;                                 // of a task, by its number
     Int most = 1;
@@ -1301,7 +1304,7 @@ template <class real, int QUERIES> void backward(const Call &c, const Grads &g) 
     write(g.dalpha, 1, 1);
     write(g.dsink, 2, 1);
     write(g.dtable, 3, c.table_size);
-    write(g.dbias, 3+c.table_size, bias_size);
+    write(g.drel_bias, 3+c.table_size, bias_size);
 }
 
 }  // namespace
@@ -1312,6 +1315,7 @@ template <class real, int QUERIES> void backward(const Call &c, const Grads &g) 
 
 EXPORT Int dynattn_vector() { return VECTOR; }
 EXPORT Int dynattn_sizes(Int which) { return which ? sizeof(Grads) : sizeof(Call); }
+EXPORT const char *dynattn_members(Int which) { return which ? members_of_Grads : members_of_Call; }
 // Whether the work was done, which it is not where memory is lacking.
 EXPORT bool dynattn_forward(const Call *c) {
     try { c->kind == F64 ? forward<double>(*c) : forward<float>(*c); }

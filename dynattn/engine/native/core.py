@@ -6,17 +6,19 @@
 __all__ = ['library', 'info', 'serves', 'empty_out', 'empty_like', 'forward', 'backward']
 
 # %% ../../../nbs/engine/33_native.core.ipynb #c9bef59f
-import ctypes, math, os, re, struct
+import ctypes, os, re, struct
+from collections import namedtuple
 from functools import cache
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 import torch
 from torch import Tensor
-from ..plan import Inputs, Plan, plain_tensors, texts_of
+from ..fields import LEARNS, PER_HEAD, Inputs, Plan
+from ..plan import plain_tensors, texts_of
 
 # %% ../../../nbs/engine/33_native.core.ipynb #d116bb3f
 _SETS = 'avx512','avx2','generic'  # instruction sets, the best one first
-_CALL,_GRADS = struct.Struct('=62q7d'),struct.Struct('=25q')  # the records `Call` and `Grads` of core.cpp
 def _candidates(): # -> list of paths
     "The libraries to try, in order: as DYNATTN_NATIVE says, or from the best one for this processor on."
     asked = os.environ.get('DYNATTN_NATIVE', '1')
@@ -27,6 +29,34 @@ def _candidates(): # -> list of paths
         raise ValueError(f"DYNATTN_NATIVE: expected 0, 1, a path or one of {', '.join(_SETS)}, got {asked!r}")
     return [str(files('dynattn')/'engine'/'native'/f'core_{name}.so') for name in _SETS[_SETS.index(asked):]]
 
+# %% ../../../nbs/engine/33_native.core.ipynb #d116bb41
+_Own = namedtuple('_Own', 'kept lse keep texts text_of heads origins team B H Hkv N M d dv kind table_size bias_reach seed threads')
+_ROWS = [name for name,axes in LEARNS.items() if axes==2]
+_CALL = {name: 'd' if type(x) is float else 'q' for name,x in Plan(0.)._asdict().items()}
+_CALL |= dict.fromkeys((*_ROWS, 'out'), '5q') | dict.fromkeys(PER_HEAD, '3q') | dict.fromkeys(_Own._fields, 'q')
+_GRADS = dict.fromkeys(('dout', *(f'd{name}' for name in _ROWS)), '5q') | {f'd{name}': 'q' for name in PER_HEAD}
+_pack_call,_pack_grads = (struct.Struct('='+''.join(record.values())).pack for record in (_CALL,_GRADS))
+
+def _members(text):
+    "Name -> kind, as `struct` writes it, of a record of core.cpp."
+    found = {}
+    for line in text.split(';')[:-1]:
+        kind = dict(double='d', Rows='5q', PerHead='3q').get(line.split()[0], 'q') # others are a number or an address
+        found |= {re.findall(r'\w+', name)[-1]: kind for name in line.split(',')}
+    return found
+
+def _mismatch(lib):
+    "Which member of a library's records is not as Python fills it, in words; None where all are."
+    if not hasattr(lib, 'dynattn_members'): return "expected members with names, got none"
+    lib.dynattn_members.restype = ctypes.c_char_p
+    for which,expected in enumerate((_CALL,_GRADS)):
+        found = _members(lib.dynattn_members(which).decode())
+        for ours,its in zip_longest(expected.items(), found.items()):
+            if ours!=its: return f"expected {ours}, got {its}"
+        if lib.dynattn_sizes(which)!=struct.calcsize(''.join(expected.values())): return "expected no gaps between members"
+
+_others = {} # libraries of another version, which are not loaded, and how they differ
+
 # %% ../../../nbs/engine/33_native.core.ipynb #d116bb40
 @cache
 def library() -> ctypes.CDLL|None:
@@ -34,12 +64,14 @@ def library() -> ctypes.CDLL|None:
     for path in _candidates():
         try: lib = ctypes.CDLL(path)
         except OSError: continue  # not there, or built for another system
-        if (lib.dynattn_sizes(0),lib.dynattn_sizes(1))!=(_CALL.size,_GRADS.size): continue  # of another version
+        if why := _mismatch(lib):
+            _others[os.path.basename(path)] = why
+            continue
         lib.dynattn_forward.restype = lib.dynattn_backward.restype = ctypes.c_bool
         return lib
     asked = os.environ.get('DYNATTN_NATIVE', '1')
     if asked not in ('0','1'):  # nothing else is taken in its place
-        raise OSError(f"DYNATTN_NATIVE: expected a compiled core of that name, got none: {asked!r}")
+        raise OSError(f"DYNATTN_NATIVE: expected a compiled core of that name, got none: {asked!r}; of another version: {_others}")
 
 # %% ../../../nbs/engine/33_native.core.ipynb #431bdcb3
 def info() -> dict:
@@ -47,8 +79,8 @@ def info() -> dict:
     lib = library()
     if lib is not None: return dict(native=True, library=os.path.basename(lib._name), threads=torch.get_num_threads())
     off = os.environ.get('DYNATTN_NATIVE')=='0'
-    return dict(native=False, library=None, threads=torch.get_num_threads(),
-                why="DYNATTN_NATIVE=0" if off else "no compiled core: install a C++ compiler and run pip install again")
+    return dict(native=False, library=None, threads=torch.get_num_threads(), why="DYNATTN_NATIVE=0" if off else
+                f"no compiled core: install a C++ compiler and run pip install again; of another version: {_others}")
 
 # %% ../../../nbs/engine/33_native.core.ipynb #be45e3d7
 def serves(
@@ -61,20 +93,12 @@ def _working_dtype(q):
     "The dtype of the sums: float64 for float64, else float32."
     return torch.float64 if q.dtype==torch.float64 else torch.float32
 
-# %% ../../../nbs/engine/33_native.core.ipynb #c3241441
-@cache
-def _curve(T, p, token):
-    "Level, steepness, norm and rate of the default window, see core.cpp."
-    if not T: return 0.,0.,0.,0.
-    level = -math.log(T)
-    return level,p*T/(1-T),1/math.tanh(p),math.sqrt(2*level)/token
-
 # %% ../../../nbs/engine/33_native.core.ipynb #a7ebab6c
 def _address(x): return 0 if x is None else x.data_ptr()
 
-def _per_head(x, dims):
-    "Address and the strides of batch and head of a tensor with `dims` axes behind them."
-    lead = x.dim()-dims
+def _per_head(x, axes):
+    "Address and the strides of batch and head of a tensor with `axes` axes behind them."
+    lead = x.dim()-axes
     if lead==0: return x.data_ptr(),0,0
     strides,shape = x.stride(),x.shape
     return x.data_ptr(),strides[0] if lead==2 and shape[0]>1 else 0,strides[lead-1] if shape[lead-1]>1 else 0
@@ -99,31 +123,32 @@ def _openmp() -> int:
 # %% ../../../nbs/engine/33_native.core.ipynb #73a9c2c4
 _KINDS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
-def _record(plan, x, out, kept, lse, held=None):
+def _call(plan, x, out, kept, lse, held=None):
     "The bytes of a `Call`, and the tensors that its addresses lie in."
-    real = _working_dtype(x.q)
-    own = [t if t is None or t.dtype==real else t.to(real) for t in x[3:8]]
-    own[1::2] = [t if t is None else t.contiguous() for t in own[1::2]] # the table and the bias: rows of numbers
-    learned = [y for t,dims in zip(own, (0,1,0,1,0)) for y in ((0,0,0) if t is None else _per_head(t, dims))]
-    table,bias = own[1],own[3]
-    keep = None if x.keep is None else x.keep.contiguous()
-    texts = (None,None) if x.segments is None else [t.contiguous() for t in texts_of(x.segments)]
-    (b,h,n,d),(_,hkv,m,dv) = x.q.shape,x.v.shape
+    real,alive = _working_dtype(x.q),{}
+    for name,axes in PER_HEAD.items():
+        t = getattr(x, name)
+        if t is None: continue
+        if t.dtype!=real: t = t.to(real)
+        alive[name] = t.contiguous() if axes else t # rows of numbers
+    if x.keep is not None: alive['keep'] = x.keep.contiguous()
+    if x.segments is not None: alive['texts'],alive['text_of'] = (t.contiguous() for t in texts_of(x.segments))
+    b,h,n,d = x.q.shape
+    _,hkv,m,dv = x.v.shape
     rows = [y for t in (x.q,x.k,x.v,out) for y in (t.data_ptr(),*t.stride())]
     heads = origins = None
     if held is not None:
         heads,origins,m = held
         rows[5:15] = 0,0,0,d,1,0,0,0,dv,1
-    token = 2/max(m, 1) if plan.fraction else 1.
-    record = _CALL.pack(
-        *rows, _address(kept), lse.data_ptr(),
-        *learned, *map(_address, (keep,*texts,heads,origins)), 0 if _forked else _openmp(),
-        b, h, hkv, n, m, d, dv, _KINDS[x.q.dtype],
-        plan.left, plan.right, plan.q_offset, plan.n_global, plan.is_causal,
-        plan.after, plan.table_first, 0 if table is None else table.shape[-1], 0 if bias is None else bias.shape[-1]//2,
-        0 if x.seed is None else int(x.seed), torch.get_num_threads(),
-        plan.scale, plan.softcap, plan.dropout_p, *_curve(plan.T, plan.p, token))
-    return record,(own,keep,texts)
+    per_head = [y for name,axes in PER_HEAD.items() for y in (_per_head(alive[name], axes) if name in alive else (0,0,0))]
+    own = _Own(
+        kept=_address(kept), lse=lse.data_ptr(), keep=_address(alive.get('keep')), texts=_address(alive.get('texts')),
+        text_of=_address(alive.get('text_of')), heads=_address(heads), origins=_address(origins),
+        team=0 if _forked else _openmp(), B=b, H=h, Hkv=hkv, N=n, M=m, d=d, dv=dv, kind=_KINDS[x.q.dtype],
+        table_size=0 if x.table is None else x.table.shape[-1],
+        bias_reach=0 if x.rel_bias is None else x.rel_bias.shape[-1]//2,
+        seed=0 if x.seed is None else int(x.seed), threads=torch.get_num_threads())
+    return _pack_call(*plan, *rows, *per_head, *own),alive
 
 # %% ../../../nbs/engine/33_native.core.ipynb #ae3c4c4f
 def empty_out(
@@ -131,7 +156,8 @@ def empty_out(
 ) -> tuple: # (out, kept, lse)
     """Memory for the results: `out` lies as [B,N,H,dv]; `kept` is the output unrounded, None where it is not rounded,
     or with an alpha the bits of live keys."""
-    q,(b,h,n,_),dv,real = x.q,x.q.shape,x.v.shape[3],_working_dtype(x.q)
+    q,dv,real = x.q,x.v.shape[3],_working_dtype(x.q)
+    b,h,n,_ = q.shape
     out = q.new_empty_strided((b,h,n,dv), (n*h*dv,dv,h*dv,1))
     if x.alpha is not None: kept = q.new_empty((b,h,n,64), dtype=torch.uint8)
     else: kept = None if q.dtype==real else q.new_empty((b,h,n,dv), dtype=real)
@@ -146,6 +172,7 @@ def empty_like(
     "Memory for the gradient of `x`, in its layout if its rows are contiguous."
     return torch.empty_like(x) if x.stride(-1)==1 else x.new_empty(x.shape)
 
+# %% ../../../nbs/engine/33_native.core.ipynb #ae3c4c50
 def forward(
     plan:Plan, # the numbers of the call
     x:Inputs, # its tensors
@@ -153,7 +180,7 @@ def forward(
 ) -> tuple: # (out [B,H,N,dv], kept, lse [B,H,N])
     "Output, and what the backward pass needs: `kept` of `empty_out`, and one number per row."
     out,kept,lse = empty_out(x)
-    record,alive = _record(plan, x, out, kept, lse, held)
+    record,alive = _call(plan, x, out, kept, lse, held)
     _done(library().dynattn_forward(record))
     return out,kept,lse
 
@@ -176,21 +203,21 @@ def backward(
     out:Tensor, # as `forward` gave it
     kept:Tensor, # as `forward` gave it, or None
     lse:Tensor, # as `forward` gave it
-    wanted:tuple, # of eight bools: which of the inputs q, k, v, sigma, table, alpha, bias, sink need a gradient
-) -> list: # of eight, in the shapes of the inputs; None where none is wanted
+    wanted:tuple, # of bools: which of `x.learning` need a gradient
+) -> list: # by the names of `LEARNS`, in the shapes of the inputs; None where none is wanted
     "All gradients, from the inputs, the output and one number per row."
-    lib,real,(b,h) = library(),_working_dtype(x.q),x.q.shape[:2]
+    lib,real = library(),_working_dtype(x.q)
     lanes = lib.dynattn_vector()//real.itemsize
     if dout.stride(-1)!=1 and dout.shape[-1]>1: dout = dout.contiguous()
-    record,alive = _record(plan, x, out, None if kept is None or not kept.numel() else kept, lse)
-    dq = empty_like(x.q)
+    record,alive = _call(plan, x, out, None if kept is None or not kept.numel() else kept, lse)
     def sums(t): # of a gradient of keys, whole vectors in the working dtype
         if t.dtype==real and t.shape[3]%lanes==0 and t.stride(-1)==1: return torch.empty_like(t)
         return t.new_empty(*t.shape[:3], -(-t.shape[3]//lanes)*lanes, dtype=real)
-    dk,dv = sums(x.k),sums(x.v)
-    def per_head(t, need, dims):
-        return t.new_empty(b, h, *t.shape[t.dim()-dims:], dtype=real) if need and t is not None else None
-    learned = [per_head(t, need, dims) for t,need,dims in zip(x[3:8], wanted[3:], (0,1,0,1,0))]
-    rows = (y for t in (dout,dq,dk,dv) for y in (t.data_ptr(),*t.stride()))
-    _done(lib.dynattn_backward(record, _GRADS.pack(*rows, *map(_address, learned))))
-    return [dq, _fitted(dk, x.k), _fitted(dv, x.v), *map(_folded, learned, x[3:8])]
+    grads = dict(q=empty_like(x.q), k=sums(x.k), v=sums(x.v))
+    for (name,axes),t,need in zip(LEARNS.items(), x.learning, wanted):
+        if name not in grads and need and t is not None:
+            grads[name] = t.new_empty(*x.q.shape[:2], *t.shape[t.dim()-axes:], dtype=real)
+    rows = (y for t in (dout,grads['q'],grads['k'],grads['v']) for y in (t.data_ptr(),*t.stride()))
+    _done(lib.dynattn_backward(record, _pack_grads(*rows, *(_address(grads.get(name)) for name in PER_HEAD))))
+    return [grads['q'], _fitted(grads['k'], x.k), _fitted(grads['v'], x.v),
+            *(_folded(grads.get(name), getattr(x, name)) for name in PER_HEAD)]

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from ..call import Call, serve
 from ...window import Window
-from ..plan import (Inputs, Plan, _most, _run_of_keys, _sees, default_window, describe, is_default,
+from ..fields import Inputs, Plan, lacking, unserved
+from ..plan import (_most, _run_of_keys, _sees, default_window, describe, is_default,
                                prepare, refuses, transformed)
-from ..operator import _define, _flat
+from ..operator import _define
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #59cae81c
 try: import triton, triton.language as tl
@@ -401,12 +402,11 @@ def _alpha_pull(
     return log_p*log_p*tl.where(l<-.25, far, near)
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #c95ed6f9
+_LACKS = lacking('attn_mask is_causal scale enable_gqa padding window alpha n_global q_offset segments')
+
 def _option_refused(call):
     "Which option the kernels do not have."
-    for name in ('rel_bias','sink','softcap'):
-        if getattr(call, name) is not None:
-            return f"{name}: expected None for the kernels, got one; use impl='dense'"
-    if call.dropout_p: return f"dropout_p: expected 0 for the kernels, got {call.dropout_p}"
+    if why := unserved(call, _LACKS, 'the kernels'): return why
     if transformed():
         return ("impl: expected 'auto' or 'dense' inside a transform of torch.func and in forward "
                 "mode, got the kernels")
@@ -482,11 +482,11 @@ def _no_second(ctx, *_):
 def _operator(
     name:str, # in `torch.ops.dynattn`
     forward, # `forward(plan, x)`: out, kept, lse
-    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: eight gradients
+    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: the gradients of `x.learning`
     empty_out, # `empty_out(x)`: memory for out, kept, lse
 ): # `attend(plan, x)`
     "The function that two of our kernels compute, as one operation to PyTorch."
     if not hasattr(torch.ops.dynattn, name):
         _define(name, forward, backward, empty_out)
         torch.library.register_autograd(f"dynattn::{name}_backward", _no_second)
-    return lambda plan, x: getattr(torch.ops.dynattn, name)(*x, *_flat(plan))[0]
+    return lambda plan, x: getattr(torch.ops.dynattn, name)(*x, *plan)[0]

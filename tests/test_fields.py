@@ -1,0 +1,142 @@
+"The table of fields: what follows from it, the C++ record beside it, and the exercise of CONTRIBUTING.md."
+import ast, json, os, re, shutil, subprocess, sys
+from types import SimpleNamespace
+import pytest
+import house, sanitize_native
+from dynattn.engine.fields import DEFAULTS, LEARNS, Arguments, Inputs, Plan
+from dynattn.engine.native import core
+
+ROOT = house.ROOT
+
+def test_the_definition_reads_every_option():
+    "The dense path refuses nothing, so an option that it does not read would be passed over."
+    text = (ROOT/'dynattn/engine/dense.py').read_text(encoding='utf-8')
+    read = set(re.findall(r'call\.(\w+)', text)) | {'scale', 'enable_gqa'} # `call.factor`, and heads are repeated anyway
+    assert not DEFAULTS.keys()-read
+
+def test_what_learns_comes_first(): assert list(LEARNS)==list(Inputs._fields[:len(LEARNS)])
+
+def test_a_field_of_an_engine_has_one_name():
+    "An argument that goes on as it is keeps its name; what is made has another."
+    assert {*Arguments.__annotations__} & {*Plan._fields, *Inputs._fields}=={
+        'q', 'k', 'v', 'dropout_p', 'is_causal', 'scale', 'alpha', 'n_global', 'rel_bias', 'q_offset', 'segments', 'sink', 'softcap'}
+
+# ---- the record of the core
+
+def other_library(was, now):
+    "The library's own members, of which some text is another one."
+    lib = core.library()
+    def members(which):
+        text = lib.dynattn_members(which).decode()
+        assert which or was in text
+        return text.replace(was, now, 1).encode()
+    return SimpleNamespace(dynattn_members=members, dynattn_sizes=lib.dynattn_sizes)
+
+@pytest.mark.skipif(core.library() is None, reason='no compiled core')
+@pytest.mark.parametrize('was, now, name', [
+    ('q_offset, n_global', 'n_global, q_offset', 'q_offset'), ('softcap', 'cap', 'softcap'), ('seed, ', '', 'seed'),
+    ('fraction;', 'fraction; double bump;', 'bump'), (' threads;', ' threads, cores;', 'cores'), ('Int left', 'double left', 'left'),
+    ('PerHead sigma', 'Rows sigma', 'sigma')])
+def test_another_record_is_refused_by_name(was, now, name):
+    assert core._mismatch(core.library()) is None
+    assert repr(name) in core._mismatch(other_library(was, now))
+
+@pytest.mark.skipif(core.library() is None, reason='no compiled core')
+def test_another_version_is_not_loaded_and_says_so(monkeypatch):
+    monkeypatch.setattr(core, '_CALL', core._CALL | {'bump': 'd'})
+    for asked in ('1','generic'):
+        monkeypatch.setenv('DYNATTN_NATIVE', asked)
+        core.library.cache_clear()
+        try:
+            if asked=='1': assert core.library() is None and "expected ('bump', 'd')" in core.info()['why']
+            else:
+                with pytest.raises(OSError, match=r"expected \('bump', 'd'\)"): core.library()
+        finally: core.library.cache_clear(); core._others.clear()
+
+# ---- the way of a call
+
+def test_the_figure_shows_the_imports():
+    "Every arrow is an import, and every import between these modules is an arrow or follows from some."
+    cells = json.loads((ROOT/'nbs/engine/20_fields.ipynb').read_text(encoding='utf-8'))['cells']
+    text = next(s for c in cells if (s := ''.join(c['source'])) and '\nWAY = (' in s)
+    arrows = {tuple(arrow.split()) for arrow in ast.literal_eval(re.search(r'WAY = (\(.*?\))', text, re.S)[1])}
+    def short(name): return 'triton' if '.triton' in name else name.removeprefix('dynattn.engine.')
+    def ours(name): return name.startswith('dynattn.engine.')
+    imports = {(short(b),short(a)) for a,b,_ in house.imports(house.modules()) if ours(a) and ours(b)}
+    imports -= {(a,b) for a,b in imports if a==b}
+    assert not arrows-imports
+    edges = {}
+    for a,b in arrows: edges.setdefault(a, set()).add(b)
+    assert not [(a,b) for a,b in imports if b not in house.reachable(edges, a)]
+
+# ---- an option, from start to end
+
+SCRIPT = '''
+import sys, torch
+from dynattn import attention, banded_attention, dense_attention
+from dynattn.engine.native import core
+assert core.library() is not None and 'bump : float' in attention.__doc__
+torch.manual_seed(0)
+x = torch.randn(3, 2, 2, 40, 8, dtype=torch.float64).unbind()
+for t in x: t.requires_grad_()
+sink = torch.randn(2, dtype=torch.float64)
+def both(f, **options):
+    out = f(*x, **options)
+    return out, *torch.autograd.grad(out.square().sum(), x)
+def by_plain(*x, **options):
+    core.library,kept = lambda: None,core.library
+    try: return banded_attention(*x, **options)
+    finally: core.library = kept
+compiled = torch.compile(banded_attention, backend='aot_eager')
+for options in (dict(), dict(window=3), dict(window=3, n_global=2, is_causal=True), dict(window=5, alpha=1.5), dict(softcap=2.)):
+    want = both(dense_attention, sink=sink-.7, **options)
+    for f in (dense_attention, banded_attention, by_plain, compiled, attention):
+        for a,b in zip(both(f, sink=sink, bump=.7, **options), want): torch.testing.assert_close(a, b)
+assert not torch.equal(want[0], dense_attention(*x, sink=sink, **options))
+for error,text,options in ((ValueError, 'bump: expected 0.0 for F.scaled_dot_product_attention, got 0.5', dict(bump=.5, impl='sdpa')),
+                           (TypeError, "bump: expected a finite number, got 'x'", dict(bump='x'))):
+    try: attention(*x, **options)
+    except error as e: assert text in str(e), e
+    else: raise AssertionError(text)
+'''
+
+def exercise():
+    "File -> [(line to look for, line to put below)], as CONTRIBUTING.md has them."
+    text = re.search(r'```diff\n(.*?)```', (ROOT/'CONTRIBUTING.md').read_text(encoding='utf-8'), re.S)[1]
+    found,context = {},None
+    for line in text.splitlines():
+        if line.startswith('--- '): steps = found.setdefault(line[4:], [])
+        elif line.startswith('+'): steps.append((context,line[1:]))
+        else: context = line.strip().removesuffix(' …')
+    return found
+
+def applied(text, steps):
+    lines = text.splitlines()
+    for context,new in steps:
+        at = [i for i,line in enumerate(lines) if line.strip().startswith(context)]
+        assert len(at)==1, (context,at)
+        lines.insert(at[0]+1, new)
+    return '\n'.join(lines)+'\n'
+
+def module(path): # of a notebook
+    return re.sub(r'nbs/engine/\d+_(.*)\.ipynb', r'dynattn/engine/\1.py', path)
+
+def test_the_exercise_finds_its_places():
+    found = exercise()
+    assert len(found)==4
+    for path,steps in found.items(): applied((ROOT/module(path)).read_text(encoding='utf-8'), steps)
+
+@pytest.mark.slow
+@pytest.mark.skipif(core.library() is None, reason='no compiled core')
+def test_an_option_in_five_files(tmp_path):
+    shutil.copytree(ROOT/'dynattn', tmp_path/'dynattn', ignore=shutil.ignore_patterns('*.so', '__pycache__'))
+    for path,steps in exercise().items():
+        p = tmp_path/module(path)
+        p.write_text(applied(p.read_text(encoding='utf-8'), steps), encoding='utf-8')
+    built = sanitize_native.build(tmp_path, '', path=tmp_path/'dynattn/engine/native/core.cpp')
+    def run(script, lib): return subprocess.run([sys.executable, '-c', script], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, 'DYNATTN_NATIVE': str(lib), 'PYTHONPATH': str(tmp_path)})
+    done = run(SCRIPT, built)
+    assert done.returncode==0, done.stderr
+    old = run('from dynattn.engine.native import core; core.library()', core.library()._name) # the core without the option
+    assert "expected ('bump', 'd')" in old.stderr
