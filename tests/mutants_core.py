@@ -81,6 +81,7 @@ def checks(core, lib, made):
         t.float32_is_right_to_millionths()
         t.test_an_alpha_above_two_is_nan_and_never_another_law()
         t.zeros_of_long_rows()
+        t.keys_near_the_threshold()
         t.passes_cut_in_other_places()
         for at_end,exact in made: t.between_guards(exact, at_end)
         for dtype in (torch.bfloat16,torch.float16): t.test_every_number_of_sixteen_bits(dtype)

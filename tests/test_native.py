@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
+from dynattn.alpha import entmax
 from dynattn.engine.operator import banded_attention
 from dynattn.engine.plan import prepare
 from dynattn.engine.call import Call, takes
@@ -161,6 +162,20 @@ def zeros_of_long_rows():
             else: assert torch.equal(a.isfinite(), a.isfinite()) and (a-b)[b.isfinite()].abs().nan_to_num().max() < 1e-9
 
 def test_zeros_of_long_rows(): zeros_of_long_rows()
+
+def keys_near_the_threshold():
+    "Rows of three scores, and six more near where a weight begins: small steps that are not the last."
+    g = torch.Generator().manual_seed(0)
+    near = 10**(-3-1.5*torch.rand(1000, 1, generator=g, dtype=torch.float64))*(4*torch.rand(1000, 6, generator=g, dtype=torch.float64)-1)
+    z = torch.cat([torch.zeros(1000, 1),-torch.rand(1000, 2, generator=g)], 1).double()
+    for alpha in (1.1,1.3,1.5,1.75,1.9,2.):
+        begins = z[:,:1]-entmax(z, alpha)[:,:1]**(alpha-1)/(alpha-1)
+        scores = torch.cat([z,begins+near], 1).float()
+        ones,values = torch.ones(1000, 1, 1, 1),torch.eye(9).expand(1000, 1, 9, 9)
+        weights = banded_attention(ones, scores[:,None,:,None], values, alpha=alpha, scale=1.)[:,0,0]
+        assert (weights-entmax(scores.double(), alpha)).abs().max() < 2e-6,alpha
+
+def test_keys_near_the_threshold(): keys_near_the_threshold()
 
 def test_an_alpha_near_one_takes_no_more_steps_than_another():
     "The rounding of a long sum is larger than any fixed bound on a step: the search for thresholds ends all the same."
@@ -423,6 +438,7 @@ def test_a_query_alone_is_lost_as_among_others(): a_query_alone_is_lost_as_among
 
 FUZZ = """
 import random, sys, torch
+from dynattn.alpha import entmax
 from dynattn.engine.operator import banded_attention
 from dynattn.engine.dense import dense_attention
 from dynattn.window import Window
