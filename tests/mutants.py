@@ -109,7 +109,7 @@ MUTANTS = [ # module, its text, the fault
     ('hf.plugin', "if terms.get('softcap') is not None: own['softcap'] = terms['softcap']", "pass"),
     ('hf.narrowing', 'for l,(head,edge) in zip(learned, before): l.sigma_head,l.edge = head,edge', 'pass'),
     ('hf.narrowing', 'return max(-(mean@of_share/square).item(), 0.) if square>0 else 0.', 'return max((mean@of_share/square).item(), 0.) if square>0 else 0.'),
-    ('hf.narrowing', 'whole[(spent-whole).topk(missing).indices] += 1', 'whole += 1'),
+    ('hf.narrowing', 'self.set(self.budget.scaled(self.widths(), share))', 'self.set(self.widths()*share)'),
     ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
     # programs
     ('audit.watch', 'inside = (back<=left) & (-back<=right)', 'inside = (back<=left+1) & (-back<=right)'),

@@ -17,7 +17,7 @@ from ..heads import config_window
 from ..runs import Bar, printable
 from ..saved import UserError, need
 from .questions import Memory
-from .report import Finding, judge_memory, memory_text
+from .report import Finding
 
 # %% ../../nbs/audit/86_graph.ipynb #0e4a0002
 def _read_text(folder, n): # -> a decoder that has read a random text
@@ -57,13 +57,13 @@ def audit_export(
     wrong = [f for f in found if f['read']!=f['promised'] or not f['leading']]
     unseen = [f for f in found if f['promised']<(f['width'] or 0)]
     memory = _ring_memory(decoder)
-    longer = judge_memory([row for row in memory if not row.kept]) # a ring has its places from the first token on
+    longer = Finding.of_memory([row for row in memory if not row.kept]) # a ring has its places from the first token on
     status = 1 if wrong or longer else 3 if unseen else 0
     if as_json: print(json.dumps(dict(n=decoder.past, heads=found, ok=not status, status=status,
         memory=[asdict(row) for row in memory], findings=[asdict(f) for f in longer])))
     else:
         print(f"{printable(folder)}, {decoder.past} tokens in ONNX Runtime, {len(found)} key heads")
-        print(memory_text(memory))
+        print(Memory.text(memory))
         for f in wrong:
             what = '' if f['leading'] else ', and not every leading token'
             print(f"broken: layer {f['layer']}, head {f['head']} of width {f['width'] or 'all'}: the next token reads "
@@ -102,7 +102,7 @@ def _graph_memory(logits, ids, windows, heads): # {layer: tokens} -> list of `Me
             rows.append(_array_memory(f'layer {layer}', len(ids), arrays, windows[layer]))
         else: gaps.append(gap(f"of layer {layer}, expected arrays [1,{heads},tokens,size], got {shapes}"))
     if not layers and len(outputs)>1: gaps.append(gap(f"none among the outputs {printable(', '.join(outputs))[:120]}"))
-    return rows,gaps+judge_memory(rows)
+    return rows,gaps+Finding.of_memory(rows)
 
 # %% ../../nbs/audit/86_graph.ipynb #86000006
 def _depth(path, n, promised): # as `audit_graph` takes them -> n, tokens back and those promised, `Memory`, `Finding`
@@ -139,6 +139,6 @@ def audit_graph(
         print(f"{printable(path)}: the logits depend on {back} of {n-1} tokens back; {said} is promised")
         print(('as promised' if promised is not None else 'not compared: --window says what is promised', 'broken', '',
                'not measured: --n makes the text longer than what is promised')[status])
-        if memory: print(memory_text(memory))
+        if memory: print(Memory.text(memory))
         for f in findings: print(f"{f.status}: {f.sentence}")
     return whole

@@ -17,6 +17,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from .watch import Float64, Promise, Reach
 from ..metrics import Answer, depends
+from ..padding import Patched
 from .subjects import Subject, _cache_transformer, _draw, _held, _tensor_of
 
 # %% ../../nbs/audit/64_questions.ipynb #4293179d
@@ -304,7 +305,7 @@ def layers(self:Subject, n, window=None, tick=lambda: None) -> list: # of `Layer
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf1
 @dataclass(frozen=True)
-class Memory:
+class Memory(Patched):
     "The cache of one layer after a text."
     name:str       # of the layer
     n:int          # tokens of the text

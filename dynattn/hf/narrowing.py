@@ -20,7 +20,7 @@ from ..saved import checksum, read_state, write_state
 from ..sigma import SigmaParameter
 from .layers import PreTrainedModel, embeddings, frozen, last_hidden, predictions
 from .curves import Budget, CostCurves, cost_curves
-from .healing import Healed, heal, healed_layers
+from .healing import Healed, heal
 from .windows import add_windows, record_edge
 
 # %% ../../nbs/hf/66_narrowing.ipynb #4bfd6523
@@ -373,7 +373,7 @@ def check(cls:Narrower,
     o.check(budget.n)
     if o.heal>len(batches): raise ValueError(f"heal: expected at most one step for each of {len(batches)}, got {o.heal}")
     if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
-    if o.heal: healed_layers(model)
+    if o.heal: Healed.layers(model)
     least = budget.share(torch.ones(1)).item()
     if o.keep is not None and o.keep<least:
         raise ValueError(f"keep: expected {least:.4f} or more for texts of {budget.n} tokens, got {o.keep}")
