@@ -3,7 +3,7 @@ import ast, json, os, re, shutil, subprocess, sys
 from types import SimpleNamespace
 import pytest
 import house, sanitize_native
-from dynattn.engine.fields import DEFAULTS, LEARNS, Arguments, Inputs, Plan
+from dynattn.engine.fields import DEFAULTS, LEARNS, PER_HEAD, Arguments, Inputs, Plan
 from dynattn.engine.native import core
 
 ROOT = house.ROOT
@@ -14,7 +14,9 @@ def test_the_definition_reads_every_option():
     read = set(re.findall(r'call\.(\w+)', text)) | {'scale', 'enable_gqa'} # `call.factor`, and heads are repeated anyway
     assert not DEFAULTS.keys()-read
 
-def test_what_learns_comes_first(): assert list(LEARNS)==list(Inputs._fields[:len(LEARNS)])
+def test_what_learns_comes_first():
+    assert list(LEARNS)==list(Inputs._fields[:len(LEARNS)])
+    assert PER_HEAD==dict(sigma=0, table=1, alpha=0, rel_bias=1, sink=0)
 
 def test_a_field_of_an_engine_has_one_name():
     "An argument that goes on as it is keeps its name; what is made has another."

@@ -126,11 +126,15 @@ _KINDS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 
 def _call(plan, x, out, kept, lse, held=None):
     "The bytes of a `Call`, and the tensors that its addresses lie in."
     real,alive = _working_dtype(x.q),{}
+    per_head = []
     for name,axes in PER_HEAD.items():
         t = getattr(x, name)
-        if t is None: continue
+        if t is None:
+            per_head += 0,0,0
+            continue
         if t.dtype!=real: t = t.to(real)
         alive[name] = t.contiguous() if axes else t # rows of numbers
+        per_head += _per_head(alive[name], axes)
     if x.keep is not None: alive['keep'] = x.keep.contiguous()
     if x.segments is not None: alive['texts'],alive['text_of'] = (t.contiguous() for t in texts_of(x.segments))
     b,h,n,d = x.q.shape
@@ -140,7 +144,6 @@ def _call(plan, x, out, kept, lse, held=None):
     if held is not None:
         heads,origins,m = held
         rows[5:15] = 0,0,0,d,1,0,0,0,dv,1
-    per_head = [y for name,axes in PER_HEAD.items() for y in (_per_head(alive[name], axes) if name in alive else (0,0,0))]
     own = _Own(
         kept=_address(kept), lse=lse.data_ptr(), keep=_address(alive.get('keep')), texts=_address(alive.get('texts')),
         text_of=_address(alive.get('text_of')), heads=_address(heads), origins=_address(origins),
