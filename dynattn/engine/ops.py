@@ -70,6 +70,7 @@ class Impl(NamedTuple):
     run:Callable     # `run(call) -> Tensor`, of a call that is not refused
     refuses:Callable # `refuses(call) -> str|None`: why it cannot serve, as "name: expected ..., got ..."
 
+# %% ../../nbs/engine/44_ops.ipynb #e010287a
 _TRITON = find_spec('triton') is not None # the kernels themselves are imported when they are first used
 _TRITON_FROM = 3,6 # the oldest version that the kernels are tested with
 
