@@ -24,7 +24,7 @@ from dynattn.hf import add_windows
 from dynattn.hf.curves import Budget, cache_share
 from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, narrow, set_widths, token_losses,
     without_windows)
-from dynattn.narrow.judge import spent
+from dynattn.narrow.judge import _equal, spent
 from dynattn.narrow.recall import facts_to_learn, recall_grid
 from dynattn.hf.saving import load_pretrained
 from dynattn.hf.windows import record_edge
@@ -44,7 +44,7 @@ class Footprint(Budget):
 
     def window(self, share):
         "The width that costs `share` if all heads have it."
-        return self.equal(self.scaled(torch.full((1,), self.n*share), share)).item()
+        return _equal(self, self.scaled(torch.full((1,), self.n*share), share)).item()
 
 def by_layer(width, layers): return width.view(layers, -1).tolist()
 

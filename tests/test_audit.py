@@ -416,7 +416,7 @@ def test_caches_that_keep_what_their_windows_promise():
     model = windowed('llama', init=5., n_global=1, edge='hard')
     set_widths(model, [[3, 3, 8, 8], [3, 3, 60, 60]])
     found = examine(model, longest=64)
-    assert found.ok and found.memory[0].promised==(5+10)/2 and found.memory[0].tokens<9, found
+    assert found.ok and found.memory[0].promised==(5+10)/2 and found.memory[0].tokens<=(5+10)/2+8, found  # spare places
     del model.generate                                           # and with it the WindowedCache
     found = examine(model, longest=64)
     assert {f.check for f in found.broken}=={'memory'}, found

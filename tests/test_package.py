@@ -110,5 +110,6 @@ def _refusals():
 
 def test_refusals_name_the_argument_what_was_expected_and_what_came():
     said = list(_refusals())
-    bad = [s for s in said if not re.match(r"f?['\"][\w{}\[\]., ]+: expected .*\bgot\b", s[1])]
+    # `why` is a sentence of `unserved`, which test_call reads
+    bad = [s for s in said if s[1]!='why' and not re.match(r"f?['\"][\w{}\[\]., ]+: expected .*\bgot\b", s[1])]
     assert len(said)>100 and not bad, bad

@@ -462,8 +462,8 @@ def test_classes_do_not_depend_on_the_seed(tmp_path):
 def test_the_help_shows_each_verb_with_an_example(capsys):
     with pytest.raises(SystemExit, match='0'): main(['--help'])
     said = capsys.readouterr().out
-    for what,example in [(v.what, v.example) for v in command._VERBS.values()]: assert what in said and example in said
-    for name in [*command._VERBS]:
+    for what,example in [(v.what, v.example) for v in command.VERBS.values()]: assert what in said and example in said
+    for name in [*command.VERBS]:
         with pytest.raises(SystemExit, match='0'): main([name, '--help'])
         said = capsys.readouterr().out
         assert f'dynattn {name}' in said and '(default' not in said and not re.search(r' X$| X  ', said, re.M)

@@ -35,6 +35,7 @@ def _from_file(name): # -> model, example, promises, code that makes the model
 def _load(name): # a folder, a name that transformers resolves, a GGUF file, or "file.py:function"
     "The model, an example or None, promises, and code that makes the model where its configuration does not say."
     if '.py:' in name: return _from_file(name)
+    need('transformers', 'hf')
     model,_ = need('dynattn.hf.saving', 'hf').load_pretrained(name, windows=True, tokenizer=False)
     path,kind = Path(name),type(model).__name__
     if path.suffix!='.gguf': return model,None,{},''
