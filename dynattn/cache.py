@@ -182,7 +182,7 @@ def _addresses(layer):
     return layer._table[1]
 
 def _prepared(layer, q, v): # -> (Call, Plan, Inputs)
-    "What calls have in common, made once: the last of so many tokens that every window has all its keys."
+    "The part that all calls have in common, made once: the last of so many tokens that every window has all its keys."
     kind = q.dtype,q.device,q.shape[3]
     if layer._common is None or layer._common[0]!=kind:
         one = q.new_zeros(1, layer.heads, 1, q.shape[3])

@@ -323,7 +323,7 @@ class Window(_Reports):
 
 # %% ../nbs/14_window.ipynb #w1nddoc1
 def _parameters(function):
-    "What each parameter means, as a part of a docstring."
+    "The meaning of each parameter, as a part of a docstring."
     try: said = docments(function, full=True)
     except OSError: return ''  # the source is not there to be read
     rows = [f"{name} : {formatannotation(p.anno)}\n    {p.docment}" for name,p in said.items() if p.docment]

@@ -336,7 +336,7 @@ def _memory_of(name, n, held, token, windows): # tokens of each key head; None: 
 
 @patch
 def memory(self:Subject, n, layers, make=None) -> list: # of `Memory`; makes an empty cache (default: the model's own)
-    "What the cache holds of every layer whose windows are known."
+    "Tokens that the cache holds of every layer whose windows are known."
     with Float64(): cache = _cache_transformer(self.model, self.inputs(0, n), make and make(), **self.options)
     promised,found = {layer.name: layer.promised for layer in layers},[]
     for name,module in self.model.named_modules():

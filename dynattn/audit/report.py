@@ -158,7 +158,7 @@ def of_memory(cls:Finding,
 
 # %% ../../nbs/audit/69_report.ipynb #c2d85532
 def _memory(s, n, layers, longest, make): # -> list of `Memory`, of `Finding`
-    "What the cache holds after a text that is longer than its windows, where that is not too long."
+    "The contents of the cache after a text that is longer than its windows, where that is not too long."
     def gap(why):
         return [],[Finding('memory', 'not measured', f"Whether the cache keeps no more than windows promise: {why}.")]
     promises = [promise for layer in layers for promise in layer.promised if promise and promise.left is not None]

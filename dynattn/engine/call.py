@@ -425,7 +425,7 @@ def takes(
     return decorate
 
 class _Weighs(Protocol[_P]):
-    "What type checkers see: `return_weights=True`, as a keyword, gives the weights too."
+    "Type checkers see: `return_weights=True`, as a keyword, gives the weights too."
     @overload
     def __call__(self, q:Tensor, k:Tensor, v:Tensor, *args:Any, return_weights:Literal[True], **kwargs:Any) -> tuple[Tensor,Tensor]: ...
     @overload

@@ -15,7 +15,7 @@ from ..window import Window
 # %% ../../nbs/engine/20_fields.ipynb #d1aad0f2
 @dataclass(eq=False, repr=False)
 class Arguments:
-    "What a user passes to attention."
+    "The arguments of attention, as a user passes them."
     q: Tensor # [B,H,N,d] queries; fewer axes are taken too, and broadcast as by PyTorch
     k: Tensor # [B,Hkv,M,d] keys, Hkv divides H
     v: Tensor # [B,Hkv,M,dv] values
@@ -92,7 +92,7 @@ class Inputs(NamedTuple):
 
     @property
     def learning(self) -> tuple: # of tensors, or None, by the names of `LEARNS`
-        "What can get a gradient."
+        "The tensors that can get a gradient."
         return self[:len(LEARNS)]
 
 # %% ../../nbs/engine/20_fields.ipynb #7c9a1586

@@ -19,7 +19,7 @@ from .layers import PreTrainedModel
 # %% ../../nbs/hf/65_healing.ipynb #c65d000b
 @dataclass
 class Healed(Patched):
-    "What healing did."
+    "The effect of healing."
     rows:list   # a record for each step: loss
     before:list # what was measured on held-out texts with windows
     after:list  # and with the updates

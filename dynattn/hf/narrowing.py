@@ -485,7 +485,7 @@ def token_losses(
 
 # %% ../../nbs/hf/66_narrowing.ipynb #66000002
 class Reference(Patched):
-    "What the full model makes of texts: the loss of each, or its embeddings."
+    "The full model's answer to texts: the loss of each, or its embeddings."
     def __init__(self,
         model:PreTrainedModel, # with windows or without
         texts:list, # what it is called with; of a language model, a row each

@@ -59,7 +59,7 @@ def _with_texts(s, kwargs, q, m):
 # %% ../../nbs/hf/56_plugin.ipynb #120f67c1
 @dataclass(eq=False)
 class LayerCall(Patched):
-    "What a layer passes to its attention function."
+    "The arguments of a layer's attention function."
     module: nn.Module # the layer
     q: Tensor # [B,H,N,d]
     k: Tensor # [B,Hkv,M,d]

@@ -204,7 +204,7 @@ def _learned(model, batches, options, out, quiet, held_out):
 
 # %% ../../nbs/narrow/85_command.ipynb #85000007
 def _report(c, name, judge, found, batches, documents, quiet): # -> `Report`
-    "What the model of a run learned, and what that costs."
+    "The widths that the model of a run learned, and their cost."
     return Report(
         **vars(judge.measured(found, quiet)), model=str(name), config=asdict(c), healed=found.healed and asdict(found.healed), steps=found.rows,
         finished=found.finished, rise=found.rise, seconds=found.seconds, documents=documents,

@@ -100,7 +100,7 @@ def recall(self:Judge,
     shares:list, # further ones
     on_grid=lambda: None, # called after each grid
 ) -> list: # records: way, share, and `Recall`
-    "What is recalled of each share. The model keeps its learned widths."
+    "The facts recalled at each share. The model keeps its learned widths."
     rows = [dict(way='full', share=1., recall=self.recalled)]
     ways = [('learned', share) for share in sorted({found.share(), *shares})]
     for way,share in [*ways, ('one window', found.share())]:
@@ -154,7 +154,7 @@ def step_times(
 # %% ../../nbs/narrow/84_judge.ipynb #71777c22
 @dataclass
 class _Measured(Patched):
-    "What a narrowed model costs, and what it saves."
+    "The price of a narrowed model, and its savings."
     causal:bool          # keys are counted; False: pairs, of an encoder
     n:int                # tokens of a text
     sinks:int            # leading tokens that every query sees
