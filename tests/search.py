@@ -394,7 +394,7 @@ def check_repeat(call, impl, wants=('q','k','v'), mode='plain', poison='', lost=
 
 # ---------------------------------------------------------------- transforms
 
-REMEDY = re.compile(r'\bimpl\b|\bdense\b')
+REMEDY = re.compile(r'\bimpl\b|\bdense\b|_for_cpu_backward is not implemented')     # the last is PyTorch's fused attention
 
 def transformed(f, what):
     "The result, or `Refused` for an error of a kind that a transform may raise, with its remedy."
