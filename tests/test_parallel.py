@@ -35,7 +35,7 @@ if rank==1: os._exit(3)
 try:
     if '{when}'=='before': attend()
     else: out.sum().backward()
-except parallel.RankError as error: print(f'told: {{error}}')
+except parallel.RankError as error: print(f'told: {{error}}', flush=True)
 os._exit(0)
 """
     began = time.monotonic()
