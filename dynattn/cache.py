@@ -383,6 +383,7 @@ def _form(q, k, v):
         found.append((x.shape, x.dtype, x.device, x.layout, learning and x.requires_grad))
     return found
 
+# %% ../nbs/46_cache.ipynb #deea3771
 def _check_tensors(layer, q, k, v): # -> (q, k, v)
     "The tensors of a call, cast under autocast; raise where they do not fit what is kept."
     call = Call(q, k, v)

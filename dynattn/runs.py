@@ -85,7 +85,8 @@ def check_settings(self:Run,
 @patch
 @contextmanager
 def locked(self:Run):
-    "Lock the folder, which is made if it is missing, for this process until it ends in any way; remove files that a killed one left half written."
+    """Lock the folder, which is made if it is missing, for this process until it ends in any way; remove files that a
+    killed one left half written."""
     self.folder.mkdir(parents=True, exist_ok=True)
     with open(self.folder/'.lock', 'a') as lock:
         try:
@@ -97,7 +98,7 @@ def locked(self:Run):
 
 # %% ../nbs/47_runs.ipynb #dc118815
 class Bar(Patched):
-    "Progress: a bar on a terminal, by tqdm; else nothing, or a line every so many seconds. Use it in a `with` statement."
+    "Progress, in a `with` statement: a bar on a terminal, by tqdm; else nothing, or a line every so many seconds."
     def __init__(self,
         total:int|None, # steps of the whole; None: not known
         name:str, # what is going on
@@ -109,7 +110,8 @@ class Bar(Patched):
         self.total,self.name,self.quiet,self.done,self.seconds = total,name,quiet,done,seconds
         self.said,self.bar = time.monotonic(),None
         if quiet or not sys.stderr.isatty() or not find_spec('tqdm'): return
-        self.bar = import_module('tqdm').tqdm(total=total, desc=name, initial=done, unit=unit, leave=False, smoothing=.05)
+        options = dict(total=total, desc=name, initial=done, unit=unit, leave=False, smoothing=.05)
+        self.bar = import_module('tqdm').tqdm(**options)
 
     def __enter__(self): return self
     def __exit__(self, *error):

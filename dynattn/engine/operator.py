@@ -34,7 +34,8 @@ def _forward(plan, x): # -> (out, kept, lse)
 def _by_plain(plan, x, dout, wanted, graph=False): # -> list, by the names of `LEARNS`
     "Gradients by autograd through the plain loop; with `graph` they can be differentiated once more."
     with torch.enable_grad():
-        own = [t if not need else t.view_as(t) if graph else t.detach().requires_grad_() for t,need in zip(x.learning, wanted)]
+        def leaf(t): return t.view_as(t) if graph else t.detach().requires_grad_()
+        own = [leaf(t) if need else t for t,need in zip(x.learning, wanted)]
         out = _plain(plan, x._replace(**dict(zip(LEARNS, own))))
         leaves = [t for t,need in zip(own, wanted) if need]
         found = iter(torch.autograd.grad(out, leaves, dout, create_graph=graph, materialize_grads=True))
@@ -67,7 +68,8 @@ class _BandFunction(torch.autograd.Function):
     def backward(ctx, dout):
         *x,out,kept,lse = ctx.saved_tensors
         x,wanted = Inputs(*x),ctx.needs_input_grad[1:1+len(LEARNS)]
-        several = torch._C._functorch.is_legacy_batchedtensor(dout) or not plain_tensors((dout,)) # gradients in one tensor
+        # several gradients in one tensor
+        several = torch._C._functorch.is_legacy_batchedtensor(dout) or not plain_tensors((dout,))
         if several or torch.is_grad_enabled(): # or a second derivative
             grads = _by_plain(ctx.plan, x, dout, wanted, graph=True)
         else: grads = core.backward(ctx.plan, x, dout, out, kept, lse, wanted)
@@ -75,7 +77,8 @@ class _BandFunction(torch.autograd.Function):
 
 # %% ../../nbs/engine/34_operator.ipynb #1b353fab
 _SCHEMA = ', '.join([f"Tensor{'?'*(name in Inputs._field_defaults)} {name}" for name in Inputs._fields] +
-                    [f"{'SymInt' if kind is int else kind.__name__} {name}" for name,kind in Plan.__annotations__.items()])
+                    [f"{'SymInt' if kind is int else kind.__name__} {name}"
+                     for name,kind in Plan.__annotations__.items()])
 
 def _split(args): # the arguments of the operator
     x = Inputs(*args[:len(Inputs._fields)])

@@ -117,8 +117,10 @@ def is_default(
     window:Window, # of a call
 ) -> bool:
     "Whether the engines have the window in closed form: the default one, with any threshold, steepness and unit."
-    return isinstance(window.smooth, Edge) and window.curve=='bell' and (window.apply=='inside' or window.reach==(None,None))
+    bell = isinstance(window.smooth, Edge) and window.curve=='bell'
+    return bell and (window.apply=='inside' or window.reach==(None,None))
 
+# %% ../../nbs/engine/31_plan.ipynb #f6221f47
 def describe(
     window, # None, a pair (left, right) of ints or None, or a `Window`
     m:int, # M, the unit of windows in fractions
@@ -132,7 +134,8 @@ def describe(
     if window.sigma.device!=device: window = window.replace(sigma=window.sigma.to(device)) # one number, on the CPU
     after = window.apply=='after'
     numbers = dict(after=after, fraction=window.unit=='fraction')
-    if is_default(window): return numbers|_limits(window.reach)|dict(T=window.T, p=float(window.smooth.p)),window.sigma,None
+    if is_default(window):
+        return numbers|_limits(window.reach)|dict(T=window.T, p=float(window.smooth.p)),window.sigma,None
     if not after and plain_tensors((window.sigma,)) and window.sigma.numel():
         left,right = _at_least_one(*map(min, (left,right), widest(window, m)))
     offsets = torch.arange(left+right+1, device=device)-left

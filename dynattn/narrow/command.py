@@ -183,7 +183,7 @@ def _plan(seconds, c, judged, grid): # of a text with full attention; texts to j
     "About how long a run takes."
     learn = 5*c.steps*c.batch                                        # full attention, windows, and back
     if c.rise is not None: learn += 2*8*8                            # twice eight texts, in full and at seven shares
-    judge = 5/4*((1+3*len(Judge.ways))*judged+5*grid)+5                    # in full, at three shares; five grids; one token
+    judge = 5/4*((1+3*len(Judge.ways))*judged+5*grid)+5     # in full, at three shares; five grids; one token
     learn,judge = (f'{n*seconds/60:.1f} min' for n in (learn, judge))
     return f"about {learn} to learn from {c.steps*c.batch} texts of {c.context} tokens, {judge} to judge"
 
@@ -206,10 +206,12 @@ def _learned(model, batches, options, out, quiet, held_out):
 def _report(c, name, judge, found, batches, documents, quiet): # -> `Report`
     "The widths that the model of a run learned, and their cost."
     return Report(
-        **vars(judge.measured(found, quiet)), model=str(name), config=asdict(c), healed=found.healed and asdict(found.healed), steps=found.rows,
+        **vars(judge.measured(found, quiet)), model=str(name), config=asdict(c),
+        healed=found.healed and asdict(found.healed), steps=found.rows,
         finished=found.finished, rise=found.rise, seconds=found.seconds, documents=documents,
         learned_tokens=sum(batches[row['text']]['input_ids'].numel() for row in found.rows),
-        learned_texts=sum(len(b['input_ids']) for b in batches), asking=sum(int(b['asked'].any(1).sum()) for b in batches))
+        learned_texts=sum(len(b['input_ids']) for b in batches),
+        asking=sum(int(b['asked'].any(1).sum()) for b in batches))
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0019
 def _narrow_run(name, c, out, resume, quiet): # -> `Report`
@@ -241,7 +243,7 @@ def _narrow_run(name, c, out, resume, quiet): # -> `Report`
 _SHARES = .5, .35, .25, .15, .1, .05
 
 def _previewed(judge, curves, on_share):
-    "For the full model and each share: share, mean rise in loss or distance of embeddings, share of right answers or None."
+    "For the full model and each share: share, mean rise in loss or distance of embeddings, right answers or None."
     def right(grid): return None if grid is None else sum(grid.right[0])/len(grid.right[0])
     rows = [(1., 0., right(judge.recalled))]
     add_windows(judge.model, n_global=curves.budget.sinks)
@@ -257,7 +259,8 @@ def _previewed(judge, curves, on_share):
 def _preview_table(rows, causal):
     cells = [(f'{share:.2f}', f'{rise:+.4f}', '' if right is None else f'{right:.0%}') for share,rise,right in rows]
     enough = [share for share,_,right in rows[1:] if right is not None and rows[0][2]>0 and right>=.9*rows[0][2]]
-    said = f"{min(enough):.2f} is the smallest share tried that keeps nine tenths of the facts recalled. " if enough else ''
+    said = ''
+    if enough: said = f"{min(enough):.2f} is the smallest share tried that keeps nine tenths of the facts recalled. "
     head = 'share','rise in loss' if causal else 'distance','facts recalled'
     return f"{table(head, cells, printable)}\n\n{said}Learning mends some of the cost: leave `--preview` out."
 
@@ -327,7 +330,8 @@ def _judge_run(name, c, quiet):
         with Bar(None, 'judge', quiet, unit='text') as bar:
             def grid(): return recall_grid(model, tokenizer, torch.cat(texts).tolist(), [c.context], c.judged,
                                            seed=c.seed, on_text=bar.step)
-            narrow = grid() if any(isinstance(m, Learned) and m.sigma_head is not None for m in model.modules()) else None
+            learned = any(isinstance(m, Learned) and m.sigma_head is not None for m in model.modules())
+            narrow = grid() if learned else None
             origin = _original(name)
             if origin: model = load_pretrained(origin)[0]
             with without_windows(model): full = grid()

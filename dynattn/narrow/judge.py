@@ -218,7 +218,8 @@ class Report(_Measured, Patched):
 def quality_table(self:_Measured, escape) -> str: # `printable` or `markdown`
     def row(r):
         mean,low,high = interval(r['changes'])
-        return r['way'],f"{r['share']:.3f}",('{:+.4f}' if self.causal else '{:.4f}').format(mean),f'{low:.4f} to {high:.4f}'
+        change = f'{mean:+.4f}' if self.causal else f'{mean:.4f}'
+        return r['way'],f"{r['share']:.3f}",change,f'{low:.4f} to {high:.4f}'
     return table(['widths','share',self.change,'interval over texts'], map(row, self.quality), escape)
 
 @patch
@@ -226,7 +227,8 @@ def times_table(self:_Measured, escape) -> str: # or the reason why there is non
     times = self.times
     if times is None: return f"The time was not measured: {escape(self.untimed)}"
     rows = [[name, f"{times['ms'][name]:.1f} ms"] for name in ('full','narrow')]
-    if not self.causal: return f"A text of {times['tokens']+1:,} tokens takes:\n\n{table(['model','time'], rows, escape)}"
+    if not self.causal:
+        return f"A text of {times['tokens']+1:,} tokens takes:\n\n{table(['model','time'], rows, escape)}"
     for row in rows: row.insert(1, f"{times['cache_bytes'][row[0]]/2**20:.1f} MiB")
     return f"After {times['tokens']:,} tokens, one more takes:\n\n{table(['model','cache','time'], rows, escape)}"
 
@@ -236,7 +238,8 @@ def recall_table(self:_Measured, escape) -> str: # with a sentence on what is fo
     head = ['widths','share',*(f'{back:,.0f} back' for back in self.recall[0]['distances'])]
     rows = [[r['way'], f"{r['share']:.3f}", *(f'{x:.2f}' for x in r['right'])] for r in self.recall]
     return (f"{self.forgotten}\n\nFacts hidden in the texts were asked again at their end. The share of right "
-            f"answers, by tokens from the answer back to the fact:\n\n{table(head, rows, escape)}\n\n{self.recommended}")
+            f"answers, by tokens from the answer back to the fact:\n\n{table(head, rows, escape)}\n\n"
+            f"{self.recommended}")
 
 # %% ../../nbs/narrow/84_judge.ipynb #c66d0015
 @patch

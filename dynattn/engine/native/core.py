@@ -30,7 +30,8 @@ def _candidates(): # -> list of paths
     return [str(files('dynattn')/'engine'/'native'/f'core_{name}.so') for name in _SETS[_SETS.index(asked):]]
 
 # %% ../../../nbs/engine/33_native.core.ipynb #d116bb41
-_Own = namedtuple('_Own', 'kept lse keep texts text_of heads origins team B H Hkv N M d dv kind table_size bias_reach seed threads')
+_Own = namedtuple('_Own', 'kept lse keep texts text_of heads origins team B H Hkv N M d dv kind '
+                          'table_size bias_reach seed threads')
 _ROWS = [name for name,axes in LEARNS.items() if axes==2]
 _CALL = {name: 'd' if type(x) is float else 'q' for name,x in Plan(0.)._asdict().items()}
 _CALL |= dict.fromkeys((*_ROWS, 'out'), '5q') | dict.fromkeys(PER_HEAD, '3q') | dict.fromkeys(_Own._fields, 'q')
@@ -53,7 +54,8 @@ def _mismatch(lib):
         found = _members(lib.dynattn_members(which).decode())
         for ours,its in zip_longest(expected.items(), found.items()):
             if ours!=its: return f"expected {ours}, got {its}"
-        if lib.dynattn_sizes(which)!=struct.calcsize(''.join(expected.values())): return "expected no gaps between members"
+        size = struct.calcsize(''.join(expected.values()))
+        if lib.dynattn_sizes(which)!=size: return "expected no gaps between members"
 
 _others = {} # libraries of another version, which are not loaded, and how they differ
 
@@ -71,7 +73,8 @@ def library() -> ctypes.CDLL|None:
         return lib
     asked = os.environ.get('DYNATTN_NATIVE', '1')
     if asked not in ('0','1'):  # nothing else is taken in its place
-        raise OSError(f"DYNATTN_NATIVE: expected a compiled core of that name, got none: {asked!r}; of another version: {_others}")
+        raise OSError(f"DYNATTN_NATIVE: expected a compiled core of that name, got none: {asked!r}; "
+                      f"of another version: {_others}")
 
 # %% ../../../nbs/engine/33_native.core.ipynb #431bdcb3
 def info() -> dict:
