@@ -31,7 +31,7 @@ def test_a_long_document_has_the_same_states_on_any_number_of_processes(tmp_path
         means += [row['mean'] for row in rows]
     assert len(set(means))==1, means
 
-@pytest.mark.slow   # chapter 61 says the same of this file's functions
+@pytest.mark.slow   # chapter 82 says the same of this file's functions
 def test_a_model_across_ranks_has_the_logits_of_one_process():
     torchrun = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2']
     r = subprocess.run([*torchrun, 'examples/models_across_ranks.py', '--tokens', '301'], cwd=ROOT, capture_output=True,
