@@ -86,6 +86,7 @@ SUMS = dict( # name -> (sizes behind [B,H], places and numbers that a block adds
     dense = (lambda w: w.sizes[2:], lambda w, x: ((_place(x, 'query'),_place(x, 'key')), x.weights)),
     band = (lambda w: (w.sizes[2],len(w.offsets)), _near),
     leading = (lambda w: (w.sizes[2],w.lead), lambda w, x: ((_place(x, 'query'),slice(x.weights.shape[3])), x.weights if x.leading else None)),
+    first = (lambda w: (w.sizes[2],), lambda w, x: ((_place(x, 'query'),), None if x.key else x.weights[...,0])),
     distance = (lambda w: (sum(w.sizes[2:])-1,), _distances),
     received = (lambda w: w.sizes[3:], lambda w, x: ((_place(x, 'key'),), x.weights.sum(-2))),
     support = _of_rows(lambda p: p!=0),
@@ -157,7 +158,7 @@ def window_weights(
     q:Tensor, # [B,H,N,d] queries
     k:Tensor, # [B,Hkv,M,d] keys, Hkv divides H
     *,
-    reduce:str|tuple|None=None, # names of sums, of which "distance" and "received" are two: no weight is kept
+    reduce:str|tuple|None=None, # "distance", "received" or others of `SUMS`, one or several: no weight is kept
     **options, # as `attention` takes them, without `dropout_p`, `return_weights` and `impl`
 ) -> WindowWeights|Tensor|list: # the record, or a sum, or several
     "How much each query takes from each key, linear in N inside a window; every option of `attention`."
