@@ -150,8 +150,8 @@ uint32_t pair_bits(uint32_t row, Int key) { return mixed(row + (uint32_t)key*0x9
 
 // ---- one row of queries -------------------------------------------------------------------------------------------
 
-// Keys of a run; bytes per row for bits of live keys; queries of a block. Back through a softmax, each block reads and writes the gradients of its keys: with wide
-// vectors, taller blocks pay.
+// Keys of a run; bytes per row for bits of live keys; queries of a block. Back through a softmax, each block reads and
+// writes the gradients of its keys: with wide vectors, taller blocks pay.
 enum { KEYS = 96, KEPT = 64, SHORT = 16, TALL = VECTOR >= 32 ? 32 : 16 };
 
 template <class real, int QUERIES> struct Lanes {
