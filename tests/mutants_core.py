@@ -64,8 +64,10 @@ MUTANTS = [
     ("return last-first == n-1 && &span_of(first) == &span_of(last);", "return last-first == n-1;"), # leading keys and others lie apart
     ("if (entmax) stop = std::min(stop, i/QUERIES*QUERIES+QUERIES);", ""),    # blocks of the passes differ
     ("store(x+e, load(x+e)+load(y+e));", "store(x+e, load(y+e));"),            # gradients of a gathered key set, not added
-    ("left && live()[left-1] == n_keys ? left-1 : left;", "left;"),           # the sink as a key with a value
+    ("m -= m && live()[m-1] == n_keys;", ""),           # the sink as a key with a value
     ("lost[i] = refused || most == INFINITY;", "lost[i] = most == INFINITY;"), # alpha above 2
+    ("size*size*size/(last[v]*last[v])", "size*size*size"),                    # a last step that is not small
+    ("by[v] = (of_row-1)/", "by[v] = (of_row-1)/2/"),
     # rows by themselves
     ("if ((j+1)*LANES <= cols) return load(row+j*LANES);", "if (j*LANES <= cols) return load(row+j*LANES);"),
     ("if (eps == 1) return (sum > 0 ? sum-1 : sum)/by;", "if (eps == 1) return (sum > 0 ? sum-1 : sum)/by/2;"),

@@ -456,8 +456,9 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
     }
     // Where nothing is to be gained, as in short rows and near softmax, and where 0 times NaN has to be NaN.
     bool keeps_all(Int n) const { return careful || n <= 4*GROUP || eps < real(.05); }
-    // Rows of S less their maxima and the thresholds; those without weight fall out of the list at each of Newton's steps.
-    Int solve(Int n, const real *best, Int groups, const vec *top, vec *a) {
+    // Scores in S become weights of keys in the list, and `a` thresholds less the maxima: those without weight fall out of
+    // the list at each of Newton's steps, and the last step changes the weights themselves, by their slopes.
+    Int solve(Int n, real *best, Int groups, const vec *top, vec *a) {
         const bool all = keeps_all(n);
         for (int v = 0; v < GROUPS; v++) {
             a[v] = vec{};
@@ -481,7 +482,8 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
             live()[m] = (int32_t)j;
             m += all || L::any(some);
         }
-        // up to alpha = 1.5 the slope of the sum has no kinks, so the step that would follow is known to be small
+        // near the solution a step is as the square of the last one: up to alpha = 1.5, where the slope of the sum has no
+        // kinks, the next is known, and it is the last step. One that hardly shrinks is rounding, and would not end.
         const real enough = eps <= real(.5) ? std::sqrt(C::converged)/4 : C::converged;
         vec last[GROUPS];
         for (int v = 0; v < GROUPS; v++) last[v] = splat(INFINITY);
@@ -506,13 +508,38 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
             more = ivec{};
             for (int v = 0; v < GROUPS; v++) {
                 vec step = newton(row_sum(sum[v]), row_sum(slopes[v])), size = L::max(step, -step);
+                vec next = i && eps <= real(.5) ? size*size*size/(last[v]*last[v]) : size;
                 a[v] += step;
-                // near the solution a step is the last one squared; one that hardly shrinks is rounding, and would not end
-                more |= (size >= enough) & ((size <= last[v]/2) | (last[v] >= std::sqrt(C::converged)));
+                more |= (size >= enough) & (next >= enough) & ((size <= last[v]/2) | (last[v] >= std::sqrt(C::converged)));
                 last[v] = size;
             }
         }
-        return m;
+        real *slope = best;                                    // the bounds are found
+        vec sum[GROUPS], slopes[GROUPS], by[GROUPS];
+        for (int v = 0; v < GROUPS; v++) sum[v] = slopes[v] = vec{};
+        for (Int j = 0; j < m; j++) for (int v = 0; v < GROUPS; v++) {
+            vec w, s;
+            law(load(S+j*QUERIES+v*LANES)-a[v], w, s);
+            sum[v] += w; slopes[v] += s;
+            store(S+j*QUERIES+v*LANES, w); store(slope+j*QUERIES+v*LANES, s);
+        }
+        for (int v = 0; v < GROUPS; v++) {
+            vec of_row = row_sum(sum[v]), falls = row_sum(slopes[v]);
+            by[v] = (of_row-1)/(falls > 0 ? falls : splat(1));
+            a[v] += newton(of_row, falls);
+        }
+        Int left = 0;
+        for (Int j = 0; j < m; j++) {
+            ivec some{};
+            for (int v = 0; v < GROUPS; v++) {
+                vec w = L::max(load(S+j*QUERIES+v*LANES)-load(slope+j*QUERIES+v*LANES)*by[v], splat(0));
+                some |= w > 0;
+                store(S+left*QUERIES+v*LANES, w);
+            }
+            live()[left] = live()[j];
+            left += all || L::any(some);
+        }
+        return left;
     }
     static constexpr auto psi_terms = [] {                     // of the series in `phi`
         std::array<real, C::PSI_TERMS+1> terms{};
@@ -1049,8 +1076,8 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         return groups;
     }
     void entmax_forward() {
-        vec top[GROUPS], a[GROUPS], total[GROUPS];
-        real high[QUERIES], thresholds[QUERIES], all[QUERIES], seen[QUERIES];
+        vec top[GROUPS], a[GROUPS];
+        real high[QUERIES], thresholds[QUERIES], seen[QUERIES];
         Int groups = scores_and_best(top, D), n = n_keys;
         for (int v = 0; v < GROUPS; v++) store(seen+v*LANES, top[v]);
         if (c.sink.data) for (int v = 0; v < GROUPS; v++) {    // one more key, without a value
@@ -1060,21 +1087,9 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         }
         for (int v = 0; v < GROUPS; v++) store(high+v*LANES, top[v]);
         for (int i = 0; i < QUERIES; i++) if (i >= nq || lost[i]) high[i] = INFINITY;    // keeps no key alive
-        for (int v = 0; v < GROUPS; v++) top[v] = load(high+v*LANES), total[v] = vec{};
-        Int m = L::solve(n, D, groups, top, a), left = 0;
-        for (Int j = 0; j < m; j++) {
-            ivec some{};
-            for (int v = 0; v < GROUPS; v++) {
-                vec w, s;
-                law(load(S+j*QUERIES+v*LANES)-a[v], w, s);
-                total[v] += w;
-                some |= w > 0;
-                store(S+left*QUERIES+v*LANES, w);
-            }
-            live()[left] = live()[j];
-            left += keeps_all(n) || L::any(some);
-        }
-        m = left && live()[left-1] == n_keys ? left-1 : left;
+        for (int v = 0; v < GROUPS; v++) top[v] = load(high+v*LANES);
+        Int m = L::solve(n, D, groups, top, a);
+        m -= m && live()[m-1] == n_keys;
         if (has_factors) {
             each_live(m, [&](const Span &s, Int key, Int i) { factors(s, key, factor+i*QUERIES); });
             multiply(S, factor, m);
@@ -1086,11 +1101,11 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         });
         if (!m) memset(o_rows, 0, nq*p.dv_width*sizeof(real));
         if (c.kept) keep_live(m);
-        for (int v = 0; v < GROUPS; v++) { store(thresholds+v*LANES, top[v]+a[v]); store(all+v*LANES, total[v]); }
+        for (int v = 0; v < GROUPS; v++) store(thresholds+v*LANES, top[v]+a[v]);
         for (Int i = 0; i < nq; i++) {
             bool empty = !n_keys || seen[i] == -std::numeric_limits<real>::max();
             if (empty) write_out(i, 0, INFINITY);
-            else write_out(i, 1/all[i], high[i] == INFINITY ? NAN : thresholds[i]);
+            else write_out(i, 1, high[i] == INFINITY ? NAN : thresholds[i]);
         }
     }
     void entmax_backward() {
@@ -1229,7 +1244,7 @@ template <class real, int QUERIES> struct Lengthwise : Solver<real, QUERIES, tru
         else memcpy(row+j*LANES, &x, (cols-j*LANES)*sizeof(real));
     }
     void weights(const real *z, real *p, Int rows) {
-        vec top[GROUPS], a[GROUPS], total[GROUPS];
+        vec top[GROUPS], a[GROUPS];
         bool lost[GROUPS];                                     // a row with NaN or +inf
         for (int v = 0; v < GROUPS; v++) {
             const real *row = z+std::min<Int>(v, rows-1)*cols;
@@ -1240,23 +1255,15 @@ template <class real, int QUERIES> struct Lengthwise : Solver<real, QUERIES, tru
                 store(S+j*QUERIES+v*LANES, x);
             }
             lost[v] = L::any(bad);
-            top[v] = splat(-std::numeric_limits<real>::max()); total[v] = vec{};
+            top[v] = splat(-std::numeric_limits<real>::max());
         }
         Int groups = L::add_best(S, n, D, 0, top);
         for (int v = 0; v < GROUPS; v++)
             top[v] = lost[v] ? splat(INFINITY) : L::joined(top[v], [](vec a, vec b) { return L::max(a, b); });
         const Int m = L::solve(n, D, groups, top, a);
-        vec s;
-        for (Int j = 0; j < m; j++) for (int v = 0; v < GROUPS; v++) {
-            vec w;
-            L::law(load(S+j*QUERIES+v*LANES)-a[v], w, s);
-            total[v] += w;
-            store(S+j*QUERIES+v*LANES, w);
-        }
         for (int v = 0; v < rows; v++) {
-            vec sum = row_sum(total[v]), by = lost[v] ? splat(NAN) : sum > 0 ? 1/(sum > 0 ? sum : splat(1)) : splat(0);
-            if (m < n) std::fill(p+v*cols, p+(v+1)*cols, lost[v] ? NAN : 0);
-            for (Int j = 0; j < m; j++) put(p+v*cols, live()[j], load(S+j*QUERIES+v*LANES)*by);
+            if (m < n || lost[v]) std::fill(p+v*cols, p+(v+1)*cols, lost[v] ? NAN : 0);
+            for (Int j = 0; j < m && !lost[v]; j++) put(p+v*cols, live()[j], load(S+j*QUERIES+v*LANES));
         }
     }
     // From weights, and the gradient of them, to that of the scores; what alpha gets is returned.
