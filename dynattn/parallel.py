@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
 from torch.nn.utils import parameters_to_vector
-from .alpha import _pull, _solve_into
+from .alpha import _pull, _solve_rows
 from .engine.call import Call
 from .encoder import Classifier, Encoder
 from .layer import DynamicAttention
@@ -221,8 +221,7 @@ class _Entmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx, ranks, scores, top, eps): # [R,M]; the greatest score of any rank [R,1]; alpha - 1 [R,1]
         ctx.total = partial(ranks.reduced, what='a threshold')
-        p = torch.empty_like(scores)
-        _solve_into(p, scores, eps, top, ctx.total)
+        p = _solve_rows(scores, eps, top, ctx.total)
         ctx.save_for_backward(p, eps)
         return p
 
