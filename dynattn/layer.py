@@ -135,8 +135,7 @@ class _Equipped(_Widths):
         self.num_heads,self.dropout = num_heads,dropout
         self.window,self.n_global = window,n_global
         self.causal,self.attention_fn = causal,partial(attention, impl=impl)
-        self.seen = None  # numbers of the last pass
-        self.whole = None # across ranks: tokens, and real tokens [B], of the sequence of which a pass is a part
+        self.seen = self.whole = None # whole, across ranks: tokens, and real tokens [B], of the sequence a pass is part of
         self.q_proj,self.k_proj,self.v_proj,self.out_proj = (nn.Linear(embed_dim, embed_dim, bias) for _ in range(4))
         for p in self.parameters(): nn.init.xavier_uniform_(p) if p.dim()==2 else nn.init.zeros_(p)
         self.sigma_head,self.alpha_head = learned_heads(window, alpha, num_heads, init_width, embed_dim)
@@ -160,6 +159,7 @@ def _keeps(keep, attn_mask):
     raise TypeError("keep: expected a bool Tensor, True takes part, "
                     f"got {getattr(keep, 'dtype', type(keep).__name__)}")
 
+# %% ../nbs/49_layer.ipynb #5c0c0001
 class _Cached(_Equipped):
     "A `DynamicAttention` that reads a text in pieces."
     def new_cache(self) -> WindowedLayer: # for `forward(tokens, cache=...)`

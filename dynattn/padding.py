@@ -6,7 +6,6 @@
 __all__ = ['padding_mask', 'masked_softmax', 'PaddingMask']
 
 # %% ../nbs/01_padding.ipynb #eafe9e5a
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 import torch
 from fastcore.basics import patch, patch_to
@@ -66,7 +65,7 @@ def masked_softmax(
     return scores.masked_fill(empty, 0).softmax(dim).masked_fill(empty, 0)
 
 # %% ../nbs/01_padding.ipynb #5a62bfb1
-class PaddingMask:
+class PaddingMask(Patched):
     """Which tokens of a padded batch are real: `keep` [B,N], `True` takes part.
     Values go unchecked only where they cannot be read (compiling, `vmap`)."""
     keep: Tensor # [B,N] bool, True takes part
@@ -81,23 +80,6 @@ class PaddingMask:
         return torch.equal(self.keep, other.keep) if isinstance(other, PaddingMask) else NotImplemented
 
     def __hash__(self) -> int: return hash(tuple(self.keep.shape))
-
-    if TYPE_CHECKING: # the methods that follow
-        from_lengths: Callable[..., 'PaddingMask']
-        from_keep: Callable[..., 'PaddingMask']
-        from_ignore: Callable[..., 'PaddingMask']
-        from_hf: Callable[..., 'PaddingMask']
-        from_additive: Callable[..., 'PaddingMask']
-        to: Callable[..., 'PaddingMask']
-        additive: Callable[..., Tensor]
-        pack: Callable[..., Tensor]
-        unpack: Callable[..., Tensor]
-        zero: Callable[..., Tensor]
-        sdpa: Callable[..., Tensor]
-        ignore: Tensor
-        counts: Tensor
-        lengths: Tensor
-        cu_seqlens: Tensor
 
 # %% ../nbs/01_padding.ipynb #pm000003
 @patch_to(PaddingMask, static_method=True)
@@ -146,8 +128,11 @@ def from_ignore(
     return PaddingMask(~_binary(mask))
 
 # %% ../nbs/01_padding.ipynb #759288ac
-def _additive(mask):
-    "A mask to be added to the scores, [B,N] or [B,1,1,N], as bool [B,N]: zero takes part."
+@patch_to(PaddingMask, static_method=True)
+def from_additive(
+    mask:Tensor, # [B,N] or [B,1,1,N] floating
+) -> PaddingMask:
+    "0 takes part, -1000 or less does not."
     if not isinstance(mask, Tensor) or not mask.is_floating_point():
         raise TypeError("mask: expected a floating tensor, 0 or about -inf, "
                         f"got {getattr(mask, 'dtype', type(mask).__name__)}")
@@ -157,14 +142,7 @@ def _additive(mask):
         raise ValueError("mask: expected 0 where a key takes part and -1000 or less where not, "
                          f"got {mask.min().item()} to {mask.max().item()}: "
                          "a bias goes into attn_mask, a 0/1 mask into from_keep")
-    return mask==0
-
-@patch_to(PaddingMask, static_method=True)
-def from_additive(
-    mask:Tensor, # [B,N] or [B,1,1,N] floating
-) -> PaddingMask:
-    "0 takes part, -1000 or less does not."
-    return PaddingMask(_additive(mask))
+    return PaddingMask(mask==0)
 
 # %% ../nbs/01_padding.ipynb #pm000009
 @patch(as_prop=True)

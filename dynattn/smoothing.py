@@ -79,9 +79,7 @@ def _slopes(x, s, curve, capped):
 
 SMOOTHINGS = {} # by name
 
-def register(
-    cls:type, # a kind of `Smoothing`
-) -> type: # the same class, so that this is a decorator
+def register(cls:type) -> type: # a kind of `Smoothing` -> the same class, so that this is a decorator
     "Register a smoothing under the name of its class, in lower case."
     name = cls.__name__.lower()
     holder = SMOOTHINGS.get(name, cls)

@@ -332,8 +332,6 @@ def _parameters(function):
 Window.__doc__ += _parameters(Window.__init__)
 
 # %% ../nbs/14_window.ipynb #6ec16631
-def _flatten(w): return [w.sigma], tuple(w._arguments().items())
-
 def _unflatten(leaves, options):
     w = Window(0., **dict(options))
     vars(w)["sigma"], = leaves  # a leaf may be anything that a tree is mapped to
@@ -349,6 +347,7 @@ def _read(options):
     cut,reach = (x if x is None else tuple(x) for x in (options['cut'], options['reach']))
     return tuple({**options, 'smooth': SMOOTHINGS[name](**numbers), 'cut': cut, 'reach': reach}.items())
 
-_pytree.register_pytree_node(Window, _flatten, _unflatten, serialized_type_name="dynattn.window.Window",
+_pytree.register_pytree_node(Window, lambda w: ([w.sigma], tuple(w._arguments().items())), _unflatten,
+                             serialized_type_name="dynattn.window.Window",
                              to_dumpable_context=_written, from_dumpable_context=_read)
 torch.serialization.add_safe_globals([Window])  # a saved one is loaded without running code

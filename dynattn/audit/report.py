@@ -52,7 +52,8 @@ _alike = partial(re.sub, r'\d+', '*') # of a name
 # %% ../../nbs/audit/69_report.ipynb #3c929487
 def _verdict(layer, head): # -> 'future', 'more', 'less' or '', and (query, key) that shows it
     "How a head differs from its promise."
-    pairs,reach,promise,n = layer.pairs[head],layer.reach[head],layer.promised[head],layer.n
+    pairs,reach = layer.pairs[head],layer.reach[head]
+    promise,n = layer.promised[head],layer.n
     if promise is None: return '',None
     left,right = promise.within(n)
     back = torch.arange(n)[:,None]-torch.arange(n)
@@ -103,7 +104,8 @@ def _notes(layer): # -> (check, status, what is said of the layer)
 # %% ../../nbs/audit/69_report.ipynb #f90107b2
 def _judge(row, most): # of a `LastQuery`, and the tokens that the model can read
     "None, or a status, what is wrong, and the tokens, the key and whether it is seen, for the program that shows it."
-    promise,first,keys = row.promised,row.first,f"from {row.n} tokens on the last query sees {row.keys} keys"
+    promise,first = row.promised,row.first
+    keys = f"from {row.n} tokens on the last query sees {row.keys} keys"
     begins = row.n,row.leading,False
     if promise is None: return None if row.sees_all else ('noted', f"{keys}, with fewer it sees all", ())
     if first is None: return None if row.sees_all else ('broken', f"everything is promised, and {keys}", begins)

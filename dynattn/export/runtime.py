@@ -16,9 +16,7 @@ _GROWTH = 256 # places by which an array of a head without a window grows
 
 class Caches:
     "The keys and values of one text, in arrays that the runtime writes in place."
-    def __init__(self,
-        entries:list, # of the folder: name, heads, slots (None: one for every token), dim, width and leading tokens
-    ):
+    def __init__(self, entries): # of the folder: name, heads, slots (None: one for every token), dim, width, leading tokens
         self.entries,self.arrays = entries,{}
         self.reserve(_GROWTH)
 
@@ -26,9 +24,7 @@ class Caches:
     def nbytes(self) -> int: # bytes
         return sum(x.nbytes for x in self.arrays.values())
 
-    def reserve(self,
-        tokens:int, # that the text will have
-    ) -> bool: # whether an array is new
+    def reserve(self, tokens) -> bool: # that the text will have -> whether an array is new
         "Make room for the keys of every token, where all are kept."
         room,before = -(-tokens//_GROWTH)*_GROWTH,dict(self.arrays)
         for e in self.entries:
@@ -37,14 +33,6 @@ class Caches:
             self.arrays[e['name']] = new = np.zeros(shape, np.float32)
             if old is not None: new[:,:,:old.shape[2]] = old
         return any(before.get(name) is not x for name,x in self.arrays.items())
-
-# %% ../../nbs/export/67_runtime.ipynb #c6700000f
-def _check_sampling(temperature, top_k, top_p):
-    if not 0<=temperature<float('inf'):
-        raise ValueError(f"temperature: expected a finite number of 0 or more, got {temperature!r}")
-    if not (isinstance(top_k, int) and top_k>=0):
-        raise ValueError(f"top_k: expected a whole number of 0 or more, got {top_k!r}")
-    if not 0<top_p<=1: raise ValueError(f"top_p: expected a number above 0 and up to 1, got {top_p!r}")
 
 # %% ../../nbs/export/67_runtime.ipynb #c67000010
 def choose(
@@ -55,7 +43,11 @@ def choose(
     rng=None, # a generator of NumPy
 ) -> int: # a token
     "Choose the next token."
-    _check_sampling(temperature, top_k, top_p)
+    if not 0<=temperature<float('inf'):
+        raise ValueError(f"temperature: expected a finite number of 0 or more, got {temperature!r}")
+    if not (isinstance(top_k, int) and top_k>=0):
+        raise ValueError(f"top_k: expected a whole number of 0 or more, got {top_k!r}")
+    if not 0<top_p<=1: raise ValueError(f"top_p: expected a number above 0 and up to 1, got {top_p!r}")
     if temperature==0: return int(logits.argmax())
     order = np.argsort(-logits, kind='stable')[:top_k or None]
     p = np.exp((logits[order]-logits[order[0]])/temperature)
@@ -81,7 +73,8 @@ def _settings(folder):
     return found
 
 def _checked_ids(ids, past, settings): # -> list of int
-    ids,vocabulary,longest = [index(i) for i in ids],settings['vocabulary'],settings['longest']
+    vocabulary,longest = settings['vocabulary'],settings['longest']
+    ids = [index(i) for i in ids]
     if not ids: raise ValueError("ids: expected a token or more, got none")
     if min(ids)<0 or max(ids)>=vocabulary:
         raise ValueError(f"ids: expected 0 to {vocabulary-1}, got {min(ids)} to {max(ids)}")
@@ -110,17 +103,16 @@ def _read(session, binding, **inputs): # -> logits [wanted,V]
 class OnnxDecoder:
     "A decoder that `dynattn export` wrote, and the text that it has read so far."
     def __init__(self,
-        folder, # written by `dynattn export`
-        threads:int|None=None, # of ONNX Runtime (default: one per core)
+        folder, threads:int|None=None, # written by `dynattn export`; of ONNX Runtime (default: one per core)
     ):
-        self.folder = Path(folder)
-        self.settings = _settings(self.folder)
+        self.folder,self.settings = Path(folder),_settings(Path(folder))
         self.session = _session(self.folder/'model.onnx', threads)
         self.reset()
 
     def reset(self) -> None:
         "Begin another text."
-        self.caches,self.past,self.unread = Caches(self.settings['caches']),0,[] # unread: written, not yet read
+        self.caches,self.past = Caches(self.settings['caches']),0
+        self.unread = [] # written, not yet read
         self.binding = _bound(self.session, self.caches.arrays)
 
     def feed(self,
@@ -128,8 +120,9 @@ class OnnxDecoder:
         every:bool=False, # logits after every token, or only after the last
     ) -> np.ndarray: # [n,V] or [V]
         "Read tokens."
-        size,found,skip = self.settings['piece'],[],len(self.unread)
-        ids,self.unread = _checked_ids([*self.unread, *ids], self.past, self.settings),[]
+        size,skip = self.settings['piece'],len(self.unread)
+        ids = _checked_ids([*self.unread, *ids], self.past, self.settings)
+        self.unread,found = [],[]
         for piece in (ids[i:i+size] for i in range(0, len(ids), size)):
             if self.caches.reserve(self.past+len(piece)): self.binding = _bound(self.session, self.caches.arrays)
             wanted = range(len(piece)) if every else [len(piece)-1]
@@ -186,17 +179,14 @@ def chat_text(
     return template.render(messages=messages, add_generation_prompt=True, **words)
 
 # %% ../../nbs/export/67_runtime.ipynb #c67000025
-def _place(entry, position): # of a token in its cache
-    S,slots = entry['leading'],entry['slots']
-    return position if slots is None or position<S else S+(position-S)%(slots-S)
-
 def _positions(entry, past): # -> those of the tokens in the cache that are not leading, oldest first
     S,slots = entry['leading'],entry['slots']
     return range(S if slots is None else max(S, past+1-(slots-S)), past) # the next token takes a place, too
 
 def _is_read(decoder, entry, head, positions, usual): # by the next token
     values = decoder.caches.arrays[entry['name']][0,head]
-    places = [_place(entry, p) for p in positions]
+    S,slots = entry['leading'],entry['slots']
+    places = [p if slots is None or p<S else S+(p-S)%(slots-S) for p in positions]
     saved = values[places]
     values[places] = 1e30 # a weight that is not exactly zero shows, however small
     logits = _read(decoder.session, decoder.binding, input_ids=[[0]], past=[decoder.past], wanted=[0])

@@ -29,9 +29,7 @@ class Healed(Patched):
 _FUSED = 'qkv','query_key','c_attn','in_proj'
 
 @patch(cls_method=True)
-def layers(cls:Healed,
-    model:PreTrainedModel, # with windows or without
-) -> list: # names
+def layers(cls:Healed, model:PreTrainedModel) -> list: # with windows or without -> names
     "The layers that get updates."
     found = []
     for name,layer in model.named_modules():

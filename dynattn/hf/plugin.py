@@ -35,7 +35,8 @@ def _read_by_eager(cls):
     return None if eager is None else set(inspect.signature(eager).parameters)-set(_STANDARD)
 
 # %% ../../nbs/hf/56_plugin.ipynb #fefbbfdc
-def _as_sight(module, mask, is_causal, n, m):
+@patch(cls_method=True)
+def of_call(cls:Sight, module, mask, is_causal, n, m) -> Sight:
     "The `attention_mask` of a call, as a `Sight`."
     if isinstance(mask, Sight): return mask
     if mask is None:
@@ -141,7 +142,8 @@ def learned_terms(self:LayerCall) -> dict:
 @patch
 def options(self:LayerCall) -> dict:
     "The arguments of `dynattn.attention`."
-    s,m,bias = self.sight,self.k.shape[2],self.terms.get('position_bias')
+    s,m = self.sight,self.k.shape[2]
+    bias = self.terms.get('position_bias')
     at = s.q_offset or 0
     options = dict(attn_mask=s.pairs, q_offset=at, window=None, is_causal=False)
     if s.pairs is None:
@@ -222,7 +224,8 @@ def compute_turned(self:LayerCall) -> tuple:
 def pair_terms(self:LayerCall, window=None, n_global=0) -> Tensor:
     """The terms added to the scores of queries from position `sight.at` on, [B|1,H|1,N,M]:
     the window's logarithm, -inf where nothing is seen."""
-    s,n,m,device = self.sight,self.q.shape[2],self.k.shape[2],self.q.device
+    s,device = self.sight,self.q.device
+    n,m = self.q.shape[2],self.k.shape[2]
     at,key = s.at.to(device),torch.arange(m, device=device)
     query = at+torch.arange(n, device=device)[:,None]                          # [N,1]
     added = torch.zeros(1, 1, n, m, device=device)
@@ -252,7 +255,8 @@ def compute_at(self:LayerCall) -> tuple:
 @patch
 def check(self:LayerCall) -> None:
     "Raise where padding does not fit the keys, leading tokens cannot be found, or a term is not computed."
-    s,n,m,n_global = self.sight,self.q.shape[2],self.k.shape[2],self.n_global
+    s,n_global = self.sight,self.n_global
+    n,m = self.q.shape[2],self.k.shape[2]
     if s.keep is not None and s.keep.shape[1]!=m:
         raise ValueError(f"attention_mask: expected one entry for each of {m} keys, got {s.keep.shape[1]} for {n} "
                          "queries; with prefill_chunk_size, generate cuts the mask of an encoder as if it were the "
@@ -268,7 +272,8 @@ def check(self:LayerCall) -> None:
 def attended(self:LayerCall) -> tuple:
     "Attention [B,H,N,dv] and, if wanted, the weights, in the way that serves the call."
     self.check()
-    s,learned,one = self.sight,self.learned,self.q.shape[2]==1 and torch.compiler.is_compiling()
+    s,learned = self.sight,self.learned
+    one = self.q.shape[2]==1 and torch.compiler.is_compiling()
     late,itself = self.starts_late(),self.q.shape[2]==self.k.shape[2]
     windows = learned is not None and learned.sigma_head is not None
     square = windows and s.pairs is not None and (learned.causal or late)
@@ -292,7 +297,7 @@ def attend(
     new = None if isinstance(key, Tensor) else key
     if new is not None: key,value = new.k,new.v
     n,m = query.shape[2],key.shape[2]
-    sight = _with_texts(_as_sight(module, attention_mask, is_causal, n, m), kwargs, query, m)
+    sight = _with_texts(Sight.of_call(module, attention_mask, is_causal, n, m), kwargs, query, m)
     call = LayerCall(module, query, key, value, sight, scaling, dropout, kwargs)
     out,weights = call.attended() if new is None else (new.attended(call),None)
     return out.transpose(1, 2).contiguous(), weights

@@ -42,9 +42,7 @@ def spent(
     return [part.tolist() for part in width.split([len(p) for p in parts])]
 
 # %% ../../nbs/narrow/84_judge.ipynb #a41bb8ab
-def interval(
-    values:list, # one per text
-) -> tuple: # (mean, low, high)
+def interval(values:list) -> tuple: # one per text -> (mean, low, high)
     "The mean, and the interval that holds 95 % of the means of resampled texts."
     x = torch.tensor(values, dtype=torch.float64)
     picks = torch.randint(len(x), (2000, len(x)), generator=torch.Generator().manual_seed(0))
@@ -82,8 +80,10 @@ class Judge(Patched):
         n:int, # N, tokens of the texts that ask
         number:int=8, # questions at each distance
     ):
-        self.model,self.tokenizer,self.texts,self.n,self.number = model,tokenizer,texts,n,number
-        self.reference,self.recalled,self.unrecalled = Reference(model, texts),None,"an encoder answers nothing."
+        self.model,self.tokenizer = model,tokenizer
+        self.texts,self.reference = texts,Reference(model, texts)
+        self.n,self.number = n,number
+        self.recalled,self.unrecalled = None,"an encoder answers nothing."
         if model.get_output_embeddings() is None: return
         try: self.recalled = self.grid()
         except ValueError as e: self.unrecalled = str(e)                 # no tokens for digits

@@ -82,9 +82,7 @@ def ask_again(
 # %% ../../nbs/narrow/83_recall.ipynb #c65f0013
 @patch
 @torch.no_grad()
-def right(self:Asked,
-    model:nn.Module, # causal
-) -> list: # a bool for each answer
+def right(self:Asked, model:nn.Module) -> list: # causal -> a bool for each answer
     "Which answers a greedy model gives right."
     ids = self.ids.to(next(model.parameters()).device)
     states,spans = model.base_model(input_ids=ids[None])[0][0],[slice(*answer) for answer in self.answers]
@@ -140,7 +138,8 @@ def forgotten(self:Recall, # of the model without windows
     narrow:Recall, # of the same model with windows, on the same questions
 ) -> str:
     "One sentence on the longest texts."
-    n,backs,before,after = self.lengths[-1],self.distances[-1],self.right[-1],narrow.right[-1]
+    n,backs = self.lengths[-1],self.distances[-1]
+    before,after = self.right[-1],narrow.right[-1]
     if max(before)<.5:
         return (f"Of facts asked again in {n:,} tokens, the full model recalls at most {max(before):.0%} at any "
                 "distance: too few to say what the windows forget.")

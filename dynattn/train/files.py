@@ -168,7 +168,8 @@ def _read_all(c, skipped):
     found = [_Found(*named, path.relative_to(root).as_posix(), path)
              for root,prune in ([(Path(c.data), ())] if c.data else _environment())
              for path in walk(root, prune) if (named := _label_and_package(c, root, path))]
-    order,seen,taken = _in_turn(found, c.per_package),_Seen(),Counter()
+    order,seen = _in_turn(found, c.per_package),_Seen()
+    taken:Counter = Counter()
     skipped['over the cap'] += len(found)-len(order)
     for x in order:
         if taken[x.label]>=c.per_class:

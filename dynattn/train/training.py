@@ -59,7 +59,8 @@ def _grams(c): return [n for n in c.grams.split(',') if n]
 @patch
 def _rules(self:TrainConfig): # -> (option, what is expected, whether it is so)
     "The bounds of all options; simple ones come before those that depend on them."
-    c,real,largest = self,(int, float),1e30  # float32 ends at 3e38
+    c,real = self,(int, float)
+    largest = 1e30  # float32 ends at 3e38
     yield from DataConfig._rules(c)
     yield 'precision', 'no or bf16 or fp16', c.precision in ('no','bf16','fp16')
     yield 'impl', ' or '.join(('auto', *impls)), c.impl in ('auto', *impls)
@@ -136,7 +137,8 @@ class Trainer(Patched):
         out, # the run folder
         accelerator, # an `accelerate.Accelerator`
     ):
-        self.c,self.data,self.run,self.acc = c,data,_run_of(out, c),accelerator
+        self.c,self.data = c,data
+        self.run,self.acc = _run_of(out, c),accelerator
         self.table,self.index = data.table(),{label: i for i,label in enumerate(data.classes)}
         self.files = hashlib.sha1(self.table).hexdigest()
         torch.manual_seed(c.seed)
@@ -159,9 +161,7 @@ class Trainer(Patched):
 def plain(self:Trainer) -> Classifier: return self.acc.unwrap_model(self.model)
 
 @patch
-def batches(self:Trainer,
-    epoch, # number of the epoch, from 0
-) -> list:
+def batches(self:Trainer, epoch) -> list: # number of the epoch, from 0
     "This process's share of an epoch; each has as many as the others."
     batches,n = self.data.batches(self.c, epoch),self.acc.num_processes
     return batches[self.acc.process_index:len(batches)//n*n:n]
@@ -176,7 +176,7 @@ def take_step(self:Trainer, batch) -> float: # of (index, piece) -> loss
     for g in self.opt.param_groups: g['lr'] = g['times']*_learning_rate(self.step, self.steps, self.c.lr)
     ids,padding = batch_of([p for _,p in batch])
     target = torch.tensor([self.index[self.data.splits['train'][i].label] for i,_ in batch])
-    ids,padding,target = ids.to(self.acc.device),padding.to(self.acc.device),target.to(self.acc.device)
+    ids,padding,target = (x.to(self.acc.device) for x in (ids, padding, target))
     with self.acc.autocast(): loss = _loss_of(self.model, ids, padding, target, self.c.price, self.c.patch)
     self.opt.zero_grad()
     self.acc.backward(loss)
@@ -214,7 +214,8 @@ def _judge(model, items, size, batch=32, device='cpu'): # `Item`s, and bytes of 
     "The model's predictions: confusion matrix, losses [n], widths of each class [C,L,H], α [L,H], operations."
     index = {label: i for i,label in enumerate(model.config.classes)}
     truth = torch.tensor([index[x.label] for x in items], dtype=torch.long)
-    widths,n,flops = torch.zeros(len(index), model.config.layers, model.config.heads),torch.zeros(len(index)),Counter()
+    widths,n = torch.zeros(len(index), model.config.layers, model.config.heads),torch.zeros(len(index))
+    flops:Counter = Counter()
     def each(at): # the files that the views of a batch belong to
         widths.index_add_(0, truth[at], model.widths().float().transpose(0, 1).cpu())
         n.index_add_(0, truth[at], torch.ones(len(at)))
@@ -245,7 +246,8 @@ def end_epoch(self:Trainer, callbacks=()) -> None:
     if self.acc.is_main_process:
         if better: self.plain.save_pretrained(self.run.folder)
         self.write_log()
-    self.epoch,self.at,self.total = self.epoch+1,0,0.
+    self.epoch += 1
+    self.at = self.total = 0
     self.model.train()
     for callback in callbacks: callback('after_epoch', self, row)
 
@@ -327,9 +329,7 @@ def _progress(bar):
 
 # %% ../../nbs/train/52_training.ipynb #7a110016
 @patch(cls_method=True)
-def of_run(cls:TrainConfig,
-    folder:Path|str, # of the run
-) -> dict:
+def of_run(cls:TrainConfig, folder:Path|str) -> dict: # of the run
     "The settings that it was started with; empty where they are not written."
     path = Path(folder)/'settings.json'
     if not path.exists(): return {}
