@@ -123,7 +123,6 @@ def _append(group, k, v, end, first):
     group.k[:,:,rows] = k
     group.v[:,:,rows] = v
 
-# %% ../nbs/46_cache.ipynb #476b7166
 def _trim(group, end):
     "Drop the keys that no query at `end` or later reaches."
     first = group.needed(end)

@@ -121,7 +121,6 @@ def _few_colors(rgba) -> Image.Image: # [h,w,4] bytes -> with a palette of at mo
     im.info['transparency'] = c[kept,3].tobytes()
     return im
 
-# %% ../nbs/00_plot.ipynb #ebea97ae
 def to_png(
     fig, # a figure, or axes of one
 ) -> bytes: # transparent, trimmed, two pixels for each pixel of the page
@@ -252,7 +251,6 @@ def _top(m, vmax):
     if not top > 0: raise ValueError(f"vmax: expected a number > 0, got {vmax}")
     return float(top)
 
-# %% ../nbs/00_plot.ipynb #0ed57698
 def show_attention(
     weights, # [N,M], >= 0
     *,

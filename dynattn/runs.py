@@ -71,7 +71,6 @@ class Run(Patched):
             raise UserError(f"{folder}: holds a run already; --resume goes on with it, another --out begins anew")
         if resume and not there: raise UserError(f"{folder}: no run to resume")
 
-# %% ../nbs/47_runs.ipynb #18078705
 @patch
 def check_settings(self:Run, then:dict) -> None: # the settings it was started with
     "Refuse to go on with other settings."

@@ -337,7 +337,6 @@ def _tokens(s, n):
     windows = [side for promise in s.windows.values() for side in promise[:2] if side and side<=150]
     return min(max([37, *(2*side+5 for side in windows)]), _most_tokens(s))
 
-# %% ../../nbs/audit/69_report.ipynb #e1efff34
 def _longest(s, n, layers, longest):
     "The length up to which windows are searched."
     if longest is not None: return max(longest, n)

@@ -193,7 +193,6 @@ def _is_read(decoder, entry, head, positions, usual): # by the next token
     values[places] = saved
     return not np.array_equal(logits, usual)
 
-# %% ../../nbs/export/67_runtime.ipynb #c67000026
 def _reads_back(decoder, entry, head, usual): # -> tokens
     "How far back the next token reads in a cache, beside its leading tokens."
     positions,width = _positions(entry, decoder.past),entry['width']

@@ -161,7 +161,6 @@ def save(self:WindowedCache,
         tensors |= {f'{i}.{name}': x for name,x in state.items()}
     write_weights(path, tensors, dynattn=json.dumps(notes))
 
-# %% ../../nbs/hf/57_cache.ipynb #c57d0007
 @patch(cls_method=True)
 def load(cls:WindowedCache,
     path, # written by `save`

@@ -17,8 +17,7 @@ from transformers import AttentionInterface
 from ..padding import Patched
 from ..saved import checksum, need, read_state, write_state
 from .layers import PreTrainedModel, attention_layers, embeddings, frozen, last_hidden, predictions
-from .masks import Sight
-from .plugin import attend, switch
+from .plugin import _as_sight, attend, switch
 
 # %% ../../nbs/hf/61_curves.ipynb #b6944153
 def cache_share(
@@ -177,7 +176,7 @@ def _watched(width, sinks):
     def watch(module, query, key, value, mask, **options):
         out,weights = attend(module, query, key, value, mask, **options)
         if not out.requires_grad: out.requires_grad_()               # the first layer
-        s = Sight.of_call(module, mask, options.get('is_causal'), query.shape[2], key.shape[2])
+        s = _as_sight(module, mask, options.get('is_causal'), query.shape[2], key.shape[2])
         if s.texts is not None: raise ValueError("texts: expected one text in each row, got packed rows")
         layer = _Layer(module, *(x.detach() for x in (query, key, value, out)), s, options)
         def add(g): found[module] = found.get(module, 0.)+layer.squares(g, width, sinks)

@@ -25,7 +25,6 @@ class Healed(Patched):
     after:list  # and with the updates
     kept:bool   # whether all of it fell; otherwise the weights are those of before
 
-# %% ../../nbs/hf/65_healing.ipynb #c65d0007
 _FUSED = 'qkv','query_key','c_attn','in_proj'
 
 @patch(cls_method=True)

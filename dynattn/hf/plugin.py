@@ -35,8 +35,7 @@ def _read_by_eager(cls):
     return None if eager is None else set(inspect.signature(eager).parameters)-set(_STANDARD)
 
 # %% ../../nbs/hf/56_plugin.ipynb #fefbbfdc
-@patch(cls_method=True)
-def of_call(cls:Sight, module, mask, is_causal, n, m) -> Sight:
+def _as_sight(module, mask, is_causal, n, m):
     "The `attention_mask` of a call, as a `Sight`."
     if isinstance(mask, Sight): return mask
     if mask is None:
@@ -297,7 +296,7 @@ def attend(
     new = None if isinstance(key, Tensor) else key
     if new is not None: key,value = new.k,new.v
     n,m = query.shape[2],key.shape[2]
-    sight = _with_texts(Sight.of_call(module, attention_mask, is_causal, n, m), kwargs, query, m)
+    sight = _with_texts(_as_sight(module, attention_mask, is_causal, n, m), kwargs, query, m)
     call = LayerCall(module, query, key, value, sight, scaling, dropout, kwargs)
     out,weights = call.attended() if new is None else (new.attended(call),None)
     return out.transpose(1, 2).contiguous(), weights
@@ -322,7 +321,6 @@ def _init_batches(model, *args, **kwargs):
     raise ValueError("model: expected an attention of transformers for continuous batching, got 'dynattn'; "
                      "use generate, which takes padded batches")
 
-# %% ../../nbs/hf/56_plugin.ipynb #73717484
 def switch(
     model:nn.Module, # holds one `PreTrainedModel` or several
 ) -> nn.Module: # the same

@@ -201,7 +201,6 @@ def _learned(model, batches, options, out, quiet, held_out):
         print(what, file=sys.stderr)
     return found
 
-# %% ../../nbs/narrow/85_command.ipynb #85000007
 def _report(c, name, judge, found, batches, documents, quiet): # -> `Report`
     "The widths that the model of a run learned, and their cost."
     return Report(

@@ -254,16 +254,6 @@ def end_epoch(self:Trainer, callbacks=()) -> None:
 @patch
 def write_log(self:Trainer) -> None: write_atomic(self.run.folder/'metrics.jsonl', ''.join(json.dumps(row)+'\n' for row in self.rows))
 
-# %% ../../nbs/train/52_training.ipynb #3ad51327
-@patch
-def check_finite(self:Trainer, loss) -> None:
-    "A loss of any process that is not finite is an error of all."
-    lost = not math.isfinite(loss)
-    if self.acc.num_processes>1: lost = self.acc.gather(torch.tensor([lost], device=self.acc.device)).any()
-    if lost:
-        raise UserError(f"{self.run.folder}: the loss of step {self.step} is not a finite number; "
-            f"try a smaller --lr than {self.c.lr:g}, with another --out")
-
 # %% ../../nbs/train/52_training.ipynb #7d43a05b
 _PLACE = 'step','epoch','at','since','best','total','rows'
 
@@ -310,7 +300,11 @@ def fit(self:Trainer, callbacks=()) -> None:
                 loss = math.nan # of a window that refuses its width
             self.at += 1
             for callback in callbacks: callback('after_step', self, loss)
-            self.check_finite(loss)
+            lost = not math.isfinite(loss)
+            if self.acc.num_processes>1: lost = self.acc.gather(torch.tensor([lost], device=self.acc.device)).any()
+            if lost: # of any process
+                raise UserError(f"{self.run.folder}: the loss of step {self.step} is not a finite number; "
+                                f"try a smaller --lr than {self.c.lr:g}, with another --out")
             if self.step%self.c.every==0: self.save()
         self.end_epoch(callbacks)
         self.save()
@@ -414,7 +408,6 @@ def _pictures(result, tokens):
     yield 'widths.png', plot.show_heat(widths, row_labels=classes, col_labels=columns, values='.0f',
         vmax=max(tokens, widths.max().item()), title=f'mean half-width by layer.head, of {tokens} tokens')
 
-# %% ../../nbs/train/52_training.ipynb #rep00001
 def _report(result, c, run): # as `train` returns it
     lines = [f'- {markdown(path)}: {markdown(label)}, called {markdown(answer)}'
              for path,label,answer in result['wrong']]
@@ -487,7 +480,6 @@ def _arguments(parser):
     parser.add_argument('--quiet', action='store_true', help='print nothing')
     parser.add_argument('--out', '--run', default='runs/demo', help='the run folder [runs/demo]')
 
-# %% ../../nbs/train/52_training.ipynb #9854eed9
 @verb('train', 'learn which kind of file a file is',
       'dynattn train papers/ --labels folder --out runs/papers', _arguments)
 def _train_verb(a, callbacks=()): # -> exit status
