@@ -6,6 +6,7 @@
 __all__ = ['padding_mask', 'masked_softmax', 'PaddingMask']
 
 # %% ../nbs/01_padding.ipynb #eafe9e5a
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 import torch
 from fastcore.basics import patch, patch_to
@@ -65,7 +66,7 @@ def masked_softmax(
     return scores.masked_fill(empty, 0).softmax(dim).masked_fill(empty, 0)
 
 # %% ../nbs/01_padding.ipynb #5a62bfb1
-class PaddingMask(Patched):
+class PaddingMask:
     """Which tokens of a padded batch are real: `keep` [B,N], `True` takes part.
     Values go unchecked only where they cannot be read (compiling, `vmap`)."""
     keep: Tensor # [B,N] bool, True takes part
@@ -80,6 +81,23 @@ class PaddingMask(Patched):
         return torch.equal(self.keep, other.keep) if isinstance(other, PaddingMask) else NotImplemented
 
     def __hash__(self) -> int: return hash(tuple(self.keep.shape))
+
+    if TYPE_CHECKING: # the methods that follow
+        from_lengths: Callable[..., 'PaddingMask']
+        from_keep: Callable[..., 'PaddingMask']
+        from_ignore: Callable[..., 'PaddingMask']
+        from_hf: Callable[..., 'PaddingMask']
+        from_additive: Callable[..., 'PaddingMask']
+        to: Callable[..., 'PaddingMask']
+        additive: Callable[..., Tensor]
+        pack: Callable[..., Tensor]
+        unpack: Callable[..., Tensor]
+        zero: Callable[..., Tensor]
+        sdpa: Callable[..., Tensor]
+        ignore: Tensor
+        counts: Tensor
+        lengths: Tensor
+        cu_seqlens: Tensor
 
 # %% ../nbs/01_padding.ipynb #pm000003
 @patch_to(PaddingMask, static_method=True)
