@@ -210,7 +210,7 @@ def probabilities(
     return total/n
 
 # %% ../../nbs/train/52_training.ipynb #74a35283
-def _judge(model, items, size, batch=32, device='cpu'): # `Item`s, and bytes of a view
+def _judge(model, items, size, batch=32, device='cpu'): # `_Item`s, and bytes of a view
     "The model's predictions: confusion matrix, losses [n], widths of each class [C,L,H], α [L,H], operations."
     index = {label: i for i,label in enumerate(model.config.classes)}
     truth = torch.tensor([index[x.label] for x in items], dtype=torch.long)
