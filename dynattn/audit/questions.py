@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['QUESTIONS', 'repeated', 'future', 'padding', 'padding_gradient', 'batch', 'batch_padding', 'packed', 'cached', 'pair',
-           'Layer', 'Memory']
+           'Layer', 'Memory', 'LastQuery']
 
 # %% ../../nbs/audit/64_questions.ipynb #bc50a5e4
 import inspect
@@ -365,7 +365,7 @@ def memory_program(self:Subject, row, make) -> str:
 
 # %% ../../nbs/audit/64_questions.ipynb #62b9c18f
 @dataclass(frozen=True)
-class _LastQuery:
+class LastQuery:
     "The keys that the last query of a head sees at one length."
     n:int        # tokens
     keys:int     # seen
@@ -385,18 +385,18 @@ class _LastQuery:
         if self.first is None or self.n<self.first: return self.sees_all
         return not self.sees_all and self.keys==self.first-1
 
-def _last_queries(s, n, window): # -> {(layer, number of the layer, head): `_LastQuery`}
+def _last_queries(s, n, window): # -> {(layer, number of the layer, head): `LastQuery`}
     found = {}
     for i,look in enumerate(s.look(n, rows=[n-1])):
         for head,row in enumerate(look.pairs[:,0]!=Answer.NO):
             keys,own = int(row.sum()),look.promised and look.promised[head]
             leading = n if keys==n else int(row.int().argmin())
-            found[look.name,i,head] = _LastQuery(n, keys, leading, window or own or s.windows.get(look.name))
+            found[look.name,i,head] = LastQuery(n, keys, leading, window or own or s.windows.get(look.name))
     return found
 
 # %% ../../nbs/audit/64_questions.ipynb #e5f9a450
 @patch
-def lengths(self:Subject, n, longest, window=None, tick=lambda: None) -> dict: # {head: `_LastQuery`}
+def lengths(self:Subject, n, longest, window=None, tick=lambda: None) -> dict: # {head: `LastQuery`}
     "At which length the window of each head that sees all at `n` begins to cut, or its last query at the longest."
     @cache
     def last(length):
