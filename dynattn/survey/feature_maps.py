@@ -162,6 +162,7 @@ class Performer(KernelLayer):
 class RFA(KernelLayer):
     "Random waves on unit vectors, with a gate that lets the past fade in the causal form (sections 3.1 and 3.2)."
     info = Info("Random Feature Attention", "Peng et al.", 2021, "2103.02143", "KR", "N", True, row=19)
+    lengths = (1024, 2048, 3072, 4096, 6144, 8192)  # read in many chunks
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  num_waves:int=64, # m; there are 2m features
                  gate:bool=True): # causal form only

@@ -65,7 +65,7 @@ class TransformerXL(RelativeAttention):
     "Segments of `segment_len`, each seeing the `memory` inputs before it (section 3.2)."
     info = Info("Transformer-XL", "Dai et al.", 2019, "1901.02860", "RC", "N²", True, row=4,
                 note="N is the segment there; a text of N tokens costs N(L + M).")
-    lengths = (256, 512, 768, 1024, 2048, 4096)  # in segments of sixteen
+    lengths = (256, 512, 768, 1024, 1280, 1536)  # in segments of sixteen
     def __init__(self, embed_dim, num_heads, *, causal=True,
                  segment_len:int=16, # L
                  memory:int=16): # M
