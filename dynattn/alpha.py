@@ -9,234 +9,77 @@ __all__ = ['entmax']
 import math
 from collections.abc import Callable
 import torch, torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor
-from torch.autograd.forward_ad import _set_fwd_grad_enabled as set_forward_mode
-from .family import _TINY, _psi
+from .family import _TINY, _powers, _psi
 from .padding import _holds
 
-# %% ../nbs/22_alpha.ipynb #f5af0f71
-class _PowerLaw:
-    "`p = t^(1/eps)`, `s = p/t` with `t = [1 + x - shift]`, in place; the rows have all eps <= 1 or all eps > 1."
-    def __init__(self,
-        eps:float|Tensor, # alpha - 1; a tensor broadcasts to the rows, [...,1]
-        dtype:torch.dtype, # of the scores, float32 or float64
-        total:Callable|None=None, # of sums over these columns, those over whole rows (default: the columns are all)
-    ):
-        low,high = (eps,eps) if isinstance(eps, float) else (x.item() for x in eps.aminmax())
-        if low==high: eps = low
-        one_for_all = isinstance(eps, float)
-        smallest,least = (85., 80.) if dtype==torch.float32 else (690., 650.)  # -log of weights that count as 0
-        self.eps,self.power,self.least,self.alone = eps,1/eps-1,math.exp(-least),total is None
-        self.total = total or (lambda sums: sums)
-        self.square,self.flat = low==high==.5,low==high==1  # alpha = 1.5 and 2 need no logarithm
-        self.near_one,self.steep = low<(.1 if dtype==torch.float32 else .03),high>1
-        if one_for_all:
-            depth = -smallest*min(abs(eps), 1.)
-            self.floor = math.expm1(depth) if self.near_one else math.exp(depth)
-        else:
-            depth = eps.abs().clamp(max=1.).mul_(-smallest)
-            self.floor = depth.expm1().clamp_(min=torch.finfo(dtype).eps-1) if self.near_one else depth.exp()
-        self.masks = not one_for_all or high>=1  # no single slope tells what lies at the floor
-        self.least_slope = math.exp(-least*(1-min(high, 1.)))
-        self.leaks = high>.75 or self.masks and self.near_one  # too large a slope at the floor to be left in a sum
-        # an operation on a few numbers takes twice as long with a number of Python's
-        self.one = torch.tensor(1., dtype=dtype, device='cpu')
-        self.minus_eps = torch.tensor(-eps, dtype=dtype, device='cpu') if one_for_all else -eps
-
-# %% ../nbs/22_alpha.ipynb #pw000002
-@patch
-def lift(self:_PowerLaw,
-    x, # [...,M] eps*(score - top)
-    shift, # [...,1] eps*c
-    out, # like `x`: set to the result
-):
-    "`t`, or `t-1` near alpha = 1, at least the floor, and where it lies above, if `clear` needs that."
-    torch.sub(x, shift if self.near_one else shift-self.one, out=out)
-    inside = out>self.floor if self.leaks and self.masks else None
-    return out.clamp_(min=self.floor),inside
-
-@patch
-def clear(self:_PowerLaw,
-    s, # [...,M] slopes, changed in place
-    inside, # [...,M] bool, as `lift` gave it; None: tiny slopes become 0
-):
-    "Exact zeros off the support."
-    return F.threshold_(s, self.least_slope, 0.) if inside is None else s.mul_(inside)
-
-# %% ../nbs/22_alpha.ipynb #pw000005
-@patch
-def weigh(self:_PowerLaw,
-    x:Tensor, # [...,M] eps*(score - top), where `top` is the largest score of the row
-    shift:Tensor, # [...,1] eps*c
-    p:Tensor, # like `x`: set to the weights, which are at most `least` off the support
-    s:Tensor, # like `x`: set to the slopes
-):
-    "Weights and slopes for a solver, which sums them."
-    if self.square or self.flat:
-        t = torch.sub(x, shift-self.one, out=p if self.flat else s).clamp_(min=0)
-        if self.flat: torch.sign(t, out=s)
-        else: torch.mul(t, t, out=p)
-        return
-    t,inside = self.lift(x, shift, p)
-    log_t = torch.log1p(t, out=s) if self.near_one else torch.log(t, out=s)
-    log_t.mul_(self.power).exp_()
-    if self.leaks: self.clear(s, inside)
-    if self.near_one: t.add_(1)
-    t.mul_(s)
-
-# %% ../nbs/22_alpha.ipynb #pw000007
-def _row_sum(x): return x.sum(-1, keepdim=True)
-
-@patch
-def sums(self:_PowerLaw,
-    x, # [...,M] eps*(score - top)
-    shift, # [...,1] eps*c
-    p, # like `x`: set to the weights, unless alpha = 1.5
-    s, # like `x`: set to the slopes
-):
-    "`weigh`, and the rows' sums of the weights and the slopes; for alpha = 1.5 it leaves `p` as it is."
-    if self.square:
-        t = torch.sub(x, shift-self.one, out=s).clamp_(min=0)
-        S = torch.linalg.vector_norm(t, dim=-1, keepdim=True).square_()
-        return self.total(S),self.total(_row_sum(t))
-    self.weigh(x, shift, p, s)
-    return self.total(_row_sum(p)),self.total(_row_sum(s))
-
-# %% ../nbs/22_alpha.ipynb #pw000010
-@patch
-def repair(self:_PowerLaw,
-    p, # [...,M] weights, changed in place
-    s, # [...,M] slopes
-    S, # [...,1] sum of `p`
-    slope, # [...,1] sum of `s`, overwritten
-):
-    "Takes what the weights, of sum `S`, are too much away from them by their slopes."
-    F.threshold_(p.addcmul_(s, (S-1).div_(slope), value=-1), self.least, 0.)
-
 # %% ../nbs/22_alpha.ipynb #878774e7
-def _log_weights(p, eps):
-    "log p, cut off where `p^-eps` would overflow."
-    smallest = 85. if p.dtype==torch.float32 else 690.
-    if isinstance(eps, Tensor): least = torch.exp(-smallest/eps.clamp(min=1)).to(p.dtype)
-    else: least = math.exp(-smallest/max(eps, 1.))
-    return p.clamp(min=least).log_()
-
-def _step(law, shift, S, slope):
-    "Newton's step on S^eps, towards the shift at which that is one."
-    less = S.log().mul_(law.minus_eps).expm1_()  # S^-eps - 1
-    return shift-less.mul_(S).div_(slope)
+def _row_sum(x): return x.sum(-1, keepdim=True)
 
 def _are_one(S, tolerance):
     "Whether all sums are within the tolerance of one; rows that are no numbers do not count."
-    low,high = (x.item() for x in S.aminmax())
-    if math.isnan(low+high): return not ((S-1).abs_()>tolerance).any()
-    return 1-tolerance<=low and high<=1+tolerance
+    return not ((S-1).abs()>tolerance).any()
 
-def _newton(law, x, p, s, shift, tolerance, started):
-    "Sets `p` and `s` at the final shift and returns the rows' sums of both; `started`: the shift may be good already."
-    for step_number in range(100):
-        S,slope = law.sums(x, shift, p, s)
-        if (started or step_number) and _are_one(S, tolerance): break
-        shift = _step(law, shift, S, slope)
-    if law.square: torch.mul(s, s, out=p)
-    return S,slope
-
-# %% ../nbs/22_alpha.ipynb #e888a60e
-_GROUP = 8
-
-def _start(law, x):
-    "A shift a little under the true one, from a quarter of the columns."
-    n,rest = divmod(x.shape[-1], _GROUP)
-    groups = x[...,rest:].unflatten(-1, (_GROUP,n))
-    few = x.new_empty(*x.shape[:-1], rest+2*n)
-    alone,best,others = few.split([rest,n,n], -1)
-    alone.copy_(x[...,:rest])
-    torch.amax(groups, -2, out=best)
-    torch.sum(groups, -2, out=others).sub_(best).div_(_GROUP-1)
-    copies = x.new_ones(few.shape[-1])
-    copies[-n:] = _GROUP-1
-    p,s = torch.empty_like(few),torch.empty_like(few)
+def _newton(x, eps, total): # [...,M] eps*(score - top)
+    "Weights and slopes [...,M] at a shift for which the weights nearly sum to one, and the rows' sums of both."
     shift = torch.zeros_like(x[...,:1])
-    for _ in range(3):  # Newton's steps, where a column counts as often as it has copies
-        law.weigh(few, shift, p, s)
-        S,slope = (p @ copies)[...,None],(s @ copies)[...,None]
-        shift = _step(law, shift, S, slope)
-    return shift
+    for _ in range(100):
+        p,s = _powers(x-shift, eps)
+        S,slope = total(_row_sum(p)),total(_row_sum(s))
+        if _are_one(S, 3e-4 if x.dtype==torch.float32 else 1e-9): break
+        shift = shift - S*torch.expm1(-eps*S.log())/slope  # Newton's step on S^eps
+    return p,s,S,slope
+
 
 # %% ../nbs/22_alpha.ipynb #a177200b
-def _halve(law, x, p, s):
-    "For eps > 1, between `c = 0` and the `c` of equal scores; sets `p` and `s` and returns the rows' sums of both."
+def _halve(x, eps, total):
+    "The same by halving, between `c = 0` and the `c` of equal scores."
     low = torch.zeros_like(x[...,:1])
-    columns = law.total(torch.full_like(low, x.shape[-1]))
-    high = low-torch.expm1(-law.eps*columns.log())
+    columns = total(torch.full_like(low, x.shape[-1]))
+    high = low-torch.expm1(-eps*columns.log())
     for _ in range(3-math.frexp(torch.finfo(x.dtype).eps)[1]):
         middle = (low+high)/2
-        law.weigh(x, middle, p, s)
-        over = law.total(_row_sum(p))>=1
+        over = total(_row_sum(_powers(x-middle, eps)[0]))>=1
         low,high = torch.where(over, middle, low),torch.where(over, high, middle)
-    return law.sums(x, low, p, s)
+    p,s = _powers(x-low, eps)
+    return p,s,total(_row_sum(p)),total(_row_sum(s))
+
 
 # %% ../nbs/22_alpha.ipynb #pw000012
-def _solve_rows(law, x, p, s): # [...,M] each: eps*(score - top), and -inf takes no part
-    "Sets `p` to weights that sum to one, overwrites `s`, and may raise entries of `x` below -1 to -1, which have none."
-    if law.steep: S,slope = _halve(law, x, p, s)
-    else:
-        whole = x.shape[-1]>=256 and law.alone
-        tolerance = 3e-4 if x.dtype==torch.float32 else 1e-9
-        shift = _start(law, x.clamp_(min=-1)) if whole else torch.zeros_like(x[...,:1])
-        S,slope = _newton(law, x, p, s, shift, tolerance, whole)
-    if not (law.leaks or law.square): law.clear(s, p>law.least if law.masks else None)
-    law.repair(p, s, S, slope)
-
-# %% ../nbs/22_alpha.ipynb #356395a9
-def _solve_into(out, z, eps, top=None, total=None):
-    "Weights of rows [R,M]; `eps` is a number or [R,1]; for a part of the columns, the rows' `top` [R,1] and `total`."
+def _solve_rows(
+    z:Tensor, # [...,M] scores
+    eps, # float, or broadcasts to [...,1]
+    top:Tensor|None=None, # [...,1] the largest score of the row (default: that of these columns)
+    total:Callable=lambda sums: sums, # of sums over these columns, those over whole rows (default: the columns are all)
+) -> Tensor: # like `z`: the weights
+    "Weights of rows, or of a part of their columns."
     if top is None: top = z.amax(-1, keepdim=True)
-    if isinstance(eps, Tensor) and eps.numel()>1:
-        steep = (eps>1)[:,0]
-        if steep.any() and not steep.all():
-            for some in (steep, ~steep):
-                part = torch.empty_like(z[some])
-                _solve_into(part, z[some], eps[some], top[some], total)
-                out[some] = part
-            return
     empty = top==-math.inf
-    has_empty = bool(empty.any())
-    if has_empty: z,top = z.masked_fill(empty, 0.),top.masked_fill(empty, 0.)
-    if isinstance(eps, float) and eps==_TINY: torch.softmax(z, -1, out=out)
-    else:
-        law = _PowerLaw(eps, z.dtype, total)
-        x = torch.sub(z, top).mul_(law.eps)
-        _solve_rows(law, x, out, torch.empty_like(x))
-    if has_empty: out.masked_fill_(empty, 0.)
+    z,top = z.masked_fill(empty, 0.),top.masked_fill(empty, 0.)
+    steep = bool((eps>1).any()) if isinstance(eps, Tensor) else eps>1
+    p,s,S,slope = (_halve if steep else _newton)((z-top)*eps, eps, total)
+    p = F.threshold(p.addcmul_(s, (S-1)/slope, value=-1), torch.finfo(p.dtype).tiny, 0.)
+    return p.masked_fill_(empty, 0.)
+
 
 # %% ../nbs/22_alpha.ipynb #d14939bd
-_CHUNK = 2**18 # numbers that stay in the cache of a core
-
-def _for_rows(
-    work, # called as `work(slice)`; writes its result itself
-    rows:Tensor, # [R,M]
-):
-    "`work` on all rows, on a CPU chunk by chunk; without a graph."
-    size = max(1, _CHUNK//rows.shape[1]) if rows.device.type=='cpu' else len(rows)
-    with torch.no_grad(), set_forward_mode(False):
-        for i in range(0, len(rows), size): work(slice(i, i+size))
-
-def _per_row(eps, shape):
-    "`f(slice)` gives the eps of those rows of a tensor of `shape`: a float, or [R,1]."
-    if isinstance(eps, Tensor): eps = eps.item() if eps.numel()==1 else eps.expand(*shape[:-1], 1).reshape(-1, 1)
-    return lambda at: eps[at] if isinstance(eps, Tensor) else eps
+def _by_core( # chapter 33 replaces it
+    x:Tensor, # [...,M] scores, or with `g` weights
+    eps, # float, or broadcasts to [...,1]
+    g:Tensor|None=None, # like `x`, the gradient of the weights
+    wants_alpha:bool=False, # whether alpha needs a gradient
+): # -> weights; with `g` what `_pull` gives; None where it cannot serve
+    return None
 
 def _forward(
     z:Tensor, # [...,M]
-    eps, # float, or a tensor that broadcasts to [...,1]
+    eps, # float, or broadcasts to [...,1]
 ) -> Tensor: # [...,M]
-    p = torch.empty(z.shape, dtype=z.dtype, device=z.device)
-    if not p.numel(): return p
-    rows,out,eps = z.reshape(-1, z.shape[-1]),p.view(-1, z.shape[-1]),_per_row(eps, z.shape)
-    _for_rows(lambda at: _solve_into(out[at], rows[at], eps(at)), rows)
-    return p
+    if not z.numel(): return torch.empty_like(z, memory_format=torch.contiguous_format)
+    if isinstance(eps, float) and eps==_TINY: return z.softmax(-1).masked_fill_(z.amax(-1, keepdim=True)==-math.inf, 0.)
+    p = _by_core(z, eps)
+    return _solve_rows(z, eps).contiguous() if p is None else p
+
 
 # %% ../nbs/22_alpha.ipynb #ae8328fa
 def _from_steepest(
@@ -255,51 +98,28 @@ def _phi(logp, eps):
     steep = torch.as_tensor(eps, dtype=l.dtype, device=l.device).clamp(min=1)
     return torch.where(steep>1, (l-1)*l.exp()/steep**2, logp**2*_psi(l))
 
+def _log2(p, eps):
+    "log2 p, 0 off the support; cut off where `p^-eps` would overflow."
+    most = 122. if p.dtype==torch.float32 else 995.
+    return F.threshold(p, 0., 1.).log2().clamp(min=-most/eps)
+
+
 # %% ../nbs/22_alpha.ipynb #053df1d8
 def _pull(
     p:Tensor, # [...,M] weights
     g:Tensor, # like `p`, their gradient
     eps, # float or [...,1]
     wants_alpha:bool, # whether alpha needs a gradient
-    total:Callable|None=None, # as for `_PowerLaw`
+    total:Callable|None=None, # as for `_solve_rows`
 ):
     "Gradients of the scores, like `p`, and of alpha row by row, [...,1]."
-    log2p = F.threshold(p, 0., 1.).log2()  # 0 off the support
+    log2p = _log2(p, eps)
     s = p*(log2p*-eps).exp2()
     if total is None: g,total = _from_steepest(g, s, eps),lambda sums: sums
     slope = total(_row_sum(s))
     dz = s*(g - total(_row_sum(s*g))/(slope + (slope==0)))
     if not wants_alpha: return dz, None
     return dz, -(dz*_phi(log2p*math.log(2), eps)).sum(-1, keepdim=True)
-
-# %% ../nbs/22_alpha.ipynb #e2e0fc25
-def _pull_into(dz, p, g, eps, wants_alpha):
-    "`_pull` of rows [R,M] in place: sets `dz` and returns the gradient of alpha row by row."
-    law = _PowerLaw(eps, p.dtype)
-    log_p = _log_weights(p, law.eps)
-    s = torch.mul(log_p, -law.eps, out=dz).exp_().mul_(p)
-    if law.steep: g = _from_steepest(g, s, law.eps)
-    product = torch.mul(s, g)
-    mean = _row_sum(product).div_(_row_sum(s).clamp_(min=torch.finfo(p.dtype).tiny))
-    rest = torch.sub(g, mean, out=product)
-    s.mul_(rest)
-    if not wants_alpha: return None
-    if law.near_one: phi = _psi(log_p*law.eps).mul_(log_p).mul_(log_p)
-    else: return _row_sum(log_p.mul_(law.eps).sub_(1).mul_(p).mul_(rest)).div_(law.eps).div_(law.eps).neg_()
-    return _row_sum(phi.mul_(dz)).neg_()
-
-def _pull_chunks(p, g, eps, wants_alpha):
-    "`_pull`, chunk by chunk, where no graph is needed."
-    dz = torch.empty_like(g, memory_format=torch.contiguous_format)
-    da = torch.empty_like(dz[...,:1]) if wants_alpha else None
-    if not p.numel(): return dz, da
-    prows,grows,out = (t.reshape(-1, p.shape[-1]) for t in (p, g, dz))  # [R,M]
-    eps = _per_row(eps, p.shape)
-    def work(at):
-        row = _pull_into(out[at], prows[at], grows[at], eps(at), wants_alpha)
-        if wants_alpha: da.view(-1, 1)[at] = row
-    _for_rows(work, prows)
-    return dz, da
 
 # %% ../nbs/22_alpha.ipynb #37c52aa7
 _library = torch.library.Library("dynattn", "FRAGMENT")
@@ -312,7 +132,7 @@ if not hasattr(torch.ops.dynattn, "entmax"):  # a notebook may run this cell aga
 # %% ../nbs/22_alpha.ipynb #186dc092
 def _push(p, eps, dz, deps):
     "The change of the weights `p` from a change of the scores and of eps, each of which may be None."
-    log2p = F.threshold(p, 0., 1.).log2()  # 0 off the support
+    log2p = _log2(p, eps)
     s = p*(log2p*-eps).exp2()
     if deps is not None:
         lowered = _phi(log2p*math.log(2), eps)*deps
@@ -347,10 +167,10 @@ class _Entmax(torch.autograd.Function):
     def backward(ctx, g):
         p,*eps = ctx.saved_tensors
         eps = eps[0] if eps else ctx.eps
-        # the last two: a transform holds several gradients in one tensor
-        graph = (torch.is_grad_enabled() or _recorded() or torch._C._functorch.is_functorch_wrapped_tensor(g)
-                 or torch._C._functorch.is_legacy_batchedtensor(g))
-        dz,da = (_pull if graph else _pull_chunks)(p, g, eps, ctx.needs_input_grad[1])
+        # the last one: a transform holds several gradients in one tensor
+        graph = torch.is_grad_enabled() or _recorded() or torch._C._functorch.is_legacy_batchedtensor(g)
+        found = None if graph else _by_core(p, eps, g, ctx.needs_input_grad[1])
+        dz,da = _pull(p, g, eps, ctx.needs_input_grad[1]) if found is None else found
         return dz, None if da is None else da.sum_to_size(eps.shape)
 
     @staticmethod

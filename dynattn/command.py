@@ -49,9 +49,6 @@ def _look_arguments(p):
     p.add_argument('--out', required=True, help='the page to write, HTML')
     p.add_argument('--last', type=int, default=32, help='so many last tokens can be chosen, if the page has room [32]')
 
-def _survey_arguments(p):
-    p.add_argument('--json', action='store_true', help='an object per line instead of a table')
-
 # %% ../nbs/89_command.ipynb #25fc42e4
 def _later(name:str) -> Callable: # of a function in this package: module and name
     "A function that imports the one of this name when it is called."
@@ -83,7 +80,8 @@ def _look_verb(a): # the parsed arguments
           f"{sorted(near)[len(near)//2]} tokens, the first token left out")
 
 # %% ../nbs/89_command.ipynb #f679aff8
-@verb('survey', 'efficient transformers, measured', 'dynattn survey', _survey_arguments)
+@verb('survey', 'efficient transformers, measured', 'dynattn survey',
+      lambda p: p.add_argument('--json', action='store_true', help='an object per line instead of a table'))
 def _survey_verb(a, systems=None): # the parsed arguments; as `survey.table` takes them -> exit status
     "Print the table; as JSON, each row on a line as soon as it is measured."
     card = need('dynattn.survey.card')

@@ -31,12 +31,12 @@ MUTANTS = [
     (".5550347269e-1f", ".5551347269e-1f"),
     ("9.618129107628477e-3", "9.618139107628477e-3"),
     ("top[v]-high[v]", "high[v]-top[v]"),
-    ("if (most < enough || (", "if (most < real(.1) || ("),
+    ("more |= (size >= enough) &", "more |= (size >= real(.1)) &"),
     ("eps <= real(.5) ? std::sqrt(C::converged)/4 : C::converged;", "std::sqrt(C::converged)/4;"),
     ("store(slopes+i, 1-t*t);", "store(slopes+i, 1-t);"),
     ("pulled += s*grad(j);", "pulled += w*grad(j);"),
     ("found[2] -= std::exp2(sink-lse[i])*mean[i];", "found[2] += std::exp2(sink-lse[i])*mean[i];"),
-    ("dalpha -= ds*phi(", "dalpha -= s*phi("),
+    ("dalpha -= ds*L::phi(t, ", "dalpha -= s*L::phi(t, "),
     ("((l-1)*(t+1)+1)*(by*by)", "((l-1)*(t+1)+1)*by"),
     ("terms[k] = real((k-1)*inverse_factorial(k));", "terms[k] = real(k*inverse_factorial(k));"),
     # rounding
@@ -57,15 +57,24 @@ MUTANTS = [
     ("static INLINE bool any(ivec x) {", "static INLINE bool any(ivec x) { x[LANES-1] = 0;"), # a lane's survivor
     ("live()[left] = live()[j];\n                left +=", "live()[left] = (int32_t)j;\n                left +="), # entries of an older list
     ("law(load(best+j*QUERIES+v*LANES)-top[v]-a[v], w, s);", "law(load(best+j*QUERIES+v*LANES)-top[v]-a[v]+real(.5), w, s);"), # no lower bound
-    ("i < std::min(j+GROUP, n)", "i < std::min(j+GROUP, n)-1"),                # the last key of a group counts for nothing
+    ("i < std::min<Int>(j+GROUP, n)", "i < std::min<Int>(j+GROUP, n)-1"),                # the last key of a group counts for nothing
     ("return (uint8_t*)c.kept+((b*c.H+h)*c.N+row)*KEPT;", "return (uint8_t*)c.kept+((b*c.H+h)*c.N+row/QUERIES*QUERIES)*KEPT;"), # of another block
     ("m += careful || (of", "m += (of"),                                      # bits that a block of one query did not leave
     ("const bool all = careful || m == n_keys;", "const bool all = false;"),                      # and those that it should leave
     ("return last-first == n-1 && &span_of(first) == &span_of(last);", "return last-first == n-1;"), # leading keys and others lie apart
     ("if (entmax) stop = std::min(stop, i/QUERIES*QUERIES+QUERIES);", ""),    # blocks of the passes differ
     ("store(x+e, load(x+e)+load(y+e));", "store(x+e, load(y+e));"),            # gradients of a gathered key set, not added
-    ("left && live()[left-1] == n_keys ? left-1 : left;", "left;"),           # the sink as a key with a value
+    ("m -= m && live()[m-1] == n_keys;", ""),           # the sink as a key with a value
     ("lost[i] = refused || most == INFINITY;", "lost[i] = most == INFINITY;"), # alpha above 2
+    ("size*size*size/(last[v]*last[v])", "size*size*size"),                    # a last step that is not small
+    ("by[v] = (of_row-1)/", "by[v] = (of_row-1)/2/"),
+    # rows by themselves
+    ("if ((j+1)*LANES <= cols) return load(row+j*LANES);", "if (j*LANES <= cols) return load(row+j*LANES);"),
+    ("if (eps == 1) return (sum > 0 ? sum-1 : sum)/by;", "if (eps == 1) return (sum > 0 ? sum-1 : sum)/by/2;"),
+    ("&& eps[(i+n)*step] == worker.eps) n++;", ") n++;"),
+    ("bad |= !(x < splat(INFINITY));", ""),
+    ("if (m < n) std::fill(dz, dz+cols, 0);", ""),
+    ("some ? take(g, j, 0) : splat(0);", "take(g, j, 0);"),
     # tasks
     ("return std::min(p.c.N, rounded(std::max(rows, least), TALL));", "return std::min(p.c.N, rounded(rows, TALL));"),
     ("cleared = i%2 ? clear : start(i+2);", "cleared = i%2 ? clear : start(i+1);"),
@@ -78,6 +87,7 @@ def checks(core, lib, made):
     core.library = lambda: lib
     try:
         t.powers_of_two()
+        t.rows_of_entmax()
         t.float32_is_right_to_millionths()
         t.test_an_alpha_above_two_is_nan_and_never_another_law()
         t.zeros_of_long_rows()
@@ -142,7 +152,8 @@ def run(numbers, examples=150):
             path = Path(folder)/f'{i}.cpp'
             path.write_text(source.replace(old, new, 1) if i>=0 else source, encoding='utf-8')
             lib = ctypes.CDLL(str(sanitize_native.build(folder, '', path=path)))
-            lib.dynattn_forward.restype = lib.dynattn_backward.restype = ctypes.c_bool
+            lib.dynattn_forward.restype = lib.dynattn_backward.restype = lib.dynattn_entmax.restype = ctypes.c_bool
+            lib.dynattn_entmax.argtypes = core.library().dynattn_entmax.argtypes
             pipe,end = os.pipe()
             pid = os.fork()
             if not pid:

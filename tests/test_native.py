@@ -1,7 +1,7 @@
 """The core in C++: memory it may not touch and memory it must write, threads, processes and instruction sets.
 
 `python tests/test_native.py [EXAMPLES]` is the part that runs in a process of its own, once for each instruction set."""
-import ctypes, faulthandler, json, math, mmap, os, re, signal, subprocess, sys, time
+import ctypes, faulthandler, itertools, json, math, mmap, os, re, signal, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing import assert_close
 from torch.testing._internal.two_tensor import TwoTensor
 from dynattn.alpha import entmax
+from dynattn.family import plain_entmax
 from dynattn.engine.operator import banded_attention
 from dynattn.engine.plan import prepare
 from dynattn.engine.call import Call, takes
@@ -215,8 +216,42 @@ def powers_of_two():
     core.library().dynattn_each(0, ctypes.c_int64(len(x)), ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(y.data_ptr()))
     assert (y[:-16].double()/x[:-16].double().exp2()-1).abs().max() <= 2**-22 and (y[-16:]==0).all()
 
+def rows_of_entmax():
+    "By rows, between guards: right to the precision, nothing beside a buffer is touched; a row that is lost is alone."
+    for cols,alpha,dtype,at_end in itertools.product((1,15,17,130,2100), (1.,1.06,1.3,1.5,2.), (torch.float32,torch.float64), (True,False)):
+        torch.manual_seed(cols)
+        z = 2*torch.randn(7, cols, dtype=torch.float64)
+        if cols>2: z[0],z[1,2:],z[2,1],z[3,-1],z[4] = -math.inf,-math.inf,z[2,0],30.,z[4].round()
+        z[5] = -math.inf if cols==1 else z[5]*1e4
+        z,g = z.to(dtype),torch.randn(7, cols).to(dtype)
+        eps = torch.full((7,1), alpha-1 or 2.**-64).to(dtype)
+        mixed = eps.clone()
+        mixed[3:] = 1.
+        some = z.isfinite().any(-1)
+        for e in (eps,mixed):
+            exact = z[some].double().requires_grad_(),e[some].double()+1
+            exact[1].requires_grad_()
+            want = plain_entmax(*exact)
+            with Guarded(at_end):
+                p = core._entmax_rows(guarded(z, at_end), e)
+                dz,da = core._entmax_rows(guarded(p, at_end), e, guarded(g, at_end), True)
+                assert torch.equal(dz, core._entmax_rows(p, e, g.masked_fill(p==0, math.nan), True)[0])  # what has no weight counts for nothing
+            assert not (p[~some].any() or dz[~some].any() or da[~some].any())
+            grads = torch.autograd.grad(want, exact, g[some].double())
+            for got,true in zip((p,dz,da), (want,*grads)):
+                near = 1e-12 if dtype==torch.float64 else 4e-6
+                if true is not want: near *= 20*max(1, true.abs().max().item())
+                assert (got[some].double()-true).abs().max() <= near, (cols,alpha,dtype)
+            for lost in (math.nan,math.inf):
+                one = z.clone()
+                one[6,cols//2] = lost
+                q = core._entmax_rows(one, e)
+                assert q[6].isnan().all() and torch.equal(q[:4], p[:4]) and q[some & (torch.arange(7)<6)].isfinite().all()
+            release()
+
 def alone(examples):
     powers_of_two()
+    rows_of_entmax()
     zeros_of_long_rows()
     float32_is_right_to_millionths()
     @settings(max_examples=examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))

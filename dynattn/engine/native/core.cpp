@@ -152,10 +152,9 @@ uint32_t pair_bits(uint32_t row, Int key) { return mixed(row + (uint32_t)key*0x9
 
 // ---- one row of queries -------------------------------------------------------------------------------------------
 
-// Keys of a run, and of a group whose largest score bounds a threshold; bytes per row for bits of live keys; queries of a
-// block. Back through a softmax, each block reads and writes the gradients of its keys: with wide
-// vectors, taller blocks pay.
-enum { KEYS = 96, GROUP = 16, KEPT = 64, SHORT = 16, TALL = VECTOR >= 32 ? 32 : 16 };
+// Keys of a run; bytes per row for bits of live keys; queries of a block. Back through a softmax, each block reads and
+// writes the gradients of its keys: with wide vectors, taller blocks pay.
+enum { KEYS = 96, KEPT = 64, SHORT = 16, TALL = VECTOR >= 32 ? 32 : 16 };
 
 template <class real, int QUERIES> struct Lanes {
     typedef Constants<real> C;
@@ -180,6 +179,7 @@ template <class real, int QUERIES> struct Lanes {
         return half[0] | half[1];
 #endif
     }
+    static INLINE vec sqrt(vec x) { UNROLL for (int l = 0; l < LANES; l++) x[l] = std::sqrt(x[l]); return x; }
     static INLINE real total(vec x) { real s = 0; for (int l = 0; l < LANES; l++) s += x[l]; return s; }
 
     static INLINE real dot(const real *x, const real *y, Int n) {
@@ -403,15 +403,171 @@ template <class real> struct Problem {
     }
 };
 
+// ---- entmax: p = [1 + eps (score - a)]^(1/eps), with the threshold a for which a row sums to one -----------------------
+
+// Of QUERIES rows side by side, a score of each in S[key]; or `lengthwise`, of GROUPS rows, LANES scores of each.
+template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lanes<real, QUERIES> {
+    typedef Lanes<real, QUERIES> L;
+    using typename L::vec; using typename L::ivec; using typename L::C;
+    using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat;
+
+    enum { GROUP = lengthwise ? 4 : 16 };                      // vectors whose largest score bounds a threshold
+    real *S, *live_room;
+    real eps;                  // alpha - 1
+    bool careful = false;      // a key or value is not finite, so one query at a time
+
+    // A sum of a row, or its maximum, in all of its lanes.
+    template <class F> static INLINE vec joined(vec x, F &&two) {
+        if (lengthwise) UNROLL for (int s = 1; s < LANES; s *= 2) {
+            vec y;
+            UNROLL for (int l = 0; l < LANES; l++) y[l] = x[l^s];
+            x = two(x, y);
+        }
+        return x;
+    }
+    static INLINE vec row_sum(vec x) { return joined(x, [](vec a, vec b) { return a+b; }); }
+    // Weight and slope s = p^(1-eps) of y = score - a.
+    INLINE void law(vec y, vec &w, vec &s) const {
+        vec t = y*eps;
+        ivec in = t > -1;
+        t = in ? t : splat(0);
+        if (eps == real(.5)) s = t+1, w = s*s;
+        else if (eps == 1) s = splat(1), w = t+1;
+        else s = L::template exp2<true>(L::log1p(t)*(1/eps-1)*real(M_LOG2E)), w = s*(t+1);
+        w = in ? w : splat(0);
+        s = in ? s : splat(0);
+    }
+    // Newton's step on sum^eps, which never goes too far from below.
+    INLINE vec newton(vec sum, vec slopes) const {
+        vec by = slopes > 0 ? slopes : splat(1);
+        if (eps == real(.5)) return 2*(sum-L::sqrt(sum))/by;
+        if (eps == 1) return (sum > 0 ? sum-1 : sum)/by;
+        vec less = L::expm1(-eps*L::log(sum > 0 ? sum : splat(1)));
+        return less/-eps*sum/by;
+    }
+    int32_t *live() const { return (int32_t*)live_room; }
+    // The largest score of every group of keys is a part of the row, and its threshold a lower bound of the row's.
+    Int add_best(const real *x, Int n, real *best, Int groups, vec *top) const {
+        for (Int j = 0; j < n; j += GROUP, groups++) for (int v = 0; v < GROUPS; v++) {
+            vec most = load(x+j*QUERIES+v*LANES);
+            for (Int i = j+1; i < std::min<Int>(j+GROUP, n); i++) most = L::max(most, load(x+i*QUERIES+v*LANES));
+            store(best+groups*QUERIES+v*LANES, most);
+            top[v] = L::max(top[v], most);
+        }
+        return groups;
+    }
+    // Where nothing is to be gained, as in short rows and near softmax, and where 0 times NaN has to be NaN.
+    bool keeps_all(Int n) const { return careful || n <= 4*GROUP || eps < real(.05); }
+    // Scores in S become weights of keys in the list, and `a` thresholds less the maxima: those without weight fall out of
+    // the list at each of Newton's steps, and the last step changes the weights themselves, by their slopes.
+    Int solve(Int n, real *best, Int groups, const vec *top, vec *a) {
+        const bool all = keeps_all(n);
+        for (int v = 0; v < GROUPS; v++) {
+            a[v] = vec{};
+            if (!all) for (int i = 0; i < 4; i++) {
+                vec sum{}, slopes{}, w, s;
+                for (Int j = 0; j < groups; j++) {
+                    law(load(best+j*QUERIES+v*LANES)-top[v]-a[v], w, s);
+                    sum += w; slopes += s;
+                }
+                a[v] += L::max(newton(row_sum(sum), row_sum(slopes)), splat(0));
+            }
+        }
+        Int m = 0;
+        for (Int j = 0; j < n; j++) {
+            ivec some{};
+            for (int v = 0; v < GROUPS; v++) {
+                vec x = load(S+j*QUERIES+v*LANES)-top[v];
+                some |= (x-a[v])*eps > -1;
+                store(S+m*QUERIES+v*LANES, x);
+            }
+            live()[m] = (int32_t)j;
+            m += all || L::any(some);
+        }
+        // near the solution a step is as the square of the last one: up to alpha = 1.5, where the slope of the sum has no
+        // kinks, the next is known, and it is the last step. One that hardly shrinks is rounding, and would not end.
+        const real enough = eps <= real(.5) ? std::sqrt(C::converged)/4 : C::converged;
+        vec last[GROUPS];
+        for (int v = 0; v < GROUPS; v++) last[v] = splat(INFINITY);
+        ivec more = splat(0) == splat(0);
+        for (int i = 0; i < 60 && L::any(more); i++) {
+            vec sum[GROUPS], slopes[GROUPS];
+            for (int v = 0; v < GROUPS; v++) sum[v] = slopes[v] = vec{};
+            Int left = 0;
+            for (Int j = 0; j < m; j++) {
+                ivec some{};
+                for (int v = 0; v < GROUPS; v++) {
+                    vec x = load(S+j*QUERIES+v*LANES), w, s;
+                    law(x-a[v], w, s);
+                    sum[v] += w; slopes[v] += s;
+                    some |= w > 0;
+                    if (left < j) store(S+left*QUERIES+v*LANES, x);
+                }
+                live()[left] = live()[j];
+                left += all || L::any(some);
+            }
+            m = left;
+            more = ivec{};
+            for (int v = 0; v < GROUPS; v++) {
+                vec step = newton(row_sum(sum[v]), row_sum(slopes[v])), size = L::max(step, -step);
+                vec next = i && eps <= real(.5) ? size*size*size/(last[v]*last[v]) : size;
+                a[v] += step;
+                more |= (size >= enough) & (next >= enough) & ((size <= last[v]/2) | (last[v] >= std::sqrt(C::converged)));
+                last[v] = size;
+            }
+        }
+        real *slope = best;                                    // the bounds are found
+        vec sum[GROUPS], slopes[GROUPS], by[GROUPS];
+        for (int v = 0; v < GROUPS; v++) sum[v] = slopes[v] = vec{};
+        for (Int j = 0; j < m; j++) for (int v = 0; v < GROUPS; v++) {
+            vec w, s;
+            law(load(S+j*QUERIES+v*LANES)-a[v], w, s);
+            sum[v] += w; slopes[v] += s;
+            store(S+j*QUERIES+v*LANES, w); store(slope+j*QUERIES+v*LANES, s);
+        }
+        for (int v = 0; v < GROUPS; v++) {
+            vec of_row = row_sum(sum[v]), falls = row_sum(slopes[v]);
+            by[v] = (of_row-1)/(falls > 0 ? falls : splat(1));
+            a[v] += newton(of_row, falls);
+        }
+        Int left = 0;
+        for (Int j = 0; j < m; j++) {
+            ivec some{};
+            for (int v = 0; v < GROUPS; v++) {
+                vec w = L::max(load(S+j*QUERIES+v*LANES)-load(slope+j*QUERIES+v*LANES)*by[v], splat(0));
+                some |= w > 0;
+                store(S+left*QUERIES+v*LANES, w);
+            }
+            live()[left] = live()[j];
+            left += all || L::any(some);
+        }
+        return left;
+    }
+    static constexpr auto psi_terms = [] {                     // of the series in `phi`
+        std::array<real, C::PSI_TERMS+1> terms{};
+        for (int k = 2; k <= C::PSI_TERMS; k++) terms[k] = real((k-1)*inverse_factorial(k));
+        return terms;
+    }();
+    // The gradient of alpha is -sum of ds phi, phi = (l e^l - e^l + 1)/eps^2 with l = eps log p, so e^l = 1+t: a series
+    // near 0. There 1/eps^2 may be infinite, which is not chosen.
+    INLINE vec phi(vec t, vec l) const {
+        const real by = 1/eps;
+        vec series = splat(0), log_p = l*by;
+        UNROLL for (int k = C::PSI_TERMS; k >= 2; k--) series = series*l + psi_terms[k];
+        return l < real(-.5) ? ((l-1)*(t+1)+1)*(by*by) : log_p*log_p*series;
+    }
+};
+
 // ---- a worker: one thread's memory, and the head and the block it is at -------------------------------------------
 
 // Keys lo..hi-1 of a piece, which begin at a row of S; far: without the window.
 struct Span { Int lo, hi; bool far; Int piece, row; };
 
-template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
-    typedef Lanes<real, QUERIES> L;
+template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
+    typedef Solver<real, QUERIES> L;
     using typename L::vec; using typename L::ivec; using typename L::C;
     using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat; using L::product;
+    using L::S; using L::live_room; using L::eps; using L::careful; using L::law; using L::live; using L::keeps_all;
 
     const Problem<real> &p;
     const Call &c;
@@ -419,20 +575,20 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
     char *memory;
 
     // buffers, see `lay_out`
-    real *q_rows, *q_cols, *dout_rows, *dout_cols, *o_rows, *dq_rows, *S, *D, *bend, *factor, *near, *times, *slope;
-    real *sums, *times_sums, *live_room, *gathered, *summed, *key_room;
+    real *q_rows, *q_cols, *dout_rows, *dout_cols, *o_rows, *dq_rows, *D, *bend, *factor, *near, *times, *slope;
+    real *sums, *times_sums, *gathered, *summed, *key_room;
 
     // the head
     Int b, h, hk, left, right, zero, length;
     const real *bias;
-    real eps, unit, sink;      // alpha - 1; LOG2E for softmax, whose exponentials are powers of two, else 1
+    real unit, sink;           // LOG2E for softmax, whose exponentials are powers of two, else 1
     bool entmax, has_factors;
     bool refused;              // alpha is no number from 1 to 2: all rows are NaN
     double *found;             // [3 + table + bias] sums of this task and head: dsigma, dalpha, dsink, ...
 
     // the text, its keys in pieces (leading ones, the others), and the block
     Text text;
-    bool holes, careful;       // careful: a key or value is not finite, so one query at a time
+    bool holes;
     bool alone;                // one query: its scores and its output show such keys and values, which are read once
     bool checked;              // whether a score of the block may be no number
     real largest_key;
@@ -862,27 +1018,10 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         }
     }
 
-    // ---- entmax: p = [1 + eps (score - a)]^(1/eps), with the threshold a for which a row sums to one
+    // ---- entmax: the weights of `Solver` on the keys of the block
 
-    // Weight and slope s = p^(1-eps) of y = score - a.
-    INLINE void law(vec y, vec &w, vec &s) const {
-        vec t = y*eps;
-        ivec in = t > -1;
-        t = in ? t : splat(0);
-        if (eps == real(.5)) s = t+1, w = s*s;
-        else if (eps == 1) s = splat(1), w = t+1;
-        else s = L::template exp2<true>(L::log1p(t)*(1/eps-1)*real(M_LOG2E)), w = s*(t+1);
-        w = in ? w : splat(0);
-        s = in ? s : splat(0);
-    }
-    // Newton's step on sum^eps, which never goes too far from below.
-    INLINE vec newton(vec sum, vec slopes) const {
-        vec less = L::expm1(-eps*L::log(sum > 0 ? sum : splat(1)));
-        return less/-eps*sum/(slopes > 0 ? slopes : splat(1));
-    }
     // Live keys: those of the block that may have weight, by their rows of S, in order. What is kept of them is dense:
     // entry i of the list has row i of S, D, `factor` and `bend`. The sink is row `n_keys`, and the last one.
-    int32_t *live() const { return (int32_t*)live_room; }
     const Span &span_of(Int j) const { return spans[n_spans > 1 && j >= spans[1].row]; }
     static Int key_of(const Span &s, Int j) { return s.lo+j-s.row; }
     template <class F> INLINE void each_live(Int m, F &&work) {    // `work(span, key, i)`
@@ -944,84 +1083,19 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         return m;
     }
 
-    // The largest score of every group of keys is a part of the row, and its threshold a lower bound of the row's.
     Int scores_and_best(vec *top, real *best) {
         Int groups = 0;
         for (int v = 0; v < GROUPS; v++) top[v] = splat(-std::numeric_limits<real>::max());
         each_run([&](const Span &s, Int j0, Int n) {
             real *x = S+in_block(s, j0);
             scores(s, j0, n, x);
-            for (Int j = 0; j < n; j += GROUP, groups++) for (int v = 0; v < GROUPS; v++) {
-                vec most = load(x+j*QUERIES+v*LANES);
-                for (Int i = j+1; i < std::min(j+GROUP, n); i++) most = L::max(most, load(x+i*QUERIES+v*LANES));
-                store(best+groups*QUERIES+v*LANES, most);
-                top[v] = L::max(top[v], most);
-            }
+            groups = L::add_best(x, n, best, groups, top);
         });
         return groups;
     }
-    // Where nothing is to be gained, as in short rows and near softmax, and where 0 times NaN has to be NaN.
-    bool keeps_all(Int n) const { return careful || n <= 4*GROUP || eps < real(.05); }
-    // Rows of S less their maxima and the thresholds; those without weight fall out of the list at each of Newton's steps.
-    Int solve(Int n, const real *best, Int groups, const vec *top, vec *a) {
-        const bool all = keeps_all(n);
-        for (int v = 0; v < GROUPS; v++) {
-            a[v] = vec{};
-            if (!all) for (int i = 0; i < 4; i++) {
-                vec sum{}, slopes{}, w, s;
-                for (Int j = 0; j < groups; j++) {
-                    law(load(best+j*QUERIES+v*LANES)-top[v]-a[v], w, s);
-                    sum += w; slopes += s;
-                }
-                a[v] += L::max(newton(sum, slopes), splat(0));
-            }
-        }
-        Int m = 0;
-        for (Int j = 0; j < n; j++) {
-            ivec some{};
-            for (int v = 0; v < GROUPS; v++) {
-                vec x = load(S+j*QUERIES+v*LANES)-top[v];
-                some |= (x-a[v])*eps > -1;
-                store(S+m*QUERIES+v*LANES, x);
-            }
-            live()[m] = (int32_t)j;
-            m += all || L::any(some);
-        }
-        // up to alpha = 1.5 the slope of the sum has no kinks, so the step that would follow is known to be small
-        const real enough = eps <= real(.5) ? std::sqrt(C::converged)/4 : C::converged;
-        real last = INFINITY;
-        for (int i = 0; i < 60; i++) {
-            vec sum[GROUPS], slopes[GROUPS];
-            for (int v = 0; v < GROUPS; v++) sum[v] = slopes[v] = vec{};
-            Int left = 0;
-            for (Int j = 0; j < m; j++) {
-                ivec some{};
-                for (int v = 0; v < GROUPS; v++) {
-                    vec x = load(S+j*QUERIES+v*LANES), w, s;
-                    law(x-a[v], w, s);
-                    sum[v] += w; slopes[v] += s;
-                    some |= w > 0;
-                    if (left < j) store(S+left*QUERIES+v*LANES, x);
-                }
-                live()[left] = live()[j];
-                left += all || L::any(some);
-            }
-            m = left;
-            real most = 0;
-            for (int v = 0; v < GROUPS; v++) {
-                vec step = newton(sum[v], slopes[v]);
-                a[v] += step;
-                for (int l = 0; l < LANES; l++) most = std::max(most, std::abs(step[l]));
-            }
-            // near the solution a step is the last one squared; one that hardly shrinks is rounding, and would not end
-            if (most < enough || (most > last/2 && last < std::sqrt(C::converged))) break;
-            last = most;
-        }
-        return m;
-    }
     void entmax_forward() {
-        vec top[GROUPS], a[GROUPS], total[GROUPS];
-        real high[QUERIES], thresholds[QUERIES], all[QUERIES], seen[QUERIES];
+        vec top[GROUPS], a[GROUPS];
+        real high[QUERIES], thresholds[QUERIES], by[QUERIES], seen[QUERIES];
         Int groups = scores_and_best(top, D), n = n_keys;
         for (int v = 0; v < GROUPS; v++) store(seen+v*LANES, top[v]);
         if (c.sink.data) for (int v = 0; v < GROUPS; v++) {    // one more key, without a value
@@ -1031,21 +1105,9 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         }
         for (int v = 0; v < GROUPS; v++) store(high+v*LANES, top[v]);
         for (int i = 0; i < QUERIES; i++) if (i >= nq || lost[i]) high[i] = INFINITY;    // keeps no key alive
-        for (int v = 0; v < GROUPS; v++) top[v] = load(high+v*LANES), total[v] = vec{};
-        Int m = solve(n, D, groups, top, a), left = 0;
-        for (Int j = 0; j < m; j++) {
-            ivec some{};
-            for (int v = 0; v < GROUPS; v++) {
-                vec w, s;
-                law(load(S+j*QUERIES+v*LANES)-a[v], w, s);
-                total[v] += w;
-                some |= w > 0;
-                store(S+left*QUERIES+v*LANES, w);
-            }
-            live()[left] = live()[j];
-            left += keeps_all(n) || L::any(some);
-        }
-        m = left && live()[left-1] == n_keys ? left-1 : left;
+        for (int v = 0; v < GROUPS; v++) top[v] = load(high+v*LANES);
+        Int m = L::solve(n, D, groups, top, a);
+        m -= m && live()[m-1] == n_keys;
         if (has_factors) {
             each_live(m, [&](const Span &s, Int key, Int i) { factors(s, key, factor+i*QUERIES); });
             multiply(S, factor, m);
@@ -1057,26 +1119,13 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
         });
         if (!m) memset(o_rows, 0, nq*p.dv_width*sizeof(real));
         if (c.kept) keep_live(m);
-        for (int v = 0; v < GROUPS; v++) { store(thresholds+v*LANES, top[v]+a[v]); store(all+v*LANES, total[v]); }
+        for (int v = 0; v < GROUPS; v++) store(thresholds+v*LANES, top[v]+a[v]);
         for (Int i = 0; i < nq; i++) {
             bool empty = !n_keys || seen[i] == -std::numeric_limits<real>::max();
-            all[i] = empty ? 0 : 1/all[i];
-            write_out(i, all[i], empty ? INFINITY : high[i] == INFINITY ? NAN : thresholds[i]);
+            by[i] = empty ? 0 : 1;
+            write_out(i, by[i], empty ? INFINITY : high[i] == INFINITY ? NAN : thresholds[i]);
         }
-        if (c.weights) each_live(m, [&](const Span &s, Int key, Int i) { show(s, key, S+i*QUERIES, all); });
-    }
-    static constexpr auto psi_terms = [] {                     // of the series in `phi`
-        std::array<real, C::PSI_TERMS+1> terms{};
-        for (int k = 2; k <= C::PSI_TERMS; k++) terms[k] = real((k-1)*inverse_factorial(k));
-        return terms;
-    }();
-    // The gradient of alpha is -sum of ds phi, phi = (l e^l - e^l + 1)/eps^2 with l = eps log p, so e^l = 1+t: a series
-    // near 0. There 1/eps^2 may be infinite, which is not chosen.
-    INLINE vec phi(vec t) const {
-        const real by = 1/eps;
-        vec l = L::log1p(t), series = splat(0), log_p = l*by;
-        UNROLL for (int k = C::PSI_TERMS; k >= 2; k--) series = series*l + psi_terms[k];
-        return l < real(-.5) ? ((l-1)*(t+1)+1)*(by*by) : log_p*log_p*series;
+        if (c.weights) each_live(m, [&](const Span &s, Int key, Int i) { show(s, key, S+i*QUERIES, by); });
     }
     void entmax_backward() {
         real lse[QUERIES], mean[QUERIES];
@@ -1126,7 +1175,7 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
             vec t = (load(x+j*QUERIES)-a)*eps;
             law(load(x+j*QUERIES)-a, w, s);
             vec ds = s*(grad(j)-mean);
-            if (g->dalpha) dalpha -= ds*phi(t > -1 ? t : splat(0));
+            if (g->dalpha) t = t > -1 ? t : splat(0), dalpha -= ds*L::phi(t, L::log1p(t));
             w *= by;
             return ds;
         };
@@ -1184,6 +1233,85 @@ template <class real, int QUERIES> struct Worker : Lanes<real, QUERIES> {
             }
         }
         found[0] += L::total(dsigma);
+    }
+};
+
+// ---- entmax by rows -----------------------------------------------------------------------------------------------
+
+// Up to GROUPS rows of scores of one alpha, each along the lanes.
+template <class real, int QUERIES> struct Lengthwise : Solver<real, QUERIES, true> {
+    typedef Solver<real, QUERIES, true> L;
+    using typename L::vec; using typename L::ivec;
+    using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat;
+    using L::S; using L::live_room; using L::eps; using L::live; using L::row_sum;
+    const Int cols, n;                                         // numbers and vectors of a row
+    real *D;
+
+    static Int room(Int cols) { return (rounded(cols, LANES)*GROUPS*2+rounded(cols/LANES+1, 16))*sizeof(real); }
+    Lengthwise(Int columns, char *memory) : cols(columns), n((columns+LANES-1)/LANES) {
+        S = (real*)memory; D = S+n*QUERIES; live_room = D+n*QUERIES;
+    }
+    // Vector j of a row, which may end within it.
+    vec take(const real *row, Int j, real beyond) const {
+        if ((j+1)*LANES <= cols) return load(row+j*LANES);
+        real x[LANES];
+        for (int l = 0; l < LANES; l++) x[l] = j*LANES+l < cols ? row[j*LANES+l] : beyond;
+        return load(x);
+    }
+    void put(real *row, Int j, vec x) const {
+        if ((j+1)*LANES <= cols) store(row+j*LANES, x);
+        else memcpy(row+j*LANES, &x, (cols-j*LANES)*sizeof(real));
+    }
+    void weights(const real *z, real *p, Int rows) {
+        vec top[GROUPS], a[GROUPS];
+        bool lost[GROUPS];                                     // a row with NaN or +inf
+        for (int v = 0; v < GROUPS; v++) {
+            const real *row = z+std::min<Int>(v, rows-1)*cols;
+            ivec bad{};
+            for (Int j = 0; j < n; j++) {
+                vec x = take(row, j, -INFINITY);
+                bad |= !(x < splat(INFINITY));
+                store(S+j*QUERIES+v*LANES, x);
+            }
+            lost[v] = L::any(bad);
+            top[v] = splat(-std::numeric_limits<real>::max());
+        }
+        Int groups = L::add_best(S, n, D, 0, top);
+        for (int v = 0; v < GROUPS; v++)
+            top[v] = lost[v] ? splat(INFINITY) : L::joined(top[v], [](vec a, vec b) { return L::max(a, b); });
+        const Int m = L::solve(n, D, groups, top, a);
+        for (int v = 0; v < rows; v++) {
+            if (m < n || lost[v]) std::fill(p+v*cols, p+(v+1)*cols, lost[v] ? NAN : 0);
+            for (Int j = 0; j < m && !lost[v]; j++) put(p+v*cols, live()[j], load(S+j*QUERIES+v*LANES));
+        }
+    }
+    // From weights, and the gradient of them, to that of the scores; what alpha gets is returned.
+    real pull(const real *p, const real *g, real *dz) {
+        vec sum{}, slopes{}, dalpha{};
+        Int m = 0;
+        for (Int j = 0; j < n; j++) {
+            vec w = take(p, j, 0);
+            ivec some = w != 0;
+            if (!L::any(some)) continue;
+            vec s, y = some ? take(g, j, 0) : splat(0);
+            if (eps == real(.5)) s = L::sqrt(w);
+            else if (eps == 1) s = w > 0 ? splat(1) : w;
+            else s = w > 0 ? w*L::template exp2<true>(L::log(w)*(-eps*real(M_LOG2E))) : w;
+            sum += s*y; slopes += s;
+            store(S+m*QUERIES, w); store(S+m*QUERIES+LANES, s); store(D+m*QUERIES, y);
+            live()[m++] = (int32_t)j;
+        }
+        slopes = row_sum(slopes);
+        vec mean = row_sum(sum)/(slopes > 0 ? slopes : splat(1));
+        if (m < n) std::fill(dz, dz+cols, 0);
+        for (Int i = 0; i < m; i++) {
+            vec w = load(S+i*QUERIES), s = load(S+i*QUERIES+LANES), ds = s*(load(D+i*QUERIES)-mean);
+            ds = w != 0 ? ds : splat(0);
+            vec l = L::log(w > 0 ? w : splat(1))*eps;
+            dalpha -= ds*L::phi(w > 0 ? w/s-1 : splat(0), l);
+            put(dz, live()[i], ds);
+        }
+        return L::total(dalpha);
     }
 };
 
@@ -1326,6 +1454,25 @@ template <class real, int QUERIES> void backward(const Call &c, const Grads &g) 
     write(g.drel_bias, 3+c.table_size, bias_size);
 }
 
+// Rows of scores to weights; with a gradient `g` of weights `x`, to those of the scores and, row by row, of alpha.
+template <class real> void entmax(const real *x, const real *g, const real *eps, real *out, real *dalpha, Int rows, Int cols,
+                                  Int step, Int threads, Team *team) {
+    typedef Lengthwise<real, 2*VECTOR/(int)sizeof(real)> W;
+    const Int of_task = std::max<Int>(1, (1 << 16)/cols), tasks = (rows+of_task-1)/of_task, room = rounded(W::room(cols), 64);
+    threads = std::max<Int>(1, std::min(threads, tasks/2));
+    Memory memory(threads*room);
+    run(tasks, threads, team, [&](Int t, Int thread) {
+        W worker(cols, memory.data()+thread*room);
+        const Int end = std::min((t+1)*of_task, rows);
+        for (Int i = t*of_task, n = 1; i < end; i += n, n = 1) {
+            worker.eps = eps[i*step];
+            if (g) { real a = worker.pull(x+i*cols, g+i*cols, out+i*cols); if (dalpha) dalpha[i] = a; continue; }
+            while (n < W::GROUPS && i+n < end && eps[(i+n)*step] == worker.eps) n++;
+            worker.weights(x+i*cols, out+i*cols, n);
+        }
+    });
+}
+
 }  // namespace
 
 // ---- the interface ------------------------------------------------------------------------------------------------
@@ -1345,6 +1492,17 @@ EXPORT bool dynattn_backward(const Call *c, const Grads *g) {
     auto all = c->kind == F64 ? c->alpha.data ? backward<double, SHORT> : backward<double, TALL>
                               : c->alpha.data ? backward<float, SHORT> : backward<float, TALL>;
     try { all(*c, *g); }
+    catch (const std::bad_alloc &) { return false; }
+    return true;
+}
+
+EXPORT bool dynattn_entmax(const void *x, const void *g, const void *eps, void *out, void *dalpha, Int rows, Int cols, Int step,
+                           Int kind, Int threads, Team *team) {
+    auto all = [&](auto real) {
+        typedef decltype(real) T;
+        entmax((const T*)x, (const T*)g, (const T*)eps, (T*)out, (T*)dalpha, rows, cols, step, threads, team);
+    };
+    try { kind == F64 ? all(double()) : all(float()); }
     catch (const std::bad_alloc &) { return false; }
     return true;
 }

@@ -14,6 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 import torch
 from torch import Tensor
+from ... import alpha as solver
 from ..fields import LEARNS, PER_HEAD, Inputs, Plan
 from ..plan import plain_tensors, texts_of
 
@@ -56,6 +57,7 @@ def _mismatch(lib):
             if ours!=its: return f"expected {ours}, got {its}"
         size = struct.calcsize(''.join(expected.values()))
         if lib.dynattn_sizes(which)!=size: return "expected no gaps between members"
+    if not hasattr(lib, 'dynattn_entmax'): return "expected rows of entmax, got none"
 
 _others = {} # libraries of another version, which are not loaded, and how they differ
 
@@ -69,7 +71,8 @@ def library() -> ctypes.CDLL|None:
         if why := _mismatch(lib):
             _others[os.path.basename(path)] = why
             continue
-        lib.dynattn_forward.restype = lib.dynattn_backward.restype = ctypes.c_bool
+        lib.dynattn_forward.restype = lib.dynattn_backward.restype = lib.dynattn_entmax.restype = ctypes.c_bool
+        lib.dynattn_entmax.argtypes = [ctypes.c_void_p]*5+[ctypes.c_int64]*5+[ctypes.c_void_p]
         return lib
     asked = os.environ.get('DYNATTN_NATIVE', '1')
     if asked not in ('0','1'):  # nothing else is taken in its place
@@ -245,3 +248,28 @@ def backward(
     _done(lib.dynattn_backward(record, _pack_grads(*rows, *(_address(grads.get(name)) for name in PER_HEAD))))
     return [grads['q'], _fitted(grads['k'], x.k), _fitted(grads['v'], x.v),
             *(_folded(grads.get(name), getattr(x, name)) for name in PER_HEAD)]
+
+# %% ../../../nbs/engine/33_native.core.ipynb #e7a10005
+def _entmax_rows(
+    x:Tensor, # [...,M] scores, or with `g` weights; float32 or float64
+    eps, # alpha - 1: a float, or a tensor that broadcasts to [...,1]
+    g:Tensor|None=None, # like `x`, the gradient of the weights
+    wants_alpha:bool=False, # whether alpha needs a gradient
+): # -> weights [...,M]; with `g` the gradients of the scores, and of alpha row by row [...,1] or None
+    "Rows of `entmax`, solved or pulled back where they lie; None where the core does not serve."
+    of_rows = isinstance(eps, Tensor)
+    if not (x.is_cpu and x.numel() and plain_tensors((x, g, eps if of_rows else None)) and library() is not None): return None
+    if bool((eps>1).any()) if of_rows else eps>1: return None
+    eps = eps.to(x.dtype) if of_rows else torch.tensor(eps, dtype=x.dtype)
+    if eps.numel()>1: eps = eps.expand(*x.shape[:-1], 1).contiguous()
+    x,out = x.contiguous(),torch.empty_like(x, memory_format=torch.contiguous_format)
+    g = None if g is None else g.contiguous()
+    dalpha = torch.empty_like(out[...,:1], memory_format=torch.contiguous_format) if wants_alpha else None
+    cols = x.shape[-1]
+    _done(library().dynattn_entmax(
+        x.data_ptr(), _address(g), eps.data_ptr(), out.data_ptr(), _address(dalpha), x.numel()//cols, cols, eps.numel()>1,
+        _KINDS[x.dtype], torch.get_num_threads(), 0 if _forked else _openmp()))
+    return out if g is None else (out,dalpha)
+
+solver._by_core = _entmax_rows
+
