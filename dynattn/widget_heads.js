@@ -52,7 +52,7 @@
 
   // Of any model: `near`, `far`: how far 90 and 99 % of each head's weight lies, without the share `first` of the first token; `levels`: square roots of weights in `steps`, packed:
   // for each head rows of the last tokens, and what each token receives
-  const LOOK = {title: 'What the heads look at', n: 1, tokens: [''], last: 1, steps: 1, near: [[0]], far: [[0]], first: [[0]], layer: 0, head: 0, token: 0, show: 'gives', levels: '', ...start};
+  const LOOK = {title: 'Where the heads look', n: 1, tokens: [''], last: 1, steps: 1, near: [[0]], far: [[0]], first: [[0]], layer: 0, head: 0, token: 0, show: 'gives', levels: '', ...start};
   let unpacked = null;
   if (kind === 'look' && LOOK.levels) {
     const bytes = Uint8Array.from(atob(LOOK.levels), c => c.charCodeAt(0)), way = new DecompressionStream('deflate');

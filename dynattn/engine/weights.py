@@ -133,6 +133,7 @@ def by_distance(self:WindowWeights) -> Tensor: # [B,H,N+M-1], an entry for each 
     "The sum over all queries, leading tokens included."
     return self.total('distance')[0]
 
+# %% ../../nbs/engine/35_weights.ipynb #35a00032
 @patch
 def received(self:WindowWeights) -> Tensor: # [B,H,M]
     "How much each key gets from all queries."
