@@ -205,9 +205,10 @@ def summary(described):
 def methods(node, file):
     "Name, arguments and first line of docstring of the public methods of a class, a private base's counted as its own"
     if not isinstance(node, ast.ClassDef): return
+    own = {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
     for base in node.bases:
         name = ast.unparse(base)
-        if name.startswith('_'): yield from methods(definitions(file).get(name), file)
+        if name.startswith('_'): yield from (m for m in methods(definitions(file).get(name), file) if m[0] not in own)
     for f in node.body:
         if not isinstance(f, ast.FunctionDef) or f.name.startswith('_'): continue
         decorators = {ast.unparse(d) for d in f.decorator_list}

@@ -25,7 +25,7 @@ def draw(formulas):
     "The pictures of each page's formulas, with the outlines of letters that they share, by one Node process"
     node = next(DRIVER.glob('node*'))
     command = [node, Path(__file__).with_suffix('.js'), MATHJAX]
-    r = subprocess.run(command, input=json.dumps(formulas), capture_output=True, encoding='utf-8', timeout=120)
+    r = subprocess.run(command, input=json.dumps(formulas), capture_output=True, encoding='utf-8', timeout=900)
     if r.returncode: raise RuntimeError(f'MathJax: {r.stderr}')
     return json.loads(r.stdout)
 

@@ -14,7 +14,7 @@ FULL,FLAT = 6,.5       # a count that gives half of a word's weight; how far lon
 LANGUAGE = SearchEnglish({})
 
 def words(text):
-    split = re.findall(r'\w+', text.lower())
+    split = re.findall(r'\w+', text.lower().replace('α', 'alpha').replace('σ', 'sigma'))
     return [LANGUAGE.stem(w) for w in split if LANGUAGE.word_filter(w) and not w.isdigit()]
 
 def counts(html):

@@ -46,7 +46,8 @@ def _fixed(heads, window, alpha, sink, **options):
     device = next((x.device for x in (of_window, alpha, sink) if isinstance(x, Tensor)), None)
     one = torch.zeros(1, heads, 1, 1, device=device)
     call = Call(one, one, one, window=window, alpha=alpha, sink=sink, **options)
-    window,alpha,sink = call.window,call.alpha,call.sink
+    alpha,sink = call.alpha,call.sink
+    window = call.window
     if isinstance(window, tuple): window = None if window[0] is None else (window[0],0)
     elif isinstance(window, Window): window = window.replace(sigma=window.sigma.detach().expand(heads))
     elif window is not None: raise TypeError(f"window: expected None, an int, a pair or a Window, got {_got(window)}")
@@ -122,7 +123,6 @@ def _append(group, k, v, end, first):
     group.k[:,:,rows] = k
     group.v[:,:,rows] = v
 
-# %% ../nbs/46_cache.ipynb #476b7166
 def _trim(group, end):
     "Drop the keys that no query at `end` or later reaches."
     first = group.needed(end)
@@ -238,13 +238,12 @@ class _Kept:
     record_past:bool = False # whether nothing is dropped until `crop`
     _table:tuple|None = None # the addresses of the keys
     _common:tuple|None = None # what all calls have in common
-    _form:tuple|None = None # of the last tensors that were checked
 
     def reset(self) -> None:
         "Forget everything."
         self.groups = _groups(self.reach, self.kv_heads, self.n_global)
         self.seen = 0      # tokens so far
-        self._form = None
+        self._form:list|None = None # of the last tensors that were checked
         self.padded:Tensor|None = None # [B] left padding of each row, where there is some and there are leading tokens
 
     @property
@@ -330,7 +329,8 @@ class _Saved(_Moved):
             if k.shape[1:3]!=shape or v.shape[1:3]!=shape:
                 raise ValueError(f"tensors: expected keys and values [B,{shape[0]},{shape[1]},d] of {g.n_lead} leading "
                                  f"and the newest tokens, got {tuple(k.shape)} and {tuple(v.shape)}")
-            g.k,g.v,g.start = k,v,start
+            g.k,g.v = k,v
+            g.start = start
         self.seen,self.padded = numbers['seen'],tensors.get('padded')
 
 # %% ../nbs/46_cache.ipynb #9e0fd437
@@ -352,26 +352,34 @@ def _begin(layer, k, v, keep, total):
     _write(layer, k, v, total)
 
 # %% ../nbs/46_cache.ipynb #46b00005
-def _attend(layer, q, k, v, keep):
-    "Attention of checked tensors to what is kept and to themselves."
-    if keep is not None and keep.all(): keep = None
-    n,total = q.shape[2],layer.seen+q.shape[2]
-    if layer.seen==0:
-        _begin(layer, k, v, keep, total)
-        out = _prompt(layer, q, k, v, keep)
-    else:
-        if layer.padded is not None and keep is not None: layer.padded = _left_padding(keep)
-        _write(layer, k, v, layer.seen)
-        call,plan,x = _prepared(layer, q, v)
-        x = x._replace(q=q, k=k, v=v, keep=keep)
-        if core.serves(x):
-            plan = plan._replace(q_offset=layer.seen)
-            out = core.forward(plan, x, (_addresses(layer),layer.padded,total))[0]
-        else: out = _by_pieces(layer, call, x, total)
-    layer.seen = total
-    if n>1 and not layer.record_past:
-        for group in layer.groups: _trim(group, total)
-    return out
+class _Attending(_Saved):
+    "Attention to what is kept and to the new tokens themselves."
+    def attend(self,
+        q:Tensor, # [B,H,n,d] queries of the n newest tokens
+        k:Tensor, # [B,Hkv,n,d] their keys
+        v:Tensor, # [B,Hkv,n,dv] and values
+        keep:Tensor|None=None, # [B,seen+n] bool over all tokens so far, True is real
+    ) -> Tensor: # [B,H,n,dv]
+        "Attention of the new queries to the kept keys and the new ones, which are kept in turn."
+        q,k,v = _check(self, q, k, v, keep)
+        if keep is not None and keep.all(): keep = None
+        n,total = q.shape[2],self.seen+q.shape[2]
+        if self.seen==0:
+            _begin(self, k, v, keep, total)
+            out = _prompt(self, q, k, v, keep)
+        else:
+            if self.padded is not None and keep is not None: self.padded = _left_padding(keep)
+            _write(self, k, v, self.seen)
+            call,plan,x = _prepared(self, q, v)
+            x = x._replace(q=q, k=k, v=v, keep=keep)
+            if core.serves(x):
+                plan = plan._replace(q_offset=self.seen)
+                out = core.forward(plan, x, (_addresses(self),self.padded,total))[0]
+            else: out = _by_pieces(self, call, x, total)
+        self.seen = total
+        if n>1 and not self.record_past:
+            for group in self.groups: _trim(group, total)
+        return out
 
 # %% ../nbs/46_cache.ipynb #deea3770
 def _form(q, k, v):
@@ -414,7 +422,7 @@ def _check(layer, q, k, v, keep): # -> (q, k, v)
     return q,k,v
 
 # %% ../nbs/46_cache.ipynb #e7d1981a
-class WindowedLayer(_Saved):
+class WindowedLayer(_Attending):
     "The keys and values of one causal layer that its windows still reach, and attention to them."
     def __init__(self,
         heads:int, # H, query heads
@@ -427,20 +435,12 @@ class WindowedLayer(_Saved):
         softcap:float|None=None, # c of `c tanh(score/c)`, as in Gemma 2
         sink:Tensor|None=None, # [H], a logit that takes weight and gives no value, as in gpt-oss
     ):
-        kv_heads = _integer('heads', heads, 1) if kv_heads is None else _integer('kv_heads', kv_heads, 1)
-        if _integer('heads', heads, 1)%kv_heads:
+        self.heads = _integer('heads', heads, 1)
+        self.kv_heads = self.heads if kv_heads is None else _integer('kv_heads', kv_heads, 1)
+        if self.heads%self.kv_heads:
             raise ValueError(f"kv_heads: expected a divisor of heads={heads}, got {kv_heads}")
         self.options = _fixed(heads, window, alpha, sink, n_global=n_global, scale=scale, softcap=softcap)
         if not _at_most_two(self.options['alpha']): raise ValueError(f"alpha: expected 1 to 2, got {alpha}")
-        self.heads,self.kv_heads,self.n_global = heads,kv_heads,self.options['n_global']
+        self.n_global = self.options['n_global']
         self.reach = _reach_back(self.options['window'], heads)
         self.reset()
-
-    def attend(self,
-        q:Tensor, # [B,H,n,d] queries of the n newest tokens
-        k:Tensor, # [B,Hkv,n,d] their keys
-        v:Tensor, # [B,Hkv,n,dv] and values
-        keep:Tensor|None=None, # [B,seen+n] bool over all tokens so far, True is real
-    ) -> Tensor: # [B,H,n,dv]
-        "Attention of the new queries to the kept keys and the new ones, which are kept in turn."
-        return _attend(self, *_check(self, q, k, v, keep), keep)

@@ -42,9 +42,6 @@ def _export_arguments(p):
     p.add_argument('--full', action='store_true', help="leave the model's learned windows out, for comparison")
     p.add_argument('--json', action='store_true', help='print the result as JSON')
 
-def _survey_arguments(p):
-    p.add_argument('--json', action='store_true', help='an object per line instead of a table')
-
 # %% ../nbs/89_command.ipynb #25fc42e4
 def _later(name:str) -> Callable: # of a function in this package: module and name
     "A function that imports the one of this name when it is called."
@@ -59,7 +56,8 @@ verb('export', 'write a decoder for ONNX Runtime, with caches as small as its wi
      'dynattn export runs/narrow --out runs/onnx', _export_arguments)(_later('export.graph._export_verb'));
 
 # %% ../nbs/89_command.ipynb #f679aff8
-@verb('survey', 'efficient transformers, measured', 'dynattn survey', _survey_arguments)
+@verb('survey', 'efficient transformers, measured', 'dynattn survey',
+      lambda p: p.add_argument('--json', action='store_true', help='an object per line instead of a table'))
 def _survey_verb(a, systems=None): # the parsed arguments; as `survey.table` takes them -> exit status
     "Print the table; as JSON, each row on a line as soon as it is measured."
     card = need('dynattn.survey.card')

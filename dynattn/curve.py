@@ -65,7 +65,6 @@ def dbell(
     "The derivative of `bell` in sigma: a wider bell is higher everywhere but at its centre."
     return bell(x, sigma)*(x/sigma)**2/sigma
 
-# %% ../nbs/11_curve.ipynb #78f7c47a
 def dnormal(
     x:Tensor, # as for `normal`
     sigma:Tensor|float, # as for `normal`

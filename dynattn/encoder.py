@@ -69,9 +69,7 @@ def _check_config(c):
 def to_json(self:EncoderConfig) -> str: return json.dumps(dataclasses.asdict(self), indent=1)
 
 @patch(cls_method=True)
-def from_json(cls:EncoderConfig,
-    text:str|bytes, # as `to_json` gives it
-) -> EncoderConfig:
+def from_json(cls:EncoderConfig, text:str|bytes) -> EncoderConfig: # as `to_json` gives it
     fields = json.loads(text)
     if not isinstance(fields, dict): raise ValueError(f"text: expected an object, got a {type(fields).__name__}")
     if extra := fields.keys() - {f.name for f in dataclasses.fields(cls)}:
@@ -165,9 +163,7 @@ class Encoder(nn.Module):
 
 # %% ../nbs/50_encoder.ipynb #01128e1f
 @patch
-def check_weights(self:EncoderConfig,
-    weights:dict, # tensors by name
-) -> None:
+def check_weights(self:EncoderConfig, weights:dict) -> None: # tensors by name
     "Refuse sizes that a model with these weights cannot have, without building it."
     c,most = self,sum(w.numel() for w in weights.values())
     for name,n in (('layers', c.layers), ('grams', len(c.grams))):

@@ -65,7 +65,6 @@ class _Plain(torch.autograd.Function):
         phi = log_p**2*_psi(eps*log_p)
         return dz, -(dz*phi).sum(-1, keepdim=True).sum_to_size(eps.shape)
 
-# %% ../nbs/21_family.ipynb #fam00009
 def plain_entmax(
     z:Tensor, # [...,M] scores; -inf takes no part; every row has a key
     alpha:float|Tensor, # >= 1, a number or what broadcasts to [...,1]

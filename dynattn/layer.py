@@ -35,28 +35,27 @@ def _from_torch_mha(module, state, prefix, *_):
             if part is not None: state[f'{prefix}{name}.{kind}'] = part
 
 # %% ../nbs/49_layer.ipynb #c1a43908
-def _project(attn, query, key, value, padding):
-    "Queries, keys and values of every head, [B,H,N,d] each."
-    pads = padding if query is key else None,padding,padding
-    maps = attn.q_proj,attn.k_proj,attn.v_proj
-    return [split_heads(f(x if pad is None else pad.zero(x)), attn.num_heads)
-            for x,pad,f in zip((query, key, value), pads, maps)]
+class _Pass(nn.Module):
+    "One pass of a `DynamicAttention`, and what is noted of it."
+    def _project(self, query, key, value, padding):
+        "Queries, keys and values of every head, [B,H,N,d] each."
+        maps = (query, self.q_proj, padding if query is key else None),(key, self.k_proj, padding),(value, self.v_proj, padding)
+        return [split_heads(f(x if pad is None else pad.zero(x)), self.num_heads) for x,f,pad in maps]
 
-def _attend(attn, query, key, value, padding, sigma, return_weights, options):
-    "The output [B,N,D] in windows of these widths, which are noted, and the weights [B,H,N,M] where asked."
-    key = query if key is None else key
-    value = key if value is None else value
-    check_sizes(attn, query, key, value, True)
-    window = attn.window if sigma is None else Window.default(sigma)
-    alpha = None if attn.alpha_head is None else attn.alpha_head()
-    attn._note(query, padding, window, alpha)
-    if attn.causal: options['is_causal'] = True
-    heads,dropout = _project(attn, query, key, value, padding),attn.dropout if attn.training else 0.
-    out = attn.attention_fn(*heads, dropout_p=dropout, padding=padding, window=window, alpha=alpha,
-                            n_global=attn.n_global, return_weights=return_weights, **options)
-    out,weights = out if return_weights else (out,None)
-    out = attn.out_proj(merge_heads(out))
-    return (out,weights) if return_weights else out
+    def _attend(self, query, key, value, padding, sigma, return_weights, options):
+        "The output [B,N,D] in windows of these widths, which are noted, and the weights [B,H,N,M] where asked."
+        key = query if key is None else key
+        value = key if value is None else value
+        check_sizes(self, query, key, value, True)
+        window = self.window if sigma is None else Window.default(sigma)
+        alpha = None if self.alpha_head is None else self.alpha_head()
+        self._note(query, padding, window, alpha)
+        if self.causal: options['is_causal'] = True
+        out = self.attention_fn(*self._project(query, key, value, padding), dropout_p=self.dropout if self.training else 0.,
+                                padding=padding, window=window, alpha=alpha, n_global=self.n_global,
+                                return_weights=return_weights, **options)
+        if not return_weights: return self.out_proj(merge_heads(out))
+        return self.out_proj(merge_heads(out[0])),out[1]
 
 # %% ../nbs/49_layer.ipynb #ours0001
 _INSTEAD = dict(
@@ -86,7 +85,7 @@ def refuse_torchs(
                     "PaddingMask.from_ignore takes a mask as PyTorch's layers do, True is ignored")
 
 # %% ../nbs/49_layer.ipynb #b2fadc95
-class _Widths(nn.Module):
+class _Widths(_Pass):
     "Where the widths of a pass come from, and what is noted of them."
     def sigma(self,
         query, # [B,N,D]; token 0 predicts the widths
@@ -133,20 +132,20 @@ class _Equipped(_Widths):
         if embed_dim%num_heads:
             raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, got {num_heads}")
         self.embed_dim = self.kdim = self.vdim = embed_dim
-        self.num_heads,self.dropout,self.attention_fn = num_heads,dropout,partial(attention, impl=impl)
-        self.window,self.n_global,self.causal,self.seen = window,n_global,causal,None
-        self.whole = None # across ranks: tokens, and real tokens [B], of the sequence of which a pass is a part
+        self.num_heads,self.dropout = num_heads,dropout
+        self.window,self.n_global = window,n_global
+        self.causal,self.attention_fn = causal,partial(attention, impl=impl)
+        self.seen = self.whole = None # whole, across ranks: tokens, and real tokens [B], of the sequence a pass is part of
         self.q_proj,self.k_proj,self.v_proj,self.out_proj = (nn.Linear(embed_dim, embed_dim, bias) for _ in range(4))
         for p in self.parameters(): nn.init.xavier_uniform_(p) if p.dim()==2 else nn.init.zeros_(p)
         self.sigma_head,self.alpha_head = learned_heads(window, alpha, num_heads, init_width, embed_dim)
         self.register_load_state_dict_pre_hook(_from_torch_mha)
 
 # %% ../nbs/49_layer.ipynb #51ae9efe
-def _check_query(attn, query, pair):
+def _check_query(query, pair):
     if pair:
-        raise TypeError("key: expected by name, key=..., value=..., or left out where a sequence "
-                        "attends to itself, got it by position; one tensor is returned here, "
-                        "nn.MultiheadAttention returns a pair")
+        raise TypeError("key: expected by name, key=..., value=..., or left out where a sequence attends to itself, "
+                        "got it by position; one tensor is returned here, nn.MultiheadAttention returns a pair")
     if query.dim()!=3: raise ValueError(f"query: expected [B,N,D], got shape {tuple(query.shape)}")
 
 def _keeps(keep, attn_mask):
@@ -160,8 +159,28 @@ def _keeps(keep, attn_mask):
     raise TypeError("keep: expected a bool Tensor, True takes part, "
                     f"got {getattr(keep, 'dtype', type(keep).__name__)}")
 
+# %% ../nbs/49_layer.ipynb #5c0c0001
+class _Cached(_Equipped):
+    "A `DynamicAttention` that reads a text in pieces."
+    def new_cache(self) -> WindowedLayer: # for `forward(tokens, cache=...)`
+        if not self.causal:
+            raise ValueError("causal: expected True for a cache, got False: later tokens would change what was returned")
+        if isinstance(self.sigma_head, SigmaHead):
+            raise ValueError("window: expected 'learned', an int or None for a cache, "
+                             "got 'dynamic': its widths depend on the sequence")
+        window = self.window if self.sigma_head is None else Window.default(self.sigma_head())
+        alpha = None if self.alpha_head is None else self.alpha_head()
+        return WindowedLayer(self.num_heads, window=window, n_global=self.n_global, alpha=alpha)
+
+    def _cached(self, query, cache, options):
+        "The newest tokens, after those that `cache` has seen."
+        for name,value in options.items():
+            if value is not None and value is not False and value is not query:
+                raise ValueError(f"{name}: expected None with a cache, got {type(value).__name__}")
+        return self.out_proj(merge_heads(cache.attend(*self._project(query, query, query, None))))
+
 # %% ../nbs/49_layer.ipynb #cfe71e0e
-class DynamicAttention(_Equipped):
+class DynamicAttention(_Cached):
     "Attention whose widths are predicted from the first token; loads the state of an `nn.MultiheadAttention`."
     def forward(self,
         query, # [B,N,D]; token 0 predicts the widths where `window` is "dynamic"
@@ -180,34 +199,14 @@ class DynamicAttention(_Equipped):
     ):
         "[B,N,D] to [B,N,D], with the weights and the widths, [B,H], [H] or None, where asked."
         refuse_torchs(options, padding)
-        _check_query(self, query, pair)
+        _check_query(query, pair)
         given = dict(key=key, value=value, padding=padding, keep=keep, sigma=sigma, attn_mask=attn_mask)
-        if cache is not None: out = _cached(self, query, cache, options | given | dict(return_weights=return_weights))
+        if cache is not None: out = self._cached(query, cache, options | given | dict(return_weights=return_weights))
         else:
             if sigma is None: sigma = self.sigma(query)
             options['attn_mask'] = _keeps(keep, attn_mask)
-            out = _attend(self, query, key, value, padding, sigma, return_weights, options)
+            out = self._attend(query, key, value, padding, sigma, return_weights, options)
         return (out,sigma) if return_sigma else out
-
-    def new_cache(self) -> WindowedLayer: return _new_cache(self) # for `forward(tokens, cache=...)`
-
-# %% ../nbs/49_layer.ipynb #5c0c0001
-def _new_cache(attn):
-    if not attn.causal:
-        raise ValueError("causal: expected True for a cache, got False: later tokens would change what was returned")
-    if isinstance(attn.sigma_head, SigmaHead):
-        raise ValueError("window: expected 'learned', an int or None for a cache, "
-                         "got 'dynamic': its widths depend on the sequence")
-    window = attn.window if attn.sigma_head is None else Window.default(attn.sigma_head())
-    alpha = None if attn.alpha_head is None else attn.alpha_head()
-    return WindowedLayer(attn.num_heads, window=window, n_global=attn.n_global, alpha=alpha)
-
-def _cached(attn, query, cache, options):
-    "The newest tokens, after those that `cache` has seen."
-    for name,value in options.items():
-        if value is not None and value is not False and value is not query:
-            raise ValueError(f"{name}: expected None with a cache, got {type(value).__name__}")
-    return attn.out_proj(merge_heads(cache.attend(*_project(attn, query, query, query, None))))
 
 # %% ../nbs/49_layer.ipynb #c7477c2f
 def _from_torch_layer(module, state, prefix, *_):

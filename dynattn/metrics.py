@@ -185,11 +185,11 @@ def depends(
     size = base.abs().mean().clamp(min=1e-30)
     def moved(y): return (y-base).abs().amax(-1)/size
     bent = (double-base-2*(small-base)).abs().amax(-1)/size  # what is not proportional
-    small,double,large = moved(small),moved(double),moved(large)
+    small,double,large = map(moved, (small, double, large))
     rounding = 64*eps
     scales = (small>rounding) & (bent<.3*double)
     jumps = (small<=rounding) & (large>eps**.5)
     nothing = torch.stack((small, double, large)).amax(0)<=rounding
     answer = torch.full(small.shape, Answer.UNSURE, dtype=torch.int8)
-    answer[jumps],answer[nothing],answer[scales] = Answer.CHOICE,Answer.NO,Answer.YES
+    for found,what in ((jumps,Answer.CHOICE), (nothing,Answer.NO), (scales,Answer.YES)): answer[found] = what
     return answer

@@ -115,7 +115,8 @@ def _equipment(attn, window, init_width, alpha, n_global):
     return dict(window=window, n_global=n_global, sigma_head=sigma_head, alpha_head=alpha_head)
 
 def _equip(attn, window, n_global, sigma_head, alpha_head):
-    attn.window,attn.n_global,attn.sigma_head,attn.alpha_head = window,n_global,sigma_head,alpha_head
+    attn.window,attn.n_global = window,n_global
+    attn.sigma_head,attn.alpha_head = sigma_head,alpha_head
     if _always_call not in attn._forward_pre_hooks.values(): attn.register_forward_pre_hook(_always_call)
 
 # %% ../nbs/48_modules.ipynb #4b0af4ed

@@ -146,8 +146,11 @@ def from_ignore(
     return PaddingMask(~_binary(mask))
 
 # %% ../nbs/01_padding.ipynb #759288ac
-def _additive(mask):
-    "A mask to be added to the scores, [B,N] or [B,1,1,N], as bool [B,N]: zero takes part."
+@patch_to(PaddingMask, static_method=True)
+def from_additive(
+    mask:Tensor, # [B,N] or [B,1,1,N] floating
+) -> PaddingMask:
+    "0 takes part, -1000 or less does not."
     if not isinstance(mask, Tensor) or not mask.is_floating_point():
         raise TypeError("mask: expected a floating tensor, 0 or about -inf, "
                         f"got {getattr(mask, 'dtype', type(mask).__name__)}")
@@ -157,14 +160,7 @@ def _additive(mask):
         raise ValueError("mask: expected 0 where a key takes part and -1000 or less where not, "
                          f"got {mask.min().item()} to {mask.max().item()}: "
                          "a bias goes into attn_mask, a 0/1 mask into from_keep")
-    return mask==0
-
-@patch_to(PaddingMask, static_method=True)
-def from_additive(
-    mask:Tensor, # [B,N] or [B,1,1,N] floating
-) -> PaddingMask:
-    "0 takes part, -1000 or less does not."
-    return PaddingMask(_additive(mask))
+    return PaddingMask(mask==0)
 
 # %% ../nbs/01_padding.ipynb #pm000009
 @patch(as_prop=True)

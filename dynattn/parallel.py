@@ -21,7 +21,6 @@ from .alpha import _pull, _solve_rows
 from .engine.call import Call
 from .encoder import Classifier, Encoder
 from .layer import DynamicAttention
-from .family import _TINY
 from .engine.ops import attention as attend_here
 from .padding import PaddingMask, Patched
 from .sigma import SigmaHead
@@ -45,7 +44,8 @@ class Ranks(Patched):
             group = group.get_group()
         if not isinstance(group, dist.ProcessGroup):
             raise TypeError(f"group: expected a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}")
-        self.group,self.rank,self.size = group,dist.get_rank(group),dist.get_world_size(group)
+        self.group,self.rank = group,dist.get_rank(group)
+        self.size = dist.get_world_size(group)
 
     @contextmanager
     def expecting(self, what): # from the other ranks
@@ -150,9 +150,10 @@ class _Edge:
 class _Plan:
     "The keys that this rank sends and receives. Positions count along the whole sequence."
     def __init__(self, ranks, lengths, left, right, n_global=0): # tokens of each rank; reach of the key heads [B,Hkv]
-        self.ranks,self.left,self.right,self.n_global = ranks,left,right,n_global
+        self.ranks,self.n_global = ranks,n_global
+        self.left,self.right = left,right
         self.starts = [sum(lengths[:r]) for r in range(ranks.size+1)]
-        self.total,self.start,self.end = self.starts[-1],*self.part(ranks.rank)
+        self.total,(self.start,self.end) = self.starts[-1],self.part(ranks.rank)
         self.first,self.last = self.reach(ranks.rank)
         self.leads = max(min(n_global, self.end)-self.start, 0)  # leading tokens on this rank
         others = [r for r in range(ranks.size) if r!=ranks.rank]
@@ -171,7 +172,9 @@ class _Plan:
 # %% ../nbs/60_parallel.ipynb #1beed967
 @patch
 def edge(self:_Plan, borrower, owner): # ranks: one needs the keys, the other holds them
-    (first,last),(start,end),(low,high) = self.reach(borrower),self.part(borrower),self.part(owner)
+    first,last = self.reach(borrower)
+    start,end = self.part(borrower)
+    low,high = self.part(owner)
     low = max(first, low)
     high = max(low, min(last, high))
     at = torch.arange(low, high)
@@ -235,7 +238,8 @@ class _Entmax(torch.autograd.Function):
 # %% ../nbs/60_parallel.ipynb #21e7c951
 def _leading_rows(plan, call, q, alpha, sink): # [B,H,g,d] -> [B,H,g,dv], the same on all ranks
     "Rows of the leading queries over the keys of all ranks, of which this one has `call.k`."
-    ranks,(b,h,g,_),(_,kv,m,dv) = plan.ranks,q.shape,call.v.shape
+    ranks,(b,h,g,_) = plan.ranks,q.shape
+    _,kv,m,dv = call.v.shape
     wide = torch.promote_types(q.dtype, torch.float32)
     k,v = call.k.to(wide),call.v.to(wide)
     see = torch.ones(1, 1, g, m, dtype=torch.bool, device=q.device)
@@ -253,7 +257,7 @@ def _leading_rows(plan, call, q, alpha, sink): # [B,H,g,d] -> [B,H,g,dv], the sa
     if alpha is None: p = (scores-torch.where(top==-torch.inf, 0., top)).exp()
     else:
         eps = (torch.as_tensor(alpha).to(q.device, wide)-1).expand(b, h)[:,:,None,None].expand_as(top).reshape(-1, 1)
-        p = _Entmax.apply(ranks, scores.flatten(0, 2), top.flatten(0, 2), eps+(eps==0)*_TINY).view_as(scores)
+        p = _Entmax.apply(ranks, scores.flatten(0, 2), top.flatten(0, 2), eps+(eps==0)*2.**-64).view_as(scores)
     mixed = (p[...,:m].reshape(b, kv, h//kv*g, m) @ v).view(b, h, g, dv)
     both = _Sum.apply(ranks, torch.cat([mixed, p.sum(-1, keepdim=True)], -1), 'rows of leading tokens')
     total = both[...,-1:]
@@ -262,7 +266,8 @@ def _leading_rows(plan, call, q, alpha, sink): # [B,H,g,d] -> [B,H,g,dv], the sa
 # %% ../nbs/60_parallel.ipynb #af13115e
 def _plan_of(ranks, call, lengths): # tokens of each rank
     "How far each key head is seen, back and ahead, decides what is sent."
-    (b,h),kv,total = call.q.shape[:2],call.k.shape[1],sum(lengths)
+    (b,h),kv = call.q.shape[:2],call.k.shape[1]
+    total = sum(lengths)
     if isinstance(call.window, Window): sides = [w.clamp(max=total) for w in call.window.bounds(total)]
     else: sides = [torch.tensor(total if w is None else min(w, total)) for w in call.window or (None,None)]
     if call.is_causal: sides = sides[0],torch.zeros_like(sides[1])
@@ -316,7 +321,7 @@ def _refuse(call):
 # %% ../nbs/60_parallel.ipynb #c8816a70
 def _agreed_call(ranks, q, k, v, options): # -> `Call`, tokens of each rank
     "The checked call, once all ranks have one, and have the same."
-    call,error,mine = None,None,None
+    call = error = mine = None
     try:
         call = Call(q, k, v, **options)
         _refuse(call)
@@ -407,12 +412,13 @@ def _with_cls(ranks, embed, x, keep): # -> tokens and keep, on rank 0 behind [CL
 
 def _embed_part(encoder, ids, padding=None, *, group): # whole ids [B,n] and their `PaddingMask`
     "This rank's share of the tokens, and their padding; the layers are told how many tokens there are."
-    ranks,embed,p = Ranks(group),encoder.embed,encoder.embed.patch
+    ranks,embed = Ranks(group),encoder.embed
     if ids.dim()!=2: raise ValueError(f"ids: expected [B,n], got shape {tuple(ids.shape)}")
     keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else padding.keep
     checksums = [zlib.crc32(x.cpu().contiguous().numpy()) for x in (ids, keep)]
     if any(other!=(ids.shape, checksums) for other in ranks.told((ids.shape, checksums), None)):
         raise ValueError("ids: expected the whole ids and padding, the same on all ranks, got others on some")
+    p,cls = embed.patch,embed.cls is not None
     n = -(-ids.shape[1]//p) # tokens
     share = -(-n//ranks.size)
     first,last = min(share*ranks.rank, n),min(share*(ranks.rank+1), n)
@@ -420,11 +426,9 @@ def _embed_part(encoder, ids, padding=None, *, group): # whole ids [B,n] and the
     part = slice(first*p-before, last*p)
     x = embed.tokens(ids[:,part], None if padding is None else PaddingMask(keep[:,part]))[:,before//p:]
     real,keep = keep[:,::p].sum(1),keep[:,::p][:,first:last]
-    if embed.cls is not None:
-        n,real,first = n+1,real+1,first+(ranks.rank>0)
-        x,keep = _with_cls(ranks, embed, x, keep)
-    for layer in encoder.layers: layer.self_attn.whole = n,real
-    return embed.place(x, first), None if padding is None else PaddingMask(keep)
+    if cls: x,keep = _with_cls(ranks, embed, x, keep)
+    for layer in encoder.layers: layer.self_attn.whole = n+cls,real+cls
+    return embed.place(x, first+(cls and ranks.rank>0)), None if padding is None else PaddingMask(keep)
 
 # %% ../nbs/60_parallel.ipynb #4bf61c7c
 def _classify_part(classifier, ids, padding=None, return_sigma=False, *, group):

@@ -27,9 +27,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 # %% ../nbs/00_plot.ipynb #7c235238
-def _linear(
-    color, # anything that matplotlib takes for a colour
-) -> np.ndarray: # [3], light rather than signal
+def _linear(color) -> np.ndarray: # anything that matplotlib takes for a colour -> [3], light rather than signal
     "Undo the sRGB transfer curve."
     c = np.array(to_rgb(color))
     return np.where(c<=.04045, c/12.92, ((c+.055)/1.055)**2.4)
@@ -105,9 +103,7 @@ def grid(
         return fig, fig.subplots(nrows, ncols, subplot_kw={'axes_class': _Axes})
 
 # %% ../nbs/00_plot.ipynb #20640382
-def _few_colors(
-    rgba, # [h,w,4] bytes
-) -> Image.Image: # with a palette of at most 256 colours and their transparencies
+def _few_colors(rgba) -> Image.Image: # [h,w,4] bytes -> with a palette of at most 256 colours and transparencies
     "Keep the 128 most frequent colours and 128 far from them; the others become the nearest of these."
     c,where,count = np.unique(np.ascontiguousarray(rgba).view('<u4'),
                               return_inverse=True, return_counts=True)
@@ -125,7 +121,6 @@ def _few_colors(
     im.info['transparency'] = c[kept,3].tobytes()
     return im
 
-# %% ../nbs/00_plot.ipynb #ebea97ae
 def to_png(
     fig, # a figure, or axes of one
 ) -> bytes: # transparent, trimmed, two pixels for each pixel of the page
@@ -154,10 +149,7 @@ _GROUND = '#707070' # of cells that carry a number
 
 def _mix(a, b, t): return tuple((1-t)*x+t*y for x,y in zip(to_rgb(a), to_rgb(b)))
 
-def _ramp(
-    opaque:bool, # from grey, to carry numbers; or from transparent
-    signed:bool, # with the warm colour below zero
-) -> ListedColormap:
+def _ramp(opaque, signed): # from grey, to carry numbers, or from transparent; with the warm colour below zero
     "From a tint to full ink in 128 steps."
     def side(c):
         return [(*_mix(_GROUND, c, t), 1) if opaque else (*to_rgb(c), .08+.92*t)
@@ -259,7 +251,6 @@ def _top(m, vmax):
     if not top > 0: raise ValueError(f"vmax: expected a number > 0, got {vmax}")
     return float(top)
 
-# %% ../nbs/00_plot.ipynb #0ed57698
 def show_attention(
     weights, # [N,M], >= 0
     *,

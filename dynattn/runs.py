@@ -71,11 +71,8 @@ class Run(Patched):
             raise UserError(f"{folder}: holds a run already; --resume goes on with it, another --out begins anew")
         if resume and not there: raise UserError(f"{folder}: no run to resume")
 
-# %% ../nbs/47_runs.ipynb #18078705
 @patch
-def check_settings(self:Run,
-    then:dict, # the settings it was started with
-) -> None:
+def check_settings(self:Run, then:dict) -> None: # the settings it was started with
     "Refuse to go on with other settings."
     changed = [f"{name} was {then.get(name)}, is {now}" for name,now in self.settings.items()
                if name not in self.free and then.get(name)!=now]
@@ -107,8 +104,10 @@ class Bar(Patched):
         unit:str='step', # of what there are `total`
         seconds:float|None=None, # between lines where there is no terminal (default: no lines)
     ):
-        self.total,self.name,self.quiet,self.done,self.seconds = total,name,quiet,done,seconds
-        self.said,self.bar = time.monotonic(),None
+        self.total,self.name = total,name
+        self.quiet,self.seconds = quiet,seconds
+        self.done,self.said = done,time.monotonic()
+        self.bar = None
         if quiet or not sys.stderr.isatty() or not find_spec('tqdm'): return
         options = dict(total=total, desc=name, initial=done, unit=unit, leave=False, smoothing=.05)
         self.bar = import_module('tqdm').tqdm(**options)
@@ -118,18 +117,14 @@ class Bar(Patched):
         if self.bar is not None: self.bar.close()
 
 @patch
-def say(self:Bar,
-    line:str, # for standard output
-) -> None:
+def say(self:Bar, line:str) -> None: # for standard output
     "Print a line, above the bar where there is one."
     if self.bar is not None: self.bar.write(line, file=sys.stdout)
     elif not self.quiet: print(line, flush=True)
 
 # %% ../nbs/47_runs.ipynb #d3a5317a
 @patch
-def step(self:Bar,
-    text:str='', # shown behind the bar
-) -> None:
+def step(self:Bar, text:str='') -> None: # shown behind the bar
     "One more is done."
     self.done += 1
     if self.bar is not None:

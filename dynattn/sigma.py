@@ -15,7 +15,6 @@ from .padding import PaddingMask
 _LINKS = dict(softplus=lambda z: F.softplus(z, threshold=40), # torch's 20 is 2e-9 off, which float64 sees
     sigmoid=torch.sigmoid, relu=torch.relu)
 
-# %% ../nbs/10_sigma.ipynb #07487e95
 def sigma_link(
     z:Tensor, # any shape, any real number
     link:str="softplus", # "softplus", "sigmoid" or "relu"
@@ -30,7 +29,6 @@ def sigma_link(
 _UNLINKS = dict(softplus=lambda y: y + torch.log(-torch.expm1(-y)),
                 sigmoid=torch.logit, relu=lambda y: y)
 
-# %% ../nbs/10_sigma.ipynb #45ee5f6a
 def sigma_unlink(
     sigma:Tensor, # any shape, a width that the link can reach: above `floor`, and for a sigmoid below `floor + scale`
     link:str="softplus", # "softplus", "sigmoid" or "relu"

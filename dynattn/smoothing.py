@@ -23,16 +23,12 @@ def cut(
     return torch.where(V>T, V, fill)
 
 # %% ../nbs/12_smoothing.ipynb #1e9ec0c8
-def _float(value):
-    "A number as a float; infinite where it is too large for one."
-    try: return float(value)
-    except OverflowError: return math.inf
-
 def _positive(name, value):
     "A finite number above zero as a float."
     if isinstance(value, bool) or not isinstance(value, (int,float)):
         raise TypeError(f"{name}: expected a number > 0, got {type(value).__name__}")
-    number = _float(value)
+    try: number = float(value)
+    except OverflowError: number = math.inf
     if not 0 < number < math.inf: raise ValueError(f"{name}: expected a finite number > 0, got {number:g}")
     return number
 
@@ -47,6 +43,7 @@ class Smoothing:
     widest = {}        # by dtype, in tokens: a wider sigma leaves the mask as it is
     curved = True      # made of a curve, whose centre does not depend on sigma where it is a bell
 
+    positive = staticmethod(_positive)
     def __post_init__(self):
         for name in self.__dataclass_fields__: _positive(name, getattr(self, name))
 
@@ -79,9 +76,7 @@ def _slopes(x, s, curve, capped):
 
 SMOOTHINGS = {} # by name
 
-def register(
-    cls:type, # a kind of `Smoothing`
-) -> type: # the same class, so that this is a decorator
+def register(cls:type) -> type: # a kind of `Smoothing` -> the same class, so that this is a decorator
     "Register a smoothing under the name of its class, in lower case."
     name = cls.__name__.lower()
     holder = SMOOTHINGS.get(name, cls)

@@ -59,7 +59,8 @@ class _Waiting:
         first_key,end_key = max(self.done-self.reach, self.start),min(ready+self.reach, end)
         rows = self.rows(self.done, ready, first_key, end_key) if ready>self.done else x[:,:0]
         needed = max(ready-self.reach, self.start)
-        self.held,self.start,self.done = self.held[:,needed-self.start:].clone(),needed,ready
+        self.held = self.held[:,needed-self.start:].clone()
+        self.start,self.done = needed,ready
         return rows
 
 class _Causal:

@@ -14,7 +14,7 @@ from fastcore.docments import docments
 from torch import Tensor
 from torch.utils import _pytree
 from .padding import PaddingMask
-from .smoothing import SMOOTHINGS, Smoothing, _float, _positive
+from .smoothing import SMOOTHINGS, Smoothing
 
 # %% ../nbs/14_window.ipynb #497f143a
 def _choice(name, value, options):
@@ -72,7 +72,8 @@ def _within(t, low):
 def _check_sigma(sigma):
     if isinstance(sigma, bool) or not isinstance(sigma, (int,float,Tensor)):
         raise TypeError(f"sigma: expected a number or a floating tensor, got {type(sigma).__name__}")
-    if not isinstance(sigma, Tensor): sigma = torch.tensor(_float(sigma))
+    try: sigma = sigma if isinstance(sigma, Tensor) else torch.tensor(float(sigma))
+    except OverflowError: sigma = torch.tensor(math.inf)
     if not sigma.is_floating_point():
         raise TypeError(f"sigma: expected a floating tensor, got {sigma.dtype}")
     if sigma.ndim>3:
@@ -111,7 +112,7 @@ class _Options:
         vars(self).update(sigma=_check_sigma(sigma), curve=_choice("curve", curve, ("bell","normal")), smooth=smooth,
                           T=_check_cut(cut, smooth), unit=_choice("unit", unit, ("tokens","fraction")),
                           apply=_choice("apply", apply, ("inside","after")), reach=_check_reach(reach),
-                          eps=_positive("eps", eps))
+                          eps=Smoothing.positive("eps", eps))
 
 # %% ../nbs/14_window.ipynb #w1nd0005
 class _Copies(_Options):
@@ -332,8 +333,6 @@ def _parameters(function):
 Window.__doc__ += _parameters(Window.__init__)
 
 # %% ../nbs/14_window.ipynb #6ec16631
-def _flatten(w): return [w.sigma], tuple(w._arguments().items())
-
 def _unflatten(leaves, options):
     w = Window(0., **dict(options))
     vars(w)["sigma"], = leaves  # a leaf may be anything that a tree is mapped to
@@ -349,6 +348,7 @@ def _read(options):
     cut,reach = (x if x is None else tuple(x) for x in (options['cut'], options['reach']))
     return tuple({**options, 'smooth': SMOOTHINGS[name](**numbers), 'cut': cut, 'reach': reach}.items())
 
-_pytree.register_pytree_node(Window, _flatten, _unflatten, serialized_type_name="dynattn.window.Window",
+_pytree.register_pytree_node(Window, lambda w: ([w.sigma], tuple(w._arguments().items())), _unflatten,
+                             serialized_type_name="dynattn.window.Window",
                              to_dumpable_context=_written, from_dumpable_context=_read)
 torch.serialization.add_safe_globals([Window])  # a saved one is loaded without running code

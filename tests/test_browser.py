@@ -106,10 +106,10 @@ QUERIES = {
     'wndow': 'window', 'from_lengths': 'padding', 'PaddingMask': 'padding', 'entmax': 'alpha', 'narrow': 'hf/narrowing',
     'packed sequences': 'padding engine/operator', 'learned alpha': 'sparsity family', 'audit a model': 'audit/report audit/subjects audit/questions audit/watch',
     'cross attention': 'parts cache', 'Longformer': 'chunks survey/memory', 'ONNX export': 'engine/ops',
-    'is it worth it': 'worth'}
+    'is it worth it': 'worth', 'alpha': 'family sparsity'}
 
 def test_search_ranks_what_a_reader_asks(tab, url):
-    "Twenty of twenty-five queries have the right page among the first three"
+    "Twenty-one of twenty-six queries have the right page among the first three, `alpha` for α among them"
     tab.goto(url+'search.html?q=window')
     tab.wait_for_function('Search.hasIndex()')
     missed = {}
@@ -117,7 +117,7 @@ def test_search_ranks_what_a_reader_asks(tab, url):
         found = tab.evaluate('q => Search._performSearch(...Search._parseQuery(q)).reverse().map(r => r[0])', query)
         first = list(dict.fromkeys(found))[:3]
         if not set(right.split()) & set(first): missed[query] = first
-    assert len(missed) <= 5, missed
+    assert len(missed) <= 5 and 'alpha' not in missed, missed
     assert not tab.complaints
 
 def test_an_excerpt_keeps_formulas_and_begins_with_the_text(tab, url):

@@ -27,12 +27,14 @@ def test_every_chapter_has_its_page_in_its_part(site):
 def test_page_offers_its_notebook(site, name):
     "Colab, the download and the measured time stand on the page; the copy is the notebook, with a cell that installs"
     html = (site[0]/book.out_name(book.Path(name)).with_suffix('.html')).read_text(encoding='utf-8')
-    assert f'href="{book.colab(name)}"' in html and f'href="notebooks/{name}"' in html
+    assert f'href="{book.colab(name)}"' in html and f'href="{"../"*name.count("/")}notebooks/{name}"' in html
     assert name in book.times()['seconds'], 'nobody has measured it: make times'
     assert f'runs in {book.duration(name)} on one core' in html
     mine = [book.source(c) for c in json.loads((site[0]/'notebooks'/name).read_text())['cells']]
     theirs = [book.source(c) for c in book.read(name)['cells']]
-    assert mine[1]==book.install(name) and [c for c in theirs if c in mine]==mine[:1]+mine[2:]
+    brought = [book.install(name), *filter(None, [book.unpack(name)])]
+    end = 1+len(brought)
+    assert mine[1:end]==brought and [c for c in theirs if c in mine]==mine[:1]+mine[end:]
     compile('\n'.join(mine[1:2]), name, 'exec')
 
 def test_programs_find_every_page_and_all_text(site):
@@ -112,7 +114,7 @@ def test_which_comment_belongs_to_which_parameter():
 
 def test_methods_have_tables_of_their_parameters(site):
     "Where the method itself explains one; a method that only follows its base class has none"
-    text = (site[0]/'encoder.html').read_text(encoding='utf-8')
+    text = (site[0]/'layer.html').read_text(encoding='utf-8')
     entry = text.split('id="api-dynamicattention.forward"')[1].split('</dl>')[0]
     assert '<code>return_weights</code>' in entry and 'return the weights [B,H,N,M] as well' in entry
     exact = _entry(site, 'survey/card.html#api-exact')

@@ -92,7 +92,8 @@ def _graph_memory(logits, ids, windows, heads): # {layer: tokens} -> list of `Me
     if not windows: return [],[]
     try: outputs = logits(ids, every=True)
     except Exception as e: return [],[gap(f"{type(e).__name__}: {printable(e)[:120]}")] # ONNX Runtime's share no class
-    layers,rows,gaps = {},[],[]
+    layers:dict = {}
+    rows,gaps = [],[]
     for name,x in outputs.items():
         number = re.search(r'(?:present|past|cache)\D*(\d+)', name)
         if number and int(number[1]) in windows: layers.setdefault(int(number[1]), []).append(x)

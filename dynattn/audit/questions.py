@@ -329,11 +329,6 @@ class Memory(Patched):
     def kept(self) -> bool: return self.widest is None or self.tokens<=self.with_reserve(self.promised)
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf2
-def _memory_of(name, n, held, token, windows): # tokens of each key head; None: all
-    sizes = [window for window in windows if window is not None]
-    promised = sum(min(n, n if window is None else window) for window in windows)/len(windows)
-    return Memory(name, n, held, token, promised, max(sizes, default=None))
-
 @patch
 def memory(self:Subject, n, layers, make=None) -> list: # of `Memory`; makes an empty cache (default: the model's own)
     "Tokens that the cache holds of every layer whose windows are known."
@@ -348,7 +343,9 @@ def memory(self:Subject, n, layers, make=None) -> list: # of `Memory`; makes an 
         served = [heads[i:i+group] for i in range(0, len(heads), group)]
         windows = [None if any(p.left is None for p in some) else max(p.left+1+p.leading for p in some)
                    for some in served]
-        found.append(_memory_of(name, n, held*self.itemsize//8, token*self.itemsize//8, windows))
+        share = sum(n if window is None else min(n, window) for window in windows)/len(windows)
+        widest = max((window for window in windows if window is not None), default=None)
+        found.append(Memory(name, n, held*self.itemsize//8, token*self.itemsize//8, share, widest))
     return found
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf3

@@ -52,7 +52,8 @@ _alike = partial(re.sub, r'\d+', '*') # of a name
 # %% ../../nbs/audit/69_report.ipynb #3c929487
 def _verdict(layer, head): # -> 'future', 'more', 'less' or '', and (query, key) that shows it
     "How a head differs from its promise."
-    pairs,reach,promise,n = layer.pairs[head],layer.reach[head],layer.promised[head],layer.n
+    pairs,reach = layer.pairs[head],layer.reach[head]
+    promise,n = layer.promised[head],layer.n
     if promise is None: return '',None
     left,right = promise.within(n)
     back = torch.arange(n)[:,None]-torch.arange(n)
@@ -100,16 +101,11 @@ def _notes(layer): # -> (check, status, what is said of the layer)
     said = "weights add up to less than 1; something beside the keys takes the rest"
     if 1e-6<layer.least<1-1e-6: yield 'sink','noted',said
 
-def _note_layers(layers): # -> of `Finding`
-    "Places outside of windows, weight that no key takes, and pairs that could not be told."
-    kinds = groupby(((note, layer) for layer in layers for note in _notes(layer)), 0, 1)
-    return [Finding(check, status, f"{_where(found, sum(len(layer.reach) for layer in found))}: {said}.")
-            for (check,status,said),found in kinds.items()]
-
 # %% ../../nbs/audit/69_report.ipynb #f90107b2
 def _judge(row, most): # of a `LastQuery`, and the tokens that the model can read
     "None, or a status, what is wrong, and the tokens, the key and whether it is seen, for the program that shows it."
-    promise,first,keys = row.promised,row.first,f"from {row.n} tokens on the last query sees {row.keys} keys"
+    promise,first = row.promised,row.first
+    keys = f"from {row.n} tokens on the last query sees {row.keys} keys"
     begins = row.n,row.leading,False
     if promise is None: return None if row.sees_all else ('noted', f"{keys}, with fewer it sees all", ())
     if first is None: return None if row.sees_all else ('broken', f"everything is promised, and {keys}", begins)
@@ -157,18 +153,20 @@ def of_memory(cls:Finding,
     return findings
 
 # %% ../../nbs/audit/69_report.ipynb #c2d85532
-def _memory(s, n, layers, longest, make): # -> list of `Memory`, of `Finding`
+def _memory(s, n, layers, longest, make, findings): # gets what is found -> list of `Memory`
     "The contents of the cache after a text that is longer than its windows, where that is not too long."
     def gap(why):
-        return [],[Finding('memory', 'not measured', f"Whether the cache keeps no more than windows promise: {why}.")]
+        findings.append(Finding('memory', 'not measured', f"Whether the cache keeps no more than windows promise: {why}."))
+        return []
     promises = [promise for layer in layers for promise in layer.promised if promise and promise.left is not None]
-    if not s.caches: return gap("the model has no cache of transformers") if make else ([],[])
-    if not promises: return [],[]
+    if not s.caches: return gap("the model has no cache of transformers") if make else []
+    if not promises: return []
     lengths = [int(Memory.with_reserve(p.left+1+p.leading))+1 for p in promises if p.left<=max(1100, longest or 0)]
     try: rows = s.memory(min(max([n, 8, *lengths]), _most_tokens(s)), layers, make)
     except Exception as e: return gap(f"{type(e).__name__}: {printable(e)[:120]}") # a cache fails in many ways
     if not rows: return gap("no layer of it could be told")
-    return rows,Finding.of_memory(rows, _most_tokens(s), lambda row: s.memory_program(row, make))
+    findings += Finding.of_memory(rows, _most_tokens(s), lambda row: s.memory_program(row, make))
+    return rows
 
 # %% ../../nbs/audit/69_report.ipynb #5b234130
 _WORDS = {Answer.NO: 'no', Answer.YES: 'yes', Answer.CHOICE: 'yes, by selection', Answer.UNSURE: 'not decided'}
@@ -217,9 +215,7 @@ def table(self:Examination) -> list: # of (attention, heads, sees, promised, ver
 
 # %% ../../nbs/audit/69_report.ipynb #6fa25e9b
 @patch(cls_method=True)
-def text(cls:Memory,
-    rows:list, # of `Memory`
-) -> str:
+def text(cls:Memory, rows) -> str: # of `Memory`
     "A table for a terminal, with a line for layers that are alike."
     def short(tokens): return f'{tokens:.1f}'.removesuffix('.0')
     def cells(row):
@@ -304,13 +300,14 @@ def _plan(s, n, p, causal): # -> question -> whether "no" is promised
     return plan
 
 # %% ../../nbs/audit/69_report.ipynb #4777a7b3
-def _answers(s, n, p, causal, seeds, tick): # -> answers, findings
+def _answers(s, n, p, causal, seeds, tick, findings): # gets what is found -> question -> (answer, whether "no" is promised)
     if unfit := _unfit(s, n):
-        return {},[Finding('outputs', 'not measured', f"No question was asked: {unfit}.")]
+        findings.append(Finding('outputs', 'not measured', f"No question was asked: {unfit}."))
+        return {}
     plan,answers = _plan(s, n, p, causal),{}
     asked = dict(future=p['causal'], **{question: p[question] for question in ('left_padding','packed','cached')})
     missing = [question for question,promised in asked.items() if promised and question not in plan]
-    findings = [_open(question, 'the model has no such form') for question in missing]
+    findings += [_open(question, 'the model has no such form') for question in missing]
     for question,promised in plan.items():
         tick(question)
         try: found = s.ask(question, n, seeds)
@@ -322,20 +319,16 @@ def _answers(s, n, p, causal, seeds, tick): # -> answers, findings
         answers[question] = found.answer,promised
         if found.answer==Answer.UNSURE: findings.append(_open(question, 'the change does not scale'))
         elif found.answer!=Answer.NO and (promised or question=='packed'):
-            findings.append(_said(s, n, question, found, promised))
+            status = 'not measured' if question=='repeated' else 'broken' if promised else 'noted'
+            chosen = ' It is a matter of selection.' if found.answer==Answer.CHOICE else ''
+            code = s.program(n, found.trial.ask, found.trial.numbers, found.trial.seed)
+            findings.append(Finding(question, status, found.trial.sentence.format(row=found.row)+chosen, code))
         if question=='repeated' and found.answer!=Answer.NO: break # nothing else can be told
-    return answers,findings
+    return answers
 
 # %% ../../nbs/audit/69_report.ipynb #70cd7b45
 def _open(question, why, status='not measured'):
     return Finding(question, status, f"Whether {QUESTIONS[question][0]}: {why}.")
-
-def _said(s, n, question, found, promised):
-    status = 'not measured' if question=='repeated' else 'broken' if promised else 'noted'
-    chosen = ' It is a matter of selection.' if found.answer==Answer.CHOICE else ''
-    trial = found.trial
-    code = s.program(n, trial.ask, trial.numbers, trial.seed)
-    return Finding(question, status, trial.sentence.format(row=found.row)+chosen, code)
 
 def _tokens(s, n):
     "Tokens that show every window that is promised, where that is not too many."
@@ -344,7 +337,6 @@ def _tokens(s, n):
     windows = [side for promise in s.windows.values() for side in promise[:2] if side and side<=150]
     return min(max([37, *(2*side+5 for side in windows)]), _most_tokens(s))
 
-# %% ../../nbs/audit/69_report.ipynb #e1efff34
 def _longest(s, n, layers, longest):
     "The length up to which windows are searched."
     if longest is not None: return max(longest, n)
@@ -352,34 +344,34 @@ def _longest(s, n, layers, longest):
     windows = [promise.left+promise.leading+2 for promise in promises if promise.left<=1100]
     return max(n, min(max([128, *windows]), _most_tokens(s)))
 
+# %% ../../nbs/audit/69_report.ipynb #e1efff35
 def _examine(s, n, p, longest, seeds, tick, cache): # -> `Examination`
     n = _tokens(s, n)
     if isinstance(n, bool) or not isinstance(n, int) or n<4:
         raise ValueError(f"n: expected an int of 4 or more tokens, got {n!r}")
     causal = s.causal if p['causal'] is None else p['causal']
-    found,window = Examination(s.name, n, [], {}, {}, [], []),_window(p['window'], causal)
-    try: _measure(s, found, window, p, causal, longest, seeds, tick, cache)
-    except Exception as e: # whatever a model raises while it runs
-        found.findings.append(Finding('outputs', 'not measured', f"The model could not be run: {type(e).__name__}: "
-                                      f"{printable(e)[:200]}."))
-    return found
-
-# %% ../../nbs/audit/69_report.ipynb #e1efff35
-def _measure(s, found, window, p, causal, longest, seeds, tick, cache): # into an `Examination`
-    n,findings = found.n,found.findings
-    tick('layers')
-    found.layers = layers = s.layers(n, window, lambda: tick('layers'))
-    if not layers: findings.append(Finding('window', 'not measured', "No attention was found that could be looked at."))
-    findings += _judge_layers(s, layers)+_note_layers(layers)
-    found.answers,said = _answers(s, n, p, causal, seeds, tick)
-    findings += said
-    if s.sequence and layers and all(layer.by_weights and layer.n==n for layer in layers):
-        begins = s.lengths(n, _longest(s, n, layers, longest), window, lambda: tick('length'))
-        findings += _judge_lengths(s, begins)
-        found.begins = {head: row for head,row in begins.items() if not row.sees_all and not row.as_promised}
-    tick('memory')
-    found.memory,said = _memory(s, n, layers, longest, cache)
-    findings += said
+    window,findings = _window(p['window'], causal),[]
+    e = Examination(s.name, n, [], {}, {}, findings, [])
+    try:
+        tick('layers')
+        e.layers = layers = s.layers(n, window, lambda: tick('layers'))
+        if not layers:
+            findings.append(Finding('window', 'not measured', "No attention was found that could be looked at."))
+        findings += _judge_layers(s, layers)
+        notes = groupby(((note, layer) for layer in layers for note in _notes(layer)), 0, 1)
+        for (check,status,said),some in notes.items():
+            findings.append(Finding(check, status, f"{_where(some, sum(len(layer.reach) for layer in some))}: {said}."))
+        e.answers = _answers(s, n, p, causal, seeds, tick, findings)
+        if s.sequence and layers and all(layer.by_weights and layer.n==n for layer in layers):
+            begins = s.lengths(n, _longest(s, n, layers, longest), window, lambda: tick('length'))
+            findings += _judge_lengths(s, begins)
+            e.begins = {head: row for head,row in begins.items() if not row.sees_all and not row.as_promised}
+        tick('memory')
+        e.memory = _memory(s, n, layers, longest, cache, findings)
+    except Exception as error: # whatever a model raises while it runs
+        said = f"The model could not be run: {type(error).__name__}: {printable(error)[:200]}."
+        findings.append(Finding('outputs', 'not measured', said))
+    return e
 
 # %% ../../nbs/audit/69_report.ipynb #112c7e50
 def examine(

@@ -236,13 +236,14 @@ def _picture_shape(model):
 # %% ../../nbs/audit/63_subjects.ipynb #48cfa627
 def _of_transformer(model, source=None, origin=''): # source: shapes of what the encoder reads, for the decoder
     names,decodes = _arguments(model),source is not None
-    origin,name,itemsize,model = origin or _origin_of(model),type(model).__name__,model.dtype.itemsize,_copy(model)
+    origin,itemsize = origin or _origin_of(model),model.dtype.itemsize
+    model = _copy(model)
     argument = 'decoder_inputs_embeds' if decodes else 'inputs_embeds'
     sequence = argument in names and (decodes or model.main_input_name=='input_ids')
     promised = {name: config_window(getattr(m, 'config', model.config), m) for name,m in model.named_modules()}
     windows = {name: Promise(*pair) for name,pair in promised.items() if pair}
     causal = decodes or (bool(windows) and all(right==0 for _,right,_ in windows.values()))
-    s = Subject(name=name, model=model, run=_rows_transformer, origin=origin, shape=[], causal=causal, windows=windows,
+    s = Subject(name=type(model).__name__, model=model, run=_rows_transformer, origin=origin, shape=[], causal=causal, windows=windows,
         options=dict(argument=argument if sequence else model.main_input_name), sequence=sequence,
         itemsize=itemsize)
     if decodes: s.options['source'] = source

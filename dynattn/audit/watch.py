@@ -93,7 +93,9 @@ class Watch(TorchFunctionMode, Patched):
     "Within `here()`, `found` gets a `_Look` for every self-attention over `n` keys that a model computes."
     def __init__(self, model=None, n=None, rows=None): # n: any number of keys if None; rows: of queries, all if None
         super().__init__()
-        self.model,self.n,self.rows,self.found,self.path,self.busy = model,n,rows,[],[],False
+        self.model,self.n = model,n
+        self.rows,self.found = rows,[]
+        self.path,self.busy = [],False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -150,8 +152,8 @@ def _of_softmax(self:Watch, scores, weights, dim=None, **kwargs): # [B,H,N,M] or
 def _promises_of(call): # -> a `Promise` for each head; None where a mask decides
     "How far the heads of an attention of this package should look."
     if call.attn_mask is not None or call.segments is not None: return None
-    heads,left,right = call.q.shape[1],None,None
-    if isinstance(call.window, tuple): left,right = call.window
+    heads = call.q.shape[1]
+    left,right = call.window if isinstance(call.window, tuple) else (None,None)
     if isinstance(call.window, Window):
         n = call.k.shape[2] if call.window.unit=='fraction' else None
         left,right = (side.expand(len(call.q), heads)[0].tolist() for side in call.window.bounds(n))
@@ -163,7 +165,7 @@ def _of_ours(self:Watch, run, call): # an implementation, and the arguments it i
     if self.busy: return run(call)
     def f(q, k, v, alpha=call.alpha):
         one = copy.copy(call)
-        one.q,one.k,one.v,one.alpha,one.return_weights = q,k,v,alpha,False
+        vars(one).update(q=q, k=k, v=v, alpha=alpha, return_weights=False)
         return run(one)
     even,self.busy = None if call.alpha is None else partial(f, alpha=None),True
     try:

@@ -25,7 +25,9 @@ class _Graph:
     "Nodes and constants of an ONNX graph, in the order in which they are written."
     def __init__(self):
         self.onnx = need('onnx', 'export')
-        self.nodes,self.constants,self.inputs,self.outputs,self.caches = [],[],[],[],[]
+        self.nodes,self.constants = [],[]
+        self.inputs,self.outputs = [],[]
+        self.caches = []
 
     def op(self, kind, *inputs, result=None, results=1, **attributes): # -> the name of the result, or of all
         names = [result or f'{kind}_{len(self.nodes)}' + (f'_{i}' if results>1 else '') for i in range(results)]
@@ -73,7 +75,8 @@ def _clock(g, rotary, piece):
 # %% ../../nbs/export/68_graph.ipynb #c6800000c
 def _ring(g, clock, width, leading, slots):
     "Places [s] of the new tokens, and [s,slots] whether a query sees the key in a place."
-    S,R,column = np.array([leading]),np.array([slots-leading]),np.array([1])
+    S,R = np.array([leading]),np.array([slots-leading])
+    column = np.array([1])
     turned = g.op('Add', g.op('Mod', g.op('Sub', clock.position, S), R), S)
     place = g.op('Where', g.op('Less', clock.position, S), clock.position, turned)
     behind = g.op('Mod', g.op('Sub', g.op('Sub', clock.last, S), np.arange(slots-leading)), R)
@@ -147,11 +150,6 @@ def _attention(g, clock, layer, attention, x, widths, leading, piece): # [1,s,D]
     out = g.op('Reshape', g.op('Transpose', out, perm=[0,2,1,3]), np.array([1,-1,each*len(order)*d]))
     return _linear(g, out, attention.o_proj, columns=_rows(order, each*d))
 
-def _gated(g, mlp, x): # [1,s,D] -> [1,s,D]
-    gate = _linear(g, x, mlp.gate_proj)
-    silu = g.op('Mul', gate, g.op('Sigmoid', gate))
-    return _linear(g, g.op('Mul', silu, _linear(g, x, mlp.up_proj)), mlp.down_proj)
-
 # %% ../../nbs/export/68_graph.ipynb #c68000014
 _CLASSES = ('LlamaForCausalLM','MistralForCausalLM','Qwen2ForCausalLM','Qwen3ForCausalLM')
 
@@ -199,7 +197,8 @@ def _check_export(model, piece, tokenizer):
 
 # %% ../../nbs/export/68_graph.ipynb #c68000017
 def _graph(model, piece, int4): # -> a `_Graph`
-    g,base,longest = _Graph(),model.model,model.config.max_position_embeddings
+    g,base = _Graph(),model.model
+    longest = model.config.max_position_embeddings
     clock = _clock(g, base.rotary_emb, piece)
     g.port('wanted', ['wanted'], 'INT64')
     table = g.constant(base.embed_tokens.weight, torch.float16 if int4 else torch.float32)
@@ -208,7 +207,10 @@ def _graph(model, piece, int4): # -> a `_Graph`
         widths,leading = _reach(layer.self_attn, piece, longest)
         y = _norm(g, x, layer.input_layernorm)
         x = g.op('Add', x, _attention(g, clock, i, layer.self_attn, y, widths, leading, piece))
-        x = g.op('Add', x, _gated(g, layer.mlp, _norm(g, x, layer.post_attention_layernorm)))
+        y,mlp = _norm(g, x, layer.post_attention_layernorm),layer.mlp
+        gate = _linear(g, y, mlp.gate_proj)
+        opened = g.op('Mul', g.op('Mul', gate, g.op('Sigmoid', gate)), _linear(g, y, mlp.up_proj))
+        x = g.op('Add', x, _linear(g, opened, mlp.down_proj))
     x = _norm(g, g.op('Gather', g.op('Squeeze', x, np.array([0])), 'wanted'), base.norm)  # [wanted,D]
     tied = model.lm_head.weight is base.embed_tokens.weight and not int4
     if tied: g.op('Gemm', x, table, transB=1, result='logits')
@@ -282,9 +284,7 @@ def export(
     return out
 
 # %% ../../nbs/export/68_graph.ipynb #c68000028
-def _export_verb(
-    a, # the parsed arguments
-) -> int: # exit status
+def _export_verb(a) -> int: # the parsed arguments; exit status
     "`dynattn export`."
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

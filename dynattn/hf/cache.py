@@ -21,17 +21,17 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 # %% ../../nbs/hf/57_cache.ipynb #5473d3ad
 class _KeptLayer(CacheLayerMixin):
     "A layer of a `WindowedCache`."
-    is_compileable = False
+    is_compileable = is_sliding = record_past = False
     is_croppable = True
-    is_sliding = False
 
     def __init__(self):
         super().__init__()
-        self.windows,self.version,self.waiting,self.restored,self.record_past = None,0,None,None,False
+        self.windows = self.waiting = self.restored = None
+        self.version = 0
 
     def lazy_initialization(self, key_states, value_states):
-        self.dtype,self.device,self.is_initialized = key_states.dtype,key_states.device,True
-
+        self.dtype,self.device = key_states.dtype,key_states.device
+        self.is_initialized = True
     def update(self, key_states, value_states, *args, **kwargs):
         "The new keys, waiting for the attention function."
         if not self.is_initialized: self.lazy_initialization(key_states, value_states)
@@ -57,17 +57,14 @@ class _NewKeys:
     k: Tensor
     v: Tensor
 
-def _versions(learned):
-    "A number that changes when what was learned changes."
-    return 0 if learned is None else sum(p._version for p in learned.parameters())
-
 @patch
 def attended(self:_NewKeys, call:LayerCall): # of the new queries -> [B,H,n,dv]
     "Attention to the keys that the layer keeps, and to the new ones."
     call.refuse_special('with a WindowedCache', "generate takes all keys with cache_implementation='dynamic'")
     if call.dropout:
         raise ValueError(f"dropout: expected 0 with a WindowedCache, got {call.dropout}; call model.eval()")
-    layer,version = self.layer,_versions(call.learned)
+    layer = self.layer
+    version = 0 if call.learned is None else sum(p._version for p in call.learned.parameters()) # changes with what was learned
     if layer.windows is None:
         options = dict(window=call.sight.window, scale=call.scaling) | call.own_terms() | call.learned_terms()
         layer.windows,layer.version = WindowedLayer(call.q.shape[1], self.k.shape[1], **options),version
@@ -164,7 +161,6 @@ def save(self:WindowedCache,
         tensors |= {f'{i}.{name}': x for name,x in state.items()}
     write_weights(path, tensors, dynattn=json.dumps(notes))
 
-# %% ../../nbs/hf/57_cache.ipynb #c57d0007
 @patch(cls_method=True)
 def load(cls:WindowedCache,
     path, # written by `save`

@@ -51,9 +51,7 @@ class Budget(Patched):
         "The least width that reaches everything."
         return self.n-1-(self.sinks if self.causal else 0)
 
-    def share(self,
-        width:Tensor, # [K] half-widths in tokens
-    ) -> Tensor: # [], differentiable
+    def share(self, width:Tensor) -> Tensor: # [K] half-widths in tokens -> [], differentiable
         "The share of the keys, or of an encoder's pairs, that widths leave."
         return (cache_share if self.causal else _pair_share)(width, self.n, self.sinks)
     def reaching(self,
@@ -69,10 +67,7 @@ class Budget(Patched):
 
 # %% ../../nbs/hf/61_curves.ipynb #c66d0003
 @patch
-def scaled(self:Budget,
-    width:Tensor, # [K] half-widths in tokens
-    share:float, # 0 to 1
-) -> Tensor: # [K]
+def scaled(self:Budget, width:Tensor, share:float) -> Tensor: # [K] half-widths in tokens; 0 to 1 -> [K]
     "Widths in the same proportions at another share."
     def at(x): return (width*math.exp(x)).clamp(1, self.most)
     furthest = math.log(self.most)
@@ -130,7 +125,8 @@ def squares(self:_Layer,
     sinks:int, # leading tokens that are never lost
 ) -> Tensor: # [B,Hkv,W], in float64
     "The squared movements of the number, summed over queries."
-    heads,leading,causal,found = self.k.shape[1],self.leading(sinks),self.sight.causal,0.
+    heads,leading = self.k.shape[1],self.leading(sinks)
+    found = 0.
     for start in range(0, self.q.shape[2], _BLOCK):
         stop = min(start+_BLOCK, self.q.shape[2])
         p = self.weights(start, stop)
@@ -138,7 +134,7 @@ def squares(self:_Layer,
         gradient,out = (x[:,start:stop].transpose(1, 2) for x in (g, self.out))   # [B,H,b,d]
         of_scores = p*(gradient@v.mT-(gradient*out).sum(-1, keepdim=True))        # [B,H,b,M]
         lost = leading[...,None,:p.shape[-1]]
-        far,mass = (_far(x.masked_fill(lost, 0), width, start, causal) for x in (of_scores, p))
+        far,mass = (_far(x.masked_fill(lost, 0), width, start, self.sight.causal) for x in (of_scores, p))
         moved = far/(1-mass).clamp(min=torch.finfo(p.dtype).eps**.5)              # [B,H,b,W]
         moved = moved.unflatten(1, (heads,-1)).sum(2)
         found = found+moved.masked_fill(leading[...,start:stop,None], 0).square().sum(2).double()
@@ -200,9 +196,7 @@ class CostCurves(Patched):
     text:Tensor   # [K,W] of plain texts: the divergence of a prediction, in nats, to second order
     asked:Tensor  # [K,W] of texts that ask: half of the squared change of an answer's log odds
 
-    def total(self,
-        answers:float=.1, # the weight of `asked`
-    ) -> Tensor: # [K,W], falling
+    def total(self, answers:float=.1) -> Tensor: # the weight of `asked` -> [K,W], falling
         "One curve per head; none rises with the width."
         return (self.text+answers*self.asked).flip(-1).cummax(-1).values.flip(-1)
 

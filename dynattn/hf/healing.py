@@ -25,13 +25,10 @@ class Healed(Patched):
     after:list  # and with the updates
     kept:bool   # whether all of it fell; otherwise the weights are those of before
 
-# %% ../../nbs/hf/65_healing.ipynb #c65d0007
 _FUSED = 'qkv','query_key','c_attn','in_proj'
 
 @patch(cls_method=True)
-def layers(cls:Healed,
-    model:PreTrainedModel, # with windows or without
-) -> list: # names
+def layers(cls:Healed, model:PreTrainedModel) -> list: # with windows or without -> names
     "The layers that get updates."
     found = []
     for name,layer in model.named_modules():

@@ -51,9 +51,11 @@ class Learned(nn.Module):
         causal:bool=False, sliding:bool=False, # the layer looks back only; it has a window of its own
     ):
         super().__init__()
-        self.heads,self.dim,self.causal,self.sliding = heads,dim,causal,sliding
-        self.unit,self.edge,self.n_global = 'tokens','soft',0
-        self.sigma_head,self.alpha_head,self.seen = None,None,None
+        self.heads,self.dim = heads,dim
+        self.causal,self.sliding = causal,sliding
+        self.unit,self.edge = 'tokens','soft'
+        self.n_global = 0
+        self.sigma_head = self.alpha_head = self.seen = None
 
     def forward(self,
         q, m, s, # queries [B,H,N,d], the number of keys, their `Sight`
@@ -64,9 +66,7 @@ class Learned(nn.Module):
             raise ValueError(f"query: expected as many queries as keys in a layer with windows, {m}, got {q.shape[2]}")
         return _learned_options(self, q, m, s, values or self.values, length)
 
-    def window(self,
-        sigma, reach, # [B,H] or [H] widths in tokens; (left, right) of the model's own window, or None
-    ) -> Window:
+    def window(self, sigma, reach) -> Window: # [B,H] or [H] in tokens; (left, right) of the model's own, or None
         "The window of widths `sigma`, inside the model's own `reach`."
         soft = Window.default(sigma, reach=reach)
         return soft.replace(p=_STEEP) if self.edge=='hard' else soft

@@ -28,7 +28,8 @@ class _HeadWidths(nn.Module):
     "The widths of one layer while they are learned: a slice of the model's vector, each for some query heads."
     def __init__(self, vector, part, queries):
         super().__init__()
-        self.vector,self.part,self.queries = vector,part,queries
+        self.vector = vector
+        self.part,self.queries = part,queries
 
     def forward(self) -> Tensor: # [H]
         width = self.vector.log_width.exp()+self.vector.shift
@@ -38,12 +39,6 @@ class _HeadWidths(nn.Module):
 def _windowed(model):
     "The attention modules that have windows."
     return [m for m in model.modules() if getattr(getattr(m, 'dynattn', None), 'sigma_head', None) is not None]
-
-def _key_heads(module):
-    "How many key heads a layer has."
-    groups = getattr(module, 'num_key_value_groups', None)
-    if isinstance(groups, int): return module.dynattn.heads//groups
-    return getattr(module.config, 'num_key_value_heads', None) or module.dynattn.heads
 
 @contextmanager
 def _put_back(model):
@@ -72,7 +67,11 @@ class WidthVector(Patched):
     ):
         modules = _windowed(model)
         self.budget = Budget(n, modules[0].dynattn.n_global, all(m.dynattn.causal for m in modules))
-        self.counts = [_key_heads(m) for m in modules]
+        def key_heads(m):
+            groups = getattr(m, 'num_key_value_groups', None)
+            if isinstance(groups, int): return m.dynattn.heads//groups
+            return getattr(m.config, 'num_key_value_heads', None) or m.dynattn.heads
+        self.counts = list(map(key_heads, modules))
         device = next(model.parameters()).device
         self.log_width = nn.Parameter(torch.full((sum(self.counts),), math.log(self.budget.most), device=device))
         self.shift = torch.zeros_like(self.log_width, requires_grad=False) # tokens added, without a gradient
@@ -91,16 +90,12 @@ class WidthVector(Patched):
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0005
 @patch
 @torch.no_grad()
-def set(self:WidthVector,
-    width:Tensor, # [K] half-widths in tokens
-) -> None:
+def set(self:WidthVector, width) -> None: # [K] half-widths in tokens
     self.log_width.copy_(torch.as_tensor(width).to(self.log_width).clamp(1, self.budget.most).log())
 
 @patch
 @torch.no_grad()
-def scale_to(self:WidthVector,
-    share:float, # 0 to 1, of the keys or of an encoder's pairs
-) -> None:
+def scale_to(self:WidthVector, share) -> None: # 0 to 1, of the keys or of an encoder's pairs
     "Multiply all widths by the factor that gives this share."
     self.set(self.budget.scaled(self.widths(), share))
 
@@ -108,10 +103,10 @@ def scale_to(self:WidthVector,
 @patch
 def by_layer(self:WidthVector) -> list: # of lists, whole tokens; inf where a head sees everything
     "The widths as used after learning."
-    width,share,most = self.widths(),self.share().item(),self.budget.most
+    width,most = self.widths(),self.budget.most
     everything = width>=.97*most
     def paid(factor): return torch.where(everything, float(most), (factor*width).clamp(1, most))
-    factor = self.budget.reaching(paid, share, 0., 1.)
+    factor = self.budget.reaching(paid, self.share().item(), 0., 1.)
     spent = paid(factor)
     whole = spent.floor()
     missing = int((spent.sum()-whole.sum()).round())
@@ -119,9 +114,7 @@ def by_layer(self:WidthVector) -> list: # of lists, whole tokens; inf where a he
     return self.in_layers(whole.masked_fill(everything, math.inf))
 
 @patch
-def in_layers(self:WidthVector,
-    width:Tensor, # [K]
-) -> list: # of lists; inf where a head sees everything
+def in_layers(self:WidthVector, width) -> list: # [K] -> of lists; inf where a head sees everything
     width = width.masked_fill(width>=self.budget.most, math.inf)
     return [part.tolist() for part in width.split(self.counts)]
 
@@ -135,9 +128,7 @@ def _sizes(text, most): # -> [S] half-widths, ascending
     return torch.tensor(sizes, dtype=torch.float32)
 
 @patch
-def rounded(self:WidthVector,
-    sizes:str, # half-widths in tokens, and "full": '64,256,full'
-) -> Tensor: # [K]
+def rounded(self:WidthVector, sizes:str) -> Tensor: # half-widths in tokens, and "full": '64,256,full' -> [K]
     "Widths of a few sizes, within the same share."
     sizes,share = _sizes(sizes, self.budget.most).to(self.log_width.device),self.share().item()
     least = self.budget.share(sizes[:1]).item()
@@ -155,12 +146,11 @@ class Distance(Patched):
         batches:list, # what the model is called with
         options:NarrowOptions, # of which places and seed matter here
     ):
-        self.model,self.batches,self.options = model,batches,options
+        self.model,self.options = model,options
+        self.batches = batches
         self.hidden,self.speaks = {},model.get_output_embeddings() is not None
 
-    def full_hidden(self,
-        i:int, # the batch of this number
-    ) -> Tensor:
+    def full_hidden(self, i) -> Tensor: # of the batch of this number
         if i not in self.hidden:
             with torch.no_grad(), without_windows(self.model):
                 self.hidden[i] = last_hidden(self.model, self.batches[i])
@@ -211,7 +201,8 @@ class Narrower(Patched):
         texts:int, # number of texts
         options:NarrowOptions, # the settings of the run
     ):
-        self.vector,self.distance,self.texts,self.options = vector,distance,texts,options
+        self.vector,self.distance = vector,distance
+        self.texts,self.options = texts,options
         self.adam = torch.optim.Adam([vector.log_width], betas=(.9,.99))
         self.mean_gradient = torch.zeros_like(vector.log_width)
         self.rows = []                                               # a record for each step
@@ -222,13 +213,6 @@ class Narrower(Patched):
         self.first_share = vector.share().item()
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0009
-@patch
-def _text(self:Narrower, step):
-    "Which text a step reads; each pass over the texts has its own order."
-    order = list(range(self.texts))
-    random.Random(f'{self.options.seed}/{step//self.texts}').shuffle(order)
-    return order[step%self.texts]
-
 @patch
 def _price(self:Narrower, gradient, of_share, step): # gradients [K] of the distance and of the share
     "The Lagrange multiplier, at least 0."
@@ -242,7 +226,9 @@ def _price(self:Narrower, gradient, of_share, step): # gradients [K] of the dist
 def step(self:Narrower) -> dict:
     "Learn from one text."
     step,log_width = len(self.rows),self.vector.log_width
-    text = self._text(step)
+    order = list(range(self.texts))                                  # each pass over the texts has its own
+    random.Random(f'{self.options.seed}/{step//self.texts}').shuffle(order)
+    text = order[step%self.texts]
     if self.options.sizes and step>=2/3*self.options.steps:          # the model sees the sizes, the widths learn on
         self.vector.shift.copy_(self.vector.rounded(self.options.sizes)-self.vector.widths())
     loss = self.distance(text, step)
@@ -271,9 +257,7 @@ def finish(self:Narrower) -> None:
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0352
 @patch
 @torch.no_grad()
-def choose(self:Narrower,
-    others:Tensor, # [K] half-widths, such as those of the cost curves
-) -> None:
+def choose(self:Narrower, others) -> None: # [K] half-widths, such as those of the cost curves
     "Give the vector its own widths, others or their mean, whichever are nearest to the full model."
     vector,model = self.vector,self.distance.model
     own,other = vector.log_width.clone(),others.to(vector.log_width).log()
@@ -298,9 +282,7 @@ def state(self:Narrower) -> dict:
 
 @patch
 @torch.no_grad()
-def restore(self:Narrower,
-    state:dict, # as a checkpoint holds it
-) -> None:
+def restore(self:Narrower, state) -> None: # as a checkpoint holds it
     if state['options']!=asdict(self.options):
         differ = [f'{k}={v}' for k,v in state['options'].items() if asdict(self.options)[k]!=v]
         raise ValueError(f"checkpoint: expected one of these options, got {', '.join(differ)}")
@@ -385,19 +367,20 @@ def check(cls:Narrower,
     return budget
 
 # %% ../../nbs/hf/66_narrowing.ipynb #f847ffd3
-def _learn(run, batches, checkpoint, every, on_step):
+@patch
+def learn(self:Narrower, batches, checkpoint, every, on_step) -> bool:
     "Run all steps, or those before an interruption; False then."
     texts = checksum(b['input_ids'] for b in batches)
     if checkpoint is not None and Path(checkpoint).exists():
-        state = read_state(checkpoint, {'texts', *run.state()})
+        state = read_state(checkpoint, {'texts', *self.state()})
         if state.pop('texts')!=texts: raise ValueError("checkpoint: expected one of these texts, got one of others")
-        run.restore(state)
+        self.restore(state)
     try:
-        while len(run.rows)<run.options.steps:
-            row = run.step()
-            last = len(run.rows)==run.options.steps
-            if checkpoint is not None and (last or len(run.rows)%every==0):
-                write_state(checkpoint, dict(run.state(), texts=texts))
+        while len(self.rows)<self.options.steps:
+            row = self.step()
+            last = len(self.rows)==self.options.steps
+            if checkpoint is not None and (last or len(self.rows)%every==0):
+                write_state(checkpoint, dict(self.state(), texts=texts))
             if on_step is not None: on_step(row)
     except KeyboardInterrupt: return False
     return True
@@ -432,9 +415,7 @@ def mend(self:Distance,
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7a1b0016
 @patch
-def begin(self:Narrower,
-    curves:CostCurves, # of the texts
-) -> None:
+def begin(self:Narrower, curves:CostCurves) -> None: # of the texts
     "Start with the widths of the curves, at the share that `rise` allows or that was asked for."
     if self.options.rise is not None: self._measure(lambda share: self.vector.set(curves._best(share)))
     self.vector.set(curves._best(max(self.options.begin, self.keep)))
@@ -461,7 +442,7 @@ def narrow(
         vector = WidthVector(model, budget.n)
         run = Narrower(vector, Distance(model, batches, o), len(batches), o)
         run.begin(curves)
-        finished = _learn(run, batches, checkpoint, every, on_step)
+        finished = run.learn(batches, checkpoint, every, on_step)
         run.finish()
         run.choose(curves._best(run.keep))
         risen = run._measure(vector.scale_to) if o.rise is not None else None
@@ -516,7 +497,8 @@ def _smallest(self:Distance, vector, rise, at):
     "The smallest share found whose widths, which `at(share)` sets, have no greater rise in loss, and the rise there."
     texts = [{k: v[i:i+1] for k,v in b.items()} for b in self.batches[:8] for i in range(len(b['input_ids']))][:8]
     reference = Reference(self.model, texts)
-    start,low,found = vector.log_width.clone(),vector.budget.share(torch.ones(1)).item(),(1., 0.)
+    start,found = vector.log_width.clone(),(1., 0.)
+    low = vector.budget.share(torch.ones(1)).item()
     try:
         for _ in range(7):                                           # to within 5 % of the share
             share = math.sqrt(low*found[0])

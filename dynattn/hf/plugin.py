@@ -141,7 +141,8 @@ def learned_terms(self:LayerCall) -> dict:
 @patch
 def options(self:LayerCall) -> dict:
     "The arguments of `dynattn.attention`."
-    s,m,bias = self.sight,self.k.shape[2],self.terms.get('position_bias')
+    s,m = self.sight,self.k.shape[2]
+    bias = self.terms.get('position_bias')
     at = s.q_offset or 0
     options = dict(attn_mask=s.pairs, q_offset=at, window=None, is_causal=False)
     if s.pairs is None:
@@ -222,7 +223,8 @@ def compute_turned(self:LayerCall) -> tuple:
 def pair_terms(self:LayerCall, window=None, n_global=0) -> Tensor:
     """The terms added to the scores of queries from position `sight.at` on, [B|1,H|1,N,M]:
     the window's logarithm, -inf where nothing is seen."""
-    s,n,m,device = self.sight,self.q.shape[2],self.k.shape[2],self.q.device
+    s,device = self.sight,self.q.device
+    n,m = self.q.shape[2],self.k.shape[2]
     at,key = s.at.to(device),torch.arange(m, device=device)
     query = at+torch.arange(n, device=device)[:,None]                          # [N,1]
     added = torch.zeros(1, 1, n, m, device=device)
@@ -252,7 +254,8 @@ def compute_at(self:LayerCall) -> tuple:
 @patch
 def check(self:LayerCall) -> None:
     "Raise where padding does not fit the keys, leading tokens cannot be found, or a term is not computed."
-    s,n,m,n_global = self.sight,self.q.shape[2],self.k.shape[2],self.n_global
+    s,n_global = self.sight,self.n_global
+    n,m = self.q.shape[2],self.k.shape[2]
     if s.keep is not None and s.keep.shape[1]!=m:
         raise ValueError(f"attention_mask: expected one entry for each of {m} keys, got {s.keep.shape[1]} for {n} "
                          "queries; with prefill_chunk_size, generate cuts the mask of an encoder as if it were the "
@@ -268,7 +271,8 @@ def check(self:LayerCall) -> None:
 def attended(self:LayerCall) -> tuple:
     "Attention [B,H,N,dv] and, if wanted, the weights, in the way that serves the call."
     self.check()
-    s,learned,one = self.sight,self.learned,self.q.shape[2]==1 and torch.compiler.is_compiling()
+    s,learned = self.sight,self.learned
+    one = self.q.shape[2]==1 and torch.compiler.is_compiling()
     late,itself = self.starts_late(),self.q.shape[2]==self.k.shape[2]
     windows = learned is not None and learned.sigma_head is not None
     square = windows and s.pairs is not None and (learned.causal or late)
@@ -317,7 +321,6 @@ def _init_batches(model, *args, **kwargs):
     raise ValueError("model: expected an attention of transformers for continuous batching, got 'dynattn'; "
                      "use generate, which takes padded batches")
 
-# %% ../../nbs/hf/56_plugin.ipynb #73717484
 def switch(
     model:nn.Module, # holds one `PreTrainedModel` or several
 ) -> nn.Module: # the same

@@ -40,26 +40,23 @@ def _add(model, added):
         except (TypeError, AttributeError) as e:
             raise ValueError(f"dynattn: expected options of {kind!r} in the configuration, got {options!r}") from e
 
-def _add_again(model):
-    "Add what the configurations in `model` name."
-    for part in model.modules():
-        added = getattr(part.config, 'dynattn', None) if isinstance(part, PreTrainedModel) else None
-        if added is None or isinstance(added, Added): continue
-        with local_torch_dtype(torch.float32), torch.device('cpu'): _add(part, added)
-        for inner in part.modules():  # an encoder and a decoder have copies of the configuration
-            config = getattr(inner, 'config', None)
-            if getattr(config, 'dynattn', None)==added: config.dynattn = part.config.dynattn
-
 # %% ../../nbs/hf/59_saving.ipynb #3a61803a
 def _building(cls):
     "The same class, but what it builds has the windows and alpha that its configuration names."
     def __init__(self, config, *args, **kwargs):
         cls.__init__(self, config, *args, **kwargs)
-        _add_again(self)
+        for part in self.modules():
+            added = getattr(part.config, 'dynattn', None) if isinstance(part, PreTrainedModel) else None
+            if added is None or isinstance(added, Added): continue
+            with local_torch_dtype(torch.float32), torch.device('cpu'): _add(part, added)
+            for inner in part.modules():  # an encoder and a decoder have copies of the configuration
+                config = getattr(inner, 'config', None)
+                if getattr(config, 'dynattn', None)==added: config.dynattn = part.config.dynattn
     in_float32 = {*(cls._keep_in_fp32_modules_strict or ()), 'dynattn'}
     return type(cls.__name__, (cls,), dict(__init__=__init__, __module__=cls.__module__, __qualname__=cls.__qualname__,
                                            _keep_in_fp32_modules_strict=in_float32))
 
+# %% ../../nbs/hf/59_saving.ipynb #3a61803b
 def _class_for(cls, config):
     "The model's own class, given none, an Auto class or itself."
     names = config.architectures

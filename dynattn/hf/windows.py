@@ -19,19 +19,16 @@ from .plugin import LayerCall, switch
 from .cache import WindowedCache
 
 # %% ../../nbs/hf/58_windows.ipynb #7f3809d4
-def _shape_of(m):
-    "H and H*d of an attention module."
-    c,get = m.config,lambda names: next((getattr(m, n) for n in names if isinstance(getattr(m, n, None), int)), None)
-    h = get(('num_attention_heads','num_heads')) or c.num_attention_heads
-    return h, h*(get(('head_dim','attention_head_size')) or c.hidden_size//h)
-
 def _learners(model): # -> of modules
     "The layers that attend to themselves, each with a `Learned`, made where there is none yet."
     layers = attention_layers(model, itself=True).values()
     for m in layers:
         if hasattr(m, 'dynattn'): continue
+        def get(*names): return next((x for x in (getattr(m, name, None) for name in names) if isinstance(x, int)), None)
+        heads = get('num_attention_heads', 'num_heads') or m.config.num_attention_heads
+        dim = heads*(get('head_dim', 'attention_head_size') or m.config.hidden_size//heads)
         causal,slides = bool(getattr(m, 'is_causal', False)),getattr(m, 'sliding_window', None) is not None
-        m.dynattn = Learned(*_shape_of(m), causal, slides)
+        m.dynattn = Learned(heads, dim, causal, slides)
     return [*layers]
 
 # %% ../../nbs/hf/58_windows.ipynb #ba29e5c3
@@ -87,10 +84,10 @@ def add_windows(
     widths = torch.as_tensor((8. if unit=='fraction' else 8.*longest) if init is None else init, dtype=torch.float32)
     widths = widths if widths.dim()==2 else [widths]*len(layers)
     for module,width in zip(layers, widths):
-        l = module.dynattn
-        start = dict(init_width=width, unit=unit)
+        l,start = module.dynattn,dict(init_width=width, unit=unit)
         head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
-        l.sigma_head,l.unit,l.edge = head.to(next(module.parameters()).device),unit,edge
+        l.sigma_head = head.to(next(module.parameters()).device)
+        l.unit,l.edge = unit,edge
         l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
     Added.record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
     if penalty: penalise(model, penalty)
@@ -167,7 +164,8 @@ class HeadReport(NamedTuple):
 
 def _seen_pairs(options, n, m, device):
     "[B,H,N,M] bool: the pairs inside window and padding, padded queries left out."
-    padding,at,n_global = options.get('padding'),options['q_offset'],options.get('n_global') or 0
+    padding,at = options.get('padding'),options['q_offset']
+    n_global = options.get('n_global') or 0
     window,soft = options['window'],isinstance(options['window'], Window)
     see = visible_pairs(n, m, attn_mask=options['attn_mask'], is_causal=options['is_causal'], padding=padding,
                         window=None if soft else window, n_global=n_global, q_offset=at, device=device)

@@ -59,22 +59,21 @@ def _parquet_documents(path, field):
             for rows in file.iter_batches(64, columns=[field]): yield from map(str, rows.column(0).to_pylist())
     except (OSError, ValueError) as e: raise UserError(f"{path}: expected a Parquet file: {e}") from e
 
-def _texts_of(document, tokenizer, n):
-    "The whole texts of a document for an encoder, n tokens each."
-    pieces = [document[i:i+8*n] for i in range(0, len(document), 8*n)] # characters, more than the tokens have
-    found = [tokenizer(piece, truncation=True, max_length=n)['input_ids'] for piece in pieces]
-    return [ids for ids in found if len(ids)==n]
-
 def _cut(documents, tokenizer, n, causal, wanted):
     "As many texts of n tokens as wanted, or as there are."
     texts,row = [],[]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     for document in documents:
         if len(texts)>=wanted: break
-        if causal: row += tokenizer(document, add_special_tokens=False, verbose=False)['input_ids']+end
-        whole = len(row)//n
-        texts += [row[i*n:(i+1)*n] for i in range(whole)] if causal else _texts_of(document, tokenizer, n)
-        row = row[whole*n:]
+        if causal:
+            row += tokenizer(document, add_special_tokens=False, verbose=False)['input_ids']+end
+            whole = len(row)//n*n
+            texts += [row[i:i+n] for i in range(0, whole, n)]
+            row = row[whole:]
+            continue
+        pieces = [document[i:i+8*n] for i in range(0, len(document), 8*n)] # characters, more than the tokens have
+        found = [tokenizer(piece, truncation=True, max_length=n)['input_ids'] for piece in pieces]
+        texts += [ids for ids in found if len(ids)==n]
     return [torch.tensor(ids) for ids in texts[:wanted]]
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0014
@@ -202,7 +201,6 @@ def _learned(model, batches, options, out, quiet, held_out):
         print(what, file=sys.stderr)
     return found
 
-# %% ../../nbs/narrow/85_command.ipynb #85000007
 def _report(c, name, judge, found, batches, documents, quiet): # -> `Report`
     "The widths that the model of a run learned, and their cost."
     return Report(
@@ -294,9 +292,7 @@ def _quietly():
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
 
-def _narrow_verb(
-    a, # the arguments
-) -> int: # exit status
+def _narrow_verb(a) -> int: # the arguments; exit status
     "`dynattn narrow`."
     c = _config(a)
     _quietly()
@@ -341,9 +337,7 @@ def _judge_run(name, c, quiet):
                 windows=narrow and narrow.right[0], forgotten=said)
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0133
-def _judge_verb(
-    a, # the arguments
-) -> int: # exit status
+def _judge_verb(a) -> int: # the arguments; exit status
     "`dynattn judge`."
     _quietly()
     result = _judge_run(a.model, _config(a), a.quiet)

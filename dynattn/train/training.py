@@ -59,7 +59,8 @@ def _grams(c): return [n for n in c.grams.split(',') if n]
 @patch
 def _rules(self:TrainConfig): # -> (option, what is expected, whether it is so)
     "The bounds of all options; simple ones come before those that depend on them."
-    c,real,largest = self,(int, float),1e30  # float32 ends at 3e38
+    c,real = self,(int, float)
+    largest = 1e30  # float32 ends at 3e38
     yield from DataConfig._rules(c)
     yield 'precision', 'no or bf16 or fp16', c.precision in ('no','bf16','fp16')
     yield 'impl', ' or '.join(('auto', *impls)), c.impl in ('auto', *impls)
@@ -136,7 +137,8 @@ class Trainer(Patched):
         out, # the run folder
         accelerator, # an `accelerate.Accelerator`
     ):
-        self.c,self.data,self.run,self.acc = c,data,_run_of(out, c),accelerator
+        self.c,self.data = c,data
+        self.run,self.acc = _run_of(out, c),accelerator
         self.table,self.index = data.table(),{label: i for i,label in enumerate(data.classes)}
         self.files = hashlib.sha1(self.table).hexdigest()
         torch.manual_seed(c.seed)
@@ -159,9 +161,7 @@ class Trainer(Patched):
 def plain(self:Trainer) -> Classifier: return self.acc.unwrap_model(self.model)
 
 @patch
-def batches(self:Trainer,
-    epoch, # number of the epoch, from 0
-) -> list:
+def batches(self:Trainer, epoch) -> list: # number of the epoch, from 0
     "This process's share of an epoch; each has as many as the others."
     batches,n = self.data.batches(self.c, epoch),self.acc.num_processes
     return batches[self.acc.process_index:len(batches)//n*n:n]
@@ -176,7 +176,7 @@ def take_step(self:Trainer, batch) -> float: # of (index, piece) -> loss
     for g in self.opt.param_groups: g['lr'] = g['times']*_learning_rate(self.step, self.steps, self.c.lr)
     ids,padding = batch_of([p for _,p in batch])
     target = torch.tensor([self.index[self.data.splits['train'][i].label] for i,_ in batch])
-    ids,padding,target = ids.to(self.acc.device),padding.to(self.acc.device),target.to(self.acc.device)
+    ids,padding,target = (x.to(self.acc.device) for x in (ids, padding, target))
     with self.acc.autocast(): loss = _loss_of(self.model, ids, padding, target, self.c.price, self.c.patch)
     self.opt.zero_grad()
     self.acc.backward(loss)
@@ -210,11 +210,12 @@ def probabilities(
     return total/n
 
 # %% ../../nbs/train/52_training.ipynb #74a35283
-def _judge(model, items, size, batch=32, device='cpu'): # `Item`s, and bytes of a view
+def _judge(model, items, size, batch=32, device='cpu'): # `_Item`s, and bytes of a view
     "The model's predictions: confusion matrix, losses [n], widths of each class [C,L,H], α [L,H], operations."
     index = {label: i for i,label in enumerate(model.config.classes)}
     truth = torch.tensor([index[x.label] for x in items], dtype=torch.long)
-    widths,n,flops = torch.zeros(len(index), model.config.layers, model.config.heads),torch.zeros(len(index)),Counter()
+    widths,n = torch.zeros(len(index), model.config.layers, model.config.heads),torch.zeros(len(index))
+    flops:Counter = Counter()
     def each(at): # the files that the views of a batch belong to
         widths.index_add_(0, truth[at], model.widths().float().transpose(0, 1).cpu())
         n.index_add_(0, truth[at], torch.ones(len(at)))
@@ -245,22 +246,13 @@ def end_epoch(self:Trainer, callbacks=()) -> None:
     if self.acc.is_main_process:
         if better: self.plain.save_pretrained(self.run.folder)
         self.write_log()
-    self.epoch,self.at,self.total = self.epoch+1,0,0.
+    self.epoch += 1
+    self.at = self.total = 0
     self.model.train()
     for callback in callbacks: callback('after_epoch', self, row)
 
 @patch
 def write_log(self:Trainer) -> None: write_atomic(self.run.folder/'metrics.jsonl', ''.join(json.dumps(row)+'\n' for row in self.rows))
-
-# %% ../../nbs/train/52_training.ipynb #3ad51327
-@patch
-def check_finite(self:Trainer, loss) -> None:
-    "A loss of any process that is not finite is an error of all."
-    lost = not math.isfinite(loss)
-    if self.acc.num_processes>1: lost = self.acc.gather(torch.tensor([lost], device=self.acc.device)).any()
-    if lost:
-        raise UserError(f"{self.run.folder}: the loss of step {self.step} is not a finite number; "
-            f"try a smaller --lr than {self.c.lr:g}, with another --out")
 
 # %% ../../nbs/train/52_training.ipynb #7d43a05b
 _PLACE = 'step','epoch','at','since','best','total','rows'
@@ -308,7 +300,11 @@ def fit(self:Trainer, callbacks=()) -> None:
                 loss = math.nan # of a window that refuses its width
             self.at += 1
             for callback in callbacks: callback('after_step', self, loss)
-            self.check_finite(loss)
+            lost = not math.isfinite(loss)
+            if self.acc.num_processes>1: lost = self.acc.gather(torch.tensor([lost], device=self.acc.device)).any()
+            if lost: # of any process
+                raise UserError(f"{self.run.folder}: the loss of step {self.step} is not a finite number; "
+                                f"try a smaller --lr than {self.c.lr:g}, with another --out")
             if self.step%self.c.every==0: self.save()
         self.end_epoch(callbacks)
         self.save()
@@ -327,9 +323,7 @@ def _progress(bar):
 
 # %% ../../nbs/train/52_training.ipynb #7a110016
 @patch(cls_method=True)
-def of_run(cls:TrainConfig,
-    folder:Path|str, # of the run
-) -> dict:
+def of_run(cls:TrainConfig, folder:Path|str) -> dict: # of the run
     "The settings that it was started with; empty where they are not written."
     path = Path(folder)/'settings.json'
     if not path.exists(): return {}
@@ -414,7 +408,6 @@ def _pictures(result, tokens):
     yield 'widths.png', plot.show_heat(widths, row_labels=classes, col_labels=columns, values='.0f',
         vmax=max(tokens, widths.max().item()), title=f'mean half-width by layer.head, of {tokens} tokens')
 
-# %% ../../nbs/train/52_training.ipynb #rep00001
 def _report(result, c, run): # as `train` returns it
     lines = [f'- {markdown(path)}: {markdown(label)}, called {markdown(answer)}'
              for path,label,answer in result['wrong']]
@@ -487,7 +480,6 @@ def _arguments(parser):
     parser.add_argument('--quiet', action='store_true', help='print nothing')
     parser.add_argument('--out', '--run', default='runs/demo', help='the run folder [runs/demo]')
 
-# %% ../../nbs/train/52_training.ipynb #9854eed9
 @verb('train', 'learn which kind of file a file is',
       'dynattn train papers/ --labels folder --out runs/papers', _arguments)
 def _train_verb(a, callbacks=()): # -> exit status
