@@ -9,10 +9,11 @@ __all__ = ['main']
 import argparse, json, os, sys
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 import dynattn.audit.command, dynattn.train.trained, dynattn.train.training  # each registers its verbs
 from .options import NarrowConfig
 from .runs import VERBS, Bar, add_options, printable, verb
-from .saved import UserError, need
+from .saved import UserError, need, write_atomic
 
 # %% ../nbs/89_command.ipynb #ec348331
 _MODEL = 'a folder, a name that transformers resolves, or a GGUF file'
@@ -42,6 +43,12 @@ def _export_arguments(p):
     p.add_argument('--full', action='store_true', help="leave the model's learned windows out, for comparison")
     p.add_argument('--json', action='store_true', help='print the result as JSON')
 
+def _look_arguments(p):
+    p.add_argument('model', help=_MODEL)
+    p.add_argument('--text', required=True, help='a text file; it is cut to what the model takes')
+    p.add_argument('--out', required=True, help='the page to write, HTML')
+    p.add_argument('--last', type=int, default=32, help='so many last tokens can be chosen, if the page has room [32]')
+
 # %% ../nbs/89_command.ipynb #25fc42e4
 def _later(name:str) -> Callable: # of a function in this package: module and name
     "A function that imports the one of this name when it is called."
@@ -54,6 +61,23 @@ verb('judge', 'what a model with windows recalls, by distance',
      'dynattn judge runs/narrow --data docs --context 1024', _judge_arguments)(_later('narrow.command._judge_verb'))
 verb('export', 'write a decoder for ONNX Runtime, with caches as small as its windows',
      'dynattn export runs/narrow --out runs/onnx', _export_arguments)(_later('export.graph._export_verb'));
+
+# %% ../nbs/89_command.ipynb #89100002
+@verb('look', 'a page that shows what every head looks at in a text', 'dynattn look MODEL --text notes.txt --out look.html',
+      _look_arguments)
+def _look_verb(a): # the parsed arguments
+    "Write the page, and say where the weight lies."
+    if a.last<1: raise UserError(f"--last: expected 1 or more, got {a.last}")
+    text = Path(a.text).read_text(encoding='utf-8', errors='replace')
+    need('dynattn.plot', 'viz')
+    need('transformers', 'hf')
+    model,tokenizer = need('dynattn.hf.saving', 'hf').load_pretrained(a.model, windows=True)
+    try: found = need('dynattn.hf.looking', 'hf').look(model, text, tokenizer, a.last)
+    except ValueError as e: raise UserError(str(e)) from e
+    write_atomic(a.out, found.page(f'What the heads of {Path(a.model).name} look at in {Path(a.text).name}'))
+    near = [int(w) for layer in found.within(.9) for w in layer]
+    print(f"{printable(a.out)}: {len(found.ids)} tokens; of {len(near)} heads, half have 90 % of their weight within "
+          f"{sorted(near)[len(near)//2]} tokens, the first token left out")
 
 # %% ../nbs/89_command.ipynb #f679aff8
 @verb('survey', 'efficient transformers, measured', 'dynattn survey',

@@ -484,7 +484,7 @@ def show_boxes(
 # %% ../nbs/00_plot.ipynb #04bff3e6
 # the number is that of a chapter
 WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'alpha3', 'matrix', 'tiles', 'survey',
-           'heads')
+           'heads', 'look')
 
 class _Widget:
     "HTML that a notebook shows as it is."
@@ -500,10 +500,10 @@ def show_widget(
     "Sliders, a drawing and its numbers; the same kind should not stand twice on one page."
     if kind not in WIDGETS:
         raise ValueError(f"kind: expected one of {', '.join(WIDGETS)}, got {kind!r}")
-    script,own = (files('dynattn')/name for name in ('widgets.js', f'widget_{kind}.js'))
+    script,own = (files('dynattn')/name for name in ('widgets.js', f"widget_{'heads' if kind=='look' else kind}.js"))
     script = script.read_text(encoding='utf-8')
     if own.is_file(): script = re.sub('  // KIND:.*\n', lambda m: own.read_text(encoding='utf-8'), script)
-    name,values = f'dynattn-{kind}',json.dumps(start)
+    name,values = f'dynattn-{kind}',json.dumps(start).replace('<', '\\u003c') # or a text could end the script
     call = f"dynattnWidget(document.getElementById('{name}'), '{kind}', {values})"
     return _Widget(f"<div id='{name}' class='dynattn-widget'>This widget needs JavaScript.</div>\n"
         f"<script>(() => {{\n{script}\n{call};\n}})();</script>")

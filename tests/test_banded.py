@@ -12,6 +12,7 @@ from dynattn.engine.fields import Plan
 from dynattn.engine.operator import banded_attention
 from dynattn.engine.native import core
 from dynattn.engine.ops import attention
+from dynattn.engine.weights import window_weights
 from dynattn.padding import PaddingMask
 from dynattn.window import Window
 
@@ -124,6 +125,44 @@ def test_padding_counts_for_nothing(engine, case):
     assert torch.equal(out, again)
     for g in torch.autograd.grad(again.sum(), (k2,v2)): assert g.isfinite().all() and (g.masked_select(~keep)==0).all()
 
+@settings(max_examples=EXAMPLES//6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(case=cases())
+def test_weights_equal_dense(engine, case):
+    "The square, the band with leading keys beside it, and every sum; gradients of all that learns, which the plain loop computes."
+    (q,k,_),o = case
+    leaves = [t.requires_grad_() for t in (q,k)]+learned(o)
+    want = dense_attention(q, k, k, return_weights=True, **o)[1]
+    n,m = want.shape[2:]
+    loud = max(1., (q.abs().max()*k.abs().max()).item()/100)
+    with torch.no_grad(): read = window_weights(q, k, **o)
+    kept = window_weights(q, k, **o)
+    sums = 'dense','received','distance','row'
+    of_offsets = want.new_zeros(*want.shape[:2], n+m-1)
+    of_offsets.scatter_add_(2, (torch.arange(m)-torch.arange(n)[:,None]+n-1).flatten().expand(*want.shape[:2], -1), want.detach().flatten(2))
+    for found in (read.total(*sums), kept.total(*sums)):
+        for a,b in zip(found, (want,want.sum(2),of_offsets,want.sum(3))): assert_close(a, b, rtol=0, atol=1e-10*loud)
+    with torch.no_grad(): assert torch.equal(window_weights(q, k, reduce='distance', **o), read.by_distance())
+    weight = torch.randn_like(want)
+    grads = (torch.autograd.grad((x*weight).sum(), leaves, materialize_grads=True, allow_unused=True) for x in (kept.dense(),want))
+    for a,b in zip(*grads): assert_close(a, b, rtol=1e-10*loud, atol=1e-10*loud)
+    band,offsets = read.band(),torch.tensor(read.offsets)
+    assert band.shape[3]==len(offsets) and read.leading().shape[3]==min(o['n_global'], m)
+    if not o['n_global']: # the band alone is the square
+        at = torch.arange(n)[:,None]+offsets
+        inside = (at>=0) & (at<m)
+        square = want.new_zeros(*want.shape[:3], m+1).scatter_(3, torch.where(inside, at, m).expand_as(band), band)[...,:m]
+        assert_close(square, want, rtol=0, atol=1e-10*loud)
+
+@settings(max_examples=EXAMPLES//20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(case=cases(), dtype=st.sampled_from([torch.float32,torch.bfloat16,torch.float16]))
+def test_weights_in_narrow_dtypes(engine, case, dtype):
+    "The numbers are float32, from inputs of any dtype."
+    (q,k,_),o = case
+    q,k = ((t/t.abs().max().clamp_min(1)*3).to(dtype) for t in (q,k))
+    exact = dense_attention(q.double(), k.double(), k.double(), return_weights=True, **o)[1]
+    with torch.no_grad(): got = window_weights(q, k, **o).dense()
+    assert got.dtype==torch.float32 and (got-exact).abs().max()<1e-4
+
 class Largest(TorchDispatchMode):
     "The most elements that any result of an operation holds in memory."
     most = 0
@@ -140,6 +179,18 @@ def test_nothing_quadratic(engine, alpha):
         with Largest() as mode: banded_attention(q, q, q, window=8, alpha=alpha, n_global=1, scale=.5).sum().backward()
         return mode.most
     assert largest(8192) <= max(2.1*largest(4096), 2**18)
+
+@pytest.mark.parametrize('alpha', [None,1.5])
+def test_looking_is_linear(engine, alpha):
+    "The weights grow as N at most, and a sum over them holds one block at a time."
+    def largest(n, **more):
+        q = torch.randn(1, 1, n, 4)
+        with Largest() as mode: found = window_weights(q, q, window=8, alpha=alpha, n_global=1, **more)
+        held = 0 if more else sum(x.weights.numel() for x in found.blocks)
+        return mode.most,held
+    (most,held),(longer,more) = largest(2048),largest(4096)
+    assert longer<=max(2.1*most, 2**18) and more<=2.1*held<=2**20
+    assert largest(4096, reduce='distance')[0]<=2**18
 
 @by_the_core
 def test_any_number_of_threads_gives_the_same_bits():

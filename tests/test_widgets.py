@@ -240,10 +240,60 @@ def test_a_head_is_chosen_with_the_pointer(opened, heads_page):
     assert 'Layer 9, key head 1' in tab.inner_text('[role=status]')
     assert not json.loads(tab.get_attribute('.dynattn-widget', 'data-values'))['weights']
 
+# ---- `dynattn look`
+
+@pytest.fixture(scope='module')
+def looked():
+    "What two layers of three heads look at in 40 tokens, and the page of it"
+    from dynattn.hf.looking import Looks
+    g = torch.Generator().manual_seed(0)
+    squares = [torch.randn(3, 40, 40, generator=g).mul(3).masked_fill(torch.ones(40, 40).triu(1).bool(), -math.inf).softmax(-1) for _ in range(2)]
+    distance = [torch.stack([w.diagonal(-d, 1, 2).sum(-1) for d in range(40)], 1) for w in squares]
+    tokens = [f' w{i}' for i in range(38)]+['</script><b>', ' end']
+    found = Looks(torch.arange(40), tokens, ['a','b'], distance, [w.sum(1) for w in squares], [w[:,:,0] for w in squares], [w[:,-8:] for w in squares])
+    return found,squares,found.page('A text')
+
+def values_of(tab):
+    tab.wait_for_function("JSON.parse(document.querySelector('.dynattn-widget').dataset.values).weights.length")
+    return json.loads(tab.get_attribute('.dynattn-widget', 'data-values'))
+
+def test_look(opened, looked):
+    "The page shows the weights of the chosen head and token, to a step of their roots, and what each token receives"
+    found,squares,page = looked
+    tab = opened('look', html=page)
+    values_of(tab)
+    for layer,head,token in ((0,0,7), (1,2,3)):
+        got,_ = move(tab, layer=layer, head=head, token=token)
+        want = squares[layer][head,32+token]
+        assert (torch.tensor(got['weights']).sqrt()-want.sqrt()).abs().max()<.51/31
+        assert [got['near'],got['far']]==[int(found.within(x)[layer][head]) for x in (.9,.99)]
+    best = want.argmax()
+    assert f'“w{best}” {100*got["weights"][best]:.0f} %' in tab.inner_text('[role=status]')
+    got,_ = move(tab, show='gets')
+    received = squares[1][2].sum(0)
+    assert (torch.tensor(got['weights']).sqrt()-(received/received.max()).sqrt()).abs().max()<.51/31
+    assert not tab.locator('b', has_text='end').count()       # a text cannot end the script
+
+def test_look_is_chosen_with_a_finger(opened, looked):
+    tab = opened('look', html=looked[2], width=390)
+    values_of(tab)
+    tab.locator('svg rect[style*=pointer]').nth(4).click()
+    assert 'Layer 1, head 1.' in tab.inner_text('[role=status]')
+    tab.locator('svg text', has_text='w33').click()
+    assert tab.input_value('[name=token]')=='1' and '“w33” gives most' in tab.inner_text('[role=status]')
+
+def test_the_page_of_a_large_model_is_small():
+    from dynattn.hf.looking import Looks
+    g = torch.Generator().manual_seed(0)
+    w = [torch.rand(16, 300, 300, generator=g).softmax(-1) for _ in range(24)]
+    found = Looks(torch.arange(300), [], ['x']*24, [x.sum(1) for x in w], [x.sum(1) for x in w], [x[:,:,0] for x in w], [x[:,-32:] for x in w])
+    assert len(found.page().encode())<200_000
+
 @pytest.mark.parametrize('kind', WIDGETS)
 @pytest.mark.parametrize('width', [1280, 390])
-def test_keyboard_and_telephone(opened, heads_page, kind, width):
-    tab = opened(kind, width=width, html=heads_page if kind=='heads' else None)
+def test_keyboard_and_telephone(opened, heads_page, looked, kind, width):
+    tab = opened(kind, width=width, html=dict(heads=heads_page, look=looked[2]).get(kind))
+    if kind=='look': values_of(tab)
     before = tab.get_attribute('.dynattn-widget', 'data-values')
     tab.focus('.dynattn-widget input[type=range]')
     for _ in range(12): tab.keyboard.press('ArrowLeft')

@@ -6,9 +6,10 @@ from .windows import HeadReport, add_alpha, add_windows, mean_width, penalise, r
 from .saving import auto_class, load, save
 from .cache import WindowedCache
 from .curves import CostCurves, cost_curves
+from .looking import Looks, look
 from .narrowing import Narrowed, narrow
 
 __all__ = [
     'Learned', 'Sight', 'attend', 'register', 'switch', 'HeadReport', 'add_alpha', 'add_windows', 'mean_width',
     'penalise', 'report', 'auto_class', 'load', 'save', 'WindowedCache',
-    'CostCurves', 'cost_curves', 'Narrowed', 'narrow']
+    'CostCurves', 'cost_curves', 'Looks', 'look', 'Narrowed', 'narrow']

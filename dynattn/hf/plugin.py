@@ -68,7 +68,7 @@ class LayerCall(Patched):
     scaling: float|None # of the scores
     dropout: float # of the weights
     terms: dict # what the architecture adds
-    watchers = [] # lists that get the arguments, the weights and the head width of each call
+    watchers = [] # functions of each call and its arguments, called before it is computed
 
     @property
     def learned(self) -> nn.Module|None: return getattr(self.module, 'dynattn', None)
@@ -162,7 +162,7 @@ except ImportError: _collector = None
 @patch
 def wants_weights(self:LayerCall) -> bool:
     "Whether somebody wants the weights. GPT-2 keeps `output_attentions` to itself; the collector of outputs has it."
-    if self.watchers or self.terms.get('output_attentions'): return True
+    if self.terms.get('output_attentions'): return True
     collected = _collector.get() if _collector is not None else None
     return bool(collected) and any('attentions' in key for key in collected)
 
@@ -192,9 +192,8 @@ def computed(self:LayerCall, **options) -> tuple:
 def compute(self:LayerCall) -> tuple:
     "`computed`, with the call's own arguments."
     options = self.options()
-    out,weights = self.computed(**options)
-    for seen in self.watchers: seen.append((options, weights, self.q.shape[-1]))
-    return out,weights
+    for watch in self.watchers: watch(self, options)
+    return self.computed(**options)
 
 # %% ../../nbs/hf/56_plugin.ipynb #c56a0007
 @patch

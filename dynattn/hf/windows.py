@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
+from ..engine.dense import attention_weights
 from ..sigma import SigmaHead, SigmaParameter
 from ..sparsity import AlphaHead
 from .layers import Added, Learned, PreTrainedModel, attention_layers
@@ -176,8 +177,9 @@ def _seen_pairs(options, n, m, device):
     return see if real is None else see & real
 
 # %% ../../nbs/hf/58_windows.ipynb #8e90e85e
-def _stats(options, weights, d):
+def _stats(call, options):
     "The five rows of a layer, [H] each."
+    weights = attention_weights(call.q, call.k, scale=call.scaling, **options)
     b,h,n,m = weights.shape
     see = _seen_pairs(options, n, m, weights.device).expand(b, h, n, m)
     real = see.any(-1)                                          # [B,H,N]
@@ -188,17 +190,17 @@ def _stats(options, weights, d):
     alpha = torch.as_tensor(1. if alpha is None else alpha, device=weights.device).expand(b, h)
     support = ((weights>0) & see).sum((0,2,3))/rows
     square = (real.sum(-1)*(see.any(-2).sum(-1))).sum(0)        # [H]
-    return width.float().mean(0), alpha.float().mean(0), support, pairs/square, 4*d*pairs
+    return width.float().mean(0), alpha.float().mean(0), support, pairs/square, 4*call.q.shape[-1]*pairs
 
 @torch.no_grad()
 def report(
     model:nn.Module, # switched to "dynattn"
     batch:dict, # what the model is called with
 ) -> HeadReport:
-    "Widths, alpha, support and cost on `batch`. Computes all weights, so memory is quadratic here."
+    "Widths, alpha, support and cost on `batch`. Computes all weights of a layer at a time, so memory is quadratic here."
     seen:list = []
-    LayerCall.watchers.append(seen)
+    LayerCall.watchers.append(lambda call, options: seen.append(_stats(call, options)))
     try: model(**batch)
     finally: LayerCall.watchers.pop()
     if not seen: raise ValueError("model: expected one whose attention is 'dynattn', got another; `switch` it first")
-    return HeadReport(*(torch.stack(x) for x in zip(*(_stats(*s) for s in seen))))
+    return HeadReport(*(torch.stack(x) for x in zip(*seen)))

@@ -69,12 +69,14 @@ RECORD(Call,
     void *kept;                            // softmax: [B,H,N,dv] `real`, the output unrounded, or null where `out` is;
                                            // entmax: [B,H,N,KEPT] bytes, bits of the live keys of each block
     void *lse;                             // [B,H,N] `real`: log of the row's sum, or threshold; inf: no key, nan: lost
+    void *weights;                         // [B,H,N,columns] `real`, zeros: leading keys and those from `first_key` on; or null
     const uint8_t *keep;                   // [B,M], 0 where a key takes no part; or null
     const Int *texts, *text_of;            // [T][2] first and end of the texts of all rows; [B+1] where a row's begin
     const Int *heads;                      // [B*Hkv][3] addresses of keys and values, position of row 0: of a cache
     const Int *origins;                    // [B] position of the first leading token: of a cache
     Team *team;                            // calls a function on several threads, as OpenMP's `GOMP_parallel`; or null
     Int B, H, Hkv, N, M, d, dv, kind;      // the kind of q, k, v and out
+    Int first_key, columns;                // of `weights`
     Int table_size, bias_reach;            // the table's offsets j - i: table_first and on; R of a bias of 2R + 1 numbers
     Int seed, threads;
 );
@@ -855,6 +857,11 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         write_row(place(c.out, h, row+i), o, c.dv, c.kind);
         if (c.kept && !entmax) memcpy((real*)c.kept+at*c.dv, o, c.dv*sizeof(real));
     }
+    // Weights of a key to where somebody looks at them, of each query `by` so much.
+    void show(const Span &s, Int key, const real *w, const real *by) {
+        real *to = (real*)c.weights+((b*c.H+h)*c.N+row)*c.columns+(s.piece ? key-c.first_key+p.lead : key);
+        for (Int i = 0; i < nq; i++) to[i*c.columns] = w[i]*by[i];
+    }
     // What comes back to each row: dO, log of the sum or threshold (inf: takes no part), and mean = dO·O.
     void read_rows(real *lse, real *mean) {
         memset(dout_rows, 0, QUERIES*p.dv_width*sizeof(real));
@@ -947,9 +954,10 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
             mix(s, j0, n, S, more);
             more = true;
         });
-        real all[QUERIES], high[QUERIES];
+        real all[QUERIES], high[QUERIES], by[QUERIES];
         for (int v = 0; v < GROUPS; v++) store(all+v*LANES, sum[v]), store(high+v*LANES, top[v]);
         for (Int i = 0; i < nq; i++) {
+            by[i] = 0;
             if (high[i] == INFINITY) { write_out(i, 0, NAN); continue; }
             if (!(all[i] > 0)) { write_out(i, 0, INFINITY); continue; }
             double lse = high[i]+std::log2((double)all[i]);
@@ -957,8 +965,18 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
                 double most = std::max(lse, (double)sink);
                 lse = most+std::log2(std::exp2(lse-most)+std::exp2(sink-most));
             }
-            write_out(i, c.sink.data ? (real)std::exp2(high[i]-lse) : 1/all[i], (real)(lse*M_LN2));
+            by[i] = c.sink.data ? (real)std::exp2(high[i]-lse) : 1/all[i];
+            write_out(i, by[i], (real)(lse*M_LN2));
         }
+        if (c.weights) each_run([&](const Span &s, Int j0, Int n) {
+            scores(s, j0, n, S);
+            for (Int j = 0; j < n; j++) {
+                real *x = S+j*QUERIES;
+                for (int v = 0; v < GROUPS; v++) store(x+v*LANES, L::exp2(load(x+v*LANES)-top[v]));
+                if (has_factors) factors(s, j0+j, factor), multiply(x, factor, 1);
+                show(s, j0+j, x, by);
+            }
+        });
     }
     void softmax_backward() {
         real lse[QUERIES], mean[QUERIES];
@@ -1077,7 +1095,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
     }
     void entmax_forward() {
         vec top[GROUPS], a[GROUPS];
-        real high[QUERIES], thresholds[QUERIES], seen[QUERIES];
+        real high[QUERIES], thresholds[QUERIES], seen[QUERIES], all[QUERIES];
         Int groups = scores_and_best(top, D), n = n_keys;
         for (int v = 0; v < GROUPS; v++) store(seen+v*LANES, top[v]);
         if (c.sink.data) for (int v = 0; v < GROUPS; v++) {    // one more key, without a value
@@ -1104,9 +1122,10 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         for (int v = 0; v < GROUPS; v++) store(thresholds+v*LANES, top[v]+a[v]);
         for (Int i = 0; i < nq; i++) {
             bool empty = !n_keys || seen[i] == -std::numeric_limits<real>::max();
-            if (empty) write_out(i, 0, INFINITY);
-            else write_out(i, 1, high[i] == INFINITY ? NAN : thresholds[i]);
+            all[i] = !empty;
+            write_out(i, all[i], empty ? INFINITY : high[i] == INFINITY ? NAN : thresholds[i]);
         }
+        if (c.weights) each_live(m, [&](const Span &s, Int key, Int i) { show(s, key, S+i*QUERIES, all); });
     }
     void entmax_backward() {
         real lse[QUERIES], mean[QUERIES];
