@@ -22,7 +22,7 @@ from .plugin import LayerCall, switch
 # %% ../../nbs/hf/81_looking.ipynb #81a00006
 @dataclass(eq=False)
 class Looks(Patched):
-    "What every head looks at in one text; the lists have an entry for each layer that attends to the text itself."
+    "The looks of every head in one text; the lists have an entry for each layer that attends to the text itself."
     ids:Tensor     # [N] tokens
     tokens:list    # as text; empty without a tokenizer
     layers:list    # names of the modules
@@ -68,7 +68,7 @@ def look(
     tokenizer=None, # (default: that of the name the model was loaded by, where `text` is one)
     last:int=1, # so many last queries whose weights are kept
 ) -> Looks:
-    "What every head looks at, in one forward pass; the weights of one layer are in memory at a time, in blocks."
+    "See what every head looks at, in one forward pass; the weights of one layer are in memory at a time, in blocks."
     if getattr(model.config, 'is_encoder_decoder', False):
         raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {type(model).__name__}")
     words = None
@@ -96,7 +96,7 @@ def _packed(looks, shown, last, steps):
 
 @patch
 def page(self:Looks,
-    title:str='What the heads look at', # of the page
+    title:str='A look into the heads', # of the page
     most:int=190_000, # bytes
 ) -> str: # HTML
     "A page of its own: the map of all heads, and the text shaded by the weights of a chosen head and token."
