@@ -74,7 +74,7 @@ def _look_verb(a): # the parsed arguments
     model,tokenizer = need('dynattn.hf.saving', 'hf').load_pretrained(a.model, windows=True)
     try: found = need('dynattn.hf.looking', 'hf').look(model, text, tokenizer, a.last)
     except ValueError as e: raise UserError(str(e)) from e
-    write_atomic(a.out, found.page(f'Where the heads of {Path(a.model).name} look in {Path(a.text).name}'))
+    write_atomic(a.out, found.page(f'A look into the heads of {Path(a.model).name}, at {Path(a.text).name}'))
     near = [int(w) for layer in found.within(.9) for w in layer]
     print(f"{printable(a.out)}: {len(found.ids)} tokens; of {len(near)} heads, half have 90 % of their weight within "
           f"{sorted(near)[len(near)//2]} tokens, the first token left out")

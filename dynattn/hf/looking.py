@@ -69,7 +69,7 @@ def look(
     tokenizer=None, # (default: that of the name the model was loaded by, where `text` is one)
     last:int=1, # so many last queries whose weights are kept
 ) -> Looks:
-    "The looks of every head, in one forward pass; the weights of one layer are in memory at a time, in blocks."
+    "See what every head looks at, in one forward pass; the weights of one layer are in memory at a time, in blocks."
     if getattr(model.config, 'is_encoder_decoder', False):
         raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {type(model).__name__}")
     words = None
@@ -97,7 +97,7 @@ def _packed(looks, shown, last, steps):
 
 @patch
 def page(self:Looks,
-    title:str='Where the heads look', # of the page
+    title:str='A look into the heads', # of the page
     most:int=190_000, # bytes
 ) -> str: # HTML
     "A page of its own: the map of all heads, and the text shaded by the weights of a chosen head and token."

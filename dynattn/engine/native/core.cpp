@@ -1095,7 +1095,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
     }
     void entmax_forward() {
         vec top[GROUPS], a[GROUPS];
-        real high[QUERIES], thresholds[QUERIES], by[QUERIES], seen[QUERIES];
+        real high[QUERIES], thresholds[QUERIES], seen[QUERIES], all[QUERIES];
         Int groups = scores_and_best(top, D), n = n_keys;
         for (int v = 0; v < GROUPS; v++) store(seen+v*LANES, top[v]);
         if (c.sink.data) for (int v = 0; v < GROUPS; v++) {    // one more key, without a value
@@ -1122,10 +1122,10 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         for (int v = 0; v < GROUPS; v++) store(thresholds+v*LANES, top[v]+a[v]);
         for (Int i = 0; i < nq; i++) {
             bool empty = !n_keys || seen[i] == -std::numeric_limits<real>::max();
-            by[i] = empty ? 0 : 1;
-            write_out(i, by[i], empty ? INFINITY : high[i] == INFINITY ? NAN : thresholds[i]);
+            all[i] = !empty;
+            write_out(i, all[i], empty ? INFINITY : high[i] == INFINITY ? NAN : thresholds[i]);
         }
-        if (c.weights) each_live(m, [&](const Span &s, Int key, Int i) { show(s, key, S+i*QUERIES, by); });
+        if (c.weights) each_live(m, [&](const Span &s, Int key, Int i) { show(s, key, S+i*QUERIES, all); });
     }
     void entmax_backward() {
         real lse[QUERIES], mean[QUERIES];
