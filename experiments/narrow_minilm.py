@@ -12,7 +12,7 @@ import harness
 from dynattn import hf
 from dynattn.hf.layers import embeddings, last_hidden
 from dynattn.hf.narrowing import narrow, set_widths, without_windows
-from dynattn.narrow.judge import interval, quality, spent, step_times
+from dynattn.narrow.judge import _spent, interval, quality, step_times
 from dynattn.hf.saving import load_pretrained
 
 SHARES,STEPS,BATCH = (.50,.25,.10),40,4
@@ -61,7 +61,7 @@ def run(n):
         budget,times = found.budget,step_times(model, test[0], rounds=9, clock=harness.CLOCK[0])
         with without_windows(model): of_full = picked(model, pairs)
         for row in quality(model, found, test):
-            set_widths(model, spent(budget, found.widths, row['way']))
+            set_widths(model, _spent(budget, found.widths, row['way']))
             mean,low,high = interval(row['changes'])
             append(dict(
                 n=n, keep=share, way=row['way'], share=round(row['share'], 4), distance=round(mean, 5),

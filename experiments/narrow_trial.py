@@ -24,7 +24,7 @@ from dynattn.hf import add_windows
 from dynattn.hf.curves import Budget, cache_share
 from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, narrow, set_widths, token_losses,
     without_windows)
-from dynattn.narrow.judge import _equal, spent
+from dynattn.narrow.judge import _equal, _spent
 from dynattn.narrow.recall import facts_to_learn, recall_grid
 from dynattn.hf.saving import load_pretrained
 from dynattn.hf.windows import record_edge
@@ -377,7 +377,7 @@ class Methods:
         options = {option: float(x) for option,x in (part.split() for part in more)}
         if name=='learned': return learned(s, self.calibration(kind), share, self.seed, **options)
         if name in ('one per layer','random'):
-            return spent(budget, self.widths(f'learned, {kind}', share)[0], name, self.seed)
+            return _spent(budget, self.widths(f'learned, {kind}', share)[0], name, self.seed)
         name,near = name.rsplit(' ', 1)
         if name=='gates': order = gates(s, self.calibration(kind), share, self.seed, int(near), **options)
         else: order = self.order(name, kind, int(near))

@@ -49,9 +49,9 @@ MUTANTS = [ # module, its text, the fault
     ('window', 'mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)', 'mean = torch.where(keep, h, 0.).mean()'),
     # entmax
     ('alpha', "return eps + (eps==0)*_TINY", "return eps"),
-    ('alpha', 'over = law.total(_row_sum(p))>=1', 'over = law.total(_row_sum(p))<=1'),
-    ('alpha', 'if has_empty: out.masked_fill_(empty, 0.)', 'pass'),
-    ('alpha', 'if not wants_alpha: return None\n', 'if not wants_alpha or law.eps==1: return None\n'),
+    ('alpha', '_powers(x-middle, eps)[0]))>=1', '_powers(x-middle, eps)[0]))<=1'),
+    ('alpha', 'return p.masked_fill_(empty, 0.)', 'return p'),
+    ('alpha', 'if not wants_alpha: return dz, None\n', 'if not wants_alpha or not isinstance(eps, Tensor) and eps==1: return dz, None\n'),
     ('alpha', 'dz = s*(g - total(_row_sum(s*g))/(slope + (slope==0)))', 'dz = s*(g - total(_row_sum(s*g)))'),
     ('alpha', 'lowered = _phi(log2p*math.log(2), eps)*deps', 'lowered = _phi(log2p, eps)*deps'),
     ('sparsity', 'return masked_softmax(z, z>=last, dim)', 'return masked_softmax(z, z>last, dim)'),
