@@ -53,15 +53,12 @@ class Smoothing:
         "The threshold that it takes where `T` is given; by default the bell's value at one sigma."
         return math.exp(-.5) if T is None else T
 
-    def edge(self,
-        s:Tensor, T:float|None, # widths, in the unit of the result; threshold or None
-        curve:str="bell", eps:float=2**-24, # or "normal"; a value of the mask that counts as 0
+    def edge(self, s:Tensor, T:float|None, curve:str="bell", eps:float=2**-24, # as for `crossing`; counts as 0
     ) -> Tensor: # like `s`
         "The distance from which on the mask is 0; without a threshold, from where it has fallen to `eps`."
         return crossing(s, T, curve)
 
-    def mask(self,
-        x:Tensor, s:Tensor, T:float|None, curve:str="bell", # broadcast together; threshold or None; or "normal"
+    def mask(self, x:Tensor, s:Tensor, T:float|None, curve:str="bell", # broadcast together; then as for `edge`
     ) -> Tensor:
         "The mask at distance `x` for a curve of width `s`, both in one unit."
         return self.of(_values(x, s, curve, self.capped), T)

@@ -229,8 +229,7 @@ def program(self:Subject,
         f'print("{question.__name__}: a change by", change) # expected: {expected}'])
 
 @patch
-def pair_program(self:Subject,
-    n, name, query, key, seen, # tokens; of the module; places; whether the key is seen
+def pair_program(self:Subject, n, name, query, key, seen, # tokens; of the module; places; whether the key is seen
 ) -> str:
     "About the module itself or the nearest one around it that can be run alone; '': the model."
     while name:
@@ -338,8 +337,7 @@ class Memory(Patched):
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf2
 @patch
-def memory(self:Subject,
-    n, layers, make=None, # tokens; of `Layer`; makes an empty cache (default: the model's own)
+def memory(self:Subject, n, layers, make=None, # tokens; of `Layer`; makes an empty cache (default: the model's own)
 ) -> list: # of `Memory`
     "Tokens that the cache holds of every layer whose windows are known."
     with Float64(): cache = _cache_transformer(self.model, self.inputs(0, n), make and make(), **self.options)

@@ -425,8 +425,7 @@ def _report(result, c, run): # as `train` returns it
 
 # %% ../../nbs/train/52_training.ipynb #3964997b
 @patch
-def go(self:Trainer,
-    resume, quiet, callbacks, # from the checkpoint; no progress; functions `f(moment, t, x)`
+def go(self:Trainer, resume, quiet, callbacks, # from the checkpoint; no progress; functions `f(moment, t, x)`
 ) -> dict:
     "From the checkpoint, or from step 0, to the report."
     folder = self.run.folder
