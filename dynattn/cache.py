@@ -129,7 +129,8 @@ def _trim(group, end):
     if first>group.start: _move(group, first, end, _capacity(group.reach+1, group.reach))
 
 # %% ../nbs/46_cache.ipynb #9282b7a1
-def turn_rows(x, by) -> Tensor: # [B,H,N,d]; [B] int64, places -> like `x`
+def turn_rows(x, by, # [B,H,N,d]; [B] int64, places
+) -> Tensor: # like `x`
     "Row b of `x` turned left by `by[b]` places along its N tokens; what leaves on the left comes back on the right."
     n = x.shape[2]
     index = (torch.arange(n, device=x.device)+by[:,None])%n                    # [B,N]

@@ -163,7 +163,8 @@ class Encoder(nn.Module):
 
 # %% ../nbs/50_encoder.ipynb #01128e1f
 @patch
-def check_weights(self:EncoderConfig, weights:dict) -> None: # tensors by name
+def check_weights(self:EncoderConfig, weights:dict, # tensors by name
+) -> None:
     "Refuse sizes that a model with these weights cannot have, without building it."
     c,most = self,sum(w.numel() for w in weights.values())
     for name,n in (('layers', c.layers), ('grams', len(c.grams))):

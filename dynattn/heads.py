@@ -40,7 +40,8 @@ def learned_heads(
     return _window_source(window, heads, init_width, dim),_alpha_source(alpha, heads)
 
 # %% ../nbs/45_heads.ipynb #ch3ck002
-def check_sizes(attn, query, key, value, batch_first) -> None:
+def check_sizes(attn, query, key, value, batch_first, # the module; its inputs; whether these are [B,N,D]
+) -> None:
     "Batch, length and width of what an attention module is given, [B,N,D] or [N,B,D]."
     for name,x,width in (('query', query, attn.embed_dim), ('key', key, attn.kdim),
                          ('value', value, attn.vdim)):
@@ -57,7 +58,8 @@ def check_sizes(attn, query, key, value, batch_first) -> None:
                          f"as query, got {key.shape[batch]}")
 
 # %% ../nbs/45_heads.ipynb #b49e09bd
-def config_window(config, module) -> tuple|None: # -> (left, right), None for all; or None where nothing is said
+def config_window(config, module, # of the model; its attention
+) -> tuple|None: # (left, right), None for all; or None where nothing is said
     "How far an attention of transformers should look."
     said = [getattr(module, name, None) for name in ('is_causal','is_decoder')]
     causal = next((c for c in said if isinstance(c, bool)), None)

@@ -27,7 +27,8 @@ class NarrowOptions(Patched):
 
 # %% ../nbs/38_options.ipynb #38000002
 @patch
-def check(self:NarrowOptions, n:int) -> None: # tokens of a text
+def check(self:NarrowOptions, n:int, # tokens of a text
+) -> None:
     "Refuse settings out of their bounds."
     for name,least in dict(steps=1, places=1, heal=0).items():
         value = getattr(self, name)

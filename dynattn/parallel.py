@@ -32,7 +32,8 @@ class RankError(RuntimeError):
 
 class Ranks(Patched):
     "The ranks that share a sequence, in its order."
-    def __init__(self, group=None): # `ProcessGroup`, `DeviceMesh` of one dimension, or None for all
+    def __init__(self,
+        group=None): # `ProcessGroup`, `DeviceMesh` of one dimension, or None for all
         if not dist.is_initialized():
             raise RuntimeError("group: expected torch.distributed to be initialised, got no process group; "
                                "call init_process_group in each process that torchrun starts")
@@ -48,7 +49,8 @@ class Ranks(Patched):
         self.size = dist.get_world_size(group)
 
     @contextmanager
-    def expecting(self, what): # from the other ranks
+    def expecting(self,
+        what): # words of the error: that which should come from the other ranks
         "An error of `torch.distributed` becomes one line."
         try: yield
         except RuntimeError as error:
@@ -57,7 +59,8 @@ class Ranks(Patched):
 
 # %% ../nbs/60_parallel.ipynb #3fe05b02
 @patch
-def reduced(self:Ranks, x, op=dist.ReduceOp.SUM, what='a sum') -> Tensor: # -> like `x`
+def reduced(self:Ranks, x, op=dist.ReduceOp.SUM, what='a sum', # any shape; SUM or MAX; for an error
+) -> Tensor: # like `x`
     "The sum or maximum over all ranks; floating sums in float32 at least."
     dtype = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else x.dtype
     total = x.to(dtype, copy=True).contiguous()
@@ -66,7 +69,8 @@ def reduced(self:Ranks, x, op=dist.ReduceOp.SUM, what='a sum') -> Tensor: # -> l
     return total.to(x.dtype)
 
 @patch
-def exchanged(self:Ranks, sends, receives, what) -> dict: # {rank: tensor} each
+def exchanged(self:Ranks, sends, receives, what, # {rank: tensor} each; for an error
+) -> dict:
     "Send and receive; `receives`, filled."
     steps = [dist.P2POp(op, x, dist.get_global_rank(self.group, r), self.group)
              for op,tensors in ((dist.irecv, receives), (dist.isend, sends)) for r,x in tensors.items() if x.numel()]
@@ -75,7 +79,8 @@ def exchanged(self:Ranks, sends, receives, what) -> dict: # {rank: tensor} each
     return receives
 
 @patch
-def told(self:Ranks, mine, error) -> list: # any object; this rank's error, or None -> what each rank has to say
+def told(self:Ranks, mine, error, # any object; this rank's error, or None
+) -> list: # one object per rank
     "The objects of all ranks; an error of one is raised on all."
     said = [None]*self.size
     own = None if error is None else f"{type(error).__name__}: {error}"

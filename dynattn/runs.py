@@ -72,7 +72,8 @@ class Run(Patched):
         if resume and not there: raise UserError(f"{folder}: no run to resume")
 
 @patch
-def check_settings(self:Run, then:dict) -> None: # the settings it was started with
+def check_settings(self:Run, then:dict, # the settings it was started with
+) -> None:
     "Refuse to go on with other settings."
     changed = [f"{name} was {then.get(name)}, is {now}" for name,now in self.settings.items()
                if name not in self.free and then.get(name)!=now]
@@ -117,14 +118,16 @@ class Bar(Patched):
         if self.bar is not None: self.bar.close()
 
 @patch
-def say(self:Bar, line:str) -> None: # for standard output
+def say(self:Bar, line:str, # for standard output
+) -> None:
     "Print a line, above the bar where there is one."
     if self.bar is not None: self.bar.write(line, file=sys.stdout)
     elif not self.quiet: print(line, flush=True)
 
 # %% ../nbs/47_runs.ipynb #d3a5317a
 @patch
-def step(self:Bar, text:str='') -> None: # shown behind the bar
+def step(self:Bar, text:str='', # shown behind the bar
+) -> None:
     "One more is done."
     self.done += 1
     if self.bar is not None:

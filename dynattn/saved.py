@@ -75,13 +75,15 @@ def _header(data):
     others = ''.join(notes[name] for name in sorted(notes.keys()-{'sha256'}))
     return notes,hashlib.sha256(data[end:]+others.encode()).hexdigest()
 
-def write_weights(path, state, **notes) -> None: # ends in .safetensors; tensors by name; metadata, texts
+def write_weights(path, state, **notes, # ends in .safetensors; tensors by name; metadata, texts
+) -> None:
     "A safetensors file with the sum of its contents in the header."
     save = need('safetensors.torch').save
     state = {name: x.detach().cpu().contiguous() for name,x in state.items()}
     write_atomic(path, save(state, metadata=dict(notes, sha256=_header(save(state, metadata=notes))[1])))
 
-def read_weights(path) -> tuple: # a safetensors file, with the sum or without -> tensors by name, metadata
+def read_weights(path, # a safetensors file, with the sum or without
+) -> tuple: # tensors by name, metadata
     "The content as it was written; `DamagedFile` for anything else."
     def parse(data):
         state,(notes,found) = need('safetensors.torch').load(data),_header(data)

@@ -23,7 +23,8 @@ def cut(
     return torch.where(V>T, V, fill)
 
 # %% ../nbs/12_smoothing.ipynb #1e9ec0c8
-def _positive(name, value):
+def _positive(
+    name, value): # for an error; the number
     "A finite number above zero as a float."
     if isinstance(value, bool) or not isinstance(value, (int,float)):
         raise TypeError(f"{name}: expected a number > 0, got {type(value).__name__}")
@@ -47,19 +48,23 @@ class Smoothing:
     def __post_init__(self):
         for name in self.__dataclass_fields__: _positive(name, getattr(self, name))
 
-    def check(self, T:float|None) -> float|None:
+    def check(self, T:float|None, # threshold, 0 < T < 1, or None
+    ) -> float|None:
         "The threshold that it takes where `T` is given; by default the bell's value at one sigma."
         return math.exp(-.5) if T is None else T
 
-    def edge(self, s:Tensor, T:float|None, curve:str="bell", eps:float=2**-24) -> Tensor:
+    def edge(self, s:Tensor, T:float|None, curve:str="bell", eps:float=2**-24, # as for `crossing`; counts as 0
+    ) -> Tensor: # like `s`
         "The distance from which on the mask is 0; without a threshold, from where it has fallen to `eps`."
         return crossing(s, T, curve)
 
-    def mask(self, x:Tensor, s:Tensor, T:float|None, curve:str="bell") -> Tensor:
+    def mask(self, x:Tensor, s:Tensor, T:float|None, curve:str="bell", # broadcast together; then as for `edge`
+    ) -> Tensor:
         "The mask at distance `x` for a curve of width `s`, both in one unit."
         return self.of(_values(x, s, curve, self.capped), T)
 
-    def slope(self, x:Tensor, s:Tensor, T:float|None, curve:str="bell") -> Tensor:
+    def slope(self, x:Tensor, s:Tensor, T:float|None, curve:str="bell", # as for `mask`
+    ) -> Tensor:
         "The derivative of `mask` in `s`: that of the smoothing in V, times that of the curve."
         return self.slope_of(_values(x, s, curve, self.capped), T)*_slopes(x, s, curve, self.capped)
 
@@ -106,8 +111,10 @@ class Power(Smoothing):
     def check(self, T:float|None) -> float:
         if T is None: raise ValueError("cut: expected a threshold, 0 < T < 1, for smooth='power', got None")
         return T
-    def of(self, V:Tensor, T:float|None=None) -> Tensor: return power_mask(V, self.p)
-    def slope_of(self, V:Tensor, T:float|None=None) -> Tensor: return -self.p*V**(self.p-1)
+    def of(self, V:Tensor, T:float|None=None, # values of the curve; threshold or None
+    ) -> Tensor: return power_mask(V, self.p)
+    def slope_of(self, V:Tensor, T:float|None=None, # as for `of`
+    ) -> Tensor: return -self.p*V**(self.p-1)
 
     def mask(self, x:Tensor, s:Tensor, T:float|None, curve:str="bell") -> Tensor:
         return self._of_log(self._log(x, s, curve))
@@ -144,8 +151,10 @@ class Tanh(Smoothing):
     def check(self, T:float|None) -> float|None: return T
     def edge(self, s:Tensor, T:float|None, curve:str="bell", eps:float=2**-24) -> Tensor:
         return crossing(s, min(eps/self.p, .5) if T is None else T, curve)
-    def of(self, V:Tensor, T:float|None=None) -> Tensor: return tanh_mask(V, self.p)
-    def slope_of(self, V:Tensor, T:float|None=None) -> Tensor: return self.p*(1-torch.tanh(self.p*V)**2)
+    def of(self, V:Tensor, T:float|None=None, # values of the curve; threshold or None
+    ) -> Tensor: return tanh_mask(V, self.p)
+    def slope_of(self, V:Tensor, T:float|None=None, # as for `of`
+    ) -> Tensor: return self.p*(1-torch.tanh(self.p*V)**2)
 
 # %% ../nbs/12_smoothing.ipynb #5b971de0
 def ramp_mask(
@@ -184,8 +193,10 @@ class Gaussian(Smoothing):
     def check(self, T:float|None) -> float|None: return T
     def edge(self, s:Tensor, T:float|None, curve:str="bell", eps:float=2**-24) -> Tensor:
         return crossing(s, eps, "bell") if T is None else crossing(s, T, curve)
-    def of(self, V:Tensor, T:float|None=None) -> Tensor: return V
-    def slope_of(self, V:Tensor, T:float|None=None) -> Tensor: return torch.ones_like(V)
+    def of(self, V:Tensor, T:float|None=None, # values of the curve; threshold or None
+    ) -> Tensor: return V
+    def slope_of(self, V:Tensor, T:float|None=None, # as for `of`
+    ) -> Tensor: return torch.ones_like(V)
 
 # %% ../nbs/12_smoothing.ipynb #c87b2624
 def edge_mask(
@@ -209,8 +220,10 @@ class Edge(Smoothing):
     p:float = 2. # steepness: towards 0 it is the bell, towards infinity a box
     inclusive = True
 
-    def of(self, V:Tensor, T:float|None=None) -> Tensor: return edge_mask(V, self.check(T), self.p)
-    def slope_of(self, V:Tensor, T:float|None=None) -> Tensor:
+    def of(self, V:Tensor, T:float|None=None, # values of the curve; threshold or None
+    ) -> Tensor: return edge_mask(V, self.check(T), self.p)
+    def slope_of(self, V:Tensor, T:float|None=None, # as for `of`
+    ) -> Tensor:
         "`p*(1 - tanh(p*r)**2)/((1 - T)*tanh(p))` above T."
         T = self.check(T)
         t = torch.tanh(self.p*_above(V, T))

@@ -181,7 +181,8 @@ def _try(s, n, trial): # -> `_Answer`
     return _Answer(_differs(a, b), trial, int(wrong.int().argmax()))
 
 @patch
-def ask(self:Subject, question, n, seeds=2) -> _Answer|None: # None: the model has no such form
+def ask(self:Subject, question, n, seeds=2, # a key of `QUESTIONS`; tokens; random inputs to try
+) -> _Answer|None: # None: the model has no such form
     "The first call that shows a difference, or the gravest answer of all."
     answers = []
     for trial in QUESTIONS[question][1](self, n, seeds):
@@ -211,7 +212,10 @@ def _beginning(s, *functions):
     return [*lines, '', *_sources(_draw, *functions)]
 
 @patch
-def program(self:Subject, n, question, numbers, seed=0, module='', expected='0') -> str: # keywords of the question; the promised change
+def program(self:Subject,
+    n, question, numbers, # tokens; a function of this chapter; its keywords
+    seed=0, module='', expected='0', # of the inputs; name, '' for the model; the promised change
+) -> str:
     "Code that makes the model and shows that two outputs differ which should be equal, or the other way round."
     options = ''.join(f', {name}={value!r}' for name,value in self.options.items())
     numbers = ''.join(f", {name}={'steps' if callable(value) else value}" for name,value in numbers.items())
@@ -225,7 +229,8 @@ def program(self:Subject, n, question, numbers, seed=0, module='', expected='0')
         f'print("{question.__name__}: a change by", change) # expected: {expected}'])
 
 @patch
-def pair_program(self:Subject, n, name, query, key, seen) -> str: # places; whether the key is seen
+def pair_program(self:Subject, n, name, query, key, seen, # tokens; of the module; places; whether the key is seen
+) -> str:
     "About the module itself or the nearest one around it that can be run alone; '': the model."
     while name:
         try: _inside(self.model, name, self, self.inputs(0, n))
@@ -287,7 +292,8 @@ def _by_change(s, name, n): # -> [1,N,N], or None where the module has no input 
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786ceb
 @patch
-def layers(self:Subject, n, window=None, tick=lambda: None) -> list: # of `Layer`
+def layers(self:Subject, n, window=None, tick=lambda: None, # tokens; `Promise` or None; called after each layer
+) -> list: # of `Layer`
     "Every attention that can be reached; `window`: the `Promise` for all, else what each call or a configuration says."
     looks = [self.look(n, seed=seed) or self.look(n, seed=seed, any_length=True) for seed in (0, 1)]
     if [look.name for look in looks[0]]!=[look.name for look in looks[1]]: looks = looks[:1]
@@ -315,7 +321,8 @@ class Memory(Patched):
     widest:int|None # tokens of its widest window; None: it promises none
 
     @staticmethod
-    def with_reserve(tokens) -> float: return tokens+tokens/8+16
+    def with_reserve(tokens, # of a window
+    ) -> float: return tokens+tokens/8+16
 
     @property
     def tokens(self) -> float: # for which it has places
@@ -330,7 +337,8 @@ class Memory(Patched):
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf2
 @patch
-def memory(self:Subject, n, layers, make=None) -> list: # of `Memory`; makes an empty cache (default: the model's own)
+def memory(self:Subject, n, layers, make=None, # tokens; of `Layer`; makes an empty cache (default: the model's own)
+) -> list: # of `Memory`
     "Tokens that the cache holds of every layer whose windows are known."
     with Float64(): cache = _cache_transformer(self.model, self.inputs(0, n), make and make(), **self.options)
     promised,found = {layer.name: layer.promised for layer in layers},[]
@@ -350,7 +358,8 @@ def memory(self:Subject, n, layers, make=None) -> list: # of `Memory`; makes an 
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf3
 @patch
-def memory_program(self:Subject, row, make) -> str:
+def memory_program(self:Subject, row, make, # a `Memory`; makes an empty cache, or None: the model's own
+) -> str:
     "Code that fills the cache and counts what it holds beyond its promise."
     path = make and f'from {make.__module__} import {make.__qualname__} as make'
     past = 'None' if make is None else 'make()'
@@ -396,7 +405,10 @@ def _last_queries(s, n, window): # -> {(layer, number of the layer, head): `Last
 
 # %% ../../nbs/audit/64_questions.ipynb #e5f9a450
 @patch
-def lengths(self:Subject, n, longest, window=None, tick=lambda: None) -> dict: # {head: `LastQuery`}
+def lengths(self:Subject,
+    n, longest, # tokens, from and up to
+    window=None, tick=lambda: None, # `Promise` for all, or None; called before each length
+) -> dict: # {head: `LastQuery`}
     "At which length the window of each head that sees all at `n` begins to cut, or its last query at the longest."
     @cache
     def last(length):

@@ -144,9 +144,11 @@ class Subject(Patched):
     @property
     def caches(self) -> bool: return self.steps is _steps_transformer # in the way of transformers
 
-    def input_shape(self, n) -> list: return [1, n, *self.shape] if self.sequence else self.shape
+    def input_shape(self, n, # tokens
+    ) -> list: return [1, n, *self.shape] if self.sequence else self.shape
 
-    def inputs(self, seed, n) -> Tensor: return _draw(seed, self.input_shape(n), self.scale) # [1,n,...]
+    def inputs(self, seed, n, # of the random numbers; tokens
+    ) -> Tensor: return _draw(seed, self.input_shape(n), self.scale) # [1,n,...]
 
     def __call__(self, x, keep=None, segments=None): # as for `_run_sequence` -> [B,R,F]
         with Float64(), torch.random.fork_rng(devices=[]):
@@ -155,7 +157,10 @@ class Subject(Patched):
 
 # %% ../../nbs/audit/63_subjects.ipynb #5b14ce5d
 @patch
-def look(self:Subject, n, rows=None, seed=0, any_length=False) -> list: # of `_Look`
+def look(self:Subject,
+    n, rows=None, # tokens; queries to look at (default: all)
+    seed=0, any_length=False, # of the inputs; look at attention over other numbers of keys, too
+) -> list: # of `_Look`
     "The pairs that its heads see, for some queries or all, also over other numbers of keys where `any_length`."
     x,watch = self.inputs(seed, n),Watch(self.model, n if self.sequence and not any_length else None, rows)
     with torch.no_grad():

@@ -91,7 +91,8 @@ class _Look:
 # %% ../../nbs/audit/62_watch.ipynb #11feadb8
 class Watch(TorchFunctionMode, Patched):
     "Within `here()`, `found` gets a `_Look` for every self-attention over `n` keys that a model computes."
-    def __init__(self, model=None, n=None, rows=None): # n: any number of keys if None; rows: of queries, all if None
+    def __init__(self,
+        model=None, n=None, rows=None): # whose modules are named; keys, any number if None; queries, all if None
         super().__init__()
         self.model,self.n = model,n
         self.rows,self.found = rows,[]
@@ -106,15 +107,20 @@ class Watch(TorchFunctionMode, Patched):
         if func in (F.softmax, torch.softmax, Tensor.softmax): self._of_softmax(args[0], out, *args[1:2], **kwargs)
         return out
 
-    def fits(self, queries, keys) -> bool: return queries==keys>1 and self.n in (None, keys)
+    def fits(self, queries, keys, # numbers of them
+    ) -> bool: return queries==keys>1 and self.n in (None, keys)
 
-    def note(self, pairs, weights, promised=None) -> None: # [H,N,M]
+    def note(self, pairs, weights, promised=None, # [H,N,M] of `Answer`; [H,N,M]; a `Promise` for each head
+    ) -> None:
         name = self.path[-1] if self.path else ''
         self.found.append(_Look(name, pairs.to(torch.int8), weights.detach().sum(-1), promised))
 
 # %% ../../nbs/audit/62_watch.ipynb #a8d66c04
 @patch
-def measure(self:Watch, f, q, k, v, promised=None, even=None) -> None:
+def measure(self:Watch,
+    f, q, k, v, # the function and its inputs [B,H,N,d]
+    promised=None, even=None, # a `Promise` for each head; default: `f`
+) -> None:
     "Note the pairs that q,k,v -> [B,H,N,dv] sees, the first of a batch; `even`: `f` without its selection by score."
     if q.dim()!=4 or not self.fits(q.shape[2], k.shape[2]): return
     q,k,v = (t[:1].detach().double() for t in (q, k, v))

@@ -39,7 +39,8 @@ class Arguments:
 # %% ../../nbs/engine/20_fields.ipynb #136f0a9d
 DEFAULTS = {f.name: f.default for f in fields(Arguments) if f.default is not MISSING}
 
-def lacking(served:str) -> dict: # served: names in a row
+def lacking(served:str, # names in a row
+) -> dict:
     "The options that an engine does not have, with their defaults."
     return {name: x for name,x in DEFAULTS.items() if name not in served.split()}
 

@@ -167,7 +167,8 @@ def attend_band(
     "The band of a checked call."
     return _compute(*prepare(call))
 
-def band_refuses(call) -> str|None:
+def band_refuses(call, # a `Call`
+) -> str|None:
     "Why neither engine of the band can serve a call."
     return unserved(call, LACKS, 'the banded path') or refuses(call)
 

@@ -51,7 +51,8 @@ class Budget(Patched):
         "The least width that reaches everything."
         return self.n-1-(self.sinks if self.causal else 0)
 
-    def share(self, width:Tensor) -> Tensor: # [K] half-widths in tokens -> [], differentiable
+    def share(self, width:Tensor, # [K] half-widths in tokens
+    ) -> Tensor: # [], differentiable
         "The share of the keys, or of an encoder's pairs, that widths leave."
         return (cache_share if self.causal else _pair_share)(width, self.n, self.sinks)
     def reaching(self,
@@ -67,7 +68,8 @@ class Budget(Patched):
 
 # %% ../../nbs/hf/61_curves.ipynb #c66d0003
 @patch
-def scaled(self:Budget, width:Tensor, share:float) -> Tensor: # [K] half-widths in tokens; 0 to 1 -> [K]
+def scaled(self:Budget, width:Tensor, share:float, # [K] half-widths in tokens; 0 to 1
+) -> Tensor: # [K]
     "Widths in the same proportions at another share."
     def at(x): return (width*math.exp(x)).clamp(1, self.most)
     furthest = math.log(self.most)
@@ -196,7 +198,8 @@ class CostCurves(Patched):
     text:Tensor   # [K,W] of plain texts: the divergence of a prediction, in nats, to second order
     asked:Tensor  # [K,W] of texts that ask: half of the squared change of an answer's log odds
 
-    def total(self, answers:float=.1) -> Tensor: # the weight of `asked` -> [K,W], falling
+    def total(self, answers:float=.1, # the weight of `asked`
+    ) -> Tensor: # [K,W], falling
         "One curve per head; none rises with the width."
         return (self.text+answers*self.asked).flip(-1).cummax(-1).values.flip(-1)
 

@@ -25,7 +25,8 @@ def _first(q, keep):
     at = keep.int().argmax(1)[:,None,None,None].expand(-1, q.shape[1], 1, q.shape[3])
     return q.gather(2, at).flatten(1)
 
-def _head_values(head, q, keep): # for sigma or alpha; [B,H,N,d]; [B,M] bool, or None
+def _head_values(
+    head, q, keep): # for sigma or alpha; [B,H,N,d]; [B,M] bool, or None
     "[H] of a head that holds numbers, [B,H] of one that reads the first real query."
     reads = getattr(head, 'linear', getattr(head, 'proj', None))
     if reads is None: return head()
@@ -66,7 +67,8 @@ class Learned(nn.Module):
             raise ValueError(f"query: expected as many queries as keys in a layer with windows, {m}, got {q.shape[2]}")
         return _learned_options(self, q, m, s, values or self.values, length)
 
-    def window(self, sigma, reach) -> Window: # [B,H] or [H] in tokens; (left, right) of the model's own, or None
+    def window(self, sigma, reach, # [B,H] or [H] in tokens; (left, right) of the model's own, or None
+    ) -> Window:
         "The window of widths `sigma`, inside the model's own `reach`."
         soft = Window.default(sigma, reach=reach)
         return soft.replace(p=_STEEP) if self.edge=='hard' else soft
@@ -103,7 +105,8 @@ def _crosses(name, m):
     if getattr(m, 'is_cross_attention', False) or 'encoder_attn' in last or 'EncDec' in last: return True
     return 'cross' in (name+type(m).__name__).lower()
 
-def attention_layers(model, itself=False) -> dict: # leave out those that look at another text -> name -> module
+def attention_layers(model, itself=False, # a module; leave out those that look at another text
+) -> dict: # name -> module
     "The modules of `model` that go through the interface."
     return {name:m for name,m in model.named_modules()
             if _uses_interface(type(m)) and not (itself and _crosses(name, m))}
@@ -152,7 +155,8 @@ def frozen(
 class Added(dict, Patched):
     "The options of a model that has them; a configuration that was read from a file holds a plain dict."
     @staticmethod
-    def refuse_lost(module) -> None:
+    def refuse_lost(module, # the model or an attention of it
+    ) -> None:
         "Raise where a configuration names windows that its model was loaded without."
         added = getattr(getattr(module, 'config', None), 'dynattn', None)
         if added is None or isinstance(added, Added): return
@@ -161,7 +165,8 @@ class Added(dict, Patched):
                          "or with another attn_implementation to go without")
 
     @staticmethod
-    def models_in(model) -> list:
+    def models_in(model, # a module
+    ) -> list:
         "The models in `model` with windows or alpha."
         models = (m for m in model.modules() if isinstance(m, PreTrainedModel))
         return [m for m in models if isinstance(getattr(m.config, 'dynattn', None), Added)]

@@ -90,12 +90,14 @@ class WidthVector(Patched):
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0005
 @patch
 @torch.no_grad()
-def set(self:WidthVector, width) -> None: # [K] half-widths in tokens
+def set(self:WidthVector, width, # [K] half-widths in tokens
+) -> None:
     self.log_width.copy_(torch.as_tensor(width).to(self.log_width).clamp(1, self.budget.most).log())
 
 @patch
 @torch.no_grad()
-def scale_to(self:WidthVector, share) -> None: # 0 to 1, of the keys or of an encoder's pairs
+def scale_to(self:WidthVector, share, # 0 to 1, of the keys or of an encoder's pairs
+) -> None:
     "Multiply all widths by the factor that gives this share."
     self.set(self.budget.scaled(self.widths(), share))
 
@@ -114,7 +116,8 @@ def by_layer(self:WidthVector) -> list: # of lists, whole tokens; inf where a he
     return self.in_layers(whole.masked_fill(everything, math.inf))
 
 @patch
-def in_layers(self:WidthVector, width) -> list: # [K] -> of lists; inf where a head sees everything
+def in_layers(self:WidthVector, width, # [K] half-widths in tokens
+) -> list: # of lists; inf where a head sees everything
     width = width.masked_fill(width>=self.budget.most, math.inf)
     return [part.tolist() for part in width.split(self.counts)]
 
@@ -128,7 +131,8 @@ def _sizes(text, most): # -> [S] half-widths, ascending
     return torch.tensor(sizes, dtype=torch.float32)
 
 @patch
-def rounded(self:WidthVector, sizes:str) -> Tensor: # half-widths in tokens, and "full": '64,256,full' -> [K]
+def rounded(self:WidthVector, sizes:str, # half-widths in tokens, and "full": '64,256,full'
+) -> Tensor: # [K]
     "Widths of a few sizes, within the same share."
     sizes,share = _sizes(sizes, self.budget.most).to(self.log_width.device),self.share().item()
     least = self.budget.share(sizes[:1]).item()
@@ -150,7 +154,8 @@ class Distance(Patched):
         self.batches = batches
         self.hidden,self.speaks = {},model.get_output_embeddings() is not None
 
-    def full_hidden(self, i) -> Tensor: # of the batch of this number
+    def full_hidden(self, i, # number of the batch
+    ) -> Tensor:
         if i not in self.hidden:
             with torch.no_grad(), without_windows(self.model):
                 self.hidden[i] = last_hidden(self.model, self.batches[i])
@@ -177,7 +182,8 @@ def divergence(self:Distance,
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0341
 @patch
-def parts(self:Distance, i, step) -> list: # differentiable in the widths: of the whole text, of its answers if it asks
+def parts(self:Distance, i, step, # number of the batch; of the step, which draws the places
+) -> list: # differentiable in the widths: of the whole text, of its answers if it asks
     batch = self.batches[i]
     full,narrow = self.full_hidden(i),last_hidden(self.model, batch)
     if not self.speaks: return [1-F.cosine_similarity(embeddings(narrow, batch), embeddings(full, batch)).mean()]
@@ -257,7 +263,8 @@ def finish(self:Narrower) -> None:
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0352
 @patch
 @torch.no_grad()
-def choose(self:Narrower, others) -> None: # [K] half-widths, such as those of the cost curves
+def choose(self:Narrower, others, # [K] half-widths, such as those of the cost curves
+) -> None:
     "Give the vector its own widths, others or their mean, whichever are nearest to the full model."
     vector,model = self.vector,self.distance.model
     own,other = vector.log_width.clone(),others.to(vector.log_width).log()
@@ -282,7 +289,8 @@ def state(self:Narrower) -> dict:
 
 @patch
 @torch.no_grad()
-def restore(self:Narrower, state) -> None: # as a checkpoint holds it
+def restore(self:Narrower, state, # as a checkpoint holds it
+) -> None:
     if state['options']!=asdict(self.options):
         differ = [f'{k}={v}' for k,v in state['options'].items() if asdict(self.options)[k]!=v]
         raise ValueError(f"checkpoint: expected one of these options, got {', '.join(differ)}")
@@ -368,7 +376,10 @@ def check(cls:Narrower,
 
 # %% ../../nbs/hf/66_narrowing.ipynb #f847ffd3
 @patch
-def learn(self:Narrower, batches, checkpoint, every, on_step) -> bool:
+def learn(self:Narrower,
+    batches, checkpoint, # the texts; path of the state, or None
+    every, on_step, # steps between two checkpoints; gets the record of each step, or None
+) -> bool:
     "Run all steps, or those before an interruption; False then."
     texts = checksum(b['input_ids'] for b in batches)
     if checkpoint is not None and Path(checkpoint).exists():
@@ -415,7 +426,8 @@ def mend(self:Distance,
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7a1b0016
 @patch
-def begin(self:Narrower, curves:CostCurves) -> None: # of the texts
+def begin(self:Narrower, curves:CostCurves, # of the texts
+) -> None:
     "Start with the widths of the curves, at the share that `rise` allows or that was asked for."
     if self.options.rise is not None: self._measure(lambda share: self.vector.set(curves._best(share)))
     self.vector.set(curves._best(max(self.options.begin, self.keep)))

@@ -79,7 +79,8 @@ class LayerCall(Patched):
 
 # %% ../../nbs/hf/56_plugin.ipynb #d3b93ae9
 @patch
-def refuse_terms(self:LayerCall, packed) -> None: # whether the mask tells the texts of a row apart
+def refuse_terms(self:LayerCall, packed, # whether the mask tells the texts of a row apart
+) -> None:
     "Raise where a keyword that the layer passes would change the result, and is not computed."
     for name,x in self.terms.items():
         if x is None or isinstance(x, bool) or name in _COMPUTED or (packed and name in _PACKING): continue
@@ -117,7 +118,8 @@ def _by_offset(bias, at): # [1,H,N,M] -> [H,2R+1]
 
 # %% ../../nbs/hf/56_plugin.ipynb #ddca0cd5
 @patch
-def own_terms(self:LayerCall, pairs=None) -> dict: # [B,1,N,M], a square to be added to a bias
+def own_terms(self:LayerCall, pairs=None, # [B,1,N,M], a square to be added to a bias
+) -> dict:
     "The terms that the architecture adds to scores: squashing, a bias, a logit beside them."
     terms,own = self.terms,{}
     sink,bias = terms.get('s_aux', terms.get('sinks')),terms.get('position_bias')
@@ -168,7 +170,8 @@ def wants_weights(self:LayerCall) -> bool:
 
 # %% ../../nbs/hf/56_plugin.ipynb #c56a0004
 @patch
-def refuse_special(self:LayerCall, where, instead) -> None:
+def refuse_special(self:LayerCall, where, instead, # words of the error: in which case, and what helps
+) -> None:
     "Raise where a call needs more than padding, causality, a window, a soft cap and a sink of each head."
     s = self.sight
     if self.terms.get('position_bias') is not None:
@@ -219,7 +222,8 @@ def compute_turned(self:LayerCall) -> tuple:
 
 # %% ../../nbs/hf/56_plugin.ipynb #c56d0002
 @patch
-def pair_terms(self:LayerCall, window=None, n_global=0) -> Tensor:
+def pair_terms(self:LayerCall, window=None, n_global=0, # `Window` (default: the model's own); leading tokens
+) -> Tensor:
     """The terms added to the scores of queries from position `sight.at` on, [B|1,H|1,N,M]:
     the window's logarithm, -inf where nothing is seen."""
     s,device = self.sight,self.q.device

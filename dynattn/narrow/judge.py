@@ -37,7 +37,8 @@ def _spent(budget, layers, way, seed=0): # at the length of the texts; widths by
     return [part.tolist() for part in width.split([len(p) for p in parts])]
 
 # %% ../../nbs/narrow/84_judge.ipynb #a41bb8ab
-def interval(values:list) -> tuple: # one per text -> (mean, low, high)
+def interval(values:list, # one per text
+) -> tuple: # (mean, low, high)
     "The mean, and the interval that holds 95 % of the means of resampled texts."
     x = torch.tensor(values, dtype=torch.float64)
     picks = torch.randint(len(x), (2000, len(x)), generator=torch.Generator().manual_seed(0))
@@ -202,8 +203,8 @@ class Report(_Measured, Patched):
     steps:list|None=None # records of the steps
     finished:bool=True   # False: interrupted
     rise:float|None=None # where the share was chosen by it
-    learned_tokens:int=0
-    learned_texts:int=0
+    learned_tokens:int=0 # of the texts of all steps
+    learned_texts:int=0 # that there were to learn from
     asking:int=0         # texts that asked for facts again
     seconds:float=0.     # of learning
     documents:int=0      # that were read
@@ -247,7 +248,8 @@ def healing(self:Report) -> str:
     return f" It was healed by {len(self.healed['rows'])} texts. {what}: on texts held out, {said}."
 
 @patch
-def summary(self:Report, escape) -> str: # `printable` or `markdown`
+def summary(self:Report, escape, # `printable` or `markdown`
+) -> str:
     "The run in words and tables."
     borne = '' if self.rise is None else (
         f" It is the smallest share found at which the {self.change} stays within {self.config['rise']} on up to eight "

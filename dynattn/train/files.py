@@ -44,7 +44,8 @@ class DataConfig(Patched):
         if self.data: object.__setattr__(self, 'data', os.path.realpath(self.data))
 
     @staticmethod
-    def is_number(x, least=0, most=2**31-1, kinds=int) -> bool: # any object; a bool is no number
+    def is_number(x, least=0, most=2**31-1, kinds=int, # any object; bounds, inclusive; type or types
+    ) -> bool: # a bool is no number
         return isinstance(x, kinds) and not isinstance(x, bool) and least<=x<=most
 
     @property

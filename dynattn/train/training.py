@@ -161,14 +161,16 @@ class Trainer(Patched):
 def plain(self:Trainer) -> Classifier: return self.acc.unwrap_model(self.model)
 
 @patch
-def batches(self:Trainer, epoch) -> list: # number of the epoch, from 0
+def batches(self:Trainer, epoch, # its number, from 0
+) -> list:
     "This process's share of an epoch; each has as many as the others."
     batches,n = self.data.batches(self.c, epoch),self.acc.num_processes
     return batches[self.acc.process_index:len(batches)//n*n:n]
 
 # %% ../../nbs/train/52_training.ipynb #47c43b63
 @patch
-def take_step(self:Trainer, batch) -> float: # of (index, piece) -> loss
+def take_step(self:Trainer, batch, # of (index, piece)
+) -> float: # loss
     "One step. All its randomness comes from the seed, the step and the process."
     began = time.perf_counter()
     drawn = hashlib.sha1(repr((self.c.seed, 'step', self.step, self.acc.process_index)).encode()).digest()
@@ -228,7 +230,8 @@ def _judge(model, items, size, batch=32, device='cpu'): # `_Item`s, and bytes of
 
 # %% ../../nbs/train/52_training.ipynb #e4ddd7d7
 @patch
-def end_epoch(self:Trainer, callbacks=()) -> None:
+def end_epoch(self:Trainer, callbacks=(), # functions `f(moment, t, x)`
+) -> None:
     "Evaluate on the validation files, keep the best model, write a line of metrics."
     for callback in callbacks: callback('before_judge', self, 'valid')
     self.model.eval()
@@ -274,7 +277,8 @@ def _saved_state(folder): # -> dict|None
 
 # %% ../../nbs/train/52_training.ipynb #030a62a5
 @patch
-def load(self:Trainer, state) -> None: # as `_saved_state` gives it
+def load(self:Trainer, state, # as `_saved_state` gives it
+) -> None:
     "Resume from a checkpoint."
     if state['files']!=self.files:
         raise UserError(f"{self.run.folder}: the files have changed since the checkpoint; another --out begins anew")
@@ -287,7 +291,8 @@ def load(self:Trainer, state) -> None: # as `_saved_state` gives it
 
 # %% ../../nbs/train/52_training.ipynb #fit00001
 @patch
-def fit(self:Trainer, callbacks=()) -> None:
+def fit(self:Trainer, callbacks=(), # functions `f(moment, t, x)`
+) -> None:
     "Train until all epochs are done, or until `patience` of them brought no improvement."
     self.model.train()
     while self.epoch<self.c.epochs and self.since<self.c.patience:
@@ -355,7 +360,8 @@ def _memory():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/per_mb
 
 @patch
-def test(self:Trainer, callbacks=()) -> dict:
+def test(self:Trainer, callbacks=(), # functions `f(moment, t, x)`
+) -> dict:
     "The best model on the test files; plain numbers."
     for callback in callbacks: callback('before_judge', self, 'test')
     model = Classifier.from_pretrained(self.run.folder).to(self.acc.device)
@@ -419,7 +425,8 @@ def _report(result, c, run): # as `train` returns it
 
 # %% ../../nbs/train/52_training.ipynb #3964997b
 @patch
-def go(self:Trainer, resume, quiet, callbacks) -> dict:
+def go(self:Trainer, resume, quiet, callbacks, # from the checkpoint; no progress; functions `f(moment, t, x)`
+) -> dict:
     "From the checkpoint, or from step 0, to the report."
     folder = self.run.folder
     if resume: self.load(_saved_state(folder))
