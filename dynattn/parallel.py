@@ -68,6 +68,7 @@ def reduced(self:Ranks, x, op=dist.ReduceOp.SUM, what='a sum', # any shape; SUM 
         with self.expecting(what): dist.all_reduce(total, op, group=self.group)
     return total.to(x.dtype)
 
+# %% ../nbs/60_parallel.ipynb #c6f2550e
 @patch
 def exchanged(self:Ranks, sends, receives, what, # {rank: tensor} each; for an error
 ) -> dict:

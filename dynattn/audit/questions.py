@@ -228,6 +228,7 @@ def program(self:Subject,
     return '\n'.join([*lines, f'a, b = {question.__name__}(f, x, other{numbers})', 'change = (a-b).abs().max().item()',
         f'print("{question.__name__}: a change by", change) # expected: {expected}'])
 
+# %% ../../nbs/audit/64_questions.ipynb #c4862ef1
 @patch
 def pair_program(self:Subject, n, name, query, key, seen, # tokens; of the module; places; whether the key is seen
 ) -> str:

@@ -72,7 +72,6 @@ class Learned(nn.Module):
         "The window of widths `sigma`, inside the model's own `reach`."
         soft = Window.default(sigma, reach=reach)
         return soft.replace(p=_STEEP) if self.edge=='hard' else soft
-
     values = staticmethod(_head_values)
     def __getstate__(self): return {**self.__dict__, 'seen': None}
 

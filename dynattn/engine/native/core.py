@@ -129,6 +129,7 @@ def _openmp() -> int:
 # %% ../../../nbs/engine/33_native.core.ipynb #73a9c2c4
 _KINDS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
+# %% ../../../nbs/engine/33_native.core.ipynb #14d30c4d
 def _call(plan, x, out, kept, lse, held=None, weights=None, first_key=0):
     "The bytes of a `Call`, and the tensors that its addresses lie in."
     real,alive = _working_dtype(x.q),{}
@@ -154,8 +155,7 @@ def _call(plan, x, out, kept, lse, held=None, weights=None, first_key=0):
         kept=_address(kept), lse=lse.data_ptr(), weights=_address(weights), keep=_address(alive.get('keep')),
         texts=_address(alive.get('texts')), text_of=_address(alive.get('text_of')), heads=_address(heads), origins=_address(origins),
         team=0 if _forked else _openmp(), B=b, H=h, Hkv=hkv, N=n, M=m, d=d, dv=dv, kind=_KINDS[x.q.dtype],
-        first_key=first_key, columns=0 if weights is None else weights.shape[3],
-        table_size=0 if x.table is None else x.table.shape[-1],
+        first_key=first_key, columns=0 if weights is None else weights.shape[3], table_size=0 if x.table is None else x.table.shape[-1],
         bias_reach=0 if x.rel_bias is None else x.rel_bias.shape[-1]//2,
         seed=0 if x.seed is None else int(x.seed), threads=torch.get_num_threads())
     return _pack_call(*plan, *rows, *per_head, *own),alive
