@@ -1,7 +1,7 @@
 """The API on the site: an entry beneath the code of every public function and class, and one page that lists them all.
 
 nbdev decides what has an entry, and fastcore's `docments` reads what stands behind each parameter in the source."""
-import ast, html, inspect, re
+import ast, enum, html, inspect, re
 from dataclasses import dataclass, is_dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -129,6 +129,7 @@ class Described:
 def describe(found, said=None):
     """Parameters and result of a function or class; None where Python has no signature of it. `said` is what `comments`
     or `method_comments` found."""
+    if inspect.isclass(found) and issubclass(found, enum.Enum): return # names, not arguments
     try: signature = inspect.signature(found)
     except (ValueError, TypeError): return
     said = comments(found) if said is None else said
