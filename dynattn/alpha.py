@@ -30,7 +30,6 @@ def _newton(x, eps, total): # [...,M] eps*(score - top)
         shift = shift - S*torch.expm1(-eps*S.log())/slope  # Newton's step on S^eps
     return p,s,S,slope
 
-
 # %% ../nbs/22_alpha.ipynb #a177200b
 def _halve(x, eps, total):
     "The same by halving, between `c = 0` and the `c` of equal scores."
@@ -43,7 +42,6 @@ def _halve(x, eps, total):
         low,high = torch.where(over, middle, low),torch.where(over, high, middle)
     p,s = _powers(x-low, eps)
     return p,s,total(_row_sum(p)),total(_row_sum(s))
-
 
 # %% ../nbs/22_alpha.ipynb #pw000012
 def _solve_rows(
@@ -60,7 +58,6 @@ def _solve_rows(
     p,s,S,slope = (_halve if steep else _newton)((z-top)*eps, eps, total)
     p = F.threshold(p.addcmul_(s, (S-1)/slope, value=-1), torch.finfo(p.dtype).tiny, 0.)
     return p.masked_fill_(empty, 0.)
-
 
 # %% ../nbs/22_alpha.ipynb #d14939bd
 def _by_core( # chapter 33 replaces it
@@ -79,7 +76,6 @@ def _forward(
     if isinstance(eps, float) and eps==_TINY: return z.softmax(-1).masked_fill_(z.amax(-1, keepdim=True)==-math.inf, 0.)
     p = _by_core(z, eps)
     return _solve_rows(z, eps).contiguous() if p is None else p
-
 
 # %% ../nbs/22_alpha.ipynb #ae8328fa
 def _from_steepest(
@@ -102,7 +98,6 @@ def _log2(p, eps):
     "log2 p, 0 off the support; cut off where `p^-eps` would overflow."
     most = 122. if p.dtype==torch.float32 else 995.
     return F.threshold(p, 0., 1.).log2().clamp(min=-most/eps)
-
 
 # %% ../nbs/22_alpha.ipynb #053df1d8
 def _pull(

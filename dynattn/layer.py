@@ -39,7 +39,8 @@ class _Pass(nn.Module):
     "One pass of a `DynamicAttention`, and what is noted of it."
     def _project(self, query, key, value, padding):
         "Queries, keys and values of every head, [B,H,N,d] each."
-        maps = (query, self.q_proj, padding if query is key else None),(key, self.k_proj, padding),(value, self.v_proj, padding)
+        of_query = padding if query is key else None
+        maps = (query, self.q_proj, of_query),(key, self.k_proj, padding),(value, self.v_proj, padding)
         return [split_heads(f(x if pad is None else pad.zero(x)), self.num_heads) for x,f,pad in maps]
 
     def _attend(self, query, key, value, padding, sigma, return_weights, options):
@@ -51,9 +52,9 @@ class _Pass(nn.Module):
         alpha = None if self.alpha_head is None else self.alpha_head()
         self._note(query, padding, window, alpha)
         if self.causal: options['is_causal'] = True
-        out = self.attention_fn(*self._project(query, key, value, padding), dropout_p=self.dropout if self.training else 0.,
-                                padding=padding, window=window, alpha=alpha, n_global=self.n_global,
-                                return_weights=return_weights, **options)
+        heads = self._project(query, key, value, padding)
+        out = self.attention_fn(*heads, dropout_p=self.dropout if self.training else 0., padding=padding, window=window,
+                                alpha=alpha, n_global=self.n_global, return_weights=return_weights, **options)
         if not return_weights: return self.out_proj(merge_heads(out))
         return self.out_proj(merge_heads(out[0])),out[1]
 
@@ -135,7 +136,7 @@ class _Equipped(_Widths):
         self.num_heads,self.dropout = num_heads,dropout
         self.window,self.n_global = window,n_global
         self.causal,self.attention_fn = causal,partial(attention, impl=impl)
-        self.seen = self.whole = None # whole, across ranks: tokens, and real tokens [B], of the sequence a pass is part of
+        self.seen = self.whole = None # whole, across ranks: tokens, and real tokens [B], of a pass's sequence
         self.q_proj,self.k_proj,self.v_proj,self.out_proj = (nn.Linear(embed_dim, embed_dim, bias) for _ in range(4))
         for p in self.parameters(): nn.init.xavier_uniform_(p) if p.dim()==2 else nn.init.zeros_(p)
         self.sigma_head,self.alpha_head = learned_heads(window, alpha, num_heads, init_width, embed_dim)
@@ -164,7 +165,8 @@ class _Cached(_Equipped):
     "A `DynamicAttention` that reads a text in pieces."
     def new_cache(self) -> WindowedLayer: # for `forward(tokens, cache=...)`
         if not self.causal:
-            raise ValueError("causal: expected True for a cache, got False: later tokens would change what was returned")
+            raise ValueError("causal: expected True for a cache, got False: "
+                             "later tokens would change what was returned")
         if isinstance(self.sigma_head, SigmaHead):
             raise ValueError("window: expected 'learned', an int or None for a cache, "
                              "got 'dynamic': its widths depend on the sequence")

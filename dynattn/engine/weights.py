@@ -85,7 +85,8 @@ def _near(w, x):
 SUMS = dict( # name -> (sizes behind [B,H], places and numbers that a block adds there), functions of the record
     dense = (lambda w: w.sizes[2:], lambda w, x: ((_place(x, 'query'),_place(x, 'key')), x.weights)),
     band = (lambda w: (w.sizes[2],len(w.offsets)), _near),
-    leading = (lambda w: (w.sizes[2],w.lead), lambda w, x: ((_place(x, 'query'),slice(x.weights.shape[3])), x.weights if x.leading else None)),
+    leading = (lambda w: (w.sizes[2],w.lead), lambda w, x:
+               ((_place(x, 'query'),slice(x.weights.shape[3])), x.weights if x.leading else None)),
     first = (lambda w: (w.sizes[2],), lambda w, x: ((_place(x, 'query'),), None if x.key else x.weights[...,0])),
     distance = (lambda w: (sum(w.sizes[2:])-1,), _distances),
     received = (lambda w: w.sizes[3:], lambda w, x: ((_place(x, 'key'),), x.weights.sum(-2))),

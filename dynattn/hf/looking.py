@@ -36,7 +36,8 @@ class Looks(Patched):
     ) -> list: # of [H], tokens, for each layer
         "How far from their queries the nearest keys lie that hold this share."
         def reached(x): return (x < share*x[:,-1:]*(1-1e-6)).sum(1)
-        return [reached((x-first).double().cumsum(1)) for x,first in zip(self.distance, self.first)] # query i is i away from it
+        # query i is i tokens away from the first
+        return [reached((x-first).double().cumsum(1)) for x,first in zip(self.distance, self.first)]
 
 # %% ../../nbs/hf/81_looking.ipynb #81a00008
 def _watch(found, call, options, names, last):
@@ -51,7 +52,8 @@ def _watch(found, call, options, names, last):
     more |= dict(attn_mask=mask, q_offset=options['q_offset']+start, reduce='dense')
     rows = window_weights(call.q[:,:,start:], call.k, **more)
     found.layers.append(names[call.module])
-    for to,x in ((found.distance,back+ahead), (found.received,received[0]), (found.first,first[0]), (found.rows,rows[0])): to.append(x.cpu())
+    found.distance.append((back+ahead).cpu())
+    for to,x in ((found.received,received), (found.first,first), (found.rows,rows)): to.append(x[0].cpu())
 
 def _cut(tokenizer, text, most):
     "Ids [N], at most so many, and the pieces of the text, with the spaces between them; what stands for none is named."
@@ -77,7 +79,8 @@ def look(
         if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
         text,words = _cut(tokenizer, text, getattr(model.config.get_text_config(), 'max_position_embeddings', None))
     if not isinstance(text, Tensor) or text.numel()!=text.shape[-1] or not text.numel():
-        raise ValueError(f"text: expected a text or ids of one, [N] or [1,N], got {tuple(getattr(text, 'shape', ())) or type(text).__name__}")
+        got = tuple(getattr(text, 'shape', ())) or type(text).__name__
+        raise ValueError(f"text: expected a text or ids of one, [N] or [1,N], got {got}")
     ids,names = text.reshape(-1),{m: name for name,m in attention_layers(switch(model), itself=True).items()}
     if words is None: words = [] if tokenizer is None else [tokenizer.decode([i]) for i in ids.tolist()]
     found = Looks(ids, words, [], [], [], [], [])
@@ -87,7 +90,7 @@ def look(
     finally: LayerCall.watchers.pop()
     return found
 
-# %% ../../nbs/hf/81_looking.ipynb #81a00013
+# %% ../../nbs/hf/81_looking.ipynb #81a0013b
 def _packed(looks, shown, last, steps):
     "Rows, and below them what each key receives, as the square roots of the weights in so many steps."
     def levels(x): return (x[...,-shown:].clamp(0, 1).sqrt()*steps).round().to(torch.uint8)
@@ -95,6 +98,7 @@ def _packed(looks, shown, last, steps):
              for r,g in zip(looks.rows, looks.received)]
     return base64.b64encode(zlib.compress(b''.join(x.numpy().tobytes() for x in parts))).decode()
 
+# %% ../../nbs/hf/81_looking.ipynb #81a00013
 @patch
 def page(self:Looks,
     title:str='A look into the heads', # of the page
@@ -107,12 +111,14 @@ def page(self:Looks,
     words = self.tokens or [f'{i} ' for i in self.ids.tolist()]
     while True:
         last = min(last, shown)
-        html = show('look', title=title, n=len(words), tokens=words[-shown:], last=last, steps=steps, near=near, far=far,
-                    token=last-1, layer=len(near)//2, first=first, levels=_packed(self, shown, last, steps))._repr_html_()
+        levels = _packed(self, shown, last, steps)
+        html = show('look', title=title, n=len(words), tokens=words[-shown:], last=last, steps=steps, near=near,
+                    far=far, token=last-1, layer=len(near)//2, first=first, levels=levels)._repr_html_()
         share = most/len(html.encode())
         if share>1 or shown<=16: break
         if last>8: last = max(int(.9*share*last), 8)
         elif shown>64: shown = max(int(.9*share*shown), 64)
         else: last,shown = max(last//2, 1),shown-shown//4*(last==1)
-    return ('<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<title>{escape(title)}</title><style>:root{{color-scheme:light dark}}body{{max-width:790px;margin:0 auto;padding:8px}}</style>{html}</html>')
+    return ('<!doctype html><html lang="en"><meta charset="utf-8">'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title><style>'
+        ':root{color-scheme:light dark}body{max-width:790px;margin:0 auto;padding:8px}</style>' + html + '</html>')

@@ -339,7 +339,6 @@ def _cluster_means(x, nearest, centroids): # [...,n,d], [...,n], [...,k,d] -> [.
     size = members.sum(-2)[..., None]
     return torch.where(size > 0, members.mT @ x / size.clamp(min=1), centroids)
 
-
 # %% ../../nbs/survey/73_learned.ipynb #9b6a2427
 class SortingNetwork(nn.Module):
     "Scores of blocks for blocks from the sums of their tokens (section 3.1)."

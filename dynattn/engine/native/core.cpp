@@ -69,7 +69,7 @@ RECORD(Call,
     void *kept;                            // softmax: [B,H,N,dv] `real`, the output unrounded, or null where `out` is;
                                            // entmax: [B,H,N,KEPT] bytes, bits of the live keys of each block
     void *lse;                             // [B,H,N] `real`: log of the row's sum, or threshold; inf: no key, nan: lost
-    void *weights;                         // [B,H,N,columns] `real`, zeros: leading keys and those from `first_key` on; or null
+    void *weights;                         // [B,H,N,columns] `real`, zeros: leading keys, those from `first_key` on; or null
     const uint8_t *keep;                   // [B,M], 0 where a key takes no part; or null
     const Int *texts, *text_of;            // [T][2] first and end of the texts of all rows; [B+1] where a row's begin
     const Int *heads;                      // [B*Hkv][3] addresses of keys and values, position of row 0: of a cache
@@ -403,7 +403,7 @@ template <class real> struct Problem {
     }
 };
 
-// ---- entmax: p = [1 + eps (score - a)]^(1/eps), with the threshold a for which a row sums to one -----------------------
+// ---- entmax: p = [1 + eps (score - a)]^(1/eps), with the threshold a for which a row sums to one ------------------
 
 // Of QUERIES rows side by side, a score of each in S[key]; or `lengthwise`, of GROUPS rows, LANES scores of each.
 template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lanes<real, QUERIES> {
@@ -458,8 +458,8 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
     }
     // Where nothing is to be gained, as in short rows and near softmax, and where 0 times NaN has to be NaN.
     bool keeps_all(Int n) const { return careful || n <= 4*GROUP || eps < real(.05); }
-    // Scores in S become weights of keys in the list, and `a` thresholds less the maxima: those without weight fall out of
-    // the list at each of Newton's steps, and the last step changes the weights themselves, by their slopes.
+    // Scores in S become weights of keys in the list, and `a` thresholds less the maxima: those without weight fall out
+    // of the list at each of Newton's steps, and the last step changes the weights themselves, by their slopes.
     Int solve(Int n, real *best, Int groups, const vec *top, vec *a) {
         const bool all = keeps_all(n);
         for (int v = 0; v < GROUPS; v++) {
@@ -484,8 +484,8 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
             live()[m] = (int32_t)j;
             m += all || L::any(some);
         }
-        // near the solution a step is as the square of the last one: up to alpha = 1.5, where the slope of the sum has no
-        // kinks, the next is known, and it is the last step. One that hardly shrinks is rounding, and would not end.
+        // near the solution a step is as the square of the last one: up to alpha = 1.5, where the slope of the sum has
+        // no kinks, the next is known, and it is the last step. One that hardly shrinks is rounding, and would not end.
         const real enough = eps <= real(.5) ? std::sqrt(C::converged)/4 : C::converged;
         vec last[GROUPS];
         for (int v = 0; v < GROUPS; v++) last[v] = splat(INFINITY);
@@ -512,7 +512,8 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
                 vec step = newton(row_sum(sum[v]), row_sum(slopes[v])), size = L::max(step, -step);
                 vec next = i && eps <= real(.5) ? size*size*size/(last[v]*last[v]) : size;
                 a[v] += step;
-                more |= (size >= enough) & (next >= enough) & ((size <= last[v]/2) | (last[v] >= std::sqrt(C::converged)));
+                more |= (size >= enough) & (next >= enough)
+                        & ((size <= last[v]/2) | (last[v] >= std::sqrt(C::converged)));
                 last[v] = size;
             }
         }
@@ -1455,10 +1456,11 @@ template <class real, int QUERIES> void backward(const Call &c, const Grads &g) 
 }
 
 // Rows of scores to weights; with a gradient `g` of weights `x`, to those of the scores and, row by row, of alpha.
-template <class real> void entmax(const real *x, const real *g, const real *eps, real *out, real *dalpha, Int rows, Int cols,
-                                  Int step, Int threads, Team *team) {
+template <class real> void entmax(const real *x, const real *g, const real *eps, real *out, real *dalpha, Int rows,
+                                  Int cols, Int step, Int threads, Team *team) {
     typedef Lengthwise<real, 2*VECTOR/(int)sizeof(real)> W;
-    const Int of_task = std::max<Int>(1, (1 << 16)/cols), tasks = (rows+of_task-1)/of_task, room = rounded(W::room(cols), 64);
+    const Int of_task = std::max<Int>(1, (1 << 16)/cols), tasks = (rows+of_task-1)/of_task;
+    const Int room = rounded(W::room(cols), 64);
     threads = std::max<Int>(1, std::min(threads, tasks/2));
     Memory memory(threads*room);
     run(tasks, threads, team, [&](Int t, Int thread) {
@@ -1496,8 +1498,8 @@ EXPORT bool dynattn_backward(const Call *c, const Grads *g) {
     return true;
 }
 
-EXPORT bool dynattn_entmax(const void *x, const void *g, const void *eps, void *out, void *dalpha, Int rows, Int cols, Int step,
-                           Int kind, Int threads, Team *team) {
+EXPORT bool dynattn_entmax(const void *x, const void *g, const void *eps, void *out, void *dalpha, Int rows, Int cols,
+                           Int step, Int kind, Int threads, Team *team) {
     auto all = [&](auto real) {
         typedef decltype(real) T;
         entmax((const T*)x, (const T*)g, (const T*)eps, (T*)out, (T*)dalpha, rows, cols, step, threads, team);

@@ -258,7 +258,7 @@ def _entmax_rows(
 ): # -> weights [...,M]; with `g` the gradients of the scores, and of alpha row by row [...,1] or None
     "Rows of `entmax`, solved or pulled back where they lie; None where the core does not serve."
     of_rows = isinstance(eps, Tensor)
-    if not (x.is_cpu and x.numel() and plain_tensors((x, g, eps if of_rows else None)) and library() is not None): return None
+    if not (x.is_cpu and x.numel() and plain_tensors((x, g, eps if of_rows else None)) and library()): return None
     if bool((eps>1).any()) if of_rows else eps>1: return None
     eps = eps.to(x.dtype) if of_rows else torch.tensor(eps, dtype=x.dtype)
     if eps.numel()>1: eps = eps.expand(*x.shape[:-1], 1).contiguous()
@@ -267,9 +267,8 @@ def _entmax_rows(
     dalpha = torch.empty_like(out[...,:1], memory_format=torch.contiguous_format) if wants_alpha else None
     cols = x.shape[-1]
     _done(library().dynattn_entmax(
-        x.data_ptr(), _address(g), eps.data_ptr(), out.data_ptr(), _address(dalpha), x.numel()//cols, cols, eps.numel()>1,
-        _KINDS[x.dtype], torch.get_num_threads(), 0 if _forked else _openmp()))
+        x.data_ptr(), _address(g), eps.data_ptr(), out.data_ptr(), _address(dalpha), x.numel()//cols, cols,
+        eps.numel()>1, _KINDS[x.dtype], torch.get_num_threads(), 0 if _forked else _openmp()))
     return out if g is None else (out,dalpha)
 
 solver._by_core = _entmax_rows
-
