@@ -205,7 +205,8 @@ def _known():
     for p in ['index.ipynb', *(c.path for c in book.chapters())]:
         for c in book.read(p)['cells']:
             if c['cell_type']=='code': names |= _code_names(book.source(c))
-    for p in [*freeze.ROOT.glob('dynattn/engine/native/*.cpp'), *freeze.ROOT.glob('benchmarks/*.py'), *freeze.ROOT.glob('experiments/*.py')]:
+    for p in [*freeze.ROOT.glob('dynattn/engine/native/*.cpp'), *freeze.ROOT.glob('benchmarks/*.py'), *freeze.ROOT.glob('experiments/*.py'),
+              *freeze.ROOT.glob('examples/*.py')]:
         names |= set(re.findall(r'[^\W\d]\w*', p.read_text(encoding='utf-8')))
     for o in (builtins, torch, torch.nn, torch.nn.functional, torch.Tensor, torch.autograd, torch.func):
         names |= set(dir(o))
