@@ -26,7 +26,7 @@ def _newton(x, eps, total): # [...,M] eps*(score - top)
     for _ in range(100):
         p,s = _powers(x-shift, eps)
         S,slope = total(_row_sum(p)),total(_row_sum(s))
-        if _are_one(S, 3e-4 if x.dtype==torch.float32 else 1e-9): break
+        if _are_one(S, 5e-5 if x.dtype==torch.float32 else 1e-9): break
         shift = shift - S*torch.expm1(-eps*S.log())/slope  # Newton's step on S^eps
     return p,s,S,slope
 

@@ -151,3 +151,13 @@ def test_steep_gradients_in_float32(alpha, learns_alpha, impl, options):
         return torch.autograd.grad(out, leaves if learns_alpha else leaves[:3], dout)
     for single,double in zip(gradients(torch.float32, impl), gradients(torch.float64, 'dense')):
         assert (single-double).abs().max() < 2e-3*double.abs().max()
+
+@pytest.mark.parametrize('alpha', [1.1, 1.2, 1.3, 1.4, 1.5, 1.75, 2.])
+def test_small_weights_keep_their_digits(alpha):
+    "The last step goes along slopes: what bends is left out, and must be less than rounding of the scores makes"
+    generator = torch.Generator().manual_seed(0)
+    for keys in (3, 6, 17, 40, 300):
+        z = 1.5*torch.randn(500, keys, generator=generator)
+        got,want = entmax(z, alpha).double(),entmax(z.double(), alpha)
+        rounding = torch.finfo(torch.float32).eps*(want**(2-alpha)+want)        # of a score, through the slope, and of the weight
+        assert ((got-want).abs() <= 16*rounding+1e-15).all()

@@ -485,7 +485,8 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
             m += all || L::any(some);
         }
         // near the solution a step is as the square of the last one: up to alpha = 1.5, where the slope of the sum has
-        // no kinks, the next is known, and it is the last step. One that hardly shrinks is rounding, and would not end.
+        // no kinks, the next is known, and it is the last step, if its square, which slopes leave out, is nothing. One
+        // that hardly shrinks is rounding, and would not end.
         const real enough = eps <= real(.5) ? std::sqrt(C::converged)/4 : C::converged;
         vec last[GROUPS];
         for (int v = 0; v < GROUPS; v++) last[v] = splat(INFINITY);
@@ -512,7 +513,7 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
                 vec step = newton(row_sum(sum[v]), row_sum(slopes[v])), size = L::max(step, -step);
                 vec next = i && eps <= real(.5) ? size*size*size/(last[v]*last[v]) : size;
                 a[v] += step;
-                more |= (size >= enough) & (next >= enough)
+                more |= (size >= enough) & (16*next >= enough)
                         & ((size <= last[v]/2) | (last[v] >= std::sqrt(C::converged)));
                 last[v] = size;
             }
