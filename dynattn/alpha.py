@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .family import _TINY, _powers, _psi
-from .padding import _holds
+from .padding import holds
 
 # %% ../nbs/22_alpha.ipynb #878774e7
 def _row_sum(x): return x.sum(-1, keepdim=True)
@@ -217,7 +217,7 @@ def _eps(alpha, z, dim):
         return float(alpha)-1 or _TINY
     if not alpha.is_floating_point():
         raise TypeError(f"alpha: expected a number or a floating tensor, got {alpha.dtype}")
-    if not _holds((alpha>=1) & (alpha<math.inf)):
+    if not holds((alpha>=1) & (alpha<math.inf)):
         raise ValueError(f"alpha: expected finite values >= 1, got {alpha.min().item()} to {alpha.max().item()}")
     eps = (_spread(alpha, z, dim).to(torch.promote_types(alpha.dtype, z.dtype)) - 1).to(z.dtype)
     return eps + (eps==0)*_TINY
