@@ -16,17 +16,13 @@ from .padding import holds
 # %% ../nbs/22_alpha.ipynb #878774e7
 def _row_sum(x): return x.sum(-1, keepdim=True)
 
-def _are_one(S, tolerance):
-    "Whether all sums are within the tolerance of one; rows that are no numbers do not count."
-    return not ((S-1).abs()>tolerance).any()
-
 def _newton(x, eps, total): # [...,M] eps*(score - top)
     "Weights and slopes [...,M] at a shift for which the weights nearly sum to one, and the rows' sums of both."
-    shift = torch.zeros_like(x[...,:1])
+    shift,tolerance = torch.zeros_like(x[...,:1]),5e-5 if x.dtype==torch.float32 else 1e-9
     for _ in range(100):
         p,s = _powers(x-shift, eps)
         S,slope = total(_row_sum(p)),total(_row_sum(s))
-        if _are_one(S, 5e-5 if x.dtype==torch.float32 else 1e-9): break
+        if not ((S-1).abs()>tolerance).any(): break  # rows that are no numbers do not count
         shift = shift - S*torch.expm1(-eps*S.log())/slope  # Newton's step on S^eps
     return p,s,S,slope
 

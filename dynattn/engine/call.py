@@ -169,6 +169,7 @@ def _is_zero_one(mask):
     try: return bool(mask.max() == 1) and bool(((mask == 0) | (mask == 1)).all())
     except RuntimeError: return False  # under vmap, or a fake tensor
 
+# %% ../../nbs/engine/24_call.ipynb #24ca0118
 def _take_causal_bias(call):
     "A `CausalBias` of torch.nn.attention.bias: key j <= i, or, aligned at the last key, j <= i + M - N."
     bias = call.attn_mask
@@ -203,6 +204,7 @@ def _sides(window):
     if right is not None and right > _FAR: right = _FAR
     return None if left is None and right is None else (left, right)
 
+# %% ../../nbs/engine/24_call.ipynb #24ca0120
 def _take_sigma(call):
     "Check the sigma of a soft window; one that is narrower than the arithmetic is widened, differentiably."
     window,(b,h,n,_) = call.window,call.q.shape
@@ -286,6 +288,7 @@ def _take_segments(call):
         raise ValueError("segments: expected ids that do not decrease along a row, got some that do")
     call.segments = ids.expand(b, n)
 
+# %% ../../nbs/engine/24_call.ipynb #24ca0123
 def _ids_of_cu_seqlens(ends, b, n):
     "[0, end of text 0, end of text 1, ..., N] as ids [1,N]."
     if b != 1:

@@ -36,6 +36,7 @@ def _sdpa_refuses(call):
         return "impl: expected 'auto' or 'dense' in forward mode and for second derivatives, got 'sdpa'"
     return unserved(call, _LACKS, 'F.scaled_dot_product_attention')
 
+# %% ../../nbs/engine/44_ops.ipynb #fb3821e5
 def _sdpa_mask(call):
     "One mask for everything, or None, and whether PyTorch's own causal mask serves."
     mask,padding = call.attn_mask,call.padding
