@@ -18,7 +18,8 @@ if TYPE_CHECKING: from typing import Any as Patched # a base: type checkers do n
 else: Patched = object
 
 # %% ../nbs/01_padding.ipynb #ab05242c
-def holds(cond):
+def holds(cond:Tensor, # bool, of any shape
+) -> bool:
     """Whether `cond` is true throughout; trusted where values cannot be read:
     while compiling, under `vmap`, on the meta device."""
     if torch.compiler.is_compiling(): return True

@@ -59,7 +59,8 @@ def _check_cut(cut, smooth):
     return float(T)
 
 # %% ../nbs/14_window.ipynb #1fbc2c5a
-def at_least(t, low):
+def at_least(t:Tensor, low:float, # of any shape
+) -> bool:
     "Whether all values are finite and at least `low`; trusted where they cannot be read or an accelerator would wait."
     if torch.compiler.is_compiling() or not t.is_cpu: return True
     try:
