@@ -128,19 +128,14 @@ def _has_engine(call):
     if call.q.is_cpu: return torch.compiler.is_compiling() or library() is not None
     return not impls['triton'].refuses(call)
 
-def _choose(call): # -> a key of `impls`
-    "The implementation that `auto` chooses for a call."
+@takes(Call)
+def choose(call) -> str: # a key of `impls`
+    "The implementation that `auto` chooses for these arguments."
     of_torch = exporting_to_onnx() or _jit_traced()  # a program of PyTorch's own operators
     if not impls['sdpa'].refuses(call) and (of_torch or not (_leaves_fused(call) and _has_engine(call))): return 'sdpa'
     if of_torch: return 'dense'
     if call.q.is_cuda and not impls['triton'].refuses(call): return 'triton'
     return 'dense' if impls['banded'].refuses(call) else 'banded'
-
-# %% ../../nbs/engine/44_ops.ipynb #c07c0753
-@takes(Call)
-def choose(call) -> str: # a key of `impls`
-    "The implementation that `auto` chooses for these arguments."
-    return _choose(call)
 
 # %% ../../nbs/engine/44_ops.ipynb #40f5fc99
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -158,6 +153,8 @@ class RoutedCall(Call):
     def takes_nested(self) -> bool: return self.impl in ('auto','sdpa')  # a plain call of nested tensors is PyTorch's
 
 # %% ../../nbs/engine/44_ops.ipynb #565ae8b7
+_choose = inspect.unwrap(choose)
+
 @_weighs
 @takes(RoutedCall)
 def attention(call) -> Tensor: # [B,H,N,dv], with the weights if asked for
