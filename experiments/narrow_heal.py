@@ -27,7 +27,9 @@ class Chain:
     "Widths by curves, learned from there, weights healed: each judged once."
     def __init__(self, a):
         self.a,self.s = a,Subject('smollm2', 'runs/none', a.context)
-        self.runs = Path(a.runs)/f'{a.context}_{a.share}_{a.seed}'
+        less = [f'{x} {of}' for x,of,all_of in ((a.curves,'texts',16), (a.steps,'steps',30), (a.heal,'of healing',48)) if x!=all_of]
+        self.called = ', '.join(['', *less])
+        self.runs = Path(a.runs)/f'{a.context}_{a.share}_{a.seed}{self.called}'
         self.runs.mkdir(parents=True, exist_ok=True)
         self.calibration = Calibration(self.s, 'asked', a.steps)
         self.minutes = {}
@@ -48,7 +50,7 @@ class Chain:
 
     def measured(self):
         with without_windows(self.s.model):
-            return cost_curves_of(self.s, self.calibration.batches[:16], self.a.seed, self.runs/'curves.checkpoint')
+            return cost_curves_of(self.s, self.calibration.batches[:self.a.curves], self.a.seed, self.runs/'curves.checkpoint')
 
     def learned(self, curves):
         a,model = self.a,self.s.model
@@ -123,6 +125,7 @@ class Chain:
 
     @torch.no_grad()
     def judge(self, way, layers=None, note='', of=()):
+        if way!='full': way += self.called
         self.elsewhere(way, layers)
         if way in self.rows(): return
         s,n = self.s,self.a.context
@@ -161,7 +164,7 @@ def run(a):
         chain.minutes['before'] = known[1]/60
         chain.judge('learned before', [[w if w<.97*chain.s.budget.most else float('inf') for w in l] for l in known[0]], of=('before',))
     set_widths(chain.s.model, learned)
-    if 'healed' in chain.rows(): return
+    if 'healed'+chain.called in chain.rows(): return
     (chain.runs/'healed.pt').unlink(missing_ok=True)                # the weights are made again, from the checkpoint
     start = time.process_time()
     done = chain.healed()
@@ -174,6 +177,7 @@ if __name__=='__main__':
     p.add_argument('--context', type=int, default=2048, help='tokens of a text')
     p.add_argument('--share', type=float, default=.25, help='of the footprint')
     p.add_argument('--seed', type=int, default=0)
+    p.add_argument('--curves', type=int, default=16, help='texts of the cost curves')
     p.add_argument('--steps', type=int, default=30, help='of learning')
     p.add_argument('--heal', type=int, default=48, help='steps of healing')
     p.add_argument('--texts', type=int, default=6, help='texts that the loss is judged by')
