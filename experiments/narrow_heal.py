@@ -20,7 +20,7 @@ from dynattn.hf.windows import record_edge
 from dynattn.narrow.recall import facts_to_learn
 from dynattn.saved import read_state, write_state
 
-ROWS,ELSEWHERE = 'narrow_heal.csv','narrow_heal_elsewhere.csv'
+ROWS,ELSEWHERE,COSTS = 'narrow_heal.csv','narrow_heal_elsewhere.csv','narrow_costs.csv'
 OTHER_FORMS = 'needle','several keys','several values','variables','common words'
 
 class Chain:
@@ -51,6 +51,16 @@ class Chain:
     def measured(self):
         with without_windows(self.s.model):
             return cost_curves_of(self.s, self.calibration.batches[:self.a.curves], self.a.seed, self.runs/'curves.checkpoint')
+
+    def record(self, curves):
+        "The curves themselves, those of one run: what the guide's explorer draws."
+        if rows_of(COSTS): return
+        at = [i for i,w in enumerate(curves.sizes.tolist()) if i%2==0 or w==curves.sizes[-1]]
+        numbers = lambda x: ' '.join(f'{y:.3g}' for y in x.tolist())
+        same = dict(model=self.s.name, n=self.a.context, seed=self.a.seed, texts=self.a.curves)
+        sizes = ' '.join(f'{x:.0f}' for x in curves.sizes[at].tolist())
+        append(COSTS, [dict(same, layer=i//self.s.heads, head=i%self.s.heads, sizes=sizes, costs=numbers(costs[at]))
+                       for i,costs in enumerate(curves.total())])
 
     def learned(self, curves):
         a,model = self.a,self.s.model
@@ -156,6 +166,7 @@ def run(a):
     chain = Chain(a)
     chain.judge('full')
     curves = chain.timed('curves', chain.measured)
+    chain.record(curves)
     chain.judge('curves', curves.widths(a.share), of=('curves',))
     learned = chain.timed('learned', lambda: chain.learned(curves))
     chain.judge('learned', learned, of=('curves','learned'))
