@@ -16,74 +16,6 @@ from torch.utils import _pytree
 from .padding import PaddingMask
 from .smoothing import SMOOTHINGS, Smoothing
 
-# %% ../nbs/14_window.ipynb #497f143a
-def _choice(name, value, options):
-    if value not in options:
-        raise ValueError(f"{name}: expected one of {', '.join(map(repr, options))}, got {value!r}")
-    return value
-
-def _check_reach(reach):
-    if reach is None: return None,None
-    if not (isinstance(reach, (tuple,list)) and len(reach)==2):
-        raise TypeError(f"reach: expected None or (left, right), got {reach!r}")
-    for r in reach:
-        if r is not None and (isinstance(r, bool) or not isinstance(r, int)):
-            raise TypeError(f"reach: expected integers or None, got {reach!r}")
-        if r is not None and r<0:
-            raise ValueError(f"reach: expected numbers of tokens >= 0, got {reach!r}")
-    return tuple(reach)
-
-# %% ../nbs/14_window.ipynb #640ebdf4
-def _check_smooth(smooth, p, ramp):
-    "A smoothing, or the one of a name, with the numbers beside it."
-    given = {name: x for name,x in (("p",p), ("ramp",ramp)) if x is not None}
-    is_made = isinstance(smooth, Smoothing)
-    kind = type(smooth) if is_made else SMOOTHINGS[_choice("smooth", smooth, tuple(SMOOTHINGS))]
-    takes = kind.__dataclass_fields__
-    for name,x in given.items():
-        if name not in takes: raise ValueError(f"{name}: expected None for smooth={kind.__name__.lower()!r}, got {x}")
-    if is_made: return _with(smooth, **given) if given else smooth
-    return kind(**{name: given.get(name) for name in takes if name in given or not hasattr(kind, name)})
-
-def _check_cut(cut, smooth):
-    "The threshold that fits the smoothing."
-    if cut is None: return smooth.check(None)
-    T,fill = cut if isinstance(cut, tuple) and len(cut)==2 else (cut, smooth.fill)
-    if isinstance(T, bool) or not isinstance(T, (int,float)):
-        raise TypeError(f"cut: expected a number as threshold, or (T, fill), got {cut!r}")
-    smooth.check(T)
-    if not 0 < T < 1: raise ValueError(f"cut: expected a threshold 0 < T < 1, got {T}")
-    if fill!=smooth.fill:
-        raise ValueError(f"cut: expected the rest to become {smooth.fill} for {smooth}, got {fill}: "
-                         "the mask would be 1 far away")
-    return float(T)
-
-# %% ../nbs/14_window.ipynb #1fbc2c5a
-def _within(t, low):
-    "Whether all values are finite and at least `low`; trusted where they cannot be read or an accelerator would wait."
-    if torch.compiler.is_compiling() or not t.is_cpu: return True
-    try:
-        if t.numel() > 64: return bool(((t >= low) & (t < math.inf)).all())
-        for x in (t if t.dim() == 1 else t.flatten()).tolist():  # as a loop, for every call comes here
-            if not low <= x < math.inf: return False
-        return True
-    except RuntimeError: return True  # under `vmap`, or a fake tensor
-
-def _check_sigma(sigma):
-    if isinstance(sigma, bool) or not isinstance(sigma, (int,float,Tensor)):
-        raise TypeError(f"sigma: expected a number or a floating tensor, got {type(sigma).__name__}")
-    try: sigma = sigma if isinstance(sigma, Tensor) else torch.tensor(float(sigma))
-    except OverflowError: sigma = torch.tensor(math.inf)
-    if not sigma.is_floating_point():
-        raise TypeError(f"sigma: expected a floating tensor, got {sigma.dtype}")
-    if sigma.ndim>3:
-        raise ValueError("sigma: expected the shape of a scalar, [H], [B,H] "
-                         f"or [B,H,N], got {tuple(sigma.shape)}")
-    if not _within(sigma, 0):
-        raise ValueError("sigma: expected finite values >= 0, "
-                         f"got {sigma.min().item()} to {sigma.max().item()}")
-    return sigma
-
 # %% ../nbs/14_window.ipynb #2cd42980
 class _Options:
     sigma: Tensor
@@ -321,6 +253,74 @@ class Window(_Reports):
     ) -> 'Window':
         "The mask of adaptive span: a ramp of fixed length behind a learned width."
         return Window(width, smooth="ramp", ramp=ramp, reach=reach)
+
+# %% ../nbs/14_window.ipynb #497f143a
+def _choice(name, value, options):
+    if value not in options:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, options))}, got {value!r}")
+    return value
+
+def _check_reach(reach):
+    if reach is None: return None,None
+    if not (isinstance(reach, (tuple,list)) and len(reach)==2):
+        raise TypeError(f"reach: expected None or (left, right), got {reach!r}")
+    for r in reach:
+        if r is not None and (isinstance(r, bool) or not isinstance(r, int)):
+            raise TypeError(f"reach: expected integers or None, got {reach!r}")
+        if r is not None and r<0:
+            raise ValueError(f"reach: expected numbers of tokens >= 0, got {reach!r}")
+    return tuple(reach)
+
+# %% ../nbs/14_window.ipynb #640ebdf4
+def _check_smooth(smooth, p, ramp):
+    "A smoothing, or the one of a name, with the numbers beside it."
+    given = {name: x for name,x in (("p",p), ("ramp",ramp)) if x is not None}
+    is_made = isinstance(smooth, Smoothing)
+    kind = type(smooth) if is_made else SMOOTHINGS[_choice("smooth", smooth, tuple(SMOOTHINGS))]
+    takes = kind.__dataclass_fields__
+    for name,x in given.items():
+        if name not in takes: raise ValueError(f"{name}: expected None for smooth={kind.__name__.lower()!r}, got {x}")
+    if is_made: return _with(smooth, **given) if given else smooth
+    return kind(**{name: given.get(name) for name in takes if name in given or not hasattr(kind, name)})
+
+def _check_cut(cut, smooth):
+    "The threshold that fits the smoothing."
+    if cut is None: return smooth.check(None)
+    T,fill = cut if isinstance(cut, tuple) and len(cut)==2 else (cut, smooth.fill)
+    if isinstance(T, bool) or not isinstance(T, (int,float)):
+        raise TypeError(f"cut: expected a number as threshold, or (T, fill), got {cut!r}")
+    smooth.check(T)
+    if not 0 < T < 1: raise ValueError(f"cut: expected a threshold 0 < T < 1, got {T}")
+    if fill!=smooth.fill:
+        raise ValueError(f"cut: expected the rest to become {smooth.fill} for {smooth}, got {fill}: "
+                         "the mask would be 1 far away")
+    return float(T)
+
+# %% ../nbs/14_window.ipynb #1fbc2c5a
+def _within(t, low):
+    "Whether all values are finite and at least `low`; trusted where they cannot be read or an accelerator would wait."
+    if torch.compiler.is_compiling() or not t.is_cpu: return True
+    try:
+        if t.numel() > 64: return bool(((t >= low) & (t < math.inf)).all())
+        for x in (t if t.dim() == 1 else t.flatten()).tolist():  # as a loop, for every call comes here
+            if not low <= x < math.inf: return False
+        return True
+    except RuntimeError: return True  # under `vmap`, or a fake tensor
+
+def _check_sigma(sigma):
+    if isinstance(sigma, bool) or not isinstance(sigma, (int,float,Tensor)):
+        raise TypeError(f"sigma: expected a number or a floating tensor, got {type(sigma).__name__}")
+    try: sigma = sigma if isinstance(sigma, Tensor) else torch.tensor(float(sigma))
+    except OverflowError: sigma = torch.tensor(math.inf)
+    if not sigma.is_floating_point():
+        raise TypeError(f"sigma: expected a floating tensor, got {sigma.dtype}")
+    if sigma.ndim>3:
+        raise ValueError("sigma: expected the shape of a scalar, [H], [B,H] "
+                         f"or [B,H,N], got {tuple(sigma.shape)}")
+    if not _within(sigma, 0):
+        raise ValueError("sigma: expected finite values >= 0, "
+                         f"got {sigma.min().item()} to {sigma.max().item()}")
+    return sigma
 
 # %% ../nbs/14_window.ipynb #w1nddoc1
 def _parameters(function):
