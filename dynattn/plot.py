@@ -336,8 +336,10 @@ def show_curves(
     with look():
         if ax is None: _,ax = grid()
         for i,(name,y) in enumerate(curves.items()):
-            _curve(ax, i, name, _array(y, f'curves[{name!r}]', 'n'),
-                   x[name] if isinstance(x, dict) else x)
+            y,at = _array(y, f'curves[{name!r}]', 'n'),x[name] if isinstance(x, dict) else x
+            at = np.arange(len(y)) if at is None else _array(at, 'x', 'n')
+            if len(at)!=len(y): raise ValueError(f"x: expected {len(y)} values as curve {name!r} has, got {len(at)}")
+            ax.plot(at, y, color=PALETTE[i%6], linestyle=_DASHES[(i+i//6)%6], label=str(name))
         if len(curves)>1: ax.legend(handlelength=2.8)
         ax.set(xlabel=xlabel, ylabel=ylabel)
         ax.set_title(title, pad=16 if marks else None)  # above the names of the marks
@@ -345,13 +347,6 @@ def show_curves(
         if logy: ax.set_yscale('log')
         if marks: _marks(ax, marks)
     return ax
-
-# %% ../nbs/00_plot.ipynb #abe383fb
-def _curve(ax, i, name, y, x):
-    x = np.arange(len(y)) if x is None else _array(x, 'x', 'n')
-    if len(x) != len(y):
-        raise ValueError(f"x: expected {len(y)} values as curve {name!r} has, got {len(x)}")
-    ax.plot(x, y, color=PALETTE[i%6], linestyle=_DASHES[(i+i//6)%6], label=str(name))
 
 # %% ../nbs/00_plot.ipynb #f3c2713c
 def show_bars(
