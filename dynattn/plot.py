@@ -105,8 +105,11 @@ def grid(
 # %% ../nbs/00_plot.ipynb #20640382
 def _few_colors(rgba) -> Image.Image: # [h,w,4] bytes -> with a palette of at most 256 colours and transparencies
     "Keep the 128 most frequent colours and 128 far from them; the others become the nearest of these."
-    c,where,count = np.unique(np.ascontiguousarray(rgba).view('<u4'),
-                              return_inverse=True, return_counts=True)
+    pixels = np.ascontiguousarray(rgba).view('<u4').ravel()
+    first = np.flatnonzero(np.diff(pixels, prepend=~pixels[0]))      # of each run of one colour: there are few runs to sort
+    lengths = np.diff(first, append=len(pixels))
+    c,where = np.unique(pixels[first], return_inverse=True)
+    count = np.bincount(where, lengths)
     c = c.view(np.uint8).reshape(-1, 4)
     # as much as there is of it
     ink = c[:,3:] / 255 * np.concatenate([c[:,:3], np.full_like(c[:,3:], 255)], 1)
@@ -116,7 +119,7 @@ def _few_colors(rgba) -> Image.Image: # [h,w,4] bytes -> with a palette of at mo
         kept.append(distance.argmax())
         distance = np.minimum(distance, ((ink-ink[kept[-1]])**2).sum(-1))
     near = ((ink[:,None]-ink[kept])**2).sum(-1).argmin(1)
-    im = Image.fromarray(near[where.reshape(-1)].astype(np.uint8).reshape(rgba.shape[:2]), 'P')
+    im = Image.fromarray(near[np.repeat(where, lengths)].astype(np.uint8).reshape(rgba.shape[:2]), 'P')
     im.putpalette(c[kept,:3].tobytes())
     im.info['transparency'] = c[kept,3].tobytes()
     return im

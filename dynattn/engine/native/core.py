@@ -20,9 +20,11 @@ from ..plan import plain_tensors, texts_of
 
 # %% ../../../nbs/engine/33_native.core.ipynb #d116bb3f
 _SETS = 'avx512','avx2','generic'  # instruction sets, the best one first
+def _asked(): return os.environ.get('DYNATTN_NATIVE') or '1'  # an empty value counts as none
+
 def _candidates(): # -> list of paths
     "The libraries to try, in order: as DYNATTN_NATIVE says, or from the best one for this processor on."
-    asked = os.environ.get('DYNATTN_NATIVE', '1')
+    asked = _asked()
     if asked=='0': return []
     if os.sep in asked: return [asked]
     if asked=='1': asked = dict(AVX512='avx512', AVX2='avx2').get(torch.backends.cpu.get_cpu_capability(), 'generic')
@@ -74,7 +76,7 @@ def library() -> ctypes.CDLL|None:
         lib.dynattn_forward.restype = lib.dynattn_backward.restype = lib.dynattn_entmax.restype = ctypes.c_bool
         lib.dynattn_entmax.argtypes = [ctypes.c_void_p]*5+[ctypes.c_int64]*5+[ctypes.c_void_p]
         return lib
-    asked = os.environ.get('DYNATTN_NATIVE', '1')
+    asked = _asked()
     if asked not in ('0','1'):  # nothing else is taken in its place
         raise OSError(f"DYNATTN_NATIVE: expected a compiled core of that name, got none: {asked!r}; "
                       f"of another version: {_others}")
@@ -84,7 +86,7 @@ def info() -> dict:
     "Whether the core serves, for which instruction set, and what to do where it does not."
     lib = library()
     if lib is not None: return dict(native=True, library=os.path.basename(lib._name), threads=torch.get_num_threads())
-    off = os.environ.get('DYNATTN_NATIVE')=='0'
+    off = _asked()=='0'
     return dict(native=False, library=None, threads=torch.get_num_threads(), why="DYNATTN_NATIVE=0" if off else
                 f"no compiled core: install a C++ compiler and run pip install again; of another version: {_others}")
 
@@ -116,7 +118,7 @@ if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=lambda: _
 @cache
 def _openmp() -> int:
     "The address of `GOMP_parallel` in the OpenMP that PyTorch has loaded; 0 where there is none, or several."
-    if os.sep in os.environ.get('DYNATTN_NATIVE', '1'): return 0  # a library of one's own, of a sanitizer for instance
+    if os.sep in _asked(): return 0  # a library of one's own, of a sanitizer for instance
     try: maps = Path('/proc/self/maps').read_text()
     except OSError: return 0
     loaded = set(re.findall(r'(/\S*/lib(?:gomp|iomp5|omp)[^/\s]*\.so\S*)', maps))
