@@ -124,6 +124,7 @@ def _few_colors(rgba) -> Image.Image: # [h,w,4] bytes -> with a palette of at mo
     im.info['transparency'] = c[kept,3].tobytes()
     return im
 
+# %% ../nbs/00_plot.ipynb #20640383
 def to_png(
     fig, # a figure, or axes of one
 ) -> bytes: # transparent, trimmed, two pixels for each pixel of the page
