@@ -56,13 +56,8 @@ def _solve_rows(
     return p.masked_fill_(empty, 0.)
 
 # %% ../nbs/22_alpha.ipynb #d14939bd
-def _by_core( # chapter 33 replaces it
-    x:Tensor, # [...,M] scores, or with `g` weights
-    eps, # float, or broadcasts to [...,1]
-    g:Tensor|None=None, # like `x`, the gradient of the weights
-    wants_alpha:bool=False, # whether alpha needs a gradient
-): # -> weights; with `g` what `_pull` gives; None where it cannot serve
-    return None
+def _by_core(x, eps, g=None, wants_alpha=False): # chapter 33 puts the core's in its place
+    "Weights from scores, or with their gradient `g` what `_pull` gives; None where it cannot serve."
 
 def _forward(
     z:Tensor, # [...,M]
