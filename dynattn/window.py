@@ -59,13 +59,13 @@ def _check_cut(cut, smooth):
     return float(T)
 
 # %% ../nbs/14_window.ipynb #1fbc2c5a
-def _within(t, low):
-    "Whether all values are finite and at least `low`; trusted where they cannot be read or an accelerator would wait."
+def _within(t, low, high=math.inf):
+    "Whether all values are finite, and from `low` to `high`; trusted where they cannot be read or an accelerator would wait."
     if torch.compiler.is_compiling() or not t.is_cpu: return True
     try:
-        if t.numel() > 64: return bool(((t >= low) & (t < math.inf)).all())
+        if t.numel() > 64: return bool(((t >= low) & (t <= high) & (t < math.inf)).all())
         for x in (t if t.dim() == 1 else t.flatten()).tolist():  # as a loop, for every call comes here
-            if not low <= x < math.inf: return False
+            if not low <= x <= high or x == math.inf: return False
         return True
     except RuntimeError: return True  # under `vmap`, or a fake tensor
 
