@@ -20,14 +20,16 @@ from dynattn.hf.windows import record_edge
 from dynattn.narrow.recall import facts_to_learn
 from dynattn.saved import read_state, write_state
 
-ROWS,ELSEWHERE = 'narrow_heal.csv','narrow_heal_elsewhere.csv'
+ROWS,ELSEWHERE,COSTS = 'narrow_heal.csv','narrow_heal_elsewhere.csv','narrow_costs.csv'
 OTHER_FORMS = 'needle','several keys','several values','variables','common words'
 
 class Chain:
     "Widths by curves, learned from there, weights healed: each judged once."
     def __init__(self, a):
         self.a,self.s = a,Subject('smollm2', 'runs/none', a.context)
-        self.runs = Path(a.runs)/f'{a.context}_{a.share}_{a.seed}'
+        less = [f'{x} {of}' for x,of,all_of in ((a.curves,'texts',16), (a.steps,'steps',30), (a.heal,'of healing',48)) if x!=all_of]
+        self.called = ', '.join(['', *less])
+        self.runs = Path(a.runs)/f'{a.context}_{a.share}_{a.seed}{self.called}'
         self.runs.mkdir(parents=True, exist_ok=True)
         self.calibration = Calibration(self.s, 'asked', a.steps)
         self.minutes = {}
@@ -48,7 +50,17 @@ class Chain:
 
     def measured(self):
         with without_windows(self.s.model):
-            return cost_curves_of(self.s, self.calibration.batches[:16], self.a.seed, self.runs/'curves.checkpoint')
+            return cost_curves_of(self.s, self.calibration.batches[:self.a.curves], self.a.seed, self.runs/'curves.checkpoint')
+
+    def record(self, curves):
+        "The curves themselves, those of one run: what the guide's explorer draws."
+        if rows_of(COSTS): return
+        at = [i for i,w in enumerate(curves.sizes.tolist()) if i%2==0 or w==curves.sizes[-1]]
+        numbers = lambda x: ' '.join(f'{y:.3g}' for y in x.tolist())
+        same = dict(model=self.s.name, n=self.a.context, seed=self.a.seed, texts=self.a.curves)
+        sizes = ' '.join(f'{x:.0f}' for x in curves.sizes[at].tolist())
+        append(COSTS, [dict(same, layer=i//self.s.heads, head=i%self.s.heads, sizes=sizes, costs=numbers(costs[at]))
+                       for i,costs in enumerate(curves.total())])
 
     def learned(self, curves):
         a,model = self.a,self.s.model
@@ -123,6 +135,7 @@ class Chain:
 
     @torch.no_grad()
     def judge(self, way, layers=None, note='', of=()):
+        if way!='full': way += self.called
         self.elsewhere(way, layers)
         if way in self.rows(): return
         s,n = self.s,self.a.context
@@ -153,6 +166,7 @@ def run(a):
     chain = Chain(a)
     chain.judge('full')
     curves = chain.timed('curves', chain.measured)
+    chain.record(curves)
     chain.judge('curves', curves.widths(a.share), of=('curves',))
     learned = chain.timed('learned', lambda: chain.learned(curves))
     chain.judge('learned', learned, of=('curves','learned'))
@@ -161,7 +175,7 @@ def run(a):
         chain.minutes['before'] = known[1]/60
         chain.judge('learned before', [[w if w<.97*chain.s.budget.most else float('inf') for w in l] for l in known[0]], of=('before',))
     set_widths(chain.s.model, learned)
-    if 'healed' in chain.rows(): return
+    if 'healed'+chain.called in chain.rows(): return
     (chain.runs/'healed.pt').unlink(missing_ok=True)                # the weights are made again, from the checkpoint
     start = time.process_time()
     done = chain.healed()
@@ -174,6 +188,7 @@ if __name__=='__main__':
     p.add_argument('--context', type=int, default=2048, help='tokens of a text')
     p.add_argument('--share', type=float, default=.25, help='of the footprint')
     p.add_argument('--seed', type=int, default=0)
+    p.add_argument('--curves', type=int, default=16, help='texts of the cost curves')
     p.add_argument('--steps', type=int, default=30, help='of learning')
     p.add_argument('--heal', type=int, default=48, help='steps of healing')
     p.add_argument('--texts', type=int, default=6, help='texts that the loss is judged by')

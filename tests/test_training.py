@@ -337,7 +337,7 @@ def test_a_file_that_broke_off_at_any_byte_is_named(name, copy, tree, says):
     for n in sorted(lengths):
         (copy/name).write_bytes(whole[:n])
         with pytest.raises(saved.DamagedFile, match=f'damaged {name}'):
-            training._saved_state(copy) if name=='checkpoint.pt' else trained.load_run(copy)
+            training._saved_state(copy) if name=='checkpoint.pt' else trained._load_run(copy)
     argv = ('train', tree, '--out', copy, '--resume') if name=='checkpoint.pt' else ('predict', tree, '--run', copy)
     says(f'{copy}: damaged {name}: ', *argv)
 
@@ -345,7 +345,7 @@ def test_a_file_that_broke_off_at_any_byte_is_named(name, copy, tree, says):
 def test_a_changed_byte_anywhere_is_named(name, copy):
     "In tensors too, where the file can still be read; what is neither name nor number may change"
     whole = (copy/name).read_bytes()
-    def load(): return training._saved_state(copy)['model'] if name=='checkpoint.pt' else trained.load_run(copy)[0].state_dict()
+    def load(): return training._saved_state(copy)['model'] if name=='checkpoint.pt' else trained._load_run(copy)[0].state_dict()
     want,noticed = load(),0
     for k in range(20):
         at = (2*k+1)*len(whole)//40
@@ -362,7 +362,7 @@ def test_weights_without_a_checksum_are_read(copy):
     from safetensors.torch import load, save
     state = load((copy/'model.safetensors').read_bytes())
     (copy/'model.safetensors').write_bytes(save(state))
-    assert torch.equal(trained.load_run(copy)[0].state_dict()['head.bias'], state['head.bias'])
+    assert torch.equal(trained._load_run(copy)[0].state_dict()['head.bias'], state['head.bias'])
 
 def test_the_log_comes_from_the_checkpoint(copy):
     want = bits(copy)
