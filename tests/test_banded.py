@@ -379,12 +379,14 @@ def test_compiled(engine, backend, options):
         pytest.skip("what inductor generates does not compile there: 'at::vec' has not been declared")
     torch.compiler.reset()
     options = dict(options)
-    sigma = torch.tensor([2.,5.], requires_grad=True)
-    q,k,v = (torch.randn(2, 20, 2, 16).transpose(1, 2).requires_grad_() for _ in 'qkv')
-    leaves = [q,k,v]
-    if options.pop('learned', False): options['window'] = Window.default(sigma); leaves.append(sigma)
-    def f(q, k, v): return attention(q*1.5, k, v, is_causal=True, impl='banded', **options).sin()
-    compiled = torch.compile(f, fullgraph=True, backend=backend)
-    a,b = f(q, k, v),compiled(q, k, v)
-    assert_close(a, b)
-    for x,y in zip(*(torch.autograd.grad(o.sum(), leaves) for o in (a, b))): assert_close(x, y)
+    learned = options.pop('learned', False)
+    sigma = [torch.tensor([2.,5.], requires_grad=True)] if learned else []
+    def f(q, k, v, *sigma):
+        window = dict(window=Window.default(*sigma)) if sigma else {}
+        return attention(q*1.5, k, v, is_causal=True, impl='banded', **options, **window).sin()
+    compiled = torch.compile(f, fullgraph=True, backend=backend, dynamic=learned or None)
+    for n in (20,33) if learned else (20,):     # one program for both
+        leaves = [*(torch.randn(2, n, 2, 16).transpose(1, 2).requires_grad_() for _ in 'qkv'),*sigma]
+        a,b = f(*leaves),compiled(*leaves)
+        assert_close(a, b)
+        for x,y in zip(*(torch.autograd.grad(o.sum(), leaves) for o in (a, b))): assert_close(x, y)

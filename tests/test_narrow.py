@@ -336,7 +336,7 @@ def test_interrupted_keeps_the_widths_so_far(place):
     process = start(place, '--steps=2000', '--keep=0.3', '--json', out='stopped')
     until(place/'stopped/checkpoint.pt', process)
     process.send_signal(signal.SIGINT)
-    out,err = process.communicate(timeout=120)
+    out,err = process.communicate(timeout=600)
     assert process.returncode==0, err
     result = json.loads(out)
     assert not result['finished'] and 5<=len(result['steps'])<2000 and abs(result['share']-.3)<.02

@@ -369,13 +369,13 @@ def test_a_fork_after_use(two_threads):
 CALLS = """
 import os, signal, sys, time, torch
 from dynattn import Window, attention
-def call(n=800 if os.environ['DYNATTN_NATIVE']=='0' else 3000): # a loop in Python is slow
+def call(n=400 if os.environ['DYNATTN_NATIVE']=='0' else 3000): # a loop in Python is slow
     q = torch.randn(3, 1, 4, n, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
     sigma = torch.full((4,), 60., requires_grad=True)
     return torch.autograd.grad(attention(*q, window=Window.default(sigma)).sum(), (q, sigma))
 """
 
-def calls(code, native, timeout=120):
+def calls(code, native, timeout=600):
     return subprocess.run([sys.executable, '-c', CALLS+code], capture_output=True, text=True, timeout=timeout,
                           env={**os.environ, 'DYNATTN_NATIVE': native})
 

@@ -55,7 +55,7 @@ def says(capsys):
 def child(code, *argv, **env):
     "A process of its own that runs `code` before the command"
     code = f"import os, signal, sys\nfrom dynattn import command\nfrom dynattn.train import files, training\nhooks = []\n{code}\nsys.exit(command.main(sys.argv[1:], callbacks=hooks))"
-    return subprocess.run([sys.executable, '-c', code, *map(str, argv)], capture_output=True, text=True, timeout=120, cwd=ROOT, env={**os.environ, **env})
+    return subprocess.run([sys.executable, '-c', code, *map(str, argv)], capture_output=True, text=True, timeout=600, cwd=ROOT, env={**os.environ, **env})
 
 AT = '''
 def at(moment, t, x):
@@ -305,7 +305,7 @@ def test_torchrun_goes_on_with_what_two_processes_began(tree, tmp_path, says):
     at = str(port())
     env = lambda rank: {**os.environ, 'OMP_NUM_THREADS': '1', 'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': at, 'ACCELERATE_USE_CPU': 'true'}
     both = [subprocess.Popen([sys.executable, '-c', code, *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env(r)) for r in range(2)]
-    said = [p.communicate(timeout=60) for p in both]
+    said = [p.communicate(timeout=600) for p in both]
     assert [p.returncode for p in both]==[-9, -9], said
     assert training._saved_state(out)['step']==3
     says('processes were 2, are 1', 'train', '--out', out, '--resume', '--quiet')
