@@ -192,6 +192,17 @@ def test_looking_is_linear(engine, alpha):
     assert longer<=max(2.1*most, 2**18) and more<=2.1*held<=2**20
     assert largest(4096, reduce='distance')[0]<=2**18
 
+@pytest.mark.parametrize('dtype', [torch.float32,torch.bfloat16])
+def test_weights_at_an_edge_that_rounding_moves(engine, dtype):
+    "The core takes widths in float64. It may see one key more than float32 says, and its weight must have a place."
+    q = torch.randn(1, 2, 90, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for n in range(10, 90, 10):
+        for lead in (0,2):
+            o = dict(window=Window.default(torch.tensor(.2), unit='fraction'), n_global=lead)
+            found = window_weights(q[:,:,:n], q[:,:,:n], **o)
+            exact = dense_attention(*3*[q[:,:,:n].double()], return_weights=True, **o)[1]
+            assert_close(found.dense().double(), exact, rtol=0, atol=1e-5)
+
 @by_the_core
 def test_any_number_of_threads_gives_the_same_bits():
     "Tasks are cut by the problem: few heads and many, windows of every width."

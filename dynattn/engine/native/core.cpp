@@ -861,7 +861,9 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
     }
     // Weights of a key to where somebody looks at them, of each query `by` so much.
     void show(const Span &s, Int key, const real *w, const real *by) {
-        real *to = (real*)c.weights+((b*c.H+h)*c.N+row)*c.columns+(s.piece ? key-c.first_key+p.lead : key);
+        Int at = s.piece ? key-c.first_key+p.lead : key;
+        if (at >= c.columns || (s.piece && at < p.lead)) return;   // an edge that was rounded to a key
+        real *to = (real*)c.weights+((b*c.H+h)*c.N+row)*c.columns+at;
         for (Int i = 0; i < nq; i++) to[i*c.columns] = w[i]*by[i];
     }
     // What comes back to each row: dO, log of the sum or threshold (inf: takes no part), and mean = dO·O.

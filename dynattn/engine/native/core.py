@@ -201,17 +201,14 @@ def forward(
 
 # %% ../../../nbs/engine/33_native.core.ipynb #ae3c4c51
 def weights(
-    plan:Plan, # the numbers of the call
-    x:Inputs, # its tensors
-    first:int, # the first of the rows that are looked at
-    end:int, # and one past the last
-    first_key:int, # of a run that holds all keys they see, except leading ones
-    end_key:int, # and one past its last
-) -> Tensor: # [B,H,end-first,K], in the working dtype: leading keys, then those of the run
+    plan:Plan, x:Inputs, # a call: its numbers, its tensors
+    strip, # its rows, and the run that holds all keys they see, except leading ones
+) -> Tensor: # [B,H,R,K], in the working dtype: leading keys, then those of the run
     "How much some queries take from each key; a row that is lost is NaN."
+    first,end,lead,first_key,end_key,_ = strip
     plan,x = plan._replace(q_offset=plan.q_offset+first),x._replace(q=x.q[:,:,first:end])
     out,_,lse = empty_out(x)
-    found = lse.new_zeros(*lse.shape, min(plan.n_global, x.k.shape[2])+end_key-first_key)
+    found = lse.new_zeros(*lse.shape, lead+end_key-first_key)
     record,alive = _call(plan, x, out, None, lse, weights=found, first_key=first_key)
     _done(library().dynattn_forward(record))
     return found.masked_fill_(lse.isnan()[...,None], torch.nan)
