@@ -102,6 +102,7 @@ def between_guards(exact, at_end):
     with Guarded(at_end):
         out,kept,lse = core.forward(plan, x)
         grads = core.backward(plan, x, guarded(dout, at_end), out, kept, lse, [t is not None for t in x.learning])
+        assert torch.equal(core.forward(plan, x, learns=False)[0], out)     # without what a backward pass needs
     assert not lse.isnan().any() and (kept is None or not kept.isnan().any())
     for name,got in (('out',out),*zip(x._fields, grads)):
         if got is None: continue

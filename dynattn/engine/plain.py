@@ -152,8 +152,7 @@ def _rows_seen(t, strip):
 
 # %% ../../nbs/engine/32_plain.ipynb #5cdcaa25
 def weigh(
-    plan:Plan, # the numbers of the call
-    x:Inputs, # its tensors
+    plan:Plan, x:Inputs, # a call: its numbers, its tensors
 ): # -> of each `_Strip`: it, its weights [B,H,R,K], values [B,H,K,dv]
     "The weights strip by strip, in float32 at least."
     n,m = x.q.shape[2],x.k.shape[2]

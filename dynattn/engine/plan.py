@@ -11,9 +11,8 @@ import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call
 from .fields import DEFAULTS, Inputs, Plan
-from ..padding import holds
 from ..smoothing import Edge
-from ..window import Window
+from ..window import Window, between
 
 # %% ../../nbs/engine/31_plan.ipynb #db5e5eb0
 def transformed() -> bool:
@@ -66,7 +65,7 @@ def _most(plan, n, m):
     return tuple(most if w<0 else min(most, w)
                  for most,w in zip(occurring(n, m, plan.q_offset, plan.is_causal), limits))
 
-def _within(plan, x, most):
+def _narrowed(plan, x, most):
     "The same for the widths of a soft window, where they can be read."
     if plan.after or not plain_tensors((x.sigma,x.table)): return most
     if x.sigma is not None and x.sigma.numel():
@@ -80,7 +79,7 @@ def reach(
     x:Inputs, # its tensors
 ) -> tuple: # (left, right), as `occurring` gives them
     "How far the widest head looks to each side; as far as keys go where the widths cannot be read."
-    return _at_least_one(*_within(plan, x, _most(plan, x.q.shape[2], x.k.shape[2])))
+    return _at_least_one(*_narrowed(plan, x, _most(plan, x.q.shape[2], x.k.shape[2])))
 
 def _reach_of_table(table, first):
     "The furthest offsets to both sides at which some head's logarithm is finite."
@@ -164,7 +163,8 @@ def prepare(
     alpha,device = call.alpha,call.q.device
     n,m = call.q.shape[2],call.k.shape[2]
     numbers,sigma,table = describe(call.window, m, *occurring(n, m, call.q_offset, call.is_causal), device)
-    if isinstance(alpha, float): alpha = torch.full((), alpha, dtype=torch.float64, device=device)
+    if isinstance(alpha, float):
+        alpha = torch.full((), alpha, dtype=torch.promote_types(call.q.dtype, torch.float32), device=device)
     elif alpha is not None: alpha = alpha.to(device)
     seed = torch.randint(2**62, (), device=device) if 0<call.dropout_p<1 else None
     for name in _SAME: numbers[name] = getattr(call, name)
@@ -190,7 +190,7 @@ def _at_most_two(
 ) -> bool:
     "Whether alpha is at most 2; trusted on an accelerator and where values cannot be read."
     if not isinstance(alpha, Tensor): return alpha is None or alpha<=2
-    return not alpha.is_cpu or holds(alpha<=2)
+    return between(alpha, 1, 2)
 
 def refuses(
     call:Call, # of `attention`
