@@ -11,22 +11,18 @@ from collections.abc import Callable
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .family import _TINY, _powers, _psi
-from .padding import _holds
+from .padding import holds
 
 # %% ../nbs/22_alpha.ipynb #878774e7
 def _row_sum(x): return x.sum(-1, keepdim=True)
 
-def _are_one(S, tolerance):
-    "Whether all sums are within the tolerance of one; rows that are no numbers do not count."
-    return not ((S-1).abs()>tolerance).any()
-
 def _newton(x, eps, total): # [...,M] eps*(score - top)
     "Weights and slopes [...,M] at a shift for which the weights nearly sum to one, and the rows' sums of both."
-    shift = torch.zeros_like(x[...,:1])
+    shift,tolerance = torch.zeros_like(x[...,:1]),5e-5 if x.dtype==torch.float32 else 1e-9
     for _ in range(100):
         p,s = _powers(x-shift, eps)
         S,slope = total(_row_sum(p)),total(_row_sum(s))
-        if _are_one(S, 5e-5 if x.dtype==torch.float32 else 1e-9): break
+        if not ((S-1).abs()>tolerance).any(): break  # rows that are no numbers do not count
         shift = shift - S*torch.expm1(-eps*S.log())/slope  # Newton's step on S^eps
     return p,s,S,slope
 
@@ -60,13 +56,8 @@ def _solve_rows(
     return p.masked_fill_(empty, 0.)
 
 # %% ../nbs/22_alpha.ipynb #d14939bd
-def _by_core( # chapter 33 replaces it
-    x:Tensor, # [...,M] scores, or with `g` weights
-    eps, # float, or broadcasts to [...,1]
-    g:Tensor|None=None, # like `x`, the gradient of the weights
-    wants_alpha:bool=False, # whether alpha needs a gradient
-): # -> weights; with `g` what `_pull` gives; None where it cannot serve
-    return None
+def _by_core(x, eps, g=None, wants_alpha=False): # chapter 33 puts the core's in its place
+    "Weights from scores, or with their gradient `g` what `_pull` gives; None where it cannot serve."
 
 def _forward(
     z:Tensor, # [...,M]
@@ -217,7 +208,7 @@ def _eps(alpha, z, dim):
         return float(alpha)-1 or _TINY
     if not alpha.is_floating_point():
         raise TypeError(f"alpha: expected a number or a floating tensor, got {alpha.dtype}")
-    if not _holds((alpha>=1) & (alpha<math.inf)):
+    if not holds((alpha>=1) & (alpha<math.inf)):
         raise ValueError(f"alpha: expected finite values >= 1, got {alpha.min().item()} to {alpha.max().item()}")
     eps = (_spread(alpha, z, dim).to(torch.promote_types(alpha.dtype, z.dtype)) - 1).to(z.dtype)
     return eps + (eps==0)*_TINY

@@ -26,12 +26,12 @@
   for (const e of document.querySelectorAll('article img')) {
     if (checks.includes('alt') && (e.alt.trim().length < 15 || /\.(png|svg)$|^_images/.test(e.alt))) bad.push('figure without alternative text: ' + e.src);
     if (!e.naturalWidth) bad.push('image that does not load: ' + e.src);
-    else if (checks.includes('contrast')) {       // the ink of text and axes: the commonest opaque grey of a transparent figure
+    else if (checks.includes('contrast')) {       // the ink of text and axes: of a transparent figure the commonest opaque grey, where runs, such as a cell's fill, count once
       const c = Object.assign(document.createElement('canvas'), {width: e.naturalWidth, height: e.naturalHeight}).getContext('2d');
       c.drawImage(e, 0, 0); const d = c.getImageData(0, 0, e.naturalWidth, e.naturalHeight).data, n = {}; let clear = 0;
       for (let i = 0; i < d.length; i += 4) {
         if (d[i + 3] < 20) clear++;
-        else if (d[i + 3] > 230 && Math.max(d[i], d[i + 1], d[i + 2]) - Math.min(d[i], d[i + 1], d[i + 2]) < 24) { const k = [d[i], d[i + 1], d[i + 2]].join(); n[k] = (n[k] || 0) + 1; }
+        else if (d[i + 3] > 230 && (d[i] !== d[i - 4] || d[i + 3] !== d[i - 1]) && Math.max(d[i], d[i + 1], d[i + 2]) - Math.min(d[i], d[i + 1], d[i + 2]) < 24) { const k = [d[i], d[i + 1], d[i + 2]].join(); n[k] = (n[k] || 0) + 1; }
       }
       const ink = Object.entries(n).sort((a, b) => b[1] - a[1])[0];
       if (clear > d.length / 40 && ink) { const r = contrast(ink[0].split(',').map(Number), back(e)); if (r < 4.5) bad.push(`figure's ink ${ink[0]} has contrast ${r.toFixed(1)}: ` + e.alt); }

@@ -68,7 +68,7 @@ def stale(path, store=False):
         if not old['outputs'] and not store: continue
         if why := differ(old['outputs'], fresh):
             found.append((old['id'], why))
-            kept = [o for o in fresh if o['output_type']!='stream' or o['name']=='stdout']
+            kept = [o for o in fresh if o.get('data', o.get('name')!='stderr')]
             old['outputs'] = [{**o, **({'execution_count': None} if o['output_type']=='execute_result' else {})} for o in kept]
     if store and found: path.write_text(json.dumps(stored, indent=1, sort_keys=True, ensure_ascii=False)+'\n', encoding='utf-8')
     return found
