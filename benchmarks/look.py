@@ -47,7 +47,7 @@ PEERS |= {f'window_weights, {BACK} back, kept': ours(window=(BACK,0)),
 
 def measure(name, n):
     "Print the median of the seconds, and the bytes that the first run added to the process at its peak."
-    torch.set_num_threads(1)
+    harness.count_cpu_time()
     q,k = torch.randn(2, 1, HEADS, n, WIDTH, generator=torch.Generator().manual_seed(0))
     f = PEERS[name]
     def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -60,7 +60,7 @@ def measure(name, n):
 
 def main():
     memory = os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')
-    torch.set_num_threads(1)
+    harness.count_cpu_time()
     done = {(r['n'],r['peer']) for r in harness.rows_of('look.csv')}
     for n in [int(x) for x in sys.argv[1:]] or (1024, 8192, 32768):
         for name in PEERS:

@@ -62,7 +62,7 @@ def _cut(tokenizer, text, most):
     words,end = [tokenizer.decode([i]) for i in batch['input_ids']],0
     for i,(_,stop) in enumerate(batch.get('offset_mapping', ())):
         if stop>end: words[i],end = text[end:stop],stop
-    return torch.tensor(batch['input_ids']),words
+    return torch.tensor(batch['input_ids'], dtype=torch.long),words
 
 # %% ../../nbs/hf/81_looking.ipynb #81a0001e
 @torch.no_grad()
@@ -82,7 +82,7 @@ def look(
         ids,words = _cut(tokenizer, text, getattr(model.config.get_text_config(), 'max_position_embeddings', None))
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.numel()!=ids.shape[-1] or not ids.numel():
         got = f'{ids.dtype} {tuple(ids.shape)}' if isinstance(ids, Tensor) else type(ids).__name__
-        raise ValueError(f"text: expected a text or ids of one, [N] or [1,N], got {got}")
+        raise ValueError(f"text: expected one token or more, as a text or as ids, [N] or [1,N], got {got}")
     ids,names = ids.reshape(-1),{m: name for name,m in attention_layers(switch(model), itself=True).items()}
     if tokenizer is not None: words = words or [tokenizer.decode([i]) for i in ids.tolist()]
     found = Looks(ids, words, [], [], [], [], [])
