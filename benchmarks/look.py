@@ -1,7 +1,7 @@
 """What it costs to see the weights of one layer: `python benchmarks/look.py [N ...]`.
 
 Twelve heads of width 64, a causal text, one thread. Peers: transformers' eager attention, whose weights `output_attentions=True`
-returns and holds for every layer (BertViz and attention rollout read those); the dense path; `window_weights`, held or summed on
+returns and holds for every layer (BertViz, `pip install bertviz`, and attention rollout read those); the dense path; `window_weights`, held or summed on
 the fly, for heads without a window and with 256 tokens back. Each runs in a process of its own, whose peak of memory is told
 beside its time; squares that would take more than half of the machine's memory
 get a row without figures. What `results/look.csv` has is not measured again."""
@@ -24,6 +24,11 @@ def rollout(q, k):
     mean = eager(q, k).mean(1)
     return (mean+torch.eye(q.shape[2]))/2
 
+def bertviz(q, k):
+    "The page that BertViz makes of such a layer: the weights as text, for its script to draw."
+    from bertviz import head_view
+    return head_view([eager(q, k)], [str(i) for i in range(q.shape[2])], html_action='return')
+
 def dense(q, k):
     from dynattn import attention_weights
     return attention_weights(q, k, is_causal=True)
@@ -34,15 +39,15 @@ def ours(**options):
         return window_weights(q, k, is_causal=True, **options)
     return run
 
-SQUARES = {'transformers eager': 2, 'attention rollout, one layer': 2, 'dense path': 5} # that are in memory at a time
-PEERS = dict(zip(SQUARES, (eager,rollout,dense)))
+SQUARES = {'transformers eager': 2, 'attention rollout, one layer': 2, 'BertViz, a page of one layer': 20, 'dense path': 5} # that are in memory at a time
+PEERS = dict(zip(SQUARES, (eager,rollout,bertviz,dense)))
 PEERS |= {f'window_weights, {BACK} back, kept': ours(window=(BACK,0)),
           f'window_weights, {BACK} back, sums by distance and key': ours(window=(BACK,0), reduce=('distance','received')),
           'window_weights, sums by distance and key': ours(reduce=('distance','received'))}
 
 def measure(name, n):
     "Print the median of the seconds, and the bytes that the first run added to the process at its peak."
-    torch.set_num_threads(1)
+    harness.count_cpu_time()
     q,k = torch.randn(2, 1, HEADS, n, WIDTH, generator=torch.Generator().manual_seed(0))
     f = PEERS[name]
     def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -55,7 +60,7 @@ def measure(name, n):
 
 def main():
     memory = os.sysconf('SC_PAGE_SIZE')*os.sysconf('SC_PHYS_PAGES')
-    torch.set_num_threads(1)
+    harness.count_cpu_time()
     done = {(r['n'],r['peer']) for r in harness.rows_of('look.csv')}
     for n in [int(x) for x in sys.argv[1:]] or (1024, 8192, 32768):
         for name in PEERS:

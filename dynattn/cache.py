@@ -338,8 +338,8 @@ class _Saved(_Moved):
 def _write(layer, k, v, query):
     "New keys and values to their buffers; what queries at position `query` or later do not reach may go."
     for group in layer.groups:
-        new = (x if group.kv_heads==slice(0, layer.kv_heads) else x[:,group.kv_heads] for x in (k, v))
-        recent = _write_leading(group, *new, layer.seen, layer.padded)
+        recent = (k, v) if group.kv_heads==slice(0, layer.kv_heads) else (k[:,group.kv_heads], v[:,group.kv_heads])
+        if group.n_lead: recent = _write_leading(group, *recent, layer.seen, layer.padded)
         first = group.start if layer.record_past else group.needed(query)
         _append(group, *recent, max(layer.seen, layer._base()), first)
 
@@ -375,7 +375,7 @@ class _Attending(_Saved):
             x = x._replace(q=q, k=k, v=v, keep=keep)
             if core.serves(x):
                 plan = plan._replace(q_offset=self.seen)
-                out = core.forward(plan, x, (_addresses(self),self.padded,total))[0]
+                out = core.forward(plan, x, (_addresses(self),self.padded,total), learns=False)[0]
             else: out = _by_pieces(self, call, x, total)
         self.seen = total
         if n>1 and not self.record_past:

@@ -67,7 +67,6 @@ def _look_arguments(p):
       _look_arguments)
 def _look_verb(a): # the parsed arguments
     "Write the page, and say where the weight lies."
-    if a.last<1: raise UserError(f"--last: expected 1 or more, got {a.last}")
     text = Path(a.text).read_text(encoding='utf-8', errors='replace')
     need('dynattn.plot', 'viz')
     need('transformers', 'hf')

@@ -11,24 +11,6 @@ from .sigma import SigmaHead, SigmaParameter
 from .sparsity import AlphaHead
 
 # %% ../nbs/45_heads.ipynb #e16ebbe4
-def _window_source(window, heads, init_width, dim): # -> what gives the widths, if they learn
-    "Check `window`; with `dim`, that of a state [B,D], it may be 'dynamic', predicted from the state, but no pair."
-    start = dict(init_width=init_width)
-    if isinstance(window, str) and window=='learned': return SigmaParameter(heads, **start)
-    if isinstance(window, str) and window=='dynamic' and dim is not None: return SigmaHead(dim, heads, **start)
-    sides = window if isinstance(window, (tuple, list)) and len(window)==2 and dim is None else (window, window)
-    if all(side is None or type(side) is int and side>=0 for side in sides): return None
-    words = "'learned', an int >= 0, a pair (left, right)" if dim is None else "'dynamic', 'learned', an int >= 0"
-    raise ValueError(f"window: expected {words} or None, got {window!r}")
-
-def _alpha_source(alpha, heads): # "learned", a number >= 1, or None; H -> what gives alpha, unless it is softmax
-    "Check `alpha`, and make what holds it."
-    if alpha is None: return None
-    if isinstance(alpha, str) and alpha=='learned': return AlphaHead(heads)
-    if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 1<=alpha<=torch.finfo(torch.float32).max:
-        return AlphaHead(heads, fixed=float(alpha))
-    raise ValueError(f"alpha: expected 'learned', a finite number >= 1 or None, got {alpha!r}")
-
 def learned_heads(
     window, # "learned", an int, a pair (left, right) or None; with `dim` also "dynamic", and no pair
     alpha, # "learned", a number >= 1 or None
@@ -37,7 +19,19 @@ def learned_heads(
     dim=None, # D of a state [B,D] that widths are predicted from
 ) -> tuple:
     "The modules that give widths and alpha, each None where nothing is held."
-    return _window_source(window, heads, init_width, dim),_alpha_source(alpha, heads)
+    sides = window if isinstance(window, (tuple, list)) and len(window)==2 and dim is None else (window, window)
+    sigma_head = alpha_head = None
+    if isinstance(window, str) and window=='learned': sigma_head = SigmaParameter(heads, init_width=init_width)
+    elif isinstance(window, str) and window=='dynamic' and dim is not None:
+        sigma_head = SigmaHead(dim, heads, init_width=init_width)
+    elif not all(side is None or type(side) is int and side>=0 for side in sides):
+        words = "'learned', an int >= 0, a pair (left, right)" if dim is None else "'dynamic', 'learned', an int >= 0"
+        raise ValueError(f"window: expected {words} or None, got {window!r}")
+    if isinstance(alpha, str) and alpha=='learned': alpha_head = AlphaHead(heads)
+    elif isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 1<=alpha<=torch.finfo(torch.float32).max:
+        alpha_head = AlphaHead(heads, fixed=float(alpha))
+    elif alpha is not None: raise ValueError(f"alpha: expected 'learned', a finite number >= 1 or None, got {alpha!r}")
+    return sigma_head,alpha_head
 
 # %% ../nbs/45_heads.ipynb #ch3ck002
 def check_sizes(attn, query, key, value, batch_first, # the module; its inputs; whether these are [B,N,D]

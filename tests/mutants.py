@@ -18,7 +18,7 @@ MUTANTS = [ # module, its text, the fault
     ('padding', 'scores = scores.masked_fill(~keep, -torch.inf)', 'scores = scores.masked_fill(~keep, -1e4)'),
     ('padding', ".softmax(dim).masked_fill(empty, 0)", ".softmax(dim)"),
     ('padding', 'return PaddingMask(~_binary(mask))', 'return PaddingMask(_binary(mask))'),
-    ('padding', 'if not _holds((mask==0) | (mask<=-1000)):', 'if not _holds((mask==0) | (mask<=-1)):'),
+    ('padding', 'if not holds((mask==0) | (mask<=-1000)):', 'if not holds((mask==0) | (mask<=-1)):'),
     ('padding', 'return PaddingMask(self.keep & other.keep)', 'return PaddingMask(self.keep | other.keep)'),
     ('padding', 'return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)).int()', 'return torch.nn.functional.pad(self.counts.cumsum(0), (0, 1)).int()'),
     ('padding', 'return x.new_full((B*N, *x.shape[1:]), fill)', 'return x.new_full((B*N, *x.shape[1:]), 0)'),

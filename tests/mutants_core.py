@@ -79,6 +79,12 @@ MUTANTS = [
     ("return std::min(p.c.N, rounded(std::max(rows, least), TALL));", "return std::min(p.c.N, rounded(rows, TALL));"),
     ("cleared = i%2 ? clear : start(i+2);", "cleared = i%2 ? clear : start(i+1);"),
     ("for (auto &t : others) t.join();", "for (auto &t : others) t.detach();"),
+    # weights that somebody looks at
+    ("if (at >= c.columns || (s.piece && at < p.lead)) return;", ""),
+    ("Int at = s.piece ? key-c.first_key+p.lead : key;", "Int at = s.piece ? key-c.first_key : key;"),
+    ("to[i*c.columns] = w[i]*by[i];", "to[i*c.columns] = w[i];"),
+    ("multiply(x, factor, 1);\n                show(", "multiply(x, factor, 0);\n                show("),
+    ("show(s, key, S+i*QUERIES, all);", "show(s, key, S+i*QUERIES, high);"),
 ]
 
 def checks(core, lib, made):
@@ -110,6 +116,8 @@ def checks(core, lib, made):
             for alpha in (None,1.5): b.test_a_number_that_is_lost_is_seen_by_those_who_look('core', which, alpha)
         for case in CASES['padded']: b.test_padding_counts_for_nothing.hypothesis.inner_test('core', case)
         b.test_any_number_of_threads_gives_the_same_bits()
+        b.test_weights_at_an_edge_that_rounding_moves('core', torch.float32)
+        for case in CASES['weights']: b.test_weights_equal_dense.hypothesis.inner_test('core', case)
         for seed in range(2): t.same_as_dense_when_long(seed)
     except BaseException as e: return f'{type(e).__name__}: {str(e)[:60]!r}'
 CASES = {}
@@ -141,9 +149,10 @@ def run(numbers, examples=150):
     @given(case=cases(), dtype=test_native.DTYPES, at_end=st.booleans(), projected=st.booleans())
     def collect(case, dtype, at_end, projected):
         made.append((at_end,test_native.exact_case(case, dtype, projected)))
-        if 'padding' in case[1]: CASES.setdefault('padded', []).append(case)
+        for name,wanted in dict(padded='padding' in case[1], weights=True).items():
+            if wanted: CASES.setdefault(name, []).append(case)
     collect()
-    CASES['padded'] = CASES['padded'][:30]
+    for name in CASES: CASES[name] = CASES[name][:30]
     survived = []
     with tempfile.TemporaryDirectory() as folder:
         for i in [-1,*numbers]:

@@ -14,7 +14,7 @@ def test_an_example_is_run_by_a_test(name):
 @pytest.mark.parametrize('name', EXAMPLES)
 def test_the_help_of_an_example_needs_nothing(name):
     "An interpreter without any package"
-    r = subprocess.run([sys.executable, '-I', '-S', f'examples/{name}', '--help'], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    r = subprocess.run([sys.executable, '-I', '-S', f'examples/{name}', '--help'], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert r.returncode==0 and 'usage:' in r.stdout and '(default' not in r.stdout, r.stderr
 
 def test_a_long_document_has_the_same_states_on_any_number_of_processes(tmp_path):
@@ -90,21 +90,21 @@ export(model, 'chat', words, piece=16)
 """
 
 def test_an_exported_model_talks_without_pytorch_and_reads_nothing_twice(tmp_path):
-    made = subprocess.run([sys.executable, '-c', CHAT], cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    made = subprocess.run([sys.executable, '-c', CHAT], cwd=tmp_path, capture_output=True, text=True, timeout=600,
                           env={**os.environ, 'PYTHONPATH': str(ROOT)})
     assert made.returncode==0, made.stderr
     command = [sys.executable, ROOT/'examples/onnx_chat.py', tmp_path/'chat', '--max-new-tokens', '12', '--threads', '1']
     without = {**os.environ, 'PYTHONPATH': str(tmp_path/'none')}
     (tmp_path/'none').mkdir()
     for module in ('torch', 'dynattn'): (tmp_path/'none'/f'{module}.py').write_text('raise ImportError')
-    r = subprocess.run(command, input='How far?\nAnd how wide?\n\n', capture_output=True, text=True, timeout=120, env=without)
+    r = subprocess.run(command, input='How far?\nAnd how wide?\n\n', capture_output=True, text=True, timeout=600, env=without)
     assert r.returncode==0, r.stderr
     answers = [line.lstrip('> ') for line in r.stdout.splitlines() if line.strip('> ')]
     read = [int(line.split()[0][1:]) for line in r.stderr.splitlines() if 'tokens read' in line]
     first = len('user: How far?;assistant: ')
     assert len(answers)==2 and first+11<=read[0]<=first+12, (r.stdout, r.stderr)
     assert read[1]<=read[0]+1+len(';user: And how wide?;assistant: ')+12
-    again = subprocess.run([*command, '--once', 'How far?'], capture_output=True, text=True, timeout=120, env=without)
+    again = subprocess.run([*command, '--once', 'How far?'], capture_output=True, text=True, timeout=600, env=without)
     assert again.stdout.rstrip('\n').lstrip('> ')==answers[0]
 
 NARROWED = dict(causal=True, sinks=2, n=64, widths=[[5, 20], [2**31, 11]])

@@ -42,7 +42,7 @@ os._exit(0)
     (one,told),(two,_),(three,too) = run(3, tmp_path/'store', '-c', code)
     assert (one,two,three)==(0, 3, 0), (told, too)
     for text in (told, too): assert text.count('told: rank')==1 and len(text.splitlines())==1, text
-    assert time.monotonic()-began<60
+    assert time.monotonic()-began<600
 
 @pytest.mark.slow
 def test_no_number_grows_with_the_sequence(tmp_path):

@@ -55,7 +55,7 @@ def says(capsys):
 def child(code, *argv, **env):
     "A process of its own that runs `code` before the command"
     code = f"import os, signal, sys\nfrom dynattn import command\nfrom dynattn.train import files, training\nhooks = []\n{code}\nsys.exit(command.main(sys.argv[1:], callbacks=hooks))"
-    return subprocess.run([sys.executable, '-c', code, *map(str, argv)], capture_output=True, text=True, timeout=120, cwd=ROOT, env={**os.environ, **env})
+    return subprocess.run([sys.executable, '-c', code, *map(str, argv)], capture_output=True, text=True, timeout=600, cwd=ROOT, env={**os.environ, **env})
 
 AT = '''
 def at(moment, t, x):
@@ -305,7 +305,7 @@ def test_torchrun_goes_on_with_what_two_processes_began(tree, tmp_path, says):
     at = str(port())
     env = lambda rank: {**os.environ, 'OMP_NUM_THREADS': '1', 'RANK': str(rank), 'LOCAL_RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': at, 'ACCELERATE_USE_CPU': 'true'}
     both = [subprocess.Popen([sys.executable, '-c', code, *map(str, argv)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env(r)) for r in range(2)]
-    said = [p.communicate(timeout=60) for p in both]
+    said = [p.communicate(timeout=600) for p in both]
     assert [p.returncode for p in both]==[-9, -9], said
     assert training._saved_state(out)['step']==3
     says('processes were 2, are 1', 'train', '--out', out, '--resume', '--quiet')
@@ -337,7 +337,7 @@ def test_a_file_that_broke_off_at_any_byte_is_named(name, copy, tree, says):
     for n in sorted(lengths):
         (copy/name).write_bytes(whole[:n])
         with pytest.raises(saved.DamagedFile, match=f'damaged {name}'):
-            training._saved_state(copy) if name=='checkpoint.pt' else trained.load_run(copy)
+            training._saved_state(copy) if name=='checkpoint.pt' else trained._load_run(copy)
     argv = ('train', tree, '--out', copy, '--resume') if name=='checkpoint.pt' else ('predict', tree, '--run', copy)
     says(f'{copy}: damaged {name}: ', *argv)
 
@@ -345,7 +345,7 @@ def test_a_file_that_broke_off_at_any_byte_is_named(name, copy, tree, says):
 def test_a_changed_byte_anywhere_is_named(name, copy):
     "In tensors too, where the file can still be read; what is neither name nor number may change"
     whole = (copy/name).read_bytes()
-    def load(): return training._saved_state(copy)['model'] if name=='checkpoint.pt' else trained.load_run(copy)[0].state_dict()
+    def load(): return training._saved_state(copy)['model'] if name=='checkpoint.pt' else trained._load_run(copy)[0].state_dict()
     want,noticed = load(),0
     for k in range(20):
         at = (2*k+1)*len(whole)//40
@@ -362,7 +362,7 @@ def test_weights_without_a_checksum_are_read(copy):
     from safetensors.torch import load, save
     state = load((copy/'model.safetensors').read_bytes())
     (copy/'model.safetensors').write_bytes(save(state))
-    assert torch.equal(trained.load_run(copy)[0].state_dict()['head.bias'], state['head.bias'])
+    assert torch.equal(trained._load_run(copy)[0].state_dict()['head.bias'], state['head.bias'])
 
 def test_the_log_comes_from_the_checkpoint(copy):
     want = bits(copy)

@@ -102,7 +102,7 @@ def _notes(layer): # -> (check, status, what is said of the layer)
     if 1e-6<layer.least<1-1e-6: yield 'sink','noted',said
 
 # %% ../../nbs/audit/69_report.ipynb #f90107b2
-def _judge(row, most): # of a `LastQuery`, and the tokens that the model can read
+def _judge(row, most): # of a `_LastQuery`, and the tokens that the model can read
     "None, or a status, what is wrong, and the tokens, the key and whether it is seen, for the program that shows it."
     promise,first = row.promised,row.first
     keys = f"from {row.n} tokens on the last query sees {row.keys} keys"
@@ -178,7 +178,7 @@ class Examination(Patched):
     n:int           # tokens
     layers:list     # of `Layer`
     answers:dict    # question -> (answer, whether "no" is promised)
-    begins:dict     # (layer, its number, head) -> `LastQuery` where its window begins to cut, if no promise says so
+    begins:dict     # (layer, its number, head) -> `_LastQuery` where its window begins to cut, if no promise says so
     findings:list   # of `Finding`
     memory:list     # of `Memory`, where windows are promised to a model that decodes
 

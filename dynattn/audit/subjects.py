@@ -141,9 +141,6 @@ class Subject(Patched):
     length:int|None=None # of the example
     itemsize:int=8   # bytes of a number in the model that was handed in
 
-    @property
-    def caches(self) -> bool: return self.steps is _steps_transformer # in the way of transformers
-
     def input_shape(self, n, # tokens
     ) -> list: return [1, n, *self.shape] if self.sequence else self.shape
 
@@ -156,6 +153,9 @@ class Subject(Patched):
             return self.run(self.model, x, keep, segments, **self.options)
 
 # %% ../../nbs/audit/63_subjects.ipynb #5b14ce5d
+@patch(as_prop=True)
+def caches(self:Subject) -> bool: return self.steps is _steps_transformer # in the way of transformers
+
 @patch
 def look(self:Subject,
     n, rows=None, # tokens; queries to look at (default: all)

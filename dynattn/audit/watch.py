@@ -15,7 +15,6 @@ import torch, torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 from ..engine import ops
 from ..metrics import Answer
 from ..padding import Patched
@@ -26,8 +25,8 @@ class Float64(TorchFunctionMode):
     "Within this block every request for float32 gives float64."
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is Tensor.float: return args[0].double()
-        args,kwargs = tree_map(lambda a: torch.float64 if a is torch.float32 else a, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        def wide(a): return torch.float64 if a is torch.float32 else a   # no function takes a dtype inside a list
+        return func(*map(wide, args), **{name: wide(a) for name,a in (kwargs or {}).items()})
 
     def __enter__(self):
         self.default = torch.get_default_dtype()

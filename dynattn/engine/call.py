@@ -16,7 +16,7 @@ from fastcore.docments import docments
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from .fields import Arguments, lacking, unserved
-from ..window import Window, _within
+from ..window import Window, between
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0007
 def _got(x):
@@ -135,7 +135,7 @@ def _take_nested(call):
     if why := unserved(call, _OF_JAGGED, 'nested tensors', ''): raise ValueError(why)
     offsets = call.segments = call.offsets = call.q.offsets()
     for name,x in (('k', call.k), ('v', call.v)):
-        same = x.offsets() is offsets or x.offsets().shape == offsets.shape and _within(x.offsets() == offsets, 1)
+        same = x.offsets() is offsets or x.offsets().shape == offsets.shape and between(x.offsets() == offsets, 1)
         if not same: raise ValueError(f"{name}: expected texts as long as those of q, got others")
     call.q,call.k,call.v = (x.transpose(1, 2).values().transpose(0, 1)[None] for x in (call.q, call.k, call.v))
 
@@ -169,6 +169,7 @@ def _is_zero_one(mask):
     try: return bool(mask.max() == 1) and bool(((mask == 0) | (mask == 1)).all())
     except RuntimeError: return False  # under vmap, or a fake tensor
 
+# %% ../../nbs/engine/24_call.ipynb #24ca0118
 def _take_causal_bias(call):
     "A `CausalBias` of torch.nn.attention.bias: key j <= i, or, aligned at the last key, j <= i + M - N."
     bias = call.attn_mask
@@ -203,6 +204,7 @@ def _sides(window):
     if right is not None and right > _FAR: right = _FAR
     return None if left is None and right is None else (left, right)
 
+# %% ../../nbs/engine/24_call.ipynb #24ca0120
 def _take_sigma(call):
     "Check the sigma of a soft window; one that is narrower than the arithmetic is widened, differentiably."
     window,(b,h,n,_) = call.window,call.q.shape
@@ -218,7 +220,7 @@ def _take_sigma(call):
     if full is None or sigma.shape != full and any(size not in (1, f) for size,f in zip(sigma.shape, full)):
         raise ValueError("window: expected sigma of shape (), [H], [B,H] or [B,H,N] with "
                          f"B,H,N={b,h,n}, got {tuple(sigma.shape)}")
-    if not _within(sigma, 0):
+    if not between(sigma, 0):
         raise ValueError(f"window: expected a sigma of finite values >= 0, got {sigma.tolist()}")
     wide = _accumulates(call.q)
     if sigma.dtype != wide and torch.promote_types(sigma.dtype, wide) == wide and isinstance(window, Window):
@@ -241,7 +243,7 @@ def _take_alpha(call):
         raise TypeError(f"alpha: expected a number or a floating tensor, got {_got(alpha)}")
     _same_device('alpha', alpha, call.q)
     _per_head('alpha', alpha, *call.q.shape[:2])
-    if not _within(alpha, 1): raise ValueError(f"alpha: expected finite values >= 1, got {alpha.tolist()}")
+    if not between(alpha, 1): raise ValueError(f"alpha: expected finite values >= 1, got {alpha.tolist()}")
 
 def _take_rel_bias(call):
     "A bias by offset, in the dtype in which its gradient is summed."
@@ -282,16 +284,17 @@ def _take_segments(call):
     if ids.dim() != 2 or ids.shape[1] != n or ids.shape[0] != 1 and ids.shape[0] != b:
         raise ValueError(f"segments: expected ids [B,N]={b,n}, or cu_seqlens for a batch of 1, "
                          f"got {tuple(ids.shape)}")
-    if not _within(ids.diff(), 0):
+    if not between(ids.diff(), 0):
         raise ValueError("segments: expected ids that do not decrease along a row, got some that do")
     call.segments = ids.expand(b, n)
 
+# %% ../../nbs/engine/24_call.ipynb #24ca0123
 def _ids_of_cu_seqlens(ends, b, n):
     "[0, end of text 0, end of text 1, ..., N] as ids [1,N]."
     if b != 1:
         raise ValueError(f"segments: expected ids [B,N] for a batch of {b}, "
                          "got cu_seqlens, which is for one row")
-    if ends.numel() < 2 or not _within(ends.diff(), 0) or not _within((ends[0] == 0) & (ends[-1] == n), 1):
+    if ends.numel() < 2 or not between(ends.diff(), 0) or not between((ends[0] == 0) & (ends[-1] == n), 1):
         raise ValueError(f"segments: expected cu_seqlens from 0 to N={n} that do not decrease, "
                          f"got {_got(ends)}")
     at = torch.arange(n, device=ends.device, dtype=ends.dtype)

@@ -10,9 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 import torch, torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor
-from ..padding import Patched
 from .call import Call, serve
 from .dense import attention_weights
 from .native import core
@@ -30,24 +28,21 @@ class Block(NamedTuple):
     weights:Tensor # [b,H,R,K]
 
 # %% ../../nbs/engine/35_weights.ipynb #35a00008
-def _rectangles(plan, x): # -> of each strip: it, its weights [B,H,R,K]
-    "By the core, or by the plain loop where weights have a gradient."
-    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x.learning)
-    if learns or not core.serves(x): yield from (found[:2] for found in weigh(plan, x))
-    else:
-        for s in strips(plan, x.q.shape[2], x.k.shape[2], *reach(plan, x)):
-            yield s,core.weights(plan, x, s.first, s.end, s.first_key, s.end_key)
-
 def _parts(batch, query, text, key, lead, weights):
     "The block of leading keys, and that of a run which begins at `key` of a text."
     if lead: yield Block(batch, query, text, True, weights[...,:lead])
     if weights.shape[3]>lead: yield Block(batch, query, text+key, False, weights[...,lead:])
 
-def _blocks(plan, x):
+def _blocks(plan, x, left, right):
+    "By the core, or by the plain loop where weights have a gradient."
+    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x.learning)
     for b,start,text in by_text(x):
         batch = slice(None) if x.segments is None else slice(b, b+1)
-        for s,weights in _rectangles(plan, text):
-            yield from _parts(batch, start+s.first, start, s.first_key, s.lead, weights)
+        if learns or not core.serves(text): found = weigh(plan, text)
+        else:
+            runs = strips(plan, text.q.shape[2], text.k.shape[2], left, right)
+            found = ((s,core.weights(plan, text, s)) for s in runs)
+        for s,weights,*_ in found: yield from _parts(batch, start+s.first, start, s.first_key, s.lead, weights)
 
 # %% ../../nbs/engine/35_weights.ipynb #35a0000a
 def _dense_blocks(call, options, lead):
@@ -59,44 +54,41 @@ def _dense_blocks(call, options, lead):
         yield from _parts(slice(None), i, 0, lead, lead, attention_weights(call.q[:,:,i:i+64], call.k, **options))
 
 # %% ../../nbs/engine/35_weights.ipynb #35a0000d
-def _slanted(weights, first, width): # [...,R,K] -> [...,R,width]
-    "From each row `width` places: row r begins at column `first+r`; zero where there is none."
+def _slanted(weights, first=None, width=None): # [...,R,K] -> [...,R,width]
+    "From each row `width` places: row r begins at column `first+r`; zero where there is none. Else every distance."
     r,k = weights.shape[-2:]
+    if width is None: first,width = 1-r,r+k-1
     padded = F.pad(weights, (-first, first+r-1+width-k))
     return padded.unfold(-1, width, 1).diagonal(dim1=-3, dim2=-2).mT
 
 # %% ../../nbs/engine/35_weights.ipynb #35a00011
-def _place(x, axis): # of queries or of keys
-    first,size = (x.query,x.weights.shape[2]) if axis=='query' else (x.key,x.weights.shape[3])
-    return slice(first, first+size)
-
-def _of_rows(f): # a sum over the keys of each query
-    return lambda w: (w.sizes[2],),lambda w, x: ((_place(x, 'query'),), f(x.weights).sum(-1))
-
-def _distances(w, x):
+def _places(w, x): # axis of a sum -> where a block lies on it
     rows,keys = x.weights.shape[2:]
-    first = x.key-x.query-rows+w.sizes[2]  # place of the offset from the last query to the first key
-    return (slice(first, first+rows+keys-1),),_slanted(x.weights, 1-rows, rows+keys-1).sum(-2)
+    first = x.key-x.query-rows+w.sizes[2]  # the offset from the last query to the first key
+    return dict(query=slice(x.query, x.query+rows), key=slice(x.key, x.key+keys), lead=slice(keys),
+                offset=slice(None), distance=slice(first, first+rows+keys-1))
 
-def _near(w, x):
-    first = x.query+w.offsets.start-x.key
-    return (_place(x, 'query'),),None if x.leading else _slanted(x.weights, first, len(w.offsets))
+def _near(w, x): return _slanted(x.weights, x.query+w.offsets.start-x.key, len(w.offsets))
 
-SUMS = dict( # name -> (sizes behind [B,H], places and numbers that a block adds there), functions of the record
-    dense = (lambda w: w.sizes[2:], lambda w, x: ((_place(x, 'query'),_place(x, 'key')), x.weights)),
-    band = (lambda w: (w.sizes[2],len(w.offsets)), _near),
-    leading = (lambda w: (w.sizes[2],w.lead), lambda w, x:
-               ((_place(x, 'query'),slice(x.weights.shape[3])), x.weights if x.leading else None)),
-    first = (lambda w: (w.sizes[2],), lambda w, x: ((_place(x, 'query'),), None if x.key else x.weights[...,0])),
-    distance = (lambda w: (sum(w.sizes[2:])-1,), _distances),
-    received = (lambda w: w.sizes[3:], lambda w, x: ((_place(x, 'key'),), x.weights.sum(-2))),
-    support = _of_rows(lambda p: p!=0),
-    entropy = _of_rows(lambda p: -p*p.clamp(min=torch.finfo(p.dtype).tiny).log()),
-    row = _of_rows(lambda p: p))
+def _entropy(p): return -p*p.clamp(min=torch.finfo(p.dtype).tiny).log()
+
+SUMS = dict( # name -> axes behind [B,H], and what a block adds there: a function of the record and the block
+    dense = ('query key', lambda w, x: x.weights),
+    band = ('query offset', lambda w, x: None if x.leading else _near(w, x)),
+    leading = ('query lead', lambda w, x: x.weights if x.leading else None),
+    first = ('query', lambda w, x: None if x.key else x.weights[...,0]),
+    distance = ('distance', lambda w, x: _slanted(x.weights).sum(-2)),
+    received = ('key', lambda w, x: x.weights.sum(-2)),
+    support = ('query', lambda w, x: (x.weights!=0).sum(-1)),
+    entropy = ('query', lambda w, x: _entropy(x.weights).sum(-1)),
+    row = ('query', lambda w, x: x.weights.sum(-1)))
+
+def _asked(name): # -> method
+    return lambda self: self.total(name)[0]
 
 # %% ../../nbs/engine/35_weights.ipynb #35a00013
 @dataclass(eq=False, repr=False)
-class WindowWeights(Patched):
+class WindowWeights:
     "The weights that a call of attention computes, and what can be asked of them. Sums are in float32 at least."
     blocks: Iterable # of `Block`; keys that no block holds have no weight
     sizes: tuple # (B, H, N, M)
@@ -104,61 +96,30 @@ class WindowWeights(Patched):
     lead: int # leading keys of a text
     nothing: Tensor # [] zero, of the dtype and on the device of the weights
 
+    dense = _asked('dense')          # [B,H,N,M], the square, for short texts
+    band = _asked('band')            # [B,H,N,W], an entry for each of `offsets`; leading keys are left out
+    leading = _asked('leading')      # [B,H,N,lead], those of the leading keys of each query's text
+    by_distance = _asked('distance') # [B,H,N+M-1], over all queries, an entry for each `j - i` from 1-N to M-1
+    received = _asked('received')    # [B,H,M], how much each key gets from all queries
+    support = _asked('support')      # [B,H,N], how many keys have a weight that is not zero
+    entropy = _asked('entropy')      # [B,H,N], in nats
+
     def total(self, *names) -> list: # of tensors, by the names of `SUMS`
         "Sums that are taken in one pass over the blocks, of which one is in memory at a time."
-        found = [self.nothing.new_zeros(*self.sizes[:2], *SUMS[name][0](self)) for name in names]
+        b,h,n,m = self.sizes
+        sizes = dict(query=n, key=m, lead=self.lead, offset=len(self.offsets), distance=max(n+m-1, 0))
+        axes = [SUMS[name][0].split() for name in names]
+        found = [self.nothing.new_zeros(b, h, *(sizes[a] for a in own)) for own in axes]
         for x in self.blocks:
-            for name,total in zip(names, found):
-                where,part = SUMS[name][1](self, x)
-                if part is not None: total[(x.batch, slice(None), *where)] += part
+            at = _places(self, x)
+            for name,own,total in zip(names, axes, found):
+                part = SUMS[name][1](self, x)
+                if part is not None: total[(x.batch, slice(None), *(at[a] for a in own))] += part
         return found
-
-# %% ../../nbs/engine/35_weights.ipynb #35a00031
-@patch
-def dense(self:WindowWeights) -> Tensor: # [B,H,N,M]
-    "The square, for short texts."
-    return self.total('dense')[0]
-
-@patch
-def band(self:WindowWeights) -> Tensor: # [B,H,N,W], an entry for each of `offsets`
-    "Weights by offset, without those of leading keys. Leading queries, which see all, show what is near."
-    return self.total('band')[0]
-
-@patch
-def leading(self:WindowWeights) -> Tensor: # [B,H,N,lead]
-    "Weights of the leading keys of each query's text."
-    return self.total('leading')[0]
-
-@patch
-def by_distance(self:WindowWeights) -> Tensor: # [B,H,N+M-1], an entry for each offset `j - i` from 1-N to M-1
-    "The sum over all queries, leading tokens included."
-    return self.total('distance')[0]
-
-# %% ../../nbs/engine/35_weights.ipynb #35a00032
-@patch
-def received(self:WindowWeights) -> Tensor: # [B,H,M]
-    "How much each key gets from all queries."
-    return self.total('received')[0]
-
-@patch
-def support(self:WindowWeights) -> Tensor: # [B,H,N], whole numbers
-    "How many keys have a weight that is not zero."
-    return self.total('support')[0].long()
-
-@patch
-def entropy(self:WindowWeights) -> Tensor: # [B,H,N], in nats
-    "Of the weights of the keys."
-    return self.total('entropy')[0]
-
-@patch
-def rest(self:WindowWeights) -> Tensor: # [B,H,N]
-    "Left over: the sink's part, what a window after the softmax takes away, all where a query sees no key."
-    return 1-self.total('row')[0]
 
 # %% ../../nbs/engine/35_weights.ipynb #35a00014
 def window_weights(
-    q:Tensor, # [B,H,N,d] queries
-    k:Tensor, # [B,Hkv,M,d] keys, Hkv divides H
+    q:Tensor, k:Tensor, # [B,H,N,d] queries, [B,Hkv,M,d] keys; Hkv divides H
     *,
     reduce:str|tuple|None=None, # "distance", "received" or others of `SUMS`, one or several: no weight is kept
     **options, # as `attention` takes them, without `dropout_p`, `return_weights` and `impl`
@@ -169,16 +130,18 @@ def window_weights(
         raise ValueError("q: expected queries and keys of one batch, [B,H,N,d] both, got other axes, or nested ones")
     for name in ('dropout_p','return_weights'):
         if x := getattr(call, name): raise ValueError(f"{name}: expected {type(x)()} for window_weights, got {x}")
-    names = (reduce,) if isinstance(reduce, str) else reduce or ()
-    for name in names:
-        if name not in SUMS: raise ValueError(f"reduce: expected of {', '.join(SUMS)}, got {name!r}")
+    names = list(reduce) if isinstance(reduce, (tuple,list)) else [reduce]*(reduce is not None)
+    if bad := [name for name in names if name not in [*SUMS]]:
+        raise ValueError(f"reduce: expected of {', '.join(SUMS)}, got {bad[0]!r}")
     why,lead = band_refuses(call),min(call.n_global, call.k.shape[2])
     if call.segments is not None or why and why.startswith('window'): serve(why)
     with torch.autocast(q.device.type, enabled=False):
         if why: blocks,(left,right) = _dense_blocks(call, options, lead),occurring(*call.sizes[2:], call.q_offset)
         else:
             plan,x = prepare(call)
-            blocks,(left,right) = _blocks(plan, x),reach(plan, x)
+            # in float64 as the core: in float32 an edge can be rounded to the next key
+            left,right = reach(plan, x if x.sigma is None else x._replace(sigma=x.sigma.double()))
+            blocks = _blocks(plan, x, left, right)
         nothing = call.q.new_zeros((), dtype=torch.promote_types(call.q.dtype, torch.float32))
         found = WindowWeights(blocks, call.sizes, range(call.q_offset-left, call.q_offset+right+1), lead, nothing)
         if names: return found.total(*names)[0] if isinstance(reduce, str) else found.total(*names)

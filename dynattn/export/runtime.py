@@ -233,7 +233,6 @@ def farthest_token(
     ids, # [n]
     vocabulary:int, # tokens to exchange with
     leading:int=0, # first tokens that stay as they are
-    tolerance:float=0., # of the largest logit, below which a change is rounding
 ) -> int: # tokens back; n - 1 - leading: as far as the text goes
     "How far back the logits depend on the text."
     ids = np.asarray(ids, np.int64)
@@ -241,8 +240,7 @@ def farthest_token(
     def depends(stop): # on tokens from `leading` up to `stop`
         other = ids.copy()
         other[leading:stop] = (other[leading:stop]+1+np.arange(stop-leading)%(vocabulary-1))%vocabulary
-        change = np.abs(np.asarray(logits(other))-usual).max()
-        return bool(change>tolerance*np.abs(usual).max())
+        return not np.array_equal(logits(other), usual)
     low,high = leading,len(ids)
     while high-low>1:
         middle = (low+high)//2
@@ -262,10 +260,9 @@ def _input_of(x, ids): # an input of a graph -> its array for a text that begins
 
 def graph_logits(
     path, # of a decoder's graph, from any exporter
-    threads:int|None=None, # of ONNX Runtime (default: one per core)
 ) -> collections.abc.Callable: # ids [n] -> [V], the logits after the last one; `every=True`: all outputs by name
     "Run a decoder on whole texts; its caches begin empty."
-    session = _session(path, threads)
+    session = _session(path, None)
     names = [x.name for x in session.get_outputs()]
     if 'logits' not in names: raise ValueError(f"graph: expected an output named logits, got {', '.join(names)}")
     def run(ids, every=False):

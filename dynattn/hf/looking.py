@@ -35,9 +35,10 @@ class Looks(Patched):
         share:float, # of the weight that a head does not give to the first token, 0 to 1
     ) -> list: # of [H], tokens, for each layer
         "How far from their queries the nearest keys lie that hold this share."
-        def reached(x): return (x < share*x[:,-1:]*(1-1e-6)).sum(1)
+        if not 0<=share<=1: raise ValueError(f"share: expected 0 to 1, got {share}")
         # query i is i tokens away from the first
-        return [reached((x-first).double().cumsum(1)) for x,first in zip(self.distance, self.first)]
+        held = [(x-first).double().cumsum(1) for x,first in zip(self.distance, self.first)]
+        return [(x < share*x[:,-1:]*(1-1e-6)).sum(1) for x in held]
 
 # %% ../../nbs/hf/81_looking.ipynb #81a00008
 def _watch(found, call, options, names, last):
@@ -61,7 +62,7 @@ def _cut(tokenizer, text, most):
     words,end = [tokenizer.decode([i]) for i in batch['input_ids']],0
     for i,(_,stop) in enumerate(batch.get('offset_mapping', ())):
         if stop>end: words[i],end = text[end:stop],stop
-    return torch.tensor(batch['input_ids']),words
+    return torch.tensor(batch['input_ids'], dtype=torch.long),words
 
 # %% ../../nbs/hf/81_looking.ipynb #81a0001e
 @torch.no_grad()
@@ -74,29 +75,22 @@ def look(
     "See what every head looks at, in one forward pass; the weights of one layer are in memory at a time, in blocks."
     if getattr(model.config, 'is_encoder_decoder', False):
         raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {type(model).__name__}")
-    words = None
+    if last<1: raise ValueError(f"last: expected 1 or more, got {last}")
+    ids,words = text,[]
     if isinstance(text, str):
         if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
-        text,words = _cut(tokenizer, text, getattr(model.config.get_text_config(), 'max_position_embeddings', None))
-    if not isinstance(text, Tensor) or text.numel()!=text.shape[-1] or not text.numel():
-        got = tuple(getattr(text, 'shape', ())) or type(text).__name__
-        raise ValueError(f"text: expected a text or ids of one, [N] or [1,N], got {got}")
-    ids,names = text.reshape(-1),{m: name for name,m in attention_layers(switch(model), itself=True).items()}
-    if words is None: words = [] if tokenizer is None else [tokenizer.decode([i]) for i in ids.tolist()]
+        ids,words = _cut(tokenizer, text, getattr(model.config.get_text_config(), 'max_position_embeddings', None))
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.numel()!=ids.shape[-1] or not ids.numel():
+        got = f'{ids.dtype} {tuple(ids.shape)}' if isinstance(ids, Tensor) else type(ids).__name__
+        raise ValueError(f"text: expected one token or more, as a text or as ids, [N] or [1,N], got {got}")
+    ids,names = ids.reshape(-1),{m: name for name,m in attention_layers(switch(model), itself=True).items()}
+    if tokenizer is not None: words = words or [tokenizer.decode([i]) for i in ids.tolist()]
     found = Looks(ids, words, [], [], [], [], [])
     LayerCall.watchers.append(lambda call, options: _watch(found, call, options, names, last))
     try:
         with frozen(model): last_hidden(model, dict(input_ids=ids[None].to(model.device)))
     finally: LayerCall.watchers.pop()
     return found
-
-# %% ../../nbs/hf/81_looking.ipynb #81a0013b
-def _packed(looks, shown, last, steps):
-    "Rows, and below them what each key receives, as the square roots of the weights in so many steps."
-    def levels(x): return (x[...,-shown:].clamp(0, 1).sqrt()*steps).round().to(torch.uint8)
-    parts = [torch.cat((levels(r[:,-last:]), levels(g/g.amax(1, keepdim=True).clamp(min=1e-9))[:,None]), 1)
-             for r,g in zip(looks.rows, looks.received)]
-    return base64.b64encode(zlib.compress(b''.join(x.numpy().tobytes() for x in parts))).decode()
 
 # %% ../../nbs/hf/81_looking.ipynb #81a00013
 @patch
@@ -109,16 +103,17 @@ def page(self:Looks,
     near,far = ([x.tolist() for x in self.within(share)] for share in (.9,.99))
     first = [(100*x.mean(1)).round().int().tolist() for x in self.first]
     words = self.tokens or [f'{i} ' for i in self.ids.tolist()]
+    def levels(x): return (x[...,-shown:].clamp(0, 1).sqrt()*steps).round().to(torch.uint8)
     while True:
         last = min(last, shown)
-        levels = _packed(self, shown, last, steps)
+        # rows, and below them what each key receives
+        parts = [torch.cat((levels(r[:,-last:]), levels(g/g.amax(1, keepdim=True).clamp(min=1e-9))[:,None]), 1)
+                 for r,g in zip(self.rows, self.received)]
+        packed = base64.b64encode(zlib.compress(b''.join(x.numpy().tobytes() for x in parts))).decode()
         html = show('look', title=title, n=len(words), tokens=words[-shown:], last=last, steps=steps, near=near,
-                    far=far, token=last-1, layer=len(near)//2, first=first, levels=levels)._repr_html_()
-        share = most/len(html.encode())
-        if share>1 or shown<=16: break
-        if last>8: last = max(int(.9*share*last), 8)
-        elif shown>64: shown = max(int(.9*share*shown), 64)
-        else: last,shown = max(last//2, 1),shown-shown//4*(last==1)
+                    far=far, token=last-1, layer=len(near)//2, first=first, levels=packed)._repr_html_()
+        if len(html.encode())<=most or shown<=16: break
+        last,shown = (3*last//4,shown) if last>8 else (last,3*shown//4)
     return ('<!doctype html><html lang="en"><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title><style>'
         ':root{color-scheme:light dark}body{max-width:790px;margin:0 auto;padding:8px}</style>' + html + '</html>')

@@ -22,7 +22,7 @@ from ..hf.narrowing import Narrower, narrow, set_widths, without_windows
 from ..hf.plugin import switch
 from ..hf.saving import load_pretrained, save
 from ..hf.windows import add_windows
-from .judge import Judge, Report
+from .judge import Judge
 from .recall import Recall, facts_to_learn, recall_grid
 from ..train.files import read_text, walk
 
@@ -203,8 +203,8 @@ def _learned(model, batches, options, out, quiet, held_out):
 
 def _report(c, name, judge, found, batches, documents, quiet): # -> `Report`
     "The widths that the model of a run learned, and their cost."
-    return Report(
-        **vars(judge.measured(found, quiet)), model=str(name), config=asdict(c),
+    return replace(
+        judge.measured(found, quiet), model=str(name), config=asdict(c),
         healed=found.healed and asdict(found.healed), steps=found.rows,
         finished=found.finished, rise=found.rise, seconds=found.seconds, documents=documents,
         learned_tokens=sum(batches[row['text']]['input_ids'].numel() for row in found.rows),

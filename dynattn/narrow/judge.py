@@ -149,8 +149,8 @@ def step_times(
 
 # %% ../../nbs/narrow/84_judge.ipynb #71777c22
 @dataclass
-class _Measured(Patched):
-    "The price of a narrowed model, and its savings."
+class Report(Patched):
+    "The price of a narrowed model, and its savings; of a run of `dynattn narrow`, all that `result.json` has."
     causal:bool          # keys are counted; False: pairs, of an encoder
     n:int                # tokens of a text
     sinks:int            # leading tokens that every query sees
@@ -164,21 +164,29 @@ class _Measured(Patched):
     unrecalled:str=''    # why there are none
     forgotten:str=''     # of the learned widths, in a sentence
     recommended:str=''   # which share, in a sentence
-
-    @property
-    def change(self) -> str: return 'rise in loss' if self.causal else 'distance of embeddings'
+    model:str=''         # its name
+    config:dict|None=None # the settings
+    healed:dict|None=None # fields of `Healed`
+    steps:list|None=None # records of the steps
+    finished:bool=True   # False: interrupted
+    rise:float|None=None # where the share was chosen by it
+    learned_tokens:int=0 # of the texts of all steps
+    learned_texts:int=0 # that there were to learn from
+    asking:int=0         # texts that asked for facts again
+    seconds:float=0.     # of learning
+    documents:int=0      # that were read
 
 # %% ../../nbs/narrow/84_judge.ipynb #c66d0143
 @patch
 def measured(self:Judge,
     found:Narrowed, # what was learned by the model, which has these widths
     quiet:bool=True, # no progress bars
-) -> _Measured:
+) -> Report:
     "Quality, recall and time of the narrowed model."
     shares,budget = sorted({min(1., round(f*found.share(), 4)) for f in (.5, 2)}),found.budget
     with Bar(len(_WAYS)*(1+len(shares))*len(self.texts), 'judge', quiet, unit='text') as bar:
         rows = quality(self.model, found, self.texts, tuple(shares), bar.step, self.reference)
-    of = _Measured(causal=budget.causal, n=budget.n, sinks=budget.sinks, share=found.share(), quality=rows,
+    of = Report(causal=budget.causal, n=budget.n, sinks=budget.sinks, share=found.share(), quality=rows,
               widths=[[min(w, 2**31) for w in l] for l in found.widths], judged=len(self.texts))
     try: of.times = step_times(self.model, self.texts[0])
     except ValueError as e: of.untimed = str(e)                       # a cache of windows serves most models, not all
@@ -194,24 +202,12 @@ _MEANS = {
     True: "Rise in loss over the full model, in nats per token; 0.01 is 1 % of perplexity.",
     False: "Distance of embeddings: one minus the cosine to the full model's embedding; 0 is no change."}
 
-@dataclass
-class Report(_Measured, Patched):
-    "A run of `dynattn narrow`, as `result.json` has it."
-    model:str=''         # its name
-    config:dict|None=None # the settings
-    healed:dict|None=None # fields of `Healed`
-    steps:list|None=None # records of the steps
-    finished:bool=True   # False: interrupted
-    rise:float|None=None # where the share was chosen by it
-    learned_tokens:int=0 # of the texts of all steps
-    learned_texts:int=0 # that there were to learn from
-    asking:int=0         # texts that asked for facts again
-    seconds:float=0.     # of learning
-    documents:int=0      # that were read
-
 # %% ../../nbs/narrow/84_judge.ipynb #c66d0142
+@patch(as_prop=True)
+def change(self:Report) -> str: return 'rise in loss' if self.causal else 'distance of embeddings'
+
 @patch
-def quality_table(self:_Measured, escape) -> str: # `printable` or `markdown`
+def quality_table(self:Report, escape) -> str: # `printable` or `markdown`
     def row(r):
         mean,low,high = interval(r['changes'])
         change = f'{mean:+.4f}' if self.causal else f'{mean:.4f}'
@@ -219,7 +215,7 @@ def quality_table(self:_Measured, escape) -> str: # `printable` or `markdown`
     return table(['widths','share',self.change,'interval over texts'], map(row, self.quality), escape)
 
 @patch
-def times_table(self:_Measured, escape) -> str: # or the reason why there is none
+def times_table(self:Report, escape) -> str: # or the reason why there is none
     times = self.times
     if times is None: return f"The time was not measured: {escape(self.untimed)}"
     rows = [[name, f"{times['ms'][name]:.1f} ms"] for name in ('full','narrow')]
@@ -229,7 +225,7 @@ def times_table(self:_Measured, escape) -> str: # or the reason why there is non
     return f"After {times['tokens']:,} tokens, one more takes:\n\n{table(['model','cache','time'], rows, escape)}"
 
 @patch
-def recall_table(self:_Measured, escape) -> str: # with a sentence on what is forgotten; or the reason why there is none
+def recall_table(self:Report, escape) -> str: # with a sentence on what is forgotten; or the reason why there is none
     if self.recall is None: return f"Its recall was not measured: {escape(self.unrecalled)}"
     head = ['widths','share',*(f'{back:,.0f} back' for back in self.recall[0]['distances'])]
     rows = [[r['way'], f"{r['share']:.3f}", *(f'{x:.2f}' for x in r['right'])] for r in self.recall]
@@ -269,7 +265,7 @@ def summary(self:Report, escape, # `printable` or `markdown`
 
 # %% ../../nbs/narrow/84_judge.ipynb #0ce3b226
 @patch
-def bars(self:_Measured) -> str:
+def bars(self:Report) -> str:
     "The widths of every layer as a row of bars, from 1 token to all of them on a logarithmic scale."
     marks = '▁▂▃▄▅▆▇█'
     most = math.log(self.n-1)

@@ -68,7 +68,7 @@ RECORD(Call,
     PerHead sigma, table, alpha, rel_bias, sink;
     void *kept;                            // softmax: [B,H,N,dv] `real`, the output unrounded, or null where `out` is;
                                            // entmax: [B,H,N,KEPT] bytes, bits of the live keys of each block
-    void *lse;                             // [B,H,N] `real`: log of the row's sum, or threshold; inf: no key, nan: lost
+    void *lse;                             // [B,H,N] `real`: log of the row's sum, or threshold; inf: no key, nan: lost; or null
     void *weights;                         // [B,H,N,columns] `real`, zeros: leading keys, those from `first_key` on; or null
     const uint8_t *keep;                   // [B,M], 0 where a key takes no part; or null
     const Int *texts, *text_of;            // [T][2] first and end of the texts of all rows; [B+1] where a row's begin
@@ -855,13 +855,15 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         if (empty || gone) std::fill(o, o+c.dv, gone ? NAN : 0);
         else for (Int e = 0; e < p.dv_width; e += LANES) store(o+e, load(o+e)*by);
         Int at = (b*c.H+h)*c.N+row+i;
-        ((real*)c.lse)[at] = gone ? NAN : lse;
+        if (c.lse) ((real*)c.lse)[at] = gone ? NAN : lse;
         write_row(place(c.out, h, row+i), o, c.dv, c.kind);
         if (c.kept && !entmax) memcpy((real*)c.kept+at*c.dv, o, c.dv*sizeof(real));
     }
     // Weights of a key to where somebody looks at them, of each query `by` so much.
     void show(const Span &s, Int key, const real *w, const real *by) {
-        real *to = (real*)c.weights+((b*c.H+h)*c.N+row)*c.columns+(s.piece ? key-c.first_key+p.lead : key);
+        Int at = s.piece ? key-c.first_key+p.lead : key;
+        if (at >= c.columns || (s.piece && at < p.lead)) return;   // an edge that was rounded to a key
+        real *to = (real*)c.weights+((b*c.H+h)*c.N+row)*c.columns+at;
         for (Int i = 0; i < nq; i++) to[i*c.columns] = w[i]*by[i];
     }
     // What comes back to each row: dO, log of the sum or threshold (inf: takes no part), and mean = dO·O.

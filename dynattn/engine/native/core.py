@@ -20,9 +20,11 @@ from ..plan import plain_tensors, texts_of
 
 # %% ../../../nbs/engine/33_native.core.ipynb #d116bb3f
 _SETS = 'avx512','avx2','generic'  # instruction sets, the best one first
+def _asked(): return os.environ.get('DYNATTN_NATIVE') or '1'  # an empty value counts as none
+
 def _candidates(): # -> list of paths
     "The libraries to try, in order: as DYNATTN_NATIVE says, or from the best one for this processor on."
-    asked = os.environ.get('DYNATTN_NATIVE', '1')
+    asked = _asked()
     if asked=='0': return []
     if os.sep in asked: return [asked]
     if asked=='1': asked = dict(AVX512='avx512', AVX2='avx2').get(torch.backends.cpu.get_cpu_capability(), 'generic')
@@ -74,7 +76,7 @@ def library() -> ctypes.CDLL|None:
         lib.dynattn_forward.restype = lib.dynattn_backward.restype = lib.dynattn_entmax.restype = ctypes.c_bool
         lib.dynattn_entmax.argtypes = [ctypes.c_void_p]*5+[ctypes.c_int64]*5+[ctypes.c_void_p]
         return lib
-    asked = os.environ.get('DYNATTN_NATIVE', '1')
+    asked = _asked()
     if asked not in ('0','1'):  # nothing else is taken in its place
         raise OSError(f"DYNATTN_NATIVE: expected a compiled core of that name, got none: {asked!r}; "
                       f"of another version: {_others}")
@@ -84,7 +86,7 @@ def info() -> dict:
     "Whether the core serves, for which instruction set, and what to do where it does not."
     lib = library()
     if lib is not None: return dict(native=True, library=os.path.basename(lib._name), threads=torch.get_num_threads())
-    off = os.environ.get('DYNATTN_NATIVE')=='0'
+    off = _asked()=='0'
     return dict(native=False, library=None, threads=torch.get_num_threads(), why="DYNATTN_NATIVE=0" if off else
                 f"no compiled core: install a C++ compiler and run pip install again; of another version: {_others}")
 
@@ -116,7 +118,7 @@ if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=lambda: _
 @cache
 def _openmp() -> int:
     "The address of `GOMP_parallel` in the OpenMP that PyTorch has loaded; 0 where there is none, or several."
-    if os.sep in os.environ.get('DYNATTN_NATIVE', '1'): return 0  # a library of one's own, of a sanitizer for instance
+    if os.sep in _asked(): return 0  # a library of one's own, of a sanitizer for instance
     try: maps = Path('/proc/self/maps').read_text()
     except OSError: return 0
     loaded = set(re.findall(r'(/\S*/lib(?:gomp|iomp5|omp)[^/\s]*\.so\S*)', maps))
@@ -146,13 +148,13 @@ def _call(plan, x, out, kept, lse, held=None, weights=None, first_key=0):
     if x.segments is not None: alive['texts'],alive['text_of'] = (t.contiguous() for t in texts_of(x.segments))
     b,h,n,d = x.q.shape
     _,hkv,m,dv = x.v.shape
-    rows = [y for t in (x.q,x.k,x.v,out) for y in (t.data_ptr(),*t.stride())]
+    rows = [y for t in ((x.q,x.k,x.v,out) if held is None else (x.q,out)) for y in (t.data_ptr(),*t.stride())]
     heads = origins = None
     if held is not None:
         heads,origins,m = held
-        rows[5:15] = 0,0,0,d,1,0,0,0,dv,1
+        rows[5:5] = 0,0,0,d,1,0,0,0,dv,1
     own = _Own(
-        kept=_address(kept), lse=lse.data_ptr(), weights=_address(weights), keep=_address(alive.get('keep')),
+        kept=_address(kept), lse=_address(lse), weights=_address(weights), keep=_address(alive.get('keep')),
         texts=_address(alive.get('texts')), text_of=_address(alive.get('text_of')), heads=_address(heads), origins=_address(origins),
         team=0 if _forked else _openmp(), B=b, H=h, Hkv=hkv, N=n, M=m, d=d, dv=dv, kind=_KINDS[x.q.dtype],
         first_key=first_key, columns=0 if weights is None else weights.shape[3], table_size=0 if x.table is None else x.table.shape[-1],
@@ -163,12 +165,14 @@ def _call(plan, x, out, kept, lse, held=None, weights=None, first_key=0):
 # %% ../../../nbs/engine/33_native.core.ipynb #ae3c4c4f
 def empty_out(
     x:Inputs, # of a call
-) -> tuple: # (out, kept, lse)
+    learns:bool=True, # whether a backward pass may follow
+) -> tuple: # (out, kept, lse); None for the last two where nothing learns
     """Memory for the results: `out` lies as [B,N,H,dv]; `kept` is the output unrounded, None where it is not rounded,
     or with an alpha the bits of live keys."""
     q,dv,real = x.q,x.v.shape[3],_working_dtype(x.q)
     b,h,n,_ = q.shape
     out = q.new_empty_strided((b,h,n,dv), (n*h*dv,dv,h*dv,1))
+    if not learns: return out,None,None
     if x.alpha is not None: kept = q.new_empty((b,h,n,64), dtype=torch.uint8)
     else: kept = None if q.dtype==real else q.new_empty((b,h,n,dv), dtype=real)
     return out,kept,q.new_empty((b,h,n), dtype=real)
@@ -187,26 +191,24 @@ def forward(
     plan:Plan, # the numbers of the call
     x:Inputs, # its tensors
     held:tuple|None=None, # of a `WindowedLayer`: addresses of keys and values, [B*Hkv,3]; origins [B] or None; M
-) -> tuple: # (out [B,H,N,dv], kept, lse [B,H,N])
+    learns:bool=True, # whether a backward pass may follow
+) -> tuple: # (out [B,H,N,dv], kept, lse [B,H,N]); None for the last two where nothing learns
     "Output, and what the backward pass needs: `kept` of `empty_out`, and one number per row."
-    out,kept,lse = empty_out(x)
+    out,kept,lse = empty_out(x, learns)
     record,alive = _call(plan, x, out, kept, lse, held)
     _done(library().dynattn_forward(record))
     return out,kept,lse
 
 # %% ../../../nbs/engine/33_native.core.ipynb #ae3c4c51
 def weights(
-    plan:Plan, # the numbers of the call
-    x:Inputs, # its tensors
-    first:int, # the first of the rows that are looked at
-    end:int, # and one past the last
-    first_key:int, # of a run that holds all keys they see, except leading ones
-    end_key:int, # and one past its last
-) -> Tensor: # [B,H,end-first,K], in the working dtype: leading keys, then those of the run
+    plan:Plan, x:Inputs, # a call: its numbers, its tensors
+    strip, # its rows, and the run that holds all keys they see, except leading ones
+) -> Tensor: # [B,H,R,K], in the working dtype: leading keys, then those of the run
     "How much some queries take from each key; a row that is lost is NaN."
+    first,end,lead,first_key,end_key,_ = strip
     plan,x = plan._replace(q_offset=plan.q_offset+first),x._replace(q=x.q[:,:,first:end])
     out,_,lse = empty_out(x)
-    found = lse.new_zeros(*lse.shape, min(plan.n_global, x.k.shape[2])+end_key-first_key)
+    found = lse.new_zeros(*lse.shape, lead+end_key-first_key)
     record,alive = _call(plan, x, out, None, lse, weights=found, first_key=first_key)
     _done(library().dynattn_forward(record))
     return found.masked_fill_(lse.isnan()[...,None], torch.nan)
