@@ -8,6 +8,7 @@ __all__ = ['entmax']
 # %% ../nbs/22_alpha.ipynb #71afcbf2
 import math
 from collections.abc import Callable
+from itertools import repeat
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .family import _TINY, _powers, _psi
@@ -59,6 +60,27 @@ def _solve_rows(
 def _by_core(x, eps, g=None, wants_alpha=False): # chapter 33 puts the core's in its place
     "Weights from scores, or with their gradient `g` what `_pull` gives; None where it cannot serve."
 
+_CHUNK = 2**18 # numbers that stay in the cache of a processor's core
+
+def _in_chunks(
+    work, # `work(*rows, eps)` gives a tuple of tensors, a row or a number for each row, or None
+    eps, # float, or broadcasts to [...,1]
+    *rows:Tensor, # [...,M]
+) -> tuple:
+    "`work`, on a CPU a few rows at a time."
+    *lead,columns = rows[0].shape
+    if not rows[0].is_cpu or rows[0].numel()<=_CHUNK: return work(*rows, eps)
+    size = max(1, _CHUNK//columns)
+    def split(x): return x.reshape(-1, x.shape[-1]).split(size)
+    some = split(eps.expand(*lead, 1)) if isinstance(eps, Tensor) else repeat(eps)
+    outs = None
+    for i,(*x,e) in enumerate(zip(*map(split, rows), some)):
+        found = work(*x, e)
+        outs = outs or [y if y is None else y.new_empty(*lead, y.shape[-1]) for y in found]
+        for to,y in zip(outs, found):
+            if y is not None: to.view(-1, y.shape[-1])[i*size:(i+1)*size] = y
+    return tuple(outs)
+
 def _forward(
     z:Tensor, # [...,M]
     eps, # float, or broadcasts to [...,1]
@@ -66,7 +88,7 @@ def _forward(
     if not z.numel(): return torch.empty_like(z, memory_format=torch.contiguous_format)
     if isinstance(eps, float) and eps==_TINY: return z.softmax(-1).masked_fill_(z.amax(-1, keepdim=True)==-math.inf, 0.)
     p = _by_core(z, eps)
-    return _solve_rows(z, eps).contiguous() if p is None else p
+    return _in_chunks(lambda z, eps: (_solve_rows(z, eps),), eps, z)[0].contiguous() if p is None else p
 
 # %% ../nbs/22_alpha.ipynb #ae8328fa
 def _from_steepest(
@@ -155,8 +177,9 @@ class _Entmax(torch.autograd.Function):
         eps = eps[0] if eps else ctx.eps
         # the last one: a transform holds several gradients in one tensor
         graph = torch.is_grad_enabled() or _recorded() or torch._C._functorch.is_legacy_batchedtensor(g)
-        found = None if graph else _by_core(p, eps, g, ctx.needs_input_grad[1])
-        dz,da = _pull(p, g, eps, ctx.needs_input_grad[1]) if found is None else found
+        wants = ctx.needs_input_grad[1]
+        if graph: dz,da = _pull(p, g, eps, wants)
+        else: dz,da = _by_core(p, eps, g, wants) or _in_chunks(lambda *rows: _pull(*rows, wants), eps, p, g)
         return dz, None if da is None else da.sum_to_size(eps.shape)
 
     @staticmethod

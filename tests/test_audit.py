@@ -561,22 +561,23 @@ def test_the_command_and_its_exit_status(tmp_path, capsys):
     assert main(['audit', f'{path}:pooled', '--quiet'])==3
     assert 'not measured' in capsys.readouterr().out
 
-def printed(*argv):
-    "The programs that `--code` prints run alone, in another process and folder; what each says."
-    r = subprocess.run([sys.executable, '-m', 'dynattn', 'audit', *map(str, argv), '--code'], capture_output=True, text=True,
-        env=os.environ | dict(HF_HUB_OFFLINE='1'))
-    assert r.returncode==1, r.stderr
-    programs = r.stdout.split('\n# ')[1:]
-    return [subprocess.run([sys.executable, '-c', '# '+p], capture_output=True, text=True, check=True, cwd='/').stdout for p in programs]
+def printed(capsys, *argv):
+    "The programs that `--code` prints, in another process and folder, each with nothing but its own names; what each says."
+    assert main(['audit', *map(str, argv), '--code'])==1
+    programs = ['# '+p for p in capsys.readouterr().out.split('\n# ')[1:]]
+    run = f"for p in {programs!r}: exec(p, dict(__name__='__main__')); print('end')"
+    said = subprocess.run([sys.executable, '-c', run], capture_output=True, text=True, check=True, cwd='/').stdout.split('end\n')
+    assert len(said)==len(programs)+1
+    return said[:-1]
 
-def test_every_printed_program_runs(tmp_path):
+def test_every_printed_program_runs(tmp_path, capsys):
     path = write_models(tmp_path)
-    said = printed(f'{path}:broken')
+    said = printed(capsys, f'{path}:broken')
     assert len(said)==1 and all(float(line.split()[-1])>1e-9 for line in said), said
 
-def test_the_program_about_a_folder_with_windows_runs(tmp_path):
+def test_the_program_about_a_folder_with_windows_runs(tmp_path, capsys):
     windowed('llama', init=5., edge='hard').save_pretrained(tmp_path)
-    said = printed(tmp_path, '--window', '3,0', '--n', 16, '--longest', 16)
+    said = printed(capsys, tmp_path, '--window', '3,0', '--n', 16, '--longest', 16)
     assert said and all(float(line.split()[-1])>1e-9 for line in said), said
 
 def test_progress_where_there_is_no_terminal(tmp_path, monkeypatch, capsys):

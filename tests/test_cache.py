@@ -23,7 +23,7 @@ MODES = [(torch.float32, None), (torch.float32, torch.bfloat16), (torch.float32,
 @cache
 def model_and_text(name):
     "A tiny random model of two layers with windows of 2 to 13 tokens, a batch with padding on the left, and what it is made to write."
-    import transformers
+    transformers = pytest.importorskip('transformers')
     from dynattn import hf
     torch.manual_seed(0)
     head = 'LMHeadModel' if name=='GPT2' else 'ForCausalLM'
@@ -69,8 +69,8 @@ def test_every_cache_gives_what_none_gives(name, native, dtype, autocast):
             assert found.dtype==without.dtype and (found-exact).abs().max()<allowed, way
 
 def test_a_file_of_another_dtype_is_refused(tmp_path):
-    from dynattn.hf import WindowedCache
     model,ids,_ = model_and_text('Llama')
+    from dynattn.hf import WindowedCache
     kept = WindowedCache(model)
     with torch.no_grad(): model(ids[:,:19], past_key_values=kept)
     kept.save(tmp_path/'talk')

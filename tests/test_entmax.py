@@ -161,3 +161,26 @@ def test_small_weights_keep_their_digits(alpha):
         got,want = entmax(z, alpha).double(),entmax(z.double(), alpha)
         rounding = torch.finfo(torch.float32).eps*(want**(2-alpha)+want)        # of a score, through the slope, and of the weight
         assert ((got-want).abs() <= 16*rounding+1e-15).all()
+
+@pytest.mark.parametrize('alpha', [1.3, 2.5, 'of heads'])
+def test_many_rows_take_the_memory_of_a_few(monkeypatch, alpha):
+    "Without the core, rows are solved and pulled back as many at a time as stay in a cache; what comes out is the same."
+    from dynattn import alpha as solver
+    alpha = torch.tensor([1.,1.5,3.]).view(3, 1, 1).double().requires_grad_() if alpha=='of heads' else alpha
+    z,g = torch.randn(2, 2, 3, 50, 40, dtype=torch.float64)
+    z.requires_grad_()
+    monkeypatch.setattr(solver, '_by_core', lambda *_: None)
+    leaves = [t for t in (z, alpha) if isinstance(t, torch.Tensor)]
+    def run():
+        p = entmax(z, alpha)
+        return p,*torch.autograd.grad(p, leaves, g)
+    want,sizes = run(),[]
+    def watched(work):
+        def f(x, *args, **kw):
+            sizes.append(x.numel())
+            return work(x, *args, **kw)
+        return f
+    for name in ('_solve_rows','_pull'): monkeypatch.setattr(solver, name, watched(getattr(solver, name)))
+    monkeypatch.setattr(solver, '_CHUNK', 1000)
+    for a,b in zip(run(), want): torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    assert len(sizes)==24 and max(sizes)==1000, sizes
