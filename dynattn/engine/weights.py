@@ -84,7 +84,8 @@ SUMS = dict( # name -> axes behind [B,H], and what a block adds there: a functio
     row = ('query', lambda w, x: x.weights.sum(-1)))
 
 def _asked(name): # -> method
-    return lambda self: self.total(name)[0]
+    def answer(self) -> Tensor: return self.total(name)[0]
+    return answer
 
 # %% ../../nbs/engine/35_weights.ipynb #35a00013
 @dataclass(eq=False, repr=False)
