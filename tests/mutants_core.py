@@ -105,6 +105,7 @@ def checks(core, lib, made):
         for softcap in (None,2.):
             for alpha in (None,1.5): t.test_a_key_that_is_no_number(softcap, alpha)
         t.a_query_alone_is_lost_as_among_others()
+        t.a_capped_score_that_is_no_number()
         import test_banded as b
         class Nothing:
             def setattr(self, *args): core.library = args[2]

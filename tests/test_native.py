@@ -451,6 +451,18 @@ def test_a_key_that_is_no_number(softcap, alpha):
     out = banded_attention(q, k, v, window=4, softcap=softcap, alpha=alpha)
     assert out[0,0].isnan().all(-1).nonzero()[:,0].tolist()==list(range(26, 35))
 
+def a_capped_score_that_is_no_number():
+    """Infinity less infinity stays NaN below a soft cap, and the query is lost. One query or two alone: their products lie in lanes of
+    their own, whose sum is NaN on every machine; one after the other, a fused addition never sees the second infinity."""
+    for n in (1,2):
+        q,k,v = torch.full((1,1,n,8), 1e30),torch.tensor([1e30,-1e30]*4).expand(1, 1, 20, 8),torch.randn(1, 1, 20, 8)
+        for alpha in (None,1.5):
+            out = banded_attention(q, k, v, window=4, softcap=2., alpha=alpha, q_offset=7)
+            assert out.isnan().all(), (n,alpha)
+
+@pytest.mark.skipif(core.library() is None, reason='no compiled core')
+def test_a_capped_score_that_is_no_number(): a_capped_score_that_is_no_number()
+
 @pytest.mark.parametrize('size', [torch.inf,-torch.inf])
 @pytest.mark.parametrize('options', [dict(), dict(softcap=5.), dict(alpha=1.5), dict(n_global=6), dict(n_global=6, is_causal=True),
                                      dict(rel_bias=torch.tensor([[-torch.inf,0.,1.]]))], ids=str)
