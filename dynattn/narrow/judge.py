@@ -207,7 +207,8 @@ _MEANS = {
 def change(self:Report) -> str: return 'rise in loss' if self.causal else 'distance of embeddings'
 
 @patch
-def quality_table(self:Report, escape) -> str: # `printable` or `markdown`
+def quality_table(self:Report, escape, # `printable` or `markdown`
+) -> str:
     def row(r):
         mean,low,high = interval(r['changes'])
         change = f'{mean:+.4f}' if self.causal else f'{mean:.4f}'
@@ -215,7 +216,8 @@ def quality_table(self:Report, escape) -> str: # `printable` or `markdown`
     return table(['widths','share',self.change,'interval over texts'], map(row, self.quality), escape)
 
 @patch
-def times_table(self:Report, escape) -> str: # or the reason why there is none
+def times_table(self:Report, escape, # `printable` or `markdown`
+) -> str: # or the reason why there is none
     times = self.times
     if times is None: return f"The time was not measured: {escape(self.untimed)}"
     rows = [[name, f"{times['ms'][name]:.1f} ms"] for name in ('full','narrow')]
@@ -225,7 +227,8 @@ def times_table(self:Report, escape) -> str: # or the reason why there is none
     return f"After {times['tokens']:,} tokens, one more takes:\n\n{table(['model','cache','time'], rows, escape)}"
 
 @patch
-def recall_table(self:Report, escape) -> str: # with a sentence on what is forgotten; or the reason why there is none
+def recall_table(self:Report, escape, # `printable` or `markdown`
+) -> str: # with a sentence on what is forgotten; or the reason why there is none
     if self.recall is None: return f"Its recall was not measured: {escape(self.unrecalled)}"
     head = ['widths','share',*(f'{back:,.0f} back' for back in self.recall[0]['distances'])]
     rows = [[r['way'], f"{r['share']:.3f}", *(f'{x:.2f}' for x in r['right'])] for r in self.recall]
