@@ -1,5 +1,5 @@
 "Packaging reads everything from settings.ini, nbdev's one place for it."
-import os, platform, re, shlex, sys
+import os, platform, re, shlex, sys, zlib
 from configparser import ConfigParser
 from pathlib import Path
 from setuptools import Extension, find_packages, setup
@@ -29,6 +29,7 @@ class without_index(build_py):
 # the CPU core: one C++ file, once for each instruction set, as plain shared libraries that ctypes loads. These stand
 # behind Python's own flags, whose -fwrapv costs AVX2 a quarter of its speed; a library holds those it was compiled with
 FLAGS = ['-std=c++17', '-O3', '-g0', '-fno-wrapv', '-frecord-gcc-switches', '-ffp-contract=fast', '-fno-math-errno', '-fno-trapping-math', '-fvisibility=hidden', '-Wno-psabi']
+FLAGS += [f"-DSOURCE={zlib.crc32(Path('dynattn/engine/native/core.cpp').read_bytes())}"]   # by which a library of an older file is known
 SETS = dict(generic=[])
 if os.environ.get('DYNATTN_MACHINE', platform.machine()) in ('x86_64', 'AMD64'):
     SETS |= dict(avx2=['-march=x86-64-v3'], avx512=['-march=x86-64-v4', '-mprefer-vector-width=512'])

@@ -106,7 +106,7 @@ def grid(
 def _few_colors(rgba) -> Image.Image: # [h,w,4] bytes -> with a palette of at most 256 colours and transparencies
     "Keep the 128 most frequent colours and 128 far from them; the others become the nearest of these."
     pixels = np.ascontiguousarray(rgba).view('<u4').ravel()
-    first = np.flatnonzero(np.diff(pixels, prepend=~pixels[0]))      # of each run of one colour: there are few runs to sort
+    first = np.flatnonzero(np.diff(pixels, prepend=~pixels[0]))      # of each run of one colour: few to sort
     lengths = np.diff(first, append=len(pixels))
     c,where = np.unique(pixels[first], return_inverse=True)
     count = np.bincount(where, lengths)

@@ -299,7 +299,7 @@ def _check_cut(cut, smooth):
 # %% ../nbs/14_window.ipynb #1fbc2c5a
 def between(t:Tensor, low:float, high:float=math.inf, # of any shape; the least and the greatest
 ) -> bool:
-    "Whether all values are finite, and from `low` to `high`; trusted where they cannot be read or an accelerator would wait."
+    "Whether all are finite, from `low` to `high`; trusted where they cannot be read or an accelerator would wait."
     if torch.compiler.is_compiling() or not t.is_cpu: return True
     try:
         if t.numel() > 64: return bool(((t >= low) & (t <= high) & (t < math.inf)).all())

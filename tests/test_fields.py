@@ -55,6 +55,17 @@ def test_another_version_is_not_loaded_and_says_so(monkeypatch):
                 with pytest.raises(OSError, match=r"expected \('bump', 'd'\)"): core.library()
         finally: core.library.cache_clear(); core._others.clear()
 
+@pytest.mark.skipif(core.library() is None, reason='no compiled core')
+def test_a_library_of_an_older_core_is_refused(monkeypatch):
+    "Its record may be the same while its functions have changed: what then ran ended in a segmentation fault."
+    lib = core.library()
+    built = lib.dynattn_source()
+    assert core._mismatch(lib) is None
+    same = dict(dynattn_members=lib.dynattn_members, dynattn_sizes=lib.dynattn_sizes)
+    assert 'checksum' in core._mismatch(SimpleNamespace(**same))
+    assert 'of another' in core._mismatch(SimpleNamespace(**same, dynattn_source=lambda: built+1))
+    assert core._mismatch(SimpleNamespace(**same, dynattn_source=lambda: 0)) is None         # built by hand, as sanitizers do
+
 # ---- the way of a call
 
 def test_the_figure_shows_the_imports():

@@ -83,27 +83,15 @@ SUMS = dict( # name -> axes behind [B,H], and what a block adds there: a functio
     entropy = ('query', lambda w, x: _entropy(x.weights).sum(-1)),
     row = ('query', lambda w, x: x.weights.sum(-1)))
 
-def _asked(name): # -> method
-    def answer(self) -> Tensor: return self.total(name)[0]
-    return answer
-
 # %% ../../nbs/engine/35_weights.ipynb #35a00013
 @dataclass(eq=False, repr=False)
-class WindowWeights:
-    "The weights that a call of attention computes, and what can be asked of them. Sums are in float32 at least."
+class _Weights:
+    "The weights that a call of attention computes, in blocks."
     blocks: Iterable # of `Block`; keys that no block holds have no weight
     sizes: tuple # (B, H, N, M)
     offsets: range # `j - i` of the keys that the widest head sees
     lead: int # leading keys of a text
     nothing: Tensor # [] zero, of the dtype and on the device of the weights
-
-    dense = _asked('dense')          # [B,H,N,M], the square, for short texts
-    band = _asked('band')            # [B,H,N,W], an entry for each of `offsets`; leading keys are left out
-    leading = _asked('leading')      # [B,H,N,lead], those of the leading keys of each query's text
-    by_distance = _asked('distance') # [B,H,N+M-1], over all queries, an entry for each `j - i` from 1-N to M-1
-    received = _asked('received')    # [B,H,M], how much each key gets from all queries
-    support = _asked('support')      # [B,H,N], how many keys have a weight that is not zero
-    entropy = _asked('entropy')      # [B,H,N], in nats
 
     def total(self, *names) -> list: # of tensors, by the names of `SUMS`
         "Sums that are taken in one pass over the blocks, of which one is in memory at a time."
@@ -117,6 +105,31 @@ class WindowWeights:
                 part = SUMS[name][1](self, x)
                 if part is not None: total[(x.batch, slice(None), *(at[a] for a in own))] += part
         return found
+
+# %% ../../nbs/engine/35_weights.ipynb #35a00031
+class WindowWeights(_Weights):
+    "The weights that a call of attention computes, and what can be asked of them. Sums are in float32 at least."
+    def dense(self) -> Tensor: # [B,H,N,M]
+        "The square, for short texts."
+        return self.total('dense')[0]
+    def band(self) -> Tensor: # [B,H,N,W], an entry for each of `offsets`
+        "Weights by offset, without those of leading keys."
+        return self.total('band')[0]
+    def leading(self) -> Tensor: # [B,H,N,lead]
+        "Weights of the leading keys of each query's text."
+        return self.total('leading')[0]
+    def by_distance(self) -> Tensor: # [B,H,N+M-1], an entry for each offset `j - i` from 1-N to M-1
+        "The sum over all queries, leading tokens included."
+        return self.total('distance')[0]
+    def received(self) -> Tensor: # [B,H,M]
+        "How much each key gets from all queries."
+        return self.total('received')[0]
+    def support(self) -> Tensor: # [B,H,N]
+        "How many keys have a weight that is not zero."
+        return self.total('support')[0]
+    def entropy(self) -> Tensor: # [B,H,N], in nats
+        "Of the weights of the keys."
+        return self.total('entropy')[0]
 
 # %% ../../nbs/engine/35_weights.ipynb #35a00014
 def window_weights(

@@ -1483,7 +1483,11 @@ template <class real> void entmax(const real *x, const real *g, const real *eps,
 // ---- the interface ------------------------------------------------------------------------------------------------
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
+#ifndef SOURCE
+#define SOURCE 0                           // built by hand: nothing is known of it
+#endif
 
+EXPORT Int dynattn_source() { return SOURCE; }   // a checksum of this file
 EXPORT Int dynattn_vector() { return VECTOR; }
 EXPORT Int dynattn_sizes(Int which) { return which ? sizeof(Grads) : sizeof(Call); }
 EXPORT const char *dynattn_members(Int which) { return which ? members_of_Grads : members_of_Call; }

@@ -6,7 +6,7 @@
 __all__ = ['library', 'info', 'serves', 'empty_out', 'empty_like', 'forward', 'weights', 'backward']
 
 # %% ../../../nbs/engine/33_native.core.ipynb #c9bef59f
-import ctypes, os, re, struct
+import ctypes, os, re, struct, zlib
 from collections import namedtuple
 from functools import cache
 from importlib.resources import files
@@ -49,6 +49,7 @@ def _members(text):
         found |= {re.findall(r'\w+', name)[-1]: kind for name in line.split(',')}
     return found
 
+# %% ../../../nbs/engine/33_native.core.ipynb #d116bb42
 def _mismatch(lib):
     "Which member of a library's records is not as Python fills it, in words; None where all are."
     if not hasattr(lib, 'dynattn_members'): return "expected members with names, got none"
@@ -59,7 +60,10 @@ def _mismatch(lib):
             if ours!=its: return f"expected {ours}, got {its}"
         size = struct.calcsize(''.join(expected.values()))
         if lib.dynattn_sizes(which)!=size: return "expected no gaps between members"
-    if not hasattr(lib, 'dynattn_entmax'): return "expected rows of entmax, got none"
+    if not hasattr(lib, 'dynattn_source'): return "expected a checksum of core.cpp, got none"
+    source,built = files('dynattn')/'engine'/'native'/'core.cpp',lib.dynattn_source()%2**32
+    if built and source.is_file() and built!=zlib.crc32(source.read_bytes()):
+        return "expected the library of core.cpp as it is, got one of another"
 
 _others = {} # libraries of another version, which are not loaded, and how they differ
 
@@ -155,9 +159,11 @@ def _call(plan, x, out, kept, lse, held=None, weights=None, first_key=0):
         rows[5:5] = 0,0,0,d,1,0,0,0,dv,1
     own = _Own(
         kept=_address(kept), lse=_address(lse), weights=_address(weights), keep=_address(alive.get('keep')),
-        texts=_address(alive.get('texts')), text_of=_address(alive.get('text_of')), heads=_address(heads), origins=_address(origins),
+        texts=_address(alive.get('texts')), text_of=_address(alive.get('text_of')),
+        heads=_address(heads), origins=_address(origins),
         team=0 if _forked else _openmp(), B=b, H=h, Hkv=hkv, N=n, M=m, d=d, dv=dv, kind=_KINDS[x.q.dtype],
-        first_key=first_key, columns=0 if weights is None else weights.shape[3], table_size=0 if x.table is None else x.table.shape[-1],
+        first_key=first_key, columns=0 if weights is None else weights.shape[3],
+        table_size=0 if x.table is None else x.table.shape[-1],
         bias_reach=0 if x.rel_bias is None else x.rel_bias.shape[-1]//2,
         seed=0 if x.seed is None else int(x.seed), threads=torch.get_num_threads())
     return _pack_call(*plan, *rows, *per_head, *own),alive
