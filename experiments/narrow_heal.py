@@ -21,18 +21,36 @@ from dynattn.narrow.recall import facts_to_learn
 from dynattn.saved import read_state, write_state
 
 ROWS,ELSEWHERE,COSTS = 'narrow_heal.csv','narrow_heal_elsewhere.csv','narrow_costs.csv'
+STAGES = 'curves','learned','healed'
 OTHER_FORMS = 'needle','several keys','several values','variables','common words'
+
+class FarPlaces(Distance):
+    "Places drawn by what the windows change about the token there, as LongCE weighs them, in place of any."
+    def __init__(self, model, batches, options):
+        super().__init__(model, batches, options)
+        with torch.no_grad():
+            near = [token_losses(model, b['input_ids']) for b in batches]
+            with without_windows(model): full = [token_losses(model, b['input_ids']) for b in batches]
+        self.changed = {id(b): (x-y).abs()+1e-3 for b,x,y in zip(batches, near, full)}
+
+    def _places(self, batch, step):
+        generator = torch.Generator().manual_seed(self.options.seed*1_000_003+step)
+        return self.changed[id(batch)].multinomial(self.options.places, generator=generator).sort().values
 
 class Chain:
     "Widths by curves, learned from there, weights healed: each judged once."
     def __init__(self, a):
         self.a,self.s = a,Subject('smollm2', 'runs/none', a.context)
-        less = [f'{x} {of}' for x,of,all_of in ((a.curves,'texts',16), (a.steps,'steps',30), (a.heal,'of healing',48)) if x!=all_of]
-        self.called = ', '.join(['', *less])
-        self.runs = Path(a.runs)/f'{a.context}_{a.share}_{a.seed}{self.called}'
+        self.runs = Path(a.runs)/f'{a.context}_{a.share}_{a.seed}'
         self.runs.mkdir(parents=True, exist_ok=True)
         self.calibration = Calibration(self.s, 'asked', a.steps)
         self.minutes = {}
+
+    def called(self, stage): # -> its name, with what differs from the trial's settings up to there
+        a = self.a
+        settings = ('curves',a.curves,16,'texts'), ('learned',a.steps,30,'steps'), ('healed',a.heal,48,'of healing'), ('healed',a.places,'random','places')
+        less = [f'{x} {of}' for begins,x,usual,of in settings if x!=usual and STAGES.index(begins)<=STAGES.index(stage)]
+        return ', '.join([stage, *less])
 
     def rows(self, file=ROWS):
         same = dict(n=str(self.a.context), share=str(self.a.share), seed=str(self.a.seed))
@@ -40,7 +58,7 @@ class Chain:
 
     def timed(self, stage, make):
         "What a stage made, kept in a file with the core-minutes that it took."
-        at = self.runs/f'{stage}.pt'
+        at = self.runs/f'{self.called(stage) if stage in STAGES else stage}.pt'
         if not at.exists():
             start = time.process_time()
             found = make()
@@ -50,7 +68,7 @@ class Chain:
 
     def measured(self):
         with without_windows(self.s.model):
-            return cost_curves_of(self.s, self.calibration.batches[:self.a.curves], self.a.seed, self.runs/'curves.checkpoint')
+            return cost_curves_of(self.s, self.calibration.batches[:self.a.curves], self.a.seed, self.runs/f"{self.called('curves')}.checkpoint")
 
     def record(self, curves):
         "The curves themselves, those of one run: what the guide's explorer draws."
@@ -69,7 +87,7 @@ class Chain:
         vector = WidthVector(model, a.context)
         vector.budget = self.s.budget
         vector.set(curves._best(max(options.begin, a.share)))
-        batches,at = self.calibration.batches,self.runs/'learned.checkpoint'
+        batches,at = self.calibration.batches,self.runs/f"{self.called('learned')}.checkpoint"
         run = Narrower(vector, Distance(model, batches, options), len(batches), options)
         if at.exists(): run.restore(read_state(at))
         while len(run.rows)<a.steps:
@@ -90,8 +108,8 @@ class Chain:
         batches = self.texts(self.a.heal, 'heal')
         options = NarrowOptions(heal=self.a.heal, sinks=SINKS, seed=self.a.seed)
         with frozen(self.s.model):
-            return Distance(self.s.model, batches, options).mend(
-                self.texts(8, 'held out'), self.runs/'healed', on_step=lambda row: print(row, flush=True))
+            distance = (Distance if self.a.places=='random' else FarPlaces)(self.s.model, batches, options)
+            return distance.mend(self.texts(8, 'held out'), self.runs/self.called('healed'), on_step=lambda row: print(row, flush=True))
 
     def reviews(self):
         "Texts of another domain: English film reviews, one behind the other."
@@ -135,7 +153,7 @@ class Chain:
 
     @torch.no_grad()
     def judge(self, way, layers=None, note='', of=()):
-        if way!='full': way += self.called
+        if way in STAGES: way = self.called(way)
         self.elsewhere(way, layers)
         if way in self.rows(): return
         s,n = self.s,self.a.context
@@ -175,8 +193,7 @@ def run(a):
         chain.minutes['before'] = known[1]/60
         chain.judge('learned before', [[w if w<.97*chain.s.budget.most else float('inf') for w in l] for l in known[0]], of=('before',))
     set_widths(chain.s.model, learned)
-    if 'healed'+chain.called in chain.rows(): return
-    (chain.runs/'healed.pt').unlink(missing_ok=True)                # the weights are made again, from the checkpoint
+    if chain.called('healed') in chain.rows(): return
     start = time.process_time()
     done = chain.healed()
     chain.minutes['healed'] = (time.process_time()-start)/60
@@ -191,6 +208,7 @@ if __name__=='__main__':
     p.add_argument('--curves', type=int, default=16, help='texts of the cost curves')
     p.add_argument('--steps', type=int, default=30, help='of learning')
     p.add_argument('--heal', type=int, default=48, help='steps of healing')
+    p.add_argument('--places', choices=('random','far'), default='random', help='where healing compares predictions')
     p.add_argument('--texts', type=int, default=6, help='texts that the loss is judged by')
     p.add_argument('--asked', type=int, default=8, help='texts of sixteen questions')
     p.add_argument('--runs', default='runs/heal', help='where checkpoints go')
