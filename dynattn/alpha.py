@@ -81,6 +81,7 @@ def _in_chunks(
             if y is not None: to.view(-1, y.shape[-1])[i*size:(i+1)*size] = y
     return tuple(outs)
 
+# %% ../nbs/22_alpha.ipynb #a22f0021
 def _forward(
     z:Tensor, # [...,M]
     eps, # float, or broadcasts to [...,1]

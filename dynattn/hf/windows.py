@@ -84,8 +84,7 @@ def add_windows(
     _check_per(per, layers)
     _check_windows(layers, unit, n_global, edge, penalty, longest)
     widths = torch.as_tensor((8. if unit=='fraction' else 8.*longest) if init is None else init, dtype=torch.float32)
-    widths = widths if widths.dim()==2 else [widths]*len(layers)
-    for module,width in zip(layers, widths):
+    for module,width in zip(layers, widths if widths.dim()==2 else [widths]*len(layers)):
         l,start = module.dynattn,dict(init_width=width, unit=unit)
         head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
         l.sigma_head = head.to(next(module.parameters()).device)
