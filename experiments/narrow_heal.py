@@ -133,6 +133,16 @@ class Chain:
         return [(short-full>2) & (full<2) for short,full in zip(self.by_token(), full)]
 
     @torch.no_grad()
+    def check_texts(self):
+        "Rows are compared with the full model's row, so the texts must be those that it was judged by."
+        if 'full' not in self.rows(): return
+        with without_windows(self.s.model): losses = [x.mean().item() for x in self.by_token()]
+        wanted = [*map(float, self.rows()['full']['losses'].split())]
+        if len(wanted)!=len(losses) or any(abs(x-y)>1e-3 for x,y in zip(losses, wanted)):
+            raise SystemExit(f"texts: expected those of the committed rows, with losses of {wanted} in full, got "
+                f"{[round(x, 4) for x in losses]}; not installed here: {', '.join(self.s.missing) or 'nothing, so a version differs'}")
+
+    @torch.no_grad()
     def elsewhere(self, way, layers):
         if way in self.rows(ELSEWHERE): return
         far,s = self.timed('far', self.far),self.s
@@ -182,6 +192,7 @@ def cost_curves_of(subject, texts, seed, checkpoint):
 
 def run(a):
     chain = Chain(a)
+    chain.check_texts()
     chain.judge('full')
     curves = chain.timed('curves', chain.measured)
     chain.record(curves)

@@ -59,10 +59,12 @@ class Subject:
         add_windows(self.model, n_global=SINKS, edge='hard')
         self.layers,self.heads = self.model.config.num_hidden_layers,self.model.config.num_key_value_heads
         self.budget = Footprint(context, SINKS, True)
-        self.texts = dict(train=[], test=[])
+        self.texts,self.missing = dict(train=[], test=[]),[]
         for row in csv.DictReader(open(LIST, newline='')):
             try: ids = self.ids(text_of(row))
-            except FileNotFoundError: continue          # a package that is not installed here
+            except FileNotFoundError:                   # a package, or a version of it, that is not installed here
+                self.missing.append(row['file'])
+                continue
             if len(ids)>=2048: self.texts['train' if row['split']=='train' else 'test'].append((row['package'], ids))
         known = set(self.words('train'))
         self.spoken = dict(train=sorted(known), test=[w for w in self.words('test') if w not in known])
