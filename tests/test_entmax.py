@@ -184,3 +184,11 @@ def test_many_rows_take_the_memory_of_a_few(monkeypatch, alpha):
     monkeypatch.setattr(solver, '_CHUNK', 1000)
     for a,b in zip(run(), want): torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
     assert len(sizes)==24 and max(sizes)==1000, sizes
+
+@pytest.mark.parametrize('alpha', [1-1e-3, 1., 1+1e-9])
+def test_second_derivatives_on_both_sides_of_softmax(monkeypatch, alpha):
+    "Central differences at alpha = 1 take a step below it, where `p^-eps` cannot overflow."
+    from dynattn import alpha as solver
+    monkeypatch.setattr(solver, '_by_core', lambda *_: None)
+    z,a = torch.randn(1, 3, dtype=torch.float64).requires_grad_(),torch.full((1,1), alpha, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda z, a: solver._apply(z, a-1 + (a==1)*solver._TINY), (z, a))

@@ -6,8 +6,8 @@ import book, fold
 pytestmark = pytest.mark.docs
 
 def kind(source, later=(), drawn=False, printed=False):
-    f = fold.fold(source, list(later), drawn, printed)
-    return f and f.kind
+    line = fold.fold(source, list(later), drawn, printed)
+    return line and dict([('✓', 'check'), ('H', 'figure')]).get(line[0], 'code')
 
 def test_checks_fold_and_lessons_do_not():
     assert kind('assert x==1')=='check' and kind('want = f(x)\nassert_close(x, want)')=='check'
@@ -27,7 +27,7 @@ def test_the_code_of_the_package_is_on_the_page():
     assert summary('import re\nfrom math import pi')=='Imports'
     long = '\n'.join(f'    y = {i}' for i in range(20))
     assert summary(f'@patch\ndef f(self:Window):\n{long}')=='Window.f: 22 lines'
-    assert summary(f'class A:\n{long}\nB = 2')=='class A, B: 22 lines'
+    assert summary(f'class A:\n{long}\ndef b(): pass')=='A, b: 22 lines'
     assert summary(f'#| code-fold: false\ndef f():\n{long}') is None
 
 KNOWN = {*dir(builtins), '__file__', '__annotations__', 'get_ipython', 'display'}

@@ -11,8 +11,9 @@ SOON = r'guide/|index|(engine/)?(0[1-9]|1\d|2[0-5]|4[4-8])_'       # the guide, 
 
 def wanted(path):
     "What the page's line of `pip install` brings, and Jupyter"
-    extras = [r for extra in ('', *book.extras(path)) for r in book.packages(extra)]
-    return (*sorted(extras), *book.more(path), *reader.JUPYTER)
+    names = ['requirements', *(f'{extra}_requirements' for extra in book.extras(path))]
+    packages = [re.split('[<>=; ]', r)[0] for name in names for r in book.cfg.get(name).split()]
+    return (*sorted(packages), *book.more(path), *reader.JUPYTER)
 
 NAMES = sorted((c.path for c in [*book.chapters(), book.Chapter(Path('index.ipynb'), '', '')]), key=lambda p: (wanted(p), 'triton' in p.name))
 PAGES = [pytest.param(p, id=p.as_posix(), marks=pytest.mark.docs if re.match(SOON, p.as_posix()) else pytest.mark.slow) for p in NAMES]
