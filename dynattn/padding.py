@@ -31,7 +31,9 @@ def padding_mask(
     n:int|None=None, # N, the padded length (default: the longest row)
 ) -> Tensor: # [B,N] bool, `True` where a token is real
     "`mask[b,j]` is `j < lengths[b]`."
-    lengths = torch.as_tensor(lengths)
+    try: lengths = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"lengths: expected integers, got {type(lengths).__name__}") from None
     if lengths.is_floating_point() or lengths.dtype==torch.bool:
         raise TypeError(f"lengths: expected integers, got {lengths.dtype}")
     if lengths.dim()!=1: raise ValueError(f"lengths: expected [B], got {list(lengths.shape)}")

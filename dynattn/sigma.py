@@ -48,6 +48,11 @@ def sigma_unlink(
 _WIDTH = dict(tokens=16., fraction=.25) # where training starts by default
 _FLOOR = dict(tokens=.5, fraction=1e-3)
 
+def _widths(x):
+    "As a tensor; NaN, which no check lets pass, for what is none."
+    try: return torch.as_tensor(x, dtype=torch.get_default_dtype())
+    except (TypeError, ValueError, OverflowError, RuntimeError): return torch.tensor(torch.nan)
+
 def _start(H, link, init_width, scale, floor, unit):
     "The bias [H], scale [H] and floor [] that start `link` at `init_width`."
     if isinstance(H, bool) or not isinstance(H, int) or H<0: raise ValueError(f"H: expected an int >= 0, got {H!r}")
@@ -56,8 +61,7 @@ def _start(H, link, init_width, scale, floor, unit):
     if scale is None and link=="sigmoid" and unit=="tokens":
         raise ValueError("scale: expected a number for a sigmoid in tokens, the width that it can never exceed, "
                          "got None")
-    width = torch.as_tensor(_WIDTH[unit] if init_width is None else init_width,
-                            dtype=torch.get_default_dtype())
+    width = _widths(_WIDTH[unit] if init_width is None else init_width)
     if width.shape not in ((),(H,)):
         raise ValueError(f"init_width: expected one width or one per head, [{H}], "
                          f"got shape {list(width.shape)}")

@@ -354,6 +354,11 @@ def test_help_says_what_each_argument_means(function):
         lines = text.split(f'\n{name} : ')[1].split('\n')
         assert lines[1].startswith('    ') and len(lines[1])>12, name
 
+@pytest.mark.parametrize('made', [Window, SigmaParameter, dynattn.convert], ids=lambda f: f.__name__)
+def test_help_names_each_argument(made):
+    text = inspect.getdoc(made)
+    assert all(re.search(rf'\b{name}\b', text) for name in inspect.signature(made).parameters if name!='model'), text
+
 def test_the_weights_alone():
     weights = attention_weights(X, X, window=2)
     assert_close(weights@X, dense_attention(X, X, X, window=2))
@@ -402,8 +407,10 @@ def test_jagged_texts_may_be_causal():
 
 @pytest.mark.parametrize('wrong', [
     (lambda: Window(10**400), ValueError, 'sigma'), (lambda: Window(1., p=10**400), ValueError, 'p'),
-    (lambda: PaddingMask.from_keep(None), TypeError, 'mask'), (lambda: SigmaParameter(-1), ValueError, 'H'),
-    (lambda: SigmaParameter(2, init_width=math.inf), ValueError, 'init_width'),
+    (lambda: PaddingMask.from_keep(None), TypeError, 'mask'), (lambda: PaddingMask.from_lengths(None), TypeError, 'lengths'),
+    (lambda: PaddingMask.from_lengths('3'), TypeError, 'lengths'), (lambda: SigmaParameter(-1), ValueError, 'H'),
+    *((lambda w=w: SigmaParameter(2, init_width=w), ValueError, 'init_width') for w in (math.inf, 10**400, 'x')),
+    (lambda: MultiheadAttention(8, 2, window='learned', init_width=10**400), ValueError, 'init_width'),
     (lambda: MultiheadAttention(8, 2, alpha=math.inf), ValueError, 'alpha'), (lambda: MultiheadAttention(8, 2, alpha=10**400), ValueError, 'alpha'),
 ], ids=lambda wrong: wrong[2])
 def test_numbers_out_of_range_are_refused_by_the_argument_that_holds_them(wrong):

@@ -9,6 +9,7 @@ os.environ['HF_HUB_OFFLINE'] = '1'
 transformers = pytest.importorskip('transformers')
 from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 from dynattn import hf
+from dynattn.saved import UserError
 
 TEXT = dict(vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, max_position_embeddings=64,
             pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
@@ -111,6 +112,13 @@ def test_a_folder_of_an_older_version_loads(tmp_path):
     for key in ('auto_map','attn_implementation'): del config[key]
     (tmp_path/'config.json').write_text(json.dumps(config))
     assert_close(_output(hf.load(tmp_path)), _output(model), rtol=0, atol=0)
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match='got .*/near, where there is nothing'): hf.load(tmp_path/'near')
+
+@pytest.mark.parametrize('named, given', [('init_width', dict(init=10**400)), ('init_width', dict(init='wide')), ('penalty', dict(penalty=10**400))])
+def test_numbers_that_no_window_takes(named, given):
+    with pytest.raises(ValueError, match=f'^{named}: expected .*finite number'): hf.add_windows(_build('BertForSequenceClassification'), **given)
 
 def test_missing_tensors_raise(tmp_path):
     from safetensors.torch import load_file, save_file

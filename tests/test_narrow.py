@@ -9,6 +9,7 @@ from dynattn import hf
 from dynattn.command import main
 from dynattn.hf.narrowing import narrow, token_losses
 from dynattn.hf.saving import load_pretrained
+from dynattn.runs import VERBS
 
 ENV = {**os.environ, 'HF_HUB_OFFLINE': '1'}
 LETTERS = 'abcdefghijklmnopqrstuvwxyzT0123456789 .,\n'
@@ -218,18 +219,19 @@ def test_without_transformers_there_is_help_and_the_extra_is_named():
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
-        if name.split('.')[0] in ('transformers','onnx','tqdm','safetensors'): raise ModuleNotFoundError(f'No module named {name!r}', name=name)
+        if name.split('.')[0] in ('transformers','onnx','tqdm','safetensors','matplotlib','accelerate'): raise ModuleNotFoundError(f'No module named {name!r}', name=name)
 sys.meta_path.insert(0, Block())
 from dynattn.command import main
-for verb,rest in dict(narrow=['m', '--data=d', '--out=o'], judge=['m', '--data=d'], export=['m', '--out=o']).items():
-    for argv in (['--help'], rest):
+from dynattn.runs import VERBS
+wanting = dict(narrow=['m', '--data=d', '--out=o'], judge=['m', '--data=d'], export=['m', '--out=o'])
+for verb in VERBS:
+    for argv in filter(None, (['--help'], wanting.get(verb))):
         try: status = main([verb, *argv])
         except SystemExit as end: status = end.code
         print(f'{verb} {argv[0]}: status {status}', flush=True)"""
     ran = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, env=ENV)
-    for verb in ('narrow','judge','export'):
-        assert f'example: dynattn {verb}' in ran.stdout and f'{verb} --help: status 0' in ran.stdout, ran.stderr
-        assert f'{verb} m: status 2' in ran.stdout
+    for verb in VERBS: assert f'example: dynattn {verb}' in ran.stdout and f'{verb} --help: status 0' in ran.stdout, ran.stderr
+    assert all(f'{verb} m: status 2' in ran.stdout for verb in ('narrow','judge','export'))
     assert ran.stderr=="dynattn: transformers>=5 is not installed; pip install 'dynattn[hf]' brings it\n"*3
 
 def test_judge_says_at_once_that_the_tokenizer_lacks_digits(place, capsys, monkeypatch):

@@ -49,4 +49,5 @@ def test_the_readme_names_its_two_commands_and_ci_calls_the_second():
     text = (ROOT/'README.md').read_text(encoding='utf-8')
     demo,test = re.search(r'^make demo +# (.+)\nmake test +# (.+)$', text, re.M).groups()   # side by side, with what they take
     assert 'minute' in demo and 'minutes' in test
+    assert re.search(r'^pip install torch --index-url \S+/cpu$', text, re.M)     # PyTorch's CPU build
     assert (ROOT/'.ci/run').read_text(encoding='utf-8').splitlines()[-1]=='exec make test'

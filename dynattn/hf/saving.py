@@ -74,6 +74,19 @@ def _class_for(cls, config):
     if not isinstance(found, (list, tuple)): return found
     return next((c for c in found if c.__name__==name), found[0])
 
+# %% ../../nbs/hf/59_saving.ipynb #c59f0002
+def _where(name):
+    "Where transformers finds a model, and its options for a GGUF file."
+    path = Path(name)
+    if path.suffix!='.gguf':
+        if path.exists(): return path,{}
+        among = '/' in str(name) and path.parent.is_dir()        # runs/narow beside runs/narrow is no name of the Hub
+        if re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', str(name)) and not among: return name,{}
+        raise UserError(f"model: expected a folder or a name, got {name}, where there is nothing")
+    if not path.is_file(): raise UserError(f"model: expected a GGUF file, got {name}")
+    need('gguf', 'narrow')
+    return path.parent,dict(gguf_file=path.name)
+
 # %% ../../nbs/hf/59_saving.ipynb #6f27eea9
 _WHERE = ('cache_dir','force_download','local_files_only','proxies','revision','subfolder','token')
 
@@ -99,7 +112,8 @@ def load(
     "The model with its windows and alpha."
     register()
     config = kwargs.get('config')
-    if config is None: config = AutoConfig.from_pretrained(folder, **{k: kwargs[k] for k in _WHERE if k in kwargs})
+    if config is None:
+        config = AutoConfig.from_pretrained(_where(folder)[0], **{k: kwargs[k] for k in _WHERE if k in kwargs})
     _check_asked(folder, config, kwargs)
     cls = _class_for(cls, config)
     wants_info = kwargs.pop('output_loading_info', False)
@@ -124,19 +138,6 @@ def auto_class(
     return type(name, (), dict(
         from_pretrained=staticmethod(lambda folder, **kwargs: load(folder, auto, **kwargs)),
         register_for_auto_class=staticmethod(lambda auto_class=None: None))) # its file is written by `save`
-
-# %% ../../nbs/hf/59_saving.ipynb #c59f0002
-def _where(name):
-    "Where transformers finds a model, and its options for a GGUF file."
-    path = Path(name)
-    if path.suffix!='.gguf':
-        if path.exists(): return path,{}
-        among = '/' in str(name) and path.parent.is_dir()        # runs/narow beside runs/narrow is no name of the Hub
-        if re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', str(name)) and not among: return name,{}
-        raise UserError(f"model: expected a folder or a name, got {name}, where there is nothing")
-    if not path.is_file(): raise UserError(f"model: expected a GGUF file, got {name}")
-    need('gguf', 'narrow')
-    return path.parent,dict(gguf_file=path.name)
 
 # %% ../../nbs/hf/59_saving.ipynb #c59f0004
 def load_pretrained(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..engine.dense import attention_weights
-from ..sigma import SigmaHead, SigmaParameter
+from ..sigma import SigmaHead, SigmaParameter, _widths
 from ..sparsity import AlphaHead
 from .layers import Added, Learned, PreTrainedModel, attention_layers
 from .plugin import LayerCall, switch
@@ -48,7 +48,8 @@ def _check_windows(layers, unit, n_global, edge, penalty, longest):
     whole = isinstance(n_global, int) and not isinstance(n_global, bool)
     if n_global is not None and not (whole and 0<=n_global<=longest):
         raise ValueError(f"n_global: expected None or a whole number from 0 to {longest}, got {n_global!r}")
-    if isinstance(penalty, bool) or not isinstance(penalty, (int, float)) or not 0<=penalty<float('inf'):
+    number = isinstance(penalty, (int, float)) and not isinstance(penalty, bool)
+    if not (number and 0<=penalty<=torch.finfo(torch.float32).max):
         raise ValueError(f"penalty: expected a finite number of 0 or more, got {penalty!r}")
     if any(m.dynattn.sigma_head is not None for m in layers):
         raise ValueError("model: expected one without windows, got one that has them already")
@@ -83,7 +84,7 @@ def add_windows(
     layers,longest = _learners(switch(model)),getattr(model.config, 'max_position_embeddings', None) or 1024
     _check_per(per, layers)
     _check_windows(layers, unit, n_global, edge, penalty, longest)
-    widths = torch.as_tensor((8. if unit=='fraction' else 8.*longest) if init is None else init, dtype=torch.float32)
+    widths = _widths((8. if unit=='fraction' else 8.*longest) if init is None else init)
     for module,width in zip(layers, widths if widths.dim()==2 else [widths]*len(layers)):
         l,start = module.dynattn,dict(init_width=width, unit=unit)
         head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
