@@ -279,6 +279,10 @@ template <class real, int QUERIES> struct Lanes {
                         Int rows, Int cols, Int depth, bool add) {
         Int x = 0;
 #if defined(__x86_64__) && !defined(__AVX512F__)                               // 16 registers; others have 32
+        if (rows == 1 && cols%(8*LANES) == 0) {                                // rows of B as they lie in memory
+            for (; x < cols; x += 8*LANES) micro<1,8>(c+x, cr, a, ar, ak, b+x, bk, depth, add);
+            return;
+        }
         for (; x+2*LANES <= cols; x += 2*LANES) panel<6,2>(c+x, cr, a, ar, ak, b+x, bk, rows, depth, add);
         for (; x < cols; x += LANES) panel<12,1>(c+x, cr, a, ar, ak, b+x, bk, rows, depth, add);
 #else
@@ -461,7 +465,9 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
     // Scores in S become weights of keys in the list, and `a` thresholds less the maxima: those without weight fall out
     // of the list at each of Newton's steps, and the last step changes the weights themselves, by their slopes.
     Int solve(Int n, real *best, Int groups, const vec *top, vec *a) {
-        const bool all = keeps_all(n);
+        return keeps_all(n) ? solve_as<true>(n, best, groups, top, a) : solve_as<false>(n, best, groups, top, a);
+    }
+    template <bool all> Int solve_as(Int n, real *best, Int groups, const vec *top, vec *a) {
         for (int v = 0; v < GROUPS; v++) {
             a[v] = vec{};
             if (!all) for (int i = 0; i < 4; i++) {
@@ -937,7 +943,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
             scores(s, j0, n, S);
             vec high[GROUPS];
             real shrink[QUERIES];
-            for (int v = 0; v < GROUPS; v++) {
+            for (int v = 0; v*LANES < nq; v++) {
                 high[v] = top[v];
                 for (Int j = 0; j < n; j++) high[v] = L::max(high[v], load(S+j*QUERIES+v*LANES));
                 vec by = L::exp2(top[v]-high[v]), all = sum[v]*by;
@@ -964,7 +970,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
             by[i] = 0;
             if (high[i] == INFINITY) { write_out(i, 0, NAN); continue; }
             if (!(all[i] > 0)) { write_out(i, 0, INFINITY); continue; }
-            double lse = high[i]+std::log2((double)all[i]);
+            double lse = c.lse || c.sink.data ? high[i]+std::log2((double)all[i]) : 0;
             if (c.sink.data) {
                 double most = std::max(lse, (double)sink);
                 lse = most+std::log2(std::exp2(lse-most)+std::exp2(sink-most));
