@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..engine.dense import attention_weights
-from ..sigma import SigmaHead, SigmaParameter, _widths
+from ..sigma import SigmaHead, SigmaParameter, as_widths
 from ..sparsity import AlphaHead
 from .layers import Added, Learned, PreTrainedModel, attention_layers
 from .plugin import LayerCall, switch
@@ -84,7 +84,7 @@ def add_windows(
     layers,longest = _learners(switch(model)),getattr(model.config, 'max_position_embeddings', None) or 1024
     _check_per(per, layers)
     _check_windows(layers, unit, n_global, edge, penalty, longest)
-    widths = _widths((8. if unit=='fraction' else 8.*longest) if init is None else init)
+    widths = as_widths((8. if unit=='fraction' else 8.*longest) if init is None else init)
     for module,width in zip(layers, widths if widths.dim()==2 else [widths]*len(layers)):
         l,start = module.dynattn,dict(init_width=width, unit=unit)
         head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
