@@ -87,6 +87,8 @@ class Window:
         if self.curve=='normal' and self.smooth!='tanh': V = np.where(V.real<1, V,
             1.)  # a density may be above 1, a mask may not
         if self.smooth=='edge': m = np.tanh(self.p*np.where(V.real>self.T, V-self.T, 0.)/(1-self.T))/math.tanh(self.p)
+        elif self.smooth=='power' and self.curve=='bell': # where V rounds to 1, `1 - V**p` would be 0
+            m = -np.expm1(-.5*self.p*(x/np.where(sigma==0, 1., sigma))**2)
         elif self.smooth=='power': m = 1 - np.where(inside, V, 1.)**self.p
         elif self.smooth=='tanh': m = np.tanh(self.p*V)
         else: m = V
