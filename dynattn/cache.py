@@ -6,7 +6,6 @@
 __all__ = ['turn_rows', 'WindowedLayer']
 
 # %% ../nbs/46_cache.ipynb #9642f529
-from array import array
 from dataclasses import dataclass
 from typing import Self
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 from .padding import PaddingMask
 from .window import Window
 from .engine.call import Call, _FAR, _got, _integer
-from .engine.fields import Inputs
 from .engine.plan import _at_most_two, prepare
 from .engine.native import core
 from .engine.ops import attention
@@ -170,7 +168,7 @@ def _write_leading(group, k, v, at, padded):
 
 # %% ../nbs/46_cache.ipynb #f45a7b03
 def _addresses(layer):
-    "[B*Hkv*3] int64: where the keys and values of each key head lie, and the position of the first row."
+    "[B,Hkv,3] int64: where the keys and values of each key head lie, and the position of the first row."
     state = [(g.k.data_ptr(), g.v.data_ptr(), g.start, g.k.shape, g.v.shape) for g in layer.groups]
     if layer._table is None or layer._table[0]!=state:
         found = [[None]*layer.kv_heads for _ in range(layer.batch)]
@@ -181,8 +179,7 @@ def _addresses(layer):
                 for head in _list(group.kv_heads):
                     row[head] = key,value,group.start-group.n_lead
                     key,value = key+key_step,value+value_step
-        numbers = array('q', [x for row in found for head in row for x in head]) # what makes a tensor with less ado
-        layer._table = state,torch.frombuffer(numbers, dtype=torch.int64)
+        layer._table = state,torch.tensor(found, device='cpu')
     return layer._table[1]
 
 def _prepared(layer, q, v): # -> (Call, Plan, Inputs)
@@ -375,7 +372,7 @@ class _Attending(_Saved):
             if self.padded is not None and keep is not None: self.padded = _left_padding(keep)
             _write(self, k, v, self.seen)
             call,plan,x = _prepared(self, q, v)
-            x = Inputs(q, k, v, *x.learning[3:], keep)
+            x = x._replace(q=q, k=k, v=v, keep=keep)
             if core.serves(x):
                 plan = plan._replace(q_offset=self.seen)
                 out = core.forward(plan, x, (_addresses(self),self.padded,total), learns=False)[0]

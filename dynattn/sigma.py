@@ -131,9 +131,9 @@ def _checked(x, D, padding=None):
 class SigmaParameter(_Link):
     """One learned width per head, the same for every sequence: `Window.default(SigmaParameter(4)())`.
 
-    `H` is the number of heads. Training starts at `init_width`, one or [H] in `unit` (16 tokens, or 0.25 of N/2). `link`
-    turns the parameter into a width: "softplus" never falls below `floor` (0.5 tokens, or 0.001 of N/2), "sigmoid" stays
-    below `floor + scale`, and "relu" may get stuck at its floor. A call gives the widths [H]."""
+    `H` is the number of heads. Training starts at `init_width`, one or [H] in `unit` (16 tokens, or 0.25 of N/2).
+    `link` turns the parameter into a width: "softplus" never falls below `floor` (0.5 tokens, or 0.001 of N/2),
+    "sigmoid" stays below `floor + scale`, and "relu" may get stuck at its floor. A call gives the widths [H]."""
     __call__:Callable[...,Tensor] # that of `nn.Module`, with the type of what `forward` gives
     def __init__(self,
         H:int, # heads

@@ -14,7 +14,7 @@ from fastcore.docments import docments
 from torch import Tensor
 from torch.utils import _pytree
 from .padding import PaddingMask
-from .smoothing import SMOOTHINGS, Edge, Smoothing
+from .smoothing import SMOOTHINGS, Smoothing
 
 # %% ../nbs/14_window.ipynb #2cd42980
 class _Options:
@@ -234,8 +234,6 @@ class _Reports(_Price):
         return Window(sigma, "normal", (T,0), "tanh", "fraction", "after", p=p)
 
 # %% ../nbs/14_window.ipynb #w1nd0002
-_EDGE = Edge() # it does not change
-
 class Window(_Reports):
     "A differentiable mask over the distance between query and key. It does not change once made."
     @staticmethod
@@ -245,7 +243,7 @@ class Window(_Reports):
         reach:tuple|None=None, # (left, right) in tokens
     ) -> 'Window':
         "|j - i| <= sigma takes part, and the mask falls to 0 continuously one token further."
-        return Window(sigma, smooth=_EDGE, unit=unit, reach=reach)
+        return Window(sigma, unit=unit, reach=reach)
 
     @staticmethod
     def span(

@@ -109,6 +109,10 @@ def test_what_differs_from_what_is_kept_is_refused(case, by):
     with pytest.raises((TypeError,ValueError), match=message): layer.attend(*make(x))
     assert torch.equal(layer.attend(x, x, x), prompted().attend(x, x, x))
 
+def test_a_batch_of_nothing_is_served(by):
+    layer = WindowedLayer(4, 2, window=3)
+    for n in (5, 1): assert layer.attend(some(n, batch=0), some(n, 2, 0), some(n, 2, 0)).shape==(0, 4, n, 8)
+
 @pytest.mark.parametrize('autocast', [torch.bfloat16, torch.float16])
 def test_prompt_and_steps_return_one_dtype(autocast, by):
     "Under autocast, with q and k in float32 and v already cast, as rotary positions leave them; as without a cache."

@@ -116,6 +116,13 @@ def test_a_folder_of_an_older_version_loads(tmp_path):
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match='got .*/near, where there is nothing'): hf.load(tmp_path/'near')
 
+def test_a_gguf_file_is_no_folder_with_windows(tmp_path):
+    "Whatever configuration lies beside it"
+    pytest.importorskip('gguf')
+    hf.add_windows(_build('BertForSequenceClassification'), init=2.).save_pretrained(tmp_path)
+    (tmp_path/'m.gguf').touch()
+    with pytest.raises(ValueError, match='^folder: expected a checkpoint .* GGUF'): hf.load(tmp_path/'m.gguf')
+
 @pytest.mark.parametrize('named, given', [('init_width', dict(init=10**400)), ('init_width', dict(init='wide')), ('penalty', dict(penalty=10**400))])
 def test_numbers_that_no_window_takes(named, given):
     with pytest.raises(ValueError, match=f'^{named}: expected .*finite number'): hf.add_windows(_build('BertForSequenceClassification'), **given)

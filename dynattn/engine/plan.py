@@ -169,8 +169,9 @@ def prepare(
     seed = torch.randint(2**62, (), device=device) if 0<call.dropout_p<1 else None
     for name in _SAME: numbers[name] = getattr(call, name)
     plan = Plan(scale=call.factor, softcap=call.softcap or 0., **numbers)
-    return plan,Inputs(call.q, call.k, call.v, sigma, table, alpha, call.rel_bias, call.sink,
-                       _keys(call), call.segments, seed)
+    return plan,Inputs(
+        q=call.q, k=call.k, v=call.v, sigma=sigma, table=table, alpha=alpha, rel_bias=call.rel_bias, sink=call.sink,
+        keep=_keys(call), segments=call.segments, seed=seed)
 
 # %% ../../nbs/engine/31_plan.ipynb #1510093d
 def texts_of(

@@ -113,7 +113,9 @@ def load(
     register()
     config = kwargs.get('config')
     if config is None:
-        config = AutoConfig.from_pretrained(_where(folder)[0], **{k: kwargs[k] for k in _WHERE if k in kwargs})
+        place,of_gguf = _where(folder)
+        if of_gguf: raise ValueError(f"folder: expected a checkpoint with windows or alpha, got the GGUF file {folder}")
+        config = AutoConfig.from_pretrained(place, **{k: kwargs[k] for k in _WHERE if k in kwargs})
     _check_asked(folder, config, kwargs)
     cls = _class_for(cls, config)
     wants_info = kwargs.pop('output_loading_info', False)

@@ -25,7 +25,8 @@ def _learners(model): # -> of modules
     layers = attention_layers(model, itself=True).values()
     for m in layers:
         if hasattr(m, 'dynattn'): continue
-        def get(*names): return next((x for x in (getattr(m, name, None) for name in names) if isinstance(x, int)), None)
+        def get(*names):
+            return next((x for x in (getattr(m, name, None) for name in names) if isinstance(x, int)), None)
         heads = get('num_attention_heads', 'num_heads') or m.config.num_attention_heads
         dim = heads*(get('head_dim', 'attention_head_size') or m.config.hidden_size//heads)
         causal,slides = bool(getattr(m, 'is_causal', False)),getattr(m, 'sliding_window', None) is not None
@@ -198,7 +199,7 @@ def report(
     model:nn.Module, # switched to "dynattn"
     batch:dict, # what the model is called with
 ) -> HeadReport:
-    "Widths, alpha, support and cost on `batch`. Computes all weights of a layer at a time, so memory is quadratic here."
+    "Widths, alpha, support and cost on `batch`. Computes all weights of a layer at once: memory is quadratic here."
     seen:list = []
     LayerCall.watchers.append(lambda call, options: seen.append(_stats(call, options)))
     try: model(**batch)

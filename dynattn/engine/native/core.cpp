@@ -462,11 +462,11 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
     }
     // Where nothing is to be gained, as in short rows and near softmax, and where 0 times NaN has to be NaN.
     bool keeps_all(Int n) const { return careful || n <= 4*GROUP || eps < real(.05); }
-    // Scores in S become weights of keys in the list, and `a` thresholds less the maxima: those without weight fall out
-    // of the list at each of Newton's steps, and the last step changes the weights themselves, by their slopes.
     Int solve(Int n, real *best, Int groups, const vec *top, vec *a) {
         return keeps_all(n) ? solve_as<true>(n, best, groups, top, a) : solve_as<false>(n, best, groups, top, a);
     }
+    // Scores in S become weights of keys in the list, and `a` thresholds less the maxima: those without weight fall out
+    // of the list at each of Newton's steps, and the last step changes the weights themselves, by their slopes.
     template <bool all> Int solve_as(Int n, real *best, Int groups, const vec *top, vec *a) {
         for (int v = 0; v < GROUPS; v++) {
             a[v] = vec{};

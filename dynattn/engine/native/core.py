@@ -7,6 +7,7 @@ __all__ = ['library', 'info', 'serves', 'empty_out', 'empty_like', 'forward', 'w
 
 # %% ../../../nbs/engine/33_native.core.ipynb #c9bef59f
 import ctypes, os, re, struct, zlib
+from collections import namedtuple
 from functools import cache
 from importlib.resources import files
 from itertools import zip_longest
@@ -32,11 +33,11 @@ def _candidates(): # -> list of paths
     return [str(files('dynattn')/'engine'/'native'/f'core_{name}.so') for name in _SETS[_SETS.index(asked):]]
 
 # %% ../../../nbs/engine/33_native.core.ipynb #d116bb41
-_OWN = ('kept lse weights keep texts text_of heads origins team B H Hkv N M d dv kind '
-        'first_key columns table_size bias_reach seed threads').split()
+_Own = namedtuple('_Own', 'kept lse weights keep texts text_of heads origins team B H Hkv N M d dv kind '
+                          'first_key columns table_size bias_reach seed threads')
 _ROWS = [name for name,axes in LEARNS.items() if axes==2]
 _CALL = {name: 'd' if type(x) is float else 'q' for name,x in Plan(0.)._asdict().items()}
-_CALL |= dict.fromkeys((*_ROWS, 'out'), '5q') | dict.fromkeys(PER_HEAD, '3q') | dict.fromkeys(_OWN, 'q')
+_CALL |= dict.fromkeys((*_ROWS, 'out'), '5q') | dict.fromkeys(PER_HEAD, '3q') | dict.fromkeys(_Own._fields, 'q')
 _GRADS = dict.fromkeys(('dout', *(f'd{name}' for name in _ROWS)), '5q') | {f'd{name}': 'q' for name in PER_HEAD}
 _pack_call,_pack_grads = (struct.Struct('='+''.join(record.values())).pack for record in (_CALL,_GRADS))
 
@@ -137,32 +138,35 @@ _KINDS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 
 # %% ../../../nbs/engine/33_native.core.ipynb #14d30c4d
 def _call(plan, x, out, kept, lse, held=None, weights=None, first_key=0):
     "The bytes of a `Call`, and the tensors that its addresses lie in."
-    real,rows,per_head,alive = _working_dtype(x.q),[],[],[]
-    for t,axes in zip(x[len(_ROWS):], PER_HEAD.values()):
+    real,alive = _working_dtype(x.q),{}
+    per_head = []
+    for name,axes in PER_HEAD.items():
+        t = getattr(x, name)
         if t is None:
             per_head += 0,0,0
             continue
         if t.dtype!=real: t = t.to(real)
-        if axes: t = t.contiguous() # rows of numbers
-        alive.append(t)
-        per_head += _per_head(t, axes)
+        alive[name] = t.contiguous() if axes else t # rows of numbers
+        per_head += _per_head(alive[name], axes)
+    if x.keep is not None: alive['keep'] = x.keep.contiguous()
+    if x.segments is not None: alive['texts'],alive['text_of'] = (t.contiguous() for t in texts_of(x.segments))
     b,h,n,d = x.q.shape
     _,hkv,m,dv = x.v.shape
-    for t in (x.q,x.k,x.v,out) if held is None else (x.q,out): rows += t.data_ptr(),*t.stride()
-    heads = origins = texts = text_of = None
+    rows = [y for t in ((x.q,x.k,x.v,out) if held is None else (x.q,out)) for y in (t.data_ptr(),*t.stride())]
+    heads = origins = None
     if held is not None:
         heads,origins,m = held
         rows[5:5] = 0,0,0,d,1,0,0,0,dv,1
-    keep = None if x.keep is None else x.keep.contiguous()
-    if x.segments is not None: texts,text_of = (t.contiguous() for t in texts_of(x.segments))
-    alive += kept,lse,weights,keep,texts,text_of,heads,origins
-    return _pack_call(
-        *plan, *rows, *per_head, *(0 if t is None else t.data_ptr() for t in alive[-8:]), # and as `_OWN` names them
-        0 if _forked else _openmp(), b, h, hkv, n, m, d, dv, _KINDS[x.q.dtype],
-        first_key, 0 if weights is None else weights.shape[3],
-        0 if x.table is None else x.table.shape[-1],
-        0 if x.rel_bias is None else x.rel_bias.shape[-1]//2,
-        0 if x.seed is None else int(x.seed), torch.get_num_threads()),alive
+    own = _Own(
+        kept=_address(kept), lse=_address(lse), weights=_address(weights), keep=_address(alive.get('keep')),
+        texts=_address(alive.get('texts')), text_of=_address(alive.get('text_of')),
+        heads=_address(heads), origins=_address(origins),
+        team=0 if _forked else _openmp(), B=b, H=h, Hkv=hkv, N=n, M=m, d=d, dv=dv, kind=_KINDS[x.q.dtype],
+        first_key=first_key, columns=0 if weights is None else weights.shape[3],
+        table_size=0 if x.table is None else x.table.shape[-1],
+        bias_reach=0 if x.rel_bias is None else x.rel_bias.shape[-1]//2,
+        seed=0 if x.seed is None else int(x.seed), threads=torch.get_num_threads())
+    return _pack_call(*plan, *rows, *per_head, *own),alive
 
 # %% ../../../nbs/engine/33_native.core.ipynb #ae3c4c4f
 def empty_out(
