@@ -55,6 +55,7 @@ def as_widths(
     try: return torch.as_tensor(x, dtype=torch.get_default_dtype())
     except (TypeError, ValueError, OverflowError, RuntimeError): return torch.tensor(torch.nan)
 
+# %% ../nbs/10_sigma.ipynb #3bc5a4f8
 def _start(H, link, init_width, scale, floor, unit):
     "The bias [H], scale [H] and floor [] that start `link` at `init_width`."
     if isinstance(H, bool) or not isinstance(H, int) or H<0: raise ValueError(f"H: expected an int >= 0, got {H!r}")
