@@ -150,6 +150,11 @@ uint32_t row_seed(Int seed, Int head, Int query) {
 }
 uint32_t pair_bits(uint32_t row, Int key) { return mixed(row + (uint32_t)key*0x9e3779b1u) >> 8; }
 
+// Asks for memory that is read soon; it need not be there.
+INLINE void fetch(const void *x, Int bytes) {
+    for (Int i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)x+i);
+}
+
 // ---- one row of queries -------------------------------------------------------------------------------------------
 
 // Keys of a run; bytes per row for bits of live keys; queries of a block. Back through a softmax, each block reads and
@@ -161,10 +166,11 @@ template <class real, int QUERIES> struct Lanes {
     typedef typename C::integer integer;
     typedef real vec __attribute__((vector_size(VECTOR)));
     typedef integer ivec __attribute__((vector_size(VECTOR)));
+    typedef real in_memory __attribute__((vector_size(VECTOR), aligned(sizeof(real))));
     static constexpr int LANES = VECTOR/sizeof(real), GROUPS = QUERIES/LANES;
 
-    static INLINE vec load(const real *p) { vec x; memcpy(&x, p, VECTOR); return x; }
-    static INLINE void store(real *p, vec x) { memcpy(p, &x, VECTOR); }
+    static INLINE vec load(const real *p) { return *(const in_memory*)p; }
+    static INLINE void store(real *p, vec x) { *(in_memory*)p = x; }
     static INLINE vec splat(real x) { return x - vec{}; }
     static INLINE vec max(vec a, vec b) { return a > b ? a : b; }
     static INLINE vec min(vec a, vec b) { return a < b ? a : b; }
@@ -460,31 +466,43 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
         }
         return groups;
     }
-    // Where nothing is to be gained, as in short rows and near softmax, and where 0 times NaN has to be NaN.
-    bool keeps_all(Int n) const { return careful || n <= 4*GROUP || eps < real(.05); }
+    // Scores in S become weights of keys in the list, and `a` thresholds less the maxima. None is looked for to drop in
+    // short rows and near softmax, where 0 times NaN has to be NaN, and where most keys have weight.
     Int solve(Int n, real *best, Int groups, const vec *top, vec *a) {
-        return keeps_all(n) ? solve_as<true>(n, best, groups, top, a) : solve_as<false>(n, best, groups, top, a);
+        for (int v = 0; v < GROUPS; v++) a[v] = vec{};
+        const bool all = careful || n <= 4*GROUP || eps < real(.05) || bound(n, best, groups, top, a);
+        Solver own = *this;                                    // which no store changes
+        return all ? own.template solve_as<true>(n, best, top, a) : own.template solve_as<false>(n, best, top, a);
     }
-    // Scores in S become weights of keys in the list, and `a` thresholds less the maxima: those without weight fall out
-    // of the list at each of Newton's steps, and the last step changes the weights themselves, by their slopes.
-    template <bool all> Int solve_as(Int n, real *best, Int groups, const vec *top, vec *a) {
-        for (int v = 0; v < GROUPS; v++) {
-            a[v] = vec{};
-            if (!all) for (int i = 0; i < 4; i++) {
-                vec sum{}, slopes{}, w, s;
-                for (Int j = 0; j < groups; j++) {
-                    law(load(best+j*QUERIES+v*LANES)-top[v]-a[v], w, s);
-                    sum += w; slopes += s;
-                }
-                a[v] += L::max(newton(row_sum(sum), row_sum(slopes)), splat(0));
+    // Thresholds of the largest of every group, from below; whether most keys, of one from each group, have weight.
+    bool bound(Int n, const real *best, Int groups, const vec *top, vec *a) const {
+        for (int v = 0; v < GROUPS; v++) for (int i = 0; i < 4; i++) {
+            vec sum{}, slopes{}, w, s;
+            for (Int j = 0; j < groups; j++) {
+                law(load(best+j*QUERIES+v*LANES)-top[v]-a[v], w, s);
+                sum += w; slopes += s;
             }
+            a[v] += L::max(newton(row_sum(sum), row_sum(slopes)), splat(0));
         }
+        Int some = 0;
+        for (Int j = 0; j < n; j += GROUP) {
+            ivec in{};
+            for (int v = 0; v < GROUPS; v++) in |= (load(S+j*QUERIES+v*LANES)-top[v]-a[v])*eps > -1;
+            some += L::any(in);
+        }
+        return some*GROUP*4 > n*3;
+    }
+    // Those without weight fall out of the list at each of Newton's steps, and the last step changes the weights
+    // themselves, by their slopes.
+    template <bool all> INLINE Int solve_as(Int n, real *best, const vec *most, vec *a) {
+        vec top[GROUPS], low[GROUPS];
+        for (int v = 0; v < GROUPS; v++) top[v] = most[v], low[v] = a[v]-1/eps;
         Int m = 0;
         for (Int j = 0; j < n; j++) {
             ivec some{};
             for (int v = 0; v < GROUPS; v++) {
                 vec x = load(S+j*QUERIES+v*LANES)-top[v];
-                some |= (x-a[v])*eps > -1;
+                some |= x > low[v];
                 store(S+m*QUERIES+v*LANES, x);
             }
             live()[m] = (int32_t)j;
@@ -575,7 +593,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
     typedef Solver<real, QUERIES> L;
     using typename L::vec; using typename L::ivec; using typename L::C;
     using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat; using L::product;
-    using L::S; using L::live_room; using L::eps; using L::careful; using L::law; using L::live; using L::keeps_all;
+    using L::S; using L::live_room; using L::eps; using L::careful; using L::law; using L::live;
 
     const Problem<real> &p;
     const Call &c;
@@ -746,6 +764,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         stride = width;
         for (Int j = 0; j < n; j++) {
             real *row = to+j*width;
+            fetch(x+(first+j+8)*like.n*bytes_of(c.kind), d*bytes_of(c.kind));
             memset(row, 0, width*sizeof(real));
             if (holes && !c.keep[b*c.M+key+j]) continue;
             read_row(row, x+(first+j)*like.n*bytes_of(c.kind), d, like.e, c.kind);
@@ -1051,7 +1070,10 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         stride = of_keys ? x.kr : x.vr;
         if (neighbours(i, n)) return row_at(live()[i]);
         stride = of_keys ? p.width : p.dv_width;
-        for (Int j = 0; j < n; j++) memcpy(gathered+j*stride, row_at(live()[i+j]), stride*sizeof(real));
+        for (Int j = 0; j < n; j++) {
+            fetch(row_at(live()[i+std::min(j+8, n-1)]), stride*sizeof(real));
+            memcpy(gathered+j*stride, row_at(live()[i+j]), stride*sizeof(real));
+        }
         for (; n%4; n++) memset(gathered+n*stride, 0, stride*sizeof(real));
         return gathered;
     }
@@ -1063,9 +1085,10 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
             return product(x, to.n, a, QUERIES, 1, b, width, n, width, nq, true);
         }
         product(summed, width, a, QUERIES, 1, b, width, rounded(n, 4), width, nq, false);
+        auto row_at = [&](Int j) { return grad_rows(to, key_of(span_of(j), j)); };
         for (Int j = 0; j < n; j++) {
-            const Span &own = span_of(live()[i+j]);
-            real *x = grad_rows(to, key_of(own, live()[i+j])), *y = summed+j*width;
+            real *x = row_at(live()[i+j]), *y = summed+j*width;
+            fetch(row_at(live()[i+std::min(j+8, n-1)]), width*sizeof(real));
             for (Int e = 0; e < width; e += LANES) store(x+e, load(x+e)+load(y+e));
         }
     }
@@ -1086,10 +1109,11 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         int by;
         const uint8_t *of = kept_bits(by);
         Int m = 0;
-        for (Int j = 0; j < n_keys; j++) {
-            live()[m] = (int32_t)j;
-            m += careful || (of[(j >> by)/8] >> (j >> by)%8 & 1);
-        }
+        for (Int i = 0; i << by < n_keys; i += 8)
+            for (unsigned bits = careful ? 255 : of[i/8]; bits; bits &= bits-1) {
+                Int j = (i+__builtin_ctz(bits)) << by, end = std::min(j+(Int(1) << by), n_keys);
+                while (j < end) live()[m++] = (int32_t)j++;
+            }
         return m;
     }
 
@@ -1374,7 +1398,8 @@ Int threads_for(const Call &c, std::vector<Task> &tasks) {
     std::stable_sort(tasks.begin(), tasks.end(), [](const Task &a, const Task &b) { return a.cost > b.cost; });
     return std::max<Int>(1, std::min({c.threads, (Int)tasks.size(), (Int)(cost/WORTH_A_THREAD)}));
 }
-// Rows of a task: work for about a tenth of a millisecond; cut by the problem, never by the number of threads.
+// Rows of a task: work for about a tenth of a millisecond, or `least`, as a task copies and looks through its keys anew;
+// cut by the problem, never by the number of threads.
 template <class real> Int rows_of_task(const Problem<real> &p, Reach r, Int least) {
     Int rows = Int(MULTIPLICATIONS_OF_A_TASK/(double(r.left+r.right+SHORT)*(p.width+p.dv_width)));
     return std::min(p.c.N, rounded(std::max(rows, least), TALL));
@@ -1386,7 +1411,8 @@ template <class real> void forward(const Call &c) {
     Int most = 1;
     for (Int b = 0; b < c.B; b++) for (Int h = 0; h < c.H; h++) {
         Reach r = p.reaches[b*c.H+h];
-        Int rows = std::max<Int>(rows_of_task(p, r, 256), 1);
+        Int least = std::max<Int>(512, std::min(c.M, r.left+r.right)/8);
+        Int rows = std::max<Int>(rows_of_task(p, r, least), 1);
         most = std::max(most, rows);
         for (Int i = 0; i < c.N; i += rows) {
             Int end = std::min(i+rows, c.N);
