@@ -163,6 +163,10 @@ def zeros_of_long_rows():
             if i!=3: assert_close(a, b, rtol=0, atol=1e-9)
             else: assert torch.equal(a.isfinite(), a.isfinite()) and (a-b)[b.isfinite()].abs().nan_to_num().max() < 1e-9
 
+    leaves = [normal(1, 1, n, 4, seed=seed).requires_grad_() for n,seed in ((1,60),(1500,61),(1500,62))] # a bit stands for four keys
+    ours,dense = (torch.autograd.grad(f(*leaves, alpha=1.5).square().sum(), leaves) for f in (banded_attention,dense_attention))
+    for a,b in zip(ours, dense): assert_close(a, b, rtol=0, atol=1e-9)
+
 def test_zeros_of_long_rows(): zeros_of_long_rows()
 
 def keys_near_the_threshold():
