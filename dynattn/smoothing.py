@@ -10,6 +10,7 @@ __all__ = ['SMOOTHINGS', 'cut', 'power_mask', 'Smoothing', 'register', 'Power', 
 import math
 from dataclasses import dataclass
 import torch
+from fastcore.basics import patch
 from torch import Tensor
 from .curve import bell, crossing, dbell, dnormal, normal
 
@@ -66,16 +67,6 @@ class Smoothing:
         "The distance from which on the mask is 0; without a threshold, from where it has fallen to `eps`."
         return crossing(s, T, curve)
 
-    def mask(self, x:Tensor, s:Tensor, T:float|None, curve:str="bell", # broadcast together; then as for `edge`
-    ) -> Tensor:
-        "The mask at distance `x` for a curve of width `s`, both in one unit."
-        return self.of(_values(x, s, curve, self.capped), T)
-
-    def slope(self, x:Tensor, s:Tensor, T:float|None, curve:str="bell", # as for `mask`
-    ) -> Tensor:
-        "The derivative of `mask` in `s`: that of the smoothing in V, times that of the curve."
-        return self.slope_of(_values(x, s, curve, self.capped), T)*_slopes(x, s, curve, self.capped)
-
 # %% ../nbs/12_smoothing.ipynb #7dd3540f
 def _values(x, s, curve, capped):
     "The curve. A density may be above 1, a mask may not."
@@ -87,6 +78,19 @@ def _slopes(x, s, curve, capped):
     if curve=="bell": return dbell(x, s)
     return torch.where(normal(x, s)<1, dnormal(x, s), 0.) if capped else dnormal(x, s)
 
+@patch
+def mask(self:Smoothing, x:Tensor, s:Tensor, T:float|None, curve:str="bell", # broadcast together; then as for `edge`
+) -> Tensor:
+    "The mask at distance `x` for a curve of width `s`, both in one unit."
+    return self.of(_values(x, s, curve, self.capped), T)
+
+@patch
+def slope(self:Smoothing, x:Tensor, s:Tensor, T:float|None, curve:str="bell", # as for `mask`
+) -> Tensor:
+    "The derivative of `mask` in `s`: that of the smoothing in V, times that of the curve."
+    return self.slope_of(_values(x, s, curve, self.capped), T)*_slopes(x, s, curve, self.capped)
+
+# %% ../nbs/12_smoothing.ipynb #12a00002
 SMOOTHINGS = {} # by name
 
 def register(cls:type) -> type: # a kind of `Smoothing` -> the same class, so that this is a decorator
@@ -116,21 +120,26 @@ class Power(Smoothing):
     def slope_of(self, V:Tensor, T:float|None=None, # as for `of`
     ) -> Tensor: return -self.p*V**(self.p-1)
 
-    def mask(self, x:Tensor, s:Tensor, T:float|None, curve:str="bell") -> Tensor:
-        return self._of_log(self._log(x, s, curve))
-    def slope(self, x:Tensor, s:Tensor, T:float|None, curve:str="bell") -> Tensor:
-        "`-p*V**p` times the derivative of log V; 0 where the mask is 0."
-        slope = (x/s)**2/s if curve=="bell" else (x/s)**2/s - 1/s
-        z = self._log(x, s, curve)
-        return torch.where(self._of_log(z)>=torch.finfo(s.dtype).tiny, -self.p*z.exp()*slope, 0.)
-    def _log(self, x, s, curve):
-        "`p*log V`, at most 0."
-        log_v = -.5*(x/s)**2
-        return self.p*(log_v if curve=="bell" else log_v-(s*math.sqrt(2*math.pi)).log()).clamp(max=0)
-    @staticmethod
-    def _of_log(z):
-        "Where V is nearly 1, `1 - V**p` would round to 0; where z is far from 0, expm1 loses the gradient."
-        return torch.where(z>-.5, -torch.expm1(z), 1-z.exp())
+# %% ../nbs/12_smoothing.ipynb #12a00004
+@patch
+def _log(self:Power, x, s, curve):
+    "`p*log V`, at most 0."
+    log_v = -.5*(x/s)**2
+    return self.p*(log_v if curve=="bell" else log_v-(s*math.sqrt(2*math.pi)).log()).clamp(max=0)
+
+def _of_log(z):
+    "The mask, from `p*log V`. Where z is far from 0, expm1 would lose the gradient."
+    return torch.where(z>-.5, -torch.expm1(z), 1-z.exp())
+
+@patch
+def mask(self:Power, x:Tensor, s:Tensor, T:float|None, curve:str="bell") -> Tensor: return _of_log(self._log(x, s, curve))
+
+@patch
+def slope(self:Power, x:Tensor, s:Tensor, T:float|None, curve:str="bell") -> Tensor:
+    "`-p*V**p` times the derivative of log V; 0 where the mask is 0."
+    slope = (x/s)**2/s if curve=="bell" else (x/s)**2/s - 1/s
+    z = self._log(x, s, curve)
+    return torch.where(_of_log(z)>=torch.finfo(s.dtype).tiny, -self.p*z.exp()*slope, 0.)
 
 # %% ../nbs/12_smoothing.ipynb #50648851
 def tanh_mask(
