@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, fields
 from functools import cache, wraps
 from numbers import Integral, Real
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
-from fastcore.basics import patch
 from fastcore.docments import docments
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
@@ -325,12 +324,35 @@ def _take_dropout(call):
     if not 0 <= call.dropout_p <= 1:
         raise ValueError(f"dropout_p: expected {_EXPECTED['dropout_p']}, got {call.dropout_p}")
 
-# %% ../../nbs/engine/24_call.ipynb #24ca0025
+# %% ../../nbs/engine/24_call.ipynb #24ca0127
 @dataclass(eq=False, repr=False)
-class Call(Arguments):
-    "One call of attention: its arguments, checked, each in one form."
+class _Shapes(Arguments):
+    "Arguments, and what is read of their shapes."
     lead: tuple|None = field(default=None, init=False) # axes of q before the last two, if not two
     offsets: Tensor|None = field(default=None, init=False) # where the texts of jagged tensors begin, and the end
+
+    @property
+    def sizes(self) -> tuple: return *self.q.shape[:3],self.k.shape[2] # B, H, N, M
+
+    @property
+    def factor(self) -> float:
+        "The factor of the products of queries and keys."
+        return max(self.q.shape[3], 1)**-.5 if self.scale is None else self.scale
+
+    def restore(self,
+        out, # [B,H,N,dv], or a tuple of such tensors
+    ) -> Tensor|tuple:
+        "Give an output the axes that `q` came with."
+        if self.offsets is not None:
+            return torch.nested.nested_tensor_from_jagged(out[0].transpose(0, 1), self.offsets).transpose(1, 2)
+        if self.lead is None or not isinstance(out, (Tensor, tuple)): return out
+        if isinstance(out, tuple): return tuple(self.restore(x) for x in out)
+        return out.reshape(*self.lead, *out.shape[2:])
+
+# %% ../../nbs/engine/24_call.ipynb #24ca0025
+@dataclass(eq=False, repr=False)
+class Call(_Shapes):
+    "One call of attention: its arguments, checked, each in one form."
     normalizer = None # a field of the dense path's record only
     takes_nested = False # whether nested tensors are handed on
     takes_zero_one = False # whether a floating 0/1 mask is added like any other
@@ -355,26 +377,6 @@ class Call(Arguments):
         if self.segments is not None: _take_segments(self)
         if self.sink is not None: _take_sink(self)
         if self.softcap is not None: _take_softcap(self)
-
-# %% ../../nbs/engine/24_call.ipynb #24ca0127
-@patch(as_prop=True)
-def sizes(self:Call) -> tuple: return *self.q.shape[:3],self.k.shape[2] # B, H, N, M
-
-@patch(as_prop=True)
-def factor(self:Call) -> float:
-    "The factor of the products of queries and keys."
-    return max(self.q.shape[3], 1)**-.5 if self.scale is None else self.scale
-
-@patch
-def restore(self:Call,
-    out, # [B,H,N,dv], or a tuple of such tensors
-) -> Tensor|tuple:
-    "Give an output the axes that `q` came with."
-    if self.offsets is not None:
-        return torch.nested.nested_tensor_from_jagged(out[0].transpose(0, 1), self.offsets).transpose(1, 2)
-    if self.lead is None or not isinstance(out, (Tensor, tuple)): return out
-    if isinstance(out, tuple): return tuple(self.restore(x) for x in out)
-    return out.reshape(*self.lead, *out.shape[2:])
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0032
 @cache
