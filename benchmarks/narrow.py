@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import harness
 from harness import CLOCK, count_cpu_time, rows_of
 from dynattn.hf import WindowedCache, add_windows
-from dynattn.hf.curves import cache_share
+from dynattn.hf.curves import Budget
 from dynattn.hf.narrowing import Distance, NarrowOptions, Narrower, WidthVector, set_widths, token_losses, without_windows
 from dynattn.hf.plugin import LayerCall
 from dynattn.hf.saving import load_pretrained
@@ -115,7 +115,7 @@ class Study:
                 losses = token_losses(self.model, ids)
             seconds = round(time.process_time()-start, 2)
             append('narrow_quality.csv', [dict(method=method, keep=keep, seed=seed, split=split, text=package, n=n,
-                share=1. if widths is None else round(cache_share(widths, n, SINKS).item(), 5),
+                share=1. if widths is None else round(Budget(n, SINKS, True).share(widths).item(), 5),
                 loss=round(losses[:n-1].double().mean().item(), 6), seconds=seconds) for n in prefixes])
             print(method, keep, seed, split, package, losses.mean().item(), seconds, flush=True)
 

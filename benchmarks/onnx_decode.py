@@ -15,7 +15,7 @@ from dynattn import hf
 from dynattn.hf.narrowing import WidthVector, set_widths, without_windows
 from dynattn.hf.saving import load_pretrained
 from dynattn.export.graph import export
-from dynattn.export.runtime import OnnxDecoder, OnnxModel
+from dynattn.export.runtime import OnnxModel
 from narrow import append, rows_of, smollm2
 
 SINKS,SIZES,NEW = 4,'64,256,512,1024,2043',16
@@ -60,7 +60,7 @@ def export_all(runs):
 def weight_bytes(folder): return sum((folder/name).stat().st_size for name in ('model.onnx', 'model.onnx.data'))
 
 def times(runs, ids, weights, threads, lengths):
-    models = {name: OnnxDecoder(runs/f'{name}-{weights}', threads) for name in ('full', 'narrow', 'rounded')}
+    models = {name: OnnxModel(runs/f'{name}-{weights}', threads) for name in ('full', 'narrow', 'rounded')}
     read,rows = {name: 0. for name in models},[]
     for n in lengths:
         for name,m in models.items():
@@ -83,8 +83,8 @@ def times(runs, ids, weights, threads, lengths):
 
 def peaks(runs, weights, tokens):
     "Resident memory of a process that reads a text, and nothing else."
-    code = ("import sys; sys.path.insert(0, sys.argv[1]); from onnx_model import OnnxDecoder\n"
-            "m = OnnxDecoder(sys.argv[1], 2); m.feed([i%40000 for i in range(int(sys.argv[2]))])\n"
+    code = ("import sys; sys.path.insert(0, sys.argv[1]); from onnx_model import OnnxModel\n"
+            "m = OnnxModel(sys.argv[1], 2); m.feed([i%40000 for i in range(int(sys.argv[2]))])\n"
             "print(next(int(l.split()[1])*1024 for l in open('/proc/self/status') if l.startswith('VmHWM')))")
     rows = []
     for name in ('full', 'narrow', 'rounded'):

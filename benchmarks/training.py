@@ -13,7 +13,7 @@ from dataclasses import fields
 from multiprocessing import get_context
 from pathlib import Path
 import torch
-from dynattn.train.files import load_data, views
+from dynattn.train.files import Data, views
 from dynattn.train.training import TrainConfig, train
 from harness import RESULTS, append, commit, machine
 
@@ -39,7 +39,7 @@ def measure(kind, seed, given, keep):
         best = min(map(json.loads, open(out/'metrics.jsonl')), key=lambda epoch: epoch['valid_loss'])['f1']
     spent = time.process_time()-began
     mean = lambda x: torch.tensor(x).mean().item()
-    pieces = sum(len(views(x.data, c.crop)) for x in load_data(c).splits['test'])
+    pieces = sum(len(views(x.data, c.crop)) for x in Data.of(c).splits['test'])
     mflops = {k: f"{r['flops'][k]/pieces/1e6:.3f}" for k in ('windows', 'dense')}
     return dict(kind=kind, seed=seed, machine=machine(), commit=commit(),
         **{k: getattr(c, k) for k in SETTINGS}, steps=r['steps'], files=r['files']['test'], majority=f"{r['majority']:.4f}",

@@ -80,11 +80,6 @@ class PaddingMask:
         if _bool(keep).dim()!=2: raise ValueError(f"keep: expected [B,N], got {list(keep.shape)}")
         self.keep = keep
 
-    def __eq__(self, other:object) -> bool:
-        return torch.equal(self.keep, other.keep) if isinstance(other, PaddingMask) else NotImplemented
-
-    def __hash__(self) -> int: return hash(tuple(self.keep.shape))
-
     if TYPE_CHECKING: # the methods that follow
         from_lengths: Callable[..., 'PaddingMask']
         from_keep: Callable[..., 'PaddingMask']
@@ -101,6 +96,14 @@ class PaddingMask:
         counts: Tensor
         lengths: Tensor
         cu_seqlens: Tensor
+
+# %% ../nbs/01_padding.ipynb #pm000018
+@patch
+def __eq__(self:PaddingMask, other:object) -> bool:
+    return torch.equal(self.keep, other.keep) if isinstance(other, PaddingMask) else NotImplemented
+
+@patch
+def __hash__(self:PaddingMask) -> int: return hash(tuple(self.keep.shape))
 
 # %% ../nbs/01_padding.ipynb #pm000003
 @patch_to(PaddingMask, static_method=True)

@@ -7,9 +7,9 @@ It runs beside the `onnx_model.py` of the folder and needs onnxruntime, numpy, t
 the conversation. `--once TEXT` answers one message."""
 import argparse, sys
 
-def answer(model, chat_text, messages, read, options):
+def answer(model, messages, read, options):
     "Write the answer to the last of `messages`; what was read before is not read again."
-    text = chat_text(model.folder, messages)
+    text = model.chat_text(messages)
     if not text.startswith(read):                 # the template changed what it wrote before
         model.reset()
         read = ''
@@ -32,12 +32,12 @@ def main():
     p.add_argument('--threads', type=int)
     a = p.parse_args()
     sys.path.insert(0, a.folder)
-    from onnx_model import OnnxModel, chat_text
+    from onnx_model import OnnxModel
     model,messages,read = OnnxModel(a.folder, a.threads),[],''
     options = dict(max_new_tokens=a.max_new_tokens, temperature=a.temperature, top_p=a.top_p, seed=a.seed)
     while line := a.once or input('> ').strip():
         messages.append(dict(role='user', content=line))
-        read = answer(model, chat_text, messages, read, options)
+        read = answer(model, messages, read, options)
         print(f"[{model.past} tokens read, {model.caches.nbytes/2**20:.1f} MiB of keys and values]", file=sys.stderr)
         if a.once: break
 

@@ -21,7 +21,7 @@ from narrow import append, rows_of, smollm2, text_of
 from narrow_texts import LIST
 from harness import commit
 from dynattn.hf import add_windows
-from dynattn.hf.curves import Budget, cache_share
+from dynattn.hf.curves import Budget
 from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, narrow, set_widths, token_losses,
     without_windows)
 from dynattn.narrow.judge import _equal, _spent
@@ -419,7 +419,7 @@ class Judge:
         set_widths(s.model, layers)
         width = torch.tensor([float(w) for layer in layers for w in layer]).clamp(max=s.budget.most)
         return dict(which, footprint=round(s.budget.share(width).item(), 5),
-                    cache_share=round(cache_share(width, s.context, SINKS).item(), 5), core_seconds=seconds)
+                    cache_share=round(Budget(s.context, SINKS, True).share(width).item(), 5), core_seconds=seconds)
 
     def forward(self, method):
         return without_windows(self.subject.model) if method=='full' else torch.no_grad()

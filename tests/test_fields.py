@@ -3,7 +3,7 @@ import ast, json, os, re, shutil, subprocess, sys
 from types import SimpleNamespace
 import pytest
 import house, sanitize_native
-from dynattn.engine.fields import DEFAULTS, LEARNS, PER_HEAD, Arguments, Inputs, Plan
+from dynattn.engine.fields import LEARNS, PER_HEAD, Arguments, Inputs, Plan, lacking
 from dynattn.engine.native import core
 
 ROOT = house.ROOT
@@ -12,7 +12,7 @@ def test_the_definition_reads_every_option():
     "The dense path refuses nothing, so an option that it does not read would be passed over."
     text = (ROOT/'dynattn/engine/dense.py').read_text(encoding='utf-8')
     read = set(re.findall(r'call\.(\w+)', text)) | {'scale', 'enable_gqa'} # `call.factor`, and heads are repeated anyway
-    assert not DEFAULTS.keys()-read
+    assert not lacking('').keys()-read
 
 def test_what_learns_comes_first():
     assert list(LEARNS)==list(Inputs._fields[:len(LEARNS)])

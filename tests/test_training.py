@@ -161,7 +161,7 @@ def test_a_finished_run_stays_as_it_is_and_may_be_told_from_elsewhere(tree, copy
 def test_ctrl_c_where_no_step_is_taken(tree, copy, tmp_path, monkeypatch, says):
     def interrupted(*_, **__): raise KeyboardInterrupt
     with monkeypatch.context() as m:
-        m.setattr(training, 'load_data', interrupted)
+        m.setattr(files.Data, 'of', interrupted)
         says('dynattn: interrupted\n', 'train', tree, '--out', tmp_path/'run', '--quiet', *SMALL, status=130)
         m.setattr(trained, 'read_text', interrupted)
         says('dynattn: interrupted\n', 'predict', tree, '--run', copy, status=130)
@@ -225,7 +225,7 @@ def test_files_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
     (tmp_path/'p1'/'bin.py').write_bytes(bytes(200))
     (tmp_path/'p1'/'table.css').write_text('0.25 1.50e+3\n'*20)
     (tmp_path/'p1'/'copy.py').write_bytes((tmp_path/'p2'/'0.py').read_bytes())
-    d = files.load_data(training.TrainConfig(data=str(tmp_path), min_files=10))
+    d = files.Data.of(training.TrainConfig(data=str(tmp_path), min_files=10))
     assert +d.skipped=={'unreadable': 2, 'empty or short': 1, 'binary': 1, 'numbers': 1, 'duplicate': 1}
     packages = [{x.package for x in items} for items in d.splits.values()]
     assert not packages[0]&packages[1] and not packages[0]&packages[2] and not packages[1]&packages[2] and all(packages)
@@ -264,7 +264,7 @@ def test_a_large_package_does_not_fill_the_test(tmp_path):
         for i in range(n):
             for suffix in TEXT: (tmp_path/p/f'{i}{suffix}').write_text(f'{suffix} {p} {i} '*20)
     for seed in range(5):
-        d = files.load_data(training.TrainConfig(data=str(tmp_path), min_files=10, judged=20, seed=seed))
+        d = files.Data.of(training.TrainConfig(data=str(tmp_path), min_files=10, judged=20, seed=seed))
         assert sum(x.package=='giant' for x in d.splits['train'])==180
         for s in ('valid','test'):
             n = Counter((x.label, x.package) for x in d.splits[s])
@@ -290,7 +290,7 @@ def averaged(c, n):
     class Second(Accelerator):
         num_processes,process_index = 2,1
         def backward(self, loss): loss.backward(); other[:] = [p.grad.clone() for p in ranks[1].model.parameters()]
-    ranks = [training.Trainer(c, files.load_data(c), '.', kind(cpu=True)) for kind in (First, Second)]
+    ranks = [training.Trainer(c, files.Data.of(c), '.', kind(cpu=True)) for kind in (First, Second)]
     for epoch in range(c.epochs):
         for first,second in zip(*(t.batches(epoch) for t in ranks), strict=True):
             ranks[1].model.load_state_dict(ranks[0].model.state_dict())
@@ -455,7 +455,7 @@ def test_classes_do_not_depend_on_the_seed(tmp_path):
             (tmp_path/f'p{p}').mkdir(exist_ok=True)
             for i in range(n): (tmp_path/f'p{p}'/f'{i}{label}').write_text(f'{label} {p} {i} '*20)
     for least,want in ((10, ('css','python')), (6, ('css','cython','python'))):
-        data = [files.load_data(files.DataConfig(data=str(tmp_path), min_packages=least, seed=s)) for s in range(8)]
+        data = [files.Data.of(files.DataConfig(data=str(tmp_path), min_packages=least, seed=s)) for s in range(8)]
         assert {d.classes for d in data}=={want}
         assert len({tuple(x.path for x in d.splits['test']) for d in data})>1
 

@@ -6,9 +6,9 @@ from dynattn import attention
 from dynattn.alpha import entmax
 from dynattn.curve import bell, crossing, n_within, normal
 from dynattn.sigma import sigma_link
-from dynattn.smoothing import cut, edge_mask, tanh_mask
+from dynattn.smoothing import Edge, Tanh, cut
 from dynattn.window import Window
-from dynattn.plot import WIDGETS, show_boxes, show_widget
+from dynattn.plot import _WIDGETS, show_boxes, show_widget
 
 pytestmark = pytest.mark.docs
 
@@ -66,7 +66,7 @@ def test_sigma(opened, link):
 
 def mask_of(kind, V, T, p):
     if kind=='power': return 1-cut(V, T, 1.)**p
-    return tanh_mask(cut(V, T, 0.), p) if kind=='tanh' else edge_mask(V, T, p)
+    return Tanh(p).of(cut(V, T, 0.)) if kind=='tanh' else Edge(p).of(V, T)
 
 @pytest.mark.parametrize('curve,sigma,T', [('normal',.4169,.9), ('normal',.3,.5), ('normal',.55,.9), ('bell',.1,.6), ('bell',.317,.9)])
 @pytest.mark.parametrize('mask,log_p', [('power',4.), ('power',2.), ('tanh',0.), ('tanh',4.), ('edge',.3)])
@@ -289,7 +289,7 @@ def test_the_page_of_a_large_model_is_small():
     found = Looks(torch.arange(300), [], ['x']*24, [x.sum(1) for x in w], [x.sum(1) for x in w], [x[:,:,0] for x in w], [x[:,-32:] for x in w])
     assert len(found.page().encode())<200_000
 
-@pytest.mark.parametrize('kind', WIDGETS)
+@pytest.mark.parametrize('kind', _WIDGETS)
 @pytest.mark.parametrize('width', [1280, 390])
 def test_keyboard_and_telephone(opened, heads_page, looked, kind, width):
     tab = opened(kind, width=width, html=dict(heads=heads_page, look=looked[2]).get(kind))

@@ -10,18 +10,66 @@ import json, math, re
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+import numpy as np
 import torch
 from fastcore.basics import groupby
-from ..export.runtime import OnnxDecoder, farthest_token, graph_logits, windows_read
+from ..export.runtime import OnnxModel
 from ..heads import config_window
 from ..runs import Bar, printable
 from ..saved import UserError, need
 from .questions import Memory
 from .report import Finding
 
+# %% ../../nbs/audit/86_graph.ipynb #c67000025
+def _positions(entry, past): # -> those of the tokens in the cache that are not leading, oldest first
+    S,slots = entry['leading'],entry['slots']
+    return range(S if slots is None else max(S, past+1-(slots-S)), past) # the next token takes a place, too
+
+def _is_read(decoder, entry, head, positions, usual): # by the next token
+    values = decoder.caches.arrays[entry['name']][0,head]
+    S,slots = entry['leading'],entry['slots']
+    places = [p if slots is None or p<S else S+(p-S)%(slots-S) for p in positions]
+    saved = values[places]
+    values[places] = 1e30 # a weight that is not exactly zero shows, however small
+    logits = decoder.peek()
+    values[places] = saved
+    return not np.array_equal(logits, usual)
+
+def _reads_back(decoder, entry, head, usual): # -> tokens
+    "How far back the next token reads in a cache, beside its leading tokens."
+    positions,width = _positions(entry, decoder.past),entry['width']
+    least = positions.start if width is None else max(decoder.past-width, positions.start) # the farthest promised
+    beyond,edge = ([p for p in positions if p<least], [p for p in positions if p==least])
+    if not (beyond and _is_read(decoder, entry, head, beyond, usual)):
+        if not edge or _is_read(decoder, entry, head, edge, usual): return decoder.past-least
+    low,high = positions.start,decoder.past             # nothing before `low` is read; something before `high` is
+    while high-low>1:
+        middle = (low+high)//2
+        if _is_read(decoder, entry, head, range(positions.start, middle), usual): high = middle
+        else: low = middle
+    return decoder.past-low
+
+# %% ../../nbs/audit/86_graph.ipynb #c67000126
+def _windows_read(decoder, tick=lambda: None): # after a text that is longer than its windows; called after each head
+    # -> dicts: layer, width, head; `promised` and `read`, in tokens back; `leading`, whether those are read
+    "How far back the next token reads in every cache, found by changing what is stored there."
+    usual = decoder.peek()
+    found = []
+    for entry in decoder.settings['caches']:
+        if not entry['name'].startswith('values.'): continue
+        start,layer = _positions(entry, decoder.past).start,int(entry['name'].split('.')[1])
+        promised = decoder.past-start if entry['width'] is None else min(entry['width'], decoder.past-start)
+        for head in range(entry['heads']):
+            read = _reads_back(decoder, entry, head, usual)
+            leading = all(_is_read(decoder, entry, head, [p], usual) for p in range(entry['leading']))
+            of_head = dict(layer=layer, width=entry['width'], head=head)
+            found.append(dict(of_head, promised=promised, read=read, leading=leading))
+            tick()
+    return found
+
 # %% ../../nbs/audit/86_graph.ipynb #0e4a0002
 def _read_text(folder, n): # -> a decoder that has read a random text
-    try: decoder = OnnxDecoder(folder)
+    try: decoder = OnnxModel(folder)
     except (ImportError, ValueError) as e: raise UserError(str(e)) from e
     s,widths = decoder.settings,[c['width'] or 0 for c in decoder.settings['caches']]
     n = min(max(64, max(widths)+s['piece']+16) if n is None else n, s['longest']-1)
@@ -53,7 +101,7 @@ def audit_export(
     "Windows of an exported graph, as ONNX Runtime reads them."
     decoder = _read_text(folder, n)
     with Bar(sum(c['heads'] for c in decoder.settings['caches'])//2, 'audit', quiet, seconds=10) as bar:
-        found = windows_read(decoder, lambda: bar.step())
+        found = _windows_read(decoder, bar.step)
     wrong = [f for f in found if f['read']!=f['promised'] or not f['leading']]
     unseen = [f for f in found if f['promised']<(f['width'] or 0)]
     memory = _ring_memory(decoder)
@@ -73,6 +121,45 @@ def audit_export(
         print('every window is read as promised' if status==0 else f'{len(wrong)} windows are not' if wrong
               else 'a cache holds more than promised' if longer else 'not everything was measured')
     return status
+
+# %% ../../nbs/audit/86_graph.ipynb #c6700002b
+def _farthest_token(logits, ids, vocabulary): # a function of ids [n]; tokens to exchange with
+    "How many tokens back the logits depend on the text; n - 1: as far as it goes."
+    ids = np.asarray(ids, np.int64)
+    usual = np.asarray(logits(ids))
+    def depends(stop): # on the tokens before
+        other = ids.copy()
+        other[:stop] = (other[:stop]+1+np.arange(stop)%(vocabulary-1))%vocabulary
+        return not np.array_equal(logits(other), usual)
+    low,high = 0,len(ids)
+    while high-low>1:
+        middle = (low+high)//2
+        low,high = (low,middle) if depends(middle) else (middle,high)
+    return len(ids)-1-low
+
+# %% ../../nbs/audit/86_graph.ipynb #c6700012b
+def _input_of(x, ids): # an input of a graph -> its array for a text that begins
+    n,kind = len(ids),x.type[7:-1] # of tensor(...)
+    known = dict(input_ids=[ids], attention_mask=np.ones((1, n)), position_ids=[range(n)], use_cache_branch=[False])
+    empty = [d if isinstance(d, int) else int(i==0) for i,d in enumerate(x.shape)] # one text, no token yet
+    if x.name in known and len(x.shape)==np.ndim(known[x.name]): value = known[x.name]
+    elif 0 in empty and ('past' in x.name or 'cache' in x.name): value = np.zeros(empty)
+    else: raise ValueError("graph: expected the inputs input_ids, attention_mask, position_ids, use_cache_branch and "
+                           f"caches that may be empty, got {x.name} {x.shape}")
+    return np.asarray(value, 'float32' if kind=='float' else kind)
+
+def _graph_logits(path): # -> a function of ids [n]: [V], those after the last; `every=True`: all outputs by name
+    "Run a decoder on whole texts; its caches begin empty."
+    runtime = need('onnxruntime', 'export')
+    quiet = runtime.SessionOptions()
+    quiet.log_severity_level = 3
+    session = runtime.InferenceSession(path, quiet, providers=['CPUExecutionProvider'])
+    names = [x.name for x in session.get_outputs()]
+    if 'logits' not in names: raise ValueError(f"graph: expected an output named logits, got {', '.join(names)}")
+    def run(ids, every=False):
+        inputs = {x.name: _input_of(x, ids) for x in session.get_inputs()}
+        return dict(zip(names, session.run(names, inputs))) if every else session.run(['logits'], inputs)[0][0,-1]
+    return run
 
 # %% ../../nbs/audit/86_graph.ipynb #0e4a0012
 def _graph_promises(path): # -> (left, right) or None for each layer, key heads
@@ -114,10 +201,10 @@ def _depth(path, n, promised): # as `audit_graph` takes them -> n, tokens back a
     lengths = [promised+64] if promised is not None and promised<math.inf else []
     if n is None: n = min(max([256, *lengths, *(int(Memory.with_reserve(w))+1 for w in windows.values())]), 4096)
     if n<4: raise ValueError(f"n: expected 4 or more tokens, got {n}")
-    logits = graph_logits(path)
+    logits = _graph_logits(path)
     vocabulary = len(logits([0]))
     ids = torch.randint(vocabulary, (n,), generator=torch.Generator().manual_seed(0)).tolist()
-    return n,farthest_token(logits, ids, vocabulary),promised,*_graph_memory(logits, ids, windows, heads)
+    return n,_farthest_token(logits, ids, vocabulary),promised,*_graph_memory(logits, ids, windows, heads)
 
 # %% ../../nbs/audit/86_graph.ipynb #0e4a0022
 def audit_graph(

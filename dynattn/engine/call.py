@@ -309,45 +309,27 @@ def _take_sink(call):
         raise ValueError(f"sink: expected [H]={h,}, got {tuple(sink.shape)}")
     call.sink = sink.to(torch.promote_types(sink.dtype, _accumulates(call.q)))
 
-# %% ../../nbs/engine/24_call.ipynb #24ca0025
+def _take_softcap(call):
+    if call.softcap <= 0: raise ValueError(f"softcap: expected a finite number > 0, got {call.softcap}")
+    # beyond, c tanh(x/c) is x, or about 0, and c and 1/c are no numbers of float32
+    call.softcap = min(max(call.softcap, 2.**-100), 2.**100)
+
+# %% ../../nbs/engine/24_call.ipynb #24ca0125
 _BOOLS = [f.name for f in fields(Arguments) if f.type is bool]
 _FLOATS = {f.name: f.default for f in fields(Arguments) if f.type in (float, float|None)}
+_INTEGERS = dict(n_global=0, q_offset=-_FAR) # the least
 _EXPECTED = dict(dropout_p='a probability in [0,1]', softcap='a finite number > 0')
 
+def _take_dropout(call):
+    if not 0 <= call.dropout_p <= 1:
+        raise ValueError(f"dropout_p: expected {_EXPECTED['dropout_p']}, got {call.dropout_p}")
+
+# %% ../../nbs/engine/24_call.ipynb #24ca0127
 @dataclass(eq=False, repr=False)
-class Call(Arguments):
-    "One call of attention: its arguments, checked, each in one form."
+class _Shapes(Arguments):
+    "Arguments, and what is read of their shapes."
     lead: tuple|None = field(default=None, init=False) # axes of q before the last two, if not two
     offsets: Tensor|None = field(default=None, init=False) # where the texts of jagged tensors begin, and the end
-    normalizer = None # a field of the dense path's record only
-    takes_nested = False # whether nested tensors are handed on
-    takes_zero_one = False # whether a floating 0/1 mask is added like any other
-
-    def __post_init__(self):
-        _take_heads(self)
-        for name in _BOOLS:
-            if not isinstance(getattr(self, name), (bool, SymBool)):
-                raise TypeError(f"{name}: expected a bool, got {_got(getattr(self, name))}")
-        for name,default in _FLOATS.items():
-            x = getattr(self, name)
-            if x is not default: setattr(self, name, _number(name, x, _EXPECTED.get(name, 'a finite number')))
-        if self.dropout_p and not 0 <= self.dropout_p <= 1:
-            raise ValueError(f"dropout_p: expected a probability in [0,1], got {self.dropout_p}")
-        if type(self.n_global) is not int or self.n_global:
-            self.n_global = _integer('n_global', self.n_global, 0)
-        if type(self.q_offset) is not int or self.q_offset:
-            self.q_offset = _integer('q_offset', self.q_offset, -_FAR)
-        if self.attn_mask is not None: _take_mask(self)
-        if self.padding is not None: _take_padding(self)
-        if self.window is not None: _take_window(self)
-        if self.alpha is not None: _take_alpha(self)
-        if self.rel_bias is not None: _take_rel_bias(self)
-        if self.segments is not None: _take_segments(self)
-        if self.sink is not None: _take_sink(self)
-        if self.softcap is not None:
-            if self.softcap <= 0: raise ValueError(f"softcap: expected a finite number > 0, got {self.softcap}")
-            # beyond, c tanh(x/c) is x, or about 0, and c and 1/c are no numbers of float32
-            self.softcap = min(max(self.softcap, 2.**-100), 2.**100)
 
     @property
     def sizes(self) -> tuple: return *self.q.shape[:3],self.k.shape[2] # B, H, N, M
@@ -367,6 +349,35 @@ class Call(Arguments):
         if isinstance(out, tuple): return tuple(self.restore(x) for x in out)
         return out.reshape(*self.lead, *out.shape[2:])
 
+# %% ../../nbs/engine/24_call.ipynb #24ca0025
+@dataclass(eq=False, repr=False)
+class Call(_Shapes):
+    "One call of attention: its arguments, checked, each in one form."
+    normalizer = None # a field of the dense path's record only
+    takes_nested = False # whether nested tensors are handed on
+    takes_zero_one = False # whether a floating 0/1 mask is added like any other
+
+    def __post_init__(self):
+        _take_heads(self)
+        for name in _BOOLS:
+            if not isinstance(getattr(self, name), (bool, SymBool)):
+                raise TypeError(f"{name}: expected a bool, got {_got(getattr(self, name))}")
+        for name,default in _FLOATS.items():
+            x = getattr(self, name)
+            if x is not default: setattr(self, name, _number(name, x, _EXPECTED.get(name, 'a finite number')))
+        for name,least in _INTEGERS.items():
+            x = getattr(self, name)
+            if type(x) is not int or x: setattr(self, name, _integer(name, x, least))
+        if self.dropout_p: _take_dropout(self)
+        if self.attn_mask is not None: _take_mask(self)
+        if self.padding is not None: _take_padding(self)
+        if self.window is not None: _take_window(self)
+        if self.alpha is not None: _take_alpha(self)
+        if self.rel_bias is not None: _take_rel_bias(self)
+        if self.segments is not None: _take_segments(self)
+        if self.sink is not None: _take_sink(self)
+        if self.softcap is not None: _take_softcap(self)
+
 # %% ../../nbs/engine/24_call.ipynb #24ca0032
 @cache
 def _comments(record): return {name: text for name,text in docments(record).items() if text}
@@ -379,44 +390,45 @@ def _help(body, record, arguments):
     rows = [row(p) for p in arguments]
     return '\n'.join([body.__doc__, '', 'Parameters', '----------', *rows])
 
+# %% ../../nbs/engine/24_call.ipynb #24ca0132
+_OTHER_NAMES = dict(query='q', key='k', value='v')
+
+def _named(body, names, at_most, args, given): # of all arguments, of which so many may go by position; as they came
+    "The keywords with our names; refuse what is unknown, missing, given twice or too much."
+    kwargs = {_OTHER_NAMES.get(name, name): x for name,x in given.items()}
+    twice = next((name for name in names[:len(args)] if name in kwargs), None)
+    if len(kwargs) < len(given):
+        twice = next(our for other,our in _OTHER_NAMES.items() if other in given and our in given)
+    if twice: raise TypeError(f"{twice}: expected once, got it twice, by two names or by name and position")
+    for name in kwargs:
+        if name not in names:
+            raise TypeError(f"{name}: expected an argument of {body.__name__}, one of {', '.join(names)}, "
+                            "got an unknown one")
+    for name in ('q','k','v')[len(args):]:
+        if name not in kwargs: raise TypeError(f"{name}: expected a Tensor [B,H,N,d], got nothing")
+    if len(args) > at_most:
+        raise TypeError(f"{names[at_most]}: expected as a keyword argument, got {len(args)} positional ones")
+    return kwargs
+
 # %% ../../nbs/engine/24_call.ipynb #24ca0033
 _P = ParamSpec('_P')
 _C = TypeVar('_C', bound=Call)
 _R = TypeVar('_R')
-_OTHER_NAMES = dict(query='q', key='k', value='v')
 
 def takes(
     record: Callable[_P, _C], # `Call`, or a class that adds arguments to it
 ) -> Callable[[Callable[[_C], _R]], Callable[_P, _R]]: # a decorator of functions `body(call)`
     "Give a function of a `Call` the record's arguments as its signature; `inspect.unwrap` gives it back."
-    arguments = [p for p in inspect.signature(record).parameters.values()]
-    names = frozenset(p.name for p in arguments)
+    arguments = [*inspect.signature(record).parameters.values()]
+    names = [p.name for p in arguments]
     at_most = sum(p.kind != p.KEYWORD_ONLY for p in arguments)
-    by_keyword = [frozenset(p.name for p in arguments[i:]) for i in range(at_most+1)] # after i by position
+    by_keyword = [frozenset(names[i:]) for i in range(at_most+1)] # after i by position
 
     def decorate(body):
-        def named(args, kwargs):
-            "The keywords with our names; refuse what is unknown, missing, given twice or too much."
-            given,kwargs = kwargs,{_OTHER_NAMES.get(name, name): x for name,x in kwargs.items()}
-            twice = next((p.name for p in arguments[:len(args)] if p.name in kwargs), None)
-            if len(kwargs) < len(given):
-                twice = next(our for other,our in _OTHER_NAMES.items() if other in given and our in given)
-            if twice: raise TypeError(f"{twice}: expected once, got it twice, by two names or by name and position")
-            for name in kwargs:
-                if name not in names:
-                    raise TypeError(f"{name}: expected an argument of {body.__name__}, one of "
-                                    f"{', '.join(p.name for p in arguments)}, got an unknown one")
-            for name in ('q','k','v')[len(args):]:
-                if name not in kwargs: raise TypeError(f"{name}: expected a Tensor [B,H,N,d], got nothing")
-            if len(args) > at_most:
-                raise TypeError(f"{arguments[at_most].name}: expected as a keyword argument, "
-                                f"got {len(args)} positional ones")
-            return kwargs
-
         @wraps(body)
         def attend(*args, **kwargs):
             plain = 3 <= len(args) <= at_most and kwargs.keys() <= by_keyword[len(args)]
-            call = record(*args, **(kwargs if plain else named(args, kwargs)))
+            call = record(*args, **(kwargs if plain else _named(body, names, at_most, args, kwargs)))
             out = body(call)
             return out if call.lead is None and call.offsets is None else call.restore(out)
 
@@ -427,6 +439,7 @@ def takes(
         return attend
     return decorate
 
+# %% ../../nbs/engine/24_call.ipynb #24ca0135
 class _Weighs(Protocol[_P]):
     "Type checkers see: `return_weights=True`, as a keyword, gives the weights too."
     @overload

@@ -10,7 +10,7 @@ __all__ = ['transformed', 'plain_tensors', 'occurring', 'default_window', 'reach
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call
-from .fields import DEFAULTS, Inputs, Plan
+from .fields import Arguments, Inputs, Plan
 from ..smoothing import Edge
 from ..window import Window, between
 
@@ -153,7 +153,7 @@ def _keys(call):
     return own if keep is None else own & keep
 
 # %% ../../nbs/engine/31_plan.ipynb #cdf7239f
-_SAME = [name for name in Plan._fields if name in {*DEFAULTS} - {'scale', 'softcap'}] # as the user passes them
+_SAME = [name for name in Plan._fields if name in {*Arguments.__annotations__} - {'scale', 'softcap'}] # as passed
 
 def prepare(
     call:Call, # one that is not refused

@@ -253,7 +253,7 @@ def _difference(model, folder, piece): # between the logits, over the largest of
     n = min(2*piece+5, model.config.max_position_embeddings)
     ids = torch.randint(model.config.vocab_size, (1,n), generator=torch.Generator().manual_seed(0))
     expected = model(ids.to(model.device)).logits[0].float().cpu().numpy()
-    got = runtime.OnnxDecoder(folder).feed(ids[0], every=True)
+    got = runtime.OnnxModel(folder).feed(ids[0], every=True)
     return float(np.abs(got-expected).max()/np.abs(expected).max())
 
 # %% ../../nbs/export/68_graph.ipynb #c6800001e

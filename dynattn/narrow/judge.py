@@ -215,6 +215,7 @@ def quality_table(self:Report, escape, # `printable` or `markdown`
         return r['way'],f"{r['share']:.3f}",change,f'{low:.4f} to {high:.4f}'
     return table(['widths','share',self.change,'interval over texts'], map(row, self.quality), escape)
 
+# %% ../../nbs/narrow/84_judge.ipynb #c66d0144
 @patch
 def times_table(self:Report, escape, # `printable` or `markdown`
 ) -> str: # or the reason why there is none

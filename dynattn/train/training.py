@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from ..metrics import accuracy, class_metrics, confusion_matrix, f1
 from ..engine.ops import impls
 from ..encoder import Classifier, EncoderConfig
-from .files import DataConfig, batch_of, load_data, views
+from .files import Data, DataConfig, batch_of, views
 from ..padding import Patched
 from ..runs import Bar, Run, add_options, markdown, printable, table, verb
 from ..saved import DamagedFile, UserError, need, read_intact, read_state, write_atomic, write_state
@@ -133,7 +133,7 @@ def _run_of(folder, c): return Run(Path(folder), _FILES, dataclasses.asdict(c), 
 class Trainer(Patched):
     "A run: model, optimiser and position in the data; a checkpoint holds all of it."
     def __init__(self,
-        c, data, # a `TrainConfig`; `Data`, as `load_data` gives it
+        c, data, # a `TrainConfig`; `Data`
         out, # the run folder
         accelerator, # an `accelerate.Accelerator`
     ):
@@ -447,7 +447,7 @@ def go(self:Trainer, resume, quiet, callbacks, # from the checkpoint; no progres
 def _load(c, quiet):
     "The files, and a line about them."
     if not quiet: print('reading files …', flush=True)
-    data = load_data(c)
+    data = Data.of(c)
     read = ', '.join(f'{len(x)} files for {s}' for s,x in data.splits.items())
     left_out = ', '.join(f'{n} {why}' for why,n in data.skipped.items() if n) or 'none'
     if not quiet: print(f'{read}; {len(data.classes)} classes; left out: {left_out}', flush=True)
