@@ -53,8 +53,8 @@ class Chain:
         return ', '.join([stage, *less])
 
     def rows(self, file=ROWS):
-        same = dict(n=str(self.a.context), share=str(self.a.share), seed=str(self.a.seed))
-        return {r['way']: r for r in rows_of(file) if same.items()<=r.items()}
+        same,share = dict(n=str(self.a.context), seed=str(self.a.seed)),str(self.a.share)
+        return {r['way']: r for r in rows_of(file) if same.items()<=r.items() and (r['way']=='full' or r['share']==share)}
 
     def timed(self, stage, make):
         "What a stage made, kept in a file with the core-minutes that it took."
