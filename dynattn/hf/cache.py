@@ -104,6 +104,7 @@ def crop(self:_KeptLayer, tokens_to_remove:int):
                            "taken back, got none")
     if self.windows is not None: self.windows.crop(-tokens_to_remove)
 
+# %% ../../nbs/hf/57_cache.ipynb #c57d0008
 @patch
 def reorder_cache(self:_KeptLayer, beam_idx): # numbers of the rows that remain
     if self.restored is not None:
