@@ -303,6 +303,18 @@ class _Moved(_Cropped):
             if g.k is not None: g.k,g.v = f(g.k),f(g.v)
         if self.padded is not None: self.padded = f(self.padded)
 
+# %% ../nbs/46_cache.ipynb #34f58876
+def _check_state(groups, numbers, tensors):
+    "Raise where these are not the results of `state`."
+    if not isinstance(numbers, dict) or not {'seen','reach','start'} <= numbers.keys():
+        raise TypeError(f"numbers: expected the first result of state, got {_got(numbers)}")
+    reach = [g.reach for g in groups]
+    if numbers['reach']!=reach:
+        raise ValueError(f"numbers: expected keys for windows that reach {reach}, got {numbers['reach']}")
+    kept = [f'{i}.{name}' for i in range(len(groups) if numbers['seen'] else 0) for name in 'kv']
+    if not isinstance(tensors, dict) or not {*kept} <= tensors.keys():
+        raise TypeError(f"tensors: expected the second result of state, got {_got(tensors)}")
+
 # %% ../nbs/46_cache.ipynb #34f58875
 class _Saved(_Moved):
     "Keys that can be written to a file."
@@ -320,16 +332,14 @@ class _Saved(_Moved):
         tensors:dict, # the second
     ) -> None:
         "Continue from a `state`."
+        _check_state(self.groups, numbers, tensors)
         self.reset()
-        reach = [g.reach for g in self.groups]
-        if numbers['reach']!=reach:
-            raise ValueError(f"numbers: expected keys for windows that reach {reach}, got {numbers['reach']}")
         for i,(g,start) in enumerate(zip(self.groups, numbers['start'] if numbers['seen'] else ())):
             k,v = (tensors[f'{i}.{name}'].clone(memory_format=torch.contiguous_format) for name in 'kv')
-            shape = len(_list(g.kv_heads)),g.n_lead+max(numbers['seen']-start, 0)
-            if k.shape[1:3]!=shape or v.shape[1:3]!=shape:
-                raise ValueError(f"tensors: expected keys and values [B,{shape[0]},{shape[1]},d] of {g.n_lead} leading "
-                                 f"and the newest tokens, got {tuple(k.shape)} and {tuple(v.shape)}")
+            shape = len(tensors['0.k']),len(_list(g.kv_heads)),g.n_lead+max(numbers['seen']-start, 0)
+            if any(x.dim()!=4 or x.shape[:3]!=shape or x.dtype!=tensors['0.k'].dtype for x in (k, v)):
+                raise ValueError(f"tensors: expected keys and values {[*shape, 'd']} of one dtype, of {g.n_lead} leading "
+                                 f"and the newest tokens, got {_got(k)} and {_got(v)}")
             g.k,g.v = k,v
             g.start = start
         self.seen,self.padded = numbers['seen'],tensors.get('padded')

@@ -176,6 +176,8 @@ class _Cached(_Equipped):
 
     def _cached(self, query, cache, options):
         "The newest tokens, after those that `cache` has seen."
+        if not isinstance(cache, WindowedLayer):
+            raise TypeError(f"cache: expected one from new_cache, got {type(cache).__name__}")
         for name,value in options.items():
             if value is not None and value is not False and value is not query:
                 raise ValueError(f"{name}: expected None with a cache, got {type(value).__name__}")

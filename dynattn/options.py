@@ -41,8 +41,10 @@ def check(self:NarrowOptions, n:int, # tokens of a text
         if not 0<value<=1: raise ValueError(f"{name}: expected a number above 0 and up to 1, got {value!r}")
     if self.rise is not None and not 0<self.rise<math.inf:
         raise ValueError(f"rise: expected a finite number above 0, got {self.rise!r}")
-    if self.sinks is not None and not 0<=self.sinks<n-2:
+    if self.sinks is not None and not (isinstance(self.sinks, int) and 0<=self.sinks<n-2):
         raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {self.sinks}")
+    if not isinstance(self.seed, int) or abs(self.seed)>=2**40:
+        raise ValueError(f"seed: expected a whole number between -2**40 and 2**40, got {self.seed!r}")
 
 # %% ../nbs/38_options.ipynb #8f40adeb
 @dataclass(frozen=True)

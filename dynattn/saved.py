@@ -41,6 +41,9 @@ def write_atomic(
     path,tmp = Path(path),None
     if isinstance(data, str): data = data.encode('utf-8', 'surrogateescape')
     try:
+        if path.parent==Path('/dev') or path.is_fifo():  # which would no longer be there
+            path.write_bytes(data)
+            return
         fd,tmp = tempfile.mkstemp(dir=path.parent, prefix=f'.{path.name}.')  # and eight characters
         with os.fdopen(fd, 'wb') as f:
             f.write(data)

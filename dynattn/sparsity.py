@@ -58,7 +58,8 @@ class AlphaHead(nn.Module):
     ):
         super().__init__()
         if fixed is not None and D is not None: raise ValueError(f"D: expected None where alpha is fixed, got {D}")
-        if not 1<init<2: raise ValueError(f"init: expected 1 < init < 2, got {init}")
+        if not isinstance(init, (int,float)) or not 1<init<2:
+            raise ValueError(f"init: expected 1 < init < 2, got {init!r}")
         start = torch.full((H,), math.log((init-1)/(2-init)))
         if fixed is not None: self.register_buffer('fixed', _fixed(fixed, H))
         elif D is None: self.a = nn.Parameter(start)

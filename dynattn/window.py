@@ -12,6 +12,7 @@ from inspect import formatannotation
 import torch
 from fastcore.docments import docments
 from torch import Tensor
+from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils import _pytree
 from .padding import PaddingMask
 from .smoothing import SMOOTHINGS, Smoothing
@@ -349,7 +350,11 @@ def _read(options):
     cut,reach = (x if x is None else tuple(x) for x in (options['cut'], options['reach']))
     return tuple({**options, 'smooth': SMOOTHINGS[name](**numbers), 'cut': cut, 'reach': reach}.items())
 
-_pytree.register_pytree_node(Window, lambda w: ([w.sigma], tuple(w._arguments().items())), _unflatten,
+def _options_of(w): return tuple(w._arguments().items())
+
+_pytree.register_pytree_node(Window, lambda w: ([w.sigma], _options_of(w)), _unflatten,
                              serialized_type_name="dynattn.window.Window",
+                             flatten_with_keys_fn=lambda w: ([(_pytree.GetAttrKey('sigma'), w.sigma)], _options_of(w)),
                              to_dumpable_context=_written, from_dumpable_context=_read)
+register_pytree_flatten_spec(Window, lambda w, spec: [w.sigma])  # PyTorch 2.6 exports by it
 torch.serialization.add_safe_globals([Window])  # a saved one is loaded without running code

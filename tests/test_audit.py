@@ -519,12 +519,22 @@ def test_widths_are_those_of_the_call(options):
     w = options['window']
     assert {(r.left, r.right) for r in layer.reach}=={(w, w) if isinstance(w, int) else w}
 
+@pytest.mark.parametrize('name', ['Roberta','XLMRoberta','MPNet','Bert'])
+def test_padding_behind_leaves_positions_as_the_model_counts_them(name):
+    "RoBERTa's first position is 2; padding behind the text does not change it, and no promise is broken."
+    transformers = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    config = getattr(transformers, name+'Config')(vocab_size=97, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                                                  num_attention_heads=2, max_position_embeddings=128)
+    assert examine(getattr(transformers, name+'Model')(config).eval()).broken==[]
+
 @pytest.mark.parametrize('wrong,said', [
     (dict(example=None), 'example: expected a tensor'),
     (dict(example=heads()[:2]), 'example: expected a tensor [B,N,...] or three'),
     (dict(example=[t[0] for t in heads()]), 'example: expected q, k and v'),
     (dict(example=heads(), n=2), 'n: expected an int of 4'),
-    (dict(example=heads(), window='all'), 'window: expected an int or a pair')])
+    (dict(example=heads(), window='all'), 'window: expected an int or a pair'),
+    (dict(example=heads(), window=-1), 'window: expected an int or a pair')])
 def test_bad_input(wrong, said):
     with pytest.raises((TypeError, ValueError), match=said.replace('[', r'\[')): examine(window_one_too_wide, **wrong)
 

@@ -78,6 +78,32 @@ def test_a_file_of_another_dtype_is_refused(tmp_path):
     again = WindowedCache.load(tmp_path/'talk', half)
     with torch.no_grad(), pytest.raises(ValueError, match='k: expected .*float32.*got .*bfloat16'): half(ids[:,19:20], past_key_values=again)
 
+def test_a_cache_from_a_file_is_one_like_any_other(tmp_path):
+    "Before its first call, too: rows move, it can be written again, and tokens are not taken back without a word."
+    model,ids,_ = model_and_text('Llama')
+    from dynattn.hf import WindowedCache
+    kept,order = WindowedCache(model),torch.tensor([1,0])
+    with torch.no_grad(): model(ids[:,:19], past_key_values=kept)
+    def goes_on(cache, rows):
+        with torch.no_grad(): return model(ids[rows,19:21], past_key_values=cache).logits
+    for name,move,rows in (('again',lambda c: None,[0,1]), ('order',lambda c: c.reorder_cache(order),[1,0]),
+                           ('some',lambda c: c.batch_select_indices(order[:1]),[1]), ('more',lambda c: c.batch_repeat_interleave(2),[0,0,1,1])):
+        live = copy.deepcopy(kept)
+        live.save(tmp_path/'talk')
+        loaded = WindowedCache.load(tmp_path/'talk', model)
+        move(live)
+        move(loaded)
+        loaded.save(tmp_path/name)
+        expected = goes_on(live, rows)
+        for cache in (loaded, WindowedCache.load(tmp_path/name, model)): assert torch.equal(goes_on(cache, rows), expected), name
+    loaded = WindowedCache.load(tmp_path/'talk', model)
+    loaded.crop(0)
+    with pytest.raises(RuntimeError, match='past_key_values: expected a call of the model'): loaded.crop(-1)
+    for cache in (loaded, kept, WindowedCache(model)):
+        with pytest.raises(ValueError, match='tokens_to_remove: expected 0 or less'): cache.crop('1')
+        for wrong in ('1', 0):
+            with pytest.raises(ValueError, match='repeats: expected an int'): cache.batch_repeat_interleave(wrong)
+
 @pytest.fixture(params=[True, False], ids=['core','pieces'])
 def by(request, monkeypatch):
     "With the core, and without it."
@@ -156,7 +182,11 @@ def test_options_are_checked_when_the_layer_is_made(options, message):
     (lambda l, x: l.select([0]), 'rows: expected'), (lambda l, x: l.select(torch.tensor([0,2])), 'rows: expected'),
     (lambda l, x: l.select(torch.tensor([True,False])), 'rows: expected'), (lambda l, x: l.crop('1'), 'tokens: expected'),
     (lambda l, x: l.crop(-1), 'tokens: expected'), (lambda l, x: l.crop(10), 'tokens: expected'), (lambda l, x: WindowedLayer(4).batch, 'batch: expected'),
-    (lambda l, x: l.attend(x.requires_grad_(), x, x), 'q: expected tensors without a graph')])
+    (lambda l, x: l.attend(x.requires_grad_(), x, x), 'q: expected tensors without a graph'),
+    (lambda l, x: l.load_state(None, {}), 'numbers: expected the first'), (lambda l, x: l.load_state({}, {}), 'numbers: expected the first'),
+    (lambda l, x: l.load_state(l.state()[0], None), 'tensors: expected the second'), (lambda l, x: l.load_state(l.state()[0], {}), 'tensors: expected the second'),
+    (lambda l, x: l.load_state(l.state()[0], l.state()[1] | {'0.v': l.state()[1]['0.v'][:1]}), 'tensors: expected keys and values'),
+    (lambda l, x: l.load_state(l.state()[0], l.state()[1] | {'0.v': l.state()[1]['0.v'].half()}), 'tensors: expected keys and values')])
 def test_wrong_uses_are_named(use, message):
     with pytest.raises((TypeError,ValueError,RuntimeError), match=message): use(prompted(), some(1))
 
@@ -180,6 +210,11 @@ def test_a_state_is_a_copy_that_fits_its_layer(by):
     empty = WindowedLayer(4, window=3)
     again.load_state(*empty.state())
     assert torch.equal(again.attend(y, y, y), empty.attend(y, y, y))
+
+def test_a_cache_of_another_kind_is_refused():
+    from dynattn import DynamicAttention
+    layer = DynamicAttention(8, 2, window=3, causal=True)
+    with torch.no_grad(), pytest.raises(TypeError, match='cache: expected one from new_cache, got dict'): layer(torch.randn(1, 4, 8), cache={})
 
 def test_a_call_that_fails_may_be_repeated(by, monkeypatch):
     "The tokens of a call that was interrupted come again, a prompt or one more token."

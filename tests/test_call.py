@@ -343,6 +343,17 @@ def test_exported_with_dynamic_batch_and_length(impl):
     program = torch.export.export(Soft(impl), inputs(3, 32), dynamic_shapes=shapes).module()
     for b, n in ((2, 40), (4, 33), (5, 300)): assert_close(program(*inputs(b, n)), Soft('dense')(*inputs(b, n)))
 
+class Windowed(torch.nn.Module):
+    def forward(self, q, window): return attention(q, q, q, window=window)
+
+@pytest.mark.parametrize('options', [{}, dict(reach=(None, 0)), dict(smooth='ramp', ramp=2.), dict(smooth='power', p=9., cut=.8, apply='after')], ids=str)
+def test_a_window_is_an_input_of_a_saved_program(options, tmp_path):
+    window = Window(torch.tensor([1., 3., 2., 0.])[:H], **options)
+    program = torch.export.export(Windowed(), (X, window))
+    torch.export.save(program, tmp_path/'program.pt2')
+    other = window.replace(sigma=window.sigma+1)
+    assert_close(torch.export.load(tmp_path/'program.pt2').module()(X, other), Windowed()(X, other))
+
 # ---- the signature
 
 @pytest.mark.parametrize('function', [attention, dense_attention, banded_attention], ids=lambda f: f.__name__)

@@ -139,6 +139,8 @@ def test_without_pyarrow_the_package_is_named(place, capsys, monkeypatch):
     (dict(extra=['--resume']), 'no run to resume'),
     (dict(out='docs'), 'out: expected a new or an empty folder'),
     (dict(data='rows.jsonl'), "line 1: expected a JSON object with 'text'"),
+    (dict(extra=['--seed=99999999999999999999']), 'seed: expected a whole number'),
+    (dict(extra=['--data=']), 'data: expected a folder or a file, got none'),
     (dict(extra=['--nonsense']), 'unrecognized arguments')])
 def test_bad_input_is_one_line(place, options, said, capsys):
     extra = options.pop('extra', [])
@@ -146,6 +148,31 @@ def test_bad_input_is_one_line(place, options, said, capsys):
     lines = [l for l in capsys.readouterr().err.splitlines() if l]
     assert len(lines)==1 and lines[0].startswith('dynattn: ') and said in lines[0], lines
     assert not (place/'bad-out').exists()
+
+@pytest.mark.parametrize('wrong', [dict(places=0), dict(places='x'), dict(sinks=-1), dict(sinks=1.5), dict(sinks=float('nan')),
+                                   dict(seed=.5), dict(seed=2**63)], ids=str)
+def test_costs_of_nothing_are_not_measured(place, wrong):
+    model,_ = load_pretrained(place/'llama')
+    with pytest.raises(ValueError, match=f'{next(iter(wrong))}: expected'):
+        hf.cost_curves(model, [dict(input_ids=torch.arange(20)[None])], **wrong)
+
+def test_no_widths_of_a_share_that_is_none(place):
+    model,_ = load_pretrained(place/'llama')
+    curves = hf.cost_curves(model, [dict(input_ids=torch.arange(20)[None])])
+    for keep in (0., -1., 1.5, float('nan')):
+        for ask in (curves.widths, curves.costs):
+            with pytest.raises(ValueError, match='keep: expected a number above 0'): ask(keep)
+
+def test_look_cuts_a_text_to_what_the_tokenizer_says(place, tmp_path):
+    "Two of RoBERTa's positions stand for no token."
+    _,tokenizer = load_pretrained(place/'llama')
+    tokenizer.model_max_length = 30
+    roberta = transformers.RobertaConfig(vocab_size=len(tokenizer), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+                                         num_attention_heads=2, max_position_embeddings=32)
+    for saved in (transformers.RobertaModel(roberta), tokenizer): saved.save_pretrained(tmp_path/'roberta')
+    (tmp_path/'long.txt').write_text('a word '*20)
+    out = tmp_path/'look.html'
+    assert main(['look', str(tmp_path/'roberta'), '--text', str(tmp_path/'long.txt'), '--out', str(out)])==0 and out.exists()
 
 def test_everything_kept(place):
     model,tokenizer = load_pretrained(place/'llama')

@@ -493,3 +493,14 @@ def test_names_from_strangers_are_no_markup_and_move_no_cursor(tmp_path, capsys)
     assert len(re.findall(r'(?<!\\)\]\(', report))==report.count('.png)')==2 and '\x1b' not in report
     rows = [line for line in report.splitlines() if line.startswith('| ')]
     assert len(rows)==5 and all(len(re.findall(r'(?<!\\)\|', row))==6 for row in rows), rows
+
+@pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='pipes with a name')
+def test_a_pipe_is_written_to_and_stays(tmp_path):
+    "`--out /dev/null` of root left a file there."
+    pipe,got = tmp_path/'pipe',[]
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    saved.write_atomic(pipe, 'all of it')
+    reader.join(5)
+    assert got==[b'all of it'] and pipe.is_fifo() and os.listdir(tmp_path)==['pipe']

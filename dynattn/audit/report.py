@@ -270,8 +270,8 @@ def _window(window, causal): # -> `Promise` or None
     if window is None: return None
     whole = isinstance(window, int) and not isinstance(window, bool)
     sides = (window, 0 if causal else window) if whole else window
-    if not (isinstance(sides, tuple) and len(sides)==2 and all(w is None or isinstance(w, int) for w in sides)):
-        raise TypeError(f"window: expected an int or a pair (left, right), got {window!r}")
+    if not (isinstance(sides, tuple) and len(sides)==2 and all(w is None or isinstance(w, int) and w>=0 for w in sides)):
+        raise TypeError(f"window: expected an int or a pair (left, right), >= 0, got {window!r}")
     return Promise(*sides)
 
 # %% ../../nbs/audit/69_report.ipynb #2f2c55b6

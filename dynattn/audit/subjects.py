@@ -83,7 +83,8 @@ def _run_transformer(model, x, keep=None, segments=None, argument='inputs_embeds
     options = {name: _draw(9, shape).expand(len(x), *shape[1:]) for name,shape in (source or {}).items()}
     if 'use_cache' in takes: options['use_cache'] = False
     if keep is not None: options['attention_mask'] = keep.long()
-    if keep is not None and 'position_ids' in takes: options['position_ids'] = (keep.cumsum(1)-1).clamp(min=0)
+    if keep is not None and not keep[:,0].all() and 'position_ids' in takes: # padding in front
+        options['position_ids'] = (keep.cumsum(1)-1).clamp(min=0)
     if segments is not None: options['position_ids'] = (segments[:,:,None]==segments[:,None]).tril().sum(-1)-1
     return model(**{argument: x}, **(options | more))
 

@@ -97,20 +97,30 @@ def reset(self:_KeptLayer):
 @patch
 def crop(self:_KeptLayer, tokens_to_remove:int):
     "Take back the newest `-tokens_to_remove` tokens."
-    if tokens_to_remove>0:
-        raise ValueError(f"tokens_to_remove: expected 0 or less, as in transformers, got {tokens_to_remove}")
+    if not isinstance(tokens_to_remove, int) or tokens_to_remove>0:
+        raise ValueError(f"tokens_to_remove: expected 0 or less, as in transformers, got {tokens_to_remove!r}")
+    if self.restored is not None and tokens_to_remove:
+        raise RuntimeError("past_key_values: expected a call of the model after WindowedCache.load before tokens are "
+                           "taken back, got none")
     if self.windows is not None: self.windows.crop(-tokens_to_remove)
 
+# %% ../../nbs/hf/57_cache.ipynb #c57d0008
 @patch
 def reorder_cache(self:_KeptLayer, beam_idx): # numbers of the rows that remain
-    if self.windows is not None: self.windows.select(beam_idx)
+    if self.restored is not None:
+        numbers,tensors = self.restored
+        self.restored = numbers,{name: x[beam_idx.to(x.device)] for name,x in tensors.items()}
+    elif self.windows is not None: self.windows.select(beam_idx)
 
 _KeptLayer.batch_select_indices = _KeptLayer.reorder_cache
 
 @patch
 def batch_repeat_interleave(self:_KeptLayer, repeats:int):
-    if self.windows is None or not self.windows.seen: return
-    self.reorder_cache(torch.arange(self.windows.batch).repeat_interleave(repeats))
+    if not isinstance(repeats, int) or repeats<1:
+        raise ValueError(f"repeats: expected an int >= 1, got {repeats!r}")
+    if not self.get_seq_length(): return
+    batch = self.windows.batch if self.restored is None else len(self.restored[1]['0.k'])
+    self.reorder_cache(torch.arange(batch).repeat_interleave(repeats))
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0005
 @patch
@@ -156,7 +166,7 @@ def save(self:WindowedCache,
     tensors:dict = {}
     notes:list = []
     for i,layer in enumerate(self.layers):
-        note,state = ({}, {}) if layer.windows is None else layer.windows.state()
+        note,state = layer.restored or (({}, {}) if layer.windows is None else layer.windows.state())
         notes.append(note)
         tensors |= {f'{i}.{name}': x for name,x in state.items()}
     write_weights(path, tensors, dynattn=json.dumps(notes))

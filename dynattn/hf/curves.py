@@ -14,6 +14,7 @@ import torch, torch.nn.functional as F
 from fastcore.basics import patch
 from torch import Tensor, nn
 from transformers import AttentionInterface
+from ..options import NarrowOptions
 from ..padding import Patched
 from ..saved import checksum, need, read_state, write_state
 from .layers import PreTrainedModel, attention_layers, embeddings, frozen, last_hidden, predictions
@@ -255,6 +256,7 @@ def cost_curves(
 ) -> CostCurves:
     "Measure what the predictions lose if one head alone is narrowed: a pass forward and one back for each text."
     budget = Budget.of(model, texts, sinks)
+    NarrowOptions(sinks=sinks, places=places, seed=seed).check(budget.n)
     layers = [*attention_layers(model, itself=True).values()]
     width = torch.logspace(0, math.log10(budget.most), 48).round().unique()
     options = dict(sinks=budget.sinks, places=places, seed=seed, texts=checksum(b['input_ids'] for b in texts))
@@ -273,6 +275,7 @@ def cost_curves(
 # %% ../../nbs/hf/61_curves.ipynb #c65c002a
 @patch
 def _best(self:CostCurves, keep, answers=.1): # -> [K]
+    if not 0<keep<=1: raise ValueError(f"keep: expected a number above 0 and up to 1, got {keep}")
     cost = self.total(answers)
     each = torch.stack([self.budget.share(size[None]) for size in self.sizes]).double()
     def at(x): return self.sizes[(cost+math.exp(-x)*each).argmin(1)]

@@ -75,11 +75,12 @@ def look(
     "See what every head looks at, in one forward pass; the weights of one layer are in memory at a time, in blocks."
     if getattr(model.config, 'is_encoder_decoder', False):
         raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {type(model).__name__}")
-    if last<1: raise ValueError(f"last: expected 1 or more, got {last}")
+    if not isinstance(last, int) or last<1: raise ValueError(f"last: expected 1 or more, got {last!r}")
     ids,words = text,[]
     if isinstance(text, str):
         if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
-        ids,words = _cut(tokenizer, text, getattr(model.config.get_text_config(), 'max_position_embeddings', None))
+        most = getattr(model.config.get_text_config(), 'max_position_embeddings', None) or tokenizer.model_max_length
+        ids,words = _cut(tokenizer, text, min(most, tokenizer.model_max_length)) # RoBERTa takes two fewer than positions
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.numel()!=ids.shape[-1] or not ids.numel():
         got = f'{ids.dtype} {tuple(ids.shape)}' if isinstance(ids, Tensor) else type(ids).__name__
         raise ValueError(f"text: expected one token or more, as a text or as ids, [N] or [1,N], got {got}")

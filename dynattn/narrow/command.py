@@ -30,7 +30,7 @@ from ..train.files import read_text, walk
 def _documents(c):
     "The text of every document, one after the other, in an order that depends only on the seed."
     path = Path(c.data)
-    if not path.exists(): raise UserError(f"data: expected a folder or a file, got {c.data}")
+    if not c.data or not path.exists(): raise UserError(f"data: expected a folder or a file, got {c.data or 'none'}")
     files = [f for f in walk(path) if fnmatch(f.name, c.pattern)] if path.is_dir() else [path]
     random.Random(c.seed).shuffle(files)
     for file in files:
