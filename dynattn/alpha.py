@@ -235,7 +235,7 @@ def _eps(alpha, z, dim):
     if not holds((alpha>=1) & (alpha<math.inf)):
         raise ValueError(f"alpha: expected finite values >= 1, got {alpha.min().item()} to {alpha.max().item()}")
     eps = (_spread(alpha, z, dim).to(torch.promote_types(alpha.dtype, z.dtype)) - 1).to(z.dtype)
-    return eps + (eps==0)*_TINY
+    return eps + (eps==0).to(eps.dtype)*_TINY # a bool by itself would become the default dtype
 
 # %% ../nbs/22_alpha.ipynb #0e8f70f7
 def entmax(

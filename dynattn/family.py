@@ -71,4 +71,4 @@ def plain_entmax(
 ) -> Tensor: # like `z`
     "The weights as this chapter defines them, differentiable in both: what `entmax` is checked against, in float64."
     eps = torch.as_tensor(alpha, dtype=z.dtype)-1
-    return _Plain.apply(z, eps+(eps==0)*_TINY)
+    return _Plain.apply(z, eps+(eps==0).to(eps.dtype)*_TINY)

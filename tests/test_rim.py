@@ -357,7 +357,8 @@ banded_attention(x, x, x, impl="dense")
     wrong = 'argument "breadth"', 'types "Tensor", "Tensor", "Tensor", "int"', 'types "Tensor", "Tensor", "Tensor", "str"', 'argument "impl"'
     assert len(errors)==4 and all(w in line for w,line in zip(wrong, errors)), done.stdout
 
-def test_no_mode_of_the_first_call_changes_what_follows():
+@pytest.mark.parametrize('core', [{}, dict(DYNATTN_NATIVE='0')], ids=['core','plain'])
+def test_no_mode_of_the_first_call_changes_what_follows(core):
     "Under another default dtype or device, in inference mode and under autocast the first call is like any other."
     code = ("import torch\nfrom dynattn import Window, attention\n"
             "q = torch.randn(2, 2, 9, 4, device='cpu')\nfound = []\n"
@@ -365,7 +366,7 @@ def test_no_mode_of_the_first_call_changes_what_follows():
             "torch.set_default_dtype(torch.float64)\ncall()\ntorch.set_default_dtype(torch.float32)\n"
             "with torch.device('meta'): call()\nwith torch.inference_mode(): call()\n"
             "call()\nprint(all(torch.equal(x, found[-1]) for x in found))")
-    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=600, env=os.environ|core)
     assert done.stdout.strip()=='True', done.stderr
 
 def _rows_lost(case, impl, native, monkeypatch):
