@@ -48,7 +48,7 @@ MUTANTS = [ # module, its text, the fault
     ('window', '(self.edge(n).detach().clamp(0., 2.**40).ceil().long()-1).clamp(min=0)', 'self.edge(n).detach().clamp(0., 2.**40).long()'),
     ('window', 'mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)', 'mean = torch.where(keep, h, 0.).mean()'),
     # entmax
-    ('alpha', "return eps + (eps==0)*_TINY", "return eps"),
+    ('alpha', "return eps + (eps==0).to(eps.dtype)*_TINY", "return eps"),
     ('alpha', '_powers(x-middle, eps)[0]))>=1', '_powers(x-middle, eps)[0]))<=1'),
     ('alpha', 'return p.masked_fill_(empty, 0.)', 'return p'),
     ('alpha', 'if not wants_alpha: return dz, None\n', 'if not wants_alpha or not isinstance(eps, Tensor) and eps==1: return dz, None\n'),
