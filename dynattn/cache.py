@@ -338,8 +338,8 @@ class _Saved(_Moved):
             k,v = (tensors[f'{i}.{name}'].clone(memory_format=torch.contiguous_format) for name in 'kv')
             shape = len(tensors['0.k']),len(_list(g.kv_heads)),g.n_lead+max(numbers['seen']-start, 0)
             if any(x.dim()!=4 or x.shape[:3]!=shape or x.dtype!=tensors['0.k'].dtype for x in (k, v)):
-                raise ValueError(f"tensors: expected keys and values {[*shape, 'd']} of one dtype, of {g.n_lead} leading "
-                                 f"and the newest tokens, got {_got(k)} and {_got(v)}")
+                raise ValueError(f"tensors: expected keys and values {[*shape, 'd']} of one dtype, of {g.n_lead} "
+                                 f"leading and the newest tokens, got {_got(k)} and {_got(v)}")
             g.k,g.v = k,v
             g.start = start
         self.seen,self.padded = numbers['seen'],tensors.get('padded')

@@ -259,7 +259,8 @@ def _leading_rows(plan, call, q, alpha, sink): # [B,H,g,d] -> [B,H,g,dv], the sa
     if alpha is None: p = (scores-torch.where(top==-torch.inf, 0., top)).exp()
     else:
         eps = (torch.as_tensor(alpha).to(q.device, wide)-1).expand(b, h)[:,:,None,None].expand_as(top).reshape(-1, 1)
-        p = _Entmax.apply(ranks, scores.flatten(0, 2), top.flatten(0, 2), eps+(eps==0).to(eps.dtype)*2.**-64).view_as(scores)
+        eps = eps+(eps==0).to(wide)*2.**-64
+        p = _Entmax.apply(ranks, scores.flatten(0, 2), top.flatten(0, 2), eps).view_as(scores)
     mixed = (p[...,:m].reshape(b, kv, h//kv*g, m) @ v).view(b, h, g, dv)
     both = _Sum.apply(ranks, torch.cat([mixed, p.sum(-1, keepdim=True)], -1), 'rows of leading tokens')
     total = both[...,-1:]

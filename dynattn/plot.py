@@ -493,7 +493,7 @@ class _Widget:
 
 # %% ../nbs/00_plot.ipynb #95c3e076
 def show_widget(
-    kind:str, # one of `_WIDGETS`
+    kind:str, # its name, such as 'sigma' or 'alpha'; any other is answered with all names
     **start, # where its controls stand at first, by their names
 ) -> _Widget: # what a cell ends in
     "Sliders, a drawing and its numbers; the same kind should not stand twice on one page."
@@ -514,5 +514,6 @@ def measured(
     "The rows of a file of measurements, from this folder or the nearest above it that has them."
     places = [folder/'benchmarks/results'/name for folder in (Path.cwd(), *Path.cwd().parents)]
     file = next((p for p in places if p.exists()), None)
-    if file is None: raise FileNotFoundError(f"{name}: expected it in benchmarks/results, here or in a folder above, got none")
+    if file is None:
+        raise FileNotFoundError(f"{name}: expected it in benchmarks/results, here or in a folder above, got none")
     with open(file, newline='', encoding='utf-8') as f: return list(csv.DictReader(f))

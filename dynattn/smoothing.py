@@ -45,8 +45,8 @@ def power_mask(
 # %% ../nbs/12_smoothing.ipynb #46c13f87
 @dataclass(frozen=True)
 class Smoothing(Patched):
-    """A mask by the values V of a curve, above a threshold T. A kind of it has `of(V, T)`, the mask, and `slope_of(V, T)`,
-    the mask's derivative in V. Its fields are numbers > 0, which do not change."""
+    """A mask by the values V of a curve, above a threshold T. A kind of it has `of(V, T)`, the mask, and
+    `slope_of(V, T)`, the mask's derivative in V. Its fields are numbers > 0, which do not change."""
     fill = 0           # what a value that is not above T becomes
     inclusive = False  # |j - i| = sigma takes part: on the bell, the mask ends a token beyond sigma
     capped = True      # a density above 1 counts as 1

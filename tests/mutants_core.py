@@ -60,6 +60,8 @@ MUTANTS = [
     ("i < std::min<Int>(j+GROUP, n)", "i < std::min<Int>(j+GROUP, n)-1"),                # the last key of a group counts for nothing
     ("return (uint8_t*)c.kept+((b*c.H+h)*c.N+row)*KEPT;", "return (uint8_t*)c.kept+((b*c.H+h)*c.N+row/QUERIES*QUERIES)*KEPT;"), # of another block
     ("bits = careful ? 255 : of[i/8]", "bits = of[i/8]"),                                      # bits that a block of one query did not leave
+    ("return some*GROUP*4 > n*3;", "return false;"),                           # nearly all keys are gathered
+    ("return some*GROUP*4 > n*3;", "return true;"),                            # zeros are multiplied
     ("end = std::min(j+(Int(1) << by), n_keys);", "end = std::min(j+1, n_keys);"), # the other keys of a bit
     ("const bool all = careful || m == n_keys;", "const bool all = false;"),                      # and those that it should leave
     ("return last-first == n-1 && &span_of(first) == &span_of(last);", "return last-first == n-1;"), # leading keys and others lie apart
@@ -99,6 +101,7 @@ def checks(core, lib, made):
         t.test_an_alpha_above_two_is_nan_and_never_another_law()
         t.zeros_of_long_rows()
         t.keys_near_the_threshold()
+        t.most_keys_stay_and_few_do()
         t.passes_cut_in_other_places()
         for at_end,exact in made: t.between_guards(exact, at_end)
         for dtype in (torch.bfloat16,torch.float16): t.test_every_number_of_sixteen_bits(dtype)

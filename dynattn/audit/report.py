@@ -156,7 +156,8 @@ def of_memory(cls:Finding,
 def _memory(s, n, layers, longest, make, findings): # gets what is found -> list of `Memory`
     "The contents of the cache after a text that is longer than its windows, where that is not too long."
     def gap(why):
-        findings.append(Finding('memory', 'not measured', f"Whether the cache keeps no more than windows promise: {why}."))
+        unknown = f"Whether the cache keeps no more than windows promise: {why}."
+        findings.append(Finding('memory', 'not measured', unknown))
         return []
     promises = [promise for layer in layers for promise in layer.promised if promise and promise.left is not None]
     if not s.caches: return gap("the model has no cache of transformers") if make else []
@@ -270,7 +271,8 @@ def _window(window, causal): # -> `Promise` or None
     if window is None: return None
     whole = isinstance(window, int) and not isinstance(window, bool)
     sides = (window, 0 if causal else window) if whole else window
-    if not (isinstance(sides, tuple) and len(sides)==2 and all(w is None or isinstance(w, int) and w>=0 for w in sides)):
+    def fits(w): return w is None or isinstance(w, int) and w>=0
+    if not (isinstance(sides, tuple) and len(sides)==2 and all(map(fits, sides))):
         raise TypeError(f"window: expected an int or a pair (left, right), >= 0, got {window!r}")
     return Promise(*sides)
 
@@ -300,7 +302,8 @@ def _plan(s, n, p, causal): # -> question -> whether "no" is promised
     return plan
 
 # %% ../../nbs/audit/69_report.ipynb #4777a7b3
-def _answers(s, n, p, causal, seeds, tick, findings): # gets what is found -> question -> (answer, whether "no" is promised)
+def _answers(s, n, p, causal, seeds, tick, findings):
+    # `findings` gets what is found -> question -> (answer, whether "no" is promised)
     if unfit := _unfit(s, n):
         findings.append(Finding('outputs', 'not measured', f"No question was asked: {unfit}."))
         return {}

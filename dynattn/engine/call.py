@@ -101,7 +101,8 @@ def _align(call):
     if four and of_q[0] == of_k[0] == of_v[0] and of_k[1] == of_v[1] <= of_q[1]: return
     given = dict(q=q, k=k, v=v)
     for name,x in given.items():
-        if x.dim() < 2: raise ValueError(f"{name}: expected 2 axes or more, usually [B,H,N,d], got shape {tuple(x.shape)}")
+        if x.dim() < 2:
+            raise ValueError(f"{name}: expected 2 axes or more, usually [B,H,N,d], got shape {tuple(x.shape)}")
     dims = max(x.dim() for x in given.values())
     q,k,v = (x[(None,)*(max(dims, 4)-x.dim())] for x in given.values())
     h = max(x.shape[-3] for x in (q, k, v)) if q.shape[-3] == 1 else q.shape[-3]
@@ -443,7 +444,8 @@ def takes(
 class _Weighs(Protocol[_P]):
     "Type checkers see: `return_weights=True`, as a keyword, gives the weights too."
     @overload
-    def __call__(self, q:Tensor, k:Tensor, v:Tensor, *args:Any, return_weights:Literal[True], **kwargs:Any) -> tuple[Tensor,Tensor]: ...
+    def __call__(self, q:Tensor, k:Tensor, v:Tensor, *args:Any, return_weights:Literal[True], **kwargs:Any,
+    ) -> tuple[Tensor,Tensor]: ...
     @overload
     def __call__(self, *args:_P.args, **kwargs:_P.kwargs) -> Tensor: ...
 

@@ -86,13 +86,13 @@ _SUMS = dict( # name -> axes behind [B,H], and what a block adds there: a functi
 @dataclass(eq=False, repr=False)
 class _Weights:
     "The weights that a call of attention computes, in blocks."
-    blocks: Iterable # of `_Block`; keys that no block holds have no weight
+    blocks: Iterable # parts of the weights; keys that none of them holds have no weight
     sizes: tuple # (B, H, N, M)
     offsets: range # `j - i` of the keys that the widest head sees
     lead: int # leading keys of a text
     nothing: Tensor # [] zero, of the dtype and on the device of the weights
 
-    def total(self, *names) -> list: # of tensors, by the names of `_SUMS`
+    def total(self, *names) -> list: # of tensors, for names as `reduce` of `window_weights` takes them
         "Sums that are taken in one pass over the blocks, of which one is in memory at a time."
         b,h,n,m = self.sizes
         sizes = dict(query=n, key=m, lead=self.lead, offset=len(self.offsets), distance=max(n+m-1, 0))

@@ -80,7 +80,8 @@ def look(
     if isinstance(text, str):
         if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
         most = getattr(model.config.get_text_config(), 'max_position_embeddings', None) or tokenizer.model_max_length
-        ids,words = _cut(tokenizer, text, min(most, tokenizer.model_max_length)) # RoBERTa takes two fewer than positions
+        most = min(most, tokenizer.model_max_length) # RoBERTa takes two fewer than it has positions
+        ids,words = _cut(tokenizer, text, most)
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.numel()!=ids.shape[-1] or not ids.numel():
         got = f'{ids.dtype} {tuple(ids.shape)}' if isinstance(ids, Tensor) else type(ids).__name__
         raise ValueError(f"text: expected one token or more, as a text or as ids, [N] or [1,N], got {got}")

@@ -255,7 +255,8 @@ def end_epoch(self:Trainer, callbacks=(), # functions `f(moment, t, x)`
     for callback in callbacks: callback('after_epoch', self, row)
 
 @patch
-def write_log(self:Trainer) -> None: write_atomic(self.run.folder/'metrics.jsonl', ''.join(json.dumps(row)+'\n' for row in self.rows))
+def write_log(self:Trainer) -> None:
+    write_atomic(self.run.folder/'metrics.jsonl', ''.join(json.dumps(row)+'\n' for row in self.rows))
 
 # %% ../../nbs/train/52_training.ipynb #7d43a05b
 _PLACE = 'step','epoch','at','since','best','total','rows'
