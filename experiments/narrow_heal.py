@@ -90,17 +90,17 @@ class Chain:
         self.runs.mkdir(parents=True, exist_ok=True)
         self.calibration = Calibration(self.s, 'asked', a.steps)
         self.minutes = {}
-        asked = [q.ids for task,number in TASKS for q in self.drawn(task, number)]
+        asked = [q.ids for task,number in TASKS for q in self.drawn(task, number or a.asked)]
         seen = [ids[:a.context] for _,ids in self.s.texts['test'][:a.texts]]+asked+list(self.reviews())
         self.judged = hashlib.sha256(str(seen).encode()).hexdigest()[:8]
 
     def drawn(self, task, number):
-        return (Questions(self.s, 'test').draw(task, i, self.a.context) for i in range(number or self.a.asked))
+        return (Questions(self.s, 'test').draw(task, i, self.a.context) for i in range(number))
 
     def called(self, stage): # -> its name, with what differs from the trial's settings up to there
         a = self.a
         settings = (('curves',a.curves,16,'texts'), ('learned',a.steps,30,'steps'), ('healed',a.heal,48,'of healing'),
-                    ('healed',a.places,'random','places'))
+                    ('healed',a.places,'random','places'), ('healed',round(a.length*a.context),a.context,'tokens'))
         less = [f'{x} {of}' for begins,x,usual,of in settings if x!=usual and STAGES.index(begins)<=STAGES.index(stage)]
         if a.choose and stage!='curves': less.append('chosen')
         if a.together is not None and stage=='healed':
@@ -155,7 +155,7 @@ class Chain:
 
     def together(self, curves, widths):
         "Weights that learn while the widths do in the first steps, then, or from the start, with hard ones; the widths."
-        a,model,batches = self.a,self.s.model,self.texts(self.a.heal, 'heal')
+        a,model,batches = self.a,self.s.model,self.texts(self.a.heal, 'heal', self.a.length)
         options = NarrowOptions(keep=a.share, steps=max(a.together, 1), sinks=SINKS, seed=a.seed)
         distance,seen = Together(model, batches, options, a.heal, a.sinks),()
         if a.together:
@@ -173,16 +173,16 @@ class Chain:
             if step not in seen: print(step, distance(step, step).item(), flush=True)
         return widths
 
-    def texts(self, number, of):
+    def texts(self, number, of, length=1.):
         "Half plain, half with facts of the form that `narrow` learns from; none of the harness's questions."
-        rng,n = random.Random(f'{of}/{self.a.context}/{self.a.seed}'),self.a.context
+        rng,n = random.Random(f'{of}/{self.a.context}/{self.a.seed}'),round(self.a.context*length)
         texts = [self.s.filler(rng, n, 'train') for _ in range(number)]
         plain = torch.zeros(1, n, dtype=torch.bool)
         return [facts_to_learn(self.s.tokenizer, text, n, rng) if i%2 else dict(input_ids=torch.tensor([text]), asked=plain)
                 for i,text in enumerate(texts)]
 
     def healed(self):
-        batches = self.texts(self.a.heal, 'heal')
+        batches = self.texts(self.a.heal, 'heal', self.a.length)
         options = NarrowOptions(heal=self.a.heal, sinks=SINKS, seed=self.a.seed)
         with frozen(self.s.model):
             distance = (Distance if self.a.places=='random' else FarPlaces)(self.s.model, batches, options)
@@ -211,18 +211,18 @@ class Chain:
 
     @torch.no_grad()
     def elsewhere(self, way, layers):
-        if way in self.rows(ELSEWHERE) or not self.a.elsewhere: return
+        if way in self.rows(ELSEWHERE): return
         far,s = self.timed('far', self.far),self.s
         if layers is not None: set_widths(s.model, layers)
         with without_windows(s.model) if layers is None else torch.no_grad():
             reviews = [token_losses(s.model, torch.tensor([ids])).mean().item() for ids in self.reviews()]
             needy = torch.cat([x[at] for x,at in zip(self.by_token(), far)])
-            found = {task: [x for q in self.drawn(task, number) for x in answered(s.model, q)] for task,number in TASKS[1:]}
+            found = {task: [x for q in self.drawn(task, self.a.forms) for x in answered(s.model, q)] for task,_ in TASKS[1:]}
         row = dict(model=s.name, n=self.a.context, share=self.a.share, seed=self.a.seed, judged=self.judged, way=way,
             reviews=round(sum(reviews)/len(reviews), 5), far_tokens=len(needy), far_loss=round(needy.mean().item(), 5))
         for task,x in found.items():
-            row[task] = f'{sum(y[0] for y in x)}/{len(x)}'
-            row[task+' loss'] = round(sum(y[2] for y in x)/len(x), 4)
+            row[task] = f'{sum(y[0] for y in x)}/{len(x)}' if x else ''
+            row[task+' loss'] = round(sum(y[2] for y in x)/len(x), 4) if x else ''
         append(ELSEWHERE, [row])
         print(way, row, flush=True)
 
@@ -235,7 +235,7 @@ class Chain:
         if layers is not None: set_widths(s.model, layers)
         with without_windows(s.model) if layers is None else torch.no_grad():
             losses = [token_losses(s.model, torch.tensor([ids[:n]])).mean().item() for _,ids in s.texts['test'][:self.a.texts]]
-            found = [x for q in self.drawn(*TASKS[0]) for x in answered(s.model, q)]
+            found = [x for q in self.drawn(TASKS[0][0], self.a.asked) for x in answered(s.model, q)]
         right = ''.join(str(x[0]) for x in found)
         loss,full = sum(losses)/len(losses),self.rows().get('full')
         width = torch.full((1,), float(s.budget.most)) if layers is None else torch.tensor(sum(layers, [])).clamp(max=s.budget.most)
@@ -285,7 +285,8 @@ if __name__=='__main__':
     p.add_argument('--choose', action='store_true', help='learned widths, those of the curves or their mean, as `narrow` does')
     p.add_argument('--together', type=int, help='steps of healing in which the widths learn too')
     p.add_argument('--sinks', action='store_true', help='with --together: a sink logit for every head learns as well')
-    p.add_argument('--elsewhere', action=argparse.BooleanOptionalAction, default=True, help='judge on other forms and reviews too')
+    p.add_argument('--forms', type=int, default=10, help='texts of each other form of question')
+    p.add_argument('--length', type=float, default=1., help='of the texts of healing, as a share of the context')
     p.add_argument('--texts', type=int, default=6, help='texts that the loss is judged by')
     p.add_argument('--asked', type=int, default=8, help='texts of sixteen questions')
     p.add_argument('--runs', default='runs/heal', help='where checkpoints go')
