@@ -86,7 +86,7 @@ class Chain:
     "Widths by curves, learned from there, weights healed: each judged once."
     def __init__(self, a):
         self.a,self.s = a,Subject('smollm2', 'runs/none', a.context)
-        self.runs = Path(a.runs)/f'{a.context}_{a.share}_{a.seed}'
+        self.runs = Path(a.runs)/'_'.join([str(a.context), str(a.share), str(a.seed), *a.rival.split()])
         self.runs.mkdir(parents=True, exist_ok=True)
         self.calibration = Calibration(self.s, 'asked', a.steps)
         self.minutes = {}
@@ -254,9 +254,22 @@ def cost_curves_of(subject, texts, seed, checkpoint):
     assert all(l.sigma_head is None for l in heads)
     return replace(cost_curves(subject.model, texts, SINKS, seed=seed, checkpoint=checkpoint), budget=subject.budget)
 
+def rival(chain):
+    "Widths of another method of the trial, and these healed."
+    widths,seconds = Methods(chain.s, chain.a.seed).saved(chain.a.rival, chain.a.share)
+    widths = [[w if w<.97*chain.s.budget.most else float('inf') for w in layer] for layer in widths]
+    chain.minutes[chain.a.rival] = seconds/60
+    chain.judge(chain.a.rival, widths, of=(chain.a.rival,))
+    set_widths(chain.s.model, widths)
+    start = time.process_time()
+    done = chain.healed()
+    chain.minutes['healed'] = (time.process_time()-start)/60
+    chain.judge(f"{chain.a.rival}, {chain.called('healed')}", widths, f'kept {done.kept}', of=(chain.a.rival,'healed'))
+
 def run(a):
     chain = Chain(a)
     chain.judge('full')
+    if a.rival: return rival(chain)
     curves = chain.timed('curves', chain.measured)
     chain.record(curves)
     chain.judge('curves', curves.widths(a.share), of=('curves',))
@@ -283,6 +296,7 @@ if __name__=='__main__':
     p.add_argument('--heal', type=int, default=48, help='steps of healing')
     p.add_argument('--places', choices=('random','far'), default='random', help='where healing compares predictions')
     p.add_argument('--choose', action='store_true', help='learned widths, those of the curves or their mean, as `narrow` does')
+    p.add_argument('--rival', default='', help='widths of another method of the trial, such as "gates 32, asked"')
     p.add_argument('--together', type=int, help='steps of healing in which the widths learn too')
     p.add_argument('--sinks', action='store_true', help='with --together: a sink logit for every head learns as well')
     p.add_argument('--forms', type=int, default=10, help='texts of each other form of question')
