@@ -1,6 +1,7 @@
-"""SmolLM2-135M-Instruct in ONNX Runtime: full, with the widths learned at a quarter of the keys, and with these rounded.
+"""SmolLM2-135M-Instruct in ONNX Runtime: full, with the widths learned at a quarter of the keys, with these rounded, healed.
 
     python benchmarks/onnx_decode.py [--threads 1] [--lengths 1024 2048 8128]
+    python benchmarks/onnx_decode.py healed       learned widths, before and after eight steps of healing; PyTorch beside it
     python benchmarks/onnx_decode.py nodes        one attention node: the standard operator and GroupQueryAttention
 
 A text of the standard library is read; after each length every model writes 16 more tokens, in turn. A narrowed graph is
@@ -12,7 +13,9 @@ os.environ['HF_HUB_OFFLINE'] = '1'
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from dynattn import hf
-from dynattn.hf.narrowing import WidthVector, set_widths, without_windows
+from dynattn.cache import WindowedCache
+from dynattn.hf.layers import frozen
+from dynattn.hf.narrowing import Distance, NarrowOptions, WidthVector, set_widths, without_windows
 from dynattn.hf.saving import load_pretrained
 from dynattn.export.graph import export
 from dynattn.export.runtime import OnnxModel
@@ -37,6 +40,36 @@ def text(tokenizer, n):
     source = Path(argparse.__file__).read_text(encoding='utf-8')+Path(statistics.__file__).read_text(encoding='utf-8')
     return tokenizer(source)['input_ids'][:n]
 
+def greedy(model, prompt):
+    with torch.no_grad(): return model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0,len(prompt):].tolist()
+
+def healed(runs, threads, n=2048):
+    "Widths as they were learned, and with healed weights: in PyTorch with a WindowedCache, and exported."
+    model,tokenizer = load_pretrained(smollm2())
+    hf.add_windows(model, n_global=SINKS)
+    set_widths(model, learned())
+    ids,torch_rows = text(tokenizer, n+NEW),[]
+    for name in ('narrow', 'healed'):
+        if name=='healed':
+            texts = [dict(input_ids=part[None]) for part in torch.tensor(text(tokenizer, 5120)).split(512)]
+            with frozen(model): done = Distance(model, texts[:8], NarrowOptions(heal=8, sinks=SINKS)).mend(texts[8:])
+            if not done.kept: raise SystemExit('healed: expected an update that is kept, got none')
+        out = runs/f'{name}-float32'
+        export(model, out, tokenizer)
+        words = greedy(model, ids[:700])
+        if [*OnnxModel(out).generate(ids[:700], 64)]!=words: raise SystemExit(f'{name}: other tokens than PyTorch')
+        print(f'{name}: the same 64 tokens as PyTorch with a WindowedCache', tokenizer.decode(words[:16]), flush=True)
+        cache,ms = WindowedCache(model),[]
+        with torch.no_grad():
+            for at,stop in ((0, n), *((n+i, n+i+1) for i in range(NEW))):
+                start = time.perf_counter()
+                model(torch.tensor([ids[at:stop]]), past_key_values=cache, logits_to_keep=1)
+                ms.append(1e3*(time.perf_counter()-start))
+        torch_rows.append({**dict.fromkeys(FIELDS, ''), **dict(suite='pytorch', model=name, weights='float32', tokens=n, threads=threads,
+            prompt_s=round(ms[0]/1e3, 2), ms=round(statistics.median(ms[1:]), 2), cache_bytes=cache.nbytes)})
+    append('onnx_decode.csv', torch_rows)
+    times(runs, ids, 'float32', threads, [n], ('narrow', 'healed'))
+
 def export_all(runs):
     "The six folders, made once; the narrowed ones are compared with PyTorch."
     model,tokenizer = load_pretrained(smollm2())
@@ -51,16 +84,14 @@ def export_all(runs):
             else:
                 with without_windows(model): export(model, out, tokenizer, int4=weights=='int4')
             if widths is None or weights=='int4': continue
-            with torch.no_grad(): usual = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0,700:]
-            same = [*OnnxModel(out).generate(prompt, 64)]==usual.tolist()
-            if not same: raise SystemExit(f'{name}: other tokens than PyTorch')
+            if [*OnnxModel(out).generate(prompt, 64)]!=greedy(model, prompt): raise SystemExit(f'{name}: other tokens than PyTorch')
             print(f'{name}: the same 64 tokens as PyTorch with a WindowedCache', flush=True)
     return text(tokenizer, 8192)
 
 def weight_bytes(folder): return sum((folder/name).stat().st_size for name in ('model.onnx', 'model.onnx.data'))
 
-def times(runs, ids, weights, threads, lengths):
-    models = {name: OnnxModel(runs/f'{name}-{weights}', threads) for name in ('full', 'narrow', 'rounded')}
+def times(runs, ids, weights, threads, lengths, names=('full', 'narrow', 'rounded')):
+    models = {name: OnnxModel(runs/f'{name}-{weights}', threads) for name in names}
     read,rows = {name: 0. for name in models},[]
     for n in lengths:
         for name,m in models.items():
@@ -149,7 +180,7 @@ def nodes(threads):
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    a.add_argument('suites', nargs='*', default=['decode', 'peak', 'nodes'], help='of decode, peak, nodes (default: all)')
+    a.add_argument('suites', nargs='*', default=['decode', 'peak', 'nodes'], help='of decode, peak, nodes, healed (default: the first three)')
     a.add_argument('--runs', type=Path, default=Path('runs/onnx'), help='where the exported folders go')
     a.add_argument('--lengths', type=int, nargs='+', default=[1024, 2048, 8128])
     a.add_argument('--threads', type=int, nargs='+', default=[1, 2])
@@ -160,5 +191,6 @@ if __name__=='__main__':
         if 'decode' in args.suites:
             for weights in ('float32', 'int4'): times(args.runs, ids, weights, threads, args.lengths)
         if 'nodes' in args.suites: nodes(threads)
+        if 'healed' in args.suites: healed(args.runs, threads)
     if 'peak' in args.suites:
         for weights in ('float32', 'int4'): peaks(args.runs, weights, max(args.lengths))

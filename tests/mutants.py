@@ -107,6 +107,8 @@ MUTANTS = [ # module, its text, the fault
     ('hf.plugin', 'options = dict(attn_mask=s.pairs, q_offset=at, window=None, is_causal=False)', 'options = dict(attn_mask=s.pairs, q_offset=0, window=None, is_causal=False)'),
     ('hf.plugin', "if s.keep is not None: options['padding'] = PaddingMask(s.keep)", "pass"),
     ('hf.plugin', "if terms.get('softcap') is not None: own['softcap'] = terms['softcap']", "pass"),
+    ('hf.curves', '.square().sum(2).double()/odds', '.square().sum(2).double()'),
+    ('hf.curves', 'query = torch.arange(start, start+b', 'query = torch.arange(start+1, start+b+1'),
     ('hf.narrowing', 'for l,(head,edge) in zip(learned, before): l.sigma_head,l.edge = head,edge', 'pass'),
     ('hf.narrowing', 'return max(-(mean@of_share/square).item(), 0.) if square>0 else 0.', 'return max((mean@of_share/square).item(), 0.) if square>0 else 0.'),
     ('hf.narrowing', 'self.set(self.budget.scaled(self.widths(), share))', 'self.set(self.widths()*share)'),
@@ -128,7 +130,7 @@ TESTS = { # what is asked beside the module's own chapter, until the first failu
     'engine.plan': ['test_banded.py'], 'engine.operator': ['test_banded.py', 'test_call.py'],
     'engine.ops': ['test_call.py', 'test_banded.py'], 'modules': ['test_modules.py'],
     'encoder': ['test_rim.py', 'test_training.py'], 'stream': [], 'cache': ['57_', 'test_cache.py'], 'hf': ['test_hf_common.py', 'test_hf.py'],
-    'hf.narrowing': ['test_narrow.py'], 'audit': ['test_audit.py'], 'train': ['test_training.py']}
+    'hf.narrowing': ['test_narrow.py'], 'hf.curves': ['test_narrow.py'], 'audit': ['test_audit.py'], 'train': ['test_training.py']}
 
 def module_of(name): return ROOT/'dynattn'/f"{name.replace('.', '/')}.py"
 

@@ -87,7 +87,8 @@ def _far(x, width, start, causal):
     return left if causal else left+first(x.flip(-1), m-1-query-width)
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0015
-_BLOCK = 128 # queries whose weights are in memory at a time
+_BLOCK = 32     # queries whose weights are in memory at a time
+_MEASURED = 512 # queries of a text, of which a longer one has a sample
 
 @dataclass(eq=False)
 class _Layer(Patched):
@@ -119,6 +120,18 @@ def leading(self:_Layer, sinks): # -> [1|B,1,N] bool
     first = torch.zeros(1, 1, 1, dtype=torch.long) if keep is None else keep.int().argmax(1)[:,None,None]
     return (at>=first.to(at.device)) & (at<first.to(at.device)+sinks)
 
+# %% ../../nbs/hf/61_curves.ipynb #c65c0054
+def _sample(g, generator, measured): # gradient [B,N,H,d], for so many queries -> [(first query, odds)] of blocks
+    "Blocks of queries: all, or some, drawn by the squares of their gradients."
+    starts,square = range(0, g.shape[1], _BLOCK),g.float().square().sum((0,2,3)).cpu()
+    count,total = measured//_BLOCK,square.sum()
+    if len(starts)<=count or not 0<total<math.inf: return [(start, 1.) for start in starts]
+    size = torch.stack([part.sum() for part in square.split(_BLOCK)])/total
+    odds = count*(.5*size+.5/len(starts)).clamp(max=1/count)
+    passed = (odds.cumsum(0)+torch.rand(1, generator=generator)).long()
+    drawn = passed.diff(prepend=torch.zeros(1, dtype=torch.long))>0          # one draw for all: their number hardly varies
+    return [(starts[i], odds[i].item()) for i in drawn.nonzero()[:,0].tolist()]
+
 # %% ../../nbs/hf/61_curves.ipynb #c65c0016
 @patch
 @torch.no_grad()
@@ -126,11 +139,13 @@ def squares(self:_Layer,
     g:Tensor, # the gradient of a number at the output, [B,N,H,d]
     width:Tensor, # [W] int
     sinks:int, # leading tokens that are never lost
+    generator=None, # for the draw of queries
+    measured:int=_MEASURED, # queries, of which a longer text has a sample
 ) -> Tensor: # [B,Hkv,W], in float64
     "The squared movements of the number, summed over queries."
     heads,leading = self.k.shape[1],self.leading(sinks)
     found = 0.
-    for start in range(0, self.q.shape[2], _BLOCK):
+    for start,odds in _sample(g, generator, measured):
         stop = min(start+_BLOCK, self.q.shape[2])
         p = self.weights(start, stop)
         v = self.v[:,:,:p.shape[-1]].repeat_interleave(p.shape[1]//heads, 1)
@@ -140,7 +155,7 @@ def squares(self:_Layer,
         far,mass = (_far(x.masked_fill(lost, 0), width, start, self.sight.causal) for x in (of_scores, p))
         moved = far/(1-mass).clamp(min=torch.finfo(p.dtype).eps**.5)              # [B,H,b,W]
         moved = moved.unflatten(1, (heads,-1)).sum(2)
-        found = found+moved.masked_fill(leading[...,start:stop,None], 0).square().sum(2).double()
+        found = found+moved.masked_fill(leading[...,start:stop,None], 0).square().sum(2).double()/odds
     return found
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0018
@@ -173,7 +188,7 @@ def _number(model, hidden, batch, places, generator):
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c001a
 @contextmanager
-def _watched(width, sinks):
+def _watched(width, sinks, generator):
     "As long as the block lasts, what each attention module of a text would lose is added up: module -> [B,Hkv,W]."
     found = {}
     def watch(module, query, key, value, mask, **options):
@@ -182,7 +197,7 @@ def _watched(width, sinks):
         s = _as_sight(module, mask, options.get('is_causal'), query.shape[2], key.shape[2])
         if s.texts is not None: raise ValueError("texts: expected one text in each row, got packed rows")
         layer = _Layer(module, *(x.detach() for x in (query, key, value, out)), s, options)
-        def add(g): found[module] = found.get(module, 0.)+layer.squares(g, width, sinks)
+        def add(g): found[module] = found.get(module, 0.)+layer.squares(g, width, sinks, generator)
         out.register_hook(add)
         return out,weights
     AttentionInterface.register('dynattn', watch)
@@ -234,7 +249,7 @@ def of(cls:Budget,
 def _add_text(found, model, layers, i, batch, width, options):
     "Add what text number i says."
     generator = torch.Generator().manual_seed(options['seed']*1_000_003+i)
-    with _watched(width.to(model.device, torch.long), options['sinks']) as lost:
+    with _watched(width.to(model.device, torch.long), options['sinks'], generator) as lost:
         _number(model, last_hidden(model, batch), batch, options['places'], generator).backward()
     rows = torch.cat([lost[m] for m in layers], 1).cpu()/2                       # [B,K,W]
     asks = batch['asked'].any(1).cpu() if 'asked' in batch else torch.zeros(len(rows), dtype=torch.bool)

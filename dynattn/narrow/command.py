@@ -266,12 +266,12 @@ def _preview_run(name, c, quiet):
     "The rows of `--preview`, and whether the model is causal."
     model,tokenizer = load_pretrained(name)
     causal = model.get_output_embeddings() is not None
-    batches,texts,_ = _read_texts(replace(c, steps=-(-16//c.batch), heal=0), tokenizer, causal)
+    batches,texts,_ = _read_texts(replace(c, steps=-(-8//c.batch), heal=0), tokenizer, causal)
     try:
         _check_reads(switch(model), batches[0]['input_ids'][:1])
         with Bar(len(batches)+len(_SHARES), 'preview', quiet, unit='text') as bar:
             curves = cost_curves(model, batches, c.sinks, seed=c.seed, on_text=bar.step)
-            return _previewed(Judge(model, tokenizer, texts[:4], c.context, 2), curves, bar.step),causal
+            return _previewed(Judge(model, tokenizer, texts[:2], c.context, 2), curves, bar.step),causal
     except ValueError as e: raise UserError(str(e)) from e
 
 # %% ../../nbs/narrow/85_command.ipynb #1360911f
