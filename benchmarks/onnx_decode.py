@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct in ONNX Runtime: full, with the widths learned at a quarter of the keys, with these rounded, healed.
 
     python benchmarks/onnx_decode.py [--threads 1] [--lengths 1024 2048 8128]
-    python benchmarks/onnx_decode.py healed       learned widths, before and after eight steps of healing; PyTorch beside it
+    python benchmarks/onnx_decode.py healed       learned widths, before and after 16 steps of healing; PyTorch beside it
     python benchmarks/onnx_decode.py nodes        one attention node: the standard operator and GroupQueryAttention
 
 A text of the standard library is read; after each length every model writes 16 more tokens, in turn. A narrowed graph is
@@ -13,7 +13,7 @@ os.environ['HF_HUB_OFFLINE'] = '1'
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from dynattn import hf
-from dynattn.cache import WindowedCache
+from dynattn.hf.cache import WindowedCache
 from dynattn.hf.layers import frozen
 from dynattn.hf.narrowing import Distance, NarrowOptions, WidthVector, set_widths, without_windows
 from dynattn.hf.saving import load_pretrained
@@ -51,8 +51,9 @@ def healed(runs, threads, n=2048):
     ids,torch_rows = text(tokenizer, n+NEW),[]
     for name in ('narrow', 'healed'):
         if name=='healed':
-            texts = [dict(input_ids=part[None]) for part in torch.tensor(text(tokenizer, 5120)).split(512)]
-            with frozen(model): done = Distance(model, texts[:8], NarrowOptions(heal=8, sinks=SINKS)).mend(texts[8:])
+            source = ''.join(Path(argparse.__file__).with_name(f'{name}.py').read_text(encoding='utf-8') for name in ('inspect', 'tarfile'))
+            texts = [dict(input_ids=part[None]) for part in torch.tensor(tokenizer(source)['input_ids'][:20*1024]).split(1024)]
+            with frozen(model): done = Distance(model, texts[:16], NarrowOptions(heal=16, sinks=SINKS)).mend(texts[16:])
             if not done.kept: raise SystemExit('healed: expected an update that is kept, got none')
         out = runs/f'{name}-float32'
         export(model, out, tokenizer)
