@@ -5,7 +5,7 @@
     python benchmarks/onnx_decode.py nodes        one attention node: the standard operator and GroupQueryAttention
 
 A text of the standard library is read; after each length every model writes 16 more tokens, in turn. A narrowed graph is
-timed only if it writes the same 64 greedy tokens as PyTorch with a WindowedCache. Rows: benchmarks/results/onnx_decode.csv."""
+timed only if it writes the same 64 greedy tokens as PyTorch with a WindowedCache. Rows: benchmarks/results/onnx_decode.csv and onnx_healed.csv."""
 import argparse, os, statistics, subprocess, sys, time
 from pathlib import Path
 import numpy as np
@@ -68,8 +68,8 @@ def healed(runs, threads, n=2048):
                 ms.append(1e3*(time.perf_counter()-start))
         torch_rows.append({**dict.fromkeys(FIELDS, ''), **dict(suite='pytorch', model=name, weights='float32', tokens=n, threads=threads,
             prompt_s=round(ms[0]/1e3, 2), ms=round(statistics.median(ms[1:]), 2), cache_bytes=cache.nbytes)})
-    append('onnx_decode.csv', torch_rows)
-    times(runs, ids, 'float32', threads, [n], ('narrow', 'healed'))
+    append('onnx_healed.csv', torch_rows)
+    times(runs, ids, 'float32', threads, [n], ('narrow', 'healed'), 'onnx_healed.csv')
 
 def export_all(runs):
     "The six folders, made once; the narrowed ones are compared with PyTorch."
@@ -91,7 +91,7 @@ def export_all(runs):
 
 def weight_bytes(folder): return sum((folder/name).stat().st_size for name in ('model.onnx', 'model.onnx.data'))
 
-def times(runs, ids, weights, threads, lengths, names=('full', 'narrow', 'rounded')):
+def times(runs, ids, weights, threads, lengths, names=('full', 'narrow', 'rounded'), file='onnx_decode.csv'):
     models = {name: OnnxModel(runs/f'{name}-{weights}', threads) for name in names}
     read,rows = {name: 0. for name in models},[]
     for n in lengths:
@@ -111,7 +111,7 @@ def times(runs, ids, weights, threads, lengths, names=('full', 'narrow', 'rounde
                        weight_bytes=weight_bytes(runs/f'{name}-{weights}'), peak_bytes='')
             print(row, flush=True)
             rows.append(row)
-    append('onnx_decode.csv', rows)
+    append(file, rows)
 
 def peaks(runs, weights, tokens):
     "Resident memory of a process that reads a text, and nothing else."
