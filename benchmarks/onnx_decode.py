@@ -1,11 +1,12 @@
-"""SmolLM2-135M-Instruct in ONNX Runtime: full, with the widths learned at a quarter of the keys, with these rounded, healed.
+"""SmolLM2-135M-Instruct in ONNX Runtime: full, with the widths learned at a quarter of the keys, rounded, and healed.
 
     python benchmarks/onnx_decode.py [--threads 1] [--lengths 1024 2048 8128]
-    python benchmarks/onnx_decode.py healed       learned widths, before and after 16 steps of healing; PyTorch beside it
+    python benchmarks/onnx_decode.py healed       learned widths, before and after healing; PyTorch beside
     python benchmarks/onnx_decode.py nodes        one attention node: the standard operator and GroupQueryAttention
 
 A text of the standard library is read; after each length every model writes 16 more tokens, in turn. A narrowed graph is
-timed only if it writes the same 64 greedy tokens as PyTorch with a WindowedCache. Rows: benchmarks/results/onnx_decode.csv and onnx_healed.csv."""
+timed only if it writes the same 64 greedy tokens as PyTorch with a WindowedCache. Rows: benchmarks/results/onnx_decode.csv
+and onnx_healed.csv."""
 import argparse, os, statistics, subprocess, sys, time
 from pathlib import Path
 import numpy as np
@@ -41,7 +42,8 @@ def text(tokenizer, n):
     return tokenizer(source)['input_ids'][:n]
 
 def greedy(model, prompt):
-    with torch.no_grad(): return model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)[0,len(prompt):].tolist()
+    with torch.no_grad(): written = model.generate(torch.tensor([prompt]), max_new_tokens=64, do_sample=False)
+    return written[0,len(prompt):].tolist()
 
 def healed(runs, threads, n=2048):
     "Widths as they were learned, and with healed weights: in PyTorch with a WindowedCache, and exported."
@@ -51,23 +53,24 @@ def healed(runs, threads, n=2048):
     ids,torch_rows = text(tokenizer, n+NEW),[]
     for name in ('narrow', 'healed'):
         if name=='healed':
-            source = ''.join(Path(argparse.__file__).with_name(f'{name}.py').read_text(encoding='utf-8') for name in ('inspect', 'tarfile'))
-            texts = [dict(input_ids=part[None]) for part in torch.tensor(tokenizer(source)['input_ids'][:20*1024]).split(1024)]
+            files = (Path(argparse.__file__).with_name(f'{name}.py') for name in ('inspect', 'tarfile'))
+            words = tokenizer(''.join(file.read_text(encoding='utf-8') for file in files))['input_ids']
+            texts = [dict(input_ids=part[None]) for part in torch.tensor(words[:20*1024]).split(1024)]
             with frozen(model): done = Distance(model, texts[:16], NarrowOptions(heal=16, sinks=SINKS)).mend(texts[16:])
             if not done.kept: raise SystemExit('healed: expected an update that is kept, got none')
         out = runs/f'{name}-float32'
         export(model, out, tokenizer)
-        words = greedy(model, ids[:700])
-        if [*OnnxModel(out).generate(ids[:700], 64)]!=words: raise SystemExit(f'{name}: other tokens than PyTorch')
-        print(f'{name}: the same 64 tokens as PyTorch with a WindowedCache', tokenizer.decode(words[:16]), flush=True)
+        if [*OnnxModel(out).generate(ids[:700], 64)]!=greedy(model, ids[:700]):
+            raise SystemExit(f'{name}: other tokens than PyTorch')
+        print(f'{name}: the same 64 tokens as PyTorch with a WindowedCache', flush=True)
         cache,ms = WindowedCache(model),[]
         with torch.no_grad():
             for at,stop in ((0, n), *((n+i, n+i+1) for i in range(NEW))):
                 start = time.perf_counter()
                 model(torch.tensor([ids[at:stop]]), past_key_values=cache, logits_to_keep=1)
                 ms.append(1e3*(time.perf_counter()-start))
-        torch_rows.append({**dict.fromkeys(FIELDS, ''), **dict(suite='pytorch', model=name, weights='float32', tokens=n, threads=threads,
-            prompt_s=round(ms[0]/1e3, 2), ms=round(statistics.median(ms[1:]), 2), cache_bytes=cache.nbytes)})
+        torch_rows.append({**dict.fromkeys(FIELDS, ''), **dict(
+            suite='pytorch', model=name, weights='float32', tokens=n, threads=threads, prompt_s=round(ms[0]/1e3, 2), ms=round(statistics.median(ms[1:]), 2), cache_bytes=cache.nbytes)})
     append('onnx_healed.csv', torch_rows)
     times(runs, ids, 'float32', threads, [n], ('narrow', 'healed'), 'onnx_healed.csv')
 
@@ -85,7 +88,8 @@ def export_all(runs):
             else:
                 with without_windows(model): export(model, out, tokenizer, int4=weights=='int4')
             if widths is None or weights=='int4': continue
-            if [*OnnxModel(out).generate(prompt, 64)]!=greedy(model, prompt): raise SystemExit(f'{name}: other tokens than PyTorch')
+            if [*OnnxModel(out).generate(prompt, 64)]!=greedy(model, prompt):
+                raise SystemExit(f'{name}: other tokens than PyTorch')
             print(f'{name}: the same 64 tokens as PyTorch with a WindowedCache', flush=True)
     return text(tokenizer, 8192)
 

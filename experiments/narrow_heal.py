@@ -44,7 +44,7 @@ class FarPlaces(Distance):
         return self.changed[id(batch)].multinomial(self.options.places, generator=generator).sort().values
 
 class Together(Distance):
-    "Weights that learn while the widths do, with a sink logit for every head if asked for: each call is a step of theirs."
+    "Weights that learn while the widths do, with a sink logit for every head if asked for: each call is a step."
     def __init__(self, model, batches, options, steps, sinks):
         super().__init__(model, batches, options)
         self.steps,self.done,self.width = steps,0,None
@@ -154,7 +154,7 @@ class Chain:
         return vector.by_layer()
 
     def together(self, curves, widths):
-        "Weights that learn while the widths do in the first steps, then, or from the start, with hard ones; the widths."
+        "Weights that learn while the widths do in the first steps, and then with hard ones; the widths."
         a,model,batches = self.a,self.s.model,self.texts(self.a.heal, 'heal', self.a.length)
         options = NarrowOptions(keep=a.share, steps=max(a.together, 1), sinks=SINKS, seed=a.seed)
         distance,seen = Together(model, batches, options, a.heal, a.sinks),()
@@ -217,7 +217,8 @@ class Chain:
         with without_windows(s.model) if layers is None else torch.no_grad():
             reviews = [token_losses(s.model, torch.tensor([ids])).mean().item() for ids in self.reviews()]
             needy = torch.cat([x[at] for x,at in zip(self.by_token(), far)])
-            found = {task: [x for q in self.drawn(task, self.a.forms) for x in answered(s.model, q)] for task,_ in TASKS[1:]}
+            found = {task: [x for q in self.drawn(task, self.a.forms) for x in answered(s.model, q)]
+                     for task in OTHER_FORMS}
         row = dict(model=s.name, n=self.a.context, share=self.a.share, seed=self.a.seed, judged=self.judged, way=way,
             reviews=round(sum(reviews)/len(reviews), 5), far_tokens=len(needy), far_loss=round(needy.mean().item(), 5))
         for task,x in found.items():
@@ -295,7 +296,7 @@ if __name__=='__main__':
     p.add_argument('--steps', type=int, default=30, help='of learning')
     p.add_argument('--heal', type=int, default=48, help='steps of healing')
     p.add_argument('--places', choices=('random','far'), default='random', help='where healing compares predictions')
-    p.add_argument('--choose', action='store_true', help='learned widths, those of the curves or their mean, as `narrow` does')
+    p.add_argument('--choose', action='store_true', help='as `narrow`: learned widths, those of the curves or their mean')
     p.add_argument('--rival', default='', help='widths of another method of the trial, such as "gates 32, asked"')
     p.add_argument('--together', type=int, help='steps of healing in which the widths learn too')
     p.add_argument('--sinks', action='store_true', help='with --together: a sink logit for every head learns as well')

@@ -85,9 +85,9 @@ def heal(n, held=4):
                 with frozen(model): kept = distance.mend(batches[-held:]).kept
             seconds = round(time.process_time()-start)
             mean,low,high = interval(reference.changes())
-            append(dict(n=n, keep=share, way=way, steps=steps, kept=kept, distance=round(mean, 5), low=round(low, 5), high=round(high, 5),
-                picked=round(picked(model, pairs), 4), picked_full=round(of_full, 4), texts=len(test), pairs=len(pairs), seconds=seconds),
-                'narrow_minilm_healed.csv')
+            append(dict(n=n, keep=share, way=way, steps=steps, kept=kept, distance=round(mean, 5), low=round(low, 5),
+                        high=round(high, 5), picked=round(picked(model, pairs), 4), picked_full=round(of_full, 4),
+                        texts=len(test), pairs=len(pairs), seconds=seconds), 'narrow_minilm_healed.csv')
 
 def time_again(n, rounds=15):
     "The time of a text with the committed widths, and what PyTorch's attention takes of it without windows."
