@@ -103,7 +103,7 @@ class Chain:
                     ('healed',a.places,'random','places'), ('healed',round(a.length*a.context),a.context,'tokens'))
         less = [f'{x} {of}' for begins,x,usual,of in settings if x!=usual and STAGES.index(begins)<=STAGES.index(stage)]
         if a.choose and stage!='curves': less.append('chosen')
-        if a.together is not None and stage=='healed':
+        if a.together and stage=='healed':
             less = [x for x in less if not x.endswith('steps') and x!='chosen']+[f'{a.together} with the widths']
         if a.sinks and stage=='healed': less.append('sinks')
         return ', '.join([stage, *less])
