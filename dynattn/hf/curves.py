@@ -123,13 +123,13 @@ def leading(self:_Layer, sinks): # -> [1|B,1,N] bool
 # %% ../../nbs/hf/61_curves.ipynb #c65c0054
 def _sample(g, generator, measured): # gradient [B,N,H,d], for so many queries -> [(first query, odds)] of blocks
     "Blocks of queries: all, or some, drawn by the squares of their gradients."
-    starts,square = range(0, g.shape[1], _BLOCK),g.float().square().sum((0,2,3)).cpu()
+    starts,square = range(0, g.shape[1], _BLOCK),g.float().square().sum((0,2,3)).cpu().double()
     count,total = measured//_BLOCK,square.sum()
     if len(starts)<=count or not 0<total<math.inf: return [(start, 1.) for start in starts]
     size = torch.stack([part.sum() for part in square.split(_BLOCK)])/total
-    odds = count*(.5*size+.5/len(starts)).clamp(max=1/count)
+    odds = (count*(.5*size+.5/len(starts))).clamp(max=1)
     passed = (odds.cumsum(0)+torch.rand(1, generator=generator)).long()
-    drawn = passed.diff(prepend=torch.zeros(1, dtype=torch.long))>0          # one draw for all: their number hardly varies
+    drawn = passed.diff(prepend=torch.zeros(1, dtype=torch.long))>0  # one draw for all: their number hardly varies
     return [(starts[i], odds[i].item()) for i in drawn.nonzero()[:,0].tolist()]
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0016
