@@ -58,21 +58,22 @@ def _script(letter):
     first = unicodedata.name(letter, '?').partition(' ')[0]
     return 'CJK' if first in _EAST_ASIAN else first
 
-def _makes_sense(text):
-    "Whether the letters are those of a text, and not of bytes that were read in a wrong order."
+def _makes_sense(text, ascii_bytes):
+    """Whether the letters are those of a text, and not of bytes that were read in a wrong order. Two bytes of ASCII
+    look like a letter of Chinese, so they are none."""
     text = text[:4096]
     control = any(ord(c)<128 and ord(c) in _CONTROLS for c in text)
     if len(text)<2 or control or any(unicodedata.category(c) in ('Cn','Co','Cs') for c in text): return False
     if sum(c<'\u0250' for c in text)>=.7*len(text): return True
     others = Counter(_script(c) for c in text if c.isalpha() and c>='\u0250')
-    same_script = max(others.values(), default=0)>=.9*others.total()
-    return len(text)>=8 and same_script
+    script,count = max(others.items(), key=lambda x: x[1], default=('', 0))
+    return len(text)>=8 and count>=.9*others.total() and not (ascii_bytes and script=='CJK')
 
 def _wide(data, whole):
     "The code of UTF-16 or UTF-32 in which the bytes make sense, or None."
     def latin(code): return sum(c<'\x80' for c in texts[code])
     texts = {code: _strict(data, code, whole) for code in ('utf-32-le','utf-32-be','utf-16-le','utf-16-be')}
-    texts = {code: text for code,text in texts.items() if text and _makes_sense(text)}
+    texts = {code: text for code,text in texts.items() if text and _makes_sense(text, data.isascii())}
     return max(texts, key=latin, default=None)
 
 # %% ../nbs/37_texts.ipynb #37a00017

@@ -308,7 +308,7 @@ def _judged(items, c, skipped):
         yield x
 
 # %% ../../nbs/train/51_files.ipynb #f11e0017
-def _too_few(c, items):
+def _too_few(c, items, skipped):
     "A line that names the classes there are, the largest first."
     files = Counter(x.label for x in items)
     packages = Counter(label for label,_ in {(x.label,x.package) for x in items})
@@ -319,7 +319,8 @@ def _too_few(c, items):
     return UserError(f"{c.data or 'the Python environment'}: expected two classes or more "
                      f"with {c.min_files} files in {c.least_packages} packages each, "
                      f"got {', '.join(got) or 'nothing'}; --min-files and --min-packages "
-                     f"ask for fewer, --labels {other} takes other names")
+                     f"ask for fewer, --labels {other} takes other names"
+                     + (f"; left out: {skipped}" if skipped else ''))
 
 # %% ../../nbs/train/51_files.ipynb #load0001
 @patch(cls_method=True)
@@ -339,7 +340,7 @@ def of(cls:Data, c:DataConfig, # where the files are, and which of them count
         everywhere = {label for label in classes if all(there[s,label]>=_LEAST for s in _SPLITS)}
         if everywhere==classes: break
         classes = everywhere  # a split of few, large packages may miss a class
-    if len(classes)<2: raise _too_few(c, found)
+    if len(classes)<2: raise _too_few(c, found, skipped)
     skipped.add('of a class too small', [_shown(c, x.path) for x in found if x.label not in classes])
     splits = {s: [x for x in items if where[x.package]==s] for s in _SPLITS}
     for s in ('valid','test'): splits[s] = list(_judged(splits[s], c, skipped))
