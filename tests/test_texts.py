@@ -200,3 +200,159 @@ def test_json_lines_that_are_no_file_of_lines(tmp_path):
         for kind,wanted in (('jsonl','JSON lines'), ('parquet','a Parquet file')):
             os.mkfifo(tmp_path/f'pipe.{kind}')
             with pytest.raises(UserError, match=f'expected {wanted}'): documents(tmp_path/f'pipe.{kind}')
+
+# ---- the pieces of a text that its tokens are
+
+transformers = pytest.importorskip('transformers')
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from dynattn.hf import looking
+
+SAID = ['the cat sat on the mat and the dog ran to the cat', 'naïve café größer', 'これは日本語です', 'Привет, мир', '🍎 👩‍🚀 \n\t  x = f(1)']*4
+
+def fast(made, **names): return transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+
+def byte_level(trim=True, prefix=False):
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    made.decoder,made.post_processor = decoders.ByteLevel(),processors.ByteLevel(trim_offsets=trim)
+    made.train_from_iterator(SAID, trainers.BpeTrainer(vocab_size=400, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False))
+    return fast(made)
+
+def metaspace(model='BPE', normal=False):
+    "With bytes for letters it does not have, as those of Llama; or a unigram, as those of T5"
+    letters = ['<unk>', '<s>', *(f'<0x{i:02X}>' for i in range(256)), *'▁abcdefghijklmnopqrstuvwxyzé日', '▁the', '▁▁']
+    if model=='BPE': made = Tokenizer(models.BPE({c: i for i,c in enumerate(letters)}, [], byte_fallback=True, unk_token='<unk>'))
+    else: made = Tokenizer(models.Unigram([(c, -1.-i/99) for i,c in enumerate(letters)], unk_id=0, byte_fallback=model=='bytes'))
+    if normal: made.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
+    else: made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Sequence([decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(' ', 1, 0)])
+    made.post_processor = processors.TemplateProcessing(single='<s> $A', special_tokens=[('<s>', 1)])
+    return fast(made, unk_token='<unk>', bos_token='<s>')
+
+def word_piece():
+    made = Tokenizer(models.WordPiece(unk_token='[UNK]'))
+    made.normalizer,made.pre_tokenizer = normalizers.BertNormalizer(lowercase=True),pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    made.train_from_iterator(SAID, trainers.WordPieceTrainer(vocab_size=120, special_tokens=['[UNK]','[CLS]','[SEP]'], show_progress=False))
+    made.post_processor = processors.TemplateProcessing(single='[CLS] $A [SEP]', special_tokens=[('[CLS]', 1), ('[SEP]', 2)])
+    return fast(made, unk_token='[UNK]', cls_token='[CLS]', sep_token='[SEP]')
+
+class Slow(transformers.PreTrainedTokenizer):
+    "Words in lower case, and their ends: no offsets, and no spaces or accents of its own"
+    words = ['[UNK]', '[CLS]', 'the', 'cat', 'gross', '##er', *'abcdefghijklmnopqrstuvwxyz']
+    def __init__(self, **names): super().__init__(unk_token='[UNK]', cls_token='[CLS]', **names)
+    @property
+    def vocab_size(self): return len(self.words)
+    def get_vocab(self): return {word: i for i,word in enumerate(self.words)}
+    def _tokenize(self, text, **_):
+        found = []
+        for word in text.lower().split():
+            if word=='grosser': found += ['gross', '##er']
+            elif word in self.words: found.append(word)
+            else: found += word
+        return found
+    def _convert_token_to_id(self, token): return self.words.index(token) if token in self.words else 0
+    def _convert_id_to_token(self, index): return self.words[index]
+    def convert_tokens_to_string(self, tokens): return ' '.join(tokens).replace(' ##', '')
+    def build_inputs_with_special_tokens(self, ids, other=None): return [1, *ids]
+
+TOKENIZERS = dict(bytes=byte_level, bytes_untrimmed=lambda: byte_level(False), bytes_prefix=lambda: byte_level(True, True), llama=metaspace, llama_normalized=lambda: metaspace('BPE', True),
+                  unigram=lambda: metaspace('unigram'), unigram_bytes=lambda: metaspace('bytes'), bert=word_piece, slow=Slow)
+MADE = {}
+def made(name):
+    if name not in MADE: MADE[name] = TOKENIZERS[name]()
+    return MADE[name]
+
+def pieces_of(tokenizer, text, most=None):
+    "Ids, and pieces without the special tokens of the template, which stand for none"
+    ids,tokens = looking._tokens_of_text(tokenizer, text, most)
+    names = tokenizer.convert_ids_to_tokens(ids)
+    return ids,[token for token,name in zip(tokens, names) if name not in ('<s>','[CLS]','[SEP]') or token!=name]
+
+@pytest.mark.parametrize('name', TOKENIZERS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text(st.characters(exclude_categories=('Cs',)), max_size=30) | st.text('the cat\né日🍎 \t', max_size=30))
+def test_pieces_put_end_to_end_are_the_text(name, text):
+    "Any text and any tokenizer, up to a text in which no token has a letter"
+    _,pieces = pieces_of(made(name), text)
+    assert ''.join(pieces)==text or not any(pieces)
+    if name.startswith(('bytes','llama','unigram_bytes')) and text: assert any(pieces)
+
+@pytest.mark.parametrize('name', [name for name in TOKENIZERS if name!='slow'])
+@settings(max_examples=60, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=('Cs',)), max_size=30) | st.text('the cat\né日🍎 \t', max_size=30))
+def test_pieces_of_ids_are_what_the_tokenizer_decodes(name, text):
+    tokenizer = made(name)
+    ids = tokenizer(text, add_special_tokens=False)['input_ids']
+    if tokenizer.unk_token_id in ids: return
+    decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    if '\ufffd' not in decoded: assert ''.join(looking.text_pieces(tokenizer, ids))==decoded
+
+@settings(max_examples=100, deadline=None)
+@given(ids=st.lists(st.integers(0, 255), max_size=20), name=st.sampled_from(['bytes','llama']))
+def test_ids_that_make_no_letters_show_no_replacement_character(ids, name):
+    tokenizer = made(name)
+    if name=='bytes': ids = tokenizer.convert_tokens_to_ids([sorted(pre_tokenizers.ByteLevel.alphabet())[i] for i in ids])
+    else: ids = [i+2 for i in ids]
+    pieces = looking.text_pieces(tokenizer, ids)
+    data = bytes(looking._BYTE_OF[c] for c in ''.join(tokenizer.convert_ids_to_tokens(ids))) if name=='bytes' else bytes(i-2 for i in ids)
+    assert len(pieces)==len(ids) and ('\ufffd' not in ''.join(pieces) or '\ufffd'.encode() in data)
+
+SHOWN = {'bytes': ['n','a','ï','','v','e'], 'llama': ['','n','a','ï','','v','e'], 'unigram': ['','n','a','ï','v','e'], 'bert': ['n','a','ï','v','e']}
+@pytest.mark.parametrize('name', ['bytes','llama'])
+def test_a_shared_letter_stands_at_its_first_token(name):
+    "ecco#51: `é` was shown as ['é', '�'], and `the cat` as `tthe cat`"
+    tokenizer = made(name)
+    for text in ('é日🍎', 'the cat'):
+        ids,pieces = pieces_of(tokenizer, text)
+        assert ''.join(pieces)==text and not any('\ufffd' in p for p in pieces)
+    ids,tokens = looking._tokens_of_text(tokenizer, 'xü', None)
+    assert tokens[-2:]==['ü',''] and looking._tokens_of_ids(tokenizer, ids)[-2:]==['ü','']
+
+def test_words_keep_their_case_accents_and_spaces():
+    ids,tokens = looking._tokens_of_text(made('bert'), ' The  CÄT\n', None)
+    assert tokens[0]=='[CLS]' and tokens[-1]=='[SEP]' and ''.join(tokens[1:-1])==' The  CÄT\n'
+    ids,tokens = looking._tokens_of_text(made('slow'), 'The  CÄT Größer é x', None)
+    assert tokens[0]=='[CLS]' and ''.join(tokens[1:])=='The  CÄT Größer é x' and tokens[1]=='The'
+
+@pytest.mark.parametrize('name', TOKENIZERS)
+def test_a_text_that_is_cut_has_the_pieces_of_its_beginning(name):
+    text = 'the cat sat on the mat '*9
+    _,pieces = pieces_of(made(name), text, 12)
+    assert text.startswith(''.join(pieces)) and 4<len(''.join(pieces))<len(text)/2
+
+@pytest.mark.parametrize('text', ['\x1b[31m', '\u202eabc', '\u0301', '\u2066x\u2069', '\x00', '\u200b', '\u200d', '\ufeff', '\x85', '\r', '\u2028', '\U000e0001'])
+def test_nothing_on_a_page_is_invisible_or_turns_the_line(text):
+    shown = looking._visible(text)
+    assert shown!=text and shown.isprintable() and not any(c in shown for c in '\x1b\u202e\u2066\u2069\u200b\ufeff\u2028')
+
+def test_a_page_of_odd_tokens_is_whole():
+    "Nothing that a token holds ends the script or breaks the file"
+    ids = torch.arange(4)
+    w = torch.rand(1, 4, 4).softmax(-1)
+    found = looking.Looks(ids, ['</script><script>alert(1)', '\u202e\ud800', '', '\u0301'], ['a'], [w.sum(1)], [w.sum(1)], [w[:,:,0]], [w])
+    page = found.page()
+    assert page.count('</script>')==1 and '\u202e' not in page and page.encode()
+
+# ---- `dynattn look`
+
+@pytest.mark.parametrize('code', ['utf-8', 'utf-8-sig', 'utf-16', 'cp1252'])
+def test_look_reads_every_code(tmp_path, capsys, code):
+    "code2prompt#30: a page of replacement characters, and status 0"
+    config = transformers.LlamaConfig(vocab_size=400, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=512)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path/'model')
+    made('bytes').save_pretrained(tmp_path/'model')
+    (tmp_path/'a.txt').write_bytes('Größe und Übergröße'.encode(code))
+    call = ['look', str(tmp_path/'model'), '--text', str(tmp_path/'a.txt'), '--out', str(tmp_path/'a.html')]
+    assert main(call)==0
+    said = capsys.readouterr().out
+    assert ('read as' in said)==(not code.startswith('utf-8'))
+    page = (tmp_path/'a.html').read_text(encoding='utf-8')
+    assert '\\u00f6' in page and '\\ufffd' not in page and '\ufffd' not in page and '\\ufeff' not in page
+
+@pytest.mark.parametrize('data,why', [(bytes(99), 'binary'), (b'', 'empty'), (None, 'no such file')])
+def test_look_at_no_text(tmp_path, capsys, data, why):
+    if data is not None: (tmp_path/'a.txt').write_bytes(data)
+    assert main(['look', str(tmp_path), '--text', str(tmp_path/'a.txt'), '--out', str(tmp_path/'a.html')])==2
+    said = capsys.readouterr().err
+    assert 'a.txt: expected a text' in said and why in said and said.count('\n')==1

@@ -143,12 +143,14 @@ def _tokens_of_text(tokenizer, text, most):
     "Ids, at most so many, and the piece of the text of each; special tokens by name."
     def encode(most):
         cut = dict(truncation=True, max_length=most) if most else {}
-        return tokenizer(text, return_offsets_mapping=tokenizer.is_fast, return_special_tokens_mask=True, verbose=False, **cut)
+        fast = tokenizer.is_fast # the others have no offsets, and masks that may be of another length
+        return tokenizer(text, return_offsets_mapping=fast, return_special_tokens_mask=fast, verbose=False, **cut)
     batch = encode(most)
     ids,special = batch['input_ids'],_special(tokenizer)
     whole = most is None or len(ids)<most or len(encode(None)['input_ids'])==len(ids)
     pieces = text_pieces(tokenizer, ids, text, batch.get('offset_mapping'), whole)
-    marked = [mask or i in special for mask,i in zip(batch['special_tokens_mask'], ids)]
+    marked = [i in special for i in ids]
+    if tokenizer.is_fast: marked = [m or bool(mask) for m,mask in zip(marked, batch['special_tokens_mask'])]
     return ids,_named(tokenizer, ids, pieces, marked)
 
 def _tokens_of_ids(tokenizer, ids):
