@@ -21,11 +21,11 @@ class Text(NamedTuple):
     why:str=''     # empty where there is a text
 
 # %% ../nbs/37_texts.ipynb #37a00009
-_MARKS = {codecs.BOM_UTF32_LE: 'utf-32-le', codecs.BOM_UTF32_BE: 'utf-32-be', codecs.BOM_UTF8: 'utf-8',
-          codecs.BOM_UTF16_LE: 'utf-16-le', codecs.BOM_UTF16_BE: 'utf-16-be'}
+_MARKS = {codecs.BOM_UTF32_LE: 'utf-32-le', codecs.BOM_UTF32_BE: 'utf-32-be',
+          codecs.BOM_UTF8: 'utf-8', codecs.BOM_UTF16_LE: 'utf-16-le', codecs.BOM_UTF16_BE: 'utf-16-be'}
 
 def _strict(data, code, whole):
-    "The text, or None where the bytes are not of this code; a letter that is cut off at the end is left out."
+    "The text, or None where the bytes are not of this code; half a letter at the end is left out."
     try: return codecs.getincrementaldecoder(code)().decode(data, whole)
     except UnicodeDecodeError: return None
 
@@ -50,8 +50,9 @@ def _mostly_utf8(data):
     return letters>=damaged>0
 
 # %% ../nbs/37_texts.ipynb #37a00012
-_CONTROLS = bytes(b for b in range(32) if b not in b'\t\n\v\f\r\b\x1b')+b'\x7f'  # tabs, line ends and escapes are text
-_EAST_ASIAN = {'CJK', 'HIRAGANA', 'KATAKANA', 'IDEOGRAPHIC', 'KATAKANA-HIRAGANA', 'FULLWIDTH', 'HALFWIDTH'}
+# tabs, line ends and the escapes of a terminal are text
+_CONTROLS = bytes(b for b in range(32) if b not in b'\t\n\v\f\r\b\x1b')+b'\x7f'
+_EAST_ASIAN = 'CJK HIRAGANA KATAKANA IDEOGRAPHIC KATAKANA-HIRAGANA FULLWIDTH HALFWIDTH'.split()
 
 def _script(letter):
     "The first word of a letter's name, one for the scripts that Chinese and Japanese mix."
@@ -59,53 +60,60 @@ def _script(letter):
     return 'CJK' if first in _EAST_ASIAN else first
 
 def _makes_sense(text, ascii_bytes):
-    """Whether the letters are those of a text, and not of bytes that were read in a wrong order. Two bytes of ASCII
-    look like a letter of Chinese, so they are none."""
+    """Whether the letters are those of a text, and not of bytes that were read in a wrong order.
+    Two bytes of ASCII look like a letter of Chinese, so they are none."""
     text = text[:4096]
     control = any(ord(c)<128 and ord(c) in _CONTROLS for c in text)
-    if len(text)<2 or control or any(unicodedata.category(c) in ('Cn','Co','Cs') for c in text): return False
+    unassigned = any(unicodedata.category(c) in ('Cn','Co','Cs') for c in text)
+    if len(text)<2 or control or unassigned: return False
     if sum(c<'\u0250' for c in text)>=.7*len(text): return True
     others = Counter(_script(c) for c in text if c.isalpha() and c>='\u0250')
     script,count = max(others.items(), key=lambda x: x[1], default=('', 0))
-    return len(text)>=8 and count>=.9*others.total() and not (ascii_bytes and script=='CJK')
+    of_one_script = count>=.9*others.total() and not (ascii_bytes and script=='CJK')
+    return len(text)>=8 and of_one_script
 
 def _wide(data, whole):
     "The code of UTF-16 or UTF-32 in which the bytes make sense, or None."
-    def latin(code): return sum(c<'\x80' for c in texts[code])
-    texts = {code: _strict(data, code, whole) for code in ('utf-32-le','utf-32-be','utf-16-le','utf-16-be')}
-    texts = {code: text for code,text in texts.items() if text and _makes_sense(text, data.isascii())}
-    return max(texts, key=latin, default=None)
+    texts = {}
+    for code in ('utf-32-le','utf-32-be','utf-16-le','utf-16-be'):
+        text = _strict(data, code, whole)
+        if text and _makes_sense(text, data.isascii()): texts[code] = text
+    return max(texts, key=lambda code: sum(c<'\x80' for c in texts[code]), default=None)
 
 # %% ../nbs/37_texts.ipynb #37a00017
 _LATIN = 'cp1252','cp1250','iso8859_2','cp1254'
 # the first bytes of common letters: of kana and the first level of characters, of Hangul
 _COMMON = dict(cp932=(0x82, 0x83, *range(0x88, 0x98)), euc_jp=(0xa4, 0xa5, *range(0xb0, 0xd0)),
                gb18030=range(0xb0, 0xd8), big5=range(0xa4, 0xc7), cp949=range(0xb0, 0xc9))
-# letters of which every text has some, as a share of all
-_FREQUENT = dict(CYRILLIC=('оаи', .1), GREEK=('άέήίόύώ', .03), HEBREW=('יו', .1), ARABIC=('ال', .15))
 _CODES = *_LATIN,'cp1253','cp1251','koi8_r',*_COMMON,'cp866','iso8859_5','cp1255','cp1256'
+# letters of which every text has some, and their least share
+_FREQUENT = dict(CYRILLIC=('оаи', .1), GREEK=('άέήίόύώ', .03), HEBREW=('יו', .1), ARABIC=('ال', .15))
 
 def _plausible_latin(text, words):
-    "Whether accents stand among letters without, and no symbols within words; hardly ever have five letters in a row one."
-    foreign = sum(len(word) for word in words if len(word)>2 and not any(c.isascii() for c in word))
+    """Whether accents stand among letters without: hardly ever do five letters in a row have one.
+    And no symbols stand within words, as `³` does in `Za¿ó³æ`."""
+    accented = [word for word in words if len(word)>2 and not any(c.isascii() for c in word)]
+    in_a_row = sum(map(len, accented))
+    among_others = in_a_row<5 or 2*in_a_row<sum(map(len, words))
     accents = sum(c>='\x80' for word in words for c in word)
     symbols = len(re.findall(r'(?<=[^\W\d_])[\xa1-\xbf\u02c7\u02db](?=[^\W\d_])', text))
-    return (foreign<5 or 2*foreign<sum(map(len, words))) and 4*symbols<=accents+symbols
+    return among_others and 3*symbols<=accents
 
 def _plausible_alphabet(text, words):
-    "Whether the words are of one script, with its capitals and its frequent letters where they belong."
+    "Whether the words are of one script, with capitals and frequent letters where they belong."
     letters = [c for word in words for c in word if c>='\x80']
     scripts = Counter(map(_script, letters))
-    of_one_script = max(scripts.values())>=.9*len(letters)
+    script,count = max(scripts.items(), key=lambda x: x[1])
+    of_one_script = len(letters)>1 and count>=.9*len(letters)
     symbols = sum(c>='\x80' for c in text)-len(letters)
-    touching = len(re.findall(r'[a-zA-Z][^\x00-\x7f]|[^\x00-\x7f][a-zA-Z]', text))
-    written = [word for word in words if word in (word.lower(), word.upper(), word.title()) and 'ς' not in word[:-1]]
+    touching = len(re.findall(r'[a-zA-Z][^\x00-\x7f]|[^\x00-\x7f][a-zA-Z]', text)) # of Latin letters
+    of_letters = 4*symbols<=len(letters) and 4*touching<=len(words)
+    cased = [w for w in words if w in (w.lower(), w.upper(), w.title()) and 'ς' not in w[:-1]]
     capitals = sum(c.isupper() for c in letters)
-    frequent,share = _FREQUENT.get(scripts.most_common(1)[0][0], ('', 0))
-    has_frequent = sum(c in frequent for c in ''.join(letters).lower())>=share*len(letters)
-    well_written = 4*len(written)>=3*len(words) and 2*capitals<=len(letters)
-    of_letters = len(letters)>1 and 4*symbols<=len(letters) and 4*touching<=len(words)
-    return of_letters and well_written and of_one_script and has_frequent
+    well_written = 4*len(cased)>=3*len(words) and 2*capitals<=len(letters)
+    frequent,share = _FREQUENT.get(script, ('', 0))
+    has_frequent = sum(c.lower() in frequent for c in letters)>=share*len(letters)
+    return of_one_script and of_letters and well_written and has_frequent
 
 def _plausible(text, code):
     "Whether the words could be of a language that is written in this code."
@@ -129,27 +137,30 @@ def _telling(data, most=2**13):
     return b''.join(told)
 
 def _eight_bit(data):
-    "The code of eight bits, or of one and two bytes a letter, that fits best; ImportError without charset-normalizer."
+    "The code of one byte a letter, or of one and two, that fits best."
     detector = import_module('charset_normalizer')
-    beyond = len(data)-len(data.translate(None, bytes(range(128, 256))))
-    if beyond<4: return _CODES[0]
+    western = _CODES[0]
+    beyond = sum(byte>127 for byte in data)
+    if beyond<4: return western
     found = []
     for match in detector.from_bytes(_telling(data), cp_isolation=[*_CODES], threshold=.9):
         for code in match.could_be_from_charset:
             odd = not _plausible(str(match), code)
-            found.append((odd, round(match.chaos, 2), -round(match.coherence, 2), _CODES.index(code), code))
-    odd,*_,code = min(found, default=(True, _CODES[0]))
-    western = any(row[-1]==_CODES[0] and not row[0] for row in found)
-    few = beyond<16 if odd else beyond<8 and western and code in _LATIN
-    return _CODES[0] if few else code
+            by_detector = round(match.chaos, 2),-round(match.coherence, 2)
+            found.append((odd, *by_detector, _CODES.index(code), code))
+    odd,*_,code = min(found, default=(True, western))
+    western_fits = any(row[-1]==western and not row[0] for row in found)
+    few = beyond<16 if odd else beyond<8 and western_fits and code in _LATIN
+    return western if few else code
 
 # %% ../nbs/37_texts.ipynb #37a0001d
-_BINARY = b'%PDF-',b'\x89PNG',b'\xff\xd8\xff',b'\x28\xb5\x2f\xfd',b'BZh91AY'  # which may have no control bytes
-_DETECTOR = "not UTF-8, and charset-normalizer is not installed; pip install charset-normalizer brings it"
+# beginnings of files that may have no control bytes: PDF, PNG, JPEG, Zstandard, bzip2
+_BINARY = b'%PDF-',b'\x89PNG',b'\xff\xd8\xff',b'\x28\xb5\x2f\xfd',b'BZh91AY'
+_NO_DETECTOR = 'not UTF-8, and charset-normalizer, which finds other codes, is not installed'
 
 def decode(
     data:bytes, # the contents of a file, or their beginning
-    whole:bool=True, # `False`: a letter that is cut off at the end is left out
+    whole:bool=True, # `False`: half a letter at the end is left out
 ) -> Text:
     "The text of some bytes, in whatever code they are; no letter is replaced."
     mark = next((mark for mark in _MARKS if data.startswith(mark)), b'')
@@ -158,14 +169,15 @@ def decode(
         text = _strict(data, marked, whole)
         return Text(text, marked, '' if text is not None else f'damaged {marked}')
     controls = len(data)-len(data.translate(None, _CONTROLS))
-    if controls and not marked and (wide := _wide(data, whole)): return Text(_strict(data, wide, whole), wide)
+    wide = _wide(data, whole) if controls and not marked else None
+    if wide: return Text(_strict(data, wide, whole), wide)
     if data.startswith(_BINARY) or b'\0' in data: return Text(None, '', 'binary')
     text = _strict(data, 'utf-8', whole)
     if text is not None and 10*controls<=3*len(data): return Text(text, 'utf-8')
     if 50*controls>len(data): return Text(None, '', 'binary')
     if marked or _mostly_utf8(data): return Text(_mended(data, 'utf-8', whole), 'utf-8')
     try: code = _eight_bit(data)
-    except ImportError: return Text(None, '', _DETECTOR)
+    except ImportError: return Text(None, '', _NO_DETECTOR)
     return Text(_mended(data, code, whole), code)
 
 # %% ../nbs/37_texts.ipynb #37a00021
@@ -185,7 +197,8 @@ def read_text(
     if not_a_file(path): return Text(None, '', 'unreadable')
     standard_input = str(path)=='-'
     try:
-        with open(0 if standard_input else path, 'rb', closefd=not standard_input) as file: data = file.read(most+1)
+        with open(0 if standard_input else path, 'rb', closefd=not standard_input) as file:
+            data = file.read(most+1)
     except OSError: return Text(None, '', 'unreadable')
     found = decode(data[:most], whole=len(data)<=most)
     if found.text is not None and not found.text.strip(): return Text(None, '', 'empty')
@@ -223,5 +236,7 @@ class Names:
 
     def __str__(self):
         "How many of each, with the first names."
-        def some(names): return ', '.join(names[:3])+(f' and {len(names)-3:,} more' if len(names)>3 else '')
+        def some(names):
+            more = f' and {len(names)-3:,} more' if len(names)>3 else ''
+            return ', '.join(names[:3])+more
         return '; '.join(f'{len(names):,} {word} ({some(names)})' for word,names in self.of.items())

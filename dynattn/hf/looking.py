@@ -33,10 +33,11 @@ def _ends_by_offsets(text, names, offsets):
 _HALF = '\ufffd'
 
 def _added(decode, ids):
-    "What each token adds to the text before it; a letter that several tokens share stands at the first of them."
+    "The letters that each token adds; one that several tokens share stands at the first of them."
     pieces = ['']*len(ids)
     start,shown = 0,''    # where the context begins, and its text so far
     waits = None          # the token that began an unfinished letter
+    text = ''
     for i in range(len(ids)):
         text = decode(ids[start:i+1])
         finished = text.rstrip(_HALF)
@@ -64,11 +65,12 @@ def _ends_by_search(text, pieces): # what each token stands for, about; None: it
     "Where in the text each token ends."
     letters = [(c, i+1) for i,letter in enumerate(text) for c in _bare(letter)]
     bare = ''.join(c for c,_ in letters)
-    ends,at,unknown = [],0,[]
+    ends,unknown = [],[]
+    at = 0
     for i,piece in enumerate(pieces):
         wanted = None if piece is None else _bare(piece)
         found = bare.find(wanted, at, at+len(wanted)+_NEAR) if wanted else -1
-        if found>at:                                   # letters between belong to the tokens that were not found
+        if found>at: # letters between belong to the tokens that were not found
             for j in unknown: ends[j] = letters[found-1][1]
         if found>=0:
             at = found+len(wanted)
@@ -85,7 +87,7 @@ def _byte_names(names):
         except KeyError: yield name
         else: yield ''.join(f'<0x{b:02X}>' for b in data)
 
-# the letters by which byte-level tokenizers write bytes: those that can be printed stand for themselves
+# the letters by which byte-level tokenizers write bytes: printed ones stand for themselves
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [b for b in range(256) if b not in _PRINTED]
 _BYTE_OF = {chr(b): b for b in _PRINTED} | {chr(256+i): b for i,b in enumerate(_OTHERS)}
@@ -96,7 +98,7 @@ def _pieces_of_ids(tokenizer, ids):
     pieces = _added(decode, ids)
     text = decode(ids)
     names = tokenizer.convert_ids_to_tokens(ids)
-    if _HALF in text: # bytes that make no letter, unless a token stands for the replacement character itself
+    if _HALF in text: # bytes that make no letter, or a token of the replacement character itself
         broken = [_HALF in piece and _HALF not in name for piece,name in zip(pieces, names)]
         return [mark if b else piece for b,mark,piece in zip(broken, _byte_names(names), pieces)]
     return pieces if ''.join(pieces)==text else _cuts(text, _ends_by_search(text, pieces))
@@ -122,9 +124,10 @@ def text_pieces(
     offsets:list|None=None, # where in the text each begins and ends, if the tokenizer knows
     whole:bool=True, # whether the tokens are those of the whole text, not of its beginning
 ) -> list: # of texts; empty where a token has none of the text
-    "The piece of the text that each token stands for. Joined, they are the text; special tokens have none of it."
+    "The piece of the text that each token stands for. Joined, they are the text."
     if text is not None and offsets is not None:
-        return _cuts(text, _ends_by_offsets(text, tokenizer.convert_ids_to_tokens(ids), offsets), whole)
+        names = tokenizer.convert_ids_to_tokens(ids)
+        return _cuts(text, _ends_by_offsets(text, names, offsets), whole)
     special = _special(tokenizer)
     pieces = ['']*len(ids)
     runs = ''.join('s' if i in special else 't' for i in ids)
@@ -141,16 +144,17 @@ def _named(tokenizer, ids, pieces, special):
 
 def _tokens_of_text(tokenizer, text, most):
     "Ids, at most so many, and the piece of the text of each; special tokens by name."
+    fast = tokenizer.is_fast # others have no offsets, and masks that may be of another length
+    more = dict(return_offsets_mapping=fast, return_special_tokens_mask=fast, verbose=False)
     def encode(most):
         cut = dict(truncation=True, max_length=most) if most else {}
-        fast = tokenizer.is_fast # the others have no offsets, and masks that may be of another length
-        return tokenizer(text, return_offsets_mapping=fast, return_special_tokens_mask=fast, verbose=False, **cut)
+        return tokenizer(text, **more, **cut)
     batch = encode(most)
     ids,special = batch['input_ids'],_special(tokenizer)
     whole = most is None or len(ids)<most or len(encode(None)['input_ids'])==len(ids)
     pieces = text_pieces(tokenizer, ids, text, batch.get('offset_mapping'), whole)
     marked = [i in special for i in ids]
-    if tokenizer.is_fast: marked = [m or bool(mask) for m,mask in zip(marked, batch['special_tokens_mask'])]
+    if fast: marked = [m or bool(mask) for m,mask in zip(marked, batch['special_tokens_mask'])]
     return ids,_named(tokenizer, ids, pieces, marked)
 
 def _tokens_of_ids(tokenizer, ids):

@@ -28,15 +28,16 @@ from ..texts import Names, read_text, text_lines
 from ..train.files import walk
 
 # %% ../../nbs/narrow/85_command.ipynb #2317db77
-_JSON_KINDS = {dict: 'an object', list: 'a list', bool: 'true or false', int: 'a number', float: 'a number', bytes: 'bytes'}
+_JSON_KINDS = {dict: 'an object', list: 'a list', bool: 'true or false', int: 'a number', float: 'a number'}
 
 def _checked(value, field):
     "A text, or None for null and for a text of spaces; ValueError for any other value."
     if value is None: return None
     if not isinstance(value, str):
-        raise ValueError(f"expected a text in {field!r}, got {_JSON_KINDS.get(type(value), type(value).__name__)}")
+        got = _JSON_KINDS.get(type(value), type(value).__name__)
+        raise ValueError(f"expected a text in {field!r}, got {got}")
     if any('\ud800'<=c<='\udfff' for c in value):
-        raise ValueError(f"expected a text in {field!r}, got half of a pair of surrogates, which is no letter")
+        raise ValueError(f"expected a text in {field!r}, got half of a pair of surrogates")
     return value if value.strip() else None
 
 def _json_text(line, field):
@@ -50,7 +51,8 @@ def _json_text(line, field):
     except (ValueError, RecursionError) as e:
         got = 'lists or objects that are nested too deeply' if isinstance(e, RecursionError) else e
         raise ValueError(f"expected a JSON object with {field!r}, got {got}") from None
-    if not isinstance(row, dict) or field not in row: raise ValueError(f"expected a JSON object with {field!r}")
+    if not isinstance(row, dict) or field not in row:
+        raise ValueError(f"expected a JSON object with {field!r}")
     return _checked(row[field], field)
 
 # %% ../../nbs/narrow/85_command.ipynb #7a1c0001
@@ -62,7 +64,8 @@ def _parquet_rows(path, field):
     try:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            if names.count(field)!=1: raise UserError(f"{path}: expected a column {field!r}, got {', '.join(names)}")
+            if names.count(field)!=1:
+                raise UserError(f"{path}: expected a column {field!r}, got {', '.join(names)}")
             kind = file.schema_arrow.field(field).type
             value = kind.value_type if types.is_dictionary(kind) else kind
             if str(value) not in ('string','large_string','string_view','null'):
@@ -71,7 +74,7 @@ def _parquet_rows(path, field):
     except (OSError, ValueError) as e: raise UserError(f"{path}: expected a Parquet file: {e}") from e
 
 class _Documents:
-    "The text of every document, one after the other, in an order that depends only on the seed; and what was left out."
+    "The text of every document, in an order that depends only on the seed; and what was left out."
     def __init__(self, c): # the settings of a run
         self.c = c
         self.left_out = Names() # by reason
@@ -79,7 +82,8 @@ class _Documents:
 
     def __iter__(self):
         path,c = Path(self.c.data),self.c
-        if not c.data or not path.exists(): raise UserError(f"data: expected a folder or a file, got {c.data or 'none'}")
+        if not c.data or not path.exists():
+            raise UserError(f"data: expected a folder or a file, got {c.data or 'none'}")
         files = [f for f in walk(path) if fnmatch(f.name, c.pattern)] if path.is_dir() else [path]
         random.Random(c.seed).shuffle(files)
         for file in files:
@@ -109,13 +113,18 @@ class _Documents:
                 if unit=='line' and not row.strip(): continue # between two objects
                 try: text = text_of(row, self.c.field)
                 except ValueError as e: raise UserError(f"{file}: {unit} {number}: {e}") from None
-                if text is None: self.left_out.add('null or empty texts', [f'{file.name} {unit} {number}'])
+                place = f'{file.name} {unit} {number}'
+                if text is None: self.left_out.add('null or empty texts', [place])
                 else: yield text
-        except ValueError as e: raise UserError(f"{file}: expected a text in each {unit}, got {e} after {unit} {number}") from None
+        except ValueError as e:
+            raise UserError(f"{file}: {unit} {number+1}: expected a text, got {e}") from None
 
     def said(self) -> str: # a line for a reader; empty where every file was read as UTF-8
-        said = dict(zip(('left out','read in other codes than UTF-8'), (self.left_out, self.codes)))
+        said = {'left out': self.left_out, 'read in other codes than UTF-8': self.codes}
         return '; '.join(f'{what}: {printable(names)}' for what,names in said.items() if names)
+
+    def among(self) -> str: # for the end of an error
+        return f'; {self.said()}' if self.said() else ''
 
 def _cut(documents, tokenizer, n, causal, wanted):
     "As many texts of n tokens as wanted, or as there are."
@@ -178,7 +187,7 @@ def _read_texts(
         raise UserError(
             f"data: expected documents for at least one text of {c.context} tokens to learn from and one "
             f"for the evaluation, got {len(train)} and {len(test)} from {len(documents)} documents in {c.data}; "
-            f"--context makes texts shorter" + (source.said() and f"; {source.said()}"))
+            f"--context makes texts shorter{source.among()}")
     batches = _with_facts(train, tokenizer, c, causal)
     return batches,[dict(input_ids=t[None]) for t in test],len(documents),source.said()
 
@@ -385,7 +394,9 @@ def _judge_run(name, c, quiet):
         documents = _Documents(c)
         texts = _cut(documents, tokenizer, c.context, True, 8)
         if documents.said() and not quiet: print(documents.said(), file=sys.stderr)
-        if not texts: raise UserError(f"data: expected {c.context} tokens or more, got fewer in {c.data}" + (documents.said() and f"; {documents.said()}"))
+        if not texts:
+            got = f'fewer in {c.data}{documents.among()}'
+            raise UserError(f"data: expected {c.context} tokens or more, got {got}")
         _check_reads(model, texts[0][None])
         with Bar(None, 'judge', quiet, unit='text') as bar:
             def grid(): return recall_grid(model, tokenizer, torch.cat(texts).tolist(), [c.context], c.judged,

@@ -441,7 +441,8 @@ def go(self:Trainer, resume, quiet, callbacks, # from the checkpoint; no progres
             write_atomic(folder/'skipped.csv', self.data.left_out())
             self.save()
     if self.steps<_FEW_STEPS and not quiet:
-        print(f'only {self.steps} steps in all: more files, more --epochs or a smaller --batch make them more', flush=True)
+        print(f'only {self.steps} steps in all: more files, more --epochs or a smaller --batch help',
+              flush=True)
     with Bar(self.steps, 'train', quiet, self.step) as bar: self.fit([_progress(bar), *callbacks])
     self.acc.end_training()
     if not self.acc.is_main_process: return {}
@@ -456,7 +457,8 @@ def _load(c, quiet):
     data = Data.of(c)
     read = ', '.join(f'{len(x)} files for {s}' for s,x in data.splits.items())
     if not quiet:
-        print(f"{read}; {len(data.classes)} classes; left out: {printable(data.skipped) or 'none'}", flush=True)
+        left_out = printable(data.skipped) or 'none'
+        print(f'{read}; {len(data.classes)} classes; left out: {left_out}', flush=True)
         if data.codes: print(f'read in other codes than UTF-8: {printable(data.codes)}', flush=True)
     return data
 
