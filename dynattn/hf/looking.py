@@ -6,7 +6,7 @@
 __all__ = ['text_pieces', 'Looks', 'look']
 
 # %% ../../nbs/hf/81_looking.ipynb #81a00003
-import base64, re, unicodedata, zlib
+import base64, itertools, re, unicodedata, zlib
 from dataclasses import dataclass
 from html import escape
 import torch
@@ -101,13 +101,14 @@ def _pieces_of_ids(tokenizer, ids):
     if _HALF in text: # bytes that make no letter, or a token of the replacement character itself
         broken = [_HALF in piece and _HALF not in name for piece,name in zip(pieces, names)]
         return [mark if b else piece for b,mark,piece in zip(broken, _byte_names(names), pieces)]
-    return pieces if ''.join(pieces)==text else _cuts(text, _ends_by_search(text, pieces))
+    return pieces if ''.join(pieces)==text else _cuts(text, _ends_by_search(text, pieces), True, range(len(ids)))
 
-def _cuts(text, ends, whole=True):
+def _cuts(text, ends, whole, of_text): # of_text: places of the tokens that may stand for some of it
     "The text cut at these places; the rest belongs to the last token that has some of it."
-    pieces = [text[a:max(a, b)] for a,b in zip([0, *ends], ends)]
-    with_text = [i for i,piece in enumerate(pieces) if piece]
-    if whole and with_text: pieces[with_text[-1]] += text[ends[-1]:]
+    ends = [*itertools.accumulate(ends, max)]
+    pieces = [text[a:b] for a,b in zip([0, *ends], ends)]
+    last = max((i for i,piece in enumerate(pieces) if piece), default=max(of_text, default=None))
+    if whole and last is not None: pieces[last] += text[ends[-1]:]
     return pieces
 
 # %% ../../nbs/hf/81_looking.ipynb #81b0000b
@@ -125,17 +126,18 @@ def text_pieces(
     whole:bool=True, # whether the tokens are those of the whole text, not of its beginning
 ) -> list: # of texts; empty where a token has none of the text
     "The piece of the text that each token stands for. Joined, they are the text."
+    special = _special(tokenizer)
+    of_text = [place for place,i in enumerate(ids) if i not in special]
     if text is not None and offsets is not None:
         names = tokenizer.convert_ids_to_tokens(ids)
-        return _cuts(text, _ends_by_offsets(text, names, offsets), whole)
-    special = _special(tokenizer)
+        return _cuts(text, _ends_by_offsets(text, names, offsets), whole, of_text)
     pieces = ['']*len(ids)
     runs = ''.join('s' if i in special else 't' for i in ids)
     for run in re.finditer('t+', runs):
         pieces[run.start():run.end()] = _pieces_of_ids(tokenizer, ids[run.start():run.end()])
     if text is None: return pieces
     known = [None if i==tokenizer.unk_token_id else piece for i,piece in zip(ids, pieces)]
-    return _cuts(text, _ends_by_search(text, known), whole)
+    return _cuts(text, _ends_by_search(text, known), whole, of_text)
 
 def _named(tokenizer, ids, pieces, special):
     "Special tokens, which stand for no piece of the text, by their names."
