@@ -46,6 +46,14 @@ def _mean_length(texts): # [B,N] -> []
     return begins.sum()/(1/lengths.clamp(min=1)).masked_fill(lengths==0, 0).sum()
 
 # %% ../../nbs/hf/55_layers.ipynb #72a2430c
+_OF_CALLS = dict(  # what a layer notes of its calls; not copied, pickled or saved
+    seen=None,     # the shares of the last one, with their graph
+    called=False,  # in training, since a price of the widths last acted
+    owed=None,     # to that price
+    group=None,    # the processes that train the model together
+    whole=True,    # whether all of a text was here
+)
+
 class Learned(nn.Module):
     "Widths and alpha of one layer; it is the layer's `.dynattn`, so its parameters are the model's."
     def __init__(self,
@@ -58,16 +66,8 @@ class Learned(nn.Module):
         self.unit,self.edge = 'tokens','soft'
         self.n_global = 0
         self.sigma_head = self.alpha_head = None
-        self.prices = []                     # of the widths; chapter 58 puts them here
-        self._forget()
-
-    def _forget(self):
-        "Nothing of a call is copied, pickled or saved."
-        self.seen = None                     # the shares of the last call, with their graph
-        self.called = False                  # in training, since the widths' price last acted
-        self.owed = None                     # the gradient of these calls' shares, for the price
-        self.group = None                    # the processes that train the model together
-        self.whole = True                    # whether all of the text was here
+        self.prices = []  # of the widths; chapter 58 puts them here
+        vars(self).update(_OF_CALLS)
 
     def forward(self,
         q, m, s, # queries [B,H,N,d], the number of keys, their `Sight`
@@ -84,10 +84,7 @@ class Learned(nn.Module):
         soft = Window.default(sigma, reach=reach)
         return soft.replace(p=_STEEP) if self.edge=='hard' else soft
     values = staticmethod(_head_values)
-    def __getstate__(self):
-        state = self.__dict__.copy()
-        blank = Learned(self.heads, self.dim).__dict__
-        return state | {name: blank[name] for name in ('seen','called','owed','group','whole')}
+    def __getstate__(self): return {**self.__dict__, **_OF_CALLS}
     def __setstate__(self, state):
         super().__setstate__(state)
         for price in self.prices: price.watch(self)
@@ -98,6 +95,7 @@ _RISES = dict(softplus=lambda y: -torch.expm1(-y), sigmoid=lambda y: y*(1-y), re
 def _owe(l, sigma, unit, first, # widths as the layer's head gives them; one unit as a share, a number or [B,1]; (q, keep)
 ):
     "Add what one call owes to a price of its widths: the gradient of the mean share, before it is that of a parameter."
+    if getattr(l, '_is_replica', False): return                              # `nn.DataParallel` forgets what it notes
     head,l.called,l.whole = l.sigma_head,True,first is not None
     around = None
     if not torch.compiler.is_compiling():

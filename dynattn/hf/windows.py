@@ -195,7 +195,8 @@ class _Account:
     left: Tensor|None = None   # `.grad` as that pass left it
     used: weakref.WeakKeyDictionary = field(default_factory=weakref.WeakKeyDictionary)    # layer -> what it owed then
     cleared: weakref.WeakKeyDictionary = field(default_factory=weakref.WeakKeyDictionary) # what it owed for gradients set to zero
-    hooked: bool = False
+    hooked: bool = False       # backward passes are heard
+    fresh: bool = True         # the one under way finds no gradient
 
 def _parameters(layer): return [] if layer.sigma_head is None else [*layer.sigma_head.parameters()]
 
@@ -219,9 +220,9 @@ def _passed_on(head, bias, weight): # `sigma_head`; gradients in z [H], and in a
 
 def _weights():
     "For each layer that was called: its prices' weights, each divided by the number of layers that it is the mean of."
-    called = [l for l in _PRICED if l.called and l.sigma_head is not None]
-    layers = Counter(id(price) for l in called for price in l.prices)
-    return {l: sum(price.weight/layers[id(price)] for price in l.prices if price.on) for l in called}
+    on = {l: [price for price in l.prices if price.on] for l in _PRICED if l.called and l.sigma_head is not None}
+    layers = Counter(id(price) for prices in on.values() for price in prices)
+    return {l: sum(price.weight/layers[id(price)] for price in prices) for l,prices in on.items() if prices}
 
 def _gradient(p, account): # -> [...] as `p`, or None
     "Of the prices, the mean over the calls whose gradients are still there."
@@ -236,46 +237,47 @@ def _gradient(p, account): # -> [...] as `p`, or None
     return total
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce08
-def _put(account, ref, grad): # of a parameter; to it; what a backward pass is about to add to its `.grad`
-    "The same, with what is missing of the price."
+def _still_there(account, grad): # `.grad` now
+    "What is there of `put`, if `.grad` is a multiple of what the backward pass left; else all of it."
+    place = account.left.abs().argmax()
+    factor = (grad.flatten()[place]/account.left.flatten()[place]).nan_to_num(1.)
+    same = (grad-factor*account.left).abs().max() <= 1e-4*grad.abs().max()
+    put = account.put.to(grad)
+    return torch.where(same, factor*put, put)
+
+def _look(account, ref, grad): # a hook of a parameter, before a backward pass adds `grad` to its `.grad`
     p = ref()
+    account.fresh = p.grad is None or not p.grad.any()
+    if not account.fresh and account.put is not None: account.put = _still_there(account, p.grad)
+
+def _put(account, p): # a hook of a parameter, after that
+    "Add what is missing of the price."
     layers = [l for l in _PRICED if any(x is p for x in _parameters(l))]
-    if any(l.group is not None or not l.whole for l in layers): return grad    # the step adds what all have agreed on
-    if p.grad is None or not p.grad.any():
-        account.put = account.left = None
+    together = any(l.group is not None or not l.whole for l in layers)         # the step adds what all have agreed on
+    if together or p.grad is None: return
+    if account.fresh:
+        account.put = None
         for l,owed in account.used.items():
             if owed is not l.owed: account.cleared[l] = owed
     due = _gradient(p, account)
     if due is None: due = account.due
-    if due is None: return grad
-    added = due if account.put is None else due-account.put
-    account.put = due
+    if due is None: return
+    with torch.no_grad(): p.grad.add_(due.to(p.grad) if account.put is None else (due-account.put).to(p.grad))
+    account.put,account.left = due,p.grad.detach().clone()
     for l in layers:
         if l.owed is not None: account.used[l] = l.owed
-    return grad+added.to(grad)
-
-def _still_there(account, grad): # of `put`, where `grad` is a multiple of what the backward pass left
-    put,left = account.put,account.left
-    if put is None: return 0.
-    if left is None: return account.due                                        # put in by hand; nothing is missing
-    place = left.abs().argmax()
-    factor = (grad.flatten()[place]/left.flatten()[place]).nan_to_num(1.)
-    same = (grad-factor*left).abs().max() <= 1e-4*grad.abs().max()
-    return torch.where(same, factor*put.to(grad), account.due.to(grad))
-
-def _kept(account, p): account.left = None if account.put is None else p.grad.detach().clone()
 
 def _hook(p):
+    if not p.requires_grad or not p.is_leaf or _account(p).hooked: return
     account = _account(p)
-    if account.hooked or not p.requires_grad or not p.is_leaf: return
     account.hooked,ref = True,weakref.ref(p)
-    p.register_hook(partial(_put, account, ref))
-    p.register_post_accumulate_grad_hook(partial(_kept, account))
+    p.register_hook(partial(_look, account, ref))
+    p.register_post_accumulate_grad_hook(partial(_put, account))
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce0a
-def _close():
-    "Make what all layers owe due for their parameters -> the part of the prices that no loss has shown."
-    weights,hidden = _weights(),0.
+def _close(prices): # ids
+    "Make what the layers with these prices owe due for their parameters -> what of it no loss has shown."
+    weights,hidden = {l: w for l,w in _weights().items() if any(id(price) in prices for price in l.prices)},0.
     layers = [l for l in weights if l.owed is not None]
     for p in {id(p): p for l in layers for p in _parameters(l) if p.requires_grad}.values():
         account = _account(p)
@@ -285,7 +287,7 @@ def _close():
     for l in layers:
         _,_,shares,calls = l.owed
         if not any(price.shown for price in l.prices): hidden = hidden + weights[l]*shares/calls
-    for l in weights: l.called,l.owed = False,None
+    for l in weights: l.called,l.owed,l.group = False,None,None
     return hidden
 
 def _agree(accounts, shapes, group): # of the same parameters in all processes; their whole shapes
@@ -302,12 +304,12 @@ def _agree(accounts, shapes, group): # of the same parameters in all processes; 
 
 def _pay(p, account, scaled): # scaled: what a fused optimiser will divide by, or None
     due = account.due.to(p.device, p.dtype)
-    account.due = due
     if scaled is not None: due = due*scaled
     if hasattr(p, 'device_mesh'):                                              # a part of it is here
         from torch.distributed.tensor import distribute_tensor
         due = distribute_tensor(due, p.device_mesh, p.placements)
     if p.grad is None: p.grad = due
+    elif account.put is None: p.grad.add_(due)
     else: p.grad.add_(due-_still_there(account, p.grad))
     account.due = account.put = account.left = None
 
@@ -325,8 +327,9 @@ def _act(optimizer):
     waiting = _waiting()
     acted,hidden = set(),0.
     if mine:
-        groups = [l.group for l in _PRICED if l.called and l.group is not None]
-        hidden = _close()
+        ours = {id(price) for p in mine for price in owners[id(p)].prices}
+        groups = [l.group for l in _PRICED if l.group is not None and any(id(price) in ours for price in l.prices)]
+        hidden = _close(ours)
         accounts = [_account(p) for p in mine]
         if groups or any(hasattr(p, 'device_mesh') for p in mine): _agree(accounts, mine, groups[0] if groups else None)
         for p,account in zip(mine, accounts):
