@@ -127,12 +127,14 @@ def mean_width(
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce02
 class Price:
     "`weight` times the mean width of a module's layers. It is one of the module's forward hooks, and acts while it is."
-    def __init__(self, weight, hooks): # the module's
-        self.weight,self.hooks = weight,hooks
+    def __init__(self, weight, module):
+        self.weight,self.hooks = weight,module._forward_hooks
         self._forget()
+        self.module = weakref.ref(module)
 
     def _forget(self):
-        self.heard = False                   # the module was called in training since the price last acted
+        self.module = lambda: None           # until it is called
+        self.heard = False                   # it was, in training, since the price last acted
         self.shown = False                   # it returned a loss, in which the price is seen
         self.warned = False
         self.missed = None                   # the optimiser that last stepped without the widths
@@ -144,6 +146,7 @@ class Price:
         "Show the price in the loss that the module returns; its gradient is added by the optimiser's step."
         if not module.training or not torch.is_grad_enabled(): return output
         self.heard = True
+        if not torch.compiler.is_compiling(): self.module = weakref.ref(module)
         return _with_price(self, module, kwargs, output)
 
     def watch(self, layer): # a `Learned`
@@ -162,7 +165,10 @@ class Price:
         self._forget()
     def __deepcopy__(self, memo): # with the whole module, whose hooks are copied first; a layer alone keeps its price
         hooks = memo.get(id(self.hooks))
-        return self if hooks is None else Price(self.weight, hooks)
+        if hooks is None: return self
+        copied = Price.__new__(Price)
+        copied.__setstate__(dict(weight=self.weight, hooks=hooks))
+        return copied
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce04
 def _with_price(price, module, kwargs, output):
@@ -238,11 +244,13 @@ def _gradient(p, account): # -> [...] as `p`, or None
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce08
 def _still_there(account, grad): # `.grad` now
-    "What is there of `put`, if `.grad` is a multiple of what the backward pass left; else all of it."
-    place = account.left.abs().argmax()
-    factor = (grad.flatten()[place]/account.left.flatten()[place]).nan_to_num(1.)
-    same = (grad-factor*account.left).abs().max() <= 1e-4*grad.abs().max()
-    put = account.put.to(grad)
+    """What is there of `put`, if `.grad` is a multiple of what the backward pass left; else all of it, as where
+    processes take the mean of gradients by hand."""
+    put,left = account.put.to(grad),account.left
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size()>1: return put
+    place = left.abs().argmax()
+    factor = (grad.flatten()[place]/left.flatten()[place]).nan_to_num(1.)
+    same = (grad-factor*left).abs().max() <= 8*torch.finfo(grad.dtype).eps*grad.abs().max()
     return torch.where(same, factor*put, put)
 
 def _look(account, ref, grad): # a hook of a parameter, before a backward pass adds `grad` to its `.grad`
@@ -338,16 +346,17 @@ def _act(optimizer):
             acted |= {id(price) for price in owners[id(p)].prices}
     for price in waiting:
         if id(price) in acted: price.heard,price.shown,price.missed = False,False,None
-        else: _tell(price, optimizer, bool(mine))
+        else: _tell(price, optimizer, held)
     return hidden
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce0c
-def _tell(price, optimizer, holds): # whether the optimiser holds widths
+def _tell(price, optimizer, held): # a price that did not act, and a step of one that holds these parameters
     "Warn if the price could not act; widths may have another optimiser, so the second step of the same one counts."
-    layers = [l for l in _PRICED if any(other is price for other in l.prices) and l.sigma_head is not None]
-    if not any(p.requires_grad for l in layers for p in _parameters(l)):
-        price.warn('widths that learn', 'frozen ones (requires_grad=False)')
-    elif holds:
+    module,held = price.module(),{id(p) for p in held}
+    if module is None or all(id(p) not in held for p in module.parameters()): return    # another model's optimiser
+    widths = [p for m in module.modules() if isinstance(m, Learned) for p in _parameters(m) if p.requires_grad]
+    if not widths: price.warn('widths that learn', 'frozen ones (requires_grad=False)')
+    elif any(id(p) in held for p in widths):
         price.warn('a call in training of layers with windows, in this process and with all of the text',
                    'none; the attention is not "dynattn", a copy of the model was called, or ranks share a text')
     elif price.missed is not None and price.missed() is optimizer:
@@ -379,7 +388,7 @@ def penalise(
         raise ValueError(f"weight: expected a finite number of 0 or more, got {weight!r}")
     layers = [m for m in model.modules() if isinstance(m, Learned) and m.sigma_head is not None]
     if not layers: raise ValueError("model: expected one with windows, got one without")
-    price = Price(float(weight), model._forward_hooks)
+    price = Price(float(weight), model)
     handle = model.register_forward_hook(price, with_kwargs=True)
     for l in layers:
         l.prices.append(price)
