@@ -96,7 +96,9 @@ def _owe(l, sigma, unit, first, # widths as the layer's head gives them; one uni
 ):
     "Add what one call owes to a price of its widths: the gradient of the mean share, before it is that of a parameter."
     if getattr(l, '_is_replica', False): return                              # `nn.DataParallel` forgets what it notes
-    head,l.called,l.whole = l.sigma_head,True,first is not None
+    head = l.sigma_head
+    l.called = True
+    l.whole = first is not None
     around = None
     if not torch.compiler.is_compiling():
         if not (dist.is_available() and dist.is_initialized()):
