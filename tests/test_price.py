@@ -435,6 +435,18 @@ def test_a_compiled_model_has_its_price_once():
     _check(accumulated_and_divided, _parts(BATCH, 4), prepare=prepare)
     _check(accumulated_and_summed, _parts(BATCH, 4), prepare=prepare, per='input')
 
+def test_processes_agree_before_they_step(monkeypatch):
+    "In one process, as if a second one had the same texts; two real ones follow."
+    from types import SimpleNamespace
+    asked = []
+    def reduce(total, group):
+        asked.append(group)
+        total.mul_(2)
+    monkeypatch.setattr(windows.dist, 'all_reduce', reduce)
+    monkeypatch.setattr(torch.nn.parallel.DistributedDataParallel, '_get_active_ddp_module', lambda: SimpleNamespace(process_group='both'))
+    _check(accumulated_and_divided, _parts(BATCH, 4))
+    assert asked==['both']
+
 _RANKS = """
 import sys, torch, torch.distributed as dist
 sys.path.insert(0, sys.argv[1])
