@@ -372,6 +372,13 @@ def _listed(numbers, name, n):
     if len(x)!=n: raise ValueError(f"numbers[{name!r}]: expected {n} numbers, got {len(x)}")
     return x
 
+def _check_option(name, x):
+    "Raise where an option has another form than `_described` gives it."
+    if name=='window': fits = isinstance(x, str)
+    elif isinstance(x, list): fits = all(isinstance(number, float) for number in x)
+    else: fits = x is None or isinstance(x, float)
+    if not fits: raise TypeError(f"numbers[{name!r}]: expected {'a text' if name=='window' else 'numbers'}, got {type(x).__name__}")
+
 def _groups_of(numbers):
     "The groups of a state, without their tensors."
     def whole(name, low, high=_FAR): return _integer(f"numbers[{name!r}]", numbers[name], low, high)
@@ -392,6 +399,8 @@ def _check_kept(name, x, shape, like):
     fits = x.dim()==4 and all(size in (None, given) for size,given in zip(shape, x.shape))
     if not fits or x.dtype not in (torch.float64,torch.float32,torch.bfloat16,torch.float16):
         raise ValueError(f"tensors[{name!r}]: expected floating {expected}, got {_got(x)}")
+    if x.untyped_storage().nbytes()<x.numel()*x.element_size(): # which could be far larger than any file
+        raise ValueError(f"tensors[{name!r}]: expected memory for each value, got an expanded tensor")
     if like is not None and (x.dtype,x.device)!=(like.dtype,like.device):
         raise ValueError(f"tensors[{name!r}]: expected {like.dtype} on {like.device} as '0.k', got {x.dtype} on {x.device}")
 
@@ -424,6 +433,7 @@ def check_state(
     if not isinstance(numbers, dict) or numbers.keys()!=_NUMBERS:
         raise TypeError(f"numbers: expected the first result of state, with {sorted(_NUMBERS)}, got {_got(numbers)}")
     groups = _groups_of(numbers)
+    for name in _OPTIONS: _check_option(name, numbers[name])
     seen = _integer("numbers['seen']", numbers['seen'], 0)
     starts = _listed(numbers, 'start', len(groups) if seen else 0)
     names = [f'{i}.{name}' for i in range(len(starts)) for name in 'kv']
