@@ -442,7 +442,8 @@ def check_state(
         raise TypeError(f"tensors: expected the second result of state, with {names}, got {_got(tensors)}")
     base = 0 if is_padded else numbers['n_global']
     lead = numbers['n_global'] if is_padded else min(numbers['n_global'], seen)
-    batch,like,width = None,None,{} # of the tensors so far; of keys and of values
+    batch = like = None # of the first tensor
+    width:dict = {} # of keys and of values
     for i,(g,start) in enumerate(zip(groups, starts)):
         g.start = _integer(f"numbers['start'][{i}]", start, base, g.latest(seen, base))
         for name in 'kv':

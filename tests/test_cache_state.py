@@ -2,14 +2,14 @@
 
 `python tests/test_cache_state.py SECONDS [EVERY]` changes every entry of the states of all configurations, or every
 so-manieth, and then two entries at a time for so many seconds."""
-import copy, itertools, json, math, os, random, re, subprocess, sys, time
+import copy, inspect, itertools, json, math, os, random, re, subprocess, sys, time
 from functools import cache
 from pathlib import Path
 from unittest import mock
 import pytest, torch
 from torch.testing import assert_close
 from dynattn import Window, dense_attention
-from dynattn.cache import WindowedLayer, _check_reached, check_rows, turn_rows
+from dynattn.cache import WindowedLayer, _check_reached, check_rows, check_state, turn_rows
 from dynattn.engine.native import core
 from dynattn.padding import PaddingMask
 from dynattn.saved import read_weights, write_weights
@@ -230,6 +230,21 @@ def test_hostile_1_a_first_key_that_no_query_reaches():
     with pytest.raises(ValueError, match=r"numbers\['start'\]\[0\]: expected an int from 0 to 32, got 1000000"): other.load_state(numbers, held)
     assert other.seen==0
 
+@pytest.mark.parametrize('padded, message', [([-1,0], 'positions from 0 to 25, got -1'), ([0,26], 'positions from 0 to 25, got 26'), ([0], r'\[B\]=\(2,\)'),
+    ([0,6], 'as they are among the recent ones'), ([0.,7.], 'an int64 Tensor'), (None, 'an int64 Tensor')], ids=str)
+def test_left_padding_fits_the_leading_keys(padded, message):
+    "A leading key that stands among the recent ones, too, is the same in both places."
+    numbers,held = CONFIGS['padded']().state()
+    assert held['padded'].tolist()==[0,7]
+    numbers['start'] = [0]*len(numbers['start']) # from the first key on
+    for name,x in held.items():
+        if name=='padded': continue
+        k = torch.arange(25.).expand(*x.shape[:2], -1)[...,None].expand(-1, -1, -1, x.shape[3])
+        held[name] = torch.cat([torch.stack([k[b,:,at:at+3] for b,at in enumerate((0, 7))]), k], 2)
+    check_state(numbers, held)
+    with pytest.raises((TypeError,ValueError), match=message):
+        check_state(numbers, {**held, 'padded': None if padded is None else torch.tensor(padded)})
+
 @pytest.mark.parametrize('name', CONFIGS)
 def test_a_layer_continues_from_its_state(name):
     "As JSON and tensors of a file; its own content stays."
@@ -411,39 +426,45 @@ def test_any_sequence_of_calls_is_dense_attention(seeds, native):
 
 @cache
 def two_layers():
-    "A model whose first layer sees everything and whose second one sees three tokens back, and two texts."
+    "A model whose first layer sees everything and whose second one sees few tokens back, and two texts."
     transformers = pytest.importorskip('transformers')
     from dynattn import hf
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size=16,
-        max_position_embeddings=64, sliding_window=4, use_sliding_window=True, layer_types=['full_attention','sliding_attention'],
-        eos_token_id=None, bos_token_id=None, pad_token_id=0)
-    model = hf.switch(transformers.Qwen3ForCausalLM(config).eval().double())
+    config = transformers.LlamaConfig(
+        vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=16,
+        max_position_embeddings=64, eos_token_id=None, bos_token_id=None, pad_token_id=0)
+    model = transformers.LlamaForCausalLM(config).eval().double()
+    hf.add_windows(model, init=[[99.]*4,[2.]*4])
     return model,torch.randint(1, 99, (2, 40))
+
+def read(ids, made):
+    "The logits of a call of the model with a cache, whose argument has another name in later releases."
+    model,_ = two_layers()
+    name = 'cache' if 'cache' in inspect.signature(model.forward).parameters else 'past_key_values'
+    with torch.no_grad(): return model(ids, **{name: made}).logits
 
 def kept(n=12, record=False):
     "A cache that holds n tokens of both texts."
     from dynattn.hf import WindowedCache
     model,ids = two_layers()
     made = WindowedCache(model)
-    with torch.no_grad(): model(ids[:,:n], past_key_values=made)
+    read(ids[:,:n], made)
     if record:
-        made.activate_past_recording()
-        with torch.no_grad(): model(ids[:,n:n+3], past_key_values=made)
+        for layer in made.layers: layer.activate_past_recording()
+        read(ids[:,n:n+3], made)
     return made
 
 def lengths(made): return [layer.stored for layer in made.layers]
 
 def next_logits(made):
     """Logits of the next three tokens of the text. A call of the model that finds an interrupted one is made again."""
-    model,ids = two_layers()
+    ids = two_layers()[1]
     first = made.layers[0]
     if first.restored is not None: rows = len(first.restored[1]['0.k'])
     else: rows = first.windows.batch if first.stored else 2
     def call():
         at = made.get_seq_length()
-        with torch.no_grad(): return [model(ids[:1,at:at+3].expand(rows, -1), past_key_values=made).logits]
+        return [read(ids[:1,at:at+3].expand(rows, -1), made)]
     try: return call()
     except RuntimeError as e:
         assert 'past_key_values: expected' in str(e)
@@ -455,9 +476,8 @@ OF_ALL = dict(
     step=lambda made: model_reads(made, 1), steps=lambda made: model_reads(made, 3))
 
 def model_reads(made, n):
-    model,ids = two_layers()
     at = made.get_seq_length()
-    with torch.no_grad(): model(ids[:,at:at+n], past_key_values=made)
+    read(two_layers()[1][:,at:at+n], made)
 
 @pytest.mark.parametrize('step', STEPS)
 @pytest.mark.parametrize('change', OF_ALL)
