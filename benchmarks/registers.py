@@ -27,7 +27,7 @@ class Absent:
     def get_current_device(self): return 0
     def get_current_stream(self, device=None): return 0
 
-FIELDS = 'triton target kernel d dtype window rows keys warps registers stack shared mma'.split()
+FIELDS = 'triton target kernel d dtype window rows keys warps registers stack shared mma failed'.split()
 TOOL = os.path.join(os.path.dirname(triton.__file__), 'backends', 'nvidia', 'bin', 'cuobjdump')
 
 def usage(binary):
@@ -41,10 +41,15 @@ def compiled(kernel, known, keys=False, **tensors):
     "In place of `_launch`: compiles, runs nothing."
     band = known['band']
     form = 'table' if band.table is not None else 'hard' if band.sigma is None else 'soft'
-    kernel = kernel.warmup(grid=(1,), **primitives._arguments(kernel, known | tensors))
+    row = dict(triton=triton.__version__, target=f'sm_{args.target}', kernel=kernel.fn.__name__.removeprefix('_'),
+               d=known['D'], dtype=str(known['q'].data.dtype).removeprefix('torch.'), window=form,
+               rows=known['BLOCK_M'], keys=known['BLOCK_N'], warps=known['num_warps'])
+    try: kernel = kernel.warmup(grid=(1,), **primitives._arguments(kernel, known | tensors))
+    except RuntimeError as e:                     # the compiler gave up; the row says so
+        return note(row | dict(registers='', stack='', shared='', mma='', failed=f'{type(e).__name__}: {e}'))
     registers,stack = usage(kernel.asm['cubin'])
-    note(dict(triton=triton.__version__, target=f'sm_{args.target}', kernel=kernel.metadata.name.removeprefix('_'), d=known['D'], dtype=str(known['q'].data.dtype).removeprefix('torch.'), window=form,
-        rows=known['BLOCK_M'], keys=known['BLOCK_N'], warps=known['num_warps'], registers=registers, stack=stack, shared=kernel.metadata.shared, mma=len(re.findall('wgmma.mma|mma.sync|tcgen05.mma', kernel.asm['ptx']))))
+    products = len(re.findall('wgmma.mma|mma.sync|tcgen05.mma', kernel.asm['ptx']))
+    note(row | dict(registers=registers, stack=stack, shared=kernel.metadata.shared, mma=products, failed=''))
 
 def note(row):
     "Print a row, and put it in the place of its older self."
