@@ -357,7 +357,8 @@ def _described(layer):
 def _alike(own, got):
     "Whether an option is the same, up to the rounding of another machine."
     if isinstance(own, list):
-        return isinstance(got, list) and len(own)==len(got) and all(map(_alike, own, got))
+        is_as_long = isinstance(got, list) and len(own)==len(got)
+        return is_as_long and all(map(_alike, own, got))
     if type(own) is not type(got): return False
     if own==got: return True
     if not isinstance(own, float): return False
@@ -468,8 +469,9 @@ def check_state(
     seen = _integer("numbers['seen']", numbers['seen'], 0)
     starts = _listed(numbers, 'start', len(groups) if seen else 0)
     names = [f'{i}.{name}' for i in range(len(starts)) for name in 'kv']
-    may_be_padded = bool(seen and n_global)
-    is_padded = may_be_padded and isinstance(tensors, dict) and 'padded' in tensors
+    can_be_padded = bool(seen and n_global)
+    has_padding = isinstance(tensors, dict) and 'padded' in tensors
+    is_padded = can_be_padded and has_padding
     expected = {*names,'padded'} if is_padded else {*names}
     if not isinstance(tensors, dict) or tensors.keys()!=expected:
         raise TypeError(f"tensors: expected the second result of state, with {names}, "
