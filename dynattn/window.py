@@ -311,7 +311,8 @@ def between(t:Tensor, low:float, high:float=math.inf, # of any shape; the least 
 
 def _check_sigma(sigma):
     if isinstance(sigma, bool) or not isinstance(sigma, (int,float,Tensor)):
-        raise TypeError(f"sigma: expected a number or a floating tensor, got {type(sigma).__name__}")
+        hint = "; call it: Window.default(width()) takes what it returns" if callable(sigma) else ""
+        raise TypeError(f"sigma: expected a number or a floating tensor, got {type(sigma).__name__}{hint}")
     try: sigma = sigma if isinstance(sigma, Tensor) else torch.tensor(float(sigma))
     except OverflowError: sigma = torch.tensor(math.inf)
     if not sigma.is_floating_point():

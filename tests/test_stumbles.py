@@ -73,3 +73,30 @@ def test_practitioner_13_a_second_add_windows_says_how_to_go_on():
     hf.remove_alpha(hf.remove_windows(model))
     with pytest.raises(ValueError, match='model: expected one with windows, got one without'): hf.remove_windows(model)
     with pytest.raises(ValueError, match='model: expected one with alpha, got one without'): hf.remove_alpha(model)
+
+# ---- messages that say what to write instead
+
+Q = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+
+@pytest.mark.parametrize('given', [torch.ones(1, 5), torch.ones(1, 5, dtype=torch.long), torch.ones(1, 5, dtype=torch.bool), [5]], ids=str)
+def test_practitioner_13_padding_names_what_reads_each_convention(given):
+    from dynattn import EncoderLayer
+    calls = [lambda: attention(Q, Q, Q, padding=given), lambda: EncoderLayer(4, 2)(torch.ones(1, 5, 4), padding=given)]
+    for call in calls:
+        with pytest.raises(TypeError) as said: call()
+        assert all(name in str(said.value) for name in ('padding: expected a PaddingMask', 'from_hf', 'from_keep', 'from_ignore', 'from_lengths'))
+
+def test_practitioner_13_a_window_without_a_limit_is_none():
+    from dynattn import MultiheadAttention
+    from dynattn.cache import WindowedLayer
+    for window in ((64,-1), (-1,0), -1):
+        for call in (lambda: attention(Q, Q, Q, window=window), lambda: WindowedLayer(2, window=window)):
+            with pytest.raises(ValueError, match='window: expected ints >= 0, or None for no limit, got -1.*flash-attn'): call()
+        with pytest.raises(ValueError, match='None for no limit'): MultiheadAttention(8, 2, window=window)
+
+def test_practitioner_13_a_module_that_makes_widths_is_called():
+    from dynattn import SigmaParameter
+    width = SigmaParameter(2)
+    for call in (lambda: attention(Q, Q, Q, window=width), lambda: Window.default(width), lambda: Window(width)):
+        with pytest.raises(TypeError, match=r'call it: Window.default\(width\(\)\)'): call()
+    assert attention(Q, Q, Q, window=Window.default(width())).shape==Q.shape
