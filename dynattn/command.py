@@ -68,7 +68,6 @@ def _look_arguments(p):
 def _look_verb(a): # the parsed arguments
     "Write the page, and say where the weight lies."
     text = Path(a.text).read_text(encoding='utf-8', errors='replace')
-    need('dynattn.plot', 'viz')
     need('transformers', 'hf')
     model,tokenizer = need('dynattn.hf.saving', 'hf').load_pretrained(a.model, windows=True)
     try: found = need('dynattn.hf.looking', 'hf').look(model, text, tokenizer, a.last)
