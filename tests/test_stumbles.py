@@ -1,8 +1,11 @@
 "What practitioners stumbled over, and what a report found right: each test is named after its report."
-import copy, inspect
+import copy, inspect, json, os, re, shutil, subprocess, sys
+from pathlib import Path
 import pytest, torch
 from torch import nn
 from dynattn import PaddingMask, Window, attention
+
+ROOT = Path(__file__).resolve().parents[1]
 
 def model_of(name, **more):
     "A small random model of transformers."
@@ -100,3 +103,73 @@ def test_practitioner_13_a_module_that_makes_widths_is_called():
     for call in (lambda: attention(Q, Q, Q, window=width), lambda: Window.default(width), lambda: Window(width)):
         with pytest.raises(TypeError, match=r'call it: Window.default\(width\(\)\)'): call()
     assert attention(Q, Q, Q, window=Window.default(width())).shape==Q.shape
+
+def test_practitioner_13_parallel_refuses_what_it_does_not_serve_by_name():
+    "On all ranks, so that none waits; here there is one."
+    code = ("import torch, torch.distributed as dist\nfrom dynattn import parallel\n"
+            "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+            "q = torch.ones(1, 2, 4, 4)\n"
+            "for name,x in dict(segments=torch.zeros(1, 4, dtype=torch.long), attn_mask=torch.ones(4, 4).bool(), dropout_p=.1, widow=3).items():\n"
+            "    try: parallel.attention(q, q, q, **{name: x})\n"
+            "    except TypeError as e: print(e)\n")
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=600)
+    said = done.stdout.splitlines()
+    assert [line.partition(':')[0] for line in said]==['segments','attn_mask','dropout_p','widow'], done.stderr
+    assert 'give each rank whole texts' in said[0] and all('parallel.attention' in line for line in said)
+
+# ---- what a wheel brings
+
+def test_practitioner_13_examples_run_from_the_package():
+    "Their list, and the help of each, which needs no extra."
+    def run(*argv): return subprocess.run([sys.executable, '-m', 'dynattn.examples', *argv], capture_output=True, text=True, timeout=600)
+    names = [line.split()[0] for line in run().stdout.splitlines() if line.startswith('  ')]
+    assert names==sorted(p.stem for p in (ROOT/'examples').glob('*.py'))
+    assert 'usage: finetune_hf.py' in run('finetune_hf', '--help').stdout
+    assert run('nonsense').returncode==2 and 'expected one of finetune_hf' in run('nonsense').stderr
+
+def test_practitioner_13_measurements_are_read_anywhere(tmp_path, monkeypatch):
+    "From an installed package, where no folder above has them."
+    pytest.importorskip('matplotlib')
+    from dynattn import plot
+    with pytest.raises(FileNotFoundError, match='expected it in benchmarks/results'): plot.measured('nothing.csv')
+    (tmp_path/'package/results').mkdir(parents=True)
+    (tmp_path/'package/results/rows.csv').write_text('a,b\n1,2\n')
+    (tmp_path/'empty').mkdir()
+    monkeypatch.chdir(tmp_path/'empty')
+    monkeypatch.setattr(plot, 'files', lambda name: tmp_path/'package')
+    assert plot.measured('rows.csv')==[dict(a='1', b='2')]
+
+def test_practitioner_13_a_page_of_looks_needs_no_matplotlib():
+    "The HTML page is written where neither matplotlib nor Pillow is installed."
+    pytest.importorskip('transformers')
+    code = ("import sys\nfor name in ('matplotlib','PIL'): sys.modules[name] = None\n"
+            "import torch, transformers as t\nfrom dynattn import hf\n"
+            "size = dict(vocab_size=60, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)\n"
+            "print(hf.look(t.BertModel(t.BertConfig(**size)), torch.arange(9), last=2).page()[:15])\n")
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=600)
+    assert done.stdout.strip()=='<!doctype html>', done.stderr
+
+def test_practitioner_13_several_heads_share_a_scale_and_one_colour_bar():
+    pytest.importorskip('matplotlib')
+    from matplotlib import pyplot as plt
+    from dynattn.plot import show_attention
+    axes = show_attention(torch.stack((torch.eye(4)*.5, torch.full((4,4), .1))), title=['a','b'])
+    assert len(axes)==2 and len(axes[0].figure.axes)==3 and {ax.images[0].get_clim() for ax in axes}=={(0,.5)}
+    with pytest.raises(ValueError, match='title: expected one for each of 2 matrices, got 3'): show_attention(torch.ones(2, 3, 3), title=list('abc'))
+    plt.close('all')
+
+@pytest.mark.slow
+@pytest.mark.parametrize('page', sorted(p.name for p in (ROOT/'nbs/guide').glob('*.ipynb')))
+def test_practitioner_13_a_guide_page_runs_from_what_a_wheel_holds(page, tmp_path):
+    "In an empty folder, as a reader copies its cells."
+    package = tmp_path/'installed/dynattn'
+    shutil.copytree(ROOT/'dynattn', package, ignore=shutil.ignore_patterns('__pycache__', '_modidx.py'))
+    for script in (ROOT/'examples').glob('*.py'): shutil.copy(script, package/'examples')
+    shutil.copytree(ROOT/'benchmarks/results', package/'results')
+    cells = [''.join(c['source']) for c in json.loads((ROOT/'nbs/guide'/page).read_text(encoding='utf-8'))['cells'] if c['cell_type']=='code']
+    mine = [cell for cell in cells if not re.search(r'nbdev_export\(|^#\| (slow|cuda|eval: false)', cell, re.M)]
+    (tmp_path/'empty').mkdir()
+    (tmp_path/'empty/page.py').write_text('\n\n'.join(mine), encoding='utf-8')
+    done = subprocess.run([sys.executable, 'page.py'], cwd=tmp_path/'empty', capture_output=True, text=True, timeout=600,
+                          env={**os.environ, 'PYTHONPATH': str(tmp_path/'installed')})
+    assert done.returncode==0, done.stderr[-3000:]
