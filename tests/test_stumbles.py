@@ -173,3 +173,75 @@ def test_practitioner_13_a_guide_page_runs_from_what_a_wheel_holds(page, tmp_pat
     done = subprocess.run([sys.executable, 'page.py'], cwd=tmp_path/'empty', capture_output=True, text=True, timeout=600,
                           env={**os.environ, 'PYTHONPATH': str(tmp_path/'installed')})
     assert done.returncode==0, done.stderr[-3000:]
+
+def test_what_is_no_model_is_refused_by_name():
+    pytest.importorskip('transformers')
+    from dynattn import hf
+    for f in (hf.switch, hf.add_windows, hf.add_alpha, hf.remove_windows, hf.remove_alpha):
+        for wrong in ('bert-base-uncased', None, 3, nn.Linear):
+            with pytest.raises(TypeError, match='model: expected a model of transformers, got'): f(wrong)
+
+# ---- what the public reports found right
+
+def normal(*shape, seed=0, dtype=torch.float64): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+@pytest.mark.parametrize('alpha', [None,1.5])
+def test_pytorch_153799_steep_biases_and_massive_keys(alpha):
+    "Scores of 1e5 neither overflow nor spoil a gradient."
+    q,k,v = normal(1, 2, 40, 8),normal(1, 2, 40, 8, seed=1),normal(1, 2, 40, 8, seed=2)
+    k[:,:,3] *= 1e4
+    bias = normal(2, 21, seed=3)*1e5
+    found = []
+    for impl in ('banded','dense'):
+        leaves = [x.clone().requires_grad_() for x in (q,k,v,bias)]
+        out = attention(*leaves[:3], rel_bias=leaves[3], window=(9,0), alpha=alpha, impl=impl)
+        found.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    for a,b in zip(*found): torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+def test_fla_431_masks_with_holes():
+    "Keys that take no part are as good as absent, wherever they stand."
+    q,k,v = (normal(1, 2, 30, 8, seed=i) for i in range(3))
+    keep = torch.rand(1, 30, generator=torch.Generator().manual_seed(0))>.4
+    out = attention(q, k, v, padding=PaddingMask(keep), is_causal=True)
+    pairs = torch.ones(30, 30).bool().tril()[:,keep[0]]
+    alone = attention(q, k[:,:,keep[0]], v[:,:,keep[0]], attn_mask=pairs)
+    torch.testing.assert_close(out, alone)
+
+def test_keys_values_52_learning_with_kept_keys():
+    "The second half of a text, beside kept keys, has the gradients that it has in the whole text."
+    q,k,v = (normal(1, 2, 24, 8, seed=i) for i in range(3))
+    options = dict(window=(7,0), is_causal=True)
+    whole = [x.clone().requires_grad_() for x in (q,k,v)]
+    part = [x.clone().requires_grad_() for x in (q[:,:,12:],k,v)]
+    wants = torch.autograd.grad(attention(*whole, **options)[:,:,12:].square().sum(), whole)
+    found = torch.autograd.grad(attention(*part, q_offset=12, **options).square().sum(), part)
+    for a,b in zip(found, (wants[0][:,:,12:], *wants[1:])): torch.testing.assert_close(a, b)
+
+def test_attention_gym_187_many_documents_in_one_row():
+    "3,000 documents of ten tokens, each as if it were alone; no square of the row."
+    from test_banded import Largest
+    documents,length = 3000,10
+    q,k,v = (normal(1, 1, documents*length, 4, seed=i, dtype=torch.float32) for i in range(3))
+    ends = torch.arange(0, (documents+1)*length, length, dtype=torch.int32)
+    with Largest() as seen: out = attention(q, k, v, segments=ends, is_causal=True)
+    alone = attention(*(x.view(documents, 1, length, 4) for x in (q,k,v)), is_causal=True)
+    torch.testing.assert_close(out.view_as(alone), alone, rtol=1e-5, atol=1e-5)
+    assert seen.most < 40*q.numel()
+
+def test_entmax_39_alpha_never_falls_below_1():
+    "However far an optimiser pushes it."
+    from dynattn import AlphaHead, entmax
+    head = AlphaHead(2, init=1.2)
+    for p in head.parameters(): p.data.sub_(1e4)
+    assert 1<=head().min()<=head().max()<=2
+    with pytest.raises(ValueError, match='alpha: expected'): entmax(torch.zeros(3), .99)
+
+def test_transformers_36150_a_decoder_made_bidirectional():
+    "`is_causal=False` on its layers: every token sees both sides, and padding changes nothing."
+    model = model_of('llama')
+    model.set_attn_implementation('sdpa')
+    for layer in model.model.layers: layer.self_attn.is_causal = False
+    mask = torch.ones(2, 1, 9, 9).bool()
+    want = model(IDS, attention_mask=mask)[0]
+    from dynattn import hf
+    torch.testing.assert_close(hf.switch(model)(IDS, attention_mask=mask)[0], want, rtol=1e-4, atol=1e-4)

@@ -331,6 +331,8 @@ def switch(
     model:_Model, # holds one `PreTrainedModel` or several
 ) -> _Model: # the same
     "`set_attn_implementation`, but an error where it would change nothing."
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
     owners = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
     bad = [type(m).__name__ for m in owners if not m._can_set_attn_implementation()]
     if bad or not attention_layers(model):

@@ -179,6 +179,8 @@ def _own_attention(model):
         if name is not None and m.config._attn_implementation=='dynattn': m.config._attn_implementation = name
 
 def _removed(model, kind, head): # 'windows' or 'alpha', and the name of what learns it
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
     layers = [m for m in model.modules() if isinstance(getattr(m, 'dynattn', None), Learned)]
     if all(getattr(m.dynattn, head) is None for m in layers):
         raise ValueError(f"model: expected one with {kind}, got one without")
