@@ -495,9 +495,6 @@ def show_boxes(
         ax.axis('off')
     return ax
 
-# %% ../nbs/00_plot.ipynb #00a10002
-from .widgets import show_widget
-
 # %% ../nbs/00_plot.ipynb #4ea50003
 def measured(
     name:str, # of a file in `benchmarks/results`
