@@ -446,12 +446,10 @@ def add_alpha(
     return model
 
 # %% ../../nbs/hf/58_windows.ipynb #58d10003
-def _is_price(hook): return isinstance(hook, partial) and hook.func is _add_penalty
-
 def _drop_prices(model):
     "Take the hooks away that add the mean width to a loss."
     for module in model.modules():
-        for key in [key for key,hook in module._forward_hooks.items() if _is_price(hook)]:
+        for key in [key for key,hook in module._forward_hooks.items() if isinstance(hook, _Price)]:
             for hooks in (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called):
                 hooks.pop(key, None)
 
