@@ -140,8 +140,10 @@ def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes t
 # %% ../../nbs/hf/55_layers.ipynb #b477eadf
 @cache
 def _uses_interface(cls):
-    try: return 'ALL_ATTENTION_FUNCTIONS.get_interface(' in inspect.getsource(cls.forward)
+    try: source = inspect.getsource(cls.forward)
     except (OSError, TypeError): return False
+    # transformers 5.0 takes the function by its name
+    return any(f'ALL_ATTENTION_FUNCTIONS{taken}' in source for taken in ('.get_interface(', '['))
 
 def _crosses(name, m):
     "Whether a layer looks at another text: BERT's crossattention, BART's encoder_attn, T5's EncDecAttention."
