@@ -140,8 +140,10 @@ def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes t
 # %% ../../nbs/hf/55_layers.ipynb #b477eadf
 @cache
 def _uses_interface(cls):
-    try: return 'ALL_ATTENTION_FUNCTIONS.get_interface(' in inspect.getsource(cls.forward)
+    try: source = inspect.getsource(cls.forward)
     except (OSError, TypeError): return False
+    # transformers 5.0 takes the function by its name
+    return any(f'ALL_ATTENTION_FUNCTIONS{taken}' in source for taken in ('.get_interface(', '['))
 
 def _crosses(name, m):
     "Whether a layer looks at another text: BERT's crossattention, BART's encoder_attn, T5's EncDecAttention."
@@ -249,9 +251,25 @@ def record(cls:Added, model, kind, options) -> None: # "windows" or "alpha", and
     "Write down in the configuration what was added, and how it is to be loaded."
     owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
     config = owner.config
+    if getattr(config, 'dynattn', None) is None: owner.dynattn_auto_map = getattr(config, 'auto_map', None)
     config.dynattn = cls({**(getattr(config, 'dynattn', None) or {}), kind: options})
     config.attn_implementation = 'dynattn.hf.load' # what the error of a plain `from_pretrained` shows
     names = _auto_classes(type(config))
     if names:
         config.auto_map = {name: f'{_STUB}.{name}' for name in names}
         owner.save_pretrained = partial(_save_pretrained, owner)
+
+@patch(cls_method=True)
+def erase(cls:Added, model, kind) -> bool: # "windows" or "alpha"; whether the other is left
+    "Take what `record` wrote out of the configuration, which is as before where nothing is left."
+    owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
+    config = owner.config
+    left = {name: options for name,options in config.dynattn.items() if name!=kind}
+    if left:
+        config.dynattn = cls(left)
+        return True
+    for name in ('dynattn','attn_implementation','auto_map'): vars(config).pop(name, None)
+    known = vars(owner).pop('dynattn_auto_map', None)
+    if known is not None: config.auto_map = known
+    vars(owner).pop('save_pretrained', None)
+    return False
