@@ -311,9 +311,9 @@ def differences(
     then:dict, # the record of a run: plain values by name
     now:dict, # that of this run
 ) -> list: # of texts
-    "What this run depends on and was another."
+    "What a run depends on, and is no longer the same."
     def said(name):
-        if str(now[name]).startswith('sha256:') and name in then: return f'another {name}'
+        if str(now[name]).startswith('sha256:') and name in then: return f'{name} changed'
         return f'{name} was {then.get(name)!s:.40}, is {now[name]!s:.40}'
     return [said(name) for name in now if name not in then or then[name]!=now[name]]
 
@@ -338,7 +338,8 @@ class Checkpoint:
         then = state.pop('record', None)
         if not isinstance(then, dict): then = {}
         if changed := differences(then, self.record):
-            raise ValueError(f"checkpoint: expected one of this run, got {self.path.name} of a run where {'; '.join(changed)}")
+            raise ValueError(f"checkpoint: expected one of this run, got {self.path.name} of another: "
+                             f"{'; '.join(changed)}")
         missing = set(self.names)-state.keys()
         if missing: raise DamagedFile(f"{self.path.parent}: damaged {self.path.name}: no {', '.join(sorted(missing))}")
         return state

@@ -14,6 +14,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from ..padding import PaddingMask, Patched
+from ..saved import whole_or_not
 from ..parts import visible_pairs
 from ..engine.ops import attention
 from ..cache import turn_rows
@@ -308,7 +309,9 @@ def attend(
 def register() -> None:
     "Make \"dynattn\" known to transformers, for attention and for masks."
     for table,ours in ((AttentionInterface(), attend), (AttentionMaskInterface(), sight_mask)):
-        if table.get('dynattn', ours) is not ours:
+        found = table.get('dynattn', ours)
+        left_by_an_interrupt = getattr(found, '__module__', '').startswith('dynattn.')
+        if found is not ours and not left_by_an_interrupt:
             raise ValueError("attn_implementation: expected no other function registered as 'dynattn', got one")
     if _collector is None:
         warnings.warn(f"transformers {transformers.__version__} keeps its collector of outputs elsewhere; "
@@ -324,6 +327,7 @@ def _init_batches(model, *args, **kwargs):
     raise ValueError("model: expected an attention of transformers for continuous batching, got 'dynattn'; "
                      "use generate, which takes padded batches")
 
+@whole_or_not
 def switch(
     model:nn.Module, # holds one `PreTrainedModel` or several
 ) -> nn.Module: # the same

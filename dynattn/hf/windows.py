@@ -14,6 +14,7 @@ from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..engine.dense import attention_weights
 from ..sigma import SigmaHead, SigmaParameter, as_widths
+from ..saved import whole_or_not
 from ..sparsity import AlphaHead
 from .layers import Added, Learned, PreTrainedModel, attention_layers
 from .plugin import LayerCall, switch
@@ -68,6 +69,7 @@ def _generate(model, *args, **kwargs):
     return type(model).generate(model, *args, **kwargs)
 
 # %% ../../nbs/hf/58_windows.ipynb #d25d298b
+@whole_or_not
 def add_windows(
     model:nn.Module, # its attention goes through the interface
     unit:str="tokens", # "tokens", or "fraction" of half the real length
@@ -99,6 +101,7 @@ def add_windows(
     return model
 
 # %% ../../nbs/hf/58_windows.ipynb #ed9e0003
+@whole_or_not
 def record_edge(
     model:nn.Module, # with windows
     edge:str, # "soft" or "hard"
@@ -131,6 +134,7 @@ def penalise(
     return model.register_forward_hook(partial(_add_penalty, weight=weight))
 
 # %% ../../nbs/hf/58_windows.ipynb #9d52597a
+@whole_or_not
 def add_alpha(
     model:nn.Module, # its attention goes through the interface
     init:float=1.001, # alpha at the start, between 1 and 2: softmax, almost
