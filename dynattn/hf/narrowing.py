@@ -305,6 +305,11 @@ def restore(self:Narrower, state, # as `state` gives it
         if not isinstance(saved, Tensor) or saved.shape!=x.shape or not saved.isfinite().all():
             raise ValueError(f"{name}: expected {len(x)} finite numbers")
         x.copy_(saved)
+    for name in ('first_share','keep'):
+        if type(state[name]) not in (int, float) or not 0<state[name]<=1: raise ValueError(f"{name}: expected a share")
+    if not all(isinstance(row, dict) and 'text' in row for row in state['rows']): raise ValueError("rows: expected records")
+    for share,risen,log_width in state['measured']:
+        if log_width.shape!=self.late.shape or not math.isfinite(share+risen): raise ValueError("measured: expected shares")
     self.adam.load_state_dict(copy.deepcopy(state['adam']))
     self.rows,self.measured = list(state['rows']),list(state['measured'])
     self.first_share,self.keep = state['first_share'],state['keep']
