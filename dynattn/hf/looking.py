@@ -80,7 +80,9 @@ def look(
     if isinstance(text, str):
         if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
         most = getattr(model.config.get_text_config(), 'max_position_embeddings', None) or tokenizer.model_max_length
-        most = min(most, tokenizer.model_max_length) # RoBERTa takes two fewer than it has positions
+        if not isinstance(most, int) or most<1:
+            raise ValueError(f"model: expected max_position_embeddings of 1 or more, got {most!r:.40}")
+        most = min(most, tokenizer.model_max_length, 2**31-1) # RoBERTa takes two fewer than it has positions
         ids,words = _cut(tokenizer, text, most)
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.numel()!=ids.shape[-1] or not ids.numel():
         got = f'{ids.dtype} {tuple(ids.shape)}' if isinstance(ids, Tensor) else type(ids).__name__

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/narrow/85_command.ipynb #85000001
-import json, random, shutil, sys, time
+import json, os, random, shutil, sys, time
 from dataclasses import asdict, fields, replace
 from fnmatch import fnmatch
 from importlib import import_module
@@ -129,7 +129,9 @@ def _named_files(source):
     part = Field(dict, inside=dict(path=Field(str)))
     index = [module['path'] for module in read_json(source/'modules.json', Field(list, each=part))]
     names = ['modules.json', 'sentence_bert_config.json', 'config_sentence_transformers.json']
-    names += [p.relative_to(source) for part in index if part for p in sorted((source/part).glob('*'))]
+    folders = [source/part for part in index if part and os.path.isdir(source/part)]
+    here = [folder for folder in folders if folder.resolve().is_relative_to(source.resolve())]
+    names += [p.relative_to(source) for folder in here for p in sorted(folder.glob('*'))]
     for path in map(Path, names):
         inside = (source/path).resolve()==source.resolve()/path
         kind = path.suffix in ('.json', '.safetensors', '.bin', '.txt')
@@ -336,8 +338,7 @@ def _original(name, given=None): # a folder; the model that the user names
     result = read_json(at, Report.fields())
     if not (result.get('healed') or {}).get('kept'): return None
     named = result.get('model', '')
-    there = Path(named)
-    if named and (there.is_dir() or there.suffix=='.gguf' and there.is_file()): return named
+    if named and (os.path.isdir(named) or named.endswith('.gguf') and os.path.isfile(named)): return named
     raise UserError(f"{at}: model: expected the folder that the model was made from, got {named!r:.80}, which is not here; "
                     "--model says which one it was")
 
