@@ -194,7 +194,8 @@ class ModelState:
     """What a model is made of: its modules with their classes, attributes, hooks and modes, their configurations, and
     which parameters learn. The values of tensors are not kept."""
     def __init__(self, model:nn.Module):
-        self.parts,self.seen = [],{}
+        self.parts:list = []                                        # (part, class, attributes, containers)
+        self.seen:dict = {}                                         # id -> part, which stays alive
         self.stands = False                                         # whether the change of the model is complete
         for module in model.modules(): self.keep(module)
         self.learning = [(p, p.requires_grad) for p in model.parameters()]
