@@ -211,7 +211,13 @@ class ModelState:
             if hasattr(x, 'to_dict') and hasattr(x, '__dict__') and not isinstance(x, (type, nn.Module)): self.keep(x)
 
     def restore(self) -> None:
-        "Make the model of this again."
+        "Make the model of this again, also if an interrupt comes in between."
+        try: self._restore()
+        except BaseException:
+            self._restore()
+            raise
+
+    def _restore(self):
         with interrupts_wait():
             for part,kind,attributes,containers in self.parts:
                 if type(part) is not kind: part.__class__ = kind

@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from ..options import NarrowOptions
 from ..padding import Patched
-from ..saved import Checkpoint, DamagedFile, all_or_nothing, fingerprint, whole_or_not
+from ..saved import Checkpoint, DamagedFile, ModelState, all_or_nothing, fingerprint, whole_or_not
 from ..sigma import SigmaParameter
 from .layers import PreTrainedModel, embeddings, frozen, last_hidden, predictions
 from .curves import Budget, CostCurves, cost_curves, run_record, texts_record
@@ -399,7 +399,7 @@ def learn(self:Narrower,
     every, on_step, # steps between two checkpoints; gets the record of each step, or None
 ) -> bool:
     "Run all steps, or those before an interruption; False then. The state in the file is that after a whole step."
-    whole = self.state()
+    before,whole = ModelState(self.distance.model),self.state()
     file.write(whole)
     try:
         while len(self.rows)<self.options.steps:
@@ -408,6 +408,7 @@ def learn(self:Narrower,
             if len(self.rows) in (self.options.steps, len(self.rows)//every*every): file.write(whole)
             if on_step is not None: on_step(row)
     except KeyboardInterrupt:
+        before.restore()                                             # it may have come while the windows were off
         self.restore(whole)
         file.write(whole)
         return False
@@ -433,7 +434,7 @@ def mend(self:Distance,
     **options, # further ones of `heal`
 ) -> Healed|None: # None if interrupted
     "Heal a model with hard windows, if that brings texts held out closer to the full model's."
-    held = Distance(self.model, held_out, self.options)
+    held,before = Distance(self.model, held_out, self.options),ModelState(self.model)
     def measure():
         parts = [held.parts(i, 0) for i in range(len(held_out))]
         each = [p[0] for p in parts],[p[1] for p in parts if len(p)>1]
@@ -443,6 +444,7 @@ def mend(self:Distance,
         return heal(self.model, self, self.options.heal, measure, seed=self.options.seed, finish=change.finish, **options)
     except KeyboardInterrupt:
         if change.stands: raise                                      # the weights have changed already
+        before.restore()
         return None
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7a1b0016
