@@ -219,6 +219,8 @@ def look(
     if isinstance(text, str):
         if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
         most = getattr(model.config.get_text_config(), 'max_position_embeddings', None) or tokenizer.model_max_length
+        if not isinstance(most, int) or most<1:
+            raise ValueError(f"model: expected max_position_embeddings of 1 or more, got {most!r:.40}")
         most = min(most, tokenizer.model_max_length) # RoBERTa takes two fewer than it has positions
         ids,words = _tokens_of_text(tokenizer, text, most if most<_NO_LIMIT else None)
         ids = torch.tensor(ids, dtype=torch.long)

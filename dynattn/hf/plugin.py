@@ -15,6 +15,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from ..padding import PaddingMask, Patched
+from ..saved import whole_or_not
 from ..parts import visible_pairs
 from ..engine.ops import attention
 from ..cache import turn_rows
@@ -309,7 +310,9 @@ def attend(
 def register() -> None:
     "Make \"dynattn\" known to transformers, for attention and for masks."
     for table,ours in ((AttentionInterface(), attend), (AttentionMaskInterface(), sight_mask)):
-        if table.get('dynattn', ours) is not ours:
+        found = table.get('dynattn', ours)
+        left_by_an_interrupt = getattr(found, '__module__', '').startswith('dynattn.')
+        if found is not ours and not left_by_an_interrupt:
             raise ValueError("attn_implementation: expected no other function registered as 'dynattn', got one")
     if _collector is None:
         warnings.warn(f"transformers {transformers.__version__} keeps its collector of outputs elsewhere; "
@@ -327,6 +330,7 @@ def _init_batches(model, *args, **kwargs):
 
 _Model = TypeVar('_Model', bound=nn.Module)
 
+@whole_or_not
 def switch(
     model:_Model, # holds one `PreTrainedModel` or several
 ) -> _Model: # the same

@@ -21,6 +21,7 @@ from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..engine.dense import attention_weights
 from ..sigma import SigmaHead, SigmaParameter, as_widths
+from ..saved import whole_or_not
 from ..sparsity import AlphaHead
 from .layers import Added, Learned, PreTrainedModel, attention_layers
 from .plugin import LayerCall, switch
@@ -78,6 +79,7 @@ def _generate(model, *args, **kwargs):
 # %% ../../nbs/hf/58_windows.ipynb #d25d298b
 _Model = TypeVar('_Model', bound=nn.Module)
 
+@whole_or_not
 def add_windows(
     model:_Model, # its attention goes through the interface
     unit:str="tokens", # "tokens", or "fraction" of half the real length
@@ -109,6 +111,7 @@ def add_windows(
     return model
 
 # %% ../../nbs/hf/58_windows.ipynb #ed9e0003
+@whole_or_not
 def record_edge(
     model:nn.Module, # with windows
     edge:str, # "soft" or "hard"
@@ -427,6 +430,7 @@ def penalise(
     return handle
 
 # %% ../../nbs/hf/58_windows.ipynb #9d52597a
+@whole_or_not
 def add_alpha(
     model:_Model, # its attention goes through the interface
     init:float=1.001, # alpha at the start, between 1 and 2: softmax, almost
