@@ -16,6 +16,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from .watch import Float64, Promise, Reach
 from ..metrics import Answer, depends
+from ..heads import cache_argument
 from ..padding import Patched
 from .subjects import Subject, _cache_transformer, _draw, _held, _tensor_of
 
@@ -153,7 +154,7 @@ QUESTIONS = dict( # -> what a yes means, and the trials for a subject, a number 
     batch=('neighbours in the batch change a sequence', lambda s, n, seeds: [
         _Trial(_batch, "A sequence changes with its neighbour in the batch.", by_change=True),
         *(_Trial(_batch_padding, "A sequence changes with the padding of its neighbour in the batch.",
-                 dict(mine=mine, its=2*n//3)) for mine in (2*n//3, n) if 'padding' in s.takes)]),
+                 dict(mine=mine, its=2*n//3)) for mine in (2*n//3, n) if 'padding' not in s.obstacles)]),
     packed=('packed texts see each other', lambda s, n, seeds: [
         _Trial(_packed, "The second text of a packed row sees the first.", dict(first=n//2-1), True),
         _Trial(_packed, "The second text of a packed row gives other outputs than alone.", dict(first=n//2-1))]),
@@ -181,23 +182,26 @@ def _try(s, n, trial): # -> `_Answer`
 
 @patch
 def ask(self:Subject, question, n, seeds=2, # a key of `QUESTIONS`; tokens; random inputs to try
-) -> _Answer|None: # None: the model has no such form
+) -> _Answer: # raises NotImplementedError where the model has no such form
     "The first call that shows a difference, or the gravest answer of all."
-    answers = []
+    answers,refused = [],None
     for trial in QUESTIONS[question][1](self, n, seeds):
         try: answers.append(_try(self, n, trial))
-        except NotImplementedError: continue
+        except NotImplementedError as error:
+            refused = error
+            continue
         if answers[-1].answer in (Answer.YES, Answer.CHOICE): return answers[-1]
-    return _Answer(max(answer.answer for answer in answers)) if answers else None
+    if not answers: raise refused
+    return _Answer(max(answer.answer for answer in answers))
 
 # %% ../../nbs/audit/64_questions.ipynb #6f8b4b78
 def _sources(*functions):
     "The source of plain functions, each after that of those it calls."
-    found = {}
+    found,places = {},(Subject.__module__, cache_argument.__module__)
     def add(f):
         if f in found: return
         for _,other in sorted(inspect.getclosurevars(f).globals.items()):
-            if inspect.isfunction(other) and other.__module__ in (f.__module__, Subject.__module__): add(other)
+            if inspect.isfunction(other) and other.__module__ in (f.__module__, *places): add(other)
         found[f] = inspect.getsource(f)
     for f in functions: add(f)
     return list(found.values())

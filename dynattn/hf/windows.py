@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..engine.dense import attention_weights
+from ..heads import generate_cache_argument, one_cache
 from ..sigma import SigmaHead, SigmaParameter, as_widths
 from ..sparsity import AlphaHead
 from .layers import Added, Learned, PreTrainedModel, attention_layers
@@ -59,12 +60,13 @@ def _check_windows(layers, unit, n_global, edge, penalty, longest):
 def _generate(model, *args, **kwargs):
     "A model's own, with a `WindowedCache` where no cache is named, and the model does not attend in chunks."
     config = kwargs.get('generation_config') or model.generation_config
-    named = [kwargs.get('cache_implementation', config.cache_implementation), kwargs.get('past_key_values')]
+    name = generate_cache_argument(model)
+    named = [kwargs.get('cache_implementation', config.cache_implementation), one_cache(kwargs, name)]
     cached = kwargs.get('use_cache', config.use_cache)
     weights = kwargs.get('output_attentions', config.output_attentions) or model.config.output_attentions
     chunks = getattr(model.config.get_text_config(), 'attention_chunk_size', None)
     if named==[None,None] and cached is not False and not weights and not chunks:
-        kwargs['past_key_values'] = WindowedCache(model)
+        kwargs[name] = WindowedCache(model)
     return type(model).generate(model, *args, **kwargs)
 
 # %% ../../nbs/hf/58_windows.ipynb #d25d298b
