@@ -260,9 +260,14 @@ OURS = dict( # every kind of model that this package makes, and an example of n 
 def test_our_own_models_keep_their_promises_at_three_lengths(name):
     make,example = OURS[name]
     model = make()
+    promises = dict(cached=False) if name=='mistral' else {}     # its cache refuses a leading token in a layer that slides
     for n in (9, 37, 50):
-        found = examine(model, example(n), n=n, longest=64)
-        assert found.ok and found.layers and all(layer.promised[0] for layer in found.layers), found
+        found = examine(model, example(n), n=n, longest=64, **promises)
+        hidden = any(promise.tokens>layer.n for layer in found.layers for promise in layer.promised)
+        assert found.layers and all(layer.promised[0] for layer in found.layers), found
+        if hidden and not found.ok: # a class token stands in front, so heads are not watched at other lengths
+            assert found.status==3 and {f.check for f in found.findings if f.status!='noted'}=={'length'}, found
+        else: assert found.ok, found
 
 def test_heads_of_many_widths_keep_their_promises_beyond_the_length_that_was_looked_at():
     "As `narrow` makes them: promises are not cut at the length, and a leading token is no part of a window."
@@ -340,17 +345,17 @@ class Wrapped(Model):
 
 @pytest.mark.parametrize('change,said', [
     (lambda y: y.transpose(0, 1), 'begin with an axis of 9'), (lambda y: (100*y).long(), 'torch.int64'),
-    (lambda y: y.mean(1), 'no such form'), (lambda y: torch.cat((y, y), 1), 'no such form')],
+    (lambda y: y.mean(1), 'no output for each'), (lambda y: torch.cat((y, y), 1), 'no output for each')],
     ids=['transposed','integers','one','twice'])
 def test_outputs_that_cannot_be_compared_are_not_measured(change, said):
     found = examine(Wrapped(change), sequence(9), causal=True)
     assert any(f.status=='not measured' and said in f.sentence for f in found.findings), found
     assert 'no promise is broken' not in str(found)
-    assert examine(Wrapped(change), sequence(9)).status==(3 if 'no such' not in said else 0)
+    assert examine(Wrapped(change), sequence(9)).status==(0 if 'for each' in said else 3)
 
 def test_nothing_to_look_at_is_not_measured():
     found = examine(lambda x: x.cumsum(1).mean(1), sequence(9))
-    assert found.status==3 and 'No attention was found' in str(found) and 'no promise is broken' not in str(found)
+    assert found.status==3 and 'no attention was found' in str(found) and 'no promise is broken' not in str(found)
 
 class Stateful(Model):
     "Adds something of the last call."

@@ -186,7 +186,8 @@ def _memory(e, s, n, longest, make): # an `Examination`, which gets what is foun
     def gap(why): e.findings.append(_open('memory', why))
     promises = _limited(e.layers)
     if not s.caches:
-        why = s.obstacles.get('cached', "the model has no cache of transformers")
+        none = "it has no cache of transformers"
+        why = s.obstacles.get('cached', none) if s.transformer else none
         if make or promises and 'cached' in s.promises and s.transformer: return gap(why)
         return e.settle('memory', 'not applicable', why)
     if not promises: return e.settle('memory', 'not applicable', "no window is promised")
@@ -237,7 +238,7 @@ class Examination(Patched):
     def ok(self)->bool: return self.status==0
 
 # %% ../../nbs/audit/69_report.ipynb #15c9e96d
-def _rows(layer):
+def _rows(layer, most): # tokens that the model can read
     kinds = {}
     for head,(reach,promise) in enumerate(zip(layer.reach, layer.promised)):
         wrong,_ = _verdict(layer, head)
@@ -249,29 +250,34 @@ def _rows(layer):
         sees = _span([(reach.left, reach.right) for reach,_ in heads], layer.n)+('' if regular else ', with gaps')
         promised = _span([promise[:2] for _,promise in heads], layer.n) if heads[0][1] else ''
         if hidden: promised = _span([promise[:2] for _,promise in heads], math.inf)
-        needs = f"shows from {max(promise.tokens for _,promise in heads)} tokens on" if hidden else ''
+        tokens = max(promise.tokens for _,promise in heads) if hidden else 0
+        needs = '' if not hidden else f"shows from {tokens} tokens on" if tokens<=most else "wider than any text"
         yield str(len(heads)) if layer.by_weights else 'all',sees,promised,'broken' if wrong else needs
 
 @patch
 def table(self:Examination) -> list: # of (attention, heads, sees, promised, verdict)
     "A line for heads that are alike."
-    kinds = groupby((((_alike(layer.name), *row), layer.name) for layer in self.layers for row in _rows(layer)), 0, 1)
+    kinds = groupby((((_alike(layer.name), *row), layer.name) for layer in self.layers for row in _rows(layer, self.most)), 0, 1)
     return [(_title(names), heads if len(names)==1 else f'{len(names)} x {heads}', *rest)
             for (_,heads,*rest),names in kinds.items()]
 
-def _hidden(layers, n): # -> the number of heads; tokens that show all of their windows
+def _hidden(layers, n, most): # tokens of the text, and those that the model can read
+    # -> the tokens that each window needs to show, of those that a longer text shows; the number of those that none shows
     "Heads whose window is wider than a text of n tokens."
     needs = [promise.tokens for layer in layers for promise in layer.promised if promise and promise.tokens>n]
-    return len(needs),max(needs, default=0)
+    return [tokens for tokens in needs if tokens<=most],sum(tokens>most for tokens in needs)
 
 def _about_length(e): # an `Examination` -> lines of the report
     "Which windows the text could test."
-    count,tokens = _hidden(e.layers, e.n)
-    if not count: return []
-    windows = '1 window is' if count==1 else f'{count} windows are'
-    how = dict(kept='tested by their last query alone').get(e.outcomes['length'].status, 'not all tested')
-    shows = f"--n {tokens} shows them whole" if tokens<=e.most else f"the model reads {e.most} at most"
-    return [f"{windows} wider than {e.n} tokens can show, and {how}; {shows}", '']
+    def windows(count): return '1 window' if count==1 else f'{count} windows'
+    needs,wider = _hidden(e.layers, e.n, e.most)
+    lines = []
+    if needs:
+        last = e.outcomes['length'].status=='kept'
+        how = "of which only the last query was tested" if last else "not all of which were tested"
+        lines.append(f"{e.n} tokens are too few to show {windows(len(needs))}, {how}; --n {max(needs)} shows them whole")
+    if wider: lines.append(f"no text shows {windows(wider)}, for the model reads {e.most} tokens at most")
+    return [*lines, ''] if lines else []
 
 # %% ../../nbs/audit/69_report.ipynb #6fa25e9b
 @patch(cls_method=True)
@@ -390,7 +396,7 @@ def _ask(e, s, n, question, promised, seeds, p): # an `Examination`, which gets 
     "Put one question, and write down what became of it."
     try: found = s.ask(question, n, seeds)
     except Exception as error: # whatever a model raises while it runs
-        why = printable(error)[:120] or type(error).__name__
+        why = printable(error)[:200] or type(error).__name__
         if not _refusal(error, s, promised, p.get(question)): return e.findings.append(_open(question, why))
         e.settle(question, 'not applicable', f"the model refuses it: {why}")
         return e.findings.append(_open(question, why, 'noted'))
@@ -440,16 +446,19 @@ def _longest(s, n, layers, longest):
 
 def _lengths(e, s, n, longest, window, tick): # an `Examination`, which gets what is found
     "Windows that are wider than the text, by their last query."
-    limited,(count,tokens) = _limited(e.layers),_hidden(e.layers, n)
+    limited,(needs,wider) = _limited(e.layers),_hidden(e.layers, n, e.most)
     can = s.sequence and e.layers and all(layer.by_weights and layer.n==n for layer in e.layers)
     if can:
         begins = s.lengths(n, _longest(s, n, e.layers, longest), window, lambda: tick('length'))
         e.findings += _judge_lengths(s, begins)
         e.begins = {head: row for head,row in begins.items() if not row.sees_all and not row.as_promised}
     if not limited: e.settle('length', 'not applicable', "no window is promised")
-    elif can or not count: e.settle('length', 'kept')
-    elif min(tokens, n+1)>_most_tokens(s): e.settle('length', 'not applicable', "windows are wider than any text")
-    else: e.findings.append(_open('length', f"heads cannot be watched one by one, and {n} tokens do not show {count} windows"))
+    elif not needs and wider==len(limited):
+        e.settle('length', 'not applicable', f"every window is wider than the {e.most} tokens that the model reads")
+    elif can or not needs: e.settle('length', 'kept')
+    else:
+        why = f"heads cannot be watched one by one at other lengths, and {n} tokens do not show {len(needs)} windows"
+        e.findings.append(_open('length', why))
 
 # %% ../../nbs/audit/69_report.ipynb #e1efff35
 def _unread(s, layers): # of transformers -> what is said about layers whose promise is not known
