@@ -211,7 +211,11 @@ def _depth(path, n, promised): # as `audit_graph` takes them -> n, tokens back a
     vocabulary = len(logits([0]))
     ids = torch.randint(vocabulary, (n,), generator=torch.Generator().manual_seed(0)).tolist()
     if not np.isfinite(logits(ids)).all(): raise ValueError("expected finite logits, got some that are not")
-    return n,_farthest_token(logits, ids, vocabulary),promised,*_graph_memory(logits, ids, windows, heads)
+    memory,findings = _graph_memory(logits, ids, windows, heads)
+    unread = [i for i,promise in enumerate(promises) if promise is None]
+    gaps = [] if not unread else [Finding('window', 'not measured', "Whether the graph keeps its windows: config.json "
+        f"gives layer {unread[0]} a kind of attention of which no promise is known; --window says it.")]
+    return n,_farthest_token(logits, ids, vocabulary),promised,memory,gaps+findings
 
 # %% ../../nbs/audit/86_graph.ipynb #0e4a0022
 def audit_graph(

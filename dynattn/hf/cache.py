@@ -36,7 +36,7 @@ class _KeptLayer(CacheLayerMixin):
         "The new keys, waiting for the attention function."
         if not self.is_initialized: self.lazy_initialization(key_states, value_states)
         if self.waiting is not None:
-            raise RuntimeError("past_key_values: expected attention between two updates of a WindowedCache, got none; "
+            raise RuntimeError("cache: expected attention between two updates of a WindowedCache, got none; "
                                "the model's attention must be 'dynattn' (dynattn.hf.switch)")
         self.waiting = _NewKeys(self, key_states, value_states)
         return self.waiting,self.waiting
@@ -69,7 +69,7 @@ def attended(self:_NewKeys, call:LayerCall): # of the new queries -> [B,H,n,dv]
         options = dict(window=call.sight.window, scale=call.scaling) | call.own_terms() | call.learned_terms()
         layer.windows,layer.version = WindowedLayer(call.q.shape[1], self.k.shape[1], **options),version
     if layer.version!=version:
-        raise RuntimeError("past_key_values: expected widths that stand still while a WindowedCache is in use, "
+        raise RuntimeError("cache: expected widths that stand still while a WindowedCache is in use, "
                            "got changed ones; make a new cache")
     return layer.attend(call.q, self, call.sight.keep)
 
@@ -78,7 +78,7 @@ def attended(self:_NewKeys, call:LayerCall): # of the new queries -> [B,H,n,dv]
 def attend(self:_KeptLayer, q, new, keep): # [B,H,n,d]; what `update` returned; [B,seen+n] bool -> [B,H,n,dv]
     "Attention, after which the new keys are kept."
     if new is not self.waiting:
-        raise RuntimeError("past_key_values: expected the keys of the last update, got older ones")
+        raise RuntimeError("cache: expected the keys of the last update, got older ones")
     if self.restored is not None:
         self.windows.load_state(*self.restored)
         self.restored = None
@@ -100,7 +100,7 @@ def crop(self:_KeptLayer, tokens_to_remove:int):
     if not isinstance(tokens_to_remove, int) or tokens_to_remove>0:
         raise ValueError(f"tokens_to_remove: expected 0 or less, as in transformers, got {tokens_to_remove!r}")
     if self.restored is not None and tokens_to_remove:
-        raise RuntimeError("past_key_values: expected a call of the model after WindowedCache.load before tokens are "
+        raise RuntimeError("cache: expected a call of the model after WindowedCache.load before tokens are "
                            "taken back, got none")
     if self.windows is not None: self.windows.crop(-tokens_to_remove)
 
@@ -138,7 +138,7 @@ def prefetch(self:_KeptLayer):
 class WindowedCache(Cache, Patched):
     """A cache that keeps for every key head what the windows of its query heads reach.
 
-    For `generate(..., past_key_values=WindowedCache(model))`."""
+    For `generate(..., cache=WindowedCache(model))`."""
     def __init__(self,
         model:PreTrainedModel, # causal, its attention is 'dynattn'
         offloading:bool=False, # keep the keys of layers that are not at work in the memory of the CPU

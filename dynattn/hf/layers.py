@@ -194,6 +194,10 @@ def _write_stub(folder, config_class): # of a model, made if there is none; of t
     (Path(folder)/f'{_STUB}.py').write_text('\n'.join(lines)+'\n', encoding='utf-8')
 
 # %% ../../nbs/hf/55_layers.ipynb #5bb74bde
+# the name of an attention that nobody has: a plain `from_pretrained` refuses it, and its error shows this text
+_HOW_TO_LOAD = ('dynattn (the heads in this folder have windows or alpha; load it with dynattn.hf.load(folder), '
+                'or with trust_remote_code=True where dynattn is installed)')
+
 def _save_pretrained(model, save_directory, *args, **kwargs):
     "A model's own, with the file that `auto_map` names."
     _write_stub(save_directory, type(model.config))
@@ -205,7 +209,7 @@ def record(cls:Added, model, kind, options) -> None: # "windows" or "alpha", and
     owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
     config = owner.config
     config.dynattn = cls({**(getattr(config, 'dynattn', None) or {}), kind: options})
-    config.attn_implementation = 'dynattn.hf.load' # what the error of a plain `from_pretrained` shows
+    config.attn_implementation = _HOW_TO_LOAD
     names = _auto_classes(type(config))
     if names:
         config.auto_map = {name: f'{_STUB}.{name}' for name in names}
