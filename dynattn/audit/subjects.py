@@ -199,7 +199,7 @@ def _given(model, origin): # -> fields of a `Subject` that holds a module or a f
     names = argument_names(model)
     mask = next((name for name in _MASKS if name in names), None)
     obstacles = {}
-    if mask is None: obstacles.update(dict.fromkeys(_OF_PADDING, f"it takes none of {', '.join(_MASKS)}"))
+    if mask is None: obstacles.update(dict.fromkeys(_OF_PADDING, "it takes no mask of padding"))
     if 'segments' not in names: obstacles['packed'] = "it takes no segments"
     promises = [question for question in ('padding', 'packed') if question not in obstacles]
     causal = model.causal if isinstance(getattr(model, 'causal', None), bool) else None
