@@ -603,6 +603,40 @@ def test_a_decoder_that_does_not_say_how_it_looks_is_not_measured():
     assert found.status==3 and found.outcomes['window'].status=='not measured', found
     assert 'says neither is_causal nor is_decoder' in str(found) and found.outcomes['future'].status=='kept', found
 
+def test_a_layer_in_which_no_attention_is_seen_is_not_measured():
+    "A kernel of somebody else's, which neither softmax nor PyTorch's attention goes through."
+    class Kernel(nn.Module):
+        def __init__(self, own):
+            super().__init__()
+            self.q_proj,self.o_proj = own.q_proj,own.o_proj
+            self.is_causal,self.layer_idx = True,own.layer_idx
+        def forward(self, hidden_states, **kwargs): return self.o_proj(self.q_proj(hidden_states)),None
+    model = mistral()
+    model.model.layers[1].self_attn = Kernel(model.model.layers[1].self_attn)
+    found = examine(model)
+    assert found.status==3 and 'no attention was seen in model.layers.1.self_attn' in found.outcomes['window'].why, found
+    class Hidden(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen,self.strange_attention = Model(),type('StrangeAttention', (nn.Module,), dict(forward=lambda self, parts: parts[0]))()
+        def forward(self, x): return self.strange_attention((self.seen.attend(x),))
+    found = examine(Hidden(), sequence(9), window=8)
+    assert found.status==3 and 'no attention was seen in strange_attention' in found.outcomes['window'].why, found
+
+def test_a_refusal_of_what_is_promised_is_not_measured():
+    class Refuses(MeanOverPadding):
+        def forward(self, x, attention_mask=None):
+            if attention_mask is not None: raise ValueError('attention_mask: expected four axes')
+            return super().forward(x)
+    found = examine(Refuses(), sequence(9))
+    assert found.status==3 and 'expected four axes' in found.outcomes['padding'].why, found
+    class Without(MeanOverPadding):
+        def forward(self, x, attention_mask=None):
+            if attention_mask is not None: raise NotImplementedError('no padding here')
+            return super().forward(x)
+    found = examine(Without(), sequence(9))
+    assert found.ok and found.outcomes['padding'].status=='not applicable' and 'no padding here' in str(found), found
+
 def test_kinds_of_attention_that_no_promise_is_known_of_are_not_measured():
     pytest.importorskip('transformers')
     import test_hf_common

@@ -17,7 +17,7 @@ from ..saved import need
 from .watch import Promise
 from ..metrics import Answer
 from .subjects import Subject
-from .questions import QUESTIONS, Memory
+from .questions import QUESTIONS, Memory, not_watched
 
 # %% ../../nbs/audit/69_report.ipynb #6aa766c1
 @dataclass(frozen=True)
@@ -381,7 +381,7 @@ def _plan(s, n, p, causal): # -> question -> (whether "no" is promised, '' or wh
         obstacle = s.obstacles.get(question) or (unaligned if question in _ONE_EACH else '')
         said = p.get(question)  # by the caller
         if said is not None: promised = bool(said)
-        if said is False: obstacle = "the caller does not promise it"
+        if said is False and question!='future': obstacle = "the caller does not promise it"
         elif not (promised or obstacle or question in _ANYHOW): obstacle = f"nothing is promised; {question}=True would"
         plan[question] = promised,obstacle
     return plan
@@ -389,7 +389,8 @@ def _plan(s, n, p, causal): # -> question -> (whether "no" is promised, '' or wh
 # %% ../../nbs/audit/69_report.ipynb #4777a7b3
 def _refusal(error, s, promised, explicit): # what a model raised, and what is promised, by itself or by the caller
     "Whether a model says that it has no such form: then it breaks nothing."
-    if explicit or (promised and s.transformer): return False # whose ValueError may be about a wrong argument
+    if explicit or (promised and s.transformer): return False
+    if promised: return isinstance(error, NotImplementedError)    # a ValueError may be about what it was given
     return isinstance(error, (ValueError, NotImplementedError))
 
 def _ask(e, s, n, question, promised, seeds, p): # an `Examination`, which gets what is found
@@ -475,7 +476,15 @@ def _unread(s, layers): # of transformers -> what is said about layers whose pro
         elif kind=='sliding_attention' or (kind is None and size and used and not types):
             yield layer.name,f"the configuration has a window of {size}, and it says neither is_causal nor is_decoder"
 
-def _windows(e, s): # an `Examination`, which gets what is found
+def _unseen(s, layers, window): # of `Layer`; the `Promise` of the caller, or None
+    "Modules that promise a window, and in which no attention was seen."
+    names = [layer.name for layer in layers]
+    if window is not None: return not_watched(s, names)
+    def near(a, b): return f'{a}.'.startswith(f'{b}.') or f'{b}.'.startswith(f'{a}.')
+    limited = [name for name,promise in s.windows.items() if promise.left is not None]
+    return [name for name in limited if not any(near(name, other) for other in names)]
+
+def _windows(e, s, window): # an `Examination`, which gets what is found; the `Promise` of the caller, or None
     "The windows of all layers, held against their promises."
     layers = e.layers
     if not layers: return e.findings.append(_open('window', "no attention was found that could be looked at"))
@@ -487,6 +496,8 @@ def _windows(e, s): # an `Examination`, which gets what is found
     for (check,status,said),some in notes.items():
         e.findings.append(Finding(check, status, f"{_where(some, sum(len(layer.reach) for layer in some))}: {said}."))
     unread = groupby(((why, name) for name,why in _unread(s, layers)), 0, 1) if s.transformer else {}
+    if unseen := _unseen(s, layers, window):
+        e.findings.append(_open('window', f"no attention was seen in {_title(unseen)}, for which a window is promised"))
     for why,names in unread.items(): e.findings.append(_open('window', f"of {_title(names)} {why}"))
 
 def _examine(s, n, p, longest, seeds, tick, cache): # -> `Examination`
@@ -499,7 +510,7 @@ def _examine(s, n, p, longest, seeds, tick, cache): # -> `Examination`
     try:
         tick('layers')
         e.layers = s.layers(n, window, lambda: tick('layers'))
-        _windows(e, s)
+        _windows(e, s, window)
         _answers(e, s, n, p, causal, seeds, tick)
         _lengths(e, s, n, longest, window, tick)
         tick('memory')

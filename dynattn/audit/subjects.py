@@ -270,7 +270,7 @@ def _of_transformer(model, source=None, origin=''): # source: shapes of what the
     if decodes: s.options['source'] = source
     if not reads_text:
         s.shape = _picture_shape(model)
-        s.obstacles = dict.fromkeys((*_OF_PADDING, 'packed', 'cached'), "it reads no text")
+        s.obstacles = dict.fromkeys((*_OF_PADDING, 'packed', 'cached'), "it reads pictures or sound, whose padding is not asked about")
         return s
     table = (model.get_decoder() if decodes else model).get_input_embeddings()
     s.shape,s.scale = [table.embedding_dim],table.weight.std().item()
