@@ -620,7 +620,7 @@ def test_a_layer_in_which_no_attention_is_seen_is_not_measured():
             super().__init__()
             self.seen,self.strange_attention = Model(),type('StrangeAttention', (nn.Module,), dict(forward=lambda self, parts: parts[0]))()
         def forward(self, x): return self.strange_attention((self.seen.attend(x),))
-    found = examine(Hidden(), sequence(9), window=8)
+    found = examine(Hidden(), sequence(9), window=(None, None))
     assert found.status==3 and 'no attention was seen in strange_attention' in found.outcomes['window'].why, found
 
 def test_a_refusal_of_what_is_promised_is_not_measured():
