@@ -699,6 +699,16 @@ def test_windows_that_no_length_shows_are_not_said_to_be_kept():
     hidden = examine(OwnAttention(), sequence(13), causal=True, window=40)
     assert hidden.status!=0 and 'no promise is broken' not in str(hidden), hidden
 
+def test_the_longest_text_is_that_of_the_part_that_reads_it():
+    "public C: of a model in parts the outer configuration has no length, and a million was taken."
+    transformers = pytest.importorskip('transformers')
+    from types import SimpleNamespace
+    from dynattn.audit.report import _most_tokens
+    llava = transformers.LlavaConfig(text_config=dict(model_type='llama', max_position_embeddings=64))
+    configs = llava,transformers.GPT2Config(n_positions=64),transformers.WhisperConfig(max_target_positions=64),transformers.T5Config()
+    found = [_most_tokens(SimpleNamespace(model=SimpleNamespace(config=config))) for config in configs]
+    assert found==[64, 64, 64, math.inf] and _most_tokens(SimpleNamespace(model=window_one_too_wide))==math.inf
+
 # ---- damaged folders of `dynattn export` (hostile 8: 63 of 112 ended in a traceback)
 
 def damaged(folder, draws): # -> {what was done: (file, its bytes)}
@@ -791,21 +801,23 @@ def test_a_folder_that_lacks_a_file_is_refused_in_one_line(tmp_path, capsys, fil
 
 # ---- the name of the cache
 
-def test_generate_with_windows_takes_a_cache_under_either_name():
+def test_generate_with_windows_takes_a_cache_under_every_name_that_transformers_knows():
     "practitioner 2: a warning at every call, and a user's own cache was said to be given twice."
     from dynattn import hf
+    from dynattn.heads import generate_cache_argument
     model,prompt = windowed('llama', init=5., edge='hard'),ids(9)%99
-    usual = model.generate(prompt, max_new_tokens=6, do_sample=False)
-    for name in ('cache','past_key_values'):
+    def write(**options):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter('always')
+            return model.generate(prompt, max_new_tokens=6, do_sample=False, **options),[str(w.message) for w in said]
+    usual,said = write()
+    assert not any('past_key_values' in text for text in said), said
+    name = generate_cache_argument(model)
+    for word in {name, 'past_key_values'}:
         own = hf.WindowedCache(model)
-        with warnings.catch_warnings():
-            warnings.simplefilter('error', FutureWarning)
-            warnings.simplefilter('error', DeprecationWarning)
-            given = model.generate(prompt, max_new_tokens=6, do_sample=False, **{name: own})
-            assert torch.equal(model.generate(prompt, max_new_tokens=6, do_sample=False, **{name: None}), usual)
-        assert torch.equal(given, usual) and own.get_seq_length()>9
-    with pytest.raises(ValueError, match='cache: expected one'):
-        model.generate(prompt, max_new_tokens=6, cache=own, past_key_values=hf.WindowedCache(model))
+        given,said = write(**{word: own})
+        assert torch.equal(given, usual) and own.get_seq_length()>9 and not any('Both' in text for text in said), said
+        assert word!=name or not any('past_key_values' in text for text in said), said
 
 @pytest.mark.parametrize('name', ['mistral','gpt2','t5','whisper'])
 def test_an_audit_warns_of_nothing(name):

@@ -79,7 +79,8 @@ def _read_text(folder, n): # -> a decoder that has read a random text
     try: logits = decoder.feed(ids)
     except ValueError as e: raise UserError(printable(e)) from e
     if not np.isfinite(logits).all():
-        raise UserError(f"{printable(folder)}: expected finite logits from model.onnx, got {logits.min()}")
+        where = f"{printable(folder)}: damaged model.onnx"
+        raise UserError(f"{where}: expected finite logits, got {logits.min()}")
     return decoder
 
 def _array_memory(name, n, arrays, window): # of one layer [1,H,places,d]; window: tokens, None: all -> `Memory`
@@ -171,7 +172,8 @@ def _graph_promises(path): # -> (left, right) or None for each layer, key heads
     folder = next((folder for folder in path.resolve().parents[:2] if (folder/'config.json').is_file()), None)
     if folder is None: return [],0
     try: c = need('transformers', 'hf').AutoConfig.from_pretrained(folder).get_text_config()
-    except Exception as e: raise ValueError(f"config.json: {type(e).__name__}: {e}") from e # many kinds are raised
+    except Exception as e: # many kinds are raised
+        raise ValueError(f"config.json: {type(e).__name__}: {e}") from e
     found = [config_window(c, SimpleNamespace(is_causal=True, layer_idx=i)) for i in range(c.num_hidden_layers)]
     return found,getattr(c, 'num_key_value_heads', None) or getattr(c, 'num_attention_heads', None)
 
@@ -210,12 +212,15 @@ def _depth(path, n, promised): # as `audit_graph` takes them -> n, tokens back a
     logits = _graph_logits(path)
     vocabulary = len(logits([0]))
     ids = torch.randint(vocabulary, (n,), generator=torch.Generator().manual_seed(0)).tolist()
-    if not np.isfinite(logits(ids)).all(): raise ValueError("expected finite logits, got some that are not")
+    if not np.isfinite(logits(ids)).all():
+        raise ValueError("expected finite logits, got some that are not")
     memory,findings = _graph_memory(logits, ids, windows, heads)
     unread = [i for i,promise in enumerate(promises) if promise is None]
-    gaps = [] if not unread else [Finding('window', 'not measured', "Whether the graph keeps its windows: config.json "
-        f"gives layer {unread[0]} a kind of attention of which no promise is known; --window says it.")]
-    return n,_farthest_token(logits, ids, vocabulary),promised,memory,gaps+findings
+    if unread:
+        why = f"config.json gives layer {unread[0]} a kind of attention of which no promise is known"
+        said = f"Whether the graph keeps its windows: {why}; --window says it."
+        findings = [Finding('window', 'not measured', said), *findings]
+    return n,_farthest_token(logits, ids, vocabulary),promised,memory,findings
 
 # %% ../../nbs/audit/86_graph.ipynb #0e4a0022
 def audit_graph(

@@ -152,11 +152,12 @@ def _judge_lengths(s, found): # -> of `Finding`
     return findings
 
 def _most_tokens(s):
-    "The longest sequence that the configuration of the part that reads text allows; infinity where it names none."
+    "The longest text that a configuration allows; infinity where it names none."
     config = getattr(s.model, 'config', None)
     if hasattr(config, 'get_text_config'): config = config.get_text_config()
     sizes = 'max_position_embeddings','n_positions','max_target_positions'
-    return next((size for size in (getattr(config, name, None) for name in sizes) if size), math.inf)
+    found = [getattr(config, name, None) for name in sizes]
+    return next((size for size in found if size), math.inf)
 
 # %% ../../nbs/audit/69_report.ipynb #c2d85531
 @patch(cls_method=True)
@@ -179,7 +180,8 @@ def of_memory(cls:Finding,
 
 # %% ../../nbs/audit/69_report.ipynb #c2d85532
 def _limited(layers): # of `Promise`, each with a limit to the left
-    return [promise for layer in layers for promise in layer.promised if promise and promise.left is not None]
+    promises = [promise for layer in layers for promise in layer.promised if promise]
+    return [promise for promise in promises if promise.left is not None]
 
 def _memory(e, s, n, longest, make): # an `Examination`, which gets what is found
     "The contents of the cache after a text that is longer than its windows, where that is not too long."
@@ -193,7 +195,8 @@ def _memory(e, s, n, longest, make): # an `Examination`, which gets what is foun
     if not promises: return e.settle('memory', 'not applicable', "no window is promised")
     lengths = [int(Memory.with_reserve(p.left+1+p.leading))+1 for p in promises if p.left<=max(1100, longest or 0)]
     try: rows = s.memory(min(max([n, 8, *lengths]), _most_tokens(s)), e.layers, make)
-    except Exception as error: return gap(f"{type(error).__name__}: {printable(error)[:120]}") # a cache fails in many ways
+    except Exception as error: # a cache fails in many ways
+        return gap(f"{type(error).__name__}: {printable(error)[:120]}")
     if not rows: return gap("no layer of it could be told")
     e.memory = rows
     e.settle('memory', 'kept')
@@ -245,26 +248,29 @@ def _rows(layer, most): # tokens that the model can read
         hidden = promise is not None and promise.tokens>layer.n
         kept = promise is not None and not wrong and reach.left<layer.n-1
         alike = kept or (reach.left, reach.right, promise)
-        kinds.setdefault((alike, reach.right==0, reach.regular, wrong, hidden), []).append((reach, promise))
+        kind = alike, reach.right==0, reach.regular, wrong, hidden
+        kinds.setdefault(kind, []).append((reach, promise))
     for (_,_,regular,wrong,hidden),heads in kinds.items():
         sees = _span([(reach.left, reach.right) for reach,_ in heads], layer.n)+('' if regular else ', with gaps')
         promised = _span([promise[:2] for _,promise in heads], layer.n) if heads[0][1] else ''
         if hidden: promised = _span([promise[:2] for _,promise in heads], math.inf)
         tokens = max(promise.tokens for _,promise in heads) if hidden else 0
-        needs = '' if not hidden else f"shows from {tokens} tokens on" if tokens<=most else "wider than any text"
-        yield str(len(heads)) if layer.by_weights else 'all',sees,promised,'broken' if wrong else needs
+        needs = f"shows from {tokens} tokens on" if tokens<=most else "wider than any text"
+        yield str(len(heads)) if layer.by_weights else 'all',sees,promised,'broken' if wrong else needs if hidden else ''
 
 @patch
 def table(self:Examination) -> list: # of (attention, heads, sees, promised, verdict)
     "A line for heads that are alike."
-    kinds = groupby((((_alike(layer.name), *row), layer.name) for layer in self.layers for row in _rows(layer, self.most)), 0, 1)
+    rows = [(layer.name, row) for layer in self.layers for row in _rows(layer, self.most)]
+    kinds = groupby((((_alike(name), *row), name) for name,row in rows), 0, 1)
     return [(_title(names), heads if len(names)==1 else f'{len(names)} x {heads}', *rest)
             for (_,heads,*rest),names in kinds.items()]
 
 def _hidden(layers, n, most): # tokens of the text, and those that the model can read
-    # -> the tokens that each window needs to show, of those that a longer text shows; the number of those that none shows
+    # -> the tokens that each window needs to show, where a text can be so long; the number of others
     "Heads whose window is wider than a text of n tokens."
-    needs = [promise.tokens for layer in layers for promise in layer.promised if promise and promise.tokens>n]
+    promises = [promise for layer in layers for promise in layer.promised if promise]
+    needs = [promise.tokens for promise in promises if promise.tokens>n]
     return [tokens for tokens in needs if tokens<=most],sum(tokens>most for tokens in needs)
 
 def _about_length(e): # an `Examination` -> lines of the report
@@ -275,7 +281,8 @@ def _about_length(e): # an `Examination` -> lines of the report
     if needs:
         last = e.outcomes['length'].status=='kept'
         how = "of which only the last query was tested" if last else "not all of which were tested"
-        lines.append(f"{e.n} tokens are too few to show {windows(len(needs))}, {how}; --n {max(needs)} shows them whole")
+        few = f"{e.n} tokens are too few to show {windows(len(needs))}"
+        lines.append(f"{few}, {how}; --n {max(needs)} shows them whole")
     if wider: lines.append(f"no text shows {windows(wider)}, for the model reads {e.most} tokens at most")
     return [*lines, ''] if lines else []
 
@@ -382,15 +389,16 @@ def _plan(s, n, p, causal): # -> question -> (whether "no" is promised, '' or wh
         said = p.get(question)  # by the caller
         if said is not None: promised = bool(said)
         if said is False and question!='future': obstacle = "the caller does not promise it"
-        elif not (promised or obstacle or question in _ANYHOW): obstacle = f"nothing is promised; {question}=True would"
+        elif not (promised or obstacle or question in _ANYHOW):
+            obstacle = f"nothing is promised; {question}=True would"
         plan[question] = promised,obstacle
     return plan
 
 # %% ../../nbs/audit/69_report.ipynb #4777a7b3
-def _refusal(error, s, promised, explicit): # what a model raised, and what is promised, by itself or by the caller
+def _refusal(error, s, promised, explicit): # what was raised; whether the model, or the caller, promises the form
     "Whether a model says that it has no such form: then it breaks nothing."
     if explicit or (promised and s.transformer): return False
-    if promised: return isinstance(error, NotImplementedError)    # a ValueError may be about what it was given
+    if promised: return isinstance(error, NotImplementedError) # a ValueError may be about its input
     return isinstance(error, (ValueError, NotImplementedError))
 
 def _ask(e, s, n, question, promised, seeds, p): # an `Examination`, which gets what is found
@@ -398,7 +406,8 @@ def _ask(e, s, n, question, promised, seeds, p): # an `Examination`, which gets 
     try: found = s.ask(question, n, seeds)
     except Exception as error: # whatever a model raises while it runs
         why = printable(error)[:200] or type(error).__name__
-        if not _refusal(error, s, promised, p.get(question)): return e.findings.append(_open(question, why))
+        if not _refusal(error, s, promised, p.get(question)):
+            return e.findings.append(_open(question, why))
         e.settle(question, 'not applicable', f"the model refuses it: {why}")
         return e.findings.append(_open(question, why, 'noted'))
     yes,doubt = found.answer!=Answer.NO,s.doubts.get(question) if not p.get(question) else None
@@ -455,10 +464,11 @@ def _lengths(e, s, n, longest, window, tick): # an `Examination`, which gets wha
         e.begins = {head: row for head,row in begins.items() if not row.sees_all and not row.as_promised}
     if not limited: e.settle('length', 'not applicable', "no window is promised")
     elif not needs and wider==len(limited):
-        e.settle('length', 'not applicable', f"every window is wider than the {e.most} tokens that the model reads")
+        why = f"every window is wider than the {e.most} tokens that the model reads"
+        e.settle('length', 'not applicable', why)
     elif can or not needs: e.settle('length', 'kept')
     else:
-        why = f"heads cannot be watched one by one at other lengths, and {n} tokens do not show {len(needs)} windows"
+        why = f"{n} tokens do not show {len(needs)} windows, and heads cannot be watched at other lengths"
         e.findings.append(_open('length', why))
 
 # %% ../../nbs/audit/69_report.ipynb #e1efff35
@@ -474,7 +484,8 @@ def _unread(s, layers): # of transformers -> what is said about layers whose pro
         if kind not in (None, 'full_attention', 'sliding_attention'):
             yield layer.name,f"the configuration calls it {kind}, of which no promise is known"
         elif kind=='sliding_attention' or (kind is None and size and used and not types):
-            yield layer.name,f"the configuration has a window of {size}, and it says neither is_causal nor is_decoder"
+            neither = "it says neither is_causal nor is_decoder"
+            yield layer.name,f"the configuration has a window of {size}, and {neither}"
 
 def _unseen(s, layers, window): # of `Layer`; the `Promise` of the caller, or None
     "Modules that promise a window, and in which no attention was seen."
@@ -484,20 +495,23 @@ def _unseen(s, layers, window): # of `Layer`; the `Promise` of the caller, or No
     limited = [name for name,promise in s.windows.items() if promise.left is not None]
     return [name for name in limited if not any(near(name, other) for other in names)]
 
-def _windows(e, s, window): # an `Examination`, which gets what is found; the `Promise` of the caller, or None
+def _windows(e, s, window): # an `Examination`, which gets what is found; a `Promise` of the caller
     "The windows of all layers, held against their promises."
     layers = e.layers
-    if not layers: return e.findings.append(_open('window', "no attention was found that could be looked at"))
+    if not layers:
+        return e.findings.append(_open('window', "no attention was found that could be looked at"))
     promised = any(promise for layer in layers for promise in layer.promised)
     if promised: e.settle('window', 'kept')
     else: e.settle('window', 'not applicable', "nothing is promised")
     e.findings += _judge_layers(s, layers)
     notes = groupby(((note, layer) for layer in layers for note in _notes(layer)), 0, 1)
     for (check,status,said),some in notes.items():
-        e.findings.append(Finding(check, status, f"{_where(some, sum(len(layer.reach) for layer in some))}: {said}."))
+        where = _where(some, sum(len(layer.reach) for layer in some))
+        e.findings.append(Finding(check, status, f"{where}: {said}."))
     unread = groupby(((why, name) for name,why in _unread(s, layers)), 0, 1) if s.transformer else {}
     if unseen := _unseen(s, layers, window):
-        e.findings.append(_open('window', f"no attention was seen in {_title(unseen)}, for which a window is promised"))
+        why = f"no attention was seen in {_title(unseen)}, for which a window is promised"
+        e.findings.append(_open('window', why))
     for why,names in unread.items(): e.findings.append(_open('window', f"of {_title(names)} {why}"))
 
 def _examine(s, n, p, longest, seeds, tick, cache): # -> `Examination`
@@ -547,7 +561,8 @@ def examine(
         first.findings += part.findings
         first.memory += part.memory
         first.begins |= part.begins
-        first.told = {question: _graver(first.told.get(question), part.told.get(question)) for question in EVERY}
+        told = [(question, first.told.get(question), part.told.get(question)) for question in EVERY]
+        first.told = {question: _graver(*outcomes) for question,*outcomes in told}
         for question,answer in part.answers.items():
             both = first.answers.get(question, answer),answer
             first.answers[question] = max(both, key=lambda a: a[::-1]) # what is promised, then the graver

@@ -163,7 +163,7 @@ class Subject(Patched):
 def caches(self:Subject) -> bool: return self.steps is _steps_transformer # in the way of transformers
 
 @patch(as_prop=True)
-def transformer(self:Subject) -> bool: return self.run is _rows_transformer # whether it is a model of transformers
+def transformer(self:Subject) -> bool: return self.run is _rows_transformer # whether it is one of transformers
 
 @patch
 def has_cache_of(self:Subject, name, # of a module
@@ -204,7 +204,8 @@ def _given(model, origin): # -> fields of a `Subject` that holds a module or a f
     promises = [question for question in ('padding', 'packed') if question not in obstacles]
     causal = model.causal if isinstance(getattr(model, 'causal', None), bool) else None
     return dict(name=getattr(model, '__name__', type(model).__name__), model=_copy(model), causal=causal,
-        promises=(*promises,), obstacles=obstacles, origin=origin or _origin_of(model), options={} if mask is None else dict(mask=mask))
+        promises=(*promises,), obstacles=obstacles, origin=origin or _origin_of(model),
+        options={} if mask is None else dict(mask=mask))
 
 # %% ../../nbs/audit/63_subjects.ipynb #eea0034e
 def _origin_of(model): # -> code that makes `model`
@@ -263,14 +264,14 @@ def _of_transformer(model, source=None, origin=''): # source: shapes of what the
         raise TypeError(f"model: expected a forward that takes {argument}, got {type(model).__name__} without")
     promised = {name: config_window(getattr(m, 'config', model.config), m) for name,m in model.named_modules()}
     windows = {name: Promise(*pair) for name,pair in promised.items() if pair}
-    s = Subject(name=type(model).__name__, model=model, run=_rows_transformer, origin=origin, shape=[], windows=windows,
-        options=dict(argument=argument if reads_text else model.main_input_name), sequence=reads_text,
-        itemsize=itemsize)
+    s = Subject(name=type(model).__name__, model=model, run=_rows_transformer, origin=origin,
+        options=dict(argument=argument if reads_text else model.main_input_name),
+        shape=[], windows=windows, sequence=reads_text, itemsize=itemsize)
     s.causal = decodes or (bool(windows) and all(right==0 for _,right,_ in windows.values()))
     if decodes: s.options['source'] = source
     if not reads_text:
         s.shape = _picture_shape(model)
-        s.obstacles = dict.fromkeys((*_OF_PADDING, 'packed', 'cached'), "it reads pictures or sound, whose padding is not asked about")
+        s.obstacles = dict.fromkeys((*_OF_PADDING, 'packed', 'cached'), "it reads no text")
         return s
     table = (model.get_decoder() if decodes else model).get_input_embeddings()
     s.shape,s.scale = [table.embedding_dim],table.weight.std().item()
@@ -290,7 +291,8 @@ def _text_promises(s, decodes): # of transformers; whether it is the decoder of 
         else: s.obstacles['cached'] = "its forward takes no cache by a name that is known"
     else: s.obstacles['cached'] = "it keeps no cache"
     if decodes:
-        s.obstacles.update(dict.fromkeys((*_OF_PADDING, 'packed'), "the decoder is run on one text without padding"))
+        alone = "the decoder is run on one text without padding"
+        s.obstacles.update(dict.fromkeys((*_OF_PADDING, 'packed'), alone))
         return
     s.promises += ('padding', 'left_padding') if looks_back else ('padding',)
     if 'attention_mask' not in names:

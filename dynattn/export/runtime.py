@@ -74,8 +74,10 @@ _FILE = dict( # name in onnx_model.json -> what is expected, and whether a value
     words=('texts by name', lambda x: type(x) is dict and all(map(_is_text, x.values()))),
     caches=('a list of caches', lambda x: bool(x) and _list_of(x, lambda entry: type(entry) is dict)))
 
+_NAME = re.compile(r'(keys|values)[.][0-9]{1,6}[.]([0-9]{1,9}|all)') # layer, width
+
 _CACHE = dict( # name in an entry of `caches` -> the same
-    name=('a name like keys.0.7', lambda x: _is_text(x) and re.fullmatch(r'(keys|values)[.][0-9]{1,6}[.]([0-9]{1,9}|all)', x)),
+    name=('a name like keys.0.7', lambda x: _is_text(x) and _NAME.fullmatch(x)),
     heads=_NUMBER,
     slots=('a whole number of 1 or more, or null', lambda x: x is None or _whole(x, 1)),
     dim=_NUMBER,
@@ -85,7 +87,8 @@ _CACHE = dict( # name in an entry of `caches` -> the same
 def _check_fields(found, description, where): # a dict; as above; '' or a prefix for the names
     for name,(expected,fits) in description.items():
         if name not in found: raise ValueError(f"{where}{name}: expected {expected}, got none")
-        if not fits(found[name]): raise ValueError(f"{where}{name}: expected {expected}, got {str(found[name])[:60]!r}")
+        if not fits(found[name]):
+            raise ValueError(f"{where}{name}: expected {expected}, got {str(found[name])[:60]!r}")
 
 def _check_file(found): # what onnx_model.json says
     "Raise where a value is missing or does not fit the others."
@@ -99,17 +102,17 @@ def _check_file(found): # what onnx_model.json says
         if last!=('all' if width is None else str(width)):
             raise ValueError(f"caches[{i}].width: expected {last}, as in its name, got {width}")
         if (width is None)!=(slots is None):
-            raise ValueError(f"caches[{i}].slots: expected a number with a width and null without, got {slots}")
+            raise ValueError(f"caches[{i}].slots: expected null with the width null only, got {slots}")
         if width is not None and slots<entry['leading']+width+found['piece']:
             least = entry['leading']+width+found['piece']
-            raise ValueError(f"caches[{i}].slots: expected {least} or more for its window and a piece, got {slots}")
+            raise ValueError(f"caches[{i}].slots: expected {least} or more, got {slots}")
     names = [entry['name'] for entry in found['caches']]
     both = {name.partition('.')[2]: [] for name in names}
     for entry in found['caches']: both[entry['name'].partition('.')[2]].append(entry)
     for name,pair in both.items():
         kinds,numbers = [e['name'].partition('.')[0] for e in pair],[{**e, 'name': ''} for e in pair]
         if sorted(kinds)!=['keys', 'values'] or numbers[0]!=numbers[1]:
-            raise ValueError(f"caches: expected keys.{name} and values.{name} of the same numbers, got others")
+            raise ValueError(f"caches: expected keys.{name} and values.{name} with the same numbers")
     layers = {int(name.split('.')[1]) for name in names}
     if layers!=set(range(len(layers))):
         raise ValueError(f"caches: expected those of every layer, got layers {sorted(layers)[:9]}")
@@ -117,15 +120,18 @@ def _check_file(found): # what onnx_model.json says
 def _check_graph(session, settings): # of ONNX Runtime; what onnx_model.json says
     "Raise where the graph has other inputs or outputs than the file says; None is a number that may vary."
     caches = {e['name']: ('tensor(float)', [1, e['heads'], e['slots'], e['dim']]) for e in settings['caches']}
-    ids = dict(input_ids=('tensor(int64)', [1, None]), past=('tensor(int64)', [1]), wanted=('tensor(int64)', [None]))
+    whole = 'tensor(int64)'
+    ids = dict(input_ids=(whole, [1, None]), past=(whole, [1]), wanted=(whole, [None]))
     logits = dict(logits=('tensor(float)', [None, settings['vocabulary']]))
     ports = ((session.get_inputs(), ids | caches),
              (session.get_outputs(), logits | {f'new_{name}': port for name,port in caches.items()}))
     for found,expected in ports:
-        got = {x.name: (x.type, [size if isinstance(size, int) else None for size in x.shape]) for x in found}
+        def shape(port): return [size if isinstance(size, int) else None for size in port.shape]
+        got = {port.name: (port.type, shape(port)) for port in found}
         for name in sorted(expected.keys() | got.keys()):
             if got.get(name)!=expected.get(name):
-                raise ValueError(f"{name}: expected {expected.get(name)}, as onnx_model.json says, got {got.get(name)}")
+                says = f"{expected.get(name)}, as onnx_model.json says"
+                raise ValueError(f"{name}: expected {says}, got {got.get(name)}")
 
 # %% ../../nbs/export/67_runtime.ipynb #c67000014
 def _damaged(path, error): # -> the error that names the file
@@ -139,7 +145,8 @@ def _session(path, threads):
     options = onnxruntime.SessionOptions()
     if threads is not None: options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    if not path.is_file(): raise FileNotFoundError(f"folder: expected one with a {path.name}, got {path.parent} without")
+    if not path.is_file():
+        raise FileNotFoundError(f"folder: expected one with a {path.name}, got {path.parent} without")
     try: return onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
     except Exception as e: raise _damaged(path, e) from e # ONNX Runtime's share no class
 

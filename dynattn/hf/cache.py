@@ -46,8 +46,12 @@ class _KeptLayer(CacheLayerMixin):
         waiting = 0 if self.waiting is None else self.waiting.k.shape[2]
         return waiting + (0 if self.windows is None else self.windows.seen)
 
-    def get_mask_sizes(self, query_length:int) -> tuple[int,int]: return self.get_seq_length()+query_length,0
+    def get_mask_sizes(self, query_length) -> tuple[int,int]: # until transformers 5.0, the queries' positions
+        queries = len(query_length) if isinstance(query_length, Tensor) else query_length
+        return self.get_seq_length()+queries,0
+
     def get_max_length(self) -> int: return -1
+    get_max_cache_shape = get_max_length # as it was called
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0002
 @dataclass(eq=False)

@@ -95,8 +95,10 @@ def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes t
 # %% ../../nbs/hf/55_layers.ipynb #b477eadf
 @cache
 def _uses_interface(cls):
-    try: return 'ALL_ATTENTION_FUNCTIONS.get_interface(' in inspect.getsource(cls.forward)
+    "Whether it takes its attention from transformers' table, which it indexed until 5.0, and has asked since."
+    try: source = inspect.getsource(cls.forward)
     except (OSError, TypeError): return False
+    return any(f'ALL_ATTENTION_FUNCTIONS{way}' in source for way in ('.get_interface(', '['))
 
 def _crosses(name, m):
     "Whether a layer looks at another text: BERT's crossattention, BART's encoder_attn, T5's EncDecAttention."
@@ -194,9 +196,9 @@ def _write_stub(folder, config_class): # of a model, made if there is none; of t
     (Path(folder)/f'{_STUB}.py').write_text('\n'.join(lines)+'\n', encoding='utf-8')
 
 # %% ../../nbs/hf/55_layers.ipynb #5bb74bde
-# the name of an attention that nobody has: a plain `from_pretrained` refuses it, and its error shows this text
-_HOW_TO_LOAD = ('dynattn (the heads in this folder have windows or alpha; load it with dynattn.hf.load(folder), '
-                'or with trust_remote_code=True where dynattn is installed)')
+# an attention that nobody has: a plain `from_pretrained` refuses it, and its error shows this text
+_HOW_TO_LOAD = ('dynattn (the heads in this folder have windows or alpha; '
+                'load it with dynattn.hf.load(folder), or with trust_remote_code=True)')
 
 def _save_pretrained(model, save_directory, *args, **kwargs):
     "A model's own, with the file that `auto_map` names."
