@@ -98,7 +98,8 @@ def _check_file(found): # what onnx_model.json says
         raise ValueError(f"end: expected tokens below {found['vocabulary']}, got {found['end'][:9]}")
     for i,entry in enumerate(found['caches']):
         _check_fields(entry, _CACHE, f'caches[{i}].')
-        width,slots,last = entry['width'],entry['slots'],entry['name'].rpartition('.')[2]
+        width,slots = entry['width'],entry['slots']
+        last = entry['name'].rpartition('.')[2]
         if last!=('all' if width is None else str(width)):
             raise ValueError(f"caches[{i}].width: expected {last}, as in its name, got {width}")
         if (width is None)!=(slots is None):
