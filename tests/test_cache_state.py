@@ -2,7 +2,7 @@
 
 `python tests/test_cache_state.py SECONDS [EVERY]` changes every entry of the states of all configurations, or every
 so-manieth, and then two entries at a time for so many seconds."""
-import copy, inspect, itertools, json, math, os, random, re, subprocess, sys, time
+import copy, itertools, json, math, os, random, re, subprocess, sys, time
 from functools import cache
 from pathlib import Path
 from unittest import mock
