@@ -36,7 +36,7 @@ class _KeptLayer(CacheLayerMixin):
         "The new keys, waiting for the attention function."
         if not self.is_initialized: self.lazy_initialization(key_states, value_states)
         if self.waiting is not None:
-            raise RuntimeError("past_key_values: expected attention between two updates of a WindowedCache, got none; "
+            raise RuntimeError("cache: expected attention between two updates of a WindowedCache, got none; "
                                "the model's attention must be 'dynattn' (dynattn.hf.switch)")
         self.waiting = _NewKeys(self, key_states, value_states)
         return self.waiting,self.waiting
@@ -46,8 +46,12 @@ class _KeptLayer(CacheLayerMixin):
         waiting = 0 if self.waiting is None else self.waiting.k.shape[2]
         return waiting + (0 if self.windows is None else self.windows.seen)
 
-    def get_mask_sizes(self, query_length:int) -> tuple[int,int]: return self.get_seq_length()+query_length,0
+    def get_mask_sizes(self, query_length) -> tuple[int,int]: # until transformers 5.0, the queries' positions
+        queries = len(query_length) if isinstance(query_length, Tensor) else query_length
+        return self.get_seq_length()+queries,0
+
     def get_max_length(self) -> int: return -1
+    get_max_cache_shape = get_max_length # as it was called
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0002
 @dataclass(eq=False)
@@ -69,7 +73,7 @@ def attended(self:_NewKeys, call:LayerCall): # of the new queries -> [B,H,n,dv]
         options = dict(window=call.sight.window, scale=call.scaling) | call.own_terms() | call.learned_terms()
         layer.windows,layer.version = WindowedLayer(call.q.shape[1], self.k.shape[1], **options),version
     if layer.version!=version:
-        raise RuntimeError("past_key_values: expected widths that stand still while a WindowedCache is in use, "
+        raise RuntimeError("cache: expected widths that stand still while a WindowedCache is in use, "
                            "got changed ones; make a new cache")
     return layer.attend(call.q, self, call.sight.keep)
 
@@ -78,7 +82,7 @@ def attended(self:_NewKeys, call:LayerCall): # of the new queries -> [B,H,n,dv]
 def attend(self:_KeptLayer, q, new, keep): # [B,H,n,d]; what `update` returned; [B,seen+n] bool -> [B,H,n,dv]
     "Attention, after which the new keys are kept."
     if new is not self.waiting:
-        raise RuntimeError("past_key_values: expected the keys of the last update, got older ones")
+        raise RuntimeError("cache: expected the keys of the last update, got older ones")
     self.waiting = None # kept when the call succeeds, forgotten when it fails
     if self.restored is not None:
         self.windows.load_state(*self.restored)
@@ -109,7 +113,7 @@ def crop(self:_KeptLayer, tokens_to_remove:int):
     if _KEEPS and tokens_to_remove>=0: tokens = max(self.stored-tokens_to_remove, 0)
     else: tokens = -tokens_to_remove
     if self.restored is not None and tokens:
-        raise RuntimeError("past_key_values: expected a call of the model after WindowedCache.load before tokens are "
+        raise RuntimeError("cache: expected a call of the model after WindowedCache.load before tokens are "
                            "taken back, got none")
     if self.windows is not None: self.windows.crop(tokens)
 
@@ -149,7 +153,7 @@ def prefetch(self:_KeptLayer):
 class WindowedCache(Cache, Patched):
     """A cache that keeps for every key head what the windows of its query heads reach.
 
-    For `generate(..., past_key_values=WindowedCache(model))`."""
+    For `generate(..., cache=WindowedCache(model))`."""
     def __init__(self,
         model:PreTrainedModel, # causal, its attention is 'dynattn'
         offloading:bool=False, # keep the keys of layers that are not at work in the memory of the CPU
@@ -222,7 +226,7 @@ def update(self:WindowedCache, key_states, value_states, layer_idx, *args, **kwa
             self._start = None
             left = max(_lengths(self.layers), default=0)
             again = f"The cache holds the {left} tokens before it; repeat the call" if left else "The cache is empty now"
-            raise RuntimeError(f"past_key_values: expected layers that hold the same tokens, got {min(lengths)} and "
+            raise RuntimeError(f"cache: expected layers that hold the same tokens, got {min(lengths)} and "
                                f"{max(lengths)}; a call of the model was interrupted. {again}.")
         self._start = layer.stored
     try: return Cache.update(self, key_states, value_states, layer_idx, *args, **kwargs)

@@ -140,10 +140,10 @@ def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes t
 # %% ../../nbs/hf/55_layers.ipynb #b477eadf
 @cache
 def _uses_interface(cls):
+    "Whether it takes its attention from transformers' table, which it indexed until 5.0, and has asked since."
     try: source = inspect.getsource(cls.forward)
     except (OSError, TypeError): return False
-    # transformers 5.0 takes the function by its name
-    return any(f'ALL_ATTENTION_FUNCTIONS{taken}' in source for taken in ('.get_interface(', '['))
+    return any(f'ALL_ATTENTION_FUNCTIONS{way}' in source for way in ('.get_interface(', '['))
 
 def _crosses(name, m):
     "Whether a layer looks at another text: BERT's crossattention, BART's encoder_attn, T5's EncDecAttention."
@@ -241,6 +241,10 @@ def _write_stub(folder, config_class): # of a model, made if there is none; of t
     (Path(folder)/f'{_STUB}.py').write_text('\n'.join(lines)+'\n', encoding='utf-8')
 
 # %% ../../nbs/hf/55_layers.ipynb #5bb74bde
+# an attention that nobody has: a plain `from_pretrained` refuses it, and its error shows this text
+_HOW_TO_LOAD = ('dynattn (the heads in this folder have windows or alpha; '
+                'load it with dynattn.hf.load(folder), or with trust_remote_code=True)')
+
 def _save_pretrained(model, save_directory, *args, **kwargs):
     "A model's own, with the file that `auto_map` names."
     _write_stub(save_directory, type(model.config))
@@ -253,7 +257,7 @@ def record(cls:Added, model, kind, options) -> None: # "windows" or "alpha", and
     config = owner.config
     if getattr(config, 'dynattn', None) is None: owner.dynattn_auto_map = getattr(config, 'auto_map', None)
     config.dynattn = cls({**(getattr(config, 'dynattn', None) or {}), kind: options})
-    config.attn_implementation = 'dynattn.hf.load' # what the error of a plain `from_pretrained` shows
+    config.attn_implementation = _HOW_TO_LOAD
     names = _auto_classes(type(config))
     if names:
         config.auto_map = {name: f'{_STUB}.{name}' for name in names}

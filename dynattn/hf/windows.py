@@ -20,6 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..engine.dense import attention_weights
+from ..heads import generate_cache_argument, one_cache
 from ..sigma import SigmaHead, SigmaParameter, as_widths
 from ..saved import whole_or_not
 from ..sparsity import AlphaHead
@@ -68,12 +69,13 @@ def _check_windows(layers, unit, n_global, edge, penalty, longest):
 def _generate(model, *args, **kwargs):
     "A model's own, with a `WindowedCache` where no cache is named, and the model does not attend in chunks."
     config = kwargs.get('generation_config') or model.generation_config
-    named = [kwargs.get('cache_implementation', config.cache_implementation), kwargs.get('past_key_values')]
+    name = generate_cache_argument(model)
+    named = [kwargs.get('cache_implementation', config.cache_implementation), one_cache(kwargs, name)]
     cached = kwargs.get('use_cache', config.use_cache)
     weights = kwargs.get('output_attentions', config.output_attentions) or model.config.output_attentions
     chunks = getattr(model.config.get_text_config(), 'attention_chunk_size', None)
     if named==[None,None] and cached is not False and not weights and not chunks:
-        kwargs['past_key_values'] = WindowedCache(model)
+        kwargs[name] = WindowedCache(model)
     return type(model).generate(model, *args, **kwargs)
 
 # %% ../../nbs/hf/58_windows.ipynb #d25d298b
@@ -93,7 +95,7 @@ def add_windows(
     The default starts so wide that nothing changes; a pretrained model that starts narrow is another model until
     it is trained. A causal model then generates with a `WindowedCache`, unless it is given another cache or
     `cache_implementation="dynamic"`; if it attends in chunks it keeps transformers' own cache. So does a call of the
-    model itself, with every key, unless it is given `past_key_values=WindowedCache(model)`."""
+    model itself, with every key, unless it is given `cache=WindowedCache(model)`."""
     layers,longest = _learners(switch(model)),getattr(model.config, 'max_position_embeddings', None) or 1024
     _check_per(per, layers)
     _check_windows(layers, unit, n_global, edge, penalty, longest)

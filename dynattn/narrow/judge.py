@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from fastcore.basics import patch
 from transformers import DynamicCache
+from ..heads import cache_argument
 from ..padding import Patched
 from ..runs import Bar, table
 from ..saved import Field
@@ -132,9 +133,9 @@ def step_times(
     contexts = dict(full=lambda: without_windows(model), narrow=nullcontext)
     def run(name):
         if not generates: return model(**batch)
-        return model(ids[:,-1:], past_key_values=caches[name], logits_to_keep=1)
+        return model(ids[:,-1:], **{cache_argument(model): caches[name]}, logits_to_keep=1)
     for name,cache in caches.items():
-        with contexts[name](): model(ids[:,:-1], past_key_values=cache, logits_to_keep=1)
+        with contexts[name](): model(ids[:,:-1], **{cache_argument(model): cache}, logits_to_keep=1)
     nbytes = {}
     if generates:
         kept = sum(layer.keys.nbytes+layer.values.nbytes for layer in caches['full'].layers)
