@@ -17,7 +17,7 @@ from ..sigma import SigmaHead, SigmaParameter, as_widths
 from ..sparsity import AlphaHead
 from .layers import Added, Learned, PreTrainedModel, attention_layers
 from .plugin import LayerCall, switch
-from .cache import WindowedCache
+from .cache import hand_out
 
 # %% ../../nbs/hf/58_windows.ipynb #7f3809d4
 def _learners(model): # -> of modules
@@ -55,18 +55,6 @@ def _check_windows(layers, unit, n_global, edge, penalty, longest):
     if any(m.dynattn.sigma_head is not None for m in layers):
         raise ValueError("model: expected one without windows, got one that has them already")
 
-# %% ../../nbs/hf/58_windows.ipynb #c56a0004
-def _generate(model, *args, **kwargs):
-    "A model's own, with a `WindowedCache` where no cache is named, and the model does not attend in chunks."
-    config = kwargs.get('generation_config') or model.generation_config
-    named = [kwargs.get('cache_implementation', config.cache_implementation), kwargs.get('past_key_values')]
-    cached = kwargs.get('use_cache', config.use_cache)
-    weights = kwargs.get('output_attentions', config.output_attentions) or model.config.output_attentions
-    chunks = getattr(model.config.get_text_config(), 'attention_chunk_size', None)
-    if named==[None,None] and cached is not False and not weights and not chunks:
-        kwargs['past_key_values'] = WindowedCache(model)
-    return type(model).generate(model, *args, **kwargs)
-
 # %% ../../nbs/hf/58_windows.ipynb #d25d298b
 def add_windows(
     model:nn.Module, # its attention goes through the interface
@@ -94,8 +82,7 @@ def add_windows(
         l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
     Added.record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
     if penalty: penalise(model, penalty)
-    writes = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
-    if writes: model.generate = partial(_generate, model)
+    hand_out(model)
     return model
 
 # %% ../../nbs/hf/58_windows.ipynb #ed9e0003
