@@ -68,8 +68,8 @@ def add_windows(
     """Give every head of every layer a width that learns.
     The default starts so wide that nothing changes; a pretrained model that starts narrow is another model until
     it is trained. A causal model then generates with a `WindowedCache`, unless it is given another cache or
-    `cache_implementation="dynamic"`; if it attends in chunks it keeps transformers' own cache. So does a call of the
-    model itself, with every key, unless it is given `past_key_values=WindowedCache(model)`."""
+    `cache_implementation="dynamic"`. A model that no `WindowedCache` serves keeps transformers' own cache, and so does a
+    call of the model itself, with every key, unless it is given `past_key_values=WindowedCache(model)`."""
     layers,longest = _learners(switch(model)),getattr(model.config, 'max_position_embeddings', None) or 1024
     _check_per(per, layers)
     _check_windows(layers, unit, n_global, edge, penalty, longest)
