@@ -42,8 +42,8 @@ class Sight(NamedTuple):
         return self._some(key) if isinstance(key, tuple) else tuple.__getitem__(self, key)
 
     def __getattr__(self, name): raise _Unread(f"{_READ}{name}{_INSTEAD}")
-    def _added(self, other): raise TypeError(f"{_READ}values{_INSTEAD}")
-    __add__ = __radd__ = __mul__ = __rmul__ = _added
+    def _refuse_arithmetic(self, other): raise TypeError(f"{_READ}values{_INSTEAD}")
+    __add__ = __radd__ = __mul__ = __rmul__ = _refuse_arithmetic
 
     def _some(self, key): # key: of [B,1,N,M]
         if self.pairs is not None and not isinstance(key[1], slice): return self.pairs[key]
