@@ -190,6 +190,9 @@ def _watch(found, call, options, names, last):
     "Add what a layer's heads look at to the lists."
     if call.module not in names: return
     n,more = call.q.shape[2],dict(scale=call.scaling) | options
+    if call.k.shape[2]!=n:
+        raise ValueError(f"model: expected layers in which every key is a token of the text, got {names[call.module]} "
+                         f"with {call.k.shape[2]} keys for {n} tokens")
     distance,received,first = window_weights(call.q, call.k, reduce=('distance','received','first'), **more)
     back,ahead = distance[0,:,:n].flip(1),distance[0,:,n-1:]
     ahead[:,0] = 0 # which is in `back` too

@@ -16,6 +16,12 @@ except ImportError as e:
     raise ImportError("transformers>=5 is not installed; pip install 'dynattn[hf]' brings it") from e
 
 # %% ../../nbs/hf/43_masks.ipynb #5cda5db1
+_READ = "attention_mask: expected a model that hands its mask on to the attention function, got one that reads its "
+_INSTEAD = "; use attn_implementation='eager'"
+
+class _Unread(AttributeError, TypeError):
+    "A model reads its mask."
+
 class Sight(NamedTuple):
     "Which keys a query may see, without a square of them."
     keep:Tensor|None=None  # [B,M] bool, True takes part; None: all
@@ -34,6 +40,10 @@ class Sight(NamedTuple):
     def __getitem__(self, key):
         "Layers that select keys read the square, and Gemma 4 leaves queries out: `mask[:,:,-1:,:]`."
         return self._some(key) if isinstance(key, tuple) else tuple.__getitem__(self, key)
+
+    def __getattr__(self, name): raise _Unread(f"{_READ}{name}{_INSTEAD}")
+    def _refuse_arithmetic(self, other): raise TypeError(f"{_READ}values{_INSTEAD}")
+    __add__ = __radd__ = __mul__ = __rmul__ = _refuse_arithmetic
 
     def _some(self, key): # key: of [B,1,N,M]
         if self.pairs is not None and not isinstance(key[1], slice): return self.pairs[key]

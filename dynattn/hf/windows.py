@@ -20,13 +20,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..engine.dense import attention_weights
-from ..heads import generate_cache_argument, one_cache
 from ..sigma import SigmaHead, SigmaParameter, as_widths
 from ..saved import whole_or_not
 from ..sparsity import AlphaHead
 from .layers import Added, Learned, PreTrainedModel, attention_layers
 from .plugin import LayerCall, switch
-from .cache import WindowedCache
+from .cache import hand_out
 
 # %% ../../nbs/hf/58_windows.ipynb #7f3809d4
 def _learners(model): # -> of modules
@@ -65,19 +64,6 @@ def _check_windows(layers, unit, n_global, edge, penalty, longest):
         raise ValueError("model: expected one without windows, got one that has them already; "
                          "dynattn.hf.remove_windows(model) takes them away, and others can be added then")
 
-# %% ../../nbs/hf/58_windows.ipynb #c56a0004
-def _generate(model, *args, **kwargs):
-    "A model's own, with a `WindowedCache` where no cache is named, and the model does not attend in chunks."
-    config = kwargs.get('generation_config') or model.generation_config
-    name = generate_cache_argument(model)
-    named = [kwargs.get('cache_implementation', config.cache_implementation), one_cache(kwargs, name)]
-    cached = kwargs.get('use_cache', config.use_cache)
-    weights = kwargs.get('output_attentions', config.output_attentions) or model.config.output_attentions
-    chunks = getattr(model.config.get_text_config(), 'attention_chunk_size', None)
-    if named==[None,None] and cached is not False and not weights and not chunks:
-        kwargs[name] = WindowedCache(model)
-    return type(model).generate(model, *args, **kwargs)
-
 # %% ../../nbs/hf/58_windows.ipynb #d25d298b
 _Model = TypeVar('_Model', bound=nn.Module)
 
@@ -94,8 +80,8 @@ def add_windows(
     """Give every head of every layer a width that learns.
     The default starts so wide that nothing changes; a pretrained model that starts narrow is another model until
     it is trained. A causal model then generates with a `WindowedCache`, unless it is given another cache or
-    `cache_implementation="dynamic"`; if it attends in chunks it keeps transformers' own cache. So does a call of the
-    model itself, with every key, unless it is given `cache=WindowedCache(model)`."""
+    `cache_implementation="dynamic"`. A model that no `WindowedCache` serves keeps transformers' own cache, and so does a
+    call of the model itself, with every key, unless it is given `cache=WindowedCache(model)`."""
     layers,longest = _learners(switch(model)),getattr(model.config, 'max_position_embeddings', None) or 1024
     _check_per(per, layers)
     _check_windows(layers, unit, n_global, edge, penalty, longest)
@@ -108,8 +94,7 @@ def add_windows(
         l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
     Added.record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
     if penalty: penalise(model, penalty)
-    writes = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
-    if writes: model.generate = partial(_generate, model)
+    hand_out(model)
     return model
 
 # %% ../../nbs/hf/58_windows.ipynb #ed9e0003
