@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
 from .padding import PaddingMask, padding_mask
+from .saved import whole_or_not
 from .window import Window
 from .engine.ops import RoutedCall, attention
 from .heads import check_sizes, learned_heads
@@ -274,6 +275,7 @@ def _check_convertible(name, attn):
                          "which would start anew; convert a new model and load the state of this one")
 
 # %% ../nbs/48_modules.ipynb #c0nvert1
+@whole_or_not
 def convert(
     model:_Model, # changed in place
     window:str|int|tuple|None=None, # "learned", a number of tokens, (left, right) or None, as in `MultiheadAttention`
@@ -289,7 +291,7 @@ def convert(
     The model itself is changed and returned. Attention to another sequence's memory gets no window."""
     if not isinstance(model, nn.Module): raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
     if window is None and alpha is None:
-        warnings.warn("convert: without window= or alpha= the model computes what it did before", stacklevel=2)
+        warnings.warn("convert: without window= or alpha= the model computes what it did before", stacklevel=3)
     decoders = [m for m in model.modules() if isinstance(m, nn.TransformerDecoderLayer)]
     to_memory = {id(layer.multihead_attn) for layer in decoders}
     equipped = []

@@ -16,6 +16,7 @@ from fastcore.docments import docments
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from .fields import Arguments, lacking, unserved
+from ..padding import no_padding_mask
 from ..window import Window, between
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0007
@@ -123,10 +124,17 @@ def _align(call):
 _BEYOND_SDPA = lacking('dropout_p scale enable_gqa is_causal')
 _OF_JAGGED = lacking('dropout_p is_causal scale enable_gqa window alpha n_global rel_bias sink softcap')
 
+def _same_heads(call):
+    "Whether queries, keys and values have as many heads, where that can be told; nested ones are [B,H,N,d]."
+    def heads(x): return x.shape[1] if x.layout == torch.jagged else x.size(1)
+    try: return heads(call.q) == heads(call.k) == heads(call.v)
+    except (IndexError, RuntimeError): return True             # texts with other heads each: PyTorch's own error
+
 def _take_nested(call):
     "A plain call of nested tensors goes to PyTorch as it is; otherwise jagged texts become one packed row."
     causal = call.is_causal and call.q.layout == torch.jagged  # which PyTorch does not compute
-    if call.takes_nested and not (unserved(call, _BEYOND_SDPA, 'PyTorch') or causal): return
+    grouped = not _same_heads(call)                            # nor does it compute these, of either layout
+    if call.takes_nested and not (unserved(call, _BEYOND_SDPA, 'PyTorch') or causal or grouped): return
     for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
         jagged = x.is_nested and x.layout == torch.jagged and x.dim() == 4 and x._ragged_idx == 2
         if not jagged or x.lengths() is not None:
@@ -193,13 +201,18 @@ def _take_window(call):
     if isinstance(window, (tuple, list)): call.window = _sides(window)
     elif hasattr(window, 'log_mask') and not isinstance(window, type): _take_sigma(call)
     else:
+        hint = "; call it: Window.default(width()) takes what it returns"
         raise TypeError("window: expected None, an int, a pair (left, right) or a Window, "
-                        f"got {_got(window)}")
+                        f"got {_got(window)}{hint if isinstance(window, torch.nn.Module) else ''}")
 
 def _sides(window):
     "(left, right), each an int or None; None where neither limits anything."
     if len(window) != 2:
         raise ValueError(f"window: expected an int >= 0 or a pair (left, right), got {_got(window)}")
+    for w in window:
+        if isinstance(w, int) and w < 0:
+            raise ValueError(f"window: expected ints >= 0, or None for no limit, got {w}; "
+                             "None says what -1 says in flash-attn")
     left,right = (w if w is None else _integer('window', w, 0, math.inf) for w in window)
     if left is not None and left > _FAR: left = _FAR
     if right is not None and right > _FAR: right = _FAR
@@ -264,9 +277,7 @@ def _take_padding(call):
     padding = call.padding
     b,*_,m = call.sizes
     keep = getattr(padding, 'keep', None)
-    if keep is None:
-        raise TypeError("padding: expected a PaddingMask, whose polarity is fixed, "
-                        f"got {_got(padding)}; see PaddingMask.from_lengths, from_keep, from_ignore")
+    if keep is None: raise no_padding_mask(padding)
     if keep.shape[0] != b or keep.shape[1] != m:
         raise ValueError(f"padding: expected [B,M]={b,m} as the keys, got {tuple(keep.shape)}")
     _same_device('padding', keep, call.q)

@@ -140,8 +140,10 @@ def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes t
 # %% ../../nbs/hf/55_layers.ipynb #b477eadf
 @cache
 def _uses_interface(cls):
-    try: return 'ALL_ATTENTION_FUNCTIONS.get_interface(' in inspect.getsource(cls.forward)
+    "Whether it takes its attention from transformers' table, which it indexed until 5.0, and has asked since."
+    try: source = inspect.getsource(cls.forward)
     except (OSError, TypeError): return False
+    return any(f'ALL_ATTENTION_FUNCTIONS{way}' in source for way in ('.get_interface(', '['))
 
 def _crosses(name, m):
     "Whether a layer looks at another text: BERT's crossattention, BART's encoder_attn, T5's EncDecAttention."
@@ -239,6 +241,10 @@ def _write_stub(folder, config_class): # of a model, made if there is none; of t
     (Path(folder)/f'{_STUB}.py').write_text('\n'.join(lines)+'\n', encoding='utf-8')
 
 # %% ../../nbs/hf/55_layers.ipynb #5bb74bde
+# an attention that nobody has: a plain `from_pretrained` refuses it, and its error shows this text
+_HOW_TO_LOAD = ('dynattn (the heads in this folder have windows or alpha; '
+                'load it with dynattn.hf.load(folder), or with trust_remote_code=True)')
+
 def _save_pretrained(model, save_directory, *args, **kwargs):
     "A model's own, with the file that `auto_map` names."
     _write_stub(save_directory, type(model.config))
@@ -249,9 +255,25 @@ def record(cls:Added, model, kind, options) -> None: # "windows" or "alpha", and
     "Write down in the configuration what was added, and how it is to be loaded."
     owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
     config = owner.config
+    if getattr(config, 'dynattn', None) is None: owner.dynattn_auto_map = getattr(config, 'auto_map', None)
     config.dynattn = cls({**(getattr(config, 'dynattn', None) or {}), kind: options})
-    config.attn_implementation = 'dynattn.hf.load' # what the error of a plain `from_pretrained` shows
+    config.attn_implementation = _HOW_TO_LOAD
     names = _auto_classes(type(config))
     if names:
         config.auto_map = {name: f'{_STUB}.{name}' for name in names}
         owner.save_pretrained = partial(_save_pretrained, owner)
+
+@patch(cls_method=True)
+def erase(cls:Added, model, kind) -> bool: # "windows" or "alpha"; whether the other is left
+    "Take what `record` wrote out of the configuration, which is as before where nothing is left."
+    owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
+    config = owner.config
+    left = {name: options for name,options in config.dynattn.items() if name!=kind}
+    if left:
+        config.dynattn = cls(left)
+        return True
+    for name in ('dynattn','attn_implementation','auto_map'): vars(config).pop(name, None)
+    known = vars(owner).pop('dynattn_auto_map', None)
+    if known is not None: config.auto_map = known
+    vars(owner).pop('save_pretrained', None)
+    return False

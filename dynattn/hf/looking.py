@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from torch import Tensor
 from transformers import AutoTokenizer
 from ..padding import Patched
-from ..saved import need
+from ..widgets import show_widget
 from ..engine.weights import window_weights
 from .layers import PreTrainedModel, attention_layers, frozen, last_hidden
 from .plugin import LayerCall, switch
@@ -190,6 +190,9 @@ def _watch(found, call, options, names, last):
     "Add what a layer's heads look at to the lists."
     if call.module not in names: return
     n,more = call.q.shape[2],dict(scale=call.scaling) | options
+    if call.k.shape[2]!=n:
+        raise ValueError(f"model: expected layers in which every key is a token of the text, got {names[call.module]} "
+                         f"with {call.k.shape[2]} keys for {n} tokens")
     distance,received,first = window_weights(call.q, call.k, reduce=('distance','received','first'), **more)
     back,ahead = distance[0,:,:n].flip(1),distance[0,:,n-1:]
     ahead[:,0] = 0 # which is in `back` too
@@ -219,6 +222,8 @@ def look(
     if isinstance(text, str):
         if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
         most = getattr(model.config.get_text_config(), 'max_position_embeddings', None) or tokenizer.model_max_length
+        if not isinstance(most, int) or most<1:
+            raise ValueError(f"model: expected max_position_embeddings of 1 or more, got {most!r:.40}")
         most = min(most, tokenizer.model_max_length) # RoBERTa takes two fewer than it has positions
         ids,words = _tokens_of_text(tokenizer, text, most if most<_NO_LIMIT else None)
         ids = torch.tensor(ids, dtype=torch.long)
@@ -254,7 +259,7 @@ def page(self:Looks,
     most:int=190_000, # bytes
 ) -> str: # HTML
     "A page of its own: the map of all heads, and the text shaded by the weights of a chosen head and token."
-    show,shown,last,steps = need('dynattn.plot', 'viz').show_widget,min(256, len(self.ids)),self.rows[0].shape[1],31
+    shown,last,steps = min(256, len(self.ids)),self.rows[0].shape[1],31
     near,far = ([x.tolist() for x in self.within(share)] for share in (.9,.99))
     first = [(100*x.mean(1)).round().int().tolist() for x in self.first]
     words = [_visible(token) for token in self.tokens] or [f'{i} ' for i in self.ids.tolist()]
@@ -265,7 +270,7 @@ def page(self:Looks,
         parts = [torch.cat((levels(r[:,-last:]), levels(g/g.amax(1, keepdim=True).clamp(min=1e-9))[:,None]), 1)
                  for r,g in zip(self.rows, self.received)]
         packed = base64.b64encode(zlib.compress(b''.join(x.numpy().tobytes() for x in parts))).decode()
-        html = show('look', title=title, n=len(words), tokens=words[-shown:], last=last, steps=steps, near=near,
+        html = show_widget('look', title=title, n=len(words), tokens=words[-shown:], last=last, steps=steps, near=near,
                     far=far, token=last-1, layer=len(near)//2, first=first, levels=packed)._repr_html_()
         if len(html.encode())<=most or shown<=16: break
         last,shown = (3*last//4,shown) if last>8 else (last,3*shown//4)

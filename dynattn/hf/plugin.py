@@ -9,11 +9,13 @@ __all__ = ['LayerCall', 'attend', 'register', 'switch']
 import inspect, sys, warnings
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import TypeVar
 import torch, torch.nn.functional as F, transformers
 from fastcore.basics import patch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from ..padding import PaddingMask, Patched
+from ..saved import whole_or_not
 from ..parts import visible_pairs
 from ..engine.ops import attention
 from ..cache import turn_rows
@@ -308,7 +310,9 @@ def attend(
 def register() -> None:
     "Make \"dynattn\" known to transformers, for attention and for masks."
     for table,ours in ((AttentionInterface(), attend), (AttentionMaskInterface(), sight_mask)):
-        if table.get('dynattn', ours) is not ours:
+        found = table.get('dynattn', ours)
+        left_by_an_interrupt = getattr(found, '__module__', '').startswith('dynattn.')
+        if found is not ours and not left_by_an_interrupt:
             raise ValueError("attn_implementation: expected no other function registered as 'dynattn', got one")
     if _collector is None:
         warnings.warn(f"transformers {transformers.__version__} keeps its collector of outputs elsewhere; "
@@ -324,10 +328,15 @@ def _init_batches(model, *args, **kwargs):
     raise ValueError("model: expected an attention of transformers for continuous batching, got 'dynattn'; "
                      "use generate, which takes padded batches")
 
+_Model = TypeVar('_Model', bound=nn.Module)
+
+@whole_or_not
 def switch(
-    model:nn.Module, # holds one `PreTrainedModel` or several
-) -> nn.Module: # the same
+    model:_Model, # holds one `PreTrainedModel` or several
+) -> _Model: # the same
     "`set_attn_implementation`, but an error where it would change nothing."
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
     owners = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
     bad = [type(m).__name__ for m in owners if not m._can_set_attn_implementation()]
     if bad or not attention_layers(model):
@@ -335,7 +344,10 @@ def switch(
         raise ValueError("model: expected attention that goes through transformers' interface, "
                          f"got {got}, which computes its own and would ignore 'dynattn'")
     register()
-    for layer in attention_layers(model).values():  # in a model of several, they have a configuration of their own
+    layers = [*attention_layers(model).values()]
+    for m in (*owners, *layers):  # so that it can be put back
+        if m.config._attn_implementation!='dynattn': m.attention_before_dynattn = m.config._attn_implementation
+    for layer in layers:  # in a model of several, they have a configuration of their own
         if layer.config._attn_implementation!='dynattn': layer.config._attn_implementation = 'dynattn'
     for m in owners:
         m.set_attn_implementation('dynattn')

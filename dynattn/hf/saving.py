@@ -8,6 +8,7 @@ __all__ = ['save', 'load', 'auto_class', 'load_pretrained']
 # %% ../../nbs/hf/59_saving.ipynb #b125cb11
 import functools, re
 from pathlib import Path
+from typing import Any
 import torch
 from torch import nn
 import transformers
@@ -108,7 +109,7 @@ def load(
     folder, # written by `save`, `save_pretrained` or a `Trainer`; or a name on the hub
     cls:type|None=None, # the model's class, or an Auto class (default: the class that was saved)
     **kwargs, # for its `from_pretrained`
-) -> PreTrainedModel: # of that very class
+) -> Any: # a model of that very class
     "The model with its windows and alpha."
     register()
     config = kwargs.get('config')
