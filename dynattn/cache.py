@@ -244,8 +244,8 @@ def _addresses(layer): # -> [B,Hkv,3] int64
     return layer._table[1]
 
 def _prepared(layer, q, v): # -> (Call, Plan, Inputs)
-    """What all calls have in common, made once: the last of so many tokens that every window has
-    all its keys."""
+    """The part that all calls have in common, made once: the last of so many tokens that every
+    window has all its keys."""
     kind = q.dtype,q.device,q.shape[3]
     if layer._common is None or layer._common[0]!=kind:
         one = q.new_zeros(1, layer.heads, 1, q.shape[3])
@@ -340,7 +340,7 @@ _OPTIONS = 'window','sigma','alpha','sink','scale','softcap'
 _NUMBERS = {'heads','kv_heads','n_global','reach',*_OPTIONS,'seen','start'}
 
 def _described(layer):
-    "What a layer has in common with any that continues from its state, as JSON can hold it."
+    "The numbers that a layer shares with any that continues from its state, for JSON."
     window = layer.options['window']
     sigma = window.sigma if isinstance(window, Window) else None
     options = dict(layer.options, window=repr(window), sigma=sigma)
