@@ -103,7 +103,7 @@ def _with_extra_keys(attn, k, v, masks):
 
 # %% ../nbs/48_modules.ipynb #94116d9a
 def _equipment(attn, window, init_width, alpha, n_global):
-    "The parts that `nn.MultiheadAttention` lacks: checked, in the dtype and on the device of its weights."
+    "The parts that `nn.MultiheadAttention` lacks: checked, and on the device of its weights; they stay in float32."
     if type(n_global) is not int or n_global<0:
         raise (ValueError if type(n_global) is int else TypeError)(f"n_global: expected an int >= 0, got {n_global!r}")
     with torch.device('cpu'):  # starting values are looked at, which a meta tensor does not allow

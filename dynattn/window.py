@@ -208,8 +208,8 @@ class _Price(_Masks):
         h = self.edge(n)
         if padding is None or h.ndim<3: mean = h.mean()
         else:
-            keep = padding.keep[:,None].expand_as(h)                        # [B,H,N]
-            mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)
+            ignored = padding.ignore[:,None].expand_as(h)                   # [B,H,N]
+            mean = h.masked_fill(ignored, 0.).sum()/(~ignored).sum().clamp_min(1)
         return mean if n is None else mean/n
 
 # %% ../nbs/14_window.ipynb #w1nd0011
@@ -312,7 +312,8 @@ def between(t:Tensor, low:float, high:float=math.inf, # of any shape; the least 
 def _check_sigma(sigma):
     if isinstance(sigma, bool) or not isinstance(sigma, (int,float,Tensor)):
         raise TypeError(f"sigma: expected a number or a floating tensor, got {type(sigma).__name__}")
-    try: sigma = sigma if isinstance(sigma, Tensor) else torch.tensor(float(sigma))
+    wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    try: sigma = sigma if isinstance(sigma, Tensor) else torch.tensor(float(sigma), dtype=wide)
     except OverflowError: sigma = torch.tensor(math.inf)
     if not sigma.is_floating_point():
         raise TypeError(f"sigma: expected a floating tensor, got {sigma.dtype}")

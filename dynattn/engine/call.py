@@ -16,6 +16,7 @@ from fastcore.docments import docments
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from .fields import Arguments, lacking, unserved
+from ..padding import PaddingMask
 from ..window import Window, between
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0007
@@ -325,6 +326,22 @@ def _take_dropout(call):
     if not 0 <= call.dropout_p <= 1:
         raise ValueError(f"dropout_p: expected {_EXPECTED['dropout_p']}, got {call.dropout_p}")
 
+# %% ../../nbs/engine/24_call.ipynb #24ca0226
+_HELD = 'q','k','v','attn_mask','alpha','rel_bias','segments','sink' # tensors, where they are given
+
+def _take_inference(call):
+    "Copy what was made under `inference_mode`, where a gradient is wanted: autograd keeps no such tensor."
+    held = {name: x for name in _HELD if isinstance(x := getattr(call, name), Tensor)}
+    padding,window = call.padding,call.window
+    sigma = getattr(window, 'sigma', None)
+    learns = any(x.requires_grad for x in held.values()) or isinstance(sigma, Tensor) and sigma.requires_grad
+    if not learns: return
+    for name,x in held.items():
+        if x.is_inference(): setattr(call, name, x.clone())
+    if padding is not None and padding.keep.is_inference(): call.padding = PaddingMask(padding.keep.clone())
+    if isinstance(window, Window) and sigma.is_inference(): call.window = window.replace(sigma=sigma.clone())
+
+
 # %% ../../nbs/engine/24_call.ipynb #24ca0127
 @dataclass(eq=False, repr=False)
 class _Shapes(Arguments):
@@ -378,6 +395,7 @@ class Call(_Shapes):
         if self.segments is not None: _take_segments(self)
         if self.sink is not None: _take_sink(self)
         if self.softcap is not None: _take_softcap(self)
+        if torch.is_grad_enabled(): _take_inference(self)
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0032
 @cache

@@ -28,11 +28,8 @@ def _first(q, keep):
 def _head_values(
     head, q, keep): # for sigma or alpha; [B,H,N,d]; [B,M] bool, or None
     "[H] of a head that holds numbers, [B,H] of one that reads the first real query."
-    reads = getattr(head, 'linear', getattr(head, 'proj', None))
-    if reads is None: return head()
-    weight = reads.weight
-    dtype = weight.dtype if isinstance(weight, Tensor) else torch.float32  # a layer quantised to int8 takes float32
-    return head(_first(q, keep).to(dtype))
+    reads_input = hasattr(head, 'linear') or hasattr(head, 'proj')
+    return head(_first(q, keep)) if reads_input else head()
 
 # %% ../../nbs/hf/55_layers.ipynb #5a9e0008
 _STEEP = 1e5  # of a hard edge: the mask is 1 up to the width, in float32 too
