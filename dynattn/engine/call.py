@@ -327,19 +327,38 @@ def _take_dropout(call):
         raise ValueError(f"dropout_p: expected {_EXPECTED['dropout_p']}, got {call.dropout_p}")
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0226
-_HELD = 'q','k','v','attn_mask','alpha','rel_bias','segments','sink' # tensors, where they are given
+_exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
+_library = torch.library.Library('dynattn', 'FRAGMENT')
+if not hasattr(torch.ops.dynattn, 'copied'):  # a notebook may run this cell again
+    _library.define('copied(Tensor x) -> Tensor')
+    _library.impl('copied', torch.clone, 'CompositeExplicitAutograd')
+    torch.library.register_fake('dynattn::copied', torch.empty_like, lib=_library)
+
+def _copied(x):
+    "An ordinary tensor with these values, where `x` was made under `inference_mode`."
+    if not torch.compiler.is_compiling(): return x.clone() if x.is_inference() else x
+    # traced, nobody can tell; an operator of its own, for the compiler would keep `x` itself and clone it once more
+    return x if x.requires_grad else torch.ops.dynattn.copied(x)
+
+_CONSTANT = 'attn_mask','alpha','rel_bias','segments','sink' # tensors, where they are given
 
 def _take_inference(call):
     "Copy what was made under `inference_mode`, where a gradient is wanted: autograd keeps no such tensor."
-    held = {name: x for name in _HELD if isinstance(x := getattr(call, name), Tensor)}
     padding,window = call.padding,call.window
-    sigma = getattr(window, 'sigma', None)
-    learns = any(x.requires_grad for x in held.values()) or isinstance(sigma, Tensor) and sigma.requires_grad
-    if not learns: return
-    for name,x in held.items():
-        if x.is_inference(): setattr(call, name, x.clone())
-    if padding is not None and padding.keep.is_inference(): call.padding = PaddingMask(padding.keep.clone())
-    if isinstance(window, Window) and sigma.is_inference(): call.window = window.replace(sigma=sigma.clone())
+    soft = isinstance(window, Window)
+    held = {name: x for name in _CONSTANT if isinstance(x := getattr(call, name), Tensor)}
+    tensors = [call.q, call.k, call.v, *held.values(), *([window.sigma] if soft else [])]
+    if not any(x.requires_grad for x in tensors): return
+    if torch.compiler.is_compiling():
+        if _exporting() or torch._C._are_functorch_transforms_active(): return
+    else: call.q,call.k,call.v = map(_copied, (call.q, call.k, call.v))
+    for name,x in held.items(): setattr(call, name, _copied(x))
+    if padding is not None:
+        keep = _copied(padding.keep)
+        if keep is not padding.keep: call.padding = PaddingMask(keep)
+    if soft:
+        sigma = _copied(window.sigma)
+        if sigma is not window.sigma: call.window = window.replace(sigma=sigma)
 
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0127
