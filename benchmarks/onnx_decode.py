@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from dynattn import hf
 from dynattn.hf.cache import WindowedCache
-from dynattn.hf.layers import frozen
+from dynattn.heads import frozen
 from dynattn.hf.narrowing import Distance, NarrowOptions, WidthVector, set_widths, without_windows
 from dynattn.hf.saving import load_pretrained
 from dynattn.export.graph import export

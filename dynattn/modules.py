@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .padding import PaddingMask, padding_mask
 from .window import Window
 from .engine.ops import RoutedCall, attention
-from .heads import check_sizes, learned_heads
+from .heads import check_sizes, learned_heads, unchanged
 _Model = TypeVar('_Model', bound=nn.Module)
 
 # %% ../nbs/48_modules.ipynb #a2c49fc4
@@ -318,7 +318,8 @@ def convert(
         within = id(attn) not in to_memory and attn._qkv_same_embed_dim
         reach = (window, init_width, alpha, n_global) if within else (None, init_width, alpha, 0)
         equipped.append((attn, _equipment(attn, *reach)))
-    for attn,equipment in equipped:
-        attn.__class__ = MultiheadAttention
-        _equip(attn, **equipment)
+    with unchanged(model, after_errors_only=True):
+        for attn,equipment in equipped:
+            attn.__class__ = MultiheadAttention
+            _equip(attn, **equipment)
     return model

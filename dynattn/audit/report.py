@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 import torch
 from fastcore.basics import groupby, patch
+from ..heads import most_tokens
 from ..padding import Patched
 from ..runs import printable, table
 from ..saved import need
@@ -131,7 +132,7 @@ def _judge_lengths(s, found): # -> of `Finding`
 def _most_tokens(s):
     "The longest sequence that a configuration allows."
     config = getattr(s.model, 'config', None)
-    return getattr(config, 'max_position_embeddings', None) or getattr(config, 'n_positions', None) or 2**20
+    return most_tokens(config) or 2**20
 
 # %% ../../nbs/audit/69_report.ipynb #c2d85531
 @patch(cls_method=True)

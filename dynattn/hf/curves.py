@@ -17,7 +17,8 @@ from transformers import AttentionInterface
 from ..options import NarrowOptions
 from ..padding import Patched
 from ..saved import checksum, need, read_state, write_state
-from .layers import PreTrainedModel, attention_layers, embeddings, frozen, last_hidden, predictions
+from ..heads import frozen, unchanged
+from .layers import PreTrainedModel, attention_layers, embeddings, last_hidden, looks_back, predictions
 from .plugin import _as_sight, attend, switch
 
 # %% ../../nbs/hf/61_curves.ipynb #b6944153
@@ -237,8 +238,8 @@ def of(cls:Budget,
     if getattr(model.config, 'is_encoder_decoder', False):
         raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {kind}")
     causal = True
-    for m in attention_layers(switch(model), itself=True).values():
-        learned,causal = getattr(m, 'dynattn', None),causal and getattr(m, 'is_causal', False)
+    for name,m in attention_layers(switch(model), itself=True).items():
+        learned,causal = getattr(m, 'dynattn', None),causal and looks_back(model, name)
         if getattr(learned, 'sigma_head', None) is not None:
             raise ValueError("model: expected one without windows, got one that has them already")
         if getattr(learned, 'alpha_head', None) is not None:
@@ -251,12 +252,16 @@ def _add_text(found, model, layers, i, batch, width, options):
     generator = torch.Generator().manual_seed(options['seed']*1_000_003+i)
     with _watched(width.to(model.device, torch.long), options['sinks'], generator) as lost:
         _number(model, last_hidden(model, batch), batch, options['places'], generator).backward()
-    rows = torch.cat([lost[m] for m in layers], 1).cpu()/2                       # [B,K,W]
+    left_out = [name for name,m in layers.items() if m not in lost]
+    if left_out:
+        raise ValueError(f"batches: expected texts that call every attention, got some that leave out {left_out[0]}; "
+                         "a part of the model can be measured by itself")
+    rows = torch.cat([lost[m] for m in layers.values()], 1).cpu()/2              # [B,K,W]
     asks = batch['asked'].any(1).cpu() if 'asked' in batch else torch.zeros(len(rows), dtype=torch.bool)
     for kind,which in (('text',~asks), ('asked',asks)):
         found[kind] = found[kind]+rows[which].sum(0)
         found['number_'+kind] += int(which.sum())
-    found |= dict(counts=[lost[m].shape[1] for m in layers], done=i+1)
+    found |= dict(counts=[lost[m].shape[1] for m in layers.values()], done=i+1)
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0041
 @torch.enable_grad()
@@ -270,21 +275,22 @@ def cost_curves(
     on_text=None, # a function, called after each text
 ) -> CostCurves:
     "Measure what the predictions lose if one head alone is narrowed: a pass forward and one back for each text."
-    budget = Budget.of(model, texts, sinks)
-    NarrowOptions(sinks=sinks, places=places, seed=seed).check(budget.n)
-    layers = [*attention_layers(model, itself=True).values()]
-    width = torch.logspace(0, math.log10(budget.most), 48).round().unique()
-    options = dict(sinks=budget.sinks, places=places, seed=seed, texts=checksum(b['input_ids'] for b in texts))
-    found = dict(options, text=0., asked=0., number_text=0, number_asked=0, counts=[], done=0)
-    if checkpoint is not None and Path(checkpoint).exists():
-        found = read_state(checkpoint, found)
-        if any(found[k]!=x for k,x in options.items()):
-            raise ValueError("checkpoint: expected one of these texts and options, got one of others")
-    with frozen(model):
-        for i in range(found['done'], len(texts)):
-            _add_text(found, model, layers, i, texts[i], width, options)
-            if checkpoint is not None: write_state(checkpoint, found)
-            if on_text is not None: on_text()
+    with unchanged(model):
+        budget = Budget.of(model, texts, sinks)
+        NarrowOptions(sinks=sinks, places=places, seed=seed).check(budget.n)
+        layers = attention_layers(model, itself=True)
+        width = torch.logspace(0, math.log10(budget.most), 48).round().unique()
+        options = dict(sinks=budget.sinks, places=places, seed=seed, texts=checksum(b['input_ids'] for b in texts))
+        found = dict(options, text=0., asked=0., number_text=0, number_asked=0, counts=[], done=0)
+        if checkpoint is not None and Path(checkpoint).exists():
+            found = read_state(checkpoint, found)
+            if any(found[k]!=x for k,x in options.items()):
+                raise ValueError("checkpoint: expected one of these texts and options, got one of others")
+        with frozen(model):
+            for i in range(found['done'], len(texts)):
+                _add_text(found, model, layers, i, texts[i], width, options)
+                if checkpoint is not None: write_state(checkpoint, found)
+                if on_text is not None: on_text()
     return CostCurves(budget, found['counts'], width, *(found[k]/max(found['number_'+k], 1) for k in ('text','asked')))
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c002a

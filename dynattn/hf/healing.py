@@ -14,6 +14,7 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from ..padding import Patched
 from ..saved import need, read_state, write_state
+from ..heads import unchanged
 from .layers import PreTrainedModel
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d000b
@@ -88,16 +89,13 @@ def heal(
 ) -> Healed:
     "Bring the predictions of a model with windows closer to the full model's. If interrupted, the weights stay as they were."
     peft,targets = need('peft', 'narrow'),Healed.layers(model)
-    with torch.no_grad(): before = [float(x) for x in measure()]
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        tuned = peft.get_peft_model(model, peft.LoraConfig(r=rank, lora_alpha=2*rank, target_modules=targets)).eval()
-    try:
+    with unchanged(model, after_errors_only=True):
+        with torch.no_grad(): before = [float(x) for x in measure()]
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            tuned = peft.get_peft_model(model, peft.LoraConfig(r=rank, lora_alpha=2*rank, target_modules=targets)).eval()
         rows = _heal_steps(tuned, distance, steps, rate, checkpoint, every, on_step)
         with torch.no_grad(): after = [float(x) for x in measure()]
-    except BaseException:
-        tuned.unload()
-        raise
-    kept = all(a<b for a,b in zip(after, before))
-    tuned.merge_and_unload() if kept else tuned.unload()
+        kept = all(a<b for a,b in zip(after, before))
+        tuned.merge_and_unload() if kept else tuned.unload()
     return Healed(rows, before, after, kept)

@@ -18,7 +18,8 @@ from ..options import NarrowOptions
 from ..padding import Patched
 from ..saved import checksum, read_state, write_state
 from ..sigma import SigmaParameter
-from .layers import PreTrainedModel, embeddings, frozen, last_hidden, predictions
+from ..heads import frozen, most_tokens, part_config, unchanged
+from .layers import PreTrainedModel, embeddings, last_hidden, predictions
 from .curves import Budget, CostCurves, cost_curves
 from .healing import Healed, heal
 from .windows import add_windows, record_edge
@@ -67,13 +68,15 @@ class WidthVector(Patched):
     ):
         modules = _windowed(model)
         self.budget = Budget(n, modules[0].dynattn.n_global, all(m.dynattn.causal for m in modules))
+        names = {m: name for name,m in model.named_modules()}
         def key_heads(m):
             groups = getattr(m, 'num_key_value_groups', None)
             if isinstance(groups, int): return m.dynattn.heads//groups
-            return getattr(m.config, 'num_key_value_heads', None) or m.dynattn.heads
+            return getattr(part_config(model, names[m]), 'num_key_value_heads', None) or m.dynattn.heads
         self.counts = list(map(key_heads, modules))
         device = next(model.parameters()).device
-        self.log_width = nn.Parameter(torch.full((sum(self.counts),), math.log(self.budget.most), device=device))
+        full = torch.full((sum(self.counts),), math.log(self.budget.most), device=device, dtype=torch.float32)
+        self.log_width = nn.Parameter(full)
         self.shift = torch.zeros_like(self.log_width, requires_grad=False) # tokens added, without a gradient
         start = 0
         for module,count in zip(modules, self.counts):
@@ -336,19 +339,21 @@ def set_widths(
     edge:str='hard', # 'hard': every key up to the width counts in full; 'soft': the mask that widths learn with
 ) -> None:
     "Give a model with windows these widths."
-    unlimited = 8.*max(getattr(model.config.get_text_config(), 'max_position_embeddings', None) or 0, 2**17)
+    unlimited = 8.*max(most_tokens(model.config) or 0, 2**17)
     modules = _windowed(model)
     if edge not in ('soft','hard'): raise ValueError(f"edge: expected soft or hard, got {edge!r}")
     if len(widths)!=len(modules):
         raise ValueError(f"widths: expected a list for each of {len(modules)} layers, got {len(widths)}")
-    for module,layer in zip(modules, widths):
-        learned = module.dynattn
-        if not layer or learned.heads%len(layer):
-            raise ValueError(f"widths: expected a divisor of {learned.heads} widths in each layer, got {len(layer)}")
-        width = torch.tensor([min(float(w), unlimited) for w in layer]).repeat_interleave(learned.heads//len(layer))
-        device = next(module.parameters()).device
-        learned.sigma_head = SigmaParameter(learned.heads, init_width=width.clamp(min=1.)).to(device)
-    record_edge(model, edge)
+    with unchanged(model, after_errors_only=True):
+        for module,layer in zip(modules, widths):
+            learned = module.dynattn
+            if not layer or learned.heads%len(layer):
+                raise ValueError(f"widths: expected a divisor of {learned.heads} widths in each layer, got {len(layer)}")
+            width = torch.tensor([min(float(w), unlimited) for w in layer], dtype=torch.float32)
+            width = width.repeat_interleave(learned.heads//len(layer)).clamp(min=1.)
+            device = next(module.parameters()).device
+            learned.sigma_head = SigmaParameter(learned.heads, init_width=width).to(device).train(module.training)
+        record_edge(model, edge)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7338f8dd
 @patch(cls_method=True)
@@ -447,20 +452,21 @@ def narrow(
 ) -> Narrowed:
     "Learn how far each head of a model has to look. If interrupted (Ctrl-C), it keeps the widths so far."
     start,o = time.perf_counter(),NarrowOptions(keep=keep, **options)
-    budget = Narrower.check(model, batches, o, held_out)
-    curves = _curves_for(model, batches, o, budget, curves, checkpoint)
-    add_windows(model, n_global=budget.sinks)
-    with frozen(model):
-        vector = WidthVector(model, budget.n)
-        run = Narrower(vector, Distance(model, batches, o), len(batches), o)
-        run.begin(curves)
-        finished = run.learn(batches, checkpoint, every, on_step)
-        run.finish()
-        run.choose(curves._best(run.keep))
-        risen = run._measure(vector.scale_to) if o.rise is not None else None
-        widths = vector.in_layers(vector.rounded(o.sizes)) if o.sizes else vector.by_layer()
-        set_widths(model, widths)
-        mended = run.distance.mend(held_out, checkpoint, every, on_step) if o.heal and finished else None
+    with unchanged(model, after_errors_only=True):
+        budget = Narrower.check(model, batches, o, held_out)
+        curves = _curves_for(model, batches, o, budget, curves, checkpoint)
+        add_windows(model, n_global=budget.sinks)
+        with frozen(model):
+            vector = WidthVector(model, budget.n)
+            run = Narrower(vector, Distance(model, batches, o), len(batches), o)
+            run.begin(curves)
+            finished = run.learn(batches, checkpoint, every, on_step)
+            run.finish()
+            run.choose(curves._best(run.keep))
+            risen = run._measure(vector.scale_to) if o.rise is not None else None
+            widths = vector.in_layers(vector.rounded(o.sizes)) if o.sizes else vector.by_layer()
+            set_widths(model, widths)
+            mended = run.distance.mend(held_out, checkpoint, every, on_step) if o.heal and finished else None
     finished = finished and bool(mended)==bool(o.heal)
     return Narrowed(widths, vector.budget, run.rows, time.perf_counter()-start, finished, risen, mended)
 
@@ -516,7 +522,7 @@ def _smallest(self:Distance, vector, rise, at):
             share = math.sqrt(low*found[0])
             vector.log_width.copy_(start)
             at(share)
-            with _put_back(self.model):
+            with unchanged(self.model):
                 set_widths(self.model, vector.by_layer())
                 risen = sum(reference.changes())/len(texts)
             if risen<=rise: found = share,risen

@@ -15,23 +15,35 @@ from ..window import Window
 from ..engine.dense import attention_weights
 from ..sigma import SigmaHead, SigmaParameter, as_widths
 from ..sparsity import AlphaHead
-from .layers import Added, Learned, PreTrainedModel, attention_layers
+from ..heads import frozen, most_tokens, part_config, unchanged
+from .layers import Added, Learned, PreTrainedModel, attention_layers, looks_back
 from .plugin import LayerCall, switch
 from .cache import WindowedCache
 
 # %% ../../nbs/hf/58_windows.ipynb #7f3809d4
 def _learners(model): # -> of modules
     "The layers that attend to themselves, each with a `Learned`, made where there is none yet."
-    layers = attention_layers(model, itself=True).values()
-    for m in layers:
+    layers = attention_layers(model, itself=True)
+    for name,m in layers.items():
         if hasattr(m, 'dynattn'): continue
+        config = part_config(model, name)
         def get(*names):
-            return next((x for x in (getattr(m, name, None) for name in names) if isinstance(x, int)), None)
-        heads = get('num_attention_heads', 'num_heads') or m.config.num_attention_heads
-        dim = heads*(get('head_dim', 'attention_head_size') or m.config.hidden_size//heads)
-        causal,slides = bool(getattr(m, 'is_causal', False)),getattr(m, 'sliding_window', None) is not None
-        m.dynattn = Learned(heads, dim, causal, slides)
-    return [*layers]
+            given = [getattr(owner, each, None) for owner in (m, config) for each in names]
+            return next((x for x in given if isinstance(x, int) and x>0), None)
+        heads,width = get('num_attention_heads', 'num_heads'),get('hidden_size')
+        of_head = get('head_dim', 'attention_head_size') or (heads and width and width//heads)
+        if not heads or not of_head:
+            raise ValueError(f"model: expected the number and the width of the heads from {name} or its configuration, "
+                             f"got {heads} and {of_head} from {type(m).__name__} and {type(config).__name__}")
+        slides = getattr(m, 'sliding_window', None) is not None
+        m.dynattn = Learned(heads, heads*of_head, looks_back(model, name), slides)
+    return [*layers.values()]
+
+_ANY = 2**17 # tokens of a text where no number limits it
+
+def _longest(model):
+    "The most tokens that each layer which attends to itself can be given."
+    return [most_tokens(part_config(model, name)) or _ANY for name in attention_layers(model, itself=True)]
 
 # %% ../../nbs/hf/58_windows.ipynb #ba29e5c3
 def _check_per(per, layers):
@@ -82,20 +94,24 @@ def add_windows(
     it is trained. A causal model then generates with a `WindowedCache`, unless it is given another cache or
     `cache_implementation="dynamic"`; if it attends in chunks it keeps transformers' own cache. So does a call of the
     model itself, with every key, unless it is given `past_key_values=WindowedCache(model)`."""
-    layers,longest = _learners(switch(model)),getattr(model.config, 'max_position_embeddings', None) or 1024
-    _check_per(per, layers)
-    _check_windows(layers, unit, n_global, edge, penalty, longest)
-    widths = as_widths((8. if unit=='fraction' else 8.*longest) if init is None else init)
-    for module,width in zip(layers, widths if widths.dim()==2 else [widths]*len(layers)):
-        l,start = module.dynattn,dict(init_width=width, unit=unit)
-        head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
-        l.sigma_head = head.to(next(module.parameters()).device)
-        l.unit,l.edge = unit,edge
-        l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
-    Added.record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
-    if penalty: penalise(model, penalty)
-    writes = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
-    if writes: model.generate = partial(_generate, model)
+    with unchanged(model, after_errors_only=True):
+        layers,longest = _learners(switch(model)),_longest(model)
+        _check_per(per, layers)
+        _check_windows(layers, unit, n_global, edge, penalty, max(longest))
+        if init is None: widths = [as_widths(8. if unit=='fraction' else 8.*most) for most in longest]
+        else:
+            widths = as_widths(init)
+            widths = widths if widths.dim()==2 else [widths]*len(layers)
+        for module,width in zip(layers, widths):
+            l,start = module.dynattn,dict(init_width=width, unit=unit)
+            head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
+            l.sigma_head = head.to(next(module.parameters()).device)
+            l.unit,l.edge = unit,edge
+            l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
+        Added.record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
+        if penalty: penalise(model, penalty)
+        writes = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
+        if writes: model.generate = partial(_generate, model)
     return model
 
 # %% ../../nbs/hf/58_windows.ipynb #ed9e0003
@@ -138,14 +154,15 @@ def add_alpha(
     fixed:float|None=None, # this alpha, and nothing is learned
 ) -> nn.Module: # the same, with `dynattn` in each layer
     "Give every head of every layer an alpha that learns."
-    layers = _learners(switch(model))
-    _check_per(per, layers)
-    if any(m.dynattn.alpha_head is not None for m in layers):
-        raise ValueError("model: expected one without alpha, got one that has it already")
-    for m in layers:
-        l,device = m.dynattn,next(m.parameters()).device
-        l.alpha_head = AlphaHead(l.heads, l.dim if per=='input' else None, init=init, fixed=fixed).to(device)
-    Added.record(model, 'alpha', dict(init=init, per=per, fixed=fixed))
+    with unchanged(model, after_errors_only=True):
+        layers = _learners(switch(model))
+        _check_per(per, layers)
+        if any(m.dynattn.alpha_head is not None for m in layers):
+            raise ValueError("model: expected one without alpha, got one that has it already")
+        for m in layers:
+            l,device = m.dynattn,next(m.parameters()).device
+            l.alpha_head = AlphaHead(l.heads, l.dim if per=='input' else None, init=init, fixed=fixed).to(device)
+        Added.record(model, 'alpha', dict(init=init, per=per, fixed=fixed))
     return model
 
 # %% ../../nbs/hf/58_windows.ipynb #58e9ae14
@@ -202,7 +219,8 @@ def report(
     "Widths, alpha, support and cost on `batch`. Computes all weights of a layer at once: memory is quadratic here."
     seen:list = []
     LayerCall.watchers.append(lambda call, options: seen.append(_stats(call, options)))
-    try: model(**batch)
+    try:
+        with unchanged(model), frozen(model): model(**batch)
     finally: LayerCall.watchers.pop()
     if not seen: raise ValueError("model: expected one whose attention is 'dynattn', got another; `switch` it first")
     return HeadReport(*(torch.stack(x) for x in zip(*seen)))

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from ..options import NarrowConfig, NarrowOptions
 from ..runs import Bar, Run, markdown, printable, table
 from ..saved import UserError, read_intact, read_state, write_atomic
+from ..heads import most_tokens
 from ..hf.curves import cost_curves
 from ..hf.layers import Learned, last_hidden
 from ..hf.narrowing import Narrower, narrow, set_widths, without_windows
@@ -161,7 +162,7 @@ def _check_out(run, resume):
 
 def _check_reads(model, ids):
     "Check that the model can read a text of this length and of these tokens; the seconds that it takes."
-    n,most = ids.shape[1],getattr(model.config.get_text_config(), 'max_position_embeddings', None)
+    n,most = ids.shape[1],most_tokens(model.config)
     if most and n>most: raise ValueError(f"context: expected at most the {most} tokens that the model takes, got {n}")
     try:
         for _ in range(2):                                           # the first call also sets things up
