@@ -3,6 +3,8 @@
 python benchmarks/gpu.py --suite window     soft and hard windows, mixed and uniform widths, N 2k to 32k
 python benchmarks/gpu.py --suite entmax     alpha-entmax, N 4k to 128k, scores scaled until 50 to 85 % of the tiles hold no weight
 python benchmarks/gpu.py --minutes 9 --to gpu.csv    start no new case after nine minutes, and leave out what the file has already
+python benchmarks/gpu.py --first-hour       few cases and peers: what benchmarks/first_hour.sh runs
+python benchmarks/gpu.py --read FOLDER      what that script found on a device, into benchmarks/results; needs no GPU
 python benchmarks/gpu.py --dry-run          both at toy sizes in Triton's interpreter on a CPU; writes nothing but to a file that is named
 Each peer is checked against the dense attention in float64 first; one that computes something else is not timed. Peers run in turn,
 medians of CUDA events. After each case its rows are appended to benchmarks/results/gpu.csv with the machine and its limits as measured
@@ -21,7 +23,7 @@ from dynattn.engine.triton.entmax import entmax_attention, _forward
 from dynattn.engine.triton.primitives import _served
 from dynattn.engine.triton.window import windowed_attention
 from dynattn.window import Window
-from harness import RESULTS, Registry, append, machine
+from harness import RESULTS, Registry, append, machine, rows_of, write
 
 DEV,DTYPE = ('cpu',torch.float32) if DRY else ('cuda',torch.bfloat16)
 softmax_ops,entmax_ops = Registry(),Registry()
@@ -162,6 +164,9 @@ def ours(c):
     q,k,v = c.tensors(); alpha = torch.full((c.H,), c.alpha, device=DEV, requires_grad=True)
     return (lambda: entmax_attention(q, k, v, alpha=alpha, is_causal=c.causal)), (q,k,v,alpha)
 
+@entmax_ops('SDPA flash, softmax')
+def dense_flash(c): return sdpa(c, 'FLASH_ATTENTION')
+
 @entmax_ops('AdaSplash-1')
 def adasplash1(c):
     if DRY: raise NotImplementedError("needs a GPU")
@@ -210,6 +215,7 @@ def sharpened(c, least=.5, most=.85):
 def oracle(name, c, leaves):
     "What this peer is to compute, in float64."
     q,k,v = (t.detach().double().requires_grad_() for t in leaves[:3])
+    if name=='SDPA flash, softmax': return dense_attention(q, k, v, is_causal=c.causal),(q,k,v)
     if name in entmax_ops.ops:
         alpha = torch.full((c.H,), c.alpha, dtype=torch.float64, device=DEV, requires_grad=True)
         return dense_attention(q, k, v, is_causal=c.causal, alpha=alpha), (q,k,v,alpha)
@@ -242,6 +248,7 @@ def able(registry, c):
     if small not in _able:
         ops,failed = {},{}
         for name,op in registry.ops.items():
+            if FIRST and any(word in name for word in LATER): continue
             try: check(name, op, small); ops[name] = op
             except Exception as e: failed[name] = reason(e); print(f"  {name}: left out, {failed[name]}", flush=True)
         _able[small] = ops,failed
@@ -297,12 +304,18 @@ def compare(suite, registry, c, peak, value=None):
     return rows
 
 # ------------------------------------------------------------------ suites
+FIRST = False                               # `--first-hour`
+LATER = 'create_block_mask each step','cuDNN'   # peers that it leaves out
+
 def window_cases():
+    if FIRST and not DRY:
+        return [Case(N, causal=causal, w=w) for N in (8192, 32768, 4096, 16384) for w in ('mixed','256') for causal in (True,False)]
     if DRY: return [Case(48, B=1, H=2, d=16, w='9'), Case(48, B=1, H=2, d=16, causal=True, w='mixed')]
     return [Case(N, d=d, causal=causal, w=w) for N in (8192, 32768, 2048, 16384, 4096) for w in ('mixed','256','1024') for d in (64, 128) for causal in (False,True)]
 
 def entmax_cases():
     if DRY: return [Case(48, B=1, H=2, d=16, w='48', causal=True)]
+    if FIRST: return [Case(N, B=1 if N>8192 else 4, causal=causal, w=str(N), alike=.9) for N in (4096, 16384) for causal in (True,False)]
     return [Case(N, B=1 if N>8192 else 4, H=16 if N<65536 else 4, causal=causal, w=str(N), alpha=alpha, alike=.9) for alpha in (1.5, 1.25) for N in (4096, 16384, 65536, 131072) for causal in (True,False)]
 
 def done(file):
@@ -326,12 +339,28 @@ def main(suites, file, minutes):
             if file: append(file, rows)
             if not DRY: torch.cuda.empty_cache()
 
+def read(folder):
+    "Put the rows of `first_hour.sh` behind those of benchmarks/results, and print how its steps ended."
+    for name in ('gpu.csv','gpu_checks.csv'):
+        found,known = rows_of(os.path.join(folder, name)),rows_of(name)
+        new = [row for row in found if row not in known]
+        if new: write(name, new, list(new[0]), 'a')
+        print(f"{name}: {len(new)} rows of {len(found)} are new")
+    for row in rows_of(os.path.join(folder, 'steps.csv')): print(*(f'{key} {x}' for key,x in row.items()), sep='  ')
+    bad = [row for row in rows_of(os.path.join(folder, 'gpu_checks.csv')) if row['holds']!='True']
+    for row in bad: print('does not hold:', row['kind'], row['case'], row['dtype'], row['where'])
+    sys.exit(bool(bad))
+
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--suite', choices=('window','entmax'), help="default: both")
     a.add_argument('--minutes', type=float, default=1e9, help="start no case after so many")
     a.add_argument('--to', help="a CSV file to append to (default: benchmarks/results/gpu.csv)")
+    a.add_argument('--first-hour', action='store_true', help="few cases and peers")
+    a.add_argument('--read', metavar='FOLDER', help="what first_hour.sh found, into benchmarks/results")
     a.add_argument('--dry-run', action='store_true', help="toy sizes on a CPU, to see that everything runs")
     args = a.parse_args()
+    FIRST = args.first_hour
+    if args.read: read(os.path.abspath(args.read))
     if not (DRY or torch.cuda.is_available()): sys.exit("benchmarks/gpu.py needs a GPU; --dry-run does not")
     main([args.suite] if args.suite else ['window','entmax'], os.path.abspath(args.to) if args.to else None if DRY else 'gpu.csv', args.minutes)

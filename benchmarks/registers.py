@@ -1,6 +1,7 @@
-"""What the compiler makes of every kernel, for a Hopper GPU (sm_90) that need not be there.
+"""What the compiler makes of every kernel, for GPUs that need not be there: Ampere (sm_80), Hopper (sm_90), Blackwell (sm_100).
 
 python benchmarks/registers.py              heads of 64, 128 and 256 in bfloat16; renews their rows in benchmarks/results/registers.csv
+python benchmarks/registers.py --target 80  for one of them (default: 90)
 python benchmarks/registers.py --quick      heads of 64 only; writes nothing
 python benchmarks/registers.py --d 256 --dtype float16 --window hard
 Registers and bytes of stack a thread (what did not fit into registers, spilled to memory), bytes of shared memory a program,
@@ -19,13 +20,14 @@ from dynattn.window import Window
 
 primitives._kernel_refuses = lambda call: None # nothing is run here, so tensors may stand on the CPU
 
-class Hopper:
-    "What a launch asks of the driver, answered for a GPU of compute capability 9.0"
-    def get_current_target(self): return GPUTarget('cuda', 90, 32)
+class Absent:
+    "What a launch asks of the driver, answered for a GPU of this compute capability"
+    def __init__(self, capability): self.capability = capability
+    def get_current_target(self): return GPUTarget('cuda', self.capability, 32)
     def get_current_device(self): return 0
     def get_current_stream(self, device=None): return 0
 
-FIELDS = 'triton kernel d dtype window rows keys warps registers stack shared mma'.split()
+FIELDS = 'triton target kernel d dtype window rows keys warps registers stack shared mma failed'.split()
 TOOL = os.path.join(os.path.dirname(triton.__file__), 'backends', 'nvidia', 'bin', 'cuobjdump')
 
 def usage(binary):
@@ -39,16 +41,21 @@ def compiled(kernel, known, keys=False, **tensors):
     "In place of `_launch`: compiles, runs nothing."
     band = known['band']
     form = 'table' if band.table is not None else 'hard' if band.sigma is None else 'soft'
-    kernel = kernel.warmup(grid=(1,), **primitives._arguments(kernel, known | tensors))
+    row = dict(triton=triton.__version__, target=f'sm_{args.target}', kernel=kernel.fn.__name__.removeprefix('_'),
+               d=known['D'], dtype=str(known['q'].data.dtype).removeprefix('torch.'), window=form,
+               rows=known['BLOCK_M'], keys=known['BLOCK_N'], warps=known['num_warps'])
+    try: kernel = kernel.warmup(grid=(1,), **primitives._arguments(kernel, known | tensors))
+    except RuntimeError as e:                     # the compiler gave up; the row says so
+        return note(row | dict(registers='', stack='', shared='', mma='', failed=f'{type(e).__name__}: {e}'))
     registers,stack = usage(kernel.asm['cubin'])
-    note(dict(triton=triton.__version__, kernel=kernel.metadata.name.removeprefix('_'), d=known['D'], dtype=str(known['q'].data.dtype).removeprefix('torch.'), window=form,
-        rows=known['BLOCK_M'], keys=known['BLOCK_N'], warps=known['num_warps'], registers=registers, stack=stack, shared=kernel.metadata.shared, mma=len(re.findall('wgmma.mma|mma.sync', kernel.asm['ptx']))))
+    products = len(re.findall('wgmma.mma|mma.sync|tcgen05.mma', kernel.asm['ptx']))
+    note(row | dict(registers=registers, stack=stack, shared=kernel.metadata.shared, mma=products, failed=''))
 
 def note(row):
     "Print a row, and put it in the place of its older self."
     print(*(f'{name}={x}' for name,x in row.items()), flush=True)
     if args.quick: return
-    key = lambda r: [str(r[name]) for name in ('kernel','d','dtype','window')]
+    key = lambda r: [str(r[name]) for name in ('target','kernel','d','dtype','window')]
     others = (r for r in rows_of('registers.csv') if key(r)!=key(row))
     write('registers.csv', sorted([*others, row], key=key), FIELDS)
 
@@ -65,6 +72,7 @@ def compile_all(suite, d, dtype, w):
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--suite', choices=('window','entmax'), help="default: both")
+    a.add_argument('--target', type=int, choices=(80,90,100), default=90, help="compute capability, times ten")
     a.add_argument('--d', type=int, nargs='*', default=(64,128,256))
     a.add_argument('--dtype', default='bfloat16')
     a.add_argument('--window', choices=('soft','hard','table'), help="default: soft and hard")
@@ -72,7 +80,7 @@ if __name__=='__main__':
     a.add_argument('--quick', action='store_true', help="d 64 only, nothing written")
     args = a.parse_args()
     if args.packed and not args.quick: a.error('--packed: expected with --quick, got it alone')
-    driver.set_active(Hopper())
+    driver.set_active(Absent(args.target))
     window._launch = entmax._launch = compiled
     for suite in [args.suite] if args.suite else ('window','entmax'):
         for d in (64,) if args.quick else args.d:

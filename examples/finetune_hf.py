@@ -5,7 +5,6 @@
 Each line of train.tsv is `label<TAB>text`. `--model tiny` is a small random BERT over bytes, to try the script without a network.
 """
 import argparse, random
-from pathlib import Path
 
 def options(argv=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -27,6 +26,7 @@ if __name__=='__main__': OPTIONS = options()  # before the imports, so that --he
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification, DataCollatorWithPadding, Trainer, TrainingArguments
 from dynattn import hf
+from dynattn.texts import text_lines
 
 class Bytes:
     "The tokenizer of `--model tiny`: [CLS], then the bytes of the text."
@@ -46,8 +46,8 @@ def build(name, labels, max_length):
     return Bytes(), BertForSequenceClassification(config)
 
 def read(path, tokenizer, labels, max_length):
-    for line in Path(path).read_text(encoding='utf-8').splitlines():
-        label,text = line.split('\t', 1)
+    for line in text_lines(path):
+        label,text = line.rstrip('\n').split('\t', 1)
         yield dict(tokenizer(text, truncation=True, max_length=max_length), labels=labels.index(label))
 
 def accuracy(result): return dict(accuracy=float((result.predictions.argmax(-1)==result.label_ids).mean()))
@@ -61,7 +61,7 @@ def optimizer(model, lr, lr_widths):
 def main(a):
     torch.manual_seed(a.seed)
     lr = a.lr or (3e-3 if a.model=='tiny' else 5e-5)
-    labels = sorted({line.split('\t', 1)[0] for line in Path(a.train).read_text(encoding='utf-8').splitlines()})
+    labels = sorted({line.split('\t', 1)[0] for line in text_lines(a.train)})
     tokenizer,model = build(a.model, labels, a.max_length)
     hf.add_windows(model, init=a.init, penalty=a.price)
     if a.alpha: hf.add_alpha(model, init=1.1)

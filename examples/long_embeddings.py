@@ -28,6 +28,7 @@ import numpy as np, torch, torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 from dynattn import hf
+from dynattn.texts import read_text
 
 class Embedder:
     "Pieces of token ids to embeddings."
@@ -54,7 +55,11 @@ def batches(embedder, paths, tokens):
     "Batches of (path, piece), none with more than `tokens` places, padding included."
     waiting,longest = [],0
     for path in paths:
-        for piece in embedder.pieces(path.read_text(encoding='utf-8', errors='replace')):
+        text,_,why = read_text(path, most=2**26)
+        if text is None and why!='empty':
+            print(f'{path}: left out, the file is {why}; its row is NaN', file=sys.stderr)
+            continue
+        for piece in embedder.pieces(text or ''):
             if waiting and max(longest, len(piece))*(len(waiting)+1) > tokens:
                 yield waiting
                 waiting,longest = [],0

@@ -12,7 +12,7 @@ CEILING = ROOT/'tests/house.json'
 ROOMS = [            # an import goes to its own room or to an earlier one
     ('ideas', 'padding parts metrics sigma curve smoothing window chunks family alpha sparsity plot'),
     ('engine', 'engine'), ('layers', 'options saved cache heads modules layer encoder stream parallel'), ('library', 'hf survey'),
-    ('programs', 'runs command train narrow export audit')]
+    ('programs', 'texts runs command train narrow export audit')]
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 
 @dataclass

@@ -41,12 +41,12 @@ MUTANTS = [ # module, its text, the fault
     ('sigma', 'self.scale, self.floor).movedim(-1, 1)', 'self.scale, self.floor)'),
     ('sigma', 'return x.masked_fill(~padding.keep[...,None], 0)', 'return x'),
     # windows
-    ('window', 'keep = offsets.abs() < h', 'keep = offsets.abs() <= h'),
+    ('window', 'keep = offsets.abs() < edge', 'keep = offsets.abs() <= edge'),
     ('window', 'if w.curve=="bell": keep = keep | (offsets==0)', 'pass'),
     ('window', 'if left is not None: keep = keep & (offsets>=-left)', 'if left is not None: keep = keep & (offsets>-left)'),
     ('window', 'return 2/max(n, 1)', 'return 1/max(n, 1)'),
-    ('window', '(self.edge(n).detach().clamp(0., 2.**40).ceil().long()-1).clamp(min=0)', 'self.edge(n).detach().clamp(0., 2.**40).long()'),
-    ('window', 'mean = torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)', 'mean = torch.where(keep, h, 0.).mean()'),
+    ('window', '(edge.ceil().long()-1).clamp(min=0)', 'edge.long()'),
+    ('window', 'torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)', 'torch.where(keep, h, 0.).mean()'),
     # entmax
     ('alpha', "return eps + (eps==0).to(eps.dtype)*_TINY", "return eps"),
     ('alpha', '_powers(x-middle, eps)[0]))>=1', '_powers(x-middle, eps)[0]))<=1'),

@@ -185,8 +185,8 @@ def test_options_are_checked_when_the_layer_is_made(options, message):
     (lambda l, x: l.attend(x.requires_grad_(), x, x), 'q: expected tensors without a graph'),
     (lambda l, x: l.load_state(None, {}), 'numbers: expected the first'), (lambda l, x: l.load_state({}, {}), 'numbers: expected the first'),
     (lambda l, x: l.load_state(l.state()[0], None), 'tensors: expected the second'), (lambda l, x: l.load_state(l.state()[0], {}), 'tensors: expected the second'),
-    (lambda l, x: l.load_state(l.state()[0], l.state()[1] | {'0.v': l.state()[1]['0.v'][:1]}), 'tensors: expected keys and values'),
-    (lambda l, x: l.load_state(l.state()[0], l.state()[1] | {'0.v': l.state()[1]['0.v'].half()}), 'tensors: expected keys and values')])
+    (lambda l, x: l.load_state(l.state()[0], l.state()[1] | {'0.v': l.state()[1]['0.v'][:1]}), r"tensors\['0.v'\]: expected floating \[2, 4, 3, 'd'\]"),
+    (lambda l, x: l.load_state(l.state()[0], l.state()[1] | {'0.v': l.state()[1]['0.v'].half()}), r"tensors\['0.v'\]: expected torch.float32")])
 def test_wrong_uses_are_named(use, message):
     with pytest.raises((TypeError,ValueError,RuntimeError), match=message): use(prompted(), some(1))
 
@@ -205,8 +205,8 @@ def test_a_state_is_a_copy_that_fits_its_layer(by):
     again = WindowedLayer(4, window=3)
     again.load_state(*state)
     assert torch.equal(again.attend(y, y, y), expected)
-    for options in (dict(n_global=2), dict(kv_heads=2)):
-        with pytest.raises(ValueError, match='tensors: expected'): WindowedLayer(4, **dict(window=3) | options).load_state(*state)
+    for options in (dict(n_global=2), dict(kv_heads=2), dict(alpha=1.5), dict(window=Window.default(3.)), dict(sink=torch.zeros(4))):
+        with pytest.raises(ValueError, match=rf"numbers\['({'|'.join(options)})'\]: expected .* as in this layer"): WindowedLayer(4, **dict(window=3) | options).load_state(*state)
     empty = WindowedLayer(4, window=3)
     again.load_state(*empty.state())
     assert torch.equal(again.attend(y, y, y), empty.attend(y, y, y))

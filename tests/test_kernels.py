@@ -8,13 +8,18 @@ ROOT = os.path.join(os.path.dirname(__file__), '..')
 def script(*args): return subprocess.run([sys.executable, *args], capture_output=True, text=True, timeout=900, cwd=ROOT, env={k:v for k,v in os.environ.items() if k!='TRITON_INTERPRET'})
 
 @pytest.mark.slow
-@pytest.mark.parametrize('suite,kernels,packed', [('window',3,()),('entmax',4,('--packed',))])
-def test_kernels_compile_for_hopper_use_its_tensor_cores_and_fit_into_registers(suite, kernels, packed):
+@pytest.mark.parametrize('suite,kernels,packed,target', [
+    *(('window',3,(),target) for target in ('80','90','100')), *(('entmax',4,('--packed',),target) for target in ('80','90')),
+    pytest.param('entmax', 4, ('--packed',), '100', marks=pytest.mark.xfail(reason="Triton 3.7.1's pass over tensor memory", strict=True))])
+def test_kernels_compile_for_three_generations_use_tensor_cores_and_fit_into_registers(suite, kernels, packed, target):
     pytest.importorskip('triton')
-    r = script('benchmarks/registers.py', '--quick', '--suite', suite, *packed)
-    rows = [dict(x.split('=') for x in line.split()) for line in r.stdout.splitlines() if line.startswith('triton=')]
+    r = script('benchmarks/registers.py', '--quick', '--suite', suite, '--target', target, *packed)
+    lines = [line for line in r.stdout.splitlines() if line.startswith('triton=')]
+    assert all(line.endswith('failed=') for line in lines), r.stdout
+    rows = [dict(x.split('=') for x in line.split()) for line in lines]
     assert r.returncode==0 and len(rows)==2*kernels and 'FP_FUSION' not in r.stderr, r.stdout + r.stderr
-    for row in rows: assert int(row['mma'])>0 and int(row['stack'])<=(256 if packed else 128), row
+    most = 256 if packed else 128                # tiles are chosen for Hopper; the others spill more, as the rows say
+    for row in rows: assert int(row['mma'])>0 and (target!='90' or int(row['stack'])<=most), row
 
 def test_without_triton_the_package_imports_and_the_kernels_say_what_is_missing():
     r = run('''
@@ -57,6 +62,21 @@ def test_the_gpu_benchmark_runs_at_toy_sizes_and_goes_on_where_it_stopped(suite,
     r,again = (script('benchmarks/gpu.py', '--dry-run', '--suite', suite, '--to', str(tmp_path/'gpu.csv')) for _ in range(2))
     assert r.returncode==again.returncode==0 and 'both     dynattn' in r.stdout and 'dynattn' not in again.stdout, r.stdout + r.stderr + again.stderr
     assert 'failed: NotImplementedError: needs a GPU' in (tmp_path/'gpu.csv').read_text()
+
+@pytest.mark.slow
+def test_the_first_hour_is_rehearsed(tmp_path):
+    "All of it but the chapters' cells, which other tests run; one failing step does not stop the next."
+    pytest.importorskip('triton')
+    steps = ['sanitize', 'checks', 'window', 'entmax']
+    env = dict(os.environ, PYTHON=sys.executable, TRITON_INTERPRET='1')
+    def run(*args): return subprocess.run(['bash', 'benchmarks/first_hour.sh', *args], capture_output=True, text=True, cwd=ROOT, env=env)
+    r = run('--dry-run', str(tmp_path/'found'), '1500', *steps)
+    ended = [line.split(',') for line in (tmp_path/'found/steps.csv').read_text().splitlines()[1:]]
+    assert r.returncode==0 and [e[0] for e in ended]==steps and {e[3] for e in ended}=={'0'}, r.stdout + r.stderr
+    assert 'all hold' in r.stdout and (tmp_path/'found/gpu.csv').exists() and (tmp_path/'found/gpu_checks.csv').exists()
+    env['PYTHON'] = 'false'                      # every step fails
+    assert run('--dry-run', str(tmp_path/'bad'), '60', 'sanitize', 'checks').returncode==1
+    assert len((tmp_path/'bad/steps.csv').read_text().splitlines())==3
 
 @pytest.mark.slow
 def test_the_case_for_the_sanitizer_runs_in_the_interpreter():

@@ -265,7 +265,7 @@ def test_judge_says_at_once_that_the_tokenizer_lacks_digits(place, capsys, monke
     "Before any text is read"
     from dynattn.narrow import command as narrow_command
     def read(c): raise AssertionError('texts were read')
-    monkeypatch.setattr(narrow_command, '_documents', read)
+    monkeypatch.setattr(narrow_command, '_Documents', read)
     words = Tokenizer(models.WordLevel({'<end>': 0, '<other>': 1, 'a': 2}, unk_token='<other>'))
     words.pre_tokenizer = pre_tokenizers.Split('', 'isolated')
     shutil.copytree(place/'llama', place/'wordless')

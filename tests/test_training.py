@@ -163,7 +163,7 @@ def test_ctrl_c_where_no_step_is_taken(tree, copy, tmp_path, monkeypatch, says):
     with monkeypatch.context() as m:
         m.setattr(files.Data, 'of', interrupted)
         says('dynattn: interrupted\n', 'train', tree, '--out', tmp_path/'run', '--quiet', *SMALL, status=130)
-        m.setattr(trained, 'read_text', interrupted)
+        m.setattr(trained, 'read_utf8', interrupted)
         says('dynattn: interrupted\n', 'predict', tree, '--run', copy, status=130)
     (copy/'result.json').unlink()
     def at_the_test(moment, t, x):
@@ -226,7 +226,7 @@ def test_files_that_cannot_be_used_are_counted(tmp_path, monkeypatch):
     (tmp_path/'p1'/'table.css').write_text('0.25 1.50e+3\n'*20)
     (tmp_path/'p1'/'copy.py').write_bytes((tmp_path/'p2'/'0.py').read_bytes())
     d = files.Data.of(training.TrainConfig(data=str(tmp_path), min_files=10))
-    assert +d.skipped=={'unreadable': 2, 'empty or short': 1, 'binary': 1, 'numbers': 1, 'duplicate': 1}
+    assert d.skipped.counts=={'unreadable': 2, 'empty or short': 1, 'binary': 1, 'numbers': 1, 'duplicate': 1}
     packages = [{x.package for x in items} for items in d.splits.values()]
     assert not packages[0]&packages[1] and not packages[0]&packages[2] and not packages[1]&packages[2] and all(packages)
 
@@ -442,8 +442,8 @@ def test_a_name_with_a_line_break_stays_on_its_line(finished, tmp_path, says):
 
 def test_lines_come_as_soon_as_a_batch_has_them(tree, finished, monkeypatch):
     "The first answer is out before the second batch is read"
-    read,at_first = trained.read_text,[]
-    monkeypatch.setattr(trained, 'read_text', lambda *a, **k: (at_first.append(1), read(*a, **k))[1])
+    read,at_first = trained.read_utf8,[]
+    monkeypatch.setattr(trained, 'read_utf8', lambda *a, **k: (at_first.append(1), read(*a, **k))[1])
     answers = trained.predict([tree], finished, batch=5)
     next(answers)
     assert len(at_first)==5

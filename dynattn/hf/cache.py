@@ -6,12 +6,12 @@
 __all__ = ['WindowedCache']
 
 # %% ../../nbs/hf/57_cache.ipynb #2e694bb6
-import json
+import copy, inspect, json
 from dataclasses import dataclass
 import torch
 from fastcore.basics import patch
 from torch import Tensor
-from ..cache import WindowedLayer
+from ..cache import WindowedLayer, check_rows, check_state
 from ..padding import Patched
 from ..saved import read_weights, write_weights
 from .layers import PreTrainedModel
@@ -79,46 +79,57 @@ def attend(self:_KeptLayer, q, new, keep): # [B,H,n,d]; what `update` returned; 
     "Attention, after which the new keys are kept."
     if new is not self.waiting:
         raise RuntimeError("past_key_values: expected the keys of the last update, got older ones")
+    self.waiting = None # kept when the call succeeds, forgotten when it fails
     if self.restored is not None:
         self.windows.load_state(*self.restored)
         self.restored = None
     self.windows.record_past = self.record_past
     if self.windows.seen: self.windows.to(q.device)
-    out = self.windows.attend(q, new.k, new.v, keep)
-    self.waiting = None
-    return out
+    return self.windows.attend(q, new.k, new.v, keep)
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0004
+@patch(as_prop=True)
+def stored(self:_KeptLayer): # tokens whose keys are kept
+    if self.restored is not None: return self.restored[0]['seen']
+    return 0 if self.windows is None else self.windows.seen
+
 @patch
 def reset(self:_KeptLayer):
     self.waiting,self.restored = None,None
     if self.windows is not None: self.windows.reset()
 
+_KEEPS = 'max_length' in inspect.signature(Cache.crop).parameters # as early releases of transformers 5 have it
+
 @patch
 def crop(self:_KeptLayer, tokens_to_remove:int):
     "Take back the newest `-tokens_to_remove` tokens."
-    if not isinstance(tokens_to_remove, int) or tokens_to_remove>0:
+    is_int = isinstance(tokens_to_remove, int) and not isinstance(tokens_to_remove, bool)
+    if not is_int or tokens_to_remove>0 and not _KEEPS:
         raise ValueError(f"tokens_to_remove: expected 0 or less, as in transformers, got {tokens_to_remove!r}")
-    if self.restored is not None and tokens_to_remove:
+    if _KEEPS and tokens_to_remove>=0: tokens = max(self.stored-tokens_to_remove, 0)
+    else: tokens = -tokens_to_remove
+    if self.restored is not None and tokens:
         raise RuntimeError("past_key_values: expected a call of the model after WindowedCache.load before tokens are "
                            "taken back, got none")
-    if self.windows is not None: self.windows.crop(-tokens_to_remove)
+    if self.windows is not None: self.windows.crop(tokens)
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0008
 @patch
 def reorder_cache(self:_KeptLayer, beam_idx): # numbers of the rows that remain
     if self.restored is not None:
         numbers,tensors = self.restored
-        self.restored = numbers,{name: x[beam_idx.to(x.device)] for name,x in tensors.items()}
+        if not numbers['seen']: return
+        rows = check_rows(beam_idx, len(tensors['0.k']))
+        self.restored = numbers,{name: x[rows.to(x.device)] for name,x in tensors.items()}
     elif self.windows is not None: self.windows.select(beam_idx)
 
 _KeptLayer.batch_select_indices = _KeptLayer.reorder_cache
 
 @patch
 def batch_repeat_interleave(self:_KeptLayer, repeats:int):
-    if not isinstance(repeats, int) or repeats<1:
+    if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats<1:
         raise ValueError(f"repeats: expected an int >= 1, got {repeats!r}")
-    if not self.get_seq_length(): return
+    if not self.stored: return
     batch = self.windows.batch if self.restored is None else len(self.restored[1]['0.k'])
     self.reorder_cache(torch.arange(batch).repeat_interleave(repeats))
 
@@ -157,6 +168,85 @@ class WindowedCache(Cache, Patched):
         "Memory of all keys and values."
         return sum(l.windows.nbytes for l in self.layers if l.windows is not None)
 
+# %% ../../nbs/hf/57_cache.ipynb #57c0a003
+@patch
+def __copy__(self:_KeptLayer):
+    "A layer that shares the tensors, and none of its changes."
+    new = object.__new__(type(self))
+    vars(new).update(vars(self), windows=copy.copy(self.windows))
+    return new
+
+def _copies(layers): # a layer of transformers changes its tensors in place
+    return [copy.copy(layer) if isinstance(layer, _KeptLayer) else copy.deepcopy(layer) for layer in layers]
+
+def _keeps_states(layer):
+    "Whether a layer of transformers holds tensors."
+    held = (x for value in vars(layer).values() for x in (value.values() if isinstance(value, dict) else [value]))
+    return not isinstance(layer, _KeptLayer) and any(isinstance(x, Tensor) for x in held)
+
+def _lengths(layers):
+    "How many tokens the layers hold that take part."
+    kept = (layer for layer in layers if isinstance(layer, _KeptLayer))
+    return {layer.stored for layer in kept if layer.windows is not None or layer.restored is not None}
+
+def _shortened(layers, length):
+    "Copies that hold the first `length` tokens; empty ones where a layer cannot take the others back."
+    found = _copies(layers)
+    possible = not any(map(_keeps_states, layers))
+    for layer in found:
+        if not isinstance(layer, _KeptLayer): continue
+        layer.waiting = None
+        if layer.stored>length and layer.restored is None: layer.windows.undo()
+        possible = possible and layer.stored<=length
+    if not possible:
+        for layer in found: layer.reset()
+    return found
+
+def _finished(layers):
+    "The layers without tokens of a call of the model that did not reach all of them."
+    lengths = _lengths(layers)
+    waits = any(isinstance(layer, _KeptLayer) and layer.waiting is not None for layer in layers)
+    return _shortened(layers, min(lengths, default=0)) if waits or len(lengths)>1 else layers
+
+# %% ../../nbs/hf/57_cache.ipynb #57c0a004
+WindowedCache._start = None # tokens that the layers held before the call of the model that runs, or ran last
+
+@patch
+def update(self:WindowedCache, key_states, value_states, layer_idx, *args, **kwargs):
+    "The new keys of a layer. All layers of a call begin with as many tokens."
+    layer = self.layers[layer_idx]
+    if isinstance(layer, _KeptLayer) and layer.stored!=self._start: # the first layer of a call
+        lengths = _lengths(self.layers) | {layer.stored}
+        if len(lengths)>1:
+            self.layers = _shortened(self.layers, min(lengths))
+            self._start = None
+            left = max(_lengths(self.layers), default=0)
+            again = f"The cache holds the {left} tokens before it; repeat the call" if left else "The cache is empty now"
+            raise RuntimeError(f"past_key_values: expected layers that hold the same tokens, got {min(lengths)} and "
+                               f"{max(lengths)}; a call of the model was interrupted. {again}.")
+        self._start = layer.stored
+    try: return Cache.update(self, key_states, value_states, layer_idx, *args, **kwargs)
+    except RuntimeError: # keys of an interrupted call are waiting
+        self.layers = _finished(self.layers)
+        raise
+
+def _change(cache, name, *args):
+    "Call a method of all layers, or of none."
+    layers = _copies(_finished(cache.layers))
+    for layer in layers: getattr(layer, name)(*args)
+    cache.layers = layers
+
+@patch
+def reset(self:WindowedCache): _change(self, 'reset')
+@patch
+def crop(self:WindowedCache, tokens_to_remove:int): _change(self, 'crop', tokens_to_remove)
+@patch
+def reorder_cache(self:WindowedCache, beam_idx): _change(self, 'reorder_cache', beam_idx)
+@patch
+def batch_select_indices(self:WindowedCache, indices): _change(self, 'batch_select_indices', indices)
+@patch
+def batch_repeat_interleave(self:WindowedCache, repeats:int): _change(self, 'batch_repeat_interleave', repeats)
+
 # %% ../../nbs/hf/57_cache.ipynb #c57d0006
 @patch
 def save(self:WindowedCache,
@@ -165,11 +255,36 @@ def save(self:WindowedCache,
     "Write the keys and values, so that a conversation can go on later."
     tensors:dict = {}
     notes:list = []
-    for i,layer in enumerate(self.layers):
-        note,state = layer.restored or (({}, {}) if layer.windows is None else layer.windows.state())
+    for i,layer in enumerate(_finished(self.layers)):
+        if _keeps_states(layer):
+            raise ValueError(f"self: expected a cache of keys and values, which can be saved, got a {type(layer).__name__}")
+        windows,restored = getattr(layer, 'windows', None),getattr(layer, 'restored', None)
+        note,state = restored or (({}, {}) if windows is None else windows.state())
         notes.append(note)
         tensors |= {f'{i}.{name}': x for name,x in state.items()}
     write_weights(path, tensors, dynattn=json.dumps(notes))
+
+# %% ../../nbs/hf/57_cache.ipynb #57c0a006
+def _states(notes, tensors): # a list, as JSON; tensors by name
+    "The state of each layer; {} where it is empty. Raise where they contradict themselves or each other."
+    notes = json.loads(notes)
+    if not isinstance(notes, list): raise TypeError(f"notes: expected a list of layers, got {type(notes).__name__}")
+    parts:dict = {str(i): {} for i in range(len(notes))}
+    for name,x in tensors.items():
+        layer,_,rest = name.partition('.')
+        if layer not in parts: raise ValueError(f"{name!r}: expected tensors of {len(notes)} layers, got another")
+        parts[layer][rest] = x
+    states = [(note, part) if note!={} or part else {} for note,part in zip(notes, parts.values())]
+    for i,state in enumerate(states):
+        try: check_state(*state) if state else None
+        except (TypeError,ValueError) as e: raise ValueError(f"layer {i}: {e}") from e
+    shapes = {(note['seen'], len(part['0.k']) if note['seen'] else 0) for note,part in filter(None, states)}
+    if len(shapes)>1: raise ValueError(f"layers: expected as many tokens and rows in each, got {sorted(shapes)}")
+    padded = [part.get('padded') for note,part in filter(None, states) if note['n_global']]
+    for x in padded:
+        same = x is padded[0] or x is not None and padded[0] is not None and torch.equal(x, padded[0])
+        if not same: raise ValueError("layers: expected the same left padding in each, got another")
+    return states
 
 @patch(cls_method=True)
 def load(cls:WindowedCache,
@@ -180,9 +295,13 @@ def load(cls:WindowedCache,
     cache,(tensors,header) = cls(model),read_weights(path)
     if not {'dynattn','sha256'} <= header.keys():
         raise ValueError(f"path: expected a WindowedCache as it was saved, got {str(path)!r}, another file")
-    notes = json.loads(header['dynattn'])
-    if len(notes)!=len(cache.layers):
-        raise ValueError(f"path: expected a WindowedCache of {len(cache.layers)} layers, got {len(notes)}")
-    for i,(layer,note) in enumerate(zip(cache.layers, notes)):
-        if note: layer.restored = note,{k.split('.', 1)[1]: x for k,x in tensors.items() if k.startswith(f'{i}.')}
+    try: states = _states(header['dynattn'], tensors)
+    except (TypeError,ValueError,RecursionError) as e:
+        raise ValueError(f"path: expected a WindowedCache as it was saved, got {str(path)!r}: {e}") from e
+    if len(states)!=len(cache.layers):
+        raise ValueError(f"path: expected a WindowedCache of {len(cache.layers)} layers, got {len(states)}")
+    for i,(layer,state) in enumerate(zip(cache.layers, states)):
+        if state and not isinstance(layer, _KeptLayer):
+            raise ValueError(f"path: expected no keys of layer {i}, which keeps other states, got some")
+        if state: layer.restored = state
     return cache

@@ -12,7 +12,8 @@ from functools import cache, partial
 from pathlib import Path
 import torch, torch.nn.functional as F
 from fastcore.basics import patch
-from torch import Tensor, nn
+from torch import Tensor, distributed as dist, nn
+from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
 from ..padding import Patched
@@ -42,6 +43,14 @@ def _mean_length(texts): # [B,N] -> []
     return begins.sum()/(1/lengths.clamp(min=1)).masked_fill(lengths==0, 0).sum()
 
 # %% ../../nbs/hf/55_layers.ipynb #72a2430c
+_OF_CALLS = dict(  # what a layer notes of its calls; not copied, pickled or saved
+    seen=None,     # the shares of the last one, with their graph
+    called=False,  # in training, since a price of the widths last acted
+    owed=None,     # to that price
+    group=None,    # the processes that train the model together
+    whole=True,    # whether all of a text was here
+)
+
 class Learned(nn.Module):
     "Widths and alpha of one layer; it is the layer's `.dynattn`, so its parameters are the model's."
     def __init__(self,
@@ -53,7 +62,9 @@ class Learned(nn.Module):
         self.causal,self.sliding = causal,sliding
         self.unit,self.edge = 'tokens','soft'
         self.n_global = 0
-        self.sigma_head = self.alpha_head = self.seen = None
+        self.sigma_head = self.alpha_head = None
+        self.prices = []  # of the widths; chapter 58 puts them here
+        vars(self).update(_OF_CALLS)
 
     def forward(self,
         q, m, s, # queries [B,H,N,d], the number of keys, their `Sight`
@@ -70,7 +81,37 @@ class Learned(nn.Module):
         soft = Window.default(sigma, reach=reach)
         return soft.replace(p=_STEEP) if self.edge=='hard' else soft
     values = staticmethod(_head_values)
-    def __getstate__(self): return {**self.__dict__, 'seen': None}
+    def __getstate__(self): return {**self.__dict__, **_OF_CALLS}
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        for price in self.prices: price.watch(self)
+
+# %% ../../nbs/hf/55_layers.ipynb #5e11a0c1
+_RISES = dict(softplus=lambda y: -torch.expm1(-y), sigmoid=lambda y: y*(1-y), relu=lambda y: y>0)
+
+def _owe(l, sigma, unit, first, # widths as the layer's head gives them; one unit as a share, a number or [B,1]; (q, keep)
+):
+    "Add what one call owes to a price of its widths: the gradient of the mean share, before it is that of a parameter."
+    if getattr(l, '_is_replica', False): return                              # `nn.DataParallel` forgets what it notes
+    head = l.sigma_head
+    l.called = True
+    l.whole = first is not None
+    around = None
+    if not torch.compiler.is_compiling():
+        if not (dist.is_available() and dist.is_initialized()):
+            for price in l.prices: price.watch(l)
+        around = DistributedDataParallel._get_active_ddp_module()
+    if around is not None: l.group = around.process_group
+    reads = hasattr(head, 'linear')
+    if not torch.is_grad_enabled() or not hasattr(head, 'link') or (reads and first is None): return
+    sigma = sigma.detach().to(torch.promote_types(sigma.dtype, torch.float32))
+    y = (sigma-head.floor)/head.scale
+    rise = (head.scale*_RISES[head.link](y)*unit).reshape(-1, l.heads)       # [B|1,H] of a share in z
+    bias = rise.sum(0)/rise.numel()
+    weight = bias.new_zeros(())
+    if reads: weight = (rise[:,:,None]*_first(*first).detach()[:,None]).sum(0)/rise.numel() # [H,D]
+    now = bias, weight, (sigma*unit).mean(), bias.new_ones(())
+    l.owed = now if l.owed is None else tuple(old+new for old,new in zip(l.owed, now))
 
 # %% ../../nbs/hf/55_layers.ipynb #ef2c1e9b
 def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes them
@@ -85,8 +126,12 @@ def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes t
     sigma = values(l.sigma_head, q, s.keep)
     if length is None: length = float(m) if s.keep is None else s.keep.sum(1, keepdim=True)  # [B,1]
     if s.texts is not None: length = _mean_length(s.texts)
-    if l.unit=='fraction': sigma = sigma*length/2
+    own,unit = sigma,l.unit
+    if unit=='fraction': sigma = sigma*length/2
     l.seen = sigma/length
+    if l.prices and l.training:
+        foreign = values is not l.values                                     # parts of the text are elsewhere
+        _owe(l, own, .5 if unit=='fraction' else 1/length, None if foreign else (q, s.keep))
     return dict(window=l.window(sigma, s.window), n_global=l.n_global) | alpha
 
 # %% ../../nbs/hf/55_layers.ipynb #b477eadf

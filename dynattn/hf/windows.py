@@ -6,10 +6,16 @@
 __all__ = ['add_windows', 'record_edge', 'mean_width', 'penalise', 'add_alpha', 'HeadReport', 'report']
 
 # %% ../../nbs/hf/58_windows.ipynb #d58c0028
+import warnings, weakref
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..engine.dense import attention_weights
@@ -134,17 +140,303 @@ def mean_width(
     if not seen: raise RuntimeError("model: expected one with windows that was called, got none with a width yet")
     return torch.stack([s.float().mean() for s in seen]).mean()
 
-def _add_penalty(model, args, output, weight):
-    if model.training and getattr(output, 'loss', None) is not None:
-        output.loss = output.loss + weight*mean_width(model)
+# %% ../../nbs/hf/58_windows.ipynb #58b1ce02
+class _Price:
+    """`weight` times the mean width of a module's layers.
+    It is one of the module's forward hooks, and acts while it is."""
+    def __init__(self, weight, module):
+        self.weight,self.hooks = weight,module._forward_hooks
+        self._forget()
+        self.module = weakref.ref(module)
+
+    def _forget(self):
+        self.module = lambda: None           # until it is called
+        self.heard = False                   # it was, in training, since the price last acted
+        self.shown = False                   # it returned a loss, in which the price is seen
+        self.warned = False
+        self.missed = None                   # the optimiser that last stepped without the widths
+
+    @property
+    def on(self) -> bool: return any(hook is self for hook in self.hooks.values())
+
+    def __call__(self, module, args, kwargs, output):
+        "Show the price in the loss that the module returns; its gradient is added by the optimiser's step."
+        if not module.training or not torch.is_grad_enabled(): return output
+        self.heard = True
+        if not torch.compiler.is_compiling(): self.module = weakref.ref(module)
+        return _with_price(self, module, kwargs, output)
+
+    def watch(self, layer): # a `Learned`
+        "Let backward passes and the steps of optimisers find a layer that has this price."
+        if not _HEARD: _HEARD.append(register_optimizer_step_pre_hook(_before_step))
+        _PRICED.add(layer)
+        for p in _parameters(layer): _hook(p)
+
+    def warn(self, expected, got):
+        if self.warned: return
+        self.warned = True
+        warnings.warn(f"penalty: expected {expected}, got {got}; the price has had no effect")
+
+    def __getstate__(self): return dict(weight=self.weight, hooks=self.hooks)
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        self._forget()
+    def __deepcopy__(self, memo):
+        "A copy of the whole module, whose hooks are copied first, has its own; a layer alone keeps it."
+        hooks = memo.get(id(self.hooks))
+        if hooks is None: return self
+        copied = _Price.__new__(_Price)
+        copied.__setstate__(dict(weight=self.weight, hooks=hooks))
+        return copied
+
+# %% ../../nbs/hf/58_windows.ipynb #58b1ce04
+def _with_price(price, module, kwargs, output):
+    "The output, the price added to the value of its loss."
+    labels,total = kwargs.get('labels'),kwargs.get('num_items_in_batch')
+    counted = isinstance(labels, Tensor) and total is not None
+    share = labels.ne(-100).sum()/total if counted else 1.
+    scalar = type(output) is tuple and isinstance(output[0], Tensor) and output[0].dim()==0
+    mapped = isinstance(output, dict)
+    loss = output[0] if scalar else output.get('loss') if mapped else getattr(output, 'loss', None)
+    seen = any(isinstance(m, Learned) and m.seen is not None for m in module.modules())
+    if loss is None or not seen: return output
+    price.shown = True
+    loss = loss + (price.weight*share*mean_width(module)).detach()
+    if scalar: return (loss, *output[1:])
+    if mapped: output['loss'] = loss
+    else: output.loss = loss
     return output
 
+# %% ../../nbs/hf/58_windows.ipynb #58b1ce06
+_HEARD:list = []                            # the hook of all optimisers, once there is a price
+_PRICED:weakref.WeakSet = weakref.WeakSet() # the layers that have a price
+_ACCOUNTS = WeakTensorKeyDictionary()       # of their parameters
+
+@dataclass(eq=False)
+class _Account:
+    "What the prices have done to the gradient of one parameter."
+    due: Tensor|None = None    # for the next step of the optimiser that holds it
+    put: Tensor|None = None    # what of it a backward pass has put into `.grad`
+    left: Tensor|None = None   # `.grad` as that pass left it
+    # layer -> what it owed then, and what it owed for gradients that were cleared
+    used: weakref.WeakKeyDictionary = field(default_factory=weakref.WeakKeyDictionary)
+    cleared: weakref.WeakKeyDictionary = field(default_factory=weakref.WeakKeyDictionary)
+    hooked: bool = False       # backward passes are heard
+    fresh: bool = True         # the one under way finds no gradient
+
+def _parameters(layer):
+    return [] if layer.sigma_head is None else [*layer.sigma_head.parameters()]
+
+def _account(p):
+    if p not in _ACCOUNTS: _ACCOUNTS[p] = _Account()
+    return _ACCOUNTS[p]
+
+def _passed_on(
+    head, bias, weight, # `sigma_head`; gradients in z [H], and in a linear layer that gives z [H,D]
+):
+    "Pairs of a parameter and its gradient."
+    linear = getattr(head, 'linear', None)
+    if linear is None: return [(head.z, bias)]
+    if type(linear) is nn.Linear: return [(linear.weight, weight), (linear.bias, bias)]
+    own = [p for p in linear.parameters() if p.requires_grad]
+    if not own: return []
+    with torch.enable_grad():
+        at_zero = linear(weight.new_zeros(1, weight.shape[1]))
+        rows = linear(torch.eye(weight.shape[1]).to(weight))-at_zero       # [D,H]
+        total = (at_zero[0]*bias).sum() + (rows.mT*weight).sum()
+    grads = torch.autograd.grad(total, own, allow_unused=True)
+    return [(p, grad) for p,grad in zip(own, grads) if grad is not None]
+
+def _weights():
+    "For each layer that was called: its prices' weights, each divided by the number of its layers."
+    called = [l for l in _PRICED if l.called and l.sigma_head is not None]
+    on = {l: [price for price in l.prices if price.on] for l in called}
+    layers = Counter(id(price) for prices in on.values() for price in prices)
+    return {l: sum(price.weight/layers[id(price)] for price in prices) for l,prices in on.items() if prices}
+
+def _gradient(p, account): # -> [...] as `p`, or None
+    "Of the prices, the mean over the calls whose gradients are still there."
+    total = None
+    for l,weight in _weights().items():
+        if l.owed is None or all(x is not p for x in _parameters(l)): continue
+        owed = l.owed
+        if l in account.cleared:
+            owed = tuple(now-old for now,old in zip(owed, account.cleared[l]))
+        bias,slope,_,calls = owed
+        for x,grad in _passed_on(l.sigma_head, weight*bias/calls, weight*slope/calls):
+            if x is p: total = grad if total is None else total+grad
+    return total
+
+# %% ../../nbs/hf/58_windows.ipynb #58b1ce08
+def _still_there(account, grad): # `.grad` now
+    """What is there of `put`, if `.grad` is a multiple of what the backward pass left; else all of it.
+    So it is where processes take the mean of gradients by hand."""
+    put,left = account.put.to(grad),account.left
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size()>1: return put
+    place = left.abs().argmax()
+    factor = (grad.flatten()[place]/left.flatten()[place]).nan_to_num(1.)
+    same = (grad-factor*left).abs().max() <= 8*torch.finfo(grad.dtype).eps*grad.abs().max()
+    return torch.where(same, factor*put, put)
+
+def _look(account, ref, grad): # a hook of a parameter, before a backward pass adds `grad` to its `.grad`
+    p = ref()
+    account.fresh = p.grad is None or not p.grad.any()
+    if not account.fresh and account.put is not None:
+        account.put = _still_there(account, p.grad)
+
+def _put(account, p): # a hook of a parameter, after that
+    "Add what is missing of the price."
+    layers = [l for l in _PRICED if any(x is p for x in _parameters(l))]
+    # processes that train together first agree, in the step
+    together = any(l.group is not None or not l.whole for l in layers)
+    if together or p.grad is None: return
+    if account.fresh:
+        account.put = None
+        for l,owed in account.used.items():
+            if owed is not l.owed: account.cleared[l] = owed
+    due = _gradient(p, account)
+    if due is None: due = account.due
+    if due is None: return
+    missing = due if account.put is None else due-account.put
+    with torch.no_grad(): p.grad.add_(missing.to(p.grad))
+    account.put = due
+    account.left = p.grad.detach().clone()
+    for l in layers:
+        if l.owed is not None: account.used[l] = l.owed
+
+def _hook(p):
+    if not p.requires_grad or not p.is_leaf or _account(p).hooked: return
+    account = _account(p)
+    account.hooked,ref = True,weakref.ref(p)
+    p.register_hook(partial(_look, account, ref))
+    p.register_post_accumulate_grad_hook(partial(_put, account))
+
+# %% ../../nbs/hf/58_windows.ipynb #58b1ce0a
+def _close(prices): # ids
+    "Make what the layers with these prices owe due for their parameters -> what of it no loss has shown."
+    weights = {l: weight for l,weight in _weights().items() if any(id(x) in prices for x in l.prices)}
+    layers = [l for l in weights if l.owed is not None]
+    hidden = 0.
+    for p in {id(p): p for l in layers for p in _parameters(l) if p.requires_grad}.values():
+        account = _account(p)
+        account.due = _gradient(p, account)
+        account.used.clear()
+        account.cleared.clear()
+    for l in layers:
+        _,_,shares,calls = l.owed
+        if not any(price.shown for price in l.prices): hidden = hidden+weights[l]*shares/calls
+    for l in weights:
+        l.called = False
+        l.owed = l.group = None
+    return hidden
+
+def _agree(accounts, parameters, group): # the same ones in all processes
+    "Make the mean over the processes due."
+    like = next((a.due for a in accounts if a.due is not None), None)
+    if like is None: like = torch.zeros((), device=parameters[0].device)
+    parts = [like.new_zeros(p.numel()+1) for p in parameters] # first: whether this process has it
+    for part,account in zip(parts, accounts):
+        if account.due is None: continue
+        part[0] = 1.
+        part[1:] = account.due.flatten()
+    total = torch.cat(parts)
+    dist.all_reduce(total, group=group)
+    for part,p,account in zip(total.split([len(part) for part in parts]), parameters, accounts):
+        account.due = (part[1:]/part[0]).view(p.shape) if part[0]>0 else None
+
+def _pay(p, account, scaled): # scaled: what a fused optimiser will divide by, or None
+    due = account.due.to(p.device, p.dtype)
+    if scaled is not None: due = due*scaled
+    if hasattr(p, 'device_mesh'):                                          # a part of it is here
+        from torch.distributed.tensor import distribute_tensor
+        due = distribute_tensor(due, p.device_mesh, p.placements)
+    if p.grad is None: p.grad = due
+    elif account.put is None: p.grad.add_(due)
+    else: p.grad.add_(due-_still_there(account, p.grad))
+    account.due = account.put = account.left = None
+
+def _waiting(): # -> of prices
+    "Those whose module was called in training since they last acted."
+    prices = {id(price): price for l in _PRICED for price in l.prices if l.called or price.heard}
+    return [price for price in prices.values() if price.on]
+
+@torch.no_grad()
+def _act(optimizer):
+    "Add what is due to the gradients of the widths that `optimizer` holds -> what no loss has shown."
+    held = [p for group in optimizer.param_groups for p in group['params']]
+    owners = {id(p): l for l in _PRICED for p in _parameters(l)}
+    mine = [p for p in held if id(p) in owners and p.requires_grad]
+    waiting = _waiting()
+    acted:set = set()
+    hidden = 0.
+    if mine:
+        ours = {id(price) for p in mine for price in owners[id(p)].prices}
+        groups = [l.group for l in _PRICED if l.group and any(id(price) in ours for price in l.prices)]
+        sharded = any(hasattr(p, 'device_mesh') for p in mine)
+        hidden = _close(ours)
+        accounts = [_account(p) for p in mine]
+        if groups or sharded: _agree(accounts, mine, groups[0] if groups else None)
+        for p,account in zip(mine, accounts):
+            if account.due is None: continue
+            _pay(p, account, getattr(optimizer, 'grad_scale', None))
+            acted |= {id(price) for price in owners[id(p)].prices}
+    for price in waiting:
+        if id(price) not in acted:
+            _tell(price, optimizer, held)
+            continue
+        price.heard = price.shown = False
+        price.missed = None
+    return hidden
+
+# %% ../../nbs/hf/58_windows.ipynb #58b1ce0c
+def _tell(price, optimizer, parameters): # that did not act; that steps; what it holds
+    "Warn if the price could not act. Widths may have another optimiser, so a second step of this one counts."
+    module = price.module()
+    held = {id(p) for p in parameters}
+    if module is None or all(id(p) not in held for p in module.parameters()): return # another model's
+    layers = [m for m in module.modules() if isinstance(m, Learned)]
+    widths = [p for l in layers for p in _parameters(l) if p.requires_grad]
+    if not widths: price.warn('widths that learn', 'frozen ones (requires_grad=False)')
+    elif any(id(p) in held for p in widths):
+        price.warn('a call in training of layers with windows, here and with all of the text',
+                   'none; the attention is not "dynattn", a copy was called, or ranks share a text')
+    elif price.missed is not None and price.missed() is optimizer:
+        price.warn('an optimiser of torch.optim that holds the widths',
+                   'one that stepped twice without; give it all of model.parameters(), or add '
+                   'weight*hf.mean_width(model) to your loss')
+    else: price.missed = weakref.ref(optimizer)
+
+def _before_step(optimizer, args, kwargs): # a hook of all optimisers; args begin with the optimiser
+    closure = args[1] if len(args)>1 else kwargs.get('closure')
+    if closure is None:
+        if _waiting() or any(a.due is not None for a in _ACCOUNTS.values()): _act(optimizer)
+        return None
+    def priced():
+        loss = closure()
+        hidden = _act(optimizer)
+        return loss if loss is None else loss+hidden
+    if len(args)>1: return (args[0], priced, *args[2:]), kwargs
+    return args, kwargs | dict(closure=priced)
+
 def penalise(
-    model:nn.Module, # returns an output with a `loss`
+    model:nn.Module, # with windows, or around one with windows
     weight:float, # of `mean_width`
 ) -> torch.utils.hooks.RemovableHandle:
-    "Add `weight*mean_width(model)` to the loss while training; the handle returned takes it back."
-    return model.register_forward_hook(partial(_add_penalty, weight=weight))
+    """Add `weight` times the mean width to what each step of an optimiser makes smaller.
+    The gradient of the widths gets it exactly once, however the loss is made, summed, scaled or clipped.
+    A loss that the model returns shows it. It acts in training only, and only on what makes the widths.
+    The handle takes it back."""
+    number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
+    if not (number and 0<=weight<=torch.finfo(torch.float32).max):
+        raise ValueError(f"weight: expected a finite number of 0 or more, got {weight!r}")
+    layers = [m for m in model.modules() if isinstance(m, Learned) and m.sigma_head is not None]
+    if not layers: raise ValueError("model: expected one with windows, got one without")
+    price = _Price(float(weight), model)
+    handle = model.register_forward_hook(price, with_kwargs=True)
+    for l in layers:
+        l.prices.append(price)
+        price.watch(l)
+    return handle
 
 # %% ../../nbs/hf/58_windows.ipynb #9d52597a
 def add_alpha(

@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../nbs/narrow/85_command.ipynb #85000001
-import json, random, shutil, sys, time
+import json, os, random, shutil, sys, time
 from dataclasses import asdict, fields, replace
 from fnmatch import fnmatch
 from importlib import import_module
@@ -25,40 +25,107 @@ from ..hf.saving import load_pretrained, save
 from ..hf.windows import add_windows
 from .judge import Judge
 from .recall import Recall, facts_to_learn, recall_grid
-from ..train.files import read_text, walk
+from ..texts import Names, read_text, text_lines
+from ..train.files import walk
 
 # %% ../../nbs/narrow/85_command.ipynb #2317db77
-def _documents(c):
-    "The text of every document, one after the other, in an order that depends only on the seed."
-    path = Path(c.data)
-    if not c.data or not path.exists(): raise UserError(f"data: expected a folder or a file, got {c.data or 'none'}")
-    files = [f for f in walk(path) if fnmatch(f.name, c.pattern)] if path.is_dir() else [path]
-    random.Random(c.seed).shuffle(files)
-    for file in files:
-        if file.suffix in ('.jsonl','.ndjson'): yield from _json_documents(file, c.field)
-        elif file.suffix=='.parquet': yield from _parquet_documents(file, c.field)
-        else:
-            data,_ = read_text(file, most=2**20)
-            if data is not None: yield data.decode('utf-8', 'replace')
+_JSON_KINDS = {dict: 'an object', list: 'a list', bool: 'true or false', int: 'a number', float: 'a number'}
 
-def _json_documents(path, field):
-    with open(path, encoding='utf-8', errors='replace') as file:
-        for number,line in enumerate(file, 1):
-            try: text = json.loads(line)[field]
-            except (ValueError, KeyError, TypeError):
-                raise UserError(f"{path}: line {number}: expected a JSON object with {field!r}") from None
-            yield str(text)
+def _checked(value, field):
+    "A text, or None for null and for a text of spaces; ValueError for any other value."
+    if value is None: return None
+    if not isinstance(value, str):
+        got = _JSON_KINDS.get(type(value), type(value).__name__)
+        raise ValueError(f"expected a text in {field!r}, got {got}")
+    if any('\ud800'<=c<='\udfff' for c in value):
+        raise ValueError(f"expected a text in {field!r}, got half of a pair of surrogates")
+    return value if value.strip() else None
+
+def _json_text(line, field):
+    "The text of a line, as `_checked` gives it; ValueError says what is wrong."
+    def once(pairs):
+        row = dict(pairs)
+        if len(row)<len(pairs): raise ValueError('a key twice')
+        return row
+    def refuse(constant): raise ValueError(f'{constant}, which is no JSON')
+    try: row = json.loads(line, object_pairs_hook=once, parse_constant=refuse)
+    except (ValueError, RecursionError) as e:
+        got = 'lists or objects that are nested too deeply' if isinstance(e, RecursionError) else e
+        raise ValueError(f"expected a JSON object with {field!r}, got {got}") from None
+    if not isinstance(row, dict) or field not in row:
+        raise ValueError(f"expected a JSON object with {field!r}")
+    return _checked(row[field], field)
 
 # %% ../../nbs/narrow/85_command.ipynb #7a1c0001
-def _parquet_documents(path, field):
-    try: parquet = import_module('pyarrow.parquet')
+def _parquet_rows(path, field):
+    "The values of a column of texts, some of which may be null."
+    if not os.path.isfile(path): raise UserError(f"{path}: expected a Parquet file, got none")
+    try: parquet,types = import_module('pyarrow.parquet'),import_module('pyarrow').types
     except ImportError as e: raise UserError(f"{path}: pyarrow is not installed; pip install pyarrow brings it") from e
     try:
         with parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            if field not in names: raise UserError(f"{path}: expected a column {field!r}, got {', '.join(names)}")
-            for rows in file.iter_batches(64, columns=[field]): yield from map(str, rows.column(0).to_pylist())
+            if names.count(field)!=1:
+                raise UserError(f"{path}: expected a column {field!r}, got {', '.join(names)}")
+            kind = file.schema_arrow.field(field).type
+            value = kind.value_type if types.is_dictionary(kind) else kind
+            if str(value) not in ('string','large_string','string_view','null'):
+                raise UserError(f"{path}: expected texts in the column {field!r}, got {kind}")
+            for rows in file.iter_batches(64, columns=[field]): yield from rows.column(0).to_pylist()
     except (OSError, ValueError) as e: raise UserError(f"{path}: expected a Parquet file: {e}") from e
+
+class _Documents:
+    "The text of every document, in an order that depends only on the seed; and what was left out."
+    def __init__(self, c): # the settings of a run
+        self.c = c
+        self.left_out = Names() # by reason
+        self.codes = Names()    # files that are not UTF-8, by their code
+
+    def __iter__(self):
+        path,c = Path(self.c.data),self.c
+        if not c.data or not path.exists():
+            raise UserError(f"data: expected a folder or a file, got {c.data or 'none'}")
+        files = [f for f in walk(path) if fnmatch(f.name, c.pattern)] if path.is_dir() else [path]
+        random.Random(c.seed).shuffle(files)
+        for file in files:
+            kind = file.suffix.lower()
+            if kind in ('.jsonl','.ndjson'): yield from self._json_lines(file)
+            elif kind=='.parquet': yield from self._rows(file, 'row', _parquet_rows(file, c.field), _checked)
+            else: yield from self._file(file)
+
+    def _file(self, file):
+        text,code,why = read_text(file)
+        name = file.relative_to(self.c.data)
+        if text is None: return self.left_out.add(why, [file.name if name==Path('.') else name])
+        if code!='utf-8': self.codes.add(code, [name])
+        yield text
+
+    def _json_lines(self, file):
+        head,code,why = read_text(file)
+        if why=='empty': return self.left_out.add(why, [file.name])
+        if head is None: raise UserError(f"{file}: expected JSON lines, got a file that is {why}")
+        if code!='utf-8': self.codes.add(code, [file.name])
+        yield from self._rows(file, 'line', text_lines(file), _json_text)
+
+    def _rows(self, file, unit, rows, text_of):
+        number = 0
+        try:
+            for number,row in enumerate(rows, 1):
+                if unit=='line' and not row.strip(): continue # between two objects
+                try: text = text_of(row, self.c.field)
+                except ValueError as e: raise UserError(f"{file}: {unit} {number}: {e}") from None
+                place = f'{file.name} {unit} {number}'
+                if text is None: self.left_out.add('null or empty texts', [place])
+                else: yield text
+        except ValueError as e:
+            raise UserError(f"{file}: {unit} {number+1}: expected a text, got {e}") from None
+
+    def said(self) -> str: # a line for a reader; empty where every file was read as UTF-8
+        said = {'left out': self.left_out, 'read in other codes than UTF-8': self.codes}
+        return '; '.join(f'{what}: {printable(names)}' for what,names in said.items() if names)
+
+    def among(self) -> str: # for the end of an error
+        return f'; {self.said()}' if self.said() else ''
 
 def _cut(documents, tokenizer, n, causal, wanted):
     "As many texts of n tokens as wanted, or as there are."
@@ -105,11 +172,12 @@ def _read_texts(
     c:NarrowConfig, # says where the documents are, and how many texts of which length
     tokenizer, # the model's
     causal:bool, # whether the model is
-) -> tuple: # batches to learn from, texts for the evaluation, number of documents
+) -> tuple: # batches to learn from, texts for the evaluation, number of documents, what was left out
     "The contents of a folder, cut into texts of `c.context` tokens."
     enough = 6*c.context*(max(c.steps, c.heal)*c.batch+8*c.judged)                # characters
     documents,size = [],0
-    for text in _documents(c):
+    source = _Documents(c)
+    for text in source:
         documents.append(text)
         size += len(text)
         if size>enough and len(documents)>=64: break
@@ -120,9 +188,9 @@ def _read_texts(
         raise UserError(
             f"data: expected documents for at least one text of {c.context} tokens to learn from and one "
             f"for the evaluation, got {len(train)} and {len(test)} from {len(documents)} documents in {c.data}; "
-            "--context makes texts shorter")
+            f"--context makes texts shorter{source.among()}")
     batches = _with_facts(train, tokenizer, c, causal)
-    return batches,[dict(input_ids=t[None]) for t in test],len(documents)
+    return batches,[dict(input_ids=t[None]) for t in test],len(documents),source.said()
 
 # %% ../../nbs/narrow/85_command.ipynb #d888b8f8
 def _named_files(source):
@@ -220,7 +288,8 @@ def _narrow_run(name, c, out, resume, quiet): # -> `Report`
     _check_out(run, resume)
     model,tokenizer = load_pretrained(name)
     causal = model.get_output_embeddings() is not None
-    batches,texts,documents = _read_texts(c, tokenizer, causal)
+    batches,texts,documents,left_out = _read_texts(c, tokenizer, causal)
+    if left_out and not quiet: print(left_out, file=sys.stderr)
     try:
         Narrower.check(model, batches, NarrowOptions(**options), texts)
         seconds = _check_reads(switch(model), batches[0]['input_ids'][:1])
@@ -233,6 +302,7 @@ def _narrow_run(name, c, out, resume, quiet): # -> `Report`
             _save_folder(model, tokenizer, name, out)
             report = _report(c, name, judge, found, batches, documents, quiet)
             parts = [report.summary(markdown), f"## The widths\n\n```text\n{report.bars()}\n```",
+                     *([f"## What was left out\n\n{markdown(left_out)}"] if left_out else []),
                      f"## The run\n\n```json\n{json.dumps(report.config, indent=1)}\n```"]
             run.write_report('How far every head looks', parts, [], asdict(report))
             return report
@@ -267,7 +337,8 @@ def _preview_run(name, c, quiet):
     "The rows of `--preview`, and whether the model is causal."
     model,tokenizer = load_pretrained(name)
     causal = model.get_output_embeddings() is not None
-    batches,texts,_ = _read_texts(replace(c, steps=-(-8//c.batch), heal=0), tokenizer, causal)
+    batches,texts,_,left_out = _read_texts(replace(c, steps=-(-8//c.batch), heal=0), tokenizer, causal)
+    if left_out and not quiet: print(left_out, file=sys.stderr)
     try:
         _check_reads(switch(model), batches[0]['input_ids'][:1])
         with Bar(len(batches)+len(_SHARES), 'preview', quiet, unit='text') as bar:
@@ -321,8 +392,12 @@ def _judge_run(name, c, quiet):
         raise UserError(f"model: expected a language model, which can answer, got {type(model).__name__}")
     try:
         Recall.texts(tokenizer, c.context)                          # raises where there are no tokens for digits
-        texts = _cut(_documents(c), tokenizer, c.context, True, 8)
-        if not texts: raise UserError(f"data: expected {c.context} tokens or more, got fewer in {c.data}")
+        documents = _Documents(c)
+        texts = _cut(documents, tokenizer, c.context, True, 8)
+        if documents.said() and not quiet: print(documents.said(), file=sys.stderr)
+        if not texts:
+            got = f'fewer in {c.data}{documents.among()}'
+            raise UserError(f"data: expected {c.context} tokens or more, got {got}")
         _check_reads(model, texts[0][None])
         with Bar(None, 'judge', quiet, unit='text') as bar:
             def grid(): return recall_grid(model, tokenizer, torch.cat(texts).tolist(), [c.context], c.judged,

@@ -6,13 +6,14 @@
 __all__ = ['predict', 'windows']
 
 # %% ../../nbs/train/53_trained.ipynb #c0330003
-import collections.abc, json, os
+import collections.abc, json, os, sys
 from pathlib import Path
 import torch
 from ..encoder import Classifier
-from .files import batch_of, read_text, walk
+from .files import batch_of, read_utf8, walk
 from ..runs import Bar, printable, verb, write_picture
 from ..saved import UserError, need
+from ..texts import not_a_file
 from .training import TrainConfig, probabilities
 
 # %% ../../nbs/train/53_trained.ipynb #9f527c75
@@ -27,10 +28,11 @@ def _load_run(
     return Classifier.from_pretrained(run, impl=impl),size
 
 def _files_below(paths): # of files and folders; "-" is standard input
-    "The files, and those of the folders, in order; \"-\" is standard input."
+    "The files, those of the folders, and names that do not exist, in order."
+    missing = [path for path in paths if not_a_file(path)=='no such file']
+    if len(missing)==len(paths): raise UserError(f"{', '.join(map(str, missing[:3]))}: no such file or folder")
     files = []
     for path in paths:
-        if path!='-' and not os.path.exists(path): raise UserError(f"{path}: no such file or folder")
         if os.path.isdir(path):
             os.scandir(path).close()  # an error, where os.walk would be silent
             files += walk(path)
@@ -39,6 +41,12 @@ def _files_below(paths): # of files and folders; "-" is standard input
     return files
 
 # %% ../../nbs/train/53_trained.ipynb #c0330010
+def _read(path):
+    "The bytes of a text and an empty reason, or None and the reason why it has no class."
+    if not_a_file(path)=='no such file' and not os.path.islink(path): return None,'no such file or folder'
+    data,_,why = read_utf8(path, least=1)
+    return data,why
+
 def predict(
     paths:list, # files, folders, or "-" for standard input
     run, # the folder of a run
@@ -48,7 +56,7 @@ def predict(
     model,size = _load_run(run)
     files = _files_below(paths)
     for k in range(0, len(files), batch):
-        read = [(str(path), *read_text(path, least=1)) for path in files[k:k+batch]]
+        read = [(str(path), *_read(path)) for path in files[k:k+batch]]
         readable = [data for _,data,_ in read if data is not None]
         rows = iter(probabilities(model, readable, size)) if readable else iter(())
         for path,data,why in read:
@@ -71,10 +79,9 @@ def _attention_maps(model, data): # a trained classifier, one piece -> [L,H,N,N]
 # %% ../../nbs/train/53_trained.ipynb #d0d5435d
 def _piece(path, most):
     "The beginning of a file, or a line with the reason why it cannot be used."
-    if path!='-' and not os.path.isfile(path):
-        got = 'a folder' if os.path.isdir(path) else 'something else' if os.path.exists(path) else 'no such file'
-        raise UserError(f"{path}: expected a file, got {got}")
-    data,why = read_text(path, least=1)
+    got = not_a_file(path)
+    if got: raise UserError(f"{path}: expected a file, got {got}")
+    data,_,why = read_utf8(path, least=1)
     if why: raise UserError(f"{path}: {why}")
     return data[:most]
 
@@ -109,16 +116,22 @@ def _predict_arguments(parser):
 
 @verb('predict', 'name the class of files', 'dynattn predict new/*.txt --run runs/papers', _predict_arguments)
 def _predict_verb(a): # -> exit status
-    any_known = False
+    known = set()
     with Bar(None, 'predict', unit='file') as bar:
         for path,kind,p in predict(a.files, a.run):
-            known = kind is not None
-            any_known |= known
-            answer = f'{printable(kind)} {p:.1%}' if known else f'skipped, {p}'
-            row = dict(path=path, kind=kind, probability=p if known else None, error=None if known else p)
+            row = dict(path=path, kind=kind, probability=None, error=p)
+            answer = f'skipped, {p}'
+            if kind is not None:
+                known.add(path)
+                row |= dict(probability=p, error=None)
+                answer = f'{printable(kind)} {p:.1%}'
             bar.say(json.dumps(row) if a.json else f'{printable(path)}: {answer}')
             bar.step()
-    return 0 if any_known else 1
+    without = [path for path in a.files if path not in known and not os.path.isdir(path)]
+    if not known or not without: return 0 if known else 1
+    names = ', '.join(without[:3]) + (f' and {len(without)-3} more' if len(without)>3 else '')
+    print(f'dynattn: no class for {len(without)} of the files named: {printable(names)}', file=sys.stderr)
+    return 3
 
 # %% ../../nbs/train/53_trained.ipynb #0bfc8502
 def _windows_arguments(parser):

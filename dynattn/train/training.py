@@ -124,7 +124,7 @@ def _optimizer(model, c):
     return torch.optim.AdamW(groups, lr=c.lr)
 
 # %% ../../nbs/train/52_training.ipynb #157d1695
-_FILES = tuple('settings.json split.csv metrics.jsonl checkpoint.pt config.json model.safetensors result.json '
+_FILES = tuple('settings.json split.csv skipped.csv metrics.jsonl checkpoint.pt config.json model.safetensors result.json '
     'report.md confusion.png widths.png'.split())
 
 def _run_of(folder, c): return Run(Path(folder), _FILES, dataclasses.asdict(c), free=('patience','every'))
@@ -374,7 +374,7 @@ def test(self:Trainer, callbacks=(), # functions `f(moment, t, x)`
         majority=(cm.sum(1).max()/cm.sum()).item(), per_class=class_metrics(cm, classes), confusion=cm.tolist(),
         widths=j['widths'].tolist(), alphas=j['alphas'].tolist(), flops=flops, share=flops['windows']/flops['dense'],
         ms=statistics.median(self.ms or [0]), memory=_memory(), steps=self.step, epochs=self.epoch,
-        files={s: len(x) for s,x in self.data.splits.items()}, skipped=dict(self.data.skipped),
+        files={s: len(x) for s,x in self.data.splits.items()}, skipped=self.data.skipped.counts,
         window=self.c.window, alpha=self.c.alpha, seed=self.c.seed,
         wrong=[(x.path, x.label, answer) for x,answer in zip(items, answers) if x.label!=answer])
 
@@ -425,6 +425,8 @@ def _report(result, c, run): # as `train` returns it
                  _pictures(result, tokens=-(-c.crop//c.patch)), result)
 
 # %% ../../nbs/train/52_training.ipynb #3964997b
+_FEW_STEPS = 100 # a run of the chapter's size has five times as many
+
 @patch
 def go(self:Trainer, resume, quiet, callbacks, # from the checkpoint; no progress; functions `f(moment, t, x)`
 ) -> dict:
@@ -436,7 +438,11 @@ def go(self:Trainer, resume, quiet, callbacks, # from the checkpoint; no progres
         self.write_log()
         if not resume:
             write_atomic(folder/'split.csv', self.table)
+            write_atomic(folder/'skipped.csv', self.data.left_out())
             self.save()
+    if self.steps<_FEW_STEPS and not quiet:
+        print(f'only {self.steps} steps in all: more files, more --epochs or a smaller --batch help',
+              flush=True)
     with Bar(self.steps, 'train', quiet, self.step) as bar: self.fit([_progress(bar), *callbacks])
     self.acc.end_training()
     if not self.acc.is_main_process: return {}
@@ -450,8 +456,10 @@ def _load(c, quiet):
     if not quiet: print('reading files …', flush=True)
     data = Data.of(c)
     read = ', '.join(f'{len(x)} files for {s}' for s,x in data.splits.items())
-    left_out = ', '.join(f'{n} {why}' for why,n in data.skipped.items() if n) or 'none'
-    if not quiet: print(f'{read}; {len(data.classes)} classes; left out: {left_out}', flush=True)
+    if not quiet:
+        left_out = printable(data.skipped) or 'none'
+        print(f'{read}; {len(data.classes)} classes; left out: {left_out}', flush=True)
+        if data.codes: print(f'read in other codes than UTF-8: {printable(data.codes)}', flush=True)
     return data
 
 # %% ../../nbs/train/52_training.ipynb #trn00002

@@ -1,0 +1,58 @@
+"""A chapter's cells, one after the other, where neither nbdev nor Jupyter is installed: `python benchmarks/gpu_cells.py 41`.
+
+Cells flagged `cuda` run where there is a GPU. Each cell is a file, since Triton reads the source of its kernels. A cell that fails is
+printed with its error; the next ones run all the same. A row for each cell flagged `cuda`, and for each that failed, goes to the CSV."""
+import argparse, json, os, re, sys, tempfile, time, traceback, types
+from pathlib import Path
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+import torch
+from harness import append
+
+if not torch.cuda.is_available(): os.environ['TRITON_INTERPRET'] = '1'
+
+def without_jupyter():
+    "Stand-ins for what pages import to show things."
+    try: import IPython.display
+    except ImportError:
+        display = types.ModuleType('IPython.display')
+        display.Markdown = display.HTML = display.SVG = str
+        display.display = print
+        sys.modules |= {'IPython': types.ModuleType('IPython'), 'IPython.display': display}
+    sys.modules['matplotlib_inline'] = types.ModuleType('matplotlib_inline')
+
+def cells(chapter):
+    "(id, flags, source) of the cells that run here"
+    path, = (ROOT/'nbs/engine').glob(f'{chapter}_*.ipynb')
+    for cell in json.loads(path.read_text(encoding='utf-8'))['cells']:
+        source = ''.join(cell['source'])
+        if cell['cell_type']!='code' or 'nbdev_export()' in source: continue
+        flags = {line[2:].strip().split(':')[0] for line in source.splitlines() if line.startswith('#|')}
+        if flags & {'notest','eval','slow'} or 'cuda' in flags and not torch.cuda.is_available(): continue
+        yield cell['id'],flags,re.sub(r'^%.*$', '', source, flags=re.M)
+
+def main(chapter, to):
+    without_jupyter()
+    names,bad,ran = dict(__name__='__main__'),0,0
+    with tempfile.TemporaryDirectory() as folder:
+        for number,(name,flags,source) in enumerate(cells(chapter)):
+            file,start,why = Path(folder, f'c{number}_{name}.py'),time.perf_counter(),''
+            file.write_text(source, encoding='utf-8')
+            try: exec(compile(source, str(file), 'exec'), names)
+            except Exception as e:
+                why = f'{type(e).__name__}: {" ".join(str(e).split())}'[:160]
+                print('-'*20, source, traceback.format_exc(), sep='\n', flush=True)
+            ran,bad = ran+1,bad+bool(why)
+            if not ('cuda' in flags or why): continue
+            seconds = time.perf_counter()-start
+            print(chapter, name, 'cuda' if 'cuda' in flags else '', f'{seconds:.1f} s', why or 'passed', flush=True)
+            if to: append(to, [dict(kind='cell', case=f'{chapter} {name}', dtype='', error='', allowed='', where=why, holds=not why)], None)
+    print(f'chapter {chapter}: {ran-bad} cells passed, {bad} failed')
+    sys.exit(bool(bad))
+
+if __name__=='__main__':
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument('chapter', help="its number: 40, 41 or 42")
+    a.add_argument('--to', help="a CSV file to append to (default: none)")
+    args = a.parse_args()
+    main(args.chapter, args.to and os.path.abspath(args.to))
