@@ -21,10 +21,21 @@ add('dev', 'test', 'docs', 'oracles')     # and `smollm2` for itself: it compile
 raw = cfg['git_url'].replace('github.com', 'raw.githubusercontent.com') + '/' + cfg['branch']
 readme = re.sub(r'\]\((nbs/[^)]*)\)', rf']({raw}/\1)', Path('README.md').read_text(encoding='utf-8'))   # PyPI has no nbs/
 
-class without_index(build_py):
-    "nbdev's index of the documentation stays in the repository, where the site reads it"
+EXAMPLES = sorted(Path('examples').glob('*.py'))                # `python -m dynattn.examples`
+RESULTS = sorted(Path('benchmarks/results').glob('*.csv'))      # what `dynattn.plot.measured` reads, on any page
+
+class with_examples(build_py):
+    "Examples and measurements lie beside the package here, and in it in a wheel; nbdev's index of the documentation stays here"
     def find_package_modules(self, package, package_dir):
-        return [m for m in super().find_package_modules(package, package_dir) if m[1]!='_modidx']
+        found = [m for m in super().find_package_modules(package, package_dir) if m[1]!='_modidx']
+        return found+[(package, path.stem, str(path)) for path in EXAMPLES if package==f"{cfg['lib_path']}.examples"]
+
+    def run(self):
+        super().run()
+        if self.editable_mode: return
+        folder = Path(self.build_lib)/cfg['lib_path']/'results'
+        self.mkpath(str(folder))
+        for path in RESULTS: self.copy_file(str(path), str(folder/path.name))
 
 # the CPU core: one C++ file, once for each instruction set, as plain shared libraries that ctypes loads. These stand
 # behind Python's own flags, whose -fwrapv costs AVX2 a quarter of its speed; a library holds those it was compiled with
@@ -59,6 +70,6 @@ setup(
     install_requires=words('requirements'), extras_require=extras,
     entry_points={'console_scripts': words('console_scripts'),
         'nbdev': [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]},      # for the links of the site; nbdev passes over it where there is no index
-    ext_modules=CORE, cmdclass=dict(build_py=without_index, build_ext=core_ext, bdist_wheel=core_wheel),
+    ext_modules=CORE, cmdclass=dict(build_py=with_examples, build_ext=core_ext, bdist_wheel=core_wheel),
     project_urls={'Documentation': cfg['doc_host']+cfg['doc_baseurl'], 'Changelog': f"{cfg['git_url']}/blob/{cfg['branch']}/CHANGELOG.md"},
 )

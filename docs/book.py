@@ -14,9 +14,9 @@ BASE = cfg.doc_host.rstrip('/') + ROOT_PATH
 REPO = cfg.git_url
 TIMES = NBS/'times.json'
 PARTS = {           # their notebooks, in order: a folder, or numbers at the top
-    'Guide': ['guide/'], 'The idea': [r'(0[1-9]|1\d|2\d)_'], 'The engine': ['engine/'], 'Layers': [r'(39|4[0-689]|[56]\d)_'],
+    'Guide': ['guide/'], 'The idea': [r'(0[1-35-9]|1\d|2\d)_'], 'The engine': ['engine/'], 'Layers': [r'(39|4[0-689]|[56]\d)_'],
     'Hugging Face': ['hf/'], 'Programs': ['37_', '38_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_'],
-    'The survey': ['survey/7[0-2]', 'survey/19', 'survey/'], 'Evidence': ['(80|90)_'], 'Appendix': ['(00|9[1-9])_']}
+    'The survey': ['survey/7[0-2]', 'survey/19', 'survey/'], 'Evidence': ['(80|90)_'], 'Appendix': ['(0[04]|9[1-9])_']}
 ORDER = [(part, place) for part,places in PARTS.items() for place in places]
 
 @dataclass

@@ -128,7 +128,9 @@ def _pull(
     slope = total(_row_sum(s))
     dz = s*(g - total(_row_sum(s*g))/(slope + (slope==0)))
     if not wants_alpha: return dz, None
-    return dz, -(dz*_phi(log2p*math.log(2), eps)).sum(-1, keepdim=True)
+    phi = _phi(log2p*math.log(2), eps)
+    phi = phi - total(_row_sum(s*phi))/(slope + (slope==0))
+    return dz, -_row_sum(dz*phi)
 
 # %% ../nbs/22_alpha.ipynb #37c52aa7
 _library = torch.library.Library("dynattn", "FRAGMENT")

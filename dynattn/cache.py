@@ -589,7 +589,7 @@ class WindowedLayer(_Attending):
         heads:int, # H, query heads
         kv_heads:int|None=None, # Hkv, key heads, divides H (default H)
         *,
-        window=None, # int w, pair (w, right), or a `Window` in tokens with sigma () or [H]; causal in any case
+        window:int|tuple[int|None,int|None]|Window|None=None, # w, a pair (w, right), or a `Window` in tokens with sigma () or [H]; causal in any case
         n_global:int=0, # leading real tokens of each row that every query sees
         alpha:float|Tensor|None=None, # entmax instead of softmax; a number or [H], >= 1
         scale:float|None=None, # factor of the scores (default 1/sqrt(d))

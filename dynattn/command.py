@@ -74,7 +74,6 @@ def _look_verb(a): # the parsed arguments
     if text is None:
         got = not_a_file(a.text) or f'a file that is {why}'
         raise UserError(f"{a.text}: expected a text, got {got}")
-    need('dynattn.plot', 'viz')
     need('transformers', 'hf')
     model,tokenizer = need('dynattn.hf.saving', 'hf').load_pretrained(a.model, windows=True)
     try: found = need('dynattn.hf.looking', 'hf').look(model, text, tokenizer, a.last)

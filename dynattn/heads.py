@@ -28,7 +28,7 @@ def learned_heads(
         sigma_head = SigmaHead(dim, heads, init_width=init_width)
     elif not all(side is None or type(side) is int and side>=0 for side in sides):
         words = "'learned', an int >= 0, a pair (left, right)" if dim is None else "'dynamic', 'learned', an int >= 0"
-        raise ValueError(f"window: expected {words} or None, got {window!r}")
+        raise ValueError(f"window: expected {words} or None for no limit, got {window!r}")
     if isinstance(alpha, str) and alpha=='learned': alpha_head = AlphaHead(heads)
     elif isinstance(alpha, (int, float)) and not isinstance(alpha, bool) and 1<=alpha<=torch.finfo(torch.float32).max:
         alpha_head = AlphaHead(heads, fixed=float(alpha))

@@ -9,6 +9,7 @@ __all__ = ['refuse_torchs', 'DynamicAttention', 'EncoderLayer']
 from functools import partial
 import torch
 from torch import Tensor, nn
+from .padding import no_padding_mask
 from .parts import FeedForward, split_heads, merge_heads
 from .engine.ops import attention
 from .cache import WindowedLayer
@@ -82,8 +83,7 @@ def refuse_torchs(
     for name in options.keys()-known if of else ():
         raise TypeError(f"{name}: expected an argument of {of}, got an unknown one")
     if padding is None or hasattr(padding, 'keep'): return
-    raise TypeError(f"padding: expected a PaddingMask, got {type(padding).__name__}; "
-                    "PaddingMask.from_ignore takes a mask as PyTorch's layers do, True is ignored")
+    raise no_padding_mask(padding)
 
 # %% ../nbs/49_layer.ipynb #b2fadc95
 class _Widths(_Pass):

@@ -322,10 +322,22 @@ def _refuse(call):
         raise ValueError("rel_bias: expected None where n_global>0 across ranks, got a tensor")
 
 # %% ../nbs/60_parallel.ipynb #c8816a70
-def _agreed_call(ranks, q, k, v, options): # -> `Call`, tokens of each rank
+_INSTEAD = dict( # for options of `dynattn.attention` that a sequence on several ranks does not have
+    segments="; a packed row needs no exchange: give each rank whole texts, and call dynattn.attention there",
+    attn_mask="; use padding, window and rel_bias",
+    q_offset="; ranks find their places by themselves")
+
+def _refuse_others(names):
+    "Refuse arguments by name, those that `dynattn.attention` has and those that nobody has."
+    for name in names:
+        raise TypeError(f"{name}: expected an argument of parallel.attention, got another, which is not computed "
+                        f"across ranks{_INSTEAD.get(name, '')}")
+
+def _agreed_call(ranks, q, k, v, options, others=()): # names of other arguments -> `Call`, tokens of each rank
     "The checked call, once all ranks have one, and have the same."
     call = error = mine = None
     try:
+        _refuse_others(others)
         call = Call(q, k, v, **options)
         _refuse(call)
         mine = call.q.shape[2],_described(call)
@@ -333,8 +345,10 @@ def _agreed_call(ranks, q, k, v, options): # -> `Call`, tokens of each rank
     lengths,described = zip(*ranks.told(mine, error))
     first = described[0]
     for name,r in ((name, r) for name in first for r,other in enumerate(described) if other[name]!=first[name]):
+        hint = ("; ranks have to start with the same parameters, as from_rank gives them, and to add up their gradients "
+                "before each step, as sum_gradients does" if name in _replicated(call) else "")
         raise ValueError(f"{name}: expected the same on all ranks, got {first[name]} on rank 0 and "
-                         f"{described[r][name]} on rank {r}; from_rank sends one rank's tensor to all")
+                         f"{described[r][name]} on rank {r}{hint}")
     call.n_global = min(call.n_global, sum(lengths))
     return call,lengths
 
@@ -356,12 +370,13 @@ def attention(
     softcap:float|None=None, # scores become softcap*tanh(score/softcap)
     sums:bool=True, # gradients of sigma, alpha, rel_bias and sink are sums over all ranks; False: this rank's share
     impl:str="auto", # the implementation for a rank's rows
+    **others, # no others are served; each is refused by name, on all ranks
 ) -> Tensor: # [B,H,n,dv]
     "`dynattn.attention` of a sequence that lies on several ranks. Invalid or differing arguments raise on all of them."
     ranks = Ranks(group)
     options = dict(window=window, alpha=alpha, padding=padding, n_global=n_global, is_causal=is_causal, scale=scale,
                    rel_bias=rel_bias, sink=sink, softcap=softcap)
-    call,lengths = _agreed_call(ranks, q, k, v, options)
+    call,lengths = _agreed_call(ranks, q, k, v, options, others)
     return call.restore(_attend(ranks, call, lengths, sums, impl))
 
 # %% ../nbs/60_parallel.ipynb #ba58e664

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['INK', 'WARM', 'TEXT', 'contrast', 'look', 'grid', 'to_png', 'show_mask', 'show_attention', 'show_heat', 'show_curves',
-           'show_bars', 'show_boxes', 'show_widget', 'measured']
+           'show_bars', 'show_boxes', 'measured']
 
 # %% ../nbs/00_plot.ipynb #4910f892
-import base64, csv, io, json, math, re
+import base64, csv, io, math
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
@@ -255,25 +255,40 @@ def _top(m, vmax):
     if not top > 0: raise ValueError(f"vmax: expected a number > 0, got {vmax}")
     return float(top)
 
+def _panels(weights, title, ax, draw):
+    "Several matrices beside each other, and one colour bar for all."
+    titles = [None]*len(weights) if title is None else [title] if isinstance(title, str) else list(title)
+    axes = grid(1, len(weights))[1] if ax is None else ax
+    axes = list(np.atleast_1d(axes).ravel())
+    for name,x in (('title', titles), ('ax', axes)):
+        if len(x)!=len(weights): raise ValueError(f"{name}: expected one for each of {len(weights)} matrices, got {len(x)}")
+    for w,above,a in zip(weights, titles, axes): draw(w, title=above, ax=a)
+    with look(): axes[0].figure.colorbar(axes[-1].images[-1], ax=axes, shrink=.8, aspect=14, pad=.03)
+    return np.array(axes)
+
 def show_attention(
-    weights, # [N,M], >= 0
+    weights, # [N,M], >= 0, or [P,N,M]: panels beside each other, with one scale and one colour bar
     *,
     q_tokens=None, # N names for the rows
     k_tokens=None, # M names for the columns
     padding=None, # as in `show_mask`
     values=False, # print the numbers; may be a format such as '.3f'
     vmax=None, # the weight that is full ink (default: the largest)
-    title=None, # above the axes
-    ax=None, # axes to draw into (default: a new figure)
-) -> Axes:
+    title=None, # above the axes; for several panels a list
+    ax=None, # axes to draw into (default: a new figure); for several panels a list
+) -> Axes|np.ndarray: # an array of them for several panels
     "The keys of each query: more ink means more weight; a weight of exactly zero leaves its cell empty."
-    w = _array(weights, 'weights', 'N,M')
+    several = getattr(weights, 'ndim', 2)==3
+    w = _array(weights, 'weights', 'P,N,M' if several else 'N,M')
     if (w < 0).any():
         raise ValueError(f"weights: expected numbers >= 0, got {np.nanmin(w):.3g}; show_heat draws signed matrices")
-    keep = None if padding is None else _keep(padding, *w.shape)
-    return _matrix(ax, w, 0, _top(w, vmax), keep, (q_tokens, k_tokens),
-                   ('q_tokens','k_tokens'), values, True,
-                   title=title, ylabel='query', xlabel='key')
+    if not len(w): raise ValueError("weights: expected one matrix or more, got none")
+    top,keep = _top(w, vmax),None if padding is None else _keep(padding, *w.shape[-2:])
+    def draw(m, **labels):
+        own = labels.pop('ax')
+        return _matrix(own, m, 0, top, keep, (q_tokens, k_tokens), ('q_tokens','k_tokens'), values, not several,
+                       ylabel='query', xlabel='key', **labels)
+    return _panels(w, title, ax, draw) if several else draw(w, title=title, ax=ax)
 
 # %% ../nbs/00_plot.ipynb #bc6761e6
 def show_heat(
@@ -480,40 +495,15 @@ def show_boxes(
         ax.axis('off')
     return ax
 
-# %% ../nbs/00_plot.ipynb #04bff3e6
-# the number is that of a chapter
-_WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'alpha3', 'matrix', 'tiles', 'survey',
-           'heads', 'look')
-
-class _Widget:
-    "HTML that a notebook shows as it is."
-    def __init__(self, html): self.html = html
-    def _repr_html_(self): return self.html
-    def __repr__(self): return 'a widget, which needs a page that runs JavaScript'
-
-# %% ../nbs/00_plot.ipynb #95c3e076
-def show_widget(
-    kind:str, # its name, such as 'sigma' or 'alpha'; any other is answered with all names
-    **start, # where its controls stand at first, by their names
-) -> _Widget: # what a cell ends in
-    "Sliders, a drawing and its numbers; the same kind should not stand twice on one page."
-    if kind not in _WIDGETS:
-        raise ValueError(f"kind: expected one of {', '.join(_WIDGETS)}, got {kind!r}")
-    script,own = (files('dynattn')/name for name in ('widgets.js', f"widget_{'heads' if kind=='look' else kind}.js"))
-    script = script.read_text(encoding='utf-8')
-    if own.is_file(): script = re.sub('  // KIND:.*\n', lambda m: own.read_text(encoding='utf-8'), script)
-    name,values = f'dynattn-{kind}',json.dumps(start).replace('<', '\\u003c') # or a text could end the script
-    call = f"dynattnWidget(document.getElementById('{name}'), '{kind}', {values})"
-    return _Widget(f"<div id='{name}' class='dynattn-widget'>This widget needs JavaScript.</div>\n"
-        f"<script>(() => {{\n{script}\n{call};\n}})();</script>")
-
 # %% ../nbs/00_plot.ipynb #4ea50003
 def measured(
     name:str, # of a file in `benchmarks/results`
 ) -> list: # of dicts: column -> text
-    "The rows of a file of measurements, from this folder or the nearest above it that has them."
+    "The rows of a file of measurements, from this folder or the nearest above it that has them, or from the package."
     places = [folder/'benchmarks/results'/name for folder in (Path.cwd(), *Path.cwd().parents)]
+    places += [Path(str(files('dynattn')))/'results'/name]       # of a wheel
     file = next((p for p in places if p.exists()), None)
     if file is None:
-        raise FileNotFoundError(f"{name}: expected it in benchmarks/results, here or in a folder above, got none")
+        raise FileNotFoundError(f"{name}: expected it in benchmarks/results, here or in a folder above, "
+                                "or in an installed dynattn, got none")
     with open(file, newline='', encoding='utf-8') as f: return list(csv.DictReader(f))

@@ -79,8 +79,9 @@ def between(
 
 def _check_sigma(sigma):
     if isinstance(sigma, bool) or not isinstance(sigma, (int,float,Tensor)):
+        hint = "; call it: Window.default(width()) takes what it returns" if callable(sigma) else ""
         raise TypeError("sigma: expected a number or a floating tensor, "
-                        f"got {type(sigma).__name__}")
+                        f"got {type(sigma).__name__}{hint}")
     wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
     try: sigma = sigma if isinstance(sigma, Tensor) else torch.tensor(float(sigma), dtype=wide)
     except OverflowError: sigma = torch.tensor(math.inf)

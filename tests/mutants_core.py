@@ -36,7 +36,7 @@ MUTANTS = [
     ("store(slopes+i, 1-t*t);", "store(slopes+i, 1-t);"),
     ("pulled += s*grad(j);", "pulled += w*grad(j);"),
     ("found[2] -= std::exp2(sink-lse[i])*mean[i];", "found[2] += std::exp2(sink-lse[i])*mean[i];"),
-    ("dalpha -= ds*L::phi(t, ", "dalpha -= s*L::phi(t, "),
+    ("dalpha -= ds*(L::phi(t, ", "dalpha -= s*(L::phi(t, "),
     ("((l-1)*(t+1)+1)*(by*by)", "((l-1)*(t+1)+1)*by"),
     ("terms[k] = real((k-1)*inverse_factorial(k));", "terms[k] = real(k*inverse_factorial(k));"),
     # rounding

@@ -146,13 +146,28 @@ def test_weights_equal_dense(engine, case):
     weight = torch.randn_like(want)
     grads = (torch.autograd.grad((x*weight).sum(), leaves, materialize_grads=True, allow_unused=True) for x in (kept.dense(),want))
     for a,b in zip(*grads): assert_close(a, b, rtol=1e-10*loud, atol=1e-10*loud)
-    band,offsets = read.band(),torch.tensor(read.offsets)
-    assert band.shape[3]==len(offsets) and read.leading().shape[3]==min(o['n_global'], m)
-    if not o['n_global']: # the band alone is the square
-        at = torch.arange(n)[:,None]+offsets
-        inside = (at>=0) & (at<m)
-        square = want.new_zeros(*want.shape[:3], m+1).scatter_(3, torch.where(inside, at, m).expand_as(band), band)[...,:m]
-        assert_close(square, want, rtol=0, atol=1e-10*loud)
+    for found in (read,kept): assert_close(placed(found, o).detach(), want.detach(), rtol=0, atol=1e-10*loud)
+
+def placed(found, o):
+    "The square again, from the three tables of a record, each of which sets down what the others lack."
+    b,h,n,m = found.sizes
+    band,leading,of_queries = found.total('band', 'leading', 'leading_queries')
+    lead = min(o.get('n_global', 0), m)
+    assert band.shape==(b,h,n,len(found.offsets)) and leading.shape==(b,h,n,lead) and of_queries.shape==(b,h,lead,m)
+    texts = o.get('segments')
+    if texts is None: texts = torch.zeros(b, max(n, m), dtype=torch.int64)
+    square = band.new_zeros(b, h, n, m)
+    for row in range(b):
+        for i in range(n):
+            of_text = (texts[row]==texts[row,i]).nonzero()[:,0]
+            begin,end = of_text[0].item(),min(of_text[-1].item()+1, m)
+            for g in range(min(lead, end-begin)): square[row,:,i,begin+g] += leading[row,:,i,g]
+            for c,offset in enumerate(found.offsets):
+                if begin<=i+offset<end: square[row,:,i,i+offset] += band[row,:,i,c]
+                else: assert not band[row,:,i,c].any()
+            place = i-begin+o.get('q_offset', 0)
+            if 0<=place<lead: square[row,:,i,begin:end] += of_queries[row,:,place,begin:end]
+    return square
 
 @settings(max_examples=EXAMPLES//20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases(), dtype=st.sampled_from([torch.float32,torch.bfloat16,torch.float16]))
@@ -163,6 +178,25 @@ def test_weights_in_narrow_dtypes(engine, case, dtype):
     exact = dense_attention(q.double(), k.double(), k.double(), return_weights=True, **o)[1]
     with torch.no_grad(): got = window_weights(q, k, **o).dense()
     assert got.dtype==torch.float32 and (got-exact).abs().max()<1e-4
+
+@pytest.mark.parametrize('n,m,o', [
+    (8, 8, dict(window=1, n_global=1)),
+    (2, 8, dict(window=1, n_global=3, is_causal=True)),
+    (2, 8, dict(window=1, n_global=3)),
+    (3, 200, dict(window=(0,2), n_global=5, q_offset=-1)),
+    (130, 130, dict(window=3, n_global=70)),
+    (9, 4, dict(window=2, n_global=6, q_offset=1)),
+    (5, 12, dict(window=1, n_global=2, q_offset=7)),
+    (70, 70, dict(window=Window.default(torch.tensor([.5,6.])), n_global=2)),
+    (70, 70, dict(window=4, n_global=2, alpha=3.)),
+    (40, 40, dict(window=1, n_global=2, segments=torch.arange(40)[None]//7)),
+])
+def test_hostile_3_every_weight_stands_in_one_table(engine, n, m, o):
+    "Global queries see keys that no offset of the window reaches; those were lost, or `narrow` was given a negative length."
+    g = torch.Generator().manual_seed(0)
+    q,k = (torch.randn(1, 2, size, 4, generator=g, dtype=F64) for size in (n,m))
+    want,found = dense_attention(q, k, k, return_weights=True, **o)[1],window_weights(q, k, **o)
+    assert_close(placed(found, o), want, rtol=0, atol=1e-12)
 
 class Largest(TorchDispatchMode):
     "The most elements that any result of an operation holds in memory."
@@ -191,6 +225,7 @@ def test_looking_is_linear(engine, alpha):
         return mode.most,held
     (most,held),(longer,more) = largest(2048),largest(4096)
     assert longer<=max(2.1*most, 2**18) and more<=2.1*held<=2**20
+    for name in ('band','leading','leading_queries'): assert largest(4096, reduce=name)[0]<=2**18
     assert largest(4096, reduce='distance')[0]<=2**18
 
 @pytest.mark.parametrize('dtype', [torch.float32,torch.bfloat16])

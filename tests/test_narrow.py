@@ -119,6 +119,7 @@ def test_without_pyarrow_the_package_is_named(place, capsys, monkeypatch):
     (dict(data='empty'), 'data: expected documents for at least one text'),
     (dict(extra=['--keep=0']), 'keep: expected a number above 0'),
     (dict(extra=['--keep=0.01']), 'keep: expected 0.1'),
+    (dict(extra=['--context=8']), 'keep: expected 0.7500 or more for texts of 8 tokens, got 0.25, the default'),
     (dict(extra=['--keep=x']), '--keep'),
     (dict(extra=['--keep=0.2', '--rise=0.1']), 'keep: expected none beside rise=0.1, got 0.2'),
     (dict(extra=['--sizes=4,x']), 'sizes: expected half-widths from 1 to'),
@@ -148,6 +149,23 @@ def test_bad_input_is_one_line(place, options, said, capsys):
     lines = [l for l in capsys.readouterr().err.splitlines() if l]
     assert len(lines)==1 and lines[0].startswith('dynattn: ') and said in lines[0], lines
     assert not (place/'bad-out').exists()
+
+@pytest.mark.parametrize('name', ['llama','bert'])
+@pytest.mark.parametrize('n', [8,13,24])
+@pytest.mark.parametrize('keep', [None,.5,.8])
+def test_hostile_9_the_share_that_is_kept_is_the_one_asked_for(place, name, n, keep):
+    "Leading tokens and the narrowest window may be more than the share; then it is refused, the default too."
+    model,_ = load_pretrained(place/name)
+    texts = [dict(input_ids=torch.arange(n)[None])]
+    causal = name=='llama'
+    least = hf.curves.Budget(n, 4 if causal else 1, causal).share(torch.ones(1)).item()
+    asked = .25 if keep is None else keep
+    if asked<least:
+        with pytest.raises(ValueError, match=f'keep: expected {least:.4f} or more for texts of {n} tokens, got {asked}'):
+            narrow(model, texts, keep, steps=1, places=4)
+        return
+    found = narrow(model, texts, keep, steps=1, places=4)
+    assert abs(found.share()-asked) <= 1/n      # widths are whole tokens
 
 @pytest.mark.parametrize('wrong', [dict(places=0), dict(places='x'), dict(sinks=-1), dict(sinks=1.5), dict(sinks=float('nan')),
                                    dict(seed=.5), dict(seed=2**63)], ids=str)

@@ -44,7 +44,9 @@ def python(wheel, tmp_path_factory):
 def test_wheel_holds_the_modules_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     found = {n for n in names if '.dist-info/' not in n}-{f'dynattn/engine/native/core_{level}.so' for level in ('generic','avx2','avx512')}
-    assert found=={*MODULES, 'dynattn/py.typed', 'dynattn/engine/native/core.cpp'}         # where a compiler was at hand, its libraries too
+    inside = {f'dynattn/examples/{p.name}' for p in (ROOT/'examples').glob('*.py')}
+    inside |= {f'dynattn/results/{p.name}' for p in (ROOT/'benchmarks/results').glob('*.csv')}
+    assert found=={*MODULES, *inside, 'dynattn/py.typed', 'dynattn/engine/native/core.cpp'}         # where a compiler was at hand, its libraries too
     assert any(n.endswith('licenses/LICENSE') for n in names)
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 "Around the core: windows of any width, modules beside torch's, derivatives of other kinds, export, distribution, quantisation, types."
-import ast, json, math, os, re, subprocess, sys
+import ast, inspect, json, math, os, re, subprocess, sys
 from pathlib import Path
+from typing import TypeVar, get_type_hints
 import pytest, torch, torch.nn.functional as F
 from torch.testing import assert_close
 from dynattn.engine.native import core
@@ -356,6 +357,43 @@ banded_attention(x, x, x, impl="dense")
     errors = [line for line in said if line.startswith('error')]
     wrong = 'argument "breadth"', 'types "Tensor", "Tensor", "Tensor", "int"', 'types "Tensor", "Tensor", "Tensor", "str"', 'argument "impl"'
     assert len(errors)==4 and all(w in line for w,line in zip(wrong, errors)), done.stdout
+
+def test_practitioner_7_what_changes_a_model_returns_its_type():
+    "So that a type checker finds `generate` on what `add_windows` returns."
+    pytest.importorskip('transformers')
+    from dynattn import convert, hf
+    from dynattn.cache import WindowedLayer
+    for f in (hf.switch, hf.add_windows, hf.add_alpha, hf.remove_windows, hf.remove_alpha, convert):
+        takes,returns = (get_type_hints(f)[name] for name in ('model','return'))
+        assert takes is returns and isinstance(takes, TypeVar) and takes.__bound__ is torch.nn.Module, f.__name__
+    own = [x for name,x in inspect.signature(WindowedLayer.__init__).parameters.items() if name!='self']
+    assert not [x.name for x in own if x.annotation is x.empty]
+
+@pytest.mark.slow
+def test_mypy_knows_the_models_type(tmp_path):
+    "What the guide's pages and a practitioner write about models of transformers, and one mistake."
+    pytest.importorskip('mypy')
+    (tmp_path/'user.py').write_text('''
+import torch
+from torch import nn
+from transformers import BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from dynattn import convert, hf
+llama = LlamaForCausalLM(LlamaConfig())
+ids = torch.ones(1, 3, dtype=torch.long)
+reveal_type(hf.add_windows(llama))
+hf.add_windows(llama).generate(ids)
+hf.add_windows(hf.add_alpha(hf.switch(llama)), init=32.).generate(ids, max_new_tokens=5)
+hf.remove_windows(llama).generate(ids)
+hf.load("folder").generate(ids)
+reveal_type(convert(nn.TransformerEncoderLayer(8, 2), window=4))
+hf.add_windows(llama).generates(ids)
+''')
+    command = [sys.executable, '-m', 'mypy', '--follow-imports=silent', '--ignore-missing-imports', str(tmp_path/'user.py')]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=tmp_path, env={**os.environ, 'MYPYPATH': str(ROOT)})
+    shown = re.findall(r'Revealed type is "[a-z_.]+\.(\w+)"', done.stdout)
+    assert shown==['LlamaForCausalLM','TransformerEncoderLayer'], done.stdout
+    errors = [line for line in done.stdout.splitlines() if ': error: ' in line and 'Invalid self argument' not in line]
+    assert len(errors)==1 and ':14: error: ' in errors[0], done.stdout      # the others are transformers' own: stock models have them
 
 @pytest.mark.parametrize('core', [{}, dict(DYNATTN_NATIVE='0')], ids=['core','plain'])
 def test_no_mode_of_the_first_call_changes_what_follows(core):

@@ -8,7 +8,8 @@ from dynattn.curve import bell, crossing, n_within, normal
 from dynattn.sigma import sigma_link
 from dynattn.smoothing import Edge, Tanh, cut
 from dynattn.window import Window
-from dynattn.plot import _WIDGETS, show_boxes, show_widget
+from dynattn.plot import show_boxes
+from dynattn.widgets import _WIDGETS, show_widget
 
 pytestmark = pytest.mark.docs
 

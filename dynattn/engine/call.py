@@ -16,7 +16,7 @@ from fastcore.docments import docments
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from .fields import Arguments, lacking, unserved
-from ..padding import PaddingMask
+from ..padding import PaddingMask, no_padding_mask
 from ..window import Window, between
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0007
@@ -194,13 +194,18 @@ def _take_window(call):
     if isinstance(window, (tuple, list)): call.window = _sides(window)
     elif hasattr(window, 'log_mask') and not isinstance(window, type): _take_sigma(call)
     else:
+        hint = "; call it: Window.default(width()) takes what it returns"
         raise TypeError("window: expected None, an int, a pair (left, right) or a Window, "
-                        f"got {_got(window)}")
+                        f"got {_got(window)}{hint if isinstance(window, torch.nn.Module) else ''}")
 
 def _sides(window):
     "(left, right), each an int or None; None where neither limits anything."
     if len(window) != 2:
         raise ValueError(f"window: expected an int >= 0 or a pair (left, right), got {_got(window)}")
+    for w in window:
+        if isinstance(w, int) and w < 0:
+            raise ValueError(f"window: expected ints >= 0, or None for no limit, got {w}; "
+                             "None says what -1 says in flash-attn")
     left,right = (w if w is None else _integer('window', w, 0, math.inf) for w in window)
     if left is not None and left > _FAR: left = _FAR
     if right is not None and right > _FAR: right = _FAR
@@ -265,9 +270,7 @@ def _take_padding(call):
     padding = call.padding
     b,*_,m = call.sizes
     keep = getattr(padding, 'keep', None)
-    if keep is None:
-        raise TypeError("padding: expected a PaddingMask, whose polarity is fixed, "
-                        f"got {_got(padding)}; see PaddingMask.from_lengths, from_keep, from_ignore")
+    if keep is None: raise no_padding_mask(padding)
     if keep.shape[0] != b or keep.shape[1] != m:
         raise ValueError(f"padding: expected [B,M]={b,m} as the keys, got {tuple(keep.shape)}")
     _same_device('padding', keep, call.q)

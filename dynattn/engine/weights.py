@@ -25,14 +25,16 @@ class _Block(NamedTuple):
     batch:slice    # which texts of the batch
     query:int      # number of the first query
     key:int        # and of the first key
+    place:int      # position of the first query in its text; below 0 it stands before the first key
     leading:bool   # whether the keys are leading ones
     weights:Tensor # [b,H,R,K]
 
 # %% ../../nbs/engine/35_weights.ipynb #35a00008
-def _parts(batch, query, text, key, lead, weights):
+def _parts(batch, query, text, place, key, lead, weights):
     "The block of leading keys, and that of a run which begins at `key` of a text."
-    if lead: yield _Block(batch, query, text, True, weights[...,:lead])
-    if weights.shape[3]>lead: yield _Block(batch, query, text+key, False, weights[...,lead:])
+    of_leading,of_others = weights[...,:lead],weights[...,lead:]
+    if lead: yield _Block(batch, query, text, place, True, of_leading)
+    if of_others.shape[3]: yield _Block(batch, query, text+key, place, False, of_others)
 
 def _blocks(plan, x, left, right):
     "By the core, or by the plain loop where weights have a gradient."
@@ -43,7 +45,9 @@ def _blocks(plan, x, left, right):
         else:
             runs = strips(plan, text.q.shape[2], text.k.shape[2], left, right)
             found = ((s,core.weights(plan, text, s)) for s in runs)
-        for s,weights,*_ in found: yield from _parts(batch, start+s.first, start, s.first_key, s.lead, weights)
+        for s,weights,*_ in found:
+            place = s.first+plan.q_offset
+            yield from _parts(batch, start+s.first, start, place, s.first_key, s.lead, weights)
 
 # %% ../../nbs/engine/35_weights.ipynb #35a0000a
 def _dense_blocks(call, options, lead):
@@ -52,29 +56,53 @@ def _dense_blocks(call, options, lead):
     for i in range(0, call.q.shape[2], 64):
         rows = mask if mask is None or mask.shape[-2]==1 else mask[...,i:i+64,:]
         options = options | dict(attn_mask=rows, is_causal=call.is_causal, q_offset=call.q_offset+i)
-        yield from _parts(slice(None), i, 0, lead, lead, attention_weights(call.q[:,:,i:i+64], call.k, **options))
+        weights = attention_weights(call.q[:,:,i:i+64], call.k, **options)
+        yield from _parts(slice(None), i, 0, i+call.q_offset, lead, lead, weights)
 
 # %% ../../nbs/engine/35_weights.ipynb #35a0000d
 def _slanted(weights, first=None, width=None): # [...,R,K] -> [...,R,width]
     "From each row `width` places: row r begins at column `first+r`; zero where there is none. Else every distance."
     r,k = weights.shape[-2:]
     if width is None: first,width = 1-r,r+k-1
-    padded = F.pad(weights, (-first, first+r-1+width-k))
+    end = first+r-1+width                           # one past the last column that a row takes
+    begins,ends = (min(max(column, 0), k) for column in (first,end))
+    if begins==ends: return weights.new_zeros(*weights.shape[:-1], width)
+    padded = F.pad(weights[...,begins:ends], (begins-first, end-ends))
     return padded.unfold(-1, width, 1).diagonal(dim1=-3, dim2=-2).mT
 
 # %% ../../nbs/engine/35_weights.ipynb #35a00011
+def _leading_rows(w, x): # -> (first, end)
+    "Which rows of a block are those of leading queries."
+    rows = x.weights.shape[2]
+    first = min(max(-x.place, 0), rows)
+    return first,max(min(w.lead-x.place, rows), first)
+
+def _near(w, x): # [b,H,R,W]
+    "The weights at `offsets`, upright."
+    return _slanted(x.weights, x.query+w.offsets.start-x.key, len(w.offsets))
+
+def _far(w, x): # [b,H,g,K]
+    "The rows of leading queries, without what is near."
+    first,end = _leading_rows(w, x)
+    key = torch.arange(x.weights.shape[3], device=x.weights.device)+x.key
+    query = torch.arange(first, end, device=x.weights.device)+x.query
+    offset = key-query[:,None]
+    near = (offset>=w.offsets.start) & (offset<w.offsets.stop)
+    return x.weights[:,:,first:end].masked_fill(near, 0.)
+
 def _places(w, x): # axis of a sum -> where a block lies on it
     rows,keys = x.weights.shape[2:]
     first = x.key-x.query-rows+w.sizes[2]  # the offset from the last query to the first key
+    first_leading,end_leading = _leading_rows(w, x)
     return dict(query=slice(x.query, x.query+rows), key=slice(x.key, x.key+keys), lead=slice(keys),
+                leading_query=slice(x.place+first_leading, x.place+end_leading),
                 offset=slice(None), distance=slice(first, first+rows+keys-1))
-
-def _near(w, x): return _slanted(x.weights, x.query+w.offsets.start-x.key, len(w.offsets))
 
 _SUMS = dict( # name -> axes behind [B,H], and what a block adds there: a function of the record and the block
     dense = ('query key', lambda w, x: x.weights),
-    band = ('query offset', lambda w, x: None if x.leading else _near(w, x)),
     leading = ('query lead', lambda w, x: x.weights if x.leading else None),
+    band = ('query offset', lambda w, x: None if x.leading else _near(w, x)),
+    leading_queries = ('leading_query key', lambda w, x: None if x.leading else _far(w, x)),
     first = ('query', lambda w, x: None if x.key else x.weights[...,0]),
     distance = ('distance', lambda w, x: _slanted(x.weights).sum(-2)),
     received = ('key', lambda w, x: x.weights.sum(-2)),
@@ -95,7 +123,8 @@ class _Weights:
     def total(self, *names) -> list: # of tensors, for names as `reduce` of `window_weights` takes them
         "Sums that are taken in one pass over the blocks, of which one is in memory at a time."
         b,h,n,m = self.sizes
-        sizes = dict(query=n, key=m, lead=self.lead, offset=len(self.offsets), distance=max(n+m-1, 0))
+        sizes = dict(query=n, key=m, lead=self.lead, leading_query=self.lead, offset=len(self.offsets),
+                     distance=max(n+m-1, 0))
         axes = [_SUMS[name][0].split() for name in names]
         found = [self.nothing.new_zeros(b, h, *(sizes[a] for a in own)) for own in axes]
         for x in self.blocks:
@@ -112,11 +141,14 @@ class WindowWeights(_Weights):
         "The square, for short texts."
         return self.total('dense')[0]
     def band(self) -> Tensor: # [B,H,N,W], an entry for each of `offsets`
-        "Weights by offset, without those of leading keys."
+        "Weights by offset, without those of leading keys. With `leading` and `leading_queries` it holds every weight once."
         return self.total('band')[0]
     def leading(self) -> Tensor: # [B,H,N,lead]
         "Weights of the leading keys of each query's text."
         return self.total('leading')[0]
+    def leading_queries(self) -> Tensor: # [B,H,lead,M]
+        "Weights that the leading queries of each key's text give to it from further away than `offsets` reach."
+        return self.total('leading_queries')[0]
     def by_distance(self) -> Tensor: # [B,H,N+M-1], an entry for each offset `j - i` from 1-N to M-1
         "The sum over all queries, leading tokens included."
         return self.total('distance')[0]
@@ -152,8 +184,9 @@ def window_weights(
         if why: blocks,(left,right) = _dense_blocks(call, options, lead),occurring(*call.sizes[2:], call.q_offset)
         else:
             plan,x = prepare(call)
-            # in float64 as the core: in float32 an edge can be rounded to the next key
-            left,right = reach(plan, x if x.sigma is None else x._replace(sigma=x.sigma.double()))
+            # by sigma's dtype, as the plain loop, and in float64, as the core: rounding can move an edge to the next key
+            exact = x if x.sigma is None else x._replace(sigma=x.sigma.double())
+            left,right = map(max, reach(plan, x), reach(plan, exact))
             blocks = _blocks(plan, x, left, right)
         nothing = call.q.new_zeros((), dtype=torch.promote_types(call.q.dtype, torch.float32))
         found = WindowWeights(blocks, call.sizes, range(call.q_offset-left, call.q_offset+right+1), lead, nothing)

@@ -137,8 +137,10 @@ def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes t
 # %% ../../nbs/hf/55_layers.ipynb #b477eadf
 @cache
 def _uses_interface(cls):
-    try: return 'ALL_ATTENTION_FUNCTIONS.get_interface(' in inspect.getsource(cls.forward)
+    try: source = inspect.getsource(cls.forward)
     except (OSError, TypeError): return False
+    # transformers 5.0 takes the function by its name
+    return any(f'ALL_ATTENTION_FUNCTIONS{taken}' in source for taken in ('.get_interface(', '['))
 
 def _crosses(name, m):
     "Whether a layer looks at another text: BERT's crossattention, BART's encoder_attn, T5's EncDecAttention."
@@ -289,10 +291,8 @@ def share(
         holder,_,last = name.rpartition('.')
         setattr(model.get_submodule(holder), last, known[first])
 
-def _apart(model, state):
-    "A state in which every name has a tensor of its own, and the record of what is one in the configuration."
-    names = shared_names(model)
-    for part in Added.models_in(model)[:1]: part.config.dynattn = Added({**part.config.dynattn, 'shared': names})
+def _apart(state, names):
+    "A state in which every one of these names has tensors of its own."
     inside = tuple(f'{name}.' for name in names)
     return {name: x.clone() if name in names or name.startswith(inside) else x for name,x in state.items()}
 
@@ -300,19 +300,38 @@ def _apart(model, state):
 def _save_pretrained(model, save_directory, *args, **kwargs):
     "A model's own, with the file that `auto_map` names; widths that layers share are written once for each."
     _write_stub(save_directory, type(model.config))
-    added = model.config.dynattn
-    if shared_names(model): kwargs['state_dict'] = _apart(model, kwargs.get('state_dict') or model.state_dict())
-    elif 'shared' in added: model.config.dynattn = Added({kind: x for kind,x in added.items() if kind!='shared'})
-    return type(model).save_pretrained(model, save_directory, *args, **kwargs)
+    config,names = model.config,shared_names(model)
+    if not names: return type(model).save_pretrained(model, save_directory, *args, **kwargs)
+    kwargs['state_dict'] = _apart(kwargs.get('state_dict') or model.state_dict(), names)
+    added = config.dynattn
+    config.dynattn = Added({**added, 'shared': names})  # in the file; here the modules say it
+    try: return type(model).save_pretrained(model, save_directory, *args, **kwargs)
+    finally: config.dynattn = added
 
 @patch(cls_method=True)
 def record(cls:Added, model, kind, options) -> None: # "windows" or "alpha", and with what they are added again
     "Write down in the configuration what was added, and how it is to be loaded."
     owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
     config = owner.config
+    if getattr(config, 'dynattn', None) is None: owner.dynattn_auto_map = getattr(config, 'auto_map', None)
     config.dynattn = cls({**(getattr(config, 'dynattn', None) or {}), kind: options})
     config.attn_implementation = 'dynattn.hf.load' # what the error of a plain `from_pretrained` shows
     names = _auto_classes(type(config))
     if names:
         config.auto_map = {name: f'{_STUB}.{name}' for name in names}
         owner.save_pretrained = partial(_save_pretrained, owner)
+
+@patch(cls_method=True)
+def erase(cls:Added, model, kind) -> bool: # "windows" or "alpha"; whether the other is left
+    "Take what `record` wrote out of the configuration, which is as before where nothing is left."
+    owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
+    config = owner.config
+    left = {name: options for name,options in config.dynattn.items() if name!=kind}
+    if left:
+        config.dynattn = cls(left)
+        return True
+    for name in ('dynattn','attn_implementation','auto_map'): vars(config).pop(name, None)
+    known = vars(owner).pop('dynattn_auto_map', None)
+    if known is not None: config.auto_map = known
+    vars(owner).pop('save_pretrained', None)
+    return False

@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from torch import Tensor
 from transformers import AutoTokenizer
 from ..padding import Patched
-from ..saved import need
+from ..widgets import show_widget
 from ..engine.weights import window_weights
 from ..heads import frozen, most_tokens, unchanged
 from .layers import PreTrainedModel, attention_layers, last_hidden
@@ -256,7 +256,7 @@ def page(self:Looks,
     most:int=190_000, # bytes
 ) -> str: # HTML
     "A page of its own: the map of all heads, and the text shaded by the weights of a chosen head and token."
-    show,shown,last,steps = need('dynattn.plot', 'viz').show_widget,min(256, len(self.ids)),self.rows[0].shape[1],31
+    shown,last,steps = min(256, len(self.ids)),self.rows[0].shape[1],31
     near,far = ([x.tolist() for x in self.within(share)] for share in (.9,.99))
     first = [(100*x.mean(1)).round().int().tolist() for x in self.first]
     words = [_visible(token) for token in self.tokens] or [f'{i} ' for i in self.ids.tolist()]
@@ -267,7 +267,7 @@ def page(self:Looks,
         parts = [torch.cat((levels(r[:,-last:]), levels(g/g.amax(1, keepdim=True).clamp(min=1e-9))[:,None]), 1)
                  for r,g in zip(self.rows, self.received)]
         packed = base64.b64encode(zlib.compress(b''.join(x.numpy().tobytes() for x in parts))).decode()
-        html = show('look', title=title, n=len(words), tokens=words[-shown:], last=last, steps=steps, near=near,
+        html = show_widget('look', title=title, n=len(words), tokens=words[-shown:], last=last, steps=steps, near=near,
                     far=far, token=last-1, layer=len(near)//2, first=first, levels=packed)._repr_html_()
         if len(html.encode())<=most or shown<=16: break
         last,shown = (3*last//4,shown) if last>8 else (last,3*shown//4)

@@ -370,8 +370,9 @@ def check(cls:Narrower,
     if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
     if o.heal: Healed.layers(model)
     least = budget.share(torch.ones(1)).item()
-    if o.keep is not None and o.keep<least:
-        raise ValueError(f"keep: expected {least:.4f} or more for texts of {budget.n} tokens, got {o.keep}")
+    if o.rise is None and keep<least:
+        by_default = ", the default; give keep, fewer sinks or longer texts" if o.keep is None else ""
+        raise ValueError(f"keep: expected {least:.4f} or more for texts of {budget.n} tokens, got {keep}{by_default}")
     speaks = model.get_output_embeddings() is not None
     if speaks and o.rise is not None and not all(b.get('attention_mask', torch.ones(1)).all() for b in batches):
         raise ValueError(f"rise: expected None for texts of a language model with padding, got {o.rise}")

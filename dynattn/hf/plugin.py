@@ -9,6 +9,7 @@ __all__ = ['LayerCall', 'attend', 'register', 'switch']
 import inspect, sys, warnings
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import TypeVar
 import torch, torch.nn.functional as F, transformers
 from fastcore.basics import patch
 from torch import Tensor, nn
@@ -332,10 +333,14 @@ def _init_batches(model, *args, **kwargs):
     raise ValueError("model: expected an attention of transformers for continuous batching, got 'dynattn'; "
                      "use generate, which takes padded batches")
 
+_Model = TypeVar('_Model', bound=nn.Module)
+
 def switch(
-    model:nn.Module, # holds one `PreTrainedModel` or several
-) -> nn.Module: # the same
+    model:_Model, # holds one `PreTrainedModel` or several
+) -> _Model: # the same
     "`set_attn_implementation`, but an error where it would change nothing."
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
     owners = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
     bad = [type(m).__name__ for m in owners if not m._can_set_attn_implementation()]
     if bad or not attention_layers(model):
@@ -346,7 +351,11 @@ def switch(
     lost = [name for name,config in configs.items() if config is None]
     if lost: raise ValueError(f"model: expected a configuration for each attention, got {lost[0]} without one")
     register()
+    layers = attention_layers(model)
     with unchanged(model, after_errors_only=True):
+        asked = [*((m, m.config) for m in owners), *((m, configs[name]) for name,m in layers.items())]
+        for m,config in asked:  # so that it can be put back
+            if config._attn_implementation!='dynattn': m.attention_before_dynattn = config._attn_implementation
         for config in configs.values():  # in a model of several, they have a configuration of their own
             if config._attn_implementation!='dynattn': config._attn_implementation = 'dynattn'
         for m in owners:

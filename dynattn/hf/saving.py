@@ -8,6 +8,7 @@ __all__ = ['save', 'load', 'auto_class', 'load_pretrained']
 # %% ../../nbs/hf/59_saving.ipynb #b125cb11
 import functools, re
 from pathlib import Path
+from typing import Any
 import torch
 from torch import nn
 import transformers
@@ -41,7 +42,7 @@ def _add(model, added):
         try: makers[kind](model, **options)
         except (TypeError, AttributeError) as e:
             raise ValueError(f"dynattn: expected options of {kind!r} in the configuration, got {options!r}") from e
-    if shared: Added.record(model, 'shared', shared)
+    model.shared_in_file = shared  # until all tensors are there
 
 # %% ../../nbs/hf/59_saving.ipynb #3a61803a
 def _building(cls):
@@ -111,7 +112,7 @@ def load(
     folder, # written by `save`, `save_pretrained` or a `Trainer`; or a name on the hub
     cls:type|None=None, # the model's class, or an Auto class (default: the class that was saved)
     **kwargs, # for its `from_pretrained`
-) -> PreTrainedModel: # of that very class
+) -> Any: # a model of that very class
     "The model with its windows and alpha."
     register()
     config = kwargs.get('config')
@@ -129,8 +130,7 @@ def load(
     if missing or unknown:
         raise ValueError(f"folder: expected the tensors that its configuration names, got {str(folder)!r} "
                          f"without {sorted(missing)[:3]}, and with {sorted(unknown)[:3]}")
-    records = {id(part.config.dynattn): part for part in reversed(Added.models_in(model))} # by the outermost that has it
-    for part in records.values(): share(part, part.config.dynattn.get('shared', {}))
+    for part in model.modules(): share(part, vars(part).pop('shared_in_file', {}))
     return (model,info) if wants_info else model
 
 # %% ../../nbs/hf/59_saving.ipynb #d57930f7

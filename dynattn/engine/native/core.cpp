@@ -582,6 +582,12 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
         UNROLL for (int k = C::PSI_TERMS; k >= 2; k--) series = series*l + psi_terms[k];
         return l < real(-.5) ? ((l-1)*(t+1)+1)*(by*by) : log_p*log_p*series;
     }
+    // The same at the mean `t` of a row under its slopes. The ds of a row sum to zero but for rounding, which a phi that
+    // is large and alike for all keys would multiply; so phi counts from this one.
+    INLINE vec typical_phi(vec t) const {
+        t = L::max(t, splat(std::numeric_limits<real>::epsilon()-1));
+        return phi(t, L::log1p(t));
+    }
 };
 
 // ---- a worker: one thread's memory, and the head and the block it is at -------------------------------------------
@@ -1197,19 +1203,26 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
     void pull(int v, vec a, Int m) {
         const Int n = m+(c.sink.data ? 1 : 0);
         real *x = S+v*LANES, *d = D+v*LANES, *f = factor+v*LANES;
-        vec w, s, sum{}, slopes{}, pulled{};
+        vec w, s, sum{}, slopes{}, pulled{}, heights{};
         auto grad = [&](Int j) { vec y = load(d+j*QUERIES); return has_factors ? y*load(f+j*QUERIES) : y; };
+        const bool wants_alpha = g->dalpha;
         for (Int j = 0; j < n; j++) {
-            law(load(x+j*QUERIES)-a, w, s);
+            vec y = load(x+j*QUERIES)-a;
+            law(y, w, s);
             sum += w; slopes += s; pulled += s*grad(j);
+            if (wants_alpha) heights += s > 0 ? s*y : s;
         }
         vec by = sum > 0 ? 1/(sum > 0 ? sum : splat(1)) : splat(0), dalpha{};
-        vec mean = pulled/(slopes > 0 ? slopes : splat(1));
+        vec divisor = slopes > 0 ? slopes : splat(1), mean = pulled/divisor;
+        vec typical = wants_alpha ? L::typical_phi(heights/divisor*eps) : splat(0);
         auto score_grad = [&](Int j) __attribute__((always_inline)) {  // and the weight, in `w`
             vec t = (load(x+j*QUERIES)-a)*eps;
             law(load(x+j*QUERIES)-a, w, s);
             vec ds = s*(grad(j)-mean);
-            if (g->dalpha) t = t > -1 ? t : splat(0), dalpha -= ds*L::phi(t, L::log1p(t));
+            if (wants_alpha) {
+                t = t > -1 ? t : splat(0);
+                dalpha -= ds*(L::phi(t, L::log1p(t))-typical);
+            }
             w *= by;
             return ds;
         };
@@ -1321,28 +1334,31 @@ template <class real, int QUERIES> struct Lengthwise : Solver<real, QUERIES, tru
     }
     // From weights, and the gradient of them, to that of the scores; what alpha gets is returned.
     real pull(const real *p, const real *g, real *dz) {
-        vec sum{}, slopes{}, dalpha{};
+        vec sum{}, slopes{}, logs{}, dalpha{};
         Int m = 0;
         for (Int j = 0; j < n; j++) {
             vec w = take(p, j, 0);
             ivec some = w != 0;
             if (!L::any(some)) continue;
             vec s, y = some ? take(g, j, 0) : splat(0);
+            vec log_w = L::log(w > 0 ? w : splat(1));
             if (eps == real(.5)) s = L::sqrt(w);
             else if (eps == 1) s = w > 0 ? splat(1) : w;
-            else s = w > 0 ? w*L::template exp2<true>(L::log(w)*(-eps*real(M_LOG2E))) : w;
-            sum += s*y; slopes += s;
-            store(S+m*QUERIES, w); store(S+m*QUERIES+LANES, s); store(D+m*QUERIES, y);
+            else s = w > 0 ? w*L::template exp2<true>(log_w*(-eps*real(M_LOG2E))) : w;
+            sum += s*y; slopes += s; logs += s*log_w;
+            store(S+m*QUERIES, w); store(S+m*QUERIES+LANES, s);
+            store(D+m*QUERIES, y); store(D+m*QUERIES+LANES, log_w);
             live()[m++] = (int32_t)j;
         }
         slopes = row_sum(slopes);
-        vec mean = row_sum(sum)/(slopes > 0 ? slopes : splat(1));
+        vec divisor = slopes > 0 ? slopes : splat(1), mean = row_sum(sum)/divisor;
+        vec typical = L::typical_phi(L::expm1(row_sum(logs)/divisor*eps));
         if (m < n) std::fill(dz, dz+cols, 0);
         for (Int i = 0; i < m; i++) {
             vec w = load(S+i*QUERIES), s = load(S+i*QUERIES+LANES), ds = s*(load(D+i*QUERIES)-mean);
             ds = w != 0 ? ds : splat(0);
-            vec l = L::log(w > 0 ? w : splat(1))*eps;
-            dalpha -= ds*L::phi(w > 0 ? w/s-1 : splat(0), l);
+            vec l = load(D+i*QUERIES+LANES)*eps;
+            dalpha -= ds*(L::phi(w > 0 ? w/s-1 : splat(0), l)-typical);
             put(dz, live()[i], ds);
         }
         return L::total(dalpha);

@@ -196,6 +196,7 @@ def _entmax_dq_kernel(
     live += (bh*tiles+tile).to(tl.int64)*tl.cdiv(band.M, FLAG_N)
     zero = tl.zeros([BLOCK_M], tl.float32)
     R, Rg, F, Fg, W, Wg = zero, zero, zero, zero, zero, zero
+    typical = zero
     acc, fix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     ahead, skip, turns = _tiles(tile*BLOCK_M+band.offset, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
     for t in range(0, turns[3]):
@@ -206,12 +207,16 @@ def _entmax_dq_kernel(
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m, a[:,None], eps, band)
             g = _dot(dO, tl.trans(V))-mean[:,None]
-            R += tl.sum(s, 1)
-            Rg += tl.sum(s*g, 1)
+            slopes = tl.sum(s, 1)
             if dalpha is not None:
-                f = s*_alpha_pull(log_p, u, eps)
+                phi = _alpha_pull(log_p, u, eps)
+                mean_phi = tl.sum(s*phi, 1)/tl.where(slopes>0, slopes, 1.)
+                typical = tl.where(R>0, typical, mean_phi)  # that of the first tile with weight
+                f = s*(phi-typical[:,None])
                 F += tl.sum(f, 1)
                 Fg += tl.sum(f*g, 1)
+            R += slopes
+            Rg += tl.sum(s*g, 1)
             if dsigma is not None:
                 w = s*dm/tl.where(m>0, m, 1.)
                 W += tl.sum(w, 1)
