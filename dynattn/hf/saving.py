@@ -38,11 +38,12 @@ def _add(model, added):
     kinds = {kind: options for kind,options in added.items() if kind!='shared'} if isinstance(added, dict) else {}
     if not kinds or kinds.keys()-makers.keys() or not isinstance(shared, dict):
         raise ValueError(f"dynattn: expected options of 'windows' and 'alpha' in the configuration, got {added!r}")
+    model.shared_in_file = shared  # until all tensors are there; then the modules say it
+    model.config.dynattn = kinds
     for kind,options in kinds.items():
         try: makers[kind](model, **options)
         except (TypeError, AttributeError) as e:
             raise ValueError(f"dynattn: expected options of {kind!r} in the configuration, got {options!r}") from e
-    model.shared_in_file = shared  # until all tensors are there
 
 # %% ../../nbs/hf/59_saving.ipynb #3a61803a
 def _building(cls):
