@@ -15,6 +15,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralCon
 from transformers.utils import logging
 from dynattn import Window, hf
 from dynattn.cache import WindowedLayer
+from dynattn.heads import cache_argument
 from harness import append, commit, machine, rows_of
 
 LAYERS,HEADS,KV_HEADS,WIDTH = 4,8,4,64
@@ -66,10 +67,10 @@ def size(cache):
 
 def stepper(model, cache, seen):
     "Each call generates one more token."
-    token,state = torch.ones(1, 1, dtype=torch.long),dict(seen=seen)
+    token,state,past = torch.ones(1, 1, dtype=torch.long),dict(seen=seen),{cache_argument(model): cache}
     def step():
         at = torch.tensor([[state['seen']]])
-        model(token, past_key_values=cache, position_ids=at, use_cache=True, logits_to_keep=1)
+        model(token, **past, position_ids=at, use_cache=True, logits_to_keep=1)
         state['seen'] += 1
     return step
 
@@ -145,7 +146,7 @@ def main():
             prompt = torch.randint(1, 1000, (1, seen))
             fns = {name: (lambda m=model: m(prompt, use_cache=True, logits_to_keep=1)) for name,model in
                    (('dynattn.WindowedCache', ours), ('SDPA, DynamicCache', stock), ('SDPA, one window for all', sliding))}
-            fns['dynattn.WindowedCache'] = lambda: ours(prompt, past_key_values=hf.WindowedCache(ours), logits_to_keep=1)
+            fns['dynattn.WindowedCache'] = lambda: ours(prompt, **{cache_argument(ours): hf.WindowedCache(ours)}, logits_to_keep=1)
             for name,s in medians(fns, 3).items():
                 rows.append({**case, 'suite': 'decode', 'op': name, 'pass': 'prefill', 'N': seen, 'ms': round(s*1e3, 3)})
                 print(f"{seen:7} prefill   {name:26} {s*1e3:8.1f} ms", flush=True)

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
 from harness import CLOCK, count_cpu_time, rows_of
+from dynattn.heads import cache_argument
 from dynattn.hf import WindowedCache, add_windows
 from dynattn.hf.curves import Budget
 from dynattn.hf.narrowing import Distance, NarrowOptions, Narrower, WidthVector, set_widths, token_losses, without_windows
@@ -125,8 +126,9 @@ class Study:
         ids = self.texts['long'][0][1][:,:n]
         set_widths(self.model, self.widths('learned', keep, 0, LONG).view(self.layers, -1).tolist())
         full,narrow = DynamicCache(config=self.model.config),WindowedCache(self.model)
-        with without_windows(self.model): self.model(ids, past_key_values=full, logits_to_keep=1)
-        self.model(ids, past_key_values=narrow, logits_to_keep=1)
+        name = cache_argument(self.model)
+        with without_windows(self.model): self.model(ids, **{name: full}, logits_to_keep=1)
+        self.model(ids, **{name: narrow}, logits_to_keep=1)
         nbytes = dict(full=sum(layer.keys.nbytes+layer.values.nbytes for layer in full.layers), learned=narrow.nbytes)
         nbytes['stock'] = nbytes['full']
         seconds = dict(stock=[], full=[], learned=[])
@@ -187,7 +189,7 @@ class Study:
 
     def timed(self, word, cache):
         start = CLOCK[0]()
-        self.model(word, past_key_values=cache)
+        self.model(word, **{cache_argument(self.model): cache})
         return CLOCK[0]()-start
 
 class _LastRow:

@@ -14,8 +14,9 @@ os.environ['HF_HUB_OFFLINE'] = '1'
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from dynattn import hf
+from dynattn.heads import cache_argument
 from dynattn.hf.cache import WindowedCache
-from dynattn.heads import frozen
+from dynattn.hf.layers import frozen
 from dynattn.hf.narrowing import Distance, NarrowOptions, WidthVector, set_widths, without_windows
 from dynattn.hf.saving import load_pretrained
 from dynattn.export.graph import export
@@ -67,7 +68,7 @@ def healed(runs, threads, n=2048):
         with torch.no_grad():
             for at,stop in ((0, n), *((n+i, n+i+1) for i in range(NEW))):
                 start = time.perf_counter()
-                model(torch.tensor([ids[at:stop]]), past_key_values=cache, logits_to_keep=1)
+                model(torch.tensor([ids[at:stop]]), **{cache_argument(model): cache}, logits_to_keep=1)
                 ms.append(1e3*(time.perf_counter()-start))
         torch_rows.append({**dict.fromkeys(FIELDS, ''), **dict(
             suite='pytorch', model=name, weights='float32', tokens=n, threads=threads, prompt_s=round(ms[0]/1e3, 2), ms=round(statistics.median(ms[1:]), 2), cache_bytes=cache.nbytes)})

@@ -30,11 +30,14 @@ def _narrow_arguments(p):
     _declare(p, _MODEL, ())
     p.add_argument('--out', help='a new folder for the narrowed model and the report')
     p.add_argument('--preview', action='store_true', help='only measure what each share would cost')
-    p.add_argument('--resume', action='store_true', help='go on from the checkpoint in the folder')
+    p.add_argument('--resume', action='store_true', help='go on from the checkpoint in the folder; '
+        'Ctrl-C leaves one, keeps the widths so far, and ends with status 130')
 
 def _judge_arguments(p):
     others = {f.name for f in fields(NarrowConfig)}-{'data','pattern','field','context','judged','seed'}
     _declare(p, 'a folder with windows, such as `dynattn narrow` writes', others)
+    p.add_argument('--model', dest='original', help='the model that a healed folder was made from, '
+                   'where its report names none that is here')
 
 def _export_arguments(p):
     p.add_argument('model', help=_MODEL)

@@ -12,9 +12,10 @@ from typing import TypeVar
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
 from .padding import PaddingMask, padding_mask
+from .saved import whole_or_not
 from .window import Window
 from .engine.ops import RoutedCall, attention
-from .heads import check_sizes, learned_heads, unchanged
+from .heads import check_sizes, learned_heads
 _Model = TypeVar('_Model', bound=nn.Module)
 
 # %% ../nbs/48_modules.ipynb #a2c49fc4
@@ -294,6 +295,7 @@ def _check_convertible(name, attn):
                          "which would start anew; convert a new model and load the state of this one")
 
 # %% ../nbs/48_modules.ipynb #c0nvert1
+@whole_or_not
 def convert(
     model:_Model, # changed in place
     window:str|int|tuple|None=None, # "learned", a number of tokens, (left, right) or None, as in `MultiheadAttention`
@@ -310,7 +312,7 @@ def convert(
     calls whose `key` is the very tensor `query`; a module's `own_keys` set to True or False says otherwise."""
     if not isinstance(model, nn.Module): raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
     if window is None and alpha is None:
-        warnings.warn("convert: without window= or alpha= the model computes what it did before", stacklevel=2)
+        warnings.warn("convert: without window= or alpha= the model computes what it did before", stacklevel=3)
     decoders = [m for m in model.modules() if isinstance(m, nn.TransformerDecoderLayer)]
     to_memory = {id(layer.multihead_attn) for layer in decoders}
     equipped = []
@@ -318,8 +320,7 @@ def convert(
         within = id(attn) not in to_memory and attn._qkv_same_embed_dim
         reach = (window, init_width, alpha, n_global) if within else (None, init_width, alpha, 0)
         equipped.append((attn, _equipment(attn, *reach)))
-    with unchanged(model, after_errors_only=True):
-        for attn,equipment in equipped:
-            attn.__class__ = MultiheadAttention
-            _equip(attn, **equipment)
+    for attn,equipment in equipped:
+        attn.__class__ = MultiheadAttention
+        _equip(attn, **equipment)
     return model

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from fastcore.basics import patch
 from .padding import Patched
-from .saved import UserError, need, write_atomic
+from .saved import UserError, differences, need, write_atomic
 try: import fcntl
 except ImportError: fcntl = None  # there are no such locks on Windows
 
@@ -75,8 +75,7 @@ class Run(Patched):
 def check_settings(self:Run, then:dict, # the settings it was started with
 ) -> None:
     "Refuse to go on with other settings."
-    changed = [f"{name} was {then.get(name)}, is {now}" for name,now in self.settings.items()
-               if name not in self.free and then.get(name)!=now]
+    changed = differences(then, {name: now for name,now in self.settings.items() if name not in self.free})
     if changed: raise UserError(f"{self.folder}: holds a run of other settings: {'; '.join(changed)}")
 
 # %% ../nbs/47_runs.ipynb #31dee3bb

@@ -5,7 +5,7 @@
 The text is random ids. Without `--model` the model is a small Llama with windows and a seed. Every process prints its
 time and the largest difference from the model in one process, divided by the largest logit. Chapter 82 tells how it
 works; for a model of your own, import `parallelize`."""
-import argparse, datetime, inspect, sys, time
+import argparse, datetime, sys, time
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers import LlamaForCausalLM
 from dynattn import PaddingMask, hf, parallel
+from dynattn.heads import argument_names, one_cache
 from dynattn.hf.layers import Added, Learned, attention_layers
 from dynattn.hf.masks import Sight, sight_mask
 from dynattn.hf.plugin import LayerCall
@@ -82,8 +83,8 @@ def described(kwargs):
     tokens,mask = tokens_of(kwargs),kwargs.get('attention_mask')
     if not isinstance(tokens, Tensor):
         raise TypeError(f"input_ids: expected a tensor [B,n], got {type(tokens).__name__}")
-    if kwargs.get('past_key_values') is not None:
-        raise ValueError("past_key_values: expected None across ranks, got a cache; nothing is generated there")
+    if one_cache(dict(kwargs), 'cache') is not None:
+        raise ValueError("cache: expected None across ranks, got a cache; nothing is generated there")
     if kwargs.get('output_attentions'):
         raise ValueError("output_attentions: expected False across ranks, got True; a rank has its own keys only")
     b,n = tokens.shape[:2]
@@ -102,7 +103,7 @@ class Spread:
     "The hooks of a model that `parallelize` was given."
     def __init__(self, model, ranks):
         base = model.base_model
-        self.ranks,self.names = ranks,list(inspect.signature(base.forward).parameters)
+        self.ranks,self.names = ranks,argument_names(base)
         self.learned = [m.dynattn for m in model.modules() if hasattr(m, 'dynattn')]
         rotary = any('rotary' in type(m).__name__.lower() for m in model.modules())
         self.longest = None if rotary else getattr(model.config, 'max_position_embeddings', None)
@@ -168,7 +169,7 @@ def tried(model, ids, first=None, mask=None):
     if first is not None:
         options['position_ids'] = torch.arange(first, first+ids.shape[1], device=ids.device)[None]
     if mask is not None: options['attention_mask'] = mask
-    if 'use_cache' in inspect.signature(model.forward).parameters: options['use_cache'] = False
+    if 'use_cache' in argument_names(model): options['use_cache'] = False
     RUNNING.set(alone)
     try: output = model(input_ids=ids, return_dict=True, **options)
     finally: RUNNING.set(None)
@@ -215,7 +216,7 @@ def refuse_labels(model, args, kwargs):
 def refuse_model(model):
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel, got {type(model).__name__}")
-    name,parameters = type(model).__name__,inspect.signature(model.base_model.forward).parameters
+    name,parameters = type(model).__name__,argument_names(model.base_model)
     if getattr(model.config, 'is_encoder_decoder', False):
         raise ValueError(f"model: expected an encoder or a decoder, got both in {name}")
     for needed in ('input_ids','position_ids'):

@@ -7,7 +7,7 @@ The prompt is read in full, as by every press. Then each key head keeps the lead
 its width says, scaled to kvpress's `compression_ratio`. Printed is the loss of the 64 tokens after the prompt.
 MODEL is the stock one, not the folder in runs/. kvpress has its own range of transformers: give it an environment of its
 own, in which dynattn is not needed."""
-import argparse, json
+import argparse, inspect, json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +54,10 @@ class WindowPress(kvpress.BasePress):
 def loss_after(model, ids, press, tokens=64):
     "Of the last tokens, where the press has gone over the others."
     cache,n = DynamicCache(),ids.shape[1]-tokens
-    with press(model): model(ids[:,:n], past_key_values=cache)
-    steps = [model(ids[:,i:i+1], past_key_values=cache, position_ids=torch.tensor([[i]])) for i in range(n, n+tokens-1)]
+    takes = inspect.signature(model.forward).parameters
+    past = {'cache' if 'cache' in takes else 'past_key_values': cache} # the name since transformers 5.24, and before
+    with press(model): model(ids[:,:n], **past)
+    steps = [model(ids[:,i:i+1], **past, position_ids=torch.tensor([[i]])) for i in range(n, n+tokens-1)]
     logits = torch.cat([step.logits[0,-1:].float() for step in steps])
     return F.cross_entropy(logits, ids[0,n+1:]).item()
 

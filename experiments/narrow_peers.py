@@ -4,7 +4,7 @@ It runs in an environment of its own, with kvpress and a transformers of its ran
 it drops anything, so its footprint with the prompt is that of the full model; rows of a share have so many of the
 prompt's keys left when the question comes.
 """
-import argparse, json, sys
+import argparse, inspect, json, sys
 from pathlib import Path
 import torch, torch.nn.functional as F
 import kvpress
@@ -24,9 +24,11 @@ FIELDS = ('date machine torch commit model method share seed footprint cache_sha
 def answered(model, press, asked):
     "The prompt, of which the press drops what it wants, then all questions."
     ids,cache,begin = torch.tensor([asked['ids']]),DynamicCache(),asked['begin']
-    with press(model): model(ids[:,:begin], past_key_values=cache)
+    takes = inspect.signature(model.forward).parameters
+    past = {'cache' if 'cache' in takes else 'past_key_values': cache} # the name since transformers 5.24, and before
+    with press(model): model(ids[:,:begin], **past)
     at = torch.arange(begin, ids.shape[1])[None]
-    logits = model(ids[:,begin:], past_key_values=cache, position_ids=at).logits[0].float()
+    logits = model(ids[:,begin:], **past, position_ids=at).logits[0].float()
     for start,stop,distance in asked['answers']:
         got,target = logits[start-1-begin:stop-1-begin],ids[0,start:stop]
         right = got.argmax(-1)==target

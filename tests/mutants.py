@@ -116,6 +116,9 @@ MUTANTS = [ # module, its text, the fault
     # programs
     ('audit.watch', 'inside = (back<=left) & (-back<=right)', 'inside = (back<=left+1) & (-back<=right)'),
     ('audit.questions', 'return Answer.NO if change<=eps**.75', 'return Answer.NO if change<=eps**.25'),
+    ('audit.report', "_NOT_ASKED = Outcome('not measured', 'it was not asked')", "_NOT_ASKED = Outcome('kept')"),
+    ('audit.report', 'elif promised: e.findings.append(_open(question, obstacle))', 'elif promised: pass'),
+    ('export.runtime', 'if got.get(name)!=expected.get(name):', 'if False:'),
     ('audit.report', 'future,more = (pairs==Answer.YES) & (back<0),(pairs==Answer.YES) & ~within', 'future,more = (pairs==Answer.YES) & (back<-1),(pairs==Answer.YES) & ~within'),
     ('train.training', 'if step<up: return top*(step+1)/up', 'if step<up: return top*step/up'),
     ('train.training', "for k in (*_PLACE, 'ms'): setattr(self, k, state[k])", "for k in ('ms',): setattr(self, k, state[k])"),
@@ -130,7 +133,7 @@ TESTS = { # what is asked beside the module's own chapter, until the first failu
     'engine.plan': ['test_banded.py'], 'engine.operator': ['test_banded.py', 'test_call.py'],
     'engine.ops': ['test_call.py', 'test_banded.py'], 'modules': ['test_modules.py'],
     'encoder': ['test_rim.py', 'test_training.py'], 'stream': [], 'cache': ['57_', 'test_cache.py'], 'hf': ['test_hf_common.py', 'test_hf.py'],
-    'hf.narrowing': ['test_narrow.py'], 'hf.curves': ['test_narrow.py'], 'audit': ['test_audit.py'], 'train': ['test_training.py']}
+    'hf.narrowing': ['test_narrow.py'], 'hf.curves': ['test_narrow.py'], 'audit': ['test_audit.py'], 'export': ['test_audit.py'], 'train': ['test_training.py']}
 
 def module_of(name): return ROOT/'dynattn'/f"{name.replace('.', '/')}.py"
 

@@ -8,6 +8,7 @@ from torch.testing import assert_close
 from dynattn import Window, dense_attention
 from dynattn.cache import WindowedLayer
 from dynattn.engine.native import core
+from dynattn.heads import cache_argument
 from test_hf_common import GROUPED, IDS, TEXT
 
 os.environ['HF_HUB_OFFLINE'] = '1'
@@ -72,20 +73,20 @@ def test_a_file_of_another_dtype_is_refused(tmp_path):
     model,ids,_ = model_and_text('Llama')
     from dynattn.hf import WindowedCache
     kept = WindowedCache(model)
-    with torch.no_grad(): model(ids[:,:19], past_key_values=kept)
+    with torch.no_grad(): model(ids[:,:19], **{cache_argument(model): kept})
     kept.save(tmp_path/'talk')
     half = copy.deepcopy(model).bfloat16()
     again = WindowedCache.load(tmp_path/'talk', half)
-    with torch.no_grad(), pytest.raises(ValueError, match='k: expected .*float32.*got .*bfloat16'): half(ids[:,19:20], past_key_values=again)
+    with torch.no_grad(), pytest.raises(ValueError, match='k: expected .*float32.*got .*bfloat16'): half(ids[:,19:20], **{cache_argument(half): again})
 
 def test_a_cache_from_a_file_is_one_like_any_other(tmp_path):
     "Before its first call, too: rows move, it can be written again, and tokens are not taken back without a word."
     model,ids,_ = model_and_text('Llama')
     from dynattn.hf import WindowedCache
     kept,order = WindowedCache(model),torch.tensor([1,0])
-    with torch.no_grad(): model(ids[:,:19], past_key_values=kept)
+    with torch.no_grad(): model(ids[:,:19], **{cache_argument(model): kept})
     def goes_on(cache, rows):
-        with torch.no_grad(): return model(ids[rows,19:21], past_key_values=cache).logits
+        with torch.no_grad(): return model(ids[rows,19:21], **{cache_argument(model): cache}).logits
     for name,move,rows in (('again',lambda c: None,[0,1]), ('order',lambda c: c.reorder_cache(order),[1,0]),
                            ('some',lambda c: c.batch_select_indices(order[:1]),[1]), ('more',lambda c: c.batch_repeat_interleave(2),[0,0,1,1])):
         live = copy.deepcopy(kept)
@@ -98,7 +99,7 @@ def test_a_cache_from_a_file_is_one_like_any_other(tmp_path):
         for cache in (loaded, WindowedCache.load(tmp_path/name, model)): assert torch.equal(goes_on(cache, rows), expected), name
     loaded = WindowedCache.load(tmp_path/'talk', model)
     loaded.crop(0)
-    with pytest.raises(RuntimeError, match='past_key_values: expected a call of the model'): loaded.crop(-1)
+    with pytest.raises(RuntimeError, match='cache: expected a call of the model'): loaded.crop(-1)
     for cache in (loaded, kept, WindowedCache(model)):
         with pytest.raises(ValueError, match='tokens_to_remove: expected 0 or less'): cache.crop('1')
         for wrong in ('1', 0):

@@ -2,7 +2,7 @@
 
 `python tests/test_cache_state.py SECONDS [EVERY]` changes every entry of the states of all configurations, or every
 so-manieth, and then two entries at a time for so many seconds."""
-import copy, inspect, itertools, json, math, os, random, re, subprocess, sys, time
+import copy, itertools, json, math, os, random, re, subprocess, sys, time
 from functools import cache
 from pathlib import Path
 from unittest import mock
@@ -439,9 +439,9 @@ def two_layers():
 
 def read(ids, made):
     "The logits of a call of the model with a cache, whose argument has another name in later releases."
+    from dynattn.heads import cache_argument
     model,_ = two_layers()
-    name = 'cache' if 'cache' in inspect.signature(model.forward).parameters else 'past_key_values'
-    with torch.no_grad(): return model(ids, **{name: made}).logits
+    with torch.no_grad(): return model(ids, **{cache_argument(model): made}).logits
 
 def kept(n=12, record=False):
     "A cache that holds n tokens of both texts."
@@ -467,7 +467,7 @@ def next_logits(made):
         return [read(ids[:1,at:at+3].expand(rows, -1), made)]
     try: return call()
     except RuntimeError as e:
-        assert 'past_key_values: expected' in str(e)
+        assert 'cache: expected' in str(e)
         return call()
 
 OF_ALL = dict(

@@ -162,7 +162,7 @@ logging.set_verbosity_error()
 folder = sys.argv[1]
 for cls in (AutoModelForCausalLM, LlamaForCausalLM):
     try: cls.from_pretrained(folder)
-    except ValueError as e: assert 'attn_implementation="dynattn.hf.load"' in str(e), e
+    except ValueError as e: assert 'load it with dynattn.hf.load(folder), or with trust_remote_code=True' in str(e), e
     else: raise AssertionError('loaded without windows')
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -177,7 +177,8 @@ model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 assert type(model) is LlamaForCausalLM
 ids,expected = torch.load(folder+'/expected.pt')
 assert torch.equal(model(ids).logits, expected)
-assert type(model.generate(ids, max_new_tokens=2, return_dict_in_generate=True).past_key_values).__name__=='WindowedCache'
+out = model.generate(ids, max_new_tokens=2, return_dict_in_generate=True)
+assert type(out.get('cache', out.get('past_key_values'))).__name__=='WindowedCache'
 from transformers import pipeline
 from sentence_transformers import SentenceTransformer
 texts,expected = torch.load(folder+'/sentences.pt', weights_only=False)

@@ -358,13 +358,13 @@ def until(path, process, seconds=90):
 KILLED = """
 import os, signal, sys
 from dynattn.command import main
-from dynattn.hf import narrowing
-write,written = narrowing.write_state,[]
-def write_and_die(*args):
-    write(*args)
-    written.append(1)
+from dynattn import saved
+write,written = saved.write_state,[]
+def write_and_die(path, state):
+    write(path, state)
+    if path.name=='checkpoint.pt': written.append(1)
     if len(written)==4: os.kill(os.getpid(), signal.SIGKILL)
-narrowing.write_state = write_and_die
+saved.write_state = write_and_die
 main(sys.argv[1:])"""
 
 def test_killed_and_resumed(place):
@@ -378,13 +378,54 @@ def test_killed_and_resumed(place):
     whole,resumed = (json.loads((place/name/'result.json').read_text()) for name in ('whole','killed'))
     assert whole['steps']==resumed['steps'] and whole['widths']==resumed['widths'] and whole['quality']==resumed['quality']
 
+@pytest.mark.parametrize('where,rows', [('step', 2), ('choose', 6)])
+def test_an_interrupt_leaves_a_checkpoint_at_once(place, where, rows, capsys, monkeypatch):
+    "The first Ctrl-C in the steps is judged; one that comes later, or a second one, ended the run without a checkpoint."
+    from dynattn.hf.narrowing import Narrower
+    options = ['--keep=0.3', '--json']
+    if not (place/'uninterrupted').exists(): assert main(command(place, *options, out='uninterrupted'))==0
+    real,calls = getattr(Narrower, where),[]
+    def stop(self, *args):
+        calls.append(1)
+        if where=='choose' or len(calls)==rows+1: raise KeyboardInterrupt
+        return real(self, *args)
+    with monkeypatch.context() as patched:
+        patched.setattr(Narrower, where, stop)
+        capsys.readouterr()
+        assert main(command(place, *options, out=f'at-{where}'))==130
+    said,folder = capsys.readouterr(),place/f'at-{where}'
+    assert len(torch.load(folder/'checkpoint.pt', weights_only=True)['rows'])==rows
+    if where=='step':
+        result = json.loads(said.out)
+        assert not result['finished'] and len(result['steps'])==rows
+        assert 'The run was stopped after 2 of 6 steps' in (folder/'report.md').read_text()
+        hf.load(folder)
+    else:
+        assert 'interrupted; the same command with --resume goes on' in said.err
+        assert not (folder/'result.json').exists()
+    assert main(command(place, *options, '--resume', out=f'at-{where}'))==0
+    whole,resumed = (json.loads((place/name/'result.json').read_text()) for name in ('uninterrupted', f'at-{where}'))
+    assert whole['steps']==resumed['steps'] and whole['widths']==resumed['widths'] and resumed['finished']
+    assert 'was stopped' not in (folder/'report.md').read_text()
+
+@pytest.mark.parametrize('weight', ['model.layers.1.mlp.up_proj.weight', 'lm_head.weight'])
+def test_a_model_of_no_numbers_is_refused_in_one_line(place, weight, tmp_path, capsys):
+    model,tokenizer = load_pretrained(place/'llama')
+    with torch.no_grad(): model.get_parameter(weight).fill_(torch.nan)
+    for saved in (model, tokenizer): saved.save_pretrained(tmp_path/'nan')
+    for options in ([], ['--preview']):
+        assert main(['narrow', str(tmp_path/'nan'), f'--data={place/"docs"}', f'--out={tmp_path/"out"}', '--quiet', '--context=48', '--steps=2', *options])==2
+        err = capsys.readouterr().err
+        assert 'model: expected finite predictions' in err and err.count('\n')==1 and not (tmp_path/'out').exists()
+
 @pytest.mark.slow
 def test_interrupted_keeps_the_widths_so_far(place):
     process = start(place, '--steps=2000', '--keep=0.3', '--json', out='stopped')
     until(place/'stopped/checkpoint.pt', process)
     process.send_signal(signal.SIGINT)
     out,err = process.communicate(timeout=600)
-    assert process.returncode==0, err
+    assert process.returncode==130, err                      # judged, but not finished
+    assert 'The run was stopped after' in (place/'stopped/report.md').read_text()
     result = json.loads(out)
     assert not result['finished'] and 5<=len(result['steps'])<2000 and abs(result['share']-.3)<.02
     hf.load(place/'stopped')

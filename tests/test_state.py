@@ -5,11 +5,11 @@ import pytest, torch
 import transformers as T
 from torch import nn
 from torch.testing import assert_close
-from dynattn import convert, heads, hf
+from dynattn import convert, hf, saved
 from dynattn.audit import examine
-from dynattn.hf.layers import attention_layers, looks_back, said_causal
+from dynattn.hf.layers import attention_layers, frozen, looks_back, said_causal
 from dynattn.hf.narrowing import Reference, set_widths, token_losses, without_windows
-from dynattn.heads import frozen, most_tokens, part_config, unchanged
+from dynattn.heads import most_tokens, part_config
 from dynattn.narrow.judge import quality
 
 SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
@@ -151,15 +151,15 @@ def test_convert_is_all_or_nothing(monkeypatch):
 def test_everything_that_a_block_may_change(again, monkeypatch):
     model = llama()
     before = fingerprint(model)
-    put_back, left = heads._Modes.put_back, [again]
+    restore, left = saved.ModelState._restore, [again]
     def interrupted(self):
         if left[0]:
             left[0] = False
             raise KeyboardInterrupt
-        put_back(self)
-    monkeypatch.setattr(heads._Modes, 'put_back', interrupted)
+        restore(self)
+    monkeypatch.setattr(saved.ModelState, '_restore', interrupted)
     with pytest.raises(KeyboardInterrupt if again else RuntimeError):
-        with unchanged(model):
+        with saved.as_it_was(model):
             hf.add_windows(model, init=4., penalty=.1)
             hf.add_alpha(model)
             model.model.layers[0].self_attn.q_proj = nn.Linear(32, 32)
@@ -229,7 +229,7 @@ def test_the_configuration_of_a_part():
     picture = next(name for name in names if 'vision' in name)
     assert part_config(model, text).max_position_embeddings == 32768 and part_config(model, picture).image_size == 16
     assert most_tokens(model.config) == 32768 and most_tokens(t5().config) is None
-    with pytest.raises(ValueError, match='batches: expected texts that call every attention, got some that leave out .*vision'):
+    with pytest.raises(ValueError, match='batches: expected texts that call every attention, got text 0, which leaves out .*vision'):
         hf.cost_curves(model.eval(), TEXTS[:1])
 
 

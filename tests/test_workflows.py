@@ -1,7 +1,7 @@
 "The workflows cannot run here: they are linted, and what they call must exist."
 import pkgutil, re, subprocess, sys
 import pytest, yaml
-import freeze, machines
+import freeze, machines, matrix
 from dynattn.command import _overview
 
 ROOT = freeze.ROOT
@@ -26,6 +26,14 @@ def test_ci_covers_the_pythons_of_settings():
     vs = yaml.safe_load((ROOT/'.github/workflows/ci.yml').read_text())['jobs']['test']['strategy']['matrix']['python']
     least = re.search(r'min_python = (\S+)', (ROOT/'settings.ini').read_text())[1]
     assert all(isinstance(v, str) for v in vs) and vs[0]==least      # an unquoted 3.10 would be 3.1
+
+def test_ci_runs_the_models_with_the_newest_transformers_and_the_night_with_the_oldest():
+    ci,nightly = (yaml.safe_load((ROOT/f'.github/workflows/{name}.yml').read_text())['jobs']['transformers'] for name in ('ci','nightly'))
+    steps = [[step.get('run') for step in job['steps'] if 'run' in step] for job in (ci, nightly)]
+    assert 'pip install --upgrade transformers' in steps[0] and all(runs[-1]=='python tests/matrix.py transformers' for runs in steps)
+    versions = nightly['strategy']['matrix']['version']
+    least = re.search(r'hf_requirements = transformers>=(\S+)', (ROOT/'settings.ini').read_text())[1]
+    assert versions[0].startswith(f'{least}.') and all((ROOT/path).is_file() for path in matrix.MODELS)
 
 def test_every_machine_has_its_night():
     jobs = yaml.safe_load((ROOT/'.github/workflows/nightly.yml').read_text())['jobs']

@@ -70,11 +70,17 @@ def _windows_read(decoder, tick=lambda: None): # after a text that is longer tha
 # %% ../../nbs/audit/86_graph.ipynb #0e4a0002
 def _read_text(folder, n): # -> a decoder that has read a random text
     try: decoder = OnnxModel(folder)
-    except (ImportError, ValueError) as e: raise UserError(str(e)) from e
-    s,widths = decoder.settings,[c['width'] or 0 for c in decoder.settings['caches']]
-    n = min(max(64, max(widths)+s['piece']+16) if n is None else n, s['longest']-1)
+    except (ImportError, ValueError) as e: raise UserError(printable(e)) from e
+    s = decoder.settings
+    windows = [c['width']+s['piece']+16 for c in s['caches'] if c['width'] is not None]
+    n = min(max([64, *windows]) if n is None else n, s['longest']-1)
     if n<4: raise UserError(f"n: expected 4 or more tokens, got {n}")
-    decoder.feed(torch.randint(s['vocabulary'], (n,), generator=torch.Generator().manual_seed(0)))
+    ids = torch.randint(s['vocabulary'], (n,), generator=torch.Generator().manual_seed(0))
+    try: logits = decoder.feed(ids)
+    except ValueError as e: raise UserError(printable(e)) from e
+    if not np.isfinite(logits).all():
+        where = f"{printable(folder)}: damaged model.onnx"
+        raise UserError(f"{where}: expected finite logits, got {logits.min()}")
     return decoder
 
 def _array_memory(name, n, arrays, window): # of one layer [1,H,places,d]; window: tokens, None: all -> `Memory`
@@ -165,7 +171,9 @@ def _graph_logits(path): # -> a function of ids [n]: [V], those after the last; 
 def _graph_promises(path): # -> (left, right) or None for each layer, key heads
     folder = next((folder for folder in path.resolve().parents[:2] if (folder/'config.json').is_file()), None)
     if folder is None: return [],0
-    c = need('transformers', 'hf').AutoConfig.from_pretrained(folder).get_text_config()
+    try: c = need('transformers', 'hf').AutoConfig.from_pretrained(folder).get_text_config()
+    except Exception as e: # many kinds are raised
+        raise ValueError(f"config.json: {type(e).__name__}: {e}") from e
     found = [config_window(c, SimpleNamespace(is_causal=True, layer_idx=i)) for i in range(c.num_hidden_layers)]
     return found,getattr(c, 'num_key_value_heads', None) or getattr(c, 'num_attention_heads', None)
 
@@ -204,7 +212,15 @@ def _depth(path, n, promised): # as `audit_graph` takes them -> n, tokens back a
     logits = _graph_logits(path)
     vocabulary = len(logits([0]))
     ids = torch.randint(vocabulary, (n,), generator=torch.Generator().manual_seed(0)).tolist()
-    return n,_farthest_token(logits, ids, vocabulary),promised,*_graph_memory(logits, ids, windows, heads)
+    if not np.isfinite(logits(ids)).all():
+        raise ValueError("expected finite logits, got some that are not")
+    memory,findings = _graph_memory(logits, ids, windows, heads)
+    unread = [i for i,promise in enumerate(promises) if promise is None]
+    if unread:
+        why = f"config.json gives layer {unread[0]} a kind of attention of which no promise is known"
+        said = f"Whether the graph keeps its windows: {why}; --window says it."
+        findings = [Finding('window', 'not measured', said), *findings]
+    return n,_farthest_token(logits, ids, vocabulary),promised,memory,findings
 
 # %% ../../nbs/audit/86_graph.ipynb #0e4a0022
 def audit_graph(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
-from ..heads import config_window, part_config
+from ..heads import argument_names, cache_argument, config_window, generate_cache_argument, part_config
 from ..padding import PaddingMask, Patched
 from .watch import Float64, Promise, Watch
 
@@ -35,6 +35,7 @@ def _rows_of(out): # -> [B,R,F]: one row for each token, or one
 
 # %% ../../nbs/audit/63_subjects.ipynb #8ba8618b
 _MASKS = 'padding','key_padding_mask','src_key_padding_mask','attention_mask','keep' # arguments that take padding
+_OF_PADDING = 'padding','left_padding' # questions
 
 def _options_of(mask, keep, segments): # [B,N]: True for real tokens; ids of packed texts
     "The keywords for padding and packed texts, in the polarity that the argument `mask` has."
@@ -79,7 +80,7 @@ def _steps_attention(model, x, heads=(), **options):
 # %% ../../nbs/audit/63_subjects.ipynb #591c850a
 def _run_transformer(model, x, keep=None, segments=None, argument='inputs_embeds', source=None, **more):
     "The output for `argument=x`, embeddings or a picture; `source`: shapes of what the encoder reads."
-    takes = inspect.signature(model.forward).parameters
+    takes = argument_names(model)
     options = {name: _draw(9, shape).expand(len(x), *shape[1:]) for name,shape in (source or {}).items()}
     if 'use_cache' in takes: options['use_cache'] = False
     if keep is not None: options['attention_mask'] = keep.long()
@@ -94,10 +95,10 @@ def _rows_transformer(model, x, keep=None, segments=None, **options):
 
 def _outs_transformer(model, x, first, past=None, **options):
     "The outputs for the first tokens at once, then token by token; `past`: an empty cache, or None for its own."
-    outs = [_run_transformer(model, x[:,:first], use_cache=True, past_key_values=past, **options)]
-    for t in range(first, x.shape[1]):
-        past = outs[-1].past_key_values
-        outs.append(_run_transformer(model, x[:,t:t+1], use_cache=True, past_key_values=past, **options))
+    name,outs = cache_argument(model),[]
+    for piece in (x[:,:first], *x[:,first:].split(1, 1)):
+        outs.append(_run_transformer(model, piece, use_cache=True, **{name: past}, **options))
+        past = outs[-1][name]
     return outs
 
 def _steps_transformer(model, x, **options):
@@ -110,9 +111,11 @@ def _cache_transformer(model, x, past=None, **options):
     first = x.shape[1]-4
     if model.can_generate() and not model.config.is_encoder_decoder:
         five = dict(min_new_tokens=5, max_new_tokens=5, do_sample=False, num_beams=1, pad_token_id=0)
-        out = model.generate(inputs_embeds=x[:,:first], past_key_values=past, return_dict_in_generate=True, **five)
-    else: out = _outs_transformer(model, x, first, past, **options)[-1]
-    return getattr(out.past_key_values, 'self_attention_cache', out.past_key_values)
+        name = generate_cache_argument(model)
+        five.update({name: past}, return_dict_in_generate=True)
+        found = model.generate(inputs_embeds=x[:,:first], **five)[name]
+    else: found = _outs_transformer(model, x, first, past, **options)[-1][cache_argument(model)]
+    return getattr(found, 'self_attention_cache', found)
 
 def _held(layer): # of a cache -> bytes, bytes of one token, key heads
     "The memory of its keys and values; that of a `WindowedCache` has several tensors of each."
@@ -136,7 +139,9 @@ class Subject(Patched):
     scale:float=1.   # of inputs
     steps:Callable|None=None # (model, x, **options) -> [B,N,F]: one token at a time
     causal:bool|None=None # what is promised; None: nothing
-    takes:tuple=()   # of 'padding', 'left padding', 'packed texts'
+    promises:tuple=() # questions that a model of this kind answers with "no", beside those that all do
+    obstacles:dict=field(default_factory=dict) # question -> why it cannot be asked
+    doubts:dict=field(default_factory=dict) # question -> why a "yes" does not show that a promise is broken
     windows:dict=field(default_factory=dict) # module -> `Promise` of a configuration
     sequence:bool=True # whether inputs are sequences, of any length
     length:int|None=None # of the example
@@ -156,6 +161,14 @@ class Subject(Patched):
 # %% ../../nbs/audit/63_subjects.ipynb #5b14ce5d
 @patch(as_prop=True)
 def caches(self:Subject) -> bool: return self.steps is _steps_transformer # in the way of transformers
+
+@patch(as_prop=True)
+def transformer(self:Subject) -> bool: return self.run is _rows_transformer # whether it is one of transformers
+
+@patch
+def has_cache_of(self:Subject, name, # of a module
+) -> bool: # whether it says which layer of a cache is its own
+    return getattr(self.model.get_submodule(name), 'layer_idx', None) is not None
 
 @patch
 def look(self:Subject,
@@ -182,18 +195,17 @@ def _copy(model):
         raise ValueError("model: expected parameters with values, got some on the meta device")
     return copy.deepcopy(model).cpu().double().eval()
 
-def _arguments(f):
-    "The names of a function's or a module's arguments."
-    try: return list(inspect.signature(f.forward if isinstance(f, nn.Module) else f).parameters)
-    except (TypeError, ValueError): return []
-
 def _given(model, origin): # -> fields of a `Subject` that holds a module or a function
-    names = _arguments(model)
+    names = argument_names(model)
     mask = next((name for name in _MASKS if name in names), None)
-    takes = tuple(what for what,there in (('padding', mask), ('packed texts', 'segments' in names)) if there)
+    obstacles = {}
+    if mask is None: obstacles.update(dict.fromkeys(_OF_PADDING, "it takes no mask of padding"))
+    if 'segments' not in names: obstacles['packed'] = "it takes no segments"
+    promises = [question for question in ('padding', 'packed') if question not in obstacles]
     causal = model.causal if isinstance(getattr(model, 'causal', None), bool) else None
-    return dict(name=getattr(model, '__name__', type(model).__name__), model=_copy(model), causal=causal, takes=takes,
-        origin=origin or _origin_of(model), options={} if mask is None else dict(mask=mask))
+    return dict(name=getattr(model, '__name__', type(model).__name__), model=_copy(model), causal=causal,
+        promises=(*promises,), obstacles=obstacles, origin=origin or _origin_of(model),
+        options={} if mask is None else dict(mask=mask))
 
 # %% ../../nbs/audit/63_subjects.ipynb #eea0034e
 def _origin_of(model): # -> code that makes `model`
@@ -210,6 +222,8 @@ def _of_sequence(model, example, origin=''): # example: [B,N,...] floating, or i
     s = Subject(run=_run_sequence, shape=list(example.shape[2:]), length=example.shape[1], **_given(model, origin))
     if callable(getattr(model, 'step', None)) and callable(getattr(model, 'init_state', None)):
         s.steps = _steps_sequence
+        s.promises += 'cached',
+    else: s.obstacles['cached'] = "it has no init_state and step"
     if example.is_floating_point(): return s
     modules = s.model.modules() if isinstance(model, nn.Module) else ()
     tables = [module for module in modules if isinstance(module, nn.Embedding)]
@@ -242,27 +256,52 @@ def _picture_shape(model):
 
 # %% ../../nbs/audit/63_subjects.ipynb #48cfa627
 def _of_transformer(model, source=None, origin=''): # source: shapes of what the encoder reads, for the decoder
-    names,decodes = _arguments(model),source is not None
+    decodes = source is not None
     origin,itemsize = origin or _origin_of(model),model.dtype.itemsize
     model = _copy(model)
     argument = 'decoder_inputs_embeds' if decodes else 'inputs_embeds'
-    sequence = argument in names and (decodes or model.main_input_name=='input_ids')
+    reads_text = decodes or model.main_input_name=='input_ids'
+    if reads_text and argument not in argument_names(model):
+        raise TypeError(f"model: expected a forward that takes {argument}, got {type(model).__name__} without")
     promised = {name: config_window(part_config(model, name), m) for name,m in model.named_modules()}
     windows = {name: Promise(*pair) for name,pair in promised.items() if pair}
-    causal = decodes or (bool(windows) and all(right==0 for _,right,_ in windows.values()))
-    s = Subject(name=type(model).__name__, model=model, run=_rows_transformer, origin=origin, shape=[], causal=causal, windows=windows,
-        options=dict(argument=argument if sequence else model.main_input_name), sequence=sequence,
-        itemsize=itemsize)
+    s = Subject(name=type(model).__name__, model=model, run=_rows_transformer, origin=origin,
+        options=dict(argument=argument if reads_text else model.main_input_name),
+        shape=[], windows=windows, sequence=reads_text, itemsize=itemsize)
+    s.causal = decodes or (bool(windows) and all(right==0 for _,right,_ in windows.values()))
     if decodes: s.options['source'] = source
-    if not sequence:
+    if not reads_text:
         s.shape = _picture_shape(model)
+        s.obstacles = dict.fromkeys((*_OF_PADDING, 'packed', 'cached'), "it reads no text")
         return s
     table = (model.get_decoder() if decodes else model).get_input_embeddings()
     s.shape,s.scale = [table.embedding_dim],table.weight.std().item()
-    if not decodes and 'attention_mask' in names: s.takes += 'padding',
-    if not decodes and causal and 'position_ids' in names: s.takes += 'left padding','packed texts'
-    if causal and 'past_key_values' in names: s.steps = _steps_transformer
+    _text_promises(s, decodes)
     return s
+
+def _text_promises(s, decodes): # of transformers; whether it is the decoder of a model that has an encoder
+    "What a model of text promises, and which of it cannot be asked."
+    names,config = argument_names(s.model),s.model.config.get_text_config()
+    writes = s.model.can_generate() and not s.model.config.is_encoder_decoder
+    if writes and not s.windows:
+        s.doubts['future'] = "none of its attentions says is_causal or is_decoder; causal=True promises it"
+    looks_back = s.causal or bool(s.doubts)
+    if looks_back and (s.model.can_generate() or hasattr(config, 'use_cache')):
+        s.promises += 'cached',
+        if cache_argument(s.model): s.steps = _steps_transformer
+        else: s.obstacles['cached'] = "its forward takes no cache by a name that is known"
+    else: s.obstacles['cached'] = "it keeps no cache"
+    if decodes:
+        alone = "the decoder is run on one text without padding"
+        s.obstacles.update(dict.fromkeys((*_OF_PADDING, 'packed'), alone))
+        return
+    s.promises += ('padding', 'left_padding') if looks_back else ('padding',)
+    if 'attention_mask' not in names:
+        s.obstacles.update(dict.fromkeys(_OF_PADDING, "its forward takes no attention_mask"))
+    if 'position_ids' not in names:
+        s.doubts['left_padding'] = "its forward takes no position_ids, which would say where the text begins"
+        s.obstacles['packed'] = "its forward takes no position_ids, which tell packed texts apart"
+    elif not looks_back: s.obstacles['packed'] = "it looks ahead, and position_ids do not tell texts apart there"
 
 # %% ../../nbs/audit/63_subjects.ipynb #c1c3fd71
 @patch(cls_method=True)
@@ -277,7 +316,10 @@ def parts(cls:Subject,
             raise TypeError(f"example: expected a tensor [B,N,...] or three tensors q, k, v [B,H,N,d], got {got}")
         return [_of_attention(model, example, origin)]
     if hasattr(model, 'get_input_embeddings') and hasattr(getattr(model, 'config', None), 'to_diff_dict'):
-        if 'decoder_inputs_embeds' not in _arguments(model): return [_of_transformer(model, None, origin)]
+        names = argument_names(model)
+        both = getattr(model.config, 'is_encoder_decoder', False)
+        decodes = both and (model.can_generate() or any(name.startswith('decoder_') for name in names))
+        if not decodes: return [_of_transformer(model, None, origin)]
         begin = (origin or _origin_of(model))+'\nmodel = model.get_encoder()'
         encoder = _of_transformer(model.get_encoder(), None, begin)
         read = encoder.options['argument'] if encoder.sequence else encoder.model.main_input_name

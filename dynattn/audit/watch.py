@@ -79,6 +79,11 @@ class Promise(NamedTuple):
         "The window in a sequence of `n` tokens."
         return tuple(n-1 if side is None else min(side, n-1) for side in self[:2])
 
+    @property
+    def tokens(self) -> int: # of the shortest sequence in which the window leaves out a pair; 0: it never does
+        sides = [side for side in self[:2] if side is not None]
+        return max(sides)+2+self.leading if sides else 0
+
 @dataclass
 class _Look:
     "The pairs of queries and keys that the heads of one attention see."

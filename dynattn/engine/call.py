@@ -124,10 +124,17 @@ def _align(call):
 _BEYOND_SDPA = lacking('dropout_p scale enable_gqa is_causal')
 _OF_JAGGED = lacking('dropout_p is_causal scale enable_gqa window alpha n_global rel_bias sink softcap')
 
+def _same_heads(call):
+    "Whether queries, keys and values have as many heads, where that can be told; nested ones are [B,H,N,d]."
+    def heads(x): return x.shape[1] if x.layout == torch.jagged else x.size(1)
+    try: return heads(call.q) == heads(call.k) == heads(call.v)
+    except (IndexError, RuntimeError): return True             # texts with other heads each: PyTorch's own error
+
 def _take_nested(call):
     "A plain call of nested tensors goes to PyTorch as it is; otherwise jagged texts become one packed row."
     causal = call.is_causal and call.q.layout == torch.jagged  # which PyTorch does not compute
-    if call.takes_nested and not (unserved(call, _BEYOND_SDPA, 'PyTorch') or causal): return
+    grouped = not _same_heads(call)                            # nor does it compute these, of either layout
+    if call.takes_nested and not (unserved(call, _BEYOND_SDPA, 'PyTorch') or causal or grouped): return
     for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
         jagged = x.is_nested and x.layout == torch.jagged and x.dim() == 4 and x._ragged_idx == 2
         if not jagged or x.lengths() is not None:

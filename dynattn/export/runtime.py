@@ -6,7 +6,7 @@
 __all__ = ['OnnxModel']
 
 # %% ../../nbs/export/67_runtime.ipynb #c67000003
-import collections.abc, json
+import collections.abc, json, re
 from operator import index
 from pathlib import Path
 import numpy as np
@@ -55,7 +55,90 @@ def _chosen(
     p[p.cumsum()-p >= top_p] = 0.
     return int(rng.choice(order, p=p/p.sum()))
 
+# %% ../../nbs/export/67_runtime.ipynb #c6700d003
+def _whole(x, least=0, most=2**31): return type(x) is int and least<=x<=most
+
+def _list_of(x, fits): return type(x) is list and all(map(fits, x))
+
+def _is_text(x): return type(x) is str
+
+_NUMBER = 'a whole number of 1 or more',lambda x: _whole(x, 1)
+
+_FILE = dict( # name in onnx_model.json -> what is expected, and whether a value is that
+    format=('1', lambda x: _whole(x, 1, 1)),
+    piece=_NUMBER,
+    longest=_NUMBER,
+    vocabulary=_NUMBER,
+    end=('a list of tokens', lambda x: _list_of(x, _whole)),
+    begin=('a list of texts', lambda x: _list_of(x, _is_text)),
+    words=('texts by name', lambda x: type(x) is dict and all(map(_is_text, x.values()))),
+    caches=('a list of caches', lambda x: bool(x) and _list_of(x, lambda entry: type(entry) is dict)))
+
+_NAME = re.compile(r'(keys|values)[.][0-9]{1,6}[.]([0-9]{1,9}|all)') # layer, width
+
+_CACHE = dict( # name in an entry of `caches` -> the same
+    name=('a name like keys.0.7', lambda x: _is_text(x) and _NAME.fullmatch(x)),
+    heads=_NUMBER,
+    slots=('a whole number of 1 or more, or null', lambda x: x is None or _whole(x, 1)),
+    dim=_NUMBER,
+    width=('a whole number of 0 or more, or null', lambda x: x is None or _whole(x)),
+    leading=('a whole number of 0 or more', _whole))
+
+def _check_fields(found, description, where): # a dict; as above; '' or a prefix for the names
+    for name,(expected,fits) in description.items():
+        if name not in found: raise ValueError(f"{where}{name}: expected {expected}, got none")
+        if not fits(found[name]):
+            raise ValueError(f"{where}{name}: expected {expected}, got {str(found[name])[:60]!r}")
+
+def _check_file(found): # what onnx_model.json says
+    "Raise where a value is missing or does not fit the others."
+    if type(found) is not dict: raise ValueError(f"expected an object, got {type(found).__name__}")
+    _check_fields(found, _FILE, '')
+    if any(token>=found['vocabulary'] for token in found['end']):
+        raise ValueError(f"end: expected tokens below {found['vocabulary']}, got {found['end'][:9]}")
+    for i,entry in enumerate(found['caches']):
+        _check_fields(entry, _CACHE, f'caches[{i}].')
+        width,slots = entry['width'],entry['slots']
+        last = entry['name'].rpartition('.')[2]
+        if last!=('all' if width is None else str(width)):
+            raise ValueError(f"caches[{i}].width: expected {last}, as in its name, got {width}")
+        if (width is None)!=(slots is None):
+            raise ValueError(f"caches[{i}].slots: expected null with the width null only, got {slots}")
+        if width is not None and slots<entry['leading']+width+found['piece']:
+            least = entry['leading']+width+found['piece']
+            raise ValueError(f"caches[{i}].slots: expected {least} or more, got {slots}")
+    names = [entry['name'] for entry in found['caches']]
+    both = {name.partition('.')[2]: [] for name in names}
+    for entry in found['caches']: both[entry['name'].partition('.')[2]].append(entry)
+    for name,pair in both.items():
+        kinds,numbers = [e['name'].partition('.')[0] for e in pair],[{**e, 'name': ''} for e in pair]
+        if sorted(kinds)!=['keys', 'values'] or numbers[0]!=numbers[1]:
+            raise ValueError(f"caches: expected keys.{name} and values.{name} with the same numbers")
+    layers = {int(name.split('.')[1]) for name in names}
+    if layers!=set(range(len(layers))):
+        raise ValueError(f"caches: expected those of every layer, got layers {sorted(layers)[:9]}")
+
+def _check_graph(session, settings): # of ONNX Runtime; what onnx_model.json says
+    "Raise where the graph has other inputs or outputs than the file says; None is a number that may vary."
+    caches = {e['name']: ('tensor(float)', [1, e['heads'], e['slots'], e['dim']]) for e in settings['caches']}
+    whole = 'tensor(int64)'
+    ids = dict(input_ids=(whole, [1, None]), past=(whole, [1]), wanted=(whole, [None]))
+    logits = dict(logits=('tensor(float)', [None, settings['vocabulary']]))
+    ports = ((session.get_inputs(), ids | caches),
+             (session.get_outputs(), logits | {f'new_{name}': port for name,port in caches.items()}))
+    for found,expected in ports:
+        def shape(port): return [size if isinstance(size, int) else None for size in port.shape]
+        got = {port.name: (port.type, shape(port)) for port in found}
+        for name in sorted(expected.keys() | got.keys()):
+            if got.get(name)!=expected.get(name):
+                says = f"{expected.get(name)}, as onnx_model.json says"
+                raise ValueError(f"{name}: expected {says}, got {got.get(name)}")
+
 # %% ../../nbs/export/67_runtime.ipynb #c67000014
+def _damaged(path, error): # -> the error that names the file
+    said = ' '.join(str(error).split())[:200] or type(error).__name__
+    return ValueError(f"{path.parent}: damaged {path.name}: {said}")
+
 def _session(path, threads):
     try: import onnxruntime
     except ImportError as e:
@@ -63,13 +146,18 @@ def _session(path, threads):
     options = onnxruntime.SessionOptions()
     if threads is not None: options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
+    if not path.is_file():
+        raise FileNotFoundError(f"folder: expected one with a {path.name}, got {path.parent} without")
+    try: return onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
+    except Exception as e: raise _damaged(path, e) from e # ONNX Runtime's share no class
 
 def _settings(folder):
     path = folder/'onnx_model.json'
     if not path.is_file(): raise FileNotFoundError(f"folder: expected one that `dynattn export` wrote, got {folder}")
-    found = json.loads(path.read_text(encoding='utf-8'))
-    if found.get('format')!=1: raise ValueError(f"folder: expected format 1, got {found.get('format')!r}")
+    try:
+        found = json.loads(path.read_text(encoding='utf-8'))
+        _check_file(found)
+    except (ValueError, RecursionError) as e: raise _damaged(path, e) from e
     return found
 
 def _checked_ids(ids, past, settings): # -> list of int
@@ -99,7 +187,8 @@ def _read(decoder, ids, wanted): # numbers of those tokens whose logits are want
     binding,inputs = decoder.binding,dict(input_ids=[ids], past=[decoder.past], wanted=wanted)
     for name,x in inputs.items(): binding.bind_cpu_input(name, np.asarray(x, np.int64))
     binding.bind_output('logits') # again, for the last one has the shape of the last piece
-    decoder.session.run_with_iobinding(binding)
+    try: decoder.session.run_with_iobinding(binding)
+    except Exception as e: raise _damaged(decoder.folder/'model.onnx', e) from e # ONNX Runtime's share no class
     return binding.get_outputs()[0].numpy()
 
 # %% ../../nbs/export/67_runtime.ipynb #c67000016
@@ -109,7 +198,10 @@ class _Decoder:
     ):
         self.folder,self.settings = Path(folder),_settings(Path(folder))
         self.session = _session(self.folder/'model.onnx', threads)
-        self.reset()
+        try:
+            _check_graph(self.session, self.settings)
+            self.reset()
+        except (ValueError, MemoryError) as e: raise _damaged(self.folder/'model.onnx', e) from e
 
     def reset(self) -> None:
         "Begin another text."

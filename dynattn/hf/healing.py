@@ -6,16 +6,15 @@
 __all__ = ['Healed', 'heal']
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d0003
-import math
+import copy, math
 from dataclasses import dataclass
-from pathlib import Path
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
 from ..padding import Patched
-from ..saved import need, read_state, write_state
-from ..heads import unchanged
+from ..saved import Checkpoint, as_it_was, interrupts_wait, need
 from .layers import PreTrainedModel
+from .curves import run_record
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d000b
 @dataclass
@@ -23,7 +22,7 @@ class Healed(Patched):
     "The effect of healing."
     rows:list   # a record for each step: loss
     before:list # what was measured on held-out texts with windows
-    after:list  # and with the updates
+    after:list  # and with the updates; empty where they led to numbers that are not finite
     kept:bool   # whether all of it fell; otherwise the weights are those of before
 
 _FUSED = 'qkv','query_key','c_attn','in_proj'
@@ -45,35 +44,42 @@ def layers(cls:Healed, model:PreTrainedModel) -> list: # with windows or without
     return found
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d0041
-def _heal_steps(tuned, distance, steps, rate, checkpoint, every, on_step):
-    "All steps, or those that are left; their records."
+def _heal_steps(tuned, distance, steps, rate, file, every, on_step): # file: a `Checkpoint`
+    "All steps, or those that are left: their records, and whether all losses were finite."
     learned = [p for p in tuned.parameters() if p.requires_grad]
     adam,rows = torch.optim.AdamW(learned, betas=(.9,.99), weight_decay=0.),[]
-    if checkpoint is not None and Path(checkpoint).exists():
-        state = read_state(checkpoint, ('steps','rate','rows','updates','adam'))
-        if (state['steps'],state['rate'])!=(steps,rate):
-            raise ValueError(f"checkpoint: expected {steps} steps at a rate of {rate}, got another run's")
+    def state():
+        return dict(rows=list(rows), adam=copy.deepcopy(adam.state_dict()), updates=[p.detach().clone() for p in learned])
+    whole = file.read()
+    if whole is not None:
         with torch.no_grad():
-            for p,saved in zip(learned, state['updates']): p.copy_(saved)
-        adam.load_state_dict(state['adam'])
-        rows = state['rows']
-    for step in range(len(rows), steps):
-        with tuned.disable_adapter(): distance.full_hidden(step)
-        falling = .02+.98*math.cos(math.pi/2*step/steps)**2                  # after a short rise
-        adam.param_groups[0]['lr'] = rate*min((step+1)/4, 1)*falling
-        loss = distance(step, step)
-        adam.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(learned, 1.)
-        adam.step()
-        rows.append(dict(step=step, loss=loss.item()))
-        if checkpoint is not None and (step+1==steps or step%every==every-1):
-            write_state(checkpoint, dict(steps=steps, rate=rate, rows=rows, adam=adam.state_dict(),
-                                         updates=[p.detach() for p in learned]))
-        if on_step is not None: on_step(rows[-1])
-    return rows
+            for p,saved in zip(learned, whole['updates'], strict=True): p.copy_(saved)
+        adam.load_state_dict(whole['adam'])
+        rows = list(whole['rows'])
+    try:
+        for step in range(len(rows), steps):
+            with tuned.disable_adapter(): distance.full_hidden(step)
+            falling = .02+.98*math.cos(math.pi/2*step/steps)**2              # after a short rise
+            adam.param_groups[0]['lr'] = rate*min((step+1)/4, 1)*falling
+            loss = distance(step, step)
+            adam.zero_grad()
+            loss.backward()
+            if not loss.isfinite(): return rows,False
+            nn.utils.clip_grad_norm_(learned, 1.)
+            adam.step()
+            rows.append(dict(step=step, loss=loss.item()))
+            if file.path is not None: whole = state()
+            if step+1==steps or step%every==every-1: file.write(whole)
+            if on_step is not None: on_step(rows[-1])
+    except KeyboardInterrupt:
+        if whole is not None: file.write(whole)
+        raise
+    return rows,True
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d000c
+def _finish(last):
+    with interrupts_wait(): last()
+
 @torch.enable_grad()
 def heal(
     model:PreTrainedModel, # with hard windows; nothing of it learns
@@ -86,16 +92,27 @@ def heal(
     checkpoint=None, # a file for the state of the run; if it exists, the run continues from it
     every:int=5, # steps between two checkpoints
     on_step=None, # a function, called with the record of each step
+    depends:dict|None=None, # what `distance` and `measure` depend on, for the checkpoint: plain values by name
+    finish=_finish, # calls the last step, which merges the updates and may not be interrupted
 ) -> Healed:
-    "Bring the predictions of a model with windows closer to the full model's. If interrupted, the weights stay as they were."
+    """Bring the predictions of a model with windows closer to the full model's. If interrupted, the weights stay as they
+    were, and the checkpoint has all whole steps."""
     peft,targets = need('peft', 'narrow'),Healed.layers(model)
-    with unchanged(model, after_errors_only=True):
-        with torch.no_grad(): before = [float(x) for x in measure()]
+    record = {}
+    if checkpoint is not None:
+        record = run_record(model, [], steps=steps, rank=rank, rate=rate, seed=seed, **(depends or {}))
+    file = Checkpoint(checkpoint, record, ('rows','updates','adam'))
+    with torch.no_grad(): before = [float(x) for x in measure()]
+    if not all(map(math.isfinite, before)):
+        raise ValueError(f"measure: expected finite numbers of texts held out, got {before}")
+    with as_it_was(model):                                                   # but for the values of merged weights
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            tuned = peft.get_peft_model(model, peft.LoraConfig(r=rank, lora_alpha=2*rank, target_modules=targets)).eval()
-        rows = _heal_steps(tuned, distance, steps, rate, checkpoint, every, on_step)
-        with torch.no_grad(): after = [float(x) for x in measure()]
-        kept = all(a<b for a,b in zip(after, before))
-        tuned.merge_and_unload() if kept else tuned.unload()
+            options = peft.LoraConfig(r=rank, lora_alpha=2*rank, target_modules=targets)
+            tuned = peft.get_peft_model(model, options).eval()
+        rows,finite = _heal_steps(tuned, distance, steps, rate, file, every, on_step)
+        with torch.no_grad(): after = [float(x) for x in measure()] if finite else []
+        if not all(map(math.isfinite, after)): after = []
+        kept = bool(after) and all(a<b for a,b in zip(after, before))
+        if kept: finish(tuned.merge_and_unload)
     return Healed(rows, before, after, kept)

@@ -16,8 +16,9 @@ from transformers import AutoTokenizer
 from ..padding import Patched
 from ..widgets import show_widget
 from ..engine.weights import window_weights
-from ..heads import frozen, most_tokens, unchanged
-from .layers import PreTrainedModel, attention_layers, last_hidden
+from ..heads import most_tokens
+from ..saved import as_it_was
+from .layers import PreTrainedModel, attention_layers, frozen, last_hidden
 from .plugin import LayerCall, switch
 
 # %% ../../nbs/hf/81_looking.ipynb #81b00005
@@ -191,6 +192,9 @@ def _watch(found, call, options, names, last):
     "Add what a layer's heads look at to the lists."
     if call.module not in names: return
     n,more = call.q.shape[2],dict(scale=call.scaling) | options
+    if call.k.shape[2]!=n:
+        raise ValueError(f"model: expected layers in which every key is a token of the text, got {names[call.module]} "
+                         f"with {call.k.shape[2]} keys for {n} tokens")
     distance,received,first = window_weights(call.q, call.k, reduce=('distance','received','first'), **more)
     back,ahead = distance[0,:,:n].flip(1),distance[0,:,n-1:]
     ahead[:,0] = 0 # which is in `back` too
@@ -220,6 +224,8 @@ def look(
     if isinstance(text, str):
         if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
         most = most_tokens(model.config) or tokenizer.model_max_length
+        if not isinstance(most, int) or most<1:
+            raise ValueError(f"model: expected max_position_embeddings of 1 or more, got {most!r:.40}")
         most = min(most, tokenizer.model_max_length) # RoBERTa takes two fewer than it has positions
         ids,words = _tokens_of_text(tokenizer, text, most if most<_NO_LIMIT else None)
         ids = torch.tensor(ids, dtype=torch.long)
@@ -227,12 +233,12 @@ def look(
         got = f'{ids.dtype} {tuple(ids.shape)}' if isinstance(ids, Tensor) else type(ids).__name__
         raise ValueError(f"text: expected one token or more, as a text or as ids, [N] or [1,N], got {got}")
     ids = ids.reshape(-1)
+    names = {m: name for name,m in attention_layers(model, itself=True).items()}
     if tokenizer is not None and not words: words = _tokens_of_ids(tokenizer, ids.tolist())
     found = Looks(ids, words, [], [], [], [], [])
-    names = {m: name for name,m in attention_layers(model, itself=True).items()}
     LayerCall.watchers.append(lambda call, options: _watch(found, call, options, names, last))
     try:
-        with unchanged(model), frozen(switch(model)): last_hidden(model, dict(input_ids=ids[None].to(model.device)))
+        with as_it_was(model), frozen(switch(model)): last_hidden(model, dict(input_ids=ids[None].to(model.device)))
     finally: LayerCall.watchers.pop()
     return found
 

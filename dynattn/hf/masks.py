@@ -16,6 +16,12 @@ except ImportError as e:
     raise ImportError("transformers>=5 is not installed; pip install 'dynattn[hf]' brings it") from e
 
 # %% ../../nbs/hf/43_masks.ipynb #5cda5db1
+_READ = "attention_mask: expected a model that hands its mask on to the attention function, got one that reads its "
+_INSTEAD = "; use attn_implementation='eager'"
+
+class _Unread(AttributeError, TypeError):
+    "A model reads its mask."
+
 class Sight(NamedTuple):
     "Which keys a query may see, without a square of them."
     keep:Tensor|None=None  # [B,M] bool, True takes part; None: all
@@ -34,6 +40,10 @@ class Sight(NamedTuple):
     def __getitem__(self, key):
         "Layers that select keys read the square, and Gemma 4 leaves queries out: `mask[:,:,-1:,:]`."
         return self._some(key) if isinstance(key, tuple) else tuple.__getitem__(self, key)
+
+    def __getattr__(self, name): raise _Unread(f"{_READ}{name}{_INSTEAD}")
+    def _refuse_arithmetic(self, other): raise TypeError(f"{_READ}values{_INSTEAD}")
+    __add__ = __radd__ = __mul__ = __rmul__ = _refuse_arithmetic
 
     def _some(self, key): # key: of [B,1,N,M]
         if self.pairs is not None and not isinstance(key[1], slice): return self.pairs[key]
@@ -110,8 +120,8 @@ def _with_square(plain, pairs, parts, here):
 # %% ../../nbs/hf/43_masks.ipynb #c2c1ba28
 def sight_mask(
     batch_size, # B
-    q_length, # N, number of queries
-    kv_length, # M, number of keys
+    q_length=None, # N, number of queries
+    kv_length=None, # M, number of keys
     q_offset=0, # position of query 0
     kv_offset=0, # position of key 0
     mask_function=None, # transformers' rule (batch, head, query, key) -> bool
@@ -121,10 +131,12 @@ def sight_mask(
     allow_is_bidirectional_skip=False, # True for an ordinary mask of an encoder
     config=None, # the model's
     device='cpu', # of the result
+    cache_position=None, # positions of the queries, as transformers 5.0 gives them
     **kwargs, # of other versions of transformers; not read
 ) -> Sight:
     "The function that transformers calls where it would build a mask."
     if isinstance(attention_mask, Sight): return attention_mask  # `generate` has asked already
+    if cache_position is not None: q_length,q_offset = len(cache_position),int(cache_position[0])
     causal,plain_both_ways = allow_is_causal_skip,allow_is_bidirectional_skip
     window = None if local_size is None else _reach(local_size, causal, config)
     plain = _plain(attention_mask, causal, window, (q_length, kv_length), int(q_offset), kv_offset)
@@ -132,6 +144,9 @@ def sight_mask(
     parts = _parts(mask_function) or {}
     found = _without_square(plain, parts, batch_size, kv_length, int(q_offset), kv_offset)
     if found is not None: return found
-    pairs = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
-                      device=device, allow_is_causal_skip=False, allow_is_bidirectional_skip=False, **kwargs)
+    if cache_position is not None: where = dict(cache_position=cache_position)
+    else: where = dict(q_length=q_length, q_offset=q_offset, device=device)
+    pairs = sdpa_mask(batch_size, kv_length=kv_length, kv_offset=kv_offset, mask_function=mask_function,
+                      attention_mask=attention_mask, allow_is_causal_skip=False,
+                      allow_is_bidirectional_skip=False, **where, **kwargs)
     return _with_square(plain, pairs, parts, int(q_offset)-int(kv_offset))

@@ -7,7 +7,7 @@ __all__ = ['without_windows', 'WidthVector', 'Distance', 'Narrower', 'Narrowed',
            'Reference']
 
 # %% ../../nbs/hf/66_narrowing.ipynb #a373e59c
-import math, random, time
+import copy, math, random, time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,11 +16,11 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from ..options import NarrowOptions
 from ..padding import Patched
-from ..saved import checksum, read_state, write_state
+from ..saved import Checkpoint, DamagedFile, ModelState, all_or_nothing, as_it_was, fingerprint, whole_or_not
 from ..sigma import SigmaParameter
-from ..heads import frozen, most_tokens, part_config, unchanged
-from .layers import PreTrainedModel, embeddings, last_hidden, predictions
-from .curves import Budget, CostCurves, cost_curves
+from ..heads import most_tokens, part_config
+from .layers import PreTrainedModel, embeddings, frozen, last_hidden, predictions
+from .curves import Budget, CostCurves, cost_curves, run_record, texts_record
 from .healing import Healed, heal
 from .windows import add_windows, record_edge
 
@@ -181,6 +181,8 @@ def divergence(self:Distance,
 ) -> Tensor: # the mean over places
     with torch.no_grad(): wanted = predictions(self.model, full).log_softmax(-1)
     given = predictions(self.model, narrow).log_softmax(-1)
+    never = wanted==-math.inf                                        # such tokens add nothing: 0 times any logarithm
+    if never.any(): wanted,given = wanted.masked_fill(never, -1e4),given.masked_fill(never, 0)
     return F.kl_div(given, wanted, log_target=True, reduction='batchmean')
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0341
@@ -189,10 +191,13 @@ def parts(self:Distance, i, step, # number of the batch; of the step, which draw
 ) -> list: # differentiable in the widths: of the whole text, of its answers if it asks
     batch = self.batches[i]
     full,narrow = self.full_hidden(i),last_hidden(self.model, batch)
-    if not self.speaks: return [1-F.cosine_similarity(embeddings(narrow, batch), embeddings(full, batch)).mean()]
-    places = [self._places(batch, step)]
-    if 'asked' in batch and batch['asked'].any(): places.append(batch['asked'].flatten().nonzero()[:,0])
-    return [self.divergence(full.flatten(0, 1)[at], narrow.flatten(0, 1)[at]) for at in places]
+    if self.speaks:
+        places = [self._places(batch, step)]
+        if 'asked' in batch and batch['asked'].any(): places.append(batch['asked'].flatten().nonzero()[:,0])
+        found = [self.divergence(full.flatten(0, 1)[at], narrow.flatten(0, 1)[at]) for at in places]
+    else: found = [1-F.cosine_similarity(embeddings(narrow, batch), embeddings(full, batch)).mean()]
+    if all(x.isfinite() for x in found): return found
+    raise ValueError(f"model: expected finite predictions of text {i}, got nan or inf")
 
 @patch
 def __call__(self:Distance, i, step) -> Tensor: # []
@@ -242,6 +247,8 @@ def step(self:Narrower) -> dict:
         self.vector.shift.copy_(self.vector.rounded(self.options.sizes)-self.vector.widths())
     loss = self.distance(text, step)
     gradient, = torch.autograd.grad(loss, log_width)
+    if not gradient.isfinite().all():
+        raise ValueError(f"model: expected a finite gradient of the widths on text {text}, got nan or inf")
     gradient = gradient/gradient.norm().clamp(min=1e-12).sqrt()      # one text does not outweigh the others
     of_share, = torch.autograd.grad(self.vector.share(), log_width)
     price = self._price(gradient, of_share, step)
@@ -282,25 +289,31 @@ def choose(self:Narrower, others, # [K] half-widths, such as those of the cost c
     vector.scale_to(self.keep)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d000d
+_STATE = 'rows','first_share','adam','log_width','mean_gradient','late','keep','measured'
+
 @patch
 def state(self:Narrower) -> dict:
-    "The state on which the rest of the run depends."
+    "A copy of the state on which the rest of the run depends."
     return dict(
-        options=asdict(self.options), rows=self.rows, first_share=self.first_share, adam=self.adam.state_dict(),
-        log_width=self.vector.log_width.detach(), mean_gradient=self.mean_gradient, late=self.late, keep=self.keep,
-        measured=self.measured)
+        rows=list(self.rows), first_share=self.first_share, adam=copy.deepcopy(self.adam.state_dict()),
+        log_width=self.vector.log_width.detach().clone(), mean_gradient=self.mean_gradient.clone(),
+        late=self.late.clone(), keep=self.keep, measured=list(self.measured))
 
 @patch
 @torch.no_grad()
-def restore(self:Narrower, state, # as a checkpoint holds it
+def restore(self:Narrower, state, # as `state` gives it
 ) -> None:
-    if state['options']!=asdict(self.options):
-        differ = [f'{k}={v}' for k,v in state['options'].items() if asdict(self.options)[k]!=v]
-        raise ValueError(f"checkpoint: expected one of these options, got {', '.join(differ)}")
-    self.vector.log_width.copy_(state['log_width'])
-    self.mean_gradient.copy_(state['mean_gradient'])
-    self.late.copy_(state['late'])
-    self.adam.load_state_dict(state['adam'])
+    for name,x in dict(log_width=self.vector.log_width, mean_gradient=self.mean_gradient, late=self.late).items():
+        saved = state[name]
+        if not isinstance(saved, Tensor) or saved.shape!=x.shape or not saved.isfinite().all():
+            raise ValueError(f"{name}: expected {len(x)} finite numbers")
+        x.copy_(saved)
+    for name in ('first_share','keep'):
+        if type(state[name]) not in (int, float) or not 0<state[name]<=1: raise ValueError(f"{name}: expected a share")
+    if not all(isinstance(row, dict) and 'text' in row for row in state['rows']): raise ValueError("rows: expected records")
+    for share,risen,log_width in state['measured']:
+        if log_width.shape!=self.late.shape or not math.isfinite(share+risen): raise ValueError("measured: expected shares")
+    self.adam.load_state_dict(copy.deepcopy(state['adam']))
     self.rows,self.measured = list(state['rows']),list(state['measured'])
     self.first_share,self.keep = state['first_share'],state['keep']
 
@@ -333,6 +346,7 @@ class Narrowed:
         return [part.tolist() for part in parts]
 
 # %% ../../nbs/hf/66_narrowing.ipynb #a6b01b4b
+@whole_or_not
 def set_widths(
     model:PreTrainedModel, # with windows
     widths:list, # by layer, one for each key head or for each head; inf: no limit
@@ -344,16 +358,17 @@ def set_widths(
     if edge not in ('soft','hard'): raise ValueError(f"edge: expected soft or hard, got {edge!r}")
     if len(widths)!=len(modules):
         raise ValueError(f"widths: expected a list for each of {len(modules)} layers, got {len(widths)}")
-    with unchanged(model, after_errors_only=True):
-        for module,layer in zip(modules, widths):
-            learned = module.dynattn
-            if not layer or learned.heads%len(layer):
-                raise ValueError(f"widths: expected a divisor of {learned.heads} widths in each layer, got {len(layer)}")
-            width = torch.tensor([min(float(w), unlimited) for w in layer], dtype=torch.float32)
-            width = width.repeat_interleave(learned.heads//len(layer)).clamp(min=1.)
-            device = next(module.parameters()).device
-            learned.sigma_head = SigmaParameter(learned.heads, init_width=width).to(device).train(module.training)
-        record_edge(model, edge)
+    for module,layer in zip(modules, widths):
+        learned = module.dynattn
+        if not layer or learned.heads%len(layer):
+            raise ValueError(f"widths: expected a divisor of {learned.heads} widths in each layer, got {len(layer)}")
+        if not all(isinstance(w, (int, float)) and w>=0 for w in layer):
+            raise ValueError(f"widths: expected numbers of 0 or more, or inf, got {layer}")
+        width = torch.tensor([min(float(w), unlimited) for w in layer], dtype=torch.float32)
+        width = width.repeat_interleave(learned.heads//len(layer)).clamp(min=1.)
+        device = next(module.parameters()).device
+        learned.sigma_head = SigmaParameter(learned.heads, init_width=width).to(device).train(module.training)
+    record_edge(model, edge)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7338f8dd
 @patch(cls_method=True)
@@ -368,7 +383,9 @@ def check(cls:Narrower,
     o.check(budget.n)
     if o.heal>len(batches): raise ValueError(f"heal: expected at most one step for each of {len(batches)}, got {o.heal}")
     if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
-    if o.heal: Healed.layers(model)
+    if o.heal:
+        Budget.of(model, held_out, o.sinks)
+        Healed.layers(model)
     least = budget.share(torch.ones(1)).item()
     if o.rise is None and keep<least:
         by_default = ", the default; give keep, fewer sinks or longer texts" if o.keep is None else ""
@@ -383,23 +400,23 @@ def check(cls:Narrower,
 # %% ../../nbs/hf/66_narrowing.ipynb #f847ffd3
 @patch
 def learn(self:Narrower,
-    batches, checkpoint, # the texts; path of the state, or None
+    file:Checkpoint, # for the state
     every, on_step, # steps between two checkpoints; gets the record of each step, or None
 ) -> bool:
-    "Run all steps, or those before an interruption; False then."
-    texts = checksum(b['input_ids'] for b in batches)
-    if checkpoint is not None and Path(checkpoint).exists():
-        state = read_state(checkpoint, {'texts', *self.state()})
-        if state.pop('texts')!=texts: raise ValueError("checkpoint: expected one of these texts, got one of others")
-        self.restore(state)
+    "Run all steps, or those before an interruption; False then. The state in the file is that after a whole step."
+    before,whole = ModelState(self.distance.model),self.state()
+    file.write(whole)
     try:
         while len(self.rows)<self.options.steps:
             row = self.step()
-            last = len(self.rows)==self.options.steps
-            if checkpoint is not None and (last or len(self.rows)%every==0):
-                write_state(checkpoint, dict(self.state(), texts=texts))
+            whole = self.state()
+            if len(self.rows) in (self.options.steps, len(self.rows)//every*every): file.write(whole)
             if on_step is not None: on_step(row)
-    except KeyboardInterrupt: return False
+    except KeyboardInterrupt:
+        before.restore()                                             # it may have come while the windows were off
+        self.restore(whole)
+        file.write(whole)
+        return False
     return True
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d000f
@@ -411,24 +428,29 @@ def _curves_for(model, batches, o, budget, curves, checkpoint):
     "The curves that were given, or those of the first texts."
     if curves is None:
         return cost_curves(model, batches[:16], budget.sinks, seed=o.seed, checkpoint=_beside(checkpoint, 'curves'))
+    if not isinstance(curves, CostCurves): raise TypeError(f"curves: expected CostCurves, got {type(curves).__name__}")
     if curves.budget.n==budget.n: return curves
     raise ValueError(f"curves: expected those of {budget.n} tokens, got those of {curves.budget.n}")
 
 @patch
 def mend(self:Distance,
     held_out:list, # texts like its own, which decide
-    checkpoint=None, every=5, on_step=None, # as in `narrow`
+    change, # the `ModelState` of the run, which says whether the weights have changed
+    **options, # further ones of `heal`
 ) -> Healed|None: # None if interrupted
     "Heal a model with hard windows, if that brings texts held out closer to the full model's."
-    held = Distance(self.model, held_out, self.options)
-    for i in range(len(held_out)): held.full_hidden(i)
+    held,before = Distance(self.model, held_out, self.options),ModelState(self.model)
     def measure():
         parts = [held.parts(i, 0) for i in range(len(held_out))]
         each = [p[0] for p in parts],[p[1] for p in parts if len(p)>1]
         return [(sum(x)/len(x)).item() for x in each if x]
-    try: return heal(self.model, self, self.options.heal, measure, seed=self.options.seed,
-                     checkpoint=_beside(checkpoint, 'heal'), every=every, on_step=on_step)
-    except KeyboardInterrupt: return None
+    try:
+        for i in range(len(held_out)): held.full_hidden(i)
+        return heal(self.model, self, self.options.heal, measure, seed=self.options.seed, finish=change.finish, **options)
+    except KeyboardInterrupt:
+        if change.stands: raise                                      # the weights have changed already
+        before.restore()
+        return None
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7a1b0016
 @patch
@@ -438,6 +460,15 @@ def begin(self:Narrower, curves:CostCurves, # of the texts
     if self.options.rise is not None: self._measure(lambda share: self.vector.set(curves._best(share)))
     self.vector.set(curves._best(max(self.options.begin, self.keep)))
     self.first_share = self.vector.share().item()
+
+@patch
+def begin_or_resume(self:Narrower, curves:CostCurves, file:Checkpoint) -> None:
+    "The start of a run, or its state in the file."
+    state = file.read()
+    if state is None: return self.begin(curves)
+    try: self.restore(state)
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as e:
+        raise DamagedFile(f"{file.path.parent}: damaged {file.path.name}: {e}") from e
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0342
 def narrow(
@@ -451,23 +482,32 @@ def narrow(
     held_out:list|None=None, # like `batches`, texts that decide whether healing helped
     **options, # fields of `NarrowOptions`
 ) -> Narrowed:
-    "Learn how far each head of a model has to look. If interrupted (Ctrl-C), it keeps the widths so far."
+    """Learn how far each head of a model has to look. If interrupted (Ctrl-C) while the steps run or heal, it keeps the
+    widths so far; at any other time, and after an error, the model is as it was. The checkpoint has all whole steps."""
     start,o = time.perf_counter(),NarrowOptions(keep=keep, **options)
-    with unchanged(model, after_errors_only=True):
+    with all_or_nothing(model) as change:
         budget = Narrower.check(model, batches, o, held_out)
+        record = {} if checkpoint is None else run_record(model, batches, **asdict(o))
+        if checkpoint is not None and curves is not None: record['curves'] = fingerprint(asdict(curves))
+        file = Checkpoint(checkpoint, record, _STATE)
+        file.read()                                                  # refused before anything is measured
         curves = _curves_for(model, batches, o, budget, curves, checkpoint)
         add_windows(model, n_global=budget.sinks)
         with frozen(model):
             vector = WidthVector(model, budget.n)
             run = Narrower(vector, Distance(model, batches, o), len(batches), o)
-            run.begin(curves)
-            finished = run.learn(batches, checkpoint, every, on_step)
+            run.begin_or_resume(curves, file)
+            finished = run.learn(file, every, on_step)
             run.finish()
             run.choose(curves._best(run.keep))
             risen = run._measure(vector.scale_to) if o.rise is not None else None
             widths = vector.in_layers(vector.rounded(o.sizes)) if o.sizes else vector.by_layer()
             set_widths(model, widths)
-            mended = run.distance.mend(held_out, checkpoint, every, on_step) if o.heal and finished else None
+            mended = None
+            if o.heal and finished:
+                depends = {f'run.{name}': value for name,value in {**record, **texts_record(held_out, 'held_out')}.items()}
+                mended = run.distance.mend(held_out, change, checkpoint=_beside(checkpoint, 'heal'), every=every,
+                                           on_step=on_step, depends=depends)
     finished = finished and bool(mended)==bool(o.heal)
     return Narrowed(widths, vector.budget, run.rows, time.perf_counter()-start, finished, risen, mended)
 
@@ -491,11 +531,15 @@ class Reference(Patched):
         texts:list, # what it is called with; of a language model, a row each
     ):
         self.model,self.texts = model,texts
-        with torch.no_grad(), without_windows(model): self.full = [self._result(text) for text in texts]
+        with torch.no_grad(), without_windows(model): self.full = [self._finite(i, self._result(text)) for i,text in enumerate(texts)]
 
     def _result(self, text):
         if self.model.get_output_embeddings() is None: return embeddings(last_hidden(self.model, text), text)
         return token_losses(self.model, text['input_ids']).mean()[None]
+
+    def _finite(self, i, x): # the result of text i
+        if x.isfinite().all(): return x
+        raise ValueError(f"model: expected finite predictions of text {i}, got nan or inf")
 
     @torch.no_grad()
     def changes(self,
@@ -503,8 +547,8 @@ class Reference(Patched):
     ) -> list: # a number for each row
         "The rise in loss, or one minus the cosine of the embeddings, of the model as it is now."
         found = []
-        for text,full in zip(self.texts, self.full):
-            now = self._result(text)
+        for i,(text,full) in enumerate(zip(self.texts, self.full)):
+            now = self._finite(i, self._result(text))
             found += (now-full if full.dim()==1 else 1-F.cosine_similarity(now, full)).tolist()
             on_text()
         return found
@@ -523,7 +567,7 @@ def _smallest(self:Distance, vector, rise, at):
             share = math.sqrt(low*found[0])
             vector.log_width.copy_(start)
             at(share)
-            with unchanged(self.model):
+            with as_it_was(self.model):
                 set_widths(self.model, vector.by_layer())
                 risen = sum(reference.changes())/len(texts)
             if risen<=rise: found = share,risen

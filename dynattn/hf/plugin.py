@@ -15,10 +15,11 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from ..padding import PaddingMask, Patched
+from ..saved import whole_or_not
 from ..parts import visible_pairs
 from ..engine.ops import attention
 from ..cache import turn_rows
-from ..heads import part_config, unchanged
+from ..heads import part_config
 from .layers import Added, PreTrainedModel, attention_layers, said_causal
 from .masks import Sight, sight_mask
 
@@ -317,7 +318,9 @@ def attend(
 def register() -> None:
     "Make \"dynattn\" known to transformers, for attention and for masks."
     for table,ours in ((AttentionInterface(), attend), (AttentionMaskInterface(), sight_mask)):
-        if table.get('dynattn', ours) is not ours:
+        found = table.get('dynattn', ours)
+        left_by_an_interrupt = getattr(found, '__module__', '').startswith('dynattn.')
+        if found is not ours and not left_by_an_interrupt:
             raise ValueError("attn_implementation: expected no other function registered as 'dynattn', got one")
     if _collector is None:
         warnings.warn(f"transformers {transformers.__version__} keeps its collector of outputs elsewhere; "
@@ -335,6 +338,7 @@ def _init_batches(model, *args, **kwargs):
 
 _Model = TypeVar('_Model', bound=nn.Module)
 
+@whole_or_not
 def switch(
     model:_Model, # holds one `PreTrainedModel` or several
 ) -> _Model: # the same
@@ -352,13 +356,12 @@ def switch(
     if lost: raise ValueError(f"model: expected a configuration for each attention, got {lost[0]} without one")
     register()
     layers = attention_layers(model)
-    with unchanged(model, after_errors_only=True):
-        asked = [*((m, m.config) for m in owners), *((m, configs[name]) for name,m in layers.items())]
-        for m,config in asked:  # so that it can be put back
-            if config._attn_implementation!='dynattn': m.attention_before_dynattn = config._attn_implementation
-        for config in configs.values():  # in a model of several, they have a configuration of their own
-            if config._attn_implementation!='dynattn': config._attn_implementation = 'dynattn'
-        for m in owners:
-            m.set_attn_implementation('dynattn')
-            if hasattr(m, 'init_continuous_batching'): m.init_continuous_batching = partial(_init_batches, m)
+    asked = [*((m, m.config) for m in owners), *((m, configs[name]) for name,m in layers.items())]
+    for m,config in asked:  # so that it can be put back
+        if config._attn_implementation!='dynattn': m.attention_before_dynattn = config._attn_implementation
+    for config in configs.values():  # in a model of several, they have a configuration of their own
+        if config._attn_implementation!='dynattn': config._attn_implementation = 'dynattn'
+    for m in owners:
+        m.set_attn_implementation('dynattn')
+        if hasattr(m, 'init_continuous_batching'): m.init_continuous_batching = partial(_init_batches, m)
     return model

@@ -21,11 +21,12 @@ from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..engine.dense import attention_weights
 from ..sigma import SigmaHead, SigmaParameter, as_widths
+from ..saved import as_it_was, whole_or_not
 from ..sparsity import AlphaHead
-from ..heads import frozen, most_tokens, part_config, unchanged
-from .layers import Added, Learned, PreTrainedModel, attention_layers, looks_back
+from ..heads import most_tokens, part_config
+from .layers import Added, Learned, PreTrainedModel, attention_layers, frozen, looks_back
 from .plugin import LayerCall, switch
-from .cache import WindowedCache
+from .cache import hand_out
 
 # %% ../../nbs/hf/58_windows.ipynb #7f3809d4
 def _learners(model): # -> of modules
@@ -75,21 +76,10 @@ def _check_windows(layers, unit, n_global, edge, penalty, longest):
         raise ValueError("model: expected one without windows, got one that has them already; "
                          "dynattn.hf.remove_windows(model) takes them away, and others can be added then")
 
-# %% ../../nbs/hf/58_windows.ipynb #c56a0004
-def _generate(model, *args, **kwargs):
-    "A model's own, with a `WindowedCache` where no cache is named, and the model does not attend in chunks."
-    config = kwargs.get('generation_config') or model.generation_config
-    named = [kwargs.get('cache_implementation', config.cache_implementation), kwargs.get('past_key_values')]
-    cached = kwargs.get('use_cache', config.use_cache)
-    weights = kwargs.get('output_attentions', config.output_attentions) or model.config.output_attentions
-    chunks = getattr(model.config.get_text_config(), 'attention_chunk_size', None)
-    if named==[None,None] and cached is not False and not weights and not chunks:
-        kwargs['past_key_values'] = WindowedCache(model)
-    return type(model).generate(model, *args, **kwargs)
-
 # %% ../../nbs/hf/58_windows.ipynb #d25d298b
 _Model = TypeVar('_Model', bound=nn.Module)
 
+@whole_or_not
 def add_windows(
     model:_Model, # its attention goes through the interface
     unit:str="tokens", # "tokens", or "fraction" of half the real length
@@ -102,29 +92,28 @@ def add_windows(
     """Give every head of every layer a width that learns.
     The default starts so wide that nothing changes; a pretrained model that starts narrow is another model until
     it is trained. A causal model then generates with a `WindowedCache`, unless it is given another cache or
-    `cache_implementation="dynamic"`; if it attends in chunks it keeps transformers' own cache. So does a call of the
-    model itself, with every key, unless it is given `past_key_values=WindowedCache(model)`."""
-    with unchanged(model, after_errors_only=True):
-        layers,longest = _learners(switch(model)),_longest(model)
-        _check_per(per, layers)
-        _check_windows(layers, unit, n_global, edge, penalty, max(longest))
-        if init is None: widths = [as_widths(8. if unit=='fraction' else 8.*most) for most in longest]
-        else:
-            widths = as_widths(init)
-            widths = widths if widths.dim()==2 else [widths]*len(layers)
-        for module,width in zip(layers, widths):
-            l,start = module.dynattn,dict(init_width=width, unit=unit)
-            head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
-            l.sigma_head = head.to(next(module.parameters()).device)
-            l.unit,l.edge = unit,edge
-            l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
-        Added.record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
-        if penalty: penalise(model, penalty)
-        writes = isinstance(model, PreTrainedModel) and model.can_generate() and not model.config.is_encoder_decoder
-        if writes: model.generate = partial(_generate, model)
+    `cache_implementation="dynamic"`. A model that no `WindowedCache` serves keeps transformers' own cache, and so does a
+    call of the model itself, with every key, unless it is given `cache=WindowedCache(model)`."""
+    layers,longest = _learners(switch(model)),_longest(model)
+    _check_per(per, layers)
+    _check_windows(layers, unit, n_global, edge, penalty, max(longest))
+    if init is None: widths = [as_widths(8. if unit=='fraction' else 8.*most) for most in longest]
+    else:
+        widths = as_widths(init)
+        widths = widths if widths.dim()==2 else [widths]*len(layers)
+    for module,width in zip(layers, widths):
+        l,start = module.dynattn,dict(init_width=width, unit=unit)
+        head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
+        l.sigma_head = head.to(next(module.parameters()).device)
+        l.unit,l.edge = unit,edge
+        l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
+    Added.record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
+    if penalty: penalise(model, penalty)
+    hand_out(model)
     return model
 
 # %% ../../nbs/hf/58_windows.ipynb #ed9e0003
+@whole_or_not
 def record_edge(
     model:nn.Module, # with windows
     edge:str, # "soft" or "hard"
@@ -443,6 +432,7 @@ def penalise(
     return handle
 
 # %% ../../nbs/hf/58_windows.ipynb #9d52597a
+@whole_or_not
 def add_alpha(
     model:_Model, # its attention goes through the interface
     init:float=1.001, # alpha at the start, between 1 and 2: softmax, almost
@@ -450,16 +440,15 @@ def add_alpha(
     fixed:float|None=None, # this alpha, and nothing is learned
 ) -> _Model: # the same, with `dynattn` in each layer
     "Give every head of every layer an alpha that learns."
-    with unchanged(model, after_errors_only=True):
-        layers = _learners(switch(model))
-        _check_per(per, layers)
-        if any(m.dynattn.alpha_head is not None for m in layers):
-            raise ValueError("model: expected one without alpha, got one that has it already; "
-                             "dynattn.hf.remove_alpha(model) takes it away, and another can be added then")
-        for m in layers:
-            l,device = m.dynattn,next(m.parameters()).device
-            l.alpha_head = AlphaHead(l.heads, l.dim if per=='input' else None, init=init, fixed=fixed).to(device)
-        Added.record(model, 'alpha', dict(init=init, per=per, fixed=fixed))
+    layers = _learners(switch(model))
+    _check_per(per, layers)
+    if any(m.dynattn.alpha_head is not None for m in layers):
+        raise ValueError("model: expected one without alpha, got one that has it already; "
+                         "dynattn.hf.remove_alpha(model) takes it away, and another can be added then")
+    for m in layers:
+        l,device = m.dynattn,next(m.parameters()).device
+        l.alpha_head = AlphaHead(l.heads, l.dim if per=='input' else None, init=init, fixed=fixed).to(device)
+    Added.record(model, 'alpha', dict(init=init, per=per, fixed=fixed))
     return model
 
 # %% ../../nbs/hf/58_windows.ipynb #58d10003
@@ -574,7 +563,7 @@ def report(
     seen:list = []
     LayerCall.watchers.append(lambda call, options: seen.append(_stats(call, options)))
     try:
-        with unchanged(model), frozen(model): model(**batch)
+        with as_it_was(model), frozen(model): model(**batch)
     finally: LayerCall.watchers.pop()
     if not seen: raise ValueError("model: expected one whose attention is 'dynattn', got another; `switch` it first")
     return HeadReport(*(torch.stack(x) for x in zip(*seen)))

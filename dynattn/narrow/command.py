@@ -15,15 +15,15 @@ import torch
 from transformers.utils import logging as transformers_logging
 from ..options import NarrowConfig, NarrowOptions
 from ..runs import Bar, Run, markdown, printable, table
-from ..saved import UserError, read_intact, read_state, write_atomic
+from ..saved import Field, UserError, option_fields, read_json, read_state, write_atomic
 from ..heads import most_tokens
 from ..hf.curves import cost_curves
-from ..hf.layers import Learned, last_hidden
+from ..hf.layers import Learned, last_hidden, predictions
 from ..hf.narrowing import Narrower, narrow, set_widths, without_windows
 from ..hf.plugin import switch
 from ..hf.saving import load_pretrained, save
 from ..hf.windows import add_windows
-from .judge import Judge
+from .judge import Judge, Report
 from .recall import Recall, facts_to_learn, recall_grid
 from ..texts import Names, read_text, text_lines
 from ..train.files import walk
@@ -195,9 +195,12 @@ def _read_texts(
 # %% ../../nbs/narrow/85_command.ipynb #d888b8f8
 def _named_files(source):
     "The files that the index of a sentence-transformers model names besides the transformer: no links, nothing hidden."
-    index = read_intact(source/'modules.json', lambda data: [str(m['path']) for m in json.loads(data)])
+    part = Field(dict, inside=dict(path=Field(str)))
+    index = [module['path'] for module in read_json(source/'modules.json', Field(list, each=part))]
     names = ['modules.json', 'sentence_bert_config.json', 'config_sentence_transformers.json']
-    names += [p.relative_to(source) for part in index if part for p in sorted((source/part).glob('*'))]
+    folders = [source/part for part in index if part and os.path.isdir(source/part)]
+    here = [folder for folder in folders if folder.resolve().is_relative_to(source.resolve())]
+    names += [p.relative_to(source) for folder in here for p in sorted(folder.glob('*'))]
     for path in map(Path, names):
         inside = (source/path).resolve()==source.resolve()/path
         kind = path.suffix in ('.json', '.safetensors', '.bin', '.txt')
@@ -224,22 +227,36 @@ def _check_out(run, resume):
     "Refuse a folder whose files would be lost, and a run of other settings."
     out,settings = run.folder,run.folder/'settings.json'
     run.check_folder(settings.exists(), resume)
-    if resume: run.check_settings(read_intact(settings, lambda data: dict(**json.loads(data))))
+    if resume: run.check_settings(read_json(settings, dict(option_fields(NarrowConfig), model=Field(str))))
     elif out.exists() and any(path.name!='.lock' for path in out.iterdir()):
         raise UserError(f"out: expected a new or an empty folder, got {out}")
 
-def _check_reads(model, ids):
-    "Check that the model can read a text of this length and of these tokens; the seconds that it takes."
-    n,most = ids.shape[1],most_tokens(model.config)
+def _check_fits(model, batches):
+    "Check that the model takes texts of this length and of these tokens."
+    n,kind = max(b['input_ids'].shape[1] for b in batches),type(model).__name__
+    most = most_tokens(model.config)
     if most and n>most: raise ValueError(f"context: expected at most the {most} tokens that the model takes, got {n}")
+    known,last = model.get_input_embeddings().weight.shape[0],max(b['input_ids'].max().item() for b in batches)
+    if last>=known:
+        raise ValueError(f"model: expected one that reads {n} of its tokenizer's tokens, got {kind}: "
+                         f"it has {known} tokens, and none with the number {last}")
+
+def _check_reads(model, ids):
+    "Check that the model can read a text, and that its predictions are finite; the seconds that it takes."
+    _check_fits(model, [dict(input_ids=ids)])
+    n,kind = ids.shape[1],type(model).__name__
     try:
         for _ in range(2):                                           # the first call also sets things up
             start = time.perf_counter()
-            with torch.no_grad(): last_hidden(model, dict(input_ids=ids))
-        return time.perf_counter()-start
+            with torch.no_grad(): hidden = last_hidden(model, dict(input_ids=ids))
+        seconds = time.perf_counter()-start
+        with torch.no_grad():
+            given = hidden if model.get_output_embeddings() is None else predictions(model, hidden[:,-1]).logsumexp(-1)
     except Exception as e:
-        kind,reason = type(model).__name__,' '.join(str(e).split())[:160] or type(e).__name__
+        reason = ' '.join(str(e).split())[:160] or type(e).__name__
         raise ValueError(f"model: expected one that reads {n} of its tokenizer's tokens, got {kind}: {reason}") from e
+    if given.isfinite().all(): return seconds
+    raise ValueError(f"model: expected finite predictions, got nan or inf from {kind}")
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0122
 def _asking(tokenizer, c, causal):
@@ -259,7 +276,8 @@ def _plan(seconds, c, judged, grid): # of a text with full attention; texts to j
 def _learned(model, batches, options, out, quiet, held_out):
     "`narrow` with its checkpoint in the folder, and a bar."
     at = out/'checkpoint.pt'
-    done = len(read_state(at, {'rows'})['rows']) if at.exists() else 0
+    rows = read_state(at, {'rows'})['rows'] if at.exists() else []
+    done = len(rows) if isinstance(rows, list) else 0                # `narrow` refuses what is no list
     with Bar(options['steps']+options['heal'], 'narrow', quiet, done) as bar:
         def on_step(row):
             bar.step(f"loss {row['loss']:.4f}, "+(f"share {row['share']:.3f}" if 'share' in row else 'healing'))
@@ -291,6 +309,7 @@ def _narrow_run(name, c, out, resume, quiet): # -> `Report`
     batches,texts,documents,left_out = _read_texts(c, tokenizer, causal)
     if left_out and not quiet: print(left_out, file=sys.stderr)
     try:
+        _check_fits(model, [*batches, *texts])
         Narrower.check(model, batches, NarrowOptions(**options), texts)
         seconds = _check_reads(switch(model), batches[0]['input_ids'][:1])
         with run.locked():
@@ -373,25 +392,36 @@ def _narrow_verb(a) -> int: # the arguments; exit status
         print(json.dumps(rows) if a.json else _preview_table(rows, causal))
         return 0
     if a.out is None: raise UserError('out: expected a new folder, got none')
-    report = _narrow_run(a.model, c, a.out, a.resume, a.quiet)
+    try: report = _narrow_run(a.model, c, a.out, a.resume, a.quiet)
+    except (KeyboardInterrupt, OSError) as e:
+        if any(Path(a.out).glob('checkpoint*.pt')): e.add_note('; the same command with --resume goes on')
+        raise
     if a.json: print(json.dumps(asdict(report)))
     else: print(f"{report.bars()}\n\n{report.summary(printable)}\n\nThe model and its report: {printable(a.out)}")
-    return 0
+    return 0 if report.finished else 130                             # as after any interrupt
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0132
-def _original(name):
-    "The model that a healed folder of `dynattn narrow` was made from; None where the weights did not change."
+def _original(name, given=None): # a folder; the model that the user names
+    """The model that a healed folder of `dynattn narrow` was made from; None where the weights did not change. Only a
+    folder or a file that is here is taken from the result: a name would be fetched because a file says so."""
+    if given: return given
     at = Path(name)/'result.json'
-    result = read_intact(at, lambda data: dict(**json.loads(data))) if at.is_file() else {}
-    return result['model'] if (result.get('healed') or {}).get('kept') else None
+    if not at.exists(): return None
+    result = read_json(at, Report.fields())
+    if not (result.get('healed') or {}).get('kept'): return None
+    named = result.get('model', '')
+    if named and (os.path.isdir(named) or named.endswith('.gguf') and os.path.isfile(named)): return named
+    raise UserError(f"{at}: model: expected the folder that the model was made from, got {named!r:.80}, which is not here; "
+                    "--model says which one it was")
 
-def _judge_run(name, c, quiet):
+def _judge_run(name, c, quiet, original=None):
     "Lengths, distances, and the shares of right answers with full attention and with windows."
     model,tokenizer = load_pretrained(name, windows=True)
     if model.get_output_embeddings() is None:
         raise UserError(f"model: expected a language model, which can answer, got {type(model).__name__}")
     try:
         Recall.texts(tokenizer, c.context)                          # raises where there are no tokens for digits
+        origin = _original(name, original)
         documents = _Documents(c)
         texts = _cut(documents, tokenizer, c.context, True, 8)
         if documents.said() and not quiet: print(documents.said(), file=sys.stderr)
@@ -404,8 +434,9 @@ def _judge_run(name, c, quiet):
                                            seed=c.seed, on_text=bar.step)
             learned = any(isinstance(m, Learned) and m.sigma_head is not None for m in model.modules())
             narrow = grid() if learned else None
-            origin = _original(name)
-            if origin: model = load_pretrained(origin)[0]
+            if origin:
+                model = load_pretrained(origin)[0]
+                _check_reads(model, texts[0][None])
             with without_windows(model): full = grid()
     except ValueError as e: raise UserError(str(e)) from e
     said = "The model has no windows." if narrow is None else full.forgotten(narrow)
@@ -416,7 +447,7 @@ def _judge_run(name, c, quiet):
 def _judge_verb(a) -> int: # the arguments; exit status
     "`dynattn judge`."
     _quietly()
-    result = _judge_run(a.model, _config(a), a.quiet)
+    result = _judge_run(a.model, _config(a), a.quiet, a.original)
     if a.json: print(json.dumps(result))
     else:
         rows = [[way, *(f'{x:.2f}' for x in result[way])] for way in ('full','windows') if result[way]]

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from fastcore.basics import patch
 from transformers import DynamicCache
-from ..heads import unchanged
+from ..heads import cache_argument
 from ..padding import Patched
 from ..runs import Bar, table
+from ..saved import Field
+from ..saved import as_it_was
 from ..hf.cache import WindowedCache
 from ..hf.curves import Budget
 from ..hf.narrowing import Narrowed, Reference, set_widths, without_windows
@@ -57,7 +59,7 @@ def quality(
 ) -> list: # records: way, share, and the change of each text
     "Compare the ways to spend a share. The model keeps its learned widths."
     reference,rows = reference or Reference(model, texts),[]
-    with unchanged(model):
+    with as_it_was(model):
         for share in sorted({found.share(), *shares}):
             layers = found.scaled(share)
             for way in _WAYS:
@@ -100,7 +102,7 @@ def recall(self:Judge,
     "The facts recalled at each share. The model keeps its learned widths."
     rows = [dict(way='full', share=1., recall=self.recalled)]
     ways = [('learned', share) for share in sorted({found.share(), *shares})]
-    with unchanged(self.model):
+    with as_it_was(self.model):
         for way,share in [*ways, ('one window', found.share())]:
             layers = found.scaled(share)
             set_widths(self.model, layers if way=='learned' else _spent(found.budget, layers, way))
@@ -132,9 +134,9 @@ def step_times(
     contexts = dict(full=lambda: without_windows(model), narrow=nullcontext)
     def run(name):
         if not generates: return model(**batch)
-        return model(ids[:,-1:], past_key_values=caches[name], logits_to_keep=1)
+        return model(ids[:,-1:], **{cache_argument(model): caches[name]}, logits_to_keep=1)
     for name,cache in caches.items():
-        with contexts[name](): model(ids[:,:-1], past_key_values=cache, logits_to_keep=1)
+        with contexts[name](): model(ids[:,:-1], **{cache_argument(model): cache}, logits_to_keep=1)
     nbytes = {}
     if generates:
         kept = sum(layer.keys.nbytes+layer.values.nbytes for layer in caches['full'].layers)
@@ -149,6 +151,9 @@ def step_times(
     return dict(tokens=ids.shape[1]-1, ms=ms, cache_bytes=nbytes)
 
 # %% ../../nbs/narrow/84_judge.ipynb #71777c22
+_HEALED = dict(rows=Field(list), before=Field(list, each=Field(float)), after=Field(list, each=Field(float)), kept=Field(bool))
+_NUMBER = Field(int, 0, 2**63, required=False)
+
 @dataclass
 class Report(Patched):
     "The price of a narrowed model, and its savings; of a run of `dynattn narrow`, all that `result.json` has."
@@ -176,6 +181,16 @@ class Report(Patched):
     asking:int=0         # texts that asked for facts again
     seconds:float=0.     # of learning
     documents:int=0      # that were read
+
+    @staticmethod
+    def fields() -> dict: # name -> `Field`
+        "The description of `result.json`."
+        widths = Field(list, each=Field(list, each=Field(float, 0)), required=False)
+        records = Field(list, each=Field(dict), required=False)
+        return dict(
+            causal=Field(bool, required=False), n=_NUMBER, sinks=_NUMBER, share=Field(float, 0, 1, required=False),
+            widths=widths, quality=records, judged=_NUMBER, model=Field(str, required=False),
+            healed=Field((dict, type(None)), required=False, inside=_HEALED), finished=Field(bool, required=False))
 
 # %% ../../nbs/narrow/84_judge.ipynb #c66d0143
 @patch
@@ -243,6 +258,9 @@ def recall_table(self:Report, escape, # `printable` or `markdown`
 def healing(self:Report) -> str:
     "Whether healing was kept, in two sentences."
     if not self.healed: return ''
+    if not self.healed['after']:
+        return (f" It was healed by {len(self.healed['rows'])} texts. Its updates were thrown away, for they led to "
+                "numbers that are not finite.")
     parts = zip(('the divergence of a token','that of an answer'), self.healed['before'], self.healed['after'])
     said = ', '.join(f'{name} {before:.4f} before and {after:.4f} after' for name,before,after in parts)
     what = 'Its updates are merged' if self.healed['kept'] else 'Its updates were thrown away, for not all of it fell'
@@ -260,13 +278,22 @@ def summary(self:Report, escape, # `printable` or `markdown`
         "too few to hold any of them out.")
     return '\n\n'.join([
         f"{escape(self.model)} keeps {self.share:.1%} of its {'keys' if self.causal else 'pairs of tokens'} at "
-        f"{self.n:,} tokens.{borne}{self.healing()}",
+        f"{self.n:,} tokens.{borne}{self.healing()}{self.stopped()}",
         f"{_MEANS[self.causal]} `learned` is compared with other widths of the same share: "
         "one window for all heads, one per layer, and the learned ones given to other heads at random. "
         f"At other shares than {self.share:.3f} the learned widths are scaled.",
         self.quality_table(escape), self.recall_table(escape), self.times_table(escape),
         f"Learned from {self.learned_tokens:,} tokens in {self.seconds:.0f} s; {self.asking} of the "
         f"{self.learned_texts} texts asked for facts again; {read}"])
+
+# %% ../../nbs/narrow/84_judge.ipynb #84a10001
+@patch
+def stopped(self:Report) -> str:
+    "Whether the run was interrupted, in a sentence."
+    if self.finished: return ''
+    steps,wanted = len(self.steps or []),(self.config or {}).get('steps', 0)
+    where = 'while it healed' if steps>=wanted else f'after {steps} of {wanted} steps'
+    return f" **The run was stopped {where}; these are its widths so far. The same command with `--resume` goes on.**"
 
 # %% ../../nbs/narrow/84_judge.ipynb #0ce3b226
 @patch

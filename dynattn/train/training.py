@@ -8,7 +8,7 @@ __all__ = ['TrainConfig', 'Trainer', 'probabilities', 'train']
 # %% ../../nbs/train/52_training.ipynb #7a110003
 import argparse, dataclasses, hashlib, json, math, os, shlex, statistics, sys, time
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 import torch, torch.nn.functional as F
@@ -19,7 +19,8 @@ from ..encoder import Classifier, EncoderConfig
 from .files import Data, DataConfig, batch_of, views
 from ..padding import Patched
 from ..runs import Bar, Run, add_options, markdown, printable, table, verb
-from ..saved import DamagedFile, UserError, need, read_intact, read_state, write_atomic, write_state
+from ..saved import Checkpoint, DamagedFile, Field, UserError, check_value, differences, need, option_fields
+from ..saved import read_intact, read_json, read_state, write_atomic, write_state
 
 # %% ../../nbs/train/52_training.ipynb #c7a51c0f
 @dataclass(frozen=True)
@@ -243,7 +244,8 @@ def end_epoch(self:Trainer, callbacks=(), # functions `f(moment, t, x)`
         valid_loss=losses/max(1, cm.sum().item()),
         accuracy=accuracy(cm).item(), f1=f1(cm, 'macro').item(),
         width=j['widths'].mean().item(), alpha=j['alphas'].mean().item(), ms=statistics.median(self.ms or [0]))
-    better = row['valid_loss']<self.best or self.epoch==0  # a model is kept even if its loss is no number
+    if not math.isfinite(row['valid_loss']): raise ValueError("valid_loss: expected finite, got no number")
+    better = row['valid_loss']<self.best
     self.best,self.since = (row['valid_loss'],0) if better else (self.best,self.since+1)
     self.rows.append(row)
     if self.acc.is_main_process:
@@ -262,35 +264,52 @@ def write_log(self:Trainer) -> None:
 _PLACE = 'step','epoch','at','since','best','total','rows'
 
 @patch
+def record(self:Trainer) -> dict:
+    "What the rest of a run depends on, besides what may be others when it goes on."
+    kept = {name: x for name,x in self.run.settings.items() if name not in self.run.free}
+    return dict(kept, files=self.files, processes=self.acc.num_processes, format=Checkpoint.format)
+
+@patch
 def save(self:Trainer) -> None:
     "Write all that is needed to resume, in one file that is replaced in one step."
     if not self.acc.is_main_process: return
     scaler = {} if self.acc.scaler is None else self.acc.scaler.state_dict()
     write_state(self.run.folder/'checkpoint.pt', dict(
-        {k: getattr(self, k) for k in _PLACE}, ms=self.ms[-99:], world=self.acc.num_processes, files=self.files,
-        settings=self.run.settings, model=self.plain.state_dict(), optimizer=self.opt.state_dict(), scaler=scaler))
+        {k: getattr(self, k) for k in _PLACE}, ms=self.ms[-99:], record=self.record(), settings=self.run.settings,
+        model=self.plain.state_dict(), optimizer=self.opt.state_dict(), scaler=scaler))
 
 def _saved_state(folder): # -> dict|None
     "The last checkpoint of a run, or None."
     path = Path(folder)/'checkpoint.pt'
     if not path.exists(): return None
-    return read_state(path, [*_PLACE, 'ms', 'world', 'files', 'settings', 'model', 'optimizer', 'scaler'])
+    return read_state(path, [*_PLACE, 'ms', 'record', 'settings', 'model', 'optimizer', 'scaler'])
 
 # %% ../../nbs/train/52_training.ipynb #030a62a5
 @patch
 def load(self:Trainer, state, # as `_saved_state` gives it
 ) -> None:
     "Resume from a checkpoint."
-    if state['files']!=self.files:
+    then,now = state['record'],self.record()
+    if then.get('files')!=now['files']:
         raise UserError(f"{self.run.folder}: the files have changed since the checkpoint; another --out begins anew")
-    then,now = state['world'],self.acc.num_processes
-    if then!=now: raise UserError(f"{self.run.folder}: holds a run of other settings: processes were {then}, are {now}")
+    if changed := differences(then, now):
+        raise UserError(f"{self.run.folder}: holds a run of other settings: {'; '.join(changed)}")
     self.plain.load_state_dict(state['model'])
     self.opt.load_state_dict(state['optimizer'])
     if self.acc.scaler is not None and state['scaler']: self.acc.scaler.load_state_dict(state['scaler'])
     for k in (*_PLACE, 'ms'): setattr(self, k, state[k])
 
 # %% ../../nbs/train/52_training.ipynb #fit00001
+@patch
+@contextmanager
+def finite(self:Trainer):
+    "A value of the block that is not finite is an error in one line."
+    try: yield
+    except ValueError as e:
+        if 'expected finite' not in str(e): raise
+        raise UserError(f"{self.run.folder}: the loss of step {self.step} is not a finite number; "
+                        f"try a smaller --lr than {self.c.lr:g}, with another --out") from e
+
 @patch
 def fit(self:Trainer, callbacks=(), # functions `f(moment, t, x)`
 ) -> None:
@@ -308,11 +327,10 @@ def fit(self:Trainer, callbacks=(), # functions `f(moment, t, x)`
             for callback in callbacks: callback('after_step', self, loss)
             lost = not math.isfinite(loss)
             if self.acc.num_processes>1: lost = self.acc.gather(torch.tensor([lost], device=self.acc.device)).any()
-            if lost: # of any process
-                raise UserError(f"{self.run.folder}: the loss of step {self.step} is not a finite number; "
-                                f"try a smaller --lr than {self.c.lr:g}, with another --out")
+            with self.finite():
+                if lost: raise ValueError("loss: expected finite, got no number")  # of any process
             if self.step%self.c.every==0: self.save()
-        self.end_epoch(callbacks)
+        with self.finite(): self.end_epoch(callbacks)
         self.save()
 
 # %% ../../nbs/train/52_training.ipynb #4b412a51
@@ -333,11 +351,11 @@ def of_run(cls:TrainConfig, folder:Path|str) -> dict: # of the run
     "The settings that it was started with; empty where they are not written."
     path = Path(folder)/'settings.json'
     if not path.exists(): return {}
-    def parse(text):
-        settings = json.loads(text)
+    settings = read_json(path, option_fields(TrainConfig))
+    def checked(data): # the bounds
         TrainConfig(**settings).check()
         return settings
-    return read_intact(path, parse)
+    return read_intact(path, checked)
 
 # %% ../../nbs/train/52_training.ipynb #9f32a9f8
 def _allowed(run, resume):
@@ -394,13 +412,23 @@ def _summary(result, escape=printable): # as `train` returns it; for the names o
         f"Attention: {result['share']:.1%} of the pairs stood inside the windows.",
         f"Confused most: {wrong}."])
 
+_SHARE,_WHOLE = Field(float, 0, 1),Field(int, 0, 2**63)
+_CLASS = dict(precision=_SHARE, recall=_SHARE, f1=_SHARE, support=_WHOLE)
+_RESULT = dict(
+    classes=Field(list, 1, each=Field(str)), accuracy=_SHARE, f1=_SHARE, majority=_SHARE, share=Field(float, 0),
+    per_class=Field(dict), confusion=Field(list, 1, each=Field(list, 1, each=_WHOLE)))
+
 def _read_result(folder):
     "`result.json` of a finished run."
-    def parse(text):
-        result = json.loads(text)
-        _summary(result)
+    path = Path(folder)/'result.json'
+    result = read_json(path, _RESULT)
+    def whole(data): # a row and a column for each class
+        names,confusion = result['classes'],result['confusion']
+        for name in names: check_value(result['per_class'].get(name), Field(dict, inside=_CLASS), f'per_class.{name}')
+        if any(len(x)!=len(names) for x in (confusion, *confusion)) or not any(map(any, confusion)):
+            raise ValueError(f"confusion: expected {len(names)} rows of {len(names)} counts, not all 0")
         return result
-    return read_intact(Path(folder)/'result.json', parse)
+    return read_intact(path, whole)
 
 # %% ../../nbs/train/52_training.ipynb #db8d5fa5
 def _pictures(result, tokens):
@@ -447,7 +475,7 @@ def go(self:Trainer, resume, quiet, callbacks, # from the checkpoint; no progres
     self.acc.end_training()
     if not self.acc.is_main_process: return {}
     if not quiet: print('judging …', flush=True)
-    result = self.test(callbacks)
+    with self.finite(): result = self.test(callbacks)
     _report(result, self.c, self.run)
     return result
 
