@@ -104,7 +104,7 @@ def _with_extra_keys(attn, k, v, masks):
 
 # %% ../nbs/48_modules.ipynb #94116d9a
 def _equipment(attn, window, init_width, alpha, n_global):
-    "The parts that `nn.MultiheadAttention` lacks: checked, in the dtype and on the device of its weights."
+    "The parts that `nn.MultiheadAttention` lacks: checked, and on the device of its weights; they stay in float32."
     if type(n_global) is not int or n_global<0:
         raise (ValueError if type(n_global) is int else TypeError)(f"n_global: expected an int >= 0, got {n_global!r}")
     with torch.device('cpu'):  # starting values are looked at, which a meta tensor does not allow
@@ -121,11 +121,28 @@ def _equip(attn, window, n_global, sigma_head, alpha_head):
     if _always_call not in attn._forward_pre_hooks.values(): attn.register_forward_pre_hook(_always_call)
 
 # %% ../nbs/48_modules.ipynb #4b0af4ed
-def _reach(attn, n, m, extra):
+def _same_memory(a, b):
+    "Whether two tensors are one, or show the same numbers in memory."
+    if a is b: return True
+    if torch.compiler.is_compiling() or a.is_meta or a.dtype!=b.dtype: return False
+    if a.shape!=b.shape or a.stride()!=b.stride(): return False
+    try: return a.data_ptr()==b.data_ptr()!=0
+    except RuntimeError: return False  # under `vmap`, or a fake tensor
+
+def _attends_itself(attn, query, key):
+    "Whether keys belong to the queries' sequence: as the module says, else by the identity of the tensors."
+    if attn.own_keys is not None: return attn.own_keys
+    itself = _same_memory(query, key)
+    if not itself and not torch.compiler.is_compiling():
+        warnings.warn("key: another tensor than query is taken for another sequence, which gets no window; "
+                      "pass the same tensor, or set own_keys of the module to True or False", stacklevel=2)
+    return itself
+
+def _reach(attn, itself, n, m, extra):
     "Window and alpha of a call with `extra` keys in front, as `attention` takes them."
     options = dict(q_offset=extra)
     if attn.alpha_head is not None: options['alpha'] = attn.alpha_head()
-    if attn.window is None: return options
+    if attn.window is None or not itself: return options
     if n!=m:
         raise ValueError(f"key: expected as many positions as query where a window is set, {n}, got {m}; "
                          "a window is about distances within one sequence")
@@ -149,7 +166,8 @@ def _attend(attn, query, key, value, key_padding_mask, attn_mask, is_causal, nee
     masks = _masks(attn, (b, h, n, m), key_padding_mask, attn_mask, is_causal, need_weights)
     k,v,masks,extra = _with_extra_keys(attn, k, v, masks)
     dropout = attn.dropout if attn.training else 0.
-    options = dict(dropout_p=dropout, return_weights=need_weights, **masks, **_reach(attn, n, m, extra))
+    itself = attn.window is not None and _attends_itself(attn, query, key)
+    options = dict(dropout_p=dropout, return_weights=need_weights, **masks, **_reach(attn, itself, n, m, extra))
     if attn.attention_fn is None: out = _compute(_TorchCall(q, k, v, **options))
     else: out = attn.attention_fn(q, k, v, **options)
     out,weights = out if need_weights else (out, None)
@@ -175,6 +193,7 @@ def _attend_nested(attn, query, key, value, is_causal, need_weights):
 class _Equipped(nn.MultiheadAttention):
     "`nn.MultiheadAttention` with what gives widths and alphas."
     attention_fn = None # another function instead of `attention`, as `Halo` of `examples/long_document.py` sets one
+    own_keys = None # whether keys belong to the queries' sequence; None: they do where `key is query`
     def __init__(self,
         embed_dim:int, # D, width of queries and output
         num_heads:int, # H, divides D
@@ -188,7 +207,8 @@ class _Equipped(nn.MultiheadAttention):
         device=None, # of the parameters (default: PyTorch's)
         dtype=None, # of the parameters (default: PyTorch's)
         *,
-        window:str|int|tuple|None=None, # "learned": one width per head; w: |j-i| <= w; (left, right); None
+        # where `key is query` or `own_keys`; "learned": one width per head; w: |j-i| <= w; (left, right); None
+        window:str|int|tuple|None=None,
         init_width:float|list=16., # tokens, one or [H]: the initial value of a learned width
         alpha:str|float|None=None, # None: softmax; "learned": one per head; or a number >= 1
         n_global:int=0, # leading tokens that see and are seen by all, for any window
@@ -224,7 +244,7 @@ class MultiheadAttention(_Equipped):
     "`nn.MultiheadAttention` with windows and alphas that learn; a query that sees no key gets zeros."
     def forward(self,
         query:Tensor, # [N,B,D], or [B,N,D] if `batch_first`; [N,D] without a batch; or nested
-        key:Tensor, # [M,B,kdim], accordingly
+        key:Tensor, # [M,B,kdim], accordingly; the tensor `query` itself where a sequence attends to itself
         value:Tensor, # [M,B,vdim], accordingly
         key_padding_mask:Tensor|None=None, # [B,M], bool: True is *ignored*; floating: added to the scores
         need_weights:bool=True, # also return the weights
@@ -288,7 +308,8 @@ def convert(
 
     `window` is "learned" (a width per head, from `init_width` tokens on), a number of tokens, a pair (left, right), or None;
     `alpha` is "learned", a number of 1 or more, or None for softmax; `n_global` leading tokens see and are seen by all.
-    The model itself is changed and returned. Attention to another sequence's memory gets no window."""
+    The model itself is changed and returned. Attention to another sequence's memory gets no window: a window holds in
+    calls whose `key` is the very tensor `query`; a module's `own_keys` set to True or False says otherwise."""
     if not isinstance(model, nn.Module): raise TypeError(f"model: expected an nn.Module, got {type(model).__name__}")
     if window is None and alpha is None:
         warnings.warn("convert: without window= or alpha= the model computes what it did before", stacklevel=3)

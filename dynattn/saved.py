@@ -192,13 +192,14 @@ _CONTAINERS = dict, OrderedDict, list, set
 
 class ModelState:
     """What a model is made of: its modules with their classes, attributes, hooks and modes, their configurations, and
-    which parameters learn. The values of tensors are not kept."""
+    which parameters learn, and the values of buffers. Those of parameters are not kept."""
     def __init__(self, model:nn.Module):
         self.parts:list = []                                        # (part, class, attributes, containers)
         self.seen:dict = {}                                         # id -> part, which stays alive
         self.stands = False                                         # whether the change of the model is complete
         for module in model.modules(): self.keep(module)
         self.learning = [(p, p.requires_grad) for p in model.parameters()]
+        self.buffers = [(b, b.detach().clone()) for b in model.buffers() if not b.is_meta]
 
     def keep(self, part) -> None:
         "Note the attributes of a module or of a configuration."
@@ -227,6 +228,9 @@ class ModelState:
                     x.clear()
                     x.extend(before) if isinstance(x, list) else x.update(before)
             for p,learns in self.learning: p.requires_grad_(learns)
+            with torch.no_grad():
+                for b,value in self.buffers:
+                    if b.shape==value.shape and not torch.equal(b, value): b.copy_(value)
 
     def finish(self, last:Callable) -> None:
         "Call the last step of a change, after which the model stays as it is; an interrupt waits for its end."

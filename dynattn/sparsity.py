@@ -10,6 +10,7 @@ import math
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
 from .padding import holds, masked_softmax
+from .sigma import InFloat32
 
 # %% ../nbs/23_sparsity.ipynb #74eeec50
 def topk_softmax(
@@ -48,7 +49,7 @@ def _fixed(alpha, h):
     return alpha.expand(h).clone()
 
 # %% ../nbs/23_sparsity.ipynb #76168a0b
-class AlphaHead(nn.Module):
+class AlphaHead(InFloat32):
     "One alpha per head: a learned number, predicted from the input, or fixed."
     def __init__(self,
         H:int, # heads
@@ -60,11 +61,12 @@ class AlphaHead(nn.Module):
         if fixed is not None and D is not None: raise ValueError(f"D: expected None where alpha is fixed, got {D}")
         if not isinstance(init, (int,float)) or not 1<init<2:
             raise ValueError(f"init: expected 1 < init < 2, got {init!r}")
-        start = torch.full((H,), math.log((init-1)/(2-init)))
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        start = torch.full((H,), math.log((init-1)/(2-init)), dtype=dtype)
         if fixed is not None: self.register_buffer('fixed', _fixed(fixed, H))
         elif D is None: self.a = nn.Parameter(start)
         else:
-            self.proj = nn.Linear(D, H)
+            self.proj = nn.Linear(D, H, dtype=dtype)
             nn.init.zeros_(self.proj.weight); self.proj.bias.data.copy_(start)
 
     def forward(self,
@@ -72,4 +74,5 @@ class AlphaHead(nn.Module):
     ) -> Tensor: # [H], or [B,H] where predicted; in (1,2) unless fixed
         if hasattr(self, 'proj')!=(x is not None):
             raise TypeError(f"x: expected {'None' if x is not None else 'a tensor [B,D]'}, got {type(x).__name__}")
-        return self.fixed if hasattr(self, 'fixed') else 1+torch.sigmoid(self.a if x is None else self.proj(x))
+        if hasattr(self, 'fixed'): return self.fixed
+        return 1+torch.sigmoid(self.a if x is None else self.read(self.proj, x))

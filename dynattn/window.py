@@ -82,7 +82,8 @@ def _check_sigma(sigma):
         hint = "; call it: Window.default(width()) takes what it returns" if callable(sigma) else ""
         raise TypeError("sigma: expected a number or a floating tensor, "
                         f"got {type(sigma).__name__}{hint}")
-    try: sigma = sigma if isinstance(sigma, Tensor) else torch.tensor(float(sigma))
+    wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    try: sigma = sigma if isinstance(sigma, Tensor) else torch.tensor(float(sigma), dtype=wide)
     except OverflowError: sigma = torch.tensor(math.inf)
     if not sigma.is_floating_point():
         raise TypeError(f"sigma: expected a floating tensor, got {sigma.dtype}")
@@ -189,8 +190,8 @@ def _mask(w, offsets, n):
 def _mean_real(h, padding):
     "The mean over batch, heads and, where there is a width for each, real queries"
     if padding is None or h.ndim<3: return h.mean()
-    keep = padding.keep[:,None].expand_as(h)                        # [B,H,N]
-    return torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)
+    ignored = padding.ignore[:,None].expand_as(h)                   # [B,H,N]
+    return h.masked_fill(ignored, 0.).sum()/(~ignored).sum().clamp_min(1)
 
 # %% ../nbs/14_window.ipynb #w1nd0005
 def _arguments(w):

@@ -470,7 +470,53 @@ def test_bad_calls():
     with pytest.raises(TypeError, match='key_padding_mask: expected a bool'): ours(x, x, x, key_padding_mask=torch.zeros(B, N).int())
     with pytest.raises(RuntimeError, match='is_causal'): ours(x, x, x, is_causal=True)
     windowed = MultiheadAttention(D, H, batch_first=True, window=2)
+    windowed.own_keys = True
     with pytest.raises(ValueError, match='key: expected as many positions'): windowed(x, x[:, :3], x[:, :3])
+
+
+class Decoder(nn.Module):
+    "A layer of one's own, as in DETR: positions are added to queries and keys, and both attentions are plain modules."
+    def __init__(self):
+        super().__init__()
+        self.itself,self.memory = (nn.MultiheadAttention(D, H, batch_first=True) for _ in range(2))
+
+    def forward(self, x, memory, position, **options):
+        at = x + position
+        x = x + self.itself(at, at, x, need_weights=False, **options)[0]
+        return x + self.memory(x, memory, memory, need_weights=False)[0]
+
+
+@pytest.mark.parametrize('length', [N, N + 4])
+def test_transformer_engine_629_a_memory_of_the_same_length_gets_no_window(length):
+    layer, x, memory, position = Decoder(), torch.randn(B, N, D), torch.randn(B, length, D), torch.randn(N, D)
+    outside = (torch.arange(N)[:, None] - torch.arange(N)).abs() > 2
+    want = layer(x, memory, position, attn_mask=outside)
+    with pytest.warns(UserWarning, match='key: another tensor than query'):
+        assert_close(convert(layer, window=2)(x, memory, position), want)
+    layer.memory.own_keys = False
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert_close(layer(x, memory, position), want)
+
+
+def test_the_same_memory_is_the_same_sequence():
+    "A checkpoint of the older kind hands on three detached tensors; a clone is another sequence unless the module says otherwise."
+    from torch.utils.checkpoint import checkpoint
+    ours = MultiheadAttention(D, H, batch_first=True, window=1, dropout=0.)
+    x = torch.randn(B, N, D, requires_grad=True)
+    grads = []
+    for call in (ours, lambda *args: checkpoint(ours, *args, use_reentrant=True)):
+        grads.append(torch.autograd.grad(call(x, x, x)[0].square().sum(), [x, *ours.parameters()]) if call is ours else None)
+        if call is not ours:
+            call(x, x, x)[0].square().sum().backward()
+            grads[-1] = [x.grad, *(p.grad for p in ours.parameters())]
+    for a, b in zip(*grads): assert_close(a, b)
+    for unbatched in (x, x[0]):
+        assert_close(torch.compile(ours, fullgraph=True, backend='eager')(unbatched, unbatched, unbatched)[0], ours(unbatched, unbatched, unbatched)[0])
+    want = ours(x, x, x)[0]
+    with pytest.warns(UserWarning, match='own_keys'): assert not torch.allclose(ours(x, x.clone(), x.clone())[0], want)
+    ours.own_keys = True
+    assert_close(ours(x, x.clone(), x.clone())[0], want)
 
 
 @pytest.mark.parametrize('reach', [dict(), LEARNED, dict(window=2, n_global=1)], ids=str)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 import torch
 from fastcore.basics import groupby, patch
+from ..heads import most_tokens
 from ..padding import Patched
 from ..runs import printable, table
 from ..saved import need
@@ -154,10 +155,7 @@ def _judge_lengths(s, found): # -> of `Finding`
 def _most_tokens(s):
     "The longest text that a configuration allows; infinity where it names none."
     config = getattr(s.model, 'config', None)
-    if hasattr(config, 'get_text_config'): config = config.get_text_config()
-    sizes = 'max_position_embeddings','n_positions','max_target_positions'
-    found = [getattr(config, name, None) for name in sizes]
-    return next((size for size in found if size), math.inf)
+    return most_tokens(config) or math.inf
 
 # %% ../../nbs/audit/69_report.ipynb #c2d85531
 @patch(cls_method=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
-from ..heads import argument_names, cache_argument, config_window, generate_cache_argument
+from ..heads import argument_names, cache_argument, config_window, generate_cache_argument, part_config
 from ..padding import PaddingMask, Patched
 from .watch import Float64, Promise, Watch
 
@@ -247,6 +247,7 @@ def _picture_shape(model):
     "The shape of inputs that are no ids."
     c,kind = model.config,model.main_input_name
     if kind=='pixel_values':
+        c = c if hasattr(c, 'image_size') else getattr(c, 'vision_config', c)
         sides = c.image_size if isinstance(c.image_size, (tuple, list)) else (c.image_size, c.image_size)
         return [1, c.num_channels, *sides]
     if kind=='input_features': return [1, c.num_mel_bins, 2*c.max_source_positions]
@@ -262,7 +263,7 @@ def _of_transformer(model, source=None, origin=''): # source: shapes of what the
     reads_text = decodes or model.main_input_name=='input_ids'
     if reads_text and argument not in argument_names(model):
         raise TypeError(f"model: expected a forward that takes {argument}, got {type(model).__name__} without")
-    promised = {name: config_window(getattr(m, 'config', model.config), m) for name,m in model.named_modules()}
+    promised = {name: config_window(part_config(model, name), m) for name,m in model.named_modules()}
     windows = {name: Promise(*pair) for name,pair in promised.items() if pair}
     s = Subject(name=type(model).__name__, model=model, run=_rows_transformer, origin=origin,
         options=dict(argument=argument if reads_text else model.main_input_name),

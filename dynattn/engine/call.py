@@ -16,7 +16,7 @@ from fastcore.docments import docments
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from .fields import Arguments, lacking, unserved
-from ..padding import no_padding_mask
+from ..padding import PaddingMask, no_padding_mask
 from ..window import Window, between
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0007
@@ -336,6 +336,41 @@ def _take_dropout(call):
     if not 0 <= call.dropout_p <= 1:
         raise ValueError(f"dropout_p: expected {_EXPECTED['dropout_p']}, got {call.dropout_p}")
 
+# %% ../../nbs/engine/24_call.ipynb #24ca0226
+_exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
+_library = torch.library.Library('dynattn', 'FRAGMENT')
+if not hasattr(torch.ops.dynattn, 'copied'):  # a notebook may run this cell again
+    _library.define('copied(Tensor x) -> Tensor')
+    _library.impl('copied', torch.clone, 'CompositeExplicitAutograd')
+    torch.library.register_fake('dynattn::copied', torch.empty_like, lib=_library)
+
+def _copied(x):
+    "An ordinary tensor with these values, where `x` was made under `inference_mode`."
+    if not torch.compiler.is_compiling(): return x.clone() if x.is_inference() else x
+    # traced, nobody can tell; an operator of its own, for the compiler would keep `x` itself and clone it once more
+    return x if x.requires_grad else torch.ops.dynattn.copied(x)
+
+_CONSTANT = 'attn_mask','alpha','rel_bias','segments','sink' # tensors, where they are given
+
+def _take_inference(call):
+    "Copy what was made under `inference_mode`, where a gradient is wanted: autograd keeps no such tensor."
+    padding,window = call.padding,call.window
+    soft = isinstance(window, Window)
+    held = {name: x for name in _CONSTANT if isinstance(x := getattr(call, name), Tensor)}
+    tensors = [call.q, call.k, call.v, *held.values(), *([window.sigma] if soft else [])]
+    if not any(x.requires_grad for x in tensors): return
+    if torch.compiler.is_compiling():
+        if _exporting() or torch._C._are_functorch_transforms_active(): return
+    else: call.q,call.k,call.v = map(_copied, (call.q, call.k, call.v))
+    for name,x in held.items(): setattr(call, name, _copied(x))
+    if padding is not None:
+        keep = _copied(padding.keep)
+        if keep is not padding.keep: call.padding = PaddingMask(keep)
+    if soft:
+        sigma = _copied(window.sigma)
+        if sigma is not window.sigma: call.window = window.replace(sigma=sigma)
+
+
 # %% ../../nbs/engine/24_call.ipynb #24ca0127
 @dataclass(eq=False, repr=False)
 class _Shapes(Arguments):
@@ -389,6 +424,7 @@ class Call(_Shapes):
         if self.segments is not None: _take_segments(self)
         if self.sink is not None: _take_sink(self)
         if self.softcap is not None: _take_softcap(self)
+        if torch.is_grad_enabled(): _take_inference(self)
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0032
 @cache

@@ -16,7 +16,7 @@ from transformers import AttentionInterface
 from ..options import NarrowOptions
 from ..padding import Patched
 from ..saved import Checkpoint, DamagedFile, as_it_was, fingerprint, need
-from .layers import PreTrainedModel, attention_layers, embeddings, frozen, last_hidden, predictions
+from .layers import PreTrainedModel, attention_layers, embeddings, frozen, last_hidden, looks_back, predictions
 from .plugin import _as_sight, attend, switch
 
 # %% ../../nbs/hf/61_curves.ipynb #b6944153
@@ -275,8 +275,8 @@ def of(cls:Budget,
     if not isinstance(model, PreTrainedModel): raise TypeError(f"model: expected a model of transformers, got {kind}")
     if getattr(model.config, 'is_encoder_decoder', False):
         raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {kind}")
-    with as_it_was(model): layers = [*attention_layers(switch(model), itself=True).values()]
-    for m in layers:
+    with as_it_was(model): layers = attention_layers(switch(model), itself=True)
+    for m in layers.values():
         learned = getattr(m, 'dynattn', None)
         if getattr(learned, 'sigma_head', None) is not None:
             raise ValueError("model: expected one without windows, got one that has them already")
@@ -286,7 +286,7 @@ def of(cls:Budget,
     for i,batch in enumerate(texts): _check_text(model, i, batch)
     n = max(batch['input_ids'].shape[1] for batch in texts)
     if n<8: raise ValueError(f"batches: expected texts of 8 tokens or more, got {n}")
-    causal = all(getattr(m, 'is_causal', False) for m in layers)
+    causal = all(looks_back(model, name) for name in layers)
     return cls(n, (4 if causal else 1) if sinks is None else sinks, causal)
 
 # %% ../../nbs/hf/61_curves.ipynb #61a10003
@@ -318,6 +318,9 @@ def _add_text(found, model, layers, i, batch, width, options): # layers: name ->
         where = _not_finite(model, batch)
         raise ValueError(f"model: expected finite predictions of text {i}, got nan or inf from {where}") from e
     for name,m in layers.items():
+        if m not in lost:
+            raise ValueError(f"batches: expected texts that call every attention, got text {i}, which leaves out {name}; "
+                             "a part of the model can be measured by itself")
         if lost[m].isfinite().all(): continue
         raise ValueError(f"model: expected finite costs for text {i}, got nan or inf from the gradient of {name}")
     rows = torch.cat([lost[m] for m in layers.values()], 1).cpu()/2              # [B,K,W]

@@ -16,6 +16,8 @@ from transformers import AutoTokenizer
 from ..padding import Patched
 from ..widgets import show_widget
 from ..engine.weights import window_weights
+from ..heads import most_tokens
+from ..saved import as_it_was
 from .layers import PreTrainedModel, attention_layers, frozen, last_hidden
 from .plugin import LayerCall, switch
 
@@ -209,7 +211,7 @@ _NO_LIMIT = 2**31 # tokens; tokenizers write larger numbers where they have no l
 
 @torch.no_grad()
 def look(
-    model:PreTrainedModel, # an encoder or a decoder; it is switched to "dynattn"
+    model:PreTrainedModel, # an encoder or a decoder, which stays as it is
     text:str|Tensor, # cut to what the model takes; or ids, [N] or [1,N]
     tokenizer=None, # (default: that of the name the model was loaded by, where `text` is one)
     last:int=1, # so many last queries whose weights are kept
@@ -221,7 +223,7 @@ def look(
     ids,words = text,[]
     if isinstance(text, str):
         if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
-        most = getattr(model.config.get_text_config(), 'max_position_embeddings', None) or tokenizer.model_max_length
+        most = most_tokens(model.config) or tokenizer.model_max_length
         if not isinstance(most, int) or most<1:
             raise ValueError(f"model: expected max_position_embeddings of 1 or more, got {most!r:.40}")
         most = min(most, tokenizer.model_max_length) # RoBERTa takes two fewer than it has positions
@@ -230,12 +232,13 @@ def look(
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.numel()!=ids.shape[-1] or not ids.numel():
         got = f'{ids.dtype} {tuple(ids.shape)}' if isinstance(ids, Tensor) else type(ids).__name__
         raise ValueError(f"text: expected one token or more, as a text or as ids, [N] or [1,N], got {got}")
-    ids,names = ids.reshape(-1),{m: name for name,m in attention_layers(switch(model), itself=True).items()}
+    ids = ids.reshape(-1)
+    names = {m: name for name,m in attention_layers(model, itself=True).items()}
     if tokenizer is not None and not words: words = _tokens_of_ids(tokenizer, ids.tolist())
     found = Looks(ids, words, [], [], [], [], [])
     LayerCall.watchers.append(lambda call, options: _watch(found, call, options, names, last))
     try:
-        with frozen(model): last_hidden(model, dict(input_ids=ids[None].to(model.device)))
+        with as_it_was(model), frozen(switch(model)): last_hidden(model, dict(input_ids=ids[None].to(model.device)))
     finally: LayerCall.watchers.pop()
     return found
 

@@ -16,8 +16,9 @@ from fastcore.basics import patch
 from torch import Tensor, nn
 from ..options import NarrowOptions
 from ..padding import Patched
-from ..saved import Checkpoint, DamagedFile, ModelState, all_or_nothing, fingerprint, whole_or_not
+from ..saved import Checkpoint, DamagedFile, ModelState, all_or_nothing, as_it_was, fingerprint, whole_or_not
 from ..sigma import SigmaParameter
+from ..heads import most_tokens, part_config
 from .layers import PreTrainedModel, embeddings, frozen, last_hidden, predictions
 from .curves import Budget, CostCurves, cost_curves, run_record, texts_record
 from .healing import Healed, heal
@@ -67,13 +68,15 @@ class WidthVector(Patched):
     ):
         modules = _windowed(model)
         self.budget = Budget(n, modules[0].dynattn.n_global, all(m.dynattn.causal for m in modules))
+        names = {m: name for name,m in model.named_modules()}
         def key_heads(m):
             groups = getattr(m, 'num_key_value_groups', None)
             if isinstance(groups, int): return m.dynattn.heads//groups
-            return getattr(m.config, 'num_key_value_heads', None) or m.dynattn.heads
+            return getattr(part_config(model, names[m]), 'num_key_value_heads', None) or m.dynattn.heads
         self.counts = list(map(key_heads, modules))
         device = next(model.parameters()).device
-        self.log_width = nn.Parameter(torch.full((sum(self.counts),), math.log(self.budget.most), device=device))
+        full = torch.full((sum(self.counts),), math.log(self.budget.most), device=device, dtype=torch.float32)
+        self.log_width = nn.Parameter(full)
         self.shift = torch.zeros_like(self.log_width, requires_grad=False) # tokens added, without a gradient
         start = 0
         for module,count in zip(modules, self.counts):
@@ -350,7 +353,7 @@ def set_widths(
     edge:str='hard', # 'hard': every key up to the width counts in full; 'soft': the mask that widths learn with
 ) -> None:
     "Give a model with windows these widths."
-    unlimited = 8.*max(getattr(model.config.get_text_config(), 'max_position_embeddings', None) or 0, 2**17)
+    unlimited = 8.*max(most_tokens(model.config) or 0, 2**17)
     modules = _windowed(model)
     if edge not in ('soft','hard'): raise ValueError(f"edge: expected soft or hard, got {edge!r}")
     if len(widths)!=len(modules):
@@ -361,9 +364,10 @@ def set_widths(
             raise ValueError(f"widths: expected a divisor of {learned.heads} widths in each layer, got {len(layer)}")
         if not all(isinstance(w, (int, float)) and w>=0 for w in layer):
             raise ValueError(f"widths: expected numbers of 0 or more, or inf, got {layer}")
-        width = torch.tensor([min(float(w), unlimited) for w in layer]).repeat_interleave(learned.heads//len(layer))
+        width = torch.tensor([min(float(w), unlimited) for w in layer], dtype=torch.float32)
+        width = width.repeat_interleave(learned.heads//len(layer)).clamp(min=1.)
         device = next(module.parameters()).device
-        learned.sigma_head = SigmaParameter(learned.heads, init_width=width.clamp(min=1.)).to(device)
+        learned.sigma_head = SigmaParameter(learned.heads, init_width=width).to(device).train(module.training)
     record_edge(model, edge)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #7338f8dd
@@ -563,7 +567,7 @@ def _smallest(self:Distance, vector, rise, at):
             share = math.sqrt(low*found[0])
             vector.log_width.copy_(start)
             at(share)
-            with _put_back(self.model):
+            with as_it_was(self.model):
                 set_widths(self.model, vector.by_layer())
                 risen = sum(reference.changes())/len(texts)
             if risen<=rise: found = share,risen

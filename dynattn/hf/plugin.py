@@ -19,7 +19,8 @@ from ..saved import whole_or_not
 from ..parts import visible_pairs
 from ..engine.ops import attention
 from ..cache import turn_rows
-from .layers import Added, PreTrainedModel, attention_layers
+from ..heads import part_config
+from .layers import Added, PreTrainedModel, attention_layers, said_causal
 from .masks import Sight, sight_mask
 
 # %% ../../nbs/hf/56_plugin.ipynb #fcecc91c
@@ -37,12 +38,19 @@ def _read_by_eager(cls):
     return None if eager is None else set(inspect.signature(eager).parameters)-set(_STANDARD)
 
 # %% ../../nbs/hf/56_plugin.ipynb #fefbbfdc
+@cache
+def _warn_direction(cls):
+    "Once for each class whose file has no `eager_attention_forward`, whose rule holds."
+    warnings.warn(f"is_causal: {cls.__name__} passes no attention_mask and does not say is_causal; its queries see every key, "
+                  "as in eager attention; set is_causal of the module to True or False")
+
 def _as_sight(module, mask, is_causal, n, m):
     "The `attention_mask` of a call, as a `Sight`."
     if isinstance(mask, Sight): return mask
     if mask is None:
-        looks_back = getattr(module, 'is_causal', True) if is_causal is None else is_causal
-        return Sight(causal=bool(looks_back) if n>1 else False)
+        said = said_causal(module) if is_causal is None else is_causal
+        if said is None and n>1 and _read_by_eager(type(module)) is None: _warn_direction(type(module))
+        return Sight(causal=bool(said) if n>1 else False)
     if not isinstance(mask, Tensor) or mask.dim()!=4:
         got = tuple(getattr(mask, 'shape', ())) or type(mask).__name__
         raise TypeError(f"attention_mask: expected None, a Sight or a mask of pairs [B,1,N,M], got {got}")
@@ -343,12 +351,16 @@ def switch(
         got = bad[0] if bad else type(model).__name__
         raise ValueError("model: expected attention that goes through transformers' interface, "
                          f"got {got}, which computes its own and would ignore 'dynattn'")
+    configs = {name: part_config(model, name) for name in attention_layers(model)}
+    lost = [name for name,config in configs.items() if config is None]
+    if lost: raise ValueError(f"model: expected a configuration for each attention, got {lost[0]} without one")
     register()
-    layers = [*attention_layers(model).values()]
-    for m in (*owners, *layers):  # so that it can be put back
-        if m.config._attn_implementation!='dynattn': m.attention_before_dynattn = m.config._attn_implementation
-    for layer in layers:  # in a model of several, they have a configuration of their own
-        if layer.config._attn_implementation!='dynattn': layer.config._attn_implementation = 'dynattn'
+    layers = attention_layers(model)
+    asked = [*((m, m.config) for m in owners), *((m, configs[name]) for name,m in layers.items())]
+    for m,config in asked:  # so that it can be put back
+        if config._attn_implementation!='dynattn': m.attention_before_dynattn = config._attn_implementation
+    for config in configs.values():  # in a model of several, they have a configuration of their own
+        if config._attn_implementation!='dynattn': config._attn_implementation = 'dynattn'
     for m in owners:
         m.set_attn_implementation('dynattn')
         if hasattr(m, 'init_continuous_batching'): m.init_continuous_batching = partial(_init_batches, m)

@@ -15,7 +15,7 @@ import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.modeling_utils import local_torch_dtype
 from ..saved import UserError, need
-from .layers import Added
+from .layers import Added, share
 from .plugin import register
 from .windows import add_alpha, add_windows
 
@@ -34,9 +34,13 @@ def save(
 def _add(model, added):
     "Add what a configuration names; it comes from a file, so it can be anything."
     makers = dict(windows=add_windows, alpha=add_alpha)
-    if not isinstance(added, dict) or not added or added.keys()-makers.keys():
+    shared = added.get('shared', {}) if isinstance(added, dict) else {}
+    kinds = {kind: options for kind,options in added.items() if kind!='shared'} if isinstance(added, dict) else {}
+    if not kinds or kinds.keys()-makers.keys() or not isinstance(shared, dict):
         raise ValueError(f"dynattn: expected options of 'windows' and 'alpha' in the configuration, got {added!r}")
-    for kind,options in added.items():
+    model.shared_in_file = shared  # until all tensors are there; then the modules say it
+    model.config.dynattn = kinds
+    for kind,options in kinds.items():
         try: makers[kind](model, **options)
         except (TypeError, AttributeError) as e:
             raise ValueError(f"dynattn: expected options of {kind!r} in the configuration, got {options!r}") from e
@@ -127,6 +131,7 @@ def load(
     if missing or unknown:
         raise ValueError(f"folder: expected the tensors that its configuration names, got {str(folder)!r} "
                          f"without {sorted(missing)[:3]}, and with {sorted(unknown)[:3]}")
+    for part in model.modules(): share(part, vars(part).pop('shared_in_file', {}))
     return (model,info) if wants_info else model
 
 # %% ../../nbs/hf/59_saving.ipynb #d57930f7

@@ -21,25 +21,37 @@ from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..engine.dense import attention_weights
 from ..sigma import SigmaHead, SigmaParameter, as_widths
-from ..saved import whole_or_not
+from ..saved import as_it_was, whole_or_not
 from ..sparsity import AlphaHead
-from .layers import Added, Learned, PreTrainedModel, attention_layers
+from ..heads import most_tokens, part_config
+from .layers import Added, Learned, PreTrainedModel, attention_layers, frozen, looks_back
 from .plugin import LayerCall, switch
 from .cache import hand_out
 
 # %% ../../nbs/hf/58_windows.ipynb #7f3809d4
 def _learners(model): # -> of modules
     "The layers that attend to themselves, each with a `Learned`, made where there is none yet."
-    layers = attention_layers(model, itself=True).values()
-    for m in layers:
+    layers = attention_layers(model, itself=True)
+    for name,m in layers.items():
         if hasattr(m, 'dynattn'): continue
+        config = part_config(model, name)
         def get(*names):
-            return next((x for x in (getattr(m, name, None) for name in names) if isinstance(x, int)), None)
-        heads = get('num_attention_heads', 'num_heads') or m.config.num_attention_heads
-        dim = heads*(get('head_dim', 'attention_head_size') or m.config.hidden_size//heads)
-        causal,slides = bool(getattr(m, 'is_causal', False)),getattr(m, 'sliding_window', None) is not None
-        m.dynattn = Learned(heads, dim, causal, slides)
-    return [*layers]
+            given = [getattr(owner, each, None) for owner in (m, config) for each in names]
+            return next((x for x in given if isinstance(x, int) and x>0), None)
+        heads,width = get('num_attention_heads', 'num_heads'),get('hidden_size')
+        of_head = get('head_dim', 'attention_head_size') or (heads and width and width//heads)
+        if not heads or not of_head:
+            raise ValueError(f"model: expected the number and the width of the heads from {name} or its configuration, "
+                             f"got {heads} and {of_head} from {type(m).__name__} and {type(config).__name__}")
+        slides = getattr(m, 'sliding_window', None) is not None
+        m.dynattn = Learned(heads, heads*of_head, looks_back(model, name), slides)
+    return [*layers.values()]
+
+_ANY = 2**17 # tokens of a text where no number limits it
+
+def _longest(model):
+    "The most tokens that each layer which attends to itself can be given."
+    return [most_tokens(part_config(model, name)) or _ANY for name in attention_layers(model, itself=True)]
 
 # %% ../../nbs/hf/58_windows.ipynb #ba29e5c3
 def _check_per(per, layers):
@@ -82,11 +94,14 @@ def add_windows(
     it is trained. A causal model then generates with a `WindowedCache`, unless it is given another cache or
     `cache_implementation="dynamic"`. A model that no `WindowedCache` serves keeps transformers' own cache, and so does a
     call of the model itself, with every key, unless it is given `cache=WindowedCache(model)`."""
-    layers,longest = _learners(switch(model)),getattr(model.config, 'max_position_embeddings', None) or 1024
+    layers,longest = _learners(switch(model)),_longest(model)
     _check_per(per, layers)
-    _check_windows(layers, unit, n_global, edge, penalty, longest)
-    widths = as_widths((8. if unit=='fraction' else 8.*longest) if init is None else init)
-    for module,width in zip(layers, widths if widths.dim()==2 else [widths]*len(layers)):
+    _check_windows(layers, unit, n_global, edge, penalty, max(longest))
+    if init is None: widths = [as_widths(8. if unit=='fraction' else 8.*most) for most in longest]
+    else:
+        widths = as_widths(init)
+        widths = widths if widths.dim()==2 else [widths]*len(layers)
+    for module,width in zip(layers, widths):
         l,start = module.dynattn,dict(init_width=width, unit=unit)
         head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
         l.sigma_head = head.to(next(module.parameters()).device)
@@ -547,7 +562,8 @@ def report(
     "Widths, alpha, support and cost on `batch`. Computes all weights of a layer at once: memory is quadratic here."
     seen:list = []
     LayerCall.watchers.append(lambda call, options: seen.append(_stats(call, options)))
-    try: model(**batch)
+    try:
+        with as_it_was(model), frozen(model): model(**batch)
     finally: LayerCall.watchers.pop()
     if not seen: raise ValueError("model: expected one whose attention is 'dynattn', got another; `switch` it first")
     return HeadReport(*(torch.stack(x) for x in zip(*seen)))

@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from ..options import NarrowConfig, NarrowOptions
 from ..runs import Bar, Run, markdown, printable, table
 from ..saved import Field, UserError, option_fields, read_json, read_state, write_atomic
+from ..heads import most_tokens
 from ..hf.curves import cost_curves
 from ..hf.layers import Learned, last_hidden, predictions
 from ..hf.narrowing import Narrower, narrow, set_widths, without_windows
@@ -233,7 +234,7 @@ def _check_out(run, resume):
 def _check_fits(model, batches):
     "Check that the model takes texts of this length and of these tokens."
     n,kind = max(b['input_ids'].shape[1] for b in batches),type(model).__name__
-    most = getattr(model.config.get_text_config(), 'max_position_embeddings', None)
+    most = most_tokens(model.config)
     if most and n>most: raise ValueError(f"context: expected at most the {most} tokens that the model takes, got {n}")
     known,last = model.get_input_embeddings().weight.shape[0],max(b['input_ids'].max().item() for b in batches)
     if last>=known:

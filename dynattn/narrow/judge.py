@@ -16,6 +16,7 @@ from ..heads import cache_argument
 from ..padding import Patched
 from ..runs import Bar, table
 from ..saved import Field
+from ..saved import as_it_was
 from ..hf.cache import WindowedCache
 from ..hf.curves import Budget
 from ..hf.narrowing import Narrowed, Reference, set_widths, without_windows
@@ -58,12 +59,12 @@ def quality(
 ) -> list: # records: way, share, and the change of each text
     "Compare the ways to spend a share. The model keeps its learned widths."
     reference,rows = reference or Reference(model, texts),[]
-    for share in sorted({found.share(), *shares}):
-        layers = found.scaled(share)
-        for way in _WAYS:
-            set_widths(model, layers if way=='learned' else _spent(found.budget, layers, way))
-            rows.append(dict(way=way, share=share, changes=reference.changes(on_text)))
-    set_widths(model, found.widths)
+    with as_it_was(model):
+        for share in sorted({found.share(), *shares}):
+            layers = found.scaled(share)
+            for way in _WAYS:
+                set_widths(model, layers if way=='learned' else _spent(found.budget, layers, way))
+                rows.append(dict(way=way, share=share, changes=reference.changes(on_text)))
     return rows
 
 # %% ../../nbs/narrow/84_judge.ipynb #c66d0112
@@ -101,12 +102,12 @@ def recall(self:Judge,
     "The facts recalled at each share. The model keeps its learned widths."
     rows = [dict(way='full', share=1., recall=self.recalled)]
     ways = [('learned', share) for share in sorted({found.share(), *shares})]
-    for way,share in [*ways, ('one window', found.share())]:
-        layers = found.scaled(share)
-        set_widths(self.model, layers if way=='learned' else _spent(found.budget, layers, way))
-        rows.append(dict(way=way, share=share, recall=self.grid()))
-        on_grid()
-    set_widths(self.model, found.widths)
+    with as_it_was(self.model):
+        for way,share in [*ways, ('one window', found.share())]:
+            layers = found.scaled(share)
+            set_widths(self.model, layers if way=='learned' else _spent(found.budget, layers, way))
+            rows.append(dict(way=way, share=share, recall=self.grid()))
+            on_grid()
     return rows
 
 def _recommended(rows):

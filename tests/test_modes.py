@@ -1,0 +1,145 @@
+"What was made in one mode is used in another: tensors of an evaluation in training, widths in a model that is cast."
+import copy, warnings
+import pytest, torch
+from torch import nn
+from torch.testing import assert_close
+from dynattn import MultiheadAttention, PaddingMask, SigmaHead, SigmaParameter, Window, attention, convert
+from dynattn.alpha import entmax
+from dynattn.sigma import InFloat32
+from dynattn.sparsity import AlphaHead
+
+B, H, N, D = 2, 2, 20, 8
+
+
+def made():
+    "Everything that a call can hold, and that autograd would have to keep."
+    generator = torch.Generator().manual_seed(0)
+    def draw(*shape): return torch.randn(*shape, generator=generator)
+    return dict(padding=PaddingMask.from_lengths(torch.tensor([N, 9])), window=Window.default(torch.tensor([2., 5.])),
+                span=Window.span(torch.tensor([2., 5.]), ramp=4.),
+                after=Window(torch.tensor([.2, .5]), 'normal', (.9, 1), 'power', 'fraction', 'after', p=100.),
+                segments=torch.tensor([[0]*8 + [1]*12]*B), rel_bias=draw(H, 2*N + 1), sink=draw(H),
+                alpha=torch.tensor([1.3, 1.6]), added=draw(B, H, N, N), keys=torch.ones(B, 1, 1, N).bool(),
+                k=draw(B, H, N, D), v=draw(B, H, N, D))
+
+
+HELD = [dict(padding='padding'), dict(window='window'), dict(padding='padding', window='window', is_causal=True),
+        dict(window='span'), dict(window='after'), dict(window='window', segments='segments'), dict(segments='segments'),
+        dict(rel_bias='rel_bias', window=3), dict(rel_bias='rel_bias'), dict(sink='sink', window='window'), dict(sink='sink'),
+        dict(alpha='alpha', window='window'), dict(alpha='alpha'), dict(attn_mask='added'), dict(attn_mask='keys', window=2)]
+
+
+def trained(call, options, source, leaf, others=False):
+    "Output and gradient of one of the tensors, with the options of `source`."
+    q, k, v = (torch.randn(B, H, N, D, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    if others: k, v = source['k'], source['v'].clone() if leaf == 'v' else source['v']
+    learning = dict(q=q, v=v)[leaf].requires_grad_()
+    out = call(q, k, v, **{name: source[x] if isinstance(x, str) else x for name, x in options.items()})
+    return out, torch.autograd.grad(out.square().sum(), learning)[0]
+
+
+SERVED = [(engine, options) for engine in ('auto', 'dense', 'banded') for options in HELD
+          if (engine, options) != ('banded', dict(attn_mask='added'))]
+SERVED += [('sdpa', options) for options in HELD if options.keys() <= {'attn_mask', 'padding'}]
+
+@pytest.mark.parametrize('engine, options', SERVED, ids=str)
+def test_flash_attention_299_what_an_evaluation_made_serves_in_training(engine, options):
+    with torch.inference_mode(): old = made()
+    def call(*args, **kwargs): return attention(*args, impl=engine, **kwargs)
+    for leaf in 'qv':
+        for others in (False, True):
+            want = trained(call, options, made(), leaf, others)
+            for a, b in zip(trained(call, options, old, leaf, others), want): assert_close(a, b)
+
+
+@pytest.mark.parametrize('options', HELD[:3] + HELD[5:6] + HELD[10:13:2], ids=lambda o: '+'.join(map(str, o.values())))
+def test_so_it_does_in_a_compiled_call(options):
+    torch._dynamo.reset()
+    with torch.inference_mode(): old = made()
+    compiled = torch.compile(attention, fullgraph=True, backend='aot_eager')
+    for a, b in zip(trained(compiled, options, old, 'q'), trained(attention, options, made(), 'q')): assert_close(a, b)
+
+
+def test_masks_of_an_evaluation_in_modules_and_in_entmax():
+    with torch.inference_mode():
+        ignored, pairs, alpha = torch.arange(5) >= torch.tensor([[5], [3]]), torch.ones(5, 5).triu(1).bool(), torch.tensor([1.2, 1.8])
+        padding = PaddingMask(~ignored)
+    for options in (dict(), dict(window=2), dict(window='learned', alpha='learned')):
+        ours, x = MultiheadAttention(D, H, batch_first=True, **options), torch.randn(B, 5, D)
+        want = ours(x, x, x, key_padding_mask=ignored.clone(), attn_mask=pairs.clone())[0]
+        got = ours(x, x, x, key_padding_mask=ignored, attn_mask=pairs)[0]
+        for a, b in zip(torch.autograd.grad(got.sum(), ours.in_proj_weight), torch.autograd.grad(want.sum(), ours.in_proj_weight)): assert_close(a, b)
+    scores = torch.randn(B, H, 5, 5, requires_grad=True)
+    assert_close(torch.autograd.grad(entmax(scores, alpha).square().sum(), scores)[0],
+                 torch.autograd.grad(entmax(scores, alpha.clone()).square().sum(), scores)[0])
+    sigma = torch.ones(B, H, 5, requires_grad=True)
+    assert torch.autograd.grad(Window.default(sigma).penalty(5, padding), sigma)[0].isfinite().all()
+
+
+# --- widths and alphas in a model that is cast
+
+CASTS = {'to': lambda m: m.to(torch.bfloat16), 'to float16': lambda m: m.to('cpu', torch.float16), 'half': lambda m: m.half(),
+         'bfloat16': lambda m: m.bfloat16(), 'type': lambda m: m.type(torch.bfloat16), 'twice': lambda m: m.half().float().bfloat16(),
+         'copied': lambda m: copy.deepcopy(m.bfloat16())}
+
+def holders():
+    "Every module of the package that holds widths or alphas, in a layer of PyTorch's."
+    learned = convert(nn.TransformerEncoderLayer(16, H, 32, batch_first=True), window='learned', init_width=1001., alpha='learned')
+    fixed = convert(nn.TransformerEncoderLayer(16, H, 32, batch_first=True), window='learned', init_width=[301., 5003.], alpha=1.001)
+    heads = nn.ModuleList([SigmaHead(16, H, init_width=1001.), AlphaHead(H, D=16, init=1.001), AlphaHead(H, fixed=[1.001, 3.])])
+    return nn.ModuleList([learned, fixed, heads])
+
+
+@pytest.mark.parametrize('cast', CASTS, ids=str)
+def test_transformers_29285_a_cast_leaves_widths_and_alphas(cast):
+    before = holders()
+    after = CASTS[cast](copy.deepcopy(before))
+    wide = [name for name, m in before.named_modules() if isinstance(m, InFloat32)]
+    assert len(wide) == 7
+    for name, tensor in after.state_dict().items():
+        held = any(name.startswith(w + '.') for w in wide)
+        assert (tensor.dtype == torch.float32) == held, name
+        if held: assert_close(tensor, before.state_dict()[name], rtol=0, atol=0)
+    x = torch.randn(B, 6, 16).to(after[0].linear1.weight.dtype)
+    for layer in after[:2]: assert layer(x).dtype == x.dtype and layer.self_attn.sigma_head().dtype == torch.float32
+    for head in after[2][:2]: assert_close(head(x[:, 0]), holders()[2][0 if isinstance(head, SigmaHead) else 1](x[:, 0].float()))
+
+
+def test_float64_devices_states_and_training():
+    module = holders().double()
+    assert {t.dtype for t in module.state_dict().values()} == {torch.float64}     # gradcheck needs it
+    assert {t.dtype for t in holders().to('meta').bfloat16()[2].state_dict().values()} == {torch.float32}
+    stored = {name: t.bfloat16() for name, t in holders().state_dict().items()}
+    for assign in (False, True):
+        loaded = holders()
+        loaded.load_state_dict(stored, assign=assign)
+        assert {t.dtype for t in loaded[2].state_dict().values()} == {torch.float32}
+    assert stored['2.0.scale'].dtype == torch.bfloat16                            # the caller's own is left alone
+    parameter = SigmaParameter(1, init_width=200.).bfloat16()
+    optimizer = torch.optim.SGD(parameter.parameters(), lr=1.)
+    for _ in range(100):
+        optimizer.zero_grad()
+        parameter().sum().backward()
+        parameter.z.grad.mul_(1e-6)
+        optimizer.step()
+    assert 1e-3 < 200 - parameter().item() < 10                                   # each step is a millionth of the width
+    called = torch.func.functional_call(parameter, {name: t.double() for name, t in parameter.state_dict().items()})
+    assert called.dtype == torch.float64
+
+
+def test_another_default_dtype_and_autocast():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = [SigmaParameter(1, init_width=1001.)(), SigmaHead(D, 1, init_width=1001.)(torch.zeros(1, D)), Window.default(1001.).sigma]
+        assert AlphaHead(1, init=1.001)().dtype == torch.float32
+    finally: torch.set_default_dtype(torch.float32)
+    for sigma in found: assert sigma.dtype == torch.float32 and abs(sigma.item() - 1001) < 1e-3
+    with torch.autocast('cpu', torch.bfloat16): assert_close(SigmaHead(D, 1, init_width=1001.)(torch.randn(1, D)), torch.full((1, 1), 1001.))
+
+
+def test_quantised_linear_layers():
+    head = nn.ModuleList([SigmaHead(16, H, init_width=1001.)])
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # it moves to another package
+        quantised = torch.ao.quantization.quantize_dynamic(head, {nn.Linear}, torch.qint8)
+    for dtype in (torch.float32, torch.bfloat16): assert_close(quantised.to(dtype)[0](torch.randn(B, 16).to(dtype)), torch.full((B, H), 1001.))
