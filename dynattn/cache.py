@@ -605,3 +605,7 @@ class WindowedLayer(_Attending):
         self.n_global = self.options['n_global']
         self.reach = _reach_back(self.options['window'], heads)
         self.reset()
+
+# %% ../nbs/46_cache.ipynb #ca06f403
+from .docstrings import explain_parameters
+explain_parameters(__name__)

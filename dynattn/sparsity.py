@@ -73,3 +73,7 @@ class AlphaHead(nn.Module):
         if hasattr(self, 'proj')!=(x is not None):
             raise TypeError(f"x: expected {'None' if x is not None else 'a tensor [B,D]'}, got {type(x).__name__}")
         return self.fixed if hasattr(self, 'fixed') else 1+torch.sigmoid(self.a if x is None else self.proj(x))
+
+# %% ../nbs/23_sparsity.ipynb #5da79d4c
+from .docstrings import explain_parameters
+explain_parameters(__name__)

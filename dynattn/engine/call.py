@@ -476,3 +476,7 @@ def exporting_to_onnx() -> bool:
     "Whether `torch.onnx.export` is running."
     return 'torch.onnx' in sys.modules and torch.onnx.is_in_onnx_export()
 exporting_to_onnx._dynamo_marked_constant = True # what assume_constant_result does, without importing the compiler
+
+# %% ../../nbs/engine/24_call.ipynb #adb0b07b
+from ..docstrings import explain_parameters
+explain_parameters(__name__)
