@@ -21,6 +21,7 @@ _FIELD = re.compile(r"""^[ ]{4}(?:
     | .*
 )$""", re.M | re.X)
 _TITLE = 'Parameters\n----------\n'
+_RETURNS = 'Returns\n-------\n'
 _CONSTRUCTORS = {}   # class -> {name: (type, comment)} of what its own source says
 
 class _Part:
@@ -35,17 +36,18 @@ def _signature(text, start):
     "{name: (type, comment)} of the signature whose parameters begin at `start`; 'return' is its result."
     parts,current,result = [],None,None
     touched,above,said = [],[],''      # of one line: parts, comments that stand alone above it, its own comment
-    depth,first_line = 1,True
+    depth = 1
     for match in _TOKEN.finditer(text, start):
         token = match[0]
         if token[0]=='#': said = token[1:].strip()
         elif token=='\n':
-            if result and (first_line or '->' in result.text): touched = [result]
+            if result and _is_of_result(result.text): touched = [result]
             if said and not touched: above.append(said)
             elif said:
                 for part in touched: part.behind.append(said)
             if result and not depth: break
-            touched,said,first_line = ([current] if current else []),'',False
+            touched = [current] if current and not result else []
+            said = ''
         elif token==',' and depth==1 and not result: current = None
         else:
             if token in '[({': depth += 1
@@ -66,8 +68,15 @@ def _signature(text, start):
         if found: rows[found['name']] = _type(found['kind']), part.comment
     returned = result and _RESULT.match(result.text)
     if result and result.comment: rows['return'] = _type(returned and returned[1]), result.comment
-    for name in ('self','cls'): rows.pop(name, None)
     return rows
+
+def _is_of_result(text):
+    "Whether a line's comment is about the result: what stands behind the parameters has an arrow, or the body."
+    return '->' in text or text.strip()!=':'
+
+def _method(text, start):
+    "As `_signature`, without the class or its instance."
+    return {name: said for name,said in _signature(text, start).items() if name not in ('self','cls')}
 
 def _type(annotation):
     text = ' '.join((annotation or '').split())
@@ -103,21 +112,23 @@ def _constructor(cls):
             known[name.lstrip('*')] = name, (kind, comment or known.get(name.lstrip('*'), ('', ('', '')))[1][1])
     return dict(known[name] for name in _names(cls) if name in known)
 
-def _section(rows, has_parameters):
-    "The rows in the form of numpydoc; neighbours of one type and comment share a row."
+def _section(rows, doc):
+    "What `doc` lacks of the rows, in the form of numpydoc; neighbours of one type and comment share a row."
     shared = []
     for name,said in rows.items():
         if name=='return' or not said[1]: continue
         if shared and shared[-1][1]==said: shared[-1][0].append(name)
         else: shared.append(([name], said))
     text = ''
-    if shared and not has_parameters:
+    if shared and _TITLE not in doc:
         text = '\n\n'+_TITLE+'\n'.join(f"{', '.join(names)}{kind and f' : {kind}'}\n    {comment}"
                                        for names,(kind,comment) in shared)
-    if 'return' in rows:
+    if 'return' in rows and _RETURNS not in doc:
         kind,comment = rows['return']
-        text += '\n\nReturns\n-------\n'+(f'{kind}\n    {comment}' if kind else comment)
+        text += '\n\n'+_RETURNS+(f'{kind}\n    {comment}' if kind else comment)
     return text
+
+def _without_sections(doc): return re.split(r'^(?:Parameters|Returns)\n---', inspect.cleandoc(doc), flags=re.M)[0].strip()
 
 def _append(found, rows, cls=None, name=None):
     "The section joins the docstring of `found`, or the one that it inherits."
@@ -126,9 +137,9 @@ def _append(found, rows, cls=None, name=None):
     if doc is None and cls is not None:
         others = (vars(base).get(name) if name else base for base in cls.__mro__[1:-1])
         docs = (getattr(other, '__doc__', None) for other in others)
-        doc = next((inspect.cleandoc(d).partition('\n\n'+_TITLE)[0] for d in docs if d), None)
+        doc = next((_without_sections(d) for d in docs if d), None)
     doc = inspect.cleandoc(doc or '')
-    section = _section(rows, _TITLE in doc)
+    section = _section(rows, doc)
     if section: found.__doc__ = (doc+section).strip()
 
 def _definitions(text):
@@ -143,12 +154,13 @@ def _definitions(text):
             cls = None
             onto = '' if match['other'] else match['onto'] or '@'
         elif match['indent']:
-            if cls: yield cls, match['name'], lambda start=match.end(): _signature(text, start)
+            if cls: yield cls, match['name'], lambda start=match.end(): _method(text, start)
         else:
             owner,cls = onto,None
             onto = ''
             if owner=='@': owner = re.compile(r"\s*\w+\s*:\s*'?(\w+)").match(text, match.end())[1]
-            yield owner or None, match['name'], lambda start=match.end(): _signature(text, start)
+            scan = _method if owner else _signature
+            yield owner or None, match['name'], lambda start=match.end(), scan=scan: scan(text, start)
 
 def _class_end(text, start):
     found = re.compile(r'^\w', re.M).search(text, start)
@@ -169,10 +181,10 @@ def explain_parameters(
     without_docstrings = sys.flags.optimize > 1
     text = None if name=='__main__' or without_docstrings else _source(name)
     if text is None: return
-    namespace = vars(sys.modules[name])
+    module = sys.modules[name]
     classes = {}
     for owner,function,read in _definitions(text):
-        cls = namespace.get(owner) if owner else None
+        cls = getattr(module, owner, None) if owner else None
         if owner and not isinstance(cls, type): continue
         if function in (None,'__init__','__new__'):
             if function is None:
@@ -184,7 +196,8 @@ def explain_parameters(
             _CONSTRUCTORS[cls] = _CONSTRUCTORS.get(cls, {}) | rows
             continue
         is_public = not function.startswith('_') or function=='__call__'
-        found = vars(cls).get(function) if owner else namespace.get(function)
+        is_own = not owner or function in vars(cls)
+        found = getattr(cls or module, function, None) if is_own else None
         if is_public and found is not None and not (owner or '').startswith('_'):
             _append(getattr(found, '__func__', found), read(), cls, function)
     for cls,owner in classes.items():

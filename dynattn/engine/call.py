@@ -400,7 +400,7 @@ def _help(body, record, arguments):
     for kind in reversed(record.__mro__[:-1]): comments |= _comments(kind) # without any, where no source can be read
     def row(p): return f"{p.name} : {inspect.formatannotation(p.annotation)}\n    {comments.get(p.name, '')}"
     rows = [row(p) for p in arguments]
-    return '\n'.join([body.__doc__, '', 'Parameters', '----------', *rows])
+    return '\n'.join([body.__doc__ or '', '', 'Parameters', '----------', *rows])
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0132
 _OTHER_NAMES = dict(query='q', key='k', value='v')
