@@ -104,8 +104,8 @@ def grouped(x, y, z:int=0, # both, and z
 
     More."""
 
-def short(x): return [x, # not a comment of x
-    1] # neither
+def short(x): return [x, # a list
+    1] # no comment of the result
 def of_result(x): return x # the same
 def above_only(
     # of x
@@ -193,6 +193,7 @@ RESULT = 'Returns\n-------\n'
     ('grouped', 'Grouped.\n\nMore.\n\n'+TITLE+'x, y\n    both, and z\nz : int\n    both, and z\nlast\n    no comma\n\n'
                 +RESULT+'tuple\n    (x, y)'),
     ('of_result', RESULT+'the same'),
+    ('short', RESULT+'a list'),
     ('above_only', 'Above.\n\n'+TITLE+'x\n    of x'),
     ('nothing', 'Nothing.'),
     ('several', TITLE+'call : dict[ str, int]\n    keys values'),

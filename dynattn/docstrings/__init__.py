@@ -34,6 +34,9 @@ class _Part:
 
 def _signature(text, start):
     "{name: (type, comment)} of the signature whose parameters begin at `start`; 'return' is its result."
+    first_line = text[start:text.find('\n', start)]
+    is_whole = '):' in first_line or first_line.endswith(':')
+    if is_whole and '#' not in first_line: return {}
     parts,current,result = [],None,None
     touched,above,said = [],[],''      # of one line: parts, comments that stand alone above it, its own comment
     depth = 1
@@ -45,7 +48,7 @@ def _signature(text, start):
             if said and not touched: above.append(said)
             elif said:
                 for part in touched: part.behind.append(said)
-            if result and not depth: break
+            if result and (not depth or ':' in result.text): break      # behind the colon is the body
             touched = [current] if current and not result else []
             said = ''
         elif token==',' and depth==1 and not result: current = None
