@@ -23,8 +23,9 @@ def _reach_back(window, heads):
     "How many tokens back each of the `heads` sees, a list; None is no limit."
     if window is None: return [None]*heads
     if isinstance(window, tuple): return [window[0]]*heads
-    exact = window.widened(torch.float64)
-    return torch.maximum(window.bounds()[0], exact.bounds()[0]).expand(heads).tolist()
+    own = window.bounds()[0]
+    exact = window.widened(torch.float64).bounds()[0]
+    return torch.maximum(own, exact).expand(heads).tolist()
 
 # %% ../nbs/46_cache.ipynb #9d8080df
 def _refuse_window(window, heads):
@@ -34,7 +35,8 @@ def _refuse_window(window, heads):
         raise ValueError(f"window: expected widths in tokens, got unit={window.unit!r}: "
                          "the length of a text that is still being written is unknown")
     if window.sigma.dim()>1:
-        raise ValueError(f"window: expected sigma of shape () or [H]=({heads},), got {tuple(window.sigma.shape)}: "
+        raise ValueError(f"window: expected sigma of shape () or [H]=({heads},), "
+                         f"got {tuple(window.sigma.shape)}: "
                          "the cache keeps the same keys for every sequence of a batch")
     if window.apply!='inside':
         raise ValueError(f"window: expected apply='inside', got {window.apply!r}: "
@@ -43,23 +45,31 @@ def _refuse_window(window, heads):
 def _fixed(heads, window, alpha, sink, **options):
     "The options of a layer as a `Call` has them, but a window that looks back only, and no graph."
     _refuse_window(window, heads)
-    of_window = window.sigma if isinstance(window, Window) else None
-    device = next((x.device for x in (of_window, alpha, sink) if isinstance(x, Tensor)), None)
+    sigma = window.sigma if isinstance(window, Window) else None
+    device = next((x.device for x in (sigma, alpha, sink) if isinstance(x, Tensor)), None)
     one = torch.zeros(1, heads, 1, 1, device=device)
     call = Call(one, one, one, window=window, alpha=alpha, sink=sink, **options)
-    alpha,sink = call.alpha,call.sink
     window = call.window
-    if isinstance(window, tuple): window = None if window[0] is None else (window[0],0)
-    elif isinstance(window, Window): window = window.replace(sigma=window.sigma.detach().expand(heads))
-    elif window is not None: raise TypeError(f"window: expected None, an int, a pair or a Window, got {_got(window)}")
+    if isinstance(window, tuple):
+        window = None if window[0] is None else (window[0],0)
+    elif isinstance(window, Window):
+        window = window.replace(sigma=window.sigma.detach().expand(heads))
+    elif window is not None:
+        raise TypeError(f"window: expected None, an int, a pair or a Window, got {_got(window)}")
+    alpha = call.alpha
     if isinstance(alpha, Tensor): alpha = alpha.detach().broadcast_to(1, heads)[0]
-    if sink is not None: sink = sink.detach()
-    return dict(n_global=call.n_global, window=window, alpha=alpha, sink=sink, scale=call.scale, softcap=call.softcap)
+    return dict(
+        n_global=call.n_global,
+        window=window,
+        alpha=alpha,
+        sink=None if call.sink is None else call.sink.detach(),
+        scale=call.scale,
+        softcap=call.softcap)
 
 # %% ../nbs/46_cache.ipynb #ad637b22
 @dataclass
 class _Group:
-    "Key heads of a layer that keep equally many keys: `n_lead` leading ones, then the most recent ones."
+    "Key heads that keep equally many keys: `n_lead` leading ones, then the most recent ones."
     kv_heads:slice|list  # g of them
     q_heads:slice|list   # the g*H/Hkv query heads that they serve
     reach:int|None       # how many tokens back they see; None: all
@@ -68,19 +78,25 @@ class _Group:
     k:Tensor|None=None   # [B,g,n_lead+capacity,d]
     v:Tensor|None=None   # [B,g,n_lead+capacity,dv]
 
-    def needed(self, at): # positions
+    def needed(self,
+        at, # position of a query
+    ): # position
         "The first key behind the leading ones that a query at `at` or later reaches."
         return self.start if self.reach is None else max(self.start, at-self.reach)
 
-    def latest(self, at, base): # positions
-        "The most that `start` may be for a query at `at`, where positions behind the leading places begin at `base`."
+    def latest(self,
+        at, # position of a query
+        base, # position of the first token behind the leading places
+    ): # position
+        "The most that `start` may be for a query at `at`."
         return base if self.reach is None else max(base, at-self.reach)
 
 # %% ../nbs/46_cache.ipynb #46b00004
 def _sliced(heads):
     "Heads in a row as a slice, which takes no copy to index with."
-    first,last = heads[0],heads[-1]
-    return slice(first, last+1) if heads==list(range(first, last+1)) else heads
+    first = heads[0]
+    stop = heads[-1]+1
+    return slice(first, stop) if heads==list(range(first, stop)) else heads
 
 def _list(heads): return list(range(heads.start, heads.stop)) if isinstance(heads, slice) else heads
 
@@ -91,8 +107,11 @@ def _groups(reach, kv_heads, n_lead=0):
     for head in range(kv_heads):
         served = reach[head*per_kv:(head+1)*per_kv]
         members.setdefault(None if None in served else max(served), []).append(head)
-    def queries(some): return [head*per_kv+i for head in some for i in range(per_kv)]
-    return [_Group(_sliced(some), _sliced(queries(some)), back, n_lead) for back,some in members.items()]
+    found = []
+    for back,some in members.items():
+        queries = [head*per_kv+i for head in some for i in range(per_kv)]
+        found.append(_Group(_sliced(some), _sliced(queries), back, n_lead))
+    return found
 
 # %% ../nbs/46_cache.ipynb #0f976475
 _SPARE = 24 # one spare place for so many needed ones; eight at least
@@ -100,27 +119,33 @@ _SPARE = 24 # one spare place for so many needed ones; eight at least
 def _capacity(needed, reach):
     "Places to allocate where `needed` are in use."
     grown = needed + needed//_SPARE + 16
-    return grown if reach is None else max(needed, min(grown, reach+1 + max(reach//_SPARE, 8)))
+    if reach is None: return grown
+    window_and_spare = reach+1 + max(reach//_SPARE, 8)
+    return max(needed, min(grown, window_and_spare))
 
 def _move(group, first, end, capacity):
-    "The leading keys and those at positions `first` to `end`-1 move to buffers with room for `capacity` of the latter."
+    """The leading keys, and those at positions `first` to `end`-1, move to buffers with room for
+    `capacity` of the latter."""
     lead = group.n_lead
     def moved(x):
         buffer = x.new_empty(*x.shape[:2], lead+capacity, x.shape[3])
         if lead: buffer[:,:,:lead] = x[:,:,:lead]
         buffer[:,:,lead:lead+end-first] = x[:,:,lead+first-group.start:lead+end-group.start]
         return buffer
-    vars(group).update(k=moved(group.k), v=moved(group.v), start=first)
+    vars(group).update(k=moved(group.k), v=moved(group.v), start=first) # a single step
 
 # %% ../nbs/46_cache.ipynb #68d0d7d3
 def _append(group, k, v, end, first):
-    "Write new keys [B,g,n,d] at positions `end`, `end`+1, ...; those before position `first` are no longer needed."
+    "Write new keys [B,g,n,d] at positions `end`, `end`+1, ...; none before `first` is needed."
     begin = max(first, end)       # of the new keys that are written
     stop = end+k.shape[2]         # behind the last of them
     places = group.k.shape[2]-group.n_lead
+    is_full = stop-group.start>places
     shrinks = first>group.start and places>_capacity(group.reach+1, group.reach)
-    if stop-group.start>places or shrinks: _move(group, first, begin, _capacity(stop-first, group.reach))
-    if begin>end: k,v = k[:,:,begin-end:],v[:,:,begin-end:]
+    if is_full or shrinks: _move(group, first, begin, _capacity(stop-first, group.reach))
+    if begin>end:
+        k = k[:,:,begin-end:]
+        v = v[:,:,begin-end:]
     rows = slice(group.n_lead+begin-group.start, group.n_lead+stop-group.start)
     group.k[:,:,rows] = k
     group.v[:,:,rows] = v
@@ -131,9 +156,11 @@ def _trim(group, end):
     if first>group.start: _move(group, first, end, _capacity(group.reach+1, group.reach))
 
 # %% ../nbs/46_cache.ipynb #9282b7a1
-def turn_rows(x, by, # [B,H,N,d]; [B] int64, places
+def turn_rows(
+    x, # [B,H,N,d]
+    by, # [B] int64, places
 ) -> Tensor: # like `x`
-    "Row b of `x` turned left by `by[b]` places along its N tokens; what leaves on the left comes back on the right."
+    "Row b of `x` turned left by `by[b]` places: what leaves on the left comes back on the right."
     n = x.shape[2]
     index = (torch.arange(n, device=x.device)+by[:,None])%n                    # [B,N]
     return x.gather(2, index[:,None,:,None].expand(x.shape))
@@ -142,7 +169,8 @@ def _prompt(options, q, k, v, keep, padded):
     "Attention of a prompt to itself."
     options = dict(options, is_causal=True)
     if padded is None:
-        return attention(q, k, v, padding=None if keep is None else PaddingMask(keep), **options)
+        padding = None if keep is None else PaddingMask(keep)
+        return attention(q, k, v, padding=padding, **options)
     real_first = PaddingMask(turn_rows(keep[:,None,:,None], padded)[:,0,:,0])
     q,k,v = (turn_rows(x, padded) for x in (q, k, v))
     return turn_rows(attention(q, k, v, padding=real_first, **options), -padded)
@@ -152,49 +180,72 @@ def _left_padding(keep): # [B,T] bool -> [B]
     "The position of each row's first real token; T where none has come yet."
     return torch.where(keep.any(1), keep.int().argmax(1), keep.shape[1])
 
-def _write_leading(group, k, v, at, padded):
-    "Fill leading places from new keys [B,g,n,d] at positions `at`..; return the keys and values that are not leading."
-    n,n_lead = k.shape[2],group.n_lead
+def _base(n_global, is_padded):
+    "The position of the first token behind the leading places."
+    return 0 if is_padded else n_global
+
+def _n_leading(n_global, seen, is_padded):
+    "How many leading places are in use after `seen` tokens."
+    return n_global if is_padded else min(n_global, seen)
+
+def _tokens_at(x, row):
+    "Of [B,g,n,d], the tokens at `row` [B,r] of each row; any token where there is none."
+    row = row.clamp(0, x.shape[2]-1)[:,None,:,None]                            # [B,1,r,1]
+    return x.gather(2, row.expand(*x.shape[:2], row.shape[2], x.shape[3]))
+
+def _write_leading(group, k, v, at, padded): # -> (k, v)
+    """Fill leading places from new keys [B,g,n,d] at positions `at`..; return the keys and values
+    that are not leading."""
+    n = k.shape[2]
+    n_lead = group.n_lead
     if padded is None:
         count = min(max(n_lead-at, 0), n)
         if not count: return k,v
         group.k[:,:,at:at+count] = k[:,:,:count]
         group.v[:,:,at:at+count] = v[:,:,:count]
         return k[:,:,count:],v[:,:,count:]
-    row = padded[:,None]+torch.arange(n_lead, device=k.device)-at              # [B,n_lead] among the new keys
+    # [B,n_lead], where they are among the new keys
+    row = padded[:,None]+torch.arange(n_lead, device=k.device)-at
     here = ((row>=0) & (row<n))[:,None,:,None]
     for buffer,new in ((group.k, k), (group.v, v)):
-        found = new.gather(2, row.clamp(0, n-1)[:,None,:,None].expand(*new.shape[:2], n_lead, new.shape[3]))
-        buffer[:,:,:n_lead] = torch.where(here, found, buffer[:,:,:n_lead])
+        buffer[:,:,:n_lead] = torch.where(here, _tokens_at(new, row), buffer[:,:,:n_lead])
     return k,v
 
 # %% ../nbs/46_cache.ipynb #f45a7b03
 def _check_reached(layer, total):
-    "Raise where the buffers do not hold all keys that the queries behind `layer.seen` and before `total` reach."
-    base = layer._base()
+    """Raise where the buffers do not hold all keys that the queries behind `layer.seen` and before
+    `total` reach."""
+    base = _base(layer.n_global, layer.padded is not None)
     for g in layer.groups:
         places = g.n_lead+max(total-g.start, 0)
-        if g.start>g.latest(layer.seen, base) or g.k.shape[2]<places or g.v.shape[2]<places:
-            raise RuntimeError(f"groups: expected all keys that positions {layer.seen} to {total-1} reach, got "
-                               f"{g.k.shape[2]} places from position {g.start-g.n_lead} on")
+        starts_late = g.start>g.latest(layer.seen, base)
+        is_short = g.k.shape[2]<places or g.v.shape[2]<places
+        if starts_late or is_short:
+            raise RuntimeError(
+                f"groups: expected all keys that positions {layer.seen} to {total-1} reach, got "
+                f"{g.k.shape[2]} places from position {g.start-g.n_lead} on")
 
-def _addresses(layer):
-    "[B,Hkv,3] int64: where the keys and values of each key head lie, and the position of the first row."
+def _addresses(layer): # -> [B,Hkv,3] int64
+    "Where the keys and values of each key head lie, and the position of the first row."
     state = [(g.k.data_ptr(), g.v.data_ptr(), g.start, g.k.shape, g.v.shape) for g in layer.groups]
-    if layer._table is None or layer._table[0]!=state:
-        found = [[None]*layer.kv_heads for _ in range(layer.batch)]
-        for group in layer.groups:
-            key,key_step = group.k.data_ptr(),group.k.stride(1)*group.k.element_size()
-            value,value_step = group.v.data_ptr(),group.v.stride(1)*group.v.element_size()
-            for row in found:
-                for head in _list(group.kv_heads):
-                    row[head] = key,value,group.start-group.n_lead
-                    key,value = key+key_step,value+value_step
-        layer._table = state,torch.tensor(found, device='cpu')
+    if layer._table is not None and layer._table[0]==state: return layer._table[1]
+    found = [[None]*layer.kv_heads for _ in range(layer.batch)]
+    for group in layer.groups:
+        key = group.k.data_ptr()
+        value = group.v.data_ptr()
+        key_step = group.k.stride(1)*group.k.element_size()
+        value_step = group.v.stride(1)*group.v.element_size()
+        for row in found:
+            for head in _list(group.kv_heads):
+                row[head] = key,value,group.start-group.n_lead
+                key += key_step
+                value += value_step
+    layer._table = state,torch.tensor(found, device='cpu')
     return layer._table[1]
 
 def _prepared(layer, q, v): # -> (Call, Plan, Inputs)
-    "The part that all calls have in common, made once: the last of so many tokens that every window has all its keys."
+    """The part that all calls have in common, made once: the last of so many tokens that every
+    window has all its keys."""
     kind = q.dtype,q.device,q.shape[3]
     if layer._common is None or layer._common[0]!=kind:
         one = q.new_zeros(1, layer.heads, 1, q.shape[3])
@@ -204,17 +255,23 @@ def _prepared(layer, q, v): # -> (Call, Plan, Inputs)
     return layer._common[1]
 
 # %% ../nbs/46_cache.ipynb #4c4afcea
-def _bias(window, group, queries, recent, keep, padded):
-    "Terms added to the scores of `queries` [n], for the leading places and `recent` positions [r]: [B|1,h|1,n,lead+r]."
-    origin = torch.zeros(1, dtype=torch.int64, device=queries.device) if padded is None else padded
-    lead = origin[:,None]+torch.arange(group.n_lead, device=queries.device)    # [B|1,lead] positions
+def _bias(window, group, queries, recent, keep, padded): # -> [B|1,h|1,n,lead+r]
+    "Terms added to the scores of `queries` [n], for the leading places and `recent` positions [r]."
+    device = queries.device
+    origin = torch.zeros(1, dtype=torch.int64, device=device) if padded is None else padded
+    lead = origin[:,None]+torch.arange(group.n_lead, device=device)            # [B|1,lead]
     place = torch.cat([lead, recent.expand(len(lead), -1)], 1)
     see = (place[:,None]<=queries[:,None])[:,None]                             # [B|1,1,n,lead+r]
     twice = recent<origin[:,None]+group.n_lead                                 # [B|1,r]
-    see = see & torch.cat([torch.ones_like(lead, dtype=torch.bool), ~twice], 1)[:,None,None]
-    if keep is not None: see = see & keep.gather(1, place.clamp(max=keep.shape[1]-1).expand(len(keep), -1))[:,None,None]
+    once = torch.cat([torch.ones_like(lead, dtype=torch.bool), ~twice], 1)
+    see = see & once[:,None,None]
+    if keep is not None:
+        last = keep.shape[1]-1
+        real = keep.gather(1, place.clamp(max=last).expand(len(keep), -1))     # [B,lead+r]
+        see = see & real[:,None,None]
     offset = recent-queries[:,None]                                            # [n,r]
-    if isinstance(window, Window): near = window.replace(sigma=window.sigma[group.q_heads]).log_mask(offset)
+    if isinstance(window, Window):
+        near = window.replace(sigma=window.sigma[group.q_heads]).log_mask(offset)
     else: near = torch.zeros(offset.shape, device=offset.device)[None,None]
     if group.reach is not None: near = near.masked_fill(offset<-group.reach, -torch.inf)
     bias = torch.cat([near.new_zeros(*near.shape[:-1], group.n_lead), near], -1)
@@ -223,152 +280,105 @@ def _bias(window, group, queries, recent, keep, padded):
 # %% ../nbs/46_cache.ipynb #d5c64729
 def _by_pieces(groups, call, x, padded, total):
     "Attention of the newest of `total` tokens, group by group and 64 queries at a time."
-    n,wide = x.q.shape[2],torch.promote_types(x.q.dtype, torch.float32)
+    n = x.q.shape[2]
+    wide = torch.promote_types(x.q.dtype, torch.float32)
     out = x.q.new_empty(*x.q.shape[:3], x.v.shape[3])
     if not out.numel(): return out
     for group in groups:
-        alpha,sink = (t[group.q_heads] if isinstance(t, Tensor) and t.dim() else t for t in (call.alpha,call.sink))
+        def own(option):
+            is_per_head = isinstance(option, Tensor) and option.dim()
+            return option[group.q_heads] if is_per_head else option
+        options = dict(alpha=own(call.alpha), sink=own(call.sink),
+                       softcap=call.softcap, scale=call.scale)
+        lead = group.n_lead
         for i in range(0, n, 64):
-            first_query,end = total-n+i,total-n+min(i+64, n)
+            first_query = total-n+i
+            end = total-n+min(i+64, n)
             queries = torch.arange(first_query, end, device=x.q.device)
             first = group.needed(first_query)
             recent = torch.arange(first, max(first, end), device=x.q.device)
-            rows = slice(group.n_lead+first-group.start, group.n_lead+first-group.start+len(recent))
-            keys,values = (torch.cat([t[:,:,:group.n_lead], t[:,:,rows]], 2) for t in (group.k,group.v))
+            row = lead+first-group.start
+            rows = slice(row, row+len(recent))
+            keys,values = (torch.cat([t[:,:,:lead], t[:,:,rows]], 2) for t in (group.k,group.v))
             bias = _bias(call.window, group, queries, recent, x.keep, padded).to(wide)
             q = x.q[:,group.q_heads,i:i+64]
-            out[:,group.q_heads,i:i+64] = attention(q, keys, values, bias, alpha=alpha, sink=sink,
-                                                    softcap=call.softcap, scale=call.scale)
+            out[:,group.q_heads,i:i+64] = attention(q, keys, values, bias, **options)
     return out
 
-# %% ../nbs/46_cache.ipynb #46b00001
-class _Kept:
-    "The groups of a layer, and how many tokens it has seen."
-    heads:int
-    kv_heads:int
-    n_global:int
-    reach:list # how many tokens back each query head sees; None: all
-    options:dict # of the layer, as a `Call` has them
-    groups:list # the keys and values
-    seen:int # tokens so far
-    padded:Tensor|None # [B] left padding of each row, where there is some and there are leading tokens
-    record_past:bool = False # whether nothing is dropped until `crop`
-    _form:list|None # of the last tensors that were checked
-    _before:tuple|None # the content before the last call, for `undo`
-    _table:tuple|None = None # the addresses of the keys
-    _common:tuple|None = None # what all calls have in common
+# %% ../nbs/46_cache.ipynb #46c1a005
+def _cropped(groups, seen, tokens, base):
+    "Copies of the groups without the newest tokens; raise where keys before those are gone."
+    if any(g.start>g.latest(seen-tokens, base) for g in groups):
+        raise ValueError(
+            "tokens: expected so few that the keys before them are still there, "
+            f"got {tokens}; set record_past=True before tokens that may have to go")
+    return [replace(g) for g in groups]
 
-    def _become(self, groups, seen, padded=None, before=None, form=None):
-        "The new content, in a single step that nothing can interrupt."
-        vars(self).update(groups=groups, seen=seen, padded=padded, _before=before, _form=form)
-
-    def reset(self) -> None:
-        "Forget everything."
-        self._become(_groups(self.reach, self.kv_heads, self.n_global), 0)
-
-    @property
-    def batch(self) -> int:
-        "Rows of the keys."
-        if not self.seen: raise RuntimeError("batch: expected a layer that has seen tokens, got an empty one")
-        return len(self.groups[0].k)
-
-    @property
-    def nbytes(self) -> int:
-        "Memory of the keys and values, in bytes."
-        return sum(x.nbytes for g in self.groups for x in (g.k, g.v) if x is not None)
-
-    def _base(self): return 0 if self.padded is not None else self.n_global # position behind the leading places
+def _each_row(groups, f):
+    "Copies of the groups with `f` of their keys and values, whose first axis is the batch."
+    return [replace(g, k=f(g.k), v=f(g.v)) for g in groups]
 
 # %% ../nbs/46_cache.ipynb #46c0a002
+def _is_dense(x): return x.layout==torch.strided and not x.is_nested
+
 def check_rows(
     rows:Tensor, # [B'] int64 or int32
     batch:int, # B
 ) -> Tensor: # `rows`
     "The rows of a batch that remain; raise where they are not numbers from 0 to B-1."
-    integers = isinstance(rows, Tensor) and rows.dtype in (torch.int64,torch.int32)
-    if not integers or rows.is_nested or rows.layout!=torch.strided or rows.dim()!=1:
-        raise TypeError(f"rows: expected an int64 Tensor [B'], got {_got(rows)}")
-    if rows.is_meta: raise ValueError("rows: expected numbers, got a tensor on meta, which has none")
+    has_integers = isinstance(rows, Tensor) and rows.dtype in (torch.int64,torch.int32)
+    is_list = has_integers and _is_dense(rows) and rows.dim()==1
+    if not is_list: raise TypeError(f"rows: expected an int64 Tensor [B'], got {_got(rows)}")
+    if rows.is_meta:
+        raise ValueError("rows: expected numbers, got a tensor on meta, which has none")
     outside = [row for row in rows.tolist() if not 0<=row<batch]
     if outside: raise ValueError(f"rows: expected numbers from 0 to {batch-1}, got {outside[0]}")
     return rows
-
-# %% ../nbs/46_cache.ipynb #ac3e3b77
-class _Cropped(_Kept):
-    "Keys whose newest can be taken back."
-    def crop(self,
-        tokens:int, # how many of the newest to take back, >= 0
-    ) -> None:
-        "Take back the newest tokens, as speculative decoding does with rejected ones."
-        left = self.seen-_integer('tokens', tokens, 0, self.seen)
-        if left==0: return self.reset()
-        groups = [replace(g) for g in self.groups]
-        for g in groups:
-            if g.start>g.latest(left, self._base()):
-                raise ValueError(f"tokens: expected so few that the keys before them are still there, got {tokens}; "
-                                 "set record_past=True before tokens that may have to go")
-            if self.record_past: _trim(g, left)
-        self._become(groups, left, None if self.padded is None else self.padded.clamp(max=left))
-
-    def undo(self) -> None:
-        "Take back the tokens of the last call of `attend`; all that was kept before it is there again."
-        if self._before is None: raise RuntimeError("undo: expected a call of attend just before, got none")
-        seen,padded,buffers = self._before
-        if not seen: return self.reset()
-        self._become([replace(g, **buffer) for g,buffer in zip(self.groups, buffers)], seen, padded)
-
-# %% ../nbs/46_cache.ipynb #50da5da0
-class _Moved(_Cropped):
-    "Keys whose rows move."
-    def select(self,
-        rows:Tensor, # [B'] int64
-    ) -> None:
-        "Rows of the batch in another order, some left out or repeated: beams, and candidates."
-        check_rows(rows, self.batch if self.seen else _FAR)
-        if self.seen: self._replace(lambda x: x[rows.to(x.device)])
-
-    def to(self,
-        device, # where keys and values go, such as 'cuda'
-    ) -> Self:
-        "The keys and values on `device`."
-        try: device = torch.device(device)
-        except (RuntimeError,TypeError):
-            raise TypeError(f"device: expected one such as 'cpu' or 'cuda', got {_got(device)}") from None
-        if self.seen: self._replace(lambda x: x.to(device))
-        return self
-
-    def _replace(self, f): # f: of a tensor whose first axis is the batch
-        groups = [replace(g, k=f(g.k), v=f(g.v)) for g in self.groups]
-        self._become(groups, self.seen, None if self.padded is None else f(self.padded))
 
 # %% ../nbs/46_cache.ipynb #34f58876
 _OPTIONS = 'window','sigma','alpha','sink','scale','softcap'
 _NUMBERS = {'heads','kv_heads','n_global','reach',*_OPTIONS,'seen','start'}
 
 def _described(layer):
-    "What a layer has in common with any that continues from its state, as JSON can hold it."
+    "The numbers that a layer shares with any that continues from its state, for JSON."
     window = layer.options['window']
-    given = dict(layer.options, window=repr(window), sigma=window.sigma if isinstance(window, Window) else None)
-    found = dict(heads=layer.heads, kv_heads=layer.kv_heads, n_global=layer.n_global, reach=list(layer.reach))
-    return found | {name: x.tolist() if isinstance(x := given[name], Tensor) else x for name in _OPTIONS}
+    sigma = window.sigma if isinstance(window, Window) else None
+    options = dict(layer.options, window=repr(window), sigma=sigma)
+    found = dict(
+        heads=layer.heads,
+        kv_heads=layer.kv_heads,
+        n_global=layer.n_global,
+        reach=list(layer.reach))
+    for name in _OPTIONS:
+        x = options[name]
+        found[name] = x.tolist() if isinstance(x, Tensor) else x
+    return found
 
 def _alike(own, got):
     "Whether an option is the same, up to the rounding of another machine."
-    if isinstance(own, list): return isinstance(got, list) and len(own)==len(got) and all(map(_alike, own, got))
+    if isinstance(own, list):
+        is_as_long = isinstance(got, list) and len(own)==len(got)
+        return is_as_long and all(map(_alike, own, got))
     if type(own) is not type(got): return False
-    return own==got or isinstance(own, float) and (math.isclose(own, got, rel_tol=1e-5) or own!=own and got!=got)
+    if own==got: return True
+    if not isinstance(own, float): return False
+    both_nan = own!=own and got!=got
+    return both_nan or math.isclose(own, got, rel_tol=1e-5)
 
 def _check_described(layer, numbers):
     "Raise where a state is that of a layer with other options."
     for name,own in _described(layer).items():
-        if not _alike(own, numbers[name]):
-            raise ValueError(f"numbers[{name!r}]: expected {_got(own)} as in this layer, got {_got(numbers[name])}")
+        got = numbers[name]
+        if not _alike(own, got):
+            raise ValueError(
+                f"numbers[{name!r}]: expected {_got(own)} as in this layer, got {_got(got)}")
 
 # %% ../nbs/46_cache.ipynb #46c0a006
 def _listed(numbers, name, n):
     "An entry that is a list of `n` numbers."
     x = numbers[name]
-    if not isinstance(x, list): raise TypeError(f"numbers[{name!r}]: expected a list, got {_got(x)}")
+    if not isinstance(x, list):
+        raise TypeError(f"numbers[{name!r}]: expected a list, got {_got(x)}")
     if len(x)!=n: raise ValueError(f"numbers[{name!r}]: expected {n} numbers, got {len(x)}")
     return x
 
@@ -377,52 +387,72 @@ def _check_option(name, x):
     if name=='window': fits = isinstance(x, str)
     elif isinstance(x, list): fits = all(isinstance(number, float) for number in x)
     else: fits = x is None or isinstance(x, float)
-    if not fits: raise TypeError(f"numbers[{name!r}]: expected {'a text' if name=='window' else 'numbers'}, got {type(x).__name__}")
+    if fits: return
+    expected = 'a text' if name=='window' else 'numbers'
+    raise TypeError(f"numbers[{name!r}]: expected {expected}, got {type(x).__name__}")
 
 def _groups_of(numbers):
     "The groups of a state, without their tensors."
     def whole(name, low, high=_FAR): return _integer(f"numbers[{name!r}]", numbers[name], low, high)
     heads = whole('heads', 1)
     kv_heads = whole('kv_heads', 1, heads)
-    if heads%kv_heads: raise ValueError(f"numbers['kv_heads']: expected a divisor of heads={heads}, got {kv_heads}")
+    if heads%kv_heads:
+        raise ValueError(
+            f"numbers['kv_heads']: expected a divisor of heads={heads}, got {kv_heads}")
     reach = _listed(numbers, 'reach', heads)
     for i,back in enumerate(reach):
         if back is not None: _integer(f"numbers['reach'][{i}]", back, 0)
     return _groups(reach, kv_heads, whole('n_global', 0))
 
+_FLOATS = torch.float64,torch.float32,torch.bfloat16,torch.float16
+
 def _check_kept(name, x, shape, like):
-    "Raise where `x` is no tensor of keys or values [B,g,n,d] as `like`, the first one; None in `shape` is any size."
+    """Raise where `x` is no tensor of keys or values [B,g,n,d] with the dtype and device of `like`,
+    the first one; None in `shape` is any size."""
     is_plain = type(x) in (Tensor,torch.nn.Parameter)
-    if not is_plain or x.layout!=torch.strided or x.is_meta or x.is_nested:
+    has_memory = is_plain and _is_dense(x) and not x.is_meta
+    if not has_memory:
         raise TypeError(f"tensors[{name!r}]: expected a dense Tensor, got {_got(x)}")
     expected = [letter if size is None else size for letter,size in zip('Bgnd', shape)]
     fits = x.dim()==4 and all(size in (None, given) for size,given in zip(shape, x.shape))
-    if not fits or x.dtype not in (torch.float64,torch.float32,torch.bfloat16,torch.float16):
+    if not fits or x.dtype not in _FLOATS:
         raise ValueError(f"tensors[{name!r}]: expected floating {expected}, got {_got(x)}")
-    if x.untyped_storage().nbytes()<x.numel()*x.element_size(): # which could be far larger than any file
-        raise ValueError(f"tensors[{name!r}]: expected memory for each value, got an expanded tensor")
+    # an expanded one could be far larger than any file
+    if x.untyped_storage().nbytes()<x.numel()*x.element_size():
+        raise ValueError(
+            f"tensors[{name!r}]: expected memory for each value, got an expanded tensor")
     if like is not None and (x.dtype,x.device)!=(like.dtype,like.device):
-        raise ValueError(f"tensors[{name!r}]: expected {like.dtype} on {like.device} as '0.k', got {x.dtype} on {x.device}")
+        raise ValueError(f"tensors[{name!r}]: expected {like.dtype} on {like.device} as '0.k', "
+                         f"got {x.dtype} on {x.device}")
 
 def _check_padded(padded, groups, seen):
-    "Raise where the left padding does not fit the keys, or the leading keys are not those among the recent ones."
+    """Raise where the left padding does not fit the keys, or the leading keys are not those among
+    the recent ones."""
     k = groups[0].k
-    if type(padded) is not Tensor or padded.dtype!=torch.int64 or padded.layout!=torch.strided or padded.is_nested:
+    is_integer = type(padded) is Tensor and padded.dtype==torch.int64
+    if not (is_integer and _is_dense(padded)):
         raise TypeError(f"tensors['padded']: expected an int64 Tensor [B], got {_got(padded)}")
     if padded.shape!=(len(k),) or padded.device!=k.device:
-        raise ValueError(f"tensors['padded']: expected [B]={len(k),} on {k.device}, got {_got(padded)} on {padded.device}")
+        raise ValueError(f"tensors['padded']: expected [B]={len(k),} on {k.device}, "
+                         f"got {_got(padded)} on {padded.device}")
     outside = [x for x in padded.tolist() if not 0<=x<=seen]
-    if outside: raise ValueError(f"tensors['padded']: expected positions from 0 to {seen}, got {outside[0]}")
+    if outside:
+        raise ValueError(
+            f"tensors['padded']: expected positions from 0 to {seen}, got {outside[0]}")
     for i,g in enumerate(groups):
         n = seen-g.start                                                       # recent tokens
-        row = padded[:,None]+torch.arange(g.n_lead, device=k.device)-g.start   # [B,n_lead] among them
+        if not n: continue
+        # [B,n_lead], where the leading tokens are among them
+        row = padded[:,None]+torch.arange(g.n_lead, device=k.device)-g.start
         among = ((row>=0) & (row<n))[:,None,:,None]
-        for name,x in (('k', g.k), ('v', g.v)) if n else ():
-            lead,recent = x[:,:,:g.n_lead],x[:,:,g.n_lead:]
-            copied = recent.gather(2, row.clamp(0, n-1)[:,None,:,None].expand(lead.shape))
-            if (among & (copied!=lead) & ((copied==copied) | (lead==lead))).any():
-                raise ValueError(f"tensors['{i}.{name}']: expected leading tokens as they are among the recent ones, "
-                                 "got others")
+        for name,x in (('k', g.k), ('v', g.v)):
+            lead = x[:,:,:g.n_lead]
+            copied = _tokens_at(x[:,:,g.n_lead:], row)
+            both_nan = (copied!=copied) & (lead!=lead)
+            differs = (copied!=lead) & ~both_nan
+            if (among & differs).any():
+                raise ValueError(f"tensors['{i}.{name}']: expected leading tokens as they are "
+                                 "among the recent ones, got others")
 
 # %% ../nbs/46_cache.ipynb #46c0a007
 def check_state(
@@ -431,123 +461,119 @@ def check_state(
 ) -> list: # the groups of the layer, with their tensors
     "Raise where numbers and tensors contradict each other, or the description above."
     if not isinstance(numbers, dict) or numbers.keys()!=_NUMBERS:
-        raise TypeError(f"numbers: expected the first result of state, with {sorted(_NUMBERS)}, got {_got(numbers)}")
+        raise TypeError(f"numbers: expected the first result of state, with {sorted(_NUMBERS)}, "
+                        f"got {_got(numbers)}")
     groups = _groups_of(numbers)
     for name in _OPTIONS: _check_option(name, numbers[name])
+    n_global = numbers['n_global']
     seen = _integer("numbers['seen']", numbers['seen'], 0)
     starts = _listed(numbers, 'start', len(groups) if seen else 0)
     names = [f'{i}.{name}' for i in range(len(starts)) for name in 'kv']
-    is_padded = isinstance(tensors, dict) and 'padded' in tensors and bool(seen and numbers['n_global'])
-    if not isinstance(tensors, dict) or tensors.keys()!={*names, *(['padded'] if is_padded else [])}:
-        raise TypeError(f"tensors: expected the second result of state, with {names}, got {_got(tensors)}")
-    base = 0 if is_padded else numbers['n_global']
-    lead = numbers['n_global'] if is_padded else min(numbers['n_global'], seen)
-    batch = like = None # of the first tensor
+    can_be_padded = bool(seen and n_global)
+    has_padding = isinstance(tensors, dict) and 'padded' in tensors
+    is_padded = can_be_padded and has_padding
+    expected = {*names,'padded'} if is_padded else {*names}
+    if not isinstance(tensors, dict) or tensors.keys()!=expected:
+        raise TypeError(f"tensors: expected the second result of state, with {names}, "
+                        f"got {_got(tensors)}")
+    base = _base(n_global, is_padded)
+    lead = _n_leading(n_global, seen, is_padded)
+    like = batch = None # of the first tensor
     width:dict = {} # of keys and of values
     for i,(g,start) in enumerate(zip(groups, starts)):
         g.start = _integer(f"numbers['start'][{i}]", start, base, g.latest(seen, base))
+        heads = len(_list(g.kv_heads))
+        n = lead+max(seen-g.start, 0)
         for name in 'kv':
             x = tensors[f'{i}.{name}']
-            shape = batch,len(_list(g.kv_heads)),lead+max(seen-g.start, 0),width.get(name)
-            _check_kept(f'{i}.{name}', x, shape, like)
-            batch,width[name] = len(x),x.shape[3]
+            _check_kept(f'{i}.{name}', x, (batch, heads, n, width.get(name)), like)
+            batch = len(x)
+            width[name] = x.shape[3]
             if like is None: like = x
             setattr(g, name, x)
     if is_padded: _check_padded(tensors['padded'], groups, seen)
     return groups
 
-# %% ../nbs/46_cache.ipynb #34f58875
-class _Saved(_Moved):
-    "Keys that can be written to a file."
-    def state(self) -> tuple[dict,dict]:
-        "Numbers and tensors from which `load_state` continues."
-        groups = self.groups if self.seen else []
-        numbers = dict(_described(self), seen=self.seen, start=[g.start for g in groups])
-        tensors = {} if self.padded is None else dict(padded=self.padded.clone())
-        lead = self.n_global if self.padded is not None else min(self.n_global, self.seen)
-        for i,g in enumerate(groups):
-            used = lead+max(self.seen-g.start, 0)
-            tensors |= {f'{i}.k': g.k[:,:,:used].clone(), f'{i}.v': g.v[:,:,:used].clone()}
-        return numbers,tensors
+# %% ../nbs/46_cache.ipynb #46c1a011
+def _tensors(groups, seen, padded): # -> dict
+    "The tensors of a state."
+    tensors = {} if padded is None else dict(padded=padded.clone())
+    for i,g in enumerate(groups):
+        used = _n_leading(g.n_lead, seen, padded is not None)+max(seen-g.start, 0)
+        tensors[f'{i}.k'] = g.k[:,:,:used].clone()
+        tensors[f'{i}.v'] = g.v[:,:,:used].clone()
+    return tensors
 
-    def load_state(self,
-        numbers:dict, # the first result of `state`
-        tensors:dict, # the second
-    ) -> None:
-        "Continue from a `state`."
-        groups = check_state(numbers, tensors)
-        _check_described(self, numbers)
-        seen,padded = numbers['seen'],tensors.get('padded')
-        def copied(x, places): # [B,g,n,d] with room for so many
-            buffer = torch.zeros(*x.shape[:2], places, x.shape[3], dtype=x.dtype, device=x.device)
-            buffer[:,:,:x.shape[2]] = x.detach()
-            return buffer
-        for g in groups if seen else ():
-            places = g.n_lead+max(seen-g.start, 0)
-            g.k = copied(g.k, places)
-            g.v = copied(g.v, places)
-        self._become(groups, seen, None if padded is None else padded.clone())
+def _own_buffers(groups, seen):
+    "The groups, with copies of their keys and values."
+    def copied(x, places): # [B,g,n,d] with room for so many
+        buffer = torch.zeros(*x.shape[:2], places, x.shape[3], dtype=x.dtype, device=x.device)
+        buffer[:,:,:x.shape[2]] = x.detach()
+        return buffer
+    found = []
+    for g in groups:
+        places = g.n_lead+max(seen-g.start, 0)
+        found.append(replace(g, k=copied(g.k, places), v=copied(g.v, places)))
+    return found
 
 # %% ../nbs/46_cache.ipynb #9e0fd437
 def _write(layer, groups, k, v, query, padded):
-    "New keys and values to their buffers; what queries at position `query` or later do not reach may go."
-    base = layer.n_global if padded is None else 0
+    "New keys and values to their buffers; what no query at `query` or later reaches may go."
+    base = _base(layer.n_global, padded is not None)
+    has_all_heads = len(groups)==1
     for group in groups:
-        recent = (k, v) if group.kv_heads==slice(0, layer.kv_heads) else (k[:,group.kv_heads], v[:,group.kv_heads])
-        if group.n_lead: recent = _write_leading(group, *recent, layer.seen, padded)
+        keys = k if has_all_heads else k[:,group.kv_heads]
+        values = v if has_all_heads else v[:,group.kv_heads]
+        if group.n_lead: keys,values = _write_leading(group, keys, values, layer.seen, padded)
         first = group.start if layer.record_past else group.needed(query)
-        _append(group, *recent, max(layer.seen, base), first)
+        _append(group, keys, values, max(layer.seen, base), first)
 
 def _begin(layer, k, v, keep, total): # -> (groups, padded)
     "The buffers of a prompt."
-    late = keep is not None and layer.n_global and not keep[:,0].all()
-    padded = _left_padding(keep) if late else None
+    is_padded = False
+    if keep is not None and layer.n_global: is_padded = not keep[:,0].all()
+    padded = _left_padding(keep) if is_padded else None
     groups = _groups(layer.reach, layer.kv_heads, layer.n_global)
     for group in groups:
-        group.k,group.v = (x.new_zeros(len(x), len(_list(group.kv_heads)), group.n_lead, x.shape[3]) for x in (k, v))
-        group.start = 0 if late else layer.n_global
+        heads = len(_list(group.kv_heads))
+        group.k = k.new_zeros(len(k), heads, group.n_lead, k.shape[3])
+        group.v = v.new_zeros(len(v), heads, group.n_lead, v.shape[3])
+        group.start = _base(layer.n_global, is_padded)
     _write(layer, groups, k, v, total, padded)
     return groups,padded
 
 # %% ../nbs/46_cache.ipynb #46b00005
-class _Attending(_Saved):
-    "Attention to what is kept and to the new tokens themselves."
-    def attend(self,
-        q:Tensor, # [B,H,n,d] queries of the n newest tokens
-        k:Tensor, # [B,Hkv,n,d] their keys
-        v:Tensor, # [B,Hkv,n,dv] and values
-        keep:Tensor|None=None, # [B,seen+n] bool over all tokens so far, True is real
-    ) -> Tensor: # [B,H,n,dv]
-        "Attention of the new queries to the kept keys and the new ones, which are kept in turn."
-        q,k,v,form = _check(self, q, k, v, keep)
-        if keep is not None and keep.all(): keep = None
-        n,total = q.shape[2],self.seen+q.shape[2]
-        groups,padded = self.groups,self.padded
-        drops = n>1 and not self.record_past
-        before = [dict(k=g.k, v=g.v, start=g.start) if drops and g.reach is not None else {} for g in groups]
-        if self.seen==0:
-            groups,padded = _begin(self, k, v, keep, total)
-            out = _prompt(self.options, q, k, v, keep, padded)
-        else:
-            if padded is not None and keep is not None: padded = _left_padding(keep)
-            _write(self, groups, k, v, self.seen, padded)
-            _check_reached(self, total)
-            call,plan,x = _prepared(self, q, v)
-            x = x._replace(q=q, k=k, v=v, keep=keep)
-            if core.serves(x):
-                plan = plan._replace(q_offset=self.seen)
-                out = core.forward(plan, x, (_addresses(self),padded,total), learns=False)[0]
-            else: out = _by_pieces(groups, call, x, padded, total)
-        self._become(groups, total, padded, (self.seen,self.padded,before), form)
-        if drops:
-            for group in groups: _trim(group, total)
-        return out
+def _to_restore(groups, drops):
+    "For `undo`, what each group has before a call that drops keys; any other call only adds some."
+    def content(g): return dict(k=g.k, v=g.v, start=g.start)
+    return [content(g) if drops and g.reach is not None else {} for g in groups]
+
+def _attend_first(layer, q, k, v, keep): # -> (out, groups, padded)
+    "Attention of a prompt to itself, and the keys of it that are kept."
+    groups,padded = _begin(layer, k, v, keep, q.shape[2])
+    return _prompt(layer.options, q, k, v, keep, padded),groups,padded
+
+def _attend_kept(layer, q, k, v, keep): # -> (out, groups, padded)
+    "Attention to the keys that are kept and to the new ones, which are written behind them."
+    groups = layer.groups
+    padded = layer.padded
+    total = layer.seen+q.shape[2]
+    if padded is not None and keep is not None: padded = _left_padding(keep)
+    _write(layer, groups, k, v, layer.seen, padded)
+    _check_reached(layer, total)
+    call,plan,x = _prepared(layer, q, v)
+    x = x._replace(q=q, k=k, v=v, keep=keep)
+    if not core.serves(x): return _by_pieces(groups, call, x, padded, total),groups,padded
+    plan = plan._replace(q_offset=layer.seen)
+    out = core.forward(plan, x, (_addresses(layer),padded,total), learns=False)[0]
+    return out,groups,padded
 
 # %% ../nbs/46_cache.ipynb #deea3770
 def _form(q, k, v):
     "All that the checks of these tensors read; None where one has to look."
     if torch._C._is_any_autocast_enabled(): return None
-    learning,found = torch.is_grad_enabled(),[]
+    learning = torch.is_grad_enabled()
+    found = []
     for x in (q, k, v):
         if type(x) is not Tensor or x.is_nested: return None
         found.append((x.shape, x.dtype, x.device, x.layout, learning and x.requires_grad))
@@ -557,16 +583,19 @@ def _form(q, k, v):
 def _check_tensors(layer, q, k, v): # -> (q, k, v)
     "The tensors of a call, cast under autocast; raise where they do not fit what is kept."
     call = Call(q, k, v)
-    b,n = q.shape[0],q.shape[-2]
+    b = q.shape[0]
+    n = q.shape[-2]
     for name,x,h in (('q', q, layer.heads), ('k', k, layer.kv_heads), ('v', v, layer.kv_heads)):
-        if x.is_nested or x.dim()!=4 or x.shape[:3]!=(b, h, n):
+        has_axes = not x.is_nested and x.dim()==4
+        if not has_axes or x.shape[:3]!=(b, h, n):
             raise ValueError(f"{name}: expected [{b},{h},{n},d], got {_got(x)}")
     group = layer.groups[0]
     for name,x,kept in (('k', call.k, group.k), ('v', call.v, group.v)) if layer.seen else ():
         if (x.dtype,x.device,b,x.shape[3])!=(kept.dtype,kept.device,len(kept),kept.shape[3]):
-            raise ValueError(f"{name}: expected batch {len(kept)}, width {kept.shape[3]} and {kept.dtype} on "
-                             f"{kept.device} as in the calls before, got {_got(x)} on {x.device}")
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            raise ValueError(
+                f"{name}: expected batch {len(kept)}, width {kept.shape[3]} and {kept.dtype} on "
+                f"{kept.device} as in the calls before, got {_got(x)} on {x.device}")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise RuntimeError("q: expected tensors without a graph, got one that wants a gradient; "
                            "a cache is for torch.no_grad()")
     return call.q,call.k,call.v
@@ -577,19 +606,35 @@ def _check(layer, q, k, v, keep): # -> (q, k, v, form)
     if form is None or form!=layer._form: q,k,v = _check_tensors(layer, q, k, v)
     if keep is not None:
         size = q.shape[0],layer.seen+q.shape[2]
-        real = getattr(keep, 'dtype', None),getattr(keep, 'shape', None),getattr(keep, 'device', None)
+        real = tuple(getattr(keep, name, None) for name in ('dtype','shape','device'))
         if real!=(torch.bool,size,q.device):
-            raise ValueError(f"keep: expected a bool Tensor [B,seen+n]={size} on {q.device}, got {_got(keep)}")
+            raise ValueError(
+                f"keep: expected a bool Tensor [B,seen+n]={size} on {q.device}, got {_got(keep)}")
     return q,k,v,form
 
 # %% ../nbs/46_cache.ipynb #e7d1981a
-class WindowedLayer(_Attending):
+class WindowedLayer:
     "The keys and values of one causal layer that its windows still reach, and attention to them."
+    heads:int
+    kv_heads:int
+    n_global:int
+    reach:list # how many tokens back each query head sees; None: all
+    options:dict # of the layer, as a `Call` has them
+    groups:list # the keys and values
+    seen:int # tokens so far
+    padded:Tensor|None # [B] left padding of each row, where there is some and leading tokens
+    record_past:bool = False # whether nothing is dropped until `crop`
+    _form:list|None # of the last tensors that were checked
+    _before:tuple|None # the content before the last call, for `undo`
+    _table:tuple|None = None # the addresses of the keys
+    _common:tuple|None = None # what all calls have in common
+
     def __init__(self,
         heads:int, # H, query heads
         kv_heads:int|None=None, # Hkv, key heads, divides H (default H)
         *,
-        window:int|tuple[int|None,int|None]|Window|None=None, # w, a pair (w, right), or a `Window` in tokens with sigma () or [H]; causal in any case
+        # w, a pair (w, right), or a `Window` in tokens with sigma () or [H]; causal in any case
+        window:int|tuple[int|None,int|None]|Window|None=None,
         n_global:int=0, # leading real tokens of each row that every query sees
         alpha:float|Tensor|None=None, # entmax instead of softmax; a number or [H], >= 1
         scale:float|None=None, # factor of the scores (default 1/sqrt(d))
@@ -600,11 +645,115 @@ class WindowedLayer(_Attending):
         self.kv_heads = self.heads if kv_heads is None else _integer('kv_heads', kv_heads, 1)
         if self.heads%self.kv_heads:
             raise ValueError(f"kv_heads: expected a divisor of heads={heads}, got {kv_heads}")
-        self.options = _fixed(heads, window, alpha, sink, n_global=n_global, scale=scale, softcap=softcap)
-        if not _at_most_two(self.options['alpha']): raise ValueError(f"alpha: expected 1 to 2, got {alpha}")
+        self.options = _fixed(
+            heads, window, alpha, sink, n_global=n_global, scale=scale, softcap=softcap)
+        if not _at_most_two(self.options['alpha']):
+            raise ValueError(f"alpha: expected 1 to 2, got {alpha}")
         self.n_global = self.options['n_global']
         self.reach = _reach_back(self.options['window'], heads)
         self.reset()
+
+    def reset(self) -> None:
+        "Forget everything."
+        self._become(_groups(self.reach, self.kv_heads, self.n_global), 0)
+
+    @property
+    def batch(self) -> int:
+        "Rows of the keys."
+        if not self.seen:
+            raise RuntimeError("batch: expected a layer that has seen tokens, got an empty one")
+        return len(self.groups[0].k)
+
+    @property
+    def nbytes(self) -> int:
+        "Memory of the keys and values, in bytes."
+        return sum(x.nbytes for g in self.groups for x in (g.k, g.v) if x is not None)
+
+    def attend(self,
+        q:Tensor, # [B,H,n,d] queries of the n newest tokens
+        k:Tensor, # [B,Hkv,n,d] their keys
+        v:Tensor, # [B,Hkv,n,dv] and values
+        keep:Tensor|None=None, # [B,seen+n] bool over all tokens so far, True is real
+    ) -> Tensor: # [B,H,n,dv]
+        "Attention of the new queries to the kept keys and the new ones, which are kept in turn."
+        q,k,v,form = _check(self, q, k, v, keep)
+        if keep is not None and keep.all(): keep = None
+        drops = q.shape[2]>1 and not self.record_past
+        before = self.seen,self.padded,_to_restore(self.groups, drops)
+        if self.seen: out,groups,padded = _attend_kept(self, q, k, v, keep)
+        else: out,groups,padded = _attend_first(self, q, k, v, keep)
+        total = self.seen+q.shape[2]
+        self._become(groups, total, padded, before, form)
+        if drops:
+            for group in groups: _trim(group, total)
+        return out
+
+    def undo(self) -> None:
+        "Take back the tokens of the last call of `attend`; what was kept before it is there again."
+        if self._before is None:
+            raise RuntimeError("undo: expected a call of attend just before, got none")
+        seen,padded,buffers = self._before
+        if not seen: return self.reset()
+        groups = [replace(g, **buffer) for g,buffer in zip(self.groups, buffers)]
+        self._become(groups, seen, padded)
+
+    def crop(self,
+        tokens:int, # how many of the newest to take back, >= 0
+    ) -> None:
+        "Take back the newest tokens, as speculative decoding does with rejected ones."
+        tokens = _integer('tokens', tokens, 0, self.seen)
+        left = self.seen-tokens
+        if not left: return self.reset()
+        is_padded = self.padded is not None
+        groups = _cropped(self.groups, self.seen, tokens, _base(self.n_global, is_padded))
+        if self.record_past:
+            for group in groups: _trim(group, left)
+        self._become(groups, left, self.padded.clamp(max=left) if is_padded else None)
+
+    def select(self,
+        rows:Tensor, # [B'] int64
+    ) -> None:
+        "Rows of the batch in another order, some left out or repeated: beams, and candidates."
+        check_rows(rows, self.batch if self.seen else _FAR)
+        if self.seen: self._change_rows(lambda x: x[rows.to(x.device)])
+
+    def to(self,
+        device, # where keys and values go, such as 'cuda'
+    ) -> Self:
+        "The keys and values on `device`."
+        try: device = torch.device(device)
+        except (RuntimeError,TypeError):
+            raise TypeError(
+                f"device: expected one such as 'cpu' or 'cuda', got {_got(device)}") from None
+        if self.seen: self._change_rows(lambda x: x.to(device))
+        return self
+
+    def state(self) -> tuple[dict,dict]:
+        "Numbers and tensors from which `load_state` continues."
+        groups = self.groups if self.seen else []
+        numbers = dict(_described(self), seen=self.seen, start=[g.start for g in groups])
+        return numbers,_tensors(groups, self.seen, self.padded)
+
+    def load_state(self,
+        numbers:dict, # the first result of `state`
+        tensors:dict, # the second
+    ) -> None:
+        "Continue from a `state`."
+        groups = check_state(numbers, tensors)
+        _check_described(self, numbers)
+        seen = numbers['seen']
+        padded = tensors.get('padded')
+        if seen: groups = _own_buffers(groups, seen)
+        self._become(groups, seen, None if padded is None else padded.clone())
+
+    def _become(self, groups, seen, padded=None, before=None, form=None):
+        "The new content, in a single step that nothing can interrupt."
+        vars(self).update(groups=groups, seen=seen, padded=padded, _before=before, _form=form)
+
+    def _change_rows(self, f):
+        "The content with `f` of each tensor; their first axis is the batch."
+        padded = None if self.padded is None else f(self.padded)
+        self._become(_each_row(self.groups, f), self.seen, padded)
 
 # %% ../nbs/46_cache.ipynb #ca06f403
 from .docstrings import explain_parameters

@@ -101,6 +101,8 @@ MUTANTS = [ # module, its text, the fault
     ('cache', 'return self.start if self.reach is None else max(self.start, at-self.reach)', 'return self.start if self.reach is None else max(self.start, at-self.reach+1)'),
     ('cache', 'members.setdefault(None if None in served else max(served), []).append(head)', 'members.setdefault(None if None in served else min(served), []).append(head)'),
     ('cache', 'index = (torch.arange(n, device=x.device)+by[:,None])%n', 'index = (torch.arange(n, device=x.device)-by[:,None])%n'),
+    ('cache', 'return 0 if is_padded else n_global', 'return n_global'),
+    ('cache', 'row = row.clamp(0, x.shape[2]-1)[:,None,:,None]', 'row = (0*row)[:,None,:,None]'),
     # transformers
     ('hf.masks', 'return (size-1,0) if causal else (size,size)', 'return (size,0) if causal else (size,size)'),
     ('hf.masks', 'kv_offset+m<=chunk', 'kv_offset+m<=chunk+1'),

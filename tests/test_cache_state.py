@@ -219,6 +219,31 @@ def test_a_changed_state_is_refused_or_means_what_it_says(arguments):
     states,refused = (int(x) for x in re.findall(r'\d+', done.stdout))
     assert 0<states-refused<states/2
 
+def test_a_layer_is_seen_whole():
+    "One class, in which every method that a user calls is written down."
+    assert WindowedLayer.__bases__==(object,)
+    public = {'attend','batch','crop','load_state','nbytes','reset','select','state','to','undo'}
+    assert public<=vars(WindowedLayer).keys()
+
+@pytest.mark.slow
+def test_mypy_knows_what_a_layer_returns(tmp_path):
+    pytest.importorskip('mypy')
+    expected = dict(layer='WindowedLayer', attend='Tensor', to='WindowedLayer', batch='int', nbytes='int',
+                    state='tuple[dict[Any, Any], dict[Any, Any]]')
+    asked = dict(layer='layer', attend='layer.attend(x, x, x)', to="layer.to('cpu')", batch='layer.batch',
+                 nbytes='layer.nbytes', state='layer.state()')
+    lines = ['import torch', 'from dynattn.cache import WindowedLayer', 'x = torch.zeros(1, 2, 1, 4)',
+             'layer = WindowedLayer(2, window=4)', *(f'reveal_type({asked[name]})' for name in expected),
+             'layer.crop("1")', 'layer.withdraw()']
+    (tmp_path/'use.py').write_text('\n'.join(lines))
+    command = [sys.executable, '-m', 'mypy', '--follow-imports=silent', '--ignore-missing-imports', str(tmp_path/'use.py')]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=ROOT, env={**os.environ, 'MYPYPATH': str(ROOT)})
+    shown = re.findall(r'Revealed type is "([^"]*)"', done.stdout)
+    names = [re.sub(r'\b[a-z_]+\.', '', one) for one in shown]
+    assert dict(zip(expected, names))==expected, done.stdout
+    errors = re.findall(r'error: .*\[([a-z-]+)\]', done.stdout)
+    assert errors==['arg-type','attr-defined'], done.stdout
+
 def test_hostile_1_a_first_key_that_no_query_reaches():
     "The report's program: the core read a million rows in front of the buffer."
     layer = WindowedLayer(2, window=8)
