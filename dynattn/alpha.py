@@ -257,3 +257,7 @@ def entmax(
     eps = _eps(alpha, wide, dim)
     if isinstance(eps, Tensor): eps = eps.movedim(dim, -1)
     return _apply(wide.movedim(dim, -1), eps).movedim(-1, dim).to(z.dtype)
+
+# %% ../nbs/22_alpha.ipynb #9bf6c957
+from .docstrings import explain_parameters
+explain_parameters(__name__)

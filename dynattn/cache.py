@@ -754,3 +754,7 @@ class WindowedLayer:
         "The content with `f` of each tensor; their first axis is the batch."
         padded = None if self.padded is None else f(self.padded)
         self._become(_each_row(self.groups, f), self.seen, padded)
+
+# %% ../nbs/46_cache.ipynb #ca06f403
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -44,3 +44,7 @@ def chunked_attention(
     if window.apply=="inside": weights = masked_softmax(scores+by_offset(window.log_mask), seen)
     else: weights = masked_softmax(scores, seen)*M
     return (_slanted(weights) @ around(v)).flatten(2, 3)[:,:,:n]
+
+# %% ../nbs/18_chunks.ipynb #98025bdc
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -146,3 +146,7 @@ def main(
         if isinstance(e, OSError) and e.filename and e.strerror: said = f'{e.filename}: {e.strerror}' # a full disk
         print(f"dynattn: {printable(said)}{''.join(getattr(e, '__notes__', ()))}", file=sys.stderr)
         return 130 if isinstance(e, KeyboardInterrupt) else 2
+
+# %% ../nbs/89_command.ipynb #fd07689f
+from .docstrings import explain_parameters
+explain_parameters(__name__)

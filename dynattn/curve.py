@@ -71,3 +71,7 @@ def dnormal(
 ) -> Tensor: # negative closer than sigma, positive beyond
     "The derivative of `normal` in sigma: what the flanks gain, the centre loses."
     return normal(x, sigma)*((x/sigma)**2 - 1)/sigma
+
+# %% ../nbs/11_curve.ipynb #ee3d3ae7
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -265,3 +265,7 @@ class Classifier(nn.Module):
             raise DamagedFile(f"{folder}: damaged config.json: its model has other weights "
                               "than model.safetensors") from e
         return model.eval()
+
+# %% ../nbs/50_encoder.ipynb #39ccce18
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -72,3 +72,7 @@ def plain_entmax(
     "The weights as this chapter defines them, differentiable in both: what `entmax` is checked against, in float64."
     eps = torch.as_tensor(alpha, dtype=z.dtype)-1
     return _Plain.apply(z, eps+(eps==0).to(eps.dtype)*_TINY)
+
+# %% ../nbs/21_family.ipynb #cef7a161
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -127,3 +127,7 @@ def one_cache(
     for word in ('cache', 'past_key_values'): kwargs.pop(word, None)
     if given: kwargs[name] = given[0]
     return given[0] if given else None
+
+# %% ../nbs/45_heads.ipynb #9a9ae587
+from .docstrings import explain_parameters
+explain_parameters(__name__)

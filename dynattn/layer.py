@@ -251,3 +251,7 @@ class EncoderLayer(nn.Module):
         x = x + self.dropout(attended)
         x = x + self.dropout(self.feed_forward(self.norm2(x)))
         return (x,sigma) if return_sigma else x
+
+# %% ../nbs/49_layer.ipynb #1cfae23d
+from .docstrings import explain_parameters
+explain_parameters(__name__)

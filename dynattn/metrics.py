@@ -193,3 +193,7 @@ def depends(
     answer = torch.full(small.shape, Answer.UNSURE, dtype=torch.int8)
     for found,what in ((jumps,Answer.CHOICE), (nothing,Answer.NO), (scales,Answer.YES)): answer[found] = what
     return answer
+
+# %% ../nbs/03_metrics.ipynb #d19b1e4b
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -324,3 +324,7 @@ def convert(
         attn.__class__ = MultiheadAttention
         _equip(attn, **equipment)
     return model
+
+# %% ../nbs/48_modules.ipynb #dc8c51d4
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -57,3 +57,7 @@ class NarrowConfig(NarrowOptions):
     batch: int = 1          # texts per step
     judged: int = 8         # texts for the evaluation
     facts: float|None = None # share of the texts that ask for facts again [half, where there is room]
+
+# %% ../nbs/38_options.ipynb #2b2cbf40
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -292,3 +292,7 @@ _pytree.register_pytree_node(PaddingMask, lambda mask: ([mask.keep], None), _unf
     flatten_with_keys_fn=lambda mask: ([(_pytree.GetAttrKey('keep'), mask.keep)], None))
 register_pytree_flatten_spec(PaddingMask, lambda mask, spec: [mask.keep])  # PyTorch 2.6 exports by it
 torch.serialization.add_safe_globals([PaddingMask])  # an exported program is loaded without running code
+
+# %% ../nbs/01_padding.ipynb #e30726ae
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -391,3 +391,7 @@ def sum_gradients(
     grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters] # shards of FSDP
     flat = ranks.reduced(parameters_to_vector(grads), what='gradients of the parameters')
     for g,total in zip(grads, flat.split([g.numel() for g in grads])): g.copy_(total.view_as(g))
+
+# %% ../nbs/60_parallel.ipynb #a7fc4245
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -151,3 +151,7 @@ def sinusoidal_positions(
     # [N,D/2]
     angle = position * base**(-torch.arange(0, dim, 2, device=device, dtype=torch.float64)/dim)
     return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).to(dtype or torch.get_default_dtype())
+
+# %% ../nbs/02_parts.ipynb #be7dc4dd
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -507,3 +507,7 @@ def measured(
         raise FileNotFoundError(f"{name}: expected it in benchmarks/results, here or in a folder above, "
                                 "or in an installed dynattn, got none")
     with open(file, newline='', encoding='utf-8') as f: return list(csv.DictReader(f))
+
+# %% ../nbs/00_plot.ipynb #1e611e5f
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -195,3 +195,7 @@ def add_options(
         default = '' if f.default in (None, '') else f' [{f.default}]'
         parser.add_argument('--'+f.name.replace('_', '-'), type=kind, default=argparse.SUPPRESS,
                             help=f'{comments.get(f.name, "")}{default}'.replace('%', '%%'))
+
+# %% ../nbs/47_runs.ipynb #6d7e6c17
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -358,3 +358,7 @@ class Checkpoint:
         "Replace the file in one step; an interrupt waits until it is done."
         if self.path is None: return
         with interrupts_wait(): write_state(self.path, dict(state, record=self.record))
+
+# %% ../nbs/39_saved.ipynb #ade20cd9
+from .docstrings import explain_parameters
+explain_parameters(__name__)

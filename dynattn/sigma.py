@@ -180,3 +180,7 @@ class SigmaParameter(_Link):
 
     def forward(self) -> Tensor: # [H]
         return sigma_link(self.z, self.link, self.scale, self.floor)
+
+# %% ../nbs/10_sigma.ipynb #e93c208b
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -212,3 +212,7 @@ class Edge(Smoothing):
         T = self.check(T)
         t = torch.tanh(self.p*_above(V, T))
         return torch.where(V>T, self.p*(1-t**2)/((1-T)*math.tanh(self.p)), 0.)
+
+# %% ../nbs/12_smoothing.ipynb #31775d5d
+from .docstrings import explain_parameters
+explain_parameters(__name__)

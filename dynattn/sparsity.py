@@ -76,3 +76,7 @@ class AlphaHead(InFloat32):
             raise TypeError(f"x: expected {'None' if x is not None else 'a tensor [B,D]'}, got {type(x).__name__}")
         if hasattr(self, 'fixed'): return self.fixed
         return 1+torch.sigmoid(self.a if x is None else self.read(self.proj, x))
+
+# %% ../nbs/23_sparsity.ipynb #5da79d4c
+from .docstrings import explain_parameters
+explain_parameters(__name__)

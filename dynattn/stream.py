@@ -123,3 +123,7 @@ def stream_states(
     for x,last in _tokens(encoder.embed, chunks):
         for stage in stages: x = stage.push(x, last)
         if x.shape[1]: yield encoder.norm(x)
+
+# %% ../nbs/54_stream.ipynb #522df4fd
+from .docstrings import explain_parameters
+explain_parameters(__name__)

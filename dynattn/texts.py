@@ -240,3 +240,7 @@ class Names:
             more = f' and {len(names)-3:,} more' if len(names)>3 else ''
             return ', '.join(names[:3])+more
         return '; '.join(f'{len(names):,} {word} ({some(names)})' for word,names in self.of.items())
+
+# %% ../nbs/37_texts.ipynb #381f4700
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -35,3 +35,7 @@ def show_widget(
     call = f"dynattnWidget(document.getElementById('{name}'), '{kind}', {values})"
     return _Widget(f"<div id='{name}' class='dynattn-widget'>This widget needs JavaScript.</div>\n"
         f"<script>(() => {{\n{script}\n{call};\n}})();</script>")
+
+# %% ../nbs/04_widgets.ipynb #5afd47de
+from .docstrings import explain_parameters
+explain_parameters(__name__)

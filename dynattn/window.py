@@ -8,9 +8,7 @@ __all__ = ['between', 'Window']
 # %% ../nbs/14_window.ipynb #44bccbb8
 import math
 from dataclasses import replace as _with
-from inspect import formatannotation
 import torch
-from fastcore.docments import docments
 from torch import Tensor
 from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils import _pytree
@@ -352,17 +350,6 @@ class Window:
         mean = _mean_real(self.edge(n), padding)
         return mean if n is None else mean/n
 
-# %% ../nbs/14_window.ipynb #w1nddoc1
-def _parameters(function):
-    "The meaning of each parameter, as a part of a docstring."
-    try: said = docments(function, full=True)
-    except OSError: return ''  # the source is not there to be read
-    rows = [f"{name} : {formatannotation(p.anno)}\n    {p.docment}"
-            for name,p in said.items() if p.docment]
-    return '\n'.join(['', '', 'Parameters', '----------', *rows])
-
-Window.__doc__ += _parameters(Window.__init__)
-
 # %% ../nbs/14_window.ipynb #6ec16631
 def _unflatten(leaves, options):
     w = Window(0., **dict(options))
@@ -390,3 +377,7 @@ _pytree.register_pytree_node(
     to_dumpable_context=_written, from_dumpable_context=_read)
 register_pytree_flatten_spec(Window, lambda w, spec: [w.sigma])  # PyTorch 2.6 exports by it
 torch.serialization.add_safe_globals([Window])  # a saved one is loaded without running code
+
+# %% ../nbs/14_window.ipynb #1750a0f1
+from .docstrings import explain_parameters
+explain_parameters(__name__)

@@ -96,3 +96,7 @@ def _audited(a):
     if a.code and not a.json:
         for f in found.findings: print(*([f"\n# {f.sentence}\n{f.code}\n"] if f.code else []), end='')
     return found.status
+
+# %% ../../nbs/audit/87_command.ipynb #77d878de
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -246,3 +246,7 @@ def audit_graph(
         if memory: print(Memory.text(memory))
         for f in findings: print(f"{f.status}: {f.sentence}")
     return whole
+
+# %% ../../nbs/audit/86_graph.ipynb #de7fcd71
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

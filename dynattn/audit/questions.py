@@ -436,3 +436,7 @@ def _begins(head, last, rows): # rows of growing length -> the one to be judged
     lengths = range(rows[rows.index(cut)-1].n+1, cut.n+1)
     first = bisect_left(lengths, True, hi=len(lengths)-1, key=lambda length: not last(length)[head].sees_all)
     return last(lengths[first])[head]
+
+# %% ../../nbs/audit/64_questions.ipynb #61bfd0ef
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -565,3 +565,7 @@ def examine(
             both = first.answers.get(question, answer),answer
             first.answers[question] = max(both, key=lambda a: a[::-1]) # what is promised, then the graver
     return first
+
+# %% ../../nbs/audit/69_report.ipynb #a53aa75f
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -329,3 +329,7 @@ def parts(cls:Subject,
         raise TypeError("example: expected a tensor [B,N,...] or q, k and v with this model, "
                         f"got {type(example).__name__}; a function of a file returns (model, example)")
     return [_of_sequence(model, example, origin)]
+
+# %% ../../nbs/audit/63_subjects.ipynb #204210dd
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -247,3 +247,7 @@ def of(cls:Reach,
         if found.regular: return found
     found = _band(pairs, rows, cols)
     return found if found.regular and len(found.sees_all+found.seen_by_all)<=n//4 else plain
+
+# %% ../../nbs/audit/62_watch.ipynb #c726fe5a
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -436,7 +436,7 @@ def _help(body, record, arguments):
     for kind in reversed(record.__mro__[:-1]): comments |= _comments(kind) # without any, where no source can be read
     def row(p): return f"{p.name} : {inspect.formatannotation(p.annotation)}\n    {comments.get(p.name, '')}"
     rows = [row(p) for p in arguments]
-    return '\n'.join([body.__doc__, '', 'Parameters', '----------', *rows])
+    return '\n'.join([body.__doc__ or '', '', 'Parameters', '----------', *rows])
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0132
 _OTHER_NAMES = dict(query='q', key='k', value='v')
@@ -512,3 +512,7 @@ def exporting_to_onnx() -> bool:
     "Whether `torch.onnx.export` is running."
     return 'torch.onnx' in sys.modules and torch.onnx.is_in_onnx_export()
 exporting_to_onnx._dynamo_marked_constant = True # what assume_constant_result does, without importing the compiler
+
+# %% ../../nbs/engine/24_call.ipynb #adb0b07b
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

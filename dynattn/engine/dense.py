@@ -156,3 +156,7 @@ def dense_attention(call) -> Tensor: # [B,H,N,dv], with the weights [B,H,N,M] if
     # in memory [B,N,H,dv], as PyTorch's own
     out = out.transpose(1, 2).contiguous().transpose(1, 2).to(dtype)
     return (out,weights.to(dtype)) if call.return_weights else out
+
+# %% ../../nbs/engine/25_dense.ipynb #c99abd87
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

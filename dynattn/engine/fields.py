@@ -100,3 +100,7 @@ class Inputs(NamedTuple):
 LEARNS = {name: kind.__metadata__[0] for name,hint in Inputs.__annotations__.items() # name -> axes behind batch and head
           for kind in (hint, *get_args(hint)) if hasattr(kind, '__metadata__')}
 PER_HEAD = {name: axes for name,axes in LEARNS.items() if axes<2}
+
+# %% ../../nbs/engine/20_fields.ipynb #3a8b0ab5
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -177,3 +177,7 @@ def banded_attention(call) -> Tensor: # [B,H,N,dv]
     "`dense_attention`, of which only the band is computed; time and memory grow as N times the window's width."
     serve(band_refuses(call))
     return attend_band(call)
+
+# %% ../../nbs/engine/34_operator.ipynb #528067de
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -169,3 +169,7 @@ def attention(call) -> Tensor: # [B,H,N,dv], with the weights if asked for
                          f"the sizes of a band as constants, got {call.impl!r}; torch.export has no such limit")
     serve(impls[call.impl].refuses(call))
     return impls[call.impl].run(call)
+
+# %% ../../nbs/engine/44_ops.ipynb #8b164551
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

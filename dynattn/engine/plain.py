@@ -213,3 +213,7 @@ def plain_attention(
     for row,start,text in by_text(x): rows[row] += _by_strip(plan, text, row, start)
     out = torch.cat([torch.cat(row, 2) for row in rows]).to(x.v.dtype)
     return out.transpose(1, 2).contiguous().transpose(1, 2) # in memory [B,N,H,dv]
+
+# %% ../../nbs/engine/32_plain.ipynb #3375405e
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -209,3 +209,7 @@ def refuses(
     if window.sigma.dim()==3:
         return ("window: expected sigma of shape (), [H] or [B,H] on the banded path, got one sigma per query, "
                 f"{tuple(window.sigma.shape)}, and no band that all queries share; use impl='dense'")
+
+# %% ../../nbs/engine/31_plan.ipynb #f984239f
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

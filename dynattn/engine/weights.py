@@ -193,3 +193,7 @@ def window_weights(
         if names: return found.total(*names)[0] if isinstance(reduce, str) else found.total(*names)
         found.blocks = list(blocks)
         return found
+
+# %% ../../nbs/engine/35_weights.ipynb #79c8ff95
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -303,3 +303,7 @@ def _export_verb(a) -> int: # the parsed arguments; exit status
         print(f"{printable(a.out)}: weights of {weights/2**20:,.1f} MiB")
         for n,size in cache.items(): print(f"cache after {n:,} tokens: {size/2**20:,.1f} MiB")
     return 0
+
+# %% ../../nbs/export/68_graph.ipynb #bb6602ce
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

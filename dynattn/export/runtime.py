@@ -272,3 +272,7 @@ def _conversation(folder, messages, words):
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(path.read_text(encoding='utf-8'))
     return template.render(messages=messages, add_generation_prompt=True, **words)
+
+# %% ../../nbs/export/67_runtime.ipynb #b0faca5a
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -450,3 +450,7 @@ def load(cls:WindowedCache,
             raise ValueError(f"path: expected no keys of layer {i}, which keeps other states, got some")
         if state: layer.restored = state
     return cache
+
+# %% ../../nbs/hf/57_cache.ipynb #31021943
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -432,3 +432,7 @@ def plot(self:CostCurves) -> object: # axes
     each = dict(zip(('plain texts','answers'), zip(*map(self.costs, shares))))
     shown = {name: torch.tensor(y) for name,y in each.items() if max(y)>0}
     return show_curves(shown, shares, xlabel='share that is kept', ylabel='cost', logx=True)
+
+# %% ../../nbs/hf/61_curves.ipynb #d81934f8
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

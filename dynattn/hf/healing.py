@@ -116,3 +116,7 @@ def heal(
         kept = bool(after) and all(a<b for a,b in zip(after, before))
         if kept: finish(tuned.merge_and_unload)
     return Healed(rows, before, after, kept)
+
+# %% ../../nbs/hf/65_healing.ipynb #5543d155
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -359,3 +359,7 @@ def erase(cls:Added, model, kind) -> bool: # "windows" or "alpha"; whether the o
     if known is not None: config.auto_map = known
     vars(owner).pop('save_pretrained', None)
     return False
+
+# %% ../../nbs/hf/55_layers.ipynb #431b408e
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -280,3 +280,7 @@ def page(self:Looks,
     return ('<!doctype html><html lang="en"><meta charset="utf-8">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title><style>'
         ':root{color-scheme:light dark}body{max-width:790px;margin:0 auto;padding:8px}</style>' + html + '</html>')
+
+# %% ../../nbs/hf/81_looking.ipynb #2435f856
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -150,3 +150,7 @@ def sight_mask(
                       attention_mask=attention_mask, allow_is_causal_skip=False,
                       allow_is_bidirectional_skip=False, **where, **kwargs)
     return _with_square(plain, pairs, parts, int(q_offset)-int(kv_offset))
+
+# %% ../../nbs/hf/43_masks.ipynb #cd2ea0fc
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

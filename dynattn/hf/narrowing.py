@@ -586,3 +586,7 @@ def _measure(self:Narrower, at):
     self.keep,risen,log_width = min(self.measured, key=lambda m: m[0])
     self.vector.log_width.copy_(log_width)
     return risen
+
+# %% ../../nbs/hf/66_narrowing.ipynb #dbcdf66c
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -365,3 +365,7 @@ def switch(
         m.set_attn_implementation('dynattn')
         if hasattr(m, 'init_continuous_batching'): m.init_continuous_batching = partial(_init_batches, m)
     return model
+
+# %% ../../nbs/hf/56_plugin.ipynb #34ffa9b1
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

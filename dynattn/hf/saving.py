@@ -173,3 +173,7 @@ def load_pretrained(
         if hasattr(model.config, 'quantization_config'): del model.config.quantization_config
         model.hf_quantizer = None
     return model.eval(),words
+
+# %% ../../nbs/hf/59_saving.ipynb #0278bd07
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -567,3 +567,7 @@ def report(
     finally: LayerCall.watchers.pop()
     if not seen: raise ValueError("model: expected one whose attention is 'dynattn', got another; `switch` it first")
     return HeadReport(*(torch.stack(x) for x in zip(*seen)))
+
+# %% ../../nbs/hf/58_windows.ipynb #250562fd
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -454,3 +454,7 @@ def _judge_verb(a) -> int: # the arguments; exit status
         head = ['attention', *(f'{back:,.0f} back' for back in result['distances'])]
         print(f"{result['forgotten']}\n\n{table(head, rows, printable)}")
     return 0
+
+# %% ../../nbs/narrow/85_command.ipynb #63e7007f
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

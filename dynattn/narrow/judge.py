@@ -304,3 +304,7 @@ def bars(self:Report) -> str:
     def bar(width): return marks[round((len(marks)-1)*min(math.log(max(width, 1))/most, 1))]
     rows = [f"layer {i:2} {' '.join(map(bar, layer))}" for i,layer in enumerate(self.widths)]
     return '\n'.join([*rows, f"one bar per head: {marks[0]} is 1 token, {marks[-1]} is all {self.n:,}"])
+
+# %% ../../nbs/narrow/84_judge.ipynb #4fb1343b
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -161,3 +161,7 @@ def facts_to_learn(
     asked = torch.zeros(1, n, dtype=torch.bool)
     for start,stop in text.answers: asked[0,start-1:stop-1] = True
     return dict(input_ids=text.ids[None], asked=asked)
+
+# %% ../../nbs/narrow/83_recall.ipynb #4bca8fa7
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -707,3 +707,7 @@ def format_table(
     widths = [max(map(len, o)) for o in zip(*lines)]
     return "\n".join("  ".join(o.ljust(w) for o, w in zip(line, widths)).rstrip()
                      for line in lines)
+
+# %% ../../nbs/survey/70_card.ipynb #3996c673
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -392,3 +392,7 @@ class TokenFuser(nn.Module):
         x, # [B,N,D]
     ):
         return self.weigh(x).sigmoid() @ self.mix(y.mT).mT
+
+# %% ../../nbs/survey/77_downsampling.ipynb #a4825f1c
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

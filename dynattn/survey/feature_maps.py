@@ -226,3 +226,7 @@ def _rfa_step(self, x, state):
     return self.merge(y)[:, 0], state
 
 RFA.step = _rfa_step
+
+# %% ../../nbs/survey/75_feature_maps.ipynb #5a9f6cb8
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

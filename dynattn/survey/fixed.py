@@ -498,3 +498,7 @@ class BellWindow(SoftWindow):
     @classmethod
     def knobs(cls, n): return dict(reach=16)
     def window(self): return Window.default(self.width_param)
+
+# %% ../../nbs/survey/71_fixed.ipynb #fdc70041
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -530,3 +530,7 @@ class TopK(Exact):
     def exact(cls, n): return dict(k=n)
     def read(self, q, k, v, **options):
         return dense_attention(q, k, v, normalizer=partial(topk_softmax, k=self.kept), **options)
+
+# %% ../../nbs/survey/73_learned.ipynb #2e9603a2
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -396,3 +396,7 @@ class LongShortCausal(LongShort):
         keys, values = (torch.cat([self.normed(self.norm_mixtures, m), self.normed(self.norm_near, o)], 2)
                         for m, o in zip(mixtures, near))
         return self.merge(dense_attention(q, keys, values))[:, 0], (mixtures, near, segment)
+
+# %% ../../nbs/survey/74_lowrank.ipynb #ff3c3405
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -452,3 +452,7 @@ class Luna(AttentionLayer):
         key_sum, value_sum, t = key_sum + k.mT @ w, value_sum + w.mT @ v, t + 1
         a = (q * q.shape[-1]**-.5 @ key_sum / t).softmax(-1)
         return self.merge(a @ value_sum / t)[:, 0], (key_sum, value_sum, t)
+
+# %% ../../nbs/survey/72_memory.ipynb #ac120239
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

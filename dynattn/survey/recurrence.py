@@ -193,3 +193,7 @@ class Compressive(TransformerXL):
     def step(self, x, state):
         *after, _ = self.push(*state, x[:, None])
         return self.over_both(x[:, None], *state)[:, 0], tuple(after)
+
+# %% ../../nbs/survey/76_recurrence.ipynb #6bbbdb73
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -190,3 +190,7 @@ def sinkhorn_attention(
     out = (_own_and_match(q, k, v, keep, S, is_causal, scale) if sortcut is None
            else _cut(q, k, v, keep, S, sortcut, scale))
     return out[:,:,:N].masked_fill(pad, 0)
+
+# %% ../../nbs/survey/19_sorting.ipynb #16b380b1
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -519,3 +519,7 @@ class SparseQKV(AttentionLayer):
         if past: k, v = (torch.cat(o, 2) for o in zip(past, (k, v)))
         keep = max(recent.shape[1] - self.kernel + 1, 0)
         return self.merge(dense_attention(q, k, v))[:, 0], (recent[:, keep:], (k, v))
+
+# %% ../../nbs/survey/78_sparse.ipynb #51124f03
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -430,3 +430,7 @@ def table(self:Data) -> bytes:
 def left_out(self:Data) -> bytes:
     "`skipped.csv`: each file that was left out, and why."
     return _csv(('why','path'), [(why, name) for why,names in self.skipped.of.items() for name in names])
+
+# %% ../../nbs/train/51_files.ipynb #80f52e85
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

@@ -150,3 +150,7 @@ def _windows_verb(a): # -> exit status
     for l,h,w,alpha in rows: print(f'layer {l}, head {h}: {w} tokens to each side, α {alpha:.2f}')
     print(f'the picture: {printable(png)}')
     return 0
+
+# %% ../../nbs/train/53_trained.ipynb #4636eda3
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

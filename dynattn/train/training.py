@@ -541,3 +541,7 @@ def _train_verb(a, callbacks=()): # -> exit status
     if result and not quiet:
         print(f"\n{_summary(result)}\n\nThe report with its pictures: {printable(Path(a.out)/'report.md')}")
     return 0
+
+# %% ../../nbs/train/52_training.ipynb #cc97f57e
+from ..docstrings import explain_parameters
+explain_parameters(__name__)

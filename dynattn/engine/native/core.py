@@ -280,3 +280,7 @@ def _entmax_rows(
     return out if g is None else (out,dalpha)
 
 solver._by_core = _entmax_rows
+
+# %% ../../../nbs/engine/33_native.core.ipynb #cd2b4b45
+from ...docstrings import explain_parameters
+explain_parameters(__name__)

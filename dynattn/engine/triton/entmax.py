@@ -302,3 +302,7 @@ def entmax_attention(call) -> Tensor: # [B,H,N,dv]
     Differentiable in q, k, v, alpha and sigma. A value that is NaN or infinite may spoil other rows of its tile."""
     plan,x = _served(call)
     return _attend(plan, x if call.alpha is not None else x._replace(alpha=torch.ones((), device=x.q.device)))
+
+# %% ../../../nbs/engine/42_triton.entmax.ipynb #8c8efad5
+from ...docstrings import explain_parameters
+explain_parameters(__name__)

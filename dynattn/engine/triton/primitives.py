@@ -490,3 +490,7 @@ def _operator(
         _define(name, forward, backward, empty_out)
         torch.library.register_autograd(f"dynattn::{name}_backward", _no_second)
     return lambda plan, x: getattr(torch.ops.dynattn, name)(*x, *plan)[0]
+
+# %% ../../../nbs/engine/40_triton.primitives.ipynb #acf2a41f
+from ...docstrings import explain_parameters
+explain_parameters(__name__)

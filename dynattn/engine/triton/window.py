@@ -202,3 +202,7 @@ def windowed_attention(call) -> Tensor: # [B,H,N,dv]
     if call.alpha is not None:
         serve("alpha: expected None for this kernel, got one; use entmax_attention")
     return _attend(*_served(call))
+
+# %% ../../../nbs/engine/41_triton.window.ipynb #a42d8f51
+from ...docstrings import explain_parameters
+explain_parameters(__name__)

@@ -1,0 +1,207 @@
+"""Comments of parameters as a part of docstrings, so that `help()` says what the page says.
+
+Every chapter ends with `explain_parameters(__name__)`. It reads the text of the module once, when it is imported; nothing
+is done in a call. fastcore's `docments` reads the same comments, but parses each function: it takes fifty times as long."""
+import inspect, re, sys
+
+# A class, a method that is patched into one, a function, or any other statement that ends a class
+_STATEMENT = re.compile(r"""^(?:
+    class[ ](?P<cls>\w+)
+    | @patch(?:_to\((?P<onto>\w+))?
+    | (?P<indent>[ ]{4})?(?:async[ ])?def[ ](?P<name>\w+)\(
+    | (?P<other>\w)
+)""", re.M | re.X)
+_TOKEN = re.compile(r"""\#[^\n]* | \n | "[^"\n]*" | '[^'\n]*' | [\[({] | [\])}] | , | [^\[\](){},'"\#\n]+ | .""", re.X)
+_PARAMETER = re.compile(r"\s*(?P<name>\*{0,2}\w+)\s*(?::\s*(?P<kind>.*?))?\s*(?:=.*)?$", re.S)
+_RESULT = re.compile(r"\s*->\s*(.*?)\s*:(?:\s|$)", re.S)
+_FIELD = re.compile(r"""^[ ]{4}(?:
+    (?P<name>\w+)[ ]*:[ ]*(?P<kind>[^=\#\n]+?)[ ]*(?:=(?:[^\#\n"']|"[^"\n]*"|'[^'\n]*')*)?(?:\#[ ]?(?P<comment>.*))?
+    | \#[ ]?(?P<above>.*)
+    | (?P<end>def[ ]|async[ ]|@)
+    | .*
+)$""", re.M | re.X)
+_TITLE = 'Parameters\n----------\n'
+_RETURNS = 'Returns\n-------\n'
+_CONSTRUCTORS = {}   # class -> {name: (type, comment)} of what its own source says
+
+class _Part:
+    "The text of one parameter, or of what follows the last, and the comments behind it or above it."
+    def __init__(self, above):
+        self.text,self.behind,self.above = '',[],above
+
+    @property
+    def comment(self): return ' '.join(self.behind or self.above)
+
+def _signature(text, start):
+    "{name: (type, comment)} of the signature whose parameters begin at `start`; 'return' is its result."
+    first_line = text[start:text.find('\n', start)]
+    is_whole = '):' in first_line or first_line.endswith(':')
+    if is_whole and '#' not in first_line: return {}
+    parts,current,result = [],None,None
+    touched,above,said = [],[],''      # of one line: parts, comments that stand alone above it, its own comment
+    depth = 1
+    for match in _TOKEN.finditer(text, start):
+        token = match[0]
+        if token[0]=='#': said = token[1:].strip()
+        elif token=='\n':
+            if result and _is_of_result(result.text): touched = [result]
+            if said and not touched: above.append(said)
+            elif said:
+                for part in touched: part.behind.append(said)
+            if result and (not depth or ':' in result.text): break      # behind the colon is the body
+            touched = [current] if current and not result else []
+            said = ''
+        elif token==',' and depth==1 and not result: current = None
+        else:
+            if token in '[({': depth += 1
+            if token in '])}': depth -= 1
+            if not depth and not result:
+                result = _Part(above)
+                above = []
+                continue
+            if current is None and not result and not token.isspace():
+                current = _Part(above)
+                above = []
+                parts.append(current)
+                touched.append(current)
+            if result or current: (result or current).text += token
+    rows = {}
+    for part in parts:
+        found = _PARAMETER.match(part.text)
+        if found: rows[found['name']] = _type(found['kind']), part.comment
+    returned = result and _RESULT.match(result.text)
+    if result and result.comment: rows['return'] = _type(returned and returned[1]), result.comment
+    return rows
+
+def _is_of_result(text):
+    "Whether a line's comment is about the result: what stands behind the parameters has an arrow, or the body."
+    return '->' in text or text.strip()!=':'
+
+def _method(text, start):
+    "As `_signature`, without the class or its instance."
+    return {name: said for name,said in _signature(text, start).items() if name not in ('self','cls')}
+
+def _type(annotation):
+    text = ' '.join((annotation or '').split())
+    quoted = text[:1] in ("'", '"') and text.count(text[0])==2 and text[-1]==text[0]
+    return text[1:-1] if quoted else text
+
+def _fields(text, start, end):
+    "{name: (type, comment)} of the annotated names of a class, up to its first method."
+    rows,above = {},[]
+    for match in _FIELD.finditer(text, start, end):
+        if match['end']: break
+        if match['above'] is not None:
+            above.append(match['above'].strip())
+            continue
+        if match['name']: rows[match['name']] = _type(match['kind']), (match['comment'] or ' '.join(above)).strip()
+        above = []
+    return rows
+
+def _names(cls):
+    "The names of a constructor's parameters, those with stars as well."
+    for function in (cls.__init__, cls.__new__):
+        code = getattr(inspect.unwrap(function), '__code__', None)
+        if code is None: continue
+        starred = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        return code.co_varnames[1:code.co_argcount+code.co_kwonlyargcount+starred]
+    return ()
+
+def _constructor(cls):
+    "What the source of a class and of its bases says about the parameters that its constructor has."
+    known = {}
+    for base in reversed(cls.__mro__):
+        for name,(kind,comment) in _CONSTRUCTORS.get(base, {}).items():
+            known[name.lstrip('*')] = name, (kind, comment or known.get(name.lstrip('*'), ('', ('', '')))[1][1])
+    return dict(known[name] for name in _names(cls) if name in known)
+
+def _section(rows, doc):
+    "What `doc` lacks of the rows, in the form of numpydoc; neighbours of one type and comment share a row."
+    shared = []
+    for name,said in rows.items():
+        if name=='return' or not said[1]: continue
+        if shared and shared[-1][1]==said: shared[-1][0].append(name)
+        else: shared.append(([name], said))
+    text = ''
+    if shared and _TITLE not in doc:
+        text = '\n\n'+_TITLE+'\n'.join(f"{', '.join(names)}{kind and f' : {kind}'}\n    {comment}"
+                                       for names,(kind,comment) in shared)
+    if 'return' in rows and _RETURNS not in doc:
+        kind,comment = rows['return']
+        text += '\n\n'+_RETURNS+(f'{kind}\n    {comment}' if kind else comment)
+    return text
+
+def _without_sections(doc): return re.split(r'^(?:Parameters|Returns)\n---', inspect.cleandoc(doc), flags=re.M)[0].strip()
+
+def _append(found, rows, cls=None, name=None):
+    "The section joins the docstring of `found`, or the one that it inherits."
+    if not rows: return
+    doc = found.__doc__
+    if doc is None and cls is not None:
+        others = (vars(base).get(name) if name else base for base in cls.__mro__[1:-1])
+        docs = (getattr(other, '__doc__', None) for other in others)
+        doc = next((_without_sections(d) for d in docs if d), None)
+    doc = inspect.cleandoc(doc or '')
+    section = _section(rows, doc)
+    if section: found.__doc__ = (doc+section).strip()
+
+def _definitions(text):
+    "(class or None, name, rows) of each function and method; the name is None for the fields of a class."
+    cls,onto = None,''
+    matches = [*_STATEMENT.finditer(text)]
+    for match in matches:
+        if match['cls']:
+            cls = match['cls']
+            yield cls, None, lambda start=match.end(): _fields(text, start, _class_end(text, start))
+        elif match['name'] is None:
+            cls = None
+            onto = '' if match['other'] else match['onto'] or '@'
+        elif match['indent']:
+            if cls: yield cls, match['name'], lambda start=match.end(): _method(text, start)
+        else:
+            owner,cls = onto,None
+            onto = ''
+            if owner=='@': owner = re.compile(r"\s*\w+\s*:\s*'?(\w+)").match(text, match.end())[1]
+            scan = _method if owner else _signature
+            yield owner or None, match['name'], lambda start=match.end(), scan=scan: scan(text, start)
+
+def _class_end(text, start):
+    found = re.compile(r'^\w', re.M).search(text, start)
+    return found.start() if found else len(text)
+
+def _source(name):
+    "The text of a module, or None where there is none to read."
+    spec = getattr(sys.modules.get(name), '__spec__', None)
+    read = getattr(getattr(spec, 'loader', None), 'get_source', None)
+    if read is None: return None
+    try: return read(name)
+    except (ImportError, OSError): return None
+
+def explain_parameters(
+    name:str, # of the module that is being imported: its `__name__`
+) -> None:
+    "Add what comments say about parameters and results to the docstrings of a module's public functions and classes."
+    without_docstrings = sys.flags.optimize > 1
+    text = None if name=='__main__' or without_docstrings else _source(name)
+    if text is None: return
+    module = sys.modules[name]
+    classes = {}
+    for owner,function,read in _definitions(text):
+        cls = getattr(module, owner, None) if owner else None
+        if owner and not isinstance(cls, type): continue
+        if function in (None,'__init__','__new__'):
+            if function is None:
+                classes[cls] = owner
+                if not (hasattr(cls, '__dataclass_fields__') or hasattr(cls, '_fields')): continue
+                if '__init__' in vars(cls) and '__dataclass_fields__' not in vars(cls): continue
+            rows = read()
+            rows.pop('return', None)
+            _CONSTRUCTORS[cls] = _CONSTRUCTORS.get(cls, {}) | rows
+            continue
+        is_public = not function.startswith('_') or function=='__call__'
+        is_own = not owner or function in vars(cls)
+        found = getattr(cls or module, function, None) if is_own else None
+        if is_public and found is not None and not (owner or '').startswith('_'):
+            _append(getattr(found, '__func__', found), read(), cls, function)
+    for cls,owner in classes.items():
+        if not owner.startswith('_'): _append(cls, _constructor(cls), cls)
