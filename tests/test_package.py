@@ -110,8 +110,21 @@ def _refusals():
             if isinstance(n, ast.Raise) and isinstance(n.exc, ast.Call) and getattr(n.exc.func, 'id', '') in ('TypeError','ValueError'):
                 yield f'{f.name}:{n.lineno}', ast.unparse(n.exc.args[0])
 
+# words that stand behind the name of a file, a line or a layer in another error, or that come from a sentence made elsewhere
+PARTS = {'why', 'head.why', "'expected finite logits, got some that are not'", "f'config.json: {type(e).__name__}: {e}'",
+    "f'expected an object, got {type(found).__name__}'", "f'caches: expected keys.{name} and values.{name} with the same numbers'",
+    'f"{wants}, or take all keys with cache_implementation=\'dynamic\'"', "f'layer {i}: {e}'", "f'{_READ}values{_INSTEAD}'",
+    "'rows: expected records'", "f'{name}: expected {len(x)} finite numbers'", "f'{name}: expected a share'",
+    "'measured: expected shares'", "f'expected a text in {field!r}, got {got}'",
+    "f'expected a text in {field!r}, got half of a pair of surrogates'", "f'{constant}, which is no JSON'",
+    "f'expected a JSON object with {field!r}'", "'a key twice'", "f'expected a JSON object with {field!r}, got {got}'",
+    'f"{name}{(\': \' if name else \'\')}expected {field.expected}, got {got:.40}"', "f'expected at most {most:,} bytes, got more'",
+    "f'expected values by name, got a {type(state).__name__}'", "f'damaged {head.code}'",
+    "f'confusion: expected {len(names)} rows of {len(names)} counts, not all 0'"}
+
 def test_refusals_name_the_argument_what_was_expected_and_what_came():
     said = list(_refusals())
-    # `why` is a sentence of `unserved`, which test_call reads
-    bad = [s for s in said if s[1]!='why' and not re.match(r"f?['\"][\w{}\[\]., ]+: expected .*\bgot\b", s[1])]
+    form = r"""f?['"][\w{}\[\]., !'"\\]+: expected .*\bgot\b"""
+    bad = [s for s in said if s[1] not in PARTS and not re.match(form, s[1])]
     assert len(said)>100 and not bad, bad
+    assert PARTS<={words for _,words in said}, PARTS-{words for _,words in said}
