@@ -67,7 +67,7 @@ def compile_all(suite, d, dtype, w):
     alpha,module = (None,window) if suite=='window' else (torch.tensor(1.5),entmax)
     plan,x = primitives._served(Call(q, q, q, padding=keep, is_causal=True, window=w, alpha=alpha, **rows))
     result = module._forward(plan, x)
-    module._backward(plan, x, result[0], *result, [t is not None for t in x.learning])
+    module._backward(plan, x, result[0], *result, x.learning)
 
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,9 +1,10 @@
 "The table of fields: what follows from it, the C++ record beside it, and the exercise of CONTRIBUTING.md."
 import ast, json, os, re, shutil, subprocess, sys
+from itertools import product
 from types import SimpleNamespace
 import pytest
 import house, sanitize_native
-from dynattn.engine.fields import LEARNS, PER_HEAD, Arguments, Inputs, Plan, lacking
+from dynattn.engine.fields import LEARNS, PER_HEAD, Arguments, Inputs, Plan, in_order, lacking, wanted_names
 from dynattn.engine.native import core
 
 ROOT = house.ROOT
@@ -17,6 +18,75 @@ def test_the_definition_reads_every_option():
 def test_what_learns_comes_first():
     assert list(LEARNS)==list(Inputs._fields[:len(LEARNS)])
     assert PER_HEAD==dict(sigma=0, table=1, alpha=0, rel_bias=1, sink=0)
+
+def test_gradients_go_by_name_whichever_are_wanted():
+    "For every choice of fields, in whatever order an engine returns them."
+    for needs in product((False, True), repeat=len(LEARNS)):
+        wanted = wanted_names(needs)
+        assert in_order({name: name for name in reversed(LEARNS)}, wanted)==[
+            name if need else None for name,need in zip(LEARNS, needs)]
+        assert in_order({name: name for name in wanted}, wanted)==[name if name in wanted else None for name in LEARNS]
+        for name in wanted:
+            with pytest.raises(ValueError, match=f'got none for {name}$'): in_order(dict.fromkeys(wanted, 1) | {name: None}, wanted)
+    with pytest.raises(ValueError, match='got bump, dq$'): in_order(dict(q=1, dq=1, bump=1), ('q',))
+    for n in (len(LEARNS)-1, len(LEARNS)+1):
+        with pytest.raises(ValueError): wanted_names([True]*n)
+
+ONE_BY_ONE = '''
+import sys, torch
+from torch.testing import assert_close
+from dynattn import Window, banded_attention, dense_attention
+where = sys.argv[1]
+torch.manual_seed(0)
+leaves = dict(q=torch.randn(2, 4, 20, 16), k=torch.randn(2, 2, 20, 16), v=torch.randn(2, 2, 20, 16),
+              sigma=torch.tensor([2.,3.,5.,8.]), alpha=torch.tensor([1.2,1.4,1.6,1.8]), rel_bias=torch.randn(4, 9), sink=torch.randn(4))
+calls = [(banded_attention, 'q k v sigma alpha rel_bias sink'), (banded_attention, 'q k v sigma')]
+if where=='kernels':
+    from dynattn.engine.triton.window import windowed_attention
+    from dynattn.engine.triton.entmax import entmax_attention
+    calls = [(windowed_attention, 'q k v sigma'), (entmax_attention, 'q k v sigma alpha')]
+dout = torch.randn(2, 4, 20, 16)
+for f,served in calls:
+    served = served.split()
+    def grads(f, wanted):
+        x = {name: leaves[name].clone().requires_grad_(name in wanted) for name in served}
+        options = {name: x[name] for name in ('alpha','rel_bias','sink') if name in x}
+        out = f(x['q'], x['k'], x['v'], window=Window(x['sigma']), **options)
+        return dict(zip(wanted, torch.autograd.grad(out, [x[name] for name in wanted], dout)))
+    want = grads(dense_attention, served)
+    runs = [(f, wanted) for wanted in (*([name] for name in served), served[::-1], served[1:], served[3:])]
+    if where!='kernels' and len(served)==4: runs.append((torch.compile(f, backend='aot_eager'), served[1:]))
+    for run,wanted in runs:
+        for name,g in grads(run, wanted).items():
+            assert_close(g, want[name], rtol=1e-3, atol=1e-4, msg=lambda m: f'{f.__name__}: {name} of {wanted}: {m}')
+'''
+
+def one_by_one(where, root=ROOT, **env):
+    return subprocess.run([sys.executable, '-c', ONE_BY_ONE, where], capture_output=True, text=True, cwd=root,
+                          env={**os.environ, 'PYTHONPATH': str(root), **env})
+
+@pytest.mark.parametrize('where, env', [
+    ('core', {}), ('plain', dict(DYNATTN_NATIVE='0')),
+    pytest.param('kernels', dict(TRITON_INTERPRET='1'), marks=pytest.mark.slow)])
+def test_each_engine_gives_the_gradient_that_is_asked_for(where, env):
+    "Alone, all together, and without the queries'; the oracle is the dense path."
+    if where=='kernels': pytest.importorskip('triton')
+    done = one_by_one(where, **env)
+    assert done.returncode==0, done.stderr
+
+@pytest.mark.slow
+@pytest.mark.parametrize('where', ['plain', 'kernels'])
+def test_a_field_that_is_new_moves_no_gradient(where, tmp_path):
+    "A learned field before the width of the window, which no engine reads."
+    if where=='kernels': pytest.importorskip('triton')
+    shutil.copytree(ROOT/'dynattn', tmp_path/'dynattn', ignore=shutil.ignore_patterns('*.so', '__pycache__'))
+    fields = tmp_path/'dynattn/engine/fields.py'
+    text = fields.read_text(encoding='utf-8')
+    line = '    sigma:PerHead|None=None #'
+    assert text.count(line)==1
+    fields.write_text(text.replace(line, f'    bump:PerHead|None=None # new\n{line}'), encoding='utf-8')
+    done = one_by_one(where, tmp_path, DYNATTN_NATIVE='0', TRITON_INTERPRET='1')
+    assert done.returncode==0, done.stderr
 
 def test_a_field_of_an_engine_has_one_name():
     "An argument that goes on as it is keeps its name; what is made has another."

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 from .call import Call, serve, takes
-from .fields import LEARNS, Inputs, Plan, unserved
+from .fields import LEARNS, PER_HEAD, Inputs, Plan, in_order, unserved, wanted_names
 from .native import core
 from .plain import LACKS, plain_attention
 from .plan import plain_tensors, prepare, refuses, transformed
@@ -31,15 +31,14 @@ def _forward(plan, x): # -> (out, kept, lse)
     with torch.no_grad(): return out.copy_(_plain(plan, x)),kept if kept is None else kept.zero_(),lse.zero_()
 
 # %% ../../nbs/engine/34_operator.ipynb #f3aa279b
-def _by_plain(plan, x, dout, wanted, graph=False): # -> list, by the names of `LEARNS`
+def _by_plain(plan, x, dout, wanted, graph=False): # -> dict, by name
     "Gradients by autograd through the plain loop; with `graph` they can be differentiated once more."
     with torch.enable_grad():
         def leaf(t): return t.view_as(t) if graph else t.detach().requires_grad_()
-        own = [leaf(t) if need else t for t,need in zip(x.learning, wanted)]
-        out = _plain(plan, x._replace(**dict(zip(LEARNS, own))))
-        leaves = [t for t,need in zip(own, wanted) if need]
-        found = iter(torch.autograd.grad(out, leaves, dout, create_graph=graph, materialize_grads=True))
-    return [next(found) if need else None for need in wanted]
+        leaves = {name: leaf(getattr(x, name)) for name in wanted}
+        out = _plain(plan, x._replace(**leaves))
+        found = torch.autograd.grad(out, list(leaves.values()), dout, create_graph=graph, materialize_grads=True)
+    return dict(zip(leaves, found))
 
 # %% ../../nbs/engine/34_operator.ipynb #9525ea99
 def _autograd():
@@ -51,7 +50,8 @@ def _autograd():
 def _backward(plan, x, dout, out, kept, lse, wanted):
     if core.serves(x): return core.backward(plan, x, dout, out, kept, lse, wanted)
     with _autograd(): grads = _by_plain(plan, x, dout, wanted)
-    return [*(g if g is None else core.empty_like(t).copy_(g) for g,t in zip(grads, x[:3])),*grads[3:]]
+    return {name: g if name in PER_HEAD else core.empty_like(getattr(x, name)).copy_(g)
+            for name,g in grads.items()}
 
 # %% ../../nbs/engine/34_operator.ipynb #7914ba89
 class _BandFunction(torch.autograd.Function):
@@ -67,13 +67,14 @@ class _BandFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):
         *x,out,kept,lse = ctx.saved_tensors
-        x,wanted = Inputs(*x),ctx.needs_input_grad[1:1+len(LEARNS)]
+        x = Inputs(*x)
+        wanted = wanted_names(ctx.needs_input_grad[1:1+len(LEARNS)])
         # several gradients in one tensor
         several = torch._C._functorch.is_legacy_batchedtensor(dout) or not plain_tensors((dout,))
         if several or torch.is_grad_enabled(): # or a second derivative
             grads = _by_plain(ctx.plan, x, dout, wanted, graph=True)
         else: grads = core.backward(ctx.plan, x, dout, out, kept, lse, wanted)
-        return None,*grads,*[None]*(len(x)-len(LEARNS))
+        return None,*in_order(grads, wanted),*[None]*(len(x)-len(LEARNS))
 
 # %% ../../nbs/engine/34_operator.ipynb #1b353fab
 _SCHEMA = ', '.join([f"Tensor{'?'*(name in Inputs._field_defaults)} {name}" for name in Inputs._fields] +
@@ -91,12 +92,13 @@ def _three(out, kept, lse):
 
 def _filled(x, grads, wanted):
     "One gradient for each input that can learn; an empty tensor where none is wanted."
-    return tuple(x.q.new_empty(0) if g is None or not need else g for g,need in zip(grads, wanted))
+    return tuple(x.q.new_empty(0) if g is None else g for g in in_order(grads, wanted))
 
-def _shapes_of_gradients(dout, out, kept, lse, wanted, *args):
+def _shapes_of_gradients(dout, out, kept, lse, needs, *args):
     _,x = _split(args)
-    likes = [core.empty_like if axes==2 else torch.empty_like for axes in LEARNS.values()]
-    return _filled(x, [like(t) if need else None for like,t,need in zip(likes, x.learning, wanted)], wanted)
+    wanted = wanted_names(needs)
+    def like(name): return torch.empty_like if name in PER_HEAD else core.empty_like
+    return _filled(x, {name: like(name)(getattr(x, name)) for name in wanted}, wanted)
 
 # %% ../../nbs/engine/34_operator.ipynb #3d693606
 def _gradients(name):
@@ -107,10 +109,11 @@ def _gradients(name):
         ctx.mark_non_differentiable(*output[1:])
     def pull(ctx, dout, *_):
         *x,out,kept,lse = ctx.saved_tensors
-        wanted = list(ctx.needs_input_grad[:len(LEARNS)])
+        needs = list(ctx.needs_input_grad[:len(LEARNS)])
         backward = getattr(torch.ops.dynattn, f'{name}_backward')
-        grads = backward(dout, out, kept, lse, wanted, *x, *ctx.plan)
-        return *(g if need else None for g,need in zip(grads, wanted)),*[None]*(len(x)+len(ctx.plan)-len(LEARNS))
+        grads = backward(dout, out, kept, lse, needs, *x, *ctx.plan)
+        of_learning = [g if need else None for g,need in zip(grads, needs, strict=True)]
+        return *of_learning,*[None]*(len(x)+len(ctx.plan)-len(LEARNS))
     return save,pull
 
 # %% ../../nbs/engine/34_operator.ipynb #7cd2ae7d
@@ -118,18 +121,19 @@ _libraries = [] # an operator lives as long as the library that defined it
 def _define(
     name, # of the operator in `torch.ops.dynattn`
     forward, # `forward(plan, x)`: out, kept, lse
-    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: the gradients of `x.learning`
+    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: gradients by name, of the names `wanted`
     empty_out, # `empty_out(x)`: memory for out, kept, lse
 ):
     "An operator of a plan and its inputs, and one for its gradients."
     def run(*args): return _three(*forward(*_split(args)))
-    def run_back(dout, out, kept, lse, wanted, *args):
+    def run_back(dout, out, kept, lse, needs, *args):
         plan,x = _split(args)
+        wanted = wanted_names(needs)
         return _filled(x, backward(plan, x, dout, out, kept, lse, wanted), wanted)
     if hasattr(torch.ops.dynattn, name): return # once in a process: this page runs beside the module
     library,back = torch.library.Library("dynattn", "FRAGMENT"),f'{name}_backward'
     library.define(f"{name}({_SCHEMA}) -> (Tensor, Tensor, Tensor)")
-    library.define(f"{back}(Tensor dout, Tensor out, Tensor kept, Tensor lse, bool[] wanted, "
+    library.define(f"{back}(Tensor dout, Tensor out, Tensor kept, Tensor lse, bool[] needs, "
                    f"{_SCHEMA}) -> (" + ', '.join(["Tensor"]*len(LEARNS)) + ")")
     for f,op in ((run,name),(run_back,back)):
         for kind in ('CPU','CUDA'): library.impl(op, f, kind)
@@ -152,8 +156,8 @@ def _say_why(why):
 def _compute(plan, x):
     "The plain loop in transforms and without the core, the operator in a traced program, else the core."
     if core.serves(x):
-        for t in x.learning if torch.is_grad_enabled() else ():
-            if t is not None and t.requires_grad: return _BandFunction.apply(plan, *x)
+        for t in x.learning.values() if torch.is_grad_enabled() else ():
+            if t.requires_grad: return _BandFunction.apply(plan, *x)
         return core.forward(plan, x, learns=False)[0]
     if transformed(): return _plain(plan, x)
     if not plain_tensors(x): return torch.ops.dynattn.band2(*x, *plan)[0]

@@ -205,7 +205,8 @@ def plain_attention(
 ) -> Tensor: # [B,H,N,dv]
     "The band in operations of PyTorch, linear in N; every derivative and transform follows from theirs."
     if 0 in x.q.shape[:3]: # nothing, which still has a gradient of zero for everything that learns
-        nothing = sum((t.sum() for t in x.learning[1:] if t is not None), x.q.sum(-1, keepdim=True)).to(x.v.dtype)
+        others = [t.sum() for name,t in x.learning.items() if name!='q']
+        nothing = sum(others, x.q.sum(-1, keepdim=True)).to(x.v.dtype)
         return nothing.expand(*x.q.shape[:3], x.v.shape[3])
     # every strip and text adds to their gradients; in half precision each sum would be rounded
     x = _to(x, lambda t: torch.promote_types(t.dtype, torch.float32))

@@ -38,7 +38,7 @@ def _parts(batch, query, text, place, key, lead, weights):
 
 def _blocks(plan, x, left, right):
     "By the core, or by the plain loop where weights have a gradient."
-    learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in x.learning)
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in x.learning.values())
     for b,start,text in by_text(x):
         batch = slice(None) if x.segments is None else slice(b, b+1)
         if learns or not core.serves(text): found = weigh(plan, text)

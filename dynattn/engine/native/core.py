@@ -238,8 +238,8 @@ def backward(
     out:Tensor, # as `forward` gave it
     kept:Tensor, # as `forward` gave it, or None
     lse:Tensor, # as `forward` gave it
-    wanted:tuple, # of bools: which of `x.learning` need a gradient
-) -> list: # by the names of `LEARNS`, in the shapes of the inputs; None where none is wanted
+    wanted, # names of the fields that need a gradient, such as those of `x.learning`
+) -> dict: # by name, in the shapes of the inputs; q, k and v whether wanted or not
     "All gradients, from the inputs, the output and one number per row."
     lib,real = library(),_working_dtype(x.q)
     lanes = lib.dynattn_vector()//real.itemsize
@@ -249,13 +249,14 @@ def backward(
         if t.dtype==real and t.shape[3]%lanes==0 and t.stride(-1)==1: return torch.empty_like(t)
         return t.new_empty(*t.shape[:3], -(-t.shape[3]//lanes)*lanes, dtype=real)
     grads = dict(q=empty_like(x.q), k=sums(x.k), v=sums(x.v))
-    for (name,axes),t,need in zip(LEARNS.items(), x.learning, wanted):
-        if name not in grads and need and t is not None:
+    for name,axes in PER_HEAD.items():
+        if name in wanted:
+            t = getattr(x, name)
             grads[name] = t.new_empty(*x.q.shape[:2], *t.shape[t.dim()-axes:], dtype=real)
     rows = (y for t in (dout,grads['q'],grads['k'],grads['v']) for y in (t.data_ptr(),*t.stride()))
     _done(lib.dynattn_backward(record, _pack_grads(*rows, *(_address(grads.get(name)) for name in PER_HEAD))))
-    return [grads['q'], _fitted(grads['k'], x.k), _fitted(grads['v'], x.v),
-            *(_folded(grads.get(name), getattr(x, name)) for name in PER_HEAD)]
+    of_rows = dict(q=grads['q'], k=_fitted(grads['k'], x.k), v=_fitted(grads['v'], x.v))
+    return of_rows | {name: _folded(grads[name], getattr(x, name)) for name in PER_HEAD if name in wanted}
 
 # %% ../../../nbs/engine/33_native.core.ipynb #e7a10005
 def _entmax_rows(

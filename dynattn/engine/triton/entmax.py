@@ -279,18 +279,20 @@ def _entmax_dkv_kernel(
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #21915b66
 def _backward(plan, x, dout, out, live, threshold, wanted):
-    "Gradients of queries, keys, values, sigma and alpha, in the order of `Inputs`."
+    "Gradients of queries, keys, values, sigma and alpha, by name."
     known = _known(plan, x) | dict(
         alpha=_per_head(x.alpha, x), out=_heads(out), dout=_heads(_rows(dout)), threshold=threshold, live=live,
         delta=torch.empty_like(threshold))
-    dq,dk,dv = map(empty_like, x[:3])
-    dsigma,dalpha = (threshold.new_empty(live.shape[:3]) if wants else None for wants in (wanted[3],wanted[5]))
-    _launch(_entmax_dq_kernel, known | _tile_sizes(x.q, x.v, 'dq'), dq=_heads(dq), dsigma=dsigma, dalpha=dalpha)
-    if wanted[1] or wanted[2]:
-        _launch(_entmax_dkv_kernel, known | _tile_sizes(x.q, x.v, 'dkv'), keys=True, dk=_heads(dk), dv=_heads(dv))
-    dsigma,dalpha = (t if t is None else _folded(t.sum(-1), learns)
-                     for t,learns in ((dsigma,x.sigma),(dalpha,x.alpha)))
-    return dq,dk,dv,dsigma,None,dalpha,None,None
+    grads = dict(q=empty_like(x.q))
+    by_tile = {name: threshold.new_empty(live.shape[:3]) for name in ('sigma','alpha') if name in wanted}
+    _launch(_entmax_dq_kernel, known | _tile_sizes(x.q, x.v, 'dq'), dq=_heads(grads['q']),
+            dsigma=by_tile.get('sigma'), dalpha=by_tile.get('alpha'))
+    for name,sums in by_tile.items(): grads[name] = _folded(sums.sum(-1), getattr(x, name))
+    if 'k' in wanted or 'v' in wanted:
+        grads |= dict(k=empty_like(x.k), v=empty_like(x.v))
+        _launch(_entmax_dkv_kernel, known | _tile_sizes(x.q, x.v, 'dkv'), keys=True,
+                dk=_heads(grads['k']), dv=_heads(grads['v']))
+    return grads
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #4f6c7875
 _attend = _operator('entmax_attention', _forward, _backward, _empty_out)

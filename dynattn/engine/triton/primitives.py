@@ -482,7 +482,7 @@ def _no_second(ctx, *_):
 def _operator(
     name:str, # in `torch.ops.dynattn`
     forward, # `forward(plan, x)`: out, kept, lse
-    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: the gradients of `x.learning`
+    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: gradients by name, of the names `wanted`
     empty_out, # `empty_out(x)`: memory for out, kept, lse
 ): # `attend(plan, x)`
     "The function that two of our kernels compute, as one operation to PyTorch."

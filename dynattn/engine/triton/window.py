@@ -180,16 +180,19 @@ def _window_dkv_kernel(
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #2d723313
 def _backward(plan, x, dout, out, kept, lse, wanted):
-    "Gradients of queries, keys, values and sigma, in the order of `Inputs`."
+    "Gradients of queries, keys, values and sigma, by name."
     known = _known(plan, x) | dict(out=_heads(out), dout=_heads(_rows(dout)), lse=lse, delta=torch.empty_like(lse))
-    dq,dk,dv = map(empty_like, x[:3])
+    grads = dict(q=empty_like(x.q))
     rows = _tile_sizes(x.q, x.v, 'dq')
     tiles = triton.cdiv(x.q.shape[2], rows['BLOCK_M'])
-    dsigma = lse.new_empty(*lse.shape[:2], tiles) if wanted[3] else None
-    _launch(_window_dq_kernel, known | rows, dq=_heads(dq), dsigma=dsigma)
-    if wanted[1] or wanted[2]:
-        _launch(_window_dkv_kernel, known | _tile_sizes(x.q, x.v, 'dkv'), keys=True, dk=_heads(dk), dv=_heads(dv))
-    return dq,dk,dv,None if dsigma is None else _folded(dsigma.sum(-1), x.sigma),None,None,None,None
+    dsigma = lse.new_empty(*lse.shape[:2], tiles) if 'sigma' in wanted else None
+    _launch(_window_dq_kernel, known | rows, dq=_heads(grads['q']), dsigma=dsigma)
+    if 'sigma' in wanted: grads['sigma'] = _folded(dsigma.sum(-1), x.sigma)
+    if 'k' in wanted or 'v' in wanted:
+        grads |= dict(k=empty_like(x.k), v=empty_like(x.v))
+        _launch(_window_dkv_kernel, known | _tile_sizes(x.q, x.v, 'dkv'), keys=True,
+                dk=_heads(grads['k']), dv=_heads(grads['v']))
+    return grads
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #26eaa149
 _attend = _operator('windowed_attention', _forward, _backward, _empty_out)
