@@ -88,7 +88,7 @@ class Chain:
         self.a,self.s = a,Subject('smollm2', 'runs/none', a.context)
         self.runs = Path(a.runs)/'_'.join([str(a.context), str(a.share), str(a.seed), *a.rival.split()])
         self.runs.mkdir(parents=True, exist_ok=True)
-        self.calibration = Calibration(self.s, 'asked', a.steps)
+        self.calibration = Calibration(self.s, 'asked', a.steps or 30)      # the texts of 30 steps, of which curves read the first
         self.minutes = {}
         asked = [q.ids for task,number in TASKS for q in self.drawn(task, number or a.asked)]
         seen = [ids[:a.context] for _,ids in self.s.texts['test'][:a.texts]]+asked+list(self.reviews())
