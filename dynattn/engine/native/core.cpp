@@ -161,6 +161,14 @@ INLINE void fetch(const void *x, Int bytes) {
 // writes the gradients of its keys: with wide vectors, taller blocks pay.
 enum { KEYS = 96, KEPT = 64, SHORT = 16, TALL = VECTOR >= 32 ? 32 : 16 };
 
+// Numbers p[i*row + j*col]; where columns lie side by side, `col` is left out.
+template <class number> struct Matrix {
+    number *p;
+    Int row, col = 1;
+    Matrix below(Int i) const { return {p+i*row, row, col}; }  // from row i on
+    Matrix right(Int j) const { return {p+j*col, row, col}; }  // from column j on
+};
+
 template <class real, int QUERIES> struct Lanes {
     typedef Constants<real> C;
     typedef typename C::integer integer;
@@ -258,43 +266,44 @@ template <class real, int QUERIES> struct Lanes {
     // ---- products ------------------------------------------------------------------------------------------------
 
     // R rows of C, each of V vectors, stay in registers while k runs
-    template <int R, int V> static void micro(real *c, Int cr, const real *a, Int ar, Int ak, const real *b, Int bk,
+    template <int R, int V> static void micro(Matrix<real> c, Matrix<const real> a, Matrix<const real> b,
                                               Int depth, bool add) {
         vec x[R][V];
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
-            x[r][v] = add ? load(c+r*cr+v*LANES) : vec{};
-        for (Int k = 0; k < depth; k++, a += ak, b += bk) {
+            x[r][v] = add ? load(c.p+r*c.row+v*LANES) : vec{};
+        for (Int k = 0; k < depth; k++, a.p += a.col, b.p += b.row) {
             vec y[V];
-            UNROLL for (int v = 0; v < V; v++) y[v] = load(b+v*LANES);
+            UNROLL for (int v = 0; v < V; v++) y[v] = load(b.p+v*LANES);
             UNROLL for (int r = 0; r < R; r++) {
-                vec z = splat(a[r*ar]);
+                vec z = splat(a.p[r*a.row]);
                 UNROLL for (int v = 0; v < V; v++) x[r][v] += z*y[v];
             }
         }
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) store(c+r*cr+v*LANES, x[r][v]);
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) store(c.p+r*c.row+v*LANES, x[r][v]);
     }
-    template <int R, int V> static INLINE void panel(real *c, Int cr, const real *a, Int ar, Int ak,
-                                                     const real *b, Int bk, Int rows, Int depth, bool add) {
+    // V vectors of each row
+    template <int R, int V> static INLINE void panel(Matrix<real> c, Matrix<const real> a, Matrix<const real> b,
+                                                     Int rows, Int depth, bool add) {
         Int r = 0;
-        for (; r+R == rows || r+R+4 <= rows; r += R) micro<R,V>(c+r*cr, cr, a+r*ar, ar, ak, b, bk, depth, add);
-        for (; r+4 <= rows; r += 4) micro<4,V>(c+r*cr, cr, a+r*ar, ar, ak, b, bk, depth, add);
-        for (; r < rows; r++) micro<1,V>(c+r*cr, cr, a+r*ar, ar, ak, b, bk, depth, add);
+        for (; r+R == rows || r+R+4 <= rows; r += R) micro<R,V>(c.below(r), a.below(r), b, depth, add);
+        for (; r+4 <= rows; r += 4) micro<4,V>(c.below(r), a.below(r), b, depth, add);
+        for (; r < rows; r++) micro<1,V>(c.below(r), a.below(r), b, depth, add);
     }
     // C[rows][cols] (+)= A[rows][depth] B[depth][cols]; cols is a multiple of LANES, rows of B and C are contiguous
-    static void product(real *c, Int cr, const real *a, Int ar, Int ak, const real *b, Int bk,
+    static void product(Matrix<real> c, Matrix<const real> a, Matrix<const real> b,
                         Int rows, Int cols, Int depth, bool add) {
         Int x = 0;
 #if defined(__x86_64__) && !defined(__AVX512F__)                               // 16 registers; others have 32
         if (rows == 1 && cols%(8*LANES) == 0) {                                // rows of B as they lie in memory
-            for (; x < cols; x += 8*LANES) micro<1,8>(c+x, cr, a, ar, ak, b+x, bk, depth, add);
+            for (; x < cols; x += 8*LANES) micro<1,8>(c.right(x), a, b.right(x), depth, add);
             return;
         }
-        for (; x+2*LANES <= cols; x += 2*LANES) panel<6,2>(c+x, cr, a, ar, ak, b+x, bk, rows, depth, add);
-        for (; x < cols; x += LANES) panel<12,1>(c+x, cr, a, ar, ak, b+x, bk, rows, depth, add);
+        for (; x+2*LANES <= cols; x += 2*LANES) panel<6,2>(c.right(x), a, b.right(x), rows, depth, add);
+        for (; x < cols; x += LANES) panel<12,1>(c.right(x), a, b.right(x), rows, depth, add);
 #else
-        for (; x+4*LANES <= cols; x += 4*LANES) panel<6,4>(c+x, cr, a, ar, ak, b+x, bk, rows, depth, add);
-        for (; x+2*LANES <= cols; x += 2*LANES) panel<12,2>(c+x, cr, a, ar, ak, b+x, bk, rows, depth, add);
-        for (; x < cols; x += LANES) panel<8,1>(c+x, cr, a, ar, ak, b+x, bk, rows, depth, add);
+        for (; x+4*LANES <= cols; x += 4*LANES) panel<6,4>(c.right(x), a, b.right(x), rows, depth, add);
+        for (; x+2*LANES <= cols; x += 2*LANES) panel<12,2>(c.right(x), a, b.right(x), rows, depth, add);
+        for (; x < cols; x += LANES) panel<8,1>(c.right(x), a, b.right(x), rows, depth, add);
 #endif
     }
     // S[key][query] for one or a few queries: the width lies in the lanes, and LANES keys are summed at once
@@ -352,6 +361,18 @@ struct Reach { Int left, right; };
 struct Text { Int q0, q1, k0, k1, origin; };  // rows that attend to keys k0..k1-1; `origin` is position 0 of n_global
 
 Int rounded(Int n, Int to) { return (n > 0 ? n+to-1 : n)/to*to; }  // up
+
+// What a task adds up for one head, in a row of numbers; the names are those of the fields that learn.
+struct Sums {
+    double *p;
+    Int table_size;
+    static Int numbers(Int table_size, Int bias_size) { return 3+table_size+bias_size; }
+    double *sigma() const { return p; }
+    double *alpha() const { return p+1; }
+    double *sink() const { return p+2; }
+    double *table() const { return p+3; }
+    double *rel_bias() const { return table()+table_size; }
+};
 
 template <class real> struct Problem {
     const Call &c;
@@ -537,8 +558,9 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
                 vec step = newton(row_sum(sum[v]), row_sum(slopes[v])), size = L::max(step, -step);
                 vec next = i && eps <= real(.5) ? size*size*size/(last[v]*last[v]) : size;
                 a[v] += step;
-                more |= (size >= enough) & (16*next >= enough)
-                        & ((size <= last[v]/2) | (last[v] >= std::sqrt(C::converged)));
+                ivec unsolved = size >= enough, next_step_matters = 16*next >= enough;
+                ivec still_shrinking = (size <= last[v]/2) | (last[v] >= std::sqrt(C::converged));
+                more |= unsolved & next_step_matters & still_shrinking;
                 last[v] = size;
             }
         }
@@ -616,7 +638,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
     real unit, sink;           // LOG2E for softmax, whose exponentials are powers of two, else 1
     bool entmax, has_factors;
     bool refused;              // alpha is no number from 1 to 2: all rows are NaN
-    double *found;             // [3 + table + bias] sums of this task and head: dsigma, dalpha, dsink, ...
+    Sums found;                // of this task and head
 
     // the text, its keys in pieces (leading ones, the others), and the block
     Text text;
@@ -835,7 +857,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         for (Int j = 0; j < n; j++) finish(s, j0+j, to+j*QUERIES);
     }
     void products(const real *k, Int kr, Int n, real *to) {    // of keys and queries, and the soft cap
-        if (nq > 2) product(to, QUERIES, k, kr, 1, q_cols, QUERIES, n, QUERIES, p.width, false);
+        if (nq > 2) product({to, QUERIES}, {k, kr}, {q_cols, QUERIES}, n, QUERIES, p.width, false);
         else {
             memset(to, 0, n*QUERIES*sizeof(real));
             L::few_scores(to, k, kr, q_cols, n, nq, p.width);
@@ -926,16 +948,17 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
 
     // O (+)= P V and dP = dO Vᵀ, for keys j0..j0+n-1.
     INLINE void mix(const Span &s, Int j0, Int n, const real *weights, bool more) {
-        product(o_rows, p.dv_width, weights, 1, QUERIES, values(s, j0), piece[s.piece].vr, nq, p.dv_width, n, more);
+        product({o_rows, p.dv_width}, {weights, 1, QUERIES}, {values(s, j0), piece[s.piece].vr}, nq, p.dv_width, n, more);
     }
     INLINE void weight_grads(const Span &s, Int j0, Int n, real *to) {
-        product(to, QUERIES, values(s, j0), piece[s.piece].vr, 1, dout_cols, QUERIES, n, QUERIES, p.dv_width, false);
+        product({to, QUERIES}, {values(s, j0), piece[s.piece].vr}, {dout_cols, QUERIES}, n, QUERIES, p.dv_width, false);
     }
     // The other products of the backward pass for keys j0..j0+n-1: dV += Pᵀ dO, dK += dSᵀ Q, dQ += dS K.
     void push_back(const Span &s, Int j0, Int n, const real *weights, const real *ds, bool more) {
-        product(grad_rows(g->dv, j0), g->dv.n, weights, QUERIES, 1, dout_rows, p.dv_width, n, p.dv_width, nq, true);
-        product(grad_rows(g->dk, j0), g->dk.n, ds, QUERIES, 1, q_rows, p.width, n, p.width, nq, true);
-        product(dq_rows, p.width, ds, 1, QUERIES, keys(s, j0), piece[s.piece].kr, nq, p.width, n, more);
+        Matrix<real> dv = {grad_rows(g->dv, j0), g->dv.n}, dk = {grad_rows(g->dk, j0), g->dk.n};
+        product(dv, {weights, QUERIES}, {dout_rows, p.dv_width}, n, p.dv_width, nq, true);
+        product(dk, {ds, QUERIES}, {q_rows, p.width}, n, p.width, nq, true);
+        product({dq_rows, p.width}, {ds, 1, QUERIES}, {keys(s, j0), piece[s.piece].kr}, nq, p.width, n, more);
     }
     // The gradient of a window after the softmax, written over its factor (times that of dropout).
     void to_window(const Span &s, Int key, int v, real *f, vec grad) {
@@ -950,7 +973,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
     // Sums along diagonals. A copy for each misalignment keeps the additions aligned: copy f%LANES, place f/LANES.
     void add_diagonal(real *to, const Span &s, Int key, const real *x) {
         if (s.far) {
-            if (bias && g->drel_bias) for (int i = 0; i < nq; i++) found[3+c.table_size+bias_place(key-at-i)] += x[i];
+            if (bias && g->drel_bias) for (int i = 0; i < nq; i++) found.rel_bias()[bias_place(key-at-i)] += x[i];
             return;
         }
         Int first = zero+at-key;
@@ -1040,7 +1063,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
             push_back(s, j0, n, S, D, more);
             more = true;
         });
-        if (c.sink.data) for (Int i = 0; i < nq; i++) found[2] -= std::exp2(sink-lse[i])*mean[i];
+        if (c.sink.data) for (Int i = 0; i < nq; i++) *found.sink() -= std::exp2(sink-lse[i])*mean[i];
         write_dq(n_keys);
     }
     // From gradients of scores to those of products of query and key.
@@ -1088,9 +1111,9 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         const Span &s = span_of(live()[i]);
         if (neighbours(i, n)) {
             real *x = grad_rows(to, key_of(s, live()[i]));
-            return product(x, to.n, a, QUERIES, 1, b, width, n, width, nq, true);
+            return product({x, to.n}, {a, QUERIES}, {b, width}, n, width, nq, true);
         }
-        product(summed, width, a, QUERIES, 1, b, width, rounded(n, 4), width, nq, false);
+        product({summed, width}, {a, QUERIES}, {b, width}, rounded(n, 4), width, nq, false);
         auto row_at = [&](Int j) { return grad_rows(to, key_of(span_of(j), j)); };
         for (Int j = 0; j < n; j++) {
             real *x = row_at(live()[i+j]), *y = summed+j*width;
@@ -1155,7 +1178,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         live_runs(m, [&](Int i, Int n) {
             Int stride, rows = n;
             const real *x = live_rows(i, rows, false, stride);
-            product(o_rows, p.dv_width, S+i*QUERIES, 1, QUERIES, x, stride, nq, p.dv_width, n, i > 0);
+            product({o_rows, p.dv_width}, {S+i*QUERIES, 1, QUERIES}, {x, stride}, nq, p.dv_width, n, i > 0);
         });
         if (!m) memset(o_rows, 0, nq*p.dv_width*sizeof(real));
         if (c.kept) keep_live(m);
@@ -1177,7 +1200,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
             products(x, stride, rows, S+i*QUERIES);
             rows = n;
             x = live_rows(i, rows, false, stride);
-            product(D+i*QUERIES, QUERIES, x, stride, 1, dout_cols, QUERIES, rows, QUERIES, p.dv_width, false);
+            product({D+i*QUERIES, QUERIES}, {x, stride}, {dout_cols, QUERIES}, rows, QUERIES, p.dv_width, false);
         });
         each_live(m, [&](const Span &s, Int key, Int i) {
             finish(s, key, S+i*QUERIES);
@@ -1195,7 +1218,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
             add_live(g->dk, p.width, i, n, D+i*QUERIES, q_rows);
             Int stride, rows = n;
             const real *x = live_rows(i, rows, true, stride);
-            product(dq_rows, p.width, D+i*QUERIES, 1, QUERIES, x, stride, nq, p.width, n, i > 0);
+            product({dq_rows, p.width}, {D+i*QUERIES, 1, QUERIES}, {x, stride}, nq, p.width, n, i > 0);
         });
         write_dq(m);
     }
@@ -1236,8 +1259,8 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
             store(x+j*QUERIES, w);
             store(d+j*QUERIES, ds);
         });
-        if (n > m) found[2] += L::total(score_grad(m));
-        found[1] += L::total(dalpha);
+        if (n > m) *found.sink() += L::total(score_grad(m));
+        *found.alpha() += L::total(dalpha);
     }
 
     // ---- tasks: rows of one head, or of the query heads of one key head
@@ -1248,7 +1271,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
     }
     void backward(Int batch, Int key_head, Int first, Int end, double *sums_of_task, Int numbers) {
         for (Int i = 0; i < p.share; i++) {
-            found = sums_of_task+i*numbers;
+            found = {sums_of_task+i*numbers, c.table_size};
             enter(batch, key_head*p.share+i, true);
             each_block(first, end, [&] { entmax ? entmax_backward() : softmax_backward(); });
             leave();
@@ -1274,12 +1297,12 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
             if (g->dsigma) dsigma += by_window*load(slope+y+copy);
             for (Int l = 0; (g->dtable || g->drel_bias) && l < LANES; l++) {
                 Int offset = zero-(y+copy+l), t = offset-c.table_first;
-                if (g->dtable && t >= 0 && t < c.table_size) found[3+t] += by_window[l];
+                if (g->dtable && t >= 0 && t < c.table_size) found.table()[t] += by_window[l];
                 if (g->drel_bias && offset >= -left && offset <= right)
-                    found[3+c.table_size+bias_place(offset)] += sums[copy*length+y+l];
+                    found.rel_bias()[bias_place(offset)] += sums[copy*length+y+l];
             }
         }
-        found[0] += L::total(dsigma);
+        *found.sigma() += L::total(dsigma);
     }
 };
 
@@ -1448,7 +1471,8 @@ template <class real> void forward(const Call &c) {
 // odd ones: no two at a time have a key in common, and every sum has one order.
 template <class real, int QUERIES> void backward(const Call &c, const Grads &g) {
     Problem<real> p(c);
-    const Int bias_size = c.rel_bias.data ? 2*c.bias_reach+1 : 0, numbers = 3+c.table_size+bias_size;
+    const Int bias_size = c.rel_bias.data ? 2*c.bias_reach+1 : 0;
+    const Int numbers = Sums::numbers(c.table_size, bias_size);
     std::vector<Task> tasks[2];                                // of the even chunks, of the odd ones
     std::vector<Int> key_head;                                 // of a task, by its number
     Int most = 1;
@@ -1495,15 +1519,17 @@ template <class real, int QUERIES> void backward(const Call &c, const Grads &g) 
     }
     for (Int t = 0; t < (Int)key_head.size(); t++)             // sums of the tasks, in their order
         for (Int y = 0; y < own; y++) all[key_head[t]*own+y] += found[t*own+y];
-    auto write = [&](void *to, Int first, Int n) {
-        for (Int x = 0; to && x < c.B*c.H; x++) for (Int y = 0; y < n; y++)
-            ((real*)to)[x*n+y] = (real)all[x*numbers+first+y];
+    auto write = [&](void *to, double *(Sums::*field)() const, Int n) {
+        for (Int x = 0; to && x < c.B*c.H; x++) {
+            const Sums of_head = {all.data()+x*numbers, c.table_size};
+            for (Int y = 0; y < n; y++) ((real*)to)[x*n+y] = (real)(of_head.*field)()[y];
+        }
     };
-    write(g.dsigma, 0, 1);
-    write(g.dalpha, 1, 1);
-    write(g.dsink, 2, 1);
-    write(g.dtable, 3, c.table_size);
-    write(g.drel_bias, 3+c.table_size, bias_size);
+    write(g.dsigma, &Sums::sigma, 1);
+    write(g.dalpha, &Sums::alpha, 1);
+    write(g.dsink, &Sums::sink, 1);
+    write(g.dtable, &Sums::table, c.table_size);
+    write(g.drel_bias, &Sums::rel_bias, bias_size);
 }
 
 // Rows of scores to weights; with a gradient `g` of weights `x`, to those of the scores and, row by row, of alpha.
@@ -1574,6 +1600,6 @@ EXPORT void dynattn_each(Int which, Int n, const float *x, float *y) {   // n is
     }
 }
 EXPORT void dynattn_product(float *c, const float *a, const float *b, Int rows, Int cols, Int depth) {
-    Lanes<float, SHORT>::product(c, cols, a, depth, 1, b, cols, rows, cols, depth, false);
+    Lanes<float, SHORT>::product({c, cols}, {a, depth}, {b, cols}, rows, cols, depth, false);
 }
 EXPORT void dynattn_turn(float *columns, const float *rows, Int d) { Lanes<float, SHORT>::turn(columns, rows, d, 1); }
