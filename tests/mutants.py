@@ -46,7 +46,7 @@ MUTANTS = [ # module, its text, the fault
     ('window', 'if left is not None: keep = keep & (offsets>=-left)', 'if left is not None: keep = keep & (offsets>-left)'),
     ('window', 'return 2/max(n, 1)', 'return 1/max(n, 1)'),
     ('window', '(edge.ceil().long()-1).clamp(min=0)', 'edge.long()'),
-    ('window', 'torch.where(keep, h, 0.).sum()/keep.sum().clamp_min(1)', 'torch.where(keep, h, 0.).mean()'),
+    ('window', 'h.masked_fill(ignored, 0.).sum()/(~ignored).sum().clamp_min(1)', 'h.masked_fill(ignored, 0.).mean()'),
     # entmax
     ('alpha', "return eps + (eps==0).to(eps.dtype)*_TINY", "return eps"),
     ('alpha', '_powers(x-middle, eps)[0]))>=1', '_powers(x-middle, eps)[0]))<=1'),
@@ -55,7 +55,7 @@ MUTANTS = [ # module, its text, the fault
     ('alpha', 'dz = s*(g - total(_row_sum(s*g))/(slope + (slope==0)))', 'dz = s*(g - total(_row_sum(s*g)))'),
     ('alpha', 'lowered = _phi(log2p*math.log(2), eps)*deps', 'lowered = _phi(log2p, eps)*deps'),
     ('sparsity', 'return masked_softmax(z, z>=last, dim)', 'return masked_softmax(z, z>last, dim)'),
-    ('sparsity', '1+torch.sigmoid(self.a if x is None else self.proj(x))', 'torch.sigmoid(self.a if x is None else self.proj(x))'),
+    ('sparsity', '1+torch.sigmoid(self.a if x is None else self.read(self.proj, x))', 'torch.sigmoid(self.a if x is None else self.read(self.proj, x))'),
     # who sees whom
     ('parts', 'return ((0 <= i) & (i < n_global))[:,None] | (j < n_global)', 'return (i < n_global)[:,None] | (j < n_global)'),
     ('parts', 'if left  is not None: see = see & (off >= -left)', 'if left  is not None: see = see & (off > -left)'),
