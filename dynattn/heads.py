@@ -76,7 +76,7 @@ def config_window(config, module, # of the model; its attention
 def part_config(
     model:nn.Module, # of transformers
     name:str='', # of a module in it, as `named_modules` gives it (default: the model itself)
-): # or None, where none has one
+) -> object: # a configuration; None where none has one
     "The configuration by which a module attends: its own, or that of the innermost part that holds it."
     parts = name.split('.') if name else []
     for end in range(len(parts), -1, -1):
@@ -120,7 +120,7 @@ def generate_cache_argument(model, # of transformers
 def one_cache(
     kwargs:dict, # of a call, which are changed
     name:str, # under which the cache is taken
-): # the cache, or None
+) -> object: # the cache, or None
     "The cache that stands in `kwargs` under either name, put under the one that is taken."
     given = [kwargs[word] for word in ('cache', 'past_key_values') if kwargs.get(word) is not None]
     if len(given)>1: raise ValueError("cache: expected one, got another as past_key_values")

@@ -88,7 +88,7 @@ class Chain:
         self.a,self.s = a,Subject('smollm2', 'runs/none', a.context)
         self.runs = Path(a.runs)/'_'.join([str(a.context), str(a.share), str(a.seed), *a.rival.split()])
         self.runs.mkdir(parents=True, exist_ok=True)
-        self.calibration = Calibration(self.s, 'asked', a.steps)
+        self.calibration = Calibration(self.s, 'asked', a.steps or 30)      # the texts of 30 steps, of which curves read the first
         self.minutes = {}
         asked = [q.ids for task,number in TASKS for q in self.drawn(task, number or a.asked)]
         seen = [ids[:a.context] for _,ids in self.s.texts['test'][:a.texts]]+asked+list(self.reviews())
@@ -102,7 +102,8 @@ class Chain:
         settings = (('curves',a.curves,16,'texts'), ('learned',a.steps,30,'steps'), ('healed',a.heal,48,'of healing'),
                     ('healed',a.places,'random','places'), ('healed',round(a.length*a.context),a.context,'tokens'))
         less = [f'{x} {of}' for begins,x,usual,of in settings if x!=usual and STAGES.index(begins)<=STAGES.index(stage)]
-        if a.choose and stage!='curves': less.append('chosen')
+        if a.answers!=.1: less.append(f'answers weigh {a.answers:g}')
+        if a.choose and a.steps and stage!='curves': less.append('chosen')
         if a.together and stage=='healed':
             less = [x for x in less if not x.endswith('steps') and x!='chosen']+[f'{a.together} with the widths']
         if a.sinks and stage=='healed': less.append('sinks')
@@ -124,7 +125,7 @@ class Chain:
 
     def measured(self):
         with without_windows(self.s.model):
-            return cost_curves_of(self.s, self.calibration.batches[:self.a.curves], self.a.seed, self.runs/f"{self.called('curves')}.checkpoint")
+            return cost_curves_of(self.s, self.calibration.batches[:self.a.curves], self.a.seed, self.runs/f'curves of {self.a.curves} texts.checkpoint')
 
     def record(self, curves):
         "The curves themselves, those of one run: what the guide's explorer draws."
@@ -142,7 +143,7 @@ class Chain:
         options = NarrowOptions(keep=a.share, steps=a.steps, sinks=SINKS, seed=a.seed)
         vector = WidthVector(model, a.context)
         vector.budget = self.s.budget
-        vector.set(curves._best(max(options.begin, a.share)))
+        vector.set(curves._best(max(options.begin, a.share), a.answers))
         batches,at = self.calibration.batches,self.runs/f"{self.called('learned')}.checkpoint"
         run = Narrower(vector, Distance(model, batches, options), len(batches), options)
         if at.exists(): run.restore(read_state(at))
@@ -150,7 +151,7 @@ class Chain:
             print(run.step(), flush=True)
             if len(run.rows)%5==0: write_state(at, run.state())
         run.finish()
-        if a.choose: run.choose(curves._best(a.share))
+        if a.choose: run.choose(curves._best(a.share, a.answers))
         return vector.by_layer()
 
     def together(self, curves, widths):
@@ -162,7 +163,7 @@ class Chain:
             record_edge(model, 'soft')
             vector = WidthVector(model, a.context)
             vector.budget = self.s.budget
-            vector.set(curves._best(max(options.begin, a.share)))
+            vector.set(curves._best(max(options.begin, a.share), a.answers))
             run = Narrower(vector, distance, len(batches), options)
             distance.width = vector.log_width
             seen = [run.step()['text'] for _ in range(a.together)]
@@ -271,11 +272,14 @@ def run(a):
     chain = Chain(a)
     chain.judge('full')
     if a.rival: return rival(chain)
-    curves = chain.timed('curves', chain.measured)
+    measured = f'curves of {a.curves} texts'              # whatever answers weigh
+    curves = chain.timed(measured, chain.measured)
+    chain.minutes['curves'] = chain.minutes[measured]
     chain.record(curves)
-    chain.judge('curves', curves.widths(a.share), of=('curves',))
-    learned = None
-    if not a.together:
+    learned = curves.widths(a.share, a.answers)
+    chain.judge('curves', learned, of=('curves',))
+    set_widths(chain.s.model, learned)
+    if not a.together and a.steps:
         learned = chain.timed('learned', lambda: chain.learned(curves))
         chain.judge('learned', learned, of=('curves','learned'))
         set_widths(chain.s.model, learned)
@@ -285,7 +289,7 @@ def run(a):
     else: learned = chain.together(curves, learned)
     chain.minutes['healed'] = (time.process_time()-start)/60
     note = f'kept {done.kept}; held out, before {done.before}, after {done.after}' if a.together is None else ''
-    chain.judge('healed', learned, note, of=('curves','healed') if a.together else STAGES)
+    chain.judge('healed', learned, note, of=('curves','healed') if a.together or not a.steps else STAGES)
 
 if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -293,7 +297,8 @@ if __name__=='__main__':
     p.add_argument('--share', type=float, default=.25, help='of the footprint')
     p.add_argument('--seed', type=int, default=0)
     p.add_argument('--curves', type=int, default=16, help='texts of the cost curves')
-    p.add_argument('--steps', type=int, default=30, help='of learning')
+    p.add_argument('--answers', type=float, default=.1, help='weight of the texts that ask in the cost curves')
+    p.add_argument('--steps', type=int, default=30, help='of learning; 0: the widths of the curves are healed')
     p.add_argument('--heal', type=int, default=48, help='steps of healing')
     p.add_argument('--places', choices=('random','far'), default='random', help='where healing compares predictions')
     p.add_argument('--choose', action='store_true', help='as `narrow`: learned widths, those of the curves or their mean')

@@ -119,7 +119,7 @@ def test_dropout_while_training_takes_all_keys():
 @pytest.mark.parametrize('asks, says', [
     (dict(output_attentions=True), 'output_attentions: expected False with a WindowedCache'),
     (dict(train=True), 'dropout: expected 0 with a WindowedCache'),
-    (dict(other=True), 'past_key_values: expected a WindowedCache of 2 layers')])
+    (dict(other=True), 'cache: expected a WindowedCache of 2 layers')])
 def test_a_cache_that_does_not_fit_the_call_is_refused_before_anything_ran(asks, says):
     from dynattn import hf
     model = narrow(llama(attention_dropout=.1)).train('train' in asks)

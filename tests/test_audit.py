@@ -422,7 +422,7 @@ def test_caches_that_keep_what_their_windows_promise():
     set_widths(model, [[3, 3, 8, 8], [3, 3, 60, 60]])
     found = examine(model, longest=64)
     assert found.ok and found.memory[0].promised==(5+10)/2 and found.memory[0].tokens<=(5+10)/2+8, found  # spare places
-    del model.generate                                           # and with it the WindowedCache
+    del model._prepare_cache_for_generation                      # and with it the WindowedCache
     found = examine(model, longest=64)
     assert {f.check for f in found.broken}=={'memory'}, found
 
@@ -705,9 +705,10 @@ def test_the_longest_text_is_that_of_the_part_that_reads_it():
     from types import SimpleNamespace
     from dynattn.audit.report import _most_tokens
     llava = transformers.LlavaConfig(text_config=dict(model_type='llama', max_position_embeddings=64))
+    # Whisper hears 1,500 frames and writes 64 tokens
     configs = llava,transformers.GPT2Config(n_positions=64),transformers.WhisperConfig(max_target_positions=64),transformers.T5Config()
     found = [_most_tokens(SimpleNamespace(model=SimpleNamespace(config=config))) for config in configs]
-    assert found==[64, 64, 64, math.inf] and _most_tokens(SimpleNamespace(model=window_one_too_wide))==math.inf
+    assert found==[64, 64, 1500, math.inf] and _most_tokens(SimpleNamespace(model=window_one_too_wide))==math.inf
 
 # ---- damaged folders of `dynattn export` (hostile 8: 63 of 112 ended in a traceback)
 

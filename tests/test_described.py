@@ -134,9 +134,7 @@ def test_look_with_a_limit_that_is_none(most):
     size = dict(vocab_size=4, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**size)).eval()
     model.config.max_position_embeddings = most
-    if most>0: assert len(look(model, 'a b a', tokenizer).ids)==3
-    else:
-        with pytest.raises(ValueError, match='max_position_embeddings of 1 or more'): look(model, 'a b a', tokenizer)
+    assert len(look(model, 'a b a', tokenizer).ids)==3          # -5 limits nothing: the tokenizer's own limit counts
 
 def test_nested_texts_with_grouped_heads():
     "a raw error of PyTorch's, with no option"

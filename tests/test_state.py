@@ -204,7 +204,9 @@ MODELS = dict(llava=(llava, 'language_model', 32768), gemma3=(gemma3, 'language_
 @pytest.mark.parametrize('name', MODELS)
 def test_lm_evaluation_harness_3916_the_default_width_sees_all_that_a_part_can_take(name):
     make, part, longest = MODELS[name]
-    model = hf.add_windows(make())
+    stock = make()
+    if not attention_layers(stock): pytest.skip('this version of transformers computes the attention itself')
+    model = hf.add_windows(stock)
     layers = {at: m.dynattn for at, m in model.named_modules() if hasattr(m, 'dynattn')}
     assert layers.keys() == attention_layers(model, itself=True).keys()
     of_part = [learned for at, learned in layers.items() if part in at]

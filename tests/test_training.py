@@ -80,9 +80,9 @@ def fsync(fd):
 files.os.fsync = fsync
 '''
 
-@pytest.mark.parametrize('at', [5, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('at', [6, pytest.param(8, marks=pytest.mark.slow)])
 def test_kill_9_while_a_file_is_written_loses_nothing(tree, whole, tmp_path, at):
-    "File 5 is the first checkpoint after the one of step 0; 7 comes later, when the best model is written"
+    "File 6 is the first checkpoint after the one of step 0; 8 comes later, when the best model is written"
     out = tmp_path/'run'
     r = child(KILL.format(at=at), 'train', tree, '--out', out, '--quiet', *SMALL)
     assert r.returncode==-signal.SIGKILL and list(out.glob('.*.??*')), r.stderr
@@ -95,7 +95,7 @@ def test_a_full_disk_is_one_line_and_the_old_checkpoint_stays(tree, tmp_path, mo
     real,n = os.fsync,[0]
     def full(fd):
         n[0] += 1
-        if n[0]==5: raise OSError(errno.ENOSPC, 'No space left on device')
+        if n[0]==6: raise OSError(errno.ENOSPC, 'No space left on device')
         return real(fd)
     monkeypatch.setattr(files.os, 'fsync', full)
     assert main(['train', str(tree), '--out', str(tmp_path/'run'), '--quiet', *SMALL])==2

@@ -6,7 +6,7 @@
 __all__ = ['export']
 
 # %% ../../nbs/export/68_graph.ipynb #c68000003
-import json, logging, math, shutil
+import json, logging, math
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -303,7 +303,8 @@ def export(
     settings = _settings(model, g, piece, tokenizer)
     if data.exists(): data.chmod(graph.stat().st_mode)           # onnx makes it for the owner only
     (out/'onnx_model.json').write_text(json.dumps(settings, indent=1), encoding='utf-8')
-    shutil.copyfile(runtime.__file__, out/'onnx_model.py')
+    alone = Path(runtime.__file__).read_text(encoding='utf-8').rpartition('\n# %% ')[0]
+    (out/'onnx_model.py').write_text(alone+'\n', encoding='utf-8')   # without the last cell: help()
     if tokenizer is not None: tokenizer.save_pretrained(out)
     differ = _difference(model, out, piece)
     if not differ<(.5 if int4 else 1e-3):

@@ -357,7 +357,7 @@ def _finished(layers):
 WindowedCache._start = None # tokens that the layers held before the call of the model that runs, or ran last
 
 @patch
-def update(self:WindowedCache, key_states, value_states, layer_idx, *args, **kwargs):
+def update(self:WindowedCache, key_states, value_states, layer_idx, *args, **kwargs) -> tuple:
     "The new keys of a layer. All layers of a call begin with as many tokens."
     layer = self.layers[layer_idx]
     if isinstance(layer, _KeptLayer) and layer.stored!=self._start: # the first layer of a call
@@ -382,15 +382,15 @@ def _change(cache, name, *args):
     cache.layers = layers
 
 @patch
-def reset(self:WindowedCache): _change(self, 'reset')
+def reset(self:WindowedCache) -> None: _change(self, 'reset')
 @patch
-def crop(self:WindowedCache, tokens_to_remove:int): _change(self, 'crop', tokens_to_remove)
+def crop(self:WindowedCache, tokens_to_remove:int) -> None: _change(self, 'crop', tokens_to_remove)
 @patch
-def reorder_cache(self:WindowedCache, beam_idx): _change(self, 'reorder_cache', beam_idx)
+def reorder_cache(self:WindowedCache, beam_idx) -> None: _change(self, 'reorder_cache', beam_idx)
 @patch
-def batch_select_indices(self:WindowedCache, indices): _change(self, 'batch_select_indices', indices)
+def batch_select_indices(self:WindowedCache, indices) -> None: _change(self, 'batch_select_indices', indices)
 @patch
-def batch_repeat_interleave(self:WindowedCache, repeats:int): _change(self, 'batch_repeat_interleave', repeats)
+def batch_repeat_interleave(self:WindowedCache, repeats:int) -> None: _change(self, 'batch_repeat_interleave', repeats)
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0006
 @patch

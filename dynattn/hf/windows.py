@@ -34,9 +34,11 @@ def _learners(model): # -> of modules
     layers = attention_layers(model, itself=True)
     for name,m in layers.items():
         if hasattr(m, 'dynattn'): continue
-        config = part_config(model, name)
+        config,index = part_config(model, name),getattr(m, 'layer_idx', None)
+        by_layer = getattr(config, 'is_heterogeneous', False) and index is not None
+        if by_layer: config = config.per_layer_config[index]
         def get(*names):
-            given = [getattr(owner, each, None) for owner in (m, config) for each in names]
+            given = (getattr(owner, each, None) for owner in (m, config) for each in names)
             return next((x for x in given if isinstance(x, int) and x>0), None)
         heads,width = get('num_attention_heads', 'num_heads'),get('hidden_size')
         of_head = get('head_dim', 'attention_head_size') or (heads and width and width//heads)
