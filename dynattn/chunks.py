@@ -30,15 +30,17 @@ def chunked_attention(
     window:Window, # with a sigma of shape (), [H] or [B,H]
     chunk:int=32, # queries of a chunk
 ) -> Tensor: # [B,H,N,dv]
-    "Attention in the band of a window, laid out as the reports plan it: N by 2w+1, and M cut to its non-zero part."
+    "Attention in the band of a window as the reports plan it: N by 2w+1, M without its zeros."
     n,d = q.shape[2:]
     w = int(window.half_width(n).max())
     offsets,beyond = torch.arange(-w, w+1, device=q.device),-n%chunk
-    def by_offset(f): return f(offsets, n) if window.sigma.ndim==0 else f(offsets, n)[:,:,None,None]  # [...,2w+1]
-    def around(x): return F.pad(x, (0,0,w,w+beyond)).unfold(2, chunk+2*w, chunk).mT             # [B,H,C,chunk+2w,d]
+    def by_offset(f): # -> [...,2w+1]
+        return f(offsets, n) if window.sigma.ndim==0 else f(offsets, n)[:,:,None,None]
+    def around(x): # -> [B,H,C,chunk+2w,d]
+        return F.pad(x, (0,0,w,w+beyond)).unfold(2, chunk+2*w, chunk).mT
     M = by_offset(window.mask)
-    rows = F.pad(q, (0,0,0,beyond)).unflatten(2, (-1,chunk))                                   # [B,H,C,chunk,d]
-    scores = _upright(rows @ around(k).mT)*d**-.5                                              # [B,H,C,chunk,2w+1]
+    rows = F.pad(q, (0,0,0,beyond)).unflatten(2, (-1,chunk))  # [B,H,C,chunk,d]
+    scores = _upright(rows @ around(k).mT)*d**-.5  # [B,H,C,chunk,2w+1]
     real = around(q.new_ones(1, 1, n, 1)).mT.expand(-1, -1, -1, chunk, -1)
     seen = (_upright(real)>0) & (M>0)
     if window.apply=="inside": weights = masked_softmax(scores+by_offset(window.log_mask), seen)

@@ -24,7 +24,8 @@ def positions(
 ) -> Tensor: # [N] float64, from -1 to 1 (a single token stands at 0)
     "The second report's coordinates of a sequence: `2*i/(n-1) - 1`."
     if n<1: raise ValueError(f"n: expected at least 1, got {n}")
-    return torch.linspace(-1, 1, n, dtype=torch.float64) if n>1 else torch.zeros(1, dtype=torch.float64)
+    if n<=1: return torch.zeros(1, dtype=torch.float64)
+    return torch.linspace(-1, 1, n, dtype=torch.float64)
 
 # %% ../nbs/11_curve.ipynb #869d0f77
 def normal(

@@ -45,7 +45,8 @@ def _psi(l):
     "`(l e^l - (e^l - 1))/l^2`, by its series for |l| < 1/2."
     near,far = l.clamp(min=-.5),l.clamp(max=-.5)
     series = torch.zeros_like(l)
-    for k in range(16 if l.dtype==torch.float64 else 9, 1, -1): series = series*near + (k-1)/math.factorial(k)
+    terms = 16 if l.dtype==torch.float64 else 9
+    for k in range(terms, 1, -1): series = series*near + (k-1)/math.factorial(k)
     return torch.where(l<-.5, ((far-1)*far.exp()+1)/far**2, series)
 
 # %% ../nbs/21_family.ipynb #fam00008
@@ -69,7 +70,7 @@ def plain_entmax(
     z:Tensor, # [...,M] scores; -inf takes no part; every row has a key
     alpha:float|Tensor, # >= 1, a number or what broadcasts to [...,1]
 ) -> Tensor: # like `z`
-    "The weights as this chapter defines them, differentiable in both: what `entmax` is checked against, in float64."
+    "The weights by their definition, differentiable in both: `entmax` is checked against them."
     eps = torch.as_tensor(alpha, dtype=z.dtype)-1
     return _Plain.apply(z, eps+(eps==0).to(eps.dtype)*_TINY)
 

@@ -21,7 +21,8 @@ def _classes(x, name):
             raise TypeError(f"{name}: expected class numbers (integers or bools), got {x.dtype}: "
                             "take an argmax or a threshold first")
     if x.numel() and x.min() < 0:
-        raise ValueError(f"{name}: expected classes >= 0, got {int(x.min())}: leave ignored positions out first")
+        raise ValueError(f"{name}: expected classes >= 0, got {int(x.min())}: "
+                         "leave ignored positions out first")
     return x.reshape(-1).long()
 
 def confusion_matrix(
@@ -87,7 +88,7 @@ def recall(
 def f1(
     cm, # [C,C], from `confusion_matrix`
     average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value per class)
-    zero_division:float=0., # for a class that neither occurs nor was predicted; NaN leaves it out of averages
+    zero_division:float=0., # for a class that is nowhere; NaN leaves it out of averages
 ) -> Tensor: # [C] or []
     "The harmonic mean of precision and recall."
     right,said,there = _parts(cm)
@@ -125,25 +126,27 @@ def class_metrics(
 def _window_parts(weights, mask, visible):
     "Weights, mask and view at one shape, in at least float32, zero where nothing can be seen."
     if weights.dim() < 1 or not weights.dtype.is_floating_point:
-        raise TypeError(f"weights: expected floating [...,N,M], got {weights.dtype} {list(weights.shape)}")
+        raise TypeError(f"weights: expected floating [...,N,M], "
+                        f"got {weights.dtype} {list(weights.shape)}")
     for name,x in (('mask', mask), ('visible', visible)):
         if x is None: continue
         try: ok = torch.broadcast_shapes(x.shape, weights.shape)==weights.shape
         except RuntimeError: ok = False
         if not ok:
-            raise ValueError(f"{name}: expected a shape that broadcasts to the weights, {list(weights.shape)}, "
-                             f"got {list(x.shape)}")
+            raise ValueError(f"{name}: expected a shape that broadcasts to the weights, "
+                             f"{list(weights.shape)}, got {list(x.shape)}")
     if visible is not None and visible.dtype != torch.bool:
         raise TypeError(f"visible: expected bools, True can be seen, got {visible.dtype}")
     w = weights if weights.dtype in (torch.float32, torch.float64) else weights.float()
     m = mask.to(w.dtype).expand_as(w)
     if visible is None: return w, m, torch.full_like(w[...,:1], w.shape[-1])
-    return torch.where(visible, w, 0), torch.where(visible, m, 0), visible.expand_as(w).sum(-1, keepdim=True)
+    in_view = visible.expand_as(w).sum(-1, keepdim=True)
+    return torch.where(visible, w, 0), torch.where(visible, m, 0), in_view
 
 def window_recall(
     weights:Tensor, # [...,N,M] dense attention, mostly [B,H,N,M]
     mask:Tensor, # bool or in [0,1], broadcasts to `weights`: the window
-    visible:Tensor|None=None, # bool, broadcasts to `weights`: who could be seen, from `visible_pairs` (default: all)
+    visible:Tensor|None=None, # bool, broadcasts to `weights`: who could be seen (default: all)
     zero_division:float=math.nan, # for a query that looks at nothing
 ) -> Tensor: # [...,N]
     "The share of each query's dense weight that the window lets through."
@@ -154,8 +157,8 @@ def window_recall(
 def window_precision(
     weights:Tensor, # [...,N,M] dense attention, mostly [B,H,N,M]
     mask:Tensor, # bool or in [0,1], broadcasts to `weights`: the window
-    visible:Tensor|None=None, # bool, broadcasts to `weights`: who could be seen, from `visible_pairs` (default: all)
-    level:float|None=None, # the weight from which a key is fully used (default: an even share of the keys in view)
+    visible:Tensor|None=None, # bool, broadcasts to `weights`: who could be seen (default: all)
+    level:float|None=None, # weight of a key that is fully used (default: an even share)
     zero_division:float=math.nan, # for a query whose window has no key
 ) -> Tensor: # [...,N]
     "The share of each query's window that dense attention uses."
@@ -178,7 +181,7 @@ def depends(
     x:Tensor, # its input
     delta:Tensor, # like x: where it is changed, and by how much
 ) -> Tensor: # [R] int8
-    "Which rows of `f(x)` depend on `x` along `delta`: a yes needs a change that scales with the step."
+    "Which rows of `f(x)` depend on `x` along `delta`: for a yes the change scales with the step."
     eps = torch.finfo(x.dtype).eps
     tiny = eps**.4
     base,small,double,large = (f(x+step*delta).flatten(1) for step in (0, tiny, 2*tiny, 1))
@@ -191,7 +194,10 @@ def depends(
     jumps = (small<=rounding) & (large>eps**.5)
     nothing = torch.stack((small, double, large)).amax(0)<=rounding
     answer = torch.full(small.shape, Answer.UNSURE, dtype=torch.int8)
-    for found,what in ((jumps,Answer.CHOICE), (nothing,Answer.NO), (scales,Answer.YES)): answer[found] = what
+    # the last that holds is the answer
+    answer[jumps] = Answer.CHOICE
+    answer[nothing] = Answer.NO
+    answer[scales] = Answer.YES
     return answer
 
 # %% ../nbs/03_metrics.ipynb #d19b1e4b

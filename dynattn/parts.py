@@ -65,7 +65,7 @@ def visible_pairs(
     n:int, # N, number of queries
     m:int, # M, number of keys
     *,
-    attn_mask:Tensor|None=None, # broadcasts to [B,H,N,M]; bool: True takes part, float: -inf does not
+    attn_mask:Tensor|None=None, # broadcasts to [B,H,N,M]; True takes part, -inf does not
     padding:PaddingMask|None=None, # of the keys, [B,M]
     is_causal:bool=False, # key j <= i + q_offset only
     window=None, # int w or pair (left, right), inclusive; a soft window forbids no pair
@@ -117,7 +117,7 @@ def merge_heads(
 
 # %% ../nbs/02_parts.ipynb #97b66ed2
 class FeedForward(nn.Module):
-    "Two layers with a ReLU between, for every position alone; named as in `nn.TransformerEncoderLayer`."
+    "Two layers with a ReLU between, position by position; names of `nn.TransformerEncoderLayer`."
     def __init__(self,
         dim:int, # D, width in and out
         hidden:int|None=None, # width between (default 4D)
@@ -150,7 +150,8 @@ def sinusoidal_positions(
     position = torch.arange(offset, offset+n, device=device, dtype=torch.float64)[:,None]
     # [N,D/2]
     angle = position * base**(-torch.arange(0, dim, 2, device=device, dtype=torch.float64)/dim)
-    return torch.stack((angle.sin(), angle.cos()), -1).flatten(1).to(dtype or torch.get_default_dtype())
+    positions = torch.stack((angle.sin(), angle.cos()), -1).flatten(1)
+    return positions.to(dtype or torch.get_default_dtype())
 
 # %% ../nbs/02_parts.ipynb #be7dc4dd
 from .docstrings import explain_parameters

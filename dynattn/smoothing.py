@@ -31,7 +31,8 @@ def _positive(
         raise TypeError(f"{name}: expected a number > 0, got {type(value).__name__}")
     try: number = float(value)
     except OverflowError: number = math.inf
-    if not 0 < number < math.inf: raise ValueError(f"{name}: expected a finite number > 0, got {number:g}")
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name}: expected a finite number > 0, got {number:g}")
     return number
 
 # %% ../nbs/12_smoothing.ipynb #79444476
@@ -45,8 +46,10 @@ def power_mask(
 # %% ../nbs/12_smoothing.ipynb #46c13f87
 @dataclass(frozen=True)
 class Smoothing(Patched):
-    """A mask by the values V of a curve, above a threshold T. A kind of it has `of(V, T)`, the mask, and
-    `slope_of(V, T)`, the mask's derivative in V. Its fields are numbers > 0, which do not change."""
+    """A mask by the values V of a curve, above a threshold T.
+
+    A kind of it has `of(V, T)`, the mask, and `slope_of(V, T)`, the mask's derivative in V.
+    Its fields are numbers > 0, which do not change."""
     fill = 0           # what a value that is not above T becomes
     inclusive = False  # |j - i| = sigma takes part: on the bell, the mask ends a token beyond sigma
     capped = True      # a density above 1 counts as 1
@@ -62,9 +65,10 @@ class Smoothing(Patched):
         "The threshold that it takes where `T` is given; by default the bell's value at one sigma."
         return math.exp(-.5) if T is None else T
 
-    def edge(self, s:Tensor, T:float|None, curve:str="bell", eps:float=2**-24, # as for `crossing`; counts as 0
+    def edge(self, s:Tensor, T:float|None, curve:str="bell", # as for `crossing`
+        eps:float=2**-24, # counts as 0
     ) -> Tensor: # like `s`
-        "The distance from which on the mask is 0; without a threshold, from where it has fallen to `eps`."
+        "The distance from which on the mask is 0; without a threshold, where it falls to `eps`."
         return crossing(s, T, curve)
 
 # %% ../nbs/12_smoothing.ipynb #7dd3540f
@@ -79,7 +83,8 @@ def _slopes(x, s, curve, capped):
     return torch.where(normal(x, s)<1, dnormal(x, s), 0.) if capped else dnormal(x, s)
 
 @patch
-def mask(self:Smoothing, x:Tensor, s:Tensor, T:float|None, curve:str="bell", # broadcast together; then as for `edge`
+def mask(self:Smoothing, x:Tensor, s:Tensor, # broadcast together
+    T:float|None, curve:str="bell", # as for `edge`
 ) -> Tensor:
     "The mask at distance `x` for a curve of width `s`, both in one unit."
     return self.of(_values(x, s, curve, self.capped), T)
@@ -93,12 +98,15 @@ def slope(self:Smoothing, x:Tensor, s:Tensor, T:float|None, curve:str="bell", # 
 # %% ../nbs/12_smoothing.ipynb #12a00002
 SMOOTHINGS = {} # by name
 
-def register(cls:type) -> type: # a kind of `Smoothing` -> the same class, so that this is a decorator
+def register(
+    cls:type, # a kind of `Smoothing`
+) -> type: # the same class, so that this is a decorator
     "Register a smoothing under the name of its class, in lower case."
     name = cls.__name__.lower()
     holder = SMOOTHINGS.get(name, cls)
     if holder.__module__!=cls.__module__:
-        raise ValueError(f"cls: expected a name that is free, got {name!r}, which {holder.__module__} has")
+        raise ValueError(f"cls: expected a name that is free, got {name!r}, "
+                         f"which {holder.__module__} has")
     SMOOTHINGS[name] = cls
     torch.serialization.add_safe_globals([cls])  # a saved one is loaded without running code
     return cls
@@ -110,11 +118,12 @@ class Power(Smoothing):
     "The first report's: `1 - V**p`, and V is 1 where it is not above T."
     p:float # exponent; the report's examples have 10000 and 100
     fill = 1
-    widest = {torch.float32: 1e10, torch.float64: 1e75}  # beyond, 1 - V is too small a number to divide by
+    # beyond, 1 - V is too small a number to divide by
+    widest = {torch.float32: 1e10, torch.float64: 1e75}
 
     def check(self, T:float|None) -> float:
-        if T is None: raise ValueError("cut: expected a threshold, 0 < T < 1, for smooth='power', got None")
-        return T
+        if T is not None: return T
+        raise ValueError("cut: expected a threshold, 0 < T < 1, for smooth='power', got None")
     def of(self, V:Tensor, T:float|None=None, # values of the curve; threshold or None
     ) -> Tensor: return power_mask(V, self.p)
     def slope_of(self, V:Tensor, T:float|None=None, # as for `of`
@@ -141,7 +150,9 @@ def _of_log(z):
 @register
 @dataclass(frozen=True)
 class Tanh(Smoothing):
-    "The second report's: `tanh(p*V)`, and V is 0 where it is not above T. Without T it ends where it falls to `eps`."
+    """The second report's: `tanh(p*V)`, and V is 0 where it is not above T.
+
+    Without T it ends where it falls to `eps`."""
     p:float # steepness; the report leaves it open
     capped = False
 
@@ -163,8 +174,10 @@ class Ramp(Smoothing):
 
     def check(self, T:float|None) -> None:
         if T is None: return None
-        raise ValueError(f"cut: expected None for smooth='ramp', which has no curve to cut, got {T}")
-    def edge(self, s:Tensor, T:float|None=None, curve:str="bell", eps:float=2**-24) -> Tensor: return s+self.ramp
+        raise ValueError(f"cut: expected None for smooth='ramp', which has no curve to cut, "
+                         f"got {T}")
+    def edge(self, s:Tensor, T:float|None=None, curve:str="bell", eps:float=2**-24) -> Tensor:
+        return s+self.ramp
     def mask(self, x:Tensor, s:Tensor, T:float|None=None, curve:str="bell") -> Tensor:
         "1 up to `s`, 0 from `s + ramp` on, a straight line between."
         r = (s + self.ramp - x.abs())/self.ramp

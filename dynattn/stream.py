@@ -18,26 +18,31 @@ from .window import Window
 # %% ../nbs/54_stream.ipynb #91e07799
 def _streamable(encoder):
     c = encoder.config
-    if c.cls: raise ValueError("config.cls: expected False for a stream, got True: [CLS] sums up the whole document")
+    if c.cls:
+        raise ValueError("config.cls: expected False for a stream, got True: "
+                         "[CLS] sums up the whole document")
     if c.n_global and not c.causal:
-        raise ValueError(f"config.n_global: expected 0 for a stream that looks both ways, got {c.n_global}: "
-                         "those tokens see the whole document")
+        raise ValueError("config.n_global: expected 0 for a stream that looks both ways, "
+                         f"got {c.n_global}: those tokens see the whole document")
     if c.window=='dynamic':
-        raise ValueError("config.window: expected 'learned', an int or None for a stream, got 'dynamic': "
-                         "its widths depend on the document")
+        raise ValueError("config.window: expected 'learned', an int or None for a stream, "
+                         "got 'dynamic': its widths depend on the document")
     if c.window is None and not c.causal:
-        raise ValueError("config.window: expected 'learned' or an int for a stream that looks both ways, got None: "
-                         "every state needs the whole document")
+        raise ValueError("config.window: expected 'learned' or an int for a stream that looks both "
+                         "ways, got None: every state needs the whole document")
 
 def delay(
     encoder, # without [CLS]
 ) -> int: # tokens, of `config.patch` ids each
     "The number of later tokens that a state needs."
     _streamable(encoder)
-    return 0 if encoder.config.causal else sum(_reach(layer.self_attn)[0] for layer in encoder.layers)
+    if encoder.config.causal: return 0
+    return sum(_reach(layer.self_attn)[0] for layer in encoder.layers)
 
 def _reach(attn):
-    "(w, window) of a layer that looks both ways: the furthest that one of its heads sees, and what `attention` takes."
+    """(w, window) of a layer that looks both ways.
+
+    The furthest that one of its heads sees, and what `attention` takes."""
     if attn.sigma_head is None: return attn.window,attn.window
     window = Window.default(attn.sigma_head().detach())
     return int(window.half_width().max()),window
@@ -47,7 +52,8 @@ class _Waiting:
     "A layer that looks both ways, fed piece by piece."
     def __init__(self, layer):
         self.layer,(self.reach,self.window) = layer,_reach(layer.self_attn)
-        self.alpha = None if layer.self_attn.alpha_head is None else layer.self_attn.alpha_head().detach()
+        alpha_head = layer.self_attn.alpha_head
+        self.alpha = None if alpha_head is None else alpha_head().detach()
         self.held = None           # [B,n,D] states from position `start`
         self.start = self.done = 0 # rows before `done` are out
 
@@ -90,8 +96,8 @@ def _pieces(chunks, patch): # -> ids [B,n], and whether they are the last
             got = tuple(ids.shape) if isinstance(ids, Tensor) else type(ids).__name__
             raise ValueError(f"chunks: expected tensors of ids [B,n], got {got}")
         if last is not None and last.shape[1]%patch:
-            raise ValueError(f"chunks: expected pieces of a multiple of {patch} ids before the last, "
-                             f"got {last.shape[1]}")
+            raise ValueError(f"chunks: expected pieces of a multiple of {patch} ids before the "
+                             f"last, got {last.shape[1]}")
         if last is not None and len(last)!=len(ids):
             raise ValueError(f"chunks: expected batch {len(last)}, got {len(ids)}")
         if last is not None and last.shape[1]: yield last,False
@@ -117,7 +123,8 @@ def stream_states(
     "The states of a document, piece by piece; see `delay` for how long one waits."
     _streamable(encoder)
     if encoder.training and encoder.config.dropout:
-        raise ValueError("encoder: expected evaluation mode for a stream, got training with dropout; "
+        raise ValueError("encoder: expected evaluation mode for a stream, "
+                         "got training with dropout; "
                          "call encoder.eval()")
     stages = [(_Causal if encoder.config.causal else _Waiting)(layer) for layer in encoder.layers]
     for x,last in _tokens(encoder.embed, chunks):

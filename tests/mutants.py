@@ -96,7 +96,7 @@ MUTANTS = [ # module, its text, the fault
     ('encoder', 'ids,h = ids+1,torch.zeros_like(ids)', 'ids,h = ids,torch.zeros_like(ids)'),
     ('encoder', 'if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)', 'pass'),
     ('stream', 'needed = max(ready-self.reach, self.start)', 'needed = max(ready-self.reach+1, self.start)'),
-    ('stream', 'return 0 if encoder.config.causal else sum(', 'return 0 if encoder.config.causal else max('),
+    ('stream', 'return sum(_reach(', 'return max(_reach('),
     # a cache
     ('cache', 'return self.start if self.reach is None else max(self.start, at-self.reach)', 'return self.start if self.reach is None else max(self.start, at-self.reach+1)'),
     ('cache', 'members.setdefault(None if None in served else max(served), []).append(head)', 'members.setdefault(None if None in served else min(served), []).append(head)'),

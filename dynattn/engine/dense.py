@@ -61,7 +61,7 @@ def normalize_rows(
     row_map=torch.softmax, # called as `f(scores, dim=-1)`
     sink:Tensor|None=None, # [H], a logit beside each row that takes weight
 ) -> Tensor: # [B,H,N,M]
-    "Rows to weights. A row of nothing but -inf is made finite before and zero after, so that no NaN is ever formed."
+    "Rows to weights. A row of -inf only is made finite before and zero after: no NaN is formed."
     empty = (scores==-torch.inf).all(-1, keepdim=True)  # [B,H,N,1]
     scores = scores.masked_fill(empty, 0.)
     if sink is not None:  # [H], one more key, whose weight goes nowhere
@@ -98,9 +98,10 @@ def _pairs(call):
     return off,everywhere,see
 
 def _weights(call, off, everywhere, see):
-    "How much each query takes from each key, in the safe order, and which keys it sees, [B,H,N,M] both."
+    "What each query takes from each key, in the safe order, and which it sees, [B,H,N,M] both."
     q,lost = _part_nan_rows(call.q)
-    k,broken = _part_nan_rows(_blank_unseen(repeat_heads(call.k, q.shape[1]), see))  # [B,H,M,d], [B,H,M,1]
+    keys = _blank_unseen(repeat_heads(call.k, q.shape[1]), see)
+    k,broken = _part_nan_rows(keys)  # [B,H,M,d], [B,H,M,1]
     scores = _fade(_scores(call, q, k, off), 'inside', call.window, off, everywhere)
     scores = scores.masked_fill(~see, -torch.inf)
     seen = scores>-torch.inf
@@ -132,7 +133,7 @@ def mix_values(
     return (weights.masked_fill(lost, 0.).to(v.dtype) @ v).masked_fill(lost, torch.nan)
 
 def _mix_seen(weights, v, seen):
-    "The same where some values are not finite: queries that do not see them, `seen` [B,H,N,M], are spared."
+    "The same where some values are not finite: queries that do not see them are spared."
     broken = (~v.isfinite()).any(-1).flatten(0, -2).any(0)                          # [M]
     out = mix_values(weights, v.masked_fill(broken[:,None], 0.))
     for j in broken.nonzero()[:,0].tolist():
@@ -146,7 +147,8 @@ def _mix_seen(weights, v, seen):
 def dense_attention(call) -> Tensor: # [B,H,N,dv], with the weights [B,H,N,M] if asked for
     "Attention with every option spelled out: the oracle of the faster paths."
     dtype = call.q.dtype
-    if call.alpha is not None: # its gradient is a small rest of large terms, which half precision would round away
+    # the gradient of alpha is a small rest of large terms, which half precision would round away
+    if call.alpha is not None:
         call.q,call.k,call.v = (t.to(_accumulates(t)) for t in (call.q,call.k,call.v))
     off,everywhere,see = _pairs(call)
     weights,seen = _weights(call, off, everywhere, see)

@@ -118,9 +118,11 @@ def in_order(
     unknown = grads.keys()-LEARNS.keys()
     missing = [name for name in wanted if grads.get(name) is None]
     if unknown:
-        raise ValueError(f"grads: expected names of {', '.join(LEARNS)}, got {', '.join(sorted(unknown))}")
+        raise ValueError(f"grads: expected names of {', '.join(LEARNS)}, "
+                         f"got {', '.join(sorted(unknown))}")
     if missing:
-        raise ValueError(f"grads: expected one for each of {', '.join(wanted)}, got none for {', '.join(missing)}")
+        raise ValueError(f"grads: expected one for each of {', '.join(wanted)}, "
+                         f"got none for {', '.join(missing)}")
     return [grads[name] if name in wanted else None for name in LEARNS]
 
 # %% ../../nbs/engine/20_fields.ipynb #3a8b0ab5

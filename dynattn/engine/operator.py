@@ -37,7 +37,8 @@ def _by_plain(plan, x, dout, wanted, graph=False): # -> dict, by name
         def leaf(t): return t.view_as(t) if graph else t.detach().requires_grad_()
         leaves = {name: leaf(getattr(x, name)) for name in wanted}
         out = _plain(plan, x._replace(**leaves))
-        found = torch.autograd.grad(out, list(leaves.values()), dout, create_graph=graph, materialize_grads=True)
+        found = torch.autograd.grad(
+            out, list(leaves.values()), dout, create_graph=graph, materialize_grads=True)
     return dict(zip(leaves, found))
 
 # %% ../../nbs/engine/34_operator.ipynb #9525ea99
@@ -121,7 +122,7 @@ _libraries = [] # an operator lives as long as the library that defined it
 def _define(
     name, # of the operator in `torch.ops.dynattn`
     forward, # `forward(plan, x)`: out, kept, lse
-    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: gradients by name, of the names `wanted`
+    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: gradients by name
     empty_out, # `empty_out(x)`: memory for out, kept, lse
 ):
     "An operator of a plan and its inputs, and one for its gradients."

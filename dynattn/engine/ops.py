@@ -20,10 +20,11 @@ from .operator import attend_band, band_refuses
 from .native.core import library
 
 # %% ../../nbs/engine/44_ops.ipynb #fb3821e4
-_scaled_dot_product_attention = F.scaled_dot_product_attention # kept: a program may put `attention` in its place
+# kept: a program may put `attention` in its place
+_scaled_dot_product_attention = F.scaled_dot_product_attention
 
 def _differentiated_otherwise():
-    "Forward mode, or a derivative of a derivative under `torch.func`: PyTorch's fused attention has neither."
+    "Forward mode or a second derivative under `torch.func`: PyTorch's fused kernel has neither."
     if torch.autograd.forward_ad._current_level>=0: return True
     if not torch._C._are_functorch_transforms_active(): return False
     transforms = [level.key() for level in torch._C._functorch.get_interpreter_stack()]
@@ -33,46 +34,54 @@ _LACKS = lacking('attn_mask dropout_p is_causal scale enable_gqa padding n_globa
 
 def _sdpa_refuses(call):
     if _differentiated_otherwise():
-        return "impl: expected 'auto' or 'dense' in forward mode and for second derivatives, got 'sdpa'"
+        return ("impl: expected 'auto' or 'dense' in forward mode and for second derivatives, "
+                "got 'sdpa'")
     return unserved(call, _LACKS, 'F.scaled_dot_product_attention')
 
 # %% ../../nbs/engine/44_ops.ipynb #fb3821e5
 def _sdpa_mask(call):
     "One mask for everything, or None, and whether PyTorch's own causal mask serves."
     mask,padding = call.attn_mask,call.padding
-    own = call.q_offset==0 and (call.scale is None or call.scale>0)  # its own -inf is multiplied with the scale
+    # PyTorch's own -inf is multiplied with the scale
+    own = call.q_offset==0 and (call.scale is None or call.scale>0)
     if mask is None and padding is None and (own or not call.is_causal): return None,call.is_causal
     if mask is None and not call.is_causal: return padding.sdpa(),False
-    if padding is None and not call.is_causal: return mask if mask.dtype==torch.bool else mask.to(call.q.dtype),False
+    added = mask is not None and mask.dtype!=torch.bool
+    if padding is None and not call.is_causal: return mask.to(call.q.dtype) if added else mask,False
     *_,n,m = call.sizes
-    pairs = dict(padding=padding, is_causal=call.is_causal, q_offset=call.q_offset, device=call.q.device)
-    if mask is None or mask.dtype==torch.bool: return visible_pairs(n, m, attn_mask=mask, **pairs),False
+    pairs = dict(padding=padding, is_causal=call.is_causal,
+                 q_offset=call.q_offset, device=call.q.device)
+    if not added: return visible_pairs(n, m, attn_mask=mask, **pairs),False
     return mask.to(call.q.dtype).masked_fill(~visible_pairs(n, m, **pairs), -torch.inf),False
 
 def _sdpa(call):
-    "PyTorch's own attention; the contents of padding change nothing, and rows without a key are zero."
+    "PyTorch's own attention; what stands in padding changes nothing, rows without a key are zero."
     q,k,v,padding,lost = call.q,call.k,call.v,call.padding,None
     if q.is_nested:
-        return _scaled_dot_product_attention(q, k, v, None, call.dropout_p, call.is_causal, scale=call.scale)
+        return _scaled_dot_product_attention(
+            q, k, v, None, call.dropout_p, call.is_causal, scale=call.scale)
     mask,causal = _sdpa_mask(call)
     if padding is not None:
         k,v,lost = padding.zero(k, 2),padding.zero(v, 2),~q.isfinite().all(-1, keepdim=True)
         q = q.clone().masked_fill_(lost, 0.)
     grouped = True if q.shape[1]!=k.shape[1] else False  # a bool, where sizes are symbols too
-    out = _scaled_dot_product_attention(q, k, v, mask, call.dropout_p, causal, scale=call.scale, enable_gqa=grouped)
+    out = _scaled_dot_product_attention(
+        q, k, v, mask, call.dropout_p, causal, scale=call.scale, enable_gqa=grouped)
     if mask is None: return out
     empty = (~mask if mask.dtype==torch.bool else mask==-torch.inf).all(-1, keepdim=True)
-    out = out.clone().masked_fill_(empty, 0.)  # in memory as PyTorch's output, which masked_fill alone is not
+    # in memory as PyTorch's output, which masked_fill alone is not
+    out = out.clone().masked_fill_(empty, 0.)
     return out if lost is None else out.masked_fill_(lost & ~empty, torch.nan)
 
 # %% ../../nbs/engine/44_ops.ipynb #e010287f
 class _Impl(NamedTuple):
     "A way to compute attention; both functions take a checked `Call`."
     run:Callable     # `run(call) -> Tensor`, of a call that is not refused
-    refuses:Callable # `refuses(call) -> str|None`: why it cannot serve, as "name: expected ..., got ..."
+    refuses:Callable # `refuses(call) -> str|None`: why it cannot serve
 
 # %% ../../nbs/engine/44_ops.ipynb #e010287a
-_TRITON = find_spec('triton') is not None # the kernels themselves are imported when they are first used
+# the kernels themselves are imported when they are first used
+_TRITON = find_spec('triton') is not None
 _TRITON_FROM = 3,6 # the oldest version that the kernels are tested with
 
 def _old_triton():
@@ -91,8 +100,8 @@ def _triton_refuses(call):
         return ("impl: expected Triton to be installed for the kernels, "
                 "got no module of that name; CUDA builds of PyTorch bring it along on Linux")
     if _OLD_TRITON:
-        return (f"impl: expected Triton {'.'.join(map(str, _TRITON_FROM))} or newer for the kernels, "
-                f"got {_OLD_TRITON}")
+        oldest = '.'.join(map(str, _TRITON_FROM))
+        return f"impl: expected Triton {oldest} or newer for the kernels, got {_OLD_TRITON}"
     from dynattn.engine.triton.primitives import _kernel_refuses
     return _kernel_refuses(call)
 
@@ -113,15 +122,16 @@ impls = dict(
 _exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
 
 def _jit_traced():
-    "Whether `torch.jit.trace` is running: what the band computes from sizes would be a constant of its program."
+    "Whether `torch.jit.trace` is running: sizes of a band would be constants of its program."
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
 
 def _leaves_fused(call):
-    "Whether PyTorch's attention would need a square of ours, or leave its fused kernel on a CPU, or be slow there."
+    "Whether PyTorch's attention would need a square of ours, or be slow on a CPU."
     if call.attn_mask is not None or call.q.is_nested: return False
     if call.is_causal and (call.padding is not None or call.q_offset!=0): return True
     if not call.q.is_cpu or _exporting(): return False
-    return call.dropout_p>0 or call.padding is not None and call.q.dtype in (torch.float32,torch.float64)
+    wide = call.q.dtype in (torch.float32,torch.float64)
+    return call.dropout_p>0 or call.padding is not None and wide
 
 def _has_engine(call):
     "Whether more than the plain loop computes the band; what is compiled reckons with the core."
@@ -132,7 +142,9 @@ def _has_engine(call):
 def choose(call) -> str: # a key of `impls`
     "The implementation that `auto` chooses for these arguments."
     of_torch = exporting_to_onnx() or _jit_traced()  # a program of PyTorch's own operators
-    if not impls['sdpa'].refuses(call) and (of_torch or not (_leaves_fused(call) and _has_engine(call))): return 'sdpa'
+    if not impls['sdpa'].refuses(call):
+        ours_is_better = not of_torch and _leaves_fused(call) and _has_engine(call)
+        if not ours_is_better: return 'sdpa'
     if of_torch: return 'dense'
     if call.q.is_cuda and not impls['triton'].refuses(call): return 'triton'
     return 'dense' if impls['banded'].refuses(call) else 'banded'
@@ -141,7 +153,7 @@ def choose(call) -> str: # a key of `impls`
 @dataclass(eq=False, repr=False, kw_only=True)
 class RoutedCall(Call):
     "A call and the implementation that computes it."
-    impl: str = "auto" # "dense", "banded", "triton", "sdpa": this one or an error; "auto": the rule of chapter 44
+    impl: str = "auto" # "dense", "banded", "triton", "sdpa": this one or an error; "auto" chooses
 
     def __post_init__(self):
         if not isinstance(self.impl, str) or self.impl!='auto' and self.impl not in impls:
@@ -150,7 +162,8 @@ class RoutedCall(Call):
         super().__post_init__()
 
     @property
-    def takes_nested(self) -> bool: return self.impl in ('auto','sdpa')  # a plain call of nested tensors is PyTorch's
+    def takes_nested(self) -> bool:  # a plain call of nested tensors is PyTorch's
+        return self.impl in ('auto','sdpa')
 
 # %% ../../nbs/engine/44_ops.ipynb #565ae8b7
 _choose = inspect.unwrap(choose)
@@ -158,15 +171,17 @@ _choose = inspect.unwrap(choose)
 @_weighs
 @takes(RoutedCall)
 def attention(call) -> Tensor: # [B,H,N,dv], with the weights if asked for
-    "`F.scaled_dot_product_attention` with padding, windows whose width learns, and entmax whose alpha learns."
+    "`F.scaled_dot_product_attention` with padding, windows whose width learns, and entmax."
     if call.impl=='auto':
         return impls[_choose(call)].run(call)
     if exporting_to_onnx() and call.impl in ('banded','triton'):
-        raise ValueError("impl: expected 'auto', 'dense' or 'sdpa' in an export to ONNX, which has no "
-                         f"operators of this package, got {call.impl!r}; use impl='dense'")
+        raise ValueError("impl: expected 'auto', 'dense' or 'sdpa' in an export to ONNX, "
+                         "which has no operators of this package, "
+                         f"got {call.impl!r}; use impl='dense'")
     if _jit_traced() and call.impl in ('banded','triton'):
-        raise ValueError("impl: expected 'auto', 'dense' or 'sdpa' inside torch.jit.trace, whose program keeps "
-                         f"the sizes of a band as constants, got {call.impl!r}; torch.export has no such limit")
+        raise ValueError("impl: expected 'auto', 'dense' or 'sdpa' inside torch.jit.trace, "
+                         "whose program keeps the sizes of a band as constants, "
+                         f"got {call.impl!r}; torch.export has no such limit")
     serve(impls[call.impl].refuses(call))
     return impls[call.impl].run(call)
 

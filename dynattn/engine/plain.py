@@ -42,11 +42,13 @@ def strips(
     global_end = min(max(plan.n_global-plan.q_offset, 0), n) if plan.n_global else 0
     global_first = min(max(-plan.q_offset, 0), global_end) if plan.n_global else 0
     found = []
-    for first,end,windowed in ((0,global_first,True),(global_first,global_end,False),(global_end,n,True)):
+    parts = (0,global_first,True),(global_first,global_end,False),(global_end,n,True)
+    for first,end,windowed in parts:
         for i in range(first, end, rows):
             stop = min(i+rows, end)
             first_query,after_last = i+plan.q_offset,stop+plan.q_offset
-            run = _run_of_keys(first_query, after_last, left, right, lead, m) if windowed else (lead,m)
+            run = lead,m
+            if windowed: run = _run_of_keys(first_query, after_last, left, right, lead, m)
             found.append(_Strip(i, stop, lead, *run, windowed))
     return found
 
@@ -90,7 +92,8 @@ def _scores(plan, x, q, keys, offset):
     "Scaled products and what is added to them, [B,H,R,K]."
     scores = (q*plan.scale)@keys.mT
     if plan.softcap: scores = plan.softcap*torch.tanh(scores/plan.softcap)
-    return scores if x.rel_bias is None else scores+relative_bias(x.rel_bias, offset).to(scores.dtype)
+    if x.rel_bias is None: return scores
+    return scores+relative_bias(x.rel_bias, offset).to(scores.dtype)
 
 # %% ../../nbs/engine/32_plain.ipynb #27c2408a
 def _weights(plan, x, strip, window, keys):
@@ -136,10 +139,11 @@ def _dropout_factors(
 # %% ../../nbs/engine/32_plain.ipynb #edee965e
 def _to(x, dtype):
     "The inputs, of which those per head have `dtype(t)`."
-    return x._replace(**{name: t.to(dtype(t)) for name in PER_HEAD if (t := getattr(x, name)) is not None})
+    per_head = {name: t for name,t in x.learning.items() if name in PER_HEAD}
+    return x._replace(**{name: t.to(dtype(t)) for name,t in per_head.items()})
 
 def _widened(x):
-    "Everything in float32 at least, keys and values repeated for their heads and zero where they take no part."
+    "In float32 at least, keys and values repeated for their heads, zero where they take no part."
     h,wide = x.q.shape[1],torch.promote_types(x.q.dtype, torch.float32)
     k,v = (repeat_heads(t.to(wide), h) for t in (x.k,x.v))
     if x.keep is not None: k,v = (t.masked_fill(~x.keep[:,None,:,None], 0.) for t in (k,v))
@@ -163,7 +167,9 @@ def weigh(
     tile = _tile(plan, x, left, right, rows)
     for strip in strips(plan, n, m, left, right, rows):
         keys,values = (_rows_seen(t, strip) for t in (wide.k,wide.v))
-        window = _strip_window(plan, strip, tile, left).to(keys.dtype) if strip.windowed and tile is not None else None
+        window = None
+        if strip.windowed and tile is not None:
+            window = _strip_window(plan, strip, tile, left).to(keys.dtype)
         yield strip,_weights(plan, wide, strip, window, keys),values
 
 def _by_strip(plan, x, row=0, start=0): # -> [B,H,R,dv] of each strip
@@ -174,7 +180,8 @@ def _by_strip(plan, x, row=0, start=0): # -> [B,H,R,dv] of each strip
         if x.seed is not None:
             place,_ = _places(plan, strip, x.q.device)
             queries = torch.arange(strip.first, strip.end, device=x.q.device)[:,None]
-            weights = weights*_dropout_factors(plan, x.seed, heads, queries+start, place+start).to(weights.dtype)
+            factors = _dropout_factors(plan, x.seed, heads, queries+start, place+start)
+            weights = weights*factors.to(weights.dtype)
         elif plan.dropout_p: weights = weights*0. # p = 1
         yield mix_values(weights, values)
 
@@ -196,14 +203,14 @@ def by_text(
             yield b,first,x._replace(q=q, k=k, v=v, keep=keep, segments=None, **of_heads)
 
 # %% ../../nbs/engine/32_plain.ipynb #ecbe8581
-LACKS = lacking('attn_mask dropout_p is_causal scale enable_gqa padding window alpha n_global rel_bias q_offset segments '
-                'sink softcap')
+LACKS = lacking('attn_mask dropout_p is_causal scale enable_gqa padding window alpha n_global '
+                'rel_bias q_offset segments sink softcap')
 
 def plain_attention(
     plan:Plan, # the numbers of the call
     x:Inputs, # its tensors
 ) -> Tensor: # [B,H,N,dv]
-    "The band in operations of PyTorch, linear in N; every derivative and transform follows from theirs."
+    "The band in operations of PyTorch, linear in N; derivatives and transforms follow from theirs."
     if 0 in x.q.shape[:3]: # nothing, which still has a gradient of zero for everything that learns
         others = [t.sum() for name,t in x.learning.items() if name!='q']
         nothing = sum(others, x.q.sum(-1, keepdim=True)).to(x.v.dtype)

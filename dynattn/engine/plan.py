@@ -17,15 +17,18 @@ from ..window import Window, between
 # %% ../../nbs/engine/31_plan.ipynb #db5e5eb0
 def transformed() -> bool:
     "Whether a transform of `torch.func` or forward-mode differentiation is at work."
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level>=0
+    forward_mode = torch.autograd.forward_ad._current_level>=0
+    return torch._C._are_functorch_transforms_active() or forward_mode
 
 def plain_tensors(
     tensors, # an iterable; None stands for no tensor
 ) -> bool:
-    "Whether memory holds the values: outside the compiler, transforms and modes, no subclass, no pending sign."
-    if torch.compiler.is_compiling() or transformed() or torch._C._len_torch_dispatch_stack(): return False
+    "Whether memory holds the values: no compiler, transform, mode, subclass or pending sign."
+    if torch.compiler.is_compiling() or transformed(): return False
+    if torch._C._len_torch_dispatch_stack(): return False  # a mode
     for x in tensors:  # as a loop, for every call comes here
-        if x is not None and (type(x) not in (Tensor,torch.nn.Parameter) or x.is_meta or x.is_neg()): return False
+        if x is None: continue
+        if type(x) not in (Tensor,torch.nn.Parameter) or x.is_meta or x.is_neg(): return False
     return True
 
 # %% ../../nbs/engine/31_plan.ipynb #a864319a
@@ -41,7 +44,8 @@ def occurring(
     return _at_least_one(n-1+q_offset, right)
 
 def _at_least_one(left, right):
-    return left,max(right, -left) if isinstance(right, int) and isinstance(left, int) else torch.sym_max(right, -left)
+    are_numbers = isinstance(right, int) and isinstance(left, int)
+    return left,max(right, -left) if are_numbers else torch.sym_max(right, -left)
 
 # %% ../../nbs/engine/31_plan.ipynb #487e555e
 def default_window(
@@ -95,7 +99,7 @@ def _run_of_keys(
     lead, # keys 0..lead-1 are seen by all and do not belong to the run
     size, # M, number of keys
 ): # -> (first, end)
-    "The run of keys that one of these queries sees; from the last to the first of them, the keys that all of them see."
+    "Keys that one of these queries sees; from the last to the first of them, that all see."
     begin = min(max(first-left, lead), size)
     return begin,max(min(end+right, size), begin)
 
@@ -115,7 +119,7 @@ def _sees(
 def is_default(
     window:Window, # of a call
 ) -> bool:
-    "Whether the engines have the window in closed form: the default one, with any threshold, steepness and unit."
+    "Whether the engines have the window in closed form: any threshold, steepness and unit."
     bell = isinstance(window.smooth, Edge) and window.curve=='bell'
     return bell and (window.apply=='inside' or window.reach==(None,None))
 
@@ -127,18 +131,25 @@ def describe(
     right:int, # and to the right
     device, # of the queries
 ) -> tuple: # (numbers of the plan, sigma, table)
-    "A window in closed form, or as a table by offset: as far as it reaches, or, where that cannot be read, as keys go."
+    """A window in closed form, or as a table by offset.
+
+    The table goes as far as the window reaches or, where that cannot be read, as keys go."""
     if window is None: return {},None,None
     if isinstance(window, tuple): return _limits(window),None,None
-    if window.sigma.device!=device: window = window.replace(sigma=window.sigma.to(device)) # one number, on the CPU
+    # one number, on the CPU
+    if window.sigma.device!=device: window = window.replace(sigma=window.sigma.to(device))
     after = window.apply=='after'
     numbers = dict(after=after, fraction=window.unit=='fraction')
     if is_default(window):
-        return numbers|_limits(window.reach)|dict(T=window.T, p=float(window.smooth.p)),window.sigma,None
+        numbers |= _limits(window.reach)
+        numbers |= dict(T=window.T, p=float(window.smooth.p))
+        return numbers,window.sigma,None
     if not after and plain_tensors((window.sigma,)) and window.sigma.numel():
         left,right = _at_least_one(*map(min, (left,right), _widest(window, m)))
     offsets = torch.arange(left+right+1, device=device)-left
-    return numbers|dict(table_first=-left),None,(window.mask if after else window.log_mask)(offsets, n=m)
+    numbers['table_first'] = -left
+    by_offset = window.mask if after else window.log_mask
+    return numbers,None,by_offset(offsets, n=m)
 
 def _limits(window):
     left,right = window
@@ -153,7 +164,9 @@ def _keys(call):
     return own if keep is None else own & keep
 
 # %% ../../nbs/engine/31_plan.ipynb #cdf7239f
-_SAME = [name for name in Plan._fields if name in {*Arguments.__annotations__} - {'scale', 'softcap'}] # as passed
+# numbers of the plan that are arguments as passed
+_SAME = [name for name in Plan._fields
+         if name in {*Arguments.__annotations__} - {'scale', 'softcap'}]
 
 def prepare(
     call:Call, # one that is not refused
@@ -162,21 +175,23 @@ def prepare(
     "The record of a call."
     alpha,device = call.alpha,call.q.device
     n,m = call.q.shape[2],call.k.shape[2]
-    numbers,sigma,table = describe(call.window, m, *occurring(n, m, call.q_offset, call.is_causal), device)
+    left,right = occurring(n, m, call.q_offset, call.is_causal)
+    numbers,sigma,table = describe(call.window, m, left, right, device)
     if isinstance(alpha, float):
-        alpha = torch.full((), alpha, dtype=torch.promote_types(call.q.dtype, torch.float32), device=device)
+        wide = torch.promote_types(call.q.dtype, torch.float32)
+        alpha = torch.full((), alpha, dtype=wide, device=device)
     elif alpha is not None: alpha = alpha.to(device)
     seed = torch.randint(2**62, (), device=device) if 0<call.dropout_p<1 else None
     for name in _SAME: numbers[name] = getattr(call, name)
     plan = Plan(scale=call.factor, softcap=call.softcap or 0., **numbers)
     return plan,Inputs(
-        q=call.q, k=call.k, v=call.v, sigma=sigma, table=table, alpha=alpha, rel_bias=call.rel_bias, sink=call.sink,
-        keep=_keys(call), segments=call.segments, seed=seed)
+        q=call.q, k=call.k, v=call.v, sigma=sigma, table=table, alpha=alpha,
+        rel_bias=call.rel_bias, sink=call.sink, keep=_keys(call), segments=call.segments, seed=seed)
 
 # %% ../../nbs/engine/31_plan.ipynb #1510093d
 def texts_of(
     segments:Tensor, # [B,N] int64 that do not decrease along a row
-) -> tuple: # ([T,2] first and end of every text, [B+1] the number at which a row's texts begin), int64
+) -> tuple: # int64: [T,2] first and end of every text, [B+1] number of each row's first
     "Where the texts of packed rows lie."
     begins = F.pad(segments[:,1:]!=segments[:,:-1], (1,0), value=True)
     first = begins.nonzero()[:,1]
@@ -202,13 +217,16 @@ def refuses(
                 f"got {mask.dtype} {tuple(mask.shape)}: a mask of pairs has no band; "
                 "use padding, window, rel_bias, or impl='dense'")
     if not _at_most_two(call.alpha):
-        return f"alpha: expected 1 to 2 on the banded path and for the kernels, got {call.alpha}; use impl='dense'"
+        return ("alpha: expected 1 to 2 on the banded path and for the kernels, "
+                f"got {call.alpha}; use impl='dense'")
     if window is None or isinstance(window, tuple): return None
     if not isinstance(window, Window):
-        return f"window: expected None, an int, a pair or a Window on the banded path, got {type(window).__name__}"
+        return ("window: expected None, an int, a pair or a Window on the banded path, "
+                f"got {type(window).__name__}")
     if window.sigma.dim()==3:
-        return ("window: expected sigma of shape (), [H] or [B,H] on the banded path, got one sigma per query, "
-                f"{tuple(window.sigma.shape)}, and no band that all queries share; use impl='dense'")
+        return ("window: expected sigma of shape (), [H] or [B,H] on the banded path, "
+                f"got one sigma per query, {tuple(window.sigma.shape)}, "
+                "and no band that all queries share; use impl='dense'")
 
 # %% ../../nbs/engine/31_plan.ipynb #f984239f
 from ..docstrings import explain_parameters

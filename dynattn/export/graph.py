@@ -29,19 +29,24 @@ class _Graph:
         self.inputs,self.outputs = [],[]
         self.caches = []
 
-    def op(self, kind, *inputs, result=None, results=1, **attributes): # -> the name of the result, or of all
-        names = [result or f'{kind}_{len(self.nodes)}' + (f'_{i}' if results>1 else '') for i in range(results)]
+    def op(self, kind, *inputs, result=None, results=1, **attributes):
+        "A node of this kind; returns the name of its result, or of all results."
+        name = result or f'{kind}_{len(self.nodes)}'
+        names = [f'{name}_{i}' for i in range(results)] if results>1 else [name]
         inputs = [x if isinstance(x, str) else self.constant(x) for x in inputs]
-        self.nodes.append(self.onnx.helper.make_node(kind, inputs, names, name=names[0], **attributes))
+        node = self.onnx.helper.make_node(kind, inputs, names, name=names[0], **attributes)
+        self.nodes.append(node)
         return names if results>1 else names[0]
 
-    def constant(self, x, dtype=torch.float32): # a tensor, or an array of whole numbers; of tensors, the type
+    def constant(self, x, dtype=torch.float32):
+        "A tensor, in this type, or an array of whole numbers; returns its name."
         if isinstance(x, torch.Tensor): x = x.detach().cpu().to(dtype).contiguous().numpy()
         name = f'constant_{len(self.constants)}'
         self.constants.append(self.onnx.numpy_helper.from_array(np.asarray(x), name))
         return name
 
-    def port(self, name, shape, dtype='FLOAT', to=None): # an input, and an output of the same shape where `to` names it
+    def port(self, name, shape, dtype='FLOAT', to=None):
+        "An input, and an output of the same shape where `to` names it."
         info = self.onnx.helper.make_tensor_value_info
         kind = getattr(self.onnx.TensorProto, dtype)
         self.inputs.append(info(name, kind, shape))
@@ -49,7 +54,8 @@ class _Graph:
         return name
 
 # %% ../../nbs/export/68_graph.ipynb #c68000008
-def _linear(g, x, layer, rows=slice(None), columns=slice(None)): # [1,s,D] -> [1,s,E]; in which order
+def _linear(g, x, layer, rows=slice(None), columns=slice(None)): # [1,s,D] -> [1,s,E]
+    "A linear layer, of which rows and columns stand in this order."
     y = g.op('MatMul', x, layer.weight[rows][:,columns].T)
     return y if layer.bias is None else g.op('Add', y, layer.bias[rows])
 
@@ -65,7 +71,8 @@ def _clock(g, rotary, piece):
     steps = g.op('Range', np.array(0), g.op('Squeeze', n, np.array([0])), np.array(1))  # [s]
     position = g.op('Add', steps, 'past')
     last = g.op('Sub', g.op('Add', 'past', n), np.array([1]))
-    numbers = g.op('Cast', g.op('Unsqueeze', position, np.array([0,2])), to=g.onnx.TensorProto.FLOAT) # [1,s,1]
+    numbers = g.op('Unsqueeze', position, np.array([0,2]))  # [1,s,1]
+    numbers = g.op('Cast', numbers, to=g.onnx.TensorProto.FLOAT)
     angle = g.op('Mul', numbers, rotary.inv_freq[None,None])
     angle = g.op('Where', g.op('LessOrEqual', n, np.array([piece])), angle, np.float32('nan'))
     scale = np.float32(rotary.attention_scaling)
@@ -80,10 +87,11 @@ def _ring(g, clock, width, leading, slots):
     turned = g.op('Add', g.op('Mod', g.op('Sub', clock.position, S), R), S)
     place = g.op('Where', g.op('Less', clock.position, S), clock.position, turned)
     behind = g.op('Mod', g.op('Sub', g.op('Sub', clock.last, S), np.arange(slots-leading)), R)
-    held = g.op('Sub', clock.last, behind)                                   # [R], the position in every place
-    held = g.op('Where', g.op('Less', held, S), np.array([2**40]), held)     # an empty place is seen by no query
-    held = g.op('Concat', np.arange(leading), held, axis=0)                  # [slots]
-    query = g.op('Unsqueeze', clock.position, column)                        # [s,1]
+    held = g.op('Sub', clock.last, behind)  # [R], the position in every place
+    # an empty place is seen by no query
+    held = g.op('Where', g.op('Less', held, S), np.array([2**40]), held)
+    held = g.op('Concat', np.arange(leading), held, axis=0)  # [slots]
+    query = g.op('Unsqueeze', clock.position, column)  # [s,1]
     near = g.op('LessOrEqual', g.op('Sub', query, held), np.array([width]))
     near = g.op('Or', near, (np.arange(slots)<leading)[None])
     return place, g.op('And', near, g.op('LessOrEqual', held, query))
@@ -92,7 +100,8 @@ def _everything(g, clock, cache):
     "The same for a cache with a place for every token."
     slots = g.op('Squeeze', g.op('Shape', cache, start=2, end=3), np.array([0]))
     held = g.op('Range', np.array(0), slots, np.array(1))
-    return clock.position, g.op('LessOrEqual', held, g.op('Unsqueeze', clock.position, np.array([1])))
+    query = g.op('Unsqueeze', clock.position, np.array([1]))  # [s,1]
+    return clock.position, g.op('LessOrEqual', held, query)
 
 # %% ../../nbs/export/68_graph.ipynb #c6800000e
 def _index(g, place, heads): # [s] -> [1,heads,s,3]
@@ -106,7 +115,8 @@ def _index(g, place, heads): # [s] -> [1,heads,s,3]
 def _rows(heads, size): # of a projection, for the heads in this order
     return torch.cat([torch.arange(h*size, (h+1)*size) for h in heads])
 
-def _projected(g, clock, attention, x, order): # -> queries, keys, values [1,heads,s,d], heads in this order
+def _projected(g, clock, attention, x, order): # yields [1,heads,s,d] three times
+    "Queries, keys and values, their heads in this order."
     d,group = attention.head_dim,attention.num_key_value_groups
     parts = [('q', group*d, clock), ('k', d, clock), ('v', d, None)]
     for name,size,turn in parts:
@@ -125,41 +135,49 @@ def _attend(g, clock, layer, width, heads, leading, piece, attention, qkv):
     caches = [f"{kind}.{layer}.{'all' if known is None else width}" for kind in ('keys','values')]
     for cache in caches:
         g.port(cache, [1, heads, slots or 'slots', d], to=f'new_{cache}')
-        g.caches.append(dict(name=cache, heads=heads, slots=slots, dim=d, width=known, leading=leading))
+        g.caches.append(dict(
+            name=cache, heads=heads, slots=slots, dim=d, width=known, leading=leading))
     ring = width,leading
     if ring not in clock.rings:
-        clock.rings[ring] = _everything(g, clock, caches[0]) if slots is None else _ring(g, clock, *ring, slots)
+        if slots is None: clock.rings[ring] = _everything(g, clock, caches[0])
+        else: clock.rings[ring] = _ring(g, clock, *ring, slots)
     place,see = clock.rings[ring]
     if (ring,heads) not in clock.indices: clock.indices[ring,heads] = _index(g, place, heads)
     index,(q,*new) = clock.indices[ring,heads],qkv
-    kept = [g.op('ScatterND', cache, index, x, result=f'new_{cache}') for cache,x in zip(caches, new)]
+    kept = [g.op('ScatterND', cache, index, x, result=f'new_{cache}')
+            for cache,x in zip(caches, new)]
     return g.op('Attention', q, *kept, see, scale=float(attention.scaling))
 
 # %% ../../nbs/export/68_graph.ipynb #c68000012
 def _attention(g, clock, layer, attention, x, widths, leading, piece): # [1,s,D] -> [1,s,D]
     d,each = attention.head_dim,attention.num_key_value_groups
-    groups = {w: [h for h,x in enumerate(widths) if x==w] for w in sorted(set(widths))} # half-width to key heads
+    # half-width to key heads
+    groups = {w: [h for h,x in enumerate(widths) if x==w] for w in sorted(set(widths))}
     order = [h for heads in groups.values() for h in heads]
     counts = np.array([len(heads) for heads in groups.values()])
     parts = []
     for y,times in zip(_projected(g, clock, attention, x, order), (each, 1, 1)):
-        parts.append(g.op('Split', y, times*counts, axis=1, results=len(groups)) if len(groups)>1 else [y])
+        if len(groups)==1: parts.append([y])
+        else: parts.append(g.op('Split', y, times*counts, axis=1, results=len(groups)))
     outs = [_attend(g, clock, layer, width, len(groups[width]), leading, piece, attention, qkv)
             for width,qkv in zip(groups, zip(*parts))]
     out = g.op('Concat', *outs, axis=1) if len(outs)>1 else outs[0]
-    out = g.op('Reshape', g.op('Transpose', out, perm=[0,2,1,3]), np.array([1,-1,each*len(order)*d]))
+    out = g.op('Transpose', out, perm=[0,2,1,3])
+    out = g.op('Reshape', out, np.array([1,-1,each*len(order)*d]))
     return _linear(g, out, attention.o_proj, columns=_rows(order, each*d))
 
 # %% ../../nbs/export/68_graph.ipynb #c68000014
 _CLASSES = ('LlamaForCausalLM','MistralForCausalLM','Qwen2ForCausalLM','Qwen3ForCausalLM')
 
 def _half_widths(learned, key_heads): # of a layer -> list, one per key head
-    if learned.alpha_head is not None: raise ValueError("model: expected softmax, got heads with alpha")
+    if learned.alpha_head is not None:
+        raise ValueError("model: expected softmax, got heads with alpha")
     if learned.edge!='hard':
         raise ValueError("model: expected windows with a hard edge, got a soft one; "
                          "hf.windows.record_edge(model, 'hard') sets it")
     w = learned.window(learned.sigma_head(), None).half_width().view(key_heads, -1)
-    if (w!=w[:,:1]).any(): raise ValueError("model: expected one width for the query heads of a key head, got several")
+    if (w!=w[:,:1]).any():
+        raise ValueError("model: expected one width for the query heads of a key head, got several")
     return w[:,0].tolist()
 
 def _reach(attention, piece, longest): # -> half-widths by key head, leading tokens
@@ -170,7 +188,8 @@ def _reach(attention, piece, longest): # -> half-widths by key head, leading tok
         widths,leading = _half_widths(learned, key_heads),learned.n_global
     own,_ = config_window(attention.config, attention)
     if own is not None:
-        if leading: raise ValueError("model: expected no leading tokens in a layer that slides, got some")
+        if leading:
+            raise ValueError("model: expected no leading tokens in a layer that slides, got some")
         widths = [min(w, own) for w in widths]
     return [w if w<longest-1 else math.inf for w in widths],leading
 
@@ -185,11 +204,14 @@ def _check_export(model, piece, tokenizer):
         why = f" with {', '.join(more)}" if more else ''
         raise ValueError(f"model: expected one of {', '.join(_CLASSES)}, got {kind}{why}")
     others = {*(getattr(config, 'layer_types', None) or ())}-{'full_attention','sliding_attention'}
-    if others: raise ValueError(f"model: expected full or sliding attention, got {', '.join(sorted(others))}")
+    if others:
+        raise ValueError("model: expected full or sliding attention, "
+                         f"got {', '.join(sorted(others))}")
     rope = config.rope_parameters['rope_type']
     if rope in ('dynamic','longrope'):
         raise ValueError(f"model: expected rotary positions that are fixed, got {rope!r}")
-    if config.hidden_act!='silu': raise ValueError(f"model: expected the activation 'silu', got {config.hidden_act!r}")
+    if config.hidden_act!='silu':
+        raise ValueError(f"model: expected the activation 'silu', got {config.hidden_act!r}")
     if not (isinstance(piece, int) and not isinstance(piece, bool) and piece>=1):
         raise ValueError(f"piece: expected a whole number of 1 or more, got {piece!r}")
     if tokenizer is not None and not getattr(tokenizer, 'is_fast', False):
@@ -211,7 +233,8 @@ def _graph(model, piece, int4): # -> a `_Graph`
         gate = _linear(g, y, mlp.gate_proj)
         opened = g.op('Mul', g.op('Mul', gate, g.op('Sigmoid', gate)), _linear(g, y, mlp.up_proj))
         x = g.op('Add', x, _linear(g, opened, mlp.down_proj))
-    x = _norm(g, g.op('Gather', g.op('Squeeze', x, np.array([0])), 'wanted'), base.norm)  # [wanted,D]
+    x = g.op('Gather', g.op('Squeeze', x, np.array([0])), 'wanted')  # [wanted,D]
+    x = _norm(g, x, base.norm)
     tied = model.lm_head.weight is base.embed_tokens.weight and not int4
     if tied: g.op('Gemm', x, table, transB=1, result='logits')
     else: g.op('MatMul', x, model.lm_head.weight.T, result='logits')
@@ -227,7 +250,8 @@ def _quantised(g, model): # an ONNX model -> one with four-bit matrices
     root.setLevel(level)                       # its import sets up the log of the whole program
     root.handlers[:] = handlers
     quantizer.logger.setLevel(logging.WARNING) # it tells of every node
-    run = quantizer.MatMulNBitsQuantizer(model, bits=4, block_size=32, is_symmetric=True, accuracy_level=4)
+    run = quantizer.MatMulNBitsQuantizer(
+        model, bits=4, block_size=32, is_symmetric=True, accuracy_level=4)
     run.process()
     return run.model.model
 
@@ -235,17 +259,21 @@ def _quantised(g, model): # an ONNX model -> one with four-bit matrices
 def _settings(model, g, piece, tokenizer):
     "All that a reader of the folder has to know."
     end = model.generation_config.eos_token_id
-    words = {} if tokenizer is None else {name: str(word) for name,word in tokenizer.special_tokens_map.items()}
-    return dict(format=1, piece=piece, longest=model.config.max_position_embeddings, vocabulary=model.config.vocab_size,
+    special = {} if tokenizer is None else tokenizer.special_tokens_map
+    words = {name: str(word) for name,word in special.items()}
+    return dict(format=1, piece=piece, longest=model.config.max_position_embeddings,
+                vocabulary=model.config.vocab_size,
                 end=[] if end is None else [end] if isinstance(end, int) else list(end),
-                begin=[words['bos_token']] if 'bos_token' in words else [], words=words, caches=g.caches)
+                begin=[words['bos_token']] if 'bos_token' in words else [],
+                words=words, caches=g.caches)
 
 def _write(g, out, int4): # the graph, its weights in a file beside it
     helper = g.onnx.helper
     graph = helper.make_graph(g.nodes, 'decoder', g.inputs, g.outputs, initializer=g.constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 24)], ir_version=11)
     if int4: model = _quantised(g, model)
-    g.onnx.save_model(model, out/'model.onnx', save_as_external_data=True, location='model.onnx.data')
+    g.onnx.save_model(
+        model, out/'model.onnx', save_as_external_data=True, location='model.onnx.data')
 
 # %% ../../nbs/export/68_graph.ipynb #c6800001d
 @torch.no_grad()
@@ -266,7 +294,7 @@ def export(
 ) -> Path: # the folder
     "Write a decoder for ONNX Runtime. Every key head keeps as many keys as its window reaches."
     _check_export(model, piece, tokenizer)
-    g = _graph(model, piece, int4)                               # raises before an earlier export is touched
+    g = _graph(model, piece, int4)  # raises before an earlier export is touched
     out = Path(out)
     out.mkdir(parents=True, exist_ok=True)
     graph,data = out/'model.onnx',out/'model.onnx.data'
@@ -281,7 +309,8 @@ def export(
     differ = _difference(model, out, piece)
     if not differ<(.5 if int4 else 1e-3):
         graph.unlink()
-        raise RuntimeError(f"model: expected the same logits from the graph, got a difference of {differ:.1e}")
+        raise RuntimeError("model: expected the same logits from the graph, "
+                           f"got a difference of {differ:.1e}")
     return out
 
 # %% ../../nbs/export/68_graph.ipynb #c68000028
@@ -290,15 +319,19 @@ def _export_verb(a) -> int: # the parsed arguments; exit status
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     out = Path(a.out)
-    if out.exists() and any(out.iterdir()): raise UserError(f"out: expected a new or an empty folder, got {out}")
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"out: expected a new or an empty folder, got {out}")
     model,tokenizer = load_pretrained(a.model, windows=True)
     try:
-        with without_windows(model) if a.full else nullcontext(): export(model, out, tokenizer, a.piece, a.int4)
+        with without_windows(model) if a.full else nullcontext():
+            export(model, out, tokenizer, a.piece, a.int4)
     except (ValueError, TypeError, RuntimeError) as e: raise UserError(str(e)) from e
     settings = json.loads((out/'onnx_model.json').read_text(encoding='utf-8'))
     lengths = [n for n in (1024, 2048, 8192, 32768) if n<=settings['longest']]
     weights = sum(path.stat().st_size for path in out.glob('model.onnx*'))
-    cache = {n: 4*sum(e['heads']*e['dim']*(e['slots'] or n) for e in settings['caches']) for n in lengths}
+    def bytes_after(n):
+        return sum(4*e['heads']*e['dim']*(e['slots'] or n) for e in settings['caches'])
+    cache = {n: bytes_after(n) for n in lengths}
     if a.json: print(json.dumps(dict(out=str(out), weights=weights, cache=cache)))
     else:
         print(f"{printable(a.out)}: weights of {weights/2**20:,.1f} MiB")

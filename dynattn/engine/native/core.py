@@ -23,29 +23,40 @@ _SETS = 'avx512','avx2','generic'  # instruction sets, the best one first
 def _asked(): return os.environ.get('DYNATTN_NATIVE') or '1'  # an empty value counts as none
 
 def _candidates(): # -> list of paths
-    "The libraries to try, in order: as DYNATTN_NATIVE says, or from the best one for this processor on."
+    "The libraries to try: as DYNATTN_NATIVE says, or from the best for this processor on."
     asked = _asked()
     if asked=='0': return []
     if os.sep in asked: return [asked]
-    if asked=='1': asked = dict(AVX512='avx512', AVX2='avx2').get(torch.backends.cpu.get_cpu_capability(), 'generic')
+    if asked=='1':
+        best = torch.backends.cpu.get_cpu_capability()
+        asked = dict(AVX512='avx512', AVX2='avx2').get(best, 'generic')
     if asked not in _SETS:
-        raise ValueError(f"DYNATTN_NATIVE: expected 0, 1, a path or one of {', '.join(_SETS)}, got {asked!r}")
-    return [str(files('dynattn')/'engine'/'native'/f'core_{name}.so') for name in _SETS[_SETS.index(asked):]]
+        raise ValueError(f"DYNATTN_NATIVE: expected 0, 1, a path or one of {', '.join(_SETS)}, "
+                         f"got {asked!r}")
+    folder = files('dynattn')/'engine'/'native'
+    return [str(folder/f'core_{name}.so') for name in _SETS[_SETS.index(asked):]]
 
 # %% ../../../nbs/engine/33_native.core.ipynb #d116bb41
-_Own = namedtuple('_Own', 'kept lse weights keep texts text_of heads origins team B H Hkv N M d dv kind '
+_Own = namedtuple('_Own', 'kept lse weights keep texts text_of heads origins team '
+                          'B H Hkv N M d dv kind '
                           'first_key columns table_size bias_reach seed threads')
 _ROWS = [name for name,axes in LEARNS.items() if axes==2]
 _CALL = {name: 'd' if type(x) is float else 'q' for name,x in Plan(0.)._asdict().items()}
-_CALL |= dict.fromkeys((*_ROWS, 'out'), '5q') | dict.fromkeys(PER_HEAD, '3q') | dict.fromkeys(_Own._fields, 'q')
-_GRADS = dict.fromkeys(('dout', *(f'd{name}' for name in _ROWS)), '5q') | {f'd{name}': 'q' for name in PER_HEAD}
-_pack_call,_pack_grads = (struct.Struct('='+''.join(record.values())).pack for record in (_CALL,_GRADS))
+_CALL |= dict.fromkeys((*_ROWS, 'out'), '5q')
+_CALL |= dict.fromkeys(PER_HEAD, '3q')
+_CALL |= dict.fromkeys(_Own._fields, 'q')
+_GRADS = dict.fromkeys(('dout', *(f'd{name}' for name in _ROWS)), '5q')
+_GRADS |= {f'd{name}': 'q' for name in PER_HEAD}
+def _packer(record): return struct.Struct('='+''.join(record.values())).pack
+_pack_call = _packer(_CALL)
+_pack_grads = _packer(_GRADS)
 
 def _members(text):
     "Name -> kind, as `struct` writes it, of a record of core.cpp."
     found = {}
     for line in text.split(';')[:-1]:
-        kind = dict(double='d', Rows='5q', PerHead='3q').get(line.split()[0], 'q') # others are a number or an address
+        # others are a number or an address
+        kind = dict(double='d', Rows='5q', PerHead='3q').get(line.split()[0], 'q')
         found |= {re.findall(r'\w+', name)[-1]: kind for name in line.split(',')}
     return found
 
@@ -70,35 +81,40 @@ _others = {} # libraries of another version, which are not loaded, and how they 
 # %% ../../../nbs/engine/33_native.core.ipynb #d116bb40
 @cache
 def library() -> ctypes.CDLL|None:
-    "The compiled core for this processor, or for an older one of its kind; None where there is none."
+    "The compiled core for this processor, or for an older one of its kind; None without one."
     for path in _candidates():
         try: lib = ctypes.CDLL(path)
         except OSError: continue  # not there, or built for another system
         if why := _mismatch(lib):
             _others[os.path.basename(path)] = why
             continue
-        lib.dynattn_forward.restype = lib.dynattn_backward.restype = lib.dynattn_entmax.restype = ctypes.c_bool
+        for f in (lib.dynattn_forward, lib.dynattn_backward, lib.dynattn_entmax):
+            f.restype = ctypes.c_bool
         lib.dynattn_entmax.argtypes = [ctypes.c_void_p]*5+[ctypes.c_int64]*5+[ctypes.c_void_p]
         return lib
     asked = _asked()
     if asked not in ('0','1'):  # nothing else is taken in its place
-        raise OSError(f"DYNATTN_NATIVE: expected a compiled core of that name, got none: {asked!r}; "
-                      f"of another version: {_others}")
+        raise OSError("DYNATTN_NATIVE: expected a compiled core of that name, "
+                      f"got none: {asked!r}; of another version: {_others}")
 
 # %% ../../../nbs/engine/33_native.core.ipynb #431bdcb3
 def info() -> dict:
     "Whether the core serves, for which instruction set, and what to do where it does not."
     lib = library()
-    if lib is not None: return dict(native=True, library=os.path.basename(lib._name), threads=torch.get_num_threads())
-    off = _asked()=='0'
-    return dict(native=False, library=None, threads=torch.get_num_threads(), why="DYNATTN_NATIVE=0" if off else
-                f"no compiled core: install a C++ compiler and run pip install again; of another version: {_others}")
+    threads = torch.get_num_threads()
+    if lib is not None:
+        return dict(native=True, library=os.path.basename(lib._name), threads=threads)
+    why = "DYNATTN_NATIVE=0"
+    if _asked()!='0':
+        why = ("no compiled core: install a C++ compiler and run pip install again; "
+               f"of another version: {_others}")
+    return dict(native=False, library=None, threads=threads, why=why)
 
 # %% ../../../nbs/engine/33_native.core.ipynb #be45e3d7
 def serves(
     x:Inputs, # of a call
 ) -> bool:
-    "Whether the core can compute a call: on the CPU, heads of some width, tensors whose values it can read."
+    "Whether the core can compute a call: on the CPU, heads of some width, values it can read."
     return plain_tensors(x) and x.q.is_cpu and x.q.shape[3]*x.v.shape[3]>0 and library() is not None
 
 def _working_dtype(q):
@@ -113,7 +129,9 @@ def _per_head(x, axes):
     lead = x.dim()-axes
     if lead==0: return x.data_ptr(),0,0
     strides,shape = x.stride(),x.shape
-    return x.data_ptr(),strides[0] if lead==2 and shape[0]>1 else 0,strides[lead-1] if shape[lead-1]>1 else 0
+    batch = strides[0] if lead==2 and shape[0]>1 else 0
+    head = strides[lead-1] if shape[lead-1]>1 else 0
+    return x.data_ptr(),batch,head
 
 # %% ../../../nbs/engine/33_native.core.ipynb #73a9c2b1
 _forked = []  # not empty in a forked child, which has none of its parent's threads
@@ -121,7 +139,7 @@ if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=lambda: _
 
 @cache
 def _openmp() -> int:
-    "The address of `GOMP_parallel` in the OpenMP that PyTorch has loaded; 0 where there is none, or several."
+    "The address of `GOMP_parallel` in PyTorch's OpenMP; 0 where there is none, or several."
     if os.sep in _asked(): return 0  # a library of one's own, of a sanitizer for instance
     try: maps = Path('/proc/self/maps').read_text()
     except OSError: return 0
@@ -149,19 +167,23 @@ def _call(plan, x, out, kept, lse, held=None, weights=None, first_key=0):
         alive[name] = t.contiguous() if axes else t # rows of numbers
         per_head += _per_head(alive[name], axes)
     if x.keep is not None: alive['keep'] = x.keep.contiguous()
-    if x.segments is not None: alive['texts'],alive['text_of'] = (t.contiguous() for t in texts_of(x.segments))
+    if x.segments is not None:
+        texts,text_of = texts_of(x.segments)
+        alive |= dict(texts=texts.contiguous(), text_of=text_of.contiguous())
     b,h,n,d = x.q.shape
     _,hkv,m,dv = x.v.shape
-    rows = [y for t in ((x.q,x.k,x.v,out) if held is None else (x.q,out)) for y in (t.data_ptr(),*t.stride())]
+    of_rows = (x.q,x.k,x.v,out) if held is None else (x.q,out)
+    rows = [y for t in of_rows for y in (t.data_ptr(),*t.stride())]
     heads = origins = None
     if held is not None:
         heads,origins,m = held
         rows[5:5] = 0,0,0,d,1,0,0,0,dv,1
     own = _Own(
-        kept=_address(kept), lse=_address(lse), weights=_address(weights), keep=_address(alive.get('keep')),
+        kept=_address(kept), lse=_address(lse), weights=_address(weights),
+        keep=_address(alive.get('keep')),
         texts=_address(alive.get('texts')), text_of=_address(alive.get('text_of')),
-        heads=_address(heads), origins=_address(origins),
-        team=0 if _forked else _openmp(), B=b, H=h, Hkv=hkv, N=n, M=m, d=d, dv=dv, kind=_KINDS[x.q.dtype],
+        heads=_address(heads), origins=_address(origins), team=0 if _forked else _openmp(),
+        B=b, H=h, Hkv=hkv, N=n, M=m, d=d, dv=dv, kind=_KINDS[x.q.dtype],
         first_key=first_key, columns=0 if weights is None else weights.shape[3],
         table_size=0 if x.table is None else x.table.shape[-1],
         bias_reach=0 if x.rel_bias is None else x.rel_bias.shape[-1]//2,
@@ -173,8 +195,10 @@ def empty_out(
     x:Inputs, # of a call
     learns:bool=True, # whether a backward pass may follow
 ) -> tuple: # (out, kept, lse); None for the last two where nothing learns
-    """Memory for the results: `out` lies as [B,N,H,dv]; `kept` is the output unrounded, None where it is not rounded,
-    or with an alpha the bits of live keys."""
+    """Memory for the results: `out` lies as [B,N,H,dv].
+
+    `kept` is the output unrounded, None where it is not rounded, or with an alpha the bits of
+    live keys."""
     q,dv,real = x.q,x.v.shape[3],_working_dtype(x.q)
     b,h,n,_ = q.shape
     out = q.new_empty_strided((b,h,n,dv), (n*h*dv,dv,h*dv,1))
@@ -184,7 +208,9 @@ def empty_out(
     return out,kept,q.new_empty((b,h,n), dtype=real)
 
 def _done(done):
-    if not done: raise MemoryError("attention: expected memory for scores and copied keys, got none from the system")
+    if done: return
+    raise MemoryError("attention: expected memory for scores and copied keys, "
+                      "got none from the system")
 
 def empty_like(
     x:Tensor, # an input of a call
@@ -196,7 +222,7 @@ def empty_like(
 def forward(
     plan:Plan, # the numbers of the call
     x:Inputs, # its tensors
-    held:tuple|None=None, # of a `WindowedLayer`: addresses of keys and values, [B*Hkv,3]; origins [B] or None; M
+    held:tuple|None=None, # of a `WindowedLayer`: addresses [B*Hkv,3], origins [B] or None, M
     learns:bool=True, # whether a backward pass may follow
 ) -> tuple: # (out [B,H,N,dv], kept, lse [B,H,N]); None for the last two where nothing learns
     "Output, and what the backward pass needs: `kept` of `empty_out`, and one number per row."
@@ -254,9 +280,11 @@ def backward(
             t = getattr(x, name)
             grads[name] = t.new_empty(*x.q.shape[:2], *t.shape[t.dim()-axes:], dtype=real)
     rows = (y for t in (dout,grads['q'],grads['k'],grads['v']) for y in (t.data_ptr(),*t.stride()))
-    _done(lib.dynattn_backward(record, _pack_grads(*rows, *(_address(grads.get(name)) for name in PER_HEAD))))
+    per_head = (_address(grads.get(name)) for name in PER_HEAD)
+    _done(lib.dynattn_backward(record, _pack_grads(*rows, *per_head)))
     of_rows = dict(q=grads['q'], k=_fitted(grads['k'], x.k), v=_fitted(grads['v'], x.v))
-    return of_rows | {name: _folded(grads[name], getattr(x, name)) for name in PER_HEAD if name in wanted}
+    of_heads = {name: _folded(grads[name], getattr(x, name)) for name in PER_HEAD if name in wanted}
+    return of_rows | of_heads
 
 # %% ../../../nbs/engine/33_native.core.ipynb #e7a10005
 def _entmax_rows(
@@ -264,19 +292,23 @@ def _entmax_rows(
     eps, # alpha - 1: a float, or a tensor that broadcasts to [...,1]
     g:Tensor|None=None, # like `x`, the gradient of the weights
     wants_alpha:bool=False, # whether alpha needs a gradient
-): # -> weights [...,M]; with `g` the gradients of the scores, and of alpha row by row [...,1] or None
+): # -> weights [...,M]; with `g` gradients of scores, and of alpha by row [...,1] or None
     "Rows of `entmax`, solved or pulled back where they lie; None where the core does not serve."
     of_rows = isinstance(eps, Tensor)
-    if not (x.is_cpu and x.numel() and plain_tensors((x, g, eps if of_rows else None)) and library()): return None
+    readable = plain_tensors((x, g, eps if of_rows else None))
+    if not (x.is_cpu and x.numel() and readable and library()): return None
     if bool((eps>1).any()) if of_rows else eps>1: return None
     eps = eps.to(x.dtype) if of_rows else torch.tensor(eps, dtype=x.dtype)
     if eps.numel()>1: eps = eps.expand(*x.shape[:-1], 1).contiguous()
     x,out = x.contiguous(),torch.empty_like(x, memory_format=torch.contiguous_format)
     g = None if g is None else g.contiguous()
-    dalpha = torch.empty_like(out[...,:1], memory_format=torch.contiguous_format) if wants_alpha else None
+    dalpha = None
+    if wants_alpha:
+        dalpha = torch.empty_like(out[...,:1], memory_format=torch.contiguous_format)
     cols = x.shape[-1]
     _done(library().dynattn_entmax(
-        x.data_ptr(), _address(g), eps.data_ptr(), out.data_ptr(), _address(dalpha), x.numel()//cols, cols,
+        x.data_ptr(), _address(g), eps.data_ptr(), out.data_ptr(), _address(dalpha),
+        x.numel()//cols, cols,
         eps.numel()>1, _KINDS[x.dtype], torch.get_num_threads(), 0 if _forked else _openmp()))
     return out if g is None else (out,dalpha)
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from ..call import Call, takes
 from ..native.core import _folded, empty_like
-from .primitives import (triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _per_head, _launch,
-    _operator, _dot, _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask,
+from .primitives import (
+    triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _per_head, _launch, _operator, _dot,
+    _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask,
     _deformed_exp, _slope, _newton_step, _online_entmax_update, _alpha_pull, _may_weigh)
 from .window import _empty_out as _empty_rows
 
@@ -39,14 +40,14 @@ def _tile_weights(
 @triton.jit
 def _entmax_bound_kernel(
     q, k, alpha, # `_Heads`; [B,H] float32
-    threshold, maybe, # written: [B,H,N] lower bounds, and for each tile whether it may hold a weight, [B,H,tiles,tiles]
+    threshold, maybe, # written: [B,H,N] lower bounds; [B,H,tiles,tiles], may hold a weight
     order, band, scale, # heads, widest first; `_Band`; factor of the scores
     CAUSAL: tl.constexpr, # no query sees later keys
     D: tl.constexpr, BLOCK_D: tl.constexpr, # width of the heads, and of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
 ):
-    """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys in its band.
-    Rows that are not finite get NaN."""
+    """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys
+    in its band. Rows that are not finite get NaN."""
     tiles = tl.cdiv(band.N, BLOCK_M)
     bh, tile = _my_tile(order, tiles)
     look = _look(band, bh)
@@ -61,7 +62,8 @@ def _entmax_bound_kernel(
     maybe += (bh*tiles+tile).to(tl.int64)*tl.cdiv(band.M, BLOCK_N)
     c = tl.full([BLOCK_M], -float('inf'), tl.float32)
     rate = tl.full([BLOCK_M], 1., tl.float32)
-    ahead, skip, turns = _tiles(tile*BLOCK_M+band.offset, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
+    first = tile*BLOCK_M+band.offset
+    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
     for t in range(0, turns[3]):
         # m, dm: [BLOCK_M, BLOCK_N]
         j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N)
@@ -99,7 +101,8 @@ def _entmax_forward_kernel(
     a = tl.where(some, a, float('inf'))
     Q = _load_tile(q, b, h, rows, some, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     flags = (bh*tiles+tile).to(tl.int64)*tl.cdiv(band.M, BLOCK_N)
-    ahead, skip, turns = _tiles(tile*BLOCK_M+band.offset, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
+    first = tile*BLOCK_M+band.offset
+    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
     furthest, steps = tol+1, 0
     # scores so large that float32 rounds by more than tol must end as well
     while (furthest>tol) & (steps<12):
@@ -120,7 +123,8 @@ def _entmax_forward_kernel(
     for t in range(0, turns[3]):
         tile_of_keys = _tile(t, ahead, skip)
         if tl.load(maybe+flags+tile_of_keys)!=0:
-            j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)  # [BLOCK_M, BLOCK_N]
+            # m, dm: [BLOCK_M, BLOCK_N]
+            j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m, a[:,None], eps, band)
@@ -159,7 +163,7 @@ def _empty_out(x): # -> out; a byte for each tile, 0; threshold of each row
 def _forward(plan, x):
     "Output, which tiles of keys hold weight, thresholds."
     out,live,threshold = _empty_out(x)
-    # tol of the last step taken; what is left is its square, and after the correction the square of that
+    # tol of the last step taken; what is left is its square, after the correction that one's
     known = _known(plan, x) | _tile_sizes(x.q, x.v, 'rows') | dict(
         alpha=_per_head(x.alpha, x), tol=2**-7 if x.q.dtype==torch.float32 else 2**-4,
         threshold=threshold, maybe=torch.empty_like(live))
@@ -170,7 +174,7 @@ def _forward(plan, x):
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #c4d91e91
 @triton.jit
 def _entmax_dq_kernel(
-    q, k, v, alpha, out, dout, threshold, live, # as forward took and left them, and the gradient of the output
+    q, k, v, alpha, out, dout, threshold, live, # as forward took and left them; that of the output
     dq, delta, dsigma, dalpha, # written: like q; [B,H,N], delta + dO.O; [B,H,tiles] or None, both
     order, band, scale, # heads, widest first; `_Band`; factor of the scores
     CAUSAL: tl.constexpr, # no query sees later keys
@@ -179,7 +183,8 @@ def _entmax_dq_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
     FLAG_N: tl.constexpr, # keys of a tile that has a flag
 ):
-    "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the tiles that hold weight."
+    """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the tiles
+    that hold weight."""
     tiles = tl.cdiv(band.N, BLOCK_M)
     bh, tile = _my_tile(order, tiles)
     look = _look(band, bh)
@@ -198,11 +203,13 @@ def _entmax_dq_kernel(
     R, Rg, F, Fg, W, Wg = zero, zero, zero, zero, zero, zero
     typical = zero
     acc, fix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    ahead, skip, turns = _tiles(tile*BLOCK_M+band.offset, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
+    first = tile*BLOCK_M+band.offset
+    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
     for t in range(0, turns[3]):
         tile_of_keys = _tile(t, ahead, skip)
         if tl.load(live + tile_of_keys*BLOCK_N//FLAG_N)!=0:
-            j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)  # m, dm: [BLOCK_M, BLOCK_N]
+            # m, dm: [BLOCK_M, BLOCK_N]
+            j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m, a[:,None], eps, band)
@@ -258,18 +265,22 @@ def _entmax_dkv_kernel(
         left, right = look[3], look[4]
         eps = tl.load(alpha+head)-1
         at = head.to(tl.int64)*band.N
-        ahead, skip, turns = _tiles(tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, BLOCK_M)
+        ahead, skip, turns = _tiles(
+            tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, BLOCK_M)
         for t in range(0, turns[3]):
             tile_of_rows = _tile(t, ahead, skip)
-            flags = head*tl.cdiv(band.N, FLAG_M) + tile_of_rows*BLOCK_M//FLAG_M  # which row of flags
+            # which row of flags
+            flags = head*tl.cdiv(band.N, FLAG_M) + tile_of_rows*BLOCK_M//FLAG_M
             if tl.load(live + flags.to(tl.int64)*tl.cdiv(band.M, FLAG_N) + tile*BLOCK_N//FLAG_N)!=0:
                 rows = tile_of_rows*BLOCK_M + tl.arange(0, BLOCK_M)
                 a = tl.load(threshold+at+rows, mask=rows<band.N, other=float('inf'))
-                Q = _load_tile(q, b, h, rows, a<float('inf'), D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-                dO = _load_tile(dout, b, h, rows, a<float('inf'), DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
+                alive = a<float('inf')
+                Q = _load_tile(q, b, h, rows, alive, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+                dO = _load_tile(dout, b, h, rows, alive, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
                 d = tl.load(delta+at+rows, mask=rows<band.N, other=0.)
                 i = (rows+band.offset)[None,:]
-                m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL)  # [BLOCK_N, BLOCK_M]
+                # m, dm: [BLOCK_N, BLOCK_M]
+                m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL)
                 p, s, u, log_p = _tile_weights(_dot(K, tl.trans(Q))*scale, m, a[None,:], eps, band)
                 acc_v += _dot(p.to(dO.dtype), dO)
                 ds = s*(_dot(V, tl.trans(dO))-d[None,:])
@@ -281,10 +292,11 @@ def _entmax_dkv_kernel(
 def _backward(plan, x, dout, out, live, threshold, wanted):
     "Gradients of queries, keys, values, sigma and alpha, by name."
     known = _known(plan, x) | dict(
-        alpha=_per_head(x.alpha, x), out=_heads(out), dout=_heads(_rows(dout)), threshold=threshold, live=live,
-        delta=torch.empty_like(threshold))
+        alpha=_per_head(x.alpha, x), out=_heads(out), dout=_heads(_rows(dout)),
+        threshold=threshold, live=live, delta=torch.empty_like(threshold))
     grads = dict(q=empty_like(x.q))
-    by_tile = {name: threshold.new_empty(live.shape[:3]) for name in ('sigma','alpha') if name in wanted}
+    learning = [name for name in ('sigma','alpha') if name in wanted]
+    by_tile = {name: threshold.new_empty(live.shape[:3]) for name in learning}
     _launch(_entmax_dq_kernel, known | _tile_sizes(x.q, x.v, 'dq'), dq=_heads(grads['q']),
             dsigma=by_tile.get('sigma'), dalpha=by_tile.get('alpha'))
     for name,sums in by_tile.items(): grads[name] = _folded(sums.sum(-1), getattr(x, name))
@@ -299,11 +311,13 @@ _attend = _operator('entmax_attention', _forward, _backward, _empty_out)
 
 @takes(Call)
 def entmax_attention(call) -> Tensor: # [B,H,N,dv]
-    """`dense_attention` with alpha-entmax from 1 to 2, by kernels that skip what has no weight; without alpha it is 1.
+    """`dense_attention` with alpha-entmax from 1 to 2, by kernels that skip what has no weight.
 
-    Differentiable in q, k, v, alpha and sigma. A value that is NaN or infinite may spoil other rows of its tile."""
+    Without alpha it is 1. Differentiable in q, k, v, alpha and sigma. A value that is NaN or
+    infinite may spoil other rows of its tile."""
     plan,x = _served(call)
-    return _attend(plan, x if call.alpha is not None else x._replace(alpha=torch.ones((), device=x.q.device)))
+    if call.alpha is None: x = x._replace(alpha=torch.ones((), device=x.q.device))
+    return _attend(plan, x)
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #8c8efad5
 from ...docstrings import explain_parameters

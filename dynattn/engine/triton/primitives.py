@@ -20,12 +20,14 @@ from ..operator import _define
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #59cae81c
 try: import triton, triton.language as tl
 except ImportError as e:
-    raise ImportError("dynattn.engine.triton needs Triton, which CUDA builds of PyTorch bring along on Linux; "
-                      "elsewhere `pip install triton`, or use impl='dense' or 'banded'") from e
+    raise ImportError("dynattn.engine.triton needs Triton, which CUDA builds of PyTorch bring "
+                      "along on Linux; elsewhere `pip install triton`, "
+                      "or use impl='dense' or 'banded'") from e
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #edfaed0d
 _INTERPRETED = tl.constexpr(os.environ.get('TRITON_INTERPRET')=='1')
-def _shared(f): return f if _INTERPRETED.value else triton.jit(f)  # in the interpreter a kernel is Python
+# in the interpreter a kernel is Python
+def _shared(f): return f if _INTERPRETED.value else triton.jit(f)
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #ea793a01
 @triton.jit
@@ -101,17 +103,19 @@ class _Band(NamedTuple):
     T:float=0. # the default window is top*tanh(gain*(V - T)), V its curve
     gain:float=1.
     top:float=1.
-    table:object=None # float32 [B,H,2,W] of any other window: mask and its slope in sigma, by offset
+    table:object=None # float32 [B,H,2,W] of any other window: mask and slope, by offset
     entries:int=0 # W
     table_first:int=0 # offset of the first entry
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #d36fd5d9
 def _describe(window, m, left, right, device): # as `describe` of chapter 31
-    "Numbers of the plan, sigma and table; the table [...,2,W] is mask and slope, and sigma gets the gradient."
-    if not isinstance(window, Window) or is_default(window): return describe(window, m, left, right, device)
+    "Numbers of the plan, sigma, which gets the gradient, and mask and slope as a table [...,2,W]."
+    if not isinstance(window, Window) or is_default(window):
+        return describe(window, m, left, right, device)
     window = window.replace(sigma=window.sigma.to(device))
     offsets = torch.arange(left+right+1, device=device)-left
-    with torch.no_grad(): table = torch.stack([f(offsets, n=m) for f in (window.mask,window.dmask)], -2)
+    with torch.no_grad():
+        table = torch.stack([f(offsets, n=m) for f in (window.mask,window.dmask)], -2)
     return dict(table_first=-left),window.sigma,table
 
 def _limits(
@@ -152,7 +156,8 @@ def _band(
         return band._replace(table=table, entries=table.shape[-1], table_first=plan.table_first)
     if x.sigma is None: return band
     window = default_window(plan, x.sigma.detach())
-    return band._replace(sigma=_per_head(window.scale(m), x), unit=2/max(m, 1) if plan.fraction else 1.,
+    unit = 2/max(m, 1) if plan.fraction else 1.
+    return band._replace(sigma=_per_head(window.scale(m), x), unit=unit,
                          T=plan.T, gain=plan.p/(1-plan.T), top=1/math.tanh(plan.p))
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #40e00005
@@ -164,7 +169,8 @@ def _look(
     sigma = 1.
     if band.sigma is not None: sigma = tl.load(band.sigma+bh)
     h = bh%band.H
-    return bh//band.H, h, h//(band.H//band.HKV), tl.load(band.left+bh), tl.load(band.right+bh), sigma
+    hkv = h//(band.H//band.HKV)
+    return bh//band.H, h, hkv, tl.load(band.left+bh), tl.load(band.right+bh), sigma
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #7ea67a12
 @triton.jit
@@ -172,7 +178,7 @@ def _real_keys(
     band, b, j, # `_Band`, batch row, numbers of keys of any shape
     WHOLE: tl.constexpr=False, # whether all of `j` are below M
 ): # -> bool, shape of j
-    "True where key `j` of batch row `b` exists and takes part; all of a tile that is `WHOLE` exist."
+    "True where key `j` of batch row `b` exists and takes part; all of a `WHOLE` tile exist."
     real = (j<band.M) | WHOLE
     if band.keep is not None:
         real = real & (tl.load(band.keep + tl.cast(b, tl.int64)*band.M + j, mask=real, other=0)!=0)
@@ -192,7 +198,7 @@ def _my_tile(
     order, # pointer to [B*H], as from `_widest_first`
     tiles, # programs per head
 ): # -> b*H + h, tile
-    "The head and the tile of this program: `tiles` programs a head, head after head in the given order."
+    "The head and the tile of this program: `tiles` programs a head, heads in the given order."
     return tl.load(order + tl.program_id(0)//tiles), tl.program_id(0)%tiles
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #6efb865f
@@ -205,15 +211,20 @@ def _runs(
     band, b, # `_Band`, batch row
     origin, size, # of the other side: position of its first place, and how many there are
 ): # -> begin, end, whole, beyond
-    "The run of the other side that one of these places sees, and the run that all of them see, which may be empty."
+    "What one of these places sees of the other side, and what all see, which may be empty."
     begin, end = _run(first-origin, last+1-origin, left, right, lead, size)
     whole, beyond = _run(last-origin, first+1-origin, left, right, lead, size)
     if band.texts is not None:
-        texts = band.texts + tl.cast(2*b, tl.int64)*size  # where the text of a token begins; `size` further, ends
+        # where the text of a token begins, and where it ends
+        begins = band.texts + tl.cast(2*b, tl.int64)*size
+        ends = begins+size
         at_first, at_last = tl.minimum(first, size-1), tl.minimum(last, size-1)
-        begin, end = tl.maximum(begin, tl.load(texts+at_first)), tl.minimum(end, tl.load(texts+size+at_last)+1)
-        whole, beyond = tl.maximum(whole, tl.load(texts+at_last)), tl.minimum(beyond, tl.load(texts+size+at_first)+1)
-    everywhere = (first<band.n_global) & (last>=0)  # one of them is a leading token; all it sees counts as edge
+        begin = tl.maximum(begin, tl.load(begins+at_first))
+        end = tl.minimum(end, tl.load(ends+at_last)+1)
+        whole = tl.maximum(whole, tl.load(begins+at_last))
+        beyond = tl.minimum(beyond, tl.load(ends+at_first)+1)
+    # one of them is a leading token; all it sees counts as edge
+    everywhere = (first<band.n_global) & (last>=0)
     begin, end = tl.where(everywhere, lead, begin), tl.where(everywhere, size, end)
     return begin, end, whole, tl.where(everywhere, 0, beyond)
 
@@ -224,9 +235,10 @@ def _tiles(
     band, b, origin, size, # as above
     ROWS: tl.constexpr, BLOCK: tl.constexpr, # places on this side, and in a tile of the other
 ): # -> ahead, skip, turns
-    """The tiles of the other side that these places see, each once, in turns; turn `t` takes `_tile(t, ahead, skip)`.
+    """The tiles of the other side that these places see, each once, in turns.
 
-    From turn 0, edge; from `turns[1]`, tiles that all of the places see whole; from `turns[2]` to `turns[3]`, edge."""
+    Turn `t` takes `_tile(t, ahead, skip)`. From turn 0, edge; from `turns[1]`, tiles that all
+    of the places see whole; from `turns[2]` to `turns[3]`, edge."""
     lead = tl.minimum(tl.maximum(band.n_global-origin, 0), size)
     begin, end, whole, beyond = _runs(first, first+ROWS-1, left, right, lead, band, b, origin, size)
     ahead = tl.cdiv(lead, BLOCK)
@@ -261,7 +273,8 @@ def _window(
     elif band.sigma is not None:
         x = off.to(tl.float32)*(band.unit/sigma)
         V = tl.exp(-.5*x*x)
-        t = 1 - 2/(tl.exp(2*((V-band.T)*band.gain)) + 1)  # the hyperbolic tangent; no overflow shows
+        # the hyperbolic tangent; no overflow shows
+        t = 1 - 2/(tl.exp(2*((V-band.T)*band.gain)) + 1)
         m = tl.where(V>band.T, tl.maximum(t*band.top, 0.), 0.)
         dm = tl.where(m>0, (1-t*t)*(band.gain*band.top)*V*x*x/sigma, 0.)
     return m, dm
@@ -276,9 +289,9 @@ def _pair_mask(
     CAUSAL: tl.constexpr, # no query sees later keys
     WHOLE: tl.constexpr=False, # whether all queries of the tile see all its keys
 ): # -> m, dm of the tile's shape
-    """The mask of queries at positions `i` and keys `j`, and its slope; leading tokens have mask one.
+    """The mask of queries at positions `i` and keys `j`, and its slope.
 
-    In a tile that is `WHOLE` only padding is left to look at."""
+    Leading tokens have mask one. In a tile that is `WHOLE` only padding is left to look at."""
     b, h, hkv, left, right, sigma = look
     m, dm = _window(j-i, band, look)
     soft = real
@@ -287,7 +300,9 @@ def _pair_mask(
         real = real & _sees_pair(j-i, free, left, right, CAUSAL)
         if band.texts is not None:
             begins = band.texts + tl.cast(2*b, tl.int64)*band.N
-            real = real & (tl.load(begins+i, mask=i<band.N, other=-1)==tl.load(begins+j, mask=j<band.N, other=-2))
+            of_query = tl.load(begins+i, mask=i<band.N, other=-1)
+            of_key = tl.load(begins+j, mask=j<band.N, other=-2)
+            real = real & (of_query==of_key)
         m = tl.where(free, 1., m)
         soft = real & ~free
     return tl.where(real, m, 0.), tl.where(soft, dm, 0.)
@@ -302,7 +317,7 @@ def _keys(
     BLOCK: tl.constexpr, # keys of a tile
     WHOLE: tl.constexpr=False, # whether all queries of the tile see all its keys
 ): # -> j, real [BLOCK], m, dm [BLOCK_M,BLOCK]
-    "The keys of a tile, those that take part, and `_pair_mask` with the column `i` of query positions."
+    "The keys of a tile, those that take part, and `_pair_mask` with the column of queries."
     j = tile*BLOCK + tl.arange(0, BLOCK)
     real = _real_keys(band, look[0], j, WHOLE)
     m, dm = _pair_mask(i, j[None,:], real[None,:], band, look, CAUSAL, WHOLE)
@@ -350,7 +365,7 @@ def _newton_step(
     S, slopes, # [BLOCK] sums of the weights and of their slopes
     eps, # alpha - 1
 ): # -> step, rate
-    "How far to raise the threshold of rows that sum to `S`, and how fast `ln_eps S` falls there; 0 where `S` is 0."
+    "How far to raise the threshold of rows that sum to `S`, and how fast `ln_eps S` falls; or 0."
     some = S>0
     S = tl.where(some, S, 1.)
     log = tl.log(S)
@@ -366,7 +381,7 @@ def _online_entmax_update(
     z, # [BLOCK_M,BLOCK_N] scores
     eps, # alpha - 1
 ): # -> c, k
-    "One more tile of scores, -inf where masked: the raised lower bound of the threshold, and the rate there."
+    "One more tile of scores, -inf where masked: the raised lower bound, and the rate there."
     # no weight exceeds one, so no score exceeds the threshold
     new = tl.maximum(c, tl.max(z, 1))
     safe = tl.where(new==-float('inf'), 0., new)
@@ -381,7 +396,7 @@ def _may_weigh(
     best, c, # [BLOCK_M] greatest scores of the tile, and lower bounds of the thresholds
     eps, # alpha - 1
 ): # -> int8
-    "1 if a tile with these greatest scores can still have a weight in some row; with a margin for rounding."
+    "1 if a tile with these greatest scores can have a weight in some row, rounding allowed for."
     return tl.max((eps*(best-c)>-1.0001).to(tl.int32), 0).to(tl.int8)
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #5c964d07
@@ -402,7 +417,8 @@ def _alpha_pull(
     return log_p*log_p*tl.where(l<-.25, far, near)
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #c95ed6f9
-_LACKS = lacking('attn_mask is_causal scale enable_gqa padding window alpha n_global q_offset segments')
+_LACKS = lacking('attn_mask is_causal scale enable_gqa padding window alpha n_global '
+                 'q_offset segments')
 
 def _option_refused(call):
     "Which option the kernels do not have."
@@ -411,8 +427,8 @@ def _option_refused(call):
         return ("impl: expected 'auto' or 'dense' inside a transform of torch.func and in forward "
                 "mode, got the kernels")
     if call.segments is not None and call.n_global:
-        return (f"n_global: expected 0 for the kernels where segments are given, got {call.n_global}; "
-                "use impl='banded'")
+        return ("n_global: expected 0 for the kernels where segments are given, "
+                f"got {call.n_global}; use impl='banded'")
     if isinstance(call.window, Window) and call.window.apply!='inside':
         return ("window: expected apply='inside' for the kernels, "
                 "got 'after', which runs a softmax over every key; use impl='dense'")
@@ -425,11 +441,12 @@ def _kernel_refuses(call): # a checked `Call`
     q,widest_head = call.q,max(call.q.shape[-1], call.v.shape[-1])
     if not (q.is_cuda or _INTERPRETED.value):
         return ("q: expected a CUDA tensor for the kernels, "
-                f"got one on {q.device}; set TRITON_INTERPRET=1 before dynattn.engine.triton is imported to "
-                "run them, slowly, without a GPU")
+                f"got one on {q.device}; set TRITON_INTERPRET=1 before dynattn.engine.triton "
+                "is imported to run them, slowly, without a GPU")
     if q.dtype not in (torch.float16,torch.bfloat16,torch.float32):
         return f"q: expected float16, bfloat16 or float32 for the kernels, got {q.dtype}"
-    if widest_head>256: return f"q: expected heads up to 256 wide for the kernels, got {widest_head}"
+    if widest_head>256:
+        return f"q: expected heads up to 256 wide for the kernels, got {widest_head}"
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #2c846da4
 def _served(
@@ -454,15 +471,15 @@ def _known(
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #69054541
 def _arguments(kernel, known):
-    "The part of `known` that a kernel takes, and that its products are fused with sums, whatever Triton's default is."
+    "The part of `known` that a kernel takes, and that products are fused with sums."
     taken = {name:x for name,x in known.items()
              if name in kernel.arg_names or name.startswith('num_')}
     return taken | dict(enable_fp_fusion=True)
 
 def _launch(
     kernel, # a Triton kernel over tiles of queries, or of keys
-    known:dict, # from `_known`, with BLOCK_M and BLOCK_N, and `num_warps`, `num_stages` for the compiler
-    keys:bool=False, # over the tiles of keys of each head that has keys; else over the tiles of queries of each head
+    known:dict, # from `_known`, with BLOCK_M, BLOCK_N, `num_warps`, `num_stages`
+    keys:bool=False, # over tiles of keys of each head with keys; else of queries
     **tensors, # more of the kernel's arguments
 ):
     "One program a tile, the widest heads first; nothing is started where there is no tile."
@@ -473,16 +490,18 @@ def _launch(
     tiles = triton.cdiv(band.M, known['BLOCK_N']) if keys else triton.cdiv(band.N, known['BLOCK_M'])
     programs = known['order'].numel()*tiles
     if not programs: return
-    with torch.cuda.device_of(known['order']): kernel[(programs,)](**_arguments(kernel, known | tensors))
+    arguments = _arguments(kernel, known | tensors)
+    with torch.cuda.device_of(known['order']): kernel[(programs,)](**arguments)
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #36b56b09
 def _no_second(ctx, *_):
-    raise RuntimeError("create_graph: expected no second derivative of the kernels, got one; use impl='dense'")
+    raise RuntimeError("create_graph: expected no second derivative of the kernels, got one; "
+                       "use impl='dense'")
 
 def _operator(
     name:str, # in `torch.ops.dynattn`
     forward, # `forward(plan, x)`: out, kept, lse
-    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: gradients by name, of the names `wanted`
+    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: gradients by name
     empty_out, # `empty_out(x)`: memory for out, kept, lse
 ): # `attend(plan, x)`
     "The function that two of our kernels compute, as one operation to PyTorch."

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from ..call import Call, serve, takes
 from ..native.core import _folded, empty_like
-from .primitives import (triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _launch, _operator, _dot,
-    _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask, _online_softmax_update)
+from dynattn.engine.triton.primitives import (
+    triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _launch, _operator, _dot,
+    _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask,
+    _online_softmax_update)
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #7f20c1ac
 @triton.jit
@@ -47,14 +49,16 @@ def _window_forward_kernel(
     top = tl.full([BLOCK_M], -float('inf'), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    ahead, skip, turns = _tiles(tile*BLOCK_M+band.offset, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
+    first = tile*BLOCK_M+band.offset
+    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
     for part in tl.static_range(3):  # edge, inside, edge
         for t in range(turns[part], turns[part+1]):
             # m, dm: [BLOCK_M, BLOCK_N]
             j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N, part==1)
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            top, total, shrink, p = _online_softmax_update(top, total, _window_scores(Q, K, m, scale), m)
+            scores = _window_scores(Q, K, m, scale)
+            top, total, shrink, p = _online_softmax_update(top, total, scores, m)
             acc = acc*shrink[:,None] + _dot(p.to(V.dtype), V)
     some = total>0
     total = tl.where(some, total, 1.)
@@ -65,7 +69,7 @@ def _window_forward_kernel(
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #909289c3
 def _tile_sizes(q, v, way):
-    "Block sizes, warps and pipeline stages by dtype and width of the heads; `way` is 'rows' (forward), 'dq' or 'dkv'."
+    "Block sizes, warps and stages by dtype and width; `way` is 'rows' (forward), 'dq' or 'dkv'."
     d = max(q.shape[-1], v.shape[-1])
     if _INTERPRETED.value: return dict(BLOCK_M=16, BLOCK_N=32)
     if q.dtype==torch.float32:  # no tensor cores: products in registers
@@ -84,12 +88,14 @@ def _tile_sizes(q, v, way):
 def _empty_out(x): # -> out, None, base-2 log-sum of each row
     "Memory for the results, `out` as [B,N,H,dv]."
     (b,h,n,_),dv = x.q.shape,x.v.shape[-1]
-    return x.q.new_empty(b, n, h, dv).transpose(1, 2),None,x.q.new_empty(b, h, n, dtype=torch.float32)
+    out = x.q.new_empty(b, n, h, dv).transpose(1, 2)
+    return out,None,x.q.new_empty(b, h, n, dtype=torch.float32)
 
 def _forward(plan, x):
     "Output and log-sums."
     out,_,lse = _empty_out(x)
-    _launch(_window_forward_kernel, _known(plan, x) | _tile_sizes(x.q, x.v, 'rows'), out=_heads(out), lse=lse)
+    known = _known(plan, x) | _tile_sizes(x.q, x.v, 'rows')
+    _launch(_window_forward_kernel, known, out=_heads(out), lse=lse)
     return out,None,lse
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #e81f6118
@@ -103,7 +109,8 @@ def _window_dq_kernel(
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
 ):
-    "Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys and values in its band."
+    """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys
+    and values in its band."""
     tiles = tl.cdiv(band.N, BLOCK_M)
     bh, tile = _my_tile(order, tiles)
     look = _look(band, bh)
@@ -120,7 +127,8 @@ def _window_dq_kernel(
     tl.store(delta+at+rows, mean, mask=rows<band.N)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     ds = tl.zeros([BLOCK_M], tl.float32)
-    ahead, skip, turns = _tiles(tile*BLOCK_M+band.offset, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
+    first = tile*BLOCK_M+band.offset
+    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
     for part in tl.static_range(3):
         for t in range(turns[part], turns[part+1]):
             # m, dm: [BLOCK_M, BLOCK_N]
@@ -160,7 +168,8 @@ def _window_dkv_kernel(
         look = _look(band, b*band.H+h)
         left, right = look[3], look[4]
         at = (b*band.H+h).to(tl.int64)*band.N
-        ahead, skip, turns = _tiles(tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, BLOCK_M)
+        ahead, skip, turns = _tiles(
+            tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, BLOCK_M)
         for part in tl.static_range(3):
             for t in range(turns[part], turns[part+1]):
                 rows = _tile(t, ahead, skip)*BLOCK_M + tl.arange(0, BLOCK_M)
@@ -170,7 +179,8 @@ def _window_dkv_kernel(
                 Q = _load_tile(q, b, h, rows, alive, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
                 dO = _load_tile(dout, b, h, rows, alive, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
                 i = (rows+band.offset)[None,:]
-                m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL, part==1)  # [BLOCK_N, BLOCK_M]
+                # m, dm: [BLOCK_N, BLOCK_M]
+                m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL, part==1)
                 p = m*tl.exp2(_window_scores(K, Q, m, scale)-L[None,:])
                 acc_v += _dot(p.to(dO.dtype), dO)
                 ds = p*(_dot(V, tl.trans(dO))-mean[None,:])
@@ -181,7 +191,8 @@ def _window_dkv_kernel(
 # %% ../../../nbs/engine/41_triton.window.ipynb #2d723313
 def _backward(plan, x, dout, out, kept, lse, wanted):
     "Gradients of queries, keys, values and sigma, by name."
-    known = _known(plan, x) | dict(out=_heads(out), dout=_heads(_rows(dout)), lse=lse, delta=torch.empty_like(lse))
+    known = _known(plan, x) | dict(
+        out=_heads(out), dout=_heads(_rows(dout)), lse=lse, delta=torch.empty_like(lse))
     grads = dict(q=empty_like(x.q))
     rows = _tile_sizes(x.q, x.v, 'dq')
     tiles = triton.cdiv(x.q.shape[2], rows['BLOCK_M'])
@@ -199,9 +210,10 @@ _attend = _operator('windowed_attention', _forward, _backward, _empty_out)
 
 @takes(Call)
 def windowed_attention(call) -> Tensor: # [B,H,N,dv]
-    """`dense_attention` under a window, by kernels that compute the band only; differentiable in q, k, v and sigma.
+    """`dense_attention` under a window, by kernels that compute the band only.
 
-    A value that is NaN or infinite may spoil other rows of its tile."""
+    Differentiable in q, k, v and sigma. A value that is NaN or infinite may spoil other rows of
+    its tile."""
     if call.alpha is not None:
         serve("alpha: expected None for this kernel, got one; use entmax_attention")
     return _attend(*_served(call))
