@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The first minutes on a GPU: is everything right, and how fast is it? Each step has a time limit, writes its rows as it goes,
-# and may fail without stopping the next.
+# The first minutes on a GPU: is everything right, and how fast is it? What must hold is asked side by side, for it is the compilers
+# that take the time; then each step is timed alone. Each has a time limit, writes its rows as it goes, and may fail without stopping the next.
 #
 #   benchmarks/first_hour.sh --pack FOLDER             wheels that a bare machine lacks, for it to install from; needs pip
 #   benchmarks/first_hour.sh OUT [SECONDS] [STEP ...]  all steps within so many seconds (540), or the steps that are named
@@ -29,36 +29,58 @@ if [ -n "${WHEELS:-}" ]; then
 fi
 
 rows="--to $out/gpu.csv $dry"
-checks="--to $out/gpu_checks.csv"
-# name, its share of the time, command: each step trusts the ones before it
-steps=(
-  "sanitize|8|tests/sanitize.py"
-  "cells40|6|benchmarks/gpu_cells.py 40 $checks"
-  "cells41|14|benchmarks/gpu_cells.py 41 $checks"
-  "cells42|14|benchmarks/gpu_cells.py 42 $checks"
-  "checks|20|benchmarks/gpu_checks.py $checks $dry"
-  "window|24|benchmarks/gpu.py --suite window --first-hour $rows"
-  "entmax|14|benchmarks/gpu.py --suite entmax --first-hour $rows"
-)
+checks="--to $out/checks"                           # a file a step, since they run side by side
+window="benchmarks/gpu.py --suite window --first-hour $dry" entmax="benchmarks/gpu.py --suite entmax --first-hour $dry"
+# Side by side: what must hold, and compiling what is timed afterwards. Name, command.
+together=(
+  "sanitize|tests/sanitize.py"
+  "cells40|benchmarks/gpu_cells.py 40 $checks-40.csv" "cells41|benchmarks/gpu_cells.py 41 $checks-41.csv" "cells42|benchmarks/gpu_cells.py 42 $checks-42.csv"
+  "checks|benchmarks/gpu_checks.py --part 0/4 $checks-0.csv $dry" "checks|benchmarks/gpu_checks.py --part 1/4 $checks-1.csv $dry"
+  "checks|benchmarks/gpu_checks.py --part 2/4 $checks-2.csv $dry" "checks|benchmarks/gpu_checks.py --part 3/4 $checks-3.csv $dry")
+if [ -z "$dry" ]; then together+=(
+  "tiles|benchmarks/gpu_tiles.py --warm 6" "entmax|$entmax --warm"
+  "window|$window --warm --case 0" "window|$window --warm --case 1" "window|$window --warm --case 2" "window|$window --warm --case 3"); fi
+# Alone, since they are timed. Name, its share of the time, command.
+alone=("window|40|$window $rows" "entmax|25|$entmax $rows")
+if [ -z "$dry" ]; then alone=("tiles|35|benchmarks/gpu_tiles.py --to $out/gpu_tiles.csv" "${alone[@]}"); fi
 
+names='sanitize cells40 cells41 cells42 checks tiles window entmax'
+for name in ${asked[@]+"${asked[@]}"}; do [[ " $names " = *" $name "* ]] || { echo "STEP: expected some of $names, got $name"; exit 2; }; done
 wanted() { [ ${#asked[@]} = 0 ] || [[ " ${asked[*]} " = *" $1 "* ]]; }
-left=0
-for step in "${steps[@]}"; do IFS='|' read -r name share _ <<<"$step"; if wanted "$name"; then left=$((left+share)); fi; done
-[ "$left" -gt 0 ] || { echo "STEP: expected some of sanitize cells40 cells41 cells42 checks window entmax, got ${asked[*]}"; exit 2; }
+note() { echo "$*" | tee -a "$out/log.txt"; }
 
 [ -e "$out/steps.csv" ] || echo step,seconds,limit,status >"$out/steps.csv"
-$PYTHON -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU")' | tee -a "$out/log.txt"
-end=$((SECONDS+seconds)); failed=0
-for step in "${steps[@]}"; do
+note "$($PYTHON -c 'import torch, triton; print("torch", torch.__version__, "triton", triton.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU")')"
+export PYTHONUNBUFFERED=1
+end=$((SECONDS+seconds)); limit=$((seconds*45/100)); start=$SECONDS; running=()
+for step in "${together[@]}"; do
+  IFS='|' read -r name command <<<"$step"
+  wanted "$name" || continue
+  extra=''; if [ "$name" = checks ]; then extra="--seconds $((limit-10))"; fi
+  log="$out/part-${#running[@]}.txt"
+  (echo "== $command"; timeout -k 5 "$limit" $PYTHON $command $extra 2>&1; status=$?; echo "$name,$((SECONDS-start)),$limit,$status" >>"$out/steps.csv"; exit $status) >"$log" &
+  running+=($!)
+done
+failed=0
+for pid in ${running[@]+"${running[@]}"}; do wait "$pid" || failed=1; done
+for i in "${!running[@]}"; do cat "$out/part-$i.txt"; done | tee -a "$out/log.txt"; rm -f "$out"/part-*.txt
+for file in "$out"/checks-*.csv; do                 # one file again, with one header
+  [ -e "$file" ] || continue
+  if [ -e "$out/gpu_checks.csv" ]; then tail -n +2 "$file" >>"$out/gpu_checks.csv"; else cp "$file" "$out/gpu_checks.csv"; fi
+  rm "$file"
+done
+
+left=0; for step in "${alone[@]}"; do IFS='|' read -r name share _ <<<"$step"; if wanted "$name"; then left=$((left+share)); fi; done
+for step in "${alone[@]}"; do
   IFS='|' read -r name share command <<<"$step"
   wanted "$name" || continue
   limit=$(( (end-SECONDS)*share/left )); left=$((left-share)); start=$SECONDS
   if [ "$limit" -lt 5 ]; then echo "$name,0,$limit,no time" >>"$out/steps.csv"; failed=1; continue; fi
-  echo "== $name, at most $limit s" | tee -a "$out/log.txt"
-  extra=''; case "$name" in window|entmax) extra="--minutes $(awk "BEGIN {print .8*$limit/60}")";; checks) extra="--seconds $((limit-3))";; esac
-  PYTHONUNBUFFERED=1 timeout -k 5 "$limit" $PYTHON $command $extra 2>&1 | tee -a "$out/log.txt"
+  note "== $name, at most $limit s"
+  timeout -k 5 "$limit" $PYTHON $command --minutes "$(awk "BEGIN {print .85*$limit/60}")" 2>&1 | tee -a "$out/log.txt"
   status=${PIPESTATUS[0]}
   echo "$name,$((SECONDS-start)),$limit,$status" | tee -a "$out/steps.csv"
   if [ "$status" != 0 ]; then failed=1; fi
 done
+cat "$out/steps.csv"
 exit $failed

@@ -4,6 +4,7 @@ python benchmarks/gpu.py --suite window     soft and hard windows, mixed and uni
 python benchmarks/gpu.py --suite entmax     alpha-entmax, N 4k to 128k, scores scaled until 50 to 85 % of the tiles hold no weight
 python benchmarks/gpu.py --minutes 9 --to gpu.csv    start no new case after nine minutes, and leave out what the file has already
 python benchmarks/gpu.py --first-hour       few cases and peers: what benchmarks/first_hour.sh runs
+python benchmarks/gpu.py --warm --case 2    compile what one case needs, for a run beside others that times it afterwards
 python benchmarks/gpu.py --read FOLDER      what that script found on a device, into benchmarks/results; needs no GPU
 python benchmarks/gpu.py --dry-run          both at toy sizes in Triton's interpreter on a CPU; writes nothing but to a file that is named
 Each peer is checked against the dense attention in float64 first; one that computes something else is not timed. Peers run in turn,
@@ -255,27 +256,35 @@ def able(registry, c):
     return _able[small]
 
 # ------------------------------------------------------------------ timing
-def seconds(fn, runs=1):
-    "Median time of one run by CUDA events."
+_work = []
+def queue():
+    "A millisecond of work for the device, so that it does not wait for Python, as in a training step; it empties the cache too."
+    if not _work: _work.append(torch.empty(2**30, dtype=torch.uint8, device=DEV))
+    for _ in range(4): _work[0].zero_()
+
+def seconds(fn, runs=1, host=None):
+    "Median time of one run on the device, by CUDA events; what Python needed to start each goes to the list `host`."
     if DRY:
         start = time.perf_counter(); fn(); return time.perf_counter()-start
     times = []
     for _ in range(runs):
         a,b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        a.record(); fn(); b.record(); torch.cuda.synchronize(); times.append(a.elapsed_time(b)/1e3)
+        queue(); a.record(); start = time.perf_counter(); fn()
+        if host is not None: host.append(time.perf_counter()-start)
+        b.record(); torch.cuda.synchronize(); times.append(a.elapsed_time(b)/1e3)
     return statistics.median(times)
 
 def in_turn(fns, rounds=7):
-    "name -> (median seconds, peak MB beyond what was allocated before); peers alternate round by round."
-    times,mb = {n:[] for n in fns},{}
+    "name -> (median seconds, peak MB beyond what was allocated before, median seconds of Python); peers alternate round by round."
+    times,host,mb = {n:[] for n in fns},{n:[] for n in fns},{}
     for name,fn in fns.items():
         for _ in range(1 if DRY else 3): fn()  # compile, and warm up
         if not DRY:
             torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()
             fn(); torch.cuda.synchronize(); mb[name] = (torch.cuda.max_memory_allocated()-before)/2**20
     for _ in range(1 if DRY else rounds):
-        for name,fn in fns.items(): times[name].append(seconds(fn, 1 if DRY else 5))
-    return {name:(statistics.median(ts), mb.get(name)) for name,ts in times.items()}
+        for name,fn in fns.items(): times[name].append(seconds(fn, 1 if DRY else 5, host[name]))
+    return {name:(statistics.median(ts), mb.get(name), statistics.median(host[name] or [0.])) for name,ts in times.items()}
 
 def ceilings():
     "Operations a second of a large product in the dtype of the cases, and bytes a second of a large copy."
@@ -298,24 +307,28 @@ def compare(suite, registry, c, peak, value=None):
             if not DRY: torch.cuda.empty_cache()
         for name,why in missing.items(): row(name, way, value=f"failed: {why}")
         flops = 4*c.pairs()*c.d*(3.5 if backward else 1)
-        for name,(s,mb) in in_turn(fns).items():
-            print(f"  {way:8} {name:58} {s*1e3:10.3f} ms {s*peak/flops:8.2f} limits" + (f" {mb:9.1f} MB" if mb else ''), flush=True)
-            row(name, way, ms=round(s*1e3, 4), limits=round(s*peak/flops, 3), mb=mb and round(mb, 1))
+        if WARM: continue
+        for name,(s,mb,host) in in_turn(fns).items():
+            print(f"  {way:8} {name:58} {s*1e3:10.3f} ms {s*peak/flops:8.2f} limits, host {host*1e3:6.3f} ms" + (f" {mb:9.1f} MB" if mb else ''), flush=True)
+            row(name, way, **({} if value else dict(value=f"host {host*1e3:.3f} ms")), ms=round(s*1e3, 4), limits=round(s*peak/flops, 3), mb=mb and round(mb, 1))
     return rows
 
 # ------------------------------------------------------------------ suites
 FIRST = False                               # `--first-hour`
+WARM = False                                # `--warm`
+CASE = None                                 # `--case`
 LATER = 'create_block_mask each step','cuDNN'   # peers that it leaves out
 
 def window_cases():
     if FIRST and not DRY:
-        return [Case(N, causal=causal, w=w) for N in (8192, 32768, 4096, 16384) for w in ('mixed','256') for causal in (True,False)]
+        return [Case(8192, causal=True), Case(8192), Case(8192, causal=True, w='256'), Case(32768, causal=True), Case(32768), Case(4096, causal=True),
+                Case(16384, causal=True), Case(8192, d=128, causal=True), Case(8192, w='256'), Case(32768, causal=True, w='256')]
     if DRY: return [Case(48, B=1, H=2, d=16, w='9'), Case(48, B=1, H=2, d=16, causal=True, w='mixed')]
     return [Case(N, d=d, causal=causal, w=w) for N in (8192, 32768, 2048, 16384, 4096) for w in ('mixed','256','1024') for d in (64, 128) for causal in (False,True)]
 
 def entmax_cases():
     if DRY: return [Case(48, B=1, H=2, d=16, w='48', causal=True)]
-    if FIRST: return [Case(N, B=1 if N>8192 else 4, causal=causal, w=str(N), alike=.9) for N in (4096, 16384) for causal in (True,False)]
+    if FIRST: return [Case(N, B=1 if N>8192 else 4, causal=causal, w=str(N), alike=.9) for causal in (True,False) for N in (4096, 16384, 8192)]
     return [Case(N, B=1 if N>8192 else 4, H=16 if N<65536 else 4, causal=causal, w=str(N), alpha=alpha, alike=.9) for alpha in (1.5, 1.25) for N in (4096, 16384, 65536, 131072) for causal in (True,False)]
 
 def done(file):
@@ -330,13 +343,14 @@ def main(suites, file, minutes):
     print(f"{name}; torch {torch.__version__}, triton {triton.__version__}, CUDA {torch.version.cuda}")
     print(f"measured limits: {peak/1e12:.3g} TFLOP/s ({str(DTYPE).removeprefix('torch.')} product), {copy/1e12:.3g} TB/s (copy)", flush=True)
     for suite in suites:
-        for c in window_cases() if suite=='window' else entmax_cases():
+        for i,c in enumerate(window_cases() if suite=='window' else entmax_cases()):
+            if CASE is not None and i!=CASE: continue
             if file and (suite,*(str(x) for x in c.row().values())) in done(file): continue
             if time.perf_counter()-start > 60*minutes: return print("out of time; the same command goes on from here")
             value = None
             if suite=='entmax': c,s = sharpened(c, *((0.,1.) if DRY else ())); value = f"{s:.2f}"; print(f"block sparsity {value}")
             rows = compare(suite, softmax_ops if suite=='window' else entmax_ops, c, peak, value)
-            if file: append(file, rows)
+            if file and not WARM: append(file, rows)
             if not DRY: torch.cuda.empty_cache()
 
 def read(folder):
@@ -357,10 +371,12 @@ if __name__=='__main__':
     a.add_argument('--minutes', type=float, default=1e9, help="start no case after so many")
     a.add_argument('--to', help="a CSV file to append to (default: benchmarks/results/gpu.csv)")
     a.add_argument('--first-hour', action='store_true', help="few cases and peers")
+    a.add_argument('--warm', action='store_true', help="compile what is run, and time nothing")
+    a.add_argument('--case', type=int, help="only this case of the suite, counted from 0")
     a.add_argument('--read', metavar='FOLDER', help="what first_hour.sh found, into benchmarks/results")
     a.add_argument('--dry-run', action='store_true', help="toy sizes on a CPU, to see that everything runs")
     args = a.parse_args()
-    FIRST = args.first_hour
+    FIRST,WARM,CASE = args.first_hour,args.warm,args.case
     if args.read: read(os.path.abspath(args.read))
     if not (DRY or torch.cuda.is_available()): sys.exit("benchmarks/gpu.py needs a GPU; --dry-run does not")
     main([args.suite] if args.suite else ['window','entmax'], os.path.abspath(args.to) if args.to else None if DRY else 'gpu.csv', args.minutes)

@@ -133,8 +133,11 @@ def refused(case, dtype):
     except ValueError as e: return dict(where=' '.join(str(e).split())[:160], holds=True)
     return dict(where='computed', holds=False)
 
-def questions(only):
-    "(kind, function, case, dtype) of each question"
+def questions(only, part=0, parts=1):
+    "(kind, function, case, dtype) of every question, or of each `parts`-th one"
+    return [*all_questions(only)][part::parts]
+
+def all_questions(only):
     asked = dict(right=right, refused=refused, again=again, memory=memory)
     for kind,ask in asked.items():
         if only and kind!=only or DRY and kind=='memory': continue
@@ -144,9 +147,9 @@ def questions(only):
             for dtype in DTYPES if kind=='right' else DTYPES[-1:]:
                 yield kind,ask,case.small() if DRY else case,dtype
 
-def main(only, to, seconds):
+def main(only, to, seconds, part, parts):
     start,bad = time.perf_counter(),0
-    for kind,ask,case,dtype in questions(only):
+    for kind,ask,case,dtype in questions(only, part, parts):
         if time.perf_counter()-start>seconds: return print('out of time; not asked:', kind, case.name)
         row = dict(kind=kind, case=case.name, dtype=str(dtype).removeprefix('torch.'), error='', allowed='', where='', holds=False)
         try: row |= ask(case, dtype)
@@ -164,8 +167,9 @@ if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--only', choices=('right','refused','again','memory'), help="one kind of question (default: all)")
     a.add_argument('--to', help="a CSV file to append to (default: none)")
+    a.add_argument('--part', default='0/1', help="0/4: the first of four parts, which may run side by side (default: all)")
     a.add_argument('--seconds', type=float, default=1e9, help="ask nothing more after so many")
     a.add_argument('--dry-run', action='store_true', help="toy sizes on a CPU, to see that everything runs")
     args = a.parse_args()
     if not (DRY or torch.cuda.is_available()): sys.exit("benchmarks/gpu_checks.py needs a GPU; --dry-run does not")
-    main(args.only, args.to and os.path.abspath(args.to), args.seconds)
+    main(args.only, args.to and os.path.abspath(args.to), args.seconds, *map(int, args.part.split('/')))
