@@ -39,7 +39,7 @@ def _parts(batch, query, text, place, key, lead, weights):
 def _blocks(plan, x, left, right):
     "By the core, or by the plain loop where weights have a gradient."
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in x.learning.values())
-    for b,start,text in by_text(x):
+    for b,start,_,_,text in by_text(plan, x):
         batch = slice(None) if x.segments is None else slice(b, b+1)
         if learns or not core.serves(text): found = weigh(plan, text)
         else:
@@ -173,8 +173,10 @@ def window_weights(
     call = Call(q, k, k, **options)
     if call.lead is not None or call.offsets is not None:
         raise ValueError("q: expected queries and keys of one batch, [B,H,N,d] both, got other axes, or nested ones")
-    for name in ('dropout_p','return_weights'):
+    for name in ('dropout_p','return_weights','return_lse'):
         if x := getattr(call, name): raise ValueError(f"{name}: expected {type(x)()} for window_weights, got {x}")
+    for name in ('key_segments','q_offsets'):
+        if getattr(call, name) is not None: raise ValueError(f"{name}: expected None for window_weights, got one")
     names = list(reduce) if isinstance(reduce, (tuple,list)) else [reduce]*(reduce is not None)
     if bad := [name for name in names if name not in [*_SUMS]]:
         raise ValueError(f"reduce: expected of {', '.join(_SUMS)}, got {bad[0]!r}")
