@@ -37,7 +37,7 @@ def _alibi(slopes, heads, rows, reach): # -> rel_bias, or None
         got = tuple(slopes.shape) if isinstance(slopes, Tensor) else slopes
         raise ValueError(f"alibi_slopes: expected [H] or [B,H] with B,H={rows,heads}, got {got}")
     distance = torch.arange(-reach, reach+1, device=slopes.device).abs()
-    return -slopes.detach().float()[...,None]*distance
+    return -slopes.detach().to(torch.promote_types(slopes.dtype, torch.float32))[...,None]*distance
 
 # %% ../nbs/91_flash_attn.ipynb #de21ff91
 def _heads_first(dims, **given): # -> the same tensors as [B,H,N,d]
@@ -545,8 +545,9 @@ def _of_transformers(): # -> objects, names and values that make `attn_implement
         def can_dispatch(self, *args, **kwargs):
             version = kwargs.get('flash_attn_version', args[0] if args else 2)
             if name=='_flash_attn_can_dispatch' and version not in (2,3): return own(self, *args, **kwargs)
-            if self._supports_flash_attn: return True
-            raise ValueError(f"{type(self).__name__}: expected a model that supports flash attention, got one that does not")
+            if self._supports_flash_attn and self._can_set_attn_implementation(): return True
+            raise ValueError(f"attn_implementation: expected 'eager' or 'sdpa' for {type(self).__name__}, which does not take "
+                             "its attention from transformers' interface, got flash attention")
         return can_dispatch
     changes = [(x, name, available) for x in (flash,models)
                for name in ('is_flash_attn_2_available','is_flash_attn_3_available') if hasattr(x, name)]
