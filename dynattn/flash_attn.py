@@ -176,7 +176,8 @@ def _varlen(q, k, v, ends_q, ends_k, lse, used_q=None, used_k=None, block_table=
     sizes_q,sizes_k = _lengths('seqused_q', used_q, of_q, of_q.diff()),_lengths('seqused_k', used_k, of_k, of_k.diff())
     if paged: k,v = (_of_pages(x, block_table, of_k, m) for x in (k,v))
     q,k,v = _heads_first(3, q=q, k=k, v=v)
-    q,k,v = q[:,:,:n],k[:,:,:m],v[:,:,:m]
+    q = q[:,:,:n]
+    k,v = k[:,:,:m],v[:,:,:m]
     if slopes is not None and slopes.dim()==2: # one for each text: a row has one for all of them
         texts = zip(of_q.tolist(), sizes_q.tolist(), of_k.tolist(), sizes_k.tolist(), slopes)
         _alibi(slopes, q.shape[1], len(of_q)-1, 1)
@@ -521,7 +522,7 @@ _MODULES = {
     'flash_attn.bert_padding': _PADDING, 'flash_attn_interface': _THREE}
 
 class _Distribution(importlib.metadata.Distribution):
-    "What `importlib.metadata` is told of the package."
+    "The package as `importlib.metadata` sees it."
     TEXTS = {'METADATA': f"Metadata-Version: 2.1\nName: flash-attn\nVersion: {VERSION}\n"
                          "Summary: the interface of flash-attn, by dynattn\n",
              'top_level.txt': 'flash_attn\nflash_attn_interface\n'}

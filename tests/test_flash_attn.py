@@ -183,7 +183,7 @@ def caches(seed, three=False):
         def row(x, b): return x[b if index is None else int(index[b])]
     cos = sin = None
     if turns:
-        angles = 6*torch.rand(places, r.choice((4, c.d//2)), generator=c.g, **WIDE)
+        angles = 6*torch.rand(places+16, r.choice((4, c.d//2)), generator=c.g, **WIDE)
         cos,sin = angles.cos(),angles.sin()
         words |= dict(rotary_cos=cos, rotary_sin=sin, rotary_interleaved=r.random()<.5)
     before = [[row(x, b).clone() for b in range(c.b)] for x in cache]
@@ -197,7 +197,6 @@ def caches(seed, three=False):
             keys[sizes[b]:sizes[b]+new],values[sizes[b]:sizes[b]+new] = turn,v[b]
         if turns: own = turned(own, cos, sin, (torch.arange(n) if looks else torch.zeros(n).long())+at, words['rotary_interleaved'])
         each.append(c.dense(own, keys[pad[b]:sizes[b]+new], values[pad[b]:sizes[b]+new], b))
-    if turns and max(sizes)+n>places: return         # the tables of angles end before
     given = sizes[0] if len({*sizes})==1 and r.random()<.5 else torch.tensor(sizes).int()
     f = fa.flash_attn_3_with_kvcache if three else fa.flash_attn_with_kvcache
     out,lse = f(q, *cache, cache_seqlens=given, **words, return_softmax_lse=True)

@@ -25,7 +25,7 @@ def _plain(plan, x):
 
 # %% ../../nbs/engine/34_operator.ipynb #f8ecd403
 def _pair(plan, found): # -> (out, lse or None)
-    "What the plain loop returned, by the plan."
+    "The output of the plain loop, and the log of the sum where the plan asks for it."
     return found if plan.return_lse else (found,None)
 
 def _forward(plan, x): # -> (out, kept, lse)
