@@ -118,9 +118,9 @@ def flash_attn_kvpacked_func(
 def _ends(name, ends, total): # -> int64 [S+1], and the number of tokens before the last end
     "Check `cu_seqlens`: from 0, increasing, to `total` at most."
     is_row = isinstance(ends, Tensor) and ends.dim()==1 and not (ends.is_floating_point() or ends.dtype==torch.bool)
-    if not is_row or not len(ends):
+    if not is_row or len(ends)<2:
         got = f"{ends.dtype} {tuple(ends.shape)}" if isinstance(ends, Tensor) else type(ends).__name__
-        raise TypeError(f"{name}: expected an int Tensor [texts+1], got {got}")
+        raise TypeError(f"{name}: expected an int Tensor [texts+1] of one text at least, got {got}")
     ends = ends.long()
     if torch.compiler.is_compiling(): return ends,total # values cannot be read; all rows belong to texts
     last = int(ends[-1])

@@ -289,6 +289,7 @@ REFUSED = [
     (lambda: fa.flash_attn_varlen_func(X[0], X[0], X[0], torch.tensor([0,6]), torch.tensor([0,5]), 5, 5), ValueError, 'cu_seqlens_q: expected ends'),
     (lambda: fa.flash_attn_varlen_func(X[0], X[0], X[0], torch.tensor([0,5]), torch.tensor([0,2,5]), 5, 5), ValueError, 'cu_seqlens_k: expected 1 texts'),
     (lambda: fa.flash_attn_varlen_func(X[0], X[0], X[0], [0,5], [0,5], 5, 5), TypeError, 'cu_seqlens_q: expected an int Tensor'),
+    (lambda: fa.flash_attn_varlen_func(X[0], X[0], X[0], torch.tensor([0]), torch.tensor([0]), 5, 5), TypeError, 'cu_seqlens_q: expected an int Tensor .* one text'),
     (lambda: fa.flash_attn_varlen_func(X, X, X, torch.tensor([0,2]), torch.tensor([0,2]), 5, 5), ValueError, r'q: expected \[total,H,d\]'),
     (lambda: fa.flash_attn_3_varlen_func(X[0], X[0], X[0], *[torch.tensor([0,5])]*2, 5, 5, seqused_k=torch.tensor([6])), ValueError, 'seqused_k: expected'),
     (lambda: fa.flash_attn_3_func(X, X, X, qv=X), ValueError, 'qv: expected None'),

@@ -141,6 +141,7 @@ def test_the_log_of_the_sum_is_not_rounded(engine, dtype):
 @pytest.mark.parametrize('options, error, text', [
     (dict(q_offsets=torch.tensor([1])), ValueError, r'q_offsets: expected shape \[B\]=\(2,\), got \(1,\)'),
     (dict(q_offsets=torch.tensor([1., 2.])), TypeError, 'q_offsets: expected an int Tensor'),
+    (dict(q_offset=torch.tensor([1, 2])), TypeError, 'q_offset: expected an int, got a tensor .*; q_offsets takes'),
     (dict(q_offsets=[1, 2]), TypeError, 'q_offsets: expected an int Tensor'),
     (dict(q_offsets=torch.tensor([1, 2]), q_offset=1), ValueError, 'q_offset: expected 0 where q_offsets is given'),
     (dict(q_offsets=torch.tensor([1, 2**40])), ValueError, 'q_offsets: expected ints from'),

@@ -460,6 +460,8 @@ class Call(_Shapes):
         for name,default in _FLOATS.items():
             x = getattr(self, name)
             if x is not default: setattr(self, name, _number(name, x, _EXPECTED.get(name, 'a finite number')))
+        if isinstance(self.q_offset, Tensor) and self.q_offset.dim():
+            raise TypeError(f"q_offset: expected an int, got {_got(self.q_offset)}; q_offsets takes one for each row")
         for name,least in _INTEGERS.items():
             x = getattr(self, name)
             if type(x) is not int or x: setattr(self, name, _integer(name, x, least))
