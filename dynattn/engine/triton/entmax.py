@@ -12,6 +12,7 @@ from ..call import Call, takes
 from ..native.core import _folded, empty_like
 from .primitives import (
     triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _per_head, _launch, _operator, _dot,
+    _log2, _reciprocal,
     _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask,
     _deformed_exp, _slope, _newton_step, _online_entmax_update, _alpha_pull, _may_weigh)
 from .window import _empty_out as _empty_rows
@@ -23,7 +24,8 @@ def _entmax_scores(
     band, # `_Band`; without a soft window the mask is 0 or 1
 ): # -> the same shape
     "`s + log m`, -inf where the mask is zero."
-    if (band.sigma is not None) or (band.table is not None): s = s + tl.log(tl.where(m>0, m, 1.))
+    if (band.sigma is not None) or (band.table is not None):
+        s = s + _log2(tl.where(m>0, m, 1.))*.6931471805599453  # log(2)
     return tl.where(m>0, s, -float('inf'))
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #604930a4
@@ -33,7 +35,7 @@ def _tile_weights(
     eps, band, # alpha - 1, `_Band`
 ): # -> p, s, u, log p
     "Weight, slope, base and logarithm of the weight of each pair."
-    p, u, log_p = _deformed_exp(_entmax_scores(products, m, band)-a, eps)
+    p, u, log_p = _deformed_exp(_entmax_scores(products, m, band)-a, eps, band.half is not None)
     return p, _slope(p, u), u, log_p
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #0cd9291c
@@ -64,13 +66,14 @@ def _entmax_bound_kernel(
     rate = tl.full([BLOCK_M], 1., tl.float32)
     first = tile*BLOCK_M+band.offset
     ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
-    for t in range(0, turns[3]):
-        # m, dm: [BLOCK_M, BLOCK_N]
-        j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N)
-        K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-        z = _entmax_scores(_dot(Q, tl.trans(K))*scale, m, band)
-        c, rate = _online_entmax_update(c, rate, z, eps)
-        tl.store(maybe + _tile(t, ahead, skip), _may_weigh(tl.max(z, 1), c, eps))
+    for part in tl.static_range(3):  # edge, inside, edge
+        for t in range(turns[part], turns[part+1]):
+            # m, dm: [BLOCK_M, BLOCK_N]
+            j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N, part==1)
+            K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+            z = _entmax_scores(_dot(Q, tl.trans(K))*scale, m, band)
+            c, rate = _online_entmax_update(c, rate, z, eps, band.half is not None)
+            tl.store(maybe + _tile(t, ahead, skip), _may_weigh(tl.max(z, 1), c, eps))
     tl.store(threshold + bh.to(tl.int64)*band.N + rows,
              tl.where(lost & (c>-float('inf')), float('nan'), c), mask=rows<band.N)
 
@@ -107,32 +110,37 @@ def _entmax_forward_kernel(
     # scores so large that float32 rounds by more than tol must end as well
     while (furthest>tol) & (steps<12):
         S, R = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-        for t in range(0, turns[3]):
-            tile_of_keys = _tile(t, ahead, skip)
-            if tl.load(maybe+flags+tile_of_keys)!=0:
-                j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)
-                K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)
-                p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m, a[:,None], eps, band)
-                S += tl.sum(p, 1)
-                R += tl.sum(s, 1)
+        for part in tl.static_range(3):  # edge, inside, edge
+            for t in range(turns[part], turns[part+1]):
+                tile_of_keys = _tile(t, ahead, skip)
+                if tl.load(maybe+flags+tile_of_keys)!=0:
+                    j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N, part==1)
+                    K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)
+                    products = _dot(Q, tl.trans(K))*scale
+                    p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band)
+                    S += tl.sum(p, 1)
+                    R += tl.sum(s, 1)
         step, rate = _newton_step(S, R, eps)
         a += step
         furthest, steps = tl.max(tl.abs(step), 0), steps+1
     S, R = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     acc, fix = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for t in range(0, turns[3]):
-        tile_of_keys = _tile(t, ahead, skip)
-        if tl.load(maybe+flags+tile_of_keys)!=0:
-            # m, dm: [BLOCK_M, BLOCK_N]
-            j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)
-            K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-            V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m, a[:,None], eps, band)
-            acc += _dot(p.to(V.dtype), V)
-            fix += _dot(s.to(V.dtype), V)
-            S += tl.sum(p, 1)
-            R += tl.sum(s, 1)
-            tl.store(live+flags+tile_of_keys, tl.max(tl.max((u>0).to(tl.int32), 1), 0).to(tl.int8))
+    for part in tl.static_range(3):  # edge, inside, edge
+        for t in range(turns[part], turns[part+1]):
+            tile_of_keys = _tile(t, ahead, skip)
+            if tl.load(maybe+flags+tile_of_keys)!=0:
+                # m, dm: [BLOCK_M, BLOCK_N]
+                j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N, part==1)
+                K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+                V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
+                products = _dot(Q, tl.trans(K))*scale
+                p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band)
+                acc += _dot(p.to(V.dtype), V)
+                fix += _dot(s.to(V.dtype), V)
+                S += tl.sum(p, 1)
+                R += tl.sum(s, 1)
+                some_weight = tl.max(tl.max((u>0).to(tl.int32), 1), 0)
+                tl.store(live+flags+tile_of_keys, some_weight.to(tl.int8))
     excess = tl.where(R>0, (S-1)/tl.where(R>0, R, 1.), 0.)
     o = tl.where(lost[:,None], float('nan'), acc-excess[:,None]*fix)
     _store_tile(out, b, h, rows, rows<band.N, o, DV, BLOCK_DV)
@@ -205,31 +213,33 @@ def _entmax_dq_kernel(
     acc, fix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     first = tile*BLOCK_M+band.offset
     ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
-    for t in range(0, turns[3]):
-        tile_of_keys = _tile(t, ahead, skip)
-        if tl.load(live + tile_of_keys*BLOCK_N//FLAG_N)!=0:
-            # m, dm: [BLOCK_M, BLOCK_N]
-            j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)
-            K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-            V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m, a[:,None], eps, band)
-            g = _dot(dO, tl.trans(V))-mean[:,None]
-            slopes = tl.sum(s, 1)
-            if dalpha is not None:
-                phi = _alpha_pull(log_p, u, eps)
-                mean_phi = tl.sum(s*phi, 1)/tl.where(slopes>0, slopes, 1.)
-                typical = tl.where(R>0, typical, mean_phi)  # that of the first tile with weight
-                f = s*(phi-typical[:,None])
-                F += tl.sum(f, 1)
-                Fg += tl.sum(f*g, 1)
-            R += slopes
-            Rg += tl.sum(s*g, 1)
-            if dsigma is not None:
-                w = s*dm/tl.where(m>0, m, 1.)
-                W += tl.sum(w, 1)
-                Wg += tl.sum(w*g, 1)
-            acc += _dot((s*g).to(K.dtype), K)
-            fix += _dot(s.to(K.dtype), K)
+    for part in tl.static_range(3):  # edge, inside, edge
+        for t in range(turns[part], turns[part+1]):
+            tile_of_keys = _tile(t, ahead, skip)
+            if tl.load(live + tile_of_keys*BLOCK_N//FLAG_N)!=0:
+                # m, dm: [BLOCK_M, BLOCK_N]
+                j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N, part==1)
+                K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+                V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
+                products = _dot(Q, tl.trans(K))*scale
+                p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band)
+                g = _dot(dO, tl.trans(V))-mean[:,None]
+                slopes = tl.sum(s, 1)
+                if dalpha is not None:
+                    phi = _alpha_pull(log_p, u, eps)
+                    mean_phi = tl.sum(s*phi, 1)/tl.where(slopes>0, slopes, 1.)
+                    typical = tl.where(R>0, typical, mean_phi)  # that of the first tile with weight
+                    f = s*(phi-typical[:,None])
+                    F += tl.sum(f, 1)
+                    Fg += tl.sum(f*g, 1)
+                R += slopes
+                Rg += tl.sum(s*g, 1)
+                if dsigma is not None:
+                    w = s*dm*_reciprocal(tl.where(m>0, m, 1.))
+                    W += tl.sum(w, 1)
+                    Wg += tl.sum(w*g, 1)
+                acc += _dot((s*g).to(K.dtype), K)
+                fix += _dot(s.to(K.dtype), K)
     d = Rg/tl.where(R>0, R, 1.)
     tl.store(delta+at+rows, d+mean, mask=rows<band.N)
     _store_tile(dq, b, h, rows, rows<band.N, (acc-d[:,None]*fix)*scale, D, BLOCK_D)
@@ -267,24 +277,27 @@ def _entmax_dkv_kernel(
         at = head.to(tl.int64)*band.N
         ahead, skip, turns = _tiles(
             tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, BLOCK_M)
-        for t in range(0, turns[3]):
-            tile_of_rows = _tile(t, ahead, skip)
-            # which row of flags
-            flags = head*tl.cdiv(band.N, FLAG_M) + tile_of_rows*BLOCK_M//FLAG_M
-            if tl.load(live + flags.to(tl.int64)*tl.cdiv(band.M, FLAG_N) + tile*BLOCK_N//FLAG_N)!=0:
-                rows = tile_of_rows*BLOCK_M + tl.arange(0, BLOCK_M)
-                a = tl.load(threshold+at+rows, mask=rows<band.N, other=float('inf'))
-                alive = a<float('inf')
-                Q = _load_tile(q, b, h, rows, alive, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-                dO = _load_tile(dout, b, h, rows, alive, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
-                d = tl.load(delta+at+rows, mask=rows<band.N, other=0.)
-                i = (rows+band.offset)[None,:]
-                # m, dm: [BLOCK_N, BLOCK_M]
-                m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL)
-                p, s, u, log_p = _tile_weights(_dot(K, tl.trans(Q))*scale, m, a[None,:], eps, band)
-                acc_v += _dot(p.to(dO.dtype), dO)
-                ds = s*(_dot(V, tl.trans(dO))-d[None,:])
-                acc_k += _dot(ds.to(Q.dtype), Q)
+        for part in tl.static_range(3):  # edge, inside, edge
+            for t in range(turns[part], turns[part+1]):
+                tile_of_rows = _tile(t, ahead, skip)
+                # which row of flags
+                row = head*tl.cdiv(band.N, FLAG_M) + tile_of_rows*BLOCK_M//FLAG_M
+                flags = live + row.to(tl.int64)*tl.cdiv(band.M, FLAG_N)
+                if tl.load(flags + tile*BLOCK_N//FLAG_N)!=0:
+                    rows = tile_of_rows*BLOCK_M + tl.arange(0, BLOCK_M)
+                    a = tl.load(threshold+at+rows, mask=rows<band.N, other=float('inf'))
+                    alive = a<float('inf')
+                    Q = _load_tile(q, b, h, rows, alive, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+                    dO = _load_tile(dout, b, h, rows, alive, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
+                    d = tl.load(delta+at+rows, mask=rows<band.N, other=0.)
+                    i = (rows+band.offset)[None,:]
+                    # m, dm: [BLOCK_N, BLOCK_M]
+                    m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL, part==1)
+                    products = _dot(K, tl.trans(Q))*scale
+                    p, s, u, log_p = _tile_weights(products, m, a[None,:], eps, band)
+                    acc_v += _dot(p.to(dO.dtype), dO)
+                    ds = s*(_dot(V, tl.trans(dO))-d[None,:])
+                    acc_k += _dot(ds.to(Q.dtype), Q)
     _store_tile(dk, b, hkv, j, j<band.M, acc_k*scale, D, BLOCK_D)
     _store_tile(dv, b, hkv, j, j<band.M, acc_v, DV, BLOCK_DV)
 
