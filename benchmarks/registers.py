@@ -37,7 +37,7 @@ def usage(binary):
         text = subprocess.run([TOOL, '--dump-resource-usage', f.name], capture_output=True, text=True, check=True).stdout
     return map(int, re.search(r'REG:(\d+) STACK:(\d+)', text).groups())
 
-def compiled(kernel, known, keys=False, **tensors):
+def compiled(kernel, known, keys=False, programs=None, **tensors):
     "In place of `_launch`: compiles, runs nothing."
     band = known['band']
     form = 'table' if band.table is not None else 'hard' if band.sigma is None else 'soft'

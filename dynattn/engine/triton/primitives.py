@@ -532,6 +532,7 @@ def _launch(
     kernel, # a Triton kernel over tiles of queries, or of keys
     known:dict, # from `_known`, with BLOCK_M, BLOCK_N, `num_warps`, `num_stages`
     keys:bool=False, # over tiles of keys of each head with keys; else of queries
+    programs:int|None=None, # how many, where it is another number
     **tensors, # more of the kernel's arguments
 ):
     "One program a tile, the widest heads first; nothing is started where there is no tile."
@@ -539,8 +540,9 @@ def _launch(
     if keys:
         group = [t.unflatten(1, (band.HKV,-1)).float().sum(2) for t in (band.left,band.right)]
         known = known | dict(order=_widest_first(*group))
-    tiles = triton.cdiv(band.M, known['BLOCK_N']) if keys else triton.cdiv(band.N, known['BLOCK_M'])
-    programs = known['order'].numel()*tiles
+    if programs is None:
+        size,block = (band.M,known['BLOCK_N']) if keys else (band.N,known['BLOCK_M'])
+        programs = known['order'].numel()*triton.cdiv(size, block)
     if not programs: return
     arguments = _arguments(kernel, known | tensors)
     with torch.cuda.device_of(known['order']): kernel[(programs,)](**arguments)

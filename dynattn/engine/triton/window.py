@@ -79,13 +79,12 @@ def _tile_sizes(q, v, way):
         own,read = 32 if d<=128 else 16,32 if d<=64 else 16
         return ((dict(BLOCK_M=read, BLOCK_N=own) if way=='dkv' else dict(BLOCK_M=own, BLOCK_N=read))
                 | dict(num_warps=4 if d<=64 else 8, num_stages=2))
-    if way=='rows':
-        return (dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3) if d<=128
-                else dict(BLOCK_M=64, BLOCK_N=32, num_warps=8, num_stages=2))
-    if d<=128:
-        return dict(BLOCK_M=64, BLOCK_N=64, num_warps=4 if d<=64 else 8, num_stages=2)
-    return (dict(BLOCK_M=64, BLOCK_N=32, num_warps=8, num_stages=2) if way=='dq'
-            else dict(BLOCK_M=32, BLOCK_N=64, num_warps=8, num_stages=2))
+    if d>128:
+        rows,keys = (32,64) if way=='dkv' else (64,32)
+        return dict(BLOCK_M=rows, BLOCK_N=keys, num_warps=8, num_stages=2)
+    rows,keys,stages = dict(rows=(64,64,2), dq=(64,32,3), dkv=(32,64,2))[way]
+    return dict(BLOCK_M=rows, BLOCK_N=keys, num_warps=4, num_stages=stages)
+
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #111e76a0
 def _empty_out(x): # -> out, None, base-2 log-sum of each row
