@@ -204,7 +204,9 @@ def _tile_sizes(q, v, way):
     d = max(q.shape[-1], v.shape[-1])
     size = 32 if _INTERPRETED.value or q.dtype==torch.float32 or d>128 else 64
     sizes = dict(BLOCK_M=16 if q.dtype==torch.float32 and d>64 else size, BLOCK_N=size)
-    if not _INTERPRETED.value: sizes |= dict(num_warps=4 if d<=64 else 8, num_stages=2)
+    if not _INTERPRETED.value:
+        few = d<=64 or way=='rows' and size==64
+        sizes |= dict(num_warps=4 if few else 8, num_stages=3 if way=='rows' else 2)
     flags = dict(FLAG_M=sizes['BLOCK_M'], FLAG_N=sizes['BLOCK_N'])
     if way=='dq': sizes['BLOCK_N'] //= 2
     # the least that a product takes
