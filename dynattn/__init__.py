@@ -60,6 +60,6 @@ def _activated():
     "What PyTorch's registry calls for `torch.nn.attention.activate_flash_attention_impl('dynattn')`."
     return __getattr__('everywhere').activated()
 
-from torch.nn import attention as _of_torch
-if hasattr(_of_torch, 'register_flash_attention_impl'): # since PyTorch 2.11 or later; nothing is activated
-    _of_torch.register_flash_attention_impl('dynattn', register_fn=_activated)
+import torch as _torch
+if hasattr(_torch.nn.attention, 'register_flash_attention_impl'): # not in older versions; nothing is activated
+    _torch.nn.attention.register_flash_attention_impl('dynattn', register_fn=_activated)
