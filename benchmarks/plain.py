@@ -1,9 +1,9 @@
-"""Plain calls: the core's time divided by PyTorch's, in one process, in turn; and the table of chapter 43, made of it.
+"""Plain calls: the core's time divided by PyTorch's, in one process, in turn; and the table of chapter 36, made of it.
 
     python benchmarks/plain.py                    # appends rows for this machine to results/plain.csv; about ten minutes
     python benchmarks/plain.py --threads 2        # the same with two threads, by the clock
     python benchmarks/plain.py --quick            # a few shapes, 20 seconds; prints, writes nothing
-    python benchmarks/plain.py --store            # writes the table of nbs/engine/43_faster.ipynb from all rows; then nbdev_export
+    python benchmarks/plain.py --store            # writes the table of nbs/engine/36_faster.ipynb from all rows; then nbdev_export
 
 A machine that others use is measured by the time of its processor (one thread, the default), else by the clock.
 `attention` is dynattn's function with impl='banded' and with impl='sdpa'; `everywhere` is PyTorch's own function with
@@ -20,7 +20,7 @@ from dynattn import attention, everywhere
 from dynattn.engine import faster
 from harness import CLOCK, append, count_cpu_time, rows_of
 
-FILE,CHAPTER,CELL = 'plain.csv',Path(__file__).parents[1]/'nbs/engine/43_faster.ipynb','e5a30001'
+FILE,CHAPTER,CELL = 'plain.csv',Path(__file__).parents[1]/'nbs/engine/36_faster.ipynb','e5a30001'
 FIELDS = 'date machine torch commit set way dtype mask gradient B H N M d pytorch_us ratio'.split()
 SHAPES = [(1,12,n,n,64) for n in (16,32,64,128,512,2048)]
 SHAPES += [(8,12,32,32,64), (8,12,128,128,64), (1,1,128,128,8), (1,1,512,512,64)]

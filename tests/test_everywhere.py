@@ -502,7 +502,7 @@ def test_a_program_runs_unchanged(tmp_path, monkeypatch):
     for how in (['program.py'], ['-m','program'], ['-c',textwrap.dedent(PROGRAM)]):
         ran = _python('-m', 'dynattn.everywhere', '--report', *how, '--report', 'x')
         assert ran.returncode==5 and ran.stdout.strip()=="__main__ ['--report', 'x'] 7 True", ran.stderr
-        assert 'dynattn.everywhere is on: 0 calls' in ran.stderr
+        assert 'dynattn.everywhere is on; by the core: calls 0' in ran.stderr
     ran = _python('-m', 'dynattn.everywhere', 'program.py')
     assert ran.returncode==5 and 'dynattn.everywhere is' not in ran.stderr and 'Warning' not in ran.stderr
     for wrong in ([], ['--other'], ['-m']):

@@ -137,12 +137,12 @@ def _leaves_fused(call):
     return _core_is_faster(call)
 
 def _core_is_faster(call):
-    "Whether the table of chapter 43 has a plain call as the core's, in eager mode and compiled."
-    q,k,v = call.q,call.k,call.v
-    has_values = torch.compiler.is_compiling() or plain_tensors((q,k,v))
-    if transformed() or not has_values or v.shape[3]!=q.shape[3]: return False
-    learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return core_is_faster(q, k, call.is_causal, learns)
+    "Whether the table of chapter 36 has a plain call as the core's, in eager mode and compiled."
+    tensors = call.q,call.k,call.v
+    has_values = torch.compiler.is_compiling() or plain_tensors(tensors)
+    if transformed() or not has_values or call.v.shape[3]!=call.q.shape[3]: return False
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return core_is_faster(call.q, call.k, call.is_causal, learns)
 
 def _has_engine(call):
     "Whether more than the plain loop computes the band; what is compiled reckons with the core."

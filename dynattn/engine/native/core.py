@@ -335,8 +335,7 @@ def read_mask(
     if not mask.numel() or mask.dtype not in _KINDS: return None
     if mask.stride(3)!=1 and mask.shape[3]>1: return None
     sizes = [1 if stride==0 else size for size,stride in zip(mask.shape[:3], mask.stride())]
-    b,_,n = sizes
-    keep = torch.empty(b, mask.shape[3], dtype=torch.bool)
+    keep = torch.empty(sizes[0], mask.shape[3], dtype=torch.bool)
     record = struct.pack('=9q', mask.data_ptr(), *mask.stride()[:3], *sizes, mask.shape[3],
                          _KINDS[mask.dtype])
     found = (ctypes.c_int64*5)()
@@ -344,9 +343,13 @@ def read_mask(
     done = library().dynattn_read_mask(record, keep.data_ptr(), found, threads, team)
     _done(done>=0)
     if not done: return None
-    low,high,least,empty,holes = found
-    if n==1: low = high = None
-    return Seen(keep if holes else None, low, high, bool(least), bool(empty))
+    what = dict(zip(('low','high','least','empty','holes'), found))
+    band = sizes[2]>1 # a mask of one row says nothing about positions
+    return Seen(
+        keep=keep if what['holes'] else None,
+        low=what['low'] if band else None,
+        high=what['high'] if band else None,
+        least=bool(what['least']), empty=bool(what['empty']))
 
 # %% ../../../nbs/engine/33_native.core.ipynb #e5a10009
 def largest_score(
