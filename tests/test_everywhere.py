@@ -177,13 +177,68 @@ def test_a_negative_scale_of_a_causal_call_is_left(always):
     assert report.served==1
     assert_close(off, on)
 
-@pytest.mark.parametrize('option', [dict(dropout_p=.5), dict(attn_mask=torch.zeros(50, 50, requires_grad=True))])
-def test_calls_of_pytorchs_own_products_are_not_touched(always, option):
+MATH = torch.ops.aten._scaled_dot_product_attention_math.default
+
+@pytest.mark.parametrize('kind', ['a mask that learns', 'other values', 'three axes', 'asked for', 'dropped all', 'dropout of a bias'])
+def test_calls_of_pytorchs_own_products_are_its(always, kind):
+    "Bit for bit, and counted"
+    q,k,v = heads()
+    options = {}
+    if kind=='a mask that learns': options = dict(attn_mask=torch.zeros(50, 50, requires_grad=True), dropout_p=.5)
+    if kind=='other values': v = torch.randn(2, 4, 50, 5, generator=torch.Generator().manual_seed(1))
+    if kind=='three axes': q,k,v = q[0],k[0],v[0]
+    if kind=='dropped all': options = dict(dropout_p=1.)
+    if kind=='dropout of a bias': options = dict(dropout_p=.5, attn_mask=torch.randn(50, 50, generator=torch.Generator().manual_seed(1)))
     def f():
         torch.manual_seed(3)
-        return sdpa(*heads(), **option)
+        if kind!='asked for': return sdpa(q, k, v, **options)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): return sdpa(q, k, v, dropout_p=.5)
     off,on,report = both(f)
-    assert torch.equal(off, on) and report.served==0
+    assert torch.equal(off, on) and report.served==0 and sum(report.left.values())==1
+
+def drawn(x, n=400, **options):
+    "Means over draws of the output and of its gradients"
+    found = [[t.clone() for t in with_gradients(*x, **options)] for _ in range(n)]
+    return [torch.stack(t).double().mean(0) for t in zip(*found)]
+
+@pytest.mark.parametrize('kind', ['plain', 'causal', 'window', 'padding'])
+def test_dropout_has_the_mean_of_no_dropout(kind):
+    "Output and gradients of the values, which are linear in the weights; the same seed drops the same"
+    x = heads(B=2, H=2, N=24, d=8, learns=True)
+    offset = torch.arange(24)-torch.arange(24)[:,None]
+    options = dict(plain={}, causal=dict(is_causal=True), window=dict(attn_mask=(offset<=0) & (offset>-6)),
+                   padding=dict(attn_mask=torch.arange(24)<torch.tensor([24,15])[:,None,None,None]))[kind]
+    exact = with_gradients(*x, **options)
+    torch.manual_seed(0)
+    with everywhere():
+        means = drawn(x, dropout_p=.2, **options)
+        again = []
+        for _ in range(2):
+            torch.manual_seed(5)
+            again.append(with_gradients(*x, dropout_p=.2, **options))
+    assert everywhere.report().served==402 and not everywhere.report().left
+    for i in (0,3): assert (means[i]-exact[i]).abs().max()<.15, i
+    for a,b in zip(*again): assert torch.equal(a, b)
+
+def test_dropout_lies_in_memory_and_is_differentiated_as_by_pytorch(always):
+    x = heads(N=20, learns=True)
+    for lies in ('bhnd','bnhd'):
+        x = heads(N=20, lies=lies, learns=True)
+        off,on,report = both(lambda: sdpa(*x, dropout_p=.3))
+        assert report.served==1 and off.stride()==on.stride() and on.requires_grad
+    grad, = torch.autograd.grad(on.square().sum(), x[0], create_graph=True)
+    assert torch.autograd.grad(grad.sum(), x[0])[0].isfinite().all()
+
+def test_dropout_under_autocast_compiled_and_in_inference(always):
+    x = heads(N=20, learns=True)
+    with everywhere():
+        with torch.autocast('cpu', dtype=torch.bfloat16): assert sdpa(*x, dropout_p=.3).dtype==torch.bfloat16
+        assert everywhere.report().served==1
+        with torch.inference_mode(): assert sdpa(*x, dropout_p=.3).shape==x[0].shape
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda *x: sdpa(*x, dropout_p=.3).sin(), backend='aot_eager', fullgraph=True)
+        assert torch.autograd.grad(compiled(*x).sum(), x)[0].isfinite().all()
+    torch._dynamo.reset()
 
 @pytest.mark.parametrize('shapes', [((0,2,5,4),)*3, ((2,2,0,4),)*3, ((2,2,5,4),(2,2,0,4),(2,2,0,4)), ((2,2,5,4),(2,2,7,4),(2,2,7,6)),
                                     ((2,5,4),(2,7,4),(2,7,4)), ((5,4),(7,4),(7,4)), ((2,2,5,0),)*3])
@@ -357,8 +412,9 @@ def test_off_leaves_no_trace(always):
     for _ in range(20):
         with everywhere(): assert not torch.equal(sdpa(*x), before)
         assert torch.equal(sdpa(*x), before)
-    for op in (FLASH,BACK):
-        assert not torch._C._dispatch_has_kernel_for_dispatch_key(op._schema.name, 'BackendSelect')
+    for op,key in ((FLASH,'BackendSelect'), (BACK,'BackendSelect'), (MATH,'AutogradCPU')):
+        with everywhere(): assert torch._C._dispatch_has_kernel_for_dispatch_key(op._schema.name, key)
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(op._schema.name, key)
     assert not everywhere._holders and everywhere._library is None
 
 def test_blocks_switches_and_the_registry_share_the_kernels(always):
@@ -619,3 +675,20 @@ def test_rows_that_are_no_rows_in_memory_go_the_way_of_pytorch(always):
     x = [t.mT.contiguous().mT for t in heads()]
     off,on,report = both(lambda: sdpa(*x))
     assert torch.equal(off, on) and report.served==0
+
+def test_a_training_step_with_dropout(always):
+    "GPT-2, whose attention drops a tenth: served, and it learns"
+    T = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    config = T.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation='sdpa')
+    model,ids = T.GPT2LMHeadModel(config).train(),torch.randint(5, 90, (2, 40))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    with everywhere():
+        for _ in range(20):
+            loss = model(input_ids=ids, labels=ids).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert everywhere.report().served==40 and losses[-1]<losses[0]-.5
