@@ -49,3 +49,17 @@ __all__ = [
     'window_precision', 'Window', 'SigmaHead', 'SigmaParameter', 'entmax',
     'topk_softmax', 'AlphaHead', 'banded_attention', 'native', 'attention', 'window_weights', 'MultiheadAttention', 'convert',
     'DynamicAttention', 'EncoderLayer', 'EncoderConfig', 'Encoder', 'Classifier']
+
+def __getattr__(name):
+    "`dynattn.everywhere` is imported when it is first asked for."
+    if name!='everywhere': raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+    return import_module('dynattn.everywhere')
+
+def _activated():
+    "What PyTorch's registry calls for `torch.nn.attention.activate_flash_attention_impl('dynattn')`."
+    return __getattr__('everywhere').activated()
+
+import torch as _torch
+if hasattr(_torch.nn.attention, 'register_flash_attention_impl'): # not in older versions; nothing is activated
+    _torch.nn.attention.register_flash_attention_impl('dynattn', register_fn=_activated)

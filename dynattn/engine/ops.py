@@ -15,9 +15,11 @@ import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call, _weighs, exporting_to_onnx, serve, takes
 from .dense import dense_attention, visible_pairs
+from .faster import core_is_faster
 from .fields import lacking, unserved
 from .operator import attend_band, band_refuses
 from .native.core import library
+from .plan import plain_tensors, transformed
 
 # %% ../../nbs/engine/44_ops.ipynb #fb3821e4
 # kept: a program may put `attention` in its place
@@ -130,8 +132,17 @@ def _leaves_fused(call):
     if call.attn_mask is not None or call.q.is_nested: return False
     if call.is_causal and (call.padding is not None or call.q_offset!=0): return True
     if not call.q.is_cpu or _exporting(): return False
-    wide = call.q.dtype in (torch.float32,torch.float64)
-    return call.dropout_p>0 or call.padding is not None and wide
+    if call.dropout_p>0: return True
+    if call.padding is not None: return call.q.dtype in (torch.float32,torch.float64)
+    return _core_is_faster(call)
+
+def _core_is_faster(call):
+    "Whether the table of chapter 36 has a plain call as the core's, in eager mode and compiled."
+    tensors = call.q,call.k,call.v
+    has_values = torch.compiler.is_compiling() or plain_tensors(tensors)
+    if transformed() or not has_values or call.v.shape[3]!=call.q.shape[3]: return False
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return core_is_faster(call.q, call.k, call.is_causal, learns)
 
 def _has_engine(call):
     "Whether more than the plain loop computes the band; what is compiled reckons with the core."
