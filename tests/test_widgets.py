@@ -190,7 +190,7 @@ def stored(notebook, kind):
 def survey_page(): return stored('survey/79_survey.ipynb', 'survey')
 
 @pytest.fixture(scope='module')
-def heads_page(): return stored('guide/14_heads.ipynb', 'heads')
+def heads_page(): return stored('guide/02_heads.ipynb', 'heads')
 
 @pytest.mark.parametrize('n', [9, 14, 20])
 @pytest.mark.parametrize('choice', [dict(sort='row'), dict(sort='name', causal='leaks'), dict(sort='saved', tag='FP'), dict(sort='saved', tag='none')])
