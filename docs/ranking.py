@@ -66,7 +66,8 @@ def weights(pages):
         rare = math.log(1+(len(found)-having[w]+.5)/(having[w]+.5))
         size = 1-FLAT+FLAT*c.total()/mean
         return 100*rare*c[w]/(c[w]+FULL*size)
-    def factor(name): return GROUPS.get(name.partition('/')[0]+'/', 1.)*(GROUPS['Understand it'] if name in lessons() else 1.)
+    path = lessons()
+    def factor(name): return GROUPS['Understand it'] if name in path else GROUPS.get(name.partition('/')[0]+'/', 1.)
     kept = {w: {name: x for name,c in found.items() if (x := round(factor(name)*weight(c, w)))} for w in sorted(having)}
     return {w: at for w,at in kept.items() if at}
 
