@@ -221,7 +221,7 @@ def _leading(plan, x): # [B,H,n,d] -> [B,H,n_global,d], the same on all ranks
     rows = F.pad(x[:,:,:plan.leads], (0, 0, before, plan.n_global-before-plan.leads))
     return _Sum.apply(plan.ranks, rows, 'leading tokens')
 
-class _Entmax(torch.autograd.Function):
+class _SharedEntmax(torch.autograd.Function):
     "This rank's weights of rows that it shares with the others."
     @staticmethod
     def forward(ctx, ranks, scores, top, eps): # [R,M]; the greatest score of any rank [R,1]; alpha - 1 [R,1]
@@ -260,7 +260,7 @@ def _leading_rows(plan, call, q, alpha, sink): # [B,H,g,d] -> [B,H,g,dv], the sa
     else:
         eps = (torch.as_tensor(alpha).to(q.device, wide)-1).expand(b, h)[:,:,None,None].expand_as(top).reshape(-1, 1)
         eps = eps+(eps==0).to(wide)*2.**-64
-        p = _Entmax.apply(ranks, scores.flatten(0, 2), top.flatten(0, 2), eps).view_as(scores)
+        p = _SharedEntmax.apply(ranks, scores.flatten(0, 2), top.flatten(0, 2), eps).view_as(scores)
     mixed = (p[...,:m].reshape(b, kv, h//kv*g, m) @ v).view(b, h, g, dv)
     both = _Sum.apply(ranks, torch.cat([mixed, p.sum(-1, keepdim=True)], -1), 'rows of leading tokens')
     total = both[...,-1:]

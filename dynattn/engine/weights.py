@@ -112,8 +112,8 @@ _SUMS = dict( # name -> axes behind [B,H], and what a block adds there: a functi
 
 # %% ../../nbs/engine/35_weights.ipynb #35a00013
 @dataclass(eq=False, repr=False)
-class _Weights:
-    "The weights that a call of attention computes, in blocks."
+class WindowWeights:
+    "The weights that a call of attention computes, and what can be asked of them. Sums are in float32 at least."
     blocks: Iterable # parts of the weights; keys that none of them holds have no weight
     sizes: tuple # (B, H, N, M)
     offsets: range # `j - i` of the keys that the widest head sees
@@ -134,30 +134,34 @@ class _Weights:
                 if part is not None: total[(x.batch, slice(None), *(at[a] for a in own))] += part
         return found
 
-# %% ../../nbs/engine/35_weights.ipynb #35a00031
-class WindowWeights(_Weights):
-    "The weights that a call of attention computes, and what can be asked of them. Sums are in float32 at least."
     def dense(self) -> Tensor: # [B,H,N,M]
         "The square, for short texts."
         return self.total('dense')[0]
+
     def band(self) -> Tensor: # [B,H,N,W], an entry for each of `offsets`
         "Weights by offset, without those of leading keys. With `leading` and `leading_queries` it holds every weight once."
         return self.total('band')[0]
+
     def leading(self) -> Tensor: # [B,H,N,lead]
         "Weights of the leading keys of each query's text."
         return self.total('leading')[0]
+
     def leading_queries(self) -> Tensor: # [B,H,lead,M]
         "Weights that the leading queries of each key's text give to it from further away than `offsets` reach."
         return self.total('leading_queries')[0]
+
     def by_distance(self) -> Tensor: # [B,H,N+M-1], an entry for each offset `j - i` from 1-N to M-1
         "The sum over all queries, leading tokens included."
         return self.total('distance')[0]
+
     def received(self) -> Tensor: # [B,H,M]
         "How much each key gets from all queries."
         return self.total('received')[0]
+
     def support(self) -> Tensor: # [B,H,N]
         "How many keys have a weight that is not zero."
         return self.total('support')[0]
+
     def entropy(self) -> Tensor: # [B,H,N], in nats
         "Of the weights of the keys."
         return self.total('entropy')[0]

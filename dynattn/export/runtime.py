@@ -192,9 +192,11 @@ def _read(decoder, ids, wanted): # numbers of those tokens whose logits are want
     return binding.get_outputs()[0].numpy()
 
 # %% ../../nbs/export/67_runtime.ipynb #c67000016
-class _Decoder:
-    "A decoder that `dynattn export` wrote, and the text that it has read so far."
-    def __init__(self, folder, threads:int|None=None, # of `dynattn export`; of ONNX Runtime (default: one per core)
+class OnnxModel:
+    "A decoder that `dynattn export` wrote: it reads and writes one text."
+    def __init__(self,
+        folder, # of `dynattn export`
+        threads:int|None=None, # of ONNX Runtime (default: one per core)
     ):
         self.folder,self.settings = Path(folder),_settings(Path(folder))
         self.session = _session(self.folder/'model.onnx', threads)
@@ -205,7 +207,8 @@ class _Decoder:
 
     def reset(self) -> None:
         "Begin another text."
-        self.caches,self.past = _Caches(self.settings['caches']),0
+        self.caches = _Caches(self.settings['caches'])
+        self.past = 0 # tokens read so far
         self.unread = [] # written, not yet read
         self.binding = _bound(self.session, self.caches.arrays)
 
@@ -222,11 +225,10 @@ class _Decoder:
             self.past += len(piece)
         return np.concatenate(found)[skip:] if every else found[-1][0]
 
-    def peek(self) -> np.ndarray: return _read(self, [0], [0])[0] # [V], after token 0, which is not kept
+    def peek(self) -> np.ndarray: # [V]
+        "Logits after token 0, which is not kept."
+        return _read(self, [0], [0])[0]
 
-# %% ../../nbs/export/67_runtime.ipynb #c6700001d
-class OnnxModel(_Decoder):
-    "A decoder that `dynattn export` wrote: it reads and writes one text."
     def generate(self,
         ids, # [n] tokens that follow those read so far
         max_new_tokens:int=64, # at most
@@ -234,7 +236,7 @@ class OnnxModel(_Decoder):
         temperature:float=0., # 0: the most likely token
         top_k:int=0, # tokens to draw from; 0: all
         top_p:float=1., # of the most likely tokens, the fewest whose probabilities add up to this
-    ): # an iterator of tokens; the last may be one of those that end a text
+    ) -> collections.abc.Iterator[int]: # tokens; the last may be one of those that end a text
         "Write tokens, one after the other."
         rng = np.random.default_rng(seed)
         for _ in range(max_new_tokens):
@@ -247,11 +249,15 @@ class OnnxModel(_Decoder):
     def write(self,
         text:str, # that follows what was read so far
         **options, # of `generate`
-    ) -> collections.abc.Iterator[str]: return _pieces(self, text, options) # as they come
+    ) -> collections.abc.Iterator[str]: # pieces of text, as they come
+        "Write text that follows."
+        return _pieces(self, text, options)
 
     def chat_text(self,
         messages:list, # dicts with `role` and `content`
-    ) -> str: return _conversation(self.folder, messages, self.settings['words']) # for `write`
+    ) -> str: # for `write`
+        "A conversation as the model expects it, up to the place of the answer."
+        return _conversation(self.folder, messages, self.settings['words'])
 
 # %% ../../nbs/export/67_runtime.ipynb #c6700001e
 def _pieces(model, text, options):
