@@ -211,6 +211,7 @@ _ACCOUNTS = WeakTensorKeyDictionary()       # of their parameters
 class _Account:
     "What the prices have done to the gradient of one parameter."
     due: Tensor|None = None    # for the next step of the optimiser that holds it
+    group: object = None       # the processes that take the mean of it first
     put: Tensor|None = None    # what of it a backward pass has put into `.grad`
     left: Tensor|None = None   # `.grad` as that pass left it
     # layer -> what it owed then, and what it owed for gradients that were cleared
@@ -311,7 +312,10 @@ def _close(prices): # ids
     "Make what the layers with these prices owe due for their parameters -> what of it no loss has shown."
     weights = {l: weight for l,weight in _weights().items() if any(id(x) in prices for x in l.prices)}
     layers = [l for l in weights if l.owed is not None]
+    group = next((l.group for l in weights if l.group is not None), None)
     hidden = 0.
+    if group is not None:
+        for p in (p for l in weights for p in _parameters(l)): _account(p).group = group
     for p in {id(p): p for l in layers for p in _parameters(l) if p.requires_grad}.values():
         account = _account(p)
         account.due = _gradient(p, account)
@@ -350,6 +354,14 @@ def _pay(p, account, scaled): # scaled: what a fused optimiser will divide by, o
     else: p.grad.add_(due-_still_there(account, p.grad))
     account.due = account.put = account.left = None
 
+def _held(optimizer):
+    "The widths that an optimiser holds and moves -> [(parameter, its prices)]; what another model waits for is not in it."
+    prices:dict = {}
+    for l in _PRICED:
+        for p in _parameters(l): prices.setdefault(id(p), {}).update((id(x), x) for x in l.prices if x.on)
+    held = [p for group in optimizer.param_groups for p in group['params']]
+    return [(p, [*prices[id(p)].values()]) for p in held if p.requires_grad and prices.get(id(p))]
+
 def _waiting(): # -> of prices
     "Those whose module was called in training since they last acted."
     prices = {id(price): price for l in _PRICED for price in l.prices if l.called or price.heard}
@@ -358,36 +370,37 @@ def _waiting(): # -> of prices
 @torch.no_grad()
 def _act(optimizer):
     "Add what is due to the gradients of the widths that `optimizer` holds -> what no loss has shown."
-    held = [p for group in optimizer.param_groups for p in group['params']]
-    owners = {id(p): l for l in _PRICED for p in _parameters(l)}
-    mine = [p for p in held if id(p) in owners and p.requires_grad]
+    held = _held(optimizer)
+    parameters = [p for p,_ in held]
+    accounts = [_account(p) for p in parameters]
     waiting = _waiting()
+    ours = {id(price) for _,prices in held for price in prices}
+    has_a_turn = any(id(price) in ours for price in waiting) or any(a.due is not None for a in accounts)
     acted:set = set()
     hidden = 0.
-    if mine:
-        ours = {id(price) for p in mine for price in owners[id(p)].prices}
-        groups = [l.group for l in _PRICED if l.group and any(id(price) in ours for price in l.prices)]
-        sharded = any(hasattr(p, 'device_mesh') for p in mine)
+    if has_a_turn: # so all processes come here, or none: nothing that one of them alone keeps alive is asked
         hidden = _close(ours)
-        accounts = [_account(p) for p in mine]
-        if groups or sharded: _agree(accounts, mine, groups[0] if groups else None)
-        for p,account in zip(mine, accounts):
+        group = next((a.group for a in accounts if a.group is not None), None)
+        sharded = any(hasattr(p, 'device_mesh') for p in parameters)
+        if group is not None or sharded: _agree(accounts, parameters, group)
+        for (p,prices),account in zip(held, accounts):
+            account.group = None
             if account.due is None: continue
             _pay(p, account, getattr(optimizer, 'grad_scale', None))
-            acted |= {id(price) for price in owners[id(p)].prices}
+            acted |= {id(price) for price in prices}
     for price in waiting:
         if id(price) not in acted:
-            _tell(price, optimizer, held)
+            _tell(price, optimizer)
             continue
         price.heard = price.shown = False
         price.missed = None
     return hidden
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce0c
-def _tell(price, optimizer, parameters): # that did not act; that steps; what it holds
+def _tell(price, optimizer): # that did not act; that steps
     "Warn if the price could not act. Widths may have another optimiser, so a second step of this one counts."
     module = price.module()
-    held = {id(p) for p in parameters}
+    held = {id(p) for group in optimizer.param_groups for p in group['params']}
     if module is None or all(id(p) not in held for p in module.parameters()): return # another model's
     layers = [m for m in module.modules() if isinstance(m, Learned)]
     widths = [p for l in layers for p in _parameters(l) if p.requires_grad]
