@@ -18,7 +18,7 @@ from ..heads import config_window
 from ..runs import Bar, printable
 from ..saved import UserError, need
 from .questions import Memory
-from .report import Finding
+from .report import Finding, memory_table
 
 # %% ../../nbs/audit/86_graph.ipynb #c67000025
 def _positions(entry, past): # -> those of the tokens in the cache that are not leading, oldest first
@@ -117,7 +117,7 @@ def audit_export(
         memory=[asdict(row) for row in memory], findings=[asdict(f) for f in longer])))
     else:
         print(f"{printable(folder)}, {decoder.past} tokens in ONNX Runtime, {len(found)} key heads")
-        print(Memory.text(memory))
+        print(memory_table(memory))
         for f in wrong:
             what = '' if f['leading'] else ', and not every leading token'
             print(f"broken: layer {f['layer']}, head {f['head']} of width {f['width'] or 'all'}: the next token reads "
@@ -243,7 +243,7 @@ def audit_graph(
         print(f"{printable(path)}: the logits depend on {back} of {n-1} tokens back; {said} is promised")
         print(('as promised' if promised is not None else 'not compared: --window says what is promised', 'broken', '',
                'not measured: --n makes the text longer than what is promised')[status])
-        if memory: print(Memory.text(memory))
+        if memory: print(memory_table(memory))
         for f in findings: print(f"{f.status}: {f.sentence}")
     return whole
 

@@ -10,10 +10,9 @@ import copy, inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 import torch
-from fastcore.basics import patch
 from torch import Tensor, nn
 from ..heads import argument_names, cache_argument, config_window, generate_cache_argument, part_config
-from ..padding import PaddingMask, Patched
+from ..padding import PaddingMask
 from .watch import Float64, Promise, Watch
 
 # %% ../../nbs/audit/63_subjects.ipynb #5b0ab005
@@ -128,7 +127,7 @@ def _held(layer): # of a cache -> bytes, bytes of one token, key heads
 
 # %% ../../nbs/audit/63_subjects.ipynb #23cfd24f
 @dataclass
-class Subject(Patched):
+class Subject:
     "A model under audit, and how it is run."
     name:str         # shown in the report
     model:Callable   # a float64 copy of a module, or a function
@@ -158,32 +157,55 @@ class Subject(Patched):
             torch.manual_seed(0)
             return self.run(self.model, x, keep, segments, **self.options)
 
-# %% ../../nbs/audit/63_subjects.ipynb #5b14ce5d
-@patch(as_prop=True)
-def caches(self:Subject) -> bool: return self.steps is _steps_transformer # in the way of transformers
+    @property
+    def caches(self) -> bool: return self.steps is _steps_transformer # in the way of transformers
 
-@patch(as_prop=True)
-def transformer(self:Subject) -> bool: return self.run is _rows_transformer # whether it is one of transformers
+    @property
+    def transformer(self) -> bool: return self.run is _rows_transformer # whether it is one of transformers
 
-@patch
-def has_cache_of(self:Subject, name, # of a module
-) -> bool: # whether it says which layer of a cache is its own
-    return getattr(self.model.get_submodule(name), 'layer_idx', None) is not None
+    def has_cache_of(self, name, # of a module
+    ) -> bool: # whether it says which layer of a cache is its own
+        return getattr(self.model.get_submodule(name), 'layer_idx', None) is not None
 
-@patch
-def look(self:Subject,
-    n, rows=None, # tokens; queries to look at (default: all)
-    seed=0, any_length=False, # of the inputs; look at attention over other numbers of keys, too
-) -> list: # of `_Look`
-    "The pairs that its heads see, for some queries or all, also over other numbers of keys where `any_length`."
-    x,watch = self.inputs(seed, n),Watch(self.model, n if self.sequence and not any_length else None, rows)
-    with torch.no_grad():
-        if 'heads' in self.options:
-            q,k,v = _split_heads(x, self.options['heads'])
-            with Float64(): watch.measure(lambda *qkv: _tensor_of(self.model(*qkv)), q, k, v)
-        else:
-            with watch.here(): self(x)
-    return watch.found
+    def look(self,
+        n, rows=None, # tokens; queries to look at (default: all)
+        seed=0, any_length=False, # of the inputs; look at attention over other numbers of keys, too
+    ) -> list: # of `_Look`
+        "The pairs that its heads see, for some queries or all, also over other numbers of keys where `any_length`."
+        x,watch = self.inputs(seed, n),Watch(self.model, n if self.sequence and not any_length else None, rows)
+        with torch.no_grad():
+            if 'heads' in self.options:
+                q,k,v = _split_heads(x, self.options['heads'])
+                with Float64(): watch.measure(lambda *qkv: _tensor_of(self.model(*qkv)), q, k, v)
+            else:
+                with watch.here(): self(x)
+        return watch.found
+
+    @classmethod
+    def parts(cls,
+        model, example, # as for `examine`
+        origin:str='', # code that makes the model
+    ) -> list: # of `Subject`
+        "The whole model, or its encoder and its decoder."
+        if isinstance(example, (tuple, list)):
+            if len(example)!=3 or not all(isinstance(t, Tensor) for t in example):
+                got = ', '.join(type(t).__name__ for t in example)
+                raise TypeError(f"example: expected a tensor [B,N,...] or three tensors q, k, v [B,H,N,d], got {got}")
+            return [_of_attention(model, example, origin)]
+        if hasattr(model, 'get_input_embeddings') and hasattr(getattr(model, 'config', None), 'to_diff_dict'):
+            names = argument_names(model)
+            both = getattr(model.config, 'is_encoder_decoder', False)
+            decodes = both and (model.can_generate() or any(name.startswith('decoder_') for name in names))
+            if not decodes: return [_of_transformer(model, None, origin)]
+            begin = (origin or _origin_of(model))+'\nmodel = model.get_encoder()'
+            encoder = _of_transformer(model.get_encoder(), None, begin)
+            read = encoder.options['argument'] if encoder.sequence else encoder.model.main_input_name
+            return [encoder, _of_transformer(model, {read: encoder.input_shape(11)}, origin)]
+        if not callable(model): raise TypeError(f"model: expected a module or a function, got {type(model).__name__}")
+        if not isinstance(example, Tensor) or example.dim()<2:
+            raise TypeError("example: expected a tensor [B,N,...] or q, k and v with this model, "
+                            f"got {type(example).__name__}; a function of a file returns (model, example)")
+        return [_of_sequence(model, example, origin)]
 
 # %% ../../nbs/audit/63_subjects.ipynb #f407b1a7
 def _copy(model):
@@ -302,33 +324,6 @@ def _text_promises(s, decodes): # of transformers; whether it is the decoder of 
         s.doubts['left_padding'] = "its forward takes no position_ids, which would say where the text begins"
         s.obstacles['packed'] = "its forward takes no position_ids, which tell packed texts apart"
     elif not looks_back: s.obstacles['packed'] = "it looks ahead, and position_ids do not tell texts apart there"
-
-# %% ../../nbs/audit/63_subjects.ipynb #c1c3fd71
-@patch(cls_method=True)
-def parts(cls:Subject,
-    model, example, # as for `examine`
-    origin:str='', # code that makes the model
-) -> list: # of `Subject`
-    "The whole model, or its encoder and its decoder."
-    if isinstance(example, (tuple, list)):
-        if len(example)!=3 or not all(isinstance(t, Tensor) for t in example):
-            got = ', '.join(type(t).__name__ for t in example)
-            raise TypeError(f"example: expected a tensor [B,N,...] or three tensors q, k, v [B,H,N,d], got {got}")
-        return [_of_attention(model, example, origin)]
-    if hasattr(model, 'get_input_embeddings') and hasattr(getattr(model, 'config', None), 'to_diff_dict'):
-        names = argument_names(model)
-        both = getattr(model.config, 'is_encoder_decoder', False)
-        decodes = both and (model.can_generate() or any(name.startswith('decoder_') for name in names))
-        if not decodes: return [_of_transformer(model, None, origin)]
-        begin = (origin or _origin_of(model))+'\nmodel = model.get_encoder()'
-        encoder = _of_transformer(model.get_encoder(), None, begin)
-        read = encoder.options['argument'] if encoder.sequence else encoder.model.main_input_name
-        return [encoder, _of_transformer(model, {read: encoder.input_shape(11)}, origin)]
-    if not callable(model): raise TypeError(f"model: expected a module or a function, got {type(model).__name__}")
-    if not isinstance(example, Tensor) or example.dim()<2:
-        raise TypeError("example: expected a tensor [B,N,...] or q, k and v with this model, "
-                        f"got {type(example).__name__}; a function of a file returns (model, example)")
-    return [_of_sequence(model, example, origin)]
 
 # %% ../../nbs/audit/63_subjects.ipynb #204210dd
 from ..docstrings import explain_parameters

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from textwrap import dedent
 import torch, transformers
-from fastcore.basics import patch
 from torch import Tensor, nn
 from ..cache import WindowedLayer, check_rows, check_state
-from ..padding import Patched
 from ..saved import read_weights, write_weights
 from .layers import PreTrainedModel, attention_layers
 from .plugin import LayerCall
@@ -56,6 +54,68 @@ class _KeptLayer(CacheLayerMixin):
     def get_max_length(self) -> int: return -1
     get_max_cache_shape = get_max_length # as it was called
 
+    def attend(self, q, new, keep): # [B,H,n,d]; what `update` returned; [B,seen+n] bool -> [B,H,n,dv]
+        "Attention, after which the new keys are kept."
+        if new is not self.waiting:
+            raise RuntimeError("cache: expected the keys of the last update, got older ones")
+        self.waiting = None # kept when the call succeeds, forgotten when it fails
+        if self.restored is not None:
+            self.windows.load_state(*self.restored)
+            self.restored = None
+        self.windows.record_past = self.record_past
+        if self.windows.seen: self.windows.to(q.device)
+        return self.windows.attend(q, new.k, new.v, keep)
+
+    @property
+    def stored(self): # tokens whose keys are kept
+        if self.restored is not None: return self.restored[0]['seen']
+        return 0 if self.windows is None else self.windows.seen
+
+    def reset(self):
+        self.waiting,self.restored = None,None
+        if self.windows is not None: self.windows.reset()
+
+    def crop(self, tokens_to_remove:int):
+        "Take back the newest `-tokens_to_remove` tokens."
+        is_int = isinstance(tokens_to_remove, int) and not isinstance(tokens_to_remove, bool)
+        if not is_int or tokens_to_remove>0 and not _KEEPS:
+            raise ValueError(f"tokens_to_remove: expected 0 or less, as in transformers, got {tokens_to_remove!r}")
+        if _KEEPS and tokens_to_remove>=0: tokens = max(self.stored-tokens_to_remove, 0)
+        else: tokens = -tokens_to_remove
+        if self.restored is not None and tokens:
+            raise RuntimeError("cache: expected a call of the model after WindowedCache.load before tokens are "
+                               "taken back, got none")
+        if self.windows is not None: self.windows.crop(tokens)
+
+    def reorder_cache(self, beam_idx): # numbers of the rows that remain
+        if self.restored is not None:
+            numbers,tensors = self.restored
+            if not numbers['seen']: return
+            rows = check_rows(beam_idx, len(tensors['0.k']))
+            self.restored = numbers,{name: x[rows.to(x.device)] for name,x in tensors.items()}
+        elif self.windows is not None: self.windows.select(beam_idx)
+
+    def batch_repeat_interleave(self, repeats:int):
+        if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats<1:
+            raise ValueError(f"repeats: expected an int >= 1, got {repeats!r}")
+        if not self.stored: return
+        batch = self.windows.batch if self.restored is None else len(self.restored[1]['0.k'])
+        self.reorder_cache(torch.arange(batch).repeat_interleave(repeats))
+
+    def activate_past_recording(self): self.record_past = True
+
+    def offload(self):
+        if self.windows is not None: self.windows.to('cpu')
+
+    def prefetch(self):
+        if self.windows is not None and self.is_initialized: self.windows.to(self.device)
+
+    def __copy__(self):
+        "A layer that shares the tensors, and none of its changes."
+        new = object.__new__(type(self))
+        vars(new).update(vars(self), windows=copy.copy(self.windows))
+        return new
+
 # %% ../../nbs/hf/57_cache.ipynb #c57d0002
 @dataclass(eq=False)
 class _NewKeys:
@@ -64,93 +124,26 @@ class _NewKeys:
     k: Tensor
     v: Tensor
 
-@patch
-def attended(self:_NewKeys, call:LayerCall): # of the new queries -> [B,H,n,dv]
-    "Attention to the keys that the layer keeps, and to the new ones."
-    call.refuse_special('with a WindowedCache', "generate takes all keys with cache_implementation='dynamic'")
-    if call.dropout:
-        raise ValueError(f"dropout: expected 0 with a WindowedCache, got {call.dropout}; call model.eval()")
-    layer = self.layer
-    version = 0 if call.learned is None else sum(p._version for p in call.learned.parameters()) # changes with what was learned
-    if layer.windows is None:
-        options = dict(window=call.sight.window, scale=call.scaling) | call.own_terms() | call.learned_terms()
-        layer.windows,layer.version = WindowedLayer(call.q.shape[1], self.k.shape[1], **options),version
-    if layer.version!=version:
-        raise RuntimeError("cache: expected widths that stand still while a WindowedCache is in use, "
-                           "got changed ones; make a new cache")
-    return layer.attend(call.q, self, call.sight.keep)
-
-# %% ../../nbs/hf/57_cache.ipynb #4260bc59
-@patch
-def attend(self:_KeptLayer, q, new, keep): # [B,H,n,d]; what `update` returned; [B,seen+n] bool -> [B,H,n,dv]
-    "Attention, after which the new keys are kept."
-    if new is not self.waiting:
-        raise RuntimeError("cache: expected the keys of the last update, got older ones")
-    self.waiting = None # kept when the call succeeds, forgotten when it fails
-    if self.restored is not None:
-        self.windows.load_state(*self.restored)
-        self.restored = None
-    self.windows.record_past = self.record_past
-    if self.windows.seen: self.windows.to(q.device)
-    return self.windows.attend(q, new.k, new.v, keep)
+    def attended(self, call:LayerCall): # of the new queries -> [B,H,n,dv]
+        "Attention to the keys that the layer keeps, and to the new ones."
+        call.refuse_special('with a WindowedCache', "generate takes all keys with cache_implementation='dynamic'")
+        if call.dropout:
+            raise ValueError(f"dropout: expected 0 with a WindowedCache, got {call.dropout}; call model.eval()")
+        layer = self.layer
+        version = 0 if call.learned is None else sum(p._version for p in call.learned.parameters()) # changes with what was learned
+        if layer.windows is None:
+            options = dict(window=call.sight.window, scale=call.scaling) | call.own_terms() | call.learned_terms()
+            layer.windows,layer.version = WindowedLayer(call.q.shape[1], self.k.shape[1], **options),version
+        if layer.version!=version:
+            raise RuntimeError("cache: expected widths that stand still while a WindowedCache is in use, "
+                               "got changed ones; make a new cache")
+        return layer.attend(call.q, self, call.sight.keep)
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0004
-@patch(as_prop=True)
-def stored(self:_KeptLayer): # tokens whose keys are kept
-    if self.restored is not None: return self.restored[0]['seen']
-    return 0 if self.windows is None else self.windows.seen
-
-@patch
-def reset(self:_KeptLayer):
-    self.waiting,self.restored = None,None
-    if self.windows is not None: self.windows.reset()
-
 _KEEPS = 'max_length' in inspect.signature(Cache.crop).parameters # as early releases of transformers 5 have it
 
-@patch
-def crop(self:_KeptLayer, tokens_to_remove:int):
-    "Take back the newest `-tokens_to_remove` tokens."
-    is_int = isinstance(tokens_to_remove, int) and not isinstance(tokens_to_remove, bool)
-    if not is_int or tokens_to_remove>0 and not _KEEPS:
-        raise ValueError(f"tokens_to_remove: expected 0 or less, as in transformers, got {tokens_to_remove!r}")
-    if _KEEPS and tokens_to_remove>=0: tokens = max(self.stored-tokens_to_remove, 0)
-    else: tokens = -tokens_to_remove
-    if self.restored is not None and tokens:
-        raise RuntimeError("cache: expected a call of the model after WindowedCache.load before tokens are "
-                           "taken back, got none")
-    if self.windows is not None: self.windows.crop(tokens)
-
 # %% ../../nbs/hf/57_cache.ipynb #c57d0008
-@patch
-def reorder_cache(self:_KeptLayer, beam_idx): # numbers of the rows that remain
-    if self.restored is not None:
-        numbers,tensors = self.restored
-        if not numbers['seen']: return
-        rows = check_rows(beam_idx, len(tensors['0.k']))
-        self.restored = numbers,{name: x[rows.to(x.device)] for name,x in tensors.items()}
-    elif self.windows is not None: self.windows.select(beam_idx)
-
 _KeptLayer.batch_select_indices = _KeptLayer.reorder_cache
-
-@patch
-def batch_repeat_interleave(self:_KeptLayer, repeats:int):
-    if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats<1:
-        raise ValueError(f"repeats: expected an int >= 1, got {repeats!r}")
-    if not self.stored: return
-    batch = self.windows.batch if self.restored is None else len(self.restored[1]['0.k'])
-    self.reorder_cache(torch.arange(batch).repeat_interleave(repeats))
-
-# %% ../../nbs/hf/57_cache.ipynb #c57d0005
-@patch
-def activate_past_recording(self:_KeptLayer): self.record_past = True
-
-@patch
-def offload(self:_KeptLayer):
-    if self.windows is not None: self.windows.to('cpu')
-
-@patch
-def prefetch(self:_KeptLayer):
-    if self.windows is not None and self.is_initialized: self.windows.to(self.device)
 
 # %% ../../nbs/hf/57_cache.ipynb #57a0c002
 def _names(nodes, kind): # of a syntax tree; ast.Load or ast.Store
@@ -218,7 +211,7 @@ def _unserved(model, layers): # the layers of the `DynamicCache` that transforme
 
 
 # %% ../../nbs/hf/57_cache.ipynb #c7f2a937
-class WindowedCache(Cache, Patched):
+class WindowedCache(Cache):
     """A cache that keeps for every key head what the windows of its query heads reach.
 
     For `generate(..., cache=WindowedCache(model))`. In a hybrid model the other layers keep their states as
@@ -249,6 +242,69 @@ class WindowedCache(Cache, Patched):
         "Memory of all keys and values."
         kept = (layer.windows for layer in self.layers if isinstance(layer, _KeptLayer))
         return sum(windows.nbytes for windows in kept if windows is not None)
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs) -> tuple:
+        "The new keys of a layer. All layers of a call begin with as many tokens."
+        layer = self.layers[layer_idx]
+        if isinstance(layer, _KeptLayer) and layer.stored!=self._start: # the first layer of a call
+            lengths = _lengths(self.layers) | {layer.stored}
+            if len(lengths)>1:
+                self.layers = _shortened(self.layers, min(lengths))
+                self._start = None
+                left = max(_lengths(self.layers), default=0)
+                again = f"The cache holds the {left} tokens before it; repeat the call" if left else "The cache is empty now"
+                raise RuntimeError(f"cache: expected layers that hold the same tokens, got {min(lengths)} and "
+                                   f"{max(lengths)}; a call of the model was interrupted. {again}.")
+            self._start = layer.stored
+        try: return Cache.update(self, key_states, value_states, layer_idx, *args, **kwargs)
+        except RuntimeError: # keys of an interrupted call are waiting
+            self.layers = _finished(self.layers)
+            raise
+
+    def reset(self) -> None: _change(self, 'reset')
+
+    def crop(self, tokens_to_remove:int) -> None: _change(self, 'crop', tokens_to_remove)
+
+    def reorder_cache(self, beam_idx) -> None: _change(self, 'reorder_cache', beam_idx)
+
+    def batch_select_indices(self, indices) -> None: _change(self, 'batch_select_indices', indices)
+
+    def batch_repeat_interleave(self, repeats:int) -> None: _change(self, 'batch_repeat_interleave', repeats)
+
+    def save(self,
+        path, # a file, conventionally .safetensors
+    ) -> None:
+        "Write the keys and values, so that a conversation can go on later."
+        tensors:dict = {}
+        notes:list = []
+        for i,layer in enumerate(_finished(self.layers)):
+            if _keeps_states(layer):
+                raise ValueError(f"self: expected a cache of keys and values, which can be saved, got a {type(layer).__name__}")
+            windows,restored = getattr(layer, 'windows', None),getattr(layer, 'restored', None)
+            note,state = restored or (({}, {}) if windows is None else windows.state())
+            notes.append(note)
+            tensors |= {f'{i}.{name}': x for name,x in state.items()}
+        write_weights(path, tensors, dynattn=json.dumps(notes))
+
+    @classmethod
+    def load(cls,
+        path, # written by `save`
+        model:PreTrainedModel, # the same model, with the same widths
+    ) -> 'WindowedCache':
+        "The cache that was saved."
+        cache,(tensors,header) = cls(model),read_weights(path)
+        if not {'dynattn','sha256'} <= header.keys():
+            raise ValueError(f"path: expected a WindowedCache as it was saved, got {str(path)!r}, another file")
+        try: states = _states(header['dynattn'], tensors)
+        except (TypeError,ValueError,RecursionError) as e:
+            raise ValueError(f"path: expected a WindowedCache as it was saved, got {str(path)!r}: {e}") from e
+        if len(states)!=len(cache.layers):
+            raise ValueError(f"path: expected a WindowedCache of {len(cache.layers)} layers, got {len(states)}")
+        for i,(layer,state) in enumerate(zip(cache.layers, states)):
+            if state and not isinstance(layer, _KeptLayer):
+                raise ValueError(f"path: expected no keys of layer {i}, which keeps other states, got some")
+            if state: layer.restored = state
+        return cache
 
 
 # %% ../../nbs/hf/57_cache.ipynb #57a0c005
@@ -314,13 +370,6 @@ def hand_out(
 
 
 # %% ../../nbs/hf/57_cache.ipynb #57c0a003
-@patch
-def __copy__(self:_KeptLayer):
-    "A layer that shares the tensors, and none of its changes."
-    new = object.__new__(type(self))
-    vars(new).update(vars(self), windows=copy.copy(self.windows))
-    return new
-
 def _copies(layers): # a layer of transformers changes its tensors in place
     return [copy.copy(layer) if isinstance(layer, _KeptLayer) else copy.deepcopy(layer) for layer in layers]
 
@@ -356,58 +405,11 @@ def _finished(layers):
 # %% ../../nbs/hf/57_cache.ipynb #57c0a004
 WindowedCache._start = None # tokens that the layers held before the call of the model that runs, or ran last
 
-@patch
-def update(self:WindowedCache, key_states, value_states, layer_idx, *args, **kwargs) -> tuple:
-    "The new keys of a layer. All layers of a call begin with as many tokens."
-    layer = self.layers[layer_idx]
-    if isinstance(layer, _KeptLayer) and layer.stored!=self._start: # the first layer of a call
-        lengths = _lengths(self.layers) | {layer.stored}
-        if len(lengths)>1:
-            self.layers = _shortened(self.layers, min(lengths))
-            self._start = None
-            left = max(_lengths(self.layers), default=0)
-            again = f"The cache holds the {left} tokens before it; repeat the call" if left else "The cache is empty now"
-            raise RuntimeError(f"cache: expected layers that hold the same tokens, got {min(lengths)} and "
-                               f"{max(lengths)}; a call of the model was interrupted. {again}.")
-        self._start = layer.stored
-    try: return Cache.update(self, key_states, value_states, layer_idx, *args, **kwargs)
-    except RuntimeError: # keys of an interrupted call are waiting
-        self.layers = _finished(self.layers)
-        raise
-
 def _change(cache, name, *args):
     "Call a method of all layers, or of none."
     layers = _copies(_finished(cache.layers))
     for layer in layers: getattr(layer, name)(*args)
     cache.layers = layers
-
-@patch
-def reset(self:WindowedCache) -> None: _change(self, 'reset')
-@patch
-def crop(self:WindowedCache, tokens_to_remove:int) -> None: _change(self, 'crop', tokens_to_remove)
-@patch
-def reorder_cache(self:WindowedCache, beam_idx) -> None: _change(self, 'reorder_cache', beam_idx)
-@patch
-def batch_select_indices(self:WindowedCache, indices) -> None: _change(self, 'batch_select_indices', indices)
-@patch
-def batch_repeat_interleave(self:WindowedCache, repeats:int) -> None: _change(self, 'batch_repeat_interleave', repeats)
-
-# %% ../../nbs/hf/57_cache.ipynb #c57d0006
-@patch
-def save(self:WindowedCache,
-    path, # a file, conventionally .safetensors
-) -> None:
-    "Write the keys and values, so that a conversation can go on later."
-    tensors:dict = {}
-    notes:list = []
-    for i,layer in enumerate(_finished(self.layers)):
-        if _keeps_states(layer):
-            raise ValueError(f"self: expected a cache of keys and values, which can be saved, got a {type(layer).__name__}")
-        windows,restored = getattr(layer, 'windows', None),getattr(layer, 'restored', None)
-        note,state = restored or (({}, {}) if windows is None else windows.state())
-        notes.append(note)
-        tensors |= {f'{i}.{name}': x for name,x in state.items()}
-    write_weights(path, tensors, dynattn=json.dumps(notes))
 
 # %% ../../nbs/hf/57_cache.ipynb #57c0a006
 def _states(notes, tensors): # a list, as JSON; tensors by name
@@ -430,26 +432,6 @@ def _states(notes, tensors): # a list, as JSON; tensors by name
         same = x is padded[0] or x is not None and padded[0] is not None and torch.equal(x, padded[0])
         if not same: raise ValueError("layers: expected the same left padding in each, got another")
     return states
-
-@patch(cls_method=True)
-def load(cls:WindowedCache,
-    path, # written by `save`
-    model:PreTrainedModel, # the same model, with the same widths
-) -> 'WindowedCache':
-    "The cache that was saved."
-    cache,(tensors,header) = cls(model),read_weights(path)
-    if not {'dynattn','sha256'} <= header.keys():
-        raise ValueError(f"path: expected a WindowedCache as it was saved, got {str(path)!r}, another file")
-    try: states = _states(header['dynattn'], tensors)
-    except (TypeError,ValueError,RecursionError) as e:
-        raise ValueError(f"path: expected a WindowedCache as it was saved, got {str(path)!r}: {e}") from e
-    if len(states)!=len(cache.layers):
-        raise ValueError(f"path: expected a WindowedCache of {len(cache.layers)} layers, got {len(states)}")
-    for i,(layer,state) in enumerate(zip(cache.layers, states)):
-        if state and not isinstance(layer, _KeptLayer):
-            raise ValueError(f"path: expected no keys of layer {i}, which keeps other states, got some")
-        if state: layer.restored = state
-    return cache
 
 # %% ../../nbs/hf/57_cache.ipynb #31021943
 from ..docstrings import explain_parameters

@@ -10,11 +10,9 @@ import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 import torch, torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from ..options import NarrowOptions
-from ..padding import Patched
 from ..saved import Checkpoint, DamagedFile, as_it_was, fingerprint, need
 from .layers import PreTrainedModel, attention_layers, embeddings, frozen, last_hidden, looks_back, predictions
 from .plugin import _as_sight, attend, switch
@@ -40,7 +38,7 @@ def _pair_share(width, n, sinks=0): # as for `_cache_share` -> [], differentiabl
 
 # %% ../../nbs/hf/61_curves.ipynb #c66d0002
 @dataclass(frozen=True)
-class Budget(Patched):
+class Budget:
     "The cost of widths at a length, and widths of a given cost."
     n: int       # tokens of a text
     sinks: int   # leading tokens that every query sees
@@ -66,14 +64,37 @@ class Budget(Patched):
             low,high = (middle,high) if self.share(width(middle))<share else (low,middle)
         return high
 
-# %% ../../nbs/hf/61_curves.ipynb #c66d0003
-@patch
-def scaled(self:Budget, width:Tensor, share:float, # [K] half-widths in tokens; 0 to 1
-) -> Tensor: # [K]
-    "Widths in the same proportions at another share."
-    def at(x): return (width*math.exp(x)).clamp(1, self.most)
-    furthest = math.log(self.most)
-    return at(self.reaching(at, share, -furthest, furthest))
+    def scaled(self, width:Tensor, share:float, # [K] half-widths in tokens; 0 to 1
+    ) -> Tensor: # [K]
+        "Widths in the same proportions at another share."
+        def at(x): return (width*math.exp(x)).clamp(1, self.most)
+        furthest = math.log(self.most)
+        return at(self.reaching(at, share, -furthest, furthest))
+
+    @classmethod
+    def of(cls,
+        model:PreTrainedModel, # without windows; it stays as it is
+        texts:list, # dicts with `input_ids` [B,N]
+        sinks:int|None=None, # leading tokens that all queries see (4 for a causal model, 1 for an encoder)
+    ) -> 'Budget':
+        "That of the longest text. Texts and models that cannot be measured are refused."
+        kind = type(model).__name__
+        if not isinstance(model, PreTrainedModel): raise TypeError(f"model: expected a model of transformers, got {kind}")
+        if getattr(model.config, 'is_encoder_decoder', False):
+            raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {kind}")
+        with as_it_was(model): layers = attention_layers(switch(model), itself=True)
+        for m in layers.values():
+            learned = getattr(m, 'dynattn', None)
+            if getattr(learned, 'sigma_head', None) is not None:
+                raise ValueError("model: expected one without windows, got one that has them already")
+            if getattr(learned, 'alpha_head', None) is not None:
+                raise ValueError("model: expected softmax, whose other weights keep their proportions, got alpha")
+        if not texts: raise ValueError("batches: expected at least one, got none")
+        for i,batch in enumerate(texts): _check_text(model, i, batch)
+        n = max(batch['input_ids'].shape[1] for batch in texts)
+        if n<8: raise ValueError(f"batches: expected texts of 8 tokens or more, got {n}")
+        causal = all(looks_back(model, name) for name in layers)
+        return cls(n, (4 if causal else 1) if sinks is None else sinks, causal)
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0011
 def _far(x, width, start, causal):
@@ -90,7 +111,7 @@ _BLOCK = 32     # queries whose weights are in memory at a time
 _MEASURED = 512 # queries of a text, of which a longer one has a sample
 
 @dataclass(eq=False)
-class _Layer(Patched):
+class _Layer:
     "The tensors that a layer computed from a text."
     module:nn.Module
     q:Tensor            # [B,H,N,d]
@@ -100,24 +121,45 @@ class _Layer(Patched):
     sight:object        # the keys that its queries may see
     options:dict        # what else the layer hands to its attention
 
-# %% ../../nbs/hf/61_curves.ipynb #c65c0040
-@patch
-def weights(self:_Layer, start, stop): # of these queries -> [B,H,b,M]
-    s = self.sight
-    m = stop if s.causal else self.k.shape[2]
-    keep = None if s.keep is None else s.keep[:,:m]
-    pairs = None if s.pairs is None else s.pairs[:,:,start:stop,:m]
-    s = s._replace(keep=keep, pairs=pairs, q_offset=start, at=None, queries=stop-start)
-    options = dict(self.options, output_attentions=True)
-    if options.get('position_bias') is not None: options['position_bias'] = options['position_bias'][:,:,start:stop]
-    return attend(self.module, self.q[:,:,start:stop], self.k[:,:,:m], self.v[:,:,:m], s, **options)[1]
+    def weights(self, start, stop): # of these queries -> [B,H,b,M]
+        s = self.sight
+        m = stop if s.causal else self.k.shape[2]
+        keep = None if s.keep is None else s.keep[:,:m]
+        pairs = None if s.pairs is None else s.pairs[:,:,start:stop,:m]
+        s = s._replace(keep=keep, pairs=pairs, q_offset=start, at=None, queries=stop-start)
+        options = dict(self.options, output_attentions=True)
+        if options.get('position_bias') is not None: options['position_bias'] = options['position_bias'][:,:,start:stop]
+        return attend(self.module, self.q[:,:,start:stop], self.k[:,:,:m], self.v[:,:,:m], s, **options)[1]
 
-@patch
-def leading(self:_Layer, sinks): # -> [1|B,1,N] bool
-    "The first tokens of each text, which every query sees."
-    at,keep = torch.arange(self.k.shape[2], device=self.k.device),self.sight.keep
-    first = torch.zeros(1, 1, 1, dtype=torch.long) if keep is None else keep.int().argmax(1)[:,None,None]
-    return (at>=first.to(at.device)) & (at<first.to(at.device)+sinks)
+    def leading(self, sinks): # -> [1|B,1,N] bool
+        "The first tokens of each text, which every query sees."
+        at,keep = torch.arange(self.k.shape[2], device=self.k.device),self.sight.keep
+        first = torch.zeros(1, 1, 1, dtype=torch.long) if keep is None else keep.int().argmax(1)[:,None,None]
+        return (at>=first.to(at.device)) & (at<first.to(at.device)+sinks)
+
+    @torch.no_grad()
+    def squares(self,
+        g:Tensor, # the gradient of a number at the output, [B,N,H,d]
+        width:Tensor, # [W] int
+        sinks:int, # leading tokens that are never lost
+        generator=None, # for the draw of queries
+        measured:int=_MEASURED, # queries, of which a longer text has a sample
+    ) -> Tensor: # [B,Hkv,W], in float64
+        "The squared movements of the number, summed over queries."
+        heads,leading = self.k.shape[1],self.leading(sinks)
+        found = 0.
+        for start,odds in _sample(g, generator, measured):
+            stop = min(start+_BLOCK, self.q.shape[2])
+            p = self.weights(start, stop)
+            v = self.v[:,:,:p.shape[-1]].repeat_interleave(p.shape[1]//heads, 1)
+            gradient,out = (x[:,start:stop].transpose(1, 2) for x in (g, self.out))   # [B,H,b,d]
+            of_scores = p*(gradient@v.mT-(gradient*out).sum(-1, keepdim=True))        # [B,H,b,M]
+            lost = leading[...,None,:p.shape[-1]]
+            far,mass = (_far(x.masked_fill(lost, 0), width, start, self.sight.causal) for x in (of_scores, p))
+            moved = far/(1-mass).clamp(min=torch.finfo(p.dtype).eps**.5)              # [B,H,b,W]
+            moved = moved.unflatten(1, (heads,-1)).sum(2)
+            found = found+moved.masked_fill(leading[...,start:stop,None], 0).square().sum(2).double()/odds
+        return found
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0054
 def _sample(g, generator, measured): # gradient [B,N,H,d], for so many queries -> [(first query, odds)] of blocks
@@ -130,32 +172,6 @@ def _sample(g, generator, measured): # gradient [B,N,H,d], for so many queries -
     passed = (odds.cumsum(0)+torch.rand(1, generator=generator)).long()
     drawn = passed.diff(prepend=torch.zeros(1, dtype=torch.long))>0  # one draw for all: their number hardly varies
     return [(starts[i], odds[i].item()) for i in drawn.nonzero()[:,0].tolist()]
-
-# %% ../../nbs/hf/61_curves.ipynb #c65c0016
-@patch
-@torch.no_grad()
-def squares(self:_Layer,
-    g:Tensor, # the gradient of a number at the output, [B,N,H,d]
-    width:Tensor, # [W] int
-    sinks:int, # leading tokens that are never lost
-    generator=None, # for the draw of queries
-    measured:int=_MEASURED, # queries, of which a longer text has a sample
-) -> Tensor: # [B,Hkv,W], in float64
-    "The squared movements of the number, summed over queries."
-    heads,leading = self.k.shape[1],self.leading(sinks)
-    found = 0.
-    for start,odds in _sample(g, generator, measured):
-        stop = min(start+_BLOCK, self.q.shape[2])
-        p = self.weights(start, stop)
-        v = self.v[:,:,:p.shape[-1]].repeat_interleave(p.shape[1]//heads, 1)
-        gradient,out = (x[:,start:stop].transpose(1, 2) for x in (g, self.out))   # [B,H,b,d]
-        of_scores = p*(gradient@v.mT-(gradient*out).sum(-1, keepdim=True))        # [B,H,b,M]
-        lost = leading[...,None,:p.shape[-1]]
-        far,mass = (_far(x.masked_fill(lost, 0), width, start, self.sight.causal) for x in (of_scores, p))
-        moved = far/(1-mass).clamp(min=torch.finfo(p.dtype).eps**.5)              # [B,H,b,W]
-        moved = moved.unflatten(1, (heads,-1)).sum(2)
-        found = found+moved.masked_fill(leading[...,start:stop,None], 0).square().sum(2).double()/odds
-    return found
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0018
 def _certain(logits, generator):
@@ -212,7 +228,7 @@ def _watched(width, sinks, generator):
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c001c
 @dataclass(frozen=True)
-class CostCurves(Patched):
+class CostCurves:
     "How much a model's predictions lose if one key head alone is narrowed, by its width."
     budget:Budget # at the length of the texts
     counts:list   # key heads of each layer
@@ -232,6 +248,38 @@ class CostCurves(Patched):
     ) -> Tensor: # [K,W], falling
         "One curve per head; none rises with the width."
         return (self.text+answers*self.asked).flip(-1).cummax(-1).values.flip(-1)
+
+    def _best(self, keep, answers=.1): # -> [K]
+        if not 0<keep<=1: raise ValueError(f"keep: expected a number above 0 and up to 1, got {keep}")
+        cost = self.total(answers)
+        each = torch.stack([self.budget.share(size[None]) for size in self.sizes]).double()
+        def at(x): return self.sizes[(cost+math.exp(-x)*each).argmin(1)]
+        price = self.budget.reaching(at, keep, -60., 60.)
+        return self.budget.scaled(at(price-1e-9), keep)                  # below it: the last step would be too much
+
+    def widths(self,
+        keep:float, # the share, 0 to 1
+        answers:float=.1, # the weight of texts that ask
+    ) -> list: # by layer, the half-width of every key head; inf: no limit
+        "The widths of a share at which the curves add up to the least."
+        best = self._best(keep, answers)
+        return [part.tolist() for part in best.masked_fill(best>=self.budget.most, math.inf).split(self.counts)]
+
+    def costs(self,
+        keep:float, # the share, 0 to 1
+        answers:float=.1, # the weight of texts that ask
+    ) -> tuple: # of plain texts, of texts that ask
+        "The sum of the curves at the widths of a share."
+        at = torch.searchsorted(self.sizes, self._best(keep, answers)+1e-3).clamp(min=1)[:,None]-1 # of the next size below
+        return self.text.gather(1, at).sum().item(),self.asked.gather(1, at).sum().item()
+
+    def plot(self) -> object: # axes
+        "The costs of all shares."
+        show_curves = need('dynattn.plot', 'viz').show_curves
+        shares = torch.logspace(math.log10(1.01*self.budget.share(self.sizes[:1]).item()), 0, 32).tolist()
+        each = dict(zip(('plain texts','answers'), zip(*map(self.costs, shares))))
+        shown = {name: torch.tensor(y) for name,y in each.items() if max(y)>0}
+        return show_curves(shown, shares, xlabel='share that is kept', ylabel='cost', logx=True)
 
 # %% ../../nbs/hf/61_curves.ipynb #61a10001
 def _check_text(model, i, batch): # number i of the texts
@@ -262,32 +310,6 @@ def _check_text(model, i, batch): # number i of the texts
         raise ValueError(f"batches: expected one token or more in every row, got padding only in row {row} of text {i}")
     if 'asked' in batch and (batch['asked'].bool() & (real==0).to(batch['asked'].device)).any():
         raise ValueError(f"batches: expected asked where there are tokens, got marks of padding {where}")
-
-# %% ../../nbs/hf/61_curves.ipynb #c65c001d
-@patch(cls_method=True)
-def of(cls:Budget,
-    model:PreTrainedModel, # without windows; it stays as it is
-    texts:list, # dicts with `input_ids` [B,N]
-    sinks:int|None=None, # leading tokens that all queries see (4 for a causal model, 1 for an encoder)
-) -> Budget:
-    "That of the longest text. Texts and models that cannot be measured are refused."
-    kind = type(model).__name__
-    if not isinstance(model, PreTrainedModel): raise TypeError(f"model: expected a model of transformers, got {kind}")
-    if getattr(model.config, 'is_encoder_decoder', False):
-        raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {kind}")
-    with as_it_was(model): layers = attention_layers(switch(model), itself=True)
-    for m in layers.values():
-        learned = getattr(m, 'dynattn', None)
-        if getattr(learned, 'sigma_head', None) is not None:
-            raise ValueError("model: expected one without windows, got one that has them already")
-        if getattr(learned, 'alpha_head', None) is not None:
-            raise ValueError("model: expected softmax, whose other weights keep their proportions, got alpha")
-    if not texts: raise ValueError("batches: expected at least one, got none")
-    for i,batch in enumerate(texts): _check_text(model, i, batch)
-    n = max(batch['input_ids'].shape[1] for batch in texts)
-    if n<8: raise ValueError(f"batches: expected texts of 8 tokens or more, got {n}")
-    causal = all(looks_back(model, name) for name in layers)
-    return cls(n, (4 if causal else 1) if sinks is None else sinks, causal)
 
 # %% ../../nbs/hf/61_curves.ipynb #61a10003
 def _not_finite(model, batch):
@@ -394,44 +416,6 @@ def cost_curves(
             file.write(found)
             if on_text is not None: on_text()
     return CostCurves(budget, found['counts'], width, *(found[k]/max(found['number_'+k], 1) for k in ('text','asked')))
-
-# %% ../../nbs/hf/61_curves.ipynb #c65c002a
-@patch
-def _best(self:CostCurves, keep, answers=.1): # -> [K]
-    if not 0<keep<=1: raise ValueError(f"keep: expected a number above 0 and up to 1, got {keep}")
-    cost = self.total(answers)
-    each = torch.stack([self.budget.share(size[None]) for size in self.sizes]).double()
-    def at(x): return self.sizes[(cost+math.exp(-x)*each).argmin(1)]
-    price = self.budget.reaching(at, keep, -60., 60.)
-    return self.budget.scaled(at(price-1e-9), keep)                  # below it: the last step would be too much
-
-@patch
-def widths(self:CostCurves,
-    keep:float, # the share, 0 to 1
-    answers:float=.1, # the weight of texts that ask
-) -> list: # by layer, the half-width of every key head; inf: no limit
-    "The widths of a share at which the curves add up to the least."
-    best = self._best(keep, answers)
-    return [part.tolist() for part in best.masked_fill(best>=self.budget.most, math.inf).split(self.counts)]
-
-# %% ../../nbs/hf/61_curves.ipynb #c65c002f
-@patch
-def costs(self:CostCurves,
-    keep:float, # the share, 0 to 1
-    answers:float=.1, # the weight of texts that ask
-) -> tuple: # of plain texts, of texts that ask
-    "The sum of the curves at the widths of a share."
-    at = torch.searchsorted(self.sizes, self._best(keep, answers)+1e-3).clamp(min=1)[:,None]-1 # of the next size below
-    return self.text.gather(1, at).sum().item(),self.asked.gather(1, at).sum().item()
-
-@patch
-def plot(self:CostCurves) -> object: # axes
-    "The costs of all shares."
-    show_curves = need('dynattn.plot', 'viz').show_curves
-    shares = torch.logspace(math.log10(1.01*self.budget.share(self.sizes[:1]).item()), 0, 32).tolist()
-    each = dict(zip(('plain texts','answers'), zip(*map(self.costs, shares))))
-    shown = {name: torch.tensor(y) for name,y in each.items() if max(y)>0}
-    return show_curves(shown, shares, xlabel='share that is kept', ylabel='cost', logx=True)
 
 # %% ../../nbs/hf/61_curves.ipynb #d81934f8
 from ..docstrings import explain_parameters

@@ -9,39 +9,37 @@ __all__ = ['Healed', 'heal']
 import copy, math
 from dataclasses import dataclass
 import torch
-from fastcore.basics import patch
 from torch import Tensor, nn
-from ..padding import Patched
 from ..saved import Checkpoint, as_it_was, interrupts_wait, need
 from .layers import PreTrainedModel
 from .curves import run_record
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d000b
 @dataclass
-class Healed(Patched):
+class Healed:
     "The effect of healing."
     rows:list   # a record for each step: loss
     before:list # what was measured on held-out texts with windows
     after:list  # and with the updates; empty where they led to numbers that are not finite
     kept:bool   # whether all of it fell; otherwise the weights are those of before
 
-_FUSED = 'qkv','query_key','c_attn','in_proj'
+    @classmethod
+    def layers(cls, model:PreTrainedModel) -> list: # with windows or without -> names
+        "The layers that get updates."
+        found = []
+        for name,layer in model.named_modules():
+            weight,last = getattr(layer, 'weight', None),name.rsplit('.', 1)[-1].lower()
+            inside = any(child is layer for child in model.base_model.modules())
+            if not inside or not isinstance(weight, Tensor) or weight.dim()!=2 or isinstance(layer, nn.Embedding): continue
+            if any(word in last for word in _FUSED):
+                raise ValueError(f"model: expected values in a layer of their own to heal, got {name} with queries and keys")
+            if type(layer) is not nn.Linear or not weight.is_floating_point():
+                raise ValueError("model: expected linear layers of 16 or 32 bits to heal, "
+                                 f"got {type(layer).__name__} in {name}")
+            if last[:1] not in ('q','k'): found.append(name)
+        return found
 
-@patch(cls_method=True)
-def layers(cls:Healed, model:PreTrainedModel) -> list: # with windows or without -> names
-    "The layers that get updates."
-    found = []
-    for name,layer in model.named_modules():
-        weight,last = getattr(layer, 'weight', None),name.rsplit('.', 1)[-1].lower()
-        inside = any(child is layer for child in model.base_model.modules())
-        if not inside or not isinstance(weight, Tensor) or weight.dim()!=2 or isinstance(layer, nn.Embedding): continue
-        if any(word in last for word in _FUSED):
-            raise ValueError(f"model: expected values in a layer of their own to heal, got {name} with queries and keys")
-        if type(layer) is not nn.Linear or not weight.is_floating_point():
-            raise ValueError("model: expected linear layers of 16 or 32 bits to heal, "
-                             f"got {type(layer).__name__} in {name}")
-        if last[:1] not in ('q','k'): found.append(name)
-    return found
+_FUSED = 'qkv','query_key','c_attn','in_proj'
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d0041
 def _heal_steps(tuned, distance, steps, rate, file, every, on_step): # file: a `Checkpoint`

@@ -12,12 +12,10 @@ from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 import torch, torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, distributed as dist, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
-from ..padding import Patched
 from ..window import Window
 
 # %% ../../nbs/hf/55_layers.ipynb #09d6878e
@@ -237,7 +235,7 @@ def frozen(
             raise
 
 # %% ../../nbs/hf/55_layers.ipynb #7b1e0001
-class Added(dict, Patched):
+class Added(dict):
     "The options of a model that has them; a configuration that was read from a file holds a plain dict."
     @staticmethod
     def refuse_lost(module, # the model or an attention of it
@@ -255,6 +253,34 @@ class Added(dict, Patched):
         "The models in `model` with windows or alpha."
         models = (m for m in model.modules() if isinstance(m, PreTrainedModel))
         return [m for m in models if isinstance(getattr(m.config, 'dynattn', None), Added)]
+
+    @classmethod
+    def record(cls, model, kind, options) -> None: # "windows" or "alpha", and with what they are added again
+        "Write down in the configuration what was added, and how it is to be loaded."
+        owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
+        config = owner.config
+        if getattr(config, 'dynattn', None) is None: owner.dynattn_auto_map = getattr(config, 'auto_map', None)
+        config.dynattn = cls({**(getattr(config, 'dynattn', None) or {}), kind: options})
+        config.attn_implementation = _HOW_TO_LOAD
+        names = _auto_classes(type(config))
+        if names:
+            config.auto_map = {name: f'{_STUB}.{name}' for name in names}
+            owner.save_pretrained = partial(_save_pretrained, owner)
+
+    @classmethod
+    def erase(cls, model, kind) -> bool: # "windows" or "alpha"; whether the other is left
+        "Take what `record` wrote out of the configuration, which is as before where nothing is left."
+        owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
+        config = owner.config
+        left = {name: options for name,options in config.dynattn.items() if name!=kind}
+        if left:
+            config.dynattn = cls(left)
+            return True
+        for name in ('dynattn','attn_implementation','auto_map'): vars(config).pop(name, None)
+        known = vars(owner).pop('dynattn_auto_map', None)
+        if known is not None: config.auto_map = known
+        vars(owner).pop('save_pretrained', None)
+        return False
 
 # %% ../../nbs/hf/55_layers.ipynb #fefad104
 _STUB = 'dynattn_windows'
@@ -331,34 +357,6 @@ def _save_pretrained(model, save_directory, *args, **kwargs):
     config.dynattn = Added({**added, 'shared': names})  # in the file; here the modules say it
     try: return type(model).save_pretrained(model, save_directory, *args, **kwargs)
     finally: config.dynattn = added
-
-@patch(cls_method=True)
-def record(cls:Added, model, kind, options) -> None: # "windows" or "alpha", and with what they are added again
-    "Write down in the configuration what was added, and how it is to be loaded."
-    owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
-    config = owner.config
-    if getattr(config, 'dynattn', None) is None: owner.dynattn_auto_map = getattr(config, 'auto_map', None)
-    config.dynattn = cls({**(getattr(config, 'dynattn', None) or {}), kind: options})
-    config.attn_implementation = _HOW_TO_LOAD
-    names = _auto_classes(type(config))
-    if names:
-        config.auto_map = {name: f'{_STUB}.{name}' for name in names}
-        owner.save_pretrained = partial(_save_pretrained, owner)
-
-@patch(cls_method=True)
-def erase(cls:Added, model, kind) -> bool: # "windows" or "alpha"; whether the other is left
-    "Take what `record` wrote out of the configuration, which is as before where nothing is left."
-    owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
-    config = owner.config
-    left = {name: options for name,options in config.dynattn.items() if name!=kind}
-    if left:
-        config.dynattn = cls(left)
-        return True
-    for name in ('dynattn','attn_implementation','auto_map'): vars(config).pop(name, None)
-    known = vars(owner).pop('dynattn_auto_map', None)
-    if known is not None: config.auto_map = known
-    vars(owner).pop('save_pretrained', None)
-    return False
 
 # %% ../../nbs/hf/55_layers.ipynb #431b408e
 from ..docstrings import explain_parameters

@@ -10,10 +10,8 @@ import base64, itertools, re, unicodedata, zlib
 from dataclasses import dataclass
 from html import escape
 import torch
-from fastcore.basics import patch
 from torch import Tensor
 from transformers import AutoTokenizer
-from ..padding import Patched
 from ..widgets import show_widget
 from ..engine.weights import window_weights
 from ..heads import most_tokens
@@ -168,7 +166,7 @@ def _tokens_of_ids(tokenizer, ids):
 
 # %% ../../nbs/hf/81_looking.ipynb #81a00006
 @dataclass(eq=False)
-class Looks(Patched):
+class Looks:
     "The looks of every head in one text; the lists have an entry for each layer that attends to the text itself."
     ids:Tensor     # [N] tokens
     tokens:list    # their pieces of the text, special tokens by name; empty without a tokenizer
@@ -186,6 +184,30 @@ class Looks(Patched):
         # query i is i tokens away from the first
         held = [(x-first).double().cumsum(1) for x,first in zip(self.distance, self.first)]
         return [(x < share*x[:,-1:]*(1-1e-6)).sum(1) for x in held]
+
+    def page(self,
+        title:str='A look into the heads', # of the page
+        most:int=190_000, # bytes
+    ) -> str: # HTML
+        "A page of its own: the map of all heads, and the text shaded by the weights of a chosen head and token."
+        shown,last,steps = min(256, len(self.ids)),self.rows[0].shape[1],31
+        near,far = ([x.tolist() for x in self.within(share)] for share in (.9,.99))
+        first = [(100*x.mean(1)).round().int().tolist() for x in self.first]
+        words = [_visible(token) for token in self.tokens] or [f'{i} ' for i in self.ids.tolist()]
+        def levels(x): return (x[...,-shown:].clamp(0, 1).sqrt()*steps).round().to(torch.uint8)
+        while True:
+            last = min(last, shown)
+            # rows, and below them what each key receives
+            parts = [torch.cat((levels(r[:,-last:]), levels(g/g.amax(1, keepdim=True).clamp(min=1e-9))[:,None]), 1)
+                     for r,g in zip(self.rows, self.received)]
+            packed = base64.b64encode(zlib.compress(b''.join(x.numpy().tobytes() for x in parts))).decode()
+            html = show_widget('look', title=title, n=len(words), tokens=words[-shown:], last=last, steps=steps, near=near,
+                        far=far, token=last-1, layer=len(near)//2, first=first, levels=packed)._repr_html_()
+            if len(html.encode())<=most or shown<=16: break
+            last,shown = (3*last//4,shown) if last>8 else (last,3*shown//4)
+        return ('<!doctype html><html lang="en"><meta charset="utf-8">'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title><style>'
+            ':root{color-scheme:light dark}body{max-width:790px;margin:0 auto;padding:8px}</style>' + html + '</html>')
 
 # %% ../../nbs/hf/81_looking.ipynb #81a00008
 def _watch(found, call, options, names, last):
@@ -254,32 +276,6 @@ def _visible(token):
         if kind in ('Cc','Cf','Cn','Co','Cs','Zl','Zp'): return f'<U+{ord(c):04X}>'
         return '\u25cc'+c if i==0 and kind[0]=='M' else c
     return ''.join(shown(i, c) for i,c in enumerate(token))
-
-# %% ../../nbs/hf/81_looking.ipynb #81a00013
-@patch
-def page(self:Looks,
-    title:str='A look into the heads', # of the page
-    most:int=190_000, # bytes
-) -> str: # HTML
-    "A page of its own: the map of all heads, and the text shaded by the weights of a chosen head and token."
-    shown,last,steps = min(256, len(self.ids)),self.rows[0].shape[1],31
-    near,far = ([x.tolist() for x in self.within(share)] for share in (.9,.99))
-    first = [(100*x.mean(1)).round().int().tolist() for x in self.first]
-    words = [_visible(token) for token in self.tokens] or [f'{i} ' for i in self.ids.tolist()]
-    def levels(x): return (x[...,-shown:].clamp(0, 1).sqrt()*steps).round().to(torch.uint8)
-    while True:
-        last = min(last, shown)
-        # rows, and below them what each key receives
-        parts = [torch.cat((levels(r[:,-last:]), levels(g/g.amax(1, keepdim=True).clamp(min=1e-9))[:,None]), 1)
-                 for r,g in zip(self.rows, self.received)]
-        packed = base64.b64encode(zlib.compress(b''.join(x.numpy().tobytes() for x in parts))).decode()
-        html = show_widget('look', title=title, n=len(words), tokens=words[-shown:], last=last, steps=steps, near=near,
-                    far=far, token=last-1, layer=len(near)//2, first=first, levels=packed)._repr_html_()
-        if len(html.encode())<=most or shown<=16: break
-        last,shown = (3*last//4,shown) if last>8 else (last,3*shown//4)
-    return ('<!doctype html><html lang="en"><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title><style>'
-        ':root{color-scheme:light dark}body{max-width:790px;margin:0 auto;padding:8px}</style>' + html + '</html>')
 
 # %% ../../nbs/hf/81_looking.ipynb #2435f856
 from ..docstrings import explain_parameters

@@ -12,10 +12,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 import torch, torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, nn
 from ..options import NarrowOptions
-from ..padding import Patched
 from ..saved import Checkpoint, DamagedFile, ModelState, all_or_nothing, as_it_was, fingerprint, whole_or_not
 from ..sigma import SigmaParameter
 from ..heads import most_tokens, part_config
@@ -60,7 +58,7 @@ def without_windows(
         yield model
 
 # %% ../../nbs/hf/66_narrowing.ipynb #e9c5c69c
-class WidthVector(Patched):
+class WidthVector:
     "The widths of all key heads of a model with windows, as one parameter."
     def __init__(self,
         model:nn.Module, # after `add_windows`
@@ -90,39 +88,44 @@ class WidthVector(Patched):
     def share(self) -> Tensor: # [], differentiable
         return self.budget.share(self.log_width.exp())
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0005
-@patch
-@torch.no_grad()
-def set(self:WidthVector, width, # [K] half-widths in tokens
-) -> None:
-    self.log_width.copy_(torch.as_tensor(width).to(self.log_width).clamp(1, self.budget.most).log())
+    @torch.no_grad()
+    def set(self, width, # [K] half-widths in tokens
+    ) -> None:
+        self.log_width.copy_(torch.as_tensor(width).to(self.log_width).clamp(1, self.budget.most).log())
 
-@patch
-@torch.no_grad()
-def scale_to(self:WidthVector, share, # 0 to 1, of the keys or of an encoder's pairs
-) -> None:
-    "Multiply all widths by the factor that gives this share."
-    self.set(self.budget.scaled(self.widths(), share))
+    @torch.no_grad()
+    def scale_to(self, share, # 0 to 1, of the keys or of an encoder's pairs
+    ) -> None:
+        "Multiply all widths by the factor that gives this share."
+        self.set(self.budget.scaled(self.widths(), share))
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0006
-@patch
-def by_layer(self:WidthVector) -> list: # of lists, whole tokens; inf where a head sees everything
-    "The widths as used after learning."
-    width,most = self.widths(),self.budget.most
-    everything = width>=.97*most
-    def paid(factor): return torch.where(everything, float(most), (factor*width).clamp(1, most))
-    factor = self.budget.reaching(paid, self.share().item(), 0., 1.)
-    spent = paid(factor)
-    whole = spent.floor()
-    missing = int((spent.sum()-whole.sum()).round())
-    whole[(spent-whole).topk(missing).indices] += 1                  # the sum stays: the largest fractions go up
-    return self.in_layers(whole.masked_fill(everything, math.inf))
+    def by_layer(self) -> list: # of lists, whole tokens; inf where a head sees everything
+        "The widths as used after learning."
+        width,most = self.widths(),self.budget.most
+        everything = width>=.97*most
+        def paid(factor): return torch.where(everything, float(most), (factor*width).clamp(1, most))
+        factor = self.budget.reaching(paid, self.share().item(), 0., 1.)
+        spent = paid(factor)
+        whole = spent.floor()
+        missing = int((spent.sum()-whole.sum()).round())
+        whole[(spent-whole).topk(missing).indices] += 1                  # the sum stays: the largest fractions go up
+        return self.in_layers(whole.masked_fill(everything, math.inf))
 
-@patch
-def in_layers(self:WidthVector, width, # [K] half-widths in tokens
-) -> list: # of lists; inf where a head sees everything
-    width = width.masked_fill(width>=self.budget.most, math.inf)
-    return [part.tolist() for part in width.split(self.counts)]
+    def in_layers(self, width, # [K] half-widths in tokens
+    ) -> list: # of lists; inf where a head sees everything
+        width = width.masked_fill(width>=self.budget.most, math.inf)
+        return [part.tolist() for part in width.split(self.counts)]
+
+    def rounded(self, sizes:str, # half-widths in tokens, and "full": '64,256,full'
+    ) -> Tensor: # [K]
+        "Widths of a few sizes, within the same share."
+        sizes,share = _sizes(sizes, self.budget.most).to(self.log_width.device),self.share().item()
+        least = self.budget.share(sizes[:1]).item()
+        if least>share*(1+1e-6):
+            raise ValueError(f"sizes: expected one small enough for a share of {share:.4f}, got {least:.4f} or more")
+        def nearest(shift): return sizes[(self.log_width.detach()[:,None]+shift-sizes.log()).abs().argmin(1)]
+        span = 2*math.log(self.budget.most)
+        return nearest(self.budget.reaching(nearest, share*(1+1e-6), -span, span)-1e-6)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #51ze0002
 def _sizes(text, most): # -> [S] half-widths, ascending
@@ -133,20 +136,8 @@ def _sizes(text, most): # -> [S] half-widths, ascending
                          f"got {text!r}")
     return torch.tensor(sizes, dtype=torch.float32)
 
-@patch
-def rounded(self:WidthVector, sizes:str, # half-widths in tokens, and "full": '64,256,full'
-) -> Tensor: # [K]
-    "Widths of a few sizes, within the same share."
-    sizes,share = _sizes(sizes, self.budget.most).to(self.log_width.device),self.share().item()
-    least = self.budget.share(sizes[:1]).item()
-    if least>share*(1+1e-6):
-        raise ValueError(f"sizes: expected one small enough for a share of {share:.4f}, got {least:.4f} or more")
-    def nearest(shift): return sizes[(self.log_width.detach()[:,None]+shift-sizes.log()).abs().argmin(1)]
-    span = 2*math.log(self.budget.most)
-    return nearest(self.budget.reaching(nearest, share*(1+1e-6), -span, span)-1e-6)
-
 # %% ../../nbs/hf/66_narrowing.ipynb #e988d003
-class Distance(Patched):
+class Distance:
     "The distance of a model with windows from the same one without, which is computed once per text."
     def __init__(self,
         model:PreTrainedModel, # with windows
@@ -164,50 +155,83 @@ class Distance(Patched):
                 self.hidden[i] = last_hidden(self.model, self.batches[i])
         return self.hidden[i]
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0007
-@patch
-def _places(self:Distance, batch, step):
-    "Indices into [B*N]: real tokens, drawn anew at every step."
-    generator = torch.Generator().manual_seed(self.options.seed*1_000_003+step)
-    mask = batch.get('attention_mask')
-    real = torch.arange(batch['input_ids'].numel()) if mask is None else mask.flatten().cpu().nonzero()[:,0]
-    drawn = torch.randperm(len(real), generator=generator)[:self.options.places]
-    return real[drawn].sort().values.to(batch['input_ids'].device)
+    def _places(self, batch, step):
+        "Indices into [B*N]: real tokens, drawn anew at every step."
+        generator = torch.Generator().manual_seed(self.options.seed*1_000_003+step)
+        mask = batch.get('attention_mask')
+        real = torch.arange(batch['input_ids'].numel()) if mask is None else mask.flatten().cpu().nonzero()[:,0]
+        drawn = torch.randperm(len(real), generator=generator)[:self.options.places]
+        return real[drawn].sort().values.to(batch['input_ids'].device)
 
-@patch
-def divergence(self:Distance,
-    full:Tensor, # [P,D] last hidden states of the full model
-    narrow:Tensor, # like `full`, of the one with windows
-) -> Tensor: # the mean over places
-    with torch.no_grad(): wanted = predictions(self.model, full).log_softmax(-1)
-    given = predictions(self.model, narrow).log_softmax(-1)
-    never = wanted==-math.inf                                        # such tokens add nothing: 0 times any logarithm
-    if never.any(): wanted,given = wanted.masked_fill(never, -1e4),given.masked_fill(never, 0)
-    return F.kl_div(given, wanted, log_target=True, reduction='batchmean')
+    def divergence(self,
+        full:Tensor, # [P,D] last hidden states of the full model
+        narrow:Tensor, # like `full`, of the one with windows
+    ) -> Tensor: # the mean over places
+        with torch.no_grad(): wanted = predictions(self.model, full).log_softmax(-1)
+        given = predictions(self.model, narrow).log_softmax(-1)
+        never = wanted==-math.inf                                        # such tokens add nothing: 0 times any logarithm
+        if never.any(): wanted,given = wanted.masked_fill(never, -1e4),given.masked_fill(never, 0)
+        return F.kl_div(given, wanted, log_target=True, reduction='batchmean')
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0341
-@patch
-def parts(self:Distance, i, step, # number of the batch; of the step, which draws the places
-) -> list: # differentiable in the widths: of the whole text, of its answers if it asks
-    batch = self.batches[i]
-    full,narrow = self.full_hidden(i),last_hidden(self.model, batch)
-    if self.speaks:
-        places = [self._places(batch, step)]
-        if 'asked' in batch and batch['asked'].any(): places.append(batch['asked'].flatten().nonzero()[:,0])
-        found = [self.divergence(full.flatten(0, 1)[at], narrow.flatten(0, 1)[at]) for at in places]
-    else: found = [1-F.cosine_similarity(embeddings(narrow, batch), embeddings(full, batch)).mean()]
-    if all(x.isfinite() for x in found): return found
-    raise ValueError(f"model: expected finite predictions of text {i}, got nan or inf")
+    def parts(self, i, step, # number of the batch; of the step, which draws the places
+    ) -> list: # differentiable in the widths: of the whole text, of its answers if it asks
+        batch = self.batches[i]
+        full,narrow = self.full_hidden(i),last_hidden(self.model, batch)
+        if self.speaks:
+            places = [self._places(batch, step)]
+            if 'asked' in batch and batch['asked'].any(): places.append(batch['asked'].flatten().nonzero()[:,0])
+            found = [self.divergence(full.flatten(0, 1)[at], narrow.flatten(0, 1)[at]) for at in places]
+        else: found = [1-F.cosine_similarity(embeddings(narrow, batch), embeddings(full, batch)).mean()]
+        if all(x.isfinite() for x in found): return found
+        raise ValueError(f"model: expected finite predictions of text {i}, got nan or inf")
 
-@patch
-def __call__(self:Distance, i, step) -> Tensor: # []
-    return sum(self.parts(i, step))
+    def __call__(self, i, step) -> Tensor: # []
+        return sum(self.parts(i, step))
+
+    def mend(self,
+        held_out:list, # texts like its own, which decide
+        change, # the `ModelState` of the run, which says whether the weights have changed
+        **options, # further ones of `heal`
+    ) -> Healed|None: # None if interrupted
+        "Heal a model with hard windows, if that brings texts held out closer to the full model's."
+        held,before = Distance(self.model, held_out, self.options),ModelState(self.model)
+        def measure():
+            parts = [held.parts(i, 0) for i in range(len(held_out))]
+            each = [p[0] for p in parts],[p[1] for p in parts if len(p)>1]
+            return [(sum(x)/len(x)).item() for x in each if x]
+        try:
+            for i in range(len(held_out)): held.full_hidden(i)
+            return heal(self.model, self, self.options.heal, measure, seed=self.options.seed, finish=change.finish, **options)
+        except KeyboardInterrupt:
+            if change.stands: raise                                      # the weights have changed already
+            before.restore()
+            return None
+
+    @torch.no_grad()
+    def _smallest(self, vector, rise, at):
+        "The smallest share found whose widths, which `at(share)` sets, have no greater rise in loss, and the rise there."
+        texts = [{k: v[i:i+1] for k,v in b.items()} for b in self.batches[:8] for i in range(len(b['input_ids']))][:8]
+        reference = Reference(self.model, texts)
+        start,found = vector.log_width.clone(),(1., 0.)
+        low = vector.budget.share(torch.ones(1)).item()
+        try:
+            for _ in range(7):                                           # to within 5 % of the share
+                share = math.sqrt(low*found[0])
+                vector.log_width.copy_(start)
+                at(share)
+                with as_it_was(self.model):
+                    set_widths(self.model, vector.by_layer())
+                    risen = sum(reference.changes())/len(texts)
+                if risen<=rise: found = share,risen
+                else: low = share
+        finally: vector.log_width.copy_(start)                           # if interrupted, too
+        return found
 
 # %% ../../nbs/hf/66_narrowing.ipynb #16ba487b
 _RATE = .15   # of the logarithms of the widths, at the first step
 _DESCENT = .5 # the part of the steps in which the share falls
 
-class Narrower(Patched):
+class Narrower:
     "A run: the widths, the optimiser and the records of its steps."
     def __init__(self,
         vector:WidthVector, # the widths that learn
@@ -226,96 +250,157 @@ class Narrower(Patched):
         vector.scale_to(max(options.begin, self.keep))
         self.first_share = vector.share().item()
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0009
-@patch
-def _price(self:Narrower, gradient, of_share, step): # gradients [K] of the distance and of the share
-    "The Lagrange multiplier, at least 0."
-    memory = .9
-    self.mean_gradient.mul_(memory).add_(gradient, alpha=1-memory)
-    mean,square = self.mean_gradient/(1-memory**(step+1)),of_share@of_share
-    return max(-(mean@of_share/square).item(), 0.) if square>0 else 0. # 0: everything is kept
+    def _price(self, gradient, of_share, step): # gradients [K] of the distance and of the share
+        "The Lagrange multiplier, at least 0."
+        memory = .9
+        self.mean_gradient.mul_(memory).add_(gradient, alpha=1-memory)
+        mean,square = self.mean_gradient/(1-memory**(step+1)),of_share@of_share
+        return max(-(mean@of_share/square).item(), 0.) if square>0 else 0. # 0: everything is kept
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d000b
-@patch
-def step(self:Narrower) -> dict:
-    "Learn from one text."
-    step,log_width = len(self.rows),self.vector.log_width
-    order = list(range(self.texts))                                  # each pass over the texts has its own
-    random.Random(f'{self.options.seed}/{step//self.texts}').shuffle(order)
-    text = order[step%self.texts]
-    if self.options.sizes and step>=2/3*self.options.steps:          # the model sees the sizes, the widths learn on
-        self.vector.shift.copy_(self.vector.rounded(self.options.sizes)-self.vector.widths())
-    loss = self.distance(text, step)
-    gradient, = torch.autograd.grad(loss, log_width)
-    if not gradient.isfinite().all():
-        raise ValueError(f"model: expected a finite gradient of the widths on text {text}, got nan or inf")
-    gradient = gradient/gradient.norm().clamp(min=1e-12).sqrt()      # one text does not outweigh the others
-    of_share, = torch.autograd.grad(self.vector.share(), log_width)
-    price = self._price(gradient, of_share, step)
-    log_width.grad = gradient+price*of_share
-    falling = math.cos(math.pi/2*step/self.options.steps)**2
-    self.adam.param_groups[0]['lr'] = _RATE*(.05+.95*falling)
-    self.adam.step()
-    done = min((step+1)/max(_DESCENT*self.options.steps, 1), 1)
-    self.vector.scale_to(self.first_share*(self.keep/self.first_share)**done)
-    if step>=2/3*self.options.steps: self.late += log_width.detach()
-    self.rows.append(dict(step=step, text=text, loss=loss.item(), multiplier=price, share=self.vector.share().item()))
-    return self.rows[-1]
+    def step(self) -> dict:
+        "Learn from one text."
+        step,log_width = len(self.rows),self.vector.log_width
+        order = list(range(self.texts))                                  # each pass over the texts has its own
+        random.Random(f'{self.options.seed}/{step//self.texts}').shuffle(order)
+        text = order[step%self.texts]
+        if self.options.sizes and step>=2/3*self.options.steps:          # the model sees the sizes, the widths learn on
+            self.vector.shift.copy_(self.vector.rounded(self.options.sizes)-self.vector.widths())
+        loss = self.distance(text, step)
+        gradient, = torch.autograd.grad(loss, log_width)
+        if not gradient.isfinite().all():
+            raise ValueError(f"model: expected a finite gradient of the widths on text {text}, got nan or inf")
+        gradient = gradient/gradient.norm().clamp(min=1e-12).sqrt()      # one text does not outweigh the others
+        of_share, = torch.autograd.grad(self.vector.share(), log_width)
+        price = self._price(gradient, of_share, step)
+        log_width.grad = gradient+price*of_share
+        falling = math.cos(math.pi/2*step/self.options.steps)**2
+        self.adam.param_groups[0]['lr'] = _RATE*(.05+.95*falling)
+        self.adam.step()
+        done = min((step+1)/max(_DESCENT*self.options.steps, 1), 1)
+        self.vector.scale_to(self.first_share*(self.keep/self.first_share)**done)
+        if step>=2/3*self.options.steps: self.late += log_width.detach()
+        self.rows.append(dict(step=step, text=text, loss=loss.item(), multiplier=price, share=self.vector.share().item()))
+        return self.rows[-1]
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0302
-@patch
-def finish(self:Narrower) -> None:
-    "Give the vector the widths of the run."
-    number = sum(row['step']>=2/3*self.options.steps for row in self.rows)
-    if number: self.vector.set((self.late/number).exp())
-    self.vector.scale_to(self.keep)
+    def finish(self) -> None:
+        "Give the vector the widths of the run."
+        number = sum(row['step']>=2/3*self.options.steps for row in self.rows)
+        if number: self.vector.set((self.late/number).exp())
+        self.vector.scale_to(self.keep)
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0352
-@patch
-@torch.no_grad()
-def choose(self:Narrower, others, # [K] half-widths, such as those of the cost curves
-) -> None:
-    "Give the vector its own widths, others or their mean, whichever are nearest to the full model."
-    vector,model = self.vector,self.distance.model
-    own,other = vector.log_width.clone(),others.to(vector.log_width).log()
-    far = {}
-    for weight in (0., .5, 1.):
-        vector.log_width.copy_(own.lerp(other, weight))
+    @torch.no_grad()
+    def choose(self, others, # [K] half-widths, such as those of the cost curves
+    ) -> None:
+        "Give the vector its own widths, others or their mean, whichever are nearest to the full model."
+        vector,model = self.vector,self.distance.model
+        own,other = vector.log_width.clone(),others.to(vector.log_width).log()
+        far = {}
+        for weight in (0., .5, 1.):
+            vector.log_width.copy_(own.lerp(other, weight))
+            vector.scale_to(self.keep)
+            with _put_back(model):
+                set_widths(model, vector.by_layer())
+                far[weight] = sum(self.distance(i, 0).item() for i in range(min(self.texts, 8)))
+        vector.log_width.copy_(own.lerp(other, min(far, key=far.get)))
         vector.scale_to(self.keep)
-        with _put_back(model):
-            set_widths(model, vector.by_layer())
-            far[weight] = sum(self.distance(i, 0).item() for i in range(min(self.texts, 8)))
-    vector.log_width.copy_(own.lerp(other, min(far, key=far.get)))
-    vector.scale_to(self.keep)
+
+    def state(self) -> dict:
+        "A copy of the state on which the rest of the run depends."
+        return dict(
+            rows=list(self.rows), first_share=self.first_share, adam=copy.deepcopy(self.adam.state_dict()),
+            log_width=self.vector.log_width.detach().clone(), mean_gradient=self.mean_gradient.clone(),
+            late=self.late.clone(), keep=self.keep, measured=list(self.measured))
+
+    @torch.no_grad()
+    def restore(self, state, # as `state` gives it
+    ) -> None:
+        for name,x in dict(log_width=self.vector.log_width, mean_gradient=self.mean_gradient, late=self.late).items():
+            saved = state[name]
+            if not isinstance(saved, Tensor) or saved.shape!=x.shape or not saved.isfinite().all():
+                raise ValueError(f"{name}: expected {len(x)} finite numbers")
+            x.copy_(saved)
+        for name in ('first_share','keep'):
+            if type(state[name]) not in (int, float) or not 0<state[name]<=1: raise ValueError(f"{name}: expected a share")
+        if not all(isinstance(row, dict) and 'text' in row for row in state['rows']): raise ValueError("rows: expected records")
+        for share,risen,log_width in state['measured']:
+            if log_width.shape!=self.late.shape or not math.isfinite(share+risen): raise ValueError("measured: expected shares")
+        self.adam.load_state_dict(copy.deepcopy(state['adam']))
+        self.rows,self.measured = list(state['rows']),list(state['measured'])
+        self.first_share,self.keep = state['first_share'],state['keep']
+
+    @classmethod
+    def check(cls,
+        model:PreTrainedModel, # without windows
+        batches:list, # as `narrow` takes them, like the rest
+        o:NarrowOptions,
+        held_out:list|None=None,
+    ) -> Budget: # of the longest text
+        "Refuse now what would fail after all steps."
+        budget,keep = Budget.of(model, batches, o.sinks),.25 if o.keep is None else o.keep
+        o.check(budget.n)
+        if o.heal>len(batches): raise ValueError(f"heal: expected at most one step for each of {len(batches)}, got {o.heal}")
+        if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
+        if o.heal:
+            Budget.of(model, held_out, o.sinks)
+            Healed.layers(model)
+        least = budget.share(torch.ones(1)).item()
+        if o.rise is None and keep<least:
+            by_default = ", the default; give keep, fewer sinks or longer texts" if o.keep is None else ""
+            raise ValueError(f"keep: expected {least:.4f} or more for texts of {budget.n} tokens, got {keep}{by_default}")
+        speaks = model.get_output_embeddings() is not None
+        if speaks and o.rise is not None and not all(b.get('attention_mask', torch.ones(1)).all() for b in batches):
+            raise ValueError(f"rise: expected None for texts of a language model with padding, got {o.rise}")
+        if o.sizes and (least:=budget.share(_sizes(o.sizes, budget.most)[:1]).item())>keep:
+            raise ValueError(f"sizes: expected one small enough for keep={keep}, got {least:.4f} or more")
+        return budget
+
+    def learn(self,
+        file:Checkpoint, # for the state
+        every, on_step, # steps between two checkpoints; gets the record of each step, or None
+    ) -> bool:
+        "Run all steps, or those before an interruption; False then. The state in the file is that after a whole step."
+        before,whole = ModelState(self.distance.model),self.state()
+        file.write(whole)
+        try:
+            while len(self.rows)<self.options.steps:
+                row = self.step()
+                whole = self.state()
+                if len(self.rows) in (self.options.steps, len(self.rows)//every*every): file.write(whole)
+                if on_step is not None: on_step(row)
+        except KeyboardInterrupt:
+            before.restore()                                             # it may have come while the windows were off
+            self.restore(whole)
+            file.write(whole)
+            return False
+        return True
+
+    def begin(self, curves:CostCurves, # of the texts
+    ) -> None:
+        "Start with the widths of the curves, at the share that `rise` allows or that was asked for."
+        if self.options.rise is not None: self._measure(lambda share: self.vector.set(curves._best(share)))
+        self.vector.set(curves._best(max(self.options.begin, self.keep)))
+        self.first_share = self.vector.share().item()
+
+    def begin_or_resume(self, curves:CostCurves, file:Checkpoint) -> None:
+        "The start of a run, or its state in the file."
+        state = file.read()
+        if state is None: return self.begin(curves)
+        try: self.restore(state)
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as e:
+            raise DamagedFile(f"{file.path.parent}: damaged {file.path.name}: {e}") from e
+
+    @torch.no_grad()
+    def _measure(self, at):
+        "Find the share for the `rise` that is allowed; the rise at the smallest so far, which `keep` and the widths get."
+        share,risen = self.distance._smallest(self.vector, self.options.rise, at)
+        at(share)
+        self.measured.append((share, risen, self.vector.log_width.detach().clone()))
+        self.keep,risen,log_width = min(self.measured, key=lambda m: m[0])
+        self.vector.log_width.copy_(log_width)
+        return risen
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d000d
 _STATE = 'rows','first_share','adam','log_width','mean_gradient','late','keep','measured'
-
-@patch
-def state(self:Narrower) -> dict:
-    "A copy of the state on which the rest of the run depends."
-    return dict(
-        rows=list(self.rows), first_share=self.first_share, adam=copy.deepcopy(self.adam.state_dict()),
-        log_width=self.vector.log_width.detach().clone(), mean_gradient=self.mean_gradient.clone(),
-        late=self.late.clone(), keep=self.keep, measured=list(self.measured))
-
-@patch
-@torch.no_grad()
-def restore(self:Narrower, state, # as `state` gives it
-) -> None:
-    for name,x in dict(log_width=self.vector.log_width, mean_gradient=self.mean_gradient, late=self.late).items():
-        saved = state[name]
-        if not isinstance(saved, Tensor) or saved.shape!=x.shape or not saved.isfinite().all():
-            raise ValueError(f"{name}: expected {len(x)} finite numbers")
-        x.copy_(saved)
-    for name in ('first_share','keep'):
-        if type(state[name]) not in (int, float) or not 0<state[name]<=1: raise ValueError(f"{name}: expected a share")
-    if not all(isinstance(row, dict) and 'text' in row for row in state['rows']): raise ValueError("rows: expected records")
-    for share,risen,log_width in state['measured']:
-        if log_width.shape!=self.late.shape or not math.isfinite(share+risen): raise ValueError("measured: expected shares")
-    self.adam.load_state_dict(copy.deepcopy(state['adam']))
-    self.rows,self.measured = list(state['rows']),list(state['measured'])
-    self.first_share,self.keep = state['first_share'],state['keep']
 
 # %% ../../nbs/hf/66_narrowing.ipynb #4aa3500e
 @dataclass
@@ -370,55 +455,6 @@ def set_widths(
         learned.sigma_head = SigmaParameter(learned.heads, init_width=width).to(device).train(module.training)
     record_edge(model, edge)
 
-# %% ../../nbs/hf/66_narrowing.ipynb #7338f8dd
-@patch(cls_method=True)
-def check(cls:Narrower,
-    model:PreTrainedModel, # without windows
-    batches:list, # as `narrow` takes them, like the rest
-    o:NarrowOptions,
-    held_out:list|None=None,
-) -> Budget: # of the longest text
-    "Refuse now what would fail after all steps."
-    budget,keep = Budget.of(model, batches, o.sinks),.25 if o.keep is None else o.keep
-    o.check(budget.n)
-    if o.heal>len(batches): raise ValueError(f"heal: expected at most one step for each of {len(batches)}, got {o.heal}")
-    if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
-    if o.heal:
-        Budget.of(model, held_out, o.sinks)
-        Healed.layers(model)
-    least = budget.share(torch.ones(1)).item()
-    if o.rise is None and keep<least:
-        by_default = ", the default; give keep, fewer sinks or longer texts" if o.keep is None else ""
-        raise ValueError(f"keep: expected {least:.4f} or more for texts of {budget.n} tokens, got {keep}{by_default}")
-    speaks = model.get_output_embeddings() is not None
-    if speaks and o.rise is not None and not all(b.get('attention_mask', torch.ones(1)).all() for b in batches):
-        raise ValueError(f"rise: expected None for texts of a language model with padding, got {o.rise}")
-    if o.sizes and (least:=budget.share(_sizes(o.sizes, budget.most)[:1]).item())>keep:
-        raise ValueError(f"sizes: expected one small enough for keep={keep}, got {least:.4f} or more")
-    return budget
-
-# %% ../../nbs/hf/66_narrowing.ipynb #f847ffd3
-@patch
-def learn(self:Narrower,
-    file:Checkpoint, # for the state
-    every, on_step, # steps between two checkpoints; gets the record of each step, or None
-) -> bool:
-    "Run all steps, or those before an interruption; False then. The state in the file is that after a whole step."
-    before,whole = ModelState(self.distance.model),self.state()
-    file.write(whole)
-    try:
-        while len(self.rows)<self.options.steps:
-            row = self.step()
-            whole = self.state()
-            if len(self.rows) in (self.options.steps, len(self.rows)//every*every): file.write(whole)
-            if on_step is not None: on_step(row)
-    except KeyboardInterrupt:
-        before.restore()                                             # it may have come while the windows were off
-        self.restore(whole)
-        file.write(whole)
-        return False
-    return True
-
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d000f
 def _beside(checkpoint, part):
     "The file of another part of a run."
@@ -431,44 +467,6 @@ def _curves_for(model, batches, o, budget, curves, checkpoint):
     if not isinstance(curves, CostCurves): raise TypeError(f"curves: expected CostCurves, got {type(curves).__name__}")
     if curves.budget.n==budget.n: return curves
     raise ValueError(f"curves: expected those of {budget.n} tokens, got those of {curves.budget.n}")
-
-@patch
-def mend(self:Distance,
-    held_out:list, # texts like its own, which decide
-    change, # the `ModelState` of the run, which says whether the weights have changed
-    **options, # further ones of `heal`
-) -> Healed|None: # None if interrupted
-    "Heal a model with hard windows, if that brings texts held out closer to the full model's."
-    held,before = Distance(self.model, held_out, self.options),ModelState(self.model)
-    def measure():
-        parts = [held.parts(i, 0) for i in range(len(held_out))]
-        each = [p[0] for p in parts],[p[1] for p in parts if len(p)>1]
-        return [(sum(x)/len(x)).item() for x in each if x]
-    try:
-        for i in range(len(held_out)): held.full_hidden(i)
-        return heal(self.model, self, self.options.heal, measure, seed=self.options.seed, finish=change.finish, **options)
-    except KeyboardInterrupt:
-        if change.stands: raise                                      # the weights have changed already
-        before.restore()
-        return None
-
-# %% ../../nbs/hf/66_narrowing.ipynb #7a1b0016
-@patch
-def begin(self:Narrower, curves:CostCurves, # of the texts
-) -> None:
-    "Start with the widths of the curves, at the share that `rise` allows or that was asked for."
-    if self.options.rise is not None: self._measure(lambda share: self.vector.set(curves._best(share)))
-    self.vector.set(curves._best(max(self.options.begin, self.keep)))
-    self.first_share = self.vector.share().item()
-
-@patch
-def begin_or_resume(self:Narrower, curves:CostCurves, file:Checkpoint) -> None:
-    "The start of a run, or its state in the file."
-    state = file.read()
-    if state is None: return self.begin(curves)
-    try: self.restore(state)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as e:
-        raise DamagedFile(f"{file.path.parent}: damaged {file.path.name}: {e}") from e
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0342
 def narrow(
@@ -524,7 +522,7 @@ def token_losses(
     return torch.cat([F.cross_entropy(predictions(model, h), y, reduction='none') for h,y in parts])
 
 # %% ../../nbs/hf/66_narrowing.ipynb #66000002
-class Reference(Patched):
+class Reference:
     "The full model's answer to texts: the loss of each, or its embeddings."
     def __init__(self,
         model:PreTrainedModel, # with windows or without
@@ -552,40 +550,6 @@ class Reference(Patched):
             found += (now-full if full.dim()==1 else 1-F.cosine_similarity(now, full)).tolist()
             on_text()
         return found
-
-# %% ../../nbs/hf/66_narrowing.ipynb #7a1b0002
-@patch
-@torch.no_grad()
-def _smallest(self:Distance, vector, rise, at):
-    "The smallest share found whose widths, which `at(share)` sets, have no greater rise in loss, and the rise there."
-    texts = [{k: v[i:i+1] for k,v in b.items()} for b in self.batches[:8] for i in range(len(b['input_ids']))][:8]
-    reference = Reference(self.model, texts)
-    start,found = vector.log_width.clone(),(1., 0.)
-    low = vector.budget.share(torch.ones(1)).item()
-    try:
-        for _ in range(7):                                           # to within 5 % of the share
-            share = math.sqrt(low*found[0])
-            vector.log_width.copy_(start)
-            at(share)
-            with as_it_was(self.model):
-                set_widths(self.model, vector.by_layer())
-                risen = sum(reference.changes())/len(texts)
-            if risen<=rise: found = share,risen
-            else: low = share
-    finally: vector.log_width.copy_(start)                           # if interrupted, too
-    return found
-
-# %% ../../nbs/hf/66_narrowing.ipynb #7a1b0006
-@patch
-@torch.no_grad()
-def _measure(self:Narrower, at):
-    "Find the share for the `rise` that is allowed; the rise at the smallest so far, which `keep` and the widths get."
-    share,risen = self.distance._smallest(self.vector, self.options.rise, at)
-    at(share)
-    self.measured.append((share, risen, self.vector.log_width.detach().clone()))
-    self.keep,risen,log_width = min(self.measured, key=lambda m: m[0])
-    self.vector.log_width.copy_(log_width)
-    return risen
 
 # %% ../../nbs/hf/66_narrowing.ipynb #dbcdf66c
 from ..docstrings import explain_parameters
