@@ -54,7 +54,8 @@ def _padding(
 def _padding_gradient(
     f, x, other, first, last, # as for `_repeated`; the real tokens
 ) -> tuple[Tensor,Tensor]:
-    "The gradient of real outputs in the sequence, and the same without the part that flows into the padding."
+    """The gradient of real outputs in the sequence, and the same without the part that flows into
+    the padding."""
     count = f(x[:,first:last]).shape[1]
     row, keep = _pad(x, other, first, last)
     with torch.enable_grad():
@@ -107,15 +108,18 @@ def _inside(model, name, f, x): # the name of a module; how the model is run, an
     kept, module = {}, model.get_submodule(name)
     def keep(m, args, kwargs): kept.update(dict(enumerate(args)) | kwargs)
     with module.register_forward_pre_hook(keep, with_kwargs=True): f(x)
-    tensors = [value for value in kept.values() if isinstance(value, Tensor) and value.is_floating_point()]
+    tensors = [value for value in kept.values() if isinstance(value, Tensor)]
+    tensors = [value for value in tensors if value.is_floating_point()]
     hidden = next((t for t in tensors if t.dim()==3 and t.shape[1]==x.shape[1]), None)
-    elsewhere = 'key_value_states', 'encoder_hidden_states', 'context' # arguments that bring other keys
+    # arguments that bring other keys
+    elsewhere = 'key_value_states', 'encoder_hidden_states', 'context'
     if hidden is None or any(kept.get(name) is not None for name in elsewhere):
         raise LookupError(f"module: expected {name} to have an input [1,N,D] and keys of its own")
     def run(y):
         given = {key: y if value is hidden else value for key, value in kept.items()}
         args = [value for key, value in given.items() if isinstance(key, int)]
-        return _tensor_of(module(*args, **{key: value for key, value in given.items() if isinstance(key, str)}))
+        named = {key: value for key, value in given.items() if isinstance(key, str)}
+        return _tensor_of(module(*args, **named))
     return run, hidden.detach()
 
 # %% ../../nbs/audit/64_questions.ipynb #7497d1c4
@@ -123,7 +127,8 @@ def _differs(a, b): # -> `Answer.NO`, `YES` or `UNSURE`
     "Whether two outputs that should be equal are different by more than rounding."
     eps = torch.finfo(a.dtype).eps
     change = ((a-b).abs().amax()/b.abs().mean().clamp(min=1e-30)).item()
-    return Answer.NO if change<=eps**.75 else Answer.UNSURE if change<=eps**.5 else Answer.YES # NaN is a difference
+    if change<=eps**.75: return Answer.NO
+    return Answer.UNSURE if change<=eps**.5 else Answer.YES    # NaN is a difference
 
 # %% ../../nbs/audit/64_questions.ipynb #712fdadf
 @dataclass(frozen=True)
@@ -137,12 +142,14 @@ class _Trial:
 
 def _padding_trials(where, first, last):
     real = dict(first=first, last=last)
-    return [_Trial(_padding, f"The content of the padding {where} changes the outputs of real tokens.", real, True),
-        _Trial(_padding, f"A sequence with padding {where} gives other outputs than the same sequence alone.", real),
+    content = f"The content of the padding {where} changes the outputs of real tokens."
+    presence = f"A sequence with padding {where} gives other outputs than the same sequence alone."
+    return [_Trial(_padding, content, real, True),
+        _Trial(_padding, presence, real),
         _Trial(_padding_gradient, f"Gradients flow into the padding {where}.", real)]
 
 # %% ../../nbs/audit/64_questions.ipynb #330dd139
-QUESTIONS:dict = {} # name -> what a yes means, and a function (subject, tokens, seeds) that gives the trials
+QUESTIONS:dict = {} # name -> what a yes means, and a function (subject, tokens, seeds) -> trials
 
 def _question(name, meaning): # a decorator
     "Put the trials of a question into `QUESTIONS`."
@@ -158,7 +165,8 @@ def _repeated_trials(subject, n, seeds):
 @_question('future', 'the past depends on the future')
 def _future_trials(subject, n, seeds):
     places = sorted({1, n//4, n//2, n-1})
-    return [_Trial(_future, f"The outputs before {t} change with the inputs from {t} on.", dict(t=t), True, seed)
+    def said(t): return f"The outputs before {t} change with the inputs from {t} on."
+    return [_Trial(_future, said(t), dict(t=t), True, seed)
             for seed in range(seeds) for t in places]
 
 @_question('padding', 'padding behind changes real tokens')
@@ -173,18 +181,22 @@ def _batch_trials(subject, n, seeds):
     if 'padding' in subject.obstacles: return trials
     sentence = "A sequence changes with the padding of its neighbour in the batch."
     shorter = 2*n//3
-    return trials+[_Trial(_batch_padding, sentence, dict(mine=mine, its=shorter)) for mine in (shorter, n)]
+    for mine in (shorter, n):
+        trials.append(_Trial(_batch_padding, sentence, dict(mine=mine, its=shorter)))
+    return trials
 
 @_question('packed', 'packed texts see each other')
 def _packed_trials(subject, n, seeds):
     first = dict(first=n//2-1)
     return [_Trial(_packed, "The second text of a packed row sees the first.", first, True),
-            _Trial(_packed, "The second text of a packed row gives other outputs than alone.", first)]
+            _Trial(_packed, "The second text of a packed row gives other outputs than alone.",
+                   first)]
 
 @_question('cached', 'a cached step differs from all at once')
 def _cached_trials(subject, n, seeds):
     steps = partial(subject.steps, subject.model, **subject.options)
-    return [_Trial(_cached, "Token by token gives other outputs than all at once, from token {row} on.",
+    sentence = "Token by token gives other outputs than all at once, from token {row} on."
+    return [_Trial(_cached, sentence,
                    dict(steps=steps))]
 
 # %% ../../nbs/audit/64_questions.ipynb #f293cb50
@@ -237,7 +249,8 @@ def _sources(*functions):
 # %% ../../nbs/audit/64_questions.ipynb #e5febc63
 def _beginning(s, *functions):
     "Lines that make the model and hold the functions."
-    lines = ['import inspect, torch', 'from functools import partial', 'from torch import Tensor, nn', s.origin]
+    lines = ['import inspect, torch', 'from functools import partial',
+             'from torch import Tensor, nn', s.origin]
     if s.options.get('mask')=='padding': lines.append('from dynattn import PaddingMask')
     if isinstance(s.model, nn.Module): lines.append('model = model.double().eval()')
     return [*lines, '', *_sources(_draw, *functions)]
@@ -251,16 +264,24 @@ def program(
     module:str='', # its name; '' for the model
     expected:str='0', # the promised change
 ) -> str:
-    "Code that makes the model and shows that two outputs differ which should be equal, or the other way round."
+    """Code that makes the model and shows that two outputs differ which should be equal, or the
+    other way round."""
     options = ''.join(f', {name}={value!r}' for name,value in subject.options.items())
-    numbers = ''.join(f", {name}={'steps' if callable(value) else value}" for name,value in numbers.items())
-    lines = _beginning(subject, subject.run, *[subject.steps]*('steps' in numbers), *[_inside]*bool(module), question)
+    def written(x): return 'steps' if callable(x) else x
+    by_steps = 'steps' in numbers
+    numbers = ''.join(f", {name}={written(x)}" for name,x in numbers.items())
+    helpers = [*[subject.steps]*by_steps, *[_inside]*bool(module)]
+    lines = _beginning(subject, subject.run, *helpers, question)
     lines.append(f'f = partial({subject.run.__name__}, model{options})')
-    if 'steps' in numbers: lines.append(f'steps = partial({subject.steps.__name__}, model{options})')
-    inputs = f'_draw(seed, {subject.input_shape(n)}, {subject.scale}) for seed in ({seed}, {seed+1000})'
+    if by_steps: lines.append(f'steps = partial({subject.steps.__name__}, model{options})')
+    shape = subject.input_shape(n)
+    inputs = f'_draw(seed, {shape}, {subject.scale}) for seed in ({seed}, {seed+1000})'
     lines.append(f'x, other = ({inputs})')
-    if module: lines += [f'f, x = _inside(model, {module!r}, f, x)', 'other = _draw(1000, x.shape, x.std())']
-    return '\n'.join([*lines, f'a, b = {question.__name__}(f, x, other{numbers})', 'change = (a-b).abs().max().item()',
+    if module:
+        lines.append(f'f, x = _inside(model, {module!r}, f, x)')
+        lines.append('other = _draw(1000, x.shape, x.std())')
+    return '\n'.join([*lines, f'a, b = {question.__name__}(f, x, other{numbers})',
+        'change = (a-b).abs().max().item()',
         f'print("{question.__name__.strip("_")}: a change by", change) # expected: {expected}'])
 
 # %% ../../nbs/audit/64_questions.ipynb #c4862ef1
@@ -276,7 +297,8 @@ def pair_program(
         try: _inside(subject.model, name, subject, subject.inputs(0, n))
         except LookupError: name = name.rpartition('.')[0]
         else: break
-    return program(subject, n, _pair, dict(query=query, key=key), 0, name, '0' if seen else 'above 0')
+    expected = '0' if seen else 'above 0'
+    return program(subject, n, _pair, dict(query=query, key=key), 0, name, expected)
 
 # %% ../../nbs/audit/64_questions.ipynb #22840da3
 def _pairs_by_change(f, x): # [1,N,...] -> [1,N,N] int8
@@ -303,26 +325,32 @@ class Layer:
 
 def _layer(name, pairs, promised, by_weights, least=1.):
     promised = promised if isinstance(promised, list) else [promised]*len(pairs)
-    reach = [Reach.of(head, promise.leading if promise else 0) for head,promise in zip(pairs, promised)]
+    reach = [Reach.of(head, promise.leading if promise else 0)
+             for head,promise in zip(pairs, promised)]
     return Layer(name, pairs.shape[-1], reach, promised, by_weights, pairs, least)
 
 # %% ../../nbs/audit/64_questions.ipynb #270cc948
-def _settled(looks): # of one attention for several inputs -> [H,N,N], and a `Promise` for each head or None
+# of one attention for several inputs -> [H,N,N], and a `Promise` for each head or None
+def _settled(looks):
     pairs = torch.stack([look.pairs for look in looks])
     seen,unsure = (pairs==Answer.YES).any(0),(pairs==Answer.UNSURE).all(0)
-    pairs = torch.where(seen, Answer.YES, torch.where(unsure, Answer.UNSURE, Answer.NO)).to(torch.int8)
+    unseen = torch.where(unsure, Answer.UNSURE, Answer.NO)
+    pairs = torch.where(seen, Answer.YES, unseen).to(torch.int8)
     if any(look.promised is None for look in looks): return pairs,None
     heads = [list(zip(*promises)) for promises in zip(*(look.promised for look in looks))]
-    return pairs,[Promise(*(None if None in sides else max(sides) for sides in head)) for head in heads]
+    def widest(sides): return None if None in sides else max(sides)
+    return pairs,[Promise(*map(widest, head)) for head in heads]
 
 def not_watched(
     s:Subject, names:list, # whose modules; of the attentions in which something was seen
 ) -> list: # of names
     "Attention modules within which nothing was seen, the innermost of them."
     if not isinstance(s.model, nn.Module) or not s.sequence: return []
-    found = [name for name,module in s.model.named_modules() if name and 'Attention' in type(module).__name__]
-    found = [name for name in found if not any(f'{name}.'.startswith(f'{seen}.') or f'{seen}.'.startswith(f'{name}.')
-                                               for seen in names)]
+    modules = [(name, module) for name,module in s.model.named_modules() if name]
+    found = [name for name,module in modules if 'Attention' in type(module).__name__]
+    def inside(name, other): return f'{name}.'.startswith(f'{other}.')
+    def is_seen(name): return any(inside(name, seen) or inside(seen, name) for seen in names)
+    found = [name for name in found if not is_seen(name)]
     return [name for name in found if not any(other.startswith(name+'.') for other in found)]
 
 def _by_change(s, name, n): # -> [1,N,N], or None where the module has no input [1,N,D] of its own
@@ -339,20 +367,25 @@ def find_layers(
     window:Promise|None=None, # for all
     tick:Callable=lambda: None, # called after each layer
 ) -> list: # of `Layer`
-    "Every attention that can be reached; `window`: the `Promise` for all, else what each call or a configuration says."
-    looks = [subject.look(n, seed=seed) or subject.look(n, seed=seed, any_length=True) for seed in (0, 1)]
+    """Every attention that can be reached; `window`: the `Promise` for all, else what each call or
+    a configuration says."""
+    def look(seed): return subject.look(n, seed=seed) or subject.look(n, seed=seed, any_length=True)
+    looks = [look(seed) for seed in (0, 1)]
     if [look.name for look in looks[0]]!=[look.name for look in looks[1]]: looks = looks[:1]
     layers = []
     for same in zip(*looks):
         (pairs,promised),name = _settled(same),same[0].name
-        layers.append(_layer(name, pairs, window or promised or subject.windows.get(name), True, same[0].sums.min().item()))
+        promise = window or promised or subject.windows.get(name)
+        layers.append(_layer(name, pairs, promise, True, same[0].sums.min().item()))
         tick()
     for name in not_watched(subject, [layer.name for layer in layers]):
         pairs = _by_change(subject, name, n)
-        if pairs is not None: layers.append(_layer(name, pairs, window or subject.windows.get(name), False))
+        promise = window or subject.windows.get(name)
+        if pairs is not None: layers.append(_layer(name, pairs, promise, False))
         tick()
     if layers or not subject.sequence or subject(subject.inputs(0, n)).shape[1]!=n: return layers
-    return [_layer('', _pairs_by_change(lambda x: subject(x)[0], subject.inputs(0, n)), window, False)]
+    pairs = _pairs_by_change(lambda x: subject(x)[0], subject.inputs(0, n))
+    return [_layer('', pairs, window, False)]
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf1
 @dataclass(frozen=True)
@@ -378,7 +411,8 @@ class Memory:
         return self.widest is None or self.with_reserve(self.widest)<self.n
 
     @property
-    def kept(self) -> bool: return self.widest is None or self.tokens<=self.with_reserve(self.promised)
+    def kept(self) -> bool:
+        return self.widest is None or self.tokens<=self.with_reserve(self.promised)
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf2
 def find_memory(
@@ -388,20 +422,24 @@ def find_memory(
     make:Callable|None=None, # makes an empty cache (default: the model's own)
 ) -> list: # of `Memory`
     "Tokens that the cache holds of every layer whose windows are known."
-    with Float64(): cache = _cache_transformer(subject.model, subject.inputs(0, n), make and make(), **subject.options)
+    with Float64():
+        x,empty = subject.inputs(0, n),make and make()
+        cache = _cache_transformer(subject.model, x, empty, **subject.options)
     promised,found = {layer.name: layer.promised for layer in layers},[]
     for name,module in subject.model.named_modules():
         index,heads = getattr(module, 'layer_idx', None),promised.get(name, [None])
         if None in heads or index is None or index>=len(cache.layers): continue
         held,token,count = _held(cache.layers[index])
-        if not token: continue                                   # it reads the cache of another layer
+        if not token: continue    # it reads the cache of another layer
         group = max(len(heads)//count, 1)
         served = [heads[i:i+group] for i in range(0, len(heads), group)]
-        windows = [None if any(p.left is None for p in some) else max(p.left+1+p.leading for p in some)
+        def furthest(some): return max(p.left+1+p.leading for p in some)
+        windows = [None if any(p.left is None for p in some) else furthest(some)
                    for some in served]
         share = sum(n if window is None else min(n, window) for window in windows)/len(windows)
         widest = max((window for window in windows if window is not None), default=None)
-        found.append(Memory(name, n, held*subject.itemsize//8, token*subject.itemsize//8, share, widest))
+        held,token = held*subject.itemsize//8,token*subject.itemsize//8
+        found.append(Memory(name, n, held, token, share, widest))
     return found
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf3
@@ -413,14 +451,16 @@ def memory_program(
     "Code that fills the cache and counts what it holds beyond its promise."
     path = make and f'from {make.__module__} import {make.__qualname__} as make'
     past = 'None' if make is None else 'make()'
-    if make and '<' in make.__qualname__: path = 'def make(): ... # here what makes the cache that was audited'
+    if make and '<' in make.__qualname__:
+        path = 'def make(): ... # here what makes the cache that was audited'
     options = ''.join(f', {name}={value!r}' for name,value in subject.options.items())
     index = subject.model.get_submodule(row.name).layer_idx
     return '\n'.join([*_beginning(subject, _cache_transformer, _held), *[path]*bool(path),
         f'x = _draw(0, {subject.input_shape(row.n)}, {subject.scale})',
         f'with torch.no_grad(): cache = _cache_transformer(model, x, {past}{options})',
         f'held, token, _ = _held(cache.layers[{index}])', f'change = held/token-{row.promised}',
-        f'print("{row.name}: tokens held beyond the promise:", change) # expected: at most 0, or room in reserve'])
+        f'print("{row.name}: tokens held beyond the promise:", change) '
+        '# expected: at most 0, or room in reserve'])
 
 # %% ../../nbs/audit/64_questions.ipynb #62b9c18f
 @dataclass(frozen=True)
@@ -435,9 +475,11 @@ class _LastQuery:
     def sees_all(self) -> bool: return self.keys==self.n
 
     @property
-    def first(self) -> int|None: # tokens of which the last one should lose a key; None: it never should
+    def first(self) -> int|None:
+        "Tokens of which the last one should lose a key; None: it never should."
         if self.promised is None or self.promised.left is None: return None
-        return self.promised.left+2+(self.promised.leading or (0 if self.sees_all else self.leading))
+        leading = self.promised.leading or (0 if self.sees_all else self.leading)
+        return self.promised.left+2+leading
 
     @property
     def as_promised(self) -> bool:
@@ -450,7 +492,8 @@ def _last_queries(s, n, window): # -> {(layer, number of the layer, head): `_Las
         for head,row in enumerate(look.pairs[:,0]!=Answer.NO):
             keys,own = int(row.sum()),look.promised and look.promised[head]
             leading = n if keys==n else int(row.int().argmin())
-            found[look.name,i,head] = _LastQuery(n, keys, leading, window or own or s.windows.get(look.name))
+            promise = window or own or s.windows.get(look.name)
+            found[look.name,i,head] = _LastQuery(n, keys, leading, promise)
     return found
 
 # %% ../../nbs/audit/64_questions.ipynb #e5f9a450
@@ -460,7 +503,8 @@ def find_lengths(
     window:Promise|None=None, # for all
     tick:Callable=lambda: None, # called before each length
 ) -> dict: # {head: `_LastQuery`}
-    "At which length the window of each head that sees all at `n` begins to cut, or its last query at the longest."
+    """At which length the window of each head that sees all at `n` begins to cut, or its last query
+    at the longest."""
     @cache
     def last(length):
         tick()
@@ -468,7 +512,8 @@ def find_lengths(
 
     heads,rows = [head for head,row in last(n).items() if row.sees_all],[last(n)]
     firsts = sorted({last(n)[head].first or n for head in heads})
-    lengths = {min(n*2**i, longest) for i in range(longest.bit_length())} | set(firsts[::-(-len(firsts)//4) or 1])
+    lengths = {min(n*2**i, longest) for i in range(longest.bit_length())}
+    lengths |= set(firsts[::-(-len(firsts)//4) or 1])
     for length in sorted(length for length in lengths if n<length<=longest):
         try: rows.append(last(length))
         except (IndexError, RuntimeError, ValueError): break  # longer than the model can be
@@ -479,7 +524,8 @@ def _begins(head, last, rows): # rows of growing length -> the one to be judged
     cut = next((row for row in rows if not row.sees_all), None)
     if cut is None or all(row.as_promised for row in rows): return rows[-1]
     lengths = range(rows[rows.index(cut)-1].n+1, cut.n+1)
-    first = bisect_left(lengths, True, hi=len(lengths)-1, key=lambda length: not last(length)[head].sees_all)
+    def cuts(length): return not last(length)[head].sees_all
+    first = bisect_left(lengths, True, hi=len(lengths)-1, key=cuts)
     return last(lengths[first])[head]
 
 # %% ../../nbs/audit/64_questions.ipynb #61bfd0ef

@@ -37,11 +37,13 @@ class Finding:
     ) -> list: # of `Finding`
         "Caches that kept what no window reaches."
         doubtful = [row for row in rows if not (row.kept and row.shows)]
-        kinds,findings = groupby(doubtful, lambda row: (round(row.tokens, 1), round(row.promised, 1), row.kept)),[]
+        def alike(row): return round(row.tokens, 1),round(row.promised, 1),row.kept
+        kinds,findings = groupby(doubtful, alike),[]
         for (held,promised,kept),some in kinds.items():
             row,where = some[0],_title(row.name for row in some)
             if not kept:
-                said = f"after {row.n} tokens the cache of a layer holds {held:g}; its windows promise {promised:g}."
+                said = (f"after {row.n} tokens the cache of a layer holds {held:g}; "
+                        f"its windows promise {promised:g}.")
                 findings.append(Finding('memory', 'broken', f"{where}: {said}", program(row)))
             elif Memory.with_reserve(row.widest)<most: findings.append(Finding('memory', 'not measured',
                 f"{where}: {row.n} tokens are too few to see whether a cache keeps no more than {row.widest}."))
@@ -87,7 +89,8 @@ def _numbers(texts): # of whole numbers -> '0-3,5'
 
 def _title(names): # of modules whose names differ in their numbers only
     columns = zip(*(re.split(r'(\d+)', name) for name in dict.fromkeys(names)))
-    return printable(''.join(c[0] if len(set(c))==1 else _numbers(set(c)) for c in columns)) or 'the model'
+    def shown(parts): return parts[0] if len(set(parts))==1 else _numbers(set(parts))
+    return printable(''.join(map(shown, columns))) or 'the model'
 
 _alike = partial(re.sub, r'\d+', '*') # of a name
 
@@ -104,8 +107,10 @@ def _verdict(layer, head): # -> 'future', 'more', 'less' or '', and (query, key)
     apart = list(range(promise.leading))
     more[:,apart+reach.seen_by_all] = False
     more[apart+reach.sees_all] = False
-    less = (pairs==Answer.NO) & within if reach.regular and not reach.undecided else torch.zeros_like(more)
-    for word,wrong in (('future', future if right==0 else less[:0]), ('more', more), ('less', less)):
+    less = torch.zeros_like(more)
+    if reach.regular and not reach.undecided: less = (pairs==Answer.NO) & within
+    looks_ahead = future if right==0 else less[:0]
+    for word,wrong in (('future', looks_ahead), ('more', more), ('less', less)):
         if wrong.any(): return word,tuple(wrong.nonzero()[-1].tolist())
     return '',None
 
@@ -116,12 +121,14 @@ def _judge_layers(s, layers): # -> of `Finding`
     for layer in layers:
         for head,(reach,promise) in enumerate(zip(layer.reach, layer.promised)):
             wrong,place = _verdict(layer, head)
-            if wrong: kinds.setdefault((wrong, reach.left, reach.right, promise, layer.n), []).append((layer, place))
+            kind = wrong,reach.left,reach.right,promise,layer.n
+            if wrong: kinds.setdefault(kind, []).append((layer, place))
     findings = []
     for (wrong,left,right,promise,n),heads in kinds.items():
         layer,place = heads[0]
         where = _where([layer for layer,_ in heads], len(heads))
-        said = f"{where}: a query sees {_span([(left, right)], n)}; promised is {_span([promise[:2]], n)}."
+        sees,promises = _span([(left, right)], n),_span([promise[:2]], n)
+        said = f"{where}: a query sees {sees}; promised is {promises}."
         findings.append(Finding('future' if wrong=='future' else 'window', 'broken', said,
             pair_program(s, n, layer.name, *place, wrong!='less')))
     return findings
@@ -129,13 +136,15 @@ def _judge_layers(s, layers): # -> of `Finding`
 def _where(layers, heads):
     first = [layer.name for layer in layers if _alike(layer.name)==_alike(layers[0].name)]
     others = len({layer.name for layer in layers}-set(first))
-    return _title(first)+(f" and {others} more" if others else '')+(f", {heads} heads" if layers[0].by_weights else '')
+    more = f" and {others} more" if others else ''
+    return _title(first)+more+(f", {heads} heads" if layers[0].by_weights else '')
 
 # %% ../../nbs/audit/69_report.ipynb #d8642a31
 def _notes(layer): # -> (check, status, what is said of the layer)
     doubts = sum(reach.undecided for reach in layer.reach)
     if doubts: yield 'window','not measured',f"{doubts} pairs of query and key could not be told"
-    kinds = dict(seen_by_all='keys that are seen from everywhere', sees_all='queries that see everything')
+    kinds = dict(seen_by_all='keys that are seen from everywhere',
+                 sees_all='queries that see everything')
     for places,what in kinds.items():
         found = sorted({place for reach in layer.reach for place in getattr(reach, places)})
         more = f" and {len(found)-6} more" if found[6:] else ''
@@ -145,18 +154,22 @@ def _notes(layer): # -> (check, status, what is said of the layer)
 
 # %% ../../nbs/audit/69_report.ipynb #f90107b2
 def _judge(row, most): # of a `_LastQuery`, and the tokens that the model can read
-    "None, or a status, what is wrong, and the tokens, the key and whether it is seen, for the program that shows it."
+    """None, or a status, what is wrong, and the tokens, the key and whether it is seen, for the
+    program that shows it."""
     promise,first = row.promised,row.first
     keys = f"from {row.n} tokens on the last query sees {row.keys} keys"
     begins = row.n,row.leading,False
-    if promise is None: return None if row.sees_all else ('noted', f"{keys}, with fewer it sees all", ())
-    if first is None: return None if row.sees_all else ('broken', f"everything is promised, and {keys}", begins)
+    if promise is None:
+        return None if row.sees_all else ('noted', f"{keys}, with fewer it sees all", ())
+    if first is None:
+        return None if row.sees_all else ('broken', f"everything is promised, and {keys}", begins)
     said = f"a window of {promise.left} back is promised, and"
     if row.as_promised:
         if not row.sees_all or first>most: return None
         return 'not measured',f"{said} {row.n} tokens are too few to see it",()
     apart = promise.leading or (0 if row.sees_all else row.leading)
-    if row.sees_all: return 'broken',f"{said} the last of {row.n} tokens still sees all",(row.n, apart, True)
+    if row.sees_all:
+        return 'broken',f"{said} the last of {row.n} tokens still sees all",(row.n, apart, True)
     return 'broken',f"{said} {keys}",(row.n-1, apart, True) if row.n>first else begins
 
 # %% ../../nbs/audit/69_report.ipynb #c2d85527
@@ -181,7 +194,8 @@ def _limited(layers): # of `Promise`, each with a limit to the left
     return [promise for promise in promises if promise.left is not None]
 
 def _memory(e, s, n, longest, make): # an `Examination`, which gets what is found
-    "The contents of the cache after a text that is longer than its windows, where that is not too long."
+    """The contents of the cache after a text that is longer than its windows, where that is not too
+    long."""
     def gap(why): e.findings.append(_open('memory', why))
     promises = _limited(e.layers)
     if not s.caches:
@@ -190,19 +204,22 @@ def _memory(e, s, n, longest, make): # an `Examination`, which gets what is foun
         if make or promises and 'cached' in s.promises and s.transformer: return gap(why)
         return e.settle('memory', 'not applicable', why)
     if not promises: return e.settle('memory', 'not applicable', "no window is promised")
-    lengths = [int(Memory.with_reserve(p.left+1+p.leading))+1 for p in promises if p.left<=max(1100, longest or 0)]
+    near = [p for p in promises if p.left<=max(1100, longest or 0)]
+    lengths = [int(Memory.with_reserve(p.left+1+p.leading))+1 for p in near]
     try: rows = find_memory(s, min(max([n, 8, *lengths]), _most_tokens(s)), e.layers, make)
     except Exception as error: # a cache fails in many ways
         return gap(f"{type(error).__name__}: {printable(error)[:120]}")
     if not rows: return gap("no layer of it could be told")
     e.memory = rows
     e.settle('memory', 'kept')
-    nameless = [layer.name for layer in e.layers if _limited([layer]) and not s.has_cache_of(layer.name)]
+    limited = [layer.name for layer in e.layers if _limited([layer])]
+    nameless = [name for name in limited if not s.has_cache_of(name)]
     if nameless: gap(f"{_title(nameless)} does not say which layer of the cache is its own")
     e.findings += Finding.of_memory(rows, _most_tokens(s), lambda row: memory_program(s, row, make))
 
 # %% ../../nbs/audit/69_report.ipynb #5b234130
-_WORDS = {Answer.NO: 'no', Answer.YES: 'yes', Answer.CHOICE: 'yes, by selection', Answer.UNSURE: 'not decided'}
+_WORDS = {Answer.NO: 'no', Answer.YES: 'yes', Answer.CHOICE: 'yes, by selection',
+          Answer.UNSURE: 'not decided'}
 
 @dataclass
 class Examination:
@@ -211,7 +228,8 @@ class Examination:
     n:int           # tokens
     layers:list     # of `Layer`
     answers:dict    # question -> (answer, whether "no" is promised)
-    begins:dict     # (layer, its number, head) -> `_LastQuery` where its window begins to cut, if no promise says so
+    # (layer, its number, head) -> `_LastQuery` where its window begins to cut, if no promise says it
+    begins:dict
     findings:list   # of `Finding`
     memory:list     # of `Memory`, where windows are promised to a model that decodes
     told:dict=field(default_factory=dict) # question -> `Outcome`
@@ -231,7 +249,8 @@ class Examination:
     @property
     def status(self)->int:
         "0; 1: a promise is broken; 3: something was not measured."
-        told = {outcome.status for outcome in self.outcomes.values()} | {f.status for f in self.findings}
+        told = {outcome.status for outcome in self.outcomes.values()}
+        told |= {f.status for f in self.findings}
         return 1 if 'broken' in told else 3 if 'not measured' in told else 0
 
     @property
@@ -247,20 +266,24 @@ class Examination:
     def __repr__(self):
         lines = [f"{printable(self.name)}, {self.n} tokens", '']
         if self.layers:
-            lines += [table(('attention', 'heads', 'sees', 'promised', ''), self.table(), printable), '']
+            head = 'attention','heads','sees','promised',''
+            lines += [table(head, self.table(), printable), '']
             lines += _about_length(self)
         if self.memory: lines += [memory_table(self.memory), '']
         lines += [f"{sentence:50}  {_line(self, question)}" for question,sentence in EVERY.items()]
         for status in ('broken', 'not measured', 'noted'):
             lines += [f"\n{status}: {f.sentence}" for f in self.findings if f.status==status]
-        broken = '1 promise is broken' if len(self.broken)==1 else f'{len(self.broken)} promises are broken'
+        broken = f'{len(self.broken)} promises are broken'
+        if len(self.broken)==1: broken = '1 promise is broken'
         ends = {0: 'no promise is broken', 1: broken, 3: 'not everything was measured'}
         return '\n'.join([*lines, '', ends[self.status]])
 
     def to_json(self) -> dict:
         "Everything, as plain lists and dicts."
-        plain = asdict(replace(self, layers=[replace(layer, pairs=None) for layer in self.layers], begins={}))
-        plain['answers'] = {question: dict(answer=_WORDS[a], promised=p) for question,(a,p) in self.answers.items()}
+        layers = [replace(layer, pairs=None) for layer in self.layers]
+        plain = asdict(replace(self, layers=layers, begins={}))
+        plain['answers'] = {question: dict(answer=_WORDS[answer], promised=promised)
+                            for question,(answer,promised) in self.answers.items()}
         plain['begins'] = [dict(layer=layer, head=head, length=row.n, keys=row.keys)
             for (layer,_,head),row in self.begins.items()]
         del plain['told']
@@ -272,11 +295,16 @@ class Examination:
         plot = need('dynattn.plot', 'viz')
         most = max(len(layer.reach) for layer in self.layers)
         seen = [[reach.left for reach in layer.reach] for layer in self.layers]
-        promised = [[p.within(layer.n)[0] if p else math.nan for p in layer.promised] for layer in self.layers]
-        fig,_ = plot.grid(1, 2, width=min(5.6, 2.4+.8*most), height=max(1.4, .3*len(self.layers)+.8))
-        for ax,rows,title in zip(fig.axes, (seen, promised), ('keys back, measured', 'keys back, promised')):
-            matrix = torch.tensor([row+[math.nan]*(most-len(row)) for row in rows], dtype=torch.float64)
-            plot.show_heat(matrix, row_labels=range(len(self.layers)), col_labels=range(most), values='.0f',
+        def back(layer, p): return p.within(layer.n)[0] if p else math.nan
+        promised = [[back(layer, p) for p in layer.promised] for layer in self.layers]
+        height = max(1.4, .3*len(self.layers)+.8)
+        fig,_ = plot.grid(1, 2, width=min(5.6, 2.4+.8*most), height=height)
+        titles = 'keys back, measured','keys back, promised'
+        for ax,rows,title in zip(fig.axes, (seen, promised), titles):
+            rows_as_long = [row+[math.nan]*(most-len(row)) for row in rows]
+            matrix = torch.tensor(rows_as_long, dtype=torch.float64)
+            plot.show_heat(matrix, row_labels=range(len(self.layers)), col_labels=range(most),
+                values='.0f',
                 vmax=self.n, title=title, ax=ax)
             ax.set(xlabel='head', ylabel='layer' if rows is seen else '')
         return fig.axes
@@ -292,15 +320,17 @@ def _rows(layer, most): # tokens that the model can read
         kind = alike, reach.right==0, reach.regular, wrong, hidden
         kinds.setdefault(kind, []).append((reach, promise))
     for (_,_,regular,wrong,hidden),heads in kinds.items():
-        sees = _span([(reach.left, reach.right) for reach,_ in heads], layer.n)+('' if regular else ', with gaps')
+        sees = _span([(reach.left, reach.right) for reach,_ in heads], layer.n)
+        if not regular: sees += ', with gaps'
         promised = _span([promise[:2] for _,promise in heads], layer.n) if heads[0][1] else ''
         if hidden: promised = _span([promise[:2] for _,promise in heads], math.inf)
         tokens = max(promise.tokens for _,promise in heads) if hidden else 0
         needs = f"shows from {tokens} tokens on" if tokens<=most else "wider than any text"
-        yield str(len(heads)) if layer.by_weights else 'all',sees,promised,'broken' if wrong else needs if hidden else ''
+        count = str(len(heads)) if layer.by_weights else 'all'
+        yield count,sees,promised,'broken' if wrong else needs if hidden else ''
 
 def _hidden(layers, n, most): # tokens of the text, and those that the model can read
-    # -> the tokens that each window needs to show, where a text can be so long; the number of others
+    # -> the tokens that each window needs to show, where a text can be so long; how many others
     "Heads whose window is wider than a text of n tokens."
     promises = [promise for layer in layers for promise in layer.promised if promise]
     needs = [promise.tokens for promise in promises if promise.tokens>n]
@@ -316,7 +346,9 @@ def _about_length(e): # an `Examination` -> lines of the report
         how = "of which only the last query was tested" if last else "not all of which were tested"
         few = f"{e.n} tokens are too few to show {windows(len(needs))}"
         lines.append(f"{few}, {how}; --n {max(needs)} shows them whole")
-    if wider: lines.append(f"no text shows {windows(wider)}, for the model reads {e.most} tokens at most")
+    if wider:
+        reads = f"the model reads {e.most} tokens at most"
+        lines.append(f"no text shows {windows(wider)}, for {reads}")
     return [*lines, ''] if lines else []
 
 # %% ../../nbs/audit/69_report.ipynb #6fa25e9b
@@ -329,7 +361,8 @@ def memory_table(
         promised = 'all' if row.widest is None else short(row.promised)
         return short(row.tokens), promised, f'{row.held:,}', '' if row.kept else 'broken'
     head = f'cache after {rows[0].n} tokens', 'holds', 'promised', 'bytes per layer', ''
-    lines = [(_title(row.name for row in alike), *line) for line,alike in groupby(rows, cells).items()]
+    lines = [(_title(row.name for row in alike), *line)
+             for line,alike in groupby(rows, cells).items()]
     return table(head, lines, printable)
 
 # %% ../../nbs/audit/69_report.ipynb #6fa25e9a
@@ -355,8 +388,10 @@ def _window(window, causal): # -> `Promise` or None
 # %% ../../nbs/audit/69_report.ipynb #2f2c55b6
 def _unfit(s, n): # -> '' or why outputs cannot be compared
     x,y = s.inputs(0, n),s(s.inputs(0, n))
-    if not y.is_floating_point(): return f"the outputs are of {y.dtype}, in which a small change does not show"
-    if len(y)!=1 or len(s(torch.cat((x, x))))!=2: return f"the outputs of one sequence begin with an axis of {len(y)}"
+    if not y.is_floating_point():
+        return f"the outputs are of {y.dtype}, in which a small change does not show"
+    if len(y)!=1 or len(s(torch.cat((x, x))))!=2:
+        return f"the outputs of one sequence begin with an axis of {len(y)}"
     return ''
 
 def _unaligned(s, n): # -> '' or the reason
@@ -366,14 +401,15 @@ def _unaligned(s, n): # -> '' or the reason
         try: rows = s(s.inputs(0, length)).shape[1]
         except (IndexError, RuntimeError, ValueError) as error:
             return f"of {length} tokens it says {type(error).__name__}: {printable(error)[:80]}"
-        if rows!=length: return f"there is no output for each token, for it gives {rows} for {length}"
+        if rows!=length:
+            return f"there is no output for each token, for it gives {rows} for {length}"
     return ''
 
 _ALWAYS = 'repeated','batch'      # promised by every model
-_ANYHOW = 'future','packed'       # asked though nothing is promised, because the answer is worth knowing
+_ANYHOW = 'future','packed'       # asked though nothing is promised: the answer is worth knowing
 _ONE_EACH = 'future','packed','cached' # need one output for each token
 
-def _plan(s, n, p, causal): # -> question -> (whether "no" is promised, '' or why it cannot be asked)
+def _plan(s, n, p, causal): # question -> (whether "no" is promised, '' or why it cannot be asked)
     "An entry for every question."
     unaligned,plan = _unaligned(s, n),{}
     for question in QUESTIONS:
@@ -388,7 +424,8 @@ def _plan(s, n, p, causal): # -> question -> (whether "no" is promised, '' or wh
     return plan
 
 # %% ../../nbs/audit/69_report.ipynb #4777a7b3
-def _refusal(error, s, promised, explicit): # what was raised; whether the model, or the caller, promises the form
+# what was raised; whether the model, or the caller, promises the form
+def _refusal(error, s, promised, explicit):
     "Whether a model says that it has no such form: then it breaks nothing."
     if explicit or (promised and s.transformer): return False
     if promised: return isinstance(error, NotImplementedError) # a ValueError may be about its input
@@ -407,7 +444,8 @@ def _ask(e, s, n, question, promised, seeds, p): # an `Examination`, which gets 
     e.answers[question] = found.answer,promised
     if promised or (doubt and not yes): e.settle(question, 'kept')
     else: e.settle(question, 'not applicable', "nothing is promised")
-    if found.answer==Answer.UNSURE: return e.findings.append(_open(question, "the change does not scale"))
+    if found.answer==Answer.UNSURE:
+        return e.findings.append(_open(question, "the change does not scale"))
     if not yes: return
     said = found.trial.sentence.format(row=found.row)
     if found.answer==Answer.CHOICE: said += " It is a matter of selection."
@@ -427,7 +465,8 @@ def _answers(e, s, n, p, causal, seeds, tick): # an `Examination`, which gets wh
         if not obstacle: _ask(e, s, n, question, promised, seeds, p)
         elif promised: e.findings.append(_open(question, obstacle))
         else: e.settle(question, 'not applicable', obstacle)
-        if question=='repeated' and e.outcomes[question].status!='kept': return # nothing else can be told
+        nothing_can_be_told = question=='repeated' and e.outcomes[question].status!='kept'
+        if nothing_can_be_told: return
 
 # %% ../../nbs/audit/69_report.ipynb #70cd7b45
 def _open(question, why, status='not measured'):
@@ -443,7 +482,8 @@ def _tokens(s, n):
 def _longest(s, n, layers, longest):
     "The length up to which windows are searched."
     if longest is not None: return max(longest, n)
-    promises = [promise for layer in layers for promise in layer.promised if promise and promise.left]
+    all_promises = (promise for layer in layers for promise in layer.promised)
+    promises = [promise for promise in all_promises if promise and promise.left]
     windows = [promise.left+promise.leading+2 for promise in promises if promise.left<=1100]
     return max(n, min(max([128, *windows]), _most_tokens(s)))
 
@@ -452,16 +492,19 @@ def _lengths(e, s, n, longest, window, tick): # an `Examination`, which gets wha
     limited,(needs,wider) = _limited(e.layers),_hidden(e.layers, n, e.most)
     can = s.sequence and e.layers and all(layer.by_weights and layer.n==n for layer in e.layers)
     if can:
-        begins = find_lengths(s, n, _longest(s, n, e.layers, longest), window, lambda: tick('length'))
+        most = _longest(s, n, e.layers, longest)
+        begins = find_lengths(s, n, most, window, lambda: tick('length'))
         e.findings += _judge_lengths(s, begins)
-        e.begins = {head: row for head,row in begins.items() if not row.sees_all and not row.as_promised}
+        def begins_late(row): return not row.sees_all and not row.as_promised
+        e.begins = {head: row for head,row in begins.items() if begins_late(row)}
     if not limited: e.settle('length', 'not applicable', "no window is promised")
     elif not needs and wider==len(limited):
         why = f"every window is wider than the {e.most} tokens that the model reads"
         e.settle('length', 'not applicable', why)
     elif can or not needs: e.settle('length', 'kept')
     else:
-        why = f"{n} tokens do not show {len(needs)} windows, and heads cannot be watched at other lengths"
+        why = (f"{n} tokens do not show {len(needs)} windows, "
+               "and heads cannot be watched at other lengths")
         e.findings.append(_open('length', why))
 
 # %% ../../nbs/audit/69_report.ipynb #e1efff35
@@ -501,7 +544,8 @@ def _windows(e, s, window): # an `Examination`, which gets what is found; a `Pro
     for (check,status,said),some in notes.items():
         where = _where(some, sum(len(layer.reach) for layer in some))
         e.findings.append(Finding(check, status, f"{where}: {said}."))
-    unread = groupby(((why, name) for name,why in _unread(s, layers)), 0, 1) if s.transformer else {}
+    unread = {}
+    if s.transformer: unread = groupby(((why, name) for name,why in _unread(s, layers)), 0, 1)
     if unseen := _unseen(s, layers, window):
         why = f"no attention was seen in {_title(unseen)}, for which a window is promised"
         e.findings.append(_open('window', why))
@@ -529,26 +573,31 @@ def _examine(s, n, p, longest, seeds, tick, cache): # -> `Examination`
 
 # %% ../../nbs/audit/69_report.ipynb #112c7e50
 def _graver(*outcomes): # of a question to the parts of a model; None: it was not asked
-    return max((outcome or _NOT_ASKED for outcome in outcomes), key=lambda o: _STATUSES.index(o.status))
+    def rank(outcome): return _STATUSES.index(outcome.status)
+    return max((outcome or _NOT_ASKED for outcome in outcomes), key=rank)
 
 _STATUSES = 'not applicable','kept','not measured','broken' # the gravest last
 
 def examine(
     model, # a module, a model of transformers, or a function of a sequence [B,N,...] or of q, k, v
-    example=None, # a tensor [B,N,...], or (q, k, v) [B,H,N,d]; not needed for models of transformers
+    example=None, # a tensor [B,N,...], or (q, k, v) [B,H,N,d]; not for models of transformers
     *,
     n:int|None=None, # tokens (default: those of the example, or enough for the promised windows)
     longest:int|None=None, # tokens up to which the beginning of windows is searched
     seeds:int=2, # inputs that are tried
-    origin:str='', # code that makes `model`, for the programs (default: an import or a configuration, if there is one)
+    # code that makes `model`, for the programs (default: an import or a configuration)
+    origin:str='',
     tick=lambda text: None, # called with what is being asked
-    cache=None, # makes an empty cache of transformers to audit, such as `DynamicCache` (default: what `generate` uses)
-    causal=None, window=None, left_padding=None, packed=None, cached=None, # promised (default: what the model says)
+    # makes an empty cache of transformers to audit, such as `DynamicCache` (default: `generate`'s)
+    cache=None,
+    causal=None, window=None, left_padding=None, # promised (default: what the model says)
+    packed=None, cached=None, # promised too
 ) -> Examination:
     "Measure how far every head of a model looks, and compare it with the promises."
     p = dict(future=causal, window=window, left_padding=left_padding, packed=packed, cached=cached)
     with torch.no_grad():
-        first,*others = [_examine(s, n, p, longest, seeds, tick, cache) for s in Subject.parts(model, example, origin)]
+        parts = Subject.parts(model, example, origin)
+        first,*others = [_examine(s, n, p, longest, seeds, tick, cache) for s in parts]
     for part in others:
         first.layers += part.layers
         first.findings += part.findings
@@ -558,7 +607,8 @@ def examine(
         first.told = {question: _graver(*outcomes) for question,*outcomes in told}
         for question,answer in part.answers.items():
             both = first.answers.get(question, answer),answer
-            first.answers[question] = max(both, key=lambda a: a[::-1]) # what is promised, then the graver
+            # what is promised, then the graver
+            first.answers[question] = max(both, key=lambda a: a[::-1])
     return first
 
 # %% ../../nbs/audit/69_report.ipynb #a53aa75f

@@ -23,7 +23,8 @@ class Float64(TorchFunctionMode):
     "Within this block every request for float32 gives float64."
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is Tensor.float: return args[0].double()
-        def wide(a): return torch.float64 if a is torch.float32 else a   # no function takes a dtype inside a list
+        # no function takes a dtype inside a list
+        def wide(a): return torch.float64 if a is torch.float32 else a
         return func(*map(wide, args), **{name: wide(a) for name,a in (kwargs or {}).items()})
 
     def __enter__(self):
@@ -78,7 +79,8 @@ class Promise(NamedTuple):
         return tuple(n-1 if side is None else min(side, n-1) for side in self[:2])
 
     @property
-    def tokens(self) -> int: # of the shortest sequence in which the window leaves out a pair; 0: it never does
+    def tokens(self) -> int:
+        "The shortest sequence in which the window leaves out a pair; 0: it never does."
         sides = [side for side in self[:2] if side is not None]
         return max(sides)+2+self.leading if sides else 0
 
@@ -92,7 +94,7 @@ class _Look:
 
 # %% ../../nbs/audit/62_watch.ipynb #11feadb8
 class Watch(TorchFunctionMode):
-    "Within `here()`, `found` gets a `_Look` for every self-attention over `n` keys that a model computes."
+    "Within `here()`, `found` gets a `_Look` for every self-attention over `n` keys of a model."
     def __init__(self,
         model=None, n=None, rows=None): # whose modules are named; keys, any number if None; queries, all if None
         super().__init__()
@@ -106,7 +108,8 @@ class Watch(TorchFunctionMode):
         if func is F.scaled_dot_product_attention: self._of_kernel(*args, **kwargs)
         if func is F.multi_head_attention_forward: self._of_torch(func, *args, **kwargs)
         out = func(*args, **kwargs) # what is called within a call is not looked at again
-        if func in (F.softmax, torch.softmax, Tensor.softmax): self._of_softmax(args[0], out, *args[1:2], **kwargs)
+        if func in (F.softmax, torch.softmax, Tensor.softmax):
+            self._of_softmax(args[0], out, *args[1:2], **kwargs)
         return out
 
     def fits(self, queries, keys, # numbers of them
@@ -121,18 +124,22 @@ class Watch(TorchFunctionMode):
         f, q, k, v, # the function and its inputs [B,H,N,d]
         promised=None, even=None, # a `Promise` for each head; default: `f`
     ) -> None:
-        "Note the pairs that q,k,v -> [B,H,N,dv] sees, the first of a batch; `even`: `f` without its selection by score."
+        """Note the pairs that q,k,v -> [B,H,N,dv] sees, the first of a batch; `even`: `f` without
+        its selection by score."""
         if q.dim()!=4 or not self.fits(q.shape[2], k.shape[2]): return
         q,k,v = (t[:1].detach().double() for t in (q, k, v))
         small = q/(q.norm(dim=-1).amax()*k.norm(dim=-1).amax()).clamp(min=1)
         get = _unit_weights if self.rows is None else partial(_row_weights, rows=self.rows)
         weights,alike = get(f, q, k, v)[0],get(even or f, small, k, v)[0]
-        pairs = torch.where(alike==0, Answer.NO, torch.where(alike>alike.amax(-1, keepdim=True)*1e-9, Answer.YES, Answer.UNSURE))
+        seen = torch.where(alike>alike.amax(-1, keepdim=True)*1e-9, Answer.YES, Answer.UNSURE)
+        pairs = torch.where(alike==0, Answer.NO, seen)
         self.note(torch.where(weights>0, Answer.YES, pairs), weights, promised)
 
-    def _of_kernel(self, query, key, value, attn_mask=None, dropout_p=0., is_causal=False, **options):
+    def _of_kernel(self, query, key, value, attn_mask=None, dropout_p=0., is_causal=False,
+                   **options):
         mask = attn_mask[:1] if attn_mask is not None and attn_mask.dim()==4 else attn_mask
-        def f(q, k, v): return F.scaled_dot_product_attention(q, k, v, mask, 0., is_causal, **options)
+        def f(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, mask, 0., is_causal, **options)
         self.measure(f, query, key, value)
 
     def _of_torch(self, func, query, key, value, embed_dim, heads, *args, **kwargs): # [N,B,D]
@@ -143,11 +150,13 @@ class Watch(TorchFunctionMode):
         self.note(torch.where(weights>0, Answer.YES, Answer.NO), weights)
 
     def _of_softmax(self, scores, weights, dim=None, **kwargs): # [B,H,N,M] or [H,N,M]
-        if scores.dim() not in (3,4) or dim not in (-1, scores.dim()-1) or not self.fits(*scores.shape[-2:]): return
+        over_keys = scores.dim() in (3,4) and dim in (-1, scores.dim()-1)
+        if not over_keys or not self.fits(*scores.shape[-2:]): return
         if scores.dim()==4: scores,weights = scores[0],weights[0]    # [H,N,N]
         if self.rows is not None: scores,weights = scores[:,self.rows],weights[:,self.rows]
         gap = scores.amax(-1, keepdim=True)-scores
-        self.note(torch.where(weights>0, Answer.YES, torch.where(gap>9000, Answer.NO, Answer.UNSURE)), weights)
+        unseen = torch.where(gap>9000, Answer.NO, Answer.UNSURE)
+        self.note(torch.where(weights>0, Answer.YES, unseen), weights)
 
     def _of_ours(self, run, call): # an implementation, and the arguments it is called with
         if self.busy: return run(call)
@@ -166,11 +175,14 @@ class Watch(TorchFunctionMode):
         "Watch all attention that is computed within the block."
         def leave(module, args, out): self.path.pop()
         with ExitStack() as stack:
-            for name,module in self.model.named_modules() if isinstance(self.model, nn.Module) else ():
-                stack.enter_context(module.register_forward_pre_hook(lambda m, args, name=name: self.path.append(name)))
+            is_module = isinstance(self.model, nn.Module)
+            for name,module in self.model.named_modules() if is_module else ():
+                def enter(m, args, name=name): self.path.append(name)
+                stack.enter_context(module.register_forward_pre_hook(enter))
                 stack.enter_context(module.register_forward_hook(leave, always_call=True))
             stack.callback(ops.impls.update, dict(ops.impls))
-            for name,impl in ops.impls.items(): ops.impls[name] = impl._replace(run=partial(self._of_ours, impl.run))
+            for name,impl in ops.impls.items():
+                ops.impls[name] = impl._replace(run=partial(self._of_ours, impl.run))
             stack.enter_context(Float64())
             stack.enter_context(self)
             yield self
@@ -203,7 +215,8 @@ class Reach:
         pairs:Tensor, # [N,N] int8
         leading:int=0, # tokens that are promised to be seen by all
     ) -> 'Reach':
-        "The first that fits: a band, a band with leading tokens apart, a band with a few other places apart."
+        """The first that fits: a band, a band with leading tokens apart, a band with a few other
+        places apart."""
         n,seen = len(pairs),pairs==Answer.YES
         place = torch.arange(n)
         if leading:

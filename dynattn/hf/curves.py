@@ -75,7 +75,8 @@ class Budget:
     def of(cls,
         model:PreTrainedModel, # without windows; it stays as it is
         texts:list, # dicts with `input_ids` [B,N]
-        sinks:int|None=None, # leading tokens that all queries see (4; 1 for an encoder)
+        # leading tokens that all queries see (4 for a causal model, 1 for an encoder)
+        sinks:int|None=None,
     ) -> 'Budget':
         "That of the longest text. Texts and models that cannot be measured are refused."
         kind = type(model).__name__
@@ -135,7 +136,8 @@ class _Layer:
         options = dict(self.options, output_attentions=True)
         bias = options.get('position_bias')
         if bias is not None: options['position_bias'] = bias[:,:,start:stop]
-        q,k,v = self.q[:,:,start:stop],self.k[:,:,:m],self.v[:,:,:m]
+        q = self.q[:,:,start:stop]
+        k,v = self.k[:,:,:m],self.v[:,:,:m]
         return attend(self.module, q, k, v, s, **options)[1]
 
     def leading(self, sinks): # -> [1|B,1,N] bool
@@ -438,7 +440,8 @@ def cost_curves(
     model:PreTrainedModel, # without windows; it stays as it is
     # dicts with `input_ids` [B,N] and the model's other inputs; `asked` [B,N] marks answers
     texts:list,
-    sinks:int|None=None, # leading tokens that all queries see (4; 1 for an encoder)
+    # leading tokens that all queries see (4 for a causal model, 1 for an encoder)
+    sinks:int|None=None,
     places:int=256, # positions of a text whose predictions are measured
     seed:int=0, # for the draw of places and of tokens
     checkpoint=None, # a file for what is measured so far; if it exists, the rest is measured

@@ -273,8 +273,11 @@ class Added(dict):
         return [m for m in models if isinstance(getattr(m.config, 'dynattn', None), Added)]
 
     @classmethod
-    # "windows" or "alpha", and with what they are added again
-    def record(cls, model, kind, options) -> None:
+    def record(cls,
+        model, # that has them
+        kind, # "windows" or "alpha"
+        options, # with which they are added again
+    ) -> None:
         "Write down in the configuration what was added, and how it is to be loaded."
         owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
         config = owner.config

@@ -192,7 +192,8 @@ class Looks:
     ) -> str: # HTML
         """A page of its own: the map of all heads, and the text shaded by the weights of a chosen
         head and token."""
-        shown,last,steps = min(256, len(self.ids)),self.rows[0].shape[1],31
+        shown,last = min(256, len(self.ids)),self.rows[0].shape[1]
+        steps = 31    # of grey
         near,far = ([x.tolist() for x in self.within(share)] for share in (.9,.99))
         first = [(100*x.mean(1)).round().int().tolist() for x in self.first]
         words = [_visible(token) for token in self.tokens] or [f'{i} ' for i in self.ids.tolist()]

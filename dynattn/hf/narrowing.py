@@ -599,7 +599,8 @@ def _smallest_share(distance, vector, allowed, widths_at): # a rise; a function 
     texts = rows[:8]
     reference = Reference(distance.model, texts)
     before = vector.log_width.clone()
-    low,share,rise = vector.budget.share(torch.ones(1)).item(),1.,0.
+    low = vector.budget.share(torch.ones(1)).item()
+    share,rise = 1.,0.
     try:
         for _ in range(7):    # to within 5 % of the share
             middle = math.sqrt(low*share)
