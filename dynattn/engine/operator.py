@@ -28,13 +28,11 @@ def _forward(plan, x): # -> (out, kept, lse)
     "By the core, or by the plain loop, which keeps nothing."
     if core.serves(x): return core.forward(plan, x)
     out,kept,lse = core.empty_out(x)
-    with torch.no_grad():
-        out.copy_(_plain(plan, x))
-        return out,kept if kept is None else kept.zero_(),lse.zero_()
+    with torch.no_grad(): return out.copy_(_plain(plan, x)),kept if kept is None else kept.zero_(),lse.zero_()
 
 # %% ../../nbs/engine/34_operator.ipynb #f3aa279b
 def _by_plain(plan, x, dout, wanted, graph=False): # -> dict, by name
-    "Gradients by autograd through the plain loop; with `graph` they can be differentiated again."
+    "Gradients by autograd through the plain loop; with `graph` they can be differentiated once more."
     with torch.enable_grad():
         def leaf(t): return t.view_as(t) if graph else t.detach().requires_grad_()
         leaves = {name: leaf(getattr(x, name)) for name in wanted}
@@ -47,10 +45,8 @@ def _by_plain(plan, x, dout, wanted, graph=False): # -> dict, by name
 def _autograd():
     "Autograd, which is off in an operator below a mode of PyTorch's."
     c = torch._C
-    autograd = c.DispatchKeySet(c.DispatchKey.AutogradFunctionality)
-    keys = autograd | c.DispatchKeySet(c.DispatchKey.ADInplaceOrView)
-    included,excluded = c._dispatch_tls_local_include_set(),c._dispatch_tls_local_exclude_set()
-    return c._ForceDispatchKeyGuard(included, excluded-keys)
+    keys = c.DispatchKeySet(c.DispatchKey.AutogradFunctionality) | c.DispatchKeySet(c.DispatchKey.ADInplaceOrView)
+    return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), c._dispatch_tls_local_exclude_set()-keys)
 
 def _backward(plan, x, dout, out, kept, lse, wanted):
     if core.serves(x): return core.backward(plan, x, dout, out, kept, lse, wanted)
@@ -135,35 +131,31 @@ def _define(
         plan,x = _split(args)
         wanted = wanted_names(needs)
         return _filled(x, backward(plan, x, dout, out, kept, lse, wanted), wanted)
-    if hasattr(torch.ops.dynattn, name): return # once in a process: a page runs beside the module
+    if hasattr(torch.ops.dynattn, name): return # once in a process: this page runs beside the module
     library,back = torch.library.Library("dynattn", "FRAGMENT"),f'{name}_backward'
     library.define(f"{name}({_SCHEMA}) -> (Tensor, Tensor, Tensor)")
     library.define(f"{back}(Tensor dout, Tensor out, Tensor kept, Tensor lse, bool[] needs, "
                    f"{_SCHEMA}) -> (" + ', '.join(["Tensor"]*len(LEARNS)) + ")")
     for f,op in ((run,name),(run_back,back)):
         for kind in ('CPU','CUDA'): library.impl(op, f, kind)
-    def empty(*args): return _three(*empty_out(_split(args)[1]))
-    torch.library.register_fake(f"dynattn::{name}", empty, lib=library)
+    torch.library.register_fake(f"dynattn::{name}", lambda *args: _three(*empty_out(_split(args)[1])), lib=library)
     torch.library.register_fake(f"dynattn::{back}", _shapes_of_gradients, lib=library)
     save,pull = _gradients(name)
     torch.library.register_autograd(f"dynattn::{name}", pull, setup_context=save, lib=library)
     _libraries.append(library)
 
-# another number where outputs get other shapes
-_define('band2', _forward, _backward, core.empty_out)
+_define('band2', _forward, _backward, core.empty_out) # another number where outputs get other shapes
 
 # %% ../../nbs/engine/34_operator.ipynb #f6b4a290
 _LARGE = 2**24 # pairs of query and key from which the plain loop is slow enough to say so
 @cache
 def _say_why(why):
     "Once for each reason."
-    said = "dynattn computes windows with its plain loop, which is slower"
-    warnings.warn(f"{said}: {why}", stacklevel=5)
+    warnings.warn(f"dynattn computes windows with its plain loop, which is slower: {why}", stacklevel=5)
 
 # %% ../../nbs/engine/34_operator.ipynb #03f23007
 def _compute(plan, x):
-    """The plain loop in transforms and without the core, the operator in a traced program, else the
-    core."""
+    "The plain loop in transforms and without the core, the operator in a traced program, else the core."
     if core.serves(x):
         for t in x.learning.values() if torch.is_grad_enabled() else ():
             if t.requires_grad: return _BandFunction.apply(plan, *x)
@@ -187,8 +179,7 @@ def band_refuses(call, # a `Call`
 
 @takes(Call)
 def banded_attention(call) -> Tensor: # [B,H,N,dv]
-    """`dense_attention`, of which only the band is computed; time and memory grow as N times the
-    window's width."""
+    "`dense_attention`, of which only the band is computed; time and memory grow as N times the window's width."
     serve(band_refuses(call))
     return attend_band(call)
 
