@@ -119,8 +119,8 @@ def _check_file(found): # what onnx_model.json says
         kinds = [e['name'].partition('.')[0] for e in pair]
         numbers = [{**e, 'name': ''} for e in pair]
         if sorted(kinds)!=['keys', 'values'] or numbers[0]!=numbers[1]:
-            both = f"keys.{name} and values.{name}"
-            raise ValueError(f"caches: expected {both} with the same numbers")
+            raise ValueError(f"caches: expected keys.{name} and values.{name} "
+                             "with the same numbers")
     layers = {int(name.split('.')[1]) for name in names}
     if layers!=set(range(len(layers))):
         raise ValueError(f"caches: expected those of every layer, got layers {sorted(layers)[:9]}")
