@@ -12,6 +12,7 @@ from itertools import repeat
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .family import _TINY, _powers, _psi
+from .modes import forward_levels, holds_several_gradients, recorded
 from .padding import holds
 
 # %% ../nbs/22_alpha.ipynb #878774e7
@@ -152,19 +153,11 @@ def _push(p, eps, dz, deps):
     total = _row_sum(s)
     return s*(dz - _row_sum(s*dz)/(total + (total==0)))
 
-# %% ../nbs/22_alpha.ipynb #pw000018
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
-
-def _recorded():
-    "Whether operations are written down to be run again: the compiler, `make_fx` (`linearize`), `torch.jit.trace`."
-    if torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_PROXY) is not None: return True
-    return torch.jit.is_tracing()
-
 # %% ../nbs/22_alpha.ipynb #pw000019
 class _Entmax(torch.autograd.Function):
     @staticmethod
     def forward(z, eps): # [...,M]; float, or broadcasts to [...,1]
-        if type(z) is Tensor and not (z.is_meta or _recorded()): return _forward(z, eps)
+        if type(z) is Tensor and not (z.is_meta or recorded()): return _forward(z, eps)
         return torch.ops.dynattn.entmax(z, eps if isinstance(eps, Tensor) else z.new_full((), eps, dtype=torch.float64))
 
     @staticmethod
@@ -178,8 +171,7 @@ class _Entmax(torch.autograd.Function):
     def backward(ctx, g):
         p,*eps = ctx.saved_tensors
         eps = eps[0] if eps else ctx.eps
-        # the last one: a transform holds several gradients in one tensor
-        graph = torch.is_grad_enabled() or _recorded() or torch._C._functorch.is_legacy_batchedtensor(g)
+        graph = torch.is_grad_enabled() or recorded() or holds_several_gradients(g)
         wants = ctx.needs_input_grad[1]
         if graph: dz,da = _pull(p, g, eps, wants)
         else: dz,da = _by_core(p, eps, g, wants) or _in_chunks(lambda *rows: _pull(*rows, wants), eps, p, g)
@@ -200,16 +192,10 @@ class _EntmaxBothModes(_Entmax):
         return _push(p, eps[0] if eps else ctx.eps, dz, deps)
 
 # %% ../nbs/22_alpha.ipynb #pw000021
-def _forward_levels():
-    "How many forward-mode transforms of `torch.func` are nested around this call."
-    if not torch._C._are_functorch_transforms_active(): return 0
-    levels = torch._C._functorch.get_interpreter_stack() or ()
-    return sum(level.key()==torch._C._functorch.TransformType.Jvp for level in levels)
-
 def _apply(z, eps):
     "[...,M] scores; eps a float, or broadcasts to [...,1]."
     if torch.compiler.is_compiling(): return _Entmax.apply(z, eps)
-    if _forward_levels()>1:  # PyTorch would take the inner derivative for a constant
+    if forward_levels()>1:  # PyTorch would take the inner derivative for a constant
         raise RuntimeError("entmax: expected forward mode at most once, got jvp or jacfwd within another; "
                            "use jacfwd(jacrev(f))")
     return _EntmaxBothModes.apply(z, eps)
