@@ -119,7 +119,7 @@ MUTANTS = [ # module, its text, the fault
     ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
     # programs
     ('audit.watch', 'inside = (back<=left) & (-back<=right)', 'inside = (back<=left+1) & (-back<=right)'),
-    ('audit.questions', 'return Answer.NO if change<=eps**.75', 'return Answer.NO if change<=eps**.25'),
+    ('audit.questions', 'if change<=eps**.75: return Answer.NO', 'if change<=eps**.25: return Answer.NO'),
     ('audit.report', "_NOT_ASKED = Outcome('not measured', 'it was not asked')", "_NOT_ASKED = Outcome('kept')"),
     ('audit.report', 'elif promised: e.findings.append(_open(question, obstacle))', 'elif promised: pass'),
     ('export.runtime', 'if got.get(name)!=expected.get(name):', 'if False:'),

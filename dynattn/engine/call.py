@@ -419,35 +419,12 @@ def _take_inference(call):
         if sigma is not window.sigma: call.window = window.replace(sigma=sigma)
 
 
-# %% ../../nbs/engine/24_call.ipynb #24ca0127
-@dataclass(eq=False, repr=False)
-class _Shapes(Arguments):
-    "Arguments, and what is read of their shapes."
-    lead: tuple|None = field(default=None, init=False) # axes of q before the last two, if not two
-    offsets: Tensor|None = field(default=None, init=False) # where the texts of jagged tensors begin, and the end
-
-    @property
-    def sizes(self) -> tuple: return *self.q.shape[:3],self.k.shape[2] # B, H, N, M
-
-    @property
-    def factor(self) -> float:
-        "The factor of the products of queries and keys."
-        return max(self.q.shape[3], 1)**-.5 if self.scale is None else self.scale
-
-    def restore(self,
-        out, # [B,H,N,dv], or a tuple of such tensors
-    ) -> Tensor|tuple:
-        "Give an output the axes that `q` came with."
-        if self.offsets is not None:
-            return torch.nested.nested_tensor_from_jagged(out[0].transpose(0, 1), self.offsets).transpose(1, 2)
-        if self.lead is None or not isinstance(out, (Tensor, tuple)): return out
-        if isinstance(out, tuple): return tuple(self.restore(x) for x in out)
-        return out.reshape(*self.lead, *out.shape[2:])
-
 # %% ../../nbs/engine/24_call.ipynb #24ca0025
 @dataclass(eq=False, repr=False)
-class Call(_Shapes):
+class Call(Arguments):
     "One call of attention: its arguments, checked, each in one form."
+    lead: tuple|None = field(default=None, init=False) # axes of q before the last two, if not two
+    offsets: Tensor|None = field(default=None, init=False) # where the texts of jagged tensors begin, and the end
     normalizer = None # a field of the dense path's record only
     takes_nested = False # whether nested tensors are handed on
     takes_zero_one = False # whether a floating 0/1 mask is added like any other
@@ -481,6 +458,24 @@ class Call(_Shapes):
         if self.sink is not None: _take_sink(self)
         if self.softcap is not None: _take_softcap(self)
         if torch.is_grad_enabled(): _take_inference(self)
+
+    @property
+    def sizes(self) -> tuple: return *self.q.shape[:3],self.k.shape[2] # B, H, N, M
+
+    @property
+    def factor(self) -> float:
+        "The factor of the products of queries and keys."
+        return max(self.q.shape[3], 1)**-.5 if self.scale is None else self.scale
+
+    def restore(self,
+        out, # [B,H,N,dv], or a tuple of such tensors
+    ) -> Tensor|tuple:
+        "Give an output the axes that `q` came with."
+        if self.offsets is not None:
+            return torch.nested.nested_tensor_from_jagged(out[0].transpose(0, 1), self.offsets).transpose(1, 2)
+        if self.lead is None or not isinstance(out, (Tensor, tuple)): return out
+        if isinstance(out, tuple): return tuple(self.restore(x) for x in out)
+        return out.reshape(*self.lead, *out.shape[2:])
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0032
 @cache

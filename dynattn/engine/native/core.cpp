@@ -1577,6 +1577,162 @@ template <class real> void entmax(const real *x, const real *g, const real *eps,
     });
 }
 
+// ---- what a caller asks before a call: how large its numbers are, and what a mask of pairs says --------------------
+
+// Numbers looked at by their bits: without their signs they lie as unsigned numbers do, NaN on top.
+template <class U> struct Bits;
+template <> struct Bits<uint16_t> { typedef int16_t Signed; };
+template <> struct Bits<uint32_t> { typedef int32_t Signed; };
+template <> struct Bits<uint64_t> { typedef int64_t Signed; };
+
+template <class U> U largest_bits(const U *x, Int n, Int step) {
+    typedef typename Bits<U>::Signed S;
+    constexpr S size = std::numeric_limits<S>::max();
+    S most = 0;
+    if (step == 1) for (Int i = 0; i < n; i++) most = std::max<S>(most, (S)x[i] & size);
+    else for (Int i = 0; i < n; i++) most = std::max<S>(most, (S)x[i*step] & size);
+    return (U)most;
+}
+double from_bits(uint64_t x, Int kind) {
+    double y = kind == F64 ? bits<double>(x) : kind == F32 ? bits<float>((uint32_t)x) :
+               kind == BF16 ? from_bf16((uint16_t)x) : from_f16((uint16_t)x);
+    return y < INFINITY ? y : INFINITY;                        // NaN as well
+}
+
+// A tensor [B,H,N,d] as runs of numbers side by side: the axes by their strides, those that touch joined.
+struct Runs {
+    Int count = 1, length = 1, step = 0;       // runs; numbers of one, so far apart
+    std::array<std::array<Int, 2>, 4> outer;   // size and stride of the axes that tell a run's place
+    int axes = 0;
+    Runs(const Rows &x, Int B, Int H, Int N, Int d) {
+        std::array<std::array<Int, 2>, 4> all = {{{B, x.b}, {H, x.h}, {N, x.n}, {d, x.e}}};
+        std::sort(all.begin(), all.end(), [](auto &a, auto &b) { return a[1] < b[1]; });
+        for (auto &axis : all) {
+            if (axis[0] == 1 || axis[1] == 0) continue;        // an axis of one number, or repeated
+            if (step == 0) step = axis[1], length = axis[0];
+            else if (axes == 0 && axis[1] == step*length) length *= axis[0];
+            else outer[axes++] = axis, count *= axis[0];
+        }
+        step = std::max<Int>(step, 1);
+    }
+    Int place(Int run) const {
+        Int at = 0;
+        for (int a = 0; a < axes; run /= outer[a][0], a++) at += run%outer[a][0]*outer[a][1];
+        return at;
+    }
+};
+template <class U> double largest_number(const Rows &x, Int B, Int H, Int N, Int d, Int kind, Int threads, Team *team) {
+    const Runs runs(x, B, H, N, d);
+    const Int piece = 1 << 16, pieces = (runs.length+piece-1)/piece, numbers = runs.count*runs.length;
+    const Int together = std::max<Int>(1, piece/runs.length), tasks = (runs.count*pieces+together-1)/together;
+    std::atomic<uint64_t> most(0);
+    run(tasks, std::max<Int>(1, std::min(threads, numbers/piece/2)), team, [&](Int t, Int) {
+        uint64_t own = 0;
+        for (Int i = t*together; i < std::min((t+1)*together, runs.count*pieces); i++) {
+            const Int first = i%pieces*piece, n = std::min(piece, runs.length-first);
+            const U *from = (const U*)x.data + runs.place(i/pieces) + first*runs.step;
+            own = std::max<uint64_t>(own, largest_bits(from, n, runs.step));
+        }
+        for (uint64_t seen = most; seen < own && !most.compare_exchange_weak(seen, own);) {}
+    });
+    return from_bits(most, kind);
+}
+double largest_number(const Rows &x, Int B, Int H, Int N, Int d, const Call &c) {
+    auto f = c.kind == F64 ? largest_number<uint64_t> :
+             c.kind == F32 ? largest_number<uint32_t> : largest_number<uint16_t>;
+    return f(x, B, H, N, d, c.kind, c.threads, c.team);
+}
+
+// A floating mask [B,H,N,M] whose numbers are 0 where a key is seen, else the least number or -infinity.
+// Seen are the keys of `keep` whose offset j - i lies from `low` to `high`; and is there another that says so?
+struct Mask { const char *data; Int b, h, n, B, H, N, M, kind; };
+struct Seen { Int low, high, least, empty, holes; };           // whether the least number, a row without a key occur
+
+template <class U> struct MaskReader {
+    const Mask m;
+    const U minus_infinity, least;             // as bits
+    struct Row { Int first, last, count; };    // keys that a row sees
+    std::vector<Row> rows;                     // [B,N]
+    std::atomic<bool> other{false}, finite{false};
+
+    MaskReader(const Mask &mask, U inf) : m(mask), minus_infinity(inf), least(inf-1), rows(m.B*m.N) {}
+
+    const U *row(Int b, Int h, Int i) const { return (const U*)m.data + b*m.b + h*m.h + i*m.n; }
+    // Adds a row's keys to `keep`; `seen` is room for M of them.
+    void read(Int b, Int i, uint8_t *keep, uint8_t *seen) {
+        const U *x = row(b, 0, i);
+        for (Int h = 1; h < m.H; h++) if (memcmp(x, row(b, h, i), m.M*sizeof(U))) { other = true; return; }
+        Int count = 0;
+        for (Int j0 = 0; j0 < m.M; j0 += 1024) {
+            const Int n = std::min<Int>(1024, m.M-j0);
+            const U *y = x+j0;
+            uint8_t *s = seen+j0, *k = keep+j0;
+            U strange = 0, low = 0;
+            for (Int j = 0; j < n; j++) {
+                const U zero = (U)(y[j] << 1) == 0, is_least = y[j] == least;
+                strange |= !(zero | is_least | (y[j] == minus_infinity));
+                low |= is_least;
+                s[j] = (uint8_t)zero;
+            }
+            if (strange) { other = true; return; }
+            if (low) finite = true;
+            Int some = 0;
+            for (Int j = 0; j < n; j++) k[j] |= s[j], some += s[j];
+            count += some;
+        }
+        Row &r = rows[b*m.N+i];
+        r = {0, -1, count};
+        if (!count) return;
+        r.first = (const uint8_t*)memchr(seen, 1, m.M)-seen;
+        r.last = r.first+count-1;
+        if (!memchr(seen+r.first, 0, count)) return;           // side by side
+        for (r.last = m.M-1; !seen[r.last];) r.last--;
+    }
+    // `keep` [B,M] comes back; false where the mask says something else.
+    bool read_all(uint8_t *keep, Seen &found, Int threads, Team *team) {
+        const Int of_task = std::max<Int>(8, (1 << 16)/m.M), parts = (m.N+of_task-1)/of_task, tasks = m.B*parts;
+        std::vector<uint8_t> room(tasks*m.M*2);
+        auto place = [&](Int t) { return room.data()+t*m.M*2; };
+        read(0, m.N-1, place(0), place(0)+m.M);                // most other masks show there what they are
+        run(other ? 0 : tasks, std::max<Int>(1, std::min(threads, tasks/2)), team, [&](Int t, Int) {
+            const Int first = t%parts*of_task;
+            for (Int i = first; i < std::min(first+of_task, m.N) && !other; i++)
+                read(t/parts, i, place(t), place(t)+m.M);
+        });
+        if (other) return false;
+        memset(keep, 0, m.B*m.M);
+        for (Int t = 0; t < tasks; t++) for (Int j = 0; j < m.M; j++) keep[t/parts*m.M+j] |= place(t)[j];
+        if (m.N == 1) return is_keys(keep, found);
+        return is_band(keep, found);
+    }
+    bool is_keys(const uint8_t *keep, Seen &found) const {
+        found = {-m.M, m.M, finite, 0, memchr(keep, 0, m.B*m.M) != nullptr};
+        for (Int b = 0; b < m.B; b++) found.empty |= rows[b].count == 0;
+        return true;
+    }
+    // The narrowest band around all that is seen: nothing in it may be hidden but by `keep`, which sums of `keep` tell.
+    bool is_band(const uint8_t *keep, Seen &found) const {
+        found = {m.M, -m.M-m.N, finite, 0, 0};
+        for (Int b = 0; b < m.B; b++) for (Int i = 0; i < m.N; i++) {
+            const Row &r = rows[b*m.N+i];
+            if (!r.count) { found.empty = 1; continue; }
+            found.low = std::min(found.low, r.first-i);
+            found.high = std::max(found.high, r.last-i);
+        }
+        if (found.low > found.high) return false;              // nothing is seen
+        std::vector<Int> before(m.M+1);
+        for (Int b = 0; b < m.B; b++) {
+            for (Int j = 0; j < m.M; j++) before[j+1] = before[j]+keep[b*m.M+j];
+            auto up_to = [&](Int j) { return before[std::min(std::max<Int>(j, 0), m.M)]; };
+            for (Int i = 0; i < m.N; i++)
+                if (rows[b*m.N+i].count != up_to(i+found.high+1)-up_to(i+found.low)) return false;
+            const Int first = std::max<Int>(found.low, 0), end = std::min(m.N+found.high, m.M);
+            found.holes |= up_to(end)-up_to(first) < end-first;
+        }
+        return true;
+    }
+};
+
 }  // namespace
 
 // ---- the interface ------------------------------------------------------------------------------------------------
@@ -1602,6 +1758,25 @@ EXPORT bool dynattn_backward(const Call *c, const Grads *g) {
     try { all(*c, *g); }
     catch (const std::bad_alloc &) { return false; }
     return true;
+}
+
+// The largest product of a query and a key that there may be, times the scale; infinity where a number of q, k, v or,
+// if given, `dout` is not finite.
+EXPORT double dynattn_largest_score(const Call *c, const Rows *dout) {
+    const double q = largest_number(c->q, c->B, c->H, c->N, c->d, *c);
+    const double k = largest_number(c->k, c->B, c->Hkv, c->M, c->d, *c);
+    const double v = largest_number(c->v, c->B, c->Hkv, c->M, c->dv, *c);
+    const double back = dout ? largest_number(*dout, c->B, c->H, c->N, c->dv, *c) : 0;
+    return q < INFINITY && k < INFINITY && v < INFINITY && back < INFINITY ? q*k*std::abs(c->scale)*c->d : INFINITY;
+}
+// Whether a mask hides keys, or pairs outside a band, or both: 1 and 0; -1 where memory is lacking.
+EXPORT Int dynattn_read_mask(const Mask *m, uint8_t *keep, Seen *found, Int threads, Team *team) {
+    try {
+        if (m->kind == F64) return MaskReader<uint64_t>(*m, 0xfff0000000000000).read_all(keep, *found, threads, team);
+        if (m->kind == F32) return MaskReader<uint32_t>(*m, 0xff800000).read_all(keep, *found, threads, team);
+        return MaskReader<uint16_t>(*m, m->kind == BF16 ? 0xff80 : 0xfc00).read_all(keep, *found, threads, team);
+    }
+    catch (const std::bad_alloc &) { return -1; }
 }
 
 EXPORT bool dynattn_entmax(const void *x, const void *g, const void *eps, void *out, void *dalpha, Int rows, Int cols,
