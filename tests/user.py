@@ -23,6 +23,7 @@ reveal_type(layer.batch)                                             # int
 reveal_type(layer.state())                                           # tuple[dict[Any, Any], dict[Any, Any]]
 reveal_type(attention(x, x, x))                                      # Tensor
 reveal_type(attention(x, x, x, return_weights=True))                 # tuple[Tensor, Tensor]
+reveal_type(attention(x, x, x, return_lse=True))                     # tuple[Tensor, Tensor]
 
 def learn(model: PreTrainedModel, batches: list[dict[str, Any]], curves: CostCurves) -> None:
     found = narrow(model, batches, .25, steps=3)

@@ -540,9 +540,12 @@ def takes(
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0135
 class _Weighs(Protocol[_P]):
-    "Type checkers see: `return_weights=True`, as a keyword, gives the weights too."
+    "Type checkers see: `return_weights=True` or `return_lse=True`, as a keyword, gives that too."
     @overload
     def __call__(self, q:Tensor, k:Tensor, v:Tensor, *args:Any, return_weights:Literal[True], **kwargs:Any,
+    ) -> tuple[Tensor,Tensor]: ...
+    @overload
+    def __call__(self, q:Tensor, k:Tensor, v:Tensor, *args:Any, return_lse:Literal[True], **kwargs:Any,
     ) -> tuple[Tensor,Tensor]: ...
     @overload
     def __call__(self, *args:_P.args, **kwargs:_P.kwargs) -> Tensor: ...
