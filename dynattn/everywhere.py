@@ -119,6 +119,9 @@ def _of_gradients(q, k, causal): return core_is_faster(q, k, causal, True)
 
 def _forward(keys, q, k, v, dropout_p=0., is_causal=False, *, attn_mask=None, scale=None):
     "The operator, by the core or by PyTorch's kernel."
+    below = keys-_BACKEND_SELECT
+    if not _holders: # off, while other threads compute
+        return _OP.redispatch(below, q, k, v, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     call = NO_KIND
     if not dropout_p: call = _described(q, k, v, is_causal, attn_mask, scale, _rule(q, k, v))
     if isinstance(call, _Described):
@@ -128,7 +131,6 @@ def _forward(keys, q, k, v, dropout_p=0., is_causal=False, *, attn_mask=None, sc
             return found
         call = NOT_FINITE
     _count(call)
-    below = keys-_BACKEND_SELECT
     return _OP.redispatch(below, q, k, v, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
 
 def _computed(call): # -> (out, lse), or None
@@ -142,6 +144,9 @@ def _computed(call): # -> (out, lse), or None
 
 def _backward(keys, dout, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):
     "The operator of the gradients, by the core or by PyTorch's kernel."
+    below = keys-_BACKEND_SELECT
+    arguments = dout,q,k,v,out,lse,dropout_p,is_causal
+    if not _holders: return _BACK.redispatch(below, *arguments, attn_mask=attn_mask, scale=scale)
     call = NO_KIND
     if not dropout_p: call = _described(q, k, v, is_causal, attn_mask, scale, _of_gradients)
     if isinstance(call, _Described) and not plain_tensors((dout,out,lse)): call = NO_VALUES
@@ -151,9 +156,7 @@ def _backward(keys, dout, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=
             return _gradients(call, dout, out, lse)
         call = NOT_FINITE
     _count(f'backward: {call}')
-    below = keys-_BACKEND_SELECT
-    return _BACK.redispatch(below, dout, q, k, v, out, lse, dropout_p, is_causal,
-                            attn_mask=attn_mask, scale=scale)
+    return _BACK.redispatch(below, *arguments, attn_mask=attn_mask, scale=scale)
 
 def _gradients(call, dout, out, lse):
     real = core._working_dtype(out)
@@ -173,9 +176,11 @@ def _math(q, k, v, attn_mask=None, dropout_p=0., is_causal=False, dropout_mask=N
           scale=None, enable_gqa=False):
     "The way of products, by the core where only dropout is the reason for it."
     call = PRODUCTS
-    by_choice = not torch.backends.cuda.flash_sdp_enabled() # inside `sdpa_kernel(SDPBackend.MATH)`
+    drops = 0<dropout_p<1 and dropout_mask is None
     learns = attn_mask is not None and attn_mask.requires_grad
-    if 0<dropout_p<1 and dropout_mask is None and not by_choice and not learns:
+    asked_for = not torch.backends.cuda.flash_sdp_enabled() # `sdpa_kernel(SDPBackend.MATH)`
+    grouped = enable_gqa or q.shape[:-2]==k.shape[:-2]
+    if _holders and drops and grouped and not (learns or asked_for):
         call = _described(q, k, v, is_causal, attn_mask, scale, lambda *args: True)
         if isinstance(call, _Described):
             found = _dropped(call, dropout_p)
@@ -183,7 +188,7 @@ def _math(q, k, v, attn_mask=None, dropout_p=0., is_causal=False, dropout_mask=N
                 _count('served')
                 return found
             call = NOT_FINITE
-    _count(call)
+    if _holders: _count(call)
     return _MATH.decompose(q, k, v, attn_mask, dropout_p, is_causal, dropout_mask,
                            scale=scale, enable_gqa=enable_gqa)
 
@@ -209,6 +214,14 @@ def _after_fork():
     _lock = threading.RLock()
 if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=_after_fork)
 
+def _attached():
+    empty_rows_are_zero()
+    library = torch.library.Library('aten', 'IMPL')
+    for op,kernel in ((_OP,_forward), (_BACK,_backward)):
+        library.impl(op._schema.name, kernel, 'BackendSelect', with_keyset=True)
+    library.impl(_MATH._schema.name, _math, 'AutogradCPU')
+    return library
+
 def _hold(holder):
     global _library
     if core.library() is None:
@@ -216,13 +229,7 @@ def _hold(holder):
                            f"got none: {core.info()['why']}")
     with _lock:
         if not _holders:
-            empty_rows_are_zero()
-            library = torch.library.Library('aten', 'IMPL')
-            for op,kernel in ((_OP,_forward), (_BACK,_backward)):
-                name = op._schema.name.removeprefix('aten::')
-                library.impl(name, kernel, 'BackendSelect', with_keyset=True)
-            library.impl('_scaled_dot_product_attention_math', _math, 'AutogradCPU')
-            _library = library
+            if _library is None: _library = _attached()
             _counted.clear()
         _holders.add(holder)
 
@@ -230,7 +237,7 @@ def _let_go(*holders):
     global _library
     with _lock:
         _holders.difference_update(holders)
-        if _library is None or _holders: return
+        if _library is None or _holders or threading.active_count()>1: return
         _library._destroy()
         _library = None
 
