@@ -63,7 +63,7 @@ typedef void Team(void (*function)(void *), void *data, unsigned threads, unsign
 
 RECORD(Call,
     double scale, softcap, dropout_p, T, p; // `Plan` of chapter 20, in its order
-    Int left, right, q_offset, n_global, table_first, is_causal, after, fraction;
+    Int left, right, q_offset, n_global, table_first, is_causal, return_lse, after, fraction;
     Rows q, k, v, out;
     PerHead sigma, table, alpha, rel_bias, sink;
     void *kept;                            // softmax: [B,H,N,dv] `real`, the output unrounded, or null where `out` is;
@@ -71,7 +71,7 @@ RECORD(Call,
     void *lse;                             // [B,H,N] `real`: log of the row's sum, or threshold; inf: no key, nan: lost; or null
     void *weights;                         // [B,H,N,columns] `real`, zeros: leading keys, those from `first_key` on; or null
     const uint8_t *keep;                   // [B,M], 0 where a key takes no part; or null
-    const Int *texts, *text_of;            // [T][2] first and end of the texts of all rows; [B+1] where a row's begin
+    const Int *texts, *text_of;            // [T][5] a text's first and end query, first and end key, and shift; [B+1] its row's
     const Int *heads;                      // [B*Hkv][3] addresses of keys and values, position of row 0: of a cache
     const Int *origins;                    // [B] position of the first leading token: of a cache
     Team *team;                            // calls a function on several threads, as OpenMP's `GOMP_parallel`; or null
@@ -84,6 +84,7 @@ RECORD(Call,
 RECORD(Grads,
     Rows dout, dq, dk, dv;                 // dk and dv: `real`, contiguous rows of whole vectors
     void *dsigma, *dtable, *dalpha, *drel_bias, *dsink; // [B,H,...] `real`, or null
+    const void *dlse;                      // [B,H,N] `real`, what comes back to `lse`; or null
 );
 
 namespace {
@@ -358,7 +359,8 @@ Int bytes_of(Int kind) { return kind == F64 ? 8 : kind == F32 ? 4 : 2; }
 // all keys stand on the other. At least -1 together, where no key is seen.
 struct Reach { Int left, right; };
 
-struct Text { Int q0, q1, k0, k1, origin; };  // rows that attend to keys k0..k1-1; `origin` is position 0 of n_global
+// Rows that attend to keys k0..k1-1; `origin` is position 0 of n_global. Row i stands at i + shift on the axis of the keys.
+struct Text { Int q0, q1, k0, k1, origin, shift; };
 
 Int rounded(Int n, Int to) { return (n > 0 ? n+to-1 : n)/to*to; }  // up
 
@@ -396,10 +398,21 @@ template <class real> struct Problem {
         return x.data ? (const real*)x.data + b*x.b + h*x.h : nullptr;
     }
     Reach reach_of(Int b, Int h) const {
-        Reach r = within_window(b, h);
-        r.left = std::min(r.left, c.N-1+c.q_offset);
-        r.right = std::min(r.right, c.M-1-c.q_offset);
+        Reach r = within_window(b, h), most = occurring(b);
+        r.left = std::min(r.left, most.left);
+        r.right = std::min(r.right, most.right);
         return {r.left, std::max(r.right, -r.left-1)};
+    }
+    // How far the queries of a row can look in their texts; nowhere, if there are none.
+    Reach occurring(Int b) const {
+        if (!c.texts) return {c.N-1+c.q_offset, c.M-1-c.q_offset};
+        Reach most = {-1, 0};
+        for (Int t = 0; t < texts(b); t++) {
+            const Text x = whole_text(b, t);
+            const Int left = x.q1-1+x.shift-x.k0, right = x.k1-1-x.q0-x.shift;
+            most = t ? Reach{std::max(most.left, left), std::max(most.right, right)} : Reach{left, right};
+        }
+        return most;
     }
     Reach within_window(Int b, Int h) const {
         const Int far = Int(1) << 40;                          // further than any key stands from any query
@@ -421,9 +434,20 @@ template <class real> struct Problem {
         return {left, right};
     }
     Int texts(Int b) const { return c.texts ? c.text_of[b+1]-c.text_of[b] : 1; }
+    Text whole_text(Int b, Int t) const {                      // before keys that take no part are left out
+        if (!c.texts) return {0, c.N, 0, c.M, c.origins ? c.origins[b] : 0, c.q_offset};
+        const Int *at = c.texts+5*(c.text_of[b]+t);
+        return {at[0], at[1], at[2], at[3], at[2], at[4]};
+    }
+    // The first key that a row may see, and no row behind it sees an earlier one.
+    Int first_key(Int b, Int row, Int left) const {
+        Int t = 0;
+        while (t+1 < texts(b) && whole_text(b, t+1).q0 <= row) t++;
+        const Text x = whole_text(b, t);
+        return std::max(x.k0, std::min(row+x.shift-left, x.k1));
+    }
     Text text(Int b, Int t, bool &holes) const {
-        Text x = {0, c.N, 0, c.M, c.origins ? c.origins[b] : 0};
-        if (c.texts) { const Int *at = c.texts+2*(c.text_of[b]+t); x = {at[0], at[1], at[0], at[1], at[0]}; }
+        Text x = whole_text(b, t);
         holes = false;
         if (!c.keep) return x;
         const uint8_t *keep = c.keep+b*c.M;
@@ -758,8 +782,8 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         q0 = std::max(q0, text.q0); q1 = std::min(q1, text.q1);
         if (q0 >= q1) return;
         Int lead_end = std::max(text.k0, std::min(text.origin+c.n_global, text.k1));
-        Int lo = std::max(lead_end, q0+c.q_offset-left), hi = std::min(text.k1, q1+c.q_offset+right);
-        if (c.n_global && q0+c.q_offset < text.origin+c.n_global) lo = lead_end, hi = text.k1;
+        Int lo = std::max(lead_end, q0+text.shift-left), hi = std::min(text.k1, q1+text.shift+right);
+        if (c.n_global && q0+text.shift < text.origin+c.n_global) lo = lead_end, hi = text.k1;
         set_piece(0, std::max(text.k0, text.origin), lead_end, text.origin);
         set_piece(1, lo, std::max(lo, hi), 0);
         careful = false; largest_key = 0;
@@ -804,10 +828,10 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
 
     // The rows from `i` on that see alike; the first row behind them.
     Int block(Int i, Int end) {
-        row = i; at = i+c.q_offset;
+        row = i; at = i+text.shift;
         Int lead0 = text.origin, lead1 = c.n_global ? text.origin+c.n_global : lead0;
         bool is_global = at >= lead0 && at < lead1;
-        Int stop = is_global ? lead1-c.q_offset : at < lead0 && c.n_global ? lead0-c.q_offset : end;
+        Int stop = is_global ? lead1-text.shift : at < lead0 && c.n_global ? lead0-text.shift : end;
         if (entmax) stop = std::min(stop, i/QUERIES*QUERIES+QUERIES);   // both passes have the same blocks
         nq = careful ? 1 : std::min<Int>(QUERIES, std::min(stop, end)-i);
         n_spans = n_keys = 0;
@@ -936,6 +960,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
             if (entmax) continue;                               // and bits are kept, not the output
             const real *o = c.kept ? (const real*)c.kept+at*c.dv : (const real*)place(c.out, h, row+i);
             mean[i] = L::dot(o, back, c.dv);
+            if (g->dlse && lse[i] < INFINITY) mean[i] -= ((const real*)g->dlse)[at];
         }
         L::turn(dout_cols, dout_rows, p.dv_width, 1);
         if (careful && lost[0]) n_spans = n_keys = 0;           // 0 times NaN is NaN: its keys are not even read
@@ -1490,7 +1515,7 @@ template <class real, int QUERIES> void backward(const Call &c, const Grads &g) 
         most = std::max(most, rows);
         const Int chunks = std::max<Int>(1, (c.N+rows-1)/rows);
         auto start = [&](Int i) {
-            return i == 0 ? 0 : i >= chunks ? c.M : std::max<Int>(0, std::min(i*rows+c.q_offset-r.left, c.M));
+            return i == 0 ? 0 : i >= chunks ? c.M : p.first_key(b, i*rows, r.left);
         };
         for (Int i = 0; i < chunks; i++) {
             Int end = std::min((i+1)*rows, c.N), clear = start(i), cleared = i%2 ? clear : start(i+2);

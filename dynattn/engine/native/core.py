@@ -49,6 +49,7 @@ _CALL |= dict.fromkeys(PER_HEAD, '3q')
 _CALL |= dict.fromkeys(_Own._fields, 'q')
 _GRADS = dict.fromkeys(('dout', *(f'd{name}' for name in _ROWS)), '5q')
 _GRADS |= {f'd{name}': 'q' for name in PER_HEAD}
+_GRADS |= dict(dlse='q')
 def _packer(record): return struct.Struct('='+''.join(record.values())).pack
 _pack_call = _packer(_CALL)
 _pack_grads = _packer(_GRADS)
@@ -172,8 +173,8 @@ def _call(plan, x, out, kept, lse, held=None, weights=None, first_key=0):
         alive[name] = t.contiguous() if axes else t # rows of numbers
         per_head += _per_head(alive[name], axes)
     if x.keep is not None: alive['keep'] = x.keep.contiguous()
-    if x.segments is not None:
-        texts,text_of = texts_of(x.segments)
+    if x.segments is not None or x.q_offsets is not None:
+        texts,text_of = texts_of(x)
         alive |= dict(texts=texts.contiguous(), text_of=text_of.contiguous())
     b,h,n,d = x.q.shape
     _,hkv,m,dv = x.v.shape
@@ -199,7 +200,8 @@ def _call(plan, x, out, kept, lse, held=None, weights=None, first_key=0):
 def empty_out(
     x:Inputs, # of a call
     learns:bool=True, # whether a backward pass may follow
-) -> tuple: # (out, kept, lse); None for the last two where nothing learns
+    wants_lse:bool=False, # whether `lse` is a result
+) -> tuple: # (out, kept, lse); None for `kept` where nothing learns, for `lse` if it is no result
     """Memory for the results: `out` lies as [B,N,H,dv].
 
     `kept` is the output unrounded, None where it is not rounded, or with an alpha the bits of
@@ -207,10 +209,11 @@ def empty_out(
     q,dv,real = x.q,x.v.shape[3],_working_dtype(x.q)
     b,h,n,_ = q.shape
     out = q.new_empty_strided((b,h,n,dv), (n*h*dv,dv,h*dv,1))
-    if not learns: return out,None,None
+    lse = q.new_empty((b,h,n), dtype=real) if learns or wants_lse else None
+    if not learns: return out,None,lse
     if x.alpha is not None: kept = q.new_empty((b,h,n,64), dtype=torch.uint8)
     else: kept = None if q.dtype==real else q.new_empty((b,h,n,dv), dtype=real)
-    return out,kept,q.new_empty((b,h,n), dtype=real)
+    return out,kept,lse
 
 def _done(done):
     if done: return
@@ -229,9 +232,9 @@ def forward(
     x:Inputs, # its tensors
     held:tuple|None=None, # of a `WindowedLayer`: addresses [B*Hkv,3], origins [B] or None, M
     learns:bool=True, # whether a backward pass may follow
-) -> tuple: # (out [B,H,N,dv], kept, lse [B,H,N]); None for the last two where nothing learns
+) -> tuple: # (out [B,H,N,dv], kept, lse [B,H,N]), as `empty_out` has them
     "Output, and what the backward pass needs: `kept` of `empty_out`, and one number per row."
-    out,kept,lse = empty_out(x, learns)
+    out,kept,lse = empty_out(x, learns, plan.return_lse)
     record,alive = _call(plan, x, out, kept, lse, held)
     _done(library().dynattn_forward(record))
     return out,kept,lse
@@ -270,6 +273,7 @@ def backward(
     kept:Tensor, # as `forward` gave it, or None
     lse:Tensor, # as `forward` gave it
     wanted, # names of the fields that need a gradient, such as those of `x.learning`
+    dlse:Tensor|None=None, # [B,H,N], the gradient of `lse`
 ) -> dict: # by name, in the shapes of the inputs; q, k and v whether wanted or not
     "All gradients, from the inputs, the output and one number per row."
     lib,real = library(),_working_dtype(x.q)
@@ -286,7 +290,8 @@ def backward(
             grads[name] = t.new_empty(*x.q.shape[:2], *t.shape[t.dim()-axes:], dtype=real)
     rows = (y for t in (dout,grads['q'],grads['k'],grads['v']) for y in (t.data_ptr(),*t.stride()))
     per_head = (_address(grads.get(name)) for name in PER_HEAD)
-    _done(lib.dynattn_backward(record, _pack_grads(*rows, *per_head)))
+    if dlse is not None: dlse = dlse.to(real).contiguous()
+    _done(lib.dynattn_backward(record, _pack_grads(*rows, *per_head, _address(dlse))))
     of_rows = dict(q=grads['q'], k=_fitted(grads['k'], x.k), v=_fitted(grads['v'], x.v))
     of_heads = {name: _folded(grads[name], getattr(x, name)) for name in PER_HEAD if name in wanted}
     return of_rows | of_heads
