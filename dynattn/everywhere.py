@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import NamedTuple
 import torch
 from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet
 from .engine.call import Call
 from .engine.faster import core_is_faster
 from .engine.fields import Inputs, Plan
@@ -104,8 +105,8 @@ def empty_rows_are_zero() -> bool:
 # %% ../nbs/92_everywhere.ipynb #dff994f5
 _OP = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_BACKEND_SELECT = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
-_BELOW_US = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_BACKEND_SELECT = DispatchKeySet(DispatchKey.BackendSelect)
+_BELOW_US = DispatchKeySet(DispatchKey.CPU)
 
 _counted = Counter()
 def _count(what):
@@ -164,8 +165,9 @@ def _gradients(call, dout, out, lse):
     real = core._working_dtype(out)
     kept = None if out.dtype==real else out.to(real, memory_format=torch.contiguous_format)
     rows = out.contiguous() if out.stride(3)!=1 else out
-    grads = core.backward(call.plan, call.x, dout, rows, kept, lse.to(real).contiguous(), 'qkv')
-    return tuple(_as_promised(grads[name]) for name in 'qkv')
+    wanted = 'q','k','v'
+    grads = core.backward(call.plan, call.x, dout, rows, kept, lse.to(real).contiguous(), wanted)
+    return tuple(_as_promised(grads[name]) for name in wanted)
 
 def _as_promised(grad):
     promised = torch.empty_permuted(grad.shape, (0,2,1,3), dtype=grad.dtype)
