@@ -53,7 +53,7 @@ def __getattr__(name):
     return import_module('dynattn.everywhere')
 
 def _activated():
-    "What PyTorch's registry calls for `torch.nn.attention.activate_flash_attention_impl('dynattn')`."
+    "Called by `torch.nn.attention.activate_flash_attention_impl('dynattn')`."
     return __getattr__('everywhere').activated()
 
 import torch as _torch

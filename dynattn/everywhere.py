@@ -84,7 +84,7 @@ def _described(q, k, v, causal, mask, scale, faster): # -> _Described, or why no
     return _Described(plan, Inputs(q, k, v, keep=keep), limit, seen.empty)
 
 def _seen(q, k, mask, causal):
-    "What a mask says about pairs, if it is one of padding, of a band, or of both."
+    "The padding and the band of a mask; None if it says something else."
     if causal or not mask.is_cpu or mask.dim() not in (2,4): return None
     if mask.dim()==2: mask = mask[None,None]
     full = (*q.shape[:3],k.shape[2])
@@ -260,7 +260,7 @@ def off() -> None:
 
 @contextmanager
 def switched() -> Iterator[None]:
-    "What `with everywhere():` does: on in a block, and in all threads while it lasts."
+    "On in a block, and in all threads while it lasts: `with everywhere():`."
     holder = object()
     _hold(holder)
     try: yield
@@ -274,7 +274,7 @@ if __name__!='__main__': sys.modules[__name__].__class__ = _Module
 
 # %% ../nbs/92_everywhere.ipynb #a8ae29f6
 class Report(NamedTuple):
-    "What became of the calls since the switch was last thrown from off to on."
+    "The calls since the switch was last thrown from off to on, and who computed them."
     on:bool # whether it is on now
     served:int # calls by the core
     served_backward:int # gradients by the core
@@ -300,7 +300,7 @@ def report() -> Report:
 
 # %% ../nbs/92_everywhere.ipynb #048080d2
 class Handle:
-    "What PyTorch's registry keeps while 'dynattn' is active."
+    "Kept by PyTorch's registry while 'dynattn' is active."
     def remove(self) -> None:
         "Called by `torch.nn.attention.restore_flash_attention_impl`."
         _let_go(self)
