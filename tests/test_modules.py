@@ -269,7 +269,7 @@ def test_nested(layout, reach):
     out, weights = ours(nested, nested, nested)
     assert out.is_nested and out.layout == layout and weights.shape == (3, 7, 7)
     for got, row in zip(out.unbind(), rows): assert_close(got, ours(row, row, row)[0])
-    with pytest.raises(ValueError, match='key_padding_mask, attn_mask: expected None'):
+    with pytest.raises(ValueError, match='expected None beside nested tensors'):
         ours(nested, nested, nested, key_padding_mask=torch.zeros(3, 7, dtype=torch.bool))
 
 
@@ -468,7 +468,10 @@ def test_bad_calls():
     with pytest.raises(TypeError, match='attn_mask: expected a bool'): ours(x, x, x, attn_mask=torch.zeros(N, N, dtype=torch.int))
     with pytest.raises(ValueError, match=r'key_padding_mask: expected \[B,M\]'): ours(x, x, x, key_padding_mask=torch.zeros(N, B).bool())
     with pytest.raises(TypeError, match='key_padding_mask: expected a bool'): ours(x, x, x, key_padding_mask=torch.zeros(B, N).int())
-    with pytest.raises(RuntimeError, match='is_causal'): ours(x, x, x, is_causal=True)
+    later = torch.ones(N, N, dtype=torch.bool).triu(1)  # PyTorch's asks for it; here is_causal says it all
+    for weights in (True, False):
+        options = dict(is_causal=True, need_weights=weights)
+        assert_close(ours(x, x, x, **options)[0], ours(x, x, x, attn_mask=later, **options)[0])
     windowed = MultiheadAttention(D, H, batch_first=True, window=2)
     windowed.own_keys = True
     with pytest.raises(ValueError, match='key: expected as many positions'): windowed(x, x[:, :3], x[:, :3])
