@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from fastcore.basics import patch
 from torch import Tensor, nn
-from ..heads import argument_names, cache_argument, config_window, generate_cache_argument, part_config
+from ..configs import argument_names, cache_argument, config_window, generate_cache_argument, part_config
 from ..padding import PaddingMask, Patched
 from .watch import Float64, Promise, Watch
 

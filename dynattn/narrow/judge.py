@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from fastcore.basics import patch
 from transformers import DynamicCache
-from ..heads import cache_argument
+from ..configs import cache_argument
 from ..padding import Patched
 from ..runs import Bar, table
 from ..saved import Field
