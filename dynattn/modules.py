@@ -109,7 +109,8 @@ def _split(attn, x, count, batch_first):
 
 def _project(attn, query, key, value, batch_first):
     "Queries, keys and values of all heads, [B,H,N,d] each."
-    weight,bias,dtype = attn.in_proj_weight,attn.in_proj_bias,attn.out_proj.weight.dtype
+    weight,bias = attn.in_proj_weight,attn.in_proj_bias
+    dtype = attn.out_proj.weight.dtype
     if bias is not None and bias.dtype!=dtype: bias = bias.to(dtype)
     if weight is not None and query is key and key is value:
         return _split(attn, F.linear(query, weight, bias), 3, batch_first)
@@ -238,9 +239,9 @@ def _widths(attn, query, batch_first):
     return head(query[:,0] if batch_first else query[0])
 
 def with_widths(
-    window, # of a module: a `Window`, a number, a pair, a word or None
-    sigma, # [B,H] or [H] widths in tokens; None: its own
-): # a `Window`, a number, a pair or None, as `attention` takes it
+    window:Window|int|tuple|str|None, # of a module
+    sigma:Tensor|None, # [B,H] or [H] widths in tokens; None: its own
+) -> Window|int|tuple|str|None: # as `attention` takes it
     "The window whose widths are `sigma`."
     if sigma is None: return window
     return window.replace(sigma=sigma) if isinstance(window, Window) else Window.default(sigma)
@@ -403,8 +404,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         device=None, # of the parameters (default: PyTorch's)
         dtype=None, # of the parameters (default: PyTorch's)
         *,
-        # where `key is query` or `own_keys`; "learned": one width per head; "predicted": from the
-        # first token; w: |j-i| <= w; (left, right); a `Window`, fixed; None: no window
+        # in self-attention: "learned", "predicted", w for |j-i| <= w, (left, right), a `Window`, None
         window:str|int|tuple|Window|None=None,
         # tokens, one or [H]: where a learned or predicted width starts; it is to be wide
         init_width:float|list=64.,
@@ -439,7 +439,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             others = dict(key_padding_mask=key_padding_mask, attn_mask=attn_mask,
                           padding=padding, sigma=sigma)
             _check_cached(self, cache, query, key, value, need_weights, is_causal, others)
-            out,weights,heads = _attend_cached(self, cache, query),None,(None, None)
+            out = _attend_cached(self, cache, query)
+            weights,heads = None,(None, None)
         else:
             options = dict(is_causal=bool(is_causal), need_weights=bool(need_weights), sigma=sigma)
             out,weights,heads = _attend_any(self, query, key, value, key_padding_mask, attn_mask,
