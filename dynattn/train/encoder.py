@@ -21,7 +21,7 @@ from ..modules import MultiheadAttention, with_widths
 from ..saved import DamagedFile, read_intact, read_weights, write_atomic, write_weights
 
 # %% ../../nbs/train/50_encoder.ipynb #4034a614
-def _window_pairs(left, right, n, n_global=0, is_causal=False): # int64: tokens to each side; of the text
+def _window_pairs(left, right, n, n_global=0, is_causal=False): # int64: tokens to each side; in all
     "How many of the `n*n` pairs are visible, inside the window or through a global token."
     m = (n-n_global).clamp(min=0)
     most = (m-1).clamp(min=0)
@@ -29,7 +29,8 @@ def _window_pairs(left, right, n, n_global=0, is_causal=False): # int64: tokens 
     right = torch.zeros_like(left) if is_causal else torch.minimum(right, most)
     band = m*(left+right+1) - left*(left+1)//2 - right*(right+1)//2
     through_global = n*n - m*m
-    if is_causal: through_global = (through_global+n-m)//2   # symmetric, and every token sees itself
+    # symmetric, and every token sees itself
+    if is_causal: through_global = (through_global+n-m)//2
     return band + through_global
 
 # %% ../../nbs/train/50_encoder.ipynb #ours0001
@@ -45,10 +46,12 @@ def refuse_torchs(
     padding=None, # should be a `PaddingMask`
     of:str='', # the class
 ) -> None:
-    "Refuse arguments of PyTorch's classes, each with what says the same here, and a mask of PyTorch's own."
+    "Refuse arguments of PyTorch's classes, with what says the same here, and masks of PyTorch's own."
     for name in options:
-        if name not in _INSTEAD: raise TypeError(f"{name}: expected an argument of {of}, got an unknown one")
-        raise TypeError(f"{name}: expected {_INSTEAD[name]}, got an argument of PyTorch's own class")
+        if name not in _INSTEAD:
+            raise TypeError(f"{name}: expected an argument of {of}, got an unknown one")
+        raise TypeError(f"{name}: expected {_INSTEAD[name]}, "
+                        "got an argument of PyTorch's own class")
     if padding is not None and not hasattr(padding, 'keep'): raise no_padding_mask(padding)
 
 # %% ../../nbs/train/50_encoder.ipynb #49000013
@@ -56,21 +59,30 @@ def _sides(window, heads, n, device): # -> int64, [H] or [B,H] each
     "How many tokens a window sees to the left and to the right, of `n`."
     if isinstance(window, Window): return window.bounds(n)
     left,right = window if isinstance(window, tuple) else (window, window)
-    def all_heads(side): return torch.full((heads,), n-1 if side is None else min(side, n-1), device=device)
+    def all_heads(side):
+        reach = n-1 if side is None else min(side, n-1)
+        return torch.full((heads,), reach, device=device)
     return all_heads(left),all_heads(right)
 
-def _note(layer, x, padding, sigma, alpha):
-    "Width and pairs [B,H], tokens [B], α [H] of this pass."
-    attn,(b,n) = layer.self_attn,x.shape[:2]
+def _kept(layer, x, padding, sigma, alpha):
+    "What `_counted` needs of a pass."
+    b,n = x.shape[:2]
     real = torch.full((b,), n, device=x.device) if padding is None else padding.counts
     if layer.whole is not None: n,real = layer.whole
-    sides = _sides(with_widths(attn.window, sigma), attn.num_heads, n, x.device)
-    left,right = (side.expand(b, attn.num_heads) for side in sides)
-    layer.seen = dict(
+    return dict(n=n, real=real, window=layer.self_attn.window,
+                sigma=None if sigma is None else sigma.detach().clone(),
+                alpha=None if alpha is None else alpha.detach())
+
+def _counted(layer, n, real, window, sigma, alpha):
+    "Width and pairs [B,H], tokens [B], α [H] of the last pass."
+    heads,n_global = layer.self_attn.num_heads,layer.self_attn.n_global
+    sides = _sides(with_widths(window, sigma), heads, n, real.device)
+    left,right = (side.expand(len(real), heads) for side in sides)
+    return dict(
         width=torch.maximum(left, right).clamp(max=max(n-1, 0)),
-        pairs=_window_pairs(left, right, real[:,None], attn.n_global, layer.causal),
+        pairs=_window_pairs(left, right, real[:,None], n_global, layer.causal),
         tokens=real,
-        alpha=torch.ones(attn.num_heads, device=x.device) if alpha is None else alpha.detach())
+        alpha=torch.ones(heads, device=real.device) if alpha is None else alpha)
 
 # %% ../../nbs/train/50_encoder.ipynb #c7477c2f
 def _from_torch_layer(module, state, prefix, *_):
@@ -106,7 +118,7 @@ class EncoderLayer(nn.Module):
         self.norm1,self.norm2 = nn.LayerNorm(dim),nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
         self.causal = causal
-        self.seen = None  # of the last pass
+        self.last = None  # what the last pass kept
         self.whole = None # across ranks: tokens, and real tokens [B], of the sequence of a pass
         self.register_load_state_dict_pre_hook(_from_torch_layer)
 
@@ -116,7 +128,7 @@ class EncoderLayer(nn.Module):
         return_sigma:bool=False, # return the widths as well: [B,H], [H] or None
         *,
         sigma:Tensor|None=None, # [B,H] or [H] widths in tokens instead of the layer's own
-        cache:WindowedLayer|None=None, # from `self_attn.new_cache`; `x` holds the newest tokens only
+        cache:WindowedLayer|None=None, # from `self_attn.new_cache`; `x` holds the newest tokens
         **torchs, # empty; any other argument raises an error
     ):
         "[B,N,D] to [B,N,D], with the widths where asked; padding comes out as something finite."
@@ -124,12 +136,18 @@ class EncoderLayer(nn.Module):
         if x.dim()!=3: raise ValueError(f"x: expected [B,N,D], got shape {tuple(x.shape)}")
         if padding is not None: x = padding.zero(x)
         h = self.norm1(x)
-        attended,_,(sigma,alpha) = self.self_attn(h, h, h, need_weights=False, is_causal=self.causal,
+        attended,_,(sigma,alpha) = self.self_attn(
+            h, h, h, need_weights=False, is_causal=self.causal,
             padding=padding, sigma=sigma, cache=cache, return_heads=True)
-        if cache is None: _note(self, x, padding, sigma, alpha)
+        if cache is None: self.last = _kept(self, x, padding, sigma, alpha)
         x = x + self.dropout(attended)
         x = x + self.dropout(self.feed_forward(self.norm2(x)))
         return (x,sigma) if return_sigma else x
+
+    @property
+    def seen(self) -> dict|None: # width and pairs [B,H], tokens [B], alpha [H]; None before a pass
+        "What the heads saw in the last pass."
+        return None if self.last is None else _counted(self, **self.last)
 
 # %% ../../nbs/train/50_encoder.ipynb #b2e1c375
 @dataclass(frozen=True)
@@ -171,7 +189,7 @@ class EncoderConfig:
         fields = json.loads(text)
         if not isinstance(fields, dict):
             raise ValueError(f"text: expected an object, got a {type(fields).__name__}")
-        if fields.get('window')=='dynamic': fields['window'] = 'predicted' # its name in earlier files
+        if fields.get('window')=='dynamic': fields['window'] = 'predicted' # its earlier name
         if extra := fields.keys() - {f.name for f in dataclasses.fields(cls)}:
             raise ValueError(f"text: expected fields that {cls.__name__} has, got {sorted(extra)}")
         return cls(**fields)
@@ -201,7 +219,8 @@ def _check_config(c):
     if not isinstance(c.dropout, (int, float)) or not 0<=c.dropout<=1:
         raise ValueError(f"dropout: expected a number from 0 to 1, got {c.dropout!r:.80}")
     if c.window is not None and not isinstance(c.window, (str, int)):
-        raise TypeError(f"window: expected 'learned', 'predicted', an int >= 0 or None, got {c.window!r:.80}")
+        raise TypeError("window: expected 'learned', 'predicted', an int >= 0 or None, "
+                        f"got {c.window!r:.80}")
     for name in ('cls','causal','checkpoint'):
         if not isinstance(getattr(c, name), bool):
             raise TypeError(f"{name}: expected a bool, got {getattr(c, name)!r:.80}")
