@@ -25,9 +25,10 @@ def _window(window_size, causal): # -> None or (left, right)
     for side in window_size:
         is_int = isinstance(side, numbers.Integral) and not isinstance(side, bool)
         if side is not None and not is_int:
-            raise TypeError(f"window_size: expected a pair of ints, -1 for no limit, got {window_size!r}")
+            raise TypeError("window_size: expected a pair of ints, -1 for no limit, "
+                            f"got {window_size!r}")
     left,right = (None if side is None or side<0 else int(side) for side in window_size)
-    if causal: right = None  # causality is as narrow, and a right side of one's own is overruled there too
+    if causal: right = None  # as there: causality is as narrow, whatever was given
     return None if left is None and right is None else (left,right)
 
 def _alibi(slopes, heads, rows, reach): # -> rel_bias, or None
@@ -49,12 +50,15 @@ def _heads_first(dims, **given): # -> the same tensors as [B,H,N,d]
         if x.dim()!=dims: raise ValueError(f"{name}: expected {layout}, got shape {tuple(x.shape)}")
     return [(x if dims==4 else x[None]).transpose(1, 2) for x in given.values()]
 
-def _options(scale=None, causal=False, window=(-1,-1), softcap=0., alibi=None, sink=None, dropout=0.):
+def _options(
+    scale=None, causal=False, window=(-1,-1), softcap=0., alibi=None, sink=None, dropout=0.,
+): # -> dict
     "Arguments of `attention`, from those of the package."
     if isinstance(softcap, bool) or not isinstance(softcap, numbers.Real):
         raise TypeError(f"softcap: expected a number, 0 for none, got {softcap!r}")
-    return dict(scale=scale, is_causal=bool(causal), window=_window(window, causal), rel_bias=alibi,
-                softcap=float(softcap) if softcap>0 else None, sink=sink, dropout_p=dropout)
+    return dict(
+        scale=scale, is_causal=bool(causal), window=_window(window, causal), rel_bias=alibi,
+        softcap=float(softcap) if softcap>0 else None, sink=sink, dropout_p=dropout)
 
 def _attend(q, k, v, wants_lse, **options): # [B,H,N,d] -> [B,N,H,dv], and [B,H,N] or None
     "The call; like the package's, the log of the sum has no gradient."
@@ -76,7 +80,7 @@ def flash_attn_func(
     deterministic=False, # always; taken for the package's sake
     return_attn_probs=False, # return (out, lse, None): the third, for tests there, is always None
     *,
-    s_aux=None, # [H], a logit that takes weight and gives no value; FlashAttention-2 itself has none
+    s_aux=None, # [H], a logit that takes weight and gives no value; not in the package's version 2
 ): # -> out [B,N,H,dv], or (out, lse [B,H,N], None)
     "Attention, as `flash_attn.flash_attn_func`."
     q,k,v = _heads_first(4, q=q, k=k, v=v)
@@ -97,110 +101,156 @@ def _unpacked(name, x, count, dims): # -> several tensors
 
 def flash_attn_qkvpacked_func(
     qkv, # [B,N,3,H,d]
-    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0, alibi_slopes=None,
-    deterministic=False, return_attn_probs=False,
+    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False,
 ):
     "Attention of one tensor, as `flash_attn.flash_attn_qkvpacked_func`."
-    return flash_attn_func(*_unpacked('qkv', qkv, 3, 5), dropout_p, softmax_scale, causal, window_size, softcap,
-                           alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_func(
+        *_unpacked('qkv', qkv, 3, 5), dropout_p, softmax_scale, causal, window_size, softcap,
+        alibi_slopes, deterministic, return_attn_probs)
 
 def flash_attn_kvpacked_func(
     q, # [B,N,H,d]
     kv, # [B,M,2,Hkv,d]
-    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0, alibi_slopes=None,
-    deterministic=False, return_attn_probs=False,
+    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False,
 ):
     "Attention with keys and values in one tensor, as `flash_attn.flash_attn_kvpacked_func`."
-    return flash_attn_func(q, *_unpacked('kv', kv, 2, 5), dropout_p, softmax_scale, causal, window_size, softcap,
-                           alibi_slopes, deterministic, return_attn_probs)
+    return flash_attn_func(
+        q, *_unpacked('kv', kv, 2, 5), dropout_p, softmax_scale, causal, window_size, softcap,
+        alibi_slopes, deterministic, return_attn_probs)
 
 # %% ../nbs/91_flash_attn.ipynb #386477c3
+def _are_ints(x, dims): # -> bool
+    "Whether this is a tensor of ints with so many axes."
+    if not isinstance(x, Tensor) or x.dim()!=dims: return False
+    return not (x.is_floating_point() or x.is_complex() or x.dtype==torch.bool)
+
+def _shape(x): return tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+
 def _ends(name, ends, total): # -> int64 [S+1], and the number of tokens before the last end
     "Check `cu_seqlens`: from 0, increasing, to `total` at most."
-    is_row = isinstance(ends, Tensor) and ends.dim()==1 and not (ends.is_floating_point() or ends.dtype==torch.bool)
-    if not is_row or len(ends)<2:
-        got = f"{ends.dtype} {tuple(ends.shape)}" if isinstance(ends, Tensor) else type(ends).__name__
-        raise TypeError(f"{name}: expected an int Tensor [texts+1] of one text at least, got {got}")
+    if not _are_ints(ends, 1) or len(ends)<2:
+        raise TypeError(f"{name}: expected an int Tensor [texts+1] of one text at least, "
+                        f"got {_shape(ends)}")
     ends = ends.long()
-    if torch.compiler.is_compiling(): return ends,total # values cannot be read; all rows belong to texts
+    if torch.compiler.is_compiling(): return ends,total # unread: all rows belong to texts
     last = int(ends[-1])
     if ends[0]!=0 or (ends.diff()<0).any() or last>total:
-        raise ValueError(f"{name}: expected ends from 0 to {total} at most that do not decrease, got {ends.tolist()}")
+        raise ValueError(f"{name}: expected ends from 0 to {total} at most that do not decrease, "
+                         f"got {ends.tolist()}")
     return ends,last
 
-def _lengths(name, lengths, ends, most): # -> int64 [S]
+def _lengths(name, lengths, ends): # -> int64 [S]
     "How many tokens of each text exist; all of them by default."
-    if lengths is None: return ends.diff()
-    if not isinstance(lengths, Tensor) or lengths.is_floating_point() or tuple(lengths.shape)!=(len(ends)-1,):
-        got = tuple(lengths.shape) if isinstance(lengths, Tensor) else type(lengths).__name__
-        raise ValueError(f"{name}: expected an int Tensor [{len(ends)-1}], one for each text, got {got}")
+    most,texts = ends.diff(),len(ends)-1
+    if lengths is None: return most
+    if not _are_ints(lengths, 1) or len(lengths)!=texts:
+        raise ValueError(f"{name}: expected an int Tensor [{texts}], one for each text, "
+                         f"got {_shape(lengths)}")
     lengths = lengths.long()
     if not torch.compiler.is_compiling() and ((lengths<0) | (lengths>most)).any():
-        raise ValueError(f"{name}: expected lengths from 0 to those of the texts, got {lengths.tolist()}")
+        raise ValueError(f"{name}: expected lengths from 0 to those of the texts, "
+                         f"got {lengths.tolist()}")
     return lengths
+
+def _text_of_rows(ends, total): # -> [total] int64
+    "The number of each row's text."
+    texts = torch.arange(len(ends)-1, device=ends.device)
+    return torch.repeat_interleave(texts, ends.diff(), output_size=total)
 
 def _within_texts(ends, lengths, total): # -> [total] bool
     "Which rows are among the first `lengths` of their text."
-    text = torch.repeat_interleave(torch.arange(len(ends)-1, device=ends.device), ends.diff(), output_size=total)
+    text = _text_of_rows(ends, total)
     return torch.arange(total, device=ends.device) < ends[text]+lengths[text]
 
 def _of_pages(pages, table, ends, total): # [blocks,page,H,d] -> [total,H,d]
     "Rows of texts that lie in pages, end to end."
-    size = pages.shape[1]
-    text = torch.repeat_interleave(torch.arange(len(ends)-1, device=ends.device), ends.diff(), output_size=total)
+    size,text = pages.shape[1],_text_of_rows(ends, total)
     place = torch.arange(total, device=ends.device)-ends[text]
     return pages.flatten(0, 1)[table.long()[text,place//size]*size+place%size]
 
 # %% ../nbs/91_flash_attn.ipynb #c283dabc
-def _table(name, table, rows, pages):
+def _check_table(name, table, rows):
     "Check a table of pages, [B,blocks]."
-    if not isinstance(table, Tensor) or table.is_floating_point() or table.dim()!=2 or len(table)!=rows:
-        got = tuple(table.shape) if isinstance(table, Tensor) else type(table).__name__
-        raise ValueError(f"{name}: expected an int Tensor [{rows},blocks], got {got}")
+    if not _are_ints(table, 2) or len(table)!=rows:
+        raise ValueError(f"{name}: expected an int Tensor [{rows},blocks], got {_shape(table)}")
 
-def _varlen(q, k, v, ends_q, ends_k, lse, used_q=None, used_k=None, block_table=None, slopes=None, **options):
-    "Packed texts: (out [total,H,dv], lse [H,total] or None)."
-    rows = len(q) if isinstance(q, Tensor) else 0
-    paged = block_table is not None
-    same = ends_q is ends_k
+def _needed_pages(table, ends, page, blocks): # -> int64 [B,blocks]
+    "The pages of each row, without those that no row needs; what stands behind a row's is 0."
+    needed = torch.arange(table.shape[1], device=table.device) < -(-ends[:,None]//page)
+    if (((table<0) | (table>=blocks)) & needed).any():
+        raise ValueError(f"block_table: expected pages from 0 to {blocks-1}, got others")
+    most = int(ends.max()) if len(ends) else 0
+    return table.long().where(needed, 0)[:,:-(-most//page)]
+
+def _out_of_pages(k, v, block_table, ends): # -> k and v [total,Hkv,d], their ends, and the total
+    "Keys and values of texts that lie in pages, end to end."
+    _heads_first(4, k=k, v=v)
+    blocks,page = k.shape[:2]
+    room = block_table.shape[1]*page if _are_ints(block_table, 2) else 0
+    of_k,total = _ends('cu_seqlens_k', ends, room*(len(ends)-1 if isinstance(ends, Tensor) else 0))
+    _check_table('block_table', block_table, len(of_k)-1)
+    lengths = of_k.diff()
+    if (lengths>room).any():
+        raise ValueError("cu_seqlens_k: expected texts that fit the pages of block_table, "
+                         f"got {lengths.tolist()} for {room}")
+    table = _needed_pages(block_table, lengths, page, blocks)
+    return *(_of_pages(x, table, of_k, total) for x in (k,v)),of_k,total
+
+# %% ../nbs/91_flash_attn.ipynb #bb5d4817
+def _text_by_text(q, k, v, of_q, sizes_q, of_k, sizes_k, slopes, lse, options):
+    "A call for each text, where each has slopes of its own: a row has one bias for all of them."
+    outs,sums = [],[]
+    texts = zip(*(x.tolist() for x in (of_q, of_q.diff(), sizes_q, of_k, sizes_k)), slopes)
+    for first,whole,size,first_key,keys,own in texts:
+        bias = _alibi(own, q.shape[1], 1, max(size, keys, 1))
+        of_text = k[:,:,first_key:first_key+keys],v[:,:,first_key:first_key+keys]
+        out,own_sums = _attend(q[:,:,first:first+size], *of_text, lse, q_offset=keys-size,
+                               **options | dict(rel_bias=bias))
+        outs.append(F.pad(out, (0,0,0,0,0,whole-size)))
+        if lse: sums.append(F.pad(own_sums, (0,whole-size), value=torch.inf))
+    return torch.cat(outs, 1),torch.cat(sums, 2) if lse else None
+
+def _together(q, k, v, of_q, sizes_q, of_k, sizes_k, texts, slopes, lse, options):
+    "One call for all texts."
+    longest = q.shape[2]+k.shape[2]
+    if not torch.compiler.is_compiling(): longest = int(torch.cat((of_q.diff(), of_k.diff())).max())
+    bias = _alibi(slopes, q.shape[1], len(of_q)-1, max(longest, 1))
+    out,sums = _attend(q, k, v, lse, **texts, **options | dict(rel_bias=bias))
+    if sizes_q is None: return out,sums
+    missing = ~_within_texts(of_q, sizes_q, q.shape[2])
+    out = out.masked_fill(missing[:,None,None], 0.)
+    return out,sums if sums is None else sums.masked_fill(missing, torch.inf)
+
+def _varlen(
+    q, k, v, ends_q, ends_k, lse, used_q=None, used_k=None, block_table=None, slopes=None,
+    **options,
+): # -> (out [total,H,dv], lse [H,total] or None)
+    "Packed texts, whose last queries are aligned with their last keys."
+    q, = _heads_first(3, q=q)
+    rows = q.shape[2]
     of_q,n = _ends('cu_seqlens_q', ends_q, rows)
-    if paged:
-        _heads_first(4, k=k, v=v)
-        _table('block_table', block_table, len(of_q)-1, len(k))
-        of_k,m = _ends('cu_seqlens_k', ends_k, block_table.shape[1]*k.shape[1]*max(len(block_table), 1))
-        if len(of_k)==len(of_q) and (of_k.diff()>block_table.shape[1]*k.shape[1]).any():
-            raise ValueError("cu_seqlens_k: expected texts that fit the pages of block_table, got longer ones")
-    else: of_k,m = (of_q,n) if same else _ends('cu_seqlens_k', ends_k, len(k) if isinstance(k, Tensor) else 0)
+    if block_table is not None: k,v,of_k,m = _out_of_pages(k, v, block_table, ends_k)
+    k,v = _heads_first(3, k=k, v=v)
+    if block_table is None: of_k,m = _ends('cu_seqlens_k', ends_k, k.shape[2])
     if len(of_k)!=len(of_q):
-        raise ValueError(f"cu_seqlens_k: expected {len(of_q)-1} texts as in cu_seqlens_q, got {len(of_k)-1}")
-    sizes_q,sizes_k = _lengths('seqused_q', used_q, of_q, of_q.diff()),_lengths('seqused_k', used_k, of_k, of_k.diff())
-    if paged: k,v = (_of_pages(x, block_table, of_k, m) for x in (k,v))
-    q,k,v = _heads_first(3, q=q, k=k, v=v)
-    q = q[:,:,:n]
-    k,v = k[:,:,:m],v[:,:,:m]
-    if slopes is not None and slopes.dim()==2: # one for each text: a row has one for all of them
-        texts = zip(of_q.tolist(), sizes_q.tolist(), of_k.tolist(), sizes_k.tolist(), slopes)
-        _alibi(slopes, q.shape[1], len(of_q)-1, 1)
-        parts = [_attend(q[:,:,a:a+size], k[:,:,c:c+keys], v[:,:,c:c+keys], lse, q_offset=keys-size,
-                         **options | dict(rel_bias=_alibi(own, q.shape[1], 1, max(size, keys, 1))))
-                 for a,size,c,keys,own in texts]
-        parts = [(F.pad(out, (0,0,0,0,0,whole-out.shape[1])),
-                  sums if sums is None else F.pad(sums, (0,whole-sums.shape[2]), value=torch.inf))
-                 for (out,sums),whole in zip(parts, of_q.diff().tolist())]
-        out = torch.cat([part for part,_ in parts], 1)
-        sums = torch.cat([sums for _,sums in parts], 2) if lse else None
+        raise ValueError(f"cu_seqlens_k: expected {len(of_q)-1} texts as in cu_seqlens_q, "
+                         f"got {len(of_k)-1}")
+    sizes_q,sizes_k = _lengths('seqused_q', used_q, of_q),_lengths('seqused_k', used_k, of_k)
+    q,k,v = (x[:,:,:size] for x,size in ((q,n), (k,m), (v,m)))
+    alike = ends_q is ends_k or not torch.compiler.is_compiling() and torch.equal(of_q, of_k)
+    texts = dict(segments=of_q)
+    if not (alike and used_q is None and used_k is None):
+        texts |= dict(key_segments=of_k, q_offsets=sizes_k-sizes_q)
+    if used_k is not None:
+        texts['padding'] = PaddingMask.from_keep(_within_texts(of_k, sizes_k, m)[None])
+    _alibi(slopes, q.shape[1], len(of_q)-1, 1) # the check
+    if slopes is not None and slopes.dim()==2:
+        out,sums = _text_by_text(q, k, v, of_q, sizes_q, of_k, sizes_k, slopes, lse, options)
     else:
-        alike = same or not torch.compiler.is_compiling() and torch.equal(of_q, of_k)
-        texts = dict(segments=of_q)
-        if not (alike and used_q is None and used_k is None):
-            texts |= dict(key_segments=of_k, q_offsets=sizes_k-sizes_q)
-        if used_k is not None: texts['padding'] = PaddingMask.from_keep(_within_texts(of_k, sizes_k, m)[None])
-        longest = max(n, m, 1)
-        out,sums = _attend(q, k, v, lse, **texts, **options | dict(rel_bias=_alibi(slopes, q.shape[1], -1, longest)))
-        if used_q is not None:
-            missing = ~_within_texts(of_q, sizes_q, n)
-            out = out.masked_fill(missing[:,None,None], 0.)
-            sums = sums if sums is None else sums.masked_fill(missing, torch.inf)
+        given = None if used_q is None else sizes_q
+        out,sums = _together(q, k, v, of_q, given, of_k, sizes_k, texts, slopes, lse, options)
     out = out[0] if n==rows else F.pad(out[0], (0,0,0,0,0,rows-n)) # rows behind the last text
     return out,None if sums is None else sums[0]
 
@@ -213,8 +263,8 @@ def flash_attn_varlen_func(
     cu_seqlens_k, # [texts+1] int, the same of the keys
     max_seqlen_q=None, # not needed here
     max_seqlen_k=None, # not needed here
-    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0, # as for `flash_attn_func`
-    alibi_slopes=None, # [H], or [texts,H]
+    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
+    alibi_slopes=None, # [H], or [texts,H]; the others are those of `flash_attn_func`
     deterministic=False, # always
     return_attn_probs=False, # return (out, lse [H,total_q], None)
     block_table=None, # [texts,blocks] int, the pages of each text's keys
@@ -223,34 +273,36 @@ def flash_attn_varlen_func(
 ): # -> out [total_q,H,dv]
     "Attention within texts that lie end to end, as `flash_attn.flash_attn_varlen_func`."
     options = _options(softmax_scale, causal, window_size, softcap, None, s_aux, dropout_p)
-    out,lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, return_attn_probs, block_table=block_table,
-                      slopes=alibi_slopes, **options)
+    out,lse = _varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, return_attn_probs, block_table=block_table,
+        slopes=alibi_slopes, **options)
     return (out,lse,None) if return_attn_probs else out
 
 def flash_attn_varlen_qkvpacked_func(
     qkv, # [total,3,H,d]
     cu_seqlens, # [texts+1] int
     max_seqlen=None, # not needed here
-    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0, alibi_slopes=None,
-    deterministic=False, return_attn_probs=False,
+    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False,
 ):
     "Packed texts of one tensor, as `flash_attn.flash_attn_varlen_qkvpacked_func`."
     return flash_attn_varlen_func(
-        *_unpacked('qkv', qkv, 3, 4), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale,
-        causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+        *_unpacked('qkv', qkv, 3, 4), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
+        softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 
 def flash_attn_varlen_kvpacked_func(
     q, # [total_q,H,d]
     kv, # [total_k,2,Hkv,d]
     cu_seqlens_q, cu_seqlens_k, # [texts+1] int
     max_seqlen_q=None, max_seqlen_k=None, # not needed here
-    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0, alibi_slopes=None,
-    deterministic=False, return_attn_probs=False,
+    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
+    alibi_slopes=None, deterministic=False, return_attn_probs=False,
 ):
-    "Packed texts with keys and values in one tensor, as `flash_attn.flash_attn_varlen_kvpacked_func`."
+    "Packed texts, keys and values in one tensor, as `flash_attn.flash_attn_varlen_kvpacked_func`."
     return flash_attn_varlen_func(
-        q, *_unpacked('kv', kv, 2, 4), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
-        softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
+        q, *_unpacked('kv', kv, 2, 4), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs)
 
 # %% ../nbs/91_flash_attn.ipynb #9c66f50b
 def index_first_axis(
@@ -274,15 +326,17 @@ def unpad_input(
     unused_mask=None, # [B,N], 1 has a place but takes no part
 ): # -> (rows [total,...], indices [total], cu_seqlens int32, length of the longest, lengths int32)
     "Only the tokens that the mask marks, as `flash_attn.bert_padding.unpad_input`."
+    like = hidden_states.shape[:2]
     for name,mask in (('attention_mask',attention_mask), ('unused_mask',unused_mask)):
-        if mask is not None and mask.shape!=hidden_states.shape[:2]:
-            raise ValueError(f"{name}: expected [B,N]={tuple(hidden_states.shape[:2])}, got {tuple(mask.shape)}")
+        if mask is not None and mask.shape!=like:
+            raise ValueError(f"{name}: expected [B,N]={tuple(like)}, got {tuple(mask.shape)}")
     taken = attention_mask if unused_mask is None else attention_mask+unused_mask
     lengths = taken.sum(-1, dtype=torch.int32)
     indices = taken.flatten().nonzero()[:,0]
     ends = F.pad(lengths.cumsum(0, dtype=torch.int32), (1,0))
     longest = int(lengths.max()) if len(lengths) else 0
-    return hidden_states.flatten(0, 1)[indices],indices,ends,longest,attention_mask.sum(-1, dtype=torch.int32)
+    used = attention_mask.sum(-1, dtype=torch.int32)
+    return hidden_states.flatten(0, 1)[indices],indices,ends,longest,used
 
 def pad_input(
     hidden_states, # [total,...]
@@ -296,30 +350,56 @@ def pad_input(
 # %% ../nbs/91_flash_attn.ipynb #2469eea4
 def _ints(name, x, rows, low, high): # -> int64 [B]
     "One int for each row of the batch, or one for all."
-    if isinstance(x, numbers.Integral) and not isinstance(x, bool): x = torch.full((rows,), int(x))
-    if not isinstance(x, Tensor) or x.is_floating_point() or x.dtype==torch.bool or tuple(x.shape)!=(rows,):
-        got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-        raise ValueError(f"{name}: expected an int Tensor [{rows}], got {got}")
+    is_number = isinstance(x, numbers.Integral) and not isinstance(x, bool)
+    if is_number: x = torch.full((rows,), int(x))
+    if not _are_ints(x, 1) or len(x)!=rows:
+        raise ValueError(f"{name}: expected an int Tensor [{rows}], got {_shape(x)}")
     x = x.long().clone()                        # callers add to theirs in place
-    if ((x<low) | (x>high)).any(): raise ValueError(f"{name}: expected ints from {low} to {high}, got {x.tolist()}")
+    if ((x<low) | (x>high)).any():
+        raise ValueError(f"{name}: expected ints from {low} to {high}, got {x.tolist()}")
     return x
 
 def _turned(x, cos, sin, place, interleaved): # [B,N,H,d], [S,r/2], [B,N]
     "The first r entries of each head turned by the angles of a position."
-    cos,sin = (t[place][:,:,None].to(torch.promote_types(x.dtype, torch.float32)) for t in (cos,sin))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos,sin = (t[place][:,:,None].to(wide) for t in (cos,sin))
     r = 2*cos.shape[-1]
-    part = x[...,:r].to(cos.dtype)
+    part = x[...,:r].to(wide)
     a,b = (part[...,::2],part[...,1::2]) if interleaved else part.chunk(2, -1)
-    one,two = a*cos-b*sin,a*sin+b*cos
-    turned = torch.stack((one,two), -1).flatten(-2) if interleaved else torch.cat((one,two), -1)
+    both = a*cos-b*sin,a*sin+b*cos
+    turned = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
     return torch.cat((turned.to(x.dtype),x[...,r:]), -1)
 
 def _check_rotary(cos, sin, d, last):
     "Tables of angles that have the last position."
     for name,x in (('rotary_cos',cos), ('rotary_sin',sin)):
-        if not isinstance(x, Tensor) or x.dim()!=2 or x.shape!=cos.shape or 2*x.shape[1]>d or len(x)<=last:
-            got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"{name}: expected [S,r/2] with S > {last} and r <= {d}, as the other, got {got}")
+        is_table = isinstance(x, Tensor) and x.dim()==2 and x.shape==cos.shape
+        if not is_table or 2*x.shape[1]>d or len(x)<=last:
+            raise ValueError(f"{name}: expected [S,r/2] with S > {last} and r <= {d}, "
+                             f"as the other, got {_shape(x)}")
+
+def _check_new(b, k, v, k_cache, v_cache, cache_seqlens):
+    "New keys and values that fit the cache, or neither."
+    if (k is None)!=(v is None):
+        raise ValueError("v: expected one beside k, and none without, got one of them")
+    if k is None: return
+    if cache_seqlens is None:
+        raise ValueError("cache_seqlens: expected lengths beside k, got None")
+    _heads_first(4, k=k, v=v)
+    for name,x,cache in (('k',k,k_cache), ('v',v,v_cache)):
+        like = (b,k.shape[1],*cache.shape[2:])
+        if tuple(x.shape)!=like:
+            raise ValueError(f"{name}: expected {like} as the cache, got {tuple(x.shape)}")
+
+def _check_rows(b, rows, block_table, cache_batch_idx, cache_leftpad):
+    "Which rows of the cache are meant."
+    if block_table is not None:
+        _check_table('block_table', block_table, b)
+        for name,x in (('cache_batch_idx',cache_batch_idx), ('cache_leftpad',cache_leftpad)):
+            if x is not None:
+                raise ValueError(f"{name}: expected None beside block_table, got one")
+    elif cache_batch_idx is None and rows<b:
+        raise ValueError(f"k_cache: expected {b} rows at least, as q has, got {rows}")
 
 # %% ../nbs/91_flash_attn.ipynb #eff412eb
 @torch.no_grad()
@@ -331,11 +411,11 @@ def flash_attn_with_kvcache(
     v=None, # [B,new,Hkv,dv]
     rotary_cos=None, # [S,r/2], turns k and q by their position
     rotary_sin=None, # [S,r/2]
-    cache_seqlens=None, # an int or [B] int: keys in the cache before this call (default: all places)
+    cache_seqlens=None, # an int or [B] int: keys in the cache before this call (default: all)
     cache_batch_idx=None, # [B] int, the row of the cache for each row of q
     cache_leftpad=None, # [B] int, the first key of each row
     block_table=None, # [B,blocks] int, the pages of each row
-    softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0, # as for `flash_attn_func`
+    softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0, # of `flash_attn_func`
     rotary_interleaved=True, # turn entries 2i and 2i+1; otherwise i and i+r/2
     alibi_slopes=None, # [H] or [B,H]
     num_splits=0, # how a GPU divides the work; without effect
@@ -347,65 +427,52 @@ def flash_attn_with_kvcache(
     _heads_first(4, q=q, k_cache=k_cache, v_cache=v_cache)
     b,n,h,d = q.shape
     rows,page = k_cache.shape[:2]
-    if (k is None)!=(v is None): raise ValueError("v: expected one beside k, and none without, got one of them")
-    if k is not None and cache_seqlens is None: raise ValueError("cache_seqlens: expected lengths beside k, got None")
-    if k is not None: _check_new(b, k, v, k_cache, v_cache)
+    _check_new(b, k, v, k_cache, v_cache, cache_seqlens)
+    _check_rows(b, rows, block_table, cache_batch_idx, cache_leftpad)
     new = 0 if k is None else k.shape[1]
-    if block_table is not None:
-        _table('block_table', block_table, b, rows)
-        for name,x in (('cache_batch_idx',cache_batch_idx), ('cache_leftpad',cache_leftpad)):
-            if x is not None: raise ValueError(f"{name}: expected None beside block_table, got one")
-    elif cache_batch_idx is None and rows<b:
-        raise ValueError(f"k_cache: expected {b} rows at least, as q has, got {rows}")
     places = page if block_table is None else page*block_table.shape[1]
-    sizes = _ints('cache_seqlens', places if cache_seqlens is None else cache_seqlens, b, 0, places-new)
+    given = places if cache_seqlens is None else cache_seqlens
+    sizes = _ints('cache_seqlens', given, b, 0, places-new)
     first = _ints('cache_leftpad', 0 if cache_leftpad is None else cache_leftpad, b, 0, places)
-    if (first>sizes).any(): raise ValueError("cache_leftpad: expected at most cache_seqlens, got more")
+    if (first>sizes).any():
+        raise ValueError("cache_leftpad: expected at most cache_seqlens, got more")
     row = torch.arange(b)
     if cache_batch_idx is not None: row = _ints('cache_batch_idx', cache_batch_idx, b, 0, rows-1)
     ends = sizes+new
     longest = int(ends.max()) if b else 0
-    options = _options(softmax_scale, causal, window_size, softcap, _alibi(alibi_slopes, h, b, max(n, places)), s_aux)
-    alike = block_table is None and not first.any() and bool((ends==longest).all())
+    table = None if block_table is None else _needed_pages(block_table, ends, page, rows)
+
+    alibi = _alibi(alibi_slopes, h, b, max(n, places, 1))
+    options = _options(softmax_scale, causal, window_size, softcap, alibi, s_aux)
+    alike = not first.any() and bool((ends==longest).all())
     if alike: options['q_offset'] = longest-n
     else:
-        keep = torch.arange(longest)
-        options |= dict(q_offsets=ends-n, padding=PaddingMask.from_keep((keep>=first[:,None]) & (keep<ends[:,None])))
-    table = None if block_table is None else _needed_pages(block_table, ends, page, rows)
-    like = [x[:1].expand(b, -1, -1, -1)[:,:1].expand(-1, longest, -1, -1).transpose(1, 2) for x in (k_cache,v_cache)]
-    Call(q.transpose(1, 2), *like, **options)   # before anything is written
+        key = torch.arange(longest)
+        keep = (key>=first[:,None]) & (key<ends[:,None])
+        options |= dict(q_offsets=ends-n, padding=PaddingMask.from_keep(keep))
+    like = [x[:1,:1].expand(b, longest, -1, -1).transpose(1, 2) for x in (k_cache,v_cache)]
+    Call(q.transpose(1, 2), *like, **options)   # refuses before anything is written
+
     if rotary_cos is not None or rotary_sin is not None:
         if k is None: raise ValueError("rotary_cos: expected None without k, got one")
         local = options['is_causal'] or options['window'] is not None
         at = (sizes-first)[:,None]
-        new_places,q_places = at+torch.arange(new),at+torch.arange(n)*local
-        last = max(int(new_places.max()), int(q_places.max())) if b and new and n else 0
-        _check_rotary(rotary_cos, rotary_sin, d, last)
-        k = _turned(k, rotary_cos, rotary_sin, new_places, rotary_interleaved)
-        q = _turned(q, rotary_cos, rotary_sin, q_places, rotary_interleaved)
+        of_new,of_q = at+torch.arange(new),at+torch.arange(n)*local
+        _check_rotary(rotary_cos, rotary_sin, d, int(torch.cat((of_new,of_q), 1).max()) if b else 0)
+        k = _turned(k, rotary_cos, rotary_sin, of_new, rotary_interleaved)
+        q = _turned(q, rotary_cos, rotary_sin, of_q, rotary_interleaved)
     if new:
-        at = sizes[:,None]+torch.arange(new)     # [B,new]
+        at = sizes[:,None]+torch.arange(new)    # [B,new]
         where = (row[:,None],at) if table is None else (table.gather(1, at//page),at%page)
-        k_cache[where],v_cache[where] = k.to(k_cache.dtype),v.to(v_cache.dtype)
-    if table is not None: keys,values = (x[table].flatten(1, 2)[:,:longest] for x in (k_cache,v_cache))
-    elif cache_batch_idx is not None: keys,values = (x[row,:longest] for x in (k_cache,v_cache))
-    else: keys,values = (x[:b,:longest] for x in (k_cache,v_cache))
-    out,lse = _attend(*(x.transpose(1, 2) for x in (q,keys,values)), return_softmax_lse, **options)
+        k_cache[where] = k.to(k_cache.dtype)
+        v_cache[where] = v.to(v_cache.dtype)
+
+    def held(x): # [B,M,Hkv,d]
+        if table is not None: return x[table].flatten(1, 2)[:,:longest]
+        return x[:b,:longest] if cache_batch_idx is None else x[row,:longest]
+    of_heads = (x.transpose(1, 2) for x in (q,held(k_cache),held(v_cache)))
+    out,lse = _attend(*of_heads, return_softmax_lse, **options)
     return (out,lse) if return_softmax_lse else out
-
-def _check_new(b, k, v, k_cache, v_cache):
-    "New keys and values that fit the cache."
-    _heads_first(4, k=k, v=v)
-    for name,x,cache in (('k',k,k_cache), ('v',v,v_cache)):
-        like = (b,k.shape[1],*cache.shape[2:])
-        if tuple(x.shape)!=like: raise ValueError(f"{name}: expected {like} as the cache, got {tuple(x.shape)}")
-
-def _needed_pages(table, ends, page, blocks): # -> int64 [B,blocks]
-    "The pages of each row; what stands behind the last one that it needs is not read."
-    needed = torch.arange(table.shape[1]) < -(-ends[:,None]//page)
-    if ((table<0) | (table>=blocks)).logical_and(needed).any():
-        raise ValueError(f"block_table: expected pages from 0 to {blocks-1}, got others")
-    return table.long().where(needed, 0)[:,:-(-int(ends.max() if len(ends) else 0)//page)]
 
 # %% ../nbs/91_flash_attn.ipynb #4e11a4ba
 def _refuse(**given): # name -> value; None or 0 is served
@@ -431,7 +498,8 @@ def flash_attn_3_func(
     s_aux=None, # [H], a logit that takes weight and gives no value
 ): # -> out [B,N,H,dv]
     "Attention, as `flash_attn_interface.flash_attn_func`."
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+            attention_chunk=attention_chunk)
     out = flash_attn_func(q, k, v, 0., softmax_scale, causal, window_size, softcap,
                           return_attn_probs=return_attn_probs, s_aux=s_aux)
     return out[:2] if return_attn_probs else out
@@ -449,11 +517,13 @@ def flash_attn_3_qkvpacked_func(
         h = num_heads_q
         of_keys,rest = divmod(qkv.shape[2]-h, 2)
         if rest or of_keys<1:
-            raise ValueError(f"num_heads_q: expected as many heads of values as of keys behind it, got {h} of {qkv.shape[2]}")
+            raise ValueError("num_heads_q: expected as many heads of values as of keys behind it, "
+                             f"got {h} of {qkv.shape[2]}")
         q,k,v = qkv.split((h,of_keys,of_keys), 2)
     else: q,k,v = _unpacked('qkv', qkv, 3, 5)
-    return flash_attn_3_func(q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
-                             attention_chunk, softcap, return_attn_probs=return_attn_probs)
+    return flash_attn_3_func(
+        q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
+        attention_chunk, softcap, return_attn_probs=return_attn_probs)
 
 def flash_attn_3_varlen_func(
     q, # [total_q,H,d]
@@ -472,7 +542,8 @@ def flash_attn_3_varlen_func(
     s_aux=None, # [H]
 ): # -> out [total_q,H,dv]
     "Attention within packed texts, as `flash_attn_interface.flash_attn_varlen_func`."
-    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
+            attention_chunk=attention_chunk)
     out,lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, return_attn_probs, seqused_q, seqused_k,
                       **_options(softmax_scale, causal, window_size, softcap, None, s_aux))
     return (out,lse) if return_attn_probs else out
@@ -496,27 +567,30 @@ def flash_attn_3_with_kvcache(
     s_aux=None, # [H]
 ): # -> out [B,N,H,dv]
     "Attention to a cache, as `flash_attn_interface.flash_attn_with_kvcache`."
-    _refuse(qv=qv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new, rotary_seqlens=rotary_seqlens,
-            q_descale=q_descale, k_descale=k_descale, v_descale=v_descale, attention_chunk=attention_chunk)
+    _refuse(qv=qv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
+            rotary_seqlens=rotary_seqlens, q_descale=q_descale, k_descale=k_descale,
+            v_descale=v_descale, attention_chunk=attention_chunk)
     return flash_attn_with_kvcache(
-        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, page_table,
-        softmax_scale, causal, window_size, softcap, rotary_interleaved,
+        q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
+        cache_leftpad, page_table, softmax_scale, causal, window_size, softcap, rotary_interleaved,
         return_softmax_lse=return_softmax_lse, s_aux=s_aux)
 
 # %% ../nbs/91_flash_attn.ipynb #2b24d111
 VERSION = '2.8.4' # of flash-attn, whose functions these are
 _TWO = dict(
     flash_attn_func=flash_attn_func, flash_attn_qkvpacked_func=flash_attn_qkvpacked_func,
-    flash_attn_kvpacked_func=flash_attn_kvpacked_func, flash_attn_varlen_func=flash_attn_varlen_func,
+    flash_attn_kvpacked_func=flash_attn_kvpacked_func,
+    flash_attn_varlen_func=flash_attn_varlen_func,
     flash_attn_varlen_qkvpacked_func=flash_attn_varlen_qkvpacked_func,
     flash_attn_varlen_kvpacked_func=flash_attn_varlen_kvpacked_func,
     flash_attn_with_kvcache=flash_attn_with_kvcache)
 _THREE = dict(
     flash_attn_func=flash_attn_3_func, flash_attn_qkvpacked_func=flash_attn_3_qkvpacked_func,
-    flash_attn_varlen_func=flash_attn_3_varlen_func, flash_attn_with_kvcache=flash_attn_3_with_kvcache)
+    flash_attn_varlen_func=flash_attn_3_varlen_func,
+    flash_attn_with_kvcache=flash_attn_3_with_kvcache)
 _PADDING = dict(
-    index_first_axis=index_first_axis, index_put_first_axis=index_put_first_axis, unpad_input=unpad_input,
-    pad_input=pad_input)
+    index_first_axis=index_first_axis, index_put_first_axis=index_put_first_axis,
+    unpad_input=unpad_input, pad_input=pad_input)
 _MODULES = {
     'flash_attn': _TWO | dict(__version__=VERSION), 'flash_attn.flash_attn_interface': _TWO,
     'flash_attn.bert_padding': _PADDING, 'flash_attn_interface': _THREE}
@@ -527,7 +601,8 @@ class _Distribution(importlib.metadata.Distribution):
                          "Summary: the interface of flash-attn, by dynattn\n",
              'top_level.txt': 'flash_attn\nflash_attn_interface\n'}
     def read_text(self, filename): return self.TEXTS.get(filename)
-    def locate_file(self, path): raise FileNotFoundError(f"{path}: flash_attn is in memory, put there by dynattn")
+    def locate_file(self, path):
+        raise FileNotFoundError(f"{path}: flash_attn is in memory, put there by dynattn")
 
 class _Finder:
     "Stands in `sys.meta_path`: modules come from `sys.modules`, the distribution from here."
@@ -537,26 +612,35 @@ class _Finder:
         if asked is None or asked.lower().replace('-', '_')=='flash_attn': yield _Distribution()
 
 # %% ../nbs/91_flash_attn.ipynb #cb7e84ae
-def _of_transformers(): # -> objects, names and values that make `attn_implementation="flash_attention_2"` pass
+def _dispatch(own, name): # -> a method of `PreTrainedModel`
+    "The question whether a model can use the package, which is yes for versions 2 and 3."
+    def can_dispatch(self, *args, **kwargs):
+        version = kwargs.get('flash_attn_version', args[0] if args else 2)
+        if name=='_flash_attn_can_dispatch' and version not in (2,3):
+            return own(self, *args, **kwargs)
+        if self._supports_flash_attn and self._can_set_attn_implementation(): return True
+        raise ValueError("attn_implementation: expected 'eager' or 'sdpa' for "
+                         f"{type(self).__name__}, which does not take its attention from "
+                         "transformers' interface, got flash attention")
+    return can_dispatch
+
+def _of_transformers(): # -> (object, name, value) of each change
     "The places where transformers asks for the package and a GPU, in any version from 5.0 on."
-    import transformers.modeling_flash_attention_utils as flash, transformers.modeling_utils as models
+    import transformers.modeling_flash_attention_utils as flash
+    import transformers.modeling_utils as models
     def available(*args, **kwargs): return True
-    def passes(name):
-        own = getattr(models.PreTrainedModel, name)
-        def can_dispatch(self, *args, **kwargs):
-            version = kwargs.get('flash_attn_version', args[0] if args else 2)
-            if name=='_flash_attn_can_dispatch' and version not in (2,3): return own(self, *args, **kwargs)
-            if self._supports_flash_attn and self._can_set_attn_implementation(): return True
-            raise ValueError(f"attn_implementation: expected 'eager' or 'sdpa' for {type(self).__name__}, which does not take "
-                             "its attention from transformers' interface, got flash attention")
-        return can_dispatch
-    changes = [(x, name, available) for x in (flash,models)
-               for name in ('is_flash_attn_2_available','is_flash_attn_3_available') if hasattr(x, name)]
-    names = '_flash_attn_can_dispatch','_flash_attn_2_can_dispatch','_flash_attn_3_can_dispatch'
-    changes += [(models.PreTrainedModel, name, passes(name)) for name in names if hasattr(models.PreTrainedModel, name)]
+    changes = []
+    for x in (flash,models):
+        for name in ('is_flash_attn_2_available','is_flash_attn_3_available'):
+            if hasattr(x, name): changes.append((x, name, available))
+    model = models.PreTrainedModel
+    for of_version in ('','_2','_3'):
+        name = f'_flash_attn{of_version}_can_dispatch'
+        own = getattr(model, name, None)
+        if own is not None: changes.append((model, name, _dispatch(own, name)))
     for version,entry in getattr(flash, 'FLASH_ATTENTION_COMPATIBILITY_MATRIX', {}).items():
         if version in (2,3): changes.append((entry, 'general_availability_check', available))
-    return changes + [(flash, '_loaded_implementation', None)]
+    return [*changes, (flash, '_loaded_implementation', None)]
 
 def _swap(x, name, value): # -> the value before
     "Set an attribute, or an entry of a dict."
@@ -568,17 +652,17 @@ def _swap(x, name, value): # -> the value before
 
 # %% ../nbs/91_flash_attn.ipynb #5777c1e3
 class install:
-    "Put these functions under the names of flash_attn, until `remove()` or the end of a `with` block."
+    "Put these functions under flash_attn's names, until `remove()` or the end of a `with` block."
     _here = [] # of what is installed, the last one in front
 
     def __init__(self,
-        transformers=False, # also let transformers take attn_implementation="flash_attention_2" and "_3" on a CPU
+        transformers=False, # let transformers take attn_implementation="flash_attention_2", "_3"
     ):
         for name in ('flash_attn','flash_attn_interface'):
             found = None if install._here else importlib.util.find_spec(name)
             if found is not None:
-                raise RuntimeError(f"{name}: expected no package of that name, got one at {found.origin}; "
-                                   "it is never replaced")
+                raise RuntimeError(f"{name}: expected no package of that name, "
+                                   f"got one at {found.origin}; it is never replaced")
         changes = _of_transformers() if transformers else []
         self.finder = _Finder()
         self.modules = {} if install._here else _new_modules()

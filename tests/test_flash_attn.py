@@ -324,6 +324,20 @@ def test_a_refused_call_leaves_the_cache(words, text):
     with pytest.raises((TypeError,ValueError), match=text): fa.flash_attn_with_kvcache(torch.ones(2, 2, 2, 8), *cache, **words)
     assert torch.equal(cache, before)
 
+@pytest.mark.parametrize('looks, places', [(dict(), [5,5,5]), (dict(causal=True), [5,6,7]), (dict(window_size=(4,0)), [5,6,7])])
+@pytest.mark.parametrize('interleaved', [True, False])
+def test_where_queries_are_turned(looks, places, interleaved):
+    "At their own places if they look to one side or near, else all at that of the first, which follows the cache."
+    g = torch.Generator().manual_seed(0)
+    q,k,v = torch.randn(3, 1, 3, 2, 8, generator=g, **WIDE)
+    cache,angles = torch.randn(2, 1, 9, 2, 8, generator=g, **WIDE),6*torch.rand(9, 4, generator=g, **WIDE)
+    tables = angles.cos(),angles.sin()
+    out = fa.flash_attn_with_kvcache(q, *cache, k, v, *tables, cache_seqlens=5, rotary_interleaved=interleaved, **looks)
+    assert_close(cache[0,0,5:8], turned(k[0], *tables, torch.arange(5, 8), interleaved))
+    words = dict(causal=looks.get('causal', False), window=looks.get('window_size', (-1,-1)))
+    want,_ = dense(turned(q[0], *tables, torch.tensor(places), interleaved), cache[0,0,:8], cache[1,0,:8], **words)
+    assert_close(out[0], want)
+
 def test_lengths_are_read_at_once():
     "Programs keep one tensor of lengths and add to it in place."
     cache,sizes = torch.zeros(2, 1, 6, 1, 4),torch.zeros(1, dtype=torch.int32)
@@ -391,6 +405,8 @@ def test_install_and_off_again():
         assert importlib.util.find_spec('flash_attn.bert_padding') and importlib.util.find_spec('flash_attn_interface')
         assert 'flash-attn' in importlib.metadata.packages_distributions()['flash_attn']
         with pytest.raises(ModuleNotFoundError, match='flash_attn.ops'): importlib.import_module('flash_attn.ops.rotary')
+        with pytest.raises(importlib.metadata.PackageNotFoundError): importlib.metadata.version('no-package-of-this-name')
+        assert importlib.metadata.version('torch')
     assert sys.meta_path==path and not {name for name in {*sys.modules}-names if name.startswith('flash_attn')}
     with pytest.raises(ModuleNotFoundError): importlib.import_module('flash_attn')
     with pytest.raises(importlib.metadata.PackageNotFoundError): importlib.metadata.version('flash_attn')
