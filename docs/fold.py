@@ -89,6 +89,23 @@ def fold(source, later, drawn, printed, chapter=''):
     if drawn: return None if chapter in PLOT_CHAPTERS else 'How it is drawn'
     if not printed and only_checks(source, later): return line(source)
 
+# The parts of a chapter
+
+PARTS = 'Your turn', 'In the library', 'From the sources', 'Solutions'     # headings of the second level, in this order
+FOLDED = PARTS[1:]              # a lesson and its exercise stand open
+
+def part(source):
+    "The part that a Markdown cell begins, or ''"
+    m = re.fullmatch(r'## (.+)', source.strip().partition('\n')[0])
+    return m[1] if m and m[1] in PARTS else ''
+
+def parts(sources):
+    "Of each cell (its kind, its text): the part that it belongs to; '' in the lesson, and in a chapter without parts"
+    at = ''
+    for kind,source in sources:
+        if kind=='markdown': at = part(source) or at
+        yield at
+
 # The package's code
 
 OPEN = 12       # lines of an exported cell that stands open without being asked to
@@ -97,15 +114,16 @@ def defined(source):
     "The functions and classes at the top of a cell; a method that is added with `@patch` as `Class.name`"
     return [f'{cls}.{name}' if cls else name for name,cls in re.findall(r'^(?:def|class) (\w+)(?:\(self:(\w+))?', source, re.M)]
 
-def with_code(source):
+def with_code(source, at=''):
     """An exported cell as one that the page shows: `#| export` hides the code in nbdev, `#| exports` shows it. Imports and
-    what is longer than `OPEN` lines fold; `#| exports` in the notebook means that it stands open."""
+    what is longer than `OPEN` lines fold; `#| exports` in the notebook means that it stands open. In a part that folds
+    (`at`) only imports do, because its reader came for the code."""
     if not re.match(r'#\|\s*export\s*$', source.partition('\n')[0]): return source
     rest = source.partition('\n')[2]
     body,lines = tree(rest),len(without_options(rest).splitlines())
     names = list(dict.fromkeys(defined(rest))) or ['Code']
     if body and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body): summary = 'Imports'
-    elif lines<=OPEN or 'code-fold' in options(rest): summary = None
+    elif lines<=OPEN or at in FOLDED or 'code-fold' in options(rest): summary = None
     else: summary = ', '.join(names[:4])+(' and more' if len(names)>4 else '')+f': {lines} lines'
     shut = f'#| code-fold: true\n#| code-summary: "{summary}"\n' if summary else ''
     return '#| exports\n'+shut+rest
