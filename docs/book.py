@@ -17,6 +17,8 @@ PARTS = {           # their notebooks, in order: a folder, or numbers at the top
     'Guide': ['guide/'], 'The idea': [r'(0[1-35-9]|1\d|2\d)_'], 'The engine': ['engine/'], 'Layers': [r'(39|4[0-689]|[56]\d)_'],
     'Hugging Face': ['hf/'], 'Programs': ['37_', '38_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_'],
     'The survey': ['survey/7[0-2]', 'survey/19', 'survey/'], 'Evidence': ['(80|90)_'], 'Appendix': ['(0[04]|9[1-9])_']}
+LESSONS = [Path(f'{name}.ipynb') for name in ('01_padding', '02_parts', '10_sigma', '12_smoothing', '18_chunks', '21_family')]
+AFTER = Path('80_worth.ipynb')      # the last stop of the path
 ORDER = [(part, place) for part,places in PARTS.items() for place in places]
 
 @dataclass
