@@ -133,3 +133,47 @@ def with_code(source, at=''):
 def caption(opts, number):
     "A figure's number, and what to conclude from it; what is drawn stands in the alternative text"
     return ' '.join(filter(None, (f'**Figure {number}.**', opts.get('fig-cap'))))
+
+# A whole page
+
+PACE = 240,30             # words and lines of code that are read in a minute
+STUDIED = 120,10          # in a lesson, whose every line is followed
+
+def folds(nb, chapter):
+    "How each cell of a notebook folds (None: it stands open or is text) and whether it draws"
+    sources = [''.join(c.get('source','')) for c in nb.cells]
+    for i,(c,s) in enumerate(zip(nb.cells, sources)):
+        drawn = any(k.startswith('image/') for o in c.get('outputs', []) for k in o.get('data', {}))
+        later = [t for d,t in zip(nb.cells[i+1:], sources[i+1:]) if d.cell_type=='code']
+        code = c.cell_type=='code'
+        yield (fold(s, later, drawn, bool(c.get('outputs')), chapter) if code else None), drawn
+
+def minutes(cells, folded, pace=PACE):
+    "Time to read the text of some cells and the code that stands open"
+    words = sum(len(''.join(c.source).split()) for c in cells if c.cell_type=='markdown')
+    shown = [''.join(c.source) for c,f in zip(cells, folded) if c.cell_type=='code' and not f]
+    shown = [s for s in shown if 'false' not in (options(s).get('echo'), options(s).get('include'))]
+    lines = sum(len(without_options(s).splitlines()) for s in shown)
+    return max(1, round(words/pace[0] + lines/pace[1]))
+
+def places(nb): return [*parts([(c.cell_type, ''.join(c.source)) for c in nb.cells])]
+
+def of_parts(nb, folded):
+    "part -> minutes to read it, with the lesson under ''; one entry for a chapter without parts"
+    at = places(nb)
+    def chosen(part): return [(c,f) for c,f,a in zip(nb.cells, folded, at) if a==part]
+    def pace(part): return STUDIED if part in ('', 'Your turn') and 'In the library' in at else PACE
+    return {part: minutes(*zip(*chosen(part)), pace(part)) for part in dict.fromkeys(at)}
+
+def summaries(nb, folded):
+    "What the folded parts of a chapter say while they are shut"
+    at,read = places(nb),of_parts(nb, folded)
+    found = {}
+    for part in FOLDED:
+        sources = [''.join(c.source) for c,a in zip(nb.cells, at) if a==part and c.cell_type=='code']
+        names = [n for s in sources if re.match(r'#\|\s*exports?\b', s) for n in defined(s) if not re.match(r'_|.*\._', n)]
+        asserted = sum(checks(*tree(s)) for s in sources)
+        more = f' and {len(names)-3} more' if len(names)>3 else ''
+        told = [', '.join(f'`{n}`' for n in names[:3])+more, f'{read.get(part)} min', f'{asserted} checks' if asserted else '']
+        if part in at: found[part] = ' · '.join(filter(None, told))
+    return found

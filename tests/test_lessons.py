@@ -3,7 +3,7 @@
 Each rule is a function that lists what is wrong with a page, so that a test can also show that it finds something."""
 import copy, csv, json, re
 import pytest
-import book, build_site, fold
+import book, fold
 from nbdev.config import get_config
 
 ROOT = get_config().config_path
@@ -30,7 +30,7 @@ class Page:
     def minutes(self):
         from execnb.nbio import dict2nb
         nb = dict2nb(dict(cells=copy.deepcopy(self.cells), metadata={}, nbformat=4, nbformat_minor=5))
-        return build_site.of_parts(nb, [f for f,_ in build_site.folds(nb, self.path)])['']
+        return fold.of_parts(nb, [f for f,_ in fold.folds(nb, self.path.name)])['']
 
 def codes(cells): return [c for c in cells if c['cell_type']=='code']
 def texts(cells): return [source(c) for c in cells if c['cell_type']=='markdown']
