@@ -152,7 +152,7 @@ def minutes(cells, folded, pace=PACE):
     "Time to read the text of some cells and the code that stands open"
     words = sum(len(''.join(c.source).split()) for c in cells if c.cell_type=='markdown')
     shown = [''.join(c.source) for c,f in zip(cells, folded) if c.cell_type=='code' and not f]
-    shown = [s for s in shown if 'false' not in (options(s).get('echo'), options(s).get('include'))]
+    shown = [s for s in shown if 'false' not in (options(s).get('echo'), options(s).get('include')) and not re.match(r'#\|\s*hide\b', s)]
     lines = sum(len(without_options(s).splitlines()) for s in shown)
     return max(1, round(words/pace[0] + lines/pace[1]))
 

@@ -5,7 +5,7 @@ const reveal = () => {
   const entry = name && document.querySelector(`details[data-of="${CSS.escape(name)}"]`);
   const fold = entry || name.startsWith('use-') && document.getElementById(name)?.nextElementSibling?.querySelector('details');
   if (fold) fold.open = true;
-  const target = name && document.getElementById(name);
+  const target = name ? document.getElementById(name) : null;
   let shut = false;
   for (let d = target?.closest('details:not([open])'); d; d = d.parentElement.closest('details:not([open])')) d.open = shut = true;
   if (shut) target.scrollIntoView();
