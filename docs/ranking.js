@@ -1,4 +1,5 @@
-// Orders the pages that Sphinx's search finds by WEIGHTS, which ranking.py writes in front of this file: word -> {page: weight}.
+// Orders the pages that Sphinx's search finds by WEIGHTS and SYNONYMS, which ranking.py writes in front of this file:
+// word -> {page: weight}, and a word that a reader may use -> words of the pages.
 (() => {
   const near = (a, b) => {     // one letter more, fewer, other, or two exchanged
     if (a === b || Math.abs(a.length - b.length) > 1) return a === b;
@@ -8,7 +9,13 @@
     const left = a.slice(i, a.length - j), right = b.slice(i, b.length - j);
     return left.length <= 1 && right.length <= 1 || left.length === 2 && left === right[1] + right[0];
   };
-  function found(word) {     // page -> weight: the word itself, else words that begin with it, else words with a slip
+  function found(word) {     // page -> weight: by the word, or by what the pages call it, which counts a little less
+    const pages = {...byWord(word)};
+    for (const other of SYNONYMS[word] || []) for (const [page, x] of Object.entries(WEIGHTS[other] || {}))
+      pages[page] = Math.max(pages[page] || 0, .7 * x);
+    return pages;
+  }
+  function byWord(word) {     // the word itself, else words that begin with it, else words with a slip
     if (WEIGHTS[word]) return WEIGHTS[word];
     const begins = word.length > 2 ? Object.keys(WEIGHTS).filter(w => w.startsWith(word)) : [];
     const like = begins.length || word.length < 5 ? begins : Object.keys(WEIGHTS).filter(w => near(word, w));

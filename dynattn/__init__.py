@@ -1,31 +1,27 @@
-"""dynattn: Attention that learns how far each head looks and how much it ignores
+"""dynattn: Attention that learns how far each head looks
 
-In softmax attention every head computes a weight for every pair of tokens. Most heads need few of
-them. With `dynattn` each head has a window whose width it learns, and only the pairs inside the
-windows are computed.
+An attention head weighs every word against every other; most heads need only a few. `dynattn` gives
+each head a window whose width it learns, and computes only what lies inside.
 
-For whom? For long inputs: on a CPU ModernBERT-base's shape reads 8,192 tokens in 0.46 of its time
-with the same output, in 0.29 with windows of 1,024. For small caches: decoders that keep what each
-head uses. For a look into heads: `dynattn look` shows your model's. Models of PyTorch and Hugging
-Face keep their code and weights.
+On a CPU, an encoder of ModernBERT-base's size reads 8,192 tokens in 0.46 of the time that
+transformers takes, with the same output. With half of the keys SmolLM2-135M still gives 96 % of its
+right answers about facts anywhere in 2,048 tokens. Below about 1,000 tokens, or where any word may
+matter, use plain attention.
 
-A PyTorch layer: a width per head that learns:
-
+    import torch
     from dynattn import SigmaParameter, Window, attention
-    width = SigmaParameter(4, init_width=32.)                # in your layer: four heads
+    torch.manual_seed(0)
+    q,k,v = torch.randn(3, 1, 4, 512, 32)                    # four heads, 512 tokens
+    width = SigmaParameter(4, init_width=32.)                # one width per head, a parameter
     out = attention(q, k, v, window=Window.default(width()), is_causal=True)
+    out.square().mean().backward()
+    width.z.grad                                             # it moves the widths
 
-Hugging Face: any model that uses transformers' attention interface:
+    tensor([-0.0081, -0.0086, -0.0075, -0.0079])
 
-    from dynattn import hf
-    hf.add_windows(model, init=64., penalty=.01)             # then train as before
-    hf.save(model, 'near')                                   # and hf.load('near')
-
-A small cache: each head keeps the keys that its window reaches:
-
-    from dynattn.cache import WindowedLayer
-    cache = WindowedLayer(4, window=(64, 0))                 # four heads, 64 tokens back
-    out = cache.attend(q, k, v)                              # a prompt, or one new token
+`attention` takes the arguments of PyTorch's own function, and padding, packed texts, sinks and
+α-entmax besides. The same windows go into models of Hugging Face, `nn.TransformerEncoder`, a small
+cache and, by `dynattn narrow`, into a trained language model whose weights stay.
 """
 
 __version__ = "0.0.1"
@@ -49,3 +45,17 @@ __all__ = [
     'window_precision', 'Window', 'SigmaHead', 'SigmaParameter', 'entmax',
     'topk_softmax', 'AlphaHead', 'banded_attention', 'native', 'attention', 'window_weights', 'MultiheadAttention', 'convert',
     'DynamicAttention', 'EncoderLayer', 'EncoderConfig', 'Encoder', 'Classifier']
+
+def __getattr__(name):
+    "`dynattn.everywhere` is imported when it is first asked for."
+    if name!='everywhere': raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+    return import_module('dynattn.everywhere')
+
+def _activated():
+    "What PyTorch's registry calls for `torch.nn.attention.activate_flash_attention_impl('dynattn')`."
+    return __getattr__('everywhere').activated()
+
+import torch as _torch
+if hasattr(_torch.nn.attention, 'register_flash_attention_impl'): # not in older versions; nothing is activated
+    _torch.nn.attention.register_flash_attention_impl('dynattn', register_fn=_activated)

@@ -48,17 +48,19 @@ def _export_arguments(p):
     p.add_argument('--json', action='store_true', help='print the result as JSON')
 
 # %% ../nbs/89_command.ipynb #25fc42e4
-def _later(name:str) -> Callable: # of a function in this package: module and name
+_LATER = dict( # verb -> the module and the public function that run it, what it does, an example, its arguments
+    narrow=('narrow.command', 'run_narrow', 'let a pretrained transformer learn how far its heads look',
+            'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow', _narrow_arguments),
+    judge=('narrow.command', 'run_judge', 'what a model with windows recalls, by distance',
+           'dynattn judge runs/narrow --data docs --context 1024', _judge_arguments),
+    export=('export.graph', 'run_export', 'write a decoder for ONNX Runtime, with caches as small as its windows',
+            'dynattn export runs/narrow --out runs/onnx', _export_arguments))
+
+def _later(module:str, function:str) -> Callable: # of this package
     "A function that imports the one of this name when it is called."
-    module,_,function = name.rpartition('.')
     return lambda a, **options: getattr(need(f'dynattn.{module}'), function)(a, **options)
 
-verb('narrow', 'let a pretrained transformer learn how far its heads look',
-     'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow', _narrow_arguments)(_later('narrow.command._narrow_verb'))
-verb('judge', 'what a model with windows recalls, by distance',
-     'dynattn judge runs/narrow --data docs --context 1024', _judge_arguments)(_later('narrow.command._judge_verb'))
-verb('export', 'write a decoder for ONNX Runtime, with caches as small as its windows',
-     'dynattn export runs/narrow --out runs/onnx', _export_arguments)(_later('export.graph._export_verb'));
+for name,(module,function,*shown) in _LATER.items(): verb(name, *shown)(_later(module, function))
 
 # %% ../nbs/89_command.ipynb #89100002
 _LONGEST = 2**23 # bytes of a text, more than a model reads

@@ -8,12 +8,10 @@ __all__ = ['NarrowOptions', 'NarrowConfig']
 # %% ../nbs/38_options.ipynb #53adcdb5
 import math
 from dataclasses import dataclass
-from fastcore.basics import patch
-from .padding import Patched
 
 # %% ../nbs/38_options.ipynb #df06fb03
 @dataclass(frozen=True)
-class NarrowOptions(Patched):
+class NarrowOptions:
     "The settings that learned widths depend on, besides the model and the texts."
     keep: float|None = None # the share that is kept at the length of the texts [0.25, unless `rise` is given]
     rise: float|None = None # instead of a share: the rise in loss that is allowed; the share is the smallest found
@@ -25,26 +23,24 @@ class NarrowOptions(Patched):
     heal: int = 0           # steps of healing afterwards, each on a text of its own
     seed: int = 0           # for the order of the texts and the draw of positions
 
-# %% ../nbs/38_options.ipynb #38000002
-@patch
-def check(self:NarrowOptions, n:int, # tokens of a text
-) -> None:
-    "Refuse settings out of their bounds."
-    for name,least in dict(steps=1, places=1, heal=0).items():
-        value = getattr(self, name)
-        if not (isinstance(value, int) and value>=least):
-            raise ValueError(f"{name}: expected a whole number of {least} or more, got {value!r}")
-    for name,value in dict(keep=self.keep, sizes=self.sizes or None).items():
-        if None not in (value, self.rise):
-            raise ValueError(f"{name}: expected none beside rise={self.rise}, got {value}")
-    for name,value in dict(keep=.25 if self.keep is None else self.keep, begin=self.begin).items():
-        if not 0<value<=1: raise ValueError(f"{name}: expected a number above 0 and up to 1, got {value!r}")
-    if self.rise is not None and not 0<self.rise<math.inf:
-        raise ValueError(f"rise: expected a finite number above 0, got {self.rise!r}")
-    if self.sinks is not None and not (isinstance(self.sinks, int) and 0<=self.sinks<n-2):
-        raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {self.sinks}")
-    if not isinstance(self.seed, int) or abs(self.seed)>=2**40:
-        raise ValueError(f"seed: expected a whole number between -2**40 and 2**40, got {self.seed!r}")
+    def check(self, n:int, # tokens of a text
+    ) -> None:
+        "Refuse settings out of their bounds."
+        for name,least in dict(steps=1, places=1, heal=0).items():
+            value = getattr(self, name)
+            if not (isinstance(value, int) and value>=least):
+                raise ValueError(f"{name}: expected a whole number of {least} or more, got {value!r}")
+        for name,value in dict(keep=self.keep, sizes=self.sizes or None).items():
+            if None not in (value, self.rise):
+                raise ValueError(f"{name}: expected none beside rise={self.rise}, got {value}")
+        for name,value in dict(keep=.25 if self.keep is None else self.keep, begin=self.begin).items():
+            if not 0<value<=1: raise ValueError(f"{name}: expected a number above 0 and up to 1, got {value!r}")
+        if self.rise is not None and not 0<self.rise<math.inf:
+            raise ValueError(f"rise: expected a finite number above 0, got {self.rise!r}")
+        if self.sinks is not None and not (isinstance(self.sinks, int) and 0<=self.sinks<n-2):
+            raise ValueError(f"sinks: expected 0 or more and fewer than the {n} tokens of a text, got {self.sinks}")
+        if not isinstance(self.seed, int) or abs(self.seed)>=2**40:
+            raise ValueError(f"seed: expected a whole number between -2**40 and 2**40, got {self.seed!r}")
 
 # %% ../nbs/38_options.ipynb #8f40adeb
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 import torch, torch.distributed as dist, torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
@@ -19,14 +18,14 @@ from torch.nn.utils import parameters_to_vector
 from .alpha import _pull, _solve_rows
 from .engine.call import Call
 from .engine.ops import attention as attend_here
-from .padding import PaddingMask, Patched
+from .padding import PaddingMask
 from .window import Window
 
 # %% ../nbs/60_parallel.ipynb #604f0f1a
 class RankError(RuntimeError):
     "Another rank failed, ended, or did not answer in time."
 
-class Ranks(Patched):
+class Ranks:
     "The ranks that share a sequence, in its order."
     def __init__(self,
         group=None): # `ProcessGroup`, `DeviceMesh` of one dimension, or None for all
@@ -53,39 +52,34 @@ class Ranks(Patched):
             why = str(error).splitlines()[0].split('] ')[-1][:120]
             raise RankError(f"rank {self.rank}: expected {what} from the other ranks, got: {why}") from None
 
-# %% ../nbs/60_parallel.ipynb #3fe05b02
-@patch
-def reduced(self:Ranks, x, op=dist.ReduceOp.SUM, what='a sum', # any shape; SUM or MAX; for an error
-) -> Tensor: # like `x`
-    "The sum or maximum over all ranks; floating sums in float32 at least."
-    dtype = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else x.dtype
-    total = x.to(dtype, copy=True).contiguous()
-    if self.size>1 and x.numel():
-        with self.expecting(what): dist.all_reduce(total, op, group=self.group)
-    return total.to(x.dtype)
+    def reduced(self, x, op=dist.ReduceOp.SUM, what='a sum', # any shape; SUM or MAX; for an error
+    ) -> Tensor: # like `x`
+        "The sum or maximum over all ranks; floating sums in float32 at least."
+        dtype = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else x.dtype
+        total = x.to(dtype, copy=True).contiguous()
+        if self.size>1 and x.numel():
+            with self.expecting(what): dist.all_reduce(total, op, group=self.group)
+        return total.to(x.dtype)
 
-# %% ../nbs/60_parallel.ipynb #c6f2550e
-@patch
-def exchanged(self:Ranks, sends, receives, what, # {rank: tensor} each; for an error
-) -> dict:
-    "Send and receive; `receives`, filled."
-    steps = [dist.P2POp(op, x, dist.get_global_rank(self.group, r), self.group)
-             for op,tensors in ((dist.irecv, receives), (dist.isend, sends)) for r,x in tensors.items() if x.numel()]
-    with self.expecting(what):
-        for work in dist.batch_isend_irecv(steps) if steps else (): work.wait()
-    return receives
+    def exchanged(self, sends, receives, what, # {rank: tensor} each; for an error
+    ) -> dict:
+        "Send and receive; `receives`, filled."
+        steps = [dist.P2POp(op, x, dist.get_global_rank(self.group, r), self.group)
+                 for op,tensors in ((dist.irecv, receives), (dist.isend, sends)) for r,x in tensors.items() if x.numel()]
+        with self.expecting(what):
+            for work in dist.batch_isend_irecv(steps) if steps else (): work.wait()
+        return receives
 
-@patch
-def told(self:Ranks, mine, error, # any object; this rank's error, or None
-) -> list: # one object per rank
-    "The objects of all ranks; an error of one is raised on all."
-    said = [None]*self.size
-    own = None if error is None else f"{type(error).__name__}: {error}"
-    with self.expecting('the shapes of a call'): dist.all_gather_object(said, (own, mine), group=self.group)
-    if error is not None: raise error
-    for r,(text,_) in enumerate(said):
-        if text: raise RankError(f"rank {self.rank}: expected valid arguments on all ranks, got on rank {r}: {text}")
-    return [x for _,x in said]
+    def told(self, mine, error, # any object; this rank's error, or None
+    ) -> list: # one object per rank
+        "The objects of all ranks; an error of one is raised on all."
+        said = [None]*self.size
+        own = None if error is None else f"{type(error).__name__}: {error}"
+        with self.expecting('the shapes of a call'): dist.all_gather_object(said, (own, mine), group=self.group)
+        if error is not None: raise error
+        for r,(text,_) in enumerate(said):
+            if text: raise RankError(f"rank {self.rank}: expected valid arguments on all ranks, got on rank {r}: {text}")
+        return [x for _,x in said]
 
 # %% ../nbs/60_parallel.ipynb #2a70c66a
 def _replicated(call):
@@ -171,18 +165,16 @@ class _Plan:
         first = max(start-int(self.left.max()), self.n_global)
         return min(first, start),min(end+int(self.right.max()), self.total)
 
-# %% ../nbs/60_parallel.ipynb #1beed967
-@patch
-def edge(self:_Plan, borrower, owner): # ranks: one needs the keys, the other holds them
-    first,last = self.reach(borrower)
-    start,end = self.part(borrower)
-    low,high = self.part(owner)
-    low = max(first, low)
-    high = max(low, min(last, high))
-    at = torch.arange(low, high)
-    before = (at<start) & (at>=start-self.left[...,None])
-    after = (at>=end) & (at<end+self.right[...,None])
-    return _Edge(low, high, before & (at>=self.n_global) | after)
+    def edge(self, borrower, owner): # ranks: one needs the keys, the other holds them
+        first,last = self.reach(borrower)
+        start,end = self.part(borrower)
+        low,high = self.part(owner)
+        low = max(first, low)
+        high = max(low, min(last, high))
+        at = torch.arange(low, high)
+        before = (at<start) & (at>=start-self.left[...,None])
+        after = (at>=end) & (at<end+self.right[...,None])
+        return _Edge(low, high, before & (at>=self.n_global) | after)
 
 # %% ../nbs/60_parallel.ipynb #a0d3c092
 def _swap(ranks, give, source, start, take, target, first, what): # edges by rank; tensors, and where they begin
@@ -221,7 +213,7 @@ def _leading(plan, x): # [B,H,n,d] -> [B,H,n_global,d], the same on all ranks
     rows = F.pad(x[:,:,:plan.leads], (0, 0, before, plan.n_global-before-plan.leads))
     return _Sum.apply(plan.ranks, rows, 'leading tokens')
 
-class _Entmax(torch.autograd.Function):
+class _SharedEntmax(torch.autograd.Function):
     "This rank's weights of rows that it shares with the others."
     @staticmethod
     def forward(ctx, ranks, scores, top, eps): # [R,M]; the greatest score of any rank [R,1]; alpha - 1 [R,1]
@@ -260,7 +252,7 @@ def _leading_rows(plan, call, q, alpha, sink): # [B,H,g,d] -> [B,H,g,dv], the sa
     else:
         eps = (torch.as_tensor(alpha).to(q.device, wide)-1).expand(b, h)[:,:,None,None].expand_as(top).reshape(-1, 1)
         eps = eps+(eps==0).to(wide)*2.**-64
-        p = _Entmax.apply(ranks, scores.flatten(0, 2), top.flatten(0, 2), eps).view_as(scores)
+        p = _SharedEntmax.apply(ranks, scores.flatten(0, 2), top.flatten(0, 2), eps).view_as(scores)
     mixed = (p[...,:m].reshape(b, kv, h//kv*g, m) @ v).view(b, h, g, dv)
     both = _Sum.apply(ranks, torch.cat([mixed, p.sum(-1, keepdim=True)], -1), 'rows of leading tokens')
     total = both[...,-1:]

@@ -14,8 +14,6 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from fastcore.basics import patch
-from .padding import Patched
 from .saved import UserError, differences, need, write_atomic
 try: import fcntl
 except ImportError: fcntl = None  # there are no such locks on Windows
@@ -50,7 +48,7 @@ def table(
 
 # %% ../nbs/47_runs.ipynb #48aa58fa
 @dataclass(frozen=True)
-class Run(Patched):
+class Run:
     "A folder that one command writes, and the settings that decide what it writes."
     folder:Path     # may not exist yet
     files:tuple     # names of all its files
@@ -71,30 +69,43 @@ class Run(Patched):
             raise UserError(f"{folder}: holds a run already; --resume goes on with it, another --out begins anew")
         if resume and not there: raise UserError(f"{folder}: no run to resume")
 
-@patch
-def check_settings(self:Run, then:dict, # the settings it was started with
-) -> None:
-    "Refuse to go on with other settings."
-    changed = differences(then, {name: now for name,now in self.settings.items() if name not in self.free})
-    if changed: raise UserError(f"{self.folder}: holds a run of other settings: {'; '.join(changed)}")
+    def check_settings(self, then:dict, # the settings it was started with
+    ) -> None:
+        "Refuse to go on with other settings."
+        changed = differences(then, {name: now for name,now in self.settings.items() if name not in self.free})
+        if changed: raise UserError(f"{self.folder}: holds a run of other settings: {'; '.join(changed)}")
 
-# %% ../nbs/47_runs.ipynb #31dee3bb
-@patch
-@contextmanager
-def locked(self:Run):
-    """Lock the folder, which is made if it is missing, for this process until it ends in any way; remove files that a
-    killed one left half written."""
-    self.folder.mkdir(parents=True, exist_ok=True)
-    with open(self.folder/'.lock', 'a') as lock:
-        try:
-            if fcntl: fcntl.flock(lock, fcntl.LOCK_EX|fcntl.LOCK_NB)
-        except BlockingIOError: raise UserError(f"{self.folder}: in use by another process") from None
-        for path in [p for name in self.files for p in self.folder.glob(glob.escape(f'.{name}.')+8*'?')]:
-            if path.is_file() and not path.is_symlink(): path.unlink()
-        yield
+    @contextmanager
+    def locked(self):
+        """Lock the folder, which is made if it is missing, for this process until it ends in any way; remove files that a
+        killed one left half written."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder/'.lock', 'a') as lock:
+            try:
+                if fcntl: fcntl.flock(lock, fcntl.LOCK_EX|fcntl.LOCK_NB)
+            except BlockingIOError: raise UserError(f"{self.folder}: in use by another process") from None
+            for path in [p for name in self.files for p in self.folder.glob(glob.escape(f'.{name}.')+8*'?')]:
+                if path.is_file() and not path.is_symlink(): path.unlink()
+            yield
+
+    def write_report(self,
+        title:str, # of the report
+        parts:Iterable[str], # in Markdown; the pictures follow the first one
+        pictures:Iterable[tuple], # (file name, axes)
+        result:dict, # plain values
+    ) -> None:
+        "`report.md` with its pictures, and last `result.json`."
+        names = []
+        for name,ax in pictures:
+            write_picture(self.folder/name, ax)
+            names.append(name)
+        first,*rest = parts
+        shown = [f"![{name.partition('.')[0]}]({name})" for name in names]
+        write_atomic(self.folder/'report.md', '\n\n'.join([f'# {title}', first, *shown, *rest])+'\n')
+        write_atomic(self.folder/'result.json', json.dumps(result, indent=1))
 
 # %% ../nbs/47_runs.ipynb #dc118815
-class Bar(Patched):
+class Bar:
     "Progress, in a `with` statement: a bar on a terminal, by tqdm; else nothing, or a line every so many seconds."
     def __init__(self,
         total:int|None, # steps of the whole; None: not known
@@ -116,27 +127,24 @@ class Bar(Patched):
     def __exit__(self, *error):
         if self.bar is not None: self.bar.close()
 
-@patch
-def say(self:Bar, line:str, # for standard output
-) -> None:
-    "Print a line, above the bar where there is one."
-    if self.bar is not None: self.bar.write(line, file=sys.stdout)
-    elif not self.quiet: print(line, flush=True)
+    def say(self, line:str, # for standard output
+    ) -> None:
+        "Print a line, above the bar where there is one."
+        if self.bar is not None: self.bar.write(line, file=sys.stdout)
+        elif not self.quiet: print(line, flush=True)
 
-# %% ../nbs/47_runs.ipynb #d3a5317a
-@patch
-def step(self:Bar, text:str='', # shown behind the bar
-) -> None:
-    "One more is done."
-    self.done += 1
-    if self.bar is not None:
-        if text: self.bar.set_postfix_str(text, refresh=False)
-        self.bar.update()
-        return
-    if self.quiet or self.seconds is None or time.monotonic()-self.said<self.seconds: return
-    of,then = '' if self.total is None else f' of {self.total}',text and f', {text}'
-    print(f'{self.name}: {self.done}{of}{then}', file=sys.stderr, flush=True)
-    self.said = time.monotonic()
+    def step(self, text:str='', # shown behind the bar
+    ) -> None:
+        "One more is done."
+        self.done += 1
+        if self.bar is not None:
+            if text: self.bar.set_postfix_str(text, refresh=False)
+            self.bar.update()
+            return
+        if self.quiet or self.seconds is None or time.monotonic()-self.said<self.seconds: return
+        of,then = '' if self.total is None else f' of {self.total}',text and f', {text}'
+        print(f'{self.name}: {self.done}{of}{then}', file=sys.stderr, flush=True)
+        self.said = time.monotonic()
 
 # %% ../nbs/47_runs.ipynb #8f27abd3
 def write_picture(
@@ -146,23 +154,6 @@ def write_picture(
     "A figure as a file; equal drawings give equal bytes."
     write_atomic(path, need('dynattn.plot').to_png(ax))
     need('matplotlib.pyplot').close(ax.figure)
-
-@patch
-def write_report(self:Run,
-    title:str, # of the report
-    parts:Iterable[str], # in Markdown; the pictures follow the first one
-    pictures:Iterable[tuple], # (file name, axes)
-    result:dict, # plain values
-) -> None:
-    "`report.md` with its pictures, and last `result.json`."
-    names = []
-    for name,ax in pictures:
-        write_picture(self.folder/name, ax)
-        names.append(name)
-    first,*rest = parts
-    shown = [f"![{name.partition('.')[0]}]({name})" for name in names]
-    write_atomic(self.folder/'report.md', '\n\n'.join([f'# {title}', first, *shown, *rest])+'\n')
-    write_atomic(self.folder/'result.json', json.dumps(result, indent=1))
 
 # %% ../nbs/47_runs.ipynb #713eee55
 _Verb = namedtuple('_Verb', 'what example arguments run') # as `verb` takes them; `run` returns the exit status

@@ -319,6 +319,7 @@ function dynattnWidget(root, kind, start) {
     for (const [value, text] of Object.entries(c.values || {})) add(input, 'option', {value, style: 'color:#111;background:#fff'}, text);
     input.value = c.log ? Math.log10(state[c.name]) : state[c.name];
     input.addEventListener('input', () => { state[c.name] = c.values ? input.value : c.log ? 10 ** +input.value : +input.value; update(); });
+    input.setAttribute('aria-label', c.label);      // the label above holds the value as well, which is no name
     inputs[c.name] = {c, shown, input};
   }
   const svg = add(root, 'svg', {role: 'img', style: 'display:block;width:100%;margin-top:10px;overflow:visible', 'aria-label': widget.title});
@@ -333,6 +334,7 @@ function dynattnWidget(root, kind, start) {
   function update() {
     for (const {c, shown, input} of Object.values(inputs)) {
       shown.textContent = c.values ? '' : (c.says || short)(state[c.name], state);
+      if (!c.values) input.setAttribute('aria-valuetext', shown.textContent);
       input.disabled = Boolean(c.used) && !c.used(state);
     }
     const v = widget.compute(state), width = Math.max(260, root.clientWidth - 28);

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils import _pytree
+from .modes import transforming
 from .padding import PaddingMask
 from .smoothing import SMOOTHINGS, Smoothing
 
@@ -137,8 +138,7 @@ def _aligned(t, o):
     # under `torch.func.jvp` a single float32 number has a tangent in float64, which products do
     # not take (PyTorch 2.13)
     if t.ndim==0:
-        transformed = torch._C._are_functorch_transforms_active()
-        return t.double().to(t.dtype) if transformed else t
+        return t.double().to(t.dtype) if transforming() else t
     if t.ndim<3: return t.reshape((1,)*(2-t.ndim) + t.shape + (1,)*o.ndim)
     queries = t.shape[2]                          # [B,H,N] has N at the queries
     fits = o.ndim>=2 and (1 in (o.shape[-2], queries) or o.shape[-2]==queries)

@@ -57,11 +57,12 @@ MUTANTS = [ # module, its text, the fault
     ('sparsity', 'return masked_softmax(z, z>=last, dim)', 'return masked_softmax(z, z>last, dim)'),
     ('sparsity', '1+torch.sigmoid(self.a if x is None else self.read(self.proj, x))', 'torch.sigmoid(self.a if x is None else self.read(self.proj, x))'),
     # who sees whom
-    ('parts', 'return ((0 <= i) & (i < n_global))[:,None] | (j < n_global)', 'return (i < n_global)[:,None] | (j < n_global)'),
+    ('parts', 'leads,leading = (0 <= i) & (i < n_global),j < n_global', 'leads,leading = i < n_global,j < n_global'),
     ('parts', 'if left  is not None: see = see & (off >= -left)', 'if left  is not None: see = see & (off > -left)'),
     ('parts', 'if is_causal: see = see & (off <= 0)', 'if is_causal: see = see & (off < 1 + q_offset)'),
-    ('parts', 'leads = _places(segments) < n_global', 'leads = _places(segments) <= n_global'),
-    ('parts', 'return rel_bias[..., offsets.clamp(-r, r) + r]', 'return rel_bias[..., offsets.clamp(-r, r) - r]'),
+    ('parts', 'i,j = i - first_places(keys, segments),_places(keys)', 'i,j = i,_places(keys)'),
+    ('parts', 'rel_bias[..., off.clamp(-r, r) + r]', 'rel_bias[..., off.clamp(-r, r) - r]'),
+    ('parts', 'x[row:row+1] if len(x)>1 else x', 'x[:1]'),
     ('parts', 'x.repeat_interleave(h//x.shape[1], dim=1)', 'x.repeat(1, h//x.shape[1], 1, 1)'),
     # the oracle
     ('engine.dense', 'if q.dtype==torch.float16: q,k = q.float(),k.float()', 'pass'),
@@ -69,6 +70,7 @@ MUTANTS = [ # module, its text, the fault
     ('engine.dense', '.masked_fill(everywhere, 1.).to(x.dtype)', '.to(x.dtype)'),
     ('engine.dense', 'if sink is not None: weights = weights[...,:-1]', 'if sink is not None: weights = weights[...,1:]'),
     ('engine.dense', 'return x.masked_fill(~see.any(-2)[...,None], 0.)', 'return x'),
+    ('engine.dense', 'return torch.logsumexp(scores, -1).masked_fill(empty, torch.inf)', 'return torch.logsumexp(scores, -1)'),
     # the record of a call
     ('engine.call', 'call.alpha = None if alpha == 1 else alpha', 'call.alpha = alpha'),
     ('engine.call', "shift = m-n if bias.variant.name == 'LOWER_RIGHT' else 0", "shift = 0"),
@@ -117,23 +119,31 @@ MUTANTS = [ # module, its text, the fault
     ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
     # programs
     ('audit.watch', 'inside = (back<=left) & (-back<=right)', 'inside = (back<=left+1) & (-back<=right)'),
-    ('audit.questions', 'return Answer.NO if change<=eps**.75', 'return Answer.NO if change<=eps**.25'),
+    ('audit.questions', 'if change<=eps**.75: return Answer.NO', 'if change<=eps**.25: return Answer.NO'),
     ('audit.report', "_NOT_ASKED = Outcome('not measured', 'it was not asked')", "_NOT_ASKED = Outcome('kept')"),
     ('audit.report', 'elif promised: e.findings.append(_open(question, obstacle))', 'elif promised: pass'),
     ('export.runtime', 'if got.get(name)!=expected.get(name):', 'if False:'),
     ('audit.report', 'future,more = (pairs==Answer.YES) & (back<0),(pairs==Answer.YES) & ~within', 'future,more = (pairs==Answer.YES) & (back<-1),(pairs==Answer.YES) & ~within'),
     ('train.training', 'if step<up: return top*(step+1)/up', 'if step<up: return top*step/up'),
     ('train.training', "for k in (*_PLACE, 'ms'): setattr(self, k, state[k])", "for k in ('ms',): setattr(self, k, state[k])"),
+    # flash_attn's interface
+    ('engine.plain', 'plan._replace(q_offset=shift+first-first_key)', 'plan._replace(q_offset=shift+first)'),
+    ('engine.plan', 'for right in (False,True))\n    right = (end-1-place)', 'for right in (False,True))\n    right = (end-9-place)'),
+    ('flash_attn', 'q_offsets=sizes_k-sizes_q', 'q_offsets=sizes_q-sizes_k'),
+    ('flash_attn', 'at = (sizes-first)[:,None]', 'at = sizes[:,None]'),
+    ('flash_attn', 'at+torch.arange(n)*local', 'at+torch.arange(n)'),
+    ('flash_attn', "if asked is None or asked.lower().replace('-', '_')=='flash_attn': yield _Distribution()", 'yield _Distribution()'),
     ('train.training', 'return loss + price*sum(widths)/len(widths)*patch/ids.shape[1]', 'return loss - price*sum(widths)/len(widths)*patch/ids.shape[1]'),
 ]
 
 TESTS = { # what is asked beside the module's own chapter, until the first failure; all of it is in `make test`
     'padding': ['test_padding.py'], 'curve': ['14_'], 'smoothing': ['14_', 'test_rim.py', 'test_search.py'], 'sigma': ['14_'],
     'window': ['test_rim.py', 'test_search.py'], 'alpha': ['test_entmax.py', 'test_search.py'],
-    'sparsity': ['test_entmax.py', '23_'], 'parts': ['25_', 'test_call.py', 'test_search.py'],
-    'engine': ['test_call.py', 'test_search.py'], 'engine.fields': ['test_fields.py', 'test_call.py'],
-    'engine.plan': ['test_banded.py'], 'engine.operator': ['test_banded.py', 'test_call.py'],
+    'sparsity': ['test_entmax.py', '23_'], 'parts': ['25_', 'test_call.py', 'test_key_texts.py', 'test_search.py'],
+    'engine': ['test_call.py', 'test_key_texts.py', 'test_search.py'], 'engine.fields': ['test_fields.py', 'test_call.py'],
+    'engine.plan': ['test_key_texts.py', 'test_banded.py'], 'engine.operator': ['test_banded.py', 'test_call.py'],
     'engine.ops': ['test_call.py', 'test_banded.py'], 'modules': ['test_modules.py'],
+    'flash_attn': ['test_flash_attn.py'],
     'encoder': ['test_rim.py', 'test_training.py'], 'stream': [], 'cache': ['57_', 'test_cache.py'], 'hf': ['test_hf_common.py', 'test_hf.py'],
     'hf.narrowing': ['test_narrow.py'], 'hf.curves': ['test_narrow.py'], 'audit': ['test_audit.py'], 'export': ['test_audit.py'], 'train': ['test_training.py']}
 

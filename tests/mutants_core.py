@@ -24,7 +24,7 @@ MUTANTS = [
     ("*sum = to+first%LANES*length+first/LANES*LANES", "*sum = to+first%LANES*length+(first/LANES+1)*LANES"),
     ("seeds[i] = row_seed(c.seed, b*c.H+h, row+i);", "seeds[i] = row_seed(c.seed, h, row+i);"),
     ("write(g.dsink, &Sums::sink, 1);", "write(g.dsink, &Sums::alpha, 1);"),
-    ("c.texts+2*(c.text_of[b]+t)", "c.texts+2*(c.text_of[0]+t)"),
+    ("c.texts+5*(c.text_of[b]+t)", "c.texts+5*(c.text_of[0]+t)"),
     # lanes, signs, constants
     ("t = x < 0 ? -t : t;", "t = x < 0 ? t : t;"),
     ("return x == x ? t : x;", "return t;"),

@@ -5,6 +5,7 @@ import pytest, torch, torch.nn.functional as F
 from torch import nn
 from dynattn import Encoder, EncoderConfig, convert
 from dynattn.audit import examine
+from dynattn.audit.questions import find_layers
 from dynattn.audit.subjects import Subject
 from dynattn.metrics import Answer, depends
 from dynattn.command import main
@@ -520,7 +521,7 @@ def test_a_window_that_begins_late_is_found():
 def test_widths_are_those_of_the_call(options):
     from dynattn import attention
     s, = Subject.parts(lambda q, k, v: attention(q, k, v, **options), heads(23))
-    layer, = s.layers(23)
+    layer, = find_layers(s, 23)
     w = options['window']
     assert {(r.left, r.right) for r in layer.reach}=={(w, w) if isinstance(w, int) else w}
 

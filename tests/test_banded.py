@@ -262,8 +262,8 @@ def test_operator(engine, kv, dtype):
     q,k,v = (torch.randn(2, 9, h, 8, dtype=dtype).transpose(1, 2).requires_grad_() for h in (4,kv,kv))
     sigma,alpha,bias,sink = (x.requires_grad_() for x in (4*torch.rand(2, 4), 1+torch.rand(4), torch.randn(4, 5), torch.randn(4)))
     keep = torch.ones(2, 9, dtype=torch.bool)
-    args = q,k,v,sigma,None,alpha,bias,sink,keep,None,None,*Plan(.5, T=.6, p=2., n_global=1)
-    torch.library.opcheck(torch.ops.dynattn.band2, args, test_utils=('test_schema','test_faketensor','test_autograd_registration','test_aot_dispatch_static','test_aot_dispatch_dynamic'))
+    args = q,k,v,sigma,None,alpha,bias,sink,keep,*[None]*4,*Plan(.5, T=.6, p=2., n_global=1)
+    torch.library.opcheck(torch.ops.dynattn.band3, args, test_utils=('test_schema','test_faketensor','test_autograd_registration','test_aot_dispatch_static','test_aot_dispatch_dynamic'))
 
 def test_other_outputs_another_name():
     """Inductor's cache knows a graph by the names of its operators, not by the shapes that they return: where these change, the
@@ -271,7 +271,7 @@ def test_other_outputs_another_name():
     q,alpha = torch.empty(2, 5, 4, 8, device='meta').transpose(1, 2),torch.empty(4, device='meta')
     def outputs(dtype, alpha):
         x = q.to(dtype)
-        return [(tuple(t.shape), t.stride(), t.dtype) for t in torch.ops.dynattn.band2(x, x, x, *[None]*2, alpha, *[None]*5, *Plan(.5))]
+        return [(tuple(t.shape), t.stride(), t.dtype) for t in torch.ops.dynattn.band3(x, x, x, *[None]*2, alpha, *[None]*7, *Plan(.5))]
     out,lse = (2,4,5,8),((2,4,5), (20,5,1), torch.float32)
     half = (out, (160,8,32,1), torch.bfloat16)
     assert outputs(torch.float32, None)==[(out, (160,8,32,1), torch.float32), ((0,), (1,), torch.float32), lse]

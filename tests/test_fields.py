@@ -91,7 +91,8 @@ def test_a_field_that_is_new_moves_no_gradient(where, tmp_path):
 def test_a_field_of_an_engine_has_one_name():
     "An argument that goes on as it is keeps its name; what is made has another."
     assert {*Arguments.__annotations__} & {*Plan._fields, *Inputs._fields}=={
-        'q', 'k', 'v', 'dropout_p', 'is_causal', 'scale', 'alpha', 'n_global', 'rel_bias', 'q_offset', 'segments', 'sink', 'softcap'}
+        'q', 'k', 'v', 'dropout_p', 'is_causal', 'scale', 'alpha', 'n_global', 'rel_bias', 'q_offset', 'q_offsets',
+        'segments', 'key_segments', 'sink', 'softcap', 'return_lse'}
 
 # ---- the record of the core
 

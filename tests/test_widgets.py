@@ -149,6 +149,20 @@ def test_the_gradient_vanishes_on_a_stair_and_comes_back_on_a_slope(opened):
     move(tab, sigma=10.45); assert 'bottom of the valley' in words()
     move(tab, sigma=.8); assert 'dent' in words()
 
+WIDGETS = 'sigma', 'window11', 'window13', 'window14', 'alpha', 'matrix', 'tiles', 'valley'
+
+@pytest.mark.parametrize('kind', WIDGETS)
+def test_every_control_has_a_name_for_a_screen_reader(opened, kind):
+    "The name is what stands above the control, whatever its value, and the value is read as it is shown"
+    tab = opened(kind)
+    controls = tab.locator('.dynattn-widget :is(input, select)')
+    for control in controls.all():
+        role = 'slider' if control.get_attribute('type')=='range' else 'combobox'
+        shown = control.locator('xpath=..').locator('span span').inner_text()
+        assert tab.get_by_role(role, name=shown, exact=True).count()==1, (kind, shown)
+        if role=='slider': assert control.get_attribute('aria-valuetext')==control.locator('xpath=..').locator('output').inner_text()
+    assert controls.count()>0
+
 def test_true_derivative_is_the_measured_one(opened):
     "On a grid of ten thousand points to a token, moving sigma changes the area as the two parts together say"
     got,at = move(opened('window13'), mask='power', p=2.)
@@ -221,7 +235,7 @@ def stored(notebook, kind):
 def survey_page(): return stored('survey/79_survey.ipynb', 'survey')
 
 @pytest.fixture(scope='module')
-def heads_page(): return stored('guide/14_heads.ipynb', 'heads')
+def heads_page(): return stored('guide/02_heads.ipynb', 'heads')
 
 @pytest.mark.parametrize('n', [9, 14, 20])
 @pytest.mark.parametrize('choice', [dict(sort='row'), dict(sort='name', causal='leaks'), dict(sort='saved', tag='FP'), dict(sort='saved', tag='none')])

@@ -27,13 +27,16 @@ def _from_file(name): # -> model, example, promises, code that makes the model
     made = make()
     model,example,promises = (*made, {})[:3] if isinstance(made, tuple) else (made, None, {})
     if not isinstance(promises, dict):
-        raise UserError(f"model: expected {function} to return a model, an example and a dict of promises")
+        expected = "a model, an example and a dict of promises"
+        raise UserError(f"model: expected {function} to return {expected}")
     lines = ['import importlib, sys', f'sys.path.insert(0, {str(path.parent)!r})',
-        f'model = importlib.import_module({path.stem!r}).{function}()'+'[0]'*isinstance(made, tuple)]
+        f'model = importlib.import_module({path.stem!r}).{function}()'
+        +'[0]'*isinstance(made, tuple)]
     return model,example,promises,'\n'.join(lines)
 
 def _load(name): # a folder, a name that transformers resolves, a GGUF file, or "file.py:function"
-    "The model, an example or None, promises, and code that makes the model where its configuration does not say."
+    """The model, an example or None, promises, and code that makes the model where its
+    configuration does not say."""
     if '.py:' in name: return _from_file(name)
     need('transformers', 'hf')
     model,_ = need('dynattn.hf.saving', 'hf').load_pretrained(name, windows=True, tokenizer=False)
@@ -46,30 +49,40 @@ def _load(name): # a folder, a name that transformers resolves, a GGUF file, or 
 def _sides(text):
     try: sides = tuple(int(side) for side in text.split(','))
     except ValueError: sides = ()
-    if not 1<=len(sides)<=2: raise UserError(f"--window: expected W or LEFT,RIGHT in tokens, got {text}")
+    if not 1<=len(sides)<=2:
+        raise UserError(f"--window: expected W or LEFT,RIGHT in tokens, got {text}")
     return sides if len(sides)==2 else sides[0]
 
 def _arguments(p):
-    p.add_argument('model', help='a folder (of dynattn export, too), a name that transformers resolves, a GGUF '
+    p.add_argument('model', help='a folder (of dynattn export, too), '
+        'a name that transformers resolves, a GGUF '
         'file, a decoder as .onnx, or file.py:function')
-    p.add_argument('--n', type=int, help='tokens [those of the example; else 37, or enough for windows of up to 150 '
-        'tokens]; costs about fifty passes of the model in float64, and more than in proportion to N')
-    p.add_argument('--longest', type=int, help='tokens up to which the beginning of windows is searched '
+    p.add_argument('--n', type=int, help='tokens [those of the example; '
+        'else 37, or enough for windows of up to 150 '
+        'tokens]; costs about fifty passes of the model in float64, '
+        'and more than in proportion to N')
+    p.add_argument('--longest', type=int,
+        help='tokens up to which the beginning of windows is searched '
         '[128, or enough for windows of up to 1,100 tokens]')
-    p.add_argument('--causal', action='store_true', default=None, help='the past is promised not to see the future')
-    p.add_argument('--window', type=_sides, metavar='W', help='promised: W tokens to each side, or back only if '
+    p.add_argument('--causal', action='store_true', default=None,
+        help='the past is promised not to see the future')
+    p.add_argument('--window', type=_sides, metavar='W',
+        help='promised: W tokens to each side, or back only if '
         'causal; or LEFT,RIGHT; for .onnx, of all layers together [what the model says]')
     p.add_argument('--packed', action='store_true', default=None,
         help='packed texts are promised not to see each other')
     p.add_argument('--json', action='store_true', help='print the result as JSON')
-    p.add_argument('--code', action='store_true', help='print a program that shows each broken promise')
+    p.add_argument('--code', action='store_true',
+        help='print a program that shows each broken promise')
     p.add_argument('--png', help='write a picture of layers and heads')
     p.add_argument('--quiet', action='store_true', help='show no progress')
 
 # %% ../../nbs/audit/87_command.ipynb #688cee6d
-@verb('audit', 'what every head of a model sees, and which promises that breaks', 'dynattn audit MODEL --code',
+@verb('audit', 'what every head of a model sees, and which promises that breaks',
+      'dynattn audit MODEL --code',
       _arguments)
-def _audit_verb(a): # the parsed arguments -> exit status: 0; 1: a promise is broken; 3: something was not measured
+# the parsed arguments -> exit status: 0; 1: a promise is broken; 3: something was not measured
+def _audit_verb(a):
     "`dynattn audit`."
     try: return _audited(a)
     except (UserError, OSError): raise
@@ -82,9 +95,12 @@ def _audited(a):
     ours = next((p for p in (path, path.parent) if (p/'onnx_model.json').is_file()), None)
     if ours or path.suffix=='.onnx':
         for name in ('longest','causal','packed','code','png',*(['window'] if ours else [])):
-            if getattr(a, name): raise UserError(f"--{name}: expected none for an exported graph, got one")
-        if isinstance(a.window, tuple): raise UserError("--window: expected one number for a graph, got two")
-        return audit_export(ours, a.n, a.json, a.quiet) if ours else audit_graph(path, a.n, a.window, a.json)
+            if getattr(a, name):
+                raise UserError(f"--{name}: expected none for an exported graph, got one")
+        if isinstance(a.window, tuple):
+            raise UserError("--window: expected one number for a graph, got two")
+        if ours: return audit_export(ours, a.n, a.json, a.quiet)
+        return audit_graph(path, a.n, a.window, a.json)
     model,example,promises,origin = _load(a.model)
     given = ('n', 'longest', 'causal', 'window', 'packed')
     options = promises | {name: getattr(a, name) for name in given if getattr(a, name) is not None}
@@ -94,7 +110,8 @@ def _audited(a):
     if a.png and found.layers: write_picture(a.png, found.plot()[0])
     print(json.dumps(found.to_json()) if a.json else found)
     if a.code and not a.json:
-        for f in found.findings: print(*([f"\n# {f.sentence}\n{f.code}\n"] if f.code else []), end='')
+        for f in found.findings:
+            print(*([f"\n# {f.sentence}\n{f.code}\n"] if f.code else []), end='')
     return found.status
 
 # %% ../../nbs/audit/87_command.ipynb #77d878de

@@ -18,12 +18,13 @@ from ..heads import config_window
 from ..runs import Bar, printable
 from ..saved import UserError, need
 from .questions import Memory
-from .report import Finding
+from .report import Finding, memory_table
 
 # %% ../../nbs/audit/86_graph.ipynb #c67000025
-def _positions(entry, past): # -> those of the tokens in the cache that are not leading, oldest first
+def _positions(entry, past): # -> those of the tokens in the cache that do not lead, oldest first
     S,slots = entry['leading'],entry['slots']
-    return range(S if slots is None else max(S, past+1-(slots-S)), past) # the next token takes a place, too
+    # the next token takes a place, too
+    return range(S if slots is None else max(S, past+1-(slots-S)), past)
 
 def _is_read(decoder, entry, head, positions, usual): # by the next token
     values = decoder.caches.arrays[entry['name']][0,head]
@@ -38,11 +39,13 @@ def _is_read(decoder, entry, head, positions, usual): # by the next token
 def _reads_back(decoder, entry, head, usual): # -> tokens
     "How far back the next token reads in a cache, beside its leading tokens."
     positions,width = _positions(entry, decoder.past),entry['width']
-    least = positions.start if width is None else max(decoder.past-width, positions.start) # the farthest promised
+    least = positions.start    # the farthest promised
+    if width is not None: least = max(decoder.past-width, least)
     beyond,edge = ([p for p in positions if p<least], [p for p in positions if p==least])
     if not (beyond and _is_read(decoder, entry, head, beyond, usual)):
         if not edge or _is_read(decoder, entry, head, edge, usual): return decoder.past-least
-    low,high = positions.start,decoder.past             # nothing before `low` is read; something before `high` is
+    # nothing before `low` is read; something before `high` is
+    low,high = positions.start,decoder.past
     while high-low>1:
         middle = (low+high)//2
         if _is_read(decoder, entry, head, range(positions.start, middle), usual): high = middle
@@ -50,18 +53,21 @@ def _reads_back(decoder, entry, head, usual): # -> tokens
     return decoder.past-low
 
 # %% ../../nbs/audit/86_graph.ipynb #c67000126
-def _windows_read(decoder, tick=lambda: None): # after a text that is longer than its windows; called after each head
-    # -> dicts: layer, width, head; `promised` and `read`, in tokens back; `leading`, whether those are read
+# after a text that is longer than its windows; called after each head
+def _windows_read(decoder, tick=lambda: None):
+    # -> dicts: layer, width, head; `promised` and `read`, in tokens back; are `leading` read
     "How far back the next token reads in every cache, found by changing what is stored there."
     usual = decoder.peek()
     found = []
     for entry in decoder.settings['caches']:
         if not entry['name'].startswith('values.'): continue
         start,layer = _positions(entry, decoder.past).start,int(entry['name'].split('.')[1])
-        promised = decoder.past-start if entry['width'] is None else min(entry['width'], decoder.past-start)
+        most = decoder.past-start
+        promised = most if entry['width'] is None else min(entry['width'], most)
         for head in range(entry['heads']):
             read = _reads_back(decoder, entry, head, usual)
-            leading = all(_is_read(decoder, entry, head, [p], usual) for p in range(entry['leading']))
+            leading = all(_is_read(decoder, entry, head, [p], usual)
+                          for p in range(entry['leading']))
             of_head = dict(layer=layer, width=entry['width'], head=head)
             found.append(dict(of_head, promised=promised, read=read, leading=leading))
             tick()
@@ -83,14 +89,16 @@ def _read_text(folder, n): # -> a decoder that has read a random text
         raise UserError(f"{where}: expected finite logits, got {logits.min()}")
     return decoder
 
-def _array_memory(name, n, arrays, window): # of one layer [1,H,places,d]; window: tokens, None: all -> `Memory`
+# of one layer [1,H,places,d]; window: tokens, None: all -> `Memory`
+def _array_memory(name, n, arrays, window):
     held,token = sum(x.nbytes for x in arrays),sum(x.shape[1]*x.shape[3]*x.itemsize for x in arrays)
     return Memory(name, n, held, token, window or n, window)
 
 def _ring_memory(decoder): # -> list of `Memory`
     "Tokens that the arrays of an exported folder hold, for each group of heads of one width."
     s,rows = decoder.settings,[]
-    for name,entries in groupby(s['caches'], lambda e: e['name'].partition('.')[2]).items(): # keys and values
+    def place(entry): return entry['name'].partition('.')[2]
+    for name,entries in groupby(s['caches'], place).items():    # keys and values
         width,arrays = entries[0]['width'],[decoder.caches.arrays[e['name']] for e in entries]
         window = None if width is None else entries[0]['leading']+width+s['piece']
         where = f"layer {name.partition('.')[0]}, width {'all' if width is None else width}"
@@ -106,24 +114,30 @@ def audit_export(
 ) -> int: # exit status
     "Windows of an exported graph, as ONNX Runtime reads them."
     decoder = _read_text(folder, n)
-    with Bar(sum(c['heads'] for c in decoder.settings['caches'])//2, 'audit', quiet, seconds=10) as bar:
+    heads = sum(c['heads'] for c in decoder.settings['caches'])//2
+    with Bar(heads, 'audit', quiet, seconds=10) as bar:
         found = _windows_read(decoder, bar.step)
     wrong = [f for f in found if f['read']!=f['promised'] or not f['leading']]
     unseen = [f for f in found if f['promised']<(f['width'] or 0)]
     memory = _ring_memory(decoder)
-    longer = Finding.of_memory([row for row in memory if not row.kept]) # a ring has its places from the first token on
+    # a ring has its places from the first token on
+    longer = Finding.of_memory([row for row in memory if not row.kept])
     status = 1 if wrong or longer else 3 if unseen else 0
     if as_json: print(json.dumps(dict(n=decoder.past, heads=found, ok=not status, status=status,
         memory=[asdict(row) for row in memory], findings=[asdict(f) for f in longer])))
     else:
         print(f"{printable(folder)}, {decoder.past} tokens in ONNX Runtime, {len(found)} key heads")
-        print(Memory.text(memory))
+        print(memory_table(memory))
         for f in wrong:
             what = '' if f['leading'] else ', and not every leading token'
-            print(f"broken: layer {f['layer']}, head {f['head']} of width {f['width'] or 'all'}: the next token reads "
+            width = f['width'] or 'all'
+            print(f"broken: layer {f['layer']}, head {f['head']} of width {width}: "
+                  "the next token reads "
                   f"{f['read']} back{what}; promised is {f['promised']}.")
         for f in longer: print(f"{f.status}: {f.sentence}")
-        if unseen: print(f"not measured: {len(unseen)} windows are wider than the text; --n makes it longer.")
+        if unseen:
+            print(f"not measured: {len(unseen)} windows are wider than the text; "
+                  "--n makes it longer.")
         print('every window is read as promised' if status==0 else f'{len(wrong)} windows are not' if wrong
               else 'a cache holds more than promised' if longer else 'not everything was measured')
     return status
@@ -146,35 +160,43 @@ def _farthest_token(logits, ids, vocabulary): # a function of ids [n]; tokens to
 # %% ../../nbs/audit/86_graph.ipynb #c6700012b
 def _input_of(x, ids): # an input of a graph -> its array for a text that begins
     n,kind = len(ids),x.type[7:-1] # of tensor(...)
-    known = dict(input_ids=[ids], attention_mask=np.ones((1, n)), position_ids=[range(n)], use_cache_branch=[False])
-    empty = [d if isinstance(d, int) else int(i==0) for i,d in enumerate(x.shape)] # one text, no token yet
+    known = dict(input_ids=[ids], attention_mask=np.ones((1, n)), position_ids=[range(n)],
+                 use_cache_branch=[False])
+    # one text, no token yet
+    empty = [d if isinstance(d, int) else int(i==0) for i,d in enumerate(x.shape)]
     if x.name in known and len(x.shape)==np.ndim(known[x.name]): value = known[x.name]
     elif 0 in empty and ('past' in x.name or 'cache' in x.name): value = np.zeros(empty)
-    else: raise ValueError("graph: expected the inputs input_ids, attention_mask, position_ids, use_cache_branch and "
+    else: raise ValueError("graph: expected the inputs input_ids, attention_mask, position_ids, "
+                           "use_cache_branch and "
                            f"caches that may be empty, got {x.name} {x.shape}")
     return np.asarray(value, 'float32' if kind=='float' else kind)
 
-def _graph_logits(path): # -> a function of ids [n]: [V], those after the last; `every=True`: all outputs by name
+# -> a function of ids [n]: [V], those after the last; `every=True`: all outputs by name
+def _graph_logits(path):
     "Run a decoder on whole texts; its caches begin empty."
     runtime = need('onnxruntime', 'export')
     quiet = runtime.SessionOptions()
     quiet.log_severity_level = 3
     session = runtime.InferenceSession(path, quiet, providers=['CPUExecutionProvider'])
     names = [x.name for x in session.get_outputs()]
-    if 'logits' not in names: raise ValueError(f"graph: expected an output named logits, got {', '.join(names)}")
+    if 'logits' not in names:
+        raise ValueError(f"graph: expected an output named logits, got {', '.join(names)}")
     def run(ids, every=False):
         inputs = {x.name: _input_of(x, ids) for x in session.get_inputs()}
-        return dict(zip(names, session.run(names, inputs))) if every else session.run(['logits'], inputs)[0][0,-1]
+        if every: return dict(zip(names, session.run(names, inputs)))
+        return session.run(['logits'], inputs)[0][0,-1]
     return run
 
 # %% ../../nbs/audit/86_graph.ipynb #0e4a0012
 def _graph_promises(path): # -> (left, right) or None for each layer, key heads
-    folder = next((folder for folder in path.resolve().parents[:2] if (folder/'config.json').is_file()), None)
+    near = path.resolve().parents[:2]
+    folder = next((folder for folder in near if (folder/'config.json').is_file()), None)
     if folder is None: return [],0
     try: c = need('transformers', 'hf').AutoConfig.from_pretrained(folder).get_text_config()
     except Exception as e: # many kinds are raised
         raise ValueError(f"config.json: {type(e).__name__}: {e}") from e
-    found = [config_window(c, SimpleNamespace(is_causal=True, layer_idx=i)) for i in range(c.num_hidden_layers)]
+    def layer(i): return SimpleNamespace(is_causal=True, layer_idx=i)
+    found = [config_window(c, layer(i)) for i in range(c.num_hidden_layers)]
     return found,getattr(c, 'num_key_value_heads', None) or getattr(c, 'num_attention_heads', None)
 
 def _promised_back(promises): # -> tokens back through all layers; None: nothing is said
@@ -183,10 +205,12 @@ def _promised_back(promises): # -> tokens back through all layers; None: nothing
 
 def _graph_memory(logits, ids, windows, heads): # {layer: tokens} -> list of `Memory`, of `Finding`
     "The caches of layers with windows that a graph returns, after a text that it read at once."
-    def gap(why): return Finding('memory', 'not measured', f"Whether caches keep no more than windows promise: {why}.")
+    said = "Whether caches keep no more than windows promise"
+    def gap(why): return Finding('memory', 'not measured', f"{said}: {why}.")
     if not windows: return [],[]
     try: outputs = logits(ids, every=True)
-    except Exception as e: return [],[gap(f"{type(e).__name__}: {printable(e)[:120]}")] # ONNX Runtime's share no class
+    except Exception as e:    # ONNX Runtime's share no class
+        return [],[gap(f"{type(e).__name__}: {printable(e)[:120]}")]
     layers:dict = {}
     rows,gaps = [],[]
     for name,x in outputs.items():
@@ -196,18 +220,23 @@ def _graph_memory(logits, ids, windows, heads): # {layer: tokens} -> list of `Me
         shapes = [x.shape for x in arrays]
         if all(len(shape)==4 and shape[1]==heads for shape in shapes):
             rows.append(_array_memory(f'layer {layer}', len(ids), arrays, windows[layer]))
-        else: gaps.append(gap(f"of layer {layer}, expected arrays [1,{heads},tokens,size], got {shapes}"))
-    if not layers and len(outputs)>1: gaps.append(gap(f"none among the outputs {printable(', '.join(outputs))[:120]}"))
+        else:
+            expected = f"arrays [1,{heads},tokens,size]"
+            gaps.append(gap(f"of layer {layer}, expected {expected}, got {shapes}"))
+    if not layers and len(outputs)>1:
+        gaps.append(gap(f"none among the outputs {printable(', '.join(outputs))[:120]}"))
     return rows,gaps+Finding.of_memory(rows)
 
 # %% ../../nbs/audit/86_graph.ipynb #86000006
-def _depth(path, n, promised): # as `audit_graph` takes them -> n, tokens back and those promised, `Memory`, `Finding`
+# as `audit_graph` takes them -> n, tokens back and those promised, `Memory`, `Finding`
+def _depth(path, n, promised):
     "How far back the logits depend on a text, and what the graph returns as caches."
     promises,heads = _graph_promises(path) if promised is None else ([], 0)
     promised = _promised_back(promises) if promised is None else promised
     windows = {i: p[0]+1 for i,p in enumerate(promises) if p and p[0] is not None}
     lengths = [promised+64] if promised is not None and promised<math.inf else []
-    if n is None: n = min(max([256, *lengths, *(int(Memory.with_reserve(w))+1 for w in windows.values())]), 4096)
+    needed = [int(Memory.with_reserve(w))+1 for w in windows.values()]
+    if n is None: n = min(max([256, *lengths, *needed]), 4096)
     if n<4: raise ValueError(f"n: expected 4 or more tokens, got {n}")
     logits = _graph_logits(path)
     vocabulary = len(logits([0]))
@@ -217,7 +246,8 @@ def _depth(path, n, promised): # as `audit_graph` takes them -> n, tokens back a
     memory,findings = _graph_memory(logits, ids, windows, heads)
     unread = [i for i,promise in enumerate(promises) if promise is None]
     if unread:
-        why = f"config.json gives layer {unread[0]} a kind of attention of which no promise is known"
+        kind = "a kind of attention of which no promise is known"
+        why = f"config.json gives layer {unread[0]} {kind}"
         said = f"Whether the graph keeps its windows: {why}; --window says it."
         findings = [Finding('window', 'not measured', said), *findings]
     return n,_farthest_token(logits, ids, vocabulary),promised,memory,findings
@@ -226,24 +256,29 @@ def _depth(path, n, promised): # as `audit_graph` takes them -> n, tokens back a
 def audit_graph(
     path:Path, # of any decoder's graph
     n:int|None=None, # tokens (default: more than the windows of all layers together)
-    promised:float|None=None, # tokens back through all layers (default: what its `config.json` says)
+    # tokens back through all layers (default: what its `config.json` says)
+    promised:float|None=None,
     as_json:bool=False, # print the result as JSON
 ) -> int: # exit status
     "How far back the logits of any decoder's graph depend on the text, and what its caches hold."
     try: n,back,promised,memory,findings = _depth(path, n, promised)
-    except Exception as e: raise UserError(f"{printable(path)}: {printable(e)}") from e # ONNX Runtime's share no class
+    except Exception as e:    # ONNX Runtime's share no class
+        raise UserError(f"{printable(path)}: {printable(e)}") from e
     lost = promised==math.inf and back<n-1
-    status = 0 if promised is None else 1 if back>promised or lost else 3 if n-1<=promised<math.inf else 0
+    too_short = promised is not None and n-1<=promised<math.inf
+    broken = promised is not None and (back>promised or bool(lost))
+    status = 1 if broken else 3 if too_short else 0
     of_memory = {f.status for f in findings}
     whole = 1 if status==1 or 'broken' in of_memory else 3 if status or of_memory else 0
     said = {None: 'nothing', math.inf: 'all'}.get(promised, promised)
     if as_json: print(json.dumps(dict(n=n, back=back, promised=said, ok=not whole, status=whole,
         memory=[asdict(row) for row in memory], findings=[asdict(f) for f in findings])))
     else:
-        print(f"{printable(path)}: the logits depend on {back} of {n-1} tokens back; {said} is promised")
+        depends = f"the logits depend on {back} of {n-1} tokens back"
+        print(f"{printable(path)}: {depends}; {said} is promised")
         print(('as promised' if promised is not None else 'not compared: --window says what is promised', 'broken', '',
                'not measured: --n makes the text longer than what is promised')[status])
-        if memory: print(Memory.text(memory))
+        if memory: print(memory_table(memory))
         for f in findings: print(f"{f.status}: {f.sentence}")
     return whole
 

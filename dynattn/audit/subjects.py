@@ -10,10 +10,9 @@ import copy, inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 import torch
-from fastcore.basics import patch
 from torch import Tensor, nn
 from ..heads import argument_names, cache_argument, config_window, generate_cache_argument, part_config
-from ..padding import PaddingMask, Patched
+from ..padding import PaddingMask
 from .watch import Float64, Promise, Watch
 
 # %% ../../nbs/audit/63_subjects.ipynb #5b0ab005
@@ -26,7 +25,8 @@ def _tensor_of(out): # what a model returns
     inside = () if isinstance(out, Tensor) else out.values() if hasattr(out, 'values') else out
     parts = [out, getattr(out, 'logits', None), getattr(out, 'last_hidden_state', None), *inside]
     tensors = [part for part in parts if isinstance(part, Tensor)]
-    if not tensors: raise TypeError(f"model: expected an output with a tensor in it, got {type(out).__name__}")
+    if not tensors:
+        raise TypeError(f"model: expected an output with a tensor in it, got {type(out).__name__}")
     return next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
 
 def _rows_of(out): # -> [B,R,F]: one row for each token, or one
@@ -34,7 +34,8 @@ def _rows_of(out): # -> [B,R,F]: one row for each token, or one
     return y.flatten(2) if y.dim()>2 else y.reshape(*(y.shape[:1] or (1,)), 1, -1)
 
 # %% ../../nbs/audit/63_subjects.ipynb #8ba8618b
-_MASKS = 'padding','key_padding_mask','src_key_padding_mask','attention_mask','keep' # arguments that take padding
+# arguments that take padding
+_MASKS = 'padding','key_padding_mask','src_key_padding_mask','attention_mask','keep'
 _OF_PADDING = 'padding','left_padding' # questions
 
 def _options_of(mask, keep, segments): # [B,N]: True for real tokens; ids of packed texts
@@ -128,7 +129,7 @@ def _held(layer): # of a cache -> bytes, bytes of one token, key heads
 
 # %% ../../nbs/audit/63_subjects.ipynb #23cfd24f
 @dataclass
-class Subject(Patched):
+class Subject:
     "A model under audit, and how it is run."
     name:str         # shown in the report
     model:Callable   # a float64 copy of a module, or a function
@@ -139,9 +140,9 @@ class Subject(Patched):
     scale:float=1.   # of inputs
     steps:Callable|None=None # (model, x, **options) -> [B,N,F]: one token at a time
     causal:bool|None=None # what is promised; None: nothing
-    promises:tuple=() # questions that a model of this kind answers with "no", beside those that all do
+    promises:tuple=() # questions that a model of this kind answers with "no", beside the usual ones
     obstacles:dict=field(default_factory=dict) # question -> why it cannot be asked
-    doubts:dict=field(default_factory=dict) # question -> why a "yes" does not show that a promise is broken
+    doubts:dict=field(default_factory=dict) # question -> why a "yes" shows no broken promise
     windows:dict=field(default_factory=dict) # module -> `Promise` of a configuration
     sequence:bool=True # whether inputs are sequences, of any length
     length:int|None=None # of the example
@@ -158,38 +159,71 @@ class Subject(Patched):
             torch.manual_seed(0)
             return self.run(self.model, x, keep, segments, **self.options)
 
-# %% ../../nbs/audit/63_subjects.ipynb #5b14ce5d
-@patch(as_prop=True)
-def caches(self:Subject) -> bool: return self.steps is _steps_transformer # in the way of transformers
+    @property
+    def caches(self) -> bool: return self.steps is _steps_transformer # in the way of transformers
 
-@patch(as_prop=True)
-def transformer(self:Subject) -> bool: return self.run is _rows_transformer # whether it is one of transformers
+    @property
+    def transformer(self) -> bool: # whether it is one of transformers
+        return self.run is _rows_transformer
 
-@patch
-def has_cache_of(self:Subject, name, # of a module
-) -> bool: # whether it says which layer of a cache is its own
-    return getattr(self.model.get_submodule(name), 'layer_idx', None) is not None
+    def has_cache_of(self, name, # of a module
+    ) -> bool: # whether it says which layer of a cache is its own
+        return getattr(self.model.get_submodule(name), 'layer_idx', None) is not None
 
-@patch
-def look(self:Subject,
-    n, rows=None, # tokens; queries to look at (default: all)
-    seed=0, any_length=False, # of the inputs; look at attention over other numbers of keys, too
-) -> list: # of `_Look`
-    "The pairs that its heads see, for some queries or all, also over other numbers of keys where `any_length`."
-    x,watch = self.inputs(seed, n),Watch(self.model, n if self.sequence and not any_length else None, rows)
-    with torch.no_grad():
-        if 'heads' in self.options:
-            q,k,v = _split_heads(x, self.options['heads'])
-            with Float64(): watch.measure(lambda *qkv: _tensor_of(self.model(*qkv)), q, k, v)
-        else:
-            with watch.here(): self(x)
-    return watch.found
+    def look(self,
+        n, rows=None, # tokens; queries to look at (default: all)
+        seed=0, any_length=False, # of the inputs; look at attention over other numbers of keys, too
+    ) -> list: # of `_Look`
+        """The pairs that its heads see, for some queries or all, also over other numbers of keys
+        where `any_length`."""
+        keys = n if self.sequence and not any_length else None
+        x,watch = self.inputs(seed, n),Watch(self.model, keys, rows)
+        with torch.no_grad():
+            if 'heads' in self.options:
+                q,k,v = _split_heads(x, self.options['heads'])
+                with Float64(): watch.measure(lambda *qkv: _tensor_of(self.model(*qkv)), q, k, v)
+            else:
+                with watch.here(): self(x)
+        return watch.found
+
+    @classmethod
+    def parts(cls,
+        model, example, # as for `examine`
+        origin:str='', # code that makes the model
+    ) -> list: # of `Subject`
+        "The whole model, or its encoder and its decoder."
+        if isinstance(example, (tuple, list)):
+            if len(example)!=3 or not all(isinstance(t, Tensor) for t in example):
+                got = ', '.join(type(t).__name__ for t in example)
+                raise TypeError("example: expected a tensor [B,N,...] or three tensors q, k, v "
+                                f"[B,H,N,d], got {got}")
+            return [_of_attention(model, example, origin)]
+        config = getattr(model, 'config', None)
+        if hasattr(model, 'get_input_embeddings') and hasattr(config, 'to_diff_dict'):
+            names = argument_names(model)
+            both = getattr(model.config, 'is_encoder_decoder', False)
+            has_decoder = any(name.startswith('decoder_') for name in names)
+            decodes = both and (model.can_generate() or has_decoder)
+            if not decodes: return [_of_transformer(model, None, origin)]
+            begin = (origin or _origin_of(model))+'\nmodel = model.get_encoder()'
+            encoder = _of_transformer(model.get_encoder(), None, begin)
+            read = encoder.model.main_input_name
+            if encoder.sequence: read = encoder.options['argument']
+            return [encoder, _of_transformer(model, {read: encoder.input_shape(11)}, origin)]
+        if not callable(model):
+            raise TypeError(f"model: expected a module or a function, got {type(model).__name__}")
+        if not isinstance(example, Tensor) or example.dim()<2:
+            raise TypeError("example: expected a tensor [B,N,...] or q, k and v with this model, "
+                            f"got {type(example).__name__}; "
+                            "a function of a file returns (model, example)")
+        return [_of_sequence(model, example, origin)]
 
 # %% ../../nbs/audit/63_subjects.ipynb #f407b1a7
 def _copy(model):
     if not isinstance(model, nn.Module): return model
     if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(f"model: expected a module whose calls can be watched, got a {type(model).__name__}; "
+        raise TypeError("model: expected a module whose calls can be watched, "
+                        f"got a {type(model).__name__}; "
                         "audit the module that it was made from")
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
         raise ValueError("model: expected parameters with values, got some on the meta device")
@@ -203,7 +237,8 @@ def _given(model, origin): # -> fields of a `Subject` that holds a module or a f
     if 'segments' not in names: obstacles['packed'] = "it takes no segments"
     promises = [question for question in ('padding', 'packed') if question not in obstacles]
     causal = model.causal if isinstance(getattr(model, 'causal', None), bool) else None
-    return dict(name=getattr(model, '__name__', type(model).__name__), model=_copy(model), causal=causal,
+    name = getattr(model, '__name__', type(model).__name__)
+    return dict(name=name, model=_copy(model), causal=causal,
         promises=(*promises,), obstacles=obstacles, origin=origin or _origin_of(model),
         options={} if mask is None else dict(mask=mask))
 
@@ -213,13 +248,16 @@ def _origin_of(model): # -> code that makes `model`
     path = getattr(config, 'name_or_path', '')
     if inspect.isfunction(model) and '<' not in model.__qualname__ and model.__module__!='__main__':
         return f"from {model.__module__} import {model.__qualname__} as model"
-    if path and getattr(config, 'dynattn', None): return f"from dynattn.hf import load\nmodel = load({path!r})"
+    has_windows = getattr(config, 'dynattn', None)
+    if path and has_windows: return f"from dynattn.hf import load\nmodel = load({path!r})"
     if path: return f"from transformers import {kind}\nmodel = {kind}.from_pretrained({path!r})"
-    return f"# model = ... here the {'function' if inspect.isfunction(model) else kind} that was audited"
+    what = 'function' if inspect.isfunction(model) else kind
+    return f"# model = ... here the {what} that was audited"
 
 # %% ../../nbs/audit/63_subjects.ipynb #b00f66c8
 def _of_sequence(model, example, origin=''): # example: [B,N,...] floating, or ids [B,N]
-    s = Subject(run=_run_sequence, shape=list(example.shape[2:]), length=example.shape[1], **_given(model, origin))
+    s = Subject(run=_run_sequence, shape=list(example.shape[2:]), length=example.shape[1],
+                **_given(model, origin))
     if callable(getattr(model, 'step', None)) and callable(getattr(model, 'init_state', None)):
         s.steps = _steps_sequence
         s.promises += 'cached',
@@ -227,17 +265,20 @@ def _of_sequence(model, example, origin=''): # example: [B,N,...] floating, or i
     if example.is_floating_point(): return s
     modules = s.model.modules() if isinstance(model, nn.Module) else ()
     tables = [module for module in modules if isinstance(module, nn.Embedding)]
-    if not tables: raise TypeError("example: expected floating inputs of what has no nn.Embedding, got ids")
+    if not tables:
+        raise TypeError("example: expected floating inputs of what has no nn.Embedding, got ids")
     s.shape,s.scale = [tables[0].embedding_dim],tables[0].weight.std().item()
     s.options['id'] = int(example.flatten()[0])
     return s
 
-def _of_attention(model, example, origin=''): # example: q, k, v, each [B,H,N,d] with heads and width of its own
+# example: q, k, v, each [B,H,N,d] with heads and width of its own
+def _of_attention(model, example, origin=''):
     shapes = [list(t.shape) for t in example]
     if any(len(shape)!=4 for shape in shapes) or len({shape[2] for shape in shapes})>1:
         raise ValueError(f"example: expected q, k and v [B,H,N,d] of one length, got {shapes}")
     heads = [(h, d) for _,h,_,d in shapes]
-    s = Subject(run=_run_attention, steps=_steps_attention, shape=[sum(h*d for h,d in heads)], length=shapes[0][2],
+    width = sum(h*d for h,d in heads)
+    s = Subject(run=_run_attention, steps=_steps_attention, shape=[width], length=shapes[0][2],
                 **_given(model, origin))
     s.options['heads'] = heads
     return s
@@ -248,22 +289,27 @@ def _picture_shape(model):
     c,kind = model.config,model.main_input_name
     if kind=='pixel_values':
         c = c if hasattr(c, 'image_size') else getattr(c, 'vision_config', c)
-        sides = c.image_size if isinstance(c.image_size, (tuple, list)) else (c.image_size, c.image_size)
+        is_pair = isinstance(c.image_size, (tuple, list))
+        sides = c.image_size if is_pair else (c.image_size, c.image_size)
         return [1, c.num_channels, *sides]
     if kind=='input_features': return [1, c.num_mel_bins, 2*c.max_source_positions]
     if kind=='input_values': return [1, 4000]
-    raise TypeError(f"model: expected one that reads ids, pictures or sound, got {type(model).__name__} with {kind}")
+    got = f"{type(model).__name__} with {kind}"
+    raise TypeError(f"model: expected one that reads ids, pictures or sound, got {got}")
 
 # %% ../../nbs/audit/63_subjects.ipynb #48cfa627
-def _of_transformer(model, source=None, origin=''): # source: shapes of what the encoder reads, for the decoder
+# source: shapes of what the encoder reads, for the decoder
+def _of_transformer(model, source=None, origin=''):
     decodes = source is not None
     origin,itemsize = origin or _origin_of(model),model.dtype.itemsize
     model = _copy(model)
     argument = 'decoder_inputs_embeds' if decodes else 'inputs_embeds'
     reads_text = decodes or model.main_input_name=='input_ids'
     if reads_text and argument not in argument_names(model):
-        raise TypeError(f"model: expected a forward that takes {argument}, got {type(model).__name__} without")
-    promised = {name: config_window(part_config(model, name), m) for name,m in model.named_modules()}
+        got = f"{type(model).__name__} without"
+        raise TypeError(f"model: expected a forward that takes {argument}, got {got}")
+    promised = {name: config_window(part_config(model, name), m)
+                for name,m in model.named_modules()}
     windows = {name: Promise(*pair) for name,pair in promised.items() if pair}
     s = Subject(name=type(model).__name__, model=model, run=_rows_transformer, origin=origin,
         options=dict(argument=argument if reads_text else model.main_input_name),
@@ -279,12 +325,13 @@ def _of_transformer(model, source=None, origin=''): # source: shapes of what the
     _text_promises(s, decodes)
     return s
 
-def _text_promises(s, decodes): # of transformers; whether it is the decoder of a model that has an encoder
+def _text_promises(s, decodes): # of transformers; whether it is a decoder beside an encoder
     "What a model of text promises, and which of it cannot be asked."
     names,config = argument_names(s.model),s.model.config.get_text_config()
     writes = s.model.can_generate() and not s.model.config.is_encoder_decoder
     if writes and not s.windows:
-        s.doubts['future'] = "none of its attentions says is_causal or is_decoder; causal=True promises it"
+        s.doubts['future'] = ("none of its attentions says is_causal or is_decoder; "
+                              "causal=True promises it")
     looks_back = s.causal or bool(s.doubts)
     if looks_back and (s.model.can_generate() or hasattr(config, 'use_cache')):
         s.promises += 'cached',
@@ -299,36 +346,11 @@ def _text_promises(s, decodes): # of transformers; whether it is the decoder of 
     if 'attention_mask' not in names:
         s.obstacles.update(dict.fromkeys(_OF_PADDING, "its forward takes no attention_mask"))
     if 'position_ids' not in names:
-        s.doubts['left_padding'] = "its forward takes no position_ids, which would say where the text begins"
+        s.doubts['left_padding'] = ("its forward takes no position_ids, "
+                                    "which would say where the text begins")
         s.obstacles['packed'] = "its forward takes no position_ids, which tell packed texts apart"
-    elif not looks_back: s.obstacles['packed'] = "it looks ahead, and position_ids do not tell texts apart there"
-
-# %% ../../nbs/audit/63_subjects.ipynb #c1c3fd71
-@patch(cls_method=True)
-def parts(cls:Subject,
-    model, example, # as for `examine`
-    origin:str='', # code that makes the model
-) -> list: # of `Subject`
-    "The whole model, or its encoder and its decoder."
-    if isinstance(example, (tuple, list)):
-        if len(example)!=3 or not all(isinstance(t, Tensor) for t in example):
-            got = ', '.join(type(t).__name__ for t in example)
-            raise TypeError(f"example: expected a tensor [B,N,...] or three tensors q, k, v [B,H,N,d], got {got}")
-        return [_of_attention(model, example, origin)]
-    if hasattr(model, 'get_input_embeddings') and hasattr(getattr(model, 'config', None), 'to_diff_dict'):
-        names = argument_names(model)
-        both = getattr(model.config, 'is_encoder_decoder', False)
-        decodes = both and (model.can_generate() or any(name.startswith('decoder_') for name in names))
-        if not decodes: return [_of_transformer(model, None, origin)]
-        begin = (origin or _origin_of(model))+'\nmodel = model.get_encoder()'
-        encoder = _of_transformer(model.get_encoder(), None, begin)
-        read = encoder.options['argument'] if encoder.sequence else encoder.model.main_input_name
-        return [encoder, _of_transformer(model, {read: encoder.input_shape(11)}, origin)]
-    if not callable(model): raise TypeError(f"model: expected a module or a function, got {type(model).__name__}")
-    if not isinstance(example, Tensor) or example.dim()<2:
-        raise TypeError("example: expected a tensor [B,N,...] or q, k and v with this model, "
-                        f"got {type(example).__name__}; a function of a file returns (model, example)")
-    return [_of_sequence(model, example, origin)]
+    elif not looks_back:
+        s.obstacles['packed'] = "it looks ahead, and position_ids do not tell texts apart there"
 
 # %% ../../nbs/audit/63_subjects.ipynb #204210dd
 from ..docstrings import explain_parameters

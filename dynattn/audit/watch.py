@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 import torch, torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from ..engine import ops
 from ..metrics import Answer
-from ..padding import Patched
 from ..window import Window
 
 # %% ../../nbs/audit/62_watch.ipynb #533245b2
@@ -25,7 +23,8 @@ class Float64(TorchFunctionMode):
     "Within this block every request for float32 gives float64."
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is Tensor.float: return args[0].double()
-        def wide(a): return torch.float64 if a is torch.float32 else a   # no function takes a dtype inside a list
+        # no function takes a dtype inside a list
+        def wide(a): return torch.float64 if a is torch.float32 else a
         return func(*map(wide, args), **{name: wide(a) for name,a in (kwargs or {}).items()})
 
     def __enter__(self):
@@ -80,7 +79,8 @@ class Promise(NamedTuple):
         return tuple(n-1 if side is None else min(side, n-1) for side in self[:2])
 
     @property
-    def tokens(self) -> int: # of the shortest sequence in which the window leaves out a pair; 0: it never does
+    def tokens(self) -> int:
+        "The shortest sequence in which the window leaves out a pair; 0: it never does."
         sides = [side for side in self[:2] if side is not None]
         return max(sides)+2+self.leading if sides else 0
 
@@ -93,8 +93,8 @@ class _Look:
     promised:list|None=None  # a `Promise` for each head, where the call itself says so
 
 # %% ../../nbs/audit/62_watch.ipynb #11feadb8
-class Watch(TorchFunctionMode, Patched):
-    "Within `here()`, `found` gets a `_Look` for every self-attention over `n` keys that a model computes."
+class Watch(TorchFunctionMode):
+    "Within `here()`, `found` gets a `_Look` for every self-attention over `n` keys of a model."
     def __init__(self,
         model=None, n=None, rows=None): # whose modules are named; keys, any number if None; queries, all if None
         super().__init__()
@@ -108,7 +108,8 @@ class Watch(TorchFunctionMode, Patched):
         if func is F.scaled_dot_product_attention: self._of_kernel(*args, **kwargs)
         if func is F.multi_head_attention_forward: self._of_torch(func, *args, **kwargs)
         out = func(*args, **kwargs) # what is called within a call is not looked at again
-        if func in (F.softmax, torch.softmax, Tensor.softmax): self._of_softmax(args[0], out, *args[1:2], **kwargs)
+        if func in (F.softmax, torch.softmax, Tensor.softmax):
+            self._of_softmax(args[0], out, *args[1:2], **kwargs)
         return out
 
     def fits(self, queries, keys, # numbers of them
@@ -119,44 +120,72 @@ class Watch(TorchFunctionMode, Patched):
         name = self.path[-1] if self.path else ''
         self.found.append(_Look(name, pairs.to(torch.int8), weights.detach().sum(-1), promised))
 
-# %% ../../nbs/audit/62_watch.ipynb #a8d66c04
-@patch
-def measure(self:Watch,
-    f, q, k, v, # the function and its inputs [B,H,N,d]
-    promised=None, even=None, # a `Promise` for each head; default: `f`
-) -> None:
-    "Note the pairs that q,k,v -> [B,H,N,dv] sees, the first of a batch; `even`: `f` without its selection by score."
-    if q.dim()!=4 or not self.fits(q.shape[2], k.shape[2]): return
-    q,k,v = (t[:1].detach().double() for t in (q, k, v))
-    small = q/(q.norm(dim=-1).amax()*k.norm(dim=-1).amax()).clamp(min=1)
-    get = _unit_weights if self.rows is None else partial(_row_weights, rows=self.rows)
-    weights,alike = get(f, q, k, v)[0],get(even or f, small, k, v)[0]
-    pairs = torch.where(alike==0, Answer.NO, torch.where(alike>alike.amax(-1, keepdim=True)*1e-9, Answer.YES, Answer.UNSURE))
-    self.note(torch.where(weights>0, Answer.YES, pairs), weights, promised)
+    def measure(self,
+        f, q, k, v, # the function and its inputs [B,H,N,d]
+        promised=None, even=None, # a `Promise` for each head; default: `f`
+    ) -> None:
+        """Note the pairs that q,k,v -> [B,H,N,dv] sees, the first of a batch; `even`: `f` without
+        its selection by score."""
+        if q.dim()!=4 or not self.fits(q.shape[2], k.shape[2]): return
+        q,k,v = (t[:1].detach().double() for t in (q, k, v))
+        small = q/(q.norm(dim=-1).amax()*k.norm(dim=-1).amax()).clamp(min=1)
+        get = _unit_weights if self.rows is None else partial(_row_weights, rows=self.rows)
+        weights,alike = get(f, q, k, v)[0],get(even or f, small, k, v)[0]
+        seen = torch.where(alike>alike.amax(-1, keepdim=True)*1e-9, Answer.YES, Answer.UNSURE)
+        pairs = torch.where(alike==0, Answer.NO, seen)
+        self.note(torch.where(weights>0, Answer.YES, pairs), weights, promised)
 
-# %% ../../nbs/audit/62_watch.ipynb #6047927b
-@patch
-def _of_kernel(self:Watch, query, key, value, attn_mask=None, dropout_p=0., is_causal=False, **options):
-    mask = attn_mask[:1] if attn_mask is not None and attn_mask.dim()==4 else attn_mask
-    def f(q, k, v): return F.scaled_dot_product_attention(q, k, v, mask, 0., is_causal, **options)
-    self.measure(f, query, key, value)
+    def _of_kernel(self, query, key, value, attn_mask=None, dropout_p=0., is_causal=False,
+                   **options):
+        mask = attn_mask[:1] if attn_mask is not None and attn_mask.dim()==4 else attn_mask
+        def f(q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, mask, 0., is_causal, **options)
+        self.measure(f, query, key, value)
 
-@patch
-def _of_torch(self:Watch, func, query, key, value, embed_dim, heads, *args, **kwargs): # [N,B,D]
-    if query.dim()!=3 or not self.fits(len(query), len(key)): return
-    asked = kwargs | dict(need_weights=True, average_attn_weights=False)
-    _,weights = func(query, key, value, embed_dim, heads, *args, **asked)
-    weights = weights[0] if self.rows is None else weights[0][:,self.rows]
-    self.note(torch.where(weights>0, Answer.YES, Answer.NO), weights)
+    def _of_torch(self, func, query, key, value, embed_dim, heads, *args, **kwargs): # [N,B,D]
+        if query.dim()!=3 or not self.fits(len(query), len(key)): return
+        asked = kwargs | dict(need_weights=True, average_attn_weights=False)
+        _,weights = func(query, key, value, embed_dim, heads, *args, **asked)
+        weights = weights[0] if self.rows is None else weights[0][:,self.rows]
+        self.note(torch.where(weights>0, Answer.YES, Answer.NO), weights)
 
-# %% ../../nbs/audit/62_watch.ipynb #72993717
-@patch
-def _of_softmax(self:Watch, scores, weights, dim=None, **kwargs): # [B,H,N,M] or [H,N,M]
-    if scores.dim() not in (3,4) or dim not in (-1, scores.dim()-1) or not self.fits(*scores.shape[-2:]): return
-    if scores.dim()==4: scores,weights = scores[0],weights[0]    # [H,N,N]
-    if self.rows is not None: scores,weights = scores[:,self.rows],weights[:,self.rows]
-    gap = scores.amax(-1, keepdim=True)-scores
-    self.note(torch.where(weights>0, Answer.YES, torch.where(gap>9000, Answer.NO, Answer.UNSURE)), weights)
+    def _of_softmax(self, scores, weights, dim=None, **kwargs): # [B,H,N,M] or [H,N,M]
+        over_keys = scores.dim() in (3,4) and dim in (-1, scores.dim()-1)
+        if not over_keys or not self.fits(*scores.shape[-2:]): return
+        if scores.dim()==4: scores,weights = scores[0],weights[0]    # [H,N,N]
+        if self.rows is not None: scores,weights = scores[:,self.rows],weights[:,self.rows]
+        gap = scores.amax(-1, keepdim=True)-scores
+        unseen = torch.where(gap>9000, Answer.NO, Answer.UNSURE)
+        self.note(torch.where(weights>0, Answer.YES, unseen), weights)
+
+    def _of_ours(self, run, call): # an implementation, and the arguments it is called with
+        if self.busy: return run(call)
+        def f(q, k, v, alpha=call.alpha):
+            one = copy.copy(call)
+            vars(one).update(q=q, k=k, v=v, alpha=alpha, return_weights=False)
+            return run(one)
+        even,self.busy = None if call.alpha is None else partial(f, alpha=None),True
+        try:
+            if len(call.q)==1: self.measure(f, call.q, call.k, call.v, _promises_of(call), even)
+            return run(call)
+        finally: self.busy = False
+
+    @contextmanager
+    def here(self):
+        "Watch all attention that is computed within the block."
+        def leave(module, args, out): self.path.pop()
+        with ExitStack() as stack:
+            is_module = isinstance(self.model, nn.Module)
+            for name,module in self.model.named_modules() if is_module else ():
+                def enter(m, args, name=name): self.path.append(name)
+                stack.enter_context(module.register_forward_pre_hook(enter))
+                stack.enter_context(module.register_forward_hook(leave, always_call=True))
+            stack.callback(ops.impls.update, dict(ops.impls))
+            for name,impl in ops.impls.items():
+                ops.impls[name] = impl._replace(run=partial(self._of_ours, impl.run))
+            stack.enter_context(Float64())
+            stack.enter_context(self)
+            yield self
 
 # %% ../../nbs/audit/62_watch.ipynb #a4d38076
 def _promises_of(call): # -> a `Promise` for each head; None where a mask decides
@@ -170,38 +199,9 @@ def _promises_of(call): # -> a `Promise` for each head; None where a mask decide
     left,right = (side if isinstance(side, list) else [side]*heads for side in (left, right))
     return [Promise(l, 0 if call.is_causal else r, call.n_global) for l,r in zip(left, right)]
 
-@patch
-def _of_ours(self:Watch, run, call): # an implementation, and the arguments it is called with
-    if self.busy: return run(call)
-    def f(q, k, v, alpha=call.alpha):
-        one = copy.copy(call)
-        vars(one).update(q=q, k=k, v=v, alpha=alpha, return_weights=False)
-        return run(one)
-    even,self.busy = None if call.alpha is None else partial(f, alpha=None),True
-    try:
-        if len(call.q)==1: self.measure(f, call.q, call.k, call.v, _promises_of(call), even)
-        return run(call)
-    finally: self.busy = False
-
-# %% ../../nbs/audit/62_watch.ipynb #377b5bc0
-@patch
-@contextmanager
-def here(self:Watch):
-    "Watch all attention that is computed within the block."
-    def leave(module, args, out): self.path.pop()
-    with ExitStack() as stack:
-        for name,module in self.model.named_modules() if isinstance(self.model, nn.Module) else ():
-            stack.enter_context(module.register_forward_pre_hook(lambda m, args, name=name: self.path.append(name)))
-            stack.enter_context(module.register_forward_hook(leave, always_call=True))
-        stack.callback(ops.impls.update, dict(ops.impls))
-        for name,impl in ops.impls.items(): ops.impls[name] = impl._replace(run=partial(self._of_ours, impl.run))
-        stack.enter_context(Float64())
-        stack.enter_context(self)
-        yield self
-
 # %% ../../nbs/audit/62_watch.ipynb #638aedf4
 @dataclass(frozen=True)
-class Reach(Patched):
+class Reach:
     "How far one head looks."
     left:int           # keys back
     right:int          # keys ahead
@@ -209,6 +209,30 @@ class Reach(Patched):
     seen_by_all:list   # keys that are seen from further than the others
     regular:bool       # whether nothing within the band is left out
     undecided:int      # pairs
+
+    @classmethod
+    def of(cls,
+        pairs:Tensor, # [N,N] int8
+        leading:int=0, # tokens that are promised to be seen by all
+    ) -> 'Reach':
+        """The first that fits: a band, a band with leading tokens apart, a band with a few other
+        places apart."""
+        n,seen = len(pairs),pairs==Answer.YES
+        place = torch.arange(n)
+        if leading:
+            found = _band(pairs, place<leading, place<leading)
+            if found.regular and found.left<n-1-leading: return found
+        plain = _band(pairs, place<0, place<0)
+        if plain.regular: return plain
+        future = place[:,None]<place
+        ahead = bool((seen & future)[n//2:].any())
+        rows = (seen | (future & (not ahead))).all(1)  # queries that see all they can
+        cols = (seen | (future & (not ahead))).all(0)
+        for lead in range(1, n//2):
+            found = _band(pairs, rows & (place<lead), cols & (place<lead))
+            if found.regular: return found
+        found = _band(pairs, rows, cols)
+        return found if found.regular and len(found.sees_all+found.seen_by_all)<=n//4 else plain
 
 def _band(pairs, rows, cols): # rows and cols [N] bool: places that may stand outside of the band
     "The `Reach` when these queries and keys are left out of account."
@@ -223,30 +247,6 @@ def _band(pairs, rows, cols): # rows and cols [N] bool: places that may stand ou
     regular = not ((pairs==Answer.NO) & inside).any() and bool(others.any())
     places = [found.nonzero().flatten().tolist() for found in (sees_all, seen_by_all)]
     return Reach(left, right, *places, regular, int((pairs==Answer.UNSURE).sum()))
-
-# %% ../../nbs/audit/62_watch.ipynb #2492e0c2
-@patch(cls_method=True)
-def of(cls:Reach,
-    pairs:Tensor, # [N,N] int8
-    leading:int=0, # tokens that are promised to be seen by all
-) -> Reach:
-    "The first that fits: a band, a band with leading tokens apart, a band with a few other places apart."
-    n,seen = len(pairs),pairs==Answer.YES
-    place = torch.arange(n)
-    if leading:
-        found = _band(pairs, place<leading, place<leading)
-        if found.regular and found.left<n-1-leading: return found
-    plain = _band(pairs, place<0, place<0)
-    if plain.regular: return plain
-    future = place[:,None]<place
-    ahead = bool((seen & future)[n//2:].any())
-    rows = (seen | (future & (not ahead))).all(1)  # queries that see all they can
-    cols = (seen | (future & (not ahead))).all(0)
-    for lead in range(1, n//2):
-        found = _band(pairs, rows & (place<lead), cols & (place<lead))
-        if found.regular: return found
-    found = _band(pairs, rows, cols)
-    return found if found.regular and len(found.sees_all+found.seen_by_all)<=n//4 else plain
 
 # %% ../../nbs/audit/62_watch.ipynb #c726fe5a
 from ..docstrings import explain_parameters

@@ -17,6 +17,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from .fields import Arguments, lacking, unserved
 from ..padding import PaddingMask, no_padding_mask
+from ..parts import first_places
 from ..window import Window, between
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0007
@@ -188,7 +189,8 @@ def _take_causal_bias(call):
                          f"got one for {bias.seq_len_q},{bias.seq_len_kv}")
     shift = m-n if bias.variant.name == 'LOWER_RIGHT' else 0
     positions_matter = not (call.window is None and call.rel_bias is None and call.segments is None)
-    if call.q_offset == 0 and (shift == 0 or not positions_matter and not call.is_causal):
+    one_position = call.q_offset == 0 and call.q_offsets is None and call.key_segments is None
+    if one_position and (shift == 0 or not positions_matter and not call.is_causal):
         call.attn_mask,call.is_causal,call.q_offset = None,True,shift
     else: call.attn_mask = torch.ones(n, m, dtype=torch.bool, device=call.q.device).tril(shift)
 
@@ -282,32 +284,77 @@ def _take_padding(call):
         raise ValueError(f"padding: expected [B,M]={b,m} as the keys, got {tuple(keep.shape)}")
     _same_device('padding', keep, call.q)
 
+def _are_ints(x): # -> bool
+    "Whether this is a tensor of ints."
+    return isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+
 def _take_segments(call):
-    "Ids [B,N], int64, that do not decrease along a row."
-    ids = call.segments
+    "Ids of the texts of queries and of keys, and where each text's queries stand on its keys' axis."
     b,_,n,m = call.sizes
-    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise TypeError(f"segments: expected an int Tensor, ids [B,N] or cu_seqlens, got {_got(ids)}")
-    _same_device('segments', ids, call.q)
-    if n != m: raise ValueError(f"segments: expected as many queries as keys, got N={n} and M={m}")
-    if call.q_offset != 0: raise ValueError(f"segments: expected q_offset=0, got {call.q_offset}")
+    if call.q_offset != 0:
+        raise ValueError(f"segments: expected q_offset=0, got {call.q_offset}; q_offsets has one for each text")
+    own = call.key_segments is not None
+    if not own and n != m:
+        raise ValueError(f"segments: expected as many queries as keys, got N={n} and M={m}; "
+                         "key_segments has the texts of the keys")
+    ends = call.segments if _are_ints(call.segments) and call.segments.dim() == 1 else None
+    if own and _are_ints(call.key_segments):
+        of_keys = call.key_segments
+        if (of_keys.dim() == 1) != (ends is not None) or ends is not None and len(of_keys) != len(ends):
+            raise ValueError("key_segments: expected ids, or cu_seqlens of as many texts, as segments, "
+                             f"got shape {tuple(of_keys.shape)} beside {tuple(call.segments.shape)}")
+    call.segments = _take_ids('segments', call.segments, call.q, b, n, 'N')
+    if own: call.key_segments = _take_ids('key_segments', call.key_segments, call.q, b, m, 'M')
+    if call.q_offsets is None and not own: return
+    keys = call.key_segments if own else call.segments
+    at = first_places(keys, call.segments) - first_places(call.segments, call.segments)
+    if call.q_offsets is None: call.q_offsets = at
+    elif ends is None:
+        raise ValueError("q_offsets: expected None beside ids, or segments as cu_seqlens [S+1] and one "
+                         "for each text, got ids")
+    else: call.q_offsets = at + _checked_offsets(call, len(ends)-1, 'S')[call.segments]
+
+def _take_ids(name, ids, q, b, n, letter): # -> [B,N]
+    "Ids, int64, that do not decrease along a row."
+    if not _are_ints(ids):
+        raise TypeError(f"{name}: expected an int Tensor, ids [B,{letter}] or cu_seqlens, got {_got(ids)}")
+    _same_device(name, ids, q)
     ids = ids.long()  # differences of unsigned numbers are never negative
-    if ids.dim() == 1: ids = _ids_of_cu_seqlens(ids, b, n)
+    if ids.dim() == 1: ids = _ids_of_cu_seqlens(name, ids, b, n, letter)
     if ids.dim() != 2 or ids.shape[1] != n or ids.shape[0] != 1 and ids.shape[0] != b:
-        raise ValueError(f"segments: expected ids [B,N]={b,n}, or cu_seqlens for a batch of 1, "
+        raise ValueError(f"{name}: expected ids [B,{letter}]={b,n}, or cu_seqlens for a batch of 1, "
                          f"got {tuple(ids.shape)}")
     if not between(ids.diff(), 0):
-        raise ValueError("segments: expected ids that do not decrease along a row, got some that do")
-    call.segments = ids.expand(b, n)
+        raise ValueError(f"{name}: expected ids that do not decrease along a row, got some that do")
+    return ids.expand(b, n)
+
+def _checked_offsets(call, size, letter): # -> int64, of one axis
+    "The positions of first queries, one for each row or text."
+    at = call.q_offsets
+    if not _are_ints(at): raise TypeError(f"q_offsets: expected an int Tensor [{letter}], got {_got(at)}")
+    _same_device('q_offsets', at, call.q)
+    if tuple(at.shape) != (size,):
+        raise ValueError(f"q_offsets: expected shape [{letter}]={size,}, got {tuple(at.shape)}")
+    if call.q_offset != 0: raise ValueError(f"q_offset: expected 0 where q_offsets is given, got {call.q_offset}")
+    at = at.long()
+    if not between(at, -_FAR, _FAR):
+        raise ValueError(f"q_offsets: expected ints from {-_FAR} to {_FAR}, got others")
+    return at
+
+def _take_q_offsets(call):
+    "For each query, [B,N]: its position on the key axis, less its own number."
+    if call.segments is not None: return  # they are taken with these
+    b,_,n,_ = call.sizes
+    call.q_offsets = _checked_offsets(call, b, 'B')[:,None].expand(b, n)
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0123
-def _ids_of_cu_seqlens(ends, b, n):
+def _ids_of_cu_seqlens(name, ends, b, n, letter):
     "[0, end of text 0, end of text 1, ..., N] as ids [1,N]."
     if b != 1:
-        raise ValueError(f"segments: expected ids [B,N] for a batch of {b}, "
+        raise ValueError(f"{name}: expected ids [B,{letter}] for a batch of {b}, "
                          "got cu_seqlens, which is for one row")
     if ends.numel() < 2 or not between(ends.diff(), 0) or not between((ends[0] == 0) & (ends[-1] == n), 1):
-        raise ValueError(f"segments: expected cu_seqlens from 0 to N={n} that do not decrease, "
+        raise ValueError(f"{name}: expected cu_seqlens from 0 to {letter}={n} that do not decrease, "
                          f"got {_got(ends)}")
     at = torch.arange(n, device=ends.device, dtype=ends.dtype)
     return torch.searchsorted(ends[1:].contiguous(), at, right=True)[None]
@@ -350,7 +397,8 @@ def _copied(x):
     # traced, nobody can tell; an operator of its own, for the compiler would keep `x` itself and clone it once more
     return x if x.requires_grad else torch.ops.dynattn.copied(x)
 
-_CONSTANT = 'attn_mask','alpha','rel_bias','segments','sink' # tensors, where they are given
+# tensors, where they are given
+_CONSTANT = 'attn_mask','alpha','rel_bias','q_offsets','segments','key_segments','sink'
 
 def _take_inference(call):
     "Copy what was made under `inference_mode`, where a gradient is wanted: autograd keeps no such tensor."
@@ -371,12 +419,45 @@ def _take_inference(call):
         if sigma is not window.sigma: call.window = window.replace(sigma=sigma)
 
 
-# %% ../../nbs/engine/24_call.ipynb #24ca0127
+# %% ../../nbs/engine/24_call.ipynb #24ca0025
 @dataclass(eq=False, repr=False)
-class _Shapes(Arguments):
-    "Arguments, and what is read of their shapes."
+class Call(Arguments):
+    "One call of attention: its arguments, checked, each in one form."
     lead: tuple|None = field(default=None, init=False) # axes of q before the last two, if not two
     offsets: Tensor|None = field(default=None, init=False) # where the texts of jagged tensors begin, and the end
+    normalizer = None # a field of the dense path's record only
+    takes_nested = False # whether nested tensors are handed on
+    takes_zero_one = False # whether a floating 0/1 mask is added like any other
+
+    def __post_init__(self):
+        _take_heads(self)
+        for name in _BOOLS:
+            if not isinstance(getattr(self, name), (bool, SymBool)):
+                raise TypeError(f"{name}: expected a bool, got {_got(getattr(self, name))}")
+        for name,default in _FLOATS.items():
+            x = getattr(self, name)
+            if x is not default: setattr(self, name, _number(name, x, _EXPECTED.get(name, 'a finite number')))
+        if isinstance(self.q_offset, Tensor) and self.q_offset.dim():
+            raise TypeError(f"q_offset: expected an int, got {_got(self.q_offset)}; q_offsets takes one for each row")
+        for name,least in _INTEGERS.items():
+            x = getattr(self, name)
+            if type(x) is not int or x: setattr(self, name, _integer(name, x, least))
+        if self.dropout_p: _take_dropout(self)
+        if self.attn_mask is not None: _take_mask(self)
+        if self.padding is not None: _take_padding(self)
+        if self.window is not None: _take_window(self)
+        if self.alpha is not None: _take_alpha(self)
+        if self.rel_bias is not None: _take_rel_bias(self)
+        if self.segments is not None: _take_segments(self)
+        elif self.key_segments is not None:
+            raise ValueError("key_segments: expected None without segments, got a tensor")
+        if self.q_offsets is not None: _take_q_offsets(self)
+        if self.return_lse and self.alpha is not None:
+            raise ValueError("return_lse: expected False where alpha is given, "
+                             "whose weights have no sum of exponentials, got True")
+        if self.sink is not None: _take_sink(self)
+        if self.softcap is not None: _take_softcap(self)
+        if torch.is_grad_enabled(): _take_inference(self)
 
     @property
     def sizes(self) -> tuple: return *self.q.shape[:3],self.k.shape[2] # B, H, N, M
@@ -395,36 +476,6 @@ class _Shapes(Arguments):
         if self.lead is None or not isinstance(out, (Tensor, tuple)): return out
         if isinstance(out, tuple): return tuple(self.restore(x) for x in out)
         return out.reshape(*self.lead, *out.shape[2:])
-
-# %% ../../nbs/engine/24_call.ipynb #24ca0025
-@dataclass(eq=False, repr=False)
-class Call(_Shapes):
-    "One call of attention: its arguments, checked, each in one form."
-    normalizer = None # a field of the dense path's record only
-    takes_nested = False # whether nested tensors are handed on
-    takes_zero_one = False # whether a floating 0/1 mask is added like any other
-
-    def __post_init__(self):
-        _take_heads(self)
-        for name in _BOOLS:
-            if not isinstance(getattr(self, name), (bool, SymBool)):
-                raise TypeError(f"{name}: expected a bool, got {_got(getattr(self, name))}")
-        for name,default in _FLOATS.items():
-            x = getattr(self, name)
-            if x is not default: setattr(self, name, _number(name, x, _EXPECTED.get(name, 'a finite number')))
-        for name,least in _INTEGERS.items():
-            x = getattr(self, name)
-            if type(x) is not int or x: setattr(self, name, _integer(name, x, least))
-        if self.dropout_p: _take_dropout(self)
-        if self.attn_mask is not None: _take_mask(self)
-        if self.padding is not None: _take_padding(self)
-        if self.window is not None: _take_window(self)
-        if self.alpha is not None: _take_alpha(self)
-        if self.rel_bias is not None: _take_rel_bias(self)
-        if self.segments is not None: _take_segments(self)
-        if self.sink is not None: _take_sink(self)
-        if self.softcap is not None: _take_softcap(self)
-        if torch.is_grad_enabled(): _take_inference(self)
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0032
 @cache

@@ -32,10 +32,13 @@ class Arguments:
     n_global: int = 0 # leading tokens that see and are seen by all, for any window; of each segment
     rel_bias: Tensor|None = None # [H,2R+1] or [B,H,2R+1], added to the scores by `j - i - q_offset`
     q_offset: int = 0 # position of query 0 on the key axis
+    q_offsets: Tensor|None = None # in place of q_offset: [B], one for each row; or [S], for each text of cu_seqlens
     segments: Tensor|None = None # packed rows, each sees itself: increasing ids [B,N], or cu_seqlens [S+1]
+    key_segments: Tensor|None = None # the same of the keys, [B,M] or [S+1], if they are others than those of the queries
     sink: Tensor|None = None # [H], a logit beside the scores that takes weight and gives no value
     softcap: float|None = None # c > 0: scores become c*tanh(scores/c), before mask, bias and window
     return_weights: bool = False # also return the weights, [B,H,N,M]; only the dense path has them
+    return_lse: bool = False # also return the log of each row's sum, [B,H,N], float32 at least; inf without a key
 
 # %% ../../nbs/engine/20_fields.ipynb #136f0a9d
 _DEFAULTS = {f.name: f.default for f in fields(Arguments) if f.default is not MISSING}
@@ -70,6 +73,7 @@ class Plan(NamedTuple):
     n_global:int=0 # leading positions that see and are seen by all, whatever the window
     table_first:int=0 # offset of the table's first entry
     is_causal:bool=False # key j <= i + q_offset only
+    return_lse:bool=False # the log of each row's sum is a result, and may get a gradient
     after:bool=False # the window multiplies the weights; otherwise its logarithm is added to the scores
     fraction:bool=False # sigma is a fraction of half the keys; otherwise it counts tokens
 
@@ -90,6 +94,8 @@ class Inputs(NamedTuple):
     sink:PerHead|None=None # [H], a logit that takes weight and gives no value
     keep:Tensor|None=None # [B,M] bool, True takes part
     segments:Tensor|None=None # [B,N] int64 ids of packed texts, which do not decrease
+    key_segments:Tensor|None=None # [B,M] the same of the keys; None: those of the queries
+    q_offsets:Tensor|None=None # [B,N] int64, position of query i on the key axis, less i; None: q_offset
     seed:Tensor|None=None # () int64, of the dropout
 
     @property

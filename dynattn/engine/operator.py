@@ -24,21 +24,28 @@ def _plain(plan, x):
     with torch.autocast(kind, enabled=False): return plain_attention(plan, x)
 
 # %% ../../nbs/engine/34_operator.ipynb #f8ecd403
+def _pair(plan, found): # -> (out, lse or None)
+    "The output of the plain loop, and the log of the sum where the plan asks for it."
+    return found if plan.return_lse else (found,None)
+
 def _forward(plan, x): # -> (out, kept, lse)
     "By the core, or by the plain loop, which keeps nothing."
     if core.serves(x): return core.forward(plan, x)
     out,kept,lse = core.empty_out(x)
-    with torch.no_grad(): return out.copy_(_plain(plan, x)),kept if kept is None else kept.zero_(),lse.zero_()
+    with torch.no_grad(): found,of_rows = _pair(plan, _plain(plan, x))
+    if kept is not None: kept.zero_()
+    return out.copy_(found),kept,lse.zero_() if of_rows is None else lse.copy_(of_rows)
 
 # %% ../../nbs/engine/34_operator.ipynb #f3aa279b
-def _by_plain(plan, x, dout, wanted, graph=False): # -> dict, by name
+def _by_plain(plan, x, dout, wanted, graph=False, dlse=None): # -> dict, by name
     "Gradients by autograd through the plain loop; with `graph` they can be differentiated once more."
     with torch.enable_grad():
         def leaf(t): return t.view_as(t) if graph else t.detach().requires_grad_()
         leaves = {name: leaf(getattr(x, name)) for name in wanted}
-        out = _plain(plan, x._replace(**leaves))
+        out,lse = _pair(plan, _plain(plan, x._replace(**leaves)))
+        results,douts = ([out],[dout]) if dlse is None else ([out,lse],[dout,dlse])
         found = torch.autograd.grad(
-            out, list(leaves.values()), dout, create_graph=graph, materialize_grads=True)
+            results, list(leaves.values()), douts, create_graph=graph, materialize_grads=True)
     return dict(zip(leaves, found))
 
 # %% ../../nbs/engine/34_operator.ipynb #9525ea99
@@ -48,9 +55,9 @@ def _autograd():
     keys = c.DispatchKeySet(c.DispatchKey.AutogradFunctionality) | c.DispatchKeySet(c.DispatchKey.ADInplaceOrView)
     return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), c._dispatch_tls_local_exclude_set()-keys)
 
-def _backward(plan, x, dout, out, kept, lse, wanted):
-    if core.serves(x): return core.backward(plan, x, dout, out, kept, lse, wanted)
-    with _autograd(): grads = _by_plain(plan, x, dout, wanted)
+def _backward(plan, x, dout, out, kept, lse, wanted, dlse=None):
+    if core.serves(x): return core.backward(plan, x, dout, out, kept, lse, wanted, dlse)
+    with _autograd(): grads = _by_plain(plan, x, dout, wanted, dlse=dlse)
     return {name: g if name in PER_HEAD else core.empty_like(getattr(x, name)).copy_(g)
             for name,g in grads.items()}
 
@@ -63,18 +70,19 @@ class _BandFunction(torch.autograd.Function):
         out,kept,lse = core.forward(plan, x)
         ctx.plan = plan
         ctx.save_for_backward(*x, out, kept, lse)
-        return out
+        return (out,lse) if plan.return_lse else out
 
     @staticmethod
-    def backward(ctx, dout):
+    def backward(ctx, dout, dlse=None):
         *x,out,kept,lse = ctx.saved_tensors
         x = Inputs(*x)
         wanted = wanted_names(ctx.needs_input_grad[1:1+len(LEARNS)])
         # several gradients in one tensor
-        several = torch._C._functorch.is_legacy_batchedtensor(dout) or not plain_tensors((dout,))
+        batched = torch._C._functorch.is_legacy_batchedtensor
+        several = batched(dout) or dlse is not None and batched(dlse) or not plain_tensors((dout,dlse))
         if several or torch.is_grad_enabled(): # or a second derivative
-            grads = _by_plain(ctx.plan, x, dout, wanted, graph=True)
-        else: grads = core.backward(ctx.plan, x, dout, out, kept, lse, wanted)
+            grads = _by_plain(ctx.plan, x, dout, wanted, graph=True, dlse=dlse)
+        else: grads = core.backward(ctx.plan, x, dout, out, kept, lse, wanted, dlse)
         return None,*in_order(grads, wanted),*[None]*(len(x)-len(LEARNS))
 
 # %% ../../nbs/engine/34_operator.ipynb #1b353fab
@@ -95,7 +103,7 @@ def _filled(x, grads, wanted):
     "One gradient for each input that can learn; an empty tensor where none is wanted."
     return tuple(x.q.new_empty(0) if g is None else g for g in in_order(grads, wanted))
 
-def _shapes_of_gradients(dout, out, kept, lse, needs, *args):
+def _shapes_of_gradients(dout, out, kept, lse, dlse, needs, *args):
     _,x = _split(args)
     wanted = wanted_names(needs)
     def like(name): return torch.empty_like if name in PER_HEAD else core.empty_like
@@ -107,12 +115,14 @@ def _gradients(name):
     def save(ctx, inputs, output):
         ctx.plan,x = _split(inputs)
         ctx.save_for_backward(*x, *output)
-        ctx.mark_non_differentiable(*output[1:])
-    def pull(ctx, dout, *_):
+        of_no_use = output[1:2] if ctx.plan.return_lse else output[1:]
+        ctx.mark_non_differentiable(*of_no_use)
+    def pull(ctx, dout, dkept, dlse):
         *x,out,kept,lse = ctx.saved_tensors
+        if not ctx.plan.return_lse: dlse = None
         needs = list(ctx.needs_input_grad[:len(LEARNS)])
         backward = getattr(torch.ops.dynattn, f'{name}_backward')
-        grads = backward(dout, out, kept, lse, needs, *x, *ctx.plan)
+        grads = backward(dout, out, kept, lse, dlse, needs, *x, *ctx.plan)
         of_learning = [g if need else None for g,need in zip(grads, needs, strict=True)]
         return *of_learning,*[None]*(len(x)+len(ctx.plan)-len(LEARNS))
     return save,pull
@@ -122,19 +132,20 @@ _libraries = [] # an operator lives as long as the library that defined it
 def _define(
     name, # of the operator in `torch.ops.dynattn`
     forward, # `forward(plan, x)`: out, kept, lse
-    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: gradients by name
+    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: gradients by name; `dlse` where lse has one
     empty_out, # `empty_out(x)`: memory for out, kept, lse
 ):
     "An operator of a plan and its inputs, and one for its gradients."
     def run(*args): return _three(*forward(*_split(args)))
-    def run_back(dout, out, kept, lse, needs, *args):
+    def run_back(dout, out, kept, lse, dlse, needs, *args):
         plan,x = _split(args)
         wanted = wanted_names(needs)
-        return _filled(x, backward(plan, x, dout, out, kept, lse, wanted), wanted)
+        of_lse = {} if dlse is None else dict(dlse=dlse)
+        return _filled(x, backward(plan, x, dout, out, kept, lse, wanted, **of_lse), wanted)
     if hasattr(torch.ops.dynattn, name): return # once in a process: this page runs beside the module
     library,back = torch.library.Library("dynattn", "FRAGMENT"),f'{name}_backward'
     library.define(f"{name}({_SCHEMA}) -> (Tensor, Tensor, Tensor)")
-    library.define(f"{back}(Tensor dout, Tensor out, Tensor kept, Tensor lse, bool[] needs, "
+    library.define(f"{back}(Tensor dout, Tensor out, Tensor kept, Tensor lse, Tensor? dlse, bool[] needs, "
                    f"{_SCHEMA}) -> (" + ', '.join(["Tensor"]*len(LEARNS)) + ")")
     for f,op in ((run,name),(run_back,back)):
         for kind in ('CPU','CUDA'): library.impl(op, f, kind)
@@ -144,7 +155,7 @@ def _define(
     torch.library.register_autograd(f"dynattn::{name}", pull, setup_context=save, lib=library)
     _libraries.append(library)
 
-_define('band2', _forward, _backward, core.empty_out) # another number where outputs get other shapes
+_define('band3', _forward, _backward, core.empty_out) # another number where outputs get other shapes
 
 # %% ../../nbs/engine/34_operator.ipynb #f6b4a290
 _LARGE = 2**24 # pairs of query and key from which the plain loop is slow enough to say so
@@ -159,16 +170,19 @@ def _compute(plan, x):
     if core.serves(x):
         for t in x.learning.values() if torch.is_grad_enabled() else ():
             if t.requires_grad: return _BandFunction.apply(plan, *x)
-        return core.forward(plan, x, learns=False)[0]
+        out,_,lse = core.forward(plan, x, learns=False)
+        return (out,lse) if plan.return_lse else out
     if transformed(): return _plain(plan, x)
-    if not plain_tensors(x): return torch.ops.dynattn.band2(*x, *plan)[0]
+    if not plain_tensors(x):
+        out,_,lse = torch.ops.dynattn.band3(*x, *plan)
+        return (out,lse) if plan.return_lse else out
     if x.q.is_cpu and x.q.shape[1]*x.q.shape[2]*x.k.shape[2]>_LARGE: _say_why(core.info()['why'])
     return _plain(plan, x)
 
 # %% ../../nbs/engine/34_operator.ipynb #3a30a807
 def attend_band(
     call:Call, # that is not refused
-) -> Tensor: # [B,H,N,dv]
+) -> Tensor|tuple: # [B,H,N,dv], with lse [B,H,N] if asked for
     "The band of a checked call."
     return _compute(*prepare(call))
 
@@ -178,7 +192,7 @@ def band_refuses(call, # a `Call`
     return unserved(call, LACKS, 'the banded path') or refuses(call)
 
 @takes(Call)
-def banded_attention(call) -> Tensor: # [B,H,N,dv]
+def banded_attention(call) -> Tensor: # [B,H,N,dv], with lse [B,H,N] if asked for
     "`dense_attention`, of which only the band is computed; time and memory grow as N times the window's width."
     serve(band_refuses(call))
     return attend_band(call)

@@ -13,11 +13,14 @@ from importlib.util import find_spec
 from typing import NamedTuple, Callable
 import torch, torch.nn.functional as F
 from torch import Tensor
+from ..modes import grad_levels, in_forward_mode, traced_by_jit
 from .call import Call, _weighs, exporting_to_onnx, serve, takes
 from .dense import dense_attention, visible_pairs
+from .faster import core_is_faster
 from .fields import lacking, unserved
 from .operator import attend_band, band_refuses
 from .native.core import library
+from .plan import plain_tensors, transformed
 
 # %% ../../nbs/engine/44_ops.ipynb #fb3821e4
 # kept: a program may put `attention` in its place
@@ -25,10 +28,7 @@ _scaled_dot_product_attention = F.scaled_dot_product_attention
 
 def _differentiated_otherwise():
     "Forward mode or a second derivative under `torch.func`: PyTorch's fused kernel has neither."
-    if torch.autograd.forward_ad._current_level>=0: return True
-    if not torch._C._are_functorch_transforms_active(): return False
-    transforms = [level.key() for level in torch._C._functorch.get_interpreter_stack()]
-    return transforms.count(torch._C._functorch.TransformType.Grad) > 1
+    return in_forward_mode() or grad_levels()>1
 
 _LACKS = lacking('attn_mask dropout_p is_causal scale enable_gqa padding n_global q_offset')
 
@@ -121,17 +121,22 @@ impls = dict(
 # %% ../../nbs/engine/44_ops.ipynb #59d378d7
 _exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
 
-def _jit_traced():
-    "Whether `torch.jit.trace` is running: sizes of a band would be constants of its program."
-    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
-
 def _leaves_fused(call):
     "Whether PyTorch's attention would need a square of ours, or be slow on a CPU."
     if call.attn_mask is not None or call.q.is_nested: return False
     if call.is_causal and (call.padding is not None or call.q_offset!=0): return True
     if not call.q.is_cpu or _exporting(): return False
-    wide = call.q.dtype in (torch.float32,torch.float64)
-    return call.dropout_p>0 or call.padding is not None and wide
+    if call.dropout_p>0: return True
+    if call.padding is not None: return call.q.dtype in (torch.float32,torch.float64)
+    return _core_is_faster(call)
+
+def _core_is_faster(call):
+    "Whether the table of chapter 36 has a plain call as the core's, in eager mode and compiled."
+    tensors = call.q,call.k,call.v
+    has_values = torch.compiler.is_compiling() or plain_tensors(tensors)
+    if transformed() or not has_values or call.v.shape[3]!=call.q.shape[3]: return False
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return core_is_faster(call.q, call.k, call.is_causal, learns)
 
 def _has_engine(call):
     "Whether more than the plain loop computes the band; what is compiled reckons with the core."
@@ -141,7 +146,7 @@ def _has_engine(call):
 @takes(Call)
 def choose(call) -> str: # a key of `impls`
     "The implementation that `auto` chooses for these arguments."
-    of_torch = exporting_to_onnx() or _jit_traced()  # a program of PyTorch's own operators
+    of_torch = exporting_to_onnx() or traced_by_jit()  # a program of PyTorch's own operators
     if not impls['sdpa'].refuses(call):
         ours_is_better = not of_torch and _leaves_fused(call) and _has_engine(call)
         if not ours_is_better: return 'sdpa'
@@ -178,7 +183,8 @@ def attention(call) -> Tensor: # [B,H,N,dv], with the weights if asked for
         raise ValueError("impl: expected 'auto', 'dense' or 'sdpa' in an export to ONNX, "
                          "which has no operators of this package, "
                          f"got {call.impl!r}; use impl='dense'")
-    if _jit_traced() and call.impl in ('banded','triton'):
+    # sizes of a band would be constants of its program
+    if traced_by_jit() and call.impl in ('banded','triton'):
         raise ValueError("impl: expected 'auto', 'dense' or 'sdpa' inside torch.jit.trace, "
                          "whose program keeps the sizes of a band as constants, "
                          f"got {call.impl!r}; torch.export has no such limit")

@@ -21,7 +21,8 @@ from .plan import occurring, prepare, reach
 
 # %% ../../nbs/engine/35_weights.ipynb #35a00006
 class _Block(NamedTuple):
-    "The weights of neighbouring queries on neighbouring keys; none of their rows lies in two blocks of one key."
+    """The weights of neighbouring queries on neighbouring keys; none of their rows lies in two
+    blocks of one key."""
     batch:slice    # which texts of the batch
     query:int      # number of the first query
     key:int        # and of the first key
@@ -39,7 +40,7 @@ def _parts(batch, query, text, place, key, lead, weights):
 def _blocks(plan, x, left, right):
     "By the core, or by the plain loop where weights have a gradient."
     learns = torch.is_grad_enabled() and any(t.requires_grad for t in x.learning.values())
-    for b,start,text in by_text(x):
+    for b,start,_,_,text in by_text(plan, x):
         batch = slice(None) if x.segments is None else slice(b, b+1)
         if learns or not core.serves(text): found = weigh(plan, text)
         else:
@@ -51,7 +52,8 @@ def _blocks(plan, x, left, right):
 
 # %% ../../nbs/engine/35_weights.ipynb #35a0000a
 def _dense_blocks(call, options, lead):
-    "Where a mask of pairs decides, or an alpha above 2: some rows of the square at a time, by the dense path."
+    """Where a mask of pairs decides, or an alpha above 2: some rows of the square at a time, by the
+    dense path."""
     mask = call.attn_mask
     for i in range(0, call.q.shape[2], 64):
         rows = mask if mask is None or mask.shape[-2]==1 else mask[...,i:i+64,:]
@@ -61,7 +63,8 @@ def _dense_blocks(call, options, lead):
 
 # %% ../../nbs/engine/35_weights.ipynb #35a0000d
 def _slanted(weights, first=None, width=None): # [...,R,K] -> [...,R,width]
-    "From each row `width` places: row r begins at column `first+r`; zero where there is none. Else every distance."
+    """From each row `width` places: row r begins at column `first+r`; zero where there is none.
+    Else every distance."""
     r,k = weights.shape[-2:]
     if width is None: first,width = 1-r,r+k-1
     end = first+r-1+width                           # one past the last column that a row takes
@@ -98,7 +101,8 @@ def _places(w, x): # axis of a sum -> where a block lies on it
                 leading_query=slice(x.place+first_leading, x.place+end_leading),
                 offset=slice(None), distance=slice(first, first+rows+keys-1))
 
-_SUMS = dict( # name -> axes behind [B,H], and what a block adds there: a function of the record and the block
+# name -> axes behind [B,H], and what a block adds there: a function of the record and the block
+_SUMS = dict(
     dense = ('query key', lambda w, x: x.weights),
     leading = ('query lead', lambda w, x: x.weights if x.leading else None),
     band = ('query offset', lambda w, x: None if x.leading else _near(w, x)),
@@ -112,18 +116,21 @@ _SUMS = dict( # name -> axes behind [B,H], and what a block adds there: a functi
 
 # %% ../../nbs/engine/35_weights.ipynb #35a00013
 @dataclass(eq=False, repr=False)
-class _Weights:
-    "The weights that a call of attention computes, in blocks."
+class WindowWeights:
+    """The weights that a call of attention computes, and what can be asked of them. Sums are in
+    float32 at least."""
     blocks: Iterable # parts of the weights; keys that none of them holds have no weight
     sizes: tuple # (B, H, N, M)
     offsets: range # `j - i` of the keys that the widest head sees
     lead: int # leading keys of a text
     nothing: Tensor # [] zero, of the dtype and on the device of the weights
 
-    def total(self, *names) -> list: # of tensors, for names as `reduce` of `window_weights` takes them
+    # of tensors, for names as `reduce` of `window_weights` takes them
+    def total(self, *names) -> list:
         "Sums that are taken in one pass over the blocks, of which one is in memory at a time."
         b,h,n,m = self.sizes
-        sizes = dict(query=n, key=m, lead=self.lead, leading_query=self.lead, offset=len(self.offsets),
+        sizes = dict(query=n, key=m, lead=self.lead, leading_query=self.lead,
+                     offset=len(self.offsets),
                      distance=max(n+m-1, 0))
         axes = [_SUMS[name][0].split() for name in names]
         found = [self.nothing.new_zeros(b, h, *(sizes[a] for a in own)) for own in axes]
@@ -134,30 +141,36 @@ class _Weights:
                 if part is not None: total[(x.batch, slice(None), *(at[a] for a in own))] += part
         return found
 
-# %% ../../nbs/engine/35_weights.ipynb #35a00031
-class WindowWeights(_Weights):
-    "The weights that a call of attention computes, and what can be asked of them. Sums are in float32 at least."
     def dense(self) -> Tensor: # [B,H,N,M]
         "The square, for short texts."
         return self.total('dense')[0]
+
     def band(self) -> Tensor: # [B,H,N,W], an entry for each of `offsets`
-        "Weights by offset, without those of leading keys. With `leading` and `leading_queries` it holds every weight once."
+        """Weights by offset, without those of leading keys. With `leading` and `leading_queries` it
+        holds every weight once."""
         return self.total('band')[0]
+
     def leading(self) -> Tensor: # [B,H,N,lead]
         "Weights of the leading keys of each query's text."
         return self.total('leading')[0]
+
     def leading_queries(self) -> Tensor: # [B,H,lead,M]
-        "Weights that the leading queries of each key's text give to it from further away than `offsets` reach."
+        """Weights that the leading queries of each key's text give to it from further away than
+        `offsets` reach."""
         return self.total('leading_queries')[0]
+
     def by_distance(self) -> Tensor: # [B,H,N+M-1], an entry for each offset `j - i` from 1-N to M-1
         "The sum over all queries, leading tokens included."
         return self.total('distance')[0]
+
     def received(self) -> Tensor: # [B,H,M]
         "How much each key gets from all queries."
         return self.total('received')[0]
+
     def support(self) -> Tensor: # [B,H,N]
         "How many keys have a weight that is not zero."
         return self.total('support')[0]
+
     def entropy(self) -> Tensor: # [B,H,N], in nats
         "Of the weights of the keys."
         return self.total('entropy')[0]
@@ -166,30 +179,41 @@ class WindowWeights(_Weights):
 def window_weights(
     q:Tensor, k:Tensor, # [B,H,N,d] queries, [B,Hkv,M,d] keys; Hkv divides H
     *,
-    reduce:str|tuple|None=None, # one or several sums, such as "distance" or "received": no weight is kept
+    # one or several sums, such as "distance" or "received": no weight is kept
+    reduce:str|tuple|None=None,
     **options, # as `attention` takes them, without `dropout_p`, `return_weights` and `impl`
 ) -> WindowWeights|Tensor|list: # the record, or a sum, or several
-    "How much each query takes from each key, linear in N inside a window; every option of `attention`."
+    """How much each query takes from each key, linear in N inside a window; every option of
+    `attention`."""
     call = Call(q, k, k, **options)
     if call.lead is not None or call.offsets is not None:
-        raise ValueError("q: expected queries and keys of one batch, [B,H,N,d] both, got other axes, or nested ones")
-    for name in ('dropout_p','return_weights'):
-        if x := getattr(call, name): raise ValueError(f"{name}: expected {type(x)()} for window_weights, got {x}")
+        raise ValueError("q: expected queries and keys of one batch, [B,H,N,d] both, "
+                         "got other axes, or nested ones")
+    for name in ('dropout_p','return_weights','return_lse'):
+        if x := getattr(call, name):
+            raise ValueError(f"{name}: expected {type(x)()} for window_weights, got {x}")
+    for name in ('key_segments','q_offsets'):
+        if getattr(call, name) is not None:
+            raise ValueError(f"{name}: expected None for window_weights, got one")
     names = list(reduce) if isinstance(reduce, (tuple,list)) else [reduce]*(reduce is not None)
     if bad := [name for name in names if name not in [*_SUMS]]:
         raise ValueError(f"reduce: expected of {', '.join(_SUMS)}, got {bad[0]!r}")
     why,lead = band_refuses(call),min(call.n_global, call.k.shape[2])
     if call.segments is not None or why and why.startswith('window'): serve(why)
     with torch.autocast(q.device.type, enabled=False):
-        if why: blocks,(left,right) = _dense_blocks(call, options, lead),occurring(*call.sizes[2:], call.q_offset)
+        if why:
+            blocks = _dense_blocks(call, options, lead)
+            left,right = occurring(*call.sizes[2:], call.q_offset)
         else:
             plan,x = prepare(call)
-            # by sigma's dtype, as the plain loop, and in float64, as the core: rounding can move an edge to the next key
+            # by sigma's dtype, as the plain loop, and in float64, as the core: rounding can move an
+            # edge to the next key
             exact = x if x.sigma is None else x._replace(sigma=x.sigma.double())
             left,right = map(max, reach(plan, x), reach(plan, exact))
             blocks = _blocks(plan, x, left, right)
         nothing = call.q.new_zeros((), dtype=torch.promote_types(call.q.dtype, torch.float32))
-        found = WindowWeights(blocks, call.sizes, range(call.q_offset-left, call.q_offset+right+1), lead, nothing)
+        offsets = range(call.q_offset-left, call.q_offset+right+1)
+        found = WindowWeights(blocks, call.sizes, offsets, lead, nothing)
         if names: return found.total(*names)[0] if isinstance(reduce, str) else found.total(*names)
         found.blocks = list(blocks)
         return found

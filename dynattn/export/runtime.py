@@ -16,7 +16,9 @@ _GROWTH = 256 # places by which an array of a head without a window grows
 
 class _Caches:
     "The keys and values of one text, in arrays that the runtime writes in place."
-    def __init__(self, entries): # of the folder: name, heads, slots (None: one for every token), dim, width, leading tokens
+    def __init__(self,
+        entries, # of the folder: name, heads, slots (None: one for every token), dim and others
+    ):
         self.entries,self.arrays = entries,{}
         self.reserve(_GROWTH)
 
@@ -47,7 +49,8 @@ def _chosen(
         raise ValueError(f"temperature: expected a finite number of 0 or more, got {temperature!r}")
     if not (isinstance(top_k, int) and top_k>=0):
         raise ValueError(f"top_k: expected a whole number of 0 or more, got {top_k!r}")
-    if not 0<top_p<=1: raise ValueError(f"top_p: expected a number above 0 and up to 1, got {top_p!r}")
+    if not 0<top_p<=1:
+        raise ValueError(f"top_p: expected a number above 0 and up to 1, got {top_p!r}")
     if temperature==0: return int(logits.argmax())
     order = np.argsort(-logits, kind='stable')[:top_k or None]
     p = np.exp((logits[order]-logits[order[0]])/temperature)
@@ -72,7 +75,7 @@ _FILE = dict( # name in onnx_model.json -> what is expected, and whether a value
     end=('a list of tokens', lambda x: _list_of(x, _whole)),
     begin=('a list of texts', lambda x: _list_of(x, _is_text)),
     words=('texts by name', lambda x: type(x) is dict and all(map(_is_text, x.values()))),
-    caches=('a list of caches', lambda x: bool(x) and _list_of(x, lambda entry: type(entry) is dict)))
+    caches=('a list of caches', lambda x: bool(x) and _list_of(x, lambda each: type(each) is dict)))
 
 _NAME = re.compile(r'(keys|values)[.][0-9]{1,6}[.]([0-9]{1,9}|all)') # layer, width
 
@@ -95,7 +98,8 @@ def _check_file(found): # what onnx_model.json says
     if type(found) is not dict: raise ValueError(f"expected an object, got {type(found).__name__}")
     _check_fields(found, _FILE, '')
     if any(token>=found['vocabulary'] for token in found['end']):
-        raise ValueError(f"end: expected tokens below {found['vocabulary']}, got {found['end'][:9]}")
+        got = found['end'][:9]
+        raise ValueError(f"end: expected tokens below {found['vocabulary']}, got {got}")
     for i,entry in enumerate(found['caches']):
         _check_fields(entry, _CACHE, f'caches[{i}].')
         width,slots = entry['width'],entry['slots']
@@ -103,7 +107,8 @@ def _check_file(found): # what onnx_model.json says
         if last!=('all' if width is None else str(width)):
             raise ValueError(f"caches[{i}].width: expected {last}, as in its name, got {width}")
         if (width is None)!=(slots is None):
-            raise ValueError(f"caches[{i}].slots: expected null with the width null only, got {slots}")
+            raise ValueError(f"caches[{i}].slots: expected null with the width null only, "
+                             f"got {slots}")
         if width is not None and slots<entry['leading']+width+found['piece']:
             least = entry['leading']+width+found['piece']
             raise ValueError(f"caches[{i}].slots: expected {least} or more, got {slots}")
@@ -111,21 +116,25 @@ def _check_file(found): # what onnx_model.json says
     both = {name.partition('.')[2]: [] for name in names}
     for entry in found['caches']: both[entry['name'].partition('.')[2]].append(entry)
     for name,pair in both.items():
-        kinds,numbers = [e['name'].partition('.')[0] for e in pair],[{**e, 'name': ''} for e in pair]
+        kinds = [e['name'].partition('.')[0] for e in pair]
+        numbers = [{**e, 'name': ''} for e in pair]
         if sorted(kinds)!=['keys', 'values'] or numbers[0]!=numbers[1]:
-            raise ValueError(f"caches: expected keys.{name} and values.{name} with the same numbers")
+            raise ValueError(f"caches: expected keys.{name} and values.{name} "
+                             "with the same numbers")
     layers = {int(name.split('.')[1]) for name in names}
     if layers!=set(range(len(layers))):
         raise ValueError(f"caches: expected those of every layer, got layers {sorted(layers)[:9]}")
 
 def _check_graph(session, settings): # of ONNX Runtime; what onnx_model.json says
-    "Raise where the graph has other inputs or outputs than the file says; None is a number that may vary."
-    caches = {e['name']: ('tensor(float)', [1, e['heads'], e['slots'], e['dim']]) for e in settings['caches']}
+    """Raise where the graph has other inputs or outputs than the file says; None is a number that
+    may vary."""
+    def port(e): return 'tensor(float)',[1, e['heads'], e['slots'], e['dim']]
+    caches = {e['name']: port(e) for e in settings['caches']}
     whole = 'tensor(int64)'
     ids = dict(input_ids=(whole, [1, None]), past=(whole, [1]), wanted=(whole, [None]))
     logits = dict(logits=('tensor(float)', [None, settings['vocabulary']]))
     ports = ((session.get_inputs(), ids | caches),
-             (session.get_outputs(), logits | {f'new_{name}': port for name,port in caches.items()}))
+             (session.get_outputs(), logits | {f'new_{name}': x for name,x in caches.items()}))
     for found,expected in ports:
         def shape(port): return [size if isinstance(size, int) else None for size in port.shape]
         got = {port.name: (port.type, shape(port)) for port in found}
@@ -142,18 +151,21 @@ def _damaged(path, error): # -> the error that names the file
 def _session(path, threads):
     try: import onnxruntime
     except ImportError as e:
-        raise ImportError("onnxruntime is not installed; pip install 'dynattn[export]' brings it") from e
+        raise ImportError("onnxruntime is not installed; "
+                          "pip install 'dynattn[export]' brings it") from e
     options = onnxruntime.SessionOptions()
     if threads is not None: options.intra_op_num_threads = threads
     options.log_severity_level = 3
     if not path.is_file():
-        raise FileNotFoundError(f"folder: expected one with a {path.name}, got {path.parent} without")
+        raise FileNotFoundError(f"folder: expected one with a {path.name}, "
+                                f"got {path.parent} without")
     try: return onnxruntime.InferenceSession(path, options, providers=['CPUExecutionProvider'])
     except Exception as e: raise _damaged(path, e) from e # ONNX Runtime's share no class
 
 def _settings(folder):
     path = folder/'onnx_model.json'
-    if not path.is_file(): raise FileNotFoundError(f"folder: expected one that `dynattn export` wrote, got {folder}")
+    if not path.is_file():
+        raise FileNotFoundError(f"folder: expected one that `dynattn export` wrote, got {folder}")
     try:
         found = json.loads(path.read_text(encoding='utf-8'))
         _check_file(found)
@@ -183,18 +195,23 @@ def _bound(session, arrays): # -> a binding: each cache is input and output, the
 
 def _read(decoder, ids, wanted): # numbers of those tokens whose logits are wanted -> [wanted,V]
     "Read tokens that follow the `past` ones."
-    if decoder.caches.reserve(decoder.past+len(ids)): decoder.binding = _bound(decoder.session, decoder.caches.arrays)
+    caches = decoder.caches
+    if caches.reserve(decoder.past+len(ids)):
+        decoder.binding = _bound(decoder.session, caches.arrays)
     binding,inputs = decoder.binding,dict(input_ids=[ids], past=[decoder.past], wanted=wanted)
     for name,x in inputs.items(): binding.bind_cpu_input(name, np.asarray(x, np.int64))
     binding.bind_output('logits') # again, for the last one has the shape of the last piece
     try: decoder.session.run_with_iobinding(binding)
-    except Exception as e: raise _damaged(decoder.folder/'model.onnx', e) from e # ONNX Runtime's share no class
+    except Exception as e:    # ONNX Runtime's share no class
+        raise _damaged(decoder.folder/'model.onnx', e) from e
     return binding.get_outputs()[0].numpy()
 
 # %% ../../nbs/export/67_runtime.ipynb #c67000016
-class _Decoder:
-    "A decoder that `dynattn export` wrote, and the text that it has read so far."
-    def __init__(self, folder, threads:int|None=None, # of `dynattn export`; of ONNX Runtime (default: one per core)
+class OnnxModel:
+    "A decoder that `dynattn export` wrote: it reads and writes one text."
+    def __init__(self,
+        folder, # of `dynattn export`
+        threads:int|None=None, # of ONNX Runtime (default: one per core)
     ):
         self.folder,self.settings = Path(folder),_settings(Path(folder))
         self.session = _session(self.folder/'model.onnx', threads)
@@ -205,7 +222,8 @@ class _Decoder:
 
     def reset(self) -> None:
         "Begin another text."
-        self.caches,self.past = _Caches(self.settings['caches']),0
+        self.caches = _Caches(self.settings['caches'])
+        self.past = 0 # tokens read so far
         self.unread = [] # written, not yet read
         self.binding = _bound(self.session, self.caches.arrays)
 
@@ -222,11 +240,10 @@ class _Decoder:
             self.past += len(piece)
         return np.concatenate(found)[skip:] if every else found[-1][0]
 
-    def peek(self) -> np.ndarray: return _read(self, [0], [0])[0] # [V], after token 0, which is not kept
+    def peek(self) -> np.ndarray: # [V]
+        "Logits after token 0, which is not kept."
+        return _read(self, [0], [0])[0]
 
-# %% ../../nbs/export/67_runtime.ipynb #c6700001d
-class OnnxModel(_Decoder):
-    "A decoder that `dynattn export` wrote: it reads and writes one text."
     def generate(self,
         ids, # [n] tokens that follow those read so far
         max_new_tokens:int=64, # at most
@@ -234,7 +251,7 @@ class OnnxModel(_Decoder):
         temperature:float=0., # 0: the most likely token
         top_k:int=0, # tokens to draw from; 0: all
         top_p:float=1., # of the most likely tokens, the fewest whose probabilities add up to this
-    ): # an iterator of tokens; the last may be one of those that end a text
+    ) -> collections.abc.Iterator[int]: # tokens; the last may be one of those that end a text
         "Write tokens, one after the other."
         rng = np.random.default_rng(seed)
         for _ in range(max_new_tokens):
@@ -247,19 +264,27 @@ class OnnxModel(_Decoder):
     def write(self,
         text:str, # that follows what was read so far
         **options, # of `generate`
-    ) -> collections.abc.Iterator[str]: return _pieces(self, text, options) # as they come
+    ) -> collections.abc.Iterator[str]: # pieces of text, as they come
+        "Write text that follows."
+        return _pieces(self, text, options)
 
     def chat_text(self,
         messages:list, # dicts with `role` and `content`
-    ) -> str: return _conversation(self.folder, messages, self.settings['words']) # for `write`
+    ) -> str: # for `write`
+        "A conversation as the model expects it, up to the place of the answer."
+        return _conversation(self.folder, messages, self.settings['words'])
 
 # %% ../../nbs/export/67_runtime.ipynb #c6700001e
 def _pieces(model, text, options):
     from tokenizers import Tokenizer, decoders
     path = model.folder/'tokenizer.json'
-    if not path.is_file(): raise FileNotFoundError(f"folder: expected a tokenizer.json, got {path.parent} without")
-    tokenizer,stream = Tokenizer.from_file(str(path)),decoders.DecodeStream(skip_special_tokens=True)
-    begins = model.past==0 and not text.startswith(tuple(model.settings['begin'])) # a template may hold the first token
+    if not path.is_file():
+        raise FileNotFoundError(f"folder: expected a tokenizer.json, got {path.parent} without")
+    tokenizer = Tokenizer.from_file(str(path))
+    stream = decoders.DecodeStream(skip_special_tokens=True)
+    # a template may hold the first token
+    has_begun = text.startswith(tuple(model.settings['begin']))
+    begins = model.past==0 and not has_begun
     for token in model.generate(tokenizer.encode(text, add_special_tokens=begins).ids, **options):
         piece = stream.step(tokenizer, token)
         if piece: yield piece
@@ -268,7 +293,8 @@ def _conversation(folder, messages, words):
     "A conversation as the model expects it, up to the place of the answer."
     from jinja2.sandbox import ImmutableSandboxedEnvironment
     path = folder/'chat_template.jinja'
-    if not path.is_file(): raise FileNotFoundError(f"folder: expected a chat_template.jinja, got {folder} without")
+    if not path.is_file():
+        raise FileNotFoundError(f"folder: expected a chat_template.jinja, got {folder} without")
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(path.read_text(encoding='utf-8'))
     return template.render(messages=messages, add_generation_prompt=True, **words)

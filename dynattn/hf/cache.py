@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from textwrap import dedent
 import torch, transformers
-from fastcore.basics import patch
 from torch import Tensor, nn
 from ..cache import WindowedLayer, check_rows, check_state
-from ..padding import Patched
 from ..saved import read_weights, write_weights
 from .layers import PreTrainedModel, attention_layers
 from .plugin import LayerCall
@@ -39,7 +37,8 @@ class _KeptLayer(CacheLayerMixin):
         "The new keys, waiting for the attention function."
         if not self.is_initialized: self.lazy_initialization(key_states, value_states)
         if self.waiting is not None:
-            raise RuntimeError("cache: expected attention between two updates of a WindowedCache, got none; "
+            raise RuntimeError("cache: expected attention between two updates of a WindowedCache, "
+                               "got none; "
                                "the model's attention must be 'dynattn' (dynattn.hf.switch)")
         self.waiting = _NewKeys(self, key_states, value_states)
         return self.waiting,self.waiting
@@ -49,12 +48,78 @@ class _KeptLayer(CacheLayerMixin):
         waiting = 0 if self.waiting is None else self.waiting.k.shape[2]
         return waiting + (0 if self.windows is None else self.windows.seen)
 
-    def get_mask_sizes(self, query_length) -> tuple[int,int]: # until transformers 5.0, the queries' positions
+    # until transformers 5.0 it gets the queries' positions
+    def get_mask_sizes(self, query_length) -> tuple[int,int]:
         queries = len(query_length) if isinstance(query_length, Tensor) else query_length
         return self.get_seq_length()+queries,0
 
     def get_max_length(self) -> int: return -1
     get_max_cache_shape = get_max_length # as it was called
+
+    # [B,H,n,d]; what `update` returned; [B,seen+n] bool -> [B,H,n,dv]
+    def attend(self, q, new, keep):
+        "Attention, after which the new keys are kept."
+        if new is not self.waiting:
+            raise RuntimeError("cache: expected the keys of the last update, got older ones")
+        self.waiting = None # kept when the call succeeds, forgotten when it fails
+        if self.restored is not None:
+            self.windows.load_state(*self.restored)
+            self.restored = None
+        self.windows.record_past = self.record_past
+        if self.windows.seen: self.windows.to(q.device)
+        return self.windows.attend(q, new.k, new.v, keep)
+
+    @property
+    def stored(self): # tokens whose keys are kept
+        if self.restored is not None: return self.restored[0]['seen']
+        return 0 if self.windows is None else self.windows.seen
+
+    def reset(self):
+        self.waiting,self.restored = None,None
+        if self.windows is not None: self.windows.reset()
+
+    def crop(self, tokens_to_remove:int):
+        "Take back the newest `-tokens_to_remove` tokens."
+        is_int = isinstance(tokens_to_remove, int) and not isinstance(tokens_to_remove, bool)
+        if not is_int or tokens_to_remove>0 and not _KEEPS:
+            raise ValueError("tokens_to_remove: expected 0 or less, as in transformers, "
+                             f"got {tokens_to_remove!r}")
+        if _KEEPS and tokens_to_remove>=0: tokens = max(self.stored-tokens_to_remove, 0)
+        else: tokens = -tokens_to_remove
+        if self.restored is not None and tokens:
+            raise RuntimeError("cache: expected a call of the model after WindowedCache.load "
+                               "before tokens are "
+                               "taken back, got none")
+        if self.windows is not None: self.windows.crop(tokens)
+
+    def reorder_cache(self, beam_idx): # numbers of the rows that remain
+        if self.restored is not None:
+            numbers,tensors = self.restored
+            if not numbers['seen']: return
+            rows = check_rows(beam_idx, len(tensors['0.k']))
+            self.restored = numbers,{name: x[rows.to(x.device)] for name,x in tensors.items()}
+        elif self.windows is not None: self.windows.select(beam_idx)
+
+    def batch_repeat_interleave(self, repeats:int):
+        if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats<1:
+            raise ValueError(f"repeats: expected an int >= 1, got {repeats!r}")
+        if not self.stored: return
+        batch = self.windows.batch if self.restored is None else len(self.restored[1]['0.k'])
+        self.reorder_cache(torch.arange(batch).repeat_interleave(repeats))
+
+    def activate_past_recording(self): self.record_past = True
+
+    def offload(self):
+        if self.windows is not None: self.windows.to('cpu')
+
+    def prefetch(self):
+        if self.windows is not None and self.is_initialized: self.windows.to(self.device)
+
+    def __copy__(self):
+        "A layer that shares the tensors, and none of its changes."
+        new = object.__new__(type(self))
+        vars(new).update(vars(self), windows=copy.copy(self.windows))
+        return new
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0002
 @dataclass(eq=False)
@@ -64,102 +129,44 @@ class _NewKeys:
     k: Tensor
     v: Tensor
 
-@patch
-def attended(self:_NewKeys, call:LayerCall): # of the new queries -> [B,H,n,dv]
-    "Attention to the keys that the layer keeps, and to the new ones."
-    call.refuse_special('with a WindowedCache', "generate takes all keys with cache_implementation='dynamic'")
-    if call.dropout:
-        raise ValueError(f"dropout: expected 0 with a WindowedCache, got {call.dropout}; call model.eval()")
-    layer = self.layer
-    version = 0 if call.learned is None else sum(p._version for p in call.learned.parameters()) # changes with what was learned
-    if layer.windows is None:
-        options = dict(window=call.sight.window, scale=call.scaling) | call.own_terms() | call.learned_terms()
-        layer.windows,layer.version = WindowedLayer(call.q.shape[1], self.k.shape[1], **options),version
-    if layer.version!=version:
-        raise RuntimeError("cache: expected widths that stand still while a WindowedCache is in use, "
-                           "got changed ones; make a new cache")
-    return layer.attend(call.q, self, call.sight.keep)
-
-# %% ../../nbs/hf/57_cache.ipynb #4260bc59
-@patch
-def attend(self:_KeptLayer, q, new, keep): # [B,H,n,d]; what `update` returned; [B,seen+n] bool -> [B,H,n,dv]
-    "Attention, after which the new keys are kept."
-    if new is not self.waiting:
-        raise RuntimeError("cache: expected the keys of the last update, got older ones")
-    self.waiting = None # kept when the call succeeds, forgotten when it fails
-    if self.restored is not None:
-        self.windows.load_state(*self.restored)
-        self.restored = None
-    self.windows.record_past = self.record_past
-    if self.windows.seen: self.windows.to(q.device)
-    return self.windows.attend(q, new.k, new.v, keep)
+    def attended(self, call:LayerCall): # of the new queries -> [B,H,n,dv]
+        "Attention to the keys that the layer keeps, and to the new ones."
+        instead = "generate takes all keys with cache_implementation='dynamic'"
+        call.refuse_special('with a WindowedCache', instead)
+        if call.dropout:
+            raise ValueError(f"dropout: expected 0 with a WindowedCache, got {call.dropout}; "
+                             "call model.eval()")
+        layer = self.layer
+        learned = [] if call.learned is None else call.learned.parameters()
+        version = sum(p._version for p in learned)    # changes with what was learned
+        if layer.windows is None:
+            options = dict(window=call.sight.window, scale=call.scaling)
+            options |= call.own_terms() | call.learned_terms()
+            layer.windows = WindowedLayer(call.q.shape[1], self.k.shape[1], **options)
+            layer.version = version
+        if layer.version!=version:
+            raise RuntimeError("cache: expected widths that stand still while a WindowedCache "
+                               "is in use, "
+                               "got changed ones; make a new cache")
+        return layer.attend(call.q, self, call.sight.keep)
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0004
-@patch(as_prop=True)
-def stored(self:_KeptLayer): # tokens whose keys are kept
-    if self.restored is not None: return self.restored[0]['seen']
-    return 0 if self.windows is None else self.windows.seen
-
-@patch
-def reset(self:_KeptLayer):
-    self.waiting,self.restored = None,None
-    if self.windows is not None: self.windows.reset()
-
-_KEEPS = 'max_length' in inspect.signature(Cache.crop).parameters # as early releases of transformers 5 have it
-
-@patch
-def crop(self:_KeptLayer, tokens_to_remove:int):
-    "Take back the newest `-tokens_to_remove` tokens."
-    is_int = isinstance(tokens_to_remove, int) and not isinstance(tokens_to_remove, bool)
-    if not is_int or tokens_to_remove>0 and not _KEEPS:
-        raise ValueError(f"tokens_to_remove: expected 0 or less, as in transformers, got {tokens_to_remove!r}")
-    if _KEEPS and tokens_to_remove>=0: tokens = max(self.stored-tokens_to_remove, 0)
-    else: tokens = -tokens_to_remove
-    if self.restored is not None and tokens:
-        raise RuntimeError("cache: expected a call of the model after WindowedCache.load before tokens are "
-                           "taken back, got none")
-    if self.windows is not None: self.windows.crop(tokens)
+# as early releases of transformers 5 have it
+_KEEPS = 'max_length' in inspect.signature(Cache.crop).parameters
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0008
-@patch
-def reorder_cache(self:_KeptLayer, beam_idx): # numbers of the rows that remain
-    if self.restored is not None:
-        numbers,tensors = self.restored
-        if not numbers['seen']: return
-        rows = check_rows(beam_idx, len(tensors['0.k']))
-        self.restored = numbers,{name: x[rows.to(x.device)] for name,x in tensors.items()}
-    elif self.windows is not None: self.windows.select(beam_idx)
-
 _KeptLayer.batch_select_indices = _KeptLayer.reorder_cache
-
-@patch
-def batch_repeat_interleave(self:_KeptLayer, repeats:int):
-    if not isinstance(repeats, int) or isinstance(repeats, bool) or repeats<1:
-        raise ValueError(f"repeats: expected an int >= 1, got {repeats!r}")
-    if not self.stored: return
-    batch = self.windows.batch if self.restored is None else len(self.restored[1]['0.k'])
-    self.reorder_cache(torch.arange(batch).repeat_interleave(repeats))
-
-# %% ../../nbs/hf/57_cache.ipynb #c57d0005
-@patch
-def activate_past_recording(self:_KeptLayer): self.record_past = True
-
-@patch
-def offload(self:_KeptLayer):
-    if self.windows is not None: self.windows.to('cpu')
-
-@patch
-def prefetch(self:_KeptLayer):
-    if self.windows is not None and self.is_initialized: self.windows.to(self.device)
 
 # %% ../../nbs/hf/57_cache.ipynb #57a0c002
 def _names(nodes, kind): # of a syntax tree; ast.Load or ast.Store
     "The names in these nodes that are read, or written."
-    return [x for node in nodes for x in ast.walk(node) if isinstance(x, ast.Name) and isinstance(x.ctx, kind)]
+    found = (x for node in nodes for x in ast.walk(node) if isinstance(x, ast.Name))
+    return [x for x in found if isinstance(x.ctx, kind)]
 
 def _assigned(tree, method): # -> names, the first line behind them
     "The names to which calls of this method are assigned."
-    found = [x for x in ast.walk(tree) if isinstance(x, (ast.Assign, ast.AnnAssign)) and isinstance(x.value, ast.Call)]
+    assigned = (x for x in ast.walk(tree) if isinstance(x, (ast.Assign, ast.AnnAssign)))
+    found = [x for x in assigned if isinstance(x.value, ast.Call)]
     found = [x for x in found if getattr(x.value.func, 'attr', None)==method]
     return {x.id for x in _names(found, ast.Store)},min((x.end_lineno for x in found), default=0)
 
@@ -168,7 +175,8 @@ def _calls(nodes, functions): # names
     return [call for call in calls if getattr(call.func, 'id', None) in functions]
 
 def _for_others(tree, functions): # functions: names of what `get_interface` returned
-    "What runs for other implementations only: for flash attention, and instead of a call of the interface."
+    """What runs for other implementations only: for flash attention, and instead of a call of the
+    interface."""
     for x in ast.walk(tree):
         if not isinstance(x, ast.If): continue
         if 'flash' in ast.unparse(x.test): yield from x.body
@@ -177,11 +185,13 @@ def _for_others(tree, functions): # functions: names of what `get_interface` ret
 
 @cache
 def _hands_on(cls): # of an attention layer
-    "Whether its `forward` passes what the cache returns to the attention function, and reads it nowhere else."
+    """Whether its `forward` passes what the cache returns to the attention function, and reads it
+    nowhere else."""
     try: tree = ast.parse(dedent(inspect.getsource(cls.forward)))
     except (OSError, TypeError): return False
     (returned,since),(functions,_) = _assigned(tree, 'update'),_assigned(tree, 'get_interface')
-    passed = [argument for call in _calls([tree], functions) for argument in (*call.args, *call.keywords)]
+    calls = _calls([tree], functions)
+    passed = [argument for call in calls for argument in (*call.args, *call.keywords)]
     allowed = {id(x) for x in _names([*passed, *_for_others(tree, functions)], ast.Load)}
     read = [x for x in _names([tree], ast.Load) if x.id in returned and x.lineno>since]
     return bool(returned) and all(id(x) in allowed for x in read)
@@ -189,7 +199,8 @@ def _hands_on(cls): # of an attention layer
 
 # %% ../../nbs/hf/57_cache.ipynb #57a0c008
 def _attending(model):
-    "The attention layers of the text, by the place in the cache that they write to: number -> modules."
+    """The attention layers of the text, by the place in the cache that they write to:
+    number -> modules."""
     decoder = getattr(model, 'get_decoder', lambda: None)()
     layers = {} if decoder is None else attention_layers(decoder, itself=True)
     found:dict = {}
@@ -199,47 +210,58 @@ def _attending(model):
     return found
 
 def _unserved(model, layers): # the layers of the `DynamicCache` that transformers would make
-    "Why no `WindowedCache` can take the place of that cache, in the words of an error; None where one can."
+    """Why no `WindowedCache` can take the place of that cache, in the words of an error; None
+    where one can."""
     text = model.config.get_text_config(decoder=True)
     if getattr(text, 'attention_chunk_size', None) is not None: return 'which attends in chunks'
-    if not getattr(model, '_supports_default_dynamic_cache', lambda: True)(): return 'which makes its own cache'
+    makes_one = getattr(model, '_supports_default_dynamic_cache', lambda: True)
+    if not makes_one(): return 'which makes its own cache'
     attending = _attending(model)
     if not attending: return 'whose layers do not say where they keep their keys'
     if max(attending)>=len(layers): return 'whose layers share keys'
     for place,layer in enumerate(layers):
         writers,kind = attending.get(place, []),type(layer)
         if kind in (DynamicLayer,DynamicSlidingWindowLayer):
-            if len(writers)!=1: return f'which has {len(writers)} layers of its attention that write to place {place}'
+            if len(writers)!=1:
+                return (f'which has {len(writers)} layers of its attention '
+                        f'that write to place {place}')
             writer = type(writers[0])
-            if not _hands_on(writer): return f'whose {writer.__name__} may read the keys that its cache returns'
+            if not _hands_on(writer):
+                return f'whose {writer.__name__} may read the keys that its cache returns'
         elif isinstance(layer, CacheLayerMixin) or writers:
             return f'which keeps a {kind.__name__} at place {place}'
     return None
 
 
 # %% ../../nbs/hf/57_cache.ipynb #c7f2a937
-class WindowedCache(Cache, Patched):
+class WindowedCache(Cache):
     """A cache that keeps for every key head what the windows of its query heads reach.
 
-    For `generate(..., cache=WindowedCache(model))`. In a hybrid model the other layers keep their states as
-    in a `DynamicCache`."""
+    For `generate(..., cache=WindowedCache(model))`. In a hybrid model the other layers keep their
+    states as in a `DynamicCache`."""
     max_cache_len = -1 # no maximum, as PEFT asks
+    _start:int|None = None # tokens of the layers before the call that runs, or ran last
 
     def __init__(self,
         model:PreTrainedModel, # causal, its attention is 'dynattn'
-        offloading:bool=False, # keep the keys of layers that are not at work in the memory of the CPU
+        # keep the keys of layers that are not at work in the memory of the CPU
+        offloading:bool=False,
     ):
         config = getattr(model, 'config', None)
         if config is None or getattr(config, 'is_encoder_decoder', False):
-            raise TypeError(f"model: expected a causal model of transformers, got {type(model).__name__}")
+            kind = type(model).__name__
+            raise TypeError(f"model: expected a causal model of transformers, got {kind}")
         if config._attn_implementation!='dynattn':
-            raise ValueError(f"model: expected attention by 'dynattn', got {config._attn_implementation!r}; "
+            raise ValueError("model: expected attention by 'dynattn', "
+                             f"got {config._attn_implementation!r}; "
                              "call dynattn.hf.switch(model)")
         layers = DynamicCache(config=config).layers
         unserved = _unserved(model, layers)
         if unserved is not None:
-            raise ValueError("model: expected one whose layers each keep their own keys and values, got "
-                             f"{type(model).__name__}, {unserved}; leave the cache to generate, which takes transformers' own")
+            raise ValueError("model: expected one whose layers each keep their own keys and "
+                             "values, got "
+                             f"{type(model).__name__}, {unserved}; "
+                             "leave the cache to generate, which takes transformers' own")
         keeps = [_KeptLayer() if isinstance(layer, DynamicLayer) else layer for layer in layers]
         super().__init__(layers=keeps, offloading=offloading,
                          **(dict(offload_only_non_sliding=False) if offloading else {}))
@@ -249,6 +271,77 @@ class WindowedCache(Cache, Patched):
         "Memory of all keys and values."
         kept = (layer.windows for layer in self.layers if isinstance(layer, _KeptLayer))
         return sum(windows.nbytes for windows in kept if windows is not None)
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs) -> tuple:
+        "The new keys of a layer. All layers of a call begin with as many tokens."
+        layer = self.layers[layer_idx]
+        if isinstance(layer, _KeptLayer) and layer.stored!=self._start: # the first layer of a call
+            lengths = _lengths(self.layers) | {layer.stored}
+            if len(lengths)>1:
+                self.layers = _shortened(self.layers, min(lengths))
+                self._start = None
+                left = max(_lengths(self.layers), default=0)
+                again = "The cache is empty now"
+                if left: again = f"The cache holds the {left} tokens before it; repeat the call"
+                raise RuntimeError("cache: expected layers that hold the same tokens, "
+                                   f"got {min(lengths)} and "
+                                   f"{max(lengths)}; a call of the model was interrupted. {again}.")
+            self._start = layer.stored
+        try: return Cache.update(self, key_states, value_states, layer_idx, *args, **kwargs)
+        except RuntimeError: # keys of an interrupted call are waiting
+            self.layers = _finished(self.layers)
+            raise
+
+    def reset(self) -> None: _change(self, 'reset')
+
+    def crop(self, tokens_to_remove:int) -> None: _change(self, 'crop', tokens_to_remove)
+
+    def reorder_cache(self, beam_idx) -> None: _change(self, 'reorder_cache', beam_idx)
+
+    def batch_select_indices(self, indices) -> None: _change(self, 'batch_select_indices', indices)
+
+    def batch_repeat_interleave(self, repeats:int) -> None:
+        _change(self, 'batch_repeat_interleave', repeats)
+
+    def save(self,
+        path, # a file, conventionally .safetensors
+    ) -> None:
+        "Write the keys and values, so that a conversation can go on later."
+        tensors:dict = {}
+        notes:list = []
+        for i,layer in enumerate(_finished(self.layers)):
+            if _keeps_states(layer):
+                raise ValueError("self: expected a cache of keys and values, which can be saved, "
+                                 f"got a {type(layer).__name__}")
+            windows,restored = getattr(layer, 'windows', None),getattr(layer, 'restored', None)
+            note,state = restored or (({}, {}) if windows is None else windows.state())
+            notes.append(note)
+            tensors |= {f'{i}.{name}': x for name,x in state.items()}
+        write_weights(path, tensors, dynattn=json.dumps(notes))
+
+    @classmethod
+    def load(cls,
+        path, # written by `save`
+        model:PreTrainedModel, # the same model, with the same widths
+    ) -> 'WindowedCache':
+        "The cache that was saved."
+        cache,(tensors,header) = cls(model),read_weights(path)
+        if not {'dynattn','sha256'} <= header.keys():
+            raise ValueError("path: expected a WindowedCache as it was saved, "
+                             f"got {str(path)!r}, another file")
+        try: states = _states(header['dynattn'], tensors)
+        except (TypeError,ValueError,RecursionError) as e:
+            raise ValueError("path: expected a WindowedCache as it was saved, "
+                             f"got {str(path)!r}: {e}") from e
+        if len(states)!=len(cache.layers):
+            raise ValueError(f"path: expected a WindowedCache of {len(cache.layers)} layers, "
+                             f"got {len(states)}")
+        for i,(layer,state) in enumerate(zip(cache.layers, states)):
+            if state and not isinstance(layer, _KeptLayer):
+                raise ValueError(f"path: expected no keys of layer {i}, which keeps other states, "
+                                 "got some")
+            if state: layer.restored = state
+        return cache
 
 
 # %% ../../nbs/hf/57_cache.ipynb #57a0c005
@@ -260,11 +353,14 @@ def _drops(layer): # an attention layer
     return any(isinstance(rate, float) and rate>0 for rate in rates)
 
 def _wants_all(model, options): # of `generate`, settled
-    "What this call asks of a cache that only one with all keys can give, in the words of an error; None if nothing."
+    """What this call asks of a cache that only one with all keys can give, in the words of an
+    error; None if nothing."""
     if options.output_attentions or model.config.output_attentions:
-        return "output_attentions: expected False with a WindowedCache, where keys are missing, got True"
+        return ("output_attentions: expected False with a WindowedCache, where keys are missing, "
+                "got True")
     if any(_drops(layer) for layer in attention_layers(model).values()):
-        return "dropout: expected 0 with a WindowedCache, got a model in training mode; call model.eval()"
+        return ("dropout: expected 0 with a WindowedCache, got a model in training mode; "
+                "call model.eval()")
     return None
 
 
@@ -272,19 +368,23 @@ def _wants_all(model, options): # of `generate`, settled
 def _check_given(model, options, cache): # a `WindowedCache` that the caller named
     "Raise, before anything runs, where the call and the cache do not fit."
     wants = _wants_all(model, options)
-    if wants is not None: raise ValueError(f"{wants}, or take all keys with cache_implementation='dynamic'")
+    if wants is not None:
+        raise ValueError(f"{wants}, or take all keys with cache_implementation='dynamic'")
     places = len(DynamicCache(config=model.config).layers)
     if len(cache.layers)!=places:
-        raise ValueError(f"cache: expected a WindowedCache of {places} layers, as {type(model).__name__} has, "
+        kind = type(model).__name__
+        raise ValueError(f"cache: expected a WindowedCache of {places} layers, as {kind} has, "
                          f"got one of {len(cache.layers)}")
 
 def _records(options, mode):
-    "Whether tokens will be taken back, and this version of transformers does not tell the cache so."
+    """Whether tokens will be taken back, and this version of transformers does not tell the
+    cache so."""
     takes_back = options.is_assistant or mode is GenerationMode.ASSISTED_GENERATION
     return takes_back and not hasattr(Cache, 'activate_past_recording')
 
 def _prepare_cache(model, generation_config, model_kwargs, generation_mode, *args, **kwargs):
-    "A model's own, with a `WindowedCache` where it makes a `DynamicCache` that nobody named and that one can replace."
+    """A model's own, with a `WindowedCache` where it makes a `DynamicCache` that nobody named and
+    that one can replace."""
     usual = type(model)._prepare_cache_for_generation
     names = ('cache','past_key_values')
     given = next((model_kwargs[name] for name in names if model_kwargs.get(name) is not None), None)
@@ -292,7 +392,8 @@ def _prepare_cache(model, generation_config, model_kwargs, generation_mode, *arg
     result = usual(model, generation_config, model_kwargs, generation_mode, *args, **kwargs)
     if given is not None or generation_config.cache_implementation is not None: return result
     name = next((name for name in names if type(model_kwargs.get(name)) is DynamicCache), None)
-    if name is None or _wants_all(model, generation_config) or _records(generation_config, generation_mode): return result
+    if name is None or _wants_all(model, generation_config): return result
+    if _records(generation_config, generation_mode): return result
     if _unserved(model, model_kwargs[name].layers) is None:
         model_kwargs[name] = WindowedCache(model)
         if generation_config.is_assistant: model_kwargs[name].activate_past_recording()
@@ -305,37 +406,35 @@ def hand_out(
 ) -> None:
     "Let `generate` of these models make a `WindowedCache` where it would make a `DynamicCache`."
     for m in model.modules():
-        writes = isinstance(m, PreTrainedModel) and m.can_generate() and not m.config.is_encoder_decoder
+        generates = isinstance(m, PreTrainedModel) and m.can_generate()
+        writes = generates and not m.config.is_encoder_decoder
         if not writes: continue
         if not hasattr(type(m), '_prepare_cache_for_generation'):
-            warnings.warn(f"transformers {transformers.__version__} makes its caches elsewhere; generate keeps every key, "
+            warnings.warn(f"transformers {transformers.__version__} makes its caches elsewhere; "
+                          "generate keeps every key, "
                           "unless it is given cache=WindowedCache(model)")
         else: m._prepare_cache_for_generation = partial(_prepare_cache, m)
 
 
 # %% ../../nbs/hf/57_cache.ipynb #57c0a003
-@patch
-def __copy__(self:_KeptLayer):
-    "A layer that shares the tensors, and none of its changes."
-    new = object.__new__(type(self))
-    vars(new).update(vars(self), windows=copy.copy(self.windows))
-    return new
-
 def _copies(layers): # a layer of transformers changes its tensors in place
-    return [copy.copy(layer) if isinstance(layer, _KeptLayer) else copy.deepcopy(layer) for layer in layers]
+    def copied(layer): return (copy.copy if isinstance(layer, _KeptLayer) else copy.deepcopy)(layer)
+    return [copied(layer) for layer in layers]
 
 def _keeps_states(layer):
     "Whether a layer of transformers holds tensors."
-    held = (x for value in vars(layer).values() for x in (value.values() if isinstance(value, dict) else [value]))
+    values = vars(layer).values()
+    held = (x for value in values for x in (value.values() if isinstance(value, dict) else [value]))
     return not isinstance(layer, _KeptLayer) and any(isinstance(x, Tensor) for x in held)
 
 def _lengths(layers):
     "How many tokens the layers hold that take part."
     kept = (layer for layer in layers if isinstance(layer, _KeptLayer))
-    return {layer.stored for layer in kept if layer.windows is not None or layer.restored is not None}
+    begun = (layer for layer in kept if layer.windows is not None or layer.restored is not None)
+    return {layer.stored for layer in begun}
 
 def _shortened(layers, length):
-    "Copies that hold the first `length` tokens; empty ones where a layer cannot take the others back."
+    "Copies that hold the first `length` tokens; empty ones where a layer cannot take them back."
     found = _copies(layers)
     possible = not any(map(_keeps_states, layers))
     for layer in found:
@@ -354,102 +453,39 @@ def _finished(layers):
     return _shortened(layers, min(lengths, default=0)) if waits or len(lengths)>1 else layers
 
 # %% ../../nbs/hf/57_cache.ipynb #57c0a004
-WindowedCache._start = None # tokens that the layers held before the call of the model that runs, or ran last
-
-@patch
-def update(self:WindowedCache, key_states, value_states, layer_idx, *args, **kwargs) -> tuple:
-    "The new keys of a layer. All layers of a call begin with as many tokens."
-    layer = self.layers[layer_idx]
-    if isinstance(layer, _KeptLayer) and layer.stored!=self._start: # the first layer of a call
-        lengths = _lengths(self.layers) | {layer.stored}
-        if len(lengths)>1:
-            self.layers = _shortened(self.layers, min(lengths))
-            self._start = None
-            left = max(_lengths(self.layers), default=0)
-            again = f"The cache holds the {left} tokens before it; repeat the call" if left else "The cache is empty now"
-            raise RuntimeError(f"cache: expected layers that hold the same tokens, got {min(lengths)} and "
-                               f"{max(lengths)}; a call of the model was interrupted. {again}.")
-        self._start = layer.stored
-    try: return Cache.update(self, key_states, value_states, layer_idx, *args, **kwargs)
-    except RuntimeError: # keys of an interrupted call are waiting
-        self.layers = _finished(self.layers)
-        raise
-
 def _change(cache, name, *args):
     "Call a method of all layers, or of none."
     layers = _copies(_finished(cache.layers))
     for layer in layers: getattr(layer, name)(*args)
     cache.layers = layers
 
-@patch
-def reset(self:WindowedCache) -> None: _change(self, 'reset')
-@patch
-def crop(self:WindowedCache, tokens_to_remove:int) -> None: _change(self, 'crop', tokens_to_remove)
-@patch
-def reorder_cache(self:WindowedCache, beam_idx) -> None: _change(self, 'reorder_cache', beam_idx)
-@patch
-def batch_select_indices(self:WindowedCache, indices) -> None: _change(self, 'batch_select_indices', indices)
-@patch
-def batch_repeat_interleave(self:WindowedCache, repeats:int) -> None: _change(self, 'batch_repeat_interleave', repeats)
-
-# %% ../../nbs/hf/57_cache.ipynb #c57d0006
-@patch
-def save(self:WindowedCache,
-    path, # a file, conventionally .safetensors
-) -> None:
-    "Write the keys and values, so that a conversation can go on later."
-    tensors:dict = {}
-    notes:list = []
-    for i,layer in enumerate(_finished(self.layers)):
-        if _keeps_states(layer):
-            raise ValueError(f"self: expected a cache of keys and values, which can be saved, got a {type(layer).__name__}")
-        windows,restored = getattr(layer, 'windows', None),getattr(layer, 'restored', None)
-        note,state = restored or (({}, {}) if windows is None else windows.state())
-        notes.append(note)
-        tensors |= {f'{i}.{name}': x for name,x in state.items()}
-    write_weights(path, tensors, dynattn=json.dumps(notes))
-
 # %% ../../nbs/hf/57_cache.ipynb #57c0a006
 def _states(notes, tensors): # a list, as JSON; tensors by name
-    "The state of each layer; {} where it is empty. Raise where they contradict themselves or each other."
+    """The state of each layer; {} where it is empty. Raise where they contradict themselves or
+    each other."""
     notes = json.loads(notes)
-    if not isinstance(notes, list): raise TypeError(f"notes: expected a list of layers, got {type(notes).__name__}")
+    if not isinstance(notes, list):
+        raise TypeError(f"notes: expected a list of layers, got {type(notes).__name__}")
     parts:dict = {str(i): {} for i in range(len(notes))}
     for name,x in tensors.items():
         layer,_,rest = name.partition('.')
-        if layer not in parts: raise ValueError(f"{name!r}: expected tensors of {len(notes)} layers, got another")
+        if layer not in parts:
+            raise ValueError(f"{name!r}: expected tensors of {len(notes)} layers, got another")
         parts[layer][rest] = x
     states = [(note, part) if note!={} or part else {} for note,part in zip(notes, parts.values())]
     for i,state in enumerate(states):
         try: check_state(*state) if state else None
         except (TypeError,ValueError) as e: raise ValueError(f"layer {i}: {e}") from e
-    shapes = {(note['seen'], len(part['0.k']) if note['seen'] else 0) for note,part in filter(None, states)}
-    if len(shapes)>1: raise ValueError(f"layers: expected as many tokens and rows in each, got {sorted(shapes)}")
+    def rows(note, part): return len(part['0.k']) if note['seen'] else 0
+    shapes = {(note['seen'], rows(note, part)) for note,part in filter(None, states)}
+    if len(shapes)>1:
+        raise ValueError(f"layers: expected as many tokens and rows in each, got {sorted(shapes)}")
     padded = [part.get('padded') for note,part in filter(None, states) if note['n_global']]
     for x in padded:
-        same = x is padded[0] or x is not None and padded[0] is not None and torch.equal(x, padded[0])
+        both = x is not None and padded[0] is not None
+        same = x is padded[0] or both and torch.equal(x, padded[0])
         if not same: raise ValueError("layers: expected the same left padding in each, got another")
     return states
-
-@patch(cls_method=True)
-def load(cls:WindowedCache,
-    path, # written by `save`
-    model:PreTrainedModel, # the same model, with the same widths
-) -> 'WindowedCache':
-    "The cache that was saved."
-    cache,(tensors,header) = cls(model),read_weights(path)
-    if not {'dynattn','sha256'} <= header.keys():
-        raise ValueError(f"path: expected a WindowedCache as it was saved, got {str(path)!r}, another file")
-    try: states = _states(header['dynattn'], tensors)
-    except (TypeError,ValueError,RecursionError) as e:
-        raise ValueError(f"path: expected a WindowedCache as it was saved, got {str(path)!r}: {e}") from e
-    if len(states)!=len(cache.layers):
-        raise ValueError(f"path: expected a WindowedCache of {len(cache.layers)} layers, got {len(states)}")
-    for i,(layer,state) in enumerate(zip(cache.layers, states)):
-        if state and not isinstance(layer, _KeptLayer):
-            raise ValueError(f"path: expected no keys of layer {i}, which keeps other states, got some")
-        if state: layer.restored = state
-    return cache
 
 # %% ../../nbs/hf/57_cache.ipynb #31021943
 from ..docstrings import explain_parameters

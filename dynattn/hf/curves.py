@@ -10,11 +10,9 @@ import math
 from contextlib import contextmanager
 from dataclasses import dataclass
 import torch, torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from ..options import NarrowOptions
-from ..padding import Patched
 from ..saved import Checkpoint, DamagedFile, as_it_was, fingerprint, need
 from .layers import PreTrainedModel, attention_layers, embeddings, frozen, last_hidden, looks_back, predictions
 from .plugin import _as_sight, attend, switch
@@ -40,7 +38,7 @@ def _pair_share(width, n, sinks=0): # as for `_cache_share` -> [], differentiabl
 
 # %% ../../nbs/hf/61_curves.ipynb #c66d0002
 @dataclass(frozen=True)
-class Budget(Patched):
+class Budget:
     "The cost of widths at a length, and widths of a given cost."
     n: int       # tokens of a text
     sinks: int   # leading tokens that every query sees
@@ -66,18 +64,47 @@ class Budget(Patched):
             low,high = (middle,high) if self.share(width(middle))<share else (low,middle)
         return high
 
-# %% ../../nbs/hf/61_curves.ipynb #c66d0003
-@patch
-def scaled(self:Budget, width:Tensor, share:float, # [K] half-widths in tokens; 0 to 1
-) -> Tensor: # [K]
-    "Widths in the same proportions at another share."
-    def at(x): return (width*math.exp(x)).clamp(1, self.most)
-    furthest = math.log(self.most)
-    return at(self.reaching(at, share, -furthest, furthest))
+    def scaled(self, width:Tensor, share:float, # [K] half-widths in tokens; 0 to 1
+    ) -> Tensor: # [K]
+        "Widths in the same proportions at another share."
+        def at(x): return (width*math.exp(x)).clamp(1, self.most)
+        furthest = math.log(self.most)
+        return at(self.reaching(at, share, -furthest, furthest))
+
+    @classmethod
+    def of(cls,
+        model:PreTrainedModel, # without windows; it stays as it is
+        texts:list, # dicts with `input_ids` [B,N]
+        # leading tokens that all queries see (4 for a causal model, 1 for an encoder)
+        sinks:int|None=None,
+    ) -> 'Budget':
+        "That of the longest text. Texts and models that cannot be measured are refused."
+        kind = type(model).__name__
+        if not isinstance(model, PreTrainedModel):
+            raise TypeError(f"model: expected a model of transformers, got {kind}")
+        if getattr(model.config, 'is_encoder_decoder', False):
+            raise ValueError("model: expected an encoder or a decoder, got an encoder-decoder, "
+                             f"{kind}")
+        with as_it_was(model): layers = attention_layers(switch(model), itself=True)
+        for m in layers.values():
+            learned = getattr(m, 'dynattn', None)
+            if getattr(learned, 'sigma_head', None) is not None:
+                raise ValueError("model: expected one without windows, "
+                                 "got one that has them already")
+            if getattr(learned, 'alpha_head', None) is not None:
+                raise ValueError("model: expected softmax, whose other weights keep their "
+                                 "proportions, got alpha")
+        if not texts: raise ValueError("batches: expected at least one, got none")
+        for i,batch in enumerate(texts): _check_text(model, i, batch)
+        n = max(batch['input_ids'].shape[1] for batch in texts)
+        if n<8: raise ValueError(f"batches: expected texts of 8 tokens or more, got {n}")
+        causal = all(looks_back(model, name) for name in layers)
+        return cls(n, (4 if causal else 1) if sinks is None else sinks, causal)
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0011
 def _far(x, width, start, causal):
-    "Sums [...,b,W] over the keys of x [...,b,M] that are further than each width from queries `start`, `start+1`, ..."
+    """Sums [...,b,W] over those keys of x [...,b,M] that are further than each width from the
+    queries `start`, `start+1`, ..."""
     b,m = x.shape[-2:]
     query = torch.arange(start, start+b, device=x.device)[:,None]
     def first(x, count): # the sum over so many keys
@@ -90,7 +117,7 @@ _BLOCK = 32     # queries whose weights are in memory at a time
 _MEASURED = 512 # queries of a text, of which a longer one has a sample
 
 @dataclass(eq=False)
-class _Layer(Patched):
+class _Layer:
     "The tensors that a layer computed from a text."
     module:nn.Module
     q:Tensor            # [B,H,N,d]
@@ -100,27 +127,54 @@ class _Layer(Patched):
     sight:object        # the keys that its queries may see
     options:dict        # what else the layer hands to its attention
 
-# %% ../../nbs/hf/61_curves.ipynb #c65c0040
-@patch
-def weights(self:_Layer, start, stop): # of these queries -> [B,H,b,M]
-    s = self.sight
-    m = stop if s.causal else self.k.shape[2]
-    keep = None if s.keep is None else s.keep[:,:m]
-    pairs = None if s.pairs is None else s.pairs[:,:,start:stop,:m]
-    s = s._replace(keep=keep, pairs=pairs, q_offset=start, at=None, queries=stop-start)
-    options = dict(self.options, output_attentions=True)
-    if options.get('position_bias') is not None: options['position_bias'] = options['position_bias'][:,:,start:stop]
-    return attend(self.module, self.q[:,:,start:stop], self.k[:,:,:m], self.v[:,:,:m], s, **options)[1]
+    def weights(self, start, stop): # of these queries -> [B,H,b,M]
+        s = self.sight
+        m = stop if s.causal else self.k.shape[2]
+        keep = None if s.keep is None else s.keep[:,:m]
+        pairs = None if s.pairs is None else s.pairs[:,:,start:stop,:m]
+        s = s._replace(keep=keep, pairs=pairs, q_offset=start, at=None, queries=stop-start)
+        options = dict(self.options, output_attentions=True)
+        bias = options.get('position_bias')
+        if bias is not None: options['position_bias'] = bias[:,:,start:stop]
+        q = self.q[:,:,start:stop]
+        k,v = self.k[:,:,:m],self.v[:,:,:m]
+        return attend(self.module, q, k, v, s, **options)[1]
 
-@patch
-def leading(self:_Layer, sinks): # -> [1|B,1,N] bool
-    "The first tokens of each text, which every query sees."
-    at,keep = torch.arange(self.k.shape[2], device=self.k.device),self.sight.keep
-    first = torch.zeros(1, 1, 1, dtype=torch.long) if keep is None else keep.int().argmax(1)[:,None,None]
-    return (at>=first.to(at.device)) & (at<first.to(at.device)+sinks)
+    def leading(self, sinks): # -> [1|B,1,N] bool
+        "The first tokens of each text, which every query sees."
+        at,keep = torch.arange(self.k.shape[2], device=self.k.device),self.sight.keep
+        if keep is None: first = torch.zeros(1, 1, 1, dtype=torch.long)
+        else: first = keep.int().argmax(1)[:,None,None]
+        return (at>=first.to(at.device)) & (at<first.to(at.device)+sinks)
+
+    @torch.no_grad()
+    def squares(self,
+        g:Tensor, # the gradient of a number at the output, [B,N,H,d]
+        width:Tensor, # [W] int
+        sinks:int, # leading tokens that are never lost
+        generator=None, # for the draw of queries
+        measured:int=_MEASURED, # queries, of which a longer text has a sample
+    ) -> Tensor: # [B,Hkv,W], in float64
+        "The squared movements of the number, summed over queries."
+        heads,leading = self.k.shape[1],self.leading(sinks)
+        found = 0.
+        for start,odds in _sample(g, generator, measured):
+            stop = min(start+_BLOCK, self.q.shape[2])
+            p = self.weights(start, stop)
+            v = self.v[:,:,:p.shape[-1]].repeat_interleave(p.shape[1]//heads, 1)
+            gradient,out = (x[:,start:stop].transpose(1, 2) for x in (g, self.out))   # [B,H,b,d]
+            of_scores = p*(gradient@v.mT-(gradient*out).sum(-1, keepdim=True))        # [B,H,b,M]
+            lost = leading[...,None,:p.shape[-1]]
+            far = _far(of_scores.masked_fill(lost, 0), width, start, self.sight.causal)
+            mass = _far(p.masked_fill(lost, 0), width, start, self.sight.causal)
+            moved = far/(1-mass).clamp(min=torch.finfo(p.dtype).eps**.5)              # [B,H,b,W]
+            moved = moved.unflatten(1, (heads,-1)).sum(2)
+            moved = moved.masked_fill(leading[...,start:stop,None], 0)
+            found = found+moved.square().sum(2).double()/odds
+        return found
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0054
-def _sample(g, generator, measured): # gradient [B,N,H,d], for so many queries -> [(first query, odds)] of blocks
+def _sample(g, generator, measured): # gradient [B,N,H,d], so many queries -> [(first query, odds)]
     "Blocks of queries: all, or some, drawn by the squares of their gradients."
     starts,square = range(0, g.shape[1], _BLOCK),g.float().square().sum((0,2,3)).cpu().double()
     count,total = measured//_BLOCK,square.sum()
@@ -128,34 +182,9 @@ def _sample(g, generator, measured): # gradient [B,N,H,d], for so many queries -
     size = torch.stack([part.sum() for part in square.split(_BLOCK)])/total
     odds = (count*(.5*size+.5/len(starts))).clamp(max=1)
     passed = (odds.cumsum(0)+torch.rand(1, generator=generator)).long()
-    drawn = passed.diff(prepend=torch.zeros(1, dtype=torch.long))>0  # one draw for all: their number hardly varies
+    # one draw for all: their number hardly varies
+    drawn = passed.diff(prepend=torch.zeros(1, dtype=torch.long))>0
     return [(starts[i], odds[i].item()) for i in drawn.nonzero()[:,0].tolist()]
-
-# %% ../../nbs/hf/61_curves.ipynb #c65c0016
-@patch
-@torch.no_grad()
-def squares(self:_Layer,
-    g:Tensor, # the gradient of a number at the output, [B,N,H,d]
-    width:Tensor, # [W] int
-    sinks:int, # leading tokens that are never lost
-    generator=None, # for the draw of queries
-    measured:int=_MEASURED, # queries, of which a longer text has a sample
-) -> Tensor: # [B,Hkv,W], in float64
-    "The squared movements of the number, summed over queries."
-    heads,leading = self.k.shape[1],self.leading(sinks)
-    found = 0.
-    for start,odds in _sample(g, generator, measured):
-        stop = min(start+_BLOCK, self.q.shape[2])
-        p = self.weights(start, stop)
-        v = self.v[:,:,:p.shape[-1]].repeat_interleave(p.shape[1]//heads, 1)
-        gradient,out = (x[:,start:stop].transpose(1, 2) for x in (g, self.out))   # [B,H,b,d]
-        of_scores = p*(gradient@v.mT-(gradient*out).sum(-1, keepdim=True))        # [B,H,b,M]
-        lost = leading[...,None,:p.shape[-1]]
-        far,mass = (_far(x.masked_fill(lost, 0), width, start, self.sight.causal) for x in (of_scores, p))
-        moved = far/(1-mass).clamp(min=torch.finfo(p.dtype).eps**.5)              # [B,H,b,W]
-        moved = moved.unflatten(1, (heads,-1)).sum(2)
-        found = found+moved.masked_fill(leading[...,start:stop,None], 0).square().sum(2).double()/odds
-    return found
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0018
 def _certain(logits, generator):
@@ -183,9 +212,11 @@ def _number(model, hidden, batch, places, generator):
     for b,states in enumerate(hidden):
         asked = batch['asked'][b].cpu().nonzero()[:,0] if 'asked' in batch else []
         at = real[b].nonzero()[:,0]
-        at = asked if len(asked) else at[torch.randperm(len(at), generator=generator)[:places].sort().values]
+        if len(asked): at = asked
+        else: at = at[torch.randperm(len(at), generator=generator)[:places].sort().values]
         logits = predictions(model, states[at.to(states.device)]).float()
-        if not logits.logsumexp(-1).isfinite().all(): raise _NotFinite('predictions')  # some may be -inf, not all
+        some_are_possible = logits.logsumexp(-1).isfinite()    # others may be -inf
+        if not some_are_possible.all(): raise _NotFinite('predictions')
         terms = (_certain if len(asked) else _drawn)(logits, generator)
         total = total+terms.sum()/math.sqrt(len(at))
     if not total.isfinite(): raise _NotFinite('predictions')
@@ -194,13 +225,15 @@ def _number(model, hidden, batch, places, generator):
 # %% ../../nbs/hf/61_curves.ipynb #c65c001a
 @contextmanager
 def _watched(width, sinks, generator):
-    "As long as the block lasts, what each attention module of a text would lose is added up: module -> [B,Hkv,W]."
+    """As long as the block lasts, what each attention module of a text would lose is added up:
+    module -> [B,Hkv,W]."""
     found = {}
     def watch(module, query, key, value, mask, **options):
         out,weights = attend(module, query, key, value, mask, **options)
         if not out.requires_grad: out.requires_grad_()               # the first layer
         s = _as_sight(module, mask, options.get('is_causal'), query.shape[2], key.shape[2])
-        if s.texts is not None: raise ValueError("texts: expected one text in each row, got packed rows")
+        if s.texts is not None:
+            raise ValueError("texts: expected one text in each row, got packed rows")
         layer = _Layer(module, *(x.detach() for x in (query, key, value, out)), s, options)
         def add(g): found[module] = found.get(module, 0.)+layer.squares(g, width, sinks, generator)
         out.register_hook(add)
@@ -212,7 +245,7 @@ def _watched(width, sinks, generator):
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c001c
 @dataclass(frozen=True)
-class CostCurves(Patched):
+class CostCurves:
     "How much a model's predictions lose if one key head alone is narrowed, by its width."
     budget:Budget # at the length of the texts
     counts:list   # key heads of each layer
@@ -224,19 +257,59 @@ class CostCurves(Patched):
         for name in ('text','asked'):
             whole = getattr(self, name).isfinite().all(-1)
             if whole.all(): continue
-            layers = [(layer, head) for layer,count in enumerate(self.counts) for head in range(count)]
+            counts = enumerate(self.counts)
+            layers = [(layer, head) for layer,count in counts for head in range(count)]
             layer,head = layers[whole.int().argmin()]
-            raise ValueError(f"{name}: expected finite costs, got nan or inf for key head {head} of layer {layer}")
+            raise ValueError(f"{name}: expected finite costs, "
+                             f"got nan or inf for key head {head} of layer {layer}")
 
     def total(self, answers:float=.1, # the weight of `asked`
     ) -> Tensor: # [K,W], falling
         "One curve per head; none rises with the width."
         return (self.text+answers*self.asked).flip(-1).cummax(-1).values.flip(-1)
 
+    def _best(self, keep, answers=.1): # -> [K]
+        if not 0<keep<=1:
+            raise ValueError(f"keep: expected a number above 0 and up to 1, got {keep}")
+        cost = self.total(answers)
+        each = torch.stack([self.budget.share(size[None]) for size in self.sizes]).double()
+        def at(x): return self.sizes[(cost+math.exp(-x)*each).argmin(1)]
+        price = self.budget.reaching(at, keep, -60., 60.)
+        just_below = at(price-1e-9)    # the last step would be too much
+        return self.budget.scaled(just_below, keep)
+
+    def widths(self,
+        keep:float, # the share, 0 to 1
+        answers:float=.1, # the weight of texts that ask
+    ) -> list: # by layer, the half-width of every key head; inf: no limit
+        "The widths of a share at which the curves add up to the least."
+        best = self._best(keep, answers)
+        best = best.masked_fill(best>=self.budget.most, math.inf)
+        return [part.tolist() for part in best.split(self.counts)]
+
+    def costs(self,
+        keep:float, # the share, 0 to 1
+        answers:float=.1, # the weight of texts that ask
+    ) -> tuple: # of plain texts, of texts that ask
+        "The sum of the curves at the widths of a share."
+        above = torch.searchsorted(self.sizes, self._best(keep, answers)+1e-3)
+        at = above.clamp(min=1)[:,None]-1    # of the next size below
+        return self.text.gather(1, at).sum().item(),self.asked.gather(1, at).sum().item()
+
+    def plot(self) -> object: # axes
+        "The costs of all shares."
+        show_curves = need('dynattn.plot', 'viz').show_curves
+        least = 1.01*self.budget.share(self.sizes[:1]).item()
+        shares = torch.logspace(math.log10(least), 0, 32).tolist()
+        each = dict(zip(('plain texts','answers'), zip(*map(self.costs, shares))))
+        shown = {name: torch.tensor(y) for name,y in each.items() if max(y)>0}
+        return show_curves(shown, shares, xlabel='share that is kept', ylabel='cost', logx=True)
+
 # %% ../../nbs/hf/61_curves.ipynb #61a10001
 def _check_text(model, i, batch): # number i of the texts
     "Raise an error for a text that cannot be measured, which names it."
-    if not (hasattr(batch, 'items') and isinstance(batch.get('input_ids'), Tensor) and batch['input_ids'].dim()==2):
+    ids = batch.get('input_ids') if hasattr(batch, 'items') else None
+    if not (isinstance(ids, Tensor) and ids.dim()==2):
         raise TypeError(f"batches: expected dicts with input_ids [B,N], got {type(batch).__name__}")
     ids,where = batch['input_ids'],f'in text {i}'
     if ids.is_floating_point() or ids.dtype==torch.bool:
@@ -245,49 +318,28 @@ def _check_text(model, i, batch): # number i of the texts
     known = model.get_input_embeddings().weight.shape[0]
     if not 0<=ids.min()<=ids.max()<known:
         wrong = ids[(ids<0) | (ids>=known)][0].item()
-        raise ValueError(f"batches: expected tokens from 0 to {known-1}, which the model has, got {wrong} {where}")
+        raise ValueError(f"batches: expected tokens from 0 to {known-1}, which the model has, "
+                         f"got {wrong} {where}")
     most = getattr(model.config.get_text_config(), 'max_position_embeddings', None)
     if isinstance(most, int) and 0<most<ids.shape[1]:
-        raise ValueError(f"batches: expected at most the {most} tokens that the model takes, got {ids.shape[1]} {where}")
+        raise ValueError(f"batches: expected at most the {most} tokens that the model takes, "
+                         f"got {ids.shape[1]} {where}")
     for name in ('attention_mask','asked'):
         marks = batch.get(name)
         if marks is None: continue
         if not isinstance(marks, Tensor) or marks.shape!=ids.shape:
             got = tuple(marks.shape) if isinstance(marks, Tensor) else type(marks).__name__
-            raise ValueError(f"batches: expected {name} like input_ids, {tuple(ids.shape)}, got {got} {where}")
+            like = tuple(ids.shape)
+            raise ValueError(f"batches: expected {name} like input_ids, {like}, got {got} {where}")
     real = batch.get('attention_mask')
     if real is None: return
     if not (real!=0).any(1).all():
         row = (real!=0).any(1).int().argmin().item()
-        raise ValueError(f"batches: expected one token or more in every row, got padding only in row {row} of text {i}")
+        raise ValueError("batches: expected one token or more in every row, "
+                         f"got padding only in row {row} of text {i}")
     if 'asked' in batch and (batch['asked'].bool() & (real==0).to(batch['asked'].device)).any():
-        raise ValueError(f"batches: expected asked where there are tokens, got marks of padding {where}")
-
-# %% ../../nbs/hf/61_curves.ipynb #c65c001d
-@patch(cls_method=True)
-def of(cls:Budget,
-    model:PreTrainedModel, # without windows; it stays as it is
-    texts:list, # dicts with `input_ids` [B,N]
-    sinks:int|None=None, # leading tokens that all queries see (4 for a causal model, 1 for an encoder)
-) -> Budget:
-    "That of the longest text. Texts and models that cannot be measured are refused."
-    kind = type(model).__name__
-    if not isinstance(model, PreTrainedModel): raise TypeError(f"model: expected a model of transformers, got {kind}")
-    if getattr(model.config, 'is_encoder_decoder', False):
-        raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {kind}")
-    with as_it_was(model): layers = attention_layers(switch(model), itself=True)
-    for m in layers.values():
-        learned = getattr(m, 'dynattn', None)
-        if getattr(learned, 'sigma_head', None) is not None:
-            raise ValueError("model: expected one without windows, got one that has them already")
-        if getattr(learned, 'alpha_head', None) is not None:
-            raise ValueError("model: expected softmax, whose other weights keep their proportions, got alpha")
-    if not texts: raise ValueError("batches: expected at least one, got none")
-    for i,batch in enumerate(texts): _check_text(model, i, batch)
-    n = max(batch['input_ids'].shape[1] for batch in texts)
-    if n<8: raise ValueError(f"batches: expected texts of 8 tokens or more, got {n}")
-    causal = all(looks_back(model, name) for name in layers)
-    return cls(n, (4 if causal else 1) if sinks is None else sinks, causal)
+        raise ValueError("batches: expected asked where there are tokens, "
+                         f"got marks of padding {where}")
 
 # %% ../../nbs/hf/61_curves.ipynb #61a10003
 def _not_finite(model, batch):
@@ -296,13 +348,16 @@ def _not_finite(model, batch):
     def watch(name):
         def look(module, inputs, output):
             first = output[0] if isinstance(output, (tuple, list)) and output else output
-            if isinstance(first, Tensor) and not found and not first.isfinite().all(): found.append(name)
+            broken = isinstance(first, Tensor) and not first.isfinite().all()
+            if broken and not found: found.append(name)
         return look
-    hooks = [module.register_forward_hook(watch(name)) for name,module in model.named_modules() if name]
+    named = [(name, module) for name,module in model.named_modules() if name]
+    hooks = [module.register_forward_hook(watch(name)) for name,module in named]
     try:
         with torch.no_grad():
             hidden = last_hidden(model, batch)
-            if not found and model.get_output_embeddings() is not None: predictions(model, hidden[:,-1])
+            speaks = model.get_output_embeddings() is not None
+            if speaks and not found: predictions(model, hidden[:,-1])
     finally:
         for hook in hooks: hook.remove()
     return found[0] if found else type(model).__name__
@@ -313,18 +368,23 @@ def _add_text(found, model, layers, i, batch, width, options): # layers: name ->
     generator = torch.Generator().manual_seed(options['seed']*1_000_003+i)
     try:
         with _watched(width.to(model.device, torch.long), options['sinks'], generator) as lost:
-            _number(model, last_hidden(model, batch), batch, options['places'], generator).backward()
+            hidden = last_hidden(model, batch)
+            _number(model, hidden, batch, options['places'], generator).backward()
     except _NotFinite as e:
         where = _not_finite(model, batch)
-        raise ValueError(f"model: expected finite predictions of text {i}, got nan or inf from {where}") from e
+        raise ValueError(f"model: expected finite predictions of text {i}, "
+                         f"got nan or inf from {where}") from e
     for name,m in layers.items():
         if m not in lost:
-            raise ValueError(f"batches: expected texts that call every attention, got text {i}, which leaves out {name}; "
+            raise ValueError("batches: expected texts that call every attention, "
+                             f"got text {i}, which leaves out {name}; "
                              "a part of the model can be measured by itself")
         if lost[m].isfinite().all(): continue
-        raise ValueError(f"model: expected finite costs for text {i}, got nan or inf from the gradient of {name}")
+        raise ValueError(f"model: expected finite costs for text {i}, "
+                         f"got nan or inf from the gradient of {name}")
     rows = torch.cat([lost[m] for m in layers.values()], 1).cpu()/2              # [B,K,W]
-    asks = batch['asked'].bool().any(1).cpu() if 'asked' in batch else torch.zeros(len(rows), dtype=torch.bool)
+    if 'asked' in batch: asks = batch['asked'].bool().any(1).cpu()
+    else: asks = torch.zeros(len(rows), dtype=torch.bool)
     more = dict(counts=[lost[m].shape[1] for m in layers.values()], done=i+1)
     for kind,which in (('text',~asks), ('asked',asks)):
         more[kind] = found[kind]+rows[which].sum(0)
@@ -332,7 +392,8 @@ def _add_text(found, model, layers, i, batch, width, options): # layers: name ->
     return dict(found, **more)
 
 # %% ../../nbs/hf/61_curves.ipynb #61a10005
-_CALLED = 'dtype','torch_dtype','transformers_version','auto_map','attn_implementation'  # what changes no result
+# what changes no result
+_CALLED = 'dtype','torch_dtype','transformers_version','auto_map','attn_implementation'
 
 def texts_record(
     batches:list, # dicts with tensors
@@ -350,88 +411,60 @@ def run_record(
 ) -> dict: # name -> plain value
     "The record of what a run on texts depends on."
     def plain(x): # a configuration in configurations, without what does not change a result
-        if isinstance(x, dict): return {str(k): plain(v) for k,v in x.items() if k not in _CALLED and str(k)[:1]!='_'}
+        def matters(k): return k not in _CALLED and not str(k).startswith('_')
+        if isinstance(x, dict): return {str(k): plain(v) for k,v in x.items() if matters(k)}
         if isinstance(x, (list, tuple)): return [plain(y) for y in x]
         return x if x is None or isinstance(x, (bool, int, float, str)) else str(x)
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     architecture = fingerprint([type(model).__name__, plain(model.config.to_dict())])
-    return dict(options, architecture=architecture, weights=fingerprint(tensors), **texts_record(batches))
+    weights = fingerprint(tensors)
+    return dict(options, architecture=architecture, weights=weights, **texts_record(batches))
 
 # %% ../../nbs/hf/61_curves.ipynb #61a10007
-def _resumed(file, found, texts): # a `Checkpoint`; what is found before the first text; their number
+def _resumed(file, found, texts): # a `Checkpoint`; what is found before a text; their number
     "What was measured so far."
     state = file.read()
     if state is None: return found
     sums = state['text'],state['asked']
-    whole = state['done'] in range(1, texts+1) and isinstance(state['counts'], list) and state['counts']
-    if not whole or not all(isinstance(x, Tensor) and x.dim()==2 and x.isfinite().all() for x in sums):
-        raise DamagedFile(f"{file.path.parent}: damaged {file.path.name}: expected finite costs of {texts} texts at most")
+    counts = state['counts']
+    whole = state['done'] in range(1, texts+1) and isinstance(counts, list) and counts
+    finite = all(isinstance(x, Tensor) and x.dim()==2 and x.isfinite().all() for x in sums)
+    if not (whole and finite):
+        raise DamagedFile(f"{file.path.parent}: damaged {file.path.name}: "
+                          f"expected finite costs of {texts} texts at most")
     return state
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0041
 @torch.enable_grad()
 def cost_curves(
     model:PreTrainedModel, # without windows; it stays as it is
-    texts:list, # dicts with `input_ids` [B,N] and the model's other inputs; `asked` [B,N] marks answers
-    sinks:int|None=None, # leading tokens that all queries see (4 for a causal model, 1 for an encoder)
+    # dicts with `input_ids` [B,N] and the model's other inputs; `asked` [B,N] marks answers
+    texts:list,
+    # leading tokens that all queries see (4 for a causal model, 1 for an encoder)
+    sinks:int|None=None,
     places:int=256, # positions of a text whose predictions are measured
     seed:int=0, # for the draw of places and of tokens
     checkpoint=None, # a file for what is measured so far; if it exists, the rest is measured
     on_text=None, # a function, called after each text
 ) -> CostCurves:
-    "Measure what the predictions lose if one head alone is narrowed: a pass forward and one back for each text."
+    """Measure what the predictions lose if one head alone is narrowed: a pass forward and one back
+    for each text."""
     budget = Budget.of(model, texts, sinks)
     NarrowOptions(sinks=sinks, places=places, seed=seed).check(budget.n)
     layers = attention_layers(model, itself=True)
     width = torch.logspace(0, math.log10(budget.most), 48).round().unique()
     options = dict(sinks=budget.sinks, places=places, seed=seed)
     found = dict(text=0., asked=0., number_text=0, number_asked=0, counts=[], done=0)
-    file = Checkpoint(checkpoint, {} if checkpoint is None else run_record(model, texts, **options), found)
+    record = {} if checkpoint is None else run_record(model, texts, **options)
+    file = Checkpoint(checkpoint, record, found)
     found = _resumed(file, found, len(texts))
     with as_it_was(model), frozen(switch(model)):
         for i in range(found['done'], len(texts)):
             found = _add_text(found, model, layers, i, texts[i], width, options)
             file.write(found)
             if on_text is not None: on_text()
-    return CostCurves(budget, found['counts'], width, *(found[k]/max(found['number_'+k], 1) for k in ('text','asked')))
-
-# %% ../../nbs/hf/61_curves.ipynb #c65c002a
-@patch
-def _best(self:CostCurves, keep, answers=.1): # -> [K]
-    if not 0<keep<=1: raise ValueError(f"keep: expected a number above 0 and up to 1, got {keep}")
-    cost = self.total(answers)
-    each = torch.stack([self.budget.share(size[None]) for size in self.sizes]).double()
-    def at(x): return self.sizes[(cost+math.exp(-x)*each).argmin(1)]
-    price = self.budget.reaching(at, keep, -60., 60.)
-    return self.budget.scaled(at(price-1e-9), keep)                  # below it: the last step would be too much
-
-@patch
-def widths(self:CostCurves,
-    keep:float, # the share, 0 to 1
-    answers:float=.1, # the weight of texts that ask
-) -> list: # by layer, the half-width of every key head; inf: no limit
-    "The widths of a share at which the curves add up to the least."
-    best = self._best(keep, answers)
-    return [part.tolist() for part in best.masked_fill(best>=self.budget.most, math.inf).split(self.counts)]
-
-# %% ../../nbs/hf/61_curves.ipynb #c65c002f
-@patch
-def costs(self:CostCurves,
-    keep:float, # the share, 0 to 1
-    answers:float=.1, # the weight of texts that ask
-) -> tuple: # of plain texts, of texts that ask
-    "The sum of the curves at the widths of a share."
-    at = torch.searchsorted(self.sizes, self._best(keep, answers)+1e-3).clamp(min=1)[:,None]-1 # of the next size below
-    return self.text.gather(1, at).sum().item(),self.asked.gather(1, at).sum().item()
-
-@patch
-def plot(self:CostCurves) -> object: # axes
-    "The costs of all shares."
-    show_curves = need('dynattn.plot', 'viz').show_curves
-    shares = torch.logspace(math.log10(1.01*self.budget.share(self.sizes[:1]).item()), 0, 32).tolist()
-    each = dict(zip(('plain texts','answers'), zip(*map(self.costs, shares))))
-    shown = {name: torch.tensor(y) for name,y in each.items() if max(y)>0}
-    return show_curves(shown, shares, xlabel='share that is kept', ylabel='cost', logx=True)
+    text,asked = (found[kind]/max(found['number_'+kind], 1) for kind in ('text','asked'))
+    return CostCurves(budget, found['counts'], width, text, asked)
 
 # %% ../../nbs/hf/61_curves.ipynb #d81934f8
 from ..docstrings import explain_parameters

@@ -9,39 +9,39 @@ __all__ = ['Healed', 'heal']
 import copy, math
 from dataclasses import dataclass
 import torch
-from fastcore.basics import patch
 from torch import Tensor, nn
-from ..padding import Patched
 from ..saved import Checkpoint, as_it_was, interrupts_wait, need
 from .layers import PreTrainedModel
 from .curves import run_record
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d000b
 @dataclass
-class Healed(Patched):
+class Healed:
     "The effect of healing."
     rows:list   # a record for each step: loss
     before:list # what was measured on held-out texts with windows
     after:list  # and with the updates; empty where they led to numbers that are not finite
     kept:bool   # whether all of it fell; otherwise the weights are those of before
 
-_FUSED = 'qkv','query_key','c_attn','in_proj'
+    @classmethod
+    def layers(cls, model:PreTrainedModel) -> list: # with windows or without -> names
+        "The layers that get updates."
+        found = []
+        for name,layer in model.named_modules():
+            weight,last = getattr(layer, 'weight', None),name.rsplit('.', 1)[-1].lower()
+            inside = any(child is layer for child in model.base_model.modules())
+            is_matrix = isinstance(weight, Tensor) and weight.dim()==2
+            if not inside or not is_matrix or isinstance(layer, nn.Embedding): continue
+            if any(word in last for word in _FUSED):
+                raise ValueError("model: expected values in a layer of their own to heal, "
+                                 f"got {name} with queries and keys")
+            if type(layer) is not nn.Linear or not weight.is_floating_point():
+                raise ValueError("model: expected linear layers of 16 or 32 bits to heal, "
+                                 f"got {type(layer).__name__} in {name}")
+            if last[:1] not in ('q','k'): found.append(name)
+        return found
 
-@patch(cls_method=True)
-def layers(cls:Healed, model:PreTrainedModel) -> list: # with windows or without -> names
-    "The layers that get updates."
-    found = []
-    for name,layer in model.named_modules():
-        weight,last = getattr(layer, 'weight', None),name.rsplit('.', 1)[-1].lower()
-        inside = any(child is layer for child in model.base_model.modules())
-        if not inside or not isinstance(weight, Tensor) or weight.dim()!=2 or isinstance(layer, nn.Embedding): continue
-        if any(word in last for word in _FUSED):
-            raise ValueError(f"model: expected values in a layer of their own to heal, got {name} with queries and keys")
-        if type(layer) is not nn.Linear or not weight.is_floating_point():
-            raise ValueError("model: expected linear layers of 16 or 32 bits to heal, "
-                             f"got {type(layer).__name__} in {name}")
-        if last[:1] not in ('q','k'): found.append(name)
-    return found
+_FUSED = 'qkv','query_key','c_attn','in_proj'
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d0041
 def _heal_steps(tuned, distance, steps, rate, file, every, on_step): # file: a `Checkpoint`
@@ -49,7 +49,8 @@ def _heal_steps(tuned, distance, steps, rate, file, every, on_step): # file: a `
     learned = [p for p in tuned.parameters() if p.requires_grad]
     adam,rows = torch.optim.AdamW(learned, betas=(.9,.99), weight_decay=0.),[]
     def state():
-        return dict(rows=list(rows), adam=copy.deepcopy(adam.state_dict()), updates=[p.detach().clone() for p in learned])
+        updates = [p.detach().clone() for p in learned]
+        return dict(rows=list(rows), adam=copy.deepcopy(adam.state_dict()), updates=updates)
     whole = file.read()
     if whole is not None:
         with torch.no_grad():
@@ -83,7 +84,8 @@ def _finish(last):
 @torch.enable_grad()
 def heal(
     model:PreTrainedModel, # with hard windows; nothing of it learns
-    distance, # `distance(i, step)` is the loss on text i; `distance.full_hidden(i)` takes the full model's part
+    # `distance(i, step)` is the loss on text i; `distance.full_hidden(i)` is the full model's part
+    distance,
     steps:int, # texts, one a step
     measure, # gives numbers from texts held out
     rank:int=8, # of the updates
@@ -92,7 +94,8 @@ def heal(
     checkpoint=None, # a file for the state of the run; if it exists, the run continues from it
     every:int=5, # steps between two checkpoints
     on_step=None, # a function, called with the record of each step
-    depends:dict|None=None, # what `distance` and `measure` depend on, for the checkpoint: plain values by name
+    # what `distance` and `measure` depend on, for the checkpoint: plain values by name
+    depends:dict|None=None,
     finish=_finish, # calls the last step, which merges the updates and may not be interrupted
 ) -> Healed:
     """Bring the predictions of a model with windows closer to the full model's. If interrupted, the weights stay as they
@@ -100,12 +103,13 @@ def heal(
     peft,targets = need('peft', 'narrow'),Healed.layers(model)
     record = {}
     if checkpoint is not None:
-        record = run_record(model, [], steps=steps, rank=rank, rate=rate, seed=seed, **(depends or {}))
+        settings = dict(steps=steps, rank=rank, rate=rate, seed=seed)
+        record = run_record(model, [], **settings, **(depends or {}))
     file = Checkpoint(checkpoint, record, ('rows','updates','adam'))
     with torch.no_grad(): before = [float(x) for x in measure()]
     if not all(map(math.isfinite, before)):
         raise ValueError(f"measure: expected finite numbers of texts held out, got {before}")
-    with as_it_was(model):                                                   # but for the values of merged weights
+    with as_it_was(model):    # but for the values of merged weights
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             options = peft.LoraConfig(r=rank, lora_alpha=2*rank, target_modules=targets)

@@ -12,12 +12,10 @@ from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 import torch, torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, distributed as dist, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 from transformers.models.auto import modeling_auto
-from ..padding import Patched
 from ..window import Window
 
 # %% ../../nbs/hf/55_layers.ipynb #09d6878e
@@ -53,10 +51,11 @@ _OF_CALLS = dict(  # what a layer notes of its calls; not copied, pickled or sav
 )
 
 class Learned(nn.Module):
-    "Widths and alpha of one layer; it is the layer's `.dynattn`, so its parameters are the model's."
+    "Widths and alpha of one layer; it is the layer's `.dynattn`, so the model has its parameters."
     def __init__(self,
         heads:int, dim:int, # H, and H*d of the queries
-        causal:bool=False, sliding:bool=False, # the layer looks back only; it has a window of its own
+        causal:bool=False, # the layer looks back only
+        sliding:bool=False, # it has a window of its own
     ):
         super().__init__()
         self.heads,self.dim = heads,dim
@@ -69,14 +68,18 @@ class Learned(nn.Module):
 
     def forward(self,
         q, m, s, # queries [B,H,N,d], the number of keys, their `Sight`
-        values=None, length=None, # what makes sigma and alpha; real keys [B,1] where a part of them is here
+        values=None, # what makes sigma and alpha
+        length=None, # real keys [B,1] where a part of them is here
     ):
         "The arguments of `attention`."
         if not self.causal and q.shape[2]!=m:
-            raise ValueError(f"query: expected as many queries as keys in a layer with windows, {m}, got {q.shape[2]}")
+            raise ValueError("query: expected as many queries as keys in a layer with windows, "
+                             f"{m}, got {q.shape[2]}")
         return _learned_options(self, q, m, s, values or self.values, length)
 
-    def window(self, sigma, reach, # [B,H] or [H] in tokens; (left, right) of the model's own, or None
+    def window(self,
+        sigma, # [B,H] or [H] in tokens
+        reach, # (left, right) of the model's own, or None
     ) -> Window:
         "The window of widths `sigma`, inside the model's own `reach`."
         soft = Window.default(sigma, reach=reach)
@@ -90,10 +93,12 @@ class Learned(nn.Module):
 # %% ../../nbs/hf/55_layers.ipynb #5e11a0c1
 _RISES = dict(softplus=lambda y: -torch.expm1(-y), sigmoid=lambda y: y*(1-y), relu=lambda y: y>0)
 
-def _owe(l, sigma, unit, first, # widths as the layer's head gives them; one unit as a share, a number or [B,1]; (q, keep)
+# widths as the layer's head gives them; one unit as a share, a number or [B,1]; (q, keep)
+def _owe(l, sigma, unit, first,
 ):
-    "Add what one call owes to a price of its widths: the gradient of the mean share, before it is that of a parameter."
-    if getattr(l, '_is_replica', False): return                              # `nn.DataParallel` forgets what it notes
+    """Add what one call owes to a price of its widths: the gradient of the mean share, before it is
+    that of a parameter."""
+    if getattr(l, '_is_replica', False): return    # `nn.DataParallel` forgets what it notes
     head = l.sigma_head
     l.called = True
     l.whole = first is not None
@@ -107,7 +112,8 @@ def _owe(l, sigma, unit, first, # widths as the layer's head gives them; one uni
     if not torch.is_grad_enabled() or not hasattr(head, 'link') or (reads and first is None): return
     sigma = sigma.detach().to(torch.promote_types(sigma.dtype, torch.float32))
     y = (sigma-head.floor)/head.scale
-    rise = (head.scale*_RISES[head.link](y)*unit).reshape(-1, l.heads)       # [B|1,H] of a share in z
+    rise = head.scale*_RISES[head.link](y)*unit
+    rise = rise.reshape(-1, l.heads)               # [B|1,H] of a share in z
     bias = rise.sum(0)/rise.numel()
     weight = bias.new_zeros(())
     if reads: weight = (rise[:,:,None]*_first(*first).detach()[:,None]).sum(0)/rise.numel() # [H,D]
@@ -120,10 +126,12 @@ def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes t
     alpha = {} if l.alpha_head is None else dict(alpha=values(l.alpha_head, q, s.keep))
     if l.sigma_head is None: return alpha
     if s.at is None and s.q_offset is None:
-        raise ValueError("attention_mask: expected None or [B,M] where windows learn, got a square of fewer queries "
+        raise ValueError("attention_mask: expected None or [B,M] where windows learn, "
+                         "got a square of fewer queries "
                          "than keys, which does not say where they stand")
     if s.chunked and l.n_global:
-        raise ValueError(f"n_global: expected 0 in a layer that attends in chunks, got {l.n_global}")
+        raise ValueError("n_global: expected 0 in a layer that attends in chunks, "
+                         f"got {l.n_global}")
     sigma = values(l.sigma_head, q, s.keep)
     if length is None: length = float(m) if s.keep is None else s.keep.sum(1, keepdim=True)  # [B,1]
     if s.texts is not None: length = _mean_length(s.texts)
@@ -131,22 +139,25 @@ def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes t
     if unit=='fraction': sigma = sigma*length/2
     l.seen = sigma/length
     if l.prices and l.training:
-        foreign = values is not l.values                                     # parts of the text are elsewhere
+        foreign = values is not l.values    # parts of the text are elsewhere
         _owe(l, own, .5 if unit=='fraction' else 1/length, None if foreign else (q, s.keep))
     return dict(window=l.window(sigma, s.window), n_global=l.n_global) | alpha
 
 # %% ../../nbs/hf/55_layers.ipynb #b477eadf
 @cache
 def _uses_interface(cls):
-    "Whether it takes its attention from transformers' table, which it indexed until 5.0, and has asked since."
+    """Whether it takes its attention from transformers' table, which it indexed until 5.0, and has
+    asked since."""
     try: source = inspect.getsource(cls.forward)
     except (OSError, TypeError): return False
     return any(f'ALL_ATTENTION_FUNCTIONS{way}' in source for way in ('.get_interface(', '['))
 
 def _crosses(name, m):
-    "Whether a layer looks at another text: BERT's crossattention, BART's encoder_attn, T5's EncDecAttention."
+    """Whether a layer looks at another text: BERT's crossattention, BART's encoder_attn, T5's
+    EncDecAttention."""
     last = name.rsplit('.', 1)[-1]
-    if getattr(m, 'is_cross_attention', False) or 'encoder_attn' in last or 'EncDec' in last: return True
+    named_so = 'encoder_attn' in last or 'EncDec' in last
+    if getattr(m, 'is_cross_attention', False) or named_so: return True
     return 'cross' in (name+type(m).__name__).lower()
 
 def attention_layers(model, itself=False, # a module; leave out those that look at another text
@@ -156,8 +167,10 @@ def attention_layers(model, itself=False, # a module; leave out those that look 
             if _uses_interface(type(m)) and not (itself and _crosses(name, m))}
 
 # %% ../../nbs/hf/55_layers.ipynb #55f00002
-_OTHER_TEXT = {'key_value_states','encoder_hidden_states','cross_attention_states'} # arguments of a layer's forward
-_CAUSAL_MASKS = 'create_causal_mask','create_sliding_window_causal_mask','create_chunked_causal_mask'
+# arguments of a layer's forward
+_OTHER_TEXT = {'key_value_states','encoder_hidden_states','cross_attention_states'}
+_CAUSAL_MASKS = ('create_causal_mask','create_sliding_window_causal_mask',
+                 'create_chunked_causal_mask')
 
 @cache
 def _source(cls):
@@ -181,7 +194,8 @@ def looks_back(
     model:nn.Module, # that holds the attention
     name:str, # of the attention
 ) -> bool:
-    "Whether an attention looks back only: as it says, else by the masks that the innermost model around it makes."
+    """Whether an attention looks back only: as it says, else by the masks that the innermost model
+    around it makes."""
     said = said_causal(model.get_submodule(name))
     if said is not None: return said
     parts = name.split('.')
@@ -221,11 +235,13 @@ def embeddings(
 def frozen(
     model:nn.Module, # in any mode, or with parts in different ones
 ):
-    "Nothing learns and nothing is dropped as long as the block lasts; then the mode of each module is that of before."
+    """Nothing learns and nothing is dropped as long as the block lasts; then each module has its
+    mode again."""
     modes = {module: module.training for module in model.modules()}
     learning = [(p, p.requires_grad) for p in model.parameters()]
     def put_back():
-        for module in model.modules(): module.training = modes.get(module, modes[model]) # a new one has the model's
+        for module in model.modules():
+            module.training = modes.get(module, modes[model])    # a new one has the model's
         for p,learns in learning: p.requires_grad_(learns)
     try:
         model.eval().requires_grad_(False)
@@ -237,8 +253,8 @@ def frozen(
             raise
 
 # %% ../../nbs/hf/55_layers.ipynb #7b1e0001
-class Added(dict, Patched):
-    "The options of a model that has them; a configuration that was read from a file holds a plain dict."
+class Added(dict):
+    "The options of a model that has them; a configuration read from a file holds a plain dict."
     @staticmethod
     def refuse_lost(module, # the model or an attention of it
     ) -> None:
@@ -256,17 +272,53 @@ class Added(dict, Patched):
         models = (m for m in model.modules() if isinstance(m, PreTrainedModel))
         return [m for m in models if isinstance(getattr(m.config, 'dynattn', None), Added)]
 
+    @classmethod
+    def record(cls,
+        model, # that has them
+        kind, # "windows" or "alpha"
+        options, # with which they are added again
+    ) -> None:
+        "Write down in the configuration what was added, and how it is to be loaded."
+        owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
+        config = owner.config
+        is_first = getattr(config, 'dynattn', None) is None
+        if is_first: owner.dynattn_auto_map = getattr(config, 'auto_map', None)
+        config.dynattn = cls({**(getattr(config, 'dynattn', None) or {}), kind: options})
+        config.attn_implementation = _HOW_TO_LOAD
+        names = _auto_classes(type(config))
+        if names:
+            config.auto_map = {name: f'{_STUB}.{name}' for name in names}
+            owner.save_pretrained = partial(_save_pretrained, owner)
+
+    @classmethod
+    def erase(cls, model, kind) -> bool: # "windows" or "alpha"; whether the other is left
+        """Take what `record` wrote out of the configuration, which is as before where nothing is
+        left."""
+        owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
+        config = owner.config
+        left = {name: options for name,options in config.dynattn.items() if name!=kind}
+        if left:
+            config.dynattn = cls(left)
+            return True
+        for name in ('dynattn','attn_implementation','auto_map'): vars(config).pop(name, None)
+        known = vars(owner).pop('dynattn_auto_map', None)
+        if known is not None: config.auto_map = known
+        vars(owner).pop('save_pretrained', None)
+        return False
+
 # %% ../../nbs/hf/55_layers.ipynb #fefad104
 _STUB = 'dynattn_windows'
 
 @cache
 def _auto_classes(config_class):
     "Names of the Auto classes that build a model for a configuration."
-    autos = {name: auto for name,auto in vars(modeling_auto).items() if name.startswith('AutoModel')}
+    found = vars(modeling_auto).items()
+    autos = {name: auto for name,auto in found if name.startswith('AutoModel')}
     mappings = {name: getattr(auto, '_model_mapping', None) for name,auto in autos.items()}
-    return sorted(name for name,mapping in mappings.items() if mapping is not None and config_class in mapping)
+    known = ((name, mapping) for name,mapping in mappings.items() if mapping is not None)
+    return sorted(name for name,mapping in known if config_class in mapping)
 
-def _write_stub(folder, config_class): # of a model, made if there is none; of the model's configuration
+def _write_stub(folder, config_class): # of a model, made if there is none; of its configuration
     "Write the file that `auto_map` names."
     names = _auto_classes(config_class)
     lines = ['"""The heads of this model have windows or alpha, which dynattn computes: pip install dynattn[hf]',
@@ -282,12 +334,13 @@ def _write_stub(folder, config_class): # of a model, made if there is none; of t
 # %% ../../nbs/hf/55_layers.ipynb #55f10002
 def _named(model): # -> pairs
     "Modules, parameters and buffers by all their names."
-    for each in (model.named_modules, model.named_parameters, model.named_buffers): yield from each(remove_duplicate=False)
+    for each in (model.named_modules, model.named_parameters, model.named_buffers):
+        yield from each(remove_duplicate=False)
 
 def shared_names(
     model:nn.Module, # with windows or alpha
 ) -> dict: # name -> the first name of the same module or tensor
-    "Widths and alphas that several layers share; of a shared module the module, not each of its tensors."
+    "Widths and alphas that several layers share; of a shared module, not of each of its tensors."
     first:dict = {}
     shared:dict = {}
     for name,x in _named(model):
@@ -306,7 +359,8 @@ def share(
     for name,first in names.items():
         a,b = known.get(name),known.get(first)
         if 'dynattn' not in str(name).split('.') or a is None or type(a) is not type(b):
-            raise ValueError(f"dynattn: expected names of widths and alphas that layers share, got {name!r} and {first!r}")
+            raise ValueError("dynattn: expected names of widths and alphas that layers share, "
+                             f"got {name!r} and {first!r}")
     for name,first in names.items():
         holder,_,last = name.rpartition('.')
         setattr(model.get_submodule(holder), last, known[first])
@@ -314,7 +368,8 @@ def share(
 def _apart(state, names):
     "A state in which every one of these names has tensors of its own."
     inside = tuple(f'{name}.' for name in names)
-    return {name: x.clone() if name in names or name.startswith(inside) else x for name,x in state.items()}
+    def is_shared(name): return name in names or name.startswith(inside)
+    return {name: x.clone() if is_shared(name) else x for name,x in state.items()}
 
 # %% ../../nbs/hf/55_layers.ipynb #5bb74bde
 # an attention that nobody has: a plain `from_pretrained` refuses it, and its error shows this text
@@ -322,7 +377,8 @@ _HOW_TO_LOAD = ('dynattn (the heads in this folder have windows or alpha; '
                 'load it with dynattn.hf.load(folder), or with trust_remote_code=True)')
 
 def _save_pretrained(model, save_directory, *args, **kwargs):
-    "A model's own, with the file that `auto_map` names; widths that layers share are written once for each."
+    """A model's own, with the file that `auto_map` names; widths that layers share are written once
+    for each."""
     _write_stub(save_directory, type(model.config))
     config,names = model.config,shared_names(model)
     if not names: return type(model).save_pretrained(model, save_directory, *args, **kwargs)
@@ -331,34 +387,6 @@ def _save_pretrained(model, save_directory, *args, **kwargs):
     config.dynattn = Added({**added, 'shared': names})  # in the file; here the modules say it
     try: return type(model).save_pretrained(model, save_directory, *args, **kwargs)
     finally: config.dynattn = added
-
-@patch(cls_method=True)
-def record(cls:Added, model, kind, options) -> None: # "windows" or "alpha", and with what they are added again
-    "Write down in the configuration what was added, and how it is to be loaded."
-    owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
-    config = owner.config
-    if getattr(config, 'dynattn', None) is None: owner.dynattn_auto_map = getattr(config, 'auto_map', None)
-    config.dynattn = cls({**(getattr(config, 'dynattn', None) or {}), kind: options})
-    config.attn_implementation = _HOW_TO_LOAD
-    names = _auto_classes(type(config))
-    if names:
-        config.auto_map = {name: f'{_STUB}.{name}' for name in names}
-        owner.save_pretrained = partial(_save_pretrained, owner)
-
-@patch(cls_method=True)
-def erase(cls:Added, model, kind) -> bool: # "windows" or "alpha"; whether the other is left
-    "Take what `record` wrote out of the configuration, which is as before where nothing is left."
-    owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))
-    config = owner.config
-    left = {name: options for name,options in config.dynattn.items() if name!=kind}
-    if left:
-        config.dynattn = cls(left)
-        return True
-    for name in ('dynattn','attn_implementation','auto_map'): vars(config).pop(name, None)
-    known = vars(owner).pop('dynattn_auto_map', None)
-    if known is not None: config.auto_map = known
-    vars(owner).pop('save_pretrained', None)
-    return False
 
 # %% ../../nbs/hf/55_layers.ipynb #431b408e
 from ..docstrings import explain_parameters

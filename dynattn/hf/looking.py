@@ -10,10 +10,8 @@ import base64, itertools, re, unicodedata, zlib
 from dataclasses import dataclass
 from html import escape
 import torch
-from fastcore.basics import patch
 from torch import Tensor
 from transformers import AutoTokenizer
-from ..padding import Patched
 from ..widgets import show_widget
 from ..engine.weights import window_weights
 from ..heads import most_tokens
@@ -103,7 +101,8 @@ def _pieces_of_ids(tokenizer, ids):
     if _HALF in text: # bytes that make no letter, or a token of the replacement character itself
         broken = [_HALF in piece and _HALF not in name for piece,name in zip(pieces, names)]
         return [mark if b else piece for b,mark,piece in zip(broken, _byte_names(names), pieces)]
-    return pieces if ''.join(pieces)==text else _cuts(text, _ends_by_search(text, pieces), True, range(len(ids)))
+    if ''.join(pieces)==text: return pieces
+    return _cuts(text, _ends_by_search(text, pieces), True, range(len(ids)))
 
 def _cuts(text, ends, whole, of_text): # of_text: places of the tokens that may stand for some of it
     "The text cut at these places; the rest belongs to the last token that has some of it."
@@ -168,8 +167,8 @@ def _tokens_of_ids(tokenizer, ids):
 
 # %% ../../nbs/hf/81_looking.ipynb #81a00006
 @dataclass(eq=False)
-class Looks(Patched):
-    "The looks of every head in one text; the lists have an entry for each layer that attends to the text itself."
+class Looks:
+    "The looks of every head in one text; an entry for each layer that attends to the text itself."
     ids:Tensor     # [N] tokens
     tokens:list    # their pieces of the text, special tokens by name; empty without a tokenizer
     layers:list    # names of the modules
@@ -187,15 +186,48 @@ class Looks(Patched):
         held = [(x-first).double().cumsum(1) for x,first in zip(self.distance, self.first)]
         return [(x < share*x[:,-1:]*(1-1e-6)).sum(1) for x in held]
 
+    def page(self,
+        title:str='A look into the heads', # of the page
+        most:int=190_000, # bytes
+    ) -> str: # HTML
+        """A page of its own: the map of all heads, and the text shaded by the weights of a chosen
+        head and token."""
+        shown,last = min(256, len(self.ids)),self.rows[0].shape[1]
+        steps = 31    # of grey
+        near,far = ([x.tolist() for x in self.within(share)] for share in (.9,.99))
+        first = [(100*x.mean(1)).round().int().tolist() for x in self.first]
+        words = [_visible(token) for token in self.tokens] or [f'{i} ' for i in self.ids.tolist()]
+        def levels(x): return (x[...,-shown:].clamp(0, 1).sqrt()*steps).round().to(torch.uint8)
+        while True:
+            last = min(last, shown)
+            # rows, and below them what each key receives
+            def of_leading(g): return levels(g/g.amax(1, keepdim=True).clamp(min=1e-9))[:,None]
+            parts = [torch.cat((levels(r[:,-last:]), of_leading(g)), 1)
+                     for r,g in zip(self.rows, self.received)]
+            levels_of_all = b''.join(x.numpy().tobytes() for x in parts)
+            packed = base64.b64encode(zlib.compress(levels_of_all)).decode()
+            html = show_widget('look', title=title, n=len(words), tokens=words[-shown:], last=last,
+                        steps=steps, near=near,
+                        far=far, token=last-1, layer=len(near)//2, first=first, levels=packed)._repr_html_()
+            if len(html.encode())<=most or shown<=16: break
+            last,shown = (3*last//4,shown) if last>8 else (last,3*shown//4)
+        return ('<!doctype html><html lang="en"><meta charset="utf-8">'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">'
+            f'<title>{escape(title)}</title><style>'
+            ':root{color-scheme:light dark}'
+            'body{max-width:790px;margin:0 auto;padding:8px}</style>' + html + '</html>')
+
 # %% ../../nbs/hf/81_looking.ipynb #81a00008
 def _watch(found, call, options, names, last):
     "Add what a layer's heads look at to the lists."
     if call.module not in names: return
     n,more = call.q.shape[2],dict(scale=call.scaling) | options
     if call.k.shape[2]!=n:
-        raise ValueError(f"model: expected layers in which every key is a token of the text, got {names[call.module]} "
+        raise ValueError("model: expected layers in which every key is a token of the text, "
+                         f"got {names[call.module]} "
                          f"with {call.k.shape[2]} keys for {n} tokens")
-    distance,received,first = window_weights(call.q, call.k, reduce=('distance','received','first'), **more)
+    wanted = 'distance','received','first'
+    distance,received,first = window_weights(call.q, call.k, reduce=wanted, **more)
     back,ahead = distance[0,:,:n].flip(1),distance[0,:,n-1:]
     ahead[:,0] = 0 # which is in `back` too
     start,mask = max(n-last, 0),options['attn_mask']
@@ -204,7 +236,9 @@ def _watch(found, call, options, names, last):
     rows = window_weights(call.q[:,:,start:], call.k, **more)
     found.layers.append(names[call.module])
     found.distance.append((back+ahead).cpu())
-    for to,x in ((found.received,received), (found.first,first), (found.rows,rows)): to.append(x[0].cpu())
+    found.received.append(received[0].cpu())
+    found.first.append(first[0].cpu())
+    found.rows.append(rows[0].cpu())
 
 # %% ../../nbs/hf/81_looking.ipynb #81a0001e
 _NO_LIMIT = 2**31 # tokens; tokenizers write larger numbers where they have no limit
@@ -216,29 +250,36 @@ def look(
     tokenizer=None, # (default: that of the name the model was loaded by, where `text` is one)
     last:int=1, # so many last queries whose weights are kept
 ) -> Looks:
-    "See what every head looks at, in one forward pass; the weights of one layer are in memory at a time, in blocks."
+    """See what every head looks at, in one forward pass; the weights of one layer are in memory at
+    a time, in blocks."""
     if getattr(model.config, 'is_encoder_decoder', False):
-        raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {type(model).__name__}")
-    if not isinstance(last, int) or last<1: raise ValueError(f"last: expected 1 or more, got {last!r}")
+        kind = type(model).__name__
+        raise ValueError(f"model: expected an encoder or a decoder, got an encoder-decoder, {kind}")
+    if not isinstance(last, int) or last<1:
+        raise ValueError(f"last: expected 1 or more, got {last!r}")
     ids,words = text,[]
     if isinstance(text, str):
         if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
         most = most_tokens(model.config) or tokenizer.model_max_length
         if not isinstance(most, int) or most<1:
-            raise ValueError(f"model: expected max_position_embeddings of 1 or more, got {most!r:.40}")
+            raise ValueError("model: expected max_position_embeddings of 1 or more, "
+                             f"got {most!r:.40}")
         most = min(most, tokenizer.model_max_length) # RoBERTa takes two fewer than it has positions
         ids,words = _tokens_of_text(tokenizer, text, most if most<_NO_LIMIT else None)
         ids = torch.tensor(ids, dtype=torch.long)
-    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.numel()!=ids.shape[-1] or not ids.numel():
+    is_whole = isinstance(ids, Tensor) and not ids.is_floating_point()
+    if not is_whole or not ids.numel() or ids.numel()!=ids.shape[-1]:
         got = f'{ids.dtype} {tuple(ids.shape)}' if isinstance(ids, Tensor) else type(ids).__name__
-        raise ValueError(f"text: expected one token or more, as a text or as ids, [N] or [1,N], got {got}")
+        raise ValueError("text: expected one token or more, as a text or as ids, [N] or [1,N], "
+                         f"got {got}")
     ids = ids.reshape(-1)
     names = {m: name for name,m in attention_layers(model, itself=True).items()}
     if tokenizer is not None and not words: words = _tokens_of_ids(tokenizer, ids.tolist())
     found = Looks(ids, words, [], [], [], [], [])
     LayerCall.watchers.append(lambda call, options: _watch(found, call, options, names, last))
     try:
-        with as_it_was(model), frozen(switch(model)): last_hidden(model, dict(input_ids=ids[None].to(model.device)))
+        row = dict(input_ids=ids[None].to(model.device))
+        with as_it_was(model), frozen(switch(model)): last_hidden(model, row)
     finally: LayerCall.watchers.pop()
     return found
 
@@ -254,32 +295,6 @@ def _visible(token):
         if kind in ('Cc','Cf','Cn','Co','Cs','Zl','Zp'): return f'<U+{ord(c):04X}>'
         return '\u25cc'+c if i==0 and kind[0]=='M' else c
     return ''.join(shown(i, c) for i,c in enumerate(token))
-
-# %% ../../nbs/hf/81_looking.ipynb #81a00013
-@patch
-def page(self:Looks,
-    title:str='A look into the heads', # of the page
-    most:int=190_000, # bytes
-) -> str: # HTML
-    "A page of its own: the map of all heads, and the text shaded by the weights of a chosen head and token."
-    shown,last,steps = min(256, len(self.ids)),self.rows[0].shape[1],31
-    near,far = ([x.tolist() for x in self.within(share)] for share in (.9,.99))
-    first = [(100*x.mean(1)).round().int().tolist() for x in self.first]
-    words = [_visible(token) for token in self.tokens] or [f'{i} ' for i in self.ids.tolist()]
-    def levels(x): return (x[...,-shown:].clamp(0, 1).sqrt()*steps).round().to(torch.uint8)
-    while True:
-        last = min(last, shown)
-        # rows, and below them what each key receives
-        parts = [torch.cat((levels(r[:,-last:]), levels(g/g.amax(1, keepdim=True).clamp(min=1e-9))[:,None]), 1)
-                 for r,g in zip(self.rows, self.received)]
-        packed = base64.b64encode(zlib.compress(b''.join(x.numpy().tobytes() for x in parts))).decode()
-        html = show_widget('look', title=title, n=len(words), tokens=words[-shown:], last=last, steps=steps, near=near,
-                    far=far, token=last-1, layer=len(near)//2, first=first, levels=packed)._repr_html_()
-        if len(html.encode())<=most or shown<=16: break
-        last,shown = (3*last//4,shown) if last>8 else (last,3*shown//4)
-    return ('<!doctype html><html lang="en"><meta charset="utf-8">'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title><style>'
-        ':root{color-scheme:light dark}body{max-width:790px;margin:0 auto;padding:8px}</style>' + html + '</html>')
 
 # %% ../../nbs/hf/81_looking.ipynb #2435f856
 from ..docstrings import explain_parameters

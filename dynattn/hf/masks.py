@@ -13,10 +13,12 @@ from torch import Tensor
 # %% ../../nbs/hf/43_masks.ipynb #b9fbaa63
 try: from transformers.masking_utils import causal_mask_function, sdpa_mask
 except ImportError as e:
-    raise ImportError("transformers>=5 is not installed; pip install 'dynattn[hf]' brings it") from e
+    raise ImportError("transformers>=5 is not installed; "
+                      "pip install 'dynattn[hf]' brings it") from e
 
 # %% ../../nbs/hf/43_masks.ipynb #5cda5db1
-_READ = "attention_mask: expected a model that hands its mask on to the attention function, got one that reads its "
+_READ = "attention_mask: expected a model that hands its mask on to the attention function, " \
+        "got one that reads its "
 _INSTEAD = "; use attn_implementation='eager'"
 
 class _Unread(AttributeError, TypeError):
@@ -28,8 +30,10 @@ class Sight(NamedTuple):
     causal:bool=False      # key j <= i + q_offset only
     window:tuple|None=None # (left, right), inclusive: a window that the model itself has
     q_offset:int=0         # position of query 0 on the key axis
-    pairs:Tensor|None=None # [B,1,N,M], all of it as a square; where `causal` is False, it says what no other field does
-    at:Tensor|None=None    # [], `q_offset` once more, for a compiled model: a number would be part of its graph
+    # [B,1,N,M], all of it as a square; where `causal` is False, it says what no other field does
+    pairs:Tensor|None=None
+    # [], `q_offset` once more, for a compiled model: a number would be part of its graph
+    at:Tensor|None=None
     texts:Tensor|None=None # [B,N] int, the texts of a packed row; each sees itself
     chunked:bool=False     # the layer attends in chunks
     queries:int|None=None  # N, where transformers has said so
@@ -38,7 +42,8 @@ class Sight(NamedTuple):
     ndim = 4                          # what `generate` asks of the masks
     def contiguous(self) -> 'Sight': return self # that it makes itself, for static caches
     def __getitem__(self, key):
-        "Layers that select keys read the square, and Gemma 4 leaves queries out: `mask[:,:,-1:,:]`."
+        """Layers that select keys read the square, and Gemma 4 leaves queries out:
+        `mask[:,:,-1:,:]`."""
         return self._some(key) if isinstance(key, tuple) else tuple.__getitem__(self, key)
 
     def __getattr__(self, name): raise _Unread(f"{_READ}{name}{_INSTEAD}")
@@ -52,11 +57,13 @@ class Sight(NamedTuple):
         rows = range(self.queries)[key[2]]
         pairs = None if self.pairs is None else self.pairs[key]
         at = None if self.at is None else self.at+rows.start
-        return self._replace(pairs=pairs, q_offset=(self.q_offset or 0)+rows.start, queries=len(rows), at=at)
+        q_offset = (self.q_offset or 0)+rows.start
+        return self._replace(pairs=pairs, q_offset=q_offset, queries=len(rows), at=at)
 
 # %% ../../nbs/hf/43_masks.ipynb #881656c2
 def _keep(mask, start, n):
-    "`n` columns of an `attention_mask` [B,T] from `start` on; None where all is real and that can be read."
+    """`n` columns of an `attention_mask` [B,T] from `start` on; None where all is real and that
+    can be read."""
     if mask is None: return None
     mask = F.pad(mask.bool(), (0, max(start+n-mask.shape[1], 0)))[:,start:start+n]
     return None if not torch.compiler.is_compiling() and mask.all() else mask
@@ -68,25 +75,31 @@ def _has_dropped(mask, start):
 
 # %% ../../nbs/hf/43_masks.ipynb #342330c7
 def _reach(size, causal, config):
-    "The model's own window as (left, right); None where `size` is something else, the chunk of chunked attention."
+    """The model's own window as (left, right); None where `size` is something else, the chunk of
+    chunked attention."""
     if getattr(config, 'attention_chunk_size', None) is not None: return None
     if getattr(config, 'sliding_window', None)!=size: return None
     return (size-1,0) if causal else (size,size)
 
 # %% ../../nbs/hf/43_masks.ipynb #5a9e0001
-_PIECES = dict(sliding_window_overlay={'sliding_window'}, chunked_overlay={'chunk_size','left_padding'},
+_PIECES = dict(sliding_window_overlay={'sliding_window'},
+               chunked_overlay={'chunk_size','left_padding'},
                packed_sequence_mask_function={'packed_sequence_mask'})
-_AROUND = dict(and_masks={'mask_functions'}, remap_positions_for_packed_sequence={'mask_function','position_ids'})
+_AROUND = dict(and_masks={'mask_functions'},
+               remap_positions_for_packed_sequence={'mask_function','position_ids'})
 
 def _parts(f):
-    """The variables in the parts of a mask function of transformers, by name, and whether one of them is causal;
+    """The variables in the parts of a mask function of transformers, by name, and whether one of
+    them is causal;
     None where a part is not in the lists above."""
     if f is causal_mask_function: return dict(causal=True)
     maker = getattr(f, '__qualname__', '').split('.')[0]
     names = {**_PIECES, **_AROUND}.get(maker)
-    if names is None or f.__module__!=causal_mask_function.__module__ or set(f.__code__.co_freevars)!=names: return None
+    is_theirs = f.__module__==causal_mask_function.__module__
+    if names is None or not is_theirs or set(f.__code__.co_freevars)!=names: return None
     held = dict(zip(f.__code__.co_freevars, (cell.cell_contents for cell in f.__closure__)))
-    inner = held.pop('mask_functions', None) or [held.pop(name) for name in ('mask_function',) if name in held]
+    one = [held.pop('mask_function')] if 'mask_function' in held else []
+    inner = held.pop('mask_functions', None) or one
     for part in inner:
         found = _parts(part)
         if found is None: return None
@@ -95,13 +108,16 @@ def _parts(f):
 
 # %% ../../nbs/hf/43_masks.ipynb #a55c0009
 def _without_square(plain, parts, b, m, q_offset, kv_offset):
-    "`plain` with the texts of a row, or of less than a chunk; None where only a square says what may be seen."
+    """`plain` with the texts of a row, or of less than a chunk; None where only a square says what
+    may be seen."""
     chunk,texts = parts.get('chunk_size'),parts.get('packed_sequence_mask')
-    if plain.causal and chunk is not None and kv_offset+m<=chunk: return plain._replace(chunked=True)
+    one_chunk = chunk is not None and kv_offset+m<=chunk
+    if plain.causal and one_chunk: return plain._replace(chunked=True)
     if chunk is not None or texts is None or 'causal' not in parts: return None
     if plain.queries!=m or q_offset or kv_offset: return None
     window = (parts['sliding_window']-1, 0) if 'sliding_window' in parts else None
-    return plain._replace(causal=True, window=window, q_offset=0, at=torch.tensor(0), texts=texts.expand(b, -1))
+    return plain._replace(causal=True, window=window, q_offset=0, at=torch.tensor(0),
+                          texts=texts.expand(b, -1))
 
 # %% ../../nbs/hf/43_masks.ipynb #a55c000b
 def _plain(mask, causal, window, shape, q_offset, kv_offset):
@@ -114,7 +130,8 @@ def _with_square(plain, pairs, parts, here):
     "`plain` with a square, and with the fields that say all that the square does, if they do."
     said = 'causal' in parts and not {'chunk_size','packed_sequence_mask'} & parts.keys()
     window = (parts['sliding_window']-1, 0) if said and 'sliding_window' in parts else None
-    return plain._replace(causal=said, window=window, q_offset=here, at=torch.tensor(here), pairs=pairs,
+    return plain._replace(causal=said, window=window, q_offset=here, at=torch.tensor(here),
+                          pairs=pairs,
                           texts=parts.get('packed_sequence_mask'), chunked='chunk_size' in parts)
 
 # %% ../../nbs/hf/43_masks.ipynb #c2c1ba28
@@ -146,7 +163,8 @@ def sight_mask(
     if found is not None: return found
     if cache_position is not None: where = dict(cache_position=cache_position)
     else: where = dict(q_length=q_length, q_offset=q_offset, device=device)
-    pairs = sdpa_mask(batch_size, kv_length=kv_length, kv_offset=kv_offset, mask_function=mask_function,
+    pairs = sdpa_mask(batch_size, kv_length=kv_length, kv_offset=kv_offset,
+                      mask_function=mask_function,
                       attention_mask=attention_mask, allow_is_causal_skip=False,
                       allow_is_bidirectional_skip=False, **where, **kwargs)
     return _with_square(plain, pairs, parts, int(q_offset)-int(kv_offset))

@@ -8,14 +8,15 @@ __all__ = ['without_windows', 'WidthVector', 'Distance', 'Narrower', 'Narrowed',
 
 # %% ../../nbs/hf/66_narrowing.ipynb #a373e59c
 import copy, math, random, time
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 import torch, torch.nn.functional as F
-from fastcore.basics import patch
 from torch import Tensor, nn
 from ..options import NarrowOptions
-from ..padding import Patched
 from ..saved import Checkpoint, DamagedFile, ModelState, all_or_nothing, as_it_was, fingerprint, whole_or_not
 from ..sigma import SigmaParameter
 from ..heads import most_tokens, part_config
@@ -26,7 +27,7 @@ from .windows import add_windows, record_edge
 
 # %% ../../nbs/hf/66_narrowing.ipynb #4bfd6523
 class _HeadWidths(nn.Module):
-    "The widths of one layer while they are learned: a slice of the model's vector, each for some query heads."
+    "The widths of one layer while they are learned: a slice of the vector, for its query heads."
     def __init__(self, vector, part, queries):
         super().__init__()
         self.vector = vector
@@ -39,7 +40,8 @@ class _HeadWidths(nn.Module):
 # %% ../../nbs/hf/66_narrowing.ipynb #e72fd64c
 def _windowed(model):
     "The attention modules that have windows."
-    return [m for m in model.modules() if getattr(getattr(m, 'dynattn', None), 'sigma_head', None) is not None]
+    def has_windows(m): return getattr(getattr(m, 'dynattn', None), 'sigma_head', None) is not None
+    return [m for m in model.modules() if has_windows(m)]
 
 @contextmanager
 def _put_back(model):
@@ -60,7 +62,7 @@ def without_windows(
         yield model
 
 # %% ../../nbs/hf/66_narrowing.ipynb #e9c5c69c
-class WidthVector(Patched):
+class WidthVector:
     "The widths of all key heads of a model with windows, as one parameter."
     def __init__(self,
         model:nn.Module, # after `add_windows`
@@ -72,12 +74,15 @@ class WidthVector(Patched):
         def key_heads(m):
             groups = getattr(m, 'num_key_value_groups', None)
             if isinstance(groups, int): return m.dynattn.heads//groups
-            return getattr(part_config(model, names[m]), 'num_key_value_heads', None) or m.dynattn.heads
+            config = part_config(model, names[m])
+            return getattr(config, 'num_key_value_heads', None) or m.dynattn.heads
         self.counts = list(map(key_heads, modules))
         device = next(model.parameters()).device
-        full = torch.full((sum(self.counts),), math.log(self.budget.most), device=device, dtype=torch.float32)
+        start = math.log(self.budget.most)
+        full = torch.full((sum(self.counts),), start, device=device, dtype=torch.float32)
         self.log_width = nn.Parameter(full)
-        self.shift = torch.zeros_like(self.log_width, requires_grad=False) # tokens added, without a gradient
+        # tokens added, without a gradient
+        self.shift = torch.zeros_like(self.log_width, requires_grad=False)
         start = 0
         for module,count in zip(modules, self.counts):
             part,queries = slice(start, start+count),module.dynattn.heads//count
@@ -90,64 +95,62 @@ class WidthVector(Patched):
     def share(self) -> Tensor: # [], differentiable
         return self.budget.share(self.log_width.exp())
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0005
-@patch
-@torch.no_grad()
-def set(self:WidthVector, width, # [K] half-widths in tokens
-) -> None:
-    self.log_width.copy_(torch.as_tensor(width).to(self.log_width).clamp(1, self.budget.most).log())
+    @torch.no_grad()
+    def set(self, width, # [K] half-widths in tokens
+    ) -> None:
+        width = torch.as_tensor(width).to(self.log_width)
+        self.log_width.copy_(width.clamp(1, self.budget.most).log())
 
-@patch
-@torch.no_grad()
-def scale_to(self:WidthVector, share, # 0 to 1, of the keys or of an encoder's pairs
-) -> None:
-    "Multiply all widths by the factor that gives this share."
-    self.set(self.budget.scaled(self.widths(), share))
+    @torch.no_grad()
+    def scale_to(self, share, # 0 to 1, of the keys or of an encoder's pairs
+    ) -> None:
+        "Multiply all widths by the factor that gives this share."
+        self.set(self.budget.scaled(self.widths(), share))
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0006
-@patch
-def by_layer(self:WidthVector) -> list: # of lists, whole tokens; inf where a head sees everything
-    "The widths as used after learning."
-    width,most = self.widths(),self.budget.most
-    everything = width>=.97*most
-    def paid(factor): return torch.where(everything, float(most), (factor*width).clamp(1, most))
-    factor = self.budget.reaching(paid, self.share().item(), 0., 1.)
-    spent = paid(factor)
-    whole = spent.floor()
-    missing = int((spent.sum()-whole.sum()).round())
-    whole[(spent-whole).topk(missing).indices] += 1                  # the sum stays: the largest fractions go up
-    return self.in_layers(whole.masked_fill(everything, math.inf))
+    def by_layer(self) -> list: # of lists, whole tokens; inf where a head sees everything
+        "The widths as used after learning."
+        width,most = self.widths(),self.budget.most
+        everything = width>=.97*most
+        def paid(factor): return torch.where(everything, float(most), (factor*width).clamp(1, most))
+        factor = self.budget.reaching(paid, self.share().item(), 0., 1.)
+        spent = paid(factor)
+        whole = spent.floor()
+        missing = int((spent.sum()-whole.sum()).round())
+        largest = (spent-whole).topk(missing).indices    # fractions: they go up, and the sum stays
+        whole[largest] += 1
+        return self.in_layers(whole.masked_fill(everything, math.inf))
 
-@patch
-def in_layers(self:WidthVector, width, # [K] half-widths in tokens
-) -> list: # of lists; inf where a head sees everything
-    width = width.masked_fill(width>=self.budget.most, math.inf)
-    return [part.tolist() for part in width.split(self.counts)]
+    def in_layers(self, width, # [K] half-widths in tokens
+    ) -> list: # of lists; inf where a head sees everything
+        width = width.masked_fill(width>=self.budget.most, math.inf)
+        return [part.tolist() for part in width.split(self.counts)]
+
+    def rounded(self, sizes:str, # half-widths in tokens, and "full": '64,256,full'
+    ) -> Tensor: # [K]
+        "Widths of a few sizes, within the same share."
+        sizes,share = _sizes(sizes, self.budget.most).to(self.log_width.device),self.share().item()
+        least = self.budget.share(sizes[:1]).item()
+        if least>share*(1+1e-6):
+            raise ValueError(f"sizes: expected one small enough for a share of {share:.4f}, "
+                             f"got {least:.4f} or more")
+        log_width,log_sizes = self.log_width.detach()[:,None],sizes.log()
+        def nearest(shift): return sizes[(log_width+shift-log_sizes).abs().argmin(1)]
+        span = 2*math.log(self.budget.most)
+        return nearest(self.budget.reaching(nearest, share*(1+1e-6), -span, span)-1e-6)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #51ze0002
 def _sizes(text, most): # -> [S] half-widths, ascending
     try: sizes = sorted({most if word.strip()=='full' else int(word) for word in text.split(',')})
     except ValueError: sizes = [0]
     if not 1<=sizes[0]<=sizes[-1]<=most:
-        raise ValueError(f"sizes: expected half-widths from 1 to {most} tokens, or 'full', such as '64,256,full', "
+        raise ValueError(f"sizes: expected half-widths from 1 to {most} tokens, or 'full', "
+                         "such as '64,256,full', "
                          f"got {text!r}")
     return torch.tensor(sizes, dtype=torch.float32)
 
-@patch
-def rounded(self:WidthVector, sizes:str, # half-widths in tokens, and "full": '64,256,full'
-) -> Tensor: # [K]
-    "Widths of a few sizes, within the same share."
-    sizes,share = _sizes(sizes, self.budget.most).to(self.log_width.device),self.share().item()
-    least = self.budget.share(sizes[:1]).item()
-    if least>share*(1+1e-6):
-        raise ValueError(f"sizes: expected one small enough for a share of {share:.4f}, got {least:.4f} or more")
-    def nearest(shift): return sizes[(self.log_width.detach()[:,None]+shift-sizes.log()).abs().argmin(1)]
-    span = 2*math.log(self.budget.most)
-    return nearest(self.budget.reaching(nearest, share*(1+1e-6), -span, span)-1e-6)
-
 # %% ../../nbs/hf/66_narrowing.ipynb #e988d003
-class Distance(Patched):
-    "The distance of a model with windows from the same one without, which is computed once per text."
+class Distance:
+    "The distance of a model with windows from the same one without, computed once per text."
     def __init__(self,
         model:PreTrainedModel, # with windows
         batches:list, # what the model is called with
@@ -164,50 +167,69 @@ class Distance(Patched):
                 self.hidden[i] = last_hidden(self.model, self.batches[i])
         return self.hidden[i]
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0007
-@patch
-def _places(self:Distance, batch, step):
-    "Indices into [B*N]: real tokens, drawn anew at every step."
-    generator = torch.Generator().manual_seed(self.options.seed*1_000_003+step)
-    mask = batch.get('attention_mask')
-    real = torch.arange(batch['input_ids'].numel()) if mask is None else mask.flatten().cpu().nonzero()[:,0]
-    drawn = torch.randperm(len(real), generator=generator)[:self.options.places]
-    return real[drawn].sort().values.to(batch['input_ids'].device)
+    def _places(self, batch, step):
+        "Indices into [B*N]: real tokens, drawn anew at every step."
+        generator = torch.Generator().manual_seed(self.options.seed*1_000_003+step)
+        mask = batch.get('attention_mask')
+        if mask is None: real = torch.arange(batch['input_ids'].numel())
+        else: real = mask.flatten().cpu().nonzero()[:,0]
+        drawn = torch.randperm(len(real), generator=generator)[:self.options.places]
+        return real[drawn].sort().values.to(batch['input_ids'].device)
 
-@patch
-def divergence(self:Distance,
-    full:Tensor, # [P,D] last hidden states of the full model
-    narrow:Tensor, # like `full`, of the one with windows
-) -> Tensor: # the mean over places
-    with torch.no_grad(): wanted = predictions(self.model, full).log_softmax(-1)
-    given = predictions(self.model, narrow).log_softmax(-1)
-    never = wanted==-math.inf                                        # such tokens add nothing: 0 times any logarithm
-    if never.any(): wanted,given = wanted.masked_fill(never, -1e4),given.masked_fill(never, 0)
-    return F.kl_div(given, wanted, log_target=True, reduction='batchmean')
+    def divergence(self,
+        full:Tensor, # [P,D] last hidden states of the full model
+        narrow:Tensor, # like `full`, of the one with windows
+    ) -> Tensor: # the mean over places
+        with torch.no_grad(): wanted = predictions(self.model, full).log_softmax(-1)
+        given = predictions(self.model, narrow).log_softmax(-1)
+        never = wanted==-math.inf    # such tokens add nothing: 0 times any logarithm
+        if never.any(): wanted,given = wanted.masked_fill(never, -1e4),given.masked_fill(never, 0)
+        return F.kl_div(given, wanted, log_target=True, reduction='batchmean')
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0341
-@patch
-def parts(self:Distance, i, step, # number of the batch; of the step, which draws the places
-) -> list: # differentiable in the widths: of the whole text, of its answers if it asks
-    batch = self.batches[i]
-    full,narrow = self.full_hidden(i),last_hidden(self.model, batch)
-    if self.speaks:
-        places = [self._places(batch, step)]
-        if 'asked' in batch and batch['asked'].any(): places.append(batch['asked'].flatten().nonzero()[:,0])
-        found = [self.divergence(full.flatten(0, 1)[at], narrow.flatten(0, 1)[at]) for at in places]
-    else: found = [1-F.cosine_similarity(embeddings(narrow, batch), embeddings(full, batch)).mean()]
-    if all(x.isfinite() for x in found): return found
-    raise ValueError(f"model: expected finite predictions of text {i}, got nan or inf")
+    def parts(self, i, step, # number of the batch; of the step, which draws the places
+    ) -> list: # differentiable in the widths: of the whole text, of its answers if it asks
+        batch = self.batches[i]
+        full,narrow = self.full_hidden(i),last_hidden(self.model, batch)
+        if self.speaks:
+            places = [self._places(batch, step)]
+            asks = 'asked' in batch and batch['asked'].any()
+            if asks: places.append(batch['asked'].flatten().nonzero()[:,0])
+            full,narrow = full.flatten(0, 1),narrow.flatten(0, 1)
+            found = [self.divergence(full[at], narrow[at]) for at in places]
+        else:
+            alike = F.cosine_similarity(embeddings(narrow, batch), embeddings(full, batch))
+            found = [1-alike.mean()]
+        if all(x.isfinite() for x in found): return found
+        raise ValueError(f"model: expected finite predictions of text {i}, got nan or inf")
 
-@patch
-def __call__(self:Distance, i, step) -> Tensor: # []
-    return sum(self.parts(i, step))
+    def __call__(self, i, step) -> Tensor: # []
+        return sum(self.parts(i, step))
+
+    def mend(self,
+        held_out:list, # texts like its own, which decide
+        change, # the `ModelState` of the run, which says whether the weights have changed
+        **options, # further ones of `heal`
+    ) -> Healed|None: # None if interrupted
+        "Heal a model with hard windows, if that brings texts held out closer to the full model's."
+        held,before = Distance(self.model, held_out, self.options),ModelState(self.model)
+        def measure():
+            parts = [held.parts(i, 0) for i in range(len(held_out))]
+            each = [p[0] for p in parts],[p[1] for p in parts if len(p)>1]
+            return [(sum(x)/len(x)).item() for x in each if x]
+        try:
+            for i in range(len(held_out)): held.full_hidden(i)
+            return heal(self.model, self, self.options.heal, measure, seed=self.options.seed,
+                        finish=change.finish, **options)
+        except KeyboardInterrupt:
+            if change.stands: raise    # the weights have changed already
+            before.restore()
+            return None
 
 # %% ../../nbs/hf/66_narrowing.ipynb #16ba487b
 _RATE = .15   # of the logarithms of the widths, at the first step
 _DESCENT = .5 # the part of the steps in which the share falls
 
-class Narrower(Patched):
+class Narrower:
     "A run: the widths, the optimiser and the records of its steps."
     def __init__(self,
         vector:WidthVector, # the widths that learn
@@ -221,101 +243,185 @@ class Narrower(Patched):
         self.mean_gradient = torch.zeros_like(vector.log_width)
         self.rows = []                                               # a record for each step
         self.keep = .25 if options.keep is None else options.keep
-        self.measured = []                                           # (share, rise, widths), where `rise` is given
-        self.late = torch.zeros_like(vector.log_width)               # the sum of the last third of the steps
+        self.measured = []    # (share, rise, logarithms of widths), where `rise` is given
+        self.late = torch.zeros_like(vector.log_width)    # the sum of the last third of the steps
         vector.scale_to(max(options.begin, self.keep))
         self.first_share = vector.share().item()
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0009
-@patch
-def _price(self:Narrower, gradient, of_share, step): # gradients [K] of the distance and of the share
-    "The Lagrange multiplier, at least 0."
-    memory = .9
-    self.mean_gradient.mul_(memory).add_(gradient, alpha=1-memory)
-    mean,square = self.mean_gradient/(1-memory**(step+1)),of_share@of_share
-    return max(-(mean@of_share/square).item(), 0.) if square>0 else 0. # 0: everything is kept
+    def _price(self, gradient, of_share, step): # gradients [K] of the distance and of the share
+        "The Lagrange multiplier, at least 0."
+        memory = .9
+        self.mean_gradient.mul_(memory).add_(gradient, alpha=1-memory)
+        mean,square = self.mean_gradient/(1-memory**(step+1)),of_share@of_share
+        return max(-(mean@of_share/square).item(), 0.) if square>0 else 0. # 0: everything is kept
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d000b
-@patch
-def step(self:Narrower) -> dict:
-    "Learn from one text."
-    step,log_width = len(self.rows),self.vector.log_width
-    order = list(range(self.texts))                                  # each pass over the texts has its own
-    random.Random(f'{self.options.seed}/{step//self.texts}').shuffle(order)
-    text = order[step%self.texts]
-    if self.options.sizes and step>=2/3*self.options.steps:          # the model sees the sizes, the widths learn on
-        self.vector.shift.copy_(self.vector.rounded(self.options.sizes)-self.vector.widths())
-    loss = self.distance(text, step)
-    gradient, = torch.autograd.grad(loss, log_width)
-    if not gradient.isfinite().all():
-        raise ValueError(f"model: expected a finite gradient of the widths on text {text}, got nan or inf")
-    gradient = gradient/gradient.norm().clamp(min=1e-12).sqrt()      # one text does not outweigh the others
-    of_share, = torch.autograd.grad(self.vector.share(), log_width)
-    price = self._price(gradient, of_share, step)
-    log_width.grad = gradient+price*of_share
-    falling = math.cos(math.pi/2*step/self.options.steps)**2
-    self.adam.param_groups[0]['lr'] = _RATE*(.05+.95*falling)
-    self.adam.step()
-    done = min((step+1)/max(_DESCENT*self.options.steps, 1), 1)
-    self.vector.scale_to(self.first_share*(self.keep/self.first_share)**done)
-    if step>=2/3*self.options.steps: self.late += log_width.detach()
-    self.rows.append(dict(step=step, text=text, loss=loss.item(), multiplier=price, share=self.vector.share().item()))
-    return self.rows[-1]
+    def step(self) -> dict:
+        "Learn from one text."
+        step,log_width = len(self.rows),self.vector.log_width
+        order = list(range(self.texts))    # each pass over the texts has its own
+        random.Random(f'{self.options.seed}/{step//self.texts}').shuffle(order)
+        text = order[step%self.texts]
+        if self.options.sizes and step>=2/3*self.options.steps:
+            # the model sees the sizes, the widths learn on
+            self.vector.shift.copy_(self.vector.rounded(self.options.sizes)-self.vector.widths())
+        loss = self.distance(text, step)
+        gradient, = torch.autograd.grad(loss, log_width)
+        if not gradient.isfinite().all():
+            raise ValueError(f"model: expected a finite gradient of the widths on text {text}, "
+                             "got nan or inf")
+        # one text does not outweigh the others
+        gradient = gradient/gradient.norm().clamp(min=1e-12).sqrt()
+        of_share, = torch.autograd.grad(self.vector.share(), log_width)
+        price = self._price(gradient, of_share, step)
+        log_width.grad = gradient+price*of_share
+        falling = math.cos(math.pi/2*step/self.options.steps)**2
+        self.adam.param_groups[0]['lr'] = _RATE*(.05+.95*falling)
+        self.adam.step()
+        done = min((step+1)/max(_DESCENT*self.options.steps, 1), 1)
+        self.vector.scale_to(self.first_share*(self.keep/self.first_share)**done)
+        if step>=2/3*self.options.steps: self.late += log_width.detach()
+        share = self.vector.share().item()
+        row = dict(step=step, text=text, loss=loss.item(), multiplier=price, share=share)
+        self.rows.append(row)
+        return row
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0302
-@patch
-def finish(self:Narrower) -> None:
-    "Give the vector the widths of the run."
-    number = sum(row['step']>=2/3*self.options.steps for row in self.rows)
-    if number: self.vector.set((self.late/number).exp())
-    self.vector.scale_to(self.keep)
+    def finish(self) -> None:
+        "Give the vector the widths of the run."
+        number = sum(row['step']>=2/3*self.options.steps for row in self.rows)
+        if number: self.vector.set((self.late/number).exp())
+        self.vector.scale_to(self.keep)
 
-# %% ../../nbs/hf/66_narrowing.ipynb #c66d0352
-@patch
-@torch.no_grad()
-def choose(self:Narrower, others, # [K] half-widths, such as those of the cost curves
-) -> None:
-    "Give the vector its own widths, others or their mean, whichever are nearest to the full model."
-    vector,model = self.vector,self.distance.model
-    own,other = vector.log_width.clone(),others.to(vector.log_width).log()
-    far = {}
-    for weight in (0., .5, 1.):
-        vector.log_width.copy_(own.lerp(other, weight))
+    @torch.no_grad()
+    def choose(self, others, # [K] half-widths, such as those of the cost curves
+    ) -> None:
+        "Give the vector its own widths, others or their mean: those nearest to the full model."
+        vector,model = self.vector,self.distance.model
+        own,other = vector.log_width.clone(),others.to(vector.log_width).log()
+        far = {}
+        for weight in (0., .5, 1.):
+            vector.log_width.copy_(own.lerp(other, weight))
+            vector.scale_to(self.keep)
+            with _put_back(model):
+                set_widths(model, vector.by_layer())
+                far[weight] = sum(self.distance(i, 0).item() for i in range(min(self.texts, 8)))
+        vector.log_width.copy_(own.lerp(other, min(far, key=far.get)))
         vector.scale_to(self.keep)
-        with _put_back(model):
-            set_widths(model, vector.by_layer())
-            far[weight] = sum(self.distance(i, 0).item() for i in range(min(self.texts, 8)))
-    vector.log_width.copy_(own.lerp(other, min(far, key=far.get)))
-    vector.scale_to(self.keep)
+
+    def state(self) -> dict:
+        "A copy of the state on which the rest of the run depends."
+        return dict(
+            rows=list(self.rows), first_share=self.first_share,
+            adam=copy.deepcopy(self.adam.state_dict()),
+            log_width=self.vector.log_width.detach().clone(),
+            mean_gradient=self.mean_gradient.clone(),
+            late=self.late.clone(), keep=self.keep, measured=list(self.measured))
+
+    @torch.no_grad()
+    def restore(self, state, # as `state` gives it
+    ) -> None:
+        tensors = dict(log_width=self.vector.log_width, late=self.late,
+                       mean_gradient=self.mean_gradient)
+        for name,x in tensors.items():
+            saved = state[name]
+            if not isinstance(saved, Tensor) or saved.shape!=x.shape or not saved.isfinite().all():
+                raise ValueError(f"{name}: expected {len(x)} finite numbers")
+            x.copy_(saved)
+        for name in ('first_share','keep'):
+            is_number = type(state[name]) in (int, float)
+            if not is_number or not 0<state[name]<=1: raise ValueError(f"{name}: expected a share")
+        if not all(isinstance(row, dict) and 'text' in row for row in state['rows']):
+            raise ValueError("rows: expected records")
+        for share,risen,log_width in state['measured']:
+            if log_width.shape!=self.late.shape or not math.isfinite(share+risen):
+                raise ValueError("measured: expected shares")
+        self.adam.load_state_dict(copy.deepcopy(state['adam']))
+        self.rows,self.measured = list(state['rows']),list(state['measured'])
+        self.first_share,self.keep = state['first_share'],state['keep']
+
+    @classmethod
+    def check(cls,
+        model:PreTrainedModel, # without windows
+        batches:list, # as `narrow` takes them, like the rest
+        o:NarrowOptions,
+        held_out:list|None=None,
+    ) -> Budget: # of the longest text
+        "Refuse now what would fail after all steps."
+        budget,keep = Budget.of(model, batches, o.sinks),.25 if o.keep is None else o.keep
+        o.check(budget.n)
+        if o.heal>len(batches):
+            raise ValueError(f"heal: expected at most one step for each of {len(batches)}, "
+                             f"got {o.heal}")
+        if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
+        if o.heal:
+            Budget.of(model, held_out, o.sinks)
+            Healed.layers(model)
+        least = budget.share(torch.ones(1)).item()
+        if o.rise is None and keep<least:
+            hint = ", the default; give keep, fewer sinks or longer texts" if o.keep is None else ""
+            raise ValueError(f"keep: expected {least:.4f} or more for texts of {budget.n} tokens, "
+                             f"got {keep}{hint}")
+        speaks = model.get_output_embeddings() is not None
+        padded = not all(b.get('attention_mask', torch.ones(1)).all() for b in batches)
+        if speaks and o.rise is not None and padded:
+            raise ValueError("rise: expected None for texts of a language model with padding, "
+                             f"got {o.rise}")
+        if o.sizes and (least:=budget.share(_sizes(o.sizes, budget.most)[:1]).item())>keep:
+            raise ValueError(f"sizes: expected one small enough for keep={keep}, "
+                             f"got {least:.4f} or more")
+        return budget
+
+    def learn(self,
+        file:Checkpoint, # for the state
+        every, on_step, # steps between two checkpoints; gets the record of each step, or None
+    ) -> bool:
+        """Run all steps, or those before an interruption; False then.
+        The state in the file is that after a whole step."""
+        before,whole = ModelState(self.distance.model),self.state()
+        file.write(whole)
+        try:
+            while len(self.rows)<self.options.steps:
+                row = self.step()
+                whole = self.state()
+                done = len(self.rows)
+                if done==self.options.steps or done%every==0: file.write(whole)
+                if on_step is not None: on_step(row)
+        except KeyboardInterrupt:
+            before.restore()    # it may have come while the windows were off
+            self.restore(whole)
+            file.write(whole)
+            return False
+        return True
+
+    def begin(self, curves:CostCurves, # of the texts
+    ) -> None:
+        "Start with the widths of the curves, at the share that `rise` allows or that was asked."
+        if self.options.rise is not None: self.allow(curves._best)
+        self.vector.set(curves._best(max(self.options.begin, self.keep)))
+        self.first_share = self.vector.share().item()
+
+    def begin_or_resume(self, curves:CostCurves, file:Checkpoint) -> None:
+        "The start of a run, or its state in the file."
+        state = file.read()
+        if state is None: return self.begin(curves)
+        try: self.restore(state)
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as e:
+            raise DamagedFile(f"{file.path.parent}: damaged {file.path.name}: {e}") from e
+
+    @torch.no_grad()
+    def allow(self,
+        widths_at, # a function of a share: half-widths [K]
+    ) -> float: # the rise in loss there
+        "Find the smallest share for the `rise` that is allowed; go on with the smallest so far."
+        share,rise = _smallest_share(self.distance, self.vector, self.options.rise, widths_at)
+        self.vector.set(widths_at(share))
+        self.measured.append((share, rise, self.vector.log_width.detach().clone()))
+        smallest,rise,log_width = min(self.measured, key=lambda found: found[0])
+        self.keep = smallest
+        self.vector.log_width.copy_(log_width)
+        return rise
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d000d
 _STATE = 'rows','first_share','adam','log_width','mean_gradient','late','keep','measured'
-
-@patch
-def state(self:Narrower) -> dict:
-    "A copy of the state on which the rest of the run depends."
-    return dict(
-        rows=list(self.rows), first_share=self.first_share, adam=copy.deepcopy(self.adam.state_dict()),
-        log_width=self.vector.log_width.detach().clone(), mean_gradient=self.mean_gradient.clone(),
-        late=self.late.clone(), keep=self.keep, measured=list(self.measured))
-
-@patch
-@torch.no_grad()
-def restore(self:Narrower, state, # as `state` gives it
-) -> None:
-    for name,x in dict(log_width=self.vector.log_width, mean_gradient=self.mean_gradient, late=self.late).items():
-        saved = state[name]
-        if not isinstance(saved, Tensor) or saved.shape!=x.shape or not saved.isfinite().all():
-            raise ValueError(f"{name}: expected {len(x)} finite numbers")
-        x.copy_(saved)
-    for name in ('first_share','keep'):
-        if type(state[name]) not in (int, float) or not 0<state[name]<=1: raise ValueError(f"{name}: expected a share")
-    if not all(isinstance(row, dict) and 'text' in row for row in state['rows']): raise ValueError("rows: expected records")
-    for share,risen,log_width in state['measured']:
-        if log_width.shape!=self.late.shape or not math.isfinite(share+risen): raise ValueError("measured: expected shares")
-    self.adam.load_state_dict(copy.deepcopy(state['adam']))
-    self.rows,self.measured = list(state['rows']),list(state['measured'])
-    self.first_share,self.keep = state['first_share'],state['keep']
 
 # %% ../../nbs/hf/66_narrowing.ipynb #4aa3500e
 @dataclass
@@ -326,7 +432,7 @@ class Narrowed:
     rows: list     # one record per step: loss, multiplier, share
     seconds: float # duration of the run
     finished: bool # False: the run was interrupted, and these are the widths so far
-    rise: float|None = None # the one allowed: the rise in loss on the texts by which the share was chosen
+    rise: float|None = None # the one allowed: of the loss on the texts that chose the share
     healed: Healed|None = None # what healing did
 
     def share(self,
@@ -341,7 +447,8 @@ class Narrowed:
     ) -> list: # by layer
         "The same widths in proportion, at another share."
         if share==self.share(): return self.widths
-        width = torch.tensor([w for layer in self.widths for w in layer]).clamp(max=self.budget.most)
+        width = torch.tensor([w for layer in self.widths for w in layer])
+        width = width.clamp(max=self.budget.most)
         parts = self.budget.scaled(width, share).split([len(layer) for layer in self.widths])
         return [part.tolist() for part in parts]
 
@@ -350,74 +457,29 @@ class Narrowed:
 def set_widths(
     model:PreTrainedModel, # with windows
     widths:list, # by layer, one for each key head or for each head; inf: no limit
-    edge:str='hard', # 'hard': every key up to the width counts in full; 'soft': the mask that widths learn with
+    # 'hard': every key up to the width counts in full; 'soft': the mask that widths learn with
+    edge:str='hard',
 ) -> None:
     "Give a model with windows these widths."
     unlimited = 8.*max(most_tokens(model.config) or 0, 2**17)
     modules = _windowed(model)
     if edge not in ('soft','hard'): raise ValueError(f"edge: expected soft or hard, got {edge!r}")
     if len(widths)!=len(modules):
-        raise ValueError(f"widths: expected a list for each of {len(modules)} layers, got {len(widths)}")
+        got = len(widths)
+        raise ValueError(f"widths: expected a list for each of {len(modules)} layers, got {got}")
     for module,layer in zip(modules, widths):
         learned = module.dynattn
         if not layer or learned.heads%len(layer):
-            raise ValueError(f"widths: expected a divisor of {learned.heads} widths in each layer, got {len(layer)}")
+            raise ValueError(f"widths: expected a divisor of {learned.heads} widths in each layer, "
+                             f"got {len(layer)}")
         if not all(isinstance(w, (int, float)) and w>=0 for w in layer):
             raise ValueError(f"widths: expected numbers of 0 or more, or inf, got {layer}")
         width = torch.tensor([min(float(w), unlimited) for w in layer], dtype=torch.float32)
         width = width.repeat_interleave(learned.heads//len(layer)).clamp(min=1.)
         device = next(module.parameters()).device
-        learned.sigma_head = SigmaParameter(learned.heads, init_width=width).to(device).train(module.training)
+        head = SigmaParameter(learned.heads, init_width=width)
+        learned.sigma_head = head.to(device).train(module.training)
     record_edge(model, edge)
-
-# %% ../../nbs/hf/66_narrowing.ipynb #7338f8dd
-@patch(cls_method=True)
-def check(cls:Narrower,
-    model:PreTrainedModel, # without windows
-    batches:list, # as `narrow` takes them, like the rest
-    o:NarrowOptions,
-    held_out:list|None=None,
-) -> Budget: # of the longest text
-    "Refuse now what would fail after all steps."
-    budget,keep = Budget.of(model, batches, o.sinks),.25 if o.keep is None else o.keep
-    o.check(budget.n)
-    if o.heal>len(batches): raise ValueError(f"heal: expected at most one step for each of {len(batches)}, got {o.heal}")
-    if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
-    if o.heal:
-        Budget.of(model, held_out, o.sinks)
-        Healed.layers(model)
-    least = budget.share(torch.ones(1)).item()
-    if o.rise is None and keep<least:
-        by_default = ", the default; give keep, fewer sinks or longer texts" if o.keep is None else ""
-        raise ValueError(f"keep: expected {least:.4f} or more for texts of {budget.n} tokens, got {keep}{by_default}")
-    speaks = model.get_output_embeddings() is not None
-    if speaks and o.rise is not None and not all(b.get('attention_mask', torch.ones(1)).all() for b in batches):
-        raise ValueError(f"rise: expected None for texts of a language model with padding, got {o.rise}")
-    if o.sizes and (least:=budget.share(_sizes(o.sizes, budget.most)[:1]).item())>keep:
-        raise ValueError(f"sizes: expected one small enough for keep={keep}, got {least:.4f} or more")
-    return budget
-
-# %% ../../nbs/hf/66_narrowing.ipynb #f847ffd3
-@patch
-def learn(self:Narrower,
-    file:Checkpoint, # for the state
-    every, on_step, # steps between two checkpoints; gets the record of each step, or None
-) -> bool:
-    "Run all steps, or those before an interruption; False then. The state in the file is that after a whole step."
-    before,whole = ModelState(self.distance.model),self.state()
-    file.write(whole)
-    try:
-        while len(self.rows)<self.options.steps:
-            row = self.step()
-            whole = self.state()
-            if len(self.rows) in (self.options.steps, len(self.rows)//every*every): file.write(whole)
-            if on_step is not None: on_step(row)
-    except KeyboardInterrupt:
-        before.restore()                                             # it may have come while the windows were off
-        self.restore(whole)
-        file.write(whole)
-        return False
-    return True
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d000f
 def _beside(checkpoint, part):
@@ -427,70 +489,39 @@ def _beside(checkpoint, part):
 def _curves_for(model, batches, o, budget, curves, checkpoint):
     "The curves that were given, or those of the first texts."
     if curves is None:
-        return cost_curves(model, batches[:16], budget.sinks, seed=o.seed, checkpoint=_beside(checkpoint, 'curves'))
-    if not isinstance(curves, CostCurves): raise TypeError(f"curves: expected CostCurves, got {type(curves).__name__}")
+        return cost_curves(model, batches[:16], budget.sinks, seed=o.seed,
+                           checkpoint=_beside(checkpoint, 'curves'))
+    if not isinstance(curves, CostCurves):
+        raise TypeError(f"curves: expected CostCurves, got {type(curves).__name__}")
     if curves.budget.n==budget.n: return curves
     raise ValueError(f"curves: expected those of {budget.n} tokens, got those of {curves.budget.n}")
-
-@patch
-def mend(self:Distance,
-    held_out:list, # texts like its own, which decide
-    change, # the `ModelState` of the run, which says whether the weights have changed
-    **options, # further ones of `heal`
-) -> Healed|None: # None if interrupted
-    "Heal a model with hard windows, if that brings texts held out closer to the full model's."
-    held,before = Distance(self.model, held_out, self.options),ModelState(self.model)
-    def measure():
-        parts = [held.parts(i, 0) for i in range(len(held_out))]
-        each = [p[0] for p in parts],[p[1] for p in parts if len(p)>1]
-        return [(sum(x)/len(x)).item() for x in each if x]
-    try:
-        for i in range(len(held_out)): held.full_hidden(i)
-        return heal(self.model, self, self.options.heal, measure, seed=self.options.seed, finish=change.finish, **options)
-    except KeyboardInterrupt:
-        if change.stands: raise                                      # the weights have changed already
-        before.restore()
-        return None
-
-# %% ../../nbs/hf/66_narrowing.ipynb #7a1b0016
-@patch
-def begin(self:Narrower, curves:CostCurves, # of the texts
-) -> None:
-    "Start with the widths of the curves, at the share that `rise` allows or that was asked for."
-    if self.options.rise is not None: self._measure(lambda share: self.vector.set(curves._best(share)))
-    self.vector.set(curves._best(max(self.options.begin, self.keep)))
-    self.first_share = self.vector.share().item()
-
-@patch
-def begin_or_resume(self:Narrower, curves:CostCurves, file:Checkpoint) -> None:
-    "The start of a run, or its state in the file."
-    state = file.read()
-    if state is None: return self.begin(curves)
-    try: self.restore(state)
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as e:
-        raise DamagedFile(f"{file.path.parent}: damaged {file.path.name}: {e}") from e
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0342
 def narrow(
     model:PreTrainedModel, # without windows; it gets them
-    batches:list, # dicts with `input_ids` [B,N] and the model's other inputs, at the length of later use
-    keep:float|None=None, # share of the keys to keep at that length (a quarter), of the pairs for an encoder; or `rise`
-    checkpoint=None, # a file for the state of the run; if it exists, the run continues from it
+    # dicts with `input_ids` [B,N] and the model's other inputs, at the length of later use
+    batches:list[Any],
+    # share of the keys to keep at that length (a quarter), of the pairs for an encoder; or `rise`
+    keep:float|None=None,
+    # a file for the state of the run; if it exists, the run continues from it
+    checkpoint:Path|str|None=None,
     every:int=5, # steps between two checkpoints
-    on_step=None, # a function, called with the record of each step
+    on_step:Callable[[dict[str,Any]],object]|None=None, # called with the record of each step
     curves:CostCurves|None=None, # of these texts (default: measured on the first 16 of `batches`)
-    held_out:list|None=None, # like `batches`, texts that decide whether healing helped
-    **options, # fields of `NarrowOptions`
+    held_out:list[Any]|None=None, # like `batches`, texts that decide whether healing helped
+    **options:Any, # fields of `NarrowOptions`
 ) -> Narrowed:
-    """Learn how far each head of a model has to look. If interrupted (Ctrl-C) while the steps run or heal, it keeps the
-    widths so far; at any other time, and after an error, the model is as it was. The checkpoint has all whole steps."""
+    """Learn how far each head of a model has to look. If interrupted (Ctrl-C) while the steps run
+    or heal, it keeps the widths so far; at any other time, and after an error, the model is as it
+    was. The checkpoint has all whole steps."""
     start,o = time.perf_counter(),NarrowOptions(keep=keep, **options)
     with all_or_nothing(model) as change:
         budget = Narrower.check(model, batches, o, held_out)
         record = {} if checkpoint is None else run_record(model, batches, **asdict(o))
-        if checkpoint is not None and curves is not None: record['curves'] = fingerprint(asdict(curves))
+        both = checkpoint is not None and curves is not None
+        if both: record['curves'] = fingerprint(asdict(curves))
         file = Checkpoint(checkpoint, record, _STATE)
-        file.read()                                                  # refused before anything is measured
+        file.read()    # refused before anything is measured
         curves = _curves_for(model, batches, o, budget, curves, checkpoint)
         add_windows(model, n_global=budget.sinks)
         with frozen(model):
@@ -500,16 +531,20 @@ def narrow(
             finished = run.learn(file, every, on_step)
             run.finish()
             run.choose(curves._best(run.keep))
-            risen = run._measure(vector.scale_to) if o.rise is not None else None
+            learned = partial(vector.budget.scaled, vector.widths())
+            rise = None if o.rise is None else run.allow(learned)
             widths = vector.in_layers(vector.rounded(o.sizes)) if o.sizes else vector.by_layer()
             set_widths(model, widths)
             mended = None
             if o.heal and finished:
-                depends = {f'run.{name}': value for name,value in {**record, **texts_record(held_out, 'held_out')}.items()}
-                mended = run.distance.mend(held_out, change, checkpoint=_beside(checkpoint, 'heal'), every=every,
+                seen = {**record, **texts_record(held_out, 'held_out')}
+                depends = {f'run.{name}': value for name,value in seen.items()}
+                mended = run.distance.mend(held_out, change, every=every,
+                                           checkpoint=_beside(checkpoint, 'heal'),
                                            on_step=on_step, depends=depends)
     finished = finished and bool(mended)==bool(o.heal)
-    return Narrowed(widths, vector.budget, run.rows, time.perf_counter()-start, finished, risen, mended)
+    seconds = time.perf_counter()-start
+    return Narrowed(widths, vector.budget, run.rows, seconds, finished, rise, mended)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #14f18f89
 @torch.no_grad()
@@ -524,17 +559,19 @@ def token_losses(
     return torch.cat([F.cross_entropy(predictions(model, h), y, reduction='none') for h,y in parts])
 
 # %% ../../nbs/hf/66_narrowing.ipynb #66000002
-class Reference(Patched):
+class Reference:
     "The full model's answer to texts: the loss of each, or its embeddings."
     def __init__(self,
         model:PreTrainedModel, # with windows or without
-        texts:list, # what it is called with; of a language model, a row each
+        texts:list[Any], # what it is called with; of a language model, a row each
     ):
         self.model,self.texts = model,texts
-        with torch.no_grad(), without_windows(model): self.full = [self._finite(i, self._result(text)) for i,text in enumerate(texts)]
+        with torch.no_grad(), without_windows(model):
+            self.full = [self._finite(i, self._result(text)) for i,text in enumerate(texts)]
 
     def _result(self, text):
-        if self.model.get_output_embeddings() is None: return embeddings(last_hidden(self.model, text), text)
+        speaks = self.model.get_output_embeddings() is not None
+        if not speaks: return embeddings(last_hidden(self.model, text), text)
         return token_losses(self.model, text['input_ids']).mean()[None]
 
     def _finite(self, i, x): # the result of text i
@@ -543,8 +580,8 @@ class Reference(Patched):
 
     @torch.no_grad()
     def changes(self,
-        on_text=lambda: None, # called after each text
-    ) -> list: # a number for each row
+        on_text:Callable[[],object]=lambda: None, # called after each text
+    ) -> list[float]: # a number for each row
         "The rise in loss, or one minus the cosine of the embeddings, of the model as it is now."
         found = []
         for i,(text,full) in enumerate(zip(self.texts, self.full)):
@@ -553,39 +590,28 @@ class Reference(Patched):
             on_text()
         return found
 
-# %% ../../nbs/hf/66_narrowing.ipynb #7a1b0002
-@patch
 @torch.no_grad()
-def _smallest(self:Distance, vector, rise, at):
-    "The smallest share found whose widths, which `at(share)` sets, have no greater rise in loss, and the rise there."
-    texts = [{k: v[i:i+1] for k,v in b.items()} for b in self.batches[:8] for i in range(len(b['input_ids']))][:8]
-    reference = Reference(self.model, texts)
-    start,found = vector.log_width.clone(),(1., 0.)
+def _smallest_share(distance, vector, allowed, widths_at): # a rise; a function of a share: [K]
+    """The smallest share found whose widths have no greater rise in loss than is allowed, and the
+    rise there. The widths stay as they are."""
+    rows = [{name: x[i:i+1] for name,x in batch.items()}
+            for batch in distance.batches[:8] for i in range(len(batch['input_ids']))]
+    texts = rows[:8]
+    reference = Reference(distance.model, texts)
+    before = vector.log_width.clone()
     low = vector.budget.share(torch.ones(1)).item()
+    share,rise = 1.,0.
     try:
-        for _ in range(7):                                           # to within 5 % of the share
-            share = math.sqrt(low*found[0])
-            vector.log_width.copy_(start)
-            at(share)
-            with as_it_was(self.model):
-                set_widths(self.model, vector.by_layer())
-                risen = sum(reference.changes())/len(texts)
-            if risen<=rise: found = share,risen
-            else: low = share
-    finally: vector.log_width.copy_(start)                           # if interrupted, too
-    return found
-
-# %% ../../nbs/hf/66_narrowing.ipynb #7a1b0006
-@patch
-@torch.no_grad()
-def _measure(self:Narrower, at):
-    "Find the share for the `rise` that is allowed; the rise at the smallest so far, which `keep` and the widths get."
-    share,risen = self.distance._smallest(self.vector, self.options.rise, at)
-    at(share)
-    self.measured.append((share, risen, self.vector.log_width.detach().clone()))
-    self.keep,risen,log_width = min(self.measured, key=lambda m: m[0])
-    self.vector.log_width.copy_(log_width)
-    return risen
+        for _ in range(7):    # to within 5 % of the share
+            middle = math.sqrt(low*share)
+            vector.set(widths_at(middle))
+            with as_it_was(distance.model):
+                set_widths(distance.model, vector.by_layer())
+                rise_there = sum(reference.changes())/len(texts)
+            if rise_there<=allowed: share,rise = middle,rise_there
+            else: low = middle
+    finally: vector.log_width.copy_(before)                              # if interrupted, too
+    return share,rise
 
 # %% ../../nbs/hf/66_narrowing.ipynb #dbcdf66c
 from ..docstrings import explain_parameters

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeVar
 import torch, torch.nn.functional as F, transformers
-from fastcore.basics import patch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from ..padding import PaddingMask, Patched
+from ..padding import PaddingMask
 from ..saved import whole_or_not
 from ..parts import visible_pairs
 from ..engine.ops import attention
@@ -26,14 +25,17 @@ from .masks import Sight, sight_mask
 # %% ../../nbs/hf/56_plugin.ipynb #fcecc91c
 _COMPUTED = ('softcap','position_bias','s_aux','sinks')
 _FOREIGN = ('cache','indices','block_indices')
-_STANDARD = ('module','query','key','value','attention_mask','scaling','dropout','sliding_window','kwargs')
-_HARMLESS = ('sliding_window','position_ids','cache_position','num_items_in_batch','max_length_q','max_length_k',
+_STANDARD = ('module','query','key','value','attention_mask','scaling','dropout','sliding_window',
+             'kwargs')
+_HARMLESS = ('sliding_window','position_ids','cache_position','num_items_in_batch',
+             'max_length_q','max_length_k',
              'deterministic','output_attentions','output_hidden_states','shift_labels','labels')
 _PACKING = ('cu_seq_lens_q','cu_seq_lens_k','seq_idx')
 
 @cache
 def _read_by_eager(cls):
-    "Keywords that change the result of this class's attention, or None where its file does not say."
+    """Keywords that change the result of this class's attention, or None where its file does not
+    say."""
     eager = getattr(sys.modules[cls.__module__], 'eager_attention_forward', None)
     return None if eager is None else set(inspect.signature(eager).parameters)-set(_STANDARD)
 
@@ -41,7 +43,8 @@ def _read_by_eager(cls):
 @cache
 def _warn_direction(cls):
     "Once for each class whose file has no `eager_attention_forward`, whose rule holds."
-    warnings.warn(f"is_causal: {cls.__name__} passes no attention_mask and does not say is_causal; its queries see every key, "
+    warnings.warn(f"is_causal: {cls.__name__} passes no attention_mask and does not say is_causal; "
+                  "its queries see every key, "
                   "as in eager attention; set is_causal of the module to True or False")
 
 def _as_sight(module, mask, is_causal, n, m):
@@ -49,11 +52,13 @@ def _as_sight(module, mask, is_causal, n, m):
     if isinstance(mask, Sight): return mask
     if mask is None:
         said = said_causal(module) if is_causal is None else is_causal
-        if said is None and n>1 and _read_by_eager(type(module)) is None: _warn_direction(type(module))
+        unsaid = said is None and n>1
+        if unsaid and _read_by_eager(type(module)) is None: _warn_direction(type(module))
         return Sight(causal=bool(said) if n>1 else False)
     if not isinstance(mask, Tensor) or mask.dim()!=4:
         got = tuple(getattr(mask, 'shape', ())) or type(mask).__name__
-        raise TypeError(f"attention_mask: expected None, a Sight or a mask of pairs [B,1,N,M], got {got}")
+        raise TypeError("attention_mask: expected None, a Sight or a mask of pairs [B,1,N,M], "
+                        f"got {got}")
     return Sight(pairs=mask, q_offset=0 if n==m else None)  # the position of the queries is unknown
 
 def _with_texts(s, kwargs, q, m):
@@ -68,7 +73,7 @@ def _with_texts(s, kwargs, q, m):
 
 # %% ../../nbs/hf/56_plugin.ipynb #120f67c1
 @dataclass(eq=False)
-class LayerCall(Patched):
+class LayerCall:
     "The arguments of a layer's attention function."
     module: nn.Module # the layer
     q: Tensor # [B,H,N,d]
@@ -87,27 +92,196 @@ class LayerCall(Patched):
         "How many first tokens of a text the windows exempt; 0 without windows."
         return 0 if self.learned is None else self.learned.n_global
 
-# %% ../../nbs/hf/56_plugin.ipynb #d3b93ae9
-@patch
-def refuse_terms(self:LayerCall, packed, # whether the mask tells the texts of a row apart
-) -> None:
-    "Raise where a keyword that the layer passes would change the result, and is not computed."
-    for name,x in self.terms.items():
-        if x is None or isinstance(x, bool) or name in _COMPUTED or (packed and name in _PACKING): continue
-        if name in _PACKING:
-            raise ValueError(f"{name}: expected position_ids beside it, which start anew with each text, "
-                             "or cu_seq_lens_q and cu_seq_lens_k of one row without a past; "
-                             "got neither, and the texts would see each other")
-        cls = type(self.module)
-        read = _read_by_eager(cls)
-        if name in _FOREIGN or (name not in _HARMLESS if read is None else name in read):
-            raise ValueError(f"{name}: expected None, got {type(x).__name__} from {cls.__name__}; "
-                             "it changes the result and 'dynattn' does not compute it; use attn_implementation='eager'")
+    def refuse_terms(self, packed, # whether the mask tells the texts of a row apart
+    ) -> None:
+        "Raise where a keyword that the layer passes would change the result, and is not computed."
+        for name,x in self.terms.items():
+            computed = name in _COMPUTED or (packed and name in _PACKING)
+            if x is None or isinstance(x, bool) or computed: continue
+            if name in _PACKING:
+                raise ValueError(f"{name}: expected position_ids beside it, "
+                                 "which start anew with each text, "
+                                 "or cu_seq_lens_q and cu_seq_lens_k of one row without a past; "
+                                 "got neither, and the texts would see each other")
+            cls = type(self.module)
+            read = _read_by_eager(cls)
+            if name in _FOREIGN or (name not in _HARMLESS if read is None else name in read):
+                raise ValueError(f"{name}: expected None, "
+                                 f"got {type(x).__name__} from {cls.__name__}; "
+                                 "it changes the result and 'dynattn' does not compute it; "
+                                 "use attn_implementation='eager'")
+
+    def own_terms(self, pairs=None, # [B,1,N,M], a square to be added to a bias
+    ) -> dict:
+        "The terms that the architecture adds to scores: squashing, a bias, a logit beside them."
+        terms,own = self.terms,{}
+        sink,bias = terms.get('s_aux', terms.get('sinks')),terms.get('position_bias')
+        if sink is not None and sink.dim()!=1:
+            raise ValueError(f"sinks: expected [H], got shape {tuple(sink.shape)}; "
+                             "use attn_implementation='eager'")
+        if terms.get('softcap') is not None: own['softcap'] = terms['softcap']
+        if sink is not None: own['sink'] = sink
+        if bias is not None:
+            bias = bias[...,:self.k.shape[2]]
+            if pairs is not None:
+                if pairs.dtype==torch.bool: bias = bias.masked_fill(~pairs, -torch.inf)
+                else: bias = bias+pairs
+            own['attn_mask'] = bias
+        return own
+
+    def learned_terms(self) -> dict:
+        "The window and the alpha that were added to the layer."
+        return {} if self.learned is None else self.learned(self.q, self.k.shape[2], self.sight)
+
+    def options(self) -> dict:
+        "The arguments of `dynattn.attention`."
+        s,m = self.sight,self.k.shape[2]
+        bias = self.terms.get('position_bias')
+        at = s.q_offset or 0
+        options = dict(attn_mask=s.pairs, q_offset=at, window=None, is_causal=False)
+        if s.pairs is None:
+            # compiled, a comparison of sizes is a symbol; `bool` leaves it
+            causal = True if s.causal and m>at+1 else False
+            options |= dict(window=s.window, is_causal=causal)
+            if s.keep is not None: options['padding'] = PaddingMask(s.keep)
+            if s.texts is not None: options['segments'] = s.texts
+        options |= self.learned_terms() | self.own_terms(s.pairs)
+        vector = None
+        if bias is not None and s.pairs is None and self.q.shape[2]>1: vector = _by_offset(bias, at)
+        return options if vector is None else options | dict(attn_mask=None, rel_bias=vector)
+
+    def wants_weights(self) -> bool:
+        """Whether somebody wants the weights. GPT-2 keeps `output_attentions` to itself; the
+        collector of outputs has it."""
+        if self.terms.get('output_attentions'): return True
+        collected = _collector.get() if _collector is not None else None
+        return bool(collected) and any('attentions' in key for key in collected)
+
+    def refuse_special(self, where, instead, # words of the error: in which case, and what helps
+    ) -> None:
+        """Raise where a call needs more than padding, causality, a window, a soft cap and a sink
+        of each head."""
+        s = self.sight
+        if self.terms.get('position_bias') is not None:
+            raise ValueError(f"position_bias: expected None {where}, got one; {instead}")
+        self.refuse_terms(False)
+        if s.pairs is not None or s.texts is not None or s.chunked:
+            raise ValueError(f"attention_mask: expected None or [B,N] {where}, "
+                             "got a mask of pairs, texts or chunks; "
+                             f"{instead}")
+        if self.wants_weights():
+            raise ValueError(f"output_attentions: expected False {where}, where keys are missing, "
+                             f"got True; {instead}")
+
+    def computed(self, **options) -> tuple:
+        "Attention [B,H,N,dv] and, if wanted, the weights."
+        wanted = self.wants_weights()
+        out = attention(self.q, self.k, self.v, dropout_p=self.dropout, scale=self.scaling,
+                        return_weights=wanted, **options)
+        return out if wanted else (out,None)
+
+    def compute(self) -> tuple:
+        "`computed`, with the call's own arguments."
+        options = self.options()
+        for watch in self.watchers: watch(self, options)
+        return self.computed(**options)
+
+    def starts_late(self) -> bool:
+        """Whether leading tokens of some row stand behind padding; assumed where values cannot be
+        read."""
+        s,n_global = self.sight,self.n_global
+        if not n_global or s.keep is None or (s.texts is not None and s.pairs is None): return False
+        return torch.compiler.is_compiling() or not bool(s.keep[:,:n_global].all())
+
+    def compute_turned(self) -> tuple:
+        "`compute` of a text to itself where rows begin with padding."
+        s,bias = self.sight,self.terms.get('position_bias')
+        if bias is not None and _by_offset(bias, 0) is None:
+            raise ValueError("position_bias: expected one by offset "
+                             "where leading tokens stand behind padding, "
+                             "got another; pad on the right, or set n_global=0")
+        pad = s.keep.int().argmax(1)                                               # [B]
+        turned = s._replace(keep=turn_rows(s.keep[:,None,:,None], pad)[:,0,:,0])
+        q,k,v = (turn_rows(x, pad) for x in (self.q, self.k, self.v))
+        call = LayerCall(self.module, q, k, v, turned, self.scaling, self.dropout, self.terms)
+        out,weights = call.compute()
+        if weights is not None: weights = turn_rows(turn_rows(weights, -pad).mT, -pad).mT
+        return turn_rows(out, -pad),weights
+
+    # `Window` (default: the model's own); leading tokens
+    def pair_terms(self, window=None, n_global=0,
+    ) -> Tensor:
+        """The terms added to the scores of queries from position `sight.at` on, [B|1,H|1,N,M]:
+        the window's logarithm, -inf where nothing is seen."""
+        s,device = self.sight,self.q.device
+        n,m = self.q.shape[2],self.k.shape[2]
+        at,key = s.at.to(device),torch.arange(m, device=device)
+        query = at+torch.arange(n, device=device)[:,None]                          # [N,1]
+        added = torch.zeros(1, 1, n, m, device=device)
+        if window is not None:
+            first = 0    # or [B,1,1,1], the first real token
+            if s.keep is not None: first = s.keep.int().argmax(1)[:,None,None,None]
+            end = first+n_global
+            leading = (key>=first) & (key<end) | (query>=first) & (query<end)
+            added = window.log_mask(key-query).masked_fill(leading, 0.)            # [B|1,H,N,M]
+        if s.pairs is not None and not s.causal:
+            is_bool = s.pairs.dtype==torch.bool
+            return added.masked_fill(~s.pairs, -torch.inf) if is_bool else added+s.pairs
+        own = s.window if window is None else None  # `window` is inside the model's own already
+        padding = None if s.keep is None else PaddingMask(s.keep)
+        see = visible_pairs(n, m, padding=padding, is_causal=True, window=own, q_offset=at,
+                            segments=s.texts,
+                            device=device)
+        return added.masked_fill(~see, -torch.inf)
+
+    def compute_at(self) -> tuple:
+        "`compute` where positions are a tensor."
+        options = self.own_terms() | self.learned_terms()
+        window,n_global = options.pop('window', None),options.pop('n_global', 0)
+        added = self.pair_terms(window, n_global).to(self.q.dtype)
+        if 'attn_mask' in options: added = added+options.pop('attn_mask')
+        return self.computed(attn_mask=added.expand(-1, self.q.shape[1], -1, -1), **options)
+
+    def check(self) -> None:
+        """Raise where padding does not fit the keys, leading tokens cannot be found, or a term is
+        not computed."""
+        s,n_global = self.sight,self.n_global
+        n,m = self.q.shape[2],self.k.shape[2]
+        if s.keep is not None and s.keep.shape[1]!=m:
+            raise ValueError(f"attention_mask: expected one entry for each of {m} keys, "
+                             f"got {s.keep.shape[1]} for {n} "
+                             "queries; with prefill_chunk_size, generate cuts the mask of "
+                             "an encoder as if it were the "
+                             "decoder's: leave prefill_chunk_size out, "
+                             "it cuts the decoder's text only")
+        if n_global and s.dropped:
+            raise ValueError("n_global: expected 0 in a layer that slides, "
+                             "with a cache that drops the first tokens of "
+                             f"a text, got {n_global}; WindowedCache(model) keeps them, "
+                             "which is generate's default")
+        if n_global and s.pairs is not None and s.texts is not None:
+            raise ValueError(f"n_global: expected 0 for packed texts with a past, got {n_global}")
+        self.refuse_terms(s.texts is not None or (s.pairs is not None and not s.chunked))
+
+    def attended(self) -> tuple:
+        "Attention [B,H,N,dv] and, if wanted, the weights, in the way that serves the call."
+        self.check()
+        s,learned = self.sight,self.learned
+        n,m = self.q.shape[2],self.k.shape[2]
+        late = self.starts_late()
+        has_windows = learned is not None and learned.sigma_head is not None
+        window_in_a_mask = has_windows and s.pairs is not None and (learned.causal or late)
+        late_in_a_cache = late and n!=m
+        compiled_step = n==1 and torch.compiler.is_compiling()
+        needs_positions = window_in_a_mask or late_in_a_cache or compiled_step
+        if s.at is not None and needs_positions: return self.compute_at()
+        if late and n==m: return self.compute_turned()
+        return self.compute()
 
 # %% ../../nbs/hf/56_plugin.ipynb #b0f50002
 def _by_offset(bias, at): # [1,H,N,M] -> [H,2R+1]
-    """A bias as a vector over `j - i - at`, if it depends on the offset alone; None for any other bias,
-    and where values cannot be read. The vector is kept on the tensor, for the next layer that gets it."""
+    """A bias as a vector over `j - i - at`, if it depends on the offset alone; None for any other,
+    and where values cannot be read. The tensor keeps it for the next layer that gets the tensor."""
     if torch.compiler.is_compiling() or bias.dim()!=4 or bias.shape[0]!=1: return None
     version = None if bias.is_inference() else bias._version
     state = version,at,bias.requires_grad and torch.is_grad_enabled()
@@ -119,178 +293,17 @@ def _by_offset(bias, at): # [1,H,N,M] -> [H,2R+1]
     if same:
         n,m = bias.shape[2:]
         first_row,first_column = bias[0,:,0],bias[0,:,:,0]                     # [H,M], [H,N]
-        vector = torch.cat((first_column[:,1:].flip(-1), first_row), -1)       # offsets j - i from 1-N to M-1
-        left,right = n-1+at,m-1-at                                             # the furthest keys on either side
+        # offsets j - i from 1-N to M-1
+        vector = torch.cat((first_column[:,1:].flip(-1), first_row), -1)
+        left,right = n-1+at,m-1-at    # the furthest keys on either side
         reach = max(left, right, 0)
         vector = F.pad(vector, (reach-left, reach-right))
     bias._dynattn_by_offset = state,vector
     return vector
 
-# %% ../../nbs/hf/56_plugin.ipynb #ddca0cd5
-@patch
-def own_terms(self:LayerCall, pairs=None, # [B,1,N,M], a square to be added to a bias
-) -> dict:
-    "The terms that the architecture adds to scores: squashing, a bias, a logit beside them."
-    terms,own = self.terms,{}
-    sink,bias = terms.get('s_aux', terms.get('sinks')),terms.get('position_bias')
-    if sink is not None and sink.dim()!=1:
-        raise ValueError(f"sinks: expected [H], got shape {tuple(sink.shape)}; use attn_implementation='eager'")
-    if terms.get('softcap') is not None: own['softcap'] = terms['softcap']
-    if sink is not None: own['sink'] = sink
-    if bias is not None:
-        bias = bias[...,:self.k.shape[2]]
-        if pairs is not None:
-            bias = bias.masked_fill(~pairs, -torch.inf) if pairs.dtype==torch.bool else bias+pairs
-        own['attn_mask'] = bias
-    return own
-
-@patch
-def learned_terms(self:LayerCall) -> dict:
-    "The window and the alpha that were added to the layer."
-    return {} if self.learned is None else self.learned(self.q, self.k.shape[2], self.sight)
-
-# %% ../../nbs/hf/56_plugin.ipynb #b56c001d
-@patch
-def options(self:LayerCall) -> dict:
-    "The arguments of `dynattn.attention`."
-    s,m = self.sight,self.k.shape[2]
-    bias = self.terms.get('position_bias')
-    at = s.q_offset or 0
-    options = dict(attn_mask=s.pairs, q_offset=at, window=None, is_causal=False)
-    if s.pairs is None:
-        causal = True if s.causal and m>at+1 else False  # compiled, a comparison of sizes is a symbol; `bool` leaves it
-        options |= dict(window=s.window, is_causal=causal)
-        if s.keep is not None: options['padding'] = PaddingMask(s.keep)
-        if s.texts is not None: options['segments'] = s.texts
-    options |= self.learned_terms() | self.own_terms(s.pairs)
-    vector = None
-    if bias is not None and s.pairs is None and self.q.shape[2]>1: vector = _by_offset(bias, at)
-    return options if vector is None else options | dict(attn_mask=None, rel_bias=vector)
-
 # %% ../../nbs/hf/56_plugin.ipynb #ce0db865
 try: from transformers.utils.output_capturing import _active_collector as _collector
 except ImportError: _collector = None
-
-@patch
-def wants_weights(self:LayerCall) -> bool:
-    "Whether somebody wants the weights. GPT-2 keeps `output_attentions` to itself; the collector of outputs has it."
-    if self.terms.get('output_attentions'): return True
-    collected = _collector.get() if _collector is not None else None
-    return bool(collected) and any('attentions' in key for key in collected)
-
-# %% ../../nbs/hf/56_plugin.ipynb #c56a0004
-@patch
-def refuse_special(self:LayerCall, where, instead, # words of the error: in which case, and what helps
-) -> None:
-    "Raise where a call needs more than padding, causality, a window, a soft cap and a sink of each head."
-    s = self.sight
-    if self.terms.get('position_bias') is not None:
-        raise ValueError(f"position_bias: expected None {where}, got one; {instead}")
-    self.refuse_terms(False)
-    if s.pairs is not None or s.texts is not None or s.chunked:
-        raise ValueError(f"attention_mask: expected None or [B,N] {where}, got a mask of pairs, texts or chunks; "
-                         f"{instead}")
-    if self.wants_weights():
-        raise ValueError(f"output_attentions: expected False {where}, where keys are missing, got True; {instead}")
-
-# %% ../../nbs/hf/56_plugin.ipynb #c56a0005
-@patch
-def computed(self:LayerCall, **options) -> tuple:
-    "Attention [B,H,N,dv] and, if wanted, the weights."
-    wanted = self.wants_weights()
-    out = attention(self.q, self.k, self.v, dropout_p=self.dropout, scale=self.scaling, return_weights=wanted, **options)
-    return out if wanted else (out,None)
-
-@patch
-def compute(self:LayerCall) -> tuple:
-    "`computed`, with the call's own arguments."
-    options = self.options()
-    for watch in self.watchers: watch(self, options)
-    return self.computed(**options)
-
-# %% ../../nbs/hf/56_plugin.ipynb #c56a0007
-@patch
-def starts_late(self:LayerCall) -> bool:
-    "Whether leading tokens of some row stand behind padding; assumed where values cannot be read."
-    s,n_global = self.sight,self.n_global
-    if not n_global or s.keep is None or (s.texts is not None and s.pairs is None): return False
-    return torch.compiler.is_compiling() or not bool(s.keep[:,:n_global].all())
-
-@patch
-def compute_turned(self:LayerCall) -> tuple:
-    "`compute` of a text to itself where rows begin with padding."
-    s,bias = self.sight,self.terms.get('position_bias')
-    if bias is not None and _by_offset(bias, 0) is None:
-        raise ValueError("position_bias: expected one by offset where leading tokens stand behind padding, "
-                         "got another; pad on the right, or set n_global=0")
-    pad = s.keep.int().argmax(1)                                               # [B]
-    turned = s._replace(keep=turn_rows(s.keep[:,None,:,None], pad)[:,0,:,0])
-    q,k,v = (turn_rows(x, pad) for x in (self.q, self.k, self.v))
-    out,weights = LayerCall(self.module, q, k, v, turned, self.scaling, self.dropout, self.terms).compute()
-    if weights is not None: weights = turn_rows(turn_rows(weights, -pad).mT, -pad).mT
-    return turn_rows(out, -pad),weights
-
-# %% ../../nbs/hf/56_plugin.ipynb #c56d0002
-@patch
-def pair_terms(self:LayerCall, window=None, n_global=0, # `Window` (default: the model's own); leading tokens
-) -> Tensor:
-    """The terms added to the scores of queries from position `sight.at` on, [B|1,H|1,N,M]:
-    the window's logarithm, -inf where nothing is seen."""
-    s,device = self.sight,self.q.device
-    n,m = self.q.shape[2],self.k.shape[2]
-    at,key = s.at.to(device),torch.arange(m, device=device)
-    query = at+torch.arange(n, device=device)[:,None]                          # [N,1]
-    added = torch.zeros(1, 1, n, m, device=device)
-    if window is not None:
-        first = 0 if s.keep is None else s.keep.int().argmax(1)[:,None,None,None] # [B,1,1,1] the first real token
-        end = first+n_global
-        leading = (key>=first) & (key<end) | (query>=first) & (query<end)
-        added = window.log_mask(key-query).masked_fill(leading, 0.)            # [B|1,H,N,M]
-    if s.pairs is not None and not s.causal:
-        return added.masked_fill(~s.pairs, -torch.inf) if s.pairs.dtype==torch.bool else added+s.pairs
-    own = s.window if window is None else None  # `window` is inside the model's own already
-    padding = None if s.keep is None else PaddingMask(s.keep)
-    see = visible_pairs(n, m, padding=padding, is_causal=True, window=own, q_offset=at, segments=s.texts,
-                        device=device)
-    return added.masked_fill(~see, -torch.inf)
-
-# %% ../../nbs/hf/56_plugin.ipynb #b56c001f
-@patch
-def compute_at(self:LayerCall) -> tuple:
-    "`compute` where positions are a tensor."
-    options = self.own_terms() | self.learned_terms()
-    added = self.pair_terms(options.pop('window', None), options.pop('n_global', 0)).to(self.q.dtype)
-    if 'attn_mask' in options: added = added+options.pop('attn_mask')
-    return self.computed(attn_mask=added.expand(-1, self.q.shape[1], -1, -1), **options)
-
-# %% ../../nbs/hf/56_plugin.ipynb #7b1e0002
-@patch
-def check(self:LayerCall) -> None:
-    "Raise where padding does not fit the keys, leading tokens cannot be found, or a term is not computed."
-    s,n_global = self.sight,self.n_global
-    n,m = self.q.shape[2],self.k.shape[2]
-    if s.keep is not None and s.keep.shape[1]!=m:
-        raise ValueError(f"attention_mask: expected one entry for each of {m} keys, got {s.keep.shape[1]} for {n} "
-                         "queries; with prefill_chunk_size, generate cuts the mask of an encoder as if it were the "
-                         "decoder's: leave prefill_chunk_size out, it cuts the decoder's text only")
-    if n_global and s.dropped:
-        raise ValueError("n_global: expected 0 in a layer that slides, with a cache that drops the first tokens of "
-                         f"a text, got {n_global}; WindowedCache(model) keeps them, which is generate's default")
-    if n_global and s.pairs is not None and s.texts is not None:
-        raise ValueError(f"n_global: expected 0 for packed texts with a past, got {n_global}")
-    self.refuse_terms(s.texts is not None or (s.pairs is not None and not s.chunked))
-
-@patch
-def attended(self:LayerCall) -> tuple:
-    "Attention [B,H,N,dv] and, if wanted, the weights, in the way that serves the call."
-    self.check()
-    s,learned = self.sight,self.learned
-    one = self.q.shape[2]==1 and torch.compiler.is_compiling()
-    late,itself = self.starts_late(),self.q.shape[2]==self.k.shape[2]
-    windows = learned is not None and learned.sigma_head is not None
-    square = windows and s.pairs is not None and (learned.causal or late)
-    if s.at is not None and (square or late and not itself or one): return self.compute_at()
-    return self.compute_turned() if late and itself else self.compute()
 
 # %% ../../nbs/hf/56_plugin.ipynb #81540952
 def attend(
@@ -304,7 +317,8 @@ def attend(
     is_causal=None, # where no `Sight` says it (default: as the layer says)
     **kwargs, # what the layer adds, such as `softcap`
 ) -> tuple:
-    "Called by a layer with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], the weights if wanted."
+    """Called by a layer with query [B,H,N,d], key and value [B,Hkv,M,d]: the output [B,N,H,d], the
+    weights if wanted."""
     Added.refuse_lost(module)
     new = None if isinstance(key, Tensor) else key
     if new is not None: key,value = new.k,new.v
@@ -321,19 +335,24 @@ def register() -> None:
         found = table.get('dynattn', ours)
         left_by_an_interrupt = getattr(found, '__module__', '').startswith('dynattn.')
         if found is not ours and not left_by_an_interrupt:
-            raise ValueError("attn_implementation: expected no other function registered as 'dynattn', got one")
+            raise ValueError("attn_implementation: expected no other function registered as "
+                             "'dynattn', got one")
     if _collector is None:
-        warnings.warn(f"transformers {transformers.__version__} keeps its collector of outputs elsewhere; "
-                      "models that do not hand output_attentions to their layers, as GPT-2, return no weights")
+        warnings.warn(f"transformers {transformers.__version__} keeps its collector of outputs "
+                      "elsewhere; "
+                      "models that do not hand output_attentions to their layers, as GPT-2, "
+                      "return no weights")
     AttentionInterface.register('dynattn', attend)
     AttentionMaskInterface.register('dynattn', sight_mask)
 
 # %% ../../nbs/hf/56_plugin.ipynb #b56c0022
 def _init_batches(model, *args, **kwargs):
-    "A model's `init_continuous_batching`, which may not change 'dynattn' to an attention without windows."
+    """A model's `init_continuous_batching`, which may not change 'dynattn' to an attention without
+    windows."""
     if model.config._attn_implementation!='dynattn':
         return type(model).init_continuous_batching(model, *args, **kwargs)
-    raise ValueError("model: expected an attention of transformers for continuous batching, got 'dynattn'; "
+    raise ValueError("model: expected an attention of transformers for continuous batching, "
+                     "got 'dynattn'; "
                      "use generate, which takes padded batches")
 
 _Model = TypeVar('_Model', bound=nn.Module)
@@ -353,17 +372,21 @@ def switch(
                          f"got {got}, which computes its own and would ignore 'dynattn'")
     configs = {name: part_config(model, name) for name in attention_layers(model)}
     lost = [name for name,config in configs.items() if config is None]
-    if lost: raise ValueError(f"model: expected a configuration for each attention, got {lost[0]} without one")
+    if lost:
+        raise ValueError(f"model: expected a configuration for each attention, "
+                         f"got {lost[0]} without one")
     register()
     layers = attention_layers(model)
     asked = [*((m, m.config) for m in owners), *((m, configs[name]) for name,m in layers.items())]
     for m,config in asked:  # so that it can be put back
-        if config._attn_implementation!='dynattn': m.attention_before_dynattn = config._attn_implementation
+        before = config._attn_implementation
+        if before!='dynattn': m.attention_before_dynattn = before
     for config in configs.values():  # in a model of several, they have a configuration of their own
         if config._attn_implementation!='dynattn': config._attn_implementation = 'dynattn'
     for m in owners:
         m.set_attn_implementation('dynattn')
-        if hasattr(m, 'init_continuous_batching'): m.init_continuous_batching = partial(_init_batches, m)
+        batches = hasattr(m, 'init_continuous_batching')
+        if batches: m.init_continuous_batching = partial(_init_batches, m)
     return model
 
 # %% ../../nbs/hf/56_plugin.ipynb #34ffa9b1

@@ -27,7 +27,8 @@ def save(
 ) -> None:
     "`save_pretrained`, and an error where there is nothing of ours to keep."
     if not Added.models_in(model):
-        raise ValueError("model: expected one with windows or alpha, got one without; save_pretrained serves it")
+        raise ValueError("model: expected one with windows or alpha, got one without; "
+                         "save_pretrained serves it")
     model.save_pretrained(folder, **kwargs)
 
 # %% ../../nbs/hf/59_saving.ipynb #7757ad30
@@ -35,15 +36,18 @@ def _add(model, added):
     "Add what a configuration names; it comes from a file, so it can be anything."
     makers = dict(windows=add_windows, alpha=add_alpha)
     shared = added.get('shared', {}) if isinstance(added, dict) else {}
-    kinds = {kind: options for kind,options in added.items() if kind!='shared'} if isinstance(added, dict) else {}
+    kinds = dict(added) if isinstance(added, dict) else {}
+    kinds.pop('shared', None)
     if not kinds or kinds.keys()-makers.keys() or not isinstance(shared, dict):
-        raise ValueError(f"dynattn: expected options of 'windows' and 'alpha' in the configuration, got {added!r}")
+        raise ValueError("dynattn: expected options of 'windows' and 'alpha' "
+                         f"in the configuration, got {added!r}")
     model.shared_in_file = shared  # until all tensors are there; then the modules say it
     model.config.dynattn = kinds
     for kind,options in kinds.items():
         try: makers[kind](model, **options)
         except (TypeError, AttributeError) as e:
-            raise ValueError(f"dynattn: expected options of {kind!r} in the configuration, got {options!r}") from e
+            raise ValueError(f"dynattn: expected options of {kind!r} in the configuration, "
+                             f"got {options!r}") from e
 
 # %% ../../nbs/hf/59_saving.ipynb #3a61803a
 def _building(cls):
@@ -51,10 +55,12 @@ def _building(cls):
     def __init__(self, config, *args, **kwargs):
         cls.__init__(self, config, *args, **kwargs)
         for part in self.modules():
-            added = getattr(part.config, 'dynattn', None) if isinstance(part, PreTrainedModel) else None
+            is_model = isinstance(part, PreTrainedModel)
+            added = getattr(part.config, 'dynattn', None) if is_model else None
             if added is None or isinstance(added, Added): continue
             with local_torch_dtype(torch.float32), torch.device('cpu'): _add(part, added)
-            for inner in part.modules():  # an encoder and a decoder have copies of the configuration
+            # an encoder and a decoder have copies of the configuration
+            for inner in part.modules():
                 config = getattr(inner, 'config', None)
                 if getattr(config, 'dynattn', None)==added: config.dynattn = part.config.dynattn
     in_float32 = {*(cls._keep_in_fp32_modules_strict or ()), 'dynattn'}
@@ -70,11 +76,13 @@ def _class_for(cls, config):
         cls = getattr(transformers, name, None)
         is_model = isinstance(cls, type) and issubclass(cls, PreTrainedModel)
         if not is_model or not isinstance(config, cls.config_class or ()):
-            raise ValueError(f"cls: expected the model's class, for transformers has no {name}, got None")
+            raise ValueError("cls: expected the model's class, "
+                             f"for transformers has no {name}, got None")
     mapping = getattr(cls, '_model_mapping', None)
     if mapping is None: return cls
     if type(config) not in mapping:
-        raise ValueError(f"cls: expected an Auto class that takes {type(config).__name__}, got {cls.__name__}")
+        raise ValueError(f"cls: expected an Auto class that takes {type(config).__name__}, "
+                         f"got {cls.__name__}")
     found = mapping[type(config)]
     if not isinstance(found, (list, tuple)): return found
     return next((c for c in found if c.__name__==name), found[0])
@@ -85,7 +93,8 @@ def _where(name):
     path = Path(name)
     if path.suffix!='.gguf':
         if path.exists(): return path,{}
-        among = '/' in str(name) and path.parent.is_dir()        # runs/narow beside runs/narrow is no name of the Hub
+        # runs/narow beside runs/narrow is no name of the Hub
+        among = '/' in str(name) and path.parent.is_dir()
         if re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', str(name)) and not among: return name,{}
         raise UserError(f"model: expected a folder or a name, got {name}, where there is nothing")
     if not path.is_file(): raise UserError(f"model: expected a GGUF file, got {name}")
@@ -99,14 +108,18 @@ def _check_asked(folder, config, kwargs):
     "Raise where there is nothing of ours to load, or where it cannot be loaded as asked."
     inside = [getattr(config, name) for name in config.sub_configs]
     if not any(getattr(c, 'dynattn', None) for c in (config, *inside)):
-        raise ValueError(f"folder: expected a checkpoint with windows or alpha, got {str(folder)!r} without; "
+        raise ValueError("folder: expected a checkpoint with windows or alpha, "
+                         f"got {str(folder)!r} without; "
                          "from_pretrained serves it")
     if kwargs.setdefault('attn_implementation', 'dynattn')!='dynattn':
-        raise ValueError("attn_implementation: expected 'dynattn', which computes windows and alpha, "
+        raise ValueError("attn_implementation: expected 'dynattn', "
+                         "which computes windows and alpha, "
                          f"got {kwargs['attn_implementation']!r}")
     if kwargs.get('output_attentions'):
-        raise ValueError("output_attentions: expected it in the call, model(..., output_attentions=True), "
-                         "got it for the configuration, where transformers takes it for 'eager' only")
+        raise ValueError("output_attentions: expected it in the call, "
+                         "model(..., output_attentions=True), "
+                         "got it for the configuration, "
+                         "where transformers takes it for 'eager' only")
 
 # %% ../../nbs/hf/59_saving.ipynb #c59d0002
 def load(
@@ -119,7 +132,9 @@ def load(
     config = kwargs.get('config')
     if config is None:
         place,of_gguf = _where(folder)
-        if of_gguf: raise ValueError(f"folder: expected a checkpoint with windows or alpha, got the GGUF file {folder}")
+        if of_gguf:
+            raise ValueError("folder: expected a checkpoint with windows or alpha, "
+                             f"got the GGUF file {folder}")
         config = AutoConfig.from_pretrained(place, **{k: kwargs[k] for k in _WHERE if k in kwargs})
     _check_asked(folder, config, kwargs)
     cls = _class_for(cls, config)
@@ -129,7 +144,8 @@ def load(
     missing,unknown = ([str(k) for k in info[kind] if '.dynattn.' in str(k)]
                        for kind in ('missing_keys','unexpected_keys'))
     if missing or unknown:
-        raise ValueError(f"folder: expected the tensors that its configuration names, got {str(folder)!r} "
+        raise ValueError("folder: expected the tensors that its configuration names, "
+                         f"got {str(folder)!r} "
                          f"without {sorted(missing)[:3]}, and with {sorted(unknown)[:3]}")
     for part in model.modules(): share(part, vars(part).pop('shared_in_file', {}))
     return (model,info) if wants_info else model
@@ -161,14 +177,17 @@ def load_pretrained(
         narrowed = bool(getattr(config, 'dynattn', None))
         if narrowed and not windows:
             raise UserError(f"model: expected one with full attention, got {name} with windows")
-        speaks = any(word in (config.architectures or [''])[0] for word in ('CausalLM','LMHead')) or bool(options)
+        architecture = (config.architectures or [''])[0]
+        writes = any(word in architecture for word in ('CausalLM','LMHead'))
+        speaks = writes or bool(options)
         auto = AutoModelForCausalLM if speaks else AutoModel
         if narrowed: model = load(path, auto, dtype=torch.float32)
         else: model = auto.from_pretrained(path, dtype=torch.float32, **options)
         words = AutoTokenizer.from_pretrained(path, **options) if tokenizer else None
     except UserError: raise
     except Exception as e: # a damaged file fails in many ways
-        raise UserError(f"model: {name}: {' '.join(str(e).split())[:200] or type(e).__name__}") from e
+        why = ' '.join(str(e).split())[:200] or type(e).__name__
+        raise UserError(f"model: {name}: {why}") from e
     if options: # what was quantised in the file is float32 now, and can be saved
         if hasattr(model.config, 'quantization_config'): del model.config.quantization_config
         model.hf_quantizer = None

@@ -43,8 +43,10 @@ def _learners(model): # -> of modules
         heads,width = get('num_attention_heads', 'num_heads'),get('hidden_size')
         of_head = get('head_dim', 'attention_head_size') or (heads and width and width//heads)
         if not heads or not of_head:
-            raise ValueError(f"model: expected the number and the width of the heads from {name} or its configuration, "
-                             f"got {heads} and {of_head} from {type(m).__name__} and {type(config).__name__}")
+            raise ValueError("model: expected the number and the width of the heads from "
+                             f"{name} or its configuration, "
+                             f"got {heads} and {of_head} "
+                             f"from {type(m).__name__} and {type(config).__name__}")
         slides = getattr(m, 'sliding_window', None) is not None
         m.dynattn = Learned(heads, heads*of_head, looks_back(model, name), slides)
     return [*layers.values()]
@@ -53,30 +55,38 @@ _ANY = 2**17 # tokens of a text where no number limits it
 
 def _longest(model):
     "The most tokens that each layer which attends to itself can be given."
-    return [most_tokens(part_config(model, name)) or _ANY for name in attention_layers(model, itself=True)]
+    layers = attention_layers(model, itself=True)
+    return [most_tokens(part_config(model, name)) or _ANY for name in layers]
 
 # %% ../../nbs/hf/58_windows.ipynb #ba29e5c3
 def _check_per(per, layers):
-    if per not in ('head','input'): raise ValueError(f"per: expected 'head' or 'input', got {per!r}")
+    if per not in ('head','input'):
+        raise ValueError(f"per: expected 'head' or 'input', got {per!r}")
     if per=='input' and any(m.dynattn.causal for m in layers):
-        raise ValueError("per: expected 'head' for a causal model, whose first token sees nothing of the rest, "
+        raise ValueError("per: expected 'head' for a causal model, "
+                         "whose first token sees nothing of the rest, "
                          "got 'input'")
 
 def _check_windows(layers, unit, n_global, edge, penalty, longest):
-    if unit not in ('tokens','fraction'): raise ValueError(f"unit: expected 'tokens' or 'fraction', got {unit!r}")
+    if unit not in ('tokens','fraction'):
+        raise ValueError(f"unit: expected 'tokens' or 'fraction', got {unit!r}")
     if unit=='fraction' and any(m.dynattn.causal for m in layers):
-        raise ValueError("unit: expected 'tokens' for a causal model, where the length is not known while it grows, "
+        raise ValueError("unit: expected 'tokens' for a causal model, "
+                         "where the length is not known while it grows, "
                          "got 'fraction'")
-    if edge not in ('soft','hard'): raise ValueError(f"edge: expected 'soft' or 'hard', got {edge!r}")
+    if edge not in ('soft','hard'):
+        raise ValueError(f"edge: expected 'soft' or 'hard', got {edge!r}")
     whole = isinstance(n_global, int) and not isinstance(n_global, bool)
     if n_global is not None and not (whole and 0<=n_global<=longest):
-        raise ValueError(f"n_global: expected None or a whole number from 0 to {longest}, got {n_global!r}")
+        raise ValueError(f"n_global: expected None or a whole number from 0 to {longest}, "
+                         f"got {n_global!r}")
     number = isinstance(penalty, (int, float)) and not isinstance(penalty, bool)
     if not (number and 0<=penalty<=torch.finfo(torch.float32).max):
         raise ValueError(f"penalty: expected a finite number of 0 or more, got {penalty!r}")
     if any(m.dynattn.sigma_head is not None for m in layers):
         raise ValueError("model: expected one without windows, got one that has them already; "
-                         "dynattn.hf.remove_windows(model) takes them away, and others can be added then")
+                         "dynattn.hf.remove_windows(model) takes them away, "
+                         "and others can be added then")
 
 # %% ../../nbs/hf/58_windows.ipynb #d25d298b
 _Model = TypeVar('_Model', bound=nn.Module)
@@ -85,17 +95,22 @@ _Model = TypeVar('_Model', bound=nn.Module)
 def add_windows(
     model:_Model, # its attention goes through the interface
     unit:str="tokens", # "tokens", or "fraction" of half the real length
-    init:float|list|None=None, # half-width at the start, a number, [H] or [L,H] (default: nothing changes)
+    # half-width at the start, a number, [H] or [L,H] (default: nothing changes)
+    init:float|list|None=None,
     per:str="head", # "head": one number each; "input": predicted from the first token's query
-    penalty:float=0., # times the mean width, as a share of the sequence, added to the loss while training
-    n_global:int|None=None, # leading tokens that see and are seen by all (default: 1; in decoders and sliding layers 0)
-    edge:str="soft", # "soft": the mask fades, and widths learn; "hard": it is 1 up to the width, without a gradient
+    # times the mean width, as a share of the sequence, added to the loss while training
+    penalty:float=0.,
+    # leading tokens that see and are seen by all (default: 1; in decoders and sliding layers 0)
+    n_global:int|None=None,
+    # "soft": the mask fades, and widths learn; "hard": it is 1 up to the width, without a gradient
+    edge:str="soft",
 ) -> _Model: # the same, with `dynattn` in each layer
     """Give every head of every layer a width that learns.
-    The default starts so wide that nothing changes; a pretrained model that starts narrow is another model until
-    it is trained. A causal model then generates with a `WindowedCache`, unless it is given another cache or
-    `cache_implementation="dynamic"`. A model that no `WindowedCache` serves keeps transformers' own cache, and so does a
-    call of the model itself, with every key, unless it is given `cache=WindowedCache(model)`."""
+    The default starts so wide that nothing changes; a pretrained model that starts narrow is another
+    model until it is trained. A causal model then generates with a `WindowedCache`, unless it is
+    given another cache or `cache_implementation="dynamic"`. A model that no `WindowedCache` serves
+    keeps transformers' own cache, and so does a call of the model itself, with every key, unless it
+    is given `cache=WindowedCache(model)`."""
     layers,longest = _learners(switch(model)),_longest(model)
     _check_per(per, layers)
     _check_windows(layers, unit, n_global, edge, penalty, max(longest))
@@ -105,11 +120,13 @@ def add_windows(
         widths = widths if widths.dim()==2 else [widths]*len(layers)
     for module,width in zip(layers, widths):
         l,start = module.dynattn,dict(init_width=width, unit=unit)
-        head = SigmaParameter(l.heads, **start) if per=='head' else SigmaHead(l.dim, l.heads, **start)
+        if per=='head': head = SigmaParameter(l.heads, **start)
+        else: head = SigmaHead(l.dim, l.heads, **start)
         l.sigma_head = head.to(next(module.parameters()).device)
         l.unit,l.edge = unit,edge
         l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
-    Added.record(model, 'windows', dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge))
+    chosen = dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge)
+    Added.record(model, 'windows', chosen)
     if penalty: penalise(model, penalty)
     hand_out(model)
     return model
@@ -130,9 +147,13 @@ def record_edge(
 def mean_width(
     model:nn.Module, # called before
 ) -> Tensor: # [], with its graph
-    "The half-widths of the last call as shares of the sequence, averaged over layers, heads and texts."
-    seen = [m.dynattn.seen for m in model.modules() if hasattr(m, 'dynattn') and m.dynattn.seen is not None]
-    if not seen: raise RuntimeError("model: expected one with windows that was called, got none with a width yet")
+    """The half-widths of the last call as shares of the sequence, averaged over layers, heads and
+    texts."""
+    layers = [m.dynattn for m in model.modules() if hasattr(m, 'dynattn')]
+    seen = [l.seen for l in layers if l.seen is not None]
+    if not seen:
+        raise RuntimeError("model: expected one with windows that was called, "
+                           "got none with a width yet")
     return torch.stack([s.float().mean() for s in seen]).mean()
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce02
@@ -155,7 +176,8 @@ class _Price:
     def on(self) -> bool: return any(hook is self for hook in self.hooks.values())
 
     def __call__(self, module, args, kwargs, output):
-        "Show the price in the loss that the module returns; its gradient is added by the optimiser's step."
+        """Show the price in the loss that the module returns; its gradient is added by the
+        optimiser's step."""
         if not module.training or not torch.is_grad_enabled(): return output
         self.heard = True
         if not torch.compiler.is_compiling(): self.module = weakref.ref(module)
@@ -177,7 +199,7 @@ class _Price:
         self.__dict__.update(state)
         self._forget()
     def __deepcopy__(self, memo):
-        "A copy of the whole module, whose hooks are copied first, has its own; a layer alone keeps it."
+        "A copy of the whole module, whose hooks are copied first, has its own; a layer keeps it."
         hooks = memo.get(id(self.hooks))
         if hooks is None: return self
         copied = _Price.__new__(_Price)
@@ -211,6 +233,7 @@ _ACCOUNTS = WeakTensorKeyDictionary()       # of their parameters
 class _Account:
     "What the prices have done to the gradient of one parameter."
     due: Tensor|None = None    # for the next step of the optimiser that holds it
+    group: object = None       # the processes that take the mean of it first
     put: Tensor|None = None    # what of it a backward pass has put into `.grad`
     left: Tensor|None = None   # `.grad` as that pass left it
     # layer -> what it owed then, and what it owed for gradients that were cleared
@@ -247,7 +270,8 @@ def _weights():
     called = [l for l in _PRICED if l.called and l.sigma_head is not None]
     on = {l: [price for price in l.prices if price.on] for l in called}
     layers = Counter(id(price) for prices in on.values() for price in prices)
-    return {l: sum(price.weight/layers[id(price)] for price in prices) for l,prices in on.items() if prices}
+    def total(prices): return sum(price.weight/layers[id(price)] for price in prices)
+    return {l: total(prices) for l,prices in on.items() if prices}
 
 def _gradient(p, account): # -> [...] as `p`, or None
     "Of the prices, the mean over the calls whose gradients are still there."
@@ -264,7 +288,7 @@ def _gradient(p, account): # -> [...] as `p`, or None
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce08
 def _still_there(account, grad): # `.grad` now
-    """What is there of `put`, if `.grad` is a multiple of what the backward pass left; else all of it.
+    """What is there of `put`, if `.grad` is a multiple of what the backward pass left; else all.
     So it is where processes take the mean of gradients by hand."""
     put,left = account.put.to(grad),account.left
     if dist.is_available() and dist.is_initialized() and dist.get_world_size()>1: return put
@@ -273,7 +297,7 @@ def _still_there(account, grad): # `.grad` now
     same = (grad-factor*left).abs().max() <= 8*torch.finfo(grad.dtype).eps*grad.abs().max()
     return torch.where(same, factor*put, put)
 
-def _look(account, ref, grad): # a hook of a parameter, before a backward pass adds `grad` to its `.grad`
+def _look(account, ref, grad): # a hook of a parameter: a backward pass will add to its `.grad`
     p = ref()
     account.fresh = p.grad is None or not p.grad.any()
     if not account.fresh and account.put is not None:
@@ -308,10 +332,15 @@ def _hook(p):
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce0a
 def _close(prices): # ids
-    "Make what the layers with these prices owe due for their parameters -> what of it no loss has shown."
-    weights = {l: weight for l,weight in _weights().items() if any(id(x) in prices for x in l.prices)}
+    """Make what the layers with these prices owe due for their parameters -> what of it no loss
+    has shown."""
+    def ours(l): return any(id(x) in prices for x in l.prices)
+    weights = {l: weight for l,weight in _weights().items() if ours(l)}
     layers = [l for l in weights if l.owed is not None]
+    group = next((l.group for l in weights if l.group is not None), None)
     hidden = 0.
+    if group is not None:
+        for p in (p for l in weights for p in _parameters(l)): _account(p).group = group
     for p in {id(p): p for l in layers for p in _parameters(l) if p.requires_grad}.values():
         account = _account(p)
         account.due = _gradient(p, account)
@@ -350,6 +379,16 @@ def _pay(p, account, scaled): # scaled: what a fused optimiser will divide by, o
     else: p.grad.add_(due-_still_there(account, p.grad))
     account.due = account.put = account.left = None
 
+def _held(optimizer):
+    """The widths that an optimiser holds and moves -> [(parameter, its prices)]; what another
+    model waits for is not in it."""
+    prices:dict = {}
+    for l in _PRICED:
+        on = {id(price): price for price in l.prices if price.on}
+        for p in _parameters(l): prices.setdefault(id(p), {}).update(on)
+    held = [p for group in optimizer.param_groups for p in group['params']]
+    return [(p, [*prices[id(p)].values()]) for p in held if p.requires_grad and prices.get(id(p))]
+
 def _waiting(): # -> of prices
     "Those whose module was called in training since they last acted."
     prices = {id(price): price for l in _PRICED for price in l.prices if l.called or price.heard}
@@ -357,38 +396,44 @@ def _waiting(): # -> of prices
 
 @torch.no_grad()
 def _act(optimizer):
-    "Add what is due to the gradients of the widths that `optimizer` holds -> what no loss has shown."
-    held = [p for group in optimizer.param_groups for p in group['params']]
-    owners = {id(p): l for l in _PRICED for p in _parameters(l)}
-    mine = [p for p in held if id(p) in owners and p.requires_grad]
+    """Add what is due to the gradients of the widths that `optimizer` holds -> what no loss has
+    shown."""
+    held = _held(optimizer)
+    parameters = [p for p,_ in held]
+    accounts = [_account(p) for p in parameters]
     waiting = _waiting()
+    ours = {id(price) for _,prices in held for price in prices}
+    called = any(id(price) in ours for price in waiting)
+    has_a_turn = called or any(account.due is not None for account in accounts)
     acted:set = set()
     hidden = 0.
-    if mine:
-        ours = {id(price) for p in mine for price in owners[id(p)].prices}
-        groups = [l.group for l in _PRICED if l.group and any(id(price) in ours for price in l.prices)]
-        sharded = any(hasattr(p, 'device_mesh') for p in mine)
+    # all processes come here, or none: nothing that one of them alone keeps alive is asked
+    if has_a_turn:
         hidden = _close(ours)
-        accounts = [_account(p) for p in mine]
-        if groups or sharded: _agree(accounts, mine, groups[0] if groups else None)
-        for p,account in zip(mine, accounts):
+        group = next((a.group for a in accounts if a.group is not None), None)
+        sharded = any(hasattr(p, 'device_mesh') for p in parameters)
+        if group is not None or sharded: _agree(accounts, parameters, group)
+        for (p,prices),account in zip(held, accounts):
+            account.group = None
             if account.due is None: continue
             _pay(p, account, getattr(optimizer, 'grad_scale', None))
-            acted |= {id(price) for price in owners[id(p)].prices}
+            acted |= {id(price) for price in prices}
     for price in waiting:
         if id(price) not in acted:
-            _tell(price, optimizer, held)
+            _tell(price, optimizer)
             continue
         price.heard = price.shown = False
         price.missed = None
     return hidden
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce0c
-def _tell(price, optimizer, parameters): # that did not act; that steps; what it holds
-    "Warn if the price could not act. Widths may have another optimiser, so a second step of this one counts."
+def _tell(price, optimizer): # that did not act; that steps
+    """Warn if the price could not act. Widths may have another optimiser, so a second step of this
+    one counts."""
     module = price.module()
-    held = {id(p) for p in parameters}
-    if module is None or all(id(p) not in held for p in module.parameters()): return # another model's
+    held = {id(p) for group in optimizer.param_groups for p in group['params']}
+    of_another_model = module is None or all(id(p) not in held for p in module.parameters())
+    if of_another_model: return
     layers = [m for m in module.modules() if isinstance(m, Learned)]
     widths = [p for l in layers for p in _parameters(l) if p.requires_grad]
     if not widths: price.warn('widths that learn', 'frozen ones (requires_grad=False)')
@@ -418,8 +463,10 @@ def penalise(
     weight:float, # of `mean_width`
 ) -> torch.utils.hooks.RemovableHandle:
     """Add `weight` times the mean width to what each step of an optimiser makes smaller.
-    The gradient of the widths gets it exactly once, however the loss is made, summed, scaled or clipped.
-    A loss that the model returns shows it. It acts in training only, and only on what makes the widths.
+    The gradient of the widths gets it exactly once, however the loss is made, summed, scaled or
+    clipped.
+    A loss that the model returns shows it. It acts in training only, and only on what makes the
+    widths.
     The handle takes it back."""
     number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
     if not (number and 0<=weight<=torch.finfo(torch.float32).max):
@@ -446,10 +493,12 @@ def add_alpha(
     _check_per(per, layers)
     if any(m.dynattn.alpha_head is not None for m in layers):
         raise ValueError("model: expected one without alpha, got one that has it already; "
-                         "dynattn.hf.remove_alpha(model) takes it away, and another can be added then")
+                         "dynattn.hf.remove_alpha(model) takes it away, "
+                         "and another can be added then")
     for m in layers:
         l,device = m.dynattn,next(m.parameters()).device
-        l.alpha_head = AlphaHead(l.heads, l.dim if per=='input' else None, init=init, fixed=fixed).to(device)
+        dim = l.dim if per=='input' else None
+        l.alpha_head = AlphaHead(l.heads, dim, init=init, fixed=fixed).to(device)
     Added.record(model, 'alpha', dict(init=init, per=per, fixed=fixed))
     return model
 
@@ -458,7 +507,8 @@ def _drop_prices(model):
     "Take the hooks away that add the mean width to a loss."
     for module in model.modules():
         for key in [key for key,hook in module._forward_hooks.items() if isinstance(hook, _Price)]:
-            for hooks in (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called):
+            for hooks in (module._forward_hooks, module._forward_hooks_with_kwargs,
+                          module._forward_hooks_always_called):
                 hooks.pop(key, None)
 
 def _drop_own_methods(model):
@@ -468,13 +518,15 @@ def _drop_own_methods(model):
             if isinstance(f, partial) and f.args and f.args[0] is module: delattr(module, name)
 
 def _own_attention(model):
-    "Let transformers compute the attention that the model had; where it was loaded with windows, its first choice."
+    """Let transformers compute the attention that the model had; where it was loaded with windows,
+    its first choice."""
     names = [(m, vars(m).pop('attention_before_dynattn', None)) for m in model.modules()]
     for m,name in names:
         if isinstance(m, PreTrainedModel) and m.config._attn_implementation=='dynattn':
             m.set_attn_implementation(name or ('sdpa' if m._supports_sdpa else 'eager'))
     for m,name in names:  # an attention, whose configuration may be its own
-        if name is not None and m.config._attn_implementation=='dynattn': m.config._attn_implementation = name
+        ours = m.config._attn_implementation=='dynattn'
+        if name is not None and ours: m.config._attn_implementation = name
 
 def _removed(model, kind, head): # 'windows' or 'alpha', and the name of what learns it
     if not isinstance(model, nn.Module):
@@ -487,8 +539,9 @@ def _removed(model, kind, head): # 'windows' or 'alpha', and the name of what le
         learned = m.dynattn
         if not others: del m.dynattn
         elif kind=='alpha': learned.alpha_head = None
-        else:                                                       # its unit, edge and leading tokens go too
-            m.dynattn = Learned(learned.heads, learned.dim, learned.causal, learned.sliding).train(learned.training)
+        else:    # its unit, edge and leading tokens go too
+            without = Learned(learned.heads, learned.dim, learned.causal, learned.sliding)
+            m.dynattn = without.train(learned.training)
             m.dynattn.alpha_head = learned.alpha_head
     if not others:
         _drop_own_methods(model)
@@ -497,16 +550,17 @@ def _removed(model, kind, head): # 'windows' or 'alpha', and the name of what le
 
 def remove_windows(
     model:_Model, # with windows, from `add_windows`, `load` or `narrow`
-) -> _Model: # the same; without alpha it is as before `add_windows`, its other weights as they are now
+) -> _Model: # the same; without alpha it is as before `add_windows`, with its other weights of now
     "Take the windows away, and the price of their widths."
     model = _removed(model, 'windows', 'sigma_head')
     _drop_prices(model)
-    if isinstance(vars(model).get('generate'), partial): del model.generate # which hands out a `WindowedCache`
+    hands_out = isinstance(vars(model).get('generate'), partial)    # a `WindowedCache`
+    if hands_out: del model.generate
     return model
 
 def remove_alpha(
     model:_Model, # with alpha, from `add_alpha` or `load`
-) -> _Model: # the same; without windows it is as before `add_alpha`, its other weights as they are now
+) -> _Model: # the same; without windows it is as before `add_alpha`, with its other weights of now
     "Take alpha away."
     return _removed(model, 'alpha', 'alpha_head')
 
@@ -524,7 +578,8 @@ class HeadReport(NamedTuple):
         means = [x.float().mean(1).tolist() for x in self[:4]]
         mflops = (self.flops.sum(1)/1e6).tolist()
         for layer,(width,alpha,support,share,mflop) in enumerate(zip(*means, mflops)):
-            rows.append(f"{layer:>5} {width:>7.1f} {alpha:>6.2f} {support:>8.1f} {share:>6.1%} {mflop:>8.2f}")
+            numbers = f"{width:>7.1f} {alpha:>6.2f} {support:>8.1f} {share:>6.1%} {mflop:>8.2f}"
+            rows.append(f"{layer:>5} {numbers}")
         return '\n'.join(rows)
 
 def _seen_pairs(options, n, m, device):
@@ -532,8 +587,10 @@ def _seen_pairs(options, n, m, device):
     padding,at = options.get('padding'),options['q_offset']
     n_global = options.get('n_global') or 0
     window,soft = options['window'],isinstance(options['window'], Window)
-    see = visible_pairs(n, m, attn_mask=options['attn_mask'], is_causal=options['is_causal'], padding=padding,
-                        window=None if soft else window, n_global=n_global, q_offset=at, device=device)
+    see = visible_pairs(n, m, attn_mask=options['attn_mask'], is_causal=options['is_causal'],
+                        padding=padding,
+                        window=None if soft else window, n_global=n_global, q_offset=at,
+                        device=device)
     if soft:
         inside = window.mask(relative_offsets(n, m, at, device), n=m)>0
         see = see & (inside | global_pairs(n, m, n_global, at, device))
@@ -550,24 +607,30 @@ def _stats(call, options):
     pairs,rows = see.sum((0,2,3)),real.sum((0,2))               # [H]
     window,alpha = options['window'],options.get('alpha')
     if isinstance(window, Window): width = window.half_width(m).expand(b, h).minimum(real.sum(-1)-1)
-    else: width = (see*relative_offsets(n, m, options['q_offset'], weights.device).abs()).amax((2,3))
+    else:
+        offsets = relative_offsets(n, m, options['q_offset'], weights.device)
+        width = (see*offsets.abs()).amax((2,3))
     alpha = torch.as_tensor(1. if alpha is None else alpha, device=weights.device).expand(b, h)
     support = ((weights>0) & see).sum((0,2,3))/rows
     square = (real.sum(-1)*(see.any(-2).sum(-1))).sum(0)        # [H]
-    return width.float().mean(0), alpha.float().mean(0), support, pairs/square, 4*call.q.shape[-1]*pairs
+    flops = 4*call.q.shape[-1]*pairs
+    return width.float().mean(0), alpha.float().mean(0), support, pairs/square, flops
 
 @torch.no_grad()
 def report(
     model:nn.Module, # switched to "dynattn"
     batch:dict, # what the model is called with
 ) -> HeadReport:
-    "Widths, alpha, support and cost on `batch`. Computes all weights of a layer at once: memory is quadratic here."
+    """Widths, alpha, support and cost on `batch`. Computes all weights of a layer at once: memory
+    is quadratic here."""
     seen:list = []
     LayerCall.watchers.append(lambda call, options: seen.append(_stats(call, options)))
     try:
         with as_it_was(model), frozen(model): model(**batch)
     finally: LayerCall.watchers.pop()
-    if not seen: raise ValueError("model: expected one whose attention is 'dynattn', got another; `switch` it first")
+    if not seen:
+        raise ValueError("model: expected one whose attention is 'dynattn', got another; "
+                         "`switch` it first")
     return HeadReport(*(torch.stack(x) for x in zip(*seen)))
 
 # %% ../../nbs/hf/58_windows.ipynb #250562fd

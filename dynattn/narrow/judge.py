@@ -10,10 +10,8 @@ import math, time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 import torch
-from fastcore.basics import patch
 from transformers import DynamicCache
 from ..heads import cache_argument
-from ..padding import Patched
 from ..runs import Bar, table
 from ..saved import Field
 from ..saved import as_it_was
@@ -28,15 +26,19 @@ _WAYS = ('learned', 'one window', 'one per layer', 'random')
 
 def _equal(budget, width): # [K] -> [K], all the same, of the same cost
     cost = budget.share(width).item()
-    return torch.full_like(width, budget.reaching(lambda w: torch.tensor([w]), cost, 0., float(budget.most)))
+    def same(w): return torch.tensor([w])
+    return torch.full_like(width, budget.reaching(same, cost, 0., float(budget.most)))
 
-def _spent(budget, layers, way, seed=0): # at the length of the texts; widths by layer; of `_WAYS`; of the random order
+# at the length of the texts; widths by layer; of `_WAYS`; of the random order
+def _spent(budget, layers, way, seed=0):
     "Other widths at the cost of `layers`, by layer."
     parts = [torch.tensor(layer).clamp(max=budget.most) for layer in layers]
     width = torch.cat(parts)
     if way=='one window': width = _equal(budget, width)
     if way=='one per layer': width = torch.cat([_equal(budget, part) for part in parts])
-    if way=='random': width = width[torch.randperm(len(width), generator=torch.Generator().manual_seed(seed))]
+    if way=='random':
+        generator = torch.Generator().manual_seed(seed)
+        width = width[torch.randperm(len(width), generator=generator)]
     return [part.tolist() for part in width.split([len(p) for p in parts])]
 
 # %% ../../nbs/narrow/84_judge.ipynb #a41bb8ab
@@ -68,7 +70,7 @@ def quality(
     return rows
 
 # %% ../../nbs/narrow/84_judge.ipynb #c66d0112
-class Judge(Patched):
+class Judge:
     "Texts held out, and what the model made of them before it had windows."
     ways = _WAYS # to spend a share
 
@@ -90,29 +92,56 @@ class Judge(Patched):
     def grid(self) -> Recall:
         "Facts recalled of those hidden in the texts, by the model as it is now."
         filler = torch.cat([text['input_ids'].flatten() for text in self.texts]).tolist()
-        with torch.no_grad(): return recall_grid(self.model, self.tokenizer, filler, [self.n], self.number)
+        with torch.no_grad():
+            return recall_grid(self.model, self.tokenizer, filler, [self.n], self.number)
+
+    def recall(self,
+        found:Narrowed, # what was learned
+        shares:list, # further ones
+        on_grid=lambda: None, # called after each grid
+    ) -> list: # records: way, share, and `Recall`
+        "The facts recalled at each share. The model keeps its learned widths."
+        rows = [dict(way='full', share=1., recall=self.recalled)]
+        ways = [('learned', share) for share in sorted({found.share(), *shares})]
+        with as_it_was(self.model):
+            for way,share in [*ways, ('one window', found.share())]:
+                layers = found.scaled(share)
+                spent = layers if way=='learned' else _spent(found.budget, layers, way)
+                set_widths(self.model, spent)
+                rows.append(dict(way=way, share=share, recall=self.grid()))
+                on_grid()
+        return rows
+
+    def measured(self,
+        found:Narrowed, # what was learned by the model, which has these widths
+        quiet:bool=True, # no progress bars
+    ) -> 'Report':
+        "Quality, recall and time of the narrowed model."
+        shares,budget = sorted({min(1., round(f*found.share(), 4)) for f in (.5, 2)}),found.budget
+        with Bar(len(_WAYS)*(1+len(shares))*len(self.texts), 'judge', quiet, unit='text') as bar:
+            rows = quality(self.model, found, self.texts, tuple(shares), bar.step, self.reference)
+        of = Report(causal=budget.causal, n=budget.n, sinks=budget.sinks, share=found.share(),
+                    quality=rows,
+                  widths=[[min(w, 2**31) for w in l] for l in found.widths], judged=len(self.texts))
+        try: of.times = step_times(self.model, self.texts[0])
+        except ValueError as e: of.untimed = str(e)    # a cache of windows serves not all models
+        if self.recalled is None or not budget.causal:
+            return replace(of, unrecalled=self.unrecalled)
+        with Bar(2+len(shares), 'recall', quiet, unit='grid') as bar:
+            rows = self.recall(found, shares, bar.step)
+        wanted = 'learned',found.share()
+        learned = next(r['recall'] for r in rows if (r['way'],r['share'])==wanted)
+        flat = [dict(way=r['way'], share=r['share'], right=r['recall'].right[0],
+                     distances=r['recall'].distances[0])
+                for r in rows]
+        forgotten = self.recalled.forgotten(learned)
+        return replace(of, recall=flat, forgotten=forgotten, recommended=_recommended(rows))
 
 # %% ../../nbs/narrow/84_judge.ipynb #84000005
-@patch
-def recall(self:Judge,
-    found:Narrowed, # what was learned
-    shares:list, # further ones
-    on_grid=lambda: None, # called after each grid
-) -> list: # records: way, share, and `Recall`
-    "The facts recalled at each share. The model keeps its learned widths."
-    rows = [dict(way='full', share=1., recall=self.recalled)]
-    ways = [('learned', share) for share in sorted({found.share(), *shares})]
-    with as_it_was(self.model):
-        for way,share in [*ways, ('one window', found.share())]:
-            layers = found.scaled(share)
-            set_widths(self.model, layers if way=='learned' else _spent(found.budget, layers, way))
-            rows.append(dict(way=way, share=share, recall=self.grid()))
-            on_grid()
-    return rows
-
 def _recommended(rows):
     "The smallest share that keeps nine tenths of what the full model recalls, in a sentence."
-    (_,full),*learned = [(r['share'], sum(r['recall'].right[-1])) for r in rows if r['way'] in ('full','learned')]
+    asked = (r for r in rows if r['way'] in ('full','learned'))
+    (_,full),*learned = [(r['share'], sum(r['recall'].right[-1])) for r in asked]
     shares = ', '.join(f'{share:.3f}' for share,_ in learned)
     enough = [share for share,right in learned if right>=.9*full]
     if full==0: return "No share can be recommended, since the full model recalls nothing."
@@ -128,9 +157,11 @@ def step_times(
     rounds:int=16, # the median of so many
     clock=time.perf_counter, # gives seconds
 ) -> dict: # tokens, ms and cache_bytes, of `full` and `narrow`
-    "Of a causal model: time of one more token after the text, and size of the cache. Of an encoder: time of the text."
+    """Of a causal model: time of one more token after the text, and size of the cache. Of an
+    encoder: time of the text."""
     ids,generates = batch['input_ids'][:1],model.get_output_embeddings() is not None
-    caches = dict(full=DynamicCache(config=model.config), narrow=WindowedCache(model)) if generates else {}
+    caches = {}
+    if generates: caches = dict(full=DynamicCache(config=model.config), narrow=WindowedCache(model))
     contexts = dict(full=lambda: without_windows(model), narrow=nullcontext)
     def run(name):
         if not generates: return model(**batch)
@@ -151,12 +182,14 @@ def step_times(
     return dict(tokens=ids.shape[1]-1, ms=ms, cache_bytes=nbytes)
 
 # %% ../../nbs/narrow/84_judge.ipynb #71777c22
-_HEALED = dict(rows=Field(list), before=Field(list, each=Field(float)), after=Field(list, each=Field(float)), kept=Field(bool))
+_NUMBERS = Field(list, each=Field(float))
+_HEALED = dict(rows=Field(list), before=_NUMBERS, after=_NUMBERS, kept=Field(bool))
 _NUMBER = Field(int, 0, 2**63, required=False)
 
 @dataclass
-class Report(Patched):
-    "The price of a narrowed model, and its savings; of a run of `dynattn narrow`, all that `result.json` has."
+class Report:
+    """The price of a narrowed model, and its savings; of a run of `dynattn narrow`, all that
+    `result.json` has."""
     causal:bool          # keys are counted; False: pairs, of an encoder
     n:int                # tokens of a text
     sinks:int            # leading tokens that every query sees
@@ -188,122 +221,111 @@ class Report(Patched):
         widths = Field(list, each=Field(list, each=Field(float, 0)), required=False)
         records = Field(list, each=Field(dict), required=False)
         return dict(
-            causal=Field(bool, required=False), n=_NUMBER, sinks=_NUMBER, share=Field(float, 0, 1, required=False),
+            causal=Field(bool, required=False), n=_NUMBER, sinks=_NUMBER,
+            share=Field(float, 0, 1, required=False),
             widths=widths, quality=records, judged=_NUMBER, model=Field(str, required=False),
-            healed=Field((dict, type(None)), required=False, inside=_HEALED), finished=Field(bool, required=False))
+            healed=Field((dict, type(None)), required=False, inside=_HEALED),
+            finished=Field(bool, required=False))
 
-# %% ../../nbs/narrow/84_judge.ipynb #c66d0143
-@patch
-def measured(self:Judge,
-    found:Narrowed, # what was learned by the model, which has these widths
-    quiet:bool=True, # no progress bars
-) -> Report:
-    "Quality, recall and time of the narrowed model."
-    shares,budget = sorted({min(1., round(f*found.share(), 4)) for f in (.5, 2)}),found.budget
-    with Bar(len(_WAYS)*(1+len(shares))*len(self.texts), 'judge', quiet, unit='text') as bar:
-        rows = quality(self.model, found, self.texts, tuple(shares), bar.step, self.reference)
-    of = Report(causal=budget.causal, n=budget.n, sinks=budget.sinks, share=found.share(), quality=rows,
-              widths=[[min(w, 2**31) for w in l] for l in found.widths], judged=len(self.texts))
-    try: of.times = step_times(self.model, self.texts[0])
-    except ValueError as e: of.untimed = str(e)                       # a cache of windows serves most models, not all
-    if self.recalled is None or not budget.causal: return replace(of, unrecalled=self.unrecalled)
-    with Bar(2+len(shares), 'recall', quiet, unit='grid') as bar: rows = self.recall(found, shares, bar.step)
-    learned = next(r['recall'] for r in rows if (r['way'],r['share'])==('learned',found.share()))
-    flat = [dict(way=r['way'], share=r['share'], right=r['recall'].right[0], distances=r['recall'].distances[0])
-            for r in rows]
-    return replace(of, recall=flat, forgotten=self.recalled.forgotten(learned), recommended=_recommended(rows))
+    @property
+    def change(self) -> str: return 'rise in loss' if self.causal else 'distance of embeddings'
+
+    def quality_table(self, escape, # `printable` or `markdown`
+    ) -> str:
+        def row(r):
+            mean,low,high = interval(r['changes'])
+            change = f'{mean:+.4f}' if self.causal else f'{mean:.4f}'
+            return r['way'],f"{r['share']:.3f}",change,f'{low:.4f} to {high:.4f}'
+        head = ['widths','share',self.change,'interval over texts']
+        return table(head, map(row, self.quality), escape)
+
+    def times_table(self, escape, # `printable` or `markdown`
+    ) -> str: # or the reason why there is none
+        times = self.times
+        if times is None: return f"The time was not measured: {escape(self.untimed)}"
+        rows = [[name, f"{times['ms'][name]:.1f} ms"] for name in ('full','narrow')]
+        if not self.causal:
+            shown = table(['model','time'], rows, escape)
+            return f"A text of {times['tokens']+1:,} tokens takes:\n\n{shown}"
+        for row in rows: row.insert(1, f"{times['cache_bytes'][row[0]]/2**20:.1f} MiB")
+        shown = table(['model','cache','time'], rows, escape)
+        return f"After {times['tokens']:,} tokens, one more takes:\n\n{shown}"
+
+    def recall_table(self, escape, # `printable` or `markdown`
+    ) -> str: # with a sentence on what is forgotten; or the reason why there is none
+        if self.recall is None: return f"Its recall was not measured: {escape(self.unrecalled)}"
+        head = ['widths','share',*(f'{back:,.0f} back' for back in self.recall[0]['distances'])]
+        def right(r): return [f'{x:.2f}' for x in r['right']]
+        rows = [[r['way'], f"{r['share']:.3f}", *right(r)] for r in self.recall]
+        return (f"{self.forgotten}\n\nFacts hidden in the texts were asked again at their end. "
+                "The share of right "
+                "answers, by tokens from the answer back to the fact:"
+                f"\n\n{table(head, rows, escape)}\n\n"
+                f"{self.recommended}")
+
+    def healing(self) -> str:
+        "Whether healing was kept, in two sentences."
+        if not self.healed: return ''
+        if not self.healed['after']:
+            return (f" It was healed by {len(self.healed['rows'])} texts. "
+                    "Its updates were thrown away, for they led to "
+                    "numbers that are not finite.")
+        kinds = 'the divergence of a token','that of an answer'
+        parts = zip(kinds, self.healed['before'], self.healed['after'])
+        said = ', '.join(f'{name} {before:.4f} before and {after:.4f} after'
+                         for name,before,after in parts)
+        what = 'Its updates were thrown away, for not all of it fell'
+        if self.healed['kept']: what = 'Its updates are merged'
+        texts = len(self.healed['rows'])
+        return f" It was healed by {texts} texts. {what}: on texts held out, {said}."
+
+    def summary(self, escape, # `printable` or `markdown`
+    ) -> str:
+        "The run in words and tables."
+        borne = '' if self.rise is None else (
+            f" It is the smallest share found at which the {self.change} "
+            f"stays within {self.config['rise']} on up to eight "
+            f"of the texts that were learned from; there it is {self.rise:.4f}.")
+        read = f"evaluated on {self.judged} texts of documents held out." if self.documents>=8 else (
+            f"evaluated on {self.judged} texts from the first eighth of the same documents: "
+            f"{self.documents} are "
+            "too few to hold any of them out.")
+        return '\n\n'.join([
+            f"{escape(self.model)} keeps {self.share:.1%} of its "
+            f"{'keys' if self.causal else 'pairs of tokens'} at "
+            f"{self.n:,} tokens.{borne}{self.healing()}{self.stopped()}",
+            f"{_MEANS[self.causal]} `learned` is compared with other widths of the same share: "
+            "one window for all heads, one per layer, "
+            "and the learned ones given to other heads at random. "
+            f"At other shares than {self.share:.3f} the learned widths are scaled.",
+            self.quality_table(escape), self.recall_table(escape), self.times_table(escape),
+            f"Learned from {self.learned_tokens:,} tokens in {self.seconds:.0f} s; "
+            f"{self.asking} of the "
+            f"{self.learned_texts} texts asked for facts again; {read}"])
+
+    def stopped(self) -> str:
+        "Whether the run was interrupted, in a sentence."
+        if self.finished: return ''
+        steps,wanted = len(self.steps or []),(self.config or {}).get('steps', 0)
+        where = 'while it healed' if steps>=wanted else f'after {steps} of {wanted} steps'
+        return (f" **The run was stopped {where}; these are its widths so far. "
+                "The same command with `--resume` goes on.**")
+
+    def bars(self) -> str:
+        """The widths of every layer as a row of bars, from 1 token to all of them on a logarithmic
+        scale."""
+        marks = '▁▂▃▄▅▆▇█'
+        most = math.log(self.n-1)
+        def bar(width): return marks[round((len(marks)-1)*min(math.log(max(width, 1))/most, 1))]
+        rows = [f"layer {i:2} {' '.join(map(bar, layer))}" for i,layer in enumerate(self.widths)]
+        legend = f"one bar per head: {marks[0]} is 1 token, {marks[-1]} is all {self.n:,}"
+        return '\n'.join([*rows, legend])
 
 # %% ../../nbs/narrow/84_judge.ipynb #84000010
 _MEANS = {
     True: "Rise in loss over the full model, in nats per token; 0.01 is 1 % of perplexity.",
-    False: "Distance of embeddings: one minus the cosine to the full model's embedding; 0 is no change."}
-
-# %% ../../nbs/narrow/84_judge.ipynb #c66d0142
-@patch(as_prop=True)
-def change(self:Report) -> str: return 'rise in loss' if self.causal else 'distance of embeddings'
-
-@patch
-def quality_table(self:Report, escape, # `printable` or `markdown`
-) -> str:
-    def row(r):
-        mean,low,high = interval(r['changes'])
-        change = f'{mean:+.4f}' if self.causal else f'{mean:.4f}'
-        return r['way'],f"{r['share']:.3f}",change,f'{low:.4f} to {high:.4f}'
-    return table(['widths','share',self.change,'interval over texts'], map(row, self.quality), escape)
-
-# %% ../../nbs/narrow/84_judge.ipynb #c66d0144
-@patch
-def times_table(self:Report, escape, # `printable` or `markdown`
-) -> str: # or the reason why there is none
-    times = self.times
-    if times is None: return f"The time was not measured: {escape(self.untimed)}"
-    rows = [[name, f"{times['ms'][name]:.1f} ms"] for name in ('full','narrow')]
-    if not self.causal:
-        return f"A text of {times['tokens']+1:,} tokens takes:\n\n{table(['model','time'], rows, escape)}"
-    for row in rows: row.insert(1, f"{times['cache_bytes'][row[0]]/2**20:.1f} MiB")
-    return f"After {times['tokens']:,} tokens, one more takes:\n\n{table(['model','cache','time'], rows, escape)}"
-
-@patch
-def recall_table(self:Report, escape, # `printable` or `markdown`
-) -> str: # with a sentence on what is forgotten; or the reason why there is none
-    if self.recall is None: return f"Its recall was not measured: {escape(self.unrecalled)}"
-    head = ['widths','share',*(f'{back:,.0f} back' for back in self.recall[0]['distances'])]
-    rows = [[r['way'], f"{r['share']:.3f}", *(f'{x:.2f}' for x in r['right'])] for r in self.recall]
-    return (f"{self.forgotten}\n\nFacts hidden in the texts were asked again at their end. The share of right "
-            f"answers, by tokens from the answer back to the fact:\n\n{table(head, rows, escape)}\n\n"
-            f"{self.recommended}")
-
-# %% ../../nbs/narrow/84_judge.ipynb #c66d0015
-@patch
-def healing(self:Report) -> str:
-    "Whether healing was kept, in two sentences."
-    if not self.healed: return ''
-    if not self.healed['after']:
-        return (f" It was healed by {len(self.healed['rows'])} texts. Its updates were thrown away, for they led to "
-                "numbers that are not finite.")
-    parts = zip(('the divergence of a token','that of an answer'), self.healed['before'], self.healed['after'])
-    said = ', '.join(f'{name} {before:.4f} before and {after:.4f} after' for name,before,after in parts)
-    what = 'Its updates are merged' if self.healed['kept'] else 'Its updates were thrown away, for not all of it fell'
-    return f" It was healed by {len(self.healed['rows'])} texts. {what}: on texts held out, {said}."
-
-@patch
-def summary(self:Report, escape, # `printable` or `markdown`
-) -> str:
-    "The run in words and tables."
-    borne = '' if self.rise is None else (
-        f" It is the smallest share found at which the {self.change} stays within {self.config['rise']} on up to eight "
-        f"of the texts that were learned from; there it is {self.rise:.4f}.")
-    read = f"evaluated on {self.judged} texts of documents held out." if self.documents>=8 else (
-        f"evaluated on {self.judged} texts from the first eighth of the same documents: {self.documents} are "
-        "too few to hold any of them out.")
-    return '\n\n'.join([
-        f"{escape(self.model)} keeps {self.share:.1%} of its {'keys' if self.causal else 'pairs of tokens'} at "
-        f"{self.n:,} tokens.{borne}{self.healing()}{self.stopped()}",
-        f"{_MEANS[self.causal]} `learned` is compared with other widths of the same share: "
-        "one window for all heads, one per layer, and the learned ones given to other heads at random. "
-        f"At other shares than {self.share:.3f} the learned widths are scaled.",
-        self.quality_table(escape), self.recall_table(escape), self.times_table(escape),
-        f"Learned from {self.learned_tokens:,} tokens in {self.seconds:.0f} s; {self.asking} of the "
-        f"{self.learned_texts} texts asked for facts again; {read}"])
-
-# %% ../../nbs/narrow/84_judge.ipynb #84a10001
-@patch
-def stopped(self:Report) -> str:
-    "Whether the run was interrupted, in a sentence."
-    if self.finished: return ''
-    steps,wanted = len(self.steps or []),(self.config or {}).get('steps', 0)
-    where = 'while it healed' if steps>=wanted else f'after {steps} of {wanted} steps'
-    return f" **The run was stopped {where}; these are its widths so far. The same command with `--resume` goes on.**"
-
-# %% ../../nbs/narrow/84_judge.ipynb #0ce3b226
-@patch
-def bars(self:Report) -> str:
-    "The widths of every layer as a row of bars, from 1 token to all of them on a logarithmic scale."
-    marks = '▁▂▃▄▅▆▇█'
-    most = math.log(self.n-1)
-    def bar(width): return marks[round((len(marks)-1)*min(math.log(max(width, 1))/most, 1))]
-    rows = [f"layer {i:2} {' '.join(map(bar, layer))}" for i,layer in enumerate(self.widths)]
-    return '\n'.join([*rows, f"one bar per head: {marks[0]} is 1 token, {marks[-1]} is all {self.n:,}"])
+    False: "Distance of embeddings: one minus the cosine to the full model's embedding; "
+           "0 is no change."}
 
 # %% ../../nbs/narrow/84_judge.ipynb #4fb1343b
 from ..docstrings import explain_parameters

@@ -9,10 +9,8 @@ __all__ = ['Recall', 'recall_grid', 'facts_to_learn']
 import random, zlib
 from dataclasses import dataclass
 import torch
-from fastcore.basics import patch
 from torch import Tensor, nn
 from ..hf.layers import predictions
-from ..padding import Patched
 
 # %% ../../nbs/narrow/83_recall.ipynb #c65f0007
 _THINGS = dict(learn=('number','password','price','address'), judge=('code',))
@@ -31,16 +29,26 @@ def _fact(tokenizer, rng, kind):
     before,answer,after = (tokenizer(part, add_special_tokens=False)['input_ids'] for part in parts)
     unknown = getattr(tokenizer, 'unk_token_id', None)
     if not answer or (unknown is not None and unknown in answer):
-        raise ValueError(f"tokenizer: expected one that has tokens for digits, got none for {value}")
+        raise ValueError("tokenizer: expected one that has tokens for digits, "
+                         f"got none for {value}")
     return before,answer,after
 
 # %% ../../nbs/narrow/83_recall.ipynb #c65f000e
 @dataclass(frozen=True)
-class _Asked(Patched):
+class _Asked:
     "A text in which facts are asked again."
     ids: Tensor     # [N]
     answers: list   # (first, one past the last) token of every answer at the end
     distances: list # tokens from every answer back to where it was said
+
+    @torch.no_grad()
+    def right(self, model:nn.Module) -> list: # causal -> a bool for each answer
+        "Which answers a greedy model gives right."
+        ids = self.ids.to(next(model.parameters()).device)
+        states = model.base_model(input_ids=ids[None])[0][0]
+        spans = [slice(*answer) for answer in self.answers]
+        said = [predictions(model, states[s.start-1:s.stop-1]).argmax(-1) for s in spans]
+        return [torch.equal(a, ids[s]) for a,s in zip(said, spans)]
 
 def _places(wanted, sizes, room):
     "Where facts begin, the last first: as wanted, but without overlap and within `room`."
@@ -62,30 +70,22 @@ def _ask_again(tokenizer, filler, n, distances, rng, kind='judge'): # -> `_Asked
     sizes = [sum(map(len, fact)) for fact in facts]
     begin = n-sum(sizes)                                             # of the questions
     if not filler: raise ValueError("filler: expected one token or more, got none")
-    if begin<sum(sizes): raise ValueError(f"n: expected {2*sum(sizes)} or more for {len(facts)} facts, got {n}")
+    if begin<sum(sizes):
+        raise ValueError(f"n: expected {2*sum(sizes)} or more for {len(facts)} facts, got {n}")
     starts = [begin+sum(sizes[:i]) for i in range(len(facts))]
     places = _places([start-back for start,back in zip(starts, distances)], sizes, begin)
     at = rng.randrange(len(filler))
     ids = [filler[(at+i)%len(filler)] for i in range(n)]
     answers = []
     for start,place,(before,answer,after) in zip(starts, places, facts):
-        for first in (place, start): ids[first:first+len(before)+len(answer)+len(after)] = [*before, *answer, *after]
+        fact = [*before, *answer, *after]
+        for first in (place, start): ids[first:first+len(fact)] = fact
         answers.append((start+len(before), start+len(before)+len(answer)))
     return _Asked(torch.tensor(ids), answers, [start-place for start,place in zip(starts, places)])
 
-# %% ../../nbs/narrow/83_recall.ipynb #c65f0013
-@patch
-@torch.no_grad()
-def right(self:_Asked, model:nn.Module) -> list: # causal -> a bool for each answer
-    "Which answers a greedy model gives right."
-    ids = self.ids.to(next(model.parameters()).device)
-    states,spans = model.base_model(input_ids=ids[None])[0][0],[slice(*answer) for answer in self.answers]
-    said = [predictions(model, states[s.start-1:s.stop-1]).argmax(-1) for s in spans]
-    return [torch.equal(a, ids[s]) for a,s in zip(said, spans)]
-
 # %% ../../nbs/narrow/83_recall.ipynb #c65f0019
 @dataclass(frozen=True)
-class Recall(Patched):
+class Recall:
     "Shares of right answers."
     lengths: list # tokens of the texts
     distances: list # by length, mean tokens from the answers back to the facts, nearest first
@@ -101,6 +101,28 @@ class Recall(Patched):
         "How many texts share the distances of a grid."
         size = max(sum(map(len, _fact(tokenizer, random.Random(i), 'judge'))) for i in range(16))
         return -(-bins//max(1, n//(4*size)))
+
+    def forgotten(self, # of the model without windows
+        narrow:'Recall', # of the same model with windows, on the same questions
+    ) -> str:
+        "One sentence on the longest texts."
+        n,backs = self.lengths[-1],self.distances[-1]
+        before,after = self.right[-1],narrow.right[-1]
+        if max(before)<.5:
+            return (f"Of facts asked again in {n:,} tokens, "
+                    f"the full model recalls at most {max(before):.0%} at any "
+                    "distance: too few to say what the windows forget.")
+        asked = [i for i,share in enumerate(before) if share>=.5]
+        lost = [i for i in asked if after[i]<.9*before[i]]
+        if not lost:
+            furthest = f"{backs[asked[-1]]:,.0f}"
+            return f"Facts are recalled as by the full model, up to {furthest} tokens back."
+        i,kept = lost[0],[backs[j] for j in asked if j<lost[0]]
+        nearer = "near facts are lost too"
+        if kept: nearer = f"up to {kept[-1]:,.0f} tokens back facts are recalled as before"
+        return (f"From {backs[i]:,.0f} tokens back, facts are forgotten: "
+                f"{after[i]:.0%} of the answers are right there, "
+                f"{before[i]:.0%} by the full model; {nearer}.")
 
 # %% ../../nbs/narrow/83_recall.ipynb #c65f001b
 def recall_grid(
@@ -126,26 +148,6 @@ def recall_grid(
             if on_text is not None: on_text()
     return Recall(list(lengths), distances.tolist(), right.tolist(), number)
 
-# %% ../../nbs/narrow/83_recall.ipynb #c65f001e
-@patch
-def forgotten(self:Recall, # of the model without windows
-    narrow:Recall, # of the same model with windows, on the same questions
-) -> str:
-    "One sentence on the longest texts."
-    n,backs = self.lengths[-1],self.distances[-1]
-    before,after = self.right[-1],narrow.right[-1]
-    if max(before)<.5:
-        return (f"Of facts asked again in {n:,} tokens, the full model recalls at most {max(before):.0%} at any "
-                "distance: too few to say what the windows forget.")
-    asked = [i for i,share in enumerate(before) if share>=.5]
-    lost = [i for i in asked if after[i]<.9*before[i]]
-    if not lost:
-        return f"Facts are recalled as by the full model, up to {backs[asked[-1]]:,.0f} tokens back."
-    i,kept = lost[0],[backs[j] for j in asked if j<lost[0]]
-    nearer = f"up to {kept[-1]:,.0f} tokens back facts are recalled as before" if kept else "near facts are lost too"
-    return (f"From {backs[i]:,.0f} tokens back, facts are forgotten: {after[i]:.0%} of the answers are right there, "
-            f"{before[i]:.0%} by the full model; {nearer}.")
-
 # %% ../../nbs/narrow/83_recall.ipynb #c65f0021
 def facts_to_learn(
     tokenizer, # the model's
@@ -156,8 +158,11 @@ def facts_to_learn(
     "A text for calibration that asks for facts again."
     size = max(sum(map(len, _fact(tokenizer, random.Random(i), 'learn'))) for i in range(16))
     count = min(n//(4*size), 8)
-    if count<1: raise ValueError(f"n: expected {4*size} tokens or more for a fact that is asked again, got {n}")
-    text = _ask_again(tokenizer, filler, n, [rng.randrange(size, n-size) for _ in range(count)], rng, 'learn')
+    if count<1:
+        raise ValueError(f"n: expected {4*size} tokens or more for a fact that is asked again, "
+                         f"got {n}")
+    places = [rng.randrange(size, n-size) for _ in range(count)]
+    text = _ask_again(tokenizer, filler, n, places, rng, 'learn')
     asked = torch.zeros(1, n, dtype=torch.bool)
     for start,stop in text.answers: asked[0,start-1:stop-1] = True
     return dict(input_ids=text.ids[None], asked=asked)

@@ -141,7 +141,7 @@ PARTS = ("attention", "ffn", "memory", "pool")
 class Info:
     "The printed entries of a system; measured ones come from the layer itself."
     def __init__(self,
-        name:str, # as the survey prints it
+        name:str, # the paper's; chapter 79 lists the five that the survey spells otherwise
         authors:str, # first author and the others as "et al."
         year:int, # of the paper
         source:str, # arXiv number, "1904.10509"; "" where there is none

@@ -170,7 +170,8 @@ def etc_attention(
 class ETC(AttentionLayer):
     "A long input beside a global one; both are updated and returned (section 3)."
     info = Info("ETC", "Ainslie et al.", 2020, "2004.08483", "FP+M", "N_g² + N·N_g", False, row=12,
-                note="The operator has a causal form, as Longformer's has; the papers differ, not the masks.")
+                note="The table prints N_q² + N·N_g, the paper has N_g². The operator has "
+                     "a causal form, as Longformer's has; the papers differ, not the masks.")
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  radius:int=16, # r, to each side
                  n_global:int=4): # g, learned global tokens, used where no `context` is given

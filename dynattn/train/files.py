@@ -11,8 +11,7 @@ from collections import Counter, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from pathlib import Path
 import torch
-from fastcore.basics import patch
-from ..padding import PaddingMask, Patched
+from ..padding import PaddingMask
 from ..saved import UserError
 from ..texts import Names, read_text
 
@@ -27,7 +26,7 @@ _KIND_OF = {suffix: kind for kind,suffixes in _KINDS.items() for suffix in suffi
 
 # %% ../../nbs/train/51_files.ipynb #45e541fd
 @dataclass(frozen=True)
-class DataConfig(Patched):
+class DataConfig:
     "Which files a run reads, how they are split, and what a batch is."
     data:str = ''  # folder; empty: the Python environment
     labels:str = 'suffix'    # what names the class: suffix, or folder
@@ -55,21 +54,18 @@ class DataConfig(Patched):
     @property
     def least_packages(self) -> int: return self.min_packages or (3 if self.data else 10)
 
-# %% ../../nbs/train/51_files.ipynb #f11e0006
-@patch
-def _rules(self:DataConfig): # -> (option, what is expected, whether it is so)
-    "The bounds of all options."
-    yield 'labels', 'suffix or folder', self.labels in ('suffix','folder')
-    for name in ('crop','per_class','per_package','per_epoch','judged','min_files','batch'):
-        yield name, 'a whole number of 1 or more', self.is_number(getattr(self, name), 1)
-    yield 'min_packages', 'a whole number of 0 or more', self.is_number(self.min_packages)
-    yield 'seed', 'a whole number of 0 or more', self.is_number(self.seed, most=2**63-1)
+    def _rules(self): # -> (option, what is expected, whether it is so)
+        "The bounds of all options."
+        yield 'labels', 'suffix or folder', self.labels in ('suffix','folder')
+        for name in ('crop','per_class','per_package','per_epoch','judged','min_files','batch'):
+            yield name, 'a whole number of 1 or more', self.is_number(getattr(self, name), 1)
+        yield 'min_packages', 'a whole number of 0 or more', self.is_number(self.min_packages)
+        yield 'seed', 'a whole number of 0 or more', self.is_number(self.seed, most=2**63-1)
 
-@patch
-def check(self:DataConfig) -> None:
-    "Raise `UserError` for the first rule that does not hold."
-    for name,expected,holds in self._rules():
-        if not holds: raise UserError(f"{name}: expected {expected}, got {getattr(self, name)}")
+    def check(self) -> None:
+        "Raise `UserError` for the first rule that does not hold."
+        for name,expected,holds in self._rules():
+            if not holds: raise UserError(f"{name}: expected {expected}, got {getattr(self, name)}")
 
 # %% ../../nbs/train/51_files.ipynb #057865b4
 def walk(
@@ -225,40 +221,35 @@ class _Placed:
         self._add(package, split, 1)
         self.where[package] = split
 
-# %% ../../nbs/train/51_files.ipynb #0810b68d
-@patch
-def miss(self:_Placed, labels, price):
-    """How far the splits are from their shares of these classes: squares,
-    those of lost shares too, and `price` for each class that is missing."""
-    miss = 0
-    for label in labels:
-        miss += (self.lost[label]/self.all[label])**2
-        for split,share in _SPLITS.items():
-            there = self.have[split,label]
-            miss += (there/self.total[label] - share)**2 + price*(there<_LEAST)
-    return miss
+    def miss(self, labels, price):
+        """How far the splits are from their shares of these classes: squares,
+        those of lost shares too, and `price` for each class that is missing."""
+        miss = 0
+        for label in labels:
+            miss += (self.lost[label]/self.all[label])**2
+            for split,share in _SPLITS.items():
+                there = self.have[split,label]
+                miss += (there/self.total[label] - share)**2 + price*(there<_LEAST)
+        return miss
 
-# %% ../../nbs/train/51_files.ipynb #0dc3f449
-@patch
-def place(self:_Placed, package, price):
-    "Move a package to the split where the shares of its classes come out best."
-    def miss_in(split):
-        self.move(package, split)
-        return self.miss(self.held[package], price)
-    self.move(package, min(_SPLITS, key=miss_in))
+    def place(self, package, price):
+        "Move a package to the split where the shares of its classes come out best."
+        def miss_in(split):
+            self.move(package, split)
+            return self.miss(self.held[package], price)
+        self.move(package, min(_SPLITS, key=miss_in))
 
-@patch
-def exchange(self:_Placed, one, other, price):
-    "Let two packages change places if the shares of their classes come out better."
-    split,others = self.where[one],self.where[other]
-    if split==others: return
-    labels = self.held[one] | self.held[other]
-    before = self.miss(labels, price)
-    self.move(one, others)
-    self.move(other, split)
-    if self.miss(labels, price) < before-1e-9: return
-    self.move(one, split)
-    self.move(other, others)
+    def exchange(self, one, other, price):
+        "Let two packages change places if the shares of their classes come out better."
+        split,others = self.where[one],self.where[other]
+        if split==others: return
+        labels = self.held[one] | self.held[other]
+        before = self.miss(labels, price)
+        self.move(one, others)
+        self.move(other, split)
+        if self.miss(labels, price) < before-1e-9: return
+        self.move(one, split)
+        self.move(other, others)
 
 # %% ../../nbs/train/51_files.ipynb #pack0001
 def _search(held, most):
@@ -289,12 +280,62 @@ def _split_packages(items, seed=0, most=20): # `most`: files of a class and pack
 
 # %% ../../nbs/train/51_files.ipynb #3f4dbd54
 @dataclass
-class Data(Patched):
+class Data:
     "Files by split, and the names of those that were left out, by reason."
     classes:tuple # names, sorted
     splits:dict   # split -> list of `_Item`
     skipped:Names # by reason
     codes:Names   # of the files that are not UTF-8, by their code
+
+    @classmethod
+    def of(cls, c:DataConfig, # where the files are, and which of them count
+    ) -> 'Data':
+        "Read, cap, leave out copies, choose the classes, split by package."
+        if c.data and not os.path.exists(c.data): raise UserError(f"{c.data}: no such file or folder")
+        if c.data and not os.path.isdir(c.data): raise UserError(f"{c.data}: expected a folder, got a file")
+        if c.data: os.scandir(c.data).close()  # an error, where os.walk would be silent
+        skipped,codes = Names(),Names()
+        found = list(_read_all(c, skipped, codes))
+        classes = _choose_classes(found, c)
+        while True:
+            items = [x for x in found if x.label in classes]
+            where = _split_packages(items, c.seed, c.most_of_package)
+            there = Counter((where[x.package],x.label) for x in items)
+            everywhere = {label for label in classes if all(there[s,label]>=_LEAST for s in _SPLITS)}
+            if everywhere==classes: break
+            classes = everywhere  # a split of few, large packages may miss a class
+        if len(classes)<2: raise _too_few(c, found, skipped)
+        skipped.add('of a class too small', [_shown(c, x.path) for x in found if x.label not in classes])
+        splits = {s: [x for x in items if where[x.package]==s] for s in _SPLITS}
+        for s in ('valid','test'): splits[s] = list(_judged(splits[s], c, skipped))
+        return cls(tuple(sorted(classes)), splits, skipped, codes)
+
+    def batches(self,
+        c:DataConfig, # says how many of which length
+        epoch:int, # its number, from 0
+    ) -> list: # of lists of (index, piece)
+        "One epoch of the files to learn from, pieces of like length together. It depends on its arguments only."
+        items,rng = self.splits['train'],random.Random(f'{c.seed}/{epoch}')
+        draws = list(_draws(items, c, epoch))
+        rng.shuffle(draws)
+        pieces = [(i, _crop(items[i].data, c.crop, rng)) for i in draws]
+        pool = 16*c.batch  # pieces that are sorted together
+        near = []
+        for k in range(0, len(pieces), pool):
+            near += sorted(pieces[k:k+pool], key=lambda p: len(p[1]))
+        batches = [near[k:k+c.batch] for k in range(0, len(near), c.batch)]
+        rng.shuffle(batches)
+        return batches
+
+    def table(self) -> bytes:
+        "`split.csv`: the split of each file."
+        return _csv(('split','label','package','sha1','path'),
+                    [(split, x.label, x.package, hashlib.sha1(x.data).hexdigest(), x.path)
+                     for split,items in self.splits.items() for x in items])
+
+    def left_out(self) -> bytes:
+        "`skipped.csv`: each file that was left out, and why."
+        return _csv(('why','path'), [(why, name) for why,names in self.skipped.of.items() for name in names])
 
 def _judged(items, c, skipped):
     "At most `judged` files of a class, and of each package a fifth of that."
@@ -321,30 +362,6 @@ def _too_few(c, items, skipped):
                      f"got {', '.join(got) or 'nothing'}; --min-files and --min-packages "
                      f"ask for fewer, --labels {other} takes other names"
                      + (f"; left out: {skipped}" if skipped else ''))
-
-# %% ../../nbs/train/51_files.ipynb #load0001
-@patch(cls_method=True)
-def of(cls:Data, c:DataConfig, # where the files are, and which of them count
-) -> Data:
-    "Read, cap, leave out copies, choose the classes, split by package."
-    if c.data and not os.path.exists(c.data): raise UserError(f"{c.data}: no such file or folder")
-    if c.data and not os.path.isdir(c.data): raise UserError(f"{c.data}: expected a folder, got a file")
-    if c.data: os.scandir(c.data).close()  # an error, where os.walk would be silent
-    skipped,codes = Names(),Names()
-    found = list(_read_all(c, skipped, codes))
-    classes = _choose_classes(found, c)
-    while True:
-        items = [x for x in found if x.label in classes]
-        where = _split_packages(items, c.seed, c.most_of_package)
-        there = Counter((where[x.package],x.label) for x in items)
-        everywhere = {label for label in classes if all(there[s,label]>=_LEAST for s in _SPLITS)}
-        if everywhere==classes: break
-        classes = everywhere  # a split of few, large packages may miss a class
-    if len(classes)<2: raise _too_few(c, found, skipped)
-    skipped.add('of a class too small', [_shown(c, x.path) for x in found if x.label not in classes])
-    splits = {s: [x for x in items if where[x.package]==s] for s in _SPLITS}
-    for s in ('valid','test'): splits[s] = list(_judged(splits[s], c, skipped))
-    return cls(tuple(sorted(classes)), splits, skipped, codes)
 
 # %% ../../nbs/train/51_files.ipynb #1e8ef3c0
 def _crop(data, size, rng): # of the file; bytes at most; which decides on place and length
@@ -393,43 +410,12 @@ def _draws(items, c, epoch):
             for i in _round(packages, c.most_of_package, random.Random(f'{c.seed}/{label}/{r}'))]
         yield from row[epoch*k - first*n:][:k]
 
-# %% ../../nbs/train/51_files.ipynb #epo00001
-@patch
-def batches(self:Data,
-    c:DataConfig, # says how many of which length
-    epoch:int, # its number, from 0
-) -> list: # of lists of (index, piece)
-    "One epoch of the files to learn from, pieces of like length together. It depends on its arguments only."
-    items,rng = self.splits['train'],random.Random(f'{c.seed}/{epoch}')
-    draws = list(_draws(items, c, epoch))
-    rng.shuffle(draws)
-    pieces = [(i, _crop(items[i].data, c.crop, rng)) for i in draws]
-    pool = 16*c.batch  # pieces that are sorted together
-    near = []
-    for k in range(0, len(pieces), pool):
-        near += sorted(pieces[k:k+pool], key=lambda p: len(p[1]))
-    batches = [near[k:k+c.batch] for k in range(0, len(near), c.batch)]
-    rng.shuffle(batches)
-    return batches
-
 # %% ../../nbs/train/51_files.ipynb #3c795331
 def _csv(head, rows):
     "Lines with commas; names of files need not be UTF-8."
     out = io.StringIO()
     csv.writer(out, lineterminator='\n').writerows([head, *rows])
     return out.getvalue().encode('utf-8', 'surrogateescape')
-
-@patch
-def table(self:Data) -> bytes:
-    "`split.csv`: the split of each file."
-    return _csv(('split','label','package','sha1','path'),
-                [(split, x.label, x.package, hashlib.sha1(x.data).hexdigest(), x.path)
-                 for split,items in self.splits.items() for x in items])
-
-@patch
-def left_out(self:Data) -> bytes:
-    "`skipped.csv`: each file that was left out, and why."
-    return _csv(('why','path'), [(why, name) for why,names in self.skipped.of.items() for name in names])
 
 # %% ../../nbs/train/51_files.ipynb #80f52e85
 from ..docstrings import explain_parameters

@@ -12,19 +12,17 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 import torch, torch.nn.functional as F
-from fastcore.basics import patch
 from ..metrics import accuracy, class_metrics, confusion_matrix, f1
 from ..engine.ops import impls
 from ..encoder import Classifier, EncoderConfig
 from .files import Data, DataConfig, batch_of, views
-from ..padding import Patched
 from ..runs import Bar, Run, add_options, markdown, printable, table, verb
 from ..saved import Checkpoint, DamagedFile, Field, UserError, check_value, differences, need, option_fields
 from ..saved import read_intact, read_json, read_state, write_atomic, write_state
 
 # %% ../../nbs/train/52_training.ipynb #c7a51c0f
 @dataclass(frozen=True)
-class TrainConfig(DataConfig, Patched):
+class TrainConfig(DataConfig):
     "All settings of a run; each field is an option of `dynattn train`."
     dim:int = 64             # width of the model, an even number
     heads:int = 4            # heads of a layer, a divisor of the width
@@ -45,6 +43,43 @@ class TrainConfig(DataConfig, Patched):
     precision:str = 'no'     # no, or bf16 or fp16 for mixed precision
     every:int = 100          # steps between checkpoints
 
+    def _rules(self): # -> (option, what is expected, whether it is so)
+        "The bounds of all options; simple ones come before those that depend on them."
+        c,real = self,(int, float)
+        largest = 1e30  # float32 ends at 3e38
+        yield from DataConfig._rules(c)
+        yield 'precision', 'no or bf16 or fp16', c.precision in ('no','bf16','fp16')
+        yield 'impl', ' or '.join(('auto', *impls)), c.impl in ('auto', *impls)
+        for name in ('dim','heads','layers','patch','epochs','patience','every'):
+            yield name, 'a whole number of 1 or more', c.is_number(getattr(c, name), 1)
+        yield 'dropout', 'a number of 0 or more and below 1', c.is_number(c.dropout, 0, 1, real) and c.dropout<1
+        yield 'lr', 'a finite number above 0', c.is_number(c.lr, 0, largest, real) and c.lr>0
+        yield 'init_width', 'a number of tokens above 0.5', c.is_number(c.init_width, .5, largest, real) and c.init_width>.5
+        for name in ('price','sigma_lr','decay'):
+            yield name, 'a number from 0 to 1e6', c.is_number(getattr(c, name), 0, 1e6, real)
+        yield 'dim', 'an even number', c.dim%2==0
+        yield 'heads', f'a divisor of dim={c.dim}', c.dim%c.heads==0
+        yield 'layers', 'at most 1024', c.layers<=1024
+        sizes = f'sizes with layers={c.layers} and patch={c.patch} that need fewer than 2^33 weights'
+        yield 'dim', sizes, (12*c.layers + 2*c.patch)*c.dim**2 < 2**33
+        fixed = _window(c) in (None,'dynamic','learned') or c.is_number(_window(c), most=math.inf)
+        yield 'window', 'dynamic, learned, none or a whole number of 0 or more', fixed
+        sparse = _alpha(c) in (None,'learned') or c.is_number(_alpha(c), 1, largest, real)
+        yield 'alpha', 'none, learned or a number of 1 or more', sparse
+        lengths = all(n.isdecimal() and 1<=int(n)<=64 for n in _grams(c))
+        yield 'grams', 'whole numbers from 1 to 64 with commas between, such as 3,5', lengths
+
+    @classmethod
+    def of_run(cls, folder:Path|str) -> dict: # of the run
+        "The settings that it was started with; empty where they are not written."
+        path = Path(folder)/'settings.json'
+        if not path.exists(): return {}
+        settings = read_json(path, option_fields(TrainConfig))
+        def checked(data): # the bounds
+            TrainConfig(**settings).check()
+            return settings
+        return read_intact(path, checked)
+
 # %% ../../nbs/train/52_training.ipynb #chk00002
 def _word_or_number(text, words):
     "None for the word none, another of `words`, or a number; the text itself where it is nothing of these."
@@ -55,34 +90,6 @@ def _word_or_number(text, words):
 def _window(c): return _word_or_number(c.window, ('dynamic','learned','none'))
 def _alpha(c): return _word_or_number(c.alpha, ('learned','none'))
 def _grams(c): return [n for n in c.grams.split(',') if n]
-
-# %% ../../nbs/train/52_training.ipynb #chk00003
-@patch
-def _rules(self:TrainConfig): # -> (option, what is expected, whether it is so)
-    "The bounds of all options; simple ones come before those that depend on them."
-    c,real = self,(int, float)
-    largest = 1e30  # float32 ends at 3e38
-    yield from DataConfig._rules(c)
-    yield 'precision', 'no or bf16 or fp16', c.precision in ('no','bf16','fp16')
-    yield 'impl', ' or '.join(('auto', *impls)), c.impl in ('auto', *impls)
-    for name in ('dim','heads','layers','patch','epochs','patience','every'):
-        yield name, 'a whole number of 1 or more', c.is_number(getattr(c, name), 1)
-    yield 'dropout', 'a number of 0 or more and below 1', c.is_number(c.dropout, 0, 1, real) and c.dropout<1
-    yield 'lr', 'a finite number above 0', c.is_number(c.lr, 0, largest, real) and c.lr>0
-    yield 'init_width', 'a number of tokens above 0.5', c.is_number(c.init_width, .5, largest, real) and c.init_width>.5
-    for name in ('price','sigma_lr','decay'):
-        yield name, 'a number from 0 to 1e6', c.is_number(getattr(c, name), 0, 1e6, real)
-    yield 'dim', 'an even number', c.dim%2==0
-    yield 'heads', f'a divisor of dim={c.dim}', c.dim%c.heads==0
-    yield 'layers', 'at most 1024', c.layers<=1024
-    sizes = f'sizes with layers={c.layers} and patch={c.patch} that need fewer than 2^33 weights'
-    yield 'dim', sizes, (12*c.layers + 2*c.patch)*c.dim**2 < 2**33
-    fixed = _window(c) in (None,'dynamic','learned') or c.is_number(_window(c), most=math.inf)
-    yield 'window', 'dynamic, learned, none or a whole number of 0 or more', fixed
-    sparse = _alpha(c) in (None,'learned') or c.is_number(_alpha(c), 1, largest, real)
-    yield 'alpha', 'none, learned or a number of 1 or more', sparse
-    lengths = all(n.isdecimal() and 1<=int(n)<=64 for n in _grams(c))
-    yield 'grams', 'whole numbers from 1 to 64 with commas between, such as 3,5', lengths
 
 # %% ../../nbs/train/52_training.ipynb #85157820
 def _model_config(c, classes): # the run's options; names
@@ -131,7 +138,7 @@ _FILES = tuple('settings.json split.csv skipped.csv metrics.jsonl checkpoint.pt 
 def _run_of(folder, c): return Run(Path(folder), _FILES, dataclasses.asdict(c), free=('patience','every'))
 
 # %% ../../nbs/train/52_training.ipynb #888f742c
-class Trainer(Patched):
+class Trainer:
     "A run: model, optimiser and position in the data; a checkpoint holds all of it."
     def __init__(self,
         c, data, # a `TrainConfig`; `Data`
@@ -157,39 +164,160 @@ class Trainer(Patched):
             raise UserError(f"batch: expected a step for each of {accelerator.num_processes} processes, "
                             f"got {c.batch} files of one")
 
-# %% ../../nbs/train/52_training.ipynb #d9280824
-@patch(as_prop=True)
-def plain(self:Trainer) -> Classifier: return self.acc.unwrap_model(self.model)
+    @property
+    def plain(self) -> Classifier: return self.acc.unwrap_model(self.model)
 
-@patch
-def batches(self:Trainer, epoch, # its number, from 0
-) -> list:
-    "This process's share of an epoch; each has as many as the others."
-    batches,n = self.data.batches(self.c, epoch),self.acc.num_processes
-    return batches[self.acc.process_index:len(batches)//n*n:n]
+    def batches(self, epoch, # its number, from 0
+    ) -> list:
+        "This process's share of an epoch; each has as many as the others."
+        batches,n = self.data.batches(self.c, epoch),self.acc.num_processes
+        return batches[self.acc.process_index:len(batches)//n*n:n]
 
-# %% ../../nbs/train/52_training.ipynb #47c43b63
-@patch
-def take_step(self:Trainer, batch, # of (index, piece)
-) -> float: # loss
-    "One step. All its randomness comes from the seed, the step and the process."
-    began = time.perf_counter()
-    drawn = hashlib.sha1(repr((self.c.seed, 'step', self.step, self.acc.process_index)).encode()).digest()
-    torch.manual_seed(int.from_bytes(drawn[:4], 'big'))
-    for g in self.opt.param_groups: g['lr'] = g['times']*_learning_rate(self.step, self.steps, self.c.lr)
-    ids,padding = batch_of([p for _,p in batch])
-    target = torch.tensor([self.index[self.data.splits['train'][i].label] for i,_ in batch])
-    ids,padding,target = (x.to(self.acc.device) for x in (ids, padding, target))
-    with self.acc.autocast(): loss = _loss_of(self.model, ids, padding, target, self.c.price, self.c.patch)
-    self.opt.zero_grad()
-    self.acc.backward(loss)
-    self.acc.clip_grad_norm_(self.model.parameters(), 1.)
-    self.opt.step()
-    value = loss.item()
-    self.step += 1
-    self.total += value
-    self.ms.append(1000*(time.perf_counter()-began))
-    return value
+    def take_step(self, batch, # of (index, piece)
+    ) -> float: # loss
+        "One step. All its randomness comes from the seed, the step and the process."
+        began = time.perf_counter()
+        drawn = hashlib.sha1(repr((self.c.seed, 'step', self.step, self.acc.process_index)).encode()).digest()
+        torch.manual_seed(int.from_bytes(drawn[:4], 'big'))
+        for g in self.opt.param_groups: g['lr'] = g['times']*_learning_rate(self.step, self.steps, self.c.lr)
+        ids,padding = batch_of([p for _,p in batch])
+        target = torch.tensor([self.index[self.data.splits['train'][i].label] for i,_ in batch])
+        ids,padding,target = (x.to(self.acc.device) for x in (ids, padding, target))
+        with self.acc.autocast(): loss = _loss_of(self.model, ids, padding, target, self.c.price, self.c.patch)
+        self.opt.zero_grad()
+        self.acc.backward(loss)
+        self.acc.clip_grad_norm_(self.model.parameters(), 1.)
+        self.opt.step()
+        value = loss.item()
+        self.step += 1
+        self.total += value
+        self.ms.append(1000*(time.perf_counter()-began))
+        return value
+
+    def end_epoch(self, callbacks=(), # functions `f(moment, t, x)`
+    ) -> None:
+        "Evaluate on the validation files, keep the best model, write a line of metrics."
+        for callback in callbacks: callback('before_judge', self, 'valid')
+        self.model.eval()
+        mine = self.data.splits['valid'][self.acc.process_index::self.acc.num_processes]
+        j = _judge(self.plain, mine, self.c.crop, self.c.batch, self.acc.device)
+        cm = self.acc.reduce(j['cm'].to(self.acc.device)).cpu()
+        losses = self.acc.reduce(j['losses'].sum().to(self.acc.device)).item()
+        row = dict(step=self.step, epoch=self.epoch+1, loss=self.total/max(1, len(self.batches(self.epoch))),
+            valid_loss=losses/max(1, cm.sum().item()),
+            accuracy=accuracy(cm).item(), f1=f1(cm, 'macro').item(),
+            width=j['widths'].mean().item(), alpha=j['alphas'].mean().item(), ms=statistics.median(self.ms or [0]))
+        if not math.isfinite(row['valid_loss']): raise ValueError("valid_loss: expected finite, got no number")
+        better = row['valid_loss']<self.best
+        self.best,self.since = (row['valid_loss'],0) if better else (self.best,self.since+1)
+        self.rows.append(row)
+        if self.acc.is_main_process:
+            if better: self.plain.save_pretrained(self.run.folder)
+            self.write_log()
+        self.epoch += 1
+        self.at = self.total = 0
+        self.model.train()
+        for callback in callbacks: callback('after_epoch', self, row)
+
+    def write_log(self) -> None:
+        write_atomic(self.run.folder/'metrics.jsonl', ''.join(json.dumps(row)+'\n' for row in self.rows))
+
+    def record(self) -> dict:
+        "What the rest of a run depends on, besides what may be others when it goes on."
+        kept = {name: x for name,x in self.run.settings.items() if name not in self.run.free}
+        return dict(kept, files=self.files, processes=self.acc.num_processes, format=Checkpoint.format)
+
+    def save(self) -> None:
+        "Write all that is needed to resume, in one file that is replaced in one step."
+        if not self.acc.is_main_process: return
+        scaler = {} if self.acc.scaler is None else self.acc.scaler.state_dict()
+        write_state(self.run.folder/'checkpoint.pt', dict(
+            {k: getattr(self, k) for k in _PLACE}, ms=self.ms[-99:], record=self.record(), settings=self.run.settings,
+            model=self.plain.state_dict(), optimizer=self.opt.state_dict(), scaler=scaler))
+
+    def load(self, state, # as `_saved_state` gives it
+    ) -> None:
+        "Resume from a checkpoint."
+        then,now = state['record'],self.record()
+        if then.get('files')!=now['files']:
+            raise UserError(f"{self.run.folder}: the files have changed since the checkpoint; another --out begins anew")
+        if changed := differences(then, now):
+            raise UserError(f"{self.run.folder}: holds a run of other settings: {'; '.join(changed)}")
+        self.plain.load_state_dict(state['model'])
+        self.opt.load_state_dict(state['optimizer'])
+        if self.acc.scaler is not None and state['scaler']: self.acc.scaler.load_state_dict(state['scaler'])
+        for k in (*_PLACE, 'ms'): setattr(self, k, state[k])
+
+    @contextmanager
+    def finite(self):
+        "A value of the block that is not finite is an error in one line."
+        try: yield
+        except ValueError as e:
+            if 'expected finite' not in str(e): raise
+            raise UserError(f"{self.run.folder}: the loss of step {self.step} is not a finite number; "
+                            f"try a smaller --lr than {self.c.lr:g}, with another --out") from e
+
+    def fit(self, callbacks=(), # functions `f(moment, t, x)`
+    ) -> None:
+        "Train until all epochs are done, or until `patience` of them brought no improvement."
+        self.model.train()
+        while self.epoch<self.c.epochs and self.since<self.c.patience:
+            batches = self.batches(self.epoch)
+            while self.at<len(batches):
+                for callback in callbacks: callback('before_step', self, batches[self.at])
+                try: loss = self.take_step(batches[self.at])
+                except ValueError as e:
+                    if 'expected finite' not in str(e): raise
+                    loss = math.nan # of a window that refuses its width
+                self.at += 1
+                for callback in callbacks: callback('after_step', self, loss)
+                lost = not math.isfinite(loss)
+                if self.acc.num_processes>1: lost = self.acc.gather(torch.tensor([lost], device=self.acc.device)).any()
+                with self.finite():
+                    if lost: raise ValueError("loss: expected finite, got no number")  # of any process
+                if self.step%self.c.every==0: self.save()
+            with self.finite(): self.end_epoch(callbacks)
+            self.save()
+
+    def test(self, callbacks=(), # functions `f(moment, t, x)`
+    ) -> dict:
+        "The best model on the test files; plain numbers."
+        for callback in callbacks: callback('before_judge', self, 'test')
+        model = Classifier.from_pretrained(self.run.folder).to(self.acc.device)
+        items,classes = self.data.splits['test'],self.data.classes
+        j = _judge(model, items, self.c.crop, self.c.batch, self.acc.device)
+        cm,flops = j['cm'],j['flops']
+        answers = [classes[k] for k in j['said']]
+        return dict(classes=list(classes), accuracy=accuracy(cm).item(), f1=f1(cm, 'macro').item(),
+            majority=(cm.sum(1).max()/cm.sum()).item(), per_class=class_metrics(cm, classes), confusion=cm.tolist(),
+            widths=j['widths'].tolist(), alphas=j['alphas'].tolist(), flops=flops, share=flops['windows']/flops['dense'],
+            ms=statistics.median(self.ms or [0]), memory=_memory(), steps=self.step, epochs=self.epoch,
+            files={s: len(x) for s,x in self.data.splits.items()}, skipped=self.data.skipped.counts,
+            window=self.c.window, alpha=self.c.alpha, seed=self.c.seed,
+            wrong=[(x.path, x.label, answer) for x,answer in zip(items, answers) if x.label!=answer])
+
+    def go(self, resume, quiet, callbacks, # from the checkpoint; no progress; functions `f(moment, t, x)`
+    ) -> dict:
+        "From the checkpoint, or from step 0, to the report."
+        folder = self.run.folder
+        if resume: self.load(_saved_state(folder))
+        if self.acc.is_main_process: # the settings come first: they make the folder ours
+            write_atomic(folder/'settings.json', json.dumps(self.run.settings, indent=1))
+            self.write_log()
+            if not resume:
+                write_atomic(folder/'split.csv', self.table)
+                write_atomic(folder/'skipped.csv', self.data.left_out())
+                self.save()
+        if self.steps<_FEW_STEPS and not quiet:
+            print(f'only {self.steps} steps in all: more files, more --epochs or a smaller --batch help',
+                  flush=True)
+        with Bar(self.steps, 'train', quiet, self.step) as bar: self.fit([_progress(bar), *callbacks])
+        self.acc.end_training()
+        if not self.acc.is_main_process: return {}
+        if not quiet: print('judging …', flush=True)
+        with self.finite(): result = self.test(callbacks)
+        _report(result, self.c, self.run)
+        return result
 
 # %% ../../nbs/train/52_training.ipynb #07d013cf
 @torch.no_grad()
@@ -229,109 +357,14 @@ def _judge(model, items, size, batch=32, device='cpu'): # `_Item`s, and bytes of
         widths=widths/n.clamp(min=1)[:,None,None],
         alphas=model.alphas().cpu() if flops else None, flops=dict(flops), said=answers)
 
-# %% ../../nbs/train/52_training.ipynb #e4ddd7d7
-@patch
-def end_epoch(self:Trainer, callbacks=(), # functions `f(moment, t, x)`
-) -> None:
-    "Evaluate on the validation files, keep the best model, write a line of metrics."
-    for callback in callbacks: callback('before_judge', self, 'valid')
-    self.model.eval()
-    mine = self.data.splits['valid'][self.acc.process_index::self.acc.num_processes]
-    j = _judge(self.plain, mine, self.c.crop, self.c.batch, self.acc.device)
-    cm = self.acc.reduce(j['cm'].to(self.acc.device)).cpu()
-    losses = self.acc.reduce(j['losses'].sum().to(self.acc.device)).item()
-    row = dict(step=self.step, epoch=self.epoch+1, loss=self.total/max(1, len(self.batches(self.epoch))),
-        valid_loss=losses/max(1, cm.sum().item()),
-        accuracy=accuracy(cm).item(), f1=f1(cm, 'macro').item(),
-        width=j['widths'].mean().item(), alpha=j['alphas'].mean().item(), ms=statistics.median(self.ms or [0]))
-    if not math.isfinite(row['valid_loss']): raise ValueError("valid_loss: expected finite, got no number")
-    better = row['valid_loss']<self.best
-    self.best,self.since = (row['valid_loss'],0) if better else (self.best,self.since+1)
-    self.rows.append(row)
-    if self.acc.is_main_process:
-        if better: self.plain.save_pretrained(self.run.folder)
-        self.write_log()
-    self.epoch += 1
-    self.at = self.total = 0
-    self.model.train()
-    for callback in callbacks: callback('after_epoch', self, row)
-
-@patch
-def write_log(self:Trainer) -> None:
-    write_atomic(self.run.folder/'metrics.jsonl', ''.join(json.dumps(row)+'\n' for row in self.rows))
-
 # %% ../../nbs/train/52_training.ipynb #7d43a05b
 _PLACE = 'step','epoch','at','since','best','total','rows'
-
-@patch
-def record(self:Trainer) -> dict:
-    "What the rest of a run depends on, besides what may be others when it goes on."
-    kept = {name: x for name,x in self.run.settings.items() if name not in self.run.free}
-    return dict(kept, files=self.files, processes=self.acc.num_processes, format=Checkpoint.format)
-
-@patch
-def save(self:Trainer) -> None:
-    "Write all that is needed to resume, in one file that is replaced in one step."
-    if not self.acc.is_main_process: return
-    scaler = {} if self.acc.scaler is None else self.acc.scaler.state_dict()
-    write_state(self.run.folder/'checkpoint.pt', dict(
-        {k: getattr(self, k) for k in _PLACE}, ms=self.ms[-99:], record=self.record(), settings=self.run.settings,
-        model=self.plain.state_dict(), optimizer=self.opt.state_dict(), scaler=scaler))
 
 def _saved_state(folder): # -> dict|None
     "The last checkpoint of a run, or None."
     path = Path(folder)/'checkpoint.pt'
     if not path.exists(): return None
     return read_state(path, [*_PLACE, 'ms', 'record', 'settings', 'model', 'optimizer', 'scaler'])
-
-# %% ../../nbs/train/52_training.ipynb #030a62a5
-@patch
-def load(self:Trainer, state, # as `_saved_state` gives it
-) -> None:
-    "Resume from a checkpoint."
-    then,now = state['record'],self.record()
-    if then.get('files')!=now['files']:
-        raise UserError(f"{self.run.folder}: the files have changed since the checkpoint; another --out begins anew")
-    if changed := differences(then, now):
-        raise UserError(f"{self.run.folder}: holds a run of other settings: {'; '.join(changed)}")
-    self.plain.load_state_dict(state['model'])
-    self.opt.load_state_dict(state['optimizer'])
-    if self.acc.scaler is not None and state['scaler']: self.acc.scaler.load_state_dict(state['scaler'])
-    for k in (*_PLACE, 'ms'): setattr(self, k, state[k])
-
-# %% ../../nbs/train/52_training.ipynb #fit00001
-@patch
-@contextmanager
-def finite(self:Trainer):
-    "A value of the block that is not finite is an error in one line."
-    try: yield
-    except ValueError as e:
-        if 'expected finite' not in str(e): raise
-        raise UserError(f"{self.run.folder}: the loss of step {self.step} is not a finite number; "
-                        f"try a smaller --lr than {self.c.lr:g}, with another --out") from e
-
-@patch
-def fit(self:Trainer, callbacks=(), # functions `f(moment, t, x)`
-) -> None:
-    "Train until all epochs are done, or until `patience` of them brought no improvement."
-    self.model.train()
-    while self.epoch<self.c.epochs and self.since<self.c.patience:
-        batches = self.batches(self.epoch)
-        while self.at<len(batches):
-            for callback in callbacks: callback('before_step', self, batches[self.at])
-            try: loss = self.take_step(batches[self.at])
-            except ValueError as e:
-                if 'expected finite' not in str(e): raise
-                loss = math.nan # of a window that refuses its width
-            self.at += 1
-            for callback in callbacks: callback('after_step', self, loss)
-            lost = not math.isfinite(loss)
-            if self.acc.num_processes>1: lost = self.acc.gather(torch.tensor([lost], device=self.acc.device)).any()
-            with self.finite():
-                if lost: raise ValueError("loss: expected finite, got no number")  # of any process
-            if self.step%self.c.every==0: self.save()
-        with self.finite(): self.end_epoch(callbacks)
-        self.save()
 
 # %% ../../nbs/train/52_training.ipynb #4b412a51
 def _progress(bar):
@@ -344,18 +377,6 @@ def _progress(bar):
             bar.say("epoch {epoch} of {all}, step {step}: loss {loss:.3f}, validation loss {valid_loss:.3f}, "
                 "accuracy {accuracy:.3f}, F1 {f1:.3f}, mean width {width:.1f}".format(all=t.c.epochs, **x))
     return shown
-
-# %% ../../nbs/train/52_training.ipynb #7a110016
-@patch(cls_method=True)
-def of_run(cls:TrainConfig, folder:Path|str) -> dict: # of the run
-    "The settings that it was started with; empty where they are not written."
-    path = Path(folder)/'settings.json'
-    if not path.exists(): return {}
-    settings = read_json(path, option_fields(TrainConfig))
-    def checked(data): # the bounds
-        TrainConfig(**settings).check()
-        return settings
-    return read_intact(path, checked)
 
 # %% ../../nbs/train/52_training.ipynb #9f32a9f8
 def _allowed(run, resume):
@@ -377,24 +398,6 @@ def _memory():
     except ImportError: return float('nan')
     per_mb = 2**20 if sys.platform=='darwin' else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/per_mb
-
-@patch
-def test(self:Trainer, callbacks=(), # functions `f(moment, t, x)`
-) -> dict:
-    "The best model on the test files; plain numbers."
-    for callback in callbacks: callback('before_judge', self, 'test')
-    model = Classifier.from_pretrained(self.run.folder).to(self.acc.device)
-    items,classes = self.data.splits['test'],self.data.classes
-    j = _judge(model, items, self.c.crop, self.c.batch, self.acc.device)
-    cm,flops = j['cm'],j['flops']
-    answers = [classes[k] for k in j['said']]
-    return dict(classes=list(classes), accuracy=accuracy(cm).item(), f1=f1(cm, 'macro').item(),
-        majority=(cm.sum(1).max()/cm.sum()).item(), per_class=class_metrics(cm, classes), confusion=cm.tolist(),
-        widths=j['widths'].tolist(), alphas=j['alphas'].tolist(), flops=flops, share=flops['windows']/flops['dense'],
-        ms=statistics.median(self.ms or [0]), memory=_memory(), steps=self.step, epochs=self.epoch,
-        files={s: len(x) for s,x in self.data.splits.items()}, skipped=self.data.skipped.counts,
-        window=self.c.window, alpha=self.c.alpha, seed=self.c.seed,
-        wrong=[(x.path, x.label, answer) for x,answer in zip(items, answers) if x.label!=answer])
 
 # %% ../../nbs/train/52_training.ipynb #61784f35
 def _summary(result, escape=printable): # as `train` returns it; for the names of classes; `markdown` for a report
@@ -454,30 +457,6 @@ def _report(result, c, run): # as `train` returns it
 
 # %% ../../nbs/train/52_training.ipynb #3964997b
 _FEW_STEPS = 100 # a run of the chapter's size has five times as many
-
-@patch
-def go(self:Trainer, resume, quiet, callbacks, # from the checkpoint; no progress; functions `f(moment, t, x)`
-) -> dict:
-    "From the checkpoint, or from step 0, to the report."
-    folder = self.run.folder
-    if resume: self.load(_saved_state(folder))
-    if self.acc.is_main_process: # the settings come first: they make the folder ours
-        write_atomic(folder/'settings.json', json.dumps(self.run.settings, indent=1))
-        self.write_log()
-        if not resume:
-            write_atomic(folder/'split.csv', self.table)
-            write_atomic(folder/'skipped.csv', self.data.left_out())
-            self.save()
-    if self.steps<_FEW_STEPS and not quiet:
-        print(f'only {self.steps} steps in all: more files, more --epochs or a smaller --batch help',
-              flush=True)
-    with Bar(self.steps, 'train', quiet, self.step) as bar: self.fit([_progress(bar), *callbacks])
-    self.acc.end_training()
-    if not self.acc.is_main_process: return {}
-    if not quiet: print('judging …', flush=True)
-    with self.finite(): result = self.test(callbacks)
-    _report(result, self.c, self.run)
-    return result
 
 def _load(c, quiet):
     "The files, and a line about them."

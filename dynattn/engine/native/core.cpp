@@ -63,7 +63,7 @@ typedef void Team(void (*function)(void *), void *data, unsigned threads, unsign
 
 RECORD(Call,
     double scale, softcap, dropout_p, T, p; // `Plan` of chapter 20, in its order
-    Int left, right, q_offset, n_global, table_first, is_causal, after, fraction;
+    Int left, right, q_offset, n_global, table_first, is_causal, return_lse, after, fraction;
     Rows q, k, v, out;
     PerHead sigma, table, alpha, rel_bias, sink;
     void *kept;                            // softmax: [B,H,N,dv] `real`, the output unrounded, or null where `out` is;
@@ -71,7 +71,7 @@ RECORD(Call,
     void *lse;                             // [B,H,N] `real`: log of the row's sum, or threshold; inf: no key, nan: lost; or null
     void *weights;                         // [B,H,N,columns] `real`, zeros: leading keys, those from `first_key` on; or null
     const uint8_t *keep;                   // [B,M], 0 where a key takes no part; or null
-    const Int *texts, *text_of;            // [T][2] first and end of the texts of all rows; [B+1] where a row's begin
+    const Int *texts, *text_of;            // [T][5] a text's first and end query, first and end key, and shift; [B+1] its row's
     const Int *heads;                      // [B*Hkv][3] addresses of keys and values, position of row 0: of a cache
     const Int *origins;                    // [B] position of the first leading token: of a cache
     Team *team;                            // calls a function on several threads, as OpenMP's `GOMP_parallel`; or null
@@ -84,6 +84,7 @@ RECORD(Call,
 RECORD(Grads,
     Rows dout, dq, dk, dv;                 // dk and dv: `real`, contiguous rows of whole vectors
     void *dsigma, *dtable, *dalpha, *drel_bias, *dsink; // [B,H,...] `real`, or null
+    const void *dlse;                      // [B,H,N] `real`, what comes back to `lse`; or null
 );
 
 namespace {
@@ -358,7 +359,8 @@ Int bytes_of(Int kind) { return kind == F64 ? 8 : kind == F32 ? 4 : 2; }
 // all keys stand on the other. At least -1 together, where no key is seen.
 struct Reach { Int left, right; };
 
-struct Text { Int q0, q1, k0, k1, origin; };  // rows that attend to keys k0..k1-1; `origin` is position 0 of n_global
+// Rows that attend to keys k0..k1-1; `origin` is position 0 of n_global. Row i stands at i + shift on the axis of the keys.
+struct Text { Int q0, q1, k0, k1, origin, shift; };
 
 Int rounded(Int n, Int to) { return (n > 0 ? n+to-1 : n)/to*to; }  // up
 
@@ -396,10 +398,21 @@ template <class real> struct Problem {
         return x.data ? (const real*)x.data + b*x.b + h*x.h : nullptr;
     }
     Reach reach_of(Int b, Int h) const {
-        Reach r = within_window(b, h);
-        r.left = std::min(r.left, c.N-1+c.q_offset);
-        r.right = std::min(r.right, c.M-1-c.q_offset);
+        Reach r = within_window(b, h), most = occurring(b);
+        r.left = std::min(r.left, most.left);
+        r.right = std::min(r.right, most.right);
         return {r.left, std::max(r.right, -r.left-1)};
+    }
+    // How far the queries of a row can look in their texts; nowhere, if there are none.
+    Reach occurring(Int b) const {
+        if (!c.texts) return {c.N-1+c.q_offset, c.M-1-c.q_offset};
+        Reach most = {-1, 0};
+        for (Int t = 0; t < texts(b); t++) {
+            const Text x = whole_text(b, t);
+            const Int left = x.q1-1+x.shift-x.k0, right = x.k1-1-x.q0-x.shift;
+            most = t ? Reach{std::max(most.left, left), std::max(most.right, right)} : Reach{left, right};
+        }
+        return most;
     }
     Reach within_window(Int b, Int h) const {
         const Int far = Int(1) << 40;                          // further than any key stands from any query
@@ -421,9 +434,20 @@ template <class real> struct Problem {
         return {left, right};
     }
     Int texts(Int b) const { return c.texts ? c.text_of[b+1]-c.text_of[b] : 1; }
+    Text whole_text(Int b, Int t) const {                      // before keys that take no part are left out
+        if (!c.texts) return {0, c.N, 0, c.M, c.origins ? c.origins[b] : 0, c.q_offset};
+        const Int *at = c.texts+5*(c.text_of[b]+t);
+        return {at[0], at[1], at[2], at[3], at[2], at[4]};
+    }
+    // The first key that a row may see, and no row behind it sees an earlier one.
+    Int first_key(Int b, Int row, Int left) const {
+        Int t = 0;
+        while (t+1 < texts(b) && whole_text(b, t+1).q0 <= row) t++;
+        const Text x = whole_text(b, t);
+        return std::max(x.k0, std::min(row+x.shift-left, x.k1));
+    }
     Text text(Int b, Int t, bool &holes) const {
-        Text x = {0, c.N, 0, c.M, c.origins ? c.origins[b] : 0};
-        if (c.texts) { const Int *at = c.texts+2*(c.text_of[b]+t); x = {at[0], at[1], at[0], at[1], at[0]}; }
+        Text x = whole_text(b, t);
         holes = false;
         if (!c.keep) return x;
         const uint8_t *keep = c.keep+b*c.M;
@@ -758,8 +782,8 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
         q0 = std::max(q0, text.q0); q1 = std::min(q1, text.q1);
         if (q0 >= q1) return;
         Int lead_end = std::max(text.k0, std::min(text.origin+c.n_global, text.k1));
-        Int lo = std::max(lead_end, q0+c.q_offset-left), hi = std::min(text.k1, q1+c.q_offset+right);
-        if (c.n_global && q0+c.q_offset < text.origin+c.n_global) lo = lead_end, hi = text.k1;
+        Int lo = std::max(lead_end, q0+text.shift-left), hi = std::min(text.k1, q1+text.shift+right);
+        if (c.n_global && q0+text.shift < text.origin+c.n_global) lo = lead_end, hi = text.k1;
         set_piece(0, std::max(text.k0, text.origin), lead_end, text.origin);
         set_piece(1, lo, std::max(lo, hi), 0);
         careful = false; largest_key = 0;
@@ -804,10 +828,10 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
 
     // The rows from `i` on that see alike; the first row behind them.
     Int block(Int i, Int end) {
-        row = i; at = i+c.q_offset;
+        row = i; at = i+text.shift;
         Int lead0 = text.origin, lead1 = c.n_global ? text.origin+c.n_global : lead0;
         bool is_global = at >= lead0 && at < lead1;
-        Int stop = is_global ? lead1-c.q_offset : at < lead0 && c.n_global ? lead0-c.q_offset : end;
+        Int stop = is_global ? lead1-text.shift : at < lead0 && c.n_global ? lead0-text.shift : end;
         if (entmax) stop = std::min(stop, i/QUERIES*QUERIES+QUERIES);   // both passes have the same blocks
         nq = careful ? 1 : std::min<Int>(QUERIES, std::min(stop, end)-i);
         n_spans = n_keys = 0;
@@ -936,6 +960,7 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
             if (entmax) continue;                               // and bits are kept, not the output
             const real *o = c.kept ? (const real*)c.kept+at*c.dv : (const real*)place(c.out, h, row+i);
             mean[i] = L::dot(o, back, c.dv);
+            if (g->dlse && lse[i] < INFINITY) mean[i] -= ((const real*)g->dlse)[at];
         }
         L::turn(dout_cols, dout_rows, p.dv_width, 1);
         if (careful && lost[0]) n_spans = n_keys = 0;           // 0 times NaN is NaN: its keys are not even read
@@ -1490,7 +1515,7 @@ template <class real, int QUERIES> void backward(const Call &c, const Grads &g) 
         most = std::max(most, rows);
         const Int chunks = std::max<Int>(1, (c.N+rows-1)/rows);
         auto start = [&](Int i) {
-            return i == 0 ? 0 : i >= chunks ? c.M : std::max<Int>(0, std::min(i*rows+c.q_offset-r.left, c.M));
+            return i == 0 ? 0 : i >= chunks ? c.M : p.first_key(b, i*rows, r.left);
         };
         for (Int i = 0; i < chunks; i++) {
             Int end = std::min((i+1)*rows, c.N), clear = start(i), cleared = i%2 ? clear : start(i+2);
@@ -1552,6 +1577,162 @@ template <class real> void entmax(const real *x, const real *g, const real *eps,
     });
 }
 
+// ---- what a caller asks before a call: how large its numbers are, and what a mask of pairs says --------------------
+
+// Numbers looked at by their bits: without their signs they lie as unsigned numbers do, NaN on top.
+template <class U> struct Bits;
+template <> struct Bits<uint16_t> { typedef int16_t Signed; };
+template <> struct Bits<uint32_t> { typedef int32_t Signed; };
+template <> struct Bits<uint64_t> { typedef int64_t Signed; };
+
+template <class U> U largest_bits(const U *x, Int n, Int step) {
+    typedef typename Bits<U>::Signed S;
+    constexpr S size = std::numeric_limits<S>::max();
+    S most = 0;
+    if (step == 1) for (Int i = 0; i < n; i++) most = std::max<S>(most, (S)x[i] & size);
+    else for (Int i = 0; i < n; i++) most = std::max<S>(most, (S)x[i*step] & size);
+    return (U)most;
+}
+double from_bits(uint64_t x, Int kind) {
+    double y = kind == F64 ? bits<double>(x) : kind == F32 ? bits<float>((uint32_t)x) :
+               kind == BF16 ? from_bf16((uint16_t)x) : from_f16((uint16_t)x);
+    return y < INFINITY ? y : INFINITY;                        // NaN as well
+}
+
+// A tensor [B,H,N,d] as runs of numbers side by side: the axes by their strides, those that touch joined.
+struct Runs {
+    Int count = 1, length = 1, step = 0;       // runs; numbers of one, so far apart
+    std::array<std::array<Int, 2>, 4> outer;   // size and stride of the axes that tell a run's place
+    int axes = 0;
+    Runs(const Rows &x, Int B, Int H, Int N, Int d) {
+        std::array<std::array<Int, 2>, 4> all = {{{B, x.b}, {H, x.h}, {N, x.n}, {d, x.e}}};
+        std::sort(all.begin(), all.end(), [](auto &a, auto &b) { return a[1] < b[1]; });
+        for (auto &axis : all) {
+            if (axis[0] == 1 || axis[1] == 0) continue;        // an axis of one number, or repeated
+            if (step == 0) step = axis[1], length = axis[0];
+            else if (axes == 0 && axis[1] == step*length) length *= axis[0];
+            else outer[axes++] = axis, count *= axis[0];
+        }
+        step = std::max<Int>(step, 1);
+    }
+    Int place(Int run) const {
+        Int at = 0;
+        for (int a = 0; a < axes; run /= outer[a][0], a++) at += run%outer[a][0]*outer[a][1];
+        return at;
+    }
+};
+template <class U> double largest_number(const Rows &x, Int B, Int H, Int N, Int d, Int kind, Int threads, Team *team) {
+    const Runs runs(x, B, H, N, d);
+    const Int piece = 1 << 16, pieces = (runs.length+piece-1)/piece, numbers = runs.count*runs.length;
+    const Int together = std::max<Int>(1, piece/runs.length), tasks = (runs.count*pieces+together-1)/together;
+    std::atomic<uint64_t> most(0);
+    run(tasks, std::max<Int>(1, std::min(threads, numbers/piece/2)), team, [&](Int t, Int) {
+        uint64_t own = 0;
+        for (Int i = t*together; i < std::min((t+1)*together, runs.count*pieces); i++) {
+            const Int first = i%pieces*piece, n = std::min(piece, runs.length-first);
+            const U *from = (const U*)x.data + runs.place(i/pieces) + first*runs.step;
+            own = std::max<uint64_t>(own, largest_bits(from, n, runs.step));
+        }
+        for (uint64_t seen = most; seen < own && !most.compare_exchange_weak(seen, own);) {}
+    });
+    return from_bits(most, kind);
+}
+double largest_number(const Rows &x, Int B, Int H, Int N, Int d, const Call &c) {
+    auto f = c.kind == F64 ? largest_number<uint64_t> :
+             c.kind == F32 ? largest_number<uint32_t> : largest_number<uint16_t>;
+    return f(x, B, H, N, d, c.kind, c.threads, c.team);
+}
+
+// A floating mask [B,H,N,M] whose numbers are 0 where a key is seen, else the least number or -infinity.
+// Seen are the keys of `keep` whose offset j - i lies from `low` to `high`; and is there another that says so?
+struct Mask { const char *data; Int b, h, n, B, H, N, M, kind; };
+struct Seen { Int low, high, least, empty, holes; };           // whether the least number, a row without a key occur
+
+template <class U> struct MaskReader {
+    const Mask m;
+    const U minus_infinity, least;             // as bits
+    struct Row { Int first, last, count; };    // keys that a row sees
+    std::vector<Row> rows;                     // [B,N]
+    std::atomic<bool> other{false}, finite{false};
+
+    MaskReader(const Mask &mask, U inf) : m(mask), minus_infinity(inf), least(inf-1), rows(m.B*m.N) {}
+
+    const U *row(Int b, Int h, Int i) const { return (const U*)m.data + b*m.b + h*m.h + i*m.n; }
+    // Adds a row's keys to `keep`; `seen` is room for M of them.
+    void read(Int b, Int i, uint8_t *keep, uint8_t *seen) {
+        const U *x = row(b, 0, i);
+        for (Int h = 1; h < m.H; h++) if (memcmp(x, row(b, h, i), m.M*sizeof(U))) { other = true; return; }
+        Int count = 0;
+        for (Int j0 = 0; j0 < m.M; j0 += 1024) {
+            const Int n = std::min<Int>(1024, m.M-j0);
+            const U *y = x+j0;
+            uint8_t *s = seen+j0, *k = keep+j0;
+            U strange = 0, low = 0;
+            for (Int j = 0; j < n; j++) {
+                const U zero = (U)(y[j] << 1) == 0, is_least = y[j] == least;
+                strange |= !(zero | is_least | (y[j] == minus_infinity));
+                low |= is_least;
+                s[j] = (uint8_t)zero;
+            }
+            if (strange) { other = true; return; }
+            if (low) finite = true;
+            Int some = 0;
+            for (Int j = 0; j < n; j++) k[j] |= s[j], some += s[j];
+            count += some;
+        }
+        Row &r = rows[b*m.N+i];
+        r = {0, -1, count};
+        if (!count) return;
+        r.first = (const uint8_t*)memchr(seen, 1, m.M)-seen;
+        r.last = r.first+count-1;
+        if (!memchr(seen+r.first, 0, count)) return;           // side by side
+        for (r.last = m.M-1; !seen[r.last];) r.last--;
+    }
+    // `keep` [B,M] comes back; false where the mask says something else.
+    bool read_all(uint8_t *keep, Seen &found, Int threads, Team *team) {
+        const Int of_task = std::max<Int>(8, (1 << 16)/m.M), parts = (m.N+of_task-1)/of_task, tasks = m.B*parts;
+        std::vector<uint8_t> room(tasks*m.M*2);
+        auto place = [&](Int t) { return room.data()+t*m.M*2; };
+        read(0, m.N-1, place(0), place(0)+m.M);                // most other masks show there what they are
+        run(other ? 0 : tasks, std::max<Int>(1, std::min(threads, tasks/2)), team, [&](Int t, Int) {
+            const Int first = t%parts*of_task;
+            for (Int i = first; i < std::min(first+of_task, m.N) && !other; i++)
+                read(t/parts, i, place(t), place(t)+m.M);
+        });
+        if (other) return false;
+        memset(keep, 0, m.B*m.M);
+        for (Int t = 0; t < tasks; t++) for (Int j = 0; j < m.M; j++) keep[t/parts*m.M+j] |= place(t)[j];
+        if (m.N == 1) return is_keys(keep, found);
+        return is_band(keep, found);
+    }
+    bool is_keys(const uint8_t *keep, Seen &found) const {
+        found = {-m.M, m.M, finite, 0, memchr(keep, 0, m.B*m.M) != nullptr};
+        for (Int b = 0; b < m.B; b++) found.empty |= rows[b].count == 0;
+        return true;
+    }
+    // The narrowest band around all that is seen: nothing in it may be hidden but by `keep`, which sums of `keep` tell.
+    bool is_band(const uint8_t *keep, Seen &found) const {
+        found = {m.M, -m.M-m.N, finite, 0, 0};
+        for (Int b = 0; b < m.B; b++) for (Int i = 0; i < m.N; i++) {
+            const Row &r = rows[b*m.N+i];
+            if (!r.count) { found.empty = 1; continue; }
+            found.low = std::min(found.low, r.first-i);
+            found.high = std::max(found.high, r.last-i);
+        }
+        if (found.low > found.high) return false;              // nothing is seen
+        std::vector<Int> before(m.M+1);
+        for (Int b = 0; b < m.B; b++) {
+            for (Int j = 0; j < m.M; j++) before[j+1] = before[j]+keep[b*m.M+j];
+            auto up_to = [&](Int j) { return before[std::min(std::max<Int>(j, 0), m.M)]; };
+            for (Int i = 0; i < m.N; i++)
+                if (rows[b*m.N+i].count != up_to(i+found.high+1)-up_to(i+found.low)) return false;
+            const Int first = std::max<Int>(found.low, 0), end = std::min(m.N+found.high, m.M);
+            found.holes |= up_to(end)-up_to(first) < end-first;
+        }
+        return true;
+    }
+};
+
 }  // namespace
 
 // ---- the interface ------------------------------------------------------------------------------------------------
@@ -1577,6 +1758,25 @@ EXPORT bool dynattn_backward(const Call *c, const Grads *g) {
     try { all(*c, *g); }
     catch (const std::bad_alloc &) { return false; }
     return true;
+}
+
+// The largest product of a query and a key that there may be, times the scale; infinity where a number of q, k, v or,
+// if given, `dout` is not finite.
+EXPORT double dynattn_largest_score(const Call *c, const Rows *dout) {
+    const double q = largest_number(c->q, c->B, c->H, c->N, c->d, *c);
+    const double k = largest_number(c->k, c->B, c->Hkv, c->M, c->d, *c);
+    const double v = largest_number(c->v, c->B, c->Hkv, c->M, c->dv, *c);
+    const double back = dout ? largest_number(*dout, c->B, c->H, c->N, c->dv, *c) : 0;
+    return q < INFINITY && k < INFINITY && v < INFINITY && back < INFINITY ? q*k*std::abs(c->scale)*c->d : INFINITY;
+}
+// Whether a mask hides keys, or pairs outside a band, or both: 1 and 0; -1 where memory is lacking.
+EXPORT Int dynattn_read_mask(const Mask *m, uint8_t *keep, Seen *found, Int threads, Team *team) {
+    try {
+        if (m->kind == F64) return MaskReader<uint64_t>(*m, 0xfff0000000000000).read_all(keep, *found, threads, team);
+        if (m->kind == F32) return MaskReader<uint32_t>(*m, 0xff800000).read_all(keep, *found, threads, team);
+        return MaskReader<uint16_t>(*m, m->kind == BF16 ? 0xff80 : 0xfc00).read_all(keep, *found, threads, team);
+    }
+    catch (const std::bad_alloc &) { return -1; }
 }
 
 EXPORT bool dynattn_entmax(const void *x, const void *g, const void *eps, void *out, void *dalpha, Int rows, Int cols,

@@ -12,6 +12,7 @@ from ..call import Call, takes
 from ..native.core import _folded, empty_like
 from .primitives import (
     triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _per_head, _launch, _operator, _dot,
+    _log2, _reciprocal,
     _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask,
     _deformed_exp, _slope, _newton_step, _online_entmax_update, _alpha_pull, _may_weigh)
 from .window import _empty_out as _empty_rows
@@ -23,7 +24,8 @@ def _entmax_scores(
     band, # `_Band`; without a soft window the mask is 0 or 1
 ): # -> the same shape
     "`s + log m`, -inf where the mask is zero."
-    if (band.sigma is not None) or (band.table is not None): s = s + tl.log(tl.where(m>0, m, 1.))
+    if (band.sigma is not None) or (band.table is not None):
+        s = s + _log2(tl.where(m>0, m, 1.))*.6931471805599453  # log(2)
     return tl.where(m>0, s, -float('inf'))
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #604930a4
@@ -33,7 +35,7 @@ def _tile_weights(
     eps, band, # alpha - 1, `_Band`
 ): # -> p, s, u, log p
     "Weight, slope, base and logarithm of the weight of each pair."
-    p, u, log_p = _deformed_exp(_entmax_scores(products, m, band)-a, eps)
+    p, u, log_p = _deformed_exp(_entmax_scores(products, m, band)-a, eps, band.half is not None)
     return p, _slope(p, u), u, log_p
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #0cd9291c
@@ -64,20 +66,72 @@ def _entmax_bound_kernel(
     rate = tl.full([BLOCK_M], 1., tl.float32)
     first = tile*BLOCK_M+band.offset
     ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
-    for t in range(0, turns[3]):
-        # m, dm: [BLOCK_M, BLOCK_N]
-        j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N)
-        K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-        z = _entmax_scores(_dot(Q, tl.trans(K))*scale, m, band)
-        c, rate = _online_entmax_update(c, rate, z, eps)
-        tl.store(maybe + _tile(t, ahead, skip), _may_weigh(tl.max(z, 1), c, eps))
+    for part in tl.static_range(3):  # edge, inside, edge
+        for t in range(turns[part], turns[part+1]):
+            # m, dm: [BLOCK_M, BLOCK_N]
+            j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N, part==1)
+            K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+            z = _entmax_scores(_dot(Q, tl.trans(K))*scale, m, band)
+            best = tl.max(z, 1)
+            at = maybe + _tile(t, ahead, skip)
+            # the first tile of a row always counts
+            if _may_weigh(best, tl.where(c==-float('inf'), best, c), eps)!=0:
+                c, rate = _online_entmax_update(c, rate, z, eps, band.half is not None)
+                tl.store(at, _may_weigh(best, c, eps))
+            else: tl.store(at, 0)
     tl.store(threshold + bh.to(tl.int64)*band.N + rows,
              tl.where(lost & (c>-float('inf')), float('nan'), c), mask=rows<band.N)
+
+# %% ../../../nbs/engine/42_triton.entmax.ipynb #42a00002
+@triton.jit
+def _entmax_lists_kernel(
+    flags, # [B,H,tiles,tiles] bytes, of queries and of keys; not 0: the tile matters
+    lists, # written: [B,H,tiles of this side, tiles of the other + 3]
+    order, band, # heads, widest first; `_Band`
+    KEYS: tl.constexpr, # lists for tiles of keys; else for tiles of queries
+    FLAG_M: tl.constexpr, FLAG_N: tl.constexpr, # queries and keys of a tile that has a flag
+    BLOCK: tl.constexpr=64, # flags that are read at once
+):
+    "Grid: B*H*tiles of this side. Each program writes the list of one tile."
+    rows, cols = tl.cdiv(band.N, FLAG_M), tl.cdiv(band.M, FLAG_N)
+    if KEYS:
+        bh, tile = _my_tile(order, cols)
+        look, mine, others, step = _look(band, bh), cols, rows, cols
+        flags += bh.to(tl.int64)*rows*cols + tile
+        ahead, skip, turns = _tiles(
+            tile*FLAG_N, look[4], look[3], band, look[0], band.offset, band.N, FLAG_N, FLAG_M)
+    else:
+        bh, tile = _my_tile(order, rows)
+        look, mine, others, step = _look(band, bh), rows, cols, 1
+        flags += (bh.to(tl.int64)*rows+tile)*cols
+        ahead, skip, turns = _tiles(
+            tile*FLAG_M+band.offset, look[3], look[4], band, look[0], 0, band.M, FLAG_M, FLAG_N)
+    lists += (bh.to(tl.int64)*mine+tile)*(others+3)
+    for part in tl.static_range(3):
+        length = 0
+        for first in range(turns[part], turns[part+1], BLOCK):
+            turn = first + tl.arange(0, BLOCK)
+            other = _tile(turn, ahead, skip)
+            flag = tl.load(flags + other.to(tl.int64)*step, mask=turn<turns[part+1], other=0)
+            some = (flag!=0).to(tl.int32)
+            at = turns[part]+length + tl.cumsum(some, 0)-some
+            tl.store(lists+at, other.to(lists.dtype.element_ty), mask=some!=0)
+            length += tl.sum(some, 0)
+        tl.store(lists+others+part, length.to(lists.dtype.element_ty))
+
+@triton.jit
+def _listed(
+    list, n, # pointer to a part of a list, and which of its entries
+    SPLIT: tl.constexpr=1, # how many tiles of the loop a tile with a flag has
+): # -> tile
+    "The `n`-th tile of a loop over a list."
+    return tl.load(list + n//SPLIT).to(tl.int32)*SPLIT + n%SPLIT
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #de536068
 @triton.jit
 def _entmax_forward_kernel(
-    q, k, v, alpha, maybe, # as above
+    q, k, v, alpha, # as above
+    lists, # of the tiles that may hold a weight, from `_entmax_lists_kernel`
     out, live, # written: `_Heads`; for each tile whether it does hold a weight, 0 before
     threshold, # [B,H,N], read, then written; +inf for rows that send nothing back
     order, band, scale, tol, # as above; steps of the threshold end where none is longer
@@ -100,19 +154,22 @@ def _entmax_forward_kernel(
     lost, some = a!=a, a>-float('inf')
     a = tl.where(some, a, float('inf'))
     Q = _load_tile(q, b, h, rows, some, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    flags = (bh*tiles+tile).to(tl.int64)*tl.cdiv(band.M, BLOCK_N)
+    cols = tl.cdiv(band.M, BLOCK_N)
+    live += (bh*tiles+tile).to(tl.int64)*cols
+    lists += (bh*tiles+tile).to(tl.int64)*(cols+3)
     first = tile*BLOCK_M+band.offset
     ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
     furthest, steps = tol+1, 0
     # scores so large that float32 rounds by more than tol must end as well
     while (furthest>tol) & (steps<12):
         S, R = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-        for t in range(0, turns[3]):
-            tile_of_keys = _tile(t, ahead, skip)
-            if tl.load(maybe+flags+tile_of_keys)!=0:
-                j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)
+        for part in tl.static_range(3):  # edge, inside, edge
+            for n in range(0, tl.load(lists+cols+part)):
+                tile_of_keys = _listed(lists+turns[part], n)
+                j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N, part==1)
                 K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)
-                p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m, a[:,None], eps, band)
+                products = _dot(Q, tl.trans(K))*scale
+                p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band)
                 S += tl.sum(p, 1)
                 R += tl.sum(s, 1)
         step, rate = _newton_step(S, R, eps)
@@ -120,19 +177,21 @@ def _entmax_forward_kernel(
         furthest, steps = tl.max(tl.abs(step), 0), steps+1
     S, R = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     acc, fix = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for t in range(0, turns[3]):
-        tile_of_keys = _tile(t, ahead, skip)
-        if tl.load(maybe+flags+tile_of_keys)!=0:
+    for part in tl.static_range(3):  # edge, inside, edge
+        for n in range(0, tl.load(lists+cols+part)):
+            tile_of_keys = _listed(lists+turns[part], n)
             # m, dm: [BLOCK_M, BLOCK_N]
-            j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)
+            j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N, part==1)
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m, a[:,None], eps, band)
+            products = _dot(Q, tl.trans(K))*scale
+            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band)
             acc += _dot(p.to(V.dtype), V)
             fix += _dot(s.to(V.dtype), V)
             S += tl.sum(p, 1)
             R += tl.sum(s, 1)
-            tl.store(live+flags+tile_of_keys, tl.max(tl.max((u>0).to(tl.int32), 1), 0).to(tl.int8))
+            some_weight = tl.max(tl.max((u>0).to(tl.int32), 1), 0)
+            tl.store(live+tile_of_keys, some_weight.to(tl.int8))
     excess = tl.where(R>0, (S-1)/tl.where(R>0, R, 1.), 0.)
     o = tl.where(lost[:,None], float('nan'), acc-excess[:,None]*fix)
     _store_tile(out, b, h, rows, rows<band.N, o, DV, BLOCK_DV)
@@ -145,7 +204,9 @@ def _tile_sizes(q, v, way):
     d = max(q.shape[-1], v.shape[-1])
     size = 32 if _INTERPRETED.value or q.dtype==torch.float32 or d>128 else 64
     sizes = dict(BLOCK_M=16 if q.dtype==torch.float32 and d>64 else size, BLOCK_N=size)
-    if not _INTERPRETED.value: sizes |= dict(num_warps=4 if d<=64 else 8, num_stages=2)
+    if not _INTERPRETED.value:
+        few = d<=64 or way=='rows' and size==64
+        sizes |= dict(num_warps=4 if few else 8, num_stages=3 if way=='rows' else 2)
     flags = dict(FLAG_M=sizes['BLOCK_M'], FLAG_N=sizes['BLOCK_N'])
     if way=='dq': sizes['BLOCK_N'] //= 2
     # the least that a product takes
@@ -160,21 +221,37 @@ def _empty_out(x): # -> out; a byte for each tile, 0; threshold of each row
     out,_,threshold = _empty_rows(x)
     return out,x.q.new_zeros(*x.q.shape[:2], *tiles, dtype=torch.int8),threshold
 
+def _lists(
+    known, # arguments of the kernels, from `_known` and `_tile_sizes`
+    flags, # [B,H,tiles of queries,tiles of keys] bytes
+    keys:bool=False, # for tiles of keys
+): # -> [B,H,tiles of this side, tiles of the other + 3]
+    "Which tiles of the other side matter to each tile of queries, or of keys."
+    b,h,rows,cols = flags.shape
+    mine,others = (cols,rows) if keys else (rows,cols)
+    kind = torch.int16 if others<2**15 else torch.int32
+    lists = flags.new_empty(b, h, mine, others+3, dtype=kind)
+    _launch(_entmax_lists_kernel, known, programs=b*h*mine, flags=flags, lists=lists, KEYS=keys)
+    return lists
+
 def _forward(plan, x):
     "Output, which tiles of keys hold weight, thresholds."
     out,live,threshold = _empty_out(x)
     # tol of the last step taken; what is left is its square, after the correction that one's
     known = _known(plan, x) | _tile_sizes(x.q, x.v, 'rows') | dict(
         alpha=_per_head(x.alpha, x), tol=2**-7 if x.q.dtype==torch.float32 else 2**-4,
-        threshold=threshold, maybe=torch.empty_like(live))
-    _launch(_entmax_bound_kernel, known)
-    _launch(_entmax_forward_kernel, known, out=_heads(out), live=live)
+        threshold=threshold)
+    maybe = torch.empty_like(live)
+    _launch(_entmax_bound_kernel, known, maybe=maybe)
+    _launch(_entmax_forward_kernel, known, lists=_lists(known, maybe), out=_heads(out), live=live)
     return out,live,threshold
+
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #c4d91e91
 @triton.jit
 def _entmax_dq_kernel(
-    q, k, v, alpha, out, dout, threshold, live, # as forward took and left them; that of the output
+    q, k, v, alpha, out, dout, threshold, # as forward took and left them; that of the output
+    lists, # of the tiles that hold weight, for each tile of queries
     dq, delta, dsigma, dalpha, # written: like q; [B,H,N], delta + dO.O; [B,H,tiles] or None, both
     order, band, scale, # heads, widest first; `_Band`; factor of the scores
     CAUSAL: tl.constexpr, # no query sees later keys
@@ -198,21 +275,24 @@ def _entmax_dq_kernel(
     O = _load_tile(out, b, h, rows, a<float('inf'), DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
     dO = _load_tile(dout, b, h, rows, a<float('inf'), DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
     mean = tl.sum(O.to(tl.float32)*dO.to(tl.float32), 1)
-    live += (bh*tiles+tile).to(tl.int64)*tl.cdiv(band.M, FLAG_N)
+    cols = tl.cdiv(band.M, FLAG_N)
+    lists += (bh*tiles+tile).to(tl.int64)*(cols+3)
     zero = tl.zeros([BLOCK_M], tl.float32)
     R, Rg, F, Fg, W, Wg = zero, zero, zero, zero, zero, zero
     typical = zero
     acc, fix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     first = tile*BLOCK_M+band.offset
-    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
-    for t in range(0, turns[3]):
-        tile_of_keys = _tile(t, ahead, skip)
-        if tl.load(live + tile_of_keys*BLOCK_N//FLAG_N)!=0:
+    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, FLAG_N)
+    SPLIT: tl.constexpr = FLAG_N//BLOCK_N
+    for part in tl.static_range(3):  # edge, inside, edge
+        for n in range(0, tl.load(lists+cols+part)*SPLIT):
+            tile_of_keys = _listed(lists+turns[part], n, SPLIT)
             # m, dm: [BLOCK_M, BLOCK_N]
-            j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N)
+            j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N, part==1)
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            p, s, u, log_p = _tile_weights(_dot(Q, tl.trans(K))*scale, m, a[:,None], eps, band)
+            products = _dot(Q, tl.trans(K))*scale
+            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band)
             g = _dot(dO, tl.trans(V))-mean[:,None]
             slopes = tl.sum(s, 1)
             if dalpha is not None:
@@ -225,7 +305,7 @@ def _entmax_dq_kernel(
             R += slopes
             Rg += tl.sum(s*g, 1)
             if dsigma is not None:
-                w = s*dm/tl.where(m>0, m, 1.)
+                w = s*dm*_reciprocal(tl.where(m>0, m, 1.))
                 W += tl.sum(w, 1)
                 Wg += tl.sum(w*g, 1)
             acc += _dot((s*g).to(K.dtype), K)
@@ -239,7 +319,8 @@ def _entmax_dq_kernel(
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #94209faf
 @triton.jit
 def _entmax_dkv_kernel(
-    q, k, v, alpha, dout, threshold, live, delta, # as forward and `_entmax_dq_kernel` left them
+    q, k, v, alpha, dout, threshold, delta, # as forward and `_entmax_dq_kernel` left them
+    lists, # of the tiles that hold weight, for each tile of keys
     dk, dv, # written, like k and v
     order, band, scale, # here the order of the B*HKV heads of the keys
     CAUSAL: tl.constexpr, # no query sees later keys
@@ -258,6 +339,8 @@ def _entmax_dkv_kernel(
     V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
     acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    of_rows = tl.cdiv(band.N, FLAG_M)
+    SPLIT: tl.constexpr = FLAG_M//BLOCK_M
     group = band.H//band.HKV
     for h in range(hkv*group, hkv*group+group):
         head = b*band.H+h
@@ -265,13 +348,12 @@ def _entmax_dkv_kernel(
         left, right = look[3], look[4]
         eps = tl.load(alpha+head)-1
         at = head.to(tl.int64)*band.N
+        mine = lists + (head*tl.cdiv(band.M, BLOCK_N)+tile).to(tl.int64)*(of_rows+3)
         ahead, skip, turns = _tiles(
-            tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, BLOCK_M)
-        for t in range(0, turns[3]):
-            tile_of_rows = _tile(t, ahead, skip)
-            # which row of flags
-            flags = head*tl.cdiv(band.N, FLAG_M) + tile_of_rows*BLOCK_M//FLAG_M
-            if tl.load(live + flags.to(tl.int64)*tl.cdiv(band.M, FLAG_N) + tile*BLOCK_N//FLAG_N)!=0:
+            tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, FLAG_M)
+        for part in tl.static_range(3):  # edge, inside, edge
+            for n in range(0, tl.load(mine+of_rows+part)*SPLIT):
+                tile_of_rows = _listed(mine+turns[part], n, SPLIT)
                 rows = tile_of_rows*BLOCK_M + tl.arange(0, BLOCK_M)
                 a = tl.load(threshold+at+rows, mask=rows<band.N, other=float('inf'))
                 alive = a<float('inf')
@@ -280,8 +362,9 @@ def _entmax_dkv_kernel(
                 d = tl.load(delta+at+rows, mask=rows<band.N, other=0.)
                 i = (rows+band.offset)[None,:]
                 # m, dm: [BLOCK_N, BLOCK_M]
-                m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL)
-                p, s, u, log_p = _tile_weights(_dot(K, tl.trans(Q))*scale, m, a[None,:], eps, band)
+                m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL, part==1)
+                products = _dot(K, tl.trans(Q))*scale
+                p, s, u, log_p = _tile_weights(products, m, a[None,:], eps, band)
                 acc_v += _dot(p.to(dO.dtype), dO)
                 ds = s*(_dot(V, tl.trans(dO))-d[None,:])
                 acc_k += _dot(ds.to(Q.dtype), Q)
@@ -293,16 +376,17 @@ def _backward(plan, x, dout, out, live, threshold, wanted):
     "Gradients of queries, keys, values, sigma and alpha, by name."
     known = _known(plan, x) | dict(
         alpha=_per_head(x.alpha, x), out=_heads(out), dout=_heads(_rows(dout)),
-        threshold=threshold, live=live, delta=torch.empty_like(threshold))
+        threshold=threshold, delta=torch.empty_like(threshold))
     grads = dict(q=empty_like(x.q))
     learning = [name for name in ('sigma','alpha') if name in wanted]
     by_tile = {name: threshold.new_empty(live.shape[:3]) for name in learning}
-    _launch(_entmax_dq_kernel, known | _tile_sizes(x.q, x.v, 'dq'), dq=_heads(grads['q']),
+    rows,keys = (known | _tile_sizes(x.q, x.v, way) for way in ('dq','dkv'))
+    _launch(_entmax_dq_kernel, rows, lists=_lists(rows, live), dq=_heads(grads['q']),
             dsigma=by_tile.get('sigma'), dalpha=by_tile.get('alpha'))
     for name,sums in by_tile.items(): grads[name] = _folded(sums.sum(-1), getattr(x, name))
     if 'k' in wanted or 'v' in wanted:
         grads |= dict(k=empty_like(x.k), v=empty_like(x.v))
-        _launch(_entmax_dkv_kernel, known | _tile_sizes(x.q, x.v, 'dkv'), keys=True,
+        _launch(_entmax_dkv_kernel, keys, keys=True, lists=_lists(keys, live, keys=True),
                 dk=_heads(grads['k']), dv=_heads(grads['v']))
     return grads
 

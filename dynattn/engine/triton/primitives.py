@@ -40,6 +40,43 @@ def _dot(
         b = b.to(tl.float32)
     return tl.dot(a, b, input_precision='ieee')
 
+# %% ../../../nbs/engine/40_triton.primitives.ipynb #5a40e011
+_PTX = tl.constexpr(not _INTERPRETED.value and torch.version.hip is None) # NVIDIA's instructions
+
+@triton.jit
+def _reciprocal(
+    x, # any shape
+): # -> the same shape
+    "1/x, by one instruction."
+    if _PTX:
+        y = tl.inline_asm_elementwise(
+            'rcp.approx.ftz.f32 $0, $1;', '=f,f', [x], tl.float32, is_pure=True, pack=1)
+    else: y = 1/x
+    return y
+
+@triton.jit
+def _log2(
+    x, # any shape, not negative
+): # -> the same shape
+    "The logarithm in base 2, to 2^-22 or, where it is large, to its last place; -inf at 0."
+    if _PTX:
+        y = tl.inline_asm_elementwise(
+            'lg2.approx.ftz.f32 $0, $1;', '=f,f', [x], tl.float32, is_pure=True, pack=1)
+    else: y = tl.log2(x)
+    return y
+
+@triton.jit
+def _tanh(
+    x, # any shape
+    HALF: tl.constexpr, # whether eleven bits are enough
+): # -> the same shape
+    "The hyperbolic tangent, else to one unit in the last place of 1; no overflow shows."
+    if HALF and _PTX:
+        y = tl.inline_asm_elementwise(
+            'tanh.approx.f32 $0, $1;', '=f,f', [x], tl.float32, is_pure=True, pack=1)
+    else: y = 1 - 2*_reciprocal(tl.exp2(x*2.885390081777927) + 1)  # 2*log2(e)
+    return y
+
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #ef6141eb
 class _Heads(NamedTuple):
     "A tensor [B,H,N,d] as a kernel takes it; its last axis is contiguous."
@@ -93,9 +130,10 @@ class _Band(NamedTuple):
     N:int # queries
     M:int # keys
     offset:int # position of query 0 on the key axis
-    n_global:int # leading positions that see and are seen by all
+    n_global:object # leading positions that see and are seen by all; None without
     left:object # int32 [B,H], keys further back than this are not seen
     right:object # int32 [B,H], nor those further ahead
+    half:object=None # 1 where weights are rounded to half precision
     keep:object=None # int8 [B,M], 0 for keys that take no part
     texts:object=None # int32 [B,2,N], first and last position of each token's text in packed rows
     sigma:object=None # float32 [B,H], of the default window's curve
@@ -148,7 +186,8 @@ def _band(
 ) -> _Band:
     "The record that kernels take."
     (b,h,n,_),(_,hkv,m,_) = x.q.shape,x.k.shape
-    band = _Band(h, hkv, n, m, plan.q_offset, plan.n_global, *_limits(plan, x))
+    half = None if x.q.dtype==torch.float32 else 1
+    band = _Band(h, hkv, n, m, plan.q_offset, plan.n_global or None, *_limits(plan, x), half)
     if x.keep is not None: band = band._replace(keep=x.keep.to(torch.int8).contiguous())
     if x.segments is not None: band = band._replace(texts=_texts(x.segments))
     if x.table is not None:
@@ -223,10 +262,12 @@ def _runs(
         end = tl.minimum(end, tl.load(ends+at_last)+1)
         whole = tl.maximum(whole, tl.load(begins+at_last))
         beyond = tl.minimum(beyond, tl.load(ends+at_first)+1)
-    # one of them is a leading token; all it sees counts as edge
-    everywhere = (first<band.n_global) & (last>=0)
-    begin, end = tl.where(everywhere, lead, begin), tl.where(everywhere, size, end)
-    return begin, end, whole, tl.where(everywhere, 0, beyond)
+    if band.n_global is not None:
+        # one of them is a leading token; all it sees counts as edge
+        everywhere = (first<band.n_global) & (last>=0)
+        begin, end = tl.where(everywhere, lead, begin), tl.where(everywhere, size, end)
+        beyond = tl.where(everywhere, 0, beyond)
+    return begin, end, whole, beyond
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #40e00008
 @triton.jit
@@ -239,7 +280,8 @@ def _tiles(
 
     Turn `t` takes `_tile(t, ahead, skip)`. From turn 0, edge; from `turns[1]`, tiles that all
     of the places see whole; from `turns[2]` to `turns[3]`, edge."""
-    lead = tl.minimum(tl.maximum(band.n_global-origin, 0), size)
+    lead = size*0
+    if band.n_global is not None: lead = tl.minimum(tl.maximum(band.n_global-origin, 0), size)
     begin, end, whole, beyond = _runs(first, first+ROWS-1, left, right, lead, band, b, origin, size)
     ahead = tl.cdiv(lead, BLOCK)
     lo = tl.maximum(begin//BLOCK, ahead)
@@ -258,10 +300,11 @@ def _tile(
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #8fd994bb
 @triton.jit
 def _window(
-    off, # offsets j - i in tokens, any shape
+    i, j, # positions that broadcast to a tile
     band, look, # `_Band` and `_look`
-): # -> m, dm of off's shape
-    "The window at these offsets and its slope in sigma; 1 and 0 where there is none."
+): # -> m, dm of the tile's shape
+    "The window at the offsets j - i and its slope in sigma; 1 and 0 where there is none."
+    off = j-i
     m, dm = tl.full(off.shape, 1., tl.float32), tl.zeros(off.shape, tl.float32)
     b, h, hkv, left, right, sigma = look
     if band.table is not None:
@@ -271,12 +314,11 @@ def _window(
         m = tl.load(mask+entry, mask=there, other=0.)
         dm = tl.load(mask+band.entries+entry, mask=there, other=0.)
     elif band.sigma is not None:
-        x = off.to(tl.float32)*(band.unit/sigma)
-        V = tl.exp(-.5*x*x)
-        # the hyperbolic tangent; no overflow shows
-        t = 1 - 2/(tl.exp(2*((V-band.T)*band.gain)) + 1)
-        m = tl.where(V>band.T, tl.maximum(t*band.top, 0.), 0.)
-        dm = tl.where(m>0, (1-t*t)*(band.gain*band.top)*V*x*x/sigma, 0.)
+        x = (j.to(tl.float32)-i.to(tl.float32))*(band.unit/sigma)
+        V = tl.exp2(x*x*-.7213475204444817)  # -log2(e)/2
+        t = _tanh(V*band.gain - band.T*band.gain, band.half is not None)
+        m = tl.maximum(t*band.top, 0.)
+        dm = tl.where(m>0, (1-t*t)*(V*x*x)*(band.gain*band.top/sigma), 0.)
     return m, dm
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #9ebfe3b3
@@ -293,10 +335,11 @@ def _pair_mask(
 
     Leading tokens have mask one. In a tile that is `WHOLE` only padding is left to look at."""
     b, h, hkv, left, right, sigma = look
-    m, dm = _window(j-i, band, look)
+    m, dm = _window(i, j, band, look)
     soft = real
     if not WHOLE:
-        free = ((i>=0) & (i<band.n_global)) | (j<band.n_global)
+        if band.n_global is None: free = tl.zeros(m.shape, tl.int1)
+        else: free = ((i>=0) & (i<band.n_global)) | (j<band.n_global)
         real = real & _sees_pair(j-i, free, left, right, CAUSAL)
         if band.texts is not None:
             begins = band.texts + tl.cast(2*b, tl.int64)*band.N
@@ -343,13 +386,21 @@ def _online_softmax_update(
 @triton.jit
 def _deformed_exp(
     y, eps, # any shape; alpha - 1, at least 0
+    HALF: tl.constexpr=False, # whether p is rounded to half precision
 ): # -> p, u, log p
     """`p = (1 + eps*y)^(1/eps)`, exp(y) at eps=0, and its base `u`, both 0 where `1 + eps*y <= 0`;
     the logarithm of `p` where it is not 0."""
     y = tl.maximum(y, -1e30)  # 0*inf would be NaN
-    u = tl.maximum(1+eps*y, 0.)
-    log_p = y*tl.where(u==1, 1., tl.log(u)/(u-1))
-    return tl.exp(log_p), u, log_p
+    z = eps*y
+    u = tl.maximum(1+z, 0.)
+    if HALF:
+        near = y*1.4426950408889634*(1 - z*(1/2 - z*(1/3 - z/4)))
+        log2_p = tl.where(eps<2**-10, near, _log2(u)*(1/tl.maximum(eps, 2**-10)))
+        p, log_p = tl.exp2(log2_p), log2_p*.6931471805599453
+    else:
+        log_p = y*tl.where(u==1, 1., tl.log(u)/(u-1))
+        p = tl.exp(log_p)
+    return p, u, log_p
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #83621537
 @triton.jit
@@ -357,7 +408,7 @@ def _slope(
     p, u, # weights and bases of any shape, as from `_deformed_exp`
 ): # -> the same shape
     "`p^(1 - eps)` on the support, 0 elsewhere: how fast a weight falls when the threshold rises."
-    return tl.where(u>0, p/u, 0.)
+    return tl.where(u>0, p*_reciprocal(u), 0.)
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #b57121aa
 @triton.jit
@@ -380,13 +431,14 @@ def _online_entmax_update(
     c, k, # [BLOCK_M] lower bound of the threshold, and the rate there
     z, # [BLOCK_M,BLOCK_N] scores
     eps, # alpha - 1
+    HALF: tl.constexpr=False, # whether weights are rounded to half precision
 ): # -> c, k
     "One more tile of scores, -inf where masked: the raised lower bound, and the rate there."
     # no weight exceeds one, so no score exceeds the threshold
     new = tl.maximum(c, tl.max(z, 1))
     safe = tl.where(new==-float('inf'), 0., new)
-    old, u, _ = _deformed_exp(-k*(safe-c), eps)
-    p, v, _ = _deformed_exp(z-safe[:,None], eps)
+    old, u, _ = _deformed_exp(-k*(safe-c), eps, HALF)
+    p, v, _ = _deformed_exp(z-safe[:,None], eps, HALF)
     step, rate = _newton_step(old+tl.sum(p, 1), k*_slope(old, u)+tl.sum(_slope(p, v), 1), eps)
     return new+step, rate
 
@@ -413,7 +465,7 @@ def _alpha_pull(
     l = eps*log_p
     n = tl.maximum(l, -.25)
     near = 1/2 + n*(1/3 + n*(1/8 + n*(1/30 + n*(1/144 + n/840))))
-    far = ((l-1)*u + 1)/(l*l)
+    far = ((l-1)*u + 1)*_reciprocal(l*l)
     return log_p*log_p*tl.where(l<-.25, far, near)
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #c95ed6f9
@@ -480,6 +532,7 @@ def _launch(
     kernel, # a Triton kernel over tiles of queries, or of keys
     known:dict, # from `_known`, with BLOCK_M, BLOCK_N, `num_warps`, `num_stages`
     keys:bool=False, # over tiles of keys of each head with keys; else of queries
+    programs:int|None=None, # how many, where it is another number
     **tensors, # more of the kernel's arguments
 ):
     "One program a tile, the widest heads first; nothing is started where there is no tile."
@@ -487,8 +540,9 @@ def _launch(
     if keys:
         group = [t.unflatten(1, (band.HKV,-1)).float().sum(2) for t in (band.left,band.right)]
         known = known | dict(order=_widest_first(*group))
-    tiles = triton.cdiv(band.M, known['BLOCK_N']) if keys else triton.cdiv(band.N, known['BLOCK_M'])
-    programs = known['order'].numel()*tiles
+    if programs is None:
+        size,block = (band.M,known['BLOCK_N']) if keys else (band.N,known['BLOCK_M'])
+        programs = known['order'].numel()*triton.cdiv(size, block)
     if not programs: return
     arguments = _arguments(kernel, known | tensors)
     with torch.cuda.device_of(known['order']): kernel[(programs,)](**arguments)

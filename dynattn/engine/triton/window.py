@@ -21,10 +21,13 @@ def _window_scores(
     a, b, # [ROWS,d] and [COLS,d]
     m, # [ROWS,COLS] mask
     scale, # factor of the products
+    WHOLE: tl.constexpr=False, # whether all pairs of the tile are seen
 ): # -> [ROWS,COLS]
     "Scaled products in base 2, -inf where the mask is zero."
     # log2(e)
-    return tl.where(m>0, _dot(a, tl.trans(b))*(scale*1.4426950408889634), -float('inf'))
+    scores = _dot(a, tl.trans(b))*(scale*1.4426950408889634)
+    if not WHOLE: scores = tl.where(m>0, scores, -float('inf'))
+    return scores
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #e70f5e81
 @triton.jit
@@ -57,12 +60,12 @@ def _window_forward_kernel(
             j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N, part==1)
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            scores = _window_scores(Q, K, m, scale)
+            scores = _window_scores(Q, K, m, scale, part==1 and band.keep is None)
             top, total, shrink, p = _online_softmax_update(top, total, scores, m)
             acc = acc*shrink[:,None] + _dot(p.to(V.dtype), V)
     some = total>0
     total = tl.where(some, total, 1.)
-    o = tl.where((lost & some)[:,None], float('nan'), acc/total[:,None])
+    o = tl.where((lost & some)[:,None], float('nan'), acc*(1/total)[:,None])
     _store_tile(out, b, h, rows, rows<band.N, o, DV, BLOCK_DV)
     tl.store(lse + bh.to(tl.int64)*band.N + rows,
              tl.where(some & ~lost, top+tl.log2(total), float('inf')), mask=rows<band.N)
@@ -76,13 +79,12 @@ def _tile_sizes(q, v, way):
         own,read = 32 if d<=128 else 16,32 if d<=64 else 16
         return ((dict(BLOCK_M=read, BLOCK_N=own) if way=='dkv' else dict(BLOCK_M=own, BLOCK_N=read))
                 | dict(num_warps=4 if d<=64 else 8, num_stages=2))
-    if way=='rows':
-        return (dict(BLOCK_M=128, BLOCK_N=64, num_warps=8, num_stages=3) if d<=128
-                else dict(BLOCK_M=64, BLOCK_N=32, num_warps=8, num_stages=2))
-    if d<=128:
-        return dict(BLOCK_M=64, BLOCK_N=64, num_warps=4 if d<=64 else 8, num_stages=2)
-    return (dict(BLOCK_M=64, BLOCK_N=32, num_warps=8, num_stages=2) if way=='dq'
-            else dict(BLOCK_M=32, BLOCK_N=64, num_warps=8, num_stages=2))
+    if d>128:
+        rows,keys = (32,64) if way=='dkv' else (64,32)
+        return dict(BLOCK_M=rows, BLOCK_N=keys, num_warps=8, num_stages=2)
+    rows,keys,stages = dict(rows=(64,64,2), dq=(64,32,3), dkv=(32,64,2))[way]
+    return dict(BLOCK_M=rows, BLOCK_N=keys, num_warps=4, num_stages=stages)
+
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #111e76a0
 def _empty_out(x): # -> out, None, base-2 log-sum of each row
@@ -135,7 +137,8 @@ def _window_dq_kernel(
             j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N, part==1)
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            e = tl.exp2(_window_scores(Q, K, m, scale)-L[:,None])
+            scores = _window_scores(Q, K, m, scale, part==1 and band.keep is None)
+            e = tl.exp2(scores-L[:,None])
             eg = e*(_dot(dO, tl.trans(V))-mean[:,None])
             if dsigma is not None: ds += tl.sum(eg*dm, 1)
             acc += _dot((m*eg).to(K.dtype), K)
@@ -181,7 +184,8 @@ def _window_dkv_kernel(
                 i = (rows+band.offset)[None,:]
                 # m, dm: [BLOCK_N, BLOCK_M]
                 m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL, part==1)
-                p = m*tl.exp2(_window_scores(K, Q, m, scale)-L[None,:])
+                scores = _window_scores(K, Q, m, scale, part==1 and band.keep is None)
+                p = m*tl.exp2(scores-L[None,:])
                 acc_v += _dot(p.to(dO.dtype), dO)
                 ds = p*(_dot(V, tl.trans(dO))-mean[None,:])
                 acc_k += _dot(ds.to(Q.dtype), Q)

@@ -1,0 +1,139 @@
+"""Plain calls: the core's time divided by PyTorch's, in one process, in turn; and the table of chapter 36, made of it.
+
+    python benchmarks/plain.py                    # appends rows for this machine to results/plain.csv; about ten minutes
+    python benchmarks/plain.py --threads 2        # the same with two threads, by the clock
+    python benchmarks/plain.py --quick            # a few shapes, 20 seconds; prints, writes nothing
+    python benchmarks/plain.py --store            # writes the table of nbs/engine/36_faster.ipynb from all rows; then nbdev_export
+
+A machine that others use is measured by the time of its processor (one thread, the default), else by the clock.
+`attention` is dynattn's function with impl='banded' and with impl='sdpa'; `everywhere` is PyTorch's own function with
+`dynattn.everywhere` on and off, with every call served. A window of ±64 tokens, padding of a quarter and a bias per head
+come as masks.
+"""
+import argparse, json, statistics, time
+from itertools import product
+from pathlib import Path
+from unittest import mock
+import torch, torch.nn.functional as F
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+from dynattn import attention, everywhere
+from dynattn.engine import faster
+from harness import CLOCK, append, count_cpu_time, rows_of
+
+FILE,CHAPTER,CELL = 'plain.csv',Path(__file__).parents[1]/'nbs/engine/36_faster.ipynb','e5a30001'
+FIELDS = 'date machine torch commit set way dtype mask gradient B H N M d pytorch_us ratio'.split()
+SHAPES = [(1,12,n,n,64) for n in (16,32,64,128,512,2048)]
+SHAPES += [(8,12,32,32,64), (8,12,128,128,64), (1,1,128,128,8), (1,1,512,512,64)]
+SHAPES += [(1,12,512,512,d) for d in (32,80,128,256)] + [(1,4,512,512,8), (1,4,512,512,33)]
+SHAPES += [(1,8,n,m,64) for n in (1,4,8,16) for m in (512,4096)] + [(1,32,1,4096,128), (8,8,1,512,64)]
+QUICK = [(1,12,n,n,64) for n in (32,128,512)] + [(1,8,1,4096,64)]
+DTYPES = torch.float32, torch.bfloat16, torch.float16, torch.float64
+
+def clock(fn, budget):
+    "Seconds of one call, over as many as fit in a budget."
+    start = CLOCK[0]()
+    fn()
+    times = max(1, int(budget/max(CLOCK[0]()-start, 1e-5)))
+    start = CLOCK[0]()
+    for _ in range(times): fn()
+    return (CLOCK[0]()-start)/times
+
+def ratio(mine, theirs, rounds, budget=.02):
+    "(core / PyTorch, PyTorch's microseconds): the least of some rounds each, taken in turn; peers are (switch, call)."
+    least = {mine: [], theirs: []}
+    for _ in range(rounds):
+        for (switch,call),seen in least.items():
+            switch()
+            seen.append(clock(call, budget))
+    return round(min(least[mine])/min(least[theirs]), 3), round(min(least[theirs])*1e6, 1)
+
+def masks(B, H, N, M, dtype):
+    "Keyword arguments of the kinds of calls that are measured for a shape, by name."
+    found = {'': {}}
+    if N!=M: return found
+    found['causal'] = dict(is_causal=True)
+    if N<128 or dtype!=torch.float32: return found
+    keep = torch.ones(B, 1, 1, M, dtype=torch.bool)
+    keep[...,M*3//4:] = False
+    near = (torch.arange(N)[:,None]-torch.arange(M)).abs()<=64
+    bias = torch.randn(1, H, N, M)
+    return found | {'padding': dict(attn_mask=keep), 'window 64': dict(attn_mask=near), 'bias': dict(attn_mask=bias)}
+
+def peers(way, q, k, v, options, learns, dout):
+    "The core's call and PyTorch's, each with the switch that is thrown before."
+    if way=='attention':
+        calls = [lambda impl=impl: attention(q, k, v, **options, impl=impl) for impl in ('banded','sdpa')]
+        switches = everywhere.off,everywhere.off
+    else:
+        calls = [lambda: sdpa(q, k, v, **options), lambda: sdpa(q, k, v, **options)]
+        switches = everywhere.on,everywhere.off
+    if learns: calls = [lambda call=call: torch.autograd.grad(call(), (q, k, v), dout) for call in calls]
+    return list(zip(switches, calls))
+
+def check(peers, tolerance):
+    "Both give the same, before either is timed."
+    found = []
+    for switch,call in peers:
+        switch()
+        result = call()
+        found.append(result if isinstance(result, tuple) else (result,))
+    for a,b in zip(*found): torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
+
+def measure(shapes, dtypes, rounds):
+    "Rows of all ways, kinds and shapes; each call is checked before it is timed."
+    for (B,H,N,M,d),dtype in product(shapes, dtypes):
+        torch.manual_seed(0)
+        q,k,v = (torch.randn(B, n, H, d, dtype=dtype).transpose(1, 2) for n in (N,M,M))
+        for way,(mask,options) in product(('attention','everywhere'), masks(B, H, N, M, dtype).items()):
+            if way=='attention' and 'attn_mask' in options: continue
+            for learns in (False,True):
+                if learns and mask not in ('','causal'): continue
+                leaves = [x.detach().requires_grad_(learns) for x in (q,k,v)]
+                both = peers(way, *leaves, options, learns, torch.randn_like(q))
+                check(both, .05 if dtype.itemsize==2 else 1e-4)
+                times,us = ratio(*both, rounds=2 if B*H*N*M>=2**24 else rounds)
+                row = dict(set=faster.instruction_set(), way=way, dtype=str(dtype)[6:], mask=mask, gradient=int(learns),
+                           B=B, H=H, N=N, M=M, d=d, pytorch_us=us, ratio=times)
+                print(f"{way:10} {row['dtype']:8} {mask or 'plain':10}{' with gradient' if learns else '':14} "
+                      f"{B,H,N,M,d!s:24} {us:9.0f} us  {times:.2f}", flush=True)
+                yield row
+        everywhere.off()
+
+def table(rows):
+    "Kind -> least pairs, from which no row of the kind has a ratio above one; kinds without any are left out."
+    kinds = {}
+    for row in rows:
+        if row['mask'] not in ('','causal'): continue
+        B,H,N,M = (int(row[name]) for name in 'BHNM')
+        kind = (row['set'], row['dtype'], row['mask']=='causal', row['gradient']=='1', faster.kind_of_queries(N))
+        kinds.setdefault(kind, []).append((B*H*N*M, float(row['ratio'])))
+    found = {}
+    for kind,seen in kinds.items():
+        slower = max((pairs for pairs,ratio in seen if ratio>1), default=-1)
+        if above := [pairs for pairs,_ in seen if pairs>slower]: found[kind] = min(above)
+    return dict(sorted(found.items()))
+
+def store(rows):
+    "The table as the source of the chapter's cell."
+    chapter = json.loads(CHAPTER.read_text(encoding='utf-8'))
+    cell = next(c for c in chapter['cells'] if c['id']==CELL)
+    begin = next(i for i,line in enumerate(cell['source']) if line.startswith('LEAST_PAIRS'))
+    lines = [f'    {kind}: {pairs},\n' for kind,pairs in table(rows).items()]
+    cell['source'] = [*cell['source'][:begin+1], *lines, '}']
+    text = json.dumps(chapter, indent=1, ensure_ascii=False, sort_keys=True)
+    CHAPTER.write_text(text+'\n', encoding='utf-8')
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument('--threads', type=int, default=1)
+    p.add_argument('--quick', action='store_true')
+    p.add_argument('--store', action='store_true')
+    args = p.parse_args()
+    if args.store: return store(rows_of(FILE))
+    if args.threads==1: count_cpu_time()
+    torch.set_num_threads(args.threads)
+    with mock.patch.object(everywhere, 'core_is_faster', lambda *args, **kwargs: True):
+        if args.quick: return list(measure(QUICK, DTYPES[:2], 2))
+        for shape in SHAPES: append(FILE, list(measure([shape], DTYPES, 5)), FIELDS)
+
+if __name__=='__main__': main()

@@ -1,0 +1,63 @@
+"""What PyTorch is doing right now: the one place that asks for its private state.
+
+A call may be traced, differentiated or exported, and each changes what may be computed. PyTorch says
+most of it in names that begin with an underscore; they stand here, so that a release which moves one
+is met in one place."""
+import torch
+
+__all__ = ['transformed', 'transforming', 'in_forward_mode', 'grad_levels', 'forward_levels', 'recorded',
+           'exporting', 'traced_by_jit', 'holds_several_gradients', 'dispatched']
+
+_TYPE = torch._C._functorch.TransformType
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+_is_exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
+
+def transforming() -> bool:
+    "Whether a transform of `torch.func` is at work: `grad`, `vmap`, `jvp`."
+    return torch._C._are_functorch_transforms_active()
+
+def transformed() -> bool:
+    "Whether a transform of `torch.func` or forward-mode differentiation is at work."
+    return torch._C._are_functorch_transforms_active() or in_forward_mode()
+
+def in_forward_mode() -> bool:
+    "Whether forward-mode differentiation is at work."
+    return torch.autograd.forward_ad._current_level>=0
+
+def _levels(kind): # how many transforms of a kind are nested around this call
+    if not torch._C._are_functorch_transforms_active(): return 0
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    return sum(level.key()==kind for level in stack)
+
+def grad_levels() -> int:
+    "How many times `torch.func.grad`, or what is made of it, is nested around this call."
+    return _levels(_TYPE.Grad)
+
+def forward_levels() -> int:
+    "How many times `torch.func.jvp`, or what is made of it, is nested around this call."
+    return _levels(_TYPE.Jvp)
+
+def recorded() -> bool:
+    """Whether operations are written down to be run again: by the compiler, `make_fx` (`linearize`)
+    or `torch.jit.trace`."""
+    if torch.compiler.is_compiling(): return True
+    by_make_fx = torch._C._get_dispatch_mode(_PROXY)
+    return by_make_fx is not None or torch.jit.is_tracing()
+
+def exporting() -> bool:
+    "Whether `torch.export` is at work; before it could be told apart, any compiler."
+    return _is_exporting()
+
+def traced_by_jit() -> bool:
+    "Whether `torch.jit.trace` is running."
+    return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
+
+def dispatched() -> bool:
+    "Whether a `TorchDispatchMode` sees what is computed."
+    return bool(torch._C._len_torch_dispatch_stack())
+
+def holds_several_gradients(
+    g:torch.Tensor, # that a backward pass hands on
+) -> bool:
+    "Whether it is a batch of gradients, as `torch.autograd.grad(..., is_grads_batched=True)` makes it."
+    return torch._C._functorch.is_legacy_batchedtensor(g)

@@ -1,0 +1,43 @@
+"Windows of other authors, as chapter 16 writes them, work wherever a window does: any engine, the gradient of σ included."
+import json, math
+from dataclasses import dataclass
+from pathlib import Path
+import pytest, torch
+from torch.testing import assert_close
+from dynattn import Window, attention, dense_attention
+from dynattn import smoothing
+
+CHAPTER = Path(__file__).resolve().parents[1]/'nbs/16_before.ipynb'
+
+@pytest.fixture(scope='module')
+def smoothings():
+    "The two classes of the chapter, not left behind in the registry"
+    kept = dict(smoothing.SMOOTHINGS)
+    names = dict(torch=torch, math=math, dataclass=dataclass, Smoothing=smoothing.Smoothing, register=smoothing.register, __name__='chapter16')
+    cells = [''.join(c['source']) for c in json.loads(CHAPTER.read_text(encoding='utf-8'))['cells']]
+    for cell in cells:
+        if cell.startswith('@register'): exec(cell.split('\n\n')[0], names)
+    yield names['Pointers'](1.),names['Pointers'](.4),names['Parabola'](),names['Parabola'](2.)
+    smoothing.SMOOTHINGS.clear()
+    smoothing.SMOOTHINGS.update(kept)
+
+@pytest.mark.parametrize('which', range(4))
+@pytest.mark.parametrize('causal', [False, True])
+def test_the_band_agrees_with_the_dense_path(smoothings, which, causal):
+    g = torch.Generator().manual_seed(which)
+    q,k,v = torch.randn(3, 1, 2, 61, 8, dtype=torch.float64, generator=g).requires_grad_().unbind()
+    sigma = torch.tensor([3.3, 9.7], dtype=torch.float64, requires_grad=True)
+    window = Window(sigma, smooth=smoothings[which])
+    results = []
+    for out in (attention(q, k, v, window=window, is_causal=causal, impl='banded'), dense_attention(q, k, v, window=window, is_causal=causal)):
+        results.append([out, *torch.autograd.grad(out.square().sum(), (q, k, v, sigma))])
+    for mine,theirs in zip(*results): assert_close(mine, theirs, rtol=0, atol=1e-10)
+    assert results[0][4].abs().min()>0
+
+@pytest.mark.parametrize('which', range(4))
+def test_nothing_is_seen_beyond_the_half_width_and_the_slope_is_autograds(smoothings, which):
+    sigma = torch.tensor([.6, 4.2, 17.], dtype=torch.float64, requires_grad=True)
+    window,offsets = Window(sigma, smooth=smoothings[which]),torch.arange(-80, 81)
+    mask = window.mask(offsets)[0]
+    assert not mask[offsets.abs()>window.half_width()[:,None]].any() and (mask>=0).all() and (mask<=1).all()
+    assert_close(torch.autograd.grad(mask.sum(), sigma)[0], window.dmask(offsets)[0].sum(-1))

@@ -1,0 +1,694 @@
+"PyTorch's own attention by the core: the same values, in every mode, and nothing left behind."
+import os, random, subprocess, sys, textwrap, threading, time
+import pytest, torch, torch.nn.functional as F
+from torch.testing import assert_close
+import dynattn
+from dynattn import dense_attention, everywhere, native
+from dynattn.engine import faster
+from dynattn.engine.native import core
+
+sdpa = F.scaled_dot_product_attention
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+pytestmark = pytest.mark.skipif(not native.info()['native'], reason='there is no core that could serve')
+
+@pytest.fixture(autouse=True)
+def as_it_was():
+    "Whatever a test did, nothing serves afterwards, and there are as many threads as before"
+    threads = torch.get_num_threads()
+    yield
+    everywhere.off()
+    torch.set_num_threads(threads)
+
+@pytest.fixture
+def always(monkeypatch):
+    "Every call that the core can serve is served, whichever is faster"
+    monkeypatch.setattr(everywhere, 'core_is_faster', lambda *args, **kwargs: True)
+
+def both(f):
+    "What `f` gives off and on, and the report"
+    everywhere.off()
+    off = f()
+    with everywhere(): on = f()
+    return off,on,everywhere.report()
+
+def heads(B=2, H=4, Hkv=None, N=50, M=None, d=16, dtype=torch.float32, lies='bhnd', seed=0, learns=False):
+    g = torch.Generator().manual_seed(seed)
+    def one(h, n):
+        x = torch.randn(B, n, h, d, generator=g, dtype=torch.float64).to(dtype).transpose(1, 2)
+        if lies=='bhnd': x = x.contiguous()
+        return x.requires_grad_(learns)
+    return one(H, N),one(Hkv or H, M or N),one(Hkv or H, M or N)
+
+def with_gradients(q, k, v, **options):
+    out = sdpa(q, k, v, **options)
+    back = torch.cos(torch.arange(out.numel(), dtype=torch.float32)).view(out.shape).to(out.dtype)
+    return out,*torch.autograd.grad(out, (q,k,v), back)
+
+# ---- the values ---------------------------------------------------------------------------------------------------
+
+def random_call(seed):
+    "q, k, v, options of PyTorch's function, and what the call is"
+    r = random.Random(seed)
+    dtype = r.choice([torch.float32]*3+[torch.float64,torch.bfloat16,torch.float16])
+    Hkv = r.choice((1,2,3))
+    group = r.choice((1,1,2,4))
+    N = r.choice((1,2,5,16,33,70,130))
+    M = N if r.random()<.5 else r.choice((1,4,33,61,129))
+    B,d = r.choice((1,2,3)),r.choice((1,7,16,33,64,80))
+    q,k,v = heads(B, Hkv*group, Hkv, N, M, d, dtype, r.choice(('bhnd','bnhd')), seed, learns=True)
+    options = dict(scale=r.choice((None,None,.3)), enable_gqa=group>1)
+    kind = r.choice(('plain','causal','padding','left padding','window','window and padding','bias','holes'))
+    if kind=='causal': return q,k,v,options | dict(is_causal=True),kind
+    if kind=='plain': return q,k,v,options,kind
+    offset = torch.arange(M)-torch.arange(N)[:,None]
+    keep = torch.ones(B, 1, N, M, dtype=torch.bool)
+    if 'padding' in kind:
+        lengths = torch.tensor([r.randint(1, M) for _ in range(B)])[:,None,None,None]
+        keep = keep & (torch.arange(M)>=M-lengths if 'left' in kind or r.random()<.3 else torch.arange(M)<lengths)
+    if 'window' in kind:
+        keep = keep & (offset>=M-N-r.choice((0,3,20,10**6))) & (offset<=M-N+r.choice((0,0,2,10**6)))
+    if kind=='holes': keep = torch.rand(B, 1, N, M, generator=torch.Generator().manual_seed(seed))<.7
+    if kind=='bias':
+        g = torch.Generator().manual_seed(seed)
+        return q,k,v,options | dict(attn_mask=torch.randn(1, q.shape[1], N, M, generator=g).to(dtype)),kind
+    mask = keep
+    if r.random()<.4: mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~keep, r.choice((-torch.inf,torch.finfo(dtype).min)))
+    if kind in ('padding','left padding'): mask = mask[:,:,:1]
+    if r.random()<.3: mask = mask.expand(B, q.shape[1], N, M)
+    if 'padding' not in kind and r.random()<.4: mask = mask[0,0]
+    return q,k,v,options | dict(attn_mask=mask),kind
+
+def exactly(q, k, v, options):
+    "Output and gradients of the dense attention in float64"
+    leaves = [x.detach().double().requires_grad_() for x in (q,k,v)]
+    options = {**options}
+    mask = options.pop('attn_mask', None)
+    if mask is not None and mask.dtype!=torch.bool:
+        hidden = mask<=torch.finfo(mask.dtype).min
+        mask = mask.double().masked_fill(hidden, -torch.inf)
+        if not hidden.any(): options['attn_mask'] = mask
+        else: options['attn_mask'] = ~hidden if not mask[~hidden].any() else mask
+    elif mask is not None: options['attn_mask'] = mask
+    out = dense_attention(*leaves, **options)
+    back = torch.cos(torch.arange(out.numel(), dtype=torch.float32)).view(out.shape).to(q.dtype)
+    return out,*torch.autograd.grad(out, leaves, back.double())
+
+def compare(seed):
+    "A random call, forward and backward: as near to dense float64 as PyTorch is, NaN in the same places"
+    q,k,v,options,kind = random_call(seed)
+    off,on,report = both(lambda: with_gradients(q, k, v, **options))
+    lost = 'attn_mask' in options and options['attn_mask'].dtype!=torch.bool and report.served==0
+    for a,b in zip(off, on):
+        assert torch.equal(a.isnan(), b.isnan()), (seed,kind)
+        assert a.dtype==b.dtype and a.shape==b.shape
+    if not lost:
+        for a,b,exact in zip(off, on, exactly(q, k, v, options)):
+            size = max(exact.abs().max().item(), 1)
+            mine,theirs = ((x.double()-exact).abs().max().item()/size for x in (b,a))
+            # sums of float32 grow with the scores; half precision rounds at the end
+            times,least = (2,20) if q.dtype.itemsize==2 else (4,64)
+            assert mine<=max(times*theirs, least*torch.finfo(q.dtype).eps), (seed,kind,mine,theirs)
+    return kind,report.served,report.served_backward
+
+@pytest.mark.parametrize('first', range(0, 300, 60))
+def test_random_calls_as_dense_float64(always, first):
+    "300 calls of every kind; those that the core has are its, and the others PyTorch's"
+    seen = [compare(seed) for seed in range(first, first+60)]
+    for kind in ('plain','causal','padding','left padding','window','window and padding'):
+        served = [s and b for k,s,b in seen if k==kind]
+        assert sum(served)>=.7*len(served), kind
+    assert not any(s for kind,s,_ in seen if kind=='bias')
+
+@pytest.mark.parametrize('least', [False, True])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_queries_without_a_key_give_what_pytorch_gives(always, dtype, least):
+    "Zero for -inf; a mean of all values for the least number, which PyTorch computes"
+    q,k,v = heads(N=20, dtype=dtype, learns=True)
+    hidden = torch.ones(20, 20, dtype=torch.bool).triu(1)
+    hidden[:,:3] = True
+    mask = torch.zeros(20, 20, dtype=dtype).masked_fill(hidden, torch.finfo(dtype).min if least else -torch.inf)
+    off,on,report = both(lambda: with_gradients(q, k, v, attn_mask=mask))
+    assert report.served==(not least) and (not least or report.left=={everywhere.LOST_ROWS: 1})
+    for a,b in zip(off, on): assert_close(a, b, atol=16*torch.finfo(dtype).eps, rtol=16*torch.finfo(dtype).eps)
+    if not least: assert not on[0][:,:,:3].any() and on[0][:,:,3:].all()
+
+@pytest.mark.parametrize('bad', [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize('which', range(3))
+@pytest.mark.parametrize('kind', ['plain', 'causal', 'padding'])
+def test_numbers_that_are_not_finite_are_left_to_pytorch(always, kind, which, bad):
+    "Kernels differ in what they make of them, so PyTorch's bits come back: also where padding hides the number"
+    x = list(heads(N=40))
+    x[which] = x[which].clone()
+    x[which][1,2,35,3] = bad
+    options = dict(is_causal=kind=='causal')
+    if kind=='padding': options = dict(attn_mask=(torch.arange(40)<30)[None,None,None].expand(2, 1, 40, 40))
+    off,on,report = both(lambda: sdpa(*x, **options))
+    assert torch.equal(off.nan_to_num(7.), on.nan_to_num(7.)) and report.left=={everywhere.NOT_FINITE: 1}
+
+@pytest.mark.parametrize('place', range(4))
+def test_a_gradient_that_is_not_finite_is_left_to_pytorch(always, place):
+    x = list(heads(N=40, learns=True))
+    back = torch.ones(2, 4, 40, 16)
+    def f():
+        out = sdpa(*x, is_causal=True)
+        dout = back.clone()
+        dout[1,2,place*10,3] = torch.nan
+        return torch.autograd.grad(out, x, dout)
+    off,on,report = both(f)
+    assert report.left_backward=={everywhere.NOT_FINITE: 1}
+    for a,b in zip(off, on): assert torch.equal(a.isnan(), b.isnan())
+
+def test_scores_that_the_least_number_does_not_hide_are_left():
+    "A float16 mask of -65,504 hides nothing from a score of 60,000"
+    q,k,v = heads(N=40, d=4, dtype=torch.float16)
+    mask = torch.zeros(40, 40, dtype=torch.float16).masked_fill(torch.ones(40, 40, dtype=torch.bool).triu(1), torch.finfo(torch.float16).min)
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(everywhere, 'core_is_faster', lambda *args, **kwargs: True)
+        off,on,report = both(lambda: sdpa(q*150, k*150, v, attn_mask=mask))
+        assert torch.equal(off, on) and report.left=={everywhere.NOT_FINITE: 1}
+        assert both(lambda: sdpa(q, k, v, attn_mask=mask))[2].served==1
+
+def test_a_negative_scale_of_a_causal_call_is_left(always):
+    q,k,v = heads()
+    off,on,report = both(lambda: sdpa(q, k, v, is_causal=True, scale=-.5))
+    assert torch.equal(off.nan_to_num(7.), on.nan_to_num(7.)) and report.left=={everywhere.NO_KIND: 1}
+    off,on,report = both(lambda: sdpa(q, k, v, scale=-.5))
+    assert report.served==1
+    assert_close(off, on)
+
+MATH = torch.ops.aten._scaled_dot_product_attention_math.default
+
+@pytest.mark.parametrize('kind', ['a mask that learns', 'other values', 'three axes', 'asked for', 'dropped all', 'dropout of a bias'])
+def test_calls_of_pytorchs_own_products_are_its(always, kind):
+    "Bit for bit, and counted"
+    q,k,v = heads()
+    options = {}
+    if kind=='a mask that learns': options = dict(attn_mask=torch.zeros(50, 50, requires_grad=True), dropout_p=.5)
+    if kind=='other values': v = torch.randn(2, 4, 50, 5, generator=torch.Generator().manual_seed(1))
+    if kind=='three axes': q,k,v = q[0],k[0],v[0]
+    if kind=='dropped all': options = dict(dropout_p=1.)
+    if kind=='dropout of a bias': options = dict(dropout_p=.5, attn_mask=torch.randn(50, 50, generator=torch.Generator().manual_seed(1)))
+    def f():
+        torch.manual_seed(3)
+        if kind!='asked for': return sdpa(q, k, v, **options)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): return sdpa(q, k, v, dropout_p=.5)
+    off,on,report = both(f)
+    assert torch.equal(off, on) and report.served==0 and sum(report.left.values())==1
+
+def drawn(x, n=400, **options):
+    "Means over draws of the output and of its gradients"
+    found = [[t.clone() for t in with_gradients(*x, **options)] for _ in range(n)]
+    return [torch.stack(t).double().mean(0) for t in zip(*found)]
+
+@pytest.mark.parametrize('kind', ['plain', 'causal', 'window', 'padding'])
+def test_dropout_has_the_mean_of_no_dropout(kind):
+    "Output and gradients of the values, which are linear in the weights; the same seed drops the same"
+    x = heads(B=2, H=2, N=24, d=8, learns=True)
+    offset = torch.arange(24)-torch.arange(24)[:,None]
+    options = dict(plain={}, causal=dict(is_causal=True), window=dict(attn_mask=(offset<=0) & (offset>-6)),
+                   padding=dict(attn_mask=torch.arange(24)<torch.tensor([24,15])[:,None,None,None]))[kind]
+    exact = with_gradients(*x, **options)
+    torch.manual_seed(0)
+    with everywhere():
+        means = drawn(x, dropout_p=.2, **options)
+        again = []
+        for _ in range(2):
+            torch.manual_seed(5)
+            again.append(with_gradients(*x, dropout_p=.2, **options))
+    assert everywhere.report().served==402 and not everywhere.report().left
+    for i in (0,3): assert (means[i]-exact[i]).abs().max()<.15, i
+    for a,b in zip(*again): assert torch.equal(a, b)
+
+def test_dropout_lies_in_memory_and_is_differentiated_as_by_pytorch(always):
+    x = heads(N=20, learns=True)
+    for lies in ('bhnd','bnhd'):
+        x = heads(N=20, lies=lies, learns=True)
+        off,on,report = both(lambda: sdpa(*x, dropout_p=.3))
+        assert report.served==1 and off.stride()==on.stride() and on.requires_grad
+    grad, = torch.autograd.grad(on.square().sum(), x[0], create_graph=True)
+    assert torch.autograd.grad(grad.sum(), x[0])[0].isfinite().all()
+
+def test_dropout_under_autocast_compiled_and_in_inference(always):
+    x = heads(N=20, learns=True)
+    with everywhere():
+        with torch.autocast('cpu', dtype=torch.bfloat16): assert sdpa(*x, dropout_p=.3).dtype==torch.bfloat16
+        assert everywhere.report().served==1
+        with torch.inference_mode(): assert sdpa(*x, dropout_p=.3).shape==x[0].shape
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda *x: sdpa(*x, dropout_p=.3).sin(), backend='aot_eager', fullgraph=True)
+        assert torch.autograd.grad(compiled(*x).sum(), x)[0].isfinite().all()
+    torch._dynamo.reset()
+
+@pytest.mark.parametrize('shapes', [((0,2,5,4),)*3, ((2,2,0,4),)*3, ((2,2,5,4),(2,2,0,4),(2,2,0,4)), ((2,2,5,4),(2,2,7,4),(2,2,7,6)),
+                                    ((2,5,4),(2,7,4),(2,7,4)), ((5,4),(7,4),(7,4)), ((2,2,5,0),)*3])
+def test_other_shapes_are_left(always, shapes):
+    x = [torch.randn(s) for s in shapes]
+    off,on,report = both(lambda: sdpa(*x))
+    assert torch.equal(off.nan_to_num(7.), on.nan_to_num(7.)) and report.served==0
+
+@pytest.mark.parametrize('shapes', [((2,2,5,4),(2,2,5,3),(2,2,5,4)), ((2,3,5,4),(2,2,5,4),(2,2,5,4)), ((2,2,5,4),(3,2,5,4),(3,2,5,4))])
+def test_wrong_calls_raise_what_pytorch_raises(always, shapes):
+    x = [torch.randn(s) for s in shapes]
+    with pytest.raises(Exception) as off: sdpa(*x)
+    with everywhere(), pytest.raises(type(off.value)) as on: sdpa(*x)
+    assert str(on.value)==str(off.value)
+
+# ---- what compiled programs rely on -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('lies', ['bhnd', 'bnhd'])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_results_lie_in_memory_as_those_of_pytorch(always, dtype, lies):
+    "Of both operators: sizes, strides, dtypes; a compiled program reads them so"
+    q,k,v = heads(Hkv=2, N=20, M=30, dtype=dtype, lies=lies)
+    def f():
+        out,lse = FLASH(q, k, v, is_causal=True)
+        return out,lse,*BACK(out, q, k, v, out, lse, 0., True)
+    off,on,report = both(f)
+    assert report.served==1 and report.served_backward==1
+    for a,b in zip(off, on):
+        assert (a.shape,a.stride(),a.dtype)==(b.shape,b.stride(),b.dtype)
+        assert_close(a, b, atol=2e-2 if dtype.itemsize==2 else 1e-5, rtol=1e-2 if dtype.itemsize==2 else 1e-5)
+
+def test_either_may_follow_the_other(always):
+    "A forward pass by the core and a backward pass by PyTorch, and the other way; with queries that see nothing"
+    x = heads(learns=True)
+    mask = torch.zeros(50, 50).masked_fill(torch.ones(50, 50, dtype=torch.bool).triu(-4), -torch.inf)
+    for options in (dict(is_causal=True), dict(attn_mask=mask)):
+        results = []
+        for first,then in ((0,0), (0,1), (1,0), (1,1)):
+            for switch,f in ((first,lambda: sdpa(*x, **options)), (then,lambda: torch.autograd.grad(out.square().sum(), x))):
+                (everywhere.on if switch else everywhere.off)()
+                out = f()
+            results.append(out)
+        for other in results[1:]:
+            for a,b in zip(results[0], other): assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+# ---- modes --------------------------------------------------------------------------------------------------------
+
+def f(q, k, v, mask=None, is_causal=False):
+    return sdpa(q*1.5, k, v, attn_mask=mask, is_causal=is_causal).sin()
+
+def compiled_as_eager(backend, dynamic):
+    "Output and gradients in one and another size, compiled before and after the switch, contiguous inputs too"
+    for lies in ('bhnd','bnhd'):
+        for compiled_on in (False,True):
+            torch._dynamo.reset()
+            everywhere.off()
+            compiled = torch.compile(f, backend=backend, dynamic=dynamic, fullgraph=True)
+            for N in (50,60):
+                x = heads(N=N, lies=lies, learns=True)
+                exact = f(*x, is_causal=True)
+                grads = torch.autograd.grad(exact.sum(), x)
+                if not compiled_on: compiled(*x, is_causal=True)
+                with everywhere():
+                    out = compiled(*x, is_causal=True)
+                    found = torch.autograd.grad(out.sum(), x)
+                assert everywhere.report().served>=1 and everywhere.report().served_backward>=1
+                assert_close(out, exact, atol=2e-6, rtol=1e-5)
+                for a,b in zip(found, grads): assert_close(a, b, atol=1e-5, rtol=1e-4)
+    torch._dynamo.reset()
+
+@pytest.mark.parametrize('dynamic', [None, True])
+def test_compiled_to_operators(always, dynamic): compiled_as_eager('aot_eager', dynamic)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('dynamic', [None, True])
+def test_compiled_by_inductor(always, dynamic): compiled_as_eager('inductor', dynamic)
+
+@pytest.mark.slow
+def test_compiled_with_a_mask(always):
+    torch._dynamo.reset()
+    q,k,v = heads(N=100)
+    keep = torch.ones(2, 1, 1, 100, dtype=torch.bool)
+    keep[0,...,60:] = False
+    compiled = torch.compile(f)
+    with everywhere(): out = compiled(q, k, v, keep)
+    assert everywhere.report().served==1
+    assert_close(out, f(q, k, v, keep), atol=2e-6, rtol=1e-5)
+    torch._dynamo.reset()
+
+class Whole(torch.nn.Module):
+    def forward(self, q, k, v): return sdpa(q, k, v, is_causal=True)
+
+def test_exported_as_ever(always):
+    "The same graph on and off, before and after decomposing, and a program from one runs in the other"
+    x = heads()
+    def graph():
+        program = torch.export.export(Whole(), x)
+        return [[str(n.target) for n in p.graph.nodes] for p in (program, program.run_decompositions())],program
+    (off,program),(on,other),_ = both(graph)
+    assert off==on
+    with everywhere(): assert_close(program.module()(*x), Whole()(*x))
+    assert everywhere.report().served==2
+    assert_close(other.module()(*x), Whole()(*x))
+
+def test_traced_and_scripted_as_ever(always):
+    x = heads()
+    with everywhere():
+        program = torch.jit.trace(Whole(), x)
+        other = torch.jit.script(Whole())
+        for p in (program,other): assert_close(p(*x), Whole()(*x))
+    assert_close(program(*x), other(*x))
+
+def test_without_gradients_in_inference_and_under_autocast(always):
+    x = heads()
+    for mode in (torch.no_grad, torch.inference_mode, lambda: torch.autocast('cpu', dtype=torch.bfloat16)):
+        def run():
+            with mode(): return sdpa(*x, is_causal=True)
+        off,on,report = both(run)
+        assert report.served==1 and on.dtype==off.dtype and on.is_inference()==off.is_inference()
+        assert_close(off, on, atol=2e-2 if on.dtype==torch.bfloat16 else 2e-6, rtol=1e-2)
+
+def test_gradients_under_autocast(always):
+    x = heads(learns=True)
+    def run():
+        with torch.autocast('cpu', dtype=torch.bfloat16): out = sdpa(*x)
+        return torch.autograd.grad(out.float().square().sum(), x)
+    off,on,report = both(run)
+    assert report.served==report.served_backward==1
+    for a,b in zip(off, on): assert_close(a, b, atol=2e-2, rtol=5e-2)
+
+def test_transforms_and_checkpoints(always):
+    from torch.utils.checkpoint import checkpoint
+    x = heads(learns=True)
+    def loss(q, k, v): return f(q, k, v, is_causal=True).sum()
+    def by_func(): return torch.func.grad(loss, (0,1,2))(*(t.detach() for t in x))
+    def mapped(): return torch.vmap(lambda q, k, v: sdpa(q, k, v))(*(torch.stack((t.detach(), 2*t.detach())) for t in x))
+    def again(): return torch.autograd.grad(checkpoint(loss, *x, use_reentrant=False), x)
+    for run in (by_func,mapped,again):
+        off,on,_ = both(run)
+        for a,b in zip(off, on): assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+def test_tensors_without_values_and_subclasses(always):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.two_tensor import TwoTensor
+    x = heads()
+    with everywhere():
+        with FakeTensorMode() as mode: assert sdpa(*map(mode.from_tensor, x)).shape==x[0].shape
+        assert sdpa(*(t.to('meta') for t in x)).is_meta
+        assert type(sdpa(*(TwoTensor(t, t) for t in x))) is TwoTensor
+
+def test_forward_mode_and_second_derivatives_fail_as_ever(always):
+    x = heads(learns=True)
+    def second():
+        grad, = torch.autograd.grad(sdpa(*x).square().sum(), x[0], create_graph=True)
+        return torch.autograd.grad(grad.sum(), x[0])
+    def forward_mode(): return torch.func.jvp(lambda q: sdpa(q, *x[1:]), (x[0].detach(),), (x[0].detach(),))
+    for run in (second,forward_mode):
+        said = []
+        for switch in (everywhere.off, everywhere.on):
+            switch()
+            with pytest.raises(Exception) as e: run()
+            said.append((type(e.value),str(e.value)))
+        assert said[0]==said[1]
+
+# ---- on and off ---------------------------------------------------------------------------------------------------
+
+def test_off_leaves_no_trace(always):
+    "Same bits, no kernel at the key, no holder"
+    x = heads()
+    before = sdpa(*x)
+    for _ in range(20):
+        with everywhere(): assert not torch.equal(sdpa(*x), before)
+        assert torch.equal(sdpa(*x), before)
+    for op,key in ((FLASH,'BackendSelect'), (BACK,'BackendSelect'), (MATH,'AutogradCPU')):
+        with everywhere(): assert torch._C._dispatch_has_kernel_for_dispatch_key(op._schema.name, key)
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(op._schema.name, key)
+    assert not everywhere._holders and everywhere._library is None
+
+def test_blocks_switches_and_the_registry_share_the_kernels(always):
+    x = heads()
+    def serves():
+        n = everywhere.report().served
+        sdpa(*x)
+        return everywhere.report().served>n
+    with everywhere():
+        with everywhere(): assert serves()
+        assert serves()
+        everywhere.on()
+    assert serves()
+    with pytest.raises(ZeroDivisionError), everywhere(): 1/0
+    assert serves()
+    everywhere.off()
+    assert not serves()
+    with everywhere():
+        everywhere.off()                # ends blocks too
+        assert not serves()
+    everywhere.off()
+    assert not serves()
+
+@pytest.mark.skipif(not hasattr(torch.nn.attention, 'activate_flash_attention_impl'), reason='this PyTorch has no registry')
+def test_the_registry_of_pytorch(always):
+    A,x = torch.nn.attention,heads()
+    plain = sdpa(*x)
+    A.activate_flash_attention_impl('dynattn')
+    assert A.current_flash_attention_impl()=='dynattn' and not torch.equal(sdpa(*x), plain)
+    A.activate_flash_attention_impl('dynattn')          # once more: PyTorch restores in between
+    with everywhere(): pass
+    assert not torch.equal(sdpa(*x), plain)
+    A.restore_flash_attention_impl()
+    assert A.current_flash_attention_impl() is None and torch.equal(sdpa(*x), plain)
+    A.activate_flash_attention_impl('dynattn')
+    everywhere.off()
+    assert A.current_flash_attention_impl() is None and torch.equal(sdpa(*x), plain)
+
+def test_threads_compute_while_others_switch(always):
+    x = heads(N=40)
+    exact,wrong = sdpa(*x),[]
+    def work():
+        for _ in range(40):
+            if (sdpa(*x)-exact).abs().max()>3e-6: wrong.append(1)
+    def blocks():
+        for _ in range(20):
+            with everywhere(): work_once = sdpa(*x)
+            if (work_once-exact).abs().max()>3e-6: wrong.append(2)
+    threads = [threading.Thread(target=target) for target in (work,work,work,blocks,blocks)]
+    for t in threads: t.start()
+    for _ in range(20):
+        everywhere.on()
+        time.sleep(.001)
+        everywhere.off()
+    for t in threads: t.join()
+    assert not wrong and torch.equal(sdpa(*x), exact)
+
+@pytest.mark.parametrize('threads', [1, 2, 4])
+def test_the_same_bits_for_any_number_of_threads(always, threads):
+    x = heads(N=200, learns=True)
+    offset = torch.arange(200)-torch.arange(200)[:,None]
+    found = []
+    for n in (1,threads):
+        torch.set_num_threads(n)
+        with everywhere(): found.append(with_gradients(*x, attn_mask=(offset<=0) & (offset>-30)))
+    for a,b in zip(*found): assert torch.equal(a, b)
+
+def _python(*args, **environment):
+    env = {**os.environ, 'OMP_NUM_THREADS': '2', **environment}
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, env=env, timeout=120)
+
+FORKED = """
+    import os, torch, torch.nn.functional as F, faulthandler
+    from dynattn import everywhere
+    everywhere.core_is_faster = lambda *args, **kwargs: True
+    torch.set_num_threads(2)
+    q = torch.randn(2, 8, 300, 64)
+    everywhere.on()
+    exact = F.scaled_dot_product_attention(q, q, q)
+    child = os.fork()
+    if not child:
+        faulthandler.dump_traceback_later(60, exit=True)
+        out = F.scaled_dot_product_attention(q, q, q)   # PyTorch's own operators may wait there for ever: small ones only
+        good = torch.equal(out[0,0,::50], exact[0,0,::50]) and everywhere.report().served==2
+        os._exit(0 if good else 3)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='there is no fork')
+def test_a_forked_child_computes():
+    "After two threads of its parent, where PyTorch's own kernel would wait for ever"
+    ran = _python('-c', textwrap.dedent(FORKED))
+    assert ran.stdout.strip()=='0', ran.stdout+ran.stderr
+
+def test_the_report_says_what_was_left(always):
+    q,k,v = heads(learns=True)
+    assert everywhere.report()==everywhere.report()
+    with everywhere():
+        sdpa(q, k, v).sum().backward()
+        sdpa(q, k, v, attn_mask=torch.randn(50, 50)).sum().backward()
+        sdpa(q, k*torch.inf, v)
+    report = everywhere.report()
+    assert not report.on and (report.served,report.served_backward)==(1,1)
+    assert report.left=={everywhere.NO_BAND: 1, everywhere.NOT_FINITE: 1} and report.left_backward=={everywhere.NO_BAND: 1}
+    assert everywhere.NO_BAND in str(report)
+    with everywhere(): assert everywhere.report()==everywhere.Report(True, 0, 0, {}, {})
+
+def test_without_a_core_nothing_is_switched_on(monkeypatch):
+    monkeypatch.setattr(core, 'library', lambda: None)
+    for switch in (everywhere.on, lambda: everywhere().__enter__(), everywhere.activated):
+        with pytest.raises(RuntimeError, match='everywhere: expected a compiled core, got none'): switch()
+    assert not everywhere.report().on
+
+# ---- programs -----------------------------------------------------------------------------------------------------
+
+def test_importing_dynattn_imports_and_activates_nothing():
+    ran = _python('-c', "import sys, dynattn; print('dynattn.everywhere' in sys.modules, dynattn.everywhere.report().on)", DYNATTN_EVERYWHERE='0')
+    assert ran.stdout.split()==['False','False'], ran.stderr
+    ran = _python('-c', "import sys, dynattn; print('dynattn.everywhere' in sys.modules)", DYNATTN_EVERYWHERE='1')
+    assert ran.stdout.split()==['False'], ran.stderr
+    ran = _python('-c', "from dynattn import everywhere; print(everywhere.report().on)", DYNATTN_EVERYWHERE='1')
+    assert ran.stdout.split()==['True'], ran.stderr
+    ran = _python('-c', "from dynattn import everywhere", DYNATTN_EVERYWHERE='yes')
+    assert "ValueError: DYNATTN_EVERYWHERE: expected 0 or 1, got 'yes'" in ran.stderr
+
+def test_no_other_module_has_an_attribute_that_is_missing():
+    with pytest.raises(AttributeError, match="module 'dynattn' has no attribute 'nowhere'"): dynattn.nowhere
+
+PROGRAM = """
+    import sys
+    from beside import value
+    from dynattn import everywhere
+    print(__name__, sys.argv[1:], value, everywhere.report().on)
+    sys.exit(5)
+"""
+
+def test_a_program_runs_unchanged(tmp_path, monkeypatch):
+    (tmp_path/'program.py').write_text(textwrap.dedent(PROGRAM))
+    (tmp_path/'beside.py').write_text('value = 7')
+    monkeypatch.chdir(tmp_path)
+    for how in (['program.py'], ['-m','program'], ['-c',textwrap.dedent(PROGRAM)]):
+        ran = _python('-m', 'dynattn.everywhere', '--report', *how, '--report', 'x')
+        assert ran.returncode==5 and ran.stdout.strip()=="__main__ ['--report', 'x'] 7 True", ran.stderr
+        assert 'dynattn.everywhere is on; by the core: calls 0' in ran.stderr
+    ran = _python('-m', 'dynattn.everywhere', 'program.py')
+    assert ran.returncode==5 and 'dynattn.everywhere is' not in ran.stderr and 'Warning' not in ran.stderr
+    for wrong in ([], ['--other'], ['-m']):
+        ran = _python('-m', 'dynattn.everywhere', *wrong)
+        assert ran.returncode==1 and ran.stderr.startswith('usage: python -m dynattn.everywhere')
+
+# ---- as it is used ------------------------------------------------------------------------------------------------
+
+def same_inside(run, served=True):
+    "A model's output on and off; served None: it may be"
+    off,on,report = both(run)
+    assert served is None or bool(report.served)==served, report
+    assert_close(off, on, atol=1e-5, rtol=1e-4)
+    return report
+
+def eager_numbers(model, n=40, pad=None, **inputs):
+    ids = torch.randint(5, 90, (2, n), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, n, dtype=torch.long)
+    if pad=='right': mask[1,n//2:] = 0
+    if pad=='left': mask[1,:n//2] = 0
+    model = model.eval()
+    def run():
+        with torch.inference_mode(): out = model(input_ids=ids, attention_mask=mask, **inputs)
+        return (out.last_hidden_state if 'last_hidden_state' in out else out.logits)[mask.bool()].clone()
+    return run
+
+SMALL = dict(vocab_size=100, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+             bos_token_id=1, eos_token_id=2, pad_token_id=0)
+
+@pytest.mark.parametrize('pad', [None, 'right'])
+def test_an_encoder_of_transformers(always, pad):
+    T = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    same_inside(eager_numbers(T.BertModel(T.BertConfig(**SMALL), add_pooling_layer=False), pad=pad))
+
+@pytest.mark.parametrize('pad', [None, 'left', 'right'])
+@pytest.mark.parametrize('kind', ['Llama', 'Mistral'])
+def test_a_decoder_of_transformers(always, kind, pad):
+    "Mistral's window of 8 tokens comes as a mask, and is a window again"
+    T = pytest.importorskip('transformers')
+    more = dict(num_key_value_heads=2)
+    if kind=='Mistral': more['sliding_window'] = 8
+    torch.manual_seed(0)
+    model = getattr(T, f'{kind}ForCausalLM')(getattr(T, f'{kind}Config')(**SMALL, **more, attn_implementation='sdpa'))
+    same_inside(eager_numbers(model, pad=pad))
+
+@pytest.mark.parametrize('pad', [None, 'right'])
+def test_modernbert(always, pad):
+    T = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    config = T.ModernBertConfig(**SMALL, cls_token_id=1, sep_token_id=2, local_attention=8, attn_implementation='sdpa')
+    same_inside(eager_numbers(T.ModernBertForMaskedLM(config), pad=pad))
+
+def test_generated_tokens_are_the_same(always):
+    T = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    model = T.LlamaForCausalLM(T.LlamaConfig(**SMALL, attn_implementation='sdpa')).eval()
+    ids = torch.randint(5, 90, (1, 20))
+    off,on,report = both(lambda: model.generate(ids, max_new_tokens=12, do_sample=False, eos_token_id=None))
+    assert torch.equal(off, on) and report.served>12
+
+def test_a_training_step_of_a_decoder(always):
+    T = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    model = T.LlamaForCausalLM(T.LlamaConfig(**SMALL, attn_implementation='sdpa'))
+    ids = torch.randint(5, 90, (2, 40))
+    def step():
+        model.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert same_inside(step).served_backward==2
+
+@pytest.mark.parametrize('mask', [None, 'padding', 'causal'])
+@pytest.mark.parametrize('fast', [True, False])
+def test_multi_head_attention_of_pytorch(always, fast, mask):
+    "In training and without its fast path it comes here; the fast path has a kernel of its own"
+    torch.manual_seed(0)
+    module,x = torch.nn.MultiheadAttention(16, 4, batch_first=True),torch.randn(2, 30, 16)
+    options = dict(need_weights=False)
+    if mask=='padding': options['key_padding_mask'] = torch.arange(30)>torch.tensor([[29],[17]])
+    if mask=='causal': options |= dict(attn_mask=torch.nn.Transformer.generate_square_subsequent_mask(30), is_causal=True)
+    if fast: module = module.eval()
+    def run():
+        with torch.set_grad_enabled(not fast): return module(x, x, x, **options)[0].detach()
+    same_inside(run, served=None if fast else True)
+
+def test_a_layer_of_pytorch_in_its_fast_path_and_outside(always):
+    torch.manual_seed(0)
+    layer,x = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval(),torch.randn(2, 30, 16)
+    def run():
+        with torch.inference_mode(): return layer(x).clone()
+    same_inside(run, served=False)
+    was = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try: same_inside(run)
+    finally: torch.backends.mha.set_fastpath_enabled(was)
+
+@pytest.mark.parametrize('shape', [(2,3,197,16), (1,8,256,40), (2,5,64,64)])
+def test_images(always, shape):
+    "timm's blocks, qkv in one tensor, and diffusers' cross attention to 77 tokens"
+    B,H,N,d = shape
+    qkv = torch.randn(B, N, 3*H*d)
+    def timm():
+        q,k,v = qkv.reshape(B, N, 3, H, d).permute(2, 0, 3, 1, 4).unbind(0)
+        return sdpa(q, k, v, dropout_p=0.).transpose(1, 2).reshape(B, N, H*d)
+    def diffusers():
+        text = torch.randn(2, B, 77, H*d, generator=torch.Generator().manual_seed(0))
+        q,k,v = (x.view(B, -1, H, d).transpose(1, 2) for x in (qkv[...,:H*d], *text))
+        return sdpa(q, k, v, attn_mask=None, dropout_p=0., is_causal=False).transpose(1, 2).reshape(B, -1, H*d)
+    same_inside(timm)
+    same_inside(diffusers)
+
+def test_rows_that_are_no_rows_in_memory_go_the_way_of_pytorch(always):
+    x = [t.mT.contiguous().mT for t in heads()]
+    off,on,report = both(lambda: sdpa(*x))
+    assert torch.equal(off, on) and report.served==0
+
+def test_a_training_step_with_dropout(always):
+    "GPT-2, whose attention drops a tenth: served, and it learns"
+    T = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    config = T.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_implementation='sdpa')
+    model,ids = T.GPT2LMHeadModel(config).train(),torch.randint(5, 90, (2, 40))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    with everywhere():
+        for _ in range(20):
+            loss = model(input_ids=ids, labels=ids).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert everywhere.report().served==40 and losses[-1]<losses[0]-.5

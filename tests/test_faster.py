@@ -1,0 +1,120 @@
+"Plain calls: the table is what the rows say, the choice is the call's, and the values are the same."
+import sys
+from itertools import product
+import pytest, torch, torch.nn.functional as F
+from torch.testing import assert_close
+from conftest import ROOT
+from dynattn import attention, dense_attention, native
+from dynattn.engine import faster, ops
+from dynattn.engine.ops import choose
+
+sys.path.insert(0, str(ROOT/'benchmarks'))
+import plain
+
+@pytest.fixture
+def always(monkeypatch): monkeypatch.setattr(ops, 'core_is_faster', lambda *args, **kwargs: True)
+
+def leaves(N=40, M=None, d=16, dtype=torch.float64, Hkv=4, B=2):
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(B, h, n, d, generator=g, dtype=torch.float64).to(dtype).requires_grad_() for h,n in ((4,N),(Hkv,M or N),(Hkv,M or N))]
+
+def test_the_table_is_what_the_rows_say():
+    "`python benchmarks/plain.py --store` wrote it"
+    assert faster.LEAST_PAIRS==plain.table(plain.rows_of(plain.FILE))
+
+def test_where_the_core_is_chosen_no_row_is_slower():
+    "For every row of the file: chosen means at most 1.03 of PyTorch's time"
+    for row in plain.rows_of(plain.FILE):
+        if row['mask'] not in ('','causal'): continue
+        q = torch.empty(*(int(row[x]) for x in 'BHNd'), dtype=getattr(torch, row['dtype']), device='meta')
+        k = torch.empty(*(int(row[x]) for x in 'BHMd'), device='meta')
+        with pytest.MonkeyPatch.context() as m:
+            m.setattr(faster, 'instruction_set', lambda: row['set'])
+            chosen = faster.core_is_faster(q, k, row['mask']=='causal', row['gradient']=='1')
+        assert not chosen or float(row['ratio'])<=1.03, row
+
+def test_a_table_of_rows():
+    "The least pairs above the last row that was slower; none where the last one was"
+    def row(n, ratio, mask='', **more):
+        return dict(set='a', dtype='float32', mask=mask, gradient='0', B='1', H='1', N=str(n), M='64', d='8', ratio=str(ratio)) | more
+    many = ('a','float32',False,False,'many')
+    assert plain.table([row(16, 2.), row(32, .9), row(64, 1.1), row(128, .5), row(256, 1.)])=={many: 128*64}
+    assert plain.table([row(16, .5), row(32, 1.01)])=={}
+    assert plain.table([row(128, .5), row(128, 1.2, B='2'), row(512, .7)])=={many: 512*64}  # another row, more pairs
+    assert plain.table([row(64, .5, 'bias'), row(64, .5, 'window 64')])=={}
+    assert plain.table([row(1, .5), row(4, .5), row(64, .5, 'causal'), row(64, .5, gradient='1')])=={
+        ('a','float32',False,False,'few'): 256, ('a','float32',False,False,'one'): 64,
+        ('a','float32',False,True,'many'): 4096, ('a','float32',True,False,'many'): 4096}
+
+def test_a_causal_call_needs_no_more_pairs_than_another(monkeypatch):
+    monkeypatch.setattr(faster, 'instruction_set', lambda: 'a')
+    x = torch.empty(1, 1, 64, 8)
+    for plain_least,causal_least,chosen in ((None,None,False), (4096,None,True), (None,4096,True), (4096,9999,True), (9999,4096,True), (9999,9999,False)):
+        lines = {('a','float32',causal,False,'many'): n for causal,n in ((False,plain_least),(True,causal_least)) if n}
+        monkeypatch.setattr(faster, 'LEAST_PAIRS', lines)
+        assert faster.core_is_faster(x, x, True)==chosen
+        assert faster.core_is_faster(x, x, False)==(plain_least==4096)
+        assert not faster.core_is_faster(x, x, True, learns=True)
+
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('N,M,Hkv', [(40,40,4), (1,70,2), (5,30,1), (70,33,2)])
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_plain_calls_by_the_core(always, dtype, N, M, Hkv, causal):
+    "Output and gradients of the dense path in float64, by whoever computes"
+    x = leaves(N, M, dtype=dtype, Hkv=Hkv)
+    exact = [t.detach().double().requires_grad_() for t in x]
+    out,want = attention(*x, is_causal=causal),dense_attention(*exact, is_causal=causal)
+    back = torch.cos(torch.arange(out.numel(), dtype=torch.float64)).view(out.shape)
+    tolerance = dict(atol=64*torch.finfo(dtype).eps, rtol=64*torch.finfo(dtype).eps)
+    assert choose(*x, is_causal=causal)==('banded' if native.info()['native'] else 'sdpa')
+    assert_close(out.double(), want, **tolerance)
+    grads = zip(torch.autograd.grad(out, x, back.to(dtype)), torch.autograd.grad(want, exact, back))
+    for a,b in grads: assert_close(a.double(), b, **tolerance)
+
+def test_the_choice_is_of_the_call_and_not_of_the_moment(monkeypatch):
+    "Twice the same bits; with the table empty, PyTorch's bits"
+    x = leaves(dtype=torch.float32)
+    for lines in ({}, {(faster.instruction_set(),'float32',c,True,'many'): 0 for c in (False,True)}):
+        monkeypatch.setattr(faster, 'LEAST_PAIRS', lines)
+        assert torch.equal(attention(*x), attention(*x))
+        served = bool(lines) and native.info()['native']
+        assert torch.equal(attention(*x), F.scaled_dot_product_attention(*x))!=served
+
+@pytest.mark.parametrize('dynamic', [None, True])
+def test_compiled_as_in_eager_mode(monkeypatch, dynamic):
+    "The same implementation in every size, also where sizes are symbols"
+    lines = {(faster.instruction_set(),'float32',False,learns,'many'): 2*4*40*40 for learns in (False,True)}
+    monkeypatch.setattr(faster, 'LEAST_PAIRS', lines)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *x: attention(*x).sin(), backend='aot_eager', fullgraph=True, dynamic=dynamic)
+    for N in (50,60,20,30,70):
+        x = leaves(N, dtype=torch.float32)
+        a,b = compiled(*x),attention(*x).sin()
+        assert torch.equal(a, b)
+        for s,t in zip(torch.autograd.grad(a.sum(), x), torch.autograd.grad(b.sum(), x)): assert_close(s, t)
+    torch._dynamo.reset()
+
+def test_exported_and_transformed_plain_calls_are_pytorchs(always):
+    class Whole(torch.nn.Module):
+        def forward(self, q, k, v): return attention(q, k, v)
+    x = tuple(t.detach() for t in leaves(dtype=torch.float32))
+    sizes = [{0: torch.export.Dim('b'), 2: torch.export.Dim('n')}]*3
+    program = torch.export.export(Whole(), x, dynamic_shapes=sizes)
+    assert 'aten.scaled_dot_product_attention.default' in [str(n.target) for n in program.graph.nodes]
+    twice = torch.vmap(attention)(*(torch.stack((t,t)) for t in x))
+    assert_close(twice[1], attention(*x))
+    grad = torch.func.grad(lambda q: attention(q, *x[1:]).sum())(x[0])
+    assert grad.shape==x[0].shape
+
+def test_other_values_than_keys_and_masks_stay_with_pytorch(always):
+    q,k,_ = leaves(dtype=torch.float32)
+    v = torch.randn(2, 4, 40, 5)
+    assert choose(q, k, v)=='sdpa'
+    assert choose(q, k, k, attn_mask=torch.ones(40, 40, dtype=torch.bool))=='sdpa'
+
+@pytest.mark.slow
+def test_the_benchmark_runs():
+    "Every way and kind of call is checked and timed once"
+    rows = list(plain.measure([(1,2,128,128,8),(1,2,1,64,8)], [torch.float32,torch.bfloat16], 1))
+    assert {(r['way'],r['mask']) for r in rows}>=set(product(['everywhere'], ['','causal','padding','window 64','bias']))
+    assert all(r['ratio']>0 and set(r)<=set(plain.FIELDS) for r in rows)

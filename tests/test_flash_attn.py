@@ -1,0 +1,521 @@
+"""flash_attn's interface against dense attention in float64, written here from the package's documentation; and as programs
+use it: installed under its names, with padding taken out, in transformers, in the attention of nanochat."""
+import importlib, importlib.metadata, inspect, math, random, subprocess, sys
+from types import SimpleNamespace
+import pytest, torch, torch.nn.functional as F
+from torch.testing import assert_close
+from dynattn import flash_attn as fa
+
+WIDE = dict(dtype=torch.float64)
+INSTALLED = importlib.util.find_spec('flash_attn') is not None     # the real one
+no_other = pytest.mark.skipif(INSTALLED, reason='flash_attn itself is installed')
+
+# ---- the oracle: one text, queries [N,H,d], keys [M,Hkv,d], all pairs
+
+def dense(q, k, v, scale=None, causal=False, window=(-1,-1), softcap=0., slopes=None, sink=None):
+    "Output [N,H,dv] and log of the sum [H,N]."
+    (n,h,d),(m,kv,_) = q.shape,k.shape
+    k,v = (x.repeat_interleave(h//kv, 1) for x in (k, v))
+    scores = torch.einsum('nhd,mhd->hnm', q, k)*(d**-.5 if scale is None else scale)
+    if softcap>0: scores = softcap*torch.tanh(scores/softcap)
+    place,key = torch.arange(n)[:,None]+m-n,torch.arange(m)[None]
+    left,right = window[0],0 if causal else window[1]
+    see = torch.ones(n, m, dtype=torch.bool)
+    if left>=0: see &= key>=place-left
+    if right>=0: see &= key<=place+right
+    if slopes is not None: scores = scores-slopes.double()[:,None,None]*(place-key).abs()
+    scores = scores.masked_fill(~see, -math.inf)
+    if sink is not None: scores = torch.cat((scores, sink.double()[:,None,None].expand(h, n, 1)), -1)
+    empty = ~see.any(-1)
+    scores = scores.masked_fill(empty[None,:,None], 0.)
+    lse = scores.logsumexp(-1) if scores.shape[-1] else torch.zeros(h, n, **WIDE)
+    weights = torch.softmax(scores, -1)[...,:m].masked_fill(empty[None,:,None], 0.)
+    return torch.einsum('hnm,mhd->nhd', weights, v),lse.masked_fill(empty, math.inf)
+
+class Case:
+    "Random options of a call."
+    def __init__(self, seed):
+        self.r,self.g = random.Random(seed),torch.Generator().manual_seed(seed)
+        r = self.r
+        self.b,self.kv,self.d = r.choice((1,2,3)),r.choice((1,2,3)),r.choice((1,8,17,32,64))
+        self.h,self.dv = self.kv*r.choice((1,2,4)),r.choice((self.d, self.d, 5))
+        self.causal = r.random()<.5
+        self.window = r.choice(((-1,-1), (-1,-1), (0,0), (3,-1), (-1,4), (5,2), (17,0), (100,100), (40,7)))
+        self.softcap,self.scale = r.choice((0.,0.,15.)),r.choice((None,None,.3))
+        self.sink = self.randn(self.h) if r.random()<.2 else None
+        self.slopes = None
+    def randn(self, *shape): return torch.randn(shape, generator=self.g, **WIDE)
+    def leaf(self, *shape): return self.randn(*shape).requires_grad_()
+    def give_slopes(self, rows):
+        kind = self.r.choice(('none','none','one','each'))
+        if kind!='none': self.slopes = torch.rand(((rows,self.h) if kind=='each' else (self.h,)), generator=self.g, **WIDE)
+    def slopes_of(self, row): return self.slopes if self.slopes is None or self.slopes.dim()==1 else self.slopes[row]
+    @property
+    def words(self):
+        "As the package has them."
+        return dict(softmax_scale=self.scale, causal=self.causal, window_size=self.window, softcap=self.softcap)
+    def dense(self, q, k, v, row=0):
+        return dense(q, k, v, self.scale, self.causal, self.window, self.softcap, self.slopes_of(row), self.sink)
+
+def agree(seed, out, lse, want, want_lse, leaves=()):
+    def close(a, b): assert_close(a, b, rtol=1e-9, atol=1e-9, msg=lambda m: f'seed {seed}: {m}')
+    close(out, want)
+    close(lse, want_lse)
+    if leaves:
+        dout = torch.randn(want.shape, generator=torch.Generator().manual_seed(seed), **WIDE)
+        for a,b in zip(*(torch.autograd.grad(x, leaves, dout, materialize_grads=True) for x in (out, want))): close(a, b)
+
+def lengths(c, texts): return [c.r.choice((0, 1, 7, 40, 90)) for _ in range(texts)]
+def ends(sizes): return torch.tensor([0, *sizes]).cumsum(0).int()
+
+# ---- whole batches
+
+def batches(seed, three=False, packed=None):
+    c = Case(seed)
+    n = c.r.choice((1,2,5,33,70,130))
+    m = n if packed=='qkv' or c.r.random()<.5 else c.r.choice((1,4,33,61,129))
+    if packed: c.sink,c.dv = None,c.d
+    if packed=='qkv': c.h = c.kv
+    if not three: c.give_slopes(c.b)
+    q,k,v = c.leaf(c.b, n, c.h, c.d),c.leaf(c.b, m, c.kv, c.d),c.leaf(c.b, m, c.kv, c.dv)
+    words = c.words
+    if not three: words['alibi_slopes'] = c.slopes
+    if not packed: words['s_aux'] = c.sink
+    f = dict(qkv=fa.flash_attn_3_qkvpacked_func if three else fa.flash_attn_qkvpacked_func, kv=fa.flash_attn_kvpacked_func).get(
+        packed, fa.flash_attn_3_func if three else fa.flash_attn_func)
+    given = dict(qkv=(torch.stack((q,k,v), 2) if packed=='qkv' else None,), kv=(q,torch.stack((k,v), 2) if packed=='kv' else None)).get(packed, (q,k,v))
+    out,lse,*rest = f(*given, **words, return_attn_probs=True)
+    assert rest==([] if three else [None]) and not lse.requires_grad
+    each = [c.dense(q[b], k[b], v[b], b) for b in range(c.b)]
+    agree(seed, out, lse, torch.stack([o for o,_ in each]), torch.stack([l for _,l in each]), (q,k,v))
+
+# ---- texts end to end
+
+def texts(seed, three=False, packed=None):
+    c = Case(seed)
+    count = c.r.choice((1,2,4))
+    of_q = lengths(c, count)
+    of_k = of_q if packed=='qkv' or c.r.random()<.4 else lengths(c, count)
+    behind = c.r.choice((0,0,3))
+    if packed: c.sink,c.dv = None,c.d
+    if packed=='qkv': c.h = c.kv
+    if not three: c.give_slopes(count)
+    q = c.leaf(sum(of_q)+behind, c.h, c.d)
+    rows = sum(of_k)+behind*(packed=='qkv' or c.r.random()<.5)
+    k,v = c.leaf(rows, c.kv, c.d),c.leaf(rows, c.kv, c.dv)
+    at_q = ends(of_q)
+    at_k = at_q if of_k is of_q and c.r.random()<.5 else ends(of_k)
+    used_q,used_k,words = of_q,of_k,c.words
+    if three:
+        if c.r.random()<.4: used_k = [c.r.randint(0, x) for x in of_k]; words['seqused_k'] = torch.tensor(used_k).int()
+        if c.r.random()<.3: used_q = [c.r.randint(0, x) for x in of_q]; words['seqused_q'] = torch.tensor(used_q).int()
+    else: words['alibi_slopes'] = c.slopes
+    if not packed: words['s_aux'] = c.sink
+    most = max(of_q),max(of_k)
+    if packed=='qkv': out,lse,*_ = fa.flash_attn_varlen_qkvpacked_func(torch.stack((q,k,v), 1), at_q, most[0], **words, return_attn_probs=True)
+    elif packed=='kv': out,lse,*_ = fa.flash_attn_varlen_kvpacked_func(q, torch.stack((k,v), 1), at_q, at_k, *most, **words, return_attn_probs=True)
+    else:
+        f = fa.flash_attn_3_varlen_func if three else fa.flash_attn_varlen_func
+        out,lse,*_ = f(q, k, v, at_q, at_k, *most, **words, return_attn_probs=True)
+    outs,sums = [],[]
+    for t in range(count):
+        a,b = int(at_q[t]),int(at_k[t])
+        o,l = c.dense(q[a:a+used_q[t]], k[b:b+used_k[t]], v[b:b+used_k[t]], t)
+        missing = of_q[t]-used_q[t]
+        outs.append(F.pad(o, (0,0,0,0,0,missing)))
+        sums.append(F.pad(l, (0,missing), value=math.inf))
+    assert out.shape[0]==len(q) and not out[sum(of_q):].any()
+    agree(seed, out[:sum(of_q)], lse, torch.cat(outs), torch.cat(sums, 1), (q,k,v))
+
+def pages_of_texts(seed):
+    "The keys of packed texts in pages."
+    c = Case(seed)
+    count,page = c.r.choice((1,2,4)),c.r.choice((4,16))
+    c.give_slopes(count)
+    of_q,of_k = lengths(c, count),[c.r.randint(0, 6*page) for _ in range(count)]
+    table = torch.randperm(6*count+2, generator=c.g)[:6*count].view(count, 6).int()
+    k,v = c.leaf(6*count+2, page, c.kv, c.d),c.leaf(6*count+2, page, c.kv, c.dv)
+    q = c.leaf(sum(of_q), c.h, c.d)
+    out,lse,_ = fa.flash_attn_varlen_func(q, k, v, ends(of_q), ends(of_k), 1, 1, **c.words, alibi_slopes=c.slopes, s_aux=c.sink,
+                                          return_attn_probs=True, block_table=table)
+    each,at = [],ends(of_q)
+    for t in range(count):
+        rows = [x[table[t].long()].flatten(0, 1)[:of_k[t]] for x in (k, v)]
+        each.append(c.dense(q[at[t]:at[t+1]], *rows, t))
+    agree(seed, out, lse, torch.cat([o for o,_ in each]), torch.cat([l for _,l in each], 1), (q,k,v))
+
+# ---- a cache
+
+def turned(x, cos, sin, places, interleaved):
+    "Entry by entry."
+    y,r = x.clone(),cos.shape[1]
+    for e in range(r):
+        a,b = (2*e,2*e+1) if interleaved else (e,e+r)
+        c,s = cos[places,e][:,None],sin[places,e][:,None]
+        y[...,a],y[...,b] = x[...,a]*c-x[...,b]*s,x[...,a]*s+x[...,b]*c
+    return y
+
+def caches(seed, three=False):
+    c = Case(seed)
+    r,places = c.r,64
+    n,new = r.choice((1,1,3,16)),0
+    paged,turns = r.random()<.4,r.random()<.4
+    if turns: c.d = c.dv = r.choice((8,16,32))
+    if turns or r.random()<.6: new = n if r.random()<.8 else r.choice((1,2,5))
+    if not three: c.give_slopes(c.b)
+    sizes = [r.randint(1, places-new)]*c.b if r.random()<.4 else [r.randint(0, places-new) for _ in range(c.b)]
+    q = c.randn(c.b, n, c.h, c.d)
+    k,v = (c.randn(c.b, new, c.kv, d) for d in (c.d, c.dv)) if new else (None,None)
+    words = c.words | dict(k=k, v=v, s_aux=c.sink)
+    if not three: words['alibi_slopes'] = c.slopes
+    pad = [0]*c.b
+    if paged:
+        table = torch.randperm(4*c.b+3, generator=c.g)[:4*c.b].view(c.b, 4).int()
+        cache = [c.randn(4*c.b+3, 16, c.kv, d) for d in (c.d, c.dv)]
+        words['page_table' if three else 'block_table'] = table
+        def row(x, b): return x[table[b].long()].flatten(0, 1)
+    else:
+        cache,index = [c.randn(c.b+2, places, c.kv, d) for d in (c.d, c.dv)],None
+        if r.random()<.4: index = words['cache_batch_idx'] = torch.randperm(c.b+2, generator=c.g)[:c.b].int()
+        if r.random()<.4:
+            pad = [r.randint(0, size) for size in sizes]
+            words['cache_leftpad'] = torch.tensor(pad).int()
+        def row(x, b): return x[b if index is None else int(index[b])]
+    cos = sin = None
+    if turns:
+        angles = 6*torch.rand(places+16, r.choice((4, c.d//2)), generator=c.g, **WIDE)
+        cos,sin = angles.cos(),angles.sin()
+        words |= dict(rotary_cos=cos, rotary_sin=sin, rotary_interleaved=r.random()<.5)
+    before = [[row(x, b).clone() for b in range(c.b)] for x in cache]
+    looks = c.causal or max(c.window)>=0
+    each = []
+    for b in range(c.b):
+        keys,values,own = before[0][b],before[1][b],q[b]
+        at = sizes[b]-pad[b]
+        if new:
+            turn = turned(k[b], cos, sin, torch.arange(new)+at, words['rotary_interleaved']) if turns else k[b]
+            keys[sizes[b]:sizes[b]+new],values[sizes[b]:sizes[b]+new] = turn,v[b]
+        if turns: own = turned(own, cos, sin, (torch.arange(n) if looks else torch.zeros(n).long())+at, words['rotary_interleaved'])
+        each.append(c.dense(own, keys[pad[b]:sizes[b]+new], values[pad[b]:sizes[b]+new], b))
+    given = sizes[0] if len({*sizes})==1 and r.random()<.5 else torch.tensor(sizes).int()
+    f = fa.flash_attn_3_with_kvcache if three else fa.flash_attn_with_kvcache
+    out,lse = f(q, *cache, cache_seqlens=given, **words, return_softmax_lse=True)
+    agree(seed, out, lse, torch.stack([o for o,_ in each]), torch.stack([l for _,l in each]))
+    for x,rows in zip(cache, before):
+        for b in range(c.b): assert_close(row(x, b), rows[b], rtol=1e-12, atol=1e-12)
+
+FUNCTIONS = dict(
+    func=batches, kvpacked=lambda s: batches(s, packed='kv'), qkvpacked=lambda s: batches(s, packed='qkv'),
+    varlen=texts, varlen_kvpacked=lambda s: texts(s, packed='kv'), varlen_qkvpacked=lambda s: texts(s, packed='qkv'),
+    varlen_pages=pages_of_texts, with_kvcache=caches, three_func=lambda s: batches(s, three=True),
+    three_qkvpacked=lambda s: batches(s, three=True, packed='qkv'), three_varlen=lambda s: texts(s, three=True),
+    three_with_kvcache=lambda s: caches(s, three=True))
+
+@pytest.mark.parametrize('name', FUNCTIONS)
+def test_some_calls(name):
+    for seed in range(15): FUNCTIONS[name](seed)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', FUNCTIONS)
+def test_three_hundred_calls(name):
+    for seed in range(15, 315): FUNCTIONS[name](seed)
+
+@pytest.mark.parametrize('dtype, near', [(torch.float32, 1e-5), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+def test_other_dtypes(dtype, near):
+    g = torch.Generator().manual_seed(0)
+    q,k,v = (torch.randn(2, n, h, 16, generator=g).to(dtype) for n,h in ((9,4), (20,2), (20,2)))
+    out,lse,_ = fa.flash_attn_func(q, k, v, causal=True, window_size=(5,0), return_attn_probs=True)
+    assert out.dtype==dtype and lse.dtype==torch.float32
+    for b in range(2):
+        want,sums = dense(q[b].double(), k[b].double(), v[b].double(), causal=True, window=(5,0))
+        assert_close(out[b].double(), want, rtol=near, atol=near)
+        assert_close(lse[b].double(), sums, rtol=1e-5, atol=1e-5)
+
+# ---- dropout, and what is of no effect or refused
+
+def test_dropout_drops_weights():
+    torch.manual_seed(0)
+    q = torch.randn(1, 200, 2, 8)
+    v = torch.eye(200)[None,:,None].expand(1, 200, 2, 200)
+    whole,some = fa.flash_attn_func(q, q, v),fa.flash_attn_func(q, q, v, .25)
+    kept = some!=0
+    assert .2<1-kept.float().mean()<.3
+    assert_close(some, whole*kept/.75)
+    cu = torch.tensor([0,80,200])
+    some = fa.flash_attn_varlen_func(q[0], q[0], v[0], cu, cu, 120, 120, .25)
+    assert .2<1-(some!=0).float().sum()/(2*(80*80+120*120))<.3
+
+def test_signatures_are_the_packages():
+    "In their order, up to what is ours."
+    def names(f): return [p.name for p in inspect.signature(f).parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    tail = 'dropout_p softmax_scale causal window_size softcap alibi_slopes deterministic return_attn_probs'.split()
+    cu = 'cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k'.split()
+    assert names(fa.flash_attn_func)==['q','k','v',*tail]
+    assert names(fa.flash_attn_qkvpacked_func)==['qkv',*tail] and names(fa.flash_attn_kvpacked_func)==['q','kv',*tail]
+    assert names(fa.flash_attn_varlen_func)==['q','k','v',*cu,*tail,'block_table']
+    assert names(fa.flash_attn_varlen_kvpacked_func)==['q','kv',*cu,*tail]
+    assert names(fa.flash_attn_varlen_qkvpacked_func)==['qkv','cu_seqlens','max_seqlen',*tail]
+    cache = 'q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad block_table softmax_scale '\
+            'causal window_size softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse'
+    assert names(fa.flash_attn_with_kvcache)==cache.split()
+    three = 'softmax_scale causal qv q_descale k_descale v_descale window_size attention_chunk softcap num_splits pack_gqa deterministic '\
+            'sm_margin return_attn_probs'.split()
+    assert names(fa.flash_attn_3_func)==['q','k','v',*three]
+    assert names(fa.flash_attn_3_varlen_func)==['q','k','v',*cu,'seqused_q','seqused_k',*three]
+    cache = 'q k_cache v_cache k v qv rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad page_table cu_seqlens_q '\
+            'cu_seqlens_k_new max_seqlen_q rotary_seqlens q_descale k_descale v_descale softmax_scale causal window_size attention_chunk '\
+            'softcap rotary_interleaved scheduler_metadata num_splits pack_gqa sm_margin return_softmax_lse'
+    assert names(fa.flash_attn_3_with_kvcache)==cache.split()
+
+def test_what_tunes_a_gpu_changes_nothing():
+    q = torch.randn(2, 5, 2, 8)
+    want = fa.flash_attn_func(q, q, q, causal=True)
+    assert torch.equal(fa.flash_attn_func(q, q, q, causal=1, deterministic=True), want)
+    assert torch.equal(fa.flash_attn_3_func(q, q, q, causal=True, num_splits=4, pack_gqa=True, sm_margin=8, deterministic=True), want)
+    assert torch.equal(fa.flash_attn_with_kvcache(q, q, q, causal=True, num_splits=3), want)
+
+X = torch.zeros(2, 5, 2, 8)
+REFUSED = [
+    (lambda: fa.flash_attn_func(X[0], X[0], X[0]), ValueError, r'q: expected \[B,N,H,d\], got shape \(5, 2, 8\)'),
+    (lambda: fa.flash_attn_func(X, X, None), TypeError, r'v: expected a Tensor \[B,N,H,d\], got NoneType'),
+    (lambda: fa.flash_attn_func(X, X, X, window_size=4), ValueError, 'window_size: expected a pair'),
+    (lambda: fa.flash_attn_func(X, X, X, window_size=(1.,0)), TypeError, 'window_size: expected a pair of ints'),
+    (lambda: fa.flash_attn_func(X, X, X, softcap=None), TypeError, 'softcap: expected a number'),
+    (lambda: fa.flash_attn_func(X, X, X, alibi_slopes=torch.ones(3)), ValueError, 'alibi_slopes: expected'),
+    (lambda: fa.flash_attn_func(X, X, X, dropout_p=2.), ValueError, 'dropout_p: expected'),
+    (lambda: fa.flash_attn_func(X, X, X, softmax_scale='x'), TypeError, 'scale: expected'),
+    (lambda: fa.flash_attn_qkvpacked_func(X), ValueError, r'qkv: expected \[B,N,3,H,d\]'),
+    (lambda: fa.flash_attn_kvpacked_func(X, torch.zeros(2, 5, 3, 2, 8)), ValueError, r'kv: expected \[B,N,2,H,d\]'),
+    (lambda: fa.flash_attn_varlen_func(X[0], X[0], X[0], torch.tensor([0,6]), torch.tensor([0,5]), 5, 5), ValueError, 'cu_seqlens_q: expected ends'),
+    (lambda: fa.flash_attn_varlen_func(X[0], X[0], X[0], torch.tensor([0,5]), torch.tensor([0,2,5]), 5, 5), ValueError, 'cu_seqlens_k: expected 1 texts'),
+    (lambda: fa.flash_attn_varlen_func(X[0], X[0], X[0], [0,5], [0,5], 5, 5), TypeError, 'cu_seqlens_q: expected an int Tensor'),
+    (lambda: fa.flash_attn_varlen_func(X[0], X[0], X[0], torch.tensor([0]), torch.tensor([0]), 5, 5), TypeError, 'cu_seqlens_q: expected an int Tensor .* one text'),
+    (lambda: fa.flash_attn_varlen_func(X, X, X, torch.tensor([0,2]), torch.tensor([0,2]), 5, 5), ValueError, r'q: expected \[total,H,d\]'),
+    (lambda: fa.flash_attn_3_varlen_func(X[0], X[0], X[0], *[torch.tensor([0,5])]*2, 5, 5, seqused_k=torch.tensor([6])), ValueError, 'seqused_k: expected'),
+    (lambda: fa.flash_attn_3_func(X, X, X, qv=X), ValueError, 'qv: expected None'),
+    (lambda: fa.flash_attn_3_func(X, X, X, q_descale=torch.ones(2)), ValueError, 'q_descale: expected None'),
+    (lambda: fa.flash_attn_3_func(X, X, X, attention_chunk=4), ValueError, 'attention_chunk: expected None'),
+    (lambda: fa.flash_attn_3_with_kvcache(X, X, X, rotary_seqlens=torch.ones(2)), ValueError, 'rotary_seqlens: expected None'),
+    (lambda: fa.flash_attn_3_with_kvcache(X, X, X, cu_seqlens_q=torch.ones(2)), ValueError, 'cu_seqlens_q: expected None')]
+@pytest.mark.parametrize('call, error, text', REFUSED, ids=[text for *_,text in REFUSED])
+def test_refused_by_name(call, error, text):
+    with pytest.raises(error, match=text): call()
+
+NEW = torch.ones(2, 2, 2, 8)
+REFUSED_CACHES = [
+    (dict(k=NEW), 'v: expected one beside k'), (dict(k=NEW, v=NEW), 'cache_seqlens: expected lengths'),
+    (dict(k=NEW, v=NEW, cache_seqlens=4), 'cache_seqlens: expected ints from 0 to 3'), (dict(cache_seqlens=-1), 'cache_seqlens: expected'),
+    (dict(cache_seqlens=torch.tensor([1.,2.])), 'cache_seqlens: expected an int Tensor'), (dict(cache_seqlens=torch.tensor([1])), 'cache_seqlens: expected an int Tensor'),
+    (dict(k=NEW[...,:4], v=NEW, cache_seqlens=1), 'k: expected'), (dict(k=NEW, v=NEW[:,:1], cache_seqlens=1), 'v: expected'),
+    (dict(cache_batch_idx=torch.tensor([0,2])), 'cache_batch_idx: expected'), (dict(cache_leftpad=torch.tensor([0,6])), 'cache_leftpad: expected'),
+    (dict(cache_leftpad=torch.tensor([0,3]), cache_seqlens=2), 'cache_leftpad: expected at most'),
+    (dict(k=NEW, v=NEW, cache_seqlens=1, window_size=3), 'window_size: expected'), (dict(k=NEW, v=NEW, cache_seqlens=1, softmax_scale='x'), 'scale: expected'),
+    (dict(k=NEW, v=NEW, cache_seqlens=1, rotary_cos=torch.ones(2, 4), rotary_sin=torch.ones(2, 4)), 'rotary_cos: expected'),
+    (dict(k=NEW, v=NEW, cache_seqlens=1, rotary_cos=torch.ones(9, 4)), 'rotary_sin: expected'),
+    (dict(rotary_cos=torch.ones(9, 4), rotary_sin=torch.ones(9, 4)), 'rotary_cos: expected None without k'),
+    (dict(k=NEW, v=NEW, cache_seqlens=1, alibi_slopes=torch.ones(5)), 'alibi_slopes: expected'),
+    (dict(k=NEW, v=NEW, cache_seqlens=1, s_aux=torch.ones(5)), 'sink: expected'),
+    (dict(k=NEW, v=NEW, cache_seqlens=1, block_table=torch.tensor([[0],[2]])), 'block_table: expected pages'),
+    (dict(block_table=torch.tensor([[0],[1]]), cache_leftpad=torch.tensor([0,0])), 'cache_leftpad: expected None beside')]
+@pytest.mark.parametrize('words, text', REFUSED_CACHES, ids=[text for _,text in REFUSED_CACHES])
+def test_a_refused_call_leaves_the_cache(words, text):
+    cache = torch.randn(2, 2, 5, 2, 8)
+    before = cache.clone()
+    with pytest.raises((TypeError,ValueError), match=text): fa.flash_attn_with_kvcache(torch.ones(2, 2, 2, 8), *cache, **words)
+    assert torch.equal(cache, before)
+
+def test_lengths_are_read_at_once():
+    "Programs keep one tensor of lengths and add to it in place."
+    cache,sizes = torch.zeros(2, 1, 6, 1, 4),torch.zeros(1, dtype=torch.int32)
+    said = torch.randn(3, 1, 6, 1, 4)
+    for i in range(6):
+        q,k,v = (x[:,i:i+1] for x in said)
+        out = fa.flash_attn_with_kvcache(q, *cache, k, v, cache_seqlens=sizes, causal=True)
+        sizes += 1
+    assert_close(out, fa.flash_attn_func(*said, causal=True)[:,-1:])
+
+def test_compiled():
+    def f(q, k, v, cu): return fa.flash_attn_varlen_func(q, k, v, cu, cu, 9, 9, causal=True, window_size=(3,0))
+    compiled = torch.compile(f, backend='aot_eager', fullgraph=True, dynamic=True)
+    for sizes in ([3,4], [5,1,6]):
+        q,k,v = torch.randn(3, sum(sizes), 2, 8)
+        assert_close(compiled(q, k, v, ends(sizes)), f(q, k, v, ends(sizes)))
+    g = torch.compile(lambda q: fa.flash_attn_func(q, q, q, causal=True, window_size=(3,0), return_attn_probs=True)[:2], backend='aot_eager', fullgraph=True)
+    q = torch.randn(2, 9, 2, 8)
+    for a,b in zip(g(q), fa.flash_attn_func(q, q, q, causal=True, window_size=(3,0), return_attn_probs=True)): assert_close(a, b)
+
+# ---- padding taken out and put back
+
+@pytest.mark.parametrize('kind', ['bool','int32','int64'])
+def test_padding_round_trip(kind):
+    g = torch.Generator().manual_seed(0)
+    mask = torch.rand(4, 9, generator=g)<.6
+    mask[1] = False
+    x = torch.randn(4, 9, 2, 3, generator=g, requires_grad=True)
+    rows,indices,cu,longest,used = fa.unpad_input(x, mask.to(getattr(torch, kind)))
+    assert cu.dtype==used.dtype==torch.int32 and indices.dtype==torch.int64 and longest==int(mask.sum(1).max())
+    assert torch.equal(rows, x[mask]) and used.tolist()==cu.diff().tolist()==mask.sum(1).tolist()
+    back = fa.pad_input(rows, indices, 4, 9)
+    assert torch.equal(back, x*mask[...,None,None])
+    back.sum().backward()
+    assert torch.equal(x.grad, mask[...,None,None].expand_as(x).float())
+    assert torch.equal(fa.index_first_axis(x.detach().flatten(0, 1), indices), rows)
+
+def test_places_that_are_not_used():
+    mask = torch.tensor([[1,1,0,0],[1,0,0,0]])
+    unused = torch.tensor([[0,0,1,0],[0,1,0,0]])
+    rows,_,cu,longest,used = fa.unpad_input(torch.arange(8.).view(2, 4), mask, unused)
+    assert rows.tolist()==[0,1,2,4,5] and cu.tolist()==[0,3,5] and longest==3 and used.tolist()==[2,1]
+
+def test_padded_and_unpadded_forms_agree():
+    "As ModernBERT computes: the rows without padding, and the batch with it."
+    g = torch.Generator().manual_seed(0)
+    mask = torch.arange(20)<torch.tensor([20,7,13])[:,None]
+    x = torch.randn(3, 20, 3, 4, 8, generator=g)
+    rows,indices,cu,longest,*_ = fa.unpad_input(x, mask)
+    for window in ((-1,-1), (4,4)):
+        out = fa.pad_input(fa.flash_attn_varlen_qkvpacked_func(rows, cu, longest, window_size=window), indices, 3, 20)
+        for b,n in enumerate((20,7,13)): assert_close(out[b,:n], fa.flash_attn_qkvpacked_func(x[b:b+1,:n], window_size=window)[0])
+
+# ---- under the package's names
+
+@no_other
+def test_install_and_off_again():
+    path,names = list(sys.meta_path),{*sys.modules}
+    with fa.install():
+        import flash_attn, flash_attn_interface
+        from flash_attn.bert_padding import index_first_axis, pad_input, unpad_input
+        from flash_attn.flash_attn_interface import flash_attn_varlen_qkvpacked_func
+        assert flash_attn.flash_attn_func is fa.flash_attn_func and flash_attn_interface.flash_attn_func is fa.flash_attn_3_func
+        assert flash_attn.__version__==importlib.metadata.version('flash_attn')==importlib.metadata.version('flash-attn')
+        assert importlib.util.find_spec('flash_attn.bert_padding') and importlib.util.find_spec('flash_attn_interface')
+        assert 'flash-attn' in importlib.metadata.packages_distributions()['flash_attn']
+        with pytest.raises(ModuleNotFoundError, match='flash_attn.ops'): importlib.import_module('flash_attn.ops.rotary')
+    assert sys.meta_path==path and not {name for name in {*sys.modules}-names if name.startswith('flash_attn')}
+    with pytest.raises(ModuleNotFoundError): importlib.import_module('flash_attn')
+    with pytest.raises(importlib.metadata.PackageNotFoundError): importlib.metadata.version('flash_attn')
+
+@no_other
+def test_installed_twice():
+    "The names stay until the last one is taken off, in whatever order."
+    one,two = fa.install(),fa.install()
+    one.remove()
+    one.remove()
+    import flash_attn
+    assert flash_attn.flash_attn_func is fa.flash_attn_func
+    two.remove()
+    with pytest.raises(ModuleNotFoundError): importlib.import_module('flash_attn')
+
+@no_other
+def test_a_real_package_is_never_replaced(tmp_path, monkeypatch):
+    (tmp_path/'flash_attn.py').write_text('real = True\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError, match='flash_attn: expected no package of that name'): fa.install()
+    import flash_attn
+    assert flash_attn.real and 'flash_attn_interface' not in sys.modules
+    del sys.modules['flash_attn']
+
+@no_other
+def test_a_program_needs_one_line(tmp_path):
+    "In a fresh interpreter, which imports the package first of all after it."
+    program = tmp_path/'program.py'
+    program.write_text('import dynattn.flash_attn; dynattn.flash_attn.install()\nimport torch\nfrom flash_attn import flash_attn_func\n'
+                       'q = torch.ones(1, 4, 2, 8, dtype=torch.bfloat16)\nprint(flash_attn_func(q, q, q, causal=True).sum().item())\n')
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+    assert done.returncode==0 and float(done.stdout)==64., done.stderr
+
+# ---- transformers
+
+def tiny(name):
+    tf = pytest.importorskip('transformers')
+    sizes = dict(vocab_size=100, hidden_size=64, num_attention_heads=4, intermediate_size=64)
+    ends_of_text = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    grouped = dict(num_key_value_heads=2, num_hidden_layers=2)
+    config = dict(
+        modernbert=lambda: tf.ModernBertConfig(**sizes, num_hidden_layers=4, local_attention=16, cls_token_id=1, sep_token_id=2, **ends_of_text),
+        llama=lambda: tf.LlamaConfig(**sizes, **grouped, **ends_of_text),
+        mistral=lambda: tf.MistralConfig(**sizes, **grouped, sliding_window=8, **ends_of_text),
+        gemma2=lambda: tf.Gemma2Config(**sizes, **grouped, head_dim=16, sliding_window=8, **ends_of_text))[name]()
+    torch.manual_seed(0)
+    return tf.AutoModel.from_config(config).eval()
+
+@no_other
+@pytest.mark.parametrize('version', [2, 3])
+@pytest.mark.parametrize('name', ['modernbert','llama','mistral','gemma2'])
+def test_transformers_takes_it_for_the_package(name, version):
+    "A padded batch, against its own attention; and with a training step."
+    model = tiny(name)
+    ids = torch.randint(3, 99, (2, 40), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0,25:] = 0
+    def run(kind):
+        model.set_attn_implementation(kind)
+        out = model(input_ids=ids, attention_mask=mask).last_hidden_state*mask[...,None]
+        model.zero_grad()
+        out.square().mean().backward()
+        return out,[p.grad.clone() for p in model.parameters() if p.grad is not None]
+    if not model._can_set_attn_implementation():            # ModernBERT before it took transformers' interface
+        with fa.install(transformers=True), pytest.raises(ValueError, match='attn_implementation: expected'):
+            type(model)._from_config(model.config, attn_implementation=f'flash_attention_{version}')
+        return
+    want,grads = run('eager')
+    with fa.install(transformers=True):
+        got,ours = run(f'flash_attention_{version}')
+        assert model.config._attn_implementation==f'flash_attention_{version}'
+    assert_close(got, want, rtol=1e-4, atol=1e-4)
+    for a,b in zip(ours, grads, strict=True): assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+@no_other
+def test_transformers_generates():
+    tf = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    config = tf.MistralConfig(vocab_size=100, hidden_size=64, num_attention_heads=4, intermediate_size=64, num_key_value_heads=2,
+                              num_hidden_layers=2, sliding_window=8, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    model = tf.MistralForCausalLM(config).eval()
+    ids = torch.randint(3, 99, (2, 20), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    ids[0,:6],mask[0,:6] = 0,0                                  # padded on the left
+    def run(): return model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=None)
+    model.set_attn_implementation('eager')
+    want = run()
+    with fa.install(transformers=True):
+        model.set_attn_implementation('flash_attention_2')
+        assert torch.equal(run(), want)
+
+@no_other
+def test_transformers_is_as_before():
+    import transformers.modeling_flash_attention_utils as flash
+    model = tiny('llama')
+    def state(): return {name: getattr(flash, name) for name in vars(flash) if name.startswith('is_flash')},vars(type(model).__mro__[-2]).keys()
+    before = state()
+    with fa.install(transformers=True): model.set_attn_implementation('flash_attention_2')
+    model.set_attn_implementation('eager')
+    assert state()==before
+    with pytest.raises((ImportError,ValueError)): model.set_attn_implementation('flash_attention_2')
+    with fa.install():                                         # the names alone do not stand for a GPU
+        with pytest.raises((ImportError,ValueError)): model.set_attn_implementation('flash_attention_2')
+
+# ---- nanochat: how its training and its engine call version 3
+
+def rotary_free_attention(flash, x, weights, window, cache=None, at=0):
+    "The attention of a nanochat layer, without its rotary positions: training, and decoding with a cache."
+    b,n,_ = x.shape
+    q,k,v = ((x@w).view(b, n, -1, 16) for w in weights)
+    if cache is None: y = flash.flash_attn_func(q, k, v, causal=True, window_size=window)
+    else: y = flash.flash_attn_with_kvcache(q, *cache, k=k, v=v, cache_seqlens=torch.full((b,), at, dtype=torch.int32), causal=True, window_size=window)
+    return y.flatten(2)
+
+@pytest.mark.parametrize('window', [(-1,0), (5,0), (64,0)])
+def test_as_nanochat_calls_it(window):
+    "A whole text, and the same text as a prompt, a chunk and single tokens: every step is the whole's."
+    flash = SimpleNamespace(flash_attn_func=fa.flash_attn_3_func, flash_attn_with_kvcache=fa.flash_attn_3_with_kvcache)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 24, 32, generator=g)
+    weights = [torch.randn(32, 16*h, generator=g) for h in (4,2,2)]
+    whole = rotary_free_attention(flash, x, weights, window)
+    cache = torch.full((2, 2, 30, 2, 16), torch.nan)
+    at = 0
+    for size in (10, 5, *[1]*9):
+        part = rotary_free_attention(flash, x[:,at:at+size], weights, window, cache, at)
+        assert_close(part, whole[:,at:at+size], rtol=1e-4, atol=1e-4)
+        at += size
