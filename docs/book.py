@@ -34,6 +34,8 @@ GROUPS = {          # one line each, for the page of a group
     'Survey': 'Thirty-three efficient transformers, each built and measured.',
     'Results': 'Every figure of speed, with the rows that it was drawn from.',
     'Reference': 'The API, notation, references, file formats, figures and widgets.'}
+LESSONS = [Path(f'{name}.ipynb') for name in ('01_padding', '02_parts', '10_sigma', '12_smoothing', '18_chunks', '21_family')]
+AFTER = Path('80_worth.ipynb')      # the last stop of the path
 ORDER = [(part, place) for part,places in PARTS.items() for place in places]
 
 @dataclass
