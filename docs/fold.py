@@ -89,6 +89,23 @@ def fold(source, later, drawn, printed, chapter=''):
     if drawn: return None if chapter in PLOT_CHAPTERS else 'How it is drawn'
     if not printed and only_checks(source, later): return line(source)
 
+# The parts of a chapter
+
+PARTS = 'Your turn', 'In the library', 'From the sources', 'Solutions'     # headings of the second level, in this order
+FOLDED = PARTS[1:]              # a lesson and its exercise stand open
+
+def part(source):
+    "The part that a Markdown cell begins, or ''"
+    m = re.fullmatch(r'## (.+)', source.strip().partition('\n')[0])
+    return m[1] if m and m[1] in PARTS else ''
+
+def parts(sources):
+    "Of each cell (its kind, its text): the part that it belongs to; '' in the lesson, and in a chapter without parts"
+    at = ''
+    for kind,source in sources:
+        if kind=='markdown': at = part(source) or at
+        yield at
+
 # The package's code
 
 OPEN = 12       # lines of an exported cell that stands open without being asked to
@@ -97,15 +114,16 @@ def defined(source):
     "The functions and classes at the top of a cell; a method that is added with `@patch` as `Class.name`"
     return [f'{cls}.{name}' if cls else name for name,cls in re.findall(r'^(?:def|class) (\w+)(?:\(self:(\w+))?', source, re.M)]
 
-def with_code(source):
+def with_code(source, at=''):
     """An exported cell as one that the page shows: `#| export` hides the code in nbdev, `#| exports` shows it. Imports and
-    what is longer than `OPEN` lines fold; `#| exports` in the notebook means that it stands open."""
+    what is longer than `OPEN` lines fold; `#| exports` in the notebook means that it stands open. In a part that folds
+    (`at`) only imports do, because its reader came for the code."""
     if not re.match(r'#\|\s*export\s*$', source.partition('\n')[0]): return source
     rest = source.partition('\n')[2]
     body,lines = tree(rest),len(without_options(rest).splitlines())
     names = list(dict.fromkeys(defined(rest))) or ['Code']
     if body and all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in body): summary = 'Imports'
-    elif lines<=OPEN or 'code-fold' in options(rest): summary = None
+    elif lines<=OPEN or at in FOLDED or 'code-fold' in options(rest): summary = None
     else: summary = ', '.join(names[:4])+(' and more' if len(names)>4 else '')+f': {lines} lines'
     shut = f'#| code-fold: true\n#| code-summary: "{summary}"\n' if summary else ''
     return '#| exports\n'+shut+rest
@@ -115,3 +133,47 @@ def with_code(source):
 def caption(opts, number):
     "A figure's number, and what to conclude from it; what is drawn stands in the alternative text"
     return ' '.join(filter(None, (f'**Figure {number}.**', opts.get('fig-cap'))))
+
+# A whole page
+
+PACE = 240,30             # words and lines of code that are read in a minute
+STUDIED = 120,10          # in a lesson, whose every line is followed
+
+def folds(nb, chapter):
+    "How each cell of a notebook folds (None: it stands open or is text) and whether it draws"
+    sources = [''.join(c.get('source','')) for c in nb.cells]
+    for i,(c,s) in enumerate(zip(nb.cells, sources)):
+        drawn = any(k.startswith('image/') for o in c.get('outputs', []) for k in o.get('data', {}))
+        later = [t for d,t in zip(nb.cells[i+1:], sources[i+1:]) if d.cell_type=='code']
+        code = c.cell_type=='code'
+        yield (fold(s, later, drawn, bool(c.get('outputs')), chapter) if code else None), drawn
+
+def minutes(cells, folded, pace=PACE):
+    "Time to read the text of some cells and the code that stands open"
+    words = sum(len(''.join(c.source).split()) for c in cells if c.cell_type=='markdown')
+    shown = [''.join(c.source) for c,f in zip(cells, folded) if c.cell_type=='code' and not f]
+    shown = [s for s in shown if 'false' not in (options(s).get('echo'), options(s).get('include')) and not re.match(r'#\|\s*hide\b', s)]
+    lines = sum(len(without_options(s).splitlines()) for s in shown)
+    return max(1, round(words/pace[0] + lines/pace[1]))
+
+def places(nb): return [*parts([(c.cell_type, ''.join(c.source)) for c in nb.cells])]
+
+def of_parts(nb, folded):
+    "part -> minutes to read it, with the lesson under ''; one entry for a chapter without parts"
+    at = places(nb)
+    def chosen(part): return [(c,f) for c,f,a in zip(nb.cells, folded, at) if a==part]
+    def pace(part): return STUDIED if part in ('', 'Your turn') and 'In the library' in at else PACE
+    return {part: minutes(*zip(*chosen(part)), pace(part)) for part in dict.fromkeys(at)}
+
+def summaries(nb, folded):
+    "What the folded parts of a chapter say while they are shut"
+    at,read = places(nb),of_parts(nb, folded)
+    found = {}
+    for part in FOLDED:
+        sources = [''.join(c.source) for c,a in zip(nb.cells, at) if a==part and c.cell_type=='code']
+        names = [n for s in sources if re.match(r'#\|\s*exports?\b', s) for n in defined(s) if not re.match(r'_|.*\._', n)]
+        asserted = sum(checks(*tree(s)) for s in sources)
+        more = f' and {len(names)-3} more' if len(names)>3 else ''
+        told = [', '.join(f'`{n}`' for n in names[:3])+more, f'{read.get(part)} min', f'{asserted} checks' if asserted else '']
+        if part in at: found[part] = ' · '.join(filter(None, told))
+    return found

@@ -37,14 +37,13 @@ from dynattn.engine import native
 from dynattn.engine.ops import attention
 from dynattn.engine.weights import window_weights
 from dynattn.modules import MultiheadAttention, convert
-from dynattn.layer import DynamicAttention, EncoderLayer
-from dynattn.encoder import EncoderConfig, Encoder, Classifier
+from dynattn.train.encoder import EncoderLayer, EncoderConfig, Encoder, Classifier
 
 __all__ = [
     'PaddingMask', 'masked_softmax', 'dense_attention', 'attention_weights', 'window_recall',
     'window_precision', 'Window', 'SigmaHead', 'SigmaParameter', 'entmax',
     'topk_softmax', 'AlphaHead', 'banded_attention', 'native', 'attention', 'window_weights', 'MultiheadAttention', 'convert',
-    'DynamicAttention', 'EncoderLayer', 'EncoderConfig', 'Encoder', 'Classifier']
+    'EncoderLayer', 'EncoderConfig', 'Encoder', 'Classifier']
 
 def __getattr__(name):
     "`dynattn.everywhere` is imported when it is first asked for."
@@ -53,7 +52,7 @@ def __getattr__(name):
     return import_module('dynattn.everywhere')
 
 def _activated():
-    "What PyTorch's registry calls for `torch.nn.attention.activate_flash_attention_impl('dynattn')`."
+    "Called by `torch.nn.attention.activate_flash_attention_impl('dynattn')`."
     return __getattr__('everywhere').activated()
 
 import torch as _torch

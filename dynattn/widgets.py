@@ -12,7 +12,7 @@ from importlib.resources import files
 # %% ../nbs/04_widgets.ipynb #04bff3e6
 # the number is that of a chapter
 _WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'alpha3', 'matrix', 'tiles', 'survey',
-           'heads', 'look')
+           'heads', 'look', 'valley')
 
 class _Widget:
     "HTML that a notebook shows as it is."

@@ -23,7 +23,7 @@ import torch, torch.distributed as dist, torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
-from dynattn import Classifier, DynamicAttention, Encoder, EncoderConfig, PaddingMask, SigmaHead, parallel
+from dynattn import Classifier, Encoder, EncoderConfig, PaddingMask, SigmaHead, parallel
 
 NOT_ACROSS = dict(dropout_p=(0., '; set dropout=0 or call eval()'), return_weights=(False, ''),
                    attn_mask=(None, '; use padding or a window'), q_offset=(0, ''), segments=(None, ''))
@@ -36,31 +36,23 @@ def of_a_part(q, k, v, **options):
         if given!=expected: raise ValueError(f"{name}: expected {expected} across ranks, got {given}{advice}")
     return parallel.attention(q, k, v, sums=False, **options)
 
-def sigma_from_first(module, query, group):
+def those_of_rank_0(head, inputs, sigma, group):
     "Widths predicted from the first token, which rank 0 holds."
-    head = module.sigma_head
-    if not isinstance(head, SigmaHead): return None if head is None else head() # a part may be empty
-    if not query.shape[1]: query = F.pad(query, (0, 0, 0, 1))
-    return parallel.from_rank(type(module).sigma(module, query), 0, group)
-
-def forget_seen(module, inputs, output):
-    if module.whole is None: module.seen = None  # counted from a part, it would be wrong
+    return parallel.from_rank(sigma, 0, group)
 
 def attend_across(module, group):
     "Let an attention module work on a part of the sequence."
     if not hasattr(module, 'attention_fn'):
-        raise TypeError("module: expected a DynamicAttention, dynattn's MultiheadAttention, an "
+        raise TypeError("module: expected dynattn's MultiheadAttention, an "
                         f"Encoder or a Classifier, got {type(module).__name__}; "
                         "dynattn.convert makes a MultiheadAttention out of nn.MultiheadAttention")
     for name in ('bias_k','add_zero_attn'):
         extra = getattr(module, name, None)
         if extra is not None and extra is not False:
             raise ValueError(f"{name}: expected None across ranks, got one; its key would count once for each rank")
-    impl = getattr(module.attention_fn, 'keywords', {}).get('impl', 'auto')
-    module.attention_fn = partial(of_a_part, group=group, impl=impl)
-    if isinstance(module, DynamicAttention):
-        module.sigma = partial(sigma_from_first, module, group=group)
-        module.register_forward_hook(forget_seen)
+    module.attention_fn = partial(of_a_part, group=group, impl=module.impl)
+    if isinstance(module.sigma_head, SigmaHead):
+        module.sigma_head.register_forward_hook(partial(those_of_rank_0, group=group))
 
 def with_cls(ranks, embed, x, keep): # -> tokens and keep, on rank 0 behind [CLS]
     "[CLS] begins as the mean of all tokens of all ranks."
@@ -88,7 +80,7 @@ def embed_part(encoder, ids, padding=None, *, group): # whole ids [B,n] and thei
     x = embed.tokens(ids[:,part], None if padding is None else PaddingMask(keep[:,part]))[:,before//p:]
     real,keep = keep[:,::p].sum(1),keep[:,::p][:,first:last]
     if cls: x,keep = with_cls(ranks, embed, x, keep)
-    for layer in encoder.layers: layer.self_attn.whole = n+cls,real+cls
+    for layer in encoder.layers: layer.whole = n+cls,real+cls
     return embed.place(x, first+(cls and ranks.rank>0)), None if padding is None else PaddingMask(keep)
 
 def classify_part(classifier, ids, padding=None, return_sigma=False, *, group):
@@ -100,7 +92,7 @@ def classify_part(classifier, ids, padding=None, return_sigma=False, *, group):
 class Halo(ParallelStyle):
     """For `parallelize_module`: a module works on a part of the sequence, across the ranks of a mesh.
 
-    It is a `DynamicAttention` or a `MultiheadAttention`, whose input is each rank's part, or an `Encoder`, which takes
+    It is dynattn's `MultiheadAttention`, whose input is each rank's part, or an `Encoder`, which takes
     the whole ids on all ranks and returns the states of this rank's share. Rank 0 holds the first token, from which
     widths are predicted. A `Classifier` takes the whole ids and returns the same logits on all ranks."""
     def _apply(self, module:nn.Module, device_mesh) -> nn.Module:

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from transformers import LlamaForCausalLM
 from dynattn import PaddingMask, hf, parallel
-from dynattn.heads import argument_names, one_cache
+from dynattn.configs import argument_names, one_cache
 from dynattn.hf.layers import Added, Learned, attention_layers
 from dynattn.hf.masks import Sight, sight_mask
 from dynattn.hf.plugin import LayerCall

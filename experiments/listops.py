@@ -16,7 +16,7 @@ from torch import nn
 sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 from harness import append
 from dynattn.parts import FeedForward, sinusoidal_positions
-from dynattn.layer import DynamicAttention
+from dynattn import MultiheadAttention
 from dynattn.padding import PaddingMask
 from dynattn.survey.card import Exact
 from dynattn.survey.fixed import LocalBlocks
@@ -73,10 +73,16 @@ def baselines(train, test):
     acc = lambda f: sum(f(t)==v for t,v in test)/len(test)
     return {'majority class': acc(lambda t: best), 'first token': acc(lambda t: by[t[0]].most_common(1)[0][0])}
 
+class OneTensor(MultiheadAttention):
+    "Our attention with widths predicted from the first token, which sees all; one tensor in, one out."
+    def __init__(self, dim, heads, **options):
+        super().__init__(dim, heads, bias=False, batch_first=True, window='predicted', init_width=16., n_global=1, **options)
+    def forward(self, x, padding=None): return super().forward(x, x, x, need_weights=False, padding=padding)[0]
+
 SYSTEMS = {  # name -> (D, H) -> layer called as `layer(x, padding=...)`
     'exact attention': Exact,
-    'dynamic window': lambda d,h: DynamicAttention(d, h, bias=False),
-    'dynamic window, learned alpha': lambda d,h: DynamicAttention(d, h, bias=False, alpha='learned'),
+    'dynamic window': OneTensor,
+    'dynamic window, learned alpha': lambda d,h: OneTensor(d, h, alpha='learned'),
     'adaptively sparse': AdaptivelySparse,
     'local attention, blocks of 8': lambda d,h: LocalBlocks(d, h, block=8),
     'linear transformer': LinearTransformer,

@@ -95,10 +95,10 @@ MUTANTS = [ # module, its text, the fault
     ('modules', 'if a.dtype==torch.bool and b.dtype==torch.bool: return a & b', 'if a.dtype==torch.bool and b.dtype==torch.bool: return a | b'),
     ('modules', 'options = dict(q_offset=extra)', 'options = dict(q_offset=0)'),
     ('modules', 'dropout = attn.dropout if attn.training else 0.', 'dropout = attn.dropout'),
-    ('encoder', 'ids,h = ids+1,torch.zeros_like(ids)', 'ids,h = ids,torch.zeros_like(ids)'),
-    ('encoder', 'if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)', 'pass'),
-    ('stream', 'needed = max(ready-self.reach, self.start)', 'needed = max(ready-self.reach+1, self.start)'),
-    ('stream', 'return sum(_reach(', 'return max(_reach('),
+    ('train.encoder', 'ids,h = ids+1,torch.zeros_like(ids)', 'ids,h = ids,torch.zeros_like(ids)'),
+    ('train.encoder', 'if padding is not None: ids = ids.masked_fill(padding.ignore, self.vocab)', 'pass'),
+    ('modules', 'if attn.training and attn.dropout:', 'if False:'),
+    ('modules', 'if query is key: return keys,keys,values', 'if query is key: return query,keys,values'),
     # a cache
     ('cache', 'return self.start if self.reach is None else max(self.start, at-self.reach)', 'return self.start if self.reach is None else max(self.start, at-self.reach+1)'),
     ('cache', 'members.setdefault(None if None in served else max(served), []).append(head)', 'members.setdefault(None if None in served else min(served), []).append(head)'),
@@ -144,7 +144,7 @@ TESTS = { # what is asked beside the module's own chapter, until the first failu
     'engine.plan': ['test_key_texts.py', 'test_banded.py'], 'engine.operator': ['test_banded.py', 'test_call.py'],
     'engine.ops': ['test_call.py', 'test_banded.py'], 'modules': ['test_modules.py'],
     'flash_attn': ['test_flash_attn.py'],
-    'encoder': ['test_rim.py', 'test_training.py'], 'stream': [], 'cache': ['57_', 'test_cache.py'], 'hf': ['test_hf_common.py', 'test_hf.py'],
+    'train.encoder': ['test_rim.py', 'test_training.py'], 'cache': ['57_', 'test_cache.py'], 'hf': ['test_hf_common.py', 'test_hf.py'],
     'hf.narrowing': ['test_narrow.py'], 'hf.curves': ['test_narrow.py'], 'audit': ['test_audit.py'], 'export': ['test_audit.py'], 'train': ['test_training.py']}
 
 def module_of(name): return ROOT/'dynattn'/f"{name.replace('.', '/')}.py"

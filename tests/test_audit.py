@@ -247,7 +247,7 @@ def ids(n): return torch.randint(0, 256, (1, n), generator=torch.Generator().man
 OURS = dict( # every kind of model that this package makes, and an example of n tokens
     learned=(lambda: encoder(window='learned', init_width=3.), ids),
     wide=(lambda: encoder(window='learned', init_width=40., n_global=2), ids),
-    dynamic=(lambda: encoder(window='dynamic', init_width=9.), ids),
+    predicted=(lambda: encoder(window='predicted', init_width=9.), ids),
     alpha=(lambda: encoder(window='learned', init_width=6., alpha='learned'), ids),
     causal=(lambda: encoder(window=4, causal=True, cls=False, n_global=0), ids),
     patches=(lambda: encoder(window='learned', init_width=3., patch=4), ids),
@@ -564,7 +564,7 @@ def renamed(**names): # old -> new
     return model
 
 def cache_name():
-    from dynattn.heads import cache_argument
+    from dynattn.configs import cache_argument
     return cache_argument(pytest.importorskip('transformers').MistralForCausalLM.forward)
 
 @pytest.mark.parametrize('name,missing', [
@@ -806,7 +806,7 @@ def test_a_folder_that_lacks_a_file_is_refused_in_one_line(tmp_path, capsys, fil
 def test_generate_with_windows_takes_a_cache_under_every_name_that_transformers_knows():
     "practitioner 2: a warning at every call, and a user's own cache was said to be given twice."
     from dynattn import hf
-    from dynattn.heads import generate_cache_argument
+    from dynattn.configs import generate_cache_argument
     model,prompt = windowed('llama', init=5., edge='hard'),ids(9)%99
     def write(**options):
         with warnings.catch_warnings(record=True) as said:

@@ -96,6 +96,16 @@ def test_a_link_opens_the_table_or_the_fold_that_it_leads_to(tab, url):
     tab.wait_for_function("document.querySelector('details[data-of]').open", timeout=5000)
     assert not tab.complaints
 
+def test_a_link_opens_the_part_that_it_leads_to(tab, url):
+    tab.goto(url+'padding.html')
+    shut = "[...document.querySelectorAll('details.nb-part')].filter(d => !d.open).length"
+    assert tab.evaluate(shut)==3
+    tab.goto(url+'padding.html#the-contract')
+    tab.wait_for_function(f'{shut}===2', timeout=5000)
+    tab.wait_for_function("(() => { const top = document.getElementById('the-contract').getBoundingClientRect().top; return top > -5 && top < innerHeight })()", timeout=5000)
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.evaluate(shut)==0 and not tab.complaints
+
 # What a reader may type, and the pages of which one should stand among the first three
 QUERIES = {
     'window per head': 'sigma window modules hf/windows encoder guide/layer', 'train sigma': 'sigma window vanishing guide/layer',

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from dynattn import Window, dense_attention
 from dynattn.cache import WindowedLayer
 from dynattn.engine.native import core
-from dynattn.heads import cache_argument
+from dynattn.configs import cache_argument
 from test_hf_common import GROUPED, IDS, TEXT
 
 os.environ['HF_HUB_OFFLINE'] = '1'
@@ -213,9 +213,10 @@ def test_a_state_is_a_copy_that_fits_its_layer(by):
     assert torch.equal(again.attend(y, y, y), empty.attend(y, y, y))
 
 def test_a_cache_of_another_kind_is_refused():
-    from dynattn import DynamicAttention
-    layer = DynamicAttention(8, 2, window=3, causal=True)
-    with torch.no_grad(), pytest.raises(TypeError, match='cache: expected one from new_cache, got dict'): layer(torch.randn(1, 4, 8), cache={})
+    from dynattn import MultiheadAttention
+    layer,x = MultiheadAttention(8, 2, batch_first=True, window=3),torch.randn(1, 4, 8)
+    with pytest.raises(TypeError, match='cache: expected one from new_cache, got dict'):
+        layer(x, x, x, is_causal=True, need_weights=False, cache={})
 
 def test_a_call_that_fails_may_be_repeated(by, monkeypatch):
     "The tokens of a call that was interrupted come again, a prompt or one more token."

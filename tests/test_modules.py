@@ -126,7 +126,9 @@ def windowed_reference(module, x, keep=None, causal=False):
     scores = heads[0] @ heads[1].mT / (D//H)**.5
     i = torch.arange(x.shape[1])
     offset = i[None] - i[:, None]
-    if module.sigma_head is not None: fade = dynattn.Window.default(module.sigma_head()).log_mask(offset)[0]
+    if module.window=='predicted': fade = dynattn.Window.default(module.sigma_head(x[:, 0])).log_mask(offset)
+    elif module.window=='learned': fade = dynattn.Window.default(module.sigma_head()).log_mask(offset)[0]
+    elif isinstance(module.window, dynattn.Window): fade = module.window.log_mask(offset).expand(1, H, -1, -1)[0]
     else:
         left, right = module.window if isinstance(module.window, tuple) else (module.window, module.window)
         fade = torch.zeros(offset.shape, dtype=torch.float64).masked_fill((offset < -left) | (offset > right), -torch.inf)
@@ -143,14 +145,22 @@ def windowed_reference(module, x, keep=None, causal=False):
 
 
 REACH = [dict(window='learned', init_width=2.), dict(window='learned', init_width=[1., 2., 3., 9.], n_global=1), dict(window=2),
-         dict(window=(1, 0)), dict(window='learned', init_width=3., alpha='learned'), dict(window=2, alpha=2.)]
+         dict(window=(1, 0)), dict(window='learned', init_width=3., alpha='learned'), dict(window=2, alpha=2.),
+         dict(window='predicted', init_width=[1., 2., 3., 9.]), dict(window='predicted', init_width=2., alpha='learned', n_global=1),
+         dict(window=dynattn.Window.span(torch.tensor([1., 2., 3., 4.]), ramp=2)), dict(window=dynattn.Window.default(2.), alpha=1.5)]
+
+
+def telling(module):
+    "The module, whose predicted widths differ from sequence to sequence."
+    if module.window=='predicted': nn.init.normal_(module.sigma_head.linear.weight, std=.3)
+    return module
 
 
 @pytest.mark.parametrize('reach', REACH, ids=str)
 @pytest.mark.parametrize('padded', [False, True])
 @pytest.mark.parametrize('causal', [False, True])
 def test_windows(reach, padded, causal):
-    ours = MultiheadAttention(D, H, batch_first=True, dtype=torch.float64, **reach)
+    ours = telling(MultiheadAttention(D, H, batch_first=True, dtype=torch.float64, **reach))
     x = torch.randn(B, 9, D, dtype=torch.float64, requires_grad=True)
     keep = torch.arange(9) < torch.tensor([[9], [4]]) if padded else None
     options = dict(key_padding_mask=None if keep is None else ~keep)
@@ -269,11 +279,13 @@ def test_nested(layout, reach):
     out, weights = ours(nested, nested, nested)
     assert out.is_nested and out.layout == layout and weights.shape == (3, 7, 7)
     for got, row in zip(out.unbind(), rows): assert_close(got, ours(row, row, row)[0])
-    with pytest.raises(ValueError, match='key_padding_mask, attn_mask: expected None'):
+    with pytest.raises(ValueError, match='expected None beside nested tensors'):
         ours(nested, nested, nested, key_padding_mask=torch.zeros(3, 7, dtype=torch.bool))
 
 
 LEARNED = dict(window='learned', init_width=2., alpha='learned')
+PREDICTED = dict(window='predicted', init_width=2., alpha='learned')
+SHAPED = dict(window=dynattn.Window.span(torch.tensor([1., 2., 3., 4.]), ramp=2))
 
 
 def test_state_both_ways():
@@ -468,7 +480,10 @@ def test_bad_calls():
     with pytest.raises(TypeError, match='attn_mask: expected a bool'): ours(x, x, x, attn_mask=torch.zeros(N, N, dtype=torch.int))
     with pytest.raises(ValueError, match=r'key_padding_mask: expected \[B,M\]'): ours(x, x, x, key_padding_mask=torch.zeros(N, B).bool())
     with pytest.raises(TypeError, match='key_padding_mask: expected a bool'): ours(x, x, x, key_padding_mask=torch.zeros(B, N).int())
-    with pytest.raises(RuntimeError, match='is_causal'): ours(x, x, x, is_causal=True)
+    later = torch.ones(N, N, dtype=torch.bool).triu(1)  # PyTorch's asks for it; here is_causal says it all
+    for weights in (True, False):
+        options = dict(is_causal=True, need_weights=weights)
+        assert_close(ours(x, x, x, **options)[0], ours(x, x, x, attn_mask=later, **options)[0])
     windowed = MultiheadAttention(D, H, batch_first=True, window=2)
     windowed.own_keys = True
     with pytest.raises(ValueError, match='key: expected as many positions'): windowed(x, x[:, :3], x[:, :3])
@@ -519,9 +534,9 @@ def test_the_same_memory_is_the_same_sequence():
     assert_close(ours(x, x.clone(), x.clone())[0], want)
 
 
-@pytest.mark.parametrize('reach', [dict(), LEARNED, dict(window=2, n_global=1)], ids=str)
+@pytest.mark.parametrize('reach', [dict(), LEARNED, PREDICTED, SHAPED, dict(window=2, n_global=1)], ids=str)
 def test_functional_transforms(reach):
-    ours = MultiheadAttention(D, H, batch_first=True, dtype=torch.float64, **reach)
+    ours = telling(MultiheadAttention(D, H, batch_first=True, dtype=torch.float64, **reach))
     parameters = dict(ours.named_parameters())
     x = torch.randn(3, N, D, dtype=torch.float64)
 
@@ -533,16 +548,16 @@ def test_functional_transforms(reach):
     for a, b in zip(grads.values(), total): assert_close(a.sum(0), b)
 
 
-@pytest.mark.parametrize('reach', [dict(), LEARNED], ids=str)
+@pytest.mark.parametrize('reach', [dict(), LEARNED, PREDICTED], ids=str)
 def test_gradcheck(reach):
-    ours = MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64, **{**reach, **({'alpha': 1.5} if reach else {})})
+    ours = telling(MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64, **{**reach, **({'alpha': 1.5} if reach else {})}))
     x = torch.randn(1, 5, 4, dtype=torch.float64, requires_grad=True)
     parameters = [p for p in ours.parameters()]
     torch.autograd.gradcheck(lambda x, *_: ours(x, x, x, need_weights=False)[0], (x, *parameters))
     torch.autograd.gradcheck(lambda x, *_: ours(x, x, x)[1], (x, *parameters))
 
 
-@pytest.mark.parametrize('reach', [dict(), LEARNED, dict(window=2)], ids=str)
+@pytest.mark.parametrize('reach', [dict(), LEARNED, PREDICTED, SHAPED, dict(window=2)], ids=str)
 def test_autocast_and_checkpointing(reach):
     from torch.utils.checkpoint import checkpoint
     ours = MultiheadAttention(D, H, batch_first=True, add_bias_kv=True, **reach)
@@ -555,11 +570,11 @@ def test_autocast_and_checkpointing(reach):
     assert_close(torch.autograd.grad(again.sum(), x)[0], torch.autograd.grad(want.sum(), x)[0])
 
 
-@pytest.mark.parametrize('reach', [pytest.param(dict(), marks=pytest.mark.slow), LEARNED, pytest.param(dict(window=2), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize('reach', [LEARNED, PREDICTED, *(pytest.param(reach, marks=pytest.mark.slow) for reach in (dict(), SHAPED, dict(window=2)))], ids=str)
 def test_compiled_and_exported(reach):
     torch._dynamo.reset()
     layer = convert(nn.TransformerEncoderLayer(D, H, 16, 0., batch_first=True), **reach).eval()
-    ours = layer.self_attn
+    ours = telling(layer.self_attn)
     x = torch.randn(B, N, D)
     ignored = torch.arange(N) >= torch.tensor([[N], [3]])
     compiled = torch.compile(ours, fullgraph=True, backend='eager')
@@ -580,3 +595,132 @@ def test_compiled_and_exported(reach):
     long = torch.randn(3, 11, D)
     hidden = torch.arange(11) >= torch.tensor([[11], [3], [6]])
     assert_close(program.module()(long, hidden), Self()(long, hidden))
+
+
+# ---- what a call takes beside PyTorch's arguments
+
+WAYS = dict(LEARNED=LEARNED, PREDICTED=PREDICTED, SHAPED=SHAPED, fixed=dict(window=2, n_global=1), pair=dict(window=(3, 1)), plain=dict(), alpha=dict(alpha=1.5))
+
+
+@pytest.mark.parametrize('batch_first', [False, True])
+@pytest.mark.parametrize('way', WAYS)
+def test_a_padding_mask_is_the_mask_of_keys_and_what_stands_in_padding_changes_nothing(way, batch_first):
+    ours = telling(MultiheadAttention(D, H, batch_first=batch_first, dtype=torch.float64, **WAYS[way]))
+    keep = torch.tensor([[True]*N, [True]*3+[False]*(N-3)])
+    padding, mask = dynattn.PaddingMask(keep), ~keep
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    def call(x, **options):
+        x = x if batch_first else x.transpose(0, 1)
+        out = ours(x, x, x, need_weights=False, **options)[0]
+        return (out if batch_first else out.transpose(0, 1))[keep]
+    want = call(x, key_padding_mask=mask)
+    wanted = torch.autograd.grad(want.square().sum(), list(ours.parameters()))
+    for rubbish in (torch.nan, torch.inf, 7.):
+        spoiled = x.masked_fill(mask[..., None], rubbish).requires_grad_()
+        got = call(spoiled, padding=padding)
+        assert_close(got, want)
+        *grads, of_input = torch.autograd.grad(got.square().sum(), [*ours.parameters(), spoiled])
+        for a, b in zip(grads, wanted): assert_close(a, b)
+        assert not of_input[mask].any()
+
+
+def test_a_padding_mask_of_another_sequence_leaves_the_queries_alone():
+    ours = MultiheadAttention(D, H, batch_first=True, dtype=torch.float64)
+    x, memory = torch.randn(B, 3, D, dtype=torch.float64), torch.randn(B, N, D, dtype=torch.float64)
+    padding = dynattn.PaddingMask.from_lengths(torch.tensor([N, 2]))
+    assert_close(ours(x, memory, memory, padding=padding)[0], ours(x, memory, memory, padding.ignore)[0])
+    same_length = torch.randn(B, N, D, dtype=torch.float64)
+    assert_close(ours(same_length, memory, memory, padding=padding)[0], ours(same_length, memory, memory, padding.ignore)[0])
+    with pytest.raises(ValueError, match=r'padding: expected \[B,M\]=\(2, 3\)'): ours(x, x, x, padding=padding)
+    with pytest.raises(TypeError, match='padding: expected a PaddingMask'): ours(memory, memory, memory, padding=padding.keep)
+    with pytest.raises(ValueError, match='key_padding_mask: expected None beside padding'): ours(memory, memory, memory, padding.ignore, padding=padding)
+
+
+@pytest.mark.parametrize('way', [way for way in WAYS if way!='PREDICTED'])
+@pytest.mark.parametrize('batch_first', [False, True])
+def test_with_a_cache_the_pieces_are_the_whole(way, batch_first):
+    ours = MultiheadAttention(D, H, batch_first=batch_first, dtype=torch.float64, **WAYS[way]).eval()
+    x, options = torch.randn(B, 19, D, dtype=torch.float64), dict(need_weights=False, is_causal=True)
+    axis = 1 if batch_first else 0
+    text = x if batch_first else x.transpose(0, 1)
+    with torch.no_grad():
+        want = ours(text, text, text, **options)[0]
+        for sizes in ([19], [1]*19, [8, 1, 1, 4, 5]):
+            cache, parts = ours.new_cache(), text.split(sizes, axis)
+            got = torch.cat([ours(part, part, part, cache=cache, **options)[0] for part in parts], axis)
+            assert_close(got, want)
+        cache, alone = ours.new_cache(), x[0]
+        got = torch.cat([ours(part, part, part, cache=cache, **options)[0] for part in alone.split(5)])
+        assert_close(got, ours(alone, alone, alone, **options)[0])
+
+
+def test_a_cache_serves_all_of_a_call_or_says_what_it_does_not():
+    ours, x = MultiheadAttention(D, H, batch_first=True, window=2, dropout=.5), torch.randn(B, N, D)
+    options = dict(need_weights=False, is_causal=True)
+    refused = dict(need_weights=dict(options, need_weights=True), is_causal=dict(options, is_causal=False), dropout=options,
+                   attn_mask=dict(options, attn_mask=torch.zeros(N, N)), sigma=dict(options, sigma=torch.ones(H)),
+                   key_padding_mask=dict(options, key_padding_mask=torch.zeros(B, N, dtype=torch.bool)),
+                   padding=dict(options, padding=dynattn.PaddingMask.from_lengths(torch.tensor([N, N]))))
+    for name, given in refused.items():
+        cache = ours.new_cache()
+        with pytest.raises(ValueError, match=f'{name}: expected'): ours.train(name=='dropout')(x, x, x, cache=cache, **given)
+        assert cache.seen==0
+    with pytest.raises(ValueError, match='key, value: expected the very tensor'): ours(x, x.clone(), x, cache=ours.new_cache(), **options)
+    for wrong in (dict(window='predicted'), dict(add_bias_kv=True), dict(add_zero_attn=True)):
+        with pytest.raises(ValueError, match='for a cache'): MultiheadAttention(D, H, **wrong).new_cache()
+
+
+@pytest.mark.parametrize('way', ['LEARNED', 'PREDICTED', 'SHAPED', 'fixed', 'plain'])
+def test_widths_of_a_call_stand_in_for_the_modules_own(way):
+    ours = telling(MultiheadAttention(D, H, batch_first=True, dtype=torch.float64, **WAYS[way]))
+    x = torch.randn(B, N, D, dtype=torch.float64)
+    for sigma in (torch.tensor([1., 2., 0., 9.], dtype=torch.float64), 4*torch.rand(B, H, dtype=torch.float64)):
+        sigma = sigma.requires_grad_()
+        out, weights, (used, alpha) = ours(x, x, x, average_attn_weights=False, sigma=sigma, return_heads=True)
+        assert used is sigma and (alpha is None)==(ours.alpha_head is None)
+        assert torch.autograd.grad(out.square().sum(), sigma)[0].abs().sum()>0
+        shape = ours.window if way=='SHAPED' else dynattn.Window.default(1.)
+        outside = torch.arange(N)-torch.arange(N)[:, None]
+        far = shape.replace(sigma=sigma).mask(outside)==0
+        leading = torch.arange(N)<ours.n_global
+        assert not weights[(far & ~leading & ~leading[:, None]).expand_as(weights)].any()
+    with pytest.raises(ValueError, match='key: expected as many positions'): ours(x, x[:, :3], x[:, :3], sigma=sigma)
+
+
+@pytest.mark.parametrize('bias', [True, False])
+def test_a_state_with_a_matrix_for_each_projection_is_loaded(bias):
+    "As earlier versions, and many models, save it; inside a model too, and strictly."
+    theirs = nn.Sequential(nn.Linear(2, 2), MultiheadAttention(D, H, bias=bias, window='learned'))
+    apart = {}
+    for name, x in theirs.state_dict().items():
+        stem, found, kind = name.partition('in_proj_')
+        if not found: apart[name] = x
+        else: apart |= {f'{stem}{of}_proj.{kind}': part for of, part in zip('qkv', x.chunk(3))}
+    ours, before = nn.Sequential(nn.Linear(2, 2), MultiheadAttention(D, H, bias=bias, window='learned')), dict(apart)
+    assert ours.load_state_dict(apart)==([], []) and apart.keys()==before.keys()
+    for a, b in zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True): assert torch.equal(a, b)
+    del apart['1.k_proj.weight']
+    with pytest.raises(RuntimeError, match='1.q_proj.weight'): ours.load_state_dict(apart)
+
+
+def test_a_shape_moves_with_its_module_and_stays_precise():
+    ours = MultiheadAttention(D, H, batch_first=True, window=dynattn.Window.span(torch.tensor([1.3, 300., 301., 9.])))
+    width = ours.window.sigma.clone()
+    assert torch.equal(ours.bfloat16().window.sigma, width) and torch.equal(ours.half().float().window.sigma, width)
+    assert ours.double().window.sigma.dtype==torch.float64
+    for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        x = torch.randn(B, N, D, dtype=torch.float64)
+        assert torch.equal(twin(x, x, x)[0], ours(x, x, x)[0])
+    assert ours.to('meta').window.sigma.device.type=='cpu'   # its numbers are nowhere else
+    assert not any('window' in name for name in ours.state_dict())
+
+
+def test_an_implementation_is_asked_for_by_its_name():
+    x = torch.randn(B, N, D)
+    for impl in ('dense', 'banded', 'auto'):
+        ours = MultiheadAttention(D, H, batch_first=True, window=2, impl=impl)
+        ours.load_state_dict(MultiheadAttention(D, H).state_dict())
+        assert ours(x, x, x, need_weights=False)[0].shape==x.shape
+    with pytest.raises(ValueError, match='window: expected None for F.scaled'): MultiheadAttention(D, H, batch_first=True, window=2, impl='sdpa')(x, x, x)
+    for wrong in ('fast', None, 3):
+        with pytest.raises(ValueError, match="impl: expected 'auto' or one of"): MultiheadAttention(D, H, impl=wrong)

@@ -5,7 +5,7 @@ from typing import TypeVar, get_type_hints
 import pytest, torch, torch.nn.functional as F
 from torch.testing import assert_close
 from dynattn.engine.native import core
-from dynattn import Classifier, DynamicAttention, EncoderConfig, PaddingMask, Window, attention, banded_attention, dense_attention
+from dynattn import Classifier, EncoderConfig, EncoderLayer, PaddingMask, Window, attention, banded_attention, dense_attention
 
 ROOT = Path(__file__).resolve().parents[1]
 def heads(*shape, dtype=torch.float32, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
@@ -151,18 +151,18 @@ else: raise AssertionError('jvp')
 
 # ---- modules beside torch's
 
-def test_torchs_calls_of_a_module_are_refused_not_misread():
-    module, x = DynamicAttention(8, 2), heads(2, 5, 8)
-    with pytest.raises(TypeError, match='key: expected by name'): out, weights = module(x, x, x)
-    with pytest.raises(TypeError, match="'query'"): out, weights = module(query=x, key=x, value=x)
-    with pytest.raises(TypeError, match='attn_mask: expected a floating mask'): module(x, attn_mask=torch.ones(5, 5).triu(1).bool(), is_causal=True)
+def test_torchs_calls_of_a_layer_are_refused_not_misread():
+    layer, x = EncoderLayer(8, 2), heads(2, 5, 8)
     future = torch.ones(5, 5).triu(1).bool()
-    assert_close(module(x, keep=~future), module(x, attn_mask=torch.zeros(5, 5).masked_fill(future, -math.inf)))
-    assert_close(module(x, key=x, value=x), module(x))
+    for name in ('src_mask', 'mask'):
+        with pytest.raises(TypeError, match=f'{name}: expected causal=True'): layer(x, **{name: future})
+    with pytest.raises(TypeError, match='is_causal: expected causal=True'): layer(x, is_causal=True)
+    with pytest.raises(TypeError, match='from_ignore'): layer(x, src_key_padding_mask=future[:2])
+    with pytest.raises(TypeError, match='padding: expected a PaddingMask'): layer(x, future[:2])
 
 def model(**options):
     torch.manual_seed(0)
-    made = Classifier(EncoderConfig(dim=16, heads=2, layers=2, classes=('a', 'b'), **options))
+    made = Classifier(EncoderConfig(dim=16, heads=2, layers=2, window='predicted', init_width=16., classes=('a', 'b'), **options))
     for layer in made.encoder.layers: torch.nn.init.normal_(layer.self_attn.sigma_head.linear.weight, std=.3)
     return made, torch.randint(0, 256, (3, 20)), PaddingMask.from_lengths(torch.tensor([20, 5, 11]))
 
@@ -212,7 +212,7 @@ def layer(kind):
     torch.manual_seed(0)
     if kind=='double': return convert(nn.TransformerEncoderLayer(16, 2, 32, 0., batch_first=True), window='learned', alpha='learned')
     return EncoderLayer(16, 2, window=kind, init_width=2.)
-for kind in ('dynamic', 'learned', 'double'):
+for kind in ('predicted', 'learned', 'double'):
     exact, sharded = layer(kind), layer(kind)
     want = exact(x)
     want.square().sum().backward()

@@ -123,8 +123,8 @@ def test_which_comment_belongs_to_which_parameter():
     layer,exact = (api.symbol('dynattn.survey.card', name) for name in ('Layer', 'Exact'))
     assert 'padding' in api.comments(layer.reference) and not api.comments(exact.attend).get('padding')
     assert 'PaddingMask' in api.method_comments(exact, 'attend')['padding']
-    forward = api.method_comments(dynattn.DynamicAttention, 'forward')
-    assert forward['query'].startswith('[B,N,D]') and forward['options']=='of `attention`'
+    forward = api.method_comments(dynattn.MultiheadAttention, 'forward')
+    assert forward['query'].startswith('[N,B,D]') and forward['padding'].startswith('of the keys')
     def told(x, y): return x # a number
     def line(a, b, # two
         c=3, # three

@@ -9,7 +9,7 @@ from dynattn import convert, hf, saved
 from dynattn.audit import examine
 from dynattn.hf.layers import attention_layers, frozen, looks_back, said_causal
 from dynattn.hf.narrowing import Reference, set_widths, token_losses, without_windows
-from dynattn.heads import most_tokens, part_config
+from dynattn.configs import most_tokens, part_config
 from dynattn.narrow.judge import quality
 
 SIZES = dict(vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,

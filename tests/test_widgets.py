@@ -118,7 +118,38 @@ def test_a_control_without_effect_is_off(opened):
     tab.select_option('[name=how]', 'chunks')
     assert tab.is_disabled('[name=b]')
 
-WIDGETS = 'sigma', 'window11', 'window13', 'window14', 'alpha', 'matrix', 'tiles'
+def shares(head):
+    "The share of a head's weight at each distance, from the file of lesson 2"
+    with open(freeze.ROOT/'examples/bank.csv', newline='', encoding='utf-8') as f: rows = [row for row in csv.reader(f) if row[0]==head]
+    weights = torch.tensor([[float(x) for x in row[2:]] for row in rows], dtype=torch.float64).softmax(-1)
+    distance = (torch.arange(13)[:,None]-torch.arange(13)).abs()
+    return torch.stack([weights[distance==d].sum()/13 for d in range(13)])
+
+@pytest.mark.parametrize('head', ['near', 'far'])
+@pytest.mark.parametrize('mask', ['box', 'edge', 'bell'])
+def test_valley(opened, head, mask):
+    "Lesson 4: the loss, and the gradient that training feels"
+    tab = opened('valley')
+    x,T = torch.arange(13, dtype=torch.float64),math.exp(-.5)
+    of = dict(box=lambda s: (x < s+1).double()+0*s, edge=lambda s: Edge().of(bell(x, s+1), T), bell=lambda s: bell(x, s))[mask]
+    for sigma in (.35, 2.5, 3.75, 9.6, 11.95):
+        got,at = move(tab, mask=mask, head=head, sigma=sigma)
+        s = torch.tensor(at['sigma'], dtype=torch.float64, requires_grad=True)
+        loss = 1-(shares(head)*of(s)).sum()+.04*s
+        near([got['loss'], got['slope']], [loss.item(), torch.autograd.grad(loss, s)[0].item()])
+
+def test_the_gradient_vanishes_on_a_stair_and_comes_back_on_a_slope(opened):
+    tab = opened('valley')
+    words = lambda: tab.inner_text('[role=status]')
+    for sigma in (.5, 4.5, 11.5):
+        got,_ = move(tab, mask='box', head='far', sigma=sigma)
+        assert abs(got['slope']-.04)<1e-9 and 'the price and nothing else' in words()
+    got,_ = move(tab, mask='edge', sigma=4.5); assert got['slope']<0 and 'becomes wider' in words()
+    got,_ = move(tab, sigma=11.9); assert got['slope']>0 and 'becomes narrower' in words()
+    move(tab, sigma=10.45); assert 'bottom of the valley' in words()
+    move(tab, sigma=.8); assert 'dent' in words()
+
+WIDGETS = 'sigma', 'window11', 'window13', 'window14', 'alpha', 'matrix', 'tiles', 'valley'
 
 @pytest.mark.parametrize('kind', WIDGETS)
 def test_every_control_has_a_name_for_a_screen_reader(opened, kind):

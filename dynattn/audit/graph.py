@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from fastcore.basics import groupby
 from ..export.runtime import OnnxModel
-from ..heads import config_window
+from ..configs import config_window
 from ..runs import Bar, printable
 from ..saved import UserError, need
 from .questions import Memory

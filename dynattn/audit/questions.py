@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from .watch import Float64, Promise, Reach
 from ..metrics import Answer, depends
-from ..heads import cache_argument
+from ..configs import cache_argument
 from .subjects import Subject, _cache_transformer, _draw, _held, _tensor_of
 
 # %% ../../nbs/audit/64_questions.ipynb #4293179d

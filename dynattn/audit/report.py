@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 import torch
 from fastcore.basics import groupby
-from ..heads import most_tokens
+from ..configs import most_tokens
 from ..runs import printable, table
 from ..saved import need
 from .watch import Promise

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
-from ..heads import argument_names, cache_argument, config_window, generate_cache_argument, part_config
+from ..configs import argument_names, cache_argument, config_window, generate_cache_argument, part_config
 from ..padding import PaddingMask
 from .watch import Float64, Promise, Watch
 

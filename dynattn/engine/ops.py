@@ -13,14 +13,14 @@ from importlib.util import find_spec
 from typing import NamedTuple, Callable
 import torch, torch.nn.functional as F
 from torch import Tensor
-from ..modes import grad_levels, in_forward_mode, traced_by_jit
+from ..modes import grad_levels, in_forward_mode, traced_by_jit, transformed
 from .call import Call, _weighs, exporting_to_onnx, serve, takes
 from .dense import dense_attention, visible_pairs
 from .faster import core_is_faster
 from .fields import lacking, unserved
 from .operator import attend_band, band_refuses
 from .native.core import library
-from .plan import plain_tensors, transformed
+from .plan import plain_tensors
 
 # %% ../../nbs/engine/44_ops.ipynb #fb3821e4
 # kept: a program may put `attention` in its place

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from . import runtime
-from ..heads import config_window
+from ..configs import config_window
 from ..hf.narrowing import without_windows
 from ..hf.saving import load_pretrained
 from ..runs import printable

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 from ..widgets import show_widget
 from ..engine.weights import window_weights
-from ..heads import most_tokens
+from ..configs import most_tokens
 from ..saved import as_it_was
 from .layers import PreTrainedModel, attention_layers, frozen, last_hidden
 from .plugin import LayerCall, switch

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..options import NarrowOptions
 from ..saved import Checkpoint, DamagedFile, ModelState, all_or_nothing, as_it_was, fingerprint, whole_or_not
 from ..sigma import SigmaParameter
-from ..heads import most_tokens, part_config
+from ..configs import most_tokens, part_config
 from .layers import PreTrainedModel, embeddings, frozen, last_hidden, predictions
 from .curves import Budget, CostCurves, cost_curves, run_record, texts_record
 from .healing import Healed, heal

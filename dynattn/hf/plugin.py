@@ -18,7 +18,7 @@ from ..saved import whole_or_not
 from ..parts import visible_pairs
 from ..engine.ops import attention
 from ..cache import turn_rows
-from ..heads import part_config
+from ..configs import part_config
 from .layers import Added, PreTrainedModel, attention_layers, said_causal
 from .masks import Sight, sight_mask
 

@@ -23,7 +23,7 @@ from ..engine.dense import attention_weights
 from ..sigma import SigmaHead, SigmaParameter, as_widths
 from ..saved import as_it_was, whole_or_not
 from ..sparsity import AlphaHead
-from ..heads import most_tokens, part_config
+from ..configs import most_tokens, part_config
 from .layers import Added, Learned, PreTrainedModel, attention_layers, frozen, looks_back
 from .plugin import LayerCall, switch
 from .cache import hand_out

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from ..options import NarrowConfig, NarrowOptions
 from ..runs import Bar, Run, markdown, printable, table
 from ..saved import Field, UserError, option_fields, read_json, read_state, write_atomic
-from ..heads import most_tokens
+from ..configs import most_tokens
 from ..hf.curves import cost_curves
 from ..hf.layers import Learned, last_hidden, predictions
 from ..hf.narrowing import Narrower, narrow, set_widths, without_windows

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 import torch
 from transformers import DynamicCache
-from ..heads import cache_argument
+from ..configs import cache_argument
 from ..runs import Bar, table
 from ..saved import Field
 from ..saved import as_it_was

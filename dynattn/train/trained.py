@@ -9,7 +9,7 @@ __all__ = ['predict', 'windows']
 import collections.abc, json, os, sys
 from pathlib import Path
 import torch
-from ..encoder import Classifier
+from .encoder import Classifier
 from .files import batch_of, read_utf8, walk
 from ..runs import Bar, printable, verb, write_picture
 from ..saved import UserError, need
@@ -72,7 +72,8 @@ def _attention_maps(model, data): # a trained classifier, one piece -> [L,H,N,N]
     x,_ = encoder.embed(batch_of([data])[0])
     maps = []
     for layer in encoder.layers:
-        maps.append(layer.self_attn(layer.norm1(x), return_weights=True)[1][0])
+        h = layer.norm1(x)
+        maps.append(layer.self_attn(h, h, h, average_attn_weights=False)[1][0])
         x = layer(x)
     return torch.stack(maps)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch, torch.nn.functional as F
 from ..metrics import accuracy, class_metrics, confusion_matrix, f1
 from ..engine.ops import impls
-from ..encoder import Classifier, EncoderConfig
+from .encoder import Classifier, EncoderConfig
 from .files import Data, DataConfig, batch_of, views
 from ..runs import Bar, Run, add_options, markdown, printable, table, verb
 from ..saved import Checkpoint, DamagedFile, Field, UserError, check_value, differences, need, option_fields
@@ -30,15 +30,15 @@ class TrainConfig(DataConfig):
     patch:int = 8            # bytes that are merged into one token
     grams:str = '3,5'        # lengths of the runs of bytes that are looked up, with commas between; empty: none
     dropout:float = .1       # share that is dropped while training, 0 or more and below 1
-    window:str = 'dynamic'   # how far heads look: dynamic, learned, none, or a half-width in tokens
-    init_width:float = 16.   # the initial value of a learned width, in tokens
+    window:str = 'learned'   # how far heads look: learned, predicted, none, or a half-width in tokens
+    init_width:float = 64.   # tokens: where a learned or predicted width starts; it is to be wide
     alpha:str = 'none'       # how much heads ignore: none (softmax), learned, or a number of 1 or more
     price:float = .001       # added to the loss for windows as wide as the sequence
     impl:str = 'auto'        # implementation: auto, dense, banded, triton, or sdpa where there is no window
     epochs:int = 8           # epochs at most
     patience:int = 4         # epochs without a lower validation loss, after which it stops
     lr:float = 3e-3          # the largest learning rate
-    sigma_lr:float = 1.      # rate of the parameters that predict widths, as a multiple of the learning rate
+    sigma_lr:float = 1.      # rate of the parameters that give widths, as a multiple of the learning rate
     decay:float = .05        # weight decay
     precision:str = 'no'     # no, or bf16 or fp16 for mixed precision
     every:int = 100          # steps between checkpoints
@@ -62,8 +62,8 @@ class TrainConfig(DataConfig):
         yield 'layers', 'at most 1024', c.layers<=1024
         sizes = f'sizes with layers={c.layers} and patch={c.patch} that need fewer than 2^33 weights'
         yield 'dim', sizes, (12*c.layers + 2*c.patch)*c.dim**2 < 2**33
-        fixed = _window(c) in (None,'dynamic','learned') or c.is_number(_window(c), most=math.inf)
-        yield 'window', 'dynamic, learned, none or a whole number of 0 or more', fixed
+        fixed = _window(c) in (None,'learned','predicted') or c.is_number(_window(c), most=math.inf)
+        yield 'window', 'learned, predicted, none or a whole number of 0 or more', fixed
         sparse = _alpha(c) in (None,'learned') or c.is_number(_alpha(c), 1, largest, real)
         yield 'alpha', 'none, learned or a number of 1 or more', sparse
         lengths = all(n.isdecimal() and 1<=int(n)<=64 for n in _grams(c))
@@ -87,7 +87,7 @@ def _word_or_number(text, words):
     try: return int(text) if str(text).isdecimal() else float(text)
     except ValueError: return text
 
-def _window(c): return _word_or_number(c.window, ('dynamic','learned','none'))
+def _window(c): return _word_or_number(c.window, ('learned','predicted','none'))
 def _alpha(c): return _word_or_number(c.alpha, ('learned','none'))
 def _grams(c): return [n for n in c.grams.split(',') if n]
 
@@ -124,7 +124,7 @@ def _loss_of(model, ids, padding, target, price, patch=1): # [B,N], their `Paddi
 
 # %% ../../nbs/train/52_training.ipynb #124560e1
 def _optimizer(model, c):
-    "AdamW in two groups: all others, and the parameters that predict widths, which are not decayed."
+    "AdamW in two groups: all others, and the parameters that give widths, which are not decayed."
     wide = [p for name,p in model.named_parameters() if 'sigma_head' in name]
     rest = [p for name,p in model.named_parameters() if 'sigma_head' not in name]
     groups = [dict(params=rest, weight_decay=c.decay, times=1.)]

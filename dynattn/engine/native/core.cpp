@@ -1577,7 +1577,7 @@ template <class real> void entmax(const real *x, const real *g, const real *eps,
     });
 }
 
-// ---- what a caller asks before a call: how large its numbers are, and what a mask of pairs says --------------------
+// ---- what a caller asks first: how large its numbers are, and what a mask of pairs says ----------
 
 // Numbers looked at by their bits: without their signs they lie as unsigned numbers do, NaN on top.
 template <class U> struct Bits;
@@ -1599,14 +1599,16 @@ double from_bits(uint64_t x, Int kind) {
     return y < INFINITY ? y : INFINITY;                        // NaN as well
 }
 
-// A tensor [B,H,N,d] as runs of numbers side by side: the axes by their strides, those that touch joined.
+// A tensor [B,H,N,d] as runs of numbers side by side: axes in the order of their strides, joined
+// where they touch.
 struct Runs {
     Int count = 1, length = 1, step = 0;       // runs; numbers of one, so far apart
     std::array<std::array<Int, 2>, 4> outer;   // size and stride of the axes that tell a run's place
     int axes = 0;
     Runs(const Rows &x, Int B, Int H, Int N, Int d) {
-        std::array<std::array<Int, 2>, 4> all = {{{B, x.b}, {H, x.h}, {N, x.n}, {d, x.e}}};
-        std::sort(all.begin(), all.end(), [](auto &a, auto &b) { return a[1] < b[1]; });
+        typedef std::array<Int, 2> Axis;
+        std::array<Axis, 4> all = {{{B, x.b}, {H, x.h}, {N, x.n}, {d, x.e}}};
+        std::sort(all.begin(), all.end(), [](const Axis &a, const Axis &b) { return a[1] < b[1]; });
         for (auto &axis : all) {
             if (axis[0] == 1 || axis[1] == 0) continue;        // an axis of one number, or repeated
             if (step == 0) step = axis[1], length = axis[0];
@@ -1621,32 +1623,34 @@ struct Runs {
         return at;
     }
 };
-template <class U> double largest_number(const Rows &x, Int B, Int H, Int N, Int d, Int kind, Int threads, Team *team) {
+template <class U> double largest_number(const Rows &x, Int B, Int H, Int N, Int d, const Call &c) {
     const Runs runs(x, B, H, N, d);
-    const Int piece = 1 << 16, pieces = (runs.length+piece-1)/piece, numbers = runs.count*runs.length;
-    const Int together = std::max<Int>(1, piece/runs.length), tasks = (runs.count*pieces+together-1)/together;
+    const Int piece = 1 << 16, pieces = (runs.length+piece-1)/piece, all = runs.count*pieces;
+    const Int together = std::max<Int>(1, piece/runs.length);  // pieces of a task
+    const Int tasks = (all+together-1)/together, worth = runs.count*runs.length/piece/2;
     std::atomic<uint64_t> most(0);
-    run(tasks, std::max<Int>(1, std::min(threads, numbers/piece/2)), team, [&](Int t, Int) {
+    run(tasks, std::max<Int>(1, std::min(c.threads, worth)), c.team, [&](Int t, Int) {
         uint64_t own = 0;
-        for (Int i = t*together; i < std::min((t+1)*together, runs.count*pieces); i++) {
+        for (Int i = t*together; i < std::min((t+1)*together, all); i++) {
             const Int first = i%pieces*piece, n = std::min(piece, runs.length-first);
             const U *from = (const U*)x.data + runs.place(i/pieces) + first*runs.step;
             own = std::max<uint64_t>(own, largest_bits(from, n, runs.step));
         }
         for (uint64_t seen = most; seen < own && !most.compare_exchange_weak(seen, own);) {}
     });
-    return from_bits(most, kind);
+    return from_bits(most, c.kind);
 }
-double largest_number(const Rows &x, Int B, Int H, Int N, Int d, const Call &c) {
+double largest_of(const Rows &x, Int B, Int H, Int N, Int d, const Call &c) {
     auto f = c.kind == F64 ? largest_number<uint64_t> :
              c.kind == F32 ? largest_number<uint32_t> : largest_number<uint16_t>;
-    return f(x, B, H, N, d, c.kind, c.threads, c.team);
+    return f(x, B, H, N, d, c);
 }
 
-// A floating mask [B,H,N,M] whose numbers are 0 where a key is seen, else the least number or -infinity.
-// Seen are the keys of `keep` whose offset j - i lies from `low` to `high`; and is there another that says so?
+// A mask [B,H,N,M] of numbers that are 0 where a key is seen, else the least one or -infinity.
 struct Mask { const char *data; Int b, h, n, B, H, N, M, kind; };
-struct Seen { Int low, high, least, empty, holes; };           // whether the least number, a row without a key occur
+// Seen are the keys of `keep` whose offset j - i lies from `low` to `high`. The others say whether
+// the least number occurs, a row without a key, and a key that is hidden from all.
+struct Seen { Int low, high, least, empty, holes; };
 
 template <class U> struct MaskReader {
     const Mask m;
@@ -1655,13 +1659,15 @@ template <class U> struct MaskReader {
     std::vector<Row> rows;                     // [B,N]
     std::atomic<bool> other{false}, finite{false};
 
-    MaskReader(const Mask &mask, U inf) : m(mask), minus_infinity(inf), least(inf-1), rows(m.B*m.N) {}
+    MaskReader(const Mask &mask, U inf)
+        : m(mask), minus_infinity(inf), least(inf-1), rows(m.B*m.N) {}
 
     const U *row(Int b, Int h, Int i) const { return (const U*)m.data + b*m.b + h*m.h + i*m.n; }
     // Adds a row's keys to `keep`; `seen` is room for M of them.
     void read(Int b, Int i, uint8_t *keep, uint8_t *seen) {
         const U *x = row(b, 0, i);
-        for (Int h = 1; h < m.H; h++) if (memcmp(x, row(b, h, i), m.M*sizeof(U))) { other = true; return; }
+        for (Int h = 1; h < m.H; h++)                          // all heads say the same
+            if (memcmp(x, row(b, h, i), m.M*sizeof(U))) { other = true; return; }
         Int count = 0;
         for (Int j0 = 0; j0 < m.M; j0 += 1024) {
             const Int n = std::min<Int>(1024, m.M-j0);
@@ -1690,18 +1696,21 @@ template <class U> struct MaskReader {
     }
     // `keep` [B,M] comes back; false where the mask says something else.
     bool read_all(uint8_t *keep, Seen &found, Int threads, Team *team) {
-        const Int of_task = std::max<Int>(8, (1 << 16)/m.M), parts = (m.N+of_task-1)/of_task, tasks = m.B*parts;
+        const Int of_task = std::max<Int>(8, (1 << 16)/m.M);    // rows
+        const Int parts = (m.N+of_task-1)/of_task, tasks = m.B*parts;
         std::vector<uint8_t> room(tasks*m.M*2);
         auto place = [&](Int t) { return room.data()+t*m.M*2; };
-        read(0, m.N-1, place(0), place(0)+m.M);                // most other masks show there what they are
-        run(other ? 0 : tasks, std::max<Int>(1, std::min(threads, tasks/2)), team, [&](Int t, Int) {
+        read(0, m.N-1, place(0), place(0)+m.M);                // most others show there what they are
+        if (other) return false;
+        run(tasks, std::max<Int>(1, std::min(threads, tasks/2)), team, [&](Int t, Int) {
             const Int first = t%parts*of_task;
             for (Int i = first; i < std::min(first+of_task, m.N) && !other; i++)
                 read(t/parts, i, place(t), place(t)+m.M);
         });
         if (other) return false;
         memset(keep, 0, m.B*m.M);
-        for (Int t = 0; t < tasks; t++) for (Int j = 0; j < m.M; j++) keep[t/parts*m.M+j] |= place(t)[j];
+        for (Int t = 0; t < tasks; t++)
+            for (Int j = 0; j < m.M; j++) keep[t/parts*m.M+j] |= place(t)[j];
         if (m.N == 1) return is_keys(keep, found);
         return is_band(keep, found);
     }
@@ -1710,7 +1719,8 @@ template <class U> struct MaskReader {
         for (Int b = 0; b < m.B; b++) found.empty |= rows[b].count == 0;
         return true;
     }
-    // The narrowest band around all that is seen: nothing in it may be hidden but by `keep`, which sums of `keep` tell.
+    // The narrowest band around all that is seen: nothing in it may be hidden but by `keep`, and
+    // sums of `keep` count what a row would see.
     bool is_band(const uint8_t *keep, Seen &found) const {
         found = {m.M, -m.M-m.N, finite, 0, 0};
         for (Int b = 0; b < m.B; b++) for (Int i = 0; i < m.N; i++) {
@@ -1760,21 +1770,26 @@ EXPORT bool dynattn_backward(const Call *c, const Grads *g) {
     return true;
 }
 
-// The largest product of a query and a key that there may be, times the scale; infinity where a number of q, k, v or,
-// if given, `dout` is not finite.
+// The largest product of a query and a key that there may be, times the scale; infinity where a
+// number of q, k, v or, if given, `dout` is not finite.
 EXPORT double dynattn_largest_score(const Call *c, const Rows *dout) {
-    const double q = largest_number(c->q, c->B, c->H, c->N, c->d, *c);
-    const double k = largest_number(c->k, c->B, c->Hkv, c->M, c->d, *c);
-    const double v = largest_number(c->v, c->B, c->Hkv, c->M, c->dv, *c);
-    const double back = dout ? largest_number(*dout, c->B, c->H, c->N, c->dv, *c) : 0;
-    return q < INFINITY && k < INFINITY && v < INFINITY && back < INFINITY ? q*k*std::abs(c->scale)*c->d : INFINITY;
+    const double q = largest_of(c->q, c->B, c->H, c->N, c->d, *c);
+    const double k = largest_of(c->k, c->B, c->Hkv, c->M, c->d, *c);
+    const double v = largest_of(c->v, c->B, c->Hkv, c->M, c->dv, *c);
+    const double back = dout ? largest_of(*dout, c->B, c->H, c->N, c->dv, *c) : 0;
+    const bool finite = q < INFINITY && k < INFINITY && v < INFINITY && back < INFINITY;
+    return finite ? q*k*std::abs(c->scale)*c->d : INFINITY;
 }
 // Whether a mask hides keys, or pairs outside a band, or both: 1 and 0; -1 where memory is lacking.
 EXPORT Int dynattn_read_mask(const Mask *m, uint8_t *keep, Seen *found, Int threads, Team *team) {
+    auto read = [&](auto minus_infinity) {
+        MaskReader<decltype(minus_infinity)> reader(*m, minus_infinity);
+        return reader.read_all(keep, *found, threads, team);
+    };
     try {
-        if (m->kind == F64) return MaskReader<uint64_t>(*m, 0xfff0000000000000).read_all(keep, *found, threads, team);
-        if (m->kind == F32) return MaskReader<uint32_t>(*m, 0xff800000).read_all(keep, *found, threads, team);
-        return MaskReader<uint16_t>(*m, m->kind == BF16 ? 0xff80 : 0xfc00).read_all(keep, *found, threads, team);
+        if (m->kind == F64) return read(uint64_t(0xfff0000000000000));
+        if (m->kind == F32) return read(uint32_t(0xff800000));
+        return read(uint16_t(m->kind == BF16 ? 0xff80 : 0xfc00));
     }
     catch (const std::bad_alloc &) { return -1; }
 }

@@ -326,7 +326,7 @@ solver._by_core = _entmax_rows
 
 # %% ../../../nbs/engine/33_native.core.ipynb #e5a10004
 class Seen(NamedTuple):
-    "What a mask of pairs says: query i sees the keys of `keep` at offsets j - i from `low` to `high`."
+    "A mask of pairs in short: query i sees the keys of `keep` at offsets j - i from `low` to `high`."
     keep:Tensor|None # [B,M] or [1,M] bool; None: all keys
     low:int|None # None: no limit
     high:int|None # None: no limit

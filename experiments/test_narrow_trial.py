@@ -1,8 +1,9 @@
 """`experiments/narrow_trial.py`: questions that their texts answer, footprints against a plain count, gates, equal footprints."""
 import random, sys
+from pathlib import Path
 from types import SimpleNamespace
 import pytest, torch
-from conftest import ROOT
+ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT/'experiments'), str(ROOT/'benchmarks')]
 pytest.importorskip('transformers')
 import narrow_trial as trial
