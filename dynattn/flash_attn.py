@@ -81,7 +81,7 @@ def flash_attn_func(
     return_attn_probs=False, # return (out, lse, None): the third, for tests there, is always None
     *,
     s_aux=None, # [H], a logit that takes weight and gives no value; not in the package's version 2
-): # -> out [B,N,H,dv], or (out, lse [B,H,N], None)
+) -> Tensor|tuple: # out [B,N,H,dv], or (out, lse [B,H,N], None)
     "Attention, as `flash_attn.flash_attn_func`."
     q,k,v = _heads_first(4, q=q, k=k, v=v)
     (b,h,n,_),m = q.shape,k.shape[2]
@@ -103,7 +103,7 @@ def flash_attn_qkvpacked_func(
     qkv, # [B,N,3,H,d]
     dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
     alibi_slopes=None, deterministic=False, return_attn_probs=False,
-):
+) -> Tensor|tuple:
     "Attention of one tensor, as `flash_attn.flash_attn_qkvpacked_func`."
     return flash_attn_func(
         *_unpacked('qkv', qkv, 3, 5), dropout_p, softmax_scale, causal, window_size, softcap,
@@ -114,7 +114,7 @@ def flash_attn_kvpacked_func(
     kv, # [B,M,2,Hkv,d]
     dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
     alibi_slopes=None, deterministic=False, return_attn_probs=False,
-):
+) -> Tensor|tuple:
     "Attention with keys and values in one tensor, as `flash_attn.flash_attn_kvpacked_func`."
     return flash_attn_func(
         q, *_unpacked('kv', kv, 2, 5), dropout_p, softmax_scale, causal, window_size, softcap,
@@ -270,7 +270,7 @@ def flash_attn_varlen_func(
     block_table=None, # [texts,blocks] int, the pages of each text's keys
     *,
     s_aux=None, # [H], as for `flash_attn_func`
-): # -> out [total_q,H,dv]
+) -> Tensor|tuple: # out [total_q,H,dv]
     "Attention within texts that lie end to end, as `flash_attn.flash_attn_varlen_func`."
     options = _options(softmax_scale, causal, window_size, softcap, None, s_aux, dropout_p)
     out,lse = _varlen(
@@ -284,7 +284,7 @@ def flash_attn_varlen_qkvpacked_func(
     max_seqlen=None, # not needed here
     dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
     alibi_slopes=None, deterministic=False, return_attn_probs=False,
-):
+) -> Tensor|tuple:
     "Packed texts of one tensor, as `flash_attn.flash_attn_varlen_qkvpacked_func`."
     return flash_attn_varlen_func(
         *_unpacked('qkv', qkv, 3, 4), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
@@ -297,7 +297,7 @@ def flash_attn_varlen_kvpacked_func(
     max_seqlen_q=None, max_seqlen_k=None, # not needed here
     dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
     alibi_slopes=None, deterministic=False, return_attn_probs=False,
-):
+) -> Tensor|tuple:
     "Packed texts, keys and values in one tensor, as `flash_attn.flash_attn_varlen_kvpacked_func`."
     return flash_attn_varlen_func(
         q, *_unpacked('kv', kv, 2, 4), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
@@ -308,7 +308,7 @@ def flash_attn_varlen_kvpacked_func(
 def index_first_axis(
     x, # [total,...]
     indices, # [n] int
-): # -> [n,...]
+) -> Tensor: # [n,...]
     "Rows of a tensor, as `flash_attn.bert_padding.index_first_axis`."
     return x[indices]
 
@@ -316,7 +316,7 @@ def index_put_first_axis(
     values, # [n,...]
     indices, # [n] int
     first_axis_dim, # total
-): # -> [total,...]
+) -> Tensor: # [total,...]
     "Rows back in their places, zeros elsewhere."
     return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices.long(), values)
 
@@ -324,7 +324,7 @@ def unpad_input(
     hidden_states, # [B,N,...]
     attention_mask, # [B,N] bool or int, 1 takes part
     unused_mask=None, # [B,N], 1 has a place but takes no part
-): # -> (rows [total,...], indices [total], cu_seqlens int32, length of the longest, lengths int32)
+) -> tuple: # (rows [total,...], indices [total], cu_seqlens int32, length of the longest, lengths int32)
     "Only the tokens that the mask marks, as `flash_attn.bert_padding.unpad_input`."
     like = hidden_states.shape[:2]
     for name,mask in (('attention_mask',attention_mask), ('unused_mask',unused_mask)):
@@ -343,7 +343,7 @@ def pad_input(
     indices, # [total] int, from `unpad_input`
     batch, # B
     seqlen, # N
-): # -> [B,N,...]
+) -> Tensor: # [B,N,...]
     "Tokens back in a padded batch, as `flash_attn.bert_padding.pad_input`."
     return index_put_first_axis(hidden_states, indices, batch*seqlen).unflatten(0, (batch,seqlen))
 
@@ -422,7 +422,7 @@ def flash_attn_with_kvcache(
     return_softmax_lse=False, # return (out, lse [B,H,N])
     *,
     s_aux=None, # [H], as for `flash_attn_func`
-): # -> out [B,N,H,dv], without a gradient
+) -> Tensor|tuple: # out [B,N,H,dv], without a gradient
     "Attention to a cache, which the new keys join, as `flash_attn.flash_attn_with_kvcache`."
     _heads_first(4, q=q, k_cache=k_cache, v_cache=v_cache)
     b,n,h,d = q.shape
@@ -496,7 +496,7 @@ def flash_attn_3_func(
     return_attn_probs=False, # return (out, lse [B,H,N])
     *,
     s_aux=None, # [H], a logit that takes weight and gives no value
-): # -> out [B,N,H,dv]
+) -> Tensor|tuple: # out [B,N,H,dv]
     "Attention, as `flash_attn_interface.flash_attn_func`."
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
             attention_chunk=attention_chunk)
@@ -511,7 +511,7 @@ def flash_attn_3_qkvpacked_func(
     window_size=(-1,-1), attention_chunk=0, softcap=0.0, deterministic=False,
     num_heads_q=None, # H of the queries, where all heads lie behind each other
     sm_margin=0, return_attn_probs=False,
-): # -> out [B,N,H,dv]
+) -> Tensor|tuple: # out [B,N,H,dv]
     "Attention of one tensor, as `flash_attn_interface.flash_attn_qkvpacked_func`."
     if isinstance(qkv, Tensor) and qkv.dim()==4 and num_heads_q is not None:
         h = num_heads_q
@@ -540,7 +540,7 @@ def flash_attn_3_varlen_func(
     return_attn_probs=False, # return (out, lse [H,total_q])
     *,
     s_aux=None, # [H]
-): # -> out [total_q,H,dv]
+) -> Tensor|tuple: # out [total_q,H,dv]
     "Attention within packed texts, as `flash_attn_interface.flash_attn_varlen_func`."
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
             attention_chunk=attention_chunk)
@@ -565,7 +565,7 @@ def flash_attn_3_with_kvcache(
     return_softmax_lse=False, # return (out, lse [B,H,N])
     *,
     s_aux=None, # [H]
-): # -> out [B,N,H,dv]
+) -> Tensor|tuple: # out [B,N,H,dv]
     "Attention to a cache, as `flash_attn_interface.flash_attn_with_kvcache`."
     _refuse(qv=qv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
             rotary_seqlens=rotary_seqlens, q_descale=q_descale, k_descale=k_descale,
@@ -671,7 +671,7 @@ class install:
         self.before = [(x, name, _swap(x, name, value)) for x,name,value in changes]
         install._here.append(self)
 
-    def remove(self):
+    def remove(self) -> None:
         "Take them off again; a second time does nothing."
         if self not in install._here: return
         install._here.remove(self)

@@ -15,12 +15,14 @@ from .padding import PaddingMask
 def relative_offsets(
     n:int, # N, number of queries
     m:int, # M, number of keys
-    q_offset:int|Tensor=0, # position of query 0 on the key axis; [B,N]: of each query i, less i
+    # position of query 0 on the key axis, a number; [B,N]: of each query i, less i
+    q_offset:int|Tensor=0,
     device=None, # of the result (default: PyTorch's)
 ) -> Tensor: # [N,M] int64, or [B,1,N,M]
     "`j - i - q_offset`: how many places key `j` stands to the right of query `i`."
     off = torch.arange(m, device=device) - torch.arange(n, device=device)[:,None]
-    return off - (q_offset[:,None,:,None] if isinstance(q_offset, Tensor) else q_offset)
+    if isinstance(q_offset, Tensor) and q_offset.dim(): q_offset = q_offset[:,None,:,None]
+    return off - q_offset
 
 # %% ../nbs/02_parts.ipynb #ec361ec4
 def global_pairs(
