@@ -524,9 +524,9 @@ def _own_attention(model):
     for m,name in names:
         if isinstance(m, PreTrainedModel) and m.config._attn_implementation=='dynattn':
             m.set_attn_implementation(name or ('sdpa' if m._supports_sdpa else 'eager'))
-    for m,name in names:  # an attention, whose configuration may be its own
-        ours = m.config._attn_implementation=='dynattn'
-        if name is not None and ours: m.config._attn_implementation = name
+    own = [(m.config, name) for m,name in names if name is not None]
+    for config,name in own:  # an attention's, which may be its own
+        if config._attn_implementation=='dynattn': config._attn_implementation = name
 
 def _removed(model, kind, head): # 'windows' or 'alpha', and the name of what learns it
     if not isinstance(model, nn.Module):
