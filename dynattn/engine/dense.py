@@ -119,8 +119,8 @@ def _pairs(call):
 def _weights(call, off, everywhere, see):
     "What each query takes from each key, and which it sees, [B,H,N,M] both; the log of each row's sum."
     q,lost = _part_nan_rows(call.q)
-    keys = _blank_unseen(repeat_heads(call.k, q.shape[1]), see)
-    k,broken = _part_nan_rows(keys)  # [B,H,M,d], [B,H,M,1]
+    # k [B,H,M,d], broken [B,H,M,1]; no name keeps what lies between
+    k,broken = _part_nan_rows(_blank_unseen(repeat_heads(call.k, q.shape[1]), see))
     scores = _fade(_scores(call, q, k, off), 'inside', call.window, off, everywhere)
     scores = scores.masked_fill(~see, -torch.inf)
     seen = scores>-torch.inf
