@@ -23,7 +23,7 @@ from dynattn.hf.narrowing import Distance, NarrowOptions, Narrower, WidthVector,
 from dynattn.hf.plugin import attend
 from dynattn.hf.windows import record_edge
 from dynattn.narrow.recall import facts_to_learn
-from dynattn.saved import need, read_state, write_state
+from dynattn.saved import ModelState, need, read_state, write_state
 
 ROWS,ELSEWHERE,COSTS = 'narrow_heal.csv','narrow_heal_elsewhere.csv','narrow_costs.csv'
 STAGES = 'curves','learned','healed'
@@ -187,7 +187,8 @@ class Chain:
         options = NarrowOptions(heal=self.a.heal, sinks=SINKS, seed=self.a.seed)
         with frozen(self.s.model):
             distance = (Distance if self.a.places=='random' else FarPlaces)(self.s.model, batches, options)
-            return distance.mend(self.texts(8, 'held out'), self.runs/self.called('healed'), on_step=lambda row: print(row, flush=True))
+            return distance.mend(self.texts(8, 'held out'), ModelState(self.s.model),
+                                 checkpoint=self.runs/self.called('healed'), on_step=lambda row: print(row, flush=True))
 
     def reviews(self):
         "Texts of another domain: English film reviews, one behind the other."

@@ -14,6 +14,7 @@ from dynattn.hf.layers import embeddings, frozen, last_hidden
 from dynattn.hf.narrowing import Distance, NarrowOptions, Reference, narrow, set_widths, without_windows
 from dynattn.narrow.judge import _spent, interval, quality, step_times
 from dynattn.hf.saving import load_pretrained
+from dynattn.saved import ModelState
 
 SHARES,STEPS,BATCH = (.50,.25,.10),40,4
 
@@ -82,7 +83,7 @@ def heal(n, held=4):
         for way in ('learned', 'learned, healed'):
             if way!='learned':
                 distance = Distance(model, batches[:steps], NarrowOptions(heal=steps, sinks=found.budget.sinks))
-                with frozen(model): kept = distance.mend(batches[-held:]).kept
+                with frozen(model): kept = distance.mend(batches[-held:], ModelState(model)).kept
             seconds = round(time.process_time()-start)
             mean,low,high = interval(reference.changes())
             append(dict(n=n, keep=share, way=way, steps=steps, kept=kept, distance=round(mean, 5), low=round(low, 5),
