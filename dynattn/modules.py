@@ -157,7 +157,7 @@ def _check_shape(window, heads):
                          "gradient; window='learned' learns, and a call takes sigma=")
 
 def _sigma_head(window, heads, dim, init_width):
-    "What gives learned or predicted widths; None where they are fixed."
+    "The head of learned or predicted widths; None where they are fixed."
     word = window if isinstance(window, str) else None
     if word=='learned': return SigmaParameter(heads, init_width=init_width)
     if word=='predicted': return SigmaHead(dim, heads, init_width=init_width)
@@ -167,7 +167,7 @@ def _sigma_head(window, heads, dim, init_width):
                          f"a pair (left, right), a Window, or None for no limit, got {window!r}")
 
 def _alpha_head(alpha, heads):
-    "What gives alphas; None is softmax."
+    "The head of alphas; None is softmax."
     if alpha is None: return None
     if isinstance(alpha, str) and alpha=='learned': return AlphaHead(heads)
     is_number = isinstance(alpha, (int, float)) and not isinstance(alpha, bool)

@@ -191,7 +191,7 @@ def interrupts_wait():
 _CONTAINERS = dict, OrderedDict, list, set
 
 class ModelState:
-    """What a model is made of: its modules with their classes, attributes, hooks and modes, their configurations, and
+    """The parts of a model: its modules with their classes, attributes, hooks and modes, their configurations, and
     which parameters learn, and the values of buffers. Those of parameters are not kept."""
     def __init__(self, model:nn.Module):
         self.parts:list = []                                        # (part, class, attributes, containers)
@@ -321,7 +321,7 @@ def differences(
     then:dict, # the record of a run: plain values by name
     now:dict, # that of this run
 ) -> list: # of texts
-    "What a run depends on, and is no longer the same."
+    "The things a run depends on that are no longer the same."
     def said(name):
         if str(now[name]).startswith('sha256:') and name in then: return f'{name} changed'
         return f'{name} was {then.get(name)!s:.40}, is {now[name]!s:.40}'

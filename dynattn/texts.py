@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 # %% ../nbs/37_texts.ipynb #37a00006
 class Text(NamedTuple):
-    "What was read: a text and its code, or the reason why there is none."
+    "The outcome of reading: a text and its code, or the reason why there is none."
     text:str|None  # without a mark of its code
     code:str       # a codec of Python, such as 'utf-8'
     why:str=''     # empty where there is a text

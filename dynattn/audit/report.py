@@ -52,7 +52,7 @@ class Finding:
 # %% ../../nbs/audit/69_report.ipynb #6aa766c3
 @dataclass(frozen=True)
 class Outcome:
-    "What became of one question of an audit."
+    "The outcome of one question of an audit."
     status:str  # 'kept', 'broken', 'not measured' or 'not applicable'
     why:str=''  # the reason, where there is one
 
@@ -240,7 +240,7 @@ class Examination:
 
     @property
     def outcomes(self)->dict: # question -> `Outcome`
-        "What became of every question; what was not asked is not measured."
+        "The outcome of every question; one that was not asked is not measured."
         return {question: _outcome(question, self.told, self.findings) for question in EVERY}
 
     @property
@@ -367,7 +367,7 @@ def memory_table(
 
 # %% ../../nbs/audit/69_report.ipynb #6fa25e9a
 def _line(e, question): # of the report
-    "What became of one question."
+    "The outcome of one question."
     outcome = e.outcomes[question]
     if question in e.answers and outcome.status!='not measured':
         answer,promised = e.answers[question]

@@ -326,7 +326,7 @@ def _of_transformer(model, source=None, origin=''):
     return s
 
 def _text_promises(s, decodes): # of transformers; whether it is a decoder beside an encoder
-    "What a model of text promises, and which of it cannot be asked."
+    "The promises of a model of text, and those that cannot be asked."
     names,config = argument_names(s.model),s.model.config.get_text_config()
     writes = s.model.can_generate() and not s.model.config.is_encoder_decoder
     if writes and not s.windows:

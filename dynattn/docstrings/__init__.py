@@ -108,7 +108,7 @@ def _names(cls):
     return ()
 
 def _constructor(cls):
-    "What the source of a class and of its bases says about the parameters that its constructor has."
+    "Comments in the source of a class and of its bases about the parameters of its constructor."
     known = {}
     for base in reversed(cls.__mro__):
         for name,(kind,comment) in _CONSTRUCTORS.get(base, {}).items():
@@ -116,7 +116,7 @@ def _constructor(cls):
     return dict(known[name] for name in _names(cls) if name in known)
 
 def _section(rows, doc):
-    "What `doc` lacks of the rows, in the form of numpydoc; neighbours of one type and comment share a row."
+    "The rows that `doc` lacks, in the form of numpydoc; neighbours of one type and comment share a row."
     shared = []
     for name,said in rows.items():
         if name=='return' or not said[1]: continue

@@ -117,7 +117,7 @@ def _pairs(call):
     return off,everywhere,see
 
 def _weights(call, off, everywhere, see):
-    "What each query takes from each key, and which it sees, [B,H,N,M] both; the log of each row's sum."
+    "The weights, and which keys a query sees, [B,H,N,M] both; the log of each row's sum."
     q,lost = _part_nan_rows(call.q)
     # k [B,H,M,d], broken [B,H,M,1]; no name keeps what lies between
     k,broken = _part_nan_rows(_blank_unseen(repeat_heads(call.k, q.shape[1]), see))

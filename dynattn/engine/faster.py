@@ -48,6 +48,7 @@ def core_is_faster(
     "Whether the core computes a plain call faster than PyTorch, by the table."
     b,h,n,_ = q.shape
     pairs = b*h*n*k.shape[2]
+    if instruction_set() is None: return False # no core
     kind = instruction_set(),str(q.dtype).removeprefix('torch.')
     queries = kind_of_queries(n)
     least = LEAST_PAIRS.get((*kind, False, learns, queries))

@@ -175,8 +175,8 @@ def _calls(nodes, functions): # names
     return [call for call in calls if getattr(call.func, 'id', None) in functions]
 
 def _for_others(tree, functions): # functions: names of what `get_interface` returned
-    """What runs for other implementations only: for flash attention, and instead of a call of the
-    interface."""
+    """Code that runs for other implementations only: for flash attention, and instead of a
+    call of the interface."""
     for x in ast.walk(tree):
         if not isinstance(x, ast.If): continue
         if 'flash' in ast.unparse(x.test): yield from x.body
@@ -353,8 +353,8 @@ def _drops(layer): # an attention layer
     return any(isinstance(rate, float) and rate>0 for rate in rates)
 
 def _wants_all(model, options): # of `generate`, settled
-    """What this call asks of a cache that only one with all keys can give, in the words of an
-    error; None if nothing."""
+    """An argument of this call that only a cache with all keys can serve, in the words of
+    an error; None if there is none."""
     if options.output_attentions or model.config.output_attentions:
         return ("output_attentions: expected False with a WindowedCache, where keys are missing, "
                 "got True")

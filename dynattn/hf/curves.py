@@ -422,7 +422,7 @@ def run_record(
 
 # %% ../../nbs/hf/61_curves.ipynb #61a10007
 def _resumed(file, found, texts): # a `Checkpoint`; what is found before a text; their number
-    "What was measured so far."
+    "The measurements so far."
     state = file.read()
     if state is None: return found
     sums = state['text'],state['asked']

@@ -231,7 +231,7 @@ _ACCOUNTS = WeakTensorKeyDictionary()       # of their parameters
 
 @dataclass(eq=False)
 class _Account:
-    "What the prices have done to the gradient of one parameter."
+    "The part of one parameter's gradient that the prices have added."
     due: Tensor|None = None    # for the next step of the optimiser that holds it
     group: object = None       # the processes that take the mean of it first
     put: Tensor|None = None    # what of it a backward pass has put into `.grad`
@@ -288,7 +288,7 @@ def _gradient(p, account): # -> [...] as `p`, or None
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce08
 def _still_there(account, grad): # `.grad` now
-    """What is there of `put`, if `.grad` is a multiple of what the backward pass left; else all.
+    """The part of `put` that is there, if `.grad` is a multiple of what the backward pass left; else all.
     So it is where processes take the mean of gradients by hand."""
     put,left = account.put.to(grad),account.left
     if dist.is_available() and dist.is_initialized() and dist.get_world_size()>1: return put

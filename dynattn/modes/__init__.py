@@ -1,4 +1,4 @@
-"""What PyTorch is doing right now: the one place that asks for its private state.
+"""Which modes of PyTorch are on: the one place that asks for its private state.
 
 A call may be traced, differentiated or exported, and each changes what may be computed. PyTorch says
 most of it in names that begin with an underscore; they stand here, so that a release which moves one

@@ -65,7 +65,7 @@ def _sides(window, heads, n, device): # -> int64, [H] or [B,H] each
     return all_heads(left),all_heads(right)
 
 def _kept(layer, x, padding, sigma, alpha):
-    "What `_counted` needs of a pass."
+    "The numbers of a pass that `_counted` needs."
     b,n = x.shape[:2]
     real = torch.full((b,), n, device=x.device) if padding is None else padding.counts
     if layer.whole is not None: n,real = layer.whole
@@ -146,7 +146,7 @@ class EncoderLayer(nn.Module):
 
     @property
     def seen(self) -> dict|None: # width and pairs [B,H], tokens [B], alpha [H]; None before a pass
-        "What the heads saw in the last pass."
+        "The pairs that the heads saw in the last pass."
         return None if self.last is None else _counted(self, **self.last)
 
 # %% ../../nbs/train/50_encoder.ipynb #b2e1c375

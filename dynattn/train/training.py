@@ -223,7 +223,7 @@ class Trainer:
         write_atomic(self.run.folder/'metrics.jsonl', ''.join(json.dumps(row)+'\n' for row in self.rows))
 
     def record(self) -> dict:
-        "What the rest of a run depends on, besides what may be others when it goes on."
+        "The settings that the rest of a run depends on, without those that may be others when it goes on."
         kept = {name: x for name,x in self.run.settings.items() if name not in self.run.free}
         return dict(kept, files=self.files, processes=self.acc.num_processes, format=Checkpoint.format)
 

@@ -250,7 +250,7 @@ def _runs(
     band, b, # `_Band`, batch row
     origin, size, # of the other side: position of its first place, and how many there are
 ): # -> begin, end, whole, beyond
-    "What one of these places sees of the other side, and what all see, which may be empty."
+    "The run that one of these places sees of the other side, and the run that all see."
     begin, end = _run(first-origin, last+1-origin, left, right, lead, size)
     whole, beyond = _run(last-origin, first+1-origin, left, right, lead, size)
     if band.texts is not None:
