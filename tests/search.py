@@ -745,9 +745,9 @@ class Draws:
     def of(self, values): return values[self.integer(0, len(values)-1)]
     def chance(self, share): return self.integer(0, 99)>=100-100*share
 
-    def some(self, *pairs): # (value, weight), in parts of a twentieth
-        ends = [*itertools.accumulate(round(20*weight) for _,weight in pairs)]
-        at = self.integer(0, ends[-1]-1)
+    def some(self, *pairs): # (value, weight)
+        ends = [*itertools.accumulate(weight for _,weight in pairs)]
+        at = (self.integer(0, 99)+.5)/100*ends[-1] # hypothesis draws evenly up to 127
         return next(value for (value,_),end in zip(pairs, ends) if at<end)
 
 def draw_tensor(r, name, loud):
@@ -1002,11 +1002,14 @@ def class_of(case_kind, impl, said):
     "Hypothesis takes errors of one class for one failure, and shrinks each class."
     return type(f'{case_kind} {impl}: {said}', (AssertionError,), {})
 
-def search_kind(counts, examples, kind, impls, dtypes, seed, run):
+ROUND = 25 # cases; Hypothesis varies those that it has drawn, so that the options of a long round are much alike
+
+def search_round(counts, examples, kind, impls, dtypes, seed, run):
     "Raise the failures among cases of one kind, shrunk."
-    @settings(max_examples=examples, derandomize=seed is None, database=None, deadline=None,
+    @hypothesis.seed(seed)
+    @settings(max_examples=examples, database=None, deadline=None, print_blob=False,
               phases=[Phase.generate, Phase.shrink], # explaining takes minutes
-              suppress_health_check=list(HealthCheck), print_blob=False)
+              suppress_health_check=list(HealthCheck))
     @given(cases([kind], impls, dtypes))
     def try_one(case):
         outcome,wrong,used = run(case)
@@ -1014,19 +1017,20 @@ def search_kind(counts, examples, kind, impls, dtypes, seed, run):
         counts.update(('computed by',engine) for engine in used)
         if not wrong: return
         about = f'{case.spoiled[0]} ' if case.spoiled else ''
-        raise class_of(kind, case.impl, about+outline(wrong))(
-            f'{wrong}\n{case.said()}\n\n{case.snippet()}\n')
-    if seed is not None: try_one = hypothesis.seed(seed)(try_one)
+        said = f'{wrong}\n{case.said()}\n\n{case.snippet()}\n'
+        raise class_of(kind, case.impl, about+outline(wrong))(said)
     try_one()
 
-def search(counts, examples, kinds=None, impls=None, dtypes=None, seed=None, run=tried):
-    """Try about so many cases, the same each time where there is no seed; raise all failures, shrunk.
+def search(counts, examples, kinds=None, impls=None, dtypes=None, seed=0, run=tried):
+    """Try about so many cases, the same each time with the same seed; raise what fails, shrunk.
     `run=isolated` finds calls that kill their process, too."""
     weights = {kind: weight for kind,(_,weight) in KINDS.items() if not kinds or kind in kinds}
     errors = []
     for kind,weight in weights.items():
-        n = max(1, round(examples*weight/sum(weights.values())))
-        try: search_kind(counts, n, kind, impls, dtypes, seed, run)
+        left = max(1, round(examples*weight/sum(weights.values())))
+        try:
+            for i in range(0, left, ROUND):
+                search_round(counts, min(ROUND, left-i), kind, impls, dtypes, f'{seed}.{i}', run)
         except Exception as e: errors.append(e)
     if errors: raise ExceptionGroup(f'{len(errors)} kinds of cases fail', errors)
 
@@ -1046,7 +1050,7 @@ def main(args=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--minutes', type=float, default=0., help='rounds of so many cases, until the time is over')
     p.add_argument('--examples', type=int, default=100, help='cases [100]')
-    p.add_argument('--seed', type=int, help='another one draws other cases')
+    p.add_argument('--seed', type=int, default=0, help='another one draws other cases [0]')
     p.add_argument('--impl', nargs='*', choices=['auto','dense','banded','plain','sdpa','triton'])
     p.add_argument('--kind', nargs='*', choices=list(KINDS))
     p.add_argument('--dtype', nargs='*', choices=list(DTYPES))
@@ -1056,8 +1060,8 @@ def main(args=None):
     counts,end = Counter(),time.monotonic()+60*o.minutes
     try:
         for i in itertools.count():
-            seed = (o.seed or 0)+i if o.minutes else o.seed
-            search(counts, o.examples, o.kind, o.impl, o.dtype, seed, isolated if o.isolated else tried)
+            run = isolated if o.isolated else tried
+            search(counts, o.examples, o.kind, o.impl, o.dtype, o.seed+i, run)
             if time.monotonic()>=end: break
     finally: report(counts)
 
