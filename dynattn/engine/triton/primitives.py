@@ -172,7 +172,7 @@ def _per_head(t, x, dtype=torch.float32): # -> [B,H]
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #40f00001
 class _Reach(NamedTuple):
-    "What decides how far the heads look, as a kernel takes it."
+    "The numbers that decide how far the heads look, as a kernel takes them."
     heads:int # B*H
     H:int # heads of the queries
     left:int # no head looks further back
