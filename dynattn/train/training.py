@@ -545,7 +545,8 @@ def _read_result(folder):
         n = len(names)
         is_square = all(len(x)==n for x in (confusion, *confusion))
         if not is_square or not any(map(any, confusion)):
-            raise ValueError(f"confusion: expected {n} rows of {n} counts, not all 0")
+            got = f'{confusion!s:.40}'
+            raise ValueError(f"confusion: expected {n} rows of {n} counts, not all 0, got {got}")
         return result
     return read_intact(path, whole)
 
