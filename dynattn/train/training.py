@@ -358,6 +358,8 @@ class Trainer:
             alphas=j['alphas'].tolist(),
             flops=flops,
             share=flops['windows']/flops['dense'],
+            seconds=_beside_plain(
+                model, [x.data for x in items], self.c.crop, self.c.batch, self.acc.device),
             ms=statistics.median(self.ms or [0]),
             memory=_memory(),
             steps=self.step,
@@ -449,6 +451,31 @@ def _judge(
         flops=dict(flops),
         said=answers)
 
+# %% ../../nbs/train/52_training.ipynb #52a10002
+@torch.no_grad()
+def _beside_plain(
+    model:Classifier, # trained
+    files:list, # of bytes
+    size:int, # bytes of a view
+    batch:int=32, # views, the longest
+    device='cpu', # where the model is
+    rounds:int=5, # of both, in turn
+) -> dict|None: # median seconds of both; None for a model that is plain itself
+    "A forward pass of the model, and of its weights with plain attention."
+    if model.config.window is None and model.config.alpha is None: return None
+    plain = Classifier(dataclasses.replace(model.config, window=None, alpha=None)).to(device).eval()
+    shared = plain.state_dict().keys()
+    plain.load_state_dict({name: x for name,x in model.state_dict().items() if name in shared})
+    pieces = sorted((view for data in files for view in views(data, size)), key=len)[-batch:]
+    ids,padding = (x.to(device) for x in batch_of(pieces))
+    seconds = dict(model=[], plain=[])
+    for turn in range(rounds+1):
+        for name,net in (('model',model), ('plain',plain)):
+            start = time.perf_counter()
+            net(ids, padding).sum().item() # waits for a GPU
+            if turn: seconds[name].append(time.perf_counter()-start)
+    return {name: statistics.median(x) for name,x in seconds.items()}
+
 # %% ../../nbs/train/52_training.ipynb #7d43a05b
 _PLACE = 'step','epoch','at','since','best','total','rows'
 
@@ -513,13 +540,16 @@ def _summary(
     mistakes = [(count, true, said) for true,called in zip(names, confusion)
                 for said,count in zip(names, called) if true!=said and count]
     most = sorted(mistakes, reverse=True)[:5]
+    shown = [f"{1e3*x:.0f} ms" for x in (result.get('seconds') or {}).values()]
+    beside = '' if not shown else (
+        f" On this machine it reads a batch in {shown[0]}, with plain attention in {shown[1]}.")
     wrong = '; '.join(f"{escape(true)} called {escape(said)}: {count}" for count,true,said in most)
     return '\n'.join([
         table(['class', 'precision', 'recall', 'F1', 'files'], rows, escape),
         '',
         f"Accuracy {result['accuracy']:.1%} on {n} files that were held out "
         f"(always the largest class: {result['majority']:.1%}); macro F1 {result['f1']:.3f}.",
-        f"Attention: {result['share']:.1%} of the pairs stood inside the windows.",
+        f"Attention: {result['share']:.1%} of the pairs stood inside the windows.{beside}",
         f"Confused most: {wrong or 'none'}."])
 
 _SHARE,_WHOLE = Field(float, 0, 1),Field(int, 0, 2**63)
