@@ -16,7 +16,6 @@ import json
 import math
 import pkgutil
 from fractions import Fraction
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +25,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from .. import probe
 from ..engine.dense import dense_attention
-from ..metrics import Answer, depends
+from ..probe import Answer, Probe, change, dependence, draw, frozen, same_numbers
 from ..padding import PaddingMask
 
 # %% ../../nbs/survey/70_card.ipynb #29d3cdf6
@@ -339,12 +339,14 @@ def complexity(
     return Cost(Ns, *zip(*runs))
 
 # %% ../../nbs/survey/70_card.ipynb #5b746504
+def _width(layer): return getattr(layer, "width", Layer.width)
+
 def _one_pass(layer, n):
     # the counter's hooks stumble over expanded parameters
     layer = copy.deepcopy(layer).requires_grad_(False)
-    x = torch.empty(1, n, getattr(layer, "width", Layer.width))
-    with torch.no_grad(), PeakBytes() as memory, FlopCounterMode(display=False, custom_mapping=_BAGS) as counter:
-        layer(x)
+    x = torch.empty(1, n, _width(layer))
+    counter = FlopCounterMode(display=False, custom_mapping=_BAGS)
+    with torch.no_grad(), PeakBytes() as memory, counter: layer(x)
     return counter.get_total_flops(), memory.peak
 
 def _bag_flops(weight, indices, *args, out_shape=None, **kwargs): # of shapes [V,D] and [K]
@@ -356,10 +358,10 @@ _BAGS = {op: _bag_flops
 
 # %% ../../nbs/survey/70_card.ipynb #c485c1e6
 class Verdict(str):
-    "`yes`, `leaks`, `no` or `undecided`, with `change`, the largest relative change of the past by a new future."
+    "`yes`, `leaks`, `no` or `undecided`, with `change`, the largest relative change of the past."
     def __new__(cls,
         verdict, # one of the four words
-        change=0., # the largest relative change of the past
+        change=0., # the largest relative change of the past by a new future
     ):
         self = super().__new__(cls, verdict)
         self.change = change
@@ -372,49 +374,20 @@ def causality(
     width:int|None=None, # D, default: the layer's `width`
     seeds=range(4), # one input and one set of futures each
 ) -> Verdict: # "yes", "leaks" or "no"; "undecided" where a change cannot be told from rounding
-    "Does a new future change the past? All tokens from t on are replaced by noise, t = 1, N/4, N/2, N−1."
-    layer, answers, change, grads = _frozen(layer), set(), 0., False
-    for seed in seeds:
-        x, noise = _noise(layer, n, width, seed), _noise(layer, n, width, seed + 10**6)
-        y = _run(layer, x)
-        if y.shape[1] != n: return Verdict("no", float("inf"))  # no position of its own for every token
-        for t in sorted({1, n // 4, n // 2, n - 1}):
-            future = torch.cat([torch.zeros_like(x[:, :t]), (noise - x)[:, t:]], 1)
-            past = _run(layer, x + future)[:, :t]
-            change = max(change, _relative(past, y[:, :t], y))
-            with torch.no_grad():
-                answers.update(depends(lambda x: _run(layer, x)[0, :t], x, future).tolist())
-            grads = grads or _reads_ahead(layer, x, t)
-    if grads: return Verdict("no", change)
-    changed = answers - {Answer.NO, Answer.UNSURE}
-    return Verdict("leaks" if changed else "undecided" if Answer.UNSURE in answers else "yes", change)
+    "Does a new future change the past? All tokens from t on are replaced, t = 1, N/4, N/2, N−1."
+    asked = _probe(layer, width)
+    has_row_per_token = asked(asked.inputs(0, n)).shape[1] == n
+    if not has_row_per_token: return Verdict("no", float("inf"))
+    futures = [dict(n=n, seed=seed, t=t) for seed in seeds for t in probe.places(n)]
+    moved = max(change(*asked.outputs(probe.future, **future)) for future in futures)
+    gradients = (asked.outputs(probe.future_gradient, **future) for future in futures)
+    if not all(torch.equal(*pair) for pair in gradients): return Verdict("no", moved)
+    answer = max(int(asked.depends(probe.future, **future).max()) for future in futures)
+    words = {Answer.NO: "yes", Answer.UNSURE: "undecided"}
+    return Verdict(words.get(answer, "leaks"), moved)
 
 # %% ../../nbs/survey/70_card.ipynb #fe604459
-def _frozen(layer): return copy.deepcopy(layer).double().eval()
-
-def _noise(layer, n, width=None, seed=0, batch=1):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, n, width or getattr(layer, "width", Layer.width),
-                       generator=g, dtype=torch.float64)
-
-def _run(layer, *args, **kwargs):
-    "The first output of one pass, with the random state fixed, so that two runs differ by their input alone."
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        out = layer(*args, **kwargs)
-    return out[0] if isinstance(out, tuple) else out
-
-def _relative(a, b, scale=None):
-    size = (b if scale is None else scale).abs().mean().clamp(min=1e-30)
-    return ((a - b).abs().max() / size).item()
-
-def _reads_ahead(layer, x, t):
-    "Does a gradient flow from the past's output to the future's input?"
-    x = x.clone().requires_grad_()
-    past = _run(layer, x)[:, :t]
-    g, = torch.autograd.grad((past * torch.linspace(1, 2, past.numel()).view_as(past)).sum(),
-                             x, allow_unused=True)
-    return g is not None and bool(g[:, t:].abs().max() > 0)
+def _probe(layer, width=None): return Probe.of(layer, torch.empty(1, 1, width or _width(layer)))
 
 # %% ../../nbs/survey/70_card.ipynb #9a4e21a4
 def streaming(
@@ -422,13 +395,10 @@ def streaming(
     n:int=24, # N
     seed:int=0, # of the input
 ) -> float: # largest difference, relative to the mean size of the output
-    "Token by token against all at once; raises `NotImplementedError` where there is no incremental form."
-    layer = _frozen(layer)
-    x, state, ys = _noise(layer, n, seed=seed, batch=2), layer.init_state(2), []
-    for t in range(n):
-        y, state = layer.step(x[:, t], state)
-        ys.append(y)
-    return _relative(torch.stack(ys, 1), _run(layer, x))
+    "Token by token against all at once; `NotImplementedError` where there is no incremental form."
+    asked = _probe(layer)
+    two = draw(seed, [2, n, _width(layer)])
+    return change(*probe.cached(asked, two, None, asked.one_at_a_time))
 
 # %% ../../nbs/survey/70_card.ipynb #cd2991b7
 def prefix(
@@ -437,10 +407,10 @@ def prefix(
     seed:int=0, # of the input
 ) -> float: # largest difference over all prefixes, relative to the mean size of the output
     "f(x[:, :t]) against f(x)[:, :t] for every t."
-    layer = _frozen(layer)
-    x = _noise(layer, n, seed=seed)
-    y = _run(layer, x)
-    return max(_relative(_run(layer, x[:, :t]), y[:, :t]) for t in range(1, n + 1))
+    run = _probe(layer)
+    x = run.inputs(seed, n)
+    y = run(x)
+    return max(change(y[:, :t], run(x[:, :t])) for t in range(1, n + 1))
 
 # %% ../../nbs/survey/70_card.ipynb #95d6b14f
 def exactness(
@@ -448,13 +418,13 @@ def exactness(
     n:int=24, # N
     causal:bool=False, # compare the causal form
     seed:int=0, # of weights and input
-) -> float|None: # largest difference, relative to the mean size of the output; None where the class has no such setting
-    "The layer with `exact(n)` against the `reference` of its class, in float64. `limit` describes the reference."
-    knobs = system.exact(n)
-    if knobs is None: return None
-    layer = _seeded(system, n, seed, causal=causal, **knobs).double().eval()
-    x = _noise(layer, n, seed=seed, batch=2)
-    return _relative(_run(layer, x), layer.reference(x))
+) -> float|None: # largest difference, relative to the mean size; None without such a setting
+    "The layer with `exact(n)` against the `reference` of its class, which `limit` describes."
+    layer = _at_its_limit(system, n, causal, seed)
+    if layer is None: return None
+    x = draw(seed, [2, n, _width(layer)])
+    with same_numbers(): reference = layer.reference(x)
+    return change(reference, _probe(layer)(x))
 
 # %% ../../nbs/survey/70_card.ipynb #95d6b10c
 def from_softmax(
@@ -462,16 +432,18 @@ def from_softmax(
     n:int=24, # N
     causal:bool=False, # compare the causal form
     seed:int=0, # of weights and input
-) -> float|None: # largest, relative to the mean size of the output; None without such a setting or without q, k, v
-    "The layer with `exact(n)` against PyTorch's softmax attention on the same q, k and v, in float64."
-    knobs = system.exact(n)
-    if knobs is None: return None
-    layer = _seeded(system, n, seed, causal=causal, **knobs).double().eval()
-    inner = layer.projections()
+) -> float|None: # as for `exactness`; None also for a layer without q, k and v
+    "The layer with `exact(n)` against PyTorch's softmax attention on the same q, k and v."
+    layer = _at_its_limit(system, n, causal, seed)
+    inner = None if layer is None else layer.projections()
     if inner is None: return None
-    x = _noise(layer, n, seed=seed, batch=2)
+    x = draw(seed, [2, n, _width(layer)])
     softmax = inner.merge(F.scaled_dot_product_attention(*inner.qkv(x), is_causal=causal))
-    return _relative(_run(layer, x), softmax)
+    return change(softmax, _probe(layer)(x))
+
+def _at_its_limit(system, n, causal, seed): # -> a layer in float64; None without such a setting
+    knobs = system.exact(n)
+    return None if knobs is None else frozen(_seeded(system, n, seed, causal=causal, **knobs))
 
 def _seeded(system, n, seed=0, **kwargs):
     with torch.random.fork_rng(devices=[]):
@@ -505,13 +477,11 @@ def truncation(
     real:int=17, # tokens that are real
     seed:int=0, # of the input
 ) -> float: # largest difference over the real positions, relative to the mean size of the output
-    "The real part of a padded sequence against the same sequence alone; what stands in the filling is NaN."
-    layer = _frozen(layer)
-    alone = _noise(layer, real, seed=seed)
-    x = torch.full((1, n, alone.shape[-1]), float("nan"), dtype=torch.float64)
-    x[:, :real] = alone
-    y = _run(layer, x, padding=PaddingMask.from_lengths(torch.tensor([real]), n))[:, :real]
-    return _relative(y, _run(layer, alone)) if y.isfinite().all() else float("inf")
+    "The real part of a padded sequence against the same sequence alone; the filling is NaN."
+    asked = _probe(layer)
+    x = asked.inputs(seed, n)
+    alone, within = probe.padded(asked, x, torch.full_like(x, math.nan), 0, real)
+    return change(alone, within) if within.isfinite().all() else math.inf
 
 # %% ../../nbs/survey/70_card.ipynb #92864d95
 def equivariance(
@@ -521,15 +491,15 @@ def equivariance(
     invariant:bool=False, # expect the output not to move at all
 ) -> float: # largest difference, relative to the mean size of the output
     "f(x permuted) against f(x) permuted the same way (or not at all)."
-    layer = _frozen(layer)
-    x = _noise(layer, n, seed=seed)
+    run = _probe(layer)
+    x = run.inputs(seed, n)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    y = _run(layer, x)
-    return _relative(_run(layer, x[:, order]), y if invariant else y[:, order])
+    y = run(x)
+    return change(y if invariant else y[:, order], run(x[:, order]))
 
 # %% ../../nbs/survey/70_card.ipynb #0beeff60
 class Stack(nn.Module):
-    "Layers one after the other; a layer that returns several tensors hands all of them to the next one."
+    "Layers one after the other; one that returns several tensors hands all of them to the next."
     def __init__(self,
         *layers, # each `Layer`, (x, context, ...) -> x or (x, context, ...)
     ):
@@ -554,14 +524,12 @@ def reach(
     n:int, # N
     at:int, # the output that is asked
     seed:int=0, # of the input and of what replaces a token
-    tol:float=1e-10, # relative change that still counts as rounding
-) -> Tensor: # [N] bool, which tokens it depends on
-    "Each token in turn is replaced by another; where the output at `at` changes, it depends on that token."
-    layer = _frozen(layer)
-    x, other = _noise(layer, n, seed=seed), _noise(layer, n, seed=seed + 10**6)
-    replaced = torch.where(torch.eye(n, dtype=torch.bool)[..., None], other, x)  # [N,N,D]
-    y = _run(layer, torch.cat([x, replaced]))[:, at]  # [1+N,D]
-    return (y[1:] - y[0]).abs().amax(-1) > tol * y[0].abs().mean()
+) -> Tensor: # [N] bool, which tokens it depends on, in proportion or by choice
+    "Each token in turn is replaced by another; does the output at `at` depend on it?"
+    run = _probe(layer)
+    x, other = run.inputs(seed, n), run.inputs(seed + 1000, n)
+    with torch.no_grad(): row, = dependence(lambda x: run(x)[:, [at]], x, other)
+    return row >= Answer.CHOICE
 
 # %% ../../nbs/survey/70_card.ipynb #b834e99c
 def picture(
@@ -569,23 +537,20 @@ def picture(
     n:int=24, # N
     seed:int=0, # of the input
     x:Tensor|None=None, # [1,N,D] input instead of noise
-) -> Tensor: # [H,N′,N] attention matrix; [1,N′,N] norms of the Jacobian's blocks for other layers
+) -> Tensor: # [H,N′,N] attention matrix; [1,N′,N] norms of the Jacobian's blocks for others
     "The attention matrix, or the size of the Jacobian."
-    layer = _frozen(layer)
-    x = _noise(layer, n, seed=seed) if x is None else x.double()
+    run = _probe(layer)
+    x = run.inputs(seed, n) if x is None else x.double()
     if getattr(type(layer), "attend", AttentionLayer.attend) is AttentionLayer.attend:
-        return _jacobian_norms(layer, x)
-    q, k, v = layer.qkv(x)
+        jacobian = torch.autograd.functional.jacobian(run, x)  # [1,N′,D,1,N,D]
+        return jacobian[0, :, :, 0].square().sum((1, 3)).sqrt()[None]
+    q, k, v = run.model.qkv(x)
     with torch.no_grad():
-        a = layer.attend(q, k, torch.eye(x.shape[1]).to(v).expand(*v.shape[:2], -1, -1))
-        if _relative(a @ v, layer.attend(q, k, v)) > 1e-6:
+        weights = probe.unit_weights(run.model.attend, q, k, v)
+        if change(run.model.attend(q, k, v), weights @ v) > 1e-6:
             raise ValueError("layer: expected an output linear in its values, "
                              "got another; it has no attention matrix")
-    return a[0]
-
-def _jacobian_norms(layer, x):
-    j = torch.autograd.functional.jacobian(partial(_run, layer), x)  # [1,N′,D,1,N,D]
-    return j[0, :, :, 0].square().sum((1, 3)).sqrt()[None]
+    return weights[0]
 
 # %% ../../nbs/survey/70_card.ipynb #c6a311ce
 def optional(
