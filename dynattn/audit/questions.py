@@ -185,11 +185,11 @@ def program(
     lines.append(f'f = partial({subject.run.__name__}, model{options})')
     if by_steps: lines.append(f'steps = partial({subject.steps.__name__}, model{options})')
     shape = subject.input_shape(n)
-    inputs = f'draw(seed, {shape}, {subject.scale}) for seed in ({seed}, {seed+1000})'
+    inputs = f'draw(seed, {shape}, {subject.scale}) for seed in ({seed}, {seed+probe.OTHER})'
     lines.append(f'x, other = ({inputs})')
     if module:
         lines.append(f'f, x = _inside(model, {module!r}, f, x)')
-        lines.append('other = draw(1000, x.shape, x.std())')
+        lines.append(f'other = draw({probe.OTHER}, x.shape, x.std())')
     return '\n'.join([*lines, f'a, b = {question.__name__}(f, x, other{numbers})',
         'change = (a-b).abs().max().item()',
         f'print("{question.__name__.strip("_")}: a change by", change) # expected: {expected}'])

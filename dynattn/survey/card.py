@@ -376,10 +376,12 @@ def causality(
 ) -> Verdict: # "yes", "leaks" or "no"; "undecided" where a change cannot be told from rounding
     "Does a new future change the past? All tokens from t on are replaced, t = 1, N/4, N/2, N−1."
     asked = _probe(layer, width)
-    has_row_per_token = asked(asked.inputs(0, n)).shape[1] == n
-    if not has_row_per_token: return Verdict("no", float("inf"))
     futures = [dict(n=n, seed=seed, t=t) for seed in seeds for t in probe.places(n)]
-    moved = max(change(*asked.outputs(probe.future, **future)) for future in futures)
+    whole = {seed: asked(asked.inputs(seed, n)) for seed in seeds}
+    has_row_per_token = all(y.shape[1] == n for y in whole.values())
+    if not has_row_per_token: return Verdict("no", float("inf"))
+    moved = max(change(*asked.outputs(probe.future, **future), whole[future["seed"]])
+                for future in futures)
     gradients = (asked.outputs(probe.future_gradient, **future) for future in futures)
     if not all(torch.equal(*pair) for pair in gradients): return Verdict("no", moved)
     answer = max(int(asked.depends(probe.future, **future).max()) for future in futures)
@@ -527,7 +529,7 @@ def reach(
 ) -> Tensor: # [N] bool, which tokens it depends on, in proportion or by choice
     "Each token in turn is replaced by another; does the output at `at` depend on it?"
     run = _probe(layer)
-    x, other = run.inputs(seed, n), run.inputs(seed + 1000, n)
+    x, other = run.inputs(seed, n), run.others(seed, n)
     with torch.no_grad(): row, = dependence(lambda x: run(x)[:, [at]], x, other)
     return row >= Answer.CHOICE
 
