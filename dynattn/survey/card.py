@@ -6,7 +6,7 @@
 __all__ = ['TAGS', 'PARTS', 'ENTRIES', 'COLUMNS', 'PeakBytes', 'fit_polynomial', 'evaluate', 'Cost', 'Info', 'Layer',
            'AttentionLayer', 'Exact', 'complexity', 'Verdict', 'causality', 'streaming', 'prefix', 'exactness',
            'from_softmax', 'limit_of', 'check_limit', 'truncation', 'equivariance', 'Stack', 'reach', 'picture',
-           'optional', 'register', 'decodes', 'has_causal', 'measure', 'load', 'table', 'format_table']
+           'optional', 'register', 'decodes', 'has_causal', 'measure', 'load', 'in_order', 'table', 'format_table']
 
 # %% ../../nbs/survey/70_card.ipynb #37d84d65
 import copy
@@ -629,15 +629,20 @@ def load() -> dict: # `ENTRIES`, complete
         importlib.import_module(f"dynattn.survey.{module.name}")
     return importlib.import_module("dynattn.survey.card").ENTRIES
 
+def in_order(
+    systems, # `Layer` classes
+) -> list:
+    "In the order of the survey's table, systems beside it last."
+    return sorted(systems, key=lambda c: (c.info.row is None, c.info.row or 0, c.form))
+
 def table(
     Ns:tuple|None=None, # lengths for the cost; default: each system's own
     systems=None, # `Layer` classes; default: all of the survey
     on_row=lambda row: None, # called with each row as soon as it is measured
 ) -> list: # of dicts, in the survey's order, systems beside its table last
     "The survey's table, measured now."
-    order = lambda c: (c.info.row is None, c.info.row or 0, c.form)
     rows = []
-    for system in sorted(load().values() if systems is None else systems, key=order):
+    for system in in_order(load().values() if systems is None else systems):
         rows.append(measure(system, Ns))
         on_row(rows[-1])
     return rows
