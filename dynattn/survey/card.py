@@ -32,7 +32,7 @@ from ..padding import PaddingMask
 
 # %% ../../nbs/survey/70_card.ipynb #29d3cdf6
 class PeakBytes(TorchDispatchMode):
-    "Within this context, `peak` is the most bytes that results of operations held at one time, on any device."
+    "`peak` is the most bytes that results of operations held at one time, on any device."
     def __init__(self):
         super().__init__()
         self.live, self.held, self.peak = {}, 0, 0
@@ -61,10 +61,10 @@ class PeakBytes(TorchDispatchMode):
 
 # %% ../../nbs/survey/70_card.ipynb #571449aa
 def fit_polynomial(
-    xs:list, # distinct integers, at least `degree`+2 of them, so that something is left to check with
+    xs:list, # distinct integers, at least `degree`+2 of them: the rest is the check
     ys:list, # integers, one for each of `xs`
     degree:int=3, # the highest degree tried
-) -> list|None: # coefficients as `Fraction`, lowest first; None where no such polynomial passes through all points
+) -> list|None: # of `Fraction`, lowest first; None where no such polynomial meets all points
     """The polynomial through all points, in rational arithmetic:
     Lagrange's form on the first points, checked on the rest."""
     if len(xs) < degree + 2:
@@ -95,7 +95,7 @@ def evaluate(
 
 # %% ../../nbs/survey/70_card.ipynb #506b0fa2
 class Cost:
-    "The cost of a system at several lengths: a polynomial in N where there is one, and an exponent."
+    "The cost of a system at several lengths: a polynomial in N if there is one, and an exponent."
     def __init__(self,
         ns:list, # lengths measured
         flops:list, # floating-point operations of matrix products at each length
@@ -133,8 +133,9 @@ def _poly_str(poly):
     return " + ".join(reversed(terms)).replace("+ -", "- ") or "0"
 
 # %% ../../nbs/survey/70_card.ipynb #3adac6e3
-TAGS = dict(FP="fixed or random patterns", M="memory", LP="learned patterns", LR="low rank", KR="kernels",
-            RC="recurrence", DS="downsampling", Sparse="sparse models with conditional computation")
+TAGS = dict(FP="fixed or random patterns", M="memory", LP="learned patterns", LR="low rank",
+            KR="kernels", RC="recurrence", DS="downsampling",
+            Sparse="sparse models with conditional computation")
 PARTS = ("attention", "ffn", "memory", "pool")
 
 # %% ../../nbs/survey/70_card.ipynb #3adac60c
@@ -149,7 +150,7 @@ class Info:
         complexity:str, # the survey's entry, "N√N"; "" where the survey has none
         decode:bool|None=None, # the survey's tick; None where the survey has none
         part:str="attention", # what it replaces, one of `PARTS`
-        row:int|None=None, # its place in the survey's table, from 1; None for systems beside the table
+        row:int|None=None, # its place in the survey's table, from 1; None beside the table
         note:str="", # a sentence that explains a disagreement between print and measurement
     ):
         unknown = set(filter(None, tags.split("+"))) - set(TAGS)
@@ -157,7 +158,11 @@ class Info:
             raise ValueError(f"tags: expected letters of {sorted(TAGS)}, got {sorted(unknown)}")
         if part not in PARTS:
             raise ValueError(f"part: expected one of {PARTS}, got {part!r}")
-        self.name, self.authors, self.year, self.source, self.tags = name, authors, year, source, tags
+        self.name = name
+        self.authors = authors
+        self.year = year
+        self.source = source
+        self.tags = tags
         self.complexity = complexity
         self.decode = decode
         self.part = part
@@ -170,13 +175,14 @@ class Info:
 
 # %% ../../nbs/survey/70_card.ipynb #327aa6cf
 class Layer(nn.Module):
-    "A system of the survey: [B,N,D] -> [B,N′,D]. Methods that a system does not support raise `NotImplementedError`."
+    "A system: [B,N,D] -> [B,N′,D]. What it does not support raises `NotImplementedError`."
     info:Info = None # the card
     form = "" # which form of the system, where there are several
     limit = "" # what `reference` is, in words
     can_be_causal = True
     width, heads = 16, 2 # D and H of the small layer that is measured
-    lengths = (1024, 2048, 3072, 4096, 32768, 65536) # N that is measured: four for a cubic, two long ones to check it
+    # N that is measured: four for a cubic, two long ones to check it
+    lengths = (1024, 2048, 3072, 4096, 32768, 65536)
 
     def __init__(self,
         embed_dim:int, # D
@@ -306,7 +312,8 @@ class Exact(AttentionLayer):
     crosses = True
     @classmethod
     def exact(cls, n): return {}
-    def attend(self, q, k, v, *, padding=None): return self.read(q, k, v, padding=padding, is_causal=self.causal)
+    def attend(self, q, k, v, *, padding=None):
+        return self.read(q, k, v, padding=padding, is_causal=self.causal)
     def read(self,
         q, # [B,H,N,d]
         k, # [B,H,M,d]
@@ -330,7 +337,7 @@ def complexity(
     Ns:tuple|None=None, # lengths; default: those the class names in `lengths`
     causal:bool=False, # measure the form for decoding
 ) -> Cost: # per sequence (B = 1), float32, forward
-    "FLOPs and peak bytes of one forward pass on the meta device, which allocates nothing, even at 10⁶ tokens."
+    "FLOPs and peak bytes of a pass on the meta device, which allocates nothing at any length."
     is_class = inspect.isclass(system)
     Ns = Ns or (system.lengths if is_class else Layer.lengths)
     with torch.device("meta"):
@@ -456,7 +463,7 @@ def _seeded(system, n, seed=0, **kwargs):
 def limit_of(
     system:type, # a `Layer` class
 ) -> str: # what its `reference` is
-    "The words of `limit`; those of a parent class do not count where a class has replaced the parent's `reference`."
+    "The words of `limit`; a parent's do not count where a class replaces its `reference`."
     owner = lambda name: next(i for i, c in enumerate(system.__mro__) if name in vars(c))
     return system.limit if owner("limit") <= owner("reference") else "its own reference"
 
@@ -558,7 +565,7 @@ def picture(
 def optional(
     module:str, # as it is imported
 ): # the module, or None where it is not installed
-    "A package that only a comparison needs; if it is missing, a message is printed instead of an error."
+    "A package that only a comparison needs; if it is missing, a message is printed."
     try: return importlib.import_module(module)
     except ImportError:
         print(f"{module} is not installed (pip install dynattn[oracles]); "
@@ -608,14 +615,17 @@ def measure(
     "All measurements of one form of one system: the causal form where there is one."
     info, causal = system.info, has_causal(system)
     cost, verdict = complexity(system, Ns, causal=causal), decodes(system)
-    printed = dict(row=info.row, name=info.name, form=system.form, authors=info.authors, year=info.year,
+    printed = dict(row=info.row, name=info.name, form=system.form,
+                   authors=info.authors, year=info.year,
                    source=info.source, tags=info.tags, part=info.part,
                    complexity=info.complexity, decode=info.decode,
                    note=info.note, module=system.__module__)
     exact = exactness(system, causal=causal)
     measured = dict(measured="causal" if causal else "bidirectional", flops=cost.order,
                     poly=_poly_str(cost.poly),
-                    peak=cost.peak_order, Ns=cost.ns, flops_at=cost.flops, peak_at=cost.peak, causal=str(verdict),
+                    peak=cost.peak_order,
+                    Ns=cost.ns, flops_at=cost.flops, peak_at=cost.peak,
+                    causal=str(verdict),
                     change=verdict.change if math.isfinite(verdict.change) else None,
                     exact=exact, limit="" if exact is None else limit_of(system),
                     softmax=check_limit(system, causal))
