@@ -125,7 +125,7 @@ MUTANTS = [ # module, its text, the fault
     ('export.runtime', 'if got.get(name)!=expected.get(name):', 'if False:'),
     ('audit.report', 'future,more = (pairs==Answer.YES) & (back<0),(pairs==Answer.YES) & ~within', 'future,more = (pairs==Answer.YES) & (back<-1),(pairs==Answer.YES) & ~within'),
     ('train.training', 'if step<up: return top*(step+1)/up', 'if step<up: return top*step/up'),
-    ('train.training', "for k in (*_PLACE, 'ms'): setattr(self, k, state[k])", "for k in ('ms',): setattr(self, k, state[k])"),
+    ('train.training', "for name in (*_PLACE, 'ms'): setattr(self, name, state[name])", "for name in ('ms',): setattr(self, name, state[name])"),
     # flash_attn's interface
     ('engine.plain', 'plan._replace(q_offset=shift+first-first_key)', 'plan._replace(q_offset=shift+first)'),
     ('engine.plan', 'for right in (False,True))\n    right = (end-1-place)', 'for right in (False,True))\n    right = (end-9-place)'),
