@@ -6,7 +6,7 @@ often training on one width stops too early.
     python experiments/foresight.py --dents              # only where training stops
 
 The weights of a trained model say what a window would miss. A head's loss is the weight that its window misses plus
-price·σ, σ in tokens. Widths are chosen on texts A and judged on texts B; no file of Python's library is in both.
+price·σ, σ in tokens and never more than the text has. Widths are chosen on texts A and judged on texts B; no file of Python's library is in both.
 *Perfect foresight* chooses on the very text that is judged, so no prediction can do better. A *prediction* is a ridge
 regression that sees the layer's input, learned on A.
 
@@ -153,34 +153,37 @@ def ridge(x, y, penalties=PENALTIES):
         return lambda new: (new-mean)/spread@slope+level
     return [fitted(p) for p in penalties]
 
-def chosen(predicted, heads):
+def costs(lengths): # [T] -> [P,T,1,S]
+    "What each width costs in texts of so many tokens: nothing more beyond their ends."
+    return torch.tensor(PRICES)[:,None,None,None]*torch.minimum(WIDTHS, lengths[:,None]-1)[:,None]
+
+def chosen(predicted, heads, cost):
     "Indices of widths [2,P,T,H]: where the predicted loss is least, and the width that is nearest to the predicted one."
     curves,best = predicted.split((heads*len(WIDTHS), heads*len(PRICES)), -1)
     curves = curves.unflatten(-1, (heads, -1))                                      # [T,H,S]
-    by_loss = torch.stack([(curves+price*WIDTHS).argmin(-1) for price in PRICES])
+    by_loss = (curves+cost).argmin(-1)
     between = (WIDTHS[1:]+WIDTHS[:-1])/2
     by_width = torch.bucketize(best.unflatten(-1, (heads, -1)).permute(2, 0, 1).contiguous(), between)
     return torch.stack((by_loss, by_width))
 
 WAYS = ('loss','width')              # what the ridge predicts
 
-def predicted_losses(x, curves, is_a, folds):
+def predicted_losses(x, curves, lengths, is_a, folds):
     """One layer: losses and widths, each [penalties,2,P,T], means over heads, for two ways to predict.
 
     Rows of A are predicted by fits to the other folds of A, those of B by a fit to all of A."""
     heads = curves.shape[1]
-    best = torch.stack([WIDTHS[(curves+price*WIDTHS).argmin(-1)] for price in PRICES], -1)   # [T,H,P]
+    priced = curves+costs(lengths)                                                  # [P,T,H,S]
+    best = WIDTHS[priced.argmin(-1)].permute(1, 2, 0)                               # [T,H,P]
     targets = torch.cat((curves.flatten(1), best.flatten(1)), -1)
     losses = torch.zeros(len(PENALTIES), len(WAYS), len(PRICES), len(x))
     widths = torch.zeros_like(losses)
     parts = [(is_a & (folds!=fold), is_a & (folds==fold)) for fold in range(FOLDS)]+[(is_a, ~is_a)]
     for learn,judge in parts:
         for i,fit in enumerate(ridge(x[learn], targets[learn])):
-            at = chosen(fit(x[judge]), heads)
-            width = WIDTHS[at]                                                      # [2,P,T,H]
-            of_text = curves[judge].expand(len(WAYS), len(PRICES), -1, -1, -1)
-            lost = of_text.gather(-1, at[...,None])[...,0]+torch.tensor(PRICES)[:,None,None]*width
-            losses[i,:,:,judge],widths[i,:,:,judge] = lost.mean(-1),width.mean(-1)
+            at = chosen(fit(x[judge]), heads, costs(lengths[judge]))
+            lost = priced[:,judge].expand(len(WAYS), -1, -1, -1, -1).gather(-1, at[...,None])[...,0]
+            losses[i,:,:,judge],widths[i,:,:,judge] = lost.mean(-1),WIDTHS[at].mean(-1)
     return losses,widths
 
 def by_text(values, text_of, texts):
@@ -192,11 +195,12 @@ def foresight(name, subject):
     "A row for each price and way to choose a width."
     model,tokenizer = subject.load()
     masks = table(Window.default(WIDTHS), subject.tokens)                           # [S,N]
-    firsts,means,states,curves = [],[],[],[]
+    firsts,means,states,curves,lengths = [],[],[],[],[]
     for t in subject.texts:
         by_distance,first,state = looked_at(subject, model, tokenizer, t.text)
         curves.append(missed(by_distance, masks).permute(2, 0, 1, 3))               # [Q,L,H,S]
         states.append(state.transpose(0, 1))                                        # [Q,L,D]
+        lengths.append(by_distance.shape[-1])
         firsts.append(first)
         means.append(state.mean(1))
     text_of = torch.arange(len(curves)).repeat_interleave(torch.tensor([len(c) for c in curves]))
@@ -209,8 +213,8 @@ def foresight(name, subject):
     in_b = [f for f,a in zip(files, is_a) if not a]
 
     found = {}                                                                      # way, price -> loss and width [B]
-    price_of = torch.tensor(PRICES)[:,None,None,None,None]
-    losses = of_text+price_of*WIDTHS                                                # [P,T,L,H,S]
+    lengths = torch.tensor(lengths)
+    losses = of_text+costs(lengths)[:,:,None]                                       # [P,T,L,H,S]
     of_a,of_b = losses[:,is_a],losses[:,~is_a]
     def fixed(index): # [P,L,H] or [P,T,L,H], chosen widths of B
         index = index.expand(of_b.shape[:-1]) if index.ndim==4 else index[:,None].expand(of_b.shape[:-1])
@@ -222,16 +226,17 @@ def foresight(name, subject):
     found['one per head'] = fixed(of_a.mean(1).argmin(-1))
     found['per text, foresight'] = fixed(alike)
     found['per text and head, foresight'] = fixed(of_b.argmin(-1))
-    per_query = [(of_query+price*WIDTHS).min(-1) for price in PRICES]
-    in_text = torch.stack([x.values.mean((1, 2)) for x in per_query]),torch.stack([WIDTHS[x.indices].mean((1, 2)) for x in per_query])
-    found['per query and head, foresight'] = tuple(by_text(x, text_of, len(files))[:,~is_a] for x in in_text)
+    per_query = [(of_query+cost[:,None]).min(-1) for cost in costs(lengths[text_of])]
+    lost = torch.stack([x.values.mean((1, 2)) for x in per_query])
+    width = torch.stack([WIDTHS[x.indices].mean((1, 2)) for x in per_query])
+    found['per query and head, foresight'] = tuple(by_text(x, text_of, len(files))[:,~is_a] for x in (lost, width))
 
     penalties = {}
     rows_of_text = torch.arange(len(files))
     sources = [('mean', torch.stack(means), of_text, rows_of_text), ('own', states, of_query, text_of)]
     if not subject.causal: sources.insert(0, ('first', torch.stack(firsts), of_text, rows_of_text))
     for source,x,c,row_text in sources:
-        parts = [predicted_losses(x[:,l], c[:,l], is_a[row_text], folds[row_text]) for l in range(layers)]
+        parts = [predicted_losses(x[:,l], c[:,l], lengths[row_text], is_a[row_text], folds[row_text]) for l in range(layers)]
         lost,width = (by_text(torch.stack(p).mean(0), row_text, len(files)) for p in zip(*parts))
         for w,way in enumerate(WAYS):
             best = lost[:,w][:,:,is_a].mean(-1).argmin(0)                           # [P], by the folds of A
