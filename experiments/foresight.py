@@ -1,16 +1,17 @@
-"""How much could a window gain that knows its text? What a width per head, per text and per query is worth, and how
-often training on one width stops too early.
+"""What a width per head, per text and per query is worth, and how often training stops too early.
 
     python experiments/foresight.py                      # all of it, about ten minutes of one core
     python experiments/foresight.py --model minilm       # one model
     python experiments/foresight.py --dents              # only where training stops
 
-The weights of a trained model say what a window would miss. A head's loss is the weight that its window misses plus
-price·σ, σ in tokens and never more than the text has. Widths are chosen on texts A and judged on texts B; no file of Python's library is in both.
-*Perfect foresight* chooses on the very text that is judged, so no prediction can do better. A *prediction* is a ridge
-regression that sees the layer's input, learned on A.
+The weights of a trained model say what a window would miss. A head's loss is the weight that its
+window misses plus price·σ, with σ in tokens and never more than the text has. Widths are chosen on
+texts A and judged on texts B; no file of Python's library is in both. *Perfect foresight* chooses
+on the very text that is judged, so no prediction can do better. A *prediction* is a ridge regression
+that sees the layer's input, learned on A.
 
-Rows are appended to `foresight.csv` and `foresight_dents.csv`; what has rows for the same texts is not run again.
+Rows are appended to `foresight.csv` and `foresight_dents.csv`; what has rows for the same texts is
+not run again.
 """
 import argparse, ast, hashlib, sys, sysconfig
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ def docstrings(per_file=6):
             if not isinstance(node, (ast.FunctionDef, ast.ClassDef)): continue
             paragraph = ' '.join((ast.get_docstring(node) or '').split('\n\n')[0].split())
             is_prose = paragraph[:1].isupper() and paragraph.endswith('.')
-            if is_prose and 70<len(paragraph)<220 and paragraph not in found: found.append(paragraph)
+            is_short = 70<len(paragraph)<220
+            if is_prose and is_short and paragraph not in found: found.append(paragraph)
         for text in found[:per_file]: yield Text(path.name, split, text)
 
 def pieces(characters, per_file=2):
@@ -68,7 +70,7 @@ def checksum(texts):
     joined = '\0'.join(f'{t.file}\0{t.split}\0{t.text}' for t in texts)
     return hashlib.sha256(joined.encode()).hexdigest()[:12]
 
-# ---------------------------------------------------------------- a model, as shares of weight by distance
+# ---------------------------------------------------------------- weight by distance
 
 @dataclass(frozen=True)
 class Subject:
@@ -106,16 +108,17 @@ def subjects(few=False):
 
 @torch.no_grad()
 def looked_at(subject, model, tokenizer, text):
-    """What heads look at: weight by distance [L,H,Q,N], without the tokens that all see, and the layers' inputs: of the
-    first token [L,D], of the queries [L,Q,D]."""
-    ids = tokenizer(text, return_tensors='pt', truncation=True, max_length=subject.tokens, verbose=False)['input_ids']
+    """What heads look at: weight by distance [L,H,Q,N], without the tokens that all see, and the
+    layers' inputs: of the first token [L,D], of the queries [L,Q,D]."""
+    ids = tokenizer(text, return_tensors='pt', truncation=True, max_length=subject.tokens,
+                    verbose=False)['input_ids']
     out = model(input_ids=ids, output_attentions=True, output_hidden_states=True)
     n = ids.shape[1]-subject.last
-    weights = torch.cat(out.attentions)[:,:,subject.first:n,subject.first:n]        # [L,H,N,N]
-    states = torch.cat(out.hidden_states[:-1])[:,:n]                                # [L,N,D]
+    weights = torch.cat(out.attentions)[:,:,subject.first:n,subject.first:n]    # [L,H,N,N]
+    states = torch.cat(out.hidden_states[:-1])[:,:n]                            # [L,N,D]
     states = F.layer_norm(states, states.shape[-1:])
     places = torch.arange(0, n-subject.first, subject.every)
-    distance = (places[:,None]-torch.arange(n-subject.first)).abs()                 # [Q,N]
+    distance = (places[:,None]-torch.arange(n-subject.first)).abs()             # [Q,N]
     by_distance = torch.zeros_like(weights[:,:,places])
     by_distance.scatter_add_(-1, distance.expand_as(by_distance), weights[:,:,places])
     return by_distance,states[:,0],states[:,subject.first:][:,places]
@@ -137,7 +140,8 @@ def interval(values, files):
     of_file = torch.tensor([names.index(f) for f in files])
     sums = torch.zeros(len(names), dtype=torch.float64).index_add_(0, of_file, values.double())
     counts = of_file.bincount().double()
-    picks = torch.randint(len(names), (SAMPLES, len(names)), generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    picks = torch.randint(len(names), (SAMPLES, len(names)), generator=generator)
     means = sums[picks].sum(1)/counts[picks].sum(1)
     low,high = means.quantile(torch.tensor([.025, .975], dtype=torch.float64)).tolist()
     return values.double().mean().item(),low,high
@@ -155,117 +159,156 @@ def ridge(x, y, penalties=PENALTIES):
 
 def costs(lengths): # [T] -> [P,T,1,S]
     "What each width costs in texts of so many tokens: nothing more beyond their ends."
-    return torch.tensor(PRICES)[:,None,None,None]*torch.minimum(WIDTHS, lengths[:,None]-1)[:,None]
+    paid = torch.minimum(WIDTHS, lengths[:,None]-1)[:,None]
+    return torch.tensor(PRICES)[:,None,None,None]*paid
 
 def chosen(predicted, heads, cost):
-    "Indices of widths [2,P,T,H]: where the predicted loss is least, and the width that is nearest to the predicted one."
+    """Indices of widths [2,P,T,H]: where the predicted loss is least, and the width that is nearest
+    to the predicted one."""
     curves,best = predicted.split((heads*len(WIDTHS), heads*len(PRICES)), -1)
-    curves = curves.unflatten(-1, (heads, -1))                                      # [T,H,S]
+    curves = curves.unflatten(-1, (heads, -1))                              # [T,H,S]
     by_loss = (curves+cost).argmin(-1)
     between = (WIDTHS[1:]+WIDTHS[:-1])/2
-    by_width = torch.bucketize(best.unflatten(-1, (heads, -1)).permute(2, 0, 1).contiguous(), between)
+    best = best.unflatten(-1, (heads, -1)).permute(2, 0, 1).contiguous()            # [P,T,H]
+    by_width = torch.bucketize(best, between)
     return torch.stack((by_loss, by_width))
 
 WAYS = ('loss','width')              # what the ridge predicts
+SOURCES = dict(                      # what it predicts from
+    first='per text and head, from the first state',
+    mean='per text and head, from the mean state',
+    own='per query and head, from its own state')
 
 def predicted_losses(x, curves, lengths, is_a, folds):
-    """One layer: losses and widths, each [penalties,2,P,T], means over heads, for two ways to predict.
+    """One layer: losses and widths [penalties,2,P,T], means over heads, for two ways to predict.
 
     Rows of A are predicted by fits to the other folds of A, those of B by a fit to all of A."""
     heads = curves.shape[1]
-    priced = curves+costs(lengths)                                                  # [P,T,H,S]
-    best = WIDTHS[priced.argmin(-1)].permute(1, 2, 0)                               # [T,H,P]
+    priced = curves+costs(lengths)                                      # [P,T,H,S]
+    best = WIDTHS[priced.argmin(-1)].permute(1, 2, 0)                   # [T,H,P]
     targets = torch.cat((curves.flatten(1), best.flatten(1)), -1)
     losses = torch.zeros(len(PENALTIES), len(WAYS), len(PRICES), len(x))
     widths = torch.zeros_like(losses)
     parts = [(is_a & (folds!=fold), is_a & (folds==fold)) for fold in range(FOLDS)]+[(is_a, ~is_a)]
     for learn,judge in parts:
+        of_each_way = priced[:,judge].expand(len(WAYS), -1, -1, -1, -1)
         for i,fit in enumerate(ridge(x[learn], targets[learn])):
-            at = chosen(fit(x[judge]), heads, costs(lengths[judge]))
-            lost = priced[:,judge].expand(len(WAYS), -1, -1, -1, -1).gather(-1, at[...,None])[...,0]
-            losses[i,:,:,judge],widths[i,:,:,judge] = lost.mean(-1),WIDTHS[at].mean(-1)
+            at = chosen(fit(x[judge]), heads, costs(lengths[judge]))    # [2,P,T,H]
+            lost = of_each_way.gather(-1, at[...,None])[...,0]
+            losses[i,:,:,judge] = lost.mean(-1)
+            widths[i,:,:,judge] = WIDTHS[at].mean(-1)
     return losses,widths
 
-def by_text(values, text_of, texts):
-    "Means [..,texts] over the rows of each text."
-    sums = torch.zeros(*values.shape[:-1], texts).index_add_(-1, text_of, values)
-    return sums/text_of.bincount(minlength=texts)
+@dataclass
+class Measured:
+    "What the heads of a model look at in all texts; a row is a query, in the order of the texts."
+    of_query: Tensor   # [R,L,H,S], what a window of each width misses
+    of_text: Tensor    # [T,L,H,S], its mean over a text's queries
+    own: Tensor        # [R,L,D], the query's own state at the layer's input
+    first: Tensor      # [T,L,D], the first token's
+    mean: Tensor       # [T,L,D], the mean over the queries
+    text_of: Tensor    # [R], which text a query is of
+    lengths: Tensor    # [T], tokens
+    files: list        # [T]
+    is_a: Tensor       # [T], whether widths are chosen on it
+    folds: Tensor      # [T]; a file is in one of them
+
+    def in_b(self, values): return values[:,~self.is_a]
+
+    def by_text(self, values): # [..,R] -> [..,T]
+        "Means over the rows of each text."
+        sums = torch.zeros(*values.shape[:-1], len(self.files))
+        return sums.index_add_(-1, self.text_of, values)/self.text_of.bincount()
+
+def measure(subject):
+    model,tokenizer = subject.load()
+    masks = table(Window.default(WIDTHS), subject.tokens)               # [S,N]
+    firsts,states,curves,lengths = [],[],[],[]
+    for t in subject.texts:
+        by_distance,first,state = looked_at(subject, model, tokenizer, t.text)
+        curves.append(missed(by_distance, masks).permute(2, 0, 1, 3))   # [Q,L,H,S]
+        states.append(state.transpose(0, 1))                            # [Q,L,D]
+        firsts.append(first)
+        lengths.append(by_distance.shape[-1])
+    names = sorted({t.file for t in subject.texts})
+    rows = torch.tensor([len(c) for c in curves])
+    return Measured(
+        of_query=torch.cat(curves), of_text=torch.stack([c.mean(0) for c in curves]),
+        own=torch.cat(states), first=torch.stack(firsts),
+        mean=torch.stack([x.mean(0) for x in states]),
+        text_of=torch.arange(len(curves)).repeat_interleave(rows), lengths=torch.tensor(lengths),
+        files=[t.file for t in subject.texts],
+        is_a=torch.tensor([t.split=='A' for t in subject.texts]),
+        folds=torch.tensor([names.index(t.file)//3%FOLDS for t in subject.texts]))
+
+def without_prediction(m):
+    "Way -> losses and widths, each [P,B], means over heads: widths of A, and perfect foresight."
+    losses = m.of_text+costs(m.lengths)[:,:,None]                       # [P,T,L,H,S]
+    of_a,of_b = losses[:,m.is_a],m.in_b(losses)
+    shape = of_b.shape[:-1]                                             # [P,B,L,H]
+    def judged(index): # broadcasts to [P,B,L,H]
+        index = index.expand(shape)
+        return of_b.gather(-1, index[...,None])[...,0].mean((-2, -1)),WIDTHS[index].mean((-2, -1))
+    per_query = [(m.of_query+cost[:,None]).min(-1) for cost in costs(m.lengths[m.text_of])]
+    lost = torch.stack([x.values.mean((1, 2)) for x in per_query])
+    width = torch.stack([WIDTHS[x.indices].mean((1, 2)) for x in per_query])
+    return {
+        'one for all': judged(of_a.mean((1, 2, 3)).argmin(-1)[:,None,None,None]),
+        'one per head': judged(of_a.mean(1).argmin(-1)[:,None]),
+        'per text, foresight': judged(of_b.mean((2, 3)).argmin(-1)[...,None,None]),
+        'per text and head, foresight': judged(of_b.argmin(-1)),
+        'per query and head, foresight': tuple(m.in_b(m.by_text(x)) for x in (lost, width))}
+
+def with_prediction(m, causal):
+    "The same of what a ridge predicts, and way -> the penalties [P] that the folds of A chose."
+    found,penalties = {},{}
+    of_texts = torch.arange(len(m.files))
+    for source,name in SOURCES.items():
+        if causal and source=='first': continue                         # it has seen itself only
+        row_text = m.text_of if source=='own' else of_texts
+        curves = m.of_query if source=='own' else m.of_text
+        rows = m.lengths[row_text],m.is_a[row_text],m.folds[row_text]
+        by_layer = [predicted_losses(x, c, *rows)
+                    for x,c in zip(getattr(m, source).unbind(1), curves.unbind(1))]
+        lost,width = (torch.stack(x).mean(0) for x in zip(*by_layer))   # [penalties,2,P,R]
+        if source=='own': lost,width = m.by_text(lost),m.by_text(width)
+        for w,way in enumerate(WAYS):
+            best = lost[:,w][:,:,m.is_a].mean(-1).argmin(0)             # [P]
+            at = torch.arange(len(PRICES))
+            found[f'{name}, {way} predicted'] = m.in_b(lost[best,w,at]),m.in_b(width[best,w,at])
+            penalties[f'{name}, {way} predicted'] = [PENALTIES[i] for i in best]
+    return found,penalties
 
 def foresight(name, subject):
     "A row for each price and way to choose a width."
-    model,tokenizer = subject.load()
-    masks = table(Window.default(WIDTHS), subject.tokens)                           # [S,N]
-    firsts,means,states,curves,lengths = [],[],[],[],[]
-    for t in subject.texts:
-        by_distance,first,state = looked_at(subject, model, tokenizer, t.text)
-        curves.append(missed(by_distance, masks).permute(2, 0, 1, 3))               # [Q,L,H,S]
-        states.append(state.transpose(0, 1))                                        # [Q,L,D]
-        lengths.append(by_distance.shape[-1])
-        firsts.append(first)
-        means.append(state.mean(1))
-    text_of = torch.arange(len(curves)).repeat_interleave(torch.tensor([len(c) for c in curves]))
-    of_text = torch.stack([c.mean(0) for c in curves])                              # [T,L,H,S]
-    of_query,states = torch.cat(curves),torch.cat(states)
-    files = [t.file for t in subject.texts]
-    is_a = torch.tensor([t.split=='A' for t in subject.texts])
-    names = sorted({t.file for t in subject.texts})
-    folds = torch.tensor([names.index(f)//3%FOLDS for f in files])
-    in_b = [f for f,a in zip(files, is_a) if not a]
-
-    found = {}                                                                      # way, price -> loss and width [B]
-    lengths = torch.tensor(lengths)
-    losses = of_text+costs(lengths)[:,:,None]                                       # [P,T,L,H,S]
-    of_a,of_b = losses[:,is_a],losses[:,~is_a]
-    def fixed(index): # [P,L,H] or [P,T,L,H], chosen widths of B
-        index = index.expand(of_b.shape[:-1]) if index.ndim==4 else index[:,None].expand(of_b.shape[:-1])
-        return of_b.gather(-1, index[...,None])[...,0].mean((-2, -1)),WIDTHS[index].mean((-2, -1))
-    layers,heads = of_text.shape[1:3]
-    one = of_a.mean((1, 2, 3)).argmin(-1)[:,None,None].expand(-1, layers, heads)
-    alike = of_b.mean((2, 3)).argmin(-1)[...,None,None].expand(-1, -1, layers, heads)
-    found['one for all'] = fixed(one)
-    found['one per head'] = fixed(of_a.mean(1).argmin(-1))
-    found['per text, foresight'] = fixed(alike)
-    found['per text and head, foresight'] = fixed(of_b.argmin(-1))
-    per_query = [(of_query+cost[:,None]).min(-1) for cost in costs(lengths[text_of])]
-    lost = torch.stack([x.values.mean((1, 2)) for x in per_query])
-    width = torch.stack([WIDTHS[x.indices].mean((1, 2)) for x in per_query])
-    found['per query and head, foresight'] = tuple(by_text(x, text_of, len(files))[:,~is_a] for x in (lost, width))
-
-    penalties = {}
-    rows_of_text = torch.arange(len(files))
-    sources = [('mean', torch.stack(means), of_text, rows_of_text), ('own', states, of_query, text_of)]
-    if not subject.causal: sources.insert(0, ('first', torch.stack(firsts), of_text, rows_of_text))
-    for source,x,c,row_text in sources:
-        parts = [predicted_losses(x[:,l], c[:,l], lengths[row_text], is_a[row_text], folds[row_text]) for l in range(layers)]
-        lost,width = (by_text(torch.stack(p).mean(0), row_text, len(files)) for p in zip(*parts))
-        for w,way in enumerate(WAYS):
-            best = lost[:,w][:,:,is_a].mean(-1).argmin(0)                           # [P], by the folds of A
-            at = torch.arange(len(PRICES))
-            found[f'{SOURCES[source]}, {way} predicted'] = lost[best,w,at][:,~is_a],width[best,w,at][:,~is_a]
-            penalties[f'{SOURCES[source]}, {way} predicted'] = [PENALTIES[i] for i in best]
-
-    common = dict(model=name, checksum=checksum(subject.texts), texts_a=int(is_a.sum()), texts_b=len(in_b),
-                  files_b=len(set(in_b)), heads=layers*heads, queries=len(text_of))
+    m = measure(subject)
+    found,penalties = with_prediction(m, subject.causal)
+    found = without_prediction(m)|found
+    in_b = [f for f,a in zip(m.files, m.is_a) if not a]
+    layers,heads = m.of_text.shape[1:3]
+    common = dict(
+        model=name, checksum=checksum(subject.texts), texts_a=int(m.is_a.sum()), texts_b=len(in_b),
+        files_b=len(set(in_b)), heads=layers*heads, queries=len(m.text_of))
     for p,price in enumerate(PRICES):
         per_head = found['one per head'][0][p]
         for way,(loss,width) in found.items():
             mean,low,high = interval(per_head-loss[p], in_b)
-            yield dict(common, price=price, way=way, loss=f'{loss[p].mean():.4f}', gain=f'{mean:.5f}', low=f'{low:.5f}',
-                       high=f'{high:.5f}', width=f'{width[p].mean():.2f}', penalty=penalties[way][p] if way in penalties else '')
-
-SOURCES = dict(first='per text and head, from the first state', mean='per text and head, from the mean state',
-               own='per query and head, from its own state')
+            penalty = penalties[way][p] if way in penalties else ''
+            yield dict(
+                common, price=price, way=way, loss=f'{loss[p].mean():.4f}', gain=f'{mean:.5f}',
+                low=f'{low:.5f}', high=f'{high:.5f}', width=f'{width[p].mean():.2f}',
+                penalty=penalty)
 
 # ---------------------------------------------------------------- where training stops
 
 STARTS = (1., 2., 4., 8., 16., 64.)
 DENT_PRICES = (.003, .001)
-FINE = torch.arange(0, 200.005, .01)
+FINE = torch.arange(20_001)/100
 STEPS,RATE = 500,.05
 
 @dataclass(frozen=True)
 class Mask:
-    "What a mask is, and how many tokens of reach cost, since masks end at different distances for one σ."
+    "What a mask is, and what its reach costs: masks end at different distances for one σ."
     of: object     # widths [S] -> masks [S,N] at the distances 0 to N - 1
     reach: object  # widths -> tokens a side that the band holds
 
@@ -277,7 +320,8 @@ MASKS = {
     'ramp of 1': Mask(lambda s: table(Window.span(s, 1), N), lambda s: s),
     'ramp of 4': Mask(lambda s: table(Window.span(s, 4), N), lambda s: s+3),
     # a bell never ends: it is paid for as far as it is above 2^-24
-    'bell': Mask(lambda s: torch.exp(-.5*(DISTANCES/(s[:,None]+1))**2), lambda s: 5.77*(s+1)-1),
+    'bell': Mask(lambda s: torch.exp(-.5*(DISTANCES/(s[:,None]+1))**2),
+                 lambda s: 5.77*(s+1)-1),
     'box': Mask(lambda s: (DISTANCES<=s[:,None]).to(s.dtype), lambda s: s)}
 
 def stops(losses:Tensor, # [S], on the grid
@@ -311,24 +355,27 @@ def trained(mask, shares, price, start):
     return sigma().detach()
 
 def dents(name, subject):
-    "A row for each mask, price, start and way to train: how much worse than the best width training ends."
+    "A row for each mask, price, start and way to train: the loss above that of the best width."
     model,tokenizer = subject.load()
     shares = []
     for t in subject.texts:
-        by_distance = looked_at(subject, model, tokenizer, t.text)[0].mean(2).flatten(0, 1)   # [H,N]
+        of_query = looked_at(subject, model, tokenizer, t.text)[0]      # [L,H,Q,N]
+        by_distance = of_query.mean(2).flatten(0, 1)
         shares.append(F.pad(by_distance, (0, N-by_distance.shape[-1])))
-    shares = torch.stack(shares)                                                    # [T,H,N]
+    shares = torch.stack(shares)                                        # [T,L*H,N]
     is_a = torch.tensor([t.split=='A' for t in subject.texts])
     in_b = [t.file for t in subject.texts if t.split=='B']
     of_a,of_b = shares[is_a],shares[~is_a]
     mean_a = of_a.mean(0).double()
-    common = dict(model=name, checksum=checksum(subject.texts), texts_a=len(of_a), texts_b=len(of_b), heads=shares.shape[1])
+    common = dict(model=name, checksum=checksum(subject.texts), texts_a=len(of_a),
+                  texts_b=len(of_b), heads=shares.shape[1])
     for mask_name,mask in MASKS.items():
-        masks,reach = mask.of(FINE.double()),mask.reach(FINE.double())              # [S,N], [S]
+        masks,reach = mask.of(FINE.double()),mask.reach(FINE.double())  # [S,N], [S]
         for price in DENT_PRICES:
-            landscape = missed(mean_a, masks)+price*reach                           # [H,S]
+            landscape = missed(mean_a, masks)+price*reach               # [H,S]
             best_width = FINE[landscape.argmin(-1)]
-            minima = (landscape[:,1:-1]<landscape[:,:-2]) & (landscape[:,1:-1]<=landscape[:,2:])
+            step = landscape.diff()
+            minima = ((step[:,:-1]<0) & (step[:,1:]>=0)).sum(1).float().mean()
             def judged(width): # [H] -> [T,H]
                 kept = (of_b*mask.of(width)).sum(-1)
                 return of_b.sum(-1)-kept+price*mask.reach(width)
@@ -336,17 +383,21 @@ def dents(name, subject):
             for start in STARTS:
                 begin = round(start*100)
                 walked = FINE[torch.tensor([stops(line, begin) for line in landscape])]
-                for way,width in dict(downhill=walked, adam=trained(mask, of_a, price, start)).items():
+                ended = dict(downhill=walked, adam=trained(mask, of_a, price, start))
+                for way,width in ended.items():
                     mean,low,high = interval((judged(width)-least).mean(1), in_b)
-                    yield dict(common, mask=mask_name, price=price, start=start, way=way, excess=f'{mean:.5f}',
-                        low=f'{low:.5f}', high=f'{high:.5f}', best=f'{least.mean():.4f}', width=f'{width.mean():.2f}',
-                        best_width=f'{best_width.mean():.2f}', minima=f'{minima.sum(1).float().mean():.2f}')
+                    yield dict(
+                        common, mask=mask_name, price=price, start=start, way=way,
+                        excess=f'{mean:.5f}', low=f'{low:.5f}', high=f'{high:.5f}',
+                        best=f'{least.mean():.4f}', width=f'{width.mean():.2f}',
+                        best_width=f'{best_width.mean():.2f}', minima=f'{minima:.2f}')
 
 # ---------------------------------------------------------------- rows
 
 PROVENANCE = 'date machine torch commit model checksum texts_a texts_b'.split()
 FIELDS = [*PROVENANCE, *'files_b heads queries price way loss gain low high width penalty'.split()]
-DENT_FIELDS = [*PROVENANCE, *'heads mask price start way excess low high best width best_width minima'.split()]
+DENTS = 'heads mask price start way excess low high best width best_width minima'.split()
+DENT_FIELDS = [*PROVENANCE, *DENTS]
 LONG = 'minilm_long'                 # the subject of the dents
 
 def main():
@@ -360,7 +411,8 @@ def main():
     count_cpu_time()
     a.to = a.to.absolute()
     for name,subject in subjects(a.few).items():
-        makes,file,fields = (dents,'foresight_dents.csv',DENT_FIELDS) if name==LONG else (foresight,'foresight.csv',FIELDS)
+        makes,file,fields = foresight,'foresight.csv',FIELDS
+        if name==LONG: makes,file,fields = dents,'foresight_dents.csv',DENT_FIELDS
         asked = name==LONG if a.dents else name in (a.model or [name])
         known = {(r['model'],r['checksum']) for r in rows_of(a.to/file)}
         if not asked or (name,checksum(subject.texts)) in known: continue

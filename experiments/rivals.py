@@ -1,7 +1,6 @@
-"""Two published windows as smoothings of this package, as chapter 16 has them: what `worth.py` runs beside `Window.default`.
+"""Two published windows as smoothings of this package, as in chapter 16; `worth.py` runs them.
 
-Both let a learned width reach every query in the same way. What is left out is said with each.
-"""
+What a smoothing leaves out of the paper is said with each."""
 import math
 from dataclasses import dataclass
 import torch
@@ -10,9 +9,10 @@ from dynattn.smoothing import Smoothing, register
 @register
 @dataclass(frozen=True)
 class Pointers(Smoothing):
-    """The probability that a key lies between two boundaries, each soft by `tau` tokens (Nguyen et al. 2020).
+    """The probability that a key lies between two boundaries, each soft by `tau` tokens.
 
-    The authors predict both boundaries from the content, for each query; here they stand at ±σ around it."""
+    Nguyen et al. (2020) predict both boundaries by content, for each query and head. Here they
+    stand at the same distance σ on both sides of the query."""
     tau: float = 1.
     curved = False
     def check(self, T): return None
@@ -28,9 +28,10 @@ class Pointers(Smoothing):
 @register
 @dataclass(frozen=True)
 class Parabola(Smoothing):
-    """[1 - (x/s)²]₊, the truncated parabola (Martins et al. 2020).
+    """[1 - (x/s)²]₊, the truncated parabola.
 
-    There it is a density over a continuous text and is itself the attention; here it is a mask, around the query."""
+    In Martins et al. (2020) it is a density over a continuous text, and is itself the attention.
+    Here it is a mask around the query."""
     curved = False
     def check(self, T): return None
     def edge(self, s, T=None, curve='bell', eps=2**-24): return s
