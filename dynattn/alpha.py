@@ -19,14 +19,17 @@ from .padding import holds
 def _row_sum(x): return x.sum(-1, keepdim=True)
 
 def _newton(x, eps, total): # [...,M] eps*(score - top)
-    "Weights and slopes [...,M] at a shift for which the weights nearly sum to one, and the rows' sums of both."
-    shift,tolerance = torch.zeros_like(x[...,:1]),5e-5 if x.dtype==torch.float32 else 1e-9
+    """Weights and slopes [...,M] at a shift for which the weights nearly sum to one.
+
+    With the rows' sums of both."""
+    shift = torch.zeros_like(x[...,:1])
+    tolerance = 5e-5 if x.dtype==torch.float32 else 1e-9
     for _ in range(100):
-        p,s = _powers(x-shift, eps)
-        S,slope = total(_row_sum(p)),total(_row_sum(s))
+        weights,slopes = _powers(x-shift, eps)
+        S,slope = total(_row_sum(weights)),total(_row_sum(slopes))
         if not ((S-1).abs()>tolerance).any(): break  # rows that are no numbers do not count
         shift = shift - S*torch.expm1(-eps*S.log())/slope  # Newton's step on S^eps
-    return p,s,S,slope
+    return weights,slopes,S,slope
 
 # %% ../nbs/22_alpha.ipynb #a177200b
 def _halve(x, eps, total):
@@ -37,29 +40,36 @@ def _halve(x, eps, total):
     for _ in range(3-math.frexp(torch.finfo(x.dtype).eps)[1]):
         middle = (low+high)/2
         over = total(_row_sum(_powers(x-middle, eps)[0]))>=1
-        low,high = torch.where(over, middle, low),torch.where(over, high, middle)
-    p,s = _powers(x-low, eps)
-    return p,s,total(_row_sum(p)),total(_row_sum(s))
+        low = torch.where(over, middle, low)
+        high = torch.where(over, high, middle)
+    weights,slopes = _powers(x-low, eps)
+    return weights,slopes,total(_row_sum(weights)),total(_row_sum(slopes))
 
 # %% ../nbs/22_alpha.ipynb #pw000012
 def _solve_rows(
-    z:Tensor, # [...,M] scores
+    scores:Tensor, # [...,M]
     eps, # float, or broadcasts to [...,1]
     top:Tensor|None=None, # [...,1] the largest score of the row (default: that of these columns)
-    total:Callable=lambda sums: sums, # of sums over these columns, those over whole rows (default: the columns are all)
-) -> Tensor: # like `z`: the weights
+    # of sums over these columns, those over whole rows (default: the columns are all)
+    total:Callable=lambda sums: sums,
+) -> Tensor: # like `scores`: the weights
     "Weights of rows, or of a part of their columns."
-    if top is None: top = z.amax(-1, keepdim=True)
+    if top is None: top = scores.amax(-1, keepdim=True)
     empty = top==-math.inf
-    z,top = z.masked_fill(empty, 0.),top.masked_fill(empty, 0.)
+    scores = scores.masked_fill(empty, 0.)
+    top = top.masked_fill(empty, 0.)
     steep = bool((eps>1).any()) if isinstance(eps, Tensor) else eps>1
-    p,s,S,slope = (_halve if steep else _newton)((z-top)*eps, eps, total)
-    p = F.threshold(p.addcmul_(s, (S-1)/slope, value=-1), torch.finfo(p.dtype).tiny, 0.)
-    return p.masked_fill_(empty, 0.)
+    solve = _halve if steep else _newton
+    weights,slopes,S,slope = solve((scores-top)*eps, eps, total)
+    repaired = weights.addcmul_(slopes, (S-1)/slope, value=-1)
+    weights = F.threshold(repaired, torch.finfo(repaired.dtype).tiny, 0.)
+    return weights.masked_fill_(empty, 0.)
 
 # %% ../nbs/22_alpha.ipynb #d14939bd
 def _by_core(x, eps, g=None, wants_alpha=False): # chapter 33 puts the core's in its place
-    "Weights from scores, or with their gradient `g` what `_pull` gives; None where it cannot serve."
+    """Weights from scores, or with their gradient `g` what `_pull` gives.
+
+    None where it cannot serve."""
 
 _CHUNK = 2**18 # numbers that stay in the cache of a processor's core
 
@@ -84,81 +94,98 @@ def _in_chunks(
 
 # %% ../nbs/22_alpha.ipynb #a22f0021
 def _forward(
-    z:Tensor, # [...,M]
+    scores:Tensor, # [...,M]
     eps, # float, or broadcasts to [...,1]
 ) -> Tensor: # [...,M]
-    if not z.numel(): return torch.empty_like(z, memory_format=torch.contiguous_format)
-    if isinstance(eps, float) and eps==_TINY: return z.softmax(-1).masked_fill_(z.amax(-1, keepdim=True)==-math.inf, 0.)
-    p = _by_core(z, eps)
-    return _in_chunks(lambda z, eps: (_solve_rows(z, eps),), eps, z)[0].contiguous() if p is None else p
+    if not scores.numel():
+        return torch.empty_like(scores, memory_format=torch.contiguous_format)
+    if isinstance(eps, float) and eps==_TINY:
+        empty = scores.amax(-1, keepdim=True)==-math.inf
+        return scores.softmax(-1).masked_fill_(empty, 0.)
+    weights = _by_core(scores, eps)
+    if weights is not None: return weights
+    weights, = _in_chunks(lambda rows, eps: (_solve_rows(rows, eps),), eps, scores)
+    return weights.contiguous()
 
 # %% ../nbs/22_alpha.ipynb #ae8328fa
 def _from_steepest(
     g:Tensor, # [...,M]
-    s:Tensor, # like `g`, slopes
+    slopes:Tensor, # like `g`
     eps, # float or [...,1]
 ) -> Tensor: # like `g`
-    "`g` less that of the key with the largest slope where alpha > 2: the mean under the slopes lies next to it."
+    """`g` less that of the key with the largest slope where alpha > 2.
+
+    The mean under the slopes lies next to it."""
     if isinstance(eps, float) and eps<=1 or not g.shape[-1]: return g
-    return g - g.gather(-1, s.argmax(-1, keepdim=True))
+    return g - g.gather(-1, slopes.argmax(-1, keepdim=True))
 
-def _phi(logp, eps):
-    "The gradient of alpha from this, up to a constant in the row: for alpha > 2 the one that leaves little to cancel."
-    l = logp*eps
-    if isinstance(eps, float) and eps<=1: return logp**2*_psi(l)
+def _phi(log_weights, eps):
+    """The gradient of alpha from this, up to a constant in the row.
+
+    For alpha > 2 it is the constant that leaves little to cancel."""
+    l = log_weights*eps
+    if isinstance(eps, float) and eps<=1: return log_weights**2*_psi(l)
     steep = torch.as_tensor(eps, dtype=l.dtype, device=l.device).clamp(min=1)
-    return torch.where(steep>1, (l-1)*l.exp()/steep**2, logp**2*_psi(l))
+    return torch.where(steep>1, (l-1)*l.exp()/steep**2, log_weights**2*_psi(l))
 
-def _log2(p, eps):
-    "log2 p, 0 off the support; cut off where `p^-eps` would overflow."
-    most = 122. if p.dtype==torch.float32 else 995.
-    return F.threshold(p, 0., 1.).log2().clamp(min=-most/abs(eps))
+def _log2(weights, eps):
+    "log2 of the weights, 0 off the support; cut off where `weights^-eps` would overflow."
+    most = 122. if weights.dtype==torch.float32 else 995.
+    return F.threshold(weights, 0., 1.).log2().clamp(min=-most/abs(eps))
 
 # %% ../nbs/22_alpha.ipynb #053df1d8
 def _pull(
-    p:Tensor, # [...,M] weights
-    g:Tensor, # like `p`, their gradient
+    weights:Tensor, # [...,M]
+    g:Tensor, # like `weights`, their gradient
     eps, # float or [...,1]
     wants_alpha:bool, # whether alpha needs a gradient
     total:Callable|None=None, # as for `_solve_rows`
 ):
-    "Gradients of the scores, like `p`, and of alpha row by row, [...,1]."
-    log2p = _log2(p, eps)
-    s = p*(log2p*-eps).exp2()
-    if total is None: g,total = _from_steepest(g, s, eps),lambda sums: sums
-    slope = total(_row_sum(s))
-    dz = s*(g - total(_row_sum(s*g))/(slope + (slope==0)))
-    if not wants_alpha: return dz, None
-    phi = _phi(log2p*math.log(2), eps)
-    phi = phi - total(_row_sum(s*phi))/(slope + (slope==0))
-    return dz, -_row_sum(dz*phi)
+    "Gradients of the scores, like `weights`, and of alpha row by row, [...,1]."
+    log2 = _log2(weights, eps)
+    slopes = weights*(log2*-eps).exp2()
+    if total is None:
+        g = _from_steepest(g, slopes, eps)
+        total = lambda sums: sums
+    slope = total(_row_sum(slopes))
+    divisor = slope + (slope==0)
+    dscores = slopes*(g - total(_row_sum(slopes*g))/divisor)
+    if not wants_alpha: return dscores, None
+    phi = _phi(log2*math.log(2), eps)
+    phi = phi - total(_row_sum(slopes*phi))/divisor
+    return dscores, -_row_sum(dscores*phi)
 
 # %% ../nbs/22_alpha.ipynb #37c52aa7
 _library = torch.library.Library("dynattn", "FRAGMENT")
 if not hasattr(torch.ops.dynattn, "entmax"):  # a notebook may run this cell again
-    _library.define("entmax(Tensor z, Tensor eps) -> Tensor")
+    _library.define("entmax(Tensor scores, Tensor eps) -> Tensor")
     for kind in ('CPU', 'CUDA'): _library.impl("entmax", _forward, kind)
-    def _shape(z, eps): return torch.empty_like(z, memory_format=torch.contiguous_format)
+    def _shape(scores, eps):
+        return torch.empty_like(scores, memory_format=torch.contiguous_format)
     torch.library.register_fake("dynattn::entmax", _shape, lib=_library)
 
 # %% ../nbs/22_alpha.ipynb #186dc092
-def _push(p, eps, dz, deps):
-    "The change of the weights `p` from a change of the scores and of eps, each of which may be None."
-    log2p = _log2(p, eps)
-    s = p*(log2p*-eps).exp2()
+def _push(weights, eps, dscores, deps):
+    """The change of the weights from a change of the scores and of eps.
+
+    Each of the two changes may be None."""
+    log2 = _log2(weights, eps)
+    slopes = weights*(log2*-eps).exp2()
     if deps is not None:
-        lowered = _phi(log2p*math.log(2), eps)*deps
-        dz = -lowered if dz is None else dz-lowered
-    dz = _from_steepest(dz, s, eps)
-    total = _row_sum(s)
-    return s*(dz - _row_sum(s*dz)/(total + (total==0)))
+        lowered = _phi(log2*math.log(2), eps)*deps
+        dscores = -lowered if dscores is None else dscores-lowered
+    dscores = _from_steepest(dscores, slopes, eps)
+    total = _row_sum(slopes)
+    return slopes*(dscores - _row_sum(slopes*dscores)/(total + (total==0)))
 
 # %% ../nbs/22_alpha.ipynb #pw000019
 class _Entmax(torch.autograd.Function):
     @staticmethod
-    def forward(z, eps): # [...,M]; float, or broadcasts to [...,1]
-        if type(z) is Tensor and not (z.is_meta or recorded()): return _forward(z, eps)
-        return torch.ops.dynattn.entmax(z, eps if isinstance(eps, Tensor) else z.new_full((), eps, dtype=torch.float64))
+    def forward(scores, eps): # [...,M]; float, or broadcasts to [...,1]
+        if type(scores) is Tensor and not (scores.is_meta or recorded()):
+            return _forward(scores, eps)
+        if not isinstance(eps, Tensor): eps = scores.new_full((), eps, dtype=torch.float64)
+        return torch.ops.dynattn.entmax(scores, eps)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -169,80 +196,96 @@ class _Entmax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        p,*eps = ctx.saved_tensors
+        weights,*eps = ctx.saved_tensors
         eps = eps[0] if eps else ctx.eps
+        wants_alpha = ctx.needs_input_grad[1]
         graph = torch.is_grad_enabled() or recorded() or holds_several_gradients(g)
-        wants = ctx.needs_input_grad[1]
-        if graph: dz,da = _pull(p, g, eps, wants)
-        else: dz,da = _by_core(p, eps, g, wants) or _in_chunks(lambda *rows: _pull(*rows, wants), eps, p, g)
-        return dz, None if da is None else da.sum_to_size(eps.shape)
+        if graph: found = _pull(weights, g, eps, wants_alpha)
+        else:
+            found = _by_core(weights, eps, g, wants_alpha)
+            if not found:
+                found = _in_chunks(lambda *rows: _pull(*rows, wants_alpha), eps, weights, g)
+        dscores,dalpha = found
+        return dscores, None if dalpha is None else dalpha.sum_to_size(eps.shape)
 
     @staticmethod
-    def vmap(info, in_dims, z, eps):
-        z = z.expand(info.batch_size, *z.shape) if in_dims[0] is None else z.movedim(in_dims[0], 0)
+    def vmap(info, in_dims, scores, eps):
+        if in_dims[0] is None: scores = scores.expand(info.batch_size, *scores.shape)
+        else: scores = scores.movedim(in_dims[0], 0)
         if in_dims[1] is not None: eps = eps.movedim(in_dims[1], 0)
-        return _apply(z, eps), 0
+        return _apply(scores, eps), 0
 
 # %% ../nbs/22_alpha.ipynb #pw000020
 class _EntmaxBothModes(_Entmax):
     "With forward mode."
     @staticmethod
-    def jvp(ctx, dz, deps):
-        p,*eps = ctx.saved_tensors
-        return _push(p, eps[0] if eps else ctx.eps, dz, deps)
+    def jvp(ctx, dscores, deps):
+        weights,*eps = ctx.saved_tensors
+        return _push(weights, eps[0] if eps else ctx.eps, dscores, deps)
 
 # %% ../nbs/22_alpha.ipynb #pw000021
-def _apply(z, eps):
+def _apply(scores, eps):
     "[...,M] scores; eps a float, or broadcasts to [...,1]."
-    if torch.compiler.is_compiling(): return _Entmax.apply(z, eps)
+    if torch.compiler.is_compiling(): return _Entmax.apply(scores, eps)
     if forward_levels()>1:  # PyTorch would take the inner derivative for a constant
-        raise RuntimeError("entmax: expected forward mode at most once, got jvp or jacfwd within another; "
-                           "use jacfwd(jacrev(f))")
-    return _EntmaxBothModes.apply(z, eps)
+        raise RuntimeError("entmax: expected forward mode at most once, "
+                           "got jvp or jacfwd within another; use jacfwd(jacrev(f))")
+    return _EntmaxBothModes.apply(scores, eps)
 
 # %% ../nbs/22_alpha.ipynb #a0906cf0
-def _spread(alpha, z, dim):
-    "`alpha` with as many axes as `z`, one long along `dim`."
-    a = alpha[...,None,None] if 0<alpha.dim()<=z.dim()-2 else alpha  # [H] or [B,H] for scores [B,H,N,M]
-    if a.dim()<z.dim(): a = a[(None,)*(z.dim()-a.dim())]
-    if a.dim()>z.dim() or a.shape[dim]!=1 or any(i not in (1,n) for i,n in zip(a.shape, z.shape)):
-        raise ValueError("alpha: expected a number, [H] or [B,H] for z [B,H,N,M], or what broadcasts to z "
-                         f"{tuple(z.shape)} with length 1 along dim={dim}, got {tuple(alpha.shape)}")
+def _spread(alpha, scores, dim):
+    "`alpha` with as many axes as `scores`, one long along `dim`."
+    of_heads = 0<alpha.dim()<=scores.dim()-2  # [H] or [B,H] for scores [B,H,N,M]
+    a = alpha[...,None,None] if of_heads else alpha
+    if a.dim()<scores.dim(): a = a[(None,)*(scores.dim()-a.dim())]
+    fits = a.dim()<=scores.dim() and a.shape[dim]==1
+    if not fits or any(size not in (1,n) for size,n in zip(a.shape, scores.shape)):
+        raise ValueError("alpha: expected a number, [H] or [B,H] for scores [B,H,N,M], or what "
+                         f"broadcasts to scores {tuple(scores.shape)} with length 1 along "
+                         f"dim={dim}, got {tuple(alpha.shape)}")
     return a
 
 # %% ../nbs/22_alpha.ipynb #431f924a
-def _eps(alpha, z, dim):
+def _eps(alpha, scores, dim):
     "alpha - 1, and 2^-64 where that is 0."
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float, Tensor)):
         raise TypeError(f"alpha: expected a number or a floating tensor, got {alpha!r}")
     if not isinstance(alpha, Tensor):
-        if not 1<=alpha<math.inf: raise ValueError(f"alpha: expected a finite number >= 1, got {alpha}")
+        if not 1<=alpha<math.inf:
+            raise ValueError(f"alpha: expected a finite number >= 1, got {alpha}")
         return float(alpha)-1 or _TINY
     if not alpha.is_floating_point():
         raise TypeError(f"alpha: expected a number or a floating tensor, got {alpha.dtype}")
     if not holds((alpha>=1) & (alpha<math.inf)):
-        raise ValueError(f"alpha: expected finite values >= 1, got {alpha.min().item()} to {alpha.max().item()}")
-    eps = (_spread(alpha, z, dim).to(torch.promote_types(alpha.dtype, z.dtype)) - 1).to(z.dtype)
+        least,most = alpha.min().item(),alpha.max().item()
+        raise ValueError(f"alpha: expected finite values >= 1, got {least} to {most}")
+    spread = _spread(alpha, scores, dim).to(torch.promote_types(alpha.dtype, scores.dtype))
+    eps = (spread - 1).to(scores.dtype)
     return eps + (eps==0).to(eps.dtype)*_TINY # a bool by itself would become the default dtype
 
 # %% ../nbs/22_alpha.ipynb #0e8f70f7
 def entmax(
-    z:Tensor, # scores; -inf takes no part
-    alpha:float|Tensor=1.5, # >= 1: a number, [H] or [B,H] for `z` [B,H,N,M], or like `z` with length 1 along `dim`
+    scores:Tensor, # -inf takes no part
+    # >= 1: a number; [H] or [B,H] for `scores` [B,H,N,M]; or like `scores`, one long along `dim`
+    alpha:float|Tensor=1.5,
     dim:int=-1, # the axis that sums to one
-) -> Tensor: # like `z`: rows sum to one, or are zero where all is -inf
-    """Weights with exact zeros: softmax at alpha=1, sparsemax at alpha=2. Differentiable in `z` and `alpha`.
+) -> Tensor: # like `scores`: rows sum to one, or are zero where all is -inf
+    """Weights with exact zeros: softmax at alpha=1, sparsemax at alpha=2.
 
-    For alpha above 2 the gradient of a small weight is large, without bound. Keys with weights below
-    `u**(1/(alpha-1))`, where `u` is the rounding of the scores (6e-8 in float32), cannot be told apart:
-    0.0002 at alpha=3, 0.16 at 10."""
-    if not isinstance(z, Tensor) or not z.is_floating_point():
-        raise TypeError(f"z: expected a floating tensor, got {getattr(z, 'dtype', type(z).__name__)}")
-    if not -z.dim()<=dim<z.dim(): raise ValueError(f"dim: expected an axis of z {tuple(z.shape)}, got {dim}")
-    wide = z if z.dtype==torch.float64 else z.float()
+    Differentiable in `scores` and `alpha`.
+
+    For alpha above 2 the gradient of a small weight is large, without bound. Keys with weights
+    below `u**(1/(alpha-1))`, where `u` is the rounding of the scores (6e-8 in float32), cannot be
+    told apart: 0.0002 at alpha=3, 0.16 at 10."""
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        got = getattr(scores, 'dtype', type(scores).__name__)
+        raise TypeError(f"scores: expected a floating tensor, got {got}")
+    if not -scores.dim()<=dim<scores.dim():
+        raise ValueError(f"dim: expected an axis of scores {tuple(scores.shape)}, got {dim}")
+    wide = scores if scores.dtype==torch.float64 else scores.float()
     eps = _eps(alpha, wide, dim)
     if isinstance(eps, Tensor): eps = eps.movedim(dim, -1)
-    return _apply(wide.movedim(dim, -1), eps).movedim(-1, dim).to(z.dtype)
+    return _apply(wide.movedim(dim, -1), eps).movedim(-1, dim).to(scores.dtype)
 
 # %% ../nbs/22_alpha.ipynb #9bf6c957
 from .docstrings import explain_parameters

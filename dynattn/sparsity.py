@@ -14,30 +14,31 @@ from .sigma import InFloat32
 
 # %% ../nbs/23_sparsity.ipynb #74eeec50
 def topk_softmax(
-    z:Tensor, # scores; -inf takes no part
+    scores:Tensor, # -inf takes no part
     k:int, # how many keep a weight; scores equal to the k-th all stay
     dim:int=-1, # the axis that sums to one
-) -> Tensor: # like `z`
+) -> Tensor: # like `scores`
     "Softmax over the `k` largest scores of a row, zero elsewhere."
-    if isinstance(k, bool) or not isinstance(k, int): raise TypeError(f"k: expected an int, got {type(k).__name__}")
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f"k: expected an int, got {type(k).__name__}")
     if k<1: raise ValueError(f"k: expected a number >= 1, got {k}")
-    last = z.detach().topk(min(k, z.shape[dim]), dim=dim).values.amin(dim, keepdim=True)
-    return masked_softmax(z, z>=last, dim)
+    largest = scores.detach().topk(min(k, scores.shape[dim]), dim=dim).values
+    return masked_softmax(scores, scores>=largest.amin(dim, keepdim=True), dim)
 
 # %% ../nbs/23_sparsity.ipynb #60fb3fc8
 def support_size(
-    p:Tensor, # weights
+    weights:Tensor, # of rows
     dim:int=-1, # the axis that sums to one
 ) -> Tensor: # int64, without `dim`
     "How many weights of a row are not zero."
-    return (p>0).sum(dim)
+    return (weights>0).sum(dim)
 
 def entropy(
-    p:Tensor, # weights
+    weights:Tensor, # of rows
     dim:int=-1, # the axis that sums to one
 ) -> Tensor: # without `dim`: 0 for a single weight, log M for equal ones
     "Shannon entropy in nats; a zero weight adds nothing."
-    return -(p*F.threshold(p, 0., 1.).log()).sum(dim)
+    return -(weights*F.threshold(weights, 0., 1.).log()).sum(dim)
 
 # %% ../nbs/23_sparsity.ipynb #194db39f
 def _fixed(alpha, h):
