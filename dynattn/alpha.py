@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import repeat
 import torch, torch.nn.functional as F
 from torch import Tensor
+from .kinds import axis, floating, got
 from .family import _TINY, _powers, _psi
 from .modes import forward_levels, holds_several_gradients, recorded
 from .padding import holds
@@ -249,7 +250,7 @@ def _spread(alpha, scores, dim):
 def _eps(alpha, scores, dim):
     "alpha - 1, and 2^-64 where that is 0."
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float, Tensor)):
-        raise TypeError(f"alpha: expected a number or a floating tensor, got {alpha!r}")
+        raise TypeError(f"alpha: expected a number or a floating tensor, got {got(alpha)}")
     if not isinstance(alpha, Tensor):
         if not 1<=alpha<math.inf:
             raise ValueError(f"alpha: expected a finite number >= 1, got {alpha}")
@@ -277,11 +278,8 @@ def entmax(
     For alpha above 2 the gradient of a small weight is large, without bound. Keys with weights
     below `u**(1/(alpha-1))`, where `u` is the rounding of the scores (6e-8 in float32), cannot be
     told apart: 0.0002 at alpha=3, 0.16 at 10."""
-    if not isinstance(scores, Tensor) or not scores.is_floating_point():
-        got = getattr(scores, 'dtype', type(scores).__name__)
-        raise TypeError(f"scores: expected a floating tensor, got {got}")
-    if not -scores.dim()<=dim<scores.dim():
-        raise ValueError(f"dim: expected an axis of scores {tuple(scores.shape)}, got {dim}")
+    if not isinstance(scores, Tensor) or not scores.is_floating_point(): floating('scores', scores)
+    if type(dim) is not int or dim!=-1 or not scores.dim(): axis('dim', dim, scores, 'scores')
     wide = scores if scores.dtype==torch.float64 else scores.float()
     eps = _eps(alpha, wide, dim)
     if isinstance(eps, Tensor): eps = eps.movedim(dim, -1)

@@ -9,72 +9,92 @@ __all__ = ['topk_softmax', 'support_size', 'entropy', 'AlphaHead']
 import math
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
+from .kinds import axis, checked, floating, got
 from .padding import holds, masked_softmax
 from .sigma import InFloat32
 
 # %% ../nbs/23_sparsity.ipynb #74eeec50
+@checked(k=1)
 def topk_softmax(
     scores:Tensor, # -inf takes no part
     k:int, # how many keep a weight; scores equal to the k-th all stay
     dim:int=-1, # the axis that sums to one
 ) -> Tensor: # like `scores`
     "Softmax over the `k` largest scores of a row, zero elsewhere."
-    if isinstance(k, bool) or not isinstance(k, int):
-        raise TypeError(f"k: expected an int, got {type(k).__name__}")
-    if k<1: raise ValueError(f"k: expected a number >= 1, got {k}")
+    floating('scores', scores)
+    axis('dim', dim, scores, 'scores')
     largest = scores.detach().topk(min(k, scores.shape[dim]), dim=dim).values
     return masked_softmax(scores, scores>=largest.amin(dim, keepdim=True), dim)
 
 # %% ../nbs/23_sparsity.ipynb #60fb3fc8
+@checked()
 def support_size(
     weights:Tensor, # of rows
     dim:int=-1, # the axis that sums to one
 ) -> Tensor: # int64, without `dim`
     "How many weights of a row are not zero."
+    floating('weights', weights)
+    axis('dim', dim, weights, 'weights')
     return (weights>0).sum(dim)
 
+@checked()
 def entropy(
     weights:Tensor, # of rows
     dim:int=-1, # the axis that sums to one
 ) -> Tensor: # without `dim`: 0 for a single weight, log M for equal ones
     "Shannon entropy in nats; a zero weight adds nothing."
+    floating('weights', weights)
+    axis('dim', dim, weights, 'weights')
     return -(weights*F.threshold(weights, 0., 1.).log()).sum(dim)
 
 # %% ../nbs/23_sparsity.ipynb #194db39f
 def _fixed(alpha, h):
-    alpha = torch.as_tensor(alpha, dtype=torch.float32)
+    given = alpha
+    try: alpha = torch.as_tensor(given, dtype=torch.float32)
+    except (TypeError, ValueError, OverflowError, RuntimeError): alpha = None
+    is_complex = isinstance(given, Tensor) and given.is_complex()
+    if alpha is None or is_complex or isinstance(given, bool):
+        raise TypeError(f"fixed: expected a number or H={h} numbers >= 1, got {got(given)}")
     if tuple(alpha.shape) not in ((),(h,)):
-        raise ValueError(f"fixed: expected a number or H={h} numbers, got shape {tuple(alpha.shape)}")
+        raise ValueError(f"fixed: expected a number or H={h} numbers, "
+                         f"got shape {tuple(alpha.shape)}")
     if not holds((alpha>=1) & (alpha<math.inf)):
         raise ValueError(f"fixed: expected finite values >= 1, got {alpha.tolist()}")
     return alpha.expand(h).clone()
 
 # %% ../nbs/23_sparsity.ipynb #76168a0b
+@checked(H=0, D=1, init=(1, 2))
 class AlphaHead(InFloat32):
     "One alpha per head: a learned number, predicted from the input, or fixed."
     def __init__(self,
         H:int, # heads
-        D:int|None=None, # width of the input that predicts alpha (default: none, each head learns a number)
+        # width of the input that predicts alpha (default: none, each head learns a number)
+        D:int|None=None,
         init:float=1.5, # alpha at the start, strictly between 1 and 2
         fixed=None, # a number or H numbers >= 1 instead: nothing is learned
     ):
         super().__init__()
-        if fixed is not None and D is not None: raise ValueError(f"D: expected None where alpha is fixed, got {D}")
-        if not isinstance(init, (int,float)) or not 1<init<2:
-            raise ValueError(f"init: expected 1 < init < 2, got {init!r}")
+        if fixed is not None and D is not None:
+            raise ValueError(f"D: expected None where alpha is fixed, got {D}")
+        if not 1<init<2: raise ValueError(f"init: expected 1 < init < 2, got {init!r}")
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         start = torch.full((H,), math.log((init-1)/(2-init)), dtype=dtype)
         if fixed is not None: self.register_buffer('fixed', _fixed(fixed, H))
         elif D is None: self.a = nn.Parameter(start)
         else:
             self.proj = nn.Linear(D, H, dtype=dtype)
-            nn.init.zeros_(self.proj.weight); self.proj.bias.data.copy_(start)
+            nn.init.zeros_(self.proj.weight)
+            self.proj.bias.data.copy_(start)
 
     def forward(self,
         x:Tensor|None=None, # [B,D], where alpha is predicted, and only there
     ) -> Tensor: # [H], or [B,H] where predicted; in (1,2) unless fixed
-        if hasattr(self, 'proj')!=(x is not None):
-            raise TypeError(f"x: expected {'None' if x is not None else 'a tensor [B,D]'}, got {type(x).__name__}")
+        is_predicted = hasattr(self, 'proj')
+        if is_predicted!=isinstance(x, Tensor) or not is_predicted and x is not None:
+            expected = 'a tensor [B,D]' if is_predicted else 'None'
+            raise TypeError(f"x: expected {expected}, got {type(x).__name__}")
+        if is_predicted and (x.dim()==0 or x.shape[-1]!=self.proj.in_features or x.is_complex()):
+            raise ValueError(f"x: expected [B,{self.proj.in_features}], got {got(x)}")
         if hasattr(self, 'fixed'): return self.fixed
         return 1+torch.sigmoid(self.a if x is None else self.read(self.proj, x))
 
