@@ -220,7 +220,7 @@ def _sides(window):
     if right is not None and right > _FAR: right = _FAR
     return None if left is None and right is None else (left, right)
 
-# %% ../../nbs/engine/24_call.ipynb #24ca0120
+# %% ../../nbs/engine/24_call.ipynb #24ca1120
 def _take_sigma(call):
     "Check the sigma of a soft window; one that is narrower than the arithmetic is widened, differentiably."
     window,(b,h,n,_) = call.window,call.q.shape
