@@ -324,7 +324,7 @@ def unpad_input(
     hidden_states, # [B,N,...]
     attention_mask, # [B,N] bool or int, 1 takes part
     unused_mask=None, # [B,N], 1 has a place but takes no part
-) -> tuple: # (rows [total,...], indices [total], cu_seqlens int32, length of the longest, lengths int32)
+) -> tuple: # (rows [total,...], indices [total], cu_seqlens int32, the longest, lengths int32)
     "Only the tokens that the mask marks, as `flash_attn.bert_padding.unpad_input`."
     like = hidden_states.shape[:2]
     for name,mask in (('attention_mask',attention_mask), ('unused_mask',unused_mask)):

@@ -404,7 +404,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         device=None, # of the parameters (default: PyTorch's)
         dtype=None, # of the parameters (default: PyTorch's)
         *,
-        # in self-attention: "learned", "predicted", w for |j-i| <= w, (left, right), a `Window`, None
+        # in self-attention: "learned", "predicted", |j-i| <= w, (left, right), a `Window`, None
         window:str|int|tuple|Window|None=None,
         # tokens, one or [H]: where a learned or predicted width starts; it is to be wide
         init_width:float|list=64.,

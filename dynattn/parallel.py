@@ -18,6 +18,7 @@ from torch.nn.utils import parameters_to_vector
 from .alpha import _pull, _solve_rows
 from .engine.call import Call
 from .engine.ops import attention as attend_here
+from .kinds import checked, integer
 from .padding import PaddingMask
 from .window import Window
 
@@ -28,10 +29,12 @@ class RankError(RuntimeError):
 class Ranks:
     "The ranks that share a sequence, in its order."
     def __init__(self,
-        group=None): # `ProcessGroup`, `DeviceMesh` of one dimension, or None for all
+        group=None, # `ProcessGroup`, `DeviceMesh` of one dimension, or None for all
+    ):
         if not dist.is_initialized():
-            raise RuntimeError("group: expected torch.distributed to be initialised, got no process group; "
-                               "call init_process_group in each process that torchrun starts")
+            raise RuntimeError("group: expected torch.distributed to be initialised, "
+                               "got no process group; call init_process_group in each process "
+                               "that torchrun starts")
         if group is None: group = dist.group.WORLD
         if hasattr(group, 'get_group'):
             if group.ndim!=1:
@@ -39,66 +42,92 @@ class Ranks:
                                  "pass mesh['sequence'] or the like")
             group = group.get_group()
         if not isinstance(group, dist.ProcessGroup):
-            raise TypeError(f"group: expected a ProcessGroup, a DeviceMesh or None, got {type(group).__name__}")
-        self.group,self.rank = group,dist.get_rank(group)
+            raise TypeError("group: expected a ProcessGroup, a DeviceMesh or None, "
+                            f"got {type(group).__name__}")
+        self.group = group
+        self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
 
     @contextmanager
     def expecting(self,
-        what): # words of the error: that which should come from the other ranks
+        what:str, # words of the error: that which should come from the other ranks
+    ):
         "An error of `torch.distributed` becomes one line."
         try: yield
         except RuntimeError as error:
             why = str(error).splitlines()[0].split('] ')[-1][:120]
-            raise RankError(f"rank {self.rank}: expected {what} from the other ranks, got: {why}") from None
+            raise RankError(f"rank {self.rank}: expected {what} from the other ranks, "
+                            f"got: {why}") from None
 
-    def reduced(self, x, op=dist.ReduceOp.SUM, what='a sum', # any shape; SUM or MAX; for an error
+    def reduced(self,
+        x:Tensor, # any shape
+        op=dist.ReduceOp.SUM, # or MAX
+        what:str='a sum', # for an error
     ) -> Tensor: # like `x`
         "The sum or maximum over all ranks; floating sums in float32 at least."
-        dtype = torch.promote_types(x.dtype, torch.float32) if x.is_floating_point() else x.dtype
+        dtype = x.dtype
+        if x.is_floating_point(): dtype = torch.promote_types(dtype, torch.float32)
         total = x.to(dtype, copy=True).contiguous()
         if self.size>1 and x.numel():
             with self.expecting(what): dist.all_reduce(total, op, group=self.group)
         return total.to(x.dtype)
 
-    def exchanged(self, sends, receives, what, # {rank: tensor} each; for an error
-    ) -> dict:
-        "Send and receive; `receives`, filled."
-        steps = [dist.P2POp(op, x, dist.get_global_rank(self.group, r), self.group)
-                 for op,tensors in ((dist.irecv, receives), (dist.isend, sends)) for r,x in tensors.items() if x.numel()]
+    def exchanged(self,
+        sends:dict, # {rank: tensor}
+        receives:dict, # {rank: tensor}, to be filled
+        what:str, # for an error
+    ) -> dict: # `receives`
+        "Send and receive."
+        steps = []
+        for op,tensors in ((dist.irecv, receives), (dist.isend, sends)):
+            for r,x in tensors.items():
+                if not x.numel(): continue
+                steps.append(dist.P2POp(op, x, dist.get_global_rank(self.group, r), self.group))
         with self.expecting(what):
             for work in dist.batch_isend_irecv(steps) if steps else (): work.wait()
         return receives
 
-    def told(self, mine, error, # any object; this rank's error, or None
+    def told(self,
+        mine, # any object
+        error:Exception|None, # this rank's error
     ) -> list: # one object per rank
         "The objects of all ranks; an error of one is raised on all."
         said = [None]*self.size
         own = None if error is None else f"{type(error).__name__}: {error}"
-        with self.expecting('the shapes of a call'): dist.all_gather_object(said, (own, mine), group=self.group)
+        with self.expecting('the shapes of a call'):
+            dist.all_gather_object(said, (own, mine), group=self.group)
         if error is not None: raise error
         for r,(text,_) in enumerate(said):
-            if text: raise RankError(f"rank {self.rank}: expected valid arguments on all ranks, got on rank {r}: {text}")
+            if not text: continue
+            raise RankError(f"rank {self.rank}: expected valid arguments on all ranks, "
+                            f"got on rank {r}: {text}")
         return [x for _,x in said]
 
 # %% ../nbs/60_parallel.ipynb #2a70c66a
 def _replicated(call):
     "Arguments that are equal on all ranks: {name: tensor or None}."
-    return dict(sigma=getattr(call.window, 'sigma', None), alpha=call.alpha if isinstance(call.alpha, Tensor) else None,
-                rel_bias=call.rel_bias, sink=call.sink)
+    return dict(
+        sigma=getattr(call.window, 'sigma', None),
+        alpha=call.alpha if isinstance(call.alpha, Tensor) else None,
+        rel_bias=call.rel_bias,
+        sink=call.sink)
+
+def _as_text(x):
+    if not isinstance(x, Tensor): return str(x)
+    x = x.detach().double().cpu()
+    if x.numel()<9: return str(x.tolist())
+    return f"{list(x.shape)} of checksum {zlib.crc32(x.numpy().tobytes()):x}"
 
 def _described(call): # -> {name: text}
     "All that the ranks have to pass alike."
-    (b,h,_,d),(_,kv,_,dv) = call.q.shape,call.v.shape
+    b,h,_,d = call.q.shape
+    _,kv,_,dv = call.v.shape
     window = type(call.window).__name__ if isinstance(call.window, Window) else call.window
-    alike = dict(_replicated(call), alpha=call.alpha, B=b, H=h, Hkv=kv, d=d, dv=dv, dtype=call.q.dtype, window=window,
-        is_causal=call.is_causal, n_global=call.n_global, scale=call.factor, softcap=call.softcap,
-        padding=call.padding is not None)
-    def text(x):
-        if not isinstance(x, Tensor): return str(x)
-        x = x.detach().double().cpu()
-        return str(x.tolist()) if x.numel()<9 else f"{list(x.shape)} of checksum {zlib.crc32(x.numpy().tobytes()):x}"
-    return {name: text(x) for name,x in alike.items()}
+    alike = dict(_replicated(call), alpha=call.alpha, B=b, H=h, Hkv=kv, d=d, dv=dv,
+                 dtype=call.q.dtype, window=window, is_causal=call.is_causal,
+                 n_global=call.n_global, scale=call.factor, softcap=call.softcap,
+                 padding=call.padding is not None)
+    return {name: _as_text(x) for name,x in alike.items()}
 
 # %% ../nbs/60_parallel.ipynb #0ce7b7d1
 class _Sum(torch.autograd.Function):
@@ -110,8 +139,11 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, g): return None, ctx.ranks.reduced(g, what=f'gradients of {ctx.what}'), None, None
+    def backward(ctx, g):
+        total = ctx.ranks.reduced(g, what=f'gradients of {ctx.what}')
+        return None, total, None, None
 
+@checked()
 def from_rank(
     x:Tensor, # of the same shape on all ranks
     source:int=0, # whose values count
@@ -121,35 +153,51 @@ def from_rank(
 
     For widths predicted from [CLS], with `attention(..., sums=False)`."""
     ranks = Ranks(group)
-    mine = x.masked_fill(torch.tensor(ranks.rank!=source, device=x.device), 0) # with its graph on every rank
+    integer('source', source, 0, ranks.size-1)
+    is_other = torch.tensor(ranks.rank!=source, device=x.device)
+    mine = x.masked_fill(is_other, 0) # with its graph on every rank
     return _Sum.apply(ranks, mine, 'what one rank sends to all')
 
 # %% ../nbs/60_parallel.ipynb #59f9b915
 @dataclass
 class _Edge:
-    "Keys that one rank sends to another: positions `first` to `last`, of each key head those where `mask` holds."
+    """Keys that one rank sends to another.
+
+    Positions `first` to `last`, of each key head those where `mask` holds."""
     first:int   # position of the first key
     last:int    # one past the end
     mask:Tensor # [B,Hkv,last-first] bool
 
     def __post_init__(self): self.count = int(self.mask.sum())
 
+    def own(self, x, start): # [B,Hkv,n,d], whose first position is `start`
+        return x[:,:,self.first-start:self.last-start]
+
     def pack(self, start, *tensors): # [B,Hkv,n,d] -> [count*(d+...)]
-        return torch.cat([x[:,:,self.first-start:self.last-start][self.mask].flatten() for x in tensors])
+        return torch.cat([self.own(x, start)[self.mask].flatten() for x in tensors])
 
     def unpack(self, flat, start, *tensors):
         "Add what came to tensors [B,Hkv,n,d]."
-        for x,rows in zip(tensors, flat.split([self.count*x.shape[3] for x in tensors])):
-            x[:,:,self.first-start:self.last-start][self.mask] += rows.view(self.count, x.shape[3])
+        sizes = [self.count*x.shape[3] for x in tensors]
+        for x,rows in zip(tensors, flat.split(sizes)):
+            self.own(x, start)[self.mask] += rows.view(self.count, x.shape[3])
 
 # %% ../nbs/60_parallel.ipynb #5b6112c8
 class _Plan:
     "The keys that this rank sends and receives. Positions count along the whole sequence."
-    def __init__(self, ranks, lengths, left, right, n_global=0): # tokens of each rank; reach of the key heads [B,Hkv]
-        self.ranks,self.n_global = ranks,n_global
-        self.left,self.right = left,right
+    def __init__(self,
+        ranks, # a `Ranks`
+        lengths, # tokens of each rank
+        left, right, # [B,Hkv], how far key heads are seen
+        n_global=0, # leading tokens
+    ):
+        self.ranks = ranks
+        self.n_global = n_global
+        self.left = left
+        self.right = right
         self.starts = [sum(lengths[:r]) for r in range(ranks.size+1)]
-        self.total,(self.start,self.end) = self.starts[-1],self.part(ranks.rank)
+        self.total = self.starts[-1]
+        self.start,self.end = self.part(ranks.rank)
         self.first,self.last = self.reach(ranks.rank)
         self.leads = max(min(n_global, self.end)-self.start, 0)  # leading tokens on this rank
         others = [r for r in range(ranks.size) if r!=ranks.rank]
@@ -177,19 +225,28 @@ class _Plan:
         return _Edge(low, high, before & (at>=self.n_global) | after)
 
 # %% ../nbs/60_parallel.ipynb #a0d3c092
-def _swap(ranks, give, source, start, take, target, first, what): # edges by rank; tensors, and where they begin
+def _swap(
+    ranks, # a `Ranks`
+    give, source, start, # edges by rank; tensors, and the position where they begin
+    take, target, first, # the same of what comes
+    what, # for an error
+):
     "Send the edges `give` of `source`, and add the edges `take` to `target`."
     width = sum(x.shape[3] for x in target)
     sends = {r: edge.pack(start, *source) for r,edge in give.items()}
     receives = {r: source[0].new_empty(edge.count*width) for r,edge in take.items()}
-    for r,flat in ranks.exchanged(sends, receives, what).items(): take[r].unpack(flat, first, *target)
+    for r,flat in ranks.exchanged(sends, receives, what).items():
+        take[r].unpack(flat, first, *target)
 
 class _Borrowed(torch.autograd.Function):
-    "This rank's tensors [B,Hkv,n,d] with the halo on both sides: positions `first` to `last` of the plan."
+    """This rank's tensors [B,Hkv,n,d] with the halo on both sides.
+
+    They are positions `first` to `last` of the plan."""
     @staticmethod
     def forward(ctx, plan, *own):
         ctx.plan = plan
-        whole = tuple(F.pad(x, (0, 0, plan.start-plan.first, plan.last-plan.end)) for x in own)
+        halo = 0, 0, plan.start-plan.first, plan.last-plan.end
+        whole = tuple(F.pad(x, halo) for x in own)
         _swap(plan.ranks, plan.lent, own, plan.start, plan.borrowed, whole, plan.first, 'keys')
         return whole
 
@@ -197,14 +254,19 @@ class _Borrowed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *grads):
         plan = ctx.plan
-        own = tuple(g[:,:,plan.start-plan.first:plan.end-plan.first].clone() for g in grads)
-        _swap(plan.ranks, plan.borrowed, grads, plan.first, plan.lent, own, plan.start, 'gradients of keys')
+        inner = slice(plan.start-plan.first, plan.end-plan.first)
+        own = tuple(g[:,:,inner].clone() for g in grads)
+        _swap(plan.ranks, plan.borrowed, grads, plan.first, plan.lent, own, plan.start,
+              'gradients of keys')
         return None, *own
 
 # %% ../nbs/60_parallel.ipynb #48536e82
 def _tied(out, *others):
-    "`out`; its backward pass visits every exchange on every rank, also where its own queries used no received key."
-    return out + sum(x.masked_fill(x.new_ones((), dtype=torch.bool), 0).sum() for x in others)
+    """`out`, whose backward pass visits every exchange on every rank.
+
+    It does so where this rank's queries used no received key, too."""
+    def nothing_of(x): return x.masked_fill(x.new_ones((), dtype=torch.bool), 0).sum()
+    return out + sum(map(nothing_of, others))
 
 # %% ../nbs/60_parallel.ipynb #6976afa7
 def _leading(plan, x): # [B,H,n,d] -> [B,H,n_global,d], the same on all ranks
@@ -216,116 +278,178 @@ def _leading(plan, x): # [B,H,n,d] -> [B,H,n_global,d], the same on all ranks
 class _SharedEntmax(torch.autograd.Function):
     "This rank's weights of rows that it shares with the others."
     @staticmethod
-    def forward(ctx, ranks, scores, top, eps): # [R,M]; the greatest score of any rank [R,1]; alpha - 1 [R,1]
+    def forward(ctx,
+        ranks, # a `Ranks`
+        scores, # [R,M] of this rank's keys
+        top, # [R,1], the greatest score of any rank
+        eps, # [R,1], alpha - 1
+    ):
         ctx.total = partial(ranks.reduced, what='a threshold')
-        p = _solve_rows(scores, eps, top, ctx.total)
-        ctx.save_for_backward(p, eps)
-        return p
+        weights = _solve_rows(scores, eps, top, ctx.total)
+        ctx.save_for_backward(weights, eps)
+        return weights
 
     @staticmethod
     @once_differentiable
     def backward(ctx, g):
-        p,eps = ctx.saved_tensors
-        dz,dalpha = _pull(p, g, eps, True, ctx.total)
-        return None, dz, None, dalpha
+        weights,eps = ctx.saved_tensors
+        dscores,dalpha = _pull(weights, g, eps, True, ctx.total)
+        return None, dscores, None, dalpha
 
 # %% ../nbs/60_parallel.ipynb #21e7c951
-def _leading_rows(plan, call, q, alpha, sink): # [B,H,g,d] -> [B,H,g,dv], the same on all ranks
-    "Rows of the leading queries over the keys of all ranks, of which this one has `call.k`."
-    ranks,(b,h,g,_) = plan.ranks,q.shape
-    _,kv,m,dv = call.v.shape
+def _leading_scores(plan, call, q, sink): # [B,H,g,d] -> [B,H,g,M+1], float32 at least
+    "Scores of the leading queries with this rank's keys, and with the sink."
+    b,h,g,_ = q.shape
+    _,kv,m,_ = call.k.shape
     wide = torch.promote_types(q.dtype, torch.float32)
-    k,v = call.k.to(wide),call.v.to(wide)
+    k = call.k.to(wide)
     see = torch.ones(1, 1, g, m, dtype=torch.bool, device=q.device)
-    if call.is_causal: see = (plan.start+torch.arange(m)<=torch.arange(g)[:,None]).to(q.device)
+    if call.is_causal:
+        positions = plan.start+torch.arange(m)
+        see = (positions<=torch.arange(g)[:,None]).to(q.device)
     if call.padding is not None:
         see = see & call.padding.keep[:,None,None]
-        k,v = call.padding.zero(k, 2),call.padding.zero(v, 2)
-    together = q.to(wide).unflatten(1, (kv, -1)).flatten(2, 3)                 # [B,Hkv,H/Hkv*g,d]
-    scores = (together @ k.mT).view(b, h, g, m)*call.factor
+        k = call.padding.zero(k, 2)
+    grouped = q.to(wide).unflatten(1, (kv, -1)).flatten(2, 3)  # [B,Hkv,H/Hkv*g,d]
+    scores = (grouped @ k.mT).view(b, h, g, m)*call.factor
     if call.softcap is not None: scores = call.softcap*(scores/call.softcap).tanh()
     beside = scores.new_full((b, h, g, 1), -torch.inf)
-    if sink is not None and ranks.rank==0: beside = sink.to(wide)[:,None,None].expand(b, h, g, 1)
-    scores = torch.cat([scores.masked_fill(~see, -torch.inf), beside], -1)     # [B,H,g,M+1]
-    top = ranks.reduced(scores.detach().amax(-1, keepdim=True), dist.ReduceOp.MAX, 'rows of leading tokens')
-    if alpha is None: p = (scores-torch.where(top==-torch.inf, 0., top)).exp()
-    else:
-        eps = (torch.as_tensor(alpha).to(q.device, wide)-1).expand(b, h)[:,:,None,None].expand_as(top).reshape(-1, 1)
-        eps = eps+(eps==0).to(wide)*2.**-64
-        p = _SharedEntmax.apply(ranks, scores.flatten(0, 2), top.flatten(0, 2), eps).view_as(scores)
-    mixed = (p[...,:m].reshape(b, kv, h//kv*g, m) @ v).view(b, h, g, dv)
-    both = _Sum.apply(ranks, torch.cat([mixed, p.sum(-1, keepdim=True)], -1), 'rows of leading tokens')
+    if sink is not None and plan.ranks.rank==0:
+        beside = sink.to(wide)[:,None,None].expand(b, h, g, 1)
+    return torch.cat([scores.masked_fill(~see, -torch.inf), beside], -1)
+
+def _leading_weights(ranks, scores, alpha): # [B,H,g,M+1] -> the same
+    "Weights of rows that lie on several ranks; those of softmax do not sum to one yet."
+    greatest = scores.detach().amax(-1, keepdim=True)
+    top = ranks.reduced(greatest, dist.ReduceOp.MAX, 'rows of leading tokens')
+    if alpha is None: return (scores-torch.where(top==-torch.inf, 0., top)).exp()
+    eps = torch.as_tensor(alpha).to(scores.device, scores.dtype)-1
+    eps = eps.expand(scores.shape[:2])[:,:,None,None].expand_as(top).reshape(-1, 1)
+    eps = eps+(eps==0).to(scores.dtype)*2.**-64
+    rows = scores.flatten(0, 2)
+    return _SharedEntmax.apply(ranks, rows, top.flatten(0, 2), eps).view_as(scores)
+
+def _leading_rows(plan, call, q, alpha, sink): # [B,H,g,d] -> [B,H,g,dv], the same on all ranks
+    "Rows of the leading queries over the keys of all ranks, of which this one has `call.k`."
+    b,h,g,_ = q.shape
+    _,kv,m,dv = call.v.shape
+    weights = _leading_weights(plan.ranks, _leading_scores(plan, call, q, sink), alpha)
+    v = call.v.to(weights.dtype)
+    if call.padding is not None: v = call.padding.zero(v, 2)
+    grouped = weights[...,:m].reshape(b, kv, h//kv*g, m)
+    mixed = (grouped @ v).view(b, h, g, dv)
+    mine = torch.cat([mixed, weights.sum(-1, keepdim=True)], -1)
+    both = _Sum.apply(plan.ranks, mine, 'rows of leading tokens')
     total = both[...,-1:]
-    return torch.where(total>0, both[...,:-1]/torch.where(total>0, total, 1.), 0.).to(q.dtype)
+    mean = both[...,:-1]/torch.where(total>0, total, 1.)
+    return torch.where(total>0, mean, 0.).to(q.dtype)
 
 # %% ../nbs/60_parallel.ipynb #af13115e
 def _plan_of(ranks, call, lengths): # tokens of each rank
     "How far each key head is seen, back and ahead, decides what is sent."
-    (b,h),kv = call.q.shape[:2],call.k.shape[1]
+    b,h = call.q.shape[:2]
+    kv = call.k.shape[1]
     total = sum(lengths)
-    if isinstance(call.window, Window): sides = [w.clamp(max=total) for w in call.window.bounds(total)]
-    else: sides = [torch.tensor(total if w is None else min(w, total)) for w in call.window or (None,None)]
-    if call.is_causal: sides = sides[0],torch.zeros_like(sides[1])
-    widths = torch.stack([w.expand(b, h) for w in sides]).unflatten(2, (kv, -1)).amax(-1).cpu() # [2,B,Hkv]
-    return _Plan(ranks, lengths, *widths, call.n_global)
+    if isinstance(call.window, Window): sides = call.window.bounds(total)
+    else: sides = [torch.tensor(total if w is None else w) for w in call.window or (None,None)]
+    left,right = (w.clamp(max=total) for w in sides)
+    if call.is_causal: right = torch.zeros_like(right)
+    of_heads = torch.stack([w.expand(b, h) for w in (left,right)])
+    left,right = of_heads.unflatten(2, (kv, -1)).amax(-1).cpu() # [B,Hkv] each
+    return _Plan(ranks, lengths, left, right, call.n_global)
 
 # %% ../nbs/60_parallel.ipynb #fc5b87b0
+def _shared(ranks, call, sums):
+    "Arguments that all ranks have; their gradients are sums over ranks, or this rank's share."
+    found = _replicated(call)
+    if not sums: return found
+    return {name: None if x is None else _Sum.apply(ranks, x, name, False)
+            for name,x in found.items()}
+
 def _attend(ranks, call, lengths, sums, impl):
     plan = _plan_of(ranks, call, lengths)
-    shared = {name: _Sum.apply(ranks, x, name, False) if sums and x is not None else x
-              for name,x in _replicated(call).items()}
+    shared = _shared(ranks, call, sums)
     alpha = call.alpha if shared['alpha'] is None else shared['alpha']
-    keep = [] if call.padding is None else [call.padding.keep[:,None,:,None].to(call.k.dtype).expand_as(call.k[...,:1])]
+    keep = []
+    if call.padding is not None: # [B,Hkv,n,1], which travels with the keys
+        as_numbers = call.padding.keep[:,None,:,None].to(call.k.dtype)
+        keep.append(as_numbers.expand_as(call.k[...,:1]))
     keys = whole = _Borrowed.apply(plan, call.k, call.v, *keep)
     through = [*whole, *(x for x in shared.values() if x is not None)]
     rows = []
     if call.n_global:
         lead_q,*leads = [_leading(plan, x) for x in (call.q, call.k, call.v, *keep)]
-        own = plan.start+plan.leads-plan.first if plan.leads else 0            # leading keys stand in `leads`
+        # leading keys stand in `leads`
+        own = plan.start+plan.leads-plan.first if plan.leads else 0
         keys = [torch.cat([lead, x[:,:,own:]], 2) for lead,x in zip(leads, whole)]
         leading = _leading_rows(plan, call, lead_q, alpha, shared['sink'])
-        rows = [leading[:,:,plan.start:plan.start+plan.leads]]
+        rows.append(leading[:,:,plan.start:plan.start+plan.leads])
         through += [lead_q, *leads, leading]
     window = call.window
     if shared['sigma'] is not None: window = window.replace(sigma=shared['sigma'])
     padding = PaddingMask(keys[2].amax(1)[...,0]>0) if keep else None
     offset = keys[0].shape[2]-(plan.last-plan.start-plan.leads)
-    rows.append(attend_here(call.q[:,:,plan.leads:], *keys[:2], padding=padding, window=window, alpha=alpha,
+    own_rows = attend_here(
+        call.q[:,:,plan.leads:], keys[0], keys[1], padding=padding, window=window, alpha=alpha,
         rel_bias=shared['rel_bias'], sink=shared['sink'], n_global=call.n_global, q_offset=offset,
-        is_causal=call.is_causal, scale=call.scale, softcap=call.softcap, impl=impl))
-    return _tied(torch.cat(rows, 2), *through)
+        is_causal=call.is_causal, scale=call.scale, softcap=call.softcap, impl=impl)
+    return _tied(torch.cat([*rows, own_rows], 2), *through)
 
 # %% ../nbs/60_parallel.ipynb #4d771833
 def _refuse(call):
     "Raise where a rank's part cannot be computed from its halo."
     window,n = call.window,call.q.shape[2]
-    if call.q.is_nested: raise ValueError("q: expected a padded Tensor across ranks, got a nested one")
-    if n!=call.k.shape[2]: raise ValueError(f"k: expected as many positions as q has, {n}, got {call.k.shape[2]}")
-    if window is not None and not isinstance(window, (tuple,Window)):
-        raise ValueError(f"window: expected None, an int, a pair or a Window across ranks, got {type(window).__name__}")
-    if isinstance(window, Window) and window.apply=='after':
-        raise ValueError("window: expected apply='inside' across ranks, got 'after', whose softmax runs over every key")
-    if isinstance(window, Window) and window.unit=='fraction':
-        raise ValueError("window: expected unit='tokens' across ranks, got 'fraction'; multiply sigma by half of the "
-                         "sequence's length")
-    if isinstance(window, Window) and window.sigma.dim()==3:
-        raise ValueError("sigma: expected (), [H] or [B,H] across ranks, got one for each query")
+    if call.q.is_nested:
+        raise ValueError("q: expected a padded Tensor across ranks, got a nested one")
+    if n!=call.k.shape[2]:
+        raise ValueError(f"k: expected as many positions as q has, {n}, got {call.k.shape[2]}")
     if call.n_global and call.rel_bias is not None:
         raise ValueError("rel_bias: expected None where n_global>0 across ranks, got a tensor")
+    if window is None or isinstance(window, tuple): return
+    if not isinstance(window, Window):
+        raise ValueError("window: expected None, an int, a pair or a Window across ranks, "
+                         f"got {type(window).__name__}")
+    if window.apply=='after':
+        raise ValueError("window: expected apply='inside' across ranks, "
+                         "got 'after', whose softmax runs over every key")
+    if window.unit=='fraction':
+        raise ValueError("window: expected unit='tokens' across ranks, got 'fraction'; "
+                         "multiply sigma by half of the sequence's length")
+    if window.sigma.dim()==3:
+        raise ValueError("sigma: expected (), [H] or [B,H] across ranks, got one for each query")
 
 # %% ../nbs/60_parallel.ipynb #c8816a70
-_INSTEAD = dict( # for options of `dynattn.attention` that a sequence on several ranks does not have
-    segments="; a packed row needs no exchange: give each rank whole texts, and call dynattn.attention there",
+# for options of `dynattn.attention` that a sequence on several ranks does not have
+_INSTEAD = dict(
+    segments="; a packed row needs no exchange: give each rank whole texts, "
+             "and call dynattn.attention there",
     attn_mask="; use padding, window and rel_bias",
     q_offset="; ranks find their places by themselves")
+_START_ALIKE = ("; ranks have to start with the same parameters, as from_rank gives them, "
+                "and to add up their gradients before each step, as sum_gradients does")
 
 def _refuse_others(names):
     "Refuse arguments by name, those that `dynattn.attention` has and those that nobody has."
     for name in names:
-        raise TypeError(f"{name}: expected an argument of parallel.attention, got another, which is not computed "
-                        f"across ranks{_INSTEAD.get(name, '')}")
+        raise TypeError(f"{name}: expected an argument of parallel.attention, got another, "
+                        f"which is not computed across ranks{_INSTEAD.get(name, '')}")
 
-def _agreed_call(ranks, q, k, v, options, others=()): # names of other arguments -> `Call`, tokens of each rank
+def _refuse_differences(
+    described, # {name: text} of each rank
+    learned, # names of tensors that learn
+):
+    "Raise where a rank passes something else than the first does."
+    for name,first in described[0].items():
+        for r,other in enumerate(described):
+            if other[name]==first: continue
+            raise ValueError(f"{name}: expected the same on all ranks, got {first} on rank 0 and "
+                             f"{other[name]} on rank {r}{_START_ALIKE if name in learned else ''}")
+
+def _agreed_call(
+    ranks, # a `Ranks`
+    q, k, v, options, # of the call
+    others=(), # names of other arguments, which are refused
+): # -> `Call`, tokens of each rank
     "The checked call, once all ranks have one, and have the same."
     call = error = mine = None
     try:
@@ -335,12 +459,7 @@ def _agreed_call(ranks, q, k, v, options, others=()): # names of other arguments
         mine = call.q.shape[2],_described(call)
     except (TypeError,ValueError) as caught: error = caught
     lengths,described = zip(*ranks.told(mine, error))
-    first = described[0]
-    for name,r in ((name, r) for name in first for r,other in enumerate(described) if other[name]!=first[name]):
-        hint = ("; ranks have to start with the same parameters, as from_rank gives them, and to add up their gradients "
-                "before each step, as sum_gradients does" if name in _replicated(call) else "")
-        raise ValueError(f"{name}: expected the same on all ranks, got {first[name]} on rank 0 and "
-                         f"{described[r][name]} on rank {r}{hint}")
+    _refuse_differences(described, _replicated(call))
     call.n_global = min(call.n_global, sum(lengths))
     return call,lengths
 
@@ -349,7 +468,8 @@ def attention(
     q:Tensor, # [B,H,n,d] this rank's part of the sequence; parts may differ in length, and be empty
     k:Tensor, # [B,Hkv,n,d]
     v:Tensor, # [B,Hkv,n,dv]
-    group=None, # `ProcessGroup` or `DeviceMesh` of one dimension, its ranks in the sequence's order (default: all)
+    # `ProcessGroup` or `DeviceMesh` of one dimension, in the sequence's order (default: all ranks)
+    group=None,
     *,
     window=None, # as `dynattn.attention`; sigma (), [H] or [B,H], in tokens, the same on all ranks
     alpha=None, # a number, [H] or [B,H], the same on all ranks
@@ -360,27 +480,33 @@ def attention(
     rel_bias:Tensor|None=None, # [H,2R+1] or [B,H,2R+1], the same on all ranks
     sink:Tensor|None=None, # [H], the same on all ranks
     softcap:float|None=None, # scores become softcap*tanh(score/softcap)
-    sums:bool=True, # gradients of sigma, alpha, rel_bias and sink are sums over all ranks; False: this rank's share
+    # gradients of sigma, alpha, rel_bias and sink are sums over all ranks; False: this rank's share
+    sums:bool=True,
     impl:str="auto", # the implementation for a rank's rows
     **others, # no others are served; each is refused by name, on all ranks
 ) -> Tensor: # [B,H,n,dv]
-    "`dynattn.attention` of a sequence that lies on several ranks. Invalid or differing arguments raise on all of them."
+    """`dynattn.attention` of a sequence that lies on several ranks.
+
+    Invalid or differing arguments raise an error on all of them."""
     ranks = Ranks(group)
-    options = dict(window=window, alpha=alpha, padding=padding, n_global=n_global, is_causal=is_causal, scale=scale,
-                   rel_bias=rel_bias, sink=sink, softcap=softcap)
+    options = dict(window=window, alpha=alpha, padding=padding, n_global=n_global,
+                   is_causal=is_causal, scale=scale, rel_bias=rel_bias, sink=sink, softcap=softcap)
     call,lengths = _agreed_call(ranks, q, k, v, options, others)
     return call.restore(_attend(ranks, call, lengths, sums, impl))
 
 # %% ../nbs/60_parallel.ipynb #ba58e664
+@checked()
 def sum_gradients(
     model:nn.Module, # after backward, on every rank
     group=None, # as `attention`
 ) -> None:
     "Add up each parameter's gradient over the ranks, in one message."
-    ranks,parameters = Ranks(group),[p for p in model.parameters() if p.requires_grad]
+    ranks = Ranks(group)
+    parameters = [p for p in model.parameters() if p.requires_grad]
     for p in parameters:
         if p.grad is None: p.grad = torch.zeros_like(p)
-    grads = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters] # shards of FSDP
+    def local(g): return g.to_local() if isinstance(g, DTensor) else g # shards of FSDP
+    grads = [local(p.grad) for p in parameters]
     flat = ranks.reduced(parameters_to_vector(grads), what='gradients of the parameters')
     for g,total in zip(grads, flat.split([g.numel() for g in grads])): g.copy_(total.view_as(g))
 

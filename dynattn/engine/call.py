@@ -10,53 +10,28 @@ import inspect, math, sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache, wraps
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 from fastcore.docments import docments
 import torch
-from torch import SymBool, SymFloat, SymInt, Tensor
+from torch import SymBool, SymInt, Tensor
 from .fields import Arguments, lacking, unserved
+from ..kinds import FAR, got, integer, number
+from ..modes import exporting, transforming
 from ..padding import PaddingMask, no_padding_mask
 from ..parts import first_places
 from ..window import Window, between
 
-# %% ../../nbs/engine/24_call.ipynb #24ca0007
-def _got(x):
-    "A short description of the value that was passed, for an error message."
-    if isinstance(x, Tensor): return f"a tensor of shape {tuple(x.shape)}, {x.dtype}"
-    short = isinstance(x, (bool, int, float, complex, str, bytes, tuple, list, type(None)))
-    return repr(x) if short and len(repr(x)) <= 60 else type(x).__name__
-
 # %% ../../nbs/engine/24_call.ipynb #24ca0010
-_FAR = 2**31 - 1 # tokens, further than any sequence is long
 _DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
-
-def _number(name, x, expected): # -> float
-    "A finite number; a tensor of no axes that does not learn is one."
-    if isinstance(x, Tensor) and x.dim() == 0 and not x.requires_grad: x = x.item()
-    if isinstance(x, bool) or not isinstance(x, (float, int, Real, SymFloat, SymInt)):
-        raise TypeError(f"{name}: expected {expected}, got {_got(x)}")
-    if not isinstance(x, (SymFloat, SymInt)):
-        try: x = float(x)
-        except OverflowError: raise ValueError(f"{name}: expected {expected}, got a number above 1.8e308") from None
-    if not -math.inf < x < math.inf: raise ValueError(f"{name}: expected {expected}, got {x}")
-    return x
-
-def _integer(name, x, low, high=_FAR): # -> int
-    "A whole number from `low` to `high`."
-    if isinstance(x, bool) or not isinstance(x, (int, Integral, SymInt)):
-        raise TypeError(f"{name}: expected an int, got {_got(x)}")
-    if not isinstance(x, (int, SymInt)): x = int(x)
-    if not low <= x <= high:
-        raise ValueError(f"{name}: expected an int from {low} to {high}, got {_got(x)}")
-    return x
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0013
 def _per_head(name, t, b, h):
     "Check the shape of one number per head: (), [H] or [B,H]; an axis of length 1 holds for all."
     full = (b, h)[2-t.dim():] if t.dim() <= 2 else ()
     if len(full) != t.dim() or any(size != 1 and size != f for size,f in zip(t.shape, full)):
-        raise ValueError(f"{name}: expected shape (), [H] or [B,H] with B,H={b},{h}, got {tuple(t.shape)}")
+        raise ValueError(f"{name}: expected shape (), [H] or [B,H] with B,H={b},{h}, "
+                         f"got {tuple(t.shape)}")
 
 def _same_device(name, t, q):
     "A tensor belongs beside `q`; a single number may also wait on the CPU."
@@ -67,7 +42,8 @@ def _same_device(name, t, q):
 def _take_heads(call):
     "Check queries, keys and values, and bring them to [B,H,N,d], [B,Hkv,M,d] and [B,Hkv,M,dv]."
     for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
-        if not isinstance(x, Tensor): raise TypeError(f"{name}: expected a Tensor [B,H,N,d], got {_got(x)}")
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: expected a Tensor [B,H,N,d], got {got(x)}")
     if call.q.is_nested or call.k.is_nested or call.v.is_nested:
         _take_nested(call)
         if call.offsets is None: return
@@ -76,13 +52,17 @@ def _take_heads(call):
         raise TypeError(f"q: expected a dtype of {', '.join(map(str, _DTYPES))}, got {q.dtype}")
     kind = q.device.type
     if kind != 'meta' and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)  # float64 stays
-        call.q,call.k,call.v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, call.k, call.v))
+        dtype = torch.get_autocast_dtype(kind)
+        def cast(x): return x if x.dtype == torch.float64 else x.to(dtype)
+        call.q = cast(q)
+        call.k = cast(call.k)
+        call.v = cast(call.v)
     _align(call)
     q,k,v = call.q,call.k,call.v
     h,d = q.shape[1],q.shape[3]
     for name,x in (('q', q), ('k', k), ('v', v)):
-        if x.layout is not torch.strided: raise TypeError(f"{name}: expected a dense Tensor, got {x.layout}")
+        if x.layout is not torch.strided:
+            raise TypeError(f"{name}: expected a dense Tensor, got {x.layout}")
     for name,x in (('k', k), ('v', v)):
         if x.dtype != q.dtype: raise TypeError(f"{name}: expected {q.dtype} as q, got {x.dtype}")
         if x.device != q.device:
@@ -96,7 +76,10 @@ def _take_heads(call):
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0117
 def _align(call):
-    "Add axes that are missing in front, broadcast the batch and single heads, and join axes that are too many."
+    """Bring queries, keys and values to four axes.
+
+    Missing axes are added in front, the batch and single heads are broadcast, and axes that are too
+    many are joined."""
     q,k,v = call.q,call.k,call.v
     of_q,of_k,of_v = q.shape,k.shape,v.shape
     four = len(of_q) == len(of_k) == len(of_v) == 4
@@ -104,50 +87,75 @@ def _align(call):
     given = dict(q=q, k=k, v=v)
     for name,x in given.items():
         if x.dim() < 2:
-            raise ValueError(f"{name}: expected 2 axes or more, usually [B,H,N,d], got shape {tuple(x.shape)}")
+            raise ValueError(f"{name}: expected 2 axes or more, usually [B,H,N,d], "
+                             f"got shape {tuple(x.shape)}")
     dims = max(x.dim() for x in given.values())
     q,k,v = (x[(None,)*(max(dims, 4)-x.dim())] for x in given.values())
-    h = max(x.shape[-3] for x in (q, k, v)) if q.shape[-3] == 1 else q.shape[-3]
+    h = q.shape[-3]
+    if h == 1: h = max(x.shape[-3] for x in (q, k, v))
     q = q.expand(*q.shape[:-3], h, *q.shape[-2:])
     if k.shape[-3] != v.shape[-3]:
         for name,x in (('k', k), ('v', v)):
             if x.shape[-3] == 0 or h % x.shape[-3]:
-                raise ValueError(f"{name}: expected a number of heads that divides H={h}, got {x.shape[-3]}")
+                raise ValueError(f"{name}: expected a number of heads that divides H={h}, "
+                                 f"got {x.shape[-3]}")
         k,v = (x.repeat_interleave(h//x.shape[-3], -3) for x in (k, v))
     try: batch = torch.broadcast_shapes(*(x.shape[:-3] for x in (q, k, v)))
     except RuntimeError:
         of_q,*others = (tuple(x.shape[:-3]) for x in (q, k, v))
-        raise ValueError(f"k: expected k and v of a batch that broadcasts with {of_q} of q, got {others}") from None
-    call.q,call.k,call.v = (x.expand(*batch, *x.shape[-3:]).flatten(0, -4) for x in (q, k, v))
+        raise ValueError(f"k: expected k and v of a batch that broadcasts with {of_q} of q, "
+                         f"got {others}") from None
+    def joined(x): return x.expand(*batch, *x.shape[-3:]).flatten(0, -4)
+    call.q = joined(q)
+    call.k = joined(k)
+    call.v = joined(v)
     if dims != 4: call.lead = (*batch, h)[max(dims, 4)-dims:]
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0120
 _BEYOND_SDPA = lacking('dropout_p scale enable_gqa is_causal')
-_OF_JAGGED = lacking('dropout_p is_causal scale enable_gqa window alpha n_global rel_bias sink softcap')
+_OF_JAGGED = lacking(
+    'dropout_p is_causal scale enable_gqa window alpha n_global rel_bias sink softcap')
 
 def _same_heads(call):
-    "Whether queries, keys and values have as many heads, where that can be told; nested ones are [B,H,N,d]."
-    def heads(x): return x.shape[1] if x.layout == torch.jagged else x.size(1)
+    "Whether queries, keys and values have as many heads, where that can be told."
+    def heads(x): return x.shape[1] if x.layout == torch.jagged else x.size(1) # [B,H,N,d]
     try: return heads(call.q) == heads(call.k) == heads(call.v)
-    except (IndexError, RuntimeError): return True             # texts with other heads each: PyTorch's own error
+    # texts with other heads each: PyTorch's own error
+    except (IndexError, RuntimeError): return True
+
+def _torch_serves(call):
+    "Whether PyTorch's attention takes a call of nested tensors as it is."
+    if not call.takes_nested or unserved(call, _BEYOND_SDPA, 'PyTorch'): return False
+    # it computes neither causal jagged ones nor grouped heads, of either layout
+    is_causal_and_jagged = call.is_causal and call.q.layout == torch.jagged
+    return not is_causal_and_jagged and _same_heads(call)
+
+def _same_texts(x, offsets):
+    "Whether the texts of a jagged tensor are as long as `offsets` say."
+    own = x.offsets()
+    return own is offsets or own.shape == offsets.shape and between(own == offsets, 1)
 
 def _take_nested(call):
-    "A plain call of nested tensors goes to PyTorch as it is; otherwise jagged texts become one packed row."
-    causal = call.is_causal and call.q.layout == torch.jagged  # which PyTorch does not compute
-    grouped = not _same_heads(call)                            # nor does it compute these, of either layout
-    if call.takes_nested and not (unserved(call, _BEYOND_SDPA, 'PyTorch') or causal or grouped): return
+    """A plain call of nested tensors goes to PyTorch as it is.
+
+    Otherwise jagged texts become one packed row."""
+    if _torch_serves(call): return
     for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
         jagged = x.is_nested and x.layout == torch.jagged and x.dim() == 4 and x._ragged_idx == 2
         if not jagged or x.lengths() is not None:
-            raise ValueError(f"{name}: expected a padded Tensor [B,H,N,d], or a jagged nested one whose texts "
-                             "lie end to end, made by nested_tensor(..., layout=torch.jagged).transpose(1, 2), "
-                             f"got {'another nested one' if x.is_nested else _got(x)}")
+            raise ValueError(f"{name}: expected a padded Tensor [B,H,N,d], or a jagged nested one "
+                             "whose texts lie end to end, made by "
+                             "nested_tensor(..., layout=torch.jagged).transpose(1, 2), "
+                             f"got {'another nested one' if x.is_nested else got(x)}")
     if why := unserved(call, _OF_JAGGED, 'nested tensors', ''): raise ValueError(why)
     offsets = call.segments = call.offsets = call.q.offsets()
     for name,x in (('k', call.k), ('v', call.v)):
-        same = x.offsets() is offsets or x.offsets().shape == offsets.shape and between(x.offsets() == offsets, 1)
-        if not same: raise ValueError(f"{name}: expected texts as long as those of q, got others")
-    call.q,call.k,call.v = (x.transpose(1, 2).values().transpose(0, 1)[None] for x in (call.q, call.k, call.v))
+        if not _same_texts(x, offsets):
+            raise ValueError(f"{name}: expected texts as long as those of q, got others")
+    def packed(x): return x.transpose(1, 2).values().transpose(0, 1)[None]
+    call.q = packed(call.q)
+    call.k = packed(call.k)
+    call.v = packed(call.v)
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0018
 def _take_mask(call):
@@ -156,15 +164,16 @@ def _take_mask(call):
     b,h,n,m = call.sizes
     if type(mask).__name__ == 'CausalBias': return _take_causal_bias(call)
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
-        raise TypeError("attn_mask: expected a bool Tensor (True takes part) or a floating one that is "
-                        f"added, got {_got(mask)}")
+        raise TypeError("attn_mask: expected a bool Tensor (True takes part) or a floating one "
+                        f"that is added, got {got(mask)}")
     _same_device('attn_mask', mask, call.q)
     if mask.dim() < 2:  # PyTorch's kernels want both axes
         mask = call.attn_mask = mask.reshape((1,)*(2-mask.dim()) + mask.shape)
     if call.lead is not None and len(call.lead) > 2 and mask.dim() > 3:  # q had more than four axes
         batch = call.lead[:-1]
         mask = call.attn_mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
-    if mask.dim() > 4 or any(size != 1 and size != full for size,full in zip(mask.shape[::-1], (m, n, h, b))):
+    sizes = zip(mask.shape[::-1], (m, n, h, b))
+    if mask.dim() > 4 or any(size != 1 and size != full for size,full in sizes):
         raise ValueError(f"attn_mask: expected a shape that broadcasts to [B,H,N,M]={b,h,n,m}, "
                          f"got {tuple(mask.shape)}")
     if mask.is_floating_point() and not call.takes_zero_one and _is_zero_one(mask):
@@ -173,7 +182,9 @@ def _take_mask(call):
                          "use attn_mask.bool()")
 
 def _is_zero_one(mask):
-    "Whether a floating mask is 0/1; a bias that learns is not looked at, nor values that cannot be read."
+    """Whether a floating mask is 0/1.
+
+    A bias that learns is not looked at, nor values that cannot be read."""
     if torch.compiler.is_compiling() or mask.requires_grad: return False
     if mask.device.type != 'cpu' or not mask.numel(): return False
     try: return bool(mask.max() == 1) and bool(((mask == 0) | (mask == 1)).all())
@@ -181,17 +192,22 @@ def _is_zero_one(mask):
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0118
 def _take_causal_bias(call):
-    "A `CausalBias` of torch.nn.attention.bias: key j <= i, or, aligned at the last key, j <= i + M - N."
+    """A `CausalBias` of torch.nn.attention.bias.
+
+    Key j <= i, or, aligned at the last key, j <= i + M - N."""
     bias = call.attn_mask
     *_,n,m = call.sizes
     if (bias.seq_len_q, bias.seq_len_kv) != (n, m):
         raise ValueError(f"attn_mask: expected a CausalBias for N,M={n},{m}, "
                          f"got one for {bias.seq_len_q},{bias.seq_len_kv}")
     shift = m-n if bias.variant.name == 'LOWER_RIGHT' else 0
-    positions_matter = not (call.window is None and call.rel_bias is None and call.segments is None)
+    by_position = (call.window, call.rel_bias, call.segments)
+    may_shift = all(x is None for x in by_position) and not call.is_causal
     one_position = call.q_offset == 0 and call.q_offsets is None and call.key_segments is None
-    if one_position and (shift == 0 or not positions_matter and not call.is_causal):
-        call.attn_mask,call.is_causal,call.q_offset = None,True,shift
+    if one_position and (shift == 0 or may_shift):
+        call.attn_mask = None
+        call.is_causal = True
+        call.q_offset = shift
     else: call.attn_mask = torch.ones(n, m, dtype=torch.bool, device=call.q.device).tril(shift)
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0020
@@ -199,31 +215,36 @@ def _take_window(call):
     "A hard window as a pair, a soft one with a sigma that fits."
     window = call.window
     if isinstance(window, Window): return _take_sigma(call)
-    if isinstance(window, (int, Integral, SymInt)) and not isinstance(window, bool): window = (window, window)
+    if isinstance(window, (int, Integral, SymInt)) and not isinstance(window, bool):
+        window = window, window
     if isinstance(window, (tuple, list)): call.window = _sides(window)
     elif hasattr(window, 'log_mask') and not isinstance(window, type): _take_sigma(call)
     else:
         hint = "; call it: Window.default(width()) takes what it returns"
         raise TypeError("window: expected None, an int, a pair (left, right) or a Window, "
-                        f"got {_got(window)}{hint if isinstance(window, torch.nn.Module) else ''}")
+                        f"got {got(window)}{hint if isinstance(window, torch.nn.Module) else ''}")
 
 def _sides(window):
     "(left, right), each an int or None; None where neither limits anything."
     if len(window) != 2:
-        raise ValueError(f"window: expected an int >= 0 or a pair (left, right), got {_got(window)}")
+        raise ValueError("window: expected an int >= 0 or a pair (left, right), "
+                         f"got {got(window)}")
     for w in window:
         if isinstance(w, int) and w < 0:
             raise ValueError(f"window: expected ints >= 0, or None for no limit, got {w}; "
                              "None says what -1 says in flash-attn")
-    left,right = (w if w is None else _integer('window', w, 0, math.inf) for w in window)
-    if left is not None and left > _FAR: left = _FAR
-    if right is not None and right > _FAR: right = _FAR
+    left,right = (w if w is None else integer('window', w, 0, math.inf) for w in window)
+    if left is not None and left > FAR: left = FAR
+    if right is not None and right > FAR: right = FAR
     return None if left is None and right is None else (left, right)
 
 # %% ../../nbs/engine/24_call.ipynb #24ca1120
 def _take_sigma(call):
-    "Check the sigma of a soft window; one that is narrower than the arithmetic is widened, differentiably."
-    window,(b,h,n,_) = call.window,call.q.shape
+    """Check the sigma of a soft window.
+
+    One that is narrower than the arithmetic is widened, differentiably."""
+    window = call.window
+    b,h,n,_ = call.q.shape
     if window.apply not in ('inside', 'after'):
         raise ValueError(f"window.apply: expected 'inside' or 'after', got {window.apply!r}")
     if call.segments is not None and getattr(window, 'unit', 'tokens') == 'fraction':
@@ -233,14 +254,16 @@ def _take_sigma(call):
     if not isinstance(sigma, Tensor): return
     _same_device('window', sigma, call.q)
     full = (b,h) if sigma.dim() == 2 else {0: (), 1: (h,), 3: (b,h,n)}.get(sigma.dim())
-    if full is None or sigma.shape != full and any(size not in (1, f) for size,f in zip(sigma.shape, full)):
+    fits = full is not None and (
+        sigma.shape == full or all(size in (1, f) for size,f in zip(sigma.shape, full)))
+    if not fits:
         raise ValueError("window: expected sigma of shape (), [H], [B,H] or [B,H,N] with "
                          f"B,H,N={b,h,n}, got {tuple(sigma.shape)}")
     if not between(sigma, 0):
         raise ValueError(f"window: expected a sigma of finite values >= 0, got {sigma.tolist()}")
     wide = _accumulates(call.q)
-    if sigma.dtype != wide and torch.promote_types(sigma.dtype, wide) == wide and isinstance(window, Window):
-        call.window = window.widened(wide)
+    is_narrow = sigma.dtype != wide and torch.promote_types(sigma.dtype, wide) == wide
+    if is_narrow and isinstance(window, Window): call.window = window.widened(wide)
 
 def _accumulates(q):
     "The dtype in which sums over keys are taken: float32 at least."
@@ -251,27 +274,31 @@ def _take_alpha(call):
     "None for softmax, a float > 1, or a floating tensor."
     alpha = call.alpha
     if not isinstance(alpha, Tensor):
-        alpha = _number('alpha', alpha, 'a finite number >= 1 or a floating tensor')
+        alpha = number('alpha', alpha, 'a finite number >= 1 or a floating tensor')
         if alpha < 1: raise ValueError(f"alpha: expected a finite number >= 1, got {alpha}")
         call.alpha = None if alpha == 1 else alpha
         return
     if not alpha.is_floating_point():
-        raise TypeError(f"alpha: expected a number or a floating tensor, got {_got(alpha)}")
+        raise TypeError(f"alpha: expected a number or a floating tensor, got {got(alpha)}")
     _same_device('alpha', alpha, call.q)
     _per_head('alpha', alpha, *call.q.shape[:2])
-    if not between(alpha, 1): raise ValueError(f"alpha: expected finite values >= 1, got {alpha.tolist()}")
+    if not between(alpha, 1):
+        raise ValueError(f"alpha: expected finite values >= 1, got {alpha.tolist()}")
 
 def _take_rel_bias(call):
     "A bias by offset, in the dtype in which its gradient is summed."
-    bias,(b,h) = call.rel_bias,call.q.shape[:2]
+    bias = call.rel_bias
+    b,h = call.q.shape[:2]
     if not isinstance(bias, Tensor) or not bias.is_floating_point():
-        raise TypeError(f"rel_bias: expected a floating Tensor [H,2R+1] or [B,H,2R+1], got {_got(bias)}")
+        raise TypeError("rel_bias: expected a floating Tensor [H,2R+1] or [B,H,2R+1], "
+                        f"got {got(bias)}")
     _same_device('rel_bias', bias, call.q)
     shape = bias.shape
     fits = bias.dim() in (2, 3) and shape[-2] == h and shape[-1] % 2 == 1
     if bias.dim() == 3: fits = fits and (shape[0] == 1 or shape[0] == b)
     if not fits:
-        raise ValueError(f"rel_bias: expected [H,2R+1] or [B,H,2R+1] with B,H={b,h}, got {tuple(shape)}")
+        raise ValueError(f"rel_bias: expected [H,2R+1] or [B,H,2R+1] with B,H={b,h}, "
+                         f"got {tuple(shape)}")
     call.rel_bias = bias.to(torch.promote_types(bias.dtype, _accumulates(call.q)))
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0023
@@ -286,23 +313,23 @@ def _take_padding(call):
 
 def _are_ints(x): # -> bool
     "Whether this is a tensor of ints."
-    return isinstance(x, Tensor) and not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+    if not isinstance(x, Tensor) or x.dtype == torch.bool: return False
+    return not (x.is_floating_point() or x.is_complex())
 
 def _take_segments(call):
-    "Ids of the texts of queries and of keys, and where each text's queries stand on its keys' axis."
+    """Ids of the texts of queries and of keys.
+
+    With them, where each text's queries stand on its keys' axis."""
     b,_,n,m = call.sizes
     if call.q_offset != 0:
-        raise ValueError(f"segments: expected q_offset=0, got {call.q_offset}; q_offsets has one for each text")
+        raise ValueError(f"segments: expected q_offset=0, got {call.q_offset}; "
+                         "q_offsets has one for each text")
     own = call.key_segments is not None
     if not own and n != m:
         raise ValueError(f"segments: expected as many queries as keys, got N={n} and M={m}; "
                          "key_segments has the texts of the keys")
     ends = call.segments if _are_ints(call.segments) and call.segments.dim() == 1 else None
-    if own and _are_ints(call.key_segments):
-        of_keys = call.key_segments
-        if (of_keys.dim() == 1) != (ends is not None) or ends is not None and len(of_keys) != len(ends):
-            raise ValueError("key_segments: expected ids, or cu_seqlens of as many texts, as segments, "
-                             f"got shape {tuple(of_keys.shape)} beside {tuple(call.segments.shape)}")
+    if own and _are_ints(call.key_segments): _check_same_form(call, ends)
     call.segments = _take_ids('segments', call.segments, call.q, b, n, 'N')
     if own: call.key_segments = _take_ids('key_segments', call.key_segments, call.q, b, m, 'M')
     if call.q_offsets is None and not own: return
@@ -310,20 +337,30 @@ def _take_segments(call):
     at = first_places(keys, call.segments) - first_places(call.segments, call.segments)
     if call.q_offsets is None: call.q_offsets = at
     elif ends is None:
-        raise ValueError("q_offsets: expected None beside ids, or segments as cu_seqlens [S+1] and one "
-                         "for each text, got ids")
+        raise ValueError("q_offsets: expected None beside ids, or segments as cu_seqlens [S+1] "
+                         "and one for each text, got ids")
     else: call.q_offsets = at + _checked_offsets(call, len(ends)-1, 'S')[call.segments]
+
+def _check_same_form(call, ends): # the cu_seqlens of the queries, or None
+    "Queries and keys both have ids, or both cu_seqlens of as many texts."
+    of_keys = call.key_segments
+    both_have_ends = of_keys.dim() == 1 and ends is not None
+    neither_has = of_keys.dim() != 1 and ends is None
+    if neither_has or both_have_ends and len(of_keys) == len(ends): return
+    raise ValueError("key_segments: expected ids, or cu_seqlens of as many texts, as segments, "
+                     f"got shape {tuple(of_keys.shape)} beside {tuple(call.segments.shape)}")
 
 def _take_ids(name, ids, q, b, n, letter): # -> [B,N]
     "Ids, int64, that do not decrease along a row."
     if not _are_ints(ids):
-        raise TypeError(f"{name}: expected an int Tensor, ids [B,{letter}] or cu_seqlens, got {_got(ids)}")
+        raise TypeError(f"{name}: expected an int Tensor, ids [B,{letter}] or cu_seqlens, "
+                        f"got {got(ids)}")
     _same_device(name, ids, q)
     ids = ids.long()  # differences of unsigned numbers are never negative
     if ids.dim() == 1: ids = _ids_of_cu_seqlens(name, ids, b, n, letter)
     if ids.dim() != 2 or ids.shape[1] != n or ids.shape[0] != 1 and ids.shape[0] != b:
-        raise ValueError(f"{name}: expected ids [B,{letter}]={b,n}, or cu_seqlens for a batch of 1, "
-                         f"got {tuple(ids.shape)}")
+        raise ValueError(f"{name}: expected ids [B,{letter}]={b,n}, "
+                         f"or cu_seqlens for a batch of 1, got {tuple(ids.shape)}")
     if not between(ids.diff(), 0):
         raise ValueError(f"{name}: expected ids that do not decrease along a row, got some that do")
     return ids.expand(b, n)
@@ -331,14 +368,16 @@ def _take_ids(name, ids, q, b, n, letter): # -> [B,N]
 def _checked_offsets(call, size, letter): # -> int64, of one axis
     "The positions of first queries, one for each row or text."
     at = call.q_offsets
-    if not _are_ints(at): raise TypeError(f"q_offsets: expected an int Tensor [{letter}], got {_got(at)}")
+    if not _are_ints(at):
+        raise TypeError(f"q_offsets: expected an int Tensor [{letter}], got {got(at)}")
     _same_device('q_offsets', at, call.q)
     if tuple(at.shape) != (size,):
         raise ValueError(f"q_offsets: expected shape [{letter}]={size,}, got {tuple(at.shape)}")
-    if call.q_offset != 0: raise ValueError(f"q_offset: expected 0 where q_offsets is given, got {call.q_offset}")
+    if call.q_offset != 0:
+        raise ValueError(f"q_offset: expected 0 where q_offsets is given, got {call.q_offset}")
     at = at.long()
-    if not between(at, -_FAR, _FAR):
-        raise ValueError(f"q_offsets: expected ints from {-_FAR} to {_FAR}, got others")
+    if not between(at, -FAR, FAR):
+        raise ValueError(f"q_offsets: expected ints from {-FAR} to {FAR}, got others")
     return at
 
 def _take_q_offsets(call):
@@ -353,38 +392,35 @@ def _ids_of_cu_seqlens(name, ends, b, n, letter):
     if b != 1:
         raise ValueError(f"{name}: expected ids [B,{letter}] for a batch of {b}, "
                          "got cu_seqlens, which is for one row")
-    if ends.numel() < 2 or not between(ends.diff(), 0) or not between((ends[0] == 0) & (ends[-1] == n), 1):
-        raise ValueError(f"{name}: expected cu_seqlens from 0 to {letter}={n} that do not decrease, "
-                         f"got {_got(ends)}")
+    fits = ends.numel() >= 2 and between(ends.diff(), 0)
+    if not fits or not between((ends[0] == 0) & (ends[-1] == n), 1):
+        raise ValueError(f"{name}: expected cu_seqlens from 0 to {letter}={n} "
+                         f"that do not decrease, got {got(ends)}")
     at = torch.arange(n, device=ends.device, dtype=ends.dtype)
     return torch.searchsorted(ends[1:].contiguous(), at, right=True)[None]
 
 def _take_sink(call):
     sink,h = call.sink,call.q.shape[1]
     if not isinstance(sink, Tensor) or not sink.is_floating_point():
-        raise TypeError(f"sink: expected a floating Tensor [H], got {_got(sink)}")
+        raise TypeError(f"sink: expected a floating Tensor [H], got {got(sink)}")
     _same_device('sink', sink, call.q)
     if sink.dim() != 1 or sink.shape[0] != h:
         raise ValueError(f"sink: expected [H]={h,}, got {tuple(sink.shape)}")
     call.sink = sink.to(torch.promote_types(sink.dtype, _accumulates(call.q)))
 
 def _take_softcap(call):
-    if call.softcap <= 0: raise ValueError(f"softcap: expected a finite number > 0, got {call.softcap}")
+    if call.softcap <= 0:
+        raise ValueError(f"softcap: expected a finite number > 0, got {call.softcap}")
     # beyond, c tanh(x/c) is x, or about 0, and c and 1/c are no numbers of float32
     call.softcap = min(max(call.softcap, 2.**-100), 2.**100)
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0125
 _BOOLS = [f.name for f in fields(Arguments) if f.type is bool]
 _FLOATS = {f.name: f.default for f in fields(Arguments) if f.type in (float, float|None)}
-_INTEGERS = dict(n_global=0, q_offset=-_FAR) # the least
+_INTEGERS = dict(n_global=0, q_offset=-FAR) # the least
 _EXPECTED = dict(dropout_p='a probability in [0,1]', softcap='a finite number > 0')
 
-def _take_dropout(call):
-    if not 0 <= call.dropout_p <= 1:
-        raise ValueError(f"dropout_p: expected {_EXPECTED['dropout_p']}, got {call.dropout_p}")
-
 # %% ../../nbs/engine/24_call.ipynb #24ca0226
-_exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
 _library = torch.library.Library('dynattn', 'FRAGMENT')
 if not hasattr(torch.ops.dynattn, 'copied'):  # a notebook may run this cell again
     _library.define('copied(Tensor x) -> Tensor')
@@ -394,22 +430,28 @@ if not hasattr(torch.ops.dynattn, 'copied'):  # a notebook may run this cell aga
 def _copied(x):
     "An ordinary tensor with these values, where `x` was made under `inference_mode`."
     if not torch.compiler.is_compiling(): return x.clone() if x.is_inference() else x
-    # traced, nobody can tell; an operator of its own, for the compiler would keep `x` itself and clone it once more
+    # Traced, nobody can tell. An operator of its own, for the compiler would keep `x` itself and
+    # clone it once more.
     return x if x.requires_grad else torch.ops.dynattn.copied(x)
 
 # tensors, where they are given
 _CONSTANT = 'attn_mask','alpha','rel_bias','q_offsets','segments','key_segments','sink'
 
 def _take_inference(call):
-    "Copy what was made under `inference_mode`, where a gradient is wanted: autograd keeps no such tensor."
+    """Copy what was made under `inference_mode`, where a gradient is wanted.
+
+    Autograd keeps no such tensor."""
     padding,window = call.padding,call.window
     soft = isinstance(window, Window)
     held = {name: x for name in _CONSTANT if isinstance(x := getattr(call, name), Tensor)}
     tensors = [call.q, call.k, call.v, *held.values(), *([window.sigma] if soft else [])]
     if not any(x.requires_grad for x in tensors): return
     if torch.compiler.is_compiling():
-        if _exporting() or torch._C._are_functorch_transforms_active(): return
-    else: call.q,call.k,call.v = map(_copied, (call.q, call.k, call.v))
+        if exporting() or transforming(): return
+    else:
+        call.q = _copied(call.q)
+        call.k = _copied(call.k)
+        call.v = _copied(call.v)
     for name,x in held.items(): setattr(call, name, _copied(x))
     if padding is not None:
         keep = _copied(padding.keep)
@@ -418,13 +460,13 @@ def _take_inference(call):
         sigma = _copied(window.sigma)
         if sigma is not window.sigma: call.window = window.replace(sigma=sigma)
 
-
 # %% ../../nbs/engine/24_call.ipynb #24ca0025
 @dataclass(eq=False, repr=False)
 class Call(Arguments):
     "One call of attention: its arguments, checked, each in one form."
     lead: tuple|None = field(default=None, init=False) # axes of q before the last two, if not two
-    offsets: Tensor|None = field(default=None, init=False) # where the texts of jagged tensors begin, and the end
+    # where the texts of jagged tensors begin, and the end
+    offsets: Tensor|None = field(default=None, init=False)
     normalizer = None # a field of the dense path's record only
     takes_nested = False # whether nested tensors are handed on
     takes_zero_one = False # whether a floating 0/1 mask is added like any other
@@ -433,16 +475,19 @@ class Call(Arguments):
         _take_heads(self)
         for name in _BOOLS:
             if not isinstance(getattr(self, name), (bool, SymBool)):
-                raise TypeError(f"{name}: expected a bool, got {_got(getattr(self, name))}")
+                raise TypeError(f"{name}: expected a bool, got {got(getattr(self, name))}")
         for name,default in _FLOATS.items():
             x = getattr(self, name)
-            if x is not default: setattr(self, name, _number(name, x, _EXPECTED.get(name, 'a finite number')))
+            if x is default: continue
+            setattr(self, name, number(name, x, _EXPECTED.get(name, 'a finite number')))
         if isinstance(self.q_offset, Tensor) and self.q_offset.dim():
-            raise TypeError(f"q_offset: expected an int, got {_got(self.q_offset)}; q_offsets takes one for each row")
+            raise TypeError(f"q_offset: expected an int, got {got(self.q_offset)}; "
+                            "q_offsets takes one for each row")
         for name,least in _INTEGERS.items():
             x = getattr(self, name)
-            if type(x) is not int or x: setattr(self, name, _integer(name, x, least))
-        if self.dropout_p: _take_dropout(self)
+            if type(x) is not int or x: setattr(self, name, integer(name, x, least))
+        if self.dropout_p and not 0 <= self.dropout_p <= 1:
+            raise ValueError(f"dropout_p: expected {_EXPECTED['dropout_p']}, got {self.dropout_p}")
         if self.attn_mask is not None: _take_mask(self)
         if self.padding is not None: _take_padding(self)
         if self.window is not None: _take_window(self)
@@ -472,41 +517,52 @@ class Call(Arguments):
     ) -> Tensor|tuple:
         "Give an output the axes that `q` came with."
         if self.offsets is not None:
-            return torch.nested.nested_tensor_from_jagged(out[0].transpose(0, 1), self.offsets).transpose(1, 2)
+            rows = out[0].transpose(0, 1)
+            return torch.nested.nested_tensor_from_jagged(rows, self.offsets).transpose(1, 2)
         if self.lead is None or not isinstance(out, (Tensor, tuple)): return out
         if isinstance(out, tuple): return tuple(self.restore(x) for x in out)
         return out.reshape(*self.lead, *out.shape[2:])
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0032
-@cache
-def _comments(record): return {name: text for name,text in docments(record).items() if text}
+_docments = cache(docments) # of a record: {name: comment}, None where no source can be read
 
 def _help(body, record, arguments):
     "The first line of the function's docstring, and below it what each argument means."
     comments = {}
-    for kind in reversed(record.__mro__[:-1]): comments |= _comments(kind) # without any, where no source can be read
-    def row(p): return f"{p.name} : {inspect.formatannotation(p.annotation)}\n    {comments.get(p.name, '')}"
-    rows = [row(p) for p in arguments]
-    return '\n'.join([body.__doc__ or '', '', 'Parameters', '----------', *rows])
+    for kind in reversed(record.__mro__[:-1]):
+        comments |= {name: text for name,text in _docments(kind).items() if text}
+    lines = [body.__doc__ or '', '', 'Parameters', '----------']
+    for p in arguments:
+        lines.append(f"{p.name} : {inspect.formatannotation(p.annotation)}")
+        lines.append(f"    {comments.get(p.name, '')}")
+    return '\n'.join(lines)
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0132
 _OTHER_NAMES = dict(query='q', key='k', value='v')
 
-def _named(body, names, at_most, args, given): # of all arguments, of which so many may go by position; as they came
+def _named(
+    body, # the function
+    names, # of all arguments
+    at_most, # how many of them may go by position
+    args, given, # as they came
+):
     "The keywords with our names; refuse what is unknown, missing, given twice or too much."
     kwargs = {_OTHER_NAMES.get(name, name): x for name,x in given.items()}
     twice = next((name for name in names[:len(args)] if name in kwargs), None)
     if len(kwargs) < len(given):
         twice = next(our for other,our in _OTHER_NAMES.items() if other in given and our in given)
-    if twice: raise TypeError(f"{twice}: expected once, got it twice, by two names or by name and position")
+    if twice:
+        raise TypeError(f"{twice}: expected once, got it twice, by two names "
+                        "or by name and position")
     for name in kwargs:
         if name not in names:
-            raise TypeError(f"{name}: expected an argument of {body.__name__}, one of {', '.join(names)}, "
-                            "got an unknown one")
+            raise TypeError(f"{name}: expected an argument of {body.__name__}, "
+                            f"one of {', '.join(names)}, got an unknown one")
     for name in ('q','k','v')[len(args):]:
         if name not in kwargs: raise TypeError(f"{name}: expected a Tensor [B,H,N,d], got nothing")
     if len(args) > at_most:
-        raise TypeError(f"{names[at_most]}: expected as a keyword argument, got {len(args)} positional ones")
+        raise TypeError(f"{names[at_most]}: expected as a keyword argument, "
+                        f"got {len(args)} positional ones")
     return kwargs
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0033
@@ -517,7 +573,9 @@ _R = TypeVar('_R')
 def takes(
     record: Callable[_P, _C], # `Call`, or a class that adds arguments to it
 ) -> Callable[[Callable[[_C], _R]], Callable[_P, _R]]: # a decorator of functions `body(call)`
-    "Give a function of a `Call` the record's arguments as its signature; `inspect.unwrap` gives it back."
+    """Give a function of a `Call` the record's arguments as its signature.
+
+    `inspect.unwrap` gives it back."""
     arguments = [*inspect.signature(record).parameters.values()]
     names = [p.name for p in arguments]
     at_most = sum(p.kind != p.KEYWORD_ONLY for p in arguments)
@@ -527,7 +585,8 @@ def takes(
         @wraps(body)
         def attend(*args, **kwargs):
             plain = 3 <= len(args) <= at_most and kwargs.keys() <= by_keyword[len(args)]
-            call = record(*args, **(kwargs if plain else _named(body, names, at_most, args, kwargs)))
+            if not plain: kwargs = _named(body, names, at_most, args, kwargs)
+            call = record(*args, **kwargs)
             out = body(call)
             return out if call.lead is None and call.offsets is None else call.restore(out)
 
@@ -542,10 +601,12 @@ def takes(
 class _Weighs(Protocol[_P]):
     "Type checkers see: `return_weights=True` or `return_lse=True`, as a keyword, gives that too."
     @overload
-    def __call__(self, q:Tensor, k:Tensor, v:Tensor, *args:Any, return_weights:Literal[True], **kwargs:Any,
+    def __call__(self, q:Tensor, k:Tensor, v:Tensor, *args:Any,
+        return_weights:Literal[True], **kwargs:Any,
     ) -> tuple[Tensor,Tensor]: ...
     @overload
-    def __call__(self, q:Tensor, k:Tensor, v:Tensor, *args:Any, return_lse:Literal[True], **kwargs:Any,
+    def __call__(self, q:Tensor, k:Tensor, v:Tensor, *args:Any,
+        return_lse:Literal[True], **kwargs:Any,
     ) -> tuple[Tensor,Tensor]: ...
     @overload
     def __call__(self, *args:_P.args, **kwargs:_P.kwargs) -> Tensor: ...
@@ -565,7 +626,9 @@ def serve(
 def exporting_to_onnx() -> bool:
     "Whether `torch.onnx.export` is running."
     return 'torch.onnx' in sys.modules and torch.onnx.is_in_onnx_export()
-exporting_to_onnx._dynamo_marked_constant = True # what assume_constant_result does, without importing the compiler
+
+# what assume_constant_result does, without importing the compiler
+exporting_to_onnx._dynamo_marked_constant = True
 
 # %% ../../nbs/engine/24_call.ipynb #adb0b07b
 from ..docstrings import explain_parameters

@@ -79,7 +79,9 @@ def row_lse(
     scores:Tensor, # [B,H,N,M]
     sink:Tensor|None=None, # [H], a logit beside each row, which counts too
 ) -> Tensor: # [B,H,N], float32 at least
-    "The log of the sum of exponentials of each row: infinite where it has no key, without a gradient."
+    """The log of the sum of exponentials of each row.
+
+    It is infinite where the row has no key, without a gradient."""
     scores = scores.to(_accumulates(scores))
     empty = (scores==-torch.inf).all(-1)
     scores = scores.masked_fill(empty[...,None], 0.)
@@ -165,7 +167,7 @@ def _mix_seen(weights, v, seen):
 # %% ../../nbs/engine/25_dense.ipynb #72b211d1
 @_weighs
 @takes(_DenseCall)
-def dense_attention(call) -> Tensor: # [B,H,N,dv]; with weights [B,H,N,M] and lse [B,H,N] if asked for
+def dense_attention(call) -> Tensor: # [B,H,N,dv]; if asked for, weights [B,H,N,M], lse [B,H,N]
     "Attention with every option spelled out: the oracle of the faster paths."
     dtype = call.q.dtype
     # the gradient of alpha is a small rest of large terms, which half precision would round away

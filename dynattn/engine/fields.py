@@ -20,25 +20,26 @@ class Arguments:
     q: Tensor # [B,H,N,d] queries; fewer axes are taken too, and broadcast as by PyTorch
     k: Tensor # [B,Hkv,M,d] keys, Hkv divides H
     v: Tensor # [B,Hkv,M,dv] values
-    attn_mask: Tensor|None = None # broadcasts to [B,H,N,M]; bool: True takes part, floating: added to the scores
-    dropout_p: float = 0. # probability in [0,1] that a weight is dropped, training or not, as in SDPA
+    attn_mask: Tensor|None = None # to [B,H,N,M]; bool: True takes part, floating: added
+    dropout_p: float = 0. # in [0,1]: that a weight is dropped, training or not, as in SDPA
     is_causal: bool = False # key j <= i + q_offset only; may be joined with a mask
     scale: float|None = None # factor of the scores, finite (default 1/sqrt(d))
     enable_gqa: bool = False # as in SDPA; grouped heads are accepted either way
     _: KW_ONLY
     padding: PaddingMask|None = None # which keys are real, [B,M]
-    window: Window|int|tuple[int|None,int|None]|None = None # |j - i| <= w; (left, right); None: any; a `Window` learns
-    alpha: float|Tensor|None = None # entmax: a number, [H] or [B,H], >= 1; 1 is softmax; above 4 gradients are coarse
+    # |j - i| <= w; (left, right); None: any; a `Window` learns
+    window: Window|int|tuple[int|None,int|None]|None = None
+    alpha: float|Tensor|None = None # of entmax, >= 1: a number, [H] or [B,H]; 1 is softmax
     n_global: int = 0 # leading tokens that see and are seen by all, for any window; of each segment
     rel_bias: Tensor|None = None # [H,2R+1] or [B,H,2R+1], added to the scores by `j - i - q_offset`
     q_offset: int = 0 # position of query 0 on the key axis
-    q_offsets: Tensor|None = None # in place of q_offset: [B], one for each row; or [S], for each text of cu_seqlens
-    segments: Tensor|None = None # packed rows, each sees itself: increasing ids [B,N], or cu_seqlens [S+1]
-    key_segments: Tensor|None = None # the same of the keys, [B,M] or [S+1], if they are others than those of the queries
+    q_offsets: Tensor|None = None # instead: [B], one per row; or [S], per text of cu_seqlens
+    segments: Tensor|None = None # texts of packed rows: increasing ids [B,N], or cu_seqlens [S+1]
+    key_segments: Tensor|None = None # the same of the keys, if others: [B,M] or [S+1]
     sink: Tensor|None = None # [H], a logit beside the scores that takes weight and gives no value
     softcap: float|None = None # c > 0: scores become c*tanh(scores/c), before mask, bias and window
     return_weights: bool = False # also return the weights, [B,H,N,M]; only the dense path has them
-    return_lse: bool = False # also return the log of each row's sum, [B,H,N], float32 at least; inf without a key
+    return_lse: bool = False # also return the log of each row's sum, [B,H,N], inf without a key
 
 # %% ../../nbs/engine/20_fields.ipynb #136f0a9d
 _DEFAULTS = {f.name: f.default for f in fields(Arguments) if f.default is not MISSING}
@@ -57,7 +58,8 @@ def unserved(
     "Which option of a call an engine does not have."
     for name,x in lacks.items():
         if (value := getattr(call, name)) is not x and (x is None or value!=x):
-            return f"{name}: expected {x} for {engine}, got {'one' if x is None else value}{instead}"
+            found = 'one' if x is None else value
+            return f"{name}: expected {x} for {engine}, got {found}{instead}"
 
 # %% ../../nbs/engine/20_fields.ipynb #15ad10f8
 class Plan(NamedTuple):
@@ -74,7 +76,7 @@ class Plan(NamedTuple):
     table_first:int=0 # offset of the table's first entry
     is_causal:bool=False # key j <= i + q_offset only
     return_lse:bool=False # the log of each row's sum is a result, and may get a gradient
-    after:bool=False # the window multiplies the weights; otherwise its logarithm is added to the scores
+    after:bool=False # the window multiplies the weights; else its log is added to the scores
     fraction:bool=False # sigma is a fraction of half the keys; otherwise it counts tokens
 
 # %% ../../nbs/engine/20_fields.ipynb #257af0ae
@@ -88,14 +90,14 @@ class Inputs(NamedTuple):
     k:Rows # [B,Hkv,M,d] keys, Hkv divides H
     v:Rows # [B,Hkv,M,dv] values
     sigma:PerHead|None=None # (), [H] or [B,H] of the default window
-    table:ByOffset|None=None # [...,W] of any other: its logarithm, or the window itself where it comes after
+    table:ByOffset|None=None # [...,W] of any other: its log, or itself where it comes after
     alpha:PerHead|None=None # (), [H] or [B,H], >= 1: entmax; None: softmax
-    rel_bias:ByOffset|None=None # [H,2R+1] or [B,H,2R+1], added to the scores; beyond ±R the end values continue
+    rel_bias:ByOffset|None=None # [H,2R+1] or [B,H,2R+1], added; beyond ±R the end values continue
     sink:PerHead|None=None # [H], a logit that takes weight and gives no value
     keep:Tensor|None=None # [B,M] bool, True takes part
     segments:Tensor|None=None # [B,N] int64 ids of packed texts, which do not decrease
     key_segments:Tensor|None=None # [B,M] the same of the keys; None: those of the queries
-    q_offsets:Tensor|None=None # [B,N] int64, position of query i on the key axis, less i; None: q_offset
+    q_offsets:Tensor|None=None # [B,N] int64, position of query i, less i; None: q_offset
     seed:Tensor|None=None # () int64, of the dropout
 
     @property

@@ -14,7 +14,8 @@ from .call import Call, serve, takes
 from .fields import LEARNS, PER_HEAD, Inputs, Plan, in_order, unserved, wanted_names
 from .native import core
 from .plain import LACKS, plain_attention
-from .plan import plain_tensors, prepare, refuses, transformed
+from ..modes import holds_several_gradients, transformed
+from .plan import plain_tensors, prepare, refuses
 
 # %% ../../nbs/engine/34_operator.ipynb #a38ab3e6
 def _plain(plan, x):
@@ -38,7 +39,9 @@ def _forward(plan, x): # -> (out, kept, lse)
 
 # %% ../../nbs/engine/34_operator.ipynb #f3aa279b
 def _by_plain(plan, x, dout, wanted, graph=False, dlse=None): # -> dict, by name
-    "Gradients by autograd through the plain loop; with `graph` they can be differentiated once more."
+    """Gradients by autograd through the plain loop.
+
+    With `graph` they can be differentiated once more."""
     with torch.enable_grad():
         def leaf(t): return t.view_as(t) if graph else t.detach().requires_grad_()
         leaves = {name: leaf(getattr(x, name)) for name in wanted}
@@ -52,8 +55,10 @@ def _by_plain(plan, x, dout, wanted, graph=False, dlse=None): # -> dict, by name
 def _autograd():
     "Autograd, which is off in an operator below a mode of PyTorch's."
     c = torch._C
-    keys = c.DispatchKeySet(c.DispatchKey.AutogradFunctionality) | c.DispatchKeySet(c.DispatchKey.ADInplaceOrView)
-    return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), c._dispatch_tls_local_exclude_set()-keys)
+    functionality = c.DispatchKeySet(c.DispatchKey.AutogradFunctionality)
+    keys = functionality | c.DispatchKeySet(c.DispatchKey.ADInplaceOrView)
+    excluded = c._dispatch_tls_local_exclude_set()-keys
+    return c._ForceDispatchKeyGuard(c._dispatch_tls_local_include_set(), excluded)
 
 def _backward(plan, x, dout, out, kept, lse, wanted, dlse=None):
     if core.serves(x): return core.backward(plan, x, dout, out, kept, lse, wanted, dlse)
@@ -77,18 +82,23 @@ class _BandFunction(torch.autograd.Function):
         *x,out,kept,lse = ctx.saved_tensors
         x = Inputs(*x)
         wanted = wanted_names(ctx.needs_input_grad[1:1+len(LEARNS)])
-        # several gradients in one tensor
-        batched = torch._C._functorch.is_legacy_batchedtensor
-        several = batched(dout) or dlse is not None and batched(dlse) or not plain_tensors((dout,dlse))
+        several = holds_several_gradients(dout) or not plain_tensors((dout,dlse))
+        if dlse is not None: several = several or holds_several_gradients(dlse)
         if several or torch.is_grad_enabled(): # or a second derivative
             grads = _by_plain(ctx.plan, x, dout, wanted, graph=True, dlse=dlse)
         else: grads = core.backward(ctx.plan, x, dout, out, kept, lse, wanted, dlse)
         return None,*in_order(grads, wanted),*[None]*(len(x)-len(LEARNS))
 
 # %% ../../nbs/engine/34_operator.ipynb #1b353fab
-_SCHEMA = ', '.join([f"Tensor{'?'*(name in Inputs._field_defaults)} {name}" for name in Inputs._fields] +
-                    [f"{'SymInt' if kind is int else kind.__name__} {name}"
-                     for name,kind in Plan.__annotations__.items()])
+def _schema_of_tensor(name):
+    may_be_none = name in Inputs._field_defaults
+    return f"Tensor{'?' if may_be_none else ''} {name}"
+
+def _schema_of_number(name):
+    kind = Plan.__annotations__[name]
+    return f"{'SymInt' if kind is int else kind.__name__} {name}"
+
+_SCHEMA = ', '.join([*map(_schema_of_tensor, Inputs._fields), *map(_schema_of_number, Plan._fields)])
 
 def _split(args): # the arguments of the operator
     x = Inputs(*args[:len(Inputs._fields)])
@@ -129,44 +139,56 @@ def _gradients(name):
 
 # %% ../../nbs/engine/34_operator.ipynb #7cd2ae7d
 _libraries = [] # an operator lives as long as the library that defined it
+
 def _define(
     name, # of the operator in `torch.ops.dynattn`
     forward, # `forward(plan, x)`: out, kept, lse
-    backward, # `backward(plan, x, dout, out, kept, lse, wanted)`: gradients by name; `dlse` where lse has one
+    # `backward(plan, x, dout, out, kept, lse, wanted)`: gradients by name; `dlse` where lse has one
+    backward,
     empty_out, # `empty_out(x)`: memory for out, kept, lse
 ):
     "An operator of a plan and its inputs, and one for its gradients."
+    if hasattr(torch.ops.dynattn, name): return # once: this page runs beside the module
     def run(*args): return _three(*forward(*_split(args)))
     def run_back(dout, out, kept, lse, dlse, needs, *args):
         plan,x = _split(args)
         wanted = wanted_names(needs)
         of_lse = {} if dlse is None else dict(dlse=dlse)
         return _filled(x, backward(plan, x, dout, out, kept, lse, wanted, **of_lse), wanted)
-    if hasattr(torch.ops.dynattn, name): return # once in a process: this page runs beside the module
-    library,back = torch.library.Library("dynattn", "FRAGMENT"),f'{name}_backward'
+    def shapes(*args):
+        _,x = _split(args)
+        return _three(*empty_out(x))
+    back = f'{name}_backward'
+    gradients = ', '.join(["Tensor"]*len(LEARNS))
+    library = torch.library.Library("dynattn", "FRAGMENT")
     library.define(f"{name}({_SCHEMA}) -> (Tensor, Tensor, Tensor)")
-    library.define(f"{back}(Tensor dout, Tensor out, Tensor kept, Tensor lse, Tensor? dlse, bool[] needs, "
-                   f"{_SCHEMA}) -> (" + ', '.join(["Tensor"]*len(LEARNS)) + ")")
-    for f,op in ((run,name),(run_back,back)):
-        for kind in ('CPU','CUDA'): library.impl(op, f, kind)
-    torch.library.register_fake(f"dynattn::{name}", lambda *args: _three(*empty_out(_split(args)[1])), lib=library)
+    library.define(f"{back}(Tensor dout, Tensor out, Tensor kept, Tensor lse, Tensor? dlse, "
+                   f"bool[] needs, {_SCHEMA}) -> ({gradients})")
+    for kind in ('CPU','CUDA'):
+        library.impl(name, run, kind)
+        library.impl(back, run_back, kind)
+    torch.library.register_fake(f"dynattn::{name}", shapes, lib=library)
     torch.library.register_fake(f"dynattn::{back}", _shapes_of_gradients, lib=library)
     save,pull = _gradients(name)
     torch.library.register_autograd(f"dynattn::{name}", pull, setup_context=save, lib=library)
     _libraries.append(library)
 
-_define('band3', _forward, _backward, core.empty_out) # another number where outputs get other shapes
+# another number where outputs get other shapes
+_define('band3', _forward, _backward, core.empty_out)
 
 # %% ../../nbs/engine/34_operator.ipynb #f6b4a290
 _LARGE = 2**24 # pairs of query and key from which the plain loop is slow enough to say so
+
 @cache
-def _say_why(why):
-    "Once for each reason."
-    warnings.warn(f"dynattn computes windows with its plain loop, which is slower: {why}", stacklevel=5)
+def _warn_once(why): # for each reason
+    warnings.warn(f"dynattn computes windows with its plain loop, which is slower: {why}",
+                  stacklevel=5)
 
 # %% ../../nbs/engine/34_operator.ipynb #03f23007
 def _compute(plan, x):
-    "The plain loop in transforms and without the core, the operator in a traced program, else the core."
+    """By the core where it serves.
+
+    Else the plain loop in transforms and without the core, the operator in a traced program."""
     if core.serves(x):
         for t in x.learning.values() if torch.is_grad_enabled() else ():
             if t.requires_grad: return _BandFunction.apply(plan, *x)
@@ -176,7 +198,7 @@ def _compute(plan, x):
     if not plain_tensors(x):
         out,_,lse = torch.ops.dynattn.band3(*x, *plan)
         return (out,lse) if plan.return_lse else out
-    if x.q.is_cpu and x.q.shape[1]*x.q.shape[2]*x.k.shape[2]>_LARGE: _say_why(core.info()['why'])
+    if x.q.is_cpu and x.q.shape[1]*x.q.shape[2]*x.k.shape[2]>_LARGE: _warn_once(core.info()['why'])
     return _plain(plan, x)
 
 # %% ../../nbs/engine/34_operator.ipynb #3a30a807
@@ -193,7 +215,9 @@ def band_refuses(call, # a `Call`
 
 @takes(Call)
 def banded_attention(call) -> Tensor: # [B,H,N,dv], with lse [B,H,N] if asked for
-    "`dense_attention`, of which only the band is computed; time and memory grow as N times the window's width."
+    """`dense_attention`, of which only the band is computed.
+
+    Time and memory grow as N times the window's width."""
     serve(band_refuses(call))
     return attend_band(call)
 

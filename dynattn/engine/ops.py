@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import NamedTuple, Callable
 import torch, torch.nn.functional as F
 from torch import Tensor
-from ..modes import grad_levels, in_forward_mode, traced_by_jit, transformed
+from ..modes import exporting, grad_levels, in_forward_mode, traced_by_jit, transformed
 from .call import Call, _weighs, exporting_to_onnx, serve, takes
 from .dense import dense_attention, visible_pairs
 from .faster import core_is_faster
@@ -26,14 +26,10 @@ from .plan import plain_tensors
 # kept: a program may put `attention` in its place
 _scaled_dot_product_attention = F.scaled_dot_product_attention
 
-def _differentiated_otherwise():
-    "Forward mode or a second derivative under `torch.func`: PyTorch's fused kernel has neither."
-    return in_forward_mode() or grad_levels()>1
-
 _LACKS = lacking('attn_mask dropout_p is_causal scale enable_gqa padding n_global q_offset')
 
 def _sdpa_refuses(call):
-    if _differentiated_otherwise():
+    if in_forward_mode() or grad_levels()>1: # under `torch.func`; PyTorch's fused kernel has neither
         return ("impl: expected 'auto' or 'dense' in forward mode and for second derivatives, "
                 "got 'sdpa'")
     return unserved(call, _LACKS, 'F.scaled_dot_product_attention')
@@ -56,13 +52,17 @@ def _sdpa_mask(call):
 
 def _sdpa(call):
     "PyTorch's own attention; what stands in padding changes nothing, rows without a key are zero."
-    q,k,v,padding,lost = call.q,call.k,call.v,call.padding,None
+    q,k,v = call.q,call.k,call.v
+    padding = call.padding
+    lost = None
     if q.is_nested:
         return _scaled_dot_product_attention(
             q, k, v, None, call.dropout_p, call.is_causal, scale=call.scale)
     mask,causal = _sdpa_mask(call)
     if padding is not None:
-        k,v,lost = padding.zero(k, 2),padding.zero(v, 2),~q.isfinite().all(-1, keepdim=True)
+        k = padding.zero(k, 2)
+        v = padding.zero(v, 2)
+        lost = ~q.isfinite().all(-1, keepdim=True)
         q = q.clone().masked_fill_(lost, 0.)
     grouped = True if q.shape[1]!=k.shape[1] else False  # a bool, where sizes are symbols too
     out = _scaled_dot_product_attention(
@@ -119,13 +119,11 @@ impls = dict(
 )
 
 # %% ../../nbs/engine/44_ops.ipynb #59d378d7
-_exporting = getattr(torch.compiler, 'is_exporting', torch.compiler.is_compiling)
-
 def _leaves_fused(call):
     "Whether PyTorch's attention would need a square of ours, or be slow on a CPU."
     if call.attn_mask is not None or call.q.is_nested: return False
     if call.is_causal and (call.padding is not None or call.q_offset!=0): return True
-    if not call.q.is_cpu or _exporting(): return False
+    if not call.q.is_cpu or exporting(): return False
     if call.dropout_p>0: return True
     if call.padding is not None: return call.q.dtype in (torch.float32,torch.float64)
     return _core_is_faster(call)

@@ -97,7 +97,9 @@ def _scores(plan, x, q, keys, offset):
 
 # %% ../../nbs/engine/32_plain.ipynb #27c2408a
 def _weights(plan, x, strip, window, keys):
-    "The weights of a strip, [B,H,R,K], before dropout, and the log of each row's sum, [B,H,R] or None."
+    """The weights of a strip, [B,H,R,K], before dropout.
+
+    With them the log of each row's sum, [B,H,R] or None."""
     place,offset = _places(plan, strip, x.q.device)
     q = x.q[:,:,strip.first:strip.end]
     lost,broken = (~t.isfinite().all(-1, keepdim=True) for t in (q,keys))  # [B,H,R,1], [B,H,K,1]
@@ -176,8 +178,13 @@ def weigh(
         weights,lse = _weights(plan, wide, strip, window, keys)
         yield strip,weights,values,lse
 
-def _by_strip(plan, x, row=0, start=0, first_key=0): # -> [B,H,R,dv] of each strip, lse [B,H,R] or None
-    "The output strip by strip; a text begins at `start` of a `row`, its keys at `first_key`."
+def _by_strip(
+    plan, x, # a call
+    row=0, # of the batch
+    start=0, # of the row, where a text begins
+    first_key=0, # and its keys
+): # -> [B,H,R,dv] of each strip, lse [B,H,R] or None
+    "The output strip by strip."
     b,h = x.q.shape[:2]
     heads = torch.arange(row*h, (row+b)*h, device=x.q.device).view(b, h, 1, 1)
     for strip,weights,values,lse in weigh(plan, x):
@@ -202,7 +209,9 @@ def by_text(
     plan:Plan, # the numbers of a call
     x:Inputs, # its tensors, of packed rows or of others
 ): # -> a `Part` for each text
-    "Text by text; each is a call of its own. Rows that are not packed are one, if they share an offset."
+    """Text by text; each is a call of its own.
+
+    Rows that are not packed are one, if they share an offset."""
     if x.segments is None and x.q_offsets is None:
         yield Part(0, 0, 0, plan, x)
         return
@@ -214,8 +223,10 @@ def by_text(
             k,v = (t[b:b+1,:,first_key:end_key] for t in (x.k,x.v))
             keep = None if x.keep is None else x.keep[b:b+1,first_key:end_key]
             of_heads = {name: own(getattr(x, name), b, 2+axes) for name,axes in PER_HEAD.items()}
-            text = x._replace(q=q, k=k, v=v, keep=keep, segments=None, key_segments=None, q_offsets=None, **of_heads)
-            yield Part(b, first, first_key, plan._replace(q_offset=shift+first-first_key), text)
+            text = x._replace(q=q, k=k, v=v, keep=keep, segments=None, key_segments=None,
+                              q_offsets=None, **of_heads)
+            of_text = plan._replace(q_offset=shift+first-first_key)
+            yield Part(b, first, first_key, of_text, text)
 
 # %% ../../nbs/engine/32_plain.ipynb #ecbe8581
 LACKS = lacking('attn_mask dropout_p is_causal scale enable_gqa padding window alpha n_global '
@@ -238,7 +249,9 @@ def plain_attention(
     rows = [[] for _ in (x.q if one_by_one else (x.q,))]
     for row,first,first_key,of_text,text in by_text(plan, x):
         rows[row] += _by_strip(of_text, text, row, first, first_key)
-    def joined(which): return torch.cat([torch.cat([strip[which] for strip in row], 2) for row in rows])
+    def joined(which):
+        whole_rows = [torch.cat([strip[which] for strip in row], 2) for row in rows]
+        return torch.cat(whole_rows)
     out = joined(0).to(x.v.dtype)
     out = out.transpose(1, 2).contiguous().transpose(1, 2) # in memory [B,N,H,dv]
     return (out,joined(1)) if plan.return_lse else out
