@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
+from .kinds import checked, device, dtype, got
 from .padding import PaddingMask, no_padding_mask, padding_mask
 from .sigma import SigmaHead, SigmaParameter
 from .window import Window
@@ -70,6 +71,29 @@ def _is_plain(attn):
     return attn.window is None and attn.alpha_head is None and attn.attention_fn is None
 
 # %% ../nbs/48_modules.ipynb #ch3ck002
+def _check_inputs(query, key, value, masks, flags, sigma): # masks and flags by name
+    "Inputs are tensors, all with a batch or all without; masks have the axes that belong to them."
+    for name,x in (('query', query), ('key', key), ('value', value)):
+        if not isinstance(x, Tensor): raise TypeError(f"{name}: expected a tensor, got {got(x)}")
+        if x.dim() not in (2,3):
+            raise ValueError(f"{name}: expected 3 axes, or 2 without a batch, "
+                             f"got shape {tuple(x.shape)}")
+        if x.dim()!=query.dim():
+            raise ValueError(f"{name}: expected {query.dim()} axes as query, got {x.dim()}")
+    axes = dict(key_padding_mask=(query.dim()-1,), attn_mask=(2,3))
+    for name,x in masks.items():
+        if x is None: continue
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: expected a tensor or None, got {got(x)}")
+        if x.dim() not in axes[name]:
+            expected = ' or '.join(map(str, axes[name]))
+            raise ValueError(f"{name}: expected {expected} axes, got shape {tuple(x.shape)}")
+    for name,x in flags.items():
+        if isinstance(x, Tensor) and x.dim():
+            raise TypeError(f"{name}: expected a bool, got {got(x)}")
+    if sigma is not None and not isinstance(sigma, Tensor):
+        raise TypeError(f"sigma: expected a tensor or None, got {got(sigma)}")
+
 def _check_sizes(attn, query, key, value, batch_first):
     "Batch, length and width of [B,N,D], or [N,B,D], are what the module takes."
     widths = ('query', query, attn.embed_dim),('key', key, attn.kdim),('value', value, attn.vdim)
@@ -382,6 +406,10 @@ def _stack_projections(state, prefix):
             state[f'{prefix}in_proj_{kind}'] = torch.cat([state.pop(name) for name in names])
 
 # %% ../nbs/48_modules.ipynb #d4c6bd71
+def _if_given(check): return lambda name, x: x is None or check(name, x)
+
+@checked(embed_dim=1, num_heads=1, dropout=(0, 1), kdim=1, vdim=1, device=_if_given(device),
+         dtype=_if_given(dtype), window=..., init_width=..., alpha=..., n_global=..., impl=...)
 class MultiheadAttention(nn.MultiheadAttention):
     "`nn.MultiheadAttention` with windows and alphas that learn; a query without a key gets zeros."
     window = None
@@ -412,6 +440,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         n_global:int=0, # leading tokens that see and are seen by all, for any window
         impl:str='auto', # the implementation: "auto", or a name that `dynattn.attention` accepts
     ):
+        if embed_dim%num_heads:
+            raise ValueError(f"num_heads: expected a divisor of embed_dim={embed_dim}, "
+                             f"got {num_heads}")
         super().__init__(embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn,
                          kdim, vdim, batch_first, device, dtype)
         _equip(self, **_equipment(self, window, init_width, alpha, n_global, impl))
@@ -434,10 +465,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         cache:WindowedLayer|None=None, # from `new_cache`; `query` holds the newest tokens only
         return_heads:bool=False, # also return (sigma, alpha) of the heads, with their graph
     ) -> tuple: # like `query`; the weights [B,N,M] or [B,H,N,M], or None; the heads' if asked
-        F._mha_shape_check(query, key, value, key_padding_mask, attn_mask, self.num_heads)
+        masks = dict(key_padding_mask=key_padding_mask, attn_mask=attn_mask)
+        flags = dict(need_weights=need_weights, average_attn_weights=average_attn_weights,
+                     is_causal=is_causal, return_heads=return_heads)
+        _check_inputs(query, key, value, masks, flags, sigma)
         if cache is not None:
-            others = dict(key_padding_mask=key_padding_mask, attn_mask=attn_mask,
-                          padding=padding, sigma=sigma)
+            others = dict(masks, padding=padding, sigma=sigma)
             _check_cached(self, cache, query, key, value, need_weights, is_causal, others)
             out = _attend_cached(self, cache, query)
             weights,heads = None,(None, None)

@@ -10,7 +10,7 @@ import torch
 from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils import _pytree
 from torch import Tensor
-from .kinds import ANY, FAR, axis, checked, floating, got, integer
+from .kinds import ANY, FAR, axis, checked, device, dtype, floating, got, integer
 
 # %% ../nbs/01_padding.ipynb #ab05242c
 def holds(cond:Tensor, # bool, of any shape
@@ -133,13 +133,11 @@ class PaddingMask:
         "`True` is padding: the `key_padding_mask` of `nn.MultiheadAttention`."
         return ~self.keep
 
-    @checked()
+    @checked(dtype=dtype)
     def additive(self,
         dtype:torch.dtype=torch.float32, # floating
     ) -> Tensor: # [B,N] of `dtype`
         "0 where a key takes part, -inf where not; two of them may be added, in any dtype."
-        if not dtype.is_floating_point:
-            raise TypeError(f"dtype: expected a floating one, got {dtype}")
         zeros = torch.zeros(self.keep.shape, dtype=dtype, device=self.keep.device)
         return zeros.masked_fill(~self.keep, -torch.inf)
 
@@ -169,12 +167,13 @@ class PaddingMask:
         `cu_seqlens` of FlashAttention's varlen functions."""
         return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)).int()
 
+    @checked(device=device)
     def to(self,
         device, # such as 'cuda'
         non_blocking:bool=False, # do not wait for a copy from pinned memory
     ) -> 'PaddingMask':
         "The same mask on `device`."
-        return PaddingMask(self.keep.to(_device(device), non_blocking=non_blocking))
+        return PaddingMask(self.keep.to(device, non_blocking=non_blocking))
 
     def pack(self,
         x:Tensor, # [B,N,...]
@@ -258,13 +257,6 @@ def _added(mask):
                          f"got {mask.min().item()} to {mask.max().item()}: "
                          "a bias goes into attn_mask, a 0/1 mask into from_keep")
     return mask
-
-# %% ../nbs/01_padding.ipynb #pm000012
-def _device(device):
-    try: return torch.device(device)
-    except (TypeError, RuntimeError):
-        message = f"device: expected one such as 'cpu' or 'cuda', got {got(device)}"
-        raise TypeError(message) from None
 
 # %% ../nbs/01_padding.ipynb #pm000015
 def _real(mask):

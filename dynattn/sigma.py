@@ -9,7 +9,7 @@ __all__ = ['sigma_link', 'sigma_unlink', 'as_widths', 'InFloat32', 'SigmaHead', 
 import torch, torch.nn.functional as F
 from collections.abc import Callable, Sequence
 from torch import Tensor, nn
-from .kinds import checked, got
+from .kinds import checked, floating, got
 from .padding import PaddingMask, no_padding_mask
 
 # %% ../nbs/10_sigma.ipynb #e169fa04
@@ -22,7 +22,18 @@ def _check_link(link):
     if isinstance(link, str) and link in _LINKS: return
     raise ValueError(f"link: expected one of {', '.join(_LINKS)}, got {got(link)}")
 
-@checked()
+def _check_broadcast(x, like, **others):
+    "Raise where a tensor among the others does not broadcast to `x`, which is called `like`."
+    for name,t in others.items():
+        if not isinstance(t, Tensor): continue
+        try: fits = torch.broadcast_shapes(t.shape, x.shape)==x.shape
+        except RuntimeError: fits = False
+        if t.is_complex(): raise TypeError(f"{name}: expected real numbers, got {t.dtype}")
+        if not fits:
+            raise ValueError(f"{name}: expected a shape that broadcasts to {like}, {list(x.shape)}, "
+                             f"got {list(t.shape)}")
+
+@checked(z=floating)
 def sigma_link(
     z:Tensor, # any shape, any real number
     link:str="softplus", # "softplus", "sigmoid" or "relu"
@@ -31,13 +42,16 @@ def sigma_link(
 ) -> Tensor: # the shape of `z`, a width
     r"$\sigma = \mathit{floor} + \mathit{scale}\cdot\mathit{link}(z)$."
     _check_link(link)
-    return floor + scale*_LINKS[link](z)
+    try: return floor + scale*_LINKS[link](z)
+    except RuntimeError:
+        _check_broadcast(z, 'z', scale=scale, floor=floor)
+        raise
 
 # %% ../nbs/10_sigma.ipynb #9ad37d32
 _UNLINKS = dict(softplus=lambda y: y + torch.log(-torch.expm1(-y)),
                 sigmoid=torch.logit, relu=lambda y: y)
 
-@checked()
+@checked(sigma=floating)
 def sigma_unlink(
     # any shape, a width that the link can reach: above `floor`, for a sigmoid below `floor + scale`
     sigma:Tensor,
@@ -47,6 +61,7 @@ def sigma_unlink(
 ) -> Tensor: # the shape of `sigma`, the `z` that gives it
     "Inverse of `sigma_link`."
     _check_link(link)
+    _check_broadcast(sigma, 'sigma', scale=scale, floor=floor)
     y = (sigma-floor)/scale
     most = 1 if link=="sigmoid" else torch.inf
     if not ((y>0) & (y<most)).all():

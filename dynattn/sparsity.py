@@ -23,6 +23,7 @@ def topk_softmax(
     "Softmax over the `k` largest scores of a row, zero elsewhere."
     floating('scores', scores)
     axis('dim', dim, scores, 'scores')
+    if not scores.shape[dim]: return scores.clone()
     largest = scores.detach().topk(min(k, scores.shape[dim]), dim=dim).values
     return masked_softmax(scores, scores>=largest.amin(dim, keepdim=True), dim)
 

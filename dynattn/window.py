@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils import _pytree
 from .modes import transforming
+from .kinds import checked, floating, integer
 from .padding import PaddingMask
 from .smoothing import SMOOTHINGS, Smoothing
 
@@ -250,15 +251,18 @@ class Window:
         return Window(sigma, unit=unit, reach=reach)
 
     @staticmethod
+    @checked(width=0, ramp=0)
     def span(
         width:float|Tensor, # up to this distance the mask is 1, in tokens
         ramp:float=32, # length of the ramp, in tokens
         reach:tuple|None=None, # (left, right) in tokens; adaptive span itself is causal, (None, 0)
     ) -> 'Window':
         "The mask of adaptive span: a ramp of fixed length behind a learned width."
+        if isinstance(width, Tensor): floating('width', width)
         return Window(width, smooth="ramp", ramp=ramp, reach=reach)
 
     @staticmethod
+    @checked(sigma=0, p=0, T=(0, 1))
     def report_20220330(
         sigma:float|Tensor, # in fractions of half the sequence
         p:float=1e4, # exponent; the report's examples have 10000 and 100
@@ -269,6 +273,7 @@ class Window:
         return Window(sigma, "normal", (T,1), "power", "fraction", "after", p=p)
 
     @staticmethod
+    @checked(sigma=0, p=0, T=(0, 1))
     def report_20220413(
         sigma:float|Tensor, # in fractions of half the sequence
         p:float, # steepness; the report leaves it open
@@ -313,6 +318,7 @@ class Window:
         n:int|None=None, # as for `scale`
     ) -> Tensor: # int64, shape of sigma
         "The greatest |j - i| at which the mask can be non-zero, at most n-1 where `n` is given."
+        if n is not None: integer('n', n, 0)
         w = torch.maximum(*self.bounds(n))
         return w.clamp(max=2**31-1 if n is None else max(n-1, 0))
 
@@ -342,6 +348,7 @@ class Window:
         if self.sigma.dtype==torch.float16: d = d.clamp(-65504, 65504)
         return d.to(self.sigma.dtype)
 
+    @checked(n=1)
     def penalty(self,
         n:int|None=None, # N, the sequence length: the result is then a share of it
         padding:PaddingMask|None=None, # of the queries, for one sigma per query: it costs nothing

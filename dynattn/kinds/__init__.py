@@ -1,4 +1,4 @@
-"""What an argument may be: read from annotations, and said in one sentence where it is something else.
+"""What an argument may be: read from annotations, and said in one sentence where it differs.
 
 `@checked()` compares the arguments of a function, or of the constructor of a class, with the
 annotations in its signature, before its body runs. What does not fit raises an error of the form
@@ -17,7 +17,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
-__all__ = ['FAR', 'ANY', 'got', 'number', 'integer', 'axis', 'floating', 'checked']
+__all__ = [
+    'FAR', 'ANY', 'got', 'number', 'integer', 'axis', 'device', 'dtype', 'floating', 'checked']
 
 FAR = 2**31 - 1 # the largest size; tokens, further than any sequence is long
 ANY = -math.inf, math.inf # bounds of a number that may also be infinite, or no number
@@ -62,6 +63,22 @@ def axis(name, dim, x:Tensor, of): # -> int, from 0 on
         raise ValueError(f"{name}: expected an axis of {of} {tuple(x.shape)}, got {got(dim)}")
     return dim % x.dim()
 
+def device(name, x): # -> torch.device
+    "A device, or its name."
+    try: return torch.device(x)
+    except (TypeError, ValueError, RuntimeError):
+        raise _not_a_device(name, x) from None
+
+def _not_a_device(name, x):
+    kind = ValueError if isinstance(x, (str, int)) else TypeError
+    return kind(f"{name}: expected one such as 'cpu' or 'cuda', got {got(x)}")
+
+def dtype(name, x): # -> torch.dtype
+    "A dtype of floating numbers."
+    if isinstance(x, torch.dtype) and x.is_floating_point: return x
+    found = x if isinstance(x, torch.dtype) else got(x)
+    raise TypeError(f"{name}: expected a floating dtype, got {found}")
+
 def floating(name, x, shape=''): # -> Tensor
     "A tensor of floating numbers; `shape` says which one, for the error."
     if isinstance(x, Tensor) and x.is_floating_point(): return x
@@ -70,7 +87,9 @@ def floating(name, x, shape=''): # -> Tensor
                     f"got {x.dtype if is_other else got(x)}")
 
 def _parts(annotation):
-    "The alternatives of a union, without type variables and parameters; None where it says nothing."
+    """The alternatives of a union, without type variables and parameters.
+
+    None where the annotation says nothing."""
     if annotation in (inspect.Parameter.empty, Any): return None
     if isinstance(annotation, TypeVar): return _parts(annotation.__bound__ or Any)
     if isinstance(annotation, str): return None
@@ -122,9 +141,12 @@ class _Kind:
         if not fits: raise TypeError(f"{self.name}: expected {self.says()}, got {got(x)}")
 
     def _check_bounds(self, x):
-        if isinstance(x, (SymInt, SymFloat)) or self.any_number: return
-        if self.least <= x <= self.most and abs(x) < math.inf: return
-        raise ValueError(f"{self.name}: expected {self.says()}, got {got(x)}")
+        if isinstance(x, (SymInt, SymFloat)): return
+        is_finite = self.least <= x <= self.most and abs(x) < math.inf
+        too_long = isinstance(x, int) and abs(x) >= 2**63 # for PyTorch, which takes it as a float
+        if (is_finite or self.any_number) and not too_long: return
+        hint = '; write it as a float' if too_long and self.float else ''
+        raise ValueError(f"{self.name}: expected {self.says()}, got {got(x)}{hint}")
 
 def _kind(name, annotation, bounds): # `bounds`: None, the least, or (least, most)
     "The `_Kind` of a parameter; None where its annotation says nothing."
@@ -141,7 +163,9 @@ def _kind(name, annotation, bounds): # `bounds`: None, the least, or (least, mos
 _F = TypeVar('_F', bound=Callable)
 
 def checked(
-    **bounds, # of numbers, by name: the least, (least, most) or `ANY`; or a function `check(name, x)`
+    # of numbers, by name: the least, (least, most) or `ANY`; or a function `check(name, x)`;
+    # or `...` where the body checks
+    **bounds,
 ) -> Callable[[_F], _F]: # a decorator of functions and classes
     "Refuse arguments that are not what their annotations say, before the function runs."
     def decorate(f):
@@ -155,6 +179,7 @@ def checked(
         for name,p in parameters.items():
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD): continue
             bound = bounds.get(name)
+            if bound is ...: continue
             if callable(bound): checks[name] = lambda x, name=name, check=bound: check(name, x)
             elif kind := _kind(name, p.annotation, bound): checks[name] = kind.check
         by_position = [name for name,p in parameters.items()
