@@ -30,8 +30,8 @@ def _check_broadcast(x, like, **others):
         except RuntimeError: fits = False
         if t.is_complex(): raise TypeError(f"{name}: expected real numbers, got {t.dtype}")
         if not fits:
-            raise ValueError(f"{name}: expected a shape that broadcasts to {like}, {list(x.shape)}, "
-                             f"got {list(t.shape)}")
+            raise ValueError(f"{name}: expected a shape that broadcasts to {like}, "
+                             f"{list(x.shape)}, got {list(t.shape)}")
 
 @checked(z=floating)
 def sigma_link(
