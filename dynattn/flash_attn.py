@@ -13,7 +13,8 @@ import importlib.metadata, importlib.util, numbers, sys, types
 from importlib.machinery import ModuleSpec
 import torch, torch.nn.functional as F
 from torch import Tensor
-from .padding import PaddingMask
+from .kinds import FAR, checked, got, integer
+from .padding import PaddingMask, holds
 from .engine.call import Call
 from .engine.ops import attention
 
@@ -35,8 +36,8 @@ def _alibi(slopes, heads, rows, reach): # -> rel_bias, or None
     "A bias by offset, which lies `reach` keys away at most."
     if slopes is None: return None
     if not isinstance(slopes, Tensor) or tuple(slopes.shape) not in ((heads,), (rows,heads)):
-        got = tuple(slopes.shape) if isinstance(slopes, Tensor) else slopes
-        raise ValueError(f"alibi_slopes: expected [H] or [B,H] with B,H={rows,heads}, got {got}")
+        found = tuple(slopes.shape) if isinstance(slopes, Tensor) else slopes
+        raise ValueError(f"alibi_slopes: expected [H] or [B,H] with B,H={rows,heads}, got {found}")
     distance = torch.arange(-reach, reach+1, device=slopes.device).abs()
     return -slopes.detach().to(torch.promote_types(slopes.dtype, torch.float32))[...,None]*distance
 
@@ -50,14 +51,21 @@ def _heads_first(dims, **given): # -> the same tensors as [B,H,N,d]
         if x.dim()!=dims: raise ValueError(f"{name}: expected {layout}, got shape {tuple(x.shape)}")
     return [(x if dims==4 else x[None]).transpose(1, 2) for x in given.values()]
 
+def _flag(name, x): # -> bool
+    "Anything that is true or false, as there."
+    if isinstance(x, Tensor) and x.numel()!=1:
+        raise TypeError(f"{name}: expected a bool, got {got(x)}")
+    return bool(x)
+
 def _options(
     scale=None, causal=False, window=(-1,-1), softcap=0., alibi=None, sink=None, dropout=0.,
 ): # -> dict
     "Arguments of `attention`, from those of the package."
     if isinstance(softcap, bool) or not isinstance(softcap, numbers.Real):
         raise TypeError(f"softcap: expected a number, 0 for none, got {softcap!r}")
+    causal = _flag('causal', causal)
     return dict(
-        scale=scale, is_causal=bool(causal), window=_window(window, causal), rel_bias=alibi,
+        scale=scale, is_causal=causal, window=_window(window, causal), rel_bias=alibi,
         softcap=float(softcap) if softcap>0 else None, sink=sink, dropout_p=dropout)
 
 def _attend(q, k, v, wants_lse, **options): # [B,H,N,d] -> [B,N,H,dv], and [B,H,N] or None
@@ -87,6 +95,7 @@ def flash_attn_func(
     (b,h,n,_),m = q.shape,k.shape[2]
     alibi = _alibi(alibi_slopes, h, b, max(n, m, 1))
     options = _options(softmax_scale, causal, window_size, softcap, alibi, s_aux, dropout_p)
+    return_attn_probs = _flag('return_attn_probs', return_attn_probs)
     out,lse = _attend(q, k, v, return_attn_probs, q_offset=m-n, **options)
     return (out,lse,None) if return_attn_probs else out
 
@@ -273,6 +282,7 @@ def flash_attn_varlen_func(
 ) -> Tensor|tuple: # out [total_q,H,dv]
     "Attention within texts that lie end to end, as `flash_attn.flash_attn_varlen_func`."
     options = _options(softmax_scale, causal, window_size, softcap, None, s_aux, dropout_p)
+    return_attn_probs = _flag('return_attn_probs', return_attn_probs)
     out,lse = _varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, return_attn_probs, block_table=block_table,
         slopes=alibi_slopes, **options)
@@ -286,6 +296,9 @@ def flash_attn_varlen_qkvpacked_func(
     alibi_slopes=None, deterministic=False, return_attn_probs=False,
 ) -> Tensor|tuple:
     "Packed texts of one tensor, as `flash_attn.flash_attn_varlen_qkvpacked_func`."
+    if not _are_ints(cu_seqlens, 1) or len(cu_seqlens)<2:
+        raise TypeError("cu_seqlens: expected an int Tensor [texts+1] of one text at least, "
+                        f"got {_shape(cu_seqlens)}")
     return flash_attn_varlen_func(
         *_unpacked('qkv', qkv, 3, 4), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
         softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
@@ -305,28 +318,44 @@ def flash_attn_varlen_kvpacked_func(
         return_attn_probs)
 
 # %% ../nbs/91_flash_attn.ipynb #9c66f50b
+def _row_numbers(indices, total): # -> int64
+    "Rows of a tensor, by number."
+    if not _are_ints(indices, 1):
+        raise TypeError(f"indices: expected an int Tensor [n], got {got(indices)}")
+    if not holds((indices>=0) & (indices<total)):
+        raise ValueError(f"indices: expected 0 to {total-1}, got others")
+    return indices.long()
+
+@checked()
 def index_first_axis(
-    x, # [total,...]
-    indices, # [n] int
+    x:Tensor, # [total,...]
+    indices:Tensor, # [n] int
 ) -> Tensor: # [n,...]
     "Rows of a tensor, as `flash_attn.bert_padding.index_first_axis`."
-    return x[indices]
+    if not x.dim(): raise ValueError("x: expected [total,...], got one number")
+    return x[_row_numbers(indices, len(x))]
 
+@checked(first_axis_dim=0)
 def index_put_first_axis(
-    values, # [n,...]
-    indices, # [n] int
-    first_axis_dim, # total
+    values:Tensor, # [n,...]
+    indices:Tensor, # [n] int
+    first_axis_dim:int, # total
 ) -> Tensor: # [total,...]
     "Rows back in their places, zeros elsewhere."
-    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices.long(), values)
+    rows = _row_numbers(indices, first_axis_dim)
+    if not values.dim() or len(values)!=len(rows):
+        raise ValueError(f"values: expected {len(rows)} rows, got {got(values)}")
+    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, rows, values)
 
+@checked()
 def unpad_input(
-    hidden_states, # [B,N,...]
-    attention_mask, # [B,N] bool or int, 1 takes part
-    unused_mask=None, # [B,N], 1 has a place but takes no part
+    hidden_states:Tensor, # [B,N,...]
+    attention_mask:Tensor, # [B,N] bool or int, 1 takes part
+    unused_mask:Tensor|None=None, # [B,N], 1 has a place but takes no part
 ) -> tuple: # (rows [total,...], indices [total], cu_seqlens int32, the longest, lengths int32)
     "Only the tokens that the mask marks, as `flash_attn.bert_padding.unpad_input`."
     like = hidden_states.shape[:2]
+    if len(like)<2: raise ValueError(f"hidden_states: expected [B,N,...], got {got(hidden_states)}")
     for name,mask in (('attention_mask',attention_mask), ('unused_mask',unused_mask)):
         if mask is not None and mask.shape!=like:
             raise ValueError(f"{name}: expected [B,N]={tuple(like)}, got {tuple(mask.shape)}")
@@ -338,20 +367,24 @@ def unpad_input(
     used = attention_mask.sum(-1, dtype=torch.int32)
     return hidden_states.flatten(0, 1)[indices],indices,ends,longest,used
 
+@checked(batch=0, seqlen=0)
 def pad_input(
-    hidden_states, # [total,...]
-    indices, # [total] int, from `unpad_input`
-    batch, # B
-    seqlen, # N
+    hidden_states:Tensor, # [total,...]
+    indices:Tensor, # [total] int, from `unpad_input`
+    batch:int, # B
+    seqlen:int, # N
 ) -> Tensor: # [B,N,...]
     "Tokens back in a padded batch, as `flash_attn.bert_padding.pad_input`."
-    return index_put_first_axis(hidden_states, indices, batch*seqlen).unflatten(0, (batch,seqlen))
+    rows = _row_numbers(indices, batch*seqlen)
+    if not hidden_states.dim() or len(hidden_states)!=len(rows):
+        raise ValueError(f"hidden_states: expected {len(rows)} rows, got {got(hidden_states)}")
+    return index_put_first_axis(hidden_states, rows, batch*seqlen).unflatten(0, (batch,seqlen))
 
 # %% ../nbs/91_flash_attn.ipynb #2469eea4
 def _ints(name, x, rows, low, high): # -> int64 [B]
     "One int for each row of the batch, or one for all."
     is_number = isinstance(x, numbers.Integral) and not isinstance(x, bool)
-    if is_number: x = torch.full((rows,), int(x))
+    if is_number: x = torch.full((rows,), integer(name, int(x), -FAR))
     if not _are_ints(x, 1) or len(x)!=rows:
         raise ValueError(f"{name}: expected an int Tensor [{rows}], got {_shape(x)}")
     x = x.long().clone()                        # callers add to theirs in place
@@ -471,6 +504,7 @@ def flash_attn_with_kvcache(
         if table is not None: return x[table].flatten(1, 2)[:,:longest]
         return x[:b,:longest] if cache_batch_idx is None else x[row,:longest]
     of_heads = (x.transpose(1, 2) for x in (q,held(k_cache),held(v_cache)))
+    return_softmax_lse = _flag('return_softmax_lse', return_softmax_lse)
     out,lse = _attend(*of_heads, return_softmax_lse, **options)
     return (out,lse) if return_softmax_lse else out
 
@@ -544,6 +578,7 @@ def flash_attn_3_varlen_func(
     "Attention within packed texts, as `flash_attn_interface.flash_attn_varlen_func`."
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
             attention_chunk=attention_chunk)
+    return_attn_probs = _flag('return_attn_probs', return_attn_probs)
     out,lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, return_attn_probs, seqused_q, seqused_k,
                       **_options(softmax_scale, causal, window_size, softcap, None, s_aux))
     return (out,lse) if return_attn_probs else out
@@ -570,6 +605,9 @@ def flash_attn_3_with_kvcache(
     _refuse(qv=qv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k_new=cu_seqlens_k_new,
             rotary_seqlens=rotary_seqlens, q_descale=q_descale, k_descale=k_descale,
             v_descale=v_descale, attention_chunk=attention_chunk)
+    if page_table is not None and (not _are_ints(page_table, 2) or len(page_table)!=len(q)):
+        raise ValueError("page_table: expected an int Tensor [B,blocks], a row for each of q, "
+                         f"got {_shape(page_table)}")
     return flash_attn_with_kvcache(
         q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx,
         cache_leftpad, page_table, softmax_scale, causal, window_size, softcap, rotary_interleaved,

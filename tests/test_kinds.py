@@ -34,13 +34,13 @@ EXEMPT = { # pattern of names -> why nobody passes them anything of a wrong kind
     'modules.with_widths': 'between modules', 'sigma.as_widths': 'its answer to anything is a tensor, NaN for what is none',
     'sigma.InFloat32*': 'a base class', 'curve.*': 'formulas of a lesson, which a window calls at each step',
     'smoothing.*': 'formulas of a lesson, which a window calls at each step', 'family.*': 'the definition that `entmax` is checked against',
-    'chunks.*': 'the formula of a lesson', 'parts.*': 'formulas of a lesson, which the dense path calls',
+    'parts.*': 'formulas of a lesson, which the dense path calls',
     'window.Window.widened': 'called by engines with their dtype', 'window.between': 'of a tensor, at each call', 'metrics.depends': 'of a function', 'metrics.Answer*': 'an enumeration',
     'metrics.confusion_matrix': 'takes what a tensor can be made of', 'metrics.class_metrics': 'takes what a tensor can be made of',
     'metrics.precision': 'takes what a tensor can be made of', 'metrics.recall': 'takes what a tensor can be made of',
     'metrics.f1': 'takes what a tensor can be made of', 'metrics.accuracy': 'takes what a tensor can be made of',
     'modules.MultiheadAttention.merge_masks': 'called by PyTorch',
-    'flash_attn.install*': 'a switch', 'flash_attn.*': 'test_flash_attn.py asks, with the names of that library'}
+    'flash_attn.install*': 'a switch'}
 
 def tensor(*shape): return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 q = tensor(1, 2, 6, 8)
@@ -49,6 +49,21 @@ heads = dict(q=q, k=q, v=q)
 keep = torch.ones(1, 6, dtype=torch.bool)
 def mask(): return PaddingMask(keep)
 def layer(): return MultiheadAttention(8, 2, batch_first=True)
+rows,packed = tensor(1, 6, 2, 8),tensor(6, 2, 8)
+ends = torch.tensor([0, 6], dtype=torch.int32)
+texts = dict(cu_seqlens_q=ends, cu_seqlens_k=ends)
+def cached(): return dict(q=rows[:,:1], k_cache=rows.clone(), v_cache=rows.clone())
+FLASH = {f'flash_attn.{name}': arguments for name,arguments in dict(
+    flash_attn_func=lambda: dict.fromkeys('qkv', rows), flash_attn_3_func=lambda: dict.fromkeys('qkv', rows),
+    flash_attn_qkvpacked_func=lambda: dict(qkv=tensor(1, 6, 3, 2, 8)), flash_attn_kvpacked_func=lambda: dict(q=rows, kv=tensor(1, 6, 2, 2, 8)),
+    flash_attn_3_qkvpacked_func=lambda: dict(qkv=tensor(1, 6, 3, 2, 8)),
+    flash_attn_varlen_func=lambda: dict.fromkeys('qkv', packed) | texts, flash_attn_3_varlen_func=lambda: dict.fromkeys('qkv', packed) | texts,
+    flash_attn_varlen_qkvpacked_func=lambda: dict(qkv=tensor(6, 3, 2, 8), cu_seqlens=ends),
+    flash_attn_varlen_kvpacked_func=lambda: dict(q=packed, kv=tensor(6, 2, 2, 8), **texts),
+    flash_attn_with_kvcache=cached, flash_attn_3_with_kvcache=cached,
+    unpad_input=lambda: dict(hidden_states=tensor(1, 6, 2), attention_mask=keep), pad_input=lambda: dict(hidden_states=tensor(6, 2), indices=torch.arange(6), batch=1, seqlen=6),
+    index_first_axis=lambda: dict(x=tensor(6, 2), indices=torch.arange(3)),
+    index_put_first_axis=lambda: dict(values=tensor(3, 2), indices=torch.arange(3), first_axis_dim=6)).items()}
 GOOD = { # arguments of a call that is answered; (object, arguments) for a method
     'padding.padding_mask': lambda: dict(lengths=torch.tensor([2, 3])), 'padding.masked_softmax': lambda: dict(scores=weights),
     'padding.PaddingMask': lambda: dict(keep=keep),
@@ -79,6 +94,7 @@ GOOD = { # arguments of a call that is answered; (object, arguments) for a metho
     'modules.MultiheadAttention.new_cache': lambda: (layer(), {}), 'modules.MultiheadAttention.extra_repr': lambda: (layer(), {}),
     'train.encoder.EncoderLayer': lambda: dict(dim=8, heads=2), 'train.encoder.EncoderConfig': lambda: dict(vocab=8, dim=8, heads=2, layers=1),
     'train.encoder.Encoder': lambda: dict(config=EncoderConfig(vocab=8, dim=8, heads=2, layers=1)),
+    'chunks.chunked_attention': lambda: heads | dict(window=Window.default(2.)), **FLASH,
     'modules.convert': lambda: dict(model=torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), window='learned')}
 WRONG = ('x', b'x', -1, 1.5, math.nan, math.inf, None, True, [], [1,'a'], {}, object(), 3+1j, torch.empty(0),
          torch.zeros(3, dtype=torch.complex64), int, 10**30, -1., ('a', 2), torch.zeros(2, 3, dtype=torch.int64))
