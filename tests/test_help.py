@@ -225,7 +225,7 @@ def test_nothing_but_docstrings_changes():
     assert pickle.loads(pickle.dumps(dynattn.entmax)) is dynattn.entmax and pickle.loads(pickle.dumps(window)).sigma==2
     assert '# -inf takes no part' in inspect.getsource(dynattn.entmax)
     assert 'Parameters' not in inspect.getsource(dynattn.entmax)
-    assert list(inspect.signature(dynattn.entmax).parameters)==['z', 'alpha', 'dim']
+    assert list(inspect.signature(dynattn.entmax).parameters)==['scores', 'alpha', 'dim']
 
 @pytest.mark.parametrize('options', [('-OO',), ()])
 def test_without_docstrings_or_in_a_program_it_does_nothing(options, tmp_path):
