@@ -35,7 +35,7 @@ EXEMPT = { # pattern of names -> why nobody passes them anything of a wrong kind
     'sigma.InFloat32*': 'a base class', 'curve.*': 'formulas of a lesson, which a window calls at each step',
     'smoothing.*': 'formulas of a lesson, which a window calls at each step', 'family.*': 'the definition that `entmax` is checked against',
     'parts.*': 'formulas of a lesson, which the dense path calls',
-    'window.Window.widened': 'called by engines with their dtype', 'window.between': 'of a tensor, at each call', 'metrics.depends': 'of a function', 'metrics.Answer*': 'an enumeration',
+    'window.Window.widened': 'called by engines with their dtype', 'window.between': 'of a tensor, at each call', 'probe.*': 'asks functions and models of the caller: test_probe.py',
     'metrics.confusion_matrix': 'takes what a tensor can be made of', 'metrics.class_metrics': 'takes what a tensor can be made of',
     'metrics.precision': 'takes what a tensor can be made of', 'metrics.recall': 'takes what a tensor can be made of',
     'metrics.f1': 'takes what a tensor can be made of', 'metrics.accuracy': 'takes what a tensor can be made of',
