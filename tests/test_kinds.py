@@ -123,9 +123,7 @@ def discovered():
 
 FOUND = discovered()
 
-NOT_YET = dict.fromkeys(('train.encoder.EncoderLayer', 'train.encoder.EncoderConfig', 'train.encoder.Encoder'),
-    pytest.mark.xfail(reason='chapter 50 does not use `dynattn.kinds` yet', strict=False))
-ASKED = [pytest.param(name, marks=NOT_YET.get(name, ())) for name in GOOD]
+ASKED = list(GOOD)
 ITS_OWN = {('engine.dense.dense_attention', 'normalizer')} # a function of the user's, whose errors are its own
 
 def prepared(name):

@@ -17,6 +17,7 @@ from ..padding import PaddingMask, no_padding_mask
 from ..parts import FeedForward, sinusoidal_positions
 from ..window import Window
 from ..cache import WindowedLayer
+from ..kinds import checked, got
 from ..modules import MultiheadAttention, with_widths
 from ..saved import DamagedFile, read_intact, read_weights, write_atomic, write_weights
 
@@ -95,6 +96,7 @@ def _from_torch_layer(module, state, prefix, *_):
                 state[f'{prefix}feed_forward.{name}.{kind}'] = part
 
 # %% ../../nbs/train/50_encoder.ipynb #793b0036
+@checked(dim=1, heads=1, hidden=1, dropout=(0, 1), init_width=0, n_global=0)
 class EncoderLayer(nn.Module):
     "Pre-norm attention and feed-forward; loads the state of an `nn.TransformerEncoderLayer`."
     def __init__(self,
@@ -151,6 +153,17 @@ class EncoderLayer(nn.Module):
         return None if self.last is None else _counted(self, **self.last)
 
 # %% ../../nbs/train/50_encoder.ipynb #b2e1c375
+def _check_grams(name, x):
+    whole = isinstance(x, (tuple,list)) and all(type(n) is int for n in x)
+    if not whole: raise TypeError(f"{name}: expected a tuple of ints, got {got(x)}")
+    if not all(1<=n<=64 for n in x): # a hash takes n steps
+        raise ValueError(f"{name}: expected ints from 1 to 64, got {x!r:.80}")
+
+def _check_names(name, x):
+    named = isinstance(x, (tuple,list,str)) and all(isinstance(n, str) for n in x)
+    if not named: raise TypeError(f"{name}: expected a tuple of names, got {got(x)}")
+
+@checked(grams=_check_grams, classes=_check_names, init_width=0)
 @dataclass(frozen=True)
 class EncoderConfig:
     "The configuration of an `Encoder` or a `Classifier`."
@@ -161,17 +174,17 @@ class EncoderConfig:
     hidden:int|None=None   # width of the feed-forward net (default 4D)
     dropout:float=0.       # of weights, of the nets, and of what both add, while training
     patch:int=1            # ids that are merged into one token
-    grams:tuple=()         # lengths, 1 to 64, of runs of ids that are looked up as well
+    grams:tuple|list=()         # lengths, 1 to 64, of runs of ids that are looked up as well
     buckets:int=8192       # rows of the table of each length
     window:str|int|None='learned' # "learned", "predicted" from [CLS], a half-width, or None
-    init_width:float|list=64.     # tokens: where learned and predicted widths start
+    init_width:float|list|tuple=64. # tokens: where learned and predicted widths start
     alpha:str|float|None=None     # None: softmax; "learned"; or a number >= 1
     n_global:int=1         # [CLS] is the first token
     cls:bool=True          # whether there is a [CLS]; a stream has none, for it sums up everything
     causal:bool=False      # no token sees later ones
     impl:str='auto'        # the implementation of attention
     checkpoint:bool=False  # compute layers again in the backward pass instead of keeping them
-    classes:tuple=()       # names, for a `Classifier`
+    classes:tuple|list|str=()   # names, for a `Classifier`; a string names its letters
 
     def __post_init__(self):
         "Lists from JSON become tuples, so that a configuration equals its copy."
@@ -225,8 +238,6 @@ def _check_config(c):
     for name in ('cls','causal','checkpoint'):
         if not isinstance(getattr(c, name), bool):
             raise TypeError(f"{name}: expected a bool, got {getattr(c, name)!r:.80}")
-    if not all(isinstance(n, int) and 1<=n<=64 for n in c.grams):  # a hash takes n steps
-        raise ValueError(f"grams: expected ints from 1 to 64, got {c.grams!r:.80}")
 
 def _least_weights(c):
     "How many weights a model of this configuration has at least."
@@ -287,6 +298,7 @@ class _Embedding(nn.Module):
         return self.place(x, offset), None if padding is None else PaddingMask(keep)
 
 # %% ../../nbs/train/50_encoder.ipynb #b75c30ee
+@checked()
 class Encoder(nn.Module):
     "Ids to states; token 0 is [CLS]."
     def __init__(self,
@@ -337,6 +349,7 @@ def _flops(model):
                 dense=per_pair*heads*(_seen(model, 'tokens')**2).sum().item())
 
 # %% ../../nbs/train/50_encoder.ipynb #9447fa6e
+@checked()
 class Classifier(nn.Module):
     "One of `config.classes` for a sequence, from the state of its [CLS]."
     def __init__(self,
