@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 import dynattn.audit.command, dynattn.train.trained, dynattn.train.training  # each registers its verbs
-from .options import NarrowConfig
+from .hf.options import NarrowConfig
 from .runs import VERBS, Bar, add_options, printable, verb
 from .saved import UserError, need, write_atomic
 from .texts import not_a_file, read_text

@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from ..options import NarrowOptions
+from .options import NarrowOptions
 from ..saved import Checkpoint, DamagedFile, as_it_was, fingerprint, need
-from .layers import PreTrainedModel, attention_layers, embeddings, frozen, last_hidden, looks_back, predictions
+from .layers import (
+    PreTrainedModel, attention_layers, embeddings, frozen, last_hidden, looks_back, predictions)
 from .plugin import _as_sight, attend, switch
+from transformers import AttentionInterface
 
 # %% ../../nbs/hf/61_curves.ipynb #b6944153
 def _cache_share(

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch, torch.nn.functional as F
 from torch import Tensor, distributed as dist, nn
 from torch.nn.parallel import DistributedDataParallel
-from transformers import PreTrainedModel
-from transformers.models.auto import modeling_auto
 from ..window import Window
+from .masks import PreTrainedModel
+from transformers.models.auto import modeling_auto
 
 # %% ../../nbs/hf/55_layers.ipynb #09d6878e
 def _first(q, keep):

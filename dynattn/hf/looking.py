@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from html import escape
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
 from ..widgets import show_widget
 from ..engine.weights import window_weights
 from ..configs import most_tokens
 from ..saved import as_it_was
 from .layers import PreTrainedModel, attention_layers, frozen, last_hidden
 from .plugin import LayerCall, switch
+from transformers import AutoTokenizer
 
 # %% ../../nbs/hf/81_looking.ipynb #81b00005
 def _ends_by_offsets(text, names, offsets):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from ..options import NarrowOptions
+from .options import NarrowOptions
 from ..saved import Checkpoint, DamagedFile, ModelState, all_or_nothing, as_it_was, fingerprint, whole_or_not
 from ..sigma import SigmaParameter
 from ..configs import most_tokens, part_config

@@ -10,9 +10,8 @@ import inspect, sys, warnings
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeVar
-import torch, torch.nn.functional as F, transformers
+import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 from ..padding import PaddingMask
 from ..saved import whole_or_not
 from ..parts import visible_pairs
@@ -21,6 +20,8 @@ from ..cache import turn_rows
 from ..configs import part_config
 from .layers import Added, PreTrainedModel, attention_layers, said_causal
 from .masks import Sight, sight_mask
+import transformers
+from transformers import AttentionInterface, AttentionMaskInterface
 
 # %% ../../nbs/hf/56_plugin.ipynb #fcecc91c
 _COMPUTED = ('softcap','position_bias','s_aux','sinks')

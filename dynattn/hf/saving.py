@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 import torch
 from torch import nn
-import transformers
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.modeling_utils import local_torch_dtype
 from ..saved import UserError, need
-from .layers import Added, share
+from .layers import Added, PreTrainedModel, share
 from .plugin import register
 from .windows import add_alpha, add_windows
+import transformers
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_utils import local_torch_dtype
 
 # %% ../../nbs/hf/59_saving.ipynb #db82f6c8
 def save(

@@ -12,8 +12,7 @@ from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
 import torch
-from transformers.utils import logging as transformers_logging
-from ..options import NarrowConfig, NarrowOptions
+from ..hf.options import NarrowConfig, NarrowOptions
 from ..runs import Bar, Run, markdown, printable, table
 from ..saved import Field, UserError, option_fields, read_json, read_state, write_atomic
 from ..configs import most_tokens
@@ -27,6 +26,7 @@ from .judge import Judge, Report
 from .recall import Recall, facts_to_learn, recall_grid
 from ..texts import Names, read_text, text_lines
 from ..train.files import walk
+from transformers.utils import logging as transformers_logging
 
 # %% ../../nbs/narrow/85_command.ipynb #2317db77
 _JSON_KINDS = {dict: 'an object', list: 'a list', bool: 'true or false', int: 'a number',

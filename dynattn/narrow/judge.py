@@ -10,16 +10,15 @@ import math, time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 import torch
-from transformers import DynamicCache
 from ..configs import cache_argument
 from ..runs import Bar, table
-from ..saved import Field
-from ..saved import as_it_was
+from ..saved import Field, as_it_was
 from ..hf.cache import WindowedCache
 from ..hf.curves import Budget
 from ..hf.narrowing import Narrowed, Reference, set_widths, without_windows
 from ..hf.plugin import PreTrainedModel
 from .recall import Recall, recall_grid
+from transformers import DynamicCache
 
 # %% ../../nbs/narrow/84_judge.ipynb #7796121d
 _WAYS = ('learned', 'one window', 'one per layer', 'random')
