@@ -7,12 +7,13 @@ __all__ = ['Healed', 'heal']
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d0003
 import copy, math
+from collections.abc import Callable
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from ..saved import Checkpoint, as_it_was, interrupts_wait, need
 from .layers import PreTrainedModel
-from .curves import run_record
+from .curves import Stage, run_record
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d000b
 @dataclass
@@ -44,7 +45,7 @@ class Healed:
 _FUSED = 'qkv','query_key','c_attn','in_proj'
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d0041
-def _heal_steps(tuned, distance, steps, rate, file, every, on_step): # file: a `Checkpoint`
+def _heal_steps(tuned, distance, steps, rate, file, every, on_step, on_progress):
     "All steps, or those that are left: their records, and whether all losses were finite."
     learned = [p for p in tuned.parameters() if p.requires_grad]
     adam,rows = torch.optim.AdamW(learned, betas=(.9,.99), weight_decay=0.),[]
@@ -57,6 +58,7 @@ def _heal_steps(tuned, distance, steps, rate, file, every, on_step): # file: a `
             for p,saved in zip(learned, whole['updates'], strict=True): p.copy_(saved)
         adam.load_state_dict(whole['adam'])
         rows = list(whole['rows'])
+    stage = Stage(on_progress, 'heal', steps, len(rows))
     try:
         for step in range(len(rows), steps):
             with tuned.disable_adapter(): distance.full_hidden(step)
@@ -72,6 +74,7 @@ def _heal_steps(tuned, distance, steps, rate, file, every, on_step): # file: a `
             if file.path is not None: whole = state()
             if step+1==steps or step%every==every-1: file.write(whole)
             if on_step is not None: on_step(rows[-1])
+            stage.step()
     except KeyboardInterrupt:
         if whole is not None: file.write(whole)
         raise
@@ -96,10 +99,12 @@ def heal(
     on_step=None, # a function, called with the record of each step
     # what `distance` and `measure` depend on, for the checkpoint: plain values by name
     depends:dict|None=None,
+    # called with `heal`, the number of steps that are done, and of all
+    on_progress:Callable[[str,int,int],object]|None=None,
     finish=_finish, # calls the last step, which merges the updates and may not be interrupted
 ) -> Healed:
-    """Bring the predictions of a model with windows closer to the full model's. If interrupted, the weights stay as they
-    were, and the checkpoint has all whole steps."""
+    """Bring the predictions of a model with windows closer to the full model's. If interrupted,
+    the weights stay as they were, and the checkpoint has all whole steps."""
     peft,targets = need('peft', 'narrow'),Healed.layers(model)
     record = {}
     if checkpoint is not None:
@@ -114,7 +119,8 @@ def heal(
             torch.manual_seed(seed)
             options = peft.LoraConfig(r=rank, lora_alpha=2*rank, target_modules=targets)
             tuned = peft.get_peft_model(model, options).eval()
-        rows,finite = _heal_steps(tuned, distance, steps, rate, file, every, on_step)
+        rows,finite = _heal_steps(tuned, distance, steps, rate, file, every, on_step,
+                                  on_progress)
         with torch.no_grad(): after = [float(x) for x in measure()] if finite else []
         if not all(map(math.isfinite, after)): after = []
         kept = bool(after) and all(a<b for a,b in zip(after, before))
