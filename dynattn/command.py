@@ -58,7 +58,11 @@ _LATER = dict( # verb -> the module and the public function that run it, what it
 
 def _later(module:str, function:str) -> Callable: # of this package
     "A function that imports the one of this name when it is called."
-    return lambda a, **options: getattr(need(f'dynattn.{module}'), function)(a, **options)
+    def run(a, **options):
+        if not getattr(a, 'quiet', True):
+            print('dynattn: loading transformers', file=sys.stderr, flush=True)
+        return getattr(need(f'dynattn.{module}'), function)(a, **options)
+    return run
 
 for name,(module,function,*shown) in _LATER.items(): verb(name, *shown)(_later(module, function))
 

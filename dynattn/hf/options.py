@@ -60,7 +60,7 @@ class NarrowConfig(NarrowOptions):
     field: str = 'text'     # key of JSON lines, or column of Parquet, that holds the text
     context: int = 1024     # tokens of a text
     batch: int = 1          # texts per step
-    judged: int = 8         # texts for the evaluation
+    judged: int = 8         # texts for the evaluation, and questions at each distance
     facts: float|None = None # share of the texts that ask for facts again [half, where there is room]
 
 # %% ../../nbs/hf/38_options.ipynb #2b2cbf40
