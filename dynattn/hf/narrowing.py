@@ -164,22 +164,30 @@ def _sizes(text, most): # -> [S] half-widths, ascending
 
 # %% ../../nbs/hf/66_narrowing.ipynb #e988d003
 class Distance:
-    "The distance of a model with windows from the same one without, computed once per text."
+    """The distance of a model with windows from the same one without, whose part is computed once
+    for each text, as long as there is room for it."""
     def __init__(self,
         model:PreTrainedModel, # with windows
         batches:list, # what the model is called with
         options:NarrowOptions, # of which places and seed matter here
+        room:float=2**30, # bytes for the full model's hidden states; the last text is kept besides
     ):
         self.model,self.options = model,options
-        self.batches = batches
-        self.hidden,self.speaks = {},model.get_output_embeddings() is not None
+        self.batches,self.room = batches,room
+        self.hidden,self.newest = {},(-1, None)
+        self.speaks = model.get_output_embeddings() is not None
 
     def full_hidden(self, i, # number of the batch
     ) -> Tensor:
-        if i not in self.hidden:
+        if i in self.hidden: return self.hidden[i]
+        if self.newest[0]!=i:
             with torch.no_grad(), without_windows(self.model):
-                self.hidden[i] = last_hidden(self.model, self.batches[i])
-        return self.hidden[i]
+                self.newest = i,last_hidden(self.model, self.batches[i])
+        hidden = self.newest[1]
+        if hidden.nbytes<=self.room:
+            self.room -= hidden.nbytes
+            self.hidden[i] = hidden
+        return hidden
 
     def _places(self, batch, step):
         "Indices into [B*N]: real tokens, drawn anew at every step."
@@ -227,7 +235,9 @@ class Distance:
         **options, # further ones of `heal`
     ) -> Healed|None: # None if interrupted
         "Heal a model with hard windows, if that brings texts held out closer to the full model's."
-        held,before = Distance(self.model, held_out, self.options),ModelState(self.model)
+        # all are kept: they are measured again when the weights have changed
+        held = Distance(self.model, held_out, self.options, room=math.inf)
+        before = ModelState(self.model)
         def measure():
             parts,stage = [],Stage(on_progress, 'held out', len(held_out))
             for i in range(len(held_out)):
@@ -570,8 +580,7 @@ def narrow(
     held_out:list[Any]|None=None, # like `batches`, texts that decide whether healing helped
     # called with the name of a stage, what is done of it, and its total
     on_progress:Callable[[str,int,int],object]|None=None,
-    # called at once when the first interrupt comes, with where it came and about how many seconds
-    # follow (default: a warning)
+    # called at the first interrupt with its place and the seconds that follow (default: a warning)
     on_stop:Callable[[str,float],object]|None=None,
     **options:Any, # fields of `NarrowOptions`
 ) -> Narrowed:

@@ -61,7 +61,8 @@ class NarrowConfig(NarrowOptions):
     context: int = 1024     # tokens of a text
     batch: int = 1          # texts per step
     judged: int = 8         # texts for the evaluation, and questions at each distance
-    facts: float|None = None # share of the texts that ask for facts again [half, where there is room]
+    # share of the texts that ask for facts again [half, where there is room]
+    facts: float|None = None
 
 # %% ../../nbs/hf/38_options.ipynb #2b2cbf40
 from ..docstrings import explain_parameters

@@ -388,7 +388,7 @@ _UNJUDGED = "The run was stopped before this model was judged. " \
             "The same command with `--resume` judges it."
 
 def _stopped(run, shown, saved, error):
-    "What the folder and the command say of a run that is left."
+    "Say in the folder, or after the word `interrupted`, where a run was left."
     shown.close()
     if saved: return error.add_note('; the model in the folder is whole, but not judged')
     if (run.folder/'report.md').exists(): return    # of the model that an earlier run left here

@@ -186,8 +186,8 @@ def recalled(
 
 # %% ../../nbs/narrow/84_judge.ipynb #84000005
 def _recommended(rows):
-    """The smallest share that keeps nine tenths of what the full model recalls, in a sentence; empty
-    where there are too few questions."""
+    """The smallest share that keeps nine tenths of what the full model recalls, in a sentence;
+    empty where there are too few questions."""
     full = rows[0]['recall']
     learned = [(r['share'], full.beside(r['recall'])) for r in rows if r['way']=='learned']
     of_all = learned[0][1]
@@ -303,8 +303,8 @@ class Report:
                 'above the learned ones']
         shown = table(head, map(row, self.quality), escape)
         if not self.floored: return shown
-        return (f"{shown}\n\nIn brackets: the full model has a loss of {self.loss:.2f}, a guess among "
-                f"all tokens {self.guess:.2f}, so the rise says nothing.")
+        return (f"{shown}\n\nIn brackets: the full model has a loss of {self.loss:.2f}, "
+                f"a guess among all tokens {self.guess:.2f}, so the rise says nothing.")
 
     def times_table(self, escape, # `printable` or `markdown`
     ) -> str: # or the reason why there is none
@@ -353,8 +353,8 @@ class Report:
             f"of the texts that were learned from; there it is {self.rise:.4f}.")
         read = f"evaluated on {self.judged} texts of documents held out."
         if self.documents<8:
-            read = (f"evaluated on {self.judged} texts from the first eighth of the same documents: "
-                    f"{self.documents} are too few to hold any of them out.")
+            read = (f"evaluated on {self.judged} texts from the first eighth of the same "
+                    f"documents: {self.documents} are too few to hold any of them out.")
         learned = f"Learned from {self.learned_tokens:,} tokens in {self.seconds:.0f} s"
         if self.unjudged:
             return (f"{escape(self.model)} keeps {self.share:.1%} at {self.n:,} tokens."
