@@ -565,6 +565,24 @@ def test_practitioner_5_narrow_and_judge_say_the_same(place, forgets, said, caps
     other = judged(place, out, capsys, '--judged=16')                           # more questions, so another verdict
     assert other['number']==16 and 'Of 128 facts' in other['forgotten'] and other['distances']!=[]
 
+def test_settings_of_a_folder_are_checked_before_it_is_judged(place, capsys):
+    "Those of another program are left alone; what is given counts more than what is there."
+    shutil.copytree(place/'llama', place/'settled')
+    at = place/'settled/settings.json'
+    there = dict(model='llama', context=48, judged=2, keep=.3, data=str(place/'docs'), seed=0, pattern='*', field='text')
+    argv = ['judge', str(place/'settled'), f'--data={place/"docs"}', '--quiet']
+    capsys.readouterr()
+    for name,value in (('judged', -5), ('context', 0), ('context', 'x'), ('keep', 7), ('seed', 2**70), ('judged', None)):
+        at.write_text(json.dumps(dict(there, **{name: value})))
+        assert main(argv)==2
+        err = capsys.readouterr().err
+        assert f'{name}: expected' in err and err.count('\n')==1, (name, value, err)
+    at.write_text(json.dumps(dict(there, context=250)))
+    assert main([*argv, '--json'])==0 and json.loads(capsys.readouterr().out)['n']==250
+    assert main([*argv, '--json', '--context=240'])==0 and json.loads(capsys.readouterr().out)['n']==240
+    at.write_text(json.dumps(dict(lr=.1, context=7)))           # of `dynattn train`, say
+    assert main([*argv, '--json', '--context=240'])==0 and json.loads(capsys.readouterr().out)['n']==240
+
 def test_fewer_than_32_questions_give_a_table_and_no_sentence(place, capsys, monkeypatch):
     answering(monkeypatch, lambda back, number: back>100)
     options = ['--keep=0.3', '--steps=2', '--context=250', '--judged=3']

@@ -498,10 +498,8 @@ def _preview_run(name, c, shown):
     except ValueError as e: raise UserError(str(e)) from e
 
 # %% ../../nbs/narrow/85_command.ipynb #1360911f
-def _config(a):
-    "The settings of a call of the command, checked."
-    names = [f.name for f in fields(NarrowConfig)]
-    c = NarrowConfig(**{name: getattr(a, name) for name in names if hasattr(a, name)})
+def _in_bounds(c): # -> the same `NarrowConfig`
+    "Settings that a user gave, or that stand in a folder."
     for name,value in dict(context=c.context, batch=c.batch, judged=c.judged).items():
         if value<1: raise UserError(f"{name}: expected a whole number of 1 or more, got {value}")
     if c.facts is not None and not 0<=c.facts<=1:
@@ -509,6 +507,12 @@ def _config(a):
     try: c.check(c.context)
     except ValueError as e: raise UserError(str(e)) from e
     return c
+
+def _config(a):
+    "The settings of a call of the command, checked."
+    names = [f.name for f in fields(NarrowConfig)]
+    given = {name: getattr(a, name) for name in names if hasattr(a, name)}
+    return _in_bounds(NarrowConfig(**given))
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d001b
 def _quietly():
@@ -572,7 +576,7 @@ def _judging(name, c, given): # a folder; `NarrowConfig`; names of the options t
     if not then: return c,False
     kept = {f.name: then[f.name] for f in fields(NarrowConfig)
             if f.name in then and f.name not in given}
-    c = replace(c, **kept)
+    c = _in_bounds(replace(c, **kept))
     same = all(then.get(k)==getattr(c, k) for k in ('pattern','field','context','seed'))
     return c,same and os.path.realpath(then.get('data', ''))==os.path.realpath(c.data)
 
