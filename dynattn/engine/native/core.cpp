@@ -339,8 +339,8 @@ template <class real, int QUERIES> struct Lanes {
         for (; r < rows; r++) micro<1,V>(c.below(r), a.below(r), b, depth, add);
     }
     // C[rows][cols] (+)= A[rows][depth] B[depth][cols]; cols is a multiple of LANES, rows of B and
-    // C are contiguous. Not a part of its callers, whose variables would take its registers.
-    static NOINLINE void product(Out c, In a, In b, Int rows, Int cols, Int depth, bool add) {
+    // C are contiguous. A part of its caller, where most strides are constants.
+    static INLINE void product(Out c, In a, In b, Int rows, Int cols, Int depth, bool add) {
         Int x = 0;
 #if defined(__x86_64__) && !defined(__AVX512F__)  // 16 registers; others have 32
         if (rows == 1 && cols%(8*LANES) == 0) {   // rows of B as they lie in memory
@@ -359,6 +359,11 @@ template <class real, int QUERIES> struct Lanes {
         for (; x < cols; x += LANES)
             panel<8,1>(c.right(x), a, b.right(x), rows, depth, add);
 #endif
+    }
+    // The same as a function of its own, for the backward pass: it has several products in one
+    // loop, where they would have too few registers.
+    static NOINLINE void product_apart(Out c, In a, In b, Int rows, Int cols, Int depth, bool add) {
+        product(c, a, b, rows, cols, depth, add);
     }
     // S[key][query] for one or a few queries: the width lies in the lanes, and LANES keys are
     // summed at once
@@ -969,7 +974,8 @@ template <class real, int QUERIES> struct Keys {
     const Call &c;
     Int b, hk;                 // batch row and key head
     Text text;
-    bool holes;                // keys within the text that take no part
+    const uint8_t *keep;       // [M] of the batch row; or null
+    bool holes;                // whether keys within the text take no part
     struct Piece { In k, v; Int lo, hi; } piece[2];  // leading keys, the others
     real *copies;              // of rows that are not read where they lie
 
@@ -994,6 +1000,7 @@ template <class real, int QUERIES> struct Keys {
         b = batch;
         hk = key_head;
         text = p.text(b, t, holes);
+        keep = c.keep ? c.keep+b*c.M : nullptr;
         q0 = std::max(q0, text.q0);
         q1 = std::min(q1, text.q1);
         if (q0 >= q1) return;
@@ -1040,7 +1047,7 @@ template <class real, int QUERIES> struct Keys {
         }
         return {to, x.width};
     }
-    bool is_hole(Int key) const { return holes && !c.keep[b*c.M+key]; }
+    bool is_hole(Int key) const { return holes && !keep[key]; }
     // Keys and values from `key` on, as they follow each other in a piece.
     In k(const Span &s, Int key) const {
         const Piece &x = piece[s.piece];
@@ -1058,7 +1065,7 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
     typedef Lanes<real, QUERIES> L;
     using typename L::vec; using typename L::In; using typename L::Out;
     using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat;
-    using L::product;
+    using L::product; using L::product_apart;
 
     const Problem<real> &p;
     const Call &c;
@@ -1237,8 +1244,8 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
                 nq, p.dv_width, n, more);
     }
     INLINE void weight_grads(const Span &s, Int j0, Int n, real *to) {
-        product({to, QUERIES}, keys.v(s, j0), {dout_cols, QUERIES},
-                n, QUERIES, p.dv_width, false);
+        product_apart({to, QUERIES}, keys.v(s, j0), {dout_cols, QUERIES},
+                      n, QUERIES, p.dv_width, false);
     }
     // A row of the output: zero without a key, NaN where it is lost.
     void write_out(Int i, real by, real lse) {
@@ -1296,9 +1303,10 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
     // dQ += dS K.
     void push_back(const Span &s, Int j0, Int n, const real *weights, const real *ds, bool more) {
         const Out dv = {grad_rows(g->dv, j0), g->dv.n}, dk = {grad_rows(g->dk, j0), g->dk.n};
-        product(dv, {weights, QUERIES}, {dout_rows, p.dv_width}, n, p.dv_width, nq, true);
-        product(dk, {ds, QUERIES}, {q_rows, p.width}, n, p.width, nq, true);
-        product({dq_rows, p.width}, {ds, 1, QUERIES}, keys.k(s, j0), nq, p.width, n, more);
+        const Out dq = {dq_rows, p.width};
+        product_apart(dv, {weights, QUERIES}, {dout_rows, p.dv_width}, n, p.dv_width, nq, true);
+        product_apart(dk, {ds, QUERIES}, {q_rows, p.width}, n, p.width, nq, true);
+        product_apart(dq, {ds, 1, QUERIES}, keys.k(s, j0), nq, p.width, n, more);
     }
     // The gradient of a window after the softmax, written over its factor (times that of dropout).
     void to_window(const Span &s, Int key, int v, real *f, vec grad) {
@@ -1473,7 +1481,7 @@ template <class real> struct Entmax : Block<real, SHORT> {
     typedef Lanes<real, QUERIES> L;
     using typename L::vec; using typename L::In;
     using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat;
-    using L::product;
+    using L::product; using L::product_apart;
     typedef Block<real, QUERIES> Base;
     using Base::p; using Base::c; using Base::g; using Base::head; using Base::keys;
     using Base::guard; using Base::spans; using Base::n_spans; using Base::nq;
