@@ -37,17 +37,17 @@ def usage(binary):
         text = subprocess.run([TOOL, '--dump-resource-usage', f.name], capture_output=True, text=True, check=True).stdout
     return map(int, re.search(r'REG:(\d+) STACK:(\d+)', text).groups())
 
-def compiled(kernel, known, keys=False, programs=None, **tensors):
-    "In place of `_launch`: compiles, runs nothing."
-    band = known['band']
-    form = 'table' if band.table is not None else 'hard' if band.sigma is None else 'soft'
+def compiled(kernel, programs, device, **arguments):
+    "In place of `_start`: compiles, runs nothing."
+    band = arguments.get('band')
+    form = '' if band is None else 'table' if band.table is not None else 'hard' if band.sigma is None else 'soft'
     row = dict(triton=triton.__version__, target=f'sm_{args.target}', kernel=kernel.fn.__name__.removeprefix('_'),
-               d=known['D'], dtype=str(known['q'].data.dtype).removeprefix('torch.'), window=form,
-               rows=known['BLOCK_M'], keys=known['BLOCK_N'], warps=known['num_warps'])
-    try: kernel = kernel.warmup(grid=(1,), **primitives._arguments(kernel, known | tensors))
+               d=arguments.get('D'), dtype=args.dtype, window=form, rows=arguments.get('BLOCK_M'),
+               keys=arguments.get('BLOCK_N'), warps=arguments.get('num_warps'))
+    try: kernel = kernel.warmup(grid=(1,), **arguments)
     except RuntimeError as e:                     # the compiler gave up; the row says so
         return note(row | dict(registers='', stack='', shared='', mma='', failed=f'{type(e).__name__}: {e}'))
-    if 'lists' in row['kernel']: return           # it has no products and a register for each of a few numbers
+    if 'D' not in arguments: return               # lists and limits: no products, and registers for a few numbers
     registers,stack = usage(kernel.asm['cubin'])
     products = len(re.findall('wgmma.mma|mma.sync|tcgen05.mma', kernel.asm['ptx']))
     note(row | dict(registers=registers, stack=stack, shared=kernel.metadata.shared, mma=products, failed=''))
@@ -82,7 +82,7 @@ if __name__=='__main__':
     args = a.parse_args()
     if args.packed and not args.quick: a.error('--packed: expected with --quick, got it alone')
     driver.set_active(Absent(args.target))
-    window._launch = entmax._launch = compiled
+    primitives._start = compiled
     for suite in [args.suite] if args.suite else ('window','entmax'):
         for d in (64,) if args.quick else args.d:
             for w in [dict(soft=Window(9.), hard=5, table=Window(9., smooth='gaussian'))[args.window]] if args.window else (Window(9.),5): compile_all(suite, d, getattr(torch, args.dtype), w)

@@ -1,6 +1,7 @@
 """The survey's table and the causality of published packages, measured and written to results/survey.csv and results/survey_packages.csv.
 
     python benchmarks/survey.py            # the table and FLOPs from 2^9 to 2^20, on the meta device: about two minutes
+    python benchmarks/survey.py new        # only systems that were registered since
     python benchmarks/survey.py packages   # what is installed of the packages that say causal=True
 """
 import sys, warnings
@@ -9,7 +10,7 @@ from importlib.metadata import version
 import torch, torch.nn.functional as F
 from torch import nn
 import harness
-from dynattn.survey.card import Cost, causality, complexity, evaluate, load, measure
+from dynattn.survey.card import Cost, causality, complexity, evaluate, in_order, load, measure
 
 NS = tuple(2**i for i in range(9, 21))
 KEEP = 'row name form tags complexity decode measured flops poly peak causal change exact limit softmax note'.split()
@@ -26,10 +27,13 @@ def flops_at(system, cost, causal, n):
     "Exact: from the polynomial where there is one, else counted."
     return int(evaluate(cost.poly, n)) if cost.poly else cost_at(system, causal, n)[0]
 
-def systems(): return sorted(load().values(), key=lambda c: (c.info.row is None, c.info.row or 0, c.form))
+def new():
+    "The systems without a row in the file."
+    known = {(r['name'], r['form']) for r in harness.rows_of('survey.csv')}
+    return [system for key,system in load().items() if key not in known]
 
-def table():
-    for system in systems():
+def table(systems):
+    for system in in_order(systems):
         row = measure(system)
         causal = row['measured'] == 'causal'
         cost = Cost(row['Ns'], row['flops_at'], row['peak_at'])
@@ -115,5 +119,6 @@ def packages(trials=20):
 if __name__=='__main__':
     warnings.simplefilter('ignore')
     if sys.argv[1:]==['packages']: harness.write('survey_packages.csv', packages())
-    elif not sys.argv[1:]: harness.write('survey.csv', table())
+    elif sys.argv[1:]==['new']: harness.write('survey.csv', [*harness.rows_of('survey.csv'), *table(new())])
+    elif not sys.argv[1:]: harness.write('survey.csv', table(load().values()))
     else: sys.exit(__doc__)

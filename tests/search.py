@@ -1,18 +1,21 @@
 """Random search for wrong answers of `dynattn.attention`.
 
-    python tests/search.py --minutes 10 [--seed N] [--impl dense banded ...] [--kind value wrong ...] [--only NUMBER]
+    python tests/search.py --minutes 10 [--seed N] [--impl dense banded ...] [--kind value wrong ...] [--isolated]
 
-Draws a call over all arguments, works it out with `oracle.py` (NumPy, float64, no line shared with the package) and
-compares output and gradients within a bound of the rounding; or repeats it, transforms it, or spoils one argument.
-Each failure is shrunk as long as it still fails and printed as a snippet that runs. Exit status 1 if any failed."""
-import argparse, inspect, itertools, multiprocessing, os, random, re, signal, sys, textwrap, time, traceback, warnings
+Hypothesis draws calls over all arguments. Each is worked out with `oracle.py` (NumPy, float64, no line shared with the
+package), and output and gradients are compared within a bound of the rounding; or it is repeated, transformed, or given
+one wrong argument. Hypothesis shrinks what fails, and the case is printed as a snippet that runs. A call that kills
+its process ends the search; with `--isolated` it is a failure like any other."""
+import argparse, faulthandler, inspect, itertools, multiprocessing, os, re, signal, sys, textwrap, time, traceback, warnings
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cache
 from unittest import mock
-if __name__=='__main__': os.environ.setdefault('TRITON_INTERPRET',
-                                               '1')  # before dynattn is imported: kernels run without a GPU
+# before dynattn is imported: kernels run without a GPU
+if __name__=='__main__': os.environ.setdefault('TRITON_INTERPRET', '1')
+import hypothesis
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 import numpy as np
 import torch, torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
@@ -699,179 +702,221 @@ def check_wrong(call, impl, wants=(), mode='plain', poison='', lost=False, spoil
 
 # ---------------------------------------------------------------- drawing
 
-LAYOUTS = [("normal({s},B,{h},{n},{w}).to(dtype)",5), ("normal({s},B,{n},{h},{w}).to(dtype).transpose(1,2)",4),
+LAYOUTS = [
+    ("normal({s},B,{h},{n},{w}).to(dtype)",5), ("normal({s},B,{n},{h},{w}).to(dtype).transpose(1,2)",4),
     ("normal({s},B,{h},{w},{n}).to(dtype).mT",1), ("normal({s},B,{h},{n},2*{w}).to(dtype)[...,::2]",1),
-    ("normal({s},B,{h},{n}+3,{w}).to(dtype)[:,:,3:]",1), ("normal({s},1,{h},{n},{w}).to(dtype).expand(B,-1,-1,-1)",1),
+    ("normal({s},B,{h},{n}+3,{w}).to(dtype)[:,:,3:]",1),
+    ("normal({s},1,{h},{n},{w}).to(dtype).expand(B,-1,-1,-1)",1),
     ("normal({s},B,1,{n},{w}).to(dtype).expand(-1,{h},-1,-1)",1),
     ("normal({s},B,{n},3,{h},{w}).to(dtype)[:,:,1].transpose(1,2)",1),
-    ("normal({s},{n},B,{h},{w}).to(dtype).permute(1,2,0,3)",1), ("normal({s},B,{h},2*{n},{w}).to(dtype)[:,:,::2]",1),
+    ("normal({s},{n},B,{h},{w}).to(dtype).permute(1,2,0,3)",1),
+    ("normal({s},B,{h},2*{n},{w}).to(dtype)[:,:,::2]",1),
     ("normal({s},B,{h},1,{w}).to(dtype).expand(-1,-1,{n},-1)",1)]
+PADDINGS = [
+    "PaddingMask.from_lengths(lengths({s},B,M), M)", "PaddingMask(uniform({s},B,M)<.7)",
+    "PaddingMask(uniform({s},B,M)<.2)", "PaddingMask.from_keep((uniform({s},B,M)<.8).long())",
+    "PaddingMask.from_ignore(uniform({s},B,M)<.3)", "PaddingMask.from_hf((uniform({s},B,M)<.6).int())",
+    "PaddingMask.from_additive(torch.where(uniform({s},B,M)<.6, 0., -inf))",
+    "PaddingMask(torch.zeros(B,M).bool())",
+    "PaddingMask(lengths({s},B,M)[:,None]<=torch.arange(M))"]
+MASKS = [
+    ("uniform({s},N,M)<.7",2), ("uniform({s},B,1,1,M)<.7",3), ("uniform({s},B,H,N,M)<.5",2),
+    ("uniform({s},1,H,N,M)<.7",1), ("uniform({s},B,1,N,1)<.7",.5), ("uniform({s},M)<.7",1),
+    ("normal({s},N,M)",2), ("normal({s},B,H,N,M).to(dtype)",1), ("normal({s},B,1,1,M).float()",1),
+    ("normal({s},H,N,M).masked_fill(uniform({s},H,N,M)<.3,-inf)",2)]
+MASKS_OF_KEYS = [MASKS[1],MASKS[5]]
+BIASES = [("causal_lower_right(N,M)",1), ("causal_upper_left(N,M)",.5)]
+ALPHAS = [
+    ("1.5",2), ("1.",1), ("1",.3), ("1.2",1), ("2.",1.5), ("2",.3), ("2.5",.5), ("1.000001",.5), ("3.5",.4),
+    ("1+uniform({s},H)",3), ("(1+uniform({s},B,H)).float()",3), ("torch.tensor(1.5)",1),
+    ("pick({s},[1.,1.25,1.5,2.],H)",2), ("pick({s},[1.,1.0001,1.5,2.,2.7],B,H)",1),
+    ("(1+uniform({s},H)).bfloat16()",.4), ("pick({s},[1.5,2.,3.,4.],H)",.5)]
+REL_BIASES = [
+    ("normal({s},H,5)",2), ("normal({s},B,H,3)",1), ("normal({s},H,1)",.5),
+    ("normal({s},H,2*M+1).to(dtype)",1), ("normal({s},H,1).to(dtype)",.5), ("normal({s},H,9).float()",1)]
+SINKS = [("normal({s},H)",3), ("normal({s},H).float()",2), ("normal({s},H).to(dtype)",1)]
+OFFSETS = [('1',1), ('-1',1), ('M-N',2), ('-3',1), ('-N//2',1), ('M//2',1), ('-N',.5), ('M+2',.5)]
 
-def some(r, *pairs):
-    "One of the values, by weight."
-    return r.choices([v for v,_ in pairs], [w for _,w in pairs])[0]
+class Draws:
+    "Hypothesis's draws. It shrinks towards the first of several values, and towards no."
+    def __init__(self, draw): self.draw = draw
+    def integer(self, least, most): return self.draw(st.integers(least, most))
+    def seed(self): return self.integer(0, 9999)
+    def of(self, values): return values[self.integer(0, len(values)-1)]
+    def chance(self, share): return self.integer(0, 99)>=100-100*share
+
+    def some(self, *pairs): # (value, weight)
+        ends = [*itertools.accumulate(weight for _,weight in pairs)]
+        at = (self.integer(0, 99)+.5)/100*ends[-1] # hypothesis draws evenly up to 127
+        return next(value for (value,_),end in zip(pairs, ends) if at<end)
 
 def draw_tensor(r, name, loud):
     h,n,w = dict(q=('H','N','d'), k=('G','M','d'), v=('G','M','dv'))[name]
-    text = some(r, *LAYOUTS).format(s=r.randrange(10**4), h=h, n=n, w=w)
+    text = r.some(*LAYOUTS).format(s=r.seed(), h=h, n=n, w=w)
     return text if name=='v' or loud==1 else text.replace('.to(dtype)', f'.mul({loud}).to(dtype)')
 
 def draw_sigma(r, unit, per_query):
     "The text of a width."
-    seed,tokens = r.randrange(10**4),unit=='tokens'
-    numbers = (('0.',1), ('1.',1), ('2.',2), ('5.',1), ('.25',1)) if tokens else (('.25',1), ('.5',1))
-    if r.random()<.15: return some(r, *numbers)
-    widths = (('1.5',3), ('4.',4), ('12.',2), ('60.',1), ('M',1)) if tokens else (('.3',2), ('1.',2), ('2.5',1))
-    most = some(r, *widths)
-    shapes = [("",2),("H",4),("B,H",4),("B,1",1),("1,H",1),("1",.5),("1,1",.5)]
-    if per_query: shapes = [("B,H,N",3),("1,H,N",1),("B,1,N",1),("B,H,1",.5)]
-    text = f"{some(r, ('.1+',2), ('',1))}uniform({seed},{some(r, *shapes)})*{most}"
-    if r.random()<.03: return some(r, ('1e-20',1), ('.01',1), ('1e6',1), ('1e20',1), ('1e30',.5))
-    if r.random()<.1 and tokens: text = f"pick({seed},[0.,1.,2.,3.,7.],{some(r, *shapes)})"
-    kind = some(r, ('',5), ('.float()',4), ('.bfloat16()',.4), ('.half()',.4))
+    tokens = unit=='tokens'
+    widths = [('4.',4), ('1.5',3), ('12.',2), ('60.',1), ('M',1)] if tokens else [('.3',2), ('1.',2), ('2.5',1)]
+    shapes = [("H",4), ("",2), ("B,H",4), ("B,1",1), ("1,H",1), ("1",.5), ("1,1",.5)]
+    if per_query: shapes = [("B,H,N",3), ("1,H,N",1), ("B,1,N",1), ("B,H,1",.5)]
+    form = r.some(('random',79), ('number',15), ('whole',8.5*tokens), ('extreme',3))
+    if form=='number':
+        numbers = [('2.',2), ('0.',1), ('1.',1), ('5.',1), ('.25',1)] if tokens else [('.25',1), ('.5',1)]
+        return r.some(*numbers)
+    if form=='extreme': return r.of(['.01','1e6','1e-20','1e20','1e30'])
+    if form=='whole': text = f"pick({r.seed()},[0.,1.,2.,3.,7.],{r.some(*shapes)})"
+    else: text = f"{r.some(('.1+',2), ('',1))}uniform({r.seed()},{r.some(*shapes)})*{r.some(*widths)}"
+    kind = r.some(('',5), ('.float()',4), ('.bfloat16()',.4), ('.half()',.4))
     return f"({text}){kind}" if kind else text
+
+def draw_side(r): return r.of(['1','0','2','3','5','9','N','None'])
+
+def draw_preset(r):
+    "The texts of a window that has a name, and of its sigma."
+    if r.chance(.3):
+        random_widths = f"uniform({r.seed()},H)"
+        report = r.of(["report_20220330(sigma,p=50.)", "report_20220413(sigma,p=2.,T=.3)"])
+        return f"Window.{report}",r.some((f".4+.04*{random_widths}",3), (".3",.5), (random_widths,1))
+    preset = r.some(("default(sigma)",2), ("span(sigma,ramp=3)",2), ("span(sigma,ramp=2.5,reach=(None,0))",1))
+    return f"Window.{preset}",draw_sigma(r, 'tokens', False)
 
 def draw_window(r):
     "The texts of a window and of its sigma."
-    side = lambda: r.choice(['None','0','1','2','3','5','9','N'])
-    kind = some(r, ('int',2), ('pair',1.5), ('soft',6), ('preset',1))
-    if kind=='int': return r.choice(['0','1','2','3','6','15','M','M+5']),None
-    if kind=='pair': return some(r, (f"({side()},{side()})",4), (f"[{side()},{side()}]",1)),None
-    unit,apply = some(r, ('tokens',3), ('fraction',1)),some(r, ('inside',3), ('after',1))
-    if kind=='preset' and r.random()<.3:
-        report = r.choice(["Window.report_20220330(sigma,p=50.)", "Window.report_20220413(sigma,p=2.,T=.3)"])
-        random_widths = f"uniform({r.randrange(10**4)},H)"
-        return report,some(r, (f".4+.04*{random_widths}",3), (".3",.5), (random_widths,1))
-    if kind=='preset':
-        preset = some(r, ("default(sigma)",2), ("span(sigma,ramp=3)",2), ("span(sigma,ramp=2.5,reach=(None,0))",1))
-        return f"Window.{preset}",draw_sigma(r, 'tokens', False)
-    smooth = some(r, ('edge',5), ('gaussian',2), ('ramp',2), ('power',1), ('tanh',1))
-    options = {} if smooth=='edge' and r.random()<.6 else dict(smooth=repr(smooth))
-    if smooth in ('edge','gaussian','tanh') and r.random()<.35: options['cut'] = r.choice(['.5','.1','(.3,0)'])
-    if smooth=='power': options['cut'] = r.choice(['.5','(.3,1)','.05'])
-    if smooth=='ramp': options['ramp'] = r.choice(['.5','1.','2.5','4'])
-    steep = smooth in ('power','tanh') or smooth=='edge' and r.random()<.3
-    if steep: options['p'] = r.choice(['.5','1.','3.','20.','1000.'])
-    if smooth!='ramp' and r.random()<.2: options['curve'] = "'normal'"
+    kind = r.some(('int',2), ('pair',1.5), ('soft',6), ('preset',1))
+    if kind=='int': return r.of(['2','0','1','3','6','15','M','M+5']),None
+    if kind=='pair': return r.some(("({},{})",4), ("[{},{}]",1)).format(draw_side(r), draw_side(r)),None
+    if kind=='preset': return draw_preset(r)
+    smooth = r.some(('edge',5), ('gaussian',2), ('ramp',2), ('power',1), ('tanh',1))
+    options = {}
+    if smooth!='edge' or r.chance(.4): options['smooth'] = repr(smooth)
+    if smooth in ('edge','gaussian','tanh') and r.chance(.35): options['cut'] = r.of(['.5','.1','(.3,0)'])
+    if smooth=='power': options['cut'] = r.of(['.5','(.3,1)','.05'])
+    if smooth=='ramp': options['ramp'] = r.of(['1.','.5','2.5','4'])
+    steep = smooth in ('power','tanh') or smooth=='edge' and r.chance(.3)
+    if steep: options['p'] = r.of(['1.','.5','3.','20.','1000.'])
+    if smooth!='ramp' and r.chance(.2): options['curve'] = "'normal'"
+    unit = r.some(('tokens',3), ('fraction',1))
     if unit=='fraction': options['unit'] = "'fraction'"
-    if apply=='after': options['apply'] = "'after'"
-    if r.random()<.2: options['reach'] = f"({side()},{side()})"
-    if smooth in ('gaussian','tanh') and r.random()<.1: options['eps'] = '1e-3'
-    given = ', '.join(['sigma', *(f'{k}={v}' for k,v in options.items())])
-    return f"Window({given})",draw_sigma(r, unit, r.random()<.12)
+    if r.chance(.25): options['apply'] = "'after'"
+    if r.chance(.2): options['reach'] = f"({draw_side(r)},{draw_side(r)})"
+    if smooth in ('gaussian','tanh') and r.chance(.1): options['eps'] = '1e-3'
+    given = ', '.join(['sigma', *(f'{name}={text}' for name,text in options.items())])
+    return f"Window({given})",draw_sigma(r, unit, r.chance(.12))
+
+def draw_tokens(r, kind, impl):
+    if impl=='triton': return r.of([1,2,5,9,17,20,24])
+    many = kind in ('value','repeat')
+    band = impl in ('auto','banded','plain')  # tasks and strips of many tokens
+    dozens = kind not in ('jacobian','double','jvp')
+    long = (.9 if band else .2)*many
+    size = r.some(('few',4), ('one',1), ('two',.7), ('dozens',4*dozens), ('a block',.6*many),
+                  ('hundreds',long), ('more',.15*many*band))
+    if size=='few': return r.integer(3, 12)
+    if size=='dozens': return r.integer(13, 40)
+    return r.of({'one': [1], 'two': [2], 'a block': [63,64,65,70],
+                 'hundreds': [95,130,150,200,260], 'more': [300,400]}[size])
 
 def draw_sizes(r, kind, impl):
-    many = impl!='triton' and kind in ('value','repeat')
-    band = impl in ('auto','banded','plain')  # tasks and strips of many tokens
-    def tokens():
-        if impl=='triton': return r.choice([1,2,5,9,17,20,24])
-        return some(r, (1,1), (2,.7), (r.randint(3, 12),4),
-                    (r.randint(13, 40),0 if kind in ('jacobian','double','jvp') else 4),
-                    (r.choice([63,64,65,70]),.6*many), (r.choice([95,130,150,200,260]),(.9 if band else .2)*many),
-                    (r.choice([300,400]),.15*many*band))
-    N = tokens()
-    M = N if r.random()<.65 else tokens()
-    if many and r.random()<.05: N,M = 1,r.choice([40,200,600,1500])  # one query, whose window cuts the keys
-    H = some(r, (1,2), (2,3), (3,1), (4,3), (8,.5))
+    N = draw_tokens(r, kind, impl)
+    M = draw_tokens(r, kind, impl) if r.chance(.35) else N
+    if impl!='triton' and kind in ('value','repeat') and r.chance(.05):
+        N,M = 1,r.of([40,200,600,1500])  # one query, whose window cuts the keys
+    H = r.some((1,2), (2,3), (3,1), (4,3), (8,.5))
     if impl=='triton' or max(N, M)>64: H = min(H, 2)
     if N>260: H = 1
-    divisors = [g for g in range(1, H+1) if H%g==0]
-    sizes = dict(B=1 if N>64 else some(r, (1,3), (2,4), (3,1)), H=H, G=r.choice(divisors + [H]), N=N, M=M,
-                 d=some(r, (1,1), (3,2), (4,2), (8,3), (16,1), (64,.3)), dv=some(r, (1,1), (2,1), (4,3), (8,2)))
-    if kind=='value' and impl!='triton' and r.random()<.02: sizes[r.choice(['B','N','M','dv','d'])] = 0
+    divisors = [g for g in range(H, 0, -1) if H%g==0]
+    sizes = dict(
+        B=1 if N>64 else r.some((1,3), (2,4), (3,1)), H=H, G=r.of([H, *divisors]), N=N, M=M,
+        d=r.some((1,1), (3,2), (4,2), (8,3), (16,1), (64,.3)), dv=r.some((1,1), (2,1), (4,3), (8,2)))
+    if kind=='value' and impl!='triton' and r.chance(.02): sizes[r.of(['B','N','M','dv','d'])] = 0
     return sizes
 
-PADDINGS = ["PaddingMask.from_lengths(lengths({s},B,M), M)", "PaddingMask(uniform({s},B,M)<.7)",
-            "PaddingMask(uniform({s},B,M)<.2)", "PaddingMask.from_keep((uniform({s},B,M)<.8).long())",
-            "PaddingMask.from_ignore(uniform({s},B,M)<.3)", "PaddingMask.from_hf((uniform({s},B,M)<.6).int())",
-            "PaddingMask.from_additive(torch.where(uniform({s},B,M)<.6, 0., -inf))",
-            "PaddingMask(torch.zeros(B,M).bool())",
-            "PaddingMask(lengths({s},B,M)[:,None]<=torch.arange(M))"]
-BIASES = [("causal_lower_right(N,M)",1), ("causal_upper_left(N,M)",.5)]
-MASKS = [("uniform({s},N,M)<.7",2), ("uniform({s},B,1,1,M)<.7",3), ("uniform({s},B,H,N,M)<.5",2),
-         ("uniform({s},1,H,N,M)<.7",1), ("uniform({s},B,1,N,1)<.7",.5), ("uniform({s},M)<.7",1),
-         ("normal({s},N,M)",2), ("normal({s},B,H,N,M).to(dtype)",1), ("normal({s},B,1,1,M).float()",1),
-         ("normal({s},H,N,M).masked_fill(uniform({s},H,N,M)<.3,-inf)",2)]
-ALPHAS = [("1.",1), ("1",.3), ("1.2",1), ("1.5",2), ("2.",1.5), ("2",.3), ("2.5",.5), ("1.000001",.5),
-          ("1+uniform({s},H)",3), ("(1+uniform({s},B,H)).float()",3), ("torch.tensor(1.5)",1),
-          ("pick({s},[1.,1.25,1.5,2.],H)",2), ("pick({s},[1.,1.0001,1.5,2.,2.7],B,H)",1),
-          ("(1+uniform({s},H)).bfloat16()",.4), ("pick({s},[1.5,2.,3.,4.],H)",.5), ("3.5",.4)]
-REL_BIASES = [("normal({s},H,5)",2), ("normal({s},B,H,3)",1), ("normal({s},H,1)",.5),
-              ("normal({s},H,2*M+1).to(dtype)",1), ("normal({s},H,1).to(dtype)",.5), ("normal({s},H,9).float()",1)]
-SINKS = [("normal({s},H)",3), ("normal({s},H).float()",2), ("normal({s},H).to(dtype)",1)]
-OFFSETS = [('M-N',2), ('-1',1), ('-3',1), ('-N//2',1), ('2',1), ('M//2',1), ('-N',.5), ('M+2',.5)]
-
-def draw(seed, kinds=None, impls=None, dtypes=None):
-    "A case; the same seed gives the same."
-    r = random.Random(seed)
-    kind = some(r, *((k,w) for k,(_,w) in KINDS.items() if not kinds or k in kinds))
-    shares = dict(auto=2.5, dense=2, banded=5, plain=2, sdpa=1, triton=1.2 if kind in ('value','repeat','wrong') else .2)
-    impl = some(r, *((i,w) for i,w in shares.items() if not impls or i in impls))
-    half = .8 if kind=='value' else .1
-    dtype = some(r, ('float64',0 if impl=='triton' else 5), ('float32',3.5), ('bfloat16',half), ('float16',half))
-    if kind=='double': dtype = 'float64'
-    if dtypes and dtype not in dtypes: dtype = r.choice(dtypes)
-    loud = some(r, (1,8), (6,1), (30,.5), (60,.2 if dtype!='float16' else 2)) if kind=='value' else 1
-    seeds = lambda: r.randrange(10**4)
-    args = {name: draw_tensor(r, name, loud) for name in 'qkv'}
+def draw_options(r, kind, impl):
+    "The texts of all arguments but q, k and v."
+    args = {}
     free = impl!='sdpa'
-    if r.random()<(.75 if free and impl!='auto' else .55 if free else 0):
+    served = impl in ('auto','dense','banded','plain') or r.chance(.1)
+    if free and r.chance(.55 if impl=='auto' else .75):
         args['window'],sigma = draw_window(r)
         if sigma: args = dict(sigma=sigma, **args)
-    if r.random()<.4: args['padding'] = r.choice(PADDINGS).format(s=seeds())
-    masks = [MASKS[1],MASKS[5]] if impl in ('banded','plain') else MASKS+BIASES if kind in ('value','dropin') else MASKS
-    if r.random()<.25 and impl!='triton': args['attn_mask'] = some(r, *masks).format(s=seeds())
-    if r.random()<.35 and free: args['alpha'] = some(r, *ALPHAS).format(s=seeds())
-    if r.random()<.4: args['n_global'] = r.choice(['1','2','5','M'])
-    if r.random()<.25 and free and impl!='triton': args['rel_bias'] = some(r, *REL_BIASES).format(s=seeds())
-    if r.random()<.45: args['q_offset'] = some(r, *OFFSETS)
-    if r.random()<.3: args['is_causal'] = 'True'
-    served = impl in ('auto','dense','banded','plain') or r.random()<.1
-    if r.random()<.15 and served: args['softcap'] = r.choice(['1.','5.','30','.3'])
-    if r.random()<.15 and served: args['sink'] = some(r, *SINKS).format(s=seeds())
-    packed = r.random()<.15 and served and not re.search('fraction|report', args.get('window', ''))
-    if packed:
-        args['segments'] = some(r, ("segments({s},B,N)",4), ("segments({s},1,N)",1)).format(s=seeds())
+    if r.chance(.4): args['padding'] = r.of(PADDINGS).format(s=r.seed())
+    if impl!='triton' and r.chance(.25):
+        masks = MASKS_OF_KEYS if impl in ('banded','plain') else MASKS+BIASES*(kind in ('value','dropin'))
+        args['attn_mask'] = r.some(*masks).format(s=r.seed())
+    if free and r.chance(.35): args['alpha'] = r.some(*ALPHAS).format(s=r.seed())
+    if r.chance(.4): args['n_global'] = r.of(['1','2','5','M'])
+    if free and impl!='triton' and r.chance(.25):
+        args['rel_bias'] = r.some(*REL_BIASES).format(s=r.seed())
+    if r.chance(.45): args['q_offset'] = r.some(*OFFSETS)
+    if r.chance(.3): args['is_causal'] = 'True'
+    if served and r.chance(.15): args['softcap'] = r.of(['1.','5.','30','.3'])
+    if served and r.chance(.15): args['sink'] = r.some(*SINKS).format(s=r.seed())
+    may_be_packed = served and not re.search('fraction|report', args.get('window', ''))
+    if may_be_packed and r.chance(.15):
+        args['segments'] = r.some(("segments({s},B,N)",4), ("segments({s},1,N)",1)).format(s=r.seed())
         args.pop('q_offset', None)
-    if r.random()<.2: args['scale'] = r.choice(['1.','.3','.05','0.','-1.','2'])
-    if r.random()<.1: args['enable_gqa'] = 'True'
-    if r.random()<.04 and impl!='triton': args['dropout_p'] = '1.'
-    if r.random()<.06 and impl in ('dense','auto'): args['return_weights'] = 'True'
-    few = kind in ('value','repeat') and r.random()<.35
-    if few:  # as most calls are, and some engines serve no others
-        extra = [x for x in args if x not in ('q','k','v','sigma','window','enable_gqa','scale')]
-        for x in extra[:]:
-            if r.random()<.7: del args[x]
-        if impl in ('auto','sdpa') and r.random()<.4:  # PyTorch's own attention
-            args = {x: text for x,text in args.items() if x not in ('window','sigma','alpha')}
-            if r.random()<.3: args['scale'] = r.choice(['0.','-1.','.3'])
-            if r.random()<.5: args['is_causal'] = 'True'
-        elif r.random()<.15:  # a window that is 1 on more keys than a block has queries
-            ramp = r.choice(['1.','3.'])
-            args.update(sigma=f"pick({seeds()},[34.,45.,60.],H)", window=f"Window(sigma, smooth='ramp', ramp={ramp})")
-        packed = packed and 'segments' in args
-    present = [x for x in LEAVES if x in args]
-    wants = tuple(present) if r.random()<.7 or kind!='value' else tuple(x for x in present if r.random()<.5) or ('v',)
-    case = Case(kind, impl, draw_sizes(r, kind, impl), dtype, args, wants)
-    if few and r.random()<.7: case.sizes.update(M=case.sizes['N'], dv=case.sizes['d'])
-    if few and 'pick' in args.get('sigma', '') and '34.' in args['sigma'] and impl!='triton':
-        case.sizes.update(N=r.choice([150,260]), M=r.choice([150,260]), B=1, H=2, G=r.choice([1,2]))
-    if packed:
-        case.sizes['M'] = case.sizes['N']
-        if case.sizes['B']==1 and r.random()<.4: args['segments'] = f"cu_seqlens({seeds()},N)"
-    if kind=='same':
-        case.sizes.update(G=case.sizes['H'], M=case.sizes['N'], dv=case.sizes['d'])
+    if r.chance(.2): args['scale'] = r.of(['1.','.3','.05','0.','-1.','2'])
+    if r.chance(.1): args['enable_gqa'] = 'True'
+    if impl!='triton' and r.chance(.04): args['dropout_p'] = '1.'
+    if impl in ('dense','auto') and r.chance(.06): args['return_weights'] = 'True'
+    return args
+
+def with_few(r, impl, args):
+    "As most calls are, and some engines serve no others."
+    always = 'sigma','window','enable_gqa','scale'
+    args = {name: text for name,text in args.items() if name in always or r.chance(.3)}
+    if impl in ('auto','sdpa') and r.chance(.4):  # PyTorch's own attention
+        args = {name: text for name,text in args.items() if name not in ('window','sigma','alpha')}
+        if r.chance(.3): args['scale'] = r.of(['.3','0.','-1.'])
+        if r.chance(.5): args['is_causal'] = 'True'
+    elif r.chance(.15):  # a window that is 1 on more keys than a block has queries
+        args['sigma'] = f"pick({r.seed()},[34.,45.,60.],H)"
+        args['window'] = f"Window(sigma, smooth='ramp', ramp={r.of(['1.','3.'])})"
+    return args
+
+@st.composite
+def cases(draw, kinds=None, impls=None, dtypes=None, spoiled=None):
+    "Calls over all arguments, of these kinds, implementations, dtypes, and wrong arguments, if any are named."
+    r = Draws(draw)
+    kind = r.some(*((name,weight) for name,(_,weight) in KINDS.items() if not kinds or name in kinds))
+    triton = 1.2 if kind in ('value','repeat','wrong') else .2
+    shares = dict(dense=2, auto=2.5, banded=5, plain=2, sdpa=1, triton=triton)
+    impl = r.some(*((name,share) for name,share in shares.items() if not impls or name in impls))
+    half = .8 if kind=='value' else .1
+    shares = dict(float64=5*(impl!='triton'), float32=3.5, bfloat16=half, float16=half)
+    if kind=='double': shares = dict(float64=1)
+    elif dtypes: shares = dict.fromkeys(dtypes, 1)
+    dtype = r.some(*shares.items())
+    loud = r.some((1,8), (6,1), (30,.5), (60,2 if dtype=='float16' else .2)) if kind=='value' else 1
+    args = draw_options(r, kind, impl)
+    few = kind in ('value','repeat') and r.chance(.35)
+    if few: args = with_few(r, impl, args)
+    sizes = draw_sizes(r, kind, impl)
+    if few and r.chance(.7): sizes.update(M=sizes['N'], dv=sizes['d'])
+    if '[34.' in args.get('sigma', '') and impl!='triton':
+        sizes.update(N=r.of([150,260]), M=r.of([150,260]), B=1, H=2, G=r.of([2,1]))
+    if 'segments' in args:
+        sizes['M'] = sizes['N']
+        if sizes['B']==1 and r.chance(.4): args['segments'] = f"cu_seqlens({r.seed()},N)"
+    if kind=='same': sizes.update(G=sizes['H'], M=sizes['N'], dv=sizes['d'])
+    sigma = {'sigma': args.pop('sigma')} if 'sigma' in args else {}
+    args = sigma | {name: draw_tensor(r, name, loud) for name in 'qkv'} | args
+    wants = tuple(name for name in LEAVES if name in args)
+    if kind=='value' and r.chance(.3): wants = tuple(x for x in wants if r.chance(.5)) or ('v',)
+    case = Case(kind, impl, sizes, dtype, args, wants)
     if kind=='value':
-        case.mode = some(r, ('plain',12), ('inference',.7), ('no_grad',.5),
-                         ('autocast bfloat16',.8 if dtype in ('float32','float64') else 0),
-                         ('autocast float16',.4 if dtype=='float32' else 0))
-        if 'padding' in args and r.random()<.5: case.poison = r.choice(['nan','inf','large'])
-        case.lost = r.random()<.04
+        case.mode = r.some(('plain',12), ('inference',.7), ('no_grad',.5),
+                           ('autocast bfloat16',.8*(dtype in ('float32','float64'))),
+                           ('autocast float16',.4*(dtype=='float32')))
+        if 'padding' in args and r.chance(.5): case.poison = r.of(['nan','inf','large'])
+        case.lost = r.chance(.04)
     if kind=='wrong':
-        of_window = r.random()<.12
-        name = r.choice(list(SPOILED_WINDOW if of_window else SPOILED))
-        if of_window: case.spoiled = (f'Window.{name}',r.choice(SPOILED_WINDOW[name]))
-        else: case.spoiled = (name,r.choice(SPOILED[name]+EITHER.get(name, [])))
+        of_window = not spoiled and r.chance(.12)
+        name = r.of(spoiled or list(SPOILED_WINDOW if of_window else SPOILED))
+        texts = SPOILED_WINDOW[name] if of_window else SPOILED[name]+EITHER.get(name, [])
+        case.spoiled = (f'Window.{name}' if of_window else name, r.of(texts))
     return case
 
 KINDS = dict(value=(check_value,60), wrong=(check_wrong,40), dropin=(check_dropin,5), repeat=(check_repeat,6),
@@ -898,105 +943,7 @@ def failure(call, kind, impl, wants=('q','k','v'), mode='plain', poison='', lost
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
 
-# ---------------------------------------------------------------- shrinking and counting
-
-def outline(wrong):
-    "A failure without its numbers, so that two of a kind are one."
-    wrong = re.sub(r"\(\d+(, \d+)*,?\)|\[\d+(, \d+)*\]|-?\d+(\.\d+)?(e[-+]?\d+)?|\bnan\b|-?\binf\b", '#', wrong)
-    return re.sub(r' (entries|not finite|instead).*', '', wrong)[:90]
-
-def fails(case, like):
-    "What is wrong, if it is the same thing."
-    try: wrong = isolated(case) if like.startswith('killed') else case.failure()
-    except Exception: return None
-    return wrong if wrong and outline(wrong)==like else None
-
-def quiet():
-    "Warnings of PyTorch's C++ go nowhere."
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-
-def ending(status): return f"killed by {signal.Signals(-status).name}" if status<0 else f"ended with status {status}"
-
-def isolated(case):
-    "`case.failure()` in a process of its own, which it may kill."
-    here,there = FORK.Pipe(duplex=False)
-    def work():
-        quiet()
-        try: there.send(case.failure())
-        except Exception: there.send(None)
-    child = FORK.Process(target=work)
-    child.start()
-    there.close()
-    try: return here.recv()
-    except EOFError:
-        child.join()
-        return ending(child.exitcode)
-    finally: child.join()
-
-def smaller(case):
-    "Simpler cases, the boldest first."
-    for name in [x for x in case.args if x not in ('q','k','v')]:
-        rest = {k:v for k,v in case.args.items() if k not in (name, 'sigma' if name=='window' else name)}
-        if name!='sigma': yield replace(case, args=rest, wants=tuple(x for x in case.wants if x in rest) or ('v',),
-                                        poison=case.poison if 'padding' in rest else '')
-    if len(case.wants)>1:
-        for name in case.wants: yield replace(case, wants=(name,))
-    for change in (dict(mode='plain'), dict(poison=''), dict(lost=False), dict(dtype='float64'), dict(dtype='float32')):
-        if any(getattr(case, k)!=v for k,v in change.items()) and not (change=={'dtype': 'float32'}
-            and case.dtype=='float64'): yield replace(case, **change)
-    plain = dict(q="normal(1,B,H,N,d).to(dtype)", k="normal(2,B,G,M,d).to(dtype)", v="normal(3,B,G,M,dv).to(dtype)")
-    for name,text in plain.items():
-        if case.args[name]!=text: yield replace(case, args={**case.args, name: text})
-    if 'sigma' in case.args:
-        for text in ('2.5','uniform(1,H)*4'):
-            if case.args['sigma']!=text and len(text)<len(case.args['sigma']): yield replace(case,
-                args={**case.args, 'sigma': text})
-        for text in ('Window(sigma)', re.sub(r", \w+=[^=]*(?=\)$)", '', case.args['window'])):
-            if case.args['window']!=text: yield replace(case, args={**case.args, 'window': text})
-    for name,texts in dict(q_offset=('1','-1'), n_global=('1',), alpha=('1.5',), scale=('1.',),
-                           padding=("PaddingMask.from_lengths(torch.tensor([M//2]*B), M)",)).items():
-        if name in case.args:
-            for text in texts:
-                if len(text)<len(case.args[name]): yield replace(case, args={**case.args, name: text})
-    for name,least in dict(B=1, H=1, d=1, dv=1).items():
-        if case.sizes[name]>least:
-            now = {**case.sizes, name: least}
-            yield replace(case, sizes={**now, 'G': 1 if name=='H' else now['G']})
-    if case.sizes['G']!=case.sizes['H']: yield replace(case, sizes={**case.sizes, 'G': case.sizes['H']})
-    n,m = case.sizes['N'],case.sizes['M']
-    for now in ((m,m),(n,n),(n//2,m//2),(n-1,m-1),(n,m//2),(n//2,m),(n,m-1),(n-1,m)):
-        if min(now)>=1 and now!=(n,m) and sum(now)<=n+m: yield replace(case,
-            sizes={**case.sizes, 'N': now[0], 'M': now[1]})
-
-def shrunk(case, wrong, seconds=20.):
-    "The simplest case found that fails in the same way."
-    like,end = outline(wrong),time.monotonic()+seconds
-    again = True
-    while again and time.monotonic()<end:
-        again = False
-        for simpler in smaller(case):
-            found = fails(simpler, like)
-            if time.monotonic()>end: break
-            if found:
-                case,wrong,again = simpler,found,True
-                break
-    return case,wrong
-
-@dataclass
-class Found:
-    "A class of failures: its first case, shrunk, and how often it came."
-    case:Case
-    wrong:str
-    seed:str
-    count:int=1
-
-def key_of(case, wrong):
-    about = [text for text,here in (('half sigma',re.search('half|bfloat', case.args.get('sigma', ''))),
-                                    ('NaN query',case.lost), ('nothing',0 in case.sizes.values())) if here]
-    if case.kind!='wrong': return f"{case.kind} {case.impl}: {outline(wrong)}" + (f" [{', '.join(about)}]" if about
-        else '')
-    how = re.search(r'was accepted|raised \w+|killed.*', wrong)
-    return f"wrong {case.impl}: {case.spoiled[0]} {how[0] if how else wrong}"
+# ---------------------------------------------------------------- one case
 
 # Differences that are meant: chapter 44 says that a plain call is PyTorch's own in every respect.
 SETTLED = {
@@ -1016,108 +963,106 @@ def settled(case, wrong):
     if not plain or spread and 'padding' in given: return None
     return 'second derivative' if second else 'NaN query'
 
-def tried(name, kinds, impls, dtypes, used=None):
-    "(outcome, case, what is wrong) of the case with this seed; adds to `used` who computed it."
-    case = draw(name, kinds, impls, dtypes)
+def tried(case):
+    "(outcome, what is wrong, the engines that computed)"
+    used = set()
     try:
-        with watched(set() if used is None else used) if case.kind in ('value','repeat') else nullcontext():
-            wrong = case.failure()
-    except Refused: return 'refused',case,None
-    except Unfit: return 'unfit',case,None
-    if not wrong: return 'passed',case,None
+        with watched(used) if case.kind in ('value','repeat') else nullcontext(): wrong = case.failure()
+    except Refused: return 'refused',None,used
+    except Unfit: return 'unfit',None,used
+    if not wrong: return 'passed',None,used
     reason = settled(case, wrong)
-    return (reason,case,None) if reason else ('failed',case,wrong)
+    return (reason,None,used) if reason else ('failed',wrong,used)
 
-def try_all(to, seed, numbers, end, kinds, impls, dtypes, shrink, keys, enough):
-    "The work of a child: sends ('begin', number), then ('end', outcome, kind, key, `Found` of a new class)."
-    quiet()
-    for number in numbers:
-        if time.monotonic()>end: break
-        to.send(('begin',number))
-        name = f'{seed}.{number}'
-        used = set()
-        try: outcome,case,wrong = tried(name, kinds, impls, dtypes, used)
-        except Exception:
-            snippet = draw(name, kinds, impls, dtypes).snippet()
-            to.send(('error',f'seed {name}: the search itself failed\n{snippet}\n{traceback.format_exc()}'))
-            return
-        key,new = (key_of(case, wrong),None) if wrong else (None,None)
-        if wrong and key not in keys:
-            keys.add(key)
-            new = Found(*(shrunk(case, wrong, shrink) if shrink else (case,wrong)), name)
-        to.send(('end',outcome,case.kind,key,new,used))
-        if enough and len(keys)>=enough: break
-    to.send(('done',))
+def isolated(case):
+    "`tried(case)` in a process of its own, which it may kill."
+    here,there = FORK.Pipe(duplex=False)
+    def work():
+        faulthandler.disable()  # the end of the process is the finding
+        there.send(tried(case))
+    child = FORK.Process(target=work)
+    child.start()
+    there.close()
+    try: return here.recv()
+    except EOFError:
+        child.join()
+        if child.exitcode>=0: raise RuntimeError(f'the search ended with status {child.exitcode}') from None
+        return 'failed',f'killed by {signal.Signals(-child.exitcode).name}',set()
+    finally: child.join()
 
-def search(seconds, seed=0, impls=None, kinds=None, shrink=20., only=None, enough=None, dtypes=None):
-    """Counts by kind and outcome, and the failures by class; stops at `enough` classes.
+# ---------------------------------------------------------------- many cases
 
-    The calls are made in a child process, so that a call which kills its process is a finding like any other."""
-    counts,found,end,at = Counter(),{},time.monotonic()+seconds,-1
-    while time.monotonic()<end and not (enough and len(found)>=enough):
-        here,there = FORK.Pipe(duplex=False)
-        numbers = itertools.count(at+1) if only is None else [only]
-        child = FORK.Process(target=try_all, args=(there, seed, numbers, end, kinds, impls, dtypes, shrink, set(found),
-                                                   enough))
-        child.start()
-        there.close()
-        message = ('begin',at)
+def outline(wrong):
+    "A failure without its numbers, so that two of a kind are one."
+    wrong = re.sub(r"\(\d+(, \d+)*,?\)|\[\d+(, \d+)*\]|-?\d+(\.\d+)?(e[-+]?\d+)?|\bnan\b|-?\binf\b", '#', wrong)
+    return re.sub(r' (entries|not finite|instead).*', '', wrong)[:90]
+
+@cache
+def class_of(case_kind, impl, said):
+    "Hypothesis takes errors of one class for one failure, and shrinks each class."
+    return type(f'{case_kind} {impl}: {said}', (AssertionError,), {})
+
+ROUND = 25 # cases; Hypothesis varies those that it has drawn, so that the options of a long round are much alike
+
+def search_round(counts, examples, kind, impls, dtypes, seed, run):
+    "Raise the failures among cases of one kind, shrunk."
+    @hypothesis.seed(seed)
+    @settings(max_examples=examples, database=None, deadline=None, print_blob=False,
+              phases=[Phase.generate, Phase.shrink], # explaining takes minutes
+              suppress_health_check=list(HealthCheck))
+    @given(cases([kind], impls, dtypes))
+    def try_one(case):
+        outcome,wrong,used = run(case)
+        counts[kind,outcome] += 1
+        counts.update(('computed by',engine) for engine in used)
+        if not wrong: return
+        about = f'{case.spoiled[0]} ' if case.spoiled else ''
+        said = f'{wrong}\n{case.said()}\n\n{case.snippet()}\n'
+        raise class_of(kind, case.impl, about+outline(wrong))(said)
+    try_one()
+
+def search(counts, examples, kinds=None, impls=None, dtypes=None, seed=0, run=tried):
+    """Try about so many cases, the same each time with the same seed; raise what fails, shrunk.
+    `run=isolated` finds calls that kill their process, too."""
+    weights = {kind: weight for kind,(_,weight) in KINDS.items() if not kinds or kind in kinds}
+    errors = []
+    for kind,weight in weights.items():
+        left = max(1, round(examples*weight/sum(weights.values())))
         try:
-            while message[0]!='done':
-                message = here.recv()
-                if message[0]=='error': raise RuntimeError(message[1])
-                if message[0]=='begin': at = message[1]
-                if message[0]!='end': continue
-                _,outcome,kind,key,new,used = message
-                counts[kind,outcome] += 1
-                counts.update(('computed by',engine) for engine in used)
-                if new: found[key] = new
-                elif key: found[key].count += 1
-            break
-        except EOFError:
-            child.join()
-            if child.exitcode>=0: raise RuntimeError(f'seed {seed}.{at}: the search {ending(child.exitcode)}') from None
-            case,wrong = draw(f'{seed}.{at}', kinds, impls, dtypes),f'killed by {signal.Signals(-child.exitcode).name}'
-            counts[case.kind,'failed'] += 1
-            key = key_of(case, wrong)
-            if key in found: found[key].count += 1
-            else: found[key] = Found(*shrunk(case, wrong, shrink), f'{seed}.{at}')
-        finally: child.join()
-        if only is not None: break
-    return counts,found
+            for i in range(0, left, ROUND):
+                search_round(counts, min(ROUND, left-i), kind, impls, dtypes, f'{seed}.{i}', run)
+        except Exception as e: errors.append(e)
+    if errors: raise ExceptionGroup(f'{len(errors)} kinds of cases fail', errors)
 
-def report(counts, found, say=print, brief=False):
+def report(counts):
     outcomes = dict(passed=['passed'], failed=['failed'], settled=list(SETTLED), refused=['refused'], unfit=['unfit'])
-    say(f"{'':12}" + ''.join(f"{name:>9}" for name in outcomes))
+    print(f"{'':12}" + ''.join(f"{name:>9}" for name in outcomes))
     for kind in KINDS:
         row = [sum(counts[kind,x] for x in of) for of in outcomes.values()]
-        if any(row): say(f"{kind:12}" + ''.join(f"{x:9}" for x in row))
+        if any(row): print(f"{kind:12}" + ''.join(f"{x:9}" for x in row))
     for name,reason in SETTLED.items():
         times = sum(counts[kind,name] for kind in KINDS)
-        if times: say(f"settled, {times} times: {reason}")
-    for key,f in sorted(found.items()):
-        say(f"\n--- {key} ({f.count} times, first at {f.seed})\n    {f.case.said()}\n    {f.wrong}")
-        if not brief: say(textwrap.indent(f.case.snippet(), '    '))
-    say("computed by " + ', '.join(f"{name} {counts['computed by',name]}" for name in ENGINES))
-    cases = sum(n for (kind,x),n in counts.items() if kind!='computed by' and x!='unfit')
-    say(f"\n{cases} cases, {len(found)} classes of failures")
+        if times: print(f"settled, {times} times: {reason}")
+    print("computed by " + ', '.join(f"{name} {counts['computed by',name]}" for name in ENGINES))
+    print(sum(n for (kind,x),n in counts.items() if kind!='computed by' and x!='unfit'), 'cases')
 
 def main(args=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument('--minutes', type=float, default=1.)
-    p.add_argument('--seed', type=int, default=None, help='default: another one each time')
+    p.add_argument('--minutes', type=float, default=0., help='rounds of so many cases, until the time is over')
+    p.add_argument('--examples', type=int, default=100, help='cases [100]')
+    p.add_argument('--seed', type=int, default=0, help='another one draws other cases [0]')
     p.add_argument('--impl', nargs='*', choices=['auto','dense','banded','plain','sdpa','triton'])
     p.add_argument('--kind', nargs='*', choices=list(KINDS))
     p.add_argument('--dtype', nargs='*', choices=list(DTYPES))
-    p.add_argument('--only', type=int, help='one case by its number')
-    p.add_argument('--brief', action='store_true', help='no snippets')
-    p.add_argument('--shrink', type=float, default=20., help='seconds for each class')
+    p.add_argument('--isolated', action='store_true', help='each case in a process of its own, which it may kill')
     o = p.parse_args(args)
-    seed = random.randrange(10**6) if o.seed is None else o.seed
     torch.set_num_threads(1)
-    print(f"seed {seed}", flush=True)
-    counts,found = search(60*o.minutes, seed, o.impl, o.kind, o.shrink, o.only, dtypes=o.dtype)
-    report(counts, found, brief=o.brief)
-    return 1 if found else 0
+    counts,end = Counter(),time.monotonic()+60*o.minutes
+    try:
+        for i in itertools.count():
+            run = isolated if o.isolated else tried
+            search(counts, o.examples, o.kind, o.impl, o.dtype, o.seed+i, run)
+            if time.monotonic()>=end: break
+    finally: report(counts)
 
-if __name__=='__main__': sys.exit(main())
+if __name__=='__main__': main()

@@ -7,7 +7,7 @@ from dynattn import Encoder, EncoderConfig, convert
 from dynattn.audit import examine
 from dynattn.audit.questions import find_layers
 from dynattn.audit.subjects import Subject
-from dynattn.metrics import Answer, depends
+from dynattn.probe import Answer, depends
 from dynattn.command import main
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -236,3 +236,16 @@ def test_the_command_of_a_stream_reads_a_file(tmp_path):
     assert r.returncode==0, r.stderr
     lines = r.stdout.splitlines()
     assert lines[0]=='a state is 16 tokens behind the newest' and [int(line.split()[0]) for line in lines[1:]]==[284, 300, 184]
+
+# ---- what a window costs
+
+def test_the_costs_of_a_window_are_told_and_drawn(tmp_path):
+    command = [sys.executable, 'examples/window_costs.py', '--tokens', '96', '--window', '8', '--heads', '2', '--width', '16', '--rounds', '1']
+    picture = tmp_path/'costs.svg'
+    r = subprocess.run([*command, '--backward', '--out', picture], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert r.returncode==0 and picture.stat().st_size>1000, r.stderr
+    told = [line.split('  ')[1] for line in r.stdout.splitlines() if ' ms ' in line]
+    assert told==['PyTorch, the window as a mask', 'PyTorch, no window', 'dynattn, window=(8, 0)'], r.stdout
+    assert 'FlexAttention: not measured, has no backward on a CPU' in r.stdout
+    r = subprocess.run([*command, '--window', '0'], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert r.returncode==2 and '--window: expected at least 1, got 0' in r.stderr

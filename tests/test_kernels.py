@@ -84,3 +84,32 @@ def test_the_case_for_the_sanitizer_runs_in_the_interpreter():
     pytest.importorskip('triton')
     r = script('tests/sanitize.py')
     assert r.returncode==0 and r.stdout.count('agree')==6, r.stdout + r.stderr
+
+@pytest.mark.slow
+def test_a_call_starts_few_operations_beside_its_kernels():
+    "Each is a start of its own on the device: 37 in the forward pass once, 85 in both."
+    pytest.importorskip('triton')
+    r = run('''
+import dynattn, torch
+from torch.profiler import ProfilerActivity, profile
+from dynattn.engine.triton import primitives
+primitives._start = lambda *args, **arguments: None
+inside = set('empty empty_strided empty_like new_empty expand as_strided transpose unbind select view detach alias'.split())
+
+def starts(events):
+    "Operations that compute something, the innermost only."
+    names = {id(e): e.name.removeprefix('aten::') for e in events if e.name.startswith('aten::')}
+    computes = {e for e in names if names[e] not in inside}
+    return [names[id(e)] for e in events if id(e) in computes and not any(id(x) in computes for x in e.cpu_children)]
+
+q = torch.randn(4, 16, 64, 64, requires_grad=True)
+sigma = torch.full((4,16), 20., requires_grad=True)
+for alpha,forward,both in ((None,8,12), (1.5,14,20)):
+    def call(): return dynattn.attention(q, q, q, window=dynattn.Window.default(sigma), is_causal=True, alpha=alpha, impl='triton')
+    with profile(activities=[ProfilerActivity.CPU]) as one: out = call()
+    with profile(activities=[ProfilerActivity.CPU]) as two: torch.autograd.grad(call(), (q, sigma), out)
+    for kind,most in ((one,forward), (two,both)):
+        found = starts(kind.events())
+        assert 0 < len(found) <= most, (alpha, len(found), found)
+''', TRITON_INTERPRET='1')
+    assert r.returncode==0, r.stdout + r.stderr

@@ -1,36 +1,42 @@
-"""A quarter of a minute of the random search, and whether the search can be trusted: its oracle against numbers worked out by hand
+"""A hundred cases of the random search, and whether the search can be trusted: its oracle against numbers worked out by hand
 and against other libraries, and faults put into `attention` on purpose, which it must report."""
-import datetime, faulthandler, math, os, re, signal, subprocess, sys
+import datetime, math, os, random, re, signal, subprocess, sys
+from collections import Counter
 from pathlib import Path
 import numpy as np
 import pytest, torch, torch.nn.functional as F
+from hypothesis import HealthCheck, Phase, find, given, settings
 import dynattn, oracle, search
-from search import Case, draw, failure, normal
+from search import Case, normal
 
 ROOT = Path(__file__).resolve().parents[1]
 
 OTHERS = [kind for kind in search.KINDS if kind!='value']
-LENGTHS = [(10, ['value']), (5, OTHERS), pytest.param(600, None, marks=pytest.mark.slow)]
 
-@pytest.mark.parametrize('seconds, kinds', LENGTHS)
-def test_search_finds_nothing(seconds, kinds):
-    "Values, then all kinds of cases; every night ten minutes of all kinds, from another seed each day"
-    seed = 0 if seconds<60 else datetime.date.today().toordinal()
-    code = f'''
-import os, sys
-os.environ['TRITON_INTERPRET'] = '1'
-sys.path.insert(0, 'tests')
-import torch, search
-torch.set_num_threads(1)
-counts,found = search.search({seconds}, seed={seed}, kinds={kinds}, shrink=3.)
-search.report(counts, found)
-sys.exit(bool(found))
-'''
-    r = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True,
-                       env=dict(os.environ, OMP_NUM_THREADS='1'))
-    print(r.stdout)
-    assert r.returncode==0, r.stdout + r.stderr
-    assert int(re.search(r'(\d+) cases', r.stdout)[1]) >= 10
+def searched(*options):
+    "The search in a process of its own; once more with each case in its own, where one has killed it."
+    command = [sys.executable, 'tests/search.py', *map(str, options)]
+    env = dict(os.environ, OMP_NUM_THREADS='1', TRITON_INTERPRET='1')
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env)
+    if ran.returncode>=0 or '--isolated' in options: return ran
+    return searched(*options, '--isolated')
+
+def finds_nothing(*options):
+    ran = searched(*options)
+    print(ran.stdout)
+    assert ran.returncode==0, ran.stdout + ran.stderr
+    return int(re.search(r'(\d+) cases', ran.stdout)[1])
+
+@pytest.mark.parametrize('examples, kinds', [(60, ['value']), (60, OTHERS)])
+def test_search_finds_nothing(examples, kinds):
+    "The same cases each time"
+    assert finds_nothing('--examples', examples, '--kind', *kinds)>=30
+
+@pytest.mark.slow
+def test_search_finds_nothing_in_ten_minutes():
+    "Other cases each day, of all kinds"
+    today = datetime.date.today().toordinal()
+    assert finds_nothing('--minutes', 10, '--examples', 300, '--seed', 10**6*today)>=100
 
 # ---------------------------------------------------------------- the oracle
 
@@ -94,10 +100,9 @@ def test_oracle_equals_entmax():
         mine = np.stack([worked_out(row, alpha=alpha) for row in s.tolist()])
         np.testing.assert_allclose(mine, f(s).numpy(), atol=1e-9)
 
-@pytest.mark.parametrize('number', [*range(15), *(pytest.param(i, marks=pytest.mark.slow) for i in range(15, 60))])
-def test_gradients_of_the_oracle_are_those_of_a_complex_step(number):
-    case = draw(f'oracle {number}', ['func_grad'], ['dense'])
-    case.dtype = 'float64'
+@settings(derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@given(search.cases(['func_grad'], ['dense'], ['float64']))
+def test_gradients_of_the_oracle_are_those_of_a_complex_step(case):
     given = case.call()(oracle.Window, oracle.PaddingMask)
     a = oracle.Attention(**given)
     if a.dropped: return
@@ -140,27 +145,29 @@ def deaf(q, k, v, **o): return REAL(Flat.apply(q), k, v, **o)
 
 FAULTS = [(scaled,'value'), (wider,'value'), (stale,'value'), (doubled,'value'), (unpadded,'value'), (noisy,'repeat'),
           (lenient,'wrong'), (vague,'wrong'), (deaf,'jvp')]
-TODAY = datetime.date.today().toordinal()%3     # a push tries three of the nine, other ones tomorrow
 
-@pytest.mark.parametrize('fault,kind', [pytest.param(*x, marks=() if i%3==TODAY else pytest.mark.slow)
-                                        for i,x in enumerate(FAULTS)])
-def test_a_fault_is_found(fault, kind, monkeypatch):
-    "Some case fails with the fault and not without it."
-    for number in range(400):
-        case = draw(f'fault {number}', [kind], ['dense'])
-        if kind=='wrong' and fault is lenient and case.spoiled[0]!='n_global': continue
-        def outcome():
-            try: return case.failure()
-            except (search.Refused,search.Unfit): return None
+FIND = settings(max_examples=400, database=None, deadline=None, phases=[Phase.generate, Phase.shrink],
+                suppress_health_check=list(HealthCheck))
+NO_SHRINK = settings(FIND, phases=[Phase.generate])
+
+def found_with(fault, kind, monkeypatch, how):
+    "A case that fails with the fault and not without it."
+    def fails(case): return search.tried(case)[0]=='failed'
+    spoiled = ['n_global'] if fault is lenient else None
+    def shows(case):
         with monkeypatch.context() as m:
             m.setattr(dynattn, 'attention', fault)
-            wrong = outcome()
-        if wrong and not outcome(): break
-    else: pytest.fail(f'{fault.__name__} was not found')
-    with monkeypatch.context() as m:
-        m.setattr(dynattn, 'attention', fault)
-        small,again = search.shrunk(case, wrong, 2.)
-    assert len(small.args)<=len(case.args) and search.outline(again)==search.outline(wrong)
+            if not fails(case): return False
+        return not fails(case)
+    return find(search.cases([kind], ['dense'], spoiled=spoiled), shows, settings=how, random=random.Random(0))
+
+@pytest.mark.parametrize('fault,kind', FAULTS)
+def test_a_fault_is_found(fault, kind, monkeypatch): found_with(fault, kind, monkeypatch, NO_SHRINK)
+
+def test_the_case_that_is_shown_is_small(monkeypatch):
+    case = found_with(scaled, 'value', monkeypatch, FIND)
+    assert list(case.args)==['q','k','v'] and max(case.sizes['N'], case.sizes['M'])<=3
+    assert (case.mode, case.poison, case.lost)==('plain', '', False)
 
 def test_a_snippet_runs():
     case = Case('value', 'dense', dict(B=1, H=2, G=1, N=3, M=4, d=2, dv=2), 'float32',
@@ -171,10 +178,27 @@ def test_a_snippet_runs():
     error,verdict = r.stdout.split()
     assert float(error)<1e-6 and verdict=='None'
 
-def test_a_call_that_ends_its_process_is_a_finding(monkeypatch):
-    def killed(*args, **kwargs):
-        faulthandler.disable()  # its report would stand in the middle of pytest's
-        os.kill(os.getpid(), signal.SIGSEGV)
+def killed(*args, **kwargs): os.kill(os.getpid(), signal.SIGSEGV)
+
+SIMPLE = Case('value', 'dense', dict(B=1, H=1, G=1, N=2, M=2, d=1, dv=1), 'float64',
+              dict(q='normal(1,B,H,N,d)', k='normal(2,B,G,M,d)', v='normal(3,B,G,M,dv)'))
+
+def test_a_call_that_ends_its_process_is_a_failure(monkeypatch):
+    assert search.isolated(SIMPLE)[0]=='passed'
     monkeypatch.setattr(dynattn, 'attention', killed)
-    counts,found = search.search(20., kinds=['value'], impls=['dense'], shrink=0., enough=1)
-    assert [f.wrong for f in found.values()]==['killed by SIGSEGV']
+    assert search.isolated(SIMPLE)==('failed', 'killed by SIGSEGV', set())
+
+def test_each_failure_is_shown(capsys):
+    "Two of values and one of gradients, each shrunk"
+    def run(case):
+        if case.kind=='func_grad': return 'failed','out is wrong in 3 of 4 entries',set()
+        return 'failed','raised TypeError' if 'window' in case.args else f"out has shape {case.sizes['N']}",set()
+    counts = Counter()
+    with pytest.raises(ExceptionGroup) as e:
+        search.search(counts, 30, kinds=['value','func_grad'], impls=['dense'], run=run)
+    of_values,of_gradients = e.value.exceptions
+    said = sorted(str(x) for x in of_values.exceptions)
+    assert [x.splitlines()[0] for x in said]==['out has shape 3', 'raised TypeError'] # of the first length
+    assert 'print(failure(call' in said[0] and 'out is wrong in 3' in str(of_gradients)
+    search.report(counts)
+    assert re.search(r'value +0 +\d+ ', capsys.readouterr().out)

@@ -138,8 +138,10 @@ def audit_export(
         if unseen:
             print(f"not measured: {len(unseen)} windows are wider than the text; "
                   "--n makes it longer.")
-        print('every window is read as promised' if status==0 else f'{len(wrong)} windows are not' if wrong
-              else 'a cache holds more than promised' if longer else 'not everything was measured')
+        end = 'not everything was measured' if unseen else 'every window is read as promised'
+        if longer: end = 'a cache holds more than promised'
+        if wrong: end = f'{len(wrong)} windows are not'
+        print(end)
     return status
 
 # %% ../../nbs/audit/86_graph.ipynb #c6700002b
@@ -199,10 +201,6 @@ def _graph_promises(path): # -> (left, right) or None for each layer, key heads
     found = [config_window(c, layer(i)) for i in range(c.num_hidden_layers)]
     return found,getattr(c, 'num_key_value_heads', None) or getattr(c, 'num_attention_heads', None)
 
-def _promised_back(promises): # -> tokens back through all layers; None: nothing is said
-    if not promises or None in promises: return None
-    return sum(math.inf if left is None else left for left,_ in promises)
-
 def _graph_memory(logits, ids, windows, heads): # {layer: tokens} -> list of `Memory`, of `Finding`
     "The caches of layers with windows that a graph returns, after a text that it read at once."
     said = "Whether caches keep no more than windows promise"
@@ -232,7 +230,8 @@ def _graph_memory(logits, ids, windows, heads): # {layer: tokens} -> list of `Me
 def _depth(path, n, promised):
     "How far back the logits depend on a text, and what the graph returns as caches."
     promises,heads = _graph_promises(path) if promised is None else ([], 0)
-    promised = _promised_back(promises) if promised is None else promised
+    if promised is None and promises and None not in promises:
+        promised = sum(math.inf if left is None else left for left,_ in promises)
     windows = {i: p[0]+1 for i,p in enumerate(promises) if p and p[0] is not None}
     lengths = [promised+64] if promised is not None and promised<math.inf else []
     needed = [int(Memory.with_reserve(w))+1 for w in windows.values()]
@@ -276,8 +275,10 @@ def audit_graph(
     else:
         depends = f"the logits depend on {back} of {n-1} tokens back"
         print(f"{printable(path)}: {depends}; {said} is promised")
-        print(('as promised' if promised is not None else 'not compared: --window says what is promised', 'broken', '',
-               'not measured: --n makes the text longer than what is promised')[status])
+        end = 'as promised'
+        if promised is None: end = 'not compared: --window says what is promised'
+        if too_short: end = 'not measured: --n makes the text longer than what is promised'
+        print('broken' if broken else end)
         if memory: print(memory_table(memory))
         for f in findings: print(f"{f.status}: {f.sentence}")
     return whole

@@ -12,13 +12,13 @@ from functools import partial
 import torch
 from fastcore.basics import groupby
 from ..configs import most_tokens
+from ..probe import Answer
 from ..runs import printable, table
 from ..saved import need
 from .watch import Promise
-from ..metrics import Answer
 from .subjects import Subject
-from .questions import (QUESTIONS, Memory, ask, find_layers, find_lengths, find_memory, memory_program,
-                                         not_watched, pair_program, program)
+from .questions import (QUESTIONS, Memory, ask, find_layers, find_lengths,
+    find_memory, memory_program, not_watched, pair_program, program)
 
 # %% ../../nbs/audit/69_report.ipynb #6aa766c1
 @dataclass(frozen=True)
@@ -45,8 +45,10 @@ class Finding:
                 said = (f"after {row.n} tokens the cache of a layer holds {held:g}; "
                         f"its windows promise {promised:g}.")
                 findings.append(Finding('memory', 'broken', f"{where}: {said}", program(row)))
-            elif Memory.with_reserve(row.widest)<most: findings.append(Finding('memory', 'not measured',
-                f"{where}: {row.n} tokens are too few to see whether a cache keeps no more than {row.widest}."))
+            elif Memory.with_reserve(row.widest)<most:
+                said = (f"{row.n} tokens are too few to see whether a cache keeps no more than "
+                        f"{row.widest}.")
+                findings.append(Finding('memory', 'not measured', f"{where}: {said}"))
         return findings
 
 # %% ../../nbs/audit/69_report.ipynb #6aa766c3
@@ -228,8 +230,7 @@ class Examination:
     n:int           # tokens
     layers:list     # of `Layer`
     answers:dict    # question -> (answer, whether "no" is promised)
-    # (layer, its number, head) -> `_LastQuery` where its window begins to cut, if no promise says it
-    begins:dict
+    begins:dict     # (layer, its number, head) -> `_LastQuery` at which a window begins to cut
     findings:list   # of `Finding`
     memory:list     # of `Memory`, where windows are promised to a model that decodes
     told:dict=field(default_factory=dict) # question -> `Outcome`
@@ -572,10 +573,6 @@ def _examine(s, n, p, longest, seeds, tick, cache): # -> `Examination`
     return e
 
 # %% ../../nbs/audit/69_report.ipynb #112c7e50
-def _graver(*outcomes): # of a question to the parts of a model; None: it was not asked
-    def rank(outcome): return _STATUSES.index(outcome.status)
-    return max((outcome or _NOT_ASKED for outcome in outcomes), key=rank)
-
 _STATUSES = 'not applicable','kept','not measured','broken' # the gravest last
 
 def examine(
@@ -603,8 +600,10 @@ def examine(
         first.findings += part.findings
         first.memory += part.memory
         first.begins |= part.begins
-        told = [(question, first.told.get(question), part.told.get(question)) for question in EVERY]
-        first.told = {question: _graver(*outcomes) for question,*outcomes in told}
+        for question in EVERY:
+            outcomes = [told.get(question, _NOT_ASKED) for told in (first.told, part.told)]
+            gravest = max(outcomes, key=lambda outcome: _STATUSES.index(outcome.status))
+            first.told[question] = gravest
         for question,answer in part.answers.items():
             both = first.answers.get(question, answer),answer
             # what is promised, then the graver

@@ -13,9 +13,29 @@ from .native.core import library
 # %% ../../nbs/engine/36_faster.ipynb #e5a30001
 # instruction set, dtype, causal, gradient, queries -> pairs; `benchmarks/plain.py --store` wrote it
 LEAST_PAIRS = {
-    ('avx2', 'float32', False, False, 'many'): 196608,
-    ('avx2', 'float32', False, True, 'many'): 196608,
-    ('avx2', 'float32', True, False, 'many'): 49152,
+    ('avx2', 'bfloat16', False, False, 'few'): 131072,
+    ('avx2', 'bfloat16', False, False, 'many'): 50331648,
+    ('avx2', 'bfloat16', False, False, 'one'): 4096,
+    ('avx2', 'bfloat16', False, True, 'few'): 16384,
+    ('avx2', 'bfloat16', False, True, 'many'): 12288,
+    ('avx2', 'bfloat16', False, True, 'one'): 4096,
+    ('avx2', 'bfloat16', True, False, 'many'): 196608,
+    ('avx2', 'bfloat16', True, True, 'many'): 49152,
+    ('avx2', 'float16', False, False, 'few'): 16384,
+    ('avx2', 'float16', False, False, 'many'): 3072,
+    ('avx2', 'float16', False, False, 'one'): 4096,
+    ('avx2', 'float16', False, True, 'few'): 16384,
+    ('avx2', 'float16', False, True, 'many'): 3072,
+    ('avx2', 'float16', False, True, 'one'): 4096,
+    ('avx2', 'float16', True, False, 'many'): 3072,
+    ('avx2', 'float16', True, True, 'many'): 3072,
+    ('avx2', 'float32', False, True, 'many'): 50331648,
+    ('avx2', 'float32', True, False, 'many'): 196608,
+    ('avx2', 'float32', True, True, 'many'): 98304,
+    ('avx2', 'float64', False, False, 'many'): 1048576,
+    ('avx2', 'float64', False, True, 'many'): 196608,
+    ('avx2', 'float64', True, False, 'many'): 49152,
+    ('avx2', 'float64', True, True, 'many'): 49152,
     ('avx512', 'bfloat16', False, False, 'many'): 12288,
     ('avx512', 'bfloat16', False, False, 'one'): 4096,
     ('avx512', 'bfloat16', False, True, 'many'): 3072,
@@ -51,10 +71,9 @@ def core_is_faster(
     if instruction_set() is None: return False # no core
     kind = instruction_set(),str(q.dtype).removeprefix('torch.')
     queries = kind_of_queries(n)
-    least = LEAST_PAIRS.get((*kind, False, learns, queries))
-    if causal: # what is hidden is left out
-        of_causal = LEAST_PAIRS.get((*kind, True, learns, queries))
-        least = of_causal if least is None or of_causal is not None and of_causal<least else least
+    least = LEAST_PAIRS.get((*kind, causal, learns, queries))
+    if least is None and causal: # what is hidden is left out
+        least = LEAST_PAIRS.get((*kind, False, learns, queries))
     return least is not None and pairs>=least
 
 # %% ../../nbs/engine/36_faster.ipynb #672c0a4d

@@ -7,20 +7,25 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 
 def examples():
-    "The scripts by name. A wheel has them beside this file; in a checkout they lie in its folder `examples`."
-    def scripts(folder): return {path.stem: path for path in sorted(folder.glob('*.py')) if not path.stem.startswith('_')}
+    """The scripts by name. A wheel has them beside this file; in a checkout they lie in its folder
+    `examples`."""
+    def scripts(folder):
+        paths = sorted(folder.glob('*.py'))
+        return {path.stem: path for path in paths if not path.stem.startswith('_')}
     return scripts(HERE) or scripts(HERE.parents[1]/'examples')
 
 def first_line(path):
     "The first line of its docstring."
-    return (ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or '').partition('\n')[0].rstrip(':')
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
+    return docstring.partition('\n')[0].rstrip(':')
 
 def listing():
     "All examples, one on a line."
     found = examples()
     width = max(map(len, found))
     rows = [f'  {name:{width}}  {first_line(path)}' for name,path in found.items()]
-    return '\n'.join(['usage: python -m dynattn.examples NAME [options]; NAME --help shows the options of one', '', *rows])
+    usage = 'usage: python -m dynattn.examples NAME [options]; NAME --help shows the options of one'
+    return '\n'.join([usage, '', *rows])
 
 def main(argv):
     "Exit status."
@@ -30,7 +35,8 @@ def main(argv):
     name,*rest = argv
     path = examples().get(name.removesuffix('.py'))
     if path is None:
-        print(f'dynattn.examples: expected one of {", ".join(examples())}, got {name!r}', file=sys.stderr)
+        names = ', '.join(examples())
+        print(f'dynattn.examples: expected one of {names}, got {name!r}', file=sys.stderr)
         return 2
     sys.argv = [str(path), *rest]
     runpy.run_path(str(path), run_name='__main__')

@@ -6,7 +6,7 @@
 __all__ = ['TAGS', 'PARTS', 'ENTRIES', 'COLUMNS', 'PeakBytes', 'fit_polynomial', 'evaluate', 'Cost', 'Info', 'Layer',
            'AttentionLayer', 'Exact', 'complexity', 'Verdict', 'causality', 'streaming', 'prefix', 'exactness',
            'from_softmax', 'limit_of', 'check_limit', 'truncation', 'equivariance', 'Stack', 'reach', 'picture',
-           'optional', 'register', 'decodes', 'has_causal', 'measure', 'load', 'table', 'format_table']
+           'optional', 'register', 'decodes', 'has_causal', 'measure', 'load', 'in_order', 'table', 'format_table']
 
 # %% ../../nbs/survey/70_card.ipynb #37d84d65
 import copy
@@ -16,7 +16,6 @@ import json
 import math
 import pkgutil
 from fractions import Fraction
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -26,13 +25,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from .. import probe
 from ..engine.dense import dense_attention
-from ..metrics import Answer, depends
+from ..probe import Answer, Probe, change, dependence, draw, frozen, same_numbers
 from ..padding import PaddingMask
 
 # %% ../../nbs/survey/70_card.ipynb #29d3cdf6
 class PeakBytes(TorchDispatchMode):
-    "Within this context, `peak` is the most bytes that results of operations held at one time, on any device."
+    "`peak` is the most bytes that results of operations held at one time, on any device."
     def __init__(self):
         super().__init__()
         self.live, self.held, self.peak = {}, 0, 0
@@ -61,10 +61,10 @@ class PeakBytes(TorchDispatchMode):
 
 # %% ../../nbs/survey/70_card.ipynb #571449aa
 def fit_polynomial(
-    xs:list, # distinct integers, at least `degree`+2 of them, so that something is left to check with
+    xs:list, # distinct integers, at least `degree`+2 of them: the rest is the check
     ys:list, # integers, one for each of `xs`
     degree:int=3, # the highest degree tried
-) -> list|None: # coefficients as `Fraction`, lowest first; None where no such polynomial passes through all points
+) -> list|None: # of `Fraction`, lowest first; None where no such polynomial meets all points
     """The polynomial through all points, in rational arithmetic:
     Lagrange's form on the first points, checked on the rest."""
     if len(xs) < degree + 2:
@@ -95,7 +95,7 @@ def evaluate(
 
 # %% ../../nbs/survey/70_card.ipynb #506b0fa2
 class Cost:
-    "The cost of a system at several lengths: a polynomial in N where there is one, and an exponent."
+    "The cost of a system at several lengths: a polynomial in N if there is one, and an exponent."
     def __init__(self,
         ns:list, # lengths measured
         flops:list, # floating-point operations of matrix products at each length
@@ -133,8 +133,9 @@ def _poly_str(poly):
     return " + ".join(reversed(terms)).replace("+ -", "- ") or "0"
 
 # %% ../../nbs/survey/70_card.ipynb #3adac6e3
-TAGS = dict(FP="fixed or random patterns", M="memory", LP="learned patterns", LR="low rank", KR="kernels",
-            RC="recurrence", DS="downsampling", Sparse="sparse models with conditional computation")
+TAGS = dict(FP="fixed or random patterns", M="memory", LP="learned patterns", LR="low rank",
+            KR="kernels", RC="recurrence", DS="downsampling",
+            Sparse="sparse models with conditional computation")
 PARTS = ("attention", "ffn", "memory", "pool")
 
 # %% ../../nbs/survey/70_card.ipynb #3adac60c
@@ -149,7 +150,7 @@ class Info:
         complexity:str, # the survey's entry, "N√N"; "" where the survey has none
         decode:bool|None=None, # the survey's tick; None where the survey has none
         part:str="attention", # what it replaces, one of `PARTS`
-        row:int|None=None, # its place in the survey's table, from 1; None for systems beside the table
+        row:int|None=None, # its place in the survey's table, from 1; None beside the table
         note:str="", # a sentence that explains a disagreement between print and measurement
     ):
         unknown = set(filter(None, tags.split("+"))) - set(TAGS)
@@ -157,7 +158,11 @@ class Info:
             raise ValueError(f"tags: expected letters of {sorted(TAGS)}, got {sorted(unknown)}")
         if part not in PARTS:
             raise ValueError(f"part: expected one of {PARTS}, got {part!r}")
-        self.name, self.authors, self.year, self.source, self.tags = name, authors, year, source, tags
+        self.name = name
+        self.authors = authors
+        self.year = year
+        self.source = source
+        self.tags = tags
         self.complexity = complexity
         self.decode = decode
         self.part = part
@@ -170,13 +175,14 @@ class Info:
 
 # %% ../../nbs/survey/70_card.ipynb #327aa6cf
 class Layer(nn.Module):
-    "A system of the survey: [B,N,D] -> [B,N′,D]. Methods that a system does not support raise `NotImplementedError`."
+    "A system: [B,N,D] -> [B,N′,D]. What it does not support raises `NotImplementedError`."
     info:Info = None # the card
     form = "" # which form of the system, where there are several
     limit = "" # what `reference` is, in words
     can_be_causal = True
     width, heads = 16, 2 # D and H of the small layer that is measured
-    lengths = (1024, 2048, 3072, 4096, 32768, 65536) # N that is measured: four for a cubic, two long ones to check it
+    # N that is measured: four for a cubic, two long ones to check it
+    lengths = (1024, 2048, 3072, 4096, 32768, 65536)
 
     def __init__(self,
         embed_dim:int, # D
@@ -306,7 +312,8 @@ class Exact(AttentionLayer):
     crosses = True
     @classmethod
     def exact(cls, n): return {}
-    def attend(self, q, k, v, *, padding=None): return self.read(q, k, v, padding=padding, is_causal=self.causal)
+    def attend(self, q, k, v, *, padding=None):
+        return self.read(q, k, v, padding=padding, is_causal=self.causal)
     def read(self,
         q, # [B,H,N,d]
         k, # [B,H,M,d]
@@ -330,7 +337,7 @@ def complexity(
     Ns:tuple|None=None, # lengths; default: those the class names in `lengths`
     causal:bool=False, # measure the form for decoding
 ) -> Cost: # per sequence (B = 1), float32, forward
-    "FLOPs and peak bytes of one forward pass on the meta device, which allocates nothing, even at 10⁶ tokens."
+    "FLOPs and peak bytes of a pass on the meta device, which allocates nothing at any length."
     is_class = inspect.isclass(system)
     Ns = Ns or (system.lengths if is_class else Layer.lengths)
     with torch.device("meta"):
@@ -339,12 +346,14 @@ def complexity(
     return Cost(Ns, *zip(*runs))
 
 # %% ../../nbs/survey/70_card.ipynb #5b746504
+def _width(layer): return getattr(layer, "width", Layer.width)
+
 def _one_pass(layer, n):
     # the counter's hooks stumble over expanded parameters
     layer = copy.deepcopy(layer).requires_grad_(False)
-    x = torch.empty(1, n, getattr(layer, "width", Layer.width))
-    with torch.no_grad(), PeakBytes() as memory, FlopCounterMode(display=False, custom_mapping=_BAGS) as counter:
-        layer(x)
+    x = torch.empty(1, n, _width(layer))
+    counter = FlopCounterMode(display=False, custom_mapping=_BAGS)
+    with torch.no_grad(), PeakBytes() as memory, counter: layer(x)
     return counter.get_total_flops(), memory.peak
 
 def _bag_flops(weight, indices, *args, out_shape=None, **kwargs): # of shapes [V,D] and [K]
@@ -356,10 +365,10 @@ _BAGS = {op: _bag_flops
 
 # %% ../../nbs/survey/70_card.ipynb #c485c1e6
 class Verdict(str):
-    "`yes`, `leaks`, `no` or `undecided`, with `change`, the largest relative change of the past by a new future."
+    "`yes`, `leaks`, `no` or `undecided`, with `change`, the largest relative change of the past."
     def __new__(cls,
         verdict, # one of the four words
-        change=0., # the largest relative change of the past
+        change=0., # the largest relative change of the past by a new future
     ):
         self = super().__new__(cls, verdict)
         self.change = change
@@ -372,49 +381,22 @@ def causality(
     width:int|None=None, # D, default: the layer's `width`
     seeds=range(4), # one input and one set of futures each
 ) -> Verdict: # "yes", "leaks" or "no"; "undecided" where a change cannot be told from rounding
-    "Does a new future change the past? All tokens from t on are replaced by noise, t = 1, N/4, N/2, N−1."
-    layer, answers, change, grads = _frozen(layer), set(), 0., False
-    for seed in seeds:
-        x, noise = _noise(layer, n, width, seed), _noise(layer, n, width, seed + 10**6)
-        y = _run(layer, x)
-        if y.shape[1] != n: return Verdict("no", float("inf"))  # no position of its own for every token
-        for t in sorted({1, n // 4, n // 2, n - 1}):
-            future = torch.cat([torch.zeros_like(x[:, :t]), (noise - x)[:, t:]], 1)
-            past = _run(layer, x + future)[:, :t]
-            change = max(change, _relative(past, y[:, :t], y))
-            with torch.no_grad():
-                answers.update(depends(lambda x: _run(layer, x)[0, :t], x, future).tolist())
-            grads = grads or _reads_ahead(layer, x, t)
-    if grads: return Verdict("no", change)
-    changed = answers - {Answer.NO, Answer.UNSURE}
-    return Verdict("leaks" if changed else "undecided" if Answer.UNSURE in answers else "yes", change)
+    "Does a new future change the past? All tokens from t on are replaced, t = 1, N/4, N/2, N−1."
+    asked = _probe(layer, width)
+    futures = [dict(n=n, seed=seed, t=t) for seed in seeds for t in probe.places(n)]
+    whole = {seed: asked(asked.inputs(seed, n)) for seed in seeds}
+    has_row_per_token = all(y.shape[1] == n for y in whole.values())
+    if not has_row_per_token: return Verdict("no", float("inf"))
+    moved = max(change(*asked.outputs(probe.future, **future), whole[future["seed"]])
+                for future in futures)
+    gradients = (asked.outputs(probe.future_gradient, **future) for future in futures)
+    if not all(torch.equal(*pair) for pair in gradients): return Verdict("no", moved)
+    answer = max(int(asked.depends(probe.future, **future).max()) for future in futures)
+    words = {Answer.NO: "yes", Answer.UNSURE: "undecided"}
+    return Verdict(words.get(answer, "leaks"), moved)
 
 # %% ../../nbs/survey/70_card.ipynb #fe604459
-def _frozen(layer): return copy.deepcopy(layer).double().eval()
-
-def _noise(layer, n, width=None, seed=0, batch=1):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, n, width or getattr(layer, "width", Layer.width),
-                       generator=g, dtype=torch.float64)
-
-def _run(layer, *args, **kwargs):
-    "The first output of one pass, with the random state fixed, so that two runs differ by their input alone."
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        out = layer(*args, **kwargs)
-    return out[0] if isinstance(out, tuple) else out
-
-def _relative(a, b, scale=None):
-    size = (b if scale is None else scale).abs().mean().clamp(min=1e-30)
-    return ((a - b).abs().max() / size).item()
-
-def _reads_ahead(layer, x, t):
-    "Does a gradient flow from the past's output to the future's input?"
-    x = x.clone().requires_grad_()
-    past = _run(layer, x)[:, :t]
-    g, = torch.autograd.grad((past * torch.linspace(1, 2, past.numel()).view_as(past)).sum(),
-                             x, allow_unused=True)
-    return g is not None and bool(g[:, t:].abs().max() > 0)
+def _probe(layer, width=None): return Probe.of(layer, torch.empty(1, 1, width or _width(layer)))
 
 # %% ../../nbs/survey/70_card.ipynb #9a4e21a4
 def streaming(
@@ -422,13 +404,10 @@ def streaming(
     n:int=24, # N
     seed:int=0, # of the input
 ) -> float: # largest difference, relative to the mean size of the output
-    "Token by token against all at once; raises `NotImplementedError` where there is no incremental form."
-    layer = _frozen(layer)
-    x, state, ys = _noise(layer, n, seed=seed, batch=2), layer.init_state(2), []
-    for t in range(n):
-        y, state = layer.step(x[:, t], state)
-        ys.append(y)
-    return _relative(torch.stack(ys, 1), _run(layer, x))
+    "Token by token against all at once; `NotImplementedError` where there is no incremental form."
+    asked = _probe(layer)
+    two = draw(seed, [2, n, _width(layer)])
+    return change(*probe.cached(asked, two, None, asked.one_at_a_time))
 
 # %% ../../nbs/survey/70_card.ipynb #cd2991b7
 def prefix(
@@ -437,10 +416,10 @@ def prefix(
     seed:int=0, # of the input
 ) -> float: # largest difference over all prefixes, relative to the mean size of the output
     "f(x[:, :t]) against f(x)[:, :t] for every t."
-    layer = _frozen(layer)
-    x = _noise(layer, n, seed=seed)
-    y = _run(layer, x)
-    return max(_relative(_run(layer, x[:, :t]), y[:, :t]) for t in range(1, n + 1))
+    run = _probe(layer)
+    x = run.inputs(seed, n)
+    y = run(x)
+    return max(change(y[:, :t], run(x[:, :t])) for t in range(1, n + 1))
 
 # %% ../../nbs/survey/70_card.ipynb #95d6b14f
 def exactness(
@@ -448,13 +427,13 @@ def exactness(
     n:int=24, # N
     causal:bool=False, # compare the causal form
     seed:int=0, # of weights and input
-) -> float|None: # largest difference, relative to the mean size of the output; None where the class has no such setting
-    "The layer with `exact(n)` against the `reference` of its class, in float64. `limit` describes the reference."
-    knobs = system.exact(n)
-    if knobs is None: return None
-    layer = _seeded(system, n, seed, causal=causal, **knobs).double().eval()
-    x = _noise(layer, n, seed=seed, batch=2)
-    return _relative(_run(layer, x), layer.reference(x))
+) -> float|None: # largest difference, relative to the mean size; None without such a setting
+    "The layer with `exact(n)` against the `reference` of its class, which `limit` describes."
+    layer = _at_its_limit(system, n, causal, seed)
+    if layer is None: return None
+    x = draw(seed, [2, n, _width(layer)])
+    with same_numbers(): reference = layer.reference(x)
+    return change(reference, _probe(layer)(x))
 
 # %% ../../nbs/survey/70_card.ipynb #95d6b10c
 def from_softmax(
@@ -462,16 +441,18 @@ def from_softmax(
     n:int=24, # N
     causal:bool=False, # compare the causal form
     seed:int=0, # of weights and input
-) -> float|None: # largest, relative to the mean size of the output; None without such a setting or without q, k, v
-    "The layer with `exact(n)` against PyTorch's softmax attention on the same q, k and v, in float64."
-    knobs = system.exact(n)
-    if knobs is None: return None
-    layer = _seeded(system, n, seed, causal=causal, **knobs).double().eval()
-    inner = layer.projections()
+) -> float|None: # as for `exactness`; None also for a layer without q, k and v
+    "The layer with `exact(n)` against PyTorch's softmax attention on the same q, k and v."
+    layer = _at_its_limit(system, n, causal, seed)
+    inner = None if layer is None else layer.projections()
     if inner is None: return None
-    x = _noise(layer, n, seed=seed, batch=2)
+    x = draw(seed, [2, n, _width(layer)])
     softmax = inner.merge(F.scaled_dot_product_attention(*inner.qkv(x), is_causal=causal))
-    return _relative(_run(layer, x), softmax)
+    return change(softmax, _probe(layer)(x))
+
+def _at_its_limit(system, n, causal, seed): # -> a layer in float64; None without such a setting
+    knobs = system.exact(n)
+    return None if knobs is None else frozen(_seeded(system, n, seed, causal=causal, **knobs))
 
 def _seeded(system, n, seed=0, **kwargs):
     with torch.random.fork_rng(devices=[]):
@@ -482,7 +463,7 @@ def _seeded(system, n, seed=0, **kwargs):
 def limit_of(
     system:type, # a `Layer` class
 ) -> str: # what its `reference` is
-    "The words of `limit`; those of a parent class do not count where a class has replaced the parent's `reference`."
+    "The words of `limit`; a parent's do not count where a class replaces its `reference`."
     owner = lambda name: next(i for i, c in enumerate(system.__mro__) if name in vars(c))
     return system.limit if owner("limit") <= owner("reference") else "its own reference"
 
@@ -505,13 +486,11 @@ def truncation(
     real:int=17, # tokens that are real
     seed:int=0, # of the input
 ) -> float: # largest difference over the real positions, relative to the mean size of the output
-    "The real part of a padded sequence against the same sequence alone; what stands in the filling is NaN."
-    layer = _frozen(layer)
-    alone = _noise(layer, real, seed=seed)
-    x = torch.full((1, n, alone.shape[-1]), float("nan"), dtype=torch.float64)
-    x[:, :real] = alone
-    y = _run(layer, x, padding=PaddingMask.from_lengths(torch.tensor([real]), n))[:, :real]
-    return _relative(y, _run(layer, alone)) if y.isfinite().all() else float("inf")
+    "The real part of a padded sequence against the same sequence alone; the filling is NaN."
+    asked = _probe(layer)
+    x = asked.inputs(seed, n)
+    alone, within = probe.padded(asked, x, torch.full_like(x, math.nan), 0, real)
+    return change(alone, within) if within.isfinite().all() else math.inf
 
 # %% ../../nbs/survey/70_card.ipynb #92864d95
 def equivariance(
@@ -521,15 +500,15 @@ def equivariance(
     invariant:bool=False, # expect the output not to move at all
 ) -> float: # largest difference, relative to the mean size of the output
     "f(x permuted) against f(x) permuted the same way (or not at all)."
-    layer = _frozen(layer)
-    x = _noise(layer, n, seed=seed)
+    run = _probe(layer)
+    x = run.inputs(seed, n)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-    y = _run(layer, x)
-    return _relative(_run(layer, x[:, order]), y if invariant else y[:, order])
+    y = run(x)
+    return change(y if invariant else y[:, order], run(x[:, order]))
 
 # %% ../../nbs/survey/70_card.ipynb #0beeff60
 class Stack(nn.Module):
-    "Layers one after the other; a layer that returns several tensors hands all of them to the next one."
+    "Layers one after the other; one that returns several tensors hands all of them to the next."
     def __init__(self,
         *layers, # each `Layer`, (x, context, ...) -> x or (x, context, ...)
     ):
@@ -554,14 +533,12 @@ def reach(
     n:int, # N
     at:int, # the output that is asked
     seed:int=0, # of the input and of what replaces a token
-    tol:float=1e-10, # relative change that still counts as rounding
-) -> Tensor: # [N] bool, which tokens it depends on
-    "Each token in turn is replaced by another; where the output at `at` changes, it depends on that token."
-    layer = _frozen(layer)
-    x, other = _noise(layer, n, seed=seed), _noise(layer, n, seed=seed + 10**6)
-    replaced = torch.where(torch.eye(n, dtype=torch.bool)[..., None], other, x)  # [N,N,D]
-    y = _run(layer, torch.cat([x, replaced]))[:, at]  # [1+N,D]
-    return (y[1:] - y[0]).abs().amax(-1) > tol * y[0].abs().mean()
+) -> Tensor: # [N] bool, which tokens it depends on, in proportion or by choice
+    "Each token in turn is replaced by another; does the output at `at` depend on it?"
+    run = _probe(layer)
+    x, other = run.inputs(seed, n), run.others(seed, n)
+    with torch.no_grad(): row, = dependence(lambda x: run(x)[:, [at]], x, other)
+    return row >= Answer.CHOICE
 
 # %% ../../nbs/survey/70_card.ipynb #b834e99c
 def picture(
@@ -569,29 +546,26 @@ def picture(
     n:int=24, # N
     seed:int=0, # of the input
     x:Tensor|None=None, # [1,N,D] input instead of noise
-) -> Tensor: # [H,N′,N] attention matrix; [1,N′,N] norms of the Jacobian's blocks for other layers
+) -> Tensor: # [H,N′,N] attention matrix; [1,N′,N] norms of the Jacobian's blocks for others
     "The attention matrix, or the size of the Jacobian."
-    layer = _frozen(layer)
-    x = _noise(layer, n, seed=seed) if x is None else x.double()
+    run = _probe(layer)
+    x = run.inputs(seed, n) if x is None else x.double()
     if getattr(type(layer), "attend", AttentionLayer.attend) is AttentionLayer.attend:
-        return _jacobian_norms(layer, x)
-    q, k, v = layer.qkv(x)
+        jacobian = torch.autograd.functional.jacobian(run, x)  # [1,N′,D,1,N,D]
+        return jacobian[0, :, :, 0].square().sum((1, 3)).sqrt()[None]
+    q, k, v = run.model.qkv(x)
     with torch.no_grad():
-        a = layer.attend(q, k, torch.eye(x.shape[1]).to(v).expand(*v.shape[:2], -1, -1))
-        if _relative(a @ v, layer.attend(q, k, v)) > 1e-6:
+        weights = probe.unit_weights(run.model.attend, q, k, v)
+        if change(run.model.attend(q, k, v), weights @ v) > 1e-6:
             raise ValueError("layer: expected an output linear in its values, "
                              "got another; it has no attention matrix")
-    return a[0]
-
-def _jacobian_norms(layer, x):
-    j = torch.autograd.functional.jacobian(partial(_run, layer), x)  # [1,N′,D,1,N,D]
-    return j[0, :, :, 0].square().sum((1, 3)).sqrt()[None]
+    return weights[0]
 
 # %% ../../nbs/survey/70_card.ipynb #c6a311ce
 def optional(
     module:str, # as it is imported
 ): # the module, or None where it is not installed
-    "A package that only a comparison needs; if it is missing, a message is printed instead of an error."
+    "A package that only a comparison needs; if it is missing, a message is printed."
     try: return importlib.import_module(module)
     except ImportError:
         print(f"{module} is not installed (pip install dynattn[oracles]); "
@@ -641,14 +615,17 @@ def measure(
     "All measurements of one form of one system: the causal form where there is one."
     info, causal = system.info, has_causal(system)
     cost, verdict = complexity(system, Ns, causal=causal), decodes(system)
-    printed = dict(row=info.row, name=info.name, form=system.form, authors=info.authors, year=info.year,
+    printed = dict(row=info.row, name=info.name, form=system.form,
+                   authors=info.authors, year=info.year,
                    source=info.source, tags=info.tags, part=info.part,
                    complexity=info.complexity, decode=info.decode,
                    note=info.note, module=system.__module__)
     exact = exactness(system, causal=causal)
     measured = dict(measured="causal" if causal else "bidirectional", flops=cost.order,
                     poly=_poly_str(cost.poly),
-                    peak=cost.peak_order, Ns=cost.ns, flops_at=cost.flops, peak_at=cost.peak, causal=str(verdict),
+                    peak=cost.peak_order,
+                    Ns=cost.ns, flops_at=cost.flops, peak_at=cost.peak,
+                    causal=str(verdict),
                     change=verdict.change if math.isfinite(verdict.change) else None,
                     exact=exact, limit="" if exact is None else limit_of(system),
                     softmax=check_limit(system, causal))
@@ -662,15 +639,20 @@ def load() -> dict: # `ENTRIES`, complete
         importlib.import_module(f"dynattn.survey.{module.name}")
     return importlib.import_module("dynattn.survey.card").ENTRIES
 
+def in_order(
+    systems, # `Layer` classes
+) -> list:
+    "In the order of the survey's table, systems beside it last."
+    return sorted(systems, key=lambda c: (c.info.row is None, c.info.row or 0, c.form))
+
 def table(
     Ns:tuple|None=None, # lengths for the cost; default: each system's own
     systems=None, # `Layer` classes; default: all of the survey
     on_row=lambda row: None, # called with each row as soon as it is measured
 ) -> list: # of dicts, in the survey's order, systems beside its table last
     "The survey's table, measured now."
-    order = lambda c: (c.info.row is None, c.info.row or 0, c.form)
     rows = []
-    for system in sorted(load().values() if systems is None else systems, key=order):
+    for system in in_order(load().values() if systems is None else systems):
         rows.append(measure(system, Ns))
         on_row(rows[-1])
     return rows

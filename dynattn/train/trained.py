@@ -30,7 +30,9 @@ def _load_run(
 def _files_below(paths): # of files and folders; "-" is standard input
     "The files, those of the folders, and names that do not exist, in order."
     missing = [path for path in paths if not_a_file(path)=='no such file']
-    if len(missing)==len(paths): raise UserError(f"{', '.join(map(str, missing[:3]))}: no such file or folder")
+    if len(missing)==len(paths):
+        names = ', '.join(map(str, missing[:3]))
+        raise UserError(f"{names}: no such file or folder")
     files = []
     for path in paths:
         if os.path.isdir(path):
@@ -43,7 +45,8 @@ def _files_below(paths): # of files and folders; "-" is standard input
 # %% ../../nbs/train/53_trained.ipynb #c0330010
 def _read(path):
     "The bytes of a text and an empty reason, or None and the reason why it has no class."
-    if not_a_file(path)=='no such file' and not os.path.islink(path): return None,'no such file or folder'
+    if not_a_file(path)=='no such file' and not os.path.islink(path):
+        return None,'no such file or folder'
     data,_,why = read_utf8(path, least=1)
     return data,why
 
@@ -67,7 +70,10 @@ def predict(
 
 # %% ../../nbs/train/53_trained.ipynb #324e271e
 @torch.no_grad()
-def _attention_maps(model, data): # a trained classifier, one piece -> [L,H,N,N] weights, token 0 is [CLS]
+def _attention_maps(
+    model, # a trained classifier
+    data, # one piece
+): # -> [L,H,N,N] weights, token 0 is [CLS]
     encoder = model.encoder
     x,_ = encoder.embed(batch_of([data])[0])
     maps = []
@@ -91,7 +97,8 @@ def windows(
     run, # the folder of a run
     most:int=96, # tokens that are drawn
 ) -> tuple: # axes, and a row (layer, head, half-width in tokens, α) for each head
-    "The attention of each head in the first tokens of a file: four shades, as a share of the row's largest weight."
+    """The attention of each head in the first tokens of a file: four shades, as a share of the
+    row's largest weight."""
     model,size = _load_run(run, impl='dense')
     need('matplotlib')
     plot,c = need('dynattn.plot'),model.config
@@ -103,19 +110,28 @@ def windows(
             width,alpha = model.widths()[l,0,h].item(),model.alphas()[l,h].item()
             rows.append((l+1, h+1, width, alpha))
             ink = (maps[l,h]/maps[l,h].amax(-1, keepdim=True)).sqrt()
-            ax = plot.show_mask((4*ink).ceil()/4, title=f'{l+1}.{h+1}: ±{width}', ax=fig.axes[l*c.heads+h])
-            ax.set(xlabel='key' if l==c.layers-1 else '', ylabel='' if h else 'query', xticks=[], yticks=[])
+            shades = (4*ink).ceil()/4
+            ax = fig.axes[l*c.heads+h]
+            plot.show_mask(shades, title=f'{l+1}.{h+1}: ±{width}', ax=ax)
+            is_last_row,is_first_column = l==c.layers-1,h==0
+            ax.set(
+                xlabel='key' if is_last_row else '',
+                ylabel='query' if is_first_column else '',
+                xticks=[],
+                yticks=[])
     return fig.axes,rows
 
 # %% ../../nbs/train/53_trained.ipynb #c0330021
-def _add_run(parser): parser.add_argument('--run', '--out', default='runs/demo', help='the run folder [runs/demo]')
+def _add_run(parser):
+    parser.add_argument('--run', '--out', default='runs/demo', help='the run folder [runs/demo]')
 
 def _predict_arguments(parser):
     parser.add_argument('files', nargs='+', help='files, folders, or - for standard input')
     parser.add_argument('--json', action='store_true', help='a JSON object on each line')
     _add_run(parser)
 
-@verb('predict', 'name the class of files', 'dynattn predict new/*.txt --run runs/papers', _predict_arguments)
+@verb('predict', 'name the class of files', 'dynattn predict new/*.txt --run runs/papers',
+      _predict_arguments)
 def _predict_verb(a): # -> exit status
     known = set()
     with Bar(None, 'predict', unit='file') as bar:
@@ -130,22 +146,25 @@ def _predict_verb(a): # -> exit status
             bar.step()
     without = [path for path in a.files if path not in known and not os.path.isdir(path)]
     if not known or not without: return 0 if known else 1
-    names = ', '.join(without[:3]) + (f' and {len(without)-3} more' if len(without)>3 else '')
-    print(f'dynattn: no class for {len(without)} of the files named: {printable(names)}', file=sys.stderr)
+    more = f' and {len(without)-3} more' if len(without)>3 else ''
+    names = printable(', '.join(without[:3]) + more)
+    print(f'dynattn: no class for {len(without)} of the files named: {names}', file=sys.stderr)
     return 3
 
 # %% ../../nbs/train/53_trained.ipynb #0bfc8502
 def _windows_arguments(parser):
     parser.add_argument('file', help='a file, or - for standard input')
-    parser.add_argument('--png', default='windows.png', help='the picture, a name that ends in .png [windows.png]')
+    parser.add_argument('--png', default='windows.png',
+                        help='the picture, a name that ends in .png [windows.png]')
     _add_run(parser)
 
-@verb('windows', 'draw where each head looks in a file', 'dynattn windows new/a.txt --run runs/papers --png a.png',
-      _windows_arguments)
+@verb('windows', 'draw where each head looks in a file',
+      'dynattn windows new/a.txt --run runs/papers --png a.png', _windows_arguments)
 def _windows_verb(a): # -> exit status
     png = Path(a.png)
     if png.suffix.lower()!='.png' or png.is_dir() or not png.parent.is_dir():
-        raise UserError(f"--png: expected a name that ends in .png, in a folder that exists, got {png}")
+        expected = "a name that ends in .png, in a folder that exists"
+        raise UserError(f"--png: expected {expected}, got {png}")
     axes,rows = windows(a.file, a.run)
     write_picture(png, axes[0])
     for l,h,w,alpha in rows: print(f'layer {l}, head {h}: {w} tokens to each side, α {alpha:.2f}')

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from ..call import Call, serve
 from ...window import Window
-from ..fields import Inputs, Plan, lacking, unserved
-from ..plan import (_most, _run_of_keys, _sees, default_window, describe, is_default,
-                               prepare, refuses, transformed)
+from ..fields import (
+    LEARNS, Inputs, Plan, in_order, lacking, unserved, wanted_names)
+from ...modes import holds_several_gradients
+from ..plan import (
+    _most, _run_of_keys, _sees, describe, is_default, plain_tensors, prepare, refuses, transformed)
 from ..operator import _define
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #59cae81c
@@ -156,22 +158,165 @@ def _describe(window, m, left, right, device): # as `describe` of chapter 31
         table = torch.stack([f(offsets, n=m) for f in (window.mask,window.dmask)], -2)
     return dict(table_first=-left),window.sigma,table
 
-def _limits(
-    plan:Plan, # from `prepare(call, _describe)`
-    x:Inputs, # likewise
-) -> list: # left and right, int32 [B,H]
-    "How far each head looks; nothing here waits for the device."
-    m,most = x.k.shape[2],_most(plan, x.q.shape[2], x.k.shape[2])
-    reach = (torch.full((), 2**31-1, device=x.q.device),)*2
-    if x.table is not None:
-        offsets = torch.arange(x.table.shape[-1], device=x.q.device)+plan.table_first
-        seen = x.table[...,0,:]>0
-        reach = [torch.where(seen, far, 0).amax(-1).clamp(min=0) for far in (-offsets,offsets)]
-    elif x.sigma is not None: reach = default_window(plan, x.sigma).bounds(m)
-    return [_per_head(t.clamp(max=w), x, torch.int32) for t,w in zip(reach, most)]
+def _ends(
+    table:Tensor, # [...,2,W], from `_describe`
+    first:int, # offset of the first entry
+) -> list: # of two, [...], to the left and to the right
+    "How far a window sees that is a table."
+    offsets = torch.arange(table.shape[-1], device=table.device)+first
+    seen = table[...,0,:]>0
+    return [torch.where(seen, x, 0).amax(-1).clamp(min=0).int() for x in (-offsets,offsets)]
 
 def _per_head(t, x, dtype=torch.float32): # -> [B,H]
     return t.detach().to(x.q.device, dtype).expand(x.q.shape[:2]).contiguous()
+
+# %% ../../../nbs/engine/40_triton.primitives.ipynb #40f00001
+class _Reach(NamedTuple):
+    "The numbers that decide how far the heads look, as a kernel takes them."
+    heads:int # B*H
+    H:int # heads of the queries
+    left:int # no head looks further back
+    right:int # nor further ahead
+    ends:object=None # int32 [2,B,H], of a window that is a table
+    sigma:object=None # [B,H] of the default window, of any dtype
+    batch:int=0 # from one row of the batch to the next
+    head:int=0 # from one head to the next
+    unit:float=1. # one token in the unit of sigma
+    beyond:float=0. # the curve is that much wider than sigma
+    edge:float=1. # the mask ends at that many widths of the curve
+
+def _reach(
+    plan:Plan, # from `prepare(call, _describe)`
+    x:Inputs, # likewise
+) -> _Reach:
+    "The record of a call; nothing here waits for the device."
+    (b,h,n,_),m = x.q.shape,x.k.shape[2]
+    most = _most(plan, n, m)
+    reach = _Reach(b*h, h, *(min(w, 2**31-1) for w in most))
+    if x.table is not None:
+        ends = _ends(x.table.detach(), plan.table_first)
+        return reach._replace(ends=torch.stack([t.expand(b, h) for t in ends]))
+    if x.sigma is None: return reach
+    sigma = x.sigma.detach().expand(b, h)
+    unit = 2/max(m, 1) if plan.fraction else 1.
+    edge = math.sqrt(-2*math.log(plan.T))
+    return reach._replace(sigma=sigma, batch=sigma.stride(0), head=sigma.stride(1), unit=unit,
+                          beyond=unit/edge, edge=edge)
+
+# %% ../../../nbs/engine/40_triton.primitives.ipynb #40f00002
+@triton.jit
+def _widths(
+    bh, # [BLOCK] numbers b*H + h
+    reach, # `_Reach`
+): # -> left, right, width of the curve, [BLOCK] each
+    "How far these heads look; as `Window.bounds` and `Window.scale` of chapter 14."
+    there = bh<reach.heads
+    left = tl.zeros(bh.shape, tl.int32) + reach.left
+    right = tl.zeros(bh.shape, tl.int32) + reach.right
+    scale = tl.zeros(bh.shape, tl.float32)
+    if reach.ends is not None:
+        left = tl.minimum(left, tl.load(reach.ends+bh, mask=there, other=0))
+        right = tl.minimum(right, tl.load(reach.ends+reach.heads+bh, mask=there, other=0))
+    elif reach.sigma is not None:
+        b, h = bh//reach.H, bh%reach.H
+        at = reach.sigma + b.to(tl.int64)*reach.batch + h.to(tl.int64)*reach.head
+        scale = tl.load(at, mask=there, other=0.).to(tl.float32) + reach.beyond
+        edge = tl.minimum(scale*reach.edge/reach.unit, 2.**30)
+        whole = tl.maximum(tl.ceil(edge)-1, 0.).to(tl.int32)  # the greatest distance below it
+        left, right = tl.minimum(left, whole), tl.minimum(right, whole)
+    return left, right, scale
+
+@triton.jit
+def _breadth(
+    unit, # [BLOCK] numbers of groups of `size` heads
+    reach, size, # `_Reach`
+): # -> [BLOCK]
+    "How many keys the heads of a group see, about."
+    total = tl.zeros(unit.shape, tl.float32)
+    for g in range(size):
+        left, right, scale = _widths(unit*size+g, reach)
+        total += left.to(tl.float32)+right.to(tl.float32)
+    return total
+
+# %% ../../../nbs/engine/40_triton.primitives.ipynb #40f00004
+@triton.jit
+def _reach_kernel(
+    reach, # `_Reach`
+    order, # written: [groups], their numbers by decreasing breadth
+    left, right, scale, # written, [B*H] each; or all None
+    size, # heads of a group
+    BLOCK: tl.constexpr, # groups of a program
+):
+    "Grid: cdiv(groups, BLOCK)."
+    mine = tl.program_id(0)*BLOCK + tl.arange(0, BLOCK)
+    groups = reach.heads//size
+    breadth = _breadth(mine, reach, size)
+    place = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, groups, BLOCK):
+        other = start + tl.arange(0, BLOCK)
+        theirs = _breadth(other, reach, size)[None,:]
+        tie = (theirs==breadth[:,None]) & (other[None,:]<mine[:,None])
+        before = ((theirs>breadth[:,None]) | tie) & (other<groups)[None,:]
+        place += tl.sum(before.to(tl.int32), 1)
+    tl.store(order+place, mine, mask=mine<groups)
+    if left is not None:
+        far_left, far_right, curve = _widths(mine, reach)
+        tl.store(left+mine, far_left, mask=mine<groups)
+        tl.store(right+mine, far_right, mask=mine<groups)
+        tl.store(scale+mine, curve, mask=mine<groups)
+
+# %% ../../../nbs/engine/40_triton.primitives.ipynb #40f00005
+def _start(
+    kernel, # a Triton kernel
+    programs:int, # how many
+    device, # where
+    **arguments, # of the kernel, by name
+):
+    "Start a kernel; products are fused with sums."
+    if not programs: return
+    with torch.cuda.device_of(device): kernel[(programs,)](**arguments, enable_fp_fusion=True)
+
+def _order_of(
+    reach:_Reach,
+    device, # a tensor that is there
+    size:int=1, # heads of a group
+    **written, # `left`, `right` and `scale`, if they are wanted
+) -> Tensor: # [groups] int32
+    "The groups in the order in which they are worked on, the broadest first."
+    groups = reach.heads//size
+    order = torch.empty(groups, dtype=torch.int32, device=device.device)
+    written = dict(left=None, right=None, scale=None) | written
+    _start(_reach_kernel, triton.cdiv(groups, 64), device, reach=reach, order=order, size=size,
+           BLOCK=64, **written)
+    return order
+
+class _Looks(NamedTuple):
+    "How far the heads look, and in which order they are worked on."
+    reach:_Reach
+    left:Tensor # int32 [B,H], keys further back than this are not seen
+    right:Tensor # int32 [B,H], nor those further ahead
+    scale:Tensor # float32 [B,H], width of the default window's curve
+    order:Tensor # int32 [B*H], head `b*H + h` by decreasing width
+
+def _looks(
+    plan:Plan, # from `prepare(call, _describe)`
+    x:Inputs, # likewise
+) -> _Looks:
+    "All of it for a call."
+    reach,heads = _reach(plan, x),x.q.shape[:2]
+    left,right = torch.empty(2, *heads, dtype=torch.int32, device=x.q.device).unbind()
+    scale = torch.empty(heads, device=x.q.device)
+    order = _order_of(reach, x.q, left=left, right=right, scale=scale)
+    return _Looks(reach, left, right, scale, order)
+
+# %% ../../../nbs/engine/40_triton.primitives.ipynb #61714245
+@triton.jit
+def _my_tile(
+    order, # pointer to [B*H], as from `_order_of`
+    tiles, # programs per head
+): # -> b*H + h, tile
+    "The head and the tile of this program: `tiles` programs a head, heads in the given order."
+    return tl.load(order + tl.program_id(0)//tiles), tl.program_id(0)%tiles
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #40e00002
 def _texts(segments): # [B,N] that do not decrease -> int32 [B,2,N]
@@ -183,21 +328,21 @@ def _texts(segments): # [B,N] that do not decrease -> int32 [B,2,N]
 def _band(
     plan:Plan, # from `prepare(call, _describe)`
     x:Inputs, # likewise
+    looks:_Looks, # of the same call
 ) -> _Band:
     "The record that kernels take."
     (b,h,n,_),(_,hkv,m,_) = x.q.shape,x.k.shape
     half = None if x.q.dtype==torch.float32 else 1
-    band = _Band(h, hkv, n, m, plan.q_offset, plan.n_global or None, *_limits(plan, x), half)
-    if x.keep is not None: band = band._replace(keep=x.keep.to(torch.int8).contiguous())
+    n_global = plan.n_global or None
+    band = _Band(h, hkv, n, m, plan.q_offset, n_global, looks.left, looks.right, half)
+    if x.keep is not None: band = band._replace(keep=x.keep.contiguous().view(torch.int8))
     if x.segments is not None: band = band._replace(texts=_texts(x.segments))
     if x.table is not None:
         table = x.table.detach().float().expand(b, h, *x.table.shape[-2:]).contiguous()
         return band._replace(table=table, entries=table.shape[-1], table_first=plan.table_first)
     if x.sigma is None: return band
-    window = default_window(plan, x.sigma.detach())
-    unit = 2/max(m, 1) if plan.fraction else 1.
-    return band._replace(sigma=_per_head(window.scale(m), x), unit=unit,
-                         T=plan.T, gain=plan.p/(1-plan.T), top=1/math.tanh(plan.p))
+    return band._replace(sigma=looks.scale, unit=looks.reach.unit, T=plan.T,
+                         gain=plan.p/(1-plan.T), top=1/math.tanh(plan.p))
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #40e00005
 @triton.jit
@@ -222,23 +367,6 @@ def _real_keys(
     if band.keep is not None:
         real = real & (tl.load(band.keep + tl.cast(b, tl.int64)*band.M + j, mask=real, other=0)!=0)
     return real
-
-# %% ../../../nbs/engine/40_triton.primitives.ipynb #fbd7e4e4
-def _widest_first(
-    left:Tensor, # [B,H] int32
-    right:Tensor, # [B,H] int32
-) -> Tensor: # [B*H] int32, head `b*H + h` by decreasing width
-    "The order in which the heads are worked on."
-    return (left.float()+right.float()).flatten().argsort(descending=True, stable=True).int()
-
-# %% ../../../nbs/engine/40_triton.primitives.ipynb #61714245
-@triton.jit
-def _my_tile(
-    order, # pointer to [B*H], as from `_widest_first`
-    tiles, # programs per head
-): # -> b*H + h, tile
-    "The head and the tile of this program: `tiles` programs a head, heads in the given order."
-    return tl.load(order + tl.program_id(0)//tiles), tl.program_id(0)%tiles
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #6efb865f
 _run = _shared(_run_of_keys)
@@ -516,17 +644,16 @@ def _known(
     x:Inputs, # likewise
 ) -> dict: # by the names that the kernels' arguments have
     "Order of the heads, tensors, band and constants of one call."
-    band,d,dv = _band(plan, x),x.q.shape[-1],x.v.shape[-1]
+    looks,d,dv = _looks(plan, x),x.q.shape[-1],x.v.shape[-1]
     heads = {name: _heads(_rows(getattr(x, name))) for name in 'qkv'}
-    return dict(**heads, order=_widest_first(band.left, band.right), band=band, scale=plan.scale,
-                CAUSAL=plan.is_causal, D=d, DV=dv, BLOCK_D=_block(d), BLOCK_DV=_block(dv))
+    return dict(**heads, order=looks.order, reach=looks.reach, band=_band(plan, x, looks),
+                scale=plan.scale, CAUSAL=plan.is_causal, D=d, DV=dv, BLOCK_D=_block(d), BLOCK_DV=_block(dv))
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #69054541
 def _arguments(kernel, known):
-    "The part of `known` that a kernel takes, and that products are fused with sums."
-    taken = {name:x for name,x in known.items()
-             if name in kernel.arg_names or name.startswith('num_')}
-    return taken | dict(enable_fp_fusion=True)
+    "The part of `known` that a kernel takes."
+    return {name:x for name,x in known.items()
+            if name in kernel.arg_names or name.startswith('num_')}
 
 def _launch(
     kernel, # a Triton kernel over tiles of queries, or of keys
@@ -537,20 +664,44 @@ def _launch(
 ):
     "One program a tile, the widest heads first; nothing is started where there is no tile."
     band = known['band']
-    if keys:
-        group = [t.unflatten(1, (band.HKV,-1)).float().sum(2) for t in (band.left,band.right)]
-        known = known | dict(order=_widest_first(*group))
+    if keys and band.H!=band.HKV:
+        order = _order_of(known['reach'], known['order'], band.H//band.HKV)
+        known = known | dict(order=order)
     if programs is None:
         size,block = (band.M,known['BLOCK_N']) if keys else (band.N,known['BLOCK_M'])
         programs = known['order'].numel()*triton.cdiv(size, block)
-    if not programs: return
-    arguments = _arguments(kernel, known | tensors)
-    with torch.cuda.device_of(known['order']): kernel[(programs,)](**arguments)
+    _start(kernel, programs, known['order'], **_arguments(kernel, known | tensors))
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #36b56b09
 def _no_second(ctx, *_):
     raise RuntimeError("create_graph: expected no second derivative of the kernels, got one; "
                        "use impl='dense'")
+
+class _KernelFunction(torch.autograd.Function):
+    "The kernels in eager mode."
+    @staticmethod
+    def forward(ctx, name, forward, backward, plan, *x):
+        x = Inputs(*x)
+        out,kept,lse = forward(plan, x)
+        ctx.name,ctx.plan,ctx.gradients = name,plan,backward
+        ctx.save_for_backward(*x, out, kept, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        *x,out,kept,lse = ctx.saved_tensors
+        needs = ctx.needs_input_grad[4:4+len(LEARNS)]
+        # the operator takes several gradients one by one, and refuses to be differentiated
+        if holds_several_gradients(dout) or torch.is_grad_enabled():
+            backward = getattr(torch.ops.dynattn, f'{ctx.name}_backward')
+            kept = lse.new_empty(0) if kept is None else kept
+            found = backward(dout, out, kept, lse, None, list(needs), *x, *ctx.plan)
+            grads = [g if need else None for g,need in zip(found, needs, strict=True)]
+        else:
+            wanted = wanted_names(needs)
+            found = ctx.gradients(ctx.plan, Inputs(*x), dout, out, kept, lse, wanted)
+            grads = in_order(found, wanted)
+        return None,None,None,None,*grads,*[None]*(len(x)-len(LEARNS))
 
 def _operator(
     name:str, # in `torch.ops.dynattn`
@@ -562,7 +713,12 @@ def _operator(
     if not hasattr(torch.ops.dynattn, name):
         _define(name, forward, backward, empty_out)
         torch.library.register_autograd(f"dynattn::{name}_backward", _no_second)
-    return lambda plan, x: getattr(torch.ops.dynattn, name)(*x, *plan)[0]
+    def attend(plan, x):
+        if not plain_tensors(x): return getattr(torch.ops.dynattn, name)(*x, *plan)[0]
+        learns = torch.is_grad_enabled() and any(t.requires_grad for t in x.learning.values())
+        if learns: return _KernelFunction.apply(name, forward, backward, plan, *x)
+        return forward(plan, x)[0]
+    return attend
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #acf2a41f
 from ...docstrings import explain_parameters
