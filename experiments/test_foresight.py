@@ -94,6 +94,7 @@ def test_a_walk_ends_in_the_next_dent(start, end):
 def test_a_level_stretch_ends_a_walk():
     losses = torch.tensor([3., 2, 2, 1])
     assert foresight.stops(losses, 0)==1 and foresight.stops(losses, 1)==1
+    assert foresight.stops(losses.flip(0), 3)==2
 
 def test_the_interval_draws_files():
     values = torch.tensor([0., 0., 0., 1., 1., 1.])
