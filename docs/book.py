@@ -21,7 +21,7 @@ PARTS = {           # their notebooks, in order: a folder, or numbers at the top
     'Library / The engine': ['engine/'],
     'Library / Layers': [r'(3[0-69]|4[0-689]|5\d|60|9[12])_'],
     'Library / Hugging Face': ['hf/'],
-    'Library / Programs': ['37_', '38_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_', r'6[1-9]_'],
+    'Library / Programs': ['37_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_', r'6[1-9]_'],
     'Survey': ['survey/7[0-2]', 'survey/19', 'survey/'],
     'Results': ['90_'],
     'Reference': ['(9[3-9]|0[04-9])_']}

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Self
 import torch
 from torch import Tensor
+from .kinds import FAR, got, integer
 from .padding import PaddingMask
 from .window import Window
-from .engine.call import Call, _FAR, _got, _integer
+from .engine.call import Call
 from .engine.plan import _at_most_two, prepare
 from .engine.native import core
 from .engine.ops import attention
@@ -55,7 +56,7 @@ def _fixed(heads, window, alpha, sink, **options):
     elif isinstance(window, Window):
         window = window.replace(sigma=window.sigma.detach().expand(heads))
     elif window is not None:
-        raise TypeError(f"window: expected None, an int, a pair or a Window, got {_got(window)}")
+        raise TypeError(f"window: expected None, an int, a pair or a Window, got {got(window)}")
     alpha = call.alpha
     if isinstance(alpha, Tensor): alpha = alpha.detach().broadcast_to(1, heads)[0]
     return dict(
@@ -249,8 +250,8 @@ def _prepared(layer, q, v): # -> (Call, Plan, Inputs)
     kind = q.dtype,q.device,q.shape[3]
     if layer._common is None or layer._common[0]!=kind:
         one = q.new_zeros(1, layer.heads, 1, q.shape[3])
-        keys = one.expand(-1, -1, _FAR, -1)  # takes no memory
-        call = Call(one, keys, keys, is_causal=True, q_offset=_FAR-1, **layer.options)
+        keys = one.expand(-1, -1, FAR, -1)  # takes no memory
+        call = Call(one, keys, keys, is_causal=True, q_offset=FAR-1, **layer.options)
         layer._common = kind,(call,*prepare(call))
     return layer._common[1]
 
@@ -328,7 +329,7 @@ def check_rows(
     "The rows of a batch that remain; raise where they are not numbers from 0 to B-1."
     has_integers = isinstance(rows, Tensor) and rows.dtype in (torch.int64,torch.int32)
     is_list = has_integers and _is_dense(rows) and rows.dim()==1
-    if not is_list: raise TypeError(f"rows: expected an int64 Tensor [B'], got {_got(rows)}")
+    if not is_list: raise TypeError(f"rows: expected an int64 Tensor [B'], got {got(rows)}")
     if rows.is_meta:
         raise ValueError("rows: expected numbers, got a tensor on meta, which has none")
     outside = [row for row in rows.tolist() if not 0<=row<batch]
@@ -354,31 +355,31 @@ def _described(layer):
         found[name] = x.tolist() if isinstance(x, Tensor) else x
     return found
 
-def _alike(own, got):
+def _alike(own, found):
     "Whether an option is the same, up to the rounding of another machine."
     if isinstance(own, list):
-        is_as_long = isinstance(got, list) and len(own)==len(got)
-        return is_as_long and all(map(_alike, own, got))
-    if type(own) is not type(got): return False
-    if own==got: return True
+        is_as_long = isinstance(found, list) and len(own)==len(found)
+        return is_as_long and all(map(_alike, own, found))
+    if type(own) is not type(found): return False
+    if own==found: return True
     if not isinstance(own, float): return False
-    both_nan = own!=own and got!=got
-    return both_nan or math.isclose(own, got, rel_tol=1e-5)
+    both_nan = own!=own and found!=found
+    return both_nan or math.isclose(own, found, rel_tol=1e-5)
 
 def _check_described(layer, numbers):
     "Raise where a state is that of a layer with other options."
     for name,own in _described(layer).items():
-        got = numbers[name]
-        if not _alike(own, got):
+        found = numbers[name]
+        if not _alike(own, found):
             raise ValueError(
-                f"numbers[{name!r}]: expected {_got(own)} as in this layer, got {_got(got)}")
+                f"numbers[{name!r}]: expected {got(own)} as in this layer, got {got(found)}")
 
 # %% ../nbs/46_cache.ipynb #46c0a006
 def _listed(numbers, name, n):
     "An entry that is a list of `n` numbers."
     x = numbers[name]
     if not isinstance(x, list):
-        raise TypeError(f"numbers[{name!r}]: expected a list, got {_got(x)}")
+        raise TypeError(f"numbers[{name!r}]: expected a list, got {got(x)}")
     if len(x)!=n: raise ValueError(f"numbers[{name!r}]: expected {n} numbers, got {len(x)}")
     return x
 
@@ -393,7 +394,7 @@ def _check_option(name, x):
 
 def _groups_of(numbers):
     "The groups of a state, without their tensors."
-    def whole(name, low, high=_FAR): return _integer(f"numbers[{name!r}]", numbers[name], low, high)
+    def whole(name, low, high=FAR): return integer(f"numbers[{name!r}]", numbers[name], low, high)
     heads = whole('heads', 1)
     kv_heads = whole('kv_heads', 1, heads)
     if heads%kv_heads:
@@ -401,7 +402,7 @@ def _groups_of(numbers):
             f"numbers['kv_heads']: expected a divisor of heads={heads}, got {kv_heads}")
     reach = _listed(numbers, 'reach', heads)
     for i,back in enumerate(reach):
-        if back is not None: _integer(f"numbers['reach'][{i}]", back, 0)
+        if back is not None: integer(f"numbers['reach'][{i}]", back, 0)
     return _groups(reach, kv_heads, whole('n_global', 0))
 
 _FLOATS = torch.float64,torch.float32,torch.bfloat16,torch.float16
@@ -412,11 +413,11 @@ def _check_kept(name, x, shape, like):
     is_plain = type(x) in (Tensor,torch.nn.Parameter)
     has_memory = is_plain and _is_dense(x) and not x.is_meta
     if not has_memory:
-        raise TypeError(f"tensors[{name!r}]: expected a dense Tensor, got {_got(x)}")
+        raise TypeError(f"tensors[{name!r}]: expected a dense Tensor, got {got(x)}")
     expected = [letter if size is None else size for letter,size in zip('Bgnd', shape)]
     fits = x.dim()==4 and all(size in (None, given) for size,given in zip(shape, x.shape))
     if not fits or x.dtype not in _FLOATS:
-        raise ValueError(f"tensors[{name!r}]: expected floating {expected}, got {_got(x)}")
+        raise ValueError(f"tensors[{name!r}]: expected floating {expected}, got {got(x)}")
     # an expanded one could be far larger than any file
     if x.untyped_storage().nbytes()<x.numel()*x.element_size():
         raise ValueError(
@@ -431,10 +432,10 @@ def _check_padded(padded, groups, seen):
     k = groups[0].k
     is_integer = type(padded) is Tensor and padded.dtype==torch.int64
     if not (is_integer and _is_dense(padded)):
-        raise TypeError(f"tensors['padded']: expected an int64 Tensor [B], got {_got(padded)}")
+        raise TypeError(f"tensors['padded']: expected an int64 Tensor [B], got {got(padded)}")
     if padded.shape!=(len(k),) or padded.device!=k.device:
         raise ValueError(f"tensors['padded']: expected [B]={len(k),} on {k.device}, "
-                         f"got {_got(padded)} on {padded.device}")
+                         f"got {got(padded)} on {padded.device}")
     outside = [x for x in padded.tolist() if not 0<=x<=seen]
     if outside:
         raise ValueError(
@@ -462,11 +463,11 @@ def check_state(
     "Raise where numbers and tensors contradict each other, or the description above."
     if not isinstance(numbers, dict) or numbers.keys()!=_NUMBERS:
         raise TypeError(f"numbers: expected the first result of state, with {sorted(_NUMBERS)}, "
-                        f"got {_got(numbers)}")
+                        f"got {got(numbers)}")
     groups = _groups_of(numbers)
     for name in _OPTIONS: _check_option(name, numbers[name])
     n_global = numbers['n_global']
-    seen = _integer("numbers['seen']", numbers['seen'], 0)
+    seen = integer("numbers['seen']", numbers['seen'], 0)
     starts = _listed(numbers, 'start', len(groups) if seen else 0)
     names = [f'{i}.{name}' for i in range(len(starts)) for name in 'kv']
     can_be_padded = bool(seen and n_global)
@@ -475,13 +476,13 @@ def check_state(
     expected = {*names,'padded'} if is_padded else {*names}
     if not isinstance(tensors, dict) or tensors.keys()!=expected:
         raise TypeError(f"tensors: expected the second result of state, with {names}, "
-                        f"got {_got(tensors)}")
+                        f"got {got(tensors)}")
     base = _base(n_global, is_padded)
     lead = _n_leading(n_global, seen, is_padded)
     like = batch = None # of the first tensor
     width:dict = {} # of keys and of values
     for i,(g,start) in enumerate(zip(groups, starts)):
-        g.start = _integer(f"numbers['start'][{i}]", start, base, g.latest(seen, base))
+        g.start = integer(f"numbers['start'][{i}]", start, base, g.latest(seen, base))
         heads = len(_list(g.kv_heads))
         n = lead+max(seen-g.start, 0)
         for name in 'kv':
@@ -588,13 +589,13 @@ def _check_tensors(layer, q, k, v): # -> (q, k, v)
     for name,x,h in (('q', q, layer.heads), ('k', k, layer.kv_heads), ('v', v, layer.kv_heads)):
         has_axes = not x.is_nested and x.dim()==4
         if not has_axes or x.shape[:3]!=(b, h, n):
-            raise ValueError(f"{name}: expected [{b},{h},{n},d], got {_got(x)}")
+            raise ValueError(f"{name}: expected [{b},{h},{n},d], got {got(x)}")
     group = layer.groups[0]
     for name,x,kept in (('k', call.k, group.k), ('v', call.v, group.v)) if layer.seen else ():
         if (x.dtype,x.device,b,x.shape[3])!=(kept.dtype,kept.device,len(kept),kept.shape[3]):
             raise ValueError(
                 f"{name}: expected batch {len(kept)}, width {kept.shape[3]} and {kept.dtype} on "
-                f"{kept.device} as in the calls before, got {_got(x)} on {x.device}")
+                f"{kept.device} as in the calls before, got {got(x)} on {x.device}")
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise RuntimeError("q: expected tensors without a graph, got one that wants a gradient; "
                            "a cache is for torch.no_grad()")
@@ -609,7 +610,7 @@ def _check(layer, q, k, v, keep): # -> (q, k, v, form)
         real = tuple(getattr(keep, name, None) for name in ('dtype','shape','device'))
         if real!=(torch.bool,size,q.device):
             raise ValueError(
-                f"keep: expected a bool Tensor [B,seen+n]={size} on {q.device}, got {_got(keep)}")
+                f"keep: expected a bool Tensor [B,seen+n]={size} on {q.device}, got {got(keep)}")
     return q,k,v,form
 
 # %% ../nbs/46_cache.ipynb #e7d1981a
@@ -641,8 +642,8 @@ class WindowedLayer:
         softcap:float|None=None, # c of `c tanh(score/c)`, as in Gemma 2
         sink:Tensor|None=None, # [H], a logit that takes weight and gives no value, as in gpt-oss
     ):
-        self.heads = _integer('heads', heads, 1)
-        self.kv_heads = self.heads if kv_heads is None else _integer('kv_heads', kv_heads, 1)
+        self.heads = integer('heads', heads, 1)
+        self.kv_heads = self.heads if kv_heads is None else integer('kv_heads', kv_heads, 1)
         if self.heads%self.kv_heads:
             raise ValueError(f"kv_heads: expected a divisor of heads={heads}, got {kv_heads}")
         self.options = _fixed(
@@ -701,7 +702,7 @@ class WindowedLayer:
         tokens:int, # how many of the newest to take back, >= 0
     ) -> None:
         "Take back the newest tokens, as speculative decoding does with rejected ones."
-        tokens = _integer('tokens', tokens, 0, self.seen)
+        tokens = integer('tokens', tokens, 0, self.seen)
         left = self.seen-tokens
         if not left: return self.reset()
         is_padded = self.padded is not None
@@ -714,7 +715,7 @@ class WindowedLayer:
         rows:Tensor, # [B'] int64
     ) -> None:
         "Rows of the batch in another order, some left out or repeated: beams, and candidates."
-        check_rows(rows, self.batch if self.seen else _FAR)
+        check_rows(rows, self.batch if self.seen else FAR)
         if self.seen: self._change_rows(lambda x: x[rows.to(x.device)])
 
     def to(self,
@@ -724,7 +725,7 @@ class WindowedLayer:
         try: device = torch.device(device)
         except (RuntimeError,TypeError):
             raise TypeError(
-                f"device: expected one such as 'cpu' or 'cuda', got {_got(device)}") from None
+                f"device: expected one such as 'cpu' or 'cuda', got {got(device)}") from None
         if self.seen: self._change_rows(lambda x: x.to(device))
         return self
 

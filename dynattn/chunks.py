@@ -8,6 +8,7 @@ __all__ = ['chunked_attention']
 # %% ../nbs/18_chunks.ipynb #e7307028
 import torch, torch.nn.functional as F
 from torch import Tensor
+from .kinds import checked, floating
 from .padding import masked_softmax
 from .window import Window
 
@@ -23,6 +24,7 @@ def _slanted(x):
     return F.pad(x, (0,rows)).flatten(-2)[...,:rows*cols].unflatten(-1, (rows,cols))
 
 # %% ../nbs/18_chunks.ipynb #85210d61
+@checked(q=floating, k=floating, v=floating, chunk=1)
 def chunked_attention(
     q:Tensor, # [B,H,N,d]
     k:Tensor, # [B,H,N,d]
@@ -31,6 +33,10 @@ def chunked_attention(
     chunk:int=32, # queries of a chunk
 ) -> Tensor: # [B,H,N,dv]
     "Attention in the band of a window as the reports plan it: N by 2w+1, M without its zeros."
+    for name,x in dict(q=q, k=k, v=v).items():
+        if x.dim()!=4 or x.shape[:3]!=q.shape[:3]:
+            raise ValueError(f"{name}: expected [B,H,N,d] as q, got {tuple(x.shape)}")
+    if k.shape!=q.shape: raise ValueError(f"k: expected the shape of q, got {tuple(k.shape)}")
     n,d = q.shape[2:]
     w = int(window.half_width(n).max())
     offsets,beyond = torch.arange(-w, w+1, device=q.device),-n%chunk

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 # each registers its verbs
 import dynattn.audit.command, dynattn.train.trained, dynattn.train.training
-from .options import NarrowConfig
+from .hf.options import NarrowConfig
 from .runs import VERBS, Bar, add_options, printable, verb
 from .saved import UserError, need, write_atomic
 from .texts import not_a_file, read_text
@@ -54,7 +54,10 @@ def _export_arguments(p):
 # %% ../nbs/89_command.ipynb #25fc42e4
 def _later(module:str, function:str) -> Callable: # of this package
     "A function that imports the one of this name when it is called."
-    def run(a, **options): return getattr(need(f'dynattn.{module}'), function)(a, **options)
+    def run(a, **options):
+        if not getattr(a, 'quiet', True):
+            print('dynattn: loading transformers', file=sys.stderr, flush=True)
+        return getattr(need(f'dynattn.{module}'), function)(a, **options)
     return run
 
 # verb -> what it does, an example, its arguments, the module and the public function that run it

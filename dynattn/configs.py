@@ -34,22 +34,23 @@ def part_config(
     model:nn.Module, # of transformers
     name:str='', # of a module in it, as `named_modules` gives it (default: the model itself)
 ) -> object: # a configuration; None where none has one
-    "The configuration by which a module attends: its own, or that of the innermost part that holds it."
+    "The configuration by which a module attends: its own, or that of the innermost part around it."
     parts = name.split('.') if name else []
     for end in range(len(parts), -1, -1):
         config = getattr(model.get_submodule('.'.join(parts[:end])), 'config', None)
         if config is not None: return config
     return None
 
-_LENGTHS = ('max_position_embeddings','n_positions','n_ctx','max_sequence_length','max_seq_len','seq_length',
-            'max_source_positions','max_target_positions')
+_LENGTHS = ('max_position_embeddings','n_positions','n_ctx','max_sequence_length','max_seq_len',
+            'seq_length','max_source_positions','max_target_positions')
 
 def most_tokens(
     config, # of a part; of a model in parts, its text's is read
 ) -> int|None: # None where no number limits it, as in a model whose positions are relative
     "The most tokens that a configuration says its model takes."
     text = config.get_text_config() if hasattr(config, 'get_text_config') else config
-    if getattr(text, 'relative_attention_num_buckets', None) or getattr(text, 'alibi', False): return None
+    relative = getattr(text, 'relative_attention_num_buckets', None)
+    if relative or getattr(text, 'alibi', False): return None
     numbers = [getattr(text, name, None) for name in _LENGTHS]
     return max((n for n in numbers if isinstance(n, int) and n>0), default=None)
 

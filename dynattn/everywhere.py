@@ -62,7 +62,9 @@ def _pairs_up_to(n, m, offset):
     return rows*(first+last-1)//2 + rows*(offset+1) + (n-last)*m
 
 def _described(q, k, v, causal, mask, scale, faster): # -> _Described, or why not
-    "A call for the core, or the reason why PyTorch computes it; `faster(q, k, causal)` is the rule."
+    """A call for the core, or the reason why PyTorch computes it.
+
+    `faster(q, k, causal)` is the rule."""
     if not plain_tensors((q,k,v,mask)): return NO_VALUES
     if not _fits(q, k, v, causal, scale): return NO_KIND
     hides = causal or mask is not None
@@ -170,6 +172,7 @@ def _gradients(call, dout, out, lse):
     return tuple(_as_promised(grads[name]) for name in wanted)
 
 def _as_promised(grad):
+    "A gradient in the memory order that the operator's shapes promise to the compiler."
     promised = torch.empty_permuted(grad.shape, (0,2,1,3), dtype=grad.dtype)
     return grad if grad.stride()==promised.stride() else promised.copy_(grad)
 

@@ -18,26 +18,27 @@ def _powers(
     u:Tensor, # [R,M], eps*(x-c); overwritten
     eps, # float or [R,1]
 ):
-    "`p = (1+u)^(1/eps)` and `s = p^(1-eps)`, both zero where `1+u <= 0`."
+    "Weights `a = (1+u)^(1/eps)` and slopes `a^(1-eps)`, both zero where `1+u <= 0`."
     t = (u+1).clamp_(min=0)
     if isinstance(eps, float) and eps==.5: return t*t, t
     if isinstance(eps, float) and eps==1.: return t, t.sign()
-    p = u.clamp_(min=-1).log1p_().mul_(math.log2(math.e)/eps).exp2_()
-    return p, p/t.clamp_(min=torch.finfo(t.dtype).tiny)
+    weights = u.clamp_(min=-1).log1p_().mul_(math.log2(math.e)/eps).exp2_()
+    return weights, weights/t.clamp_(min=torch.finfo(t.dtype).tiny)
 
 # %% ../nbs/21_family.ipynb #fam00005
 def _solve(
-    z:Tensor, # [...,M] scores
+    scores:Tensor, # [...,M]
     eps, # alpha - 1, a float or [...,1]
-) -> Tensor: # like `z`
+) -> Tensor: # like `scores`
     "The weights, by halving the interval of the shift."
-    x = z-z.amax(-1, keepdim=True)
+    x = scores-scores.amax(-1, keepdim=True)
     low = torch.zeros_like(x[...,:1])
-    high = low+math.log(z.shape[-1])
+    high = low+math.log(scores.shape[-1])
     for _ in range(60):
         c = (low+high)/2
         over = _powers((x-c)*eps, eps)[0].sum(-1, keepdim=True)>1
-        low,high = torch.where(over, c, low),torch.where(over, high, c)
+        low = torch.where(over, c, low)
+        high = torch.where(over, high, c)
     return _powers((x-low)*eps, eps)[0]
 
 # %% ../nbs/21_family.ipynb #78dc9acc
@@ -52,27 +53,28 @@ def _psi(l):
 # %% ../nbs/21_family.ipynb #fam00008
 class _Plain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, z, eps): # [...,M]; broadcasts to [...,1]
-        p = _solve(z, eps)
-        ctx.save_for_backward(p, eps)
-        return p
+    def forward(ctx, scores, eps): # [...,M]; broadcasts to [...,1]
+        weights = _solve(scores, eps)
+        ctx.save_for_backward(weights, eps)
+        return weights
 
     @staticmethod
     def backward(ctx, g):
-        p,eps = ctx.saved_tensors
-        log_p = torch.where(p>0, p, 1.).log()
-        s = torch.where(p>0, torch.exp((1-eps)*log_p), 0.)
-        dz = s*(g - (s*g).sum(-1, keepdim=True)/s.sum(-1, keepdim=True))
-        phi = log_p**2*_psi(eps*log_p)
-        return dz, -(dz*phi).sum(-1, keepdim=True).sum_to_size(eps.shape)
+        weights,eps = ctx.saved_tensors
+        log = torch.where(weights>0, weights, 1.).log()
+        slopes = torch.where(weights>0, torch.exp((1-eps)*log), 0.)
+        mean = (slopes*g).sum(-1, keepdim=True)/slopes.sum(-1, keepdim=True)
+        dscores = slopes*(g - mean)
+        phi = log**2*_psi(eps*log)
+        return dscores, -(dscores*phi).sum(-1, keepdim=True).sum_to_size(eps.shape)
 
 def plain_entmax(
-    z:Tensor, # [...,M] scores; -inf takes no part; every row has a key
+    scores:Tensor, # [...,M]; -inf takes no part; every row has a key
     alpha:float|Tensor, # >= 1, a number or what broadcasts to [...,1]
-) -> Tensor: # like `z`
+) -> Tensor: # like `scores`
     "The weights by their definition, differentiable in both: `entmax` is checked against them."
-    eps = torch.as_tensor(alpha, dtype=z.dtype)-1
-    return _Plain.apply(z, eps+(eps==0).to(eps.dtype)*_TINY)
+    eps = torch.as_tensor(alpha, dtype=scores.dtype)-1
+    return _Plain.apply(scores, eps+(eps==0).to(eps.dtype)*_TINY)
 
 # %% ../nbs/21_family.ipynb #cef7a161
 from .docstrings import explain_parameters

@@ -9,6 +9,7 @@ __all__ = ['confusion_matrix', 'precision', 'recall', 'f1', 'accuracy', 'class_m
 import math
 import torch
 from torch import Tensor
+from .kinds import ANY, checked, floating
 
 # %% ../nbs/03_metrics.ipynb #c4975ef2
 def _classes(x, name):
@@ -123,9 +124,9 @@ def class_metrics(
 # %% ../nbs/03_metrics.ipynb #d46c15a6
 def _window_parts(weights, mask, visible):
     "Weights, mask and view at one shape, in at least float32, zero where nothing can be seen."
-    if weights.dim() < 1 or not weights.dtype.is_floating_point:
-        raise TypeError(f"weights: expected floating [...,N,M], "
-                        f"got {weights.dtype} {list(weights.shape)}")
+    floating('weights', weights, '[...,N,M]')
+    if weights.dim() < 1: raise TypeError("weights: expected floating [...,N,M], got one number")
+    if mask.is_complex(): raise TypeError(f"mask: expected bools or floats, got {mask.dtype}")
     for name,x in (('mask', mask), ('visible', visible)):
         if x is None: continue
         try: ok = torch.broadcast_shapes(x.shape, weights.shape)==weights.shape
@@ -141,6 +142,7 @@ def _window_parts(weights, mask, visible):
     in_view = visible.expand_as(w).sum(-1, keepdim=True)
     return torch.where(visible, w, 0), torch.where(visible, m, 0), in_view
 
+@checked(zero_division=ANY)
 def window_recall(
     weights:Tensor, # [...,N,M] dense attention, mostly [B,H,N,M]
     mask:Tensor, # bool or in [0,1], broadcasts to `weights`: the window
@@ -152,6 +154,7 @@ def window_recall(
     return _ratio((w*m).sum(-1), w.sum(-1), zero_division)
 
 # %% ../nbs/03_metrics.ipynb #5c29f067
+@checked(zero_division=ANY)
 def window_precision(
     weights:Tensor, # [...,N,M] dense attention, mostly [B,H,N,M]
     mask:Tensor, # bool or in [0,1], broadcasts to `weights`: the window

@@ -6,16 +6,11 @@
 __all__ = ['holds', 'padding_mask', 'masked_softmax', 'no_padding_mask', 'PaddingMask']
 
 # %% ../nbs/01_padding.ipynb #eafe9e5a
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 import torch
-from fastcore.basics import patch, patch_to
 from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils import _pytree
 from torch import Tensor
-
-if TYPE_CHECKING: from typing import Any as Patched # a base: type checkers do not miss what follows by `@patch`
-else: Patched = object
+from .kinds import ANY, FAR, axis, checked, device, dtype, floating, got, integer
 
 # %% ../nbs/01_padding.ipynb #ab05242c
 def holds(cond:Tensor, # bool, of any shape
@@ -33,13 +28,14 @@ def padding_mask(
     "`mask[b,j]` is `j < lengths[b]`."
     try: lengths = torch.as_tensor(lengths)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"lengths: expected integers, got {type(lengths).__name__}") from None
-    if lengths.is_floating_point() or lengths.dtype==torch.bool:
+        raise TypeError(f"lengths: expected integers, got {got(lengths)}") from None
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype==torch.bool:
         raise TypeError(f"lengths: expected integers, got {lengths.dtype}")
     if lengths.dim()!=1: raise ValueError(f"lengths: expected [B], got {list(lengths.shape)}")
     if n is None: n = int(lengths.max()) if len(lengths) else 0
     if isinstance(n, bool) or not isinstance(n, (int, torch.SymInt)):
         raise TypeError(f"n: expected an int or None, got {n!r}")
+    integer('n', n, 0, FAR)
     if not holds((0<=lengths) & (lengths<=n)):
         raise ValueError(f"lengths: expected 0 to n={n}, got {lengths.tolist()}")
     return torch.arange(n, device=lengths.device) < lengths[:,None]
@@ -49,21 +45,25 @@ def _bool(keep):
     "`keep` if it is a bool tensor."
     if isinstance(keep, Tensor) and keep.dtype==torch.bool: return keep
     raise TypeError("keep: expected a bool tensor, True takes part, "
-                    f"got {getattr(keep, 'dtype', type(keep).__name__)}; PaddingMask reads other conventions")
+                    f"got {getattr(keep, 'dtype', type(keep).__name__)}; "
+                    "PaddingMask reads other conventions")
 
+@checked()
 def masked_softmax(
     scores:Tensor, # [...,M] floating; -inf is as good as masked
     keep:Tensor|None=None, # bool, broadcasts to `scores`, `True` takes part
     dim:int=-1, # the axis of the keys
 ) -> Tensor: # like `scores`; rows sum to one, or are zero where no key is left
-    "Softmax over the keys that take part; a row without any is zero and sends back zero gradient."
-    if not scores.is_floating_point():
-        raise TypeError(f"scores: expected a floating tensor, got {scores.dtype}")
+    """Softmax over the keys that take part.
+
+    A row without any is zero and sends back zero gradient."""
+    floating('scores', scores)
+    axis('dim', dim, scores, 'scores')
     if keep is not None:
         sizes = zip(_bool(keep).shape[::-1], scores.shape[::-1])
         if keep.dim()>scores.dim() or any(size not in (1, n) for size,n in sizes):
-            raise ValueError(f"keep: expected a shape that broadcasts to scores, {list(scores.shape)}, "
-                             f"got {list(keep.shape)}")
+            raise ValueError("keep: expected a shape that broadcasts to scores, "
+                             f"{list(scores.shape)}, got {list(keep.shape)}")
         scores = scores.masked_fill(~keep, -torch.inf)
     empty = (scores==-torch.inf).all(dim, keepdim=True)
     return scores.masked_fill(empty, 0).softmax(dim).masked_fill(empty, 0)
@@ -74,10 +74,12 @@ def no_padding_mask(
     name:str='padding', # of the argument
 ) -> TypeError: # to be raised
     "The error that names what reads each convention."
-    got = f"a tensor {list(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-    return TypeError(f"{name}: expected a PaddingMask, got {got}. PaddingMask.from_hf reads a tokenizer's attention_mask, "
-                     "from_keep a mask that is True where a token takes part, from_ignore one that is True where it "
-                     "does not, as PyTorch's layers do, from_lengths the lengths of the texts")
+    kind = f"a tensor {list(x.shape)} of {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+    return TypeError(
+        f"{name}: expected a PaddingMask, got {kind}. PaddingMask.from_hf reads a tokenizer's "
+        "attention_mask, from_keep a mask that is True where a token takes part, from_ignore one "
+        "that is True where it does not, as PyTorch's layers do, from_lengths the lengths of the "
+        "texts")
 
 class PaddingMask:
     """Which tokens of a padded batch are real: `keep` [B,N], `True` takes part.
@@ -90,196 +92,183 @@ class PaddingMask:
         if _bool(keep).dim()!=2: raise ValueError(f"keep: expected [B,N], got {list(keep.shape)}")
         self.keep = keep
 
-    if TYPE_CHECKING: # the methods that follow
-        from_lengths: Callable[..., 'PaddingMask']
-        from_keep: Callable[..., 'PaddingMask']
-        from_ignore: Callable[..., 'PaddingMask']
-        from_hf: Callable[..., 'PaddingMask']
-        from_additive: Callable[..., 'PaddingMask']
-        to: Callable[..., 'PaddingMask']
-        additive: Callable[..., Tensor]
-        pack: Callable[..., Tensor]
-        unpack: Callable[..., Tensor]
-        zero: Callable[..., Tensor]
-        sdpa: Callable[..., Tensor]
-        ignore: Tensor
-        counts: Tensor
-        lengths: Tensor
-        cu_seqlens: Tensor
+    @staticmethod
+    def from_lengths(
+        lengths:Tensor, # [B] int
+        n:int|None=None, # N (default: the longest row; give it when compiling)
+    ) -> 'PaddingMask':
+        "The first `lengths[b]` tokens of row b are real."
+        return PaddingMask(padding_mask(lengths, n))
 
-# %% ../nbs/01_padding.ipynb #pm000018
-@patch
-def __eq__(self:PaddingMask, other:object) -> bool:
-    return torch.equal(self.keep, other.keep) if isinstance(other, PaddingMask) else NotImplemented
+    @staticmethod
+    def from_keep(
+        mask:Tensor, # [B,N] bool or 0/1
+    ) -> 'PaddingMask':
+        "1 takes part, as in `F.scaled_dot_product_attention`."
+        return PaddingMask(_binary(mask))
 
-@patch
-def __hash__(self:PaddingMask) -> int: return hash(tuple(self.keep.shape))
+    @staticmethod
+    def from_hf(
+        mask:Tensor, # [B,N] bool or 0/1
+    ) -> 'PaddingMask':
+        "The `attention_mask` of a Hugging Face tokenizer: 1 takes part."
+        return PaddingMask(_binary(mask))
 
-# %% ../nbs/01_padding.ipynb #pm000003
-@patch_to(PaddingMask, static_method=True)
-def from_lengths(
-    lengths:Tensor, # [B] int
-    n:int|None=None, # N (default: the longest row; give it when compiling)
-) -> PaddingMask:
-    "The first `lengths[b]` tokens of row b are real."
-    return PaddingMask(padding_mask(lengths, n))
+    @staticmethod
+    def from_ignore(
+        mask:Tensor, # [B,N] bool or 0/1
+    ) -> 'PaddingMask':
+        "1 is padding, as in the `key_padding_mask` of `nn.MultiheadAttention`."
+        return PaddingMask(~_binary(mask))
+
+    @staticmethod
+    def from_additive(
+        mask:Tensor, # [B,N] or [B,1,1,N] floating
+    ) -> 'PaddingMask':
+        "0 takes part, -1000 or less does not."
+        return PaddingMask(_added(mask)==0)
+
+    @property
+    def ignore(self) -> Tensor: # [B,N] bool
+        "`True` is padding: the `key_padding_mask` of `nn.MultiheadAttention`."
+        return ~self.keep
+
+    @checked(dtype=dtype)
+    def additive(self,
+        dtype:torch.dtype=torch.float32, # floating
+    ) -> Tensor: # [B,N] of `dtype`
+        "0 where a key takes part, -inf where not; two of them may be added, in any dtype."
+        zeros = torch.zeros(self.keep.shape, dtype=dtype, device=self.keep.device)
+        return zeros.masked_fill(~self.keep, -torch.inf)
+
+    def sdpa(self) -> Tensor: # [B,1,1,N] bool
+        """The `attn_mask` of `F.scaled_dot_product_attention`.
+
+        It has the same keys for every head and every query."""
+        return self.keep[:,None,None]
+
+    @property
+    def counts(self) -> Tensor: # [B] int64
+        "Real tokens of each row, wherever they stand."
+        return self.keep.sum(1)
+
+    @property
+    def lengths(self) -> Tensor: # [B] int64
+        "Real tokens of each row; raises where they are not its first ones."
+        n = self.counts
+        places = torch.arange(self.keep.shape[1], device=n.device)
+        if holds(self.keep==(places < n[:,None])): return n
+        raise ValueError("lengths: expected the real tokens first in every row, "
+                         "got some behind padding; counts counts them")
+
+    @property
+    def cu_seqlens(self) -> Tensor: # [B+1] int32
+        """Where each row begins in the packed one, and last its end T:
+        `cu_seqlens` of FlashAttention's varlen functions."""
+        return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)).int()
+
+    @checked(device=device)
+    def to(self,
+        device, # such as 'cuda'
+        non_blocking:bool=False, # do not wait for a copy from pinned memory
+    ) -> 'PaddingMask':
+        "The same mask on `device`."
+        return PaddingMask(self.keep.to(device, non_blocking=non_blocking))
+
+    def pack(self,
+        x:Tensor, # [B,N,...]
+    ) -> Tensor: # [T,...], T real tokens
+        "The real tokens of all rows, end to end."
+        B,N = self.keep.shape
+        try: fits = tuple(x.shape[:2])==(B, N)
+        except AttributeError: fits = False
+        if not fits: raise _misfit(x, f"[{B},{N},...]")
+        return x.flatten(0, 1).index_select(0, _real(self))
+
+    @checked(fill=ANY)
+    def unpack(self,
+        x:Tensor, # [T,...], T real tokens
+        fill:float=0, # in padding
+    ) -> Tensor: # [B,N,...]
+        "The inverse of `pack`: every token back in its place, `fill` in padding."
+        real = _real(self)
+        B,N = self.keep.shape
+        if x.dim()==0 or not torch.compiler.is_compiling() and len(x)!=len(real):
+            raise _misfit(x, f"[{len(real)},...], a row for each real token")
+        return x.new_full((B*N, *x.shape[1:]), fill).index_copy(0, real, x).unflatten(0, (B, N))
+
+    def zero(self,
+        x:Tensor, # [B,...,N,...]
+        dim:int=1, # the axis of the N tokens
+    ) -> Tensor: # like `x`
+        "`x` with zeros in padding, whatever stood there; no gradient flows to padding."
+        B,N = self.keep.shape
+        try: fits = x.shape[0]==B and x.shape[dim]==N
+        except (AttributeError, IndexError, TypeError): fits = False
+        if not fits: raise _misfit(x, f"{B} rows and {N} tokens on axis {dim}", dim)
+        sizes = [N if i==dim%x.dim() else 1 for i in range(1, x.dim())]
+        return x.masked_fill(~self.keep.reshape(B, *sizes), 0)
+
+    def __and__(self, other:'PaddingMask') -> 'PaddingMask':
+        "Real in both."
+        if not isinstance(other, PaddingMask): return NotImplemented
+        if self.keep.shape!=other.keep.shape:
+            raise ValueError(f"other: expected a mask of shape {list(self.keep.shape)}, "
+                             f"got {list(other.keep.shape)}")
+        return PaddingMask(self.keep & other.keep)
+
+    def __eq__(self, other:object) -> bool:
+        if not isinstance(other, PaddingMask): return NotImplemented
+        return torch.equal(self.keep, other.keep)
+
+    def __hash__(self) -> int: return hash(tuple(self.keep.shape))
+
+    def __repr__(self) -> str:
+        B,N = self.keep.shape
+        counts = self.counts.tolist()
+        shown = counts if B<=8 else f"{min(counts)}..{max(counts)}"
+        return f'PaddingMask(B={B}, N={N}, counts={shown})'
 
 # %% ../nbs/01_padding.ipynb #31bd3c22
 def _binary(mask):
     "A 0/1 mask [B,N] as bool."
     try: mask = torch.as_tensor(mask)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"mask: expected a tensor [B,N] of bools or 0/1 integers, got {type(mask).__name__}") from None
-    if mask.is_floating_point():
+        raise TypeError("mask: expected a tensor [B,N] of bools or 0/1 integers, "
+                        f"got {type(mask).__name__}") from None
+    if mask.is_floating_point() or mask.is_complex():
         raise TypeError(f"mask: expected bools or 0/1 integers, got {mask.dtype}: "
                         "a floating mask is one to be added to the scores (from_additive); "
                         "if yours holds 0. and 1., pass mask.bool()")
     if mask.dim()!=2: raise ValueError(f"mask: expected [B,N], got {list(mask.shape)}")
     if mask.dtype!=torch.bool and not holds((mask==0) | (mask==1)):
-        raise ValueError(f"mask: expected 0 and 1 only, got {mask.min().item()} to {mask.max().item()}")
+        least,most = mask.min().item(),mask.max().item()
+        raise ValueError(f"mask: expected 0 and 1 only, got {least} to {most}")
     return mask.bool()
 
-# %% ../nbs/01_padding.ipynb #pm000006
-@patch_to(PaddingMask, static_method=True)
-def from_keep(
-    mask:Tensor, # [B,N] bool or 0/1
-) -> PaddingMask:
-    "1 takes part, as in `F.scaled_dot_product_attention`."
-    return PaddingMask(_binary(mask))
-
-@patch_to(PaddingMask, static_method=True)
-def from_hf(
-    mask:Tensor, # [B,N] bool or 0/1
-) -> PaddingMask:
-    "The `attention_mask` of a Hugging Face tokenizer: 1 takes part."
-    return PaddingMask(_binary(mask))
-
-@patch_to(PaddingMask, static_method=True)
-def from_ignore(
-    mask:Tensor, # [B,N] bool or 0/1
-) -> PaddingMask:
-    "1 is padding, as in the `key_padding_mask` of `nn.MultiheadAttention`."
-    return PaddingMask(~_binary(mask))
-
 # %% ../nbs/01_padding.ipynb #759288ac
-@patch_to(PaddingMask, static_method=True)
-def from_additive(
-    mask:Tensor, # [B,N] or [B,1,1,N] floating
-) -> PaddingMask:
-    "0 takes part, -1000 or less does not."
-    if not isinstance(mask, Tensor) or not mask.is_floating_point():
-        raise TypeError("mask: expected a floating tensor, 0 or about -inf, "
-                        f"got {getattr(mask, 'dtype', type(mask).__name__)}")
+def _added(mask):
+    "A mask [B,N] or [B,1,1,N] of numbers to be added, as [B,N]."
+    floating('mask', mask, 'of 0 and about -inf')
     if mask.dim()==4 and mask.shape[1]==mask.shape[2]==1: mask = mask[:,0,0]
     if mask.dim()!=2: raise ValueError(f"mask: expected [B,N] or [B,1,1,N], got {list(mask.shape)}")
     if not holds((mask==0) | (mask<=-1000)):
         raise ValueError("mask: expected 0 where a key takes part and -1000 or less where not, "
                          f"got {mask.min().item()} to {mask.max().item()}: "
                          "a bias goes into attn_mask, a 0/1 mask into from_keep")
-    return PaddingMask(mask==0)
-
-# %% ../nbs/01_padding.ipynb #pm000009
-@patch(as_prop=True)
-def ignore(self:PaddingMask) -> Tensor: # [B,N] bool
-    "`True` is padding: the `key_padding_mask` of `nn.MultiheadAttention`."
-    return ~self.keep
-
-@patch
-def additive(self:PaddingMask,
-    dtype:torch.dtype=torch.float32, # floating
-) -> Tensor: # [B,N] of `dtype`
-    "0 where a key takes part, -inf where not; two of them may be added, in any dtype."
-    if not dtype.is_floating_point: raise TypeError(f"dtype: expected a floating one, got {dtype}")
-    return (torch.zeros(self.keep.shape, dtype=dtype, device=self.keep.device)
-            .masked_fill(~self.keep, -torch.inf))
-
-@patch
-def sdpa(self:PaddingMask) -> Tensor: # [B,1,1,N] bool
-    "The `attn_mask` of `F.scaled_dot_product_attention`: the same keys for every head and every query."
-    return self.keep[:,None,None]
-
-# %% ../nbs/01_padding.ipynb #pm000010
-@patch(as_prop=True)
-def counts(self:PaddingMask) -> Tensor: # [B] int64
-    "Real tokens of each row, wherever they stand."
-    return self.keep.sum(1)
-
-@patch(as_prop=True)
-def lengths(self:PaddingMask) -> Tensor: # [B] int64
-    "Real tokens of each row; raises where they are not its first ones."
-    n = self.counts
-    if holds(self.keep==(torch.arange(self.keep.shape[1], device=n.device) < n[:,None])): return n
-    raise ValueError("lengths: expected the real tokens first in every row, got some behind padding; "
-                     "counts counts them")
-
-@patch
-def __repr__(self:PaddingMask) -> str:
-    (B,N),c = self.keep.shape, self.counts.tolist()
-    return f'PaddingMask(B={B}, N={N}, counts={c if B<=8 else f"{min(c)}..{max(c)}"})'
-
-# %% ../nbs/01_padding.ipynb #pm000012
-@patch
-def to(self:PaddingMask,
-    device, # such as 'cuda'
-    non_blocking:bool=False, # do not wait for a copy from pinned memory
-) -> PaddingMask:
-    "The same mask on `device`."
-    return PaddingMask(self.keep.to(device, non_blocking=non_blocking))
-
-# %% ../nbs/01_padding.ipynb #pm000014
-@patch
-def __and__(self:PaddingMask, other:PaddingMask) -> PaddingMask:
-    "Real in both."
-    if not isinstance(other, PaddingMask): return NotImplemented
-    if self.keep.shape!=other.keep.shape:
-        raise ValueError(f"other: expected a mask of shape {list(self.keep.shape)}, "
-                         f"got {list(other.keep.shape)}")
-    return PaddingMask(self.keep & other.keep)
+    return mask
 
 # %% ../nbs/01_padding.ipynb #pm000015
-def _real(mask): return mask.keep.flatten().nonzero().squeeze(1) # [T] int64
+def _real(mask):
+    "Places of the real tokens in the flattened batch, [T] int64."
+    return mask.keep.flatten().nonzero().squeeze(1)
 
-@patch
-def pack(self:PaddingMask,
-    x:Tensor, # [B,N,...]
-) -> Tensor: # [T,...], T real tokens
-    "The real tokens of all rows, end to end."
-    B,N = self.keep.shape
-    if tuple(x.shape[:2])!=(B, N):
-        raise ValueError(f"x: expected [{B},{N},...], got {list(x.shape)}")
-    return x.flatten(0, 1).index_select(0, _real(self))
-
-@patch
-def unpack(self:PaddingMask,
-    x:Tensor, # [T,...], T real tokens
-    fill:float=0, # in padding
-) -> Tensor: # [B,N,...]
-    "The inverse of `pack`: every token back in its place, `fill` in padding."
-    i,(B,N) = _real(self), self.keep.shape
-    if not torch.compiler.is_compiling() and len(x)!=len(i):
-        raise ValueError(f"x: expected [{len(i)},...], "
-                         f"a row for each real token, got {list(x.shape)}")
-    return x.new_full((B*N, *x.shape[1:]), fill).index_copy(0, i, x).unflatten(0, (B, N))
-
-# %% ../nbs/01_padding.ipynb #pm000016
-@patch(as_prop=True)
-def cu_seqlens(self:PaddingMask) -> Tensor: # [B+1] int32
-    """Where each row begins in the packed one, and last its end T:
-    `cu_seqlens` of FlashAttention's varlen functions."""
-    return torch.nn.functional.pad(self.counts.cumsum(0), (1, 0)).int()
-
-# %% ../nbs/01_padding.ipynb #pm000017
-@patch
-def zero(self:PaddingMask,
-    x:Tensor, # [B,...,N,...]
-    dim:int=1, # the axis of the N tokens
-) -> Tensor: # like `x`
-    "`x` with zeros in padding, whatever stood there; no gradient flows to padding."
-    B,N = self.keep.shape
-    if x.shape[0]!=B or x.shape[dim]!=N:
-        raise ValueError(f"x: expected {B} rows and {N} tokens on axis {dim}, got {list(x.shape)}")
-    at = [N if i==dim%x.dim() else 1 for i in range(1, x.dim())]
-    return x.masked_fill(~self.keep.reshape(B, *at), 0)
+def _misfit(x, expected, dim=0): # -> an error, to be raised
+    "What is wrong with a tensor that has no tokens where the mask has them, or with the axis."
+    if not isinstance(x, Tensor): return TypeError(f"x: expected a tensor, got {got(x)}")
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        return TypeError(f"dim: expected an int, got {got(dim)}")
+    return ValueError(f"x: expected {expected}, got {list(x.shape)}")
 
 # %% ../nbs/01_padding.ipynb #01ca0001
 def _unflatten(leaves, context):
@@ -287,11 +276,14 @@ def _unflatten(leaves, context):
     mask.keep, = leaves  # a leaf may be anything that a tree is mapped to
     return mask
 
+def _flatten_with_keys(mask): return [(_pytree.GetAttrKey('keep'), mask.keep)], None
+
 _pytree.register_pytree_node(PaddingMask, lambda mask: ([mask.keep], None), _unflatten,
-    serialized_type_name="dynattn.padding.PaddingMask",
-    flatten_with_keys_fn=lambda mask: ([(_pytree.GetAttrKey('keep'), mask.keep)], None))
-register_pytree_flatten_spec(PaddingMask, lambda mask, spec: [mask.keep])  # PyTorch 2.6 exports by it
-torch.serialization.add_safe_globals([PaddingMask])  # an exported program is loaded without running code
+    serialized_type_name="dynattn.padding.PaddingMask", flatten_with_keys_fn=_flatten_with_keys)
+# PyTorch 2.6 exports by it
+register_pytree_flatten_spec(PaddingMask, lambda mask, spec: [mask.keep])
+# an exported program is loaded without running code
+torch.serialization.add_safe_globals([PaddingMask])
 
 # %% ../nbs/01_padding.ipynb #e30726ae
 from .docstrings import explain_parameters

@@ -92,7 +92,8 @@ def visible_pairs(
 ) -> Tensor: # bool, broadcasts to [B,H,N,M]
     "True where query `i` may look at key `j`."
     off = relative_offsets(n, m, q_offset, device)
-    see = _within(off, window) | global_pairs(n, m, n_global, q_offset, device, segments, key_segments)
+    everywhere = global_pairs(n, m, n_global, q_offset, device, segments, key_segments)
+    see = _within(off, window) | everywhere
     if segments is not None:
         see = see & _same_segment(segments, segments if key_segments is None else key_segments)
     if is_causal: see = see & (off <= 0)

@@ -9,12 +9,31 @@ __all__ = ['sigma_link', 'sigma_unlink', 'as_widths', 'InFloat32', 'SigmaHead', 
 import torch, torch.nn.functional as F
 from collections.abc import Callable, Sequence
 from torch import Tensor, nn
-from .padding import PaddingMask
+from .kinds import checked, floating, got
+from .padding import PaddingMask, no_padding_mask
 
 # %% ../nbs/10_sigma.ipynb #e169fa04
-_LINKS = dict(softplus=lambda z: F.softplus(z, threshold=40), # torch's 20 is 2e-9 off, which float64 sees
-    sigmoid=torch.sigmoid, relu=torch.relu)
+_LINKS = dict(
+    softplus=lambda z: F.softplus(z, threshold=40), # torch's 20 is 2e-9 off, which float64 sees
+    sigmoid=torch.sigmoid,
+    relu=torch.relu)
 
+def _check_link(link):
+    if isinstance(link, str) and link in _LINKS: return
+    raise ValueError(f"link: expected one of {', '.join(_LINKS)}, got {got(link)}")
+
+def _check_broadcast(x, like, **others):
+    "Raise where a tensor among the others does not broadcast to `x`, which is called `like`."
+    for name,t in others.items():
+        if not isinstance(t, Tensor): continue
+        try: fits = torch.broadcast_shapes(t.shape, x.shape)==x.shape
+        except RuntimeError: fits = False
+        if t.is_complex(): raise TypeError(f"{name}: expected real numbers, got {t.dtype}")
+        if not fits:
+            raise ValueError(f"{name}: expected a shape that broadcasts to {like}, "
+                             f"{list(x.shape)}, got {list(t.shape)}")
+
+@checked(z=floating)
 def sigma_link(
     z:Tensor, # any shape, any real number
     link:str="softplus", # "softplus", "sigmoid" or "relu"
@@ -22,26 +41,32 @@ def sigma_link(
     floor:float|Tensor=0., # >= 0, the least width
 ) -> Tensor: # the shape of `z`, a width
     r"$\sigma = \mathit{floor} + \mathit{scale}\cdot\mathit{link}(z)$."
-    if link not in _LINKS: raise ValueError(f"link: expected one of {', '.join(_LINKS)}, got {link!r}")
-    return floor + scale*_LINKS[link](z)
+    _check_link(link)
+    try: return floor + scale*_LINKS[link](z)
+    except RuntimeError:
+        _check_broadcast(z, 'z', scale=scale, floor=floor)
+        raise
 
 # %% ../nbs/10_sigma.ipynb #9ad37d32
 _UNLINKS = dict(softplus=lambda y: y + torch.log(-torch.expm1(-y)),
                 sigmoid=torch.logit, relu=lambda y: y)
 
+@checked(sigma=floating)
 def sigma_unlink(
-    sigma:Tensor, # any shape, a width that the link can reach: above `floor`, and for a sigmoid below `floor + scale`
+    # any shape, a width that the link can reach: above `floor`, for a sigmoid below `floor + scale`
+    sigma:Tensor,
     link:str="softplus", # "softplus", "sigmoid" or "relu"
     scale:float|Tensor=1., # as for `sigma_link`
     floor:float|Tensor=0., # as for `sigma_link`
 ) -> Tensor: # the shape of `sigma`, the `z` that gives it
     "Inverse of `sigma_link`."
-    if link not in _LINKS: raise ValueError(f"link: expected one of {', '.join(_LINKS)}, got {link!r}")
+    _check_link(link)
+    _check_broadcast(sigma, 'sigma', scale=scale, floor=floor)
     y = (sigma-floor)/scale
-    if not ((y>0) & (y<(1 if link=="sigmoid" else torch.inf))).all():
+    most = 1 if link=="sigmoid" else torch.inf
+    if not ((y>0) & (y<most)).all():
         raise ValueError(f"sigma: expected widths in the range of {link} with scale={scale} "
-                         f"and floor={floor}, "
-                         f"got {sigma}")
+                         f"and floor={floor}, got {sigma}")
     return _UNLINKS[link](y)
 
 # %% ../nbs/10_sigma.ipynb #3bc5a4f7
@@ -52,58 +77,68 @@ def as_widths(
     x, # numbers
 ) -> Tensor: # NaN, which no check lets pass, for what is none
     "Widths as a tensor, in float32 at least, whatever PyTorch's default dtype is."
-    try: return torch.as_tensor(x, dtype=torch.promote_types(torch.get_default_dtype(), torch.float32))
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    if isinstance(x, Tensor) and x.is_complex(): return torch.tensor(torch.nan)
+    try: return torch.as_tensor(x, dtype=dtype)
     except (TypeError, ValueError, OverflowError, RuntimeError): return torch.tensor(torch.nan)
 
 # %% ../nbs/10_sigma.ipynb #3bc5a4f8
 def _start(H, link, init_width, scale, floor, unit):
     "The bias [H], scale [H] and floor [] that start `link` at `init_width`."
-    if isinstance(H, bool) or not isinstance(H, int) or H<0: raise ValueError(f"H: expected an int >= 0, got {H!r}")
-    if unit not in _WIDTH: raise ValueError(f"unit: expected 'tokens' or 'fraction', got {unit!r}")
+    _check_link(link)
+    if unit not in _WIDTH:
+        raise ValueError(f"unit: expected 'tokens' or 'fraction', got {got(unit)}")
     if floor is None: floor = _FLOOR[unit] if link=="softplus" else 0.
     if scale is None and link=="sigmoid" and unit=="tokens":
-        raise ValueError("scale: expected a number for a sigmoid in tokens, the width that it can never exceed, "
-                         "got None")
+        raise ValueError("scale: expected a number for a sigmoid in tokens, "
+                         "the width that it can never exceed, got None")
     width = as_widths(_WIDTH[unit] if init_width is None else init_width)
     if width.shape not in ((),(H,)):
         raise ValueError(f"init_width: expected one width or one per head, [{H}], "
                          f"got shape {list(width.shape)}")
-    if not (floor>=0 and ((width>floor) & (width<torch.inf)).all()):
+    is_above = (width>floor) & (width<torch.inf)
+    if not (floor>=0 and is_above.all()):
         raise ValueError(f"init_width: expected finite numbers above the floor of {floor} {unit}, "
                          f"got {init_width}")
     if scale is None: scale = 1. if link=="sigmoid" else width-floor
-    scale = torch.as_tensor(scale, dtype=width.dtype).expand(H).clone()
-    if not (scale>0).all(): raise ValueError(f"scale: expected positive numbers, got {scale}")
+    scale = as_widths(scale)
+    if scale.shape not in ((),(1,),(H,)) or not ((scale>0) & (scale<torch.inf)).all():
+        raise ValueError(f"scale: expected positive numbers, one or [{H}], got {scale}")
+    scale = scale.to(width.dtype).expand(H).clone()
     floor = torch.tensor(float(floor), dtype=width.dtype)
     return sigma_unlink(width.expand(H), link, scale, floor), scale, floor
 
 # %% ../nbs/10_sigma.ipynb #10f32002
+def _is_narrow(t): return t.is_floating_point() and t.dtype.itemsize<4
+
 class InFloat32(nn.Module):
-    "A module whose numbers stay in float32, or in float64 after `.double()`, when the model around it is cast."
+    """A module whose numbers stay in float32 when the model around it is cast.
+
+    After `.double()` they are in float64."""
     def _apply(self, fn, recurse=True):
         def wide(t):
             moved = fn(t)
-            narrow = moved.is_floating_point() and moved.dtype.itemsize<4
             # from `t`, not from what was rounded; a narrow `t` was put there by hand
-            return t.to(moved.device, torch.float32) if narrow else moved
+            return t.to(moved.device, torch.float32) if _is_narrow(moved) else moved
         return super()._apply(wide, recurse)
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         for name,saved in state_dict.items():  # the modules inside get theirs from it
             own = name.startswith(prefix) and isinstance(saved, Tensor)
-            if own and saved.is_floating_point() and saved.dtype.itemsize<4: state_dict[name] = saved.float()
+            if own and _is_narrow(saved): state_dict[name] = saved.float()
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def read(self,
         linear:nn.Module, # a linear layer of this module
         x:Tensor, # [...,D] in any floating dtype
     ) -> Tensor: # [...,H]
-        "`linear(x)` in the dtype of the layer, with autocast off; a layer quantised to int8 takes float32."
+        """`linear(x)` in the dtype of the layer, with autocast off.
+
+        A layer quantised to int8 takes float32."""
         weight,kind = linear.weight,x.device.type
         x = x.to(weight.dtype if isinstance(weight, Tensor) else torch.float32)
         if kind=='meta' or not torch.is_autocast_enabled(kind): return linear(x)
         with torch.autocast(kind, enabled=False): return linear(x)
-
 
 # %% ../nbs/10_sigma.ipynb #71ea4f22
 class _Link(InFloat32):
@@ -116,8 +151,11 @@ class _Link(InFloat32):
     def extra_repr(self): return f"link={self.link!r}, unit={self.unit!r}, floor={self.floor:g}"
 
 # %% ../nbs/10_sigma.ipynb #5e69140e
+@checked(D=0, H=0, floor=0)
 class SigmaHead(_Link):
-    "One width per sequence and head, predicted from the state of [CLS]; with one state per token, one width per query."
+    """One width per sequence and head, predicted from the state of [CLS].
+
+    With one state per token, it gives one width per query."""
     def __init__(self,
         D:int, # model width
         H:int, # heads
@@ -125,7 +163,7 @@ class SigmaHead(_Link):
         *,
         # one or [H], in `unit`: where training starts (16 tokens, or 0.25 of N/2)
         init_width:float|Sequence|Tensor|None=None,
-        # width of one unit of the link (`init_width - floor`); the range of a sigmoid (1 for a fraction)
+        # width of one unit (`init_width - floor`), or the range of a sigmoid (1 for a fraction)
         scale:float|Tensor|None=None,
         floor:float|None=None, # the least width (softplus: 0.5 tokens, or 0.001 of N/2; else 0)
         unit:str="tokens", # "tokens", or "fraction" of N/2; for the `Window` that takes the widths
@@ -148,21 +186,27 @@ class SigmaHead(_Link):
 # %% ../nbs/10_sigma.ipynb #7b673251
 def _checked(x, D, padding=None):
     "`x` [B,D] or [B,N,D], its padded tokens zeroed."
+    if not isinstance(x, Tensor): raise TypeError(f"x: expected a tensor, got {got(x)}")
     if x.ndim not in (2,3) or x.shape[-1]!=D:
         raise ValueError(f"x: expected [B,{D}] or [B,N,{D}], got {list(x.shape)}")
+    if x.is_complex(): raise TypeError(f"x: expected real numbers, got {x.dtype}")
     if padding is None: return x
+    if not hasattr(padding, 'keep'): raise no_padding_mask(padding)
     if x.ndim!=3 or padding.keep.shape!=x.shape[:2]:
         raise ValueError(f"padding: expected [B,N] as the tokens of x, {list(x.shape)}, "
                          f"got {list(padding.keep.shape)}")
     return x.masked_fill(~padding.keep[...,None], 0)
 
 # %% ../nbs/10_sigma.ipynb #69067a84
+@checked(H=0, floor=0)
 class SigmaParameter(_Link):
-    """One learned width per head, the same for every sequence: `Window.default(SigmaParameter(4)())`.
+    """One learned width per head, the same for every sequence.
 
-    `H` is the number of heads. Training starts at `init_width`, one or [H] in `unit` (16 tokens, or 0.25 of N/2).
-    `link` turns the parameter into a width: "softplus" never falls below `floor` (0.5 tokens, or 0.001 of N/2),
-    "sigmoid" stays below `floor + scale`, and "relu" may get stuck at its floor. A call gives the widths [H]."""
+    `Window.default(SigmaParameter(4)())` is a window of four learned widths. `H` is the number of
+    heads. Training starts at `init_width`, one or [H] in `unit` (16 tokens, or 0.25 of N/2). `link`
+    turns the parameter into a width: "softplus" never falls below `floor` (0.5 tokens, or 0.001 of
+    N/2), "sigmoid" stays below `floor + scale`, and "relu" may get stuck at its floor. A call gives
+    the widths [H]."""
     __call__:Callable[...,Tensor] # that of `nn.Module`, with the type of what `forward` gives
     def __init__(self,
         H:int, # heads

@@ -9,9 +9,7 @@ __all__ = ['SMOOTHINGS', 'cut', 'power_mask', 'Smoothing', 'register', 'Power', 
 import math
 from dataclasses import dataclass
 import torch
-from fastcore.basics import patch
 from torch import Tensor
-from .padding import Patched
 from .curve import bell, crossing, dbell, dnormal, normal
 
 # %% ../nbs/12_smoothing.ipynb #3d4e4917
@@ -43,9 +41,20 @@ def power_mask(
     "The first report's smoothing, `1 - V**p`."
     return 1 - V**_positive("p", p)
 
+# %% ../nbs/12_smoothing.ipynb #7dd3540f
+def _values(x, s, curve, capped):
+    "The curve. A density may be above 1, a mask may not."
+    if curve=="bell": return bell(x, s)
+    return normal(x, s).clamp(max=1) if capped else normal(x, s)
+
+def _slopes(x, s, curve, capped):
+    "Its derivative in s, which is 0 where the curve is held at 1."
+    if curve=="bell": return dbell(x, s)
+    return torch.where(normal(x, s)<1, dnormal(x, s), 0.) if capped else dnormal(x, s)
+
 # %% ../nbs/12_smoothing.ipynb #46c13f87
 @dataclass(frozen=True)
-class Smoothing(Patched):
+class Smoothing:
     """A mask by the values V of a curve, above a threshold T.
 
     A kind of it has `of(V, T)`, the mask, and `slope_of(V, T)`, the mask's derivative in V.
@@ -60,6 +69,28 @@ class Smoothing(Patched):
     def __post_init__(self):
         for name in self.__dataclass_fields__: _positive(name, getattr(self, name))
 
+    def of(self, V:Tensor, T:float|None=None, # values of the curve; threshold or None
+    ) -> Tensor:
+        "The mask, by the values of the curve."
+        raise NotImplementedError(f"of: expected {type(self).__name__} to have it, got none")
+
+    def slope_of(self, V:Tensor, T:float|None=None, # as for `of`
+    ) -> Tensor:
+        "The derivative of the mask in V."
+        raise NotImplementedError(f"slope_of: expected {type(self).__name__} to have it, got none")
+
+    def mask(self, x:Tensor, s:Tensor, # broadcast together
+        T:float|None, curve:str="bell", # as for `edge`
+    ) -> Tensor:
+        "The mask at distance `x` for a curve of width `s`, both in one unit."
+        return self.of(_values(x, s, curve, self.capped), T)
+
+    def slope(self, x:Tensor, s:Tensor, T:float|None, curve:str="bell", # as for `mask`
+    ) -> Tensor:
+        "The derivative of `mask` in `s`: that of the smoothing in V, times that of the curve."
+        V = _values(x, s, curve, self.capped)
+        return self.slope_of(V, T)*_slopes(x, s, curve, self.capped)
+
     def check(self, T:float|None, # threshold, 0 < T < 1, or None
     ) -> float|None:
         "The threshold that it takes where `T` is given; by default the bell's value at one sigma."
@@ -70,30 +101,6 @@ class Smoothing(Patched):
     ) -> Tensor: # like `s`
         "The distance from which on the mask is 0; without a threshold, where it falls to `eps`."
         return crossing(s, T, curve)
-
-# %% ../nbs/12_smoothing.ipynb #7dd3540f
-def _values(x, s, curve, capped):
-    "The curve. A density may be above 1, a mask may not."
-    if curve=="bell": return bell(x, s)
-    return normal(x, s).clamp(max=1) if capped else normal(x, s)
-
-def _slopes(x, s, curve, capped):
-    "Its derivative in s, which is 0 where the curve is held at 1."
-    if curve=="bell": return dbell(x, s)
-    return torch.where(normal(x, s)<1, dnormal(x, s), 0.) if capped else dnormal(x, s)
-
-@patch
-def mask(self:Smoothing, x:Tensor, s:Tensor, # broadcast together
-    T:float|None, curve:str="bell", # as for `edge`
-) -> Tensor:
-    "The mask at distance `x` for a curve of width `s`, both in one unit."
-    return self.of(_values(x, s, curve, self.capped), T)
-
-@patch
-def slope(self:Smoothing, x:Tensor, s:Tensor, T:float|None, curve:str="bell", # as for `mask`
-) -> Tensor:
-    "The derivative of `mask` in `s`: that of the smoothing in V, times that of the curve."
-    return self.slope_of(_values(x, s, curve, self.capped), T)*_slopes(x, s, curve, self.capped)
 
 # %% ../nbs/12_smoothing.ipynb #12a00002
 SMOOTHINGS = {} # by name

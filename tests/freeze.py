@@ -69,7 +69,8 @@ def public(path, modules):
     "One line per public name of a module, sorted; records are looked up in `modules`, the definitions of every module"
     tree = ast.parse(path.read_text(encoding='utf-8'))
     if path.name=='__init__.py':
-        names = {a.asname or a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names}
+        late = [n for i in tree.body if isinstance(i, ast.If) and 'TYPE_CHECKING' in ast.unparse(i.test) for n in i.body]
+        names = {a.asname or a.name for n in tree.body+late if isinstance(n, ast.ImportFrom) for a in n.names}
         return sorted(n for n in names if not n.startswith('_'))
     defs = {n.name: n for n in tree.body if isinstance(n, (*DEFS, ast.ClassDef))}
     res = list(patched(tree))

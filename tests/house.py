@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CEILING = ROOT/'tests/house.json'
 ROOMS = [            # an import goes to its own room or to an earlier one
     ('ideas', 'widgets padding parts metrics sigma curve smoothing window chunks family alpha sparsity plot'),
-    ('engine', 'engine'), ('layers', 'options saved configs cache modules probe parallel flash_attn everywhere'), ('library', 'hf survey'),
+    ('engine', 'engine'), ('layers', 'saved configs cache modules probe parallel flash_attn everywhere'), ('library', 'hf survey'),
     ('programs', 'texts runs command train narrow export audit')]
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 

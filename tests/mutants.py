@@ -36,7 +36,7 @@ MUTANTS = [ # module, its text, the fault
     ('smoothing', 'return crossing(s, eps, "bell") if T is None', 'return crossing(s, .5, "bell") if T is None'),
     # widths
     ('sigma', 'return floor + scale*_LINKS[link](z)', 'return scale*_LINKS[link](z)'),
-    ('sigma', "(1 if link==\"sigmoid\" else torch.inf)", "torch.inf"),
+    ('sigma', "most = 1 if link==\"sigmoid\" else torch.inf", "most = torch.inf"),
     ('sigma', 'self.linear.weight.zero_()', 'pass'),
     ('sigma', 'self.scale, self.floor).movedim(-1, 1)', 'self.scale, self.floor)'),
     ('sigma', 'return x.masked_fill(~padding.keep[...,None], 0)', 'return x'),
@@ -50,11 +50,11 @@ MUTANTS = [ # module, its text, the fault
     # entmax
     ('alpha', "return eps + (eps==0).to(eps.dtype)*_TINY", "return eps"),
     ('alpha', '_powers(x-middle, eps)[0]))>=1', '_powers(x-middle, eps)[0]))<=1'),
-    ('alpha', 'return p.masked_fill_(empty, 0.)', 'return p'),
-    ('alpha', 'if not wants_alpha: return dz, None\n', 'if not wants_alpha or not isinstance(eps, Tensor) and eps==1: return dz, None\n'),
-    ('alpha', 'dz = s*(g - total(_row_sum(s*g))/(slope + (slope==0)))', 'dz = s*(g - total(_row_sum(s*g)))'),
-    ('alpha', 'lowered = _phi(log2p*math.log(2), eps)*deps', 'lowered = _phi(log2p, eps)*deps'),
-    ('sparsity', 'return masked_softmax(z, z>=last, dim)', 'return masked_softmax(z, z>last, dim)'),
+    ('alpha', 'return weights.masked_fill_(empty, 0.)', 'return weights'),
+    ('alpha', 'if not wants_alpha: return dscores, None\n', 'if not wants_alpha or not isinstance(eps, Tensor) and eps==1: return dscores, None\n'),
+    ('alpha', 'dscores = slopes*(g - total(_row_sum(slopes*g))/divisor)', 'dscores = slopes*(g - total(_row_sum(slopes*g)))'),
+    ('alpha', 'lowered = _phi(log2*math.log(2), eps)*deps', 'lowered = _phi(log2, eps)*deps'),
+    ('sparsity', 'scores>=largest.amin(dim, keepdim=True)', 'scores>largest.amin(dim, keepdim=True)'),
     ('sparsity', '1+torch.sigmoid(self.a if x is None else self.read(self.proj, x))', 'torch.sigmoid(self.a if x is None else self.read(self.proj, x))'),
     # who sees whom
     ('parts', 'leads,leading = (0 <= i) & (i < n_global),j < n_global', 'leads,leading = i < n_global,j < n_global'),
@@ -88,7 +88,7 @@ MUTANTS = [ # module, its text, the fault
     ('engine.operator', 'if several or torch.is_grad_enabled():', 'if several:'),
     ('engine.operator', 'return unserved(call, LACKS, \'the banded path\') or refuses(call)', 'return refuses(call)'),
     ('engine.ops', 'padding n_global q_offset\')', 'padding n_global q_offset softcap\')'),
-    ('engine.ops', 'return call.dropout_p>0 or call.padding is not None', 'return call.padding is not None'),
+    ('engine.ops', 'if call.dropout_p>0: return True', 'pass'),
     ('engine.ops', "if of_torch: return 'dense'", "if of_torch: return 'banded'"),
     # layers
     ('modules', 'if need_weights and extra: weights = weights.roll(-extra, -1)', 'pass'),

@@ -1,5 +1,5 @@
 "What chapter 52 cannot hold: a process without transformers, the example as a user calls it, a compiled backward pass, copies."
-import copy, os, random, re, subprocess, sys
+import copy, json, os, random, re, subprocess, sys
 from pathlib import Path
 import pytest, torch
 from torch.testing import assert_close
@@ -15,14 +15,71 @@ _WITHOUT = """
 import sys, dynattn
 assert not {"transformers","peft","safetensors"} & sys.modules.keys()
 sys.modules["transformers"] = None
-try: import dynattn.hf
-except ImportError as e: assert "pip install 'dynattn[hf]'" in str(e), e
-else: raise AssertionError("imported without transformers")
+import dynattn.hf
+from dynattn.hf.options import NarrowOptions
+for name in dynattn.hf.__all__:
+    try: getattr(dynattn.hf, name)
+    except ImportError as e: assert "pip install 'dynattn[hf]'" in str(e), e
+    else: raise AssertionError(f"{name} imported without transformers")
+import importlib, pathlib
+root = pathlib.Path(dynattn.__file__).parent
+paths = [p for room in ("hf", "narrow") for p in sorted((root/room).glob("*.py")) if p.stem not in ("__init__", "options")]
+for path in [*paths, root/"export/graph.py"]:
+    try: importlib.import_module(f"dynattn.{path.parent.name}.{path.stem}")
+    except ImportError as e: assert "pip install 'dynattn[hf]'" in str(e), (path, e)
+    else: raise AssertionError(f"{path} imported without transformers")
+assert len(paths)>=12
 """
 
 def test_the_package_does_not_import_transformers_and_names_the_extra():
     code,out = _python('-c', _WITHOUT)
     assert code==0, out
+
+_LOADS = """
+import sys
+before = set(sys.modules)
+LINE
+import json
+print(json.dumps(sorted(m for m in set(sys.modules)-before if m=='transformers' or m.startswith('dynattn.hf.') or m=='dynattn.narrow')))"""
+
+# a line of a user, and all that it may load of this room, with what these modules need of each other
+@pytest.mark.parametrize('line,most', [
+    ('import dynattn.hf; from dynattn.hf.options import NarrowConfig', 'options'),
+    ('from dynattn.hf import WindowedCache', 'masks layers plugin windows cache'),
+    ('from dynattn.hf import add_windows', 'masks layers plugin windows cache'),
+    pytest.param('from dynattn.hf import Sight', 'masks', marks=pytest.mark.slow),
+    pytest.param('from dynattn.hf import register', 'masks layers plugin', marks=pytest.mark.slow),
+    pytest.param('from dynattn.hf import load', 'masks layers plugin windows cache saving', marks=pytest.mark.slow),
+    pytest.param('from dynattn.hf import cost_curves', 'options masks layers plugin curves', marks=pytest.mark.slow)])
+def test_hf_loads_what_is_used(line, most):
+    "`import dynattn.hf` ran 2,418 lines more than it needs."
+    code,out = _python('-c', _LOADS.replace('LINE', line))
+    assert code==0, out
+    loaded = set(json.loads(out.splitlines()[-1]))
+    wanted = {f'dynattn.hf.{name}' for name in most.split()}
+    allowed = wanted if wanted<={'dynattn.hf.options'} else wanted | {'transformers'}
+    assert loaded<=allowed, loaded-allowed
+
+def test_hf_names_stand_in_their_modules():
+    "What a type checker reads, what `import *` gives, what `dir` and `help` show and what is imported late are the same names."
+    import ast, pydoc
+    from dynattn import hf
+    tree = ast.parse(Path(hf.__file__).read_text(encoding='utf-8'))
+    block = next(n for n in tree.body if isinstance(n, ast.If) and 'TYPE_CHECKING' in ast.unparse(n.test))
+    read = {a.name: n.module for n in block.body for a in n.names}
+    assert read==hf._HOME and set(read)==set(hf.__all__)<=set(dir(hf))
+    files = {p.stem for p in Path(hf.__file__).parent.glob('*.py')}-{'__init__'}
+    assert files==set(hf._NAMES)
+    given:dict = {}
+    exec('from dynattn.hf import *', given)
+    for name,module in read.items():
+        assert given[name] is getattr(getattr(hf, module), name)
+        assert name in pydoc.render_doc(hf, renderer=pydoc.plaintext)
+    with pytest.raises(ImportError, match="cannot import name 'narow'"): from dynattn.hf import narow # noqa
+    with pytest.raises(AttributeError, match="module 'dynattn.hf' has no attribute 'narow'"): hf.narow
+    import pickle
+    assert pickle.loads(pickle.dumps(hf.Sight(causal=True)))==hf.Sight(causal=True)
+    assert pickle.loads(pickle.dumps(hf.add_windows)) is hf.add_windows
 
 @pytest.mark.slow
 def test_the_example_trains_saves_and_loads(tmp_path):

@@ -300,26 +300,24 @@ def test_public_functions_say_what_they_return():
                 if node.name in public or patched and not owner.startswith('_'): check(node, f'{path.name}: ')
     assert not silent, silent
 
-def test_type_checkers_see_that_methods_follow():
-    "A public class that grows by `@patch` derives from `Patched`, or its public methods are declared with their types."
-    missing,grown = [],set()
+def test_type_checkers_see_every_method_of_a_public_class():
+    "A public class is seen whole: it does not grow by `@patch`, which type checkers and completion do not follow."
+    grown = []
     trees = {path: ast.parse(path.read_text(encoding='utf-8')) for path in sorted((ROOT/'dynattn').rglob('*.py')) if path.name!='_modidx.py'}
-    open_ = {c.name for tree in trees.values() for c in tree.body if isinstance(c, ast.ClassDef) and 'Patched' in {ast.unparse(b) for b in c.bases}}
     for path,tree in trees.items():
         if path.name=='__init__.py': # without `__all__`, a strict type checker takes what it imports for its own
             top = [*tree.body, *(node for x in tree.body if isinstance(x, ast.If) for node in x.body)]
-            names = [alias.name for node in top if isinstance(node, ast.ImportFrom) for alias in node.names]
+            ours = [node for node in top if isinstance(node, ast.ImportFrom) and (node.level or node.module.startswith('dynattn'))]
+            names = [alias.name for node in ours for alias in node.names]
             public = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0])=='__all__']
             assert not names or sorted(names)==sorted(*public), path
-        declared = {node.target.id for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
         for f in tree.body:
             if not isinstance(f, ast.FunctionDef) or f.name.startswith('_'): continue
             for decorator in map(ast.unparse, f.decorator_list):
                 if not decorator.startswith('patch'): continue
                 name = decorator[9:].split(',')[0] if decorator.startswith('patch_to(') else ast.unparse(f.args.args[0].annotation)
-                grown.add(name)
-                if not name.startswith('_') and name not in open_ and f.name not in declared: missing.append(f'{path.name}: {name}.{f.name}')
-    assert not missing and {'PaddingMask'}<=grown, missing
+                if not name.startswith('_'): grown.append(f'{path.name}: {name}.{f.name}')
+    assert not grown, grown
 
 @pytest.mark.slow
 def test_mypy_follows_the_arguments_and_the_methods(tmp_path):

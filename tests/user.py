@@ -2,7 +2,7 @@
 that ends in `wrong` has a mistake that a checker finds. `tests/test_types.py` runs them; nobody runs this file."""
 from typing import Any
 import torch
-from dynattn import Window, attention
+from dynattn import Window, attention, hf
 from dynattn.cache import WindowedLayer
 from dynattn.hf import CostCurves, WindowedCache, narrow
 from dynattn.hf.narrowing import Reference
@@ -32,6 +32,7 @@ def learn(model: PreTrainedModel, batches: list[dict[str, Any]], curves: CostCur
     reveal_type(Reference(model, batches).changes())                 # list[float]
     reveal_type(curves.budget.scaled(curves.sizes, .5))              # Tensor
     reveal_type(WindowedCache(model).nbytes)                         # int
+    hf.narow(model, batches)             # no such name: wrong
     found.shares(12)                     # no such method: wrong
     curves.total(answer=.1)              # no such argument: wrong
 

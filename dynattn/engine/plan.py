@@ -221,7 +221,9 @@ def texts_of(
     end = torch.where(after==0, n, after)  # 0: the next text begins a row
     of_row = F.pad(begins.sum(1).cumsum(0), (1,0))
     if keys is None: first_key,end_key = first,end
-    else: first_key,end_key = (first_places(keys, segments, right)[row,first] for right in (False,True))
+    else:
+        first_key = first_places(keys, segments, False)[row,first]
+        end_key = first_places(keys, segments, True)[row,first]
     shift = torch.zeros_like(first) if x.q_offsets is None else x.q_offsets[row,first]
     return torch.stack((first,end,first_key,end_key,shift), 1),of_row
 
@@ -247,8 +249,8 @@ def refuses(
                 f"got {call.alpha}; use impl='dense'")
     if window is None or isinstance(window, tuple): return None
     if call.q_offsets is not None and _is_table(window) and not plain_tensors((call.q_offsets,)):
-        return ("q_offsets: expected a window in closed form, such as Window.default, where their values "
-                "cannot be read, as in a compiled program; use impl='dense'")
+        return ("q_offsets: expected a window in closed form, such as Window.default, where their "
+                "values cannot be read, as in a compiled program; use impl='dense'")
     if not isinstance(window, Window):
         return ("window: expected None, an int, a pair or a Window on the banded path, "
                 f"got {type(window).__name__}")

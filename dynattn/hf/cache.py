@@ -10,13 +10,15 @@ import ast, copy, inspect, json, warnings
 from dataclasses import dataclass
 from functools import cache, partial
 from textwrap import dedent
-import torch, transformers
+import torch
 from torch import Tensor, nn
 from ..cache import WindowedLayer, check_rows, check_state
 from ..saved import read_weights, write_weights
 from .layers import PreTrainedModel, attention_layers
 from .plugin import LayerCall
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
+import transformers
+from transformers.cache_utils import (
+    Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer)
 from transformers.generation import GenerationMode
 
 # %% ../../nbs/hf/57_cache.ipynb #5473d3ad

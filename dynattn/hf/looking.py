@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from html import escape
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
 from ..widgets import show_widget
 from ..engine.weights import window_weights
 from ..configs import most_tokens
 from ..saved import as_it_was
 from .layers import PreTrainedModel, attention_layers, frozen, last_hidden
 from .plugin import LayerCall, switch
+from transformers import AutoTokenizer
 
 # %% ../../nbs/hf/81_looking.ipynb #81b00005
 def _ends_by_offsets(text, names, offsets):
@@ -206,9 +206,10 @@ class Looks:
                      for r,g in zip(self.rows, self.received)]
             levels_of_all = b''.join(x.numpy().tobytes() for x in parts)
             packed = base64.b64encode(zlib.compress(levels_of_all)).decode()
-            html = show_widget('look', title=title, n=len(words), tokens=words[-shown:], last=last,
-                        steps=steps, near=near,
-                        far=far, token=last-1, layer=len(near)//2, first=first, levels=packed)._repr_html_()
+            page = show_widget('look', title=title, n=len(words), tokens=words[-shown:], last=last,
+                               steps=steps, near=near, far=far, token=last-1, layer=len(near)//2,
+                               first=first, levels=packed)
+            html = page._repr_html_()
             if len(html.encode())<=most or shown<=16: break
             last,shown = (3*last//4,shown) if last>8 else (last,3*shown//4)
         return ('<!doctype html><html lang="en"><meta charset="utf-8">'

@@ -11,7 +11,10 @@ import torch, torch.nn.functional as F
 from torch import Tensor
 
 # %% ../../nbs/hf/43_masks.ipynb #b9fbaa63
-try: from transformers.masking_utils import causal_mask_function, sdpa_mask
+# all modules of this room come by here first, so that one message says what brings transformers
+try:
+    from transformers import PreTrainedModel
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
 except ImportError as e:
     raise ImportError("transformers>=5 is not installed; "
                       "pip install 'dynattn[hf]' brings it") from e

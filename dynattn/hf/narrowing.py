@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['without_windows', 'WidthVector', 'Distance', 'Narrower', 'Narrowed', 'set_widths', 'narrow', 'token_losses',
-           'Reference']
+           'Reference', 'smallest_share']
 
 # %% ../../nbs/hf/66_narrowing.ipynb #a373e59c
-import copy, math, random, time
+import copy, math, random, time, warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from ..options import NarrowOptions
-from ..saved import Checkpoint, DamagedFile, ModelState, all_or_nothing, as_it_was, fingerprint, whole_or_not
+from .options import NarrowOptions
+from dynattn.saved import (
+    Checkpoint, DamagedFile, ModelState, all_or_nothing, as_it_was, fingerprint, interrupts_wait,
+    whole_or_not)
 from ..sigma import SigmaParameter
 from ..configs import most_tokens, part_config
 from .layers import PreTrainedModel, embeddings, frozen, last_hidden, predictions
-from .curves import Budget, CostCurves, cost_curves, run_record, texts_record
+from .curves import (
+    Budget, CostCurves, Stage, cost_curves, run_record, texts_record)
 from .healing import Healed, heal
 from .windows import add_windows, record_edge
 
@@ -101,6 +104,17 @@ class WidthVector:
         width = torch.as_tensor(width).to(self.log_width)
         self.log_width.copy_(width.clamp(1, self.budget.most).log())
 
+    @contextmanager
+    def trying(self, width, # [K] half-widths in tokens
+    ):
+        "As long as the block lasts, other widths."
+        before = self.log_width.detach().clone()
+        try:
+            self.set(width)
+            yield
+        finally:
+            with torch.no_grad(): self.log_width.copy_(before)
+
     @torch.no_grad()
     def scale_to(self, share, # 0 to 1, of the keys or of an encoder's pairs
     ) -> None:
@@ -150,22 +164,30 @@ def _sizes(text, most): # -> [S] half-widths, ascending
 
 # %% ../../nbs/hf/66_narrowing.ipynb #e988d003
 class Distance:
-    "The distance of a model with windows from the same one without, computed once per text."
+    """The distance of a model with windows from the same one without, whose part is computed once
+    for each text, as long as there is room for it."""
     def __init__(self,
         model:PreTrainedModel, # with windows
         batches:list, # what the model is called with
         options:NarrowOptions, # of which places and seed matter here
+        room:float=2**30, # bytes for the full model's hidden states; the last text is kept besides
     ):
         self.model,self.options = model,options
-        self.batches = batches
-        self.hidden,self.speaks = {},model.get_output_embeddings() is not None
+        self.batches,self.room = batches,room
+        self.hidden,self.newest = {},(-1, None)
+        self.speaks = model.get_output_embeddings() is not None
 
     def full_hidden(self, i, # number of the batch
     ) -> Tensor:
-        if i not in self.hidden:
+        if i in self.hidden: return self.hidden[i]
+        if self.newest[0]!=i:
             with torch.no_grad(), without_windows(self.model):
-                self.hidden[i] = last_hidden(self.model, self.batches[i])
-        return self.hidden[i]
+                self.newest = i,last_hidden(self.model, self.batches[i])
+        hidden = self.newest[1]
+        if hidden.nbytes<=self.room:
+            self.room -= hidden.nbytes
+            self.hidden[i] = hidden
+        return hidden
 
     def _places(self, batch, step):
         "Indices into [B*N]: real tokens, drawn anew at every step."
@@ -208,20 +230,28 @@ class Distance:
     def mend(self,
         held_out:list, # texts like its own, which decide
         change, # the `ModelState` of the run, which says whether the weights have changed
+        on_progress, # of `narrow`, or None
+        on_stop, # of `narrow`
         **options, # further ones of `heal`
     ) -> Healed|None: # None if interrupted
         "Heal a model with hard windows, if that brings texts held out closer to the full model's."
-        held,before = Distance(self.model, held_out, self.options),ModelState(self.model)
+        # all are kept: they are measured again when the weights have changed
+        held = Distance(self.model, held_out, self.options, room=math.inf)
+        before = ModelState(self.model)
         def measure():
-            parts = [held.parts(i, 0) for i in range(len(held_out))]
+            parts,stage = [],Stage(on_progress, 'held out', len(held_out))
+            for i in range(len(held_out)):
+                parts.append(held.parts(i, 0))
+                stage.step()
             each = [p[0] for p in parts],[p[1] for p in parts if len(p)>1]
             return [(sum(x)/len(x)).item() for x in each if x]
         try:
             for i in range(len(held_out)): held.full_hidden(i)
             return heal(self.model, self, self.options.heal, measure, seed=self.options.seed,
-                        finish=change.finish, **options)
+                        on_progress=on_progress, finish=change.finish, **options)
         except KeyboardInterrupt:
             if change.stands: raise    # the weights have changed already
+            with interrupts_wait(): on_stop('while it healed', 0.)
             before.restore()
             return None
 
@@ -236,8 +266,10 @@ class Narrower:
         distance, # `distance(i, step)` on text i
         texts:int, # number of texts
         options:NarrowOptions, # the settings of the run
+        on_progress:Callable[[str,int,int],object]|None=None, # as `narrow` takes it
     ):
         self.vector,self.distance = vector,distance
+        self.on_progress = on_progress
         self.texts,self.options = texts,options
         self.adam = torch.optim.Adam([vector.log_width], betas=(.9,.99))
         self.mean_gradient = torch.zeros_like(vector.log_width)
@@ -297,13 +329,18 @@ class Narrower:
         "Give the vector its own widths, others or their mean: those nearest to the full model."
         vector,model = self.vector,self.distance.model
         own,other = vector.log_width.clone(),others.to(vector.log_width).log()
-        far = {}
+        far,count = {},min(self.texts, 8)
+        stage = Stage(self.on_progress, 'choose', 3*count)
+        def distance(i):
+            found = self.distance(i, 0).item()
+            stage.step()
+            return found
         for weight in (0., .5, 1.):
             vector.log_width.copy_(own.lerp(other, weight))
             vector.scale_to(self.keep)
             with _put_back(model):
                 set_widths(model, vector.by_layer())
-                far[weight] = sum(self.distance(i, 0).item() for i in range(min(self.texts, 8)))
+                far[weight] = sum(map(distance, range(count)))
         vector.log_width.copy_(own.lerp(other, min(far, key=far.get)))
         vector.scale_to(self.keep)
 
@@ -373,24 +410,40 @@ class Narrower:
     def learn(self,
         file:Checkpoint, # for the state
         every, on_step, # steps between two checkpoints; gets the record of each step, or None
+        on_stop, # as `narrow` takes it
     ) -> bool:
         """Run all steps, or those before an interruption; False then.
         The state in the file is that after a whole step."""
         before,whole = ModelState(self.distance.model),self.state()
         file.write(whole)
+        began,first = time.perf_counter(),len(self.rows)
         try:
+            stage = Stage(self.on_progress, 'learn', self.options.steps, first)
             while len(self.rows)<self.options.steps:
                 row = self.step()
                 whole = self.state()
                 done = len(self.rows)
                 if done==self.options.steps or done%every==0: file.write(whole)
                 if on_step is not None: on_step(row)
+                stage.step()
         except KeyboardInterrupt:
+            with interrupts_wait():    # a second one comes when the state is in the file
+                done = len(whole['rows'])
+                each = (time.perf_counter()-began)/max(1, done-first)
+                on_stop(f'after {done} of {self.options.steps} steps', self.rest(each))
+                file.write(whole)
             before.restore()    # it may have come while the windows were off
             self.restore(whole)
-            file.write(whole)
             return False
         return True
+
+    def rest(self, each:float, # seconds of a step
+    ) -> float:
+        "About how many seconds pass from the last step to the widths."
+        texts = min(self.texts, 8)
+        passes = 3*texts    # of `choose`
+        if self.options.rise is not None: passes += 8*texts
+        return passes*each/3    # a step takes as long as three of them
 
     def begin(self, curves:CostCurves, # of the texts
     ) -> None:
@@ -412,7 +465,18 @@ class Narrower:
         widths_at, # a function of a share: half-widths [K]
     ) -> float: # the rise in loss there
         "Find the smallest share for the `rise` that is allowed; go on with the smallest so far."
-        share,rise = _smallest_share(self.distance, self.vector, self.options.rise, widths_at)
+        model = self.distance.model
+        rows = [{name: x[i:i+1] for name,x in batch.items()}
+                for batch in self.distance.batches[:8] for i in range(len(batch['input_ids']))]
+        texts = rows[:8]
+        stage = Stage(self.on_progress, 'share', (1+_TRIALS)*len(texts))
+        reference = Reference(model, texts, stage.step)
+        def rise_at(share):
+            with self.vector.trying(widths_at(share)), as_it_was(model):
+                set_widths(model, self.vector.by_layer())
+                return sum(reference.changes(stage.step))/len(texts)
+        least = self.vector.budget.share(torch.ones(1)).item()
+        share,rise = smallest_share(rise_at, self.options.rise, least)
         self.vector.set(widths_at(share))
         self.measured.append((share, rise, self.vector.log_width.detach().clone()))
         smallest,rise,log_width = min(self.measured, key=lambda found: found[0])
@@ -486,15 +550,20 @@ def _beside(checkpoint, part):
     "The file of another part of a run."
     return None if checkpoint is None else Path(checkpoint).with_suffix(f'.{part}.pt')
 
-def _curves_for(model, batches, o, budget, curves, checkpoint):
+def _curves_for(model, batches, o, budget, curves, checkpoint, on_progress):
     "The curves that were given, or those of the first texts."
     if curves is None:
         return cost_curves(model, batches[:16], budget.sinks, seed=o.seed,
-                           checkpoint=_beside(checkpoint, 'curves'))
+                           checkpoint=_beside(checkpoint, 'curves'),
+                           on_progress=on_progress)
     if not isinstance(curves, CostCurves):
         raise TypeError(f"curves: expected CostCurves, got {type(curves).__name__}")
     if curves.budget.n==budget.n: return curves
     raise ValueError(f"curves: expected those of {budget.n} tokens, got those of {curves.budget.n}")
+
+def _warn_of_stop(where, seconds):
+    warnings.warn(f"narrow: interrupted {where}; the widths so far are kept, which takes about "
+                  f"{seconds:.0f} s; a second interrupt leaves the model as it was", stacklevel=3)
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d0342
 def narrow(
@@ -509,26 +578,36 @@ def narrow(
     on_step:Callable[[dict[str,Any]],object]|None=None, # called with the record of each step
     curves:CostCurves|None=None, # of these texts (default: measured on the first 16 of `batches`)
     held_out:list[Any]|None=None, # like `batches`, texts that decide whether healing helped
+    # called with the name of a stage, what is done of it, and its total
+    on_progress:Callable[[str,int,int],object]|None=None,
+    # called at the first interrupt with its place and the seconds that follow (default: a warning)
+    on_stop:Callable[[str,float],object]|None=None,
     **options:Any, # fields of `NarrowOptions`
 ) -> Narrowed:
     """Learn how far each head of a model has to look. If interrupted (Ctrl-C) while the steps run
-    or heal, it keeps the widths so far; at any other time, and after an error, the model is as it
-    was. The checkpoint has all whole steps."""
+    or heal, it says so at once and keeps the widths so far; at any other time, after a second
+    interrupt and after an error, the model is as it was. The checkpoint has all whole steps."""
+    if on_stop is None: on_stop = _warn_of_stop
     start,o = time.perf_counter(),NarrowOptions(keep=keep, **options)
     with all_or_nothing(model) as change:
         budget = Narrower.check(model, batches, o, held_out)
-        record = {} if checkpoint is None else run_record(model, batches, **asdict(o))
+        record = {}
+        if checkpoint is not None:
+            stage = Stage(on_progress, 'fingerprint', 1)
+            record = run_record(model, batches, **asdict(o))
+            stage.step()
         both = checkpoint is not None and curves is not None
         if both: record['curves'] = fingerprint(asdict(curves))
         file = Checkpoint(checkpoint, record, _STATE)
         file.read()    # refused before anything is measured
-        curves = _curves_for(model, batches, o, budget, curves, checkpoint)
+        curves = _curves_for(model, batches, o, budget, curves, checkpoint, on_progress)
         add_windows(model, n_global=budget.sinks)
         with frozen(model):
             vector = WidthVector(model, budget.n)
-            run = Narrower(vector, Distance(model, batches, o), len(batches), o)
+            distance = Distance(model, batches, o)
+            run = Narrower(vector, distance, len(batches), o, on_progress)
             run.begin_or_resume(curves, file)
-            finished = run.learn(file, every, on_step)
+            finished = run.learn(file, every, on_step, on_stop)
             run.finish()
             run.choose(curves._best(run.keep))
             learned = partial(vector.budget.scaled, vector.widths())
@@ -539,9 +618,9 @@ def narrow(
             if o.heal and finished:
                 seen = {**record, **texts_record(held_out, 'held_out')}
                 depends = {f'run.{name}': value for name,value in seen.items()}
-                mended = run.distance.mend(held_out, change, every=every,
-                                           checkpoint=_beside(checkpoint, 'heal'),
-                                           on_step=on_step, depends=depends)
+                mended = distance.mend(held_out, change, on_progress, on_stop, every=every,
+                                       checkpoint=_beside(checkpoint, 'heal'),
+                                       on_step=on_step, depends=depends)
     finished = finished and bool(mended)==bool(o.heal)
     seconds = time.perf_counter()-start
     return Narrowed(widths, vector.budget, run.rows, seconds, finished, rise, mended)
@@ -564,10 +643,14 @@ class Reference:
     def __init__(self,
         model:PreTrainedModel, # with windows or without
         texts:list[Any], # what it is called with; of a language model, a row each
+        on_text:Callable[[],object]=lambda: None, # called after each text
     ):
         self.model,self.texts = model,texts
+        self.full = []
         with torch.no_grad(), without_windows(model):
-            self.full = [self._finite(i, self._result(text)) for i,text in enumerate(texts)]
+            for i,text in enumerate(texts):
+                self.full.append(self._finite(i, self._result(text)))
+                on_text()
 
     def _result(self, text):
         speaks = self.model.get_output_embeddings() is not None
@@ -590,27 +673,20 @@ class Reference:
             on_text()
         return found
 
-@torch.no_grad()
-def _smallest_share(distance, vector, allowed, widths_at): # a rise; a function of a share: [K]
-    """The smallest share found whose widths have no greater rise in loss than is allowed, and the
-    rise there. The widths stay as they are."""
-    rows = [{name: x[i:i+1] for name,x in batch.items()}
-            for batch in distance.batches[:8] for i in range(len(batch['input_ids']))]
-    texts = rows[:8]
-    reference = Reference(distance.model, texts)
-    before = vector.log_width.clone()
-    low = vector.budget.share(torch.ones(1)).item()
+_TRIALS = 7    # to within 5 % of the share
+
+def smallest_share(
+    rise_at:Callable[[float],float], # the rise in loss at a share
+    allowed:float, # the rise
+    least:float, # the share of the narrowest windows
+) -> tuple[float,float]: # the share, and the rise there
+    "The smallest share found whose rise is no greater than allowed."
     share,rise = 1.,0.
-    try:
-        for _ in range(7):    # to within 5 % of the share
-            middle = math.sqrt(low*share)
-            vector.set(widths_at(middle))
-            with as_it_was(distance.model):
-                set_widths(distance.model, vector.by_layer())
-                rise_there = sum(reference.changes())/len(texts)
-            if rise_there<=allowed: share,rise = middle,rise_there
-            else: low = middle
-    finally: vector.log_width.copy_(before)                              # if interrupted, too
+    for _ in range(_TRIALS):
+        middle = math.sqrt(least*share)
+        rise_there = rise_at(middle)
+        if rise_there<=allowed: share,rise = middle,rise_there
+        else: least = middle
     return share,rise
 
 # %% ../../nbs/hf/66_narrowing.ipynb #dbcdf66c

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 import torch
 from torch import nn
-import transformers
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from transformers.modeling_utils import local_torch_dtype
 from ..saved import UserError, need
-from .layers import Added, share
+from .layers import Added, PreTrainedModel, share
 from .plugin import register
 from .windows import add_alpha, add_windows
+import transformers
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_utils import local_torch_dtype
 
 # %% ../../nbs/hf/59_saving.ipynb #db82f6c8
 def save(
@@ -64,8 +64,9 @@ def _building(cls):
                 config = getattr(inner, 'config', None)
                 if getattr(config, 'dynattn', None)==added: config.dynattn = part.config.dynattn
     in_float32 = {*(cls._keep_in_fp32_modules_strict or ()), 'dynattn'}
-    return type(cls.__name__, (cls,), dict(__init__=__init__, __module__=cls.__module__, __qualname__=cls.__qualname__,
-                                           _keep_in_fp32_modules_strict=in_float32))
+    own = dict(__init__=__init__, _keep_in_fp32_modules_strict=in_float32)
+    named = dict(__module__=cls.__module__, __qualname__=cls.__qualname__)
+    return type(cls.__name__, (cls,), {**own, **named})
 
 # %% ../../nbs/hf/59_saving.ipynb #3a61803b
 def _class_for(cls, config):
@@ -159,9 +160,10 @@ def auto_class(
     auto = getattr(transformers, name, None)
     if not hasattr(auto, '_model_mapping'):
         raise ValueError(f"name: expected an Auto class of transformers, got {name!r}")
-    return type(name, (), dict(
-        from_pretrained=staticmethod(lambda folder, **kwargs: load(folder, auto, **kwargs)),
-        register_for_auto_class=staticmethod(lambda auto_class=None: None))) # its file is written by `save`
+    def from_pretrained(folder, **kwargs): return load(folder, auto, **kwargs)
+    def register_for_auto_class(auto_class=None): pass    # its file is written by `save`
+    methods = from_pretrained,register_for_auto_class
+    return type(name, (), {method.__name__: staticmethod(method) for method in methods})
 
 # %% ../../nbs/hf/59_saving.ipynb #c59f0004
 def load_pretrained(

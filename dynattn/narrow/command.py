@@ -6,27 +6,29 @@
 __all__ = ['run_narrow', 'run_judge']
 
 # %% ../../nbs/narrow/85_command.ipynb #85000001
-import json, os, random, shutil, sys, time
+import json, os, random, shutil, signal, sys, threading, time
+from contextlib import closing, contextmanager
 from dataclasses import asdict, fields, replace
 from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
 import torch
-from transformers.utils import logging as transformers_logging
-from ..options import NarrowConfig, NarrowOptions
+from ..hf.options import NarrowConfig, NarrowOptions
 from ..runs import Bar, Run, markdown, printable, table
-from ..saved import Field, UserError, option_fields, read_json, read_state, write_atomic
+from ..saved import (
+    Field, UserError, interrupts_wait, option_fields, read_json, write_atomic)
 from ..configs import most_tokens
-from ..hf.curves import cost_curves
+from ..hf.curves import Stage, cost_curves
 from ..hf.layers import Learned, last_hidden, predictions
 from ..hf.narrowing import Narrower, narrow, set_widths, without_windows
 from ..hf.plugin import switch
 from ..hf.saving import load_pretrained, save
 from ..hf.windows import add_windows
-from .judge import Judge, Report
-from .recall import Recall, facts_to_learn, recall_grid
+from .judge import Judge, Report, recalled
+from .recall import Recall, facts_to_learn, recall_table
 from ..texts import Names, read_text, text_lines
 from ..train.files import walk
+from transformers.utils import logging as transformers_logging
 
 # %% ../../nbs/narrow/85_command.ipynb #2317db77
 _JSON_KINDS = {dict: 'an object', list: 'a list', bool: 'true or false', int: 'a number',
@@ -158,6 +160,18 @@ def _split(documents):
     if len(documents)>=8: return [text for i,text in enumerate(documents) if i%8],documents[::8]
     return [text[len(text)//8:] for text in documents],[text[:len(text)//8] for text in documents]
 
+def _documents_of(c): # -> two lists of texts, the number of documents, `_Documents`
+    "As many documents as a run needs, to learn from and for the evaluation."
+    enough = 6*c.context*(max(c.steps, c.heal)*c.batch+8*c.judged)    # characters
+    documents,size = [],0
+    source = _Documents(c)
+    for text in source:
+        documents.append(text)
+        size += len(text)
+        if size>enough and len(documents)>=64: break
+    learn,judge = _split(documents)
+    return learn,judge,len(documents),source
+
 # %% ../../nbs/narrow/85_command.ipynb #c66d0104
 _FACTS = .5  # by default
 
@@ -185,14 +199,7 @@ def _read_texts(
     causal:bool, # whether the model is
 ) -> tuple: # batches to learn from, texts for the evaluation, number of documents, what is left out
     "The contents of a folder, cut into texts of `c.context` tokens."
-    enough = 6*c.context*(max(c.steps, c.heal)*c.batch+8*c.judged)                # characters
-    documents,size = [],0
-    source = _Documents(c)
-    for text in source:
-        documents.append(text)
-        size += len(text)
-        if size>enough and len(documents)>=64: break
-    learn,judge = _split(documents)
+    learn,judge,number,source = _documents_of(c)
     train = _cut(learn, tokenizer, c.context, causal, max(c.steps, c.heal)*c.batch)
     test = _cut(judge, tokenizer, c.context, causal, c.judged)
     if not train or not test:
@@ -200,10 +207,10 @@ def _read_texts(
             f"data: expected documents for at least one text of {c.context} tokens "
             "to learn from and one "
             f"for the evaluation, got {len(train)} and {len(test)} "
-            f"from {len(documents)} documents in {c.data}; "
+            f"from {number} documents in {c.data}; "
             f"--context makes texts shorter{source.among()}")
     batches = _with_facts(train, tokenizer, c, causal)
-    return batches,[dict(input_ids=t[None]) for t in test],len(documents),source.said()
+    return batches,[dict(input_ids=t[None]) for t in test],number,source.said()
 
 # %% ../../nbs/narrow/85_command.ipynb #d888b8f8
 def _named_files(source):
@@ -287,131 +294,212 @@ def _check_reads(model, ids):
 # %% ../../nbs/narrow/85_command.ipynb #c66d0122
 def _asking(tokenizer, c, causal):
     "How many texts a grid of recall has."
-    try: return 8*Recall.texts(tokenizer, c.context) if causal else 0
+    try: return c.judged*Recall.texts(tokenizer, c.context) if causal else 0
     except ValueError: return 0    # no tokens for digits: nothing is asked
 
 # seconds of a text with full attention; texts to judge, and those of a grid of recall
-def _plan(seconds, c, judged, grid):
-    "About how long a run takes."
+def _durations(seconds, c, judged, grid): # -> seconds: to learn; to judge afterwards; before
+    "About how long the parts of a run take."
     learn = 5*c.steps*c.batch    # full attention, windows, and back
     if c.rise is not None: learn += 2*8*8    # twice eight texts, in full and at seven shares
-    # in full, at three shares; five grids; one token
-    judge = 5/4*((1+3*len(Judge.ways))*judged+5*grid)+5
-    learn,judge = (f'{n*seconds/60:.1f} min' for n in (learn, judge))
+    ways = 3*len(Judge.ways)*judged    # at three shares
+    return learn*seconds,(5/4*(ways+4*grid)+5)*seconds,5/4*(judged+grid)*seconds
+
+def _duration(seconds): return f'{seconds:.0f} s' if seconds<90 else f'{seconds/60:.1f} min'
+
+def _plan(seconds, c, judged, grid):
+    "About how long a run takes, in a line."
+    learn,after,before = _durations(seconds, c, judged, grid)
     texts = f"{c.steps*c.batch} texts of {c.context} tokens"
-    return f"about {learn} to learn from {texts}, {judge} to judge"
+    return f"about {_duration(learn)} to learn from {texts}, {_duration(before+after)} to judge"
+
+# %% ../../nbs/narrow/85_command.ipynb #85a10002
+class _Shown:
+    "The stages of a run on the terminal: `narrow` and `Judge` call it."
+    def __init__(self, quiet):
+        self.quiet,self.bar = quiet,None
+        self.name,self.note = '',''    # of the stage; shown behind its bar
+
+    def __call__(self, name, done, total): # total: None where it is not known
+        goes_on = self.bar is not None and (name,done)==(self.name,self.bar.done+1)
+        if goes_on: return self.bar.step(self.note)
+        self.close()
+        unit = 'step' if name in ('learn','heal') else 'text'
+        self.bar,self.name = Bar(total, name, self.quiet, done, unit, seconds=10),name
+        if self.quiet or self.bar.bar is not None: return
+        of = '' if total is None else f': {done} of {total}'
+        print(f'{name}{of}', file=sys.stderr, flush=True)
+
+    def say(self, line): # on standard error
+        self.close()
+        print(line, file=sys.stderr, flush=True)
+
+    def close(self):
+        if self.bar is not None: self.bar.__exit__()
+        self.bar,self.note = None,''
+
+# %% ../../nbs/narrow/85_command.ipynb #85a10005
+@contextmanager
+def _terminable():
+    "SIGTERM is a Ctrl-C, as long as the block lasts."
+    if threading.current_thread() is not threading.main_thread():
+        yield    # only the main thread has signals
+        return
+    def stop(*call):
+        ignored = signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None)
+        if ignored: raise KeyboardInterrupt    # as under nohup
+        signal.raise_signal(signal.SIGINT)
+    before = signal.signal(signal.SIGTERM, stop)
+    try: yield
+    finally: signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0018
-def _learned(model, batches, options, out, quiet, held_out):
-    "`narrow` with its checkpoint in the folder, and a bar."
-    at = out/'checkpoint.pt'
-    rows = read_state(at, {'rows'})['rows'] if at.exists() else []
-    done = len(rows) if isinstance(rows, list) else 0    # `narrow` refuses what is no list
-    with Bar(options['steps']+options['heal'], 'narrow', quiet, done) as bar:
-        def on_step(row):
-            share = f"share {row['share']:.3f}" if 'share' in row else 'healing'
-            bar.step(f"loss {row['loss']:.4f}, {share}")
-        found = narrow(model, batches, checkpoint=at, on_step=on_step, held_out=held_out, **options)
-    if not found.rows: raise KeyboardInterrupt
-    if not found.finished and not quiet:
-        done = f"{len(found.rows)} of {options['steps']} steps"
-        what = f"stopped after {done}; the widths so far are kept"
-        print(what, file=sys.stderr)
-    return found
+def _learned(model, batches, options, out, shown, held_out, judging): # judging: seconds
+    "`narrow` with its checkpoint in the folder."
+    def on_step(row):
+        share = f"share {row['share']:.3f}" if 'share' in row else 'healing'
+        shown.note = f"loss {row['loss']:.4f}, {share}"
+    def on_stop(where, seconds):
+        shown.say(f"dynattn: stopped {where}; the widths so far are kept and judged, which takes "
+                  f"about {_duration(seconds+judging)}. Ctrl-C again leaves at once; "
+                  "the same command with --resume goes on")
+    return narrow(model, batches, checkpoint=out/'checkpoint.pt', on_step=on_step, on_stop=on_stop,
+                  on_progress=shown, held_out=held_out, **options)
 
-def _report(c, name, judge, found, batches, documents, quiet): # -> `Report`
+def _report(c, name, judged, found, batches, documents): # judged: `Report` of a `Judge`
     "The widths that the model of a run learned, and their cost."
     return replace(
-        judge.measured(found, quiet), model=str(name), config=asdict(c),
+        judged, model=str(name), config=asdict(c),
         healed=found.healed and asdict(found.healed), steps=found.rows,
         finished=found.finished, rise=found.rise, seconds=found.seconds, documents=documents,
         learned_tokens=sum(batches[row['text']]['input_ids'].numel() for row in found.rows),
         learned_texts=sum(len(b['input_ids']) for b in batches),
         asking=sum(int(b['asked'].any(1).sum()) for b in batches))
 
+def _write_report(run, report, left_out):
+    "The report and the result of a run, whether it was judged or not."
+    parts = [report.summary(markdown), f"## The widths\n\n```text\n{report.bars()}\n```",
+             *([f"## What was left out\n\n{markdown(left_out)}"] if left_out else []),
+             f"## The run\n\n```json\n{json.dumps(report.config, indent=1)}\n```"]
+    run.write_report('How far every head looks', parts, [], asdict(report))
+
 # %% ../../nbs/narrow/85_command.ipynb #c66d0019
-def _narrow_run(name, c, out, resume, quiet): # -> `Report`
+_UNJUDGED = "The run was stopped before this model was judged. " \
+            "The same command with `--resume` judges it."
+
+def _stopped(run, shown, saved, error):
+    "Say in the folder, or after the word `interrupted`, where a run was left."
+    shown.close()
+    if saved: return error.add_note('; the model in the folder is whole, but not judged')
+    if (run.folder/'report.md').exists(): return    # of the model that an earlier run left here
+    said = (f"# How far every head looks\n\n**The run was stopped in the stage {shown.name!r}. "
+            "There is no model yet, and nothing was judged. "
+            "The same command with `--resume` goes on.**\n")
+    with interrupts_wait(): write_atomic(run.folder/'report.md', said)
+
+def _narrow_run(name, c, out, resume, shown): # -> `Report`
     "Narrow a model on documents, evaluate it, and write the model and a report."
     run = Run(Path(out), _RUN_FILES, dict(model=str(name), **asdict(c)))
     out,options = run.folder,{f.name: getattr(c, f.name) for f in fields(NarrowOptions)}
     _check_out(run, resume)
+    shown('load the model', 0, None)
     model,tokenizer = load_pretrained(name)
     causal = model.get_output_embeddings() is not None
+    shown('read the texts', 0, None)
     batches,texts,documents,left_out = _read_texts(c, tokenizer, causal)
-    if left_out and not quiet: print(left_out, file=sys.stderr)
+    if left_out and not shown.quiet: shown.say(left_out)
     try:
         _check_fits(model, [*batches, *texts])
         Narrower.check(model, batches, NarrowOptions(**options), texts)
         seconds = _check_reads(switch(model), batches[0]['input_ids'][:1])
         with run.locked():
-            write_atomic(out/'settings.json', json.dumps(run.settings, indent=1))
-            asked = _asking(tokenizer, c, causal)
-            if not quiet: print(_plan(seconds, c, len(texts), asked), file=sys.stderr)
-            held_out = [text['input_ids'][0] for text in texts]
-            held_out = _with_facts(held_out, tokenizer, replace(c, batch=1), causal)
-            judge = Judge(model, tokenizer, texts, c.context)
-            found = _learned(model, batches, options, out, quiet, held_out)
-            _save_folder(model, tokenizer, name, out)
-            report = _report(c, name, judge, found, batches, documents, quiet)
-            parts = [report.summary(markdown), f"## The widths\n\n```text\n{report.bars()}\n```",
-                     *([f"## What was left out\n\n{markdown(left_out)}"] if left_out else []),
-                     f"## The run\n\n```json\n{json.dumps(report.config, indent=1)}\n```"]
-            run.write_report('How far every head looks', parts, [], asdict(report))
-            return report
+            saved = False
+            try:
+                write_atomic(out/'settings.json', json.dumps(run.settings, indent=1))
+                of_run = seconds,c,len(texts),_asking(tokenizer, c, causal)
+                if not shown.quiet: shown.say(_plan(*of_run))
+                held_out = [text['input_ids'][0] for text in texts]
+                held_out = _with_facts(held_out, tokenizer, replace(c, batch=1), causal)
+                judge = Judge(model, tokenizer, texts, c.context, c.judged, c.seed, shown)
+                found = _learned(model, batches, options, out, shown, held_out,
+                                 _durations(*of_run)[1])
+                rest = found,batches,documents
+                shown('save', 0, None)
+                with interrupts_wait():    # the folder has the model and says what it is
+                    _save_folder(model, tokenizer, name, out)
+                    unjudged = judge.unmeasured(found, _UNJUDGED)
+                    _write_report(run, _report(c, name, unjudged, *rest), left_out)
+                    saved = True
+                report = _report(c, name, judge.measured(found, shown), *rest)
+                _write_report(run, report, left_out)
+                return report
+            except KeyboardInterrupt as e:
+                _stopped(run, shown, saved, e)
+                raise
     except ValueError as e: raise UserError(str(e)) from e
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0322
 _SHARES = .5, .35, .25, .15, .1, .05
 
-def _previewed(judge, curves, on_share):
-    """For the full model and each share: share, mean rise in loss or distance of embeddings, right
-    answers or None."""
-    def right(grid): return None if grid is None else sum(grid.right[0])/len(grid.right[0])
-    rows = [(1., 0., right(judge.recalled))]
+def _previewed(judge, curves, on_progress):
+    """For the full model and each share: share, mean rise in loss or distance of embeddings, and
+    `Recall` or None."""
+    rows = [(1., 0., judge.recalled)]
     add_windows(judge.model, n_global=curves.budget.sinks)
     least = curves.budget.share(torch.ones(1)).item()
-    for share in (s for s in _SHARES if s>=least):
+    shares = [share for share in _SHARES if share>=least]
+    texts = len(judge.texts)+(judge.asking() if judge.recalled else 0)
+    stage = Stage(on_progress, 'shares', len(shares)*texts)
+    for share in shares:
         set_widths(judge.model, curves.widths(share))
-        changes = judge.reference.changes()
-        rows.append((share, sum(changes)/len(changes), right(judge.recalled and judge.grid())))
-        on_share()
+        changes = judge.reference.changes(stage.step)
+        recall = judge.recalled and judge.grid(stage.step)
+        rows.append((share, sum(changes)/len(changes), recall))
     return rows
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0343
+def _right(recall): # -> the share of right answers, None where nothing was asked
+    return None if recall is None else sum(recall.right[0])/len(recall.right[0])
+
 def _preview_table(rows, causal):
     def shown(right): return '' if right is None else f'{right:.0%}'
-    cells = [(f'{share:.2f}', f'{rise:+.4f}', shown(right)) for share,rise,right in rows]
-    (_,_,of_full),*narrowed = rows
-    def recalls(right): return right is not None and of_full>0 and right>=.9*of_full
-    enough = [share for share,_,right in narrowed if recalls(right)]
-    said = ''
-    if enough:
-        said = f"{min(enough):.2f} is the smallest share tried that keeps nine tenths " \
-               "of the facts recalled. "
-    head = 'share','rise in loss' if causal else 'distance','facts recalled'
+    cells = [(f'{share:.2f}', f'{rise:+.4f}', shown(_right(recall))) for share,rise,recall in rows]
+    (_,_,full),*narrowed = rows
+    asked,said = '',''
+    if full is not None:
+        number = full.number*len(full.right[0])
+        asked = f' of {number}'
+        found = [(share, full.beside(recall)) for share,_,recall in narrowed]
+        enough = [(share, b) for share,b in found if b.enough and b.after>=.9*b.before]
+        if enough:
+            share,b = min(enough)
+            said = (f"{share:.2f} is the smallest share tried that keeps nine tenths of the "
+                    f"{b.before} right answers of the full model, of {b.asked} asked: {b.after} "
+                    f"({b.points}). ")
+    head = 'share','rise in loss' if causal else 'distance',f'facts recalled{asked}'
     shown = table(head, cells, printable)
     return f"{shown}\n\n{said}Learning mends some of the cost: leave `--preview` out."
 
-def _preview_run(name, c, quiet):
+def _preview_run(name, c, shown):
     "The rows of `--preview`, and whether the model is causal."
+    shown('load the model', 0, None)
     model,tokenizer = load_pretrained(name)
     causal = model.get_output_embeddings() is not None
     few = replace(c, steps=-(-8//c.batch), heal=0)
+    shown('read the texts', 0, None)
     batches,texts,_,left_out = _read_texts(few, tokenizer, causal)
-    if left_out and not quiet: print(left_out, file=sys.stderr)
+    if left_out and not shown.quiet: shown.say(left_out)
     try:
         _check_reads(switch(model), batches[0]['input_ids'][:1])
-        with Bar(len(batches)+len(_SHARES), 'preview', quiet, unit='text') as bar:
-            curves = cost_curves(model, batches, c.sinks, seed=c.seed, on_text=bar.step)
-            judge = Judge(model, tokenizer, texts[:2], c.context, 2)
-            return _previewed(judge, curves, bar.step),causal
+        curves = cost_curves(model, batches, c.sinks, seed=c.seed, on_progress=shown)
+        # four questions at each of eight distances: as many as a verdict needs
+        judge = Judge(model, tokenizer, texts[:2], c.context, 4, c.seed, shown)
+        return _previewed(judge, curves, shown),causal
     except ValueError as e: raise UserError(str(e)) from e
 
 # %% ../../nbs/narrow/85_command.ipynb #1360911f
-def _config(a):
-    "The settings of a call of the command, checked."
-    names = [f.name for f in fields(NarrowConfig)]
-    c = NarrowConfig(**{name: getattr(a, name) for name in names if hasattr(a, name)})
+def _in_bounds(c): # -> the same `NarrowConfig`
+    "Settings that a user gave, or that stand in a folder."
     for name,value in dict(context=c.context, batch=c.batch, judged=c.judged).items():
         if value<1: raise UserError(f"{name}: expected a whole number of 1 or more, got {value}")
     if c.facts is not None and not 0<=c.facts<=1:
@@ -419,6 +507,12 @@ def _config(a):
     try: c.check(c.context)
     except ValueError as e: raise UserError(str(e)) from e
     return c
+
+def _config(a):
+    "The settings of a call of the command, checked."
+    names = [f.name for f in fields(NarrowConfig)]
+    given = {name: getattr(a, name) for name in names if hasattr(a, name)}
+    return _in_bounds(NarrowConfig(**given))
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d001b
 def _quietly():
@@ -432,16 +526,19 @@ def run_narrow(
     "`dynattn narrow`."
     c = _config(a)
     _quietly()
-    if a.preview:
-        rows,causal = _preview_run(a.model, c, a.quiet)
-        print(json.dumps(rows) if a.json else _preview_table(rows, causal))
-        return 0
-    if a.out is None: raise UserError('out: expected a new folder, got none')
-    try: report = _narrow_run(a.model, c, a.out, a.resume, a.quiet)
-    except (KeyboardInterrupt, OSError) as e:
-        again = '; the same command with --resume goes on'
-        if any(Path(a.out).glob('checkpoint*.pt')): e.add_note(again)
-        raise
+    with closing(_Shown(a.quiet)) as shown, _terminable():
+        if a.preview:
+            rows,causal = _preview_run(a.model, c, shown)
+            shown.close()
+            plain = [(share, rise, _right(recall)) for share,rise,recall in rows]
+            print(json.dumps(plain) if a.json else _preview_table(rows, causal))
+            return 0
+        if a.out is None: raise UserError('out: expected a new folder, got none')
+        try: report = _narrow_run(a.model, c, a.out, a.resume, shown)
+        except (KeyboardInterrupt, OSError) as e:
+            again = '; the same command with --resume goes on'
+            if (Path(a.out)/'settings.json').exists(): e.add_note(again)
+            raise
     if a.json: print(json.dumps(asdict(report)))
     else:
         print(f"{report.bars()}\n\n{report.summary(printable)}\n")
@@ -451,9 +548,8 @@ def run_narrow(
 # %% ../../nbs/narrow/85_command.ipynb #c66d0132
 def _original(name, given=None): # a folder; the model that the user names
     """The model that a healed folder of `dynattn narrow` was made from; None where the weights did
-    not change. Only a
-    folder or a file that is here is taken from the result: a name would be fetched because a file
-    says so."""
+    not change. Only a folder or a file that is here is taken from the result: a name would be
+    fetched because a file says so."""
     if given: return given
     at = Path(name)/'result.json'
     if not at.exists(): return None
@@ -466,36 +562,66 @@ def _original(name, given=None): # a folder; the model that the user names
                     f"got {named!r:.80}, which is not here; "
                     "--model says which one it was")
 
-def _judge_run(name, c, quiet, original=None):
+def _settings_of(name): # -> those of the run that wrote the folder, or none
+    at = Path(name)/'settings.json'
+    if not at.is_file(): return {}
+    whole = read_json(at, {})
+    if not {'model','context','judged','keep'}<=whole.keys(): return {}    # of another program
+    return read_json(at, option_fields(NarrowConfig))
+
+def _judging(name, c, given): # a folder; `NarrowConfig`; names of the options that were given
+    """The settings by which a folder is judged: those of its run where none were given, and whether
+    its texts are those that the run held out."""
+    then = _settings_of(name)
+    if not then: return c,False
+    kept = {f.name: then[f.name] for f in fields(NarrowConfig)
+            if f.name in then and f.name not in given}
+    c = _in_bounds(replace(c, **kept))
+    same = all(then.get(k)==getattr(c, k) for k in ('pattern','field','context','seed'))
+    return c,same and os.path.realpath(then.get('data', ''))==os.path.realpath(c.data)
+
+def _texts_to_judge(c, tokenizer, held_out): # -> dicts, what is left out
+    "The texts in which facts are hidden: those that a run held out, or the first eight."
+    if held_out:
+        _,documents,_,source = _documents_of(c)
+        texts = _cut(documents, tokenizer, c.context, True, c.judged)
+    else:
+        source = _Documents(c)
+        texts = _cut(source, tokenizer, c.context, True, 8)
+    if texts: return [dict(input_ids=ids[None]) for ids in texts],source.said()
+    got = f'fewer in {c.data}{source.among()}'
+    raise UserError(f"data: expected {c.context} tokens or more, got {got}")
+
+def _judge_run(name, c, given, shown, original=None):
     "Lengths, distances, and the shares of right answers with full attention and with windows."
+    c,held_out = _judging(name, c, given)
+    shown('load the model', 0, None)
     model,tokenizer = load_pretrained(name, windows=True)
     if model.get_output_embeddings() is None:
         kind = type(model).__name__
         raise UserError(f"model: expected a language model, which can answer, got {kind}")
     try:
-        Recall.texts(tokenizer, c.context)    # raises where there are no tokens for digits
+        asking = c.judged*Recall.texts(tokenizer, c.context)    # refuses a tokenizer without digits
         origin = _original(name, original)
-        documents = _Documents(c)
-        texts = _cut(documents, tokenizer, c.context, True, 8)
-        if documents.said() and not quiet: print(documents.said(), file=sys.stderr)
-        if not texts:
-            got = f'fewer in {c.data}{documents.among()}'
-            raise UserError(f"data: expected {c.context} tokens or more, got {got}")
-        _check_reads(model, texts[0][None])
-        with Bar(None, 'judge', quiet, unit='text') as bar:
-            def grid(): return recall_grid(model, tokenizer, torch.cat(texts).tolist(), [c.context], c.judged,
-                                           seed=c.seed, on_text=bar.step)
-            layers = (m for m in model.modules() if isinstance(m, Learned))
-            learned = any(m.sigma_head is not None for m in layers)
-            narrow = grid() if learned else None
-            if origin:
-                model = load_pretrained(origin)[0]
-                _check_reads(model, texts[0][None])
-            with without_windows(model): full = grid()
+        shown('read the texts', 0, None)
+        texts,left_out = _texts_to_judge(c, tokenizer, held_out)
+        if left_out and not shown.quiet: shown.say(left_out)
+        _check_reads(model, texts[0]['input_ids'])
+        def grid(stage):
+            step = Stage(shown, stage, asking).step
+            return recalled(model, tokenizer, texts, c.context, c.judged, c.seed, step)
+        layers = (m for m in model.modules() if isinstance(m, Learned))
+        learned = any(m.sigma_head is not None for m in layers)
+        narrow = grid('recall') if learned else None
+        if origin:
+            shown('load the original', 0, None)
+            model = load_pretrained(origin)[0]
+            _check_reads(model, texts[0]['input_ids'])
+        with without_windows(model): full = grid('full recall')
     except ValueError as e: raise UserError(str(e)) from e
     said = "The model has no windows." if narrow is None else full.forgotten(narrow)
-    return dict(model=str(name), n=c.context, distances=full.distances[0], full=full.right[0],
-                windows=narrow and narrow.right[0], forgotten=said)
+    return dict(model=str(name), n=c.context, distances=full.distances[0], number=full.number,
+                full=full.right[0], windows=narrow and narrow.right[0], forgotten=said)
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0133
 def run_judge(
@@ -503,13 +629,14 @@ def run_judge(
 ) -> int: # exit status
     "`dynattn judge`."
     _quietly()
-    result = _judge_run(a.model, _config(a), a.quiet, a.original)
+    given = {f.name for f in fields(NarrowConfig) if hasattr(a, f.name)}
+    with closing(_Shown(a.quiet)) as shown, _terminable():
+        result = _judge_run(a.model, _config(a), given, shown, a.original)
     if a.json: print(json.dumps(result))
     else:
-        def right(way): return [f'{x:.2f}' for x in result[way]]
-        rows = [[way, *right(way)] for way in ('full','windows') if result[way]]
-        head = ['attention', *(f'{back:,.0f} back' for back in result['distances'])]
-        print(f"{result['forgotten']}\n\n{table(head, rows, printable)}")
+        rows = [([way], result[way]) for way in ('full','windows') if result[way]]
+        shown = recall_table(rows, ['attention'], result['distances'], result['number'], printable)
+        print('\n\n'.join(filter(None, [result['forgotten'], shown])))
     return 0
 
 # %% ../../nbs/narrow/85_command.ipynb #63e7007f

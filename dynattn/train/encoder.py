@@ -7,6 +7,7 @@ __all__ = ['refuse_torchs', 'EncoderLayer', 'EncoderConfig', 'Encoder', 'Classif
 
 # %% ../../nbs/train/50_encoder.ipynb #620cff09
 import dataclasses, json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from ..padding import PaddingMask, no_padding_mask
 from ..parts import FeedForward, sinusoidal_positions
 from ..window import Window
 from ..cache import WindowedLayer
+from ..kinds import checked, got
 from ..modules import MultiheadAttention, with_widths
 from ..saved import DamagedFile, read_intact, read_weights, write_atomic, write_weights
 
@@ -95,6 +97,7 @@ def _from_torch_layer(module, state, prefix, *_):
                 state[f'{prefix}feed_forward.{name}.{kind}'] = part
 
 # %% ../../nbs/train/50_encoder.ipynb #793b0036
+@checked(dim=1, heads=1, hidden=1, dropout=(0, 1), init_width=0, n_global=0)
 class EncoderLayer(nn.Module):
     "Pre-norm attention and feed-forward; loads the state of an `nn.TransformerEncoderLayer`."
     def __init__(self,
@@ -105,7 +108,7 @@ class EncoderLayer(nn.Module):
         *,
         # "learned": one width per head; "predicted": from the first token; w: |j-i| <= w; or None
         window:str|int|tuple|Window|None='learned',
-        init_width:float|list=64., # tokens, one or [H]: where a learned or predicted width starts
+        init_width:float|Sequence=64., # tokens, one or [H]: where a learned or predicted width starts
         alpha:str|float|None=None, # None: softmax; "learned": one per head; or a number >= 1
         n_global:int=1, # leading tokens that see and are seen by all
         causal:bool=False, # no token sees later ones
@@ -151,6 +154,18 @@ class EncoderLayer(nn.Module):
         return None if self.last is None else _counted(self, **self.last)
 
 # %% ../../nbs/train/50_encoder.ipynb #b2e1c375
+def _check_grams(name, x):
+    whole = isinstance(x, (tuple,list)) and all(type(n) is int for n in x)
+    if not whole: raise TypeError(f"{name}: expected a tuple of ints, got {got(x)}")
+    if not all(1<=n<=64 for n in x): # a hash takes n steps
+        raise ValueError(f"{name}: expected ints from 1 to 64, got {x!r:.80}")
+
+def _check_names(name, x):
+    named = isinstance(x, (tuple,list,str)) and all(isinstance(n, str) for n in x)
+    if not named: raise TypeError(f"{name}: expected a tuple of names, got {got(x)}")
+
+@checked(vocab=1, dim=1, heads=1, layers=1, hidden=1, dropout=(0, 1), patch=1, buckets=1,
+         window=0, alpha=1, init_width=0, n_global=0, grams=_check_grams, classes=_check_names)
 @dataclass(frozen=True)
 class EncoderConfig:
     "The configuration of an `Encoder` or a `Classifier`."
@@ -161,24 +176,23 @@ class EncoderConfig:
     hidden:int|None=None   # width of the feed-forward net (default 4D)
     dropout:float=0.       # of weights, of the nets, and of what both add, while training
     patch:int=1            # ids that are merged into one token
-    grams:tuple=()         # lengths, 1 to 64, of runs of ids that are looked up as well
+    grams:tuple|list=()         # lengths, 1 to 64, of runs of ids that are looked up as well
     buckets:int=8192       # rows of the table of each length
     window:str|int|None='learned' # "learned", "predicted" from [CLS], a half-width, or None
-    init_width:float|list=64.     # tokens: where learned and predicted widths start
+    init_width:float|Sequence=64. # tokens: where learned and predicted widths start
     alpha:str|float|None=None     # None: softmax; "learned"; or a number >= 1
     n_global:int=1         # [CLS] is the first token
     cls:bool=True          # whether there is a [CLS]; a stream has none, for it sums up everything
     causal:bool=False      # no token sees later ones
     impl:str='auto'        # the implementation of attention
     checkpoint:bool=False  # compute layers again in the backward pass instead of keeping them
-    classes:tuple=()       # names, for a `Classifier`
+    classes:tuple|list|str=()   # names, for a `Classifier`; a string names its letters
 
     def __post_init__(self):
         "Lists from JSON become tuples, so that a configuration equals its copy."
         listed = [k for k in ('grams','classes') if not isinstance(getattr(self, k), tuple)]
         if isinstance(self.init_width, list): listed.append('init_width')
         for k in listed: object.__setattr__(self, k, tuple(getattr(self, k)))
-        _check_config(self)
 
     def to_json(self) -> str: return json.dumps(dataclasses.asdict(self), indent=1)
 
@@ -209,25 +223,6 @@ class EncoderConfig:
                          f"got {least} or more")
 
 # %% ../../nbs/train/50_encoder.ipynb #c0f16d1c
-def _check_config(c):
-    least = dict(vocab=1, dim=1, heads=1, layers=1, buckets=1, patch=1, n_global=0)
-    if c.hidden is not None: least['hidden'] = 1
-    for name,low in least.items():
-        x = getattr(c, name)
-        most = 2**31-1 if name=='n_global' else 2**63-1
-        if type(x) is not int or not low<=x<=most:
-            raise ValueError(f"{name}: expected an int from {low} to {most}, got {x!r:.80}")
-    if not isinstance(c.dropout, (int, float)) or not 0<=c.dropout<=1:
-        raise ValueError(f"dropout: expected a number from 0 to 1, got {c.dropout!r:.80}")
-    if c.window is not None and not isinstance(c.window, (str, int)):
-        raise TypeError("window: expected 'learned', 'predicted', an int >= 0 or None, "
-                        f"got {c.window!r:.80}")
-    for name in ('cls','causal','checkpoint'):
-        if not isinstance(getattr(c, name), bool):
-            raise TypeError(f"{name}: expected a bool, got {getattr(c, name)!r:.80}")
-    if not all(isinstance(n, int) and 1<=n<=64 for n in c.grams):  # a hash takes n steps
-        raise ValueError(f"grams: expected ints from 1 to 64, got {c.grams!r:.80}")
-
 def _least_weights(c):
     "How many weights a model of this configuration has at least."
     tables = c.vocab*c.dim + len(c.grams)*c.buckets*c.dim
@@ -287,6 +282,7 @@ class _Embedding(nn.Module):
         return self.place(x, offset), None if padding is None else PaddingMask(keep)
 
 # %% ../../nbs/train/50_encoder.ipynb #b75c30ee
+@checked()
 class Encoder(nn.Module):
     "Ids to states; token 0 is [CLS]."
     def __init__(self,
@@ -337,6 +333,7 @@ def _flops(model):
                 dense=per_pair*heads*(_seen(model, 'tokens')**2).sum().item())
 
 # %% ../../nbs/train/50_encoder.ipynb #9447fa6e
+@checked()
 class Classifier(nn.Module):
     "One of `config.classes` for a sequence, from the state of its [CLS]."
     def __init__(self,
