@@ -264,7 +264,7 @@ def _real(mask):
     return mask.keep.flatten().nonzero().squeeze(1)
 
 def _misfit(x, expected, dim=0): # -> an error, to be raised
-    "The error of a tensor that has no tokens where the mask has them, or of a wrong axis."
+    "The error for a tensor that has no tokens where the mask has them, or for its axis."
     if not isinstance(x, Tensor): return TypeError(f"x: expected a tensor, got {got(x)}")
     if isinstance(dim, bool) or not isinstance(dim, int):
         return TypeError(f"dim: expected an int, got {got(dim)}")

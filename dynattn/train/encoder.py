@@ -7,6 +7,7 @@ __all__ = ['refuse_torchs', 'EncoderLayer', 'EncoderConfig', 'Encoder', 'Classif
 
 # %% ../../nbs/train/50_encoder.ipynb #620cff09
 import dataclasses, json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -107,7 +108,7 @@ class EncoderLayer(nn.Module):
         *,
         # "learned": one width per head; "predicted": from the first token; w: |j-i| <= w; or None
         window:str|int|tuple|Window|None='learned',
-        init_width:float|list=64., # tokens, one or [H]: where a learned or predicted width starts
+        init_width:float|Sequence=64., # tokens, one or [H]: where a learned or predicted width starts
         alpha:str|float|None=None, # None: softmax; "learned": one per head; or a number >= 1
         n_global:int=1, # leading tokens that see and are seen by all
         causal:bool=False, # no token sees later ones
@@ -163,7 +164,8 @@ def _check_names(name, x):
     named = isinstance(x, (tuple,list,str)) and all(isinstance(n, str) for n in x)
     if not named: raise TypeError(f"{name}: expected a tuple of names, got {got(x)}")
 
-@checked(grams=_check_grams, classes=_check_names, init_width=0)
+@checked(vocab=1, dim=1, heads=1, layers=1, hidden=1, dropout=(0, 1), patch=1, buckets=1,
+         window=0, alpha=1, init_width=0, n_global=0, grams=_check_grams, classes=_check_names)
 @dataclass(frozen=True)
 class EncoderConfig:
     "The configuration of an `Encoder` or a `Classifier`."
@@ -177,7 +179,7 @@ class EncoderConfig:
     grams:tuple|list=()         # lengths, 1 to 64, of runs of ids that are looked up as well
     buckets:int=8192       # rows of the table of each length
     window:str|int|None='learned' # "learned", "predicted" from [CLS], a half-width, or None
-    init_width:float|list|tuple=64. # tokens: where learned and predicted widths start
+    init_width:float|Sequence=64. # tokens: where learned and predicted widths start
     alpha:str|float|None=None     # None: softmax; "learned"; or a number >= 1
     n_global:int=1         # [CLS] is the first token
     cls:bool=True          # whether there is a [CLS]; a stream has none, for it sums up everything
@@ -191,7 +193,6 @@ class EncoderConfig:
         listed = [k for k in ('grams','classes') if not isinstance(getattr(self, k), tuple)]
         if isinstance(self.init_width, list): listed.append('init_width')
         for k in listed: object.__setattr__(self, k, tuple(getattr(self, k)))
-        _check_config(self)
 
     def to_json(self) -> str: return json.dumps(dataclasses.asdict(self), indent=1)
 
@@ -222,23 +223,6 @@ class EncoderConfig:
                          f"got {least} or more")
 
 # %% ../../nbs/train/50_encoder.ipynb #c0f16d1c
-def _check_config(c):
-    least = dict(vocab=1, dim=1, heads=1, layers=1, buckets=1, patch=1, n_global=0)
-    if c.hidden is not None: least['hidden'] = 1
-    for name,low in least.items():
-        x = getattr(c, name)
-        most = 2**31-1 if name=='n_global' else 2**63-1
-        if type(x) is not int or not low<=x<=most:
-            raise ValueError(f"{name}: expected an int from {low} to {most}, got {x!r:.80}")
-    if not isinstance(c.dropout, (int, float)) or not 0<=c.dropout<=1:
-        raise ValueError(f"dropout: expected a number from 0 to 1, got {c.dropout!r:.80}")
-    if c.window is not None and not isinstance(c.window, (str, int)):
-        raise TypeError("window: expected 'learned', 'predicted', an int >= 0 or None, "
-                        f"got {c.window!r:.80}")
-    for name in ('cls','causal','checkpoint'):
-        if not isinstance(getattr(c, name), bool):
-            raise TypeError(f"{name}: expected a bool, got {getattr(c, name)!r:.80}")
-
 def _least_weights(c):
     "How many weights a model of this configuration has at least."
     tables = c.vocab*c.dim + len(c.grams)*c.buckets*c.dim

@@ -108,7 +108,7 @@ def _model_config(c, classes): # the run's options; names
         impl=c.impl,
         window=_window(c),
         alpha=_alpha(c),
-        grams=map(int, _grams(c)),
+        grams=tuple(map(int, _grams(c))),
         classes=tuple(classes))
 
 def _try_model(c):
