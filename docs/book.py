@@ -36,6 +36,9 @@ GROUPS = {          # one line each, for the page of a group
     'Reference': 'The API, notation, references, file formats, figures and widgets.'}
 LESSONS = [Path(f'{name}.ipynb') for name in ('01_padding', '02_parts', '10_sigma', '12_smoothing', '18_chunks', '21_family')]
 AFTER = Path('80_worth.ipynb')      # the last stop of the path
+BEHIND = {Path(f'{name}.ipynb'): Path(f'{lesson}.ipynb') for name,lesson in {       # short lessons, and the lesson each belongs to
+    '03_metrics': '02_parts', '11_curve': '12_smoothing', '13_vanishing': '12_smoothing', '14_window': '12_smoothing',
+    '23_sparsity': '21_family'}.items()}
 ORDER = [(part, place) for part,places in PARTS.items() for place in places]
 
 @dataclass
