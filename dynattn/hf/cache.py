@@ -13,13 +13,14 @@ from textwrap import dedent
 import torch
 from torch import Tensor, nn
 from ..cache import WindowedLayer, check_rows, check_state
+from ..configs import cache_argument
 from ..saved import read_weights, write_weights
 from .layers import PreTrainedModel, attention_layers
 from .plugin import LayerCall
 import transformers
 from transformers.cache_utils import (
     Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer)
-from transformers.generation import GenerationMode
+from transformers.generation import GenerationMixin, GenerationMode
 
 # %% ../../nbs/hf/57_cache.ipynb #5473d3ad
 class _KeptLayer(CacheLayerMixin):
@@ -165,18 +166,26 @@ def _names(nodes, kind): # of a syntax tree; ast.Load or ast.Store
     found = (x for node in nodes for x in ast.walk(node) if isinstance(x, ast.Name))
     return [x for x in found if isinstance(x.ctx, kind)]
 
-def _assigned(tree, method): # -> names, the first line behind them
-    "The names to which calls of this method are assigned."
+def _updates(value): # the right side of an assignment
+    "Whether it is a call of a cache's `update`."
+    return isinstance(value, ast.Call) and getattr(value.func, 'attr', None)=='update'
+
+def _looks_up(value): # the right side of an assignment
+    "Whether it takes the attention function from the registry; transformers 5.0 does by its key."
+    if isinstance(value, ast.Subscript): return ast.unparse(value.value)=='ALL_ATTENTION_FUNCTIONS'
+    return isinstance(value, ast.Call) and getattr(value.func, 'attr', None)=='get_interface'
+
+def _assigned(tree, is_meant): # is_meant: of the right side -> names, the first line behind them
+    "The names to which such values are assigned."
     assigned = (x for x in ast.walk(tree) if isinstance(x, (ast.Assign, ast.AnnAssign)))
-    found = [x for x in assigned if isinstance(x.value, ast.Call)]
-    found = [x for x in found if getattr(x.value.func, 'attr', None)==method]
+    found = [x for x in assigned if is_meant(x.value)]
     return {x.id for x in _names(found, ast.Store)},min((x.end_lineno for x in found), default=0)
 
 def _calls(nodes, functions): # names
     calls = [x for node in nodes for x in ast.walk(node) if isinstance(x, ast.Call)]
     return [call for call in calls if getattr(call.func, 'id', None) in functions]
 
-def _for_others(tree, functions): # functions: names of what `get_interface` returned
+def _for_others(tree, functions): # functions: names of attention functions from the registry
     """Code that runs for other implementations only: for flash attention, and instead of a
     call of the interface."""
     for x in ast.walk(tree):
@@ -191,13 +200,13 @@ def _hands_on(cls): # of an attention layer
     nowhere else."""
     try: tree = ast.parse(dedent(inspect.getsource(cls.forward)))
     except (OSError, TypeError): return False
-    (returned,since),(functions,_) = _assigned(tree, 'update'),_assigned(tree, 'get_interface')
+    returned,since = _assigned(tree, _updates)
+    functions,_ = _assigned(tree, _looks_up)
     calls = _calls([tree], functions)
     passed = [argument for call in calls for argument in (*call.args, *call.keywords)]
     allowed = {id(x) for x in _names([*passed, *_for_others(tree, functions)], ast.Load)}
     read = [x for x in _names([tree], ast.Load) if x.id in returned and x.lineno>since]
     return bool(returned) and all(id(x) in allowed for x in read)
-
 
 # %% ../../nbs/hf/57_cache.ipynb #57a0c008
 def _attending(model):
@@ -384,23 +393,38 @@ def _records(options, mode):
     takes_back = options.is_assistant or mode is GenerationMode.ASSISTED_GENERATION
     return takes_back and not hasattr(Cache, 'activate_past_recording')
 
+_CACHE_NAMES = 'cache','past_key_values'
+
+def _usual(model, options, arguments): # arguments: of `forward`, prepared -> (name, cache)
+    """The `DynamicCache` that this call of `generate` fills, and the name of the argument; None
+    twice where it fills another or none."""
+    for name in _CACHE_NAMES:
+        if arguments.get(name) is not None:
+            is_usual = type(arguments[name]) is DynamicCache
+            return (name, arguments[name]) if is_usual else (None, None)
+    # transformers 5.0 has none yet: `forward` makes it
+    prepares = type(model)._prepare_cache_for_generation
+    is_own = prepares is not GenerationMixin._prepare_cache_for_generation
+    if is_own or not options.use_cache: return None, None
+    name = cache_argument(model)
+    return (name, DynamicCache(config=model.config)) if name else (None, None)
+
 def _prepare_cache(model, generation_config, model_kwargs, generation_mode, *args, **kwargs):
-    """A model's own, with a `WindowedCache` where it makes a `DynamicCache` that nobody named and
+    """A model's own, with a `WindowedCache` in the place of a `DynamicCache` that nobody named and
     that one can replace."""
     usual = type(model)._prepare_cache_for_generation
-    names = ('cache','past_key_values')
-    given = next((model_kwargs[name] for name in names if model_kwargs.get(name) is not None), None)
+    given = next((model_kwargs[name] for name in _CACHE_NAMES
+                  if model_kwargs.get(name) is not None), None)
     if isinstance(given, WindowedCache): _check_given(model, generation_config, given)
     result = usual(model, generation_config, model_kwargs, generation_mode, *args, **kwargs)
     if given is not None or generation_config.cache_implementation is not None: return result
-    name = next((name for name in names if type(model_kwargs.get(name)) is DynamicCache), None)
+    name,cache = _usual(model, generation_config, model_kwargs)
     if name is None or _wants_all(model, generation_config): return result
     if _records(generation_config, generation_mode): return result
-    if _unserved(model, model_kwargs[name].layers) is None:
+    if _unserved(model, cache.layers) is None:
         model_kwargs[name] = WindowedCache(model)
         if generation_config.is_assistant: model_kwargs[name].activate_past_recording()
     return result
-
 
 # %% ../../nbs/hf/57_cache.ipynb #57a0c007
 def hand_out(
