@@ -12,8 +12,9 @@ from functools import cache, partial
 from textwrap import dedent
 import torch
 from torch import Tensor, nn
-from ..cache import WindowedLayer, check_rows, check_state
+from ..cache import WindowedLayer, check_rows, check_state, state_at
 from ..configs import cache_argument
+from ..kinds import integer
 from ..saved import read_weights, write_weights
 from .layers import PreTrainedModel, attention_layers
 from .plugin import LayerCall
@@ -32,6 +33,7 @@ class _KeptLayer(CacheLayerMixin):
         super().__init__()
         self.windows = self.waiting = self.restored = None
         self.version = 0
+        self.most_snapshots = 0
 
     def lazy_initialization(self, key_states, value_states):
         self.dtype,self.device = key_states.dtype,key_states.device
@@ -77,6 +79,12 @@ class _KeptLayer(CacheLayerMixin):
         if self.restored is not None: return self.restored[0]['seen']
         return 0 if self.windows is None else self.windows.seen
 
+    @property
+    def snapshots(self): # lengths to which `crop` goes back
+        if self.restored is not None:
+            return [one['seen'] for one in self.restored[0].get('snapshots', dict(held=[]))['held']]
+        return [] if self.windows is None else [one.seen for one in self.windows.snapshots]
+
     def reset(self):
         self.waiting,self.restored = None,None
         if self.windows is not None: self.windows.reset()
@@ -89,6 +97,10 @@ class _KeptLayer(CacheLayerMixin):
                              f"got {tokens_to_remove!r}")
         if _KEEPS and tokens_to_remove>=0: tokens = max(self.stored-tokens_to_remove, 0)
         else: tokens = -tokens_to_remove
+        left = self.stored-tokens
+        if self.restored is not None and tokens and left in self.snapshots:
+            self.restored = state_at(*self.restored, left)
+            return
         if self.restored is not None and tokens:
             raise RuntimeError("cache: expected a call of the model after WindowedCache.load "
                                "before tokens are "
@@ -145,6 +157,7 @@ class _NewKeys:
         if layer.windows is None:
             options = dict(window=call.sight.window, scale=call.scaling)
             options |= call.own_terms() | call.learned_terms()
+            options['snapshots'] = layer.most_snapshots
             layer.windows = WindowedLayer(call.q.shape[1], self.k.shape[1], **options)
             layer.version = version
         if layer.version!=version:
@@ -257,6 +270,8 @@ class WindowedCache(Cache):
         model:PreTrainedModel, # causal, its attention is 'dynattn'
         # keep the keys of layers that are not at work in the memory of the CPU
         offloading:bool=False,
+        # the newest calls of several tokens to whose end `crop` goes back, though keys are gone
+        snapshots:int=0,
     ):
         config = getattr(model, 'config', None)
         if config is None or getattr(config, 'is_encoder_decoder', False):
@@ -273,15 +288,27 @@ class WindowedCache(Cache):
                              "values, got "
                              f"{type(model).__name__}, {unserved}; "
                              "leave the cache to generate, which takes transformers' own")
+        most = integer('snapshots', snapshots, 0)
         keeps = [_KeptLayer() if isinstance(layer, DynamicLayer) else layer for layer in layers]
+        for layer in keeps:
+            if isinstance(layer, _KeptLayer): layer.most_snapshots = most
+            elif most:
+                raise ValueError("snapshots: expected 0 for a model with layers that keep other "
+                                 f"states, got {most} and a {type(layer).__name__}")
         super().__init__(layers=keeps, offloading=offloading,
                          **(dict(offload_only_non_sliding=False) if offloading else {}))
 
     @property
     def nbytes(self) -> int: # bytes
-        "Memory of all keys and values."
+        "Memory of all keys and values, with those of the snapshots."
         kept = (layer.windows for layer in self.layers if isinstance(layer, _KeptLayer))
         return sum(windows.nbytes for windows in kept if windows is not None)
+
+    @property
+    def snapshots(self) -> list: # numbers of tokens, the smallest first
+        "The lengths of the text to which `crop` goes back, though keys are gone."
+        kept = [layer.snapshots for layer in self.layers if isinstance(layer, _KeptLayer)]
+        return sorted(set.intersection(*map(set, kept)))
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs) -> tuple:
         "The new keys of a layer. All layers of a call begin with as many tokens."
@@ -351,9 +378,10 @@ class WindowedCache(Cache):
             if state and not isinstance(layer, _KeptLayer):
                 raise ValueError(f"path: expected no keys of layer {i}, which keeps other states, "
                                  "got some")
-            if state: layer.restored = state
+            if not state: continue
+            layer.restored = state
+            layer.most_snapshots = state[0].get('snapshots', dict(most=0))['most']
         return cache
-
 
 # %% ../../nbs/hf/57_cache.ipynb #57a0c005
 def _drops(layer): # an attention layer
@@ -503,7 +531,11 @@ def _states(notes, tensors): # a list, as JSON; tensors by name
         try: check_state(*state) if state else None
         except (TypeError,ValueError) as e: raise ValueError(f"layer {i}: {e}") from e
     def rows(note, part): return len(part['0.k']) if note['seen'] else 0
+    def snapshots(note): # tokens of each
+        return tuple(one['seen'] for one in note.get('snapshots', dict(held=[]))['held'])
     shapes = {(note['seen'], rows(note, part)) for note,part in filter(None, states)}
+    if len({snapshots(note) for note,_ in filter(None, states)})>1:
+        raise ValueError("layers: expected the same snapshots in each, got others")
     if len(shapes)>1:
         raise ValueError(f"layers: expected as many tokens and rows in each, got {sorted(shapes)}")
     padded = [part.get('padded') for note,part in filter(None, states) if note['n_global']]
