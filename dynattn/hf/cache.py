@@ -12,14 +12,16 @@ from functools import cache, partial
 from textwrap import dedent
 import torch
 from torch import Tensor, nn
-from ..cache import WindowedLayer, check_rows, check_state
+from ..cache import WindowedLayer, check_rows, check_state, state_at
+from ..configs import cache_argument
+from ..kinds import integer
 from ..saved import read_weights, write_weights
 from .layers import PreTrainedModel, attention_layers
 from .plugin import LayerCall
 import transformers
 from transformers.cache_utils import (
     Cache, CacheLayerMixin, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer)
-from transformers.generation import GenerationMode
+from transformers.generation import GenerationMixin, GenerationMode
 
 # %% ../../nbs/hf/57_cache.ipynb #5473d3ad
 class _KeptLayer(CacheLayerMixin):
@@ -31,6 +33,7 @@ class _KeptLayer(CacheLayerMixin):
         super().__init__()
         self.windows = self.waiting = self.restored = None
         self.version = 0
+        self.most_snapshots = 0
 
     def lazy_initialization(self, key_states, value_states):
         self.dtype,self.device = key_states.dtype,key_states.device
@@ -76,6 +79,12 @@ class _KeptLayer(CacheLayerMixin):
         if self.restored is not None: return self.restored[0]['seen']
         return 0 if self.windows is None else self.windows.seen
 
+    @property
+    def snapshots(self): # lengths to which `crop` goes back
+        if self.restored is not None:
+            return [one['seen'] for one in self.restored[0].get('snapshots', dict(held=[]))['held']]
+        return [] if self.windows is None else [one.seen for one in self.windows.snapshots]
+
     def reset(self):
         self.waiting,self.restored = None,None
         if self.windows is not None: self.windows.reset()
@@ -88,6 +97,10 @@ class _KeptLayer(CacheLayerMixin):
                              f"got {tokens_to_remove!r}")
         if _KEEPS and tokens_to_remove>=0: tokens = max(self.stored-tokens_to_remove, 0)
         else: tokens = -tokens_to_remove
+        left = self.stored-tokens
+        if self.restored is not None and tokens and left in self.snapshots:
+            self.restored = state_at(*self.restored, left)
+            return
         if self.restored is not None and tokens:
             raise RuntimeError("cache: expected a call of the model after WindowedCache.load "
                                "before tokens are "
@@ -144,6 +157,7 @@ class _NewKeys:
         if layer.windows is None:
             options = dict(window=call.sight.window, scale=call.scaling)
             options |= call.own_terms() | call.learned_terms()
+            options['snapshots'] = layer.most_snapshots
             layer.windows = WindowedLayer(call.q.shape[1], self.k.shape[1], **options)
             layer.version = version
         if layer.version!=version:
@@ -165,18 +179,26 @@ def _names(nodes, kind): # of a syntax tree; ast.Load or ast.Store
     found = (x for node in nodes for x in ast.walk(node) if isinstance(x, ast.Name))
     return [x for x in found if isinstance(x.ctx, kind)]
 
-def _assigned(tree, method): # -> names, the first line behind them
-    "The names to which calls of this method are assigned."
+def _updates(value): # the right side of an assignment
+    "Whether it is a call of a cache's `update`."
+    return isinstance(value, ast.Call) and getattr(value.func, 'attr', None)=='update'
+
+def _looks_up(value): # the right side of an assignment
+    "Whether it takes the attention function from the registry; transformers 5.0 does by its key."
+    if isinstance(value, ast.Subscript): return ast.unparse(value.value)=='ALL_ATTENTION_FUNCTIONS'
+    return isinstance(value, ast.Call) and getattr(value.func, 'attr', None)=='get_interface'
+
+def _assigned(tree, is_meant): # is_meant: of the right side -> names, the first line behind them
+    "The names to which such values are assigned."
     assigned = (x for x in ast.walk(tree) if isinstance(x, (ast.Assign, ast.AnnAssign)))
-    found = [x for x in assigned if isinstance(x.value, ast.Call)]
-    found = [x for x in found if getattr(x.value.func, 'attr', None)==method]
+    found = [x for x in assigned if is_meant(x.value)]
     return {x.id for x in _names(found, ast.Store)},min((x.end_lineno for x in found), default=0)
 
 def _calls(nodes, functions): # names
     calls = [x for node in nodes for x in ast.walk(node) if isinstance(x, ast.Call)]
     return [call for call in calls if getattr(call.func, 'id', None) in functions]
 
-def _for_others(tree, functions): # functions: names of what `get_interface` returned
+def _for_others(tree, functions): # functions: names of attention functions from the registry
     """Code that runs for other implementations only: for flash attention, and instead of a
     call of the interface."""
     for x in ast.walk(tree):
@@ -191,13 +213,13 @@ def _hands_on(cls): # of an attention layer
     nowhere else."""
     try: tree = ast.parse(dedent(inspect.getsource(cls.forward)))
     except (OSError, TypeError): return False
-    (returned,since),(functions,_) = _assigned(tree, 'update'),_assigned(tree, 'get_interface')
+    returned,since = _assigned(tree, _updates)
+    functions,_ = _assigned(tree, _looks_up)
     calls = _calls([tree], functions)
     passed = [argument for call in calls for argument in (*call.args, *call.keywords)]
     allowed = {id(x) for x in _names([*passed, *_for_others(tree, functions)], ast.Load)}
     read = [x for x in _names([tree], ast.Load) if x.id in returned and x.lineno>since]
     return bool(returned) and all(id(x) in allowed for x in read)
-
 
 # %% ../../nbs/hf/57_cache.ipynb #57a0c008
 def _attending(model):
@@ -248,6 +270,8 @@ class WindowedCache(Cache):
         model:PreTrainedModel, # causal, its attention is 'dynattn'
         # keep the keys of layers that are not at work in the memory of the CPU
         offloading:bool=False,
+        # the newest calls of several tokens to whose end `crop` goes back, though keys are gone
+        snapshots:int=0,
     ):
         config = getattr(model, 'config', None)
         if config is None or getattr(config, 'is_encoder_decoder', False):
@@ -264,15 +288,27 @@ class WindowedCache(Cache):
                              "values, got "
                              f"{type(model).__name__}, {unserved}; "
                              "leave the cache to generate, which takes transformers' own")
+        most = integer('snapshots', snapshots, 0)
         keeps = [_KeptLayer() if isinstance(layer, DynamicLayer) else layer for layer in layers]
+        for layer in keeps:
+            if isinstance(layer, _KeptLayer): layer.most_snapshots = most
+            elif most:
+                raise ValueError("snapshots: expected 0 for a model with layers that keep other "
+                                 f"states, got {most} and a {type(layer).__name__}")
         super().__init__(layers=keeps, offloading=offloading,
                          **(dict(offload_only_non_sliding=False) if offloading else {}))
 
     @property
     def nbytes(self) -> int: # bytes
-        "Memory of all keys and values."
+        "Memory of all keys and values, with those of the snapshots."
         kept = (layer.windows for layer in self.layers if isinstance(layer, _KeptLayer))
         return sum(windows.nbytes for windows in kept if windows is not None)
+
+    @property
+    def snapshots(self) -> list: # numbers of tokens, the smallest first
+        "The lengths of the text to which `crop` goes back, though keys are gone."
+        kept = [layer.snapshots for layer in self.layers if isinstance(layer, _KeptLayer)]
+        return sorted(set.intersection(*map(set, kept)))
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs) -> tuple:
         "The new keys of a layer. All layers of a call begin with as many tokens."
@@ -342,9 +378,10 @@ class WindowedCache(Cache):
             if state and not isinstance(layer, _KeptLayer):
                 raise ValueError(f"path: expected no keys of layer {i}, which keeps other states, "
                                  "got some")
-            if state: layer.restored = state
+            if not state: continue
+            layer.restored = state
+            layer.most_snapshots = state[0].get('snapshots', dict(most=0))['most']
         return cache
-
 
 # %% ../../nbs/hf/57_cache.ipynb #57a0c005
 def _drops(layer): # an attention layer
@@ -384,23 +421,38 @@ def _records(options, mode):
     takes_back = options.is_assistant or mode is GenerationMode.ASSISTED_GENERATION
     return takes_back and not hasattr(Cache, 'activate_past_recording')
 
+_CACHE_NAMES = 'cache','past_key_values'
+
+def _usual(model, options, arguments): # arguments: of `forward`, prepared -> (name, cache)
+    """The `DynamicCache` that this call of `generate` fills, and the name of the argument; None
+    twice where it fills another or none."""
+    for name in _CACHE_NAMES:
+        if arguments.get(name) is not None:
+            is_usual = type(arguments[name]) is DynamicCache
+            return (name, arguments[name]) if is_usual else (None, None)
+    # transformers 5.0 has none yet: `forward` makes it
+    prepares = type(model)._prepare_cache_for_generation
+    is_own = prepares is not GenerationMixin._prepare_cache_for_generation
+    if is_own or not options.use_cache: return None, None
+    name = cache_argument(model)
+    return (name, DynamicCache(config=model.config)) if name else (None, None)
+
 def _prepare_cache(model, generation_config, model_kwargs, generation_mode, *args, **kwargs):
-    """A model's own, with a `WindowedCache` where it makes a `DynamicCache` that nobody named and
+    """A model's own, with a `WindowedCache` in the place of a `DynamicCache` that nobody named and
     that one can replace."""
     usual = type(model)._prepare_cache_for_generation
-    names = ('cache','past_key_values')
-    given = next((model_kwargs[name] for name in names if model_kwargs.get(name) is not None), None)
+    given = next((model_kwargs[name] for name in _CACHE_NAMES
+                  if model_kwargs.get(name) is not None), None)
     if isinstance(given, WindowedCache): _check_given(model, generation_config, given)
     result = usual(model, generation_config, model_kwargs, generation_mode, *args, **kwargs)
     if given is not None or generation_config.cache_implementation is not None: return result
-    name = next((name for name in names if type(model_kwargs.get(name)) is DynamicCache), None)
+    name,cache = _usual(model, generation_config, model_kwargs)
     if name is None or _wants_all(model, generation_config): return result
     if _records(generation_config, generation_mode): return result
-    if _unserved(model, model_kwargs[name].layers) is None:
+    if _unserved(model, cache.layers) is None:
         model_kwargs[name] = WindowedCache(model)
         if generation_config.is_assistant: model_kwargs[name].activate_past_recording()
     return result
-
 
 # %% ../../nbs/hf/57_cache.ipynb #57a0c007
 def hand_out(
@@ -479,7 +531,11 @@ def _states(notes, tensors): # a list, as JSON; tensors by name
         try: check_state(*state) if state else None
         except (TypeError,ValueError) as e: raise ValueError(f"layer {i}: {e}") from e
     def rows(note, part): return len(part['0.k']) if note['seen'] else 0
+    def snapshots(note): # tokens of each
+        return tuple(one['seen'] for one in note.get('snapshots', dict(held=[]))['held'])
     shapes = {(note['seen'], rows(note, part)) for note,part in filter(None, states)}
+    if len({snapshots(note) for note,_ in filter(None, states)})>1:
+        raise ValueError("layers: expected the same snapshots in each, got others")
     if len(shapes)>1:
         raise ValueError(f"layers: expected as many tokens and rows in each, got {sorted(shapes)}")
     padded = [part.get('padded') for note,part in filter(None, states) if note['n_global']]
