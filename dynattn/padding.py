@@ -48,7 +48,6 @@ def _bool(keep):
                     f"got {getattr(keep, 'dtype', type(keep).__name__)}; "
                     "PaddingMask reads other conventions")
 
-@checked()
 def masked_softmax(
     scores:Tensor, # [...,M] floating; -inf is as good as masked
     keep:Tensor|None=None, # bool, broadcasts to `scores`, `True` takes part

@@ -6,7 +6,9 @@ annotations in its signature, before its body runs. A value of another kind rais
 form "name: expected ..., got ...". Bounds of numbers are given by name: `@checked(heads=1, p=(0, 1))`.
 
 The decorator costs a microsecond or two in a call, so that functions in which this matters, such as
-`dynattn.attention`, check their arguments by hand, with `number` and `integer`. The decorator
+`dynattn.attention`, check their arguments by hand, with `number` and `integer`. So do those
+that give up a large argument before they return, such as `masked_softmax`: a call through the
+decorator holds its arguments to the end. The decorator
 does not check a compiled call a second time: nothing of it stays in a compiled program."""
 import inspect, math
 from collections.abc import Callable
