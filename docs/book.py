@@ -1,7 +1,7 @@
 """What the book is: its chapters in order, its parts, how long each notebook takes, and the copies for readers.
 
 `chapters()` is the one list that the sidebar (Sphinx's and Quarto's) and the tests go by."""
-import base64, json, lzma, re
+import ast, base64, json, lzma, re
 from dataclasses import dataclass
 from pathlib import Path
 from nbdev.config import get_config
@@ -36,6 +36,9 @@ GROUPS = {          # one line each, for the page of a group
     'Reference': 'The API, notation, references, file formats, figures and widgets.'}
 LESSONS = [Path(f'{name}.ipynb') for name in ('01_padding', '02_parts', '10_sigma', '12_smoothing', '18_chunks', '21_family')]
 AFTER = Path('80_worth.ipynb')      # the last stop of the path
+BEHIND = {Path(f'{name}.ipynb'): Path(f'{lesson}.ipynb') for name,lesson in {       # short lessons, and the lesson each belongs to
+    '03_metrics': '02_parts', '11_curve': '12_smoothing', '13_vanishing': '12_smoothing', '14_window': '12_smoothing',
+    '23_sparsity': '21_family'}.items()}
 ORDER = [(part, place) for part,places in PARTS.items() for place in places]
 
 @dataclass
@@ -152,11 +155,25 @@ for name,text in json.loads(lzma.decompress(b85decode(packed))).items():
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text, encoding='utf-8')'''
 
+def imported(script):
+    "Files of `benchmarks` and of its own folder that a script imports, and those that they import"
+    left,found = [script],set()
+    while left:
+        name = left.pop()
+        for node in ast.walk(ast.parse((cfg.config_path/name).read_text(encoding='utf-8'))):
+            modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level: modules = [node.module]
+            beside = {f'{folder}/{m}.py' for m in modules for folder in (Path(name).parent.as_posix(), 'benchmarks')}
+            new = {path for path in beside-found if (cfg.config_path/path).is_file()}
+            found |= new
+            left += new
+    return found
+
 def files(p):
     "Files of the repository that the notebook reads: path -> text"
     found = [m for c in taken(p) if c['cell_type']=='code' for m in READS.findall(source(c))]
     names = {f'benchmarks/results/{rows}' if rows else path for rows,path in found}
-    if any(re.match('(benchmarks|experiments)/.*py$', n) for n in names): names.add('benchmarks/harness.py')   # which they import
+    for name in [n for n in names if re.match('(benchmarks|experiments)/.*py$', n)]: names |= imported(name)
     return {n: (cfg.config_path/n).read_text(encoding='utf-8') for n in sorted(names) if (cfg.config_path/n).is_file()}
 
 def unpack(p):

@@ -91,8 +91,9 @@ def fold(source, later, drawn, printed, chapter=''):
 
 # The parts of a chapter
 
-PARTS = 'Your turn', 'In the library', 'From the sources', 'Solutions'     # headings of the second level, in this order
-FOLDED = PARTS[1:]              # a lesson and its exercise stand open
+SECOND = 'Two kinds of error'   # a second, optional lesson, which chapter 03 has
+PARTS = 'Your turn', SECOND, 'In the library', 'From the sources', 'Solutions'     # headings of the second level, in this order
+FOLDED = PARTS[2:]              # lessons and their exercise stand open
 
 def part(source):
     "The part that a Markdown cell begins, or ''"

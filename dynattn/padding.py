@@ -48,7 +48,6 @@ def _bool(keep):
                     f"got {getattr(keep, 'dtype', type(keep).__name__)}; "
                     "PaddingMask reads other conventions")
 
-@checked()
 def masked_softmax(
     scores:Tensor, # [...,M] floating; -inf is as good as masked
     keep:Tensor|None=None, # bool, broadcasts to `scores`, `True` takes part
@@ -264,7 +263,7 @@ def _real(mask):
     return mask.keep.flatten().nonzero().squeeze(1)
 
 def _misfit(x, expected, dim=0): # -> an error, to be raised
-    "What is wrong with a tensor that has no tokens where the mask has them, or with the axis."
+    "The error for a tensor that has no tokens where the mask has them, or for its axis."
     if not isinstance(x, Tensor): return TypeError(f"x: expected a tensor, got {got(x)}")
     if isinstance(dim, bool) or not isinstance(dim, int):
         return TypeError(f"dim: expected an int, got {got(dim)}")

@@ -23,6 +23,7 @@ from dynattn.sigma import SigmaHead, SigmaParameter
 from dynattn.window import Window
 sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 from harness import RESULTS, append, count_cpu_time, rows_of
+from rivals import Parabola, Pointers
 from worth_tasks import ASKED_NOT, TASKS, right_answers
 
 DIM,HEADS,HIDDEN,BATCH = 64,4,128,16
@@ -39,7 +40,7 @@ SLOPES = dict(half_alibi=(1., .25, 0., 0.), alibi=(.25, .0625, .015625, .0039062
 @dataclass(frozen=True)
 class Method:
     "How far a head looks and how it weighs what it sees."
-    window: str = 'none'          # none, fixed, span, learned or predicted
+    window: str = 'none'          # none, fixed, span, learned, predicted, or one of `RIVALS`
     width: int = 0                # half-width of a fixed window; 0: the best one of the search
     alpha: str = 'none'           # none (softmax), fixed (1.5) or learned
     scaled: bool = False          # scores times a learned factor that grows with the length (ASEntmax)
@@ -49,6 +50,8 @@ METHODS = dict(
     predicted=Method('predicted'), entmax=Method(alpha='fixed'), alpha=Method(alpha='learned'),
     learned_alpha=Method('learned', alpha='learned'),
     asentmax=Method(alpha='fixed', scaled=True))
+# Published windows with a learned width per head, in the place of `Window.default`; see rivals.py and chapter 16.
+RIVALS = dict(boundaries=Pointers(), parabola=Parabola(), bell='gaussian')
 SEARCHED = {f'fixed_{w}': Method('fixed', w) for w in WIDTHS}
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Mixer(nn.Module):
         self.method,self.positions,self.seen = method,s.positions,{}
         self.qkv,self.out = nn.Linear(DIM, 3*DIM),nn.Linear(DIM, DIM)
         self.sigma = self.alpha = None
-        if method.window in ('span','learned'): self.sigma = SigmaParameter(HEADS, init_width=s.init_width)
+        if method.window in ('span','learned',*RIVALS): self.sigma = SigmaParameter(HEADS, init_width=s.init_width)
         if method.window=='predicted': self.sigma = SigmaHead(DIM, HEADS, init_width=s.init_width)
         if method.alpha!='none': self.alpha = AlphaHead(HEADS, fixed=1.5 if method.alpha=='fixed' else None)
         # As in the authors' code, heads that have ALiBi are not scaled.
@@ -118,6 +121,7 @@ class Mixer(nn.Module):
         if kind=='none': return None
         if kind=='fixed': return self.method.width
         sigma = self.sigma(x) if kind=='predicted' else self.sigma()      # [B,H,N] or [H]
+        if kind in RIVALS: return Window(sigma, smooth=RIVALS[kind])
         return Window.span(sigma, RAMP) if kind=='span' else Window.default(sigma)
 
     def forward(self, x):
@@ -435,6 +439,12 @@ def few_runs(seed):
     for name in ('softmax','learned','predicted','alpha','learned_alpha'):
         yield Run('few', FOCUS, name, METHODS[name], seed, gentle(name, Settings(examples=64)))
 
+def rival_runs(seed, tasks):
+    "The tasks whose answers lie near, where a window pays, with the settings of `learned`."
+    for task in tasks:
+        if task in LOCAL_TASKS:
+            for name in RIVALS: yield Run('rivals', task, name, Method(name), seed, Settings())
+
 def best_width(rows, task, positions):
     "The narrowest fixed window whose accuracy at the length of training is within a hundredth of the best."
     found = {int(r['width']): float(r['accuracy']) for r in rows
@@ -452,6 +462,7 @@ def task_runs(seed, tasks, methods, positions, suite):
             yield Run(suite, task, name, METHODS[name], seed, gentle(name, s))
 
 LONG_TASKS = ('copy','reverse')    # of many steps; not run with a width per query, which has no band and takes long
+LOCAL_TASKS = ('local_count','two_back','flip_flop')
 # The methods that are run with ALiBi in half of the heads, on the short tasks and on the long ones.
 OTHER_POSITIONS = ('softmax','fixed','learned','alpha','learned_alpha','asentmax')
 LONG_POSITIONS = ('softmax','alpha','asentmax')
@@ -464,7 +475,8 @@ class Turn:
     seeds: int
 
 TURNS = dict(tasks=Turn(0, 1, 5), language=Turn(.1, 2.5, 5), settings=Turn(.2, 1.5, 5), positions=Turn(.3, 1.5, 5),
-             few=Turn(1.1, 1, 5), long=Turn(1.2, 2, 5), language_long=Turn(3, 1, 5), long_positions=Turn(4, 2, 5))
+             few=Turn(1.1, 1, 5), long=Turn(1.2, 2, 5), language_long=Turn(3, 1, 5), long_positions=Turn(4, 2, 5),
+             rivals=Turn(5, 1, 5))
 
 def stage(suite, seed, a):
     "The runs of one suite with one seed."
@@ -472,6 +484,7 @@ def stage(suite, seed, a):
     if suite in LANGUAGE_STEPS: return (Run(suite, '', *found[:2], seed, found[2]) for found in language_runs(suite))
     if suite=='settings': return setting_runs(seed)
     if suite=='few': return few_runs(seed)
+    if suite=='rivals': return rival_runs(seed, short)
     long = [t for t in a.task if t in LONG_TASKS]
     if suite=='long': return task_runs(seed, long, a.method, a.positions, 'tasks')
     if suite=='long_positions':

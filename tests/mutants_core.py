@@ -10,33 +10,34 @@ from pathlib import Path
 MUTANTS = [
     # bounds
     ("std::min(piece[1].hi, hi), false", "hi, false"),
-    ("lo = std::max(piece[1].lo, at-left), hi = at+nq+right;", "lo = std::max(piece[1].lo, at-left), hi = at+nq+right-1;"),
-    ("lo = std::max(piece[1].lo, at-left), hi", "lo = std::max(piece[1].lo, at-left+1), hi"),
+    ("hi = at+nq+head.right;", "hi = at+nq+head.right-1;"),
+    ("lo = std::max(piece[1].lo, at-head.left), hi", "lo = std::max(piece[1].lo, at-head.left+1), hi"),
     ("if (far && c.is_causal) hi = std::min(hi, at+nq);", "if (far && c.is_causal) hi = std::min(hi, at+nq-1);"),
-    ("const real *row = k+std::min(j+l, keys-1)*kr;", "const real *row = k+(j+l)*kr;"),
+    ("const real *row = k.p+std::min(j+l, keys-1)*k.row;", "const real *row = k.p+(j+l)*k.row;"),
     ("for (; r < rows; r++) micro<1,V>", "for (; r+1 < rows; r++) micro<1,V>"),
     ("std::min(text.origin+c.n_global, text.k1)", "std::min(text.origin+c.n_global-1, text.k1)"),
     ("while (x.k0 < x.k1 && !keep[x.k1-1]) x.k1--;", "while (x.k0 < x.k1 && !keep[x.k1-1]) x.k1 -= 2;"),
-    ("return c.alpha.data ? n+p.lead+5", "return c.alpha.data ? n-40"),
+    ("return n+p.lead+5;", "return n-40;"),
     # strides and places
-    ("return x.data+(b*x.b+head*x.h+i*x.n)*bytes_of(c.kind);", "return x.data+(b*x.b+head*x.n+i*x.n)*bytes_of(c.kind);"),
-    ("read_row(row, x+(first+j)*like.n*bytes_of(c.kind)", "read_row(row, x+(first+j)*d*bytes_of(c.kind)"),
+    ("return x.data+(b*x.b+h*x.h+i*x.n)*bytes_of(c.kind);", "return x.data+(b*x.b+h*x.n+i*x.n)*bytes_of(c.kind);"),
+    ("const Int row_bytes = x.like.n*bytes_of(c.kind);", "const Int row_bytes = x.d*bytes_of(c.kind);"),
     ("*sum = to+first%LANES*length+first/LANES*LANES", "*sum = to+first%LANES*length+(first/LANES+1)*LANES"),
-    ("seeds[i] = row_seed(c.seed, b*c.H+h, row+i);", "seeds[i] = row_seed(c.seed, h, row+i);"),
+    ("seeds[i] = row_seed(c.seed, head.b*c.H+head.h, row+i);", "seeds[i] = row_seed(c.seed, head.h, row+i);"),
     ("write(g.dsink, &Sums::sink, 1);", "write(g.dsink, &Sums::alpha, 1);"),
+    ("enum { SIGMA, ALPHA, SINK, TABLE };", "enum { SIGMA, ALPHA, SINK = 1, TABLE };"), # two sums in one place
     ("c.texts+5*(c.text_of[b]+t)", "c.texts+5*(c.text_of[0]+t)"),
     # lanes, signs, constants
     ("t = x < 0 ? -t : t;", "t = x < 0 ? t : t;"),
     ("return x == x ? t : x;", "return t;"),
     (".5550347269e-1f", ".5551347269e-1f"),
     ("9.618129107628477e-3", "9.618139107628477e-3"),
-    ("top[v]-high[v]", "high[v]-top[v]"),
+    ("L::exp2(top[v]-high), all", "L::exp2(high-top[v]), all"),
     ("unsolved = size >= enough,", "unsolved = size >= real(.1),"),
     ("eps <= real(.5) ? std::sqrt(C::converged)/4 : C::converged;", "std::sqrt(C::converged)/4;"),
     ("store(slopes+i, 1-t*t);", "store(slopes+i, 1-t);"),
     ("pulled += s*grad(j);", "pulled += w*grad(j);"),
-    ("*found.sink() -= std::exp2(sink-lse[i])*mean[i];", "*found.sink() += std::exp2(sink-lse[i])*mean[i];"),
-    ("dalpha -= ds*(L::phi(t, ", "dalpha -= s*(L::phi(t, "),
+    ("*head.found.sink() -= std::exp2(", "*head.found.sink() += std::exp2("),
+    ("dalpha -= ds*(solver.phi(t, ", "dalpha -= s*(solver.phi(t, "),
     ("((l-1)*(t+1)+1)*(by*by)", "((l-1)*(t+1)+1)*by"),
     ("terms[k] = real((k-1)*inverse_factorial(k));", "terms[k] = real(k*inverse_factorial(k));"),
     # rounding
@@ -44,31 +45,32 @@ MUTANTS = [
     ("(size + 0xfff + (size >> 13 & 1) - 0x38000000) >> 13", "(size + 0x1000 - 0x38000000) >> 13"),
     ("else if (size >= 0x477ff000) size = 0x7c00;", "else if (size >= 0x48800000) size = 0x7c00;"),
     # numbers that are none
-    ("careful |= largest_key == INFINITY;", ""),
-    ("if (careful && lost[0]) n_spans = n_keys = 0;", ""),
-    ("for (Int j = 0; alone && j < n; j++) careful |=", "for (Int j = 1; alone && j < n; j++) careful |="),
-    ("alone = q1-q0 == 1 && !g && !entmax;", "alone = q1-q0 == 1 && !g;"),
+    ("if (largest_key == INFINITY) broken = true;", ""),
+    ("if (L::largest(values, n, dv_width) == INFINITY) broken = true;", ""),
+    ("if (!guard.reads_keys()) n_spans = n_keys = 0;", ""),
+    ("for (Int j = 0; alone && j < n; j++) broken |=", "for (Int j = 1; alone && j < n; j++) broken |="),
+    ("guard.begin_text(q1-q0 == 1 && !g && !c.alpha.data);", "guard.begin_text(q1-q0 == 1 && !g);"),
     ("y > most ? y : most", "y < most ? y : most"),
-    ("if (holes && !c.keep[b*c.M+key+j]) continue;", ""),
+    ("if (!is_hole(key+j)) read_row(", "read_row("),
     # zeros
     ("some |= x > low[v];", "some |= x > low[v]+real(.2);"),       # a key dropped too early
-    ("some |= w > 0;\n                    if (left", "some |= w > real(1e-2);\n                    if (left"),
-    ("some |= w > 0;\n                store(S+left", "some = w > 0;\n                store(S+left"),   # only the last vector's queries
+    ("some |= w > 0;\n                    if (to", "some |= w > real(1e-2);\n                    if (to"),
+    ("some |= w > 0;\n                store(S+to", "some = w > 0;\n                store(S+to"),   # only the last vector's queries
     ("static INLINE bool any(ivec x) {", "static INLINE bool any(ivec x) { x[LANES-1] = 0;"), # a lane's survivor
-    ("live()[left] = live()[j];\n                left +=", "live()[left] = (int32_t)j;\n                left +="), # entries of an older list
+    ("live[left] = live[j];", "live[left] = (int32_t)j;"), # entries of an older list
     ("law(load(best+j*QUERIES+v*LANES)-top[v]-a[v], w, s);", "law(load(best+j*QUERIES+v*LANES)-top[v]-a[v]+real(.5), w, s);"), # no lower bound
     ("i < std::min<Int>(j+GROUP, n)", "i < std::min<Int>(j+GROUP, n)-1"),                # the last key of a group counts for nothing
-    ("return (uint8_t*)c.kept+((b*c.H+h)*c.N+row)*KEPT;", "return (uint8_t*)c.kept+((b*c.H+h)*c.N+row/QUERIES*QUERIES)*KEPT;"), # of another block
-    ("bits = careful ? 255 : of[i/8]", "bits = of[i/8]"),                                      # bits that a block of one query did not leave
+    ("return (uint8_t*)c.kept+in_call(0)*KEPT;", "return (uint8_t*)c.kept+in_call(-this->row%QUERIES)*KEPT;"), # of another block
+    ("bits = guard.broken ? 255 : of[i/8]", "bits = of[i/8]"),                                      # bits that a block of one query did not leave
     ("return some*GROUP*4 > n*3;", "return false;"),                           # nearly all keys are gathered
     ("return some*GROUP*4 > n*3;", "return true;"),                            # zeros are multiplied
     ("end = std::min(j+(Int(1) << by), n_keys);", "end = std::min(j+1, n_keys);"), # the other keys of a bit
-    ("const bool all = careful || m == n_keys;", "const bool all = false;"),                      # and those that it should leave
+    ("const bool all = guard.broken || m == n_keys;", "const bool all = false;"),                      # and those that it should leave
     ("return last-first == n-1 && &span_of(first) == &span_of(last);", "return last-first == n-1;"), # leading keys and others lie apart
-    ("if (entmax) stop = std::min(stop, i/QUERIES*QUERIES+QUERIES);", ""),    # blocks of the passes differ
+    ("if (c.alpha.data) end = std::min(end, next_block);", ""),    # blocks of the passes differ
     ("store(x+e, load(x+e)+load(y+e));", "store(x+e, load(y+e));"),            # gradients of a gathered key set, not added
-    ("m -= m && live()[m-1] == n_keys;", ""),           # the sink as a key with a value
-    ("lost[i] = refused || most == INFINITY;", "lost[i] = most == INFINITY;"), # alpha above 2
+    ("m -= m && live[m-1] == n_keys;", ""),           # the sink as a key with a value
+    ("lost[i] = no_alpha || most == INFINITY;", "lost[i] = most == INFINITY;"), # alpha above 2
     ("size*size*size/(last[v]*last[v])", "size*size*size"),                    # a last step that is not small
     ("by[v] = (of_row-1)/", "by[v] = (of_row-1)/2/"),
     # rows by themselves
@@ -83,10 +85,10 @@ MUTANTS = [
     ("cleared = i%2 ? clear : start(i+2);", "cleared = i%2 ? clear : start(i+1);"),
     ("for (auto &t : others) t.join();", "for (auto &t : others) t.detach();"),
     # weights that somebody looks at
-    ("if (at >= c.columns || (s.piece && at < p.lead)) return;", ""),
-    ("Int at = s.piece ? key-c.first_key+p.lead : key;", "Int at = s.piece ? key-c.first_key : key;"),
+    ("if (column >= c.columns || (s.piece && column < p.lead)) return;", ""),
+    ("column = s.piece ? key-c.first_key+p.lead : key;", "column = s.piece ? key-c.first_key : key;"),
     ("to[i*c.columns] = w[i]*by[i];", "to[i*c.columns] = w[i];"),
-    ("multiply(x, factor, 1);\n                show(", "multiply(x, factor, 0);\n                show("),
+    ("multiply(x, factor, 1);", "multiply(x, factor, 0);"),
     ("show(s, key, S+i*QUERIES, all);", "show(s, key, S+i*QUERIES, high);"),
 ]
 

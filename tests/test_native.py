@@ -16,6 +16,7 @@ from dynattn.family import plain_entmax
 from dynattn.engine.operator import banded_attention
 from dynattn.engine.plan import prepare
 from dynattn.engine.call import Call, takes
+from dynattn.engine.fields import PER_HEAD
 from dynattn.engine.dense import dense_attention
 from dynattn.engine.native import core
 from dynattn.engine.ops import attention
@@ -613,6 +614,34 @@ def test_a_subclass_that_wraps_others():
     leaf = x[0].clone().requires_grad_()
     attention(leaf, *x[1:], window=3).sum().backward()
     assert_close(two[0].grad.a, leaf.grad)
+
+def test_every_field_that_learns_has_a_sum_of_its_name():
+    "A number of each head is added up under the name of its field, and written to the gradient of that name."
+    source = (files('dynattn')/'engine'/'native'/'core.cpp').read_text(encoding='utf-8')
+    written = dict(re.findall(r'^    write\(g\.d(\w+), &Sums::(\w+), ', source, re.M))
+    assert written=={name: name for name in PER_HEAD}
+
+def per_head_gradients(names, dtype=torch.float64):
+    "Gradients of some of all that a head can learn, by the core."
+    g = torch.Generator().manual_seed(0)
+    def normal(*shape): return torch.randn(*shape, generator=g, dtype=dtype)
+    q,k,v,dout = (normal(1, 2, 30, 4) for _ in range(4))
+    learns = dict(sigma=torch.tensor([2.,6.], dtype=dtype), alpha=torch.tensor([1.3,1.7], dtype=dtype),
+                  rel_bias=normal(2, 7), sink=normal(2))
+    window = Window.default(learns['sigma'])
+    plan,x = prepare(record(q, k, v, window=window, **{n: t for n,t in learns.items() if n!='sigma'}))
+    out,kept,lse = core.forward(plan, x)
+    return core.backward(plan, x, dout, out, kept, lse, names)
+
+def test_a_gradient_stands_in_its_own_place():
+    "Each gradient is the same whichever others are computed with it."
+    names = 'sigma','alpha','rel_bias','sink'
+    everything = per_head_gradients(names)
+    for n in range(len(names)):
+        for some in itertools.combinations(names, n):
+            found = per_head_gradients(some)
+            for name in some: assert torch.equal(found[name], everything[name]), (name,some)
+    assert not any(torch.equal(everything[a], everything[b]) for a,b in itertools.combinations(('sigma','alpha','sink'), 2))
 
 def test_the_page_shows_the_file_as_it_is():
     "Chapter 33 quotes core.cpp; what it printed is what the file says now."

@@ -207,6 +207,8 @@ def test_install_cell_brings_what_the_chapter_imports():
 def test_a_page_that_runs_a_script_brings_what_it_imports():
     for page,script in (('80_worth.ipynb', 'experiments/worth.py'), ('survey/79_survey.ipynb', 'benchmarks/survey.py')):
         assert {script, 'benchmarks/harness.py'} <= {*book.files(page)}
+    assert {'experiments/worth_tasks.py', 'experiments/rivals.py'} <= {*book.files('80_worth.ipynb')}
+    assert {'benchmarks/narrow.py', 'benchmarks/harness.py'} <= book.imported('experiments/narrow_trial.py')
 
 # names of other libraries that the prose mentions and no code uses
 FOREIGN = {'sm_90', 'mask_mod', 'tf32', 'add_param_group', 'entry_points', 'txt', 'DataCollatorWithFlattening',

@@ -10,36 +10,40 @@ NBS = Path(__file__).resolve().parents[1]/'nbs'
 ITEMS = r"""
 report 1 | the recap: the original prediction is not differentiable | 15_reports | The original method to predict the window size is non-differentiable
 report 1 | a standard deviation solves the continuity problem | 15_reports | solves the continuity problem
-report 1 | what holds of that, and what does not | 12_smoothing | solves the continuity problem
+report 1 | what holds of that, and what does not | 15_reports | true of the curve, not of the mask
 report 1 | sigma from [CLS] by a linear layer and a sigmoid | 15_reports | \\sigma=\\mathrm\{Sigmoid\}\(L\(E_\{\[CLS\]\}\)\)
 report 1 | the sigmoid as a link | 10_sigma | sigmoid=torch\.sigmoid
 report 1 | the density of the normal distribution | 11_curve | def normal\(
 report 1 | its formula | 15_reports | frac\{1\}\{\\sigma\\sqrt\{2\\pi\}\}
-report 1 | the range of f(x) and of the threshold | 11_curve | The range of \$f\(x\)\$ is \$\[0,1\]\$
+report 1 | the range of f(x) and of the threshold | 15_reports | The range of \$f\(x\)\$ is \$\[0,1\]\$
 report 1 | the threshold, 0.5 as an example | 15_reports | e\.g\. 0\.5
-report 1 | the threshold 0.5, measured | 11_curve | names 0\.5 as an example
+report 1 | the threshold 0.5, measured | 15_reports | near the widest window that it can have, at 0\.484
 report 1 | above the threshold the value is kept, else it is 1 | 15_reports | If the value > threshold, retain its value
 report 1 | Threshold(V, T, 1) | 12_smoothing | def cut\(
 report 1 | M = 1 - V^p | 12_smoothing | def power_mask\(
 report 1 | the pseudo-code, as written and as meant | 15_reports | def pseudo_code\(cls_hidden_state, linear_layer
-report 1 | the pseudo-code's last line ignores the threshold | 12_smoothing | def mask_as_written
+report 1 | the pseudo-code's last line ignores the threshold | 15_reports | does not use `th`
 report 1 | 299 tokens at T = 0.9, p = 10000, drawn | 15_reports | 299, 511 and 299 tokens
 report 1 | 511 tokens at T = 0.8, drawn | 15_reports | T = 0\.8
-report 1 | the unit and sigma that give 299 and 511 | 11_curve | counts_of\(unit, sigma\)\[1\]==511
+report 1 | the unit and sigma that give 299 and 511 | 15_reports | counts_of\(unit, sigma\)\[1\]==511
 report 1 | the example as a preset | 14_window | halves==\[149, 255\]
 report 1 | T = 0.9, p = 100, drawn | 15_reports | a smaller exponent lets its top sink
-report 1 | p = 100 has a gradient that ignores the edge | 13_vanishing | p = 100
+report 1 | p = 100 has a gradient that ignores the edge | 15_reports | Autograd's part is \*alive\*, 311, and it has the \*\*wrong sign\*\*
 report 1 | the matrix of 2w by n | 15_reports | \(2w × n\)
 report 1 | the matrix of 2w by n, computed | 18_chunks | def chunked_attention\(
 report 1 | truncate the non-zero part of M | 18_chunks | Truncate the non-zero part in M
 report 1 | to do: in Longformer | survey/72_memory | Apply differentiable attention window to longformer
 report 1 | to do: Sparse Sinkhorn Attention | survey/19_sorting | Sinkhorn
 report 1 | to do: why the gradient vanished | 13_vanishing | Figure out why the gradient vanished
+report 1 | the fresh sigmoid's starts | 15_reports | about one head in ten
+report 1 | its gradient, factor by factor | 15_reports | log_slope
+report 1 | one repair at a time | 15_reports | bell, slope, p = 10⁴
+report 1 | a wider density is a narrower window | 15_reports | a larger \$\\sigma\$ makes it \*narrower\*
 report 1 | why the gradient vanished, in short | 15_reports | The gradient vanished because
 report 1 | the window as a preset | 14_window | def report_20220330\(
 report 2 | the table of four changes | 15_reports | 30 March \| 13 April
 report 2 | sigma by a ReLU | 10_sigma | relu=torch\.relu
-report 2 | a ReLU's dead zone | 10_sigma | dead
+report 2 | a ReLU's dead zone | 15_reports | dead
 report 2 | positions from -1 to 1 | 11_curve | def positions\(
 report 2 | one curve for all queries, taken literally | 11_curve | over positions
 report 2 | Threshold(V, T, 0) | 12_smoothing | fill
@@ -53,7 +57,7 @@ report 2 | only multiply the non-zero part | 18_chunks | Only multiply the non-z
 report 2 | to do: continuing with Longformer, in its own words | survey/72_memory | Continuing apply dynamic window selection to longformer
 report 2 | to do: Sparse Sinkhorn Attention | 15_reports | Survey another way to generate the attention mask vector
 report 2 | the window as a preset | 14_window | def report_20220413\(
-report 2 | its masks in the race | 13_vanishing | 'tanh, p = 1'
+report 2 | its masks in the race | 15_reports | 'tanh, p = 1'
 post | why one pads: batches in place of single sequences | 17_remarks | processed separately
 post | padding conflicts with attention | 01_padding | (?i)(weight|attention).{0,120}padd|padd.{0,120}weight
 post | attention over padded states, drawn | 17_remarks | Attention over the states of an encoder

@@ -144,6 +144,67 @@ def test_a_chapter_links_the_papers_of_its_cards(path):
     assert sources and not [source for source in sources if f'arxiv.org/abs/{source}' not in text]
 
 
+FIGURE = re.compile(r'(?m)^#\| fig-alt: .{40,}\n#\| fig-cap: .{20,}')
+WORDS = range(40, 140)  # of an idea: some sentences, not a page
+
+
+def read(path): return [(c['cell_type'], ''.join(c['source'])) for c in json.loads(path.read_text(encoding='utf-8'))['cells']]
+
+
+def of_systems(cells):
+    "heading -> cells of each section of the second level that has code of its own"
+    found = {}
+    for kind, text in cells:
+        if kind == 'markdown' and text.startswith('## '):
+            section = found.setdefault(text.strip(), [])
+        elif found:
+            section.append((kind, text))
+    return {heading: section for heading, section in found.items()
+            if any(re.match(r'### .* in code$', text) for kind, text in section if kind == 'markdown')}
+
+
+def misplaced(cells):
+    "The parts of a system's section that do not stand where a reader expects them: idea, figure, formula, code"
+    for heading, section in of_systems(cells).items():
+        at = next(i for i, (kind, text) in enumerate(section) if kind == 'markdown' and re.match(r'### .* in code$', text))
+        kinds = [kind for kind, _ in section[:at]]
+        if kinds != ['markdown', 'code', 'markdown']:
+            if kinds != ['markdown'] or 'figure above' not in section[0][1]:
+                yield f'{heading}: expected an idea, a figure and a formula before the code, got {kinds}'
+                continue
+        else:
+            if '$$' in section[0][1] or len(section[0][1].split()) not in WORDS: yield f'{heading}: the idea is not told in a few sentences'
+            if not FIGURE.search(section[1][1]): yield f'{heading}: no figure with an alternative text and a caption'
+            if 'dynattn' in section[1][1]: yield f'{heading}: the figure needs the package'
+        formula = section[at - 1][1]
+        said = re.sub(r'\$\$.*?\$\$', ' ', formula, flags=re.S)
+        if '$$' not in formula or len(said.split()) < 30: yield f'{heading}: no formula whose symbols are said in words'
+    sections_of_systems = [text for section in of_systems(cells).values() for _, text in section]
+    for kind, text in cells:
+        if '@register' in text and 'row=' in text and text not in sections_of_systems: yield f'a system without a section: {text[:60]}'
+
+
+@pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
+def test_a_system_opens_with_idea_figure_and_formula(path): assert [*misplaced(read(path))] == []
+
+
+def test_all_rows_of_the_table_have_a_section():
+    code = '\n'.join(text for path in CHAPTERS for section in of_systems(read(path)).values() for _, text in section)
+    assert {int(row) for row in re.findall(r'info = Info\(.*?row=(\d+)', code, flags=re.S)} == set(range(1, 34))
+    assert sum(len(of_systems(read(path))) for path in CHAPTERS) >= 34
+
+
+@pytest.mark.parametrize('path', CHAPTERS, ids=lambda p: p.stem)
+def test_a_system_that_opens_otherwise_is_found(path):
+    cells = read(path)
+    at = next(i for i, (kind, text) in enumerate(cells) if kind == 'markdown' and re.match(r'### .* in code$', text))
+    no_figure = cells[:at - 2] + cells[at - 1:]
+    no_caption = [(kind, text.replace('#| fig-cap', '# fig-cap')) for kind, text in cells]
+    no_words = cells[:at - 1] + [('markdown', '$$x$$')] + cells[at:]
+    code_first = cells[:at - 3] + [('code', '#| exports\nx = 1')] + cells[at - 3:]
+    assert all([*misplaced(wrong)] for wrong in (no_figure, no_caption, no_words, code_first))
+
+
 @pytest.mark.slow
 def test_every_system_is_measured(): # `make test` asks no newcomer to measure
     with open(NBS.parent / 'benchmarks/results/survey.csv', newline='') as f: known = {(r['name'], r['form']) for r in csv.DictReader(f)}

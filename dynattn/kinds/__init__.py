@@ -1,12 +1,15 @@
-"""What an argument may be: read from annotations, and said in one sentence where it differs.
+"""The kinds of argument that a callable takes: read from annotations, and said in one sentence
+where an argument differs.
 
 `@checked()` compares the arguments of a function, or of the constructor of a class, with the
-annotations in its signature, before its body runs. What does not fit raises an error of the form
-"name: expected ..., got ...". Bounds of numbers are given by name: `@checked(heads=1, p=(0, 1))`.
+annotations in its signature, before its body runs. A value of another kind raises an error of the
+form "name: expected ..., got ...". Bounds of numbers are given by name: `@checked(heads=1, p=(0, 1))`.
 
 The decorator costs a microsecond or two in a call, so that functions in which this matters, such as
-`dynattn.attention`, check their arguments by hand, with `number` and `integer`. What is compiled is
-not checked a second time by the decorator: nothing of it stays in a compiled program."""
+`dynattn.attention`, check their arguments by hand, with `number` and `integer`. So do those
+that give up a large argument before they return, such as `masked_softmax`: a call through the
+decorator holds its arguments to the end. The decorator
+does not check a compiled call a second time: nothing of it stays in a compiled program."""
 import inspect, math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -102,7 +105,7 @@ def _parts(annotation):
 
 @dataclass(frozen=True)
 class _Kind:
-    "What one parameter may be."
+    "The values that one parameter may have."
     name:str
     classes:tuple     # instances of these; numbers and bools have fields of their own
     int:bool          # whole numbers
@@ -113,7 +116,7 @@ class _Kind:
     any_number:bool   # infinite ones, and NaN
 
     def says(self) -> str:
-        "What is expected, in words."
+        "The expected kind, in words."
         words = []
         if self.int or self.float: words.append(self._of_numbers())
         if self.bool: words.append('a bool')

@@ -1,12 +1,20 @@
-// Attention inside a window on a CPU: softmax or entmax, forward and backward, one file without dependencies.
+// Attention inside a window on a CPU: softmax or entmax, forward and backward, in one file without
+// dependencies.
 //
 // Sixteen queries lie side by side in the vector lanes, and scores are kept as S[key][query]. So
-//   - every product is one micro-kernel, C[r][:] += sum_k A[r,k] B[k][:], which reads keys and values as they lie;
+//   - every product is one micro-kernel, C[r][:] += sum_k A[r,k] B[k][:], which reads keys and
+//     values as they lie;
 //   - a window by offset is one unaligned load per key, from a vector made once per head;
 //   - softmax and entmax need no sum across lanes, and sums along diagonals are aligned additions.
 //
-// The file is compiled once for each instruction set; the width of a vector follows from the compiler's flags.
-// It trusts its caller: shapes, strides and dtypes are checked in Python, in one place.
+// From top to bottom: numbers, vectors and products (`Lanes`); how far a head sees (`Problem`); the
+// thresholds of entmax (`Solver`); numbers that are not finite (`Guard`); what one head adds by
+// offset (`Head`); the keys of a text (`Keys`); some queries and the keys they see (`Block`), and
+// what becomes of them (`Softmax`, `Entmax`); who does what (`Worker`); the interface.
+//
+// The file is compiled once for each instruction set; the width of a vector follows from the
+// compiler's flags. It trusts its caller: shapes, strides and dtypes are checked in Python, in one
+// place.
 
 #include <algorithm>
 #include <array>
@@ -35,13 +43,15 @@ enum { VECTOR = 16 };
 #endif
 
 #define INLINE inline __attribute__((always_inline))
+#define INLINED __attribute__((always_inline))  // of a lambda
+#define NOINLINE __attribute__((noinline))
 #if defined(__clang__)
 #define UNROLL _Pragma("unroll")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-// ---- what the caller hands over -----------------------------------------------------------------------------------
+// ---- what the caller hands over -----------------------------------------------------------------
 
 enum Kind { F32, F64, BF16, F16 };
 
@@ -57,8 +67,8 @@ struct PerHead {       // a tensor [B|1,H|1,...]
 
 typedef void Team(void (*function)(void *), void *data, unsigned threads, unsigned flags);
 
-// A record that Python fills: a struct, and the text of its members. Python knows them from its own table of fields, and
-// loads no library whose text says something else.
+// A record that Python fills: a struct, and the text of its members. Python has its own table of
+// fields, and loads no library whose text differs.
 #define RECORD(name, ...) struct name { __VA_ARGS__ }; const char members_of_##name[] = #__VA_ARGS__
 
 RECORD(Call,
@@ -66,47 +76,60 @@ RECORD(Call,
     Int left, right, q_offset, n_global, table_first, is_causal, return_lse, after, fraction;
     Rows q, k, v, out;
     PerHead sigma, table, alpha, rel_bias, sink;
-    void *kept;                            // softmax: [B,H,N,dv] `real`, the output unrounded, or null where `out` is;
-                                           // entmax: [B,H,N,KEPT] bytes, bits of the live keys of each block
-    void *lse;                             // [B,H,N] `real`: log of the row's sum, or threshold; inf: no key, nan: lost; or null
-    void *weights;                         // [B,H,N,columns] `real`, zeros: leading keys, those from `first_key` on; or null
-    const uint8_t *keep;                   // [B,M], 0 where a key takes no part; or null
-    const Int *texts, *text_of;            // [T][5] a text's first and end query, first and end key, and shift; [B+1] its row's
-    const Int *heads;                      // [B*Hkv][3] addresses of keys and values, position of row 0: of a cache
-    const Int *origins;                    // [B] position of the first leading token: of a cache
-    Team *team;                            // calls a function on several threads, as OpenMP's `GOMP_parallel`; or null
+    void *kept;                 // softmax: [B,H,N,dv] `real`, the output unrounded, or null where
+                                // `out` is; entmax: [B,H,N,KEPT] bytes, bits of the live keys of
+                                // each block
+    void *lse;                  // [B,H,N] `real`: log of the row's sum, or threshold; inf: no key,
+                                // nan: lost; or null
+    void *weights;              // [B,H,N,columns] `real`, zeros: leading keys, those from
+                                // `first_key` on; or null
+    const uint8_t *keep;        // [B,M], 0 where a key takes no part; or null
+    const Int *texts, *text_of; // [T][5] a text's first and end query, first and end key, and
+                                // shift; [B+1] its row's
+    const Int *heads;           // [B*Hkv][3] addresses of keys and values, position of row 0: of a
+                                // cache
+    const Int *origins;         // [B] position of the first leading token: of a cache
+    Team *team;                 // calls a function on several threads, as OpenMP's
+                                // `GOMP_parallel`; or null
     Int B, H, Hkv, N, M, d, dv, kind;      // the kind of q, k, v and out
     Int first_key, columns;                // of `weights`
-    Int table_size, bias_reach;            // the table's offsets j - i: table_first and on; R of a bias of 2R + 1 numbers
+    Int table_size, bias_reach;            // the table's offsets j - i: table_first and on; R of a
+                                           // bias of 2R + 1 numbers
     Int seed, threads;
 );
 
 RECORD(Grads,
-    Rows dout, dq, dk, dv;                 // dk and dv: `real`, contiguous rows of whole vectors
+    Rows dout, dq, dk, dv;      // dk and dv: `real`, contiguous rows of whole vectors
     void *dsigma, *dtable, *dalpha, *drel_bias, *dsink; // [B,H,...] `real`, or null
-    const void *dlse;                      // [B,H,N] `real`, what comes back to `lse`; or null
+    const void *dlse;           // [B,H,N] `real`, what comes back to `lse`; or null
 );
 
 namespace {
 
-// ---- numbers ------------------------------------------------------------------------------------------------------
+// ---- numbers ------------------------------------------------------------------------------------
 
 template <class real> struct Constants;
 template <> struct Constants<float> {
     typedef int32_t integer;
-    static constexpr int MANTISSA = 23, EXP_TERMS = 6, SERIES = 4, PSI_TERMS = 9, EXPM1_TERMS = 8;
-    static constexpr float magic = 12582912.f, lowest = -125.f, highest = 126.f, converged = 2e-7f;
+    static constexpr int MANTISSA = 23;
+    static constexpr int EXP_TERMS = 6, SERIES = 4, PSI_TERMS = 9, EXPM1_TERMS = 8;
+    static constexpr float magic = 12582912.f, lowest = -125.f, highest = 126.f;
+    static constexpr float converged = 2e-7f;
     static constexpr integer half_root = 0x3f3504f3;  // sqrt(1/2)
     // 2^r on [-1/2, 1/2], relative error 2^-24
-    static constexpr float exp2[] = { 1.f, .6931471825f, .2402264476f, .5550347269e-1f, .9618384764e-2f,
-        .1339262701e-2f, .1535920892e-3f };
+    static constexpr float exp2[] = {
+        1.f, .6931471825f, .2402264476f, .5550347269e-1f, .9618384764e-2f, .1339262701e-2f,
+        .1535920892e-3f };
 };
 template <> struct Constants<double> {
     typedef int64_t integer;
-    static constexpr int MANTISSA = 52, EXP_TERMS = 13, SERIES = 11, PSI_TERMS = 16, EXPM1_TERMS = 15;
-    static constexpr double magic = 6755399441055744., lowest = -1021., highest = 1022., converged = 1e-15;
+    static constexpr int MANTISSA = 52;
+    static constexpr int EXP_TERMS = 13, SERIES = 11, PSI_TERMS = 16, EXPM1_TERMS = 15;
+    static constexpr double magic = 6755399441055744., lowest = -1021., highest = 1022.;
+    static constexpr double converged = 1e-15;
     static constexpr integer half_root = 0x3fe6a09e667f3bcd;
-    static constexpr double exp2[] = { 1., 6.931471805599453e-1, 2.402265069591007e-1, 5.550410866482158e-2,
+    static constexpr double exp2[] = {
+        1., 6.931471805599453e-1, 2.402265069591007e-1, 5.550410866482158e-2,
         9.618129107628477e-3, 1.333355814642844e-3, 1.540353039338161e-4, 1.525273380405984e-5,
         1.321548679014431e-6, 1.017808600923970e-7, 7.054911620801123e-9, 4.445538271870811e-10,
         2.567843599348820e-11, 1.369148885390413e-12 };
@@ -115,7 +138,11 @@ template <> struct Constants<double> {
 constexpr double inverse_factorial(int k) { return k < 2 ? 1. : inverse_factorial(k-1)/k; }
 
 // The same bits as another type.
-template <class To, class From> To bits(From x) { To y; memcpy(&y, &x, sizeof y); return y; }
+template <class To, class From> To bits(From x) {
+    To y;
+    memcpy(&y, &x, sizeof y);
+    return y;
+}
 
 float from_bf16(uint16_t x) { return bits<float>((uint32_t)x << 16); }
 uint16_t to_bf16(float f) {
@@ -124,23 +151,29 @@ uint16_t to_bf16(float f) {
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 float from_f16(uint16_t x) {
-    uint32_t sign = (uint32_t)(x & 0x8000) << 16, rest = (uint32_t)(x & 0x7fff) << 13;
-    if (rest >= 0x0f800000) return bits<float>(sign | 0x7f800000 | rest);      // inf, nan
+    const uint32_t sign = (uint32_t)(x & 0x8000) << 16;
+    const uint32_t rest = (uint32_t)(x & 0x7fff) << 13;
+    if (rest >= 0x0f800000) return bits<float>(sign | 0x7f800000 | rest);  // inf, nan
     return bits<float>(sign | bits<uint32_t>(bits<float>(rest)*0x1p112f));
 }
 uint16_t to_f16(float f) {
-    uint32_t u = bits<uint32_t>(f), sign = u >> 16 & 0x8000, size = u & 0x7fffffff;
-    if (size > 0x7f800000) size = 0x7e00;                                      // nan
-    else if (size >= 0x477ff000) size = 0x7c00;                                // from 65,520 on: inf
-    else if (size < 0x38800000) size = bits<uint32_t>(bits<float>(size)+.5f) - 0x3f000000;  // subnormal: the sum rounds
+    const uint32_t u = bits<uint32_t>(f), sign = u >> 16 & 0x8000;
+    uint32_t size = u & 0x7fffffff;
+    if (size > 0x7f800000) size = 0x7e00;                        // nan
+    else if (size >= 0x477ff000) size = 0x7c00;                  // from 65,520 on: inf
+    else if (size < 0x38800000)                                  // subnormal: the sum rounds
+        size = bits<uint32_t>(bits<float>(size)+.5f) - 0x3f000000;
     else size = (size + 0xfff + (size >> 13 & 1) - 0x38000000) >> 13;
     return (uint16_t)(sign | size);
 }
 
-// The random number of a pair of query and key, from the call's seed: dropout is the same whoever computes it.
+// The random number of a pair of query and key, from the call's seed: dropout is the same whoever
+// computes it.
 uint32_t mixed(uint32_t x) {
-    x ^= x >> 16; x *= 0x7feb352du;
-    x ^= x >> 15; x *= 0x846ca68bu;
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
     return x ^ x >> 16;
 }
 uint32_t row_seed(Int seed, Int head, Int query) {
@@ -151,15 +184,17 @@ uint32_t row_seed(Int seed, Int head, Int query) {
 }
 uint32_t pair_bits(uint32_t row, Int key) { return mixed(row + (uint32_t)key*0x9e3779b1u) >> 8; }
 
-// Asks for memory that is read soon; it need not be there.
+Int rounded(Int n, Int to) { return (n > 0 ? n+to-1 : n)/to*to; }  // up
+
+// Fetches memory that is read soon; it need not be there.
 INLINE void fetch(const void *x, Int bytes) {
     for (Int i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)x+i);
 }
 
-// ---- one row of queries -------------------------------------------------------------------------------------------
+// ---- one row of queries -------------------------------------------------------------------------
 
-// Keys of a run; bytes per row for bits of live keys; queries of a block. Back through a softmax, each block reads and
-// writes the gradients of its keys: with wide vectors, taller blocks pay.
+// Keys of a run; bytes per row for bits of live keys; queries of a block. Back through a softmax,
+// each block reads and writes the gradients of its keys: with wide vectors, taller blocks pay.
 enum { KEYS = 96, KEPT = 64, SHORT = 16, TALL = VECTOR >= 32 ? 32 : 16 };
 
 // Numbers p[i*row + j*col]; where columns lie side by side, `col` is left out.
@@ -176,14 +211,14 @@ template <class real, int QUERIES> struct Lanes {
     typedef real vec __attribute__((vector_size(VECTOR)));
     typedef integer ivec __attribute__((vector_size(VECTOR)));
     typedef real in_memory __attribute__((vector_size(VECTOR), aligned(sizeof(real))));
-    static constexpr int LANES = VECTOR/sizeof(real), GROUPS = QUERIES/LANES;
+    static constexpr int LANES = VECTOR/sizeof(real), GROUPS = QUERIES/LANES, BLOCK = QUERIES;
 
     static INLINE vec load(const real *p) { return *(const in_memory*)p; }
     static INLINE void store(real *p, vec x) { *(in_memory*)p = x; }
     static INLINE vec splat(real x) { return x - vec{}; }
     static INLINE vec max(vec a, vec b) { return a > b ? a : b; }
     static INLINE vec min(vec a, vec b) { return a < b ? a : b; }
-    static INLINE bool any(ivec x) {                           // whether a comparison holds in some lane
+    static INLINE bool any(ivec x) {  // whether a comparison holds in some lane
 #if defined(__AVX512F__)
         return _mm512_test_epi32_mask((__m512i)x, (__m512i)x);
 #elif defined(__AVX2__)
@@ -194,8 +229,15 @@ template <class real, int QUERIES> struct Lanes {
         return half[0] | half[1];
 #endif
     }
-    static INLINE vec sqrt(vec x) { UNROLL for (int l = 0; l < LANES; l++) x[l] = std::sqrt(x[l]); return x; }
-    static INLINE real total(vec x) { real s = 0; for (int l = 0; l < LANES; l++) s += x[l]; return s; }
+    static INLINE vec sqrt(vec x) {
+        UNROLL for (int l = 0; l < LANES; l++) x[l] = std::sqrt(x[l]);
+        return x;
+    }
+    static INLINE real total(vec x) {
+        real sum = 0;
+        for (int l = 0; l < LANES; l++) sum += x[l];
+        return sum;
+    }
 
     static INLINE real dot(const real *x, const real *y, Int n) {
         vec sum{};
@@ -215,7 +257,8 @@ template <class real, int QUERIES> struct Lanes {
         UNROLL for (int k = C::EXP_TERMS-1; k >= 0; k--) p = p*r + C::exp2[k];
         return (vec)(((ivec)p + ((ivec)t << C::MANTISSA)) & keep);
     }
-    // log w, where t is w - 1: for w near 1 the fraction f is t itself, so log1p(t) is right for small t too
+    // log w, where t is w - 1: for w near 1 the fraction f is t itself, so log1p(t) is right for
+    // small t too
     static INLINE vec log_of(vec w, vec t) {
         vec f;
         ivec e = ((ivec)w - C::half_root) >> C::MANTISSA;
@@ -229,14 +272,15 @@ template <class real, int QUERIES> struct Lanes {
     static INLINE vec log1p(vec t) { return log_of(t+1, t); }
     static INLINE vec expm1(vec x) {
         vec near = splat(inverse_factorial(C::EXPM1_TERMS));
-        UNROLL for (int k = C::EXPM1_TERMS-1; k >= 1; k--) near = near*x + real(inverse_factorial(k));
+        UNROLL for (int k = C::EXPM1_TERMS-1; k >= 1; k--)
+            near = near*x + real(inverse_factorial(k));
         vec far = exp2<true>(x*real(M_LOG2E)) - 1;
         return (x < real(.5)) & (x > real(-.5)) ? near*x : far;
     }
     static INLINE vec tanh(vec x) {
         vec size = min(x < 0 ? -x : x, splat(20)), e = expm1(2*size), t = e/(e + 2);
         t = x < 0 ? -t : t;
-        return x == x ? t : x;                                                 // NaN stays
+        return x == x ? t : x;        // NaN stays
     }
 
     // rows and lanes of a square exchanged
@@ -264,11 +308,13 @@ template <class real, int QUERIES> struct Lanes {
         }
     }
 
-    // ---- products ------------------------------------------------------------------------------------------------
+    // ---- products -------------------------------------------------------------------------------
+
+    typedef Matrix<real> Out;
+    typedef Matrix<const real> In;
 
     // R rows of C, each of V vectors, stay in registers while k runs
-    template <int R, int V> static void micro(Matrix<real> c, Matrix<const real> a, Matrix<const real> b,
-                                              Int depth, bool add) {
+    template <int R, int V> static void micro(Out c, In a, In b, Int depth, bool add) {
         vec x[R][V];
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
             x[r][v] = add ? load(c.p+r*c.row+v*LANES) : vec{};
@@ -280,66 +326,85 @@ template <class real, int QUERIES> struct Lanes {
                 UNROLL for (int v = 0; v < V; v++) x[r][v] += z*y[v];
             }
         }
-        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++) store(c.p+r*c.row+v*LANES, x[r][v]);
+        UNROLL for (int r = 0; r < R; r++) UNROLL for (int v = 0; v < V; v++)
+            store(c.p+r*c.row+v*LANES, x[r][v]);
     }
     // V vectors of each row
-    template <int R, int V> static INLINE void panel(Matrix<real> c, Matrix<const real> a, Matrix<const real> b,
-                                                     Int rows, Int depth, bool add) {
+    template <int R, int V> static INLINE void panel(Out c, In a, In b, Int rows, Int depth,
+                                                     bool add) {
         Int r = 0;
-        for (; r+R == rows || r+R+4 <= rows; r += R) micro<R,V>(c.below(r), a.below(r), b, depth, add);
+        for (; r+R == rows || r+R+4 <= rows; r += R)
+            micro<R,V>(c.below(r), a.below(r), b, depth, add);
         for (; r+4 <= rows; r += 4) micro<4,V>(c.below(r), a.below(r), b, depth, add);
         for (; r < rows; r++) micro<1,V>(c.below(r), a.below(r), b, depth, add);
     }
-    // C[rows][cols] (+)= A[rows][depth] B[depth][cols]; cols is a multiple of LANES, rows of B and C are contiguous
-    static void product(Matrix<real> c, Matrix<const real> a, Matrix<const real> b,
-                        Int rows, Int cols, Int depth, bool add) {
+    // C[rows][cols] (+)= A[rows][depth] B[depth][cols]; cols is a multiple of LANES, rows of B and
+    // C are contiguous. A part of its caller, where most strides are constants.
+    static INLINE void product(Out c, In a, In b, Int rows, Int cols, Int depth, bool add) {
         Int x = 0;
-#if defined(__x86_64__) && !defined(__AVX512F__)                               // 16 registers; others have 32
-        if (rows == 1 && cols%(8*LANES) == 0) {                                // rows of B as they lie in memory
+#if defined(__x86_64__) && !defined(__AVX512F__)  // 16 registers; others have 32
+        if (rows == 1 && cols%(8*LANES) == 0) {   // rows of B as they lie in memory
             for (; x < cols; x += 8*LANES) micro<1,8>(c.right(x), a, b.right(x), depth, add);
             return;
         }
-        for (; x+2*LANES <= cols; x += 2*LANES) panel<6,2>(c.right(x), a, b.right(x), rows, depth, add);
-        for (; x < cols; x += LANES) panel<12,1>(c.right(x), a, b.right(x), rows, depth, add);
+        for (; x+2*LANES <= cols; x += 2*LANES)
+            panel<6,2>(c.right(x), a, b.right(x), rows, depth, add);
+        for (; x < cols; x += LANES)
+            panel<12,1>(c.right(x), a, b.right(x), rows, depth, add);
 #else
-        for (; x+4*LANES <= cols; x += 4*LANES) panel<6,4>(c.right(x), a, b.right(x), rows, depth, add);
-        for (; x+2*LANES <= cols; x += 2*LANES) panel<12,2>(c.right(x), a, b.right(x), rows, depth, add);
-        for (; x < cols; x += LANES) panel<8,1>(c.right(x), a, b.right(x), rows, depth, add);
+        for (; x+4*LANES <= cols; x += 4*LANES)
+            panel<6,4>(c.right(x), a, b.right(x), rows, depth, add);
+        for (; x+2*LANES <= cols; x += 2*LANES)
+            panel<12,2>(c.right(x), a, b.right(x), rows, depth, add);
+        for (; x < cols; x += LANES)
+            panel<8,1>(c.right(x), a, b.right(x), rows, depth, add);
 #endif
     }
-    // S[key][query] for one or a few queries: the width lies in the lanes, and LANES keys are summed at once
-    static void few_scores(real *s, const real *k, Int kr, const real *q, Int keys, Int queries, Int width) {
+    // The same as a function of its own, for the backward pass: it has several products in one
+    // loop, where they would have too few registers.
+    static NOINLINE void product_apart(Out c, In a, In b, Int rows, Int cols, Int depth, bool add) {
+        product(c, a, b, rows, cols, depth, add);
+    }
+    // S[key][query] for one or a few queries: the width lies in the lanes, and LANES keys are
+    // summed at once
+    static void few_scores(real *s, In k, const real *q, Int keys, Int queries, Int width) {
         for (Int i = 0; i < queries; i++) for (Int j = 0; j < keys; j += LANES) {
             vec r[LANES];
             for (int l = 0; l < LANES; l++) {
-                const real *row = k+std::min(j+l, keys-1)*kr;
+                const real *row = k.p+std::min(j+l, keys-1)*k.row;
                 r[l] = load(q+i*width)*load(row);
                 for (Int e = LANES; e < width; e += LANES) r[l] += load(q+i*width+e)*load(row+e);
             }
             transpose(r);
-            UNROLL for (int half = LANES/2; half; half /= 2) UNROLL for (int l = 0; l < half; l++) r[l] += r[l+half];
+            UNROLL for (int half = LANES/2; half; half /= 2)
+                UNROLL for (int l = 0; l < half; l++) r[l] += r[l+half];
             for (Int l = 0; l < std::min<Int>(LANES, keys-j); l++) s[(j+l)*QUERIES+i] = r[0][l];
         }
     }
-    // the largest |x|; infinity where a number is not finite. Without their signs, numbers lie as their bits do, NaN on top
-    static real largest(const real *x, Int stride, Int rows, Int cols) {
+    // the largest |x|; infinity where a number is not finite. Without their signs, numbers lie as
+    // their bits do, NaN on top
+    static real largest(In x, Int rows, Int cols) {
         constexpr integer size = std::numeric_limits<integer>::max();
+        constexpr real infinity = std::numeric_limits<real>::infinity();
         ivec most{};
         for (Int r = 0; r < rows; r++) for (Int e = 0; e < cols; e += LANES) {
-            ivec y = (ivec)load(x+r*stride+e) & size;
+            ivec y = (ivec)load(x.p+r*x.row+e) & size;
             most = y > most ? y : most;
         }
         integer high = 0;
         for (int l = 0; l < LANES; l++) high = std::max(high, most[l]);
-        return high < bits<integer>(std::numeric_limits<real>::infinity()) ? bits<real>(high) : INFINITY;
+        return high < bits<integer>(infinity) ? bits<real>(high) : infinity;
     }
 };
 
-// ---- reading and writing rows of any dtype ------------------------------------------------------------------------
+// ---- reading and writing rows of any dtype ------------------------------------------------------
+
+Int bytes_of(Int kind) { return kind == F64 ? 8 : kind == F32 ? 4 : 2; }
+template <class real> bool is_of(Int kind) { return kind == (sizeof(real) == 4 ? F32 : F64); }
 
 template <class real> void read_row(real *to, const char *from, Int n, Int step, Int kind) {
     const uint16_t *x = (const uint16_t*)from;
-    if (step == 1 && kind == (sizeof(real) == 4 ? F32 : F64)) memcpy(to, from, n*sizeof(real));
+    if (step == 1 && is_of<real>(kind)) memcpy(to, from, n*sizeof(real));
     else if (kind == F32) for (Int e = 0; e < n; e++) to[e] = (real)((const float*)from)[e*step];
     else if (kind == F64) for (Int e = 0; e < n; e++) to[e] = (real)((const double*)from)[e*step];
     else if (kind == BF16) for (Int e = 0; e < n; e++) to[e] = from_bf16(x[e*step]);
@@ -351,57 +416,74 @@ template <class real> void write_row(char *to, const real *from, Int n, Int kind
     else if (kind == BF16) for (Int e = 0; e < n; e++) x[e] = to_bf16((float)from[e]);
     else for (Int e = 0; e < n; e++) x[e] = to_f16((float)from[e]);
 }
-Int bytes_of(Int kind) { return kind == F64 ? 8 : kind == F32 ? 4 : 2; }
 
-// ---- which keys a head sees ---------------------------------------------------------------------------------------
+// ---- which keys a head sees ---------------------------------------------------------------------
 
-// Offsets j - p from -left to right, p the position of the query: those of the M keys only, so one side is negative where
-// all keys stand on the other. At least -1 together, where no key is seen.
+// Offsets j - p from -left to right, p the position of the query: those of the M keys only, so one
+// side is negative where all keys stand on the other. At least -1 together, where no key is seen.
 struct Reach { Int left, right; };
 
-// Rows that attend to keys k0..k1-1; `origin` is position 0 of n_global. Row i stands at i + shift on the axis of the keys.
+// Rows q0..q1-1 that attend to keys k0..k1-1; `origin` is position 0 of n_global. Row i stands at
+// i + shift on the axis of the keys.
 struct Text { Int q0, q1, k0, k1, origin, shift; };
 
-Int rounded(Int n, Int to) { return (n > 0 ? n+to-1 : n)/to*to; }  // up
-
-// What a task adds up for one head, in a row of numbers; the names are those of the fields that learn.
+// What a task adds up for one head, in a row of numbers; the names are those of the fields that
+// learn.
 struct Sums {
     double *p;
     Int table_size;
-    static Int numbers(Int table_size, Int bias_size) { return 3+table_size+bias_size; }
-    double *sigma() const { return p; }
-    double *alpha() const { return p+1; }
-    double *sink() const { return p+2; }
-    double *table() const { return p+3; }
+    enum { SIGMA, ALPHA, SINK, TABLE };    // places in the row; the bias stands behind the table
+    static Int numbers(Int table_size, Int bias_size) { return TABLE+table_size+bias_size; }
+    double *sigma() const { return p+SIGMA; }
+    double *alpha() const { return p+ALPHA; }
+    double *sink() const { return p+SINK; }
+    double *table() const { return p+TABLE; }
     double *rel_bias() const { return table()+table_size; }
 };
 
+// A call, and what follows from it for all tasks.
 template <class real> struct Problem {
-    const Call &c;
     static constexpr int LANES = VECTOR/sizeof(real);
-    Int share, width, dv_width, reach_most;    // query heads of a key head; d and dv in whole vectors
-    Int lead;                                  // leading keys that there are
-    std::vector<Reach> reaches;                // [B,H]
-    double level, steepness, norm, rate;       // of the default window, see `Head::curve`
+    const Call &c;
+    Int share;                             // query heads of a key head
+    Int width, dv_width;                   // d and dv in whole vectors
+    Int lead;                              // leading keys that there are
+    bool has_factors;                      // weights are multiplied: a window after, dropout
+    double level, steepness, norm, rate;   // of the default window, see `Head::curve`
+    std::vector<Reach> reaches;            // [B,H]
+    Int reach_most;                        // left + right of the widest
 
-    explicit Problem(const Call &call) : c(call), share(c.H/std::max<Int>(c.Hkv, 1)), width(rounded(c.d, LANES)),
-                                         dv_width(rounded(c.dv, LANES)), reach_most(0),
-                                         lead(std::min(c.n_global, c.M)), reaches(c.B*c.H),
-                                         level(-std::log(c.T)), steepness(c.p*c.T/(1-c.T)), norm(1/std::tanh(c.p)),
-                                         rate(std::sqrt(2*level)*(c.fraction ? std::max<Int>(c.M, 1)/2. : 1)) {
+    explicit Problem(const Call &call)
+        : c(call),
+          share(c.H/std::max<Int>(c.Hkv, 1)),
+          width(rounded(c.d, LANES)),
+          dv_width(rounded(c.dv, LANES)),
+          lead(std::min(c.n_global, c.M)),
+          has_factors(c.after || c.dropout_p > 0),
+          level(-std::log(c.T)),
+          steepness(c.p*c.T/(1-c.T)),
+          norm(1/std::tanh(c.p)),
+          rate(std::sqrt(2*level)*(c.fraction ? std::max<Int>(c.M, 1)/2. : 1)),
+          reaches(c.B*c.H),
+          reach_most(0) {
         for (Int b = 0; b < c.B; b++) for (Int h = 0; h < c.H; h++) {
-            Reach r = reaches[b*c.H+h] = reach_of(b, h);
+            const Reach r = reach_of(b, h);
+            reaches[b*c.H+h] = r;
             reach_most = std::max(reach_most, r.left+r.right);
         }
+    }
+    // Row i of a head of a tensor [B,H,N,d], and the numbers of a head of a tensor [B|1,H|1,...].
+    char *place(const Rows &x, Int b, Int h, Int i) const {
+        return x.data+(b*x.b+h*x.h+i*x.n)*bytes_of(c.kind);
     }
     const real *row(const PerHead &x, Int b, Int h) const {
         return x.data ? (const real*)x.data + b*x.b + h*x.h : nullptr;
     }
     Reach reach_of(Int b, Int h) const {
-        Reach r = within_window(b, h), most = occurring(b);
-        r.left = std::min(r.left, most.left);
-        r.right = std::min(r.right, most.right);
-        return {r.left, std::max(r.right, -r.left-1)};
+        const Reach window = within_window(b, h), most = occurring(b);
+        const Int left = std::min(window.left, most.left);
+        const Int right = std::min(window.right, most.right);
+        return {left, std::max(right, -left-1)};
     }
     // How far the queries of a row can look in their texts; nowhere, if there are none.
     Reach occurring(Int b) const {
@@ -410,20 +492,21 @@ template <class real> struct Problem {
         for (Int t = 0; t < texts(b); t++) {
             const Text x = whole_text(b, t);
             const Int left = x.q1-1+x.shift-x.k0, right = x.k1-1-x.q0-x.shift;
-            most = t ? Reach{std::max(most.left, left), std::max(most.right, right)} : Reach{left, right};
+            if (t == 0) most = {left, right};
+            else most = {std::max(most.left, left), std::max(most.right, right)};
         }
         return most;
     }
     Reach within_window(Int b, Int h) const {
-        const Int far = Int(1) << 40;                          // further than any key stands from any query
+        const Int far = Int(1) << 40;      // further than any key stands from any query
         Int left = far, right = c.is_causal ? 0 : far;
         if (c.left >= 0) left = std::min(left, c.left);
         if (c.right >= 0) right = std::min(right, c.right);
         if (c.after) return {left, right};
         if (auto sigma = row(c.sigma, b, h)) {
-            double w = std::ceil(*sigma*rate+1)-1;
-            if (w < left) left = (Int)w;
-            if (w < right) right = (Int)w;
+            const double half_width = std::ceil(*sigma*rate+1)-1;
+            if (half_width < left) left = (Int)half_width;
+            if (half_width < right) right = (Int)half_width;
         } else if (auto table = row(c.table, b, h)) {
             Int first = 0, end = c.table_size;
             while (first < end && table[first] == -INFINITY) first++;
@@ -434,10 +517,11 @@ template <class real> struct Problem {
         return {left, right};
     }
     Int texts(Int b) const { return c.texts ? c.text_of[b+1]-c.text_of[b] : 1; }
-    Text whole_text(Int b, Int t) const {                      // before keys that take no part are left out
+    Text whole_text(Int b, Int t) const {  // before keys that take no part are left out
         if (!c.texts) return {0, c.N, 0, c.M, c.origins ? c.origins[b] : 0, c.q_offset};
         const Int *at = c.texts+5*(c.text_of[b]+t);
-        return {at[0], at[1], at[2], at[3], at[2], at[4]};
+        const Int q0 = at[0], q1 = at[1], k0 = at[2], k1 = at[3], shift = at[4];
+        return {q0, q1, k0, k1, k0, shift};
     }
     // The first key that a row may see, and no row behind it sees an earlier one.
     Int first_key(Int b, Int row, Int left) const {
@@ -446,6 +530,7 @@ template <class real> struct Problem {
         const Text x = whole_text(b, t);
         return std::max(x.k0, std::min(row+x.shift-left, x.k1));
     }
+    // Without the keys at its ends that take no part; `holes`: whether others do not either.
     Text text(Int b, Int t, bool &holes) const {
         Text x = whole_text(b, t);
         holes = false;
@@ -458,18 +543,20 @@ template <class real> struct Problem {
     }
 };
 
-// ---- entmax: p = [1 + eps (score - a)]^(1/eps), with the threshold a for which a row sums to one ------------------
+// ---- entmax: thresholds -------------------------------------------------------------------------
 
-// Of QUERIES rows side by side, a score of each in S[key]; or `lengthwise`, of GROUPS rows, LANES scores of each.
+// Weights p = [1 + eps (score - a)]^(1/eps), with the threshold a for which a row sums to one.
+// Of QUERIES rows side by side, a score of each in S[key]; or `lengthwise`, of GROUPS rows, LANES
+// scores of each.
 template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lanes<real, QUERIES> {
     typedef Lanes<real, QUERIES> L;
     using typename L::vec; using typename L::ivec; using typename L::C;
     using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat;
 
-    enum { GROUP = lengthwise ? 4 : 16 };                      // vectors whose largest score bounds a threshold
-    real *S, *live_room;
-    real eps;                  // alpha - 1
-    bool careful = false;      // a key or value is not finite, so one query at a time
+    enum { GROUP = lengthwise ? 4 : 16 };  // vectors whose largest score bounds a threshold
+    real *S;                               // [row][QUERIES] scores, then weights
+    int32_t *live;                         // of a row of S the key: all, then those of the list
+    real eps;                              // alpha - 1
 
     // A sum of a row, or its maximum, in all of its lanes.
     template <class F> static INLINE vec joined(vec x, F &&two) {
@@ -486,9 +573,16 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
         vec t = y*eps;
         ivec in = t > -1;
         t = in ? t : splat(0);
-        if (eps == real(.5)) s = t+1, w = s*s;
-        else if (eps == 1) s = splat(1), w = t+1;
-        else s = L::template exp2<true>(L::log1p(t)*(1/eps-1)*real(M_LOG2E)), w = s*(t+1);
+        if (eps == real(.5)) {
+            s = t+1;
+            w = s*s;
+        } else if (eps == 1) {
+            s = splat(1);
+            w = t+1;
+        } else {
+            s = L::template exp2<true>(L::log1p(t)*(1/eps-1)*real(M_LOG2E));
+            w = s*(t+1);
+        }
         w = in ? w : splat(0);
         s = in ? s : splat(0);
     }
@@ -500,62 +594,84 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
         vec less = L::expm1(-eps*L::log(sum > 0 ? sum : splat(1)));
         return less/-eps*sum/by;
     }
-    int32_t *live() const { return (int32_t*)live_room; }
-    // The largest score of every group of keys is a part of the row, and its threshold a lower bound of the row's.
+    // The largest score of every group of keys is a part of the row, and its threshold a lower
+    // bound of the row's.
     Int add_best(const real *x, Int n, real *best, Int groups, vec *top) const {
         for (Int j = 0; j < n; j += GROUP, groups++) for (int v = 0; v < GROUPS; v++) {
             vec most = load(x+j*QUERIES+v*LANES);
-            for (Int i = j+1; i < std::min<Int>(j+GROUP, n); i++) most = L::max(most, load(x+i*QUERIES+v*LANES));
+            for (Int i = j+1; i < std::min<Int>(j+GROUP, n); i++)
+                most = L::max(most, load(x+i*QUERIES+v*LANES));
             store(best+groups*QUERIES+v*LANES, most);
             top[v] = L::max(top[v], most);
         }
         return groups;
     }
-    // Scores in S become weights of keys in the list, and `a` thresholds less the maxima. None is looked for to drop in
-    // short rows and near softmax, where 0 times NaN has to be NaN, and where most keys have weight.
-    Int solve(Int n, real *best, Int groups, const vec *top, vec *a) {
+    // Scores in S become weights of keys in the list, and `a` thresholds less the maxima. No key is
+    // dropped where the caller wants all, in short rows and near softmax, and where most keys have
+    // weight.
+    Int solve(Int n, real *best, Int groups, const vec *top, vec *a, bool all) {
         for (int v = 0; v < GROUPS; v++) a[v] = vec{};
-        const bool all = careful || n <= 4*GROUP || eps < real(.05) || bound(n, best, groups, top, a);
-        Solver own = *this;                                    // which no store changes
-        return all ? own.template solve_as<true>(n, best, top, a) : own.template solve_as<false>(n, best, top, a);
+        const bool is_short = n <= 4*GROUP, has_no_zeros = eps < real(.05);
+        if (!all) all = is_short || has_no_zeros || bound(n, best, groups, top, a);
+        const Solver own = *this;                              // which no store changes
+        return all ? own.template solve_as<true>(n, best, top, a)
+                   : own.template solve_as<false>(n, best, top, a);
     }
-    // Thresholds of the largest of every group, from below; whether most keys, of one from each group, have weight.
+    // Thresholds of the largest of every group, from below; whether most keys, of one from each
+    // group, have weight.
     bool bound(Int n, const real *best, Int groups, const vec *top, vec *a) const {
         for (int v = 0; v < GROUPS; v++) for (int i = 0; i < 4; i++) {
             vec sum{}, slopes{}, w, s;
             for (Int j = 0; j < groups; j++) {
                 law(load(best+j*QUERIES+v*LANES)-top[v]-a[v], w, s);
-                sum += w; slopes += s;
+                sum += w;
+                slopes += s;
             }
             a[v] += L::max(newton(row_sum(sum), row_sum(slopes)), splat(0));
         }
         Int some = 0;
         for (Int j = 0; j < n; j += GROUP) {
             ivec in{};
-            for (int v = 0; v < GROUPS; v++) in |= (load(S+j*QUERIES+v*LANES)-top[v]-a[v])*eps > -1;
+            for (int v = 0; v < GROUPS; v++)
+                in |= (load(S+j*QUERIES+v*LANES)-top[v]-a[v])*eps > -1;
             some += L::any(in);
         }
         return some*GROUP*4 > n*3;
     }
-    // Those without weight fall out of the list at each of Newton's steps, and the last step changes the weights
-    // themselves, by their slopes.
-    template <bool all> INLINE Int solve_as(Int n, real *best, const vec *most, vec *a) {
-        vec top[GROUPS], low[GROUPS];
-        for (int v = 0; v < GROUPS; v++) top[v] = most[v], low[v] = a[v]-1/eps;
-        Int m = 0;
+    // Rows of S move to the front, in their order, and their keys in the list with them; `work`
+    // stores row j as row `to`, and returns the lanes that may give it weight. Without any it falls
+    // out, unless `all` stay. The number of those that are left.
+    template <bool all, class F> INLINE Int compact(Int n, F &&work) const {
+        Int left = 0;
         for (Int j = 0; j < n; j++) {
+            const ivec some = work(j, left);
+            live[left] = live[j];
+            left += all || L::any(some);
+        }
+        return left;
+    }
+    // Keys without weight fall out of the list at each of Newton's steps, and the last step changes
+    // the weights themselves, by their slopes.
+    template <bool all> INLINE Int solve_as(Int n, real *best, const vec *most, vec *a) const {
+        vec top[GROUPS], low[GROUPS];
+        for (int v = 0; v < GROUPS; v++) {
+            top[v] = most[v];
+            low[v] = a[v]-1/eps;
+        }
+        for (Int j = 0; j < n; j++) live[j] = (int32_t)j;
+        Int m = compact<all>(n, [&](Int j, Int to) INLINED {
             ivec some{};
             for (int v = 0; v < GROUPS; v++) {
                 vec x = load(S+j*QUERIES+v*LANES)-top[v];
                 some |= x > low[v];
-                store(S+m*QUERIES+v*LANES, x);
+                store(S+to*QUERIES+v*LANES, x);
             }
-            live()[m] = (int32_t)j;
-            m += all || L::any(some);
-        }
-        // near the solution a step is as the square of the last one: up to alpha = 1.5, where the slope of the sum has
-        // no kinks, the next is known, and it is the last step, if its square, which slopes leave out, is nothing. One
-        // that hardly shrinks is rounding, and would not end.
+            return some;
+        });
+        // near the solution a step is as the square of the last one: up to alpha = 1.5, where the
+        // slope of the sum has no kinks, the next is known, and it is the last step, if its square,
+        // which slopes leave out, is nothing. One that hardly shrinks is rounding, and would not
+        // end.
         const real enough = eps <= real(.5) ? std::sqrt(C::converged)/4 : C::converged;
         vec last[GROUPS];
         for (int v = 0; v < GROUPS; v++) last[v] = splat(INFINITY);
@@ -563,20 +679,18 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
         for (int i = 0; i < 60 && L::any(more); i++) {
             vec sum[GROUPS], slopes[GROUPS];
             for (int v = 0; v < GROUPS; v++) sum[v] = slopes[v] = vec{};
-            Int left = 0;
-            for (Int j = 0; j < m; j++) {
+            m = compact<all>(m, [&](Int j, Int to) INLINED {
                 ivec some{};
                 for (int v = 0; v < GROUPS; v++) {
                     vec x = load(S+j*QUERIES+v*LANES), w, s;
                     law(x-a[v], w, s);
-                    sum[v] += w; slopes[v] += s;
+                    sum[v] += w;
+                    slopes[v] += s;
                     some |= w > 0;
-                    if (left < j) store(S+left*QUERIES+v*LANES, x);
+                    if (to < j) store(S+to*QUERIES+v*LANES, x);
                 }
-                live()[left] = live()[j];
-                left += all || L::any(some);
-            }
-            m = left;
+                return some;
+            });
             more = ivec{};
             for (int v = 0; v < GROUPS; v++) {
                 vec step = newton(row_sum(sum[v]), row_sum(slopes[v])), size = L::max(step, -step);
@@ -594,735 +708,251 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
         for (Int j = 0; j < m; j++) for (int v = 0; v < GROUPS; v++) {
             vec w, s;
             law(load(S+j*QUERIES+v*LANES)-a[v], w, s);
-            sum[v] += w; slopes[v] += s;
-            store(S+j*QUERIES+v*LANES, w); store(slope+j*QUERIES+v*LANES, s);
+            sum[v] += w;
+            slopes[v] += s;
+            store(S+j*QUERIES+v*LANES, w);
+            store(slope+j*QUERIES+v*LANES, s);
         }
         for (int v = 0; v < GROUPS; v++) {
             vec of_row = row_sum(sum[v]), falls = row_sum(slopes[v]);
             by[v] = (of_row-1)/(falls > 0 ? falls : splat(1));
             a[v] += newton(of_row, falls);
         }
-        Int left = 0;
-        for (Int j = 0; j < m; j++) {
+        return compact<all>(m, [&](Int j, Int to) INLINED {
             ivec some{};
             for (int v = 0; v < GROUPS; v++) {
-                vec w = L::max(load(S+j*QUERIES+v*LANES)-load(slope+j*QUERIES+v*LANES)*by[v], splat(0));
+                vec w = load(S+j*QUERIES+v*LANES)-load(slope+j*QUERIES+v*LANES)*by[v];
+                w = L::max(w, splat(0));
                 some |= w > 0;
-                store(S+left*QUERIES+v*LANES, w);
+                store(S+to*QUERIES+v*LANES, w);
             }
-            live()[left] = live()[j];
-            left += all || L::any(some);
-        }
-        return left;
+            return some;
+        });
     }
     static constexpr auto psi_terms = [] {                     // of the series in `phi`
         std::array<real, C::PSI_TERMS+1> terms{};
         for (int k = 2; k <= C::PSI_TERMS; k++) terms[k] = real((k-1)*inverse_factorial(k));
         return terms;
     }();
-    // The gradient of alpha is -sum of ds phi, phi = (l e^l - e^l + 1)/eps^2 with l = eps log p, so e^l = 1+t: a series
-    // near 0. There 1/eps^2 may be infinite, which is not chosen.
+    // The gradient of alpha is -sum of ds phi, phi = (l e^l - e^l + 1)/eps^2 with l = eps log p, so
+    // e^l = 1+t: a series near 0. There 1/eps^2 may be infinite, which is not chosen.
     INLINE vec phi(vec t, vec l) const {
         const real by = 1/eps;
         vec series = splat(0), log_p = l*by;
         UNROLL for (int k = C::PSI_TERMS; k >= 2; k--) series = series*l + psi_terms[k];
         return l < real(-.5) ? ((l-1)*(t+1)+1)*(by*by) : log_p*log_p*series;
     }
-    // The same at the mean `t` of a row under its slopes. The ds of a row sum to zero but for rounding, which a phi that
-    // is large and alike for all keys would multiply; so phi counts from this one.
+    // The same at the mean `t` of a row under its slopes. The ds of a row sum to zero but for
+    // rounding, which a phi that is large and alike for all keys would multiply; so phi counts from
+    // this one.
     INLINE vec typical_phi(vec t) const {
         t = L::max(t, splat(std::numeric_limits<real>::epsilon()-1));
         return phi(t, L::log1p(t));
     }
 };
 
-// ---- a worker: one thread's memory, and the head and the block it is at -------------------------------------------
+// ---- numbers that are not finite ----------------------------------------------------------------
 
-// Keys lo..hi-1 of a piece, which begin at a row of S; far: without the window.
-struct Span { Int lo, hi; bool far; Int piece, row; };
+// A row is lost, and written as NaN, where its query is not finite, where it sees a key or a value
+// that is not, and where a score is no number. No other row changes. Products alone would lose
+// more: 0 times NaN is NaN, so a weight of zero protects no query from a key that its neighbour
+// sees. What is checked, and what follows:
+//   - of a head, alpha: if it is no number from 1 to 2, all rows are lost;
+//   - of a text, its keys and values: if one is not finite, each block has one query, and exactly
+//     the keys that it sees. A query that comes alone has such a block already, and reads its keys
+//     only once: its scores show a broken key, and its output a broken value;
+//   - of a block, its queries: one that is not finite is lost, and computed as zeros. If finite
+//     numbers may have a product that is not, each score is checked as well.
+// Padding needs no guard: `Keys` copies keys that take no part as zeros.
+template <class real, int QUERIES> struct Guard {
+    typedef Lanes<real, QUERIES> L;
+    typedef typename L::In In;
 
-template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
-    typedef Solver<real, QUERIES> L;
-    using typename L::vec; using typename L::ivec; using typename L::C;
-    using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat; using L::product;
-    using L::S; using L::live_room; using L::eps; using L::careful; using L::law; using L::live;
+    bool no_alpha;             // of the head: alpha is no number from 1 to 2
+    bool alone;                // of the text: one query, whose keys were not checked
+    bool broken;               // of the text: a key or value is not finite
+    real largest_key;          // of the text: the largest number among its keys
+    bool checks_scores;        // of the block: each score is checked
+    bool lost[QUERIES];        // of the block
+
+    void begin_head(real eps) { no_alpha = !(eps <= 1); }
+    void begin_text(bool is_alone) {
+        alone = is_alone;
+        broken = false;
+        largest_key = 0;
+    }
+    void check_text(In keys, Int width, In values, Int dv_width, Int n) {
+        if (alone || !n) return;
+        largest_key = std::max(largest_key, L::largest(keys, n, width));
+        if (largest_key == INFINITY) broken = true;
+        if (L::largest(values, n, dv_width) == INFINITY) broken = true;
+    }
+    void begin_block() { checks_scores = broken; }
+    // Query i of the block, whose scores are its products times `by`.
+    void check_query(Int i, real *query, Int width, real by) {
+        const real most = L::largest({query, width}, 1, width);
+        const real product = std::max(most, std::abs(most*by))*largest_key*width;
+        lost[i] = no_alpha || most == INFINITY;
+        if (lost[i]) lose(i, query, width);
+        else if (!(product < std::numeric_limits<real>::max())) checks_scores = true;
+    }
+    void lose(Int i, real *query, Int width) {
+        lost[i] = true;
+        memset(query, 0, width*sizeof(real));
+    }
+    // Products [n][QUERIES] of a few queries: those of a query that comes alone show a broken key.
+    void check_products(const real *x, Int n) {
+        for (Int j = 0; alone && j < n; j++) broken |= !(std::abs(x[j*QUERIES]) < INFINITY);
+        checks_scores |= broken;
+    }
+    // Scores of a key. A query that sees it is lost if that is not finite, or its score no number.
+    template <class F> void check_scores(real *x, Int queries, In key, Int width, F &&sees) {
+        const bool broken_key = broken && L::largest(key, 1, width) == INFINITY;
+        for (Int i = 0; i < queries; i++) {
+            if (!sees(i)) x[i] = -INFINITY;
+            else if (broken_key || x[i] != x[i]) {
+                x[i] = 0;
+                lost[i] = true;
+            }
+        }
+    }
+    bool is_lost(Int i, real lse) const { return lost[i] || lse != lse; }
+    bool reads_keys() const { return !(broken && lost[0]); }   // backward, where 0 times NaN is NaN
+};
+
+// ---- memory -------------------------------------------------------------------------------------
+
+// Hands out a thread's memory, array by array; without a start it only counts.
+struct Room {
+    char *start;
+    Int used;
+    template <class T> T *take(Int n) {
+        T *x = start ? (T*)(start+used) : nullptr;
+        used += rounded(n*(Int)sizeof(T), 64);
+        return x;
+    }
+};
+
+// ---- a head: what it adds by offset -------------------------------------------------------------
+
+template <class real, int QUERIES> struct Head : Lanes<real, QUERIES> {
+    typedef Lanes<real, QUERIES> L;
+    using typename L::vec; using typename L::ivec;
+    using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat;
 
     const Problem<real> &p;
     const Call &c;
-    const Grads *g;
-    char *memory;
-
-    // buffers, see `lay_out`
-    real *q_rows, *q_cols, *dout_rows, *dout_cols, *o_rows, *dq_rows, *D, *bend, *factor, *near, *times, *slope;
-    real *sums, *times_sums, *gathered, *summed, *key_room;
-
-    // the head
-    Int b, h, hk, left, right, zero, length;
-    const real *bias;
-    real unit, sink;           // LOG2E for softmax, whose exponentials are powers of two, else 1
-    bool entmax, has_factors;
-    bool refused;              // alpha is no number from 1 to 2: all rows are NaN
+    const Grads *g;            // null in the forward pass
+    Int b, h, hk;              // its batch row, its number, and that of its key head
+    Int left, right;           // its reach
+    Int zero, length;          // place of offset 0, number of places
+    real eps;                  // alpha - 1
+    real unit;                 // of the scores: log2(e) for softmax, whose exponentials are powers
+                               // of two, else 1
+    real sink;                 // in this unit
+    const real *bias;          // [2*bias_reach+1], or null
+    real *near;                // [length] what is added to scores: window, limits and bias
+    real *times;               // [length] a window after the softmax
+    real *slope;               // [length] of the window by sigma
+    real *sums, *times_sums;   // [LANES][length] gradients, see `add_diagonal`
     Sums found;                // of this task and head
 
-    // the text, its keys in pieces (leading ones, the others), and the block
-    Text text;
-    bool holes;
-    bool alone;                // one query: its scores and its output show such keys and values, which are read once
-    bool checked;              // whether a score of the block may be no number
-    real largest_key;
-    struct Piece { const real *k, *v; Int kr, vr, lo, hi; } piece[2];
-    Span spans[2];
-    Int n_spans, n_keys, row, at, nq;  // first row of the block, its position, its number of queries
-    bool lost[QUERIES];
-    uint32_t seeds[QUERIES];   // of dropout
+    Head(const Problem<real> &problem, const Grads *grads) : p(problem), c(p.c), g(grads) {}
 
-    Worker(const Problem<real> &problem, const Grads *grads, char *room)
-        : p(problem), c(p.c), g(grads), memory(room), bias(nullptr), entmax(c.alpha.data),
-          has_factors(c.after || c.dropout_p > 0) { lay_out(); }
-
-    // ---- memory
-
-    static Int strip(const Problem<real> &p) {   // keys of a block, at most
-        const Call &c = p.c;
-        Int n = c.n_global ? c.M : std::min(c.M, p.reach_most+QUERIES+4);
-        return c.alpha.data ? n+p.lead+5 : std::min<Int>(n, KEYS);   // one more: the sink; and whole fours
+    void lay_out(Room &room) {
+        const Int by_offset = p.reach_most+6*QUERIES+4;
+        near = room.take<real>(by_offset);
+        times = room.take<real>(by_offset);
+        slope = room.take<real>(by_offset);
+        sums = room.take<real>(by_offset*LANES);
+        times_sums = room.take<real>(c.after ? by_offset*LANES : 0);
     }
-    template <class F> static void buffers(const Problem<real> &p, Int rows, F &&take) {
-        const Call &c = p.c;
-        Int by_offset = p.reach_most+6*QUERIES+4, block = strip(p)*QUERIES;
-        bool extra = c.after || c.dropout_p > 0;
-        take(&Worker::q_rows, QUERIES*p.width); take(&Worker::q_cols, QUERIES*p.width);
-        take(&Worker::dout_rows, QUERIES*p.dv_width); take(&Worker::dout_cols, QUERIES*p.dv_width);
-        take(&Worker::o_rows, QUERIES*p.dv_width); take(&Worker::dq_rows, QUERIES*p.width);
-        take(&Worker::S, block); take(&Worker::D, block);
-        take(&Worker::bend, c.softcap > 0 ? block : 0); take(&Worker::factor, extra ? block : 0);
-        take(&Worker::near, by_offset); take(&Worker::times, by_offset); take(&Worker::slope, by_offset);
-        take(&Worker::sums, by_offset*LANES); take(&Worker::times_sums, c.after ? by_offset*LANES : 0);
-        Int run = c.alpha.data ? KEYS*std::max(p.width, p.dv_width) : 0;
-        take(&Worker::live_room, c.alpha.data ? strip(p) : 0); take(&Worker::gathered, run); take(&Worker::summed, run);
-        Int keys = c.n_global ? c.M : std::min(c.M, rows+p.reach_most);
-        take(&Worker::key_room, copies_keys(p) ? (keys+p.lead)*(p.width+p.dv_width) : 0);
-    }
-    static Int room(const Problem<real> &p, Int rows) {
-        Int n = 0;
-        buffers(p, rows, [&](real *Worker::*, Int size) { n += rounded(size*(Int)sizeof(real), 64); });
-        return n;
-    }
-    void lay_out() {                             // the last buffer is the only one whose size varies with the rows
-        char *free = memory;
-        buffers(p, c.N, [&](real *Worker::*x, Int size) {
-            this->*x = (real*)free;
-            free += rounded(size*(Int)sizeof(real), 64);
-        });
-    }
-    // Whether rows are read where they lie. Far apart, they would miss the caches for each block anew.
-    static bool direct(const Call &c, const Rows &x, Int d) {
-        return c.kind == (sizeof(real) == 4 ? F32 : F64) && x.e == 1 && d%LANES == 0 && (x.n == d || c.N <= QUERIES);
-    }
-    static bool copies_keys(const Problem<real> &p) {
-        return p.c.keep || !direct(p.c, p.c.k, p.c.d) || !direct(p.c, p.c.v, p.c.dv);
-    }
-
-    // ---- the head: vectors by offset
-
-    void enter(Int batch, Int head, bool backward) {
-        b = batch; h = head; hk = h/p.share;
-        Reach r = p.reaches[b*c.H+h];
-        left = r.left; right = r.right;
-        zero = rounded(right+QUERIES+4, LANES);              // entry `zero + p - j` is that of offset j - p
+    void begin(Int batch, Int head) {
+        b = batch;
+        h = head;
+        hk = h/p.share;
+        const Reach r = p.reaches[b*c.H+h];
+        left = r.left;
+        right = r.right;
+        zero = rounded(right+QUERIES+4, LANES);
         length = rounded(zero+left+2*QUERIES, LANES);
-        unit = entmax ? 1 : real(M_LOG2E);
-        eps = entmax ? std::max(*p.row(c.alpha, b, h)-1, real(0x1p-64)) : 0;
-        refused = !(eps <= 1);
+        const real *alpha = p.row(c.alpha, b, h);
+        eps = alpha ? std::max(*alpha-1, real(0x1p-64)) : 0;
+        unit = alpha ? 1 : real(M_LOG2E);
         bias = p.row(c.rel_bias, b, h);
         if (c.sink.data) sink = unit**p.row(c.sink, b, h);
-        curve(backward);
+        curve();
+        if (g) {
+            memset(sums, 0, length*LANES*sizeof(real));
+            if (c.after) memset(times_sums, 0, length*LANES*sizeof(real));
+        }
     }
-    // The window, its limits and the bias by offset. The default window is tanh(s expm1(z))/tanh(p) with
-    // z = L (1 - y^2), y = |j - i|/edge, edge = rate sigma + 1, s the steepness.
-    void curve(bool backward) {
+    // Of offset j - p; neighbouring queries have neighbouring places, in their order.
+    Int place(Int offset) const { return zero-offset; }
+    Int bias_place(Int offset) const {
+        return std::min(std::max(offset, -c.bias_reach), c.bias_reach)+c.bias_reach;
+    }
+    real bias_at(Int offset) const { return bias[bias_place(offset)]; }
+
+    // The window, its limits and the bias by offset. The default window is tanh(s expm1(z))/tanh(p)
+    // with z = L (1 - y^2), y = |j - i|/edge, edge = rate sigma + 1, s the steepness.
+    void curve() {
         const real *sigma = p.row(c.sigma, b, h), *table = p.row(c.table, b, h);
-        real edge = sigma ? *sigma*real(p.rate)+1 : 1, level = p.level, steep = p.steepness;
+        const real edge = sigma ? *sigma*real(p.rate)+1 : 1;
+        const real level = p.level, steep = p.steepness, norm = p.norm;
         vec ramp;
         for (int l = 0; l < LANES; l++) ramp[l] = l;
         for (Int x = 0; x < length; x += LANES) {
             vec at = real(x) + ramp, off = real(zero) - at, m = splat(0), d = splat(0);
             ivec in = (at <= real(zero+left)) & (at >= real(zero-right));
             if (sigma) {
-                vec y = off/edge, z = L::max(level-level*y*y, splat(0)), e = L::expm1(z), t = L::tanh(steep*e);
-                ivec some = in & (t*real(p.norm) >= std::numeric_limits<real>::min());
-                if (backward) d = (1-t*t)*steep*(e+1)*(2*level)*y*y/edge*real(p.rate);
-                if (c.after) m = t*real(p.norm), d *= real(p.norm);
-                else m = L::log(some ? t*real(p.norm) : splat(1)), d /= t, in = some;
+                vec y = off/edge, z = L::max(level-level*y*y, splat(0));
+                vec e = L::expm1(z), t = L::tanh(steep*e);
+                ivec some = in & (t*norm >= std::numeric_limits<real>::min());
+                if (g) d = (1-t*t)*steep*(e+1)*(2*level)*y*y/edge*real(p.rate);
+                if (c.after) {
+                    m = t*norm;
+                    d *= norm;
+                } else {
+                    m = L::log(some ? t*norm : splat(1));
+                    d /= t;
+                    in = some;
+                }
                 d = some ? d : splat(0);
             } else if (table) for (int l = 0; l < LANES; l++) {
-                Int t = zero-x-l-c.table_first;
-                m[l] = t < 0 || t >= c.table_size ? c.after ? real(0) : -INFINITY : table[t];
+                const Int entry = zero-x-l-c.table_first;
+                const bool beyond = entry < 0 || entry >= c.table_size;
+                if (!beyond) m[l] = table[entry];
+                else m[l] = c.after ? real(0) : -INFINITY;
             }
             store(slope+x, d);
-            if (c.after) { store(times+x, m); m = splat(0); }
+            if (c.after) {
+                store(times+x, m);
+                m = splat(0);
+            }
             if (bias) for (int l = 0; l < LANES; l++) m[l] += bias_at(zero-x-l);
             store(near+x, in ? m*unit : splat(-INFINITY));
         }
         for (Int x = length; x < length+LANES; x++) slope[x] = 0;
-        if (!backward) return;
-        memset(sums, 0, length*LANES*sizeof(real));
-        if (c.after) memset(times_sums, 0, length*LANES*sizeof(real));
     }
-    Int bias_place(Int offset) const { return std::min(std::max(offset, -c.bias_reach), c.bias_reach)+c.bias_reach; }
-    real bias_at(Int offset) const { return bias[bias_place(offset)]; }
-
-    // ---- the text: where its keys lie
-
-    char *place(const Rows &x, Int head, Int i) const { return x.data+(b*x.b+head*x.h+i*x.n)*bytes_of(c.kind); }
-
-    // Rows q0..q1-1 become those in text `t`, and its keys are laid ready.
-    void begin(Int t, Int &q0, Int &q1) {
-        text = p.text(b, t, holes);
-        q0 = std::max(q0, text.q0); q1 = std::min(q1, text.q1);
-        if (q0 >= q1) return;
-        Int lead_end = std::max(text.k0, std::min(text.origin+c.n_global, text.k1));
-        Int lo = std::max(lead_end, q0+text.shift-left), hi = std::min(text.k1, q1+text.shift+right);
-        if (c.n_global && q0+text.shift < text.origin+c.n_global) lo = lead_end, hi = text.k1;
-        set_piece(0, std::max(text.k0, text.origin), lead_end, text.origin);
-        set_piece(1, lo, std::max(lo, hi), 0);
-        careful = false; largest_key = 0;
-        alone = q1-q0 == 1 && !g && !entmax;
-        for (const Piece &x : piece) if (x.hi > x.lo && !alone) {
-            largest_key = std::max(largest_key, L::largest(x.k, x.kr, x.hi-x.lo, p.width));
-            careful |= L::largest(x.v, x.vr, x.hi-x.lo, p.dv_width) == INFINITY;
-        }
-        careful |= largest_key == INFINITY;
-    }
-    void set_piece(int i, Int lo, Int hi, Int lead) {
-        Piece &x = piece[i];
-        if (!c.n_global && !i) hi = lo;
-        const char *k = place(c.k, hk, 0), *v = place(c.v, hk, 0);
-        Int first = lo;
-        if (c.heads) {
-            const Int *own = c.heads+3*(b*c.Hkv+hk);
-            k = (const char*)own[0]; v = (const char*)own[1];
-            first = i ? lo-own[2] : lo-lead;
-        }
-        x.lo = lo; x.hi = hi;
-        real *to = key_room+(i ? p.lead*(p.width+p.dv_width) : 0);
-        x.k = rows_of(k, c.k, first, hi-lo, c.d, p.width, lo, to, x.kr);
-        x.v = rows_of(v, c.v, first, hi-lo, c.dv, p.dv_width, lo, to+(hi-lo)*p.width, x.vr);
-    }
-    // Rows of keys or values as they lie, or copied: another dtype or stride, not whole vectors, or holes.
-    const real *rows_of(const char *x, const Rows &like, Int first, Int n, Int d, Int width, Int key, real *to,
-                        Int &stride) {
-        if (!holes && direct(c, like, d)) { stride = like.n; return (const real*)x+first*like.n; }
-        stride = width;
-        for (Int j = 0; j < n; j++) {
-            real *row = to+j*width;
-            fetch(x+(first+j+8)*like.n*bytes_of(c.kind), d*bytes_of(c.kind));
-            memset(row, 0, width*sizeof(real));
-            if (holes && !c.keep[b*c.M+key+j]) continue;
-            read_row(row, x+(first+j)*like.n*bytes_of(c.kind), d, like.e, c.kind);
-        }
-        return to;
-    }
-
-    // ---- the block: some queries and the keys they see
-
-    // The rows from `i` on that see alike; the first row behind them.
-    Int block(Int i, Int end) {
-        row = i; at = i+text.shift;
-        Int lead0 = text.origin, lead1 = c.n_global ? text.origin+c.n_global : lead0;
-        bool is_global = at >= lead0 && at < lead1;
-        Int stop = is_global ? lead1-text.shift : at < lead0 && c.n_global ? lead0-text.shift : end;
-        if (entmax) stop = std::min(stop, i/QUERIES*QUERIES+QUERIES);   // both passes have the same blocks
-        nq = careful ? 1 : std::min<Int>(QUERIES, std::min(stop, end)-i);
-        n_spans = n_keys = 0;
-        add_span(0, piece[0].lo, piece[0].hi, true);
-        if (is_global) add_span(1, piece[1].lo, piece[1].hi, true);
-        else {
-            Int lo = std::max(piece[1].lo, at-left), hi = at+nq+right;
-            if (!careful) hi = lo+rounded(std::max<Int>(hi-lo, 0), 4);       // whole rows of the micro-kernel
-            add_span(1, lo, std::min(piece[1].hi, hi), false);
-        }
-        return i+nq;
-    }
-    void add_span(int i, Int lo, Int hi, bool far) {
-        if (far && c.is_causal) hi = std::min(hi, at+nq);
-        if (lo >= hi) return;
-        spans[n_spans++] = {lo, hi, far, i, n_keys};
-        n_keys += hi-lo;
-    }
-    // `work(span, first key, keys)` for the keys of the block, at most `KEYS` at a time.
-    template <class F> INLINE void each_run(F &&work) {
-        for (Int x = 0; x < n_spans; x++) for (Int j0 = spans[x].lo; j0 < spans[x].hi; j0 += KEYS)
-            work(spans[x], j0, std::min<Int>(KEYS, spans[x].hi-j0));
-    }
-    static Int in_block(const Span &s, Int j) { return (s.row+j-s.lo)*QUERIES; }
-    const real *keys(const Span &s, Int j) const { const Piece &x = piece[s.piece]; return x.k+(j-x.lo)*x.kr; }
-    const real *values(const Span &s, Int j) const { const Piece &x = piece[s.piece]; return x.v+(j-x.lo)*x.vr; }
-    bool is_hole(Int j) const { return holes && !c.keep[b*c.M+j]; }
-
-    void read_queries() {
-        memset(q_rows, 0, QUERIES*p.width*sizeof(real));
-        real by = real(c.scale)*(c.softcap > 0 ? real(1/c.softcap) : unit);
-        checked = careful;
-        for (Int i = 0; i < nq; i++) {
-            read_row(q_rows+i*p.width, place(c.q, h, row+i), c.d, c.q.e, c.kind);
-            real most = L::largest(q_rows+i*p.width, 0, 1, p.width);
-            lost[i] = refused || most == INFINITY;
-            if (c.dropout_p > 0) seeds[i] = row_seed(c.seed, b*c.H+h, row+i);
-            if (lost[i]) memset(q_rows+i*p.width, 0, p.width*sizeof(real));
-            else checked |= !(std::max(most, std::abs(most*by))*largest_key*p.width < std::numeric_limits<real>::max());
-        }
-        if (nq > 2) L::turn(q_cols, q_rows, p.width, by);
-        else for (Int e = 0; e < nq*p.width; e++) q_cols[e] = q_rows[e]*by;   // `few_scores` wants rows
-    }
-    // Scores of keys j0..j0+n-1 in `to`, [n][QUERIES], in units of the exponential: -inf where a query may not look.
-    void scores(const Span &s, Int j0, Int n, real *to) {
-        products(keys(s, j0), piece[s.piece].kr, n, to);
-        for (Int j = 0; j < n; j++) finish(s, j0+j, to+j*QUERIES);
-    }
-    void products(const real *k, Int kr, Int n, real *to) {    // of keys and queries, and the soft cap
-        if (nq > 2) product({to, QUERIES}, {k, kr}, {q_cols, QUERIES}, n, QUERIES, p.width, false);
-        else {
-            memset(to, 0, n*QUERIES*sizeof(real));
-            L::few_scores(to, k, kr, q_cols, n, nq, p.width);
-            for (Int j = 0; alone && j < n; j++) careful |= !(std::abs(to[j*QUERIES]) < INFINITY);
-            checked |= careful;
-        }
-        if (c.softcap > 0) cap(to, bend+(to-S), n);
-    }
-    INLINE void finish(const Span &s, Int key, real *x) {      // the window, the bias, and who may look
-        const real *m = near+zero+at-key;
-        if (is_hole(key)) for (int v = 0; v < GROUPS; v++) store(x+v*LANES, splat(-INFINITY));
-        else if (!s.far) for (int v = 0; v < GROUPS; v++) store(x+v*LANES, load(x+v*LANES)+load(m+v*LANES));
-        else if (bias || c.is_causal) for (int i = 0; i < QUERIES; i++)
-            x[i] = c.is_causal && key > at+i ? -INFINITY : bias ? x[i]+unit*bias_at(key-at-i) : x[i];
-        if (checked) check(x, s, key);
-    }
-    // A score that is no number, or a key that is not finite: a query that sees the key is lost.
-    void check(real *x, const Span &s, Int j) {
-        bool broken = careful && L::largest(keys(s, j), 0, 1, p.width) == INFINITY;
-        for (Int i = 0; i < nq; i++) {
-            bool sees = !is_hole(j) && (!s.far ? near[zero+at-j+i] > -INFINITY :
-                                        !(c.is_causal && j > at+i) && !(bias && bias_at(j-at-i) == -INFINITY));
-            if (!sees) x[i] = -INFINITY;
-            else if (broken || x[i] != x[i]) x[i] = 0, lost[i] = true;
-        }
-    }
-    void cap(real *x, real *slopes, Int n) {   // c tanh(x/c); x/c came, and the derivative is kept
-        for (Int i = 0; i < n*QUERIES; i += LANES) {
-            vec t = L::tanh(load(x+i));
-            store(x+i, t*real(c.softcap*unit));
-            store(slopes+i, 1-t*t);
-        }
-    }
-    // Factors of the weights of a key, [QUERIES]: a window after the softmax, dropout.
-    void factors(const Span &s, Int key, real *x) {
-        const uint32_t cut = (uint32_t)std::lround(c.dropout_p*0x1p24);
-        const real kept = c.dropout_p < 1 ? real(1/(1-c.dropout_p)) : 0, *m = times+zero+at-key;
-        for (int i = 0; i < QUERIES; i++) x[i] = c.after && !s.far ? m[i] : 1;
-        if (c.dropout_p > 0) for (int i = 0; i < nq; i++) x[i] *= pair_bits(seeds[i], key) < cut ? 0 : kept;
-    }
-    void multiply(real *x, const real *by, Int n) {
-        for (Int i = 0; i < n*QUERIES; i += LANES) store(x+i, load(x+i)*load(by+i));
-    }
-    // A row of the output: zero without a key, NaN where the query, or a score, was not finite.
-    void write_out(Int i, real by, real lse) {
-        real *o = o_rows+i*p.dv_width;
-        bool empty = lse == INFINITY, gone = !empty && (lost[i] || lse != lse);
-        if (empty || gone) std::fill(o, o+c.dv, gone ? NAN : 0);
-        else for (Int e = 0; e < p.dv_width; e += LANES) store(o+e, load(o+e)*by);
-        Int at = (b*c.H+h)*c.N+row+i;
-        if (c.lse) ((real*)c.lse)[at] = gone ? NAN : lse;
-        write_row(place(c.out, h, row+i), o, c.dv, c.kind);
-        if (c.kept && !entmax) memcpy((real*)c.kept+at*c.dv, o, c.dv*sizeof(real));
-    }
-    // Weights of a key to where somebody looks at them, of each query `by` so much.
-    void show(const Span &s, Int key, const real *w, const real *by) {
-        Int at = s.piece ? key-c.first_key+p.lead : key;
-        if (at >= c.columns || (s.piece && at < p.lead)) return;   // an edge that was rounded to a key
-        real *to = (real*)c.weights+((b*c.H+h)*c.N+row)*c.columns+at;
-        for (Int i = 0; i < nq; i++) to[i*c.columns] = w[i]*by[i];
-    }
-    // What comes back to each row: dO, log of the sum or threshold (inf: takes no part), and mean = dO·O.
-    void read_rows(real *lse, real *mean) {
-        memset(dout_rows, 0, QUERIES*p.dv_width*sizeof(real));
-        for (int i = 0; i < QUERIES; i++) {
-            Int at = (b*c.H+h)*c.N+row+i;
-            lse[i] = i < nq ? ((const real*)c.lse)[at] : INFINITY;
-            mean[i] = 0;
-            if (i < nq && lse[i] != lse[i]) {                   // a row of NaN sends nothing back
-                lse[i] = INFINITY; lost[i] = true;
-                memset(q_rows+i*p.width, 0, p.width*sizeof(real));
-            }
-            if (i >= nq || lost[i]) continue;
-            real *back = dout_rows+i*p.dv_width;
-            read_row(back, place(g->dout, h, row+i), c.dv, g->dout.e, c.kind);
-            if (entmax) continue;                               // and bits are kept, not the output
-            const real *o = c.kept ? (const real*)c.kept+at*c.dv : (const real*)place(c.out, h, row+i);
-            mean[i] = L::dot(o, back, c.dv);
-            if (g->dlse && lse[i] < INFINITY) mean[i] -= ((const real*)g->dlse)[at];
-        }
-        L::turn(dout_cols, dout_rows, p.dv_width, 1);
-        if (careful && lost[0]) n_spans = n_keys = 0;           // 0 times NaN is NaN: its keys are not even read
-    }
-    void write_dq(Int of) {                                    // from so many keys
-        if (!of) memset(dq_rows, 0, nq*p.width*sizeof(real));
-        for (Int i = 0; i < nq; i++) write_row(place(g->dq, h, row+i), dq_rows+i*p.width, c.d, c.kind);
-    }
-    real *grad_rows(const Rows &x, Int j) { return (real*)x.data+b*x.b+hk*x.h+j*x.n; }
-
-    // O (+)= P V and dP = dO Vᵀ, for keys j0..j0+n-1.
-    INLINE void mix(const Span &s, Int j0, Int n, const real *weights, bool more) {
-        product({o_rows, p.dv_width}, {weights, 1, QUERIES}, {values(s, j0), piece[s.piece].vr}, nq, p.dv_width, n, more);
-    }
-    INLINE void weight_grads(const Span &s, Int j0, Int n, real *to) {
-        product({to, QUERIES}, {values(s, j0), piece[s.piece].vr}, {dout_cols, QUERIES}, n, QUERIES, p.dv_width, false);
-    }
-    // The other products of the backward pass for keys j0..j0+n-1: dV += Pᵀ dO, dK += dSᵀ Q, dQ += dS K.
-    void push_back(const Span &s, Int j0, Int n, const real *weights, const real *ds, bool more) {
-        Matrix<real> dv = {grad_rows(g->dv, j0), g->dv.n}, dk = {grad_rows(g->dk, j0), g->dk.n};
-        product(dv, {weights, QUERIES}, {dout_rows, p.dv_width}, n, p.dv_width, nq, true);
-        product(dk, {ds, QUERIES}, {q_rows, p.width}, n, p.width, nq, true);
-        product({dq_rows, p.width}, {ds, 1, QUERIES}, {keys(s, j0), piece[s.piece].kr}, nq, p.width, n, more);
-    }
-    // The gradient of a window after the softmax, written over its factor (times that of dropout).
-    void to_window(const Span &s, Int key, int v, real *f, vec grad) {
-        if (!c.after || s.far) return;
-        vec m = load(times+zero+at-key+v*LANES);
-        store(f, m > 0 ? grad*load(f)/m : splat(0));
-    }
-    void add_diagonals(const Span &s, Int key, Int at_row) {   // of the row of `D` and `factor` that begins there
-        if (c.after && !s.far && (g->dsigma || g->dtable)) add_diagonal(times_sums, s, key, factor+at_row);
-        if (g->drel_bias || (!c.after && (g->dsigma || g->dtable))) add_diagonal(sums, s, key, D+at_row);
-    }
-    // Sums along diagonals. A copy for each misalignment keeps the additions aligned: copy f%LANES, place f/LANES.
-    void add_diagonal(real *to, const Span &s, Int key, const real *x) {
-        if (s.far) {
-            if (bias && g->drel_bias) for (int i = 0; i < nq; i++) found.rel_bias()[bias_place(key-at-i)] += x[i];
-            return;
-        }
-        Int first = zero+at-key;
+    // Sums along diagonals: QUERIES numbers, from the place `first` on. A copy for each
+    // misalignment keeps the additions aligned: copy first%LANES, place first/LANES.
+    void add_diagonal(real *to, Int first, const real *x) {
         real *sum = to+first%LANES*length+first/LANES*LANES;
-        for (int v = 0; v < GROUPS; v++) store(sum+v*LANES, load(sum+v*LANES)+load(x+v*LANES));
-    }
-
-    // ---- softmax
-
-    void softmax_forward() {
-        vec top[GROUPS], sum[GROUPS];
-        for (int v = 0; v < GROUPS; v++) top[v] = splat(-std::numeric_limits<real>::max()), sum[v] = vec{};
-        bool more = false;
-        each_run([&](const Span &s, Int j0, Int n) {
-            scores(s, j0, n, S);
-            vec high[GROUPS];
-            real shrink[QUERIES];
-            for (int v = 0; v*LANES < nq; v++) {
-                high[v] = top[v];
-                for (Int j = 0; j < n; j++) high[v] = L::max(high[v], load(S+j*QUERIES+v*LANES));
-                vec by = L::exp2(top[v]-high[v]), all = sum[v]*by;
-                store(shrink+v*LANES, by);
-                for (Int j = 0; j < n; j++) {
-                    vec w = L::exp2(load(S+j*QUERIES+v*LANES)-high[v]);
-                    store(S+j*QUERIES+v*LANES, w);
-                    all += w;
-                }
-                sum[v] = all; top[v] = high[v];
-            }
-            if (has_factors) {
-                for (Int j = 0; j < n; j++) factors(s, j0+j, factor+j*QUERIES);
-                multiply(S, factor, n);
-            }
-            if (more) for (Int i = 0; i < nq; i++) for (Int e = 0; e < p.dv_width; e += LANES)
-                store(o_rows+i*p.dv_width+e, load(o_rows+i*p.dv_width+e)*shrink[i]);
-            mix(s, j0, n, S, more);
-            more = true;
-        });
-        real all[QUERIES], high[QUERIES], by[QUERIES];
-        for (int v = 0; v < GROUPS; v++) store(all+v*LANES, sum[v]), store(high+v*LANES, top[v]);
-        for (Int i = 0; i < nq; i++) {
-            by[i] = 0;
-            if (high[i] == INFINITY) { write_out(i, 0, NAN); continue; }
-            if (!(all[i] > 0)) { write_out(i, 0, INFINITY); continue; }
-            double lse = c.lse || c.sink.data ? high[i]+std::log2((double)all[i]) : 0;
-            if (c.sink.data) {
-                double most = std::max(lse, (double)sink);
-                lse = most+std::log2(std::exp2(lse-most)+std::exp2(sink-most));
-            }
-            by[i] = c.sink.data ? (real)std::exp2(high[i]-lse) : 1/all[i];
-            write_out(i, by[i], (real)(lse*M_LN2));
-        }
-        if (c.weights) each_run([&](const Span &s, Int j0, Int n) {
-            scores(s, j0, n, S);
-            for (Int j = 0; j < n; j++) {
-                real *x = S+j*QUERIES;
-                for (int v = 0; v < GROUPS; v++) store(x+v*LANES, L::exp2(load(x+v*LANES)-top[v]));
-                if (has_factors) factors(s, j0+j, factor), multiply(x, factor, 1);
-                show(s, j0+j, x, by);
-            }
-        });
-    }
-    void softmax_backward() {
-        real lse[QUERIES], mean[QUERIES];
-        read_rows(lse, mean);
-        for (int i = 0; i < QUERIES; i++) lse[i] *= real(M_LOG2E);
-        bool more = false;
-        each_run([&](const Span &s, Int j0, Int n) {
-            scores(s, j0, n, S);
-            weight_grads(s, j0, n, D);
-            for (Int j = 0; j < n; j++) {
-                if (has_factors) factors(s, j0+j, factor+j*QUERIES);
-                for (int v = 0; v < GROUPS; v++) {
-                    Int y = j*QUERIES+v*LANES;
-                    vec w = L::exp2(load(S+y)-load(lse+v*LANES)), d = load(D+y);
-                    if (has_factors) {
-                        vec f = load(factor+y);
-                        to_window(s, j0+j, v, factor+y, w*d);
-                        d *= f;
-                        store(S+y, w*f);
-                    } else store(S+y, w);
-                    store(D+y, w*(d-load(mean+v*LANES)));
-                }
-                add_diagonals(s, j0+j, j*QUERIES);
-            }
-            to_products(D, n);
-            push_back(s, j0, n, S, D, more);
-            more = true;
-        });
-        if (c.sink.data) for (Int i = 0; i < nq; i++) *found.sink() -= std::exp2(sink-lse[i])*mean[i];
-        write_dq(n_keys);
-    }
-    // From gradients of scores to those of products of query and key.
-    void to_products(real *ds, Int n) {
-        const real by = real(c.scale);
-        const real *slopes = bend+(ds-D);
-        for (Int i = 0; i < n*QUERIES; i += LANES) {
-            vec x = load(ds+i)*by;
-            store(ds+i, c.softcap > 0 ? x*load(slopes+i) : x);
-        }
-    }
-
-    // ---- entmax: the weights of `Solver` on the keys of the block
-
-    // Live keys: those of the block that may have weight, by their rows of S, in order. What is kept of them is dense:
-    // entry i of the list has row i of S, D, `factor` and `bend`. The sink is row `n_keys`, and the last one.
-    const Span &span_of(Int j) const { return spans[n_spans > 1 && j >= spans[1].row]; }
-    static Int key_of(const Span &s, Int j) { return s.lo+j-s.row; }
-    template <class F> INLINE void each_live(Int m, F &&work) {    // `work(span, key, i)`
-        for (Int i = 0; i < m; i++) { const Span &s = span_of(live()[i]); work(s, key_of(s, live()[i]), i); }
-    }
-    template <class F> INLINE void live_runs(Int m, F &&work) {    // `work(first, keys)`
-        for (Int i = 0; i < m; i += KEYS) work(i, std::min<Int>(KEYS, m-i));
-    }
-    bool neighbours(Int i, Int n) const {
-        Int first = live()[i], last = live()[i+n-1];
-        return last-first == n-1 && &span_of(first) == &span_of(last);
-    }
-    // Rows of keys or values of a run of the list: as they lie, or gathered, then `n` may grow to whole fours.
-    const real *live_rows(Int i, Int &n, bool of_keys, Int &stride) {
-        auto row_at = [&](Int j) { const Span &s = span_of(j); Int key = key_of(s, j); return of_keys ? keys(s, key) : values(s, key); };
-        const Piece &x = piece[span_of(live()[i]).piece];
-        stride = of_keys ? x.kr : x.vr;
-        if (neighbours(i, n)) return row_at(live()[i]);
-        stride = of_keys ? p.width : p.dv_width;
-        for (Int j = 0; j < n; j++) {
-            fetch(row_at(live()[i+std::min(j+8, n-1)]), stride*sizeof(real));
-            memcpy(gathered+j*stride, row_at(live()[i+j]), stride*sizeof(real));
-        }
-        for (; n%4; n++) memset(gathered+n*stride, 0, stride*sizeof(real));
-        return gathered;
-    }
-    // C (+)= A B into rows of gradients of a run of the list.
-    void add_live(const Rows &to, Int width, Int i, Int n, const real *a, const real *b) {
-        const Span &s = span_of(live()[i]);
-        if (neighbours(i, n)) {
-            real *x = grad_rows(to, key_of(s, live()[i]));
-            return product({x, to.n}, {a, QUERIES}, {b, width}, n, width, nq, true);
-        }
-        product({summed, width}, {a, QUERIES}, {b, width}, rounded(n, 4), width, nq, false);
-        auto row_at = [&](Int j) { return grad_rows(to, key_of(span_of(j), j)); };
-        for (Int j = 0; j < n; j++) {
-            real *x = row_at(live()[i+j]), *y = summed+j*width;
-            fetch(row_at(live()[i+std::min(j+8, n-1)]), width*sizeof(real));
-            for (Int e = 0; e < width; e += LANES) store(x+e, load(x+e)+load(y+e));
-        }
-    }
-    // One bit per key, or per so many that the bits of a block fit: the same number in both passes.
-    uint8_t *kept_bits(int &keys_of_bit) const {
-        keys_of_bit = 0;                                       // as a power of two
-        while ((strip(p) >> keys_of_bit) >= 8*KEPT*nq) keys_of_bit++;
-        return (uint8_t*)c.kept+((b*c.H+h)*c.N+row)*KEPT;
-    }
-    void keep_live(Int m) {
-        int by;
-        uint8_t *to = kept_bits(by);
-        const bool all = careful || m == n_keys;
-        memset(to, all ? 0xff : 0, careful ? KEPT : (strip(p) >> by)/8+1);
-        if (!all) for (Int i = 0; i < m; i++) { Int bit = live()[i] >> by; to[bit/8] |= 1 << bit%8; }
-    }
-    Int read_live() {
-        int by;
-        const uint8_t *of = kept_bits(by);
-        Int m = 0;
-        for (Int i = 0; i << by < n_keys; i += 8)
-            for (unsigned bits = careful ? 255 : of[i/8]; bits; bits &= bits-1) {
-                Int j = (i+__builtin_ctz(bits)) << by, end = std::min(j+(Int(1) << by), n_keys);
-                while (j < end) live()[m++] = (int32_t)j++;
-            }
-        return m;
-    }
-
-    Int scores_and_best(vec *top, real *best) {
-        Int groups = 0;
-        for (int v = 0; v < GROUPS; v++) top[v] = splat(-std::numeric_limits<real>::max());
-        each_run([&](const Span &s, Int j0, Int n) {
-            real *x = S+in_block(s, j0);
-            scores(s, j0, n, x);
-            groups = L::add_best(x, n, best, groups, top);
-        });
-        return groups;
-    }
-    void entmax_forward() {
-        vec top[GROUPS], a[GROUPS];
-        real high[QUERIES], thresholds[QUERIES], seen[QUERIES], all[QUERIES];
-        Int groups = scores_and_best(top, D), n = n_keys;
-        for (int v = 0; v < GROUPS; v++) store(seen+v*LANES, top[v]);
-        if (c.sink.data) for (int v = 0; v < GROUPS; v++) {    // one more key, without a value
-            store(S+n_keys*QUERIES+v*LANES, splat(sink));
-            top[v] = L::max(top[v], splat(sink));
-            n = n_keys+1;
-        }
-        for (int v = 0; v < GROUPS; v++) store(high+v*LANES, top[v]);
-        for (int i = 0; i < QUERIES; i++) if (i >= nq || lost[i]) high[i] = INFINITY;    // keeps no key alive
-        for (int v = 0; v < GROUPS; v++) top[v] = load(high+v*LANES);
-        Int m = L::solve(n, D, groups, top, a);
-        m -= m && live()[m-1] == n_keys;
-        if (has_factors) {
-            each_live(m, [&](const Span &s, Int key, Int i) { factors(s, key, factor+i*QUERIES); });
-            multiply(S, factor, m);
-        }
-        live_runs(m, [&](Int i, Int n) {
-            Int stride, rows = n;
-            const real *x = live_rows(i, rows, false, stride);
-            product({o_rows, p.dv_width}, {S+i*QUERIES, 1, QUERIES}, {x, stride}, nq, p.dv_width, n, i > 0);
-        });
-        if (!m) memset(o_rows, 0, nq*p.dv_width*sizeof(real));
-        if (c.kept) keep_live(m);
-        for (int v = 0; v < GROUPS; v++) store(thresholds+v*LANES, top[v]+a[v]);
-        for (Int i = 0; i < nq; i++) {
-            bool empty = !n_keys || seen[i] == -std::numeric_limits<real>::max();
-            all[i] = !empty;
-            write_out(i, all[i], empty ? INFINITY : high[i] == INFINITY ? NAN : thresholds[i]);
-        }
-        if (c.weights) each_live(m, [&](const Span &s, Int key, Int i) { show(s, key, S+i*QUERIES, all); });
-    }
-    void entmax_backward() {
-        real lse[QUERIES], mean[QUERIES];
-        read_rows(lse, mean);
-        const Int m = read_live();
-        live_runs(m, [&](Int i, Int n) {
-            Int stride, rows = n;
-            const real *x = live_rows(i, rows, true, stride);
-            products(x, stride, rows, S+i*QUERIES);
-            rows = n;
-            x = live_rows(i, rows, false, stride);
-            product({D+i*QUERIES, QUERIES}, {x, stride}, {dout_cols, QUERIES}, rows, QUERIES, p.dv_width, false);
-        });
-        each_live(m, [&](const Span &s, Int key, Int i) {
-            finish(s, key, S+i*QUERIES);
-            if (has_factors) factors(s, key, factor+i*QUERIES);
-        });
-        for (int i = m*QUERIES; c.sink.data && i < (m+1)*QUERIES; i++) {
-            S[i] = sink; D[i] = 0;
-            if (has_factors) factor[i] = 1;
-        }
-        for (int v = 0; v < GROUPS; v++) pull(v, load(lse+v*LANES), m);
-        each_live(m, [&](const Span &s, Int key, Int i) { add_diagonals(s, key, i*QUERIES); });
-        to_products(D, m);
-        live_runs(m, [&](Int i, Int n) {
-            add_live(g->dv, p.dv_width, i, n, S+i*QUERIES, dout_rows);
-            add_live(g->dk, p.width, i, n, D+i*QUERIES, q_rows);
-            Int stride, rows = n;
-            const real *x = live_rows(i, rows, true, stride);
-            product({dq_rows, p.width}, {D+i*QUERIES, 1, QUERIES}, {x, stride}, nq, p.width, n, i > 0);
-        });
-        write_dq(m);
-    }
-    // One group of lanes: scores to weights, gradients of weights to those of scores.
-    void pull(int v, vec a, Int m) {
-        const Int n = m+(c.sink.data ? 1 : 0);
-        real *x = S+v*LANES, *d = D+v*LANES, *f = factor+v*LANES;
-        vec w, s, sum{}, slopes{}, pulled{}, heights{};
-        auto grad = [&](Int j) { vec y = load(d+j*QUERIES); return has_factors ? y*load(f+j*QUERIES) : y; };
-        const bool wants_alpha = g->dalpha;
-        for (Int j = 0; j < n; j++) {
-            vec y = load(x+j*QUERIES)-a;
-            law(y, w, s);
-            sum += w; slopes += s; pulled += s*grad(j);
-            if (wants_alpha) heights += s > 0 ? s*y : s;
-        }
-        vec by = sum > 0 ? 1/(sum > 0 ? sum : splat(1)) : splat(0), dalpha{};
-        vec divisor = slopes > 0 ? slopes : splat(1), mean = pulled/divisor;
-        vec typical = wants_alpha ? L::typical_phi(heights/divisor*eps) : splat(0);
-        auto score_grad = [&](Int j) __attribute__((always_inline)) {  // and the weight, in `w`
-            vec t = (load(x+j*QUERIES)-a)*eps;
-            law(load(x+j*QUERIES)-a, w, s);
-            vec ds = s*(grad(j)-mean);
-            if (wants_alpha) {
-                t = t > -1 ? t : splat(0);
-                dalpha -= ds*(L::phi(t, L::log1p(t))-typical);
-            }
-            w *= by;
-            return ds;
-        };
-        each_live(m, [&](const Span &span, Int key, Int j) {
-            vec ds = score_grad(j);
-            if (has_factors) {
-                vec raw = w*load(d+j*QUERIES), times = load(f+j*QUERIES);
-                to_window(span, key, v, f+j*QUERIES, raw);
-                w *= times;
-            }
-            store(x+j*QUERIES, w);
-            store(d+j*QUERIES, ds);
-        });
-        if (n > m) *found.sink() += L::total(score_grad(m));
-        *found.alpha() += L::total(dalpha);
-    }
-
-    // ---- tasks: rows of one head, or of the query heads of one key head
-
-    void forward(Int batch, Int head, Int first, Int end) {
-        enter(batch, head, false);
-        each_block(first, end, [&] { entmax ? entmax_forward() : softmax_forward(); });
-    }
-    void backward(Int batch, Int key_head, Int first, Int end, double *sums_of_task, Int numbers) {
-        for (Int i = 0; i < p.share; i++) {
-            found = {sums_of_task+i*numbers, c.table_size};
-            enter(batch, key_head*p.share+i, true);
-            each_block(first, end, [&] { entmax ? entmax_backward() : softmax_backward(); });
-            leave();
-        }
-    }
-    template <class F> void each_block(Int first, Int end, F &&work) {
-        for (Int t = 0; t < p.texts(b); t++) {
-            Int q0 = first, q1 = end;
-            begin(t, q0, q1);
-            for (Int i = q0; i < q1;) {
-                i = block(i, q1);
-                read_queries();
-                work();
-            }
-        }
+        for (int v = 0; v < GROUPS; v++)
+            store(sum+v*LANES, load(sum+v*LANES)+load(x+v*LANES));
     }
     // Sums by offset to the gradients of sigma, of a table and of the bias.
-    void leave() {
+    void end() {
         const real *window = c.after ? times_sums : sums;
         vec dsigma{};
         for (Int copy = 0; copy < LANES; copy++) for (Int y = 0; y < length; y += LANES) {
             vec by_window = load(window+copy*length+y);
             if (g->dsigma) dsigma += by_window*load(slope+y+copy);
             for (Int l = 0; (g->dtable || g->drel_bias) && l < LANES; l++) {
-                Int offset = zero-(y+copy+l), t = offset-c.table_first;
-                if (g->dtable && t >= 0 && t < c.table_size) found.table()[t] += by_window[l];
+                const Int offset = zero-(y+copy+l), entry = offset-c.table_first;
+                if (g->dtable && entry >= 0 && entry < c.table_size)
+                    found.table()[entry] += by_window[l];
                 if (g->drel_bias && offset >= -left && offset <= right)
                     found.rel_bias()[bias_place(offset)] += sums[copy*length+y+l];
             }
@@ -1331,20 +961,832 @@ template <class real, int QUERIES> struct Worker : Solver<real, QUERIES> {
     }
 };
 
-// ---- entmax by rows -----------------------------------------------------------------------------------------------
+// ---- a text: where its keys lie -----------------------------------------------------------------
+
+// Keys lo..hi-1 of a piece, which begin at a row of S; far: without the window.
+struct Span { Int lo, hi; bool far; Int piece, row; };
+
+template <class real, int QUERIES> struct Keys {
+    typedef Lanes<real, QUERIES> L;
+    typedef typename L::In In;
+
+    const Problem<real> &p;
+    const Call &c;
+    Int b, hk;                 // batch row and key head
+    Text text;
+    const uint8_t *keep;       // [M] of the batch row; or null
+    bool holes;                // whether keys within the text take no part
+    struct Piece { In k, v; Int lo, hi; } piece[2];  // leading keys, the others
+    real *copies;              // of rows that are not read where they lie
+
+    explicit Keys(const Problem<real> &problem) : p(problem), c(p.c) {}
+
+    // Rows of keys, or of values, in memory: d numbers, copied to whole vectors.
+    struct Source { const char *data; const Rows &like; Int d, width; };
+
+    void lay_out(Room &room, Int rows) {
+        const Int n = c.n_global ? c.M : std::min(c.M, rows+p.reach_most);
+        const bool none = !c.keep && lies_ready(c.k, c.d) && lies_ready(c.v, c.dv);
+        copies = room.take<real>(none ? 0 : (n+p.lead)*(p.width+p.dv_width));
+    }
+    // Whether rows are read where they lie. Far apart, they would miss the caches for each block
+    // anew.
+    bool lies_ready(const Rows &x, Int d) const {
+        const bool in_vectors = is_of<real>(c.kind) && x.e == 1 && d%L::LANES == 0;
+        return in_vectors && (x.n == d || c.N <= QUERIES);
+    }
+    // Rows q0..q1-1 become those in text `t`, and its keys are laid ready.
+    void begin(Int batch, Int key_head, Int t, Reach reach, Int &q0, Int &q1) {
+        b = batch;
+        hk = key_head;
+        text = p.text(b, t, holes);
+        keep = c.keep ? c.keep+b*c.M : nullptr;
+        q0 = std::max(q0, text.q0);
+        q1 = std::min(q1, text.q1);
+        if (q0 >= q1) return;
+        const Int lead = std::max(text.k0, text.origin);
+        const Int lead_end = std::max(text.k0, std::min(text.origin+c.n_global, text.k1));
+        Int lo = std::max(lead_end, q0+text.shift-reach.left);
+        Int hi = std::min(text.k1, q1+text.shift+reach.right);
+        const bool some_see_all = c.n_global && q0+text.shift < text.origin+c.n_global;
+        if (some_see_all) {
+            lo = lead_end;
+            hi = text.k1;
+        }
+        set_piece(0, lead, c.n_global ? lead_end : lead);
+        set_piece(1, lo, std::max(lo, hi));
+    }
+    void set_piece(int i, Int lo, Int hi) {
+        Source k = {p.place(c.k, b, hk, 0), c.k, c.d, p.width};
+        Source v = {p.place(c.v, b, hk, 0), c.v, c.dv, p.dv_width};
+        Int first = lo;                                        // row of key `lo` in them
+        if (c.heads) {                                         // a cache
+            const Int *own = c.heads+3*(b*c.Hkv+hk);
+            k.data = (const char*)own[0];
+            v.data = (const char*)own[1];
+            first = i ? lo-own[2] : lo-text.origin;
+        }
+        real *k_copies = copies+(i ? p.lead*(p.width+p.dv_width) : 0);
+        real *v_copies = k_copies+(hi-lo)*p.width;
+        const In k_rows = rows_of(k, first, lo, hi-lo, k_copies);
+        const In v_rows = rows_of(v, first, lo, hi-lo, v_copies);
+        piece[i] = {k_rows, v_rows, lo, hi};
+    }
+    // n rows from `first` on, which are those of `key` and on: as they lie, or copied, because of
+    // another dtype or stride, of rows that are not whole vectors, or of holes.
+    In rows_of(const Source &x, Int first, Int key, Int n, real *to) const {
+        if (!holes && lies_ready(x.like, x.d))
+            return {(const real*)x.data+first*x.like.n, x.like.n};
+        const Int row_bytes = x.like.n*bytes_of(c.kind);
+        for (Int j = 0; j < n; j++) {
+            real *row = to+j*x.width;
+            const char *from = x.data+(first+j)*row_bytes;
+            fetch(from+8*row_bytes, x.d*bytes_of(c.kind));
+            memset(row, 0, x.width*sizeof(real));
+            if (!is_hole(key+j)) read_row(row, from, x.d, x.like.e, c.kind);
+        }
+        return {to, x.width};
+    }
+    bool is_hole(Int key) const { return holes && !keep[key]; }
+    // Keys and values from `key` on, as they follow each other in a piece.
+    In k(const Span &s, Int key) const {
+        const Piece &x = piece[s.piece];
+        return {x.k.p+(key-x.lo)*x.k.row, x.k.row};
+    }
+    In v(const Span &s, Int key) const {
+        const Piece &x = piece[s.piece];
+        return {x.v.p+(key-x.lo)*x.v.row, x.v.row};
+    }
+};
+
+// ---- a block: some queries and the keys they see ------------------------------------------------
+
+template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
+    typedef Lanes<real, QUERIES> L;
+    using typename L::vec; using typename L::In; using typename L::Out;
+    using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat;
+    using L::product; using L::product_apart;
+
+    const Problem<real> &p;
+    const Call &c;
+    const Grads *g;            // null in the forward pass
+    Head<real, QUERIES> head;
+    Keys<real, QUERIES> keys;
+    Guard<real, QUERIES> guard;
+
+    Int row, at, nq;           // its first row, the position of that, its number of queries
+    Span spans[2];             // the keys it sees: leading ones, the others
+    Int n_spans, n_keys;
+    uint32_t seeds[QUERIES];   // of dropout
+    real *q_rows, *q_cols;     // queries: [QUERIES][width]; [width][QUERIES], scaled
+    real *dout_rows, *dout_cols;           // [QUERIES][dv_width]; [dv_width][QUERIES]
+    real *o_rows, *dq_rows;    // [QUERIES][dv_width]; [QUERIES][width]
+    real *S, *D;               // [key][QUERIES] scores, then weights; gradients of either
+    real *bend, *factor;       // [key][QUERIES] slopes of the soft cap; factors of the weights
+
+    Block(const Problem<real> &problem, const Grads *grads)
+        : p(problem), c(p.c), g(grads), head(p, g), keys(p) {}
+
+    static Int most_keys(const Problem<real> &p) {  // rows of S: of a run, with alpha of a block
+        const Call &c = p.c;
+        const Int n = c.n_global ? c.M : std::min(c.M, p.reach_most+QUERIES+4);
+        if (!c.alpha.data) return std::min<Int>(n, KEYS);
+        return n+p.lead+5;                          // one more: the sink; and whole fours
+    }
+    void lay_out(Room &room) {
+        const Int scores = most_keys(p)*QUERIES;
+        q_rows = room.take<real>(QUERIES*p.width);
+        q_cols = room.take<real>(QUERIES*p.width);
+        dout_rows = room.take<real>(QUERIES*p.dv_width);
+        dout_cols = room.take<real>(QUERIES*p.dv_width);
+        o_rows = room.take<real>(QUERIES*p.dv_width);
+        dq_rows = room.take<real>(QUERIES*p.width);
+        S = room.take<real>(scores);
+        D = room.take<real>(scores);
+        bend = room.take<real>(c.softcap > 0 ? scores : 0);
+        factor = room.take<real>(p.has_factors ? scores : 0);
+        head.lay_out(room);
+    }
+
+    // ---- which queries, which keys
+
+    void begin_head(Int b, Int h) {
+        head.begin(b, h);
+        guard.begin_head(head.eps);
+    }
+    // Rows q0..q1-1 become those in text `t`.
+    void begin_text(Int t, Int &q0, Int &q1) {
+        keys.begin(head.b, head.hk, t, {head.left, head.right}, q0, q1);
+        if (q0 >= q1) return;
+        guard.begin_text(q1-q0 == 1 && !g && !c.alpha.data);
+        for (const auto &x : keys.piece)
+            guard.check_text(x.k, p.width, x.v, p.dv_width, x.hi-x.lo);
+    }
+    // The rows from `i` on that see alike; the first row behind them.
+    Int begin(Int i, Int end) {
+        const Text &text = keys.text;
+        row = i;
+        at = i+text.shift;
+        const Int lead = text.origin, lead_end = lead+c.n_global;
+        const bool is_global = at >= lead && at < lead_end, is_before = c.n_global && at < lead;
+        if (is_global) end = std::min(end, lead_end-text.shift);
+        if (is_before) end = std::min(end, lead-text.shift);
+        // both passes of entmax have the same blocks, whose bits name the live keys
+        const Int next_block = i/QUERIES*QUERIES+QUERIES;
+        if (c.alpha.data) end = std::min(end, next_block);
+        nq = guard.broken ? 1 : std::min<Int>(QUERIES, end-i);
+        n_spans = n_keys = 0;
+        const auto &piece = keys.piece;
+        add_span(0, piece[0].lo, piece[0].hi, true);
+        if (is_global) add_span(1, piece[1].lo, piece[1].hi, true);
+        else {
+            Int lo = std::max(piece[1].lo, at-head.left), hi = at+nq+head.right;
+            const Int whole_fours = lo+rounded(std::max<Int>(hi-lo, 0), 4); // for the micro-kernel
+            if (!guard.broken) hi = whole_fours;
+            add_span(1, lo, std::min(piece[1].hi, hi), false);
+        }
+        read_queries();
+        return i+nq;
+    }
+    void add_span(int piece, Int lo, Int hi, bool far) {
+        if (far && c.is_causal) hi = std::min(hi, at+nq);
+        if (lo >= hi) return;
+        spans[n_spans++] = {lo, hi, far, piece, n_keys};
+        n_keys += hi-lo;
+    }
+    // `work(span, first key, keys)` for the keys of the block, at most `KEYS` at a time.
+    template <class F> INLINE void each_run(F &&work) {
+        for (Int x = 0; x < n_spans; x++) for (Int j0 = spans[x].lo; j0 < spans[x].hi; j0 += KEYS)
+            work(spans[x], j0, std::min<Int>(KEYS, spans[x].hi-j0));
+    }
+    static Int row_of(const Span &s, Int key) { return s.row+key-s.lo; }
+    static Int key_of(const Span &s, Int row) { return s.lo+row-s.row; }
+    bool sees(const Span &s, Int key, Int i) const {
+        const Int offset = key-at-i;
+        if (keys.is_hole(key)) return false;
+        if (!s.far) return head.near[head.place(offset)] > -INFINITY;
+        if (c.is_causal && offset > 0) return false;
+        return !(head.bias && head.bias_at(offset) == -INFINITY);
+    }
+    Int in_call(Int i) const { return (head.b*c.H+head.h)*c.N+row+i; }    // row i, in [B,H,N]
+    char *place(const Rows &x, Int i) const { return p.place(x, head.b, head.h, row+i); }
+
+    // ---- scores
+
+    void read_queries() {
+        memset(q_rows, 0, QUERIES*p.width*sizeof(real));
+        const real by = real(c.scale)*(c.softcap > 0 ? real(1/c.softcap) : head.unit);
+        guard.begin_block();
+        for (Int i = 0; i < nq; i++) {
+            real *query = q_rows+i*p.width;
+            read_row(query, place(c.q, i), c.d, c.q.e, c.kind);
+            guard.check_query(i, query, p.width, by);
+            if (c.dropout_p > 0) seeds[i] = row_seed(c.seed, head.b*c.H+head.h, row+i);
+        }
+        if (nq > 2) L::turn(q_cols, q_rows, p.width, by);
+        else for (Int e = 0; e < nq*p.width; e++) q_cols[e] = q_rows[e]*by; // for `few_scores`
+    }
+    // Scores of keys j0..j0+n-1, in rows `first` and on of S, in units of the exponential: -inf
+    // where a query may not look.
+    void scores(const Span &s, Int j0, Int n, Int first) {
+        products(keys.k(s, j0), n, first);
+        for (Int j = 0; j < n; j++) finish(s, j0+j, S+(first+j)*QUERIES);
+    }
+    void products(In k, Int n, Int first) {        // of keys and queries, and the soft cap
+        real *to = S+first*QUERIES;
+        if (nq > 2) product({to, QUERIES}, k, {q_cols, QUERIES}, n, QUERIES, p.width, false);
+        else {
+            memset(to, 0, n*QUERIES*sizeof(real));
+            L::few_scores(to, k, q_cols, n, nq, p.width);
+            guard.check_products(to, n);
+        }
+        if (c.softcap > 0) cap(to, bend+first*QUERIES, n);
+    }
+    INLINE void finish(const Span &s, Int key, real *x) {      // the window, the bias, who may look
+        const real *m = head.near+head.place(key-at);
+        if (keys.is_hole(key))
+            for (int v = 0; v < GROUPS; v++) store(x+v*LANES, splat(-INFINITY));
+        else if (!s.far)
+            for (int v = 0; v < GROUPS; v++) store(x+v*LANES, load(x+v*LANES)+load(m+v*LANES));
+        else if (head.bias || c.is_causal)
+            for (int i = 0; i < QUERIES; i++) {
+                if (c.is_causal && key > at+i) x[i] = -INFINITY;
+                else if (head.bias) x[i] += head.unit*head.bias_at(key-at-i);
+            }
+        auto sees_key = [&](Int i) { return sees(s, key, i); };
+        if (guard.checks_scores) guard.check_scores(x, nq, keys.k(s, key), p.width, sees_key);
+    }
+    void cap(real *x, real *slopes, Int n) {       // c tanh(x/c); x/c came, the derivative is kept
+        for (Int i = 0; i < n*QUERIES; i += LANES) {
+            vec t = L::tanh(load(x+i));
+            store(x+i, t*real(c.softcap*head.unit));
+            store(slopes+i, 1-t*t);
+        }
+    }
+    // Factors of the weights of a key, [QUERIES]: a window after the softmax, dropout.
+    void factors(const Span &s, Int key, real *x) {
+        const uint32_t cut = (uint32_t)std::lround(c.dropout_p*0x1p24);
+        const real kept = c.dropout_p < 1 ? real(1/(1-c.dropout_p)) : 0;
+        const real *m = head.times+head.place(key-at);
+        for (int i = 0; i < QUERIES; i++) x[i] = c.after && !s.far ? m[i] : 1;
+        if (c.dropout_p > 0)
+            for (int i = 0; i < nq; i++) x[i] *= pair_bits(seeds[i], key) < cut ? 0 : kept;
+    }
+    void multiply(real *x, const real *by, Int n) {
+        for (Int i = 0; i < n*QUERIES; i += LANES) store(x+i, load(x+i)*load(by+i));
+    }
+
+    // ---- results
+
+    // O (+)= P V and dP = dO Vᵀ, for keys j0..j0+n-1.
+    INLINE void mix(const Span &s, Int j0, Int n, const real *weights, bool more) {
+        product({o_rows, p.dv_width}, {weights, 1, QUERIES}, keys.v(s, j0),
+                nq, p.dv_width, n, more);
+    }
+    INLINE void weight_grads(const Span &s, Int j0, Int n, real *to) {
+        product_apart({to, QUERIES}, keys.v(s, j0), {dout_cols, QUERIES},
+                      n, QUERIES, p.dv_width, false);
+    }
+    // A row of the output: zero without a key, NaN where it is lost.
+    void write_out(Int i, real by, real lse) {
+        real *o = o_rows+i*p.dv_width;
+        const bool empty = lse == INFINITY, lost = !empty && guard.is_lost(i, lse);
+        if (empty || lost) std::fill(o, o+c.dv, lost ? NAN : 0);
+        else for (Int e = 0; e < p.dv_width; e += LANES) store(o+e, load(o+e)*by);
+        if (c.lse) ((real*)c.lse)[in_call(i)] = lost ? NAN : lse;
+        write_row(place(c.out, i), o, c.dv, c.kind);
+        if (c.kept && !c.alpha.data)
+            memcpy((real*)c.kept+in_call(i)*c.dv, o, c.dv*sizeof(real));
+    }
+    // Weights of a key to where somebody looks at them, of each query `by` so much. A key that only
+    // rounding added to the block has no column.
+    void show(const Span &s, Int key, const real *w, const real *by) {
+        const Int column = s.piece ? key-c.first_key+p.lead : key;
+        if (column >= c.columns || (s.piece && column < p.lead)) return;
+        real *to = (real*)c.weights+in_call(0)*c.columns+column;
+        for (Int i = 0; i < nq; i++) to[i*c.columns] = w[i]*by[i];
+    }
+
+    // ---- gradients
+
+    // What comes back to each row: dO, log of the sum or threshold (inf: takes no part), and
+    // mean = dO·O.
+    void read_rows(real *lse, real *mean) {
+        memset(dout_rows, 0, QUERIES*p.dv_width*sizeof(real));
+        std::fill(lse, lse+QUERIES, INFINITY);
+        std::fill(mean, mean+QUERIES, 0);
+        for (Int i = 0; i < nq; i++) {
+            const real of_row = ((const real*)c.lse)[in_call(i)];
+            if (of_row != of_row) guard.lose(i, q_rows+i*p.width, p.width);
+            else lse[i] = of_row;
+            if (guard.lost[i]) continue;                       // it sends nothing back
+            real *back = dout_rows+i*p.dv_width;
+            read_row(back, place(g->dout, i), c.dv, g->dout.e, c.kind);
+            if (c.alpha.data) continue;                        // bits are kept, not the output
+            const real *o = (const real*)place(c.out, i);
+            if (c.kept) o = (const real*)c.kept+in_call(i)*c.dv;
+            mean[i] = L::dot(o, back, c.dv);
+            if (g->dlse && lse[i] < INFINITY) mean[i] -= ((const real*)g->dlse)[in_call(i)];
+        }
+        L::turn(dout_cols, dout_rows, p.dv_width, 1);
+        if (!guard.reads_keys()) n_spans = n_keys = 0;
+    }
+    void write_dq(Int of) {                                    // from so many keys
+        if (!of) memset(dq_rows, 0, nq*p.width*sizeof(real));
+        for (Int i = 0; i < nq; i++)
+            write_row(place(g->dq, i), dq_rows+i*p.width, c.d, c.kind);
+    }
+    real *grad_rows(const Rows &x, Int key) {
+        return (real*)x.data+head.b*x.b+head.hk*x.h+key*x.n;
+    }
+    // The other products of the backward pass for keys j0..j0+n-1: dV += Pᵀ dO, dK += dSᵀ Q,
+    // dQ += dS K.
+    void push_back(const Span &s, Int j0, Int n, const real *weights, const real *ds, bool more) {
+        const Out dv = {grad_rows(g->dv, j0), g->dv.n}, dk = {grad_rows(g->dk, j0), g->dk.n};
+        const Out dq = {dq_rows, p.width};
+        product_apart(dv, {weights, QUERIES}, {dout_rows, p.dv_width}, n, p.dv_width, nq, true);
+        product_apart(dk, {ds, QUERIES}, {q_rows, p.width}, n, p.width, nq, true);
+        product_apart(dq, {ds, 1, QUERIES}, keys.k(s, j0), nq, p.width, n, more);
+    }
+    // The gradient of a window after the softmax, written over its factor (times that of dropout).
+    void to_window(const Span &s, Int key, int v, real *f, vec grad) {
+        if (!c.after || s.far) return;
+        vec m = load(head.times+head.place(key-at)+v*LANES);
+        store(f, m > 0 ? grad*load(f)/m : splat(0));
+    }
+    // Of a key whose gradients are row `j` of D and `factor`.
+    void add_diagonals(const Span &s, Int key, Int j) {
+        const bool by_window = g->dsigma || g->dtable;
+        const Int first = head.place(key-at);
+        const real *ds = D+j*QUERIES;
+        if (s.far) {
+            if (head.bias && g->drel_bias) for (int i = 0; i < nq; i++)
+                head.found.rel_bias()[head.bias_place(key-at-i)] += ds[i];
+            return;
+        }
+        if (c.after && by_window) head.add_diagonal(head.times_sums, first, factor+j*QUERIES);
+        if (g->drel_bias || (!c.after && by_window)) head.add_diagonal(head.sums, first, ds);
+    }
+    // From gradients of scores to those of products of query and key: n rows of D.
+    void to_products(Int n) {
+        const real by = real(c.scale);
+        for (Int i = 0; i < n*QUERIES; i += LANES) {
+            vec x = load(D+i)*by;
+            store(D+i, c.softcap > 0 ? x*load(bend+i) : x);
+        }
+    }
+};
+
+// ---- softmax ------------------------------------------------------------------------------------
+
+template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
+    typedef real number;
+    typedef Lanes<real, QUERIES> L;
+    using typename L::vec;
+    using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat;
+    typedef Block<real, QUERIES> Base;
+    using Base::p; using Base::c; using Base::head; using Base::keys; using Base::nq;
+    using Base::n_keys; using Base::o_rows; using Base::S; using Base::D; using Base::factor;
+    using Base::each_run; using Base::scores; using Base::factors; using Base::multiply;
+    using Base::mix; using Base::write_out; using Base::show; using Base::read_rows;
+    using Base::weight_grads; using Base::to_window; using Base::add_diagonals;
+    using Base::to_products; using Base::push_back; using Base::write_dq;
+
+    Softmax(const Problem<real> &problem, const Grads *grads) : Base(problem, grads) {}
+
+    void lay_out(Room &room, Int rows) {
+        Base::lay_out(room);
+        keys.lay_out(room, rows);
+    }
+
+    void forward() {
+        vec top[GROUPS], sum[GROUPS];
+        for (int v = 0; v < GROUPS; v++) {
+            top[v] = splat(-std::numeric_limits<real>::max());
+            sum[v] = vec{};
+        }
+        bool more = false;
+        each_run([&](const Span &s, Int j0, Int n) {
+            scores(s, j0, n, 0);
+            real shrink[QUERIES];
+            for (int v = 0; v*LANES < nq; v++) {
+                vec high = top[v];
+                for (Int j = 0; j < n; j++) high = L::max(high, load(S+j*QUERIES+v*LANES));
+                vec by = L::exp2(top[v]-high), all = sum[v]*by;
+                store(shrink+v*LANES, by);
+                for (Int j = 0; j < n; j++) {
+                    vec w = L::exp2(load(S+j*QUERIES+v*LANES)-high);
+                    store(S+j*QUERIES+v*LANES, w);
+                    all += w;
+                }
+                sum[v] = all;
+                top[v] = high;
+            }
+            if (p.has_factors) {
+                for (Int j = 0; j < n; j++) factors(s, j0+j, factor+j*QUERIES);
+                multiply(S, factor, n);
+            }
+            if (more) for (Int i = 0; i < nq; i++) {
+                real *o = o_rows+i*p.dv_width;
+                for (Int e = 0; e < p.dv_width; e += LANES) store(o+e, load(o+e)*shrink[i]);
+            }
+            mix(s, j0, n, S, more);
+            more = true;
+        });
+        real all[QUERIES], high[QUERIES], by[QUERIES];
+        for (int v = 0; v < GROUPS; v++) {
+            store(all+v*LANES, sum[v]);
+            store(high+v*LANES, top[v]);
+        }
+        for (Int i = 0; i < nq; i++) by[i] = end_row(i, high[i], all[i]);
+        if (c.weights) show_weights(top, by);
+    }
+    // Row i of the output, from its largest score and the sum of its exponentials below that;
+    // returns what these are multiplied by.
+    real end_row(Int i, real high, real sum) {
+        const bool overflows = high == INFINITY, empty = !(sum > 0);
+        if (overflows || empty) {
+            write_out(i, 0, overflows ? NAN : INFINITY);
+            return 0;
+        }
+        double lse = c.lse || c.sink.data ? high+std::log2((double)sum) : 0;
+        real by = 1/sum;
+        if (c.sink.data) {
+            const double most = std::max(lse, (double)head.sink);
+            lse = most+std::log2(std::exp2(lse-most)+std::exp2(head.sink-most));
+            by = (real)std::exp2(high-lse);
+        }
+        write_out(i, by, (real)(lse*M_LN2));
+        return by;
+    }
+    // The scores are computed once more: the sum of a row comes after its last key.
+    void show_weights(const vec *top, const real *by) {
+        each_run([&](const Span &s, Int j0, Int n) {
+            scores(s, j0, n, 0);
+            for (Int j = 0; j < n; j++) {
+                real *x = S+j*QUERIES;
+                for (int v = 0; v < GROUPS; v++)
+                    store(x+v*LANES, L::exp2(load(x+v*LANES)-top[v]));
+                if (p.has_factors) {
+                    factors(s, j0+j, factor);
+                    multiply(x, factor, 1);
+                }
+                show(s, j0+j, x, by);
+            }
+        });
+    }
+
+    void backward() {
+        real lse[QUERIES], mean[QUERIES];
+        read_rows(lse, mean);
+        for (int i = 0; i < QUERIES; i++) lse[i] *= real(M_LOG2E);
+        bool more = false;
+        each_run([&](const Span &s, Int j0, Int n) {
+            scores(s, j0, n, 0);
+            weight_grads(s, j0, n, D);
+            for (Int j = 0; j < n; j++) {
+                if (p.has_factors) factors(s, j0+j, factor+j*QUERIES);
+                for (int v = 0; v < GROUPS; v++) {
+                    const Int y = j*QUERIES+v*LANES;
+                    vec w = L::exp2(load(S+y)-load(lse+v*LANES)), d = load(D+y);
+                    if (p.has_factors) {
+                        vec f = load(factor+y);
+                        to_window(s, j0+j, v, factor+y, w*d);
+                        d *= f;
+                        store(S+y, w*f);
+                    } else store(S+y, w);
+                    store(D+y, w*(d-load(mean+v*LANES)));
+                }
+                add_diagonals(s, j0+j, j);
+            }
+            to_products(n);
+            push_back(s, j0, n, S, D, more);
+            more = true;
+        });
+        if (c.sink.data)
+            for (Int i = 0; i < nq; i++)
+                *head.found.sink() -= std::exp2(head.sink-lse[i])*mean[i];
+        write_dq(n_keys);
+    }
+};
+
+// ---- entmax: the weights of `Solver` on the keys of the block -----------------------------------
+
+// Live keys: those of the block that may have weight, by their rows of S, in order. What is kept of
+// them is dense: entry i of the list has row i of S, D, `factor` and `bend`. The sink is row
+// `n_keys`, and the last one.
+template <class real> struct Entmax : Block<real, SHORT> {
+    enum { QUERIES = SHORT };
+    typedef real number;
+    typedef Lanes<real, QUERIES> L;
+    using typename L::vec; using typename L::In;
+    using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat;
+    using L::product; using L::product_apart;
+    typedef Block<real, QUERIES> Base;
+    using Base::p; using Base::c; using Base::g; using Base::head; using Base::keys;
+    using Base::guard; using Base::spans; using Base::n_spans; using Base::nq;
+    using Base::n_keys; using Base::S; using Base::D; using Base::factor; using Base::o_rows;
+    using Base::q_rows; using Base::dq_rows; using Base::dout_rows; using Base::dout_cols;
+    using Base::most_keys; using Base::each_run; using Base::row_of; using Base::key_of;
+    using Base::in_call; using Base::scores; using Base::products; using Base::finish;
+    using Base::factors; using Base::multiply; using Base::write_out; using Base::show;
+    using Base::read_rows; using Base::to_window; using Base::add_diagonals;
+    using Base::to_products; using Base::grad_rows; using Base::write_dq;
+
+    Solver<real, QUERIES> solver;
+    int32_t *live;             // the list
+    real *gathered, *summed;   // [KEYS][width] keys or values of a run of it; their gradients
+
+    Entmax(const Problem<real> &problem, const Grads *grads) : Base(problem, grads) {}
+
+    void lay_out(Room &room, Int rows) {
+        Base::lay_out(room);
+        const Int run = KEYS*std::max(p.width, p.dv_width);
+        live = (int32_t*)room.take<real>(most_keys(p));
+        gathered = room.take<real>(run);
+        summed = room.take<real>(run);
+        keys.lay_out(room, rows);
+        solver.S = S;
+        solver.live = live;
+    }
+
+    // ---- live keys
+
+    const Span &span_of(Int row) const { return spans[n_spans > 1 && row >= spans[1].row]; }
+    template <class F> INLINE void each_live(Int m, F &&work) {    // `work(span, key, i)`
+        for (Int i = 0; i < m; i++) {
+            const Span &s = span_of(live[i]);
+            work(s, key_of(s, live[i]), i);
+        }
+    }
+    template <class F> INLINE void live_runs(Int m, F &&work) {    // `work(first, keys)`
+        for (Int i = 0; i < m; i += KEYS) work(i, std::min<Int>(KEYS, m-i));
+    }
+    bool neighbours(Int i, Int n) const {
+        const Int first = live[i], last = live[i+n-1];
+        return last-first == n-1 && &span_of(first) == &span_of(last);
+    }
+    // Keys or values of a run of the list: as they lie, or gathered, then `n` may grow to whole
+    // fours.
+    enum Which { OF_KEYS, OF_VALUES };
+    In live_rows(Int i, Int &n, Which which) {
+        auto row_at = [&](Int entry) {
+            const Span &s = span_of(live[entry]);
+            const Int key = key_of(s, live[entry]);
+            return which == OF_KEYS ? keys.k(s, key) : keys.v(s, key);
+        };
+        if (neighbours(i, n)) return row_at(i);
+        const Int width = which == OF_KEYS ? p.width : p.dv_width;
+        for (Int j = 0; j < n; j++) {
+            fetch(row_at(i+std::min(j+8, n-1)).p, width*sizeof(real));
+            memcpy(gathered+j*width, row_at(i+j).p, width*sizeof(real));
+        }
+        for (; n%4; n++) memset(gathered+n*width, 0, width*sizeof(real));
+        return {gathered, width};
+    }
+    // C (+)= A B into rows of gradients of a run of the list.
+    void add_live(const Rows &to, Int width, Int i, Int n, const real *a, const real *b) {
+        auto row_at = [&](Int entry) {
+            return grad_rows(to, key_of(span_of(live[entry]), live[entry]));
+        };
+        if (neighbours(i, n))
+            return product({row_at(i), to.n}, {a, QUERIES}, {b, width}, n, width, nq, true);
+        product({summed, width}, {a, QUERIES}, {b, width}, rounded(n, 4), width, nq, false);
+        for (Int j = 0; j < n; j++) {
+            real *x = row_at(i+j), *y = summed+j*width;
+            fetch(row_at(i+std::min(j+8, n-1)), width*sizeof(real));
+            for (Int e = 0; e < width; e += LANES) store(x+e, load(x+e)+load(y+e));
+        }
+    }
+    // One bit per key, or per so many that the bits of a block fit: the same number in both passes.
+    uint8_t *kept_bits(int &keys_of_bit) const {
+        keys_of_bit = 0;                                       // as a power of two
+        while ((most_keys(p) >> keys_of_bit) >= 8*KEPT*nq) keys_of_bit++;
+        return (uint8_t*)c.kept+in_call(0)*KEPT;
+    }
+    void keep_live(Int m) {
+        int by;
+        uint8_t *to = kept_bits(by);
+        const bool all = guard.broken || m == n_keys;
+        memset(to, all ? 0xff : 0, guard.broken ? KEPT : (most_keys(p) >> by)/8+1);
+        if (!all) for (Int i = 0; i < m; i++) {
+            const Int bit = live[i] >> by;
+            to[bit/8] |= 1 << bit%8;
+        }
+    }
+    Int read_live() {
+        int by;
+        const uint8_t *of = kept_bits(by);
+        Int m = 0;
+        for (Int i = 0; i << by < n_keys; i += 8)
+            for (unsigned bits = guard.broken ? 255 : of[i/8]; bits; bits &= bits-1) {
+                Int j = (i+__builtin_ctz(bits)) << by;
+                const Int end = std::min(j+(Int(1) << by), n_keys);
+                while (j < end) live[m++] = (int32_t)j++;
+            }
+        return m;
+    }
+
+    // ---- passes
+
+    Int scores_and_best(vec *top, real *best) {
+        Int groups = 0;
+        for (int v = 0; v < GROUPS; v++) top[v] = splat(-std::numeric_limits<real>::max());
+        each_run([&](const Span &s, Int j0, Int n) {
+            const Int first = row_of(s, j0);
+            scores(s, j0, n, first);
+            groups = solver.add_best(S+first*QUERIES, n, best, groups, top);
+        });
+        return groups;
+    }
+    void forward() {
+        vec top[GROUPS], a[GROUPS];
+        real high[QUERIES], thresholds[QUERIES], seen[QUERIES], all[QUERIES];
+        solver.eps = head.eps;
+        Int groups = scores_and_best(top, D), n = n_keys;
+        for (int v = 0; v < GROUPS; v++) store(seen+v*LANES, top[v]);
+        if (c.sink.data) {                                     // one more key, without a value
+            for (int v = 0; v < GROUPS; v++) {
+                store(S+n_keys*QUERIES+v*LANES, splat(head.sink));
+                top[v] = L::max(top[v], splat(head.sink));
+            }
+            n = n_keys+1;
+        }
+        for (int v = 0; v < GROUPS; v++) store(high+v*LANES, top[v]);
+        for (int i = 0; i < QUERIES; i++)
+            if (i >= nq || guard.lost[i]) high[i] = INFINITY;  // keeps no key alive
+        for (int v = 0; v < GROUPS; v++) top[v] = load(high+v*LANES);
+        Int m = solver.solve(n, D, groups, top, a, guard.broken);
+        m -= m && live[m-1] == n_keys;
+        if (p.has_factors) {
+            each_live(m, [&](const Span &s, Int key, Int i) {
+                factors(s, key, factor+i*QUERIES);
+            });
+            multiply(S, factor, m);
+        }
+        live_runs(m, [&](Int i, Int n) {
+            Int rows = n;
+            const In values = live_rows(i, rows, OF_VALUES);
+            product({o_rows, p.dv_width}, {S+i*QUERIES, 1, QUERIES}, {values.p, values.row},
+                    nq, p.dv_width, n, i > 0);
+        });
+        if (!m) memset(o_rows, 0, nq*p.dv_width*sizeof(real));
+        if (c.kept) keep_live(m);
+        for (int v = 0; v < GROUPS; v++) store(thresholds+v*LANES, top[v]+a[v]);
+        for (Int i = 0; i < nq; i++) {
+            const bool empty = !n_keys || seen[i] == -std::numeric_limits<real>::max();
+            const bool lost = high[i] == INFINITY;
+            all[i] = !empty;
+            write_out(i, all[i], empty ? INFINITY : lost ? NAN : thresholds[i]);
+        }
+        if (c.weights) each_live(m, [&](const Span &s, Int key, Int i) {
+            show(s, key, S+i*QUERIES, all);
+        });
+    }
+    void backward() {
+        real lse[QUERIES], mean[QUERIES];
+        solver.eps = head.eps;
+        read_rows(lse, mean);
+        const Int m = read_live();
+        live_runs(m, [&](Int i, Int n) {
+            Int rows = n;
+            const In some_keys = live_rows(i, rows, OF_KEYS);
+            products({some_keys.p, some_keys.row}, rows, i);
+            rows = n;
+            const In values = live_rows(i, rows, OF_VALUES);
+            product({D+i*QUERIES, QUERIES}, {values.p, values.row}, {dout_cols, QUERIES},
+                    rows, QUERIES, p.dv_width, false);
+        });
+        each_live(m, [&](const Span &s, Int key, Int i) {
+            finish(s, key, S+i*QUERIES);
+            if (p.has_factors) factors(s, key, factor+i*QUERIES);
+        });
+        if (c.sink.data) for (int i = m*QUERIES; i < (m+1)*QUERIES; i++) {
+            S[i] = head.sink;
+            D[i] = 0;
+            if (p.has_factors) factor[i] = 1;
+        }
+        for (int v = 0; v < GROUPS; v++) pull(v, load(lse+v*LANES), m);
+        each_live(m, [&](const Span &s, Int key, Int i) { add_diagonals(s, key, i); });
+        to_products(m);
+        live_runs(m, [&](Int i, Int n) {
+            add_live(g->dv, p.dv_width, i, n, S+i*QUERIES, dout_rows);
+            add_live(g->dk, p.width, i, n, D+i*QUERIES, q_rows);
+            Int rows = n;
+            const In some_keys = live_rows(i, rows, OF_KEYS);
+            product({dq_rows, p.width}, {D+i*QUERIES, 1, QUERIES}, {some_keys.p, some_keys.row},
+                    nq, p.width, n, i > 0);
+        });
+        write_dq(m);
+    }
+    // One group of lanes: scores to weights, gradients of weights to those of scores.
+    void pull(int v, vec a, Int m) {
+        const Int n = m+(c.sink.data ? 1 : 0);
+        real *x = S+v*LANES, *d = D+v*LANES, *f = factor+v*LANES;
+        vec w, s, sum{}, slopes{}, pulled{}, heights{};
+        auto grad = [&](Int j) {
+            vec y = load(d+j*QUERIES);
+            return p.has_factors ? y*load(f+j*QUERIES) : y;
+        };
+        const bool wants_alpha = g->dalpha;
+        for (Int j = 0; j < n; j++) {
+            vec y = load(x+j*QUERIES)-a;
+            solver.law(y, w, s);
+            sum += w;
+            slopes += s;
+            pulled += s*grad(j);
+            if (wants_alpha) heights += s > 0 ? s*y : s;
+        }
+        vec by = sum > 0 ? 1/(sum > 0 ? sum : splat(1)) : splat(0), dalpha{};
+        vec divisor = slopes > 0 ? slopes : splat(1), mean = pulled/divisor;
+        vec typical = splat(0);
+        if (wants_alpha) typical = solver.typical_phi(heights/divisor*solver.eps);
+        auto score_grad = [&](Int j) INLINED {                 // and the weight, in `w`
+            vec t = (load(x+j*QUERIES)-a)*solver.eps;
+            solver.law(load(x+j*QUERIES)-a, w, s);
+            vec ds = s*(grad(j)-mean);
+            if (wants_alpha) {
+                t = t > -1 ? t : splat(0);
+                dalpha -= ds*(solver.phi(t, L::log1p(t))-typical);
+            }
+            w *= by;
+            return ds;
+        };
+        each_live(m, [&](const Span &span, Int key, Int j) {
+            vec ds = score_grad(j);
+            if (p.has_factors) {
+                vec raw = w*load(d+j*QUERIES), times = load(f+j*QUERIES);
+                to_window(span, key, v, f+j*QUERIES, raw);
+                w *= times;
+            }
+            store(x+j*QUERIES, w);
+            store(d+j*QUERIES, ds);
+        });
+        if (n > m) *head.found.sink() += L::total(score_grad(m));
+        *head.found.alpha() += L::total(dalpha);
+    }
+};
+
+// ---- a worker: rows of one head, or of the query heads of one key head --------------------------
+
+// `Law` is `Softmax` or `Entmax`.
+template <class Law> struct Worker {
+    typedef typename Law::number real;
+    const Problem<real> &p;
+    Law law;
+
+    // `rows` is the largest number of rows of a task.
+    Worker(const Problem<real> &problem, const Grads *grads, Room &room, Int rows)
+        : p(problem), law(p, grads) { law.lay_out(room, rows); }
+    static Int bytes(const Problem<real> &p, Int rows) {
+        Room none = {nullptr, 0};
+        Worker(p, nullptr, none, rows);
+        return none.used;
+    }
+    void forward(Int b, Int h, Int first, Int end) {
+        law.begin_head(b, h);
+        each_block(b, first, end, [&] { law.forward(); });
+    }
+    void backward(Int b, Int key_head, Int first, Int end, double *sums, Int numbers) {
+        for (Int i = 0; i < p.share; i++) {
+            law.head.found = {sums+i*numbers, p.c.table_size};
+            law.begin_head(b, key_head*p.share+i);
+            each_block(b, first, end, [&] { law.backward(); });
+            law.head.end();
+        }
+    }
+    template <class F> void each_block(Int b, Int first, Int end, F &&work) {
+        for (Int t = 0; t < p.texts(b); t++) {
+            Int q0 = first, q1 = end;
+            law.begin_text(t, q0, q1);
+            for (Int i = q0; i < q1;) {
+                i = law.begin(i, q1);
+                work();
+            }
+        }
+    }
+};
+
+// ---- entmax by rows -----------------------------------------------------------------------------
 
 // Up to GROUPS rows of scores of one alpha, each along the lanes.
 template <class real, int QUERIES> struct Lengthwise : Solver<real, QUERIES, true> {
     typedef Solver<real, QUERIES, true> L;
     using typename L::vec; using typename L::ivec;
     using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat;
-    using L::S; using L::live_room; using L::eps; using L::live; using L::row_sum;
-    const Int cols, n;                                         // numbers and vectors of a row
+    using L::S; using L::live; using L::eps; using L::row_sum;
+    const Int cols, n;                     // numbers and vectors of a row
     real *D;
 
-    static Int room(Int cols) { return (rounded(cols, LANES)*GROUPS*2+rounded(cols/LANES+1, 16))*sizeof(real); }
-    Lengthwise(Int columns, char *memory) : cols(columns), n((columns+LANES-1)/LANES) {
-        S = (real*)memory; D = S+n*QUERIES; live_room = D+n*QUERIES;
+    Lengthwise(Int columns, Room &room) : cols(columns), n((columns+LANES-1)/LANES) {
+        S = room.take<real>(n*QUERIES);
+        D = room.take<real>(n*QUERIES);
+        live = room.take<int32_t>(n);
+    }
+    static Int bytes(Int columns) {
+        Room none = {nullptr, 0};
+        Lengthwise(columns, none);
+        return none.used;
     }
     // Vector j of a row, which may end within it.
     vec take(const real *row, Int j, real beyond) const {
@@ -1359,7 +1801,7 @@ template <class real, int QUERIES> struct Lengthwise : Solver<real, QUERIES, tru
     }
     void weights(const real *z, real *p, Int rows) {
         vec top[GROUPS], a[GROUPS];
-        bool lost[GROUPS];                                     // a row with NaN or +inf
+        bool lost[GROUPS];                 // a row with NaN or +inf
         for (int v = 0; v < GROUPS; v++) {
             const real *row = z+std::min<Int>(v, rows-1)*cols;
             ivec bad{};
@@ -1371,13 +1813,17 @@ template <class real, int QUERIES> struct Lengthwise : Solver<real, QUERIES, tru
             lost[v] = L::any(bad);
             top[v] = splat(-std::numeric_limits<real>::max());
         }
-        Int groups = L::add_best(S, n, D, 0, top);
-        for (int v = 0; v < GROUPS; v++)
-            top[v] = lost[v] ? splat(INFINITY) : L::joined(top[v], [](vec a, vec b) { return L::max(a, b); });
-        const Int m = L::solve(n, D, groups, top, a);
+        const Int groups = L::add_best(S, n, D, 0, top);
+        for (int v = 0; v < GROUPS; v++) {
+            top[v] = L::joined(top[v], [](vec a, vec b) { return L::max(a, b); });
+            if (lost[v]) top[v] = splat(INFINITY);
+        }
+        const Int m = L::solve(n, D, groups, top, a, false);
         for (int v = 0; v < rows; v++) {
-            if (m < n || lost[v]) std::fill(p+v*cols, p+(v+1)*cols, lost[v] ? NAN : 0);
-            for (Int j = 0; j < m && !lost[v]; j++) put(p+v*cols, live()[j], load(S+j*QUERIES+v*LANES));
+            real *row = p+v*cols;
+            if (m < n || lost[v]) std::fill(row, row+cols, lost[v] ? NAN : 0);
+            if (lost[v]) continue;
+            for (Int j = 0; j < m; j++) put(row, live[j], load(S+j*QUERIES+v*LANES));
         }
     }
     // From weights, and the gradient of them, to that of the scores; what alpha gets is returned.
@@ -1393,34 +1839,45 @@ template <class real, int QUERIES> struct Lengthwise : Solver<real, QUERIES, tru
             if (eps == real(.5)) s = L::sqrt(w);
             else if (eps == 1) s = w > 0 ? splat(1) : w;
             else s = w > 0 ? w*L::template exp2<true>(log_w*(-eps*real(M_LOG2E))) : w;
-            sum += s*y; slopes += s; logs += s*log_w;
-            store(S+m*QUERIES, w); store(S+m*QUERIES+LANES, s);
-            store(D+m*QUERIES, y); store(D+m*QUERIES+LANES, log_w);
-            live()[m++] = (int32_t)j;
+            sum += s*y;
+            slopes += s;
+            logs += s*log_w;
+            store(S+m*QUERIES, w);
+            store(S+m*QUERIES+LANES, s);
+            store(D+m*QUERIES, y);
+            store(D+m*QUERIES+LANES, log_w);
+            live[m++] = (int32_t)j;
         }
         slopes = row_sum(slopes);
         vec divisor = slopes > 0 ? slopes : splat(1), mean = row_sum(sum)/divisor;
         vec typical = L::typical_phi(L::expm1(row_sum(logs)/divisor*eps));
         if (m < n) std::fill(dz, dz+cols, 0);
         for (Int i = 0; i < m; i++) {
-            vec w = load(S+i*QUERIES), s = load(S+i*QUERIES+LANES), ds = s*(load(D+i*QUERIES)-mean);
+            vec w = load(S+i*QUERIES), s = load(S+i*QUERIES+LANES);
+            vec ds = s*(load(D+i*QUERIES)-mean);
             ds = w != 0 ? ds : splat(0);
             vec l = load(D+i*QUERIES+LANES)*eps;
             dalpha -= ds*(L::phi(w > 0 ? w/s-1 : splat(0), l)-typical);
-            put(dz, live()[i], ds);
+            put(dz, live[i], ds);
         }
         return L::total(dalpha);
     }
 };
 
-// ---- who does what ------------------------------------------------------------------------------------------------
+// ---- who does what ------------------------------------------------------------------------------
 
 enum { WORTH_A_THREAD = 1 << 21, MULTIPLICATIONS_OF_A_TASK = 1 << 22 };
 
-// Rows first..end-1 of a head (backward: of the heads of a key head), and the keys whose gradients it clears before.
-struct Task { Int b, h, first, end; double cost; Int number, clear, cleared; };
+// Rows first..end-1 of a head (backward: of the heads of a key head), and the keys whose gradients
+// it clears before.
+struct Task {
+    Int b, h, first, end;
+    double cost;
+    Int number, clear, cleared;
+};
 
-// Memory of a call. The last one is kept for whoever comes first; a call beside that allocates its own.
+// Memory of a call. The last one is kept for whoever comes first; a call beside that allocates its
+// own.
 struct Memory {
     static std::atomic<char*> spare;
     enum { HEADER = 64, KEPT = 1 << 24 };
@@ -1441,73 +1898,86 @@ struct Memory {
 };
 std::atomic<char*> Memory::spare(nullptr);
 
-// `work(task, thread)` for all tasks, the next one by whichever thread is free: those of the team, or some that live as
-// long as the call.
+// `work(task, thread)` for all tasks, the next one by whichever thread is free: those of the team,
+// or some that live as long as the call.
 template <class F> void run(Int tasks, Int threads, Team *team, F &&work) {
     std::atomic<Int> next(0), number(0);
     auto loop = [&](Int thread) { for (Int t; (t = next++) < tasks;) work(t, thread); };
-    auto member = [&] { Int thread = number++; if (thread < threads) loop(thread); };
-    if (threads > 1 && team) return team([](void *x) { (*(decltype(member)*)x)(); }, &member, (unsigned)threads, 0);
+    if (threads > 1 && team) {
+        auto member = [&] {
+            const Int thread = number++;
+            if (thread < threads) loop(thread);
+        };
+        auto call = [](void *x) { (*(decltype(member)*)x)(); };
+        return team(call, &member, (unsigned)threads, 0);
+    }
     std::vector<std::thread> others;
     others.reserve(threads);
     try { for (Int i = 1; i < threads; i++) others.emplace_back(loop, i); }
-    catch (const std::exception &) {}                          // none to be had: the work is done by those there are
+    catch (const std::exception &) {}      // none to be had: those there are do the work
     loop(0);
     for (auto &t : others) t.join();
 }
 // The number of threads worth starting; the dearest tasks come first.
 Int threads_for(const Call &c, std::vector<Task> &tasks) {
+    auto dearer = [](const Task &a, const Task &b) { return a.cost > b.cost; };
     double cost = 0;
     for (const Task &t : tasks) cost += t.cost;
-    std::stable_sort(tasks.begin(), tasks.end(), [](const Task &a, const Task &b) { return a.cost > b.cost; });
-    return std::max<Int>(1, std::min({c.threads, (Int)tasks.size(), (Int)(cost/WORTH_A_THREAD)}));
+    std::stable_sort(tasks.begin(), tasks.end(), dearer);
+    const Int worth = (Int)(cost/WORTH_A_THREAD);
+    return std::max<Int>(1, std::min({c.threads, (Int)tasks.size(), worth}));
 }
-// Rows of a task: work for about a tenth of a millisecond, or `least`, as a task copies and looks through its keys anew;
-// cut by the problem, never by the number of threads.
+// Rows of a task: work for about a tenth of a millisecond, or `least`, as a task copies and looks
+// through its keys anew; cut by the problem, never by the number of threads.
 template <class real> Int rows_of_task(const Problem<real> &p, Reach r, Int least) {
-    Int rows = Int(MULTIPLICATIONS_OF_A_TASK/(double(r.left+r.right+SHORT)*(p.width+p.dv_width)));
+    const double of_a_row = double(r.left+r.right+SHORT)*(p.width+p.dv_width);
+    const Int rows = Int(MULTIPLICATIONS_OF_A_TASK/of_a_row);
     return std::min(p.c.N, rounded(std::max(rows, least), TALL));
 }
 
-template <class real> void forward(const Call &c) {
-    Problem<real> p(c);
+template <class Law> void forward(const Call &c) {
+    typedef Worker<Law> W;
+    const Problem<typename Law::number> p(c);
     std::vector<Task> tasks;
-    Int most = 1;
+    Int most = 1;                          // rows of a task
     for (Int b = 0; b < c.B; b++) for (Int h = 0; h < c.H; h++) {
-        Reach r = p.reaches[b*c.H+h];
-        Int least = std::max<Int>(512, std::min(c.M, r.left+r.right)/8);
-        Int rows = std::max<Int>(rows_of_task(p, r, least), 1);
+        const Reach r = p.reaches[b*c.H+h];
+        const Int least = std::max<Int>(512, std::min(c.M, r.left+r.right)/8);
+        const Int rows = std::max<Int>(rows_of_task(p, r, least), 1);
         most = std::max(most, rows);
         for (Int i = 0; i < c.N; i += rows) {
-            Int end = std::min(i+rows, c.N);
-            tasks.push_back({b, h, i, end, double(end-i)*(r.left+r.right+SHORT)*(p.width+p.dv_width), 0, 0, 0});
+            const Int end = std::min(i+rows, c.N);
+            const double cost = double(end-i)*(r.left+r.right+SHORT)*(p.width+p.dv_width);
+            tasks.push_back({b, h, i, end, cost, 0, 0, 0});
         }
     }
-    typedef Worker<real, SHORT> W;
-    Int threads = threads_for(c, tasks), room = W::room(p, most);
-    Memory memory(threads*room);
+    const Int threads = threads_for(c, tasks), bytes = W::bytes(p, most);
+    Memory memory(threads*bytes);
     run(tasks.size(), threads, c.team, [&](Int t, Int thread) {
         const Task &x = tasks[t];
-        W(p, nullptr, memory.data()+thread*room).forward(x.b, x.h, x.first, x.end);
+        Room room = {memory.data()+thread*bytes, 0};
+        W(p, nullptr, room, most).forward(x.b, x.h, x.first, x.end);
     });
 }
 
-// Gradients of keys are sums over queries. Rows are cut into chunks longer than a window, and even chunks come before
-// odd ones: no two at a time have a key in common, and every sum has one order.
-template <class real, int QUERIES> void backward(const Call &c, const Grads &g) {
-    Problem<real> p(c);
+// Gradients of keys are sums over queries. Rows are cut into chunks longer than a window, and even
+// chunks come before odd ones: no two at a time have a key in common, and every sum has one order.
+template <class Law> void backward(const Call &c, const Grads &g) {
+    typedef typename Law::number real;
+    typedef Worker<Law> W;
+    const Problem<real> p(c);
     const Int bias_size = c.rel_bias.data ? 2*c.bias_reach+1 : 0;
     const Int numbers = Sums::numbers(c.table_size, bias_size);
-    std::vector<Task> tasks[2];                                // of the even chunks, of the odd ones
-    std::vector<Int> key_head;                                 // of a task, by its number
-    Int most = 1;
+    std::vector<Task> tasks[2];            // of the even chunks, of the odd ones
+    std::vector<Int> key_head;             // of a task, by its number
+    Int most = 1;                          // rows of a task
     for (Int b = 0; b < c.B; b++) for (Int hk = 0; hk < c.Hkv; hk++) {
         Reach r = {0, 0};
         double pairs = 0;
         for (Int h = hk*p.share; h < (hk+1)*p.share; h++) {
-            Reach x = p.reaches[b*c.H+h];
+            const Reach x = p.reaches[b*c.H+h];
             r = {std::max(r.left, x.left), std::max(r.right, x.right)};
-            pairs += x.left+x.right+QUERIES;
+            pairs += x.left+x.right+Law::BLOCK;
         }
         Int rows = rows_of_task(p, r, r.left+r.right+4);
         if (c.n_global || 2*rows > c.N) rows = c.N;
@@ -1518,28 +1988,32 @@ template <class real, int QUERIES> void backward(const Call &c, const Grads &g) 
             return i == 0 ? 0 : i >= chunks ? c.M : p.first_key(b, i*rows, r.left);
         };
         for (Int i = 0; i < chunks; i++) {
-            Int end = std::min((i+1)*rows, c.N), clear = start(i), cleared = i%2 ? clear : start(i+2);
-            double cost = (end-i*rows)*pairs*(p.width+p.dv_width)*3.5;
-            tasks[i%2].push_back({b, hk, i*rows, end, cost, (Int)key_head.size(), clear, cleared});
+            const Int first = i*rows, end = std::min(first+rows, c.N);
+            const Int clear = start(i), cleared = i%2 ? clear : start(i+2);
+            const double cost = (end-first)*pairs*(p.width+p.dv_width)*3.5;
+            const Int number = key_head.size();
+            tasks[i%2].push_back({b, hk, first, end, cost, number, clear, cleared});
             key_head.push_back(b*c.Hkv+hk);
         }
     }
     const Int own = p.share*numbers;
     std::vector<double> found(key_head.size()*own), all(c.B*c.H*numbers);
-    typedef Worker<real, QUERIES> W;
-    Int room = W::room(p, most);
+    const Int bytes = W::bytes(p, most);
     for (auto &some : tasks) {
         if (some.empty()) continue;
-        Int threads = threads_for(c, some);
-        Memory memory(threads*room);
+        const Int threads = threads_for(c, some);
+        Memory memory(threads*bytes);
         run(some.size(), threads, c.team, [&](Int t, Int thread) {
             const Task &x = some[t];
             for (Int j = x.clear; j < x.cleared; j++) {
-                memset((real*)g.dk.data+x.b*g.dk.b+x.h*g.dk.h+j*g.dk.n, 0, p.width*sizeof(real));
-                memset((real*)g.dv.data+x.b*g.dv.b+x.h*g.dv.h+j*g.dv.n, 0, p.dv_width*sizeof(real));
+                real *dk = (real*)g.dk.data+x.b*g.dk.b+x.h*g.dk.h+j*g.dk.n;
+                real *dv = (real*)g.dv.data+x.b*g.dv.b+x.h*g.dv.h+j*g.dv.n;
+                memset(dk, 0, p.width*sizeof(real));
+                memset(dv, 0, p.dv_width*sizeof(real));
             }
-            W(p, &g, memory.data()+thread*room)
-                .backward(x.b, x.h, x.first, x.end, found.data()+x.number*own, numbers);
+            Room room = {memory.data()+thread*bytes, 0};
+            double *sums = found.data()+x.number*own;
+            W(p, &g, room, most).backward(x.b, x.h, x.first, x.end, sums, numbers);
         });
     }
     for (Int t = 0; t < (Int)key_head.size(); t++)             // sums of the tasks, in their order
@@ -1557,27 +2031,35 @@ template <class real, int QUERIES> void backward(const Call &c, const Grads &g) 
     write(g.drel_bias, &Sums::rel_bias, bias_size);
 }
 
-// Rows of scores to weights; with a gradient `g` of weights `x`, to those of the scores and, row by row, of alpha.
-template <class real> void entmax(const real *x, const real *g, const real *eps, real *out, real *dalpha, Int rows,
-                                  Int cols, Int step, Int threads, Team *team) {
+// Rows of scores to weights; with a gradient `g` of weights `x`, to those of the scores and, row by
+// row, of alpha.
+template <class real> void entmax(const real *x, const real *g, const real *eps, real *out,
+                                  real *dalpha, Int rows, Int cols, Int step, Int threads,
+                                  Team *team) {
     typedef Lengthwise<real, 2*VECTOR/(int)sizeof(real)> W;
     const Int of_task = std::max<Int>(1, (1 << 16)/cols), tasks = (rows+of_task-1)/of_task;
-    const Int room = rounded(W::room(cols), 64);
+    const Int bytes = W::bytes(cols);
     threads = std::max<Int>(1, std::min(threads, tasks/2));
-    Memory memory(threads*room);
+    Memory memory(threads*bytes);
     run(tasks, threads, team, [&](Int t, Int thread) {
-        W worker(cols, memory.data()+thread*room);
+        Room room = {memory.data()+thread*bytes, 0};
+        W worker(cols, room);
         const Int end = std::min((t+1)*of_task, rows);
-        for (Int i = t*of_task, n = 1; i < end; i += n, n = 1) {
+        for (Int i = t*of_task, n = 1; i < end; i += n) {
+            n = 1;
             worker.eps = eps[i*step];
-            if (g) { real a = worker.pull(x+i*cols, g+i*cols, out+i*cols); if (dalpha) dalpha[i] = a; continue; }
+            if (g) {
+                const real of_alpha = worker.pull(x+i*cols, g+i*cols, out+i*cols);
+                if (dalpha) dalpha[i] = of_alpha;
+                continue;
+            }
             while (n < W::GROUPS && i+n < end && eps[(i+n)*step] == worker.eps) n++;
             worker.weights(x+i*cols, out+i*cols, n);
         }
     });
 }
 
-// ---- what a caller asks first: how large its numbers are, and what a mask of pairs says ----------
+// ---- what a caller asks first: how large its numbers are, what a mask of pairs says -------------
 
 // Numbers looked at by their bits: without their signs they lie as unsigned numbers do, NaN on top.
 template <class U> struct Bits;
@@ -1603,7 +2085,7 @@ double from_bits(uint64_t x, Int kind) {
 // where they touch.
 struct Runs {
     Int count = 1, length = 1, step = 0;       // runs; numbers of one, so far apart
-    std::array<std::array<Int, 2>, 4> outer;   // size and stride of the axes that tell a run's place
+    std::array<std::array<Int, 2>, 4> outer;   // size and stride of the axes that place a run
     int axes = 0;
     Runs(const Rows &x, Int B, Int H, Int N, Int d) {
         typedef std::array<Int, 2> Axis;
@@ -1700,7 +2182,7 @@ template <class U> struct MaskReader {
         const Int parts = (m.N+of_task-1)/of_task, tasks = m.B*parts;
         std::vector<uint8_t> room(tasks*m.M*2);
         auto place = [&](Int t) { return room.data()+t*m.M*2; };
-        read(0, m.N-1, place(0), place(0)+m.M);                // most others show there what they are
+        read(0, m.N-1, place(0), place(0)+m.M);    // most others show there what they are
         if (other) return false;
         run(tasks, std::max<Int>(1, std::min(threads, tasks/2)), team, [&](Int t, Int) {
             const Int first = t%parts*of_task;
@@ -1745,7 +2227,7 @@ template <class U> struct MaskReader {
 
 }  // namespace
 
-// ---- the interface ------------------------------------------------------------------------------------------------
+// ---- the interface ------------------------------------------------------------------------------
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 #ifndef SOURCE
@@ -1758,13 +2240,19 @@ EXPORT Int dynattn_sizes(Int which) { return which ? sizeof(Grads) : sizeof(Call
 EXPORT const char *dynattn_members(Int which) { return which ? members_of_Grads : members_of_Call; }
 // Whether the work was done, which it is not where memory is lacking.
 EXPORT bool dynattn_forward(const Call *c) {
-    try { c->kind == F64 ? forward<double>(*c) : forward<float>(*c); }
+    auto all = c->kind == F64 ? c->alpha.data ? forward<Entmax<double>>
+                                              : forward<Softmax<double, SHORT>>
+                              : c->alpha.data ? forward<Entmax<float>>
+                                              : forward<Softmax<float, SHORT>>;
+    try { all(*c); }
     catch (const std::bad_alloc &) { return false; }
     return true;
 }
 EXPORT bool dynattn_backward(const Call *c, const Grads *g) {
-    auto all = c->kind == F64 ? c->alpha.data ? backward<double, SHORT> : backward<double, TALL>
-                              : c->alpha.data ? backward<float, SHORT> : backward<float, TALL>;
+    auto all = c->kind == F64 ? c->alpha.data ? backward<Entmax<double>>
+                                              : backward<Softmax<double, TALL>>
+                              : c->alpha.data ? backward<Entmax<float>>
+                                              : backward<Softmax<float, TALL>>;
     try { all(*c, *g); }
     catch (const std::bad_alloc &) { return false; }
     return true;
@@ -1794,11 +2282,12 @@ EXPORT Int dynattn_read_mask(const Mask *m, uint8_t *keep, Seen *found, Int thre
     catch (const std::bad_alloc &) { return -1; }
 }
 
-EXPORT bool dynattn_entmax(const void *x, const void *g, const void *eps, void *out, void *dalpha, Int rows, Int cols,
-                           Int step, Int kind, Int threads, Team *team) {
+EXPORT bool dynattn_entmax(const void *x, const void *g, const void *eps, void *out, void *dalpha,
+                           Int rows, Int cols, Int step, Int kind, Int threads, Team *team) {
     auto all = [&](auto real) {
         typedef decltype(real) T;
-        entmax((const T*)x, (const T*)g, (const T*)eps, (T*)out, (T*)dalpha, rows, cols, step, threads, team);
+        entmax((const T*)x, (const T*)g, (const T*)eps, (T*)out, (T*)dalpha, rows, cols, step,
+               threads, team);
     };
     try { kind == F64 ? all(double()) : all(float()); }
     catch (const std::bad_alloc &) { return false; }
@@ -1814,7 +2303,10 @@ EXPORT void dynattn_each(Int which, Int n, const float *x, float *y) {   // n is
                       which == 3 ? L::expm1(v) : L::tanh(v));
     }
 }
-EXPORT void dynattn_product(float *c, const float *a, const float *b, Int rows, Int cols, Int depth) {
+EXPORT void dynattn_product(float *c, const float *a, const float *b, Int rows, Int cols,
+                            Int depth) {
     Lanes<float, SHORT>::product({c, cols}, {a, depth}, {b, cols}, rows, cols, depth, false);
 }
-EXPORT void dynattn_turn(float *columns, const float *rows, Int d) { Lanes<float, SHORT>::turn(columns, rows, d, 1); }
+EXPORT void dynattn_turn(float *columns, const float *rows, Int d) {
+    Lanes<float, SHORT>::turn(columns, rows, d, 1);
+}

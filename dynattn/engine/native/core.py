@@ -326,7 +326,7 @@ solver._by_core = _entmax_rows
 
 # %% ../../../nbs/engine/33_native.core.ipynb #e5a10004
 class Seen(NamedTuple):
-    "A mask of pairs in short: query i sees the keys of `keep` at offsets j - i from `low` to `high`."
+    "A mask in short: query i sees the keys of `keep` at offsets j - i from `low` to `high`."
     keep:Tensor|None # [B,M] or [1,M] bool; None: all keys
     low:int|None # None: no limit
     high:int|None # None: no limit
@@ -334,7 +334,7 @@ class Seen(NamedTuple):
     empty:bool # whether some query sees no key
 
 def read_mask(
-    mask:Tensor, # [B,H,N,M] in memory, added to scores; B, H and N may be 1, or repeated with stride 0
+    mask:Tensor, # [B,H,N,M], added to scores; B, H and N may be 1, or repeated with stride 0
 ) -> Seen|None: # None where it says something else
     "The padding and the band that a floating mask of 0 and -inf, or the least number, stands for."
     if not mask.numel() or mask.dtype not in _KINDS: return None
