@@ -36,7 +36,7 @@ def read(layer, qkv, first, counts, keep=None):
 @pytest.mark.parametrize('cuts', CUTS, ids=str)
 @pytest.mark.parametrize('name', SIZES)
 def test_going_on_from_a_snapshot(name, cuts, padded, by):
-    "From every snapshot, several times, and after a file: bit for bit as a layer that never went on, and no snapshot changed."
+    "From every snapshot, several times, and after a file: as a layer that never went on (to 1e-12), and no snapshot changed."
     qkv = text()
     keep = None if not padded else torch.arange(140)>=torch.tensor([[0], [padded]])
     layer = WindowedLayer(*HEADS, **SIZES[name], snapshots=8)
