@@ -28,7 +28,7 @@ EXEMPT = { # pattern of names -> why nobody passes them anything of a wrong kind
     'engine.dense.normalize_rows': 'between engines', 'engine.dense.row_lse': 'between engines', 'engine.dense.mix_values': 'between engines',
     'engine.weights.WindowWeights*': 'what `window_weights` returns',
     'everywhere.*': 'switches without arguments, and a program', 'parallel.*': 'needs ranks: test_parallel.py asks',
-    'cache.turn_rows': 'called by caches with what they hold', 'cache.check_*': 'what comes from files, test_cache_state.py asks',
+    'cache.turn_rows': 'called by caches with what they hold', 'cache.state_at': 'called by caches with their own state', 'cache.check_*': 'what comes from files, test_cache_state.py asks',
     'cache.WindowedLayer.*': 'test_cache_state.py and test_cache.py ask',
     'padding.holds': 'of a condition', 'padding.no_padding_mask': 'an error, to be raised',
     'modules.with_widths': 'between modules', 'sigma.as_widths': 'its answer to anything is a tensor, NaN for what is none',
