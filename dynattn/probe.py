@@ -97,7 +97,7 @@ def first_difference(
 # %% ../nbs/49_probe.ipynb #a90be012
 OTHER = 10**6 # what the seed of another input has more
 
-def draw(seed, shape, scale=1.):
+def draw(seed, shape, scale=1.) -> Tensor:
     "Random inputs, float64; the same seed gives the same numbers."
     generator = torch.Generator().manual_seed(seed)
     return scale*torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -112,7 +112,7 @@ def repeated(
     return first, f(x)
 
 # %% ../nbs/49_probe.ipynb #a90be014
-def places(n):
+def places(n) -> list:
     "Where the future begins, in a sequence of `n` tokens."
     return sorted({1, n//4, n//2, n-1})
 
@@ -131,7 +131,7 @@ def future_gradient(
         back = gradient(f(row)[:,:t], row)
     return torch.cat((back[:,:t], torch.zeros_like(back[:,t:])), 1), back
 
-def gradient(y, x):
+def gradient(y, x) -> Tensor:
     "The gradient of a random sum of outputs; zero where none flows."
     if not y.requires_grad: return torch.zeros_like(x)
     back, = torch.autograd.grad((y*draw(2, y.shape)).sum(), x, allow_unused=True)
@@ -232,7 +232,7 @@ def same_numbers(
 
 def frozen(
     model, # a module or a function
-): # -> the same function, or a copy of the module
+) -> Callable: # the same function, or a copy of the module
     "A copy in float64, on the CPU and in evaluation mode; nothing is left behind in the model."
     if not isinstance(model, nn.Module): return model
     if isinstance(model, torch.jit.ScriptModule):
@@ -244,7 +244,7 @@ def frozen(
     return copy.deepcopy(model).cpu().double().eval()
 
 # %% ../nbs/49_probe.ipynb #a90be028
-def tensor_of(out): # what a model returns
+def tensor_of(out) -> Tensor: # what a model returns
     "Its logits, its last hidden state, or the first floating tensor in it."
     inside = () if isinstance(out, Tensor) else out.values() if hasattr(out, 'values') else out
     parts = [out, getattr(out, 'logits', None), getattr(out, 'last_hidden_state', None), *inside]
@@ -253,7 +253,7 @@ def tensor_of(out): # what a model returns
         raise TypeError(f"model: expected an output with a tensor in it, got {type(out).__name__}")
     return next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
 
-def rows_of(out): # -> [B,R,F]: one row for each token, or one
+def rows_of(out) -> Tensor: # [B,R,F]: one row for each token, or one
     y = tensor_of(out)
     return y.flatten(2) if y.dim()>2 else y.reshape(*(y.shape[:1] or (1,)), 1, -1)
 
@@ -261,12 +261,12 @@ def rows_of(out): # -> [B,R,F]: one row for each token, or one
 # arguments that take padding
 MASKS = 'padding','key_padding_mask','src_key_padding_mask','attention_mask','keep'
 
-def mask_argument(model): # a function, or a module
+def mask_argument(model) -> str: # a function, or a module
     "The argument that takes padding; '' where there is none."
     names = argument_names(model)
     return next((name for name in MASKS if name in names), '')
 
-def mask_options(mask, keep, segments): # [B,N]: True for real tokens; ids of packed texts
+def mask_options(mask, keep, segments) -> dict: # [B,N]: True for real tokens; ids of packed texts
     "The keywords for padding and packed texts, in the polarity that the argument `mask` has."
     options = {} if segments is None else dict(segments=segments)
     if keep is None: return options
@@ -275,7 +275,7 @@ def mask_options(mask, keep, segments): # [B,N]: True for real tokens; ids of pa
     return options | {mask: keep.long() if mask=='attention_mask' else keep}
 
 # %% ../nbs/49_probe.ipynb #a90be02d
-def run_sequence(model, x, keep=None, segments=None, mask='keep', id=None): # [B,N,...] -> [B,R,F]
+def run_sequence(model, x, keep=None, segments=None, mask='keep', id=None) -> Tensor: # [B,N,...] -> [B,R,F]
     "A module or a function; `id` stands at every place of a module of ids."
     options = mask_options(mask, keep, segments)
     if id is None: return rows_of(model(x, **options))
@@ -283,7 +283,7 @@ def run_sequence(model, x, keep=None, segments=None, mask='keep', id=None): # [B
     with embedding.register_forward_hook(lambda module, args, out: x):
         return rows_of(model(torch.full(x.shape[:2], id), **options))
 
-def steps_sequence(model, x, **options):
+def steps_sequence(model, x, **options) -> Tensor:
     "A model with `init_state` and `step`, one token at a time."
     state, outs = model.init_state(len(x)), []
     for t in range(x.shape[1]):
@@ -358,7 +358,7 @@ class Probe:
     def __call__(self, x, keep=None, segments=None): # [B,N,...], [B,N] bool, [B,N] -> [B,R,F]
         with same_numbers(): return self.run(self.model, x, keep, segments, **self.options)
 
-    def one_at_a_time(self, x): # [B,N,...] -> [B,N,F]
+    def one_at_a_time(self, x) -> Tensor: # [B,N,...] -> [B,N,F]
         "The outputs of one token after the other."
         if self.steps is None:
             raise NotImplementedError(f"{type(self.model).__name__} has no init_state and step")

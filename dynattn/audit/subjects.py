@@ -19,17 +19,17 @@ from ..probe import (Float64, Probe, draw, frozen, mask_argument, mask_options, 
 from .watch import Promise, Watch
 
 # %% ../../nbs/audit/63_subjects.ipynb #5dad2fa8
-def split_heads(x, heads): # [B,N,(H+2Hkv)d], (number, width) of each -> q, k and v [B,H,N,d]
+def split_heads(x, heads) -> list: # [B,N,(H+2Hkv)d], (number, width) of each -> q, k and v [B,H,N,d]
     "Queries, keys and values that travel side by side."
     parts = x.split([h*d for h,d in heads], -1)
     return [part.unflatten(-1, shape).transpose(1, 2) for part,shape in zip(parts, heads)]
 
-def run_attention(model, x, keep=None, segments=None, mask='keep', heads=()):
+def run_attention(model, x, keep=None, segments=None, mask='keep', heads=()) -> Tensor:
     "A function of q, k and v; `heads`: number and width of each."
     out = model(*split_heads(x, heads), **mask_options(mask, keep, segments))
     return rows_of(tensor_of(out).transpose(1, 2))
 
-def steps_attention(model, x, heads=(), **options):
+def steps_attention(model, x, heads=(), **options) -> Tensor:
     "Each query alone, with the keys up to its own."
     q,k,v = split_heads(x, heads)
     outs = [tensor_of(model(q[:,:,t:t+1], k[:,:,:t+1], v[:,:,:t+1])) for t in range(x.shape[1])]
@@ -37,7 +37,7 @@ def steps_attention(model, x, heads=(), **options):
 
 # %% ../../nbs/audit/63_subjects.ipynb #591c850a
 def run_transformer(model, x, keep=None, segments=None, argument='inputs_embeds', source=None,
-                    **more): # others of its call
+                    **more) -> object: # others of its call
     """The output for `argument=x`, embeddings or a picture; `source`: shapes of what the encoder
     reads."""
     takes,options = argument_names(model),{}
@@ -54,11 +54,11 @@ def run_transformer(model, x, keep=None, segments=None, argument='inputs_embeds'
     return model(**{argument: x}, **(options | more))
 
 # %% ../../nbs/audit/63_subjects.ipynb #81014ee8
-def rows_transformer(model, x, keep=None, segments=None, **options):
+def rows_transformer(model, x, keep=None, segments=None, **options) -> Tensor:
     "One row of numbers for each token."
     return rows_of(run_transformer(model, x, keep, segments, **options))
 
-def outs_transformer(model, x, first, past=None, **options):
+def outs_transformer(model, x, first, past=None, **options) -> list:
     """The outputs for the first tokens at once, then token by token; `past`: an empty cache, or
     None for its own."""
     name,outs = cache_argument(model),[]
@@ -67,13 +67,13 @@ def outs_transformer(model, x, first, past=None, **options):
         past = outs[-1][name]
     return outs
 
-def steps_transformer(model, x, **options):
+def steps_transformer(model, x, **options) -> Tensor:
     "The first half at once, then token by token."
     outs = outs_transformer(model, x, x.shape[1]//2, **options)
     return torch.cat([rows_of(out) for out in outs], 1)
 
 # %% ../../nbs/audit/63_subjects.ipynb #81014ef1
-def cache_after(model, x, past=None, **options):
+def cache_after(model, x, past=None, **options) -> object:
     """The cache after a text; its last four tokens came one at a time, and what is written last is
     not read."""
     first = x.shape[1]-4
@@ -86,7 +86,7 @@ def cache_after(model, x, past=None, **options):
         found = outs_transformer(model, x, first, past, **options)[-1][cache_argument(model)]
     return getattr(found, 'self_attention_cache', found)
 
-def held_by(layer): # of a cache -> bytes, bytes of one token, key heads
+def held_by(layer) -> tuple: # of a cache -> bytes, bytes of one token, key heads
     "The memory of its keys and values; that of a `WindowedCache` has several tensors of each."
     if hasattr(layer, 'windows'): groups = [(group.k, group.v) for group in layer.windows.groups]
     else: groups = [(getattr(layer, 'keys', None), getattr(layer, 'values', None))]
