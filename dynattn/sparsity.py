@@ -24,8 +24,9 @@ def topk_softmax(
     floating('scores', scores)
     axis('dim', dim, scores, 'scores')
     if not scores.shape[dim]: return scores.clone()
-    largest = scores.detach().topk(min(k, scores.shape[dim]), dim=dim).values
-    return masked_softmax(scores, scores>=largest.amin(dim, keepdim=True), dim)
+    most = min(k, scores.shape[dim])
+    last = scores.detach().topk(most, dim=dim).values.amin(dim, keepdim=True)
+    return masked_softmax(scores, scores>=last, dim)
 
 # %% ../nbs/23_sparsity.ipynb #60fb3fc8
 @checked()
