@@ -275,7 +275,9 @@ def mask_options(mask, keep, segments) -> dict: # [B,N]: True for real tokens; i
     return options | {mask: keep.long() if mask=='attention_mask' else keep}
 
 # %% ../nbs/49_probe.ipynb #a90be02d
-def run_sequence(model, x, keep=None, segments=None, mask='keep', id=None) -> Tensor: # [B,N,...] -> [B,R,F]
+def run_sequence(
+    model, x, keep=None, segments=None, mask='keep', id=None, # x is [B,N,...]
+) -> Tensor: # [B,R,F]
     "A module or a function; `id` stands at every place of a module of ids."
     options = mask_options(mask, keep, segments)
     if id is None: return rows_of(model(x, **options))

@@ -113,6 +113,21 @@ def test_a_folder_of_an_older_version_loads(tmp_path):
     (tmp_path/'config.json').write_text(json.dumps(config))
     assert_close(_output(hf.load(tmp_path)), _output(model), rtol=0, atol=0)
 
+def test_a_folder_never_loads_without_its_windows_unless_asked(tmp_path):
+    """transformers before 5.4 writes over `attn_implementation` of the file, and reads
+    `_attn_implementation_internal`, which later versions leave out."""
+    model = _move(hf.add_windows(_build('BertForSequenceClassification'), init=2.))
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path/'config.json').read_text())
+    assert 'dynattn.hf.load' in config['attn_implementation']==config['_attn_implementation_internal']
+    kind = type(model)
+    with pytest.raises(ValueError, match='dynattn.hf.load'): _output(kind.from_pretrained(tmp_path))
+    with pytest.raises(ValueError, match='dynattn.hf.load'): _output(kind.from_pretrained(tmp_path, attn_implementation='dynattn'))
+    assert_close(_output(kind.from_pretrained(tmp_path, attn_implementation='eager')), _output(_build('BertForSequenceClassification')))
+    again = tmp_path/'again'
+    hf.load(tmp_path).save_pretrained(again)
+    assert json.loads((again/'config.json').read_text())==config
+
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match='got .*/near, where there is nothing'): hf.load(tmp_path/'near')
 

@@ -113,3 +113,25 @@ for alpha,forward,both in ((None,8,12), (1.5,14,20)):
         assert 0 < len(found) <= most, (alpha, len(found), found)
 ''', TRITON_INTERPRET='1')
     assert r.returncode==0, r.stdout + r.stderr
+
+@pytest.mark.slow
+def test_several_gradients_at_once_are_those_of_the_dense_path():
+    "In eager mode the kernels are called directly; what they cannot do goes through the operator."
+    pytest.importorskip('triton')
+    r = run('''
+import dynattn, torch
+from torch.testing import assert_close
+torch.manual_seed(0)
+q,k = torch.randn(1, 4, 20, 16, requires_grad=True), torch.randn(1, 2, 20, 16, requires_grad=True)
+sigma = torch.tensor([3., 9., 1., 5.], requires_grad=True)
+several = torch.randn(3, 1, 4, 20, 16)
+for alpha in (None, 1.5):
+    def out(impl): return dynattn.attention(q, k, k, window=dynattn.Window.default(sigma), alpha=alpha, impl=impl)
+    found,want = (torch.autograd.grad(out(impl), (q, k, sigma), several, is_grads_batched=True) for impl in ('triton','dense'))
+    for a,b in zip(found, want): assert_close(a, b, rtol=1e-3, atol=1e-4)
+    first, = torch.autograd.grad(out('triton').sum(), sigma, create_graph=True)
+    try: first.sum().backward()
+    except RuntimeError as e: assert str(e).startswith('create_graph: expected no second derivative'), e
+    else: raise AssertionError('a second derivative')
+''', TRITON_INTERPRET='1')
+    assert r.returncode==0, r.stdout + r.stderr

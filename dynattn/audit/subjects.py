@@ -19,7 +19,9 @@ from ..probe import (Float64, Probe, draw, frozen, mask_argument, mask_options, 
 from .watch import Promise, Watch
 
 # %% ../../nbs/audit/63_subjects.ipynb #5dad2fa8
-def split_heads(x, heads) -> list: # [B,N,(H+2Hkv)d], (number, width) of each -> q, k and v [B,H,N,d]
+def split_heads(
+    x, heads, # [B,N,(H+2Hkv)d]; number and width of each
+) -> list: # q, k and v [B,H,N,d]
     "Queries, keys and values that travel side by side."
     parts = x.split([h*d for h,d in heads], -1)
     return [part.unflatten(-1, shape).transpose(1, 2) for part,shape in zip(parts, heads)]

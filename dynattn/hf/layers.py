@@ -7,7 +7,7 @@ __all__ = ['Learned', 'attention_layers', 'said_causal', 'looks_back', 'predicti
            'Added', 'shared_names', 'share']
 
 # %% ../../nbs/hf/55_layers.ipynb #a55c0004
-import inspect
+import inspect, json
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -378,17 +378,28 @@ def _apart(state, names):
 _HOW_TO_LOAD = ('dynattn (the heads in this folder have windows or alpha; '
                 'load it with dynattn.hf.load(folder), or with trust_remote_code=True)')
 
+def _refuse_old_readers(folder): # of a model, written
+    """transformers before 5.4 writes over `attn_implementation` and would load the model without its
+    windows; it reads another name, which newer versions leave out."""
+    path = Path(folder)/'config.json'
+    config = json.loads(path.read_text(encoding='utf-8'))
+    config['_attn_implementation_internal'] = _HOW_TO_LOAD
+    path.write_text(json.dumps(config, indent=2, sort_keys=True)+'\n', encoding='utf-8')
+
 def _save_pretrained(model, save_directory, *args, **kwargs):
     """A model's own, with the file that `auto_map` names; widths that layers share are written once
     for each."""
     _write_stub(save_directory, type(model.config))
     config,names = model.config,shared_names(model)
-    if not names: return type(model).save_pretrained(model, save_directory, *args, **kwargs)
-    kwargs['state_dict'] = _apart(kwargs.get('state_dict') or model.state_dict(), names)
     added = config.dynattn
-    config.dynattn = Added({**added, 'shared': names})  # in the file; here the modules say it
-    try: return type(model).save_pretrained(model, save_directory, *args, **kwargs)
+    if names:
+        kwargs['state_dict'] = _apart(kwargs.get('state_dict') or model.state_dict(), names)
+        config.dynattn = Added({**added, 'shared': names})  # in the file; here the modules say it
+    try: type(model).save_pretrained(model, save_directory, *args, **kwargs)
     finally: config.dynattn = added
+    is_main = args[0] if args else kwargs.get('is_main_process', True)
+    if is_main: _refuse_old_readers(save_directory)
+
 
 # %% ../../nbs/hf/55_layers.ipynb #431b408e
 from ..docstrings import explain_parameters

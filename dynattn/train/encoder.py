@@ -108,7 +108,7 @@ class EncoderLayer(nn.Module):
         *,
         # "learned": one width per head; "predicted": from the first token; w: |j-i| <= w; or None
         window:str|int|tuple|Window|None='learned',
-        init_width:float|Sequence=64., # tokens, one or [H]: where a learned or predicted width starts
+        init_width:float|Sequence=64., # tokens, one or [H]: where learned, predicted widths start
         alpha:str|float|None=None, # None: softmax; "learned": one per head; or a number >= 1
         n_global:int=1, # leading tokens that see and are seen by all
         causal:bool=False, # no token sees later ones

@@ -452,6 +452,13 @@ def _judge(
         said=answers)
 
 # %% ../../nbs/train/52_training.ipynb #52a10002
+def _with_plain_attention(model): # -> `Classifier`
+    "The same weights without windows and without alpha."
+    plain = Classifier(dataclasses.replace(model.config, window=None, alpha=None))
+    shared = plain.state_dict().keys()
+    plain.load_state_dict({name: x for name,x in model.state_dict().items() if name in shared})
+    return plain.eval()
+
 @torch.no_grad()
 def _beside_plain(
     model:Classifier, # trained
@@ -463,9 +470,7 @@ def _beside_plain(
 ) -> dict|None: # median seconds of both; None for a model that is plain itself
     "A forward pass of the model, and of its weights with plain attention."
     if model.config.window is None and model.config.alpha is None: return None
-    plain = Classifier(dataclasses.replace(model.config, window=None, alpha=None)).to(device).eval()
-    shared = plain.state_dict().keys()
-    plain.load_state_dict({name: x for name,x in model.state_dict().items() if name in shared})
+    plain = _with_plain_attention(model).to(device)
     pieces = sorted((view for data in files for view in views(data, size)), key=len)[-batch:]
     ids,padding = (x.to(device) for x in batch_of(pieces))
     seconds = dict(model=[], plain=[])
