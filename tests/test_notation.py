@@ -2,7 +2,7 @@
 import re
 import pytest
 import book, fold
-from test_lessons import source
+from test_lessons import TERMS, source
 
 QUOTED = '15_reports', '16_before', '17_remarks'       # they carry papers out, and keep their letters
 PLUMBING = '00_plot', '04_widgets'
@@ -63,3 +63,9 @@ def test_each_letter_is_in_the_table():
 def test_a_weight_is_never_p(path):
     "With an index, p is the letter of papers for a weight"
     assert not [(id, formula) for id,formula in told(path) if re.search(r'\bp_', formula)]
+
+def test_each_word_of_the_lessons_is_in_the_table():
+    "A reader who forgot a word that a lesson explains finds it in chapter 98"
+    table = '\n'.join(source(c) for c in book.read(book.NBS/'98_notation.ipynb')['cells'] if 'WORDS = ' in source(c) or 'SYMBOLS = ' in source(c))
+    entries = ' '.join(line.split(' | ')[0]+' '+line.split(' | ')[1] for line in table.splitlines() if line.count(' | ')==2)
+    assert not [term for term in TERMS if not re.search(rf'\b{term}', entries)]
