@@ -521,7 +521,7 @@ def test_the_same_bits_for_any_number_of_threads(always, threads):
 
 def _python(*args, **environment):
     env = {**os.environ, 'OMP_NUM_THREADS': '2', **environment}
-    return subprocess.run([sys.executable, *args], capture_output=True, text=True, env=env, timeout=120)
+    return subprocess.run([sys.executable, *args], capture_output=True, text=True, env=env, timeout=600)
 
 FORKED = """
     import os, torch, torch.nn.functional as F, faulthandler

@@ -349,7 +349,7 @@ def start(place, *options, **where):
     return subprocess.Popen([sys.executable, '-m', 'dynattn', *command(place, *options, **where)], env=ENV,
                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
-def until(path, process, seconds=90):
+def until(path, process, seconds=500):
     for _ in range(seconds*20):
         if path.exists(): return
         assert process.poll() is None, process.stderr.read()
@@ -524,7 +524,7 @@ def test_two_signals(place, first, second):
     line = process.stderr.readline()                         # at once: nothing was said before it
     assert line.startswith('dynattn: stopped after') and 'judged, which takes about' in line and '--resume' in line
     process.send_signal(second)
-    _,err = process.communicate(timeout=120)
+    _,err = process.communicate(timeout=600)
     assert process.returncode==130, err
     assert 'stopped' in (place/out/'report.md').read_text()
     rows = torch.load(place/out/'checkpoint.pt', weights_only=True)['rows']

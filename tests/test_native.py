@@ -291,7 +291,7 @@ def test_each_instruction_set_between_guards():
     assert r.returncode==0, f'{r.returncode}\n{r.stdout[-3000:]}\n{r.stderr[-3000:]}'
     for name in SETS[:BEST]: assert f'core_{name}.so' in r.stdout
 
-def in_child(f, seconds=60):
+def in_child(f, seconds=300):
     "The exit status of `f` in a fork; None where it hangs."
     pid = os.fork()
     if not pid:

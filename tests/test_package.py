@@ -88,13 +88,16 @@ def test_nothing_heavy_is_loaded_where_it_is_installed():
 
 @pytest.mark.slow
 def test_importing_costs_less_than_a_tenth_of_a_second_beyond_torch(tmp_path):
-    "Of processor time, with bytecode at hand as an installation has it; the least of five, for another process may take the caches"
+    """Of processor time, with bytecode at hand as an installation has it; the least of five, for another process may take
+    the caches. A processor that takes long for PyTorch may take a twentieth of that."""
     shutil.copytree(ROOT/'dynattn', tmp_path/'dynattn', ignore=shutil.ignore_patterns('__pycache__'))
     _run(sys.executable, '-m', 'compileall', '-q', tmp_path/'dynattn')
-    code = 'import time, torch; began = time.process_time(); import dynattn; print(time.process_time()-began, dynattn.__file__)'
+    code = ('import time; start = time.process_time(); import torch; began = time.process_time(); import dynattn\n'
+            'print(time.process_time()-began, began-start, dynattn.__file__)')
     said = [_run(sys.executable, '-c', code, cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(tmp_path)}).split() for _ in range(5)]
-    assert all(where.startswith(str(tmp_path)) for _,where in said)
-    assert min(float(seconds) for seconds,_ in said)<.1, said
+    assert all(where.startswith(str(tmp_path)) for _,_,where in said)
+    ours,torchs = (min(float(row[i]) for row in said) for i in (0, 1))
+    assert ours<max(.1, torchs/20), said
 
 @pytest.mark.slow
 def test_the_lines_of_the_readme_run(python, tmp_path):

@@ -9,7 +9,7 @@ import os, sys, torch, torch.distributed as dist
 from datetime import timedelta
 torch.set_num_threads(1)
 rank,size = int(sys.argv[1]),int(sys.argv[2])
-dist.init_process_group('gloo', init_method='file://'+sys.argv[3], rank=rank, world_size=size, timeout=timedelta(seconds=20))
+dist.init_process_group('gloo', init_method='file://'+sys.argv[3], rank=rank, world_size=size, timeout=timedelta(seconds=120))
 from dynattn import Window, parallel
 """
 

@@ -309,8 +309,8 @@ def test_torchrun_goes_on_with_what_two_processes_began(tree, tmp_path, says):
     assert [p.returncode for p in both]==[-9, -9], said
     assert training._saved_state(out)['step']==3
     says('processes were 2, are 1', 'train', '--out', out, '--resume', '--quiet')
-    launch = [sys.executable, '-m', 'torch.distributed.run', '--nproc-per-node', '2', '--master-port', str(port())]   # which is torchrun
-    r = subprocess.run([*launch, '-m', 'dynattn', 'train', '--resume', '--out', out], capture_output=True, text=True, timeout=240, cwd=ROOT)
+    launch = [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2']   # which is torchrun
+    r = subprocess.run([*launch, '-m', 'dynattn', 'train', '--resume', '--out', out], capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert r.returncode==0 and r.stdout.count('Accuracy')==1, r.stderr
     state = training._saved_state(out)
     assert state['step']*2*8 <= 2*2*json.loads((out/'result.json').read_text())['files']['train']   # half of the steps each
