@@ -32,8 +32,11 @@ def checks(*nodes):
     return sum(is_check(n) for node in nodes for n in ast.walk(node))
 
 def globals_read(code):
-    "Global names that a function's code reads, the functions inside it included"
-    own = {i.argval for i in dis.get_instructions(code) if i.opname in ('LOAD_GLOBAL', 'LOAD_NAME')}
+    "Global names that the code of a function or class reads, the functions inside it included"
+    own,bound = set(),set()
+    for i in dis.get_instructions(code):
+        if i.opname=='STORE_NAME': bound.add(i.argval)         # in the body of a class, which may read it below
+        elif i.opname in ('LOAD_GLOBAL', 'LOAD_NAME'): own |= {i.argval}-bound
     return own.union(*(globals_read(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 @cache

@@ -319,6 +319,7 @@ function dynattnWidget(root, kind, start) {
     for (const [value, text] of Object.entries(c.values || {})) add(input, 'option', {value, style: 'color:#111;background:#fff'}, text);
     input.value = c.log ? Math.log10(state[c.name]) : state[c.name];
     input.addEventListener('input', () => { state[c.name] = c.values ? input.value : c.log ? 10 ** +input.value : +input.value; update(); });
+    input.addEventListener('keydown', event => event.stopPropagation());     // JupyterLab takes arrow keys for its own
     input.setAttribute('aria-label', c.label);      // the label above holds the value as well, which is no name
     inputs[c.name] = {c, shown, input};
   }

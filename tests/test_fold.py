@@ -50,6 +50,12 @@ def test_a_lesson_is_read_slower_and_a_part_says_what_it_has():
     nb['cells'] = nb.cells[:1]
     assert fold.of_parts(nb, [None])=={'': 1}          # a chapter without parts is read at the usual pace
 
+@pytest.mark.parametrize('source,read', [
+    ('class A:\n    def f(self): return g\n    h = f', {'g'}), ('class A:\n    h = f\n    def f(self): pass', {'f'}),
+    ('class A:\n    def f(self): return h()\n    def h(self): pass', {'h'})], ids=['bound before', 'bound behind', 'not seen by its functions'])
+def test_a_class_reads_its_own_names(source, read):
+    assert fold.reads_and_binds(source)==(read | {'__name__'}, {'A'})      # each class has it of its module
+
 KNOWN = {*dir(builtins), '__file__', '__annotations__', 'get_ipython', 'display'}
 
 @pytest.mark.parametrize('chapter', book.chapters(), ids=lambda c: c.path.name)

@@ -341,6 +341,7 @@ def test_keyboard_and_telephone(opened, heads_page, looked, kind, width):
     tab = opened(kind, width=width, html=dict(heads=heads_page, look=looked[2]).get(kind))
     if kind=='look': values_of(tab)
     before = tab.get_attribute('.dynattn-widget', 'data-values')
+    tab.evaluate('document.addEventListener("keydown", event => event.preventDefault())')     # JupyterLab keeps arrow keys for its own
     tab.focus('.dynattn-widget input[type=range]')
     for _ in range(12): tab.keyboard.press('ArrowLeft')
     assert tab.get_attribute('.dynattn-widget', 'data-values')!=before
