@@ -63,10 +63,11 @@ def holds_several_gradients(
     return torch._C._functorch.is_legacy_batchedtensor(g)
 
 def uncompiled(f): # a function -> the same
-    """Keep the compiler out of a function that PyTorch's dispatcher calls, and of all that it calls.
+    """Keep the compiler out of a function that PyTorch's dispatcher calls, and of what it calls.
 
     Where a frame cannot be compiled, the compiler tries the frames below it, and this one would be
-    traced as if a program called it. `torch.compiler.disable` says the same, but imports the compiler."""
+    traced as if a program called it. `torch.compiler.disable` does the same, but imports the
+    compiler."""
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, 'set_code_exec_strategy'): # since PyTorch 2.8 or so
         skip = frames._FrameAction.SKIP
