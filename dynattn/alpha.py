@@ -257,6 +257,7 @@ def _eps(alpha, scores, dim):
         return float(alpha)-1 or _TINY
     if not alpha.is_floating_point():
         raise TypeError(f"alpha: expected a number or a floating tensor, got {alpha.dtype}")
+    if alpha.layout is not torch.strided: floating('alpha', alpha)
     if not holds((alpha>=1) & (alpha<math.inf)):
         least,most = alpha.min().item(),alpha.max().item()
         raise ValueError(f"alpha: expected finite values >= 1, got {least} to {most}")
@@ -278,7 +279,8 @@ def entmax(
     For alpha above 2 the gradient of a small weight is large, without bound. Keys with weights
     below `u**(1/(alpha-1))`, where `u` is the rounding of the scores (6e-8 in float32), cannot be
     told apart: 0.0002 at alpha=3, 0.16 at 10."""
-    if not isinstance(scores, Tensor) or not scores.is_floating_point(): floating('scores', scores)
+    is_usual = isinstance(scores, Tensor) and scores.layout is torch.strided
+    if not is_usual or not scores.is_floating_point(): floating('scores', scores)
     if type(dim) is not int or dim!=-1 or not scores.dim(): axis('dim', dim, scores, 'scores')
     wide = scores if scores.dtype==torch.float64 else scores.float()
     eps = _eps(alpha, wide, dim)

@@ -22,6 +22,7 @@ from .engine.fields import Inputs, Plan
 from .engine.native import core
 from .engine.operator import attend_band
 from .engine.plan import plain_tensors
+from .modes import uncompiled
 from .padding import PaddingMask
 
 # %% ../nbs/92_everywhere.ipynb #9d280d3e
@@ -132,6 +133,7 @@ def _learns(q, k, v):
     "Whether gradients may follow."
     return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
+@uncompiled
 def _forward(keys, q, k, v, dropout_p=0., is_causal=False, *, attn_mask=None, scale=None):
     "The operator, by the core or by PyTorch's kernel."
     if _holders: # else it is off, while other threads compute
@@ -157,6 +159,7 @@ def _computed(call): # -> (out, lse), or None
     if call.empty: lse.masked_fill_(lse==torch.inf, 0.) # PyTorch's number of such a row
     return out,lse.transpose(1, 2).contiguous().transpose(1, 2)
 
+@uncompiled
 def _backward(keys, dout, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=None, scale=None):
     "The operator of the gradients, by the core or by PyTorch's kernel."
     below = keys-_BACKEND_SELECT
@@ -189,6 +192,7 @@ def _as_promised(grad):
 # %% ../nbs/92_everywhere.ipynb #25b72e26
 _MATH = torch.ops.aten._scaled_dot_product_attention_math.default
 
+@uncompiled
 def _math(q, k, v, attn_mask=None, dropout_p=0., is_causal=False, dropout_mask=None, *,
           scale=None, enable_gqa=False):
     "The way of products, by the core where only dropout is the reason for it."
@@ -240,6 +244,7 @@ def _attached():
     library.impl(_MATH._schema.name, _math, 'AutogradCPU')
     return library
 
+@uncompiled
 def _hold(holder):
     global _library
     if core.library() is None:
@@ -251,6 +256,7 @@ def _hold(holder):
             _counted.clear()
         _holders.add(holder)
 
+@uncompiled
 def _let_go(*holders):
     global _library
     with _lock:

@@ -14,7 +14,7 @@ import importlib.metadata, importlib.util, math, numbers, re, sys, types
 from importlib.machinery import ModuleSpec
 import torch, torch.nn.functional as F
 from torch import Tensor
-from .kinds import FAR, checked, got, integer, number
+from .kinds import FAR, checked, flag, got, integer, number
 from .padding import PaddingMask, holds
 from .window import between
 from .engine.call import Call
@@ -66,19 +66,13 @@ def _heads_first(dims, **given): # -> the same tensors as [B,H,N,d]
         if x.dim()!=dims: raise ValueError(f"{name}: expected {layout}, got shape {tuple(x.shape)}")
     return [(x if dims==4 else x[None]).transpose(1, 2) for x in given.values()]
 
-def _flag(name, x): # -> bool
-    "Anything that is true or false, as there."
-    if isinstance(x, Tensor) and x.numel()!=1:
-        raise TypeError(f"{name}: expected a bool, got {got(x)}")
-    return bool(x)
-
 def _options(
     scale=None, causal=False, window=(-1,-1), softcap=0., alibi=None, sink=None, dropout=0.,
 ): # -> dict
     "Arguments of `attention`, from those of the package."
     if scale is not None: scale = number('softmax_scale', scale, 'None or a finite number')
     softcap = number('softcap', softcap, 'a finite number, 0 for none')
-    causal = _flag('causal', causal)
+    causal = flag('causal', causal)
     return dict(
         scale=scale, is_causal=causal, window=_window(window, causal), rel_bias=alibi,
         softcap=softcap if softcap>0 else None, sink=sink, dropout_p=dropout)
@@ -128,7 +122,7 @@ def flash_attn_func(
     (b,_,n,_),m = q.shape,k.shape[2]
     alibi = _alibi(alibi_slopes, q, b, max(n, m, 1))
     options = _options(softmax_scale, causal, window_size, softcap, alibi, s_aux, dropout_p)
-    return_attn_probs = _flag('return_attn_probs', return_attn_probs)
+    return_attn_probs = flag('return_attn_probs', return_attn_probs)
     out,lse = _attend(q, k, v, return_attn_probs, q_offset=m-n, **options)
     return (out,lse,None) if return_attn_probs else out
 
@@ -345,7 +339,7 @@ def flash_attn_varlen_func(
 ) -> Tensor|tuple: # out [total_q,H,dv]
     "Attention within texts that lie end to end, as `flash_attn.flash_attn_varlen_func`."
     options = _options(softmax_scale, causal, window_size, softcap, None, s_aux, dropout_p)
-    return_attn_probs = _flag('return_attn_probs', return_attn_probs)
+    return_attn_probs = flag('return_attn_probs', return_attn_probs)
     out,lse = _varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, return_attn_probs, block_table=block_table,
         slopes=alibi_slopes, **options)
@@ -381,10 +375,13 @@ def flash_attn_varlen_kvpacked_func(
         return_attn_probs)
 
 # %% ../nbs/91_flash_attn.ipynb #9c66f50b
-def _row_numbers(indices, total): # -> int64
+def _row_numbers(indices, total, x): # -> int64
     "Rows of a tensor, by number."
     if not _are_ints(indices, 1):
         raise TypeError(f"indices: expected an int Tensor [n], got {got(indices)}")
+    if indices.device!=x.device:
+        raise ValueError(f"indices: expected a tensor on {x.device} as the rows, "
+                         f"got one on {indices.device}")
     if not holds((indices>=0) & (indices<total)):
         raise ValueError(f"indices: expected 0 to {total-1}, got others")
     return indices.long()
@@ -396,7 +393,7 @@ def index_first_axis(
 ) -> Tensor: # [n,...]
     "Rows of a tensor, as `flash_attn.bert_padding.index_first_axis`."
     if not x.dim(): raise ValueError("x: expected [total,...], got one number")
-    return x[_row_numbers(indices, len(x))]
+    return x[_row_numbers(indices, len(x), x)]
 
 @checked(first_axis_dim=0)
 def index_put_first_axis(
@@ -405,7 +402,7 @@ def index_put_first_axis(
     first_axis_dim:int, # total
 ) -> Tensor: # [total,...]
     "Rows back in their places, zeros elsewhere."
-    rows = _row_numbers(indices, first_axis_dim)
+    rows = _row_numbers(indices, first_axis_dim, values)
     if not values.dim() or len(values)!=len(rows):
         raise ValueError(f"values: expected {len(rows)} rows, got {got(values)}")
     return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, rows, values)
@@ -438,7 +435,7 @@ def pad_input(
     seqlen:int, # N
 ) -> Tensor: # [B,N,...]
     "Tokens back in a padded batch, as `flash_attn.bert_padding.pad_input`."
-    rows = _row_numbers(indices, batch*seqlen)
+    rows = _row_numbers(indices, batch*seqlen, hidden_states)
     if not hidden_states.dim() or len(hidden_states)!=len(rows):
         raise ValueError(f"hidden_states: expected {len(rows)} rows, got {got(hidden_states)}")
     return index_put_first_axis(hidden_states, rows, batch*seqlen).unflatten(0, (batch,seqlen))
@@ -563,8 +560,8 @@ def flash_attn_with_kvcache(
     "Attention to a cache, which the new keys join, as `flash_attn.flash_attn_with_kvcache`."
     _heads_first(4, q=q)
     _check_caches(k_cache, v_cache, block_table is not None, ('k_cache','v_cache'))
-    return_softmax_lse = _flag('return_softmax_lse', return_softmax_lse)
-    rotary_interleaved = _flag('rotary_interleaved', rotary_interleaved)
+    return_softmax_lse = flag('return_softmax_lse', return_softmax_lse)
+    rotary_interleaved = flag('rotary_interleaved', rotary_interleaved)
     b,n,_,_ = q.shape
     rows,page = k_cache.shape[:2]
     _check_new(b, k, v, k_cache, v_cache, cache_seqlens)
@@ -690,7 +687,7 @@ def flash_attn_3_varlen_func(
     "Attention within packed texts, as `flash_attn_interface.flash_attn_varlen_func`."
     _refuse(qv=qv, q_descale=q_descale, k_descale=k_descale, v_descale=v_descale,
             attention_chunk=attention_chunk)
-    return_attn_probs = _flag('return_attn_probs', return_attn_probs)
+    return_attn_probs = flag('return_attn_probs', return_attn_probs)
     out,lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, return_attn_probs, seqused_q, seqused_k,
                       **_options(softmax_scale, causal, window_size, softcap, None, s_aux))
     return (out,lse) if return_attn_probs else out

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from .kinds import checked, device, dtype, got
+from .kinds import checked, device, dtype, flag, got
 from .padding import PaddingMask, no_padding_mask, padding_mask
 from .sigma import SigmaHead, SigmaParameter
 from .window import Window
@@ -89,8 +89,8 @@ def _check_inputs(query, key, value, masks, flags, sigma): # masks and flags by 
             expected = ' or '.join(map(str, axes[name]))
             raise ValueError(f"{name}: expected {expected} axes, got shape {tuple(x.shape)}")
     for name,x in flags.items():
-        if isinstance(x, Tensor) and x.dim():
-            raise TypeError(f"{name}: expected a bool, got {got(x)}")
+        if not isinstance(x, Tensor): flag(name, x)
+        elif x.dim(): raise TypeError(f"{name}: expected a bool, got {got(x)}")
     if sigma is not None and not isinstance(sigma, Tensor):
         raise TypeError(f"sigma: expected a tensor or None, got {got(sigma)}")
 

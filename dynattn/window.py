@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.fx._pytree import register_pytree_flatten_spec
 from torch.utils import _pytree
 from .modes import transforming
-from .kinds import checked, floating, integer
+from .kinds import checked, floating, got, integer
 from .padding import PaddingMask
 from .smoothing import SMOOTHINGS, Smoothing
 
 # %% ../nbs/14_window.ipynb #497f143a
 def _choice(name, value, options):
-    if value not in options:
+    if not isinstance(value, str) or value not in options:
         raise ValueError(f"{name}: expected one of {', '.join(map(repr, options))}, got {value!r}")
     return value
 
@@ -166,8 +166,9 @@ _NARROWEST = {torch.float32: 1e-18, torch.float64: 1e-150}
 
 def _prepared(w, offsets, n):
     "Which pairs are inside, their distance and sigma, made harmless elsewhere: no gradient is NaN"
-    if not isinstance(offsets, Tensor):
-        raise TypeError(f"offsets: expected a tensor, got {type(offsets).__name__}")
+    is_tensor = isinstance(offsets, Tensor) and offsets.layout is torch.strided
+    if not is_tensor or offsets.is_complex() or offsets.dtype==torch.bool:
+        raise TypeError(f"offsets: expected a dense tensor of numbers, got {got(offsets)}")
     keep,s = _inside(w, offsets, n),_aligned(w.scale(n), offsets)
     x = offsets.abs().to(s.dtype)*_token(w, n)
     if not w.smooth.curved: return keep,x,s

@@ -345,6 +345,28 @@ def test_compiled_with_a_mask(always):
 class Whole(torch.nn.Module):
     def forward(self, q, k, v): return sdpa(q, k, v, is_causal=True)
 
+def gives_up(q): # a frame that the compiler leaves to Python
+    try:
+        with open(os.devnull): return sdpa(q, q, q)
+    finally: pass
+
+def switched_inside(q):
+    with everywhere(): return sdpa(q, q, q)
+
+@pytest.mark.skipif(not hasattr(torch._C._dynamo.eval_frame, 'set_code_exec_strategy'), reason='this PyTorch compiles the frames of kernels')
+def test_hostile_66_what_the_compiler_leaves_to_python_is_served(always):
+    "The kernels themselves are not compiled, in which case they would take the call for a traced one."
+    torch._dynamo.reset()
+    q,*_ = heads()
+    want = sdpa(q, q, q)
+    compiled = torch.compile(gives_up, backend='aot_eager')
+    with everywhere():
+        for _ in range(2): assert_close(compiled(q), want)
+    assert everywhere.report()==everywhere.Report(False, 2, 0, {}, {})
+    compiled = torch.compile(switched_inside, backend='aot_eager')
+    for _ in range(2): assert_close(compiled(q), want)
+    assert everywhere.report()==everywhere.Report(False, 1, 0, {}, {})
+
 def test_exported_as_ever(always):
     "The same graph on and off, before and after decomposing, and a program from one runs in the other"
     x = heads()

@@ -3,8 +3,11 @@
 Callables are discovered: those in `__all__` of each module, and the methods of the classes among them. One that is
 new fails here until it has arguments in `GOOD`, or a reason in `EXEMPT`."""
 import fnmatch, inspect, math, pickle, pkgutil, sys
+from decimal import Decimal
+from fractions import Fraction
 from importlib import import_module
-import pytest, torch
+from pathlib import Path
+import numpy as np, pytest, torch
 import dynattn
 from dynattn import AlphaHead, EncoderConfig, MultiheadAttention, PaddingMask, SigmaHead, SigmaParameter, Window, kinds
 from dynattn.cache import WindowedLayer
@@ -97,8 +100,13 @@ GOOD = { # arguments of a call that is answered; (object, arguments) for a metho
     'train.encoder.Encoder': lambda: dict(config=EncoderConfig(vocab=8, dim=8, heads=2, layers=1)),
     'chunks.chunked_attention': lambda: heads | dict(window=Window.default(2.)), **FLASH,
     'modules.convert': lambda: dict(model=torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), window='learned')}
+class OwnInt(int): pass
+class OwnText(str): pass
 WRONG = ('x', b'x', -1, 1.5, math.nan, math.inf, None, True, [], [1,'a'], {}, object(), 3+1j, torch.empty(0),
-         torch.zeros(3, dtype=torch.complex64), int, 10**30, -1., ('a', 2), torch.zeros(2, 3, dtype=torch.int64))
+         torch.zeros(3, dtype=torch.complex64), int, 10**30, -1., ('a', 2), torch.zeros(2, 3, dtype=torch.int64),
+         # of other libraries, and tensors that are no numbers (hostile tests of issue 66)
+         np.float32(.5), np.float64(1.5), np.int64(2), np.bool_(True), np.array(2), np.array([1.,2.]), np.str_('x'), Fraction(1, 2), Fraction(10**400), Decimal('1.5'),
+         OwnInt(2), OwnText('x'), Path('x'), range(3), {1}, ..., torch.tensor(True), torch.tensor(1+0j), torch.zeros(2, 2).to_sparse(), torch.float16)
 
 def modules():
     "(name without the package's, module) of all that can be imported without an extra"
@@ -196,6 +204,22 @@ def test_what_an_annotation_allows_passes():
                       dict(flag=True), dict(name=3), dict(p=1)): assert torch.equal(sample(x, 2, **arguments), 2*x)
     import numpy
     assert torch.equal(sample(x, numpy.int64(2), numpy.float64(.5)), 2*x)
+
+@kinds.checked()
+def passed_on(p:float, k:int, each:float|torch.Tensor=0., *, which:float|None=None): return p,k,each,which
+
+def test_hostile_66_numbers_of_other_libraries_arrive_as_pytorchs():
+    "A Fraction or a scalar of NumPy is a number everywhere, and PyTorch takes none of them; no argument of the caller changes."
+    given = dict(each=np.float32(.5), which=Fraction(1, 4))
+    found = passed_on(Fraction(1, 2), np.int64(3), **given)
+    assert found==(.5, 3, .5, .25) and [*map(type, found)]==[float, int, float, float]
+    assert type(given['each']) is np.float32
+    assert [*map(type, passed_on(np.float64(2), True+1, torch.ones(()), which=None))]==[np.float64, int, torch.Tensor, type(None)]
+    with pytest.raises(ValueError, match='p: expected a finite number'): passed_on(Fraction(10**400), 1)
+
+@pytest.mark.parametrize('x, said', [(torch.zeros(2, 2).to_sparse(), 'each: expected a dense tensor'), (torch.tensor(True), 'each: expected'), (torch.tensor(1j), 'each: expected')], ids=str)
+def test_hostile_66_tensors_of_numbers_are_dense_and_neither_bools_nor_complex(x, said):
+    with pytest.raises(TypeError, match=said): passed_on(1., 1, x)
 
 def test_positions_count_as_names_do():
     with pytest.raises(ValueError, match='k: expected'): sample(torch.ones(2), 0)

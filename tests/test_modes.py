@@ -189,7 +189,7 @@ def test_each_question_about_the_mode(question, way):
     assert not outside and _within(way, ask)==ANSWERS[question].get(way, outside)
     assert ask()==outside
 
-def test_every_question_is_asked_here(): assert {*modes.__all__}=={*ANSWERS, 'holds_several_gradients'}
+def test_every_question_is_asked_here(): assert {*modes.__all__}=={*ANSWERS, 'holds_several_gradients', 'uncompiled'}
 
 def test_a_batch_of_gradients_is_told():
     told = []

@@ -47,6 +47,9 @@ def _take_heads(call):
     if call.q.is_nested or call.k.is_nested or call.v.is_nested:
         _take_nested(call)
         if call.offsets is None: return
+    for name,x in (('q', call.q), ('k', call.k), ('v', call.v)):
+        if x.layout is not torch.strided:
+            raise TypeError(f"{name}: expected a dense Tensor, got {x.layout}")
     q = call.q
     if q.dtype not in _DTYPES:
         raise TypeError(f"q: expected a dtype of {', '.join(map(str, _DTYPES))}, got {q.dtype}")
@@ -60,9 +63,6 @@ def _take_heads(call):
     _align(call)
     q,k,v = call.q,call.k,call.v
     h,d = q.shape[1],q.shape[3]
-    for name,x in (('q', q), ('k', k), ('v', v)):
-        if x.layout is not torch.strided:
-            raise TypeError(f"{name}: expected a dense Tensor, got {x.layout}")
     for name,x in (('k', k), ('v', v)):
         if x.dtype != q.dtype: raise TypeError(f"{name}: expected {q.dtype} as q, got {x.dtype}")
         if x.device != q.device:

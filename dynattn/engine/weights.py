@@ -196,7 +196,7 @@ def window_weights(
         if getattr(call, name) is not None:
             raise ValueError(f"{name}: expected None for window_weights, got one")
     names = list(reduce) if isinstance(reduce, (tuple,list)) else [reduce]*(reduce is not None)
-    if bad := [name for name in names if name not in [*_SUMS]]:
+    if bad := [name for name in names if not isinstance(name, str) or name not in _SUMS]:
         raise ValueError(f"reduce: expected of {', '.join(_SUMS)}, got {bad[0]!r}")
     why,lead = band_refuses(call),min(call.n_global, call.k.shape[2])
     if call.segments is not None or why and why.startswith('window'): serve(why)

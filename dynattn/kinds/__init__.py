@@ -4,6 +4,8 @@ where an argument differs.
 `@checked()` compares the arguments of a function, or of the constructor of a class, with the
 annotations in its signature, before its body runs. A value of another kind raises an error of the
 form "name: expected ..., got ...". Bounds of numbers are given by name: `@checked(heads=1, p=(0, 1))`.
+A number of another library, such as `numpy.float32` or `Fraction`, reaches the body as an int or a
+float, and a tensor is a dense one.
 
 The decorator costs a microsecond or two in a call, so that functions in which this matters, such as
 `dynattn.attention`, check their arguments by hand, with `number` and `integer`. So do those
@@ -21,13 +23,15 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 __all__ = [
-    'FAR', 'ANY', 'got', 'number', 'integer', 'axis', 'device', 'dtype', 'floating', 'checked']
+    'FAR', 'ANY', 'got', 'number', 'integer', 'axis', 'device', 'dtype', 'flag', 'floating', 'checked']
 
 FAR = 2**31 - 1 # the largest size; tokens, further than any sequence is long
 ANY = -math.inf, math.inf # bounds of a number that may also be infinite, or no number
 
 _INTS = int, Integral, SymInt
 _NUMBERS = float, int, Real, SymFloat, SymInt
+_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+_AS_THEY_ARE = {int, float, bool, NoneType, str, Tensor, torch.nn.Parameter}
 
 def got(x) -> str:
     "A short description of the value that was passed, for an error message."
@@ -58,6 +62,13 @@ def integer(name, x, least, most=FAR): # -> int
         raise ValueError(f"{name}: expected an int from {least} to {most}, got {got(x)}")
     return x
 
+def _plain(name, x):
+    "A number of another library as an int or a float, which PyTorch takes; anything else as it is."
+    if isinstance(x, (int, float, SymInt, SymFloat)) or not isinstance(x, Real): return x
+    try: return int(x) if isinstance(x, Integral) else float(x)
+    except OverflowError:
+        raise ValueError(f"{name}: expected a finite number, got one above 1.8e308") from None
+
 def axis(name, dim, x:Tensor, of): # -> int, from 0 on
     "The number of an axis of a tensor; `of` is the tensor's name."
     if isinstance(dim, bool) or not isinstance(dim, _INTS):
@@ -82,9 +93,19 @@ def dtype(name, x): # -> torch.dtype
     found = x if isinstance(x, torch.dtype) else got(x)
     raise TypeError(f"{name}: expected a floating dtype, got {found}")
 
+def _dense(name, x): # a tensor -> the same
+    if x.layout in _SPARSE: raise TypeError(f"{name}: expected a dense tensor, got {x.layout}")
+    return x
+
+def flag(name, x): # -> bool
+    "Anything that is true or false."
+    if isinstance(x, bool): return x
+    try: return bool(x)
+    except Exception: raise TypeError(f"{name}: expected a bool, got {got(x)}") from None
+
 def floating(name, x, shape=''): # -> Tensor
     "A tensor of floating numbers; `shape` says which one, for the error."
-    if isinstance(x, Tensor) and x.is_floating_point(): return x
+    if isinstance(x, Tensor) and x.is_floating_point(): return _dense(name, x)
     is_other = isinstance(x, Tensor)
     raise TypeError(f"{name}: expected a floating tensor{shape and ' '+shape}, "
                     f"got {x.dtype if is_other else got(x)}")
@@ -139,8 +160,11 @@ class _Kind:
         elif self.float and isinstance(x, _NUMBERS) or self.int and isinstance(x, _INTS):
             return self._check_bounds(x)
         else:
-            is_single = self.float and isinstance(x, Tensor) and x.dim() == 0 and not x.is_complex()
-            fits = isinstance(x, self.classes) or is_single
+            fits = isinstance(x, self.classes)
+            if self.float and isinstance(x, Tensor): # a number in it, or many
+                of_numbers = x.dtype != torch.bool and not x.is_complex()
+                fits = of_numbers and (fits or x.dim() == 0)
+            if fits and isinstance(x, Tensor): _dense(self.name, x)
         if not fits: raise TypeError(f"{self.name}: expected {self.says()}, got {got(x)}")
 
     def _check_bounds(self, x):
@@ -178,25 +202,34 @@ def checked(
         parameters = inspect.signature(f).parameters
         unknown = bounds.keys()-parameters.keys()
         if unknown: raise TypeError(f"bounds: expected names of arguments, got {sorted(unknown)}")
-        checks = {}
+        checks,numeric = {},set()
         for name,p in parameters.items():
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD): continue
             bound = bounds.get(name)
             if bound is ...: continue
             if callable(bound): checks[name] = lambda x, name=name, check=bound: check(name, x)
-            elif kind := _kind(name, p.annotation, bound): checks[name] = kind.check
+            elif kind := _kind(name, p.annotation, bound):
+                checks[name] = kind.check
+                if kind.int or kind.float: numeric.add(name)
         by_position = [name for name,p in parameters.items()
                        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
-        def check(args, kwargs): # a function of its own, which the compiler does not look into
-            for name,x in zip(by_position, args):
+        def is_converted(name, x): return type(x) not in _AS_THEY_ARE and name in numeric
+
+        # a function of its own, which the compiler does not look into; -> the arguments
+        def check(args, kwargs):
+            given = args
+            for i,(name,x) in enumerate(zip(by_position, given)):
                 if name in checks: checks[name](x)
+                if is_converted(name, x): args = *args[:i],_plain(name, x),*args[i+1:]
             for name,x in kwargs.items():
                 if name in checks: checks[name](x)
+                if is_converted(name, x): kwargs[name] = _plain(name, x) # a dict of this call
+            return args,kwargs
 
         @wraps(f)
         def call(*args, **kwargs):
-            if not torch.compiler.is_compiling(): check(args, kwargs)
+            if not torch.compiler.is_compiling(): args,kwargs = check(args, kwargs)
             return f(*args, **kwargs)
         return call
     return decorate

@@ -6,7 +6,7 @@ is met in one place."""
 import torch
 
 __all__ = ['transformed', 'transforming', 'in_forward_mode', 'grad_levels', 'forward_levels', 'recorded',
-           'exporting', 'traced_by_jit', 'holds_several_gradients', 'dispatched']
+           'exporting', 'traced_by_jit', 'holds_several_gradients', 'dispatched', 'uncompiled']
 
 _TYPE = torch._C._functorch.TransformType
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
@@ -61,3 +61,15 @@ def holds_several_gradients(
 ) -> bool:
     "Whether it is a batch of gradients, as `torch.autograd.grad(..., is_grads_batched=True)` makes it."
     return torch._C._functorch.is_legacy_batchedtensor(g)
+
+def uncompiled(f): # a function -> the same
+    """Keep the compiler out of a function that PyTorch's dispatcher calls, and of what it calls.
+
+    Where a frame cannot be compiled, the compiler tries the frames below it, and this one would be
+    traced as if a program called it. `torch.compiler.disable` does the same, but imports the
+    compiler."""
+    frames = torch._C._dynamo.eval_frame
+    if hasattr(frames, 'set_code_exec_strategy'): # since PyTorch 2.8 or so
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(f.__code__, frames._FrameExecStrategy(skip, skip))
+    return f
