@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from .options import NarrowOptions
+from .options import OF_ANSWERS, NarrowOptions
 from ..saved import Checkpoint, DamagedFile, as_it_was, fingerprint, need
 from .layers import (
     PreTrainedModel, attention_layers, embeddings, frozen, last_hidden, looks_back, predictions)
@@ -55,6 +55,7 @@ class Budget:
     ) -> Tensor: # [], differentiable
         "The share of the keys, or of an encoder's pairs, that widths leave."
         return (_cache_share if self.causal else _pair_share)(width, self.n, self.sinks)
+
     def reaching(self,
         width, # a function of a number: widths [K], whose share grows with it
         share:float, # 0 to 1
@@ -72,6 +73,36 @@ class Budget:
         def at(x): return (width*math.exp(x)).clamp(1, self.most)
         furthest = math.log(self.most)
         return at(self.reaching(at, share, -furthest, furthest))
+
+    def whole(self, width:Tensor, # [K] half-widths in tokens
+    ) -> Tensor: # [K] whole tokens; inf where a head sees everything
+        "Widths in whole tokens, of the same cost."
+        share,most = self.share(width).item(),float(self.most)
+        everything = width>=.97*most
+        def paid(factor): return torch.where(everything, most, (factor*width).clamp(1, most))
+        exact = paid(self.reaching(paid, share, 0., 1.))
+        whole = exact.floor()
+        missing = int((exact.sum()-whole.sum()).round())
+        largest = (exact-whole).topk(missing).indices    # fractions: they go up, and the sum stays
+        whole[largest] += 1
+        return whole.masked_fill(everything | (whole>=most), math.inf)
+
+    def rounded(self,
+        width:Tensor, # [K] half-widths in tokens
+        sizes:str, # half-widths in tokens, and "full": '64,256,full'
+    ) -> Tensor: # [K] of these sizes; inf for "full"
+        "Widths of a few sizes, at no greater cost."
+        share,of_sizes = self.share(width).item(),_sizes(sizes, self.most).to(width.device)
+        least = self.share(of_sizes[:1]).item()
+        if least>share*(1+1e-6):
+            raise ValueError(f"sizes: expected one small enough for a share of {share:.4f}, "
+                             f"got {least:.4f} or more")
+        log_width,log_sizes = width.log()[:,None],of_sizes.log()
+        def nearest(shift): return of_sizes[(log_width+shift-log_sizes).abs().argmin(1)]
+        span = 2*math.log(self.most)
+        shift = self.reaching(nearest, share*(1+1e-6), -span, span)
+        found = nearest(shift-1e-6)    # the last step would be too much
+        return found.masked_fill(found>=self.most, math.inf)
 
     @classmethod
     def of(cls,
@@ -102,6 +133,16 @@ class Budget:
         if n<8: raise ValueError(f"batches: expected texts of 8 tokens or more, got {n}")
         causal = all(looks_back(model, name) for name in layers)
         return cls(n, (4 if causal else 1) if sinks is None else sinks, causal)
+
+# %% ../../nbs/hf/61_curves.ipynb #61a20002
+def _sizes(text, most): # -> [S] half-widths, ascending
+    try: sizes = sorted({most if word.strip()=='full' else int(word) for word in text.split(',')})
+    except ValueError: sizes = [0]
+    if not 1<=sizes[0]<=sizes[-1]<=most:
+        raise ValueError(f"sizes: expected half-widths from 1 to {most} tokens, or 'full', "
+                         "such as '64,256,full', "
+                         f"got {text!r}")
+    return torch.tensor(sizes, dtype=torch.float32)
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0011
 def _far(x, width, start, causal):
@@ -265,12 +306,12 @@ class CostCurves:
             raise ValueError(f"{name}: expected finite costs, "
                              f"got nan or inf for key head {head} of layer {layer}")
 
-    def total(self, answers:float=.1, # the weight of `asked`
+    def total(self, answers:float=OF_ANSWERS, # the weight of `asked`
     ) -> Tensor: # [K,W], falling
         "One curve per head; none rises with the width."
         return (self.text+answers*self.asked).flip(-1).cummax(-1).values.flip(-1)
 
-    def _best(self, keep, answers=.1): # -> [K]
+    def _best(self, keep, answers): # -> [K]
         if not 0<keep<=1:
             raise ValueError(f"keep: expected a number above 0 and up to 1, got {keep}")
         cost = self.total(answers)
@@ -282,16 +323,27 @@ class CostCurves:
 
     def widths(self,
         keep:float, # the share, 0 to 1
-        answers:float=.1, # the weight of texts that ask
+        answers:float=OF_ANSWERS, # the weight of texts that ask
     ) -> list: # by layer, the half-width of every key head; inf: no limit
         "The widths of a share at which the curves add up to the least."
         best = self._best(keep, answers)
-        best = best.masked_fill(best>=self.budget.most, math.inf)
-        return [part.tolist() for part in best.split(self.counts)]
+        return self._by_layer(best.masked_fill(best>=self.budget.most, math.inf))
+
+    def whole_widths(self,
+        keep:float, # the share, 0 to 1
+        answers:float=OF_ANSWERS, # the weight of texts that ask
+        sizes:str='', # those that heads may have, such as '64,256,full' (default: any)
+    ) -> list: # by layer, the half-width of every key head; inf: no limit
+        "These widths in whole tokens, or each the nearest of a few sizes."
+        best,budget = self._best(keep, answers),self.budget
+        return self._by_layer(budget.rounded(best, sizes) if sizes else budget.whole(best))
+
+    def _by_layer(self, width): # [K]
+        return [part.tolist() for part in width.split(self.counts)]
 
     def costs(self,
         keep:float, # the share, 0 to 1
-        answers:float=.1, # the weight of texts that ask
+        answers:float=OF_ANSWERS, # the weight of texts that ask
     ) -> tuple: # of plain texts, of texts that ask
         "The sum of the curves at the widths of a share."
         above = torch.searchsorted(self.sizes, self._best(keep, answers)+1e-3)

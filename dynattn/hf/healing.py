@@ -109,6 +109,7 @@ def heal(
         settings = dict(steps=steps, rank=rank, rate=rate, seed=seed)
         record = run_record(model, [], **settings, **(depends or {}))
     file = Checkpoint(checkpoint, record, ('rows','updates','adam'))
+    file.read()    # refused before anything is measured
     with torch.no_grad(): before = [float(x) for x in measure()]
     if not all(map(math.isfinite, before)):
         raise ValueError(f"measure: expected finite numbers of texts held out, got {before}")
