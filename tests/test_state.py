@@ -107,10 +107,10 @@ def test_a_run_that_fails_leaves_no_windows():
         model = llama()
         before = fingerprint(model)
         model.model.layers[0].mlp.act_fn.left[:] = [calls, RuntimeError]
-        with pytest.raises(RuntimeError, match='blown'): hf.narrow(model, TEXTS, keep=.5, steps=2)
+        with pytest.raises(RuntimeError, match='blown'): hf.narrow(model, TEXTS, keep=.5)
         assert_unchanged(before, model)
     model = llama()
-    hf.narrow(model, TEXTS, keep=.5, steps=2)
+    hf.narrow(model, TEXTS, keep=.5)
     assert [m.training for m in model.model.layers] == [False, True] and not model.model.norm.weight.requires_grad
     assert model.config.dynattn['windows']['edge'] == 'hard'
 
@@ -129,7 +129,7 @@ def test_what_is_refused_changes_nothing(act):
 def test_widths_that_do_not_fit_change_nothing():
     model = llama(windows=True)
     before = fingerprint(model)
-    with pytest.raises(ValueError, match='widths: expected a divisor'): set_widths(model, [[1., 2.], [1., 2., 3.]], 'soft')
+    with pytest.raises(ValueError, match='widths: expected a divisor'): set_widths(model, [[1., 2.], [1., 2., 3.]])
     assert_unchanged(before, model)
 
 
