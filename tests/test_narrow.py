@@ -125,7 +125,7 @@ def test_without_pyarrow_the_package_is_named(place, capsys, monkeypatch):
     (dict(extra=['--keep=x']), '--keep'),
     (dict(extra=['--keep=0.2', '--rise=0.1']), 'keep: expected none beside rise=0.1, got 0.2'),
     (dict(extra=['--sizes=4,x']), 'sizes: expected half-widths from 1 to'),
-    (dict(extra=['--sizes=full']), 'sizes: expected one small enough for keep=0.25'),
+    (dict(extra=['--sizes=full']), 'sizes: expected one small enough for a share of 0.25'),
     (dict(extra=['--sizes=4', '--rise=.1']), "sizes: expected none beside rise=0.1"),
     (dict(extra=['--rise=0']), 'rise: expected a finite number above 0'),
     (dict(extra=['--steps=60']), 'steps: expected no such option: widths are measured and no longer learned; heal is the number'),

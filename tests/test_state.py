@@ -66,7 +66,7 @@ def assert_unchanged(before, model):
 
 def judged(model):
     "The judges of a model that was narrowed."
-    found = hf.narrowing.Narrowed([[8., 8.], [8., 8.]], hf.curves.Budget(24, 0, True), [], 0., True, None, None)
+    found = hf.narrowing.Narrowed([[8., 8.], [8., 8.]], hf.curves.Budget(24, 0, True), 0., True, None, None)
     quality(model, found, TEXTS[:1], (.5,))
 
 LOOKS = dict(look=lambda m: hf.look(m, IDS), cost_curves=lambda m: hf.cost_curves(m, TEXTS[:2]), examine=lambda m: examine(m))

@@ -223,9 +223,7 @@ def check_narrow(
     if speaks and o.rise is not None and padded:
         raise ValueError("rise: expected None for texts of a language model with padding, "
                          f"got {o.rise}")
-    if o.sizes:
-        try: budget.rounded(budget.scaled(torch.ones(1), keep), o.sizes)
-        except ValueError as e: raise ValueError(f"{e}, of keep={keep}") from e
+    if o.sizes: budget.rounded(budget.scaled(torch.ones(1), keep), o.sizes)    # refuses
     return o,budget
 
 # %% ../../nbs/hf/66_narrowing.ipynb #c66d000f
