@@ -197,8 +197,9 @@ class _Layer:
         sinks:int, # leading tokens that are never lost
         generator=None, # for the draw of queries
         measured:int=_MEASURED, # queries, of which a longer text has a sample
+        together:bool=False, # whether the movements of all queries add up before they are squared
     ) -> Tensor: # [B,Hkv,W], in float64
-        "The squared movements of the number, summed over queries."
+        "The squared movements of the number, summed over queries; or the square of their sum."
         heads,leading = self.k.shape[1],self.leading(sinks)
         found = 0.
         for start,odds in _sample(g, generator, measured):
@@ -213,8 +214,9 @@ class _Layer:
             moved = far/(1-mass).clamp(min=torch.finfo(p.dtype).eps**.5)              # [B,H,b,W]
             moved = moved.unflatten(1, (heads,-1)).sum(2)
             moved = moved.masked_fill(leading[...,start:stop,None], 0)
-            found = found+moved.square().sum(2).double()/odds
-        return found
+            if not together: moved = moved.square()
+            found = found+moved.sum(2).double()/odds
+        return found.square() if together else found
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0054
 def _sample(g, generator, measured): # gradient [B,N,H,d], so many queries -> [(first query, odds)]
@@ -267,7 +269,7 @@ def _number(model, hidden, batch, places, generator):
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c001a
 @contextmanager
-def _watched(width, sinks, generator):
+def _watched(width, sinks, generator, together):
     """As long as the block lasts, what each attention module of a text would lose is added up:
     module -> [B,Hkv,W]."""
     found = {}
@@ -278,7 +280,9 @@ def _watched(width, sinks, generator):
         if s.texts is not None:
             raise ValueError("texts: expected one text in each row, got packed rows")
         layer = _Layer(module, *(x.detach() for x in (query, key, value, out)), s, options)
-        def add(g): found[module] = found.get(module, 0.)+layer.squares(g, width, sinks, generator)
+        def add(g):
+            squares = layer.squares(g, width, sinks, generator, together=together)
+            found[module] = found.get(module, 0.)+squares
         out.register_hook(add)
         return out,weights
     try:
@@ -420,8 +424,9 @@ def _not_finite(model, batch):
 def _add_text(found, model, layers, i, batch, width, options): # layers: name -> module
     "Add what text number i says."
     generator = torch.Generator().manual_seed(options['seed']*1_000_003+i)
+    sizes,embeds = width.to(model.device, torch.long),model.get_output_embeddings() is None
     try:
-        with _watched(width.to(model.device, torch.long), options['sinks'], generator) as lost:
+        with _watched(sizes, options['sinks'], generator, together=embeds) as lost:
             hidden = last_hidden(model, batch)
             _number(model, hidden, batch, options['places'], generator).backward()
     except _NotFinite as e:
