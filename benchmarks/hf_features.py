@@ -15,13 +15,16 @@ from harness import RESULTS, write
 
 ORDINARY = {'module', 'query', 'key', 'value', 'query_states', 'key_states', 'value_states', 'attention_mask', 'scaling',
             'dropout', 'is_causal'}
+LOOKED_UP = 'get_interface(', 'ALL_ATTENTION_FUNCTIONS['
 ALWAYS_THERE = {'training', 'num_key_value_groups', 'head_dim'}
 
 def interface_names(tree):
-    "Names to which a file assigns what `get_interface` returns."
+    "Names to which a file assigns what `get_interface` returns, or, in transformers 5.0, an entry of the table."
+    def is_looked_up(value):
+        if isinstance(value, ast.Subscript): return getattr(value.value, 'id', None)=='ALL_ATTENTION_FUNCTIONS'
+        return isinstance(value, ast.Call) and getattr(value.func, 'attr', None)=='get_interface'
     for node in ast.walk(tree):
-        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or not isinstance(node.value, ast.Call): continue
-        if getattr(node.value.func, 'attr', None)!='get_interface': continue
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or not is_looked_up(node.value): continue
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]: yield target.id
 
 def passed_keywords(tree):
@@ -51,14 +54,14 @@ def compared_names(tree):
 def parse_relevant(source):
     "The top-level parts of a file that can hold something for the table; parsing all of them takes ten times as long."
     parts = re.split(r'^(?=@|class |def )', source, flags=re.M)
-    relevant = [part for part in parts if any(mark in part for mark in ('get_interface(','_attn_implementation','eager'))]
+    relevant = [part for part in parts if any(mark in part for mark in (*LOOKED_UP,'_attn_implementation','eager'))]
     try: return ast.parse(''.join(part for part in relevant if not part.startswith('@')))
     except SyntaxError: return ast.parse(source)  # a string holds what looks like a definition
 
 def features(path):
     "One row of the table, or None where a file does not use the interface."
     source = path.read_text(encoding='utf-8')
-    if 'get_interface(' not in source: return None
+    if not any(mark in source for mark in LOOKED_UP): return None
     tree = parse_relevant(source)
     passed,calls = passed_keywords(tree)
     eager = eager_functions(tree)

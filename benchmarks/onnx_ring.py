@@ -1,16 +1,22 @@
 """One ring of keys in ONNX Runtime: ScatterND, a mask and Attention as `dynattn export` writes them, beside one
 GroupQueryAttention with `sliding_window_cache=1`.
 
-    python benchmarks/onnx_ring.py [--threads 1] [--rounds 200]
+    python benchmarks/onnx_ring.py [--threads 1] [--rounds 200] [--runs 3]
 
-Both are checked against attention in float64 over a prompt in pieces and tokens one by one, then timed in turn. Nothing is
-written: the table goes into chapter 68."""
-import argparse, statistics, time
+Each run is a process of its own. There both are checked against attention in float64, over a prompt in pieces and tokens
+one by one, then timed in turn; one that is wrong is not timed. A row has the median of each, and the median of their
+ratio in a turn, which other programs on the machine disturb less. Rows: benchmarks/results/onnx_ring.csv, which chapter
+68 reads."""
+import argparse, statistics, subprocess, sys, time
+from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
 import onnxruntime as ort
+import torch
 from onnx import TensorProto, helper
+sys.path.insert(0, str(Path(__file__).parent))
 from dynattn.export import graph as ours
+from harness import append
 
 D, HEADS, KEY_HEADS = 64, 3, 1
 
@@ -110,24 +116,50 @@ def check(run, width, piece):
         past += s
     return errors
 
+FIELDS = 'onnxruntime width piece threads rounds kind ring_ms node_ms ratio ring_error node_error'.split()
+SAME = 'date', 'machine', 'torch', 'commit'
+MOST = 5e-6     # the largest error of a float32 output that is right; the values are of order 1
+
+def in_turn(runs, piece, past, rounds):
+    "Milliseconds of each, turn by turn."
+    qkv,ms = tensors(piece),{name: [] for name in runs}
+    for run in runs.values(): run(*qkv, past)
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run(*qkv, past)
+            ms[name].append(1e3*(time.perf_counter()-start))
+    return ms
+
+def rows_of_a_width(width, piece, threads, rounds):
+    "A row for pieces of a prompt, and one for tokens."
+    runs = dict(ring=Scatter(width, piece, threads), node=Node(width, piece, threads))
+    errors = {name: check(run, width, piece) for name, run in runs.items()}
+    for kind, size in (('pieces', piece), ('tokens', 1)):
+        wrong = {name: found[kind] for name, found in errors.items() if not found[kind]<=MOST}
+        if wrong: raise ValueError(f'width {width}, {kind}: expected errors of at most {MOST}, got {wrong}')
+        ms = in_turn(runs, size, 4*(width+piece), rounds)
+        ratio = statistics.median(node/ring for node, ring in zip(ms['node'], ms['ring']))
+        yield dict(onnxruntime=ort.__version__, width=width, piece=piece, threads=threads, rounds=rounds, kind=kind,
+                   **{f'{name}_ms': f'{statistics.median(x):.4f}' for name, x in ms.items()}, ratio=f'{ratio:.3f}',
+                   **{f'{name}_error': f'{found[kind]:.1e}' for name, found in errors.items()})
+
 def main():
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--threads', type=int, default=1)
     a.add_argument('--rounds', type=int, default=200)
-    a = a.parse_args()
-    for width, piece in ((8, 4), (64, 64), (256, 64), (1024, 64)):
-        runs = dict(ScatterND=Scatter(width, piece, a.threads), GroupQueryAttention=Node(width, piece, a.threads))
-        for name, run in runs.items():
-            try: print(f'width {width:5} {name:20} errors {check(run, width, piece)}', flush=True)
-            except Exception as e: print(f'width {width:5} {name:20} {type(e).__name__}: {str(e)[:300]}', flush=True) # ONNX Runtime's share no class
-        for kind, s in (('piece', piece), ('token', 1)):
-            ms = {name: [] for name in runs}
-            qkv, past = tensors(s), 4*(width+piece)
-            for _ in range(a.rounds):
-                for name, run in runs.items():
-                    start = time.perf_counter()
-                    run(*qkv, past)
-                    ms[name].append(1e3*(time.perf_counter()-start))
-            print(f'width {width:5} {kind}  '+'  '.join(f'{name} {statistics.median(x):.4f} ms' for name, x in ms.items()), flush=True)
+    a.add_argument('--runs', type=int, default=3, help='processes, one after the other')
+    a.add_argument('--widths', type=int, nargs='+', default=[64, 256, 1024])
+    a.add_argument('--to', default='onnx_ring.csv', help='a file of benchmarks/results, or an absolute path')
+    given = a.parse_args()
+    if given.runs>1:
+        again = [sys.executable, *sys.argv, '--runs', '1']
+        for _ in range(given.runs): subprocess.run(again, check=True)
+        return
+    torch.set_num_threads(given.threads)        # the row names them
+    for width in given.widths:
+        for row in rows_of_a_width(width, 64, given.threads, given.rounds):
+            append(given.to, [row], [*SAME, *FIELDS])
+            print(row, flush=True)
 
 if __name__=='__main__': main()

@@ -309,7 +309,7 @@ def _by_pieces(groups, call, x, padded, total):
 # %% ../nbs/46_cache.ipynb #46c1a005
 @dataclass(frozen=True)
 class _Snapshot:
-    "What is needed to go back to `seen` tokens; groups that drop no keys have no tensors in it."
+    "The tensors needed to go back to `seen` tokens; groups that drop no keys have none."
     seen:int
     groups:list
 
@@ -618,7 +618,7 @@ def _own_buffers(groups, seen):
     return found
 
 def _snapshot_state(snapshots, most, is_padded): # -> (numbers, tensors)
-    "What a state has of its snapshots."
+    "The snapshots of a state."
     held = [dict(seen=one.seen, start=[g.start for g in one.groups]) for one in snapshots]
     tensors = {}
     for j,one in enumerate(snapshots):

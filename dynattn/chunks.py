@@ -32,7 +32,7 @@ def chunked_attention(
     window:Window, # with a sigma of shape (), [H] or [B,H]
     chunk:int=32, # queries of a chunk
 ) -> Tensor: # [B,H,N,dv]
-    "Attention in the band of a window as the reports plan it: N by 2w+1, M without its zeros."
+    "Attention in the band of a window as the reports plan it: N by 2w+1, the mask without its zeros."
     for name,x in dict(q=q, k=k, v=v).items():
         if x.dim()!=4 or x.shape[:3]!=q.shape[:3]:
             raise ValueError(f"{name}: expected [B,H,N,d] as q, got {tuple(x.shape)}")
@@ -44,13 +44,13 @@ def chunked_attention(
         return f(offsets, n) if window.sigma.ndim==0 else f(offsets, n)[:,:,None,None]
     def around(x): # -> [B,H,C,chunk+2w,d]
         return F.pad(x, (0,0,w,w+beyond)).unfold(2, chunk+2*w, chunk).mT
-    M = by_offset(window.mask)
+    mask = by_offset(window.mask)
     rows = F.pad(q, (0,0,0,beyond)).unflatten(2, (-1,chunk))  # [B,H,C,chunk,d]
     scores = _upright(rows @ around(k).mT)*d**-.5  # [B,H,C,chunk,2w+1]
     real = around(q.new_ones(1, 1, n, 1)).mT.expand(-1, -1, -1, chunk, -1)
-    seen = (_upright(real)>0) & (M>0)
+    seen = (_upright(real)>0) & (mask>0)
     if window.apply=="inside": weights = masked_softmax(scores+by_offset(window.log_mask), seen)
-    else: weights = masked_softmax(scores, seen)*M
+    else: weights = masked_softmax(scores, seen)*mask
     return (_slanted(weights) @ around(v)).flatten(2, 3)[:,:,:n]
 
 # %% ../nbs/18_chunks.ipynb #98025bdc

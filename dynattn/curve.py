@@ -53,10 +53,10 @@ def crossing(
 
 # %% ../nbs/11_curve.ipynb #aa6ea0a3
 def n_within(
-    h:Tensor, # distances >= 0 in tokens, any shape
-) -> Tensor: # int64, shape of `h`
-    "How many integers stand strictly closer to 0 than `h`."
-    return (2*h.ceil()-1).clamp_min(0).long()
+    edge:Tensor, # distances >= 0 in tokens, any shape
+) -> Tensor: # int64, shape of `edge`
+    "How many integers stand strictly closer to 0 than `edge`."
+    return (2*edge.ceil()-1).clamp_min(0).long()
 
 # %% ../nbs/11_curve.ipynb #c770c103
 def dbell(

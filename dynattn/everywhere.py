@@ -50,8 +50,8 @@ def _fits(q, k, v, causal, scale):
     if not (q.numel() and k.numel()) or k.shape!=v.shape: return False
     if batch!=b or width!=d or h%heads: return False
     in_rows = d==1 or q.stride(3)==k.stride(3)==v.stride(3)==1 # as PyTorch's kernel wants them
-    # and it hides keys by -inf before it multiplies
-    hides_well = scale is None or math.isfinite(scale) and (scale>0 or not causal)
+    # and it hides keys by -inf before it multiplies, in float32 for the narrower dtypes
+    hides_well = scale is None or math.isfinite(scale) and (scale>1e-37 or not causal)
     return in_rows and hides_well
 
 def _pairs_up_to(n, m, offset):
@@ -61,14 +61,23 @@ def _pairs_up_to(n, m, offset):
     rows = last-first
     return rows*(first+last-1)//2 + rows*(offset+1) + (n-last)*m
 
-def _described(q, k, v, causal, mask, scale, faster): # -> _Described, or why not
+def _is_one_row(mask):
+    "Whether all queries have the same mask, as far as its shape says so: it is padding."
+    return mask.dim()>1 and (mask.shape[-2]==1 or mask.stride(-2)==0)
+
+_ORDINARY = Tensor,torch.nn.Parameter
+
+def _described(q, k, v, causal, mask, scale, learns): # -> _Described, or why not
     """A call for the core, or the reason why PyTorch computes it.
 
-    `faster(q, k, causal)` is the rule."""
+    `learns` says which lines of the table hold; with None the table is not asked. It is asked
+    first: a program has many small calls, and each of them pays for every question before."""
+    asks = learns is not None
+    has_sizes = type(q) in _ORDINARY and type(k) in _ORDINARY and q.dim()==k.dim()==4
+    hides = causal or mask is not None and not _is_one_row(mask) # perhaps half of all pairs
+    if asks and has_sizes and not core_is_faster(q, k, hides, learns): return NOT_FASTER
     if not plain_tensors((q,k,v,mask)): return NO_VALUES
     if not _fits(q, k, v, causal, scale): return NO_KIND
-    hides = causal or mask is not None
-    if not faster(q, k, hides): return NOT_FASTER
     limit = 1e300 if q.dtype==torch.float64 else 1e37
     plan = Plan(q.shape[3]**-.5 if scale is None else float(scale), is_causal=causal)
     if mask is None: return _Described(plan, Inputs(q, k, v), limit, False)
@@ -81,7 +90,7 @@ def _described(q, k, v, causal, mask, scale, faster): # -> _Described, or why no
     if seen.low is not None:
         plan = plan._replace(left=seen.high-seen.low, right=0, q_offset=seen.high)
         half = 2*(_pairs_up_to(n, m, seen.high)-_pairs_up_to(n, m, seen.low-1))<=n*m
-    if not half and not faster(q, k, False): return NOT_FASTER
+    if asks and not half and not core_is_faster(q, k, False, learns): return NOT_FASTER
     keep = None if seen.keep is None else seen.keep.expand(q.shape[0], m)
     return _Described(plan, Inputs(q, k, v, keep=keep), limit, seen.empty)
 
@@ -110,33 +119,34 @@ _BACK = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.defa
 _BACKEND_SELECT = DispatchKeySet(DispatchKey.BackendSelect)
 _BELOW_US = DispatchKeySet(DispatchKey.CPU)
 
+def _below(op): # -> f(keys, *arguments)
+    "The operator's other kernels; by PyTorch's own handle, which spares a call in Python."
+    return getattr(getattr(op, '_handle', None), 'redispatch_boxed', op.redispatch)
+_of_torch,_back_of_torch = _below(_OP),_below(_BACK)
+
 _counted = Counter()
 def _count(what):
     with _lock: _counted[what] += 1
 
-def _rule(q, k, v):
-    "The table's rule for a call, which may be followed by gradients."
-    learns = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    return _of_gradients if learns else core_is_faster
-
-def _of_gradients(q, k, causal): return core_is_faster(q, k, causal, True)
+def _learns(q, k, v):
+    "Whether gradients may follow."
+    return torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
 
 def _forward(keys, q, k, v, dropout_p=0., is_causal=False, *, attn_mask=None, scale=None):
     "The operator, by the core or by PyTorch's kernel."
-    below = keys-_BACKEND_SELECT
-    arguments = q,k,v,dropout_p,is_causal
-    if not _holders: # off, while other threads compute
-        return _OP.redispatch(below, *arguments, attn_mask=attn_mask, scale=scale)
-    call = NO_KIND
-    if not dropout_p: call = _described(q, k, v, is_causal, attn_mask, scale, _rule(q, k, v))
-    if isinstance(call, _Described):
-        found = _computed(call)
-        if found is not None:
-            _count('served')
-            return found
-        call = NOT_FINITE
-    _count(call)
-    return _OP.redispatch(below, *arguments, attn_mask=attn_mask, scale=scale)
+    if _holders: # else it is off, while other threads compute
+        call = NO_KIND
+        if not dropout_p:
+            call = _described(q, k, v, is_causal, attn_mask, scale, _learns(q, k, v))
+        if isinstance(call, _Described):
+            found = _computed(call)
+            if found is not None:
+                _count('served')
+                return found
+            call = NOT_FINITE
+        _count(call)
+    return _of_torch(keys-_BACKEND_SELECT, q, k, v, dropout_p, is_causal,
+                     attn_mask=attn_mask, scale=scale)
 
 def _computed(call): # -> (out, lse), or None
     q = call.x.q
@@ -151,9 +161,9 @@ def _backward(keys, dout, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=
     "The operator of the gradients, by the core or by PyTorch's kernel."
     below = keys-_BACKEND_SELECT
     arguments = dout,q,k,v,out,lse,dropout_p,is_causal
-    if not _holders: return _BACK.redispatch(below, *arguments, attn_mask=attn_mask, scale=scale)
+    if not _holders: return _back_of_torch(below, *arguments, attn_mask=attn_mask, scale=scale)
     call = NO_KIND
-    if not dropout_p: call = _described(q, k, v, is_causal, attn_mask, scale, _of_gradients)
+    if not dropout_p: call = _described(q, k, v, is_causal, attn_mask, scale, True)
     if isinstance(call, _Described) and not plain_tensors((dout,out,lse)): call = NO_VALUES
     if isinstance(call, _Described):
         if core.largest_score(call.plan, call.x, dout)<=call.limit:
@@ -161,7 +171,7 @@ def _backward(keys, dout, q, k, v, out, lse, dropout_p, is_causal, *, attn_mask=
             return _gradients(call, dout, out, lse)
         call = NOT_FINITE
     _count(f'backward: {call}')
-    return _BACK.redispatch(below, *arguments, attn_mask=attn_mask, scale=scale)
+    return _back_of_torch(below, *arguments, attn_mask=attn_mask, scale=scale)
 
 def _gradients(call, dout, out, lse):
     real = core._working_dtype(out)
@@ -188,7 +198,7 @@ def _math(q, k, v, attn_mask=None, dropout_p=0., is_causal=False, dropout_mask=N
     asked_for = not torch.backends.cuda.flash_sdp_enabled() # `sdpa_kernel(SDPBackend.MATH)`
     grouped = enable_gqa or q.shape[:-2]==k.shape[:-2]
     if _holders and drops and grouped and not (learns or asked_for):
-        call = _described(q, k, v, is_causal, attn_mask, scale, lambda *args: True)
+        call = _described(q, k, v, is_causal, attn_mask, scale, None)
         if isinstance(call, _Described):
             found = _dropped(call, dropout_p)
             if found is not None:

@@ -5,16 +5,18 @@
 # %% auto #0
 __all__ = ['VERSION', 'flash_attn_func', 'flash_attn_qkvpacked_func', 'flash_attn_kvpacked_func', 'flash_attn_varlen_func',
            'flash_attn_varlen_qkvpacked_func', 'flash_attn_varlen_kvpacked_func', 'index_first_axis',
-           'index_put_first_axis', 'unpad_input', 'pad_input', 'flash_attn_with_kvcache', 'flash_attn_3_func',
-           'flash_attn_3_qkvpacked_func', 'flash_attn_3_varlen_func', 'flash_attn_3_with_kvcache', 'install']
+           'index_put_first_axis', 'unpad_input', 'pad_input', 'unpad_input_for_concatenated_sequences',
+           'flash_attn_with_kvcache', 'flash_attn_3_func', 'flash_attn_3_qkvpacked_func', 'flash_attn_3_varlen_func',
+           'flash_attn_3_with_kvcache', 'install']
 
 # %% ../nbs/91_flash_attn.ipynb #c9bf3011
-import importlib.metadata, importlib.util, numbers, sys, types
+import importlib.metadata, importlib.util, math, numbers, re, sys, types
 from importlib.machinery import ModuleSpec
 import torch, torch.nn.functional as F
 from torch import Tensor
-from .kinds import FAR, checked, got, integer
+from .kinds import FAR, checked, got, integer, number
 from .padding import PaddingMask, holds
+from .window import between
 from .engine.call import Call
 from .engine.ops import attention
 
@@ -32,12 +34,25 @@ def _window(window_size, causal): # -> None or (left, right)
     if causal: right = None  # as there: causality is as narrow, whatever was given
     return None if left is None and right is None else (left,right)
 
-def _alibi(slopes, heads, rows, reach): # -> rel_bias, or None
+def _beside(name, x, q, layout):
+    "Check that this is a floating tensor where `q` lies."
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"{name}: expected a floating Tensor {layout}, got {got(x)}")
+    if x.device!=q.device:
+        raise ValueError(f"{name}: expected a tensor on {q.device} as q, got one on {x.device}")
+
+def _alibi(slopes, q, rows, reach): # -> rel_bias, or None
     "A bias by offset, which lies `reach` keys away at most."
     if slopes is None: return None
-    if not isinstance(slopes, Tensor) or tuple(slopes.shape) not in ((heads,), (rows,heads)):
-        found = tuple(slopes.shape) if isinstance(slopes, Tensor) else slopes
-        raise ValueError(f"alibi_slopes: expected [H] or [B,H] with B,H={rows,heads}, got {found}")
+    heads = q.shape[1]
+    _beside('alibi_slopes', slopes, q, '[H] or [B,H]')
+    is_shared = slopes.dim()==1 and slopes.shape[0]==heads
+    is_own = slopes.dim()==2 and slopes.shape[0]==rows and slopes.shape[1]==heads
+    if not is_shared and not is_own:
+        raise ValueError(f"alibi_slopes: expected [H] or [B,H] with B,H={rows,heads}, "
+                         f"got {tuple(slopes.shape)}")
+    if not between(slopes, -math.inf):
+        raise ValueError(f"alibi_slopes: expected finite numbers, got {slopes.tolist()}")
     distance = torch.arange(-reach, reach+1, device=slopes.device).abs()
     return -slopes.detach().to(torch.promote_types(slopes.dtype, torch.float32))[...,None]*distance
 
@@ -61,15 +76,33 @@ def _options(
     scale=None, causal=False, window=(-1,-1), softcap=0., alibi=None, sink=None, dropout=0.,
 ): # -> dict
     "Arguments of `attention`, from those of the package."
-    if isinstance(softcap, bool) or not isinstance(softcap, numbers.Real):
-        raise TypeError(f"softcap: expected a number, 0 for none, got {softcap!r}")
+    if scale is not None: scale = number('softmax_scale', scale, 'None or a finite number')
+    softcap = number('softcap', softcap, 'a finite number, 0 for none')
     causal = _flag('causal', causal)
     return dict(
         scale=scale, is_causal=causal, window=_window(window, causal), rel_bias=alibi,
-        softcap=float(softcap) if softcap>0 else None, sink=sink, dropout_p=dropout)
+        softcap=softcap if softcap>0 else None, sink=sink, dropout_p=dropout)
+
+def _check_alike(q, k, v): # [B,H,N,d], [B,Hkv,M,d], [B,Hkv,M,dv]
+    "One batch, and heads in groups; nothing is repeated to make tensors fit."
+    for name,x in (('k',k), ('v',v)):
+        if x.shape[0]!=q.shape[0]:
+            raise ValueError(f"{name}: expected a batch of {q.shape[0]} as q, got {x.shape[0]}")
+    heads,of_keys = q.shape[1],k.shape[1]
+    if heads!=of_keys and (of_keys==0 or heads%of_keys):
+        raise ValueError(f"k: expected a number of heads that divides H={heads}, got {of_keys}")
+    if v.shape[1]!=of_keys: raise ValueError(f"v: expected {of_keys} heads as k, got {v.shape[1]}")
+
+def _check_sink(sink, q): # [B,H,N,d]
+    if sink is None: return
+    _beside('s_aux', sink, q, '[H]')
+    if sink.dim()!=1 or sink.shape[0]!=q.shape[1]:
+        raise ValueError(f"s_aux: expected [H]={q.shape[1],}, got {tuple(sink.shape)}")
 
 def _attend(q, k, v, wants_lse, **options): # [B,H,N,d] -> [B,N,H,dv], and [B,H,N] or None
     "The call; like the package's, the log of the sum has no gradient."
+    _check_alike(q, k, v)
+    _check_sink(options['sink'], q)
     if not wants_lse: return attention(q, k, v, **options).transpose(1, 2),None
     out,lse = attention(q, k, v, return_lse=True, **options)
     return out.transpose(1, 2),lse.detach()
@@ -84,7 +117,7 @@ def flash_attn_func(
     causal=False, # key j <= i + M - N
     window_size=(-1,-1), # (left, right) neighbours, of position i + M - N; negative: no limit
     softcap=0.0, # c*tanh(scores/c); 0: none
-    alibi_slopes=None, # [H] or [B,H]
+    alibi_slopes=None, # [H] or [B,H], without a gradient, as there
     deterministic=False, # always; taken for the package's sake
     return_attn_probs=False, # return (out, lse, None): the third, for tests there, is always None
     *,
@@ -92,8 +125,8 @@ def flash_attn_func(
 ) -> Tensor|tuple: # out [B,N,H,dv], or (out, lse [B,H,N], None)
     "Attention, as `flash_attn.flash_attn_func`."
     q,k,v = _heads_first(4, q=q, k=k, v=v)
-    (b,h,n,_),m = q.shape,k.shape[2]
-    alibi = _alibi(alibi_slopes, h, b, max(n, m, 1))
+    (b,_,n,_),m = q.shape,k.shape[2]
+    alibi = _alibi(alibi_slopes, q, b, max(n, m, 1))
     options = _options(softmax_scale, causal, window_size, softcap, alibi, s_aux, dropout_p)
     return_attn_probs = _flag('return_attn_probs', return_attn_probs)
     out,lse = _attend(q, k, v, return_attn_probs, q_offset=m-n, **options)
@@ -137,13 +170,19 @@ def _are_ints(x, dims): # -> bool
 
 def _shape(x): return tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
 
-def _ends(name, ends, total): # -> int64 [S+1], and the number of tokens before the last end
+def _is_unread(x): # -> bool
+    "Whether a tensor's values cannot be read: in a compiled program, fake, or on no device."
+    return torch.compiler.is_compiling() or x.is_meta or type(x) is not Tensor
+
+def _ends(name, ends, total, q): # -> int64 [S+1], and the number of tokens before the last end
     "Check `cu_seqlens`: from 0, increasing, to `total` at most."
     if not _are_ints(ends, 1) or len(ends)<2:
         raise TypeError(f"{name}: expected an int Tensor [texts+1] of one text at least, "
                         f"got {_shape(ends)}")
+    if ends.device!=q.device:
+        raise ValueError(f"{name}: expected a tensor on {q.device} as q, got one on {ends.device}")
     ends = ends.long()
-    if torch.compiler.is_compiling(): return ends,total # unread: all rows belong to texts
+    if _is_unread(ends): return ends,total
     last = int(ends[-1])
     if ends[0]!=0 or (ends.diff()<0).any() or last>total:
         raise ValueError(f"{name}: expected ends from 0 to {total} at most that do not decrease, "
@@ -158,10 +197,15 @@ def _lengths(name, lengths, ends): # -> int64 [S]
         raise ValueError(f"{name}: expected an int Tensor [{texts}], one for each text, "
                          f"got {_shape(lengths)}")
     lengths = lengths.long()
-    if not torch.compiler.is_compiling() and ((lengths<0) | (lengths>most)).any():
+    if not _is_unread(lengths) and ((lengths<0) | (lengths>most)).any():
         raise ValueError(f"{name}: expected lengths from 0 to those of the texts, "
                          f"got {lengths.tolist()}")
     return lengths
+
+def _with_the_rest(ends, sizes, total): # -> one more text in both
+    """The rows behind the last text as one more, none of whose tokens exist: where the ends cannot
+    be read, nobody knows whether there are such rows."""
+    return torch.cat((ends, ends.new_full((1,), total))),F.pad(sizes, (0,1))
 
 def _text_of_rows(ends, total): # -> [total] int64
     "The number of each row's text."
@@ -180,6 +224,9 @@ def _of_pages(pages, table, ends, total): # [blocks,page,H,d] -> [total,H,d]
     return pages.flatten(0, 1)[table.long()[text,place//size]*size+place%size]
 
 # %% ../nbs/91_flash_attn.ipynb #c283dabc
+def _other_count(texts, of_k):
+    return ValueError(f"cu_seqlens_k: expected {texts} texts as in cu_seqlens_q, got {len(of_k)-1}")
+
 def _check_table(name, table, rows):
     "Check a table of pages, [B,blocks]."
     if not _are_ints(table, 2) or len(table)!=rows:
@@ -193,13 +240,23 @@ def _needed_pages(table, ends, page, blocks): # -> int64 [B,blocks]
     most = int(ends.max()) if len(ends) else 0
     return table.long().where(needed, 0)[:,:-(-most//page)]
 
-def _out_of_pages(k, v, block_table, ends): # -> k and v [total,Hkv,d], their ends, and the total
+def _check_caches(k, v, paged, names=('k','v')):
+    "Check that values lie as keys do, in pages of at least one place."
+    _heads_first(4, **dict(zip(names, (k,v))))
+    if v.shape[:3]!=k.shape[:3]:
+        raise ValueError(f"{names[1]}: expected {(*k.shape[:3],'dv')} as {names[0]}, "
+                         f"got {tuple(v.shape)}")
+    if paged and not k.shape[1]:
+        raise ValueError(f"{names[0]}: expected pages of one place at least, got {tuple(k.shape)}")
+
+def _out_of_pages(q, k, v, block_table, ends, texts): # -> k and v [total,Hkv,d], ends, the total
     "Keys and values of texts that lie in pages, end to end."
-    _heads_first(4, k=k, v=v)
+    _check_caches(k, v, True)
     blocks,page = k.shape[:2]
-    room = block_table.shape[1]*page if _are_ints(block_table, 2) else 0
-    of_k,total = _ends('cu_seqlens_k', ends, room*(len(ends)-1 if isinstance(ends, Tensor) else 0))
-    _check_table('block_table', block_table, len(of_k)-1)
+    _check_table('block_table', block_table, texts)
+    room = block_table.shape[1]*page
+    of_k,total = _ends('cu_seqlens_k', ends, room*texts, q)
+    if len(of_k)-1!=texts: raise _other_count(texts, of_k)
     lengths = of_k.diff()
     if (lengths>room).any():
         raise ValueError("cu_seqlens_k: expected texts that fit the pages of block_table, "
@@ -213,7 +270,7 @@ def _text_by_text(q, k, v, of_q, sizes_q, of_k, sizes_k, slopes, lse, options):
     outs,sums = [],[]
     texts = zip(*(x.tolist() for x in (of_q, of_q.diff(), sizes_q, of_k, sizes_k)), slopes)
     for first,whole,size,first_key,keys,own in texts:
-        bias = _alibi(own, q.shape[1], 1, max(size, keys, 1))
+        bias = _alibi(own, q, 1, max(size, keys, 1))
         of_text = k[:,:,first_key:first_key+keys],v[:,:,first_key:first_key+keys]
         out,own_sums = _attend(q[:,:,first:first+size], *of_text, lse, q_offset=keys-size,
                                **options | dict(rel_bias=bias))
@@ -224,8 +281,8 @@ def _text_by_text(q, k, v, of_q, sizes_q, of_k, sizes_k, slopes, lse, options):
 def _together(q, k, v, of_q, sizes_q, of_k, sizes_k, texts, slopes, lse, options):
     "One call for all texts."
     longest = q.shape[2]+k.shape[2]
-    if not torch.compiler.is_compiling(): longest = int(torch.cat((of_q.diff(), of_k.diff())).max())
-    bias = _alibi(slopes, q.shape[1], len(of_q)-1, max(longest, 1))
+    if not _is_unread(of_q): longest = int(torch.cat((of_q.diff(), of_k.diff())).max())
+    bias = _alibi(slopes, q, len(of_q)-1, max(longest, 1))
     out,sums = _attend(q, k, v, lse, **texts, **options | dict(rel_bias=bias))
     if sizes_q is None: return out,sums
     missing = ~_within_texts(of_q, sizes_q, q.shape[2])
@@ -239,29 +296,35 @@ def _varlen(
     "Packed texts, whose last queries are aligned with their last keys."
     q, = _heads_first(3, q=q)
     rows = q.shape[2]
-    of_q,n = _ends('cu_seqlens_q', ends_q, rows)
-    if block_table is not None: k,v,of_k,m = _out_of_pages(k, v, block_table, ends_k)
+    of_q,n = _ends('cu_seqlens_q', ends_q, rows, q)
+    count = len(of_q)-1
+    if block_table is not None: k,v,of_k,m = _out_of_pages(q, k, v, block_table, ends_k, count)
     k,v = _heads_first(3, k=k, v=v)
-    if block_table is None: of_k,m = _ends('cu_seqlens_k', ends_k, k.shape[2])
-    if len(of_k)!=len(of_q):
-        raise ValueError(f"cu_seqlens_k: expected {len(of_q)-1} texts as in cu_seqlens_q, "
-                         f"got {len(of_k)-1}")
+    if block_table is None: of_k,m = _ends('cu_seqlens_k', ends_k, k.shape[2], q)
+    if len(of_k)-1!=count: raise _other_count(count, of_k)
     sizes_q,sizes_k = _lengths('seqused_q', used_q, of_q),_lengths('seqused_k', used_k, of_k)
+    _alibi(slopes, q, count, 1) # the check
+    unread = _is_unread(of_q) or _is_unread(of_k)
+    if unread:
+        of_q,sizes_q = _with_the_rest(of_q, sizes_q, n)
+        of_k,sizes_k = _with_the_rest(of_k, sizes_k, m)
+        if slopes is not None and slopes.dim()==2: slopes = F.pad(slopes, (0,0,0,1))
     q,k,v = (x[:,:,:size] for x,size in ((q,n), (k,m), (v,m)))
-    alike = ends_q is ends_k or not torch.compiler.is_compiling() and torch.equal(of_q, of_k)
+    alike = n==m and (ends_q is ends_k or not unread and torch.equal(of_q, of_k))
     texts = dict(segments=of_q)
     if not (alike and used_q is None and used_k is None):
         texts |= dict(key_segments=of_k, q_offsets=sizes_k-sizes_q)
     if used_k is not None:
         texts['padding'] = PaddingMask.from_keep(_within_texts(of_k, sizes_k, m)[None])
-    _alibi(slopes, q.shape[1], len(of_q)-1, 1) # the check
     if slopes is not None and slopes.dim()==2:
         out,sums = _text_by_text(q, k, v, of_q, sizes_q, of_k, sizes_k, slopes, lse, options)
     else:
-        given = None if used_q is None else sizes_q
+        given = None if used_q is None and not unread else sizes_q
         out,sums = _together(q, k, v, of_q, given, of_k, sizes_k, texts, slopes, lse, options)
-    out = out[0] if n==rows else F.pad(out[0], (0,0,0,0,0,rows-n)) # rows behind the last text
-    return out,None if sums is None else sums[0]
+    if n!=rows: # rows behind the last text
+        out = F.pad(out, (0,0,0,0,0,rows-n))
+        if sums is not None: sums = F.pad(sums, (0,rows-n), value=torch.inf)
+    return out[0],None if sums is None else sums[0]
 
 # %% ../nbs/91_flash_attn.ipynb #312b3dce
 def flash_attn_varlen_func(
@@ -380,6 +443,29 @@ def pad_input(
         raise ValueError(f"hidden_states: expected {len(rows)} rows, got {got(hidden_states)}")
     return index_put_first_axis(hidden_states, rows, batch*seqlen).unflatten(0, (batch,seqlen))
 
+# %% ../nbs/91_flash_attn.ipynb #b8e04f27
+@checked()
+def unpad_input_for_concatenated_sequences(
+    hidden_states:Tensor, # [B,N,...]
+    attention_mask_in_length:Tensor, # [B,N] int, in front the lengths of a row's texts, then zeros
+) -> tuple: # (rows [total,...], indices [total], cu_seqlens int32, the longest)
+    "Tokens of rows that hold several texts, as the function of `flash_attn.bert_padding`."
+    lengths,like = attention_mask_in_length,hidden_states.shape[:2]
+    if len(like)<2: raise ValueError(f"hidden_states: expected [B,N,...], got {got(hidden_states)}")
+    if not _are_ints(lengths, 2) or lengths.shape!=like:
+        raise ValueError(f"attention_mask_in_length: expected an int Tensor [B,N]={tuple(like)}, "
+                         f"got {got(lengths)}")
+    lengths = lengths.long()
+    if not holds((lengths>=0).all(1) & (lengths.sum(1)<=like[1])):
+        raise ValueError(f"attention_mask_in_length: expected lengths >= 0, {like[1]} in a row at "
+                         "most, got others")
+    taken = torch.arange(like[1], device=lengths.device) < lengths.sum(1, keepdim=True)
+    indices = taken.flatten().nonzero()[:,0]
+    of_texts = lengths[lengths>0]
+    ends = F.pad(of_texts.cumsum(0), (1,0)).int()
+    longest = int(of_texts.max()) if len(of_texts) else 0
+    return hidden_states.flatten(0, 1)[indices],indices,ends,longest
+
 # %% ../nbs/91_flash_attn.ipynb #2469eea4
 def _ints(name, x, rows, low, high): # -> int64 [B]
     "One int for each row of the batch, or one for all."
@@ -403,13 +489,16 @@ def _turned(x, cos, sin, place, interleaved): # [B,N,H,d], [S,r/2], [B,N]
     turned = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
     return torch.cat((turned.to(x.dtype),x[...,r:]), -1)
 
-def _check_rotary(cos, sin, d, last):
+def _check_rotary(cos, sin, q, last):
     "Tables of angles that have the last position."
     for name,x in (('rotary_cos',cos), ('rotary_sin',sin)):
-        is_table = isinstance(x, Tensor) and x.dim()==2 and x.shape==cos.shape
-        if not is_table or 2*x.shape[1]>d or len(x)<=last:
-            raise ValueError(f"{name}: expected [S,r/2] with S > {last} and r <= {d}, "
-                             f"as the other, got {_shape(x)}")
+        is_table = isinstance(x, Tensor) and x.is_floating_point() and x.dim()==2
+        is_table = is_table and x.shape==cos.shape
+        if not is_table or 2*x.shape[1]>q.shape[3] or len(x)<=last:
+            found = got(x) if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name}: expected a floating tensor [S,r/2] with S > {last} and "
+                             f"r <= {q.shape[3]}, as the other, got {found}")
+        _beside(name, x, q, '[S,r/2]')
 
 def _check_new(b, k, v, k_cache, v_cache, cache_seqlens):
     "New keys and values that fit the cache, or neither."
@@ -423,6 +512,21 @@ def _check_new(b, k, v, k_cache, v_cache, cache_seqlens):
         like = (b,k.shape[1],*cache.shape[2:])
         if tuple(x.shape)!=like:
             raise ValueError(f"{name}: expected {like} as the cache, got {tuple(x.shape)}")
+        if x.dtype!=cache.dtype or x.device!=cache.device:
+            raise ValueError(f"{name}: expected {cache.dtype} on {cache.device} as the cache, "
+                             f"got {x.dtype} on {x.device}")
+        _check_written(f'{name}_cache', cache)
+    if k.shape[1] and k_cache.data_ptr()==v_cache.data_ptr() and k_cache.numel():
+        raise ValueError("v_cache: expected memory of its own, got that of k_cache")
+
+def _check_written(name, cache):
+    "New keys can be written into this tensor, each into a place of its own."
+    if any(stride==0 and size>1 for stride,size in zip(cache.stride(), cache.shape)):
+        raise ValueError(f"{name}: expected memory of its own for each place, to write into, "
+                         "got an expanded tensor")
+    if cache.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError(f"{name}: expected an ordinary tensor, to write into, got one of "
+                         "torch.inference_mode() outside of it")
 
 def _check_rows(b, rows, block_table, cache_batch_idx, cache_leftpad):
     "Which rows of the cache are meant."
@@ -457,8 +561,11 @@ def flash_attn_with_kvcache(
     s_aux=None, # [H], as for `flash_attn_func`
 ) -> Tensor|tuple: # out [B,N,H,dv], without a gradient
     "Attention to a cache, which the new keys join, as `flash_attn.flash_attn_with_kvcache`."
-    _heads_first(4, q=q, k_cache=k_cache, v_cache=v_cache)
-    b,n,h,d = q.shape
+    _heads_first(4, q=q)
+    _check_caches(k_cache, v_cache, block_table is not None, ('k_cache','v_cache'))
+    return_softmax_lse = _flag('return_softmax_lse', return_softmax_lse)
+    rotary_interleaved = _flag('rotary_interleaved', rotary_interleaved)
+    b,n,_,_ = q.shape
     rows,page = k_cache.shape[:2]
     _check_new(b, k, v, k_cache, v_cache, cache_seqlens)
     _check_rows(b, rows, block_table, cache_batch_idx, cache_leftpad)
@@ -475,7 +582,8 @@ def flash_attn_with_kvcache(
     longest = int(ends.max()) if b else 0
     table = None if block_table is None else _needed_pages(block_table, ends, page, rows)
 
-    alibi = _alibi(alibi_slopes, h, b, max(n, places, 1))
+    by_heads = q.transpose(1, 2)
+    alibi = _alibi(alibi_slopes, by_heads, b, max(n, places, 1))
     options = _options(softmax_scale, causal, window_size, softcap, alibi, s_aux)
     alike = not first.any() and bool((ends==longest).all())
     if alike: options['q_offset'] = longest-n
@@ -484,27 +592,29 @@ def flash_attn_with_kvcache(
         keep = (key>=first[:,None]) & (key<ends[:,None])
         options |= dict(q_offsets=ends-n, padding=PaddingMask.from_keep(keep))
     like = [x[:1,:1].expand(b, longest, -1, -1).transpose(1, 2) for x in (k_cache,v_cache)]
-    Call(q.transpose(1, 2), *like, **options)   # refuses before anything is written
+    _check_alike(by_heads, *like)
+    _check_sink(s_aux, by_heads)
+    Call(by_heads, *like, **options)   # refuses before anything is written
 
     if rotary_cos is not None or rotary_sin is not None:
         if k is None: raise ValueError("rotary_cos: expected None without k, got one")
         local = options['is_causal'] or options['window'] is not None
         at = (sizes-first)[:,None]
         of_new,of_q = at+torch.arange(new),at+torch.arange(n)*local
-        _check_rotary(rotary_cos, rotary_sin, d, int(torch.cat((of_new,of_q), 1).max()) if b else 0)
+        turned = torch.cat((of_new,of_q), 1)
+        _check_rotary(rotary_cos, rotary_sin, q, int(turned.max()) if turned.numel() else -1)
         k = _turned(k, rotary_cos, rotary_sin, of_new, rotary_interleaved)
         q = _turned(q, rotary_cos, rotary_sin, of_q, rotary_interleaved)
     if new:
         at = sizes[:,None]+torch.arange(new)    # [B,new]
         where = (row[:,None],at) if table is None else (table.gather(1, at//page),at%page)
-        k_cache[where] = k.to(k_cache.dtype)
-        v_cache[where] = v.to(v_cache.dtype)
+        k_cache[where] = k
+        v_cache[where] = v
 
     def held(x): # [B,M,Hkv,d]
         if table is not None: return x[table].flatten(1, 2)[:,:longest]
         return x[:b,:longest] if cache_batch_idx is None else x[row,:longest]
     of_heads = (x.transpose(1, 2) for x in (q,held(k_cache),held(v_cache)))
-    return_softmax_lse = _flag('return_softmax_lse', return_softmax_lse)
     out,lse = _attend(*of_heads, return_softmax_lse, **options)
     return (out,lse) if return_softmax_lse else out
 
@@ -513,7 +623,9 @@ def _refuse(**given): # name -> value; None or 0 is served
     "Refuse by name what has no meaning on a CPU, or is not computed here."
     for name,x in given.items():
         if x is not None and not (isinstance(x, numbers.Number) and x==0):
-            raise ValueError(f"{name}: expected None on a CPU, got one; it is not computed here")
+            none = 0 if name=='attention_chunk' else None
+            raise ValueError(f"{name}: expected {none} on a CPU, got {got(x)}; "
+                             "it is not computed here")
 
 # %% ../nbs/91_flash_attn.ipynb #a8f45d70
 def flash_attn_3_func(
@@ -548,7 +660,7 @@ def flash_attn_3_qkvpacked_func(
 ) -> Tensor|tuple: # out [B,N,H,dv]
     "Attention of one tensor, as `flash_attn_interface.flash_attn_qkvpacked_func`."
     if isinstance(qkv, Tensor) and qkv.dim()==4 and num_heads_q is not None:
-        h = num_heads_q
+        h = integer('num_heads_q', num_heads_q, 1)
         of_keys,rest = divmod(qkv.shape[2]-h, 2)
         if rest or of_keys<1:
             raise ValueError("num_heads_q: expected as many heads of values as of keys behind it, "
@@ -628,7 +740,8 @@ _THREE = dict(
     flash_attn_with_kvcache=flash_attn_3_with_kvcache)
 _PADDING = dict(
     index_first_axis=index_first_axis, index_put_first_axis=index_put_first_axis,
-    unpad_input=unpad_input, pad_input=pad_input)
+    unpad_input=unpad_input, pad_input=pad_input,
+    unpad_input_for_concatenated_sequences=unpad_input_for_concatenated_sequences)
 _MODULES = {
     'flash_attn': _TWO | dict(__version__=VERSION), 'flash_attn.flash_attn_interface': _TWO,
     'flash_attn.bert_padding': _PADDING, 'flash_attn_interface': _THREE}
@@ -643,11 +756,17 @@ class _Distribution(importlib.metadata.Distribution):
         raise FileNotFoundError(f"{path}: flash_attn is in memory, put there by dynattn")
 
 class _Finder:
-    "Stands in `sys.meta_path`: modules come from `sys.modules`, the distribution from here."
-    def find_spec(self, name, path=None, target=None): return None
+    "Stands in `sys.meta_path`: finds the modules, also anew, and the distribution."
+    def __init__(self): self.modules = _new_modules(self)
+    def find_spec(self, name, path=None, target=None):
+        module = self.modules.get(name)
+        return None if module is None else module.__spec__
+    def create_module(self, spec): return self.modules[spec.name]
+    def exec_module(self, module): vars(module).update(_MODULES[module.__name__])
     def find_distributions(self, context=importlib.metadata.DistributionFinder.Context()):
         asked = context.name
-        if asked is None or asked.lower().replace('-', '_')=='flash_attn': yield _Distribution()
+        is_ours = asked is not None and re.sub('[-_.]+', '-', asked).lower()=='flash-attn'
+        if asked is None or is_ours: yield _Distribution()
 
 # %% ../nbs/91_flash_attn.ipynb #cb7e84ae
 def _dispatch(own, name): # -> a method of `PreTrainedModel`
@@ -691,43 +810,54 @@ def _swap(x, name, value): # -> the value before
 # %% ../nbs/91_flash_attn.ipynb #5777c1e3
 class install:
     "Put these functions under flash_attn's names, until `remove()` or the end of a `with` block."
-    _here = [] # of what is installed, the last one in front
+    _here = [] # those that are not removed
+    _finder = None # comes with the first of them and goes with the last
+    _before = None # (object, name, value) of each change to transformers
 
+    @checked()
     def __init__(self,
-        transformers=False, # let transformers take attn_implementation="flash_attention_2", "_3"
+        transformers:bool=False, # let it take attn_implementation="flash_attention_2", "_3"
     ):
-        for name in ('flash_attn','flash_attn_interface'):
-            found = None if install._here else importlib.util.find_spec(name)
-            if found is not None:
-                raise RuntimeError(f"{name}: expected no package of that name, "
-                                   f"got one at {found.origin}; it is never replaced")
-        changes = _of_transformers() if transformers else []
-        self.finder = _Finder()
-        self.modules = {} if install._here else _new_modules()
-        sys.modules.update(self.modules)
-        sys.meta_path.append(self.finder)
-        self.before = [(x, name, _swap(x, name, value)) for x,name,value in changes]
+        if not install._here: _check_free()
+        changes = _of_transformers() if transformers and install._before is None else []
+        self.transformers = transformers
+        if not install._here:
+            install._finder = _Finder()
+            sys.modules.update(install._finder.modules)
+            sys.meta_path.append(install._finder)
         install._here.append(self)
+        if changes: install._before = [(x, name, _swap(x, name, value)) for x,name,value in changes]
 
     def remove(self) -> None:
         "Take them off again; a second time does nothing."
         if self not in install._here: return
         install._here.remove(self)
-        if self.modules and install._here: install._here[0].modules,self.modules = self.modules,{}
-        for name,module in self.modules.items():
+        if install._before is not None and not any(x.transformers for x in install._here):
+            for x,name,value in reversed(install._before): _swap(x, name, value)
+            install._before = None
+        if install._here: return
+        for name,module in install._finder.modules.items():
             if sys.modules.get(name) is module: del sys.modules[name]
-        sys.meta_path.remove(self.finder)
-        for x,name,value in reversed(self.before): _swap(x, name, value)
+        sys.meta_path.remove(install._finder)
+        install._finder = None
 
     def __enter__(self): return self
     def __exit__(self, *error): self.remove()
 
-def _new_modules(): # -> dict of modules by name
+def _check_free():
+    "Refuse to stand in the place of a real package."
+    for name in ('flash_attn','flash_attn_interface'):
+        found = importlib.util.find_spec(name)
+        if found is not None:
+            raise RuntimeError(f"{name}: expected no package of that name, "
+                               f"got one at {found.origin}; it is never replaced")
+
+def _new_modules(loader): # -> dict of modules by name
     "The modules, as if they had been imported."
     made = {}
     for name,members in _MODULES.items():
         module = made[name] = types.ModuleType(name, "flash_attn's interface on a CPU, by dynattn")
-        module.__spec__ = ModuleSpec(name, None, is_package='flash_attn'==name)
+        module.__spec__ = ModuleSpec(name, loader, is_package=name=='flash_attn')
         if name=='flash_attn': module.__path__ = []
         vars(module).update(members)
         parent,_,child = name.rpartition('.')

@@ -3,6 +3,7 @@
 Exports all notebooks, runs the chapter, cleans it, writes public names and signatures that changed to tests/api.txt and
 shows them, and runs the tests that use what the chapter exports, with those that a push asks of every change."""
 import ast, difflib, re, subprocess, sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 import freeze, house
@@ -10,7 +11,8 @@ import freeze, house
 BIN = Path(sys.executable).parent
 ALWAYS = 'test_house.py', 'test_in_sync.py'
 LONG = 'test_search.py', 'test_notebooks.py'       # minutes
-MOST = 6                                           # files of tests, those that use most of it
+OF_THE_SITE = 'test_browser.py', 'test_fold.py', 'test_site.py', 'test_widgets.py'     # these need the extra `docs`
+MOST = 4                                           # files of tests, those that use it most, and one of who imports it
 
 def notebook(number):
     "The chapter of that number, or of that path"
@@ -28,12 +30,16 @@ def module_of(path):
     found = re.search(r'#\\?\| default_exp ([\w.]+)', path.read_text(encoding='utf-8'))
     return f'dynattn.{found[1]}' if found else None
 
-def used(text, module, names):
-    "Which of a module's names a file uses: imported from it or from the package, or as `dynattn.name`"
-    modules,taken,dotted = names_in(text)
-    found = {name for source,name in taken if source==module or name in names}
-    whole = module in modules or any(f'{source}.{name}'==module for source,name in taken)
-    return found | (dotted & names) | ({module} if whole else set())
+def uses(text, module):
+    "How often a file uses each name of a module, wherever it takes it from; the module's own, where it takes all of it"
+    inside = [path for path in map(home, paths_in(text)) if path==module or path.startswith(f'{module}.')]
+    return Counter(path.removeprefix(f'{module}.').split('.')[0] if path!=module else module for path in inside)
+
+def home(path):
+    "`dynattn.Window.default` as `dynattn.window.Window.default`"
+    for end in range(len(path), 0, -1):
+        if path[end:end+1] in ('', '.') and path[:end] in homes(): return homes()[path[:end]]+path[end:]
+    return path
 
 @cache
 def importers():
@@ -43,38 +49,59 @@ def importers():
     return found
 
 @cache
-def names_in(test):
-    "What a file takes: modules that it imports, (module, name) pairs, and names behind a dot"
-    modules,taken,dotted = set(),set(),set()
-    for node in ast.walk(ast.parse(test)):
-        if isinstance(node, ast.Import): modules |= {a.name for a in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or '').startswith('dynattn'):
-            taken |= {(node.module, a.name) for a in node.names}
-        elif isinstance(node, ast.Attribute): dotted.add(node.attr)
-    return modules,taken,dotted
+def homes():
+    "Where a name stands that a package takes from its modules: `dynattn.Window` is `dynattn.window.Window`"
+    found = {}
+    for path in (freeze.ROOT/'dynattn').rglob('__init__.py'):
+        package = '.'.join(path.parent.relative_to(freeze.ROOT).parts)
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if not isinstance(node, ast.ImportFrom): continue
+            source = f"{package}.{node.module or ''}".rstrip('.') if node.level==1 else node.module
+            for name in node.names: found[f'{package}.{name.asname or name.name}'] = f'{source}.{name.name}'
+    return found
 
-def exported(name):
-    "The public names of a module"
-    text = (freeze.ROOT/f"{name.replace('.', '/')}.py").read_text(encoding='utf-8')
-    listed = re.search(r'^__all__ = (\[.*?\])', text, re.M | re.S)
-    return set(ast.literal_eval(listed[1])) if listed else set()
+@cache
+def paths_in(text):
+    "Each use of the package in a file, with a dot behind each module: `dynattn.hf.register`"
+    tree = ast.parse(text)
+    bound,found = {},[]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                if name.name.split('.')[0]!='dynattn': continue
+                bound[name.asname or 'dynattn'] = name.name if name.asname else 'dynattn'
+                found.append(name.name)
+        elif isinstance(node, ast.ImportFrom) and (node.module or '').split('.')[0]=='dynattn':
+            for name in node.names: bound[name.asname or name.name] = f'{node.module}.{name.name}'
+    inner = set()       # `dynattn.hf` of `dynattn.hf.register`
+    for node in ast.walk(tree):     # outer ones come first
+        if not isinstance(node, (ast.Attribute, ast.Name)) or id(node) in inner: continue
+        names = []
+        while isinstance(node, ast.Attribute):
+            names.append(node.attr)
+            node = node.value
+            inner.add(id(node))
+        if isinstance(node, ast.Name) and node.id in bound: found.append('.'.join([bound[node.id], *reversed(names)]))
+    return found
 
 def using(module):
-    "Files of tests by how many of a module's names they use, most first"
-    names,found = exported(module),{}
+    "Files of tests by how many of a module's names they use, and how often, most first"
+    found = {}
     for test in sorted((freeze.ROOT/'tests').glob('test_*.py')):
-        if test.name in (*ALWAYS, *LONG): continue
-        uses = used(test.read_text(encoding='utf-8'), module, names)
-        if uses: found[f'tests/{test.name}'] = len(uses)
-    return sorted(found, key=lambda name: (-found[name], name))
+        if test.name in (*ALWAYS, *LONG, *OF_THE_SITE): continue
+        times = uses(test.read_text(encoding='utf-8'), module)
+        if times: found[f'tests/{test.name}'] = len(times), times.total()
+    return dict(sorted(found.items(), key=lambda item: item[1], reverse=True))
 
 def tests_of(path):
-    "Files of tests that use what a chapter exports; then those of the modules that import it"
+    "Files of tests that use what a chapter exports, and the one that most uses a module that imports it"
     module = module_of(path)
     if module is None: return []
-    found = using(module)
-    for name in sorted(importers().get(module, ())): found += using(name)[:1]
-    return [*dict.fromkeys(found)][:MOST]
+    direct = [*using(module)][:MOST]
+    around = {}
+    for name in importers().get(module, ()): around |= using(name)
+    around = sorted(set(around)-set(direct), key=lambda test: around[test], reverse=True)
+    return direct+around[:1]
 
 def run(*command):
     print('$', *(Path(c).name if c==command[0] else c for c in map(str, command)), flush=True)

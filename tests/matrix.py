@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = (ROOT/'settings.ini').read_text(encoding='utf-8')
 CORE = [f'tests/test_{name}.py' for name in ('call', 'rim', 'padding', 'banded', 'entmax')]
-MODELS = [f'tests/test_{name}.py' for name in ('hf', 'hf_common', 'hf_mixin', 'hf_saving', 'cache', 'audit')]
+MODELS = [f'tests/test_{name}.py' for name in ('versions', 'hf', 'hf_common', 'hf_mixin', 'hf_saving', 'cache', 'audit', 'architectures')]
 TOOLS = ['numpy', 'pytest', 'pytest-timeout', 'hypothesis', 'safetensors']
 
 def setting(pattern): return re.search(pattern, SETTINGS)[1]

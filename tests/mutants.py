@@ -9,6 +9,7 @@ project, in the module and in the notebook it comes from, and the tests named in
 `test_mutants.py` fails where a text is no longer found: then choose another place for the same fault."""
 import json, os, re, shutil, subprocess, sys, tempfile, time
 from pathlib import Path
+import check
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -137,7 +138,8 @@ MUTANTS = [ # module, its text, the fault
 ]
 
 TESTS = { # what is asked beside the module's own chapter, until the first failure; all of it is in `make test`
-    'padding': ['test_padding.py'], 'curve': ['14_'], 'smoothing': ['14_', 'test_rim.py', 'test_search.py'], 'sigma': ['14_'],
+    'padding': ['test_padding.py'], 'curve': ['14_'], 'sigma': ['14_'],
+    'smoothing': [Path(test).name for test in check.tests_of(ROOT/'nbs/12_smoothing.ipynb')],        # what `make check nb=12` runs
     'window': ['test_rim.py', 'test_search.py'], 'alpha': ['test_entmax.py', 'test_search.py'],
     'sparsity': ['test_entmax.py', '23_'], 'parts': ['25_', 'test_call.py', 'test_key_texts.py', 'test_search.py'],
     'engine': ['test_call.py', 'test_key_texts.py', 'test_search.py'], 'engine.fields': ['test_fields.py', 'test_call.py'],
@@ -166,6 +168,12 @@ def problem(name, text, fault):
     times = module_of(name).read_text(encoding='utf-8').count(text)
     if times!=1: return f'{name}: stands {times} times, not once: {text}'
     if len(cells_with(chapter_of(module_of(name)), text))!=1: return f'{name}: not in one exported cell: {text}'
+
+LEFT_OUT = '.git', '.venv', '.matrix', '.pytest_cache', '_*site', '_proc', '_docs', '_sphinx', 'runs', '__pycache__'
+
+def copied(folder):
+    "A copy of the project"
+    return Path(shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*LEFT_OUT)))
 
 def put(folder, name, text, fault):
     "Put the fault into a copy of the project; returns how to take it out again"
@@ -201,8 +209,7 @@ def main(*wanted):
     if broken: sys.exit('\n'.join(broken))
     survivors = 0
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)/'dynattn'
-        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns('.git', '.venv', '.matrix', '_*site', '_proc', '_docs', '_sphinx', 'runs', '__pycache__'))
+        folder = copied(Path(place)/'dynattn')
         for name,text,fault in chosen:
             began,take_out = time.monotonic(),put(folder, name, text, fault)
             found = killed_by(folder, name)

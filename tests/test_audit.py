@@ -9,6 +9,7 @@ from dynattn.audit.questions import find_layers
 from dynattn.audit.subjects import Subject
 from dynattn.probe import Answer, depends
 from dynattn.command import main
+from versions import lacks
 
 sys.path.insert(0, str(Path(__file__).parent))
 N,WINDOW = 29,5
@@ -389,7 +390,7 @@ def test_a_model_that_raises_is_not_measured():
 def per_layer(windows, **options):
     "One window for each layer; the model reads the one that all share, its cache reads these."
     if not hasattr(pytest.importorskip('transformers').PretrainedConfig, 'per_layer_config'):
-        pytest.skip('transformers 5.23 brings per_layer_config')
+        lacks('per_layer_config')
     model = mistral(per_layer_config={i: dict(sliding_window=w) for i,w in enumerate(windows)})
     if options: model.config.allow_global_per_layer_attribute_access = True
     return model
@@ -430,7 +431,9 @@ def test_caches_that_keep_what_their_windows_promise():
 def test_a_cache_that_never_dropped_its_past_is_found():
     "Speculative decoding keeps the past until it is told how much was accepted; here nobody tells."
     from transformers import DynamicCache
+    from transformers.cache_utils import DynamicSlidingWindowLayer
     model = mistral()
+    if not hasattr(DynamicSlidingWindowLayer, 'activate_past_recording'): lacks('layers of a cache that record their past')
     def recorded():
         cache = DynamicCache(config=model.config)
         for layer in cache.layers: layer.activate_past_recording()

@@ -559,6 +559,33 @@ def test_the_report_says_what_was_left(always):
     assert everywhere.NO_BAND in str(report)
     with everywhere(): assert everywhere.report()==everywhere.Report(True, 0, 0, {}, {})
 
+@pytest.mark.parametrize('shape', [(1,1,1,40), (2,1,1,40), 'expanded'], ids=str)
+def test_hostile_66_padding_is_not_read_where_the_table_leaves_it(monkeypatch, shape):
+    "One row for all queries hides no half of the pairs by position, so the line of causal calls does not hold for it."
+    asked = []
+    def rule(q, k, causal, learns=False): asked.append(causal); return causal
+    monkeypatch.setattr(everywhere, 'core_is_faster', rule)
+    monkeypatch.setattr(core, 'read_mask', lambda mask: pytest.fail('the mask was read'))
+    mask = torch.zeros(2, 1, 1, 40).expand(2, 1, 40, 40) if shape=='expanded' else torch.zeros(shape)
+    q,k,v = heads(N=40)
+    with everywhere(): FLASH(q, k, v, attn_mask=mask)
+    assert asked==[False] and everywhere.report().left=={everywhere.NOT_FASTER: 1}
+
+def test_hostile_66_a_small_call_is_asked_once(monkeypatch):
+    "The table decides before anything else about a call is looked at."
+    monkeypatch.setattr(everywhere, 'core_is_faster', lambda *args: False)
+    for name in ('plain_tensors','_fits','_seen'): monkeypatch.setattr(everywhere, name, lambda *args: pytest.fail('looked further'))
+    q,k,v = heads(learns=True)
+    with everywhere():
+        for options in (dict(), dict(is_causal=True), dict(attn_mask=torch.randn(50, 50))): sdpa(q, k, v, **options).sum().backward()
+    assert everywhere.report().left==everywhere.report().left_backward=={everywhere.NOT_FASTER: 3}
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64], ids=str)
+def test_hostile_66_a_causal_scale_that_rounds_to_zero_is_left(always, dtype):
+    "PyTorch hides keys by -inf and multiplies then."
+    off,on,report = both(lambda: sdpa(*heads(dtype=dtype), is_causal=True, scale=1e-300))
+    assert torch.equal(off.nan_to_num(7.), on.nan_to_num(7.)) and not report.served
+
 def test_without_a_core_nothing_is_switched_on(monkeypatch):
     monkeypatch.setattr(core, 'library', lambda: None)
     for switch in (everywhere.on, lambda: everywhere().__enter__(), everywhere.activated):

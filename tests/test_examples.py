@@ -249,3 +249,14 @@ def test_the_costs_of_a_window_are_told_and_drawn(tmp_path):
     assert 'FlexAttention: not measured, has no backward on a CPU' in r.stdout
     r = subprocess.run([*command, '--window', '0'], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert r.returncode==2 and '--window: expected at least 1, got 0' in r.stderr
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_ring_writes_what_chapter_68_reads(tmp_path):
+    pytest.importorskip('onnxruntime')
+    table,committed = tmp_path/'ring.csv', ROOT/'benchmarks/results/onnx_ring.csv'
+    command = [sys.executable, 'benchmarks/onnx_ring.py', '--runs', '1', '--rounds', '2', '--widths', '8', '--to', table]
+    r = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    assert r.returncode==0, r.stderr
+    rows,known = (list(csv.DictReader(p.open(encoding='utf-8'))) for p in (table, committed))
+    assert [row['kind'] for row in rows]==['pieces','tokens'] and list(rows[0])==list(known[0])
+    assert all(float(row[name])>0 for row in rows+known for name in ('ring_ms','node_ms','ratio'))

@@ -124,8 +124,8 @@ def texts(seed, three=False, packed=None):
         missing = of_q[t]-used_q[t]
         outs.append(F.pad(o, (0,0,0,0,0,missing)))
         sums.append(F.pad(l, (0,missing), value=math.inf))
-    assert out.shape[0]==len(q) and not out[sum(of_q):].any()
-    agree(seed, out[:sum(of_q)], lse, torch.cat(outs), torch.cat(sums, 1), (q,k,v))
+    assert out.shape[0]==lse.shape[1]==len(q) and not out[sum(of_q):].any() and lse[:,sum(of_q):].isposinf().all()
+    agree(seed, out[:sum(of_q)], lse[:,:sum(of_q)], torch.cat(outs), torch.cat(sums, 1), (q,k,v))
 
 def pages_of_texts(seed):
     "The keys of packed texts in pages."
@@ -280,10 +280,10 @@ REFUSED = [
     (lambda: fa.flash_attn_func(X, X, None), TypeError, r'v: expected a Tensor \[B,N,H,d\], got NoneType'),
     (lambda: fa.flash_attn_func(X, X, X, window_size=4), ValueError, 'window_size: expected a pair'),
     (lambda: fa.flash_attn_func(X, X, X, window_size=(1.,0)), TypeError, 'window_size: expected a pair of ints'),
-    (lambda: fa.flash_attn_func(X, X, X, softcap=None), TypeError, 'softcap: expected a number'),
+    (lambda: fa.flash_attn_func(X, X, X, softcap=None), TypeError, 'softcap: expected a finite number'),
     (lambda: fa.flash_attn_func(X, X, X, alibi_slopes=torch.ones(3)), ValueError, 'alibi_slopes: expected'),
     (lambda: fa.flash_attn_func(X, X, X, dropout_p=2.), ValueError, 'dropout_p: expected'),
-    (lambda: fa.flash_attn_func(X, X, X, softmax_scale='x'), TypeError, 'scale: expected'),
+    (lambda: fa.flash_attn_func(X, X, X, softmax_scale='x'), TypeError, 'softmax_scale: expected'),
     (lambda: fa.flash_attn_qkvpacked_func(X), ValueError, r'qkv: expected \[B,N,3,H,d\]'),
     (lambda: fa.flash_attn_kvpacked_func(X, torch.zeros(2, 5, 3, 2, 8)), ValueError, r'kv: expected \[B,N,2,H,d\]'),
     (lambda: fa.flash_attn_varlen_func(X[0], X[0], X[0], torch.tensor([0,6]), torch.tensor([0,5]), 5, 5), ValueError, 'cu_seqlens_q: expected ends'),
@@ -294,9 +294,31 @@ REFUSED = [
     (lambda: fa.flash_attn_3_varlen_func(X[0], X[0], X[0], *[torch.tensor([0,5])]*2, 5, 5, seqused_k=torch.tensor([6])), ValueError, 'seqused_k: expected'),
     (lambda: fa.flash_attn_3_func(X, X, X, qv=X), ValueError, 'qv: expected None'),
     (lambda: fa.flash_attn_3_func(X, X, X, q_descale=torch.ones(2)), ValueError, 'q_descale: expected None'),
-    (lambda: fa.flash_attn_3_func(X, X, X, attention_chunk=4), ValueError, 'attention_chunk: expected None'),
+    (lambda: fa.flash_attn_3_func(X, X, X, attention_chunk=4), ValueError, 'attention_chunk: expected 0'),
     (lambda: fa.flash_attn_3_with_kvcache(X, X, X, rotary_seqlens=torch.ones(2)), ValueError, 'rotary_seqlens: expected None'),
-    (lambda: fa.flash_attn_3_with_kvcache(X, X, X, cu_seqlens_q=torch.ones(2)), ValueError, 'cu_seqlens_q: expected None')]
+    (lambda: fa.flash_attn_3_with_kvcache(X, X, X, cu_seqlens_q=torch.ones(2)), ValueError, 'cu_seqlens_q: expected None'),
+    # hostile tests of issue 65: what was taken without a word, or refused in the words of another function
+    (lambda: fa.flash_attn_func(X, X[:1], X), ValueError, 'k: expected a batch of 2'),
+    (lambda: fa.flash_attn_func(X[:1], X, X), ValueError, 'k: expected a batch of 1'),
+    (lambda: fa.flash_attn_func(X[:,:,:1], X, X), ValueError, 'k: expected a number of heads that divides H=1'),
+    (lambda: fa.flash_attn_func(X, X, X[:,:,:1]), ValueError, 'v: expected 2 heads'),
+    (lambda: fa.flash_attn_func(X, X, X, softcap=math.nan), ValueError, 'softcap: expected a finite number'),
+    (lambda: fa.flash_attn_func(X, X, X, softmax_scale=math.inf), ValueError, 'softmax_scale: expected'),
+    (lambda: fa.flash_attn_func(X, X, X, s_aux=[1.,1.]), TypeError, 's_aux: expected a floating Tensor'),
+    (lambda: fa.flash_attn_func(X, X, X, s_aux=torch.ones(2, device='meta')), ValueError, 's_aux: expected a tensor on cpu'),
+    (lambda: fa.flash_attn_func(X, X, X, alibi_slopes=torch.full((2,), math.nan)), ValueError, 'alibi_slopes: expected finite'),
+    (lambda: fa.flash_attn_func(X, X, X, alibi_slopes=torch.full((2,), math.inf)), ValueError, 'alibi_slopes: expected finite'),
+    (lambda: fa.flash_attn_func(X, X, X, alibi_slopes=torch.ones(2).cfloat()), TypeError, 'alibi_slopes: expected a floating'),
+    (lambda: fa.flash_attn_func(X, X, X, alibi_slopes=torch.ones(2, device='meta')), ValueError, 'alibi_slopes: expected a tensor on cpu'),
+    (lambda: fa.flash_attn_varlen_func(X[0], X[0], X[0], *[torch.tensor([0,5], device='meta')]*2, 5, 5), ValueError, 'cu_seqlens_q: expected a tensor on cpu'),
+    (lambda: fa.flash_attn_varlen_func(X[0], X, X[:,:4], *[torch.tensor([0,5])]*2, 5, 5, block_table=torch.zeros(1, 1).int()), ValueError, 'v: expected'),
+    (lambda: fa.flash_attn_varlen_func(X[0], X[:,:0], X[:,:0], *[torch.tensor([0,5])]*2, 5, 5, block_table=torch.zeros(1, 1).int()), ValueError, 'k: expected pages of one place'),
+    (lambda: fa.flash_attn_varlen_func(X[0], X, X, *[torch.tensor([0,5])]*2, 5, 5, block_table=[[0]]), ValueError, 'block_table: expected an int Tensor'),
+    (lambda: fa.flash_attn_3_qkvpacked_func(X, num_heads_q='2'), TypeError, 'num_heads_q: expected an int'),
+    (lambda: fa.flash_attn_3_qkvpacked_func(X, num_heads_q=0), ValueError, 'num_heads_q: expected an int from 1'),
+    (lambda: fa.unpad_input_for_concatenated_sequences(X, torch.full((2,5), 2)), ValueError, 'attention_mask_in_length: expected lengths >= 0, 5 in a row'),
+    (lambda: fa.unpad_input_for_concatenated_sequences(X, torch.ones(2, 5)), ValueError, 'attention_mask_in_length: expected an int Tensor'),
+    (lambda: fa.install('transformers'), TypeError, 'transformers: expected a bool')]
 @pytest.mark.parametrize('call, error, text', REFUSED, ids=[text for *_,text in REFUSED])
 def test_refused_by_name(call, error, text):
     with pytest.raises(error, match=text): call()
@@ -309,20 +331,44 @@ REFUSED_CACHES = [
     (dict(k=NEW[...,:4], v=NEW, cache_seqlens=1), 'k: expected'), (dict(k=NEW, v=NEW[:,:1], cache_seqlens=1), 'v: expected'),
     (dict(cache_batch_idx=torch.tensor([0,2])), 'cache_batch_idx: expected'), (dict(cache_leftpad=torch.tensor([0,6])), 'cache_leftpad: expected'),
     (dict(cache_leftpad=torch.tensor([0,3]), cache_seqlens=2), 'cache_leftpad: expected at most'),
-    (dict(k=NEW, v=NEW, cache_seqlens=1, window_size=3), 'window_size: expected'), (dict(k=NEW, v=NEW, cache_seqlens=1, softmax_scale='x'), 'scale: expected'),
+    (dict(k=NEW, v=NEW, cache_seqlens=1, window_size=3), 'window_size: expected'), (dict(k=NEW, v=NEW, cache_seqlens=1, softmax_scale='x'), 'softmax_scale: expected'),
     (dict(k=NEW, v=NEW, cache_seqlens=1, rotary_cos=torch.ones(2, 4), rotary_sin=torch.ones(2, 4)), 'rotary_cos: expected'),
     (dict(k=NEW, v=NEW, cache_seqlens=1, rotary_cos=torch.ones(9, 4)), 'rotary_sin: expected'),
     (dict(rotary_cos=torch.ones(9, 4), rotary_sin=torch.ones(9, 4)), 'rotary_cos: expected None without k'),
     (dict(k=NEW, v=NEW, cache_seqlens=1, alibi_slopes=torch.ones(5)), 'alibi_slopes: expected'),
-    (dict(k=NEW, v=NEW, cache_seqlens=1, s_aux=torch.ones(5)), 'sink: expected'),
+    (dict(k=NEW, v=NEW, cache_seqlens=1, s_aux=torch.ones(5)), 's_aux: expected'),
     (dict(k=NEW, v=NEW, cache_seqlens=1, block_table=torch.tensor([[0],[2]])), 'block_table: expected pages'),
-    (dict(block_table=torch.tensor([[0],[1]]), cache_leftpad=torch.tensor([0,0])), 'cache_leftpad: expected None beside')]
+    (dict(block_table=torch.tensor([[0],[1]]), cache_leftpad=torch.tensor([0,0])), 'cache_leftpad: expected None beside'),
+    # hostile tests of issue 65
+    (dict(k=NEW.double(), v=NEW.double(), cache_seqlens=1), 'k: expected torch.float32'), (dict(k=NEW, v=NEW.int(), cache_seqlens=1), 'v: expected torch.float32'),
+    (dict(k=NEW.to('meta'), v=NEW.to('meta'), cache_seqlens=1), 'k: expected torch.float32 on cpu'),
+    (dict(k=NEW, v=NEW, cache_seqlens=1, return_softmax_lse=torch.ones(2)), 'return_softmax_lse: expected a bool'),
+    (dict(k=NEW, v=NEW, cache_seqlens=1, rotary_cos=torch.ones(9, 4), rotary_sin=torch.ones(9, 4), rotary_interleaved=torch.ones(2)), 'rotary_interleaved: expected'),
+    (dict(k=NEW, v=NEW, cache_seqlens=1, rotary_cos=torch.ones(9, 4).int(), rotary_sin=torch.ones(9, 4).int()), 'rotary_cos: expected a floating'),
+    (dict(k=NEW, v=NEW, cache_seqlens=1, rotary_cos=torch.ones(9, 4, device='meta'), rotary_sin=torch.ones(9, 4, device='meta')), 'rotary_cos: expected a tensor on cpu')]
 @pytest.mark.parametrize('words, text', REFUSED_CACHES, ids=[text for _,text in REFUSED_CACHES])
 def test_a_refused_call_leaves_the_cache(words, text):
     cache = torch.randn(2, 2, 5, 2, 8)
     before = cache.clone()
     with pytest.raises((TypeError,ValueError), match=text): fa.flash_attn_with_kvcache(torch.ones(2, 2, 2, 8), *cache, **words)
     assert torch.equal(cache, before)
+
+def odd_caches():
+    one = torch.zeros(2, 5, 2, 8)
+    with torch.inference_mode(): apart = torch.zeros(2, 5, 2, 8),torch.zeros(2, 5, 2, 8)
+    return dict(shorter=(one.clone(), one[:,:3].clone()), rows=(one.clone(), one[:1].clone()), heads=(one.clone(), one[:,:,:1].clone()), same=(one, one),
+                expanded=(one[:1].expand_as(one), one.clone()), inference=apart)
+@pytest.mark.parametrize('name, text', dict(shorter='v_cache: expected', rows='v_cache: expected', heads='v_cache: expected', same='v_cache: expected memory of its own',
+                                            expanded='k_cache: expected memory of its own', inference='k_cache: expected an ordinary tensor').items())
+def test_hostile_65_a_cache_that_cannot_be_written(name, text):
+    "Nothing is written into the keys where the values do not fit, and no place stands for two."
+    caches = odd_caches()[name]
+    with pytest.raises(ValueError, match=text): fa.flash_attn_with_kvcache(torch.ones(2, 2, 2, 8), *caches, NEW, NEW, cache_seqlens=3)
+    assert not caches[0].any() and not caches[1].any()
+
+def test_hostile_65_no_query_is_turned():
+    cache = torch.zeros(2, 2, 5, 2, 8)
+    assert fa.flash_attn_with_kvcache(torch.ones(2, 0, 2, 8), *cache, NEW[:,:0], NEW[:,:0], *torch.ones(2, 9, 4), cache_seqlens=3).shape==(2, 0, 2, 8)
 
 @pytest.mark.parametrize('looks, places', [(dict(), [5,5,5]), (dict(causal=True), [5,6,7]), (dict(window_size=(4,0)), [5,6,7])])
 @pytest.mark.parametrize('interleaved', [True, False])
@@ -358,6 +404,26 @@ def test_compiled():
     q = torch.randn(2, 9, 2, 8)
     for a,b in zip(g(q), fa.flash_attn_func(q, q, q, causal=True, window_size=(3,0), return_attn_probs=True)): assert_close(a, b)
 
+@pytest.mark.parametrize('slopes', [0, 1, 2], ids=['', 'shared', 'each'])
+@pytest.mark.parametrize('of_k, rows_k', [([3,2,4], 12), ([2,0,5], 7), (None, 9)], ids=str)
+def test_hostile_65_rows_behind_the_last_text_in_a_compiled_program(of_k, rows_k, slopes):
+    "They are zero as in eager mode, though nobody can read where the last text ends."
+    torch._dynamo.reset()
+    at_q = ends([3,0,4])
+    at_k = at_q if of_k is None else ends(of_k)
+    q,k,v = torch.randn(9, 4, 8),torch.randn(rows_k, 2, 8),torch.randn(rows_k, 2, 8)
+    steep = [None, torch.rand(4), torch.rand(3, 4)][slopes]
+    def f(q, k, v, at_q, at_k): return fa.flash_attn_varlen_func(q, k, v, at_q, at_k, 9, 9, causal=True, alibi_slopes=steep, return_attn_probs=True)[:2]
+    want = f(q, k, v, at_q, at_k)
+    assert not want[0][7:].any() and want[1][:,7:].isposinf().all()
+    for a,b in zip(torch.compile(f, backend='aot_eager', fullgraph=slopes<2)(q, k, v, at_q, at_k), want): assert_close(a, b)
+
+def test_hostile_65_shapes_of_tensors_without_values():
+    at = torch.tensor([0,3,5], device='meta')
+    q,k = torch.zeros(7, 4, 8, device='meta'),torch.zeros(9, 2, 8, device='meta')
+    out,lse,_ = fa.flash_attn_varlen_func(q, k, k, at, at, 9, 9, causal=True, return_attn_probs=True)
+    assert out.is_meta and out.shape==(7, 4, 8) and lse.shape==(4, 7)
+
 # ---- padding taken out and put back
 
 @pytest.mark.parametrize('kind', ['bool','int32','int64'])
@@ -374,6 +440,15 @@ def test_padding_round_trip(kind):
     back.sum().backward()
     assert torch.equal(x.grad, mask[...,None,None].expand_as(x).float())
     assert torch.equal(fa.index_first_axis(x.detach().flatten(0, 1), indices), rows)
+
+def test_texts_in_padded_rows():
+    "By the example in the package's documentation: each text sees itself."
+    lengths = torch.tensor([[2,3,0,0,0,0], [3,2,0,0,0,0], [6,0,0,0,0,0]])
+    x = torch.randn(3, 6, 2, 8)
+    rows,indices,at,longest = fa.unpad_input_for_concatenated_sequences(x, lengths)
+    assert at.tolist()==[0,2,5,8,10,16] and longest==6 and at.dtype==torch.int32
+    assert torch.equal(fa.pad_input(rows, indices, 3, 6)[0,:5], x[0,:5]) and torch.equal(rows[5:8], x[1,:3])
+    assert [len(t) for t in fa.unpad_input_for_concatenated_sequences(x, torch.zeros(3, 6).int())[:3]]==[0,0,1]
 
 def test_places_that_are_not_used():
     mask = torch.tensor([[1,1,0,0],[1,0,0,0]])
@@ -439,6 +514,32 @@ def test_a_program_needs_one_line(tmp_path):
                        'q = torch.ones(1, 4, 2, 8, dtype=torch.bfloat16)\nprint(flash_attn_func(q, q, q, causal=True).sum().item())\n')
     done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
     assert done.returncode==0 and float(done.stdout)==64., done.stderr
+
+@no_other
+def test_hostile_65_whatever_the_order_transformers_is_as_before():
+    pytest.importorskip('transformers')
+    places = fa._of_transformers()
+    def now(): return [id(x[name] if isinstance(x, dict) else getattr(x, name)) for x,name,_ in places]
+    before,path = now(),list(sys.meta_path)
+    for order in ((0,1,2), (2,1,0), (1,0,2)):
+        made = [fa.install(transformers=flag) for flag in (True,False,True)]
+        for i in order:
+            assert now()!=before if any(x.transformers for x in fa.install._here) else now()==before
+            made[i].remove()
+        assert now()==before and sys.meta_path==path and fa.install._here==[]
+
+@no_other
+def test_hostile_65_modules_are_found_anew():
+    "A program may load them again, or take them out of `sys.modules`, as test runners do."
+    with fa.install():
+        import flash_attn.bert_padding
+        flash_attn.flash_attn_func = None
+        assert importlib.reload(flash_attn).flash_attn_func is fa.flash_attn_func
+        for name in [name for name in sys.modules if name.startswith('flash_attn')]: del sys.modules[name]
+        assert importlib.import_module('flash_attn.bert_padding').pad_input is fa.pad_input
+        assert importlib.metadata.version('Flash.Attn')==fa.VERSION
+        assert importlib.util.find_spec('flash_attn.ops') is None
+    assert 'flash_attn' not in sys.modules
 
 # ---- transformers
 

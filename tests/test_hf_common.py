@@ -2,11 +2,12 @@
 
     python tests/test_hf_common.py             # the whole matrix, architecture by law, into benchmarks/results/hf_matrix.csv
 """
-import copy, csv, inspect, os, sys
+import copy, csv, os
 from pathlib import Path
 from unittest import mock
 import pytest, torch
 from torch.testing import assert_close
+from versions import served
 
 os.environ['HF_HUB_OFFLINE'] = '1'
 ROOT = Path(__file__).resolve().parents[1]
@@ -156,18 +157,11 @@ LAW = dict(forward_and_backward=forward_and_backward, weights_on_request=weights
            checkpointing=checkpointing, windows_learn=windows_learn)
 CASES = [(name,law) for law,names in LAWS.items() for name in names]
 
-def computes_its_own(name):
-    "ModernBERT and T5 got transformers' table of attentions after 5.0; without it they are refused by name."
-    import transformers
-    model = getattr(transformers, ARCHITECTURES[name][0])
-    return 'ALL_ATTENTION_FUNCTIONS' not in inspect.getsource(sys.modules[model.__module__])
-
 QUICK = 'bert', 'modernbert', 'llama', 'gemma2', 'gpt_oss', 't5'     # a push; the others in `make test-all`
 
 @pytest.mark.parametrize('name, law', [pytest.param(name, law, marks=() if name in QUICK else pytest.mark.slow) for name,law in CASES])
 def test_law(name, law):
-    if computes_its_own(name): pytest.skip('the attention of this model has no interface in this transformers')
-    LAW[law](name)
+    if served(build(name)): LAW[law](name)
 
 def main():
     import transformers

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 transformers = pytest.importorskip('transformers')
 pytestmark = pytest.mark.slow       # pip's download
 from test_hf_common import ARCHITECTURES, build, inputs
+from versions import served
 
 def source(place):
     "The folder with the tests of the installed transformers, fetched if it is not there."
@@ -93,6 +94,7 @@ TESTS = ['equals_eager','test_batching_equivalence','test_training',
 @pytest.mark.parametrize('test', TESTS)
 @pytest.mark.parametrize('name', MODELS)
 def test_common(name, test, mixin, named_dynattn, monkeypatch):
+    if not served(build(name)): return
     cls = getattr(transformers, ARCHITECTURES[name][0])
     monkeypatch.setattr(cls, '_supports_sdpa', True)  # Gemma 2 and GPT-OSS have False, which would end the test
     class Case(mixin.ModelTesterMixin, unittest.TestCase):

@@ -10,6 +10,7 @@ transformers = pytest.importorskip('transformers')
 from transformers import AutoModel, AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
 from dynattn import hf
 from dynattn.saved import UserError
+from versions import lacks, needs, served
 
 TEXT = dict(vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24, max_position_embeddings=64,
             pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2)
@@ -55,6 +56,8 @@ def _learned(model): return {name: x for name,x in model.state_dict().items() if
 
 @pytest.mark.parametrize('name', MODELS)
 def test_a_folder_restores_windows_and_alpha(name, tmp_path):
+    needs(name)
+    if not served(_build(name)): return
     stock = _output(_build(name))
     per = 'input' if MODELS[name][1] in (TEXT, IMAGE) else 'head'
     model = _move(hf.add_alpha(hf.add_windows(_build(name), init=2., per=per), init=1.3, per=per))
@@ -76,7 +79,8 @@ def test_a_folder_restores_windows_and_alpha(name, tmp_path):
 
 def test_cross_attention_gets_no_windows():
     for name,layers in dict(T5ForConditionalGeneration=4, BartForConditionalGeneration=2).items():
-        assert sum(hasattr(m, 'dynattn') for m in hf.add_windows(_build(name)).modules())==layers
+        model = _build(name)
+        if served(model): assert sum(hasattr(m, 'dynattn') for m in hf.add_windows(model).modules())==layers
 
 def test_the_head_may_come_or_go(tmp_path):
     model = _move(hf.add_windows(_build('BertForSequenceClassification'), init=2.))
@@ -232,7 +236,11 @@ def test_a_mask_that_was_cut_raises():
     left = (torch.arange(13) >= torch.tensor([[0],[5]])).long()
     options = dict(attention_mask=left, max_new_tokens=4, do_sample=False, output_logits=True, return_dict_in_generate=True)
     model.set_attn_implementation('eager')
-    whole,pieces = (model.generate(ids, **options, **more).logits for more in ({}, dict(prefill_chunk_size=4)))
+    whole = model.generate(ids, **options).logits
+    try: pieces = model.generate(ids, **options, prefill_chunk_size=4).logits
+    except ValueError as error:
+        if 'prefill chunking without a cache' not in str(error): raise
+        lacks('prompts in pieces for an encoder and its decoder')
     assert (whole[0]-pieces[0])[1].abs().max()>1e-3
     hf.switch(model)
     assert_close(model.generate(ids, **options).logits[0], whole[0], rtol=0, atol=1e-4)

@@ -40,7 +40,7 @@ EXEMPT = { # pattern of names -> why nobody passes them anything of a wrong kind
     'metrics.precision': 'takes what a tensor can be made of', 'metrics.recall': 'takes what a tensor can be made of',
     'metrics.f1': 'takes what a tensor can be made of', 'metrics.accuracy': 'takes what a tensor can be made of',
     'modules.MultiheadAttention.merge_masks': 'called by PyTorch',
-    'flash_attn.install*': 'a switch'}
+    'flash_attn.install*': 'a switch: test_flash_attn.py'}
 
 def tensor(*shape): return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 q = tensor(1, 2, 6, 8)
@@ -62,6 +62,7 @@ FLASH = {f'flash_attn.{name}': arguments for name,arguments in dict(
     flash_attn_varlen_kvpacked_func=lambda: dict(q=packed, kv=tensor(6, 2, 2, 8), **texts),
     flash_attn_with_kvcache=cached, flash_attn_3_with_kvcache=cached,
     unpad_input=lambda: dict(hidden_states=tensor(1, 6, 2), attention_mask=keep), pad_input=lambda: dict(hidden_states=tensor(6, 2), indices=torch.arange(6), batch=1, seqlen=6),
+    unpad_input_for_concatenated_sequences=lambda: dict(hidden_states=tensor(1, 6, 2), attention_mask_in_length=torch.tensor([[2, 3, 0, 0, 0, 0]])),
     index_first_axis=lambda: dict(x=tensor(6, 2), indices=torch.arange(3)),
     index_put_first_axis=lambda: dict(values=tensor(3, 2), indices=torch.arange(3), first_axis_dim=6)).items()}
 GOOD = { # arguments of a call that is answered; (object, arguments) for a method
@@ -139,8 +140,9 @@ def parameters(f):
     found = inspect.signature(f).parameters.values()
     return [p.name for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
-def names(f, arguments): # what an error may begin with
-    return {*parameters(f), *inspect.signature(dynattn.attention).parameters, *arguments}
+def names(name, f, arguments): # what an error may begin with
+    of_attention = [] if name in FLASH else inspect.signature(dynattn.attention).parameters # which has its own
+    return {*parameters(f), *of_attention, *arguments}
 
 def complaint(name, parameter, value):
     "None where all is well; else what is wrong with the answer."
@@ -150,7 +152,7 @@ def complaint(name, parameter, value):
         with torch.no_grad(): f(**arguments)
     except (TypeError, ValueError, NotImplementedError) as e:
         said = str(e).split(':')[0].split('[')[0].split('.')[0].split(',')[0].strip()
-        if said in names(f, arguments) and 'expected' in str(e): return None
+        if said in names(name, f, arguments) and 'expected' in str(e): return None
         return f'{name}({parameter}={shown(value)}): {type(e).__name__}: {str(e)[:160]}'
     except Exception as e: return f'{name}({parameter}={shown(value)}): {type(e).__name__}: {str(e)[:160]}'
 

@@ -488,6 +488,19 @@ def test_an_infinite_key_is_no_number_for_those_who_see_it(size, options):
     out = [impl(q, k, v, window=2, **options).isnan() for impl in (banded_attention,dense_attention)]
     assert out[0].any() and torch.equal(*out)
 
+@pytest.mark.parametrize('bad', [torch.nan, torch.inf])
+@pytest.mark.parametrize('options', [dict(), dict(window=4), dict(is_causal=True), dict(n_global=2, window=3), dict(alpha=1.5), dict(alpha=1.5, window=4, softcap=5.),
+                                     dict(sink=torch.ones(2)), dict(n_global=3, window=1, alpha=1.3, is_causal=True)], ids=str)
+def test_hostile_65_a_bias_that_is_no_number(options, bad):
+    "The queries that add it are lost, and no others: an offset of the bias hidden by the window counts for nothing."
+    for n,at in ((1,20), (2,19), (40,20), (40,0), (40,39)): # which offset
+        q,k,v = torch.randn(1, 2, n, 8),*torch.randn(2, 1, 2, 40, 8)
+        bias = torch.randn(2, 41)
+        bias[1,at] = bad
+        out,want = (impl(q, k, v, rel_bias=bias, q_offset=20 if n<3 else 0, **options) for impl in (banded_attention,dense_attention))
+        assert torch.equal(out.isnan(), want.isnan()) and not out[:,0].isnan().any(), (n,at)
+        assert_close(out, want, equal_nan=True, rtol=1e-5, atol=1e-5)
+
 def a_query_alone_is_lost_as_among_others():
     "Each query of a text in a call of its own, beside keys and values that are no numbers."
     many = torch.finfo(torch.float32).max

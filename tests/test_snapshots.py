@@ -174,6 +174,23 @@ def test_a_conversation_goes_back_to_its_prompt(tmp_path):
     text = torch.cat([ids[:,:90], ids[:,120:130]], 1)
     assert torch.equal(m.generate(text, **again, **{name: kept}), m.generate(text, **again, use_cache=False))
 
+@pytest.mark.parametrize('snapshots', [0, 2])
+def test_hostile_46_a_text_that_the_cache_has_passed_is_refused(snapshots):
+    "`generate` would read it once more behind what the cache holds, without a word."
+    from dynattn.hf import WindowedCache
+    m = model()
+    name = cache_argument(m)
+    ids = torch.randint(1, 99, (2, 60), generator=torch.Generator().manual_seed(3))
+    few = dict(max_new_tokens=5, do_sample=False)
+    kept = WindowedCache(m, snapshots=snapshots)
+    out = m.generate(ids[:,:30], **few, **{name: kept})
+    held = kept.get_seq_length()
+    for text in (ids[:,:20], out[:,:held], ids[:,40:43]):
+        with pytest.raises(ValueError, match=f'input_ids: expected the {held} tokens'): m.generate(text, **few, **{name: kept})
+    assert kept.get_seq_length()==held
+    more = torch.cat([out, ids[:,30:33]], 1)
+    assert torch.equal(m.generate(more, **few, **{name: kept}), m.generate(more, **few, use_cache=False))
+
 def test_models_with_other_states_refuse_snapshots():
     transformers = pytest.importorskip('transformers')
     from dynattn import hf

@@ -45,6 +45,21 @@ def test_pyright_in_strict_mode(tmp_path):
     errors = [n for n,kind,rule,_ in told if kind=='error' and not rule.startswith('reportUnknown')]
     assert sorted(errors)==WRONG, done.stdout
 
+@pytest.mark.slow
+def test_scripts_call_what_the_package_has(tmp_path):
+    """Experiments, benchmarks and examples run rarely: a parameter that came or went must show without them. Only calls that
+    lack an argument, or name one that is not there, count; what other libraries take is not followed."""
+    pytest.importorskip('mypy')
+    settings = ['[mypy]', 'ignore_missing_imports = True', 'check_untyped_defs = True', 'follow_imports = silent',
+                '[mypy-transformers.*]', 'follow_imports = skip']
+    (tmp_path/'mypy.ini').write_text('\n'.join(settings))
+    command = [sys.executable, '-m', 'mypy', '--no-pretty', '--config-file', tmp_path/'mypy.ini', '--cache-dir', tmp_path/'cache']
+    done = subprocess.run([*command, 'experiments', 'benchmarks', 'examples'], capture_output=True, text=True, cwd=ROOT)
+    assert 'checked ' in done.stdout, done.stdout+done.stderr
+    missing = r'^.*: error: (?:Missing (?:named|positional) argument|Unexpected keyword argument).*$'
+    found = re.findall(missing, done.stdout, re.M)
+    assert not found, '\n'.join(found)
+
 @pytest.mark.parametrize('cls,made', [(Window, 'Window(3.)'), (WindowedLayer, 'WindowedLayer(2)')])
 def test_an_editor_completes(cls, made):
     "What jedi, and so IPython and Jupyter, offers behind the dot."

@@ -6,6 +6,7 @@
 __all__ = ['LEAST_PAIRS', 'instruction_set', 'kind_of_queries', 'core_is_faster']
 
 # %% ../../nbs/engine/36_faster.ipynb #8a7b5eba
+from functools import cache
 import torch
 from torch import Tensor
 from .native.core import library
@@ -50,7 +51,10 @@ LEAST_PAIRS = {
 def instruction_set() -> str|None:
     "The set that the core serves with, 'avx512', 'avx2' or 'generic'; None without a core."
     lib = library()
-    return None if lib is None else lib._name.rpartition('core_')[2].removesuffix('.so')
+    return None if lib is None else _set_of(lib)
+
+@cache # asked for at each call
+def _set_of(lib): return lib._name.rpartition('core_')[2].removesuffix('.so')
 instruction_set._dynamo_marked_constant = True # what assume_constant_result does
 
 def kind_of_queries(
@@ -58,6 +62,8 @@ def kind_of_queries(
 ) -> str: # 'one', 'few' or 'many'
     "How many queries share a vector of the core, in a word."
     return 'one' if n==1 else 'few' if n<16 else 'many'
+
+_NAMES = {getattr(torch, name): name for name in ('float32','float64','bfloat16','float16')}
 
 def core_is_faster(
     q:Tensor, # [B,H,N,d]
@@ -67,14 +73,13 @@ def core_is_faster(
 ) -> bool:
     "Whether the core computes a plain call faster than PyTorch, by the table."
     b,h,n,_ = q.shape
-    pairs = b*h*n*k.shape[2]
-    if instruction_set() is None: return False # no core
-    kind = instruction_set(),str(q.dtype).removeprefix('torch.')
+    instructions = instruction_set() # None has no line
+    dtype = _NAMES.get(q.dtype)
     queries = kind_of_queries(n)
-    least = LEAST_PAIRS.get((*kind, causal, learns, queries))
+    least = LEAST_PAIRS.get((instructions, dtype, causal, learns, queries))
     if least is None and causal: # what is hidden is left out
-        least = LEAST_PAIRS.get((*kind, False, learns, queries))
-    return least is not None and pairs>=least
+        least = LEAST_PAIRS.get((instructions, dtype, False, learns, queries))
+    return least is not None and b*h*n*k.shape[2]>=least
 
 # %% ../../nbs/engine/36_faster.ipynb #672c0a4d
 from ..docstrings import explain_parameters

@@ -404,7 +404,15 @@ def _wants_all(model, options): # of `generate`, settled
 
 
 # %% ../../nbs/hf/57_cache.ipynb #57a0c006
-def _check_given(model, options, cache): # a `WindowedCache` that the caller named
+def _tokens_given(arguments): # of `forward`, prepared -> int, or None where nobody can tell
+    "How many tokens the text has, those in the cache too."
+    if arguments.get('inputs_embeds') is not None: return None
+    for name in ('attention_mask','position_ids'): # the first is not made in every version
+        x = arguments.get(name)
+        if isinstance(x, Tensor): return x.shape[1] if x.dim()==2 else None
+    return None
+
+def _check_given(model, options, cache, arguments): # a `WindowedCache` that the caller named
     "Raise, before anything runs, where the call and the cache do not fit."
     wants = _wants_all(model, options)
     if wants is not None:
@@ -414,6 +422,10 @@ def _check_given(model, options, cache): # a `WindowedCache` that the caller nam
         kind = type(model).__name__
         raise ValueError(f"cache: expected a WindowedCache of {places} layers, as {kind} has, "
                          f"got one of {len(cache.layers)}")
+    held,given = cache.get_seq_length(),_tokens_given(arguments)
+    if held and given is not None and given<=held:
+        raise ValueError(f"input_ids: expected the {held} tokens that the cache holds and more, "
+                         f"got {given}; cache.crop takes tokens back, cache.reset all")
 
 def _records(options, mode):
     """Whether tokens will be taken back, and this version of transformers does not tell the
@@ -443,7 +455,7 @@ def _prepare_cache(model, generation_config, model_kwargs, generation_mode, *arg
     usual = type(model)._prepare_cache_for_generation
     given = next((model_kwargs[name] for name in _CACHE_NAMES
                   if model_kwargs.get(name) is not None), None)
-    if isinstance(given, WindowedCache): _check_given(model, generation_config, given)
+    if isinstance(given, WindowedCache): _check_given(model, generation_config, given, model_kwargs)
     result = usual(model, generation_config, model_kwargs, generation_mode, *args, **kwargs)
     if given is not None or generation_config.cache_implementation is not None: return result
     name,cache = _usual(model, generation_config, model_kwargs)

@@ -306,6 +306,13 @@ def _by_offset(bias, at): # [1,H,N,M] -> [H,2R+1]
 try: from transformers.utils.output_capturing import _active_collector as _collector
 except ImportError: _collector = None
 
+# %% ../../nbs/hf/56_plugin.ipynb #56a5ca1f
+def _scaling_of(layer, d): # d: the width of a head
+    "The factor of the scores, where a layer does not pass it; None: the usual one."
+    if not hasattr(layer, 'scale_attn_by_inverse_layer_idx'): return None
+    scaling = d**-.5 if layer.scale_attn_weights else 1.
+    return scaling/(layer.layer_idx+1) if layer.scale_attn_by_inverse_layer_idx else scaling
+
 # %% ../../nbs/hf/56_plugin.ipynb #81540952
 def attend(
     module, # the layer
@@ -323,6 +330,7 @@ def attend(
     Added.refuse_lost(module)
     new = None if isinstance(key, Tensor) else key
     if new is not None: key,value = new.k,new.v
+    if scaling is None: scaling = _scaling_of(module, query.shape[-1])
     n,m = query.shape[2],key.shape[2]
     sight = _with_texts(_as_sight(module, attention_mask, is_causal, n, m), kwargs, query, m)
     call = LayerCall(module, query, key, value, sight, scaling, dropout, kwargs)

@@ -757,7 +757,8 @@ template <class real, int QUERIES, bool lengthwise = false> struct Solver : Lane
 // that is not, and where a score is no number. No other row changes. Products alone would lose
 // more: 0 times NaN is NaN, so a weight of zero protects no query from a key that its neighbour
 // sees. What is checked, and what follows:
-//   - of a head, alpha: if it is no number from 1 to 2, all rows are lost;
+//   - of a head, alpha: if it is no number from 1 to 2, all rows are lost; and what its window and
+//     bias add to scores: if that is NaN at some offset, each score is checked;
 //   - of a text, its keys and values: if one is not finite, each block has one query, and exactly
 //     the keys that it sees. A query that comes alone has such a block already, and reads its keys
 //     only once: its scores show a broken key, and its output a broken value;
@@ -769,13 +770,17 @@ template <class real, int QUERIES> struct Guard {
     typedef typename L::In In;
 
     bool no_alpha;             // of the head: alpha is no number from 1 to 2
+    bool adds_nan;             // of the head: its bias or window is no number at some offset
     bool alone;                // of the text: one query, whose keys were not checked
     bool broken;               // of the text: a key or value is not finite
     real largest_key;          // of the text: the largest number among its keys
     bool checks_scores;        // of the block: each score is checked
     bool lost[QUERIES];        // of the block
 
-    void begin_head(real eps) { no_alpha = !(eps <= 1); }
+    void begin_head(real eps, bool head_adds_nan) {
+        no_alpha = !(eps <= 1);
+        adds_nan = head_adds_nan;
+    }
     void begin_text(bool is_alone) {
         alone = is_alone;
         broken = false;
@@ -787,7 +792,7 @@ template <class real, int QUERIES> struct Guard {
         if (largest_key == INFINITY) broken = true;
         if (L::largest(values, n, dv_width) == INFINITY) broken = true;
     }
-    void begin_block() { checks_scores = broken; }
+    void begin_block() { checks_scores = broken || adds_nan; }
     // Query i of the block, whose scores are its products times `by`.
     void check_query(Int i, real *query, Int width, real by) {
         const real most = L::largest({query, width}, 1, width);
@@ -893,6 +898,15 @@ template <class real, int QUERIES> struct Head : Lanes<real, QUERIES> {
         return std::min(std::max(offset, -c.bias_reach), c.bias_reach)+c.bias_reach;
     }
     real bias_at(Int offset) const { return bias[bias_place(offset)]; }
+    // Whether some number that a score gets by its offset is NaN. Leading keys are without a window.
+    bool adds_nan() const {
+        bool found = false;
+        const Int by_offset = bias || c.table.data ? length : 0;
+        const Int of_bias = bias && c.n_global ? 2*c.bias_reach+1 : 0;
+        for (Int x = 0; x < by_offset; x++) found |= near[x] != near[x];
+        for (Int x = 0; x < of_bias; x++) found |= bias[x] != bias[x];
+        return found;
+    }
 
     // The window, its limits and the bias by offset. The default window is tanh(s expm1(z))/tanh(p)
     // with z = L (1 - y^2), y = |j - i|/edge, edge = rate sigma + 1, s the steepness.
@@ -1112,7 +1126,7 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
 
     void begin_head(Int b, Int h) {
         head.begin(b, h);
-        guard.begin_head(head.eps);
+        guard.begin_head(head.eps, head.adds_nan());
     }
     // Rows q0..q1-1 become those in text `t`.
     void begin_text(Int t, Int &q0, Int &q1) {
@@ -1164,7 +1178,7 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
     bool sees(const Span &s, Int key, Int i) const {
         const Int offset = key-at-i;
         if (keys.is_hole(key)) return false;
-        if (!s.far) return head.near[head.place(offset)] > -INFINITY;
+        if (!s.far) return head.near[head.place(offset)] != -INFINITY; // NaN is seen
         if (c.is_causal && offset > 0) return false;
         return !(head.bias && head.bias_at(offset) == -INFINITY);
     }
