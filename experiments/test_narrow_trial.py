@@ -1,13 +1,11 @@
-"""`experiments/narrow_trial.py`: questions that their texts answer, footprints against a plain count, gates, equal footprints."""
+"""`experiments/narrow_trial.py`: questions that their texts answer, footprints against a plain count, equal footprints."""
 import random, sys
 from pathlib import Path
-from types import SimpleNamespace
 import pytest, torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT/'experiments'), str(ROOT/'benchmarks')]
 pytest.importorskip('transformers')
 import narrow_trial as trial
-from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
 
 class Letters:
     "A token for every character."
@@ -47,27 +45,3 @@ def test_two_sizes_spend_the_whole_share(share, near):
     assert budget.share(width).item()==pytest.approx(share, abs=1e-3)
     full = (width==budget.most).nonzero()[:,0]
     assert set(full.tolist())==set(order[:len(full)].tolist()) and width.unique().numel()<=2
-
-def test_open_gates_are_the_full_model_and_shut_ones_the_window():
-    torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2)
-    model,ids = LlamaForCausalLM(config).eval(),torch.randint(0, 64, (1, 48))
-    budget = trial.Footprint(48, 4, True)
-    with torch.no_grad(): full = model(ids).logits
-    gates = trial.Gates(model, 6, budget)
-    AttentionInterface.register('gates_test', gates.attend)
-    AttentionMaskInterface.register('gates_test', lambda *args, **kwargs: None)
-    model.set_attn_implementation('gates_test')
-    with torch.no_grad():
-        with gates: assert torch.allclose(model(ids).logits, full, atol=1e-5)
-        gates.log_width.fill_(-40.)
-        shut = model(ids).logits
-        model.set_attn_implementation('eager')
-        trial.add_windows(model, n_global=4, edge='hard')
-        trial.set_widths(model, [[6., 6.], [6., 6.]])
-        assert torch.allclose(model(ids).logits, shut, atol=1e-5) and not torch.allclose(shut, full, atol=1e-3)
-    gates.set(torch.tensor([.1, .3, .6, .9]))
-    gates.scale_to(.6)
-    assert gates.widths().diff().gt(0).all()
-    assert gates.share().item()==pytest.approx(.6, abs=1e-3)

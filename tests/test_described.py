@@ -45,8 +45,8 @@ def texts_of(value):
 
 HEALED = dict(rows=[dict(step=0, loss=1.)], before=[1., 2.], after=[.5, 1.], kept=True)
 REPORT = json.loads(json.dumps(dataclasses.asdict(Report(
-    causal=True, n=64, sinks=4, share=.25, widths=[[3, 20]], quality=[dict(way='learned', share=.25, changes=[.1])], judged=1,
-    model='some/where', config=dataclasses.asdict(NarrowConfig()), healed=HEALED, steps=[dict(step=0, text=0)]))))
+    causal=True, n=64, sinks=4, share=.25, widths=[[3, 20]], quality=[dict(way='one per head', share=.25, changes=[.1])], judged=1,
+    model='some/where', config=dataclasses.asdict(NarrowConfig()), healed=HEALED))))
 CLASS = dict(precision=.5, recall=.5, f1=.5, support=2)
 RESULT = dict(classes=['a','b'], accuracy=.5, f1=.5, majority=.5, share=.3, per_class=dict(a=CLASS, b=CLASS), confusion=[[1,1],[1,1]])
 
@@ -121,7 +121,7 @@ def test_a_description_names_the_part():
             (True, Field(int), 'expected a whole number, got True'), (math.nan, Field(float), 'expected a finite number'),
             (10**400, Field(float), 'expected a finite number'), ({}, Field(dict, inside=dict(b=Field(str))), 'b: expected a text, got none')]:
         with pytest.raises(ValueError, match=said): check_value(value, field, '')
-    check_value(dict(keep=None, steps=3), Field(dict, inside=option_fields(NarrowConfig)), '')
+    check_value(dict(keep=None, heal=3), Field(dict, inside=option_fields(NarrowConfig)), '')
 
 @pytest.mark.parametrize('most', [2**70, 2**63, -5])
 def test_look_with_a_limit_that_is_none(most):

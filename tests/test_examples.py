@@ -137,7 +137,7 @@ def test_a_window_press_reads_what_narrow_writes(tmp_path, window_press):
     tiny_llama(tmp_path/'model')
     (tmp_path/'docs').mkdir()
     for i in range(16): (tmp_path/'docs'/f'{i}.txt').write_text('abcdefgh'[i%8:]*40)
-    options = ['--data', tmp_path/'docs', '--out', tmp_path/'near', '--steps', 2, '--context', 48, '--judged', 1, '--quiet']
+    options = ['--data', tmp_path/'docs', '--out', tmp_path/'near', '--heal', 0, '--context', 48, '--judged', 1, '--quiet']
     assert main(list(map(str, ['narrow', tmp_path/'model', *options])))==0
     press = window_press(tmp_path/'near', .5)
     assert press.width.shape==(2, 2) and abs(press.kept(100).double().mean()-50)<2

@@ -66,7 +66,7 @@ def assert_unchanged(before, model):
 
 def judged(model):
     "The judges of a model that was narrowed."
-    found = hf.narrowing.Narrowed([[8., 8.], [8., 8.]], hf.curves.Budget(24, 0, True), [], 0., True, None, None)
+    found = hf.narrowing.Narrowed([[8., 8.], [8., 8.]], hf.curves.Budget(24, 0, True), 0., True, None, None)
     quality(model, found, TEXTS[:1], (.5,))
 
 LOOKS = dict(look=lambda m: hf.look(m, IDS), cost_curves=lambda m: hf.cost_curves(m, TEXTS[:2]), examine=lambda m: examine(m))
@@ -107,10 +107,10 @@ def test_a_run_that_fails_leaves_no_windows():
         model = llama()
         before = fingerprint(model)
         model.model.layers[0].mlp.act_fn.left[:] = [calls, RuntimeError]
-        with pytest.raises(RuntimeError, match='blown'): hf.narrow(model, TEXTS, keep=.5, steps=2)
+        with pytest.raises(RuntimeError, match='blown'): hf.narrow(model, TEXTS, keep=.5)
         assert_unchanged(before, model)
     model = llama()
-    hf.narrow(model, TEXTS, keep=.5, steps=2)
+    hf.narrow(model, TEXTS, keep=.5)
     assert [m.training for m in model.model.layers] == [False, True] and not model.model.norm.weight.requires_grad
     assert model.config.dynattn['windows']['edge'] == 'hard'
 
@@ -129,7 +129,7 @@ def test_what_is_refused_changes_nothing(act):
 def test_widths_that_do_not_fit_change_nothing():
     model = llama(windows=True)
     before = fingerprint(model)
-    with pytest.raises(ValueError, match='widths: expected a divisor'): set_widths(model, [[1., 2.], [1., 2., 3.]], 'soft')
+    with pytest.raises(ValueError, match='widths: expected a divisor'): set_widths(model, [[1., 2.], [1., 2., 3.]])
     assert_unchanged(before, model)
 
 

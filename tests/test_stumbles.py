@@ -52,7 +52,7 @@ def test_windows_are_taken_from_a_model_that_was_loaded_or_narrowed(tmp_path):
     hf.save(hf.add_windows(copy.deepcopy(plain), init=3.), tmp_path/'windows')
     loaded = hf.remove_windows(hf.load(tmp_path/'windows'))
     narrowed = copy.deepcopy(plain)
-    hf.narrow(narrowed, [dict(input_ids=IDS.repeat(1, 4))], .5, steps=1, places=4)
+    hf.narrow(narrowed, [dict(input_ids=IDS.repeat(1, 4))], .5, places=4)
     hf.remove_windows(narrowed)
     for model in (loaded,narrowed):
         assert torch.equal(model(IDS)[0], plain(IDS)[0])

@@ -91,15 +91,15 @@ def places(seen, part):
 
 PARTS = 8
 PART = ['some', *(pytest.param(i, marks=pytest.mark.slow) for i in range(PARTS))]
-WAYS = [pytest.param(dict(keep=.5), id='share'),
-        pytest.param(dict(rise=1., steps=3), id='rise'),
-        pytest.param(dict(keep=.5, steps=1, heal=2), id='healed')]
+WAYS = [pytest.param(dict(keep=.5, heal=0), id='share'),
+        pytest.param(dict(rise=1., heal=0), id='rise'),
+        pytest.param(dict(keep=.5, heal=2), id='healed')]
 
 @pytest.mark.parametrize('options', WAYS)
 @pytest.mark.parametrize('part', PART)
 def test_narrow_interrupted_at_any_line(tmp_path, part, options):
-    if 'heal' in options: pytest.importorskip('peft', reason="peft is not installed; pip install 'dynattn[narrow]' brings it")
-    batches,options = texts(3),dict(dict(steps=2), **options)
+    if options['heal']: pytest.importorskip('peft', reason="peft is not installed; pip install 'dynattn[narrow]' brings it")
+    batches = texts(3)
     def run(model, at): return narrow(model, batches, checkpoint=at, held_out=texts(1, first=9), **options)
     whole = llama()
     wanted = run(whole, tmp_path/'whole.pt')
@@ -112,7 +112,7 @@ def test_narrow_interrupted_at_any_line(tmp_path, part, options):
         where = f'{Path(seen[number][0]).name}:{seen[number][1]}'
         now = state_of(model)
         if isinstance(given, KeyboardInterrupt) and not same(now, before) and not same(now, after):
-            # learned, but not healed: windows like any others
+            # narrowed, but not healed: windows like any others
             if any(hasattr(m, 'base_layer') for m in model.modules()): bad.append(f'{where}: updates are left')
         if not same(now, before):
             try:
@@ -122,7 +122,7 @@ def test_narrow_interrupted_at_any_line(tmp_path, part, options):
             except Exception as e: bad.append(f'{where}: {type(given).__name__}, cannot be saved and loaded: {e}')
         fresh = model if same(now, before) else llama()
         resumed = run(fresh, at)
-        if (resumed.widths,resumed.rows,resumed.rise)!=(wanted.widths,wanted.rows,wanted.rise): bad.append(f'{where}: resumed to others')
+        if (resumed.widths,resumed.healed,resumed.rise)!=(wanted.widths,wanted.healed,wanted.rise): bad.append(f'{where}: resumed to others')
         if not same(state_of(fresh), after): bad.append(f'{where}: resumed to another model')
     assert not bad, '\n'.join(bad)
 
@@ -237,33 +237,53 @@ OTHERS = {
     'sinks was': (llama, texts(2), dict(sinks=1)), 'seed was': (llama, texts(2), dict(seed=1)),
     'places was': (llama, texts(2), dict(places=3))}
 OF_NARROW = {
-    **OTHERS, 'keep was': (llama, texts(2), dict(keep=.6)), 'steps was': (llama, texts(2), dict(steps=3)),
-    'begin was': (llama, texts(2), dict(begin=.6)), 'sizes was': (llama, texts(2), dict(sizes='1,2,full'))}
+    **OTHERS, 'texts.batches': (*OTHERS['texts.batches'][:2], dict(heal=1)), 'keep was': (llama, texts(2), dict(keep=.6)), 'heal was': (llama, texts(2), dict(heal=1)),
+    'answers was': (llama, texts(2), dict(answers=.6)), 'sizes was': (llama, texts(2), dict(sizes='1,2,full'))}
 
-def refused_by_name(at, run, others):
+def refused_by_name(files, run, others):
     run(llama(), texts(2), {})
-    whole = at.read_bytes()
+    whole = [at.read_bytes() for at in files]
+    names = '|'.join(at.name for at in files)
     for name,(make,batches,options) in others.items():
         model = make()
         before = state_of(model)
-        with pytest.raises(ValueError, match=f'checkpoint: expected one of this run, got {at.name} of another: .*{name}'):
+        with pytest.raises(ValueError, match=f'checkpoint: expected one of this run, got ({names}) of another: .*{name}'):
             run(model, batches, options)
-        assert same(state_of(model), before) and at.read_bytes()==whole, name
+        assert same(state_of(model), before) and [at.read_bytes() for at in files]==whole, name
 
 def test_curves_of_another_run_are_refused(tmp_path):
     at = tmp_path/'curves.pt'
     def run(model, batches, options): return cost_curves(model, batches, checkpoint=at, **dict(dict(places=4), **options))
-    refused_by_name(at, run, OTHERS)
+    refused_by_name([at], run, OTHERS)
     assert torch.equal(run(llama(), texts(2), {}).text, cost_curves(llama(), texts(2), places=4).text)
 
-def test_widths_of_another_run_are_refused(tmp_path):
+def test_narrowing_of_another_run_is_refused(tmp_path):
+    pytest.importorskip('peft', reason="peft is not installed; pip install 'dynattn[narrow]' brings it")
     at = tmp_path/'run.pt'
-    def run(model, batches, options):
-        return narrow(model, batches, checkpoint=at, **dict(dict(keep=.5, steps=2, places=4), **options))
-    refused_by_name(at, run, OF_NARROW)
-    assert run(llama(), texts(2), {}).widths==narrow(llama(), texts(2), keep=.5, steps=2, places=4).widths
-    curves = cost_curves(llama(), texts(2), sinks=4, places=4)
-    with pytest.raises(ValueError, match='got run.pt of another: .*curves'): run(llama(), texts(2), dict(curves=curves))
+    def run(model, batches, options, checkpoint=at):
+        usual = dict(keep=.5, heal=2, places=4, held_out=texts(1, first=9))
+        return narrow(model, batches, checkpoint=checkpoint, **dict(usual, **options))
+    refused_by_name([tmp_path/'run.curves.pt', tmp_path/'run.heal.pt'], run, OF_NARROW)
+    again,alone = (run(llama(), texts(2), {}, checkpoint) for checkpoint in (at, None))
+    assert (again.widths,again.healed)==(alone.widths,alone.healed)
+    for name,options in dict(curves=dict(curves=cost_curves(llama(), texts(2), sinks=4, places=4)),
+                             held_out=dict(held_out=texts(1, first=8))).items():
+        with pytest.raises(ValueError, match=f'got run.heal.pt of another: .*{name}'): run(llama(), texts(2), options)
+
+def test_another_share_needs_no_other_curves(tmp_path):
+    def run(keep, **options): return narrow(llama(), texts(2), keep=keep, checkpoint=tmp_path/'run.pt', **options)
+    run(.5)
+    whole,told = (tmp_path/'run.curves.pt').read_bytes(),[]
+    found = run(.6, answers=1., on_progress=lambda *what: told.append(what))
+    assert told==[('curves', 2, 2)] and (tmp_path/'run.curves.pt').read_bytes()==whole and found.share()>.5
+
+def test_a_checkpoint_of_a_learner_is_refused(tmp_path):
+    at,model = tmp_path/'run.pt',llama()
+    at.write_bytes(b'whatever it was')
+    before = state_of(model)
+    with pytest.raises(ValueError, match='checkpoint: expected the name of a run of this version, got run.pt, in which an earlier'):
+        narrow(model, texts(2), keep=.5, checkpoint=at)
+    assert same(state_of(model), before) and [path.name for path in tmp_path.iterdir()]==['run.pt']
 
 def test_healing_of_another_run_is_refused(tmp_path):
     pytest.importorskip('peft', reason="peft is not installed; pip install 'dynattn[narrow]' brings it")
@@ -285,20 +305,21 @@ def test_healing_of_another_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match='got heal.pt of another: .*weights'): run(wider)
 
 def test_a_checkpoint_from_a_stranger_is_read_with_care(tmp_path):
-    at = tmp_path/'run.pt'
-    def run(): return narrow(llama(), texts(2), keep=.5, steps=2, places=4, checkpoint=at)
-    run()
-    whole = read_state(at)
-    for name,values in dict(log_width=[None, 3, torch.zeros(1), torch.full((2,), torch.nan)], rows=[None, 5], adam=[None, {}, 3],
-                            keep=['x', None], mean_gradient=[torch.zeros(5)], measured=[7], record=[None, [], {}, 3]).items():
-        for value in values:
-            write_state(at, {**whole, name: value})
-            with pytest.raises((DamagedFile, ValueError), match='damaged run.pt|checkpoint: expected'): run()
-    for less in whole:
-        write_state(at, {k: v for k,v in whole.items() if k!=less})
-        with pytest.raises((DamagedFile, ValueError), match='damaged run.pt|checkpoint: expected'): run()
-    write_state(at, whole)
-    run()
+    pytest.importorskip('peft', reason="peft is not installed; pip install 'dynattn[narrow]' brings it")
+    def run(): return narrow(llama(), texts(2), keep=.5, heal=2, places=4, held_out=texts(1, first=9), checkpoint=tmp_path/'run.pt')
+    wanted = run()
+    for at in (tmp_path/'run.curves.pt', tmp_path/'run.heal.pt'):
+        whole = read_state(at)
+        less = [{k: v for k,v in whole.items() if k!=name} for name in whole]
+        other = dict(updates=[None, 3, [], [torch.zeros(1)]*len(whole.get('updates', [])), [x*torch.nan for x in whole.get('updates', [])]],
+                     rows=[None, 5, [3]], adam=[None, {}, 3], text=[None, 3, torch.zeros(1), torch.full((2,3), torch.nan)], done=['x', None, -1],
+                     counts=[None, []], record=[None, [], {}, 3])
+        more = [{**whole, name: value} for name,values in other.items() if name in whole for value in values]
+        for state in [*less, *more]:
+            write_state(at, state)
+            with pytest.raises((DamagedFile, ValueError), match=f'damaged {at.name}|checkpoint: expected'): run()
+        write_state(at, whole)
+    assert run().healed==wanted.healed
 
 # ---- curves are finite, or refused by name: reviews/hostile.md 4
 
@@ -361,7 +382,7 @@ def test_odd_texts_have_finite_curves(batches):
         if make is bert and 'asked' in batches[0]: continue
         curves = cost_curves(make(), batches)
         assert all(w==w and w>=1 for layer in curves.widths(.6) for w in layer)
-        found = narrow(make(), batches, keep=.6, steps=2)
+        found = narrow(make(), batches, keep=.6)
         assert found.finished and all(w==w and w>=1 for layer in found.widths for w in layer)
 
 def test_tokens_that_are_never_predicted_do_not_matter():
@@ -373,5 +394,7 @@ def test_tokens_that_are_never_predicted_do_not_matter():
         model.lm_head = nn.Linear(8, 16)
         with torch.no_grad(): model.lm_head.bias.copy_(bias)
         return model
-    found = narrow(padded(), texts(2), keep=.5, steps=2)
-    assert found.finished and all(w==w for layer in found.widths for w in layer) and all(r['loss']==r['loss'] for r in found.rows)
+    pytest.importorskip('peft', reason="peft is not installed; pip install 'dynattn[narrow]' brings it")
+    found = narrow(padded(), texts(2), keep=.5, held_out=texts(1, first=9))
+    assert found.finished and all(w==w for layer in found.widths for w in layer)
+    assert found.healed.after and all(r['loss']==r['loss'] for r in found.healed.rows)

@@ -26,7 +26,7 @@ reveal_type(attention(x, x, x, return_weights=True))                 # tuple[Ten
 reveal_type(attention(x, x, x, return_lse=True))                     # tuple[Tensor, Tensor]
 
 def learn(model: PreTrainedModel, batches: list[dict[str, Any]], curves: CostCurves) -> None:
-    found = narrow(model, batches, .25, steps=3)
+    found = narrow(model, batches, .25, heal=3)
     reveal_type(found)                                               # Narrowed
     reveal_type(found.share(12))                                     # float
     reveal_type(Reference(model, batches).changes())                 # list[float]

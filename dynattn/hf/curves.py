@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from .options import NarrowOptions
+from .options import OF_ANSWERS, NarrowOptions
 from ..saved import Checkpoint, DamagedFile, as_it_was, fingerprint, need
 from .layers import (
     PreTrainedModel, attention_layers, embeddings, frozen, last_hidden, looks_back, predictions)
@@ -55,6 +55,7 @@ class Budget:
     ) -> Tensor: # [], differentiable
         "The share of the keys, or of an encoder's pairs, that widths leave."
         return (_cache_share if self.causal else _pair_share)(width, self.n, self.sinks)
+
     def reaching(self,
         width, # a function of a number: widths [K], whose share grows with it
         share:float, # 0 to 1
@@ -72,6 +73,36 @@ class Budget:
         def at(x): return (width*math.exp(x)).clamp(1, self.most)
         furthest = math.log(self.most)
         return at(self.reaching(at, share, -furthest, furthest))
+
+    def whole(self, width:Tensor, # [K] half-widths in tokens
+    ) -> Tensor: # [K] whole tokens; inf where a head sees everything
+        "Widths in whole tokens, of the same cost."
+        share,most = self.share(width).item(),float(self.most)
+        everything = width>=.97*most
+        def paid(factor): return torch.where(everything, most, (factor*width).clamp(1, most))
+        exact = paid(self.reaching(paid, share, 0., 1.))
+        whole = exact.floor()
+        missing = int((exact.sum()-whole.sum()).round())
+        largest = (exact-whole).topk(missing).indices    # fractions: they go up, and the sum stays
+        whole[largest] += 1
+        return whole.masked_fill(everything | (whole>=most), math.inf)
+
+    def rounded(self,
+        width:Tensor, # [K] half-widths in tokens
+        sizes:str, # half-widths in tokens, and "full": '64,256,full'
+    ) -> Tensor: # [K] of these sizes; inf for "full"
+        "Widths of a few sizes, at no greater cost."
+        share,of_sizes = self.share(width).item(),_sizes(sizes, self.most).to(width.device)
+        least = self.share(of_sizes[:1]).item()
+        if least>share*(1+1e-6):
+            raise ValueError(f"sizes: expected one small enough for a share of {share:.4f}, "
+                             f"got {least:.4f} or more")
+        log_width,log_sizes = width.log()[:,None],of_sizes.log()
+        def nearest(shift): return of_sizes[(log_width+shift-log_sizes).abs().argmin(1)]
+        span = 2*math.log(self.most)
+        shift = self.reaching(nearest, share*(1+1e-6), -span, span)
+        found = nearest(shift-1e-6)    # the last step would be too much
+        return found.masked_fill(found>=self.most, math.inf)
 
     @classmethod
     def of(cls,
@@ -102,6 +133,16 @@ class Budget:
         if n<8: raise ValueError(f"batches: expected texts of 8 tokens or more, got {n}")
         causal = all(looks_back(model, name) for name in layers)
         return cls(n, (4 if causal else 1) if sinks is None else sinks, causal)
+
+# %% ../../nbs/hf/61_curves.ipynb #61a20002
+def _sizes(text, most): # -> [S] half-widths, ascending
+    try: sizes = sorted({most if word.strip()=='full' else int(word) for word in text.split(',')})
+    except ValueError: sizes = [0]
+    if not 1<=sizes[0]<=sizes[-1]<=most:
+        raise ValueError(f"sizes: expected half-widths from 1 to {most} tokens, or 'full', "
+                         "such as '64,256,full', "
+                         f"got {text!r}")
+    return torch.tensor(sizes, dtype=torch.float32)
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0011
 def _far(x, width, start, causal):
@@ -156,8 +197,9 @@ class _Layer:
         sinks:int, # leading tokens that are never lost
         generator=None, # for the draw of queries
         measured:int=_MEASURED, # queries, of which a longer text has a sample
+        together:bool=False, # whether the movements of all queries add up before they are squared
     ) -> Tensor: # [B,Hkv,W], in float64
-        "The squared movements of the number, summed over queries."
+        "The squared movements of the number, summed over queries; or the square of their sum."
         heads,leading = self.k.shape[1],self.leading(sinks)
         found = 0.
         for start,odds in _sample(g, generator, measured):
@@ -172,8 +214,9 @@ class _Layer:
             moved = far/(1-mass).clamp(min=torch.finfo(p.dtype).eps**.5)              # [B,H,b,W]
             moved = moved.unflatten(1, (heads,-1)).sum(2)
             moved = moved.masked_fill(leading[...,start:stop,None], 0)
-            found = found+moved.square().sum(2).double()/odds
-        return found
+            if not together: moved = moved.square()
+            found = found+moved.sum(2).double()/odds
+        return found.square() if together else found
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0054
 def _sample(g, generator, measured): # gradient [B,N,H,d], so many queries -> [(first query, odds)]
@@ -226,7 +269,7 @@ def _number(model, hidden, batch, places, generator):
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c001a
 @contextmanager
-def _watched(width, sinks, generator):
+def _watched(width, sinks, generator, together):
     """As long as the block lasts, what each attention module of a text would lose is added up:
     module -> [B,Hkv,W]."""
     found = {}
@@ -237,7 +280,9 @@ def _watched(width, sinks, generator):
         if s.texts is not None:
             raise ValueError("texts: expected one text in each row, got packed rows")
         layer = _Layer(module, *(x.detach() for x in (query, key, value, out)), s, options)
-        def add(g): found[module] = found.get(module, 0.)+layer.squares(g, width, sinks, generator)
+        def add(g):
+            squares = layer.squares(g, width, sinks, generator, together=together)
+            found[module] = found.get(module, 0.)+squares
         out.register_hook(add)
         return out,weights
     try:
@@ -265,12 +310,12 @@ class CostCurves:
             raise ValueError(f"{name}: expected finite costs, "
                              f"got nan or inf for key head {head} of layer {layer}")
 
-    def total(self, answers:float=.1, # the weight of `asked`
+    def total(self, answers:float=OF_ANSWERS, # the weight of `asked`
     ) -> Tensor: # [K,W], falling
         "One curve per head; none rises with the width."
         return (self.text+answers*self.asked).flip(-1).cummax(-1).values.flip(-1)
 
-    def _best(self, keep, answers=.1): # -> [K]
+    def _best(self, keep, answers): # -> [K]
         if not 0<keep<=1:
             raise ValueError(f"keep: expected a number above 0 and up to 1, got {keep}")
         cost = self.total(answers)
@@ -282,16 +327,27 @@ class CostCurves:
 
     def widths(self,
         keep:float, # the share, 0 to 1
-        answers:float=.1, # the weight of texts that ask
+        answers:float=OF_ANSWERS, # the weight of texts that ask
     ) -> list: # by layer, the half-width of every key head; inf: no limit
         "The widths of a share at which the curves add up to the least."
         best = self._best(keep, answers)
-        best = best.masked_fill(best>=self.budget.most, math.inf)
-        return [part.tolist() for part in best.split(self.counts)]
+        return self._by_layer(best.masked_fill(best>=self.budget.most, math.inf))
+
+    def whole_widths(self,
+        keep:float, # the share, 0 to 1
+        answers:float=OF_ANSWERS, # the weight of texts that ask
+        sizes:str='', # those that heads may have, such as '64,256,full' (default: any)
+    ) -> list: # by layer, the half-width of every key head; inf: no limit
+        "These widths in whole tokens, or each the nearest of a few sizes."
+        best,budget = self._best(keep, answers),self.budget
+        return self._by_layer(budget.rounded(best, sizes) if sizes else budget.whole(best))
+
+    def _by_layer(self, width): # [K]
+        return [part.tolist() for part in width.split(self.counts)]
 
     def costs(self,
         keep:float, # the share, 0 to 1
-        answers:float=.1, # the weight of texts that ask
+        answers:float=OF_ANSWERS, # the weight of texts that ask
     ) -> tuple: # of plain texts, of texts that ask
         "The sum of the curves at the widths of a share."
         above = torch.searchsorted(self.sizes, self._best(keep, answers)+1e-3)
@@ -368,8 +424,9 @@ def _not_finite(model, batch):
 def _add_text(found, model, layers, i, batch, width, options): # layers: name -> module
     "Add what text number i says."
     generator = torch.Generator().manual_seed(options['seed']*1_000_003+i)
+    sizes,embeds = width.to(model.device, torch.long),model.get_output_embeddings() is None
     try:
-        with _watched(width.to(model.device, torch.long), options['sinks'], generator) as lost:
+        with _watched(sizes, options['sinks'], generator, together=embeds) as lost:
             hidden = last_hidden(model, batch)
             _number(model, hidden, batch, options['places'], generator).backward()
     except _NotFinite as e:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
-from ..saved import Checkpoint, as_it_was, interrupts_wait, need
+from ..saved import Checkpoint, DamagedFile, as_it_was, interrupts_wait, need
 from .layers import PreTrainedModel
 from .curves import Stage, run_record
 
@@ -45,6 +45,17 @@ class Healed:
 _FUSED = 'qkv','query_key','c_attn','in_proj'
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d0041
+def _restore(learned, adam, state): # `learned` and the optimiser get what a file has -> its rows
+    rows,updates = state['rows'],state['updates']
+    if not all(isinstance(row, dict) for row in rows): raise ValueError("rows: expected records")
+    for p,saved in zip(learned, updates, strict=True):
+        if saved.shape!=p.shape or not saved.isfinite().all():
+            raise ValueError(f"updates: expected finite numbers {tuple(p.shape)}")
+    with torch.no_grad():
+        for p,saved in zip(learned, updates): p.copy_(saved)
+    adam.load_state_dict(state['adam'])
+    return list(rows)
+
 def _heal_steps(tuned, distance, steps, rate, file, every, on_step, on_progress):
     "All steps, or those that are left: their records, and whether all losses were finite."
     learned = [p for p in tuned.parameters() if p.requires_grad]
@@ -54,10 +65,9 @@ def _heal_steps(tuned, distance, steps, rate, file, every, on_step, on_progress)
         return dict(rows=list(rows), adam=copy.deepcopy(adam.state_dict()), updates=updates)
     whole = file.read()
     if whole is not None:
-        with torch.no_grad():
-            for p,saved in zip(learned, whole['updates'], strict=True): p.copy_(saved)
-        adam.load_state_dict(whole['adam'])
-        rows = list(whole['rows'])
+        try: rows = _restore(learned, adam, whole)
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as e:
+            raise DamagedFile(f"{file.path.parent}: damaged {file.path.name}: {e}") from e
     stage = Stage(on_progress, 'heal', steps, len(rows))
     try:
         for step in range(len(rows), steps):
@@ -109,6 +119,7 @@ def heal(
         settings = dict(steps=steps, rank=rank, rate=rate, seed=seed)
         record = run_record(model, [], **settings, **(depends or {}))
     file = Checkpoint(checkpoint, record, ('rows','updates','adam'))
+    file.read()    # refused before anything is measured
     with torch.no_grad(): before = [float(x) for x in measure()]
     if not all(map(math.isfinite, before)):
         raise ValueError(f"measure: expected finite numbers of texts held out, got {before}")

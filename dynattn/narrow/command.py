@@ -13,14 +13,14 @@ from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
 import torch
-from ..hf.options import NarrowConfig, NarrowOptions
+from ..hf.options import OF_CURVES, NarrowConfig, NarrowOptions
 from ..runs import Bar, Run, markdown, printable, table
 from ..saved import (
     Field, UserError, interrupts_wait, option_fields, read_json, write_atomic)
 from ..configs import most_tokens
 from ..hf.curves import Stage, cost_curves
 from ..hf.layers import Learned, last_hidden, predictions
-from ..hf.narrowing import Narrower, narrow, set_widths, without_windows
+from ..hf.narrowing import check_narrow, narrow, set_widths, without_windows
 from ..hf.plugin import switch
 from ..hf.saving import load_pretrained, save
 from ..hf.windows import add_windows
@@ -155,14 +155,14 @@ def _cut(documents, tokenizer, n, causal, wanted):
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0014
 def _split(documents):
-    """Texts to learn from and texts for the evaluation: one document in eight, or an eighth of each
+    """Texts to narrow by and texts for the evaluation: one document in eight, or an eighth of each
     of a few."""
     if len(documents)>=8: return [text for i,text in enumerate(documents) if i%8],documents[::8]
     return [text[len(text)//8:] for text in documents],[text[:len(text)//8] for text in documents]
 
 def _documents_of(c): # -> two lists of texts, the number of documents, `_Documents`
-    "As many documents as a run needs, to learn from and for the evaluation."
-    enough = 6*c.context*(max(c.steps, c.heal)*c.batch+8*c.judged)    # characters
+    "As many documents as a run needs, to narrow by and for the evaluation."
+    enough = 6*c.context*(c.batches*c.batch+8*c.judged)    # characters
     documents,size = [],0
     source = _Documents(c)
     for text in source:
@@ -197,15 +197,16 @@ def _read_texts(
     c:NarrowConfig, # says where the documents are, and how many texts of which length
     tokenizer, # the model's
     causal:bool, # whether the model is
-) -> tuple: # batches to learn from, texts for the evaluation, number of documents, what is left out
+    most:int, # texts to narrow by
+) -> tuple: # batches to narrow by, texts for the evaluation, number of documents, what is left out
     "The contents of a folder, cut into texts of `c.context` tokens."
     learn,judge,number,source = _documents_of(c)
-    train = _cut(learn, tokenizer, c.context, causal, max(c.steps, c.heal)*c.batch)
+    train = _cut(learn, tokenizer, c.context, causal, most)
     test = _cut(judge, tokenizer, c.context, causal, c.judged)
     if not train or not test:
         raise UserError(
             f"data: expected documents for at least one text of {c.context} tokens "
-            "to learn from and one "
+            "to narrow by and one "
             f"for the evaluation, got {len(train)} and {len(test)} "
             f"from {number} documents in {c.data}; "
             f"--context makes texts shorter{source.among()}")
@@ -244,8 +245,8 @@ def _save_folder(model, tokenizer, name, out):
         if not (out/path).exists(): shutil.copyfile(source/path, out/path)
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0017
-_RUN_FILES = ('settings.json','checkpoint.pt','checkpoint.curves.pt','checkpoint.heal.pt',
-              'report.md','result.json')
+_RUN_FILES = ('settings.json','checkpoint.curves.pt','checkpoint.heal.pt','report.md',
+              'result.json')
 
 def _check_out(run, resume):
     "Refuse a folder whose files would be lost, and a run of other settings."
@@ -253,7 +254,11 @@ def _check_out(run, resume):
     run.check_folder(settings.exists(), resume)
     if resume:
         expected = dict(option_fields(NarrowConfig), model=Field(str))
-        run.check_settings(read_json(settings, expected))
+        then = read_json(settings, expected)
+        if 'steps' in then:
+            raise UserError(f"{out}: holds a run of an earlier version, in which widths learned; "
+                            "this one measures them: narrow into a new folder")
+        run.check_settings(then)
     elif out.exists() and any(path.name!='.lock' for path in out.iterdir()):
         raise UserError(f"out: expected a new or an empty folder, got {out}")
 
@@ -298,20 +303,23 @@ def _asking(tokenizer, c, causal):
     except ValueError: return 0    # no tokens for digits: nothing is asked
 
 # seconds of a text with full attention; texts to judge, and those of a grid of recall
-def _durations(seconds, c, judged, grid): # -> seconds: to learn; to judge afterwards; before
-    "About how long the parts of a run take."
-    learn = 5*c.steps*c.batch    # full attention, windows, and back
-    if c.rise is not None: learn += 2*8*8    # twice eight texts, in full and at seven shares
+def _durations(seconds, c, judged, grid): # -> seconds: to narrow; to judge afterwards; before
+    "About how long the parts of a run take. `c.heal` is a number."
+    of_curves = 8*OF_CURVES*c.batch
+    of_share = 8*8 if c.rise is not None else 0    # eight texts, in full and at seven shares
+    of_healing = 6*c.heal*c.batch+3*judged if c.heal else 0
+    narrow = of_curves+of_share+of_healing
     ways = 3*len(Judge.ways)*judged    # at three shares
-    return learn*seconds,(5/4*(ways+4*grid)+5)*seconds,5/4*(judged+grid)*seconds
+    return narrow*seconds,(5/4*(ways+4*grid)+5)*seconds,5/4*(judged+grid)*seconds
 
 def _duration(seconds): return f'{seconds:.0f} s' if seconds<90 else f'{seconds/60:.1f} min'
 
 def _plan(seconds, c, judged, grid):
     "About how long a run takes, in a line."
-    learn,after,before = _durations(seconds, c, judged, grid)
-    texts = f"{c.steps*c.batch} texts of {c.context} tokens"
-    return f"about {_duration(learn)} to learn from {texts}, {_duration(before+after)} to judge"
+    narrow,after,before = _durations(seconds, c, judged, grid)
+    healing = f" and {c.heal} steps of healing" if c.heal else ""
+    texts = f"the curves of {OF_CURVES*c.batch} texts of {c.context} tokens{healing}"
+    return f"about {_duration(narrow)} for {texts}, {_duration(before+after)} to judge"
 
 # %% ../../nbs/narrow/85_command.ipynb #85a10002
 class _Shown:
@@ -324,7 +332,7 @@ class _Shown:
         goes_on = self.bar is not None and (name,done)==(self.name,self.bar.done+1)
         if goes_on: return self.bar.step(self.note)
         self.close()
-        unit = 'step' if name in ('learn','heal') else 'text'
+        unit = 'step' if name=='heal' else 'text'
         self.bar,self.name = Bar(total, name, self.quiet, done, unit, seconds=10),name
         if self.quiet or self.bar.bar is not None: return
         of = '' if total is None else f': {done} of {total}'
@@ -354,11 +362,9 @@ def _terminable():
     finally: signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0018
-def _learned(model, batches, options, out, shown, held_out, judging): # judging: seconds
+def _narrowed(model, batches, options, out, shown, held_out, judging): # judging: seconds
     "`narrow` with its checkpoint in the folder."
-    def on_step(row):
-        share = f"share {row['share']:.3f}" if 'share' in row else 'healing'
-        shown.note = f"loss {row['loss']:.4f}, {share}"
+    def on_step(row): shown.note = f"loss {row['loss']:.4f}"
     def on_stop(where, seconds):
         shown.say(f"dynattn: stopped {where}; the widths so far are kept and judged, which takes "
                   f"about {_duration(seconds+judging)}. Ctrl-C again leaves at once; "
@@ -367,13 +373,13 @@ def _learned(model, batches, options, out, shown, held_out, judging): # judging:
                   on_progress=shown, held_out=held_out, **options)
 
 def _report(c, name, judged, found, batches, documents): # judged: `Report` of a `Judge`
-    "The widths that the model of a run learned, and their cost."
+    "The widths that the model of a run got, and their cost."
     return replace(
         judged, model=str(name), config=asdict(c),
-        healed=found.healed and asdict(found.healed), steps=found.rows,
+        healed=found.healed and asdict(found.healed),
         finished=found.finished, rise=found.rise, seconds=found.seconds, documents=documents,
-        learned_tokens=sum(batches[row['text']]['input_ids'].numel() for row in found.rows),
-        learned_texts=sum(len(b['input_ids']) for b in batches),
+        read_tokens=sum(b['input_ids'].numel() for b in batches),
+        read_texts=sum(len(b['input_ids']) for b in batches),
         asking=sum(int(b['asked'].any(1).sum()) for b in batches))
 
 def _write_report(run, report, left_out):
@@ -406,23 +412,24 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
     model,tokenizer = load_pretrained(name)
     causal = model.get_output_embeddings() is not None
     shown('read the texts', 0, None)
-    batches,texts,documents,left_out = _read_texts(c, tokenizer, causal)
+    most = c.batches*c.batch
+    batches,texts,documents,left_out = _read_texts(c, tokenizer, causal, most)
     if left_out and not shown.quiet: shown.say(left_out)
     try:
         _check_fits(model, [*batches, *texts])
-        Narrower.check(model, batches, NarrowOptions(**options), texts)
+        heal = check_narrow(model, batches, NarrowOptions(**options), texts)[0].heal
         seconds = _check_reads(switch(model), batches[0]['input_ids'][:1])
         with run.locked():
             saved = False
             try:
                 write_atomic(out/'settings.json', json.dumps(run.settings, indent=1))
-                of_run = seconds,c,len(texts),_asking(tokenizer, c, causal)
+                of_run = seconds,replace(c, heal=heal),len(texts),_asking(tokenizer, c, causal)
                 if not shown.quiet: shown.say(_plan(*of_run))
                 held_out = [text['input_ids'][0] for text in texts]
                 held_out = _with_facts(held_out, tokenizer, replace(c, batch=1), causal)
                 judge = Judge(model, tokenizer, texts, c.context, c.judged, c.seed, shown)
-                found = _learned(model, batches, options, out, shown, held_out,
-                                 _durations(*of_run)[1])
+                found = _narrowed(model, batches, options, out, shown, held_out,
+                                  _durations(*of_run)[1])
                 rest = found,batches,documents
                 shown('save', 0, None)
                 with interrupts_wait():    # the folder has the model and says what it is
@@ -441,7 +448,7 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
 # %% ../../nbs/narrow/85_command.ipynb #c66d0322
 _SHARES = .5, .35, .25, .15, .1, .05
 
-def _previewed(judge, curves, on_progress):
+def _previewed(judge, curves, answers, on_progress):
     """For the full model and each share: share, mean rise in loss or distance of embeddings, and
     `Recall` or None."""
     rows = [(1., 0., judge.recalled)]
@@ -451,7 +458,7 @@ def _previewed(judge, curves, on_progress):
     texts = len(judge.texts)+(judge.asking() if judge.recalled else 0)
     stage = Stage(on_progress, 'shares', len(shares)*texts)
     for share in shares:
-        set_widths(judge.model, curves.widths(share))
+        set_widths(judge.model, curves.whole_widths(share, answers))
         changes = judge.reference.changes(stage.step)
         recall = judge.recalled and judge.grid(stage.step)
         rows.append((share, sum(changes)/len(changes), recall))
@@ -478,23 +485,22 @@ def _preview_table(rows, causal):
                     f"({b.points}). ")
     head = 'share','rise in loss' if causal else 'distance',f'facts recalled{asked}'
     shown = table(head, cells, printable)
-    return f"{shown}\n\n{said}Learning mends some of the cost: leave `--preview` out."
+    return f"{shown}\n\n{said}Healing mends most of the cost: leave `--preview` out."
 
 def _preview_run(name, c, shown):
     "The rows of `--preview`, and whether the model is causal."
     shown('load the model', 0, None)
     model,tokenizer = load_pretrained(name)
     causal = model.get_output_embeddings() is not None
-    few = replace(c, steps=-(-8//c.batch), heal=0)
     shown('read the texts', 0, None)
-    batches,texts,_,left_out = _read_texts(few, tokenizer, causal)
+    batches,texts,_,left_out = _read_texts(replace(c, heal=0), tokenizer, causal, 8)
     if left_out and not shown.quiet: shown.say(left_out)
     try:
         _check_reads(switch(model), batches[0]['input_ids'][:1])
         curves = cost_curves(model, batches, c.sinks, seed=c.seed, on_progress=shown)
         # four questions at each of eight distances: as many as a verdict needs
         judge = Judge(model, tokenizer, texts[:2], c.context, 4, c.seed, shown)
-        return _previewed(judge, curves, shown),causal
+        return _previewed(judge, curves, c.answers, shown),causal
     except ValueError as e: raise UserError(str(e)) from e
 
 # %% ../../nbs/narrow/85_command.ipynb #1360911f

@@ -22,7 +22,7 @@ from .recall import Recall, recall_grid, recall_table
 from transformers import DynamicCache
 
 # %% ../../nbs/narrow/84_judge.ipynb #7796121d
-_WAYS = ('learned', 'one window', 'one per layer', 'random')
+_WAYS = ('one per head', 'one window', 'one per layer', 'random')
 
 def _equal(budget, width): # [K] -> [K], all the same, of the same cost
     cost = budget.share(width).item()
@@ -69,13 +69,14 @@ def quality(
     on_text=lambda: None, # called after each text of each way
     reference:Reference|None=None, # what the full model makes of them, of before it was healed
 ) -> list: # records: way, share, and the change of each text
-    "Compare the ways to spend a share. The model keeps its learned widths."
+    "Compare the ways to spend a share. The model keeps its widths."
     reference,rows = reference or Reference(model, texts),[]
     with as_it_was(model):
         for share in sorted({found.share(), *shares}):
             layers = found.scaled(share)
             for way in _WAYS:
-                set_widths(model, layers if way=='learned' else _spent(found.budget, layers, way))
+                own = way=='one per head'
+                set_widths(model, layers if own else _spent(found.budget, layers, way))
                 rows.append(dict(way=way, share=share, changes=reference.changes(on_text)))
     return rows
 
@@ -117,33 +118,34 @@ class Judge:
                         on_text)
 
     def recall(self,
-        found:Narrowed, # what was learned
+        found:Narrowed, # the result of `narrow`
         shares:list, # further ones
         on_text=lambda: None, # called after each text
     ) -> list: # records: way, share, and `Recall`
-        "The facts recalled at each share. The model keeps its learned widths."
+        "The facts recalled at each share. The model keeps its widths."
         rows = [dict(way='full', share=1., recall=self.recalled)]
-        ways = [('learned', share) for share in sorted({found.share(), *shares})]
+        ways = [('one per head', share) for share in sorted({found.share(), *shares})]
         with as_it_was(self.model):
             for way,share in [*ways, ('one window', found.share())]:
                 layers = found.scaled(share)
-                spent = layers if way=='learned' else _spent(found.budget, layers, way)
+                own = way=='one per head'
+                spent = layers if own else _spent(found.budget, layers, way)
                 set_widths(self.model, spent)
                 rows.append(dict(way=way, share=share, recall=self.grid(on_text)))
         return rows
 
     def unmeasured(self,
-        found:Narrowed, # what was learned
+        found:Narrowed, # the result of `narrow`
         why:str='', # nothing is measured
     ) -> 'Report':
-        "A report that has only what was learned."
+        "A report that has only the widths."
         budget = found.budget
         widths = [[min(w, 2**31) for w in layer] for layer in found.widths]
         return Report(causal=budget.causal, n=budget.n, sinks=budget.sinks, share=found.share(),
                       quality=[], widths=widths, judged=len(self.texts), unjudged=why)
 
     def measured(self,
-        found:Narrowed, # what was learned by the model, which has these widths
+        found:Narrowed, # the result of `narrow` for the model, which has these widths
         on_progress:Callable[[str,int,int],object]|None=None, # as `narrow` takes it
     ) -> 'Report':
         "Quality, recall and time of the narrowed model."
@@ -162,12 +164,12 @@ class Judge:
             return replace(of, unrecalled=self.unrecalled)
         stage = Stage(on_progress, 'recall', (2+len(shares))*self.asking())
         rows = self.recall(found, shares, stage.step)
-        wanted = 'learned',found.share()
-        learned = next(r['recall'] for r in rows if (r['way'],r['share'])==wanted)
+        wanted = 'one per head',found.share()
+        narrow = next(r['recall'] for r in rows if (r['way'],r['share'])==wanted)
         flat = [dict(way=r['way'], share=r['share'], right=r['recall'].right[0],
                      distances=r['recall'].distances[0], number=r['recall'].number)
                 for r in rows]
-        forgotten = self.recalled.forgotten(learned)
+        forgotten = self.recalled.forgotten(narrow)
         return replace(of, recall=flat, forgotten=forgotten, recommended=_recommended(rows))
 
 @torch.no_grad()
@@ -189,13 +191,14 @@ def _recommended(rows):
     """The smallest share that keeps nine tenths of what the full model recalls, in a sentence;
     empty where there are too few questions."""
     full = rows[0]['recall']
-    learned = [(r['share'], full.beside(r['recall'])) for r in rows if r['way']=='learned']
-    of_all = learned[0][1]
+    per_head = [r for r in rows if r['way']=='one per head']
+    narrow = [(r['share'], full.beside(r['recall'])) for r in per_head]
+    of_all = narrow[0][1]
     if not of_all.enough: return ''
-    shares = ', '.join(f'{share:.3f}' for share,_ in learned)
+    shares = ', '.join(f'{share:.3f}' for share,_ in narrow)
     most = (f"keeps nine tenths of the {of_all.before} right answers of the full model, "
             f"of {of_all.asked} asked")
-    enough = [(share, found) for share,found in learned if found.after>=.9*found.before]
+    enough = [(share, found) for share,found in narrow if found.after>=.9*found.before]
     if not enough: return f"None of the shares {shares} {most}: use a larger `--keep`."
     share,found = min(enough)
     return (f"Recommended: `--keep {share:.2f}`, the smallest of {shares} that {most}: "
@@ -256,18 +259,17 @@ class Report:
     untimed:str=''       # why there are none
     recall:list|None=None # records: way, share, right answers by distance, of how many questions
     unrecalled:str=''    # why there are none
-    forgotten:str=''     # of the learned widths, in a sentence
+    forgotten:str=''     # with the windows, in a sentence
     recommended:str=''   # which share, in a sentence
     model:str=''         # its name
     config:dict|None=None # the settings
     healed:dict|None=None # fields of `Healed`
-    steps:list|None=None # records of the steps
     finished:bool=True   # False: interrupted
     rise:float|None=None # where the share was chosen by it
-    learned_tokens:int=0 # of the texts of all steps
-    learned_texts:int=0 # that there were to learn from
+    read_tokens:int=0    # of the texts that it was narrowed by
+    read_texts:int=0     # their number
     asking:int=0         # texts that asked for facts again
-    seconds:float=0.     # of learning
+    seconds:float=0.     # of narrowing
     documents:int=0      # that were read
 
     @staticmethod
@@ -292,15 +294,16 @@ class Report:
 
     def quality_table(self, escape, # `printable` or `markdown`
     ) -> str:
-        learned = {r['share']: r['changes'] for r in self.quality if r['way']=='learned'}
+        own = 'one per head'
+        narrow = {r['share']: r['changes'] for r in self.quality if r['way']==own}
         def row(r):
             mean,low,high = interval(r['changes'])
             change = f'{mean:+.4f}' if self.causal else f'{mean:.4f}'
             if self.floored: change = f'({change})'
-            other = '' if r['way']=='learned' else beside(r['changes'], learned[r['share']])
+            other = '' if r['way']==own else beside(r['changes'], narrow[r['share']])
             return r['way'],f"{r['share']:.3f}",change,f'{low:.4f} to {high:.4f}',other
         head = ['widths','share',self.change,f'interval over {self.judged} texts',
-                'above the learned ones']
+                'above one per head']
         shown = table(head, map(row, self.quality), escape)
         if not self.floored: return shown
         return (f"{shown}\n\nIn brackets: the full model has a loss of {self.loss:.2f}, "
@@ -350,35 +353,34 @@ class Report:
         borne = '' if self.rise is None else (
             f" It is the smallest share found at which the {self.change} "
             f"stays within {self.config['rise']} on up to eight "
-            f"of the texts that were learned from; there it is {self.rise:.4f}.")
+            f"of the texts that it was narrowed by; there it is {self.rise:.4f}"
+            f"{', before healing' if self.healed else ''}.")
         read = f"evaluated on {self.judged} texts of documents held out."
         if self.documents<8:
             read = (f"evaluated on {self.judged} texts from the first eighth of the same "
                     f"documents: {self.documents} are too few to hold any of them out.")
-        learned = f"Learned from {self.learned_tokens:,} tokens in {self.seconds:.0f} s"
+        narrowed = f"Narrowed by {self.read_tokens:,} tokens in {self.seconds:.0f} s"
         if self.unjudged:
             return (f"{escape(self.model)} keeps {self.share:.1%} at {self.n:,} tokens."
-                    f"{self.healing()}{self.stopped()} **{self.unjudged}**\n\n{learned}.")
+                    f"{self.healing()}{self.stopped()} **{self.unjudged}**\n\n{narrowed}.")
         return '\n\n'.join([
             f"{escape(self.model)} keeps {self.share:.1%} of its "
             f"{'keys' if self.causal else 'pairs of tokens'} at "
             f"{self.n:,} tokens.{borne}{self.healing()}{self.stopped()}",
-            f"{_MEANS[self.causal]} `learned` is compared with other widths of the same share: "
-            "one window for all heads, one per layer, "
-            "and the learned ones given to other heads at random. "
-            f"At other shares than {self.share:.3f} the learned widths are scaled.",
+            f"{_MEANS[self.causal]} Its widths, `one per head`, are compared with others of the "
+            "same share: one window for all heads, one per layer, "
+            "and its own given to other heads at random. "
+            f"At other shares than {self.share:.3f} they are scaled.",
             self.quality_table(escape), self.recall_table(escape), self.times_table(escape),
-            f"{learned}; "
+            f"{narrowed}; "
             f"{self.asking} of the "
-            f"{self.learned_texts} texts asked for facts again; {read}"])
+            f"{self.read_texts} texts asked for facts again; {read}"])
 
     def stopped(self) -> str:
         "Whether the run was interrupted, in a sentence."
         if self.finished: return ''
-        steps,wanted = len(self.steps or []),(self.config or {}).get('steps', 0)
-        where = 'while it healed' if steps>=wanted else f'after {steps} of {wanted} steps'
-        return (f" **The run was stopped {where}; these are its widths so far. "
-                "The same command with `--resume` goes on.**")
+        return (" **The run was stopped while it healed; it has its widths, with the weights of "
+                "before. The same command with `--resume` goes on.**")
 
     def bars(self) -> str:
         """The widths of every layer as a row of bars, from 1 token to all of them on a logarithmic
