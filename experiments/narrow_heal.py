@@ -187,8 +187,11 @@ class Chain:
         options = NarrowOptions(heal=self.a.heal, sinks=SINKS, seed=self.a.seed)
         with frozen(self.s.model):
             distance = (Distance if self.a.places=='random' else FarPlaces)(self.s.model, batches, options)
-            return distance.mend(self.texts(8, 'held out'), ModelState(self.s.model),
+            done = distance.mend(self.texts(8, 'held out'), ModelState(self.s.model), on_progress=None,
+                                 on_stop=lambda where, seconds: print('interrupted', where, flush=True),
                                  checkpoint=self.runs/self.called('healed'), on_step=lambda row: print(row, flush=True))
+        if done is None: raise KeyboardInterrupt
+        return done
 
     def reviews(self):
         "Texts of another domain: English film reviews, one behind the other."
