@@ -102,7 +102,8 @@ class Chain:
         options = NarrowOptions(heal=self.a.heal, sinks=SINKS, seed=self.a.seed)
         with frozen(self.s.model):
             distance = (Distance if self.a.places=='random' else FarPlaces)(self.s.model, batches, options)
-            return distance.mend(self.texts(8, 'held out'), checkpoint=self.runs/self.called('healed'), on_step=lambda row: print(row, flush=True))
+            return distance.mend(self.texts(8, 'held out'), checkpoint=self.runs/self.called('healed'),
+                                 on_step=lambda row: print(row, flush=True))
 
     def reviews(self):
         "Texts of another domain: English film reviews, one behind the other."
