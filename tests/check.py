@@ -94,14 +94,14 @@ def using(module):
     return dict(sorted(found.items(), key=lambda item: item[1], reverse=True))
 
 def tests_of(path):
-    "Files of tests that use what a chapter exports, and the one that most uses a module that imports it"
+    "Files of tests that use what a chapter exports, and the one that most uses the modules that import it"
     module = module_of(path)
     if module is None: return []
     direct = [*using(module)][:MOST]
-    around = {}
-    for name in importers().get(module, ()): around |= using(name)
-    around = sorted(set(around)-set(direct), key=lambda test: around[test], reverse=True)
-    return direct+around[:1]
+    around = Counter()
+    for name in importers().get(module, ()): around.update({test: times for test,(_,times) in using(name).items()})
+    others = sorted(set(around)-set(direct), key=lambda test: (-around[test], test))
+    return direct+others[:1]
 
 def run(*command):
     print('$', *(Path(c).name if c==command[0] else c for c in map(str, command)), flush=True)
