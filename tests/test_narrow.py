@@ -128,7 +128,7 @@ def test_without_pyarrow_the_package_is_named(place, capsys, monkeypatch):
     (dict(extra=['--sizes=full']), 'sizes: expected one small enough for a share of 0.25'),
     (dict(extra=['--sizes=4', '--rise=.1']), "sizes: expected none beside rise=0.1"),
     (dict(extra=['--rise=0']), 'rise: expected a finite number above 0'),
-    (dict(extra=['--steps=60']), 'steps: expected no such option: widths are measured and no longer learned; heal is the number'),
+    (dict(extra=['--steps=60']), 'steps: expected no such option, got one of an earlier version: widths are measured and no longer learned; heal is the number'),
     (dict(extra=['--answers=-1']), 'answers: expected a finite number of 0 or more'),
     (dict(extra=['--context=0']), 'context: expected a whole number'),
     (dict(extra=['--context=300']), 'context: expected at most the 256 tokens'),

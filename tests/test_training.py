@@ -467,7 +467,7 @@ def test_the_help_shows_each_verb_with_an_example(capsys):
         with pytest.raises(SystemExit, match='0'): main([name, '--help'])
         said = capsys.readouterr().out
         assert f'dynattn {name}' in said and '(default' not in said and not re.search(r' X$| X  ', said, re.M)
-        assert len(re.findall(r'\[\d[\d.]*\]', said))>={'train': 20, 'narrow': 7, 'export': 1}.get(name, 0)   # defaults in one form
+        assert len(re.findall(r'\[\d[\d.]*[],]', said))>={'train': 20, 'narrow': 7, 'export': 1}.get(name, 0)   # defaults in one form
 
 HOSTILE = '<img src=x onerror=alert(1)>', '# | $x ![y](http:z) `c`\x1b]0;title\x07', '\u202egnp.txt\x1b[2J'
 

@@ -50,7 +50,8 @@ def _restore(learned, adam, state): # `learned` and the optimiser get what a fil
     if not all(isinstance(row, dict) for row in rows): raise ValueError("rows: expected records")
     for p,saved in zip(learned, updates, strict=True):
         if saved.shape!=p.shape or not saved.isfinite().all():
-            raise ValueError(f"updates: expected finite numbers {tuple(p.shape)}")
+            raise ValueError(f"updates: expected finite numbers {tuple(p.shape)}, "
+                             f"got others or {tuple(saved.shape)}")
     with torch.no_grad():
         for p,saved in zip(learned, updates): p.copy_(saved)
     adam.load_state_dict(state['adam'])

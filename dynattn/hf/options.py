@@ -25,7 +25,9 @@ def refuse_gone(
 ) -> None:
     "Refuse an option of an earlier version, and say what to do without it."
     for name in names:
-        if name in GONE: raise ValueError(f"{name}: expected no such option: {GONE[name]}")
+        if name in GONE:
+            raise ValueError(f"{name}: expected no such option, got one of an earlier version: "
+                             f"{GONE[name]}")
 
 @dataclass(frozen=True)
 class NarrowOptions:
