@@ -145,7 +145,7 @@ def test_parameters_are_read_from_the_source():
     *call,last,result = api.describe(dynattn.attention)
     assert call[0][:3]==('q','Tensor','') and call[6][:3]==('scale','float | None','None')
     assert last.name=='impl' and result.type=='Tensor' and result.meaning.startswith('[B,H,N,dv]')
-    assert api.call_text(dynattn.entmax, 'entmax')=='entmax(z, alpha=1.5, dim=-1)'
+    assert api.call_text(dynattn.entmax, 'entmax')=='entmax(scores, alpha=1.5, dim=-1)'
     assert 'enable_gqa=False, *, padding=None' in api.call_text(dynattn.attention, 'attention')
     wrong = ("def f(n, h=2):\n  if n: raise ValueError(f'n: expected at most H={h}, got {n}')\n"
              "  raise ValueError(f'{n}: no')")
