@@ -137,8 +137,9 @@ def _unpacked(name, x, count, dims): # -> several tensors
 
 def flash_attn_qkvpacked_func(
     qkv, # [B,N,3,H,d]
-    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
-    alibi_slopes=None, deterministic=False, return_attn_probs=False,
+    dropout_p=0.0, softmax_scale=None, causal=False, # as for `flash_attn_func`
+    window_size=(-1,-1), softcap=0.0, alibi_slopes=None, # as for `flash_attn_func`
+    deterministic=False, return_attn_probs=False, # as for `flash_attn_func`
 ) -> Tensor|tuple:
     "Attention of one tensor, as `flash_attn.flash_attn_qkvpacked_func`."
     return flash_attn_func(
@@ -148,8 +149,9 @@ def flash_attn_qkvpacked_func(
 def flash_attn_kvpacked_func(
     q, # [B,N,H,d]
     kv, # [B,M,2,Hkv,d]
-    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
-    alibi_slopes=None, deterministic=False, return_attn_probs=False,
+    dropout_p=0.0, softmax_scale=None, causal=False, # as for `flash_attn_func`
+    window_size=(-1,-1), softcap=0.0, alibi_slopes=None, # as for `flash_attn_func`
+    deterministic=False, return_attn_probs=False, # as for `flash_attn_func`
 ) -> Tensor|tuple:
     "Attention with keys and values in one tensor, as `flash_attn.flash_attn_kvpacked_func`."
     return flash_attn_func(
@@ -329,8 +331,9 @@ def flash_attn_varlen_func(
     cu_seqlens_k, # [texts+1] int, the same of the keys
     max_seqlen_q=None, # not needed here
     max_seqlen_k=None, # not needed here
-    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
-    alibi_slopes=None, # [H], or [texts,H]; the others are those of `flash_attn_func`
+    dropout_p=0.0, softmax_scale=None, causal=False, # as for `flash_attn_func`
+    window_size=(-1,-1), softcap=0.0, # as for `flash_attn_func`
+    alibi_slopes=None, # [H], or [texts,H]
     deterministic=False, # always
     return_attn_probs=False, # return (out, lse [H,total_q], None)
     block_table=None, # [texts,blocks] int, the pages of each text's keys
@@ -349,8 +352,9 @@ def flash_attn_varlen_qkvpacked_func(
     qkv, # [total,3,H,d]
     cu_seqlens, # [texts+1] int
     max_seqlen=None, # not needed here
-    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
-    alibi_slopes=None, deterministic=False, return_attn_probs=False,
+    dropout_p=0.0, softmax_scale=None, causal=False, # as for `flash_attn_func`
+    window_size=(-1,-1), softcap=0.0, alibi_slopes=None, # as for `flash_attn_func`
+    deterministic=False, return_attn_probs=False, # as for `flash_attn_func`
 ) -> Tensor|tuple:
     "Packed texts of one tensor, as `flash_attn.flash_attn_varlen_qkvpacked_func`."
     if not _are_ints(cu_seqlens, 1) or len(cu_seqlens)<2:
@@ -365,8 +369,9 @@ def flash_attn_varlen_kvpacked_func(
     kv, # [total_k,2,Hkv,d]
     cu_seqlens_q, cu_seqlens_k, # [texts+1] int
     max_seqlen_q=None, max_seqlen_k=None, # not needed here
-    dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1,-1), softcap=0.0,
-    alibi_slopes=None, deterministic=False, return_attn_probs=False,
+    dropout_p=0.0, softmax_scale=None, causal=False, # as for `flash_attn_func`
+    window_size=(-1,-1), softcap=0.0, alibi_slopes=None, # as for `flash_attn_func`
+    deterministic=False, return_attn_probs=False, # as for `flash_attn_func`
 ) -> Tensor|tuple:
     "Packed texts, keys and values in one tensor, as `flash_attn.flash_attn_varlen_kvpacked_func`."
     return flash_attn_varlen_func(
@@ -651,9 +656,10 @@ def flash_attn_3_qkvpacked_func(
     qkv, # [B,N,3,H,d], or [B,N,H,d] of all heads, those of the queries first
     softmax_scale=None, causal=False, # as for `flash_attn_3_func`
     q_descale=None, k_descale=None, v_descale=None, # refused
-    window_size=(-1,-1), attention_chunk=0, softcap=0.0, deterministic=False,
+    window_size=(-1,-1), attention_chunk=0, # as for `flash_attn_3_func`
+    softcap=0.0, deterministic=False, # as for `flash_attn_3_func`
     num_heads_q=None, # H of the queries, where all heads lie behind each other
-    sm_margin=0, return_attn_probs=False,
+    sm_margin=0, return_attn_probs=False, # as for `flash_attn_3_func`
 ) -> Tensor|tuple: # out [B,N,H,dv]
     "Attention of one tensor, as `flash_attn_interface.flash_attn_qkvpacked_func`."
     if isinstance(qkv, Tensor) and qkv.dim()==4 and num_heads_q is not None:
@@ -678,7 +684,7 @@ def flash_attn_3_varlen_func(
     seqused_k=None, # [texts] int, the same of the keys
     softmax_scale=None, causal=False, # as for `flash_attn_3_func`
     qv=None, q_descale=None, k_descale=None, v_descale=None, # refused
-    window_size=(-1,-1), attention_chunk=0, softcap=0.0,
+    window_size=(-1,-1), attention_chunk=0, softcap=0.0, # as for `flash_attn_3_func`
     num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0, # without effect
     return_attn_probs=False, # return (out, lse [H,total_q])
     *,
@@ -697,14 +703,16 @@ def flash_attn_3_with_kvcache(
     k_cache, v_cache, # as for `flash_attn_with_kvcache`
     k=None, v=None, # [B,new,Hkv,d]
     qv=None, # refused
-    rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None,
+    rotary_cos=None, rotary_sin=None, # as for `flash_attn_with_kvcache`
+    cache_seqlens=None, cache_batch_idx=None, # as for `flash_attn_with_kvcache`
+    cache_leftpad=None, # as for `flash_attn_with_kvcache`
     page_table=None, # [B,blocks] int, the pages of each row
     cu_seqlens_q=None, cu_seqlens_k_new=None, # refused
     max_seqlen_q=None, # not needed here
     rotary_seqlens=None, q_descale=None, k_descale=None, v_descale=None, # refused
-    softmax_scale=None, causal=False, window_size=(-1,-1),
+    softmax_scale=None, causal=False, window_size=(-1,-1), # as for `flash_attn_func`
     attention_chunk=0, # refused
-    softcap=0.0, rotary_interleaved=True,
+    softcap=0.0, rotary_interleaved=True, # as for `flash_attn_with_kvcache`
     scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, # without effect
     return_softmax_lse=False, # return (out, lse [B,H,N])
     *,

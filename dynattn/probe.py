@@ -97,7 +97,10 @@ def first_difference(
 # %% ../nbs/49_probe.ipynb #a90be012
 OTHER = 10**6 # what the seed of another input has more
 
-def draw(seed, shape, scale=1.) -> Tensor:
+def draw(
+    seed, shape, # an int; that of the result
+    scale=1., # the standard deviation
+) -> Tensor:
     "Random inputs, float64; the same seed gives the same numbers."
     generator = torch.Generator().manual_seed(seed)
     return scale*torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -112,8 +115,10 @@ def repeated(
     return first, f(x)
 
 # %% ../nbs/49_probe.ipynb #a90be014
-def places(n) -> list:
-    "Where the future begins, in a sequence of `n` tokens."
+def places(
+    n, # tokens of the sequence
+) -> list:
+    "Where the future begins."
     return sorted({1, n//4, n//2, n-1})
 
 def future(
@@ -131,7 +136,9 @@ def future_gradient(
         back = gradient(f(row)[:,:t], row)
     return torch.cat((back[:,:t], torch.zeros_like(back[:,t:])), 1), back
 
-def gradient(y, x) -> Tensor:
+def gradient(
+    y, x, # outputs and inputs of a function
+) -> Tensor:
     "The gradient of a random sum of outputs; zero where none flows."
     if not y.requires_grad: return torch.zeros_like(x)
     back, = torch.autograd.grad((y*draw(2, y.shape)).sum(), x, allow_unused=True)
@@ -244,7 +251,9 @@ def frozen(
     return copy.deepcopy(model).cpu().double().eval()
 
 # %% ../nbs/49_probe.ipynb #a90be028
-def tensor_of(out) -> Tensor: # what a model returns
+def tensor_of(
+    out, # what a model returns
+) -> Tensor:
     "Its logits, its last hidden state, or the first floating tensor in it."
     inside = () if isinstance(out, Tensor) else out.values() if hasattr(out, 'values') else out
     parts = [out, getattr(out, 'logits', None), getattr(out, 'last_hidden_state', None), *inside]
@@ -253,7 +262,9 @@ def tensor_of(out) -> Tensor: # what a model returns
         raise TypeError(f"model: expected an output with a tensor in it, got {type(out).__name__}")
     return next((tensor for tensor in tensors if tensor.is_floating_point()), tensors[0])
 
-def rows_of(out) -> Tensor: # [B,R,F]: one row for each token, or one
+def rows_of(
+    out, # what a model returns
+) -> Tensor: # [B,R,F]: one row for each token, or one
     y = tensor_of(out)
     return y.flatten(2) if y.dim()>2 else y.reshape(*(y.shape[:1] or (1,)), 1, -1)
 
@@ -261,12 +272,17 @@ def rows_of(out) -> Tensor: # [B,R,F]: one row for each token, or one
 # arguments that take padding
 MASKS = 'padding','key_padding_mask','src_key_padding_mask','attention_mask','keep'
 
-def mask_argument(model) -> str: # a function, or a module
+def mask_argument(
+    model, # a function, or a module
+) -> str:
     "The argument that takes padding; '' where there is none."
     names = argument_names(model)
     return next((name for name in MASKS if name in names), '')
 
-def mask_options(mask, keep, segments) -> dict: # [B,N]: True for real tokens; ids of packed texts
+def mask_options(
+    mask, # the argument that takes padding, or ''
+    keep, segments, # [B,N]: True for real tokens; ids of packed texts
+) -> dict:
     "The keywords for padding and packed texts, in the polarity that the argument `mask` has."
     options = {} if segments is None else dict(segments=segments)
     if keep is None: return options
@@ -285,7 +301,10 @@ def run_sequence(
     with embedding.register_forward_hook(lambda module, args, out: x):
         return rows_of(model(torch.full(x.shape[:2], id), **options))
 
-def steps_sequence(model, x, **options) -> Tensor:
+def steps_sequence(
+    model, x, # with `init_state` and `step`; its inputs [B,N,...]
+    **options, # not needed
+) -> Tensor:
     "A model with `init_state` and `step`, one token at a time."
     state, outs = model.init_state(len(x)), []
     for t in range(x.shape[1]):
@@ -360,7 +379,9 @@ class Probe:
     def __call__(self, x, keep=None, segments=None): # [B,N,...], [B,N] bool, [B,N] -> [B,R,F]
         with same_numbers(): return self.run(self.model, x, keep, segments, **self.options)
 
-    def one_at_a_time(self, x) -> Tensor: # [B,N,...] -> [B,N,F]
+    def one_at_a_time(self,
+        x, # [B,N,...]
+    ) -> Tensor: # [B,N,F]
         "The outputs of one token after the other."
         if self.steps is None:
             raise NotImplementedError(f"{type(self.model).__name__} has no init_state and step")

@@ -93,7 +93,7 @@ class Field(typing.NamedTuple):
     "The description of a value in a JSON file."
     kind: type|tuple            # of `_KINDS`, or several
     least: float = -_MOST       # of a number, or of the length of a list
-    most: float = _MOST
+    most: float = _MOST         # and no more
     required: bool = True       # whether the key has to be there
     each: 'Field|None' = None   # of the items of a list
     inside: dict|None = None    # name -> `Field`, of an object
@@ -106,7 +106,9 @@ class Field(typing.NamedTuple):
         high = '' if self.most==_MOST else f' up to {self.most:g}'
         return said + (' of a length' if low+high and list in kinds else '') + low + high
 
-    def holds(self, value) -> bool:
+    def holds(self,
+        value, # any
+    ) -> bool:
         "Whether the value itself, without what is inside, is as described."
         kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
         kind = type(value)
@@ -210,7 +212,9 @@ class ModelState:
     """The parts of a model: its modules with their classes, attributes, hooks and modes, their
     configurations, which parameters learn, and the values of buffers. Those of parameters are
     not kept."""
-    def __init__(self, model:nn.Module):
+    def __init__(self,
+        model:nn.Module, # whose parts they are
+    ):
         self.parts:list = []  # (part, class, attributes, containers)
         self.seen:dict = {}   # id -> part, which stays alive
         self.stands = False   # whether the change of the model is complete
@@ -218,8 +222,10 @@ class ModelState:
         self.learning = [(p, p.requires_grad) for p in model.parameters()]
         self.buffers = [(b, b.detach().clone()) for b in model.buffers() if not b.is_meta]
 
-    def keep(self, part) -> None:
-        "Note the attributes of a module or of a configuration."
+    def keep(self,
+        part, # a module or a configuration
+    ) -> None:
+        "Note its attributes."
         if id(part) in self.seen: return
         self.seen[id(part)] = part
         attributes = dict(vars(part))
@@ -251,9 +257,10 @@ class ModelState:
                 for b,value in self.buffers:
                     if b.shape==value.shape and not torch.equal(b, value): b.copy_(value)
 
-    def finish(self, last:Callable) -> None:
-        """Call the last step of a change, after which the model stays as it is; an interrupt
-        waits for its end."""
+    def finish(self,
+        last:Callable, # the last step of a change
+    ) -> None:
+        "Call it; then the model stays as it is. An interrupt waits for the end."
         with interrupts_wait():
             _,self.stands = last(),True # in one line: nothing comes in between
 
@@ -380,7 +387,9 @@ class Checkpoint:
             raise DamagedFile(f"{self.path.parent}: damaged {self.path.name}: no {missing}")
         return state
 
-    def write(self, state:dict) -> None:
+    def write(self,
+        state:dict, # plain values and tensors by name
+    ) -> None:
         "Replace the file in one step; an interrupt waits until it is done."
         if self.path is None: return
         with interrupts_wait(): write_state(self.path, dict(state, record=self.record))

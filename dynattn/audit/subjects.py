@@ -26,20 +26,33 @@ def split_heads(
     parts = x.split([h*d for h,d in heads], -1)
     return [part.unflatten(-1, shape).transpose(1, 2) for part,shape in zip(parts, heads)]
 
-def run_attention(model, x, keep=None, segments=None, mask='keep', heads=()) -> Tensor:
-    "A function of q, k and v; `heads`: number and width of each."
+def run_attention(
+    model, x, # a function of q, k and v; all of them in one tensor [B,N,...]
+    keep=None, segments=None, # [B,N]: True for real tokens; ids of packed texts
+    mask='keep', # the argument that takes padding
+    heads=(), # number and width of those of q, k and v
+) -> Tensor:
+    "The rows of a function of q, k and v."
     out = model(*split_heads(x, heads), **mask_options(mask, keep, segments))
     return rows_of(tensor_of(out).transpose(1, 2))
 
-def steps_attention(model, x, heads=(), **options) -> Tensor:
+def steps_attention(
+    model, x, heads=(), # as for `run_attention`
+    **options, # not needed
+) -> Tensor:
     "Each query alone, with the keys up to its own."
     q,k,v = split_heads(x, heads)
     outs = [tensor_of(model(q[:,:,t:t+1], k[:,:,:t+1], v[:,:,:t+1])) for t in range(x.shape[1])]
     return rows_of(torch.cat(outs, 2).transpose(1, 2))
 
 # %% ../../nbs/audit/63_subjects.ipynb #591c850a
-def run_transformer(model, x, keep=None, segments=None, argument='inputs_embeds', source=None,
-                    **more) -> object: # others of its call
+def run_transformer(
+    model, x, # of transformers; its inputs [B,N,...]
+    keep=None, segments=None, # [B,N]: True for real tokens; ids of packed texts
+    argument='inputs_embeds', # that takes the inputs
+    source=None, # name -> shape of what an encoder-decoder reads besides
+    **more, # others of its call
+) -> object:
     """The output for `argument=x`, embeddings or a picture; `source`: shapes of what the encoder
     reads."""
     takes,options = argument_names(model),{}
@@ -56,11 +69,19 @@ def run_transformer(model, x, keep=None, segments=None, argument='inputs_embeds'
     return model(**{argument: x}, **(options | more))
 
 # %% ../../nbs/audit/63_subjects.ipynb #81014ee8
-def rows_transformer(model, x, keep=None, segments=None, **options) -> Tensor:
+def rows_transformer(
+    model, x, keep=None, segments=None, # as for `run_transformer`
+    **options, # of it
+) -> Tensor:
     "One row of numbers for each token."
     return rows_of(run_transformer(model, x, keep, segments, **options))
 
-def outs_transformer(model, x, first, past=None, **options) -> list:
+def outs_transformer(
+    model, x, # as for `run_transformer`
+    first, # tokens of the first call
+    past=None, # the cache that it begins with
+    **options, # of `run_transformer`
+) -> list:
     """The outputs for the first tokens at once, then token by token; `past`: an empty cache, or
     None for its own."""
     name,outs = cache_argument(model),[]
@@ -69,13 +90,19 @@ def outs_transformer(model, x, first, past=None, **options) -> list:
         past = outs[-1][name]
     return outs
 
-def steps_transformer(model, x, **options) -> Tensor:
+def steps_transformer(
+    model, x, # as for `run_transformer`
+    **options, # of it
+) -> Tensor:
     "The first half at once, then token by token."
     outs = outs_transformer(model, x, x.shape[1]//2, **options)
     return torch.cat([rows_of(out) for out in outs], 1)
 
 # %% ../../nbs/audit/63_subjects.ipynb #81014ef1
-def cache_after(model, x, past=None, **options) -> object:
+def cache_after(
+    model, x, past=None, # as for `outs_transformer`
+    **options, # of it
+) -> object:
     """The cache after a text; its last four tokens came one at a time, and what is written last is
     not read."""
     first = x.shape[1]-4
@@ -88,7 +115,9 @@ def cache_after(model, x, past=None, **options) -> object:
         found = outs_transformer(model, x, first, past, **options)[-1][cache_argument(model)]
     return getattr(found, 'self_attention_cache', found)
 
-def held_by(layer) -> tuple: # of a cache -> bytes, bytes of one token, key heads
+def held_by(
+    layer, # of a cache
+) -> tuple: # bytes, bytes of one token, key heads
     "The memory of its keys and values; that of a `WindowedCache` has several tensors of each."
     if hasattr(layer, 'windows'): groups = [(group.k, group.v) for group in layer.windows.groups]
     else: groups = [(getattr(layer, 'keys', None), getattr(layer, 'values', None))]

@@ -310,7 +310,11 @@ class WindowedCache(Cache):
         kept = [layer.snapshots for layer in self.layers if isinstance(layer, _KeptLayer)]
         return sorted(set.intersection(*map(set, kept)))
 
-    def update(self, key_states, value_states, layer_idx, *args, **kwargs) -> tuple:
+    def update(self,
+        key_states, value_states, # [B,Hkv,n,d], of the new tokens
+        layer_idx, # the number of the layer
+        *args, **kwargs, # not needed
+    ) -> tuple:
         "The new keys of a layer. All layers of a call begin with as many tokens."
         layer = self.layers[layer_idx]
         if isinstance(layer, _KeptLayer) and layer.stored!=self._start: # the first layer of a call
@@ -332,13 +336,28 @@ class WindowedCache(Cache):
 
     def reset(self) -> None: _change(self, 'reset')
 
-    def crop(self, tokens_to_remove:int) -> None: _change(self, 'crop', tokens_to_remove)
+    def crop(self,
+        tokens_to_remove:int, # minus the number of tokens, as in transformers
+    ) -> None:
+        "Take back the newest tokens."
+        _change(self, 'crop', tokens_to_remove)
 
-    def reorder_cache(self, beam_idx) -> None: _change(self, 'reorder_cache', beam_idx)
+    def reorder_cache(self,
+        beam_idx, # [B] int, numbers of the rows that remain
+    ) -> None:
+        "Rows in another order, some of them perhaps twice."
+        _change(self, 'reorder_cache', beam_idx)
 
-    def batch_select_indices(self, indices) -> None: _change(self, 'batch_select_indices', indices)
+    def batch_select_indices(self,
+        indices, # [B] int, numbers of the rows that remain
+    ) -> None:
+        "Some of the rows."
+        _change(self, 'batch_select_indices', indices)
 
-    def batch_repeat_interleave(self, repeats:int) -> None:
+    def batch_repeat_interleave(self,
+        repeats:int, # 1 or more
+    ) -> None:
+        "Each row so many times, one behind the other."
         _change(self, 'batch_repeat_interleave', repeats)
 
     def save(self,

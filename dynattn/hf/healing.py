@@ -25,7 +25,9 @@ class Healed:
     kept:bool   # whether all of it fell; otherwise the weights are those of before
 
     @classmethod
-    def layers(cls, model:PreTrainedModel) -> list: # with windows or without -> names
+    def layers(cls,
+        model:PreTrainedModel, # with windows or without
+    ) -> list: # names
         "The layers that get updates."
         found = []
         for name,layer in model.named_modules():

@@ -291,7 +291,10 @@ class Added(dict):
             owner.save_pretrained = partial(_save_pretrained, owner)
 
     @classmethod
-    def erase(cls, model, kind) -> bool: # "windows" or "alpha"; whether the other is left
+    def erase(cls,
+        model, # of transformers
+        kind, # "windows" or "alpha"
+    ) -> bool: # whether the other is left
         """Take what `record` wrote out of the configuration, which is as before where nothing is
         left."""
         owner = next(m for m in model.modules() if isinstance(m, PreTrainedModel))

@@ -196,9 +196,9 @@ class Narrowed:
 # %% ../../nbs/hf/66_narrowing.ipynb #66b20001
 def check_narrow(
     model:PreTrainedModel, # without windows
-    batches:list, # as `narrow` takes them, like the rest
-    options:NarrowOptions,
-    held_out:list|None=None,
+    batches:list, # as `narrow` takes them
+    options:NarrowOptions, # the settings
+    held_out:list|None=None, # as `narrow` takes them
 ) -> tuple[NarrowOptions,Budget]: # with the number of steps of healing; of the longest text
     "Refuse at the start what would fail later."
     o,budget = options,Budget.of(model, batches, options.sinks)

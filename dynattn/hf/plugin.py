@@ -210,7 +210,9 @@ class LayerCall:
         return turn_rows(out, -pad),weights
 
     # `Window` (default: the model's own); leading tokens
-    def pair_terms(self, window=None, n_global=0,
+    def pair_terms(self,
+        window=None, # a `Window`
+        n_global=0, # leading tokens that it does not hide
     ) -> Tensor:
         """The terms added to the scores of queries from position `sight.at` on, [B|1,H|1,N,M]:
         the window's logarithm, -inf where nothing is seen."""

@@ -123,8 +123,8 @@ class Beside(NamedTuple):
     asked: int   # questions
     before: int  # right answers of the full model
     after: int   # and with windows
-    low: float   # the 95 % interval of the change of the share
-    high: float
+    low: float   # the 95 % interval of the change of the share begins here
+    high: float  # and ends here
 
     @property
     def enough(self) -> bool:

@@ -74,7 +74,9 @@ class TrainConfig(DataConfig):
         yield 'grams', 'whole numbers from 1 to 64 with commas between, such as 3,5', lengths
 
     @classmethod
-    def of_run(cls, folder:Path|str) -> dict: # of the run
+    def of_run(cls,
+        folder:Path|str, # of the run
+    ) -> dict:
         "The settings that it was started with; empty where they are not written."
         path = Path(folder)/'settings.json'
         if not path.exists(): return {}
