@@ -382,8 +382,8 @@ _HOW_TO_LOAD = ('dynattn (the heads in this folder have windows or alpha; '
                 'load it with dynattn.hf.load(folder), or with trust_remote_code=True)')
 
 def _refuse_old_readers(folder): # of a model, written
-    """transformers before 5.4 writes over `attn_implementation` and would load the model without its
-    windows; it reads another name, which newer versions leave out."""
+    """transformers before 5.4 writes over `attn_implementation` and would load the model without
+    its windows; it reads another name, which newer versions leave out."""
     path = Path(folder)/'config.json'
     config = json.loads(path.read_text(encoding='utf-8'))
     config['_attn_implementation_internal'] = _HOW_TO_LOAD

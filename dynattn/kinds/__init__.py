@@ -3,9 +3,9 @@ where an argument differs.
 
 `@checked()` compares the arguments of a function, or of the constructor of a class, with the
 annotations in its signature, before its body runs. A value of another kind raises an error of the
-form "name: expected ..., got ...". Bounds of numbers are given by name: `@checked(heads=1, p=(0, 1))`.
-A number of another library, such as `numpy.float32` or `Fraction`, reaches the body as an int or a
-float, and a tensor is a dense one.
+form "name: expected ..., got ...". Bounds of numbers are given by name:
+`@checked(heads=1, p=(0, 1))`. A number of another library, such as `numpy.float32` or `Fraction`,
+reaches the body as an int or a float, and a tensor is a dense one.
 
 The decorator costs a microsecond or two in a call, so that functions in which this matters, such as
 `dynattn.attention`, check their arguments by hand, with `number` and `integer`. So do those
@@ -23,7 +23,8 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 __all__ = [
-    'FAR', 'ANY', 'got', 'number', 'integer', 'axis', 'device', 'dtype', 'flag', 'floating', 'checked']
+    'FAR', 'ANY', 'got', 'number', 'integer', 'axis', 'device', 'dtype', 'flag', 'floating',
+    'checked']
 
 FAR = 2**31 - 1 # the largest size; tokens, further than any sequence is long
 ANY = -math.inf, math.inf # bounds of a number that may also be infinite, or no number

@@ -1,12 +1,12 @@
 """Which modes of PyTorch are on: the one place that asks for its private state.
 
-A call may be traced, differentiated or exported, and each changes what may be computed. PyTorch says
-most of it in names that begin with an underscore; they stand here, so that a release which moves one
-is met in one place."""
+A call may be traced, differentiated or exported, and each changes what may be computed. PyTorch
+says most of it in names that begin with an underscore; they stand here, so that a release which
+moves one is met in one place."""
 import torch
 
-__all__ = ['transformed', 'transforming', 'in_forward_mode', 'grad_levels', 'forward_levels', 'recorded',
-           'exporting', 'traced_by_jit', 'holds_several_gradients', 'dispatched', 'uncompiled']
+__all__ = ['transformed', 'transforming', 'in_forward_mode', 'grad_levels', 'forward_levels',
+           'recorded', 'exporting', 'traced_by_jit', 'holds_several_gradients', 'dispatched', 'uncompiled']
 
 _TYPE = torch._C._functorch.TransformType
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
@@ -59,7 +59,7 @@ def dispatched() -> bool:
 def holds_several_gradients(
     g:torch.Tensor, # that a backward pass hands on
 ) -> bool:
-    "Whether it is a batch of gradients, as `torch.autograd.grad(..., is_grads_batched=True)` makes it."
+    "Whether it is a batch of them, as by `torch.autograd.grad(..., is_grads_batched=True)`."
     return torch._C._functorch.is_legacy_batchedtensor(g)
 
 def uncompiled(f): # a function -> the same

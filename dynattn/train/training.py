@@ -432,8 +432,8 @@ def _judge(
     batch=32,
     device='cpu',
 ):
-    """The model's predictions: confusion matrix, losses [n], widths of each class [C,L,H], α [L,H],
-    operations."""
+    """The model's predictions: confusion matrix, losses [n], widths of each class [C,L,H],
+    α [L,H], operations."""
     index = {label: i for i,label in enumerate(model.config.classes)}
     truth = torch.tensor([index[x.label] for x in items], dtype=torch.long)
     widths = torch.zeros(len(index), model.config.layers, model.config.heads)

@@ -898,7 +898,7 @@ template <class real, int QUERIES> struct Head : Lanes<real, QUERIES> {
         return std::min(std::max(offset, -c.bias_reach), c.bias_reach)+c.bias_reach;
     }
     real bias_at(Int offset) const { return bias[bias_place(offset)]; }
-    // Whether some number that a score gets by its offset is NaN. Leading keys are without a window.
+    // Whether a number that a score gets by its offset is NaN. Leading keys are without a window.
     bool adds_nan() const {
         bool found = false;
         const Int by_offset = bias || c.table.data ? length : 0;
