@@ -299,7 +299,7 @@ def _check_reads(model, ids):
 # %% ../../nbs/narrow/85_command.ipynb #c66d0122
 def _asking(tokenizer, c, causal):
     "How many texts a grid of recall has."
-    try: return c.judged*Recall.texts(tokenizer, c.context) if causal else 0
+    try: return len(Recall.texts(tokenizer, c.context, c.judged)) if causal else 0
     except ValueError: return 0    # no tokens for digits: nothing is asked
 
 # seconds of a text with full attention; texts to judge, and those of a grid of recall
@@ -309,7 +309,7 @@ def _durations(seconds, c, judged, grid): # -> seconds: to narrow; to judge afte
     of_share = 8*8 if c.rise is not None else 0    # eight texts, in full and at seven shares
     of_healing = 6*c.heal*c.batch+3*judged if c.heal else 0
     narrow = of_curves+of_share+of_healing
-    ways = 3*len(Judge.ways)*judged    # at three shares
+    ways = (len(Judge.ways)+2)*judged    # and its own at two other shares
     return narrow*seconds,(5/4*(ways+4*grid)+5)*seconds,5/4*(judged+grid)*seconds
 
 def _duration(seconds): return f'{seconds:.0f} s' if seconds<90 else f'{seconds/60:.1f} min'
@@ -446,7 +446,7 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
     except ValueError as e: raise UserError(str(e)) from e
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0322
-_SHARES = .5, .35, .25, .15, .1, .05
+_SHARES = .5, .25, .125, .0625
 
 def _previewed(judge, curves, answers, on_progress):
     """For the full model and each share: share, mean rise in loss or distance of embeddings, and
@@ -470,7 +470,7 @@ def _right(recall): # -> the share of right answers, None where nothing was aske
 
 def _preview_table(rows, causal):
     def shown(right): return '' if right is None else f'{right:.0%}'
-    cells = [(f'{share:.2f}', f'{rise:+.4f}', shown(_right(recall))) for share,rise,recall in rows]
+    cells = [(f'{share:g}', f'{rise:+.4f}', shown(_right(recall))) for share,rise,recall in rows]
     (_,_,full),*narrowed = rows
     asked,said = '',''
     if full is not None:
@@ -480,7 +480,7 @@ def _preview_table(rows, causal):
         enough = [(share, b) for share,b in found if b.enough and b.after>=.9*b.before]
         if enough:
             share,b = min(enough)
-            said = (f"{share:.2f} is the smallest share tried that keeps nine tenths of the "
+            said = (f"{share:g} is the smallest share tried that keeps nine tenths of the "
                     f"{b.before} right answers of the full model, of {b.asked} asked: {b.after} "
                     f"({b.points}). ")
     head = 'share','rise in loss' if causal else 'distance',f'facts recalled{asked}'
@@ -493,7 +493,7 @@ def _preview_run(name, c, shown):
     model,tokenizer = load_pretrained(name)
     causal = model.get_output_embeddings() is not None
     shown('read the texts', 0, None)
-    batches,texts,_,left_out = _read_texts(replace(c, heal=0), tokenizer, causal, 8)
+    batches,texts,_,left_out = _read_texts(replace(c, heal=0), tokenizer, causal, 4)
     if left_out and not shown.quiet: shown.say(left_out)
     try:
         _check_reads(switch(model), batches[0]['input_ids'][:1])
@@ -607,7 +607,8 @@ def _judge_run(name, c, given, shown, original=None):
         kind = type(model).__name__
         raise UserError(f"model: expected a language model, which can answer, got {kind}")
     try:
-        asking = c.judged*Recall.texts(tokenizer, c.context)    # refuses a tokenizer without digits
+        # refuses a tokenizer without digits
+        asking = len(Recall.texts(tokenizer, c.context, c.judged))
         origin = _original(name, original)
         shown('read the texts', 0, None)
         texts,left_out = _texts_to_judge(c, tokenizer, held_out)

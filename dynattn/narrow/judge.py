@@ -65,7 +65,8 @@ def quality(
     model:PreTrainedModel, # narrowed
     found:Narrowed, # the result of `narrow`
     texts:list, # in the form of `batches` of `narrow`, but other texts
-    shares:tuple=(), # further shares, at which the widths keep their proportions
+    # further shares, at which only these widths are judged, in the same proportions
+    shares:tuple=(),
     on_text=lambda: None, # called after each text of each way
     reference:Reference|None=None, # what the full model makes of them, of before it was healed
 ) -> list: # records: way, share, and the change of each text
@@ -74,7 +75,7 @@ def quality(
     with as_it_was(model):
         for share in sorted({found.share(), *shares}):
             layers = found.scaled(share)
-            for way in _WAYS:
+            for way in _WAYS if share==found.share() else _WAYS[:1]:
                 own = way=='one per head'
                 set_widths(model, layers if own else _spent(found.budget, layers, way))
                 rows.append(dict(way=way, share=share, changes=reference.changes(on_text)))
@@ -109,7 +110,7 @@ class Judge:
 
     def asking(self) -> int:
         "How many texts a grid has."
-        return self.number*Recall.texts(self.tokenizer, self.n)
+        return len(Recall.texts(self.tokenizer, self.n, self.number))
 
     def grid(self, on_text=lambda: None, # called after each text
     ) -> Recall:
@@ -150,7 +151,8 @@ class Judge:
     ) -> 'Report':
         "Quality, recall and time of the narrowed model."
         shares,budget = sorted({min(1., round(f*found.share(), 4)) for f in (.5, 2)}),found.budget
-        stage = Stage(on_progress, 'judge', len(_WAYS)*(1+len(shares))*len(self.texts))
+        ways = len(_WAYS)+len({*shares}-{found.share()})
+        stage = Stage(on_progress, 'judge', ways*len(self.texts))
         rows = quality(self.model, found, self.texts, tuple(shares), stage.step, self.reference)
         of = replace(self.unmeasured(found), quality=rows)
         if budget.causal:

@@ -158,11 +158,16 @@ class Recall:
     def texts(
         tokenizer, # of the model
         n:int, # N, tokens of a text
+        number:int, # questions at each distance
         bins:int=8, # distances
-    ) -> int:
-        "How many texts share the distances of a grid."
+    ) -> list: # by text, the numbers of the distances that it asks for
+        "Which texts ask the questions of a grid."
         size = max(sum(map(len, _fact(tokenizer, random.Random(i), 'judge'))) for i in range(16))
-        return -(-bins//max(1, n//(4*size)))
+        room = max(1, n//(4*size))    # for so many facts
+        rounds = -(-bins//room)
+        once = [list(range(part, bins, rounds)) for part in range(rounds)]
+        if room<2*bins: return once*number
+        return [sorted(2*[*range(bins)])]*(number//2)+once*(number%2)
 
     def telling(self) -> list: # numbers of the distances
         "The distances of the longest texts at which the full model, this one, answers enough."
@@ -245,9 +250,8 @@ def recall_grid(
     answers:list = [[[] for _ in range(bins)] for _ in lengths]
     distances = torch.zeros(len(lengths), bins)
     for row,n in enumerate(lengths):
-        rng,rounds = random.Random(f'{seed}/{n}'),Recall.texts(tokenizer, n, bins)
-        for part in [*range(rounds)]*number:
-            places = range(part, bins, rounds)
+        rng = random.Random(f'{seed}/{n}')
+        for places in Recall.texts(tokenizer, n, number, bins):
             text = _ask_again(tokenizer, filler, n, [round(n*(i+.5)/bins) for i in places], rng)
             for i,back,ok in zip(places, text.distances, text.right(model)):
                 answers[row][i].append(bool(ok))
