@@ -98,8 +98,9 @@ def time_again(n, rounds=15):
     q,k,v = torch.randn(3, 1, c.num_attention_heads, n, c.hidden_size//c.num_attention_heads)
     rows = harness.rows_of('narrow_minilm_widths.csv')
     for share in SHARES:
-        of_share = [r for r in rows if (int(r['n']),float(r['keep']))==(n,share)]
-        set_widths(model, [[float(r['width']) for r in of_share if int(r['layer'])==layer]
+        of_share = {(int(r['layer']),int(r['head'])): float(r['width']) for r in rows  # the last rows count
+                    if (int(r['n']),float(r['keep']))==(n,share)}
+        set_widths(model, [[of_share[layer,head] for head in range(c.num_attention_heads)]
                            for layer in range(c.num_hidden_layers)])
         ms = step_times(model, text, rounds, harness.CLOCK[0])['ms']
         alone = []
