@@ -659,3 +659,35 @@ def test_healing_is_kept_or_thrown_away(place, capsys, monkeypatch):
 def test_without_out_a_run_is_refused(place, capsys):
     assert main([o for o in command(place) if '--out' not in o])==2
     assert 'out: expected a new folder, got none' in capsys.readouterr().err
+
+def test_a_text_as_long_as_learned_positions_reach_is_timed(place, capsys):
+    out = place/'positions'
+    assert main(command(place, '--keep=0.5', '--context=256', '--json', model='gpt2', out='positions'))==0
+    times = json.loads(capsys.readouterr().out)['times']
+    assert times['tokens']==256-16 and set(times['ms'])=={'full','narrow'} and (out/'report.md').exists()
+
+@pytest.mark.parametrize('keep', (1., .5, .0625))
+def test_every_stage_reaches_its_total_at_every_share(place, keep):
+    from dynattn.narrow.judge import Judge
+    model,tokenizer = load_pretrained(place/'llama')
+    texts = [dict(input_ids=torch.randint(2, len(tokenizer), (1,128))) for _ in range(2)]
+    told = {}
+    def on_progress(name, done, total): told[name] = done,total
+    judge = Judge(model, tokenizer, texts, 128, 1, on_progress=on_progress)
+    found = narrow(model, texts, keep=keep)
+    report = judge.measured(found, on_progress)
+    assert {'judge','recall','time','full recall'}<=set(told), told
+    assert all(done==total for done,total in told.values()), told
+    least = found.budget.share(torch.ones(1)).item()
+    shares = {r['share'] for r in [*report.quality, *report.recall] if r['way']!='full'}
+    assert min(shares)>=least and max(shares)<=1, (shares, least)
+
+def test_words_of_a_report_fit_what_was_measured():
+    from dynattn.narrow.judge import Report
+    of = dict(n=96, sinks=1, share=.25, widths=[[3]], quality=[dict(way='one per head', share=.25, changes=[.1])], judged=1)
+    healed = dict(rows=[{}], before=[.3], after=[.2], kept=True)
+    encoder,decoder = (Report(causal=causal, healed=healed, **of) for causal in (False, True))
+    assert 'healed by 1 text. ' in encoder.healing() and 'the distance of embeddings 0.3000 before' in encoder.healing()
+    assert 'the divergence of a token 0.3000 before' in decoder.healing()
+    shown = encoder.quality_table(str)
+    assert 'interval over 1 text ' in shown and ' to ' not in shown, shown                # one text has no interval

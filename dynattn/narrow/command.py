@@ -302,10 +302,10 @@ def _asking(tokenizer, c, causal):
     try: return len(Recall.texts(tokenizer, c.context, c.judged)) if causal else 0
     except ValueError: return 0    # no tokens for digits: nothing is asked
 
-# seconds of a text with full attention; texts to judge, and those of a grid of recall
-def _durations(seconds, c, judged, grid): # -> seconds: to narrow; to judge afterwards; before
+# seconds of a text with full attention; texts of the curves, to judge, and of a grid of recall
+def _durations(seconds, c, curves, judged, grid): # -> seconds: to narrow; to judge afterwards; before
     "About how long the parts of a run take. `c.heal` is a number."
-    of_curves = 8*OF_CURVES*c.batch
+    of_curves = 8*curves
     of_share = 8*8 if c.rise is not None else 0    # eight texts, in full and at seven shares
     of_healing = 6*c.heal*c.batch+3*judged if c.heal else 0
     narrow = of_curves+of_share+of_healing
@@ -314,11 +314,11 @@ def _durations(seconds, c, judged, grid): # -> seconds: to narrow; to judge afte
 
 def _duration(seconds): return f'{seconds:.0f} s' if seconds<90 else f'{seconds/60:.1f} min'
 
-def _plan(seconds, c, judged, grid):
+def _plan(seconds, c, curves, judged, grid):
     "About how long a run takes, in a line."
-    narrow,after,before = _durations(seconds, c, judged, grid)
+    narrow,after,before = _durations(seconds, c, curves, judged, grid)
     healing = f" and {c.heal} steps of healing" if c.heal else ""
-    texts = f"the curves of {OF_CURVES*c.batch} texts of {c.context} tokens{healing}"
+    texts = f"the curves of {curves} texts of {c.context} tokens{healing}"
     return f"about {_duration(narrow)} for {texts}, {_duration(before+after)} to judge"
 
 # %% ../../nbs/narrow/85_command.ipynb #85a10002
@@ -423,7 +423,9 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
             saved = False
             try:
                 write_atomic(out/'settings.json', json.dumps(run.settings, indent=1))
-                of_run = seconds,replace(c, heal=heal),len(texts),_asking(tokenizer, c, causal)
+                curves = sum(len(batch['input_ids']) for batch in batches[:OF_CURVES])
+                grid = _asking(tokenizer, c, causal)
+                of_run = seconds,replace(c, heal=heal),curves,len(texts),grid
                 if not shown.quiet: shown.say(_plan(*of_run))
                 held_out = [text['input_ids'][0] for text in texts]
                 held_out = _with_facts(held_out, tokenizer, replace(c, batch=1), causal)

@@ -150,7 +150,9 @@ class Judge:
         on_progress:Callable[[str,int,int],object]|None=None, # as `narrow` takes it
     ) -> 'Report':
         "Quality, recall and time of the narrowed model."
-        shares,budget = sorted({min(1., round(f*found.share(), 4)) for f in (.5, 2)}),found.budget
+        budget = found.budget
+        least = budget.share(torch.ones(1)).item()    # of windows of one token
+        shares = sorted({min(1., max(least, round(f*found.share(), 4))) for f in (.5, 2)})
         ways = len(_WAYS)+len({*shares}-{found.share()})
         stage = Stage(on_progress, 'judge', ways*len(self.texts))
         rows = quality(self.model, found, self.texts, tuple(shares), stage.step, self.reference)
@@ -164,7 +166,8 @@ class Judge:
         stage.step()
         if self.recalled is None or not budget.causal:
             return replace(of, unrecalled=self.unrecalled)
-        stage = Stage(on_progress, 'recall', (2+len(shares))*self.asking())
+        ways = 1+len({found.share(), *shares})    # and one window
+        stage = Stage(on_progress, 'recall', ways*self.asking())
         rows = self.recall(found, shares, stage.step)
         wanted = 'one per head',found.share()
         narrow = next(r['recall'] for r in rows if (r['way'],r['share'])==wanted)
@@ -197,13 +200,13 @@ def _recommended(rows):
     narrow = [(r['share'], full.beside(r['recall'])) for r in per_head]
     of_all = narrow[0][1]
     if not of_all.enough: return ''
-    shares = ', '.join(f'{share:.3f}' for share,_ in narrow)
+    shares = ', '.join(f'{share:.3g}' for share,_ in narrow)
     most = (f"keeps nine tenths of the {of_all.before} right answers of the full model, "
             f"of {of_all.asked} asked")
     enough = [(share, found) for share,found in narrow if found.after>=.9*found.before]
     if not enough: return f"None of the shares {shares} {most}: use a larger `--keep`."
     share,found = min(enough)
-    return (f"Recommended: `--keep {share:.2f}`, the smallest of {shares} that {most}: "
+    return (f"Recommended: `--keep {share:.3g}`, the smallest of {shares} that {most}: "
             f"{found.after} ({found.points}).")
 
 # %% ../../nbs/narrow/84_judge.ipynb #14ffd268
@@ -214,34 +217,39 @@ def step_times(
     rounds:int=16, # the median of so many
     clock=time.perf_counter, # gives seconds
 ) -> dict: # tokens, ms and cache_bytes, of `full` and `narrow`
-    """Of a causal model: time of one more token after the text, and size of the cache. Of an
-    encoder: time of the text."""
+    """Of a causal model: time of one more token after all of the text but its last `rounds`
+    tokens, at most half, and size of the cache. Of an encoder: time of the text."""
     ids,generates = batch['input_ids'][:1],model.get_output_embeddings() is not None
+    n = ids.shape[1]
+    read = n-min(rounds, n//2)    # a model with learned positions takes no more than its text
     caches = {}
     if generates: caches = dict(full=DynamicCache(config=model.config), narrow=WindowedCache(model))
     contexts = dict(full=lambda: without_windows(model), narrow=nullcontext)
     def run(name):
         if not generates: return model(**batch)
+        # the newest token, whichever it is
         return model(ids[:,-1:], **{cache_argument(model): caches[name]}, logits_to_keep=1)
     for name,cache in caches.items():
-        with contexts[name](): model(ids[:,:-1], **{cache_argument(model): cache}, logits_to_keep=1)
+        with contexts[name](): model(ids[:,:read], **{cache_argument(model): cache}, logits_to_keep=1)
     nbytes = {}
     if generates:
         kept = sum(layer.keys.nbytes+layer.values.nbytes for layer in caches['full'].layers)
         nbytes = dict(full=kept, narrow=caches['narrow'].nbytes)
     times = dict(full=[], narrow=[])
-    for _ in range(rounds):
+    for _ in range(min(rounds, n-read)):
         for name,seconds in times.items():
             start = clock()
             with contexts[name](): run(name)
             seconds.append(clock()-start)
     ms = {name: 1000*sorted(seconds)[len(seconds)//2] for name,seconds in times.items()}
-    return dict(tokens=ids.shape[1]-1, ms=ms, cache_bytes=nbytes)
+    return dict(tokens=read if generates else n, ms=ms, cache_bytes=nbytes)
 
 # %% ../../nbs/narrow/84_judge.ipynb #71777c22
 _NUMBERS = Field(list, each=Field(float))
 _HEALED = dict(rows=Field(list), before=_NUMBERS, after=_NUMBERS, kept=Field(bool))
 _NUMBER = Field(int, 0, 2**63, required=False)
+
+def _counted(number, unit): return f"{number:,} {unit}{'' if number==1 else 's'}"
 
 @dataclass
 class Report:
@@ -303,8 +311,9 @@ class Report:
             change = f'{mean:+.4f}' if self.causal else f'{mean:.4f}'
             if self.floored: change = f'({change})'
             other = '' if r['way']==own else beside(r['changes'], narrow[r['share']])
-            return r['way'],f"{r['share']:.3f}",change,f'{low:.4f} to {high:.4f}',other
-        head = ['widths','share',self.change,f'interval over {self.judged} texts',
+            spread = f'{low:.4f} to {high:.4f}' if self.judged>1 else ''    # one text has none
+            return r['way'],f"{r['share']:.3f}",change,spread,other
+        head = ['widths','share',self.change,f'interval over {_counted(self.judged, "text")}',
                 'above one per head']
         shown = table(head, map(row, self.quality), escape)
         if not self.floored: return shown
@@ -318,7 +327,7 @@ class Report:
         rows = [[name, f"{times['ms'][name]:.1f} ms"] for name in ('full','narrow')]
         if not self.causal:
             shown = table(['model','time'], rows, escape)
-            return f"A text of {times['tokens']+1:,} tokens takes:\n\n{shown}"
+            return f"A text of {times['tokens']:,} tokens takes:\n\n{shown}"
         for row in rows: row.insert(1, f"{times['cache_bytes'][row[0]]/2**20:.1f} MiB")
         shown = table(['model','cache','time'], rows, escape)
         return f"After {times['tokens']:,} tokens, one more takes:\n\n{shown}"
@@ -337,17 +346,18 @@ class Report:
         "Whether healing was kept, in two sentences."
         if not self.healed: return ''
         if not self.healed['after']:
-            return (f" It was healed by {len(self.healed['rows'])} texts. "
+            return (f" It was healed by {_counted(len(self.healed['rows']), 'text')}. "
                     "Its updates were thrown away, for they led to "
                     "numbers that are not finite.")
-        kinds = 'the divergence of a token','that of an answer'
+        kinds = ('the distance of embeddings',)
+        if self.causal: kinds = 'the divergence of a token','that of an answer'
         parts = zip(kinds, self.healed['before'], self.healed['after'])
         said = ', '.join(f'{name} {before:.4f} before and {after:.4f} after'
                          for name,before,after in parts)
         what = 'Its updates were thrown away, for not all of it fell'
         if self.healed['kept']: what = 'Its updates are merged'
-        texts = len(self.healed['rows'])
-        return f" It was healed by {texts} texts. {what}: on texts held out, {said}."
+        texts = _counted(len(self.healed['rows']), 'text')
+        return f" It was healed by {texts}. {what}: on texts held out, {said}."
 
     def summary(self, escape, # `printable` or `markdown`
     ) -> str:
@@ -357,10 +367,12 @@ class Report:
             f"stays within {self.config['rise']} on up to eight "
             f"of the texts that it was narrowed by; there it is {self.rise:.4f}"
             f"{', before healing' if self.healed else ''}.")
-        read = f"evaluated on {self.judged} texts of documents held out."
+        judged = _counted(self.judged, 'text')
+        read = f"evaluated on {judged} of documents held out."
         if self.documents<8:
-            read = (f"evaluated on {self.judged} texts from the first eighth of the same "
-                    f"documents: {self.documents} are too few to hold any of them out.")
+            few = 'one is' if self.documents==1 else f'{self.documents} are'
+            read = (f"evaluated on {judged} from the first eighth of the same documents: "
+                    f"{few} too few to hold any of them out.")
         narrowed = f"Narrowed by {self.read_tokens:,} tokens in {self.seconds:.0f} s"
         if self.unjudged:
             return (f"{escape(self.model)} keeps {self.share:.1%} at {self.n:,} tokens."

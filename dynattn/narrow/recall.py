@@ -194,7 +194,9 @@ class Recall:
         if not found.asked:
             return (f"Of facts asked again in {n:,} tokens, the full model recalls at most "
                     f"{max(shares):.0%} at any distance: too few to say what the windows forget.")
-        if not found.enough: return ''
+        if not found.enough:
+            return (f"Of facts asked again in {n:,} tokens, only {found.asked} stood where the full "
+                    f"model recalls a quarter or more: a verdict needs {_ENOUGH}.")
         change = 'as many as the full model within noise'
         if found.high<0: change = 'fewer than the full model'
         if found.low>0: change = 'more than the full model'
@@ -212,7 +214,8 @@ class Recall:
             places = places[len(here):]
             found = self.beside(narrow, here)
             first,last = (self.distances[-1][i] for i in (here[0], here[-1]))
-            parts.append(f"{first:,.0f} to {last:,.0f} tokens back {found.after} of {found.asked} "
+            where = f"{first:,.0f}" if first==last else f"{first:,.0f} to {last:,.0f}"
+            parts.append(f"{where} tokens back {found.after} of {found.asked} "
                          f"against {found.before} ({found.points})")
         return parts
 
