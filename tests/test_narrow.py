@@ -1,5 +1,5 @@
 "The command `dynattn narrow`: bad input, a run that is killed, and the folder that it leaves."
-import errno, json, math, os, shutil, signal, subprocess, sys, time
+import errno, json, math, os, shutil, signal, subprocess, sys, time, warnings
 from importlib.util import find_spec
 from pathlib import Path
 import pytest, torch
@@ -7,8 +7,9 @@ transformers = pytest.importorskip('transformers')
 from tokenizers import Tokenizer, models, pre_tokenizers
 from dynattn import hf
 from dynattn.command import main
-from dynattn.hf.narrowing import narrow, token_losses
+from dynattn.hf.narrowing import narrow, set_widths, token_losses, without_windows
 from dynattn.hf.saving import load_pretrained
+from dynattn.narrow.judge import step_times
 from dynattn.runs import VERBS
 
 ENV = {**os.environ, 'HF_HUB_OFFLINE': '1'}
@@ -272,6 +273,7 @@ class Block:
         if name.split('.')[0] in ('transformers','onnx','tqdm','safetensors','matplotlib','accelerate'): raise ModuleNotFoundError(f'No module named {name!r}', name=name)
 sys.meta_path.insert(0, Block())
 from dynattn.command import main
+from dynattn.narrow.judge import step_times
 from dynattn.runs import VERBS
 wanting = dict(narrow=['m', '--data=d', '--out=o'], judge=['m', '--data=d'], export=['m', '--out=o'])
 for verb in VERBS:
@@ -691,3 +693,48 @@ def test_words_of_a_report_fit_what_was_measured():
     assert 'the divergence of a token 0.3000 before' in decoder.healing()
     shown = encoder.quality_table(str)
     assert 'interval over 1 text ' in shown and ' to ' not in shown, shown                # one text has no interval
+
+@pytest.mark.parametrize('keep', [1., .9, .5, .12])
+def test_nar2_every_bar_reaches_its_total_at_any_share(place, keep, capsys):
+    "With everything kept the bar of recall stood at 24 of 32, and half of a small share was one that no width has."
+    with pytest.MonkeyPatch.context() as patched:
+        told = Interrupts(patched).told
+        options = [f'--keep={keep}', '--heal=0', '--context=250', '--judged=1', '--json']
+        assert main(command(place, *options, out=f'bars-{keep}'))==0
+    result = json.loads(capsys.readouterr().out)
+    last = {name: (done, total) for name,done,total in told}
+    assert all(total is None or done==total for done,total in last.values()), last
+    own = [r['share'] for r in result['quality'] if r['way']=='one per head']
+    assert len({f'{share:.3f}' for share in own})==len(own)
+
+def test_nar2_one_text_and_one_question_are_singular_and_have_no_interval(place, capsys):
+    assert main(command(place, '--keep=.4', '--heal=1', '--context=250', '--judged=1', '--batch=2', out='single'))==0
+    said = capsys.readouterr().out
+    for text in (said, (place/'single/report.md').read_text()):
+        assert '1 texts' not in text and '1 questions' not in text and '1 question at each distance' in text
+        assert 'needs more texts' in text and ', too few texts' in text
+        assert 'It was healed by 2 texts.' in text
+
+def test_nar2_an_encoder_is_healed_by_the_distance_of_its_embeddings(place, capsys):
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter('always')
+        assert main(command(place, '--keep=.4', '--heal=2', '--context=48', model='bert', out='bert-healed'))==0
+    assert not [w for w in warned if 'is_gradient_checkpointing' in str(w.message)]
+    said = capsys.readouterr().out
+    assert 'on texts held out, the distance of embeddings' in said and 'divergence of a token' not in said
+
+def test_nar2_without_windows_a_model_keeps_the_windows_of_its_own():
+    "Leading tokens that all queries see stayed, and no step of the full model could be timed."
+    size = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    torch.manual_seed(0)
+    model = transformers.MistralForCausalLM(transformers.MistralConfig(**size, sliding_window=8, max_position_embeddings=64)).eval()
+    ids = torch.randint(0, 64, (1, 40))
+    with torch.no_grad():
+        full = model(ids).logits
+        hf.add_windows(model, n_global=4)
+        set_widths(model, [[3., 5.], [4., 6.]])
+        narrow = model(ids).logits
+        with without_windows(model): torch.testing.assert_close(model(ids).logits, full)
+        torch.testing.assert_close(model(ids).logits, narrow)
+    times = step_times(model, dict(input_ids=ids), rounds=1)
+    assert set(times['ms'])=={'full','narrow'}

@@ -6,7 +6,7 @@
 __all__ = ['Healed', 'heal']
 
 # %% ../../nbs/hf/65_healing.ipynb #c65d0003
-import copy, math
+import copy, math, warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 import torch
@@ -130,7 +130,10 @@ def heal(
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             options = peft.LoraConfig(r=rank, lora_alpha=2*rank, target_modules=targets)
-            tuned = peft.get_peft_model(model, options).eval()
+            with warnings.catch_warnings():
+                # peft reads a name that transformers will give up
+                warnings.filterwarnings('ignore', '`is_gradient_checkpointing`', FutureWarning)
+                tuned = peft.get_peft_model(model, options).eval()
         rows,finite = _heal_steps(tuned, distance, steps, rate, file, every, on_step,
                                   on_progress)
         with torch.no_grad(): after = [float(x) for x in measure()] if finite else []

@@ -38,12 +38,14 @@ def without_windows(
 ): # the same model
     "The full model, as long as the block lasts."
     layers = [m.dynattn for m in _windowed(model)]
-    heads = [layer.sigma_head for layer in layers]
+    before = [(layer.sigma_head, layer.n_global) for layer in layers]
     try:
-        for layer in layers: layer.sigma_head = None
+        # a window of the model's own has no leading tokens that all queries see
+        for layer in layers: layer.sigma_head,layer.n_global = None,0
         yield model
     finally:
-        for layer,head in zip(layers, heads): layer.sigma_head = head
+        for layer,(head,n_global) in zip(layers, before):
+            layer.sigma_head,layer.n_global = head,n_global
 
 # %% ../../nbs/hf/66_narrowing.ipynb #a6b01b4b
 @whole_or_not

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 import torch
 from ..hf.options import OF_CURVES, NarrowConfig, NarrowOptions
-from ..runs import Bar, Run, markdown, printable, table
+from ..runs import Bar, Run, counted, markdown, printable, table
 from ..saved import (
     Field, UserError, interrupts_wait, option_fields, read_json, write_atomic)
 from ..configs import most_tokens
@@ -208,7 +208,7 @@ def _read_texts(
             f"data: expected documents for at least one text of {c.context} tokens "
             "to narrow by and one "
             f"for the evaluation, got {len(train)} and {len(test)} "
-            f"from {number} documents in {c.data}; "
+            f"from {counted(number, 'document')} in {c.data}; "
             f"--context makes texts shorter{source.among()}")
     batches = _with_facts(train, tokenizer, c, causal)
     return batches,[dict(input_ids=t[None]) for t in test],number,source.said()

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 import torch
 from ..configs import cache_argument
-from ..runs import table
+from ..runs import counted, table
 from ..saved import Field, as_it_was
 from ..hf.cache import WindowedCache
 from ..hf.curves import Budget, Stage
@@ -28,6 +28,12 @@ def _equal(budget, width): # [K] -> [K], all the same, of the same cost
     cost = budget.share(width).item()
     def same(w): return torch.tensor([w])
     return torch.full_like(width, budget.reaching(same, cost, 0., float(budget.most)))
+
+def _further_shares(found): # `Narrowed` -> the shares at which its widths are judged besides its own
+    "Half and twice its share, where its widths can have them and the two differ in a table."
+    own,least = found.share(),found.budget.share(torch.ones(1)).item()
+    wanted = {min(1., round(factor*own, 4)) for factor in (.5, 2)}
+    return sorted(share for share in wanted if share>=least and f'{share:.3f}'!=f'{own:.3f}')
 
 # at the length of the texts; widths by layer; of `_WAYS`; of the random order
 def _spent(budget, layers, way, seed=0):
@@ -56,6 +62,7 @@ def beside(values:list, others:list, # one per text, of the same texts
 ) -> str:
     "The mean difference of two ways, with its interval, and whether it is within noise."
     mean,low,high = interval([x-y for x,y in zip(values, others, strict=True)])
+    if len(values)==1: return f'{mean:+.4f}, too few texts'
     said = f'{mean:+.4f} ({low:+.4f} to {high:+.4f})'
     if len(values)<_FEWEST: return f'{said}, too few texts'
     return f'{said}, within noise' if low<=0<=high else said
@@ -150,11 +157,8 @@ class Judge:
         on_progress:Callable[[str,int,int],object]|None=None, # as `narrow` takes it
     ) -> 'Report':
         "Quality, recall and time of the narrowed model."
-        budget = found.budget
-        least = budget.share(torch.ones(1)).item()    # of windows of one token
-        shares = sorted({min(1., max(least, round(f*found.share(), 4))) for f in (.5, 2)})
-        ways = len(_WAYS)+len({*shares}-{found.share()})
-        stage = Stage(on_progress, 'judge', ways*len(self.texts))
+        shares,budget = _further_shares(found),found.budget
+        stage = Stage(on_progress, 'judge', (len(_WAYS)+len(shares))*len(self.texts))
         rows = quality(self.model, found, self.texts, tuple(shares), stage.step, self.reference)
         of = replace(self.unmeasured(found), quality=rows)
         if budget.causal:
@@ -249,8 +253,6 @@ _NUMBERS = Field(list, each=Field(float))
 _HEALED = dict(rows=Field(list), before=_NUMBERS, after=_NUMBERS, kept=Field(bool))
 _NUMBER = Field(int, 0, 2**63, required=False)
 
-def _counted(number, unit): return f"{number:,} {unit}{'' if number==1 else 's'}"
-
 @dataclass
 class Report:
     """The price of a narrowed model, and its savings; of a run of `dynattn narrow`, all that
@@ -310,10 +312,10 @@ class Report:
             mean,low,high = interval(r['changes'])
             change = f'{mean:+.4f}' if self.causal else f'{mean:.4f}'
             if self.floored: change = f'({change})'
+            spread = f'{low:.4f} to {high:.4f}' if self.judged>1 else 'needs more texts'
             other = '' if r['way']==own else beside(r['changes'], narrow[r['share']])
-            spread = f'{low:.4f} to {high:.4f}' if self.judged>1 else ''    # one text has none
             return r['way'],f"{r['share']:.3f}",change,spread,other
-        head = ['widths','share',self.change,f'interval over {_counted(self.judged, "text")}',
+        head = ['widths','share',self.change,f'interval over {counted(self.judged, "text")}',
                 'above one per head']
         shown = table(head, map(row, self.quality), escape)
         if not self.floored: return shown
@@ -345,18 +347,19 @@ class Report:
     def healing(self) -> str:
         "Whether healing was kept, in two sentences."
         if not self.healed: return ''
+        batch = (self.config or {}).get('batch', 1)    # texts of a step
+        texts = counted(len(self.healed['rows'])*batch, 'text')
         if not self.healed['after']:
-            return (f" It was healed by {_counted(len(self.healed['rows']), 'text')}. "
+            return (f" It was healed by {texts}. "
                     "Its updates were thrown away, for they led to "
                     "numbers that are not finite.")
-        kinds = ('the distance of embeddings',)
-        if self.causal: kinds = 'the divergence of a token','that of an answer'
+        kinds = 'the divergence of a token','that of an answer'
+        if not self.causal: kinds = ('the distance of embeddings',)
         parts = zip(kinds, self.healed['before'], self.healed['after'])
-        said = ', '.join(f'{name} {before:.4f} before and {after:.4f} after'
+        said = ', '.join(f'{name} {before:z.4f} before and {after:z.4f} after'
                          for name,before,after in parts)
         what = 'Its updates were thrown away, for not all of it fell'
         if self.healed['kept']: what = 'Its updates are merged'
-        texts = _counted(len(self.healed['rows']), 'text')
         return f" It was healed by {texts}. {what}: on texts held out, {said}."
 
     def summary(self, escape, # `printable` or `markdown`
@@ -367,12 +370,12 @@ class Report:
             f"stays within {self.config['rise']} on up to eight "
             f"of the texts that it was narrowed by; there it is {self.rise:.4f}"
             f"{', before healing' if self.healed else ''}.")
-        judged = _counted(self.judged, 'text')
+        judged = counted(self.judged, 'text')
         read = f"evaluated on {judged} of documents held out."
         if self.documents<8:
             few = 'one is' if self.documents==1 else f'{self.documents} are'
-            read = (f"evaluated on {judged} from the first eighth of the same documents: "
-                    f"{few} too few to hold any of them out.")
+            read = (f"evaluated on {judged} from the first eighth of the same "
+                    f"documents: {few} too few to hold any of them out.")
         narrowed = f"Narrowed by {self.read_tokens:,} tokens in {self.seconds:.0f} s"
         if self.unjudged:
             return (f"{escape(self.model)} keeps {self.share:.1%} at {self.n:,} tokens."

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from ..hf.layers import predictions
-from ..runs import markdown, table
+from ..runs import counted, markdown, table
 
 # %% ../../nbs/narrow/83_recall.ipynb #c65f0007
 _THINGS = dict(learn=('number','password','price','address'), judge=('code',))
@@ -231,7 +231,7 @@ def recall_table(
     def cell(share, says_nothing): return f'({share:.2f})' if says_nothing else f'{share:.2f}'
     cells = [[*names, *map(cell, right, low)] for names,right in rows]
     shown = table([*head, *(f'{back:,.0f} back' for back in distances)], cells, escape)
-    asked = f"{number} questions at each distance, {number*len(distances)} in all."
+    asked = f"{counted(number, 'question')} at each distance, {number*len(distances)} in all."
     if number*len(distances)<_ENOUGH: asked += f" A verdict needs {_ENOUGH}."
     if any(low):
         asked += (f" In brackets: the full model answers fewer than {_FLOOR:.0%} there, "
