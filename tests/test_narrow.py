@@ -273,7 +273,6 @@ class Block:
         if name.split('.')[0] in ('transformers','onnx','tqdm','safetensors','matplotlib','accelerate'): raise ModuleNotFoundError(f'No module named {name!r}', name=name)
 sys.meta_path.insert(0, Block())
 from dynattn.command import main
-from dynattn.narrow.judge import step_times
 from dynattn.runs import VERBS
 wanting = dict(narrow=['m', '--data=d', '--out=o'], judge=['m', '--data=d'], export=['m', '--out=o'])
 for verb in VERBS:
