@@ -43,7 +43,8 @@ from dynattn.train.encoder import EncoderLayer, EncoderConfig, Encoder, Classifi
 __all__ = [
     'PaddingMask', 'masked_softmax', 'dense_attention', 'attention_weights', 'window_recall',
     'window_precision', 'Window', 'SigmaHead', 'SigmaParameter', 'entmax',
-    'topk_softmax', 'AlphaHead', 'banded_attention', 'native', 'attention', 'window_weights', 'MultiheadAttention', 'convert',
+    'topk_softmax', 'AlphaHead', 'banded_attention', 'native', 'attention', 'window_weights',
+    'MultiheadAttention', 'convert',
     'EncoderLayer', 'EncoderConfig', 'Encoder', 'Classifier']
 
 def __getattr__(name):
@@ -57,5 +58,6 @@ def _activated():
     return __getattr__('everywhere').activated()
 
 import torch as _torch
-if hasattr(_torch.nn.attention, 'register_flash_attention_impl'): # not in older versions; nothing is activated
+# older versions have no such register; nothing is activated
+if hasattr(_torch.nn.attention, 'register_flash_attention_impl'):
     _torch.nn.attention.register_flash_attention_impl('dynattn', register_fn=_activated)

@@ -303,7 +303,7 @@ def _asking(tokenizer, c, causal):
     except ValueError: return 0    # no tokens for digits: nothing is asked
 
 # seconds of a text with full attention; texts of the curves, to judge, and of a grid of recall
-def _durations(seconds, c, curves, judged, grid): # -> seconds: to narrow; to judge afterwards; before
+def _durations(seconds, c, curves, judged, grid): # -> seconds: to narrow; to judge after; before
     "About how long the parts of a run take. `c.heal` is a number."
     of_curves = 8*curves
     of_share = 8*8 if c.rise is not None else 0    # eight texts, in full and at seven shares

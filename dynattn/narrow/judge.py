@@ -29,7 +29,7 @@ def _equal(budget, width): # [K] -> [K], all the same, of the same cost
     def same(w): return torch.tensor([w])
     return torch.full_like(width, budget.reaching(same, cost, 0., float(budget.most)))
 
-def _further_shares(found): # `Narrowed` -> the shares at which its widths are judged besides its own
+def _further_shares(found): # `Narrowed` -> the other shares at which its widths are judged
     "Half and twice its share, where its widths can have them and the two differ in a table."
     own,least = found.share(),found.budget.share(torch.ones(1)).item()
     wanted = {min(1., round(factor*own, 4)) for factor in (.5, 2)}
@@ -234,11 +234,12 @@ def step_times(
         # the newest token, whichever it is
         return model(ids[:,-1:], **{cache_argument(model): caches[name]}, logits_to_keep=1)
     for name,cache in caches.items():
-        with contexts[name](): model(ids[:,:read], **{cache_argument(model): cache}, logits_to_keep=1)
+        kept = {cache_argument(model): cache}
+        with contexts[name](): model(ids[:,:read], **kept, logits_to_keep=1)
     nbytes = {}
     if generates:
-        kept = sum(layer.keys.nbytes+layer.values.nbytes for layer in caches['full'].layers)
-        nbytes = dict(full=kept, narrow=caches['narrow'].nbytes)
+        full = sum(layer.keys.nbytes+layer.values.nbytes for layer in caches['full'].layers)
+        nbytes = dict(full=full, narrow=caches['narrow'].nbytes)
     times = dict(full=[], narrow=[])
     for _ in range(min(rounds, n-read)):
         for name,seconds in times.items():

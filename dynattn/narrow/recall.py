@@ -195,8 +195,8 @@ class Recall:
             return (f"Of facts asked again in {n:,} tokens, the full model recalls at most "
                     f"{max(shares):.0%} at any distance: too few to say what the windows forget.")
         if not found.enough:
-            return (f"Of facts asked again in {n:,} tokens, only {found.asked} stood where the full "
-                    f"model recalls a quarter or more: a verdict needs {_ENOUGH}.")
+            return (f"Of facts asked again in {n:,} tokens, only {found.asked} stood where the "
+                    f"full model recalls a quarter or more: a verdict needs {_ENOUGH}.")
         change = 'as many as the full model within noise'
         if found.high<0: change = 'fewer than the full model'
         if found.low>0: change = 'more than the full model'
