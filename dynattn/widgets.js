@@ -351,7 +351,7 @@ function dynattnWidget(root, kind, start) {
     const [tone, text] = widget.verdict(v, state);
     verdict.textContent = text;
     verdict.style.borderLeftColor = {good: '#2e9d5b', odd: WARM, bad: RED}[tone];
-    svg.setAttribute('aria-label', `${widget.title}. ${words.textContent}. ${text}`);
+    svg.setAttribute('aria-label', [widget.title, ...[...words.children].map(item => item.textContent), text].join('; '));
   }
   update();
   let drawnAt = root.clientWidth;

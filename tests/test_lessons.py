@@ -14,7 +14,7 @@ LINES,FIGURES,MINUTES = 11,4,15
 SHORT = 8                       # minutes of a lesson behind the path
 LONGER = {'03_metrics': 15}     # but for these
 TERMS = ('padding mask score softmax weight query key head window recall bell loss price link threshold box band tile '
-         'offset sparsemax entmax').split()
+         'offset sparsemax entmax half-width dial dent').split()
 
 def source(cell): return ''.join(cell['source'])
 
@@ -162,6 +162,14 @@ all_pages = pytest.mark.parametrize('page', PAGES+BEHIND, ids=lambda page: page.
 def test_a_lesson_keeps_the_form(page, rule): assert [*rule(page)]==[]
 
 def test_no_word_is_used_before_it_is_explained(): assert [*wrong_words(PAGES)]==[]
+
+def test_the_front_page_says_how_long_the_path_takes():
+    "To the next half hour: the lessons as their badges count them, each with a minute for reading its exercise"
+    front = '\n'.join(texts(book.read('index.ipynb')['cells']))
+    hours = {'half an hour': 30, 'an hour': 60, 'an hour and a half': 90, 'two hours': 120}
+    told = re.search(r'six lessons, (\w[\w ]*?) \|', front)[1]
+    minutes = sum(page.minutes for page in PAGES)+len(PAGES)
+    assert abs(hours[told]-minutes)<=15, f'{told}: {minutes} minutes are counted'
 
 def reads(page): return [source(c) for c in page.cells if 'How the sentence and its scores are read' in source(c)]
 def test_all_lessons_read_the_sentence_alike(): assert len({*sum(map(reads, PAGES+BEHIND), [])})==1
