@@ -1,9 +1,10 @@
 """Do the outputs that a notebook stores say what it says today, up to rounding?
 
 `python tests/outputs.py [--store] NOTEBOOK ...` runs notebooks and lists the cells that differ; with `--store` it writes what
-they say now. A cell that shows a time, or what a machine decides, begins with `#| varies: why` and is passed over, and so are
-pictures. Of a widget nothing may differ: it holds a copy of its script."""
-import json, math, os, re, sys
+they say now. A cell that shows a time, or what a machine decides, begins with `#| varies: why` and is passed over. Of a widget
+nothing may differ: it holds a copy of its script. A picture may differ by a pixel here and there, as letters and lines do
+between versions of matplotlib, and not by a label or a curve."""
+import base64, io, json, math, os, re, sys
 from pathlib import Path
 import forked
 
@@ -41,6 +42,29 @@ def differ(stored, fresh):
     far = [f'{x} is now {y}' for x,y in zip(NUMBER.findall(a), NUMBER.findall(b)) if not near(x, y)]
     return ', '.join(far)
 
+def pictures(outputs): return [''.join(o['data']['image/png']) for o in outputs if 'image/png' in o.get('data', {})]
+
+BLOCK,INK = 32,24       # pixels of a side of a square, and by how much its mean may change, of 255
+def redrawn(stored, fresh):
+    "What is different about the pictures of two lists of outputs, or ''"
+    if not fresh: return ''
+    old,new = pictures(stored),pictures(fresh)
+    if len(old)!=len(new): return f'{len(old)} pictures are now {len(new)}'
+    return ', '.join(why for a,b in zip(old, new) if a!=b and (why := changed(a, b)))
+
+def changed(a, b):
+    "How two pictures differ, or '': in size by more than a twentieth, or the mean of a square by more than `INK`"
+    from PIL import Image, ImageChops
+    def on_white(png):
+        picture = Image.open(io.BytesIO(base64.b64decode(png))).convert('RGBA')
+        return Image.alpha_composite(Image.new('RGBA', picture.size, 'white'), picture).convert('RGB')
+    old,new = on_white(a),on_white(b)
+    if any(abs(x-y)>.05*x for x,y in zip(old.size, new.size)): return f'a picture of {old.size} is now one of {new.size}'
+    squares = [max(1, n//BLOCK) for n in old.size]
+    difference = ImageChops.difference(*(picture.resize(squares, Image.Resampling.BOX) for picture in (old, new)))
+    most = max(high for _,high in difference.getextrema())
+    return f'another picture: a square of it changed by {most} of 255' if most>INK else ''
+
 def executed(path):
     "The notebook as stored, and its cells after a run by nbdev's flags"
     from execnb.nbio import read_nb
@@ -66,7 +90,7 @@ def stale(path, store=False):
         if old['cell_type']!='code' or re.search(r'^#\|\s*(varies|hide)\b', source, re.M): continue
         fresh = new.outputs or []
         if not old['outputs'] and not store: continue
-        if why := differ(old['outputs'], fresh):
+        if why := differ(old['outputs'], fresh) or redrawn(old['outputs'], fresh):
             found.append((old['id'], why))
             kept = [o for o in fresh if o.get('data', o.get('name')!='stderr')]
             old['outputs'] = [{**o, **({'execution_count': None} if o['output_type']=='execute_result' else {})} for o in kept]
