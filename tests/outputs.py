@@ -1,9 +1,9 @@
 """Do the outputs that a notebook stores say what it says today, up to rounding?
 
 `python tests/outputs.py [--store] NOTEBOOK ...` runs notebooks and lists the cells that differ; with `--store` it writes what
-they say now. A cell that shows a time, or what a machine decides, begins with `#| varies: why` and is passed over. Of a widget
-nothing may differ: it holds a copy of its script. A picture may differ by a pixel here and there, as letters and lines do
-between versions of matplotlib, and not by a label or a curve."""
+they say now. A cell that shows a time, or what a machine decides, begins with `#| varies: why` and is passed over, unless it
+shows something of which nothing is stored. Of a widget nothing may differ: it holds a copy of its script. A picture may differ
+by a pixel here and there, as letters and lines do between versions of matplotlib, and not by a label or a curve."""
 import base64, io, json, math, os, re, sys
 from pathlib import Path
 import forked
@@ -65,6 +65,10 @@ def changed(a, b):
     most = max(high for _,high in difference.getextrema())
     return f'another picture: a square of it changed by {most} of 255' if most>INK else ''
 
+def forgotten(stored, fresh):
+    "What is wrong where a cell shows something and nothing is stored: a page would show the code and no value"
+    return 'nothing is stored of what it shows' if not stored and (any(said(fresh)) or pictures(fresh)) else ''
+
 def executed(path):
     "The notebook as stored, and its cells after a run by nbdev's flags"
     from execnb.nbio import read_nb
@@ -87,10 +91,12 @@ def stale(path, store=False):
     found = []
     for old,new in zip(stored['cells'], cells):
         source = ''.join(old['source'])
-        if old['cell_type']!='code' or re.search(r'^#\|\s*(varies|hide)\b', source, re.M): continue
+        if old['cell_type']!='code' or re.search(r'^#\|\s*hide\b', source, re.M): continue
         fresh = new.outputs or []
-        if not old['outputs'] and not store: continue
-        if why := differ(old['outputs'], fresh) or redrawn(old['outputs'], fresh):
+        if why := forgotten(old['outputs'], fresh): pass
+        elif re.search(r'^#\|\s*varies\b', source, re.M): continue
+        else: why = differ(old['outputs'], fresh) or redrawn(old['outputs'], fresh)
+        if why:
             found.append((old['id'], why))
             kept = [o for o in fresh if o.get('data', o.get('name')!='stderr')]
             old['outputs'] = [{**o, **({'execution_count': None} if o['output_type']=='execute_result' else {})} for o in kept]
