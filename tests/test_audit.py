@@ -647,6 +647,77 @@ def test_kinds_of_attention_that_no_promise_is_known_of_are_not_measured():
     found = examine(test_hf_common.build('llama4'))
     assert found.status==3 and 'chunked_attention, of which no promise is known' in found.outcomes['window'].why, found
 
+# public, third round: hybrids passed with their recurrent layers left out of the table
+
+HYBRIDS = 'lfm2','recurrent_gemma','qwen3_next','jamba','granitemoehybrid','falcon_h1','nemotron_h','mamba2'
+
+def mixing_layers(model, n):
+    "Layers of a decoder whose output at the last token changes with an input before it."
+    from dynattn.probe import same_numbers
+    subject, = Subject.parts(model, None)
+    layers = [(name, module) for name,module in subject.model.named_modules() if re.search(r'layers\.\d+$', name)]
+    calls = {}
+    def keep(module, args, kwargs): calls[module] = args,kwargs
+    hooks = [module.register_forward_pre_hook(keep, with_kwargs=True) for _,module in layers]
+    found = []
+    with torch.no_grad(), same_numbers():
+        subject(subject.inputs(0, n))
+        for hook in hooks: hook.remove()
+        for name,module in layers:
+            args,kwargs = calls[module]
+            hidden = args[0] if args else kwargs['hidden_states']
+            other = hidden.clone()
+            other[:,-2] += torch.randn(hidden.shape[-1], generator=torch.Generator().manual_seed(0), dtype=hidden.dtype)
+            def last(x):
+                more = kwargs if args else kwargs | dict(hidden_states=x)
+                out = module(*((x, *args[1:]) if args else ()), **more)
+                return (out if isinstance(out, torch.Tensor) else out[0])[:,-1]
+            if (last(other)-last(hidden)).abs().max()>1e-9: found.append(name)
+    return found
+
+@pytest.mark.parametrize('name', [*HYBRIDS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in HYBRIDS[2:])])
+def test_every_layer_that_mixes_tokens_is_in_the_table(name):
+    pytest.importorskip('transformers')
+    from architectures import build
+    from versions import needs
+    needs(name)
+    model = build(name)
+    subject, = Subject.parts(model, None)
+    with torch.no_grad(): layers = find_layers(subject, 13)
+    mixing = mixing_layers(model, 13)
+    assert mixing and all(any(f'{layer.name}.'.startswith(f'{place}.') for layer in layers) for place in mixing), (mixing, layers)
+    others = [layer for layer in layers if not layer.attends]
+    assert others and all(layer.promised==[None] and layer.reach[0].left>0 for layer in others), others
+
+class Recurrent(nn.Module):
+    "Attention with a window beside a recurrence, which has a layer of the cache and no window."
+    def __init__(self, causal=True):
+        super().__init__()
+        self.attend,self.recur = OwnAttention(),Recurrence(causal)
+    def forward(self, x): return self.recur(self.attend(x))
+
+class Recurrence(nn.Module):
+    layer_idx = 0
+    def __init__(self, causal):
+        super().__init__()
+        self.causal = causal
+    def forward(self, x): return x+(x.cumsum(1) if self.causal else x.flip(1).cumsum(1).flip(1))
+
+def test_a_window_that_is_promised_for_all_holds_for_recurrences_too():
+    free = examine(Recurrent(), sequence(13), causal=True)
+    assert free.ok and [layer.attends for layer in free.layers]==[True, False], free
+    assert re.search(r'recur +all +all back *\n', str(free)), free
+    bound = examine(Recurrent(), sequence(13), causal=True, window=3)
+    assert bound.status==1 and 'recur: a query sees all back; promised is 3 back' in str(bound), bound
+    ahead = examine(Recurrent(causal=False), sequence(13), causal=True)
+    assert ahead.status==1 and ahead.outcomes['future'].status=='broken', ahead
+
+def test_a_module_with_a_layer_of_the_cache_that_mixes_nothing_is_no_layer():
+    model = Recurrent()
+    model.recur = nn.Linear(16, 16)
+    model.recur.layer_idx = 0
+    assert [layer.name for layer in examine(model, sequence(13)).layers if not layer.attends]==[]
+
 def test_a_model_whose_forward_takes_no_embeddings_is_refused():
     with pytest.raises(TypeError, match='model: expected a forward that takes inputs_embeds'): examine(renamed(inputs_embeds='other'))
 
