@@ -718,6 +718,32 @@ def test_a_module_with_a_layer_of_the_cache_that_mixes_nothing_is_no_layer():
     model.recur.layer_idx = 0
     assert [layer.name for layer in examine(model, sequence(13)).layers if not layer.attends]==[]
 
+# public, third round: fifty architectures whose inputs have no known shape ended in a raw AttributeError
+
+UNKNOWN = dict(parakeet_encoder='says max_source_positions', wav2vec2_bert='says num_mel_bins', segformer='says image_size',
+               siglip2_vision_model='says image_size', fsmt='an encoder that is a model of transformers',
+               canine='one table of input embeddings', ibert='one table of input embeddings')
+
+@pytest.mark.parametrize('name', UNKNOWN)
+def test_a_model_whose_inputs_have_no_known_shape_is_refused_by_name(name):
+    transformers = pytest.importorskip('transformers')
+    from architectures import configuration
+    from versions import needs
+    name,said = name.replace('_bert', '-bert'),UNKNOWN[name]
+    needs(name)
+    model = transformers.AutoModel.from_config(configuration(name))
+    with pytest.raises(TypeError, match=f'^model: expected .*{said}'): examine(model)
+
+def test_a_picture_has_three_channels_where_a_configuration_does_not_say():
+    transformers = pytest.importorskip('transformers')
+    config = transformers.Blip2VisionConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+                                            image_size=12, patch_size=4)
+    model = transformers.Blip2VisionModel(config)
+    subject, = Subject.parts(model, None)
+    assert subject.shape==[1, 3, 12, 12]
+    with torch.no_grad(): layers = find_layers(subject, 10)
+    assert len(layers)==2 and all(reach.regular and reach.left==9 for layer in layers for reach in layer.reach), layers
+
 def test_a_model_whose_forward_takes_no_embeddings_is_refused():
     with pytest.raises(TypeError, match='model: expected a forward that takes inputs_embeds'): examine(renamed(inputs_embeds='other'))
 
