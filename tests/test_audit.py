@@ -744,6 +744,25 @@ def test_a_picture_has_three_channels_where_a_configuration_does_not_say():
     with torch.no_grad(): layers = find_layers(subject, 10)
     assert len(layers)==2 and all(reach.regular and reach.left==9 for layer in layers for reach in layer.reach), layers
 
+# public, third round: windows that a configuration names in words of its own were called broken promises
+
+@pytest.mark.parametrize('name', ['gpt_neo','longt5'])
+def test_windows_in_words_of_their_own_are_read(name):
+    transformers = pytest.importorskip('transformers')
+    if name=='gpt_neo':
+        config = transformers.GPTNeoConfig(vocab_size=97, hidden_size=32, num_layers=2, num_heads=4, intermediate_size=48, window_size=5,
+                                           attention_types=[[['global','local'],1]], max_position_embeddings=64)
+        model,expected = transformers.GPTNeoModel(config),[(None, 0), (4, 0)]
+    else:
+        config = transformers.LongT5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, local_radius=5)
+        model,expected = transformers.LongT5EncoderModel(config),[(5, 5)]*2
+    found = examine(model, n=17)
+    assert [layer.promised[0][:2] for layer in found.layers]==expected and not found.broken, found
+    # now the promise, or what is seen, is another
+    if name=='gpt_neo': model.h[1].attn.attention.bias.copy_(torch.ones(64, 64).tril().bool())
+    else: model.encoder.block[1].layer[0].LocalSelfAttention.local_radius = 3
+    assert any(f.check=='window' for f in examine(model, n=17).broken)
+
 def test_a_model_whose_forward_takes_no_embeddings_is_refused():
     with pytest.raises(TypeError, match='model: expected a forward that takes inputs_embeds'): examine(renamed(inputs_embeds='other'))
 
