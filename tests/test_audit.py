@@ -720,7 +720,7 @@ def test_a_module_with_a_layer_of_the_cache_that_mixes_nothing_is_no_layer():
 
 # public, third round: fifty architectures whose inputs have no known shape ended in a raw AttributeError
 
-UNKNOWN = dict(parakeet_encoder='says max_source_positions', wav2vec2_bert='says num_mel_bins', segformer='says image_size',
+UNKNOWN = dict(parakeet_encoder='says max_source_positions', wav2vec2_bert='says num_mel_bins',
                siglip2_vision_model='says image_size', fsmt='an encoder that is a model of transformers',
                canine='one table of input embeddings', ibert='one table of input embeddings')
 
