@@ -583,6 +583,23 @@ def test_transformers_takes_it_for_the_package(name, version):
     for a,b in zip(ours, grads, strict=True): assert_close(a, b, rtol=1e-3, atol=1e-4)
 
 @no_other
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_host3_transformers_needs_no_linear_layer(dtype):
+    "GPT-2 projects by convolutions; transformers looked for a linear layer, and a bare StopIteration came out."
+    tf = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    config = tf.GPT2Config(vocab_size=100, n_embd=64, n_head=4, n_layer=2, attn_pdrop=0.)
+    model = tf.GPT2Model(config).eval().to(dtype)
+    ids = torch.randint(3, 99, (2, 20), generator=torch.Generator().manual_seed(0))
+    model.set_attn_implementation('eager')
+    want = model(ids).last_hidden_state
+    with fa.install(transformers=True):
+        model.set_attn_implementation('flash_attention_2')
+        got = model(ids).last_hidden_state
+    near = 1e-4 if dtype==torch.float32 else 5e-2
+    assert_close(got, want, rtol=near, atol=near)
+
+@no_other
 def test_transformers_generates():
     tf = pytest.importorskip('transformers')
     torch.manual_seed(0)
