@@ -874,6 +874,7 @@ def _new_modules(loader): # -> dict of modules by name
         module = made[name] = types.ModuleType(name, "flash_attn's interface on a CPU, by dynattn")
         module.__spec__ = ModuleSpec(name, loader, is_package=name=='flash_attn')
         if name=='flash_attn': module.__path__ = []
+        if '__file__' in globals(): module.__file__ = __file__ # for errors
         vars(module).update(members)
         parent,_,child = name.rpartition('.')
         if parent: setattr(made[parent], child, module)

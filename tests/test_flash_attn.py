@@ -541,6 +541,15 @@ def test_hostile_65_modules_are_found_anew():
         assert importlib.util.find_spec('flash_attn.ops') is None
     assert 'flash_attn' not in sys.modules
 
+@no_other
+def test_host3_a_missing_name_says_whose_module_it_is():
+    "As ring attention and diffusers import them; it was 'unknown location'."
+    with fa.install():
+        with pytest.raises(ImportError, match=r"'_flash_attn_forward' from 'flash_attn.flash_attn_interface' \(.*dynattn.flash_attn.py\)"):
+            exec('from flash_attn.flash_attn_interface import _flash_attn_forward', {})
+        with pytest.raises(ImportError, match=r"'flash_attn_combine' from 'flash_attn_interface' \(.*dynattn.flash_attn.py\)"):
+            exec('from flash_attn_interface import flash_attn_combine', {})
+
 # ---- transformers
 
 def tiny(name):
