@@ -137,6 +137,21 @@ def test_a_bad_value_is_told_before_anything_is_read(name, tmp_path, says):
     says(f'{name}: expected ', 'train', tmp_path/'nowhere', '--out', tmp_path/'run', f"--{name.replace('_', '-')}={BAD[name]}")
     assert not (tmp_path/'run').exists()
 
+def test_data_that_cannot_be_read_leaves_no_folder(tmp_path, says):
+    "`dynattn train nowhere --out runs/new` left runs/new with a lock in it"
+    says('no such file or folder', 'train', tmp_path/'nowhere', '--out', tmp_path/'runs'/'new', *SMALL)
+    assert not (tmp_path/'runs').exists()
+    (tmp_path/'mine').mkdir()
+    says('no such file or folder', 'train', tmp_path/'nowhere', '--out', tmp_path/'mine', *SMALL)
+    assert (tmp_path/'mine').is_dir()
+
+def test_a_folder_that_another_process_took_away_is_not_locked(tmp_path, monkeypatch):
+    run = Run(tmp_path/'new', (), {})
+    def taken_away(*_): (tmp_path/'new/.lock').unlink()
+    monkeypatch.setattr(runs.fcntl, 'flock', taken_away)
+    with pytest.raises(saved.UserError, match='in use by another process'):
+        with run.locked(): pass
+
 def test_what_is_no_number_is_told_too(says): says("--batch: invalid int value: 'many'", 'train', '--batch', 'many')
 
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_a_checkpoint(tree, tmp_path, says):
