@@ -519,3 +519,23 @@ def test_a_pipe_is_written_to_and_stays(tmp_path):
     saved.write_atomic(pipe, 'all of it')
     reader.join(5)
     assert got==[b'all of it'] and pipe.is_fifo() and os.listdir(tmp_path)==['pipe']
+
+@pytest.mark.skipif(os.name!='posix', reason='pipes of Linux and macOS')
+@pytest.mark.parametrize('argv', [['--help'], ['train', '--help'], ['printed']])
+def test_a_reader_that_has_read_enough_is_no_error(argv):
+    "`dynattn windows FILE --run RUN | true` ended with status 120 and with a traceback of Python's own"
+    code = "import sys; from dynattn.command import main; from dynattn.runs import verb\n" \
+           "verb('printed', '', '')(lambda a: print('a short line'))\nsys.exit(main(sys.argv[1:]))"
+    reader,writer = os.pipe()
+    os.close(reader)
+    buffered = {name: x for name,x in os.environ.items() if name!='PYTHONUNBUFFERED'}
+    with os.fdopen(writer, 'wb') as pipe:
+        done = subprocess.run([sys.executable, '-c', code, *argv], stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=600, cwd=ROOT, env=buffered)
+    assert (done.returncode, done.stderr)==(0, '')
+
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='a device of Linux')
+def test_an_answer_that_cannot_be_written_is_an_error_in_one_line():
+    buffered = {name: x for name,x in os.environ.items() if name!='PYTHONUNBUFFERED'}
+    with open('/dev/full', 'wb') as full:
+        done = subprocess.run([sys.executable, '-m', 'dynattn', '--version'], stdout=full, stderr=subprocess.PIPE, text=True, timeout=600, cwd=ROOT, env=buffered)
+    assert (done.returncode, done.stderr)==(2, 'dynattn: [Errno 28] No space left on device\n')
