@@ -533,6 +533,15 @@ def test_a_reader_that_has_read_enough_is_no_error(argv):
         done = subprocess.run([sys.executable, '-c', code, *argv], stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=600, cwd=ROOT, env=buffered)
     assert (done.returncode, done.stderr)==(0, '')
 
+@pytest.mark.skipif(os.name!='posix', reason='pipes of Linux and macOS')
+def test_a_reader_of_the_list_of_examples_may_leave():
+    reader,writer = os.pipe()
+    os.close(reader)
+    buffered = {name: x for name,x in os.environ.items() if name!='PYTHONUNBUFFERED'}
+    with os.fdopen(writer, 'wb') as pipe:
+        done = subprocess.run([sys.executable, '-m', 'dynattn.examples'], stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=600, cwd=ROOT, env=buffered)
+    assert (done.returncode, done.stderr)==(0, '')
+
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='a device of Linux')
 def test_an_answer_that_cannot_be_written_is_an_error_in_one_line():
     buffered = {name: x for name,x in os.environ.items() if name!='PYTHONUNBUFFERED'}
