@@ -198,6 +198,11 @@ def test_an_annotation_is_a_check(arguments, error, said):
     with pytest.raises(error) as caught: sample(**dict(x=torch.ones(2), k=2) | arguments)
     assert said in str(caught.value)
 
+def test_true_is_no_number_of_tokens():
+    for wrong in (True, np.bool_(True), 1.):
+        with pytest.raises(TypeError, match='n: expected an int, got'): kinds.integer('n', wrong, 0)
+        with pytest.raises(TypeError, match='n: expected an int, got'): Window(3.).half_width(wrong)
+
 def test_what_an_annotation_allows_passes():
     x = torch.ones(2)
     for arguments in (dict(p=torch.tensor(.5)), dict(level=math.nan), dict(level=-math.inf), dict(mask=x), dict(which='w'), dict(which=2),
