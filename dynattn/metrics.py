@@ -16,7 +16,7 @@ def _tensor(x, name):
     "A dense tensor of what is given; of lists and arrays, a new one."
     try: x = torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise TypeError(f"{name}: expected a tensor, or what one is made of, got {got(x)}") from None
+        raise TypeError(f"{name}: expected a tensor or what one is made of, got {got(x)}") from None
     if x.layout is torch.strided: return x
     raise TypeError(f"{name}: expected a dense tensor, got {got(x)}")
 
