@@ -8,6 +8,7 @@ __all__ = ['main']
 # %% ../nbs/89_command.ipynb #c0330003
 import argparse, json, os, sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 # each registers its verbs
@@ -166,6 +167,14 @@ def _overview():
     return p
 
 # %% ../nbs/89_command.ipynb #5f6d5c14
+def _flush():
+    "Write what was printed; where that fails, the interpreter is not to try it again at its end."
+    if sys.stdout is None: return
+    try: sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
 def main(
     argv=None, # arguments (default: those of the command line)
     **options, # of the verb's function, such as `callbacks` of `train`; for tests
@@ -175,11 +184,17 @@ def main(
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, 'reconfigure'): stream.reconfigure(errors='backslashreplace')
     try:
-        name = _overview().parse_args(argv[:1]).verb  # help, version or a mistake: does not return
-        parsed = _parser_of(name).parse_args(argv[1:])
-        return VERBS[name].run(parsed, **options) or 0
+        try:
+            name = _overview().parse_args(argv[:1]).verb
+            parsed = _parser_of(name).parse_args(argv[1:])
+            status = VERBS[name].run(parsed, **options) or 0
+        except SystemExit:    # after help and version
+            _flush()
+            raise
+        _flush()
+        return status
     except BrokenPipeError:   # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError): _flush()
         return 0
     except (KeyboardInterrupt, UserError, OSError) as e:
         interrupted = isinstance(e, KeyboardInterrupt)
@@ -188,6 +203,7 @@ def main(
             said = f'{e.filename}: {e.strerror}'
         notes = ''.join(getattr(e, '__notes__', ()))
         print(f'dynattn: {printable(said)}{notes}', file=sys.stderr)
+        with suppress(OSError): _flush()
         return 130 if interrupted else 2
 
 # %% ../nbs/89_command.ipynb #fd07689f
