@@ -468,7 +468,7 @@ def _previewed(judge, curves, answers, on_progress):
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0343
 def _right(recall): # -> the share of right answers, None where nothing was asked
-    return None if recall is None else sum(recall.right[0])/len(recall.right[0])
+    return None if recall is None else recall.found
 
 def _preview_table(rows, causal):
     def shown(right): return '' if right is None else f'{right:.0%}'
@@ -476,7 +476,7 @@ def _preview_table(rows, causal):
     (_,_,full),*narrowed = rows
     asked,said = '',''
     if full is not None:
-        number = full.number*len(full.right[0])
+        number = sum(full.numbers[0])
         asked = f' of {number}'
         found = [(share, full.beside(recall)) for share,_,recall in narrowed]
         enough = [(share, b) for share,b in found if b.enough and b.after>=.9*b.before]
@@ -629,8 +629,9 @@ def _judge_run(name, c, given, shown, original=None):
         with without_windows(model): full = grid('full recall')
     except ValueError as e: raise UserError(str(e)) from e
     said = "The model has no windows." if narrow is None else full.forgotten(narrow)
-    return dict(model=str(name), n=c.context, distances=full.distances[0], number=full.number,
-                full=full.right[0], windows=narrow and narrow.right[0], forgotten=said)
+    return dict(model=str(name), n=c.context, distances=full.distances[0],
+                numbers=full.numbers[0], full=full.right[0],
+                windows=narrow and narrow.right[0], forgotten=said)
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0133
 def run_judge(
@@ -644,7 +645,7 @@ def run_judge(
     if a.json: print(json.dumps(result))
     else:
         rows = [([way], result[way]) for way in ('full','windows') if result[way]]
-        shown = recall_table(rows, ['attention'], result['distances'], result['number'], printable)
+        shown = recall_table(rows, ['attention'], result['distances'], result['numbers'], printable)
         print('\n\n'.join(filter(None, [result['forgotten'], shown])))
     return 0
 

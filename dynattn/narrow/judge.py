@@ -176,7 +176,7 @@ class Judge:
         wanted = 'one per head',found.share()
         narrow = next(r['recall'] for r in rows if (r['way'],r['share'])==wanted)
         flat = [dict(way=r['way'], share=r['share'], right=r['recall'].right[0],
-                     distances=r['recall'].distances[0], number=r['recall'].number)
+                     distances=r['recall'].distances[0], numbers=r['recall'].numbers[0])
                 for r in rows]
         forgotten = self.recalled.forgotten(narrow)
         return replace(of, recall=flat, forgotten=forgotten, recommended=_recommended(rows))
@@ -270,7 +270,7 @@ class Report:
     guess:float|None=None # that of a guess among all tokens
     times:dict|None=None # of `step_times`
     untimed:str=''       # why there are none
-    recall:list|None=None # records: way, share, right answers by distance, of how many questions
+    recall:list|None=None # records: way, share; by distance right answers, of how many questions
     unrecalled:str=''    # why there are none
     forgotten:str=''     # with the windows, in a sentence
     recommended:str=''   # which share, in a sentence
@@ -340,7 +340,7 @@ class Report:
         if self.recall is None: return f"Its recall was not measured: {escape(self.unrecalled)}"
         first = self.recall[0]
         rows = [((r['way'], f"{r['share']:.3f}"), r['right']) for r in self.recall]
-        shown = recall_table(rows, ['widths','share'], first['distances'], first['number'], escape)
+        shown = recall_table(rows, ['widths','share'], first['distances'], first['numbers'], escape)
         asked = ("Facts hidden in the texts were asked again at their end. The share of right "
                  "answers, by tokens from the answer back to the fact:")
         return '\n\n'.join(filter(None, [self.forgotten, asked, shown, self.recommended]))
