@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['UserError', 'DamagedFile', 'need', 'write_atomic', 'read_intact', 'Field', 'check_value', 'read_json',
-           'option_fields', 'write_weights', 'read_weights', 'interrupts_wait', 'ModelState', 'all_or_nothing',
-           'as_it_was', 'whole_or_not', 'write_state', 'read_state', 'fingerprint', 'differences', 'Checkpoint']
+           'option_fields', 'write_weights', 'read_weights', 'interrupts_wait', 'terminable', 'ModelState',
+           'all_or_nothing', 'as_it_was', 'whole_or_not', 'write_state', 'read_state', 'fingerprint', 'differences',
+           'Checkpoint']
 
 # %% ../nbs/39_saved.ipynb #47a00001
 import functools, hashlib, io, json, os, signal, sys, tempfile, threading, types, typing, zipfile
@@ -204,6 +205,21 @@ def interrupts_wait():
     try: yield
     finally: signal.signal(signal.SIGINT, before)
     if came: signal.raise_signal(signal.SIGINT)
+
+# %% ../nbs/39_saved.ipynb #39b20013
+@contextmanager
+def terminable():
+    "SIGTERM is a Ctrl-C, as long as the block lasts."
+    if threading.current_thread() is not threading.main_thread():
+        yield    # only the main thread has signals
+        return
+    def stop(*call):
+        ignored = signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None)
+        if ignored: raise KeyboardInterrupt    # as under nohup
+        signal.raise_signal(signal.SIGINT)
+    before = signal.signal(signal.SIGTERM, stop)
+    try: yield
+    finally: signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 # %% ../nbs/39_saved.ipynb #39b20003
 _CONTAINERS = dict, OrderedDict, list, set

@@ -540,12 +540,13 @@ def cost_curves(
     record = {} if checkpoint is None else run_record(model, texts, **options)
     file = Checkpoint(checkpoint, record, found)
     found = _resumed(file, found, len(texts))
-    stage = Stage(on_progress, 'curves', len(texts), found['done'])
+    counts = [len(batch['input_ids']) for batch in texts]
+    stage = Stage(on_progress, 'curves', sum(counts), sum(counts[:found['done']]))
     with as_it_was(model), frozen(switch(model)):
         for i in range(found['done'], len(texts)):
             found = _add_text(found, model, layers, i, texts[i], width, options)
             file.write(found)
-            stage.step()
+            for _ in range(counts[i]): stage.step()    # a batch holds several
     text,asked = (found[kind]/max(found['number_'+kind], 1) for kind in ('text','asked'))
     return CostCurves(budget, found['counts'], width, text, asked)
 

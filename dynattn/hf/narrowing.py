@@ -158,7 +158,10 @@ class Distance:
             each = [p[0] for p in parts],[p[1] for p in parts if len(p)>1]
             return [(sum(x)/len(x)).item() for x in each if x]
         try:
-            for i in range(len(held_out)): held.full_hidden(i)
+            stage = Stage(on_progress, 'full held out', len(held_out))
+            for i in range(len(held_out)):
+                held.full_hidden(i)
+                stage.step()
             return heal(self.model, self, self.options.heal, measure, seed=self.options.seed,
                         on_progress=on_progress, finish=change.finish, **options)
         except KeyboardInterrupt:
@@ -176,7 +179,12 @@ class Narrowed:
     seconds: float # duration of the run
     finished: bool # False: healing was interrupted, and the weights are as they were
     rise: float|None = None # before healing, of the loss on the texts that chose the share
-    healed: Healed|None = None # what healing did
+    healed: Healed|None = None # what healing did; None where nothing was narrowed
+
+    @property
+    def unlimited(self) -> bool:
+        "Whether every head sees everything: nothing was narrowed, so there is nothing to heal."
+        return all(width==math.inf for layer in self.widths for width in layer)
 
     def share(self,
         n:int|None=None, # tokens of a text (default: as many as the curves were measured on)
@@ -205,6 +213,7 @@ def check_narrow(
     "Refuse at the start what would fail later."
     o,budget = options,Budget.of(model, batches, options.sinks)
     o.check(budget.n)
+    if o.keep==1: o = replace(o, heal=0)    # nothing is narrowed
     if o.heal is None: o = replace(o, heal=min(OF_HEALING, len(batches)) if held_out else 0)
     if o.heal>len(batches):
         raise ValueError(f"heal: expected at most one step for each of {len(batches)}, "
@@ -298,13 +307,14 @@ def narrow(
             if o.rise is not None: share,rise = _smallest(model, batches, curves, o, on_progress)
             widths = curves.whole_widths(share, o.answers, o.sizes)
             set_widths(model, widths)
-            healed = None
-            if o.heal:
-                healed = Distance(model, batches, o).mend(
+            found = Narrowed(widths, budget, 0., True, rise)
+            if o.heal and not found.unlimited:
+                found.healed = Distance(model, batches, o).mend(
                     held_out, change, on_progress, on_stop, every=every, checkpoint=of_healing,
                     on_step=on_step, depends=depends)
-    finished,seconds = bool(healed)==bool(o.heal),time.perf_counter()-start
-    return Narrowed(widths, budget, seconds, finished, rise, healed)
+                found.finished = found.healed is not None
+    found.seconds = time.perf_counter()-start
+    return found
 
 # %% ../../nbs/hf/66_narrowing.ipynb #14f18f89
 @torch.no_grad()

@@ -282,6 +282,7 @@ class Report:
     read_tokens:int=0    # of the texts that it was narrowed by
     read_texts:int=0     # their number
     asking:int=0         # texts that asked for facts again
+    unasked:str=''       # why none did
     seconds:float=0.     # of narrowing
     documents:int=0      # that were read
 
@@ -347,9 +348,13 @@ class Report:
 
     def healing(self) -> str:
         "Whether healing was kept, in two sentences."
-        if not self.healed: return ''
-        batch = (self.config or {}).get('batch', 1)    # texts of a step
-        texts = counted(len(self.healed['rows'])*batch, 'text')
+        config = self.config or {}
+        if not self.healed:
+            narrowed = any(width<2**31 for layer in self.widths for width in layer)
+            if narrowed or config.get('heal', 0)==0: return ''
+            return f" Every head sees all {self.n:,} tokens, so there was nothing to heal."
+        of_steps = len(self.healed['rows'])*config.get('batch', 1)    # the last may have fewer
+        texts = counted(min(of_steps, self.read_texts or of_steps), 'text')
         if not self.healed['after']:
             return (f" It was healed by {texts}. "
                     "Its updates were thrown away, for they led to "
@@ -377,6 +382,7 @@ class Report:
             few = 'one is' if self.documents==1 else f'{self.documents} are'
             read = (f"evaluated on {judged} from the first eighth of the same "
                     f"documents: {few} too few to hold any of them out.")
+        why = f' ({escape(self.unasked)})' if self.unasked else ''
         narrowed = f"Narrowed by {self.read_tokens:,} tokens in {self.seconds:.0f} s"
         if self.unjudged:
             return (f"{escape(self.model)} keeps {self.share:.1%} at {self.n:,} tokens."
@@ -392,7 +398,7 @@ class Report:
             self.quality_table(escape), self.recall_table(escape), self.times_table(escape),
             f"{narrowed}; "
             f"{self.asking} of the "
-            f"{self.read_texts} texts asked for facts again; {read}"])
+            f"{self.read_texts} texts asked for facts again{why}; {read}"])
 
     def stopped(self) -> str:
         "Whether the run was interrupted, in a sentence."

@@ -73,7 +73,8 @@ def _ask_again(tokenizer, filler, n, distances, rng, kind='judge'): # -> `_Asked
     begin = n-sum(sizes)                                             # of the questions
     if not filler: raise ValueError("filler: expected one token or more, got none")
     if begin<sum(sizes):
-        raise ValueError(f"n: expected {2*sum(sizes)} or more for {len(facts)} facts, got {n}")
+        raise ValueError(f"n: expected texts of {2*sum(sizes)} tokens or more for "
+                         f"{counted(len(facts), 'fact')}, got {n}")
     starts = [begin+sum(sizes[:i]) for i in range(len(facts))]
     places = _places([start-back for start,back in zip(starts, distances)], sizes, begin)
     at = rng.randrange(len(filler))
@@ -299,8 +300,8 @@ def facts_to_learn(
     size = max(sum(map(len, _fact(tokenizer, random.Random(i), 'learn'))) for i in range(16))
     count = min(n//(4*size), 8)
     if count<1:
-        raise ValueError(f"n: expected {4*size} tokens or more for a fact that is asked again, "
-                         f"got {n}")
+        raise ValueError(f"n: expected texts of {4*size} tokens or more for a fact that is "
+                         f"asked again, got {n}")
     places = [rng.randrange(size, n-size) for _ in range(count)]
     text = _ask_again(tokenizer, filler, n, places, rng, 'learn')
     asked = torch.zeros(1, n, dtype=torch.bool)
