@@ -44,7 +44,8 @@ def _narrow_arguments(p):
 def _judge_arguments(p):
     used = {'data','pattern','field','context','judged','seed'}
     others = {f.name for f in fields(NarrowConfig)}-used
-    _declare(p, 'a folder with windows, such as `dynattn narrow` writes', others)
+    _declare(p, 'a folder with windows, such as `dynattn narrow` writes; the settings of its run '
+             'count where an option below is not given', others)
     p.add_argument('--model', dest='original', help='the model that a healed folder was made from, '
                    'where its report names none that is here')
 

@@ -779,7 +779,7 @@ def test_nothing_is_healed_where_nothing_is_narrowed(place, capsys):
         for keep in ('1', '0.9999999'):
             assert main(command(place, f'--keep={keep}', '--heal=2', out=f'kept-{keep}'))==0
             said = capsys.readouterr().out
-            assert 'Every head sees all 48 tokens, so there was nothing to heal.' in said and 'healed by' not in said
+            assert 'No head sees less than before, so there was nothing to heal.' in said and 'healed by' not in said
             result = json.loads((place/f'kept-{keep}/result.json').read_text())
             assert result['healed'] is None and result['finished'] and 'stopped' not in said
     assert not {'held out', 'heal'} & {name for name,_,_ in told}
@@ -854,3 +854,56 @@ def test_the_bar_of_curves_counts_texts_whatever_the_batch(place, capsys):
     of_curves = [(done, total) for name,done,total in told if name=='curves']
     assert of_curves==[(done, of_curves[0][1]) for done in range(of_curves[0][1]+1)]
     assert of_curves[0][1]==json.loads((place/'batched/result.json').read_text())['read_texts']
+
+def of_own_windows(kind):
+    "A model some of whose layers have windows of their own, of 8 and of 4 tokens to each side."
+    torch.manual_seed(0)
+    size = dict(vocab_size=2+len(LETTERS), hidden_size=32, intermediate_size=48, num_attention_heads=4, max_position_embeddings=256)
+    if kind=='qwen2':
+        config = transformers.Qwen2Config(**size, num_hidden_layers=2, num_key_value_heads=2, use_sliding_window=True, sliding_window=8,
+                                          layer_types=['sliding_attention', 'full_attention'])
+        model = transformers.Qwen2ForCausalLM(config)
+    elif kind=='mistral': model = transformers.MistralForCausalLM(transformers.MistralConfig(**size, num_hidden_layers=2, num_key_value_heads=2, sliding_window=8))
+    else:
+        special = dict(pad_token_id=0, cls_token_id=1, sep_token_id=1, bos_token_id=1, eos_token_id=1)
+        model = transformers.ModernBertModel(transformers.ModernBertConfig(**size, **special, num_hidden_layers=3, local_attention=8, global_attn_every_n_layers=3))
+    with torch.no_grad():
+        for weight in model.parameters(): weight.mul_(3)
+    return model.eval()
+
+@pytest.mark.parametrize('kind,own', [('qwen2', [7, None]), ('mistral', [7, 7]), ('modernbert', [None, 4, 4])])
+def test_a_narrowed_layer_sees_nothing_that_it_never_saw(kind, own, tmp_path):
+    "Leading tokens were shown to layers whose own windows hide them: with everything kept the model was another one."
+    ids = torch.randint(2, 2+len(LETTERS), (2, 40))
+    batches = [dict(input_ids=ids[:1]), dict(input_ids=ids[1:])]
+    with torch.no_grad(): full = of_own_windows(kind)(ids)[0]
+    model = of_own_windows(kind)
+    found = narrow(model, batches, keep=1.)
+    assert found.own==own and found.unlimited and found.of_own==1
+    with torch.no_grad(): torch.testing.assert_close(model(ids)[0], full, atol=1e-3, rtol=1e-3)
+    leading = [m.dynattn.n_global for m in model.modules() if hasattr(m, 'dynattn')]
+    assert leading==[(1 if kind=='modernbert' else 4)*(reach is None) for reach in own]
+    hf.save(model, tmp_path)
+    again = hf.load(tmp_path)
+    assert [m.dynattn.n_global for m in again.modules() if hasattr(m, 'dynattn')]==leading
+    with torch.no_grad(): assert torch.equal(again(ids)[0], model(ids)[0])
+
+def test_the_share_of_a_model_with_windows_of_its_own_is_said_twice(place, tmp_path, capsys):
+    "Every key was counted for layers that never read most of them: 50 % were 74 % of those that the model keeps."
+    model = of_own_windows('qwen2')
+    found = narrow(model, [dict(input_ids=torch.randint(2, 40, (1, 40)))]*2, keep=.5)
+    kept = [min(w+1, 8) for w in found.widths[0]]+[min(w+1+4, 40) for w in found.widths[1]]
+    assert abs(found.of_own-sum(kept)/(2*8+2*40))<1e-6 and abs(found.share()-.5)<.02
+    for saved in (of_own_windows('qwen2'), load_pretrained(place/'llama')[1]): saved.save_pretrained(tmp_path/'own')
+    argv = ['narrow', str(tmp_path/'own'), f'--data={place/"docs"}', '--quiet', '--heal=0', '--context=48', '--keep=0.5', f'--out={tmp_path/"out"}']
+    assert main(argv)==0
+    result = json.loads((tmp_path/'out/result.json').read_text())
+    said = ("Of its 2 layers, 1 has a window of the model's own", f"{result['of_own']:.1%} are kept")
+    for text in (capsys.readouterr().out, (tmp_path/'out/report.md').read_text()): assert all(part in text for part in said), text
+    assert not narrow(load_pretrained(place/'llama')[0], [dict(input_ids=torch.randint(2, 40, (1, 40)))], keep=.5).of_own
+
+@pytest.mark.parametrize('wrong', [[0], [0, 1, 2], [0, -1], [0, True], [0, 1.5], 'all'])
+def test_leading_tokens_by_layer_are_checked(place, wrong):
+    model = load_pretrained(place/'llama')[0]
+    with pytest.raises(ValueError, match='n_global: expected None or a whole number'): hf.add_windows(model, n_global=wrong)
+    assert not [m for m in model.modules() if getattr(getattr(m, 'dynattn', None), 'sigma_head', None) is not None]

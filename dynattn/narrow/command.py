@@ -19,7 +19,7 @@ from ..runs import Bar, Run, counted, markdown, printable, table
 from ..saved import (
     Field, UserError, interrupts_wait, option_fields, read_json, write_atomic)
 from ..configs import most_tokens
-from ..hf.curves import Stage, cost_curves
+from ..hf.curves import Stage, cost_curves, leading_tokens
 from ..hf.layers import Learned, last_hidden, predictions
 from ..hf.narrowing import check_narrow, narrow, set_widths, without_windows
 from ..hf.plugin import switch
@@ -468,7 +468,7 @@ def _previewed(judge, curves, answers, on_progress):
     """For the full model and each share: share, mean rise in loss or distance of embeddings, and
     `Recall` or None."""
     rows = [(1., 0., judge.recalled)]
-    add_windows(judge.model, n_global=curves.budget.sinks)
+    add_windows(judge.model, n_global=leading_tokens(judge.model, curves.budget))
     least = curves.budget.share(torch.ones(1)).item()
     shares = [share for share in _SHARES if share>=least]
     texts = len(judge.texts)+(judge.asking() if judge.recalled else 0)
@@ -495,6 +495,10 @@ def _preview_table(rows, causal, unrecalled): # unrecalled: why no facts were as
         for cell,(_,_,recall) in zip(cells, rows): cell.append(f'{_right(recall):.0%}')
         found = [(share, full.beside(recall)) for share,_,recall in narrowed]
         enough = [(share, b) for share,b in found if b.enough and b.after>=.9*b.before]
+        _,of_all = found[0]
+        if of_all.enough and not enough:
+            said = (f"None of these shares keeps nine tenths of the {of_all.before} right answers "
+                    f"of the full model, of {of_all.asked} asked. ")
         if enough:
             share,b = min(enough)
             said = (f"{share:g} is the smallest share tried that keeps nine tenths of the "

@@ -150,7 +150,9 @@ class Judge:
         budget = found.budget
         widths = [[min(w, 2**31) for w in layer] for layer in found.widths]
         return Report(causal=budget.causal, n=budget.n, sinks=budget.sinks, share=found.share(),
-                      quality=[], widths=widths, judged=len(self.texts), unjudged=why)
+                      quality=[], widths=widths, judged=len(self.texts), unjudged=why,
+                      of_own=found.of_own,
+                      own_layers=sum(own is not None for own in found.own or []))
 
     def measured(self,
         found:Narrowed, # the result of `narrow` for the model, which has these widths
@@ -266,6 +268,8 @@ class Report:
     quality:list         # records of `quality`
     judged:int           # texts held out
     unjudged:str=''      # why nothing was measured
+    of_own:float|None=None # the share of those keys that the model's own windows leave
+    own_layers:int=0     # layers whose own windows do not reach all of the text
     loss:float|None=None # of the full model, in nats per token
     guess:float|None=None # that of a guess among all tokens
     times:dict|None=None # of `step_times`
@@ -350,9 +354,9 @@ class Report:
         "Whether healing was kept, in two sentences."
         config = self.config or {}
         if not self.healed:
-            narrowed = any(width<2**31 for layer in self.widths for width in layer)
-            if narrowed or config.get('heal', 0)==0: return ''
-            return f" Every head sees all {self.n:,} tokens, so there was nothing to heal."
+            wanted = config.get('heal', 0)!=0
+            if not (wanted and self.finished): return ''
+            return " No head sees less than before, so there was nothing to heal."
         of_steps = len(self.healed['rows'])*config.get('batch', 1)    # the last may have fewer
         texts = counted(min(of_steps, self.read_texts or of_steps), 'text')
         if not self.healed['after']:
@@ -386,11 +390,13 @@ class Report:
         narrowed = f"Narrowed by {self.read_tokens:,} tokens in {self.seconds:.0f} s"
         if self.unjudged:
             return (f"{escape(self.model)} keeps {self.share:.1%} at {self.n:,} tokens."
-                    f"{self.healing()}{self.stopped()} **{self.unjudged}**\n\n{narrowed}.")
+                    f"{self.of_own_windows()}{self.healing()}{self.stopped()} "
+                    f"**{self.unjudged}**\n\n{narrowed}.")
         return '\n\n'.join([
             f"{escape(self.model)} keeps {self.share:.1%} of its "
             f"{'keys' if self.causal else 'pairs of tokens'} at "
-            f"{self.n:,} tokens.{borne}{self.healing()}{self.stopped()}",
+            f"{self.n:,} tokens.{self.of_own_windows()}{borne}{self.healing()}"
+            f"{self.stopped()}",
             f"{_MEANS[self.causal]} Its widths, `one per head`, are compared with others of the "
             "same share: one window for all heads, one per layer, "
             "and its own given to other heads at random. "
@@ -399,6 +405,16 @@ class Report:
             f"{narrowed}; "
             f"{self.asking} of the "
             f"{self.read_texts} texts asked for facts again{why}; {read}"])
+
+    def of_own_windows(self) -> str:
+        "What the share is where layers have windows of the model's own, in two sentences."
+        if self.of_own is None: return ''
+        what = 'keys' if self.causal else 'pairs'
+        have = 'has a window' if self.own_layers==1 else 'have windows'
+        return (f" Of its {len(self.widths)} layers, {self.own_layers} {have} of the model's own "
+                f"reaching less far, and this share counts their {what} as if they saw "
+                f"everything. Of the {what} that the model's own windows leave, "
+                f"{self.of_own:.1%} are kept.")
 
     def stopped(self) -> str:
         "Whether the run was interrupted, in a sentence."
