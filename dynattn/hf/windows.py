@@ -101,7 +101,7 @@ def add_windows(
     per:str="head", # "head": one number each; "input": predicted from the first token's query
     # times the mean width, as a share of the sequence, added to the loss while training
     penalty:float=0.,
-    # leading tokens that see and are seen by all, or a list of them (default: 1; causal, sliding: 0)
+    # leading tokens that see and are seen by all, or a list of them (default: 1; causal, sliding 0)
     n_global:int|list|None=None,
     # "soft": the mask fades, and widths learn; "hard": it is 1 up to the width, without a gradient
     edge:str="soft",

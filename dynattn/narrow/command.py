@@ -441,7 +441,8 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
                 curves = sum(len(batch['input_ids']) for batch in batches[:OF_CURVES])
                 grid = _asking(tokenizer, c, causal)
                 of_run = seconds,replace(c, heal=heal),curves,len(texts),grid
-                if not shown.quiet: shown.say(_plan(*of_run))
+                again = '; what is done already is not measured again' if resume else ''
+                if not shown.quiet: shown.say(_plan(*of_run)+again)
                 held_out = [text['input_ids'][0] for text in texts]
                 held_out,_ = _with_facts(held_out, tokenizer, replace(c, batch=1), causal)
                 judge = Judge(model, tokenizer, texts, c.context, c.judged, c.seed, shown)
