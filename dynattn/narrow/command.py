@@ -6,7 +6,7 @@
 __all__ = ['run_narrow', 'run_judge']
 
 # %% ../../nbs/narrow/85_command.ipynb #85000001
-import json, os, random, re, shutil, sys, time
+import json, os, random, shutil, sys, time
 from contextlib import closing, contextmanager
 from dataclasses import asdict, fields, replace
 from fnmatch import fnmatch
@@ -17,7 +17,7 @@ import torch
 from ..hf.options import OF_CURVES, NarrowConfig, NarrowOptions
 from ..runs import Bar, Run, counted, markdown, printable, table
 from ..saved import (
-    Field, UserError, interrupts_wait, option_fields, read_json, write_atomic)
+    Field, UserError, interrupts_wait, option_fields, read_json, write_atomic, writing)
 from ..configs import most_tokens
 from ..hf.curves import Stage, cost_curves, leading_tokens
 from ..hf.layers import Learned, last_hidden, predictions
@@ -253,22 +253,16 @@ def _write_folder(model, tokenizer, name, folder):
         if not (folder/path).exists(): shutil.copyfile(source/path, folder/path)
 
 def _save_folder(model, tokenizer, name, out):
-    """The files of a model; those that are there stay until all new ones are whole. A disk that is
-    full or that fails is an OSError, which names the folder."""
+    "The files of a model; those that are there stay until all new ones are whole."
     beside = out/'.saving'
     shutil.rmtree(beside, ignore_errors=True)    # of a run that was killed
     try:
-        _write_folder(model, tokenizer, name, beside)
-        for path in sorted(beside.rglob('*')):
-            place = out/path.relative_to(beside)
-            if path.is_dir(): place.mkdir(exist_ok=True)
-            else: os.replace(path, place)
-    except Exception as e:
-        reason = ' '.join(str(e).split())
-        number = re.search(r'os error (\d+)', reason)    # as safetensors and tokenizers say it
-        if isinstance(e, OSError) and e.errno: raise OSError(e.errno, e.strerror, str(out)) from e
-        if number: raise OSError(int(number[1]), reason, str(out)) from e
-        raise
+        with writing(out):
+            _write_folder(model, tokenizer, name, beside)
+            for path in sorted(beside.rglob('*')):
+                place = out/path.relative_to(beside)
+                if path.is_dir(): place.mkdir(exist_ok=True)
+                else: os.replace(path, place)
     finally: shutil.rmtree(beside, ignore_errors=True)
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0017
