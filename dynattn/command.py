@@ -15,7 +15,7 @@ from pathlib import Path
 import dynattn.audit.command, dynattn.train.trained, dynattn.train.training
 from .hf.options import GONE, NarrowConfig, refuse_gone
 from .runs import VERBS, Bar, add_options, printable, verb
-from .saved import UserError, need, write_atomic
+from .saved import UserError, need, terminable, write_atomic
 from .texts import not_a_file, read_text
 
 # %% ../nbs/89_command.ipynb #ec348331
@@ -45,7 +45,8 @@ def _narrow_arguments(p):
 def _judge_arguments(p):
     used = {'data','pattern','field','context','judged','seed'}
     others = {f.name for f in fields(NarrowConfig)}-used
-    _declare(p, 'a folder with windows, such as `dynattn narrow` writes', others)
+    _declare(p, 'a folder with windows, such as `dynattn narrow` writes; the settings of its run '
+             'count where an option below is not given', others)
     p.add_argument('--model', dest='original', help='the model that a healed folder was made from, '
                    'where its report names none that is here')
 
@@ -61,11 +62,16 @@ def _export_arguments(p):
 
 # %% ../nbs/89_command.ipynb #25fc42e4
 def _later(module:str, function:str) -> Callable: # of this package
-    "A function that imports the one of this name when it is called."
+    "A function that imports the one of this name when it is called; SIGTERM is a Ctrl-C."
     def run(a, **options):
-        if not getattr(a, 'quiet', True):
-            print('dynattn: loading transformers', file=sys.stderr, flush=True)
-        return getattr(need(f'dynattn.{module}'), function)(a, **options)
+        with terminable():
+            if not getattr(a, 'quiet', True):
+                print('dynattn: loading transformers', file=sys.stderr, flush=True)
+            try: room = need(f'dynattn.{module}')
+            except KeyboardInterrupt as e:
+                e.add_note('; nothing was written yet')
+                raise
+            return getattr(room, function)(a, **options)
     return run
 
 # verb -> what it does, an example, its arguments, the module and the public function that run it
