@@ -26,6 +26,24 @@ cache and, by `dynattn narrow`, into a trained language model.
 """
 
 __version__ = "0.0.1"
+import os as _os, signal as _signal, sys as _sys
+
+def _is_command():
+    "Whether this process is the command: `dynattn VERB`, or `python -m dynattn VERB`."
+    program,words = _os.path.basename(_sys.argv[0] if _sys.argv else ''),_sys.orig_argv
+    as_module = ('-m', 'dynattn') in zip(words, words[1:])
+    return as_module if program=='-m' else _os.path.splitext(program)[0]=='dynattn'
+
+def _leave(*call):
+    _os.write(2, b'dynattn: interrupted; nothing was written yet\n')
+    _os._exit(130)
+
+# PyTorch takes seconds to import. An interrupt of the command in that time is a line and a status;
+# of any other program it stays what it was.
+_HANDLERS = {_signal.SIGINT: _signal.default_int_handler, _signal.SIGTERM: _signal.SIG_DFL}
+_answered = [s for s,usual in _HANDLERS.items() if _is_command() and _signal.getsignal(s)==usual]
+for _number in _answered: _signal.signal(_number, _leave)
+
 from dynattn.padding import PaddingMask, masked_softmax
 from dynattn.engine.dense import dense_attention, attention_weights
 from dynattn.metrics import window_recall, window_precision
@@ -61,3 +79,7 @@ import torch as _torch
 # older versions have no such register; nothing is activated
 if hasattr(_torch.nn.attention, 'register_flash_attention_impl'):
     _torch.nn.attention.register_flash_attention_impl('dynattn', register_fn=_activated)
+
+if _answered:
+    import dynattn.command    # which takes a part of these seconds
+    for _number in _answered: _signal.signal(_number, _HANDLERS[_number])

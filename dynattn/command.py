@@ -8,13 +8,14 @@ __all__ = ['main']
 # %% ../nbs/89_command.ipynb #c0330003
 import argparse, json, os, sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 # each registers its verbs
 import dynattn.audit.command, dynattn.train.trained, dynattn.train.training
 from .hf.options import GONE, NarrowConfig, refuse_gone
 from .runs import VERBS, Bar, add_options, printable, verb
-from .saved import UserError, need, write_atomic
+from .saved import UserError, need, terminable, write_atomic
 from .texts import not_a_file, read_text
 
 # %% ../nbs/89_command.ipynb #ec348331
@@ -44,7 +45,8 @@ def _narrow_arguments(p):
 def _judge_arguments(p):
     used = {'data','pattern','field','context','judged','seed'}
     others = {f.name for f in fields(NarrowConfig)}-used
-    _declare(p, 'a folder with windows, such as `dynattn narrow` writes', others)
+    _declare(p, 'a folder with windows, such as `dynattn narrow` writes; the settings of its run '
+             'count where an option below is not given', others)
     p.add_argument('--model', dest='original', help='the model that a healed folder was made from, '
                    'where its report names none that is here')
 
@@ -60,11 +62,16 @@ def _export_arguments(p):
 
 # %% ../nbs/89_command.ipynb #25fc42e4
 def _later(module:str, function:str) -> Callable: # of this package
-    "A function that imports the one of this name when it is called."
+    "A function that imports the one of this name when it is called; SIGTERM is a Ctrl-C."
     def run(a, **options):
-        if not getattr(a, 'quiet', True):
-            print('dynattn: loading transformers', file=sys.stderr, flush=True)
-        return getattr(need(f'dynattn.{module}'), function)(a, **options)
+        with terminable():
+            if not getattr(a, 'quiet', True):
+                print('dynattn: loading transformers', file=sys.stderr, flush=True)
+            try: room = need(f'dynattn.{module}')
+            except KeyboardInterrupt as e:
+                e.add_note('; nothing was written yet')
+                raise
+            return getattr(room, function)(a, **options)
     return run
 
 # verb -> what it does, an example, its arguments, the module and the public function that run it
@@ -166,6 +173,14 @@ def _overview():
     return p
 
 # %% ../nbs/89_command.ipynb #5f6d5c14
+def _flush():
+    "Write what was printed; where that fails, the interpreter is not to try it again at its end."
+    if sys.stdout is None: return
+    try: sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
 def main(
     argv=None, # arguments (default: those of the command line)
     **options, # of the verb's function, such as `callbacks` of `train`; for tests
@@ -175,11 +190,17 @@ def main(
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, 'reconfigure'): stream.reconfigure(errors='backslashreplace')
     try:
-        name = _overview().parse_args(argv[:1]).verb  # help, version or a mistake: does not return
-        parsed = _parser_of(name).parse_args(argv[1:])
-        return VERBS[name].run(parsed, **options) or 0
+        try:
+            name = _overview().parse_args(argv[:1]).verb
+            parsed = _parser_of(name).parse_args(argv[1:])
+            status = VERBS[name].run(parsed, **options) or 0
+        except SystemExit:    # after help and version
+            _flush()
+            raise
+        _flush()
+        return status
     except BrokenPipeError:   # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        with suppress(OSError): _flush()
         return 0
     except (KeyboardInterrupt, UserError, OSError) as e:
         interrupted = isinstance(e, KeyboardInterrupt)
@@ -188,6 +209,7 @@ def main(
             said = f'{e.filename}: {e.strerror}'
         notes = ''.join(getattr(e, '__notes__', ()))
         print(f'dynattn: {printable(said)}{notes}', file=sys.stderr)
+        with suppress(OSError): _flush()
         return 130 if interrupted else 2
 
 # %% ../nbs/89_command.ipynb #fd07689f

@@ -17,7 +17,10 @@ def config_window(config, module, # of the model; its attention
     said = [getattr(module, name, None) for name in ('is_causal','is_decoder')]
     causal = next((c for c in said if isinstance(c, bool)), None)
     if causal is None: return None
-    index = getattr(module, 'layer_idx', None)
+    if hasattr(module, 'local_radius'): # LongT5; some of its layers see all, as means of blocks
+        side = None if hasattr(module, 'global_block_size') else module.local_radius
+        return (side, side)
+    index = getattr(module, 'layer_idx', getattr(module, 'layer_id', None))
     if getattr(config, 'is_heterogeneous', False):
         if index is None: return None
         config = config.per_layer_config[index]
@@ -26,6 +29,9 @@ def config_window(config, module, # of the model; its attention
         if types[index] not in ('full_attention','sliding_attention'): return None
         if types[index]=='full_attention': size = None
     elif getattr(config, 'use_sliding_window', True) is False: size = None
+    kinds = getattr(config, 'attention_layers', None) # GPT-Neo's words: local, global
+    if kinds is not None and isinstance(index, int) and index<len(kinds):
+        size = config.window_size if kinds[index]=='local' else None
     if not size: return (None, 0 if causal else None)
     return (size-1, 0) if causal else (size, size)
 

@@ -342,7 +342,9 @@ def main(
     if says: del args[0]
     flag = args.pop(0) if args[:1] in (['-m'],['-c']) else None
     if not args or args[0].startswith('-') and flag!='-c': sys.exit(_USAGE)
-    program = args[0]
+    program,before = args[0],sys.modules['__main__']
+    if flag is None and not os.path.exists(program):
+        sys.exit(f"script.py: expected a program, got nothing at {program!r}")
     on()
     try:
         if flag=='-m':
@@ -352,12 +354,14 @@ def main(
         elif flag=='-c':
             sys.argv = ['-c', *args[1:]]
             sys.path.insert(0, '')
-            exec(compile(program, '<string>', 'exec'), dict(__name__='__main__'))
+            of_text = sys.modules['__main__'] = ModuleType('__main__') # pickle looks there
+            exec(compile(program, '<string>', 'exec'), vars(of_text))
         else:
             sys.argv = args
             sys.path.insert(0, os.path.dirname(os.path.abspath(program)))
             runpy.run_path(program, run_name='__main__')
     finally:
+        sys.modules['__main__'] = before
         if says: print(report(), file=sys.stderr)
         off()
 

@@ -786,8 +786,16 @@ def _dispatch(own, name): # -> a method of `PreTrainedModel`
                          "transformers' interface, got flash attention")
     return can_dispatch
 
+def _target_dtype(own): # -> a function of `transformers.integrations.flash_attention`
+    "The dtype to which float32 is cast, of a linear layer; None where a module has none."
+    def get_target_dtype(query, module):
+        try: return own(query, module)
+        except StopIteration: return None  # GPT-2 has convolutions, whose dtype its queries have
+    return get_target_dtype
+
 def _of_transformers(): # -> (object, name, value) of each change
     "The places where transformers asks for the package and a GPU, in any version from 5.0 on."
+    import transformers.integrations.flash_attention as integration
     import transformers.modeling_flash_attention_utils as flash
     import transformers.modeling_utils as models
     def available(*args, **kwargs): return True
@@ -802,6 +810,8 @@ def _of_transformers(): # -> (object, name, value) of each change
         if own is not None: changes.append((model, name, _dispatch(own, name)))
     for version,entry in getattr(flash, 'FLASH_ATTENTION_COMPATIBILITY_MATRIX', {}).items():
         if version in (2,3): changes.append((entry, 'general_availability_check', available))
+    own = getattr(integration, 'get_target_dtype', None)
+    if own is not None: changes.append((integration, 'get_target_dtype', _target_dtype(own)))
     return [*changes, (flash, '_loaded_implementation', None)]
 
 def _swap(x, name, value): # -> the value before
@@ -864,6 +874,7 @@ def _new_modules(loader): # -> dict of modules by name
         module = made[name] = types.ModuleType(name, "flash_attn's interface on a CPU, by dynattn")
         module.__spec__ = ModuleSpec(name, loader, is_package=name=='flash_attn')
         if name=='flash_attn': module.__path__ = []
+        if '__file__' in globals(): module.__file__ = __file__ # for errors
         vars(module).update(members)
         parent,_,child = name.rpartition('.')
         if parent: setattr(made[parent], child, module)

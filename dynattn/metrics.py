@@ -9,12 +9,20 @@ __all__ = ['confusion_matrix', 'precision', 'recall', 'f1', 'accuracy', 'class_m
 import math
 import torch
 from torch import Tensor
-from .kinds import ANY, checked, floating
+from .kinds import ANY, checked, floating, got
 
 # %% ../nbs/03_metrics.ipynb #c4975ef2
+def _tensor(x, name):
+    "A dense tensor of what is given; of lists and arrays, a new one."
+    try: x = torch.as_tensor(x)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise TypeError(f"{name}: expected a tensor or what one is made of, got {got(x)}") from None
+    if x.layout is torch.strided: return x
+    raise TypeError(f"{name}: expected a dense tensor, got {got(x)}")
+
 def _classes(x, name):
     "Class numbers as a flat int64 tensor."
-    x = torch.as_tensor(x)
+    x = _tensor(x, name)
     if x.dtype.is_floating_point or x.dtype.is_complex:
         if x.numel():
             raise TypeError(f"{name}: expected class numbers (integers or bools), got {x.dtype}: "
@@ -24,6 +32,7 @@ def _classes(x, name):
                          "leave ignored positions out first")
     return x.reshape(-1).long()
 
+@checked(n_classes=0)
 def confusion_matrix(
     y_true, # [n] int or bool, the true class of each item
     y_pred, # [n] int or bool, the predicted class
@@ -58,13 +67,15 @@ def _average(num, den, weight, average, zero_division):
 
 def _parts(cm):
     "Rightly predicted, predicted and actual counts of each class, float64 [C] each."
-    cm = torch.as_tensor(cm)
+    cm = _tensor(cm, 'cm')
+    if cm.is_complex(): raise TypeError(f"cm: expected counts, got {cm.dtype}")
     if cm.dim()!=2 or cm.shape[0]!=cm.shape[1]:
         raise ValueError(f"cm: expected a confusion matrix [C,C], got {list(cm.shape)}")
     cm = cm.double()
     return cm.diagonal(), cm.sum(0), cm.sum(1)
 
 # %% ../nbs/03_metrics.ipynb #0efea367
+@checked(zero_division=ANY)
 def precision(
     cm, # [C,C], from `confusion_matrix`
     average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value per class)
@@ -74,6 +85,7 @@ def precision(
     right,said,there = _parts(cm)
     return _average(right, said, there, average, zero_division)
 
+@checked(zero_division=ANY)
 def recall(
     cm, # [C,C], from `confusion_matrix`
     average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value per class)
@@ -84,6 +96,7 @@ def recall(
     return _average(right, there, there, average, zero_division)
 
 # %% ../nbs/03_metrics.ipynb #b55d695c
+@checked(zero_division=ANY)
 def f1(
     cm, # [C,C], from `confusion_matrix`
     average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value per class)
@@ -93,6 +106,7 @@ def f1(
     right,said,there = _parts(cm)
     return _average(2*right, said+there, there, average, zero_division)
 
+@checked(zero_division=ANY)
 def accuracy(
     cm, # [C,C], from `confusion_matrix`
     zero_division:float=0., # for an empty matrix
@@ -101,6 +115,7 @@ def accuracy(
     return recall(cm, 'micro', zero_division)
 
 # %% ../nbs/03_metrics.ipynb #5adf575a
+@checked(zero_division=ANY)
 def class_metrics(
     cm, # [C,C], from `confusion_matrix`
     names=None, # C names (default: 0, 1, ...)
@@ -108,7 +123,9 @@ def class_metrics(
 ) -> dict: # name -> {'precision', 'recall', 'f1', 'support'}, plain numbers, ready for JSON
     "Every class, then 'micro', 'macro' and 'weighted'."
     C = len(_parts(cm)[2])
-    names = [str(i) for i in range(C)] if names is None else list(map(str, names))
+    try: names = [str(i) for i in range(C)] if names is None else list(map(str, names))
+    except TypeError:
+        raise TypeError(f"names: expected {C} names or None, got {got(names)}") from None
     if len(names) != C or len({*names, 'micro', 'macro', 'weighted'}) != C+3:
         raise ValueError(f"names: expected {C} different names, "
                          f"none of them that of an average, got {names}")

@@ -465,6 +465,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         cache:WindowedLayer|None=None, # from `new_cache`; `query` holds the newest tokens only
         return_heads:bool=False, # also return (sigma, alpha) of the heads, with their graph
     ) -> tuple: # like `query`; the weights [B,N,M] or [B,H,N,M], or None; the heads' if asked
+        "Attention as PyTorch's module computes it, within the window and with alpha."
         masks = dict(key_padding_mask=key_padding_mask, attn_mask=attn_mask)
         flags = dict(need_weights=need_weights, average_attn_weights=average_attn_weights,
                      is_causal=is_causal, return_heads=return_heads)

@@ -162,7 +162,8 @@ class FeedForward(nn.Module):
 
     def forward(self,
         x, # [...,D]
-    ):
+    ): # [...,D]
+        "Each position for itself."
         return self.linear2(self.dropout(self.activation(self.linear1(x))))
 
 # %% ../nbs/02_parts.ipynb #cb3f37db

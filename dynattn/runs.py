@@ -6,7 +6,7 @@
 __all__ = ['VERBS', 'printable', 'markdown', 'counted', 'table', 'Run', 'Bar', 'write_picture', 'verb', 'add_options']
 
 # %% ../nbs/47_runs.ipynb #7957cc02
-import argparse, glob, html, json, re, sys, time
+import argparse, glob, html, json, os, re, sys, time
 from collections import namedtuple
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
@@ -56,6 +56,14 @@ def table(
     return '\n'.join('| '+' | '.join(line)+' |' for line in lines)
 
 # %% ../nbs/47_runs.ipynb #48aa58fa
+def _remove_empty(folders): # the innermost first
+    "Remove folders in which nothing but a lock was written."
+    if not folders or [path.name for path in folders[0].iterdir()]!=['.lock']: return
+    try:
+        (folders[0]/'.lock').unlink()
+        for folder in folders: folder.rmdir()
+    except OSError: pass       # Windows keeps a file that is open; another process may use a folder
+
 @dataclass(frozen=True)
 class Run:
     "A folder that one command writes, and the settings that decide what it writes."
@@ -91,18 +99,25 @@ class Run:
     @contextmanager
     def locked(self):
         """Lock the folder, which is made if it is missing, for this process until it ends in any
-        way; remove files that a killed one left half written."""
+        way; remove files that a killed one left half written. An error before anything is written
+        takes a folder that was made here away."""
+        made = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder/'.lock', 'a') as lock:
             try:
                 if fcntl: fcntl.flock(lock, fcntl.LOCK_EX|fcntl.LOCK_NB)
+                gone = os.fstat(lock.fileno()).st_nlink==0 # the process that made it took it away
+                if gone: raise BlockingIOError
             except BlockingIOError:
                 raise UserError(f"{self.folder}: in use by another process") from None
             for name in self.files:
                 half_written = glob.escape(f'.{name}.')+8*'?'
                 for path in list(self.folder.glob(half_written)):
                     if path.is_file() and not path.is_symlink(): path.unlink()
-            yield
+            try: yield
+            except BaseException:
+                _remove_empty(made)
+                raise
 
     def write_report(self,
         title:str, # of the report

@@ -180,6 +180,7 @@ class SigmaHead(_Link):
         x:Tensor, # [B,D] the state of [CLS], or [B,N,D] one per token
         padding:PaddingMask|None=None, # of the N tokens; what stands in a padded one is not read
     ) -> Tensor: # [B,H], or [B,H,N]
+        "The widths of the heads, predicted."
         z = self.read(self.linear, _checked(x, self.linear.in_features, padding))
         return sigma_link(z, self.link, self.scale, self.floor).movedim(-1, 1)
 
@@ -223,6 +224,7 @@ class SigmaParameter(_Link):
         self._hold(link, unit, scale, floor)
 
     def forward(self) -> Tensor: # [H]
+        "The widths of the heads, as they are now."
         return sigma_link(self.z, self.link, self.scale, self.floor)
 
 # %% ../nbs/10_sigma.ipynb #e93c208b

@@ -91,6 +91,7 @@ class AlphaHead(InFloat32):
     def forward(self,
         x:Tensor|None=None, # [B,D], where alpha is predicted, and only there
     ) -> Tensor: # [H], or [B,H] where predicted; in (1,2) unless fixed
+        "The alphas of the heads."
         is_predicted = hasattr(self, 'proj')
         if is_predicted!=isinstance(x, Tensor) or not is_predicted and x is not None:
             expected = 'a tensor [B,D]' if is_predicted else 'None'

@@ -422,7 +422,7 @@ class Narrowing:
         right = grid.right[0]
         append(MIXES, [dict(model=s.name, seed=self.seed, keep=self.share, **about, n=n,
             share=1. if width is None else round(budget.share(width).item(), 4), loss=round(sum(losses)/len(losses), 5),
-            recall=round(sum(right)/len(right), 4), questions=grid.number*len(right),
+            recall=round(grid.found, 4), questions=sum(grid.numbers[0]),
             right=' '.join(f'{x:.3f}' for x in right), losses=' '.join(f'{x:.5f}' for x in losses))])
         print(about, n, sum(losses)/len(losses), right, flush=True)
 

@@ -1,7 +1,8 @@
 """One chapter, checked in half a minute: `python tests/check.py 14`, or `make check nb=14`.
 
 Exports all notebooks, runs the chapter, cleans it, writes public names and signatures that changed to tests/api.txt and
-shows them, and runs the tests that use what the chapter exports, with those that a push asks of every change."""
+shows them, and runs the tests that use what the chapter exports, with those that a push asks of every change and of every
+public name."""
 import ast, difflib, re, subprocess, sys
 from collections import Counter
 from functools import cache
@@ -10,6 +11,8 @@ import freeze, house
 
 BIN = Path(sys.executable).parent
 ALWAYS = 'test_house.py', 'test_in_sync.py'
+OF_EVERY_NAME = 'test_kinds.py::test_every_public_callable_is_asked_or_has_a_reason', 'test_help.py::test_every_chapter_ends_with_it'
+OF_EVERY_MODULE = 'test_help.py::test_each_comment_is_in_the_docstring', 'test_help.py::test_a_docstring_is_our_own'
 LONG = 'test_search.py', 'test_notebooks.py'       # minutes
 OF_THE_SITE = 'test_browser.py', 'test_fold.py', 'test_site.py', 'test_widgets.py'     # these need the extra `docs`
 MOST = 4                                           # files of tests, those that use it most, and one of who imports it
@@ -103,6 +106,12 @@ def tests_of(path):
     others = sorted(set(around)-set(direct), key=lambda test: (-around[test], test))
     return direct+others[:1]
 
+def of_every_name(path):
+    "Tests that discover what all chapters export: a name that is new is asked for there, though no test uses it yet"
+    module = module_of(path)
+    if module is None: return []
+    return [*(f'tests/{test}' for test in OF_EVERY_NAME), *(f'tests/{test}[{module}]' for test in OF_EVERY_MODULE)]
+
 def run(*command):
     print('$', *(Path(c).name if c==command[0] else c for c in map(str, command)), flush=True)
     if subprocess.run(command, cwd=freeze.ROOT).returncode: sys.exit(1)
@@ -121,7 +130,7 @@ def main(number):
     run(BIN/'nbdev_test', '--path', path.relative_to(freeze.ROOT))
     run(BIN/'nbdev_clean', '--fname', path)
     freeze_names()
-    asked = [f'tests/{name}' for name in ALWAYS]+tests_of(path)
+    asked = [f'tests/{name}' for name in ALWAYS]+of_every_name(path)+tests_of(path)
     run(sys.executable, '-m', 'pytest', '-q', '-x', '-n', 'auto', *asked)
 
 if __name__=='__main__': main(*sys.argv[1:])

@@ -782,13 +782,15 @@ def draw_preset(r):
     preset = r.some(("default(sigma)",2), ("span(sigma,ramp=3)",2), ("span(sigma,ramp=2.5,reach=(None,0))",1))
     return f"Window.{preset}",draw_sigma(r, 'tokens', False)
 
+SMOOTHINGS = ('edge',5), ('gaussian',2), ('ramp',2), ('power',1), ('tanh',1)     # how often each is drawn
+
 def draw_window(r):
     "The texts of a window and of its sigma."
     kind = r.some(('int',2), ('pair',1.5), ('soft',6), ('preset',1))
     if kind=='int': return r.of(['2','0','1','3','6','15','M','M+5']),None
     if kind=='pair': return r.some(("({},{})",4), ("[{},{}]",1)).format(draw_side(r), draw_side(r)),None
     if kind=='preset': return draw_preset(r)
-    smooth = r.some(('edge',5), ('gaussian',2), ('ramp',2), ('power',1), ('tanh',1))
+    smooth = r.some(*SMOOTHINGS)
     options = {}
     if smooth!='edge' or r.chance(.4): options['smooth'] = repr(smooth)
     if smooth in ('edge','gaussian','tanh') and r.chance(.35): options['cut'] = r.of(['.5','.1','(.3,0)'])

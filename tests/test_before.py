@@ -1,11 +1,12 @@
 "Windows of other authors, as chapter 16 writes them, work wherever a window does: any engine, the gradient of σ included."
-import json, math
+import inspect, json, math
 from dataclasses import dataclass
 from pathlib import Path
 import pytest, torch
 from torch.testing import assert_close
 from dynattn import Window, attention, dense_attention
 from dynattn import smoothing
+import search, test_banded, test_rim
 
 CHAPTER = Path(__file__).resolve().parents[1]/'nbs/16_before.ipynb'
 
@@ -41,3 +42,16 @@ def test_nothing_is_seen_beyond_the_half_width_and_the_slope_is_autograds(smooth
     mask = window.mask(offsets)[0]
     assert not mask[offsets.abs()>window.half_width()[:,None]].any() and (mask>=0).all() and (mask<=1).all()
     assert_close(torch.autograd.grad(mask.sum(), sigma)[0], window.dmask(offsets)[0].sum(-1))
+
+OURS = {name for name,kind in smoothing.SMOOTHINGS.items() if kind.__module__=='dynattn.smoothing'}
+
+def test_every_smoothing_is_named_where_a_window_is_made():
+    "A new one passed `make check nb=12`, and neither `help(Window)` nor a random test had heard of it"
+    said = inspect.getdoc(Window)
+    assert not [name for name in OURS if f'"{name}"' not in said]
+
+def test_every_smoothing_is_drawn_by_the_random_tests():
+    without_width = {'ramp'}        # asks test_rim nothing: it has neither a curve nor a steepness
+    assert set(test_banded.SMOOTH)==OURS
+    assert {name for name,_ in search.SMOOTHINGS}==OURS
+    assert {name for name,_,_ in test_rim.SMOOTHINGS}==OURS-without_width

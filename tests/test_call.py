@@ -446,6 +446,21 @@ def test_a_call_of_nothing_has_a_gradient(native, b, h, n, m, monkeypatch):
     assert out.shape == q.shape
     for leaf,g in zip((q, k, sigma), torch.autograd.grad(out.sum(), (q, k, sigma))): assert torch.equal(g, torch.zeros_like(leaf))
 
+@pytest.mark.parametrize('native', [True, False])
+@pytest.mark.parametrize('sigma', [torch.tensor(2.), torch.full((2,), 2.)], ids=['one', 'each'])
+@pytest.mark.parametrize('kind', [Window.default, lambda sigma: Window.span(sigma, 4), lambda sigma: Window.report_20220330(sigma, 2., .1).replace(unit='tokens')],
+                         ids=['default', 'span', 'after'])
+@pytest.mark.parametrize('options', [{}, dict(q_offset=1), dict(segments=torch.tensor([0,2,3]))], ids=str)
+def test_host3_a_width_that_no_query_uses_has_a_gradient(native, sigma, kind, options, monkeypatch):
+    "All queries are global: its gradient is zero with either engine, also where nothing else learns."
+    if not native: monkeypatch.setattr(core, 'library', lambda: None)
+    q,leaf = torch.randn(1, 2, 3, 4),sigma.clone().requires_grad_()
+    window = kind(leaf)
+    results = banded_attention(q, q, q, window=window, n_global=4, return_lse=True, **options)
+    for x,want in zip(results, dense_attention(q, q, q, window=window, n_global=4, return_lse=True, **options)):
+        assert_close(x, want)
+        assert torch.equal(torch.autograd.grad(x.sum(), leaf, retain_graph=True)[0], torch.zeros_like(leaf))
+
 @pytest.mark.parametrize('softcap', [1e300, 3e38, 1e-300])
 @pytest.mark.parametrize('alpha', [None, 1.5])
 def test_a_softcap_that_float32_cannot_hold(softcap, alpha):

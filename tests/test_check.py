@@ -10,6 +10,16 @@ def test_the_tests_of_a_chapter(chapter, test):
 
 def test_a_study_has_none(): assert check.tests_of(check.notebook('13'))==[]
 
+def test_a_new_name_is_asked_for_by_the_tests_of_every_name():
+    "A new metric passed `make check nb=03`, and `make test` was red: test_kinds.py had no arguments for it"
+    asked = check.of_every_name(check.notebook('03'))
+    assert 'tests/test_kinds.py::test_every_public_callable_is_asked_or_has_a_reason' in asked
+    assert 'tests/test_help.py::test_each_comment_is_in_the_docstring[dynattn.metrics]' in asked
+    for test in asked:
+        file,_,name = test.partition('[')[0].partition('::')
+        assert f'\ndef {name}(' in (freeze.ROOT/file).read_text(encoding='utf-8'), test
+    assert check.of_every_name(check.notebook('13'))==[]
+
 def test_a_name_that_another_module_has_too_is_not_taken_for_it():
     "`make check nb=12` ran 260 tests: `dynattn.hf` has a `register`, too"
     found = check.using('dynattn.smoothing')

@@ -626,6 +626,26 @@ def test_importing_dynattn_imports_and_activates_nothing():
     ran = _python('-c', "from dynattn import everywhere", DYNATTN_EVERYWHERE='yes')
     assert "ValueError: DYNATTN_EVERYWHERE: expected 0 or 1, got 'yes'" in ran.stderr
 
+TEXT = """
+    import pickle, typing
+    class Kept: "Of the program."
+    def read(one: 'Kept'): pass
+    from __main__ import Kept as again
+    print(type(pickle.loads(pickle.dumps(Kept()))) is Kept, typing.get_type_hints(read)['one'] is again)
+"""
+def test_host3_a_text_is_the_main_module():
+    "As in `python -c`: pickle, and what else looks a class up, finds it."
+    ran = _python('-m', 'dynattn.everywhere', '-c', textwrap.dedent(TEXT))
+    assert ran.stdout.split()==['True','True'], ran.stderr
+
+def test_host3_a_program_that_is_not_there(tmp_path, monkeypatch):
+    main = sys.modules['__main__']
+    with pytest.raises(SystemExit, match='script.py: expected a program, got nothing at .*none.py'): everywhere.main([str(tmp_path/'none.py')])
+    monkeypatch.setattr(sys, 'path', [*sys.path])
+    monkeypatch.setattr(sys, 'argv', [*sys.argv])
+    with pytest.raises(ZeroDivisionError): everywhere.main(['-c', '1/0'])
+    assert sys.modules['__main__'] is main and not everywhere.report().on
+
 def test_no_other_module_has_an_attribute_that_is_missing():
     with pytest.raises(AttributeError, match="module 'dynattn' has no attribute 'nowhere'"): dynattn.nowhere
 

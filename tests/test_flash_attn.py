@@ -541,6 +541,15 @@ def test_hostile_65_modules_are_found_anew():
         assert importlib.util.find_spec('flash_attn.ops') is None
     assert 'flash_attn' not in sys.modules
 
+@no_other
+def test_host3_a_missing_name_says_whose_module_it_is():
+    "As ring attention and diffusers import them; it was 'unknown location'."
+    with fa.install():
+        with pytest.raises(ImportError, match=r"'_flash_attn_forward' from 'flash_attn.flash_attn_interface' \(.*dynattn.flash_attn.py\)"):
+            exec('from flash_attn.flash_attn_interface import _flash_attn_forward', {})
+        with pytest.raises(ImportError, match=r"'flash_attn_combine' from 'flash_attn_interface' \(.*dynattn.flash_attn.py\)"):
+            exec('from flash_attn_interface import flash_attn_combine', {})
+
 # ---- transformers
 
 def tiny(name):
@@ -581,6 +590,23 @@ def test_transformers_takes_it_for_the_package(name, version):
         assert model.config._attn_implementation==f'flash_attention_{version}'
     assert_close(got, want, rtol=1e-4, atol=1e-4)
     for a,b in zip(ours, grads, strict=True): assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+@no_other
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_host3_transformers_needs_no_linear_layer(dtype):
+    "GPT-2 projects by convolutions; transformers looked for a linear layer, and a bare StopIteration came out."
+    tf = pytest.importorskip('transformers')
+    torch.manual_seed(0)
+    config = tf.GPT2Config(vocab_size=100, n_embd=64, n_head=4, n_layer=2, attn_pdrop=0.)
+    model = tf.GPT2Model(config).eval().to(dtype)
+    ids = torch.randint(3, 99, (2, 20), generator=torch.Generator().manual_seed(0))
+    model.set_attn_implementation('eager')
+    want = model(ids).last_hidden_state
+    with fa.install(transformers=True):
+        model.set_attn_implementation('flash_attention_2')
+        got = model(ids).last_hidden_state
+    near = 1e-4 if dtype==torch.float32 else 5e-2
+    assert_close(got, want, rtol=near, atol=near)
 
 @no_other
 def test_transformers_generates():

@@ -78,6 +78,34 @@ def test_each_comment_is_in_the_docstring(module):
     missing = {name: [*lost(found, function)] for name,found,function in public(module)}
     assert not any(missing.values()), {name: x for name,x in missing.items() if x}
 
+def first_line(x): return (inspect.cleandoc(x.__doc__ or '').splitlines() or [''])[0]
+
+@pytest.mark.parametrize('module', MODULES)
+def test_a_docstring_is_our_own(module):
+    """`help(MultiheadAttention.forward)` was PyTorch's, where N is the batch, above our own comments, where it is the
+    length; that of a property was `bool`'s, the kind of a constant that it stands for."""
+    borrowed = []
+    for name,_,function in public(module):
+        owner,_,method = name.partition('.')
+        bases = getattr(import_module(module), owner).__mro__[1:] if method else ()
+        for base in bases:
+            other = vars(base).get(method)
+            is_a_method = callable(other) or isinstance(other, (property, staticmethod, classmethod))
+            is_ours = base.__module__.startswith('dynattn') and is_a_method
+            if not is_ours and other is not None and first_line(other) and first_line(other) in (function.__doc__ or ''):
+                borrowed.append(f'{name}: {first_line(other)}')
+    assert not borrowed
+
+def test_names_of_one_line_share_its_comment():
+    "Each had a row with the whole comment: `share` was said to be half-widths"
+    Budget = import_module('dynattn.hf.curves').Budget
+    assert 'width, share : Tensor, float\n    [K] half-widths in tokens; 0 to 1' in Budget.scaled.__doc__
+
+def test_a_docstring_of_attention_is_not_indented():
+    for f in (dynattn.banded_attention, dynattn.attention, dynattn.dense_attention):
+        said = f.__doc__.partition('\nParameters\n')[0].splitlines()
+        assert not [line for line in said if line.startswith(' ')]
+
 @pytest.mark.parametrize('path', GENERATED, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_every_chapter_ends_with_it(path):
     lines = path.read_text(encoding='utf-8').rstrip().splitlines()

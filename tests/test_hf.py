@@ -517,3 +517,31 @@ def test_a_model_put_together_from_two():
     assert_close(logits(hf.switch(build())), logits(build(attn_implementation='eager')), rtol=0, atol=1e-4)
     windows = hf.add_windows(build(), init=3.)
     assert_close(logits(windows)[1:], logits(windows, slice(1, 2), 8), rtol=0, atol=1e-4)
+
+# public, third round: T5Gemma 2 joins two masks by `torch.cat` and ended in PyTorch's own error; `mask==0` was False, unasked
+
+READ = dict(join=lambda s, x: torch.cat((s, x), -1), where=lambda s, x: torch.where(s, x, x), fill=lambda s, x: x.masked_fill(s, 0),
+            inverse=lambda s, x: 1.-s, minus=lambda s, x: x-s, plus=lambda s, x: x+s, times=lambda s, x: x*s, equal=lambda s, x: s==0,
+            unequal=lambda s, x: s!=0, below=lambda s, x: s<0, both=lambda s, x: s&x, turned=lambda s, x: ~s, like=lambda s, x: x==s)
+
+@pytest.mark.parametrize('name', READ)
+def test_a_model_that_reads_its_mask_is_told_so_by_name(name):
+    from dynattn.hf import Sight
+    with pytest.raises(TypeError, match='^attention_mask: expected a model that hands its mask on'):
+        READ[name](Sight(torch.ones(2, 5, dtype=torch.bool)), torch.zeros(2, 1, 5, 5, dtype=torch.bool))
+
+def test_masks_are_compared_as_tuples_and_with_none():
+    from dynattn.hf import Sight
+    sight = Sight(causal=True)
+    assert sight==Sight(causal=True) and sight!=Sight() and hash(sight)==hash(Sight(causal=True))
+    assert sight!=None and None!=sight
+
+def test_a_model_that_joins_its_masks_is_refused_by_name():
+    import transformers
+    from architectures import configuration
+    from dynattn import hf
+    needs('t5gemma2')
+    model = transformers.AutoModel.from_config(configuration('t5gemma2')).eval()
+    hf.switch(model)
+    ids = torch.arange(3, 12)[None]
+    with pytest.raises(TypeError, match='^attention_mask: expected a model that hands its mask on'): model(input_ids=ids, decoder_input_ids=ids)

@@ -3,6 +3,7 @@ import errno, json, math, os, shutil, signal, subprocess, sys, time, warnings
 from importlib.util import find_spec
 from pathlib import Path
 import pytest, torch
+import dynattn
 transformers = pytest.importorskip('transformers')
 from tokenizers import Tokenizer, models, pre_tokenizers
 from dynattn import hf
@@ -248,7 +249,7 @@ def test_facts_are_asked_again_and_judged(place, capsys):
     assert '16 of the 16 texts asked for facts again' in report and result['forgotten'] in report and result['recommended'] in report
     assert main(['judge', str(place/'facts-1'), f'--data={place/"docs"}', '--context=250', '--judged=2', '--quiet', '--json'])==0
     judged = json.loads(capsys.readouterr().out)
-    assert len(judged['full'])==len(judged['windows'])==8 and judged['forgotten']=='' and judged['number']==2
+    assert len(judged['full'])==len(judged['windows'])==8 and judged['forgotten']=='' and set(judged['numbers'])<={2, 4} and sum(judged['numbers'])==16
     assert main(['judge', str(place/'llama'), f'--data={place/"docs"}', '--context=250', '--quiet'])==0
     assert 'The model has no windows' in capsys.readouterr().out
     for model,data,said in (('bert','docs','expected a language model'), ('llama','empty','expected 250 tokens or more')):
@@ -335,21 +336,87 @@ def test_a_hostile_name_is_escaped(place, tmp_path, capsys):
     assert '\x1b' not in shown and '\n# heading' not in shown and '\x1b' not in report and '<script>' not in report.split('```')[0]
     assert '\n# heading' not in report and '](y)' not in report.split('```')[0].replace('\\](y)', '')
 
-def test_full_disk(place, capsys, monkeypatch):
-    def full(*args, **kwargs): raise OSError(errno.ENOSPC, 'No space left on device', str(place/'full/checkpoint.curves.pt'))
-    with monkeypatch.context() as patched:
-        patched.setattr('dynattn.runs.write_atomic', full)
-        assert main(command(place, '--keep=0.3', out='full'))==2
+def files_of(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob('*') if path.is_file() and path.name!='.lock'}
+
+class FullDisk:
+    "Has no room for a file of this name, the first time or the nth, nor for what follows."
+    def __init__(self, monkeypatch, name, nth=1):
+        real,self.name,self.left = os.replace,name,nth
+        def replace(source, place):
+            if Path(place).name==self.name: self.left -= 1
+            if self.left<=0: raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real(source, place)
+        monkeypatch.setattr(os, 'replace', replace)
+
+DISK = ['--keep=0.3', '--heal=2', '--context=130']
+
+@pytest.fixture(scope='module')
+def undisturbed(place):
+    assert main(command(place, *DISK, '--json', out='undisturbed'))==0
+    return json.loads((place/'undisturbed/result.json').read_text())
+
+# each place that writes; the second report follows the evaluation
+@pytest.mark.parametrize('name,nth', [('settings.json', 1), ('checkpoint.curves.pt', 5), ('checkpoint.heal.pt', 1), ('model.safetensors', 1),
+    ('tokenizer.json', 1), ('report.md', 1), ('result.json', 1), ('report.md', 2), ('result.json', 2)])
+def test_a_full_disk_is_named_and_the_run_goes_on(place, undisturbed, name, nth, capsys):
+    out = place/f'full-{name}-{nth}'
+    with pytest.MonkeyPatch.context() as patched:
+        FullDisk(patched, name, nth)
+        assert main(command(place, *DISK, out=out.name))==2
     err = capsys.readouterr().err
-    assert 'No space left on device' in err and err.count('\n')==1, err
-    with monkeypatch.context() as patched:
-        from safetensors import SafetensorError
-        def full(*args, **kwargs): raise SafetensorError('I/O error: No space left on device (os error 28)')
-        patched.setattr('dynattn.narrow.command.save', full)
-        assert main(command(place, '--keep=0.3', '--resume', out='full'))==2
+    assert os.strerror(errno.ENOSPC) in err and err.count('\n')==1 and str(out) in err, err
+    begun = name!='settings.json'
+    assert ('--resume goes on' if begun else 'nothing was written yet') in err
+    if nth==5: assert torch.load(out/'checkpoint.curves.pt', weights_only=True)['done']==4
+    assert not [path for path in out.rglob('*') if path.name.startswith('.') and path.name!='.lock']
+    assert main(command(place, *DISK, *(['--resume'] if begun else []), out=out.name))==0
+    result = json.loads((out/'result.json').read_text())
+    for part in ('widths','quality','recall','healed'): assert result[part]==undisturbed[part], part
+
+def out_of_space(kind):
+    from safetensors import SafetensorError
+    if kind=='safetensors': raise SafetensorError('Error while serializing: I/O error: No space left on device (os error 28)')
+    if kind=='tokenizers': raise Exception('No space left on device (os error 28)')
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))     # of a file without its name, as Python's own writes
+
+@pytest.mark.parametrize('kind', ['safetensors', 'tokenizers', 'python'])
+def test_a_disk_that_is_full_while_a_model_is_saved_costs_no_model_that_was_there(place, kind, capsys):
+    "An interrupted run leaves a model; the resumed one wrote half of the next over it."
+    from dynattn.narrow import command as module
+    out = place/f'saving-{kind}'
+    with pytest.MonkeyPatch.context() as patched:
+        Interrupts(patched, 'heal', 1)
+        assert main(command(place, *DISK, out=out.name))==130
+    before,real = files_of(out),module.save
+    def half(model, folder):
+        real(model, folder)
+        (Path(folder)/'model.safetensors').write_bytes(b'half')
+        out_of_space(kind)
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, 'save', half)
+        assert main(command(place, *DISK, '--resume', out=out.name))==2
     err = capsys.readouterr().err
-    assert 'No space left on device' in err and err.count('\n')==1, err
-    assert main(command(place, '--keep=0.3', '--resume', out='full'))==0
+    assert 'No space left on device' in err and str(out) in err and '--resume goes on' in err and err.count('\n')==1, err
+    after = files_of(out)
+    changed = {str(path) for path in before.keys()|after.keys() if before.get(path)!=after.get(path)}
+    assert changed<={'checkpoint.heal.pt'}, changed
+    hf.load(out)
+
+def test_export_names_the_folder_of_a_full_disk(place, capsys, monkeypatch):
+    graph = pytest.importorskip('dynattn.export.graph', reason="onnx is not installed; pip install 'dynattn[export]' brings it")
+    def full(*args): raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(graph, '_write', full)
+    assert main(['export', str(place/'llama'), f'--out={place/"graph"}'])==2
+    err = capsys.readouterr().err.splitlines()[-1]
+    assert err==f'dynattn: {place/"graph"}: {os.strerror(errno.ENOSPC)}', err
+
+def test_a_folder_that_cannot_be_made_is_named(place, capsys):
+    (place/'a-file').write_text('')
+    assert main(command(place, '--keep=0.3', out='a-file/out'))==2
+    err = capsys.readouterr().err
+    assert 'a-file/out' in err and 'nothing was written yet' in err and err.count('\n')==1, err
 
 def start(place, *options, **where):
     return subprocess.Popen([sys.executable, '-m', 'dynattn', *command(place, *options, **where)], env=ENV,
@@ -430,7 +497,7 @@ def test_interrupted_keeps_the_widths_so_far(place):
     assert not result['finished'] and result['healed'] is None and abs(result['share']-.3)<.02
     hf.load(place/'stopped')
 
-ANSWERED = 'held out','heal'     # stages in which the first interrupt is answered by widths that are kept
+ANSWERED = 'full held out','held out','heal'     # stages in which the first interrupt is answered by widths that are kept
 
 class Interrupts:
     "Raises at a place in the progress of a run, and once more at the next sign of progress if `twice`."
@@ -462,7 +529,7 @@ def test_every_stage_says_how_far_it_is(whole):
     "Practitioner 4: the bar stood at 0 of 40 for a minute while the curves were measured."
     names = list(dict.fromkeys(name for name,_,_ in whole[1]))
     assert names==['load the model', 'read the texts', 'full model', 'full recall', 'fingerprint', 'curves', 'share',
-                   'held out', 'heal', 'save', 'judge', 'time', 'recall'], names
+                   'full held out', 'held out', 'heal', 'save', 'judge', 'time', 'recall'], names
     before = None
     for name,done,total in whole[1]:                         # from nothing, one by one, to the total
         if before is None or done!=before[1]+1:
@@ -472,7 +539,7 @@ def test_every_stage_says_how_far_it_is(whole):
 
 # all but the quick ones are slow: each is three or four runs
 QUICK = ('curves', 1),('heal', 1),('judge', 1)
-PLACES = [(stage, done) for stage in ('full model', 'full recall', 'fingerprint', 'curves', 'share', 'held out', 'heal', 'judge', 'time', 'recall')
+PLACES = [(stage, done) for stage in ('full model', 'full recall', 'fingerprint', 'curves', 'share', 'full held out', 'held out', 'heal', 'judge', 'time', 'recall')
           for done in (0, 1)]+[('curves', 3), ('curves', 16), ('share', 9), ('heal', 2), ('save', 0), ('judge', 24)]
 
 @pytest.mark.parametrize('stage,done', [*QUICK, *(pytest.param(*at, marks=pytest.mark.slow) for at in PLACES if at not in QUICK)])
@@ -557,11 +624,11 @@ def test_practitioner_5_narrow_and_judge_say_the_same(place, forgets, said, caps
     learned = next(r for r in narrow['recall'] if r['way']=='one per head' and r['share']==narrow['share'])
     full = next(r for r in narrow['recall'] if r['way']=='full')
     assert narrow['forgotten']==judge['forgotten'] and said in judge['forgotten']
-    assert (judge['windows'],judge['full'],judge['number'])==(learned['right'],full['right'],8)
+    assert (judge['windows'],judge['full'],judge['numbers'])==(learned['right'],full['right'],full['numbers'])
     assert narrow['forgotten'] in (place/out/'report.md').read_text()
     assert judged(place, out, capsys, data='../'+place.name+'/docs')==judge     # the same folder by another name
     other = judged(place, out, capsys, '--judged=16')                           # more questions, so another verdict
-    assert other['number']==16 and 'Of 128 facts' in other['forgotten'] and other['distances']!=[]
+    assert sum(other['numbers'])==128 and 'Of 128 facts' in other['forgotten'] and other['distances']!=[]
 
 def test_settings_of_a_folder_are_checked_before_it_is_judged(place, capsys):
     "Those of another program are left alone; what is given counts more than what is there."
@@ -712,3 +779,141 @@ def test_without_windows_a_model_keeps_the_windows_of_its_own():
         torch.testing.assert_close(model(ids).logits, narrow)
     times = step_times(model, dict(input_ids=ids), rounds=1)
     assert set(times['ms'])=={'full','narrow'}
+
+def test_nothing_is_healed_where_nothing_is_narrowed(place, capsys):
+    "`--keep 1` healed weights whose predictions were the full model's own."
+    with pytest.MonkeyPatch.context() as patched:
+        told = Interrupts(patched).told
+        for keep in ('1', '0.9999999'):
+            assert main(command(place, f'--keep={keep}', '--heal=2', out=f'kept-{keep}'))==0
+            said = capsys.readouterr().out
+            assert 'No head sees less than before, so there was nothing to heal.' in said and 'healed by' not in said
+            result = json.loads((place/f'kept-{keep}/result.json').read_text())
+            assert result['healed'] is None and result['finished'] and 'stopped' not in said
+    assert not {'held out', 'heal'} & {name for name,_,_ in told}
+    assert main(command(place, '--keep=1', '--heal=0', out='kept-unhealed'))==0     # nobody asked for healing
+    assert 'nothing to heal' not in capsys.readouterr().out
+
+@pytest.mark.parametrize('program', ['dynattn', '-m'])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_anything_was_written_is_answered_by_a_line(place, tmp_path, program, number):
+    "In the first seconds, while PyTorch was imported, the command died without a word."
+    name = 'dynattn' if program=='dynattn' else 'python'
+    script = tmp_path/name                                   # as pip makes it; it kills itself while PyTorch is imported
+    script.write_text('import sys\nfrom dynattn.command import main\nsys.exit(main())\n')
+    (tmp_path/'sitecustomize.py').write_text(f"""
+import builtins, os
+real = builtins.__import__
+def watching(name, *rest, **options):
+    if name=='dynattn.window': os.kill(os.getpid(), {int(number)})
+    return real(name, *rest, **options)
+builtins.__import__ = watching""")
+    start = [str(script)] if program=='dynattn' else ['-m', 'dynattn']
+    path = os.pathsep.join([str(tmp_path), str(Path(dynattn.__file__).parents[1]), os.environ.get('PYTHONPATH', '')])
+    done = subprocess.run([sys.executable, *start, *command(place, out='early')], env={**ENV, 'PYTHONPATH': path}, capture_output=True, text=True,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    assert done.returncode==130 and done.stderr=='dynattn: interrupted; nothing was written yet\n', done
+    assert not (place/'early').exists()
+
+def test_importing_leaves_the_signals_of_other_programs_alone():
+    said = "import signal; before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]; import dynattn, sys; " \
+           "assert before==[signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] and 'dynattn.command' not in sys.modules"
+    subprocess.run([sys.executable, '-c', said], env=ENV, check=True)
+
+@pytest.mark.parametrize('stage', ['load the model', 'read the texts'])
+def test_an_interrupt_before_the_folder_is_begun_says_so(place, stage, capsys):
+    with pytest.MonkeyPatch.context() as patched:
+        Interrupts(patched, stage, 0)
+        assert main(command(place, out='unbegun'))==130
+    assert capsys.readouterr().err=='dynattn: interrupted; nothing was written yet\n' and not (place/'unbegun').exists()
+
+def test_a_table_of_short_texts_has_no_distance_twice(place, capsys):
+    for options in (['--context=130'], ['--context=130', '--judged=32']):
+        out = f'short-{len(options)}'
+        assert main(command(place, '--keep=0.5', *options, out=out))==0
+        report = (place/out/'report.md').read_text()
+        head = next(line for line in report.splitlines() if ' back |' in line)
+        backs = [cell.strip() for cell in head.strip('| ').split('|') if cell.strip().endswith(' back')]
+        assert len(set(backs))==len(backs)<8, backs
+        number = 32 if len(options)>1 else 3
+        assert f'{number} to {2*number} questions at each distance, {8*number} in all.' in report
+        assert main(['judge', str(place/out), f'--data={place/"docs"}', '--quiet'])==0
+        assert f'{8*number} in all.' in capsys.readouterr().out
+
+@pytest.mark.parametrize('options,why', [
+    (['--context=48'], '0 of the 16 texts asked for facts again (n: expected texts of'),
+    (['--context=250', '--facts=0'], '0 of the 16 texts asked for facts again (a share of 0 is none of 16 texts)')])
+def test_why_no_text_asked_is_said(place, options, why, capsys):
+    assert main(command(place, '--keep=0.5', *options, out=f'unasked-{len(options)}'))==0
+    assert why in ' '.join(capsys.readouterr().out.split())
+
+def test_why_an_encoder_asks_nothing_and_a_preview_of_short_texts(place, capsys):
+    assert main(command(place, '--keep=0.5', model='bert', out='unasked-bert'))==0
+    assert 'texts asked for facts again (an encoder has no answers)' in capsys.readouterr().out
+    for model,why in (('llama','n: expected texts of'), ('bert','an encoder answers nothing. Healing')):
+        assert main(command(place, '--preview', model=model, out='unused'))==0
+        out = capsys.readouterr().out
+        assert f'No facts were asked: {why}' in out and 'facts recalled' not in out, out
+
+def test_the_bar_of_curves_counts_texts_whatever_the_batch(place, capsys):
+    with pytest.MonkeyPatch.context() as patched:
+        told = Interrupts(patched).told
+        assert main(command(place, '--keep=0.5', '--batch=3', '--heal=1', out='batched'))==0
+    of_curves = [(done, total) for name,done,total in told if name=='curves']
+    assert of_curves==[(done, of_curves[0][1]) for done in range(of_curves[0][1]+1)]
+    assert of_curves[0][1]==json.loads((place/'batched/result.json').read_text())['read_texts']
+
+def of_own_windows(kind):
+    "A model some of whose layers have windows of their own, of 8 and of 4 tokens to each side."
+    torch.manual_seed(0)
+    size = dict(vocab_size=2+len(LETTERS), hidden_size=32, intermediate_size=48, num_attention_heads=4, max_position_embeddings=256)
+    if kind=='qwen2':
+        config = transformers.Qwen2Config(**size, num_hidden_layers=2, num_key_value_heads=2, use_sliding_window=True, sliding_window=8,
+                                          layer_types=['sliding_attention', 'full_attention'])
+        model = transformers.Qwen2ForCausalLM(config)
+    elif kind=='mistral': model = transformers.MistralForCausalLM(transformers.MistralConfig(**size, num_hidden_layers=2, num_key_value_heads=2, sliding_window=8))
+    else:
+        special = dict(pad_token_id=0, cls_token_id=1, sep_token_id=1, bos_token_id=1, eos_token_id=1)
+        model = transformers.ModernBertModel(transformers.ModernBertConfig(**size, **special, num_hidden_layers=3, local_attention=8, global_attn_every_n_layers=3))
+    with torch.no_grad():
+        for weight in model.parameters(): weight.mul_(3)
+    return model.eval()
+
+@pytest.mark.parametrize('kind,own', [('qwen2', [7, None]), ('mistral', [7, 7]), ('modernbert', [None, 4, 4])])
+def test_a_narrowed_layer_sees_nothing_that_it_never_saw(kind, own, tmp_path):
+    "Leading tokens were shown to layers whose own windows hide them: with everything kept the model was another one."
+    ids = torch.randint(2, 2+len(LETTERS), (2, 40))
+    batches = [dict(input_ids=ids[:1]), dict(input_ids=ids[1:])]
+    with torch.no_grad(): full = of_own_windows(kind)(ids)[0]
+    model = of_own_windows(kind)
+    try: hf.switch(model)
+    except ValueError as e: pytest.skip(f'transformers {transformers.__version__}: {e}')
+    found = narrow(model, batches, keep=1.)
+    assert found.own==own and found.unlimited and found.of_own==1
+    with torch.no_grad(): torch.testing.assert_close(model(ids)[0], full, atol=1e-3, rtol=1e-3)
+    leading = [m.dynattn.n_global for m in model.modules() if hasattr(m, 'dynattn')]
+    assert leading==[(1 if kind=='modernbert' else 4)*(reach is None) for reach in own]
+    hf.save(model, tmp_path)
+    again = hf.load(tmp_path)
+    assert [m.dynattn.n_global for m in again.modules() if hasattr(m, 'dynattn')]==leading
+    with torch.no_grad(): assert torch.equal(again(ids)[0], model(ids)[0])
+
+def test_the_share_of_a_model_with_windows_of_its_own_is_said_twice(place, tmp_path, capsys):
+    "Every key was counted for layers that never read most of them: 50 % were 74 % of those that the model keeps."
+    model = of_own_windows('qwen2')
+    found = narrow(model, [dict(input_ids=torch.randint(2, 40, (1, 40)))]*2, keep=.5)
+    kept = [min(w+1, 8) for w in found.widths[0]]+[min(w+1+4, 40) for w in found.widths[1]]
+    assert abs(found.of_own-sum(kept)/(2*8+2*40))<1e-6 and abs(found.share()-.5)<.02
+    for saved in (of_own_windows('qwen2'), load_pretrained(place/'llama')[1]): saved.save_pretrained(tmp_path/'own')
+    argv = ['narrow', str(tmp_path/'own'), f'--data={place/"docs"}', '--quiet', '--heal=0', '--context=48', '--keep=0.5', f'--out={tmp_path/"out"}']
+    assert main(argv)==0
+    result = json.loads((tmp_path/'out/result.json').read_text())
+    said = ("Of its 2 layers, 1 has a window of the model's own", f"{result['of_own']:.1%} are kept")
+    for text in (capsys.readouterr().out, (tmp_path/'out/report.md').read_text()): assert all(part in text for part in said), text
+    assert not narrow(load_pretrained(place/'llama')[0], [dict(input_ids=torch.randint(2, 40, (1, 40)))], keep=.5).of_own
+
+@pytest.mark.parametrize('wrong', [[0], [0, 1, 2], [0, -1], [0, True], [0, 1.5], 'all'])
+def test_leading_tokens_by_layer_are_checked(place, wrong):
+    model = load_pretrained(place/'llama')[0]
+    with pytest.raises(ValueError, match='n_global: expected None or a whole number'): hf.add_windows(model, n_global=wrong)
+    assert not [m for m in model.modules() if getattr(getattr(m, 'dynattn', None), 'sigma_head', None) is not None]

@@ -137,6 +137,21 @@ def test_a_bad_value_is_told_before_anything_is_read(name, tmp_path, says):
     says(f'{name}: expected ', 'train', tmp_path/'nowhere', '--out', tmp_path/'run', f"--{name.replace('_', '-')}={BAD[name]}")
     assert not (tmp_path/'run').exists()
 
+def test_data_that_cannot_be_read_leaves_no_folder(tmp_path, says):
+    "`dynattn train nowhere --out runs/new` left runs/new with a lock in it"
+    says('no such file or folder', 'train', tmp_path/'nowhere', '--out', tmp_path/'runs'/'new', *SMALL)
+    assert not (tmp_path/'runs').exists()
+    (tmp_path/'mine').mkdir()
+    says('no such file or folder', 'train', tmp_path/'nowhere', '--out', tmp_path/'mine', *SMALL)
+    assert (tmp_path/'mine').is_dir()
+
+def test_a_folder_that_another_process_took_away_is_not_locked(tmp_path, monkeypatch):
+    run = Run(tmp_path/'new', (), {})
+    def taken_away(*_): (tmp_path/'new/.lock').unlink()
+    monkeypatch.setattr(runs.fcntl, 'flock', taken_away)
+    with pytest.raises(saved.UserError, match='in use by another process'):
+        with run.locked(): pass
+
 def test_what_is_no_number_is_told_too(says): says("--batch: invalid int value: 'many'", 'train', '--batch', 'many')
 
 def test_a_loss_that_is_no_number_ends_the_run_and_leaves_a_checkpoint(tree, tmp_path, says):
@@ -504,3 +519,32 @@ def test_a_pipe_is_written_to_and_stays(tmp_path):
     saved.write_atomic(pipe, 'all of it')
     reader.join(5)
     assert got==[b'all of it'] and pipe.is_fifo() and os.listdir(tmp_path)==['pipe']
+
+@pytest.mark.skipif(os.name!='posix', reason='pipes of Linux and macOS')
+@pytest.mark.parametrize('argv', [['--help'], ['train', '--help'], ['printed']])
+def test_a_reader_that_has_read_enough_is_no_error(argv):
+    "`dynattn windows FILE --run RUN | true` ended with status 120 and with a traceback of Python's own"
+    code = "import sys; from dynattn.command import main; from dynattn.runs import verb\n" \
+           "verb('printed', '', '')(lambda a: print('a short line'))\nsys.exit(main(sys.argv[1:]))"
+    reader,writer = os.pipe()
+    os.close(reader)
+    buffered = {name: x for name,x in os.environ.items() if name!='PYTHONUNBUFFERED'}
+    with os.fdopen(writer, 'wb') as pipe:
+        done = subprocess.run([sys.executable, '-c', code, *argv], stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=600, cwd=ROOT, env=buffered)
+    assert (done.returncode, done.stderr)==(0, '')
+
+@pytest.mark.skipif(os.name!='posix', reason='pipes of Linux and macOS')
+def test_a_reader_of_the_list_of_examples_may_leave():
+    reader,writer = os.pipe()
+    os.close(reader)
+    buffered = {name: x for name,x in os.environ.items() if name!='PYTHONUNBUFFERED'}
+    with os.fdopen(writer, 'wb') as pipe:
+        done = subprocess.run([sys.executable, '-m', 'dynattn.examples'], stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=600, cwd=ROOT, env=buffered)
+    assert (done.returncode, done.stderr)==(0, '')
+
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='a device of Linux')
+def test_an_answer_that_cannot_be_written_is_an_error_in_one_line():
+    buffered = {name: x for name,x in os.environ.items() if name!='PYTHONUNBUFFERED'}
+    with open('/dev/full', 'wb') as full:
+        done = subprocess.run([sys.executable, '-m', 'dynattn', '--version'], stdout=full, stderr=subprocess.PIPE, text=True, timeout=600, cwd=ROOT, env=buffered)
+    assert (done.returncode, done.stderr)==(2, 'dynattn: [Errno 28] No space left on device\n')

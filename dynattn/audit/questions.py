@@ -7,7 +7,7 @@ __all__ = ['QUESTIONS', 'ask', 'program', 'pair_program', 'Layer', 'not_watched'
            'memory_program', 'find_lengths']
 
 # %% ../../nbs/audit/64_questions.ipynb #bc50a5e4
-import inspect
+import inspect, re
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -228,12 +228,14 @@ class Layer:
     by_weights:bool # whether its heads were seen; otherwise the module as a whole
     pairs:Tensor=field(repr=False) # [H,N,N] int8
     least:float=1.  # the smallest sum of weights
+    attends:bool=True # False: it mixes tokens in another way, as a recurrence or a convolution
 
-def _layer(name, pairs, promised, by_weights, least=1.):
+def _layer(name, pairs, promised, by_weights, least=1., attends=True):
     promised = promised if isinstance(promised, list) else [promised]*len(pairs)
     reach = [Reach.of(head, promise.leading if promise else 0)
              for head,promise in zip(pairs, promised)]
-    return Layer(name, pairs.shape[-1], reach, promised, by_weights, pairs, least)
+    return Layer(name, pairs.shape[-1], reach, promised, by_weights, pairs, least,
+                 attends)
 
 # %% ../../nbs/audit/64_questions.ipynb #270cc948
 # of one attention for several inputs -> [H,N,N], and a `Promise` for each head or None
@@ -251,9 +253,20 @@ def not_watched(
     s:Subject, names:list, # whose modules; of the attentions in which something was seen
 ) -> list: # of names
     "Attention modules within which nothing was seen, the innermost of them."
+    return _innermost(s, names, lambda name, module: 'Attention' in type(module).__name__)
+
+def _without_attention(s, names): # as for `not_watched`
+    """Modules in which nothing was seen, and that say which layer of a cache is their own or stand
+    where another layer has its attention: recurrences, convolutions, and some that mix nothing."""
+    def place(name): return re.sub(r'\d+', '*', name)
+    places = {place(name) for name in names}
+    def chosen(name, module):
+        return getattr(module, 'layer_idx', None) is not None or place(name) in places
+    return _innermost(s, names, chosen)
+
+def _innermost(s, names, chosen): # chosen: of a name and its module, whether they count
     if not isinstance(s.model, nn.Module) or not s.sequence: return []
-    modules = [(name, module) for name,module in s.model.named_modules() if name]
-    found = [name for name,module in modules if 'Attention' in type(module).__name__]
+    found = [name for name,module in s.model.named_modules() if name and chosen(name, module)]
     def inside(name, other): return f'{name}.'.startswith(f'{other}.')
     def is_seen(name): return any(inside(name, seen) or inside(seen, name) for seen in names)
     found = [name for name in found if not is_seen(name)]
@@ -266,6 +279,13 @@ def _by_change(s, name, n): # -> [1,N,N], or None where the module has no input 
         y = run(x)
         return _pairs_by_change(run, x) if y.dim()==3 and y.shape[1]==n else None
 
+def _mixing(s, name, n): # -> as `_by_change`; None, too, where it mixes nothing or cannot run alone
+    try: pairs = _by_change(s, name, n)
+    except Exception: return None # it was written to run within its model
+    if pairs is None: return None
+    elsewhere = ~torch.eye(n, dtype=torch.bool)
+    return pairs if (pairs[0][elsewhere]==Answer.YES).any() else None
+
 # %% ../../nbs/audit/64_questions.ipynb #0b786ceb
 def find_layers(
     subject:Subject, # whose attentions are looked at
@@ -273,8 +293,8 @@ def find_layers(
     window:Promise|None=None, # for all
     tick:Callable=lambda: None, # called after each layer
 ) -> list: # of `Layer`
-    """Every attention that can be reached; `window`: the `Promise` for all, else what each call or
-    a configuration says."""
+    """Every attention that can be reached, and the layers of a hybrid that mix tokens without one;
+    `window`: the `Promise` for all, else what each call or a configuration says."""
     def look(seed): return subject.look(n, seed=seed) or subject.look(n, seed=seed, any_length=True)
     looks = [look(seed) for seed in (0, 1)]
     if [look.name for look in looks[0]]!=[look.name for look in looks[1]]: looks = looks[:1]
@@ -288,6 +308,10 @@ def find_layers(
         pairs = _by_change(subject, name, n)
         promise = window or subject.windows.get(name)
         if pairs is not None: layers.append(_layer(name, pairs, promise, False))
+        tick()
+    for name in _without_attention(subject, [layer.name for layer in layers]):
+        pairs = _mixing(subject, name, n)
+        if pairs is not None: layers.append(_layer(name, pairs, window, False, attends=False))
         tick()
     if layers or not subject.sequence or subject(subject.inputs(0, n)).shape[1]!=n: return layers
     pairs = _pairs_by_change(subject, subject.inputs(0, n))

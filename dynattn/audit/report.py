@@ -110,7 +110,8 @@ def _verdict(layer, head): # -> 'future', 'more', 'less' or '', and (query, key)
     more[:,apart+reach.seen_by_all] = False
     more[apart+reach.sees_all] = False
     less = torch.zeros_like(more)
-    if reach.regular and not reach.undecided: less = (pairs==Answer.NO) & within
+    can_be_less = layer.attends and reach.regular and not reach.undecided
+    if can_be_less: less = (pairs==Answer.NO) & within
     looks_ahead = future if right==0 else less[:0]
     for word,wrong in (('future', looks_ahead), ('more', more), ('less', less)):
         if wrong.any(): return word,tuple(wrong.nonzero()[-1].tolist())
@@ -144,7 +145,8 @@ def _where(layers, heads):
 # %% ../../nbs/audit/69_report.ipynb #d8642a31
 def _notes(layer): # -> (check, status, what is said of the layer)
     doubts = sum(reach.undecided for reach in layer.reach)
-    if doubts: yield 'window','not measured',f"{doubts} pairs of query and key could not be told"
+    at_stake = layer.attends or any(layer.promised)
+    if doubts and at_stake: yield 'window','not measured',f"{doubts} pairs of query and key could not be told"
     kinds = dict(seen_by_all='keys that are seen from everywhere',
                  sees_all='queries that see everything')
     for places,what in kinds.items():
@@ -491,7 +493,8 @@ def _longest(s, n, layers, longest):
 def _lengths(e, s, n, longest, window, tick): # an `Examination`, which gets what is found
     "Windows that are wider than the text, by their last query."
     limited,(needs,wider) = _limited(e.layers),_hidden(e.layers, n, e.most)
-    can = s.sequence and e.layers and all(layer.by_weights and layer.n==n for layer in e.layers)
+    at_stake = [layer for layer in e.layers if layer.attends or any(layer.promised)]
+    can = s.sequence and at_stake and all(layer.by_weights and layer.n==n for layer in at_stake)
     if can:
         most = _longest(s, n, e.layers, longest)
         begins = find_lengths(s, n, most, window, lambda: tick('length'))
@@ -515,7 +518,7 @@ def _unread(s, layers): # of transformers -> what is said about layers whose pro
     types,size = getattr(config, 'layer_types', None) or (),getattr(config, 'sliding_window', None)
     used = getattr(config, 'use_sliding_window', True) is not False
     for layer in layers:
-        if all(layer.promised) or not layer.name: continue
+        if all(layer.promised) or not layer.name or not layer.attends: continue
         index = getattr(s.model.get_submodule(layer.name), 'layer_idx', None)
         kind = types[index] if isinstance(index, int) and index<len(types) else None
         if kind not in (None, 'full_attention', 'sliding_attention'):

@@ -240,12 +240,17 @@ def _of_attention(model, example, origin=''):
 def _picture_shape(model):
     "The shape of inputs that are no ids."
     c,kind = model.config,model.main_input_name
+    def said(name):
+        value = getattr(c, name, None)
+        if value is not None: return value
+        raise TypeError(f"model: expected a configuration that says {name}, "
+                        f"for the shape of {kind}, got {type(c).__name__} without")
     if kind=='pixel_values':
         c = c if hasattr(c, 'image_size') else getattr(c, 'vision_config', c)
-        is_pair = isinstance(c.image_size, (tuple, list))
-        sides = c.image_size if is_pair else (c.image_size, c.image_size)
-        return [1, c.num_channels, *sides]
-    if kind=='input_features': return [1, c.num_mel_bins, 2*c.max_source_positions]
+        size = said('image_size')
+        sides = size if isinstance(size, (tuple, list)) else (size, size)
+        return [1, getattr(c, 'num_channels', 3), *sides]
+    if kind=='input_features': return [1, said('num_mel_bins'), 2*said('max_source_positions')]
     if kind=='input_values': return [1, 4000]
     got = f"{type(model).__name__} with {kind}"
     raise TypeError(f"model: expected one that reads ids, pictures or sound, got {got}")
@@ -258,7 +263,11 @@ def _parts_of_transformer(model, origin):
     if not (is_pair and (model.can_generate() or takes_decoder_inputs)):
         return [_of_transformer(model, None, origin)]
     begin = (origin or _origin_of(model))+'\nmodel = model.get_encoder()'
-    encoder = _of_transformer(model.get_encoder(), None, begin)
+    reader = model.get_encoder()
+    if not hasattr(reader, 'get_input_embeddings'):
+        raise TypeError("model: expected an encoder that is a model of transformers, "
+                        f"got {type(reader).__name__}, a part of {type(model).__name__}")
+    encoder = _of_transformer(reader, None, begin)
     read = encoder.options['argument'] if encoder.sequence else encoder.model.main_input_name
     return [encoder, _of_transformer(model, {read: encoder.input_shape(11)}, origin)]
 
@@ -285,7 +294,11 @@ def _of_transformer(model, source=None, origin=''):
         s.shape = _picture_shape(model)
         s.obstacles = dict.fromkeys((*_OF_PADDING, 'packed', 'cached'), "it reads no text")
         return s
-    table = (model.get_decoder() if decodes else model).get_input_embeddings()
+    try: table = (model.get_decoder() if decodes else model).get_input_embeddings()
+    except NotImplementedError: table = None    # a table of several parts
+    if not (hasattr(table, 'embedding_dim') and hasattr(table, 'weight')):
+        got = 'none' if table is None else type(table).__name__
+        raise TypeError(f"model: expected one table of input embeddings, got {got} in {s.name}")
     s.shape,s.scale = [table.embedding_dim],table.weight.std().item()
     _text_promises(s, decodes)
     return s

@@ -116,30 +116,42 @@ def _constructor(cls):
     return dict(known[name] for name in _names(cls) if name in known)
 
 def _section(rows, doc):
-    "The rows that `doc` lacks, in the form of numpydoc; neighbours of one type and comment share a row."
-    shared = []
-    for name,said in rows.items():
-        if name=='return' or not said[1]: continue
-        if shared and shared[-1][1]==said: shared[-1][0].append(name)
-        else: shared.append(([name], said))
+    "The rows that `doc` lacks, in the form of numpydoc; neighbours of one comment share a row."
+    shared = []      # names, their types, their comment
+    for name,(kind,comment) in rows.items():
+        if name=='return' or not comment: continue
+        names,kinds,last = shared[-1] if shared else ([], [], None)
+        if comment==last and bool(kind)==bool(kinds[-1]):
+            names.append(name)
+            kinds.append(kind)
+        else: shared.append(([name], [kind], comment))
     text = ''
     if shared and _TITLE not in doc:
-        text = '\n\n'+_TITLE+'\n'.join(f"{', '.join(names)}{kind and f' : {kind}'}\n    {comment}"
-                                       for names,(kind,comment) in shared)
+        text = '\n\n'+_TITLE+'\n'.join(_row(*row) for row in shared)
     if 'return' in rows and _RETURNS not in doc:
         kind,comment = rows['return']
         text += '\n\n'+_RETURNS+(f'{kind}\n    {comment}' if kind else comment)
     return text
 
+def _row(names, kinds, comment):
+    "One type where all are of one, else a type for each name."
+    kind = kinds[0] if len({*kinds})==1 else ', '.join(kinds)
+    return f"{', '.join(names)}{kind and f' : {kind}'}\n    {comment}"
+
 def _without_sections(doc): return re.split(r'^(?:Parameters|Returns)\n---', inspect.cleandoc(doc), flags=re.M)[0].strip()
 
+_DESCRIPTORS = property, staticmethod, classmethod
+def _package(cls): return cls.__module__.partition('.')[0]
+
 def _append(found, rows, cls=None, name=None):
-    "The section joins the docstring of `found`, or the one that it inherits."
+    """The section joins the docstring of `found`, or the one that it inherits within its package: that of a method of
+    PyTorch has arguments of its own."""
     if not rows: return
     doc = found.__doc__
     if doc is None and cls is not None:
-        others = (vars(base).get(name) if name else base for base in cls.__mro__[1:-1])
-        docs = (getattr(other, '__doc__', None) for other in others)
+        ours = (base for base in cls.__mro__[1:-1] if _package(base)==_package(cls))
+        others = (vars(base).get(name) if name else base for base in ours)
+        docs = (other.__doc__ for other in others if callable(other) or isinstance(other, _DESCRIPTORS))
         doc = next((_without_sections(d) for d in docs if d), None)
     doc = inspect.cleandoc(doc or '')
     section = _section(rows, doc)

@@ -527,11 +527,11 @@ class Call(Arguments):
 _docments = cache(docments) # of a record: {name: comment}, None where no source can be read
 
 def _help(body, record, arguments):
-    "The first line of the function's docstring, and below it what each argument means."
+    "The function's docstring, and below it what each argument means."
     comments = {}
     for kind in reversed(record.__mro__[:-1]):
         comments |= {name: text for name,text in _docments(kind).items() if text}
-    lines = [body.__doc__ or '', '', 'Parameters', '----------']
+    lines = [inspect.cleandoc(body.__doc__ or ''), '', 'Parameters', '----------']
     for p in arguments:
         lines.append(f"{p.name} : {inspect.formatannotation(p.annotation)}")
         lines.append(f"    {comments.get(p.name, '')}")

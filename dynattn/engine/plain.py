@@ -232,6 +232,10 @@ def by_text(
 LACKS = lacking('attn_mask dropout_p is_causal scale enable_gqa padding window alpha n_global '
                 'rel_bias q_offset q_offsets segments key_segments sink softcap return_lse')
 
+def _zero_of(t):
+    "Zero, with a gradient of zero for a tensor that may have no part in a result."
+    return (t[...,:0] if t.dim() else t*0.).sum()
+
 def plain_attention(
     plan:Plan, # the numbers of the call
     x:Inputs, # its tensors
@@ -251,7 +255,10 @@ def plain_attention(
         rows[row] += _by_strip(of_text, text, row, first, first_key)
     def joined(which):
         whole_rows = [torch.cat([strip[which] for strip in row], 2) for row in rows]
-        return torch.cat(whole_rows)
+        found = torch.cat(whole_rows)
+        for t in (x.sigma,x.table): # no strip has the window where all queries are global
+            if t is not None: found = found+_zero_of(t)
+        return found
     out = joined(0).to(x.v.dtype)
     out = out.transpose(1, 2).contiguous().transpose(1, 2) # in memory [B,N,H,dv]
     return (out,joined(1)) if plan.return_lse else out

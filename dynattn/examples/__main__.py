@@ -1,7 +1,7 @@
 """List the examples, or run one: `python -m dynattn.examples finetune_hf train.tsv --model tiny`.
 
 On several processes: `torchrun --nproc-per-node 2 -m dynattn.examples long_document`."""
-import ast, runpy, sys
+import ast, os, runpy, sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -30,7 +30,9 @@ def listing():
 def main(argv):
     "Exit status."
     if not argv or argv[0] in ('-h','--help'):
-        print(listing())
+        try: print(listing(), flush=True)
+        except BrokenPipeError:  # `| head` has read enough; the interpreter is not to try again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     name,*rest = argv
     path = examples().get(name.removesuffix('.py'))

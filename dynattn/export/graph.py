@@ -17,7 +17,7 @@ from ..configs import config_window
 from ..hf.narrowing import without_windows
 from ..hf.saving import load_pretrained
 from ..runs import printable
-from ..saved import UserError, need
+from ..saved import UserError, need, writing
 from transformers.utils import logging as transformers_logging
 
 # %% ../../nbs/export/68_graph.ipynb #c68000007
@@ -325,7 +325,7 @@ def run_export(
         raise UserError(f"out: expected a new or an empty folder, got {out}")
     model,tokenizer = load_pretrained(a.model, windows=True)
     try:
-        with without_windows(model) if a.full else nullcontext():
+        with writing(out), without_windows(model) if a.full else nullcontext():
             export(model, out, tokenizer, a.piece, a.int4)
     except (ValueError, TypeError, RuntimeError) as e: raise UserError(str(e)) from e
     settings = json.loads((out/'onnx_model.json').read_text(encoding='utf-8'))

@@ -50,8 +50,19 @@ class Sight(NamedTuple):
         return self._some(key) if isinstance(key, tuple) else tuple.__getitem__(self, key)
 
     def __getattr__(self, name): raise _Unread(f"{_READ}{name}{_INSTEAD}")
-    def _refuse_arithmetic(self, other): raise TypeError(f"{_READ}values{_INSTEAD}")
-    __add__ = __radd__ = __mul__ = __rmul__ = _refuse_arithmetic
+    def _refuse_values(self, *others): raise TypeError(f"{_READ}values{_INSTEAD}")
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = _refuse_values
+    __and__ = __rand__ = __or__ = __ror__ = __invert__ = __neg__ = _refuse_values
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse_values
+    def __eq__(self, other): # as tuples; a number would be compared with each pair
+        if other is None: return False
+        return tuple.__eq__(self, other) if isinstance(other, tuple) else self._refuse_values(other)
+    def __ne__(self, other): return not self==other
+    __hash__ = tuple.__hash__
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None): # `torch.cat` of masks
+        raise TypeError(f"{_READ}values{_INSTEAD}")
 
     def _some(self, key): # key: of [B,1,N,M]
         if self.pairs is not None and not isinstance(key[1], slice): return self.pairs[key]

@@ -22,7 +22,7 @@ from ..sigma import SigmaParameter
 from ..configs import most_tokens
 from .layers import PreTrainedModel, embeddings, frozen, last_hidden, predictions
 from .curves import (
-    Budget, CostCurves, Stage, cost_curves, run_record, texts_record)
+    Budget, CostCurves, Stage, cost_curves, leading_tokens, own_reach, run_record, texts_record)
 from .healing import Healed, heal
 from .windows import add_windows, record_edge
 
@@ -158,7 +158,10 @@ class Distance:
             each = [p[0] for p in parts],[p[1] for p in parts if len(p)>1]
             return [(sum(x)/len(x)).item() for x in each if x]
         try:
-            for i in range(len(held_out)): held.full_hidden(i)
+            stage = Stage(on_progress, 'full held out', len(held_out))
+            for i in range(len(held_out)):
+                held.full_hidden(i)
+                stage.step()
             return heal(self.model, self, self.options.heal, measure, seed=self.options.seed,
                         on_progress=on_progress, finish=change.finish, **options)
         except KeyboardInterrupt:
@@ -176,7 +179,28 @@ class Narrowed:
     seconds: float # duration of the run
     finished: bool # False: healing was interrupted, and the weights are as they were
     rise: float|None = None # before healing, of the loss on the texts that chose the share
-    healed: Healed|None = None # what healing did
+    healed: Healed|None = None # what healing did; None where nothing was narrowed
+    own: list|None = None # by layer, the model's own half-width; None: it sees all of the text
+
+    @property
+    def unlimited(self) -> bool:
+        "Whether every head sees what it saw before: there is nothing to heal."
+        reach = [math.inf if own is None else own for own in self.own or [None]*len(self.widths)]
+        return all(w>=most for layer,most in zip(self.widths, reach) for w in layer)
+
+    @property
+    def of_own(self) -> float|None: # None where no layer has a window of its own
+        "The share of those keys, or pairs, that the windows of the model itself leave."
+        if not any(own is not None for own in self.own or []): return None
+        after,before = 0.,0.
+        for layer,own in zip(self.widths, self.own):
+            width = torch.tensor(layer).clamp(max=1e9)
+            budget,most = self.budget,torch.full_like(width, 1e9)
+            if own is not None:
+                budget,most = replace(budget, sinks=0),torch.full_like(width, float(own))
+            after += len(layer)*budget.share(torch.minimum(width, most)).item()
+            before += len(layer)*budget.share(most).item()
+        return after/before
 
     def share(self,
         n:int|None=None, # tokens of a text (default: as many as the curves were measured on)
@@ -205,6 +229,7 @@ def check_narrow(
     "Refuse at the start what would fail later."
     o,budget = options,Budget.of(model, batches, options.sinks)
     o.check(budget.n)
+    if o.keep==1: o = replace(o, heal=0)    # nothing is narrowed
     if o.heal is None: o = replace(o, heal=min(OF_HEALING, len(batches)) if held_out else 0)
     if o.heal>len(batches):
         raise ValueError(f"heal: expected at most one step for each of {len(batches)}, "
@@ -292,19 +317,22 @@ def narrow(
             depends = {f'run.{name}': value for name,value in record.items()}
             stage.step()
         curves = _curves_for(model, batches, o, budget, curves, checkpoint, on_progress)
-        add_windows(model, n_global=budget.sinks, edge='hard')
+        leading = leading_tokens(model, budget)
+        same = len({*leading})==1
+        add_windows(model, n_global=leading[0] if same else leading, edge='hard')
         with frozen(model):
             share,rise = .25 if o.keep is None else o.keep,None
             if o.rise is not None: share,rise = _smallest(model, batches, curves, o, on_progress)
             widths = curves.whole_widths(share, o.answers, o.sizes)
             set_widths(model, widths)
-            healed = None
-            if o.heal:
-                healed = Distance(model, batches, o).mend(
+            found = Narrowed(widths, budget, 0., True, rise, own=own_reach(model, budget.n))
+            if o.heal and not found.unlimited:
+                found.healed = Distance(model, batches, o).mend(
                     held_out, change, on_progress, on_stop, every=every, checkpoint=of_healing,
                     on_step=on_step, depends=depends)
-    finished,seconds = bool(healed)==bool(o.heal),time.perf_counter()-start
-    return Narrowed(widths, budget, seconds, finished, rise, healed)
+                found.finished = found.healed is not None
+    found.seconds = time.perf_counter()-start
+    return found
 
 # %% ../../nbs/hf/66_narrowing.ipynb #14f18f89
 @torch.no_grad()

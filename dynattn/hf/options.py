@@ -44,7 +44,8 @@ class NarrowOptions:
     places: int = 512       # positions of a text whose predictions are compared
     # steps that heal the weights, each on other texts; 0: they stay [48, or as many as there are]
     heal: int|None = None
-    seed: int = 0           # for the draw of positions and the start of healing
+    # for the draw of documents, facts and positions, and the start of healing
+    seed: int = 0
 
     @property
     def batches(self) -> int:
@@ -87,7 +88,8 @@ class NarrowConfig(NarrowOptions):
     pattern: str = '*'      # names of the files of a folder that are read
     field: str = 'text'     # key of JSON lines, or column of Parquet, that holds the text
     context: int = 1024     # tokens of a text
-    batch: int = 1          # texts per step of healing
+    # texts per step of healing; the cost curves are measured on 16 times as many
+    batch: int = 1
     judged: int = 8         # texts for the evaluation, and questions at each distance
     # share of the texts that ask for facts again [half, where there is room]
     facts: float|None = None

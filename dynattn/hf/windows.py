@@ -76,10 +76,11 @@ def _check_windows(layers, unit, n_global, edge, penalty, longest):
                          "got 'fraction'")
     if edge not in ('soft','hard'):
         raise ValueError(f"edge: expected 'soft' or 'hard', got {edge!r}")
-    whole = isinstance(n_global, int) and not isinstance(n_global, bool)
-    if n_global is not None and not (whole and 0<=n_global<=longest):
+    def whole(x): return isinstance(x, int) and not isinstance(x, bool) and 0<=x<=longest
+    by_layer = isinstance(n_global, list) and len(n_global)==len(layers)
+    if n_global is not None and not all(map(whole, n_global if by_layer else [n_global])):
         raise ValueError(f"n_global: expected None or a whole number from 0 to {longest}, "
-                         f"got {n_global!r}")
+                         f"or one for each of {len(layers)} layers, got {n_global!r}")
     number = isinstance(penalty, (int, float)) and not isinstance(penalty, bool)
     if not (number and 0<=penalty<=torch.finfo(torch.float32).max):
         raise ValueError(f"penalty: expected a finite number of 0 or more, got {penalty!r}")
@@ -100,8 +101,8 @@ def add_windows(
     per:str="head", # "head": one number each; "input": predicted from the first token's query
     # times the mean width, as a share of the sequence, added to the loss while training
     penalty:float=0.,
-    # leading tokens that see and are seen by all (default: 1; in decoders and sliding layers 0)
-    n_global:int|None=None,
+    # leading tokens that see and are seen by all, or a list of them (default: 1; causal, sliding 0)
+    n_global:int|list|None=None,
     # "soft": the mask fades, and widths learn; "hard": it is 1 up to the width, without a gradient
     edge:str="soft",
 ) -> _Model: # the same, with `dynattn` in each layer
@@ -118,13 +119,14 @@ def add_windows(
     else:
         widths = as_widths(init)
         widths = widths if widths.dim()==2 else [widths]*len(layers)
-    for module,width in zip(layers, widths):
+    leading = n_global if isinstance(n_global, list) else [n_global]*len(layers)
+    for module,width,n_leading in zip(layers, widths, leading):
         l,start = module.dynattn,dict(init_width=width, unit=unit)
         if per=='head': head = SigmaParameter(l.heads, **start)
         else: head = SigmaHead(l.dim, l.heads, **start)
         l.sigma_head = head.to(next(module.parameters()).device)
         l.unit,l.edge = unit,edge
-        l.n_global = int(not (l.causal or l.sliding)) if n_global is None else n_global
+        l.n_global = int(not (l.causal or l.sliding)) if n_leading is None else n_leading
     chosen = dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge)
     Added.record(model, 'windows', chosen)
     if penalty: penalise(model, penalty)

@@ -6,19 +6,20 @@
 __all__ = ['run_narrow', 'run_judge']
 
 # %% ../../nbs/narrow/85_command.ipynb #85000001
-import json, os, random, shutil, signal, sys, threading, time
+import json, os, random, shutil, sys, time
 from contextlib import closing, contextmanager
 from dataclasses import asdict, fields, replace
 from fnmatch import fnmatch
 from importlib import import_module
 from pathlib import Path
+from typing import NamedTuple
 import torch
 from ..hf.options import OF_CURVES, NarrowConfig, NarrowOptions
 from ..runs import Bar, Run, counted, markdown, printable, table
 from ..saved import (
-    Field, UserError, interrupts_wait, option_fields, read_json, write_atomic)
+    Field, UserError, interrupts_wait, option_fields, read_json, write_atomic, writing)
 from ..configs import most_tokens
-from ..hf.curves import Stage, cost_curves
+from ..hf.curves import Stage, cost_curves, leading_tokens
 from ..hf.layers import Learned, last_hidden, predictions
 from ..hf.narrowing import check_narrow, narrow, set_widths, without_windows
 from ..hf.plugin import switch
@@ -175,13 +176,15 @@ def _documents_of(c): # -> two lists of texts, the number of documents, `_Docume
 # %% ../../nbs/narrow/85_command.ipynb #c66d0104
 _FACTS = .5  # by default
 
-def _with_facts(train, tokenizer, c, causal):
+def _with_facts(train, tokenizer, c, causal): # -> batches; why no text asks, or an empty text
     "Batches, in which every so many texts ask for facts again."
     if not causal and c.facts:
         raise UserError("facts: expected 0 for an encoder, which has no answers, "
                         f"got {c.facts}")
     share = (_FACTS if causal else 0.) if c.facts is None else c.facts
-    asks = [int((i+1)*share)>int(i*share) for i in range(len(train))]
+    asks,why = [int((i+1)*share)>int(i*share) for i in range(len(train))],''
+    if not any(asks): why = f"a share of {share:g} is none of {counted(len(train), 'text')}"
+    if not causal: why = 'an encoder has no answers'
     def nothing(ids): return torch.zeros_like(ids, dtype=torch.bool)
     texts = [dict(input_ids=ids[None], asked=nothing(ids)[None]) for ids in train]
     rng = random.Random(f'facts/{c.seed}')
@@ -189,16 +192,25 @@ def _with_facts(train, tokenizer, c, causal):
                   for text,ids,ask in zip(texts, train, asks)]
     except ValueError as e:
         if c.facts is not None: raise UserError(f"facts: {e}") from e
+        why = str(e)
     parts = [texts[i:i+c.batch] for i in range(0, len(texts), c.batch)]
-    return [{k: torch.cat([text[k] for text in part]) for k in part[0]} for part in parts]
+    return [{k: torch.cat([text[k] for text in part]) for k in part[0]} for part in parts],why
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0105
+class _Texts(NamedTuple):
+    "What a run reads."
+    batches: list   # to narrow by
+    held_out: list  # texts for the evaluation
+    documents: int  # that were read
+    left_out: str   # what could not be read
+    unasked: str    # why no text asks for facts again, or an empty text
+
 def _read_texts(
     c:NarrowConfig, # says where the documents are, and how many texts of which length
     tokenizer, # the model's
     causal:bool, # whether the model is
     most:int, # texts to narrow by
-) -> tuple: # batches to narrow by, texts for the evaluation, number of documents, what is left out
+) -> _Texts:
     "The contents of a folder, cut into texts of `c.context` tokens."
     learn,judge,number,source = _documents_of(c)
     train = _cut(learn, tokenizer, c.context, causal, most)
@@ -210,8 +222,9 @@ def _read_texts(
             f"for the evaluation, got {len(train)} and {len(test)} "
             f"from {counted(number, 'document')} in {c.data}; "
             f"--context makes texts shorter{source.among()}")
-    batches = _with_facts(train, tokenizer, c, causal)
-    return batches,[dict(input_ids=t[None]) for t in test],number,source.said()
+    batches,unasked = _with_facts(train, tokenizer, c, causal)
+    held_out = [dict(input_ids=text[None]) for text in test]
+    return _Texts(batches, held_out, number, source.said(), unasked)
 
 # %% ../../nbs/narrow/85_command.ipynb #d888b8f8
 def _named_files(source):
@@ -229,20 +242,28 @@ def _named_files(source):
         hidden = any(x.startswith('.') for x in path.parts)
         if inside and kind and (source/path).is_file() and not hidden: yield path
 
-def _save_folder(model, tokenizer, name, out):
-    "Write an ordinary model folder; one of sentence-transformers keeps its other parts."
-    try:
-        save(model, out)
-        tokenizer.save_pretrained(out)
-    except Exception as e:
-        if 'os error' not in str(e): raise
-        # safetensors and tokenizers have no OSError for a full disk
-        raise UserError(f'{out}: {e}') from e
+def _write_folder(model, tokenizer, name, folder):
+    "An ordinary model folder; one of sentence-transformers keeps its other parts."
+    save(model, folder)
+    tokenizer.save_pretrained(folder)
     source = Path(name)
     if not (source/'modules.json').is_file(): return
     for path in _named_files(source):
-        (out/path).parent.mkdir(exist_ok=True)
-        if not (out/path).exists(): shutil.copyfile(source/path, out/path)
+        (folder/path).parent.mkdir(exist_ok=True)
+        if not (folder/path).exists(): shutil.copyfile(source/path, folder/path)
+
+def _save_folder(model, tokenizer, name, out):
+    "The files of a model; those that are there stay until all new ones are whole."
+    beside = out/'.saving'
+    shutil.rmtree(beside, ignore_errors=True)    # of a run that was killed
+    try:
+        with writing(out):
+            _write_folder(model, tokenizer, name, beside)
+            for path in sorted(beside.rglob('*')):
+                place = out/path.relative_to(beside)
+                if path.is_dir(): place.mkdir(exist_ok=True)
+                else: os.replace(path, place)
+    finally: shutil.rmtree(beside, ignore_errors=True)
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0017
 _RUN_FILES = ('settings.json','checkpoint.curves.pt','checkpoint.heal.pt','report.md',
@@ -346,21 +367,6 @@ class _Shown:
         if self.bar is not None: self.bar.__exit__()
         self.bar,self.note = None,''
 
-# %% ../../nbs/narrow/85_command.ipynb #85a10005
-@contextmanager
-def _terminable():
-    "SIGTERM is a Ctrl-C, as long as the block lasts."
-    if threading.current_thread() is not threading.main_thread():
-        yield    # only the main thread has signals
-        return
-    def stop(*call):
-        ignored = signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None)
-        if ignored: raise KeyboardInterrupt    # as under nohup
-        signal.raise_signal(signal.SIGINT)
-    before = signal.signal(signal.SIGTERM, stop)
-    try: yield
-    finally: signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
 # %% ../../nbs/narrow/85_command.ipynb #c66d0018
 def _narrowed(model, batches, options, out, shown, held_out, judging): # judging: seconds
     "`narrow` with its checkpoint in the folder."
@@ -372,15 +378,17 @@ def _narrowed(model, batches, options, out, shown, held_out, judging): # judging
     return narrow(model, batches, checkpoint=out/'checkpoint.pt', on_step=on_step, on_stop=on_stop,
                   on_progress=shown, held_out=held_out, **options)
 
-def _report(c, name, judged, found, batches, documents): # judged: `Report` of a `Judge`
+def _report(c, name, judged, found, read): # judged: `Report` of a `Judge`; read: `_Texts`
     "The widths that the model of a run got, and their cost."
+    batches = read.batches
     return replace(
         judged, model=str(name), config=asdict(c),
         healed=found.healed and asdict(found.healed),
-        finished=found.finished, rise=found.rise, seconds=found.seconds, documents=documents,
+        finished=found.finished, rise=found.rise, seconds=found.seconds, documents=read.documents,
         read_tokens=sum(b['input_ids'].numel() for b in batches),
         read_texts=sum(len(b['input_ids']) for b in batches),
-        asking=sum(int(b['asked'].any(1).sum()) for b in batches))
+        asking=sum(int(b['asked'].any(1).sum()) for b in batches),
+        unasked=read.unasked)
 
 def _write_report(run, report, left_out):
     "The report and the result of a run, whether it was judged or not."
@@ -397,6 +405,7 @@ def _stopped(run, shown, saved, error):
     "Say in the folder, or after the word `interrupted`, where a run was left."
     shown.close()
     if saved: return error.add_note('; the model in the folder is whole, but not judged')
+    if not (run.folder/'settings.json').exists(): return    # nothing was begun
     if (run.folder/'report.md').exists(): return    # of the model that an earlier run left here
     said = (f"# How far every head looks\n\n**The run was stopped in the stage {shown.name!r}. "
             "There is no model yet, and nothing was judged. "
@@ -412,8 +421,8 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
     model,tokenizer = load_pretrained(name)
     causal = model.get_output_embeddings() is not None
     shown('read the texts', 0, None)
-    most = c.batches*c.batch
-    batches,texts,documents,left_out = _read_texts(c, tokenizer, causal, most)
+    read = _read_texts(c, tokenizer, causal, c.batches*c.batch)
+    batches,texts,left_out = read.batches,read.held_out,read.left_out
     if left_out and not shown.quiet: shown.say(left_out)
     try:
         _check_fits(model, [*batches, *texts])
@@ -426,20 +435,20 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
                 curves = sum(len(batch['input_ids']) for batch in batches[:OF_CURVES])
                 grid = _asking(tokenizer, c, causal)
                 of_run = seconds,replace(c, heal=heal),curves,len(texts),grid
-                if not shown.quiet: shown.say(_plan(*of_run))
+                again = '; what is done already is not measured again' if resume else ''
+                if not shown.quiet: shown.say(_plan(*of_run)+again)
                 held_out = [text['input_ids'][0] for text in texts]
-                held_out = _with_facts(held_out, tokenizer, replace(c, batch=1), causal)
+                held_out,_ = _with_facts(held_out, tokenizer, replace(c, batch=1), causal)
                 judge = Judge(model, tokenizer, texts, c.context, c.judged, c.seed, shown)
                 found = _narrowed(model, batches, options, out, shown, held_out,
                                   _durations(*of_run)[1])
-                rest = found,batches,documents
                 shown('save', 0, None)
                 with interrupts_wait():    # the folder has the model and says what it is
                     _save_folder(model, tokenizer, name, out)
                     unjudged = judge.unmeasured(found, _UNJUDGED)
-                    _write_report(run, _report(c, name, unjudged, *rest), left_out)
+                    _write_report(run, _report(c, name, unjudged, found, read), left_out)
                     saved = True
-                report = _report(c, name, judge.measured(found, shown), *rest)
+                report = _report(c, name, judge.measured(found, shown), found, read)
                 _write_report(run, report, left_out)
                 return report
             except KeyboardInterrupt as e:
@@ -454,7 +463,7 @@ def _previewed(judge, curves, answers, on_progress):
     """For the full model and each share: share, mean rise in loss or distance of embeddings, and
     `Recall` or None."""
     rows = [(1., 0., judge.recalled)]
-    add_windows(judge.model, n_global=curves.budget.sinks)
+    add_windows(judge.model, n_global=leading_tokens(judge.model, curves.budget))
     least = curves.budget.share(torch.ones(1)).item()
     shares = [share for share in _SHARES if share>=least]
     texts = len(judge.texts)+(judge.asking() if judge.recalled else 0)
@@ -468,41 +477,46 @@ def _previewed(judge, curves, answers, on_progress):
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0343
 def _right(recall): # -> the share of right answers, None where nothing was asked
-    return None if recall is None else sum(recall.right[0])/len(recall.right[0])
+    return None if recall is None else recall.found
 
-def _preview_table(rows, causal):
-    def shown(right): return '' if right is None else f'{right:.0%}'
-    cells = [(f'{share:g}', f'{rise:+.4f}', shown(_right(recall))) for share,rise,recall in rows]
+def _preview_table(rows, causal, unrecalled): # unrecalled: why no facts were asked
+    cells = [[f'{share:g}', f'{rise:+.4f}'] for share,rise,_ in rows]
     (_,_,full),*narrowed = rows
-    asked,said = '',''
-    if full is not None:
-        number = full.number*len(full.right[0])
-        asked = f' of {number}'
+    head = ['share','rise in loss' if causal else 'distance']
+    said = ''
+    if full is None: said = f"No facts were asked: {printable(unrecalled).rstrip('.')}. "
+    else:
+        head.append(f'facts recalled of {sum(full.numbers[0])}')
+        for cell,(_,_,recall) in zip(cells, rows): cell.append(f'{_right(recall):.0%}')
         found = [(share, full.beside(recall)) for share,_,recall in narrowed]
         enough = [(share, b) for share,b in found if b.enough and b.after>=.9*b.before]
+        _,of_all = found[0]
+        if of_all.enough and not enough:
+            said = (f"None of these shares keeps nine tenths of the {of_all.before} right answers "
+                    f"of the full model, of {of_all.asked} asked. ")
         if enough:
             share,b = min(enough)
             said = (f"{share:g} is the smallest share tried that keeps nine tenths of the "
                     f"{b.before} right answers of the full model, of {b.asked} asked: {b.after} "
                     f"({b.points}). ")
-    head = 'share','rise in loss' if causal else 'distance',f'facts recalled{asked}'
     shown = table(head, cells, printable)
     return f"{shown}\n\n{said}Healing mends most of the cost: leave `--preview` out."
 
 def _preview_run(name, c, shown):
-    "The rows of `--preview`, and whether the model is causal."
+    "The rows of `--preview`, whether the model is causal, and why no facts were asked."
     shown('load the model', 0, None)
     model,tokenizer = load_pretrained(name)
     causal = model.get_output_embeddings() is not None
     shown('read the texts', 0, None)
-    batches,texts,_,left_out = _read_texts(replace(c, heal=0), tokenizer, causal, 4)
-    if left_out and not shown.quiet: shown.say(left_out)
+    read = _read_texts(replace(c, heal=0), tokenizer, causal, 4)
+    batches,texts = read.batches,read.held_out
+    if read.left_out and not shown.quiet: shown.say(read.left_out)
     try:
         _check_reads(switch(model), batches[0]['input_ids'][:1])
         curves = cost_curves(model, batches, c.sinks, seed=c.seed, on_progress=shown)
         # four questions at each of eight distances: as many as a verdict needs
         judge = Judge(model, tokenizer, texts[:2], c.context, 4, c.seed, shown)
-        return _previewed(judge, curves, c.answers, shown),causal
+        return _previewed(judge, curves, c.answers, shown),causal,judge.unrecalled
     except ValueError as e: raise UserError(str(e)) from e
 
 # %% ../../nbs/narrow/85_command.ipynb #1360911f
@@ -534,18 +548,19 @@ def run_narrow(
     "`dynattn narrow`."
     c = _config(a)
     _quietly()
-    with closing(_Shown(a.quiet)) as shown, _terminable():
+    with closing(_Shown(a.quiet)) as shown:
         if a.preview:
-            rows,causal = _preview_run(a.model, c, shown)
+            rows,causal,unrecalled = _preview_run(a.model, c, shown)
             shown.close()
             plain = [(share, rise, _right(recall)) for share,rise,recall in rows]
-            print(json.dumps(plain) if a.json else _preview_table(rows, causal))
+            print(json.dumps(plain) if a.json else _preview_table(rows, causal, unrecalled))
             return 0
         if a.out is None: raise UserError('out: expected a new folder, got none')
         try: report = _narrow_run(a.model, c, a.out, a.resume, shown)
         except (KeyboardInterrupt, OSError) as e:
-            again = '; the same command with --resume goes on'
-            if (Path(a.out)/'settings.json').exists(): e.add_note(again)
+            begun = (Path(a.out)/'settings.json').exists()
+            e.add_note('; the same command with --resume goes on' if begun
+                       else '; nothing was written yet')
             raise
     if a.json: print(json.dumps(asdict(report)))
     else:
@@ -629,8 +644,9 @@ def _judge_run(name, c, given, shown, original=None):
         with without_windows(model): full = grid('full recall')
     except ValueError as e: raise UserError(str(e)) from e
     said = "The model has no windows." if narrow is None else full.forgotten(narrow)
-    return dict(model=str(name), n=c.context, distances=full.distances[0], number=full.number,
-                full=full.right[0], windows=narrow and narrow.right[0], forgotten=said)
+    return dict(model=str(name), n=c.context, distances=full.distances[0],
+                numbers=full.numbers[0], full=full.right[0],
+                windows=narrow and narrow.right[0], forgotten=said)
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0133
 def run_judge(
@@ -639,12 +655,12 @@ def run_judge(
     "`dynattn judge`."
     _quietly()
     given = {f.name for f in fields(NarrowConfig) if hasattr(a, f.name)}
-    with closing(_Shown(a.quiet)) as shown, _terminable():
+    with closing(_Shown(a.quiet)) as shown:
         result = _judge_run(a.model, _config(a), given, shown, a.original)
     if a.json: print(json.dumps(result))
     else:
         rows = [([way], result[way]) for way in ('full','windows') if result[way]]
-        shown = recall_table(rows, ['attention'], result['distances'], result['number'], printable)
+        shown = recall_table(rows, ['attention'], result['distances'], result['numbers'], printable)
         print('\n\n'.join(filter(None, [result['forgotten'], shown])))
     return 0
 

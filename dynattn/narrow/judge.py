@@ -150,7 +150,9 @@ class Judge:
         budget = found.budget
         widths = [[min(w, 2**31) for w in layer] for layer in found.widths]
         return Report(causal=budget.causal, n=budget.n, sinks=budget.sinks, share=found.share(),
-                      quality=[], widths=widths, judged=len(self.texts), unjudged=why)
+                      quality=[], widths=widths, judged=len(self.texts), unjudged=why,
+                      of_own=found.of_own,
+                      own_layers=sum(own is not None for own in found.own or []))
 
     def measured(self,
         found:Narrowed, # the result of `narrow` for the model, which has these widths
@@ -176,7 +178,7 @@ class Judge:
         wanted = 'one per head',found.share()
         narrow = next(r['recall'] for r in rows if (r['way'],r['share'])==wanted)
         flat = [dict(way=r['way'], share=r['share'], right=r['recall'].right[0],
-                     distances=r['recall'].distances[0], number=r['recall'].number)
+                     distances=r['recall'].distances[0], numbers=r['recall'].numbers[0])
                 for r in rows]
         forgotten = self.recalled.forgotten(narrow)
         return replace(of, recall=flat, forgotten=forgotten, recommended=_recommended(rows))
@@ -266,11 +268,13 @@ class Report:
     quality:list         # records of `quality`
     judged:int           # texts held out
     unjudged:str=''      # why nothing was measured
+    of_own:float|None=None # the share of those keys that the model's own windows leave
+    own_layers:int=0     # layers whose own windows do not reach all of the text
     loss:float|None=None # of the full model, in nats per token
     guess:float|None=None # that of a guess among all tokens
     times:dict|None=None # of `step_times`
     untimed:str=''       # why there are none
-    recall:list|None=None # records: way, share, right answers by distance, of how many questions
+    recall:list|None=None # records: way, share; by distance right answers, of how many questions
     unrecalled:str=''    # why there are none
     forgotten:str=''     # with the windows, in a sentence
     recommended:str=''   # which share, in a sentence
@@ -282,6 +286,7 @@ class Report:
     read_tokens:int=0    # of the texts that it was narrowed by
     read_texts:int=0     # their number
     asking:int=0         # texts that asked for facts again
+    unasked:str=''       # why none did
     seconds:float=0.     # of narrowing
     documents:int=0      # that were read
 
@@ -340,16 +345,20 @@ class Report:
         if self.recall is None: return f"Its recall was not measured: {escape(self.unrecalled)}"
         first = self.recall[0]
         rows = [((r['way'], f"{r['share']:.3f}"), r['right']) for r in self.recall]
-        shown = recall_table(rows, ['widths','share'], first['distances'], first['number'], escape)
+        shown = recall_table(rows, ['widths','share'], first['distances'], first['numbers'], escape)
         asked = ("Facts hidden in the texts were asked again at their end. The share of right "
                  "answers, by tokens from the answer back to the fact:")
         return '\n\n'.join(filter(None, [self.forgotten, asked, shown, self.recommended]))
 
     def healing(self) -> str:
         "Whether healing was kept, in two sentences."
-        if not self.healed: return ''
-        batch = (self.config or {}).get('batch', 1)    # texts of a step
-        texts = counted(len(self.healed['rows'])*batch, 'text')
+        config = self.config or {}
+        if not self.healed:
+            wanted = config.get('heal', 0)!=0
+            if not (wanted and self.finished): return ''
+            return " No head sees less than before, so there was nothing to heal."
+        of_steps = len(self.healed['rows'])*config.get('batch', 1)    # the last may have fewer
+        texts = counted(min(of_steps, self.read_texts or of_steps), 'text')
         if not self.healed['after']:
             return (f" It was healed by {texts}. "
                     "Its updates were thrown away, for they led to "
@@ -377,14 +386,17 @@ class Report:
             few = 'one is' if self.documents==1 else f'{self.documents} are'
             read = (f"evaluated on {judged} from the first eighth of the same "
                     f"documents: {few} too few to hold any of them out.")
+        why = f' ({escape(self.unasked)})' if self.unasked else ''
         narrowed = f"Narrowed by {self.read_tokens:,} tokens in {self.seconds:.0f} s"
         if self.unjudged:
             return (f"{escape(self.model)} keeps {self.share:.1%} at {self.n:,} tokens."
-                    f"{self.healing()}{self.stopped()} **{self.unjudged}**\n\n{narrowed}.")
+                    f"{self.of_own_windows()}{self.healing()}{self.stopped()} "
+                    f"**{self.unjudged}**\n\n{narrowed}.")
         return '\n\n'.join([
             f"{escape(self.model)} keeps {self.share:.1%} of its "
             f"{'keys' if self.causal else 'pairs of tokens'} at "
-            f"{self.n:,} tokens.{borne}{self.healing()}{self.stopped()}",
+            f"{self.n:,} tokens.{self.of_own_windows()}{borne}{self.healing()}"
+            f"{self.stopped()}",
             f"{_MEANS[self.causal]} Its widths, `one per head`, are compared with others of the "
             "same share: one window for all heads, one per layer, "
             "and its own given to other heads at random. "
@@ -392,7 +404,17 @@ class Report:
             self.quality_table(escape), self.recall_table(escape), self.times_table(escape),
             f"{narrowed}; "
             f"{self.asking} of the "
-            f"{self.read_texts} texts asked for facts again; {read}"])
+            f"{self.read_texts} texts asked for facts again{why}; {read}"])
+
+    def of_own_windows(self) -> str:
+        "What the share is where layers have windows of the model's own, in two sentences."
+        if self.of_own is None: return ''
+        what = 'keys' if self.causal else 'pairs'
+        have = 'has a window' if self.own_layers==1 else 'have windows'
+        return (f" Of its {len(self.widths)} layers, {self.own_layers} {have} of the model's own "
+                f"reaching less far, and this share counts their {what} as if they saw "
+                f"everything. Of the {what} that the model's own windows leave, "
+                f"{self.of_own:.1%} are kept.")
 
     def stopped(self) -> str:
         "Whether the run was interrupted, in a sentence."

@@ -73,7 +73,8 @@ def _ask_again(tokenizer, filler, n, distances, rng, kind='judge'): # -> `_Asked
     begin = n-sum(sizes)                                             # of the questions
     if not filler: raise ValueError("filler: expected one token or more, got none")
     if begin<sum(sizes):
-        raise ValueError(f"n: expected {2*sum(sizes)} or more for {len(facts)} facts, got {n}")
+        raise ValueError(f"n: expected texts of {2*sum(sizes)} tokens or more for "
+                         f"{counted(len(facts), 'fact')}, got {n}")
     starts = [begin+sum(sizes[:i]) for i in range(len(facts))]
     places = _places([start-back for start,back in zip(starts, distances)], sizes, begin)
     at = rng.randrange(len(filler))
@@ -150,9 +151,15 @@ class Recall:
         return [[sum(each)/len(each) for each in row] for row in self.answers]
 
     @property
-    def number(self) -> int:
-        "Questions for each share."
-        return len(self.answers[0][0])
+    def numbers(self) -> list:
+        "By length, how many questions were asked at each distance."
+        return [[len(each) for each in row] for row in self.answers]
+
+    @property
+    def found(self) -> float:
+        "The share of right answers to all questions of the longest texts."
+        each = [ok for row in self.answers[-1] for ok in row]
+        return sum(each)/len(each)
 
     @staticmethod
     def texts(
@@ -189,7 +196,7 @@ class Recall:
     ) -> str: # empty where there are too few questions for a verdict
         "The verdict on the longest texts: what `dynattn narrow` and `dynattn judge` say."
         n,shares = self.lengths[-1],self.right[-1]
-        if self.number*len(shares)<_ENOUGH: return ''
+        if sum(self.numbers[-1])<_ENOUGH: return ''
         found = self.beside(narrow)
         if not found.asked:
             return (f"Of facts asked again in {n:,} tokens, the full model recalls at most "
@@ -207,12 +214,18 @@ class Recall:
         return f"{said} By distance: {'; '.join(parts)}." if len(parts)>1 else said
 
     def _by_distance(self, narrow): # -> a text for each part that has enough questions
-        places,parts = self.telling(),[]
-        size = -(-_ENOUGH//self.number)    # distances of a part
-        while len(places)>=size:
-            here = places if len(places)<2*size else places[:size]
-            places = places[len(here):]
+        groups:list = [[]]
+        for place in self.telling():
+            asked = sum(self.numbers[-1][i] for i in groups[-1])
+            if asked>=_ENOUGH: groups.append([])
+            groups[-1].append(place)
+        if len(groups)>1 and sum(self.numbers[-1][i] for i in groups[-1])<_ENOUGH:
+            too_few = groups.pop()
+            groups[-1] += too_few
+        parts = []
+        for here in groups:
             found = self.beside(narrow, here)
+            if not found.enough: continue
             first,last = (self.distances[-1][i] for i in (here[0], here[-1]))
             where = f"{first:,.0f}" if first==last else f"{first:,.0f} to {last:,.0f}"
             parts.append(f"{where} tokens back {found.after} of {found.asked} "
@@ -223,7 +236,7 @@ def recall_table(
     rows:list, # (cells that say which model it is, right answers by distance), the full model first
     head:list, # what these cells are
     distances:list, # tokens from the answers back to the facts
-    number:int, # questions for each share
+    numbers:list, # how many questions each share stands for
     escape=markdown, # `printable`: columns for a terminal
 ) -> str: # with a line that says how many questions there were
     "Shares of right answers; in brackets where the full model answers too few."
@@ -231,36 +244,50 @@ def recall_table(
     def cell(share, says_nothing): return f'({share:.2f})' if says_nothing else f'{share:.2f}'
     cells = [[*names, *map(cell, right, low)] for names,right in rows]
     shown = table([*head, *(f'{back:,.0f} back' for back in distances)], cells, escape)
-    asked = f"{counted(number, 'question')} at each distance, {number*len(distances)} in all."
-    if number*len(distances)<_ENOUGH: asked += f" A verdict needs {_ENOUGH}."
+    least,most,of_all = min(numbers),max(numbers),sum(numbers)
+    each = counted(most, 'question') if least==most else f'{least} to {most} questions'
+    asked = f"{each} at each distance, {of_all} in all."
+    if of_all<_ENOUGH: asked += f" A verdict needs {_ENOUGH}."
     if any(low):
         asked += (f" In brackets: the full model answers fewer than {_FLOOR:.0%} there, "
                   "which says nothing of windows.")
     return f"{shown}\n\n{asked}"
 
 # %% ../../nbs/narrow/83_recall.ipynb #c65f001b
+def _of_each_distance(distances, answers): # of every question -> means, and answers
+    "Equal mean distances, in whole tokens, are one."
+    backs,oks = {},{} # mean in whole tokens -> of every question
+    for back,ok in zip(distances, answers):
+        mean = round(sum(back)/len(back))
+        backs.setdefault(mean, []).extend(back)
+        oks.setdefault(mean, []).extend(ok)
+    return [sum(back)/len(back) for back in backs.values()],list(oks.values())
+
 def recall_grid(
     model:nn.Module, # causal, with windows or without
     tokenizer, # its tokenizer
     filler:list, # tokens of the user's own text
     lengths:list, # tokens of the texts that ask
     number:int=8, # questions for each length and distance
-    bins:int=8, # distances for each length
+    bins:int=8, # distances for each length; those that turn out equal become one
     seed:int=0, # of names, values and places
     on_text=None, # a function, called after each text
 ) -> Recall:
     "A model's recall, by length and distance."
-    answers:list = [[[] for _ in range(bins)] for _ in lengths]
-    distances = torch.zeros(len(lengths), bins)
-    for row,n in enumerate(lengths):
+    rows = []
+    for n in lengths:
         rng = random.Random(f'{seed}/{n}')
+        answers:list = [[] for _ in range(bins)]
+        distances:list = [[] for _ in range(bins)]
         for places in Recall.texts(tokenizer, n, number, bins):
             text = _ask_again(tokenizer, filler, n, [round(n*(i+.5)/bins) for i in places], rng)
             for i,back,ok in zip(places, text.distances, text.right(model)):
-                answers[row][i].append(bool(ok))
-                distances[row,i] += back/number
+                answers[i].append(bool(ok))
+                distances[i].append(back)
             if on_text is not None: on_text()
-    return Recall(list(lengths), distances.tolist(), answers)
+        rows.append(_of_each_distance(distances, answers))
+    distances_of,answers_of = zip(*rows)
+    return Recall(list(lengths), list(distances_of), list(answers_of))
 
 # %% ../../nbs/narrow/83_recall.ipynb #c65f0021
 def facts_to_learn(
@@ -273,8 +300,8 @@ def facts_to_learn(
     size = max(sum(map(len, _fact(tokenizer, random.Random(i), 'learn'))) for i in range(16))
     count = min(n//(4*size), 8)
     if count<1:
-        raise ValueError(f"n: expected {4*size} tokens or more for a fact that is asked again, "
-                         f"got {n}")
+        raise ValueError(f"n: expected texts of {4*size} tokens or more for a fact that is "
+                         f"asked again, got {n}")
     places = [rng.randrange(size, n-size) for _ in range(count)]
     text = _ask_again(tokenizer, filler, n, places, rng, 'learn')
     asked = torch.zeros(1, n, dtype=torch.bool)

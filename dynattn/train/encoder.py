@@ -302,6 +302,7 @@ class Encoder(nn.Module):
         padding:PaddingMask|None=None, # of the ids, [B,N]
         return_sigma:bool=False, # also return the widths of each layer: [B,H], [H] or None
     ) -> Tensor: # [B,1+N/patch,D]; with the list of widths, which have their graph, if asked
+        "The state of [CLS], if there is one, and of each token."
         x,sigmas = self.run(*self.embed(ids, padding))
         return (x,sigmas) if return_sigma else x
 
