@@ -26,10 +26,11 @@ cache and, by `dynattn narrow`, into a trained language model.
 """
 
 __version__ = "0.0.1"
-import os as _os, signal as _signal, sys as _sys
+import multiprocessing as _processes, os as _os, signal as _signal, sys as _sys
 
 def _is_command():
-    "Whether this process is the command: `dynattn VERB`, or `python -m dynattn VERB`."
+    "Whether this process, no worker of it, is `dynattn VERB` or `python -m dynattn VERB`."
+    if _processes.parent_process() is not None: return False
     program,words = _os.path.basename(_sys.argv[0] if _sys.argv else ''),_sys.orig_argv
     as_module = ('-m', 'dynattn') in zip(words, words[1:])
     return as_module if program=='-m' else _os.path.splitext(program)[0]=='dynattn'

@@ -712,6 +712,25 @@ def test_a_window_that_is_promised_for_all_holds_for_recurrences_too():
     ahead = examine(Recurrent(causal=False), sequence(13), causal=True)
     assert ahead.status==1 and ahead.outcomes['future'].status=='broken', ahead
 
+def test_a_recurrence_that_cannot_run_alone_is_in_the_table_and_named():
+    class Dependent(Recurrence):
+        within = False
+        def forward(self, x):
+            if not Dependent.within: raise RuntimeError('only within the model')
+            return super().forward(x)
+    class Whole(Recurrent):
+        def forward(self, x):
+            Dependent.within = True
+            try: return super().forward(x)
+            finally: Dependent.within = False
+    model = Whole()
+    model.recur = Dependent(causal=True)
+    free = examine(model, sequence(13), causal=True)
+    assert [layer.name for layer in free.layers if not layer.attends]==['recur'], free
+    assert free.status==0 and 'recur: it could not be run alone' in str(free), free
+    bound = examine(model, sequence(13), causal=True, window=3)
+    assert bound.status!=0 and 'recur: it could not be run alone' in str(bound), bound
+
 def test_a_module_with_a_layer_of_the_cache_that_mixes_nothing_is_no_layer():
     model = Recurrent()
     model.recur = nn.Linear(16, 16)

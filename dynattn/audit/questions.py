@@ -279,9 +279,10 @@ def _by_change(s, name, n): # -> [1,N,N], or None where the module has no input 
         y = run(x)
         return _pairs_by_change(run, x) if y.dim()==3 and y.shape[1]==n else None
 
-def _mixing(s, name, n): # -> as `_by_change`; None, too, where it mixes nothing or cannot run alone
+def _mixing(s, name, n): # -> as `_by_change`; None, too, where it mixes nothing
     try: pairs = _by_change(s, name, n)
-    except Exception: return None # it was written to run within its model
+    except Exception: # it was written to run within its model: a row tells that nothing is known
+        return torch.full((1, n, n), Answer.UNSURE)
     if pairs is None: return None
     elsewhere = ~torch.eye(n, dtype=torch.bool)
     return pairs if (pairs[0][elsewhere]==Answer.YES).any() else None

@@ -145,8 +145,9 @@ def _where(layers, heads):
 # %% ../../nbs/audit/69_report.ipynb #d8642a31
 def _notes(layer): # -> (check, status, what is said of the layer)
     doubts = sum(reach.undecided for reach in layer.reach)
-    at_stake = layer.attends or any(layer.promised)
-    if doubts and at_stake: yield 'window','not measured',f"{doubts} pairs of query and key could not be told"
+    status = 'not measured' if layer.attends or any(layer.promised) else 'noted'
+    if (layer.pairs==Answer.UNSURE).all(): yield 'window',status,"it could not be run alone, so nothing is known of it"
+    elif doubts and status!='noted': yield 'window',status,f"{doubts} pairs of query and key could not be told"
     kinds = dict(seen_by_all='keys that are seen from everywhere',
                  sees_all='queries that see everything')
     for places,what in kinds.items():
