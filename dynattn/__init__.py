@@ -12,11 +12,11 @@ where any word may matter, use plain attention.
     import torch
     from dynattn import SigmaParameter, Window, attention
     torch.manual_seed(0)
-    q,k,v = torch.randn(3, 1, 4, 512, 32)                    # four heads, 512 tokens
-    width = SigmaParameter(4, init_width=32.)                # one width per head, a parameter
+    q,k,v = torch.randn(3, 1, 4, 512, 32)             # four heads, 512 tokens
+    width = SigmaParameter(4, init_width=32.)         # one width per head, learned
     out = attention(q, k, v, window=Window.default(width()), is_causal=True)
     out.square().mean().backward()
-    width.z.grad                                             # it moves the widths
+    width.z.grad                                      # it moves the widths
 
     tensor([-0.0081, -0.0086, -0.0075, -0.0079])
 
