@@ -20,7 +20,7 @@ class Arguments:
     q: Tensor # [B,H,N,d] queries; fewer axes are taken too, and broadcast as by PyTorch
     k: Tensor # [B,Hkv,M,d] keys, Hkv divides H
     v: Tensor # [B,Hkv,M,dv] values
-    attn_mask: Tensor|None = None # to [B,H,N,M]; bool: True takes part, floating: added
+    attn_mask: Tensor|None = None # broadcasts to [B,H,N,M]; bool: True takes part, floating: added
     dropout_p: float = 0. # in [0,1]: that a weight is dropped, training or not, as in SDPA
     is_causal: bool = False # key j <= i + q_offset only; may be joined with a mask
     scale: float|None = None # factor of the scores, finite (default 1/sqrt(d))
