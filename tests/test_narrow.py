@@ -540,7 +540,7 @@ def test_every_stage_says_how_far_it_is(whole):
 # all but the quick ones are slow: each is three or four runs
 QUICK = ('curves', 1),('heal', 1),('judge', 1)
 PLACES = [(stage, done) for stage in ('full model', 'full recall', 'fingerprint', 'curves', 'share', 'full held out', 'held out', 'heal', 'judge', 'time', 'recall')
-          for done in (0, 1)]+[('curves', 3), ('curves', 16), ('share', 9), ('heal', 2), ('save', 0), ('judge', 24)]
+          for done in (0, 1)]+[('curves', 3), ('curves', 16), ('share', 9), ('heal', 2), ('save', 0), ('judge', 9)]
 
 @pytest.mark.parametrize('stage,done', [*QUICK, *(pytest.param(*at, marks=pytest.mark.slow) for at in PLACES if at not in QUICK)])
 def test_practitioner_3_an_interrupt_is_answered_in_every_stage(place, whole, stage, done, capsys):
