@@ -878,8 +878,10 @@ def damaged(folder, draws): # -> {what was done: (file, its bytes)}
     return cases
 
 DAMAGE = """
-import contextlib, io, pickle, sys, traceback
+import contextlib, io, pickle, resource, sys, traceback
 from pathlib import Path
+# a damaged size may ask for any memory: it is refused here, and no other program is killed for it
+resource.setrlimit(resource.RLIMIT_AS, (12*2**30, 12*2**30))
 from dynattn.command import main
 from dynattn.export import OnnxModel
 folder = Path(sys.argv[1])
