@@ -146,8 +146,10 @@ def _where(layers, heads):
 def _notes(layer): # -> (check, status, what is said of the layer)
     doubts = sum(reach.undecided for reach in layer.reach)
     status = 'not measured' if layer.attends or any(layer.promised) else 'noted'
-    if (layer.pairs==Answer.UNSURE).all(): yield 'window',status,"it could not be run alone, so nothing is known of it"
-    elif doubts and status!='noted': yield 'window',status,f"{doubts} pairs of query and key could not be told"
+    if (layer.pairs==Answer.UNSURE).all():
+        yield 'window',status,"it could not be run alone, so nothing is known of it"
+    elif doubts and status!='noted':
+        yield 'window',status,f"{doubts} pairs of query and key could not be told"
     kinds = dict(seen_by_all='keys that are seen from everywhere',
                  sees_all='queries that see everything')
     for places,what in kinds.items():

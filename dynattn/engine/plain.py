@@ -234,7 +234,7 @@ LACKS = lacking('attn_mask dropout_p is_causal scale enable_gqa padding window a
 
 def _zero_of(t):
     "Zero, with a gradient of zero for a tensor that may have no part in a result."
-    return (t[...,:0] if t.dim() else t*0.).sum()
+    return t.reshape(-1)[:0].sum()
 
 def plain_attention(
     plan:Plan, # the numbers of the call
