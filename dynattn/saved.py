@@ -9,7 +9,8 @@ __all__ = ['UserError', 'DamagedFile', 'need', 'write_atomic', 'writing', 'read_
            'Checkpoint']
 
 # %% ../nbs/39_saved.ipynb #47a00001
-import functools, hashlib, io, json, os, re, signal, sys, tempfile, threading, types, typing, zipfile
+import functools, hashlib, io, json, os, re, signal, sys
+import tempfile, threading, types, typing, zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager

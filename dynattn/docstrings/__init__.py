@@ -1,7 +1,8 @@
 """Comments of parameters as a part of docstrings, so that `help()` says what the page says.
 
-Every chapter ends with `explain_parameters(__name__)`. It reads the text of the module once, when it is imported; nothing
-is done in a call. fastcore's `docments` reads the same comments, but parses each function: it takes fifty times as long."""
+Every chapter ends with `explain_parameters(__name__)`. It reads the text of the module once, when
+it is imported; nothing is done in a call. fastcore's `docments` reads the same comments, but parses
+each function: it takes fifty times as long."""
 import inspect, re, sys
 
 # A class, a method that is patched into one, a function, or any other statement that ends a class
@@ -11,11 +12,14 @@ _STATEMENT = re.compile(r"""^(?:
     | (?P<indent>[ ]{4})?(?:async[ ])?def[ ](?P<name>\w+)\(
     | (?P<other>\w)
 )""", re.M | re.X)
-_TOKEN = re.compile(r"""\#[^\n]* | \n | "[^"\n]*" | '[^'\n]*' | [\[({] | [\])}] | , | [^\[\](){},'"\#\n]+ | .""", re.X)
+_TOKEN = re.compile(r"""
+    \#[^\n]* | \n | "[^"\n]*" | '[^'\n]*' | [\[({] | [\])}] | , | [^\[\](){},'"\#\n]+ | .
+""", re.X)
 _PARAMETER = re.compile(r"\s*(?P<name>\*{0,2}\w+)\s*(?::\s*(?P<kind>.*?))?\s*(?:=.*)?$", re.S)
 _RESULT = re.compile(r"\s*->\s*(.*?)\s*:(?:\s|$)", re.S)
 _FIELD = re.compile(r"""^[ ]{4}(?:
-    (?P<name>\w+)[ ]*:[ ]*(?P<kind>[^=\#\n]+?)[ ]*(?:=(?:[^\#\n"']|"[^"\n]*"|'[^'\n]*')*)?(?:\#[ ]?(?P<comment>.*))?
+    (?P<name>\w+)[ ]*:[ ]*(?P<kind>[^=\#\n]+?)[ ]*
+        (?:=(?:[^\#\n"']|"[^"\n]*"|'[^'\n]*')*)?(?:\#[ ]?(?P<comment>.*))?
     | \#[ ]?(?P<above>.*)
     | (?P<end>def[ ]|async[ ]|@)
     | .*
@@ -25,7 +29,7 @@ _RETURNS = 'Returns\n-------\n'
 _CONSTRUCTORS = {}   # class -> {name: (type, comment)} of what its own source says
 
 class _Part:
-    "The text of one parameter, or of what follows the last, and the comments behind it or above it."
+    "The text of one parameter, or of what follows the last, and comments behind or above it."
     def __init__(self, above):
         self.text,self.behind,self.above = '',[],above
 
@@ -33,12 +37,14 @@ class _Part:
     def comment(self): return ' '.join(self.behind or self.above)
 
 def _signature(text, start):
-    "{name: (type, comment)} of the signature whose parameters begin at `start`; 'return' is its result."
+    """{name: (type, comment)} of the signature whose parameters begin at `start`; 'return' is its
+    result."""
     first_line = text[start:text.find('\n', start)]
     is_whole = '):' in first_line or first_line.endswith(':')
     if is_whole and '#' not in first_line: return {}
     parts,current,result = [],None,None
-    touched,above,said = [],[],''      # of one line: parts, comments that stand alone above it, its own comment
+    # of one line: parts, comments that stand alone above it, its own comment
+    touched,above,said = [],[],''
     depth = 1
     for match in _TOKEN.finditer(text, start):
         token = match[0]
@@ -48,7 +54,8 @@ def _signature(text, start):
             if said and not touched: above.append(said)
             elif said:
                 for part in touched: part.behind.append(said)
-            if result and (not depth or ':' in result.text): break      # behind the colon is the body
+            is_body = result and (not depth or ':' in result.text) # it stands behind the colon
+            if is_body: break
             touched = [current] if current and not result else []
             said = ''
         elif token==',' and depth==1 and not result: current = None
@@ -74,12 +81,14 @@ def _signature(text, start):
     return rows
 
 def _is_of_result(text):
-    "Whether a line's comment is about the result: what stands behind the parameters has an arrow, or the body."
+    """Whether a line's comment is about the result: what stands behind the parameters has an arrow,
+    or the body."""
     return '->' in text or text.strip()!=':'
 
 def _method(text, start):
     "As `_signature`, without the class or its instance."
-    return {name: said for name,said in _signature(text, start).items() if name not in ('self','cls')}
+    rows = _signature(text, start)
+    return {name: said for name,said in rows.items() if name not in ('self','cls')}
 
 def _type(annotation):
     text = ' '.join((annotation or '').split())
@@ -94,7 +103,9 @@ def _fields(text, start, end):
         if match['above'] is not None:
             above.append(match['above'].strip())
             continue
-        if match['name']: rows[match['name']] = _type(match['kind']), (match['comment'] or ' '.join(above)).strip()
+        if match['name']:
+            comment = match['comment'] or ' '.join(above)
+            rows[match['name']] = _type(match['kind']), comment.strip()
         above = []
     return rows
 
@@ -103,7 +114,8 @@ def _names(cls):
     for function in (cls.__init__, cls.__new__):
         code = getattr(inspect.unwrap(function), '__code__', None)
         if code is None: continue
-        starred = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        stars = inspect.CO_VARARGS,inspect.CO_VARKEYWORDS
+        starred = sum(bool(code.co_flags & star) for star in stars)
         return code.co_varnames[1:code.co_argcount+code.co_kwonlyargcount+starred]
     return ()
 
@@ -112,7 +124,9 @@ def _constructor(cls):
     known = {}
     for base in reversed(cls.__mro__):
         for name,(kind,comment) in _CONSTRUCTORS.get(base, {}).items():
-            known[name.lstrip('*')] = name, (kind, comment or known.get(name.lstrip('*'), ('', ('', '')))[1][1])
+            bare = name.lstrip('*')
+            _,(_,of_base) = known.get(bare, ('', ('', '')))
+            known[bare] = name, (kind, comment or of_base)
     return dict(known[name] for name in _names(cls) if name in known)
 
 def _section(rows, doc):
@@ -138,27 +152,31 @@ def _row(names, kinds, comment):
     kind = kinds[0] if len({*kinds})==1 else ', '.join(kinds)
     return f"{', '.join(names)}{kind and f' : {kind}'}\n    {comment}"
 
-def _without_sections(doc): return re.split(r'^(?:Parameters|Returns)\n---', inspect.cleandoc(doc), flags=re.M)[0].strip()
+def _without_sections(doc):
+    section = r'^(?:Parameters|Returns)\n---'
+    return re.split(section, inspect.cleandoc(doc), flags=re.M)[0].strip()
 
 _DESCRIPTORS = property, staticmethod, classmethod
 def _package(cls): return cls.__module__.partition('.')[0]
 
 def _append(found, rows, cls=None, name=None):
-    """The section joins the docstring of `found`, or the one that it inherits within its package: that of a method of
-    PyTorch has arguments of its own."""
+    """The section joins the docstring of `found`, or the one that it inherits within its package:
+    that of a method of PyTorch has arguments of its own."""
     if not rows: return
     doc = found.__doc__
     if doc is None and cls is not None:
         ours = (base for base in cls.__mro__[1:-1] if _package(base)==_package(cls))
         others = (vars(base).get(name) if name else base for base in ours)
-        docs = (other.__doc__ for other in others if callable(other) or isinstance(other, _DESCRIPTORS))
+        def is_code(other): return callable(other) or isinstance(other, _DESCRIPTORS)
+        docs = (other.__doc__ for other in others if is_code(other))
         doc = next((_without_sections(d) for d in docs if d), None)
     doc = inspect.cleandoc(doc or '')
     section = _section(rows, doc)
     if section: found.__doc__ = (doc+section).strip()
 
 def _definitions(text):
-    "(class or None, name, rows) of each function and method; the name is None for the fields of a class."
+    """(class or None, name, rows) of each function and method; the name is None for the fields of a
+    class."""
     cls,onto = None,''
     matches = [*_STATEMENT.finditer(text)]
     for match in matches:
@@ -175,7 +193,8 @@ def _definitions(text):
             onto = ''
             if owner=='@': owner = re.compile(r"\s*\w+\s*:\s*'?(\w+)").match(text, match.end())[1]
             scan = _method if owner else _signature
-            yield owner or None, match['name'], lambda start=match.end(), scan=scan: scan(text, start)
+            def read(start=match.end(), scan=scan): return scan(text, start)
+            yield owner or None, match['name'], read
 
 def _class_end(text, start):
     found = re.compile(r'^\w', re.M).search(text, start)
@@ -192,7 +211,8 @@ def _source(name):
 def explain_parameters(
     name:str, # of the module that is being imported: its `__name__`
 ) -> None:
-    "Add what comments say about parameters and results to the docstrings of a module's public functions and classes."
+    """Add what comments say about parameters and results to the docstrings of a module's public
+    functions and classes."""
     without_docstrings = sys.flags.optimize > 1
     text = None if name=='__main__' or without_docstrings else _source(name)
     if text is None: return
