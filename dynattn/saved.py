@@ -71,7 +71,7 @@ def write_atomic(
 def writing(
     folder:Path|str, # that the block writes into
 ):
-    "Whoever writes, a disk that is full or that fails is an `OSError` with the folder's name."
+    "A disk that is full or that fails is an `OSError` with the folder's name, in any library."
     try: yield
     except Exception as e:
         reason = ' '.join(str(e).split())
