@@ -436,6 +436,47 @@ def test_a_compiled_model_has_its_price_once():
     _check(accumulated_and_divided, _parts(BATCH, 4), prepare=prepare)
     _check(accumulated_and_summed, _parts(BATCH, 4), prepare=prepare, per='input')
 
+def _compiled_step(m, opt): # PyTorch's own recipe for a compiled optimiser
+    step = torch.compile(opt.step, backend='eager')
+    for _ in range(2):
+        opt.zero_grad()
+        m(**BATCH).loss.backward()
+        step()
+
+def _compiled_whole(m, opt):
+    @torch.compile(backend='eager')
+    def step():
+        opt.zero_grad()
+        m(**BATCH).loss.backward()
+        opt.step()
+    for _ in range(2): step()
+
+def _compiled_closure(m, opt):
+    def closure():
+        opt.zero_grad()
+        loss = m(**BATCH).loss
+        loss.backward()
+        return loss
+    step = torch.compile(opt.step, backend='eager')
+    for _ in range(2): step(closure)
+
+_SLOWLY = [(_compiled_closure, 'head'), (_compiled_whole, 'head'), (_compiled_step, 'input')]
+
+@pytest.mark.parametrize('train, per', [(_compiled_step, 'head'), *(pytest.param(*case, marks=pytest.mark.slow) for case in _SLOWLY)])
+def test_a_compiled_step_gives_each_layer_its_own_price(train, per):
+    "The compiler took the parameters of one shape for each other: a layer got the price of another."
+    torch._dynamo.reset()
+    # the price of a width depends on it, so that the layers are told apart
+    compiled,plainly = (_model(init=[[2., 3.], [9., 14.]], penalty=WEIGHT, per=per).train() for _ in range(2))
+    train(compiled, _sgd(compiled))
+    opt = _sgd(plainly)
+    for _ in range(2):
+        opt.zero_grad()
+        plainly(**BATCH).loss.backward()
+        opt.step()
+    for name,p in _widths(plainly).items():
+        assert_close(_widths(compiled)[name], p, rtol=0, atol=1e-5, msg=lambda m, name=name: f'{name}: {m}')
+
 @pytest.fixture
 def asked(monkeypatch):
     "The groups that were asked for a sum, in one process, as if a second one had the same texts; two real ones follow."

@@ -396,6 +396,7 @@ def _waiting(): # -> of prices
     prices = {id(price): price for l in _PRICED for price in l.prices if l.called or price.heard}
     return [price for price in prices.values() if price.on]
 
+@torch.compiler.disable    # it looks parameters up by identity, which a traced step would confuse
 @torch.no_grad()
 def _act(optimizer):
     """Add what is due to the gradients of the widths that `optimizer` holds -> what no loss has
@@ -448,6 +449,7 @@ def _tell(price, optimizer): # that did not act; that steps
                    'weight*hf.mean_width(model) to your loss')
     else: price.missed = weakref.ref(optimizer)
 
+@torch.compiler.disable
 def _before_step(optimizer, args, kwargs): # a hook of all optimisers; args begin with the optimiser
     closure = args[1] if len(args)>1 else kwargs.get('closure')
     if closure is None:
