@@ -436,6 +436,38 @@ def test_a_compiled_model_has_its_price_once():
     _check(accumulated_and_divided, _parts(BATCH, 4), prepare=prepare)
     _check(accumulated_and_summed, _parts(BATCH, 4), prepare=prepare, per='input')
 
+def _transformed(way, model):
+    "A call of the model in training that leaves no gradient behind."
+    P = {name: p.detach() for name,p in model.named_parameters()}
+    ids = BATCH['input_ids']
+    def call(P, ids): return torch.func.functional_call(model, P, (ids,)).logits
+    if way=='grad': torch.func.grad(lambda P: call(P, ids).sum())(P)
+    if way=='vmap': torch.func.vmap(lambda row: call(P, row[None]))(ids)
+    if way=='fake':
+        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode: model(mode.from_tensor(ids))
+
+@pytest.mark.parametrize('per', ['head', 'input'])
+@pytest.mark.parametrize('way', ['grad', 'vmap', 'fake'])
+def test_a_call_in_a_transform_leaves_the_price_of_the_next_step(way, per):
+    "A fake call took the price away without a word; one under vmap ended the next step in an error of PyTorch's."
+    batch = {name: x for name,x in BATCH.items() if name!='attention_mask'}
+    changed,plainly = (_model(init=6., penalty=WEIGHT, per=per).train() for _ in range(2))
+    _transformed(way, changed)
+    copy.deepcopy(changed)
+    for m in (changed, plainly):
+        opt = _sgd(m)
+        m(**batch).loss.backward()
+        opt.step()
+    for name,p in _widths(plainly).items(): assert_close(_widths(changed)[name], p, rtol=0, atol=1e-6)
+
+def test_a_mean_width_that_died_with_its_transform_is_refused_by_name():
+    m = _model(per='input')
+    for way in ('vmap','fake'):
+        _transformed(way, m)
+        with pytest.raises(RuntimeError, match='model: expected a last call whose widths have values'): hf.mean_width(m)
+    m(**BATCH)
+    assert hf.mean_width(m)>0
+
 def _compiled_step(m, opt): # PyTorch's own recipe for a compiled optimiser
     step = torch.compile(opt.step, backend='eager')
     for _ in range(2):

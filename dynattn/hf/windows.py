@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
+from ..modes import dispatched, lasting, transforming
 from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..engine.dense import attention_weights
@@ -156,6 +157,10 @@ def mean_width(
     if not seen:
         raise RuntimeError("model: expected one with windows that was called, "
                            "got none with a width yet")
+    within = torch.compiler.is_compiling() or transforming() or dispatched()
+    if not within and any(lasting(s) is None for s in seen):
+        raise RuntimeError("model: expected a last call whose widths have values, "
+                           "got one under vmap or of fake tensors, which is over; call it again")
     return torch.stack([s.float().mean() for s in seen]).mean()
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce02
