@@ -192,6 +192,36 @@ def test_each_question_about_the_mode(question, way):
 def test_every_question_is_asked_here():
     assert {*modes.__all__}=={*ANSWERS, 'holds_several_gradients', 'lasting', 'uncompiled'}
 
+# --- what is made under torch.device('meta'), to be filled from a file later
+
+DEFERRED = dict(
+    widths=lambda: SigmaParameter(H), widths_of_heads=lambda: SigmaParameter(H, init_width=[3., 9.]),
+    sigmoid=lambda: SigmaParameter(H, 'sigmoid', scale=90.), fractions=lambda: SigmaParameter(H, unit='fraction'),
+    predicted=lambda: SigmaHead(D, H), alphas=lambda: AlphaHead(H), fixed=lambda: AlphaHead(H, fixed=1.5),
+    window=lambda: MultiheadAttention(D, H, window=Window.default(3.)), span=lambda: MultiheadAttention(D, H, window=Window.span(3., ramp=2.)),
+    learned=lambda: MultiheadAttention(D, H, window='learned', alpha=1.5))
+
+@pytest.mark.parametrize('name', DEFERRED)
+@pytest.mark.parametrize('filled', ['empty', 'assigned'])
+def test_numbers_keep_their_values_under_the_device_meta(name, filled):
+    "A module of widths ended in an error of PyTorch's, and a window of a number could not be moved to a device again."
+    want = DEFERRED[name]()
+    with torch.device('meta'): made = DEFERRED[name]()
+    assert all(t.is_meta for t in made.state_dict().values())
+    if filled=='empty': made.to_empty(device='cpu')
+    made.load_state_dict(want.state_dict(), assign=filled=='assigned')
+    x = torch.randn(5, B, D)
+    def results(m): return m(x, x, x) if isinstance(m, MultiheadAttention) else [m(x[0]) if isinstance(m, SigmaHead) else m()]
+    for a,b in zip(results(made), results(want)): assert torch.equal(a, b)
+
+def test_a_tensor_of_the_device_meta_has_no_values_to_start_from():
+    nothing = torch.ones(H, device='meta')
+    with pytest.raises(ValueError, match='init_width: expected widths with values'): SigmaParameter(H, init_width=nothing)
+    with pytest.raises(ValueError, match='window: expected a Window whose sigma has values'):
+        MultiheadAttention(D, H, window=Window.default(nothing))
+    with torch.device('meta'): made = MultiheadAttention(D, H, window=Window.default(torch.ones(H)))
+    with pytest.raises(ValueError, match='window: expected a Window whose sigma has values'): made.to_empty(device='cpu')
+
 # --- what a layer notes of a call outlives the transforms around it, or is not noted
 
 def _call(model, P, ids): return torch.func.functional_call(model, P, (ids,))
