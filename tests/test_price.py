@@ -8,6 +8,7 @@ transformers = pytest.importorskip('transformers')
 from transformers import BertConfig, BertForSequenceClassification, BertModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from dynattn import hf
 from dynattn.hf import windows
+from dynattn.hf.layers import attention_layers
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = dict(vocab_size=97, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64, pad_token_id=0)
@@ -444,7 +445,9 @@ def _transformed(way, model):
     if way=='grad': torch.func.grad(lambda P: call(P, ids).sum())(P)
     if way=='vmap': torch.func.vmap(lambda row: call(P, row[None]))(ids)
     if way=='fake':
-        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode: model(mode.from_tensor(ids))
+        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+            q,k,v = torch.ones(3, 4, 2, 20, 8)    # not by the model: transformers 5.0 reads a number from its mask
+            for layer in attention_layers(model).values(): hf.attend(layer, q, k, v, hf.Sight())
 
 @pytest.mark.parametrize('per', ['head', 'input'])
 @pytest.mark.parametrize('way', ['grad', 'vmap', 'fake'])
