@@ -4,7 +4,7 @@ A call may be traced, differentiated or exported, and each changes what may be c
 says most of it in names that begin with an underscore; they stand here, so that a release which
 moves one is met in one place."""
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
 
 __all__ = ['transformed', 'transforming', 'in_forward_mode', 'grad_levels', 'forward_levels',
            'recorded', 'exporting', 'traced_by_jit', 'holds_several_gradients', 'dispatched', 'lasting',
@@ -74,7 +74,7 @@ def lasting(
     while wrappers.is_functorch_wrapped_tensor(x):
         if wrappers.is_batchedtensor(x): return None
         x = wrappers.get_unwrapped(x)
-    return None if isinstance(x, FakeTensor) else x
+    return None if isinstance(x, _FakeTensor) else x
 
 def uncompiled(f): # a function -> the same
     """Keep the compiler out of a function that PyTorch's dispatcher calls, and of what it calls.
