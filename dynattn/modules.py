@@ -216,15 +216,24 @@ def _equipment(attn, window, init_width, alpha, n_global, impl):
     place = dict(device=attn.out_proj.weight.device, dtype=attn.out_proj.weight.dtype)
     for source in (sigma_head, alpha_head):
         if source is not None: source.to(**place).train(attn.training)
-    if isinstance(window, Window): window = _moved(window, lambda x: x.to(**place))
+    if isinstance(window, Window):
+        _check_values(window, place['device'])
+        window = _moved(window, lambda x: x.to(**place))
     if isinstance(window, list): window = tuple(window)
     own = dict(window=window, n_global=n_global, impl=impl)
     return dict(own, sigma_head=sigma_head, alpha_head=alpha_head)
+
+def _check_values(window, device):
+    "A window whose numbers were lost serves on the device meta only."
+    if window.sigma.is_meta and device.type!='meta':
+        raise ValueError("window: expected a Window whose sigma has values, "
+                         "got one on the device meta; make it outside of torch.device('meta')")
 
 def _moved(window, move):
     "The window where `move` puts a tensor; its widths stay in float32 at least."
     place = move(window.sigma.new_empty(0))
     if place.is_meta: return window
+    _check_values(window, place.device)
     dtype = torch.promote_types(place.dtype, torch.float32)
     return window.replace(sigma=window.sigma.to(place.device, dtype))
 

@@ -76,15 +76,20 @@ _FLOOR = dict(tokens=.5, fraction=1e-3)
 def as_widths(
     x, # numbers
 ) -> Tensor: # NaN, which no check lets pass, for what is none
-    "Widths as a tensor, in float32 at least, whatever PyTorch's default dtype is."
+    """Widths as a tensor, in float32 at least, whatever PyTorch's default dtype is; numbers that
+    are no tensor on the CPU, whatever its default device is, for the device meta would lose them."""
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-    if isinstance(x, Tensor) and x.is_complex(): return torch.tensor(torch.nan)
-    try: return torch.as_tensor(x, dtype=dtype)
-    except (TypeError, ValueError, OverflowError, RuntimeError): return torch.tensor(torch.nan)
+    nothing = torch.tensor(torch.nan, device='cpu')
+    if isinstance(x, Tensor) and x.is_complex(): return nothing
+    device = x.device if isinstance(x, Tensor) else 'cpu'
+    try: return torch.as_tensor(x, dtype=dtype, device=device)
+    except (TypeError, ValueError, OverflowError, RuntimeError): return nothing
 
 # %% ../nbs/10_sigma.ipynb #3bc5a4f8
 def _start(H, link, init_width, scale, floor, unit):
-    "The bias [H], scale [H] and floor [] that start `link` at `init_width`."
+    """The bias [H], scale [H] and floor [] that start `link` at `init_width`.
+
+    Where the arguments are numbers, they are on PyTorch's default device."""
     _check_link(link)
     if unit not in _WIDTH:
         raise ValueError(f"unit: expected 'tokens' or 'fraction', got {got(unit)}")
@@ -96,6 +101,8 @@ def _start(H, link, init_width, scale, floor, unit):
     if width.shape not in ((),(H,)):
         raise ValueError(f"init_width: expected one width or one per head, [{H}], "
                          f"got shape {list(width.shape)}")
+    if width.is_meta:
+        raise ValueError("init_width: expected widths with values, got a tensor on the device meta")
     is_above = (width>floor) & (width<torch.inf)
     if not (floor>=0 and is_above.all()):
         raise ValueError(f"init_width: expected finite numbers above the floor of {floor} {unit}, "
@@ -105,8 +112,10 @@ def _start(H, link, init_width, scale, floor, unit):
     if scale.shape not in ((),(1,),(H,)) or not ((scale>0) & (scale<torch.inf)).all():
         raise ValueError(f"scale: expected positive numbers, one or [{H}], got {scale}")
     scale = scale.to(width.dtype).expand(H).clone()
-    floor = torch.tensor(float(floor), dtype=width.dtype)
-    return sigma_unlink(width.expand(H), link, scale, floor), scale, floor
+    floor = torch.tensor(float(floor), dtype=width.dtype, device='cpu')
+    start = sigma_unlink(width.expand(H), link, scale, floor)
+    place = torch.get_default_device()
+    return [x.to(place) if x.is_cpu else x for x in (start, scale, floor)]
 
 # %% ../nbs/10_sigma.ipynb #10f32002
 def _is_narrow(t): return t.is_floating_point() and t.dtype.itemsize<4

@@ -82,9 +82,11 @@ def _check_sigma(sigma):
         hint = "; call it: Window.default(width()) takes what it returns" if callable(sigma) else ""
         raise TypeError("sigma: expected a number or a floating tensor, "
                         f"got {type(sigma).__name__}{hint}")
-    wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
-    try: sigma = sigma if isinstance(sigma, Tensor) else torch.tensor(float(sigma), dtype=wide)
-    except OverflowError: sigma = torch.tensor(math.inf)
+    if not isinstance(sigma, Tensor):
+        wide = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        # on the CPU: under `torch.device('meta')` a number would lose its value
+        try: sigma = torch.tensor(float(sigma), dtype=wide, device='cpu')
+        except OverflowError: sigma = torch.tensor(math.inf, device='cpu')
     if not sigma.is_floating_point():
         raise TypeError(f"sigma: expected a floating tensor, got {sigma.dtype}")
     if sigma.ndim>3:

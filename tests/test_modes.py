@@ -1,10 +1,10 @@
 "What was made in one mode is used in another: tensors of an evaluation in training, widths in a model that is cast."
-import copy, warnings
+import copy, pickle, warnings
 from pathlib import Path
 import pytest, torch
 from torch import nn
 from torch.testing import assert_close
-from dynattn import MultiheadAttention, PaddingMask, SigmaHead, SigmaParameter, Window, attention, convert
+from dynattn import Classifier, EncoderConfig, MultiheadAttention, PaddingMask, SigmaHead, SigmaParameter, Window, attention, convert
 from dynattn import modes
 from dynattn.alpha import entmax
 from dynattn.sigma import InFloat32
@@ -189,7 +189,85 @@ def test_each_question_about_the_mode(question, way):
     assert not outside and _within(way, ask)==ANSWERS[question].get(way, outside)
     assert ask()==outside
 
-def test_every_question_is_asked_here(): assert {*modes.__all__}=={*ANSWERS, 'holds_several_gradients', 'uncompiled'}
+def test_every_question_is_asked_here():
+    assert {*modes.__all__}=={*ANSWERS, 'holds_several_gradients', 'lasting', 'uncompiled'}
+
+# --- what is made under torch.device('meta'), to be filled from a file later
+
+DEFERRED = dict(
+    widths=lambda: SigmaParameter(H), widths_of_heads=lambda: SigmaParameter(H, init_width=[3., 9.]),
+    sigmoid=lambda: SigmaParameter(H, 'sigmoid', scale=90.), fractions=lambda: SigmaParameter(H, unit='fraction'),
+    predicted=lambda: SigmaHead(D, H), alphas=lambda: AlphaHead(H), fixed=lambda: AlphaHead(H, fixed=1.5),
+    window=lambda: MultiheadAttention(D, H, window=Window.default(3.)), span=lambda: MultiheadAttention(D, H, window=Window.span(3., ramp=2.)),
+    learned=lambda: MultiheadAttention(D, H, window='learned', alpha=1.5))
+
+@pytest.mark.parametrize('name', DEFERRED)
+@pytest.mark.parametrize('filled', ['empty', 'assigned'])
+def test_numbers_keep_their_values_under_the_device_meta(name, filled):
+    "A module of widths ended in an error of PyTorch's, and a window of a number could not be moved to a device again."
+    want = DEFERRED[name]()
+    with torch.device('meta'): made = DEFERRED[name]()
+    assert all(t.is_meta for t in made.state_dict().values())
+    if filled=='empty': made.to_empty(device='cpu')
+    made.load_state_dict(want.state_dict(), assign=filled=='assigned')
+    x = torch.randn(5, B, D)
+    def results(m): return m(x, x, x) if isinstance(m, MultiheadAttention) else [m(x[0]) if isinstance(m, SigmaHead) else m()]
+    for a,b in zip(results(made), results(want)): assert torch.equal(a, b)
+
+def test_a_tensor_of_the_device_meta_has_no_values_to_start_from():
+    nothing = torch.ones(H, device='meta')
+    with pytest.raises(ValueError, match='init_width: expected widths with values'): SigmaParameter(H, init_width=nothing)
+    with pytest.raises(ValueError, match='window: expected a Window whose sigma has values'):
+        MultiheadAttention(D, H, window=Window.default(nothing))
+    with torch.device('meta'): made = MultiheadAttention(D, H, window=Window.default(torch.ones(H)))
+    with pytest.raises(ValueError, match='window: expected a Window whose sigma has values'): made.to_empty(device='cpu')
+
+# --- what a layer notes of a call outlives the transforms around it, or is not noted
+
+def _call(model, P, ids): return torch.func.functional_call(model, P, (ids,))
+def _parameters(model): return {name: p.detach() for name,p in model.named_parameters()}
+
+TRANSFORMS = dict( # (model, ids): a call of the model that leaves no gradient behind
+    grad=lambda m, ids: torch.func.grad(lambda P: _call(m, P, ids).sum())(_parameters(m)),
+    vmap=lambda m, ids: torch.func.vmap(lambda row: _call(m, _parameters(m), row[None]))(ids),
+    jvp=lambda m, ids: torch.func.jvp(lambda P: _call(m, P, ids), *[(_parameters(m),)]*2),
+    each=lambda m, ids: torch.func.vmap(torch.func.grad(lambda P, row: _call(m, P, row[None]).sum()), (None, 0))(_parameters(m), ids),
+    make_fx=lambda m, ids: torch.fx.experimental.proxy_tensor.make_fx(m, tracing_mode='fake', _allow_non_fake_inputs=True)(ids),
+    fake=lambda m, ids: _faked(m, ids))
+
+def _faked(model, ids):
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode: model(mode.from_tensor(ids))
+
+@pytest.mark.parametrize('window', ['learned', 'predicted'])
+@pytest.mark.parametrize('way', TRANSFORMS)
+def test_a_transform_leaves_nothing_in_a_layer(way, window):
+    "Tensors that die with a transform stayed in the layers: no copy could be made, or saved, and reading them failed."
+    sizes = dict(vocab=20, dim=8, heads=2, layers=1, window=window, init_width=3., alpha='learned', classes=('a', 'b'))
+    model,ids = Classifier(EncoderConfig(**sizes)),torch.randint(0, 20, (2, 7))
+    want = copy.deepcopy(model)
+    TRANSFORMS[way](model, ids)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))): assert_close(copied(ids), want(ids))
+    try: model.widths(), model.alphas(), model.share(), model.flops()
+    except RuntimeError as e: assert 'expected a call before' in str(e)
+    assert_close(model(ids), want(ids))
+    assert_close(model.widths(), want.widths())
+
+def test_what_outlives_a_transform():
+    made = {}
+    def note(name):
+        def f(x):
+            made[name] = modes.lasting((x*2).detach())
+            return x.sum()
+        return f
+    x = torch.arange(3.)
+    note('plain')(x)
+    torch.func.grad(note('grad'))(x)
+    torch.func.grad(lambda x: torch.func.grad(note('twice'))(x).sum())(x)
+    torch.func.vmap(note('vmap'))(x)
+    torch.func.vmap(torch.func.grad(note('each')))(x)
+    with torch._subclasses.FakeTensorMode() as mode: note('fake')(mode.from_tensor(x))
+    assert {name for name,value in made.items() if value is None}=={'vmap', 'each', 'fake'}
+    for name in ('plain','grad','twice'): assert_close(made[name]+0, x*2)
 
 def test_a_batch_of_gradients_is_told():
     told = []

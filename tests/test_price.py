@@ -8,6 +8,7 @@ transformers = pytest.importorskip('transformers')
 from transformers import BertConfig, BertForSequenceClassification, BertModel, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 from dynattn import hf
 from dynattn.hf import windows
+from dynattn.hf.layers import attention_layers
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = dict(vocab_size=97, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=64, pad_token_id=0)
@@ -435,6 +436,81 @@ def test_a_compiled_model_has_its_price_once():
     def prepare(m): return torch.compile(m, fullgraph=True, backend='aot_eager')
     _check(accumulated_and_divided, _parts(BATCH, 4), prepare=prepare)
     _check(accumulated_and_summed, _parts(BATCH, 4), prepare=prepare, per='input')
+
+def _transformed(way, model):
+    "A call of the model in training that leaves no gradient behind."
+    P = {name: p.detach() for name,p in model.named_parameters()}
+    ids = BATCH['input_ids']
+    def call(P, ids): return torch.func.functional_call(model, P, (ids,)).logits
+    if way=='grad': torch.func.grad(lambda P: call(P, ids).sum())(P)
+    if way=='vmap': torch.func.vmap(lambda row: call(P, row[None]))(ids)
+    if way=='fake':
+        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+            q,k,v = torch.ones(3, 4, 2, 20, 8)    # not by the model: transformers 5.0 reads a number from its mask
+            for layer in attention_layers(model).values(): hf.attend(layer, q, k, v, hf.Sight())
+
+@pytest.mark.parametrize('per', ['head', 'input'])
+@pytest.mark.parametrize('way', ['grad', 'vmap', 'fake'])
+def test_a_call_in_a_transform_leaves_the_price_of_the_next_step(way, per):
+    "A fake call took the price away without a word; one under vmap ended the next step in an error of PyTorch's."
+    batch = {name: x for name,x in BATCH.items() if name!='attention_mask'}
+    changed,plainly = (_model(init=6., penalty=WEIGHT, per=per).train() for _ in range(2))
+    _transformed(way, changed)
+    copy.deepcopy(changed)
+    for m in (changed, plainly):
+        opt = _sgd(m)
+        m(**batch).loss.backward()
+        opt.step()
+    for name,p in _widths(plainly).items(): assert_close(_widths(changed)[name], p, rtol=0, atol=1e-6)
+
+def test_a_mean_width_that_died_with_its_transform_is_refused_by_name():
+    m = _model(per='input')
+    for way in ('vmap','fake'):
+        _transformed(way, m)
+        with pytest.raises(RuntimeError, match='model: expected a last call whose widths have values'): hf.mean_width(m)
+    m(**BATCH)
+    assert hf.mean_width(m)>0
+
+def _compiled_step(m, opt): # PyTorch's own recipe for a compiled optimiser
+    step = torch.compile(opt.step, backend='eager')
+    for _ in range(2):
+        opt.zero_grad()
+        m(**BATCH).loss.backward()
+        step()
+
+def _compiled_whole(m, opt):
+    @torch.compile(backend='eager')
+    def step():
+        opt.zero_grad()
+        m(**BATCH).loss.backward()
+        opt.step()
+    for _ in range(2): step()
+
+def _compiled_closure(m, opt):
+    def closure():
+        opt.zero_grad()
+        loss = m(**BATCH).loss
+        loss.backward()
+        return loss
+    step = torch.compile(opt.step, backend='eager')
+    for _ in range(2): step(closure)
+
+_SLOWLY = [(_compiled_closure, 'head'), (_compiled_whole, 'head'), (_compiled_step, 'input')]
+
+@pytest.mark.parametrize('train, per', [(_compiled_step, 'head'), *(pytest.param(*case, marks=pytest.mark.slow) for case in _SLOWLY)])
+def test_a_compiled_step_gives_each_layer_its_own_price(train, per):
+    "The compiler took the parameters of one shape for each other: a layer got the price of another."
+    torch._dynamo.reset()
+    # the price of a width depends on it, so that the layers are told apart
+    compiled,plainly = (_model(init=[[2., 3.], [9., 14.]], penalty=WEIGHT, per=per).train() for _ in range(2))
+    train(compiled, _sgd(compiled))
+    opt = _sgd(plainly)
+    for _ in range(2):
+        opt.zero_grad()
+        plainly(**BATCH).loss.backward()
+        opt.step()
+    for name,p in _widths(plainly).items():
+        assert_close(_widths(compiled)[name], p, rtol=0, atol=1e-5, msg=lambda m, name=name: f'{name}: {m}')
 
 @pytest.fixture
 def asked(monkeypatch):

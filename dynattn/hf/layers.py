@@ -14,6 +14,7 @@ from pathlib import Path
 import torch, torch.nn.functional as F
 from torch import Tensor, distributed as dist, nn
 from torch.nn.parallel import DistributedDataParallel
+from ..modes import lasting
 from ..window import Window
 from .masks import PreTrainedModel
 from transformers.models.auto import modeling_auto
@@ -117,8 +118,9 @@ def _owe(l, sigma, unit, first,
     bias = rise.sum(0)/rise.numel()
     weight = bias.new_zeros(())
     if reads: weight = (rise[:,:,None]*_first(*first).detach()[:,None]).sum(0)/rise.numel() # [H,D]
-    now = bias, weight, (sigma*unit).mean(), bias.new_ones(())
-    l.owed = now if l.owed is None else tuple(old+new for old,new in zip(l.owed, now))
+    now = [lasting(x) for x in (bias, weight, (sigma*unit).mean(), bias.new_ones(()))]
+    if any(x is None for x in now): return         # of a text under `vmap`, or of none at all
+    l.owed = tuple(now) if l.owed is None else tuple(old+new for old,new in zip(l.owed, now))
 
 # %% ../../nbs/hf/55_layers.ipynb #ef2c1e9b
 def _learned_options(l, q, m, s, values, length): # as `Learned.forward` takes them

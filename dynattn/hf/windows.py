@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
+from ..modes import dispatched, lasting, transforming
 from ..parts import relative_offsets, visible_pairs, global_pairs
 from ..window import Window
 from ..engine.dense import attention_weights
@@ -156,6 +157,10 @@ def mean_width(
     if not seen:
         raise RuntimeError("model: expected one with windows that was called, "
                            "got none with a width yet")
+    within = torch.compiler.is_compiling() or transforming() or dispatched()
+    if not within and any(lasting(s) is None for s in seen):
+        raise RuntimeError("model: expected a last call whose widths have values, "
+                           "got one under vmap or of fake tensors, which is over; call it again")
     return torch.stack([s.float().mean() for s in seen]).mean()
 
 # %% ../../nbs/hf/58_windows.ipynb #58b1ce02
@@ -396,6 +401,7 @@ def _waiting(): # -> of prices
     prices = {id(price): price for l in _PRICED for price in l.prices if l.called or price.heard}
     return [price for price in prices.values() if price.on]
 
+@torch.compiler.disable    # it looks parameters up by identity, which a traced step would confuse
 @torch.no_grad()
 def _act(optimizer):
     """Add what is due to the gradients of the widths that `optimizer` holds -> what no loss has
@@ -448,6 +454,7 @@ def _tell(price, optimizer): # that did not act; that steps
                    'weight*hf.mean_width(model) to your loss')
     else: price.missed = weakref.ref(optimizer)
 
+@torch.compiler.disable
 def _before_step(optimizer, args, kwargs): # a hook of all optimisers; args begin with the optimiser
     closure = args[1] if len(args)>1 else kwargs.get('closure')
     if closure is None:

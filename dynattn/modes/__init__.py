@@ -4,9 +4,11 @@ A call may be traced, differentiated or exported, and each changes what may be c
 says most of it in names that begin with an underscore; they stand here, so that a release which
 moves one is met in one place."""
 import torch
+from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
 
 __all__ = ['transformed', 'transforming', 'in_forward_mode', 'grad_levels', 'forward_levels',
-           'recorded', 'exporting', 'traced_by_jit', 'holds_several_gradients', 'dispatched', 'uncompiled']
+           'recorded', 'exporting', 'traced_by_jit', 'holds_several_gradients', 'dispatched', 'lasting',
+           'uncompiled']
 
 _TYPE = torch._C._functorch.TransformType
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
@@ -61,6 +63,18 @@ def holds_several_gradients(
 ) -> bool:
     "Whether it is a batch of them, as by `torch.autograd.grad(..., is_grads_batched=True)`."
     return torch._C._functorch.is_legacy_batchedtensor(g)
+
+def lasting(
+    x:torch.Tensor, # that a call made
+) -> torch.Tensor|None:
+    """Its values as they outlive the call: without the wrappers of `torch.func`, which die with it.
+    None where there are none, under `vmap` and in a fake tensor."""
+    if torch.compiler.is_compiling(): return x    # what is traced has no value yet
+    wrappers = torch._C._functorch
+    while wrappers.is_functorch_wrapped_tensor(x):
+        if wrappers.is_batchedtensor(x): return None
+        x = wrappers.get_unwrapped(x)
+    return None if isinstance(x, _FakeTensor) else x
 
 def uncompiled(f): # a function -> the same
     """Keep the compiler out of a function that PyTorch's dispatcher calls, and of what it calls.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from ..padding import PaddingMask, no_padding_mask
 from ..parts import FeedForward, sinusoidal_positions
+from ..modes import lasting
 from ..window import Window
 from ..cache import WindowedLayer
 from ..kinds import checked, got
@@ -68,13 +69,14 @@ def _sides(window, heads, n, device): # -> int64, [H] or [B,H] each
     return all_heads(left),all_heads(right)
 
 def _kept(layer, x, padding, sigma, alpha):
-    "The numbers of a pass that `_counted` needs."
+    "The numbers of a pass that `_counted` needs; None where they do not outlive it."
     b,n = x.shape[:2]
     real = torch.full((b,), n, device=x.device) if padding is None else padding.counts
     if layer.whole is not None: n,real = layer.whole
-    return dict(n=n, real=real, window=layer.self_attn.window,
-                sigma=None if sigma is None else sigma.detach().clone(),
-                alpha=None if alpha is None else alpha.detach())
+    made = dict(real=real, sigma=sigma, alpha=alpha)
+    values = {name: lasting(t.detach().clone()) for name,t in made.items() if t is not None}
+    if any(t is None for t in values.values()): return None
+    return dict(dict.fromkeys(made), n=n, window=layer.self_attn.window) | values
 
 def _counted(layer, n, real, window, sigma, alpha):
     "Width and pairs [B,H], tokens [B], α [H] of the last pass."
@@ -147,6 +149,8 @@ class EncoderLayer(nn.Module):
         x = x + self.dropout(attended)
         x = x + self.dropout(self.feed_forward(self.norm2(x)))
         return (x,sigma) if return_sigma else x
+
+    def __getstate__(self): return {**self.__dict__, 'last': None}    # copies have seen nothing
 
     @property
     def seen(self) -> dict|None: # width and pairs [B,H], tokens [B], alpha [H]; None before a pass
