@@ -499,6 +499,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                            "weights and would leave them out; the hook _always_call was removed")
 
     def extra_repr(self) -> str:
+        "The arguments that `print(layer)` shows."
         alpha = None
         if self.alpha_head is not None:
             alpha = 'fixed' if 'fixed' in self.alpha_head.state_dict() else 'learned'

@@ -148,7 +148,9 @@ class _Link(InFloat32):
         self.register_buffer("scale", scale)
         self.register_buffer("floor", floor)
 
-    def extra_repr(self): return f"link={self.link!r}, unit={self.unit!r}, floor={self.floor:g}"
+    def extra_repr(self):
+        "The arguments that `print(module)` shows."
+        return f"link={self.link!r}, unit={self.unit!r}, floor={self.floor:g}"
 
 # %% ../nbs/10_sigma.ipynb #5e69140e
 @checked(D=0, H=0, floor=0)

@@ -242,7 +242,9 @@ class Examination:
     most:float=math.inf # tokens that the model can read
 
     def settle(self, question, status, why='', # a key of `EVERY`; as in `Outcome`
-    ) -> None: self.told[question] = Outcome(status, why)
+    ) -> None:
+        "Note the outcome of a question."
+        self.told[question] = Outcome(status, why)
 
     @property
     def outcomes(self)->dict: # question -> `Outcome`
@@ -250,7 +252,9 @@ class Examination:
         return {question: _outcome(question, self.told, self.findings) for question in EVERY}
 
     @property
-    def broken(self)->list: return [f for f in self.findings if f.status=='broken']
+    def broken(self)->list:
+        "The findings that show a broken promise."
+        return [f for f in self.findings if f.status=='broken']
 
     @property
     def status(self)->int:
@@ -260,7 +264,9 @@ class Examination:
         return 1 if 'broken' in told else 3 if 'not measured' in told else 0
 
     @property
-    def ok(self)->bool: return self.status==0
+    def ok(self)->bool:
+        "Whether every promise was asked about and kept."
+        return self.status==0
 
     def table(self) -> list: # of (attention, heads, sees, promised, verdict)
         "A line for heads that are alike."

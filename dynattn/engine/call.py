@@ -505,7 +505,9 @@ class Call(Arguments):
         if torch.is_grad_enabled(): _take_inference(self)
 
     @property
-    def sizes(self) -> tuple: return *self.q.shape[:3],self.k.shape[2] # B, H, N, M
+    def sizes(self) -> tuple: # B, H, N, M
+        "Batch, heads, queries and keys of the call, once leading axes are folded."
+        return *self.q.shape[:3],self.k.shape[2]
 
     @property
     def factor(self) -> float:

@@ -197,7 +197,9 @@ class Trainer:
             raise UserError(f"batch: expected {expected}, got {c.batch} files of one")
 
     @property
-    def plain(self) -> Classifier: return self.acc.unwrap_model(self.model)
+    def plain(self) -> Classifier:
+        "The model without what accelerate wrapped around it."
+        return self.acc.unwrap_model(self.model)
 
     def batches(self, epoch, # its number, from 0
     ) -> list:
@@ -264,6 +266,7 @@ class Trainer:
         for callback in callbacks: callback('after_epoch', self, row)
 
     def write_log(self) -> None:
+        "Write all rows to `metrics.jsonl`, one JSON object on a line."
         lines = [json.dumps(row)+'\n' for row in self.rows]
         write_atomic(self.run.folder/'metrics.jsonl', ''.join(lines))
 
