@@ -272,6 +272,19 @@ def test_which_comment_belongs_to_which_parameter(sample, name, expected):
     for part in name.split('.'): found = getattr(found, part)
     assert inspect.getdoc(found)==expected
 
+@pytest.mark.parametrize('name', ['engine.ops.RoutedCall', 'engine.dense._DenseCall', 'train.training.TrainConfig'])
+def test_comments_of_fields_are_those_of_docments(name):
+    """`docments` parses a whole module for each record: of four, it took longer than the rest of `import dynattn`."""
+    module,_,cls = name.rpartition('.')
+    record = getattr(import_module(f'dynattn.{module}'), cls)
+    expected = {}
+    for base in reversed(record.__mro__[:-1]):
+        expected |= {name: text.strip() for name,text in docments(base, returns=False).items() if text}
+    found = docstrings.field_comments(record)
+    taken = inspect.signature(record).parameters
+    assert {name: found[name] for name in found if name in taken}==expected and len(expected)>15
+    assert not docstrings.field_comments(type('Local', (), {}))
+
 def test_a_second_import_adds_nothing(sample):
     before = inspect.getdoc(sample.lines)
     docstrings.explain_parameters('sample_of_help')

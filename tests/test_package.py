@@ -46,7 +46,9 @@ def test_wheel_holds_the_modules_and_nothing_else(wheel):
     found = {n for n in names if '.dist-info/' not in n}-{f'dynattn/engine/native/core_{level}.so' for level in ('generic','avx2','avx512')}
     inside = {f'dynattn/examples/{p.name}' for p in (ROOT/'examples').glob('*.py')}
     inside |= {f'dynattn/results/{p.name}' for p in (ROOT/'benchmarks/results').glob('*.csv')}
-    assert found=={*MODULES, *inside, 'dynattn/py.typed', 'dynattn/engine/native/core.cpp'}         # where a compiler was at hand, its libraries too
+    inside |= {f'dynattn/{p.name}' for p in (ROOT/'dynattn').glob('*.js')}
+    # where a compiler was at hand, its libraries too
+    assert found=={*MODULES, *inside, 'dynattn/py.typed', 'dynattn/engine/native/core.cpp'}
     assert any(n.endswith('licenses/LICENSE') for n in names)
 
 @pytest.mark.slow

@@ -208,6 +208,19 @@ def _source(name):
     try: return read(name)
     except (ImportError, OSError): return None
 
+def field_comments(
+    cls:type, # a dataclass, also of a module that is still being imported
+) -> dict[str,str]: # {name: comment}, without fields that have none
+    "Comments of the fields of a class and of its bases, where their source can be read."
+    comments = {}
+    for base in reversed(cls.__mro__[:-1]):
+        text = _source(base.__module__) or ''
+        found = re.search(rf'^class {base.__name__}\b', text, re.M)
+        if not found: continue
+        rows = _fields(text, found.end(), _class_end(text, found.end()))
+        comments |= {name: comment for name,(_,comment) in rows.items() if comment}
+    return comments
+
 def explain_parameters(
     name:str, # of the module that is being imported: its `__name__`
 ) -> None:
