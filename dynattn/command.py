@@ -61,36 +61,42 @@ def _export_arguments(p):
     p.add_argument('--json', action='store_true', help='print the result as JSON')
 
 # %% ../nbs/89_command.ipynb #25fc42e4
-def _later(module:str, function:str) -> Callable: # of this package
+def _later(
+    module:str, function:str, # of this package
+    extra:str, packages:tuple, # that bring all the verb needs; what shows whether they are there
+) -> Callable:
     "A function that imports the one of this name when it is called; SIGTERM is a Ctrl-C."
     def run(a, **options):
         with terminable():
             if not getattr(a, 'quiet', True):
                 print('dynattn: loading transformers', file=sys.stderr, flush=True)
-            try: room = need(f'dynattn.{module}')
+            try:
+                for package in packages: need(package, extra)
+                room = need(f'dynattn.{module}')
             except KeyboardInterrupt as e:
                 e.add_note('; nothing was written yet')
                 raise
             return getattr(room, function)(a, **options)
     return run
 
-# verb -> what it does, an example, its arguments, the module and the public function that run it
+# verb -> what it does, an example, its arguments, the module and the public function that run it,
+# the extras that bring what it needs, and the packages that are looked for
 _LATER = dict(
     narrow=(
         'give each head of a pretrained transformer the window that it needs',
         'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow',
-        _narrow_arguments, 'narrow.command', 'run_narrow'),
+        _narrow_arguments, 'narrow.command', 'run_narrow', 'narrow', ('transformers',)),
     judge=(
         'what a model with windows recalls, by distance',
         'dynattn judge runs/narrow --data docs --context 1024',
-        _judge_arguments, 'narrow.command', 'run_judge'),
+        _judge_arguments, 'narrow.command', 'run_judge', 'hf', ('transformers',)),
     export=(
         'write a decoder for ONNX Runtime, with caches as small as its windows',
         'dynattn export runs/narrow --out runs/onnx',
-        _export_arguments, 'export.graph', 'run_export'))
+        _export_arguments, 'export.graph', 'run_export', 'hf,export', ('transformers','onnx')))
 
-for name,(what,example,arguments,module,function) in _LATER.items():
-    verb(name, what, example, arguments)(_later(module, function))
+for name,(what,example,arguments,*rest) in _LATER.items():
+    verb(name, what, example, arguments)(_later(*rest))
 
 # %% ../nbs/89_command.ipynb #89100002
 _LONGEST = 2**23 # bytes of a text, more than a model reads
