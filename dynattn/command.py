@@ -14,7 +14,7 @@ from pathlib import Path
 # each registers its verbs
 import dynattn.audit.command, dynattn.train.trained, dynattn.train.training
 from .hf.options import GONE, NarrowConfig, refuse_gone
-from .runs import VERBS, Bar, add_options, printable, verb
+from .runs import VERBS, Bar, add_options, place_of, printable, verb
 from .saved import UserError, need, terminable, write_atomic
 from .texts import not_a_file, read_text
 
@@ -113,6 +113,8 @@ def _look_arguments(p):
       'dynattn look MODEL --text notes.txt --out look.html', _look_arguments)
 def _look_verb(a): # the parsed arguments
     "Write the page, and say where the weight lies."
+    out = place_of('--out', a.out)
+    if a.last<1: raise UserError(f"--last: expected 1 or more, got {a.last}")
     text,code,why = read_text(a.text, most=_LONGEST)
     if text is None:
         got = not_a_file(a.text) or f'a file that is {why}'
@@ -122,7 +124,7 @@ def _look_verb(a): # the parsed arguments
     try: found = need('dynattn.hf.looking', 'hf').look(model, text, tokenizer, a.last)
     except ValueError as e: raise UserError(str(e)) from e
     title = f'A look into the heads of {Path(a.model).name}, at {Path(a.text).name}'
-    write_atomic(a.out, found.page(title))
+    write_atomic(out, found.page(title))
     near = sorted(int(width) for layer in found.within(.9) for width in layer)
     if code!='utf-8': print(f'{printable(a.text)}: read as {code}')
     print(f"{printable(a.out)}: {len(found.ids)} tokens; of {len(near)} heads, "

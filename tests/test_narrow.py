@@ -288,6 +288,15 @@ for verb in VERBS:
     # the extra that brings all of it: `narrow` asked for hf first and, once the texts were read, for narrow
     assert lines==[f"dynattn: transformers is not installed; pip install 'dynattn[{extra}]' brings it" for extra in ('narrow','hf','hf,export')]
 
+@pytest.mark.parametrize('options, said', [
+    (['--out', 'no/such/folder/look.html'], '--out: expected the name of a file, in a folder that exists'),
+    (['--out', 'look.html', '--last', '0'], '--last: expected 1 or more, got 0')])
+def test_look_refuses_at_once_what_it_cannot_do(tmp_path, capsys, options, said):
+    "It loaded the model, and looked, before it said that there is no such folder."
+    (tmp_path/'a.txt').write_text('text')
+    assert main(['look', 'there-is-no-such-model', '--text', str(tmp_path/'a.txt'), *options])==2
+    assert capsys.readouterr().err.startswith(f'dynattn: {said}')
+
 def test_judge_says_at_once_that_the_tokenizer_lacks_digits(place, capsys, monkeypatch):
     "Before any text is read"
     from dynattn.narrow import command as narrow_command

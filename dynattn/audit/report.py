@@ -568,6 +568,9 @@ def _examine(s, n, p, longest, seeds, tick, cache): # -> `Examination`
     n = _tokens(s, n)
     if isinstance(n, bool) or not isinstance(n, int) or n<4:
         raise ValueError(f"n: expected an int of 4 or more tokens, got {n!r}")
+    is_length = isinstance(longest, int) and not isinstance(longest, bool) and longest>=1
+    if longest is not None and not is_length:
+        raise ValueError(f"longest: expected an int of 1 or more tokens, got {longest!r}")
     causal = s.causal if p['future'] is None else p['future']
     window = _window(p['window'], causal)
     e = Examination(s.name, n, [], {}, {}, [], [], most=_most_tokens(s))

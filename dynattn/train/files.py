@@ -87,9 +87,9 @@ class DataConfig:
         "The bounds of all options."
         yield 'labels', 'suffix or folder', self.labels in ('suffix','folder')
         for name in ('crop','per_class','per_package','per_epoch','judged','min_files','batch'):
-            yield name, 'a whole number of 1 or more', self.is_number(getattr(self, name), 1)
-        yield 'min_packages', 'a whole number of 0 or more', self.is_number(self.min_packages)
-        yield 'seed', 'a whole number of 0 or more', self.is_number(self.seed, most=2**63-1)
+            yield name, 'a whole number from 1 to 2^31-1', self.is_number(getattr(self, name), 1)
+        yield 'min_packages', 'a whole number from 0 to 2^31-1', self.is_number(self.min_packages)
+        yield 'seed', 'a whole number from 0 to 2^63-1', self.is_number(self.seed, most=2**63-1)
 
     def check(self) -> None:
         "Raise `UserError` for the first rule that does not hold."
