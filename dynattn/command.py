@@ -10,6 +10,7 @@ import argparse, json, os, sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 # each registers its verbs
 import dynattn.audit.command, dynattn.train.trained, dynattn.train.training
@@ -152,8 +153,19 @@ def _survey_verb(
 
 # %% ../nbs/89_command.ipynb #c0330015
 class _Parser(argparse.ArgumentParser):
-    "A mistake is a `UserError`."
-    def error(self, message): raise UserError(f"{message}; {self.prog} --help shows the options")
+    "A mistake is a `UserError`, which names the option that is nearest to one that is unknown."
+    def parse_args(self, args): # type: ignore[override]
+        self.words = args
+        return super().parse_args(args)
+
+    def error(self, message):
+        shown = (action for action in self._actions if action.help!=argparse.SUPPRESS)
+        options = [option for action in shown for option in action.option_strings]
+        names = [word.partition('=')[0] for word in self.words if word.startswith('--')]
+        unknown = [name for name in names if not any(o.startswith(name) for o in options)]
+        nearest = {name: get_close_matches(name, options, 1, .75) for name in unknown}
+        hints = ''.join(f"{name}: did you mean {near[0]}? " for name,near in nearest.items() if near)
+        raise UserError(f"{message}; {hints}{self.prog} --help shows the options")
 
 def _parser_of(name): # -> argparse.ArgumentParser
     "The arguments of a verb, with its example in the help."

@@ -288,6 +288,16 @@ for verb in VERBS:
     # the extra that brings all of it: `narrow` asked for hf first and, once the texts were read, for narrow
     assert lines==[f"dynattn: transformers is not installed; pip install 'dynattn[{extra}]' brings it" for extra in ('narrow','hf','hf,export')]
 
+@pytest.mark.parametrize('argv, said', [
+    (['train', '--epocs', '3'], 'unrecognized arguments: --epocs; --epocs: did you mean --epochs? dynattn train --help shows the options'),
+    (['narrow', 'm', '--dta=d'], 'the following arguments are required: --data; --dta: did you mean --data? dynattn narrow --help shows the options'),
+    (['--verison'], 'the following arguments are required: VERB; --verison: did you mean --version? dynattn --help shows the options'),
+    (['survey', '--quite-another'], 'unrecognized arguments: --quite-another; dynattn survey --help shows the options'),
+    (['narrow', 'm', '--stepz=3', '--data=d'], 'unrecognized arguments: --stepz=3; dynattn narrow --help shows the options')]) # one that is gone
+def test_the_option_nearest_to_an_unknown_one_is_named(argv, said, capsys):
+    "A misspelt `--data` was said to be missing, and `--verison` to lack a verb."
+    assert main(argv)==2 and capsys.readouterr().err==f'dynattn: {said}\n'
+
 @pytest.mark.parametrize('options, said', [
     (['--out', 'no/such/folder/look.html'], '--out: expected the name of a file, in a folder that exists'),
     (['--out', 'look.html', '--last', '0'], '--last: expected 1 or more, got 0')])
