@@ -164,8 +164,8 @@ class _Parser(argparse.ArgumentParser):
         names = [word.partition('=')[0] for word in self.words if word.startswith('--')]
         unknown = [name for name in names if not any(o.startswith(name) for o in options)]
         nearest = {name: get_close_matches(name, options, 1, .75) for name in unknown}
-        hints = ''.join(f"{name}: did you mean {near[0]}? " for name,near in nearest.items() if near)
-        raise UserError(f"{message}; {hints}{self.prog} --help shows the options")
+        found = (f"{name}: did you mean {near[0]}? " for name,near in nearest.items() if near)
+        raise UserError(f"{message}; {''.join(found)}{self.prog} --help shows the options")
 
 def _parser_of(name): # -> argparse.ArgumentParser
     "The arguments of a verb, with its example in the help."

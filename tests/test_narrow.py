@@ -133,10 +133,12 @@ def test_without_pyarrow_the_package_is_named(place, capsys, monkeypatch):
     (dict(extra=['--steps=60']), 'steps: expected no such option, got one of an earlier version: widths are measured and no longer learned; heal is the number'),
     (dict(extra=['--answers=-1']), 'answers: expected a finite number of 0 or more'),
     (dict(extra=['--context=0']), 'context: expected a whole number'),
+    (dict(extra=['--context=7']), 'context: expected a whole number of 8 or more'), # not `batches:`, which is no option
+    (dict(extra=['--sinks=46']), 'sinks: expected a whole number from 0 to 45, for texts of 48 tokens, got 46'), # fewer than 48, it said
     (dict(extra=['--context=300']), 'context: expected at most the 256 tokens'),
     (dict(extra=['--context=100000']), 'data: expected documents for at least one text of 100000 tokens'),
     (dict(extra=['--begin=.5']), 'begin: expected no such option'),
-    (dict(extra=['--sinks=48']), 'sinks: expected 0 or more and fewer than the 48'),
+    (dict(extra=['--sinks=48']), 'sinks: expected a whole number from 0 to 45'),
     (dict(data='broken.parquet'), 'broken.parquet: '), # without pyarrow: what to install
     (dict(extra=['--heal=-1']), 'heal: expected a whole number'),
     (dict(extra=['--heal=100000']), 'heal: expected at most one step for each of'),

@@ -236,7 +236,7 @@ def check_narrow(
     if o.keep==1: o = replace(o, heal=0)    # nothing is narrowed
     if o.heal is None: o = replace(o, heal=min(OF_HEALING, len(batches)) if held_out else 0)
     if o.heal>len(batches):
-        raise ValueError(f"heal: expected at most one step for each of {len(batches)}, "
+        raise ValueError(f"heal: expected at most one step for each of {len(batches)} batches, "
                          f"got {o.heal}")
     if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
     if o.heal:
