@@ -9,8 +9,8 @@ __all__ = ['UserError', 'DamagedFile', 'need', 'write_atomic', 'writing', 'read_
            'Checkpoint']
 
 # %% ../nbs/39_saved.ipynb #47a00001
-import functools, hashlib, io, json, os, re, signal, sys
-import tempfile, threading, types, typing, zipfile
+import functools, hashlib, io, json, math, os, re, signal, sys
+import tempfile, threading, time, types, typing, zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
@@ -71,7 +71,7 @@ def write_atomic(
 def writing(
     folder:Path|str, # that the block writes into
 ):
-    "Whoever writes, a disk that is full or that fails is an `OSError` with the folder's name."
+    "A disk that is full or that fails is an `OSError` with the folder's name, in any library."
     try: yield
     except Exception as e:
         reason = ' '.join(str(e).split())
@@ -405,11 +405,23 @@ class Checkpoint:
         self.path = None if path is None else Path(path)
         self.record = dict(record, format=self.format)
         self.names = tuple(names)
+        self.start,self.earlier = time.perf_counter(),self.seconds(path)
+
+    @staticmethod
+    def seconds(path:Path|str|None, # as for a checkpoint
+    ) -> float:
+        "The time that the runs took which wrote a file, up to its state; 0 where there is none."
+        if path is None or not Path(path).exists(): return 0.
+        found = read_state(path).get('seconds', 0.)
+        if isinstance(found, float) and 0<=found<math.inf: return found
+        raise DamagedFile(f"{Path(path).parent}: damaged {Path(path).name}: "
+                          f"seconds: expected a finite number of 0 or more, got {found!r:.40}")
 
     def read(self) -> dict|None: # the state; None where there is none
         "The state that was written, if this is the run that it belongs to."
         if self.path is None or not self.path.exists(): return None
         state = read_state(self.path)
+        state.pop('seconds', None)
         then = state.pop('record', None)
         if not isinstance(then, dict): then = {}
         if changed := differences(then, self.record):
@@ -425,7 +437,9 @@ class Checkpoint:
     ) -> None:
         "Replace the file in one step; an interrupt waits until it is done."
         if self.path is None: return
-        with interrupts_wait(): write_state(self.path, dict(state, record=self.record))
+        seconds = self.earlier+time.perf_counter()-self.start
+        with interrupts_wait():
+            write_state(self.path, dict(state, record=self.record, seconds=seconds))
 
 # %% ../nbs/39_saved.ipynb #ade20cd9
 from .docstrings import explain_parameters

@@ -731,6 +731,35 @@ def test_a_recurrence_that_cannot_run_alone_is_in_the_table_and_named():
     bound = examine(model, sequence(13), causal=True, window=3)
     assert bound.status!=0 and 'recur: it could not be run alone' in str(bound), bound
 
+class WithinAttention(nn.Module):
+    "It cannot be run alone."
+    whole = None
+    def forward(self, x):
+        if not self.whole.runs: raise KeyError('only within the model')
+        return x.cumsum(1)
+
+class Within(nn.Module):
+    runs = False
+    def __init__(self):
+        super().__init__()
+        self.first,self.other = WithinAttention(),WithinAttention()
+        for attention in (self.first, self.other): object.__setattr__(attention, 'whole', self)
+    def forward(self, x):
+        self.runs = True
+        try: return x+self.other(self.first(x))
+        finally: self.runs = False
+
+def test_an_attention_that_cannot_be_run_alone_is_in_the_table_as_unknown():
+    free = examine(Within(), sequence(13), causal=True)
+    assert [(layer.name, layer.known) for layer in free.layers]==[('first', False), ('other', False)], free
+    assert [row[2] for row in free.table()]==['unknown', 'unknown'], free
+    assert free.status==3 and free.outcomes['future'].status=='kept', free
+    bound = examine(Within(), sequence(13), causal=True, window=3)
+    of_length = bound.outcomes['length']
+    assert of_length.status=='not measured' and 'first and 1 more nothing is known' in of_length.why, bound
+    measured = bound.plot()[0].images[0].get_array()
+    assert measured.mask.all() or all(math.isnan(x) for x in measured.flatten()), measured
+
 def test_a_module_with_a_layer_of_the_cache_that_mixes_nothing_is_no_layer():
     model = Recurrent()
     model.recur = nn.Linear(16, 16)

@@ -12,6 +12,7 @@ from dynattn.hf.narrowing import narrow, set_widths, token_losses, without_windo
 from dynattn.hf.saving import load_pretrained
 from dynattn.narrow.judge import step_times
 from dynattn.runs import VERBS
+from dynattn.saved import Checkpoint, read_state, write_state
 
 ENV = {**os.environ, 'HF_HUB_OFFLINE': '1'}
 LETTERS = 'abcdefghijklmnopqrstuvwxyzT0123456789 .,\n'
@@ -471,10 +472,14 @@ def test_killed_and_resumed(place, part):
     argv = [sys.executable, '-c', KILLED, f'checkpoint.{part}.pt', *command(place, *options, out=out)]
     assert subprocess.run(argv, env=ENV, timeout=300).returncode==-signal.SIGKILL
     assert not (place/out/'result.json').exists()
+    file = place/out/f'checkpoint.{part}.pt'
+    assert Checkpoint.seconds(file)>0
+    write_state(file, dict(read_state(file), seconds=1000.))    # as if it had taken so long until then
     assert main(command(place, *options, '--resume', '--keep=0.5', out=out))==2
     assert main(command(place, *options, '--resume', out=out))==0
     whole,resumed = (json.loads((place/name/'result.json').read_text()) for name in ('whole', out))
     for name in ('healed','widths','quality'): assert whole[name]==resumed[name], name
+    assert whole['seconds']<1000<=resumed['seconds']
 
 def test_a_run_of_a_version_that_learned(place, capsys):
     "Its folder loads and is judged; it is not resumed, and the reason is said."

@@ -204,8 +204,10 @@ def pair_program(
 ) -> str:
     "About the module itself or the nearest one around it that can be run alone; '': the model."
     while name:
-        try: _inside(subject.model, name, subject, subject.inputs(0, n))
-        except LookupError: name = name.rpartition('.')[0]
+        try:
+            run,x = _inside(subject.model, name, subject, subject.inputs(0, n))
+            with Float64(): run(x)
+        except Exception: name = name.rpartition('.')[0]
         else: break
     expected = '0' if seen else 'above 0'
     return program(subject, n, probe.pair, dict(query=query, key=key), 0, name, expected)
@@ -229,6 +231,11 @@ class Layer:
     pairs:Tensor=field(repr=False) # [H,N,N] int8
     least:float=1.  # the smallest sum of weights
     attends:bool=True # False: it mixes tokens in another way, as a recurrence or a convolution
+
+    @property
+    def known(self) -> bool:
+        "Whether anything is known of a pair; a module that cannot be run alone says nothing."
+        return not (self.pairs==Answer.UNSURE).all()
 
 def _layer(name, pairs, promised, by_weights, least=1., attends=True):
     promised = promised if isinstance(promised, list) else [promised]*len(pairs)
@@ -272,18 +279,21 @@ def _innermost(s, names, chosen): # chosen: of a name and its module, whether th
     found = [name for name in found if not is_seen(name)]
     return [name for name in found if not any(other.startswith(name+'.') for other in found)]
 
-def _by_change(s, name, n): # -> [1,N,N], or None where the module has no input [1,N,D] of its own
+def _by_change(s, name, n):
+    """[1,N,N]; all of it unsure where a module was written to run within its model. None where it
+    has no input or no output for each token, or no keys of its own."""
     try: run,x = _inside(s.model, name, s, s.inputs(0, n))
     except LookupError: return None
     with Float64():
-        y = run(x)
-        return _pairs_by_change(run, x) if y.dim()==3 and y.shape[1]==n else None
+        try:
+            y = run(x)
+            return _pairs_by_change(run, x) if y.dim()==3 and y.shape[1]==n else None
+        except Exception: # any error of a module that is not ours
+            return torch.full((1, n, n), Answer.UNSURE)
 
 def _mixing(s, name, n): # -> as `_by_change`; None, too, where it mixes nothing
-    try: pairs = _by_change(s, name, n)
-    except Exception: # it was written to run within its model: a row tells that nothing is known
-        return torch.full((1, n, n), Answer.UNSURE)
-    if pairs is None: return None
+    pairs = _by_change(s, name, n)
+    if pairs is None or (pairs==Answer.UNSURE).all(): return pairs
     elsewhere = ~torch.eye(n, dtype=torch.bool)
     return pairs if (pairs[0][elsewhere]==Answer.YES).any() else None
 

@@ -89,12 +89,15 @@ def _numbers(texts): # of whole numbers -> '0-3,5'
         else: runs.append([number, number])
     return ','.join(str(a) if a==b else f'{a}-{b}' for a,b in runs)
 
-def _title(names): # of modules whose names differ in their numbers only
-    columns = zip(*(re.split(r'(\d+)', name) for name in dict.fromkeys(names)))
-    def shown(parts): return parts[0] if len(set(parts))==1 else _numbers(set(parts))
-    return printable(''.join(map(shown, columns))) or 'the model'
-
 _alike = partial(re.sub, r'\d+', '*') # of a name
+
+def _title(names): # of modules -> those that are like the first but for their numbers; how many more
+    names = list(dict.fromkeys(names))
+    first = [name for name in names if _alike(name)==_alike(names[0])]
+    columns = zip(*(re.split(r'(\d+)', name) for name in first))
+    def shown(parts): return parts[0] if len(set(parts))==1 else _numbers(set(parts))
+    more = f" and {len(names)-len(first)} more" if names[len(first):] else ''
+    return (printable(''.join(map(shown, columns))) or 'the model')+more
 
 # %% ../../nbs/audit/69_report.ipynb #3c929487
 def _verdict(layer, head): # -> 'future', 'more', 'less' or '', and (query, key) that shows it
@@ -137,16 +140,14 @@ def _judge_layers(s, layers): # -> of `Finding`
     return findings
 
 def _where(layers, heads):
-    first = [layer.name for layer in layers if _alike(layer.name)==_alike(layers[0].name)]
-    others = len({layer.name for layer in layers}-set(first))
-    more = f" and {others} more" if others else ''
-    return _title(first)+more+(f", {heads} heads" if layers[0].by_weights else '')
+    title = _title(layer.name for layer in layers)
+    return title+(f", {heads} heads" if layers[0].by_weights else '')
 
 # %% ../../nbs/audit/69_report.ipynb #d8642a31
 def _notes(layer): # -> (check, status, what is said of the layer)
     doubts = sum(reach.undecided for reach in layer.reach)
     status = 'not measured' if layer.attends or any(layer.promised) else 'noted'
-    if (layer.pairs==Answer.UNSURE).all():
+    if not layer.known:
         yield 'window',status,"it could not be run alone, so nothing is known of it"
     elif doubts and status!='noted':
         yield 'window',status,f"{doubts} pairs of query and key could not be told"
@@ -306,7 +307,8 @@ class Examination:
         "Keys back that every head sees, and those that it is promised, by layer (row) and head."
         plot = need('dynattn.plot', 'viz')
         most = max(len(layer.reach) for layer in self.layers)
-        seen = [[reach.left for reach in layer.reach] for layer in self.layers]
+        seen = [[reach.left if layer.known else math.nan for reach in layer.reach]
+                for layer in self.layers]
         def back(layer, p): return p.within(layer.n)[0] if p else math.nan
         promised = [[back(layer, p) for p in layer.promised] for layer in self.layers]
         height = max(1.4, .3*len(self.layers)+.8)
@@ -334,6 +336,7 @@ def _rows(layer, most): # tokens that the model can read
     for (_,_,regular,wrong,hidden),heads in kinds.items():
         sees = _span([(reach.left, reach.right) for reach,_ in heads], layer.n)
         if not regular: sees += ', with gaps'
+        if not layer.known: sees = 'unknown'
         promised = _span([promise[:2] for _,promise in heads], layer.n) if heads[0][1] else ''
         if hidden: promised = _span([promise[:2] for _,promise in heads], math.inf)
         tokens = max(promise.tokens for _,promise in heads) if hidden else 0
@@ -503,6 +506,7 @@ def _lengths(e, s, n, longest, window, tick): # an `Examination`, which gets wha
     "Windows that are wider than the text, by their last query."
     limited,(needs,wider) = _limited(e.layers),_hidden(e.layers, n, e.most)
     at_stake = [layer for layer in e.layers if layer.attends or any(layer.promised)]
+    unknown = [layer.name for layer in at_stake if any(layer.promised) and not layer.known]
     can = s.sequence and at_stake and all(layer.by_weights and layer.n==n for layer in at_stake)
     if can:
         most = _longest(s, n, e.layers, longest)
@@ -514,6 +518,7 @@ def _lengths(e, s, n, longest, window, tick): # an `Examination`, which gets wha
     elif not needs and wider==len(limited):
         why = f"every window is wider than the {e.most} tokens that the model reads"
         e.settle('length', 'not applicable', why)
+    elif unknown: e.findings.append(_open('length', f"of {_title(unknown)} nothing is known"))
     elif can or not needs: e.settle('length', 'kept')
     else:
         why = (f"{n} tokens do not show {len(needs)} windows, "

@@ -172,7 +172,7 @@ def leading_tokens(
     model:PreTrainedModel, # with windows of ours or without
     budget:Budget, # whose leading tokens all queries see
 ) -> list: # by layer; 0 where a window of the model's own hides them
-    "What `add_windows` takes as `n_global`: a narrowed layer sees nothing that it never saw."
+    "The `n_global` for `add_windows`: a narrowed layer sees nothing that it never saw."
     return [budget.sinks if own is None else 0 for own in own_reach(model, budget.n)]
 
 _BLOCK = 32     # queries whose weights are in memory at a time

@@ -17,7 +17,7 @@ import torch, torch.nn.functional as F
 from torch import Tensor, nn
 from .options import OF_CURVES, OF_HEALING, NarrowOptions, refuse_gone
 from ..saved import (
-    ModelState, all_or_nothing, fingerprint, interrupts_wait, need, whole_or_not)
+    Checkpoint, ModelState, all_or_nothing, fingerprint, interrupts_wait, need, whole_or_not)
 from ..sigma import SigmaParameter
 from ..configs import most_tokens
 from .layers import PreTrainedModel, embeddings, frozen, last_hidden, predictions
@@ -180,7 +180,7 @@ class Narrowed:
     "The result of `narrow`."
     widths: list   # by layer, the half-width of every key head in tokens; inf: no limit
     budget: Budget # at the length of the texts that the curves were measured on
-    seconds: float # duration of the run
+    seconds: float # duration of the run, and of earlier ones up to where it went on
     finished: bool # False: healing was interrupted, and the weights are as they were
     rise: float|None = None # before healing, of the loss on the texts that chose the share
     healed: Healed|None = None # what healing did; None where nothing was narrowed
@@ -314,6 +314,8 @@ def narrow(
         asked = NarrowOptions(keep=keep, **options)
         o,budget = check_narrow(model, batches, asked, held_out)
         of_healing,depends = _beside(checkpoint, 'heal'),{}
+        earlier = 0. if curves is not None else Checkpoint.seconds(_beside(checkpoint, 'curves'))
+        if o.heal: earlier += Checkpoint.seconds(of_healing)
         if checkpoint is not None and o.heal:
             stage = Stage(on_progress, 'fingerprint', 1)
             record = run_record(model, batches, **asdict(o), **texts_record(held_out, 'held_out'))
@@ -335,7 +337,7 @@ def narrow(
                     held_out, change, on_progress, on_stop, every=every, checkpoint=of_healing,
                     on_step=on_step, depends=depends)
                 found.finished = found.healed is not None
-    found.seconds = time.perf_counter()-start
+    found.seconds = earlier+time.perf_counter()-start
     return found
 
 # %% ../../nbs/hf/66_narrowing.ipynb #14f18f89

@@ -198,7 +198,7 @@ def _with_facts(train, tokenizer, c, causal): # -> batches; why no text asks, or
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0105
 class _Texts(NamedTuple):
-    "What a run reads."
+    "All that a run reads."
     batches: list   # to narrow by
     held_out: list  # texts for the evaluation
     documents: int  # that were read

@@ -412,7 +412,7 @@ class Report:
             f"{self.read_texts} texts asked for facts again{why}; {read}"])
 
     def of_own_windows(self) -> str:
-        "What the share is where layers have windows of the model's own, in two sentences."
+        "Two sentences on the share, where layers have windows of the model's own."
         if self.of_own is None: return ''
         what = 'keys' if self.causal else 'pairs'
         have = 'has a window' if self.own_layers==1 else 'have windows'
