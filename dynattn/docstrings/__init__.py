@@ -5,6 +5,8 @@ it is imported; nothing is done in a call. fastcore's `docments` reads the same 
 each function: it takes fifty times as long."""
 import inspect, re, sys
 
+__all__ = ['field_comments', 'explain_parameters']
+
 # A class, a method that is patched into one, a function, or any other statement that ends a class
 _STATEMENT = re.compile(r"""^(?:
     class[ ](?P<cls>\w+)
