@@ -39,8 +39,8 @@ def _load(name, quiet=False):
     """The model, an example or None, promises, and code that makes the model where its
     configuration does not say."""
     if '.py:' in name: return _from_file(name)
-    logging = need('transformers.utils.logging', 'hf')
-    if quiet: logging.disable_progress_bar()
+    need('transformers', 'hf')
+    if quiet: need('transformers.utils.logging', 'hf').disable_progress_bar()
     model,_ = need('dynattn.hf.saving', 'hf').load_pretrained(name, windows=True, tokenizer=False)
     path,kind = Path(name),type(model).__name__
     if path.suffix!='.gguf': return model,None,{},''
