@@ -26,7 +26,8 @@ cache and, by `dynattn narrow`, into a trained language model.
 """
 
 __version__ = "0.0.1"
-import multiprocessing as _processes, os as _os, signal as _signal, sys as _sys
+import multiprocessing as _processes, os as _os, signal as _signal, sys as _sys, typing as _typing
+from importlib import import_module as _import_module
 
 def _is_command():
     "Whether this process, no worker of it, is `dynattn VERB` or `python -m dynattn VERB`."
@@ -66,15 +67,18 @@ __all__ = [
     'MultiheadAttention', 'convert',
     'EncoderLayer', 'EncoderConfig', 'Encoder', 'Classifier']
 
-def __getattr__(name):
+def _imported(name):
     "`dynattn.everywhere` is imported when it is first asked for."
     if name!='everywhere': raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-    return import_module('dynattn.everywhere')
+    return _import_module('dynattn.everywhere')
+
+# a type checker that sees it takes every name for known
+if _typing.TYPE_CHECKING: from dynattn import everywhere as everywhere
+else: __getattr__ = _imported
 
 def _activated():
     "Called by `torch.nn.attention.activate_flash_attention_impl('dynattn')`."
-    return __getattr__('everywhere').activated()
+    return _imported('everywhere').activated()
 
 import torch as _torch
 # older versions have no such register; nothing is activated

@@ -10,11 +10,12 @@ import argparse, json, os, sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
+from difflib import get_close_matches
 from pathlib import Path
 # each registers its verbs
 import dynattn.audit.command, dynattn.train.trained, dynattn.train.training
 from .hf.options import GONE, NarrowConfig, refuse_gone
-from .runs import VERBS, Bar, add_options, printable, verb
+from .runs import VERBS, Bar, add_options, place_of, printable, verb
 from .saved import UserError, need, terminable, write_atomic
 from .texts import not_a_file, read_text
 
@@ -61,36 +62,42 @@ def _export_arguments(p):
     p.add_argument('--json', action='store_true', help='print the result as JSON')
 
 # %% ../nbs/89_command.ipynb #25fc42e4
-def _later(module:str, function:str) -> Callable: # of this package
+def _later(
+    module:str, function:str, # of this package
+    extra:str, packages:tuple, # that bring all the verb needs; what shows whether they are there
+) -> Callable:
     "A function that imports the one of this name when it is called; SIGTERM is a Ctrl-C."
     def run(a, **options):
         with terminable():
             if not getattr(a, 'quiet', True):
                 print('dynattn: loading transformers', file=sys.stderr, flush=True)
-            try: room = need(f'dynattn.{module}')
+            try:
+                for package in packages: need(package, extra)
+                room = need(f'dynattn.{module}')
             except KeyboardInterrupt as e:
                 e.add_note('; nothing was written yet')
                 raise
             return getattr(room, function)(a, **options)
     return run
 
-# verb -> what it does, an example, its arguments, the module and the public function that run it
+# verb -> what it does, an example, its arguments, the module and the public function that run it,
+# the extras that bring what it needs, and the packages that are looked for
 _LATER = dict(
     narrow=(
         'give each head of a pretrained transformer the window that it needs',
         'dynattn narrow MODEL --data docs --keep 0.25 --out runs/narrow',
-        _narrow_arguments, 'narrow.command', 'run_narrow'),
+        _narrow_arguments, 'narrow.command', 'run_narrow', 'narrow', ('transformers',)),
     judge=(
         'what a model with windows recalls, by distance',
         'dynattn judge runs/narrow --data docs --context 1024',
-        _judge_arguments, 'narrow.command', 'run_judge'),
+        _judge_arguments, 'narrow.command', 'run_judge', 'hf', ('transformers',)),
     export=(
         'write a decoder for ONNX Runtime, with caches as small as its windows',
         'dynattn export runs/narrow --out runs/onnx',
-        _export_arguments, 'export.graph', 'run_export'))
+        _export_arguments, 'export.graph', 'run_export', 'hf,export', ('transformers','onnx')))
 
-for name,(what,example,arguments,module,function) in _LATER.items():
-    verb(name, what, example, arguments)(_later(module, function))
+for name,(what,example,arguments,*rest) in _LATER.items():
+    verb(name, what, example, arguments)(_later(*rest))
 
 # %% ../nbs/89_command.ipynb #89100002
 _LONGEST = 2**23 # bytes of a text, more than a model reads
@@ -107,6 +114,8 @@ def _look_arguments(p):
       'dynattn look MODEL --text notes.txt --out look.html', _look_arguments)
 def _look_verb(a): # the parsed arguments
     "Write the page, and say where the weight lies."
+    out = place_of('--out', a.out)
+    if a.last<1: raise UserError(f"--last: expected 1 or more, got {a.last}")
     text,code,why = read_text(a.text, most=_LONGEST)
     if text is None:
         got = not_a_file(a.text) or f'a file that is {why}'
@@ -116,7 +125,7 @@ def _look_verb(a): # the parsed arguments
     try: found = need('dynattn.hf.looking', 'hf').look(model, text, tokenizer, a.last)
     except ValueError as e: raise UserError(str(e)) from e
     title = f'A look into the heads of {Path(a.model).name}, at {Path(a.text).name}'
-    write_atomic(a.out, found.page(title))
+    write_atomic(out, found.page(title))
     near = sorted(int(width) for layer in found.within(.9) for width in layer)
     if code!='utf-8': print(f'{printable(a.text)}: read as {code}')
     print(f"{printable(a.out)}: {len(found.ids)} tokens; of {len(near)} heads, "
@@ -144,8 +153,19 @@ def _survey_verb(
 
 # %% ../nbs/89_command.ipynb #c0330015
 class _Parser(argparse.ArgumentParser):
-    "A mistake is a `UserError`."
-    def error(self, message): raise UserError(f"{message}; {self.prog} --help shows the options")
+    "A mistake is a `UserError`, which names the option that is nearest to one that is unknown."
+    def parse_args(self, args): # type: ignore[override]
+        self.words = args
+        return super().parse_args(args)
+
+    def error(self, message):
+        shown = (action for action in self._actions if action.help!=argparse.SUPPRESS)
+        options = [option for action in shown for option in action.option_strings]
+        names = [word.partition('=')[0] for word in self.words if word.startswith('--')]
+        unknown = [name for name in names if not any(o.startswith(name) for o in options)]
+        nearest = {name: get_close_matches(name, options, 1, .75) for name in unknown}
+        found = (f"{name}: did you mean {near[0]}? " for name,near in nearest.items() if near)
+        raise UserError(f"{message}; {''.join(found)}{self.prog} --help shows the options")
 
 def _parser_of(name): # -> argparse.ArgumentParser
     "The arguments of a verb, with its example in the help."

@@ -333,6 +333,11 @@ def activated() -> Handle:
 # %% ../nbs/92_everywhere.ipynb #65a494ca
 _USAGE = "usage: python -m dynattn.everywhere [--report] (script.py | -m module | -c text) ..."
 
+def _refuse(why):
+    "End with Python's own status for a program that it cannot run."
+    print(why, file=sys.stderr)
+    sys.exit(2)
+
 def main(
     args:list|None=None, # of the command line, without its name (default: those of this process)
 ) -> None:
@@ -341,10 +346,13 @@ def main(
     says = args[:1]==['--report']
     if says: del args[0]
     flag = args.pop(0) if args[:1] in (['-m'],['-c']) else None
-    if not args or args[0].startswith('-') and flag!='-c': sys.exit(_USAGE)
+    if args in (['-h'],['--help']) and flag is None:
+        print(_USAGE)
+        return
+    if not args or args[0].startswith('-') and flag!='-c': _refuse(_USAGE)
     program,before = args[0],sys.modules['__main__']
     if flag is None and not os.path.exists(program):
-        sys.exit(f"script.py: expected a program, got nothing at {program!r}")
+        _refuse(f"script.py: expected a program, got nothing at {program!r}")
     on()
     try:
         if flag=='-m':

@@ -11,7 +11,9 @@ __all__ = ['VERSION', 'flash_attn_func', 'flash_attn_qkvpacked_func', 'flash_att
 
 # %% ../nbs/91_flash_attn.ipynb #c9bf3011
 import importlib.metadata, importlib.util, math, numbers, re, sys, types
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
+from typing import Any, Literal, ParamSpec, Protocol, overload
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .kinds import FAR, checked, flag, got, integer, number
@@ -101,7 +103,23 @@ def _attend(q, k, v, wants_lse, **options): # [B,H,N,d] -> [B,N,H,dv], and [B,H,
     out,lse = attention(q, k, v, return_lse=True, **options)
     return out.transpose(1, 2),lse.detach()
 
+# %% ../nbs/91_flash_attn.ipynb #eb0a0a91
+_P = ParamSpec('_P')
+
+class _Attends(Protocol[_P]):
+    "Type checkers see: the output; as a tuple where a keyword asks for the sums, too."
+    @overload
+    def __call__(self, *args:Any, return_attn_probs:Literal[True], **kwargs:Any) -> tuple: ...
+    @overload
+    def __call__(self, *args:Any, return_softmax_lse:Literal[True], **kwargs:Any) -> tuple: ...
+    @overload
+    def __call__(self, *args:_P.args, **kwargs:_P.kwargs) -> Tensor: ...
+
+def _attends(attend:Callable[_P,Tensor|tuple]) -> _Attends[_P]:
+    return attend # type: ignore[return-value]
+
 # %% ../nbs/91_flash_attn.ipynb #eb0a0a8d
+@_attends
 def flash_attn_func(
     q, # [B,N,H,d]
     k, # [B,M,Hkv,d]; query heads g·i to g·i+g-1 share key head i
@@ -135,6 +153,7 @@ def _unpacked(name, x, count, dims): # -> several tensors
         raise ValueError(f"{name}: expected {layout},{count},H,d], got shape {tuple(x.shape)}")
     return x.unbind(-3)
 
+@_attends
 def flash_attn_qkvpacked_func(
     qkv, # [B,N,3,H,d]
     dropout_p=0.0, softmax_scale=None, causal=False, # as for `flash_attn_func`
@@ -146,6 +165,7 @@ def flash_attn_qkvpacked_func(
         *_unpacked('qkv', qkv, 3, 5), dropout_p, softmax_scale, causal, window_size, softcap,
         alibi_slopes, deterministic, return_attn_probs)
 
+@_attends
 def flash_attn_kvpacked_func(
     q, # [B,N,H,d]
     kv, # [B,M,2,Hkv,d]
@@ -323,6 +343,7 @@ def _varlen(
     return out[0],None if sums is None else sums[0]
 
 # %% ../nbs/91_flash_attn.ipynb #312b3dce
+@_attends
 def flash_attn_varlen_func(
     q, # [total_q,H,d]
     k, # [total_k,Hkv,d], or [blocks,page,Hkv,d] with a block_table
@@ -348,6 +369,7 @@ def flash_attn_varlen_func(
         slopes=alibi_slopes, **options)
     return (out,lse,None) if return_attn_probs else out
 
+@_attends
 def flash_attn_varlen_qkvpacked_func(
     qkv, # [total,3,H,d]
     cu_seqlens, # [texts+1] int
@@ -364,6 +386,7 @@ def flash_attn_varlen_qkvpacked_func(
         *_unpacked('qkv', qkv, 3, 4), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
         softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 
+@_attends
 def flash_attn_varlen_kvpacked_func(
     q, # [total_q,H,d]
     kv, # [total_k,2,Hkv,d]
@@ -541,6 +564,7 @@ def _check_rows(b, rows, block_table, cache_batch_idx, cache_leftpad):
         raise ValueError(f"k_cache: expected {b} rows at least, as q has, got {rows}")
 
 # %% ../nbs/91_flash_attn.ipynb #eff412eb
+@_attends
 @torch.no_grad()
 def flash_attn_with_kvcache(
     q, # [B,N,H,d]
@@ -630,6 +654,7 @@ def _refuse(**given): # name -> value; None or 0 is served
                              "it is not computed here")
 
 # %% ../nbs/91_flash_attn.ipynb #a8f45d70
+@_attends
 def flash_attn_3_func(
     q, # [B,N,H,d]
     k, # [B,M,Hkv,d]
@@ -652,6 +677,7 @@ def flash_attn_3_func(
                           return_attn_probs=return_attn_probs, s_aux=s_aux)
     return out[:2] if return_attn_probs else out
 
+@_attends
 def flash_attn_3_qkvpacked_func(
     qkv, # [B,N,3,H,d], or [B,N,H,d] of all heads, those of the queries first
     softmax_scale=None, causal=False, # as for `flash_attn_3_func`
@@ -674,6 +700,7 @@ def flash_attn_3_qkvpacked_func(
         q, k, v, softmax_scale, causal, None, q_descale, k_descale, v_descale, window_size,
         attention_chunk, softcap, return_attn_probs=return_attn_probs)
 
+@_attends
 def flash_attn_3_varlen_func(
     q, # [total_q,H,d]
     k, # [total_k,Hkv,d]
@@ -698,6 +725,7 @@ def flash_attn_3_varlen_func(
                       **_options(softmax_scale, causal, window_size, softcap, None, s_aux))
     return (out,lse) if return_attn_probs else out
 
+@_attends
 def flash_attn_3_with_kvcache(
     q, # [B,N,H,d]
     k_cache, v_cache, # as for `flash_attn_with_kvcache`

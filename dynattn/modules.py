@@ -7,6 +7,7 @@ __all__ = ['with_widths', 'MultiheadAttention', 'convert']
 
 # %% ../nbs/48_modules.ipynb #79c2f498
 import inspect, warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 import torch, torch.nn.functional as F
@@ -421,12 +422,12 @@ def _if_given(check): return lambda name, x: x is None or check(name, x)
          dtype=_if_given(dtype), window=..., init_width=..., alpha=..., n_global=..., impl=...)
 class MultiheadAttention(nn.MultiheadAttention):
     "`nn.MultiheadAttention` with windows and alphas that learn; a query without a key gets zeros."
-    window = None
-    impl = 'auto'
+    window:str|int|tuple|Window|None = None
+    impl:str = 'auto'
     # another function instead of `attention`, as `Halo` of `examples/long_document.py` sets one
-    attention_fn = None
+    attention_fn:Callable|None = None
     # whether keys belong to the queries' sequence; None: they do where `key is query`
-    own_keys = None
+    own_keys:bool|None = None
 
     def __init__(self,
         embed_dim:int, # D, width of queries and output
@@ -508,6 +509,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                            "weights and would leave them out; the hook _always_call was removed")
 
     def extra_repr(self) -> str:
+        "The arguments that `print(layer)` shows."
         alpha = None
         if self.alpha_head is not None:
             alpha = 'fixed' if 'fixed' in self.alpha_head.state_dict() else 'learned'

@@ -265,6 +265,7 @@ def tensor_of(
 def rows_of(
     out, # what a model returns
 ) -> Tensor: # [B,R,F]: one row for each token, or one
+    "What a model returned as one tensor of rows."
     y = tensor_of(out)
     return y.flatten(2) if y.dim()>2 else y.reshape(*(y.shape[:1] or (1,)), 1, -1)
 
@@ -368,15 +369,22 @@ class Probe:
         return probe
 
     def input_shape(self, n, # tokens
-    ) -> list: return [1, n, *self.shape] if self.sequence else self.shape
+    ) -> list:
+        "The shape of an input of `n` tokens."
+        return [1, n, *self.shape] if self.sequence else self.shape
 
     def inputs(self, seed, n, # of the random numbers; tokens
-    ) -> Tensor: return draw(seed, self.input_shape(n), self.scale) # [1,n,...]
+    ) -> Tensor: # [1,n,...]
+        "Random inputs; the same ones for the same seed."
+        return draw(seed, self.input_shape(n), self.scale)
 
     def others(self, seed, n, # as for `inputs`
-    ) -> Tensor: return self.inputs(seed+OTHER, n) # [1,n,...]
+    ) -> Tensor: # [1,n,...]
+        "Inputs that differ from `inputs` of the same seed at every token."
+        return self.inputs(seed+OTHER, n)
 
     def __call__(self, x, keep=None, segments=None): # [B,N,...], [B,N] bool, [B,N] -> [B,R,F]
+        "The model's rows for these inputs, in float64, with the same random numbers each time."
         with same_numbers(): return self.run(self.model, x, keep, segments, **self.options)
 
     def one_at_a_time(self,

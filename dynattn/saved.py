@@ -117,6 +117,7 @@ class Field(typing.NamedTuple):
 
     @property
     def expected(self) -> str:
+        "The kind and the bounds of a value, in words for an error."
         kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
         said = ' or '.join(_KINDS[k] for k in kinds)
         low = '' if self.least==-_MOST else f' from {self.least:g}'

@@ -124,6 +124,7 @@ class InFloat32(nn.Module):
     """A module whose numbers stay in float32 when the model around it is cast.
 
     After `.double()` they are in float64."""
+    __call__:Callable[...,Tensor] # that of `nn.Module`, with the type of what `forward` gives
     def _apply(self, fn, recurse=True):
         def wide(t):
             moved = fn(t)
@@ -157,7 +158,9 @@ class _Link(InFloat32):
         self.register_buffer("scale", scale)
         self.register_buffer("floor", floor)
 
-    def extra_repr(self): return f"link={self.link!r}, unit={self.unit!r}, floor={self.floor:g}"
+    def extra_repr(self):
+        "The arguments that `print(module)` shows."
+        return f"link={self.link!r}, unit={self.unit!r}, floor={self.floor:g}"
 
 # %% ../nbs/10_sigma.ipynb #5e69140e
 @checked(D=0, H=0, floor=0)
@@ -217,7 +220,6 @@ class SigmaParameter(_Link):
     turns the parameter into a width: "softplus" never falls below `floor` (0.5 tokens, or 0.001 of
     N/2), "sigmoid" stays below `floor + scale`, and "relu" may get stuck at its floor. A call gives
     the widths [H]."""
-    __call__:Callable[...,Tensor] # that of `nn.Module`, with the type of what `forward` gives
     def __init__(self,
         H:int, # heads
         link:str="softplus", # "softplus", "sigmoid" or "relu"

@@ -238,7 +238,9 @@ class Names:
         if names: self.of.setdefault(word, []).extend(map(str, names))
 
     @property
-    def counts(self) -> dict: return {word: len(names) for word,names in self.of.items()}
+    def counts(self) -> dict:
+        "How many names there are for each word."
+        return {word: len(names) for word,names in self.of.items()}
 
     def __bool__(self): return bool(self.of)
 

@@ -1093,3 +1093,27 @@ def test_a_folder_with_windows_needs_no_tokenizer(tmp_path, capsys):
     model.save_pretrained(tmp_path)
     assert main(['audit', str(tmp_path), '--quiet'])==0
     assert '5 back  5 back' in capsys.readouterr().out
+
+# an installer's round: what the command does with a place, a length and a bar
+
+@pytest.mark.parametrize('png', ['heads.jpg', 'no/such/folder/heads.png', '.'])
+def test_a_picture_that_cannot_be_written_is_refused_before_the_audit(png, capsys):
+    "The audit ran for minutes and its report was lost; a name that ends in .jpg got the bytes of a PNG."
+    assert main(['audit', 'there-is-no-such-model', '--png', png])==2
+    assert capsys.readouterr().err.startswith('dynattn: --png: expected a name that ends in .png')
+
+@pytest.mark.parametrize('longest', [0, -5, 2.5, '64', True])
+def test_a_length_that_is_none_is_refused(longest):
+    "A text was no length, and the question was 'not asked'; a length below 1 counted as that of the example."
+    with pytest.raises(ValueError, match='^longest: expected an int of 1 or more tokens, got'):
+        examine(torch.nn.Identity(), torch.zeros(1, 5, 2), longest=longest)
+
+def test_a_quiet_audit_has_no_bar_of_transformers(tmp_path, capsys):
+    from transformers import BertConfig, BertModel
+    from transformers.utils import logging
+    sizes = dict(vocab_size=20, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
+    BertModel(BertConfig(**sizes, max_position_embeddings=16)).save_pretrained(tmp_path)
+    logging.enable_progress_bar()
+    capsys.readouterr()
+    assert main(['audit', str(tmp_path), '--quiet', '--n', '4']) in (0, 3)
+    assert 'Loading' not in capsys.readouterr().err

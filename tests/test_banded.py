@@ -367,6 +367,55 @@ def test_one_query_costs_its_window(name):
         return min(taken)
     assert best(2**16) < 3*best(2**9)
 
+def least_time(options, n, batch=1, learns=True, d=32, sharp=1., runs=5):
+    "The processor time of a call in one thread, with the gradients of q, k and v or without; the least of some runs."
+    g = torch.Generator().manual_seed(0)
+    q,k,v = torch.randn(3, batch, 2, n, d, generator=g)
+    leaves = [(q*sharp).requires_grad_(learns), k.requires_grad_(learns), v.requires_grad_(learns)]
+    threads,taken = torch.get_num_threads(),[]
+    torch.set_num_threads(1)
+    try:
+        for _ in range(runs):
+            began = time.process_time()
+            out = attention(*leaves, **options)
+            if learns: torch.autograd.grad(out.sum(), leaves)
+            taken.append(time.process_time()-began)
+    finally: torch.set_num_threads(threads)
+    return min(taken)
+
+PIECES = torch.arange(1024)[None]//64
+SHORT = PaddingMask.from_lengths(torch.tensor([512]+[32]*15), 512)
+LESS = dict( # name -> (what is asked for beside the whole, length, rows of the batch, the share of the time that it may take)
+    narrow=(dict(window=4), 1024, 1, .4), eighth=(dict(window=128), 1024, 1, .6), half=(dict(window=512), 1024, 1, 1.1),
+    whole=(dict(window=1024), 1024, 1, 1.3), packed=(dict(segments=PIECES), 1024, 1, .5),
+    packed_window=(dict(segments=PIECES, window=256), 1024, 1, .5), short=(dict(padding=SHORT), 512, 16, .5))
+
+@by_the_core
+@pytest.mark.parametrize('learns', [False, True])
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('name', LESS)
+def test_never_slower_for_being_asked_to_do_less(name, causal, learns):
+    """A window takes less than plain attention, whatever its width, a packed row what its pieces take, and a batch of short
+    texts what their tokens take. The bounds leave twice of what was measured, or where nothing is saved a tenth to a third.
+    Wide windows are compared where the core has the vectors that PyTorch has."""
+    asked,n,batch,share = LESS[name]
+    is_free = os.environ.get('DYNATTN_NATIVE', '1') in ('', '1')
+    has_its_vectors = is_free and core.info()['library'] in ('core_avx2.so', 'core_avx512.so')
+    if name in ('eighth','half','whole') and not has_its_vectors: pytest.skip('PyTorch has wider vectors here')
+    def fastest(options): return least_time(dict(options, is_causal=causal), n, batch, learns)
+    for _ in range(3):                              # another process may take the caches for a while
+        if fastest(asked)<=share*fastest({}): return
+    assert fastest(asked)<=share*fastest({})
+
+@by_the_core
+@pytest.mark.parametrize('learns, share', [(False, .8), (True, .6)])
+def test_zeros_save_work(learns, share):
+    "Of the same keys: with sharp scores 2 in 1,000 have a weight, with equal ones all have; the scores are computed either way."
+    def fastest(sharp): return least_time(dict(alpha=1.5), 2048, 1, learns, 64, sharp)
+    for _ in range(3):
+        if fastest(4.)<=share*fastest(0.): return
+    assert fastest(4.)<=share*fastest(0.)
+
 @pytest.mark.parametrize('heads,n,m', [(1,200,200), (2,150,150), (1,1,300), (4,9,9)])
 def test_entmax_with_few_scores(engine, heads, n, m):
     "Of few queries and of many."

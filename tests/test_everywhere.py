@@ -1,5 +1,5 @@
 "PyTorch's own attention by the core: the same values, in every mode, and nothing left behind."
-import os, random, subprocess, sys, textwrap, threading, time
+import os, random, re, subprocess, sys, textwrap, threading, time
 import pytest, torch, torch.nn.functional as F
 from torch.testing import assert_close
 import dynattn
@@ -638,9 +638,10 @@ def test_host3_a_text_is_the_main_module():
     ran = _python('-m', 'dynattn.everywhere', '-c', textwrap.dedent(TEXT))
     assert ran.stdout.split()==['True','True'], ran.stderr
 
-def test_host3_a_program_that_is_not_there(tmp_path, monkeypatch):
+def test_host3_a_program_that_is_not_there(tmp_path, monkeypatch, capsys):
     main = sys.modules['__main__']
-    with pytest.raises(SystemExit, match='script.py: expected a program, got nothing at .*none.py'): everywhere.main([str(tmp_path/'none.py')])
+    with pytest.raises(SystemExit, match='2'): everywhere.main([str(tmp_path/'none.py')])
+    assert re.match('script.py: expected a program, got nothing at .*none.py', capsys.readouterr().err)
     monkeypatch.setattr(sys, 'path', [*sys.path])
     monkeypatch.setattr(sys, 'argv', [*sys.argv])
     with pytest.raises(ZeroDivisionError): everywhere.main(['-c', '1/0'])
@@ -667,9 +668,11 @@ def test_a_program_runs_unchanged(tmp_path, monkeypatch):
         assert 'dynattn.everywhere is on; by the core: calls 0' in ran.stderr
     ran = _python('-m', 'dynattn.everywhere', 'program.py')
     assert ran.returncode==5 and 'dynattn.everywhere is' not in ran.stderr and 'Warning' not in ran.stderr
-    for wrong in ([], ['--other'], ['-m']):
+    for wrong in ([], ['--other'], ['-m']):         # 1 is a status of the program's
         ran = _python('-m', 'dynattn.everywhere', *wrong)
-        assert ran.returncode==1 and ran.stderr.startswith('usage: python -m dynattn.everywhere')
+        assert ran.returncode==2 and ran.stderr.startswith('usage: python -m dynattn.everywhere')
+    ran = _python('-m', 'dynattn.everywhere', '--help')
+    assert ran.returncode==0 and ran.stdout.startswith('usage: python -m dynattn.everywhere') and not ran.stderr
 
 # ---- as it is used ------------------------------------------------------------------------------------------------
 

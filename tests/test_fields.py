@@ -126,6 +126,21 @@ def test_another_version_is_not_loaded_and_says_so(monkeypatch):
                 with pytest.raises(OSError, match=r"expected \('bump', 'd'\)"): core.library()
         finally: core.library.cache_clear(); core._others.clear()
 
+@pytest.mark.parametrize('platform, way_out', [('linux', '--force-reinstall --no-deps --no-cache-dir'), ('win32', 'none for Windows')])
+def test_without_a_core_the_way_to_one_is_said(monkeypatch, platform, way_out):
+    """"Run pip install again" did nothing: the requirement is satisfied, and pip keeps the wheel that it built without a
+    compiler. Where no library of another version lies, `of another version: {}` stood behind it."""
+    monkeypatch.setattr(core, '_candidates', lambda: [])
+    monkeypatch.setattr(core.sys, 'platform', platform)
+    for asked in ('1','generic'):
+        monkeypatch.setenv('DYNATTN_NATIVE', asked)
+        core.library.cache_clear()
+        try:
+            if asked=='1': assert core.info()['why'].startswith('no compiled core: ') and core.info()['why'].endswith(way_out)
+            else:
+                with pytest.raises(OSError, match="got none: 'generic'$"): core.library()
+        finally: core.library.cache_clear()
+
 @pytest.mark.skipif(core.library() is None, reason='no compiled core')
 def test_a_library_of_an_older_core_is_refused(monkeypatch):
     "Its record may be the same while its functions have changed: what then ran ended in a segmentation fault."

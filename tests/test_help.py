@@ -96,6 +96,35 @@ def test_a_docstring_is_our_own(module):
                 borrowed.append(f'{name}: {first_line(other)}')
     assert not borrowed
 
+def own_sentence(cls, name):
+    "The first line of the docstring that `help()` shows for a method or a property, if it is ours."
+    for base in cls.__mro__:
+        if name not in vars(base) or not base.__module__.startswith('dynattn'): continue
+        found = first_line(plain(vars(base)[name]))
+        if found and not found.startswith(('Parameters', 'Returns')): return found
+    return ''
+
+def members(cls):
+    "Names of the public methods and properties of a class, also those of a base of ours."
+    for name in dir(cls):
+        owner = next((base for base in cls.__mro__ if name in vars(base)), object)
+        is_public = name=='__call__' or not name.startswith('_')
+        is_code = inspect.isfunction(plain(vars(owner).get(name)))
+        if is_public and is_code and owner.__module__.startswith('dynattn'): yield name
+
+@pytest.mark.parametrize('module', MODULES)
+def test_every_public_name_has_a_sentence(module):
+    "113 methods, properties and functions had none, or rows of parameters without one."
+    without = []
+    for name,found,_ in public(module):
+        if '.' in name: continue
+        first = first_line(found)
+        # a dataclass without a docstring gets its signature as one
+        if not first or first.startswith((f'{name}(', 'Parameters', 'Returns')): without.append(name)
+        for member in members(found) if inspect.isclass(found) else ():
+            if not own_sentence(found, member): without.append(f'{name}.{member}')
+    assert not without
+
 def test_names_of_one_line_share_its_comment():
     "Each had a row with the whole comment: `share` was said to be half-widths"
     Budget = import_module('dynattn.hf.curves').Budget
@@ -242,6 +271,19 @@ def test_which_comment_belongs_to_which_parameter(sample, name, expected):
     found = sample
     for part in name.split('.'): found = getattr(found, part)
     assert inspect.getdoc(found)==expected
+
+@pytest.mark.parametrize('name', ['engine.ops.RoutedCall', 'engine.dense._DenseCall', 'train.training.TrainConfig'])
+def test_comments_of_fields_are_those_of_docments(name):
+    """`docments` parses a whole module for each record: of four, it took longer than the rest of `import dynattn`."""
+    module,_,cls = name.rpartition('.')
+    record = getattr(import_module(f'dynattn.{module}'), cls)
+    expected = {}
+    for base in reversed(record.__mro__[:-1]):
+        expected |= {name: text.strip() for name,text in docments(base, returns=False).items() if text}
+    found = docstrings.field_comments(record)
+    taken = inspect.signature(record).parameters
+    assert {name: found[name] for name in found if name in taken}==expected and len(expected)>15
+    assert not docstrings.field_comments(type('Local', (), {}))
 
 def test_a_second_import_adds_nothing(sample):
     before = inspect.getdoc(sample.lines)

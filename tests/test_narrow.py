@@ -134,10 +134,12 @@ def test_without_pyarrow_the_package_is_named(place, capsys, monkeypatch):
     (dict(extra=['--steps=60']), 'steps: expected no such option, got one of an earlier version: widths are measured and no longer learned; heal is the number'),
     (dict(extra=['--answers=-1']), 'answers: expected a finite number of 0 or more'),
     (dict(extra=['--context=0']), 'context: expected a whole number'),
+    (dict(extra=['--context=7']), 'context: expected a whole number of 8 or more'), # not `batches:`, which is no option
+    (dict(extra=['--sinks=46']), 'sinks: expected a whole number from 0 to 45, for texts of 48 tokens, got 46'), # fewer than 48, it said
     (dict(extra=['--context=300']), 'context: expected at most the 256 tokens'),
     (dict(extra=['--context=100000']), 'data: expected documents for at least one text of 100000 tokens'),
     (dict(extra=['--begin=.5']), 'begin: expected no such option'),
-    (dict(extra=['--sinks=48']), 'sinks: expected 0 or more and fewer than the 48'),
+    (dict(extra=['--sinks=48']), 'sinks: expected a whole number from 0 to 45'),
     (dict(data='broken.parquet'), 'broken.parquet: '), # without pyarrow: what to install
     (dict(extra=['--heal=-1']), 'heal: expected a whole number'),
     (dict(extra=['--heal=100000']), 'heal: expected at most one step for each of'),
@@ -286,7 +288,27 @@ for verb in VERBS:
     for verb in VERBS: assert f'example: dynattn {verb}' in ran.stdout and f'{verb} --help: status 0' in ran.stdout, ran.stderr
     assert all(f'{verb} m: status 2' in ran.stdout for verb in ('narrow','judge','export'))
     lines = [line for line in ran.stderr.splitlines() if line!='dynattn: loading transformers']
-    assert lines==["dynattn: transformers>=5 is not installed; pip install 'dynattn[hf]' brings it"]*3
+    # the extra that brings all of it: `narrow` asked for hf first and, once the texts were read, for narrow
+    assert lines==[f"dynattn: transformers is not installed; pip install 'dynattn[{extra}]' brings it" for extra in ('narrow','hf','hf,export')]
+
+@pytest.mark.parametrize('argv, said', [
+    (['train', '--epocs', '3'], 'unrecognized arguments: --epocs; --epocs: did you mean --epochs? dynattn train --help shows the options'),
+    (['narrow', 'm', '--dta=d'], 'the following arguments are required: --data; --dta: did you mean --data? dynattn narrow --help shows the options'),
+    (['--verison'], 'the following arguments are required: VERB; --verison: did you mean --version? dynattn --help shows the options'),
+    (['survey', '--quite-another'], 'unrecognized arguments: --quite-another; dynattn survey --help shows the options'),
+    (['narrow', 'm', '--stepz=3', '--data=d'], 'unrecognized arguments: --stepz=3; dynattn narrow --help shows the options')]) # one that is gone
+def test_the_option_nearest_to_an_unknown_one_is_named(argv, said, capsys):
+    "A misspelt `--data` was said to be missing, and `--verison` to lack a verb."
+    assert main(argv)==2 and capsys.readouterr().err==f'dynattn: {said}\n'
+
+@pytest.mark.parametrize('options, said', [
+    (['--out', 'no/such/folder/look.html'], '--out: expected the name of a file, in a folder that exists'),
+    (['--out', 'look.html', '--last', '0'], '--last: expected 1 or more, got 0')])
+def test_look_refuses_at_once_what_it_cannot_do(tmp_path, capsys, options, said):
+    "It loaded the model, and looked, before it said that there is no such folder."
+    (tmp_path/'a.txt').write_text('text')
+    assert main(['look', 'there-is-no-such-model', '--text', str(tmp_path/'a.txt'), *options])==2
+    assert capsys.readouterr().err.startswith(f'dynattn: {said}')
 
 def test_judge_says_at_once_that_the_tokenizer_lacks_digits(place, capsys, monkeypatch):
     "Before any text is read"

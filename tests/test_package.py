@@ -46,7 +46,9 @@ def test_wheel_holds_the_modules_and_nothing_else(wheel):
     found = {n for n in names if '.dist-info/' not in n}-{f'dynattn/engine/native/core_{level}.so' for level in ('generic','avx2','avx512')}
     inside = {f'dynattn/examples/{p.name}' for p in (ROOT/'examples').glob('*.py')}
     inside |= {f'dynattn/results/{p.name}' for p in (ROOT/'benchmarks/results').glob('*.csv')}
-    assert found=={*MODULES, *inside, 'dynattn/py.typed', 'dynattn/engine/native/core.cpp'}         # where a compiler was at hand, its libraries too
+    inside |= {f'dynattn/{p.name}' for p in (ROOT/'dynattn').glob('*.js')}
+    # where a compiler was at hand, its libraries too
+    assert found=={*MODULES, *inside, 'dynattn/py.typed', 'dynattn/engine/native/core.cpp'}
     assert any(n.endswith('licenses/LICENSE') for n in names)
 
 @pytest.mark.slow
@@ -58,6 +60,11 @@ def test_the_source_builds_without_a_compiler(wheel, tmp_path):
     _run(sys.executable, '-m', 'build', '--wheel', '--no-isolation', '--outdir', tmp_path, source, env={**os.environ, 'CC': '/bin/false', 'CXX': '/bin/false'})
     names = zipfile.ZipFile(next(tmp_path.glob('*.whl'))).namelist()
     assert 'dynattn/engine/native/core.cpp' in names and not any(n.endswith('.so') for n in names)
+    with zipfile.ZipFile(next(tmp_path.glob('*.whl'))) as z: z.extractall(tmp_path/'site')
+    code = ('import torch, dynattn; q = torch.ones(1, 1, 9, 4); dynattn.attention(q, q, q, window=2, alpha=1.5)\n'
+            'print(dynattn.__file__, dynattn.native.info()["why"])')
+    said = _run(sys.executable, '-c', code, cwd=tmp_path, env={**os.environ, 'PYTHONPATH': str(tmp_path/'site')})
+    assert said.startswith(str(tmp_path/'site')) and 'no compiled core: install a C++ compiler' in said
 
 def _python(python, code, tmp_path): return _run(python, '-c', code, cwd=tmp_path, env={k: v for k,v in os.environ.items() if k!='PYTHONPATH'})
 

@@ -308,7 +308,8 @@ def test_type_checkers_see_every_method_of_a_public_class():
         if path.name=='__init__.py': # without `__all__`, a strict type checker takes what it imports for its own
             top = [*tree.body, *(node for x in tree.body if isinstance(x, ast.If) for node in x.body)]
             ours = [node for node in top if isinstance(node, ast.ImportFrom) and (node.level or node.module.startswith('dynattn'))]
-            names = [alias.name for node in ours for alias in node.names]
+            # `import x as x` says that it is to be seen, as of a module that is imported when it is asked for
+            names = [alias.name for node in ours for alias in node.names if alias.asname!=alias.name]
             public = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0])=='__all__']
             assert not names or sorted(names)==sorted(*public), path
         for f in tree.body:

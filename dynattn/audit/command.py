@@ -9,7 +9,7 @@ __all__ = []
 import json, sys, traceback
 from importlib import import_module
 from pathlib import Path
-from ..runs import Bar, verb, write_picture
+from ..runs import Bar, place_of, verb, write_picture
 from ..saved import UserError, need
 from .graph import audit_export, audit_graph
 from .report import examine
@@ -34,11 +34,13 @@ def _from_file(name): # -> model, example, promises, code that makes the model
         +'[0]'*isinstance(made, tuple)]
     return model,example,promises,'\n'.join(lines)
 
-def _load(name): # a folder, a name that transformers resolves, a GGUF file, or "file.py:function"
+# a folder, a name that transformers resolves, a GGUF file, or "file.py:function"
+def _load(name, quiet=False):
     """The model, an example or None, promises, and code that makes the model where its
     configuration does not say."""
     if '.py:' in name: return _from_file(name)
     need('transformers', 'hf')
+    if quiet: need('transformers.utils.logging', 'hf').disable_progress_bar()
     model,_ = need('dynattn.hf.saving', 'hf').load_pretrained(name, windows=True, tokenizer=False)
     path,kind = Path(name),type(model).__name__
     if path.suffix!='.gguf': return model,None,{},''
@@ -74,7 +76,7 @@ def _arguments(p):
     p.add_argument('--json', action='store_true', help='print the result as JSON')
     p.add_argument('--code', action='store_true',
         help='print a program that shows each broken promise')
-    p.add_argument('--png', help='write a picture of layers and heads')
+    p.add_argument('--png', help='write a picture of layers and heads, a name that ends in .png')
     p.add_argument('--quiet', action='store_true', help='show no progress')
 
 # %% ../../nbs/audit/87_command.ipynb #688cee6d
@@ -101,7 +103,10 @@ def _audited(a):
             raise UserError("--window: expected one number for a graph, got two")
         if ours: return audit_export(ours, a.n, a.json, a.quiet)
         return audit_graph(path, a.n, a.window, a.json)
-    model,example,promises,origin = _load(a.model)
+    if a.png:
+        place_of('--png', a.png, '.png')
+        need('dynattn.plot', 'viz')
+    model,example,promises,origin = _load(a.model, a.quiet)
     given = ('n', 'longest', 'causal', 'window', 'packed')
     options = promises | {name: getattr(a, name) for name in given if getattr(a, name) is not None}
     with Bar(None, 'audit', a.quiet, seconds=10) as bar:

@@ -341,18 +341,23 @@ class Memory:
 
     @staticmethod
     def with_reserve(tokens, # of a window
-    ) -> float: return tokens+tokens/8+16
+    ) -> float:
+        "The most tokens that a cache of such a window may hold: an eighth more, and 16."
+        return tokens+tokens/8+16
 
     @property
     def tokens(self) -> float: # for which it has places
+        "The size of the cache in tokens."
         return self.held/self.token
 
     @property
     def shows(self) -> bool: # whether the text is long enough to tell, if there is a window
+        "Whether a cache that keeps every token would hold more than the widest window may."
         return self.widest is None or self.with_reserve(self.widest)<self.n
 
     @property
     def kept(self) -> bool:
+        "Whether the cache holds no more than its windows promise, with the reserve."
         return self.widest is None or self.tokens<=self.with_reserve(self.promised)
 
 # %% ../../nbs/audit/64_questions.ipynb #0b786cf2

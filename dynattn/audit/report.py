@@ -243,7 +243,9 @@ class Examination:
     most:float=math.inf # tokens that the model can read
 
     def settle(self, question, status, why='', # a key of `EVERY`; as in `Outcome`
-    ) -> None: self.told[question] = Outcome(status, why)
+    ) -> None:
+        "Note the outcome of a question."
+        self.told[question] = Outcome(status, why)
 
     @property
     def outcomes(self)->dict: # question -> `Outcome`
@@ -251,7 +253,9 @@ class Examination:
         return {question: _outcome(question, self.told, self.findings) for question in EVERY}
 
     @property
-    def broken(self)->list: return [f for f in self.findings if f.status=='broken']
+    def broken(self)->list:
+        "The findings that show a broken promise."
+        return [f for f in self.findings if f.status=='broken']
 
     @property
     def status(self)->int:
@@ -261,7 +265,9 @@ class Examination:
         return 1 if 'broken' in told else 3 if 'not measured' in told else 0
 
     @property
-    def ok(self)->bool: return self.status==0
+    def ok(self)->bool:
+        "Whether every promise was asked about and kept."
+        return self.status==0
 
     def table(self) -> list: # of (attention, heads, sees, promised, verdict)
         "A line for heads that are alike."
@@ -567,6 +573,9 @@ def _examine(s, n, p, longest, seeds, tick, cache): # -> `Examination`
     n = _tokens(s, n)
     if isinstance(n, bool) or not isinstance(n, int) or n<4:
         raise ValueError(f"n: expected an int of 4 or more tokens, got {n!r}")
+    is_length = isinstance(longest, int) and not isinstance(longest, bool) and longest>=1
+    if longest is not None and not is_length:
+        raise ValueError(f"longest: expected an int of 1 or more tokens, got {longest!r}")
     causal = s.causal if p['future'] is None else p['future']
     window = _window(p['window'], causal)
     e = Examination(s.name, n, [], {}, {}, [], [], most=_most_tokens(s))

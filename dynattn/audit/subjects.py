@@ -143,14 +143,17 @@ class Subject(Probe):
 
     @property
     def caches(self) -> bool: # in the way of transformers
+        "Whether the model decodes with a cache of transformers."
         return self.steps is steps_transformer
 
     @property
     def transformer(self) -> bool: # whether it is one of transformers
+        "Whether the model is one of transformers, run by its own arguments."
         return self.run is rows_transformer
 
     def has_cache_of(self, name, # of a module
     ) -> bool: # whether it says which layer of a cache is its own
+        "Whether the layers of a cache can be matched with this module."
         return getattr(self.model.get_submodule(name), 'layer_idx', None) is not None
 
     def look(self,

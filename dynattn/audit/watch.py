@@ -86,7 +86,9 @@ class Watch(TorchFunctionMode):
         return out
 
     def fits(self, queries, keys, # numbers of them
-    ) -> bool: return queries==keys>1 and self.n in (None, keys)
+    ) -> bool:
+        "Whether an attention of this size counts: over the sequence itself, and of length `n`."
+        return queries==keys>1 and self.n in (None, keys)
 
     def note(self,
         pairs:Tensor, # [H,N,M] of `Answer`

@@ -5,6 +5,8 @@ it is imported; nothing is done in a call. fastcore's `docments` reads the same 
 each function: it takes fifty times as long."""
 import inspect, re, sys
 
+__all__ = ['field_comments', 'explain_parameters']
+
 # A class, a method that is patched into one, a function, or any other statement that ends a class
 _STATEMENT = re.compile(r"""^(?:
     class[ ](?P<cls>\w+)
@@ -207,6 +209,19 @@ def _source(name):
     if read is None: return None
     try: return read(name)
     except (ImportError, OSError): return None
+
+def field_comments(
+    cls:type, # a dataclass, also of a module that is still being imported
+) -> dict[str,str]: # {name: comment}, without fields that have none
+    "Comments of the fields of a class and of its bases, where their source can be read."
+    comments = {}
+    for base in reversed(cls.__mro__[:-1]):
+        text = _source(base.__module__) or ''
+        found = re.search(rf'^class {base.__name__}\b', text, re.M)
+        if not found: continue
+        rows = _fields(text, found.end(), _class_end(text, found.end()))
+        comments |= {name: comment for name,(_,comment) in rows.items() if comment}
+    return comments
 
 def explain_parameters(
     name:str, # of the module that is being imported: its `__name__`

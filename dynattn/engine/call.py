@@ -9,12 +9,12 @@ __all__ = ['Call', 'takes', 'serve', 'exporting_to_onnx']
 import inspect, math, sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from functools import cache, wraps
+from functools import wraps
 from numbers import Integral
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
-from fastcore.docments import docments
 import torch
 from torch import SymBool, SymInt, Tensor
+from ..docstrings import field_comments
 from .fields import Arguments, lacking, unserved
 from ..kinds import FAR, got, integer, number
 from ..modes import exporting, transforming
@@ -505,7 +505,9 @@ class Call(Arguments):
         if torch.is_grad_enabled(): _take_inference(self)
 
     @property
-    def sizes(self) -> tuple: return *self.q.shape[:3],self.k.shape[2] # B, H, N, M
+    def sizes(self) -> tuple: # B, H, N, M
+        "Batch, heads, queries and keys of the call, once leading axes are folded."
+        return *self.q.shape[:3],self.k.shape[2]
 
     @property
     def factor(self) -> float:
@@ -524,13 +526,9 @@ class Call(Arguments):
         return out.reshape(*self.lead, *out.shape[2:])
 
 # %% ../../nbs/engine/24_call.ipynb #24ca0032
-_docments = cache(docments) # of a record: {name: comment}, None where no source can be read
-
 def _help(body, record, arguments):
     "The function's docstring, and below it what each argument means."
-    comments = {}
-    for kind in reversed(record.__mro__[:-1]):
-        comments |= {name: text for name,text in _docments(kind).items() if text}
+    comments = field_comments(record)
     lines = [inspect.cleandoc(body.__doc__ or ''), '', 'Parameters', '----------']
     for p in arguments:
         lines.append(f"{p.name} : {inspect.formatannotation(p.annotation)}")
@@ -610,6 +608,8 @@ class _Weighs(Protocol[_P]):
     ) -> tuple[Tensor,Tensor]: ...
     @overload
     def __call__(self, *args:_P.args, **kwargs:_P.kwargs) -> Tensor: ...
+    @overload
+    def __call__(self, *, query:Tensor, key:Tensor, value:Tensor, **kwargs:Any) -> Tensor: ...
 
 def _weighs(attend:Callable[_P,Tensor]) -> _Weighs[_P]: return attend # type: ignore[return-value]
 

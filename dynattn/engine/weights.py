@@ -8,7 +8,7 @@ __all__ = ['WindowWeights', 'window_weights']
 # %% ../../nbs/engine/35_weights.ipynb #35a00002
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, overload
 import torch, torch.nn.functional as F
 from torch import Tensor
 from ..sparsity import entropy
@@ -176,6 +176,12 @@ class WindowWeights:
         return self.total('entropy')[0]
 
 # %% ../../nbs/engine/35_weights.ipynb #35a00014
+@overload
+def window_weights(q:Tensor, k:Tensor, *, reduce:None=None, **options:Any) -> WindowWeights: ...
+@overload
+def window_weights(q:Tensor, k:Tensor, *, reduce:str, **options:Any) -> Tensor: ...
+@overload
+def window_weights(q:Tensor, k:Tensor, *, reduce:tuple, **options:Any) -> list: ...
 def window_weights(
     q:Tensor, k:Tensor, # [B,H,N,d] queries, [B,Hkv,M,d] keys; Hkv divides H
     *,

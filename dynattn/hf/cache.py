@@ -334,7 +334,9 @@ class WindowedCache(Cache):
             self.layers = _finished(self.layers)
             raise
 
-    def reset(self) -> None: _change(self, 'reset')
+    def reset(self) -> None:
+        "Forget every token, in all layers or, if one refuses, in none."
+        _change(self, 'reset')
 
     def crop(self,
         tokens_to_remove:int, # minus the number of tokens, as in transformers

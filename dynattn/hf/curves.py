@@ -527,6 +527,7 @@ class Stage:
         self.tell()
 
     def tell(self) -> None:
+        "Call `on_progress` with where the stage is."
         if self.on_progress is not None: self.on_progress(self.name, self.done, self.total)
 
     def step(self) -> None:

@@ -43,7 +43,9 @@ class Sight(NamedTuple):
     dropped:bool=False     # real tokens before the first key have left the cache
 
     ndim = 4                          # what `generate` asks of the masks
-    def contiguous(self) -> 'Sight': return self # that it makes itself, for static caches
+    def contiguous(self) -> 'Sight':
+        "Itself: transformers asks this of masks for static caches."
+        return self
     def __getitem__(self, key):
         """Layers that select keys read the square, and Gemma 4 leaves queries out:
         `mask[:,:,-1:,:]`."""

@@ -90,6 +90,7 @@ class Distance:
 
     def full_hidden(self, i, # number of the batch
     ) -> Tensor:
+        "The last hidden states of the full model, kept as long as there is room for them."
         if i in self.hidden: return self.hidden[i]
         if self.newest[0]!=i:
             with torch.no_grad(), without_windows(self.model):
@@ -113,6 +114,7 @@ class Distance:
         full:Tensor, # [P,D] last hidden states of the full model
         narrow:Tensor, # like `full`, of the one with windows
     ) -> Tensor: # the mean over places
+        "The Kullback-Leibler divergence of the predictions, in nats per place."
         with torch.no_grad(): wanted = predictions(self.model, full).log_softmax(-1)
         given = predictions(self.model, narrow).log_softmax(-1)
         never = wanted==-math.inf    # such tokens add nothing: 0 times any logarithm
@@ -121,6 +123,7 @@ class Distance:
 
     def parts(self, i, step, # number of the batch; of the step, which draws the places
     ) -> list: # differentiable: of the whole text, of its answers if it asks
+        "The distances of batch `i` from the full model, each differentiable."
         batch = self.batches[i]
         full,narrow = self.full_hidden(i),last_hidden(self.model, batch)
         if self.speaks:
@@ -136,6 +139,7 @@ class Distance:
         raise ValueError(f"model: expected finite predictions of text {i}, got nan or inf")
 
     def __call__(self, i, step) -> Tensor: # []
+        "The sum of `parts`, which healing minimises."
         return sum(self.parts(i, step))
 
     def mend(self,
@@ -232,7 +236,7 @@ def check_narrow(
     if o.keep==1: o = replace(o, heal=0)    # nothing is narrowed
     if o.heal is None: o = replace(o, heal=min(OF_HEALING, len(batches)) if held_out else 0)
     if o.heal>len(batches):
-        raise ValueError(f"heal: expected at most one step for each of {len(batches)}, "
+        raise ValueError(f"heal: expected at most one step for each of {len(batches)} batches, "
                          f"got {o.heal}")
     if o.heal and not held_out: raise ValueError("held_out: expected texts for heal, got none")
     if o.heal:

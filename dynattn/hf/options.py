@@ -74,8 +74,8 @@ class NarrowOptions:
                              f"got {self.answers!r}")
         sinks = self.sinks
         if sinks is not None and not (isinstance(sinks, int) and 0<=sinks<n-2):
-            raise ValueError("sinks: expected 0 or more and fewer than "
-                             f"the {n} tokens of a text, got {sinks}")
+            raise ValueError(f"sinks: expected a whole number from 0 to {n-3}, "
+                             f"for texts of {n} tokens, got {sinks}")
         if not isinstance(self.seed, int) or abs(self.seed)>=2**40:
             raise ValueError("seed: expected a whole number between -2**40 and 2**40, "
                              f"got {self.seed!r}")

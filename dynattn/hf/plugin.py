@@ -87,7 +87,9 @@ class LayerCall:
     watchers = [] # functions of each call and its arguments, called before it is computed
 
     @property
-    def learned(self) -> nn.Module|None: return getattr(self.module, 'dynattn', None)
+    def learned(self) -> nn.Module|None:
+        "The windows that `add_windows` gave the layer; None without."
+        return getattr(self.module, 'dynattn', None)
     @property
     def n_global(self) -> int:
         "How many first tokens of a text the windows exempt; 0 without windows."

@@ -522,8 +522,9 @@ def _preview_run(name, c, shown):
 # %% ../../nbs/narrow/85_command.ipynb #1360911f
 def _in_bounds(c): # -> the same `NarrowConfig`
     "Settings that a user gave, or that stand in a folder."
-    for name,value in dict(context=c.context, batch=c.batch, judged=c.judged).items():
-        if value<1: raise UserError(f"{name}: expected a whole number of 1 or more, got {value}")
+    for name,least in dict(context=8, batch=1, judged=1).items():
+        if (value := getattr(c, name))<least:
+            raise UserError(f"{name}: expected a whole number of {least} or more, got {value}")
     if c.facts is not None and not 0<=c.facts<=1:
         raise UserError(f"facts: expected a share from 0 to 1, got {c.facts}")
     try: c.check(c.context)

@@ -303,7 +303,9 @@ class Report:
             finished=Field(bool, required=False))
 
     @property
-    def change(self) -> str: return 'rise in loss' if self.causal else 'distance of embeddings'
+    def change(self) -> str:
+        "What is judged, in words: loss for a causal model, embeddings for an encoder."
+        return 'rise in loss' if self.causal else 'distance of embeddings'
 
     @property
     def floored(self) -> bool:
@@ -312,6 +314,7 @@ class Report:
 
     def quality_table(self, escape, # `printable` or `markdown`
     ) -> str:
+        "The quality of each way to choose widths, as a table."
         own = 'one per head'
         narrow = {r['share']: r['changes'] for r in self.quality if r['way']==own}
         def row(r):
@@ -330,6 +333,7 @@ class Report:
 
     def times_table(self, escape, # `printable` or `markdown`
     ) -> str: # or the reason why there is none
+        "The time of the full and of the narrow model, as a table."
         times = self.times
         if times is None: return f"The time was not measured: {escape(self.untimed)}"
         rows = [[name, f"{times['ms'][name]:.1f} ms"] for name in ('full','narrow')]
@@ -342,6 +346,7 @@ class Report:
 
     def recall_table(self, escape, # `printable` or `markdown`
     ) -> str: # with a sentence on what is forgotten; or the reason why there is none
+        "The recall of facts by their distance, as a table."
         if self.recall is None: return f"Its recall was not measured: {escape(self.unrecalled)}"
         first = self.recall[0]
         rows = [((r['way'], f"{r['share']:.3f}"), r['right']) for r in self.recall]

@@ -49,12 +49,14 @@ class PeakBytes(TorchDispatchMode):
     def note(self,
         s, # a storage, of which an address may have belonged to another before
     ):
+        "Count a storage that an operation returned, once while it lives."
         old = self.live.get(s._cdata)
         if old is None or old[0].expired():
             self.live[s._cdata] = StorageWeakRef(s), s.nbytes()
             self.held += s.nbytes() - (old[1] if old else 0)
 
     def forget(self):
+        "Leave out storages that were freed, then raise `peak` to what is held."
         self.live = {key: o for key, o in self.live.items() if not o[0].expired()}
         self.held = sum(n for _, n in self.live.values())
         self.peak = max(self.peak, self.held)
@@ -106,9 +108,13 @@ class Cost:
         self.slope, self.peak_slope = (_slope(self.ns, o) for o in (self.flops, self.peak))
 
     @property
-    def order(self): return _order(self.poly, self.slope)
+    def order(self):
+        "The growth of the operations with N, as text: `N^2`."
+        return _order(self.poly, self.slope)
     @property
-    def peak_order(self): return _order(self.peak_poly, self.peak_slope)
+    def peak_order(self):
+        "The growth of the peak memory with N, as text."
+        return _order(self.peak_poly, self.peak_slope)
     def __repr__(self):
         flops, peak = _poly_str(self.poly), _poly_str(self.peak_poly)
         return f"Cost(flops {self.order}: {flops}; peak {self.peak_order}: {peak})"
@@ -198,12 +204,14 @@ class Layer(nn.Module):
     def knobs(cls,
         n, # N, the length that is measured
     ):
-        return {} # constructor arguments for a measurement at length n
+        "Arguments of the constructor for a measurement at length `n`."
+        return {}
     @classmethod
     def exact(cls,
         n, # N, the length that is measured
     ):
-        return None # arguments that turn the layer into its `reference`, or None
+        "Arguments that turn the layer into its `reference`; None where there are none."
+        return None
 
     @classmethod
     def at(cls,
@@ -217,6 +225,7 @@ class Layer(nn.Module):
     def refuse(self,
         what, # what is missing, for the message
     ):
+        "Raise `NotImplementedError` with the names of the layer and of what it lacks."
         raise NotImplementedError(f"{type(self).__name__} has no {what}")
     def forward(self,
         x, # [B,N,D]
@@ -224,37 +233,48 @@ class Layer(nn.Module):
         *,
         padding=None, # `PaddingMask` of the tokens that are read
     ):
+        "The output [B,N′,D] of a sequence."
         return self.refuse("forward pass")
     def out_len(self,
         n, # N, the length that goes in
     ):
-        return n # the length that comes out of length n
+        "The length of the output for an input of length `n`."
+        return n
     def reference(self,
         x, # [B,N,D]
         *,
         padding=None, # `PaddingMask` of the tokens, [B,N]
     ):
+        "The output of the system that this one equals in a limit."
         return self.refuse("limit to compare with")
-    def projections(self): return None # the `AttentionLayer` whose q, k and v `from_softmax` takes
+    def projections(self):
+        "The layer whose q, k and v `from_softmax` takes; None where it takes none."
+        return None
     def init_state(self,
         batch, # B, number of sequences
     ):
+        "The state before the first token, for `step`."
         return self.refuse("incremental form")
     def step(self,
         x, # [B,D], the next token of each sequence
         state, # as `init_state` or the step before gave it
     ): # [B,D], state
-        return self.refuse("incremental form") # [B,D] -> [B,D], state
+        "The output for one more token, and the state after it."
+        return self.refuse("incremental form")
     def state_size(self,
         n, # tokens so far
     ):
-        return self.refuse("incremental form") # numbers kept per sequence
+        "How many numbers the state holds per sequence after `n` tokens."
+        return self.refuse("incremental form")
     def resample(self,
         generator=None, # for the draws (default: PyTorch's)
     ):
-        return self # draw the random buffers anew
+        "Draw the random buffers anew, and return the layer."
+        return self
     @property
-    def aux_loss(self): return None # an auxiliary loss left by the last forward pass
+    def aux_loss(self):
+        "The auxiliary loss of the last forward pass, or None."
+        return None
 
 # %% ../../nbs/survey/70_card.ipynb #c6759d52
 class AttentionLayer(Layer):
@@ -277,20 +297,24 @@ class AttentionLayer(Layer):
         *,
         padding=None, # `PaddingMask` of the keys, [B,M]
     ):
+        "The output of each head, [B,H,N,d]."
         return self.refuse("`attend`")
     def projections(self): return self
     def split(self,
         x, # [B,N,D]
     ):
+        "The heads of a projection, [B,H,N,d]."
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
     def merge(self,
         y, # [B,H,N,d]
     ):
+        "The heads side by side, through the output projection, [B,N,D]."
         return self.out(y.transpose(1, 2).flatten(2))
     def qkv(self,
         x, # [B,N,D] of the queries
         context=None, # [B,M,D] of keys and values (default: `x`)
     ):
+        "Queries, keys and values by head: [B,H,N,d], [B,H,M,d] and [B,H,M,d]."
         keys_from = x if context is None else context
         return [self.split(self.q(x)), self.split(self.k(keys_from)),
                 self.split(self.v(keys_from))]
@@ -320,6 +344,7 @@ class Exact(AttentionLayer):
         v, # [B,H,M,d]
         **options, # `padding` and `is_causal`
     ): # [B,H,N,d]
+        "Softmax attention over all keys that take part."
         return dense_attention(q, k, v, **options)
 
     def init_state(self, batch): return None
@@ -520,6 +545,7 @@ class Stack(nn.Module):
         *context, # other inputs of the first layer
         padding=None, # `PaddingMask` of the tokens, [B,N], for every layer
     ):
+        "The output of the last layer; a layer's other outputs go to the next one."
         options = {} if padding is None else dict(padding=padding)
         carried = x, *context
         for layer in self.layers:

@@ -57,6 +57,7 @@ class MemoryCompressed(AttentionLayer):
         x, # [B,H,N,d]
         conv, # of all heads' channels together
     ): # [B,H,N/c,d]
+        "A convolution that makes one token of `rate`."
         x = F.pad(x, (0, 0, 0, -x.shape[2] % self.rate)).transpose(2, 3).flatten(1, 2)
         return conv(x).unflatten(1, (self.num_heads, -1)).transpose(2, 3)
     def attend(self, q, k, v, *, padding=None):
@@ -188,6 +189,7 @@ class Funnel(AttentionLayer):
         x, # [B,N,D]
         real, # [B or 1,N] bool, real tokens
     ): # [B,N′,D], means of the real tokens
+        "The mean of each group of `stride` tokens; the first one may stay alone."
         x = x.masked_fill(~real[..., None], 0.)
         fill = -(x.shape[1] - self.cls) % self.stride
         count = F.pad(real, (0, fill))[:, self.cls:].unflatten(1, (-1, self.stride)).sum(-1)
@@ -198,6 +200,7 @@ class Funnel(AttentionLayer):
         pooled, # [B,N′,D]
         x, # [B,N,D]
     ): # [B,H,N′,N]
+        "Scores of pooled queries: by content and, with `r`, by distance."
         q, k = self.split(self.q(pooled)), self.split(self.k(x))
         if self.r is None: return q @ k.mT * q.shape[-1]**-.5
         n = x.shape[1]
@@ -221,6 +224,7 @@ class Funnel(AttentionLayer):
         real, # [B or 1,N] bool, real tokens
         keep, # bool, broadcasts to [B,H,N′,N]
     ):
+        "Attention whose queries are the pooled tokens, [B,N′,D]."
         x = x.masked_fill(~real[..., None], 0.)
         pooled = self.pooled(x, real)
         y = self.merge(masked_softmax(self.scores(pooled, x), keep) @ self.split(self.v(x)))
@@ -230,6 +234,7 @@ class Funnel(AttentionLayer):
         y, # [B,N′,D]
         x, # [B,N,D], the tokens before pooling
     ): # [B,N,D]
+        "Repeat each pooled token `stride` times, and add the tokens before pooling."
         long = y[:, self.cls:].repeat_interleave(self.stride, 1)[:, :x.shape[1] - self.cls]
         return torch.cat([y[:, :self.cls], long], 1) + x
 
@@ -254,6 +259,7 @@ class PerceiverBlock(nn.Module):
         x:Tensor|None=None, # [B,N,D], what is read; None for a block that reads itself
         padding:PaddingMask|None=None, # of x
     ) -> Tensor: # [B,M,D]
+        "Attention of `z` over `x`, then a feed-forward layer."
         query = self.norm_query(z)
         read = self.attention(query, query if self.norm_input is None else self.norm_input(x), padding=padding)
         z = z + read if self.residual else read
@@ -282,6 +288,7 @@ class Perceiver(Layer):
         x, # [B,N,D]
         padding=None, # `PaddingMask` of the tokens, [B,N]
     ): # [B,M,D]
+        "The latents after all rounds of reading the input."
         if padding is not None: x = x.masked_fill(padding.ignore[..., None], 0.)
         z = self.latents.expand(len(x), -1, -1)
         for i in range(self.rounds):
@@ -350,6 +357,7 @@ class TokenLearner(_Learner):
         x, # [B,N,D]
         keep, # [B,N] bool, real tokens
     ):
+        "Weights that make S tokens of N, [B,S,N]; rows sum to one."
         return masked_softmax(self.score(x).mT, keep[:, None])  # [B,S,N]
 
 # %% ../../nbs/survey/77_downsampling.ipynb #7d27a41c
@@ -371,6 +379,7 @@ class TokenLearnerConv(_Learner):
         x, # [B,N,D], N a square
         keep, # not read
     ): # [B,S,N]
+        "Weights by convolutions over the square of tokens, each between 0 and 1/N."
         side = math.isqrt(x.shape[1])
         if side**2 != x.shape[1]:
             raise ValueError(f"x: expected a square number of tokens, row by row, got {x.shape[1]}")
@@ -391,6 +400,7 @@ class TokenFuser(nn.Module):
         y, # [B,S,D]
         x, # [B,N,D]
     ):
+        "Distribute S tokens over the N places again, [B,N,D]."
         return self.weigh(x).sigmoid() @ self.mix(y.mT).mT
 
 # %% ../../nbs/survey/77_downsampling.ipynb #a4825f1c

@@ -76,6 +76,7 @@ class KernelLayer(AttentionLayer):
         x, # [B,H,N,d]
         is_query, # queries; False: keys
     ):
+        "Features [B,H,N,r], whose products stand for the weights."
         return self.refuse("feature map")
     def attend(self, q, k, v, *, padding=None):
         if padding is not None:
@@ -99,7 +100,9 @@ class LinearTransformer(KernelLayer):
     "φ = elu + 1 (equation 7)."
     info = Info("Linear Transformer", "Katharopoulos et al.", 2020, "2006.16236", "KR", "N", True, row=17)
     @property
-    def feature_size(self): return self.q.out_features // self.num_heads
+    def feature_size(self):
+        "r, the number of features of a key: the width of a head."
+        return self.q.out_features // self.num_heads
     def features(self, x, is_query): return F.elu(x) + 1
 
 # %% ../../nbs/survey/75_feature_maps.ipynb #a0c92812

@@ -120,16 +120,19 @@ class Pattern(AttentionLayer):
         i, # positions of queries
         j, # positions of keys, which broadcast with `i`
     ):
+        "Whether a query at `i` sees a key at `j`, without regard to `causal`."
         return self.refuse("pattern")
     def visible(self,
         i, # positions of queries
         j, # positions of keys, which broadcast with `i`
     ):
+        "As `sees`, and in a causal layer no key behind the query."
         return self.sees(i, j) & (j <= i) if self.causal else self.sees(i, j)
     def mask(self,
         n, # N
         device=None, # of the result
     ): # [N,N] bool, the specification
+        "`visible` for every pair of a sequence."
         j = torch.arange(n, device=device)
         return self.visible(j[:, None], j).expand(n, n)
 
@@ -210,6 +213,7 @@ class ImageTransformer2D(Pattern):
     def pixel(self,
         t, # place in the order of generation
     ): # row and column of the pixel
+        "The pixel that is generated at place `t`."
         height, width = self.block
         index, inside = t // (height * width), t % (height * width)
         row, column = index // (self.image_width // width), index % (self.image_width // width)
@@ -219,6 +223,7 @@ class ImageTransformer2D(Pattern):
         y, # row
         x, # column
     ): # when this pixel is generated, -1 beyond the image
+        "The place of a pixel in the order of generation."
         height, width = self.block
         index = y // height * (self.image_width // width) + x // width
         t = index * height * width + y % height * width + x % width
@@ -234,6 +239,7 @@ class ImageTransformer2D(Pattern):
         blocks, # nb, number of blocks
         device=None, # of the result
     ): # [nb,(h_q+h_m)·(w_q+2w_m)] int64, the pixels of each memory block
+        "The pixels that each block of queries may see, by their place."
         (height, width), (above, beside) = self.block, self.memory
         top, side = self.pixel(torch.arange(blocks, device=device) * height * width)
         y = top[:, None, None] + torch.arange(-above, height, device=device)[:, None]
@@ -447,7 +453,9 @@ class SoftWindow(Pattern):
         self.reach = reach
         if reach is None: self.trim()
 
-    def window(self): return self.refuse("window")
+    def window(self):
+        "The `Window` of the heads."
+        return self.refuse("window")
     def trim(self,
         n=2**30, # N, the longest sequence that is computed
     ):

@@ -206,6 +206,7 @@ class ReformerExact(Reformer):
     def buckets(self,
         q, # [B,H,N,d]
     ):
+        "The bucket of each vector in each round of hashing, [B,H,N,R]."
         hashes = [lsh(q, r, self.factors) for r in self.rotations]
         return torch.stack(hashes, -1)  # [B,H,N,R]
     def attend(self, q, k, v, *, padding=None):
@@ -303,6 +304,7 @@ class RoutingArgmax(Routing):
     def nearest(self,
         x, # [B,H,N,d], normed
     ):
+        "The number of the centroid nearest to each vector, [B,H,N]."
         return (x @ self.centroids.mT).argmax(-1)  # [B,H,N]
     def attend(self, q, k, v, *, padding=None):
         same = self.nearest(q)[..., None] == self.nearest(k)[..., None, :]
@@ -357,6 +359,7 @@ class SortingNetwork(nn.Module):
         x, # [B,N,D]
         is_causal, # up to the first token of each block, itself included
     ): # [B,nb,D]
+        "One vector per block: the sum of its tokens or, in a causal layer, of all so far."
         # up to the first token of each block, itself included
         if is_causal: return x.cumsum(1)[:, ::self.block]
         return into_blocks(x, self.block).sum(2)
@@ -364,6 +367,7 @@ class SortingNetwork(nn.Module):
     def scores(self,
         sums, # [B,nb,D]
     ): # [B,H,nb,max_blocks]
+        "How well each place suits each block."
         return (self.second(self.first(sums).relu()).relu()
                 .unflatten(-1, (self.num_heads, -1)).transpose(1, 2))
 
@@ -371,6 +375,7 @@ class SortingNetwork(nn.Module):
         x:Tensor, # [B,N,D], zero in padding
         is_causal:bool=False, # a block's scores depend on tokens up to its first one
     ) -> Tensor: # [B,H,nb,nb]
+        "Scores of the sorting: of each block, for each place."
         blocks = -(-x.shape[1] // self.block)
         if blocks > self.max_blocks:
             raise ValueError(f"x: expected at most {self.max_blocks} blocks of {self.block} tokens, "

@@ -90,6 +90,7 @@ class Synthesizer(AttentionLayer):
         q, # [B,H,N,d] or None
         k, # [B,H,M,d] or None
     ):
+        "Scores of the products of queries and keys; 0 in a layer without them."
         return 0. if q is None else q @ k.mT * q.shape[-1]**-.5
 
     def forward(self, x, context=None, *, padding=None):
@@ -145,17 +146,20 @@ class RandomScores(nn.Module):
     def rows(self,
         at, # slice of positions
     ):
+        "Rows [1,H,n,s] of the learned scores at these positions."
         r = self.factors[0][:, at]
         return r[None] if len(self.factors) == 1 else (r @ self.factors[1])[None]
     def forward(self,
         x, # [B,N,D], of which only N matters
     ):
+        "The scores of all tokens, [1,H,N,s], whatever the tokens are."
         return self.rows(slice(x.shape[1]))
     def row(self,
         x, # [B,D], not read
         t, # position of the token
     ):
-        return self.rows(slice(t, t + 1)) # for the token x [B,D] at position t
+        "The scores of one token, [1,H,1,s]."
+        return self.rows(slice(t, t + 1))
 
 # %% ../../nbs/survey/74_lowrank.ipynb #6a500f0c
 class DenseScores(nn.Module):
@@ -174,6 +178,7 @@ class DenseScores(nn.Module):
     def forward(self,
         x, # [B,N,D]
     ):
+        "The scores that each token gives by itself, [B,H,N,s]."
         rows = [f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
                 for f in self.factors]  # [B,H,N,s]
         return rows[0] if len(rows) == 1 else (rows[0][..., None] * rows[1][..., None, :]).flatten(-2)
@@ -181,6 +186,7 @@ class DenseScores(nn.Module):
         x, # [B,D], the token at position t
         t, # not read
     ):
+        "The scores of one token, [B,H,1,s]."
         return self(x[:, None])
 
 # %% ../../nbs/survey/74_lowrank.ipynb #94c33333
@@ -284,6 +290,7 @@ class LongShort(AttentionLayer):
     def scores(self,
         x, # [B,N,D]
     ): # [B,H,N,r]
+        "Scores of the r mixtures of keys, for each token."
         if not self.rank: return x.new_zeros(len(x), self.num_heads, x.shape[1], 0)
         return self.project(x).unflatten(-1, (self.num_heads, self.rank)).transpose(1, 2)
     def normed(self,
@@ -305,6 +312,7 @@ class LongShort(AttentionLayer):
         v, # [B,H,N,d]
         padding, # `PaddingMask` of the tokens, [B,N], or None
     ):
+        "Attention over the near tokens and r mixtures of all, [B,H,N,d]."
         n, w = q.shape[2], self.window
         real = torch.ones(1, n, dtype=torch.bool, device=q.device) if padding is None else padding.keep
         mixtures = [self.normed(self.norm_mixtures, m[:, :, 0]) for m in dynamic_mixtures(scores, k, v, n, real)]
@@ -353,10 +361,12 @@ class LongShortCausal(LongShort):
     def kept(self,
         ns, # number of segments
     ): # K, segments seen
+        "The number of earlier segments whose mixtures are read."
         return ns - 1 if self.memory is None else min(self.memory // self.segment, ns - 1)
     def remembered(self,
         mixtures, # [B,H,ns,r,d]
     ): # for each segment, the mixtures of the K before it
+        "The mixtures that each segment reads, [B,H,ns,K·r,d]."
         ns, r = mixtures.shape[2:4]
         flat = self.normed(self.norm_mixtures, mixtures.flatten(2, 3))
         before = (surroundings(flat, max(r, 1), self.kept(ns) * r) if r
@@ -365,6 +375,7 @@ class LongShortCausal(LongShort):
     def remembered_keep(self,
         real, # [B or 1,N] bool, real tokens, N a multiple of `segment`
     ):
+        "Which of those mixtures have a real token, bool [B or 1,1,ns,1,K·r]."
         alive = real.unflatten(1, (-1, self.segment)).any(-1)  # [B or 1,ns]
         ns = alive.shape[1]
         which = (torch.arange(ns, device=real.device)[:, None]

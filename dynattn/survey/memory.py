@@ -72,6 +72,7 @@ class Longformer(Pattern):
         x, # [B,N,D] of the queries
         context, # [B,M,D] of keys and values
     ):
+        "Queries, keys and values by the projections of the global tokens."
         return (self.split(self.q_global(x)), self.split(self.k_global(context)),
                 self.split(self.v_global(context)))
 
@@ -201,6 +202,7 @@ class ETC(AttentionLayer):
     def in_sight(self,
         past, # [B,H,M,d] of the global tokens and of those so far
     ): # the global ones and the last r
+        "The keys or values that the next token reads."
         g = len(self.tokens)
         window = past[:, :, g:]
         return torch.cat([past[:, :, :g], window[:, :, max(window.shape[2] - self.radius, 0):]], 2)
@@ -269,10 +271,12 @@ class BigBird(AttentionLayer):
     def table(self,
         n, # N
     ):
+        "The blocks that each block reads, drawn from the seed."
         return random_plan(-(-n // self.block), self.random, self.seed)
     def mask(self,
         n, # N
     ): # [N,N] bool, the specification
+        "Which keys each query reads, token by token."
         mask = table_mask(self.table(n), self.block, n)
         return mask.tril() if self.causal else mask
     def attend(self, q, k, v, *, padding=None):
@@ -327,6 +331,7 @@ class MAB(nn.Module):
         *,
         padding=None, # `PaddingMask` of y, [B,M]
     ):
+        "Attention of `x` over `y`, then a feed-forward layer, [B,N,D]."
         h = self.norm1(x + self.attention(x, y, padding=padding))
         return self.norm2(h + self.ffn(h).relu())
 
@@ -420,6 +425,7 @@ class Luna(AttentionLayer):
         slots, # [B,l,D]
         padding=None, # `PaddingMask` of `x`, [B,N]
     ): # P′ [B,l,D]
+        "The slots after they have read the sequence."
         q, k, v = self.split(self.q_pack(slots)), self.split(self.k_pack(x)), self.split(self.v_pack(x))
         return dense_attention(q, k, v, padding=padding).transpose(1, 2).flatten(2)
 
@@ -427,6 +433,7 @@ class Luna(AttentionLayer):
         x, # [B,N,D]
         slots, # [B,l,D]
     ): # w [B,H,N,l], positive
+        "Weights with which tokens go into slots, before they are divided by their sum."
         p, k = self.split(self.q_pack(slots)), self.split(self.k_pack(x))
         return F.softplus(k @ p.mT * k.shape[-1]**-.5, beta=math.log(2))
 
@@ -435,6 +442,7 @@ class Luna(AttentionLayer):
         slots, # [B,l,D]
         padding, # `PaddingMask` of the tokens, [B,N], or None
     ):
+        "The causal form: each token reads slots that hold the tokens so far, [B,N,D]."
         if padding is not None: x = x.masked_fill(padding.ignore[..., None], 0.)
         (q, k, v), w = self.qkv(x), self.scores(x, slots)
         a = running_mean_product(q * q.shape[-1]**-.5, k, w, padding).softmax(-1)

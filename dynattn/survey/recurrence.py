@@ -39,6 +39,7 @@ class RelativeAttention(AttentionLayer):
         x, # [B,L,D]
         past, # [B,M,D]
     ): # q·k by content and distance [B,H,L,M+L]
+        "Scores by content and by distance, for the segment over past and present."
         keys = torch.cat([past, x], 1)
         n, q, k = keys.shape[1], self.split(self.q(x)), self.split(self.k(keys))
         waves = sinusoidal_positions(n, x.shape[-1], device=x.device, dtype=x.dtype).flip(0)  # distances n−1 … 0
@@ -86,6 +87,7 @@ class TransformerXL(RelativeAttention):
         past, # [B,M,D]
         x, # [B,L,D]
     ):
+        "The last `memory` states, [B,M′,D], without gradient."
         both = torch.cat([past, x], 1)
         return both[:, max(both.shape[1] - self.memory, 0):].detach()
 
@@ -144,6 +146,7 @@ class Compressive(TransformerXL):
         slots, # [B,n,D] compressed
         past, # [B,M,D]
     ):
+        "Attention of the segment over compressed slots, past and itself, [B,L,D]."
         weight = x.new_full((slots.shape[1],), math.log(self.rate) if self.count else 0.)
         return self.segment(x, torch.cat([slots, past], 1), F.pad(weight, (0, past.shape[1] + x.shape[1])))
 
@@ -152,6 +155,7 @@ class Compressive(TransformerXL):
         past, # [B,M,D]
         x, # [B,L,D]
     ): # the memories after x, and the states that were compressed
+        "Move states beyond `memory` into the compressed slots."
         past = torch.cat([past, x], 1).detach()
         leaving = max(past.shape[1] - self.memory, 0) // self.rate * self.rate
         old, past = past[:, :leaving], past[:, leaving:]
@@ -161,6 +165,7 @@ class Compressive(TransformerXL):
     def compress(self,
         old, # [B,n·c,D]
     ): # [B,n,D]
+        "One state for each `rate` old ones."
         if not old.shape[1]: return old
         if self.conv is not None: return self.conv(old.mT).mT
         groups = old.unflatten(1, (-1, self.rate))
@@ -174,6 +179,7 @@ class Compressive(TransformerXL):
         h, # [B,L,D]
         old, # [B,n·c,D]
     ):
+        "The auxiliary loss of compression: what attention, or a decoder, loses by it."
         new = self.compress(old)
         if self.decode is not None: return (old - self.decode(new.mT).mT).square().mean()
         return (self.by_content(h, old) - self.by_content(h, new)).square().mean()

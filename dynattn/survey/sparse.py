@@ -123,6 +123,7 @@ class ProductKeyMemory(PerToken):
     def scores(self,
         x, # [B,N,D]
     ):
+        "Scores of the two halves of each query with the half keys."
         return _half_scores(self, x)
     def forward(self, x, context=None, *, padding=None):
         if padding is not None and isinstance(self.norm, nn.BatchNorm1d) and self.training:
@@ -214,6 +215,7 @@ class Experts(nn.Module):
     def forward(self,
         x, # [B,E,C,D], C places per expert
     ):
+        "The output of each expert for its own tokens, [B,E,C,D]."
         h = x @ self.up
         if self.glu: a, b = h.chunk(2, -1)
         return (F.gelu(a) * b if self.glu else h.relu()) @ self.down
@@ -277,7 +279,9 @@ class MixtureOfExperts(_Routed):
         self.register_buffer("offset", torch.zeros(()))
         self._loss = None
 
-    def factor_now(self): return self.factor if self.training or self.eval_factor is None else self.eval_factor
+    def factor_now(self):
+        "The capacity factor that holds now: in evaluation `eval_factor`, if there is one."
+        return self.factor if self.training or self.eval_factor is None else self.eval_factor
     def forward(self, x, context=None, *, padding=None):
         return _mixture(self, self.admit(x, context, padding),
                         None if padding is None else padding.keep)
@@ -475,6 +479,7 @@ class MultiplicativeDense(nn.Module):
     def forward(self,
         x, # [...,D]
     ):
+        "A product of two factors in place of a dense layer, [...,D]."
         return (x[..., None, :] * self.which.T) @ self.where
 
 # %% ../../nbs/survey/78_sparse.ipynb #abb43a35

@@ -198,7 +198,9 @@ class EncoderConfig:
         if isinstance(self.init_width, list): listed.append('init_width')
         for k in listed: object.__setattr__(self, k, tuple(getattr(self, k)))
 
-    def to_json(self) -> str: return json.dumps(dataclasses.asdict(self), indent=1)
+    def to_json(self) -> str:
+        "The fields as JSON, which `config.json` of a saved model holds."
+        return json.dumps(dataclasses.asdict(self), indent=1)
 
     @classmethod
     def from_json(cls,

@@ -70,21 +70,26 @@ class DataConfig:
         most=2**31-1, # inclusive
         kinds=int, # type or types
     ) -> bool: # a bool is no number
+        "Whether `x` is a number of these kinds and within these bounds."
         return isinstance(x, kinds) and not isinstance(x, bool) and least<=x<=most
 
     @property
-    def most_of_package(self) -> int: return max(1, self.judged//5)
+    def most_of_package(self) -> int:
+        "The most files of one package that are judged in a class: a fifth."
+        return max(1, self.judged//5)
 
     @property
-    def least_packages(self) -> int: return self.min_packages or (3 if self.data else 10)
+    def least_packages(self) -> int:
+        "In how many packages a class must occur: `min_packages`, or its default."
+        return self.min_packages or (3 if self.data else 10)
 
     def _rules(self): # -> (option, what is expected, whether it is so)
         "The bounds of all options."
         yield 'labels', 'suffix or folder', self.labels in ('suffix','folder')
         for name in ('crop','per_class','per_package','per_epoch','judged','min_files','batch'):
-            yield name, 'a whole number of 1 or more', self.is_number(getattr(self, name), 1)
-        yield 'min_packages', 'a whole number of 0 or more', self.is_number(self.min_packages)
-        yield 'seed', 'a whole number of 0 or more', self.is_number(self.seed, most=2**63-1)
+            yield name, 'a whole number from 1 to 2^31-1', self.is_number(getattr(self, name), 1)
+        yield 'min_packages', 'a whole number from 0 to 2^31-1', self.is_number(self.min_packages)
+        yield 'seed', 'a whole number from 0 to 2^63-1', self.is_number(self.seed, most=2**63-1)
 
     def check(self) -> None:
         "Raise `UserError` for the first rule that does not hold."

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from .encoder import Classifier
 from .files import batch_of, read_utf8, walk
-from ..runs import Bar, printable, verb, write_picture
+from ..runs import Bar, place_of, printable, verb, write_picture
 from ..saved import UserError, need
 from ..texts import not_a_file
 from .training import TrainConfig, probabilities
@@ -161,10 +161,7 @@ def _windows_arguments(parser):
 @verb('windows', 'draw where each head looks in a file',
       'dynattn windows new/a.txt --run runs/papers --png a.png', _windows_arguments)
 def _windows_verb(a): # -> exit status
-    png = Path(a.png)
-    if png.suffix.lower()!='.png' or png.is_dir() or not png.parent.is_dir():
-        expected = "a name that ends in .png, in a folder that exists"
-        raise UserError(f"--png: expected {expected}, got {png}")
+    png = place_of('--png', a.png, '.png')
     axes,rows = windows(a.file, a.run)
     write_picture(png, axes[0])
     for l,h,w,alpha in rows: print(f'layer {l}, head {h}: {w} tokens to each side, α {alpha:.2f}')

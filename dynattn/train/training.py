@@ -52,12 +52,13 @@ class TrainConfig(DataConfig):
         yield 'precision', 'no or bf16 or fp16', c.precision in ('no','bf16','fp16')
         yield 'impl', ' or '.join(('auto', *impls)), c.impl in ('auto', *impls)
         for name in ('dim','heads','layers','patch','epochs','patience','every'):
-            yield name, 'a whole number of 1 or more', c.is_number(getattr(c, name), 1)
+            yield name, 'a whole number from 1 to 2^31-1', c.is_number(getattr(c, name), 1)
         is_share = c.is_number(c.dropout, 0, 1, real) and c.dropout<1
         yield 'dropout', 'a number of 0 or more and below 1', is_share
-        yield 'lr', 'a finite number above 0', c.is_number(c.lr, 0, largest, real) and c.lr>0
+        is_rate = c.is_number(c.lr, 0, largest, real) and c.lr>0
+        yield 'lr', 'a number above 0, at most 1e30', is_rate
         is_width = c.is_number(c.init_width, .5, largest, real) and c.init_width>.5
-        yield 'init_width', 'a number of tokens above 0.5', is_width
+        yield 'init_width', 'a number of tokens above 0.5, at most 1e30', is_width
         for name in ('price','sigma_lr','decay'):
             yield name, 'a number from 0 to 1e6', c.is_number(getattr(c, name), 0, 1e6, real)
         yield 'dim', 'an even number', c.dim%2==0
@@ -69,7 +70,7 @@ class TrainConfig(DataConfig):
         fixed = _window(c) in (None,'learned','predicted') or c.is_number(_window(c), most=math.inf)
         yield 'window', 'learned, predicted, none or a whole number of 0 or more', fixed
         sparse = _alpha(c) in (None,'learned') or c.is_number(_alpha(c), 1, largest, real)
-        yield 'alpha', 'none, learned or a number of 1 or more', sparse
+        yield 'alpha', 'none, learned or a number from 1 to 1e30', sparse
         lengths = all(n.isdecimal() and 1<=int(n)<=64 for n in _grams(c))
         yield 'grams', 'whole numbers from 1 to 64 with commas between, such as 3,5', lengths
 
@@ -197,7 +198,9 @@ class Trainer:
             raise UserError(f"batch: expected {expected}, got {c.batch} files of one")
 
     @property
-    def plain(self) -> Classifier: return self.acc.unwrap_model(self.model)
+    def plain(self) -> Classifier:
+        "The model without what accelerate wrapped around it."
+        return self.acc.unwrap_model(self.model)
 
     def batches(self, epoch, # its number, from 0
     ) -> list:
@@ -264,6 +267,7 @@ class Trainer:
         for callback in callbacks: callback('after_epoch', self, row)
 
     def write_log(self) -> None:
+        "Write all rows to `metrics.jsonl`, one JSON object on a line."
         lines = [json.dumps(row)+'\n' for row in self.rows]
         write_atomic(self.run.folder/'metrics.jsonl', ''.join(lines))
 

@@ -7,7 +7,7 @@ __all__ = ['library', 'info', 'serves', 'empty_out', 'empty_like', 'forward', 'w
            'largest_score', 'forward_within']
 
 # %% ../../../nbs/engine/33_native.core.ipynb #c9bef59f
-import ctypes, os, re, struct, zlib
+import ctypes, os, re, struct, sys, zlib
 from collections import namedtuple
 from functools import cache
 from importlib.resources import files
@@ -81,6 +81,11 @@ def _mismatch(lib):
 
 _others = {} # libraries of another version, which are not loaded, and how they differ
 
+def _of_others():
+    "The libraries that lie here and are not loaded, and why, for an error; '' where there is none."
+    reasons = ', '.join(f'{name} ({why})' for name,why in _others.items())
+    return reasons and f'; of another version: {reasons}'
+
 # %% ../../../nbs/engine/33_native.core.ipynb #d116bb40
 @cache
 def library() -> ctypes.CDLL|None:
@@ -101,7 +106,7 @@ def library() -> ctypes.CDLL|None:
     asked = _asked()
     if asked not in ('0','1'):  # nothing else is taken in its place
         raise OSError("DYNATTN_NATIVE: expected a compiled core of that name, "
-                      f"got none: {asked!r}; of another version: {_others}")
+                      f"got none: {asked!r}{_of_others()}")
 
 # %% ../../../nbs/engine/33_native.core.ipynb #431bdcb3
 def info() -> dict:
@@ -112,8 +117,11 @@ def info() -> dict:
         return dict(native=True, library=os.path.basename(lib._name), threads=threads)
     why = "DYNATTN_NATIVE=0"
     if _asked()!='0':
-        why = ("no compiled core: install a C++ compiler and run pip install again; "
-               f"of another version: {_others}")
+        # pip keeps the wheel that it built without a compiler
+        build = ("install a C++ compiler, then dynattn once more, by "
+                 "pip install --force-reinstall --no-deps --no-cache-dir")
+        if sys.platform=='win32': build = "there is none for Windows"
+        why = f"no compiled core: {build}{_of_others()}"
     return dict(native=False, library=None, threads=threads, why=why)
 
 # %% ../../../nbs/engine/33_native.core.ipynb #be45e3d7
