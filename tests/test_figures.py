@@ -91,7 +91,7 @@ GIVEN = {
     '45_configs.ipynb': '5.24',                                 # versions
     '92_everywhere.ipynb': '2.11',
     'audit/69_report.ipynb': '36',                              # of 37 tokens, all before the last
-    'index.ipynb': '1,000',                                     # about where the rows of  cross
+    'index.ipynb': '1,000',                                     # about where the rows of worth_costs.csv cross
     'survey/70_card.ipynb': '100,000',                          # where a picture ends
     'survey/78_sparse.ipynb': '1.88',                           # 1 + sigmoid(2)
     'train/51_files.ipynb': '128',                              # hashes of a curve
