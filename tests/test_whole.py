@@ -1,5 +1,5 @@
 "What changes a model changes it in full or not at all, and a checkpoint belongs to one run: reviews/hostile.md 4, 5 and 7."
-import random, re, signal, sys
+import math, random, re, signal, sys
 from pathlib import Path
 import pytest, torch
 transformers = pytest.importorskip('transformers')
