@@ -265,7 +265,7 @@ def tensor_of(
 def rows_of(
     out, # what a model returns
 ) -> Tensor: # [B,R,F]: one row for each token, or one
-    "What a model returned as one tensor of rows."
+    "One tensor of rows from the output of a model."
     y = tensor_of(out)
     return y.flatten(2) if y.dim()>2 else y.reshape(*(y.shape[:1] or (1,)), 1, -1)
 

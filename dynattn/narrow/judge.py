@@ -304,7 +304,7 @@ class Report:
 
     @property
     def change(self) -> str:
-        "What is judged, in words: loss for a causal model, embeddings for an encoder."
+        "The change that is judged, in words: loss for a causal model, embeddings for an encoder."
         return 'rise in loss' if self.causal else 'distance of embeddings'
 
     @property
