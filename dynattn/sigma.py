@@ -76,8 +76,9 @@ _FLOOR = dict(tokens=.5, fraction=1e-3)
 def as_widths(
     x, # numbers
 ) -> Tensor: # NaN, which no check lets pass, for what is none
-    """Widths as a tensor, in float32 at least, whatever PyTorch's default dtype is; numbers that
-    are no tensor on the CPU, whatever its default device is, for the device meta would lose them."""
+    """Widths as a tensor, in float32 at least, whatever PyTorch's default dtype is.
+
+    Plain numbers are on the CPU, whatever its default device is: the device meta would lose them."""
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
     nothing = torch.tensor(torch.nan, device='cpu')
     if isinstance(x, Tensor) and x.is_complex(): return nothing
@@ -108,7 +109,7 @@ def _start(H, link, init_width, scale, floor, unit):
         raise ValueError(f"init_width: expected finite numbers above the floor of {floor} {unit}, "
                          f"got {init_width}")
     if scale is None: scale = 1. if link=="sigmoid" else width-floor
-    scale = as_widths(scale)
+    scale = as_widths(scale).to(width.device)
     if scale.shape not in ((),(1,),(H,)) or not ((scale>0) & (scale<torch.inf)).all():
         raise ValueError(f"scale: expected positive numbers, one or [{H}], got {scale}")
     scale = scale.to(width.dtype).expand(H).clone()

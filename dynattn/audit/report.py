@@ -91,7 +91,7 @@ def _numbers(texts): # of whole numbers -> '0-3,5'
 
 _alike = partial(re.sub, r'\d+', '*') # of a name
 
-def _title(names): # of modules -> those that are like the first but for their numbers; how many more
+def _title(names): # of modules -> those like the first but for their numbers, and how many more
     names = list(dict.fromkeys(names))
     first = [name for name in names if _alike(name)==_alike(names[0])]
     columns = zip(*(re.split(r'(\d+)', name) for name in first))
