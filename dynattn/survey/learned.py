@@ -50,22 +50,26 @@ def chunked_by_order(
 # %% ../../nbs/survey/73_learned.ipynb #7dc6c3c3
 def _take(x, index): return x.gather(2, index[..., None].expand(*index.shape, x.shape[-1]))
 
-def _with_earlier(x, look_back): # [B,H,nc,c,d] -> [B,H,nc,(1+look_back)·c,d], zeros before the first chunk
+def _with_earlier(x, look_back):
+    "[B,H,nc,c,d] -> [B,H,nc,(1+look_back)·c,d], zeros before the first chunk."
     return torch.cat([F.pad(x, (0, 0, 0, 0, b, 0))[:, :, :x.shape[2]]
                       for b in range(look_back, -1, -1)], 3)
 
 def _earlier_exists(i, look_back, chunk):
     "[nc,1,W]: False for the chunks before the first."
     nc = torch.arange(i.shape[2], device=i.device)[:, None]
-    return (nc >= torch.arange(look_back, -1, -1, device=i.device)).repeat_interleave(chunk, 1)[:, None]
+    back = torch.arange(look_back, -1, -1, device=i.device)
+    return (nc >= back).repeat_interleave(chunk, 1)[:, None]
 
 # %% ../../nbs/survey/73_learned.ipynb #f97947dd
 def lsh(
     x:Tensor, # [B,H,N,d]
     rotations:Tensor, # [H,d,c], c random directions; each stands for itself and its opposite
-    factors:tuple|None=None, # even numbers with the sum 2c; the buckets are their product (default: the one number 2c)
+    # even numbers with the sum 2c; the buckets are their product (default: the one number 2c)
+    factors:tuple|None=None,
 ) -> Tensor: # [B,H,N] int64, the bucket of each token
-    "Angular locality-sensitive hashing (section 2); with several factors, one hash for each digit of the bucket."
+    """Angular locality-sensitive hashing (section 2);
+    with several factors, one hash for each digit of the bucket."""
     factors = factors or (2 * rotations.shape[-1],)
     projected = x @ rotations  # [B,H,N,c]
     bucket = torch.zeros(projected.shape[:-1], dtype=torch.int64, device=x.device)
@@ -85,7 +89,8 @@ def lsh_attention(
     is_causal:bool=False, # keys j <= i only
     padding:PaddingMask|None=None, # of the keys
 ) -> Tensor: # [B,H,N,dv]; zero where a query meets no key
-    "Attention in hashed, sorted chunks over the union of all rounds (section 2, appendix A). Its causal form leaks."
+    """Attention in hashed, sorted chunks over the union of all rounds (section 2, appendix A).
+    Its causal form leaks."""
     n, (qk, v, real) = qk.shape[2], _filled_up(qk, v, chunk, padding)
     meetings = [_Round(qk, r, factors, chunk, same_bucket, real) for r in rotations]
     def times_met(i, j): return sum(m.meet(i, j) for m in meetings)
@@ -137,12 +142,14 @@ def _last_resort_attention(q, k, v, keep, is_causal, padding=None):
     itself = torch.eye(q.shape[2], dtype=torch.bool, device=q.device)
     if is_causal: keep = keep.tril()
     if padding is not None:
-        keep, v = keep & padding.keep[:, None, None], v.masked_fill(~padding.keep[:, None, :, None], 0.)
+        keep = keep & padding.keep[:, None, None]
+        v = v.masked_fill(~padding.keep[:, None, :, None], 0.)
     return masked_softmax((q @ k.mT * q.shape[-1]**-.5).masked_fill(itself, -5e4), keep) @ v
 
 # %% ../../nbs/survey/73_learned.ipynb #f2e5b812
 class SharedQK(AttentionLayer):
-    "Attention whose keys are its queries scaled to length one; a token sees itself as a last resort."
+    """Attention whose keys are its queries scaled to length one;
+    a token sees itself as a last resort."""
     crosses, limit = False, "attention with shared queries and keys"
     def __init__(self, embed_dim, num_heads, *, causal=False):
         super().__init__(embed_dim, num_heads, causal=causal)
@@ -161,8 +168,9 @@ class SharedQK(AttentionLayer):
 class Reformer(SharedQK):
     "Hash, sort, cut, attend; the union of `rounds` such rounds."
     info = Info("Reformer", "Kitaev et al.", 2020, "2001.04451", "LP", "N log N", True, row=6,
-                note="N log N is the sort, which multiplies nothing. The hash, in two factors as in the authors' code, "
-                     "costs N√N. Chunk membership depends on the future.")
+                note="N log N is the sort, which multiplies nothing. "
+                     "The hash, in two factors as in the authors' code, costs N√N. "
+                     "Chunk membership depends on the future.")
     form = "chunked, as published"
     lengths = tuple(4**i for i in range(5, 13))  # √(N/4) is even there
     def __init__(self, embed_dim, num_heads, *, causal=False,
@@ -196,7 +204,8 @@ class Reformer(SharedQK):
 # %% ../../nbs/survey/73_learned.ipynb #2242d30e
 @register
 class ReformerExact(Reformer):
-    "Attention inside whole buckets, the union of all rounds: no chunks, no leak, and as written here no saving."
+    """Attention inside whole buckets, the union of all rounds:
+    no chunks, no leak, and as written here no saving."""
     form, lengths = "exact buckets", AttentionLayer.lengths
     @classmethod
     def knobs(cls, n): return dict(buckets=8)
@@ -215,7 +224,8 @@ class ReformerExact(Reformer):
         return _last_resort_attention(q, k, v, same, self.causal, padding)
 
     def init_state(self, batch): return None
-    def state_size(self, n): return n * (2 * self.q.out_features + len(self.rotations) * self.num_heads)
+    def state_size(self, n):
+        return n * (2 * self.q.out_features + len(self.rotations) * self.num_heads)
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
@@ -271,7 +281,8 @@ def routed_attention(
             else padding.keep)
     q, k, v = (x.masked_fill(~real[:, None, :, None], 0.) for x in (q, k, v))
     i, j = (_members(x, centroids, size, real) for x in (q, k))  # [B,H,k,w]
-    qs, ks, vs = (_take(x, o.flatten(2)).unflatten(2, o.shape[2:]) for x, o in ((q, i), (k, j), (v, j)))
+    qs = _take(q, i.flatten(2)).unflatten(2, i.shape[2:])  # [B,H,k,w,d]
+    ks, vs = (_take(x, j.flatten(2)).unflatten(2, j.shape[2:]) for x in (k, v))
     keep = (real[:, None, None].expand(*j.shape[:2], 1, -1)
             .gather(3, j.flatten(2)[:, :, None]).view(*j.shape[:3], 1, -1))
     if is_causal: keep = keep & (j[..., None, :] <= i[..., None])
@@ -312,14 +323,15 @@ class RoutingArgmax(Routing):
 
     def init_state(self, batch): return None
     def state_size(self, n):
-        return n * (2 * self.q.out_features + self.num_heads)  # keys, values, and a cluster for each head
+        # keys, values, and a cluster for each head
+        return n * (2 * self.q.out_features + self.num_heads)
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
         c = self.nearest(k)
         if state: k, v, c = (torch.cat(o, 2) for o in zip(state, (k, v, c)))
-        return (self.merge(dense_attention(q, k, v, attn_mask=(c == c[..., -1:])[:, :, None]))[:, 0],
-                (k, v, c))
+        same = (c == c[..., -1:])[:, :, None]
+        return self.merge(dense_attention(q, k, v, attn_mask=same))[:, 0], (k, v, c)
 
 # %% ../../nbs/survey/73_learned.ipynb #54b23312
 @torch.no_grad()
@@ -328,11 +340,13 @@ def update_centroids(
     x:Tensor, # [B,N,D] a batch of the layer's inputs
     decay:float=.999, # of the running mean
 ) -> Routing: # the same layer
-    "One step of running k-means, half on queries and half on keys (section 4.1); call it while training only."
+    """One step of running k-means, half on queries and half on keys (section 4.1);
+    call it while training only."""
+    centroids = layer.centroids  # [H,k,d]
     q, k = (o.transpose(0, 1).flatten(1, 2) for o in layer.qkv(x)[:2])  # [H,B·N,d]
-    means = [_cluster_means(o, (o @ layer.centroids.mT).argmax(-1), layer.centroids) for o in (q, k)]
-    moved = decay * layer.centroids + (1 - decay) * (means[0] + means[1]) / 2
-    layer.centroids.copy_(F.normalize(moved, dim=-1))
+    means = [_cluster_means(o, (o @ centroids.mT).argmax(-1), centroids) for o in (q, k)]
+    moved = decay * centroids + (1 - decay) * (means[0] + means[1]) / 2
+    centroids.copy_(F.normalize(moved, dim=-1))
     return layer
 
 def _cluster_means(x, nearest, centroids): # [...,n,d], [...,n], [...,k,d] -> [...,k,d]
@@ -378,16 +392,18 @@ class SortingNetwork(nn.Module):
         "Scores of the sorting: of each block, for each place."
         blocks = -(-x.shape[1] // self.block)
         if blocks > self.max_blocks:
-            raise ValueError(f"x: expected at most {self.max_blocks} blocks of {self.block} tokens, "
-                             f"got {x.shape[1]} tokens")
+            raise ValueError(f"x: expected at most {self.max_blocks} blocks "
+                             f"of {self.block} tokens, got {x.shape[1]} tokens")
         return self.scores(self.sums(x, is_causal))[..., :blocks]
 
 # %% ../../nbs/survey/73_learned.ipynb #2be82cd9
 @register
 class Sinkhorn(AttentionLayer):
-    "Each block attends to itself and to the mixture of blocks that a doubly stochastic matrix puts beside it."
+    """Each block attends to itself and to the mixture of blocks that a doubly stochastic matrix
+    puts beside it."""
     info = Info("Sinkhorn Transformer", "Tay et al.", 2020, "2002.11296", "LP", "B²", True, row=10,
-                note="B² is the cost of one block; scoring and mixing all blocks costs N²·d/b besides.")
+                note="B² is the cost of one block; "
+                     "scoring and mixing all blocks costs N²·d/b besides.")
     crosses = False
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  block:int=8, # tokens in a block
@@ -412,7 +428,9 @@ class Sinkhorn(AttentionLayer):
                                              self.block, temperature=self.temperature,
                                              padding=padding, is_causal=self.causal))
 
-    def init_state(self, batch): return self.q.weight.new_zeros(batch, self.q.in_features), None, None, None, None
+    def init_state(self, batch):
+        total = self.q.weight.new_zeros(batch, self.q.in_features)
+        return total, None, None, None, None
     def state_size(self, n):
         blocks = -(-n // self.block)
         return (self.q.out_features * (2 * n + 1 + 2 * self.block)
@@ -433,7 +451,8 @@ class Sinkhorn(AttentionLayer):
 
 # %% ../../nbs/survey/73_learned.ipynb #6fd5d066
 def _match(scores, keys, values, block, temperature):
-    "Keys and values that the newest block is matched with: earlier blocks, mixed by the last row of S."
+    """Keys and values that the newest block is matched with:
+    earlier blocks, mixed by the last row of S."""
     blocks = scores.shape[2]
     # [B,H,1,nb]
     row = sinkhorn(scores[..., :blocks], temperature=temperature, is_causal=True)[..., -1:, :-1]
@@ -478,7 +497,8 @@ class ClusterFormer(AttentionLayer):
         if self.stored < len(self.centroids):
             raise ValueError(f"bank: expected at least {len(self.centroids)} inputs from training, "
                              f"got {self.stored}")
-        self.centroids.copy_(kmeans(self.bank[-self.stored:], len(self.centroids), steps, generator))
+        inputs = self.bank[-self.stored:]
+        self.centroids.copy_(kmeans(inputs, len(self.centroids), steps, generator))
         return self
 
     def forward(self, x, context=None, *, padding=None):
@@ -516,7 +536,8 @@ def kmeans(
     steps:int=10, # rounds of assigning points and moving centroids
     generator:torch.Generator|None=None, # of the first centroids
 ) -> Tensor: # [k,D]
-    "Lloyd's algorithm from k points drawn at random; a centroid that no point is nearest to stays where it is."
+    """Lloyd's algorithm from k points drawn at random;
+    a centroid that no point is nearest to stays where it is."""
     centroids = x[torch.randperm(len(x), generator=generator, device=x.device)[:clusters]].clone()
     for _ in range(steps):
         centroids = _cluster_means(x, torch.cdist(x, centroids).argmin(-1), centroids)

@@ -19,7 +19,8 @@ from .card import AttentionLayer, Info, register
 # %% ../../nbs/survey/76_recurrence.ipynb #744b4725
 def relative_shift(
     x:Tensor, # [...,L,M+L], column c holds the score of distance M+L-1-c
-) -> Tensor: # [...,L,M+L], entry (i, j) holds that of distance i + M - j; wrong where j lies in the future
+    # [...,L,M+L], entry (i, j) holds that of distance i + M - j; wrong where j lies in the future
+) -> Tensor:
     "Each row moved left by one less than the row below it (Dai et al. 2019, appendix B)."
     *lead, l, n = x.shape
     return F.pad(x, (1, 0)).reshape(*lead, n + 1, l)[..., 1:, :].reshape(*lead, l, n)
@@ -42,8 +43,8 @@ class RelativeAttention(AttentionLayer):
         "Scores by content and by distance, for the segment over past and present."
         keys = torch.cat([past, x], 1)
         n, q, k = keys.shape[1], self.split(self.q(x)), self.split(self.k(keys))
-        waves = sinusoidal_positions(n, x.shape[-1], device=x.device, dtype=x.dtype).flip(0)  # distances n−1 … 0
-        r = self.split(self.r(waves)[None])
+        waves = sinusoidal_positions(n, x.shape[-1], device=x.device, dtype=x.dtype)
+        r = self.split(self.r(waves.flip(0))[None])  # distances n−1 … 0
         content, by_distance = (q + self.u) @ k.mT, relative_shift((q + self.w) @ r.mT)
         return (content + by_distance) * q.shape[-1]**-.5
 
@@ -93,14 +94,17 @@ class TransformerXL(RelativeAttention):
 
     def init_state(self, batch): return self.q.weight.new_zeros(batch, 0, self.q.in_features)
     def state_size(self, n): return min(n, self.memory) * self.q.in_features
-    def step(self, x, state): return self.segment(x[:, None], state)[:, 0], self.remember(state, x[:, None])
+    def step(self, x, state):
+        s = x[:, None]  # a segment of one token
+        return self.segment(s, state)[:, 0], self.remember(state, s)
 
 # %% ../../nbs/survey/76_recurrence.ipynb #d7d39315
 @register
 class Compressive(TransformerXL):
-    "A second memory of `compressed` slots, each made of `rate` states that left the first (section 3)."
-    info = Info("Compressive Transformer", "Rae et al.", 2020, "1911.05507", "RC", "N²", True, row=9,
-                note="N is the segment there, as for Transformer-XL.")
+    """A second memory of `compressed` slots,
+    each made of `rate` states that left the first (section 3)."""
+    info = Info("Compressive Transformer", "Rae et al.", 2020, "1911.05507", "RC", "N²", True,
+                row=9, note="N is the segment there, as for Transformer-XL.")
     COMPRESSIONS, LOSSES = ("convolution", "mean", "max"), ("attention", "autoencoding")
     def __init__(self, embed_dim, num_heads, *, causal=True,
                  segment_len:int=16, # L, a multiple of `rate`
@@ -116,19 +120,20 @@ class Compressive(TransformerXL):
                              f"got {segment_len} and {memory}")
         for name, value, known in (("compression", compression, self.COMPRESSIONS),
                                    ("loss", loss, self.LOSSES)):
-            if value not in known: raise ValueError(f"{name}: expected one of {known}, got {value!r}")
+            if value not in known:
+                raise ValueError(f"{name}: expected one of {known}, got {value!r}")
         self.compressed = compressed
         self.rate = rate
         self.compression = compression
         self.loss = loss
         self.count = count
-        self.conv = (nn.Conv1d(embed_dim, embed_dim, rate, rate) if compression == "convolution"
-                     else None)
-        self.decode = (nn.ConvTranspose1d(embed_dim, embed_dim, rate, rate) if loss == "autoencoding"
-                       else None)
+        sizes = embed_dim, embed_dim, rate, rate  # channels in and out, kernel, stride
+        self.conv = nn.Conv1d(*sizes) if compression == "convolution" else None
+        self.decode = nn.ConvTranspose1d(*sizes) if loss == "autoencoding" else None
         self.seen = []  # (segment, old states) of the last training pass
     @classmethod
-    def exact(cls, n): return dict(segment_len=4, memory=8, compressed=n, rate=1, compression="mean")
+    def exact(cls, n):
+        return dict(segment_len=4, memory=8, compressed=n, rate=1, compression="mean")
 
     def forward(self, x, context=None, *, padding=None):
         if padding is not None or context is not None:
@@ -148,7 +153,8 @@ class Compressive(TransformerXL):
     ):
         "Attention of the segment over compressed slots, past and itself, [B,L,D]."
         weight = x.new_full((slots.shape[1],), math.log(self.rate) if self.count else 0.)
-        return self.segment(x, torch.cat([slots, past], 1), F.pad(weight, (0, past.shape[1] + x.shape[1])))
+        weight = F.pad(weight, (0, past.shape[1] + x.shape[1]))  # zero for past and segment
+        return self.segment(x, torch.cat([slots, past], 1), weight)
 
     def push(self,
         slots, # [B,n,D] compressed
@@ -172,7 +178,8 @@ class Compressive(TransformerXL):
         return groups.mean(2) if self.compression == "mean" else groups.amax(2)
 
     @property
-    def aux_loss(self): # mean over what the last training pass compressed; None where it compressed nothing
+    def aux_loss(self):
+        # mean over what the last training pass compressed; None where it compressed nothing
         if not self.seen: return None
         return torch.stack([self.reconstruction(h, old) for h, old in self.seen]).mean()
     def reconstruction(self,

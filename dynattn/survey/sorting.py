@@ -27,7 +27,8 @@ def sinkhorn(
     temperature:float=1., # > 0; towards 0 the matrix becomes the best permutation
     keep:Tensor|None=None, # bool, broadcasts to [...,nb]: which blocks take part
     is_causal:bool=False, # only earlier blocks, j < i, and sums over earlier rows only
-) -> Tensor: # [...,nb,nb]; rows sum to one, columns nearly so; a block without a partner has a row of zeros
+    # [...,nb,nb]; rows sum to one, columns nearly so; a block without a partner has a row of zeros
+) -> Tensor:
     "Sinkhorn's normalisation in the log domain (Sinkhorn 1964)."
     if logits.ndim<2 or logits.shape[-1]!=logits.shape[-2]:
         raise ValueError(f"logits: expected [...,nb,nb], got {list(logits.shape)}")
@@ -164,7 +165,8 @@ def sinkhorn_attention(
     q:Tensor, # [B,H,N,d]
     k:Tensor, # [B,Hkv,N,d], Hkv divides H
     v:Tensor, # [B,Hkv,N,dv]
-    logits:Tensor, # [B,H,nb,nb], for instance from `block_logits`, nb = ceil(N/block); B and H may be 1
+    # [B,H,nb,nb], for instance from `block_logits`, nb = ceil(N/block); B and H may be 1
+    logits:Tensor,
     block:int, # tokens a block
     *,
     n_iters:int=8, # rounds of `sinkhorn`
