@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ..engine.dense import dense_attention
 from ..padding import PaddingMask, masked_softmax
 from .card import AttentionLayer, Exact, Info, Layer, register
-from .fixed import Pattern, filled, kept_pairs, joint_softmax, listed_attention, positions, surroundings
+from .fixed import (
+    Pattern, filled, kept_pairs, joint_softmax, listed_attention, positions, surroundings)
 
 # %% ../../nbs/survey/72_memory.ipynb #b3854e79
 def memory_attention(
@@ -50,8 +51,10 @@ def memory_attention(
 # %% ../../nbs/survey/72_memory.ipynb #f1354498
 @register
 class Longformer(Pattern):
-    "A window of ±`window` and `n_global` leading tokens, whose rows have projections of their own (section 3)."
-    info = Info("Longformer", "Beltagy et al.", 2020, "2004.05150", "FP+M", "N(k + m)", True, row=11,
+    """A window of ±`window` and `n_global` leading tokens,
+    whose rows have projections of their own (section 3)."""
+    info = Info("Longformer", "Beltagy et al.", 2020, "2004.05150",
+                "FP+M", "N(k + m)", True, row=11,
                 note="Of the released forms only the one with a CUDA kernel of its own "
                 "is causal; the operator has one.")
     def __init__(self, embed_dim, num_heads, *, causal=False,
@@ -64,7 +67,9 @@ class Longformer(Pattern):
     @classmethod
     def exact(cls, n): return dict(window=n, n_global=0)
 
-    def sees(self, i, j): return ((i - j).abs() <= self.window) | (j < self.n_global) | (i < self.n_global)
+    def sees(self, i, j):
+        in_window = (i - j).abs() <= self.window
+        return in_window | (j < self.n_global) | (i < self.n_global)
     def attend(self, q, k, v, *, padding=None):
         window = min(self.window, q.shape[2] - 1)
         return windowed_with_leading(q, k, v, self.n_global, window, self.causal, padding)
@@ -92,7 +97,8 @@ class Longformer(Pattern):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
         past_k, past_v, leading = state or (k[:, :, :0], v[:, :, :0], x[:, None][:, :0])
-        k, v = (self.in_sight(torch.cat([past, new], 2)) for past, new in ((past_k, k), (past_v, v)))
+        k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
+        k, v = self.in_sight(k), self.in_sight(v)
         if leading.shape[1] < self.n_global: # a global row
             leading = torch.cat([leading, x[:, None]], 1)
             return (self.merge(dense_attention(*self.qkv_global(x[:, None], leading)))[:, 0],
@@ -151,7 +157,8 @@ def etc_attention(
     long:tuple, # q, k, v of the long input, [B,H,N,d]
     short:tuple, # q, k, v of the global input, [B,H,g,d]
     radius:int, # r, to each side
-    is_causal:bool=False, # long rows see keys j <= i only, and global rows see the global input only
+    # long rows see keys j <= i only, and global rows see the global input only
+    is_causal:bool=False,
     padding:PaddingMask|None=None, # of the long input
 ) -> tuple: # outputs of the long tokens [B,H,N,d] and of the global ones [B,H,g,d]
     "Long tokens see a window and the global input, global tokens everything (section 3)."
@@ -188,12 +195,17 @@ class ETC(AttentionLayer):
         padding=None, # `PaddingMask` of the long tokens, [B,N]
     ): # long tokens [B,N,D] and global tokens [B,g,D]
         context = self.tokens.expand(len(x), -1, -1) if context is None else context
-        long, short = etc_attention(self.qkv(x), self.qkv(context), self.radius, self.causal, padding)
+        long, short = etc_attention(self.qkv(x), self.qkv(context),
+                                    self.radius, self.causal, padding)
         return self.merge(long), self.merge(short)
 
-    def init_state(self, batch): # keys and values of the learned global tokens, in front of those to come
-        return tuple(self.split(f(self.tokens[None])).expand(batch, -1, -1, -1) for f in (self.k, self.v))
-    def state_size(self, n): return 2 * (len(self.tokens) + min(n, self.radius + 1)) * self.q.out_features
+    def init_state(self,
+        batch): # keys and values of the learned global tokens, in front of those to come
+        k, v = self.split(self.k(self.tokens[None])), self.split(self.v(self.tokens[None]))
+        return k.expand(batch, -1, -1, -1), v.expand(batch, -1, -1, -1)
+    def state_size(self, n):
+        kept = len(self.tokens) + min(n, self.radius + 1)
+        return 2 * kept * self.q.out_features
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
@@ -213,10 +225,11 @@ def random_plan(
     random:int, # r, drawn blocks for each block of queries
     seed:int=0, # of the draw
 ) -> Tensor: # [nb,5+r] int64 on the CPU: which blocks each block sees, each once; -1 for none
-    "Three around, the first, the last, and `random` others (all others, where there are fewer), in O(nb·r²)."
+    """Three around, the first, the last, and `random` others
+    (all others, where there are fewer), in O(nb·r²)."""
     generator, i = torch.Generator("cpu").manual_seed(seed), torch.arange(nb, device="cpu")[:, None]
-    fixed = torch.cat([torch.zeros_like(i), i - 1, i, i + 1, torch.full_like(i, nb - 1)], 1) # ascending
-    fixed = fixed.clamp(0, nb - 1)
+    first, last = torch.zeros_like(i), torch.full_like(i, nb - 1)
+    fixed = torch.cat([first, i - 1, i, i + 1, last], 1).clamp(0, nb - 1) # ascending
     repeated = F.pad(fixed[:, 1:] == fixed[:, :-1], (1, 0))
     others = nb - (~repeated).sum(1, keepdim=True)  # [nb,1] blocks left to draw from
     drawn = _draw(others, random, generator)  # [nb,r] an index into them
@@ -254,7 +267,8 @@ def table_mask(
 class BigBird(AttentionLayer):
     "Blocks: three around, first and last, `random` drawn ones (section 2, internal construction)."
     info = Info("Big Bird", "Zaheer et al.", 2020, "2007.14062", "FP+M", "N", False, row=18,
-                note="The mask under a triangle is causal; the Arena's code and transformers use full attention there.")
+                note="The mask under a triangle is causal; the Arena's code and transformers "
+                "use full attention there.")
     crosses = False
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  block:int=8, # b
@@ -316,7 +330,8 @@ def _dense_rows(y, q, k, v, real, b, causal):
 
 # %% ../../nbs/survey/72_memory.ipynb #b57af44d
 class MAB(nn.Module):
-    "Multihead attention block: X reads Y; residual, norm, feed-forward, residual, norm (equations 6 and 7)."
+    """Multihead attention block: X reads Y;
+    residual, norm, feed-forward, residual, norm (equations 6 and 7)."""
     def __init__(self,
         embed_dim:int, # D
         num_heads:int, # H, divides D
@@ -338,7 +353,8 @@ class MAB(nn.Module):
 # %% ../../nbs/survey/72_memory.ipynb #e4a173e6
 @register
 class ISAB(Layer):
-    "Induced set attention: `inducing` learned points read the set, the set reads them (equation 9)."
+    """Induced set attention: `inducing` learned points read the set,
+    the set reads them (equation 9)."""
     info = Info("Set Transformer", "Lee et al.", 2019, "1810.00825", "M", "kN", False, row=3)
     can_be_causal = False
     def __init__(self, embed_dim, num_heads, *, causal=False,
@@ -398,7 +414,8 @@ def running_mean_product(
 # %% ../../nbs/survey/72_memory.ipynb #065331b5
 @register
 class Luna(AttentionLayer):
-    "Pack a sequence into `length` vectors, unpack it from them; running sums in the causal form (section 3)."
+    """Pack a sequence into `length` vectors, unpack it from them;
+    running sums in the causal form (section 3)."""
     info = Info("Luna", "Ma et al.", 2021, "2106.01540", "M", "kN", True, row=25)
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  length:int=8): # l, slots of the packed sequence
@@ -426,7 +443,8 @@ class Luna(AttentionLayer):
         padding=None, # `PaddingMask` of `x`, [B,N]
     ): # P′ [B,l,D]
         "The slots after they have read the sequence."
-        q, k, v = self.split(self.q_pack(slots)), self.split(self.k_pack(x)), self.split(self.v_pack(x))
+        q = self.split(self.q_pack(slots))
+        k, v = self.split(self.k_pack(x)), self.split(self.v_pack(x))
         return dense_attention(q, k, v, padding=padding).transpose(1, 2).flatten(2)
 
     def scores(self,
@@ -456,7 +474,8 @@ class Luna(AttentionLayer):
     def state_size(self, n): return 2 * self.q.out_features * self.slots.shape[1]
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
-        (q, k, v), w = self.qkv(x[:, None]), self.scores(x[:, None], self.slots.expand(len(x), -1, -1))
+        x, slots = x[:, None], self.slots.expand(len(x), -1, -1)
+        (q, k, v), w = self.qkv(x), self.scores(x, slots)
         key_sum, value_sum, t = state
         key_sum, value_sum, t = key_sum + k.mT @ w, value_sum + w.mT @ v, t + 1
         a = (q * q.shape[-1]**-.5 @ key_sum / t).softmax(-1)

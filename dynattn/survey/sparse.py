@@ -31,7 +31,8 @@ class Additive(Exact):
         super().__init__(embed_dim, num_heads, causal=causal)
         d = embed_dim // num_heads
         hidden = hidden or d
-        self.net = nn.ModuleDict(dict(query=nn.Linear(d, hidden, bias=False), key=nn.Linear(d, hidden, bias=False),
+        self.net = nn.ModuleDict(dict(query=nn.Linear(d, hidden, bias=False),
+                                      key=nn.Linear(d, hidden, bias=False),
                                       score=nn.Linear(hidden, 1, bias=False)))
 
     @classmethod
@@ -44,11 +45,13 @@ class Additive(Exact):
         if padding is not None:
             k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.)
                     for x in (k, v))
-        hidden = torch.tanh(self.net.query(q)[..., :, None, :] + self.net.key(k)[..., None, :, :])  # [B,H,N,M,hidden]
+        queries, keys = self.net.query(q)[..., :, None, :], self.net.key(k)[..., None, :, :]
+        hidden = torch.tanh(queries + keys)  # [B,H,N,M,hidden]
         scores = self.net.score(hidden)[..., 0]  # [B,H,N,M]
         keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
         if is_causal: keep = keep.tril()
-        return masked_softmax(scores, keep if padding is None else keep & padding.keep[:, None, None]) @ v
+        if padding is not None: keep = keep & padding.keep[:, None, None]
+        return masked_softmax(scores, keep) @ v
 
 # %% ../../nbs/survey/78_sparse.ipynb #e907ad33
 @register
@@ -63,7 +66,8 @@ class AdaptivelySparse(Exact):
     @classmethod
     def exact(cls, n): return dict(alpha=1.)
 
-    def read(self, q, k, v, **options): return dense_attention(q, k, v, alpha=self.alpha(), **options)
+    def read(self, q, k, v, **options):
+        return dense_attention(q, k, v, alpha=self.alpha(), **options)
 
 # %% ../../nbs/survey/78_sparse.ipynb #f07667ba
 def product_topk(
@@ -107,7 +111,8 @@ class ProductKeyMemory(PerToken):
                  keys:int=16, # n, sub-keys of each half
                  top:int=4, # values a head reads
                  half:int=8, # width of half a query
-                 norm:str="layer"): # "layer" of each half query, or "batch" of all its numbers, as in the paper
+                 # "layer" of each half query, or "batch" of all its numbers, as in the paper
+                 norm:str="layer"):
         super().__init__(embed_dim, num_heads, causal=causal)
         if norm not in ("layer", "batch"):
             raise ValueError(f"norm: expected 'layer' or 'batch', got {norm!r}")
@@ -156,7 +161,8 @@ def queue_places(
     num_experts:int, # E
     *,
     wanted:Tensor|None=None, # [B,N,k] bool, False for a choice that does not queue at all
-    first_choices_first:bool=False, # all first choices of a sequence stand before all second ones; else token by token
+    # all first choices of a sequence stand before all second ones; else token by token
+    first_choices_first:bool=False,
 ) -> Tensor: # [B,N,k] int64, how many stand before it; -1 for a choice that does not queue
     "Places in the experts' queues, one set of queues per sequence."
     turn = (lambda x: x.mT) if first_choices_first else (lambda x: x)
@@ -190,9 +196,10 @@ def run_experts(
     "Each token through the experts that have a place for it."
     k = experts.shape[-1]
     served = (place >= 0) & (place < (capacity if limit is None else limit[:, None, None]))
-    slot = (torch.where(served, experts * capacity + place, num_experts * capacity).flatten(1)[..., None]
-            .expand(-1, -1, x.shape[-1]))
-    queues = (x.new_zeros(len(x), num_experts * capacity + 1, x.shape[-1])
+    nowhere = num_experts * capacity  # the slot behind all queues
+    slot = torch.where(served, experts * capacity + place, nowhere).flatten(1)  # [B,Nk]
+    slot = slot[..., None].expand(-1, -1, x.shape[-1])
+    queues = (x.new_zeros(len(x), nowhere + 1, x.shape[-1])
               .scatter(1, slot, x.repeat_interleave(k, 1)))
     y = fn(queues[:, :-1].unflatten(1, (num_experts, capacity))).flatten(1, 2)  # [B,EC,D]
     y = F.pad(y, (0, 0, 0, 1)).gather(1, slot).unflatten(1, (-1, k))  # [B,N,k,D]
@@ -264,7 +271,8 @@ class MixtureOfExperts(_Routed):
                  hidden:int=32, # width of an expert
                  factor:float|None=1.25, # capacity in fair shares; None: `capacity` decides
                  eval_factor:float|None=None, # `factor` in evaluation (default: the same)
-                 capacity:int|None=None, # places an expert has, where `factor` is None; None: room for all
+                 # places an expert has, where `factor` is None; None: room for all
+                 capacity:int|None=None,
                  balance_weight:float=1e-2): # of the balance in the auxiliary loss
         super().__init__(embed_dim, num_heads, causal=causal)
         if factor is not None and capacity is not None:
@@ -357,7 +365,8 @@ class Switch(MixtureOfExperts):
 # %% ../../nbs/survey/78_sparse.ipynb #0e020009
 @register
 class GShard(MixtureOfExperts):
-    "Two experts, gates that sum to one, a second choice taken with probability 2g₂ in training (algorithm 1)."
+    """Two experts, gates that sum to one,
+    a second choice taken with probability 2g₂ in training (algorithm 1)."""
     info = Info("GShard", "Lepikhin et al.", 2020, "2006.16668", "Sparse", "N²", True,
                 part="ffn", row=31,
                 note="N² is the attention beside it. First choices of later tokens "
@@ -381,8 +390,10 @@ class GLaM(GShard):
 
 @register
 class STMoE(GShard):
-    "Two gated experts, less room in training than in evaluation, and a loss on the router's logits."
-    info = Info("ST-MoE", "Zoph et al.", 2022, "2202.08906", "Sparse", "N²", True, part="ffn", row=30,
+    """Two gated experts, less room in training than in evaluation,
+    and a loss on the router's logits."""
+    info = Info("ST-MoE", "Zoph et al.", 2022, "2202.08906", "Sparse", "N²", True,
+                part="ffn", row=30,
                 note="N² is the attention beside it. Routing, and its leak, as in GShard.")
     glu, threshold, z_weight = True, .2, 1e-3
     def __init__(self,
@@ -414,7 +425,8 @@ class STMoEByToken(STMoE):
 # %% ../../nbs/survey/78_sparse.ipynb #f46be457
 @register
 class SparseFeedForward(PerToken):
-    "One unit out of each block of `block`, chosen per token; all units, masked, in training (section 3.1)."
+    """One unit out of each block of `block`, chosen per token;
+    all units, masked, in training (section 3.1)."""
     info = Info("Scaling Transformer", "Jaszczur et al.", 2021, "2111.12763", "Sparse", "N²", True,
                 part="ffn", row=32,
                 note="N² is the attention beside it; the sparse feed-forward layer is linear in N.")
@@ -438,7 +450,9 @@ class SparseFeedForward(PerToken):
     @classmethod
     def exact(cls, n): return dict(block=1)
     @classmethod
-    def at(cls, n, causal=False, **knobs): return super().at(n, causal=causal, **knobs).eval()  # as it decodes
+    def at(cls,
+        n, causal=False, **knobs,
+    ): return super().at(n, causal=causal, **knobs).eval()  # as it decodes
     def reference(self, x, *, padding=None): return (x @ self.up.T).relu() @ self.down
     def forward(self, x, context=None, *, padding=None):
         return (_masked if self.training else _gathered)(self, self.admit(x, context, padding))
@@ -472,7 +486,8 @@ class MultiplicativeDense(nn.Module):
         modules:int, # S, divides d
     ):
         super().__init__()
-        if dim % modules: raise ValueError(f"modules: expected a divisor of dim={dim}, got {modules}")
+        if dim % modules:
+            raise ValueError(f"modules: expected a divisor of dim={dim}, got {modules}")
         self.which = nn.Parameter(torch.randn(dim, modules))
         self.where = nn.Parameter(torch.randn(dim, dim // modules) * dim**-.5)
 
@@ -485,7 +500,8 @@ class MultiplicativeDense(nn.Module):
 # %% ../../nbs/survey/78_sparse.ipynb #abb43a35
 @register
 class SparseQKV(AttentionLayer):
-    "Queries, keys and values from one multiplicative layer and small causal convolutions (section 3.2)."
+    """Queries, keys and values from one multiplicative layer
+    and small causal convolutions (section 3.2)."""
     info = Info("Scaling Transformer", "Jaszczur et al.", 2021, "2111.12763",
                 "Sparse", "N²", True, row=32)
     form, crosses = "sparse QKV", False
@@ -505,7 +521,8 @@ class SparseQKV(AttentionLayer):
         own = x.unflatten(-1, (self.modules_count, -1))  # [B,N,S,d/S]
         y, both = self.project(x), torch.cat([self.project(x), own], -1)
         back, side = self.kernel - 1, self.kernel // 2
-        y, both = (F.pad(o.permute(0, 3, 1, 2), (0, 0, back, 0)) for o in (y, both))  # [B,·,back+N,S]
+        y, both = (F.pad(o.permute(0, 3, 1, 2), (0, 0, back, 0))  # [B,·,back+N,S]
+                   for o in (y, both))
         y = F.pad(y, (side, side))
         maps = self.q(y), self.k(y), self.v(both)  # [B,d/S,N,S]
         return [self.split(o.permute(0, 2, 3, 1).flatten(2)) for o in maps]
@@ -515,7 +532,9 @@ class SparseQKV(AttentionLayer):
         if padding is not None: x = x.masked_fill(~padding.keep[..., None], 0.)
         return self.merge(dense_attention(*self.qkv(x), padding=padding, is_causal=self.causal))
 
-    def init_state(self, batch): return (self.project.which.new_zeros(batch, 0, len(self.project.which)), None)
+    def init_state(self, batch):
+        no_inputs = self.project.which.new_zeros(batch, 0, len(self.project.which))
+        return no_inputs, None
     def state_size(self, n): return (2 * n + min(n, self.kernel - 1)) * len(self.project.which)
     def step(self, x, state): # state: the last inputs a convolution sees, and keys and values
         if not self.causal: self.refuse("incremental form unless causal")
