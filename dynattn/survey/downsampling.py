@@ -33,8 +33,10 @@ class MemoryCompressed(AttentionLayer):
         super().__init__(embed_dim, num_heads, causal=causal)
         self.rate = rate
         self.squeeze_k, self.squeeze_v = (
-            nn.Conv1d(embed_dim, embed_dim, rate, rate, groups=num_heads, bias=False) for _ in range(2))
-        self.first = nn.Parameter(torch.randn(2, num_heads, 1, embed_dim // num_heads)) if causal else None
+            nn.Conv1d(embed_dim, embed_dim, rate, rate, groups=num_heads, bias=False)
+            for _ in range(2))
+        first_shape = 2, num_heads, 1, embed_dim // num_heads  # a key and a value
+        self.first = nn.Parameter(torch.randn(first_shape)) if causal else None
     @classmethod
     def exact(cls, n): return dict(rate=1)
     @classmethod
@@ -64,7 +66,8 @@ class MemoryCompressed(AttentionLayer):
         k, v = self.compress(k, self.squeeze_k), self.compress(v, self.squeeze_v)
         if not self.causal: return dense_attention(q, k, v)
         k, v = (torch.cat([f.expand(len(x), -1, -1, -1), x], 2) for f, x in zip(self.first, (k, v)))
-        ends = torch.arange(k.shape[2], device=q.device) * self.rate - 1  # the learned key ends at −1
+        # the learned key ends at −1
+        ends = torch.arange(k.shape[2], device=q.device) * self.rate - 1
         return dense_attention(
             q, k, v, attn_mask=ends <= torch.arange(q.shape[2], device=q.device)[:, None])
 
@@ -77,7 +80,8 @@ def _identity_convolutions(layer):
 # %% ../../nbs/survey/77_downsampling.ipynb #f69ef456
 @register
 class Poolingformer(AttentionLayer):
-    "An exact window, then a wide one over pooled keys and values of its output; both are added (section 3)."
+    """An exact window, then a wide one over pooled keys and values of its output;
+    both are added (section 3)."""
     info = Info("Poolingformer", "Zhang et al.", 2021, "2105.04371", "FP+M", "N", False, row=21)
     can_be_causal, crosses = False, False
     limit = "two softmax attentions, the second on the first's output, summed"
@@ -154,7 +158,8 @@ def dynamic_pool(
     real:Tensor, # [B or 1,N] bool
     stride:int, # ξ
 ) -> Tensor: # [B,H,N/ξ,d]
-    "Each pool of κ tokens as their weighted sum; its middle token gives the weights, and only real tokens get any."
+    """Each pool of κ tokens as their weighted sum;
+    its middle token gives the weights, and only real tokens get any."""
     kernel = weight.shape[1]
     left, right = (kernel - stride) // 2, kernel - stride - (kernel - stride) // 2
     pools = F.pad(x, (0, 0, left, right)).unfold(2, kernel, stride)  # [B,H,N/ξ,d,κ]
@@ -167,8 +172,8 @@ def dynamic_pool(
 class Funnel(AttentionLayer):
     "Pooled queries over unpooled keys, [B,N,D] -> [B,1+(N−1)/stride,D] (section 2.2, appendix A)."
     info = Info("Funnel Transformer", "Dai et al.", 2020, "2006.03236", "FP+DS", "N²", True, row=15,
-                note="A pooled position mixes its tokens; no causal form is published, and a mask on pooled positions "
-                     "leaks inside the pool.")
+                note="A pooled position mixes its tokens; no causal form is published, "
+                     "and a mask on pooled positions leaks inside the pool.")
     crosses, can_be_causal = False, False
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  stride:int=2, # tokens in a pooled query
@@ -206,8 +211,10 @@ class Funnel(AttentionLayer):
         n = x.shape[1]
         waves = sinusoidal_positions(2 * n - 1, x.shape[-1],
                                      offset=1 - n, device=x.device, dtype=x.dtype)
-        by_distance = (q + self.w) @ self.split(self.r(waves)[None]).mT  # [B,H,N′,2N−1], from 1−N to N−1
-        i, j = torch.arange(pooled.shape[1], device=x.device)[:, None], torch.arange(n, device=x.device)
+        distances = self.split(self.r(waves)[None])  # [1,H,2N−1,d], from 1−N to N−1
+        by_distance = (q + self.w) @ distances.mT  # [B,H,N′,2N−1]
+        i = torch.arange(pooled.shape[1], device=x.device)[:, None]
+        j = torch.arange(n, device=x.device)
         # of a pool's first token
         place = torch.where(i < self.cls, i, (i - self.cls) * self.stride + self.cls)
         by_distance = by_distance.gather(-1, (place - j + n - 1).expand(*q.shape[:3], n))
@@ -240,7 +247,8 @@ class Funnel(AttentionLayer):
 
 # %% ../../nbs/survey/77_downsampling.ipynb #831e3d52
 class PerceiverBlock(nn.Module):
-    "Attention and a network of two layers, each with a norm before it and a residual path around it."
+    """Attention and a network of two layers,
+    each with a norm before it and a residual path around it."""
     def __init__(self,
         embed_dim:int, # D
         num_heads:int, # H
@@ -261,16 +269,19 @@ class PerceiverBlock(nn.Module):
     ) -> Tensor: # [B,M,D]
         "Attention of `z` over `x`, then a feed-forward layer."
         query = self.norm_query(z)
-        read = self.attention(query, query if self.norm_input is None else self.norm_input(x), padding=padding)
+        source = query if self.norm_input is None else self.norm_input(x)
+        read = self.attention(query, source, padding=padding)
         z = z + read if self.residual else read
         return z + self.feed_forward(self.norm_hidden(z))
 
 # %% ../../nbs/survey/77_downsampling.ipynb #831e3d0c
 @register
 class Perceiver(Layer):
-    "`latents` vectors read the input and work on it, `rounds` times, [B,N,D] -> [B,M,D] (section 3)."
+    """`latents` vectors read the input and work on it, `rounds` times,
+    [B,N,D] -> [B,M,D] (section 3)."""
     info = Info("Perceiver", "Jaegle et al.", 2021, "2103.03206", "M+DS", "kN", True, row=23,
-                note="No causal form in this paper or in Perceiver IO; Perceiver AR has one, a year later.")
+                note="No causal form in this paper or in Perceiver IO; "
+                     "Perceiver AR has one, a year later.")
     can_be_causal = False
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  latents:int=8, # M
@@ -281,7 +292,8 @@ class Perceiver(Layer):
         self.latents = nn.Parameter(torch.randn(1, latents, embed_dim))
         readings = min(rounds, 2)  # the first has its own weights, all others share theirs
         self.read = nn.ModuleList([PerceiverBlock(embed_dim, num_heads) for _ in range(readings)])
-        self.work = nn.ModuleList([PerceiverBlock(embed_dim, num_heads, crosses=False) for _ in range(depth)])
+        self.work = nn.ModuleList([PerceiverBlock(embed_dim, num_heads, crosses=False)
+                                   for _ in range(depth)])
     def out_len(self, n): return self.latents.shape[1]
 
     def encode(self,
@@ -302,8 +314,10 @@ class Perceiver(Layer):
 # %% ../../nbs/survey/77_downsampling.ipynb #831e3d1c
 @register
 class PerceiverIO(Perceiver):
-    "A Perceiver that reads once; a query for each output then reads the latents, [B,N,D] -> [B,N′,D] (section 3)."
-    info = Info("Perceiver", "Jaegle et al.", 2021, "2107.14795", "M+DS", "kN", True, row=23, note=Perceiver.info.note)
+    """A Perceiver that reads once; a query for each output then reads the latents,
+    [B,N,D] -> [B,N′,D] (section 3)."""
+    info = Info("Perceiver", "Jaegle et al.", 2021, "2107.14795", "M+DS", "kN", True, row=23,
+                note=Perceiver.info.note)
     form = "IO"
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  latents:int=8, # M
@@ -325,11 +339,13 @@ class PerceiverIO(Perceiver):
 # %% ../../nbs/survey/77_downsampling.ipynb #7d27a49c
 def _scores(dim, hidden, tokens):
     "A small network from one token to a score for each learned token."
-    return nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, tokens))
+    return nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, hidden), nn.GELU(),
+                         nn.Linear(hidden, tokens))
 
 class _Learner(Layer):
     "`tokens` weighted sums of the input, [B,N,D] -> [B,tokens,D]: subclasses say `maps(x, keep)`."
-    info = Info("TokenLearner", "Ryoo et al.", 2021, "2106.11297", "DS", "k²", False, row=26, part="pool",
+    info = Info("TokenLearner", "Ryoo et al.", 2021, "2106.11297", "DS", "k²", False, row=26,
+                part="pool",
                 note="k² is the cost of the layers behind it; the learner itself is linear in N.")
     can_be_causal = False
     def __init__(self, embed_dim, num_heads=1, *, causal=False,
@@ -363,7 +379,8 @@ class TokenLearner(_Learner):
 # %% ../../nbs/survey/77_downsampling.ipynb #7d27a41c
 @register
 class TokenLearnerConv(_Learner):
-    "A sigmoid of four convolutions over a square picture, and the mean over its places (section 2)."
+    """A sigmoid of four convolutions over a square picture,
+    and the mean over its places (section 2)."""
     form, lengths = "convolutions", tuple(4**i for i in range(4, 9))
     def __init__(self, embed_dim, num_heads=1, *, causal=False, tokens=8):
         super().__init__(embed_dim, num_heads, causal=causal, tokens=tokens)
@@ -383,11 +400,13 @@ class TokenLearnerConv(_Learner):
         side = math.isqrt(x.shape[1])
         if side**2 != x.shape[1]:
             raise ValueError(f"x: expected a square number of tokens, row by row, got {x.shape[1]}")
-        return self.score(self.norm(x).mT.unflatten(2, (side, side))).flatten(2).sigmoid() / x.shape[1]
+        picture = self.norm(x).mT.unflatten(2, (side, side))  # [B,D,√N,√N]
+        return self.score(picture).flatten(2).sigmoid() / x.shape[1]
 
 # %% ../../nbs/survey/77_downsampling.ipynb #7d27a42c
 class TokenFuser(nn.Module):
-    "Back to N places: each takes its own mixture of the tokens, [B,S,D] and [B,N,D] -> [B,N,D] (section 2.2)."
+    """Back to N places: each takes its own mixture of the tokens,
+    [B,S,D] and [B,N,D] -> [B,N,D] (section 2.2)."""
     def __init__(self,
         embed_dim, # D
         tokens, # S

@@ -43,7 +43,8 @@ def blocked_attention(
     padding:PaddingMask|None=None, # of the keys, [B,N]
     log_weight=None, # `log_weight(j - i)` is added to the scores: a soft window
 ) -> Tensor: # [B,H,N,dv]
-    "Attention inside blocks and their surroundings; what lies further away must be forbidden by `sees`."
+    """Attention inside blocks and their surroundings;
+    what lies further away must be forbidden by `sees`."""
     n = q.shape[2]
     real, (q, k, v) = filled(q, k, v, block, padding)
     i, j = positions(q.shape[2], block, left, right, q.device)  # [nb,block,1], [nb,1,W]
@@ -62,7 +63,8 @@ def filled(
 ) -> tuple: # which positions are real, [B or 1,N′] bool, and q, k, v of the length N′
     "Lengthened to a multiple of `block`, with zeros where a position is not real."
     n, pad = q.shape[2], -q.shape[2] % block
-    if padding is not None: k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.) for x in (k, v))
+    if padding is not None:
+        k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.) for x in (k, v))
     real = torch.ones(1, n, dtype=torch.bool, device=q.device) if padding is None else padding.keep
     return F.pad(real, (0, pad)), [F.pad(x, (0, 0, 0, pad)) for x in (q, k, v)]
 
@@ -113,8 +115,10 @@ def listed_attention(
 
 # %% ../../nbs/survey/71_fixed.ipynb #0ff26368
 class Pattern(AttentionLayer):
-    "A function of two positions: subclasses define `sees(i, j)`, which ignores causality, and a fast `attend`."
-    # most keys that a causal row may look back over, its own among them; None where there is no limit
+    """A function of two positions:
+    subclasses define `sees(i, j)`, which ignores causality, and a fast `attend`."""
+    # most keys that a causal row may look back over, its own among them;
+    # None where there is no limit
     span = None
     def sees(self,
         i, # positions of queries
@@ -136,7 +140,9 @@ class Pattern(AttentionLayer):
         j = torch.arange(n, device=device)
         return self.visible(j[:, None], j).expand(n, n)
 
-    def init_state(self, batch): return None # keys and values in sight, and how many tokens there were
+    def init_state(self, batch,
+        # keys and values in sight, and how many tokens there were
+    ): return None
     def state_size(self, n): return 2 * min(n, self.span or n) * self.q.out_features
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
@@ -171,7 +177,8 @@ class LocalBlocks(Pattern):
 # %% ../../nbs/survey/71_fixed.ipynb #60ef657f
 @register
 class ImageTransformer(Pattern):
-    "One-dimensional local attention: a block of queries sees itself and `memory` pixels before it (section 3.2)."
+    """One-dimensional local attention:
+    a block of queries sees itself and `memory` pixels before it (section 3.2)."""
     info = Info("Image Transformer", "Parmar et al.", 2018, "1802.05751", "FP", "N·m", True, row=2)
     form = "1-D local"
     def __init__(self, embed_dim, num_heads, *, causal=False,
@@ -192,13 +199,16 @@ class ImageTransformer(Pattern):
 # %% ../../nbs/survey/71_fixed.ipynb #eac67c0a
 @register
 class ImageTransformer2D(Pattern):
-    "Two-dimensional local attention; the sequence is in the order of generation, block after block (section 3.2)."
+    """Two-dimensional local attention;
+    the sequence is in the order of generation, block after block (section 3.2)."""
     info = Info("Image Transformer", "Parmar et al.", 2018, "1802.05751", "FP", "N·m", True, row=2)
     form = "2-D local"
     def __init__(self, embed_dim, num_heads, *, causal=False,
-                 image_width:int=16, # pixels in a line of the image, a multiple of the block's width
+                 # pixels in a line of the image, a multiple of the block's width
+                 image_width:int=16,
                  block:tuple=(4, 4), # height and width of a block of queries, h_q and w_q
-                 memory:tuple=(2, 2)): # rows seen above the block and columns on either side, h_m and w_m
+                 # rows seen above the block and columns on either side, h_m and w_m
+                 memory:tuple=(2, 2)):
         super().__init__(embed_dim, num_heads, causal=causal)
         if image_width % block[1]:
             raise ValueError(f"image_width: expected a multiple of the block's width {block[1]}, "
@@ -233,7 +243,9 @@ class ImageTransformer2D(Pattern):
         (yi, xi), (yj, xj) = self.pixel(i), self.pixel(j)
         (height, width), (above, beside) = self.block, self.memory
         top, side = yi // height * height, xi // width * width
-        return (top - above <= yj) & (yj < top + height) & (side - beside <= xj) & (xj < side + width + beside)
+        in_rows = (top - above <= yj) & (yj < top + height)
+        in_columns = (side - beside <= xj) & (xj < side + width + beside)
+        return in_rows & in_columns
 
     def rectangles(self,
         blocks, # nb, number of blocks
@@ -261,7 +273,8 @@ def strided_attention(
     stride:int, # l, about √N
     padding:PaddingMask|None=None, # of the keys
 ) -> Tensor: # [B,H,N,dv]
-    "The nearest `stride` keys and every `stride`-th beyond, in one softmax (Child et al. 2019, section 4.3)."
+    """The nearest `stride` keys and every `stride`-th beyond, in one softmax
+    (Child et al. 2019, section 4.3)."""
     n, reach = q.shape[2], stride - 1
     real, (q, k, v) = filled(q, k, v, stride, padding)
     i, j = positions(q.shape[2], stride, reach, reach, q.device)  # [nb,l,1], [nb,1,3l-2]
@@ -299,13 +312,15 @@ def summary_attention(
     summary:int, # c, how many tokens at the end of each block stand for it
     padding:PaddingMask|None=None, # of the keys
 ) -> Tensor: # [B,H,N,dv]
-    "The own block and the last `summary` tokens of every other, in one softmax (Child et al. 2019, section 4.3)."
+    """The own block and the last `summary` tokens of every other, in one softmax
+    (Child et al. 2019, section 4.3)."""
     n = q.shape[2]
     real, (q, k, v) = filled(q, k, v, stride, padding)
     i, j = positions(q.shape[2], stride, 0, 0, q.device)  # [nb,l,1], [nb,1,l]
     s = j[..., stride - summary:].flatten()  # [nb·c]
     keep_near = kept_pairs(visible, i, j, real)
-    keep_far = kept_pairs(visible, i, s[None, None], real) & (i // stride != s // stride)  # each key once
+    in_other_block = i // stride != s // stride  # each key once
+    keep_far = kept_pairs(visible, i, s[None, None], real) & in_other_block
     ends = [x.unflatten(2, (-1, stride))[..., stride - summary:, :].flatten(2, 3) for x in (k, v)]
     near = q.unflatten(2, (-1, stride)) @ k.unflatten(2, (-1, stride)).mT
     far = (q @ ends[0].mT).unflatten(2, (-1, stride))  # [B,H,nb,l,nb·c]
@@ -336,7 +351,8 @@ class SparseStrided(Pattern):
     def exact(cls, n): return dict(stride=n)
 
     def sees(self, i, j): return ((i - j).abs() < self.stride) | ((i - j) % self.stride == 0)
-    def attend(self, q, k, v, *, padding=None): return strided_attention(q, k, v, self.visible, self.stride, padding)
+    def attend(self, q, k, v, *, padding=None):
+        return strided_attention(q, k, v, self.visible, self.stride, padding)
 
 # %% ../../nbs/survey/71_fixed.ipynb #aa8b1b53
 @register
@@ -398,14 +414,16 @@ def along(
     grid = turn(x.unflatten(1, (-1, columns)))  # [B,R,C,D], or [B,C,R,D]
     kwargs = {}
     if padding is not None:
-        kwargs["padding"] = PaddingMask(turn(padding.keep.unflatten(1, (-1, columns))).flatten(0, 1))
+        keep = turn(padding.keep.unflatten(1, (-1, columns)))  # [B,R,C], or [B,C,R]
+        kwargs["padding"] = PaddingMask(keep.flatten(0, 1))
     y = turn(layer(grid.flatten(0, 1), **kwargs).unflatten(0, grid.shape[:2]))
     return y.flatten(1, 2)
 
 # %% ../../nbs/survey/71_fixed.ipynb #bdd1c63d
 @register
 class AxialDecoder(Layer):
-    "Pixel t from the pixels before t: rows above in full, the own row up to t (Ho et al. 2019, section 3.2)."
+    """Pixel t from the pixels before t: rows above in full, the own row up to t
+    (Ho et al. 2019, section 3.2)."""
     info = Info("Axial Transformer", "Ho et al.", 2019, "1912.12180", "FP", "N√N", True, row=8)
     form, lengths = "decoder", Axial.lengths
     def __init__(self, embed_dim, num_heads, *, causal=True,
@@ -426,7 +444,8 @@ class AxialDecoder(Layer):
         return along(self.inner, _later(x, 1) + above, self.columns)
 
     def init_state(self, batch):
-        "How many pixels so far, the row so far, what the rows above give, memories of columns and row, the last pixel."
+        """How many pixels so far, the row so far, what the rows above give,
+        memories of columns and row, the last pixel."""
         zeros = self.inner.q.weight.new_zeros(batch, self.columns, self.inner.q.in_features)
         return 0, [], zeros, None, None, zeros[:, 0]
     def step(self, x, state):
@@ -436,17 +455,26 @@ class AxialDecoder(Layer):
             above, row, inner = above.unflatten(0, (len(x), -1)), [], None
         y, inner = self.inner.step(before + above[:, t % self.columns], inner)
         return y, (t + 1, row + [x], above, columns, inner, x)
-    def state_size(self, n): return self.inner.q.in_features * (2 * n + 4 * min(n, self.columns) + 1) # at most
+    def state_size(self, n,
+        # at most
+    ):
+        vectors = 2 * n + 4 * min(n, self.columns) + 1
+        return self.inner.q.in_features * vectors
 
 # %% ../../nbs/survey/71_fixed.ipynb #bdd1c60c
-def _later(x, n): return F.pad(x, (0, 0, n, 0))[:, :x.shape[1]]  # everything n places to the right, zeros in front
+def _later(x, n):
+    "Everything n places to the right, zeros in front."
+    return F.pad(x, (0, 0, n, 0))[:, :x.shape[1]]
 
 # %% ../../nbs/survey/71_fixed.ipynb #298be06e
 class SoftWindow(Pattern):
-    "A window of chapter 14 in blocks: `window()` says which; keys beyond `reach` are not multiplied at all."
+    """A window of chapter 14 in blocks:
+    `window()` says which; keys beyond `reach` are not multiplied at all."""
     def __init__(self, embed_dim, num_heads, *, causal=False,
-                 width:float|list=8., # tokens, what the window is learned from; one for all heads or one each
-                 reach:int|None=None): # half-width that is computed; default: the widest head's, see `trim`
+                 # tokens, what the window is learned from; one for all heads or one each
+                 width:float|list=8.,
+                 # half-width that is computed; default: the widest head's, see `trim`
+                 reach:int|None=None):
         super().__init__(embed_dim, num_heads, causal=causal)
         width = torch.as_tensor(width, dtype=torch.get_default_dtype())
         self.width_param = nn.Parameter(width.expand(num_heads).clone())
