@@ -199,8 +199,8 @@ class ETC(AttentionLayer):
                                     self.radius, self.causal, padding)
         return self.merge(long), self.merge(short)
 
-    def init_state(self,
-        batch): # keys and values of the learned global tokens, in front of those to come
+    def init_state(self, batch):
+        "Keys and values of the learned global tokens, in front of those to come."
         k, v = self.split(self.k(self.tokens[None])), self.split(self.v(self.tokens[None]))
         return k.expand(batch, -1, -1, -1), v.expand(batch, -1, -1, -1)
     def state_size(self, n):

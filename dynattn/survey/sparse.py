@@ -450,9 +450,9 @@ class SparseFeedForward(PerToken):
     @classmethod
     def exact(cls, n): return dict(block=1)
     @classmethod
-    def at(cls,
-        n, causal=False, **knobs,
-    ): return super().at(n, causal=causal, **knobs).eval()  # as it decodes
+    def at(cls, n, causal=False, **knobs):
+        "The layer for a measurement at length `n`, as it decodes."
+        return super().at(n, causal=causal, **knobs).eval()
     def reference(self, x, *, padding=None): return (x @ self.up.T).relu() @ self.down
     def forward(self, x, context=None, *, padding=None):
         return (_masked if self.training else _gathered)(self, self.admit(x, context, padding))
