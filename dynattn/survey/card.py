@@ -181,7 +181,8 @@ class Info:
 
 # %% ../../nbs/survey/70_card.ipynb #327aa6cf
 class Layer(nn.Module):
-    "A system: [B,N,D] -> [B,N′,D]. An option that it does not support raises `NotImplementedError`."
+    """A system: [B,N,D] -> [B,N′,D]. An option that it does not support raises
+    `NotImplementedError`."""
     info:Info = None # the card
     form = "" # which form of the system, where there are several
     limit = "" # what `reference` is, in words

@@ -33,17 +33,21 @@ def linear_attention(
     v:Tensor, # [B,H,M,d]
     is_causal:bool=False, # keys j <= i only
     *,
-    chunk:int|None=64, # causal: positions written out at a time; None: running sums, m·d numbers a position
+    # causal: positions written out at a time; None: running sums, m·d numbers a position
+    chunk:int|None=64,
     normalize:bool=True, # divide by the sum of the weights
 ) -> Tensor: # [B,H,N,d]
     "Sums before products, in O(N·m·d) (Katharopoulos et al. 2020, equations 5 and 9)."
     if normalize: v = _with_ones(v)
     if not is_causal: y = q @ (k.mT @ v)
-    elif chunk is None: y = (q[..., None, :] @ (k[..., None] * v[..., None, :]).cumsum(2))[..., 0, :]
+    elif chunk is None:
+        sums = (k[..., None] * v[..., None, :]).cumsum(2)  # [B,H,N,m,d]
+        y = (q[..., None, :] @ sums)[..., 0, :]
     else: y = _by_chunks(q, k, v, chunk)
     return y[..., :-1] / y[..., -1:] if normalize else y
 
-def _with_ones(v): return F.pad(v, (0, 1), value=1.)  # the weights' sum is the output for a value of one
+# the weights' sum is the output for a value of one
+def _with_ones(v): return F.pad(v, (0, 1), value=1.)
 
 # %% ../../nbs/survey/75_feature_maps.ipynb #df01a3d5
 def _by_chunks(q, k, v, chunk):
@@ -87,7 +91,9 @@ class KernelLayer(AttentionLayer):
         return linear_attention(fq, fk, v, self.causal)
 
     def init_state(self, batch): return None
-    def state_size(self, n): return self.num_heads * self.feature_size * (self.q.out_features // self.num_heads + 1)
+    def state_size(self, n):
+        d = self.q.out_features // self.num_heads
+        return self.num_heads * self.feature_size * (d + 1)
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
@@ -98,7 +104,8 @@ class KernelLayer(AttentionLayer):
 @register
 class LinearTransformer(KernelLayer):
     "φ = elu + 1 (equation 7)."
-    info = Info("Linear Transformer", "Katharopoulos et al.", 2020, "2006.16236", "KR", "N", True, row=17)
+    info = Info("Linear Transformer", "Katharopoulos et al.", 2020, "2006.16236", "KR", "N", True,
+                row=17)
     @property
     def feature_size(self):
         "r, the number of features of a key: the width of a head."
@@ -126,7 +133,8 @@ def orthogonal_rows(
 def positive_features(
     x:Tensor, # [...,d] queries or keys, already divided by d^¼
     w:Tensor, # [m,d]
-    shift:Tensor|float=0., # subtracted in the exponent; it must not depend on other keys where the form is causal
+    # subtracted in the exponent; it must not depend on other keys where the form is causal
+    shift:Tensor|float=0.,
 ) -> Tensor: # [...,m]
     "φ(x) = exp(Wx − |x|²/2)/√m (lemma 1)."
     return (x @ w.T - x.square().sum(-1, keepdim=True) / 2 - shift).exp() * w.shape[0]**-.5
@@ -163,8 +171,10 @@ class Performer(KernelLayer):
 # %% ../../nbs/survey/75_feature_maps.ipynb #f515900b
 @register
 class RFA(KernelLayer):
-    "Random waves on unit vectors, with a gate that lets the past fade in the causal form (sections 3.1 and 3.2)."
-    info = Info("Random Feature Attention", "Peng et al.", 2021, "2103.02143", "KR", "N", True, row=19)
+    """Random waves on unit vectors, with a gate that lets the past fade in the causal form
+    (sections 3.1 and 3.2)."""
+    info = Info("Random Feature Attention", "Peng et al.", 2021, "2103.02143", "KR", "N", True,
+                row=19)
     lengths = (1024, 2048, 3072, 4096, 6144, 8192)  # read in many chunks
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  num_waves:int=64, # m; there are 2m features
@@ -225,7 +235,8 @@ def gated_attention(
 def _rfa_step(self, x, state):
     if self.gate is None: return KernelLayer.step(self, x, state)
     (q, k, v), g = self.qkv(x[:, None]), self.gate(x)[..., None, None].sigmoid()  # [B,H,1,1]
-    y, state = linear_step(self.features(q, True), (1 - g) * self.features(k, False), v, state, decay=g)
+    fq, fk = self.features(q, True), (1 - g) * self.features(k, False)
+    y, state = linear_step(fq, fk, v, state, decay=g)
     return self.merge(y)[:, 0], state
 
 RFA.step = _rfa_step

@@ -63,7 +63,8 @@ def block_means(
 class Synthesizer(AttentionLayer):
     "Scores without queries and keys: a sum of the chosen parts (sections 3.1 to 3.3)."
     info = Info("Synthesizer", "Tay et al.", 2020, "2005.00743", "LR+LP", "N²", True, row=13,
-                note="Only the factorised forms are of low rank; the survey's section 3.2.15 says so too.")
+                note="Only the factorised forms are of low rank; "
+                "the survey's section 3.2.15 says so too.")
     form, crosses = "random + dense", False
     PARTS = ("random", "dense", "factorised random", "factorised dense", "vanilla")
     def __init__(self, embed_dim, num_heads, *, causal=False,
@@ -98,7 +99,8 @@ class Synthesizer(AttentionLayer):
         n, (q, k, v) = x.shape[1], self.qkv(x)
         if n > self.length:
             raise ValueError(f"x: expected at most length={self.length} tokens, got {n}")
-        scores = self.compared(q, k) + sum(s(x)[..., :n, :n] for s in self.scores.values())  # [B,H,N,N]
+        scores = self.compared(q, k)
+        scores = scores + sum(s(x)[..., :n, :n] for s in self.scores.values())  # [B,H,N,N]
         return self.merge(_mix(scores, v, self.causal, padding))
 
     def init_state(self, batch): return None
@@ -106,11 +108,14 @@ class Synthesizer(AttentionLayer):
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
-        if state: k, v = (None if new is None else torch.cat([past, new], 2) for past, new in zip(state, (k, v)))
+        if state:
+            k, v = (None if new is None else torch.cat([past, new], 2)
+                    for past, new in zip(state, (k, v)))
         t = v.shape[2]
         if t > self.length:
             raise ValueError(f"x: expected at most length={self.length} tokens, got {t}")
-        scores = self.compared(q, k) + sum(s.row(x, t - 1)[..., :t] for s in self.scores.values())  # [B,H,1,t]
+        scores = self.compared(q, k)
+        scores = scores + sum(s.row(x, t - 1)[..., :t] for s in self.scores.values())  # [B,H,1,t]
         return self.merge(scores.softmax(-1) @ v)[:, 0], (k, v)
 
 # %% ../../nbs/survey/74_lowrank.ipynb #6cd21a91
@@ -163,7 +168,8 @@ class RandomScores(nn.Module):
 
 # %% ../../nbs/survey/74_lowrank.ipynb #6a500f0c
 class DenseScores(nn.Module):
-    "Each token writes its row: W₂ relu(W₁ x) in R^N, or the outer product of two such rows of a and b numbers, a·b ≥ N."
+    """Each token writes its row: W₂ relu(W₁ x) in R^N, or the outer product of two such rows
+    of a and b numbers, a·b ≥ N."""
     def __init__(self,
         embed_dim, # D
         num_heads, # H
@@ -173,15 +179,19 @@ class DenseScores(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         sizes = [length] if a is None else [a, -(-length // a)]
-        self.factors = nn.ModuleList([nn.Sequential(nn.Linear(embed_dim, embed_dim), nn.ReLU(),
-                                                    nn.Linear(embed_dim, num_heads * s)) for s in sizes])
+        def factor(size):
+            return nn.Sequential(nn.Linear(embed_dim, embed_dim), nn.ReLU(),
+                                 nn.Linear(embed_dim, num_heads * size))
+        self.factors = nn.ModuleList([factor(size) for size in sizes])
     def forward(self,
         x, # [B,N,D]
     ):
         "The scores that each token gives by itself, [B,H,N,s]."
         rows = [f(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
                 for f in self.factors]  # [B,H,N,s]
-        return rows[0] if len(rows) == 1 else (rows[0][..., None] * rows[1][..., None, :]).flatten(-2)
+        if len(rows) == 1: return rows[0]
+        a, b = rows
+        return (a[..., None] * b[..., None, :]).flatten(-2)
     def row(self,
         x, # [B,D], the token at position t
         t, # not read
@@ -194,7 +204,8 @@ def iterative_pinv(
     a:Tensor, # [...,m,m], rows that sum to one
     steps:int=6, # of the iteration
 ) -> Tensor: # [...,m,m]
-    "Moore-Penrose inverse by a third-order iteration that starts from each matrix's own norms: a batch does not mix."
+    """Moore-Penrose inverse by a third-order iteration that starts from each matrix's own norms:
+    a batch does not mix."""
     z = a.mT / (a.abs().sum(-2).amax(-1) * a.abs().sum(-1).amax(-1))[..., None, None]
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
     for _ in range(steps):
@@ -207,7 +218,8 @@ def iterative_pinv(
 class Nystromformer(AttentionLayer):
     "Attention through `landmarks` segment means, and a convolution of the values (section 3)."
     info = Info("Nyströmformer", "Xiong et al.", 2021, "2102.03902", "M+DS", "kN", False, row=22,
-                note="A low-rank factorisation of the matrix; the survey's section 3.1 says so too.")
+                note="A low-rank factorisation of the matrix; "
+                "the survey's section 3.1 says so too.")
     can_be_causal, crosses = False, False
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  landmarks:int=8, # m
@@ -228,9 +240,10 @@ class Nystromformer(AttentionLayer):
         q, k, v = (x.masked_fill(~keep[:, None, :, None], 0.) for x in (q, k, v))
         means = segments(keep, self.landmarks, q.dtype)[:, None]  # [B,1,m,N]
         q_means, k_means, scale, real = means @ q, means @ k, q.shape[-1]**-.5, (means > 0).any(-1)
-        f = masked_softmax(q @ k_means.mT * scale, real[:, :, None])  # [B,H,N,m]
-        a = masked_softmax(q_means @ k_means.mT * scale, real[:, :, None] & real[..., None])  # [B,H,m,m]
-        b = masked_softmax(q_means @ k.mT * scale, keep[:, None, None] & real[..., None])  # [B,H,m,N]
+        rows, columns = real[..., None], real[:, :, None]  # [B,1,m,1], [B,1,1,m]
+        f = masked_softmax(q @ k_means.mT * scale, columns)  # [B,H,N,m]
+        a = masked_softmax(q_means @ k_means.mT * scale, rows & columns)  # [B,H,m,m]
+        b = masked_softmax(q_means @ k.mT * scale, rows & keep[:, None, None])  # [B,H,m,N]
         y = f @ (iterative_pinv(a, self.steps) @ (b @ v))
         return y if self.conv is None else y + self.convolve(v)
 
@@ -248,8 +261,9 @@ def segments(
     keep:Tensor, # [B,N] bool, real tokens
     m:int, # how many segments
     dtype:torch.dtype=torch.float32, # of the result
-) -> Tensor: # [B,m,N], rows that average the real tokens of a segment; zero rows where fewer than m tokens are real
-    "The real tokens cut into m segments of nearly equal size."
+) -> Tensor: # [B,m,N], rows that average the real tokens of a segment
+    """The real tokens cut into m segments of nearly equal size;
+    zero rows where fewer than m tokens are real."""
     rank, count = keep.cumsum(1) - 1, keep.sum(1, keepdim=True)  # [B,N], [B,1]
     which = torch.where(count > m, rank * m // count.clamp(min=1), rank)  # [B,N]
     member = (which[:, None] == torch.arange(m, device=keep.device)[:, None]) & keep[:, None]
@@ -265,15 +279,19 @@ def dynamic_mixtures(
 ) -> tuple: # mixtures of k and of v, [B,H,N/segment,r,d]
     "r mixtures of each segment, with weights that sum to one over its real positions."
     scores, k, v = (x.unflatten(2, (-1, segment)) for x in (scores, k, v))
-    p = masked_softmax(scores.mT, real.unflatten(1, (-1, segment))[:, None, :, None])  # [B,H,ns,r,segment]
+    real = real.unflatten(1, (-1, segment))[:, None, :, None]  # [B or 1,1,ns,1,segment]
+    p = masked_softmax(scores.mT, real)  # [B,H,ns,r,segment]
     return p @ k, p @ v
 
 # %% ../../nbs/survey/74_lowrank.ipynb #f75e620c
 @register
 class LongShort(AttentionLayer):
-    "The own segment with half a segment on either side, and `rank` mixtures of all positions (section 3)."
-    info = Info("Long Short Transformer", "Zhu et al.", 2021, "2107.02192", "FP+LR", "kN", True, row=20,
-                note="Mixtures of the whole text read the future; the tick belongs to the causal form.")
+    """The own segment with half a segment on either side, and `rank` mixtures of all positions
+    (section 3)."""
+    info = Info("Long Short Transformer", "Zhu et al.", 2021, "2107.02192", "FP+LR", "kN", True,
+                row=20,
+                note="Mixtures of the whole text read the future; "
+                "the tick belongs to the causal form.")
     form, crosses, can_be_causal = "bidirectional", False, False
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  rank:int=4, # r, mixtures
@@ -314,8 +332,10 @@ class LongShort(AttentionLayer):
     ):
         "Attention over the near tokens and r mixtures of all, [B,H,N,d]."
         n, w = q.shape[2], self.window
-        real = torch.ones(1, n, dtype=torch.bool, device=q.device) if padding is None else padding.keep
-        mixtures = [self.normed(self.norm_mixtures, m[:, :, 0]) for m in dynamic_mixtures(scores, k, v, n, real)]
+        real = (torch.ones(1, n, dtype=torch.bool, device=q.device) if padding is None
+                else padding.keep)
+        mixtures = dynamic_mixtures(scores, k, v, n, real)  # [B,H,1,r,d]
+        mixtures = [self.normed(self.norm_mixtures, m[:, :, 0]) for m in mixtures]
         k, v = (self.normed(self.norm_near, o) for o in (k, v))
         start = lambda i: i // w * w
         near = lambda i, j: (start(i) - w // 2 <= j) & (j < start(i) + w + w // 2)
@@ -326,8 +346,10 @@ class LongShort(AttentionLayer):
 # %% ../../nbs/survey/74_lowrank.ipynb #7813f0cd
 @register
 class LongShortCausal(LongShort):
-    "The last `window` tokens, and `rank` mixtures of each segment that lies wholly in the past (section 3)."
-    info = Info("Long Short Transformer", "Zhu et al.", 2021, "2107.02192", "FP+LR", "kN", True, row=20,
+    """The last `window` tokens, and `rank` mixtures of each segment that lies wholly in the past
+    (section 3)."""
+    info = Info("Long Short Transformer", "Zhu et al.", 2021, "2107.02192", "FP+LR", "kN", True,
+                row=20,
                 note="Linear with a memory of bounded length; "
                 "without one the mixtures grow to N²·r/l scores.")
     form, can_be_causal = "causal", True
@@ -335,10 +357,12 @@ class LongShortCausal(LongShort):
                  rank:int=4, # r, mixtures of a segment
                  window:int=8, # w, the token itself and w − 1 before it
                  segment:int=16, # l, tokens that are compressed together
-                 memory:int|None=64, # M, mixtures of the M tokens before the segment at hand are seen; None for all
+                 # M, mixtures of the M tokens before the segment at hand are seen; None for all
+                 memory:int|None=64,
                  norm:bool=True): # the two layer norms
         if memory is not None and memory % segment:
-            raise ValueError(f"memory: expected a multiple of segment={segment}, or None, got {memory}")
+            raise ValueError(f"memory: expected a multiple of segment={segment}, or None, "
+                             f"got {memory}")
         super().__init__(embed_dim, num_heads, causal=True, rank=rank, window=window, norm=norm)
         self.segment, self.memory = segment, memory
 
@@ -346,9 +370,11 @@ class LongShortCausal(LongShort):
         n, l = q.shape[2], self.segment
         real, (q, k, v) = filled(q, k, v, l, padding)
         if padding is None: real = real.expand(1, -1)
-        mixtures = dynamic_mixtures(F.pad(scores, (0, 0, 0, q.shape[2] - n)), k, v, l, real)  # [B,H,ns,r,d]
+        extra = q.shape[2] - n  # positions that fill the last segment
+        mixtures = dynamic_mixtures(F.pad(scores, (0, 0, 0, extra)), k, v, l, real)  # [B,H,ns,r,d]
         i, j = positions(q.shape[2], l, self.window - 1, 0, q.device)
-        near = kept_pairs(lambda i, j: (j <= i) & (i - j < self.window), i, j, real)  # [B or 1,1,ns,l,W]
+        is_near = lambda i, j: (j <= i) & (i - j < self.window)
+        near = kept_pairs(is_near, i, j, real)  # [B or 1,1,ns,l,W]
         k, v = (surroundings(self.normed(self.norm_near, o), l, self.window - 1) for o in (k, v))
         far_k, far_v = (self.remembered(m) for m in mixtures)  # [B,H,ns,K·r,d]
         far = self.remembered_keep(real)  # [B or 1,1,ns,1,K·r]
@@ -380,10 +406,12 @@ class LongShortCausal(LongShort):
         ns = alive.shape[1]
         which = (torch.arange(ns, device=real.device)[:, None]
                  - torch.arange(self.kept(ns), 0, -1, device=real.device))
-        return ((which >= 0) & alive[:, which.clamp(min=0)]).repeat_interleave(self.rank, -1)[:, None, :, None]
+        seen = (which >= 0) & alive[:, which.clamp(min=0)]  # [B or 1,ns,K]
+        return seen.repeat_interleave(self.rank, -1)[:, None, :, None]
 
     def init_state(self, batch):
-        "Mixtures of k and v, the last keys and values, and the segment at hand: its scores, keys and values."
+        """Mixtures of k and v, the last keys and values, and the segment at hand: its scores,
+        keys and values."""
         d = self.q.out_features // self.num_heads
         none = lambda width: self.q.weight.new_zeros(batch, self.num_heads, 0, width)
         return (none(d), none(d)), (none(d), none(d)), (none(self.rank), none(d), none(d))
@@ -404,8 +432,9 @@ class LongShortCausal(LongShort):
             segment = tuple(o[:, :, :0] for o in segment)
         near = tuple(torch.cat(o, 2)[:, :, -self.window:] for o in zip(near, (k, v)))
         segment = tuple(torch.cat(o, 2) for o in zip(segment, (scores, k, v)))
-        keys, values = (torch.cat([self.normed(self.norm_mixtures, m), self.normed(self.norm_near, o)], 2)
-                        for m, o in zip(mixtures, near))
+        far_kv = (self.normed(self.norm_mixtures, m) for m in mixtures)
+        near_kv = (self.normed(self.norm_near, o) for o in near)
+        keys, values = (torch.cat(pair, 2) for pair in zip(far_kv, near_kv))
         return self.merge(dense_attention(q, keys, values))[:, 0], (mixtures, near, segment)
 
 # %% ../../nbs/survey/74_lowrank.ipynb #ff3c3405
