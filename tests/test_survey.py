@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from dynattn import PaddingMask
 from dynattn.engine.dense import dense_attention
 from dynattn.survey import card, fixed, lowrank, memory, recurrence
 
@@ -227,3 +228,14 @@ def test_what_chapter_79_prints_is_what_the_cards_say():
     with open(NBS.parent / 'benchmarks/results/survey.csv', newline='') as f: rows = list(csv.DictReader(f))
     raised = lambda text: re.sub(r'\^([\d.]+)', r'<sup>\1</sup>', text).replace(' ', '\u00a0')
     assert all(raised(r['poly']) in shown for r in rows if r['flops'] in ('N', 'N^2'))
+
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('parts', [(part,) for part in lowrank.Synthesizer.PARTS]+[('random','dense'), ('factorised random','vanilla')])
+def test_synthesizer_reads_a_padded_batch_as_each_text_alone(parts, causal):
+    "Random scores are the same for all texts, also where their padding differs."
+    torch.manual_seed(0)
+    layer = lowrank.Synthesizer(8, 2, causal=causal, length=16, parts=parts).double()
+    x,lengths = torch.randn(3, 10, 8, dtype=torch.float64),(10, 7, 4)
+    keep = torch.arange(10)<torch.tensor(lengths)[:,None]
+    out = layer(x, padding=PaddingMask(keep))
+    for i,n in enumerate(lengths): torch.testing.assert_close(out[i,:n], layer(x[i:i+1,:n])[0])

@@ -211,8 +211,8 @@ class Funnel(AttentionLayer):
         n = x.shape[1]
         waves = sinusoidal_positions(2 * n - 1, x.shape[-1],
                                      offset=1 - n, device=x.device, dtype=x.dtype)
-        distances = self.split(self.r(waves)[None])  # [1,H,2N−1,d], from 1−N to N−1
-        by_distance = (q + self.w) @ distances.mT  # [B,H,N′,2N−1]
+        by_distance = self.split(self.r(waves)[None])  # [1,H,2N−1,d], from 1−N to N−1
+        by_distance = (q + self.w) @ by_distance.mT  # [B,H,N′,2N−1]
         i = torch.arange(pooled.shape[1], device=x.device)[:, None]
         j = torch.arange(n, device=x.device)
         # of a pool's first token

@@ -140,9 +140,9 @@ class Pattern(AttentionLayer):
         j = torch.arange(n, device=device)
         return self.visible(j[:, None], j).expand(n, n)
 
-    def init_state(self, batch,
-        # keys and values in sight, and how many tokens there were
-    ): return None
+    def init_state(self, batch):
+        "Keys and values in sight, and how many tokens there were."
+        return None
     def state_size(self, n): return 2 * min(n, self.span or n) * self.q.out_features
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
@@ -319,8 +319,8 @@ def summary_attention(
     i, j = positions(q.shape[2], stride, 0, 0, q.device)  # [nb,l,1], [nb,1,l]
     s = j[..., stride - summary:].flatten()  # [nb·c]
     keep_near = kept_pairs(visible, i, j, real)
-    in_other_block = i // stride != s // stride  # each key once
-    keep_far = kept_pairs(visible, i, s[None, None], real) & in_other_block
+    keep_far = kept_pairs(visible, i, s[None, None], real)
+    keep_far = keep_far & (i // stride != s // stride)  # each key once
     ends = [x.unflatten(2, (-1, stride))[..., stride - summary:, :].flatten(2, 3) for x in (k, v)]
     near = q.unflatten(2, (-1, stride)) @ k.unflatten(2, (-1, stride)).mT
     far = (q @ ends[0].mT).unflatten(2, (-1, stride))  # [B,H,nb,l,nb·c]
@@ -455,9 +455,8 @@ class AxialDecoder(Layer):
             above, row, inner = above.unflatten(0, (len(x), -1)), [], None
         y, inner = self.inner.step(before + above[:, t % self.columns], inner)
         return y, (t + 1, row + [x], above, columns, inner, x)
-    def state_size(self, n,
-        # at most
-    ):
+    def state_size(self, n):
+        "How many numbers the state holds per sequence after `n` tokens, at most."
         vectors = 2 * n + 4 * min(n, self.columns) + 1
         return self.inner.q.in_features * vectors
 

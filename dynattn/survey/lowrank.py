@@ -125,6 +125,7 @@ def _mix(scores, v, is_causal, padding):
     if padding is not None:
         keep = keep & padding.keep[:, None, None]
         v = v.masked_fill(~padding.keep[:, None, :, None], 0.)
+        scores = scores.expand(len(v), -1, -1, -1)  # random ones are the same for all texts
     return masked_softmax(scores, keep) @ v
 
 _SCORES = { # width, heads, length, rank -> scores

@@ -45,8 +45,8 @@ class Additive(Exact):
         if padding is not None:
             k, v = (x.masked_fill(~padding.keep[:, None, :, None], 0.)
                     for x in (k, v))
-        queries, keys = self.net.query(q)[..., :, None, :], self.net.key(k)[..., None, :, :]
-        hidden = torch.tanh(queries + keys)  # [B,H,N,M,hidden]
+        hidden = torch.tanh(self.net.query(q)[..., :, None, :]
+                            + self.net.key(k)[..., None, :, :])  # [B,H,N,M,hidden]
         scores = self.net.score(hidden)[..., 0]  # [B,H,N,M]
         keep = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
         if is_causal: keep = keep.tril()
