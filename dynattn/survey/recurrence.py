@@ -179,7 +179,7 @@ class Compressive(TransformerXL):
 
     @property
     def aux_loss(self):
-        # mean over what the last training pass compressed; None where it compressed nothing
+        "The mean over what the last training pass compressed; None where it compressed nothing."
         if not self.seen: return None
         return torch.stack([self.reconstruction(h, old) for h, old in self.seen]).mean()
     def reconstruction(self,
