@@ -134,6 +134,7 @@ class Chain:
         with without_windows(s.model) if layers is None else torch.no_grad():
             reviews = [token_losses(s.model, torch.tensor([ids])).mean().item() for ids in self.reviews()]
             needy = torch.cat([x[at] for x,at in zip(self.by_token(), far)])
+            assert {r['far_tokens'] for r in self.rows(ELSEWHERE).values()}<={str(len(needy))}
             found = {task: [x for q in self.drawn(task, self.a.forms) for x in answered(s.model, q)]
                      for task in OTHER_FORMS}
         row = dict(model=s.name, n=self.a.context, share=self.a.share, seed=self.a.seed, judged=self.judged, way=way,
@@ -186,6 +187,7 @@ def rival(chain):
 
 def run(a):
     chain = Chain(a)
+    chain.timed('far', chain.far)      # by the weights as they came: rows of a run before may spare every other use of them
     chain.judge('full')
     if a.rival: return rival(chain)
     measured = f'curves of {a.curves} texts'              # whatever answers weigh
