@@ -6,11 +6,22 @@ from book import BASE, out_name
 FENCE = re.compile(r'\s*(`{3,}|~{3,})')
 QUARTO = re.compile(r':::|: |!\[.*\)\{|.*\{#(eq|fig|tbl|sec)-|.*(?<![\w`])@(eq|fig|tbl|sec)-')     # boxes, captions, labels and references
 
+SYMBOL = re.compile(r'\[`([^`]+)`\]\(' + re.escape(BASE) + r'([^)]*)\)')
+NESTED = re.compile(r'\[((?:[^\[\]]|' + SYMBOL.pattern + r')*)\]\([^):]*\.ipynb[^)]*\)')
+
+def one_link(m, resolve):
+    """nbdev links a symbol inside the words of a link, too, and a link in a link is an empty one beside it. Where the words are
+    symbols only, each leads to its entry; otherwise the words lead where they say."""
+    if not SYMBOL.search(m[1]): return m[0]
+    alone = not re.search(r'\w', SYMBOL.sub('', m[1])) and all(resolve(*x.groups()) for x in SYMBOL.finditer(m[1]))
+    return m[1] if alone else m[0].replace(m[1], SYMBOL.sub(r'`\1`', m[1]), 1)
+
 def inline(l, up, resolve):
     "Links of one line; `up` is the relative way to the site's root"
     l = re.sub(r'\{target=[^}]*\}', '{.nb-source}', l)
     # a private name has no place on the site
     l = re.sub(r'\[(`(?:[^`]*\.)?_[^`]+`)\]\(' + re.escape(BASE) + r'[^)]*\)', r'\1', l)
+    l = NESTED.sub(lambda m: one_link(m, resolve), l)
     def entry(m):
         place = resolve(m[1], m[2])
         if not place: return f'`{m[1]}`'

@@ -189,12 +189,14 @@ function dynattnWidget(root, kind, start) {
     return 190;
   });
   KINDS.alpha3 = alpha_(3, [1.5, 1, -.5], (svg, width, s, v) => {       // the three weights against α
-    const p = panel(svg, [40, 22, width - 60, 170], [1, 3], [0, 1], ['α', 'weight']);
+    const p = panel(svg, [40, 22, width - 86, 170], [1, 3], [0, 1], ['α', 'weight']);
     const along = Array.from({length: 101}, (_, i) => 1 + i / 50), rows = along.map(a => entmax([s.s0, s.s1, s.s2], a));
     p.line([[s.alpha, 0], [s.alpha, 1]], 'currentColor', '4 4');
     [INK, WARM, RED].forEach((color, i) => {
-      p.line(along.map((a, k) => [a, rows[k][i]]), color); p.dot(s.alpha, v.weights[i], color);
-      add(svg, 'text', {x: width - 54, y: 40 + 18 * i, 'font-size': 12, fill: color}, 'score ' + (i + 1));
+      const dash = ['', '7 3', '2 3'][i], y = 40 + 18 * i;
+      p.line(along.map((a, k) => [a, rows[k][i]]), color, dash); p.dot(s.alpha, v.weights[i], color);
+      add(svg, 'path', {d: `M${width - 74} ${y - 4}h22`, stroke: color, 'stroke-width': 2, 'stroke-dasharray': dash});
+      add(svg, 'text', {x: width - 46, y, 'font-size': 12, fill: 'currentColor'}, 'score ' + (i + 1));
     });
     return 210;
   });
@@ -313,7 +315,7 @@ function dynattnWidget(root, kind, start) {
   for (const c of widget.controls) {
     const label = add(form, 'label', {style: 'display:block'}), head = add(label, 'span', {style: 'display:flex;justify-content:space-between'});
     add(head, 'span', {}, c.label);
-    const shown = add(head, 'output', {style: 'font-variant-numeric:tabular-nums'});
+    const shown = add(head, 'data', {style: 'font-variant-numeric:tabular-nums'});      // an <output> would take the label from the control, and be announced
     const input = c.values ? add(label, 'select', {name: c.name, style: 'width:100%;font:inherit;padding:3px;color:inherit;background:transparent;border:1px solid rgba(127,127,127,.6);border-radius:4px'})
       : add(label, 'input', {type: 'range', name: c.name, min: c.min, max: c.max, step: c.step, style: `width:100%;margin:2px 0;accent-color:${INK}`});
     for (const [value, text] of Object.entries(c.values || {})) add(input, 'option', {value, style: 'color:#111;background:#fff'}, text);

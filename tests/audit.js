@@ -23,6 +23,8 @@
       if (r < (px >= 24 || (px >= 18.6 && s.fontWeight >= 700) ? 3 : 4.5)) bad.push(`contrast ${r.toFixed(1)} of ${s.color}: ` + name(e));
     }
   }
+  if (checks.includes('alt')) for (const e of document.querySelectorAll('article a[href]'))
+    if (seen(e) && !e.textContent.trim() && !e.getAttribute('aria-label') && !e.querySelector('img[alt], svg')) bad.push('link without words: ' + e.outerHTML);
   for (const e of document.querySelectorAll('article img')) {
     if (checks.includes('alt') && (e.alt.trim().length < 15 || /\.(png|svg)$|^_images/.test(e.alt))) bad.push('figure without alternative text: ' + e.src);
     if (!e.naturalWidth) bad.push('image that does not load: ' + e.src);
@@ -42,7 +44,7 @@
     if (root.scrollWidth > w) bad.push(`the page is ${root.scrollWidth} px wide`);
     for (const e of document.querySelectorAll('article *')) {
       if (e.getBoundingClientRect().right <= w + 1 || !seen(e)) continue;
-      const box = e.parentElement.closest('pre, .table-wrapper, .math, .cell_output');       // what may scroll in itself
+      const box = e.parentElement.closest('pre, .table-wrapper, .math, .cell_output, p:has(> img:only-child)');       // what may scroll in itself
       if (!box || box.getBoundingClientRect().right > w + 1 && !box.parentElement.closest('.cell_output, .table-wrapper')) bad.push('wider than the screen: ' + name(e));
     }
   }

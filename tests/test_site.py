@@ -3,7 +3,7 @@ import builtins, html, inspect, io, json, keyword, re, sys, tokenize
 from importlib import import_module
 from importlib.metadata import entry_points
 import pytest, torch, yaml
-import api, book, build_site, formulas, freeze
+import api, book, build_site, formulas, freeze, myst
 import dynattn
 from dynattn.hf.narrowing import narrow
 
@@ -191,6 +191,15 @@ def test_formulas_are_drawn_when_the_site_is_built(site):
         assert not re.search(r'<script[^>]*(mathjax|tex-svg)', text, re.I), p.name
         assert len(formulas.FORMULA.findall(text))==text.count('<mjx-container'), p.name
     assert 'aria-label="\\varepsilon' in (site[0]/'alpha.html').read_text(encoding='utf-8')
+
+def test_no_link_stands_in_a_link():
+    "nbdev links symbols inside the words of a link too; a browser makes an empty link beside the other of it"
+    symbol = f'[`attention`]({book.BASE}engine/ops.html#attention)'
+    def links(text, place='engine/ops.html#attention'): return re.findall(r'<a |\]\(', myst.inline(text, '', lambda *_: place))
+    assert links(f'[{symbol}](engine/44_ops.ipynb) or [{symbol}, {symbol}](engine/44_ops.ipynb)')==['<a ']*3      # each to its entry
+    assert links(f'[the function {symbol}](engine/44_ops.ipynb)')==['](']                                      # the author's
+    assert links(f'[{symbol}](engine/44_ops.ipynb)', None)==['](']                                                    # no symbol
+    assert links(f'[chapter 44](engine/44_ops.ipynb) has {symbol}')==['](', '<a ']
 
 def test_a_wrong_formula_stops_the_build():
     page = r'<body><span class="math notranslate nohighlight">\(a+\nope\)</span>'

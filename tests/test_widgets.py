@@ -160,8 +160,25 @@ def test_every_control_has_a_name_for_a_screen_reader(opened, kind):
         role = 'slider' if control.get_attribute('type')=='range' else 'combobox'
         shown = control.locator('xpath=..').locator('span span').inner_text()
         assert tab.get_by_role(role, name=shown, exact=True).count()==1, (kind, shown)
-        if role=='slider': assert control.get_attribute('aria-valuetext')==control.locator('xpath=..').locator('output').inner_text()
+        if role=='slider': assert control.get_attribute('aria-valuetext')==control.locator('xpath=..').locator('data').inner_text()
     assert controls.count()>0
+
+@pytest.mark.parametrize('kind', WIDGETS)
+def test_a_label_belongs_to_its_control_and_only_the_verdict_is_announced(opened, kind):
+    "A click on the words goes to the slider or the list beneath; a value beside them is no live region of its own"
+    tab = opened(kind)
+    for label in tab.locator('.dynattn-widget label').all():
+        label.locator('span span').click()
+        assert label.evaluate('l => document.activeElement === l.querySelector("input, select")')
+    assert tab.get_by_role('status').count()==1
+
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+@pytest.mark.parametrize('kind', WIDGETS)
+def test_letters_in_a_drawing_have_the_colour_of_the_page(opened, kind, scheme):
+    "Colours that suit a line are too pale for words: the amber on white has a contrast of 3"
+    tab = opened(kind)
+    tab.emulate_media(color_scheme=scheme)
+    assert tab.evaluate('[...document.querySelectorAll(".dynattn-widget svg text")].every(t => getComputedStyle(t).fill === getComputedStyle(document.body).color)')
 
 @pytest.mark.parametrize('kind', WIDGETS)
 def test_a_drawing_is_read_out_as_its_title_its_numbers_and_its_verdict(opened, kind):
