@@ -52,10 +52,11 @@ def masks(B, H, N, M, dtype):
     found = {'': {}}
     if N!=M: return found
     found['causal'] = dict(is_causal=True)
+    near = (torch.arange(N)[:,None]-torch.arange(M)).abs()<=64
+    if dtype==torch.bfloat16 and N>=512: found['window 64'] = dict(attn_mask=near)
     if N<128 or dtype!=torch.float32: return found
     keep = torch.ones(B, 1, 1, M, dtype=torch.bool)
     keep[...,M*3//4:] = False
-    near = (torch.arange(N)[:,None]-torch.arange(M)).abs()<=64
     bias = torch.randn(1, H, N, M)
     masks = {'padding': keep, 'window 64': near, 'bias': bias}
     return found | {name: dict(attn_mask=mask) for name,mask in masks.items()}
@@ -106,16 +107,17 @@ def table(rows):
     "Kind -> least pairs from which no row of the kind has a ratio above one; kinds without any are left out."
     kinds = {}
     for row in rows:
-        if row['mask'] not in ('','causal'): continue
         B,H,N,M = (int(row[name]) for name in 'BHNM')
-        causal,learns = row['mask']=='causal',row['gradient']=='1'
-        kind = row['set'],row['dtype'],causal,learns,faster.kind_of_queries(N)
+        is_narrow = row['mask']=='window 64' and 4*(129*N-64*65)<=N*M
+        hides = {'': False, 'causal': True}.get(row['mask'], 'narrow' if is_narrow else None)
+        if hides is None: continue
+        kind = row['set'],row['dtype'],hides,row['gradient']=='1',faster.kind_of_queries(N)
         kinds.setdefault(kind, []).append((B*H*N*M, float(row['ratio'])))
     found = {}
     for kind,seen in kinds.items():
         slower = max((pairs for pairs,ratio in seen if ratio>1), default=-1)
         if above := [pairs for pairs,_ in seen if pairs>slower]: found[kind] = min(above)
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items(), key=str))
 
 def store(rows):
     "The table as the source of the chapter's cell."

@@ -73,7 +73,7 @@ def random_call(seed):
         g = torch.Generator().manual_seed(seed)
         return q,k,v,options | dict(attn_mask=torch.randn(1, q.shape[1], N, M, generator=g).to(dtype)),kind
     mask = keep
-    if r.random()<.4: mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~keep, r.choice((-torch.inf,torch.finfo(dtype).min)))
+    if r.random()<.4: mask = torch.zeros(mask.shape, dtype=dtype).masked_fill(~keep, r.choice((-torch.inf,torch.finfo(dtype).min,-1e4)))
     if kind in ('padding','left padding'): mask = mask[:,:,:1]
     if r.random()<.3: mask = mask.expand(B, q.shape[1], N, M)
     if 'padding' not in kind and r.random()<.4: mask = mask[0,0]
@@ -85,7 +85,7 @@ def exactly(q, k, v, options):
     options = {**options}
     mask = options.pop('attn_mask', None)
     if mask is not None and mask.dtype!=torch.bool:
-        hidden = mask<=torch.finfo(mask.dtype).min
+        hidden = mask<=-8192
         mask = mask.double().masked_fill(hidden, -torch.inf)
         if not hidden.any(): options['attn_mask'] = mask
         else: options['attn_mask'] = ~hidden if not mask[~hidden].any() else mask
@@ -168,6 +168,29 @@ def test_scores_that_the_least_number_does_not_hide_are_left():
         off,on,report = both(lambda: sdpa(q*150, k*150, v, attn_mask=mask))
         assert torch.equal(off, on) and report.left=={everywhere.NOT_FINITE: 1}
         assert both(lambda: sdpa(q, k, v, attn_mask=mask))[2].served==1
+
+@pytest.mark.parametrize('number', [-1e4, -1e9, -8192.])
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16])
+def test_prog5_padding_is_hidden_by_any_number_far_below(always, dtype, number):
+    "diffusers hides the padding of a prompt by -10,000; no score of this size makes up for it"
+    q,k,v = heads(N=40, dtype=dtype, learns=True)
+    mask = torch.zeros(2, 1, 1, 40, dtype=dtype)
+    mask[1,...,25:] = number
+    off,on,report = both(lambda: with_gradients(q, k, v, attn_mask=mask))
+    assert report.served==report.served_backward==1
+    for a,b in zip(off, on): assert_close(a, b, atol=16*torch.finfo(dtype).eps, rtol=16*torch.finfo(dtype).eps)
+    assert not on[2][1,:,25:].any()
+
+def test_prog5_what_a_score_makes_up_for_hides_nothing(always):
+    "-100 is a bias, as in Swin; and -10,000 hides nothing from scores of thousands"
+    q,k,v = heads(N=40)
+    hidden = torch.arange(40)>=25
+    mask = torch.zeros(1, 40).masked_fill(hidden, -100.)
+    off,on,report = both(lambda: sdpa(q, k, v, attn_mask=mask))
+    assert torch.equal(off, on) and report.left=={everywhere.NO_BAND: 1}
+    mask = torch.zeros(1, 40).masked_fill(hidden, -1e4)
+    off,on,report = both(lambda: sdpa(q*100, k*100, v, attn_mask=mask))
+    assert torch.equal(off, on) and report.left=={everywhere.NOT_FINITE: 1}
 
 def test_a_negative_scale_of_a_causal_call_is_left(always):
     q,k,v = heads()
@@ -581,11 +604,20 @@ def test_the_report_says_what_was_left(always):
     assert everywhere.NO_BAND in str(report)
     with everywhere(): assert everywhere.report()==everywhere.Report(True, 0, 0, {}, {})
 
+def test_prog5_the_report_says_why_no_call_came(always):
+    "A layer of PyTorch in evaluation has a kernel of its own; a call that came needs no such line"
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True).eval()
+    with everywhere(), torch.no_grad():
+        layer(torch.ones(1, 5, 16))
+        assert everywhere.NO_CALL in str(everywhere.report())
+        sdpa(*heads())
+        assert everywhere.NO_CALL not in str(everywhere.report())
+
 @pytest.mark.parametrize('shape', [(1,1,1,40), (2,1,1,40), 'expanded'], ids=str)
 def test_hostile_66_padding_is_not_read_where_the_table_leaves_it(monkeypatch, shape):
     "One row for all queries hides no half of the pairs by position, so the line of causal calls does not hold for it."
     asked = []
-    def rule(q, k, causal, learns=False): asked.append(causal); return causal
+    def rule(q, k, causal, learns=False, narrow=False): asked.append(causal); return causal
     monkeypatch.setattr(everywhere, 'core_is_faster', rule)
     monkeypatch.setattr(core, 'read_mask', lambda mask: pytest.fail('the mask was read'))
     mask = torch.zeros(2, 1, 1, 40).expand(2, 1, 40, 40) if shape=='expanded' else torch.zeros(shape)

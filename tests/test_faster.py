@@ -33,6 +33,30 @@ def test_where_the_core_is_chosen_no_row_is_slower():
             chosen = faster.core_is_faster(q, k, row['mask']=='causal', row['gradient']=='1')
         assert not chosen or float(row['ratio'])<=1.03, row
 
+def test_prog5_a_narrow_window_has_lines_of_its_own(monkeypatch):
+    "It sees a quarter of the pairs or fewer; what holds for a causal call holds for it, too"
+    monkeypatch.setattr(faster, 'instruction_set', lambda: 'a')
+    x = torch.empty(1, 1, 64, 8)
+    for causal_least,narrow_least,chosen in ((None,None,False), (None,4096,True), (9999,4096,True), (4096,9999,True), (None,9999,False)):
+        lines = {('a','float32',kind,False,'many'): n for kind,n in ((True,causal_least),('narrow',narrow_least)) if n}
+        monkeypatch.setattr(faster, 'LEAST_PAIRS', lines)
+        assert faster.core_is_faster(x, x, True, narrow=True)==chosen
+        assert faster.core_is_faster(x, x, True)==(causal_least==4096)
+    row = dict(set='a', dtype='bfloat16', mask='window 64', gradient='0', B='1', H='1', d='8', ratio='.5')
+    assert plain.table([row | dict(N='512', M='512')])=={('a','bfloat16','narrow',False,'many'): 512*512}
+    assert plain.table([row | dict(N='256', M='256')])=={}
+
+@pytest.mark.parametrize('tiles', [False, True])
+@pytest.mark.parametrize('of_core', ['avx512', 'avx2'])
+def test_prog5_a_pytorch_with_tiles_is_another_machine(monkeypatch, of_core, tiles):
+    "It multiplies bfloat16 several times as fast, so an AVX-512 core has lines of its own there"
+    monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: tiles, raising=False)
+    found = faster._set_of.__wrapped__(type('', (), dict(_name=f'core_{of_core}.so')))
+    assert found==('amx' if tiles and of_core=='avx512' else of_core)
+    q = torch.empty(1, 8, 2048, 64, dtype=torch.bfloat16)
+    monkeypatch.setattr(faster, 'instruction_set', lambda: found)
+    assert faster.core_is_faster(q, q)==(found=='avx512')
+
 def test_a_table_of_rows():
     "The least pairs above the last row that was slower; none where the last one was"
     def row(n, ratio, mask='', **more):

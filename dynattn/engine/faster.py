@@ -14,6 +14,10 @@ from .native.core import library
 # %% ../../nbs/engine/36_faster.ipynb #e5a30001
 # instruction set, dtype, causal, gradient, queries -> pairs; `benchmarks/plain.py --store` wrote it
 LEAST_PAIRS = {
+    ('amx', 'bfloat16', 'narrow', False, 'many'): 50331648,
+    ('amx', 'float32', 'narrow', False, 'many'): 1048576,
+    ('amx', 'float32', True, False, 'many'): 196608,
+    ('amx', 'float32', True, True, 'many'): 196608,
     ('avx2', 'bfloat16', False, False, 'few'): 131072,
     ('avx2', 'bfloat16', False, False, 'many'): 50331648,
     ('avx2', 'bfloat16', False, False, 'one'): 4096,
@@ -30,6 +34,7 @@ LEAST_PAIRS = {
     ('avx2', 'float16', False, True, 'one'): 4096,
     ('avx2', 'float16', True, False, 'many'): 3072,
     ('avx2', 'float16', True, True, 'many'): 3072,
+    ('avx2', 'float32', 'narrow', False, 'many'): 262144,
     ('avx2', 'float32', False, True, 'many'): 50331648,
     ('avx2', 'float32', True, False, 'many'): 196608,
     ('avx2', 'float32', True, True, 'many'): 98304,
@@ -41,6 +46,7 @@ LEAST_PAIRS = {
     ('avx512', 'bfloat16', False, False, 'one'): 4096,
     ('avx512', 'bfloat16', False, True, 'many'): 3072,
     ('avx512', 'bfloat16', True, False, 'many'): 12288,
+    ('avx512', 'float32', 'narrow', False, 'many'): 1048576,
     ('avx512', 'float32', False, False, 'many'): 49152,
     ('avx512', 'float32', False, False, 'one'): 131072,
     ('avx512', 'float32', False, True, 'many'): 49152,
@@ -49,12 +55,15 @@ LEAST_PAIRS = {
 
 # %% ../../nbs/engine/36_faster.ipynb #e5a30002
 def instruction_set() -> str|None:
-    "The set that the core serves with, 'avx512', 'avx2' or 'generic'; None without a core."
+    "What core and PyTorch compute with: 'amx', 'avx512', 'avx2' or 'generic'; None without a core."
     lib = library()
     return None if lib is None else _set_of(lib)
 
 @cache # asked for at each call
-def _set_of(lib): return lib._name.rpartition('core_')[2].removesuffix('.so')
+def _set_of(lib):
+    of_core = lib._name.rpartition('core_')[2].removesuffix('.so')
+    has_tiles = getattr(torch.cpu, '_is_amx_tile_supported', bool) # none in an old PyTorch
+    return 'amx' if of_core=='avx512' and has_tiles() else of_core
 instruction_set._dynamo_marked_constant = True # what assume_constant_result does
 
 def kind_of_queries(
@@ -70,6 +79,7 @@ def core_is_faster(
     k:Tensor, # [B,Hkv,M,d]
     causal:bool=False, # whether about half of the pairs are hidden by position, or more
     learns:bool=False, # whether a gradient follows
+    narrow:bool=False, # whether a quarter of the pairs are seen, or fewer
 ) -> bool:
     "Whether the core computes a plain call faster than PyTorch, by the table."
     b,h,n,_ = q.shape
@@ -79,7 +89,10 @@ def core_is_faster(
     least = LEAST_PAIRS.get((instructions, dtype, causal, learns, queries))
     if least is None and causal: # what is hidden is left out
         least = LEAST_PAIRS.get((instructions, dtype, False, learns, queries))
-    return least is not None and b*h*n*k.shape[2]>=least
+    pairs = b*h*n*k.shape[2]
+    if least is not None and pairs>=least: return True
+    least = LEAST_PAIRS.get((instructions, dtype, 'narrow', learns, queries)) if narrow else None
+    return least is not None and pairs>=least
 
 # %% ../../nbs/engine/36_faster.ipynb #672c0a4d
 from ..docstrings import explain_parameters

@@ -2142,21 +2142,23 @@ double largest_of(const Rows &x, Int B, Int H, Int N, Int d, const Call &c) {
     return f(x, B, H, N, d, c);
 }
 
-// A mask [B,H,N,M] of numbers that are 0 where a key is seen, else the least one or -infinity.
+// A mask [B,H,N,M] of numbers that are 0 where a key is seen, else -infinity or far below 0.
 struct Mask { const char *data; Int b, h, n, B, H, N, M, kind; };
-// Seen are the keys of `keep` whose offset j - i lies from `low` to `high`. The others say whether
-// the least number occurs, a row without a key, and a key that is hidden from all.
-struct Seen { Int low, high, least, empty, holes; };
+// Seen are the keys of `keep` whose offset j - i lies from `low` to `high`. All finite numbers that
+// hide a key are `far` below 0, or further; 0 if there is none. The others say whether there is a
+// row without a key, and a key that is hidden from all.
+struct Seen { Int low, high, far, empty, holes; };
 
 template <class U> struct MaskReader {
     const Mask m;
-    const U minus_infinity, least;             // as bits
+    const U minus_infinity, far;               // as bits, which grow as a negative number falls
     struct Row { Int first, last, count; };    // keys that a row sees
     std::vector<Row> rows;                     // [B,N]
-    std::atomic<bool> other{false}, finite{false};
+    std::atomic<bool> other{false};
+    std::atomic<U> nearest;                    // to 0, of the numbers that hide
 
-    MaskReader(const Mask &mask, U inf)
-        : m(mask), minus_infinity(inf), least(inf-1), rows(m.B*m.N) {}
+    MaskReader(const Mask &mask, U inf, U far)
+        : m(mask), minus_infinity(inf), far(far), rows(m.B*m.N), nearest(inf) {}
 
     const U *row(Int b, Int h, Int i) const { return (const U*)m.data + b*m.b + h*m.h + i*m.n; }
     // Adds a row's keys to `keep`; `seen` is room for M of them.
@@ -2169,15 +2171,15 @@ template <class U> struct MaskReader {
             const Int n = std::min<Int>(1024, m.M-j0);
             const U *y = x+j0;
             uint8_t *s = seen+j0, *k = keep+j0;
-            U strange = 0, low = 0;
+            U strange = 0, near = minus_infinity;
             for (Int j = 0; j < n; j++) {
-                const U zero = (U)(y[j] << 1) == 0, is_least = y[j] == least;
-                strange |= !(zero | is_least | (y[j] == minus_infinity));
-                low |= is_least;
+                const U zero = (U)(y[j] << 1) == 0;
+                strange |= !(zero | ((y[j] >= far) & (y[j] <= minus_infinity)));
+                near = std::min(near, zero ? minus_infinity : y[j]);
                 s[j] = (uint8_t)zero;
             }
             if (strange) { other = true; return; }
-            if (low) finite = true;
+            for (U seen = nearest; near < seen && !nearest.compare_exchange_weak(seen, near);) {}
             Int some = 0;
             for (Int j = 0; j < n; j++) k[j] |= s[j], some += s[j];
             count += some;
@@ -2210,15 +2212,20 @@ template <class U> struct MaskReader {
         if (m.N == 1) return is_keys(keep, found);
         return is_band(keep, found);
     }
+    Int distance() const {
+        if (nearest == minus_infinity) return 0;
+        const U sign = (U)1 << (8*sizeof(U)-1);
+        return (Int)std::min(from_bits(nearest ^ sign, m.kind), 1e18);
+    }
     bool is_keys(const uint8_t *keep, Seen &found) const {
-        found = {-m.M, m.M, finite, 0, memchr(keep, 0, m.B*m.M) != nullptr};
+        found = {-m.M, m.M, distance(), 0, memchr(keep, 0, m.B*m.M) != nullptr};
         for (Int b = 0; b < m.B; b++) found.empty |= rows[b].count == 0;
         return true;
     }
     // The narrowest band around all that is seen: nothing in it may be hidden but by `keep`, and
     // sums of `keep` count what a row would see.
     bool is_band(const uint8_t *keep, Seen &found) const {
-        found = {m.M, -m.M-m.N, finite, 0, 0};
+        found = {m.M, -m.M-m.N, distance(), 0, 0};
         for (Int b = 0; b < m.B; b++) for (Int i = 0; i < m.N; i++) {
             const Row &r = rows[b*m.N+i];
             if (!r.count) { found.empty = 1; continue; }
@@ -2284,14 +2291,15 @@ EXPORT double dynattn_largest_score(const Call *c, const Rows *dout) {
 }
 // Whether a mask hides keys, or pairs outside a band, or both: 1 and 0; -1 where memory is lacking.
 EXPORT Int dynattn_read_mask(const Mask *m, uint8_t *keep, Seen *found, Int threads, Team *team) {
-    auto read = [&](auto minus_infinity) {
-        MaskReader<decltype(minus_infinity)> reader(*m, minus_infinity);
+    auto read = [&](auto minus_infinity, auto far) {           // -8192 and below is far
+        MaskReader<decltype(far)> reader(*m, minus_infinity, far);
         return reader.read_all(keep, *found, threads, team);
     };
     try {
-        if (m->kind == F64) return read(uint64_t(0xfff0000000000000));
-        if (m->kind == F32) return read(uint32_t(0xff800000));
-        return read(uint16_t(m->kind == BF16 ? 0xff80 : 0xfc00));
+        if (m->kind == F64) return read(uint64_t(0xfff0000000000000), uint64_t(0xc0c0000000000000));
+        if (m->kind == F32) return read(uint32_t(0xff800000), uint32_t(0xc6000000));
+        if (m->kind == BF16) return read(uint16_t(0xff80), uint16_t(0xc600));
+        return read(uint16_t(0xfc00), uint16_t(0xf000));
     }
     catch (const std::bad_alloc &) { return -1; }
 }

@@ -338,13 +338,13 @@ class Seen(NamedTuple):
     keep:Tensor|None # [B,M] or [1,M] bool; None: all keys
     low:int|None # None: no limit
     high:int|None # None: no limit
-    least:bool # whether some hidden pair holds the least number of the dtype, not -inf
+    far:int # how far below 0 all finite numbers are that hide a pair; 0: only -inf hides
     empty:bool # whether some query sees no key
 
 def read_mask(
     mask:Tensor, # [B,H,N,M], added to scores; B, H and N may be 1, or repeated with stride 0
 ) -> Seen|None: # None where it says something else
-    "The padding and the band that a floating mask of 0 and -inf, or the least number, stands for."
+    "The padding and the band that a floating mask of 0 and -inf, or of -8192 and below, stands for."
     if not mask.numel() or mask.dtype not in _KINDS: return None
     if mask.stride(3)!=1 and mask.shape[3]>1: return None
     sizes = [1 if stride==0 else size for size,stride in zip(mask.shape[:3], mask.stride())]
@@ -356,13 +356,13 @@ def read_mask(
     done = library().dynattn_read_mask(record, keep.data_ptr(), found, threads, team)
     _done(done>=0)
     if not done: return None
-    what = dict(zip(('low','high','least','empty','holes'), found))
+    what = dict(zip(('low','high','far','empty','holes'), found))
     band = sizes[2]>1 # a mask of one row says nothing about positions
     return Seen(
         keep=keep if what['holes'] else None,
         low=what['low'] if band else None,
         high=what['high'] if band else None,
-        least=bool(what['least']), empty=bool(what['empty']))
+        far=what['far'], empty=bool(what['empty']))
 
 # %% ../../../nbs/engine/33_native.core.ipynb #e5a10009
 def largest_score(
