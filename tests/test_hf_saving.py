@@ -132,6 +132,19 @@ def test_a_folder_never_loads_without_its_windows_unless_asked(tmp_path):
     hf.load(tmp_path).save_pretrained(again)
     assert json.loads((again/'config.json').read_text())==config
 
+def test_an_adapter_without_windows_is_not_saved_for_one_with(tmp_path):
+    "`save` wrote the adapter of peft, and the windows were in no folder."
+    peft = pytest.importorskip('peft')
+    def tuned(**kw): return peft.get_peft_model(hf.add_windows(_build('LlamaForCausalLM'), init=3.), peft.LoraConfig(r=2, target_modules=['q_proj'], **kw))
+    with pytest.raises(ValueError, match="modules_to_save=\\['dynattn'\\], or save model.merge_and_unload"): hf.save(tuned(), tmp_path/'lost')
+    assert not (tmp_path/'lost').exists()
+    kept = _move(tuned(modules_to_save=['dynattn']).eval())
+    hf.save(kept, tmp_path/'kept')
+    again = peft.PeftModel.from_pretrained(hf.add_windows(_build('LlamaForCausalLM'), init=3.), tmp_path/'kept').eval()
+    assert_close(_output(again.base_model.model), _output(kept.base_model.model))
+    hf.save(tuned().merge_and_unload(), tmp_path/'merged')
+    hf.load(tmp_path/'merged')
+
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match='got .*/near, where there is nothing'): hf.load(tmp_path/'near')
 

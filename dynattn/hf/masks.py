@@ -9,6 +9,7 @@ __all__ = ['Sight', 'sight_mask']
 from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
+from ..modes import recorded
 
 # %% ../../nbs/hf/43_masks.ipynb #b9fbaa63
 # all modules of this room come by here first, so that one message says what brings transformers
@@ -82,12 +83,12 @@ def _keep(mask, start, n):
     can be read."""
     if mask is None: return None
     mask = F.pad(mask.bool(), (0, max(start+n-mask.shape[1], 0)))[:,start:start+n]
-    return None if not torch.compiler.is_compiling() and mask.all() else mask
+    return None if not recorded() and mask.all() else mask
 
 def _has_dropped(mask, start):
     "Whether a real token stands before `start`; assumed where values cannot be read."
     if start==0: return False
-    return mask is None or torch.compiler.is_compiling() or bool(mask[:,:start].any())
+    return mask is None or recorded() or bool(mask[:,:start].any())
 
 # %% ../../nbs/hf/43_masks.ipynb #342330c7
 def _reach(size, causal, config):

@@ -29,6 +29,12 @@ def save(
     if not Added.models_in(model):
         raise ValueError("model: expected one with windows or alpha, got one without; "
                          "save_pretrained serves it")
+    kept = any('.dynattn.modules_to_save.' in name for name,_ in model.named_parameters())
+    if hasattr(model, 'peft_config') and not kept:
+        raise ValueError("model: expected an adapter that keeps windows or alpha, "
+                         f"got {type(model).__name__}, whose folder would be without; "
+                         "give its configuration modules_to_save=['dynattn'], "
+                         "or save model.merge_and_unload()")
     model.save_pretrained(folder, **kwargs)
 
 # %% ../../nbs/hf/59_saving.ipynb #7757ad30
