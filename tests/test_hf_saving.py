@@ -145,6 +145,35 @@ def test_an_adapter_without_windows_is_not_saved_for_one_with(tmp_path):
     hf.save(tuned().merge_and_unload(), tmp_path/'merged')
     hf.load(tmp_path/'merged')
 
+@pytest.mark.parametrize('name', ['LlamaForCausalLM','T5ForConditionalGeneration'])
+def test_a_model_from_the_configuration_of_a_folder(name, tmp_path):
+    "`from_config`, as accelerate's `init_empty_weights` wants it, raised an error from inside transformers."
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig
+    auto = transformers.AutoModelForCausalLM if name.startswith('Llama') else transformers.AutoModelForSeq2SeqLM
+    model = _move(hf.add_alpha(hf.add_windows(_build(name), init=3.)))
+    hf.save(model, tmp_path/'m')
+    config = AutoConfig.from_pretrained(tmp_path/'m', trust_remote_code=True)
+    for _ in range(2):  # the configuration is as it was
+        again = auto.from_config(config, trust_remote_code=True).eval()
+        assert type(again) is type(model) and _learned(again).keys()==_learned(model).keys()
+        again.load_state_dict(model.state_dict())
+        assert_close(_output(again), _output(model))
+    with init_empty_weights(): empty = auto.from_config(config, trust_remote_code=True)
+    assert {p.device.type for p in empty.parameters()}=={'meta'}
+    hf.save(again, tmp_path/'again')
+    assert_close(_output(hf.load(tmp_path/'again')), _output(model))
+    with pytest.raises(ValueError, match='dynattn.hf.load'): auto.from_config(config)
+
+def test_a_model_made_from_the_configuration_of_one_with_windows(tmp_path):
+    "It has none, and `save` wrote a folder that `load` refused; `load` did not take that configuration."
+    model = _move(hf.add_windows(_build('LlamaForCausalLM'), init=3.))
+    with pytest.raises(ValueError, match='expected one with windows or alpha'): hf.save(LlamaForCausalLM(model.config), tmp_path/'none')
+    hf.save(model, tmp_path/'m')
+    assert_close(_output(hf.load(tmp_path/'m', config=model.config)), _output(model))
+    again = hf.auto_class('AutoModelForCausalLM')._from_config(model.config)
+    assert _learned(again).keys()==_learned(model).keys()
+
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match='got .*/near, where there is nothing'): hf.load(tmp_path/'near')
 
