@@ -326,6 +326,42 @@ def test_a_traced_model_reads_its_mask(name, options):
                         real = mask.bool()
                         assert_close(traced(ids, mask)[real], program(ids, mask)[real], rtol=1e-4, atol=1e-5)
 
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('options', [None, dict(init=3.), dict(init=3., n_global=2)], ids=str)
+@pytest.mark.parametrize('new', [1,3])
+def test_a_traced_step_behind_a_cache_of_any_length(new, options):
+    "The place of the queries was a constant of the traced program."
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+    from dynattn import hf
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(5)
+    if options is None: hf.switch(model)
+    else: hf.add_windows(model, **options)
+    class Step(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+        def forward(self, ids, mask, key, value):
+            cache = DynamicCache()
+            cache.update(key, value, 0)
+            return self.model(input_ids=ids, attention_mask=mask, past_key_values=cache).logits
+    def step(length, padded):
+        ids = torch.randint(3, 50, (2, length+new))
+        mask = (torch.arange(length+new) >= torch.tensor([[0],[padded]])).long()
+        cache = DynamicCache()
+        model(ids[:,:length], attention_mask=mask[:,:length], past_key_values=cache)
+        return ids[:,length:], mask, cache.layers[0].keys, cache.layers[0].values
+    with torch.no_grad():
+        for padded in (0,4):
+            traced = torch.jit.trace(Step(), step(12, padded), check_trace=False)
+            for length in (12,7,30):
+                for other in (0,4):
+                    inputs = step(length, other)
+                    assert_close(traced(*inputs), Step()(*inputs), rtol=1e-4, atol=1e-4)
+
 @pytest.mark.parametrize('where', ['cpu','disk'])
 def test_windows_for_weights_that_are_elsewhere(where, tmp_path):
     "Widths were put where accelerate keeps the weights between calls, on the meta device."

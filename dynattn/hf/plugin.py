@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import TypeVar
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from ..modes import recorded
+from ..modes import recorded, traced_by_jit
 from ..padding import PaddingMask
 from ..saved import whole_or_not
 from ..parts import visible_pairs
@@ -279,7 +279,7 @@ class LayerCall:
         has_windows = learned is not None and learned.sigma_head is not None
         window_in_a_mask = has_windows and s.pairs is not None and (learned.causal or late)
         late_in_a_cache = late and n!=m
-        recorded_step = n==1 and recorded()
+        recorded_step = n==1 and recorded() or n!=m and traced_by_jit()
         needs_positions = window_in_a_mask or late_in_a_cache or recorded_step
         if s.at is not None and needs_positions: return self.compute_at()
         if late and n==m: return self.compute_turned()
