@@ -291,6 +291,94 @@ def test_a_compiled_decoder_has_two_graphs():
     cache = {cache_argument(model.forward): StaticCache(config=model.config, max_cache_len=40)}
     assert torch.equal(generate(model, **cache), usual) and counter.frame_count==2
 
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('name, options', [('Bert', dict(init=3.)), ('Bert', dict(init=3., per='input')), ('Bert', dict(init=.4, unit='fraction')),
+                                           ('Llama', dict(init=3.)), ('Llama', {})], ids=str)
+def test_a_traced_model_reads_its_mask(name, options):
+    "`torch.jit.trace` wrote into its program which texts were padded, and how long they were, when it was traced."
+    import transformers
+    from dynattn import hf
+    torch.manual_seed(0)
+    cls = getattr(transformers, 'BertModel' if name=='Bert' else 'LlamaForCausalLM')
+    model = cls(getattr(transformers, f'{name}Config')(**{k: SMALL[k] for k in list(SMALL)[:11]})).eval()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(5)
+    hf.add_windows(model, **options)
+    class Program(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+        def forward(self, ids, mask=None):
+            return self.model(input_ids=ids, attention_mask=mask, **(dict(use_cache=False) if name=='Llama' else {}))[0]
+    def text(n): return torch.randint(3, 99, (3, n))
+    def masks(n):
+        at = torch.arange(n)
+        return [(at>=0).expand(3, n).long(), (at<torch.tensor([[n],[n//2],[2]])).long(), (at>=torch.tensor([[0],[n//2],[n-2]])).long()]
+    program = Program()
+    with torch.no_grad():
+        for traced_with in (*masks(13), None):
+            traced = torch.jit.trace(program, (text(13),)+(() if traced_with is None else (traced_with,)), check_trace=False)
+            for n in (13, 7, 30):
+                ids = text(n)
+                if traced_with is None: assert_close(traced(ids), program(ids), rtol=1e-4, atol=1e-5)
+                else:
+                    for mask in masks(n):
+                        real = mask.bool()
+                        assert_close(traced(ids, mask)[real], program(ids, mask)[real], rtol=1e-4, atol=1e-5)
+
+@pytest.mark.filterwarnings('ignore')
+@pytest.mark.parametrize('options', [None, dict(init=3.), dict(init=3., n_global=2)], ids=str)
+@pytest.mark.parametrize('new', [1,3])
+def test_a_traced_step_behind_a_cache_of_any_length(new, options):
+    "The place of the queries was a constant of the traced program."
+    from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+    from dynattn import hf
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(5)
+    if options is None: hf.switch(model)
+    else: hf.add_windows(model, **options)
+    class Step(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+        def forward(self, ids, mask, key, value):
+            cache = DynamicCache()
+            cache.update(key, value, 0)
+            return self.model(input_ids=ids, attention_mask=mask, past_key_values=cache).logits
+    def step(length, padded):
+        ids = torch.randint(3, 50, (2, length+new))
+        mask = (torch.arange(length+new) >= torch.tensor([[0],[padded]])).long()
+        cache = DynamicCache()
+        model(ids[:,:length], attention_mask=mask[:,:length], past_key_values=cache)
+        return ids[:,length:], mask, cache.layers[0].keys, cache.layers[0].values
+    with torch.no_grad():
+        for padded in (0,4):
+            traced = torch.jit.trace(Step(), step(12, padded), check_trace=False)
+            for length in (12,7,30):
+                for other in (0,4):
+                    inputs = step(length, other)
+                    assert_close(traced(*inputs), Step()(*inputs), rtol=1e-4, atol=1e-4)
+
+@pytest.mark.parametrize('where', ['cpu','disk'])
+def test_windows_for_weights_that_are_elsewhere(where, tmp_path):
+    "Widths were put where accelerate keeps the weights between calls, on the meta device."
+    from accelerate import cpu_offload, disk_offload
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from dynattn import hf
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    near,ids = hf.add_alpha(hf.add_windows(copy.deepcopy(model), init=3.)),torch.arange(3, 20)[None]
+    if where=='cpu': cpu_offload(model, 'cpu')
+    else: disk_offload(model, str(tmp_path), 'cpu')
+    hf.add_alpha(hf.add_windows(model, init=3.))
+    with torch.no_grad(): assert_close(model(ids).logits, near(ids).logits)
+    generated = [m.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None, pad_token_id=0) for m in (model, near)]
+    assert torch.equal(*generated)
+
 def test_a_collector_that_has_moved_is_reported(monkeypatch):
     from dynattn import hf
     monkeypatch.setattr(hf.plugin, '_collector', None)

@@ -132,6 +132,48 @@ def test_a_folder_never_loads_without_its_windows_unless_asked(tmp_path):
     hf.load(tmp_path).save_pretrained(again)
     assert json.loads((again/'config.json').read_text())==config
 
+def test_an_adapter_without_windows_is_not_saved_for_one_with(tmp_path):
+    "`save` wrote the adapter of peft, and the windows were in no folder."
+    peft = pytest.importorskip('peft')
+    def tuned(**kw): return peft.get_peft_model(hf.add_windows(_build('LlamaForCausalLM'), init=3.), peft.LoraConfig(r=2, target_modules=['q_proj'], **kw))
+    with pytest.raises(ValueError, match="modules_to_save=\\['dynattn'\\], or save model.merge_and_unload"): hf.save(tuned(), tmp_path/'lost')
+    assert not (tmp_path/'lost').exists()
+    kept = _move(tuned(modules_to_save=['dynattn']).eval())
+    hf.save(kept, tmp_path/'kept')
+    again = peft.PeftModel.from_pretrained(hf.add_windows(_build('LlamaForCausalLM'), init=3.), tmp_path/'kept').eval()
+    assert_close(_output(again.base_model.model), _output(kept.base_model.model))
+    hf.save(tuned().merge_and_unload(), tmp_path/'merged')
+    hf.load(tmp_path/'merged')
+
+@pytest.mark.parametrize('name', ['LlamaForCausalLM','T5ForConditionalGeneration'])
+def test_a_model_from_the_configuration_of_a_folder(name, tmp_path):
+    "`from_config`, as accelerate's `init_empty_weights` wants it, raised an error from inside transformers."
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig
+    auto = transformers.AutoModelForCausalLM if name.startswith('Llama') else transformers.AutoModelForSeq2SeqLM
+    model = _move(hf.add_alpha(hf.add_windows(_build(name), init=3.)))
+    hf.save(model, tmp_path/'m')
+    config = AutoConfig.from_pretrained(tmp_path/'m', trust_remote_code=True)
+    for _ in range(2):  # the configuration is as it was
+        again = auto.from_config(config, trust_remote_code=True).eval()
+        assert type(again) is type(model) and _learned(again).keys()==_learned(model).keys()
+        again.load_state_dict(model.state_dict())
+        assert_close(_output(again), _output(model))
+    with init_empty_weights(): empty = auto.from_config(config, trust_remote_code=True)
+    assert {p.device.type for p in empty.parameters()}=={'meta'}
+    hf.save(again, tmp_path/'again')
+    assert_close(_output(hf.load(tmp_path/'again')), _output(model))
+    with pytest.raises(ValueError, match='dynattn.hf.load'): auto.from_config(config)
+
+def test_a_model_made_from_the_configuration_of_one_with_windows(tmp_path):
+    "It has none, and `save` wrote a folder that `load` refused; `load` did not take that configuration."
+    model = _move(hf.add_windows(_build('LlamaForCausalLM'), init=3.))
+    with pytest.raises(ValueError, match='expected one with windows or alpha'): hf.save(LlamaForCausalLM(model.config), tmp_path/'none')
+    hf.save(model, tmp_path/'m')
+    assert_close(_output(hf.load(tmp_path/'m', config=model.config)), _output(model))
+    again = hf.auto_class('AutoModelForCausalLM')._from_config(model.config)
+    assert _learned(again).keys()==_learned(model).keys()
+
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match='got .*/near, where there is nothing'): hf.load(tmp_path/'near')
 

@@ -378,6 +378,33 @@ def test_peft_around_a_model_with_a_price(targets, options):
 
 def hf_model(m): return next(x for x in m.modules() if isinstance(x, transformers.PreTrainedModel))
 
+def test_widths_that_are_made_of_other_parameters():
+    "Behind `register_parametrization` a width had no price, and the warning named the optimiser."
+    from torch.nn.utils import parametrize
+    class Twice(torch.nn.Module):
+        def forward(self, z): return 2*z
+    model = _model(penalty=WEIGHT)
+    for layer in attention_layers(model).values(): parametrize.register_parametrization(layer.dynattn.sigma_head, 'z', Twice())
+    def train(m):
+        optimizer = _sgd(m)
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            for _ in range(2):
+                optimizer.zero_grad()
+                m(**_texts()).loss.backward()
+                optimizer.step()
+            optimizer.zero_grad()
+            m(**_texts()).loss.backward()
+    model.train()
+    train(model)
+    plain = copy.deepcopy(model)
+    plain._forward_hooks.clear()
+    plain.zero_grad()
+    (plain(**_texts()).loss + WEIGHT*hf.mean_width(plain)).backward()
+    found,due = ([p.grad for p in _widths(m).values()] for m in (model, plain))
+    assert len(found)==2 and all(grad.abs().min()>0 for grad in due)
+    assert_close(found, due)
+
 def test_lbfgs_sees_gradient_and_value():
     "Each closure has the price once, in the gradient and in the value, whether a loss shows it or not."
     for kind in ('classes','bare'):

@@ -9,6 +9,7 @@ __all__ = ['Sight', 'sight_mask']
 from typing import NamedTuple
 import torch, torch.nn.functional as F
 from torch import Tensor
+from ..modes import recorded, traced_by_jit
 
 # %% ../../nbs/hf/43_masks.ipynb #b9fbaa63
 # all modules of this room come by here first, so that one message says what brings transformers
@@ -82,12 +83,12 @@ def _keep(mask, start, n):
     can be read."""
     if mask is None: return None
     mask = F.pad(mask.bool(), (0, max(start+n-mask.shape[1], 0)))[:,start:start+n]
-    return None if not torch.compiler.is_compiling() and mask.all() else mask
+    return None if not recorded() and mask.all() else mask
 
 def _has_dropped(mask, start):
     "Whether a real token stands before `start`; assumed where values cannot be read."
     if start==0: return False
-    return mask is None or torch.compiler.is_compiling() or bool(mask[:,:start].any())
+    return mask is None or recorded() or bool(mask[:,:start].any())
 
 # %% ../../nbs/hf/43_masks.ipynb #342330c7
 def _reach(size, causal, config):
@@ -136,17 +137,24 @@ def _without_square(plain, parts, b, m, q_offset, kv_offset):
                           texts=texts.expand(b, -1))
 
 # %% ../../nbs/hf/43_masks.ipynb #a55c000b
+def _position(q_offset, kv_offset):
+    "[] of query 0 on the key axis, which `torch.jit.trace` follows where it is not made a number."
+    if traced_by_jit(): return torch.as_tensor(q_offset-kv_offset)
+    return torch.tensor(int(q_offset)-int(kv_offset))
+
 def _plain(mask, causal, window, shape, q_offset, kv_offset):
     "Of `shape` [N,M], a causal mask or one without direction, with the model's own window."
-    here,(n,m) = q_offset-int(kv_offset),shape
+    here,(n,m) = int(q_offset)-int(kv_offset),shape
     return Sight(_keep(mask, kv_offset, m), causal, window, here if causal else 0, queries=n,
-                 at=torch.tensor(here) if causal else None, dropped=_has_dropped(mask, kv_offset))
+                 at=_position(q_offset, kv_offset) if causal else None,
+                 dropped=_has_dropped(mask, kv_offset))
 
-def _with_square(plain, pairs, parts, here):
+def _with_square(plain, pairs, parts, q_offset, kv_offset):
     "`plain` with a square, and with the fields that say all that the square does, if they do."
     said = 'causal' in parts and not {'chunk_size','packed_sequence_mask'} & parts.keys()
     window = (parts['sliding_window']-1, 0) if said and 'sliding_window' in parts else None
-    return plain._replace(causal=said, window=window, q_offset=here, at=torch.tensor(here),
+    return plain._replace(causal=said, window=window, q_offset=int(q_offset)-int(kv_offset),
+                          at=_position(q_offset, kv_offset),
                           pairs=pairs,
                           texts=parts.get('packed_sequence_mask'), chunked='chunk_size' in parts)
 
@@ -172,7 +180,7 @@ def sight_mask(
     if cache_position is not None: q_length,q_offset = len(cache_position),int(cache_position[0])
     causal,plain_both_ways = allow_is_causal_skip,allow_is_bidirectional_skip
     window = None if local_size is None else _reach(local_size, causal, config)
-    plain = _plain(attention_mask, causal, window, (q_length, kv_length), int(q_offset), kv_offset)
+    plain = _plain(attention_mask, causal, window, (q_length, kv_length), q_offset, kv_offset)
     if (causal or plain_both_ways) and (local_size is None or window): return plain
     parts = _parts(mask_function) or {}
     found = _without_square(plain, parts, batch_size, kv_length, int(q_offset), kv_offset)
@@ -183,7 +191,7 @@ def sight_mask(
                       mask_function=mask_function,
                       attention_mask=attention_mask, allow_is_causal_skip=False,
                       allow_is_bidirectional_skip=False, **where, **kwargs)
-    return _with_square(plain, pairs, parts, int(q_offset)-int(kv_offset))
+    return _with_square(plain, pairs, parts, q_offset, kv_offset)
 
 # %% ../../nbs/hf/43_masks.ipynb #cd2ea0fc
 from ..docstrings import explain_parameters

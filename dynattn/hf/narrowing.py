@@ -20,7 +20,8 @@ from ..saved import (
     Checkpoint, ModelState, all_or_nothing, fingerprint, interrupts_wait, need, whole_or_not)
 from ..sigma import SigmaParameter
 from ..configs import most_tokens
-from .layers import PreTrainedModel, embeddings, frozen, last_hidden, predictions
+from .layers import (PreTrainedModel, device_of, embeddings, frozen, last_hidden,
+                               predictions)
 from .curves import (
     Budget, CostCurves, Stage, cost_curves, leading_tokens, own_reach, run_record, texts_record)
 from .healing import Healed, heal
@@ -68,9 +69,8 @@ def set_widths(
             raise ValueError(f"widths: expected numbers of 0 or more, or inf, got {layer}")
         width = torch.tensor([min(float(w), unlimited) for w in layer], dtype=torch.float32)
         width = width.repeat_interleave(learned.heads//len(layer)).clamp(min=1.)
-        device = next(module.parameters()).device
         head = SigmaParameter(learned.heads, init_width=width)
-        learned.sigma_head = head.to(device).train(module.training)
+        learned.sigma_head = head.to(device_of(module)).train(module.training)
     record_edge(model, 'hard')
 
 # %% ../../nbs/hf/66_narrowing.ipynb #e988d003

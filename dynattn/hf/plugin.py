@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import TypeVar
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
+from ..modes import recorded, traced_by_jit
 from ..padding import PaddingMask
 from ..saved import whole_or_not
 from ..parts import visible_pairs
@@ -194,14 +195,15 @@ class LayerCall:
         read."""
         s,n_global = self.sight,self.n_global
         if not n_global or s.keep is None or (s.texts is not None and s.pairs is None): return False
-        return torch.compiler.is_compiling() or not bool(s.keep[:,:n_global].all())
+        return recorded() or not bool(s.keep[:,:n_global].all())
 
     def compute_turned(self) -> tuple:
         "`compute` of a text to itself where rows begin with padding."
         s,bias = self.sight,self.terms.get('position_bias')
         if bias is not None and _by_offset(bias, 0) is None:
             raise ValueError("position_bias: expected one by offset "
-                             "where leading tokens stand behind padding, "
+                             "where leading tokens stand behind padding, as is assumed "
+                             "of a program that is traced, "
                              "got another; pad on the right, or set n_global=0")
         pad = s.keep.int().argmax(1)                                               # [B]
         turned = s._replace(keep=turn_rows(s.keep[:,None,:,None], pad)[:,0,:,0])
@@ -277,8 +279,8 @@ class LayerCall:
         has_windows = learned is not None and learned.sigma_head is not None
         window_in_a_mask = has_windows and s.pairs is not None and (learned.causal or late)
         late_in_a_cache = late and n!=m
-        compiled_step = n==1 and torch.compiler.is_compiling()
-        needs_positions = window_in_a_mask or late_in_a_cache or compiled_step
+        recorded_step = n==1 and recorded() or n!=m and traced_by_jit()
+        needs_positions = window_in_a_mask or late_in_a_cache or recorded_step
         if s.at is not None and needs_positions: return self.compute_at()
         if late and n==m: return self.compute_turned()
         return self.compute()
@@ -287,7 +289,7 @@ class LayerCall:
 def _by_offset(bias, at): # [1,H,N,M] -> [H,2R+1]
     """A bias as a vector over `j - i - at`, if it depends on the offset alone; None for any other,
     and where values cannot be read. The tensor keeps it for the next layer that gets the tensor."""
-    if torch.compiler.is_compiling() or bias.dim()!=4 or bias.shape[0]!=1: return None
+    if recorded() or bias.dim()!=4 or bias.shape[0]!=1: return None
     version = None if bias.is_inference() else bias._version
     state = version,at,bias.requires_grad and torch.is_grad_enabled()
     known = getattr(bias, '_dynattn_by_offset', None)

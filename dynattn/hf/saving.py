@@ -6,13 +6,13 @@
 __all__ = ['save', 'load', 'auto_class', 'load_pretrained']
 
 # %% ../../nbs/hf/59_saving.ipynb #b125cb11
-import functools, re
+import copy, functools, re
 from pathlib import Path
 from typing import Any
 import torch
 from torch import nn
 from ..saved import UserError, need
-from .layers import Added, PreTrainedModel, share
+from .layers import Added, Learned, PreTrainedModel, share
 from .plugin import register
 from .windows import add_alpha, add_windows
 import transformers
@@ -26,9 +26,16 @@ def save(
     **kwargs, # for its `save_pretrained`
 ) -> None:
     "`save_pretrained`, and an error where there is nothing of ours to keep."
-    if not Added.models_in(model):
+    learns = any(isinstance(m, Learned) for m in model.modules())
+    if not (learns and Added.models_in(model)):
         raise ValueError("model: expected one with windows or alpha, got one without; "
                          "save_pretrained serves it")
+    kept = any('.dynattn.modules_to_save.' in name for name,_ in model.named_parameters())
+    if hasattr(model, 'peft_config') and not kept:
+        raise ValueError("model: expected an adapter that keeps windows or alpha, "
+                         f"got {type(model).__name__}, whose folder would be without; "
+                         "give its configuration modules_to_save=['dynattn'], "
+                         "or save model.merge_and_unload()")
     model.save_pretrained(folder, **kwargs)
 
 # %% ../../nbs/hf/59_saving.ipynb #7757ad30
@@ -103,6 +110,13 @@ def _where(name):
     return path.parent,dict(gguf_file=path.name)
 
 # %% ../../nbs/hf/59_saving.ipynb #6f27eea9
+def _of_no_model(config):
+    "A copy of a configuration, as if read from a file: no model has its windows yet."
+    config = copy.deepcopy(config)
+    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+        if isinstance(getattr(part, 'dynattn', None), Added): part.dynattn = dict(part.dynattn)
+    return config
+
 _WHERE = ('cache_dir','force_download','local_files_only','proxies','revision','subfolder','token')
 
 def _check_asked(folder, config, kwargs):
@@ -137,6 +151,7 @@ def load(
             raise ValueError("folder: expected a checkpoint with windows or alpha, "
                              f"got the GGUF file {folder}")
         config = AutoConfig.from_pretrained(place, **{k: kwargs[k] for k in _WHERE if k in kwargs})
+    else: config = kwargs['config'] = _of_no_model(config)
     _check_asked(folder, config, kwargs)
     cls = _class_for(cls, config)
     wants_info = kwargs.pop('output_loading_info', False)
@@ -152,6 +167,17 @@ def load(
     return (model,info) if wants_info else model
 
 # %% ../../nbs/hf/59_saving.ipynb #d57930f7
+def _untrained(auto, config, **kwargs):
+    "A model as a configuration describes it, with new weights and widths."
+    register()
+    config = _of_no_model(config)
+    _check_asked(config.name_or_path, config, kwargs)
+    cls = _class_for(auto, config)
+    model = _building(cls)._from_config(config, **kwargs)
+    model.__class__ = cls
+    for part in model.modules(): share(part, vars(part).pop('shared_in_file', {}))
+    return model
+
 @functools.cache
 def auto_class(
     name:str, # of an Auto class of transformers
@@ -161,8 +187,9 @@ def auto_class(
     if not hasattr(auto, '_model_mapping'):
         raise ValueError(f"name: expected an Auto class of transformers, got {name!r}")
     def from_pretrained(folder, **kwargs): return load(folder, auto, **kwargs)
+    def _from_config(config, **kwargs): return _untrained(auto, config, **kwargs)
     def register_for_auto_class(auto_class=None): pass    # its file is written by `save`
-    methods = from_pretrained,register_for_auto_class
+    methods = from_pretrained,_from_config,register_for_auto_class
     return type(name, (), {method.__name__: staticmethod(method) for method in methods})
 
 # %% ../../nbs/hf/59_saving.ipynb #c59f0004

@@ -25,7 +25,8 @@ from ..sigma import SigmaHead, SigmaParameter, as_widths
 from ..saved import as_it_was, whole_or_not
 from ..sparsity import AlphaHead
 from ..configs import most_tokens, part_config
-from .layers import Added, Learned, PreTrainedModel, attention_layers, frozen, looks_back
+from .layers import (Added, Learned, PreTrainedModel, attention_layers, device_of,
+                               frozen, looks_back)
 from .plugin import LayerCall, switch
 from .cache import hand_out
 
@@ -125,7 +126,7 @@ def add_windows(
         l,start = module.dynattn,dict(init_width=width, unit=unit)
         if per=='head': head = SigmaParameter(l.heads, **start)
         else: head = SigmaHead(l.dim, l.heads, **start)
-        l.sigma_head = head.to(next(module.parameters()).device)
+        l.sigma_head = head.to(device_of(module))
         l.unit,l.edge = unit,edge
         l.n_global = int(not (l.causal or l.sliding)) if n_leading is None else n_leading
     chosen = dict(unit=unit, per=per, penalty=penalty, n_global=n_global, edge=edge)
@@ -261,14 +262,16 @@ def _passed_on(
 ):
     "Pairs of a parameter and its gradient."
     linear = getattr(head, 'linear', None)
-    if linear is None: return [(head.z, bias)]
     if type(linear) is nn.Linear: return [(linear.weight, weight), (linear.bias, bias)]
-    own = [p for p in linear.parameters() if p.requires_grad]
+    if linear is None and isinstance(head.z, nn.Parameter): return [(head.z, bias)]
+    own = [p for p in head.parameters() if p.requires_grad]  # of a parametrization, or an adapter
     if not own: return []
     with torch.enable_grad():
-        at_zero = linear(weight.new_zeros(1, weight.shape[1]))
-        rows = linear(torch.eye(weight.shape[1]).to(weight))-at_zero       # [D,H]
-        total = (at_zero[0]*bias).sum() + (rows.mT*weight).sum()
+        if linear is None: total = (head.z*bias).sum()
+        else:
+            at_zero = linear(weight.new_zeros(1, weight.shape[1]))
+            rows = linear(torch.eye(weight.shape[1]).to(weight))-at_zero   # [D,H]
+            total = (at_zero[0]*bias).sum() + (rows.mT*weight).sum()
     grads = torch.autograd.grad(total, own, allow_unused=True)
     return [(p, grad) for p,grad in zip(own, grads) if grad is not None]
 
@@ -505,9 +508,9 @@ def add_alpha(
                          "dynattn.hf.remove_alpha(model) takes it away, "
                          "and another can be added then")
     for m in layers:
-        l,device = m.dynattn,next(m.parameters()).device
+        l = m.dynattn
         dim = l.dim if per=='input' else None
-        l.alpha_head = AlphaHead(l.heads, dim, init=init, fixed=fixed).to(device)
+        l.alpha_head = AlphaHead(l.heads, dim, init=init, fixed=fixed).to(device_of(m))
     Added.record(model, 'alpha', dict(init=init, per=per, fixed=fixed))
     return model
 
