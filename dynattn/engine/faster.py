@@ -14,6 +14,8 @@ from .native.core import library
 # %% ../../nbs/engine/36_faster.ipynb #e5a30001
 # instruction set, dtype, causal, gradient, queries -> pairs; `benchmarks/plain.py --store` wrote it
 LEAST_PAIRS = {
+    ('amx', 'float32', True, False, 'many'): 196608,
+    ('amx', 'float32', True, True, 'many'): 262144,
     ('avx2', 'bfloat16', False, False, 'few'): 131072,
     ('avx2', 'bfloat16', False, False, 'many'): 50331648,
     ('avx2', 'bfloat16', False, False, 'one'): 4096,
@@ -49,12 +51,16 @@ LEAST_PAIRS = {
 
 # %% ../../nbs/engine/36_faster.ipynb #e5a30002
 def instruction_set() -> str|None:
-    "The set that the core serves with, 'avx512', 'avx2' or 'generic'; None without a core."
+    """The set that the core serves with, 'avx512', 'avx2' or 'generic'; None without a core.
+
+    It is 'amx' in place of 'avx512' where PyTorch multiplies by tiles, which the core does not."""
     lib = library()
     return None if lib is None else _set_of(lib)
 
 @cache # asked for at each call
-def _set_of(lib): return lib._name.rpartition('core_')[2].removesuffix('.so')
+def _set_of(lib):
+    own = lib._name.rpartition('core_')[2].removesuffix('.so')
+    return 'amx' if own=='avx512' and torch.cpu._is_amx_tile_supported() else own
 instruction_set._dynamo_marked_constant = True # what assume_constant_result does
 
 def kind_of_queries(
