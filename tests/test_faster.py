@@ -1,5 +1,5 @@
 "Plain calls: the table is what the rows say, the choice is the call's, and the values are the same."
-import sys
+import sys, types
 from itertools import product
 import pytest, torch, torch.nn.functional as F
 from torch.testing import assert_close
@@ -79,6 +79,26 @@ def test_a_causal_call_without_a_line_takes_that_of_the_others(monkeypatch):
         assert faster.core_is_faster(x, x, True)==chosen
         assert faster.core_is_faster(x, x, False)==(plain_least==4096)
         assert not faster.core_is_faster(x, x, True, learns=True)
+
+def test_processors_with_tiles_are_a_set_of_their_own(monkeypatch):
+    "PyTorch multiplies bfloat16 in tiles there, which took a third of the core's time"
+    for name,tiles,expected in (('avx512',True,'amx'), ('avx512',False,'avx512'), ('avx2',True,'avx2')):
+        monkeypatch.setattr(torch.cpu, '_is_amx_tile_supported', lambda: tiles)
+        lib = types.SimpleNamespace(_name=f'some/core_{name}.so')
+        assert faster._set_of.__wrapped__(lib)==expected
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_the_newest_query_of_a_cache_is_a_plain_call(monkeypatch, dtype):
+    "Causality hides nothing from it, so that the table decides; with an empty one PyTorch computes it"
+    monkeypatch.setattr(faster, 'LEAST_PAIRS', {})
+    q,k,v = leaves(1, 40, dtype=dtype)
+    newest,older = dict(is_causal=True, q_offset=39),dict(is_causal=True, q_offset=38)
+    assert choose(q, k, v, **newest)==choose(q, k, v)=='sdpa'
+    assert choose(q, k, v, **older)==('banded' if native.info()['native'] else 'sdpa')
+    for options in (newest, older, dict(is_causal=True, q_offset=50)):
+        for impl in ('auto','sdpa'):
+            exact = dense_attention(q.double(), k.double(), v.double(), **options)
+            assert_close(attention(q, k, v, **options, impl=impl).double(), exact, atol=.02, rtol=.02)
 
 @pytest.mark.parametrize('causal', [False, True])
 @pytest.mark.parametrize('N,M,Hkv', [(40,40,4), (1,70,2), (5,30,1), (70,33,2)])

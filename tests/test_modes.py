@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest, torch
 from torch import nn
 from torch.testing import assert_close
-from dynattn import Classifier, EncoderConfig, MultiheadAttention, PaddingMask, SigmaHead, SigmaParameter, Window, attention, convert
+from dynattn import Classifier, EncoderConfig, MultiheadAttention, PaddingMask, SigmaHead, SigmaParameter, Window, attention, attention_weights, convert
 from dynattn import modes
 from dynattn.alpha import entmax
 from dynattn.sigma import InFloat32
@@ -291,3 +291,15 @@ def test_nobody_else_asks_for_private_state():
     found = {str(p.relative_to(root)).replace('\\', '/'): p.read_text(encoding='utf-8').count('torch._C') for p in root.rglob('*.py')}
     more = {name: count for name,count in found.items() if count>PRIVATE.get(name, 0) and not name.startswith(('modes','survey'))}
     assert not more
+
+def test_autocast_leaves_the_dense_path_its_float32():
+    "Scores beyond 65,504, which float16 does not have, gave NaN"
+    q,k,v = (torch.full((1,2,20,64), x) for x in (100., 100., 1.))
+    mask = torch.ones(20, 20, dtype=torch.bool).tril()
+    options = dict(attn_mask=mask, rel_bias=torch.zeros(2, 3))
+    with torch.autocast('cpu', dtype=torch.float16):
+        out,weights = attention(q, k, v, **options),attention_weights(q, k, **options)
+        alone = attention(q, k, v, **options, alpha=1.5)
+    assert out.dtype==weights.dtype==alone.dtype==torch.float16
+    for x in (out, alone): assert_close(x, torch.ones_like(x))
+    assert_close(weights.float().sum(-1), torch.ones(1, 2, 20), atol=.01, rtol=0)

@@ -7,6 +7,7 @@ __all__ = ['normalize_rows', 'row_lse', 'attention_weights', 'mix_values', 'dens
 
 # %% ../../nbs/engine/25_dense.ipynb #8769873e
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 import torch, torch.nn.functional as F
@@ -134,6 +135,12 @@ def _weights(call, off, everywhere, see):
     return weights.masked_fill(lost, torch.nan),seen,lse
 
 # %% ../../nbs/engine/25_dense.ipynb #5b577180
+def _own_dtypes(q):
+    "Products in the dtype of their factors, also under autocast, which `Call` has heeded."
+    kind = q.device.type
+    if kind=='meta' or not torch.is_autocast_enabled(kind): return nullcontext()
+    return torch.autocast(kind, enabled=False)
+
 def attention_weights(
     q:Tensor, # [B,H,N,d] queries
     k:Tensor, # [B,Hkv,M,d] keys, Hkv divides H
@@ -144,7 +151,7 @@ def attention_weights(
     if call.dropout_p or call.return_weights:
         raise ValueError("attention_weights: expected neither dropout_p "
                          "nor return_weights, got one of them")
-    return call.restore(_weights(call, *_pairs(call))[0])
+    with _own_dtypes(call.q): return call.restore(_weights(call, *_pairs(call))[0])
 
 # %% ../../nbs/engine/25_dense.ipynb #38656f48
 def mix_values(
@@ -165,10 +172,7 @@ def _mix_seen(weights, v, seen):
     return out
 
 # %% ../../nbs/engine/25_dense.ipynb #72b211d1
-@_weighs
-@takes(_DenseCall)
-def dense_attention(call) -> Tensor: # [B,H,N,dv]; if asked for, weights [B,H,N,M], lse [B,H,N]
-    "Attention with every option spelled out: the oracle of the faster paths."
+def _attend_dense(call):
     dtype = call.q.dtype
     # the gradient of alpha is a small rest of large terms, which half precision would round away
     if call.alpha is not None:
@@ -182,6 +186,12 @@ def dense_attention(call) -> Tensor: # [B,H,N,dv]; if asked for, weights [B,H,N,
     out = out.transpose(1, 2).contiguous().transpose(1, 2).to(dtype)
     more = [weights.to(dtype)]*call.return_weights + [lse]*call.return_lse
     return (out,*more) if more else out
+
+@_weighs
+@takes(_DenseCall)
+def dense_attention(call) -> Tensor: # [B,H,N,dv]; if asked for, weights [B,H,N,M], lse [B,H,N]
+    "Attention with every option spelled out: the oracle of the faster paths."
+    with _own_dtypes(call.q): return _attend_dense(call)
 
 # %% ../../nbs/engine/25_dense.ipynb #c99abd87
 from ..docstrings import explain_parameters

@@ -17,7 +17,7 @@ LEAST_PAIRS = {
     ('amx', 'bfloat16', 'narrow', False, 'many'): 50331648,
     ('amx', 'float32', 'narrow', False, 'many'): 1048576,
     ('amx', 'float32', True, False, 'many'): 196608,
-    ('amx', 'float32', True, True, 'many'): 196608,
+    ('amx', 'float32', True, True, 'many'): 262144,
     ('avx2', 'bfloat16', False, False, 'few'): 131072,
     ('avx2', 'bfloat16', False, False, 'many'): 50331648,
     ('avx2', 'bfloat16', False, False, 'one'): 4096,

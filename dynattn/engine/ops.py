@@ -35,17 +35,23 @@ def _sdpa_refuses(call):
     return unserved(call, _LACKS, 'F.scaled_dot_product_attention')
 
 # %% ../../nbs/engine/44_ops.ipynb #fb3821e5
+def _hides_later(call):
+    "Whether causality hides any key; the newest query of a cache sees all of them."
+    if not call.is_causal or call.q_offset<=0 or exporting(): return call.is_causal
+    return call.q_offset<call.k.shape[2]-1
+
 def _sdpa_mask(call):
     "One mask for everything, or None, and whether PyTorch's own causal mask serves."
     mask,padding = call.attn_mask,call.padding
+    is_causal = _hides_later(call)
     # PyTorch's own -inf is multiplied with the scale
     own = call.q_offset==0 and (call.scale is None or call.scale>0)
-    if mask is None and padding is None and (own or not call.is_causal): return None,call.is_causal
-    if mask is None and not call.is_causal: return padding.sdpa(),False
+    if mask is None and padding is None and (own or not is_causal): return None,is_causal
+    if mask is None and not is_causal: return padding.sdpa(),False
     added = mask is not None and mask.dtype!=torch.bool
-    if padding is None and not call.is_causal: return mask.to(call.q.dtype) if added else mask,False
+    if padding is None and not is_causal: return mask.to(call.q.dtype) if added else mask,False
     *_,n,m = call.sizes
-    pairs = dict(padding=padding, is_causal=call.is_causal,
+    pairs = dict(padding=padding, is_causal=is_causal,
                  q_offset=call.q_offset, device=call.q.device)
     if not added: return visible_pairs(n, m, attn_mask=mask, **pairs),False
     return mask.to(call.q.dtype).masked_fill(~visible_pairs(n, m, **pairs), -torch.inf),False
@@ -122,19 +128,20 @@ impls = dict(
 def _leaves_fused(call):
     "Whether PyTorch's attention would need a square of ours, or be slow on a CPU."
     if call.attn_mask is not None or call.q.is_nested: return False
-    if call.is_causal and (call.padding is not None or call.q_offset!=0): return True
+    is_causal = _hides_later(call)
+    if is_causal and (call.padding is not None or call.q_offset!=0): return True
     if not call.q.is_cpu or exporting(): return False
     if call.dropout_p>0: return True
     if call.padding is not None: return call.q.dtype in (torch.float32,torch.float64)
-    return _core_is_faster(call)
+    return _core_is_faster(call, is_causal)
 
-def _core_is_faster(call):
+def _core_is_faster(call, is_causal):
     "Whether the table of chapter 36 has a plain call as the core's, in eager mode and compiled."
     tensors = call.q,call.k,call.v
     has_values = torch.compiler.is_compiling() or plain_tensors(tensors)
     if transformed() or not has_values or call.v.shape[3]!=call.q.shape[3]: return False
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    return core_is_faster(call.q, call.k, call.is_causal, learns)
+    return core_is_faster(call.q, call.k, is_causal, learns)
 
 def _has_engine(call):
     "Whether more than the plain loop computes the band; what is compiled reckons with the core."
