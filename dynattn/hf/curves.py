@@ -420,7 +420,7 @@ def _check_text(model, i, batch): # number i of the texts
 
 # %% ../../nbs/hf/61_curves.ipynb #61a10003
 def _not_finite(model, batch):
-    "The name of the first module whose output is not finite; the model's class if there is none."
+    "The name of the first module whose output is not finite; None if there is none."
     found:list = []
     def watch(name):
         def look(module, inputs, output):
@@ -437,7 +437,7 @@ def _not_finite(model, batch):
             if speaks and not found: predictions(model, hidden[:,-1])
     finally:
         for hook in hooks: hook.remove()
-    return found[0] if found else type(model).__name__
+    return found[0] if found else None
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c001e
 def _add_text(found, model, layers, i, batch, width, options): # layers: name -> module
@@ -449,7 +449,7 @@ def _add_text(found, model, layers, i, batch, width, options): # layers: name ->
             hidden = last_hidden(model, batch)
             _number(model, hidden, batch, options['places'], generator).backward()
     except _NotFinite as e:
-        where = _not_finite(model, batch)
+        where = _not_finite(model, batch) or type(model).__name__
         raise ValueError(f"model: expected finite predictions of text {i}, "
                          f"got nan or inf from {where}") from e
     for name,m in layers.items():
@@ -458,8 +458,10 @@ def _add_text(found, model, layers, i, batch, width, options): # layers: name ->
                              f"got text {i}, which leaves out {name}; "
                              "a part of the model can be measured by itself")
         if lost[m].isfinite().all(): continue
+        # PyTorch's attention of few keys can make zeros of nan, which the predictions do not show
+        where = _not_finite(model, batch) or f"the gradient of {name}"
         raise ValueError(f"model: expected finite costs for text {i}, "
-                         f"got nan or inf from the gradient of {name}")
+                         f"got nan or inf from {where}")
     rows = torch.cat([lost[m] for m in layers.values()], 1).cpu()/2              # [B,K,W]
     if 'asked' in batch: asks = batch['asked'].bool().any(1).cpu()
     else: asks = torch.zeros(len(rows), dtype=torch.bool)
