@@ -5,8 +5,8 @@ each head a window whose width it learns, and computes only what lies inside.
 
 On a CPU (Intel, AVX-512, two threads), an encoder of ModernBERT-base's size, with random weights,
 reads 8,192 tokens in 0.46 of the time that transformers takes, with the same output. With a quarter
-of the keys, and its weights adapted to that on 72 texts, SmolLM2-135M gives 109 right answers (107
-and 111 with two other seeds) to 128 questions about facts anywhere in 2,048 tokens; with all of
+of the keys, and its weights adapted to that on 48 texts, SmolLM2-135M gives 107 right answers (106
+and 110 with two other seeds) to 128 questions about facts anywhere in 2,048 tokens; with all of
 them, as it was, it gives 109. Below about 1,000 tokens, or where any word may matter, use plain
 attention.
 
