@@ -109,7 +109,7 @@ def test_a_link_opens_the_part_that_it_leads_to(tab, url):
 # What a reader may type, and the pages of which one should stand among the first three
 QUERIES = {
     'window per head': 'sigma window modules hf/windows encoder guide/layer', 'train sigma': 'sigma window vanishing guide/layer',
-    'kv cache decoding': 'guide/decode', 'TransformerEncoder': 'modules guide/layer', 'sliding window': 'guide/coming guide/which guide/layer',
+    'kv cache decoding': 'guide/decode', 'TransformerEncoder': 'modules guide/layer', 'sliding window': 'guide/coming guide/which guide/layer chunks',
     'causal mask': 'padding parts', 'save and load': 'guide/transformers', 'attention sinks': 'engine/ops cache engine/operator guide/decode',
     'learnable attention span': 'smoothing window survey/fixed before guide/which', 'Hugging Face': 'guide/transformers',
     'GPU': 'engine/triton.window engine/triton.primitives engine/triton.entmax guide/which', 'speed benchmark': 'benchmarks', 'gradient vanish': 'vanishing reports',

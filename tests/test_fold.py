@@ -128,6 +128,6 @@ def test_the_parts_of_a_lesson_fold(site):
     assert 'nb-part' not in (site[0]/'reports.html').read_text(encoding='utf-8')
 
 def test_a_solution_folds_with_what_it_prints(site):
-    text = (site[0]/'window.html').read_text(encoding='utf-8')
+    text = (site[0]/'cache.html').read_text(encoding='utf-8')
     folded = re.findall(r'<summary>Solution</summary>(.*?)</details>', text, re.S)
-    assert sum('0.1051764' in f for f in folded)==1==text.count('0.1051764')
+    assert sum('(122, 67)' in f for f in folded)==1==text.count('(122, 67)')
