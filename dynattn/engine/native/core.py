@@ -344,7 +344,7 @@ class Seen(NamedTuple):
 def read_mask(
     mask:Tensor, # [B,H,N,M], added to scores; B, H and N may be 1, or repeated with stride 0
 ) -> Seen|None: # None where it says something else
-    "The padding and the band that a floating mask of 0 and -inf, or of -8192 and below, stands for."
+    "The padding and the band that a floating mask of 0, and of -8192 and below, stands for."
     if not mask.numel() or mask.dtype not in _KINDS: return None
     if mask.stride(3)!=1 and mask.shape[3]>1: return None
     sizes = [1 if stride==0 else size for size,stride in zip(mask.shape[:3], mask.stride())]
