@@ -55,7 +55,7 @@ LEAST_PAIRS = {
 
 # %% ../../nbs/engine/36_faster.ipynb #e5a30002
 def instruction_set() -> str|None:
-    "The instructions of core and PyTorch: 'amx', 'avx512', 'avx2' or 'generic'; None without a core."
+    "Of core and PyTorch: 'amx', 'avx512', 'avx2' or 'generic'; None without a core."
     lib = library()
     return None if lib is None else _set_of(lib)
 
