@@ -82,10 +82,14 @@ def _parquet_rows(path, field):
     except (OSError, ValueError) as e:
         raise UserError(f"{path}: expected a Parquet file: {e}") from e
 
+def _enough(c): # -> characters of the documents that a run needs
+    return 6*c.context*(c.batches*c.batch+8*c.judged)
+
 class _Documents:
     "The text of every document, in an order that depends only on the seed; and what was left out."
     def __init__(self, c): # the settings of a run
         self.c = c
+        self.most = max(2**20, 8*_enough(c))    # bytes of a file, of several a letter
         self.left_out = Names() # by reason
         self.codes = Names()    # files that are not UTF-8, by their code
 
@@ -103,7 +107,7 @@ class _Documents:
             else: yield from self._file(file)
 
     def _file(self, file):
-        text,code,why = read_text(file)
+        text,code,why = read_text(file, self.most)
         name = file.relative_to(self.c.data)
         if text is None: return self.left_out.add(why, [file.name if name==Path('.') else name])
         if code!='utf-8': self.codes.add(code, [name])
@@ -163,13 +167,12 @@ def _split(documents):
 
 def _documents_of(c): # -> two lists of texts, the number of documents, `_Documents`
     "As many documents as a run needs, to narrow by and for the evaluation."
-    enough = 6*c.context*(c.batches*c.batch+8*c.judged)    # characters
     documents,size = [],0
     source = _Documents(c)
     for text in source:
         documents.append(text)
         size += len(text)
-        if size>enough and len(documents)>=64: break
+        if size>_enough(c) and len(documents)>=64: break
     learn,judge = _split(documents)
     return learn,judge,len(documents),source
 
@@ -269,17 +272,22 @@ def _save_folder(model, tokenizer, name, out):
 _RUN_FILES = ('settings.json','checkpoint.curves.pt','checkpoint.heal.pt','report.md',
               'result.json')
 
+_SETTINGS = dict(option_fields(NarrowConfig), model=Field(str))    # of `settings.json`
+
+def _located(settings): # -> the same, with whole paths: a run goes on from any folder
+    def whole(name): return os.path.abspath(name) if name and os.path.exists(name) else name
+    return dict(settings, model=whole(settings['model']), data=whole(settings.get('data', '')))
+
 def _check_out(run, resume):
     "Refuse a folder whose files would be lost, and a run of other settings."
     out,settings = run.folder,run.folder/'settings.json'
     run.check_folder(settings.exists(), resume)
     if resume:
-        expected = dict(option_fields(NarrowConfig), model=Field(str))
-        then = read_json(settings, expected)
+        then = read_json(settings, _SETTINGS)
         if 'steps' in then:
             raise UserError(f"{out}: holds a run of an earlier version, in which widths learned; "
                             "this one measures them: narrow into a new folder")
-        run.check_settings(then)
+        run.check_settings(_located(then))
     elif out.exists() and any(path.name!='.lock' for path in out.iterdir()):
         raise UserError(f"out: expected a new or an empty folder, got {out}")
 
@@ -390,9 +398,19 @@ def _report(c, name, judged, found, read): # judged: `Report` of a `Judge`; read
         asking=sum(int(b['asked'].any(1).sum()) for b in batches),
         unasked=read.unasked)
 
+_LOAD = """## How to load it
+
+```python
+from dynattn import hf
+model = hf.load(FOLDER)
+```
+
+`from_pretrained(FOLDER, trust_remote_code=True)` of transformers' Auto classes gives the same model where dynattn is \
+installed. The weights are float32, in which they were healed and judged; `dtype=torch.bfloat16` halves them."""
+
 def _write_report(run, report, left_out):
     "The report and the result of a run, whether it was judged or not."
-    parts = [report.summary(markdown), f"## The widths\n\n```text\n{report.bars()}\n```",
+    parts = [report.summary(markdown), _LOAD, f"## The widths\n\n```text\n{report.bars()}\n```",
              *([f"## What was left out\n\n{markdown(left_out)}"] if left_out else []),
              f"## The run\n\n```json\n{json.dumps(report.config, indent=1)}\n```"]
     run.write_report('How far every head looks', parts, [], asdict(report))
@@ -414,7 +432,7 @@ def _stopped(run, shown, saved, error):
 
 def _narrow_run(name, c, out, resume, shown): # -> `Report`
     "Narrow a model on documents, evaluate it, and write the model and a report."
-    run = Run(Path(out), _RUN_FILES, dict(model=str(name), **asdict(c)))
+    run = Run(Path(out), _RUN_FILES, _located(dict(model=str(name), **asdict(c))))
     out,options = run.folder,{f.name: getattr(c, f.name) for f in fields(NarrowOptions)}
     _check_out(run, resume)
     shown('load the model', 0, None)
@@ -500,7 +518,8 @@ def _preview_table(rows, causal, unrecalled): # unrecalled: why no facts were as
                     f"{b.before} right answers of the full model, of {b.asked} asked: {b.after} "
                     f"({b.points}). ")
     shown = table(head, cells, printable)
-    return f"{shown}\n\n{said}Healing mends most of the cost: leave `--preview` out."
+    healing = "This is before healing, which can bring part of it back: leave `--preview` out."
+    return f"{shown}\n\n{said}{healing}"
 
 def _preview_run(name, c, shown):
     "The rows of `--preview`, whether the model is causal, and why no facts were asked."
@@ -580,8 +599,9 @@ def _original(name, given=None): # a folder; the model that the user names
     result = read_json(at, Report.fields())
     if not (result.get('healed') or {}).get('kept'): return None
     named = result.get('model', '')
-    is_gguf = named.endswith('.gguf') and os.path.isfile(named)
-    if named and (os.path.isdir(named) or is_gguf): return named
+    for place in (_settings_of(name).get('model', ''), named):
+        is_gguf = place.endswith('.gguf') and os.path.isfile(place)
+        if place and (os.path.isdir(place) or is_gguf): return place
     raise UserError(f"{at}: model: expected the folder that the model was made from, "
                     f"got {named!r:.80}, which is not here; "
                     "--model says which one it was")
@@ -591,7 +611,7 @@ def _settings_of(name): # -> those of the run that wrote the folder, or none
     if not at.is_file(): return {}
     whole = read_json(at, {})
     if not {'model','context','judged','keep'}<=whole.keys(): return {}    # of another program
-    return read_json(at, option_fields(NarrowConfig))
+    return read_json(at, _SETTINGS)
 
 def _judging(name, c, given): # a folder; `NarrowConfig`; names of the options that were given
     """The settings by which a folder is judged: those of its run where none were given, and whether

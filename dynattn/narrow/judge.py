@@ -48,13 +48,21 @@ def _spent(budget, layers, way, seed=0):
     return [part.tolist() for part in width.split([len(p) for p in parts])]
 
 # %% ../../nbs/narrow/84_judge.ipynb #a41bb8ab
+def _student(n): # values, two or more
+    "How many standard errors of their mean, to each side, are its interval of 95 %."
+    # t is sqrt(n-1) times the tangent of an angle whose density is a power of its cosine
+    angle = torch.linspace(0, math.pi/2, 2**16+1, dtype=torch.float64)[:-1]
+    mass = (angle.cos()**(n-2)).cumsum(0)
+    return math.sqrt(n-1)*angle[torch.searchsorted(mass, .95*mass[-1])].tan().item()
+
 def interval(values:list, # one per text
 ) -> tuple: # (mean, low, high)
-    "The mean, and the interval that holds 95 % of the means of resampled texts."
+    "The mean, and its interval of 95 %; of one value, that is everything."
     x = torch.tensor(values, dtype=torch.float64)
-    picks = torch.randint(len(x), (2000, len(x)), generator=torch.Generator().manual_seed(0))
-    low,high = x[picks].mean(1).quantile(torch.tensor([.025, .975], dtype=torch.float64)).tolist()
-    return x.mean().item(),low,high
+    mean,n = x.mean().item(),len(x)
+    if n==1: return mean,-math.inf,math.inf
+    half = _student(n)*x.std().item()/math.sqrt(n)
+    return mean,mean-half,mean+half
 
 _FEWEST = 6 # texts: so many changes of one sign are chance in 1 of 32 cases, of five in 1 of 16
 
@@ -178,7 +186,8 @@ class Judge:
         wanted = 'one per head',found.share()
         narrow = next(r['recall'] for r in rows if (r['way'],r['share'])==wanted)
         flat = [dict(way=r['way'], share=r['share'], right=r['recall'].right[0],
-                     distances=r['recall'].distances[0], numbers=r['recall'].numbers[0])
+                     distances=r['recall'].distances[0], numbers=r['recall'].numbers[0],
+                     answers=r['recall'].answers[0])
                 for r in rows]
         forgotten = self.recalled.forgotten(narrow)
         return replace(of, recall=flat, forgotten=forgotten, recommended=_recommended(rows))
@@ -274,7 +283,8 @@ class Report:
     guess:float|None=None # that of a guess among all tokens
     times:dict|None=None # of `step_times`
     untimed:str=''       # why there are none
-    recall:list|None=None # records: way, share; by distance right answers, of how many questions
+    # records: way, share; by distance right answers, of how many questions, and whether each is
+    recall:list|None=None
     unrecalled:str=''    # why there are none
     forgotten:str=''     # with the windows, in a sentence
     recommended:str=''   # which share, in a sentence
@@ -324,7 +334,7 @@ class Report:
             spread = f'{low:.4f} to {high:.4f}' if self.judged>1 else 'needs more texts'
             other = '' if r['way']==own else beside(r['changes'], narrow[r['share']])
             return r['way'],f"{r['share']:.3f}",change,spread,other
-        head = ['widths','share',self.change,f'interval over {counted(self.judged, "text")}',
+        head = ['widths','share',self.change,f'95 % interval over {counted(self.judged, "text")}',
                 'above one per head']
         shown = table(head, map(row, self.quality), escape)
         if not self.floored: return shown

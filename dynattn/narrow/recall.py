@@ -136,7 +136,9 @@ class Beside(NamedTuple):
     def points(self) -> str:
         "The interval in per cent of the questions."
         noise = ', within noise' if self.low<=0<=self.high else ''
-        return f"{100*self.low:+.0f} to {100*self.high:+.0f} points{noise}"
+        def points(share): # an end beside 0 says on which side it is
+            return f'{100*share:+.0f}' if abs(share)>.005 else f'{100*share:+z.1g}'
+        return f"{points(self.low)} to {points(self.high)} points{noise}"
 
 @dataclass(frozen=True)
 class Recall:
@@ -204,7 +206,8 @@ class Recall:
         if not found.enough:
             return (f"Of facts asked again in {n:,} tokens, only {found.asked} stood where the "
                     f"full model recalls a quarter or more: a verdict needs {_ENOUGH}.")
-        change = 'as many as the full model within noise'
+        change = 'a difference within noise'
+        if found.after==found.before: change = 'as many as the full model'
         if found.high<0: change = 'fewer than the full model'
         if found.low>0: change = 'more than the full model'
         said = (f"Of {found.asked} facts asked again in {n:,} tokens, {found.after} are recalled "
