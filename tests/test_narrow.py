@@ -1,5 +1,6 @@
 "The command `dynattn narrow`: bad input, a run that is killed, and the folder that it leaves."
 import errno, json, math, os, shutil, signal, subprocess, sys, time, warnings
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 import pytest, torch
@@ -1019,3 +1020,19 @@ def test_a_preview_says_what_is_kept_of_a_model_with_windows_of_its_own(place, t
     rows = [line.split() for line in said.splitlines() if line[:1] in '01' and line]
     assert 'of its own' in said and [row[:2] for row in rows]==[['1','100%'], ['0.5','100%'], ['0.25','100%'], ['0.125','100%'], ['0.0625',rows[-1][1]]], said
     assert rows[-1][1]!='100%' and 'The full model recalls too few of them to say what windows forget.' in said, said
+
+@pytest.mark.parametrize('causal', [True, False])
+def test_texts_are_of_many_documents(place, tmp_path, causal):
+    "Eight texts `of documents held out` were of one document, and two documents of 56 gave all curves."
+    for i in range(70): (tmp_path/f'{i}.txt').write_text(f'{"abcdefghijklmnopqrst"[i%20]}{i:02d} '*(100_000 if i==3 else 4000))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place/'llama')
+    config = NarrowConfig(data=str(tmp_path), context=64, judged=8, heal=16)
+    read = narrow_command._read_texts(config, tokenizer, causal, 16)
+    def of(ids): return ''.join(tokenizer.convert_ids_to_tokens(ids[:9].tolist())).split(' ')[1]
+    held,learned = {of(row['input_ids'][0]) for row in read.held_out},{of(row) for batch in read.batches for row in batch['input_ids']}
+    assert (len(read.held_out),len(read.batches),read.documents)==(8, 16, 64) and len(held)==8 and len(learned)>12, (held, learned)
+    assert not held & learned
+    first = narrow_command._read_texts(replace(config, judged=2), tokenizer, causal, 16).held_out
+    assert len(first)==2
+    one = narrow_command._read_texts(replace(config, data=str(tmp_path/'3.txt')), tokenizer, causal, 16)
+    assert (len(one.held_out),len(one.batches),one.documents)==(8, 16, 1)

@@ -142,11 +142,11 @@ class _Documents:
         return f'; {self.said()}' if self.said() else ''
 
 def _cut(documents, tokenizer, n, causal, wanted):
-    "As many texts of n tokens as wanted, or as there are."
+    """As many texts of n tokens as wanted, or as there are: in even steps from all, so that they
+    are of many documents."""
     texts,row = [],[]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     for document in documents:
-        if len(texts)>=wanted: break
         if causal:
             row += tokenizer(document, add_special_tokens=False, verbose=False)['input_ids']+end
             whole = len(row)//n*n
@@ -157,7 +157,8 @@ def _cut(documents, tokenizer, n, causal, wanted):
         pieces = [document[i:i+8*n] for i in starts]
         found = [tokenizer(piece, truncation=True, max_length=n)['input_ids'] for piece in pieces]
         texts += [ids for ids in found if len(ids)==n]
-    return [torch.tensor(ids) for ids in texts[:wanted]]
+    count = min(wanted, len(texts))
+    return [torch.tensor(texts[i*len(texts)//count]) for i in range(count)]
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0014
 def _split(documents):
@@ -174,7 +175,10 @@ def _documents_of(c): # -> two lists of texts, the number of documents, `_Docume
         documents.append(text)
         size += len(text)
         if size>_enough(c) and len(documents)>=64: break
-    learn,judge = _split(documents)
+    # the beginning of each is enough where there are many, so that texts can be of them all
+    most = max(4*_enough(c)//max(len(documents), 1), 8*c.context)
+    while sum(min(len(text), most) for text in documents)<min(size, _enough(c)): most *= 2
+    learn,judge = _split([text[:most] for text in documents])
     return learn,judge,len(documents),source
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0104
@@ -637,13 +641,10 @@ def _judging(name, c, given): # a folder; `NarrowConfig`; names of the options t
     return c,same and os.path.realpath(then.get('data', ''))==os.path.realpath(c.data)
 
 def _texts_to_judge(c, tokenizer, held_out): # -> dicts, what is left out
-    "The texts in which facts are hidden: those that a run held out, or the first eight."
-    if held_out:
-        _,documents,_,source = _documents_of(c)
-        texts = _cut(documents, tokenizer, c.context, True, c.judged)
-    else:
-        source = _Documents(c)
-        texts = _cut(source, tokenizer, c.context, True, 8)
+    "The texts in which facts are hidden: those that a run held out, or eight of all."
+    learn,held,_,source = _documents_of(c)
+    documents,wanted = (held,c.judged) if held_out else ([*learn,*held],8)
+    texts = _cut(documents, tokenizer, c.context, True, wanted)
     if texts: return [dict(input_ids=ids[None]) for ids in texts],source.said()
     got = f'fewer in {c.data}{source.among()}'
     raise UserError(f"data: expected {c.context} tokens or more, got {got}")
