@@ -1036,3 +1036,10 @@ def test_texts_are_of_many_documents(place, tmp_path, causal):
     assert len(first)==2
     one = narrow_command._read_texts(replace(config, data=str(tmp_path/'3.txt')), tokenizer, causal, 16)
     assert (len(one.held_out),len(one.batches),one.documents)==(8, 16, 1)
+
+def test_texts_of_unknown_tokens_are_refused(place, tmp_path, capsys):
+    "A model was narrowed by one token, a thousand times over, and its report read like any other."
+    for i in range(9): (tmp_path/f'{i}.txt').write_text('Широкая электрификация южных губерний даст мощный толчок подъёму. '*40, encoding='utf-8')
+    assert main([*command(place, out='unknown'), f'--data={tmp_path}'])==2
+    err = capsys.readouterr().err
+    assert "data: expected texts in a language that the model's tokenizer knows, got 8" in err and not (place/'unknown').exists(), err

@@ -230,6 +230,12 @@ def _read_texts(
             f"for the evaluation, got {len(train)} and {len(test)} "
             f"from {counted(number, 'document')} in {c.data}; "
             f"--context makes texts shorter{source.among()}")
+    unknown,ids = getattr(tokenizer, 'unk_token_id', None),torch.cat([*train, *test])
+    if unknown is not None and unknown!=tokenizer.eos_token_id:    # GPT-2 has one token for both
+        share = (ids==unknown).float().mean().item()
+        if share>.5:
+            raise UserError("data: expected texts in a language that the model's tokenizer knows, "
+                            f"got {share:.0%} unknown tokens from {c.data}")
     batches,unasked = _with_facts(train, tokenizer, c, causal)
     held_out = [dict(input_ids=text[None]) for text in test]
     return _Texts(batches, held_out, number, source.said(), unasked)
