@@ -2,7 +2,8 @@
 
     python tests/search.py --minutes 10 [--seed N] [--impl dense banded ...] [--kind value wrong ...] [--isolated]
 
-Hypothesis draws calls over all arguments. Each is worked out with `oracle.py` (NumPy, float64, no line shared with the
+Hypothesis draws calls over all arguments but `q_offsets`, `key_segments` and `return_lse`, of which it draws wrong values
+only: `test_key_texts.py` draws them, against the dense path. Each is worked out with `oracle.py` (NumPy, float64, no line shared with the
 package), and output and gradients are compared within a bound of the rounding; or it is repeated, transformed, or given
 one wrong argument. Hypothesis shrinks what fails, and the case is printed as a snippet that runs. A call that kills
 its process ends the search; with `--isolated` it is a failure like any other."""
@@ -643,7 +644,9 @@ SPOILED = dict(
               "torch.zeros(H, 5, dtype=torch.complex64)", "torch.zeros(H, 0)"],
     query=["{x}"], key=["{x}"],  # beside q and k
     q_offset=["torch.tensor([0, 1])", "1.5", "True", "'x'", "None", "[1]", "torch.tensor(1.)", "nan"],
-    return_weights=["'yes'", "None", "2", "[True]"],
+    q_offsets=["3", "'x'", "True", "nan", "[1]", "torch.zeros(B+1).long()", "torch.zeros(B)", "torch.zeros(B).bool()", "torch.zeros(B, 1).long()", "torch.zeros(B).long().numpy()"],
+    key_segments=["3", "'x'", "True", "nan", "[1]", "torch.zeros(B+1, M).long()", "torch.zeros(B, M)", "torch.zeros(B, M+1).long()", "torch.zeros(B, M).bool()", "torch.zeros(B, 1, M).long()"],
+    return_weights=["'yes'", "None", "2", "[True]"], return_lse=["'yes'", "None", "2", "[True]"],
     impl=["'foo'", "None", "3", "['dense']", "True"],
     widow=["3"],
 )
