@@ -352,7 +352,7 @@ def done(file):
     "Cases that the file has of this machine, as (suite, fields of `Case.row`)."
     path = RESULTS/file
     if not path.exists(): return set()
-    return {(r['suite'],*(r[name] for name in ('B','H','N','d','w','dtype'))) for r in csv.DictReader(open(path)) if r['machine']==machine() and r['torch']==torch.__version__}
+    return {(r['suite'],*(r[name] for name in ('B','H','N','d','w','dtype'))) for r in csv.DictReader(open(path, encoding='utf-8')) if r['machine']==machine() and r['torch']==torch.__version__}
 
 def main(suites, file, minutes):
     start,name = time.perf_counter(),'CPU, interpreter' if DRY else torch.cuda.get_device_name()

@@ -47,7 +47,7 @@ class Recorder:
             self.found[name] = 'failed',re.sub(r'\S*/site-packages/', '', message)  # no place of this machine
         elif report.skipped: self.found.setdefault(name, ('skipped',''))
         elif report.when=='call' and self.found.get(name, ('skipped',))[0]=='skipped': self.found[name] = 'passed',''
-        self.to.write_text(json.dumps(self.found))
+        self.to.write_text(json.dumps(self.found), encoding='utf-8')
 
 def run(folder, model, way, seconds, but):
     "What became of each test of a model: {name: (outcome, message)}."
@@ -56,11 +56,11 @@ def run(folder, model, way, seconds, but):
         command = [sys.executable, __file__, str(folder), '--models', model, '--but', but, '--worker', way, str(to)]
         env = dict(os.environ, HF_HUB_OFFLINE='1', OMP_NUM_THREADS='1', PYTHONPATH=os.pathsep.join(sys.path))
         log = Path(place)/'log'
-        with open(log, 'w') as f:
+        with open(log, 'w', encoding='utf-8') as f:
             try: subprocess.run(command, env=env, cwd=folder, stdout=f, stderr=f, timeout=seconds)
             except subprocess.TimeoutExpired: print(f'{model} {way}: stopped after {seconds} s', flush=True)
-        if not to.exists(): raise RuntimeError(f'{model} {way}: no test ran; {log.read_text()[-2000:]}')
-        return json.loads(to.read_text())
+        if not to.exists(): raise RuntimeError(f'{model} {way}: no test ran; {log.read_text(encoding="utf-8")[-2000:]}')
+        return json.loads(to.read_text(encoding='utf-8'))
 
 def work(folder, model, but, way, to):
     "Run one file of tests in this process."

@@ -43,7 +43,7 @@ class Study:
         self.model.requires_grad_(False)
         add_windows(self.model, n_global=SINKS)
         self.texts = {}
-        for row in csv.DictReader(open(HERE.parent/'experiments/narrow_texts.csv', newline='')):
+        for row in csv.DictReader(open(HERE.parent/'experiments/narrow_texts.csv', newline='', encoding='utf-8')):
             most = LONG if row['split']=='long' else CONTEXT
             ids = self.tokenizer(text_of(row), return_tensors='pt').input_ids[:,:most]
             self.texts.setdefault(row['split'], []).append((row['package'], ids))

@@ -37,7 +37,7 @@ def measure(kind, seed, given, keep):
     with tempfile.TemporaryDirectory() as out:
         out = Path(keep or out)/f'{kind}_{seed}'
         r = train(c, out, quiet=True, callbacks=[watch])
-        best = min(map(json.loads, open(out/'metrics.jsonl')), key=lambda epoch: epoch['valid_loss'])['f1']
+        best = min(map(json.loads, open(out/'metrics.jsonl', encoding='utf-8')), key=lambda epoch: epoch['valid_loss'])['f1']
     spent = time.process_time()-began
     mean = lambda x: torch.tensor(x).mean().item()
     pieces = sum(len(views(x.data, c.crop)) for x in Data.of(c).splits['test'])

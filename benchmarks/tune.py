@@ -73,14 +73,14 @@ MODULES = {'dynattn/alpha.py': alpha, 'dynattn/engine/plain.py': plain, 'dynattn
 
 def value_of(name, file):
     "The committed value of a constant, a product or a shift of whole numbers."
-    found = re.search(rf'\b{name} = ([\d <*]+)', (ROOT/file).read_text())
+    found = re.search(rf'\b{name} = ([\d <*]+)', (ROOT/file).read_text(encoding='utf-8'))
     return eval(found[1])
 
 def compiled(name, value, folder):
     "The core with another value of one constant, for this machine."
-    source = re.sub(rf'\b{name} = [\d <]+', f'{name} = {value}', (ROOT/OF_CORE).read_text())
+    source = re.sub(rf'\b{name} = [\d <]+', f'{name} = {value}', (ROOT/OF_CORE).read_text(encoding='utf-8'))
     path = Path(folder)/f'{name}_{value}.cpp'
-    path.write_text(source)
+    path.write_text(source, encoding='utf-8')
     wide = ['-mprefer-vector-width=512'] if 'avx512' in core.info()['library'] else []
     flags = '-std=c++17 -O3 -shared -fPIC -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wno-psabi'
     subprocess.run([os.environ.get('CXX', 'c++'), *flags.split(), *wide, path, '-o', path.with_suffix('.so'), '-pthread'], check=True)

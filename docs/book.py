@@ -106,7 +106,7 @@ def generated(): return {NBS/'sidebar.yml': sidebar()}
 
 # What a page offers
 
-def times(): return json.loads(TIMES.read_text()) if TIMES.exists() else {}
+def times(): return json.loads(TIMES.read_text(encoding='utf-8')) if TIMES.exists() else {}
 
 def duration(p):
     "How long a notebook takes, in words; None when nobody has measured it"

@@ -27,6 +27,6 @@ def main(*wanted):
         seconds[n],megabytes[n] = cost(n)
         print(f'{seconds[n]:6.1f} s {megabytes[n]:6} MB  {n}', flush=True)
         taken = {kind: {k: x[k] for k in names if k in x} for kind,x in dict(seconds=seconds, megabytes=megabytes).items()}
-        book.TIMES.write_text(json.dumps(dict(machine=machine(), **taken), indent=1) + '\n')
+        book.TIMES.write_text(json.dumps(dict(machine=machine(), **taken), indent=1) + '\n', encoding='utf-8')
 
 if __name__=='__main__': main(*sys.argv[1:])

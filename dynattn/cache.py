@@ -244,7 +244,7 @@ def _addresses(layer): # -> [B,Hkv,3] int64
     layer._table = state,torch.tensor(found, device='cpu')
     return layer._table[1]
 
-def _prepared(layer, q, v): # -> (Call, Plan, Inputs)
+def _prepared(layer, q): # -> (Call, Plan, Inputs)
     """The part that all calls have in common, made once: the last of so many tokens that every
     window has all its keys."""
     kind = q.dtype,q.device,q.shape[3]
@@ -684,7 +684,7 @@ def _attend_kept(layer, q, k, v, keep): # -> (out, groups, padded)
     if padded is not None and keep is not None: padded = _left_padding(keep)
     _write(layer, groups, k, v, layer.seen, padded)
     _check_reached(layer, total)
-    call,plan,x = _prepared(layer, q, v)
+    call,plan,x = _prepared(layer, q)
     x = x._replace(q=q, k=k, v=v, keep=keep)
     if not core.serves(x): return _by_pieces(groups, call, x, padded, total),groups,padded
     plan = plan._replace(q_offset=layer.seen)

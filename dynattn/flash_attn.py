@@ -294,7 +294,7 @@ def _text_by_text(q, k, v, of_q, sizes_q, of_k, sizes_k, slopes, lse, options):
         if lse: sums.append(F.pad(own_sums, (0,whole-size), value=torch.inf))
     return torch.cat(outs, 1),torch.cat(sums, 2) if lse else None
 
-def _together(q, k, v, of_q, sizes_q, of_k, sizes_k, texts, slopes, lse, options):
+def _together(q, k, v, of_q, sizes_q, of_k, texts, slopes, lse, options):
     "One call for all texts."
     longest = q.shape[2]+k.shape[2]
     if not _is_unread(of_q): longest = int(torch.cat((of_q.diff(), of_k.diff())).max())
@@ -336,7 +336,7 @@ def _varlen(
         out,sums = _text_by_text(q, k, v, of_q, sizes_q, of_k, sizes_k, slopes, lse, options)
     else:
         given = None if used_q is None and not unread else sizes_q
-        out,sums = _together(q, k, v, of_q, given, of_k, sizes_k, texts, slopes, lse, options)
+        out,sums = _together(q, k, v, of_q, given, of_k, texts, slopes, lse, options)
     if n!=rows: # rows behind the last text
         out = F.pad(out, (0,0,0,0,0,rows-n))
         if sums is not None: sums = F.pad(sums, (0,rows-n), value=torch.inf)

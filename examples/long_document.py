@@ -122,7 +122,7 @@ def encoder_of(folder):
 
 def append(path, rows):
     new = not path.exists()
-    with path.open('a', newline='') as f:
+    with path.open('a', newline='', encoding='utf-8') as f:
         writer = csv.DictWriter(f, rows[0].keys(), lineterminator='\n')
         if new: writer.writeheader()
         writer.writerows(rows)

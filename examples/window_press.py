@@ -29,7 +29,7 @@ class WindowPress(kvpress.BasePress):
     folder: str # that `dynattn narrow` wrote
     compression_ratio: float = .75
     def __post_init__(self):
-        result = json.loads((Path(self.folder)/'result.json').read_text())
+        result = json.loads((Path(self.folder)/'result.json').read_text(encoding='utf-8'))
         if not result['causal']: raise ValueError("folder: expected widths of a language model's key heads, got an encoder's")
         self.sinks,self.width = result['sinks'],torch.tensor(result['widths'], dtype=torch.float64).clamp(max=result['n'])
 

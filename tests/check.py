@@ -1,8 +1,9 @@
-"""One chapter, checked in half a minute: `python tests/check.py 14`, or `make check nb=14`.
+"""One chapter, checked: `python tests/check.py 14`, or `make check nb=14`.
 
 Exports all notebooks, runs the chapter, cleans it, writes public names and signatures that changed to tests/api.txt and
-shows them, and runs the tests that use what the chapter exports, with those that a push asks of every change and of every
-public name."""
+shows them, and runs the tests that a push asks of every change and of every public name: a minute or two. Then come the
+tests that use what the chapter exports, those that use most of it first: seconds for a lesson, up to ten minutes for the
+engine or a program."""
 import ast, difflib, re, subprocess, sys
 from collections import Counter
 from functools import cache
@@ -130,7 +131,10 @@ def main(number):
     run(BIN/'nbdev_test', '--path', path.relative_to(freeze.ROOT))
     run(BIN/'nbdev_clean', '--fname', path)
     freeze_names()
-    asked = [f'tests/{name}' for name in ALWAYS]+of_every_name(path)+tests_of(path)
-    run(sys.executable, '-m', 'pytest', '-q', '-x', '-n', 'auto', *asked)
+    def tests(*asked): run(sys.executable, '-m', 'pytest', '-q', '-x', '-n', 'auto', '--no-loadscope-reorder', *asked)
+    tests(*(f'tests/{name}' for name in ALWAYS), *of_every_name(path))
+    if users := tests_of(path): # xdist alone would begin with the longest file
+        print('\nall is well so far; the tests that use what the chapter exports may take minutes')
+        tests(*users)
 
 if __name__=='__main__': main(*sys.argv[1:])

@@ -97,6 +97,28 @@ def packed(module):
         if any(isinstance(t, ast.Tuple) and len(t.elts)>2 for t in node.targets):
             yield f'{module.name}:{node.lineno}'
 
+def unused(module):
+    "Names that a module imports and does not use; `import dynattn.x` alone may be for what it registers"
+    if module.path.name=='__init__.py': return
+    inner = ast.walk(module.tree)
+    used = {x.id if isinstance(x, ast.Name) else x.value for x in inner if isinstance(x, (ast.Name, ast.Constant))}
+    for node in module.tree.body:
+        if not isinstance(node, (ast.Import, ast.ImportFrom)): continue
+        for alias in node.names:
+            name = alias.asname or alias.name
+            if '.' not in name and name not in used: yield f'{module.name}: {name}'
+
+def unread(module):
+    "Arguments that a private function, which is only called and never handed on, does not read"
+    called = {id(x.func) for x in ast.walk(module.tree) if isinstance(x, ast.Call)}
+    handed_on = {x.id for x in ast.walk(module.tree) if isinstance(x, ast.Name) and id(x) not in called}
+    for f in module.tree.body:
+        if not isinstance(f, DEFINITIONS[:2]) or not f.name.startswith('_') or f.decorator_list or f.name in handed_on: continue
+        if len(f.body)==1 and ast.get_docstring(f): continue    # a place that another module fills
+        read = {x.id for x in ast.walk(f) if isinstance(x, ast.Name)}
+        for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs):
+            if a.arg not in read and not a.arg.startswith('_'): yield f'{module.name}:{f.lineno} {f.name}: {a.arg}'
+
 def found(root=ROOT):
     "The culprits of each kind"
     known = modules(root)
@@ -116,7 +138,9 @@ def found(root=ROOT):
         circles=circles(edges), folders=circles(between),
         downstairs=[f'{name} -> {target}' for name,target,_ in arrows if floor(target)>floor(name)],
         borrowed=[x for m in core for x in borrowed(m)],
-        packed=[x for m in core for x in packed(m)])
+        packed=[x for m in core for x in packed(m)],
+        unused=[x for m in known.values() for x in unused(m)],
+        unread=[x for m in core for x in unread(m)])
 
 def counts(found): return {name: len(x) for name,x in found.items()}
 

@@ -33,6 +33,8 @@ class PaddingMask:
         mask = array(mask)
         return cls((mask[:,0,0] if mask.ndim==4 else mask)==0)
 
+ENDS_BEHIND = {'edge'} # on the bell these end a token beyond sigma, so |j - i| = sigma takes part
+
 class Window:
     "The formulas of chapters 11, 12 and 14, evaluated at every pair."
     def __init__(self, sigma, curve='bell', cut=None, smooth='edge', unit='tokens', apply='inside', reach=None, *,
@@ -40,8 +42,9 @@ class Window:
         self.sigma,self.curve,self.smooth,self.unit,self.apply = array(sigma),curve,smooth,unit,apply
         self.reach = (None,None) if reach is None else reach
         self.T = cut[0] if isinstance(cut, tuple) else cut
-        self.promised = smooth=='edge' and curve=='bell' and cut is None  # |j - i| <= sigma takes part, exactly
-        if smooth=='edge' and cut is None: self.T = math.exp(-.5)
+        self.ends_behind = smooth in ENDS_BEHIND and curve=='bell'
+        self.promised = self.ends_behind and cut is None  # |j - i| <= sigma takes part, exactly
+        if smooth in ENDS_BEHIND and cut is None: self.T = math.exp(-.5)
         self.p,self.ramp,self.eps = 2. if smooth=='edge' and p is None else p,ramp,eps
     @classmethod
     def default(cls, sigma, unit='tokens', reach=None): return cls(sigma, unit=unit, reach=reach)
@@ -74,7 +77,7 @@ class Window:
 
     def curves(self, x, sigma, token):
         "The bell, and V: the bell or the density."
-        if self.smooth=='edge' and self.curve=='bell': sigma = sigma + token/math.sqrt(-2*math.log(self.T))
+        if self.ends_behind: sigma = sigma + token/math.sqrt(-2*math.log(self.T))
         bell = np.where(x==0, 1., np.exp(-.5*(x/np.where(sigma==0, 1., sigma))**2)*(sigma!=0))
         return bell,bell if self.curve=='bell' else bell/np.where(sigma==0, np.inf, sigma*math.sqrt(2*math.pi))
 
@@ -91,14 +94,15 @@ class Window:
             m = -np.expm1(-.5*self.p*(x/np.where(sigma==0, 1., sigma))**2)
         elif self.smooth=='power': m = 1 - np.where(inside, V, 1.)**self.p
         elif self.smooth=='tanh': m = np.tanh(self.p*V)
-        else: m = V
+        elif self.smooth=='gaussian': m = V
+        else: raise NotImplementedError(f'smooth: expected a formula of the oracle, got {self.smooth!r}, which has none')
         return np.where(inside, m, 0.)
 
     @np.errstate(all='ignore')
     def slope(self, offsets, n, times=1.):
         "The derivative of the mask in sigma, at `times` its width."
         m = self.mask(offsets, n, times*self.sigma + 1j*STEP).imag/STEP
-        return np.where((self.aligned(self.sigma)==0) & (self.smooth not in ('ramp','edge') or self.curve=='normal'),
+        return np.where((self.aligned(self.sigma)==0) & (self.smooth not in ('ramp',*ENDS_BEHIND) or self.curve=='normal'),
                         0., m)
 
     @np.errstate(all='ignore')

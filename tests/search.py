@@ -2,14 +2,15 @@
 
     python tests/search.py --minutes 10 [--seed N] [--impl dense banded ...] [--kind value wrong ...] [--isolated]
 
-Hypothesis draws calls over all arguments. Each is worked out with `oracle.py` (NumPy, float64, no line shared with the
+Hypothesis draws calls over all arguments but `q_offsets`, `key_segments` and `return_lse`, of which it draws wrong values
+only: `test_key_texts.py` draws them, against the dense path. Each is worked out with `oracle.py` (NumPy, float64, no line shared with the
 package), and output and gradients are compared within a bound of the rounding; or it is repeated, transformed, or given
 one wrong argument. Hypothesis shrinks what fails, and the case is printed as a snippet that runs. A call that kills
 its process ends the search; with `--isolated` it is a failure like any other."""
 import argparse, faulthandler, inspect, itertools, multiprocessing, os, re, signal, sys, textwrap, time, traceback, warnings
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from unittest import mock
 # before dynattn is imported: kernels run without a GPU
@@ -20,6 +21,7 @@ import numpy as np
 import torch, torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 import oracle, dynattn
+from dynattn import smoothing
 from dynattn.engine import ops
 from dynattn.engine import operator as band
 from dynattn.engine.plan import _at_most_two
@@ -642,7 +644,9 @@ SPOILED = dict(
               "torch.zeros(H, 5, dtype=torch.complex64)", "torch.zeros(H, 0)"],
     query=["{x}"], key=["{x}"],  # beside q and k
     q_offset=["torch.tensor([0, 1])", "1.5", "True", "'x'", "None", "[1]", "torch.tensor(1.)", "nan"],
-    return_weights=["'yes'", "None", "2", "[True]"],
+    q_offsets=["3", "'x'", "True", "nan", "[1]", "torch.zeros(B+1).long()", "torch.zeros(B)", "torch.zeros(B).bool()", "torch.zeros(B, 1).long()", "torch.zeros(B).long().numpy()"],
+    key_segments=["3", "'x'", "True", "nan", "[1]", "torch.zeros(B+1, M).long()", "torch.zeros(B, M)", "torch.zeros(B, M+1).long()", "torch.zeros(B, M).bool()", "torch.zeros(B, 1, M).long()"],
+    return_weights=["'yes'", "None", "2", "[True]"], return_lse=["'yes'", "None", "2", "[True]"],
     impl=["'foo'", "None", "3", "['dense']", "True"],
     widow=["3"],
 )
@@ -782,7 +786,20 @@ def draw_preset(r):
     preset = r.some(("default(sigma)",2), ("span(sigma,ramp=3)",2), ("span(sigma,ramp=2.5,reach=(None,0))",1))
     return f"Window.{preset}",draw_sigma(r, 'tokens', False)
 
-SMOOTHINGS = ('edge',5), ('gaussian',2), ('ramp',2), ('power',1), ('tanh',1)     # how often each is drawn
+# the library's own, by name; what each is given follows from its class
+SMOOTHINGS = {name: kind for name,kind in smoothing.SMOOTHINGS.items() if kind.__module__==smoothing.__name__}
+DRAWN = dict(edge=5, gaussian=2, ramp=2)    # how often, where not once
+
+def ends_without_threshold(kind):
+    "Whether a window of it needs none: it gets no threshold at all, and ends at `eps`, or has no curve."
+    try: return kind(*[1. for _ in fields(kind)]).check(None) is None
+    except ValueError: return False
+
+def needs_threshold(kind): return kind.curved and not ends_without_threshold(kind) and not kind.inclusive
+
+def needed(kind):
+    "The names of its numbers that have no default: `p` or `ramp`."
+    return [f.name for f in fields(kind) if f.default is MISSING]
 
 def draw_window(r):
     "The texts of a window and of its sigma."
@@ -790,20 +807,21 @@ def draw_window(r):
     if kind=='int': return r.of(['2','0','1','3','6','15','M','M+5']),None
     if kind=='pair': return r.some(("({},{})",4), ("[{},{}]",1)).format(draw_side(r), draw_side(r)),None
     if kind=='preset': return draw_preset(r)
-    smooth = r.some(*SMOOTHINGS)
+    smooth = r.some(*((name, DRAWN.get(name, 1)) for name in SMOOTHINGS))
+    kind = SMOOTHINGS[smooth]
     options = {}
     if smooth!='edge' or r.chance(.4): options['smooth'] = repr(smooth)
-    if smooth in ('edge','gaussian','tanh') and r.chance(.35): options['cut'] = r.of(['.5','.1','(.3,0)'])
-    if smooth=='power': options['cut'] = r.of(['.5','(.3,1)','.05'])
-    if smooth=='ramp': options['ramp'] = r.of(['1.','.5','2.5','4'])
-    steep = smooth in ('power','tanh') or smooth=='edge' and r.chance(.3)
-    if steep: options['p'] = r.of(['1.','.5','3.','20.','1000.'])
-    if smooth!='ramp' and r.chance(.2): options['curve'] = "'normal'"
+    if needs_threshold(kind): options['cut'] = r.of(['.5',f'(.3,{kind.fill})','.05'])
+    elif kind.curved and r.chance(.35): options['cut'] = r.of(['.5','.1',f'(.3,{kind.fill})'])
+    for f in fields(kind):
+        if f.default is not MISSING and not r.chance(.3): continue
+        options[f.name] = r.of(['1.','.5','2.5','4'] if f.name=='ramp' else ['1.','.5','3.','20.','1000.'])
+    if kind.curved and r.chance(.2): options['curve'] = "'normal'"
     unit = r.some(('tokens',3), ('fraction',1))
     if unit=='fraction': options['unit'] = "'fraction'"
     if r.chance(.25): options['apply'] = "'after'"
     if r.chance(.2): options['reach'] = f"({draw_side(r)},{draw_side(r)})"
-    if smooth in ('gaussian','tanh') and r.chance(.1): options['eps'] = '1e-3'
+    if kind.curved and ends_without_threshold(kind) and r.chance(.1): options['eps'] = '1e-3'
     given = ', '.join(['sigma', *(f'{name}={text}' for name,text in options.items())])
     return f"Window({given})",draw_sigma(r, unit, r.chance(.12))
 

@@ -3,7 +3,7 @@
 Each law holds by the core and by the plain loop. 300 cases; DYNATTN_EXAMPLES=20000 for more."""
 import os, time
 from itertools import product
-import pytest, torch
+import pytest, search, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,7 +27,8 @@ def shapes(draw):
     m = n if draw(st.booleans()) else draw(st.integers(1, 40))
     return dict(B=draw(st.integers(1, 2)), H=h, Hkv=draw(st.sampled_from([x for x in (1,2,4) if h%x==0])), N=n, M=m, d=draw(st.sampled_from([1,3,8])), dv=draw(st.sampled_from([1,3,8])))
 
-SMOOTH = dict(edge={}, gaussian={}, ramp=dict(ramp=2.), tanh=dict(p=4.), power=dict(p=3., cut=.3))
+# what each must be given
+SMOOTH = {name: dict.fromkeys(search.needed(kind), 3.) | (dict(cut=.3) if search.needs_threshold(kind) else {}) for name,kind in search.SMOOTHINGS.items()}
 
 @st.composite
 def windows(draw, s):
@@ -39,7 +40,7 @@ def windows(draw, s):
     if kind=='pair': return draw(side),draw(side)
     smooth,unit = draw(st.sampled_from(list(SMOOTH))),draw(st.sampled_from(['tokens','tokens','fraction']))
     options = dict(SMOOTH[smooth], smooth=smooth, unit=unit, apply=draw(st.sampled_from(['inside','inside','after'])), reach=draw(st.one_of(st.none(), st.tuples(side, side))))
-    if smooth not in ('ramp','edge'): options['curve'] = draw(st.sampled_from(['bell','normal']))
+    if search.SMOOTHINGS[smooth].curved and not search.SMOOTHINGS[smooth].inclusive: options['curve'] = draw(st.sampled_from(['bell','normal']))
     shape = draw(st.sampled_from([(), (s['H'],), (s['B'],s['H'])]))
     sigma = .1+torch.rand(shape, dtype=F64)*(draw(st.sampled_from([1.,8.,40.])) if unit=='tokens' else .8)
     return Window(sigma.requires_grad_(), **options)

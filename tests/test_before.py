@@ -1,12 +1,13 @@
 "Windows of other authors, as chapter 16 writes them, work wherever a window does: any engine, the gradient of σ included."
 import inspect, json, math
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 import pytest, torch
 from torch.testing import assert_close
 from dynattn import Window, attention, dense_attention
 from dynattn import smoothing
-import search, test_banded, test_rim
+import oracle, search
 
 CHAPTER = Path(__file__).resolve().parents[1]/'nbs/16_before.ipynb'
 
@@ -43,15 +44,18 @@ def test_nothing_is_seen_beyond_the_half_width_and_the_slope_is_autograds(smooth
     assert not mask[offsets.abs()>window.half_width()[:,None]].any() and (mask>=0).all() and (mask<=1).all()
     assert_close(torch.autograd.grad(mask.sum(), sigma)[0], window.dmask(offsets)[0].sum(-1))
 
-OURS = {name for name,kind in smoothing.SMOOTHINGS.items() if kind.__module__=='dynattn.smoothing'}
-
 def test_every_smoothing_is_named_where_a_window_is_made():
     "A new one passed `make check nb=12`, and neither `help(Window)` nor a random test had heard of it"
     said = inspect.getdoc(Window)
-    assert not [name for name in OURS if f'"{name}"' not in said]
+    unnamed = [name for name in search.SMOOTHINGS if f'"{name}"' not in said]
+    assert not unnamed, "the comment of `smooth` in the class Window (chapter 14) does not name them"
 
-def test_every_smoothing_is_drawn_by_the_random_tests():
-    without_width = {'ramp'}        # asks test_rim nothing: it has neither a curve nor a steepness
-    assert set(test_banded.SMOOTH)==OURS
-    assert {name for name,_ in search.SMOOTHINGS}==OURS
-    assert {name for name,_,_ in test_rim.SMOOTHINGS}==OURS-without_width
+@pytest.mark.parametrize('name', search.SMOOTHINGS)
+def test_the_oracle_has_the_formula_of_every_smoothing(name):
+    "One that it had not was a Gaussian to it, and a hundred random calls did not draw it"
+    kind,sigma,offsets = search.SMOOTHINGS[name],torch.tensor([.2, 1.7, 6.], dtype=torch.float64),torch.arange(-12, 13)
+    cuts = [.3] if search.needs_threshold(kind) else [None, .3] if kind.curved else [None]
+    for number,cut,curve in product((.5, 3.), cuts, ('bell','normal') if kind.curved else ('bell',)):
+        options = dict(smooth=name, cut=cut, curve=curve, **dict.fromkeys(kind.__dataclass_fields__, number))
+        want = oracle.Window(sigma, **options).mask(offsets.numpy()[None], 25)[0,:,0]
+        assert_close(Window(sigma, **options).mask(offsets), torch.tensor(want)[None], rtol=1e-12, atol=1e-14)

@@ -54,6 +54,16 @@ def test_a_broken_law_of_a_smoothing_is_found_by_what_its_check_runs(tmp_path):
     mutants.put(folder, *fault)
     assert '12_smoothing' in mutants.killed_by(folder, 'smoothing')
 
+def test_what_takes_seconds_is_asked_first(monkeypatch):
+    "A field that no engine read was found after six minutes: xdist began with the longest file"
+    ran = []
+    monkeypatch.setattr(check, 'run', lambda *words: ran.append([*map(str, words)]))
+    monkeypatch.setattr(check, 'freeze_names', lambda: None)
+    check.main('20')
+    first,then = ran[-2:]
+    assert 'tests/test_in_sync.py' in first and not {'tests/test_banded.py', 'tests/test_fields.py'} & {*first}
+    assert then.index('tests/test_fields.py')<then.index('tests/test_banded.py') and '--no-loadscope-reorder' in then
+
 def test_names_that_changed_are_written(tmp_path, monkeypatch, capsys):
     file = tmp_path/'api.txt'
     file.write_text('old\n')

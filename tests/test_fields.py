@@ -13,7 +13,8 @@ def test_the_definition_reads_every_option():
     "The dense path refuses nothing, so an option that it does not read would be passed over."
     text = (ROOT/'dynattn/engine/dense.py').read_text(encoding='utf-8')
     read = set(re.findall(r'call\.(\w+)', text)) | {'scale', 'enable_gqa'} # `call.factor`, and heads are repeated anyway
-    assert not lacking('').keys()-read
+    unread = lacking('').keys()-read
+    assert not unread, f'chapter 25 reads no `call.NAME` of {sorted(unread)}, and would compute as if they were not given'
 
 def test_what_learns_comes_first():
     assert list(LEARNS)==list(Inputs._fields[:len(LEARNS)])

@@ -13,7 +13,7 @@ def test_at_most_the_ceiling(name):
 def test_nothing_else_has_a_ceiling(): assert set(CEILING)==set(FOUND)
 
 FILES = dict(
-    a='# File to edit: ../nbs/01_a.ipynb.\nfrom .b import f, _g\n',
+    a='# File to edit: ../nbs/01_a.ipynb.\nimport dynattn.b\nfrom .b import f, _g\ndef _h(x, y): return f(x)\ndef _i(z): return _h(1, 2)\nkept = _i\n',
     b='# File to edit: ../nbs/02_b.ipynb.\ndef f():\n    import dynattn.c\n    x,y,z = 1,2,3\n',
     c='# File to edit: ../nbs/03_c.ipynb.\nfrom dynattn import a\nclass C:\n    def m(self): pass\n__all__ = ["C"]\n')
 
@@ -24,7 +24,7 @@ def test_what_is_counted(tmp_path):
     assert house.found(tmp_path)==dict(
         upward=['dynattn.a -> dynattn.b', 'dynattn.b -> dynattn.c'], lazy=['dynattn.b -> dynattn.c'],
         circles=['dynattn.a <-> dynattn.b <-> dynattn.c'], folders=['dynattn.a <-> dynattn.b <-> dynattn.c'],
-        downstairs=[], borrowed=['dynattn.a: _g'], packed=['dynattn.b:4'])
+        downstairs=[], borrowed=['dynattn.a: _g'], packed=['dynattn.b:4'], unused=['dynattn.a: _g', 'dynattn.c: a'], unread=['dynattn.a:4 _h: y'])
 
 def test_an_import_from_a_later_room_is_found(tmp_path):
     for name,text in dict(padding='import dynattn.engine.call\n', **{'engine/call': 'from .. import padding\n'}).items():

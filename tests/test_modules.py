@@ -1,5 +1,5 @@
 "The double of nn.MultiheadAttention beside the original, inside PyTorch's own layers, compiled, exported, copied and wrapped."
-import copy, io, itertools, pickle, random, warnings
+import copy, inspect, io, itertools, pickle, random, warnings
 import pytest
 import torch
 from torch import nn
@@ -724,3 +724,17 @@ def test_an_implementation_is_asked_for_by_its_name():
     with pytest.raises(ValueError, match='window: expected None for F.scaled'): MultiheadAttention(D, H, batch_first=True, window=2, impl='sdpa')(x, x, x)
     for wrong in ('fast', None, 3):
         with pytest.raises(ValueError, match="impl: expected 'auto' or one of"): MultiheadAttention(D, H, impl=wrong)
+
+
+def test_a_word_for_widths_is_written_once_and_explained_everywhere(monkeypatch):
+    "A new word was refused by `dynattn train`, which had a list of its own, and help named the old two"
+    from dynattn.modules import WIDTHS
+    from dynattn.train.training import TrainConfig
+    for word in WIDTHS:
+        for f in (MultiheadAttention, convert, dynattn.EncoderLayer, dynattn.EncoderConfig, TrainConfig):
+            assert word in inspect.getdoc(f), f'{word} in the comment of `window` of {f.__name__}'
+    monkeypatch.setitem(WIDTHS, 'alike', lambda heads, dim, init_width: dynattn.SigmaParameter(1, init_width=init_width))
+    TrainConfig(window='alike').check()
+    layer = MultiheadAttention(8, 2, window='alike', init_width=3.)
+    assert layer.sigma_head().tolist()==[3.] and layer.new_cache()
+    with pytest.raises(ValueError, match="window: expected 'learned', 'predicted', 'alike', an int"): MultiheadAttention(8, 2, window='other')

@@ -1,7 +1,7 @@
 """The core in C++: memory it may not touch and memory it must write, threads, processes and instruction sets.
 
 `python tests/test_native.py [EXAMPLES]` is the part that runs in a process of its own, with each instruction set."""
-import ctypes, faulthandler, itertools, json, math, mmap, os, re, signal, subprocess, sys, time
+import ctypes, faulthandler, itertools, json, math, mmap, os, re, shutil, signal, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
@@ -667,3 +667,18 @@ def test_the_page_shows_the_file_as_it_is():
     for source,cell in quotes: assert eval(source, names)==''.join(cell['outputs'][0]['data']['text/markdown']), source
 
 if __name__=='__main__': alone(int(sys.argv[1]) if len(sys.argv)>1 else 300)
+
+@pytest.mark.skipif(sys.platform!='linux' or core.library() is None, reason='reads the libraries of a process, as Linux lists them')
+def test_a_library_of_any_name_may_be_loaded(tmp_path):
+    "In a folder whose name is not UTF-8, a call raised UnicodeDecodeError"
+    folder = os.fsencode(tmp_path)+b'/caf\xe9'
+    os.mkdir(folder)
+    shutil.copy(core.library()._name, folder+b'/libgomp.so')
+    script = "import ctypes, os, sys, torch; ctypes.CDLL(sys.argv[1]); from dynattn import attention; x = torch.ones(1, 2, 600, 8); attention(x, x, x, window=3)"
+    done = subprocess.run([sys.executable, '-c', script, folder+b'/libgomp.so'], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    assert done.returncode==0, done.stderr
+
+def test_a_folder_of_openmp_may_have_blanks():
+    "The path was cut at the blank, no such library was found, and the core made threads of its own"
+    lines = '7f-8f r-xp 00000000 08:01 42    /home/a b/site/torch/lib/libgomp.so.1\n', '8f-9f rw-p 00000000 00:00 0    [heap]\n', '9f-af r--p 00000000 08:01 43    /usr/lib/libomptarget/x.so\n'
+    assert core._libraries_of_openmp(''.join(lines))=={'/home/a b/site/torch/lib/libgomp.so.1'}

@@ -137,3 +137,21 @@ def test_refusals_name_the_argument_what_was_expected_and_what_came():
     bad = [s for s in said if s[1] not in PARTS and not re.match(form, s[1])]
     assert len(said)>100 and not bad, bad
     assert PARTS<={words for _,words in said}, PARTS-{words for _,words in said}
+
+def opened(path):
+    "Calls that read or write text: (line, the call)"
+    for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+        if not isinstance(node, ast.Call): continue
+        given = {k.arg for k in node.keywords}
+        name = getattr(node.func, 'attr', getattr(node.func, 'id', ''))
+        modes = [x.value for x in (*node.args, *(k.value for k in node.keywords if k.arg=='mode')) if isinstance(x, ast.Constant) and isinstance(x.value, str)]
+        is_text = isinstance(node.func, ast.Attribute) and name in ('read_text', 'write_text') or name=='open' and not any(re.fullmatch('[rwax]b|b[rwax]', mode) for mode in modes)
+        of_another = name=='open' and getattr(getattr(node.func, 'value', None), 'id', '') in ('Image', 'os')
+        if is_text and not of_another and 'encoding' not in given: yield node.lineno,ast.unparse(node)
+
+def test_text_is_utf8_whatever_the_machines_locale_says():
+    "On Windows a file without an encoding is read as cp1252, and one with a sigma in it cannot be written"
+    said = [f'{path.relative_to(ROOT)}:{line} {call}' for folder in ('dynattn', 'docs', 'examples', 'benchmarks')
+            for path in sorted((ROOT/folder).rglob('*.py')) for line,call in opened(path)]
+    elsewhere = '/proc/', 'cpu.read_text()', "'.lock'"     # of Linux alone, and a file without text
+    assert not [x for x in said if not any(name in x for name in elsewhere)]

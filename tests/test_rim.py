@@ -2,7 +2,7 @@
 import ast, inspect, json, math, os, re, subprocess, sys
 from pathlib import Path
 from typing import TypeVar, get_type_hints
-import pytest, torch, torch.nn.functional as F
+import pytest, search, torch, torch.nn.functional as F
 from torch.testing import assert_close
 from dynattn.engine.native import core
 from dynattn import Classifier, EncoderConfig, EncoderLayer, PaddingMask, Window, attention, banded_attention, dense_attention
@@ -18,7 +18,10 @@ def python(code, **env):
 # ---- windows
 
 WIDTHS = 0., 1e-45, 1e-38, 1e-20, 1e-5, .01, .3, .4, 1., 3., 1e3, 1e20, 1e38
-SMOOTHINGS = [(smooth, p, T) for smooth in ('edge', 'power', 'tanh') for p in (1e-6, 1., 1e4) for T in (.05, .2, .9)] + [('gaussian', None, T) for T in (.2, None)]
+# a ramp has neither a curve nor a steepness, and asks nothing here
+SMOOTHINGS = [(name, p, T) for name,kind in search.SMOOTHINGS.items() if kind.curved
+              for p in ((1e-6, 1., 1e4) if 'p' in kind.__dataclass_fields__ else (None,))
+              for T in (.05, .2, .9, *(() if search.needs_threshold(kind) else (None,)))]
 
 @pytest.mark.parametrize('curve', ['bell', 'normal'])
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16], ids=str)

@@ -1,6 +1,6 @@
 """A hundred cases of the random search, and whether the search can be trusted: its oracle against numbers worked out by hand
 and against other libraries, and faults put into `attention` on purpose, which it must report."""
-import datetime, math, os, random, re, signal, subprocess, sys
+import datetime, inspect, math, os, random, re, signal, subprocess, sys
 from collections import Counter
 from pathlib import Path
 import numpy as np
@@ -37,6 +37,15 @@ def test_search_finds_nothing_in_ten_minutes():
     "Other cases each day, of all kinds"
     today = datetime.date.today().toordinal()
     assert finds_nothing('--minutes', 10, '--examples', 300, '--seed', 10**6*today)>=100
+
+def test_every_argument_is_drawn_or_has_a_test_of_its_own():
+    "Three options were drawn neither right nor wrong, though the search said that it draws all"
+    arguments = {*inspect.signature(dynattn.attention).parameters}
+    drawn = {*re.findall(r"args\['(\w+)'\]", inspect.getsource(search.draw_options))} | {'q', 'k', 'v', 'impl'}
+    of_their_own = (ROOT/'tests/test_key_texts.py').read_text(encoding='utf-8')
+    silent = [name for name in sorted(arguments-drawn) if not re.search(rf"options\['{name}'\]|\b{name}=", of_their_own)]
+    assert not silent, f'draw_options of tests/search.py and tests/oracle.py do not have them: {silent}'
+    assert not arguments-search.SPOILED.keys(), 'SPOILED of tests/search.py has no wrong values for them'
 
 # ---------------------------------------------------------------- the oracle
 

@@ -484,6 +484,14 @@ def test_the_help_shows_each_verb_with_an_example(capsys):
         assert f'dynattn {name}' in said and '(default' not in said and not re.search(r' X$| X  ', said, re.M)
         assert len(re.findall(r'\[\d[\d.]*[],]', said))>={'train': 20, 'narrow': 7, 'export': 1}.get(name, 0)   # defaults in one form
 
+def test_each_verb_is_called_somewhere():
+    "A new one passed every check without a call of it"
+    places = [*Path(__file__).parent.glob('test_*.py'), *(Path(__file__).resolve().parents[1]/'nbs').rglob('*.ipynb')]
+    texts = [path.read_text(encoding='utf-8') for path in places]
+    def called(verb): return re.compile(rf"main\(\['{verb}', (?!'--help)|_{verb}_verb\([^a]")
+    silent = [verb for verb in command.VERBS if not any(called(verb).search(text) for text in texts)]
+    assert not silent, f"no test and no chapter calls them as main(['{silent[0]}', ...])"
+
 HOSTILE = '<img src=x onerror=alert(1)>', '# | $x ![y](http:z) `c`\x1b]0;title\x07', '\u202egnp.txt\x1b[2J'
 
 def test_names_from_strangers_are_no_markup_and_move_no_cursor(tmp_path, capsys):

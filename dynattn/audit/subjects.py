@@ -8,10 +8,9 @@ __all__ = ['split_heads', 'run_attention', 'steps_attention', 'run_transformer',
 
 # %% ../../nbs/audit/63_subjects.ipynb #356d0fb1
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from ..configs import (argument_names, cache_argument, config_window,
                              generate_cache_argument, part_config)
 from ..probe import (Float64, Probe, draw, frozen, mask_argument, mask_options, rows_of,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 import torch, torch.nn.functional as F
 from torch import Tensor
-from ..padding import PaddingMask, holds
+from ..padding import holds
 from ..parts import (by_offset, global_pairs, relative_bias, relative_offsets, repeat_heads,
                            visible_pairs)
 from ..alpha import entmax

@@ -180,7 +180,7 @@ def _half_widths(learned, key_heads): # of a layer -> list, one per key head
         raise ValueError("model: expected one width for the query heads of a key head, got several")
     return w[:,0].tolist()
 
-def _reach(attention, piece, longest): # -> half-widths by key head, leading tokens
+def _reach(attention, longest): # -> half-widths by key head, leading tokens
     "How far back the key heads of a layer see; infinity where that is the longest text."
     key_heads,learned = attention.config.num_key_value_heads,getattr(attention, 'dynattn', None)
     widths,leading = [math.inf]*key_heads,0
@@ -226,7 +226,7 @@ def _graph(model, piece, int4): # -> a `_Graph`
     table = g.constant(base.embed_tokens.weight, torch.float16 if int4 else torch.float32)
     x = g.op('Cast', g.op('Gather', table, 'input_ids'), to=g.onnx.TensorProto.FLOAT)     # [1,s,D]
     for i,layer in enumerate(base.layers):
-        widths,leading = _reach(layer.self_attn, piece, longest)
+        widths,leading = _reach(layer.self_attn, longest)
         y = _norm(g, x, layer.input_layernorm)
         x = g.op('Add', x, _attention(g, clock, i, layer.self_attn, y, widths, leading, piece))
         y,mlp = _norm(g, x, layer.post_attention_layernorm),layer.mlp
@@ -243,7 +243,7 @@ def _graph(model, piece, int4): # -> a `_Graph`
     return g
 
 # %% ../../nbs/export/68_graph.ipynb #c68000019
-def _quantised(g, model): # an ONNX model -> one with four-bit matrices
+def _quantised(model): # an ONNX model -> one with four-bit matrices
     root = logging.getLogger()
     level,handlers = root.level,root.handlers[:]
     quantizer = need('onnxruntime.quantization.matmul_nbits_quantizer', 'export')
@@ -271,7 +271,7 @@ def _write(g, out, int4): # the graph, its weights in a file beside it
     helper = g.onnx.helper
     graph = helper.make_graph(g.nodes, 'decoder', g.inputs, g.outputs, initializer=g.constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 24)], ir_version=11)
-    if int4: model = _quantised(g, model)
+    if int4: model = _quantised(model)
     g.onnx.save_model(
         model, out/'model.onnx', save_as_external_data=True, location='model.onnx.data')
 

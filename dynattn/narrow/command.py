@@ -7,7 +7,7 @@ __all__ = ['run_narrow', 'run_judge']
 
 # %% ../../nbs/narrow/85_command.ipynb #85000001
 import json, os, random, shutil, sys, time
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, fields, replace
 from fnmatch import fnmatch
 from importlib import import_module

@@ -15,7 +15,7 @@ from ..configs import cache_argument
 from ..runs import counted, table
 from ..saved import Field, as_it_was
 from ..hf.cache import WindowedCache
-from ..hf.curves import Budget, Stage
+from ..hf.curves import Stage
 from ..hf.narrowing import Narrowed, Reference, set_widths, without_windows
 from ..hf.plugin import PreTrainedModel
 from .recall import Recall, recall_grid, recall_table

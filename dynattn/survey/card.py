@@ -12,7 +12,6 @@ __all__ = ['TAGS', 'PARTS', 'ENTRIES', 'COLUMNS', 'PeakBytes', 'fit_polynomial',
 import copy
 import importlib
 import inspect
-import json
 import math
 import pkgutil
 from fractions import Fraction
@@ -28,7 +27,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from .. import probe
 from ..engine.dense import dense_attention
 from ..probe import Answer, Probe, change, dependence, draw, frozen, same_numbers
-from ..padding import PaddingMask
 
 # %% ../../nbs/survey/70_card.ipynb #29d3cdf6
 class PeakBytes(TorchDispatchMode):

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch, torch.nn.functional as F
 from ..metrics import accuracy, class_metrics, confusion_matrix, f1
 from ..engine.ops import impls
+from ..modules import WIDTHS
 from .encoder import Classifier, EncoderConfig
 from .files import Data, DataConfig, batch_of, views
 from ..runs import Bar, Run, add_options, markdown, printable, table, verb
@@ -67,8 +68,9 @@ class TrainConfig(DataConfig):
         given = f'layers={c.layers} and patch={c.patch}'
         weights = (12*c.layers + 2*c.patch)*c.dim**2
         yield 'dim', f'sizes with {given} that need fewer than 2^33 weights', weights<2**33
-        fixed = _window(c) in (None,'learned','predicted') or c.is_number(_window(c), most=math.inf)
-        yield 'window', 'learned, predicted, none or a whole number of 0 or more', fixed
+        fixed = _window(c) in (None,*WIDTHS) or c.is_number(_window(c), most=math.inf)
+        words = f"{', '.join(WIDTHS)}, none"
+        yield 'window', f'{words} or a whole number of 0 or more', fixed
         sparse = _alpha(c) in (None,'learned') or c.is_number(_alpha(c), 1, largest, real)
         yield 'alpha', 'none, learned or a number from 1 to 1e30', sparse
         lengths = all(n.isdecimal() and 1<=int(n)<=64 for n in _grams(c))
@@ -95,7 +97,7 @@ def _word_or_number(text, words):
     try: return int(text) if str(text).isdecimal() else float(text)
     except ValueError: return text
 
-def _window(c): return _word_or_number(c.window, ('learned','predicted','none'))
+def _window(c): return _word_or_number(c.window, (*WIDTHS,'none'))
 def _alpha(c): return _word_or_number(c.alpha, ('learned','none'))
 def _grams(c): return [n for n in c.grams.split(',') if n]
 

@@ -151,13 +151,16 @@ def _per_head(x, axes):
 _forked = []  # not empty in a forked child, which has none of its parent's threads
 if hasattr(os, 'register_at_fork'): os.register_at_fork(after_in_child=lambda: _forked.append(True))
 
+def _libraries_of_openmp(maps): # as Linux writes `/proc/self/maps`, where a path may have blanks
+    return set(re.findall(r'(?m)^[^/\n]*(/.*/lib(?:gomp|iomp5|omp)[^/\n]*?\.so\S*)', maps))
+
 @cache
 def _openmp() -> int:
     "The address of `GOMP_parallel` in PyTorch's OpenMP; 0 where there is none, or several."
     if os.sep in _asked(): return 0  # a library of one's own, of a sanitizer for instance
-    try: maps = Path('/proc/self/maps').read_text()
+    try: maps = os.fsdecode(Path('/proc/self/maps').read_bytes())
     except OSError: return 0
-    loaded = set(re.findall(r'(/\S*/lib(?:gomp|iomp5|omp)[^/\s]*\.so\S*)', maps))
+    loaded = _libraries_of_openmp(maps)
     torchs = {path for path in loaded if '/torch' in path} or loaded
     if len(torchs)!=1: return 0
     try: entry = ctypes.CDLL(torchs.pop(), mode=os.RTLD_NOW|os.RTLD_NOLOAD).GOMP_parallel
