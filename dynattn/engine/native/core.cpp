@@ -221,6 +221,11 @@ template <class real, int QUERIES> struct Lanes {
     static constexpr int LANES = VECTOR/sizeof(real), GROUPS = QUERIES/LANES, BLOCK = QUERIES;
 
     static INLINE vec load(const real *p) { return *(const in_memory*)p; }
+    static INLINE ivec wide(const uint16_t *p) {   // each number in a lane
+        typedef uint16_t half __attribute__((vector_size(2*LANES), aligned(2)));
+        return __builtin_convertvector(*(const half*)p, ivec);
+    }
+    static INLINE vec load(const uint16_t *p) { return (vec)(wide(p) << 16); }  // bfloat16
     static INLINE void store(real *p, vec x) { *(in_memory*)p = x; }
     static INLINE vec splat(real x) { return x - vec{}; }
     static INLINE vec max(vec a, vec b) { return a > b ? a : b; }
@@ -374,11 +379,12 @@ template <class real, int QUERIES> struct Lanes {
     }
     // S[key][query] for one or a few queries: the width lies in the lanes, and LANES keys are
     // summed at once
-    static void few_scores(real *s, In k, const real *q, Int keys, Int queries, Int width) {
+    template <class Rows>
+    static void few_scores(real *s, Rows k, const real *q, Int keys, Int queries, Int width) {
         for (Int i = 0; i < queries; i++) for (Int j = 0; j < keys; j += LANES) {
             vec r[LANES];
             for (int l = 0; l < LANES; l++) {
-                const real *row = k.p+std::min(j+l, keys-1)*k.row;
+                const auto *row = k.p+std::min(j+l, keys-1)*k.row;
                 r[l] = load(q+i*width)*load(row);
                 for (Int e = LANES; e < width; e += LANES) r[l] += load(q+i*width+e)*load(row+e);
             }
@@ -387,6 +393,26 @@ template <class real, int QUERIES> struct Lanes {
                 UNROLL for (int l = 0; l < half; l++) r[l] += r[l+half];
             for (Int l = 0; l < std::min<Int>(LANES, keys-j); l++) s[(j+l)*QUERIES+i] = r[0][l];
         }
+    }
+    // O[query] (+)= sum of weights S[key][query] times rows, for one or a few queries
+    template <class Rows>
+    static void few_sums(real *o, const real *s, Rows v, Int keys, Int queries, Int width,
+                         bool add) {
+        for (Int i = 0; i < queries; i++, o += width) {
+            Int e = 0;
+            for (; e+4*LANES <= width; e += 4*LANES) sums_of<4>(o+e, s+i, v.right(e), keys, add);
+            for (; e < width; e += LANES) sums_of<1>(o+e, s+i, v.right(e), keys, add);
+        }
+    }
+    template <int V, class Rows>
+    static INLINE void sums_of(real *o, const real *s, Rows v, Int keys, bool add) {
+        vec sum[V];
+        UNROLL for (int x = 0; x < V; x++) sum[x] = add ? load(o+x*LANES) : vec{};
+        for (Int j = 0; j < keys; j++) {
+            const vec w = splat(s[j*QUERIES]);
+            UNROLL for (int x = 0; x < V; x++) sum[x] += w*load(v.p+j*v.row+x*LANES);
+        }
+        UNROLL for (int x = 0; x < V; x++) store(o+x*LANES, sum[x]);
     }
     // the largest |x|; infinity where a number is not finite. Without their signs, numbers lie as
     // their bits do, NaN on top
@@ -401,6 +427,12 @@ template <class real, int QUERIES> struct Lanes {
         integer high = 0;
         for (int l = 0; l < LANES; l++) high = std::max(high, most[l]);
         return high < bits<integer>(infinity) ? bits<real>(high) : infinity;
+    }
+    static real largest(Matrix<const uint16_t> x, Int rows, Int cols) {    // of bfloat16
+        int16_t most = 0;
+        for (Int r = 0; r < rows; r++) for (Int e = 0; e < cols; e++)
+            most = std::max<int16_t>(most, x.p[r*x.row+e] & 0x7fff);
+        return most < 0x7f80 ? from_bf16(most) : INFINITY;
     }
 };
 
@@ -429,7 +461,7 @@ const bool has_tiles = [] {
 template <int QUERIES> struct Tiles<float, QUERIES> : Lanes<float, QUERIES> {
     typedef Lanes<float, QUERIES> L;
     using typename L::vec; using typename L::ivec; using typename L::Out;
-    using L::LANES; using L::load; using L::store;
+    using L::LANES; using L::load; using L::store; using L::wide;
     typedef Matrix<const uint16_t> In;     // B: of pairs, so half as many rows of twice the length
     static constexpr bool exist = true;
     static inline const bool &may_use = has_tiles;
@@ -503,7 +535,6 @@ template <int QUERIES> struct Tiles<float, QUERIES> : Lanes<float, QUERIES> {
     }
 
     typedef uint16_t words __attribute__((vector_size(64)));
-    typedef uint16_t half_words __attribute__((vector_size(32), aligned(2)));
     // two vectors in bfloat16: all numbers of the first, then all of the second
     static INLINE words two_as_bf16(vec first, vec second) {
         return (words)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
@@ -512,21 +543,20 @@ template <int QUERIES> struct Tiles<float, QUERIES> : Lanes<float, QUERIES> {
         words both = two_as_bf16(first, second);
         memcpy(to, &both, sizeof both);
     }
-    static INLINE ivec wide(const uint16_t *x) {   // sixteen numbers of 32 bits
-        return __builtin_convertvector(*(const half_words*)x, ivec);
-    }
     // 32 numbers of each of 16 rows become 16 pairs of rows, each [16][2]
     static INLINE void turn_pairs(vec *r, uint16_t *pairs, Int row) {
         L::transpose(r);
         UNROLL for (int l = 0; l < LANES; l++) store((float*)(pairs+l*row), r[l]);
     }
-    // rows [QUERIES][width], as pairs of columns [width/2][QUERIES][2]; zeros up to a whole DEPTH
-    static void columns(uint16_t *pairs, const float *rows, Int width) {
+    // rows [QUERIES][width], as pairs of columns [width/2][QUERIES][2]; zeros up to a whole DEPTH;
+    // times a power of two
+    static void columns(uint16_t *pairs, const float *rows, Int width, float by) {
         for (Int i = 0; i < QUERIES; i += LANES) for (Int e = 0; e < width; e += DEPTH) {
             vec r[LANES];
             UNROLL for (int l = 0; l < LANES; l++) {
                 const float *x = rows+(i+l)*width+e;
-                r[l] = (vec)two_as_bf16(load(x), e+LANES < width ? load(x+LANES) : vec{});
+                const vec second = e+LANES < width ? load(x+LANES) : vec{};
+                r[l] = (vec)two_as_bf16(load(x)*by, second*by);
             }
             turn_pairs(r, pairs+e/2*2*QUERIES+2*i, 2*QUERIES);
         }
@@ -547,7 +577,7 @@ template <int QUERIES> struct Tiles<float, QUERIES> : Lanes<float, QUERIES> {
         for (Int e = 0; e < n; e += LANES) {
             uint16_t near[DEPTH];
             as_bf16(near, load(x+e), vec{});
-            store(x+e, load(x+e)-(vec)(wide(near) << 16));
+            store(x+e, load(x+e)-load(near));
         }
     }
     // n numbers in bfloat16; whole DEPTHs
@@ -573,13 +603,6 @@ template <int QUERIES> struct Tiles<float, QUERIES> : Lanes<float, QUERIES> {
             L::transpose(r);
             UNROLL for (int l = 0; l < LANES; l++) store(rows+(i+l)*row+e, r[l]);
         }
-    }
-    // the largest |x|; infinity where a number is not finite
-    static float largest(In x, Int rows, Int cols) {
-        int16_t most = 0;
-        for (Int r = 0; r < rows; r++) for (Int e = 0; e < cols; e++)
-            most = std::max<int16_t>(most, x.p[r*x.row+e] & 0x7fff);
-        return most < 0x7f80 ? from_bf16(most) : INFINITY;
     }
 };
 #endif
@@ -999,8 +1022,8 @@ template <class real, int QUERIES> struct Guard {
         checks_scores |= broken;
     }
     // Scores of a key. A query that sees it is lost if that is not finite, or its score no number.
-    template <class F> void check_scores(real *x, Int queries, In key, Int width, F &&sees) {
-        const bool broken_key = broken && L::largest(key, 1, width) == INFINITY;
+    template <class F, class K> void check_scores(real *x, Int queries, K &&is_broken, F &&sees) {
+        const bool broken_key = broken && is_broken();
         for (Int i = 0; i < queries; i++) {
             if (!sees(i)) x[i] = -INFINITY;
             else if (broken_key || x[i] != x[i]) {
@@ -1180,18 +1203,21 @@ template <class real, int QUERIES> struct Keys {
     Text text;
     const uint8_t *keep;       // [M] of the batch row; or null
     bool holes;                // whether keys within the text take no part
-    bool may_tile, tiled;      // whether products are those of `Tiles`: of the call, of the text
     bool back;                 // whether this is the backward pass
+    bool may_tile;             // whether products may be those of `Tiles`
+    bool may_lie;              // whether a query or two may read bfloat16 rows as they lie
+    enum { PLAIN, TILED, LYING } way;      // how this text is read
     struct Piece {             // leading keys, the others
         In k, v;
-        Small k_rows, v_across;            // `tiled`, in place of those; across: [width][keys]
-        Small v_rows, k_across;            // and for the backward pass
+        Small k_rows, v_rows;              // in their place: bfloat16 numbers
+        Small k_across, v_across;          // of tiles: [width][keys]
         Int lo, hi;
     } piece[2];
     real *copies, *free;       // of rows that are not read where they lie; where no copy is yet
 
     Keys(const Problem<real> &problem, bool back)
-        : p(problem), c(p.c), may_tile(false), back(back) {}
+        : p(problem), c(p.c), back(back), may_tile(false), may_lie(false) {}
+    bool tiled() const { return way == TILED; }
 
     // Rows of keys, or of values, in memory: d numbers, copied to whole vectors.
     struct Source { const char *data; const Rows &like; Int d, width; };
@@ -1240,10 +1266,10 @@ template <class real, int QUERIES> struct Keys {
         piece[0].hi = c.n_global ? lead_end : lead;
         piece[1].lo = lo;
         piece[1].hi = std::max(lo, hi);
-        lay_ready(may_tile && q1-q0 > 2);
+        way = q1-q0 > 2 ? may_tile ? TILED : PLAIN : may_lie && !holes ? LYING : PLAIN;
+        lay_ready();
     }
-    void lay_ready(bool as_tiles) {
-        tiled = as_tiles;
+    void lay_ready() {
         free = copies;
         for (int i = 0; i < 2; i++) if (piece[i].lo < piece[i].hi) set_piece(i, piece[i]);
     }
@@ -1258,7 +1284,12 @@ template <class real, int QUERIES> struct Keys {
             v.data = (const char*)own[1];
             first = i ? x.lo-own[2] : x.lo-text.origin;
         }
-        if constexpr (T::exist) if (tiled) {
+        if (way == LYING) {
+            x.k_rows = {(const uint16_t*)k.data+first*k.like.n, k.like.n};
+            x.v_rows = {(const uint16_t*)v.data+first*v.like.n, v.like.n};
+            return;
+        }
+        if constexpr (T::exist) if (way == TILED) {
             x.k_rows = tile_rows(k, first, x.lo, n, p.depth);
             if (back) {
                 x.v_rows = tile_rows(v, first, x.lo, n, p.dv_depth);
@@ -1269,15 +1300,16 @@ template <class real, int QUERIES> struct Keys {
         x.k = rows_of(k, first, x.lo, n);
         x.v = rows_of(v, first, x.lo, n);
     }
-    // The largest numbers of a piece; infinity where one is not finite.
-    real largest_key(const Piece &x) const {
-        if constexpr (T::exist) if (tiled) return T::largest(x.k_rows, x.hi-x.lo, c.d);
-        return L::largest(x.k, x.hi-x.lo, p.width);
+    // The largest numbers of a piece, or of one of its keys; infinity where one is not finite.
+    real largest_key(const Piece &x) const { return largest_key(x, x.lo, x.hi-x.lo); }
+    real largest_key(const Piece &x, Int key, Int n = 1) const {
+        return way == PLAIN ? L::largest(x.k.below(key-x.lo), n, p.width)
+                            : L::largest(x.k_rows.below(key-x.lo), n, c.d);
     }
     real largest_value(const Piece &x) const {
-        if constexpr (T::exist) if (tiled && back) return T::largest(x.v_rows, x.hi-x.lo, c.dv);
-        if constexpr (T::exist) if (tiled) return T::largest(x.v_across, c.dv, x.hi-x.lo);
-        return L::largest(x.v, x.hi-x.lo, p.dv_width);
+        if (way == TILED && !back) return L::largest(x.v_across, c.dv, x.hi-x.lo);
+        return way == PLAIN ? L::largest(x.v, x.hi-x.lo, p.dv_width)
+                            : L::largest(x.v_rows, x.hi-x.lo, c.dv);
     }
     // n rows from `first` on, which are those of `key` and on: as they lie, or copied, because of
     // another dtype or stride, of rows that are not whole vectors, or of holes.
@@ -1421,7 +1453,9 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
         if (guard.alone) return;
         for (const auto &x : keys.piece)
             if (x.lo < x.hi) guard.check_text(keys.largest_key(x), keys.largest_value(x));
-        if (guard.broken && keys.tiled) keys.lay_ready(false);
+        if (!guard.broken || keys.way == keys.PLAIN) return;
+        keys.way = keys.PLAIN;             // without tiles: one query a block
+        keys.lay_ready();
     }
     // The rows from `i` on that see alike; the first row behind them.
     Int begin(Int i, Int end) {
@@ -1484,9 +1518,9 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
             guard.check_query(i, query, p.width, by);
             if (c.dropout_p > 0) seeds[i] = row_seed(c.seed, head.b*c.H+head.h, row+i);
         }
-        if constexpr (T::exist) if (keys.tiled) {
+        if constexpr (T::exist) if (keys.tiled()) {
             if (g) T::pairs(q_row_pairs, q_rows, QUERIES, p.width);
-            return T::columns(q_pairs, q_rows, p.width);
+            return T::columns(q_pairs, q_rows, p.width, power_of_two(by));
         }
         if (nq > 2) L::turn(q_cols, q_rows, p.width, by);
         else for (Int e = 0; e < nq*p.width; e++) q_cols[e] = q_rows[e]*by; // for `few_scores`
@@ -1494,18 +1528,28 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
     real of_products() const {     // what makes scores of them, or quotients of the soft cap
         return real(c.scale)*(c.softcap > 0 ? real(1/c.softcap) : head.unit);
     }
+    // What bfloat16 queries can be multiplied by without rounding; the rest, from 1 to 2, comes
+    // after their products, which so overflow only where the scores do.
+    static real power_of_two(real by) {
+        const bool has_one = by != 0 && std::abs(by) < INFINITY;
+        return has_one ? std::ldexp(real(1), std::ilogb(by)) : 1;
+    }
+    real of_tiles() const { return of_products()/power_of_two(of_products()); }
     // Scores of keys j0..j0+n-1, in rows `first` and on of S, in units of the exponential: -inf
     // where a query may not look.
     void scores(const Span &s, Int j0, Int n, Int first) {
-        if (keys.tiled) tile_products(s, j0, n, first);
-        else products(keys.k(s, j0), n, first);
-        const vec by = splat(keys.tiled && !(c.softcap > 0) ? of_products() : 1);
+        if (keys.tiled()) tile_products(s, j0, n, first);
+        else if (keys.way == keys.LYING) {
+            const auto &x = keys.piece[s.piece];
+            few_products(x.k_rows.below(j0-x.lo), n, first);
+        } else products(keys.k(s, j0), n, first);
+        const vec by = splat(keys.tiled() && !(c.softcap > 0) ? of_tiles() : 1);
         for (Int j = 0; j < n; j++) finish(s, j0+j, S+(first+j)*QUERIES, by);
     }
     void tile_products(const Span &s, Int j0, Int n, Int first) {
         const auto &x = keys.piece[s.piece];
         tile_rows_by(x, x.k_rows, j0, n, p.depth, q_pairs, S+first*QUERIES);
-        if (c.softcap > 0) cap(S+first*QUERIES, bend+first*QUERIES, n, of_products());
+        if (c.softcap > 0) cap(S+first*QUERIES, bend+first*QUERIES, n, of_tiles());
     }
     // Rows of a piece, keys or values, times pairs of columns: [n][QUERIES].
     template <class Piece, class Rows>
@@ -1527,13 +1571,16 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
         }
     }
     void products(In k, Int n, Int first) {        // of keys and queries, and the soft cap
+        if (nq <= 2) return few_products(k, n, first);
         real *to = S+first*QUERIES;
-        if (nq > 2) product({to, QUERIES}, k, {q_cols, QUERIES}, n, QUERIES, p.width, false);
-        else {
-            memset(to, 0, n*QUERIES*sizeof(real));
-            L::few_scores(to, k, q_cols, n, nq, p.width);
-            guard.check_products(to, n);
-        }
+        product({to, QUERIES}, k, {q_cols, QUERIES}, n, QUERIES, p.width, false);
+        if (c.softcap > 0) cap(to, bend+first*QUERIES, n, 1);
+    }
+    template <class Rows> void few_products(Rows k, Int n, Int first) {
+        real *to = S+first*QUERIES;
+        memset(to, 0, n*QUERIES*sizeof(real));
+        L::few_scores(to, k, q_cols, n, nq, p.width);
+        guard.check_products(to, n);
         if (c.softcap > 0) cap(to, bend+first*QUERIES, n, 1);
     }
     // The window, the bias, who may look; what came is multiplied before.
@@ -1550,7 +1597,8 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
             else if (head.bias) x[i] += head.unit*head.bias_at(key-at-i);
         }
         auto sees_key = [&](Int i) { return sees(s, key, i); };
-        if (guard.checks_scores) guard.check_scores(x, nq, keys.k(s, key), p.width, sees_key);
+        auto is_broken = [&] { return keys.largest_key(keys.piece[s.piece], key) == INFINITY; };
+        if (guard.checks_scores) guard.check_scores(x, nq, is_broken, sees_key);
     }
     // c tanh(x/c), x/c being what came, multiplied; the derivative is kept
     void cap(real *x, real *slopes, Int n, real by) {
@@ -1593,11 +1641,15 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
         }
     }
     INLINE void mix(const Span &s, Int j0, Int n, const real *weights, bool more) {
+        if (keys.way == keys.LYING) {
+            const auto &x = keys.piece[s.piece];
+            return L::few_sums(o_rows, weights, x.v_rows.below(j0-x.lo), n, nq, p.dv_width, more);
+        }
         product({o_rows, p.dv_width}, {weights, 1, QUERIES}, keys.v(s, j0),
                 nq, p.dv_width, n, more);
     }
     INLINE void weight_grads(const Span &s, Int j0, Int n, real *to) {
-        if (keys.tiled) {
+        if (keys.tiled()) {
             const auto &x = keys.piece[s.piece];
             return tile_rows_by(x, x.v_rows, j0, n, p.dv_depth, dout_pairs, to);
         }
@@ -1645,16 +1697,16 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
             mean[i] = L::dot(o, back, c.dv);
             if (g->dlse && lse[i] < INFINITY) mean[i] -= ((const real*)g->dlse)[in_call(i)];
         }
-        if constexpr (T::exist) if (keys.tiled) {
-            T::columns(dout_pairs, dout_rows, p.dv_width);
+        if constexpr (T::exist) if (keys.tiled()) {
+            T::columns(dout_pairs, dout_rows, p.dv_width, 1);
             T::pairs(dout_row_pairs, dout_rows, QUERIES, p.dv_width);
         }
-        if (!keys.tiled) L::turn(dout_cols, dout_rows, p.dv_width, 1);
+        if (!keys.tiled()) L::turn(dout_cols, dout_rows, p.dv_width, 1);
         if (!guard.reads_keys()) n_spans = n_keys = 0;
     }
     void write_dq(Int of) {                                    // from so many keys
         if constexpr (T::exist)
-            if (keys.tiled) T::turn_back(dq_rows, dq_cols, p.width, p.width);
+            if (keys.tiled()) T::turn_back(dq_rows, dq_cols, p.width, p.width);
         if (!of) memset(dq_rows, 0, nq*p.width*sizeof(real));
         for (Int i = 0; i < nq; i++)
             write_row(place(g->dq, i), dq_rows+i*p.width, c.d, c.kind);
@@ -1698,7 +1750,7 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
     // The other products of the backward pass for keys j0..j0+n-1: dV += Pᵀ dO, dK += dSᵀ Q,
     // dQ += dS K.
     void push_back(const Span &s, Int j0, Int n, const real *weights, const real *ds, bool more) {
-        if (keys.tiled) return tile_push_back(s, j0, n, more);
+        if (keys.tiled()) return tile_push_back(s, j0, n, more);
         const Out dv = {grad_rows(g->dv, j0), g->dv.n}, dk = {grad_rows(g->dk, j0), g->dk.n};
         const Out dq = {dq_rows, p.width};
         product_apart(dv, {weights, QUERIES}, {dout_rows, p.dv_width}, n, p.dv_width, nq, true);
@@ -1753,7 +1805,9 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
     typedef Tiles<real, QUERIES> T;
 
     Softmax(const Problem<real> &problem, const Grads *grads) : Base(problem, grads) {
+        auto lies = [](const Rows &x, Int d) { return x.e == 1 && d%LANES == 0; };
         keys.may_tile = T::may_use && c.kind == BF16;
+        keys.may_lie = c.kind == BF16 && !grads && lies(c.k, c.d) && lies(c.v, c.dv);
     }
 
     void lay_out(Room &room, Int rows) {
@@ -1793,7 +1847,7 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
                 for (Int j = 0; j < n; j++) factors(s, j0+j, factor+j*QUERIES);
                 multiply(S, factor, n);
             }
-            if (keys.tiled) {
+            if (keys.tiled()) {
                 for (Int e = 0; more && e < p.dv_width; e++)
                     multiply(o_cols+e*QUERIES, shrink, 1);
                 tile_mix(s, j0, n, more);
@@ -1807,7 +1861,7 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
             more = true;
         });
         if constexpr (T::exist)
-            if (keys.tiled) T::turn_back(o_rows, o_cols, p.dv_width, p.dv_width);
+            if (keys.tiled()) T::turn_back(o_rows, o_cols, p.dv_width, p.dv_width);
         real all[QUERIES], high[QUERIES], by[QUERIES];
         for (int v = 0; v < GROUPS; v++) {
             store(all+v*LANES, sum[v]);
