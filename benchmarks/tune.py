@@ -81,7 +81,7 @@ def compiled(name, value, folder):
     source = re.sub(rf'\b{name} = [\d <]+', f'{name} = {value}', (ROOT/OF_CORE).read_text(encoding='utf-8'))
     path = Path(folder)/f'{name}_{value}.cpp'
     path.write_text(source, encoding='utf-8')
-    wide = ['-mprefer-vector-width=512'] if 'avx512' in core.info()['library'] else []
+    wide = ['-mprefer-vector-width=512'] if core.library().dynattn_vector()==64 else []
     flags = '-std=c++17 -O3 -shared -fPIC -march=native -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wno-psabi'
     subprocess.run([os.environ.get('CXX', 'c++'), *flags.split(), *wide, path, '-o', path.with_suffix('.so'), '-pthread'], check=True)
     lib = CDLL(str(path.with_suffix('.so')))

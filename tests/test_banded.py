@@ -101,7 +101,9 @@ def equals_dense(x, o):
 @settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases(), dtype=st.sampled_from([torch.float32,torch.bfloat16,torch.float16]))
 def test_narrow_dtypes(engine, case, dtype):
-    "The error against float64 is at most twice the dense path's own, or what rounding the result costs, forward and backward."
+    """The error against float64 is at most twice the dense path's own, or what rounding the result costs, forward and backward.
+
+    Where the core multiplies bfloat16 in tiles, its weights are rounded too, as PyTorch's are."""
     (q,k,v),o = case
     x = [(t/t.abs().max().clamp_min(1)*3).to(dtype).requires_grad_() for t in (q,k,v)]
     exact = dense_attention(*(t.double() for t in x), **o)
@@ -111,8 +113,9 @@ def test_narrow_dtypes(engine, case, dtype):
         y = f(*x, **o)
         assert y.dtype==dtype
         return [(a.double()-b.double()).norm() for a,b in zip((y,*torch.autograd.grad(y, x, g, materialize_grads=True)), want)]
+    rounded = 2 if dtype==torch.bfloat16 and core.library() and core.library().dynattn_tiles() else 1
     for mine,dense,b in zip(errors(banded_attention), errors(dense_attention), want):
-        assert mine <= max(2*dense, torch.finfo(dtype).eps/2*b.norm()) + 1e-5*(b.norm()+g.double().norm()+1)
+        assert mine <= max(2*dense, rounded*torch.finfo(dtype).eps/2*b.norm()) + 1e-5*(b.norm()+g.double().norm()+1)
 
 @settings(max_examples=EXAMPLES//10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(case=cases())
@@ -401,7 +404,7 @@ def test_never_slower_for_being_asked_to_do_less(name, causal, learns):
     Wide windows are compared where the core has the vectors that PyTorch has."""
     asked,n,batch,share = LESS[name]
     is_free = os.environ.get('DYNATTN_NATIVE', '1') in ('', '1')
-    has_its_vectors = is_free and core.info()['library'] in ('core_avx2.so', 'core_avx512.so')
+    has_its_vectors = is_free and core.info()['library'] in ('core_avx2.so', 'core_avx512.so', 'core_amx.so')
     if name in ('eighth','half','whole') and not has_its_vectors: pytest.skip('PyTorch has wider vectors here')
     def fastest(options): return least_time(dict(options, is_causal=causal), n, batch, learns)
     for _ in range(3):                              # another process may take the caches for a while

@@ -55,7 +55,9 @@ LEAST_PAIRS = {
 
 # %% ../../nbs/engine/36_faster.ipynb #e5a30002
 def instruction_set() -> str|None:
-    "Of core and PyTorch: 'amx', 'avx512', 'avx2' or 'generic'; None without a core."
+    """Of core and PyTorch: 'amx', 'avx512', 'avx2' or 'generic'; None without a core.
+
+    'avx512+amx' is a core for AVX-512 beside a PyTorch with tiles."""
     lib = library()
     return None if lib is None else _set_of(lib)
 
@@ -63,7 +65,7 @@ def instruction_set() -> str|None:
 def _set_of(lib):
     of_core = lib._name.rpartition('core_')[2].removesuffix('.so')
     has_tiles = getattr(torch.cpu, '_is_amx_tile_supported', bool) # none in an old PyTorch
-    return 'amx' if of_core=='avx512' and has_tiles() else of_core
+    return 'avx512+amx' if of_core=='avx512' and has_tiles() else of_core
 instruction_set._dynamo_marked_constant = True # what assume_constant_result does
 
 def kind_of_queries(

@@ -83,7 +83,7 @@ def _places(plan, strip, device):
 def _visible(plan, x, strip, place, offset):
     "Which pairs of a strip may take part, [R,K] or [B,1,R,K]."
     free = place<strip.lead if strip.windowed else torch.ones_like(place, dtype=torch.bool)
-    left,right = (2**31 if w<0 else w for w in (plan.left,plan.right))
+    left,right = (2**40 if w<0 else w for w in (plan.left,plan.right)) # no key stands as far
     see = _sees(offset, free, left, right, plan.is_causal)
     return see if x.keep is None else see & x.keep[:,None,None,place]
 

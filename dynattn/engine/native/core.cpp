@@ -7,10 +7,11 @@
 //   - a window by offset is one unaligned load per key, from a vector made once per head;
 //   - softmax and entmax need no sum across lanes, and sums along diagonals are aligned additions.
 //
-// From top to bottom: numbers, vectors and products (`Lanes`); how far a head sees (`Problem`); the
-// thresholds of entmax (`Solver`); numbers that are not finite (`Guard`); what one head adds by
-// offset (`Head`); the keys of a text (`Keys`); some queries and the keys they see (`Block`), and
-// what becomes of them (`Softmax`, `Entmax`); who does what (`Worker`); the interface.
+// From top to bottom: numbers, vectors and products (`Lanes`), products in tiles (`Tiles`); how far
+// a head sees (`Problem`); the thresholds of entmax (`Solver`); numbers that are not finite
+// (`Guard`); what one head adds by offset (`Head`); the keys of a text (`Keys`); some queries and
+// the keys they see (`Block`), and what becomes of them (`Softmax`, `Entmax`); who does what
+// (`Worker`); the interface.
 //
 // The file is compiled once for each instruction set; the width of a vector follows from the
 // compiler's flags. It trusts its caller: shapes, strides and dtypes are checked in Python, in one
@@ -30,6 +31,12 @@
 #include <vector>
 #if defined(__AVX2__)
 #include <immintrin.h>
+#endif
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#define TILES
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 typedef int64_t Int;
@@ -214,6 +221,11 @@ template <class real, int QUERIES> struct Lanes {
     static constexpr int LANES = VECTOR/sizeof(real), GROUPS = QUERIES/LANES, BLOCK = QUERIES;
 
     static INLINE vec load(const real *p) { return *(const in_memory*)p; }
+    static INLINE ivec wide(const uint16_t *p) {   // each number in a lane
+        typedef uint16_t half __attribute__((vector_size(2*LANES), aligned(2)));
+        return __builtin_convertvector(*(const half*)p, ivec);
+    }
+    static INLINE vec load(const uint16_t *p) { return (vec)(wide(p) << 16); }  // bfloat16
     static INLINE void store(real *p, vec x) { *(in_memory*)p = x; }
     static INLINE vec splat(real x) { return x - vec{}; }
     static INLINE vec max(vec a, vec b) { return a > b ? a : b; }
@@ -367,11 +379,12 @@ template <class real, int QUERIES> struct Lanes {
     }
     // S[key][query] for one or a few queries: the width lies in the lanes, and LANES keys are
     // summed at once
-    static void few_scores(real *s, In k, const real *q, Int keys, Int queries, Int width) {
+    template <class Rows>
+    static void few_scores(real *s, Rows k, const real *q, Int keys, Int queries, Int width) {
         for (Int i = 0; i < queries; i++) for (Int j = 0; j < keys; j += LANES) {
             vec r[LANES];
             for (int l = 0; l < LANES; l++) {
-                const real *row = k.p+std::min(j+l, keys-1)*k.row;
+                const auto *row = k.p+std::min(j+l, keys-1)*k.row;
                 r[l] = load(q+i*width)*load(row);
                 for (Int e = LANES; e < width; e += LANES) r[l] += load(q+i*width+e)*load(row+e);
             }
@@ -380,6 +393,26 @@ template <class real, int QUERIES> struct Lanes {
                 UNROLL for (int l = 0; l < half; l++) r[l] += r[l+half];
             for (Int l = 0; l < std::min<Int>(LANES, keys-j); l++) s[(j+l)*QUERIES+i] = r[0][l];
         }
+    }
+    // O[query] (+)= sum of weights S[key][query] times rows, for one or a few queries
+    template <class Rows>
+    static void few_sums(real *o, const real *s, Rows v, Int keys, Int queries, Int width,
+                         bool add) {
+        for (Int i = 0; i < queries; i++, o += width) {
+            Int e = 0;
+            for (; e+4*LANES <= width; e += 4*LANES) sums_of<4>(o+e, s+i, v.right(e), keys, add);
+            for (; e < width; e += LANES) sums_of<1>(o+e, s+i, v.right(e), keys, add);
+        }
+    }
+    template <int V, class Rows>
+    static INLINE void sums_of(real *o, const real *s, Rows v, Int keys, bool add) {
+        vec sum[V];
+        UNROLL for (int x = 0; x < V; x++) sum[x] = add ? load(o+x*LANES) : vec{};
+        for (Int j = 0; j < keys; j++) {
+            const vec w = splat(s[j*QUERIES]);
+            UNROLL for (int x = 0; x < V; x++) sum[x] += w*load(v.p+j*v.row+x*LANES);
+        }
+        UNROLL for (int x = 0; x < V; x++) store(o+x*LANES, sum[x]);
     }
     // the largest |x|; infinity where a number is not finite. Without their signs, numbers lie as
     // their bits do, NaN on top
@@ -395,7 +428,184 @@ template <class real, int QUERIES> struct Lanes {
         for (int l = 0; l < LANES; l++) high = std::max(high, most[l]);
         return high < bits<integer>(infinity) ? bits<real>(high) : infinity;
     }
+    static real largest(Matrix<const uint16_t> x, Int rows, Int cols) {    // of bfloat16
+        int16_t most = 0;
+        for (Int r = 0; r < rows; r++) for (Int e = 0; e < cols; e++)
+            most = std::max<int16_t>(most, x.p[r*x.row+e] & 0x7fff);
+        return most < 0x7f80 ? from_bf16(most) : INFINITY;
+    }
 };
+
+// ---- tiles: products of bfloat16 numbers --------------------------------------------------------
+
+// Processors with AMX multiply sixteen rows of 32 bfloat16 numbers at once, and add up in float32:
+// products of such numbers are exact. Everything is as above but for B, whose rows lie in pairs:
+// B[k][column] and B[k+1][column] side by side. There are none elsewhere, nor for float64.
+template <class real, int QUERIES> struct Tiles {
+    static constexpr bool exist = false;
+    static constexpr bool may_use = false;
+    struct Sizes { explicit Sizes(bool) {} };
+};
+
+#if defined(TILES)
+// Whether the processor has them, and the system saves them when it changes threads.
+const bool has_tiles = [] {
+    unsigned a, b, c, d, bfloat16;
+    if (!__get_cpuid_count(7, 1, &bfloat16, &b, &c, &d)) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    const bool known = (bfloat16 >> 5 & 1) && (d >> 22 & 1) && (d >> 24 & 1);
+    enum { ASK = 0x1023, TILE_DATA = 18 };
+    return known && syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+}();
+
+template <int QUERIES> struct Tiles<float, QUERIES> : Lanes<float, QUERIES> {
+    typedef Lanes<float, QUERIES> L;
+    using typename L::vec; using typename L::ivec; using typename L::Out;
+    using L::LANES; using L::load; using L::store; using L::wide;
+    typedef Matrix<const uint16_t> In;     // B: of pairs, so half as many rows of twice the length
+    static constexpr bool exist = true;
+    static inline const bool &may_use = has_tiles;
+    enum { ROWS = 16, DEPTH = 32 };        // of a tile of A; C has ROWS columns
+
+    // While it lives, this thread's tiles have their largest size, where they are used.
+    struct Sizes {
+        const bool used;
+        explicit Sizes(bool used) : used(used) {
+            if (!used) return;
+            struct alignas(64) {
+                uint8_t palette, start, none[14];
+                uint16_t row_bytes[16];
+                uint8_t rows[16];
+            } all = {};
+            all.palette = 1;
+            for (int t = 0; t < 8; t++) all.row_bytes[t] = 64, all.rows[t] = ROWS;
+            asm volatile("ldtilecfg %0" :: "m"(all));
+        }
+        ~Sizes() { if (used) asm volatile("tilerelease"); }
+    };
+    template <int T> static INLINE void clear() { asm volatile("tilezero %%tmm%c0" :: "i"(T)); }
+    template <int T> static INLINE void read(const void *p, Int bytes) {
+        asm volatile("tileloadd (%0,%1,1), %%tmm%c2" :: "r"(p), "r"(bytes), "i"(T) : "memory");
+    }
+    template <int T> static INLINE void write(void *p, Int bytes) {
+        asm volatile("tilestored %%tmm%c2, (%0,%1,1)" :: "r"(p), "r"(bytes), "i"(T) : "memory");
+    }
+    template <int C, int A, int B> static INLINE void multiply_add() {
+        asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" :: "i"(C), "i"(A), "i"(B));
+    }
+
+    // `work` for 0..n-1, each a constant of the compiler: an instruction names its tiles
+    template <int n, class F> static INLINE void each(F &&work) {
+        if constexpr (n > 1) each<n-1>(work);
+        work(std::integral_constant<int, n-1>());
+    }
+    // R by V tiles of C stay in registers while k runs; A has one tile, B has V
+    template <int R, int V> static void micro(Out c, In a, In b, Int depth, bool add) {
+        constexpr int A = R*V, B = A+1;
+        auto place = [&](int t) { return c.p+t/V*ROWS*c.row+t%V*ROWS; };
+        each<R*V>([&](auto t) INLINED {
+            if (add) read<t>(place(t), c.row*sizeof(float));
+            else clear<t>();
+        });
+        for (Int k = 0; k < depth; k += DEPTH) {
+            each<V>([&](auto v) INLINED {
+                read<B+v>(b.p+k/2*b.row+2*v*ROWS, b.row*sizeof(uint16_t));
+            });
+            each<R>([&](auto r) INLINED {
+                read<A>(a.p+r*ROWS*a.row+k, a.row*sizeof(uint16_t));
+                each<V>([&](auto v) INLINED { multiply_add<r*V+v, A, B+v>(); });
+            });
+        }
+        each<R*V>([&](auto t) INLINED { write<t>(place(t), c.row*sizeof(float)); });
+    }
+    template <int R, int V> static void panel(Out c, In a, In b, Int rows, Int depth, bool add) {
+        Int r = 0;
+        for (; r+R*ROWS <= rows; r += R*ROWS)
+            micro<R,V>(c.below(r), a.below(r), b, depth, add);
+        for (; R > 2 && r+2*ROWS <= rows; r += 2*ROWS)
+            micro<2,V>(c.below(r), a.below(r), b, depth, add);
+        for (; r < rows; r += ROWS) micro<1,V>(c.below(r), a.below(r), b, depth, add);
+    }
+    // C[rows][cols] (+)= A[rows][depth] B[depth][cols]; rows and cols are whole tiles, and depth is
+    static void product(Out c, In a, In b, Int rows, Int cols, Int depth, bool add) {
+        Int x = 0;
+        for (; x+2*ROWS <= cols; x += 2*ROWS)
+            panel<2,2>(c.right(x), a, b.right(2*x), rows, depth, add);
+        for (; x < cols; x += ROWS) panel<4,1>(c.right(x), a, b.right(2*x), rows, depth, add);
+    }
+
+    typedef uint16_t words __attribute__((vector_size(64)));
+    // two vectors in bfloat16: all numbers of the first, then all of the second
+    static INLINE words two_as_bf16(vec first, vec second) {
+        return (words)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    }
+    static INLINE void as_bf16(uint16_t *to, vec first, vec second) {
+        words both = two_as_bf16(first, second);
+        memcpy(to, &both, sizeof both);
+    }
+    // 32 numbers of each of 16 rows become 16 pairs of rows, each [16][2]
+    static INLINE void turn_pairs(vec *r, uint16_t *pairs, Int row) {
+        L::transpose(r);
+        UNROLL for (int l = 0; l < LANES; l++) store((float*)(pairs+l*row), r[l]);
+    }
+    // rows [QUERIES][width], as pairs of columns [width/2][QUERIES][2]; zeros up to a whole DEPTH;
+    // times a power of two
+    static void columns(uint16_t *pairs, const float *rows, Int width, float by) {
+        for (Int i = 0; i < QUERIES; i += LANES) for (Int e = 0; e < width; e += DEPTH) {
+            vec r[LANES];
+            UNROLL for (int l = 0; l < LANES; l++) {
+                const float *x = rows+(i+l)*width+e;
+                const vec second = e+LANES < width ? load(x+LANES) : vec{};
+                r[l] = (vec)two_as_bf16(load(x)*by, second*by);
+            }
+            turn_pairs(r, pairs+e/2*2*QUERIES+2*i, 2*QUERIES);
+        }
+    }
+    // rows [n][width], as pairs of rows [n/2][width][2]; n is even, width whole vectors
+    static void pairs(uint16_t *to, const float *rows, Int n, Int width) {
+        for (Int j = 0; j < n; j += 2) for (Int i = 0; i < width; i += LANES) {
+            const float *x = rows+j*width+i;
+            const words two = two_as_bf16(load(x), load(x+width));
+            const words paired = __builtin_shufflevector(two, two, 0, 16, 1, 17, 2, 18, 3, 19,
+                4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30,
+                15, 31);
+            memcpy(to+j*width+2*i, &paired, sizeof paired);
+        }
+    }
+    // what bfloat16 leaves of n numbers
+    static void rests(float *x, Int n) {
+        for (Int e = 0; e < n; e += LANES) {
+            uint16_t near[DEPTH];
+            as_bf16(near, load(x+e), vec{});
+            store(x+e, load(x+e)-load(near));
+        }
+    }
+    // n numbers in bfloat16; whole DEPTHs
+    static void as_bf16(uint16_t *to, const float *from, Int n) {
+        for (Int e = 0; e < n; e += DEPTH) as_bf16(to+e, load(from+e), load(from+e+LANES));
+    }
+    // 32 rows of `width` numbers, whole sixteens, become `width` rows of 32
+    static void across(uint16_t *to, Int to_row, const uint16_t *const *rows, Int width) {
+        for (Int e = 0; e < width; e += LANES) {
+            vec r[LANES];
+            UNROLL for (int l = 0; l < LANES; l++) {
+                const ivec first = wide(rows[2*l]+e), second = wide(rows[2*l+1]+e);
+                r[l] = (vec)(first | second << 16);
+            }
+            turn_pairs(r, to+e*to_row, to_row);
+        }
+    }
+    // rows back: columns [width][QUERIES] as rows [QUERIES][width]
+    static void turn_back(float *rows, const float *columns, Int width, Int row) {
+        for (Int i = 0; i < QUERIES; i += LANES) for (Int e = 0; e < width; e += LANES) {
+            vec r[LANES];
+            UNROLL for (int l = 0; l < LANES; l++) r[l] = load(columns+(e+l)*QUERIES+i);
+            L::transpose(r);
+            UNROLL for (int l = 0; l < LANES; l++) store(rows+(i+l)*row+e, r[l]);
+        }
+    }
+};
+#endif
 
 // ---- reading and writing rows of any dtype ------------------------------------------------------
 
@@ -447,6 +657,7 @@ template <class real> struct Problem {
     const Call &c;
     Int share;                             // query heads of a key head
     Int width, dv_width;                   // d and dv in whole vectors
+    Int depth, dv_depth;                   // and in whole tiles
     Int lead;                              // leading keys that there are
     bool has_factors;                      // weights are multiplied: a window after, dropout
     double level, steepness, norm, rate;   // of the default window, see `Head::curve`
@@ -458,6 +669,8 @@ template <class real> struct Problem {
           share(c.H/std::max<Int>(c.Hkv, 1)),
           width(rounded(c.d, LANES)),
           dv_width(rounded(c.dv, LANES)),
+          depth(rounded(c.d, 32)),
+          dv_depth(rounded(c.dv, 32)),
           lead(std::min(c.n_global, c.M)),
           has_factors(c.after || c.dropout_p > 0),
           level(-std::log(c.T)),
@@ -786,11 +999,9 @@ template <class real, int QUERIES> struct Guard {
         broken = false;
         largest_key = 0;
     }
-    void check_text(In keys, Int width, In values, Int dv_width, Int n) {
-        if (alone || !n) return;
-        largest_key = std::max(largest_key, L::largest(keys, n, width));
-        if (largest_key == INFINITY) broken = true;
-        if (L::largest(values, n, dv_width) == INFINITY) broken = true;
+    void check_text(real largest_of_keys, real largest_of_values) {
+        largest_key = std::max(largest_key, largest_of_keys);
+        broken |= largest_key == INFINITY || largest_of_values == INFINITY;
     }
     void begin_block() { checks_scores = broken || adds_nan; }
     // Query i of the block, whose scores are its products times `by`.
@@ -811,8 +1022,8 @@ template <class real, int QUERIES> struct Guard {
         checks_scores |= broken;
     }
     // Scores of a key. A query that sees it is lost if that is not finite, or its score no number.
-    template <class F> void check_scores(real *x, Int queries, In key, Int width, F &&sees) {
-        const bool broken_key = broken && L::largest(key, 1, width) == INFINITY;
+    template <class F, class K> void check_scores(real *x, Int queries, K &&is_broken, F &&sees) {
+        const bool broken_key = broken && is_broken();
         for (Int i = 0; i < queries; i++) {
             if (!sees(i)) x[i] = -INFINITY;
             else if (broken_key || x[i] != x[i]) {
@@ -982,7 +1193,9 @@ struct Span { Int lo, hi; bool far; Int piece, row; };
 
 template <class real, int QUERIES> struct Keys {
     typedef Lanes<real, QUERIES> L;
+    typedef Tiles<real, QUERIES> T;
     typedef typename L::In In;
+    typedef Matrix<const uint16_t> Small;  // bfloat16 numbers
 
     const Problem<real> &p;
     const Call &c;
@@ -990,25 +1203,47 @@ template <class real, int QUERIES> struct Keys {
     Text text;
     const uint8_t *keep;       // [M] of the batch row; or null
     bool holes;                // whether keys within the text take no part
-    struct Piece { In k, v; Int lo, hi; } piece[2];  // leading keys, the others
-    real *copies;              // of rows that are not read where they lie
+    bool back;                 // whether this is the backward pass
+    bool may_tile;             // whether products may be those of `Tiles`
+    bool may_lie;              // whether a query or two may read bfloat16 rows as they lie
+    enum { PLAIN, TILED, LYING } way;      // how this text is read
+    struct Piece {             // leading keys, the others
+        In k, v;
+        Small k_rows, v_rows;              // in their place: bfloat16 numbers
+        Small k_across, v_across;          // of tiles: [width][keys]
+        Int lo, hi;
+    } piece[2];
+    real *copies, *free;       // of rows that are not read where they lie; where no copy is yet
 
-    explicit Keys(const Problem<real> &problem) : p(problem), c(p.c) {}
+    Keys(const Problem<real> &problem, bool back)
+        : p(problem), c(p.c), back(back), may_tile(false), may_lie(false) {}
+    bool tiled() const { return way == TILED; }
 
     // Rows of keys, or of values, in memory: d numbers, copied to whole vectors.
     struct Source { const char *data; const Rows &like; Int d, width; };
 
     void lay_out(Room &room, Int rows) {
-        const Int n = c.n_global ? c.M : std::min(c.M, rows+p.reach_most);
+        const Int n = p.lead+(c.n_global ? c.M : std::min(c.M, rows+p.reach_most));
         const bool none = !c.keep && lies_ready(c.k, c.d) && lies_ready(c.v, c.dv);
-        copies = room.take<real>(none ? 0 : (n+p.lead)*(p.width+p.dv_width));
+        Int numbers = none ? 0 : n*(p.width+p.dv_width);
+        if (may_tile) {        // of bfloat16, two to a `real`
+            const Int spare = 2*(32+3*32), across = std::max(p.width, p.dv_width);
+            numbers = std::max(numbers, (n*(p.depth+p.dv_depth)+(n+spare)*across)/2);
+        }
+        copies = room.take<real>(numbers+4*64/sizeof(real));
+    }
+    template <class number> number *copy(Int n) {
+        number *x = (number*)free;
+        free += rounded(n*sizeof(number), 64)/sizeof(real);
+        return x;
     }
     // Whether rows are read where they lie. Far apart, they would miss the caches for each block
     // anew.
     bool lies_ready(const Rows &x, Int d) const {
         const bool in_vectors = is_of<real>(c.kind) && x.e == 1 && d%L::LANES == 0;
-        return in_vectors && (x.n == d || c.N <= QUERIES);
+        return in_vectors && near_together(x, d);
     }
+    bool near_together(const Rows &x, Int d) const { return x.n == d || c.N <= QUERIES; }
     // Rows q0..q1-1 become those in text `t`, and its keys are laid ready.
     void begin(Int batch, Int key_head, Int t, Reach reach, Int &q0, Int &q1) {
         b = batch;
@@ -1027,31 +1262,62 @@ template <class real, int QUERIES> struct Keys {
             lo = lead_end;
             hi = text.k1;
         }
-        set_piece(0, lead, c.n_global ? lead_end : lead);
-        set_piece(1, lo, std::max(lo, hi));
+        piece[0].lo = lead;
+        piece[0].hi = c.n_global ? lead_end : lead;
+        piece[1].lo = lo;
+        piece[1].hi = std::max(lo, hi);
+        way = q1-q0 > 2 ? may_tile ? TILED : PLAIN : may_lie && !holes ? LYING : PLAIN;
+        lay_ready();
     }
-    void set_piece(int i, Int lo, Int hi) {
+    void lay_ready() {
+        free = copies;
+        for (int i = 0; i < 2; i++) if (piece[i].lo < piece[i].hi) set_piece(i, piece[i]);
+    }
+    void set_piece(int i, Piece &x) {
         Source k = {p.place(c.k, b, hk, 0), c.k, c.d, p.width};
         Source v = {p.place(c.v, b, hk, 0), c.v, c.dv, p.dv_width};
-        Int first = lo;                                        // row of key `lo` in them
+        const Int n = x.hi-x.lo;
+        Int first = x.lo;                                      // row of key `lo` in them
         if (c.heads) {                                         // a cache
             const Int *own = c.heads+3*(b*c.Hkv+hk);
             k.data = (const char*)own[0];
             v.data = (const char*)own[1];
-            first = i ? lo-own[2] : lo-text.origin;
+            first = i ? x.lo-own[2] : x.lo-text.origin;
         }
-        real *k_copies = copies+(i ? p.lead*(p.width+p.dv_width) : 0);
-        real *v_copies = k_copies+(hi-lo)*p.width;
-        const In k_rows = rows_of(k, first, lo, hi-lo, k_copies);
-        const In v_rows = rows_of(v, first, lo, hi-lo, v_copies);
-        piece[i] = {k_rows, v_rows, lo, hi};
+        if (way == LYING) {
+            x.k_rows = {(const uint16_t*)k.data+first*k.like.n, k.like.n};
+            x.v_rows = {(const uint16_t*)v.data+first*v.like.n, v.like.n};
+            return;
+        }
+        if constexpr (T::exist) if (way == TILED) {
+            x.k_rows = tile_rows(k, first, x.lo, n, p.depth);
+            if (back) {
+                x.v_rows = tile_rows(v, first, x.lo, n, p.dv_depth);
+                x.k_across = tile_across(k, first, x.lo, n);
+            } else x.v_across = tile_across(v, first, x.lo, n);
+            return;
+        }
+        x.k = rows_of(k, first, x.lo, n);
+        x.v = rows_of(v, first, x.lo, n);
+    }
+    // The largest numbers of a piece, or of one of its keys; infinity where one is not finite.
+    real largest_key(const Piece &x) const { return largest_key(x, x.lo, x.hi-x.lo); }
+    real largest_key(const Piece &x, Int key, Int n = 1) const {
+        return way == PLAIN ? L::largest(x.k.below(key-x.lo), n, p.width)
+                            : L::largest(x.k_rows.below(key-x.lo), n, c.d);
+    }
+    real largest_value(const Piece &x) const {
+        if (way == TILED && !back) return L::largest(x.v_across, c.dv, x.hi-x.lo);
+        return way == PLAIN ? L::largest(x.v, x.hi-x.lo, p.dv_width)
+                            : L::largest(x.v_rows, x.hi-x.lo, c.dv);
     }
     // n rows from `first` on, which are those of `key` and on: as they lie, or copied, because of
     // another dtype or stride, of rows that are not whole vectors, or of holes.
-    In rows_of(const Source &x, Int first, Int key, Int n, real *to) const {
+    In rows_of(const Source &x, Int first, Int key, Int n) {
         if (!holes && lies_ready(x.like, x.d))
             return {(const real*)x.data+first*x.like.n, x.like.n};
         const Int row_bytes = x.like.n*bytes_of(c.kind);
+        real *to = copy<real>(n*x.width);
         for (Int j = 0; j < n; j++) {
             real *row = to+j*x.width;
             const char *from = x.data+(first+j)*row_bytes;
@@ -1061,16 +1327,45 @@ template <class real, int QUERIES> struct Keys {
         }
         return {to, x.width};
     }
+    // The same for tiles of keys in rows: numbers stay as they are, rows are `width` long.
+    Small tile_rows(const Source &x, Int first, Int key, Int n, Int width) {
+        const uint16_t *from = (const uint16_t*)x.data+first*x.like.n;
+        if (!holes && x.like.e == 1 && x.d == width && near_together(x.like, x.d))
+            return {from, x.like.n};
+        uint16_t *to = copy<uint16_t>(n*width);
+        for (Int j = 0; j < n; j++)
+            tile_row(to+j*width, is_hole(key+j) ? nullptr : from+j*x.like.n, x, width);
+        return {to, width};
+    }
+    static void tile_row(uint16_t *to, const uint16_t *from, const Source &x, Int width) {
+        memset(to, 0, width*sizeof(uint16_t));
+        if (!from) return;
+        if (x.like.e == 1) memcpy(to, from, x.d*sizeof(uint16_t));
+        else for (Int e = 0; e < x.d; e++) to[e] = from[e*x.like.e];
+    }
+    // Rows exchanged with columns, for tiles of sums over keys; zeros behind the last key.
+    Small tile_across(const Source &x, Int first, Int key, Int n) {
+        enum { SOME = 32 };
+        const Int row = (rounded(n, SOME)+SOME)|SOME;          // not all rows in the same places
+        const uint16_t *from = (const uint16_t*)x.data+first*x.like.n, *rows[SOME];
+        const bool as_they_lie = x.like.e == 1 && x.d == x.width;
+        uint16_t *own = copy<uint16_t>(SOME*x.width), *to = copy<uint16_t>(x.width*row);
+        for (Int j0 = 0; j0 < row; j0 += SOME) {
+            for (Int j = j0; j < j0+SOME; j++) {
+                const bool none = j >= n || is_hole(key+j);
+                uint16_t *copied = own+(j-j0)*x.width;
+                rows[j-j0] = none || !as_they_lie ? copied : from+j*x.like.n;
+                if (rows[j-j0] == copied)
+                    tile_row(copied, none ? nullptr : from+j*x.like.n, x, x.width);
+            }
+            T::across(to+j0, row, rows, x.width);
+        }
+        return {to, row};
+    }
     bool is_hole(Int key) const { return holes && !keep[key]; }
     // Keys and values from `key` on, as they follow each other in a piece.
-    In k(const Span &s, Int key) const {
-        const Piece &x = piece[s.piece];
-        return {x.k.p+(key-x.lo)*x.k.row, x.k.row};
-    }
-    In v(const Span &s, Int key) const {
-        const Piece &x = piece[s.piece];
-        return {x.v.p+(key-x.lo)*x.v.row, x.v.row};
-    }
+    In k(const Span &s, Int key) const { return piece[s.piece].k.below(key-piece[s.piece].lo); }
+    In v(const Span &s, Int key) const { return piece[s.piece].v.below(key-piece[s.piece].lo); }
 };
 
 // ---- a block: some queries and the keys they see ------------------------------------------------
@@ -1080,6 +1375,7 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
     using typename L::vec; using typename L::In; using typename L::Out;
     using L::LANES; using L::GROUPS; using L::load; using L::store; using L::splat;
     using L::product; using L::product_apart;
+    typedef Tiles<real, QUERIES> T;
 
     const Problem<real> &p;
     const Call &c;
@@ -1097,9 +1393,18 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
     real *o_rows, *dq_rows;    // [QUERIES][dv_width]; [QUERIES][width]
     real *S, *D;               // [key][QUERIES] scores, then weights; gradients of either
     real *bend, *factor;       // [key][QUERIES] slopes of the soft cap; factors of the weights
+    // of tiles: pairs of queries [depth/2][QUERIES][2] and of weights [keys/2][QUERIES][2]; some
+    // keys or values [16][depth]; the output across, [dv_width][QUERIES]
+    uint16_t *q_pairs, *w_pairs, *some_rows;
+    real *o_cols;
+    // and backward: pairs of dO across and of rows, [dv_depth/2][QUERIES][2], [QUERIES/2][dv][2];
+    // of rows of queries, [QUERIES/2][width][2]; weights in rows [keys][QUERIES]; gradients of some
+    // keys [16][width], and of queries across, [width][QUERIES]
+    uint16_t *dout_pairs, *dout_row_pairs, *q_row_pairs, *w_rows;
+    real *some_grads, *dq_cols;
 
     Block(const Problem<real> &problem, const Grads *grads)
-        : p(problem), c(p.c), g(grads), head(p, g), keys(p) {}
+        : p(problem), c(p.c), g(grads), head(p, g), keys(p, g) {}
 
     static Int most_keys(const Problem<real> &p) {  // rows of S: of a run, with alpha of a block
         const Call &c = p.c;
@@ -1108,7 +1413,7 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
         return n+p.lead+5;                          // one more: the sink; and whole fours
     }
     void lay_out(Room &room) {
-        const Int scores = most_keys(p)*QUERIES;
+        const Int scores = rounded(most_keys(p), 32)*QUERIES;
         q_rows = room.take<real>(QUERIES*p.width);
         q_cols = room.take<real>(QUERIES*p.width);
         dout_rows = room.take<real>(QUERIES*p.dv_width);
@@ -1119,6 +1424,18 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
         D = room.take<real>(scores);
         bend = room.take<real>(c.softcap > 0 ? scores : 0);
         factor = room.take<real>(p.has_factors ? scores : 0);
+        if (keys.may_tile) {
+            q_pairs = room.take<uint16_t>(p.depth*QUERIES);
+            w_pairs = room.take<uint16_t>(scores);
+            some_rows = room.take<uint16_t>(16*std::max(p.depth, p.dv_depth));
+            o_cols = room.take<real>(p.dv_width*QUERIES);
+            dout_pairs = room.take<uint16_t>(p.dv_depth*QUERIES);
+            dout_row_pairs = room.take<uint16_t>(p.dv_width*QUERIES);
+            q_row_pairs = room.take<uint16_t>(p.width*QUERIES);
+            w_rows = room.take<uint16_t>(scores);
+            some_grads = room.take<real>(16*std::max(p.width, p.dv_width));
+            dq_cols = room.take<real>(p.width*QUERIES);
+        }
         head.lay_out(room);
     }
 
@@ -1133,8 +1450,12 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
         keys.begin(head.b, head.hk, t, {head.left, head.right}, q0, q1);
         if (q0 >= q1) return;
         guard.begin_text(q1-q0 == 1 && !g && !c.alpha.data);
+        if (guard.alone) return;
         for (const auto &x : keys.piece)
-            guard.check_text(x.k, p.width, x.v, p.dv_width, x.hi-x.lo);
+            if (x.lo < x.hi) guard.check_text(keys.largest_key(x), keys.largest_value(x));
+        if (!guard.broken || keys.way == keys.PLAIN) return;
+        keys.way = keys.PLAIN;             // without tiles: one query a block
+        keys.lay_ready();
     }
     // The rows from `i` on that see alike; the first row behind them.
     Int begin(Int i, Int end) {
@@ -1189,7 +1510,7 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
 
     void read_queries() {
         memset(q_rows, 0, QUERIES*p.width*sizeof(real));
-        const real by = real(c.scale)*(c.softcap > 0 ? real(1/c.softcap) : head.unit);
+        const real by = of_products();
         guard.begin_block();
         for (Int i = 0; i < nq; i++) {
             real *query = q_rows+i*p.width;
@@ -1197,42 +1518,92 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
             guard.check_query(i, query, p.width, by);
             if (c.dropout_p > 0) seeds[i] = row_seed(c.seed, head.b*c.H+head.h, row+i);
         }
+        if constexpr (T::exist) if (keys.tiled()) {
+            if (g) T::pairs(q_row_pairs, q_rows, QUERIES, p.width);
+            return T::columns(q_pairs, q_rows, p.width, power_of_two(by));
+        }
         if (nq > 2) L::turn(q_cols, q_rows, p.width, by);
         else for (Int e = 0; e < nq*p.width; e++) q_cols[e] = q_rows[e]*by; // for `few_scores`
     }
+    real of_products() const {     // what makes scores of them, or quotients of the soft cap
+        return real(c.scale)*(c.softcap > 0 ? real(1/c.softcap) : head.unit);
+    }
+    // What bfloat16 queries can be multiplied by without rounding; the rest, from 1 to 2, comes
+    // after their products, which so overflow only where the scores do.
+    static real power_of_two(real by) {
+        const bool has_one = by != 0 && std::abs(by) < INFINITY;
+        return has_one ? std::ldexp(real(1), std::ilogb(by)) : 1;
+    }
+    real of_tiles() const { return of_products()/power_of_two(of_products()); }
     // Scores of keys j0..j0+n-1, in rows `first` and on of S, in units of the exponential: -inf
     // where a query may not look.
     void scores(const Span &s, Int j0, Int n, Int first) {
-        products(keys.k(s, j0), n, first);
-        for (Int j = 0; j < n; j++) finish(s, j0+j, S+(first+j)*QUERIES);
+        if (keys.tiled()) tile_products(s, j0, n, first);
+        else if (keys.way == keys.LYING) {
+            const auto &x = keys.piece[s.piece];
+            few_products(x.k_rows.below(j0-x.lo), n, first);
+        } else products(keys.k(s, j0), n, first);
+        const vec by = splat(keys.tiled() && !(c.softcap > 0) ? of_tiles() : 1);
+        for (Int j = 0; j < n; j++) finish(s, j0+j, S+(first+j)*QUERIES, by);
+    }
+    void tile_products(const Span &s, Int j0, Int n, Int first) {
+        const auto &x = keys.piece[s.piece];
+        tile_rows_by(x, x.k_rows, j0, n, p.depth, q_pairs, S+first*QUERIES);
+        if (c.softcap > 0) cap(S+first*QUERIES, bend+first*QUERIES, n, of_tiles());
+    }
+    // Rows of a piece, keys or values, times pairs of columns: [n][QUERIES].
+    template <class Piece, class Rows>
+    void tile_rows_by(const Piece &x, Rows all, Int j0, Int n, Int depth, const uint16_t *pairs,
+                      real *to) {
+        if constexpr (T::exist) {
+            const Rows rows = all.below(j0-x.lo);
+            auto multiply = [&](Int j, Rows of, Int n) {
+                T::product({to+j*QUERIES, QUERIES}, of, {pairs, 2*QUERIES}, n, QUERIES, depth,
+                           false);
+            };
+            Int whole = rounded(n, T::ROWS);
+            if (j0+whole > x.hi) whole -= T::ROWS;             // not behind the last key
+            multiply(0, rows, whole);
+            if (whole >= n) return;
+            for (Int j = whole; j < n; j++)
+                memcpy(some_rows+(j-whole)*depth, rows.p+j*rows.row, depth*sizeof(uint16_t));
+            multiply(whole, {some_rows, depth}, T::ROWS);
+        }
     }
     void products(In k, Int n, Int first) {        // of keys and queries, and the soft cap
+        if (nq <= 2) return few_products(k, n, first);
         real *to = S+first*QUERIES;
-        if (nq > 2) product({to, QUERIES}, k, {q_cols, QUERIES}, n, QUERIES, p.width, false);
-        else {
-            memset(to, 0, n*QUERIES*sizeof(real));
-            L::few_scores(to, k, q_cols, n, nq, p.width);
-            guard.check_products(to, n);
-        }
-        if (c.softcap > 0) cap(to, bend+first*QUERIES, n);
+        product({to, QUERIES}, k, {q_cols, QUERIES}, n, QUERIES, p.width, false);
+        if (c.softcap > 0) cap(to, bend+first*QUERIES, n, 1);
     }
-    INLINE void finish(const Span &s, Int key, real *x) {      // the window, the bias, who may look
+    template <class Rows> void few_products(Rows k, Int n, Int first) {
+        real *to = S+first*QUERIES;
+        memset(to, 0, n*QUERIES*sizeof(real));
+        L::few_scores(to, k, q_cols, n, nq, p.width);
+        guard.check_products(to, n);
+        if (c.softcap > 0) cap(to, bend+first*QUERIES, n, 1);
+    }
+    // The window, the bias, who may look; what came is multiplied before.
+    INLINE void finish(const Span &s, Int key, real *x, vec by) {
         const real *m = head.near+head.place(key-at);
         if (keys.is_hole(key))
             for (int v = 0; v < GROUPS; v++) store(x+v*LANES, splat(-INFINITY));
         else if (!s.far)
-            for (int v = 0; v < GROUPS; v++) store(x+v*LANES, load(x+v*LANES)+load(m+v*LANES));
-        else if (head.bias || c.is_causal)
-            for (int i = 0; i < QUERIES; i++) {
-                if (c.is_causal && key > at+i) x[i] = -INFINITY;
-                else if (head.bias) x[i] += head.unit*head.bias_at(key-at-i);
-            }
+            for (int v = 0; v < GROUPS; v++)
+                store(x+v*LANES, load(x+v*LANES)*by+load(m+v*LANES));
+        else for (int i = 0; i < QUERIES; i++) {
+            x[i] *= by[0];
+            if (c.is_causal && key > at+i) x[i] = -INFINITY;
+            else if (head.bias) x[i] += head.unit*head.bias_at(key-at-i);
+        }
         auto sees_key = [&](Int i) { return sees(s, key, i); };
-        if (guard.checks_scores) guard.check_scores(x, nq, keys.k(s, key), p.width, sees_key);
+        auto is_broken = [&] { return keys.largest_key(keys.piece[s.piece], key) == INFINITY; };
+        if (guard.checks_scores) guard.check_scores(x, nq, is_broken, sees_key);
     }
-    void cap(real *x, real *slopes, Int n) {       // c tanh(x/c); x/c came, the derivative is kept
+    // c tanh(x/c), x/c being what came, multiplied; the derivative is kept
+    void cap(real *x, real *slopes, Int n, real by) {
         for (Int i = 0; i < n*QUERIES; i += LANES) {
-            vec t = L::tanh(load(x+i));
+            vec t = L::tanh(load(x+i)*by);
             store(x+i, t*real(c.softcap*head.unit));
             store(slopes+i, 1-t*t);
         }
@@ -1253,11 +1624,35 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
     // ---- results
 
     // O (+)= P V and dP = dO Vᵀ, for keys j0..j0+n-1.
+    void tile_mix(const Span &s, Int j0, Int n, bool more) {
+        if constexpr (T::exist) {
+            const Int whole = rounded(n, T::DEPTH);
+            memset(S+n*QUERIES, 0, (whole-n)*QUERIES*sizeof(real));
+            const auto &x = keys.piece[s.piece];
+            auto add = [&](bool more) {
+                T::pairs(w_pairs, S, whole, QUERIES);
+                T::product({o_cols, QUERIES}, x.v_across.right(j0-x.lo), {w_pairs, 2*QUERIES},
+                           p.dv_width, QUERIES, whole, more);
+            };
+            add(more);
+            if (!c.kept) return;           // else dO·O is what the gradients of a row sum up to
+            T::rests(S, whole*QUERIES);
+            add(true);
+        }
+    }
     INLINE void mix(const Span &s, Int j0, Int n, const real *weights, bool more) {
+        if (keys.way == keys.LYING) {
+            const auto &x = keys.piece[s.piece];
+            return L::few_sums(o_rows, weights, x.v_rows.below(j0-x.lo), n, nq, p.dv_width, more);
+        }
         product({o_rows, p.dv_width}, {weights, 1, QUERIES}, keys.v(s, j0),
                 nq, p.dv_width, n, more);
     }
     INLINE void weight_grads(const Span &s, Int j0, Int n, real *to) {
+        if (keys.tiled()) {
+            const auto &x = keys.piece[s.piece];
+            return tile_rows_by(x, x.v_rows, j0, n, p.dv_depth, dout_pairs, to);
+        }
         product_apart({to, QUERIES}, keys.v(s, j0), {dout_cols, QUERIES},
                       n, QUERIES, p.dv_width, false);
     }
@@ -1302,10 +1697,16 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
             mean[i] = L::dot(o, back, c.dv);
             if (g->dlse && lse[i] < INFINITY) mean[i] -= ((const real*)g->dlse)[in_call(i)];
         }
-        L::turn(dout_cols, dout_rows, p.dv_width, 1);
+        if constexpr (T::exist) if (keys.tiled()) {
+            T::columns(dout_pairs, dout_rows, p.dv_width, 1);
+            T::pairs(dout_row_pairs, dout_rows, QUERIES, p.dv_width);
+        }
+        if (!keys.tiled()) L::turn(dout_cols, dout_rows, p.dv_width, 1);
         if (!guard.reads_keys()) n_spans = n_keys = 0;
     }
     void write_dq(Int of) {                                    // from so many keys
+        if constexpr (T::exist)
+            if (keys.tiled()) T::turn_back(dq_rows, dq_cols, p.width, p.width);
         if (!of) memset(dq_rows, 0, nq*p.width*sizeof(real));
         for (Int i = 0; i < nq; i++)
             write_row(place(g->dq, i), dq_rows+i*p.width, c.d, c.kind);
@@ -1313,9 +1714,43 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
     real *grad_rows(const Rows &x, Int key) {
         return (real*)x.data+head.b*x.b+head.hk*x.h+key*x.n;
     }
+    // The same three products by tiles: from S and D.
+    void tile_push_back(const Span &s, Int j0, Int n, bool more) {
+        if constexpr (T::exist) {
+            const Int whole = rounded(n, T::DEPTH);
+            memset(S+n*QUERIES, 0, (whole-n)*QUERIES*sizeof(real));
+            memset(D+n*QUERIES, 0, (whole-n)*QUERIES*sizeof(real));
+            add_tiles(g->dv, S, dout_row_pairs, p.dv_width, j0, n);
+            add_tiles(g->dk, D, q_row_pairs, p.width, j0, n);
+            T::pairs(w_pairs, D, whole, QUERIES);
+            const auto &x = keys.piece[s.piece];
+            T::product({dq_cols, QUERIES}, x.k_across.right(j0-x.lo), {w_pairs, 2*QUERIES},
+                       p.width, QUERIES, whole, more);
+        }
+    }
+    // To gradients of keys j0..j0+n-1, or of values: rows of weights times pairs of rows. Behind
+    // the last of them may be those of another thread.
+    void add_tiles(const Rows &of, const real *weights, const uint16_t *pairs, Int width, Int j0,
+                   Int n) {
+        if constexpr (T::exist) {
+            static_assert(QUERIES%T::DEPTH == 0, "whole tiles");
+            const Int whole = n/T::ROWS*T::ROWS, row = 2*width;
+            T::as_bf16(w_rows, weights, rounded(n, T::ROWS)*QUERIES);
+            T::product({grad_rows(of, j0), of.n}, {w_rows, QUERIES}, {pairs, row}, whole, width,
+                       QUERIES, true);
+            if (whole == n) return;
+            T::product({some_grads, width}, {w_rows+whole*QUERIES, QUERIES}, {pairs, row}, T::ROWS,
+                       width, QUERIES, false);
+            for (Int j = whole; j < n; j++) {
+                real *x = grad_rows(of, j0+j), *y = some_grads+(j-whole)*width;
+                for (Int e = 0; e < width; e += LANES) store(x+e, load(x+e)+load(y+e));
+            }
+        }
+    }
     // The other products of the backward pass for keys j0..j0+n-1: dV += Pᵀ dO, dK += dSᵀ Q,
     // dQ += dS K.
     void push_back(const Span &s, Int j0, Int n, const real *weights, const real *ds, bool more) {
+        if (keys.tiled()) return tile_push_back(s, j0, n, more);
         const Out dv = {grad_rows(g->dv, j0), g->dv.n}, dk = {grad_rows(g->dk, j0), g->dk.n};
         const Out dq = {dq_rows, p.width};
         product_apart(dv, {weights, QUERIES}, {dout_rows, p.dv_width}, n, p.dv_width, nq, true);
@@ -1362,11 +1797,18 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
     using Base::p; using Base::c; using Base::head; using Base::keys; using Base::nq;
     using Base::n_keys; using Base::o_rows; using Base::S; using Base::D; using Base::factor;
     using Base::each_run; using Base::scores; using Base::factors; using Base::multiply;
-    using Base::mix; using Base::write_out; using Base::show; using Base::read_rows;
-    using Base::weight_grads; using Base::to_window; using Base::add_diagonals;
-    using Base::to_products; using Base::push_back; using Base::write_dq;
+    using Base::mix; using Base::tile_mix; using Base::o_cols; using Base::write_out;
+    using Base::show; using Base::read_rows; using Base::weight_grads; using Base::to_window;
+    using Base::add_diagonals; using Base::to_products; using Base::push_back;
+    using Base::write_dq;
 
-    Softmax(const Problem<real> &problem, const Grads *grads) : Base(problem, grads) {}
+    typedef Tiles<real, QUERIES> T;
+
+    Softmax(const Problem<real> &problem, const Grads *grads) : Base(problem, grads) {
+        auto lies = [](const Rows &x, Int d) { return x.e == 1 && d%LANES == 0; };
+        keys.may_tile = T::may_use && c.kind == BF16;
+        keys.may_lie = c.kind == BF16 && !grads && lies(c.k, c.d) && lies(c.v, c.dv);
+    }
 
     void lay_out(Room &room, Int rows) {
         Base::lay_out(room);
@@ -1382,10 +1824,15 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
         bool more = false;
         each_run([&](const Span &s, Int j0, Int n) {
             scores(s, j0, n, 0);
-            real shrink[QUERIES];
+            alignas(64) real shrink[QUERIES];
+            vec most[4][GROUPS];           // of four keys in a row: maxima wait for each other
+            for (auto &x : most) for (int v = 0; v < GROUPS; v++) x[v] = top[v];
+            for (Int j = 0; j < n; j += 4) UNROLL for (int i = 0; i < 4; i++)
+                for (int v = 0; v < GROUPS; v++)
+                    most[i][v] = L::max(most[i][v], load(S+std::min(j+i, n-1)*QUERIES+v*LANES));
             for (int v = 0; v*LANES < nq; v++) {
-                vec high = top[v];
-                for (Int j = 0; j < n; j++) high = L::max(high, load(S+j*QUERIES+v*LANES));
+                const vec even = L::max(most[0][v], most[2][v]);
+                const vec odd = L::max(most[1][v], most[3][v]), high = L::max(even, odd);
                 vec by = L::exp2(top[v]-high), all = sum[v]*by;
                 store(shrink+v*LANES, by);
                 for (Int j = 0; j < n; j++) {
@@ -1400,13 +1847,21 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
                 for (Int j = 0; j < n; j++) factors(s, j0+j, factor+j*QUERIES);
                 multiply(S, factor, n);
             }
-            if (more) for (Int i = 0; i < nq; i++) {
-                real *o = o_rows+i*p.dv_width;
-                for (Int e = 0; e < p.dv_width; e += LANES) store(o+e, load(o+e)*shrink[i]);
+            if (keys.tiled()) {
+                for (Int e = 0; more && e < p.dv_width; e++)
+                    multiply(o_cols+e*QUERIES, shrink, 1);
+                tile_mix(s, j0, n, more);
+            } else {
+                if (more) for (Int i = 0; i < nq; i++) {
+                    real *o = o_rows+i*p.dv_width;
+                    for (Int e = 0; e < p.dv_width; e += LANES) store(o+e, load(o+e)*shrink[i]);
+                }
+                mix(s, j0, n, S, more);
             }
-            mix(s, j0, n, S, more);
             more = true;
         });
+        if constexpr (T::exist)
+            if (keys.tiled()) T::turn_back(o_rows, o_cols, p.dv_width, p.dv_width);
         real all[QUERIES], high[QUERIES], by[QUERIES];
         for (int v = 0; v < GROUPS; v++) {
             store(all+v*LANES, sum[v]);
@@ -1672,7 +2127,7 @@ template <class real> struct Entmax : Block<real, SHORT> {
                     rows, QUERIES, p.dv_width, false);
         });
         each_live(m, [&](const Span &s, Int key, Int i) {
-            finish(s, key, S+i*QUERIES);
+            finish(s, key, S+i*QUERIES, splat(1));
             if (p.has_factors) factors(s, key, factor+i*QUERIES);
         });
         if (c.sink.data) for (int i = m*QUERIES; i < (m+1)*QUERIES; i++) {
@@ -1757,11 +2212,14 @@ template <class Law> struct Worker {
         Worker(p, nullptr, none, rows);
         return none.used;
     }
+    typedef typename Tiles<real, Law::BLOCK>::Sizes Sizes;
     void forward(Int b, Int h, Int first, Int end) {
+        const Sizes while_it_runs(law.keys.may_tile);
         law.begin_head(b, h);
         each_block(b, first, end, [&] { law.forward(); });
     }
     void backward(Int b, Int key_head, Int first, Int end, double *sums, Int numbers) {
+        const Sizes while_it_runs(law.keys.may_tile);
         for (Int i = 0; i < p.share; i++) {
             law.head.found = {sums+i*numbers, p.c.table_size};
             law.begin_head(b, key_head*p.share+i);
@@ -2257,6 +2715,7 @@ template <class U> struct MaskReader {
 
 EXPORT Int dynattn_source() { return SOURCE; }   // a checksum of this file
 EXPORT Int dynattn_vector() { return VECTOR; }
+EXPORT bool dynattn_tiles() { return Tiles<float, TALL>::may_use; }
 EXPORT Int dynattn_sizes(Int which) { return which ? sizeof(Grads) : sizeof(Call); }
 EXPORT const char *dynattn_members(Int which) { return which ? members_of_Grads : members_of_Call; }
 // Whether the work was done, which it is not where memory is lacking.
@@ -2264,6 +2723,8 @@ EXPORT bool dynattn_forward(const Call *c) {
     auto all = c->kind == F64 ? c->alpha.data ? forward<Entmax<double>>
                                               : forward<Softmax<double, SHORT>>
                               : c->alpha.data ? forward<Entmax<float>>
+                              : c->kind == BF16 && Tiles<float, TALL>::may_use
+                                              ? forward<Softmax<float, TALL>>
                                               : forward<Softmax<float, SHORT>>;
     try { all(*c); }
     catch (const std::bad_alloc &) { return false; }

@@ -21,7 +21,7 @@ from ..fields import LEARNS, PER_HEAD, Inputs, Plan
 from ..plan import plain_tensors, texts_of
 
 # %% ../../../nbs/engine/33_native.core.ipynb #d116bb3f
-_SETS = 'avx512','avx2','generic'  # instruction sets, the best one first
+_SETS = 'amx','avx512','avx2','generic'  # instruction sets, the best one first
 def _asked(): return os.environ.get('DYNATTN_NATIVE') or '1'  # an empty value counts as none
 
 def _candidates(): # -> list of paths
@@ -31,7 +31,7 @@ def _candidates(): # -> list of paths
     if os.sep in asked: return [asked]
     if asked=='1':
         best = torch.backends.cpu.get_cpu_capability()
-        asked = dict(AVX512='avx512', AVX2='avx2').get(best, 'generic')
+        asked = dict(AVX512='amx', AVX2='avx2').get(best, 'generic')
     if asked not in _SETS:
         raise ValueError(f"DYNATTN_NATIVE: expected 0, 1, a path or one of {', '.join(_SETS)}, "
                          f"got {asked!r}")
@@ -96,8 +96,9 @@ def library() -> ctypes.CDLL|None:
         if why := _mismatch(lib):
             _others[os.path.basename(path)] = why
             continue
-        for f in (lib.dynattn_forward, lib.dynattn_backward, lib.dynattn_entmax):
+        for f in (lib.dynattn_forward, lib.dynattn_backward, lib.dynattn_entmax, lib.dynattn_tiles):
             f.restype = ctypes.c_bool
+        if path.endswith('core_amx.so') and not lib.dynattn_tiles(): continue # no such processor
         lib.dynattn_largest_score.restype = ctypes.c_double
         lib.dynattn_read_mask.restype = ctypes.c_int64
         lib.dynattn_read_mask.argtypes = [*[ctypes.c_void_p]*3, ctypes.c_int64, ctypes.c_void_p]
