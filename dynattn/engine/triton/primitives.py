@@ -403,6 +403,7 @@ def _tiles(
     first, left, right, # position of the first of ROWS places, and how far they look
     band, b, origin, size, # as above
     ROWS: tl.constexpr, BLOCK: tl.constexpr, # places on this side, and in a tile of the other
+    PARTS: tl.constexpr=3, # 1: all turns are edge
 ): # -> ahead, skip, turns
     """The tiles of the other side that these places see, each once, in turns.
 
@@ -414,10 +415,13 @@ def _tiles(
     ahead = tl.cdiv(lead, BLOCK)
     lo = tl.maximum(begin//BLOCK, ahead)
     hi = tl.maximum(tl.cdiv(end, BLOCK), lo)
-    inside = tl.minimum(tl.maximum(tl.cdiv(whole, BLOCK), lo), hi)
-    outside = tl.minimum(tl.maximum(beyond//BLOCK, inside), hi)
     skip = lo-ahead
-    return ahead, skip, (0, inside-skip, outside-skip, hi-skip)
+    turns = 0, hi-skip
+    if PARTS==3:
+        inside = tl.minimum(tl.maximum(tl.cdiv(whole, BLOCK), lo), hi)
+        outside = tl.minimum(tl.maximum(beyond//BLOCK, inside), hi)
+        turns = 0, inside-skip, outside-skip, hi-skip
+    return ahead, skip, turns
 
 @triton.jit
 def _tile(
@@ -614,6 +618,15 @@ def _option_refused(call):
                 "got 'after', which runs a softmax over every key; use impl='dense'")
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #67479d9c
+def _card(q): # None without a GPU, or where only shapes are computed
+    "What PyTorch says of the card that holds `q`."
+    there = q.is_cuda and torch.cuda.is_available() and torch.version.hip is None
+    return torch.cuda.get_device_properties(q.device) if there else None
+
+def _last_position(call): # of a query or a key, to either side; 0 where sizes are symbols
+    if torch.compiler.is_compiling(): return 0
+    return max(abs(call.q_offset), abs(call.q_offset+call.q.shape[2]), call.k.shape[2])
+
 def _kernel_refuses(call): # a checked `Call`
     "Why the kernels cannot serve a call; None: they do."
     why = refuses(call) or _option_refused(call)
@@ -627,6 +640,13 @@ def _kernel_refuses(call): # a checked `Call`
         return f"q: expected float16, bfloat16 or float32 for the kernels, got {q.dtype}"
     if widest_head>256:
         return f"q: expected heads up to 256 wide for the kernels, got {widest_head}"
+    if isinstance(call.window, Window) and (last := _last_position(call))>2**24:
+        return ("q_offset: expected positions up to 2^24 for the kernels, which reckon a window's "
+                f"distances in float32, got {last}; use impl='banded'")
+    card = _card(q)
+    if card is not None and card.major<8:
+        return ("q: expected a GPU of compute capability 8.0 or newer for the kernels, "
+                f"got {card.major}.{card.minor}; use impl='banded'")
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #2c846da4
 def _served(
@@ -637,6 +657,16 @@ def _served(
     return prepare(call, _describe)
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #fbfd06f3
+def _has_room(q):
+    "Whether a program may have 163 KiB of shared memory and more, as on an A100; not 99."
+    card = _card(q)
+    return card is not None and card.shared_memory_per_block_optin>2**17
+
+def _has_tensor_memory(q):
+    "Whether the card is a B200, for which Triton 3.7 compiles some tiles of 64 rows wrongly."
+    card = _card(q)
+    return card is not None and card.major==10
+
 def _block(d): return max(16, triton.next_power_of_2(d))  # the least that a tensor core takes
 
 def _known(
