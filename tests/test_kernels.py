@@ -47,7 +47,7 @@ for run in (f, torch.compile(f, fullgraph=True, backend='aot_eager')):
 class Layer(torch.nn.Module):
     def __init__(self, alpha): super().__init__(); self.alpha = alpha
     def forward(self, q, sigma): return f(q, sigma, 'triton', self.alpha)
-for alpha,name in ((None,'windowed'),(1.5,'entmax')):
+for alpha,name in ((None,'windowed'),(1.5,'entmax15'),(1.3,'entmax')):
     exported = torch.export.export(Layer(alpha), (q,sigma))
     assert [str(n.target) for n in exported.graph.nodes if 'dynattn' in str(n.target)]==[f'dynattn.{name}_attention.default']
     assert_close(exported.module()(q, sigma), f(q, sigma, 'triton', alpha))

@@ -6,6 +6,7 @@
 __all__ = ['entmax_attention']
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #d3dde425
+from functools import partial
 import torch
 from torch import Tensor
 from ..call import Call, takes
@@ -33,10 +34,12 @@ def _entmax_scores(
 def _tile_weights(
     products, m, a, # products, mask and thresholds that broadcast to them
     eps, band, # alpha - 1, `_Band`
+    SQUARE: tl.constexpr, # whether alpha is known to be 3/2
 ): # -> p, s, u, log p
     "Weight, slope, base and logarithm of the weight of each pair."
-    p, u, log_p = _deformed_exp(_entmax_scores(products, m, band)-a, eps, band.half is not None)
-    return p, _slope(p, u), u, log_p
+    y = _entmax_scores(products, m, band)-a
+    p, u, log_p = _deformed_exp(y, eps, band.half is not None, SQUARE)
+    return p, _slope(p, u, SQUARE), u, log_p
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #0cd9291c
 @triton.jit
@@ -48,6 +51,7 @@ def _entmax_bound_kernel(
     D: tl.constexpr, BLOCK_D: tl.constexpr, # width of the heads, and of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
     PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
+    SQUARE: tl.constexpr=False, # whether alpha is known to be 3/2
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys
     in its band. Rows that are not finite get NaN."""
@@ -77,7 +81,7 @@ def _entmax_bound_kernel(
             at = maybe + _tile(t, ahead, skip)
             # the first tile of a row always counts
             if _may_weigh(best, tl.where(c==-float('inf'), best, c), eps)!=0:
-                c, rate = _online_entmax_update(c, rate, z, eps, band.half is not None)
+                c, rate = _online_entmax_update(c, rate, z, eps, band.half is not None, SQUARE)
                 tl.store(at, _may_weigh(best, c, eps))
             else: tl.store(at, 0)
     tl.store(threshold + bh.to(tl.int64)*band.N + rows,
@@ -155,6 +159,7 @@ def _entmax_forward_kernel(
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
     PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
+    SQUARE: tl.constexpr=False, # whether alpha is known to be 3/2
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head
     and reads the tiles of its band that may hold a weight."""
@@ -185,7 +190,7 @@ def _entmax_forward_kernel(
                 j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N, part==1)
                 K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)
                 products = _dot(Q, tl.trans(K))*scale
-                p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band)
+                p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band, SQUARE)
                 S += tl.sum(p, 1)
                 R += tl.sum(s, 1)
         step, rate = _newton_step(S, R, eps)
@@ -201,7 +206,7 @@ def _entmax_forward_kernel(
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             products = _dot(Q, tl.trans(K))*scale
-            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band)
+            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band, SQUARE)
             acc += _dot(p.to(V.dtype), V)
             fix += _dot(s.to(V.dtype), V)
             S += tl.sum(p, 1)
@@ -256,13 +261,13 @@ def _lists(
     _launch(_entmax_lists_kernel, known, programs=b*h*mine, flags=flags, lists=lists, KEYS=keys)
     return lists
 
-def _forward(plan, x):
-    "Output, which tiles of keys hold weight, thresholds."
+def _forward(plan, x, square=False):
+    "Output, which tiles of keys hold weight, thresholds; `square`: every alpha is 3/2."
     out,live,threshold = _empty_out(x)
     # tol of the last step taken; what is left is its square, after the correction that one's
     known = _known(plan, x) | _tile_sizes(x.q, x.v, 'rows') | dict(
         alpha=_per_head(x.alpha, x), tol=2**-7 if x.q.dtype==torch.float32 else 2**-4,
-        threshold=threshold)
+        threshold=threshold, SQUARE=square)
     maybe = torch.empty_like(live)
     _launch(_entmax_bound_kernel, known, maybe=maybe)
     _launch(_entmax_forward_kernel, known, lists=_lists(known, maybe), out=_heads(out), live=live)
@@ -282,6 +287,7 @@ def _entmax_dq_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
     PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
     FLAG_N: tl.constexpr, # keys of a tile that has a flag
+    SQUARE: tl.constexpr=False, # whether alpha is known to be 3/2
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the tiles
     that hold weight."""
@@ -315,7 +321,7 @@ def _entmax_dq_kernel(
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             products = _dot(Q, tl.trans(K))*scale
-            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band)
+            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band, SQUARE)
             g = _dot(dO, tl.trans(V))-mean[:,None]
             slopes = tl.sum(s, 1)
             if dalpha is not None:
@@ -352,6 +358,7 @@ def _entmax_dkv_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
     PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
     FLAG_M: tl.constexpr, FLAG_N: tl.constexpr, # queries and keys of a tile that has a flag
+    SQUARE: tl.constexpr=False, # whether alpha is known to be 3/2
 ):
     """Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head
     and reads the queries, of every head of its group, whose flag for this tile is set."""
@@ -388,7 +395,7 @@ def _entmax_dkv_kernel(
                 # m, dm: [BLOCK_N, BLOCK_M]
                 m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL, part==1)
                 products = _dot(K, tl.trans(Q))*scale
-                p, s, u, log_p = _tile_weights(products, m, a[None,:], eps, band)
+                p, s, u, log_p = _tile_weights(products, m, a[None,:], eps, band, SQUARE)
                 acc_v += _dot(p.to(dO.dtype), dO)
                 ds = s*(_dot(V, tl.trans(dO))-d[None,:])
                 acc_k += _dot(ds.to(Q.dtype), Q)
@@ -396,11 +403,11 @@ def _entmax_dkv_kernel(
     _store_tile(dv, b, hkv, j, j<band.M, acc_v, DV, BLOCK_DV)
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #21915b66
-def _backward(plan, x, dout, out, live, threshold, wanted):
+def _backward(plan, x, dout, out, live, threshold, wanted, square=False):
     "Gradients of queries, keys, values, sigma and alpha, by name."
     known = _known(plan, x) | dict(
         alpha=_per_head(x.alpha, x), out=_heads(out), dout=_heads(_rows(dout)),
-        threshold=threshold, delta=torch.empty_like(threshold))
+        threshold=threshold, delta=torch.empty_like(threshold), SQUARE=square)
     grads = dict(q=empty_like(x.q))
     learning = [name for name in ('sigma','alpha') if name in wanted]
     rows,keys = (known | _tile_sizes(x.q, x.v, way) for way in ('dq','dkv'))
@@ -417,6 +424,8 @@ def _backward(plan, x, dout, out, live, threshold, wanted):
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #4f6c7875
 _attend = _operator('entmax_attention', _forward, _backward, _empty_out)
+_attend_square = _operator('entmax15_attention', partial(_forward, square=True),
+                           partial(_backward, square=True), _empty_out)
 
 @takes(Call)
 def entmax_attention(call) -> Tensor: # [B,H,N,dv]
@@ -426,7 +435,8 @@ def entmax_attention(call) -> Tensor: # [B,H,N,dv]
     infinite may spoil other rows of its tile."""
     plan,x = _served(call)
     if call.alpha is None: x = x._replace(alpha=torch.ones((), device=x.q.device))
-    return _attend(plan, x)
+    fixed = isinstance(call.alpha, float) and call.alpha==1.5
+    return (_attend_square if fixed else _attend)(plan, x)
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #8c8efad5
 from ...docstrings import explain_parameters

@@ -519,13 +519,17 @@ def _online_softmax_update(
 def _deformed_exp(
     y, eps, # any shape; alpha - 1, at least 0
     HALF: tl.constexpr=False, # whether p is rounded to half precision
-): # -> p, u, log p
+    SQUARE: tl.constexpr=False, # whether eps is known to be 1/2
+): # -> p, u, log p; with SQUARE p is the square of u, and the logarithm is not computed
     """`p = (1 + eps*y)^(1/eps)`, exp(y) at eps=0, and its base `u`, both 0 where `1 + eps*y <= 0`;
     the logarithm of `p` where it is not 0."""
-    y = tl.maximum(y, -1e30)  # 0*inf would be NaN
-    z = eps*y
+    if SQUARE: z = y/2
+    else:
+        y = tl.maximum(y, -1e30)  # 0*inf would be NaN
+        z = eps*y
     u = tl.maximum(1+z, 0.)
-    if HALF:
+    if SQUARE: p, log_p = u*u, u
+    elif HALF:
         near = y*1.4426950408889634*(1 - z*(1/2 - z*(1/3 - z/4)))
         log2_p = tl.where(eps<2**-10, near, _log2(u)*(1/tl.maximum(eps, 2**-10)))
         p, log_p = tl.exp2(log2_p), log2_p*.6931471805599453
@@ -538,9 +542,12 @@ def _deformed_exp(
 @triton.jit
 def _slope(
     p, u, # weights and bases of any shape, as from `_deformed_exp`
+    SQUARE: tl.constexpr=False, # likewise
 ): # -> the same shape
     "`p^(1 - eps)` on the support, 0 elsewhere: how fast a weight falls when the threshold rises."
-    return tl.where(u>0, p*_reciprocal(u), 0.)
+    if SQUARE: slope = u
+    else: slope = tl.where(u>0, p*_reciprocal(u), 0.)
+    return slope
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #b57121aa
 @triton.jit
@@ -564,14 +571,16 @@ def _online_entmax_update(
     z, # [BLOCK_M,BLOCK_N] scores
     eps, # alpha - 1
     HALF: tl.constexpr=False, # whether weights are rounded to half precision
+    SQUARE: tl.constexpr=False, # whether eps is known to be 1/2
 ): # -> c, k
     "One more tile of scores, -inf where masked: the raised lower bound, and the rate there."
     # no weight exceeds one, so no score exceeds the threshold
     new = tl.maximum(c, tl.max(z, 1))
     safe = tl.where(new==-float('inf'), 0., new)
-    old, u, _ = _deformed_exp(-k*(safe-c), eps, HALF)
-    p, v, _ = _deformed_exp(z-safe[:,None], eps, HALF)
-    step, rate = _newton_step(old+tl.sum(p, 1), k*_slope(old, u)+tl.sum(_slope(p, v), 1), eps)
+    old, u, _ = _deformed_exp(-k*(safe-c), eps, HALF, SQUARE)
+    p, v, _ = _deformed_exp(z-safe[:,None], eps, HALF, SQUARE)
+    slopes = k*_slope(old, u, SQUARE) + tl.sum(_slope(p, v, SQUARE), 1)
+    step, rate = _newton_step(old+tl.sum(p, 1), slopes, eps)
     return new+step, rate
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #dbbd5073
@@ -665,7 +674,7 @@ def _has_room(q):
 def _has_tensor_memory(q):
     "Whether the card is a B200, for which Triton 3.7 compiles some tiles of 64 rows wrongly."
     card = _card(q)
-    return card is not None and card.major==10
+    return card is not None and card.major in (10,11)
 
 def _block(d): return max(16, triton.next_power_of_2(d))  # the least that a tensor core takes
 
