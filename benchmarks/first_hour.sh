@@ -32,11 +32,13 @@ rows="--to $out/gpu.csv $dry"
 checks="--to $out/checks"                           # a file a step, since they run side by side
 window="benchmarks/gpu.py --suite window --first-hour $dry" entmax="benchmarks/gpu.py --suite entmax --first-hour $dry"
 # Side by side: what must hold, and compiling what is timed afterwards. Name, command.
-together=(
-  "sanitize|tests/sanitize.py"
-  "cells40|benchmarks/gpu_cells.py 40 $checks-40.csv" "cells41|benchmarks/gpu_cells.py 41 --cuda $checks-41.csv" "cells42|benchmarks/gpu_cells.py 42 --cuda $checks-42.csv"
-  "checks|benchmarks/gpu_checks.py --part 0/4 $checks-0.csv $dry" "checks|benchmarks/gpu_checks.py --part 1/4 $checks-1.csv $dry"
-  "checks|benchmarks/gpu_checks.py --part 2/4 $checks-2.csv $dry" "checks|benchmarks/gpu_checks.py --part 3/4 $checks-3.csv $dry")
+together=("sanitize|tests/sanitize.py" "cells40|benchmarks/gpu_cells.py 40 $checks-40.csv")
+for i in 0 1 2 3; do
+  together+=("cells42|benchmarks/gpu_cells.py 42 --cuda --part $i/4 $checks-42-$i.csv" "cells41|benchmarks/gpu_cells.py 41 --cuda --part $i/4 $checks-41-$i.csv")
+  if [ -n "$dry" ]; then break; fi                  # a CPU has no cells for a GPU, and few cores
+done
+parts=8; if [ -n "$dry" ]; then parts=4; fi
+for ((i=0; i<parts; i++)); do together+=("checks|benchmarks/gpu_checks.py --part $i/$parts $checks-$i.csv $dry"); done
 if [ -z "$dry" ]; then together+=(
   "tiles|benchmarks/gpu_tiles.py --warm 4" "entmax|$entmax --warm --case 0"
   "window|$window --warm --case 0" "window|$window --warm --case 1" "window|$window --warm --case 2"); fi

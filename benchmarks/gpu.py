@@ -20,7 +20,7 @@ import torch, torch.nn.functional as F
 import triton
 from dynattn.engine.call import Call
 from dynattn.engine.dense import dense_attention
-from dynattn.engine.triton.entmax import entmax_attention, _forward
+from dynattn.engine.triton.entmax import entmax_attention, _forward, _tile_sizes
 from dynattn.engine.triton.primitives import _served
 from dynattn.engine.triton.window import windowed_attention
 from dynattn.window import Window
@@ -165,6 +165,11 @@ def ours(c):
     q,k,v = c.tensors(); alpha = torch.full((c.H,), c.alpha, device=DEV, requires_grad=True)
     return (lambda: entmax_attention(q, k, v, alpha=alpha, is_causal=c.causal)), (q,k,v,alpha)
 
+@entmax_ops('dynattn, alpha a number')
+def fixed_alpha(c):
+    q,k,v = c.tensors()
+    return (lambda: entmax_attention(q, k, v, alpha=c.alpha, is_causal=c.causal)), (q,k,v)
+
 @entmax_ops('SDPA flash, softmax')
 def dense_flash(c): return sdpa(c, 'FLASH_ATTENTION')
 
@@ -206,11 +211,13 @@ def bisect(c):
     return f, (q,k,v,alpha)
 
 def sparsity(c):
-    "The share of 64 by 64 tiles without weight, among those that causality leaves."
+    "The share of the tiles without weight, among those that causality leaves."
     q,k,v = (t.detach() for t in replace(c, B=1, H=min(c.H, 4)).tensors())
     _,live,_ = _forward(*_served(Call(q, k, v, alpha=torch.tensor(c.alpha, device=DEV), is_causal=c.causal)))
     weight,(rows,cols) = live.sum().item(),live.shape[2:]
-    all_tiles = sum(min(cols, r+1) for r in range(rows)) if c.causal else rows*cols  # tiles are square
+    sizes = _tile_sizes(q, v, 'rows')
+    reached = lambda r: min(cols, -(-(r+1)*sizes['FLAG_M']//sizes['FLAG_N']))
+    all_tiles = sum(map(reached, range(rows))) if c.causal else rows*cols
     return 1-weight/(q.shape[1]*all_tiles)
 
 def sharpened(c, least=.5, most=.85):
@@ -372,7 +379,7 @@ def main(suites, file, minutes):
 
 def read(folder):
     "Put the rows of `first_hour.sh` behind those of benchmarks/results, and print how its steps ended."
-    for name in ('gpu.csv','gpu_checks.csv'):
+    for name in ('gpu.csv','gpu_checks.csv','gpu_tiles.csv'):
         found,known = rows_of(os.path.join(folder, name)),rows_of(name)
         new = [row for row in found if row not in known]
         if new: write(name, new, list(new[0]), 'a')

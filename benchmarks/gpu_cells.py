@@ -1,13 +1,16 @@
 """A chapter's cells, one after the other, where neither nbdev nor Jupyter is installed: `python benchmarks/gpu_cells.py 41`.
 
 Cells flagged `cuda` run where there is a GPU. Each cell is a file, since Triton reads the source of its kernels. A cell that fails is
-printed with its error; the next ones run all the same. A row for each cell flagged `cuda`, and for each that failed, goes to the CSV."""
+printed with its error; the next ones run all the same. A row for each cell flagged `cuda`, and for each that failed, goes to the CSV.
+With `--part 1/4` it is every fourth of the cells flagged `cuda`, so that four processes compile at once. Without
+Matplotlib nothing is drawn."""
 import argparse, ast, json, os, re, sys, tempfile, time, traceback, types
 from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from unittest.mock import MagicMock
 import torch
-from harness import append
+from harness import append, rows_of
 
 if not torch.cuda.is_available(): os.environ['TRITON_INTERPRET'] = '1'
 
@@ -22,6 +25,10 @@ def without_jupyter():
         ipython.get_ipython,ipython.version_info = lambda: None,(9,0)    # Matplotlib asks
         sys.modules |= {'IPython': ipython, 'IPython.display': display}
     sys.modules['matplotlib_inline'] = types.ModuleType('matplotlib_inline')
+    try: import matplotlib
+    except ImportError:
+        drawn = ('matplotlib','matplotlib.patches','dynattn.plot')
+        sys.modules |= {name: MagicMock(measured=rows_of, grid=lambda *_,**__: (MagicMock(),MagicMock())) for name in drawn}
 
 CHECKS = ast.Assert,ast.For,ast.With    # what a cell that only makes names does not have
 
@@ -29,8 +36,9 @@ def defines(source):
     "Whether a cell only makes names."
     return not any(isinstance(x, CHECKS) for x in ast.parse(source).body)
 
-def cells(chapter, only_cuda=False):
+def cells(chapter, only_cuda=False, part=0, parts=1):
     "(id, flags, source) of the cells that run here"
+    found = 0
     path, = (ROOT/'nbs/engine').glob(f'{chapter}_*.ipynb')
     for cell in json.loads(path.read_text(encoding='utf-8'))['cells']:
         source = ''.join(cell['source'])
@@ -39,13 +47,16 @@ def cells(chapter, only_cuda=False):
         if flags & {'notest','eval','slow'} or 'cuda' in flags and not torch.cuda.is_available(): continue
         source = re.sub(r'^%.*$', '', source, flags=re.M)
         if only_cuda and not (flags & {'cuda','export'} or defines(source)): continue
+        if 'cuda' in flags:
+            found += 1
+            if found%parts!=part: continue
         yield cell['id'],flags,source
 
-def main(chapter, to, only_cuda):
+def main(chapter, to, only_cuda, part=0, parts=1):
     without_jupyter()
     names,bad,ran = dict(__name__='__main__'),0,0
     with tempfile.TemporaryDirectory() as folder:
-        for number,(name,flags,source) in enumerate(cells(chapter, only_cuda)):
+        for number,(name,flags,source) in enumerate(cells(chapter, only_cuda, part, parts)):
             file,start,why = Path(folder, f'c{number}_{name}.py'),time.perf_counter(),''
             file.write_text(source, encoding='utf-8')
             try: exec(compile(source, str(file), 'exec'), names)
@@ -65,5 +76,6 @@ if __name__=='__main__':
     a.add_argument('chapter', help="its number: 40, 41 or 42")
     a.add_argument('--to', help="a CSV file to append to (default: none)")
     a.add_argument('--cuda', action='store_true', help="only the cells for a GPU, and what makes their names")
+    a.add_argument('--part', default='0/1', help="0/4: every fourth of the cells for a GPU (default: all)")
     args = a.parse_args()
-    main(args.chapter, args.to and os.path.abspath(args.to), args.cuda)
+    main(args.chapter, args.to and os.path.abspath(args.to), args.cuda, *map(int, args.part.split('/')))

@@ -3,7 +3,7 @@
 python benchmarks/gpu_checks.py --to checks.csv            all of them
 python benchmarks/gpu_checks.py --only right --to x.csv    right, refused, again, memory: one kind
 python benchmarks/gpu_checks.py --dry-run                  toy sizes in Triton's interpreter, on a CPU
-Right: output and gradients of thirty calls beside the dense attention in float64. The error of a kernel may be twice that of the
+Right: output and gradients of thirty-two calls beside the dense attention in float64. The error of a kernel may be twice that of the
 dense attention in the same dtype, or a few roundings where the dense one has none. Refused: what the kernels do
 not compute. Again: two runs give the same bits. Memory: it
 grows as the text does, forward and backward."""
@@ -67,6 +67,7 @@ RIGHT = [
     Case('alpha, soft windows', alpha=ALPHAS, sigma=MIXED), Case('alpha, hard window, causal', alpha=ALPHAS, window=(90,0)),
     Case('alpha, padding', alpha=ALPHAS, padded=(512, 130)), Case('alpha, grouped keys', Hkv=2, alpha=ALPHAS),
     Case('alpha, leading tokens', alpha=ALPHAS, sigma=MIXED, options=dict(n_global=4)),
+    Case('alpha 1.5', options=dict(alpha=1.5, is_causal=True)), Case('alpha 1.5, soft windows', sigma=MIXED, options=dict(alpha=1.5)),
     Case('alpha near 1', alpha=(1.001,1.01,1.03,1.05), options=dict(is_causal=True))]
 REFUSED = [Case('sinks', sigma=MIXED, options=dict(sink=True)), Case('soft cap', sigma=MIXED, options=dict(softcap=20.)),
     Case('alpha above 2', alpha=(2.5,)*4)]

@@ -1,8 +1,10 @@
 """What the compiler makes of every kernel, for GPUs that need not be there: Ampere (sm_80), Hopper (sm_90), Blackwell (sm_100).
 
+sm_86, sm_89 and sm_120 are cards whose programs have 99 KiB of shared memory at most.
+
 python benchmarks/registers.py              heads of 64, 128 and 256 in bfloat16; renews their rows in benchmarks/results/registers.csv
 python benchmarks/registers.py --target 80  for one of them (default: 90)
-python benchmarks/registers.py --quick      heads of 64 only; writes nothing
+python benchmarks/registers.py --quick      heads of 64 if none are given; writes nothing
 python benchmarks/registers.py --d 256 --dtype float16 --window hard
 Registers and bytes of stack a thread (what did not fit into registers, spilled to memory), bytes of shared memory a program,
 from cuobjdump, and how many instructions of the tensor cores there are (none for float32, whose products are exact)."""
@@ -12,6 +14,7 @@ os.environ.pop('TRITON_INTERPRET', None)
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
+from types import SimpleNamespace
 from harness import rows_of, write
 from dynattn.engine.call import Call
 from dynattn.engine.triton import entmax, primitives, window
@@ -73,16 +76,19 @@ def compile_all(suite, d, dtype, w):
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--suite', choices=('window','entmax'), help="default: both")
-    a.add_argument('--target', type=int, choices=(80,90,100), default=90, help="compute capability, times ten")
-    a.add_argument('--d', type=int, nargs='*', default=(64,128,256))
+    a.add_argument('--target', type=int, choices=(80,86,89,90,100,120), default=90, help="compute capability, times ten")
+    a.add_argument('--d', type=int, nargs='*', help="default: 64 128 256")
     a.add_argument('--dtype', default='bfloat16')
     a.add_argument('--window', choices=('soft','hard','table'), help="default: soft and hard")
     a.add_argument('--packed', action='store_true', help="several texts in a row instead of a leading token; needs --quick")
-    a.add_argument('--quick', action='store_true', help="d 64 only, nothing written")
+    a.add_argument('--quick', action='store_true', help="d 64 if none is given, nothing written")
     args = a.parse_args()
     if args.packed and not args.quick: a.error('--packed: expected with --quick, got it alone')
     driver.set_active(Absent(args.target))
     primitives._start = compiled
+    room = 232448 if args.target in (90,100) else 166912 if args.target==80 else 101376
+    card = SimpleNamespace(major=args.target//10, shared_memory_per_block_optin=room)
+    primitives._card = lambda q: card
     for suite in [args.suite] if args.suite else ('window','entmax'):
-        for d in (64,) if args.quick else args.d:
+        for d in args.d or ((64,) if args.quick else (64,128,256)):
             for w in [dict(soft=Window(9.), hard=5, table=Window(9., smooth='gaussian'))[args.window]] if args.window else (Window(9.),5): compile_all(suite, d, getattr(torch, args.dtype), w)

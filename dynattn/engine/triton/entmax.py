@@ -6,13 +6,14 @@
 __all__ = ['entmax_attention']
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #d3dde425
+from functools import partial
 import torch
 from torch import Tensor
 from ..call import Call, takes
 from ..native.core import _folded, empty_like
 from .primitives import (
     triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _per_head, _launch, _operator, _dot,
-    _log2, _reciprocal,
+    _log2, _reciprocal, _has_tensor_memory,
     _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask,
     _deformed_exp, _slope, _newton_step, _online_entmax_update, _alpha_pull, _may_weigh)
 from .window import _empty_out as _empty_rows
@@ -33,10 +34,12 @@ def _entmax_scores(
 def _tile_weights(
     products, m, a, # products, mask and thresholds that broadcast to them
     eps, band, # alpha - 1, `_Band`
+    SQUARE: tl.constexpr, # whether alpha is known to be 3/2
 ): # -> p, s, u, log p
     "Weight, slope, base and logarithm of the weight of each pair."
-    p, u, log_p = _deformed_exp(_entmax_scores(products, m, band)-a, eps, band.half is not None)
-    return p, _slope(p, u), u, log_p
+    y = _entmax_scores(products, m, band)-a
+    p, u, log_p = _deformed_exp(y, eps, band.half is not None, SQUARE)
+    return p, _slope(p, u, SQUARE), u, log_p
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #0cd9291c
 @triton.jit
@@ -47,6 +50,8 @@ def _entmax_bound_kernel(
     CAUSAL: tl.constexpr, # no query sees later keys
     D: tl.constexpr, BLOCK_D: tl.constexpr, # width of the heads, and of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
+    PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
+    SQUARE: tl.constexpr=False, # whether alpha is known to be 3/2
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys
     in its band. Rows that are not finite get NaN."""
@@ -65,8 +70,8 @@ def _entmax_bound_kernel(
     c = tl.full([BLOCK_M], -float('inf'), tl.float32)
     rate = tl.full([BLOCK_M], 1., tl.float32)
     first = tile*BLOCK_M+band.offset
-    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
-    for part in tl.static_range(3):  # edge, inside, edge
+    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N, PARTS)
+    for part in tl.static_range(PARTS):  # edge, inside, edge
         for t in range(turns[part], turns[part+1]):
             # m, dm: [BLOCK_M, BLOCK_N]
             j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N, part==1)
@@ -76,7 +81,7 @@ def _entmax_bound_kernel(
             at = maybe + _tile(t, ahead, skip)
             # the first tile of a row always counts
             if _may_weigh(best, tl.where(c==-float('inf'), best, c), eps)!=0:
-                c, rate = _online_entmax_update(c, rate, z, eps, band.half is not None)
+                c, rate = _online_entmax_update(c, rate, z, eps, band.half is not None, SQUARE)
                 tl.store(at, _may_weigh(best, c, eps))
             else: tl.store(at, 0)
     tl.store(threshold + bh.to(tl.int64)*band.N + rows,
@@ -89,31 +94,45 @@ def _entmax_lists_kernel(
     lists, # written: [B,H,tiles of this side, tiles of the other + 3]
     order, band, # heads, widest first; `_Band`
     KEYS: tl.constexpr, # lists for tiles of keys; else for tiles of queries
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries of a tile with a list, or keys
     FLAG_M: tl.constexpr, FLAG_N: tl.constexpr, # queries and keys of a tile that has a flag
+    PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
     BLOCK: tl.constexpr=64, # flags that are read at once
 ):
     "Grid: B*H*tiles of this side. Each program writes the list of one tile."
     rows, cols = tl.cdiv(band.N, FLAG_M), tl.cdiv(band.M, FLAG_N)
+    # `step` leads from one tile of the other side to the next, `beside` to the next of this one
     if KEYS:
-        bh, tile = _my_tile(order, cols)
-        look, mine, others, step = _look(band, bh), cols, rows, cols
-        flags += bh.to(tl.int64)*rows*cols + tile
+        OWN: tl.constexpr = BLOCK_N//FLAG_N
+        mine, others, step, beside = tl.cdiv(band.M, BLOCK_N), rows, cols, 1
+        bh, tile = _my_tile(order, mine)
+        look = _look(band, bh)
+        flags += bh.to(tl.int64)*rows*cols + tile*OWN
+        left_over = cols-tile*OWN
         ahead, skip, turns = _tiles(
-            tile*FLAG_N, look[4], look[3], band, look[0], band.offset, band.N, FLAG_N, FLAG_M)
+            tile*BLOCK_N, look[4], look[3], band, look[0], band.offset, band.N,
+            BLOCK_N, FLAG_M, PARTS)
     else:
-        bh, tile = _my_tile(order, rows)
-        look, mine, others, step = _look(band, bh), rows, cols, 1
-        flags += (bh.to(tl.int64)*rows+tile)*cols
+        OWN: tl.constexpr = BLOCK_M//FLAG_M
+        mine, others, step, beside = tl.cdiv(band.N, BLOCK_M), cols, 1, cols
+        bh, tile = _my_tile(order, mine)
+        look = _look(band, bh)
+        flags += (bh.to(tl.int64)*rows+tile*OWN)*cols
+        left_over = rows-tile*OWN
         ahead, skip, turns = _tiles(
-            tile*FLAG_M+band.offset, look[3], look[4], band, look[0], 0, band.M, FLAG_M, FLAG_N)
+            tile*BLOCK_M+band.offset, look[3], look[4], band, look[0], 0, band.M,
+            BLOCK_M, FLAG_N, PARTS)
     lists += (bh.to(tl.int64)*mine+tile)*(others+3)
-    for part in tl.static_range(3):
+    for part in tl.static_range(PARTS):
         length = 0
         for first in range(turns[part], turns[part+1], BLOCK):
             turn = first + tl.arange(0, BLOCK)
             other = _tile(turn, ahead, skip)
-            flag = tl.load(flags + other.to(tl.int64)*step, mask=turn<turns[part+1], other=0)
-            some = (flag!=0).to(tl.int32)
+            some = tl.zeros([BLOCK], tl.int32)
+            for n in tl.static_range(OWN):
+                there = (turn<turns[part+1]) & (n<left_over)
+                flag = tl.load(flags + n*beside + other.to(tl.int64)*step, mask=there, other=0)
+                some |= (flag!=0).to(tl.int32)
             at = turns[part]+length + tl.cumsum(some, 0)-some
             tl.store(lists+at, other.to(lists.dtype.element_ty), mask=some!=0)
             length += tl.sum(some, 0)
@@ -139,6 +158,8 @@ def _entmax_forward_kernel(
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
+    PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
+    SQUARE: tl.constexpr=False, # whether alpha is known to be 3/2
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head
     and reads the tiles of its band that may hold a weight."""
@@ -158,18 +179,18 @@ def _entmax_forward_kernel(
     live += (bh*tiles+tile).to(tl.int64)*cols
     lists += (bh*tiles+tile).to(tl.int64)*(cols+3)
     first = tile*BLOCK_M+band.offset
-    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
+    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N, PARTS)
     furthest, steps = tol+1, 0
     # scores so large that float32 rounds by more than tol must end as well
     while (furthest>tol) & (steps<12):
         S, R = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
-        for part in tl.static_range(3):  # edge, inside, edge
+        for part in tl.static_range(PARTS):  # edge, inside, edge
             for n in range(0, tl.load(lists+cols+part)):
                 tile_of_keys = _listed(lists+turns[part], n)
                 j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N, part==1)
                 K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)
                 products = _dot(Q, tl.trans(K))*scale
-                p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band)
+                p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band, SQUARE)
                 S += tl.sum(p, 1)
                 R += tl.sum(s, 1)
         step, rate = _newton_step(S, R, eps)
@@ -177,7 +198,7 @@ def _entmax_forward_kernel(
         furthest, steps = tl.max(tl.abs(step), 0), steps+1
     S, R = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
     acc, fix = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32), tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
-    for part in tl.static_range(3):  # edge, inside, edge
+    for part in tl.static_range(PARTS):  # edge, inside, edge
         for n in range(0, tl.load(lists+cols+part)):
             tile_of_keys = _listed(lists+turns[part], n)
             # m, dm: [BLOCK_M, BLOCK_N]
@@ -185,7 +206,7 @@ def _entmax_forward_kernel(
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             products = _dot(Q, tl.trans(K))*scale
-            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band)
+            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band, SQUARE)
             acc += _dot(p.to(V.dtype), V)
             fix += _dot(s.to(V.dtype), V)
             S += tl.sum(p, 1)
@@ -198,20 +219,24 @@ def _entmax_forward_kernel(
     tl.store(threshold+rows, a+excess, mask=rows<band.N)
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #05f0d054
-def _tile_sizes(q, v, way):
-    """Block sizes, warps and stages, and the sizes of the tiles that have a flag;
-    `way` is 'rows' (forward), 'dq' or 'dkv'."""
-    d = max(q.shape[-1], v.shape[-1])
-    size = 32 if _INTERPRETED.value or q.dtype==torch.float32 or d>128 else 64
-    sizes = dict(BLOCK_M=16 if q.dtype==torch.float32 and d>64 else size, BLOCK_N=size)
-    if not _INTERPRETED.value:
-        few = d<=64 or way=='rows' and size==64
-        sizes |= dict(num_warps=4 if few else 8, num_stages=3 if way=='rows' else 2)
-    flags = dict(FLAG_M=sizes['BLOCK_M'], FLAG_N=sizes['BLOCK_N'])
-    if way=='dq': sizes['BLOCK_N'] //= 2
-    # the least that a product takes
-    if way=='dkv': sizes['BLOCK_M'] = max(16, sizes['BLOCK_M']//2)
-    return sizes | flags
+def _tile_sizes(q, v, way, tile=None):
+    """Block sizes, warps and stages; `way` is 'rows' (forward), 'dq' or 'dkv'.
+
+    `tile` has the rows and keys of a tile with a flag, which forward takes whole."""
+    d,exact = max(q.shape[-1], v.shape[-1]),q.dtype==torch.float32
+    small = _INTERPRETED.value or exact or d>128 or _has_tensor_memory(q)
+    size = 32 if small else 64
+    most_rows = 16 if exact and d>64 else size
+    rows,keys = tile or (most_rows,size)
+    # a program of dq owns rows, one of dkv keys, and each takes few of the others at a time
+    few = size//2
+    blocks = dict(rows=(rows,keys), dq=(max(rows, most_rows),min(keys, few)),
+                  dkv=(min(rows, few),max(keys, size)))[way]
+    sizes = dict(zip(('BLOCK_M','BLOCK_N'), blocks), FLAG_M=rows, FLAG_N=keys, PARTS=3)
+    if _INTERPRETED.value: return sizes
+    four_warps = d<=64 or way=='rows' and size==64
+    return sizes | dict(PARTS=1 if exact else 3, num_warps=4 if four_warps else 8,
+                        num_stages=3 if way=='rows' and not exact else 2)
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #590537bb
 def _empty_out(x): # -> out; a byte for each tile, 0; threshold of each row
@@ -228,19 +253,21 @@ def _lists(
 ): # -> [B,H,tiles of this side, tiles of the other + 3]
     "Which tiles of the other side matter to each tile of queries, or of keys."
     b,h,rows,cols = flags.shape
-    mine,others = (cols,rows) if keys else (rows,cols)
+    band = known['band']
+    if keys: mine,others = triton.cdiv(band.M, known['BLOCK_N']),rows
+    else: mine,others = triton.cdiv(band.N, known['BLOCK_M']),cols
     kind = torch.int16 if others<2**15 else torch.int32
     lists = flags.new_empty(b, h, mine, others+3, dtype=kind)
     _launch(_entmax_lists_kernel, known, programs=b*h*mine, flags=flags, lists=lists, KEYS=keys)
     return lists
 
-def _forward(plan, x):
-    "Output, which tiles of keys hold weight, thresholds."
+def _forward(plan, x, square=False):
+    "Output, which tiles of keys hold weight, thresholds; `square`: every alpha is 3/2."
     out,live,threshold = _empty_out(x)
     # tol of the last step taken; what is left is its square, after the correction that one's
     known = _known(plan, x) | _tile_sizes(x.q, x.v, 'rows') | dict(
         alpha=_per_head(x.alpha, x), tol=2**-7 if x.q.dtype==torch.float32 else 2**-4,
-        threshold=threshold)
+        threshold=threshold, SQUARE=square)
     maybe = torch.empty_like(live)
     _launch(_entmax_bound_kernel, known, maybe=maybe)
     _launch(_entmax_forward_kernel, known, lists=_lists(known, maybe), out=_heads(out), live=live)
@@ -258,7 +285,9 @@ def _entmax_dq_kernel(
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
+    PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
     FLAG_N: tl.constexpr, # keys of a tile that has a flag
+    SQUARE: tl.constexpr=False, # whether alpha is known to be 3/2
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the tiles
     that hold weight."""
@@ -282,9 +311,9 @@ def _entmax_dq_kernel(
     typical = zero
     acc, fix = tl.zeros([BLOCK_M, BLOCK_D], tl.float32), tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     first = tile*BLOCK_M+band.offset
-    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, FLAG_N)
+    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, FLAG_N, PARTS)
     SPLIT: tl.constexpr = FLAG_N//BLOCK_N
-    for part in tl.static_range(3):  # edge, inside, edge
+    for part in tl.static_range(PARTS):  # edge, inside, edge
         for n in range(0, tl.load(lists+cols+part)*SPLIT):
             tile_of_keys = _listed(lists+turns[part], n, SPLIT)
             # m, dm: [BLOCK_M, BLOCK_N]
@@ -292,7 +321,7 @@ def _entmax_dq_kernel(
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
             products = _dot(Q, tl.trans(K))*scale
-            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band)
+            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band, SQUARE)
             g = _dot(dO, tl.trans(V))-mean[:,None]
             slopes = tl.sum(s, 1)
             if dalpha is not None:
@@ -327,7 +356,9 @@ def _entmax_dkv_kernel(
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
+    PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
     FLAG_M: tl.constexpr, FLAG_N: tl.constexpr, # queries and keys of a tile that has a flag
+    SQUARE: tl.constexpr=False, # whether alpha is known to be 3/2
 ):
     """Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head
     and reads the queries, of every head of its group, whose flag for this tile is set."""
@@ -350,8 +381,8 @@ def _entmax_dkv_kernel(
         at = head.to(tl.int64)*band.N
         mine = lists + (head*tl.cdiv(band.M, BLOCK_N)+tile).to(tl.int64)*(of_rows+3)
         ahead, skip, turns = _tiles(
-            tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, FLAG_M)
-        for part in tl.static_range(3):  # edge, inside, edge
+            tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, FLAG_M, PARTS)
+        for part in tl.static_range(PARTS):  # edge, inside, edge
             for n in range(0, tl.load(mine+of_rows+part)*SPLIT):
                 tile_of_rows = _listed(mine+turns[part], n, SPLIT)
                 rows = tile_of_rows*BLOCK_M + tl.arange(0, BLOCK_M)
@@ -364,7 +395,7 @@ def _entmax_dkv_kernel(
                 # m, dm: [BLOCK_N, BLOCK_M]
                 m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL, part==1)
                 products = _dot(K, tl.trans(Q))*scale
-                p, s, u, log_p = _tile_weights(products, m, a[None,:], eps, band)
+                p, s, u, log_p = _tile_weights(products, m, a[None,:], eps, band, SQUARE)
                 acc_v += _dot(p.to(dO.dtype), dO)
                 ds = s*(_dot(V, tl.trans(dO))-d[None,:])
                 acc_k += _dot(ds.to(Q.dtype), Q)
@@ -372,15 +403,16 @@ def _entmax_dkv_kernel(
     _store_tile(dv, b, hkv, j, j<band.M, acc_v, DV, BLOCK_DV)
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #21915b66
-def _backward(plan, x, dout, out, live, threshold, wanted):
+def _backward(plan, x, dout, out, live, threshold, wanted, square=False):
     "Gradients of queries, keys, values, sigma and alpha, by name."
     known = _known(plan, x) | dict(
         alpha=_per_head(x.alpha, x), out=_heads(out), dout=_heads(_rows(dout)),
-        threshold=threshold, delta=torch.empty_like(threshold))
+        threshold=threshold, delta=torch.empty_like(threshold), SQUARE=square)
     grads = dict(q=empty_like(x.q))
     learning = [name for name in ('sigma','alpha') if name in wanted]
-    by_tile = {name: threshold.new_empty(live.shape[:3]) for name in learning}
     rows,keys = (known | _tile_sizes(x.q, x.v, way) for way in ('dq','dkv'))
+    tiles = triton.cdiv(x.q.shape[2], rows['BLOCK_M'])
+    by_tile = {name: threshold.new_empty(*threshold.shape[:2], tiles) for name in learning}
     _launch(_entmax_dq_kernel, rows, lists=_lists(rows, live), dq=_heads(grads['q']),
             dsigma=by_tile.get('sigma'), dalpha=by_tile.get('alpha'))
     for name,sums in by_tile.items(): grads[name] = _folded(sums.sum(-1), getattr(x, name))
@@ -392,6 +424,8 @@ def _backward(plan, x, dout, out, live, threshold, wanted):
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #4f6c7875
 _attend = _operator('entmax_attention', _forward, _backward, _empty_out)
+_attend_square = _operator('entmax15_attention', partial(_forward, square=True),
+                           partial(_backward, square=True), _empty_out)
 
 @takes(Call)
 def entmax_attention(call) -> Tensor: # [B,H,N,dv]
@@ -401,7 +435,8 @@ def entmax_attention(call) -> Tensor: # [B,H,N,dv]
     infinite may spoil other rows of its tile."""
     plan,x = _served(call)
     if call.alpha is None: x = x._replace(alpha=torch.ones((), device=x.q.device))
-    return _attend(plan, x)
+    fixed = isinstance(call.alpha, float) and call.alpha==1.5
+    return (_attend_square if fixed else _attend)(plan, x)
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #8c8efad5
 from ...docstrings import explain_parameters

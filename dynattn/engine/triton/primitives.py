@@ -403,6 +403,7 @@ def _tiles(
     first, left, right, # position of the first of ROWS places, and how far they look
     band, b, origin, size, # as above
     ROWS: tl.constexpr, BLOCK: tl.constexpr, # places on this side, and in a tile of the other
+    PARTS: tl.constexpr=3, # 1: all turns are edge
 ): # -> ahead, skip, turns
     """The tiles of the other side that these places see, each once, in turns.
 
@@ -414,10 +415,13 @@ def _tiles(
     ahead = tl.cdiv(lead, BLOCK)
     lo = tl.maximum(begin//BLOCK, ahead)
     hi = tl.maximum(tl.cdiv(end, BLOCK), lo)
-    inside = tl.minimum(tl.maximum(tl.cdiv(whole, BLOCK), lo), hi)
-    outside = tl.minimum(tl.maximum(beyond//BLOCK, inside), hi)
     skip = lo-ahead
-    return ahead, skip, (0, inside-skip, outside-skip, hi-skip)
+    turns = 0, hi-skip
+    if PARTS==3:
+        inside = tl.minimum(tl.maximum(tl.cdiv(whole, BLOCK), lo), hi)
+        outside = tl.minimum(tl.maximum(beyond//BLOCK, inside), hi)
+        turns = 0, inside-skip, outside-skip, hi-skip
+    return ahead, skip, turns
 
 @triton.jit
 def _tile(
@@ -515,13 +519,17 @@ def _online_softmax_update(
 def _deformed_exp(
     y, eps, # any shape; alpha - 1, at least 0
     HALF: tl.constexpr=False, # whether p is rounded to half precision
-): # -> p, u, log p
+    SQUARE: tl.constexpr=False, # whether eps is known to be 1/2
+): # -> p, u, log p; with SQUARE p is the square of u, and the logarithm is not computed
     """`p = (1 + eps*y)^(1/eps)`, exp(y) at eps=0, and its base `u`, both 0 where `1 + eps*y <= 0`;
     the logarithm of `p` where it is not 0."""
-    y = tl.maximum(y, -1e30)  # 0*inf would be NaN
-    z = eps*y
+    if SQUARE: z = y/2
+    else:
+        y = tl.maximum(y, -1e30)  # 0*inf would be NaN
+        z = eps*y
     u = tl.maximum(1+z, 0.)
-    if HALF:
+    if SQUARE: p, log_p = u*u, u
+    elif HALF:
         near = y*1.4426950408889634*(1 - z*(1/2 - z*(1/3 - z/4)))
         log2_p = tl.where(eps<2**-10, near, _log2(u)*(1/tl.maximum(eps, 2**-10)))
         p, log_p = tl.exp2(log2_p), log2_p*.6931471805599453
@@ -534,9 +542,12 @@ def _deformed_exp(
 @triton.jit
 def _slope(
     p, u, # weights and bases of any shape, as from `_deformed_exp`
+    SQUARE: tl.constexpr=False, # likewise
 ): # -> the same shape
     "`p^(1 - eps)` on the support, 0 elsewhere: how fast a weight falls when the threshold rises."
-    return tl.where(u>0, p*_reciprocal(u), 0.)
+    if SQUARE: slope = u
+    else: slope = tl.where(u>0, p*_reciprocal(u), 0.)
+    return slope
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #b57121aa
 @triton.jit
@@ -560,14 +571,16 @@ def _online_entmax_update(
     z, # [BLOCK_M,BLOCK_N] scores
     eps, # alpha - 1
     HALF: tl.constexpr=False, # whether weights are rounded to half precision
+    SQUARE: tl.constexpr=False, # whether eps is known to be 1/2
 ): # -> c, k
     "One more tile of scores, -inf where masked: the raised lower bound, and the rate there."
     # no weight exceeds one, so no score exceeds the threshold
     new = tl.maximum(c, tl.max(z, 1))
     safe = tl.where(new==-float('inf'), 0., new)
-    old, u, _ = _deformed_exp(-k*(safe-c), eps, HALF)
-    p, v, _ = _deformed_exp(z-safe[:,None], eps, HALF)
-    step, rate = _newton_step(old+tl.sum(p, 1), k*_slope(old, u)+tl.sum(_slope(p, v), 1), eps)
+    old, u, _ = _deformed_exp(-k*(safe-c), eps, HALF, SQUARE)
+    p, v, _ = _deformed_exp(z-safe[:,None], eps, HALF, SQUARE)
+    slopes = k*_slope(old, u, SQUARE) + tl.sum(_slope(p, v, SQUARE), 1)
+    step, rate = _newton_step(old+tl.sum(p, 1), slopes, eps)
     return new+step, rate
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #dbbd5073
@@ -614,6 +627,15 @@ def _option_refused(call):
                 "got 'after', which runs a softmax over every key; use impl='dense'")
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #67479d9c
+def _card(q): # None without a GPU, or where only shapes are computed
+    "What PyTorch says of the card that holds `q`."
+    there = q.is_cuda and torch.cuda.is_available() and torch.version.hip is None
+    return torch.cuda.get_device_properties(q.device) if there else None
+
+def _last_position(call): # of a query or a key, to either side; 0 where sizes are symbols
+    if torch.compiler.is_compiling(): return 0
+    return max(abs(call.q_offset), abs(call.q_offset+call.q.shape[2]), call.k.shape[2])
+
 def _kernel_refuses(call): # a checked `Call`
     "Why the kernels cannot serve a call; None: they do."
     why = refuses(call) or _option_refused(call)
@@ -627,6 +649,13 @@ def _kernel_refuses(call): # a checked `Call`
         return f"q: expected float16, bfloat16 or float32 for the kernels, got {q.dtype}"
     if widest_head>256:
         return f"q: expected heads up to 256 wide for the kernels, got {widest_head}"
+    if isinstance(call.window, Window) and (last := _last_position(call))>2**24:
+        return ("q_offset: expected positions up to 2^24 for the kernels, which reckon a window's "
+                f"distances in float32, got {last}; use impl='banded'")
+    card = _card(q)
+    if card is not None and card.major<8:
+        return ("q: expected a GPU of compute capability 8.0 or newer for the kernels, "
+                f"got {card.major}.{card.minor}; use impl='banded'")
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #2c846da4
 def _served(
@@ -637,6 +666,16 @@ def _served(
     return prepare(call, _describe)
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #fbfd06f3
+def _has_room(q):
+    "Whether a program may have 163 KiB of shared memory and more, as on an A100; not 99."
+    card = _card(q)
+    return card is not None and card.shared_memory_per_block_optin>2**17
+
+def _has_tensor_memory(q):
+    "Whether the card is a B200, for which Triton 3.7 compiles some tiles of 64 rows wrongly."
+    card = _card(q)
+    return card is not None and card.major in (10,11)
+
 def _block(d): return max(16, triton.next_power_of_2(d))  # the least that a tensor core takes
 
 def _known(

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from ..call import Call, serve, takes
 from ..native.core import _folded, empty_like
-from dynattn.engine.triton.primitives import (
+from .primitives import (
     triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _launch, _operator, _dot,
-    _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask,
-    _online_softmax_update)
+    _has_room, _has_tensor_memory, _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles,
+    _tile, _keys, _pair_mask, _online_softmax_update)
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #7f20c1ac
 @triton.jit
@@ -38,6 +38,7 @@ def _window_forward_kernel(
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
+    PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head,
     reads the keys and values in its band and writes its rows."""
@@ -53,8 +54,8 @@ def _window_forward_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     first = tile*BLOCK_M+band.offset
-    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
-    for part in tl.static_range(3):  # edge, inside, edge
+    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N, PARTS)
+    for part in tl.static_range(PARTS):  # edge, inside, edge
         for t in range(turns[part], turns[part+1]):
             # m, dm: [BLOCK_M, BLOCK_N]
             j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N, part==1)
@@ -74,16 +75,18 @@ def _window_forward_kernel(
 def _tile_sizes(q, v, way):
     "Block sizes, warps and stages by dtype and width; `way` is 'rows' (forward), 'dq' or 'dkv'."
     d = max(q.shape[-1], v.shape[-1])
-    if _INTERPRETED.value: return dict(BLOCK_M=16, BLOCK_N=32)
+    if _INTERPRETED.value: return dict(BLOCK_M=16, BLOCK_N=32, PARTS=3)
     if q.dtype==torch.float32:  # no tensor cores: products in registers
         own,read = 32 if d<=128 else 16,32 if d<=64 else 16
         return ((dict(BLOCK_M=read, BLOCK_N=own) if way=='dkv' else dict(BLOCK_M=own, BLOCK_N=read))
-                | dict(num_warps=4 if d<=64 else 8, num_stages=2))
+                | dict(PARTS=1, num_warps=4 if d<=64 else 8, num_stages=2))
     if d>128:
         rows,keys = (32,64) if way=='dkv' else (64,32)
-        return dict(BLOCK_M=rows, BLOCK_N=keys, num_warps=8, num_stages=2)
+        small = not _has_room(q) or _has_tensor_memory(q)
+        if small and way!='rows': rows,keys = 32,32
+        return dict(BLOCK_M=rows, BLOCK_N=keys, PARTS=3, num_warps=8, num_stages=2)
     rows,keys,stages = dict(rows=(64,64,2), dq=(64,32,3), dkv=(32,64,2))[way]
-    return dict(BLOCK_M=rows, BLOCK_N=keys, num_warps=4, num_stages=stages)
+    return dict(BLOCK_M=rows, BLOCK_N=keys, PARTS=3, num_warps=4, num_stages=stages)
 
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #111e76a0
@@ -110,6 +113,7 @@ def _window_dq_kernel(
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
+    PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
 ):
     """Grid: B*H*cdiv(N, BLOCK_M). Each program owns BLOCK_M rows of one head and reads the keys
     and values in its band."""
@@ -130,8 +134,8 @@ def _window_dq_kernel(
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     ds = tl.zeros([BLOCK_M], tl.float32)
     first = tile*BLOCK_M+band.offset
-    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N)
-    for part in tl.static_range(3):
+    ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N, PARTS)
+    for part in tl.static_range(PARTS):
         for t in range(turns[part], turns[part+1]):
             # m, dm: [BLOCK_M, BLOCK_N]
             j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N, part==1)
@@ -155,6 +159,7 @@ def _window_dkv_kernel(
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
+    PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
 ):
     """Grid: B*HKV*cdiv(M, BLOCK_N). Each program owns BLOCK_N keys of one head
     and reads the queries, of every head of its group, that see them."""
@@ -172,8 +177,8 @@ def _window_dkv_kernel(
         left, right = look[3], look[4]
         at = (b*band.H+h).to(tl.int64)*band.N
         ahead, skip, turns = _tiles(
-            tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, BLOCK_M)
-        for part in tl.static_range(3):
+            tile*BLOCK_N, right, left, band, b, band.offset, band.N, BLOCK_N, BLOCK_M, PARTS)
+        for part in tl.static_range(PARTS):
             for t in range(turns[part], turns[part+1]):
                 rows = _tile(t, ahead, skip)*BLOCK_M + tl.arange(0, BLOCK_M)
                 L = tl.load(lse+at+rows, mask=rows<band.N, other=float('inf'))
