@@ -14,10 +14,19 @@ from .native.core import library
 # %% ../../nbs/engine/36_faster.ipynb #e5a30001
 # instruction set, dtype, causal, gradient, queries -> pairs; `benchmarks/plain.py --store` wrote it
 LEAST_PAIRS = {
-    ('amx', 'bfloat16', 'narrow', False, 'many'): 50331648,
-    ('amx', 'float32', 'narrow', False, 'many'): 1048576,
+    ('amx', 'bfloat16', 'narrow', False, 'many'): 3145728,
+    ('amx', 'bfloat16', False, True, 'few'): 32768,
+    ('amx', 'bfloat16', False, True, 'many'): 3072,
+    ('amx', 'bfloat16', True, False, 'many'): 262144,
+    ('amx', 'bfloat16', True, True, 'many'): 3072,
+    ('amx', 'float16', False, True, 'many'): 3072,
+    ('amx', 'float16', True, False, 'many'): 196608,
+    ('amx', 'float16', True, True, 'many'): 3072,
+    ('amx', 'float32', 'narrow', False, 'many'): 3145728,
     ('amx', 'float32', True, False, 'many'): 196608,
-    ('amx', 'float32', True, True, 'many'): 262144,
+    ('amx', 'float32', True, True, 'many'): 196608,
+    ('amx', 'float64', True, False, 'many'): 196608,
+    ('amx', 'float64', True, True, 'many'): 196608,
     ('avx2', 'bfloat16', False, False, 'few'): 131072,
     ('avx2', 'bfloat16', False, False, 'many'): 50331648,
     ('avx2', 'bfloat16', False, False, 'one'): 4096,
@@ -51,6 +60,10 @@ LEAST_PAIRS = {
     ('avx512', 'float32', False, False, 'one'): 131072,
     ('avx512', 'float32', False, True, 'many'): 49152,
     ('avx512', 'float32', True, False, 'many'): 49152,
+    ('avx512+amx', 'bfloat16', 'narrow', False, 'many'): 50331648,
+    ('avx512+amx', 'float32', 'narrow', False, 'many'): 1048576,
+    ('avx512+amx', 'float32', True, False, 'many'): 196608,
+    ('avx512+amx', 'float32', True, True, 'many'): 262144,
 }
 
 # %% ../../nbs/engine/36_faster.ipynb #e5a30002

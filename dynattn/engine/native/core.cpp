@@ -201,8 +201,14 @@ INLINE void fetch(const void *x, Int bytes) {
 // ---- one row of queries -------------------------------------------------------------------------
 
 // Keys of a run; bytes per row for bits of live keys; queries of a block. Back through a softmax,
-// each block reads and writes the gradients of its keys: with wide vectors, taller blocks pay.
-enum { KEYS = 96, KEPT = 64, SHORT = 16, TALL = VECTOR >= 32 ? 32 : 16 };
+// each block reads and writes the gradients of its keys: with wide vectors, taller blocks pay. In
+// tiles, sums over a run are read and written once.
+#if defined(TILES)
+enum { KEYS = 192 };
+#else
+enum { KEYS = 96 };
+#endif
+enum { KEPT = 64, SHORT = 16, TALL = VECTOR >= 32 ? 32 : 16 };
 
 // Numbers p[i*row + j*col]; where columns lie side by side, `col` is left out.
 template <class number> struct Matrix {
