@@ -509,7 +509,8 @@ def test_hostile_65_a_bias_that_is_no_number(options, bad):
 
 def a_query_alone_is_lost_as_among_others(dtype=torch.float32):
     "Each query of a text in a call of its own, or with another one, beside keys and values that are no numbers."
-    near = dict(rtol=1e-5, atol=1e-5) if dtype==torch.float32 else dict(rtol=3e-2, atol=3e-2)
+    torch.manual_seed(0)
+    near = dict(rtol=5e-5, atol=1e-5) if dtype==torch.float32 else dict(rtol=3e-2, atol=3e-2)
     many = torch.finfo(dtype).max
     for options in (dict(), dict(softcap=5.), dict(n_global=3), dict(is_causal=True, n_global=2), dict(sink=torch.tensor([.5])), dict(alpha=1.5),
                     dict(rel_bias=torch.tensor([[-torch.inf,0.,1.]]))):
