@@ -416,8 +416,9 @@ from dynattn import hf
 model = hf.load(FOLDER)
 ```
 
-`from_pretrained(FOLDER, trust_remote_code=True)` of transformers' Auto classes gives the same model where dynattn is \
-installed. The weights are float32, in which they were healed and judged; `dtype=torch.bfloat16` halves them."""
+`from_pretrained(FOLDER, trust_remote_code=True)` of transformers' Auto classes gives the same \
+model where dynattn is installed. The weights are float32, in which they were healed and judged; \
+`dtype=torch.bfloat16` halves them."""
 
 def _write_report(run, report, left_out):
     "The report and the result of a run, whether it was judged or not."

@@ -602,12 +602,12 @@ template <int QUERIES> struct Tiles<float, QUERIES> : Lanes<float, QUERIES> {
         }
     }
     // rows back: columns [width][QUERIES] as rows [QUERIES][width]
-    static void turn_back(float *rows, const float *columns, Int width, Int row) {
+    static void turn_back(float *rows, const float *columns, Int width) {
         for (Int i = 0; i < QUERIES; i += LANES) for (Int e = 0; e < width; e += LANES) {
             vec r[LANES];
             UNROLL for (int l = 0; l < LANES; l++) r[l] = load(columns+(e+l)*QUERIES+i);
             L::transpose(r);
-            UNROLL for (int l = 0; l < LANES; l++) store(rows+(i+l)*row+e, r[l]);
+            UNROLL for (int l = 0; l < LANES; l++) store(rows+(i+l)*width+e, r[l]);
         }
     }
 };
@@ -1597,8 +1597,9 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
         else if (!s.far)
             for (int v = 0; v < GROUPS; v++)
                 store(x+v*LANES, load(x+v*LANES)*by+load(m+v*LANES));
-        else for (int i = 0; i < QUERIES; i++) {
-            x[i] *= by[0];
+        else for (int v = 0; v < GROUPS; v++) store(x+v*LANES, load(x+v*LANES)*by);
+        const bool by_query = s.far && !keys.is_hole(key) && (head.bias || c.is_causal);
+        for (int i = 0; by_query && i < QUERIES; i++) {
             if (c.is_causal && key > at+i) x[i] = -INFINITY;
             else if (head.bias) x[i] += head.unit*head.bias_at(key-at-i);
         }
@@ -1629,7 +1630,7 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
 
     // ---- results
 
-    // O (+)= P V and dP = dO Vᵀ, for keys j0..j0+n-1.
+    // O (+)= P V by tiles, from S and across, for keys j0..j0+n-1.
     void tile_mix(const Span &s, Int j0, Int n, bool more) {
         if constexpr (T::exist) {
             const Int whole = rounded(n, T::DEPTH);
@@ -1646,6 +1647,7 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
             add(true);
         }
     }
+    // The same by vectors, and dP = dO Vᵀ.
     INLINE void mix(const Span &s, Int j0, Int n, const real *weights, bool more) {
         if (keys.way == keys.LYING) {
             const auto &x = keys.piece[s.piece];
@@ -1712,7 +1714,7 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
     }
     void write_dq(Int of) {                                    // from so many keys
         if constexpr (T::exist)
-            if (keys.tiled()) T::turn_back(dq_rows, dq_cols, p.width, p.width);
+            if (keys.tiled()) T::turn_back(dq_rows, dq_cols, p.width);
         if (!of) memset(dq_rows, 0, nq*p.width*sizeof(real));
         for (Int i = 0; i < nq; i++)
             write_row(place(g->dq, i), dq_rows+i*p.width, c.d, c.kind);
@@ -1720,7 +1722,7 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
     real *grad_rows(const Rows &x, Int key) {
         return (real*)x.data+head.b*x.b+head.hk*x.h+key*x.n;
     }
-    // The same three products by tiles: from S and D.
+    // The last three products of the backward pass by tiles, from S and D.
     void tile_push_back(const Span &s, Int j0, Int n, bool more) {
         if constexpr (T::exist) {
             const Int whole = rounded(n, T::DEPTH);
@@ -1834,7 +1836,7 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
             vec most[4][GROUPS];           // of four keys in a row: maxima wait for each other
             for (auto &x : most) for (int v = 0; v < GROUPS; v++) x[v] = top[v];
             for (Int j = 0; j < n; j += 4) UNROLL for (int i = 0; i < 4; i++)
-                for (int v = 0; v < GROUPS; v++)
+                for (int v = 0; v*LANES < nq; v++)
                     most[i][v] = L::max(most[i][v], load(S+std::min(j+i, n-1)*QUERIES+v*LANES));
             for (int v = 0; v*LANES < nq; v++) {
                 const vec even = L::max(most[0][v], most[2][v]);
@@ -1867,7 +1869,7 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
             more = true;
         });
         if constexpr (T::exist)
-            if (keys.tiled()) T::turn_back(o_rows, o_cols, p.dv_width, p.dv_width);
+            if (keys.tiled()) T::turn_back(o_rows, o_cols, p.dv_width);
         real all[QUERIES], high[QUERIES], by[QUERIES];
         for (int v = 0; v < GROUPS; v++) {
             store(all+v*LANES, sum[v]);
