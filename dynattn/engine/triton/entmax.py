@@ -220,7 +220,7 @@ def _entmax_forward_kernel(
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #05f0d054
 def _tile_sizes(q, v, way, tile=None):
-    """Block sizes, warps and stages; `way` is 'rows' (forward), 'dq' or 'dkv'.
+    """Block sizes, warps and stages; `way` is 'bound' or 'rows' (forward), 'dq' or 'dkv'.
 
     `tile` has the rows and keys of a tile with a flag, which forward takes whole."""
     d,exact = max(q.shape[-1], v.shape[-1]),q.dtype==torch.float32
@@ -230,13 +230,14 @@ def _tile_sizes(q, v, way, tile=None):
     rows,keys = tile or (most_rows,size)
     # a program of dq owns rows, one of dkv keys, and each takes few of the others at a time
     few = size//2
-    blocks = dict(rows=(rows,keys), dq=(max(rows, most_rows),min(keys, few)),
+    blocks = dict(bound=(rows,keys), rows=(rows,keys), dq=(max(rows, most_rows),min(keys, few)),
                   dkv=(min(rows, few),max(keys, size)))[way]
     sizes = dict(zip(('BLOCK_M','BLOCK_N'), blocks), FLAG_M=rows, FLAG_N=keys, PARTS=3)
     if _INTERPRETED.value: return sizes
-    four_warps = d<=64 or way=='rows' and size==64
+    forward = way in ('bound','rows')
+    four_warps = d<=64 or forward and size==64
     return sizes | dict(PARTS=1 if exact else 3, num_warps=4 if four_warps else 8,
-                        num_stages=3 if way=='rows' and not exact else 2)
+                        num_stages=3 if forward and not exact else 2)
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #590537bb
 def _empty_out(x): # -> out; a byte for each tile, 0; threshold of each row
@@ -269,7 +270,7 @@ def _forward(plan, x, square=False):
         alpha=_per_head(x.alpha, x), tol=2**-7 if x.q.dtype==torch.float32 else 2**-4,
         threshold=threshold, SQUARE=square)
     maybe = torch.empty_like(live)
-    _launch(_entmax_bound_kernel, known, maybe=maybe)
+    _launch(_entmax_bound_kernel, known | _tile_sizes(x.q, x.v, 'bound'), maybe=maybe)
     _launch(_entmax_forward_kernel, known, lists=_lists(known, maybe), out=_heads(out), live=live)
     return out,live,threshold
 

@@ -693,7 +693,7 @@ def _known(
 def _arguments(kernel, known):
     "The part of `known` that a kernel takes."
     return {name:x for name,x in known.items()
-            if name in kernel.arg_names or name.startswith('num_')}
+            if name in kernel.arg_names or name in ('num_warps','num_stages','maxnreg')}
 
 def _launch(
     kernel, # a Triton kernel over tiles of queries, or of keys
