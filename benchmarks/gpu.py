@@ -210,15 +210,18 @@ def bisect(c):
         return entmax_bisect(s if hide is None else s.masked_fill(hide, -1e30), alpha).to(v.dtype)@v
     return f, (q,k,v,alpha)
 
-def sparsity(c):
-    "The share of the tiles without weight, among those that causality leaves."
+def sparsity(c, size=64):
+    "The share of the tiles of `size` queries and as many keys without weight, among those that causality leaves."
     q,k,v = (t.detach() for t in replace(c, B=1, H=min(c.H, 4)).tensors())
     _,live,_ = _forward(*_served(Call(q, k, v, alpha=torch.tensor(c.alpha, device=DEV), is_causal=c.causal)))
-    weight,(rows,cols) = live.sum().item(),live.shape[2:]
-    sizes = _tile_sizes(q, v, 'rows')
-    reached = lambda r: min(cols, -(-(r+1)*sizes['FLAG_M']//sizes['FLAG_N']))
-    all_tiles = sum(map(reached, range(rows))) if c.causal else rows*cols
-    return 1-weight/(q.shape[1]*all_tiles)
+    flag = _tile_sizes(q, v, 'rows')
+    rows,cols = (max(size//flag[name], 1) for name in ('FLAG_M','FLAG_N'))
+    live = F.max_pool2d(live.float(), (rows,cols), ceil_mode=True)
+    tiles = torch.ones(live.shape[2:], dtype=torch.bool)
+    if c.causal:
+        last = torch.arange(1, live.shape[2]+1)[:,None]*rows*flag['FLAG_M']
+        tiles &= torch.arange(live.shape[3])*cols*flag['FLAG_N'] < last
+    return 1-live.sum().item()/(q.shape[1]*tiles.sum().item())
 
 def sharpened(c, least=.5, most=.85):
     "Scores scaled until between `least` and `most` of the tiles hold no weight: doubled until enough do, then halved in between."

@@ -3,8 +3,7 @@
 python benchmarks/gpu_tiles.py --to tiles.csv            all kernels, heads of 64 and 128
 python benchmarks/gpu_tiles.py --warm                    compile them, in processes side by side; times nothing
 python benchmarks/gpu_tiles.py --only window --d 64 --minutes 1
-A tile of entmax ('rows' and 'back', forward and backward) is one that has a flag, and all kernels of the call take its size; entmax15
-is entmax with the number 1.5. `registers` is the most that a thread may have, 0 for no limit: with fewer, more programs share a
+entmax15 is entmax with the number 1.5; 'tile' changes the size of a tile that has a flag, and with it all kernels. `registers` is the most that a thread may have, 0 for no limit: with fewer, more programs share a
 multiprocessor. Times are of the kernels: CUDA events around them, with work queued before so that the device never waits for
 Python; `parts` has each kernel's own, in milliseconds, from a profiler. `host` is what Python needs to start a call."""
 import argparse, functools, os, statistics, sys, time
@@ -19,22 +18,21 @@ from dynattn.engine.call import Call
 from dynattn.engine.triton import entmax, primitives, window
 from gpu import Case, sharpened
 
-# BLOCK_M, BLOCK_N, warps, stages, registers; 0 warps: as many as by default
+# BLOCK_M, BLOCK_N, warps, stages, registers; 'tile': queries and keys of a tile of entmax that has a flag
 ENTMAX = {
-    'rows': [(64,64,4,3,0),(64,64,4,3,168),(64,64,4,3,128),(64,64,4,2,168),(64,32,4,3,0),(64,32,4,3,168),(64,32,4,3,128),
-             (128,64,8,2,0),(128,64,8,2,128),(128,32,4,3,0)],
-    'bound': [(64,64,4,2,0),(64,64,4,2,128),(64,64,4,3,128),(64,64,4,4,128)],
-    'back': [(64,64,0,2,0),(64,64,0,2,168),(64,64,0,2,128),(64,32,0,2,168),(32,64,0,2,168)],
-    'dq': [(64,32,4,3,168),(64,64,4,2,168)],
-    'dkv': [(32,64,4,3,168),(64,64,4,2,168),(64,64,8,2,128)]}
+    'tile': [(32,32),(64,32),(32,64),(64,64),(32,16)],
+    'bound': [(64,64,4,3,0),(64,64,4,3,168),(64,64,4,3,128),(64,64,4,2,128),(128,64,8,2,128)],
+    'rows': [(64,32,4,3,0),(64,32,4,3,168),(64,32,4,3,128),(64,32,4,4,168),(64,32,4,2,168),(128,32,8,3,128)],
+    'dq': [(64,32,4,2,0),(64,32,4,2,168),(64,32,4,2,128),(64,32,4,3,168),(128,32,8,2,128)],
+    'dkv': [(32,64,4,2,0),(32,64,4,2,168),(32,64,4,2,128),(32,64,4,3,168),(32,32,4,2,0),(32,128,8,2,128)]}
 SIZES = {
     'entmax15': ENTMAX, 'entmax': ENTMAX,
     'window': {
-        'rows': [(64,64,4,2,0),(64,64,4,2,168),(64,64,4,3,168),(64,32,4,3,128),(128,64,8,2,128)],
-        'dq': [(64,32,4,3,0),(64,32,4,3,168),(64,32,4,3,128),(64,64,4,2,168)],
-        'dkv': [(32,64,4,2,0),(32,64,4,2,168),(32,64,4,2,128),(64,64,4,2,168)]}}
+        'rows': [(64,64,4,2,0),(64,32,4,3,0),(64,32,4,3,168),(64,32,4,3,128),(64,32,4,2,128),(64,32,4,4,128),(128,32,8,3,128)],
+        'dq': [(64,32,4,3,0),(64,32,4,3,168),(64,32,4,3,128),(64,32,4,2,128),(128,32,8,3,128)],
+        'dkv': [(32,64,4,2,0),(32,64,4,2,168),(32,64,4,2,152),(32,64,4,3,168),(32,128,8,2,128)]}}
 MODULES = dict(window=window, entmax=entmax, entmax15=entmax)
-FORWARD = 'rows','bound'
+FORWARD,BACKWARD = ('rows','bound'),('dq','dkv')
 known_sizes = {module: module._tile_sizes for module in (window,entmax)}
 
 def questions(only, heads):
@@ -46,17 +44,14 @@ def questions(only, heads):
                 for size in sizes: yield suite,d,way,size
 
 def set_tiles(suite, way, size):
-    "Let one kernel of a suite take these sizes."
-    rows,keys,warps,stages,registers = size
+    "Let one kernel of a suite take these sizes, or all of them flags of such tiles."
     module = MODULES[suite]
-    timed_ways = dict(back=('dq','dkv')).get(way, (way,))
+    known = known_sizes[module]
     def sizes(q, v, asked):
-        own = dict(BLOCK_M=rows, BLOCK_N=keys)
-        if module is window: found = known_sizes[module](q, v, asked) | (own if asked==way else {})
-        elif way in ('rows','bound','back'): found = known_sizes[module](q, v, asked, tile=(rows,keys))
-        else: found = known_sizes[module](q, v, asked, tile=(64,64)) | (own if asked==way else {})
-        if asked not in timed_ways: return found
-        return found | dict(num_warps=warps or found.get('num_warps'), num_stages=stages, maxnreg=registers or None)
+        if way=='tile': return known(q, v, asked, tile=size)
+        if asked!=way: return known(q, v, asked)
+        rows,keys,warps,stages,registers = size
+        return known(q, v, asked) | dict(BLOCK_M=rows, BLOCK_N=keys, num_warps=warps, num_stages=stages, maxnreg=registers or None)
     module._tile_sizes = sizes
 
 def prepared(suite, d, n=8192):
@@ -131,12 +126,14 @@ def main(only, heads, to, minutes, warm):
     filler = torch.empty(2**30, dtype=torch.uint8, device='cuda')
     for suite,d,way,size in asked:
         if time.perf_counter()-start > 60*minutes: return print('out of time')
-        row = dict(suite=suite, d=d, kernel=way, **dict(zip(('rows','keys','warps','stages','registers'), size)), ms='', host_ms='', parts='', failed='')
+        numbers = dict(zip(('rows','keys','warps','stages','registers'), (*size, '', '', '')))
+        row = dict(suite=suite, d=d, kernel=way, **numbers, ms='', host_ms='', parts='', failed='')
         try:
             set_tiles(suite, way, size)
-            fn = functions(suite, prepared(suite, d))[way not in FORWARD]
-            ms,host = timed(fn, filler)
-            row |= dict(ms=f'{ms:.4f}', host_ms=f'{host:.3f}', parts=parts_of(fn))
+            forward,backward = functions(suite, prepared(suite, d))
+            found = [(*timed(fn, filler), parts_of(fn)) for fn in ((forward,) if way in FORWARD else (backward,) if way in BACKWARD else (forward,backward))]
+            ms,host,parts = zip(*found)
+            row |= dict(ms=f'{sum(ms):.4f}', host_ms=f'{sum(host):.3f}', parts=', '.join(parts))
         except Exception as e: row['failed'] = f'{type(e).__name__}: {" ".join(str(e).split())}'[:100]
         print(*row.values(), flush=True)
         if to: append(to, [row], None)

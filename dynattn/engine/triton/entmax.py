@@ -15,7 +15,7 @@ from .primitives import (
     triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _per_head, _launch, _operator, _dot,
     _log2, _reciprocal, _has_tensor_memory,
     _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask,
-    _deformed_exp, _slope, _newton_step, _online_entmax_update, _alpha_pull, _may_weigh)
+    _weigh, _deformed_exp, _newton_step, _online_entmax_update, _alpha_pull, _may_weigh)
 from .window import _empty_out as _empty_rows
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #0a5c1d1d
@@ -29,17 +29,62 @@ def _entmax_scores(
         s = s + _log2(tl.where(m>0, m, 1.))*.6931471805599453  # log(2)
     return tl.where(m>0, s, -float('inf'))
 
+@triton.jit
+def _greatest(
+    products, m, # [BLOCK_M,BLOCK_N] each
+    scale, band, # positive factor of the products, and `_Band`
+    PARTS: tl.constexpr, # as many runs of neighbouring keys
+): # -> [BLOCK_M,PARTS]
+    "The greatest score of each row in each run, -inf where nothing is seen."
+    soft: tl.constexpr = (band.sigma is not None) or (band.table is not None)
+    if soft: s = _entmax_scores(products*scale, m, band)
+    else: s = tl.where(m>0, products, -float('inf'))
+    tops = tl.max(tl.reshape(s, [s.shape[0], PARTS, s.shape[1]//PARTS]), 2)
+    if not soft: tops = tl.where(tops>-float('inf'), tops*scale, tops)
+    return tops
+
+@triton.jit
+def _flags_of_rows(
+    flags, # pointer to [B,H,tiles,cols] bytes
+    bh, tile, cols, band, # b*H + h, tile of queries, tiles of keys, `_Band`
+    BLOCK_M: tl.constexpr, FLAG_M: tl.constexpr, # queries of the tile, and of one with a flag
+): # -> pointers, bool, [BLOCK_M/FLAG_M,1] each
+    "The first flags of the rows of a tile, and which of them exist."
+    OWN: tl.constexpr = BLOCK_M//FLAG_M
+    rows = tl.cdiv(band.N, FLAG_M)
+    row = tile*OWN + tl.arange(0, OWN)[:,None]
+    return flags + (bh.to(tl.int64)*rows+row)*cols, row<rows
+
+@triton.jit
+def _of_rows(
+    x, # [BLOCK_M,n] int32
+    FLAG_M: tl.constexpr, # queries of a tile that has a flag
+): # -> [BLOCK_M/FLAG_M,n]
+    "The greatest of the rows that share a flag."
+    return tl.max(tl.reshape(x, [x.shape[0]//FLAG_M, FLAG_M, x.shape[1]]), 1)
+
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #604930a4
 @triton.jit
 def _tile_weights(
     products, m, a, # products, mask and thresholds that broadcast to them
-    eps, band, # alpha - 1, `_Band`
+    eps, scale, band, # alpha - 1; factor of the products; `_Band`
     SQUARE: tl.constexpr, # whether alpha is known to be 3/2
 ): # -> p, s, u, log p
     "Weight, slope, base and logarithm of the weight of each pair."
-    y = _entmax_scores(products, m, band)-a
-    p, u, log_p = _deformed_exp(y, eps, band.half is not None, SQUARE)
-    return p, _slope(p, u, SQUARE), u, log_p
+    if band.half is None:
+        y = _entmax_scores(products*scale, m, band)-a
+        p, s, u, log_p = _deformed_exp(y, eps, False, SQUARE)
+    else:
+        # 1 + eps*y as one product and one sum
+        u = products*(eps*scale) + tl.where(a<float('inf'), 1-eps*a, -float('inf'))
+        y = products*scale - a
+        if (band.sigma is not None) or (band.table is not None):
+            log_m = _log2(tl.where(m>0, m, 1.))*.6931471805599453  # log(2)
+            u += eps*log_m
+            y += log_m
+        u = tl.where(m>0, tl.maximum(u, 0.), 0.)
+        p, s, log_p = _weigh(u, tl.where(m>0, tl.maximum(y, -1e30), -1e30), eps, True, SQUARE)
+    return p, s, u, log_p
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #0cd9291c
 @triton.jit
@@ -50,6 +95,7 @@ def _entmax_bound_kernel(
     CAUSAL: tl.constexpr, # no query sees later keys
     D: tl.constexpr, BLOCK_D: tl.constexpr, # width of the heads, and of a tile
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
+    FLAG_M: tl.constexpr, FLAG_N: tl.constexpr, # queries and keys of a tile that has a flag
     PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
     SQUARE: tl.constexpr=False, # whether alpha is known to be 3/2
 ):
@@ -66,7 +112,11 @@ def _entmax_bound_kernel(
     # a query that is not finite (0 * NaN is NaN), or an alpha out of range
     lost = tl.sum(Q.to(tl.float32)*0, 1) + tl.where((eps>=0) & (eps<=1), 0., 1.) != 0
     Q = tl.where(lost[:,None], 0., Q)
-    maybe += (bh*tiles+tile).to(tl.int64)*tl.cdiv(band.M, BLOCK_N)
+    if scale<0: Q = -Q
+    scale = tl.abs(scale)  # so that the greatest product has the greatest score
+    FLAGS: tl.constexpr = BLOCK_N//FLAG_N
+    cols = tl.cdiv(band.M, FLAG_N)
+    flags, flag_exists = _flags_of_rows(maybe, bh, tile, cols, band, BLOCK_M, FLAG_M)
     c = tl.full([BLOCK_M], -float('inf'), tl.float32)
     rate = tl.full([BLOCK_M], 1., tl.float32)
     first = tile*BLOCK_M+band.offset
@@ -76,14 +126,20 @@ def _entmax_bound_kernel(
             # m, dm: [BLOCK_M, BLOCK_N]
             j, real, m, dm = _keys(_tile(t, ahead, skip), i, band, look, CAUSAL, BLOCK_N, part==1)
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-            z = _entmax_scores(_dot(Q, tl.trans(K))*scale, m, band)
-            best = tl.max(z, 1)
-            at = maybe + _tile(t, ahead, skip)
+            products = _dot(Q, tl.trans(K))
+            tops = _greatest(products, m, scale, band, FLAGS)  # [BLOCK_M, FLAGS]
+            best = tl.max(tops, 1)
             # the first tile of a row always counts
-            if _may_weigh(best, tl.where(c==-float('inf'), best, c), eps)!=0:
-                c, rate = _online_entmax_update(c, rate, z, eps, band.half is not None, SQUARE)
-                tl.store(at, _may_weigh(best, c, eps))
-            else: tl.store(at, 0)
+            known = tl.where(c==-float('inf'), best, c)
+            may = _of_rows(_may_weigh(tops, known[:,None], eps).to(tl.int32), FLAG_M)
+            col = _tile(t, ahead, skip)*FLAGS + tl.arange(0, FLAGS)[None,:]
+            tl.store(flags+col, may.to(tl.int8), mask=flag_exists & (col<cols))
+            if tl.max(tl.max(may, 1), 0)!=0:
+                new = tl.maximum(c, best)
+                safe = tl.where(new==-float('inf'), 0., new)
+                p, s, u, log_p = _tile_weights(products, m, safe[:,None], eps, scale, band, SQUARE)
+                c, rate = _online_entmax_update(
+                    c, rate, new, tl.sum(p, 1), tl.sum(s, 1), eps, band.half is not None, SQUARE)
     tl.store(threshold + bh.to(tl.int64)*band.N + rows,
              tl.where(lost & (c>-float('inf')), float('nan'), c), mask=rows<band.N)
 
@@ -157,7 +213,8 @@ def _entmax_forward_kernel(
     CAUSAL: tl.constexpr, # no query sees later keys
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries and keys of a tile
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries of a tile; keys, as many as have a flag
+    FLAG_M: tl.constexpr, # queries of a tile that has a flag
     PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
     SQUARE: tl.constexpr=False, # whether alpha is known to be 3/2
 ):
@@ -176,7 +233,7 @@ def _entmax_forward_kernel(
     a = tl.where(some, a, float('inf'))
     Q = _load_tile(q, b, h, rows, some, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     cols = tl.cdiv(band.M, BLOCK_N)
-    live += (bh*tiles+tile).to(tl.int64)*cols
+    flags, flag_exists = _flags_of_rows(live, bh, tile, cols, band, BLOCK_M, FLAG_M)
     lists += (bh*tiles+tile).to(tl.int64)*(cols+3)
     first = tile*BLOCK_M+band.offset
     ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N, PARTS)
@@ -189,11 +246,11 @@ def _entmax_forward_kernel(
                 tile_of_keys = _listed(lists+turns[part], n)
                 j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N, part==1)
                 K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)
-                products = _dot(Q, tl.trans(K))*scale
-                p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band, SQUARE)
+                products = _dot(Q, tl.trans(K))
+                p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, scale, band, SQUARE)
                 S += tl.sum(p, 1)
                 R += tl.sum(s, 1)
-        step, rate = _newton_step(S, R, eps)
+        step, rate = _newton_step(S, R, eps, band.half is not None, SQUARE)
         a += step
         furthest, steps = tl.max(tl.abs(step), 0), steps+1
     S, R = tl.zeros([BLOCK_M], tl.float32), tl.zeros([BLOCK_M], tl.float32)
@@ -205,14 +262,15 @@ def _entmax_forward_kernel(
             j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N, part==1)
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            products = _dot(Q, tl.trans(K))*scale
-            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band, SQUARE)
+            products = _dot(Q, tl.trans(K))
+            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, scale, band, SQUARE)
             acc += _dot(p.to(V.dtype), V)
             fix += _dot(s.to(V.dtype), V)
+            slopes = tl.sum(s, 1)
             S += tl.sum(p, 1)
-            R += tl.sum(s, 1)
-            some_weight = tl.max(tl.max((u>0).to(tl.int32), 1), 0)
-            tl.store(live+tile_of_keys, some_weight.to(tl.int8))
+            R += slopes
+            weighs = _of_rows((slopes>0).to(tl.int32)[:,None], FLAG_M)
+            tl.store(flags+tile_of_keys, weighs.to(tl.int8), mask=flag_exists)
     excess = tl.where(R>0, (S-1)/tl.where(R>0, R, 1.), 0.)
     o = tl.where(lost[:,None], float('nan'), acc-excess[:,None]*fix)
     _store_tile(out, b, h, rows, rows<band.N, o, DV, BLOCK_DV)
@@ -222,15 +280,16 @@ def _entmax_forward_kernel(
 def _tile_sizes(q, v, way, tile=None):
     """Block sizes, warps and stages; `way` is 'bound' or 'rows' (forward), 'dq' or 'dkv'.
 
-    `tile` has the rows and keys of a tile with a flag, which forward takes whole."""
+    `tile` has the queries and keys of a tile with a flag."""
     d,exact = max(q.shape[-1], v.shape[-1]),q.dtype==torch.float32
     small = _INTERPRETED.value or exact or d>128 or _has_tensor_memory(q)
     size = 32 if small else 64
     most_rows = 16 if exact and d>64 else size
-    rows,keys = tile or (most_rows,size)
-    # a program of dq owns rows, one of dkv keys, and each takes few of the others at a time
     few = size//2
-    blocks = dict(bound=(rows,keys), rows=(rows,keys), dq=(max(rows, most_rows),min(keys, few)),
+    rows,keys = tile or ((most_rows,size) if small else (few,few))
+    # a program of dkv owns keys, the others rows; the backward ones take few of the others at a time
+    own = max(rows, most_rows)
+    blocks = dict(bound=(own,max(keys, size)), rows=(own,keys), dq=(own,min(keys, few)),
                   dkv=(min(rows, few),max(keys, size)))[way]
     sizes = dict(zip(('BLOCK_M','BLOCK_N'), blocks), FLAG_M=rows, FLAG_N=keys, PARTS=3)
     if _INTERPRETED.value: return sizes
@@ -321,13 +380,13 @@ def _entmax_dq_kernel(
             j, real, m, dm = _keys(tile_of_keys, i, band, look, CAUSAL, BLOCK_N, part==1)
             K = _load_tile(k, b, hkv, j, real, D, BLOCK_D)  # [BLOCK_N, BLOCK_D]
             V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
-            products = _dot(Q, tl.trans(K))*scale
-            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, band, SQUARE)
+            products = _dot(Q, tl.trans(K))
+            p, s, u, log_p = _tile_weights(products, m, a[:,None], eps, scale, band, SQUARE)
             g = _dot(dO, tl.trans(V))-mean[:,None]
             slopes = tl.sum(s, 1)
             if dalpha is not None:
                 phi = _alpha_pull(log_p, u, eps)
-                mean_phi = tl.sum(s*phi, 1)/tl.where(slopes>0, slopes, 1.)
+                mean_phi = tl.sum(s*phi, 1)*_reciprocal(tl.where(slopes>0, slopes, 1.))
                 typical = tl.where(R>0, typical, mean_phi)  # that of the first tile with weight
                 f = s*(phi-typical[:,None])
                 F += tl.sum(f, 1)
@@ -371,6 +430,7 @@ def _entmax_dkv_kernel(
     V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
     acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    all_keys = tl.full([BLOCK_N, 1], 1, tl.int1)  # sums of those that take no part are dropped
     of_rows = tl.cdiv(band.N, FLAG_M)
     SPLIT: tl.constexpr = FLAG_M//BLOCK_M
     group = band.H//band.HKV
@@ -394,13 +454,14 @@ def _entmax_dkv_kernel(
                 d = tl.load(delta+at+rows, mask=rows<band.N, other=0.)
                 i = (rows+band.offset)[None,:]
                 # m, dm: [BLOCK_N, BLOCK_M]
-                m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL, part==1)
-                products = _dot(K, tl.trans(Q))*scale
-                p, s, u, log_p = _tile_weights(products, m, a[None,:], eps, band, SQUARE)
+                m, dm = _pair_mask(i, j[:,None], all_keys, band, look, CAUSAL, part==1)
+                products = _dot(K, tl.trans(Q))
+                p, s, u, log_p = _tile_weights(products, m, a[None,:], eps, scale, band, SQUARE)
                 acc_v += _dot(p.to(dO.dtype), dO)
                 ds = s*(_dot(V, tl.trans(dO))-d[None,:])
                 acc_k += _dot(ds.to(Q.dtype), Q)
-    _store_tile(dk, b, hkv, j, j<band.M, acc_k*scale, D, BLOCK_D)
+    acc_k, acc_v = tl.where(real[:,None], acc_k*scale, 0.), tl.where(real[:,None], acc_v, 0.)
+    _store_tile(dk, b, hkv, j, j<band.M, acc_k, D, BLOCK_D)
     _store_tile(dv, b, hkv, j, j<band.M, acc_v, DV, BLOCK_DV)
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #21915b66

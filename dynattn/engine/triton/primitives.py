@@ -446,11 +446,13 @@ def _window(
         m = tl.load(mask+entry, mask=there, other=0.)
         dm = tl.load(mask+band.entries+entry, mask=there, other=0.)
     elif band.sigma is not None:
-        x = (j.to(tl.float32)-i.to(tl.float32))*(band.unit/sigma)
-        V = tl.exp2(x*x*-.7213475204444817)  # -log2(e)/2
+        # in units in which the curve is 2^(-x^2)
+        x = (j.to(tl.float32)-i.to(tl.float32))*(band.unit/sigma*.8493218002880191)
+        V = tl.exp2(-(x*x))
         t = _tanh(V*band.gain - band.T*band.gain, band.half is not None)
         m = tl.maximum(t*band.top, 0.)
-        dm = tl.where(m>0, (1-t*t)*(V*x*x)*(band.gain*band.top/sigma), 0.)
+        slope = band.gain*band.top/sigma*1.3862943611198906  # 2*log(2)
+        dm = tl.where(m>0, (1-t*t)*(V*x*x)*slope, 0.)
     return m, dm
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #9ebfe3b3
@@ -516,81 +518,90 @@ def _online_softmax_update(
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #236383c0
 @triton.jit
-def _deformed_exp(
-    y, eps, # any shape; alpha - 1, at least 0
-    HALF: tl.constexpr=False, # whether p is rounded to half precision
+def _weigh(
+    u, y, eps, # bases and distances from the threshold, any shape; alpha - 1, at least 0
+    HALF: tl.constexpr=False, # whether weights are rounded to half precision
     SQUARE: tl.constexpr=False, # whether eps is known to be 1/2
-): # -> p, u, log p; with SQUARE p is the square of u, and the logarithm is not computed
-    """`p = (1 + eps*y)^(1/eps)`, exp(y) at eps=0, and its base `u`, both 0 where `1 + eps*y <= 0`;
-    the logarithm of `p` where it is not 0."""
-    if SQUARE: z = y/2
-    else:
-        y = tl.maximum(y, -1e30)  # 0*inf would be NaN
-        z = eps*y
-    u = tl.maximum(1+z, 0.)
-    if SQUARE: p, log_p = u*u, u
+): # -> p, s, log p; with SQUARE the logarithm is not computed
+    "Weight, slope and logarithm of the weight where `u = max(1 + eps*y, 0)`."
+    if SQUARE: p, s, log_p = u*u, u, u
     elif HALF:
-        near = y*1.4426950408889634*(1 - z*(1/2 - z*(1/3 - z/4)))
-        log2_p = tl.where(eps<2**-10, near, _log2(u)*(1/tl.maximum(eps, 2**-10)))
-        p, log_p = tl.exp2(log2_p), log2_p*.6931471805599453
+        if eps<2**-10:  # the same for the whole head
+            z = eps*y
+            log_p = y*(1 - z*(1/2 - z*(1/3 - z/4)))
+            p = tl.exp2(log_p*1.4426950408889634)
+            s = tl.where(u>0, p*_reciprocal(u), 0.)
+        else:
+            log2_u = _log2(u)
+            s = tl.exp2(log2_u*tl.maximum(1/eps-1, 2.**-20))  # 0*inf would be NaN
+            p = s*u
+            log_p = log2_u*(.6931471805599453/eps)
     else:
         log_p = y*tl.where(u==1, 1., tl.log(u)/(u-1))
         p = tl.exp(log_p)
-    return p, u, log_p
+        s = tl.where(u>0, p*_reciprocal(u), 0.)
+    return p, s, log_p
 
-# %% ../../../nbs/engine/40_triton.primitives.ipynb #83621537
 @triton.jit
-def _slope(
-    p, u, # weights and bases of any shape, as from `_deformed_exp`
-    SQUARE: tl.constexpr=False, # likewise
-): # -> the same shape
-    "`p^(1 - eps)` on the support, 0 elsewhere: how fast a weight falls when the threshold rises."
-    if SQUARE: slope = u
-    else: slope = tl.where(u>0, p*_reciprocal(u), 0.)
-    return slope
+def _deformed_exp(
+    y, eps, # any shape; alpha - 1, at least 0
+    HALF: tl.constexpr=False, # as above
+    SQUARE: tl.constexpr=False, # as above
+): # -> p, s, u, log p
+    """`p = (1 + eps*y)^(1/eps)`, exp(y) at eps=0; how fast it falls, `s = p^(1 - eps)`; its base
+    `u`; all 0 where `1 + eps*y <= 0`; the logarithm of `p` where it is not 0."""
+    y = tl.maximum(y, -1e30)  # 0*inf would be NaN
+    u = tl.maximum(1+eps*y, 0.)
+    p, s, log_p = _weigh(u, y, eps, HALF, SQUARE)
+    return p, s, u, log_p
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #b57121aa
 @triton.jit
 def _newton_step(
     S, slopes, # [BLOCK] sums of the weights and of their slopes
     eps, # alpha - 1
+    HALF: tl.constexpr=False, # whether weights are rounded to half precision
+    SQUARE: tl.constexpr=False, # whether eps is known to be 1/2
 ): # -> step, rate
     "How far to raise the threshold of rows that sum to `S`, and how fast `ln_eps S` falls; or 0."
     some = S>0
     S = tl.where(some, S, 1.)
-    log = tl.log(S)
-    w = tl.exp(eps*log)  # S^eps
-    g = log*tl.where(w==1, 1., (w-1)/tl.log(w))
-    rate = tl.where(some, slopes*w/S, 1.)
-    return tl.where(some, g/rate, 0.), rate
+    if SQUARE: w = tl.sqrt(S)  # S^eps
+    elif HALF: w = tl.exp2(eps*_log2(S))
+    else: w = tl.exp(eps*tl.log(S))
+    if SQUARE: g = 2*(w-1)
+    elif HALF:
+        log = _log2(S)*.6931471805599453
+        g = tl.where(eps<2**-10, log*(1 + eps*log/2), (w-1)*_reciprocal(tl.maximum(eps, 2.**-10)))
+    else: g = tl.log(S)*tl.where(w==1, 1., (w-1)/tl.log(w))
+    rate = tl.where(some, slopes*w*_reciprocal(S), 1.)
+    return tl.where(some, g*_reciprocal(rate), 0.), rate
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #a5111db0
 @triton.jit
 def _online_entmax_update(
     c, k, # [BLOCK_M] lower bound of the threshold, and the rate there
-    z, # [BLOCK_M,BLOCK_N] scores
+    new, # [BLOCK_M] the greatest of `c` and the scores of the tile, -inf where nothing is seen
+    S, slopes, # [BLOCK_M] sums of the tile's weights at the threshold `new`, and of their slopes
     eps, # alpha - 1
     HALF: tl.constexpr=False, # whether weights are rounded to half precision
     SQUARE: tl.constexpr=False, # whether eps is known to be 1/2
 ): # -> c, k
-    "One more tile of scores, -inf where masked: the raised lower bound, and the rate there."
+    "One more tile: the raised lower bound, and the rate there."
     # no weight exceeds one, so no score exceeds the threshold
-    new = tl.maximum(c, tl.max(z, 1))
     safe = tl.where(new==-float('inf'), 0., new)
-    old, u, _ = _deformed_exp(-k*(safe-c), eps, HALF, SQUARE)
-    p, v, _ = _deformed_exp(z-safe[:,None], eps, HALF, SQUARE)
-    slopes = k*_slope(old, u, SQUARE) + tl.sum(_slope(p, v, SQUARE), 1)
-    step, rate = _newton_step(old+tl.sum(p, 1), slopes, eps)
+    old, s, u, _ = _deformed_exp(-k*(safe-c), eps, HALF, SQUARE)
+    step, rate = _newton_step(old+S, k*s+slopes, eps, HALF, SQUARE)
     return new+step, rate
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #dbbd5073
 @triton.jit
 def _may_weigh(
-    best, c, # [BLOCK_M] greatest scores of the tile, and lower bounds of the thresholds
+    best, c, # greatest scores, and lower bounds of the thresholds, of shapes that broadcast
     eps, # alpha - 1
-): # -> int8
-    "1 if a tile with these greatest scores can have a weight in some row, rounding allowed for."
-    return tl.max((eps*(best-c)>-1.0001).to(tl.int32), 0).to(tl.int8)
+): # -> bool
+    "Whether keys with these greatest scores can have a weight, rounding allowed for."
+    return eps*(best-c)>-1.0001
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #5c964d07
 @triton.jit
@@ -598,7 +609,7 @@ def _alpha_pull(
     log_p, u, # any shape, as from `_deformed_exp`
     eps, # alpha - 1
 ): # -> phi, 0 off the support
-    """`(log p)^2 psi(eps log p)` for `_, u, log_p = deformed_exp(y, eps)`.
+    """`(log p)^2 psi(eps log p)` for `p, s, u, log_p = deformed_exp(y, eps)`.
 
     It is what a score's gradient contributes to alpha's."""
     # below that a weight is 0, and its square must not be infinite
@@ -606,8 +617,9 @@ def _alpha_pull(
     l = eps*log_p
     n = tl.maximum(l, -.25)
     near = 1/2 + n*(1/3 + n*(1/8 + n*(1/30 + n*(1/144 + n/840))))
-    far = ((l-1)*u + 1)*_reciprocal(l*l)
-    return log_p*log_p*tl.where(l<-.25, far, near)
+    # log_p^2/l^2 is 1/eps^2; where eps is 0, so is l
+    far = ((l-1)*u + 1)*(1/tl.maximum(eps*eps, 1e-30))
+    return tl.where(l<-.25, far, log_p*log_p*near)
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #c95ed6f9
 _LACKS = lacking('attn_mask is_causal scale enable_gqa padding window alpha n_global '

@@ -171,6 +171,7 @@ def _window_dkv_kernel(
     V = _load_tile(v, b, hkv, j, real, DV, BLOCK_DV)  # [BLOCK_N, BLOCK_DV]
     acc_k = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     acc_v = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
+    all_keys = tl.full([BLOCK_N, 1], 1, tl.int1)  # sums of those that take no part are dropped
     group = band.H//band.HKV
     for h in range(hkv*group, hkv*group+group):
         look = _look(band, b*band.H+h)
@@ -188,13 +189,14 @@ def _window_dkv_kernel(
                 dO = _load_tile(dout, b, h, rows, alive, DV, BLOCK_DV)  # [BLOCK_M, BLOCK_DV]
                 i = (rows+band.offset)[None,:]
                 # m, dm: [BLOCK_N, BLOCK_M]
-                m, dm = _pair_mask(i, j[:,None], real[:,None], band, look, CAUSAL, part==1)
+                m, dm = _pair_mask(i, j[:,None], all_keys, band, look, CAUSAL, part==1)
                 scores = _window_scores(K, Q, m, scale, part==1 and band.keep is None)
                 p = m*tl.exp2(scores-L[None,:])
                 acc_v += _dot(p.to(dO.dtype), dO)
                 ds = p*(_dot(V, tl.trans(dO))-mean[None,:])
                 acc_k += _dot(ds.to(Q.dtype), Q)
-    _store_tile(dk, b, hkv, j, j<band.M, acc_k*scale, D, BLOCK_D)
+    acc_k, acc_v = tl.where(real[:,None], acc_k*scale, 0.), tl.where(real[:,None], acc_v, 0.)
+    _store_tile(dk, b, hkv, j, j<band.M, acc_k, D, BLOCK_D)
     _store_tile(dv, b, hkv, j, j<band.M, acc_v, DV, BLOCK_DV)
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #2d723313
