@@ -165,6 +165,11 @@ def ours(c):
     q,k,v = c.tensors(); alpha = torch.full((c.H,), c.alpha, device=DEV, requires_grad=True)
     return (lambda: entmax_attention(q, k, v, alpha=alpha, is_causal=c.causal)), (q,k,v,alpha)
 
+@entmax_ops('dynattn, alpha fixed')
+def tensor_alpha(c):
+    q,k,v = c.tensors()
+    return (lambda: entmax_attention(q, k, v, alpha=torch.full((c.H,), c.alpha, device=DEV), is_causal=c.causal)), (q,k,v)
+
 @entmax_ops('dynattn, alpha a number')
 def fixed_alpha(c):
     q,k,v = c.tensors()

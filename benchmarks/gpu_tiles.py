@@ -3,12 +3,14 @@
 python benchmarks/gpu_tiles.py --to tiles.csv            all kernels, heads of 64 and 128
 python benchmarks/gpu_tiles.py --warm                    compile them, in processes side by side; times nothing
 python benchmarks/gpu_tiles.py --only window --d 64 --minutes 1
-entmax15 is entmax with the number 1.5; 'tile' changes the size of a tile that has a flag, and with it all kernels. `registers` is the most that a thread may have, 0 for no limit: with fewer, more programs share a
-multiprocessor. Times are of the kernels: CUDA events around them, with work queued before so that the device never waits for
-Python; `parts` has each kernel's own, in milliseconds, from a profiler. `host` is what Python needs to start a call."""
+entmax15 is entmax with the number 1.5; 'tile' changes the size of a tile that has a flag, and with it
+all kernels. `registers` is the most that a thread may have, 0 for no limit: with fewer, more programs share a multiprocessor.
+Times are of the kernels: CUDA events around them, with work queued before so that the device never waits for Python; `parts`
+has each kernel's own, in milliseconds, from a profiler. `host` is what Python needs to start a call."""
 import argparse, functools, os, statistics, sys, time
 from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
@@ -27,11 +29,16 @@ ENTMAX = {
     'dkv': [(32,64,4,2,0),(32,64,4,2,168),(32,64,4,2,128),(32,64,4,3,168),(32,32,4,2,0),(32,128,8,2,128)]}
 SIZES = {
     'entmax15': ENTMAX, 'entmax': ENTMAX,
+    'entmax in windows': {
+        'bound': [(64,64,4,3,0),(64,64,4,3,128)],
+        'rows': [(64,32,4,3,0),(64,32,4,3,168),(64,32,4,3,128)],
+        'dq': [(64,32,4,2,0),(64,32,4,3,0),(64,32,4,3,168),(64,32,8,2,0)],
+        'dkv': [(32,64,4,2,0),(32,64,4,2,168),(32,64,8,2,0)]},
     'window': {
         'rows': [(64,64,4,2,0),(64,32,4,3,0),(64,32,4,3,168),(64,32,4,3,128),(64,32,4,2,128),(64,32,4,4,128),(128,32,8,3,128)],
         'dq': [(64,32,4,3,0),(64,32,4,3,168),(64,32,4,3,128),(64,32,4,2,128),(128,32,8,3,128)],
         'dkv': [(32,64,4,2,0),(32,64,4,2,168),(32,64,4,2,152),(32,64,4,3,168),(32,128,8,2,128)]}}
-MODULES = dict(window=window, entmax=entmax, entmax15=entmax)
+MODULES = dict(zip(SIZES, (entmax,entmax,entmax,window), strict=True))
 FORWARD,BACKWARD = ('rows','bound'),('dq','dkv')
 known_sizes = {module: module._tile_sizes for module in (window,entmax)}
 
@@ -56,12 +63,12 @@ def set_tiles(suite, way, size):
 
 def prepared(suite, d, n=8192):
     "Plan and inputs of the call that is timed, and a gradient of its output."
-    if suite=='window':
-        case = Case(n, d=d, causal=True)
-        options = dict(window=case.window(case.sigma()))
-    else:
-        case = sharp(Case(n, B=2, d=d, causal=True, w=str(n), alike=.9))
-        options = dict(alpha=torch.full((case.H,), 1.5, device='cuda', requires_grad=suite=='entmax'))
+    case = sharp(Case(n, B=2, d=d, causal=True, w=str(n), alike=.9)) if suite.startswith('entmax') else Case(n, d=d, causal=True)
+    options = {}
+    if 'window' in suite:
+        case = replace(case, B=4, w='mixed')
+        options['window'] = case.window(case.sigma())
+    if 'entmax' in suite: options['alpha'] = torch.full((case.H,), 1.5, device='cuda', requires_grad=suite!='entmax15')
     q,k,v = case.tensors()
     return lambda: primitives._served(Call(q, k, v, is_causal=True, **options))
 

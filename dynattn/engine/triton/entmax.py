@@ -13,7 +13,7 @@ from ..call import Call, takes
 from ..native.core import _folded, empty_like
 from .primitives import (
     triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _per_head, _launch, _operator, _dot,
-    _log2, _reciprocal, _has_tensor_memory,
+    _log2, _reciprocal, _at_most, _has_tensor_memory,
     _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask,
     _weigh, _deformed_exp, _newton_step, _online_entmax_update, _alpha_pull, _may_weigh)
 from .window import _empty_out as _empty_rows
@@ -293,10 +293,13 @@ def _tile_sizes(q, v, way, tile=None):
                   dkv=(min(rows, few),max(keys, size)))[way]
     sizes = dict(zip(('BLOCK_M','BLOCK_N'), blocks), FLAG_M=rows, FLAG_N=keys, PARTS=3)
     if _INTERPRETED.value: return sizes
-    forward = way in ('bound','rows')
-    four_warps = d<=64 or forward and size==64
-    return sizes | dict(PARTS=1 if exact else 3, num_warps=4 if four_warps else 8,
-                        num_stages=3 if forward and not exact else 2)
+    if exact: return sizes | dict(PARTS=1, num_warps=4 if d<=64 else 8, num_stages=2)
+    if small: return sizes | dict(num_warps=4 if d<=64 else 8, num_stages=3 if way in ('bound','rows') else 2)
+    wide = d>64
+    stages = dict(bound=2, rows=3, dq=2, dkv=2) if wide else dict(bound=3, rows=3, dq=3, dkv=2)
+    limits = dict(bound=128) if wide else dict(bound=128, rows=128, dq=168, dkv=168)
+    limit = _at_most(limits[way], q) if way in limits else {}
+    return sizes | dict(num_warps=4, num_stages=stages[way]) | limit
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #590537bb
 def _empty_out(x): # -> out; a byte for each tile, 0; threshold of each row

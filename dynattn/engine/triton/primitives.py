@@ -6,7 +6,7 @@
 __all__ = []
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #fda86f3a
-import math, os
+import functools, math, os
 from typing import NamedTuple
 import torch
 from torch import Tensor
@@ -688,6 +688,11 @@ def _has_tensor_memory(q):
     card = _card(q)
     return card is not None and card.major in (10,11)
 
+def _at_most(registers, q): # of a thread, so that more programs share a multiprocessor
+    "A limit for the compiler where it was found to pay, on an H100 or H200."
+    card = _card(q)
+    return dict(maxnreg=registers) if card is not None and card.major==9 else {}
+
 def _block(d): return max(16, triton.next_power_of_2(d))  # the least that a tensor core takes
 
 def _known(
@@ -702,10 +707,13 @@ def _known(
                 BLOCK_DV=_block(dv))
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #69054541
+@functools.cache
+def _names_of(kernel): return {*kernel.arg_names, 'num_warps', 'num_stages', 'maxnreg'}
+
 def _arguments(kernel, known):
     "The part of `known` that a kernel takes."
-    return {name:x for name,x in known.items()
-            if name in kernel.arg_names or name in ('num_warps','num_stages','maxnreg')}
+    names = _names_of(kernel)
+    return {name:x for name,x in known.items() if name in names}
 
 def _launch(
     kernel, # a Triton kernel over tiles of queries, or of keys

@@ -12,7 +12,7 @@ from ..call import Call, serve, takes
 from ..native.core import _folded, empty_like
 from .primitives import (
     triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _launch, _operator, _dot,
-    _has_room, _has_tensor_memory, _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles,
+    _at_most, _has_room, _has_tensor_memory, _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles,
     _tile, _keys, _pair_mask, _online_softmax_update)
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #7f20c1ac
@@ -85,8 +85,10 @@ def _tile_sizes(q, v, way):
         small = not _has_room(q) or _has_tensor_memory(q)
         if small and way!='rows': rows,keys = 32,32
         return dict(BLOCK_M=rows, BLOCK_N=keys, PARTS=3, num_warps=8, num_stages=2)
-    rows,keys,stages = dict(rows=(64,64,2), dq=(64,32,3), dkv=(32,64,2))[way]
-    return dict(BLOCK_M=rows, BLOCK_N=keys, PARTS=3, num_warps=4, num_stages=stages)
+    rows,keys,stages = dict(rows=(64,32,3), dq=(64,32,3), dkv=(32,64,2))[way]
+    limits = dict(rows=128, dq=128, dkv=168) if d<=64 else dict(rows=168)
+    limit = _at_most(limits[way], q) if way in limits else {}
+    return dict(BLOCK_M=rows, BLOCK_N=keys, PARTS=3, num_warps=4, num_stages=stages) | limit
 
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #111e76a0
