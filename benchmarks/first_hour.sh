@@ -40,11 +40,11 @@ done
 parts=8; if [ -n "$dry" ]; then parts=4; fi
 for ((i=0; i<parts; i++)); do together+=("checks|benchmarks/gpu_checks.py --part $i/$parts $checks-$i.csv $dry"); done
 if [ -z "$dry" ]; then together+=(
-  "tiles|benchmarks/gpu_tiles.py --warm 4" "entmax|$entmax --warm --case 0"
+  "tiles|benchmarks/gpu_tiles.py --warm 4 --d 64" "entmax|$entmax --warm --case 0"
   "window|$window --warm --case 0" "window|$window --warm --case 1" "window|$window --warm --case 2"); fi
 # Alone, since they are timed. Name, its share of the time, command.
 alone=("window|40|$window $rows" "entmax|25|$entmax $rows")
-if [ -z "$dry" ]; then alone=("tiles|20|benchmarks/gpu_tiles.py --to $out/gpu_tiles.csv" "${alone[@]}"); fi
+if [ -z "$dry" ]; then alone=("tiles|20|benchmarks/gpu_tiles.py --d 64 --to $out/gpu_tiles.csv" "${alone[@]}"); fi
 
 names='sanitize cells40 cells41 cells42 checks tiles window entmax'
 for name in ${asked[@]+"${asked[@]}"}; do [[ " $names " = *" $name "* ]] || { echo "STEP: expected some of $names, got $name"; exit 2; }; done

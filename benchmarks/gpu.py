@@ -344,6 +344,17 @@ def compare(suite, registry, c, peak, value=None):
             row(name, way, **({} if value else dict(value=f"host {host*1e3:.3f} ms")), ms=round(s*1e3, 4), limits=round(s*peak/flops, 3), mb=mb and round(mb, 1))
     return rows
 
+def each_alone(c, peak):
+    "Rows of the soft window with one of the widths for all heads, the mean over the heads' widths: what they would take if none waited for a wider one."
+    for backward,way in ((False,'forward'),(True,'both')):
+        took = []
+        for w in c.widths().flatten().tolist():
+            fn = step(*soft(replace(c, w=str(w))), backward); fn()
+            took.append(seconds(fn, 3))
+        s = statistics.fmean(took)
+        print(f"  {way:8} {'dynattn, each width alone':58} {s*1e3:10.3f} ms", flush=True)
+        yield dict(suite='window', op='dynattn, each width alone', peak_gflops=round(peak/1e9), **{'pass':way}, **c.row(), ms=round(s*1e3, 4))
+
 # ------------------------------------------------------------------ suites
 FIRST = False                               # `--first-hour`
 WARM = False                                # `--warm`
@@ -382,6 +393,7 @@ def main(suites, file, minutes):
             value = None
             if suite=='entmax': c,s = sharpened(c, *((0.,1.) if DRY else ())); value = f"{s:.2f}"; print(f"block sparsity {value}")
             rows = compare(suite, softmax_ops if suite=='window' else entmax_ops, c, peak, value)
+            if suite=='window' and c.w=='mixed' and not WARM: rows += each_alone(c, peak)
             if file and not WARM: append(file, rows)
             if not DRY: torch.cuda.empty_cache()
 

@@ -13,7 +13,7 @@ from ..call import Call, takes
 from ..native.core import _folded, empty_like
 from .primitives import (
     triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _per_head, _launch, _operator, _dot,
-    _log2, _reciprocal, _at_most, _has_tensor_memory,
+    _log2, _reciprocal, _at_most, _is_hopper, _has_tensor_memory,
     _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles, _tile, _keys, _pair_mask,
     _weigh, _deformed_exp, _newton_step, _online_entmax_update, _alpha_pull, _may_weigh)
 from .window import _empty_out as _empty_rows
@@ -36,11 +36,12 @@ def _greatest(
     PARTS: tl.constexpr, # as many runs of neighbouring keys
 ): # -> [BLOCK_M,PARTS]
     "The greatest score of each row in each run, -inf where nothing is seen."
-    soft: tl.constexpr = (band.sigma is not None) or (band.table is not None)
-    if soft: s = _entmax_scores(products*scale, m, band)
+    HARD: tl.constexpr = (band.sigma is None) and (band.table is None)
+    SCALED: tl.constexpr = not HARD or band.half is None  # else the factor can wait
+    if SCALED: s = _entmax_scores(products*scale, m, band)
     else: s = tl.where(m>0, products, -float('inf'))
     tops = tl.max(tl.reshape(s, [s.shape[0], PARTS, s.shape[1]//PARTS]), 2)
-    if not soft: tops = tl.where(tops>-float('inf'), tops*scale, tops)
+    if not SCALED: tops = tl.where(tops>-float('inf'), tops*scale, tops)
     return tops
 
 @triton.jit
@@ -287,19 +288,23 @@ def _tile_sizes(q, v, way, tile=None):
     most_rows = 16 if exact and d>64 else size
     few = size//2
     rows,keys = tile or ((most_rows,size) if small else (few,few))
-    # a program of dkv owns keys, the others rows; the backward ones take few of the others at a time
+    # a program of dkv owns keys, the others rows; backward takes few of the others at a time
     own = max(rows, most_rows)
-    blocks = dict(bound=(own,max(keys, size)), rows=(own,keys), dq=(own,min(keys, few)),
+    # where both factors of a product are in registers, 64 rows leave no room for dq's sums
+    own_dq = own if small or _is_hopper(q) else rows
+    blocks = dict(bound=(own,max(keys, size)), rows=(own,keys), dq=(own_dq,min(keys, few)),
                   dkv=(min(rows, few),max(keys, size)))[way]
     sizes = dict(zip(('BLOCK_M','BLOCK_N'), blocks), FLAG_M=rows, FLAG_N=keys, PARTS=3)
     if _INTERPRETED.value: return sizes
-    if exact: return sizes | dict(PARTS=1, num_warps=4 if d<=64 else 8, num_stages=2)
-    if small: return sizes | dict(num_warps=4 if d<=64 else 8, num_stages=3 if way in ('bound','rows') else 2)
     wide = d>64
+    if small:
+        stages = 2 if exact or way in ('dq','dkv') else 3
+        return sizes | dict(PARTS=1 if exact else 3, num_warps=8 if wide else 4, num_stages=stages)
     stages = dict(bound=2, rows=3, dq=2, dkv=2) if wide else dict(bound=3, rows=3, dq=3, dkv=2)
     limits = dict(bound=128) if wide else dict(bound=128, rows=128, dq=168, dkv=168)
     limit = _at_most(limits[way], q) if way in limits else {}
-    return sizes | dict(num_warps=4, num_stages=stages[way]) | limit
+    warps = 8 if wide and way in ('dq','dkv') and not _is_hopper(q) else 4
+    return sizes | dict(num_warps=warps, num_stages=stages[way]) | limit
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #590537bb
 def _empty_out(x): # -> out; a byte for each tile, 0; threshold of each row
@@ -328,12 +333,13 @@ def _forward(plan, x, square=False):
     "Output, which tiles of keys hold weight, thresholds; `square`: every alpha is 3/2."
     out,live,threshold = _empty_out(x)
     # tol of the last step taken; what is left is its square, after the correction that one's
-    known = _known(plan, x) | _tile_sizes(x.q, x.v, 'rows') | dict(
+    known = _known(plan, x) | dict(
         alpha=_per_head(x.alpha, x), tol=2**-7 if x.q.dtype==torch.float32 else 2**-4,
         threshold=threshold, SQUARE=square)
+    bound,rows = (known | _tile_sizes(x.q, x.v, way) for way in ('bound','rows'))
     maybe = torch.empty_like(live)
-    _launch(_entmax_bound_kernel, known | _tile_sizes(x.q, x.v, 'bound'), maybe=maybe)
-    _launch(_entmax_forward_kernel, known, lists=_lists(known, maybe), out=_heads(out), live=live)
+    _launch(_entmax_bound_kernel, bound, maybe=maybe)
+    _launch(_entmax_forward_kernel, rows, lists=_lists(rows, maybe), out=_heads(out), live=live)
     return out,live,threshold
 
 

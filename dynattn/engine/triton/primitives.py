@@ -688,10 +688,14 @@ def _has_tensor_memory(q):
     card = _card(q)
     return card is not None and card.major in (10,11)
 
-def _at_most(registers, q): # of a thread, so that more programs share a multiprocessor
-    "A limit for the compiler where it was found to pay, on an H100 or H200."
+def _is_hopper(q):
+    "Whether the card is an H100 or H200, whose tensor cores read a factor from shared memory."
     card = _card(q)
-    return dict(maxnreg=registers) if card is not None and card.major==9 else {}
+    return card is not None and card.major==9
+
+def _at_most(registers, q): # of a thread, so that more programs share a multiprocessor
+    "A limit for the compiler where it was found to pay."
+    return dict(maxnreg=registers) if _is_hopper(q) else {}
 
 def _block(d): return max(16, triton.next_power_of_2(d))  # the least that a tensor core takes
 

@@ -12,8 +12,8 @@ from ..call import Call, serve, takes
 from ..native.core import _folded, empty_like
 from .primitives import (
     triton, tl, _INTERPRETED, _served, _known, _heads, _rows, _launch, _operator, _dot,
-    _at_most, _has_room, _has_tensor_memory, _load_tile, _store_tile, _real_keys, _look, _my_tile, _tiles,
-    _tile, _keys, _pair_mask, _online_softmax_update)
+    _at_most, _has_room, _has_tensor_memory, _load_tile, _store_tile, _real_keys, _look, _my_tile,
+    _tiles, _tile, _keys, _pair_mask, _online_softmax_update)
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #7f20c1ac
 @triton.jit
@@ -134,7 +134,8 @@ def _window_dq_kernel(
     mean = tl.sum(O.to(tl.float32)*dO.to(tl.float32), 1)  # delta: the weights' mean of dO.v
     tl.store(delta+at+rows, mean, mask=rows<band.N)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    ds = tl.zeros([BLOCK_M], tl.float32)
+    zero = tl.zeros([BLOCK_M], tl.float32)
+    ds, slopes, rest = zero, zero, zero
     first = tile*BLOCK_M+band.offset
     ahead, skip, turns = _tiles(first, left, right, band, b, 0, band.M, BLOCK_M, BLOCK_N, PARTS)
     for part in tl.static_range(PARTS):
@@ -146,10 +147,13 @@ def _window_dq_kernel(
             scores = _window_scores(Q, K, m, scale, part==1 and band.keep is None)
             e = tl.exp2(scores-L[:,None])
             eg = e*(_dot(dO, tl.trans(V))-mean[:,None])
-            if dsigma is not None: ds += tl.sum(eg*dm, 1)
+            if dsigma is not None:
+                ds += tl.sum(eg*dm, 1)
+                slopes += tl.sum(e*dm, 1)
+                rest += tl.sum(m*eg, 1)  # 0, but for the rounding of the output
             acc += _dot((m*eg).to(K.dtype), K)
     _store_tile(dq, b, h, rows, rows<band.N, acc*scale, D, BLOCK_D)
-    if dsigma is not None: tl.store(dsigma + bh*tiles + tile, tl.sum(ds, 0))
+    if dsigma is not None: tl.store(dsigma + bh*tiles + tile, tl.sum(ds-rest*slopes, 0))
 
 # %% ../../../nbs/engine/41_triton.window.ipynb #5c027101
 @triton.jit
