@@ -32,7 +32,7 @@ rows="--to $out/gpu.csv $dry"
 checks="--to $out/checks"                           # a file a step, since they run side by side
 window="benchmarks/gpu.py --suite window --first-hour $dry" entmax="benchmarks/gpu.py --suite entmax --first-hour $dry"
 # Side by side: what must hold, and compiling what is timed afterwards. Name, command.
-together=("sanitize|tests/sanitize.py" "cells40|benchmarks/gpu_cells.py 40 $checks-40.csv")
+together=("sanitize|tests/sanitize.py" "programs|benchmarks/gpu_programs.py $checks-programs.csv" "cells40|benchmarks/gpu_cells.py 40 $checks-40.csv")
 for i in 0 1 2 3; do
   together+=("cells42|benchmarks/gpu_cells.py 42 --cuda --part $i/4 $checks-42-$i.csv" "cells41|benchmarks/gpu_cells.py 41 --cuda --part $i/4 $checks-41-$i.csv")
   if [ -n "$dry" ]; then break; fi                  # a CPU has no cells for a GPU, and few cores
@@ -46,7 +46,7 @@ if [ -z "$dry" ]; then together+=(
 alone=("window|40|$window $rows" "entmax|25|$entmax $rows")
 if [ -z "$dry" ]; then alone=("tiles|20|benchmarks/gpu_tiles.py --d 64 --to $out/gpu_tiles.csv" "${alone[@]}"); fi
 
-names='sanitize cells40 cells41 cells42 checks tiles window entmax'
+names='sanitize programs cells40 cells41 cells42 checks tiles window entmax'
 for name in ${asked[@]+"${asked[@]}"}; do [[ " $names " = *" $name "* ]] || { echo "STEP: expected some of $names, got $name"; exit 2; }; done
 wanted() { [ ${#asked[@]} = 0 ] || [[ " ${asked[*]} " = *" $1 "* ]]; }
 note() { echo "$*" | tee -a "$out/log.txt"; }

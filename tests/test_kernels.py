@@ -66,7 +66,7 @@ def test_the_gpu_benchmark_runs_at_toy_sizes_and_goes_on_where_it_stopped(suite,
 def test_the_first_hour_is_rehearsed(tmp_path):
     "All of it but the chapters' cells, which other tests run; one failing step does not stop the next."
     pytest.importorskip('triton')
-    steps = ['sanitize', 'checks', 'window', 'entmax']
+    steps = ['sanitize', 'programs', 'checks', 'window', 'entmax']
     env = dict(os.environ, PYTHON=sys.executable, TRITON_INTERPRET='1')
     def run(*args): return subprocess.run(['bash', 'benchmarks/first_hour.sh', *args], capture_output=True, text=True, cwd=ROOT, env=env)
     r = run('--dry-run', str(tmp_path/'found'), '1500', *steps)
