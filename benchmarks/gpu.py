@@ -393,8 +393,10 @@ def main(suites, file, minutes):
             value = None
             if suite=='entmax': c,s = sharpened(c, *((0.,1.) if DRY else ())); value = f"{s:.2f}"; print(f"block sparsity {value}")
             rows = compare(suite, softmax_ops if suite=='window' else entmax_ops, c, peak, value)
-            if suite=='window' and c.w=='mixed' and not WARM: rows += each_alone(c, peak)
             if file and not WARM: append(file, rows)
+            if suite=='window' and c.w=='mixed' and not WARM:
+                rows = [*each_alone(c, peak)]
+                if file: append(file, rows)
             if not DRY: torch.cuda.empty_cache()
 
 def read(folder):

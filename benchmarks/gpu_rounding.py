@@ -1,6 +1,6 @@
 """How far σ's gradient is off when δ comes from an output in bfloat16, recomputed in float64: no GPU, half a minute.
 
-python benchmarks/gpu_rounding.py       one row for each tile of keys, into benchmarks/results/gpu_rounding.csv
+python benchmarks/gpu_rounding.py       a row for each size of a tile, into benchmarks/results/gpu_rounding.csv
 The case is that of chapter 41 over 131,072 tokens. The output is rounded where the kernel rounds it: each weight beside the greatest
 score that a row has seen so far, then the sum. All else is exact, so what is off is these roundings' doing."""
 import math, os, sys

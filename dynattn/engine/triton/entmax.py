@@ -33,14 +33,14 @@ def _entmax_scores(
 def _greatest(
     products, m, # [BLOCK_M,BLOCK_N] each
     scale, band, # positive factor of the products, and `_Band`
-    PARTS: tl.constexpr, # as many runs of neighbouring keys
-): # -> [BLOCK_M,PARTS]
+    RUNS: tl.constexpr, # as many runs of neighbouring keys
+): # -> [BLOCK_M,RUNS]
     "The greatest score of each row in each run, -inf where nothing is seen."
     HARD: tl.constexpr = (band.sigma is None) and (band.table is None)
     SCALED: tl.constexpr = not HARD or band.half is None  # else the factor can wait
     if SCALED: s = _entmax_scores(products*scale, m, band)
     else: s = tl.where(m>0, products, -float('inf'))
-    tops = tl.max(tl.reshape(s, [s.shape[0], PARTS, s.shape[1]//PARTS]), 2)
+    tops = tl.max(tl.reshape(s, [s.shape[0], RUNS, s.shape[1]//RUNS]), 2)
     if not SCALED: tops = tl.where(tops>-float('inf'), tops*scale, tops)
     return tops
 
@@ -113,8 +113,9 @@ def _entmax_bound_kernel(
     # a query that is not finite (0 * NaN is NaN), or an alpha out of range
     lost = tl.sum(Q.to(tl.float32)*0, 1) + tl.where((eps>=0) & (eps<=1), 0., 1.) != 0
     Q = tl.where(lost[:,None], 0., Q)
-    if scale<0: Q = -Q
-    scale = tl.abs(scale)  # so that the greatest product has the greatest score
+    # so that the greatest product has the greatest score
+    Q = (Q.to(tl.float32)*tl.where(scale<0, -1., 1.)).to(Q.dtype)
+    scale = tl.abs(scale)
     FLAGS: tl.constexpr = BLOCK_N//FLAG_N
     cols = tl.cdiv(band.M, FLAG_N)
     flags, flag_exists = _flags_of_rows(maybe, bh, tile, cols, band, BLOCK_M, FLAG_M)
@@ -214,7 +215,7 @@ def _entmax_forward_kernel(
     CAUSAL: tl.constexpr, # no query sees later keys
     D: tl.constexpr, DV: tl.constexpr, # width of the heads, and of the values
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, # of a tile
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries of a tile; keys, as many as have a flag
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, # queries of a tile; keys, those of a flag
     FLAG_M: tl.constexpr, # queries of a tile that has a flag
     PARTS: tl.constexpr, # of a loop over tiles, see `_tiles`
     SQUARE: tl.constexpr=False, # whether alpha is known to be 3/2
@@ -395,8 +396,10 @@ def _entmax_dq_kernel(
             slopes = tl.sum(s, 1)
             if dalpha is not None:
                 phi = _alpha_pull(log_p, u, eps)
-                mean_phi = tl.sum(s*phi, 1)*_reciprocal(tl.where(slopes>0, slopes, 1.))
-                typical = tl.where(R>0, typical, mean_phi)  # that of the first tile with weight
+                mean_phi = tl.sum(s*phi, 1)/tl.where(slopes>0, slopes, 1.)
+                # that of the tile with most weight so far
+                other = tl.where(slopes>R, mean_phi, typical)-typical
+                typical, F, Fg = typical+other, F-other*R, Fg-other*Rg
                 f = s*(phi-typical[:,None])
                 F += tl.sum(f, 1)
                 Fg += tl.sum(f*g, 1)

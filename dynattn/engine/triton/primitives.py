@@ -694,7 +694,7 @@ def _is_hopper(q):
     return card is not None and card.major==9
 
 def _at_most(registers, q): # of a thread, so that more programs share a multiprocessor
-    "A limit for the compiler where it was found to pay."
+    "A limit for the compiler, on the cards where it was timed."
     return dict(maxnreg=registers) if _is_hopper(q) else {}
 
 def _block(d): return max(16, triton.next_power_of_2(d))  # the least that a tensor core takes
