@@ -84,7 +84,8 @@ def _tile_weights(
             u += eps*log_m
             y += log_m
         u = tl.where(m>0, tl.maximum(u, 0.), 0.)
-        p, s, log_p = _weigh(u, tl.where(m>0, tl.maximum(y, -1e30), -1e30), eps, True, SQUARE)
+        y = tl.where(m>0, tl.maximum(y, -1e30), -1e30)
+        p, s, log_p = _weigh(u, y, eps, True, SQUARE)
     return p, s, u, log_p
 
 # %% ../../../nbs/engine/42_triton.entmax.ipynb #0cd9291c
