@@ -640,7 +640,7 @@ def _option_refused(call):
 
 # %% ../../../nbs/engine/40_triton.primitives.ipynb #67479d9c
 def _card(q): # None without a GPU, or where only shapes are computed
-    "What PyTorch says of the card that holds `q`."
+    "The properties of the card that holds `q`, from PyTorch."
     there = q.is_cuda and torch.cuda.is_available() and torch.version.hip is None
     return torch.cuda.get_device_properties(q.device) if there else None
 
