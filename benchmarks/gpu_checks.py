@@ -7,7 +7,7 @@ Right: output and gradients of thirty-two calls beside the dense attention in fl
 dense attention in the same dtype, or a few roundings where the dense one has none. Refused: what the kernels do
 not compute. Again: two runs give the same bits. Memory: it
 grows as the text does, forward and backward."""
-import argparse, os, sys, time, traceback
+import argparse, os, sys
 from dataclasses import dataclass, field
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
 DRY = any(a.startswith('--dr') for a in sys.argv)
@@ -15,7 +15,7 @@ if DRY: os.environ['TRITON_INTERPRET'] = '1'    # before the kernels are importe
 import torch
 import dynattn
 from dynattn import PaddingMask, Window
-from harness import append
+from harness import ask_all
 
 DEV = 'cpu' if DRY else 'cuda'
 DTYPES = (torch.float32,) if DRY else (torch.bfloat16, torch.float32)   # the interpreter's NumPy has no bfloat16
@@ -148,22 +148,6 @@ def all_questions(only):
         for dtype in DTYPES if kind=='right' else DTYPES[:1]:
             for case in cases: yield kind,ask,case.small() if DRY else case,dtype
 
-def main(only, to, seconds, part, parts):
-    start,bad = time.perf_counter(),0
-    for kind,ask,case,dtype in questions(only, part, parts):
-        if time.perf_counter()-start>seconds: return print('out of time; not asked:', kind, case.name)
-        row = dict(kind=kind, case=case.name, dtype=str(dtype).removeprefix('torch.'), error='', allowed='', where='', holds=False)
-        try: row |= ask(case, dtype)
-        except Exception as e:
-            traceback.print_exc()
-            row['where'] = f'{type(e).__name__}: {" ".join(str(e).split())}'[:160]
-        bad += not row['holds']
-        row = {name: f'{x:.3g}' if isinstance(x, float) else x for name,x in row.items()}
-        print(*row.values(), flush=True)
-        if to: append(to, [row], None)
-    print(f'{bad} do not hold' if bad else 'all hold')
-    sys.exit(bool(bad))
-
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--only', choices=('right','refused','again','memory'), help="one kind of question (default: all)")
@@ -173,4 +157,5 @@ if __name__=='__main__':
     a.add_argument('--dry-run', action='store_true', help="toy sizes on a CPU, to see that everything runs")
     args = a.parse_args()
     if not (DRY or torch.cuda.is_available()): sys.exit("benchmarks/gpu_checks.py needs a GPU; --dry-run does not")
-    main(args.only, args.to and os.path.abspath(args.to), args.seconds, *map(int, args.part.split('/')))
+    asked = questions(args.only, *map(int, args.part.split('/')))
+    ask_all(asked, args.to and os.path.abspath(args.to), args.seconds)

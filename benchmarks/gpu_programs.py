@@ -4,7 +4,7 @@ python benchmarks/gpu_programs.py --to checks.csv    all of them
 python benchmarks/gpu_programs.py --only cache       those whose name holds the word
 Without a GPU the programs run on the CPU, which says that they are sound themselves. A program gets a device and a dtype and returns
 tensors; all its random numbers are drawn on the CPU."""
-import argparse, copy, os, sys, traceback
+import argparse, copy, os, sys
 from contextlib import contextmanager
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
 import torch
@@ -12,7 +12,7 @@ import dynattn
 from torch import nn
 from dynattn import MultiheadAttention, Window
 from dynattn.hf import add_windows
-from harness import append
+from harness import ask_all
 
 DEV = 'cuda' if torch.cuda.is_available() else 'cpu'
 programs = {}
@@ -166,26 +166,12 @@ def compare(name, dtype):
     allowed = 1e-4 if dtype==torch.float32 else .1
     return dict(error=off, allowed=allowed, where=' '.join(sorted(kernels)), holds=off<=allowed)
 
-def main(only, to, part, parts):
-    bad = 0
-    asked = [(name, dtype) for name in programs if only in name for dtype in (torch.float32, torch.bfloat16)]
-    for name,dtype in asked[part::parts]:
-        row = dict(kind='program', case=name, dtype=str(dtype).removeprefix('torch.'), error='', allowed='', where='', holds=False)
-        try: row |= compare(name, dtype)
-        except Exception as e:
-            traceback.print_exc()
-            row['where'] = f'{type(e).__name__}: {" ".join(str(e).split())}'[:160]
-        bad += not row['holds']
-        row = {key: f'{x:.3g}' if isinstance(x, float) else x for key,x in row.items()}
-        print(*row.values(), flush=True)
-        if to: append(to, [row], None)
-    print(f'{bad} do not hold' if bad else 'all hold')
-    sys.exit(bool(bad))
-
 if __name__=='__main__':
     a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     a.add_argument('--only', default='', help="programs whose name holds this")
     a.add_argument('--to', help="a CSV file to append to (default: none)")
     a.add_argument('--part', default='0/1', help="0/4: the first of four parts, which may run side by side (default: all)")
     args = a.parse_args()
-    main(args.only, args.to and os.path.abspath(args.to), *map(int, args.part.split('/')))
+    part,parts = map(int, args.part.split('/'))
+    asked = [('program', compare, name, dtype) for name in programs if args.only in name for dtype in (torch.float32, torch.bfloat16)]
+    ask_all(asked[part::parts], args.to and os.path.abspath(args.to))

@@ -1,5 +1,5 @@
 "What every benchmark shares: the limit, peers in turn, medians, and rows of a CSV that names the machine."
-import csv, functools, os, platform, statistics, subprocess, time
+import csv, functools, os, platform, statistics, subprocess, sys, time, traceback
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -90,3 +90,21 @@ def append(file, rows, fields=FIELDS):
     same = dict(date=date.today().isoformat(), machine=machine(), torch=torch.__version__, commit=commit())
     rows = [{**same, **row} for row in rows]
     if rows: write(file, rows, fields, 'a')
+
+def ask_all(questions, to=None, seconds=1e9):
+    "Ask (kind, function, case, dtype) one after the other, a row for each as soon as it is answered; ends the program, with 1 where one does not hold."
+    start,bad = time.perf_counter(),0
+    for kind,ask,case,dtype in questions:
+        name = getattr(case, 'name', case)
+        if time.perf_counter()-start>seconds: return print('out of time; not asked:', kind, name)
+        row = dict(kind=kind, case=name, dtype=str(dtype).removeprefix('torch.'), error='', allowed='', where='', holds=False)
+        try: row |= ask(case, dtype)
+        except Exception as e:
+            traceback.print_exc()
+            row['where'] = f'{type(e).__name__}: {" ".join(str(e).split())}'[:160]
+        bad += not row['holds']
+        row = {field: f'{x:.3g}' if isinstance(x, float) else x for field,x in row.items()}
+        print(*row.values(), flush=True)
+        if to: append(to, [row], None)
+    print(f'{bad} do not hold' if bad else 'all hold')
+    sys.exit(bool(bad))
