@@ -236,6 +236,11 @@ class Window:
             reach=_check_reach(reach),
             eps=Smoothing.positive("eps", eps))
 
+    def __init_subclass__(cls):
+        raise TypeError(f"{cls.__name__}: expected a formula of your own as a class of Smoothing, "
+                        "for Window(smooth=...), got a class made from Window, which engines "
+                        "take for a Window")
+
     def __setattr__(self, k, v):
         raise AttributeError(f"a Window does not change; use replace({k}=...)")
 

@@ -59,3 +59,30 @@ def test_the_oracle_has_the_formula_of_every_smoothing(name):
         options = dict(smooth=name, cut=cut, curve=curve, **dict.fromkeys(kind.__dataclass_fields__, number))
         want = oracle.Window(sigma, **options).mask(offsets.numpy()[None], 25)[0,:,0]
         assert_close(Window(sigma, **options).mask(offsets), torch.tensor(want)[None], rtol=1e-12, atol=1e-14)
+
+@dataclass(frozen=True)
+class SmoothStep(smoothing.Edge):
+    "Made from the default, with a formula of its own, which the engines computed as the default's"
+    def of(self, V, T=None):
+        r = torch.relu(V-self.check(T))/(1-self.check(T))
+        return r**2*(3-2*r)
+    def slope_of(self, V, T=None):
+        r = torch.relu(V-self.check(T))/(1-self.check(T))
+        return 6*r*(1-r)/(1-self.check(T))
+
+def test_a_smoothing_made_from_ours_keeps_its_own_formula():
+    g = torch.Generator().manual_seed(0)
+    q,k,v = torch.randn(3, 1, 2, 61, 8, dtype=torch.float64, generator=g).unbind()
+    def result(smooth, impl):
+        sigma = torch.tensor([3.3, 9.7], dtype=torch.float64, requires_grad=True)
+        out = attention(q, k, v, window=Window(sigma, smooth=smooth), impl=impl)
+        return out,*torch.autograd.grad(out.square().sum(), sigma)
+    dense = result(SmoothStep(), 'dense')
+    for mine,theirs in zip(result(SmoothStep(), 'banded'), dense): assert_close(mine, theirs, rtol=0, atol=1e-10)
+    assert not torch.allclose(dense[0], result(smoothing.Edge(), 'dense')[0])
+
+def test_a_class_made_from_a_window_is_refused():
+    "Engines, `replace` and the compiler made a Window of it, without its own mask, and said nothing."
+    with pytest.raises(TypeError, match='^Halved: expected a formula of your own as a class of Smoothing'):
+        class Halved(Window):
+            def log_mask(self, offsets, n=None): return super().log_mask(offsets, n)-1

@@ -132,8 +132,9 @@ def is_default(
     window:Window, # of a call
 ) -> bool:
     "Whether the engines have the window in closed form: any threshold, steepness and unit."
-    bell = isinstance(window.smooth, Edge) and window.curve=='bell'
-    return bell and (window.apply=='inside' or window.reach==(None,None))
+    is_edge = type(window.smooth) is Edge # a class made from it has a formula of its own
+    if not is_edge or window.curve!='bell': return False
+    return window.apply=='inside' or window.reach==(None,None)
 
 def _is_table(window): return isinstance(window, Window) and not is_default(window)
 
