@@ -2,10 +2,12 @@
 import ast, json, os, re, shutil, subprocess, sys
 from itertools import product
 from types import SimpleNamespace
-import pytest
+import pytest, torch
 import house, sanitize_native
+from dynattn.engine.call import Call
 from dynattn.engine.fields import LEARNS, PER_HEAD, Arguments, Inputs, Plan, in_order, lacking, wanted_names
 from dynattn.engine.native import core
+from dynattn.engine.plan import prepare
 
 ROOT = house.ROOT
 
@@ -19,6 +21,27 @@ def test_the_definition_reads_every_option():
 def test_what_learns_comes_first():
     assert list(LEARNS)==list(Inputs._fields[:len(LEARNS)])
     assert PER_HEAD==dict(sigma=0, table=1, alpha=0, rel_bias=1, sink=0)
+
+def every_tensor():
+    "A call with every tensor that one may have, but a mask of pairs."
+    ids = torch.zeros(1, 6, dtype=torch.long)
+    tensors = dict.fromkeys(('q','k','v'), torch.ones(1, 2, 6, 4))
+    tensors |= dict(alpha=torch.ones(2), rel_bias=torch.zeros(2, 3), sink=torch.zeros(2), segments=ids, key_segments=ids)
+    return {name: x.clone() for name,x in tensors.items()}
+
+def test_every_tensor_of_a_call_reaches_the_engines():
+    "One that `prepare` did not hand on would be passed over by all but the dense path."
+    of_engines = {*Inputs._fields} & {*Arguments.__annotations__}
+    _,x = prepare(Call(**every_tensor()))    # which works out `q_offsets` from the ids
+    assert of_engines=={name for name in Arguments.__annotations__ if getattr(x, name, None) is not None}
+
+def test_every_tensor_made_under_inference_mode_is_copied_where_something_learns():
+    "Autograd keeps none of them."
+    with torch.inference_mode(): made = every_tensor() | dict(attn_mask=torch.zeros(6, 6))
+    call = Call(**made | dict(q=made['q'].clone().requires_grad_()))
+    tensors = {name: x for name,x in vars(call).items() if isinstance(x, torch.Tensor)}
+    assert tensors.keys()==made.keys() | {'q_offsets'}
+    assert not [name for name,x in tensors.items() if x.is_inference()]
 
 def test_gradients_go_by_name_whichever_are_wanted():
     "For every choice of fields, in whatever order an engine returns them."
@@ -175,6 +198,7 @@ SCRIPT = '''
 import sys, torch
 from dynattn import attention, banded_attention, dense_attention
 from dynattn.engine.native import core
+from dynattn.engine.plan import prepare
 assert core.library() is not None and 'bump : float' in attention.__doc__
 torch.manual_seed(0)
 x = torch.randn(3, 2, 2, 40, 8, dtype=torch.float64).unbind()

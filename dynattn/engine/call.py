@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import wraps
 from numbers import Integral
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_args, overload
 import torch
 from torch import SymBool, SymInt, Tensor
 from ..docstrings import field_comments
@@ -434,8 +434,8 @@ def _copied(x):
     # clone it once more.
     return x if x.requires_grad else torch.ops.dynattn.copied(x)
 
-# tensors, where they are given
-_CONSTANT = 'attn_mask','alpha','rel_bias','q_offsets','segments','key_segments','sink'
+# beside queries, keys and values, where they are given
+_TENSORS = [f.name for f in fields(Arguments) if Tensor in get_args(f.type)]
 
 def _take_inference(call):
     """Copy what was made under `inference_mode`, where a gradient is wanted.
@@ -443,7 +443,7 @@ def _take_inference(call):
     Autograd keeps no such tensor."""
     padding,window = call.padding,call.window
     soft = isinstance(window, Window)
-    held = {name: x for name in _CONSTANT if isinstance(x := getattr(call, name), Tensor)}
+    held = {name: x for name in _TENSORS if isinstance(x := getattr(call, name), Tensor)}
     tensors = [call.q, call.k, call.v, *held.values(), *([window.sigma] if soft else [])]
     if not any(x.requires_grad for x in tensors): return
     if torch.compiler.is_compiling():
