@@ -19,10 +19,10 @@ OF_THE_SITE = 'test_browser.py', 'test_fold.py', 'test_site.py', 'test_widgets.p
 MOST = 4                                           # files of tests, those that use it most, and one of who imports it
 
 def notebook(number):
-    "The chapter of that number, or of that path"
+    "The chapter of that number, 3 as well as 03, or of that path"
     def is_it(path):
         name = path.relative_to(freeze.ROOT/'nbs').as_posix()
-        return name==number or path.name.startswith(f'{number}_') and not name.startswith('guide/')
+        return name==number or path.name.startswith(f'{number:0>2}_') and not name.startswith('guide/')
     found = [path for path in (freeze.ROOT/'nbs').rglob('*.ipynb') if is_it(path)]
     if len(found)!=1:
         sys.exit("nb: expected the number of a chapter, such as 14, or its path below nbs/, "

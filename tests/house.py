@@ -10,8 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CEILING = ROOT/'tests/house.json'
 ROOMS = [            # an import goes to its own room or to an earlier one
+    ('tools', 'docstrings kinds modes'),
     ('ideas', 'widgets padding parts metrics sigma curve smoothing window chunks family alpha sparsity plot'),
-    ('engine', 'engine'), ('layers', 'saved configs cache modules probe parallel flash_attn everywhere'), ('library', 'hf survey'),
+    ('engine', 'engine'),
+    ('layers', 'saved configs cache modules probe parallel flash_attn everywhere'),
+    ('library', 'hf survey'),
     ('programs', 'texts runs command train narrow export audit')]
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 
@@ -60,10 +63,10 @@ def imports(known):
 
 def folder(name): return '.'.join(name.split('.')[:2])       # a module at the top is a folder of its own
 
-def floor(name):
-    "The number of the room that a module is in"
-    found = [i for i,(_,names) in enumerate(ROOMS) if folder(name).partition('.')[2] in names.split()]
-    return found[0] if found else len(ROOMS)
+def room(module):
+    "The number of the room that a module is in; the package itself, its command and its examples are above all"
+    place = folder(module).partition('.')[2]
+    return next((i for i,(_,names) in enumerate(ROOMS) if place in names.split()), len(ROOMS))
 
 def reachable(edges, start):
     "Everything that `start` imports, directly or through others"
@@ -136,7 +139,9 @@ def found(root=ROOT):
         upward=sorted({f'{name} -> {target}' for name,target,_ in arrows if later(name, target)}),
         lazy=[f'{name} -> {target}' for name,target,inside in arrows if inside],
         circles=circles(edges), folders=circles(between),
-        downstairs=[f'{name} -> {target}' for name,target,_ in arrows if floor(target)>floor(name)],
+        downstairs=[f'{name} -> {target}' for name,target,_ in arrows if room(target)>room(name)],
+        homeless=[f'{m.name}: its folder, or its name at the top, goes into ROOMS of tests/house.py'
+                  for m in known.values() if m.chapter is not None and room(m.name)==len(ROOMS)],
         borrowed=[x for m in core for x in borrowed(m)],
         packed=[x for m in core for x in packed(m)],
         unused=[x for m in known.values() for x in unused(m)],

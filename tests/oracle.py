@@ -34,6 +34,7 @@ class PaddingMask:
         return cls((mask[:,0,0] if mask.ndim==4 else mask)==0)
 
 ENDS_BEHIND = {'edge'} # on the bell these end a token beyond sigma, so |j - i| = sigma takes part
+THRESHOLDS = {'edge': math.exp(-.5)} # of those that take one where none is given
 
 class Window:
     "The formulas of chapters 11, 12 and 14, evaluated at every pair."
@@ -41,10 +42,9 @@ class Window:
                  p=None, ramp=None, eps=2**-24):
         self.sigma,self.curve,self.smooth,self.unit,self.apply = array(sigma),curve,smooth,unit,apply
         self.reach = (None,None) if reach is None else reach
-        self.T = cut[0] if isinstance(cut, tuple) else cut
+        self.T = THRESHOLDS.get(smooth) if cut is None else cut[0] if isinstance(cut, tuple) else cut
         self.ends_behind = smooth in ENDS_BEHIND and curve=='bell'
         self.promised = self.ends_behind and cut is None  # |j - i| <= sigma takes part, exactly
-        if smooth in ENDS_BEHIND and cut is None: self.T = math.exp(-.5)
         self.p,self.ramp,self.eps = 2. if smooth=='edge' and p is None else p,ramp,eps
     @classmethod
     def default(cls, sigma, unit='tokens', reach=None): return cls(sigma, unit=unit, reach=reach)

@@ -790,12 +790,17 @@ def draw_preset(r):
 SMOOTHINGS = {name: kind for name,kind in smoothing.SMOOTHINGS.items() if kind.__module__==smoothing.__name__}
 DRAWN = dict(edge=5, gaussian=2, ramp=2)    # how often, where not once
 
-def ends_without_threshold(kind):
-    "Whether a window of it needs none: it gets no threshold at all, and ends at `eps`, or has no curve."
-    try: return kind(*[1. for _ in fields(kind)]).check(None) is None
-    except ValueError: return False
+def of_ones(kind): return kind(*[1. for _ in fields(kind)])
 
-def needs_threshold(kind): return kind.curved and not ends_without_threshold(kind) and not kind.inclusive
+def needs_threshold(kind):
+    "Whether a window of it must be given one."
+    try: of_ones(kind).check(None)
+    except ValueError: return True
+    return False
+
+def ends_without_threshold(kind):
+    "Whether a window of it that is given none has none: it ends at `eps`, or has no curve."
+    return not needs_threshold(kind) and of_ones(kind).check(None) is None
 
 def needed(kind):
     "The names of its numbers that have no default: `p` or `ramp`."

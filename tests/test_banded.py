@@ -79,7 +79,7 @@ def engine(request, monkeypatch):
     "Who computes the band."
     if request.param=='plain': monkeypatch.setattr(core, 'library', lambda: None)
     elif os.environ.get('DYNATTN_NATIVE')=='0': pytest.skip('DYNATTN_NATIVE=0')
-    else: assert core.library() is not None, 'expected a compiled core: install a C++ compiler, and this package again'
+    else: assert core.library() is not None, core.info()['why']
     return request.param
 
 by_the_core = pytest.mark.skipif(os.environ.get('DYNATTN_NATIVE')=='0', reason='DYNATTN_NATIVE=0')

@@ -8,6 +8,8 @@ def test_the_tests_of_a_chapter(chapter, test):
     found = check.tests_of(check.notebook(chapter))
     assert f'tests/{test}.py' in found and len(found)<=check.MOST+1, found
 
+def test_a_number_needs_no_zero_in_front(): assert check.notebook('3')==check.notebook('03')
+
 def test_a_study_has_none(): assert check.tests_of(check.notebook('13'))==[]
 
 def test_a_new_name_is_asked_for_by_the_tests_of_every_name():
