@@ -214,6 +214,8 @@ class Attention:
     @property
     def m_after(self): return self.window is not None and self.window.apply=='after'
     @property
+    def mask_is_added(self): return self.attn_mask is not None and self.attn_mask.dtype!=bool
+    @property
     def eps(self):
         "alpha - 1, [B|1,H|1,1,1]"
         if self.alpha is None: return np.zeros((1,1,1,1))
@@ -246,9 +248,8 @@ class Attention:
         if causal: see = see & (self.offsets<=0)
         if self.segments is not None: see = see & (self.segments[:,None,:,None]==self.segments[:,None,None,:])
         if self.keep is not None: see = see & self.keep[:,None,None]
-        if self.attn_mask is not None: see = see & (self.attn_mask if self.attn_mask.dtype==bool
-                                                    else self.attn_mask!=-np.inf)
-        return see
+        if self.attn_mask is None: return see
+        return see & (self.attn_mask!=-np.inf if self.mask_is_added else self.attn_mask)
 
     def columns(self):
         "The entry of the bias that each pair reads."
@@ -257,16 +258,15 @@ class Attention:
 
     def biases(self):
         total = np.zeros((1,1,1,1))
-        if self.attn_mask is not None and self.attn_mask.dtype!=bool: total = total + np.where(self.attn_mask==-np.inf,
-            0., self.attn_mask)
+        if self.mask_is_added: total = total + np.where(self.attn_mask==-np.inf, 0., self.attn_mask)
         return total if self.rel_bias is None else total + self.rel_bias[...,self.columns()]
 
     def rows(self):
         "Weights before a window that stands after the softmax; remembers x - c."
         scores = self.scores
-        if self.sink is not None: scores = np.concatenate((scores,
-                                                           np.broadcast_to(self.sink[None,:,None,None],
-                                                               (self.B,self.H,self.N,1))), -1)
+        if self.sink is not None:
+            beside = np.broadcast_to(self.sink[None,:,None,None], (self.B,self.H,self.N,1))
+            scores = np.concatenate((scores, beside), -1)
         self.all_scores = scores
         if not scores.shape[-1]:
             self.y = scores
@@ -314,15 +314,15 @@ class Attention:
         dproducts = self.scale*ds*(1. if self.bent is None else 1-self.bent**2)
         grads = dict(q=dproducts@self.spread(self.k), k=self.gathered(dproducts.swapaxes(-1, -2)@self.q),
                      v=self.gathered(self.weights.swapaxes(-1, -2)@dout))
-        if self.keep is not None: grads['k'],grads['v'] = (np.where(self.keep[:,None,:,None], grads[x], 0.)
-                                                           for x in 'kv')
-        if self.window is not None: grads['sigma'] = self.to_sigma(self.to_mask(ds, dweights*self.p),
-            self.window.slope(self.offsets, self.M))
+        if self.keep is not None:
+            for x in 'kv': grads[x] = np.where(self.keep[:,None,:,None], grads[x], 0.)
+        if self.window is not None:
+            of_mask = self.to_mask(ds, dweights*self.p)
+            grads['sigma'] = self.to_sigma(of_mask, self.window.slope(self.offsets, self.M))
         if self.alpha is not None: grads['alpha'] = fold((dp*self.alpha_slope()).sum((-1,-2)), self.alpha.shape)
         if self.rel_bias is not None: grads['rel_bias'] = self.to_bias(ds)
         if self.sink is not None: grads['sink'] = -(s_all[...,self.M:]*mean).sum((0,2,3))
-        if self.attn_mask is not None and self.attn_mask.dtype!=bool: grads['attn_mask'] = fold(ds,
-            self.attn_mask.shape)
+        if self.mask_is_added: grads['attn_mask'] = fold(ds, self.attn_mask.shape)
         return grads
 
     def to_mask(self, ds, by_weight):
@@ -341,112 +341,169 @@ class Attention:
 
     @np.errstate(all='ignore')
     def bounds(self, eps, eps_mask, tiny=0.):
-        """How far rounding by `eps`, and by `eps_mask` in the window, can move each entry, to first order.
-
-        Of `out`, and of each gradient if `gradients` was called."""
-        absolute = np.abs
-        eps_sum = eps if eps>1e-4 else eps*max(1., math.sqrt(max(self.N,
-            self.M))/3)  # of a sum; half precision adds up in float32
-        k,v = absolute(self.spread(self.k)),absolute(self.spread(self.v))
-        reach = absolute(self.q)@k.swapaxes(-1, -2)*abs(self.scale)
-        moved = eps*(2+reach+absolute(self.biases()))
-        slope = drift = 0.
-        if self.window is not None:
-            slope = absolute(self.window.slope(self.offsets, self.M))
-            drift = absolute(self.window.slope(self.offsets, self.M, 1+1e-4) - self.window.slope(self.offsets, self.M,
-                1-1e-4))/1e-4
-            width = self.window.aligned(self.window.sigma)
-            off = eps_mask*(1+(self.window.p or 0)+slope*(1+width))                                # of the mask
-            if self.inside:
-                live = np.where(self.m>0, self.m, 1.)
-                moved = moved + np.where(self.everywhere, 0., off/live + eps*absolute(np.log(live)))
-        if self.softcap is not None: moved = moved + eps*self.softcap
-        s0,total = slopes(self.p, self.eps),slopes(self.whole, self.eps).sum(-1, keepdims=True)
-        moved = np.minimum(np.broadcast_to(moved, self.p.shape), 30.)
-        aside = 0. if self.sink is None else eps*np.abs(self.sink)[:,None,None]
-        row_moved = (s0*moved).sum(-1, keepdims=True)/np.where(total==0, 1., total) + aside
-        moved = moved + row_moved
-        seen = (self.scores>-np.inf)
-        e,y = self.eps,self.y[...,:self.M]
-        stretch = 6.  # as far as the margin goes: close to the end of the support the weights are far from linear
-        high,low = (np.where(seen, deformed(y+sign*stretch*moved, e), 0.) for sign in (1,-1))
-        vp = np.minimum(high-low, 1.)/stretch + np.where(seen, eps_sum*self.p + tiny, 0.)
-        s_high,s_low = slopes(high, e),slopes(low, e)
-        vs = (np.minimum(absolute(s_high-s0), 1e6)+np.minimum(absolute(s_low-s0), 1e6))/stretch
-        vs = vs + eps*s0 + np.where(seen, tiny, 0.)
-        vw = vp if not self.m_after else vp*absolute(self.m)+self.p*np.where(self.everywhere, 0., off)
-        if self.dropped: vw = vw*0.
-        self.vw = vw
-        res = dict(out=vw@v + eps*absolute(self.weights)@v + tiny)
+        "How far rounding moves `out`, and each gradient if `gradients` was called, by name; see `Bounds`."
+        found = Bounds(self, eps, eps_mask, tiny)
+        self.vw = found.weights
+        res = dict(out=found.of_out())
         if not hasattr(self, 'parts'): return res
-        d = {name: absolute(x) for name,x in self.parts.items()}
-        wide = d['dout']@v.swapaxes(-1, -2)
-        edp = 2*eps*wide + tiny
-        if self.m_after: edp = edp*absolute(self.m)+wide*np.where(self.everywhere, 0., off)
-        edge = seen & (e>1) & (low==0) & (high>0)
-        vs = np.where(edge, 0., vs)
-        alone = np.zeros((1,1,1,0)) if self.sink is None else self.y[...,self.M:]
-        alone_low,alone_high = (deformed(alone+sign*stretch*row_moved, e) for sign in (-1,1))
-        alone_edge = (e>1) & (alone_low==0) & (alone_high>0)
-        at_edge = self.at_the_edge(edge, alone_edge, np.maximum(s_low, np.maximum(s0, s_high)), eps)
-        spread_mean = (self.parts['s']*(edp+eps_sum*d['dp'])).sum(-1,
-            keepdims=True)/d['total'] + (vs*absolute(self.parts['dp']-self.parts['mean'])).sum(-1,
-                keepdims=True)/d['total'] + at_edge['mean']/stretch
-        level = absolute(np.where(seen, self.scores, 0.)).max(-1, keepdims=True,
-            initial=0.)     # a stored log of the row's sum is rounded, too
-        spread_mean = spread_mean + min(eps, 2.**-24)*level*d['mean']
-        slope_of = np.where(edge, 0., self.parts['s'])
-        eds = slope_of*(edp+spread_mean+eps*(d['dp']+d['mean'])) + np.where(seen, tiny, 0.)
-        eds = eds + vs*(absolute(self.parts['dp']-self.parts['mean'])+edp+spread_mean) # a key just outside may come inside
-        eds = eds + at_edge['ds']/stretch + np.where(edge, at_edge['total']*edp, 0.)
-        size = d['ds'] + eds
-        res.update(q=abs(self.scale)*(eds+eps_sum*size)@k + tiny,
-                   k=self.gathered(abs(self.scale)*(eds+eps_sum*size).swapaxes(-1, -2)@absolute(self.q)) + tiny,
-                   v=self.gathered((vw+eps*absolute(self.weights)).swapaxes(-1, -2)@d['dout']) + tiny)
-        if self.window is not None:
-            by_mask = self.to_mask(eds, edp*self.p+d['dweights']*vp)
-            relative = eps_mask*(2+1/np.where(self.m>0, self.m, 1.)) if self.inside else eps_mask
-            size_mask = np.where(self.everywhere, 0., self.to_mask(size, wide*self.p))
-            steep = (self.window.p or 0)/(1-(self.window.T or 0))*(1+self.window.swing(self.offsets, self.M))
-            off_slope = eps_mask*(1+slope*(1+slope)+drift+steep)
-            terms = (by_mask, slope), (size_mask*(relative+eps), slope), (size_mask, off_slope)
-            res['sigma'] = sum(self.to_sigma(g, rate) for g,rate in terms) + tiny
-        if self.alpha is not None:
-            l = np.log(np.where(self.p>0, self.p, 1.))**2
-            res['alpha'] = fold((eds*(1+l)+ eps*size*(1+l)).sum((-1,-2)),
-                                self.alpha.shape) + fold((vp*wide).sum((-1,-2)), self.alpha.shape) + tiny
-        # many roundings to half precision cancel in a long sum, if it is not itself one in half precision
-        if self.rel_bias is not None:
-            each = eds + eps_sum*size
-            res['rel_bias'] = self.to_bias(each) if eps<1e-4 else 2*np.sqrt(self.to_bias(each**2))
-        if self.attn_mask is not None and self.attn_mask.dtype!=bool: res['attn_mask'] = fold(eds+eps_sum*size,
-            self.attn_mask.shape)
-        self.sizes = dict(rel_bias=self.to_bias(size) if self.rel_bias is not None else 0.,
+        res |= found.of_gradients()
+        self.sizes = dict(rel_bias=self.to_bias(found.size) if self.rel_bias is not None else 0.,
                           attn_mask=res.get('attn_mask', 0.)/eps)
-        if self.sink is not None:
-            slack = np.abs(spread_mean)+eps_sum*d['mean']
-            res['sink'] = ((slopes(self.whole, self.eps)[...,self.M:]*(slack+eps*d['mean'])).sum((0,2,
-                3)) + (vs*d['mean']).sum((0,2,3)) + at_edge['sink'].sum((0,2,3))/stretch)
         return res
 
-    def at_the_edge(self, edge, sink, s, eps):
+class Bounds:
+    """How far rounding by `eps`, and by `eps_mask` in the window, can move each entry of a result, to first order.
+
+    A name that ends in `_moved` is such a bound; `a` is the `Attention`. The order is that of the computation: scores,
+    weights, output, then the gradient of the scores, and from it those of the inputs."""
+    STRETCH = 6.    # as far as the margin goes: close to the end of the support the weights are far from linear
+
+    def __init__(self, a, eps, eps_mask, tiny):
+        self.a,self.eps,self.eps_mask,self.tiny = a,eps,eps_mask,tiny
+        # of a sum; half precision adds up in float32
+        self.eps_sum = eps if eps>1e-4 else eps*max(1., math.sqrt(max(a.N, a.M))/3)
+        self.k,self.v = np.abs(a.spread(a.k)),np.abs(a.spread(a.v))
+        self.seen = a.scores>-np.inf
+        if a.window is not None: self.move_window()
+        self.move_scores()
+        self.move_weights()
+
+    def move_window(self):
+        "The mask, of its own roundings and of its width's."
+        window,offsets,m = self.a.window,self.a.offsets,self.a.M
+        self.slope = np.abs(window.slope(offsets, m))
+        self.drift = np.abs(window.slope(offsets, m, 1+1e-4) - window.slope(offsets, m, 1-1e-4))/1e-4
+        width = window.aligned(window.sigma)
+        self.mask_moved = self.eps_mask*(1+(window.p or 0)+self.slope*(1+width))
+
+    def move_scores(self):
+        "Each score, and the row's threshold or log of its sum, which all scores of the row move."
+        a,eps = self.a,self.eps
+        reach = np.abs(a.q)@self.k.swapaxes(-1, -2)*abs(a.scale)
+        moved = eps*(2+reach+np.abs(a.biases()))
+        if a.window is not None and a.inside:
+            live = np.where(a.m>0, a.m, 1.)
+            moved = moved + np.where(a.everywhere, 0., self.mask_moved/live + eps*np.abs(np.log(live)))
+        if a.softcap is not None: moved = moved + eps*a.softcap
+        moved = np.minimum(np.broadcast_to(moved, a.p.shape), 30.)
+        self.slopes = slopes(a.p, a.eps)
+        total = slopes(a.whole, a.eps).sum(-1, keepdims=True)
+        of_sink = 0. if a.sink is None else eps*np.abs(a.sink)[:,None,None]
+        self.row_moved = (self.slopes*moved).sum(-1, keepdims=True)/np.where(total==0, 1., total) + of_sink
+        self.scores_moved = moved + self.row_moved
+
+    def move_weights(self):
+        "Weights before and after a window that multiplies them, and their slopes."
+        a,eps,tiny = self.a,self.eps,self.tiny
+        y = a.y[...,:a.M]
+        self.high,self.low = (np.where(self.seen, deformed(y+sign*self.STRETCH*self.scores_moved, a.eps), 0.)
+                              for sign in (1,-1))
+        of_scores = np.minimum(self.high-self.low, 1.)/self.STRETCH
+        self.before_mask = of_scores + np.where(self.seen, self.eps_sum*a.p + tiny, 0.)
+        self.slopes_high,self.slopes_low = slopes(self.high, a.eps),slopes(self.low, a.eps)
+        up,down = (np.minimum(np.abs(other-self.slopes), 1e6) for other in (self.slopes_high,self.slopes_low))
+        self.slopes_moved = (up+down)/self.STRETCH + eps*self.slopes + np.where(self.seen, tiny, 0.)
+        self.weights = self.before_mask
+        if a.m_after:
+            of_mask = a.p*np.where(a.everywhere, 0., self.mask_moved)
+            self.weights = self.before_mask*np.abs(a.m) + of_mask
+        if a.dropped: self.weights = self.weights*0.
+
+    def of_out(self): return self.weights@self.v + self.eps*np.abs(self.a.weights)@self.v + self.tiny
+
+    def move_gradient_of_weights(self):
+        "`dp`: the products of the upstream gradient with the values, times a mask that comes after."
+        a = self.a
+        self.wide = np.abs(a.parts['dout'])@self.v.swapaxes(-1, -2)
+        self.dp_moved = 2*self.eps*self.wide + self.tiny
+        if a.m_after:
+            of_mask = self.wide*np.where(a.everywhere, 0., self.mask_moved)
+            self.dp_moved = self.dp_moved*np.abs(a.m) + of_mask
+
+    def move_gradient_of_scores(self):
+        "`ds`, slope times (dp - mean): the mean of the row, then each key, and keys that enter the support or leave it."
+        a,eps,tiny = self.a,self.eps,self.tiny
+        size = {name: np.abs(x) for name,x in a.parts.items()}
+        apart = np.abs(a.parts['dp']-a.parts['mean'])
+        edge = self.seen & (a.eps>1) & (self.low==0) & (self.high>0)
+        at_edge = self.at_the_edge(edge)
+        slopes_moved = np.where(edge, 0., self.slopes_moved)
+        of_dp = (a.parts['s']*(self.dp_moved+self.eps_sum*size['dp'])).sum(-1, keepdims=True)/size['total']
+        of_slopes = (slopes_moved*apart).sum(-1, keepdims=True)/size['total']
+        mean_moved = of_dp + of_slopes + at_edge['mean']/self.STRETCH
+        # a stored log of the row's sum is rounded, too
+        level = np.abs(np.where(self.seen, a.scores, 0.)).max(-1, keepdims=True, initial=0.)
+        mean_moved = mean_moved + min(eps, 2.**-24)*level*size['mean']
+        slope = np.where(edge, 0., a.parts['s'])
+        each = slope*(self.dp_moved+mean_moved+eps*(size['dp']+size['mean'])) + np.where(self.seen, tiny, 0.)
+        each = each + slopes_moved*(apart+self.dp_moved+mean_moved)     # a key just outside may come inside
+        self.ds_moved = each + at_edge['ds']/self.STRETCH + np.where(edge, at_edge['total']*self.dp_moved, 0.)
+        self.size = size['ds'] + self.ds_moved      # at most
+        if a.sink is None: return
+        slack = np.abs(mean_moved)+self.eps_sum*size['mean']
+        of_mean = (slopes(a.whole, a.eps)[...,a.M:]*(slack+eps*size['mean'])).sum((0,2,3))
+        of_slope = (slopes_moved*size['mean']).sum((0,2,3))
+        self.sink_moved = of_mean + of_slope + at_edge['sink'].sum((0,2,3))/self.STRETCH
+
+    def of_gradients(self):
+        "By the names of the inputs."
+        a,eps,tiny = self.a,self.eps,self.tiny
+        self.move_gradient_of_weights()
+        self.move_gradient_of_scores()
+        each = self.ds_moved + self.eps_sum*self.size
+        scaled = abs(a.scale)*each
+        by_values = self.weights + eps*np.abs(a.weights)
+        res = dict(
+            q=scaled@self.k + tiny,
+            k=a.gathered(scaled.swapaxes(-1, -2)@np.abs(a.q)) + tiny,
+            v=a.gathered(by_values.swapaxes(-1, -2)@np.abs(a.parts['dout'])) + tiny)
+        if a.window is not None: res['sigma'] = self.of_sigma()
+        if a.alpha is not None: res['alpha'] = self.of_alpha()
+        # many roundings to half precision cancel in a long sum, if it is not itself one in half precision
+        if a.rel_bias is not None: res['rel_bias'] = a.to_bias(each) if eps<1e-4 else 2*np.sqrt(a.to_bias(each**2))
+        if a.mask_is_added: res['attn_mask'] = fold(each, a.attn_mask.shape)
+        if a.sink is not None: res['sink'] = self.sink_moved
+        return res
+
+    def of_sigma(self):
+        a,eps_mask = self.a,self.eps_mask
+        by_mask = a.to_mask(self.ds_moved, self.dp_moved*a.p+np.abs(a.parts['dweights'])*self.before_mask)
+        relative = eps_mask*(2+1/np.where(a.m>0, a.m, 1.)) if a.inside else eps_mask
+        size = np.where(a.everywhere, 0., a.to_mask(self.size, self.wide*a.p))
+        steep = (a.window.p or 0)/(1-(a.window.T or 0))*(1+a.window.swing(a.offsets, a.M))
+        slope_moved = eps_mask*(1+self.slope*(1+self.slope)+self.drift+steep)
+        terms = (by_mask, self.slope), (size*(relative+self.eps), self.slope), (size, slope_moved)
+        return sum(a.to_sigma(g, rate) for g,rate in terms) + self.tiny
+
+    def of_alpha(self):
+        a = self.a
+        squared_log = np.log(np.where(a.p>0, a.p, 1.))**2
+        of_scores = ((self.ds_moved+self.eps*self.size)*(1+squared_log)).sum((-1,-2))
+        of_weights = (self.before_mask*self.wide).sum((-1,-2))
+        return fold(of_scores, a.alpha.shape) + fold(of_weights, a.alpha.shape) + self.tiny
+
+    def at_the_edge(self, edge):
         """How far the gradients may be moved by keys that rounding takes into the support or out of it, for alpha > 2.
 
         There the slope of a key jumps from 0 to infinity as it enters, so the slopes of the others bound the change,
         not its own: with the slope x of such a key and S of all sure ones its gradient is x S/(x + S) times the
         difference to their mean, at most S times that, and the mean moves by no more than the difference. Two such
         keys may have any slope beside each other, up to that of the smallest weight that is told from zero."""
-        dp,e = self.parts['dp'],self.eps
-        sure = np.where(edge, 0., s)
+        a,e = self.a,self.a.eps
+        dp,mean_before = a.parts['dp'],a.parts['mean']
+        alone = np.zeros((1,1,1,0)) if a.sink is None else a.y[...,a.M:]
+        low,high = (deformed(alone+sign*self.STRETCH*self.row_moved, e) for sign in (-1,1))
+        sink = (e>1) & (low==0) & (high>0)
+        sure = np.where(edge, 0., np.maximum(self.slopes_low, np.maximum(self.slopes, self.slopes_high)))
         total = sure.sum(-1, keepdims=True)
-        mean = np.where(total>0, (sure*dp).sum(-1, keepdims=True)/np.where(total>0, total, 1.), self.parts['mean'])
+        mean = np.where(total>0, (sure*dp).sum(-1, keepdims=True)/np.where(total>0, total, 1.), mean_before)
         apart = np.where(edge, np.abs(dp-mean), 0.)
         of_sink = np.where(sink, np.abs(mean), 0.).sum(-1, keepdims=True)
         largest = np.maximum(apart.max(-1, keepdims=True, initial=0.), of_sink)
-        steepest = (2.**-53 if eps<2.**-40 else 2.**-24)**(1/np.maximum(e, 1.)-1)
+        steepest = (2.**-53 if self.eps<2.**-40 else 2.**-24)**(1/np.maximum(e, 1.)-1)
         several = edge.sum(-1, keepdims=True)+sink.sum(-1, keepdims=True) > 1
         ds = total*apart + np.where(several & edge, steepest*largest, 0.)
-        moved = np.where(largest>0, largest+np.abs(mean-self.parts['mean']), 0.)
+        moved = np.where(largest>0, largest+np.abs(mean-mean_before), 0.)
         of_sink = total*of_sink + np.where(several & (of_sink>0), steepest*largest, 0.)
         return dict(mean=moved, ds=ds, total=total, sink=of_sink)
 
