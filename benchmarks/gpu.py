@@ -13,6 +13,7 @@ here; a peer that could not run has a row that says why."""
 import argparse, csv, functools, math, os, statistics, sys, time
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..'))
 DRY = any(a.startswith('--dr') for a in sys.argv)
 if DRY: os.environ['TRITON_INTERPRET'] = '1'    # before the kernels are imported
@@ -52,7 +53,8 @@ class Case:
     def tensors(self):
         g = torch.Generator(DEV).manual_seed(0)
         q,k,v = (torch.randn(self.B, self.H, self.N, self.d, generator=g, device=DEV) for _ in range(3))
-        common = torch.randn(self.B, self.H, self.N//256+2, self.d, generator=g, device=DEV).repeat_interleave(256, 2)[:,:,37:37+self.N]  # tiles do not begin where neighbours do
+        common = torch.randn(self.B, self.H, self.N//256+2, self.d, generator=g, device=DEV).repeat_interleave(256, 2)
+        common = common[:,:,37:37+self.N]       # tiles do not begin where neighbours do
         q = self.alike**.5*common + (1-self.alike)**.5*q
         return [t.to(self.dtype).requires_grad_() for t in (q*self.sharp,k,v)]
     def pairs(self):
@@ -60,12 +62,17 @@ class Case:
         w = self.widths().double().clamp(max=self.N-1)
         one = self.N*w - w*(w+1)/2
         return (one*(1 if self.causal else 2) + self.N).sum().item()
-    def row(self): return dict(B=self.B, H=self.H, N=self.N, d=self.d, w=f"{self.w}{', causal' if self.causal else ''}{f', alpha {self.alpha}' if self.w==str(self.N) else ''}", dtype=str(self.dtype).removeprefix('torch.'))
+    def row(self):
+        "The columns that name a case."
+        w = self.w
+        if self.causal: w += ', causal'
+        if self.w==str(self.N): w += f', alpha {self.alpha}'
+        return dict(B=self.B, H=self.H, N=self.N, d=self.d, w=w, dtype=str(self.dtype).removeprefix('torch.'))
 
 def step(f, leaves, backward):
     "A function that runs `f` forward, or forward and backward."
     if not backward: return torch.no_grad()(f)
-    out = f(); go = torch.ones_like(out)
+    go = torch.ones_like(f())
     return lambda: torch.autograd.grad(f(), leaves, go)
 
 # ------------------------------------------------------------------ softmax in a window: make(case) -> (f, leaves, window of the oracle)
@@ -74,7 +81,10 @@ def soft(c):
     (q,k,v),sigma = c.tensors(),c.sigma()
     return (lambda: windowed_attention(q, k, v, window=c.window(sigma), is_causal=c.causal)), (q,k,v,sigma)
 
-def hard_bounds(c, w=None): return (int(c.w) if w is None else w, 0 if c.causal else int(c.w) if w is None else w)
+def hard_bounds(c, w=None):
+    "(left, right) of `w` tokens to each side, by default the case's."
+    w = int(c.w) if w is None else w
+    return w,0 if c.causal else w
 
 @softmax_ops('dynattn, sigma fixed')
 def fixed(c):
@@ -107,11 +117,13 @@ def flex_parts(c):
     def score_mod(sigma):
         def mod(s, b, h, i, j):
             V = torch.exp(-.5*((i-j)/(sigma[b,h]+1))**2)
-            return s + torch.log(torch.tanh(2*(V-T).clamp(min=1e-9)/(1-T))/math.tanh(2))  # not 0: masked pairs would send back NaN
+            above = (V-T).clamp(min=1e-9)/(1-T)     # not 0: masked pairs would send back NaN
+            return s + torch.log(torch.tanh(2*above)/math.tanh(2))
         return mod
     if DRY: return flex_attention,create_block_mask,mask_mod,score_mod
     from torch._dynamo import config
-    config.recompile_limit = config.accumulated_recompile_limit = 10_000  # a case more is a compilation more, and past the limit it would run uncompiled
+    # a case more is a compilation more, and past the limit it would run uncompiled
+    config.recompile_limit = config.accumulated_recompile_limit = 10_000
     return torch.compile(flex_attention, dynamic=False),torch.compile(create_block_mask),mask_mod,score_mod
 
 def flex(c, sigma, fresh):
@@ -119,20 +131,24 @@ def flex(c, sigma, fresh):
     f,create,mask_mod,score_mod = flex_parts(c)
     (q,k,v),width = c.tensors(),c.sigma()
     mod = score_mod(width if sigma=='learns' else width.detach()) if sigma else None
-    make = lambda: create(mask_mod, c.B, c.H, c.N, c.N, device=DEV) if fresh else block_mask(c, mask_mod)
-    ready = None if fresh else make()
-    run = lambda: f(q, k, v, score_mod=mod, block_mask=make() if fresh else ready)
+    ready = None if fresh else block_mask(c, mask_mod)
+    def run():
+        blocks = create(mask_mod, c.B, c.H, c.N, c.N, device=DEV) if fresh else ready
+        return f(q, k, v, score_mod=mod, block_mask=blocks)
     return run, ((q,k,v,width) if sigma=='learns' else (q,k,v))
 
-for _sigma in ('learns','fixed',None):
-    for _fresh in (False,True):
-        softmax_ops(f"FlexAttention, {f'sigma {_sigma}' if _sigma else 'hard window'}, {'create_block_mask each step' if _fresh else 'analytic block mask'}")(partial(flex, sigma=_sigma, fresh=_fresh))
+WIDTHS = {'learns': 'sigma learns', 'fixed': 'sigma fixed', None: 'hard window'}
+BLOCKS = {False: 'analytic block mask', True: 'create_block_mask each step'}
+for _sigma,_width in WIDTHS.items():
+    for _fresh,_blocks in BLOCKS.items():
+        softmax_ops(f'FlexAttention, {_width}, {_blocks}')(partial(flex, sigma=_sigma, fresh=_fresh))
 
 def sdpa(c, backend):
     from torch.nn.attention import sdpa_kernel, SDPBackend
     q,k,v = c.tensors()
+    chosen = SDPBackend.MATH if DRY else getattr(SDPBackend, backend)
     def f():
-        with sdpa_kernel(SDPBackend.MATH if DRY else getattr(SDPBackend, backend)): return F.scaled_dot_product_attention(q, k, v, is_causal=c.causal)
+        with sdpa_kernel(chosen): return F.scaled_dot_product_attention(q, k, v, is_causal=c.causal)
     return f, (q,k,v)
 
 softmax_ops('SDPA flash, no window')(lambda c: sdpa(c, 'FLASH_ATTENTION'))
@@ -142,33 +158,44 @@ class _Flash(torch.autograd.Function):
     "aten's FlashAttention with its one window for all heads; tensors are [B,N,H,d]"
     @staticmethod
     def forward(ctx, q, k, v, left, right, causal):
-        n,ctx.rest = q.shape[1],(left,right,causal)
-        out,lse,seed,unused,_ = torch.ops.aten._flash_attention_forward(q, k, v, None, None, n, n, 0., causal, False, window_size_left=left, window_size_right=right)
+        n = q.shape[1]
+        ctx.rest = left,right,causal
+        out,lse,seed,unused,_ = torch.ops.aten._flash_attention_forward(
+            q, k, v, None, None, n, n, 0., causal, False, window_size_left=left, window_size_right=right)
         ctx.save_for_backward(q, k, v, out, lse, seed, unused)
         return out
     @staticmethod
     def backward(ctx, go):
         q,k,v,out,lse,seed,unused = ctx.saved_tensors
         left,right,causal = ctx.rest
-        return *torch.ops.aten._flash_attention_backward(go, q, k, v, out, lse, None, None, q.shape[1], q.shape[1], 0., causal, seed, unused, window_size_left=left, window_size_right=right),None,None,None
+        n = q.shape[1]
+        grads = torch.ops.aten._flash_attention_backward(
+            go, q, k, v, out, lse, None, None, n, n, 0., causal, seed, unused,
+            window_size_left=left, window_size_right=right)
+        return *grads,None,None,None
 
 @softmax_ops('flash, one window (the widest)')
 def flash(c):
     if DRY: raise NotImplementedError("needs a GPU")
-    q,k,v = c.tensors()
+    leaves = c.tensors()
     left,right = hard_bounds(c, int(c.widths().max()))
-    return (lambda: _Flash.apply(*(t.transpose(1, 2) for t in (q,k,v)), left, right, c.causal).transpose(1, 2)), (q,k,v)
+    def f():
+        by_token = (t.transpose(1, 2) for t in leaves)
+        return _Flash.apply(*by_token, left, right, c.causal).transpose(1, 2)
+    return f, tuple(leaves)
 
 # ------------------------------------------------------------------ entmax
 @entmax_ops('dynattn')
 def ours(c):
-    q,k,v = c.tensors(); alpha = torch.full((c.H,), c.alpha, device=DEV, requires_grad=True)
+    q,k,v = c.tensors()
+    alpha = torch.full((c.H,), c.alpha, device=DEV, requires_grad=True)
     return (lambda: entmax_attention(q, k, v, alpha=alpha, is_causal=c.causal)), (q,k,v,alpha)
 
 @entmax_ops('dynattn, alpha fixed')
 def tensor_alpha(c):
     q,k,v = c.tensors()
-    return (lambda: entmax_attention(q, k, v, alpha=torch.full((c.H,), c.alpha, device=DEV), is_causal=c.causal)), (q,k,v)
+    def f(): return entmax_attention(q, k, v, alpha=torch.full((c.H,), c.alpha, device=DEV), is_causal=c.causal)
+    return f, (q,k,v)
 
 @entmax_ops('dynattn, alpha a number')
 def fixed_alpha(c):
@@ -180,10 +207,15 @@ def dense_flash(c): return sdpa(c, 'FLASH_ATTENTION')
 
 @functools.cache
 def fewer_settings():
-    "Let AdaSplash-2 try 14 of its 66 settings of tiles, warps and stages: compiling all of them takes longer than the first hour has."
+    """Let AdaSplash-2 try 14 of its 66 settings of tiles, warps and stages.
+
+    Compiling all of them takes longer than the first hour has."""
     every = triton.autotune
+    def is_likely(x):
+        is_square = x.kwargs.get('BLOCK_M', 64)==x.kwargs.get('BLOCK_N', 64)
+        return is_square and x.num_warps==4 and x.num_stages<4
     def some(configs, **more):
-        likely = [x for x in configs if x.num_warps==4 and x.num_stages<4 and x.kwargs.get('BLOCK_M', 64)==x.kwargs.get('BLOCK_N', 64)]
+        likely = [x for x in configs if is_likely(x)]
         return every(configs=likely or configs, **more)
     triton.autotune = some
     try: import adasplash.adasplash_v2
@@ -208,7 +240,8 @@ def adasplash2(c):
 @entmax_ops('dense entmax_bisect', upto=4096)
 def bisect(c):
     from entmax import entmax_bisect
-    q,k,v = c.tensors(); alpha = torch.full((c.H,1,1), c.alpha, device=DEV, requires_grad=True)
+    q,k,v = c.tensors()
+    alpha = torch.full((c.H,1,1), c.alpha, device=DEV, requires_grad=True)
     hide = torch.ones(c.N, c.N, dtype=torch.bool, device=DEV).triu(1) if c.causal else None
     def f():
         s = (q@k.mT).float()*c.d**-.5
@@ -229,13 +262,17 @@ def sparsity(c, size=64):
     return 1-live.sum().item()/(q.shape[1]*tiles.sum().item())
 
 def sharpened(c, least=.5, most=.85):
-    "Scores scaled until between `least` and `most` of the tiles hold no weight: doubled until enough do, then halved in between."
+    """Scores scaled until between `least` and `most` of the tiles hold no weight.
+
+    The scale is doubled until enough do, then halved in between."""
     low,x = .01,1.
     while (s := sparsity(replace(c, sharp=x)))<least and x<1024: low,x = x,2*x
     high = x
     while not least<=s<=most and high-low>.01*high:
-        x = (low+high)/2; s = sparsity(replace(c, sharp=x))
-        low,high = (x,high) if s<least else (low,x)
+        x = (low+high)/2
+        s = sparsity(replace(c, sharp=x))
+        if s<least: low = x
+        else: high = x
     if not least<=s<=most: print(f"  no scale of the scores gives a block sparsity from {least} to {most}")
     return replace(c, sharp=x),s
 
@@ -248,9 +285,12 @@ def oracle(name, c, leaves):
         alpha = torch.full((c.H,), c.alpha, dtype=torch.float64, device=DEV, requires_grad=True)
         return dense_attention(q, k, v, is_causal=c.causal, alpha=alpha), (q,k,v,alpha)
     sigma = c.sigma().detach().double().requires_grad_()
-    w = c.window(sigma) if 'sigma' in name else None if 'no window' in name else int(c.widths().max())
-    if name.startswith('FlexAttention, hard window') and c.w=='mixed': w = c.widths().double()  # one a head, as a mask
-    options = dict(window=w) if not isinstance(w, torch.Tensor) else dict(attn_mask=(torch.arange(c.N, device=DEV)-torch.arange(c.N, device=DEV)[:,None]).abs()<=w[...,None,None])
+    if 'sigma' in name: options = dict(window=c.window(sigma))
+    elif 'no window' in name: options = {}
+    elif name.startswith('FlexAttention, hard window') and c.w=='mixed':    # one width per head, as a mask
+        i = torch.arange(c.N, device=DEV)
+        options = dict(attn_mask=(i-i[:,None]).abs()<=c.widths()[...,None,None])
+    else: options = dict(window=int(c.widths().max()))
     return dense_attention(q, k, v, is_causal=c.causal, **options), (q,k,v,sigma)
 
 def check(name, op, c):
@@ -260,9 +300,10 @@ def check(name, op, c):
     go = torch.randn(out.shape, generator=torch.Generator(DEV).manual_seed(2), device=DEV)
     got = torch.autograd.grad(out, leaves, go.to(out.dtype))
     truth = torch.autograd.grad(want, exact[:len(leaves)], go.double(), allow_unused=True)
+    allowed = 1e-4 if c.dtype==torch.float32 else 3e-2
     for what,a,b in zip(('out','dq','dk','dv','dparam'), (out,*got), (want,*truth)):
         e = ((a.double().reshape(b.shape)-b).norm()/b.norm()).item()
-        if not e < (1e-4 if c.dtype==torch.float32 else 3e-2): raise AssertionError(f"{what} is off by {e:.1e}")
+        if not e < allowed: raise AssertionError(f"{what} is off by {e:.1e}")
 
 def reason(e):
     "One line of an error; one that has lost the device ends the run, for all that came after it would fail as well."
@@ -277,8 +318,12 @@ def able(registry, c):
         ops,failed = {},{}
         for name,op in registry.ops.items():
             if any(word in name for word in SKIP): continue
-            try: check(name, op, small); ops[name] = op
-            except Exception as e: failed[name] = reason(e); print(f"  {name}: left out, {failed[name]}", flush=True)
+            try:
+                check(name, op, small)
+                ops[name] = op
+            except Exception as e:
+                failed[name] = reason(e)
+                print(f"  {name}: left out, {failed[name]}", flush=True)
         _able[small] = ops,failed
     return _able[small]
 
@@ -292,68 +337,111 @@ def queue():
 def seconds(fn, runs=1, host=None):
     "Median time of one run on the device, by CUDA events; what Python needed to start each goes to the list `host`."
     if DRY:
-        start = time.perf_counter(); fn(); return time.perf_counter()-start
+        start = time.perf_counter()
+        fn()
+        return time.perf_counter()-start
     times = []
     for _ in range(runs):
         a,b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        queue(); a.record(); start = time.perf_counter(); fn()
+        queue()
+        a.record()
+        start = time.perf_counter()
+        fn()
         if host is not None: host.append(time.perf_counter()-start)
-        b.record(); torch.cuda.synchronize(); times.append(a.elapsed_time(b)/1e3)
+        b.record()
+        torch.cuda.synchronize()
+        times.append(a.elapsed_time(b)/1e3)
     return statistics.median(times)
 
 def in_turn(fns, rounds=7, budget=6.):
-    "name -> (median seconds, peak MB beyond what was allocated before, median seconds of Python); peers alternate round by round."
-    times,host,mb,runs = {n:[] for n in fns},{n:[] for n in fns},{},{}
+    """name -> (median seconds, peak MB beyond what was allocated before, median seconds of Python).
+
+    Peers alternate round by round."""
+    times = {name: [] for name in fns}
+    host = {name: [] for name in fns}
+    mb = {}
+    runs = {}                                       # what is slow is timed less often
     for name,fn in fns.items():
         fn()                                        # compile
         if DRY: continue
-        torch.cuda.synchronize(); torch.cuda.reset_peak_memory_stats(); before = torch.cuda.memory_allocated()
-        first = seconds(fn); mb[name] = (torch.cuda.max_memory_allocated()-before)/2**20
-        runs[name] = 5 if first<.02 else 1          # what is slow is timed less often
-        if first<.02: fn(); fn()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        first = seconds(fn)
+        mb[name] = (torch.cuda.max_memory_allocated()-before)/2**20
+        runs[name] = 5 if first<.02 else 1
+        if first<.02:
+            fn()
+            fn()
     start = time.perf_counter()
     for r in range(1 if DRY else rounds):
         for name,fn in fns.items(): times[name].append(seconds(fn, runs.get(name, 1), host[name]))
         if r>=2 and time.perf_counter()-start>budget: break
-    return {name:(statistics.median(ts), mb.get(name), statistics.median(host[name] or [0.])) for name,ts in times.items()}
+    median = statistics.median
+    return {name: (median(took), mb.get(name), median(host[name] or [0.])) for name,took in times.items()}
 
 def ceilings():
     "Operations a second of a large product in the dtype of the cases, and bytes a second of a large copy."
     n = 256 if DRY else 8192
-    a,b = torch.randn(2, n, n, device=DEV).to(DTYPE); x = torch.empty(n*n*4, dtype=torch.uint8, device=DEV); y = torch.empty_like(x)
-    for _ in range(3): a@b; y.copy_(x)
+    a,b = torch.randn(2, n, n, device=DEV).to(DTYPE)
+    x = torch.empty(n*n*4, dtype=torch.uint8, device=DEV)
+    y = torch.empty_like(x)
+    for _ in range(3):
+        a@b
+        y.copy_(x)
     return 2*n**3/seconds(lambda: a@b, 20),2*x.numel()/seconds(lambda: y.copy_(x), 20)
+
+def row(suite, name, c, peak, way, **found):
+    "A row of the file; `peak` in operations a second, `way` 'forward' or 'both'."
+    return dict(suite=suite, op=name, peak_gflops=round(peak/1e9)) | {'pass': way} | c.row() | found
 
 def compare(suite, registry, c, peak, value=None):
     "Rows of all peers, forward and both; those that failed say why."
     print(f"{suite} {c}", flush=True)
-    (ops,failed),rows = able(registry, c),[]
-    row = lambda name, way, **more: rows.append({**dict(suite=suite, op=name, peak_gflops=round(peak/1e9), value=value, **{'pass':way}, **c.row()), **more})
-    for backward,way in ((False,'forward'),(True,'both')):
-        fns,missing = {},dict(failed)
-        for name,op in ops.items():
-            if c.N>op.upto: continue
-            try: fns[name] = step(*op.make(c), backward); fns[name]()
-            except Exception as e: fns.pop(name, None); missing[name] = reason(e); print(f"  {way:8} {name}: failed, {missing[name]}", flush=True)
-            if not DRY: torch.cuda.empty_cache()
-        for name,why in missing.items(): row(name, way, value=f"failed: {why}")
-        flops = 4*c.pairs()*c.d*(3.5 if backward else 1)
+    ops,failed = able(registry, c)
+    rows = []
+    for way in ('forward','both'):
+        fns,missing = started(ops, c, way)
+        for name,why in (failed | missing).items(): rows.append(row(suite, name, c, peak, way, value=f"failed: {why}"))
+        flops = 4*c.pairs()*c.d*(3.5 if way=='both' else 1)
         if WARM: continue
         for name,(s,mb,host) in in_turn(fns).items():
-            print(f"  {way:8} {name:58} {s*1e3:10.3f} ms {s*peak/flops:8.2f} limits, host {host*1e3:6.3f} ms" + (f" {mb:9.1f} MB" if mb else ''), flush=True)
-            row(name, way, **({} if value else dict(value=f"host {host*1e3:.3f} ms")), ms=round(s*1e3, 4), limits=round(s*peak/flops, 3), mb=mb and round(mb, 1))
+            limits = s*peak/flops
+            memory = f" {mb:9.1f} MB" if mb else ''
+            print(f"  {way:8} {name:58} {s*1e3:10.3f} ms {limits:8.2f} limits, host {host*1e3:6.3f} ms{memory}", flush=True)
+            rows.append(row(suite, name, c, peak, way, value=value or f"host {host*1e3:.3f} ms",
+                            ms=round(s*1e3, 4), limits=round(limits, 3), mb=mb and round(mb, 1)))
     return rows
 
+def started(ops, c, way):
+    "The functions of the peers that ran once, and why others did not, both by name."
+    fns,missing = {},{}
+    for name,op in ops.items():
+        if c.N>op.upto: continue
+        try:
+            fns[name] = step(*op.make(c), way=='both')
+            fns[name]()
+        except Exception as e:
+            fns.pop(name, None)     # and its tensors, before the next one
+            missing[name] = reason(e)
+            print(f"  {way:8} {name}: failed, {missing[name]}", flush=True)
+        if not DRY: torch.cuda.empty_cache()
+    return fns,missing
+
 def each_alone(c, peak):
-    "Rows of the soft window with one of the widths for all heads, the mean over the heads' widths: what they would take if none waited for a wider one."
-    for backward,way in ((False,'forward'),(True,'both')):
+    """Rows of the soft window with one of the widths for all heads, the mean over the heads' widths.
+
+    So long they would take if none waited for a wider one."""
+    name = 'dynattn, each width alone'
+    for way in ('forward','both'):
         took = []
         for w in c.widths().flatten().tolist():
-            fn = step(*soft(replace(c, w=str(w))), backward); fn()
+            fn = step(*soft(replace(c, w=str(w))), way=='both')
+            fn()
             took.append(seconds(fn, 3))
         s = statistics.fmean(took)
-        print(f"  {way:8} {'dynattn, each width alone':58} {s*1e3:10.3f} ms", flush=True)
-        yield dict(suite='window', op='dynattn, each width alone', peak_gflops=round(peak/1e9), **{'pass':way}, **c.row(), ms=round(s*1e3, 4))
+        print(f"  {way:8} {name:58} {s*1e3:10.3f} ms", flush=True)
+        yield row('window', name, c, peak, way, ms=round(s*1e3, 4))
 
 # ------------------------------------------------------------------ suites
 FIRST = False                               # `--first-hour`
@@ -363,22 +451,29 @@ SKIP = ()                                   # `--skip`
 LATER = 'create_block_mask each step','cuDNN','AdaSplash-1','bisect'   # peers that it leaves out
 
 def window_cases():
-    if FIRST and not DRY:
-        return [Case(8192, causal=True), Case(8192, causal=True, w='256'), Case(32768, causal=True), Case(8192), Case(32768), Case(4096, causal=True),
-                Case(16384, causal=True), Case(8192, d=128, causal=True), Case(8192, w='256'), Case(32768, causal=True, w='256')]
     if DRY: return [Case(48, B=1, H=2, d=16, w='9'), Case(48, B=1, H=2, d=16, causal=True, w='mixed')]
-    return [Case(N, d=d, causal=causal, w=w) for N in (8192, 32768, 2048, 16384, 4096) for w in ('mixed','256','1024') for d in (64, 128) for causal in (False,True)]
+    if FIRST: return [
+        Case(8192, causal=True), Case(8192, causal=True, w='256'), Case(32768, causal=True), Case(8192), Case(32768),
+        Case(4096, causal=True), Case(16384, causal=True), Case(8192, d=128, causal=True), Case(8192, w='256'),
+        Case(32768, causal=True, w='256')]
+    every = product((8192, 32768, 2048, 16384, 4096), ('mixed','256','1024'), (64, 128), (False,True))
+    return [Case(N, d=d, causal=causal, w=w) for N,w,d,causal in every]
 
 def entmax_cases():
     if DRY: return [Case(48, B=1, H=2, d=16, w='48', causal=True)]
-    if FIRST: return [Case(N, B=1 if N>8192 else 4, causal=causal, w=str(N), alike=.9) for causal in (True,False) for N in (8192, 4096, 16384)]
-    return [Case(N, B=1 if N>8192 else 4, H=16 if N<65536 else 4, causal=causal, w=str(N), alpha=alpha, alike=.9) for alpha in (1.5, 1.25) for N in (4096, 16384, 65536, 131072) for causal in (True,False)]
+    def case(N, causal, alpha):
+        return Case(N, B=1 if N>8192 else 4, H=16 if N<65536 else 4, causal=causal, w=str(N), alpha=alpha, alike=.9)
+    if FIRST: return [case(N, causal, 1.5) for causal in (True,False) for N in (8192, 4096, 16384)]
+    every = product((1.5, 1.25), (4096, 16384, 65536, 131072), (True,False))
+    return [case(N, causal, alpha) for alpha,N,causal in every]
 
 def done(file):
     "Cases that the file has of this machine, as (suite, fields of `Case.row`)."
     path = RESULTS/file
     if not path.exists(): return set()
-    return {(r['suite'],*(r[name] for name in ('B','H','N','d','w','dtype'))) for r in csv.DictReader(open(path, encoding='utf-8')) if r['machine']==machine() and r['torch']==torch.__version__}
+    with open(path, encoding='utf-8') as f: rows = [*csv.DictReader(f)]
+    here = [r for r in rows if r['machine']==machine() and r['torch']==torch.__version__]
+    return {(r['suite'],*(r[name] for name in ('B','H','N','d','w','dtype'))) for r in here}
 
 def main(suites, file, minutes):
     start,name = time.perf_counter(),'CPU, interpreter' if DRY else torch.cuda.get_device_name()
@@ -391,7 +486,10 @@ def main(suites, file, minutes):
             if file and (suite,*(str(x) for x in c.row().values())) in done(file): continue
             if time.perf_counter()-start > 60*minutes: return print("out of time; the same command goes on from here")
             value = None
-            if suite=='entmax': c,s = sharpened(c, *((0.,1.) if DRY else ())); value = f"{s:.2f}"; print(f"block sparsity {value}")
+            if suite=='entmax':
+                c,s = sharpened(c, *((0.,1.) if DRY else ()))
+                value = f"{s:.2f}"
+                print(f"block sparsity {value}")
             rows = compare(suite, softmax_ops if suite=='window' else entmax_ops, c, peak, value)
             if file and not WARM: append(file, rows)
             if suite=='window' and c.w=='mixed' and not WARM:
@@ -426,4 +524,5 @@ if __name__=='__main__':
     FIRST,WARM,CASE,SKIP = args.first_hour,args.warm,args.case,(*args.skip,*(LATER if args.first_hour else ()))
     if args.read: read(os.path.abspath(args.read))
     if not (DRY or torch.cuda.is_available()): sys.exit("benchmarks/gpu.py needs a GPU; --dry-run does not")
-    main([args.suite] if args.suite else ['window','entmax'], os.path.abspath(args.to) if args.to else None if DRY else 'gpu.csv', args.minutes)
+    file = os.path.abspath(args.to) if args.to else None if DRY else 'gpu.csv'
+    main([args.suite] if args.suite else ['window','entmax'], file, args.minutes)
