@@ -266,15 +266,26 @@ def frozen(
 # %% ../../nbs/hf/55_layers.ipynb #7b1e0001
 class Added(dict):
     "The options of a model that has them; a configuration read from a file holds a plain dict."
+    kinds = frozenset() # of the attention modules that have them
+
     @staticmethod
-    def refuse_lost(module, # the model or an attention of it
+    def kind_of(module, # an attention
+    ) -> tuple:
+        "What tells it from others that have the same configuration, in this model and in others."
+        said = ('layer_idx','is_decoder','is_causal')
+        return type(module).__name__,*(getattr(module, name, None) for name in said)
+
+    @staticmethod
+    def refuse_lost(module, # an attention
     ) -> None:
-        "Raise where a configuration names windows that its model was loaded without."
+        "Raise where a configuration names windows that its model was loaded or made without."
         added = getattr(getattr(module, 'config', None), 'dynattn', None)
-        if added is None or isinstance(added, Added): return
-        raise ValueError("model: expected the windows or alpha of its checkpoint, got "
+        if added is None or hasattr(module, 'dynattn'): return
+        if isinstance(added, Added) and Added.kind_of(module) not in added.kinds: return
+        raise ValueError("model: expected the windows or alpha of its configuration, got "
                          f"{type(module).__name__} without; load it with dynattn.hf.load(folder), "
-                         "or with another attn_implementation to go without")
+                         "add new ones with dynattn.hf.add_windows(model), "
+                         "or choose another attn_implementation to go without")
 
     @staticmethod
     def models_in(model, # a module
@@ -295,6 +306,9 @@ class Added(dict):
         is_first = getattr(config, 'dynattn', None) is None
         if is_first: owner.dynattn_auto_map = getattr(config, 'auto_map', None)
         config.dynattn = cls({**(getattr(config, 'dynattn', None) or {}), kind: options})
+        layers,itself = attention_layers(model),attention_layers(model, itself=True)
+        others = {cls.kind_of(m) for name,m in layers.items() if name not in itself}
+        config.dynattn.kinds = frozenset(map(cls.kind_of, itself.values()))-others
         config.attn_implementation = _HOW_TO_LOAD
         names = _auto_classes(type(config))
         if names:
@@ -312,7 +326,9 @@ class Added(dict):
         config = owner.config
         left = {name: options for name,options in config.dynattn.items() if name!=kind}
         if left:
+            kinds = config.dynattn.kinds
             config.dynattn = cls(left)
+            config.dynattn.kinds = kinds
             return True
         for name in ('dynattn','attn_implementation','auto_map'): vars(config).pop(name, None)
         known = vars(owner).pop('dynattn_auto_map', None)
