@@ -76,6 +76,37 @@ def test_run(place, model, capsys):
         torch.testing.assert_close(layer.clamp(max=1000), wanted.clamp(max=1000))
     assert all(m.dynattn.edge=='hard' for m in again.modules() if hasattr(m, 'dynattn'))
 
+@pytest.mark.parametrize('kind', ['float16', 'bfloat16'])
+def test_a_folder_of_half_precision_stays_one_and_is_judged_as_it_was_saved(place, kind, capsys):
+    "It was written in float32, twice the size."
+    from dynattn.narrow.judge import Judge
+    from safetensors.torch import load_file
+    dtype = getattr(torch, kind)
+    half = transformers.LlamaForCausalLM.from_pretrained(place/'llama', dtype=dtype)
+    half.model.norm.to(torch.float32).weight.data.mul_(1.001)   # as transformers keeps a few
+    half.save_pretrained(place/kind)
+    load_pretrained(place/'llama')[1].save_pretrained(place/kind)
+    seen = {}
+    with pytest.MonkeyPatch.context() as patched:
+        real = Judge.measured
+        def measured(self, *args):
+            seen.update({name: p.clone() for name,p in self.model.named_parameters()})
+            return real(self, *args)
+        patched.setattr(Judge, 'measured', measured)
+        assert main(command(place, '--keep=0.3', '--heal=4', '--context=130', '--json', model=kind, out=f'{kind}-out'))==0
+    result,report = json.loads(capsys.readouterr().out),(place/f'{kind}-out/report.md').read_text()
+    assert result['dtype']==kind and f'The weights are {kind}' in report
+    saved = load_file(place/f'{kind}-out/model.safetensors')
+    kinds = {name: x.dtype for name,x in saved.items()}
+    learned = {name for name in kinds if '.dynattn.' in name}
+    assert {kinds[name] for name in kinds.keys()-learned-{'model.norm.weight'}}=={dtype}
+    assert {kinds[name] for name in [*learned, 'model.norm.weight']}=={torch.float32}
+    assert all(x.dtype==torch.float32 for x in seen.values())
+    assert all(torch.equal(seen[name], x.float()) for name,x in saved.items() if name in seen)
+    assert hf.load(place/f'{kind}-out').dtype==dtype
+    if not result['healed']['kept']: return
+    assert 'healed in float32, then rounded' in report
+
 def test_a_tolerated_loss_gives_the_share(place, capsys):
     found = {}
     for rise in ('1e-5', '1e-3'):

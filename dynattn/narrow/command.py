@@ -24,7 +24,7 @@ from ..hf.layers import Learned, last_hidden, predictions
 from ..hf.narrowing import (
     Narrowed, check_narrow, narrow, set_widths, without_windows)
 from ..hf.plugin import switch
-from ..hf.saving import load_pretrained, save
+from ..hf.saving import load_pretrained, save, stored_as, stored_dtypes
 from ..hf.windows import add_windows
 from .judge import Judge, Report, recalled
 from .recall import Recall, facts_to_learn, recall_table
@@ -256,9 +256,9 @@ def _named_files(source):
         hidden = any(x.startswith('.') for x in path.parts)
         if inside and kind and (source/path).is_file() and not hidden: yield path
 
-def _write_folder(model, tokenizer, name, folder):
+def _write_folder(model, tokenizer, name, folder, dtypes):
     "An ordinary model folder; one of sentence-transformers keeps its other parts."
-    save(model, folder)
+    with stored_as(model, dtypes): save(model, folder)
     tokenizer.save_pretrained(folder)
     source = Path(name)
     if not (source/'modules.json').is_file(): return
@@ -266,13 +266,13 @@ def _write_folder(model, tokenizer, name, folder):
         (folder/path).parent.mkdir(exist_ok=True)
         if not (folder/path).exists(): shutil.copyfile(source/path, folder/path)
 
-def _save_folder(model, tokenizer, name, out):
+def _save_folder(model, tokenizer, name, out, dtypes): # dtypes: of `stored_dtypes`
     "The files of a model; those that are there stay until all new ones are whole."
     beside = out/'.saving'
     shutil.rmtree(beside, ignore_errors=True)    # of a run that was killed
     try:
         with writing(out):
-            _write_folder(model, tokenizer, name, beside)
+            _write_folder(model, tokenizer, name, beside, dtypes)
             for path in sorted(beside.rglob('*')):
                 place = out/path.relative_to(beside)
                 if path.is_dir(): place.mkdir(exist_ok=True)
@@ -397,11 +397,13 @@ def _narrowed(model, batches, options, out, shown, held_out, judging): # judging
     return narrow(model, batches, checkpoint=out/'checkpoint.pt', on_step=on_step, on_stop=on_stop,
                   on_progress=shown, held_out=held_out, **options)
 
-def _report(c, name, judged, found, read): # judged: `Report` of a `Judge`; read: `_Texts`
+# judged: `Report` of a `Judge`; read: `_Texts`; dtypes: of `stored_dtypes`
+def _report(c, name, judged, found, read, dtypes):
     "The widths that the model of a run got, and their cost."
     batches = read.batches
+    dtype = next(iter(dtypes.values()), torch.float32)
     return replace(
-        judged, model=str(name), config=asdict(c),
+        judged, model=str(name), config=asdict(c), dtype=str(dtype).removeprefix('torch.'),
         healed=found.healed and asdict(found.healed),
         finished=found.finished, rise=found.rise, seconds=found.seconds, documents=read.documents,
         read_tokens=sum(b['input_ids'].numel() for b in batches),
@@ -417,12 +419,11 @@ model = hf.load(FOLDER)
 ```
 
 `from_pretrained(FOLDER, trust_remote_code=True)` of transformers' Auto classes gives the same \
-model where dynattn is installed. The weights are float32, in which they were healed and judged; \
-`dtype=torch.bfloat16` halves them."""
+model where dynattn is installed. """
 
 def _write_report(run, report, left_out):
     "The report and the result of a run, whether it was judged or not."
-    parts = [report.summary(markdown), _LOAD, f"## The widths\n\n```text\n{report.bars()}\n```",
+    parts = [report.summary(markdown), _LOAD+report.weights(), f"## The widths\n\n```text\n{report.bars()}\n```",
              *([f"## What was left out\n\n{markdown(left_out)}"] if left_out else []),
              f"## The run\n\n```json\n{json.dumps(report.config, indent=1)}\n```"]
     run.write_report('How far every head looks', parts, [], asdict(report))
@@ -449,6 +450,7 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
     _check_out(run, resume)
     shown('load the model', 0, None)
     model,tokenizer = load_pretrained(name)
+    dtypes = stored_dtypes(model, name)
     causal = model.get_output_embeddings() is not None
     shown('read the texts', 0, None)
     read = _read_texts(c, tokenizer, causal, c.batches*c.batch)
@@ -474,11 +476,11 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
                                   _durations(*of_run)[1])
                 shown('save', 0, None)
                 with interrupts_wait():    # the folder has the model and says what it is
-                    _save_folder(model, tokenizer, name, out)
+                    _save_folder(model, tokenizer, name, out, dtypes)
                     unjudged = judge.unmeasured(found, _UNJUDGED)
-                    _write_report(run, _report(c, name, unjudged, found, read), left_out)
+                    _write_report(run, _report(c, name, unjudged, found, read, dtypes), left_out)
                     saved = True
-                report = _report(c, name, judge.measured(found, shown), found, read)
+                report = _report(c, name, judge.measured(found, shown), found, read, dtypes)
                 _write_report(run, report, left_out)
                 return report
             except KeyboardInterrupt as e:

@@ -299,6 +299,7 @@ class Report:
     unasked:str=''       # why none did
     seconds:float=0.     # of narrowing
     documents:int=0      # that were read
+    dtype:str='float32'  # of the weights in the folder, as in that of the full model
 
     @staticmethod
     def fields() -> dict: # name -> `Field`
@@ -430,6 +431,15 @@ class Report:
                 f"reaching less far, and this share counts their {what} as if they saw "
                 f"everything. Of the {what} that the model's own windows leave, "
                 f"{self.of_own:.1%} are kept.")
+
+    def weights(self) -> str:
+        "The dtype of the weights, and what was judged, in sentences."
+        if self.dtype=='float32': return ("The weights are float32, in which they were judged; "
+                                          "`dtype=torch.bfloat16` halves them.")
+        kept = self.healed and self.healed['kept']
+        rounded = "were healed in float32, then rounded. They " if kept else ""
+        return (f"The weights are {self.dtype}, as the full model's. They {rounded}were judged as "
+                "they are in the folder, with calls in float32: `dtype=torch.float32`.")
 
     def stopped(self) -> str:
         "Whether the run was interrupted, in a sentence."
