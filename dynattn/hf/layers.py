@@ -7,7 +7,7 @@ __all__ = ['Learned', 'attention_layers', 'said_causal', 'looks_back', 'device_o
            'frozen', 'Added', 'shared_names', 'share']
 
 # %% ../../nbs/hf/55_layers.ipynb #a55c0004
-import inspect, json
+import inspect, json, warnings
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -264,6 +264,13 @@ def frozen(
             raise
 
 # %% ../../nbs/hf/55_layers.ipynb #7b1e0001
+@cache
+def _warn_without(cls):
+    "Once for each class of attention."
+    warnings.warn("model: expected the windows or alpha of its configuration, got one without, "
+                  f"{cls.__name__}, which was made from the configuration of another model; "
+                  "dynattn.hf.add_windows(model) or add_alpha(model) gives it new ones")
+
 class Added(dict):
     "The options of a model that has them; a configuration read from a file holds a plain dict."
     kinds = frozenset() # of the attention modules that have them
@@ -278,14 +285,15 @@ class Added(dict):
     @staticmethod
     def refuse_lost(module, # an attention
     ) -> None:
-        "Raise where a configuration names windows that its model was loaded or made without."
+        "Raise where a model was loaded without the windows of its configuration; warn if made so."
         added = getattr(getattr(module, 'config', None), 'dynattn', None)
         if added is None or hasattr(module, 'dynattn'): return
-        if isinstance(added, Added) and Added.kind_of(module) not in added.kinds: return
-        raise ValueError("model: expected the windows or alpha of its configuration, got "
+        if isinstance(added, Added):
+            if Added.kind_of(module) in added.kinds: _warn_without(type(module))
+            return
+        raise ValueError("model: expected the windows or alpha of its checkpoint, got "
                          f"{type(module).__name__} without; load it with dynattn.hf.load(folder), "
-                         "add new ones with dynattn.hf.add_windows(model), "
-                         "or choose another attn_implementation to go without")
+                         "or with another attn_implementation to go without")
 
     @staticmethod
     def models_in(model, # a module
