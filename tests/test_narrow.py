@@ -1005,6 +1005,7 @@ def test_the_report_says_that_a_model_has_windows_of_its_own(place, tmp_path, ca
     said = "Of its 2 layers, 1 has a window of the model's own reaching less far; the share is of the keys that these leave."
     assert said in ' '.join(capsys.readouterr().out.split()) and said in (tmp_path/'out/report.md').read_text()
 
+@pytest.mark.parametrize('wrong', [[0], [0, 1, 2], [0, -1], [0, True], [0, 1.5], 'all'])
 def test_leading_tokens_by_layer_are_checked(place, wrong):
     model = load_pretrained(place/'llama')[0]
     with pytest.raises(ValueError, match='n_global: expected None or a whole number'): hf.add_windows(model, n_global=wrong)

@@ -9,7 +9,7 @@ __all__ = ['Budget', 'own_reach', 'leading_tokens', 'CostCurves', 'texts_record'
 import math
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
 from .options import OF_ANSWERS, NarrowOptions
@@ -46,9 +46,8 @@ class Budget:
     n: int       # tokens of a text
     sinks: int   # leading tokens that every query sees
     causal: bool # keys are counted; False: pairs, of an encoder
-    # the half-width of each key head's own window, in the model itself; inf: none; empty: no head
-    # has one
-    own: tuple = ()
+    # by key head, the half-width of a window of the model's own; inf: none; empty: none anywhere
+    own: tuple = field(default=(), repr=False)
 
     @property
     def reach(self) -> Tensor: # [K], or [1] where no head has a window of the model's own

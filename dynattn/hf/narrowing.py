@@ -280,8 +280,7 @@ def narrow(
     model:PreTrainedModel, # without windows; it gets them
     # dicts with `input_ids` [B,N] and the model's other inputs, at the length of later use
     batches:list[Any],
-    # share to keep at that length (a quarter) of the keys that the model sees, of the pairs for an
-    # encoder; or `rise`
+    # share to keep (a quarter) of the keys, or an encoder's pairs, that it sees there; or `rise`
     keep:float|None=None,
     # names the files of the run, `NAME.curves.pt` and `NAME.heal.pt`; it continues from them
     checkpoint:Path|str|None=None,
