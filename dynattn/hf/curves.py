@@ -72,7 +72,7 @@ class Budget:
 
     @property
     def whole_cost(self) -> float:
-        "What a head sees in the model itself, in the mean."
+        "The mean of the keys, or pairs, that a head sees in the model itself."
         everything = torch.tensor([math.inf], dtype=torch.float64)
         return self.seen(everything).mean().item()
 

@@ -278,7 +278,7 @@ class Added(dict):
     @staticmethod
     def kind_of(module, # an attention
     ) -> tuple:
-        "What tells it from others that have the same configuration, in this model and in others."
+        "Its class and place, which tell it from others that have the same configuration."
         said = ('layer_idx','is_decoder','is_causal')
         return type(module).__name__,*(getattr(module, name, None) for name in said)
 
