@@ -260,7 +260,7 @@ function dynattnWidget(root, kind, start) {
       const top = wide ? 0 : side + 40, low = [wide ? left + side + 52 : 44, 22 + top], bs = Array.from({length: 32}, (_, i) => i + 1);
       const ratios = bs.map(b => [b, area({how: 'tiles', w: s.w, b}) / v.needed]);
       const most = Math.max(2.5, Math.ceil(Math.max(...ratios.map(r => r[1]), v.ratio)));
-      const plot = panel(svg, [...low, width - 12, low[1] + 190], [0, 32], [1, most], ['queries b of a tile', 'pairs multiplied, as a multiple of the band']);
+      const plot = panel(svg, [...low, width - 12, low[1] + 190], [0, 32], [1, most], ['queries b of a tile', 'pairs multiplied, times the band']);
       plot.line(ratios, INK);
       if (s.how === 'tiles') plot.dot(s.b, v.ratio, WARM); else { plot.line([[0, v.ratio], [32, v.ratio]], WARM, '5 4'); plot.text(32, v.ratio + .06, 'sliding chunks', 'end'); }
       return Math.max(wide ? side + 34 : 0, low[1] + 230);
