@@ -32,7 +32,7 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
+#if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512BF16__) && defined(__linux__)  // the other name: Clang 14
 #define TILES
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -293,7 +293,7 @@ template <class real, int QUERIES> struct Lanes {
         UNROLL for (int k = C::EXPM1_TERMS-1; k >= 1; k--)
             near = near*x + real(inverse_factorial(k));
         vec far = exp2<true>(x*real(M_LOG2E)) - 1;
-        return (x < real(.5)) & (x > real(-.5)) ? near*x : far;
+        return ((x < real(.5)) & (x > real(-.5))) ? near*x : far;
     }
     static INLINE vec tanh(vec x) {
         vec size = min(x < 0 ? -x : x, splat(20)), e = expm1(2*size), t = e/(e + 2);
