@@ -157,7 +157,7 @@ def minutes(cells, folded, pace=PACE):
     words = sum(len(''.join(c.source).split()) for c in cells if c.cell_type=='markdown')
     shown = [''.join(c.source) for c,f in zip(cells, folded) if c.cell_type=='code' and not f]
     shown = [s for s in shown if 'false' not in (options(s).get('echo'), options(s).get('include')) and not re.match(r'#\|\s*hide\b', s)]
-    lines = sum(len(without_options(s).splitlines()) for s in shown)
+    lines = sum(bool(line.strip()) for s in shown for line in without_options(s).splitlines())
     return max(1, round(words/pace[0] + lines/pace[1]))
 
 def places(nb): return [*parts([(c.cell_type, ''.join(c.source)) for c in nb.cells])]

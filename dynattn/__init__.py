@@ -37,9 +37,9 @@ def _is_command():
     as_module = ('-m', 'dynattn') in zip(words, words[1:])
     return as_module if program=='-m' else _os.path.splitext(program)[0]=='dynattn'
 
-def _leave(*call):
+def _leave(number, frame):
     _os.write(2, b'dynattn: interrupted; nothing was written yet\n')
-    _os._exit(130)
+    _os._exit(128+number)
 
 # PyTorch takes seconds to import. An interrupt of the command in that time is a line and a status;
 # of any other program it stays what it was.

@@ -6,7 +6,7 @@
 __all__ = ['main']
 
 # %% ../nbs/89_command.ipynb #c0330003
-import argparse, json, os, sys
+import argparse, json, os, signal, sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
@@ -41,7 +41,7 @@ def _narrow_arguments(p):
     p.add_argument('--out', help='a new folder for the narrowed model and the report')
     p.add_argument('--preview', action='store_true', help='only measure what each share would cost')
     p.add_argument('--resume', action='store_true', help='go on from the checkpoint in the folder; '
-        'Ctrl-C leaves one and ends with status 130')
+        'Ctrl-C and SIGTERM leave one, and end with status 130 and 143')
 
 def _judge_arguments(p):
     used = {'data','pattern','field','context','judged','seed'}
@@ -66,18 +66,17 @@ def _later(
     module:str, function:str, # of this package
     extra:str, packages:tuple, # that bring all the verb needs; what shows whether they are there
 ) -> Callable:
-    "A function that imports the one of this name when it is called; SIGTERM is a Ctrl-C."
+    "A function that imports the one of this name when it is called."
     def run(a, **options):
-        with terminable():
-            if not getattr(a, 'quiet', True):
-                print('dynattn: loading transformers', file=sys.stderr, flush=True)
-            try:
-                for package in packages: need(package, extra)
-                room = need(f'dynattn.{module}')
-            except KeyboardInterrupt as e:
-                e.add_note('; nothing was written yet')
-                raise
-            return getattr(room, function)(a, **options)
+        if not getattr(a, 'quiet', True):
+            print('dynattn: loading transformers', file=sys.stderr, flush=True)
+        try:
+            for package in packages: need(package, extra)
+            room = need(f'dynattn.{module}')
+        except KeyboardInterrupt as e:
+            e.add_note('; nothing was written yet')
+            raise
+        return getattr(room, function)(a, **options)
     return run
 
 # verb -> what it does, an example, its arguments, the module and the public function that run it,
@@ -203,14 +202,10 @@ def _flush():
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
 
-def main(
-    argv=None, # arguments (default: those of the command line)
-    **options, # of the verb's function, such as `callbacks` of `train`; for tests
-) -> int: # exit status
-    "The command `dynattn`."
-    argv = sys.argv[1:] if argv is None else list(argv)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, 'reconfigure'): stream.reconfigure(errors='backslashreplace')
+_INTERRUPTED = 128+signal.SIGINT
+
+def _answered(argv, options): # -> exit status
+    "Run the verb; what ends it early is a line on standard error."
     try:
         try:
             name = _overview().parse_args(argv[:1]).verb
@@ -232,7 +227,18 @@ def main(
         notes = ''.join(getattr(e, '__notes__', ()))
         print(f'dynattn: {printable(said)}{notes}', file=sys.stderr)
         with suppress(OSError): _flush()
-        return 130 if interrupted else 2
+        return _INTERRUPTED if interrupted else 2
+
+def main(
+    argv=None, # arguments (default: those of the command line)
+    **options, # of the verb's function, such as `callbacks` of `train`; for tests
+) -> int: # exit status
+    "The command `dynattn`; SIGTERM is a Ctrl-C, but for the status."
+    argv = sys.argv[1:] if argv is None else list(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, 'reconfigure'): stream.reconfigure(errors='backslashreplace')
+    with terminable() as came: status = _answered(argv, options)
+    return 128+came[0] if came and status==_INTERRUPTED else status
 
 # %% ../nbs/89_command.ipynb #fd07689f
 from .docstrings import explain_parameters

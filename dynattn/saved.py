@@ -212,31 +212,38 @@ def read_weights(path, # a safetensors file, with the sum or without
 # %% ../nbs/39_saved.ipynb #39b20002
 @contextmanager
 def interrupts_wait():
-    "Ctrl-C waits until the block is done."
-    in_other_thread = threading.current_thread() is not threading.main_thread() # has no Ctrl-C
-    if in_other_thread or signal.getsignal(signal.SIGINT) is None: # None: of another language
-        yield
-        return
+    "Ctrl-C waits until the block is done, and so does SIGTERM where Python answers it."
+    before = {}
+    if threading.current_thread() is threading.main_thread(): # others have no signals
+        found = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {n: answer for n,answer in found.items() if callable(answer)}
     came = []
-    before = signal.signal(signal.SIGINT, lambda *call: came.append(call))
+    for number in before: signal.signal(number, lambda number, frame: came.append(number))
     try: yield
-    finally: signal.signal(signal.SIGINT, before)
-    if came: signal.raise_signal(signal.SIGINT)
+    finally:
+        for number,answer in before.items(): signal.signal(number, answer)
+    if came: signal.raise_signal(came[0])
 
 # %% ../nbs/39_saved.ipynb #39b20013
 @contextmanager
-def terminable():
+def terminable(): # a list, which gets the number of each signal that came
     "SIGTERM is a Ctrl-C, as long as the block lasts."
-    if threading.current_thread() is not threading.main_thread():
-        yield    # only the main thread has signals
+    came:list = []
+    main_thread = threading.current_thread() is threading.main_thread()
+    usual = main_thread and signal.getsignal(signal.SIGTERM)==signal.SIG_DFL
+    if not usual:    # other threads have no signals; another program's answer stays
+        yield came
         return
-    def stop(*call):
-        ignored = signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None)
-        if ignored: raise KeyboardInterrupt    # as under nohup
-        signal.raise_signal(signal.SIGINT)
-    before = signal.signal(signal.SIGTERM, stop)
-    try: yield
-    finally: signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+    process = os.getpid()
+    def stop(number, frame):
+        if os.getpid()!=process:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        came.append(number)
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGTERM, stop)
+    try: yield came
+    finally: signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 # %% ../nbs/39_saved.ipynb #39b20003
 _CONTAINERS = dict, OrderedDict, list, set

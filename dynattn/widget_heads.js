@@ -46,7 +46,7 @@
       return shadeText(svg, width, 410 + tall, s.tokens, i => v.weights ? .75 * v.weights[i] / most : 0, i => end - i <= v.width);
     }};
   function costCurves(svg, width, y, s, own, text) {      // -> height; what the predictions lose as one head sees less, of all heads and of the chosen one
-    const x0 = 52, right = width - 14, tall = 120, low = 1e-5, high = Math.max(...s.costs.flat());
+    const x0 = 60, right = width - 14, tall = 120, low = 1e-5, high = Math.max(...s.costs.flat());
     const across = w => x0 + Math.log2(w) / Math.log2(KEPT) * (right - x0), up = c => y + 14 + (1 - Math.log(Math.max(c, low) / low) / Math.log(high / low)) * tall;
     const line = (costs, more) => add(svg, 'path', {d: 'M' + costs.map((c, i) => `${across(s.sizes[i]).toFixed(1)} ${up(c).toFixed(1)}`).join('L'), fill: 'none', ...more});
     s.costs.forEach(costs => line(costs, {stroke: 'currentColor', 'stroke-opacity': .12}));

@@ -68,8 +68,8 @@ function dynattnWidget(root, kind, start) {
     add(svg, 'path', {d: `M${x0} ${y0}V${y1}H${x1}`, fill: 'none', stroke: 'currentColor', 'stroke-opacity': .6});
     const label = (x, y, text, anchor) => add(svg, 'text', {x, y, 'text-anchor': anchor, 'font-size': 12, fill: 'currentColor'}, text);
     for (const y of range) label(x0 - 5, Y(y) + 4, short(y), 'end');
-    for (const x of ticks || [domain[0], (domain[0] + domain[1]) / 2, domain[1]]) label(X(x), y1 + 14, short(x), 'middle');
-    label((x0 + x1) / 2, y1 + 29, names[0], 'middle'); label(x0 + 6, y0 - 6, names[1], 'start');
+    for (const x of ticks || [domain[0], (domain[0] + domain[1]) / 2, domain[1]]) label(X(x), y1 + 16, short(x), 'middle');
+    label((x0 + x1) / 2, y1 + 31, names[0], 'middle'); label(x0 + 6, y0 - 6, names[1], 'start');
     return {X, Y, line: (points, color, dash = '') => add(svg, 'path', {fill: 'none', stroke: color, 'stroke-width': 2, 'stroke-dasharray': dash,
         d: points.map(([x, y], i) => `${i ? 'L' : 'M'}${X(x).toFixed(1)} ${Y(y).toFixed(1)}`).join('')}),
       bar: (x, y, color, width) => add(svg, 'rect', {x: X(x) - width / 2, width, fill: color, y: Math.min(Y(0), Y(y)), height: Math.abs(Y(y) - Y(0))}),
@@ -154,7 +154,7 @@ function dynattnWidget(root, kind, start) {
           return 360;
         }
         const most = +Math.max(...v.slopes.map(Math.abs).filter(Number.isFinite), 1e-3).toPrecision(2);
-        const lower = panel(svg, [44, 218, width - 12, 320], [-far, far], [-most, most], [names[0], 'dM/dσ: autograd (bars); the edges (red arrows)']);
+        const lower = panel(svg, [44, 218, width - 12, 320], [-far, far], [-most, most], [names[0], 'dM/dσ: autograd (bars), edges (arrows)']);
         lower.line([[-far, 0], [far, 0]], 'currentColor');
         seen.forEach(([o, i]) => v.slopes[i] && lower.bar(o, v.slopes[i], INK, w));
         const outward = Math.sign(v.edges);
@@ -260,7 +260,7 @@ function dynattnWidget(root, kind, start) {
       const top = wide ? 0 : side + 40, low = [wide ? left + side + 52 : 44, 22 + top], bs = Array.from({length: 32}, (_, i) => i + 1);
       const ratios = bs.map(b => [b, area({how: 'tiles', w: s.w, b}) / v.needed]);
       const most = Math.max(2.5, Math.ceil(Math.max(...ratios.map(r => r[1]), v.ratio)));
-      const plot = panel(svg, [...low, width - 12, low[1] + 190], [0, 32], [1, most], ['queries b of a tile', 'pairs multiplied, as a multiple of the band']);
+      const plot = panel(svg, [...low, width - 12, low[1] + 190], [0, 32], [1, most], ['queries b of a tile', 'pairs multiplied, times the band']);
       plot.line(ratios, INK);
       if (s.how === 'tiles') plot.dot(s.b, v.ratio, WARM); else { plot.line([[0, v.ratio], [32, v.ratio]], WARM, '5 4'); plot.text(32, v.ratio + .06, 'sliding chunks', 'end'); }
       return Math.max(wide ? side + 34 : 0, low[1] + 230);

@@ -36,9 +36,9 @@ MIXES = 'narrow_mix.csv'
 @dataclass(frozen=True)
 class Footprint(Budget):
     "Widths cost what they keep over a text's whole life, the prompt included."
-    def share(self, width):
+    def seen(self, width):
         kept = (width+1+self.sinks).clamp(max=self.n)
-        return (kept*(kept+1)/2+(self.n-kept)*kept).mean()/(self.n*(self.n+1)/2)
+        return kept*(kept+1)/2+(self.n-kept)*kept
 
     def window(self, share):
         "The width that costs `share` if all heads have it."

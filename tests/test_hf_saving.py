@@ -1,5 +1,5 @@
 "Folders with windows: every architecture whose names are rewritten, new processes, shards, types, devices, int8, sentence-transformers."
-import json, os, subprocess, sys
+import copy, json, os, subprocess, sys, warnings
 from pathlib import Path
 import pytest, torch
 from torch.testing import assert_close
@@ -173,6 +173,33 @@ def test_a_model_made_from_the_configuration_of_one_with_windows(tmp_path):
     assert_close(_output(hf.load(tmp_path/'m', config=model.config)), _output(model))
     again = hf.auto_class('AutoModelForCausalLM')._from_config(model.config)
     assert _learned(again).keys()==_learned(model).keys()
+
+@pytest.mark.parametrize('name', ['LlamaForCausalLM','BertForSequenceClassification','T5ForConditionalGeneration','BartForConditionalGeneration'])
+@pytest.mark.parametrize('copied', [False, True])
+def test_a_model_made_without_the_windows_of_its_configuration_says_so(name, copied):
+    "`from_config(model.config)` ran without windows, silently."
+    model = _move(hf.add_windows(_build(name), init=3.))
+    config = copy.deepcopy(model.config) if copied else model.config
+    again = type(model)._from_config(config).eval()
+    hf.layers._warn_without.cache_clear()
+    with pytest.warns(UserWarning, match='windows or alpha of its configuration.*Attention, which was made from.*add_windows'): _output(again)
+    hf.add_windows(again).load_state_dict(model.state_dict())
+    assert_close(_output(again), _output(model))
+    hf.layers._warn_without.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert_close(_output(copy.deepcopy(model)), _output(model))
+        hf.remove_windows(model)
+        _output(model), _output(type(model)._from_config(model.config).eval())
+
+def test_a_part_without_windows_beside_one_that_has_them(name='BartForConditionalGeneration'):
+    "They have one configuration."
+    model = _build(name)
+    hf.add_windows(model.get_encoder(), init=3.)
+    hf.layers._warn_without.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        _output(hf.switch(model))
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match='got .*/near, where there is nothing'): hf.load(tmp_path/'near')

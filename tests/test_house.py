@@ -1,7 +1,7 @@
 "Imports go one way, and what makes a room hard to read does not grow."
-import json
+import ast, json
 import pytest
-import house
+import book, fold, house
 
 FOUND,CEILING = house.found(),json.loads(house.CEILING.read_text())
 
@@ -32,3 +32,19 @@ def test_an_import_from_a_later_room_is_found(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert house.found(tmp_path)['downstairs']==['dynattn.padding -> dynattn.engine.call']
+
+def crowded(source):
+    "Statements that share a line with the one before them"
+    for node in (n for tree in fold.tree(source) for n in ast.walk(ast.Module([tree], []))):
+        for name in ('body', 'orelse', 'finalbody'):
+            block = getattr(node, name, None) or []
+            if isinstance(block, list): yield from (b for a,b in zip(block, block[1:]) if b.lineno==a.end_lineno)
+
+@pytest.mark.parametrize('path', [c.path for c in book.chapters()], ids=str)
+def test_a_line_of_a_notebook_has_one_statement(path):
+    cells = [book.source(c) for c in book.read(path)['cells'] if c['cell_type']=='code']
+    found = [ast.unparse(node) for source in cells if 'nbdev_export' not in source for node in crowded(source)]
+    assert found==[]
+
+def test_a_second_statement_in_a_line_is_found():
+    assert len([*crowded('def f(x):\n    y = x; return y')])==1 and not [*crowded('def f(x):\n    y = x\n    return y')]

@@ -2,7 +2,7 @@
 chapters of `book.BEHIND` begin with a short one.
 
 Each rule is a function that lists what is wrong with a page, so that a test can also show that it finds something."""
-import copy, csv, json, re
+import ast, copy, csv, json, re
 import pytest
 import book, fold
 from nbdev.config import get_config
@@ -11,6 +11,7 @@ ROOT = get_config().config_path
 SEEN_BY_ALL = {'torch', 'csv', 'math', 'pathlib', 'dynattn.plot', 'dynattn.widgets'}     # what a lesson may import
 NOT_IN_A_LESSON = re.compile(r'expect_fail|raises|dtype|bfloat16|gradcheck|TypeError|ValueError|erratum|report', re.I)
 LINES,FIGURES,MINUTES = 11,4,15
+COLUMNS = 88                    # of a line of code; the page breaks longer ones anywhere
 SHORT = 8                       # minutes of a lesson behind the path
 LONGER = {'03_metrics': 15}     # but for these
 TERMS = ('padding mask score softmax weight query key head window recall bell loss price link threshold box band tile '
@@ -75,6 +76,20 @@ def wrong_lesson(page):
         if not {'fig-alt', 'fig-cap'} <= fold.options(source(cell)).keys(): yield f'{cell["id"]}: no alternative text or caption'
     if not any(fold.line(source(c)).startswith('✓') and fold.checks(*fold.tree(source(c))) for c in codes(page.lesson)):
         yield 'nothing is checked'
+
+def wrong_code(page):
+    "Code as a textbook sets it: lines that fit, loops and files opened above what they do, one value to a name"
+    for cell in page.lesson+page.of('Your turn'):
+        if cell['cell_type']!='code': continue
+        text = fold.without_options(source(cell))
+        for line in text.splitlines():
+            if len(line)>COLUMNS: yield f'{cell["id"]}: {len(line)} columns: {line}'
+        for tree in fold.tree(text):
+            for node in ast.walk(tree):
+                if isinstance(node, (ast.For, ast.While, ast.With, ast.Try)) and node.body[0].lineno==node.lineno:
+                    yield f'{cell["id"]}: begin a new line below {ast.unparse(node).splitlines()[0]}'
+                several = isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple)
+                if several: yield f'{cell["id"]}: an assignment each: {ast.unparse(node)}'
 
 def wrong_way(page):
     "The badge, and the path's own Previous and Next"
@@ -152,7 +167,7 @@ def its_way(page):
     "The rule for the links of a page"
     return wrong_way_behind(page) if page.path in book.BEHIND else wrong_way(page)
 
-RULES = wrong_parts, wrong_lesson, its_way, wrong_numbers
+RULES = wrong_parts, wrong_lesson, wrong_code, its_way, wrong_numbers
 PAGES = [Page(path) for path in book.LESSONS]
 BEHIND = [Page(path) for path in book.BEHIND]
 all_pages = pytest.mark.parametrize('page', PAGES+BEHIND, ids=lambda page: page.path.stem)
@@ -193,6 +208,9 @@ def export_early(cells, page): codes(page.lesson)[2]['source'] = ['#| export\n',
 def import_later(cells, page): codes(page.lesson)[0]['source'].append('\nfrom dynattn.window import Window')
 def long_cell(cells, page): codes(page.lesson)[1]['source'] = ['x = 1\n']*(LINES+1)
 def mention_dtype(cells, page): first_text(page)['source'] = ['The dtype is float32.']
+def long_line(cells, page): codes(page.lesson)[1]['source'].append(f'\nx = {"1+"*50}1')
+def loop_in_a_line(cells, page): codes(page.lesson)[1]['source'].append('\nfor x in range(3): print(x)')
+def two_at_once(cells, page): codes(page.lesson)[1]['source'].append('\nx,y = 1,2')
 def wrong_badge(cells, page): page.lesson[0]['source'] = [l.replace('minutes', 'hours') for l in page.lesson[0]['source']]
 def no_next(cells, page): page.lesson[-1]['source'] = ['The end.']
 def other_number(cells, page): first_text(page)['source'].append('\nThis is 0.1234 of it.')
@@ -201,6 +219,7 @@ def other_share(cells, page): first_text(page)['source'].append('\nIt takes 37.5
 @pytest.mark.parametrize('edit,rule', [
     (swap_parts, wrong_parts), (open_heading, wrong_parts), (drop_border, wrong_parts), (export_early, wrong_lesson),
     (import_later, wrong_lesson), (long_cell, wrong_lesson), (mention_dtype, wrong_lesson), (wrong_badge, its_way),
+    (long_line, wrong_code), (loop_in_a_line, wrong_code), (two_at_once, wrong_code),
     (no_next, its_way), (other_number, wrong_numbers), (other_share, wrong_numbers)], ids=lambda f: f.__name__)
 @all_pages
 def test_a_rule_finds_what_breaks_it(page, edit, rule): assert [*rule(changed(page, edit))]

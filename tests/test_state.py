@@ -335,3 +335,41 @@ def test_a_model_that_is_cast_keeps_its_widths(dtype, tmp_path):
             learned = one.model.layers[0].self_attn.dynattn
             assert learned.window(learned.sigma_head(), None).half_width().tolist() == [width]*4
         assert model(IDS[None]).logits.dtype == dtype
+
+
+# --- masks that a model makes by itself
+
+MASKS = dict(layoutlm='LayoutLMModel', markuplm='MarkupLMModel')
+
+def own_mask(name):
+    config = T.AutoConfig.for_model(name, vocab_size=99, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24,
+                                    hidden_dropout_prob=0., attention_probs_dropout_prob=0., max_position_embeddings=64, pad_token_id=0)
+    torch.manual_seed(0)
+    model = getattr(T, MASKS[name])(config).eval().double()
+    for p in model.parameters():
+        if p.dim() == 2: p.data.mul_(5)
+    return model
+
+@pytest.mark.parametrize('name', MASKS)
+def test_a_model_that_makes_its_own_mask_of_padding_finds_where_a_text_begins(name):
+    "Padding in front was taken for the leading token that all queries see."
+    model = hf.add_windows(own_mask(name), init=2., n_global=2, edge='hard').double()
+    ids = torch.randint(3, 99, (1, 12), generator=torch.Generator().manual_seed(2))
+    at = torch.arange(2, 14)[None]
+    with torch.no_grad():
+        alone = model(ids, attention_mask=torch.ones_like(ids), position_ids=at)[0]
+        width = hf.mean_width(model)
+        for left, right in ((3, 0), (0, 3), (1, 2)):
+            def padded(x, value): return torch.nn.functional.pad(x, (left, right), value=value)
+            out = model(padded(ids, 0), attention_mask=padded(torch.ones_like(ids), 0), position_ids=padded(at, 2))[0]
+            assert_close(out[:, left:left+12], alone)
+            assert_close(hf.mean_width(model), width)  # a share of the real tokens
+    # a text is measured in blocks of 32 queries
+    curves = hf.cost_curves(own_mask(name).float(), [dict(input_ids=torch.randint(3, 99, (2, 48)), attention_mask=torch.ones(2, 48).long())])
+    assert curves.text.isfinite().all()
+
+def test_traced_where_padding_cannot_be_read_leading_tokens_are_refused():
+    model = hf.add_windows(own_mask('layoutlm'), init=2.)
+    ids = torch.randint(3, 99, (1, 12))
+    with pytest.raises(Exception, match='n_global: expected 0 in a program that is traced'):
+        torch.export.export(model, (ids,), dict(attention_mask=torch.ones_like(ids)))

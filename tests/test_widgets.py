@@ -126,12 +126,15 @@ def shares(head):
     return torch.stack([weights[distance==d].sum()/13 for d in range(13)])
 
 @pytest.mark.parametrize('head', ['near', 'far'])
-@pytest.mark.parametrize('mask', ['box', 'edge', 'bell'])
-def test_valley(opened, head, mask):
+@pytest.mark.parametrize('mask,log_p', [('box', None), ('edge', -1.), ('edge', .3), ('edge', 2.), ('bell', None)])
+def test_valley(opened, head, mask, log_p):
     "Lesson 4: the loss, and the gradient that training feels"
     tab = opened('valley')
     x,T = torch.arange(13, dtype=torch.float64),math.exp(-.5)
-    of = dict(box=lambda s: (x < s+1).double()+0*s, edge=lambda s: Edge().of(bell(x, s+1), T), bell=lambda s: bell(x, s))[mask]
+    of = dict(box=lambda s: (x < s+1).double()+0*s, edge=lambda s: Edge(10**log_p).of(bell(x, s+1), T), bell=lambda s: bell(x, s))[mask]
+    move(tab, mask=mask)
+    assert tab.is_enabled('[name=p]')==(mask=='edge')      # the others have no p
+    if log_p: log_p = move(tab, p=log_p)[1]['p']
     for sigma in (.35, 2.5, 3.75, 9.6, 11.95):
         got,at = move(tab, mask=mask, head=head, sigma=sigma)
         s = torch.tensor(at['sigma'], dtype=torch.float64, requires_grad=True)
@@ -149,6 +152,15 @@ def test_the_gradient_vanishes_on_a_stair_and_comes_back_on_a_slope(opened):
     move(tab, sigma=10.45); assert 'bottom of the valley' in words()
     move(tab, sigma=.8); assert 'dent' in words()
 
+def test_the_gradient_vanishes_by_a_slider(opened):
+    "A steep edge is a box: only the price is left. So it is where a bell is too narrow to see a word"
+    tab = opened('valley')
+    words = lambda: tab.inner_text('[role=status]')
+    got,_ = move(tab, mask='edge', sigma=4.5, p=.3); assert got['slope']<0 and 'becomes wider' in words()
+    got,_ = move(tab, p=2.); assert abs(got['slope']-.04)<1e-9 and 'the price and nothing else' in words()
+    got,_ = move(tab, p=.3); assert got['slope']<0 and 'becomes wider' in words()
+    got,_ = move(tab, mask='bell', sigma=.1); assert abs(got['slope']-.04)<1e-9 and 'the price and nothing else' in words()
+
 WIDGETS = 'sigma', 'window11', 'window12', 'window13', 'window14', 'alpha', 'alpha3', 'matrix', 'tiles', 'valley'
 
 @pytest.mark.parametrize('kind', WIDGETS)
@@ -163,11 +175,26 @@ def test_every_control_has_a_name_for_a_screen_reader(opened, kind):
         if role=='slider': assert control.get_attribute('aria-valuetext')==control.locator('xpath=..').locator('data').inner_text()
     assert controls.count()>0
 
+SMALL = """() => {      // pairs of words that stand upon another, by the height of their letters, and words that leave the drawing
+  const svg = document.querySelector('.dynattn-widget svg'), edge = svg.getBoundingClientRect(), bad = [];
+  const texts = [...svg.querySelectorAll('text')].filter(t => t.textContent.trim() && !t.hasAttribute('transform')).map(t => {
+    const r = t.getBoundingClientRect(); return [t.textContent, r.left, r.right, r.top + .1 * r.height, r.bottom - .1 * r.height]; });
+  texts.forEach(([a, l, r, t, b], i) => {
+    if (l < edge.left - 1 || r > edge.right + 1) bad.push('leaves: ' + a);
+    for (const [c, l2, r2, t2, b2] of texts.slice(i + 1)) if (Math.min(r, r2) > Math.max(l, l2) + 1 && Math.min(b, b2) > Math.max(t, t2)) bad.push(a + ' on ' + c);
+  });
+  return bad; }"""
+
+@pytest.mark.parametrize('width', [900, 340])
+@pytest.mark.parametrize('kind', WIDGETS)
+def test_words_in_a_drawing_stand_apart(opened, kind, width): assert opened(kind, width).evaluate(SMALL)==[]
+
 @pytest.mark.parametrize('kind', WIDGETS)
 def test_a_label_belongs_to_its_control_and_only_the_verdict_is_announced(opened, kind):
     "A click on the words goes to the slider or the list beneath; a value beside them is no live region of its own"
     tab = opened(kind)
     for label in tab.locator('.dynattn-widget label').all():
+        if label.locator('input, select').is_disabled(): continue
         label.locator('span span').click()
         assert label.evaluate('l => document.activeElement === l.querySelector("input, select")')
     assert tab.get_by_role('status').count()==1

@@ -9,7 +9,7 @@ __all__ = ['Budget', 'own_reach', 'leading_tokens', 'CostCurves', 'texts_record'
 import math
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
 from .options import OF_ANSWERS, NarrowOptions
@@ -21,23 +21,23 @@ from .plugin import _as_sight, attend, switch
 from transformers import AttentionInterface
 
 # %% ../../nbs/hf/61_curves.ipynb #b6944153
-def _cache_share(
-    width:Tensor, # [K] half-width of every key head, in tokens
+def _keys_kept(
+    width:Tensor, # [...] half-widths of key heads, in tokens
     n:int, # N, tokens of the text
     sinks:int=0, # leading tokens that every query sees
-) -> Tensor: # [], differentiable
-    "The share of all keys that a causal model keeps after `n` tokens."
-    return (width+1+sinks).clamp(max=n).mean()/n
+) -> Tensor: # [...], differentiable
+    "The keys that a head of a causal model keeps after `n` tokens."
+    return (width+1+sinks).clamp(max=n)
 
 # %% ../../nbs/hf/61_curves.ipynb #6af2221e
-def _pair_share(width, n, sinks=0): # as for `_cache_share` -> [], differentiable
-    "The share of all pairs that the windows of an encoder leave."
+def _pairs_kept(width, n, sinks=0): # as for `_keys_kept` -> [...], differentiable
+    "The pairs that the window of an encoder's head leaves."
     w = width.clamp(max=n-1)
     in_window = (2*w+1)*n - w*(w+1)
-    at = torch.arange(sinks, device=width.device)[:,None]            # of the leading tokens
+    at = torch.arange(sinks, device=width.device).view(-1, *[1]*w.dim())    # of the leading tokens
     def outside(last): return ((last-at-w).clamp(min=0) + (at-w).clamp(min=0)).sum(0)
     gained = 2*outside(n-1) - outside(sinks-1)                       # both of a pair may be leading
-    return (in_window + gained).mean()/n**2
+    return in_window + gained
 
 # %% ../../nbs/hf/61_curves.ipynb #c66d0002
 @dataclass(frozen=True)
@@ -46,16 +46,40 @@ class Budget:
     n: int       # tokens of a text
     sinks: int   # leading tokens that every query sees
     causal: bool # keys are counted; False: pairs, of an encoder
+    # by key head, the half-width of a window of the model's own; inf: none; empty: none anywhere
+    own: tuple = field(default=(), repr=False)
+
+    @property
+    def reach(self) -> Tensor: # [K], or [1] where no head has a window of the model's own
+        "The least width of each head that leaves all that it sees in the model itself."
+        free = self.n-1-(self.sinks if self.causal else 0)
+        own = torch.tensor(self.own or (math.inf,))
+        return own.clamp(min=1.).masked_fill(own==math.inf, free)
 
     @property
     def most(self) -> int:
-        "The least width that reaches everything."
-        return self.n-1-(self.sinks if self.causal else 0)
+        "The least width that leaves every head all that it sees."
+        return int(self.reach.max())
+
+    def seen(self, width:Tensor, # [...,K], or [...,1] of all heads, half-widths in tokens
+    ) -> Tensor: # [...,K], differentiable
+        "The keys, or an encoder's pairs, that widths leave each head."
+        count = _keys_kept if self.causal else _pairs_kept
+        own = torch.tensor(self.own or (math.inf,)).to(width)
+        inside = torch.minimum(width, own)
+        hidden = own<math.inf    # leading tokens are
+        return torch.where(hidden, count(inside, self.n), count(inside, self.n, self.sinks))
+
+    @property
+    def whole_cost(self) -> float:
+        "The mean of the keys, or pairs, that a head sees in the model itself."
+        everything = torch.tensor([math.inf], dtype=torch.float64)
+        return self.seen(everything).mean().item()
 
     def share(self, width:Tensor, # [K] half-widths in tokens
     ) -> Tensor: # [], differentiable
-        "The share of the keys, or of an encoder's pairs, that widths leave."
-        return (_cache_share if self.causal else _pair_share)(width, self.n, self.sinks)
+        "The share of what the model itself sees that widths leave."
+        return self.seen(width).mean()/self.whole_cost
 
     def reaching(self,
         width, # a function of a number: widths [K], whose share grows with it
@@ -71,16 +95,18 @@ class Budget:
     def scaled(self, width:Tensor, share:float, # [K] half-widths in tokens; 0 to 1
     ) -> Tensor: # [K]
         "Widths in the same proportions at another share."
-        def at(x): return (width*math.exp(x)).clamp(1, self.most)
+        reach = self.reach.to(width)
+        def at(x): return (width*math.exp(x)).clamp(min=1.).minimum(reach)
         furthest = math.log(self.most)
         return at(self.reaching(at, share, -furthest, furthest))
 
     def whole(self, width:Tensor, # [K] half-widths in tokens
-    ) -> Tensor: # [K] whole tokens; inf where a head sees everything
+    ) -> Tensor: # [K] whole tokens; inf where a head sees all that it saw
         "Widths in whole tokens, of the same cost."
-        share,most = self.share(width).item(),float(self.most)
+        share,most = self.share(width).item(),self.reach.to(width)
         everything = width>=.97*most
-        def paid(factor): return torch.where(everything, most, (factor*width).clamp(1, most))
+        def paid(factor):
+            return torch.where(everything, most, (factor*width).clamp(min=1.).minimum(most))
         exact = paid(self.reaching(paid, share, 0., 1.))
         whole = exact.floor()
         missing = int((exact.sum()-whole.sum()).round())
@@ -103,7 +129,7 @@ class Budget:
         span = 2*math.log(self.most)
         shift = self.reaching(nearest, share*(1+1e-6), -span, span)
         found = nearest(shift-1e-6)    # the last step would be too much
-        return found.masked_fill(found>=self.most, math.inf)
+        return found.masked_fill(found>=self.reach.to(found), math.inf)
 
     @classmethod
     def of(cls,
@@ -133,7 +159,12 @@ class Budget:
         n = max(batch['input_ids'].shape[1] for batch in texts)
         if n<8: raise ValueError(f"batches: expected texts of 8 tokens or more, got {n}")
         causal = all(looks_back(model, name) for name in layers)
-        return cls(n, (4 if causal else 1) if sinks is None else sinks, causal)
+        reach,own = own_reach(model, n),()
+        if any(r is not None for r in reach):
+            counts = _key_heads(model, texts[0])
+            own = tuple(math.inf if r is None else float(r)
+                        for r,count in zip(reach, counts) for _ in range(count))
+        return cls(n, (4 if causal else 1) if sinks is None else sinks, causal, own)
 
 # %% ../../nbs/hf/61_curves.ipynb #61a20002
 def _sizes(text, most): # -> [S] half-widths, ascending
@@ -157,6 +188,27 @@ def _far(x, width, start, causal):
     return left if causal else left+first(x.flip(-1), m-1-query-width)
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c0015
+def _key_heads(model, text): # dict of tensors [B,N] -> a number for each layer
+    "The key heads of the layers that attend to themselves, which a call with a few tokens shows."
+    found,ids = {},text['input_ids']
+    def watch(module, query, key, *others, **options):
+        found[module] = key.shape[1]
+        return attend(module, query, key, *others, **options)
+    inputs = {name: x for name,x in text.items() if name!='attention_mask'}
+    alike = all(x.shape==ids.shape for x in inputs.values())
+    few = {name: x[:1,:8] for name,x in inputs.items()} if alike else text
+    with as_it_was(model), frozen(switch(model)), torch.no_grad(), _instead(watch):
+        last_hidden(model, few)
+        return [found.get(m, 1) for m in attention_layers(model, itself=True).values()]
+
+@contextmanager
+def _instead(function):
+    "As long as the block lasts, layers call this function."
+    try:
+        AttentionInterface.register('dynattn', function)
+        yield
+    finally: AttentionInterface.register('dynattn', attend)
+
 def own_reach(
     model:PreTrainedModel, # with windows of ours or without
     n:int, # N, tokens of a text
@@ -304,10 +356,7 @@ def _watched(width, sinks, generator, together): # sinks: module -> leading toke
             found[module] = found.get(module, 0.)+squares
         out.register_hook(add)
         return out,weights
-    try:
-        AttentionInterface.register('dynattn', watch)
-        yield found
-    finally: AttentionInterface.register('dynattn', attend)
+    with _instead(watch): yield found
 
 # %% ../../nbs/hf/61_curves.ipynb #c65c001c
 @dataclass(frozen=True)
@@ -338,7 +387,7 @@ class CostCurves:
         if not 0<keep<=1:
             raise ValueError(f"keep: expected a number above 0 and up to 1, got {keep}")
         cost = self.total(answers)
-        each = torch.stack([self.budget.share(size[None]) for size in self.sizes]).double()
+        each = (self.budget.seen(self.sizes[:,None])/self.budget.whole_cost).mT.double() # [K|1,W]
         def at(x): return self.sizes[(cost+math.exp(-x)*each).argmin(1)]
         price = self.budget.reaching(at, keep, -60., 60.)
         just_below = at(price-1e-9)    # the last step would be too much
@@ -350,7 +399,7 @@ class CostCurves:
     ) -> list: # by layer, the half-width of every key head; inf: no limit
         "The widths of a share at which the curves add up to the least."
         best = self._best(keep, answers)
-        return self._by_layer(best.masked_fill(best>=self.budget.most, math.inf))
+        return self._by_layer(best.masked_fill(best>=self.budget.reach, math.inf))
 
     def whole_widths(self,
         keep:float, # the share, 0 to 1

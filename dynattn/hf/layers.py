@@ -7,7 +7,7 @@ __all__ = ['Learned', 'attention_layers', 'said_causal', 'looks_back', 'device_o
            'frozen', 'Added', 'shared_names', 'share']
 
 # %% ../../nbs/hf/55_layers.ipynb #a55c0004
-import inspect, json
+import inspect, json, warnings
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -264,14 +264,33 @@ def frozen(
             raise
 
 # %% ../../nbs/hf/55_layers.ipynb #7b1e0001
+@cache
+def _warn_without(cls):
+    "Once for each class of attention."
+    warnings.warn("model: expected the windows or alpha of its configuration, got one without, "
+                  f"{cls.__name__}, which was made from the configuration of another model; "
+                  "dynattn.hf.add_windows(model) or add_alpha(model) gives it new ones")
+
 class Added(dict):
     "The options of a model that has them; a configuration read from a file holds a plain dict."
+    kinds = frozenset() # of the attention modules that have them
+
     @staticmethod
-    def refuse_lost(module, # the model or an attention of it
+    def kind_of(module, # an attention
+    ) -> tuple:
+        "Its class and place, which tell it from others that have the same configuration."
+        said = ('layer_idx','is_decoder','is_causal')
+        return type(module).__name__,*(getattr(module, name, None) for name in said)
+
+    @staticmethod
+    def refuse_lost(module, # an attention
     ) -> None:
-        "Raise where a configuration names windows that its model was loaded without."
+        "Raise where a model was loaded without the windows of its configuration; warn if made so."
         added = getattr(getattr(module, 'config', None), 'dynattn', None)
-        if added is None or isinstance(added, Added): return
+        if added is None or hasattr(module, 'dynattn'): return
+        if isinstance(added, Added):
+            if Added.kind_of(module) in added.kinds: _warn_without(type(module))
+            return
         raise ValueError("model: expected the windows or alpha of its checkpoint, got "
                          f"{type(module).__name__} without; load it with dynattn.hf.load(folder), "
                          "or with another attn_implementation to go without")
@@ -295,6 +314,9 @@ class Added(dict):
         is_first = getattr(config, 'dynattn', None) is None
         if is_first: owner.dynattn_auto_map = getattr(config, 'auto_map', None)
         config.dynattn = cls({**(getattr(config, 'dynattn', None) or {}), kind: options})
+        layers,itself = attention_layers(model),attention_layers(model, itself=True)
+        others = {cls.kind_of(m) for name,m in layers.items() if name not in itself}
+        config.dynattn.kinds = frozenset(map(cls.kind_of, itself.values()))-others
         config.attn_implementation = _HOW_TO_LOAD
         names = _auto_classes(type(config))
         if names:
@@ -312,7 +334,9 @@ class Added(dict):
         config = owner.config
         left = {name: options for name,options in config.dynattn.items() if name!=kind}
         if left:
+            kinds = config.dynattn.kinds
             config.dynattn = cls(left)
+            config.dynattn.kinds = kinds
             return True
         for name in ('dynattn','attn_implementation','auto_map'): vars(config).pop(name, None)
         known = vars(owner).pop('dynattn_auto_map', None)

@@ -23,7 +23,7 @@ from ..configs import most_tokens
 from .layers import (PreTrainedModel, device_of, embeddings, frozen, last_hidden,
                                predictions)
 from .curves import (
-    Budget, CostCurves, Stage, cost_curves, leading_tokens, own_reach, run_record, texts_record)
+    Budget, CostCurves, Stage, cost_curves, leading_tokens, run_record, texts_record)
 from .healing import Healed, heal
 from .windows import add_windows, record_edge
 
@@ -184,32 +184,22 @@ class Narrowed:
     finished: bool # False: healing was interrupted, and the weights are as they were
     rise: float|None = None # before healing, of the loss on the texts that chose the share
     healed: Healed|None = None # what healing did; None where nothing was narrowed
-    own: list|None = None # by layer, the model's own half-width; None: it sees all of the text
 
     @property
     def unlimited(self) -> bool:
         "Whether every head sees what it saw before: there is nothing to heal."
-        reach = [math.inf if own is None else own for own in self.own or [None]*len(self.widths)]
-        return all(w>=most for layer,most in zip(self.widths, reach) for w in layer)
+        return all(w==math.inf for layer in self.widths for w in layer)
 
     @property
-    def of_own(self) -> float|None: # None where no layer has a window of its own
-        "The share of those keys, or pairs, that the windows of the model itself leave."
-        if not any(own is not None for own in self.own or []): return None
-        after,before = 0.,0.
-        for layer,own in zip(self.widths, self.own):
-            width = torch.tensor(layer).clamp(max=1e9)
-            budget,most = self.budget,torch.full_like(width, 1e9)
-            if own is not None:
-                budget,most = replace(budget, sinks=0),torch.full_like(width, float(own))
-            after += len(layer)*budget.share(torch.minimum(width, most)).item()
-            before += len(layer)*budget.share(most).item()
-        return after/before
+    def own_layers(self) -> int:
+        "How many layers have windows of the model's own that reach less far than a text."
+        own = iter(self.budget.own or [math.inf]*sum(map(len, self.widths)))
+        return sum(any([next(own)<math.inf for _ in layer]) for layer in self.widths)
 
     def share(self,
         n:int|None=None, # tokens of a text (default: as many as the curves were measured on)
     ) -> float:
-        "The share of a text's keys that is kept, or of an encoder's pairs."
+        "The share that is kept of the keys, or pairs of an encoder, that the model itself sees."
         width = torch.tensor([w for layer in self.widths for w in layer]).clamp(max=1e9)
         return replace(self.budget, n=n or self.budget.n).share(width).item()
 
@@ -290,7 +280,7 @@ def narrow(
     model:PreTrainedModel, # without windows; it gets them
     # dicts with `input_ids` [B,N] and the model's other inputs, at the length of later use
     batches:list[Any],
-    # share of the keys to keep at that length (a quarter), of the pairs for an encoder; or `rise`
+    # share to keep (a quarter) of the keys, or an encoder's pairs, that it sees there; or `rise`
     keep:float|None=None,
     # names the files of the run, `NAME.curves.pt` and `NAME.heal.pt`; it continues from them
     checkpoint:Path|str|None=None,
@@ -331,7 +321,7 @@ def narrow(
             if o.rise is not None: share,rise = _smallest(model, batches, curves, o, on_progress)
             widths = curves.whole_widths(share, o.answers, o.sizes)
             set_widths(model, widths)
-            found = Narrowed(widths, budget, 0., True, rise, own=own_reach(model, budget.n))
+            found = Narrowed(widths, budget, 0., True, rise)
             if o.heal and not found.unlimited:
                 found.healed = Distance(model, batches, o).mend(
                     held_out, change, on_progress, on_stop, every=every, checkpoint=of_healing,

@@ -32,7 +32,7 @@ def refuse_gone(
 @dataclass(frozen=True)
 class NarrowOptions:
     "The settings that a narrowed model depends on, besides the model and the texts."
-    # the share that is kept at the length of the texts [0.25, unless `rise` is given]
+    # the share that is kept of what the model sees in such texts [0.25, unless `rise` is given]
     keep: float|None = None
     # instead of a share: the rise in loss that is allowed; the share is the smallest found
     rise: float|None = None

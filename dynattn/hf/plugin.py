@@ -49,6 +49,15 @@ def _warn_direction(cls):
                   "its queries see every key, "
                   "as in eager attention; set is_causal of the module to True or False")
 
+def _padding_in(mask, n):
+    """The keys [B,M] that a mask keeps which is the same for all of n queries; None where it says
+    more than that, or what cannot be read."""
+    if mask.shape[1]!=1 or mask.shape[2]!=1 or n==1: return None
+    keys = mask[:,0,0]
+    if keys.dtype==torch.bool: return keys
+    if recorded() or not ((keys==0) | (keys<=-1000)).all(): return None
+    return PaddingMask.from_additive(keys).keep
+
 def _as_sight(module, mask, is_causal, n, m):
     "The `attention_mask` of a call, as a `Sight`."
     if isinstance(mask, Sight): return mask
@@ -61,7 +70,10 @@ def _as_sight(module, mask, is_causal, n, m):
         got = tuple(getattr(mask, 'shape', ())) or type(mask).__name__
         raise TypeError("attention_mask: expected None, a Sight or a mask of pairs [B,1,N,M], "
                         f"got {got}")
-    return Sight(pairs=mask, q_offset=0 if n==m else None)  # the position of the queries is unknown
+    padding = _padding_in(mask, n)
+    where = 0 if n==m else None    # the position of the queries is unknown
+    if padding is None: return Sight(pairs=mask, q_offset=where)
+    return Sight(keep=None if not recorded() and padding.all() else padding, q_offset=where)
 
 def _with_texts(s, kwargs, q, m):
     "`s` with the texts that `cu_seq_lens_q` tells apart, where nothing else has."
@@ -266,6 +278,10 @@ class LayerCall:
                              "with a cache that drops the first tokens of "
                              f"a text, got {n_global}; WindowedCache(model) keeps them, "
                              "which is generate's default")
+        unread = s.pairs is not None and s.at is None and s.pairs.shape[2]<n and recorded()
+        if n_global and unread:
+            raise ValueError("n_global: expected 0 in a program that is traced, of a model that "
+                             f"makes its own mask of padding, got {n_global}; it may begin a text")
         if n_global and s.pairs is not None and s.texts is not None:
             raise ValueError(f"n_global: expected 0 for packed texts with a past, got {n_global}")
         self.refuse_terms(s.texts is not None or (s.pairs is not None and not s.chunked))

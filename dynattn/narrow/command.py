@@ -19,12 +19,12 @@ from ..runs import Bar, Run, counted, markdown, printable, table
 from ..saved import (
     Field, UserError, interrupts_wait, option_fields, read_json, write_atomic, writing)
 from ..configs import most_tokens
-from ..hf.curves import Stage, cost_curves, leading_tokens, own_reach
+from ..hf.curves import Stage, cost_curves, leading_tokens
 from ..hf.layers import Learned, last_hidden, predictions
 from ..hf.narrowing import (
-    Narrowed, check_narrow, narrow, set_widths, without_windows)
+    check_narrow, narrow, set_widths, without_windows)
 from ..hf.plugin import switch
-from ..hf.saving import load_pretrained, save
+from ..hf.saving import load_pretrained, save, stored_as, stored_dtypes
 from ..hf.windows import add_windows
 from .judge import Judge, Report, recalled
 from .recall import Recall, facts_to_learn, recall_table
@@ -256,9 +256,9 @@ def _named_files(source):
         hidden = any(x.startswith('.') for x in path.parts)
         if inside and kind and (source/path).is_file() and not hidden: yield path
 
-def _write_folder(model, tokenizer, name, folder):
+def _write_folder(model, tokenizer, name, folder, dtypes):
     "An ordinary model folder; one of sentence-transformers keeps its other parts."
-    save(model, folder)
+    with stored_as(model, dtypes): save(model, folder)
     tokenizer.save_pretrained(folder)
     source = Path(name)
     if not (source/'modules.json').is_file(): return
@@ -266,13 +266,13 @@ def _write_folder(model, tokenizer, name, folder):
         (folder/path).parent.mkdir(exist_ok=True)
         if not (folder/path).exists(): shutil.copyfile(source/path, folder/path)
 
-def _save_folder(model, tokenizer, name, out):
+def _save_folder(model, tokenizer, name, out, dtypes): # dtypes: of `stored_dtypes`
     "The files of a model; those that are there stay until all new ones are whole."
     beside = out/'.saving'
     shutil.rmtree(beside, ignore_errors=True)    # of a run that was killed
     try:
         with writing(out):
-            _write_folder(model, tokenizer, name, beside)
+            _write_folder(model, tokenizer, name, beside, dtypes)
             for path in sorted(beside.rglob('*')):
                 place = out/path.relative_to(beside)
                 if path.is_dir(): place.mkdir(exist_ok=True)
@@ -397,11 +397,13 @@ def _narrowed(model, batches, options, out, shown, held_out, judging): # judging
     return narrow(model, batches, checkpoint=out/'checkpoint.pt', on_step=on_step, on_stop=on_stop,
                   on_progress=shown, held_out=held_out, **options)
 
-def _report(c, name, judged, found, read): # judged: `Report` of a `Judge`; read: `_Texts`
+# judged: `Report` of a `Judge`; read: `_Texts`; dtypes: of `stored_dtypes`
+def _report(c, name, judged, found, read, dtypes):
     "The widths that the model of a run got, and their cost."
     batches = read.batches
+    dtype = next(iter(dtypes.values()), torch.float32)
     return replace(
-        judged, model=str(name), config=asdict(c),
+        judged, model=str(name), config=asdict(c), dtype=str(dtype).removeprefix('torch.'),
         healed=found.healed and asdict(found.healed),
         finished=found.finished, rise=found.rise, seconds=found.seconds, documents=read.documents,
         read_tokens=sum(b['input_ids'].numel() for b in batches),
@@ -417,12 +419,11 @@ model = hf.load(FOLDER)
 ```
 
 `from_pretrained(FOLDER, trust_remote_code=True)` of transformers' Auto classes gives the same \
-model where dynattn is installed. The weights are float32, in which they were healed and judged; \
-`dtype=torch.bfloat16` halves them."""
+model where dynattn is installed. """
 
 def _write_report(run, report, left_out):
     "The report and the result of a run, whether it was judged or not."
-    parts = [report.summary(markdown), _LOAD, f"## The widths\n\n```text\n{report.bars()}\n```",
+    parts = [report.summary(markdown), _LOAD+report.weights(), f"## The widths\n\n```text\n{report.bars()}\n```",
              *([f"## What was left out\n\n{markdown(left_out)}"] if left_out else []),
              f"## The run\n\n```json\n{json.dumps(report.config, indent=1)}\n```"]
     run.write_report('How far every head looks', parts, [], asdict(report))
@@ -449,6 +450,7 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
     _check_out(run, resume)
     shown('load the model', 0, None)
     model,tokenizer = load_pretrained(name)
+    dtypes = stored_dtypes(model, name)
     causal = model.get_output_embeddings() is not None
     shown('read the texts', 0, None)
     read = _read_texts(c, tokenizer, causal, c.batches*c.batch)
@@ -474,11 +476,11 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
                                   _durations(*of_run)[1])
                 shown('save', 0, None)
                 with interrupts_wait():    # the folder has the model and says what it is
-                    _save_folder(model, tokenizer, name, out)
+                    _save_folder(model, tokenizer, name, out, dtypes)
                     unjudged = judge.unmeasured(found, _UNJUDGED)
-                    _write_report(run, _report(c, name, unjudged, found, read), left_out)
+                    _write_report(run, _report(c, name, unjudged, found, read, dtypes), left_out)
                     saved = True
-                report = _report(c, name, judge.measured(found, shown), found, read)
+                report = _report(c, name, judge.measured(found, shown), found, read, dtypes)
                 _write_report(run, report, left_out)
                 return report
             except KeyboardInterrupt as e:
@@ -490,39 +492,36 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
 _SHARES = .5, .25, .125, .0625
 
 def _previewed(judge, curves, answers, on_progress):
-    """For the full model and each share: share, mean rise in loss or distance of embeddings,
-    `Recall` or None, and the share of the keys that the model's own windows leave, or None."""
-    own = own_reach(judge.model, curves.budget.n)
-    has_own = any(reach is not None for reach in own)
-    rows = [(1., 0., judge.recalled, 1. if has_own else None)]
+    """For the full model and each share: share, mean rise in loss or distance of embeddings, and
+    `Recall` or None."""
+    rows = [(1., 0., judge.recalled)]
     add_windows(judge.model, n_global=leading_tokens(judge.model, curves.budget))
     least = curves.budget.share(torch.ones(1)).item()
     shares = [share for share in _SHARES if share>=least]
     texts = len(judge.texts)+(judge.asking() if judge.recalled else 0)
     stage = Stage(on_progress, 'shares', len(shares)*texts)
     for share in shares:
-        widths = curves.whole_widths(share, answers)
-        set_widths(judge.model, widths)
+        set_widths(judge.model, curves.whole_widths(share, answers))
         changes = judge.reference.changes(stage.step)
         recall = judge.recalled and judge.grid(stage.step)
-        of_own = Narrowed(widths, curves.budget, 0., True, own=own).of_own
-        rows.append((share, sum(changes)/len(changes), recall, of_own))
+        rows.append((share, sum(changes)/len(changes), recall))
     return rows
 
 # %% ../../nbs/narrow/85_command.ipynb #c66d0343
 def _right(recall): # -> the share of right answers, None where nothing was asked
     return None if recall is None else recall.found
 
-def _preview_table(rows, causal, unrecalled): # unrecalled: why no facts were asked
-    cells = [[f'{share:g}', f'{rise:+.4f}'] for share,rise,_,_ in rows]
-    (_,_,full,of_own),*narrowed = rows
+# unrecalled: why no facts were asked; has_own: whether layers have windows of the model's own
+def _preview_table(rows, causal, unrecalled, has_own):
+    cells = [[f'{share:g}', f'{rise:+.4f}'] for share,rise,_ in rows]
+    (_,_,full),*narrowed = rows
     head = ['share','rise in loss' if causal else 'distance']
     said = ''
     if full is None: said = f"No facts were asked: {printable(unrecalled).rstrip('.')}. "
     else:
         head.append(f'facts recalled of {sum(full.numbers[0])}')
-        for cell,(_,_,recall,_) in zip(cells, rows): cell.append(f'{_right(recall):.0%}')
-        found = [(share, full.beside(recall)) for share,_,recall,_ in narrowed]
+        for cell,(_,_,recall) in zip(cells, rows): cell.append(f'{_right(recall):.0%}')
+        found = [(share, full.beside(recall)) for share,_,recall in narrowed]
         enough = [(share, b) for share,b in found if b.enough and b.after>=.9*b.before]
         _,of_all = found[0]
         if not of_all.enough:
@@ -535,17 +534,14 @@ def _preview_table(rows, causal, unrecalled): # unrecalled: why no facts were as
             said = (f"{share:g} is the smallest share tried that keeps nine tenths of the "
                     f"{b.before} right answers of the full model, of {b.asked} asked: {b.after} "
                     f"({b.points}). ")
-    if of_own is not None:
-        head.insert(1, 'of its own')
-        for cell,(*_,own) in zip(cells, rows): cell.insert(1, f'{own:.0%}')
-        said += ("Layers have windows of the model's own: `of its own` is the share of what "
-                 "these leave. ")
+    if has_own: said += "Shares are of what the windows of the model's own leave. "
     shown = table(head, cells, printable)
     healing = "This is before healing, which can bring part of it back: leave `--preview` out."
     return f"{shown}\n\n{said}{healing}"
 
 def _preview_run(name, c, shown):
-    "The rows of `--preview`, whether the model is causal, and why no facts were asked."
+    """The rows of `--preview`, whether the model is causal, why no facts were asked, and whether
+    layers have windows of the model's own."""
     shown('load the model', 0, None)
     model,tokenizer = load_pretrained(name)
     causal = model.get_output_embeddings() is not None
@@ -558,7 +554,8 @@ def _preview_run(name, c, shown):
         curves = cost_curves(model, batches, c.sinks, seed=c.seed, on_progress=shown)
         # four questions at each of eight distances: as many as a verdict needs
         judge = Judge(model, tokenizer, texts[:2], c.context, 4, c.seed, shown)
-        return _previewed(judge, curves, c.answers, shown),causal,judge.unrecalled
+        rows = _previewed(judge, curves, c.answers, shown)
+        return rows,causal,judge.unrecalled,bool(curves.budget.own)
     except ValueError as e: raise UserError(str(e)) from e
 
 # %% ../../nbs/narrow/85_command.ipynb #1360911f
@@ -593,10 +590,10 @@ def run_narrow(
     _quietly()
     with closing(_Shown(a.quiet)) as shown:
         if a.preview:
-            rows,causal,unrecalled = _preview_run(a.model, c, shown)
+            rows,*about = _preview_run(a.model, c, shown)
             shown.close()
-            plain = [(share, rise, _right(recall)) for share,rise,recall,_ in rows]
-            print(json.dumps(plain) if a.json else _preview_table(rows, causal, unrecalled))
+            plain = [(share, rise, _right(recall)) for share,rise,recall in rows]
+            print(json.dumps(plain) if a.json else _preview_table(rows, *about))
             return 0
         if a.out is None: raise UserError('out: expected a new folder, got none')
         try: report = _narrow_run(a.model, c, a.out, a.resume, shown)

@@ -10,6 +10,7 @@ import math, time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import accumulate
 import torch
 from ..configs import cache_argument
 from ..runs import counted, table
@@ -41,10 +42,16 @@ def _spent(budget, layers, way, seed=0):
     parts = [torch.tensor(layer).clamp(max=budget.most) for layer in layers]
     width = torch.cat(parts)
     if way=='one window': width = _equal(budget, width)
-    if way=='one per layer': width = torch.cat([_equal(budget, part) for part in parts])
+    if way=='one per layer':
+        ends = accumulate(map(len, parts))
+        of_layers = [replace(budget, own=budget.own[end-len(part):end])
+                     for part,end in zip(parts, ends)]
+        width = torch.cat([_equal(*each) for each in zip(of_layers, parts)])
     if way=='random':
         generator = torch.Generator().manual_seed(seed)
+        cost = budget.share(width).item()
         width = width[torch.randperm(len(width), generator=generator)]
+        if budget.own: width = budget.scaled(width, cost)    # own windows hide part of a wide one
     return [part.tolist() for part in width.split([len(p) for p in parts])]
 
 # %% ../../nbs/narrow/84_judge.ipynb #a41bb8ab
@@ -159,8 +166,7 @@ class Judge:
         widths = [[min(w, 2**31) for w in layer] for layer in found.widths]
         return Report(causal=budget.causal, n=budget.n, sinks=budget.sinks, share=found.share(),
                       quality=[], widths=widths, judged=len(self.texts), unjudged=why,
-                      of_own=found.of_own,
-                      own_layers=sum(own is not None for own in found.own or []))
+                      own_layers=found.own_layers)
 
     def measured(self,
         found:Narrowed, # the result of `narrow` for the model, which has these widths
@@ -277,7 +283,6 @@ class Report:
     quality:list         # records of `quality`
     judged:int           # texts held out
     unjudged:str=''      # why nothing was measured
-    of_own:float|None=None # the share of those keys that the model's own windows leave
     own_layers:int=0     # layers whose own windows do not reach all of the text
     loss:float|None=None # of the full model, in nats per token
     guess:float|None=None # that of a guess among all tokens
@@ -299,6 +304,7 @@ class Report:
     unasked:str=''       # why none did
     seconds:float=0.     # of narrowing
     documents:int=0      # that were read
+    dtype:str='float32'  # of the weights in the folder, as in that of the full model
 
     @staticmethod
     def fields() -> dict: # name -> `Field`
@@ -422,14 +428,21 @@ class Report:
             f"{self.read_texts} texts asked for facts again{why}; {read}"])
 
     def of_own_windows(self) -> str:
-        "Two sentences on the share, where layers have windows of the model's own."
-        if self.of_own is None: return ''
+        "A sentence on the share, where layers have windows of the model's own."
+        if not self.own_layers: return ''
         what = 'keys' if self.causal else 'pairs'
         have = 'has a window' if self.own_layers==1 else 'have windows'
         return (f" Of its {len(self.widths)} layers, {self.own_layers} {have} of the model's own "
-                f"reaching less far, and this share counts their {what} as if they saw "
-                f"everything. Of the {what} that the model's own windows leave, "
-                f"{self.of_own:.1%} are kept.")
+                f"reaching less far; the share is of the {what} that these leave.")
+
+    def weights(self) -> str:
+        "The dtype of the weights, and what was judged, in sentences."
+        if self.dtype=='float32': return ("The weights are float32, in which they were judged; "
+                                          "`dtype=torch.bfloat16` halves them.")
+        kept = self.healed and self.healed['kept']
+        rounded = "were healed in float32, then rounded. They " if kept else ""
+        return (f"The weights are {self.dtype}, as the full model's. They {rounded}were judged as "
+                "they are in the folder, with calls in float32: `dtype=torch.float32`.")
 
     def stopped(self) -> str:
         "Whether the run was interrupted, in a sentence."
