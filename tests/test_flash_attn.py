@@ -305,8 +305,8 @@ def test_halves_drop_the_same_weights():
     out,lse,_,random_state = fa._flash_attn_forward(q, k, v, *words, False)
     after = torch.get_rng_state()
     torch.set_rng_state(state)
-    want = fa.flash_attn_func(q, k, v, .3, causal=True)
-    assert torch.equal(want, out)
+    want,*_ = fa.flash_attn_func(q, k, v, .3, causal=True, return_attn_probs=True)
+    assert_close(out, want)
     dout,ours = torch.randn_like(out),[torch.empty_like(x) for x in (q,k,v)]
     before = torch.get_rng_state()
     fa._flash_attn_backward(dout, q, k, v, out, lse, *ours, *words, False, random_state)
