@@ -69,12 +69,14 @@ __all__ = [
     'EncoderLayer', 'EncoderConfig', 'Encoder', 'Classifier']
 
 def _imported(name):
-    "`dynattn.everywhere` is imported when it is first asked for."
-    if name!='everywhere': raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _import_module('dynattn.everywhere')
+    "These modules are imported when they are first asked for."
+    if name not in ('everywhere','flash_attn','hf'):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _import_module(f'dynattn.{name}')
 
 # a type checker that sees it takes every name for known
-if _typing.TYPE_CHECKING: from dynattn import everywhere as everywhere
+if _typing.TYPE_CHECKING:
+    from dynattn import everywhere as everywhere, flash_attn as flash_attn, hf as hf
 else: __getattr__ = _imported
 
 def _activated():

@@ -7,7 +7,7 @@ __all__ = ['VERSION', 'flash_attn_func', 'flash_attn_qkvpacked_func', 'flash_att
            'flash_attn_varlen_qkvpacked_func', 'flash_attn_varlen_kvpacked_func', 'index_first_axis',
            'index_put_first_axis', 'unpad_input', 'pad_input', 'unpad_input_for_concatenated_sequences',
            'flash_attn_with_kvcache', 'flash_attn_3_func', 'flash_attn_3_qkvpacked_func', 'flash_attn_3_varlen_func',
-           'flash_attn_3_with_kvcache', 'install']
+           'flash_attn_3_with_kvcache', 'apply_rotary_emb', 'install']
 
 # %% ../nbs/91_flash_attn.ipynb #c9bf3011
 import importlib.metadata, importlib.util, math, numbers, re, sys, types
@@ -96,12 +96,19 @@ def _check_sink(sink, q): # [B,H,N,d]
         raise ValueError(f"s_aux: expected [H]={q.shape[1],}, got {tuple(sink.shape)}")
 
 def _attend(q, k, v, wants_lse, **options): # [B,H,N,d] -> [B,N,H,dv], and [B,H,N] or None
-    "The call; like the package's, the log of the sum has no gradient."
+    "The call."
     _check_alike(q, k, v)
     _check_sink(options['sink'], q)
     if not wants_lse: return attention(q, k, v, **options).transpose(1, 2),None
     out,lse = attention(q, k, v, return_lse=True, **options)
-    return out.transpose(1, 2),lse.detach()
+    return out.transpose(1, 2),lse
+
+def _batch(q, k, v, lse, slopes=None, **options): # -> (out [B,N,H,dv], lse [B,H,N] or None)
+    "A batch [B,N,H,d], whose last queries are aligned with its last keys."
+    q,k,v = _heads_first(4, q=q, k=k, v=v)
+    (b,_,n,_),m = q.shape,k.shape[2]
+    bias = _alibi(slopes, q, b, max(n, m, 1))
+    return _attend(q, k, v, lse, q_offset=m-n, **options | dict(rel_bias=bias))
 
 # %% ../nbs/91_flash_attn.ipynb #eb0a0a91
 _P = ParamSpec('_P')
@@ -136,13 +143,10 @@ def flash_attn_func(
     s_aux=None, # [H], a logit that takes weight and gives no value; not in the package's version 2
 ) -> Tensor|tuple: # out [B,N,H,dv], or (out, lse [B,H,N], None)
     "Attention, as `flash_attn.flash_attn_func`."
-    q,k,v = _heads_first(4, q=q, k=k, v=v)
-    (b,_,n,_),m = q.shape,k.shape[2]
-    alibi = _alibi(alibi_slopes, q, b, max(n, m, 1))
-    options = _options(softmax_scale, causal, window_size, softcap, alibi, s_aux, dropout_p)
+    options = _options(softmax_scale, causal, window_size, softcap, None, s_aux, dropout_p)
     return_attn_probs = flag('return_attn_probs', return_attn_probs)
-    out,lse = _attend(q, k, v, return_attn_probs, q_offset=m-n, **options)
-    return (out,lse,None) if return_attn_probs else out
+    out,lse = _batch(q, k, v, return_attn_probs, alibi_slopes, **options)
+    return (out,lse.detach(),None) if return_attn_probs else out
 
 def _unpacked(name, x, count, dims): # -> several tensors
     "Tensors that lie behind each other on the third axis from the end."
@@ -367,7 +371,7 @@ def flash_attn_varlen_func(
     out,lse = _varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, return_attn_probs, block_table=block_table,
         slopes=alibi_slopes, **options)
-    return (out,lse,None) if return_attn_probs else out
+    return (out,lse.detach(),None) if return_attn_probs else out
 
 @_attends
 def flash_attn_varlen_qkvpacked_func(
@@ -514,11 +518,11 @@ def _turned(x, cos, sin, place, interleaved): # [B,N,H,d], [S,r/2], [B,N]
     turned = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
     return torch.cat((turned.to(x.dtype),x[...,r:]), -1)
 
-def _check_rotary(cos, sin, q, last):
+def _check_rotary(cos, sin, q, last, names=('rotary_cos','rotary_sin')):
     "Tables of angles that have the last position."
-    for name,x in (('rotary_cos',cos), ('rotary_sin',sin)):
+    for name,x in zip(names, (cos,sin)):
         is_table = isinstance(x, Tensor) and x.is_floating_point() and x.dim()==2
-        is_table = is_table and x.shape==cos.shape
+        is_table = is_table and isinstance(cos, Tensor) and x.shape==cos.shape
         if not is_table or 2*x.shape[1]>q.shape[3] or len(x)<=last:
             found = got(x) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"{name}: expected a floating tensor [S,r/2] with S > {last} and "
@@ -723,7 +727,7 @@ def flash_attn_3_varlen_func(
     return_attn_probs = flag('return_attn_probs', return_attn_probs)
     out,lse = _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, return_attn_probs, seqused_q, seqused_k,
                       **_options(softmax_scale, causal, window_size, softcap, None, s_aux))
-    return (out,lse) if return_attn_probs else out
+    return (out,lse.detach()) if return_attn_probs else out
 
 @_attends
 def flash_attn_3_with_kvcache(
@@ -758,6 +762,149 @@ def flash_attn_3_with_kvcache(
         cache_leftpad, page_table, softmax_scale, causal, window_size, softcap, rotary_interleaved,
         return_softmax_lse=return_softmax_lse, s_aux=s_aux)
 
+# %% ../nbs/91_flash_attn.ipynb #7c1e40a3
+def _first_half(dropout_p, attend): # -> (out, lse, None, state)
+    "The call without a graph, and the random numbers' state before it where weights are dropped."
+    state = torch.get_rng_state() if dropout_p else None
+    with torch.no_grad(): out,lse = attend()
+    return out,lse,None,state
+
+def _check_result(name, x, q, shape):
+    "Check a tensor that a first half gave, or that fits what it gave."
+    _beside(name, x, q, f'{tuple(shape)}')
+    if x.shape!=shape: raise ValueError(f"{name}: expected {tuple(shape)}, got {tuple(x.shape)}")
+
+def _check_gradients(of, **grads): # q, k, v
+    "Check memory for gradients, which may be None."
+    for x,(name,grad) in zip(of, grads.items(), strict=True):
+        if grad is None: continue
+        _check_result(name, grad, x, x.shape)
+        _check_written(name, grad)
+
+def _second_half(dropout_p, state, attend, dout, q, k, v, out, lse, dq, dk, dv): # -> D
+    "Fill the gradients of a call whose keys are perhaps some of those that gave `out` and `lse`."
+    is_state = isinstance(state, Tensor) and state.dtype==torch.uint8
+    if dropout_p and not is_state:
+        raise TypeError("rng_state: expected that of the first half, which dropped weights, "
+                        f"got {got(state)}")
+    leaves = [x.detach().requires_grad_() for x in (q,k,v)]
+    with torch.random.fork_rng(devices=[], enabled=bool(dropout_p)):
+        if dropout_p: torch.set_rng_state(state)
+        with torch.enable_grad(): own,sums = attend(*leaves)
+    _check_result('dout', dout, q, own.shape)
+    _check_result('out', out, q, own.shape)
+    _check_result('softmax_lse', lse, q, sums.shape)
+    _check_gradients(leaves, dq=dq, dk=dk, dv=dv)
+    with torch.no_grad():
+        def by_rows(x): return x.transpose(-1, -2)[...,None]
+        share = (sums-lse).exp().masked_fill(sums.isposinf(), 0.) # no key here: no share
+        whole = (dout*out.to(share.dtype)).sum(-1).transpose(-1, -2)
+        of_own = (dout*by_rows(share)).to(own.dtype)
+        part = (of_own*own.to(share.dtype)).sum(-1).transpose(-1, -2)
+        found = torch.autograd.grad((own,sums), leaves, (of_own, part-share*whole))
+        for grad,x in zip((dq,dk,dv), found):
+            if grad is not None: grad.copy_(x)
+    return whole
+
+# %% ../nbs/91_flash_attn.ipynb #7c1e40a4
+def _flash_attn_forward(
+    q, k, v, # as for `flash_attn_func`
+    dropout_p, softmax_scale, causal, # as for `flash_attn_func`
+    window_size_left, window_size_right, # the two sides of a window
+    softcap, alibi_slopes, # as for `flash_attn_func`
+    return_softmax, # the weights, which are never returned
+): # -> (out [B,N,H,dv], lse [B,H,N], None, rng_state or None)
+    "The first half, as `flash_attn.flash_attn_interface._flash_attn_forward`."
+    options = _options(softmax_scale, causal, (window_size_left,window_size_right), softcap,
+                       dropout=dropout_p)
+    return _first_half(dropout_p, lambda: _batch(q, k, v, True, alibi_slopes, **options))
+
+def _flash_attn_backward(
+    dout, # [B,N,H,dv], the gradient of `out`
+    q, k, v, # of the first half
+    out, # [B,N,H,dv], of the first half, or merged with those of other keys
+    softmax_lse, # [B,H,N], likewise
+    dq, dk, dv, # like q, k, v: filled in place; None: not wanted
+    dropout_p, softmax_scale, causal, # of the first half
+    window_size_left, window_size_right, softcap, alibi_slopes, # of the first half
+    deterministic, # always
+    rng_state=None, # of the first half, where weights were dropped
+) -> Tensor: # D [B,H,N], the sum of dout*out
+    "The second half, as `flash_attn.flash_attn_interface._flash_attn_backward`."
+    options = _options(softmax_scale, causal, (window_size_left,window_size_right), softcap,
+                       dropout=dropout_p)
+    def attend(q, k, v): return _batch(q, k, v, True, alibi_slopes, **options)
+    return _second_half(
+        dropout_p, rng_state, attend, dout, q, k, v, out, softmax_lse, dq, dk, dv)
+
+def _flash_attn_varlen_forward(
+    q, k, v, # as for `flash_attn_varlen_func`
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, # as for `flash_attn_varlen_func`
+    dropout_p, softmax_scale, causal, # as for `flash_attn_func`
+    window_size_left=-1, window_size_right=-1, # the two sides of a window
+    softcap=0.0, alibi_slopes=None, # as for `flash_attn_varlen_func`
+    return_softmax=False, # the weights, which are never returned
+    block_table=None, # as for `flash_attn_varlen_func`
+    leftpad_k=None, # refused
+    seqused_k=None, # [texts] int: only so many of each text's keys exist
+    zero_tensors=False, num_splits=0, # without effect
+): # -> (out [total_q,H,dv], lse [H,total_q], None, rng_state or None)
+    "The first half, as `flash_attn.flash_attn_interface._flash_attn_varlen_forward`."
+    _refuse(leftpad_k=leftpad_k)
+    options = _options(softmax_scale, causal, (window_size_left,window_size_right), softcap,
+                       dropout=dropout_p)
+    return _first_half(dropout_p, lambda: _varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, True, used_k=seqused_k, block_table=block_table,
+        slopes=alibi_slopes, **options))
+
+def _flash_attn_varlen_backward(
+    dout, # [total_q,H,dv], the gradient of `out`
+    q, k, v, # of the first half
+    out, softmax_lse, # [total_q,H,dv] and [H,total_q], as for `_flash_attn_backward`
+    dq, dk, dv, # like q, k, v: filled in place; None: not wanted
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, # of the first half
+    dropout_p, softmax_scale, causal, # of the first half
+    window_size_left, window_size_right, softcap, alibi_slopes, # of the first half
+    deterministic, # always
+    rng_state=None, # of the first half, where weights were dropped
+    zero_tensors=False, # without effect
+) -> Tensor: # D [H,total_q], the sum of dout*out
+    "The second half, as `flash_attn.flash_attn_interface._flash_attn_varlen_backward`."
+    options = _options(softmax_scale, causal, (window_size_left,window_size_right), softcap,
+                       dropout=dropout_p)
+    def attend(q, k, v):
+        return _varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, True, slopes=alibi_slopes, **options)
+    return _second_half(
+        dropout_p, rng_state, attend, dout, q, k, v, out, softmax_lse, dq, dk, dv)
+
+# %% ../nbs/91_flash_attn.ipynb #7c1e40b3
+def apply_rotary_emb(
+    x:Tensor, # [B,N,H,d], or [total,H,d] with `cu_seqlens`
+    cos:Tensor, sin:Tensor, # [S,r/2], of each position
+    interleaved:bool=False, # turn entries 2i and 2i+1; otherwise i and i+r/2
+    inplace:bool=False, # write into `x`, and return it
+    seqlen_offsets=0, # an int or [B] int: the position of each text's first token
+    cu_seqlens=None, # [texts+1] int, where packed texts begin, and the end
+    max_seqlen=None, # not needed here
+) -> Tensor: # like x
+    "Turn the first r entries of each head, as `flash_attn.layers.rotary.apply_rotary_emb`."
+    rows, = _heads_first(4 if cu_seqlens is None else 3, x=x)
+    rows = rows.transpose(1, 2)
+    interleaved,inplace = flag('interleaved', interleaved),flag('inplace', inplace)
+    b,n = rows.shape[:2]
+    place,texts = torch.arange(n, device=x.device)[None],b
+    if cu_seqlens is not None:
+        ends,last = _ends('cu_seqlens', cu_seqlens, n, x)
+        if last!=n: raise ValueError(f"cu_seqlens: expected {n} as the last end, got {last}")
+        text,texts = _text_of_rows(ends, n),len(ends)-1
+        place = place-ends[text]
+    first = _ints('seqlen_offsets', seqlen_offsets, texts, 0, FAR).to(x.device)
+    place = place+(first[:,None] if cu_seqlens is None else first[text])
+    last = int(place.max()) if place.numel() else -1
+    _check_rotary(cos, sin, rows, last, ('cos','sin'))
+    turned = _turned(rows, cos, sin, place, interleaved).view(x.shape)
+    return x.copy_(turned) if inplace else turned
+
 # %% ../nbs/91_flash_attn.ipynb #2b24d111
 VERSION = '2.8.4' # of flash-attn, whose functions these are
 _TWO = dict(
@@ -771,13 +918,35 @@ _THREE = dict(
     flash_attn_func=flash_attn_3_func, flash_attn_qkvpacked_func=flash_attn_3_qkvpacked_func,
     flash_attn_varlen_func=flash_attn_3_varlen_func,
     flash_attn_with_kvcache=flash_attn_3_with_kvcache)
+_HALVES = dict(
+    _flash_attn_forward=_flash_attn_forward, _flash_attn_backward=_flash_attn_backward,
+    _flash_attn_varlen_forward=_flash_attn_varlen_forward,
+    _flash_attn_varlen_backward=_flash_attn_varlen_backward)
+_HALVES |= {f'_wrapped{name}': half for name,half in _HALVES.items()} # there, as operators
 _PADDING = dict(
     index_first_axis=index_first_axis, index_put_first_axis=index_put_first_axis,
     unpad_input=unpad_input, pad_input=pad_input,
     unpad_input_for_concatenated_sequences=unpad_input_for_concatenated_sequences)
+_ROTARY = dict(apply_rotary_emb=apply_rotary_emb, apply_rotary_emb_func=apply_rotary_emb)
+
+def _of_einops(name):
+    "The package's module imports `rearrange`, and programs take it from there."
+    if name!='rearrange':
+        raise AttributeError(f"module 'flash_attn.bert_padding' has no attribute {name!r}")
+    return importlib.import_module('einops').rearrange
+
 _MODULES = {
-    'flash_attn': _TWO | dict(__version__=VERSION), 'flash_attn.flash_attn_interface': _TWO,
-    'flash_attn.bert_padding': _PADDING, 'flash_attn_interface': _THREE}
+    'flash_attn': _TWO | dict(__version__=VERSION),
+    'flash_attn.flash_attn_interface': _TWO | _HALVES,
+    'flash_attn.bert_padding': _PADDING | dict(__getattr__=_of_einops),
+    'flash_attn.layers': {}, 'flash_attn.layers.rotary': _ROTARY, 'flash_attn_interface': _THREE}
+_ELSEWHERE = { # modules of the package that have no attention in them -> what does the same
+    'flash_attn.losses': 'torch.nn.CrossEntropyLoss',
+    'flash_attn.ops': 'torch.nn.LayerNorm, torch.nn.RMSNorm and torch.nn.functional',
+    'flash_attn.modules': 'dynattn.MultiheadAttention and torch.nn',
+    'flash_attn.models': 'transformers',
+    'flash_attn.utils': 'torch.distributed and transformers',
+    'flash_attn.layers.patch_embed': 'torch.nn.Conv2d'}
 
 class _Distribution(importlib.metadata.Distribution):
     "The package as `importlib.metadata` sees it."
@@ -793,6 +962,10 @@ class _Finder:
     def __init__(self): self.modules = _new_modules(self)
     def find_spec(self, name, path=None, target=None):
         module = self.modules.get(name)
+        asks_only = sys._getframe(2).f_globals.get('__name__')=='importlib.util' # its `find_spec`
+        if name in _ELSEWHERE and not asks_only:
+            raise ModuleNotFoundError(f"{name}: not among what dynattn has of flash_attn, which "
+                                      f"is attention; {_ELSEWHERE[name]} may serve", name=name)
         return None if module is None else module.__spec__
     def create_module(self, spec): return self.modules[spec.name]
     def exec_module(self, module): vars(module).update(_MODULES[module.__name__])
@@ -821,23 +994,30 @@ def _target_dtype(own): # -> a function of `transformers.integrations.flash_atte
         except StopIteration: return None  # GPT-2 has convolutions, whose dtype its queries have
     return get_target_dtype
 
+def _available(own): # -> a function of transformers
+    "Yes while it is installed, also for who keeps the function; then as before."
+    def available(*args, **kwargs): return install._before is not None or own(*args, **kwargs)
+    return available
+
 def _of_transformers(): # -> (object, name, value) of each change
     "The places where transformers asks for the package and a GPU, in any version from 5.0 on."
     import transformers.integrations.flash_attention as integration
     import transformers.modeling_flash_attention_utils as flash
     import transformers.modeling_utils as models
-    def available(*args, **kwargs): return True
+    import transformers.utils as utils
     changes = []
-    for x in (flash,models):
+    for x in (flash,models,utils,utils.import_utils):
         for name in ('is_flash_attn_2_available','is_flash_attn_3_available'):
-            if hasattr(x, name): changes.append((x, name, available))
+            if hasattr(x, name): changes.append((x, name, _available(getattr(x, name))))
     model = models.PreTrainedModel
     for of_version in ('','_2','_3'):
         name = f'_flash_attn{of_version}_can_dispatch'
         own = getattr(model, name, None)
         if own is not None: changes.append((model, name, _dispatch(own, name)))
     for version,entry in getattr(flash, 'FLASH_ATTENTION_COMPATIBILITY_MATRIX', {}).items():
-        if version in (2,3): changes.append((entry, 'general_availability_check', available))
+        if version in (2,3):
+            key = 'general_availability_check'
+            changes.append((entry, key, _available(entry[key])))
     own = getattr(integration, 'get_target_dtype', None)
     if own is not None: changes.append((integration, 'get_target_dtype', _target_dtype(own)))
     return [*changes, (flash, '_loaded_implementation', None)]
@@ -900,8 +1080,9 @@ def _new_modules(loader): # -> dict of modules by name
     made = {}
     for name,members in _MODULES.items():
         module = made[name] = types.ModuleType(name, "flash_attn's interface on a CPU, by dynattn")
-        module.__spec__ = ModuleSpec(name, loader, is_package=name=='flash_attn')
-        if name=='flash_attn': module.__path__ = []
+        is_package = name in ('flash_attn','flash_attn.layers')
+        module.__spec__ = ModuleSpec(name, loader, is_package=is_package)
+        if is_package: module.__path__ = []
         if '__file__' in globals(): module.__file__ = __file__ # for errors
         vars(module).update(members)
         parent,_,child = name.rpartition('.')

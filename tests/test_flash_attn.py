@@ -231,6 +231,123 @@ def test_other_dtypes(dtype, near):
         assert_close(out[b].double(), want, rtol=near, atol=near)
         assert_close(lse[b].double(), sums, rtol=1e-5, atol=1e-5)
 
+# ---- the two halves of a call
+
+def parts_of(size, r): return sorted({0, size, *(r.randint(0, size) for _ in range(2))})
+
+def halves(seed):
+    "Keys in parts, outputs merged by the logs of their sums, gradients of each part: together those of all keys."
+    c = Case(seed)
+    c.causal,c.window,c.dv = False,(-1,-1),c.d              # a part of the keys begins anew
+    n,m = c.r.choice((1,5,33)),c.r.choice((1,4,61))
+    q,k,v = c.leaf(c.b, n, c.h, c.d),c.leaf(c.b, m, c.kv, c.d),c.leaf(c.b, m, c.kv, c.dv)
+    each = [dense(q[b], k[b], v[b], c.scale, softcap=c.softcap) for b in range(c.b)]
+    want,sums = (torch.stack(x) for x in zip(*each))
+    words = dict(dropout_p=0., softmax_scale=c.scale, causal=False, window_size_left=-1, window_size_right=-1, softcap=c.softcap, alibi_slopes=None)
+    cuts = parts_of(m, c.r)
+    held = [(k[:,a:b],v[:,a:b]) for a,b in zip(cuts, cuts[1:])]
+    found = [fa._flash_attn_forward(q, *x, **words, return_softmax=False) for x in held]
+    assert all(rest==[None,None] and not out.requires_grad for out,_,*rest in found)
+    lse = torch.stack([x for _,x,*_ in found]).logsumexp(0)
+    out = sum(x*(own-lse).exp().mT[...,None] for x,own,*_ in found)
+    agree(seed, out, lse, want.detach(), sums.detach())
+    dout = c.randn(*want.shape)
+    dq,dk,dv = torch.autograd.grad(want, (q,k,v), dout)
+    ours = torch.zeros_like(q),*torch.full((2,*k.shape), math.nan, **WIDE)
+    for (a,b),x in zip(zip(cuts, cuts[1:]), held):
+        of_q = torch.full_like(q, math.nan)
+        d = fa._flash_attn_backward(dout, q, *x, out, lse, of_q, ours[1][:,a:b], ours[2][:,a:b], **words, deterministic=False)
+        assert_close(d, (dout*out).sum(-1).mT)
+        ours[0].add_(of_q)
+    for a,b in zip(ours, (dq,dk,dv)): assert_close(a, b.detach(), rtol=1e-9, atol=1e-9, msg=lambda m: f'seed {seed}: {m}')
+
+def whole_halves(seed):
+    "All keys at once, with whatever options: rows without a key, windows, slopes, texts of other lengths, rows behind the last."
+    c = Case(seed)
+    c.sink = None
+    packed = c.r.random()<.6
+    count = c.r.choice((1,2,4))
+    c.give_slopes(count if packed else c.b)
+    words = dict(dropout_p=0., softmax_scale=c.scale, causal=c.causal, window_size_left=c.window[0], window_size_right=c.window[1],
+                 softcap=c.softcap, alibi_slopes=c.slopes)
+    if packed:
+        of_q,of_k = lengths(c, count),lengths(c, count)
+        q,k,v = c.leaf(sum(of_q)+3, c.h, c.d),c.leaf(sum(of_k)+2, c.kv, c.d),c.leaf(sum(of_k)+2, c.kv, c.dv)
+        at = ends(of_q),ends(of_k),max(of_q),max(of_k)
+        first,second = fa._flash_attn_varlen_forward,fa._flash_attn_varlen_backward
+        each = [c.dense(q[a:b], k[x:y], v[x:y], t) for t,(a,b,x,y) in enumerate(zip(at[0], at[0][1:], at[1], at[1][1:]))]
+        want = F.pad(torch.cat([o for o,_ in each]), (0,0,0,0,0,3))
+        sums = F.pad(torch.cat([l for _,l in each], 1), (0,3), value=math.inf)
+    else:
+        q,k,v = c.leaf(c.b, c.r.choice((1,33,70)), c.h, c.d),c.leaf(c.b, m := c.r.choice((1,33,61)), c.kv, c.d),c.leaf(c.b, m, c.kv, c.dv)
+        at,first,second = (),fa._flash_attn_forward,fa._flash_attn_backward
+        words |= dict(return_softmax=False)
+        each = [c.dense(q[b], k[b], v[b], b) for b in range(c.b)]
+        want,sums = (torch.stack(x) for x in zip(*each))
+    out,lse,*_ = first(q, k, v, *at, **words)
+    agree(seed, out, lse, want.detach(), sums.detach())
+    words.pop('return_softmax', None)
+    dout = c.randn(*want.shape)
+    ours = [torch.full_like(x, math.nan) for x in (q,k,v)]
+    second(dout, q, k, v, out, lse, *ours, *at, **words, deterministic=True)
+    for a,b in zip(ours, torch.autograd.grad(want, (q,k,v), dout, materialize_grads=True)):
+        assert_close(a, b, rtol=1e-9, atol=1e-9, msg=lambda m: f'seed {seed}: {m}')
+
+@pytest.mark.parametrize('check', [halves,whole_halves])
+def test_halves_of_a_call(check):
+    for seed in range(30): check(seed)
+
+def test_halves_drop_the_same_weights():
+    torch.manual_seed(0)
+    q,k,v = torch.randn(3, 2, 40, 2, 8, **WIDE).requires_grad_()
+    words = 0.3,None,True,-1,-1,0.,None
+    state = torch.get_rng_state()
+    out,lse,_,random_state = fa._flash_attn_forward(q, k, v, *words, False)
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    want,*_ = fa.flash_attn_func(q, k, v, .3, causal=True, return_attn_probs=True)
+    assert_close(out, want)
+    dout,ours = torch.randn_like(out),[torch.empty_like(x) for x in (q,k,v)]
+    before = torch.get_rng_state()
+    fa._flash_attn_backward(dout, q, k, v, out, lse, *ours, *words, False, random_state)
+    assert torch.equal(torch.get_rng_state(), before) and not torch.equal(after, state)
+    for a,b in zip(ours, torch.autograd.grad(want, (q,k,v), dout)): assert_close(a, b)
+    with pytest.raises(TypeError, match='rng_state: expected that of the first half'):
+        fa._flash_attn_backward(dout, q, k, v, out, lse, *ours, *words, False)
+
+def test_a_refused_second_half_writes_nothing():
+    x = torch.randn(2, 5, 2, 8)
+    out,lse,*_ = fa._flash_attn_forward(x, x, x, 0., None, False, -1, -1, 0., None, False)
+    good = dict(dout=x, q=x, k=x, v=x, out=out, softmax_lse=lse, dq=torch.zeros_like(x), dk=torch.zeros_like(x), dv=torch.zeros_like(x),
+                dropout_p=0., softmax_scale=None, causal=False, window_size_left=-1, window_size_right=-1, softcap=0., alibi_slopes=None, deterministic=False)
+    for name,bad in dict(dout=x[:,:1], out=x[...,:1], softmax_lse=lse[...,:1], dq=x[:1], dk=x[:,:,:1], dv=torch.zeros(1, 5, 2, 8).expand(2, -1, -1, -1)).items():
+        with pytest.raises(ValueError, match=f'{name}: expected'): fa._flash_attn_backward(**good | {name: bad})
+    with pytest.raises(TypeError, match='dq: expected a floating Tensor'): fa._flash_attn_backward(**good | dict(dq=x.int()))
+    with pytest.raises(ValueError, match='leftpad_k: expected None'):
+        fa._flash_attn_varlen_forward(x[0], x[0], x[0], *[torch.tensor([0,5])]*2, 5, 5, 0., None, False, leftpad_k=torch.zeros(1))
+    assert not any(good[name].any() for name in ('dq','dk','dv'))
+    fa._flash_attn_backward(**good | dict(dk=None))
+    assert good['dq'].any() and good['dv'].any() and not good['dk'].any()
+
+# ---- turned by position
+
+@pytest.mark.parametrize('interleaved', [False,True])
+def test_turned_by_position(interleaved):
+    c = Case(0)
+    angles = 6*c.randn(20, 3)
+    x = c.leaf(3, 7, 2, 8)
+    def want(x, places): return turned(x, angles.cos(), angles.sin(), places, interleaved)
+    first = torch.tensor([0,4,13]).int()
+    got = fa.apply_rotary_emb(x, angles.cos(), angles.sin(), interleaved, seqlen_offsets=first)
+    by_hand = torch.stack([want(row, torch.arange(7)+at) for row,at in zip(x, first.tolist())])
+    assert_close(got, by_hand)
+    dout = c.randn(*x.shape)
+    assert_close(*(torch.autograd.grad(y, x, dout)[0] for y in (got, by_hand)))
+    texts = fa.apply_rotary_emb(x.flatten(0, 1), angles.cos(), angles.sin(), interleaved, seqlen_offsets=first, cu_seqlens=torch.tensor([0,7,14,21]))
+    assert_close(texts, by_hand.flatten(0, 1))
+    y = x.detach().clone()
+    assert fa.apply_rotary_emb(y, angles.cos(), angles.sin(), interleaved, True, first) is y and torch.equal(y, got)
+
 # ---- dropout, and what is of no effect or refused
 
 def test_dropout_drops_weights():
@@ -255,6 +372,13 @@ def test_signatures_are_the_packages():
     assert names(fa.flash_attn_varlen_func)==['q','k','v',*cu,*tail,'block_table']
     assert names(fa.flash_attn_varlen_kvpacked_func)==['q','kv',*cu,*tail]
     assert names(fa.flash_attn_varlen_qkvpacked_func)==['qkv','cu_seqlens','max_seqlen',*tail]
+    sides = 'dropout_p softmax_scale causal window_size_left window_size_right softcap alibi_slopes'.split()
+    back = 'dout q k v out softmax_lse dq dk dv'.split()
+    assert names(fa._flash_attn_forward)==['q','k','v',*sides,'return_softmax']
+    assert names(fa._flash_attn_backward)==[*back,*sides,'deterministic','rng_state']
+    more = 'return_softmax block_table leftpad_k seqused_k zero_tensors num_splits'.split()
+    assert names(fa._flash_attn_varlen_forward)==['q','k','v',*cu,*sides,*more]
+    assert names(fa._flash_attn_varlen_backward)==[*back,*cu,*sides,'deterministic','rng_state','zero_tensors']
     cache = 'q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad block_table softmax_scale '\
             'causal window_size softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse'
     assert names(fa.flash_attn_with_kvcache)==cache.split()
@@ -479,7 +603,10 @@ def test_install_and_off_again():
         assert flash_attn.__version__==importlib.metadata.version('flash_attn')==importlib.metadata.version('flash-attn')
         assert importlib.util.find_spec('flash_attn.bert_padding') and importlib.util.find_spec('flash_attn_interface')
         assert 'flash-attn' in importlib.metadata.packages_distributions()['flash_attn']
-        with pytest.raises(ModuleNotFoundError, match='flash_attn.ops'): importlib.import_module('flash_attn.ops.rotary')
+        with pytest.raises(ModuleNotFoundError, match='flash_attn.ops: not among .*torch.nn.LayerNorm'): importlib.import_module('flash_attn.ops.rotary')
+        with pytest.raises(ModuleNotFoundError, match='flash_attn.losses: .*torch.nn.CrossEntropyLoss'): exec('from flash_attn.losses.cross_entropy import CrossEntropyLoss', {})
+        with pytest.raises(ModuleNotFoundError, match="No module named 'flash_attn.cute'"): importlib.import_module('flash_attn.cute')
+        assert importlib.import_module('flash_attn.layers.rotary').apply_rotary_emb is fa.apply_rotary_emb
         with pytest.raises(importlib.metadata.PackageNotFoundError): importlib.metadata.version('no-package-of-this-name')
         assert importlib.metadata.version('torch')
     assert sys.meta_path==path and not {name for name in {*sys.modules}-names if name.startswith('flash_attn')}
@@ -543,14 +670,34 @@ def test_hostile_65_modules_are_found_anew():
 
 @no_other
 def test_host3_a_missing_name_says_whose_module_it_is():
-    "As ring attention and diffusers import them; it was 'unknown location'."
+    "It was 'unknown location'."
     with fa.install():
-        with pytest.raises(ImportError, match=r"'_flash_attn_forward' from 'flash_attn.flash_attn_interface' \(.*dynattn.flash_attn.py\)"):
-            exec('from flash_attn.flash_attn_interface import _flash_attn_forward', {})
+        with pytest.raises(ImportError, match=r"'_get_block_size_n' from 'flash_attn.flash_attn_interface' \(.*dynattn.flash_attn.py\)"):
+            exec('from flash_attn.flash_attn_interface import _get_block_size_n', {})
         with pytest.raises(ImportError, match=r"'flash_attn_combine' from 'flash_attn_interface' \(.*dynattn.flash_attn.py\)"):
             exec('from flash_attn_interface import flash_attn_combine', {})
 
+@no_other
+def test_names_that_programs_import():
+    "Counted in 37 public programs: ring attention, context parallelism, reinforcement learning."
+    with fa.install():
+        from flash_attn.flash_attn_interface import _flash_attn_varlen_backward, _wrapped_flash_attn_forward
+        assert _wrapped_flash_attn_forward is fa._flash_attn_forward and _flash_attn_varlen_backward is fa._flash_attn_varlen_backward
+        import flash_attn.bert_padding as padding
+        assert not hasattr(padding, 'no_such_name')
+        if importlib.util.find_spec('einops') is not None: assert padding.rearrange is importlib.import_module('einops').rearrange
+
 # ---- transformers
+
+@no_other
+def test_programs_ask_transformers_for_it():
+    "As models that come with their own code do; who keeps the function hears no once it is removed."
+    pytest.importorskip('transformers')
+    with fa.install(transformers=True):
+        from transformers.utils import is_flash_attn_2_available as kept
+        assert kept()
+    import transformers.utils
+    assert not kept() and not transformers.utils.is_flash_attn_2_available()
 
 def tiny(name):
     tf = pytest.importorskip('transformers')

@@ -93,6 +93,11 @@ def test_nothing_heavy_is_loaded_where_it_is_installed():
     out = _run(sys.executable, '-c', 'import dynattn, sys; print(*sys.modules)')
     assert not set(HEAVY) & set(out.split())
 
+def test_modules_that_a_program_switches_on_are_there_after_one_import():
+    code = ('import dynattn; print(dynattn.flash_attn.install, dynattn.everywhere.on, dynattn.hf.__name__)\n'
+            'print(hasattr(dynattn, "no_such_module"), hasattr(dynattn, "plot"))')
+    assert _run(sys.executable, '-c', code).split()[-3:]==['dynattn.hf', 'False', 'False']
+
 @pytest.mark.slow
 def test_importing_costs_less_than_a_tenth_of_a_second_beyond_torch(tmp_path):
     """Of processor time, with bytecode at hand as an installation has it; the least of five, for another process may take
