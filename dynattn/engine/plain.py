@@ -12,7 +12,7 @@ import torch, torch.nn.functional as F
 from torch import Tensor
 from ..alpha import entmax
 from ..parts import relative_bias, repeat_heads
-from .dense import _dropout_factors, mix_values, normalize_rows, row_lse
+from .dense import dropout_factors, mix_values, normalize_rows, row_lse
 from .fields import PER_HEAD, Inputs, Plan, lacking
 from .plan import _run_of_keys, _sees, default_window, plain_tensors, reach, texts_of
 
@@ -169,7 +169,7 @@ def _by_strip(
         if x.seed is not None:
             place,_ = _places(plan, strip, x.q.device)
             queries = torch.arange(strip.first, strip.end, device=x.q.device)[:,None]
-            factors = _dropout_factors(plan.dropout_p, x.seed, heads, queries+start, place+first_key)
+            factors = dropout_factors(plan.dropout_p, x.seed, heads, queries+start, place+first_key)
             weights = weights*factors.to(weights.dtype)
         elif plan.dropout_p: weights = weights*0. # p = 1
         yield mix_values(weights, values),lse
