@@ -9,7 +9,7 @@ from pathlib import Path
 import forked
 
 NUMBER = re.compile(r'(?<![\w.])-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:e[+-]?\d+)?(?!\w)')
-NOISE = 1e-9        # numbers below are rounding errors, of which only that they are small is compared
+NOISE = 1e-6        # numbers below are rounding errors of float32, of which only that they are small is compared
 
 def said(outputs):
     "The text of a cell's outputs, and its widgets"

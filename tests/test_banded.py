@@ -304,13 +304,16 @@ def test_dropout_of_the_weights(engine, alpha, width):
     assert_close(one, torch.where(one==0, 0., whole/.75))
 
 def test_dropout_does_not_depend_on_the_engine(monkeypatch):
-    "Nor on what learns: the seed and the place of a pair decide."
+    "Nor on what learns: the seed and the place of a pair decide, on the dense path too."
     q,k,v = torch.randn(3, 2, 2, 150, 8)
     bias = torch.randn(2, 5, requires_grad=True)
     for more in (dict(), dict(alpha=1.5), dict(n_global=2), dict(segments=torch.arange(150).div(40, rounding_mode='floor').expand(2, -1))):
-        def run(b): torch.manual_seed(5); return banded_attention(q, k, v, window=9, dropout_p=.3, rel_bias=b, **more)
+        def run(b, f=banded_attention):
+            torch.manual_seed(5)
+            return f(q, k, v, window=9, dropout_p=.3, rel_bias=b, **more)
         a,b = run(bias),run(bias.detach())
         assert torch.equal(a, b)
+        assert_close(run(bias, dense_attention), a, rtol=0, atol=1e-5)
         with monkeypatch.context() as m:
             m.setattr(core, 'library', lambda: None)
             assert_close(run(bias), a, rtol=0, atol=1e-5)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-import torch, torch.nn.functional as F
+import torch
 from torch import Tensor
 from ..padding import holds
 from ..parts import (by_offset, global_pairs, relative_bias, relative_offsets, repeat_heads,
@@ -171,6 +171,42 @@ def _mix_seen(weights, v, seen):
         out = out + weights[...,j:j+1].to(v.dtype)*spoilt
     return out
 
+# %% ../../nbs/engine/25_dense.ipynb #663d1aac
+def _mixed(x):
+    "A hash of 32 bits, in int64."
+    x = (x^(x>>16))*0x7feb352d & 0xffffffff
+    x = (x^(x>>15))*0x846ca68b & 0xffffffff
+    return x^(x>>16)
+
+def _dropout_seed(p, device): # -> () int64, or None where there is nothing to draw
+    "Of a call, from PyTorch's generator."
+    return torch.randint(2**62, (), device=device) if 0<p<1 else None
+
+def _dropout_factors(
+    p:float, # that a weight is dropped
+    seed:Tensor, # () int64
+    heads:Tensor, # [B,H,1,1] int64, number of each head in the batch
+    rows:Tensor, # [R,1] int64, queries
+    keys:Tensor, # [K] int64
+) -> Tensor: # [B,H,R,K] float64: 0, or 1/(1-p) where a weight is kept
+    "They depend on the seed and the place only, so that every engine drops the same weights."
+    x = _mixed((seed & 0xffffffff)+0x9e3779b9 & 0xffffffff)
+    x = _mixed(x^(seed>>32))
+    x = _mixed(x+heads*0x85ebca6b & 0xffffffff)
+    x = _mixed(x+rows*0xc2b2ae35 & 0xffffffff)
+    kept = (_mixed(x+keys*0x9e3779b1 & 0xffffffff)>>8) >= round(p*2**24)
+    return kept.double()/(1-p)
+
+def _dropped(weights, p): # [B,H,N,M], float
+    "The weights that dropout leaves."
+    seed = _dropout_seed(p, weights.device)
+    if seed is None: return weights*0. if p else weights
+    b,h,n,m = weights.shape
+    heads,rows,keys = (torch.arange(size, device=weights.device) for size in (b*h, n, m))
+    factors = _dropout_factors(p, seed, heads.view(b, h, 1, 1), rows[:,None], keys)
+    return weights*factors.to(weights.dtype)
+
+
 # %% ../../nbs/engine/25_dense.ipynb #72b211d1
 def _attend_dense(call):
     dtype = call.q.dtype
@@ -179,7 +215,7 @@ def _attend_dense(call):
         call.q,call.k,call.v = (t.to(_accumulates(t)) for t in (call.q,call.k,call.v))
     off,everywhere,see = _pairs(call)
     weights,seen,lse = _weights(call, off, everywhere, see)
-    weights = F.dropout(weights, call.dropout_p)
+    weights = _dropped(weights, call.dropout_p)
     v = _blank_unseen(repeat_heads(call.v, weights.shape[1]), see)  # [B,H,M,dv]
     out = mix_values(weights, v) if holds(v.isfinite()) else _mix_seen(weights, v, seen)
     # in memory [B,N,H,dv], as PyTorch's own

@@ -12,7 +12,7 @@ import torch, torch.nn.functional as F
 from torch import Tensor
 from ..alpha import entmax
 from ..parts import relative_bias, repeat_heads
-from .dense import mix_values, normalize_rows, row_lse
+from .dense import _dropout_factors, mix_values, normalize_rows, row_lse
 from .fields import PER_HEAD, Inputs, Plan, lacking
 from .plan import _run_of_keys, _sees, default_window, plain_tensors, reach, texts_of
 
@@ -119,28 +119,6 @@ def _weights(plan, x, strip, window, keys):
     if plan.return_lse: lse = row_lse(scores, x.sink).masked_fill(lost[...,0], torch.nan)
     return weights.masked_fill(lost, torch.nan),lse
 
-# %% ../../nbs/engine/32_plain.ipynb #663d1aac
-def _mixed(x):
-    "A hash of 32 bits, in int64."
-    x = (x^(x>>16))*0x7feb352d & 0xffffffff
-    x = (x^(x>>15))*0x846ca68b & 0xffffffff
-    return x^(x>>16)
-
-def _dropout_factors(
-    plan:Plan, # the numbers of the call
-    seed:Tensor, # () int64
-    heads:Tensor, # [B,H,1,1] int64, number of each head in the batch
-    rows:Tensor, # [R,1] int64, queries
-    keys:Tensor, # [K] int64
-) -> Tensor: # [B,H,R,K] float64: 0, or 1/(1-p) where a weight is kept
-    "They depend on the seed and the place only, so that every engine drops the same weights."
-    x = _mixed((seed & 0xffffffff)+0x9e3779b9 & 0xffffffff)
-    x = _mixed(x^(seed>>32))
-    x = _mixed(x+heads*0x85ebca6b & 0xffffffff)
-    x = _mixed(x+rows*0xc2b2ae35 & 0xffffffff)
-    kept = (_mixed(x+keys*0x9e3779b1 & 0xffffffff)>>8) >= round(plan.dropout_p*2**24)
-    return kept.double()/(1-plan.dropout_p)
-
 # %% ../../nbs/engine/32_plain.ipynb #edee965e
 def _to(x, dtype):
     "The inputs, of which those per head have `dtype(t)`."
@@ -191,7 +169,7 @@ def _by_strip(
         if x.seed is not None:
             place,_ = _places(plan, strip, x.q.device)
             queries = torch.arange(strip.first, strip.end, device=x.q.device)[:,None]
-            factors = _dropout_factors(plan, x.seed, heads, queries+start, place+first_key)
+            factors = _dropout_factors(plan.dropout_p, x.seed, heads, queries+start, place+first_key)
             weights = weights*factors.to(weights.dtype)
         elif plan.dropout_p: weights = weights*0. # p = 1
         yield mix_values(weights, values),lse

@@ -10,6 +10,7 @@ __all__ = ['plain_tensors', 'occurring', 'furthest', 'default_window', 'reach', 
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call
+from .dense import _dropout_seed
 from .fields import Arguments, Inputs, Plan
 from ..modes import dispatched, transformed
 from ..parts import first_places
@@ -197,7 +198,7 @@ def prepare(
         wide = torch.promote_types(call.q.dtype, torch.float32)
         alpha = torch.full((), alpha, dtype=wide, device=device)
     elif alpha is not None: alpha = alpha.to(device)
-    seed = torch.randint(2**62, (), device=device) if 0<call.dropout_p<1 else None
+    seed = _dropout_seed(call.dropout_p, device)
     for name in _SAME: numbers[name] = getattr(call, name)
     plan = Plan(scale=call.factor, softcap=call.softcap or 0., **numbers)
     return plan,Inputs(
