@@ -92,7 +92,6 @@ GIVEN = {
     '92_everywhere.ipynb': '2.11',
     'audit/69_report.ipynb': '36',                              # of 37 tokens, all before the last
     'index.ipynb': '1,000',                                     # about where the rows of worth_costs.csv cross
-    'survey/70_card.ipynb': '100,000',                          # where a picture ends
     'survey/78_sparse.ipynb': '1.88',                           # 1 + sigmoid(2)
     'train/51_files.ipynb': '128',                              # hashes of a curve
     'survey/79_survey.ipynb': '512',                            # where the pictures begin
@@ -114,6 +113,12 @@ def test_a_figure_that_nothing_holds_is_found(reads, loose):
             dict(cell_type='markdown', source=['It was 2.9 before (arXiv 1905.07799, `4.4`, $5.5$).'])]
     have = shown(page)
     assert [figure for _,figure in told(page) if not agrees(figure, have)]==loose
+
+@pytest.mark.parametrize('page', PAGES)
+def test_a_caption_has_a_picture(page):
+    "What a caption or an alt text describes is stored beside it, where both can be compared."
+    captioned = [(i, cell) for i,cell in enumerate(PAGES[page]) if re.search(r'(?m)^#\| fig-(?:alt|cap):', ''.join(cell['source']))]
+    assert [i for i,cell in captioned if not any('image/png' in o.get('data', {}) for o in cell['outputs'])]==[]
 
 def test_what_is_given_is_told():
     "No number stays in `GIVEN` when its sentence has gone, or when the page shows it"
