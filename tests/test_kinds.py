@@ -49,7 +49,6 @@ EXEMPT = { # pattern of names -> why nobody passes them anything of a wrong kind
     'engine.dense.normalize_rows': 'between engines',
     'engine.dense.row_lse': 'between engines',
     'engine.dense.mix_values': 'between engines',
-    'engine.dense.dropout_seed': 'between engines',
     'engine.dense.dropout_factors': 'between engines',
     'engine.weights.WindowWeights*': 'what `window_weights` returns',
     'everywhere.*': 'switches without arguments, and a program',

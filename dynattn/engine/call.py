@@ -514,6 +514,10 @@ class Call(Arguments):
         "The factor of the products of queries and keys."
         return max(self.q.shape[3], 1)**-.5 if self.scale is None else self.scale
 
+    def draw_seed(self) -> Tensor|None: # () int64; None where dropout has nothing to draw
+        "Draw the seed of dropout from PyTorch's generator."
+        return torch.randint(2**62, (), device=self.q.device) if 0<self.dropout_p<1 else None
+
     def restore(self,
         out, # [B,H,N,dv], or a tuple of such tensors
     ) -> Tensor|tuple:

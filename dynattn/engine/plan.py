@@ -10,7 +10,6 @@ __all__ = ['plain_tensors', 'occurring', 'furthest', 'default_window', 'reach', 
 import torch, torch.nn.functional as F
 from torch import Tensor
 from .call import Call
-from .dense import dropout_seed
 from .fields import Arguments, Inputs, Plan
 from ..modes import dispatched, transformed
 from ..parts import first_places
@@ -198,13 +197,12 @@ def prepare(
         wide = torch.promote_types(call.q.dtype, torch.float32)
         alpha = torch.full((), alpha, dtype=wide, device=device)
     elif alpha is not None: alpha = alpha.to(device)
-    seed = dropout_seed(call.dropout_p, device)
     for name in _SAME: numbers[name] = getattr(call, name)
     plan = Plan(scale=call.factor, softcap=call.softcap or 0., **numbers)
     return plan,Inputs(
         q=call.q, k=call.k, v=call.v, sigma=sigma, table=table, alpha=alpha,
         rel_bias=call.rel_bias, sink=call.sink, keep=_keys(call), segments=call.segments,
-        key_segments=call.key_segments, q_offsets=call.q_offsets, seed=seed)
+        key_segments=call.key_segments, q_offsets=call.q_offsets, seed=call.draw_seed())
 
 # %% ../../nbs/engine/31_plan.ipynb #1510093d
 def texts_of(
