@@ -423,7 +423,8 @@ model where dynattn is installed. """
 
 def _write_report(run, report, left_out):
     "The report and the result of a run, whether it was judged or not."
-    parts = [report.summary(markdown), _LOAD+report.weights(), f"## The widths\n\n```text\n{report.bars()}\n```",
+    parts = [report.summary(markdown), _LOAD+report.weights(),
+             f"## The widths\n\n```text\n{report.bars()}\n```",
              *([f"## What was left out\n\n{markdown(left_out)}"] if left_out else []),
              f"## The run\n\n```json\n{json.dumps(report.config, indent=1)}\n```"]
     run.write_report('How far every head looks', parts, [], asdict(report))

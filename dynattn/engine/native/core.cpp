@@ -32,11 +32,13 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
-#if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512BF16__) && defined(__linux__)  // the other name: Clang 14
+#if defined(__AMX_BF16__) || defined(__AMXBF16__)  // Clang up to 14 has the second name
+#if defined(__AVX512BF16__) && defined(__linux__)
 #define TILES
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#endif
 #endif
 
 typedef int64_t Int;
