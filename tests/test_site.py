@@ -2,6 +2,7 @@
 import builtins, html, inspect, io, json, keyword, re, sys, tokenize
 from importlib import import_module
 from importlib.metadata import entry_points
+from types import SimpleNamespace
 import pytest, torch, yaml
 import api, book, build_site, formulas, freeze, myst
 import dynattn
@@ -150,6 +151,14 @@ def test_parameters_are_read_from_the_source():
     wrong = ("def f(n, h=2):\n  if n: raise ValueError(f'n: expected at most H={h}, got {n}')\n"
              "  raise ValueError(f'{n}: no')")
     assert api.refusals(api.ast.parse(wrong).body[0])==[('ValueError', 'n: expected at most H')]
+
+def test_examples_stand_in_the_order_of_the_page():
+    "Anchors came from a set: two builds of one text differed"
+    names = [f'name_{i}' for i in range(20)]
+    shown = [build_site.mk_cell(f'show_doc({name})', 'code') for name in [*names, names[3]]]
+    used = build_site.mk_cell(' '.join(f'{name}();' for name in names), 'code')
+    nb = SimpleNamespace(cells=[*shown, used])
+    assert build_site.first_uses(nb, build_site.documented(nb))=={21: names}
 
 def test_a_figure_without_words_or_in_a_solution_stops_the_build():
     cell = build_site.mk_cell('draw()', 'code')

@@ -17,6 +17,7 @@ _STATEMENT = re.compile(r"""^(?:
 _TOKEN = re.compile(r"""
     \#[^\n]* | \n | "[^"\n]*" | '[^'\n]*' | [\[({] | [\])}] | , | [^\[\](){},'"\#\n]+ | .
 """, re.X)
+_OPENING,_CLOSING = {*'[({'},{*'])}'}
 _PARAMETER = re.compile(r"\s*(?P<name>\*{0,2}\w+)\s*(?::\s*(?P<kind>.*?))?\s*(?:=.*)?$", re.S)
 _RESULT = re.compile(r"\s*->\s*(.*?)\s*:(?:\s|$)", re.S)
 _FIELD = re.compile(r"""^[ ]{4}(?:
@@ -38,49 +39,72 @@ class _Part:
     @property
     def comment(self): return ' '.join(self.behind or self.above)
 
+class _Signature:
+    "The parts of a signature as its tokens and lines are read, each with its comments."
+    def __init__(self):
+        self.parameters = []
+        self.result = None     # what follows the parameters
+        self.depth = 1         # of brackets; 0 behind the parameters
+        self.current = None    # the parameter that the next token continues
+        self.on_line = []      # parameters that have text on this line
+        self.above = []        # comments that stand alone above the next part
+
+    def read(self, token):
+        self.depth += (token in _OPENING)-(token in _CLOSING)
+        if self.result: self.result.text += token
+        elif self.depth==0: self.result = self.begin_part()
+        elif token==',' and self.depth==1: self.current = None
+        elif self.current: self.current.text += token
+        elif not token.isspace():
+            self.current = self.begin_part()
+            self.current.text = token
+            self.parameters.append(self.current)
+            self.on_line.append(self.current)
+
+    def begin_part(self):
+        part = _Part(self.above)
+        self.above = []
+        return part
+
+    def end_line(self, comment):
+        "A comment is about the parts on its line; if it stands alone, about the part that follows."
+        is_of_result = self.result and _is_of_result(self.result.text)
+        parts = [self.result] if is_of_result else self.on_line
+        if comment and not parts: self.above.append(comment)
+        elif comment:
+            for part in parts: part.behind.append(comment)
+        goes_on = self.current and not self.result
+        self.on_line = [self.current] if goes_on else []
+
+    @property
+    def is_whole(self): return self.result and (self.depth==0 or ':' in self.result.text)
+
+    def rows(self):
+        rows = {}
+        for part in self.parameters:
+            found = _PARAMETER.match(part.text)
+            if found: rows[found['name']] = _type(found['kind']), part.comment
+        if self.result and self.result.comment:
+            found = _RESULT.match(self.result.text)
+            rows['return'] = _type(found and found[1]), self.result.comment
+        return rows
+
 def _signature(text, start):
     """{name: (type, comment)} of the signature whose parameters begin at `start`; 'return' is its
     result."""
     first_line = text[start:text.find('\n', start)]
-    is_whole = '):' in first_line or first_line.endswith(':')
-    if is_whole and '#' not in first_line: return {}
-    parts,current,result = [],None,None
-    # of one line: parts, comments that stand alone above it, its own comment
-    touched,above,said = [],[],''
-    depth = 1
+    is_one_line = '):' in first_line or first_line.endswith(':')
+    if is_one_line and '#' not in first_line: return {}
+    signature,comment = _Signature(),''
     for match in _TOKEN.finditer(text, start):
         token = match[0]
-        if token[0]=='#': said = token[1:].strip()
+        if token[0]=='#': comment = token[1:].strip()
         elif token=='\n':
-            if result and _is_of_result(result.text): touched = [result]
-            if said and not touched: above.append(said)
-            elif said:
-                for part in touched: part.behind.append(said)
-            is_body = result and (not depth or ':' in result.text) # it stands behind the colon
-            if is_body: break
-            touched = [current] if current and not result else []
-            said = ''
-        elif token==',' and depth==1 and not result: current = None
-        else:
-            if token in '[({': depth += 1
-            if token in '])}': depth -= 1
-            if not depth and not result:
-                result = _Part(above)
-                above = []
-                continue
-            if current is None and not result and not token.isspace():
-                current = _Part(above)
-                above = []
-                parts.append(current)
-                touched.append(current)
-            if result or current: (result or current).text += token
-    rows = {}
-    for part in parts:
-        found = _PARAMETER.match(part.text)
-        if found: rows[found['name']] = _type(found['kind']), part.comment
-    returned = result and _RESULT.match(result.text)
-    if result and result.comment: rows['return'] = _type(returned and returned[1]), result.comment
-    return rows
+            signature.end_line(comment)
+            if signature.is_whole: break
+            comment = ''
+        else: signature.read(token)
+    return signature.rows()
 
 def _is_of_result(text):
     """Whether a line's comment is about the result: what stands behind the parameters has an arrow,
