@@ -122,6 +122,43 @@ def unread(module):
         for a in (*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs):
             if a.arg not in read and not a.arg.startswith('_'): yield f'{module.name}:{f.lineno} {f.name}: {a.arg}'
 
+HOLDS_SETTINGS = re.compile(r'(self\.)?(c|o|config|options)|self')     # what a module calls them
+BOUNDS = 'check', '_rules', '__post_init__'     # of a settings class: a field that only they read changes nothing
+
+def settings(known):
+    "name -> (module, class) of every class of settings: a dataclass called `…Config` or `…Options`"
+    found = {node.name: (module, node) for module in known.values() for node in module.tree.body if isinstance(node, ast.ClassDef)}
+    return {name: x for name,x in found.items() if re.search('(Config|Options)$', name) and 'dataclass' in map(decorator, x[1].decorator_list)}
+
+def decorator(node): return ast.unparse(node).partition('(')[0].rpartition('.')[2]
+
+def family(name, classes):
+    "A settings class, those that it is made from and those that are made from it"
+    bases = {kind: {ast.unparse(base) for base in node.bases} & classes.keys() for kind,(_,node) in classes.items()}
+    children = {kind: {other for other in classes if kind in bases[other]} for kind in classes}
+    return {name} | reachable(bases, name) | reachable(children, name)
+
+def fields_read(module):
+    "Fields that a module reads of what it calls its settings, apart from their bounds"
+    bounds = {id(x) for f in ast.walk(module.tree) if isinstance(f, ast.FunctionDef) and f.name in BOUNDS for x in ast.walk(f)}
+    reads = (x for x in ast.walk(module.tree) if isinstance(x, ast.Attribute) and isinstance(x.ctx, ast.Load) and id(x) not in bounds)
+    return {x.attr for x in reads if HOLDS_SETTINGS.fullmatch(ast.unparse(x.value))}
+
+def names_in(module):
+    return {x.name if isinstance(x, (ast.alias, ast.ClassDef)) else x.id for x in ast.walk(module.tree)
+            if isinstance(x, (ast.alias, ast.ClassDef, ast.Name))}
+
+def idle(known):
+    "Fields of a settings class that no module reads which has the class, its base or one made from it, and no other settings"
+    classes = settings(known)
+    for name,(home,node) in classes.items():
+        kin = family(name, classes)
+        others = {module.name for other,(module,_) in classes.items() if other not in kin}
+        users = [m for m in known.values() if m is home or m.name not in others and names_in(m) & kin]
+        read = set().union(*map(fields_read, users))
+        for field in (x.target.id for x in node.body if isinstance(x, ast.AnnAssign)):
+            if field not in read: yield f'{home.name}.{name}: {field}'
+
 def found(root=ROOT):
     "The culprits of each kind"
     known = modules(root)
@@ -145,7 +182,8 @@ def found(root=ROOT):
         borrowed=[x for m in core for x in borrowed(m)],
         packed=[x for m in core for x in packed(m)],
         unused=[x for m in known.values() for x in unused(m)],
-        unread=[x for m in core for x in unread(m)])
+        unread=[x for m in core for x in unread(m)],
+        idle=[*idle(known)])
 
 def counts(found): return {name: len(x) for name,x in found.items()}
 

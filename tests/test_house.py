@@ -25,7 +25,22 @@ def test_what_is_counted(tmp_path):
         upward=['dynattn.a -> dynattn.b', 'dynattn.b -> dynattn.c'], lazy=['dynattn.b -> dynattn.c'],
         circles=['dynattn.a <-> dynattn.b <-> dynattn.c'], folders=['dynattn.a <-> dynattn.b <-> dynattn.c'],
         downstairs=[], homeless=[f'dynattn.{name}: its folder, or its name at the top, goes into ROOMS of tests/house.py' for name in 'abc'],
-        borrowed=['dynattn.a: _g'], packed=['dynattn.b:4'], unused=['dynattn.a: _g', 'dynattn.c: a'], unread=['dynattn.a:4 _h: y'])
+        borrowed=['dynattn.a: _g'], packed=['dynattn.b:4'], unused=['dynattn.a: _g', 'dynattn.c: a'], unread=['dynattn.a:4 _h: y'],
+        idle=[])
+
+KNOWN = house.modules()
+
+@pytest.mark.parametrize('name', house.settings(KNOWN))
+def test_a_setting_that_nothing_reads_is_found(name, monkeypatch):
+    "Also where only the bounds or another class's settings of the same name are read"
+    module,node = house.settings(KNOWN)[name]
+    new = ast.parse('unheard:int = 0\ndef check(self): return self.unheard').body
+    monkeypatch.setattr(node, 'body', [*node.body, *new])
+    assert [*house.idle(KNOWN)]==[f'{module.name}.{name}: unheard']
+
+def test_which_classes_hold_settings():
+    "They are found by their names, so one that is called otherwise would not be looked at"
+    assert {*house.settings(KNOWN)}=={'DataConfig', 'EncoderConfig', 'NarrowConfig', 'NarrowOptions', 'TrainConfig'}
 
 def test_an_import_from_a_later_room_is_found(tmp_path):
     for name,text in dict(padding='import dynattn.engine.call\n', **{'engine/call': 'from .. import padding\n'}).items():

@@ -296,11 +296,11 @@ class Encoder(nn.Module):
     ):
         super().__init__()
         self.config = c = config
-        names = 'window','init_width','alpha','n_global','causal','impl'
-        own = {name: getattr(c, name) for name in names}
         self.embed = _Embedding(c)
-        self.layers = nn.ModuleList(EncoderLayer(c.dim, c.heads, c.hidden, c.dropout, **own)
-                                    for _ in range(c.layers))
+        self.layers = nn.ModuleList(
+            EncoderLayer(c.dim, c.heads, c.hidden, c.dropout, window=c.window, causal=c.causal,
+                         init_width=c.init_width, alpha=c.alpha, n_global=c.n_global, impl=c.impl)
+            for _ in range(c.layers))
         self.norm = nn.LayerNorm(c.dim)
 
     def forward(self,
