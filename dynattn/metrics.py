@@ -14,9 +14,11 @@ from .kinds import ANY, checked, floating, got
 # %% ../nbs/03_metrics.ipynb #c4975ef2
 def _tensor(x, name):
     "A dense tensor of what is given; of lists and arrays, a new one."
-    try: x = torch.as_tensor(x)
+    try:
+        x = torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise TypeError(f"{name}: expected a tensor or what one is made of, got {got(x)}") from None
+        message = f"{name}: expected a tensor or what one is made of, got {got(x)}"
+        raise TypeError(message) from None
     if x.layout is torch.strided: return x
     raise TypeError(f"{name}: expected a dense tensor, got {got(x)}")
 
@@ -25,8 +27,8 @@ def _classes(x, name):
     x = _tensor(x, name)
     if x.dtype.is_floating_point or x.dtype.is_complex:
         if x.numel():
-            raise TypeError(f"{name}: expected class numbers (integers or bools), got {x.dtype}: "
-                            "take an argmax or a threshold first")
+            raise TypeError(f"{name}: expected class numbers (integers or bools), "
+                            f"got {x.dtype}: take an argmax or a threshold first")
     if x.numel() and x.min() < 0:
         raise ValueError(f"{name}: expected classes >= 0, got {int(x.min())}: "
                          "leave ignored positions out first")
@@ -39,13 +41,16 @@ def confusion_matrix(
     n_classes:int|None=None, # C (default: as many as occur, at least 2)
 ) -> Tensor: # [C,C] int64
     "`m[i,j]` is how many of class i were predicted as j."
-    t,p = _classes(y_true, 'y_true'),_classes(y_pred, 'y_pred')
+    t = _classes(y_true, 'y_true')
+    p = _classes(y_pred, 'y_pred')
     if len(t) != len(p):
-        raise ValueError(f"y_pred: expected one for each of {len(t)} in y_true, got {len(p)}")
+        raise ValueError(f"y_pred: expected one for each of {len(t)} in y_true, "
+                         f"got {len(p)}")
     top = 1 + max((int(x.max()) for x in (t, p) if len(x)), default=1)
     C = max(2, top) if n_classes is None else n_classes
     if top > C and len(t):
-        raise ValueError(f"n_classes: expected at least {top}, since class {top-1} occurs, got {C}")
+        raise ValueError(f"n_classes: expected at least {top}, "
+                         f"since class {top-1} occurs, got {C}")
     return torch.bincount(t*C + p.to(t.device), minlength=C*C).view(C, C)
 
 # %% ../nbs/03_metrics.ipynb #41c5d9a2
@@ -60,7 +65,8 @@ def _average(num, den, weight, average, zero_division):
     each = _ratio(num, den, zero_division)
     if average is None: return each
     if average not in ('macro', 'weighted'):
-        raise ValueError(f"average: expected None, 'micro', 'macro' or 'weighted', got {average!r}")
+        raise ValueError("average: expected None, 'micro', 'macro' or 'weighted', "
+                         f"got {average!r}")
     known = ~each.isnan()
     weight = known * (weight if average=='weighted' and (known*weight).any() else 1.)
     return _ratio((each.nan_to_num()*weight).sum(), weight.sum(), zero_division)
@@ -78,8 +84,10 @@ def _parts(cm):
 @checked(zero_division=ANY)
 def precision(
     cm, # [C,C], from `confusion_matrix`
-    average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value per class)
-    zero_division:float=0., # for a class that was never predicted; NaN leaves it out of averages
+    # 'micro', 'macro' or 'weighted' (default: one value per class)
+    average:str|None=None,
+    # for a class that was never predicted; NaN leaves it out of averages
+    zero_division:float=0.,
 ) -> Tensor: # [C] or []
     "Of the items predicted as a class, the share that belongs to it."
     right,said,there = _parts(cm)
@@ -88,8 +96,10 @@ def precision(
 @checked(zero_division=ANY)
 def recall(
     cm, # [C,C], from `confusion_matrix`
-    average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value per class)
-    zero_division:float=0., # for a class that does not occur; NaN leaves it out of averages
+    # 'micro', 'macro' or 'weighted' (default: one value per class)
+    average:str|None=None,
+    # for a class that does not occur; NaN leaves it out of averages
+    zero_division:float=0.,
 ) -> Tensor: # [C] or []
     "Of the items of a class, the share that was predicted as it."
     right,said,there = _parts(cm)
@@ -99,8 +109,10 @@ def recall(
 @checked(zero_division=ANY)
 def f1(
     cm, # [C,C], from `confusion_matrix`
-    average:str|None=None, # 'micro', 'macro' or 'weighted' (default: one value per class)
-    zero_division:float=0., # for a class that is nowhere; NaN leaves it out of averages
+    # 'micro', 'macro' or 'weighted' (default: one value per class)
+    average:str|None=None,
+    # for a class that is nowhere; NaN leaves it out of averages
+    zero_division:float=0.,
 ) -> Tensor: # [C] or []
     "The harmonic mean of precision and recall."
     right,said,there = _parts(cm)
@@ -120,22 +132,26 @@ def class_metrics(
     cm, # [C,C], from `confusion_matrix`
     names=None, # C names (default: 0, 1, ...)
     zero_division:float=0., # in place of 0/0
-) -> dict: # name -> {'precision', 'recall', 'f1', 'support'}, plain numbers, ready for JSON
+    # name -> {'precision', 'recall', 'f1', 'support'}, plain numbers, ready for JSON
+) -> dict:
     "Every class, then 'micro', 'macro' and 'weighted'."
-    C = len(_parts(cm)[2])
-    try: names = [str(i) for i in range(C)] if names is None else list(map(str, names))
+    there = _parts(cm)[2].long().tolist()
+    C = len(there)
+    try:
+        names = list(map(str, range(C) if names is None else names))
     except TypeError:
-        raise TypeError(f"names: expected {C} names or None, got {got(names)}") from None
+        message = f"names: expected {C} names or None, got {got(names)}"
+        raise TypeError(message) from None
     if len(names) != C or len({*names, 'micro', 'macro', 'weighted'}) != C+3:
         raise ValueError(f"names: expected {C} different names, "
                          f"none of them that of an average, got {names}")
-    support = _parts(cm)[2].long().tolist()
-    each = [f(cm, None, zero_division).tolist() for f in (precision, recall, f1)]
-    rows = {n: dict(zip(('precision', 'recall', 'f1', 'support'), r))
-            for n,*r in zip(names, *each, support)}
-    for a in ('micro', 'macro', 'weighted'):
-        rows[a] = ({f.__name__: f(cm, a, zero_division).item() for f in (precision, recall, f1)}
-                   | {'support': sum(support)})
+    def measured(average):
+        return [f(cm, average, zero_division).tolist() for f in (precision, recall, f1)]
+    columns = ('precision', 'recall', 'f1', 'support')
+    each = zip(*measured(None), there)
+    rows = {name: dict(zip(columns, row)) for name,row in zip(names, each)}
+    for average in ('micro', 'macro', 'weighted'):
+        rows[average] = dict(zip(columns, [*measured(average), sum(there)]))
     return rows
 
 # %% ../nbs/03_metrics.ipynb #d46c15a6

@@ -3,6 +3,7 @@ chapters of `book.BEHIND` begin with a short one.
 
 Each rule is a function that lists what is wrong with a page, so that a test can also show that it finds something."""
 import ast, copy, csv, json, re
+from pathlib import Path
 import pytest
 import book, fold
 from nbdev.config import get_config
@@ -79,7 +80,7 @@ def wrong_lesson(page):
 
 def wrong_code(page):
     "Code as a textbook sets it: lines that fit, loops and files opened above what they do, one value to a name"
-    for cell in page.lesson+page.of('Your turn'):
+    for cell in page.lesson+page.of('Your turn')+page.of(fold.SECOND):
         if cell['cell_type']!='code': continue
         text = fold.without_options(source(cell))
         for line in text.splitlines():
@@ -175,6 +176,9 @@ all_pages = pytest.mark.parametrize('page', PAGES+BEHIND, ids=lambda page: page.
 @pytest.mark.parametrize('rule', RULES, ids=lambda rule: rule.__name__)
 @all_pages
 def test_a_lesson_keeps_the_form(page, rule): assert [*rule(page)]==[]
+
+def test_the_chapter_that_carries_out_two_reports_has_code_as_a_lesson_has_it():
+    assert [*wrong_code(Page(Path('15_reports.ipynb')))]==[]
 
 def test_no_word_is_used_before_it_is_explained(): assert [*wrong_words(PAGES)]==[]
 
