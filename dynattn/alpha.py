@@ -88,7 +88,8 @@ def _in_chunks(
     outs = None
     for i,(*x,e) in enumerate(zip(*map(split, rows), some)):
         found = work(*x, e)
-        outs = outs or [y if y is None else y.new_empty(*lead, y.shape[-1]) for y in found]
+        if outs is None:
+            outs = [None if y is None else y.new_empty(*lead, y.shape[-1]) for y in found]
         for to,y in zip(outs, found):
             if y is not None: to.view(-1, y.shape[-1])[i*size:(i+1)*size] = y
     return tuple(outs)

@@ -300,10 +300,11 @@ def _by_pieces(groups, call, x, padded, total):
             recent = torch.arange(first, max(first, end), device=x.q.device)
             row = lead+first-group.start
             rows = slice(row, row+len(recent))
-            keys,values = (torch.cat([t[:,:,:lead], t[:,:,rows]], 2) for t in (group.k,group.v))
+            def seen(t): return torch.cat([t[:,:,:lead], t[:,:,rows]], 2)
             bias = _bias(call.window, group, queries, recent, x.keep, padded).to(wide)
             q = x.q[:,group.q_heads,i:i+64]
-            out[:,group.q_heads,i:i+64] = attention(q, keys, values, bias, **options)
+            one = attention(q, seen(group.k), seen(group.v), bias, **options)
+            out[:,group.q_heads,i:i+64] = one
     return out
 
 # %% ../nbs/46_cache.ipynb #46c1a005
@@ -668,8 +669,10 @@ def _begin(layer, k, v, keep, total): # -> (groups, padded)
 # %% ../nbs/46_cache.ipynb #46b00005
 def _to_restore(groups, drops):
     "For `undo`, what each group has before a call that drops keys; any other call only adds some."
-    def content(g): return dict(k=g.k, v=g.v, start=g.start)
-    return [content(g) if drops and g.reach is not None else {} for g in groups]
+    def content(g):
+        loses_keys = drops and g.reach is not None
+        return dict(k=g.k, v=g.v, start=g.start) if loses_keys else {}
+    return [content(g) for g in groups]
 
 def _attend_first(layer, q, k, v, keep): # -> (out, groups, padded)
     "Attention of a prompt to itself, and the keys of it that are kept."

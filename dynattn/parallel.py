@@ -351,7 +351,9 @@ def _plan_of(ranks, call, lengths): # tokens of each rank
     kv = call.k.shape[1]
     total = sum(lengths)
     if isinstance(call.window, Window): sides = call.window.bounds(total)
-    else: sides = [torch.tensor(total if w is None else w) for w in call.window or (None,None)]
+    else:
+        left,right = call.window or (None,None)
+        sides = [torch.tensor(total if w is None else w) for w in (left,right)]
     left,right = (w.clamp(max=total) for w in sides)
     if call.is_causal: right = torch.zeros_like(right)
     of_heads = torch.stack([w.expand(b, h) for w in (left,right)])

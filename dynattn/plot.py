@@ -205,7 +205,8 @@ def _tokens(axis, tokens, n, cell, name):
     if tokens is None: return axis.set_major_locator(MaxNLocator(5, integer=True))
     if len(tokens) != n:
         raise ValueError(f"{name}: expected a name for each of {n} positions, got {len(tokens)}")
-    step,names = max(1, math.ceil(.12/cell)), [str(t).replace('$', r'\$') for t in tokens]
+    step = max(1, math.ceil(.12/cell))
+    names = [str(t).replace('$', r'\$') for t in tokens]
     upright = axis.axis_name=='x' and .07*max(map(len, names)) > step*cell
     axis.set_ticks(range(0, n, step), names[::step], rotation=90 if upright else 0)
     axis.set_tick_params(length=0)
@@ -494,7 +495,7 @@ def show_boxes(
     "Labelled boxes, the arrows between them, and frames around some."
     if not boxes: raise ValueError("boxes: expected at least one, got none")
     at = {name: (x, y) for name,(x,y,*_) in boxes.items()}
-    label = {name: str(place[2]) if len(place)>2 else name for name,place in boxes.items()}
+    label = {name: str(own[0]) if own else name for name,(_,_,*own) in boxes.items()}
     size = {name: _box_size(label[name], box_width) for name in boxes}
     frames = {name: _frame(members, at, size) for name,members in (groups or {}).items()}
     half = np.array(list(size.values()))/2

@@ -255,7 +255,8 @@ def tensor_of(
     out, # what a model returns
 ) -> Tensor:
     "Its logits, its last hidden state, or the first floating tensor in it."
-    inside = () if isinstance(out, Tensor) else out.values() if hasattr(out, 'values') else out
+    if isinstance(out, Tensor): inside = ()
+    else: inside = out.values() if hasattr(out, 'values') else out
     parts = [out, getattr(out, 'logits', None), getattr(out, 'last_hidden_state', None), *inside]
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if not tensors:
@@ -267,7 +268,9 @@ def rows_of(
 ) -> Tensor: # [B,R,F]: one row for each token, or one
     "One tensor of rows from the output of a model."
     y = tensor_of(out)
-    return y.flatten(2) if y.dim()>2 else y.reshape(*(y.shape[:1] or (1,)), 1, -1)
+    if y.dim()>2: return y.flatten(2)
+    batch = y.shape[0] if y.dim() else 1
+    return y.reshape(batch, 1, -1)
 
 # %% ../nbs/49_probe.ipynb #a90be02a
 # arguments that take padding

@@ -99,7 +99,8 @@ _FREQUENT = dict(
 def _plausible_latin(text, words):
     """Whether accents stand among letters without: hardly ever do five letters in a row have one.
     And no symbols stand within words, as `³` does in `Za¿ó³æ`."""
-    accented = [word for word in words if len(word)>2 and not any(c.isascii() for c in word)]
+    def has_no_plain_letter(word): return not any(c.isascii() for c in word)
+    accented = [word for word in words if len(word)>2 and has_no_plain_letter(word)]
     in_a_row = sum(map(len, accented))
     among_others = in_a_row<5 or 2*in_a_row<sum(map(len, words))
     accents = sum(c>='\x80' for word in words for c in word)
@@ -116,7 +117,8 @@ def _plausible_alphabet(text, words):
     latin,foreign = '[a-zA-Z]',r'[^\x00-\x7f]'
     touching = len(re.findall(f'{latin}{foreign}|{foreign}{latin}', text))
     of_letters = 4*symbols<=len(letters) and 4*touching<=len(words)
-    cased = [w for w in words if w in (w.lower(), w.upper(), w.title()) and 'ς' not in w[:-1]]
+    def is_well_cased(w): return w in (w.lower(), w.upper(), w.title()) and 'ς' not in w[:-1]
+    cased = [word for word in words if is_well_cased(word)]
     capitals = sum(c.isupper() for c in letters)
     well_written = 4*len(cased)>=3*len(words) and 2*capitals<=len(letters)
     frequent,share = _FREQUENT.get(script, ('', 0))
@@ -131,7 +133,8 @@ def _plausible(text, code):
     if not foreign: return False
     if code not in _COMMON: return _plausible_alphabet(text, foreign)
     letters = [c.encode(code, 'ignore') for word in foreign for c in word if c>='\x80']
-    return sum(len(x)>1 and x[0] in _COMMON[code] for x in letters)>=.7*len(letters)
+    common = [x for x in letters if len(x)>1 and x[0] in _COMMON[code]]
+    return len(common)>=.7*len(letters)
 
 # %% ../nbs/37_texts.ipynb #37a00019
 def _telling(data, most=2**13):

@@ -29,7 +29,10 @@ def _positions(entry, past): # -> those of the tokens in the cache that do not l
 def _is_read(decoder, entry, head, positions, usual): # by the next token
     values = decoder.caches.arrays[entry['name']][0,head]
     S,slots = entry['leading'],entry['slots']
-    places = [p if slots is None or p<S else S+(p-S)%(slots-S) for p in positions]
+    def place(p):
+        is_ring = slots is not None and p>=S
+        return S+(p-S)%(slots-S) if is_ring else p
+    places = [place(p) for p in positions]
     saved = values[places]
     values[places] = 1e30 # a weight that is not exactly zero shows, however small
     logits = decoder.peek()
@@ -38,10 +41,12 @@ def _is_read(decoder, entry, head, positions, usual): # by the next token
 
 def _reads_back(decoder, entry, head, usual): # -> tokens
     "How far back the next token reads in a cache, beside its leading tokens."
-    positions,width = _positions(entry, decoder.past),entry['width']
+    positions = _positions(entry, decoder.past)
+    width = entry['width']
     least = positions.start    # the farthest promised
     if width is not None: least = max(decoder.past-width, least)
-    beyond,edge = ([p for p in positions if p<least], [p for p in positions if p==least])
+    beyond = [p for p in positions if p<least]
+    edge = [p for p in positions if p==least]
     if not (beyond and _is_read(decoder, entry, head, beyond, usual)):
         if not edge or _is_read(decoder, entry, head, edge, usual): return decoder.past-least
     # nothing before `low` is read; something before `high` is
@@ -91,7 +96,8 @@ def _read_text(folder, n): # -> a decoder that has read a random text
 
 # of one layer [1,H,places,d]; window: tokens, None: all -> `Memory`
 def _array_memory(name, n, arrays, window):
-    held,token = sum(x.nbytes for x in arrays),sum(x.shape[1]*x.shape[3]*x.itemsize for x in arrays)
+    held = sum(x.nbytes for x in arrays)
+    token = sum(x.shape[1]*x.shape[3]*x.itemsize for x in arrays)
     return Memory(name, n, held, token, window or n, window)
 
 def _ring_memory(decoder): # -> list of `Memory`
@@ -99,7 +105,8 @@ def _ring_memory(decoder): # -> list of `Memory`
     s,rows = decoder.settings,[]
     def place(entry): return entry['name'].partition('.')[2]
     for name,entries in groupby(s['caches'], place).items():    # keys and values
-        width,arrays = entries[0]['width'],[decoder.caches.arrays[e['name']] for e in entries]
+        width = entries[0]['width']
+        arrays = [decoder.caches.arrays[e['name']] for e in entries]
         window = None if width is None else entries[0]['leading']+width+s['piece']
         where = f"layer {name.partition('.')[0]}, width {'all' if width is None else width}"
         rows.append(_array_memory(where, decoder.past, arrays, window))
@@ -232,7 +239,8 @@ def _depth(path, n, promised):
     promises,heads = _graph_promises(path) if promised is None else ([], 0)
     if promised is None and promises and None not in promises:
         promised = sum(math.inf if left is None else left for left,_ in promises)
-    windows = {i: p[0]+1 for i,p in enumerate(promises) if p and p[0] is not None}
+    lefts = {i: promise[0] for i,promise in enumerate(promises) if promise}
+    windows = {i: left+1 for i,left in lefts.items() if left is not None}
     lengths = [promised+64] if promised is not None and promised<math.inf else []
     needed = [int(Memory.with_reserve(w))+1 for w in windows.values()]
     if n is None: n = min(max([256, *lengths, *needed]), 4096)
@@ -266,9 +274,10 @@ def audit_graph(
     lost = promised==math.inf and back<n-1
     too_short = promised is not None and n-1<=promised<math.inf
     broken = promised is not None and (back>promised or bool(lost))
-    status = 1 if broken else 3 if too_short else 0
-    of_memory = {f.status for f in findings}
-    whole = 1 if status==1 or 'broken' in of_memory else 3 if status or of_memory else 0
+    found = {f.status for f in findings}
+    whole = 0
+    if too_short or found: whole = 3
+    if broken or 'broken' in found: whole = 1
     said = {None: 'nothing', math.inf: 'all'}.get(promised, promised)
     if as_json: print(json.dumps(dict(n=n, back=back, promised=said, ok=not whole, status=whole,
         memory=[asdict(row) for row in memory], findings=[asdict(f) for f in findings])))

@@ -252,9 +252,10 @@ def _settled(looks):
     unseen = torch.where(unsure, Answer.UNSURE, Answer.NO)
     pairs = torch.where(seen, Answer.YES, unseen).to(torch.int8)
     if any(look.promised is None for look in looks): return pairs,None
-    heads = [list(zip(*promises)) for promises in zip(*(look.promised for look in looks))]
     def widest(sides): return None if None in sides else max(sides)
-    return pairs,[Promise(*map(widest, head)) for head in heads]
+    def widest_promise(promises): return Promise(*map(widest, zip(*promises)))
+    of_heads = zip(*(look.promised for look in looks))    # of each head, one for each input
+    return pairs,[widest_promise(promises) for promises in of_heads]
 
 def not_watched(
     s:Subject, names:list, # whose modules; of the attentions in which something was seen
@@ -456,7 +457,8 @@ def find_lengths(
         tick()
         return _last_queries(subject, length, window)
 
-    heads,rows = [head for head,row in last(n).items() if row.sees_all],[last(n)]
+    heads = [head for head,row in last(n).items() if row.sees_all]
+    rows = [last(n)]
     firsts = sorted({last(n)[head].first or n for head in heads})
     lengths = {min(n*2**i, longest) for i in range(longest.bit_length())}
     lengths |= set(firsts[::-(-len(firsts)//4) or 1])
@@ -464,7 +466,8 @@ def find_lengths(
         try: rows.append(last(length))
         except (IndexError, RuntimeError, ValueError): break  # longer than the model can be
 
-    return {head: _begins(head, last, [row[head] for row in rows if head in row]) for head in heads}
+    def rows_of(head): return [row[head] for row in rows if head in row]
+    return {head: _begins(head, last, rows_of(head)) for head in heads}
 
 def _begins(head, last, rows): # rows of growing length -> the one to be judged
     cut = next((row for row in rows if not row.sees_all), None)

@@ -76,9 +76,11 @@ def _outcome(question, told, findings): # a key of EVERY; question -> `Outcome`;
 # %% ../../nbs/audit/69_report.ipynb #e988144c
 def _span(windows, n): # of (left, right), None in it: no limit
     def side(values, word):
-        low,high = (f(n-1 if w is None else min(w, n-1) for w in values) for f in (min, max))
-        if low==math.inf: return f"all {word}"
-        return f"all {word}" if low==n-1 else f"{low if low==high else f'{low}-{high}'} {word}"
+        tokens = [n-1 if value is None else min(value, n-1) for value in values]
+        low = min(tokens)
+        high = max(tokens)
+        if low in (n-1, math.inf): return f"all {word}"
+        return f"{low} {word}" if low==high else f"{low}-{high} {word}"
     lefts,rights = zip(*windows)
     return side(lefts, 'back')+('' if set(rights)=={0} else f", {side(rights, 'ahead')}")
 
@@ -183,8 +185,10 @@ def _judge(row, most): # of a `_LastQuery`, and the tokens that the model can re
 # %% ../../nbs/audit/69_report.ipynb #c2d85527
 def _judge_lengths(s, found): # -> of `Finding`
     "Windows that begin where they should not, and those that never begin."
-    faults,findings = ((_judge(row, _most_tokens(s)), name) for (name,*_),row in found.items()),[]
-    for (status,words,shown),names in groupby((pair for pair in faults if pair[0]), 0, 1).items():
+    judged = [(_judge(row, _most_tokens(s)), name) for (name,*_),row in found.items()]
+    faults = [(fault, name) for fault,name in judged if fault]
+    findings = []
+    for (status,words,shown),names in groupby(faults, 0, 1).items():
         first = [name for name in names if _alike(name)==_alike(names[0])]
         code = pair_program(s, shown[0], names[0], shown[0]-1, *shown[1:]) if shown else ''
         where = f"{_title(first)}, {len(names)} heads of {len(set(names))} layers"
@@ -342,14 +346,17 @@ def _rows(layer, most): # tokens that the model can read
         tokens = max(promise.tokens for _,promise in heads) if hidden else 0
         needs = f"shows from {tokens} tokens on" if tokens<=most else "wider than any text"
         count = str(len(heads)) if layer.by_weights else 'all'
-        yield count,sees,promised,'broken' if wrong else needs if hidden else ''
+        result = needs if hidden else ''
+        if wrong: result = 'broken'
+        yield count,sees,promised,result
 
 def _hidden(layers, n, most): # tokens of the text, and those that the model can read
     # -> the tokens that each window needs to show, where a text can be so long; how many others
     "Heads whose window is wider than a text of n tokens."
     promises = [promise for layer in layers for promise in layer.promised if promise]
     needs = [promise.tokens for promise in promises if promise.tokens>n]
-    return [tokens for tokens in needs if tokens<=most],sum(tokens>most for tokens in needs)
+    can_show = [tokens for tokens in needs if tokens<=most]
+    return can_show,len(needs)-len(can_show)
 
 def _about_length(e): # an `Examination` -> lines of the report
     "Which windows the text could test."

@@ -229,7 +229,8 @@ def _of_sequence(model, example, origin=''): # example: [B,N,...] floating, or i
 # example: q, k, v, each [B,H,N,d] with heads and width of its own
 def _of_attention(model, example, origin=''):
     shapes = [list(t.shape) for t in example]
-    if any(len(shape)!=4 for shape in shapes) or len({shape[2] for shape in shapes})>1:
+    have_four_axes = all(len(shape)==4 for shape in shapes)
+    if not have_four_axes or len({shape[2] for shape in shapes})>1:
         raise ValueError(f"example: expected q, k and v [B,H,N,d] of one length, got {shapes}")
     heads = [(h, d) for _,h,_,d in shapes]
     mask = mask_argument(model)

@@ -109,7 +109,8 @@ class Watch(TorchFunctionMode):
         q,k,v = (t[:1].detach().double() for t in (q, k, v))
         small = q/(q.norm(dim=-1).amax()*k.norm(dim=-1).amax()).clamp(min=1)
         get = unit_weights if self.rows is None else partial(_row_weights, rows=self.rows)
-        weights,alike = get(f, q, k, v)[0],get(even or f, small, k, v)[0]
+        weights = get(f, q, k, v)[0]
+        alike = get(even or f, small, k, v)[0]
         seen = torch.where(alike>alike.amax(-1, keepdim=True)*1e-9, Answer.YES, Answer.UNSURE)
         pairs = torch.where(alike==0, Answer.NO, seen)
         self.note(torch.where(weights>0, Answer.YES, pairs), weights, promised)

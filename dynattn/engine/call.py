@@ -29,7 +29,8 @@ _DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16
 def _per_head(name, t, b, h):
     "Check the shape of one number per head: (), [H] or [B,H]; an axis of length 1 holds for all."
     full = (b, h)[2-t.dim():] if t.dim() <= 2 else ()
-    if len(full) != t.dim() or any(size != 1 and size != f for size,f in zip(t.shape, full)):
+    fits = all(size == 1 or size == most for size,most in zip(t.shape, full))
+    if len(full) != t.dim() or not fits:
         raise ValueError(f"{name}: expected shape (), [H] or [B,H] with B,H={b},{h}, "
                          f"got {tuple(t.shape)}")
 
@@ -173,7 +174,8 @@ def _take_mask(call):
         batch = call.lead[:-1]
         mask = call.attn_mask = mask.expand(*batch, *mask.shape[-3:]).flatten(0, -4)
     sizes = zip(mask.shape[::-1], (m, n, h, b))
-    if mask.dim() > 4 or any(size != 1 and size != full for size,full in sizes):
+    fits = all(size == 1 or size == most for size,most in sizes)
+    if mask.dim() > 4 or not fits:
         raise ValueError(f"attn_mask: expected a shape that broadcasts to [B,H,N,M]={b,h,n,m}, "
                          f"got {tuple(mask.shape)}")
     if mask.is_floating_point() and not call.takes_zero_one and _is_zero_one(mask):

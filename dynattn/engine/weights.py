@@ -201,10 +201,13 @@ def window_weights(
     for name in ('key_segments','q_offsets'):
         if getattr(call, name) is not None:
             raise ValueError(f"{name}: expected None for window_weights, got one")
-    names = list(reduce) if isinstance(reduce, (tuple,list)) else [reduce]*(reduce is not None)
-    if bad := [name for name in names if not isinstance(name, str) or name not in _SUMS]:
-        raise ValueError(f"reduce: expected of {', '.join(_SUMS)}, got {bad[0]!r}")
-    why,lead = band_refuses(call),min(call.n_global, call.k.shape[2])
+    names = reduce if isinstance(reduce, (tuple,list)) else [reduce]
+    if reduce is None: names = []
+    for name in names:
+        if not isinstance(name, str) or name not in _SUMS:
+            raise ValueError(f"reduce: expected of {', '.join(_SUMS)}, got {name!r}")
+    why = band_refuses(call)
+    lead = min(call.n_global, call.k.shape[2])
     if call.segments is not None or why and why.startswith('window'): serve(why)
     with torch.autocast(q.device.type, enabled=False):
         if why:
@@ -220,7 +223,8 @@ def window_weights(
         nothing = call.q.new_zeros((), dtype=torch.promote_types(call.q.dtype, torch.float32))
         offsets = range(call.q_offset-left, call.q_offset+right+1)
         found = WindowWeights(blocks, call.sizes, offsets, lead, nothing)
-        if names: return found.total(*names)[0] if isinstance(reduce, str) else found.total(*names)
+        if isinstance(reduce, str): return found.total(reduce)[0]
+        if names: return found.total(*names)
         found.blocks = list(blocks)
         return found
 

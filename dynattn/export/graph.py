@@ -107,7 +107,8 @@ def _everything(g, clock, cache):
 def _index(g, place, heads): # [s] -> [1,heads,s,3]
     s = g.op('Shape', place)
     shape = g.op('Concat', np.array([1,heads]), s, np.array([1]), axis=0)
-    batch,head = np.zeros((1,1,1,1), np.int64),np.arange(heads).reshape(1,-1,1,1)
+    batch = np.zeros((1,1,1,1), np.int64)
+    head = np.arange(heads).reshape(1,-1,1,1)
     coordinates = [batch, head, g.op('Unsqueeze', place, np.array([0,1,3]))]
     return g.op('Concat', *(g.op('Expand', x, shape) for x in coordinates), axis=-1)
 
@@ -151,8 +152,8 @@ def _attend(g, clock, layer, width, heads, leading, piece, attention, qkv):
 # %% ../../nbs/export/68_graph.ipynb #c68000012
 def _attention(g, clock, layer, attention, x, widths, leading, piece): # [1,s,D] -> [1,s,D]
     d,each = attention.head_dim,attention.num_key_value_groups
-    # half-width to key heads
-    groups = {w: [h for h,x in enumerate(widths) if x==w] for w in sorted(set(widths))}
+    def heads_of(width): return [head for head,own in enumerate(widths) if own==width]
+    groups = {width: heads_of(width) for width in sorted(set(widths))}  # half-width to key heads
     order = [h for heads in groups.values() for h in heads]
     counts = np.array([len(heads) for heads in groups.values()])
     parts = []

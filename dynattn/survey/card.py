@@ -488,8 +488,9 @@ def limit_of(
     system:type, # a `Layer` class
 ) -> str: # what its `reference` is
     "The words of `limit`; a parent's do not count where a class replaces its `reference`."
-    owner = lambda name: next(i for i, c in enumerate(system.__mro__) if name in vars(c))
-    return system.limit if owner("limit") <= owner("reference") else "its own reference"
+    def depth(name): # how far up the class that defines it stands
+        return next(i for i, cls in enumerate(system.__mro__) if name in vars(cls))
+    return system.limit if depth("limit") <= depth("reference") else "its own reference"
 
 def check_limit(
     system:type, # a `Layer` class

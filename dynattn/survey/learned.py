@@ -43,7 +43,8 @@ def chunked_by_order(
     scores = qs @ ks.mT * q.shape[-1]**-.5
     if bias is not None: scores = scores + bias(i, j)
     if last_resort: scores = torch.where(i == j, -5e4, scores)
-    y, z = masked_softmax(scores, keep) @ vs, scores.masked_fill(~keep, -torch.inf).logsumexp(-1)
+    y = masked_softmax(scores, keep) @ vs
+    z = scores.masked_fill(~keep, -torch.inf).logsumexp(-1)
     back = order.argsort(-1)
     return _take(y.flatten(2, 3), back), z.flatten(2).gather(2, back)
 
@@ -91,12 +92,14 @@ def lsh_attention(
 ) -> Tensor: # [B,H,N,dv]; zero where a query meets no key
     """Attention in hashed, sorted chunks over the union of all rounds (section 2, appendix A).
     Its causal form leaks."""
-    n, (qk, v, real) = qk.shape[2], _filled_up(qk, v, chunk, padding)
+    n = qk.shape[2]
+    qk, v, real = _filled_up(qk, v, chunk, padding)
     meetings = [_Round(qk, r, factors, chunk, same_bucket, real) for r in rotations]
     def times_met(i, j): return sum(m.meet(i, j) for m in meetings)
     def sees(i, j): return _look_up(real, j) & ((j <= i) | (not is_causal))
     def bias(i, j): return -times_met(i, j).clamp(min=1).to(qk.dtype).log()
-    k, rounds = F.normalize(qk, dim=-1), []
+    k = F.normalize(qk, dim=-1)
+    rounds = []
     for m in meetings:
         def both(i, j): return sees(i, j) & m.meet(i, j)
         rounds.append(chunked_by_order(qk, k, v, m.order, both, chunk=chunk,
@@ -242,7 +245,9 @@ class Routing(AttentionLayer):
     "Each of k centroids gathers its w nearest queries and keys (section 4)."
     info = Info("Routing Transformer", "Roy et al.", 2020, "2003.05997", "LP", "N√N", True, row=7,
                 note="Which keys a centroid takes depends on all tokens, the future's too.")
-    form, lengths, crosses = "balanced, as published", tuple(4**i for i in range(6, 11)), False
+    form = "balanced, as published"
+    lengths = tuple(4**i for i in range(6, 11))
+    crosses = False
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  clusters:int=4, # k, about √N
                  size:int=8): # w, members of a cluster, about N/k
@@ -438,13 +443,15 @@ class Sinkhorn(AttentionLayer):
     def step(self, x, state):
         if not self.causal: self.refuse("incremental form unless causal")
         total, keys, values, scores, match = state
-        (q, k, v), total = self.qkv(x[:, None]), total + x
+        q, k, v = self.qkv(x[:, None])
+        total = total + x
         past = 0 if keys is None else keys.shape[2]
         if past % self.block == 0:  # a block begins, and its first token settles its match
             row = self.sort.scores(total[:, None])
             scores = row if past == 0 else torch.cat([scores, row], 2)
             match = _match(scores, keys, values, self.block, self.temperature) if past else None
-        keys, values = (k, v) if past == 0 else (torch.cat([keys, k], 2), torch.cat([values, v], 2))
+        keys = k if past == 0 else torch.cat([keys, k], 2)
+        values = v if past == 0 else torch.cat([values, v], 2)
         own = [o[:, :, past // self.block * self.block:] for o in (keys, values)]
         seen = own if match is None else [torch.cat(o, 2) for o in zip(match, own)]
         return self.merge(dense_attention(q, *seen))[:, 0], (total, keys, values, scores, match)

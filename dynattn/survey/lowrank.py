@@ -240,8 +240,11 @@ class Nystromformer(AttentionLayer):
                 else padding.keep)
         q, k, v = (x.masked_fill(~keep[:, None, :, None], 0.) for x in (q, k, v))
         means = segments(keep, self.landmarks, q.dtype)[:, None]  # [B,1,m,N]
-        q_means, k_means, scale, real = means @ q, means @ k, q.shape[-1]**-.5, (means > 0).any(-1)
-        rows, columns = real[..., None], real[:, :, None]  # [B,1,m,1], [B,1,1,m]
+        q_means, k_means = means @ q, means @ k
+        scale = q.shape[-1]**-.5
+        real = (means > 0).any(-1)
+        rows = real[..., None]  # [B,1,m,1]
+        columns = real[:, :, None]  # [B,1,1,m]
         f = masked_softmax(q @ k_means.mT * scale, columns)  # [B,H,N,m]
         a = masked_softmax(q_means @ k_means.mT * scale, rows & columns)  # [B,H,m,m]
         b = masked_softmax(q_means @ k.mT * scale, rows & keep[:, None, None])  # [B,H,m,N]

@@ -83,7 +83,8 @@ class Longformer(Pattern):
 
     def forward(self, x, context=None, *, padding=None):
         if context is not None: self.refuse("form for a second sequence")
-        y, g = self.attend(*self.qkv(x), padding=padding), min(self.n_global, x.shape[1])
+        y = self.attend(*self.qkv(x), padding=padding)
+        g = min(self.n_global, x.shape[1])
         if g:
             leading = dense_attention(*self.qkv_global(x[:, :g], x), padding=padding,
                                       is_causal=self.causal)
@@ -96,9 +97,10 @@ class Longformer(Pattern):
     ):
         if not self.causal: self.refuse("incremental form unless causal")
         q, k, v = self.qkv(x[:, None])
-        past_k, past_v, leading = state or (k[:, :, :0], v[:, :, :0], x[:, None][:, :0])
-        k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
-        k, v = self.in_sight(k), self.in_sight(v)
+        nothing_yet = k[:, :, :0], v[:, :, :0], x[:, None][:, :0]
+        past_k, past_v, leading = state or nothing_yet
+        k = self.in_sight(torch.cat([past_k, k], 2))
+        v = self.in_sight(torch.cat([past_v, v], 2))
         if leading.shape[1] < self.n_global: # a global row
             leading = torch.cat([leading, x[:, None]], 1)
             return (self.merge(dense_attention(*self.qkv_global(x[:, None], leading)))[:, 0],

@@ -138,7 +138,9 @@ class Compressive(TransformerXL):
     def forward(self, x, context=None, *, padding=None):
         if padding is not None or context is not None:
             self.refuse("form for padded batches or a second sequence")
-        state, ys, self.seen = (x[:, :0], x[:, :0]), [], []
+        state = x[:, :0], x[:, :0]
+        ys = []
+        self.seen = []
         for s in x.split(self.segment_len, 1):
             ys.append(self.over_both(s, *state))
             *state, old = self.push(*state, s)

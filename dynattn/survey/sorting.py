@@ -183,7 +183,9 @@ def sinkhorn_attention(
     if generator is not None:
         logits = logits + gumbel(logits.shape, generator,
                                  dtype=logits.dtype, device=logits.device)
-    scale,N,pad = q.shape[-1]**-.5 if scale is None else scale,q.shape[-2],~keep[:,None,:,None]
+    if scale is None: scale = q.shape[-1]**-.5
+    N = q.shape[-2]
+    pad = ~keep[:,None,:,None]
     q,k,v = (into_blocks(repeat_heads(t, q.shape[1]).masked_fill(pad, 0), block)
              for t in (q,k,v))
     keep = into_blocks(keep[:,None,:,None], block)[...,0]            # [B,1,nb,b]

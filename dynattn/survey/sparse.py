@@ -265,7 +265,11 @@ class _Routed(PerToken):
 # %% ../../nbs/survey/78_sparse.ipynb #3a78daaf
 class MixtureOfExperts(_Routed):
     "A router, experts, and queues of limited length. Subclasses set the numbers."
-    top, glu, first_choices_first, threshold, z_weight = 1, False, False, None, 0.
+    top = 1
+    glu = False
+    first_choices_first = False
+    threshold = None
+    z_weight = 0.
     def __init__(self, embed_dim, num_heads, *, causal=False,
                  num_experts:int=4, # E
                  hidden:int=32, # width of an expert
@@ -371,7 +375,10 @@ class GShard(MixtureOfExperts):
                 part="ffn", row=31,
                 note="N² is the attention beside it. First choices of later tokens "
                 "push out second choices of earlier ones.")
-    form, top, threshold, first_choices_first = "first choices first, as published", 2, .5, True
+    form = "first choices first, as published"
+    top = 2
+    threshold = .5
+    first_choices_first = True
     def __init__(self,
         embed_dim, # D
         num_heads, # not used
@@ -519,11 +526,12 @@ class SparseQKV(AttentionLayer):
 
     def qkv(self, x, context=None):
         own = x.unflatten(-1, (self.modules_count, -1))  # [B,N,S,d/S]
-        y, both = self.project(x), torch.cat([self.project(x), own], -1)
-        back, side = self.kernel - 1, self.kernel // 2
-        y, both = (F.pad(o.permute(0, 3, 1, 2), (0, 0, back, 0))  # [B,·,back+N,S]
-                   for o in (y, both))
-        y = F.pad(y, (side, side))
+        projected = self.project(x)
+        side = self.kernel // 2
+        def maps_of(o): # [B,N,S,·] -> [B,·,back+N,S]
+            return F.pad(o.permute(0, 3, 1, 2), (0, 0, self.kernel - 1, 0))
+        y = F.pad(maps_of(projected), (side, side))
+        both = maps_of(torch.cat([projected, own], -1))
         maps = self.q(y), self.k(y), self.v(both)  # [B,d/S,N,S]
         return [self.split(o.permute(0, 2, 3, 1).flatten(2)) for o in maps]
 

@@ -102,9 +102,10 @@ def walk(
     prune=(), # names of folders that are left out, beside hidden ones and caches
 ): # paths of files, in an order that does not depend on the machine
     "Every file below a folder; links to folders, and those to files outside, are left out."
+    def is_kept(name): return name[0]!='.' and name!='__pycache__' and name not in prune
     inside = os.path.join(os.path.realpath(root), '')
     for folder,dirs,files in os.walk(root):
-        dirs[:] = sorted(d for d in dirs if d[0]!='.' and d!='__pycache__' and d not in prune)
+        dirs[:] = sorted(filter(is_kept, dirs))
         for path in (Path(folder, name) for name in sorted(files)):
             leads_somewhere = path.is_symlink() and os.path.exists(path)
             outside = leads_somewhere and not os.path.realpath(path).startswith(inside)

@@ -174,7 +174,8 @@ _KINDS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 
 # %% ../../../nbs/engine/33_native.core.ipynb #14d30c4d
 def _call(plan, x, out, kept, lse, held=None, weights=None, first_key=0):
     "The bytes of a `Call`, and the tensors that its addresses lie in."
-    real,alive = _working_dtype(x.q),{}
+    real = _working_dtype(x.q)
+    alive = {}
     per_head = []
     for name,axes in PER_HEAD.items():
         t = getattr(x, name)
@@ -190,12 +191,16 @@ def _call(plan, x, out, kept, lse, held=None, weights=None, first_key=0):
         alive |= dict(texts=texts.contiguous(), text_of=text_of.contiguous())
     b,h,n,d = x.q.shape
     _,hkv,m,dv = x.v.shape
-    of_rows = (x.q,x.k,x.v,out) if held is None else (x.q,out)
-    rows = [y for t in of_rows for y in (t.data_ptr(),*t.stride())]
+    def address_and_strides(t): return t.data_ptr(),*t.stride()
     heads = origins = None
-    if held is not None:
+    if held is None:
+        keys = address_and_strides(x.k)
+        values = address_and_strides(x.v)
+    else:    # `heads` has the addresses of the keys and values that a cache holds
         heads,origins,m = held
-        rows[5:5] = 0,0,0,d,1,0,0,0,dv,1
+        keys = 0,0,0,d,1
+        values = 0,0,0,dv,1
+    rows = *address_and_strides(x.q),*keys,*values,*address_and_strides(out)
     own = _Own(
         kept=_address(kept), lse=_address(lse), weights=_address(weights),
         keep=_address(alive.get('keep')),
@@ -218,7 +223,9 @@ def empty_out(
 
     `kept` is the output unrounded, None where it is not rounded, or with an alpha the bits of
     live keys."""
-    q,dv,real = x.q,x.v.shape[3],_working_dtype(x.q)
+    q = x.q
+    dv = x.v.shape[3]
+    real = _working_dtype(q)
     b,h,n,_ = q.shape
     out = q.new_empty_strided((b,h,n,dv), (n*h*dv,dv,h*dv,1))
     lse = q.new_empty((b,h,n), dtype=real) if learns or wants_lse else None
