@@ -55,7 +55,7 @@ def _slopes(x, s, curve, capped):
 # %% ../nbs/12_smoothing.ipynb #46c13f87
 @dataclass(frozen=True)
 class Smoothing:
-    """A mask by the values V of a curve, above a threshold T.
+    """A mask by the values V of a curve, above a threshold T, alike on both sides of the query.
 
     A kind of it has `of(V, T)`, the mask, and `slope_of(V, T)`, the mask's derivative in V.
     Its fields are numbers > 0, which do not change."""

@@ -171,7 +171,9 @@ def test_what_a_user_can_mend_is_one_line_and_status_2(tree, tmp_path, says):
 BAD = dict(labels='colour', crop=0, per_class=0, per_package=-1, per_epoch=0, judged=0, min_files=0, min_packages=-1, seed=-1, dim=7, heads=3, layers=0, patch=0, grams='3;5',
     dropout=1, window='wide', init_width='nan', alpha=.5, price=-1, impl='fast', batch=0, epochs=0, patience=0, lr='inf', sigma_lr=-1, decay='nan', precision='fp8', every=0)
 
-def test_every_option_has_its_bad_value(): assert set(BAD)=={f.name for f in training.dataclasses.fields(training.TrainConfig)} - {'data'}
+def test_every_option_has_its_bad_value():
+    names = {f.name for f in training.dataclasses.fields(training.TrainConfig)} - {'data'}
+    assert set(BAD)==names, f'a value out of its bounds in BAD, for each of {sorted(set(BAD)^names)}'
 
 @pytest.mark.parametrize('name', BAD)
 def test_a_bad_value_is_told_before_anything_is_read(name, tmp_path, says):
