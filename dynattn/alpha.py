@@ -27,7 +27,8 @@ def _newton(x, eps, total): # [...,M] eps*(score - top)
     tolerance = 5e-5 if x.dtype==torch.float32 else 1e-9
     for _ in range(100):
         weights,slopes = _powers(x-shift, eps)
-        S,slope = total(_row_sum(weights)),total(_row_sum(slopes))
+        S = total(_row_sum(weights))
+        slope = total(_row_sum(slopes))
         if not ((S-1).abs()>tolerance).any(): break  # rows that are no numbers do not count
         shift = shift - S*torch.expm1(-eps*S.log())/slope  # Newton's step on S^eps
     return weights,slopes,S,slope
@@ -260,7 +261,8 @@ def _eps(alpha, scores, dim):
         raise TypeError(f"alpha: expected a number or a floating tensor, got {alpha.dtype}")
     if alpha.layout is not torch.strided: floating('alpha', alpha)
     if not holds((alpha>=1) & (alpha<math.inf)):
-        least,most = alpha.min().item(),alpha.max().item()
+        least = alpha.min().item()
+        most = alpha.max().item()
         raise ValueError(f"alpha: expected finite values >= 1, got {least} to {most}")
     spread = _spread(alpha, scores, dim).to(torch.promote_types(alpha.dtype, scores.dtype))
     eps = (spread - 1).to(scores.dtype)

@@ -39,7 +39,8 @@ def chunked_attention(
     if k.shape!=q.shape: raise ValueError(f"k: expected the shape of q, got {tuple(k.shape)}")
     n,d = q.shape[2:]
     w = int(window.half_width(n).max())
-    offsets,beyond = torch.arange(-w, w+1, device=q.device),-n%chunk
+    offsets = torch.arange(-w, w+1, device=q.device)
+    beyond = -n%chunk
     def by_offset(f): # -> [...,2w+1]
         return f(offsets, n) if window.sigma.ndim==0 else f(offsets, n)[:,:,None,None]
     def around(x): # -> [B,H,C,chunk+2w,d]

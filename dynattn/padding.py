@@ -241,7 +241,8 @@ def _binary(mask):
                         "if yours holds 0. and 1., pass mask.bool()")
     if mask.dim()!=2: raise ValueError(f"mask: expected [B,N], got {list(mask.shape)}")
     if mask.dtype!=torch.bool and not holds((mask==0) | (mask==1)):
-        least,most = mask.min().item(),mask.max().item()
+        least = mask.min().item()
+        most = mask.max().item()
         raise ValueError(f"mask: expected 0 and 1 only, got {least} to {most}")
     return mask.bool()
 

@@ -35,11 +35,13 @@ def global_pairs(
     key_segments:Tensor|None=None, # [B,M] ids of the keys' texts (default: `segments`)
 ) -> Tensor: # [N,M] bool, or [B,1,N,M]
     "True where the query or the key stands among the first `n_global` positions."
-    i,j = torch.arange(n, device=device) + q_offset, torch.arange(m, device=device)
+    i = torch.arange(n, device=device) + q_offset
+    j = torch.arange(m, device=device)
     if segments is not None:
         keys = segments if key_segments is None else key_segments
         i,j = i - first_places(keys, segments),_places(keys)  # in their own text, [B,N] and [B,M]
-    leads,leading = (0 <= i) & (i < n_global),j < n_global
+    leads = (0 <= i) & (i < n_global)
+    leading = j < n_global
     if segments is None and leads.dim()==1: return leads[:,None] | leading
     pairs = leads[:,None,:,None] | (leading if segments is None else leading[:,None,None,:])
     return pairs if segments is None else pairs & _same_segment(segments, keys)

@@ -377,7 +377,8 @@ def show_curves(
     with look():
         if ax is None: _,ax = grid()
         for i,(name,y) in enumerate(curves.items()):
-            y,at = _array(y, f'curves[{name!r}]', 'n'),x[name] if isinstance(x, dict) else x
+            y = _array(y, f'curves[{name!r}]', 'n')
+            at = x[name] if isinstance(x, dict) else x
             at = np.arange(len(y)) if at is None else _array(at, 'x', 'n')
             if len(at)!=len(y):
                 expected = f"{len(y)} values as curve {name!r} has"
@@ -430,7 +431,8 @@ def _three_digits(x):
 
 def _groups(ax, names, rows, labels):
     "Bars side by side, one colour a name."
-    n,w = len(rows[0]), .8/len(rows)
+    n = len(rows[0])
+    w = .8/len(rows)
     labels = range(n) if labels is None else labels
     if len(labels) != n:
         raise ValueError(f"labels: expected a name for each of {n} groups, got {len(labels)}")
@@ -503,7 +505,8 @@ def show_boxes(
     on_the_way = [p for arrow in arrows for p in arrow if not isinstance(p, str)]
     corners = [*(centre-half), *(centre+half), *on_the_way]
     for (left,low),(right,high) in frames.values(): corners += [(left, low), (right, high+.16)]
-    low,high = np.min(corners, 0)-.06, np.max(corners, 0)+.06
+    low = np.min(corners, 0)-.06
+    high = np.max(corners, 0)+.06
     with look():
         if ax is None: _,ax = grid(width=high[0]-low[0], height=high[1]-low[1]+.25*bool(title))
         for name,(corner,opposite) in frames.items():

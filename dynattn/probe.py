@@ -149,7 +149,8 @@ def padded(
     f, x, other, first, last, # as for `repeated`; the real tokens
 ) -> tuple[Tensor,Tensor]:
     "The outputs of real tokens: alone, and with padding around them."
-    alone, within = f(x[:,first:last]), f(*_pad(x, other, first, last))
+    alone = f(x[:,first:last])
+    within = f(*_pad(x, other, first, last))
     count = alone.shape[1]
     return alone, within[:,-count:] if first else within[:,:count]
 

@@ -171,7 +171,8 @@ def _prepared(w, offsets, n):
     is_tensor = isinstance(offsets, Tensor) and offsets.layout is torch.strided
     if not is_tensor or offsets.is_complex() or offsets.dtype==torch.bool:
         raise TypeError(f"offsets: expected a dense tensor of numbers, got {got(offsets)}")
-    keep,s = _inside(w, offsets, n),_aligned(w.scale(n), offsets)
+    keep = _inside(w, offsets, n)
+    s = _aligned(w.scale(n), offsets)
     x = offsets.abs().to(s.dtype)*_token(w, n)
     if not w.smooth.curved: return keep,x,s
     # the bell's centre does not depend on sigma

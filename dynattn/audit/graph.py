@@ -66,7 +66,8 @@ def _windows_read(decoder, tick=lambda: None):
     found = []
     for entry in decoder.settings['caches']:
         if not entry['name'].startswith('values.'): continue
-        start,layer = _positions(entry, decoder.past).start,int(entry['name'].split('.')[1])
+        start = _positions(entry, decoder.past).start
+        layer = int(entry['name'].split('.')[1])
         most = decoder.past-start
         promised = most if entry['width'] is None else min(entry['width'], most)
         for head in range(entry['heads']):

@@ -248,7 +248,8 @@ def _layer(name, pairs, promised, by_weights, least=1., attends=True):
 # of one attention for several inputs -> [H,N,N], and a `Promise` for each head or None
 def _settled(looks):
     pairs = torch.stack([look.pairs for look in looks])
-    seen,unsure = (pairs==Answer.YES).any(0),(pairs==Answer.UNSURE).all(0)
+    seen = (pairs==Answer.YES).any(0)
+    unsure = (pairs==Answer.UNSURE).all(0)
     unseen = torch.where(unsure, Answer.UNSURE, Answer.NO)
     pairs = torch.where(seen, Answer.YES, unseen).to(torch.int8)
     if any(look.promised is None for look in looks): return pairs,None
@@ -385,7 +386,8 @@ def find_memory(
                    for some in served]
         share = sum(n if window is None else min(n, window) for window in windows)/len(windows)
         widest = max((window for window in windows if window is not None), default=None)
-        held,token = held*subject.itemsize//8,token*subject.itemsize//8
+        held = held*subject.itemsize//8
+        token = token*subject.itemsize//8
         found.append(Memory(name, n, held, token, share, widest))
     return found
 

@@ -110,7 +110,8 @@ def _verdict(layer, head): # -> 'future', 'more', 'less' or '', and (query, key)
     left,right = promise.within(n)
     back = torch.arange(n)[:,None]-torch.arange(n)
     within = (back<=left) & (-back<=right)
-    future,more = (pairs==Answer.YES) & (back<0),(pairs==Answer.YES) & ~within
+    future = (pairs==Answer.YES) & (back<0)
+    more = (pairs==Answer.YES) & ~within
     apart = list(range(promise.leading))
     more[:,apart+reach.seen_by_all] = False
     more[apart+reach.sees_all] = False
@@ -409,7 +410,8 @@ def _window(window, causal): # -> `Promise` or None
 
 # %% ../../nbs/audit/69_report.ipynb #2f2c55b6
 def _unfit(s, n): # -> '' or why outputs cannot be compared
-    x,y = s.inputs(0, n),s(s.inputs(0, n))
+    x = s.inputs(0, n)
+    y = s(x)
     if not y.is_floating_point():
         return f"the outputs are of {y.dtype}, in which a small change does not show"
     if len(y)!=1 or len(s(torch.cat((x, x))))!=2:
@@ -462,7 +464,8 @@ def _ask(e, s, n, question, promised, seeds, p): # an `Examination`, which gets 
             return e.findings.append(_open(question, why))
         e.settle(question, 'not applicable', f"the model refuses it: {why}")
         return e.findings.append(_open(question, why, 'noted'))
-    yes,doubt = found.answer!=Answer.NO,s.doubts.get(question) if not p.get(question) else None
+    yes = found.answer!=Answer.NO
+    doubt = s.doubts.get(question) if not p.get(question) else None
     e.answers[question] = found.answer,promised
     if promised or (doubt and not yes): e.settle(question, 'kept')
     else: e.settle(question, 'not applicable', "nothing is promised")

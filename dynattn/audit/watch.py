@@ -144,7 +144,8 @@ class Watch(TorchFunctionMode):
             one = copy.copy(call)
             vars(one).update(q=q, k=k, v=v, alpha=alpha, return_weights=False)
             return run(one)
-        even,self.busy = None if call.alpha is None else partial(f, alpha=None),True
+        even = None if call.alpha is None else partial(f, alpha=None)
+        self.busy = True
         try:
             if len(call.q)==1: self.measure(f, call.q, call.k, call.v, _promises_of(call), even)
             return run(call)

@@ -223,7 +223,8 @@ def plain_attention(
         others = [t.sum() for name,t in x.learning.items() if name!='q']
         nothing = sum(others, x.q.sum(-1, keepdim=True))
         wide = torch.promote_types(x.q.dtype, torch.float32)
-        out,lse = nothing.to(x.v.dtype).expand(*x.q.shape[:3], x.v.shape[3]),nothing[...,0].to(wide)
+        out = nothing.to(x.v.dtype).expand(*x.q.shape[:3], x.v.shape[3])
+        lse = nothing[...,0].to(wide)
         return (out,lse) if plan.return_lse else out
     # every strip and text adds to their gradients; in half precision each sum would be rounded
     x = _to(x, lambda t: torch.promote_types(t.dtype, torch.float32))

@@ -82,7 +82,8 @@ def _clock(g, rotary, piece):
 # %% ../../nbs/export/68_graph.ipynb #c6800000c
 def _ring(g, clock, width, leading, slots):
     "Places [s] of the new tokens, and [s,slots] whether a query sees the key in a place."
-    S,R = np.array([leading]),np.array([slots-leading])
+    S = np.array([leading])
+    R = np.array([slots-leading])
     column = np.array([1])
     turned = g.op('Add', g.op('Mod', g.op('Sub', clock.position, S), R), S)
     place = g.op('Where', g.op('Less', clock.position, S), clock.position, turned)

@@ -28,7 +28,8 @@ class _Caches:
 
     def reserve(self, tokens) -> bool: # that the text will have -> whether an array is new
         "Make room for the keys of every token, where all are kept."
-        room,before = -(-tokens//_GROWTH)*_GROWTH,dict(self.arrays)
+        room = -(-tokens//_GROWTH)*_GROWTH
+        before = dict(self.arrays)
         for e in self.entries:
             shape,old = (1, e['heads'], e['slots'] or room, e['dim']),before.get(e['name'])
             if old is not None and old.shape[2]>=shape[2]: continue
@@ -213,7 +214,8 @@ class OnnxModel:
         folder, # of `dynattn export`
         threads:int|None=None, # of ONNX Runtime (default: one per core)
     ):
-        self.folder,self.settings = Path(folder),_settings(Path(folder))
+        self.folder = Path(folder)
+        self.settings = _settings(self.folder)
         self.session = _session(self.folder/'model.onnx', threads)
         try:
             _check_graph(self.session, self.settings)

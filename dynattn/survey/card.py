@@ -101,7 +101,9 @@ class Cost:
         flops:list, # floating-point operations of matrix products at each length
         peak:list, # most bytes alive at once, at each length
     ):
-        self.ns, self.flops, self.peak = list(ns), list(flops), list(peak)
+        self.ns = list(ns)
+        self.flops = list(flops)
+        self.peak = list(peak)
         self.poly, self.peak_poly = (_fit(self.ns, o) for o in (self.flops, self.peak))
         self.slope, self.peak_slope = (_slope(self.ns, o) for o in (self.flops, self.peak))
 

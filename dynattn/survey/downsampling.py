@@ -161,7 +161,8 @@ def dynamic_pool(
     """Each pool of κ tokens as their weighted sum;
     its middle token gives the weights, and only real tokens get any."""
     kernel = weight.shape[1]
-    left, right = (kernel - stride) // 2, kernel - stride - (kernel - stride) // 2
+    left = (kernel - stride) // 2
+    right = kernel - stride - left
     pools = F.pad(x, (0, 0, left, right)).unfold(2, kernel, stride)  # [B,H,N/ξ,d,κ]
     inside = F.pad(real, (left, right)).unfold(1, kernel, stride)[:, None]  # [B or 1,1,N/ξ,κ]
     share = masked_softmax(pools[..., kernel // 2] @ weight.mT, inside)  # [B,H,N/ξ,κ]
@@ -206,7 +207,8 @@ class Funnel(AttentionLayer):
         x, # [B,N,D]
     ): # [B,H,N′,N]
         "Scores of pooled queries: by content and, with `r`, by distance."
-        q, k = self.split(self.q(pooled)), self.split(self.k(x))
+        q = self.split(self.q(pooled))
+        k = self.split(self.k(x))
         if self.r is None: return q @ k.mT * q.shape[-1]**-.5
         n = x.shape[1]
         waves = sinusoidal_positions(2 * n - 1, x.shape[-1],
@@ -381,7 +383,8 @@ class TokenLearner(_Learner):
 class TokenLearnerConv(_Learner):
     """A sigmoid of four convolutions over a square picture,
     and the mean over its places (section 2)."""
-    form, lengths = "convolutions", tuple(4**i for i in range(4, 9))
+    form = "convolutions"
+    lengths = tuple(4**i for i in range(4, 9))
     def __init__(self, embed_dim, num_heads=1, *, causal=False, tokens=8):
         super().__init__(embed_dim, num_heads, causal=causal, tokens=tokens)
         self.norm = nn.LayerNorm(embed_dim)

@@ -235,7 +235,8 @@ def gated_attention(
 def _rfa_step(self, x, state):
     if self.gate is None: return KernelLayer.step(self, x, state)
     (q, k, v), g = self.qkv(x[:, None]), self.gate(x)[..., None, None].sigmoid()  # [B,H,1,1]
-    fq, fk = self.features(q, True), (1 - g) * self.features(k, False)
+    fq = self.features(q, True)
+    fk = (1 - g) * self.features(k, False)
     y, state = linear_step(fq, fk, v, state, decay=g)
     return self.merge(y)[:, 0], state
 

@@ -225,8 +225,10 @@ class ImageTransformer2D(Pattern):
     ): # row and column of the pixel
         "The pixel that is generated at place `t`."
         height, width = self.block
-        index, inside = t // (height * width), t % (height * width)
-        row, column = index // (self.image_width // width), index % (self.image_width // width)
+        index = t // (height * width)
+        inside = t % (height * width)
+        row = index // (self.image_width // width)
+        column = index % (self.image_width // width)
         return row * height + inside // width, column * width + inside % width
 
     def place(self,
@@ -242,7 +244,8 @@ class ImageTransformer2D(Pattern):
     def sees(self, i, j):
         (yi, xi), (yj, xj) = self.pixel(i), self.pixel(j)
         (height, width), (above, beside) = self.block, self.memory
-        top, side = yi // height * height, xi // width * width
+        top = yi // height * height
+        side = xi // width * width
         in_rows = (top - above <= yj) & (yj < top + height)
         in_columns = (side - beside <= xj) & (xj < side + width + beside)
         return in_rows & in_columns

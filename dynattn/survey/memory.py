@@ -203,7 +203,8 @@ class ETC(AttentionLayer):
 
     def init_state(self, batch):
         "Keys and values of the learned global tokens, in front of those to come."
-        k, v = self.split(self.k(self.tokens[None])), self.split(self.v(self.tokens[None]))
+        k = self.split(self.k(self.tokens[None]))
+        v = self.split(self.v(self.tokens[None]))
         return k.expand(batch, -1, -1, -1), v.expand(batch, -1, -1, -1)
     def state_size(self, n):
         kept = len(self.tokens) + min(n, self.radius + 1)
@@ -229,8 +230,10 @@ def random_plan(
 ) -> Tensor: # [nb,5+r] int64 on the CPU: which blocks each block sees, each once; -1 for none
     """Three around, the first, the last, and `random` others
     (all others, where there are fewer), in O(nb·r²)."""
-    generator, i = torch.Generator("cpu").manual_seed(seed), torch.arange(nb, device="cpu")[:, None]
-    first, last = torch.zeros_like(i), torch.full_like(i, nb - 1)
+    generator = torch.Generator("cpu").manual_seed(seed)
+    i = torch.arange(nb, device="cpu")[:, None]
+    first = torch.zeros_like(i)
+    last = torch.full_like(i, nb - 1)
     fixed = torch.cat([first, i - 1, i, i + 1, last], 1).clamp(0, nb - 1) # ascending
     repeated = F.pad(fixed[:, 1:] == fixed[:, :-1], (1, 0))
     others = nb - (~repeated).sum(1, keepdim=True)  # [nb,1] blocks left to draw from
@@ -446,7 +449,8 @@ class Luna(AttentionLayer):
     ): # P′ [B,l,D]
         "The slots after they have read the sequence."
         q = self.split(self.q_pack(slots))
-        k, v = self.split(self.k_pack(x)), self.split(self.v_pack(x))
+        k = self.split(self.k_pack(x))
+        v = self.split(self.v_pack(x))
         return dense_attention(q, k, v, padding=padding).transpose(1, 2).flatten(2)
 
     def scores(self,
@@ -454,7 +458,8 @@ class Luna(AttentionLayer):
         slots, # [B,l,D]
     ): # w [B,H,N,l], positive
         "Weights with which tokens go into slots, before they are divided by their sum."
-        p, k = self.split(self.q_pack(slots)), self.split(self.k_pack(x))
+        p = self.split(self.q_pack(slots))
+        k = self.split(self.k_pack(x))
         return F.softplus(k @ p.mT * k.shape[-1]**-.5, beta=math.log(2))
 
     def running(self,
@@ -479,7 +484,9 @@ class Luna(AttentionLayer):
         x, slots = x[:, None], self.slots.expand(len(x), -1, -1)
         (q, k, v), w = self.qkv(x), self.scores(x, slots)
         key_sum, value_sum, t = state
-        key_sum, value_sum, t = key_sum + k.mT @ w, value_sum + w.mT @ v, t + 1
+        key_sum = key_sum + k.mT @ w
+        value_sum = value_sum + w.mT @ v
+        t = t + 1
         a = (q * q.shape[-1]**-.5 @ key_sum / t).softmax(-1)
         return self.merge(a @ value_sum / t)[:, 0], (key_sum, value_sum, t)
 

@@ -42,10 +42,13 @@ class RelativeAttention(AttentionLayer):
     ): # q·k by content and distance [B,H,L,M+L]
         "Scores by content and by distance, for the segment over past and present."
         keys = torch.cat([past, x], 1)
-        n, q, k = keys.shape[1], self.split(self.q(x)), self.split(self.k(keys))
+        n = keys.shape[1]
+        q = self.split(self.q(x))
+        k = self.split(self.k(keys))
         waves = sinusoidal_positions(n, x.shape[-1], device=x.device, dtype=x.dtype)
         r = self.split(self.r(waves.flip(0))[None])  # distances n−1 … 0
-        content, by_distance = (q + self.u) @ k.mT, relative_shift((q + self.w) @ r.mT)
+        content = (q + self.u) @ k.mT
+        by_distance = relative_shift((q + self.w) @ r.mT)
         return (content + by_distance) * q.shape[-1]**-.5
 
     def segment(self,

@@ -34,7 +34,8 @@ def sinkhorn(
         raise ValueError(f"logits: expected [...,nb,nb], got {list(logits.shape)}")
     if not temperature>0:
         raise ValueError(f"temperature: expected a positive number, got {temperature}")
-    s,pairs = _widened(logits)/temperature,_pairs(logits, keep, is_causal)
+    s = _widened(logits)/temperature
+    pairs = _pairs(logits, keep, is_causal)
     blocked = lambda t: t.masked_fill(~pairs, torch.finfo(t.dtype).min/4)
     rows = lambda t: blocked(t - t.logsumexp(-1, keepdim=True))
     cols = lambda t: blocked(t - (_log_running_sum(t)

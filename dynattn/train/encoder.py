@@ -223,7 +223,8 @@ class EncoderConfig:
             if number<=len(weights): continue
             raise ValueError(f"{name}: expected at most {len(weights)}, as many as tensors, "
                              f"got {number}")
-        least,most = _least_weights(self),sum(w.numel() for w in weights.values())
+        least = _least_weights(self)
+        most = sum(w.numel() for w in weights.values())
         if least<=most: return
         raise ValueError(f"dim: expected sizes of at most {most} weights together, "
                          f"got {least} or more")

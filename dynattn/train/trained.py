@@ -107,13 +107,15 @@ def windows(
     rows = []
     for l in range(c.layers):
         for h in range(c.heads):
-            width,alpha = model.widths()[l,0,h].item(),model.alphas()[l,h].item()
+            width = model.widths()[l,0,h].item()
+            alpha = model.alphas()[l,h].item()
             rows.append((l+1, h+1, width, alpha))
             ink = (maps[l,h]/maps[l,h].amax(-1, keepdim=True)).sqrt()
             shades = (4*ink).ceil()/4
             ax = fig.axes[l*c.heads+h]
             plot.show_mask(shades, title=f'{l+1}.{h+1}: ±{width}', ax=ax)
-            is_last_row,is_first_column = l==c.layers-1,h==0
+            is_last_row = l==c.layers-1
+            is_first_column = h==0
             ax.set(
                 xlabel='key' if is_last_row else '',
                 ylabel='query' if is_first_column else '',

@@ -565,7 +565,8 @@ def _summary(
         f"Attention: {result['share']:.1%} of the pairs stood inside the windows.{beside}",
         f"Confused most: {wrong or 'none'}."])
 
-_SHARE,_WHOLE = Field(float, 0, 1),Field(int, 0, 2**63)
+_SHARE = Field(float, 0, 1)
+_WHOLE = Field(int, 0, 2**63)
 _CLASS = dict(precision=_SHARE, recall=_SHARE, f1=_SHARE, support=_WHOLE)
 _RESULT = dict(
     classes=Field(list, 1, each=Field(str)),

@@ -75,7 +75,8 @@ def _mismatch(lib):
         size = struct.calcsize(''.join(expected.values()))
         if lib.dynattn_sizes(which)!=size: return "expected no gaps between members"
     if not hasattr(lib, 'dynattn_source'): return "expected a checksum of core.cpp, got none"
-    source,built = files('dynattn')/'engine'/'native'/'core.cpp',lib.dynattn_source()%2**32
+    source = files('dynattn')/'engine'/'native'/'core.cpp'
+    built = lib.dynattn_source()%2**32
     if built and source.is_file() and built!=zlib.crc32(source.read_bytes()):
         return "expected the library of core.cpp as it is, got one of another"
 
@@ -265,7 +266,8 @@ def weights(
 ) -> Tensor: # [B,H,R,K], in the working dtype: leading keys, then those of the run
     "How much some queries take from each key; a row that is lost is NaN."
     first,end,lead,first_key,end_key,_ = strip
-    plan,x = plan._replace(q_offset=plan.q_offset+first),x._replace(q=x.q[:,:,first:end])
+    plan = plan._replace(q_offset=plan.q_offset+first)
+    x = x._replace(q=x.q[:,:,first:end])
     out,_,lse = empty_out(x)
     found = lse.new_zeros(*lse.shape, lead+end_key-first_key)
     record,alive = _call(plan, x, out, None, lse, weights=found, first_key=first_key)
@@ -363,7 +365,8 @@ def read_mask(
     record = struct.pack('=9q', mask.data_ptr(), *mask.stride()[:3], *sizes, mask.shape[3],
                          _KINDS[mask.dtype])
     found = (ctypes.c_int64*5)()
-    threads,team = torch.get_num_threads(),0 if _forked else _openmp()
+    threads = torch.get_num_threads()
+    team = 0 if _forked else _openmp()
     done = library().dynattn_read_mask(record, keep.data_ptr(), found, threads, team)
     _done(done>=0)
     if not done: return None
