@@ -17,21 +17,36 @@ _WITHOUT = """
 import sys, dynattn
 assert not {"transformers","peft","safetensors"} & sys.modules.keys()
 sys.modules["transformers"] = None
-import dynattn.hf
-from dynattn.hf.options import NarrowOptions
-for name in dynattn.hf.__all__:
-    try: getattr(dynattn.hf, name)
-    except ImportError as e: assert "pip install 'dynattn[hf]'" in str(e), e
-    else: raise AssertionError(f"{name} imported without transformers")
+from dynattn.options import NarrowOptions
 import importlib, pathlib
+for ask in (lambda: dynattn.hf, lambda: importlib.import_module("dynattn.hf")):
+    try: ask()
+    except ImportError as e: assert "pip install 'dynattn[hf]'" in str(e), e
+    else: raise AssertionError("imported without transformers")
 root = pathlib.Path(dynattn.__file__).parent
-paths = [p for room in ("hf", "narrow") for p in sorted((root/room).glob("*.py")) if p.stem not in ("__init__", "options")]
+paths = [p for room in ("hf", "narrow") for p in sorted((root/room).glob("*.py")) if p.stem!="__init__"]
 for path in [*paths, root/"export/graph.py"]:
     try: importlib.import_module(f"dynattn.{path.parent.name}.{path.stem}")
     except ImportError as e: assert "pip install 'dynattn[hf]'" in str(e), (path, e)
     else: raise AssertionError(f"{path} imported without transformers")
 assert len(paths)>=12
 """
+
+_BY_NAME = """
+LINES
+config = transformers.LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+model = transformers.AutoModel.from_config(config, attn_implementation="dynattn")
+assert model(torch.arange(9)[None])[0].isfinite().all()
+from dynattn.hf.plugin import attend
+assert transformers.AttentionInterface()["dynattn"] is attend
+"""
+
+@pytest.mark.parametrize('first', ['import dynattn.hf','import transformers'])
+def test_importing_hf_makes_its_name_known(first):
+    "`attn_implementation='dynattn'` was known from the first use of a function on, so an import alone was not enough."
+    lines = first+chr(10)+'import torch, transformers, dynattn.hf'
+    code,out = _python('-W', 'error::UserWarning', '-c', _BY_NAME.replace('LINES', lines))
+    assert code==0, out
 
 def test_the_package_does_not_import_transformers_and_names_the_extra():
     code,out = _python('-c', _WITHOUT)
@@ -46,20 +61,19 @@ print(json.dumps(sorted(m for m in set(sys.modules)-before if m=='transformers' 
 
 # a line of a user, and all that it may load of this room, with what these modules need of each other
 @pytest.mark.parametrize('line,most', [
-    ('import dynattn.hf; from dynattn.hf.options import NarrowConfig', 'options'),
+    ('from dynattn.options import NarrowConfig', ''),
+    ('import dynattn.hf', 'masks layers plugin'),
     ('from dynattn.hf import WindowedCache', 'masks layers plugin windows cache'),
     ('from dynattn.hf import add_windows', 'masks layers plugin windows cache'),
-    pytest.param('from dynattn.hf import Sight', 'masks', marks=pytest.mark.slow),
-    pytest.param('from dynattn.hf import register', 'masks layers plugin', marks=pytest.mark.slow),
     pytest.param('from dynattn.hf import load', 'masks layers plugin windows cache saving', marks=pytest.mark.slow),
-    pytest.param('from dynattn.hf import cost_curves', 'options masks layers plugin curves', marks=pytest.mark.slow)])
+    pytest.param('from dynattn.hf import cost_curves', 'masks layers plugin curves', marks=pytest.mark.slow)])
 def test_hf_loads_what_is_used(line, most):
-    "`import dynattn.hf` ran 2,418 lines more than it needs."
+    "A name of `dynattn.hf` is imported with its module when it is first used; the settings of `dynattn narrow` need nothing."
     code,out = _python('-c', _LOADS.replace('LINE', line))
     assert code==0, out
     loaded = set(json.loads(out.splitlines()[-1]))
     wanted = {f'dynattn.hf.{name}' for name in most.split()}
-    allowed = wanted if wanted<={'dynattn.hf.options'} else wanted | {'transformers'}
+    allowed = wanted | {'transformers'} if wanted else set()
     assert loaded<=allowed, loaded-allowed
 
 def test_hf_names_stand_in_their_modules():

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from dynattn import hf
 from dynattn.command import main
 from dynattn.hf.narrowing import narrow, set_widths, token_losses, without_windows
-from dynattn.hf.options import NarrowConfig
+from dynattn.options import NarrowConfig
 from dynattn.hf.saving import load_pretrained
 from dynattn.narrow import command as narrow_command
 from dynattn.narrow.judge import interval, step_times

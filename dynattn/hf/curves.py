@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from .options import OF_ANSWERS, NarrowOptions
+from ..options import OF_ANSWERS, NarrowOptions
 from ..configs import config_window, part_config
 from ..saved import Checkpoint, DamagedFile, as_it_was, fingerprint, need
 from .layers import (

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 import torch
-from ..hf.options import OF_CURVES, NarrowConfig, NarrowOptions
+from ..options import OF_CURVES, NarrowConfig, NarrowOptions
 from ..runs import Bar, Run, counted, markdown, printable, table
 from ..saved import (
     Field, UserError, interrupts_wait, option_fields, read_json, write_atomic, writing)
