@@ -647,3 +647,35 @@ def test_a_model_that_joins_its_masks_is_refused_by_name():
     hf.switch(model)
     ids = torch.arange(3, 12)[None]
     with pytest.raises(TypeError, match='^attention_mask: expected a model that hands its mask on'): model(input_ids=ids, decoder_input_ids=ids)
+
+@pytest.mark.parametrize('name', ['Gemma3','PaliGemma'])
+@pytest.mark.parametrize('options', [{}, dict(init=2., n_global=0)], ids=str)
+def test_images_whose_tokens_see_each_other(name, options):
+    """`generate` took a `WindowedCache`, which refused the mask of the image; PaliGemma's layers call themselves not causal,
+    and had no windows behind the first call."""
+    import transformers
+    from dynattn import hf
+    needs(f'{name}ForConditionalGeneration')
+    sizes = {k: SMALL[k] for k in list(SMALL)[:11]}
+    image = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=8, patch_size=4, model_type='siglip_vision_model')
+    own = dict(text_config=dict(sizes, model_type='gemma3_text', sliding_window=4, layer_types=['sliding_attention','full_attention']), mm_tokens_per_image=4,
+               image_token_id=98) if name=='Gemma3' else dict(text_config=dict(sizes, model_type='gemma'), projection_dim=16, image_token_index=98)
+    torch.manual_seed(0)
+    model = getattr(transformers, f'{name}ForConditionalGeneration')(getattr(transformers, f'{name}Config')(vision_config=image, **own)).eval().double()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(4)
+    ids = torch.randint(3, 97, (2, 11))
+    ids[:,1:5] = 98
+    of_image = name=='Gemma3'
+    kinds = (ids==98).long() if of_image else torch.zeros_like(ids)    # PaliGemma's prompt sees all of itself
+    batch = dict(pixel_values=torch.randn(2, 3, 8, 8).double(), attention_mask=torch.ones_like(ids))
+    hf.add_windows(model, **options)
+    text,types = ids,kinds
+    for _ in range(8):
+        logits = model(input_ids=text, token_type_ids=types, pixel_values=batch['pixel_values'], use_cache=False).logits[:,-1]
+        text = torch.cat([text, logits.argmax(-1, keepdim=True)], 1)
+        types = torch.cat([types, torch.full((2, 1), int(not of_image))], 1)
+    def generate(**more): return model.generate(input_ids=ids, token_type_ids=kinds, **batch, max_new_tokens=8, do_sample=False, eos_token_id=None, **more)
+    assert torch.equal(generate(), text) and torch.equal(generate(cache_implementation='static'), text)
+    given = {cache_argument(model.forward): hf.WindowedCache(model)}
+    with pytest.raises(ValueError, match="^token_type_ids: expected None with a WindowedCache.*see each other.*cache_implementation='dynamic'"): generate(**given)

@@ -73,7 +73,7 @@ class Learned(nn.Module):
         length=None, # real keys [B,1] where a part of them is here
     ):
         "The arguments of `attention`."
-        if not self.causal and q.shape[2]!=m:
+        if not self.causal and s.at is None and q.shape[2]!=m:
             raise ValueError("query: expected as many queries as keys in a layer with windows, "
                              f"{m}, got {q.shape[2]}")
         return _learned_options(self, q, m, s, values or self.values, length)

@@ -44,6 +44,10 @@ class Sight(NamedTuple):
     dropped:bool=False     # real tokens before the first key have left the cache
 
     ndim = 4                          # what `generate` asks of the masks
+    @property
+    def shape(self) -> torch.Size: # [B,1,N,M]
+        "That of the square: PaliGemma's text model asks it of the mask that it is given."
+        return self.__getattr__('shape') if self.pairs is None else self.pairs.shape
     def contiguous(self) -> 'Sight':
         "Itself: transformers asks this of masks for static caches."
         return self
