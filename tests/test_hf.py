@@ -679,3 +679,29 @@ def test_images_whose_tokens_see_each_other(name, options):
     assert torch.equal(generate(), text) and torch.equal(generate(cache_implementation='static'), text)
     given = {cache_argument(model.forward): hf.WindowedCache(model)}
     with pytest.raises(ValueError, match="^token_type_ids: expected None with a WindowedCache.*see each other.*cache_implementation='dynamic'"): generate(**given)
+
+def test_an_encoder_gets_no_cache_of_windows():
+    "A layer of the cache looks back only, and so did BERT's layers with it."
+    from transformers import BertConfig, BertModel
+    from dynattn import hf
+    model = hf.add_windows(BertModel(BertConfig(**{k: SMALL[k] for k in ('vocab_size','hidden_size','num_hidden_layers','intermediate_size')}, num_attention_heads=2)).eval(), init=3.)
+    ids = torch.randint(3, 99, (2, 13))
+    with torch.no_grad(), pytest.raises(ValueError, match='expected one that looks back only with a WindowedCache.*BertSelfAttention'):
+        model(ids, **{cache_argument(model.encoder.layer[0].forward): hf.WindowedCache(model)})
+
+def test_a_cache_of_windows_names_another_attention():
+    "A model that reads its keys ended in `'_NewKeys' object has no attribute 'shape'`."
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from dynattn import hf
+    model = hf.add_windows(LlamaForCausalLM(LlamaConfig(**{k: SMALL[k] for k in list(SMALL)[:11]})).eval())
+    cache = hf.WindowedCache(model)
+    model.set_attn_implementation('eager')
+    with torch.no_grad(), pytest.raises(AttributeError, match="^cache: expected a model whose attention is 'dynattn'"):
+        model(torch.randint(3, 99, (1, 5)), **{cache_argument(model.forward): cache})
+
+def test_a_text_needs_a_tokenizer():
+    "The error was one of the hub, about an empty name."
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from dynattn import hf
+    with pytest.raises(ValueError, match='^tokenizer: expected one, for the model was loaded by no name'):
+        hf.look(LlamaForCausalLM(LlamaConfig(**{k: SMALL[k] for k in list(SMALL)[:11]})), 'a text')

@@ -340,3 +340,7 @@ def test_a_mask_that_was_cut_raises():
     assert_close(model.generate(ids, **options).logits[0], whole[0], rtol=0, atol=1e-4)
     with pytest.raises(ValueError, match='attention_mask: expected one entry for each of 13 keys, got 1'):
         model.generate(ids, **options, prefill_chunk_size=4)
+
+def test_a_name_that_is_no_folder_here_is_called_so():
+    "A folder with a slip of the pen was answered with the network of the hub."
+    with pytest.raises(UserError, match='^model: nofolder: there is no such folder here; as a name: '): hf.saving.load_pretrained('nofolder')

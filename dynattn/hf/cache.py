@@ -144,10 +144,19 @@ class _NewKeys:
     k: Tensor
     v: Tensor
 
+    def __getattr__(self, name): # of a tensor
+        raise AttributeError("cache: expected a model whose attention is 'dynattn', which takes "
+                             f"the keys of a WindowedCache unread, got one that reads their {name}; "
+                             "call dynattn.hf.switch(model)")
+
     def attended(self, call:LayerCall): # of the new queries -> [B,H,n,dv]
         "Attention to the keys that the layer keeps, and to the new ones."
         instead = "generate takes all keys with cache_implementation='dynamic'"
         call.refuse_special('with a WindowedCache', instead)
+        if call.q.shape[2]>1 and not call.sight.causal:
+            raise ValueError("attention_mask: expected one that looks back only "
+                             "with a WindowedCache, got one that looks both ways "
+                             f"from {type(call.module).__name__}; {instead}")
         if call.dropout:
             raise ValueError(f"dropout: expected 0 with a WindowedCache, got {call.dropout}; "
                              "call model.eval()")

@@ -227,7 +227,8 @@ def load_pretrained(
     except UserError: raise
     except Exception as e: # a damaged file fails in many ways
         why = ' '.join(str(e).split())[:200] or type(e).__name__
-        raise UserError(f"model: {name}: {why}") from e
+        where = '' if isinstance(path, Path) else 'there is no such folder here; as a name: '
+        raise UserError(f"model: {name}: {where}{why}") from e
     if options: # what was quantised in the file is float32 now, and can be saved
         if hasattr(model.config, 'quantization_config'): del model.config.quantization_config
         model.hf_quantizer = None

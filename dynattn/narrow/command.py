@@ -221,6 +221,9 @@ def _read_texts(
 ) -> _Texts:
     "The contents of a folder, cut into texts of `c.context` tokens."
     learn,judge,number,source = _documents_of(c)
+    if not number:
+        raise UserError(f"data: expected documents, got none in {c.data} of a name "
+                        f"like {c.pattern}{source.among()}")
     train = _cut(learn, tokenizer, c.context, causal, most)
     test = _cut(judge, tokenizer, c.context, causal, c.judged)
     if not train or not test:
