@@ -6,7 +6,7 @@
 __all__ = ['WindowedCache', 'hand_out']
 
 # %% ../../nbs/hf/57_cache.ipynb #2e694bb6
-import ast, copy, inspect, json, warnings
+import ast, copy, inspect, json, sys, warnings
 from dataclasses import dataclass
 from functools import cache, partial
 from textwrap import dedent
@@ -422,10 +422,10 @@ def _drops(layer): # an attention layer
     return any(isinstance(rate, float) and rate>0 for rate in rates)
 
 @cache
-def _sees_blocks(cls): # of a model
+def _sees_blocks(file): # the name of the module that a model is from
     "Whether its masks let the tokens of a block, such as an image, see each other."
-    try: source = inspect.getsource(cls)
-    except (OSError, TypeError): return False
+    try: source = inspect.getsource(sys.modules[file])
+    except (KeyError, OSError, TypeError): return False
     return 'block_sequence_ids' in source or 'or_mask_function' in source
 
 # arguments of `forward` that say where the blocks are
@@ -441,7 +441,7 @@ def _wants_all(model, options, arguments): # of `generate`, settled; of `forward
         return ("dropout: expected 0 with a WindowedCache, got a model in training mode; "
                 "call model.eval()")
     blocks = [name for name in _BLOCKS if arguments.get(name) is not None]
-    parts = (type(m) for m in model.modules() if isinstance(m, PreTrainedModel))
+    parts = {type(m).__module__ for m in model.modules() if isinstance(m, PreTrainedModel)}
     if blocks and any(map(_sees_blocks, parts)):
         return (f"{blocks[0]}: expected None with a WindowedCache, for the model's mask lets "
                 "tokens see each other, got some")

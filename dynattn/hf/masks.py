@@ -17,8 +17,9 @@ try:
     from transformers import PreTrainedModel
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 except ImportError as e:
-    raise ImportError("transformers>=5 is not installed; "
-                      "pip install 'dynattn[hf]' brings it") from e
+    lacks = (e.name or '').startswith('transformers')    # else what it needs itself
+    said = "is not installed" if lacks else f"cannot be imported: {e}"
+    raise ImportError(f"transformers>=5 {said}; pip install 'dynattn[hf]' brings it") from e
 
 # %% ../../nbs/hf/43_masks.ipynb #5cda5db1
 _READ = "attention_mask: expected a model that hands its mask on to the attention function, " \
