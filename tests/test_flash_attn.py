@@ -350,7 +350,7 @@ def test_turned_by_position(interleaved):
 
 @pytest.mark.parametrize('interleaved', [False,True])
 def test_turned_below_and_back(interleaved):
-    "As ModernBERT's training code and ESM C call it: packed, in place, with another order of arguments; ESM C learns through it."
+    "As ESM C calls it: packed, in place, with another order of arguments; ESM C learns through it."
     c = Case(1)
     angles = 6*c.randn(20, 4)
     x,cu = c.leaf(9, 3, 2, 8),torch.tensor([0,4,9]).int()
@@ -731,7 +731,7 @@ def test_names_that_programs_import():
         assert _wrapped_flash_attn_forward is fa._flash_attn_forward and _flash_attn_varlen_backward is fa._flash_attn_varlen_backward
         import flash_attn.bert_padding as padding
         assert not hasattr(padding, 'no_such_name')
-        from flash_attn.ops.triton.rotary import apply_rotary       # ESM C, ModernBERT's training code
+        from flash_attn.ops.triton.rotary import apply_rotary       # ESM C
         assert apply_rotary is fa.apply_rotary
         assert importlib.util.find_spec('flash_attn_3') is not None # diffusers
         assert importlib.metadata.version('flash_attn_3')==importlib.import_module('flash_attn_3').__version__==fa.VERSION_3
