@@ -996,7 +996,7 @@ class _Distribution(importlib.metadata.Distribution):
         raise FileNotFoundError(f"{path}: {self.project} is in memory, put there by dynattn")
 
 def _elsewhere(name): # -> str, or None
-    "What may serve in the place of a module that is not here."
+    "The words for a module that is not here: other modules that may serve."
     for module,other in _ELSEWHERE.items():
         if name==module or name.startswith(f'{module}.'): return other
 
