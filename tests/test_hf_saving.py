@@ -237,7 +237,7 @@ def test_a_gguf_file_is_no_folder_with_windows(tmp_path):
     (tmp_path/'m.gguf').touch()
     with pytest.raises(ValueError, match='^folder: expected a checkpoint .* GGUF'): hf.load(tmp_path/'m.gguf')
 
-@pytest.mark.parametrize('named, given', [('init_width', dict(init=10**400)), ('init_width', dict(init='wide')), ('penalty', dict(penalty=10**400))])
+@pytest.mark.parametrize('named, given', [('init', dict(init=10**400)), ('init', dict(init='wide')), ('penalty', dict(penalty=10**400))])
 def test_numbers_that_no_window_takes(named, given):
     with pytest.raises(ValueError, match=f'^{named}: expected .*finite number'): hf.add_windows(_build('BertForSequenceClassification'), **given)
 
