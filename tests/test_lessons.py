@@ -31,11 +31,12 @@ class Page:
     def lesson(self): return [c for c in self.of('')[1:] if '#| default_exp' not in source(c)]      # behind the title
     @property
     def number(self): return book.LESSONS.index(self.path)+1
-    @property
-    def minutes(self):
+    def minutes_of(self, part):
         from execnb.nbio import dict2nb
         nb = dict2nb(dict(cells=copy.deepcopy(self.cells), metadata={}, nbformat=4, nbformat_minor=5))
-        return fold.of_parts(nb, [f for f,_ in fold.folds(nb, self.path.name)])['']
+        return fold.of_parts(nb, [f for f,_ in fold.folds(nb, self.path.name)])[part]
+    @property
+    def minutes(self): return self.minutes_of('')
 
 def codes(cells): return [c for c in cells if c['cell_type']=='code']
 def texts(cells): return [source(c) for c in cells if c['cell_type']=='markdown']
@@ -179,6 +180,11 @@ def test_a_lesson_keeps_the_form(page, rule): assert [*rule(page)]==[]
 
 def test_the_chapter_that_carries_out_two_reports_has_code_as_a_lesson_has_it():
     assert [*wrong_code(Page(Path('15_reports.ipynb')))]==[]
+
+def test_the_second_lesson_says_how_long_it_takes():
+    page = Page(Path('03_metrics.ipynb'))
+    minutes = page.minutes_of(fold.SECOND)
+    assert f'*A second lesson, of its own · {minutes} minutes.*' in '\n'.join(texts(page.of(fold.SECOND))), f'{minutes} minutes are counted'
 
 def test_no_word_is_used_before_it_is_explained(): assert [*wrong_words(PAGES)]==[]
 
