@@ -348,6 +348,51 @@ def test_turned_by_position(interleaved):
     y = x.detach().clone()
     assert fa.apply_rotary_emb(y, angles.cos(), angles.sin(), interleaved, True, first) is y and torch.equal(y, got)
 
+@pytest.mark.parametrize('interleaved', [False,True])
+def test_turned_below_and_back(interleaved):
+    "As ESM C calls it: packed, in place, with another order of arguments; ESM C learns through it."
+    c = Case(1)
+    angles = 6*c.randn(20, 4)
+    x,cu = c.leaf(9, 3, 2, 8),torch.tensor([0,4,9]).int()
+    want = torch.stack([*(turned(x[:,i], angles.cos(), angles.sin(), torch.cat((torch.arange(4),torch.arange(5))), interleaved) for i in (0,1)),x[:,2]], 1)
+    y = x*1
+    for i in (0,1): fa.apply_rotary(y[:,i], angles.cos(), angles.sin(), 0, cu, 5, interleaved, True)
+    assert_close(y, want)
+    dout = c.randn(*x.shape)
+    assert_close(*(torch.autograd.grad(z, x, dout)[0] for z in (y, want)))
+    back = fa.apply_rotary(y[:,0], angles.cos(), angles.sin(), cu_seqlens=cu, max_seqlen=5, interleaved=interleaved, conjugate=True)
+    assert_close(back, x[:,0])
+
+@pytest.mark.parametrize('words', [
+    {}, dict(seqlen_offsets=3), dict(seqlen_offsets=torch.tensor([1,8])), dict(cu_seqlens=torch.tensor([0,4,9]).int(), max_seqlen=5),
+    dict(cu_seqlens=torch.tensor([0,4,9]).int(), seqlen_offsets=torch.tensor([1,8]))])
+def test_turned_in_one_compiled_graph(words):
+    c = Case(2)
+    angles,x = 6*c.randn(20, 4),c.randn(2, 9, 2, 8)
+    if 'cu_seqlens' in words: x = x[0]
+    def f(x): return fa.apply_rotary_emb(x, angles.cos(), angles.sin(), **words)
+    torch._dynamo.reset()
+    assert_close(torch.compile(f, backend='aot_eager', fullgraph=True)(x), f(x))
+
+# ---- what programs do with a result
+
+@pytest.mark.parametrize('dropout_p', [0.,.1])
+def test_heads_are_joined_by_view(dropout_p):
+    "Wherever the queries lie; where no core computes dropout, the result lay as heads, then tokens, and `view` raised."
+    for N,M in ((5,5), (4,9), (0,3)):
+        q,k = torch.randn(2, 4, N, 8).transpose(1, 2),torch.randn(2, 2, M, 8).transpose(1, 2)
+        for x,y in ((q,k), (q.contiguous(),k.contiguous())):
+            fa.flash_attn_func(x, y, y, dropout_p).view(2, N, 32)
+            fa.flash_attn_3_func(x, y, y).view(2, N, 32)
+            fa.flash_attn_with_kvcache(x, y, y).view(2, N, 32)
+            fa.flash_attn_func(x, y, y, dropout_p, return_attn_probs=True)[0].view(2, N, 32)
+
+def test_a_cache_without_memory():
+    "Tensors without values have no address; two of them were taken for one."
+    q,new,k,v = (torch.empty(2, n, 2, 8, device='meta') for n in (1,1,9,9))
+    assert fa.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=4).shape==q.shape
+    with pytest.raises(ValueError, match='v_cache: expected memory of its own'): fa.flash_attn_with_kvcache(q, k, k, new, new, cache_seqlens=4)
+
 # ---- dropout, and what is of no effect or refused
 
 def test_dropout_drops_weights():
@@ -603,7 +648,8 @@ def test_install_and_off_again():
         assert flash_attn.__version__==importlib.metadata.version('flash_attn')==importlib.metadata.version('flash-attn')
         assert importlib.util.find_spec('flash_attn.bert_padding') and importlib.util.find_spec('flash_attn_interface')
         assert 'flash-attn' in importlib.metadata.packages_distributions()['flash_attn']
-        with pytest.raises(ModuleNotFoundError, match='flash_attn.ops: not among .*torch.nn.LayerNorm'): importlib.import_module('flash_attn.ops.rotary')
+        with pytest.raises(ModuleNotFoundError, match='flash_attn.ops.rms_norm: not among .*torch.nn.LayerNorm'): importlib.import_module('flash_attn.ops.rms_norm')
+        with pytest.raises(ModuleNotFoundError, match='flash_attn.ops.triton.layer_norm: not among'): importlib.import_module('flash_attn.ops.triton.layer_norm')
         with pytest.raises(ModuleNotFoundError, match='flash_attn.losses: .*torch.nn.CrossEntropyLoss'): exec('from flash_attn.losses.cross_entropy import CrossEntropyLoss', {})
         with pytest.raises(ModuleNotFoundError, match="No module named 'flash_attn.cute'"): importlib.import_module('flash_attn.cute')
         assert importlib.import_module('flash_attn.layers.rotary').apply_rotary_emb is fa.apply_rotary_emb
@@ -625,13 +671,13 @@ def test_installed_twice():
     with pytest.raises(ModuleNotFoundError): importlib.import_module('flash_attn')
 
 @no_other
-def test_a_real_package_is_never_replaced(tmp_path, monkeypatch):
-    (tmp_path/'flash_attn.py').write_text('real = True\n')
+@pytest.mark.parametrize('name', ['flash_attn','flash_attn_interface','flash_attn_3'])
+def test_a_real_package_is_never_replaced(tmp_path, monkeypatch, name):
+    (tmp_path/f'{name}.py').write_text('real = True\n')
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(RuntimeError, match='flash_attn: expected no package of that name'): fa.install()
-    import flash_attn
-    assert flash_attn.real and 'flash_attn_interface' not in sys.modules
-    del sys.modules['flash_attn']
+    with pytest.raises(RuntimeError, match=f'{name}: expected no package of that name'): fa.install()
+    assert importlib.import_module(name).real and not {'flash_attn','flash_attn_interface','flash_attn_3'}-{name} & {*sys.modules}
+    del sys.modules[name]
 
 @no_other
 def test_a_program_needs_one_line(tmp_path):
@@ -665,7 +711,7 @@ def test_hostile_65_modules_are_found_anew():
         for name in [name for name in sys.modules if name.startswith('flash_attn')]: del sys.modules[name]
         assert importlib.import_module('flash_attn.bert_padding').pad_input is fa.pad_input
         assert importlib.metadata.version('Flash.Attn')==fa.VERSION
-        assert importlib.util.find_spec('flash_attn.ops') is None
+        assert importlib.util.find_spec('flash_attn.losses') is None and importlib.util.find_spec('flash_attn.ops.rms_norm') is None
     assert 'flash_attn' not in sys.modules
 
 @no_other
@@ -685,6 +731,14 @@ def test_names_that_programs_import():
         assert _wrapped_flash_attn_forward is fa._flash_attn_forward and _flash_attn_varlen_backward is fa._flash_attn_varlen_backward
         import flash_attn.bert_padding as padding
         assert not hasattr(padding, 'no_such_name')
+        from flash_attn.ops.triton.rotary import apply_rotary       # ESM C
+        assert apply_rotary is fa.apply_rotary
+        assert importlib.util.find_spec('flash_attn_3') is not None # diffusers
+        assert importlib.metadata.version('flash_attn_3')==importlib.import_module('flash_attn_3').__version__==fa.VERSION_3
+        owners = importlib.metadata.packages_distributions()
+        assert all('flash-attn-3' in owners[name] for name in ('flash_attn_3','flash_attn_interface')) and 'flash-attn' in owners['flash_attn']
+        from flash_attn_3.flash_attn_interface import flash_attn_varlen_func # Megatron
+        assert flash_attn_varlen_func is fa.flash_attn_3_varlen_func
         if importlib.util.find_spec('einops') is not None: assert padding.rearrange is importlib.import_module('einops').rearrange
 
 # ---- transformers

@@ -92,6 +92,7 @@ FLASH = {f'flash_attn.{name}': arguments for name,arguments in dict(
     flash_attn_varlen_kvpacked_func=lambda: dict(q=packed, kv=tensor(6, 2, 2, 8), **texts),
     flash_attn_with_kvcache=cached, flash_attn_3_with_kvcache=cached,
     apply_rotary_emb=lambda: dict(x=rows, cos=tensor(6, 2), sin=tensor(6, 2)),
+    apply_rotary=lambda: dict(x=rows, cos=tensor(6, 2), sin=tensor(6, 2)),
     unpad_input=lambda: dict(hidden_states=tensor(1, 6, 2), attention_mask=keep), pad_input=lambda: dict(hidden_states=tensor(6, 2), indices=torch.arange(6), batch=1, seqlen=6),
     unpad_input_for_concatenated_sequences=lambda: dict(hidden_states=tensor(1, 6, 2), attention_mask_in_length=torch.tensor([[2, 3, 0, 0, 0, 0]])),
     index_first_axis=lambda: dict(x=tensor(6, 2), indices=torch.arange(3)),
