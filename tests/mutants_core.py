@@ -129,7 +129,7 @@ def checks(core, lib, made):
             for alpha in (None,1.5): t.test_a_key_that_is_no_number(softcap, alpha)
         t.a_query_alone_is_lost_as_among_others()
         t.a_query_alone_is_lost_as_among_others(torch.bfloat16)
-        t.newest_queries(trials=60)
+        t.newest_queries(trials=160)
         t.lost_newest_queries()
         t.a_capped_score_that_is_no_number()
         import test_banded as b

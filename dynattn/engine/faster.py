@@ -82,9 +82,11 @@ instruction_set._dynamo_marked_constant = True # what assume_constant_result doe
 
 def kind_of_queries(
     n:int, # N, number of queries
-) -> str: # 'one', 'few' or 'many'
-    "How many queries share a vector of the core, in a word."
-    return 'one' if n==1 else 'few' if n<16 else 'many'
+    heads:int=1, # H/Hkv, query heads of a key head
+) -> str: # 'one', 'shared', 'few' or 'many'
+    "How many queries share a vector of the core, or a key that is read, in a word."
+    if n==1: return 'one' if heads==1 else 'shared'
+    return 'few' if n<16 else 'many'
 
 _NAMES = {getattr(torch, name): name for name in ('float32','float64','bfloat16','float16')}
 
@@ -99,10 +101,12 @@ def core_is_faster(
     b,h,n,_ = q.shape
     instructions = instruction_set() # None has no line
     dtype = _NAMES.get(q.dtype)
-    queries = kind_of_queries(n)
+    queries = kind_of_queries(n, h//max(k.shape[1], 1))
     least = LEAST_PAIRS.get((instructions, dtype, causal, learns, queries))
     if least is None and causal: # what is hidden is left out
         least = LEAST_PAIRS.get((instructions, dtype, False, learns, queries))
+    if least is None and queries=='shared': # keys are read once for several heads
+        least = LEAST_PAIRS.get((instructions, dtype, False, learns, 'one'))
     pairs = b*h*n*k.shape[2]
     if least is not None and pairs>=least: return True
     least = LEAST_PAIRS.get((instructions, dtype, 'narrow', learns, queries)) if narrow else None

@@ -1623,10 +1623,11 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
         }
         if (nq > 2) L::turn(q_cols, q_rows, p.width, by);
         else for (Int i = 0; i < nq; i++) {                    // for `few_scores`
-            real *to = q_cols+i*p.width, *from = q_rows+i*p.width;
-            for (Int e = 0; e < p.width; e++) from[e] *= by;
+            real *to = q_cols+i*p.width;
+            const real *from = q_rows+i*p.width;
             if (keys.way == keys.LYING) L::deal(to, from, p.width);
             else memcpy(to, from, p.width*sizeof(real));
+            for (Int e = 0; e < p.width; e++) to[e] *= by;
         }
     }
     real of_products() const {     // what makes scores of them, or quotients of the soft cap
