@@ -20,7 +20,7 @@ PARTS = {           # their notebooks, in order: a folder, or numbers at the top
     'Behind the lessons': [r'(03|1\d|2[2-9])_'],
     'Library / The engine': ['engine/'],
     'Library / Layers': [r'(3[0-69]|4[0-689]|5\d|60|9[12])_'],
-    'Library / Hugging Face': ['hf/'],
+    'Library / Hugging Face': ['38_', 'hf/'],
     'Library / Programs': ['37_', '47_', 'train/', 'narrow/', 'export/', 'audit/', '8[1-9]_', r'6[1-9]_'],
     'Survey': ['survey/7[0-2]', 'survey/19', 'survey/'],
     'Results': ['90_'],

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 # each registers its verbs
 import dynattn.audit.command, dynattn.train.trained, dynattn.train.training
-from .hf.options import GONE, NarrowConfig, refuse_gone
+from .options import GONE, NarrowConfig, refuse_gone
 from .runs import VERBS, Bar, add_options, place_of, printable, verb
 from .saved import UserError, need, terminable, write_atomic
 from .texts import not_a_file, read_text

@@ -14,7 +14,7 @@ ROOMS = [            # an import goes to its own room or to an earlier one
     ('ideas', 'widgets padding parts metrics sigma curve smoothing window chunks family alpha sparsity plot'),
     ('engine', 'engine'),
     ('layers', 'saved configs cache modules probe parallel flash_attn everywhere'),
-    ('library', 'hf survey'),
+    ('library', 'options hf survey'),
     ('programs', 'texts runs command train narrow export audit')]
 DEFINITIONS = ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef
 

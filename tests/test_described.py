@@ -6,7 +6,7 @@ from dynattn.command import main
 from dynattn.hf.curves import Budget
 from dynattn.narrow import command as narrow_command
 from dynattn.narrow.judge import Report
-from dynattn.hf.options import NarrowConfig
+from dynattn.options import NarrowConfig
 from dynattn.runs import Run
 from dynattn.saved import Field, UserError, check_value, option_fields, read_json
 from dynattn.train import training

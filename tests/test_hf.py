@@ -17,21 +17,51 @@ _WITHOUT = """
 import sys, dynattn
 assert not {"transformers","peft","safetensors"} & sys.modules.keys()
 sys.modules["transformers"] = None
-import dynattn.hf
-from dynattn.hf.options import NarrowOptions
-for name in dynattn.hf.__all__:
-    try: getattr(dynattn.hf, name)
-    except ImportError as e: assert "pip install 'dynattn[hf]'" in str(e), e
-    else: raise AssertionError(f"{name} imported without transformers")
+from dynattn.options import NarrowOptions
 import importlib, pathlib
+for ask in (lambda: dynattn.hf, lambda: importlib.import_module("dynattn.hf")):
+    try: ask()
+    except ImportError as e: assert "pip install 'dynattn[hf]'" in str(e), e
+    else: raise AssertionError("imported without transformers")
 root = pathlib.Path(dynattn.__file__).parent
-paths = [p for room in ("hf", "narrow") for p in sorted((root/room).glob("*.py")) if p.stem not in ("__init__", "options")]
+paths = [p for room in ("hf", "narrow") for p in sorted((root/room).glob("*.py")) if p.stem!="__init__"]
 for path in [*paths, root/"export/graph.py"]:
     try: importlib.import_module(f"dynattn.{path.parent.name}.{path.stem}")
     except ImportError as e: assert "pip install 'dynattn[hf]'" in str(e), (path, e)
     else: raise AssertionError(f"{path} imported without transformers")
 assert len(paths)>=12
 """
+
+_BROKEN = """
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name=="transformers": raise ImportError("tokenizers<=0.23.0 is required, but found 0.23.3")
+sys.meta_path.insert(0, Finder())
+try: import dynattn.hf
+except ImportError as e: print(e)
+"""
+
+def test_a_transformers_that_cannot_be_imported_is_not_called_missing():
+    "Where another package is too new for it, we said that transformers was not installed."
+    code,out = _python('-c', _BROKEN)
+    assert code==0 and 'transformers>=5 cannot be imported: tokenizers<=0.23.0 is required, but found 0.23.3' in out, out
+
+_BY_NAME = """
+LINES
+config = transformers.LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+model = transformers.AutoModel.from_config(config, attn_implementation="dynattn")
+assert model(torch.arange(9)[None])[0].isfinite().all()
+from dynattn.hf.plugin import attend
+assert transformers.AttentionInterface()["dynattn"] is attend
+"""
+
+@pytest.mark.parametrize('first', ['import dynattn.hf','import transformers'])
+def test_importing_hf_makes_its_name_known(first):
+    "`attn_implementation='dynattn'` was known from the first use of a function on, so an import alone was not enough."
+    lines = first+chr(10)+'import torch, transformers, dynattn.hf'
+    code,out = _python('-c', _BY_NAME.replace('LINES', lines))
+    assert code==0, out
 
 def test_the_package_does_not_import_transformers_and_names_the_extra():
     code,out = _python('-c', _WITHOUT)
@@ -46,20 +76,19 @@ print(json.dumps(sorted(m for m in set(sys.modules)-before if m=='transformers' 
 
 # a line of a user, and all that it may load of this room, with what these modules need of each other
 @pytest.mark.parametrize('line,most', [
-    ('import dynattn.hf; from dynattn.hf.options import NarrowConfig', 'options'),
+    ('from dynattn.options import NarrowConfig', ''),
+    ('import dynattn.hf', 'masks layers plugin'),
     ('from dynattn.hf import WindowedCache', 'masks layers plugin windows cache'),
     ('from dynattn.hf import add_windows', 'masks layers plugin windows cache'),
-    pytest.param('from dynattn.hf import Sight', 'masks', marks=pytest.mark.slow),
-    pytest.param('from dynattn.hf import register', 'masks layers plugin', marks=pytest.mark.slow),
     pytest.param('from dynattn.hf import load', 'masks layers plugin windows cache saving', marks=pytest.mark.slow),
-    pytest.param('from dynattn.hf import cost_curves', 'options masks layers plugin curves', marks=pytest.mark.slow)])
+    pytest.param('from dynattn.hf import cost_curves', 'masks layers plugin curves', marks=pytest.mark.slow)])
 def test_hf_loads_what_is_used(line, most):
-    "`import dynattn.hf` ran 2,418 lines more than it needs."
+    "A name of `dynattn.hf` is imported with its module when it is first used; the settings of `dynattn narrow` need nothing."
     code,out = _python('-c', _LOADS.replace('LINE', line))
     assert code==0, out
     loaded = set(json.loads(out.splitlines()[-1]))
     wanted = {f'dynattn.hf.{name}' for name in most.split()}
-    allowed = wanted if wanted<={'dynattn.hf.options'} else wanted | {'transformers'}
+    allowed = wanted | {'transformers'} if wanted else set()
     assert loaded<=allowed, loaded-allowed
 
 def test_hf_names_stand_in_their_modules():
@@ -633,3 +662,61 @@ def test_a_model_that_joins_its_masks_is_refused_by_name():
     hf.switch(model)
     ids = torch.arange(3, 12)[None]
     with pytest.raises(TypeError, match='^attention_mask: expected a model that hands its mask on'): model(input_ids=ids, decoder_input_ids=ids)
+
+@pytest.mark.parametrize('name', ['Gemma3','PaliGemma'])
+@pytest.mark.parametrize('options', [{}, dict(init=2., n_global=0)], ids=str)
+def test_images_whose_tokens_see_each_other(name, options):
+    """`generate` took a `WindowedCache`, which refused the mask of the image; PaliGemma's layers call themselves not causal,
+    and had no windows behind the first call."""
+    import transformers
+    from dynattn import hf
+    needs(f'{name}ForConditionalGeneration')
+    sizes = {k: SMALL[k] for k in list(SMALL)[:11]}
+    image = dict(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, image_size=8, patch_size=4, model_type='siglip_vision_model')
+    own = dict(text_config=dict(sizes, model_type='gemma3_text', sliding_window=4, layer_types=['sliding_attention','full_attention']), mm_tokens_per_image=4,
+               image_token_id=98) if name=='Gemma3' else dict(text_config=dict(sizes, model_type='gemma'), projection_dim=16, image_token_index=98)
+    torch.manual_seed(0)
+    model = getattr(transformers, f'{name}ForConditionalGeneration')(getattr(transformers, f'{name}Config')(vision_config=image, **own)).eval().double()
+    for p in model.parameters():
+        if p.dim()==2: p.data.mul_(4)
+    ids = torch.randint(3, 97, (2, 11))
+    ids[:,1:5] = 98
+    of_image = name=='Gemma3'
+    kinds = (ids==98).long() if of_image else torch.zeros_like(ids)    # PaliGemma's prompt sees all of itself
+    batch = dict(pixel_values=torch.randn(2, 3, 8, 8).double(), attention_mask=torch.ones_like(ids))
+    hf.add_windows(model, **options)
+    text,types = ids,kinds
+    for _ in range(8):
+        logits = model(input_ids=text, token_type_ids=types, pixel_values=batch['pixel_values'], use_cache=False).logits[:,-1]
+        text = torch.cat([text, logits.argmax(-1, keepdim=True)], 1)
+        types = torch.cat([types, torch.full((2, 1), int(not of_image))], 1)
+    def generate(**more): return model.generate(input_ids=ids, token_type_ids=kinds, **batch, max_new_tokens=8, do_sample=False, eos_token_id=None, **more)
+    assert torch.equal(generate(), text) and torch.equal(generate(cache_implementation='static'), text)
+    given = {cache_argument(model.forward): hf.WindowedCache(model)}
+    with pytest.raises(ValueError, match="^token_type_ids: expected None with a WindowedCache.*see each other.*cache_implementation='dynamic'"): generate(**given)
+
+def test_an_encoder_gets_no_cache_of_windows():
+    "A layer of the cache looks back only, and so did BERT's layers with it."
+    from transformers import BertConfig, BertModel
+    from dynattn import hf
+    model = hf.add_windows(BertModel(BertConfig(**{k: SMALL[k] for k in ('vocab_size','hidden_size','num_hidden_layers','intermediate_size')}, num_attention_heads=2)).eval(), init=3.)
+    ids = torch.randint(3, 99, (2, 13))
+    with torch.no_grad(), pytest.raises(ValueError, match='expected one that looks back only with a WindowedCache.*BertSelfAttention'):
+        model(ids, **{cache_argument(model.encoder.layer[0].forward): hf.WindowedCache(model)})
+
+def test_a_cache_of_windows_names_another_attention():
+    "A model that reads its keys ended in `'_NewKeys' object has no attribute 'shape'`."
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from dynattn import hf
+    model = hf.add_windows(LlamaForCausalLM(LlamaConfig(**{k: SMALL[k] for k in list(SMALL)[:11]})).eval())
+    cache = hf.WindowedCache(model)
+    model.set_attn_implementation('eager')
+    with torch.no_grad(), pytest.raises(AttributeError, match="^cache: expected a model whose attention is 'dynattn'"):
+        model(torch.randint(3, 99, (1, 5)), **{cache_argument(model.forward): cache})
+
+def test_a_text_needs_a_tokenizer():
+    "The error was one of the hub, about an empty name."
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from dynattn import hf
+    with pytest.raises(ValueError, match='^tokenizer: expected one, for the model was loaded by no name'):
+        hf.look(LlamaForCausalLM(LlamaConfig(**{k: SMALL[k] for k in list(SMALL)[:11]})), 'a text')

@@ -22,6 +22,9 @@ MODELS = dict(BertForSequenceClassification=('BertConfig', TEXT), LlamaForCausal
               GPT2LMHeadModel=('GPT2Config', dict(vocab_size=99, n_embd=16, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)),
               ModernBertForMaskedLM=('ModernBertConfig', dict(TEXT, local_attention=6)), NomicBertModel=('NomicBertConfig', TEXT),
               T5ForConditionalGeneration=('T5Config', T5), T5EncoderModel=('T5Config', T5), BartForConditionalGeneration=('BartConfig', BART),
+              LlavaForConditionalGeneration=('LlavaConfig', dict(vision_config=dict(IMAGE, model_type='clip_vision_model', projection_dim=16), image_token_id=98,
+                                             text_config=dict(TEXT, model_type='llama', num_key_value_heads=2))),
+              T5GemmaForConditionalGeneration=('T5GemmaConfig', dict(vocab_size=99, **{part: dict(TEXT, num_key_value_heads=2, head_dim=4) for part in ('encoder','decoder')})),
               ViTForImageClassification=('ViTConfig', IMAGE), DeiTModel=('DeiTConfig', IMAGE), BeitModel=('BeitConfig', dict(IMAGE, vocab_size=99)))
 
 @pytest.fixture(autouse=True)
@@ -45,8 +48,8 @@ def _move(model):
 
 def _inputs(model):
     generator = torch.Generator().manual_seed(1)
-    if model.main_input_name=='pixel_values': return dict(pixel_values=torch.randn(2, 3, 12, 12, generator=generator))
-    ids = torch.randint(3, 99, (2, 13), generator=generator)
+    if model.main_input_name=='pixel_values' and 'input_ids' not in model.forward.__code__.co_varnames: return dict(pixel_values=torch.randn(2, 3, 12, 12, generator=generator))
+    ids = torch.randint(3, 98, (2, 13), generator=generator)
     return dict(input_ids=ids, **(dict(decoder_input_ids=ids) if model.config.is_encoder_decoder else {}))
 
 @torch.no_grad()
@@ -174,10 +177,12 @@ def test_a_model_made_from_the_configuration_of_one_with_windows(tmp_path):
     again = hf.auto_class('AutoModelForCausalLM')._from_config(model.config)
     assert _learned(again).keys()==_learned(model).keys()
 
-@pytest.mark.parametrize('name', ['LlamaForCausalLM','BertForSequenceClassification','T5ForConditionalGeneration','BartForConditionalGeneration'])
+@pytest.mark.parametrize('name', ['LlamaForCausalLM','BertForSequenceClassification','T5ForConditionalGeneration','BartForConditionalGeneration',
+                                  'LlavaForConditionalGeneration','T5GemmaForConditionalGeneration'])
 @pytest.mark.parametrize('copied', [False, True])
 def test_a_model_made_without_the_windows_of_its_configuration_says_so(name, copied):
     "`from_config(model.config)` ran without windows, silently."
+    if not served(_build(name)): return
     model = _move(hf.add_windows(_build(name), init=3.))
     config = copy.deepcopy(model.config) if copied else model.config
     again = type(model)._from_config(config).eval()
@@ -191,6 +196,27 @@ def test_a_model_made_without_the_windows_of_its_configuration_says_so(name, cop
         assert_close(_output(copy.deepcopy(model)), _output(model))
         hf.remove_windows(model)
         _output(model), _output(type(model)._from_config(model.config).eval())
+
+@pytest.mark.parametrize('name', ['LlavaForConditionalGeneration','T5GemmaForConditionalGeneration'])
+def test_a_model_in_parts_never_loses_its_windows_silently(name, tmp_path):
+    "A layer sees the configuration of its part only, which did not name them: `from_pretrained` with 'dynattn' gave the model without."
+    model = _move(hf.add_windows(_build(name), init=3.))
+    hf.save(model, tmp_path/'m')
+    lost = type(model).from_pretrained(tmp_path/'m', attn_implementation='dynattn')
+    with pytest.raises(ValueError, match='dynattn.hf.load'): _output(lost)
+    assert_close(_output(hf.load(tmp_path/'m', config=model.config)), _output(model))
+    hf.remove_windows(model)
+    assert 'dynattn_around' not in json.dumps(model.config.to_dict())
+
+def test_alpha_of_a_part_beside_windows_of_all(tmp_path):
+    "Each has its record, which is not that of the other."
+    for of_part,of_all in ((hf.add_alpha, hf.add_windows), (hf.add_windows, hf.add_alpha)):
+        model = _build('LlavaForConditionalGeneration')
+        of_part(model.model.language_model)
+        of_all(model)
+        folder = tmp_path/of_part.__name__
+        hf.save(_move(model), folder)
+        assert_close(_output(hf.load(folder)), _output(model))
 
 def test_a_part_without_windows_beside_one_that_has_them(name='BartForConditionalGeneration'):
     "They have one configuration."
@@ -211,7 +237,7 @@ def test_a_gguf_file_is_no_folder_with_windows(tmp_path):
     (tmp_path/'m.gguf').touch()
     with pytest.raises(ValueError, match='^folder: expected a checkpoint .* GGUF'): hf.load(tmp_path/'m.gguf')
 
-@pytest.mark.parametrize('named, given', [('init_width', dict(init=10**400)), ('init_width', dict(init='wide')), ('penalty', dict(penalty=10**400))])
+@pytest.mark.parametrize('named, given', [('init', dict(init=10**400)), ('init', dict(init='wide')), ('penalty', dict(penalty=10**400))])
 def test_numbers_that_no_window_takes(named, given):
     with pytest.raises(ValueError, match=f'^{named}: expected .*finite number'): hf.add_windows(_build('BertForSequenceClassification'), **given)
 
@@ -315,3 +341,7 @@ def test_a_mask_that_was_cut_raises():
     assert_close(model.generate(ids, **options).logits[0], whole[0], rtol=0, atol=1e-4)
     with pytest.raises(ValueError, match='attention_mask: expected one entry for each of 13 keys, got 1'):
         model.generate(ids, **options, prefill_chunk_size=4)
+
+def test_a_name_that_is_no_folder_here_is_called_so():
+    "A folder with a slip of the pen was answered with the network of the hub."
+    with pytest.raises(UserError, match='^model: nofolder: there is no such folder here; as a name: '): hf.saving.load_pretrained('nofolder')

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from dynattn import hf
 from dynattn.command import main
 from dynattn.hf.narrowing import narrow, set_widths, token_losses, without_windows
-from dynattn.hf.options import NarrowConfig
+from dynattn.options import NarrowConfig
 from dynattn.hf.saving import load_pretrained
 from dynattn.narrow import command as narrow_command
 from dynattn.narrow.judge import interval, step_times
@@ -156,7 +156,8 @@ def test_without_pyarrow_the_package_is_named(place, capsys, monkeypatch):
     (dict(model='t5'), 'model: expected an encoder or a decoder, got an encoder-decoder'),
     (dict(model='mamba'), "model: expected attention that goes through transformers' interface"),
     (dict(model='fewer'), "model: expected one that reads 48 of its tokenizer's tokens"),
-    (dict(data='empty'), 'data: expected documents for at least one text'),
+    (dict(data='empty'), 'data: expected documents, got none in '),
+    (dict(extra=['--pattern=*.nothing']), 'of a name like *.nothing'), # and no hint about --context
     (dict(extra=['--keep=0']), 'keep: expected a number above 0'),
     (dict(extra=['--keep=0.01']), 'keep: expected 0.1'),
     (dict(extra=['--context=8']), 'keep: expected 0.7500 or more for texts of 8 tokens, got 0.25, the default'),

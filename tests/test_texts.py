@@ -150,7 +150,7 @@ def test_train_names_what_it_leaves_out(tmp_path, capsys):
 
 def documents(path, **more):
     from dynattn.narrow.command import _Documents
-    from dynattn.hf.options import NarrowConfig
+    from dynattn.options import NarrowConfig
     found = _Documents(NarrowConfig(data=str(path), **more))
     return [*found],found.said()
 

@@ -288,7 +288,7 @@ def test_a_checkpoint_of_a_learner_is_refused(tmp_path):
 def test_healing_of_another_run_is_refused(tmp_path):
     pytest.importorskip('peft', reason="peft is not installed; pip install 'dynattn[narrow]' brings it")
     from dynattn.hf.narrowing import Distance
-    from dynattn.hf.options import NarrowOptions
+    from dynattn.options import NarrowOptions
     at = tmp_path/'heal.pt'
     def windowed(make=llama): return hf.add_windows(make(), init=3., edge='hard').requires_grad_(False)
     def run(model=None, **options):

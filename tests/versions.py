@@ -43,7 +43,7 @@ def source_of(model):
 
 def asks_the_table(model):
     "Whether the attention of a model comes from transformers' table, where `dynattn` is registered."
-    return 'ALL_ATTENTION_FUNCTIONS' in source_of(model)
+    return any('ALL_ATTENTION_FUNCTIONS' in source_of(m) for m in model.modules() if hasattr(m, 'config'))    # or a part
 
 def makes_its_own_cache(model):
     "Whether the file of a model has a cache of its own, as those of hybrid models had."

@@ -20,7 +20,7 @@ __all__ = [
     'save', 'WindowedCache', 'CostCurves', 'cost_curves', 'Looks', 'look', 'Narrowed', 'narrow']
 
 _NAMES = dict( # module -> its names that stand here too
-    options='', masks='Sight', layers='Learned', plugin='attend register switch',
+    masks='Sight', layers='Learned', plugin='attend register switch',
     windows='HeadReport add_alpha add_windows mean_width penalise remove_alpha remove_windows '
             'report',
     saving='auto_class load save', cache='WindowedCache', curves='CostCurves cost_curves',
@@ -28,7 +28,7 @@ _NAMES = dict( # module -> its names that stand here too
 _HOME = {name: module for module,names in _NAMES.items() for name in names.split()}
 
 def _imported(name):
-    "A name is imported with its module when it is first used: transformers takes seconds."
+    "A name is imported with its module when it is first used."
     if name in _NAMES: return _import_module(f'.{name}', __name__)
     if name not in _HOME: raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(_import_module(f'.{_HOME[name]}', __name__), name)
@@ -37,5 +37,8 @@ def _imported(name):
 
 # a type checker that sees it takes every name for known
 if not typing.TYPE_CHECKING: __getattr__ = _imported
+
+# from now on `from_pretrained(..., attn_implementation="dynattn")` finds it
+_imported('register')()
 
 def __dir__(): return sorted({*globals(), *__all__, *_NAMES})

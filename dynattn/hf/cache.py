@@ -6,7 +6,7 @@
 __all__ = ['WindowedCache', 'hand_out']
 
 # %% ../../nbs/hf/57_cache.ipynb #2e694bb6
-import ast, copy, inspect, json, warnings
+import ast, copy, inspect, json, sys, warnings
 from dataclasses import dataclass
 from functools import cache, partial
 from textwrap import dedent
@@ -144,10 +144,19 @@ class _NewKeys:
     k: Tensor
     v: Tensor
 
+    def __getattr__(self, name): # of a tensor
+        raise AttributeError("cache: expected a model whose attention is 'dynattn', which takes "
+                             f"the keys of a WindowedCache unread, got one that reads their {name}; "
+                             "call dynattn.hf.switch(model)")
+
     def attended(self, call:LayerCall): # of the new queries -> [B,H,n,dv]
         "Attention to the keys that the layer keeps, and to the new ones."
         instead = "generate takes all keys with cache_implementation='dynamic'"
         call.refuse_special('with a WindowedCache', instead)
+        if call.q.shape[2]>1 and not call.sight.causal:
+            raise ValueError("attention_mask: expected one that looks back only "
+                             "with a WindowedCache, got one that looks both ways "
+                             f"from {type(call.module).__name__}; {instead}")
         if call.dropout:
             raise ValueError(f"dropout: expected 0 with a WindowedCache, got {call.dropout}; "
                              "call model.eval()")
@@ -412,7 +421,17 @@ def _drops(layer): # an attention layer
     rates = (x.p if isinstance(x, nn.Dropout) else x for name,x in named.items() if 'drop' in name)
     return any(isinstance(rate, float) and rate>0 for rate in rates)
 
-def _wants_all(model, options): # of `generate`, settled
+@cache
+def _sees_blocks(file): # the name of the module that a model is from
+    "Whether its masks let the tokens of a block, such as an image, see each other."
+    try: source = inspect.getsource(sys.modules[file])
+    except (KeyError, OSError, TypeError): return False
+    return 'block_sequence_ids' in source or 'or_mask_function' in source
+
+# arguments of `forward` that say where the blocks are
+_BLOCKS = 'token_type_ids','mm_token_type_ids','block_sequence_ids','pixel_values'
+
+def _wants_all(model, options, arguments): # of `generate`, settled; of `forward`, prepared
     """An argument of this call that only a cache with all keys can serve, in the words of
     an error; None if there is none."""
     if options.output_attentions or model.config.output_attentions:
@@ -421,6 +440,11 @@ def _wants_all(model, options): # of `generate`, settled
     if any(_drops(layer) for layer in attention_layers(model).values()):
         return ("dropout: expected 0 with a WindowedCache, got a model in training mode; "
                 "call model.eval()")
+    blocks = [name for name in _BLOCKS if arguments.get(name) is not None]
+    parts = {type(m).__module__ for m in model.modules() if isinstance(m, PreTrainedModel)}
+    if blocks and any(map(_sees_blocks, parts)):
+        return (f"{blocks[0]}: expected None with a WindowedCache, for the model's mask lets "
+                "tokens see each other, got some")
     return None
 
 
@@ -435,7 +459,7 @@ def _tokens_given(arguments): # of `forward`, prepared -> int, or None where nob
 
 def _check_given(model, options, cache, arguments): # a `WindowedCache` that the caller named
     "Raise, before anything runs, where the call and the cache do not fit."
-    wants = _wants_all(model, options)
+    wants = _wants_all(model, options, arguments)
     if wants is not None:
         raise ValueError(f"{wants}, or take all keys with cache_implementation='dynamic'")
     places = len(DynamicCache(config=model.config).layers)
@@ -480,7 +504,7 @@ def _prepare_cache(model, generation_config, model_kwargs, generation_mode, *arg
     result = usual(model, generation_config, model_kwargs, generation_mode, *args, **kwargs)
     if given is not None or generation_config.cache_implementation is not None: return result
     name,cache = _usual(model, generation_config, model_kwargs)
-    if name is None or _wants_all(model, generation_config): return result
+    if name is None or _wants_all(model, generation_config, model_kwargs): return result
     if _records(generation_config, generation_mode): return result
     if _unserved(model, cache.layers) is None:
         model_kwargs[name] = WindowedCache(model)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from .options import OF_ANSWERS, NarrowOptions
+from ..options import OF_ANSWERS, NarrowOptions
 from ..configs import config_window, part_config
 from ..saved import Checkpoint, DamagedFile, as_it_was, fingerprint, need
 from .layers import (
@@ -154,6 +154,9 @@ class Budget:
             if getattr(learned, 'alpha_head', None) is not None:
                 raise ValueError("model: expected softmax, whose other weights keep their "
                                  "proportions, got alpha")
+        if isinstance(texts, (Tensor, str)) or hasattr(texts, 'items'):
+            raise TypeError("batches: expected a list of dicts with input_ids [B,N], "
+                            f"got {type(texts).__name__}")
         if not texts: raise ValueError("batches: expected at least one, got none")
         for i,batch in enumerate(texts): _check_text(model, i, batch)
         n = max(batch['input_ids'].shape[1] for batch in texts)

@@ -73,7 +73,7 @@ class Learned(nn.Module):
         length=None, # real keys [B,1] where a part of them is here
     ):
         "The arguments of `attention`."
-        if not self.causal and q.shape[2]!=m:
+        if not self.causal and s.at is None and q.shape[2]!=m:
             raise ValueError("query: expected as many queries as keys in a layer with windows, "
                              f"{m}, got {q.shape[2]}")
         return _learned_options(self, q, m, s, values or self.values, length)
@@ -286,14 +286,16 @@ class Added(dict):
     def refuse_lost(module, # an attention
     ) -> None:
         "Raise where a model was loaded without the windows of its configuration; warn if made so."
-        added = getattr(getattr(module, 'config', None), 'dynattn', None)
-        if added is None or hasattr(module, 'dynattn'): return
-        if isinstance(added, Added):
+        if hasattr(module, 'dynattn'): return
+        for name in ('dynattn','dynattn_around'):
+            added = getattr(getattr(module, 'config', None), name, None)
+            if added is None: continue
+            if not isinstance(added, Added):
+                raise ValueError("model: expected the windows or alpha of its checkpoint, got "
+                                 f"{type(module).__name__} without; "
+                                 "load it with dynattn.hf.load(folder), "
+                                 "or with another attn_implementation to go without")
             if Added.kind_of(module) in added.kinds: _warn_without(type(module))
-            return
-        raise ValueError("model: expected the windows or alpha of its checkpoint, got "
-                         f"{type(module).__name__} without; load it with dynattn.hf.load(folder), "
-                         "or with another attn_implementation to go without")
 
     @staticmethod
     def models_in(model, # a module
@@ -301,6 +303,13 @@ class Added(dict):
         "The models in `model` with windows or alpha."
         models = (m for m in model.modules() if isinstance(m, PreTrainedModel))
         return [m for m in models if isinstance(getattr(m.config, 'dynattn', None), Added)]
+
+    @staticmethod
+    def within(model, config, # that has them; its own
+    ) -> list: # of configurations
+        "Those of its attention modules, where they are others than its own, as a text model's."
+        own = (getattr(m, 'config', None) for m in attention_layers(model, itself=True).values())
+        return [c for c in own if c is not None and c is not config]
 
     @classmethod
     def record(cls,
@@ -317,6 +326,7 @@ class Added(dict):
         layers,itself = attention_layers(model),attention_layers(model, itself=True)
         others = {cls.kind_of(m) for name,m in layers.items() if name not in itself}
         config.dynattn.kinds = frozenset(map(cls.kind_of, itself.values()))-others
+        for part in cls.within(model, config): part.dynattn_around = config.dynattn
         config.attn_implementation = _HOW_TO_LOAD
         names = _auto_classes(type(config))
         if names:
@@ -337,7 +347,9 @@ class Added(dict):
             kinds = config.dynattn.kinds
             config.dynattn = cls(left)
             config.dynattn.kinds = kinds
+            for part in cls.within(model, config): part.dynattn_around = config.dynattn
             return True
+        for part in cls.within(model, config): vars(part).pop('dynattn_around', None)
         for name in ('dynattn','attn_implementation','auto_map'): vars(config).pop(name, None)
         known = vars(owner).pop('dynattn_auto_map', None)
         if known is not None: config.auto_map = known

@@ -260,7 +260,10 @@ def look(
         raise ValueError(f"last: expected 1 or more, got {last!r}")
     ids,words = text,[]
     if isinstance(text, str):
-        if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(model.config._name_or_path)
+        name = model.config._name_or_path
+        if tokenizer is None and not name:
+            raise ValueError("tokenizer: expected one, for the model was loaded by no name, got None")
+        if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(name)
         most = most_tokens(model.config) or tokenizer.model_max_length
         if not isinstance(most, int) or most<1:
             raise ValueError("model: expected max_position_embeddings of 1 or more, "

@@ -17,8 +17,9 @@ try:
     from transformers import PreTrainedModel
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 except ImportError as e:
-    raise ImportError("transformers>=5 is not installed; "
-                      "pip install 'dynattn[hf]' brings it") from e
+    lacks = (e.name or '').startswith('transformers')    # else what it needs itself
+    said = "is not installed" if lacks else f"cannot be imported: {e}"
+    raise ImportError(f"transformers>=5 {said}; pip install 'dynattn[hf]' brings it") from e
 
 # %% ../../nbs/hf/43_masks.ipynb #5cda5db1
 _READ = "attention_mask: expected a model that hands its mask on to the attention function, " \
@@ -44,6 +45,10 @@ class Sight(NamedTuple):
     dropped:bool=False     # real tokens before the first key have left the cache
 
     ndim = 4                          # what `generate` asks of the masks
+    @property
+    def shape(self) -> torch.Size: # [B,1,N,M]
+        "That of the square: PaliGemma's text model asks it of the mask that it is given."
+        return self.__getattr__('shape') if self.pairs is None else self.pairs.shape
     def contiguous(self) -> 'Sight':
         "Itself: transformers asks this of masks for static caches."
         return self

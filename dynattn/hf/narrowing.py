@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from .options import OF_CURVES, OF_HEALING, NarrowOptions, refuse_gone
+from ..options import OF_CURVES, OF_HEALING, NarrowOptions, refuse_gone
 from ..saved import (
     Checkpoint, ModelState, all_or_nothing, fingerprint, interrupts_wait, need, whole_or_not)
 from ..sigma import SigmaParameter

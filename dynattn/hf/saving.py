@@ -111,19 +111,26 @@ def _where(name):
     return path.parent,dict(gguf_file=path.name)
 
 # %% ../../nbs/hf/59_saving.ipynb #6f27eea9
+def _with_parts(config): # -> of configurations
+    "A configuration, and those of the parts of its model, and of their parts."
+    yield config
+    inside = (getattr(config, name, None) for name in getattr(config, 'sub_configs', ()))
+    for part in inside:
+        if part is not None: yield from _with_parts(part)
+
 def _of_no_model(config):
     "A copy of a configuration, as if read from a file: no model has its windows yet."
     config = copy.deepcopy(config)
-    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
-        if isinstance(getattr(part, 'dynattn', None), Added): part.dynattn = dict(part.dynattn)
+    for part in _with_parts(config):
+        for name,x in [*vars(part).items()]:
+            if isinstance(x, Added): setattr(part, name, dict(x))
     return config
 
 _WHERE = ('cache_dir','force_download','local_files_only','proxies','revision','subfolder','token')
 
 def _check_asked(folder, config, kwargs):
     "Raise where there is nothing of ours to load, or where it cannot be loaded as asked."
-    inside = [getattr(config, name) for name in config.sub_configs]
-    if not any(getattr(c, 'dynattn', None) for c in (config, *inside)):
+    if not any(getattr(c, 'dynattn', None) for c in _with_parts(config)):
         raise ValueError("folder: expected a checkpoint with windows or alpha, "
                          f"got {str(folder)!r} without; "
                          "from_pretrained serves it")
@@ -220,7 +227,8 @@ def load_pretrained(
     except UserError: raise
     except Exception as e: # a damaged file fails in many ways
         why = ' '.join(str(e).split())[:200] or type(e).__name__
-        raise UserError(f"model: {name}: {why}") from e
+        where = '' if isinstance(path, Path) else 'there is no such folder here; as a name: '
+        raise UserError(f"model: {name}: {where}{why}") from e
     if options: # what was quantised in the file is float32 now, and can be saved
         if hasattr(model.config, 'quantization_config'): del model.config.quantization_config
         model.hf_quantizer = None

@@ -69,13 +69,15 @@ def _check_per(per, layers):
                          "whose first token sees nothing of the rest, "
                          "got 'input'")
 
-def _check_windows(layers, unit, n_global, edge, penalty, longest):
+def _check_windows(layers, unit, init, n_global, edge, penalty, longest):
     if unit not in ('tokens','fraction'):
         raise ValueError(f"unit: expected 'tokens' or 'fraction', got {unit!r}")
     if unit=='fraction' and any(m.dynattn.causal for m in layers):
         raise ValueError("unit: expected 'tokens' for a causal model, "
                          "where the length is not known while it grows, "
                          "got 'fraction'")
+    if init is not None and as_widths(init).isnan().any():
+        raise ValueError(f"init: expected None, or finite numbers (), [H] or [L,H], got {init!r:.80}")
     if edge not in ('soft','hard'):
         raise ValueError(f"edge: expected 'soft' or 'hard', got {edge!r}")
     def whole(x): return isinstance(x, int) and not isinstance(x, bool) and 0<=x<=longest
@@ -116,7 +118,7 @@ def add_windows(
     with every key, unless it is given `cache=WindowedCache(model)`."""
     layers,longest = _learners(switch(model)),_longest(model)
     _check_per(per, layers)
-    _check_windows(layers, unit, n_global, edge, penalty, max(longest))
+    _check_windows(layers, unit, init, n_global, edge, penalty, max(longest))
     if init is None: widths = [as_widths(8. if unit=='fraction' else 8.*most) for most in longest]
     else:
         widths = as_widths(init)

@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 import torch
-from ..hf.options import OF_CURVES, NarrowConfig, NarrowOptions
+from ..options import OF_CURVES, NarrowConfig, NarrowOptions
 from ..runs import Bar, Run, counted, markdown, printable, table
 from ..saved import (
     Field, UserError, interrupts_wait, option_fields, read_json, write_atomic, writing)
@@ -221,6 +221,9 @@ def _read_texts(
 ) -> _Texts:
     "The contents of a folder, cut into texts of `c.context` tokens."
     learn,judge,number,source = _documents_of(c)
+    if not number:
+        raise UserError(f"data: expected documents, got none in {c.data} of a name "
+                        f"like {c.pattern}{source.among()}")
     train = _cut(learn, tokenizer, c.context, causal, most)
     test = _cut(judge, tokenizer, c.context, causal, c.judged)
     if not train or not test:
