@@ -123,7 +123,7 @@ def checks(core, lib, made):
         t.passes_cut_in_other_places()
         for at_end,exact in made: t.between_guards(exact, at_end)
         for dtype in (torch.bfloat16,torch.float16): t.test_every_number_of_sixteen_bits(dtype)
-        for dtype in (torch.float32,torch.float64): t.test_few_queries_read_no_key_too_many(dtype)
+        for dtype in (torch.float32,torch.float64,torch.bfloat16): t.test_few_queries_read_no_key_too_many(dtype)
         for softcap in (None,2.):
             for alpha in (None,1.5): t.test_a_key_that_is_no_number(softcap, alpha)
         t.a_query_alone_is_lost_as_among_others()

@@ -323,12 +323,12 @@ def test_guards_are_deadly(at_end):
     if at_end: assert in_child(lambda: core.forward(plan, inputs._replace(k=inputs.k[:,:,1:])))==-signal.SIGSEGV # v says 32 rows
     release()
 
-@pytest.mark.parametrize('dtype', [torch.float32,torch.float64])
+@pytest.mark.parametrize('dtype', [torch.float32,torch.float64,torch.bfloat16])
 def test_few_queries_read_no_key_too_many(dtype):
     "One query, or two, sum as many keys at once as a vector has lanes; the last of them need not be there."
-    for n in (1,2):
+    for n,d in ((1,16), (1,80), (2,16), (2,80)):
         for m in (1,3,13,17):
-            q,k,v = torch.randn(1, 1, n, 16, dtype=dtype),*torch.randn(2, 1, 1, m, 16, dtype=dtype)
+            q,k,v = torch.randn(1, 1, n, d, dtype=dtype),*torch.randn(2, 1, 1, m, d, dtype=dtype)
             plan,x = prepare(record(q, k, v))
             out = core.forward(plan, x._replace(k=guarded(k, True), v=guarded(v, True)))[0]
             assert_close(out, dense_attention(q, k, v))
