@@ -331,7 +331,9 @@ def test_few_queries_read_no_key_too_many(dtype):
             q,k,v = torch.randn(1, 1, n, d, dtype=dtype),*torch.randn(2, 1, 1, m, d, dtype=dtype)
             plan,x = prepare(record(q, k, v))
             out = core.forward(plan, x._replace(k=guarded(k, True), v=guarded(v, True)))[0]
-            assert_close(out, dense_attention(q, k, v))
+            exact = dense_attention(q.double(), k.double(), v.double())
+            near = torch.finfo(dtype).eps*8
+            assert_close(out.double(), exact, rtol=near, atol=near)
     release()
 
 def newest_queries(first=0, trials=120):
