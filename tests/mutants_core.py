@@ -96,6 +96,7 @@ MUTANTS = [
     ("if (keys.way == keys.LYING) L::gather(values, p.dv_width);", ""),
     ("L::gather(o_rows+i*p.dv_width, p.dv_width);", ";"),
     ("if (!finite) return false;", ""),
+    ("row = p.whole_text(b, t).q0;", "row = 0;"),
     # tasks
     ("return std::min(p.c.N, rounded(std::max(rows, least), TALL));", "return std::min(p.c.N, rounded(rows, TALL));"),
     ("cleared = i%2 ? clear : start(i+2);", "cleared = i%2 ? clear : start(i+1);"),
@@ -130,6 +131,7 @@ def checks(core, lib, made):
         t.a_query_alone_is_lost_as_among_others(torch.bfloat16)
         t.newest_queries(trials=160)
         t.lost_newest_queries()
+        t.newest_queries_of_texts()
         t.a_capped_score_that_is_no_number()
         import test_banded as b
         class Nothing:

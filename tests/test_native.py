@@ -350,6 +350,7 @@ def newest_queries(first=0, trials=120):
         q,k,v = (torch.randn(b, n, x, size, generator=g).to(dtype) for n,x,size in ((h,1,d), (kv,m,d), (kv,m,dv)))
         if often(.3): k,v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v))
         o = dict(q_offset=some(m-1, m-1, 0, m//2), is_causal=often(.6))
+        if often(.2): o = dict(q_offsets=torch.randint(m, (b,), generator=g), is_causal=o['is_causal'])
         widths = .1+m*torch.rand(*some((h,), (b,h)), generator=g)
         if often(.6): o['window'] = Window.default(widths)
         elif often(.5): o['window'] = (number(m+1),number(m+1))
@@ -372,6 +373,23 @@ def newest_queries(first=0, trials=120):
 
 @pytest.mark.parametrize('first', [0, 120, 240])
 def test_newest_queries(first): newest_queries(first)
+
+def newest_queries_of_texts():
+    "A token of each of several texts in one row, as servers pack them: each as in a call of its own."
+    torch.manual_seed(0)
+    lengths = torch.tensor([3,700,1,64,1300])
+    ends = torch.nn.functional.pad(lengths.cumsum(0), (1,0))
+    packed = dict(segments=torch.arange(len(ends)), key_segments=ends, q_offsets=lengths-1, is_causal=True)
+    widths = torch.tensor([5.,900.,40.,2000.,64.,64.])
+    for dtype,near in ((torch.float64,1e-12), (torch.float32,2e-5), (torch.bfloat16,3e-2)):
+        q,k,v = (torch.randn(1, h, n, 48).to(dtype) for h,n in ((6,len(lengths)), (2,sum(lengths)), (2,sum(lengths))))
+        for options in (dict(), dict(window=Window.default(widths)), dict(window=100, n_global=2), dict(sink=torch.randn(6))):
+            found = banded_attention(q, k, v, **packed, **options)
+            for t,(keys,values) in enumerate(zip(k.split(lengths.tolist(), 2), v.split(lengths.tolist(), 2))):
+                alone = dense_attention(q[:,:,t:t+1].double(), keys.double(), values.double(), is_causal=True, q_offset=len(keys[0,0])-1, **options)
+                assert (found[:,:,t:t+1].double()-alone).abs().max()<near,(dtype, t, options)
+
+def test_newest_queries_of_texts(): newest_queries_of_texts()
 
 def lost_newest_queries():
     "A number that is none is seen by those heads of a key head that look at it, in any part, and by no other."

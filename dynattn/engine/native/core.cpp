@@ -2050,8 +2050,9 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
 
 // ---- the newest query of every head, where tokens are written one by one ------------------------
 
-// The query heads of a key head read its keys and values together, a part of them at a time: they
-// come from memory once, whatever the number of heads. Scores of a head lie side by side, so
+// One query of a text, or one of each of several. The query heads of a key head read its keys and
+// values together, a part of them at a time: they come from memory once, whatever the number of
+// heads. Scores of a head lie side by side, so
 // exponentials are vectors of keys. Parts are cut by the problem, never by the number of threads,
 // and joined in their order. Where a number is not finite, nothing is written: rows are lost as
 // `Guard` says, by the blocks.
@@ -2087,8 +2088,14 @@ template <class real> struct Newest : Softmax<real, SHORT> {
     }
     static bool serves(const Problem<real> &p) {
         const Call &c = p.c;
-        for (Int b = 0; b < c.B; b++) if (p.texts(b) != 1) return false;
-        return c.N == 1 && c.H > 0 && !c.alpha.data && !c.weights && !p.has_factors;
+        for (Int b = 0; b < c.B; b++) {
+            if (p.texts(b) != c.N) return false;
+            for (Int t = 0; t < c.N; t++) {
+                const Text x = p.whole_text(b, t);
+                if (x.q1-x.q0 != 1) return false;
+            }
+        }
+        return c.N > 0 && c.H > 0 && !c.alpha.data && !c.weights && !p.has_factors;
     }
     void lay_out(Room &room) {
         Block<real, SHORT>::lay_out(room);
@@ -2106,17 +2113,15 @@ template <class real> struct Newest : Softmax<real, SHORT> {
 
     // ---- which keys
 
-    // Those that some head of key head `hk` sees; their number, or -1 where the query stands in no
-    // text.
-    Int find(Int b, Int hk) {
+    // Those that some head of key head `hk` sees in a text; their number.
+    Int find(Int b, Int t, Int hk) {
         Reach reach = p.reaches[b*c.H+hk*p.share];
         for (Int i = 1; i < p.share; i++) {
             const Reach r = p.reaches[b*c.H+hk*p.share+i];
             reach = {std::max(reach.left, r.left), std::max(reach.right, r.right)};
         }
-        Int q0 = 0, q1 = 1, n = 0;
-        keys.find(b, hk, 0, reach, q0, q1);
-        if (q0 >= q1) return -1;
+        Int q0 = 0, q1 = c.N, n = 0;
+        keys.find(b, hk, t, reach, q0, q1);
         for (const auto &x : keys.piece) n += std::max<Int>(x.hi-x.lo, 0);
         return n;
     }
@@ -2139,8 +2144,8 @@ template <class real> struct Newest : Softmax<real, SHORT> {
     Int place_of(const Span &s, Int key) const { return place[s.piece]+key-keys.piece[s.piece].lo; }
 
     // What the heads of a key head find in a part; whether all numbers are finite.
-    bool read(Int b, Int hk, Int part, real *found) {
-        if (find(b, hk) < 0) return false;
+    bool read(Int b, Int t, Int hk, Int part, real *found) {
+        find(b, t, hk);
         cut(part);
         for (Int i = 0; i < p.share; i++) {
             Row &x = rows[i];
@@ -2168,7 +2173,7 @@ template <class real> struct Newest : Softmax<real, SHORT> {
         head.choose(b, h);
         guard.begin_head(0, false);
         guard.begin_text(true);
-        Base::begin(0, 1);
+        Base::begin(keys.text.q0, keys.text.q1);
     }
     // `work(keys, rows, number of them)`: what some rows see together, SHARING or fewer at a time.
     template <class F> void each_run(F &&work) {
@@ -2296,11 +2301,11 @@ template <class real> struct Newest : Softmax<real, SHORT> {
         }
         L::template sums_of<R,1>(to, weights, v, run.hi-run.lo, p.dv_width, true);
     }
-    // The row of a head, from what its parts found, `step` numbers apart.
-    void write(Int b, Int h, real *found, Int parts, Int step) {
+    // The row of a head in a text, from what its parts found, `step` numbers apart.
+    void write(Int b, Int t, Int h, real *found, Int parts, Int step) {
         head.choose(b, h);
         guard.lost[0] = false;
-        row = 0;
+        row = p.whole_text(b, t).q0;
         real high = -std::numeric_limits<real>::max(), sum = 0;
         for (Int i = 0; i < parts; i++) high = std::max(high, *found_at(found+i*step).high);
         std::fill(o_rows, o_rows+p.dv_width, 0);
@@ -2783,22 +2788,24 @@ template <class real> Int rows_of_task(const Problem<real> &p, Reach r, Int leas
     return std::min(p.c.N, rounded(std::max(rows, least), TALL));
 }
 
-// Writes the output, where each head has one query, and all numbers are finite and no score is
-// above a limit; whether it did.
+// Writes the output, where each head has one query in a text, and all numbers are finite and no
+// score is above a limit; whether it did.
 template <class real> bool write_newest(const Problem<real> &p, double limit) {
     const Call &c = p.c;
     if (!Newest<real>::serves(p)) return false;
     Newest<real> plans(p, limit);
+    struct Heads { Int b, t, hk, first_task, parts; };         // of a key head, in a text
+    std::vector<Heads> heads;
     std::vector<Task> tasks;
-    std::vector<Int> before = {0};         // tasks before those of a key head
-    for (Int b = 0; b < c.B; b++) for (Int hk = 0; hk < c.Hkv; hk++) {
-        const Int n = plans.find(b, hk), parts = std::max<Int>(1, (n+plans.PART-1)/plans.PART);
+    for (Int b = 0; b < c.B; b++) for (Int t = 0; t < c.N; t++) for (Int hk = 0; hk < c.Hkv; hk++) {
+        const Int n = plans.find(b, t, hk), parts = std::max<Int>(1, (n+plans.PART-1)/plans.PART);
+        const Int own = heads.size(), before = tasks.size();
         for (Int i = 0; i < parts; i++) {
             const double keys = std::min<Int>(n-i*plans.PART, plans.PART)+SHORT;
             const double cost = keys*p.share*(p.width+p.dv_width);
-            tasks.push_back({b, hk, i, i+1, cost, (Int)tasks.size(), 0, 0});
+            tasks.push_back({b, own, i, i+1, cost, before+i, 0, 0});
         }
-        before.push_back(tasks.size());
+        heads.push_back({b, t, hk, before, parts});
     }
     Room counted = {nullptr, 0};
     plans.lay_out(counted);
@@ -2807,19 +2814,21 @@ template <class real> bool write_newest(const Problem<real> &p, double limit) {
     Memory memory(threads*bytes);
     std::vector<real> found(tasks.size()*of_task);
     std::atomic<bool> finite(true);
-    run(tasks.size(), threads, c.team, [&](Int t, Int thread) {
-        const Task &x = tasks[t];
+    run(tasks.size(), threads, c.team, [&](Int number, Int thread) {
+        const Task &x = tasks[number];
+        const Heads &own = heads[x.h];
         Room room = {memory.data()+thread*bytes, 0};
         Newest<real> newest(p, limit);
         newest.lay_out(room);
-        if (!newest.read(x.b, x.h, x.first, found.data()+x.number*of_task)) finite = false;
+        real *to = found.data()+x.number*of_task;
+        if (!newest.read(own.b, own.t, own.hk, x.first, to)) finite = false;
     });
     if (!finite) return false;
     Room room = {memory.data(), 0};
     plans.lay_out(room);
-    for (Int b = 0; b < c.B; b++) for (Int h = 0; h < c.H; h++) {
-        const Int *own = &before[b*c.Hkv+h/p.share], parts = own[1]-own[0];
-        plans.write(b, h, found.data()+own[0]*of_task+h%p.share*of_head, parts, of_task);
+    for (const Heads &x : heads) for (Int i = 0; i < p.share; i++) {
+        real *from = found.data()+x.first_task*of_task+i*of_head;
+        plans.write(x.b, x.t, x.hk*p.share+i, from, x.parts, of_task);
     }
     return true;
 }
