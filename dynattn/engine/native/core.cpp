@@ -2052,10 +2052,9 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
 
 // One query of a text, or one of each of several. The query heads of a key head read its keys and
 // values together, a part of them at a time: they come from memory once, whatever the number of
-// heads. Scores of a head lie side by side, so
-// exponentials are vectors of keys. Parts are cut by the problem, never by the number of threads,
-// and joined in their order. Where a number is not finite, nothing is written: rows are lost as
-// `Guard` says, by the blocks.
+// heads. Scores of a head lie side by side, so exponentials are vectors of keys. Parts are cut by
+// the problem, never by the number of threads, and joined in their order. Where a number is not
+// finite, nothing is written: rows are lost as `Guard` says, by the blocks.
 template <class real> struct Newest : Softmax<real, SHORT> {
     typedef Softmax<real, SHORT> Base;
     typedef Lanes<real, SHORT> L;
