@@ -2,6 +2,7 @@
 
     python benchmarks/plain.py               # appends rows for this machine to results/plain.csv; ten minutes or more
     python benchmarks/plain.py --threads 2   # the same with two threads, by the clock
+    python benchmarks/plain.py --one         # only calls of one query, as decoding has them
     python benchmarks/plain.py --quick       # a few shapes in half a minute; prints, writes nothing
     python benchmarks/plain.py --store       # writes the table of nbs/engine/36_faster.ipynb; then nbdev_export
 
@@ -21,11 +22,12 @@ from dynattn.engine import faster
 from harness import CLOCK, append, count_cpu_time, rows_of
 
 FILE,CHAPTER,CELL = 'plain.csv',Path(__file__).parents[1]/'nbs/engine/36_faster.ipynb','e5a30001'
-FIELDS = 'date machine torch commit set way dtype mask gradient B H N M d pytorch_us ratio'.split()
+FIELDS = 'date machine torch commit set way dtype mask gradient B H N M d pytorch_us ratio Hkv'.split()
 SHAPES = [(1,12,n,n,64) for n in (16,32,64,128,512,2048)]
 SHAPES += [(8,12,32,32,64), (8,12,128,128,64), (1,1,128,128,8), (1,1,512,512,64)]
 SHAPES += [(1,12,512,512,d) for d in (32,80,128,256)] + [(1,4,512,512,8), (1,4,512,512,33)]
 SHAPES += [(1,8,n,m,64) for n in (1,4,8,16) for m in (512,4096)] + [(1,32,1,4096,128), (8,8,1,512,64)]
+SHAPES += [(1,h,1,m,d,kv) for h,kv,d in ((9,3,64), (14,2,64), (16,8,64), (32,8,128)) for m in (128,512,2048,8192)] # kv: key heads
 QUICK = [(1,12,n,n,64) for n in (32,128,512)] + [(1,8,1,4096,64)]
 DTYPES = torch.float32, torch.bfloat16, torch.float16, torch.float64
 
@@ -68,7 +70,8 @@ def peers(way, q, k, v, options, learns, dout):
         calls = [by('banded'), by('sdpa')]
         switches = everywhere.off,everywhere.off
     else:
-        calls = [lambda: sdpa(q, k, v, **options), lambda: sdpa(q, k, v, **options)]
+        def usual(): return sdpa(q, k, v, **options, enable_gqa=q.shape[1]!=k.shape[1])
+        calls = [usual, usual]
         switches = everywhere.on,everywhere.off
     def with_gradients(call): return lambda: torch.autograd.grad(call(), (q, k, v), dout)
     return list(zip(switches, map(with_gradients, calls) if learns else calls))
@@ -84,9 +87,10 @@ def check(peers, tolerance):
 
 def measure(shapes, dtypes, rounds):
     "Rows of all ways, kinds and shapes; each call is checked before it is timed."
-    for (B,H,N,M,d),dtype in product(shapes, dtypes):
+    for (B,H,N,M,d,*shared),dtype in product(shapes, dtypes):
         torch.manual_seed(0)
-        q,k,v = (torch.randn(B, n, H, d, dtype=dtype).transpose(1, 2) for n in (N,M,M))
+        Hkv = shared[0] if shared else H
+        q,k,v = (torch.randn(B, n, h, d, dtype=dtype).transpose(1, 2) for h,n in ((H,N),(Hkv,M),(Hkv,M)))
         kinds = masks(B, H, N, M, dtype)
         for way,(mask,options) in product(('attention','everywhere'), kinds.items()):
             if way=='attention' and 'attn_mask' in options: continue
@@ -97,9 +101,9 @@ def measure(shapes, dtypes, rounds):
                 check(both, .05 if dtype.itemsize==2 else 1e-4)
                 times,us = ratio(*both, rounds=2 if B*H*N*M>=2**24 else rounds)
                 row = dict(set=faster.instruction_set(), way=way, dtype=str(dtype)[6:], mask=mask,
-                           gradient=int(learns), B=B, H=H, N=N, M=M, d=d, pytorch_us=us, ratio=times)
+                           gradient=int(learns), B=B, H=H, N=N, M=M, d=d, pytorch_us=us, ratio=times, Hkv=Hkv)
                 kind = f"{mask or 'plain'}{' with gradient' if learns else ''}"
-                print(f"{way:10} {row['dtype']:8} {kind:20} {(B,H,N,M,d)!s:24} {us:9.0f} us  {times:.2f}", flush=True)
+                print(f"{way:10} {row['dtype']:8} {kind:20} {(B,H,N,M,d,*shared)!s:24} {us:9.0f} us  {times:.2f}", flush=True)
                 yield row
         everywhere.off()
 
@@ -111,7 +115,7 @@ def table(rows):
         is_narrow = row['mask']=='window 64' and 4*(129*N-64*65)<=N*M
         hides = {'': False, 'causal': True}.get(row['mask'], 'narrow' if is_narrow else None)
         if hides is None: continue
-        kind = row['set'],row['dtype'],hides,row['gradient']=='1',faster.kind_of_queries(N)
+        kind = row['set'],row['dtype'],hides,row['gradient']=='1',faster.kind_of_queries(N, H//int(row['Hkv']))
         kinds.setdefault(kind, []).append((B*H*N*M, float(row['ratio'])))
     found = {}
     for kind,seen in kinds.items():
@@ -132,6 +136,7 @@ def store(rows):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--threads', type=int, default=1)
+    p.add_argument('--one', action='store_true')
     p.add_argument('--quick', action='store_true')
     p.add_argument('--store', action='store_true')
     args = p.parse_args()
@@ -140,6 +145,6 @@ def main():
     torch.set_num_threads(args.threads)
     with mock.patch.object(everywhere, 'core_is_faster', lambda *args, **kwargs: True):
         if args.quick: return list(measure(QUICK, DTYPES[:2], 2))
-        for shape in SHAPES: append(FILE, list(measure([shape], DTYPES, 5)), FIELDS)
+        for shape in SHAPES if not args.one else [s for s in SHAPES if s[2]==1]: append(FILE, list(measure([shape], DTYPES, 5)), FIELDS)
 
 if __name__=='__main__': main()

@@ -11,6 +11,7 @@ import argparse, sys, warnings
 import torch, transformers
 from torch import nn
 from dynattn import everywhere, flash_attn
+from dynattn.configs import cache_argument
 from harness import CLOCK, append, count_cpu_time
 
 FILE = 'programs.csv'
@@ -54,14 +55,29 @@ def writes(model, x, n):
         return out.float()
     return run
 
+def goes_on(model, seen, n):
+    "n tokens, one by one, after so many whose keys and values lie in a cache of transformers."
+    model.eval()
+    c = model.config
+    g = torch.Generator().manual_seed(0)
+    cache = transformers.DynamicCache(config=c)
+    for layer in range(c.num_hidden_layers):
+        cache.update(*torch.randn(2, 1, c.num_key_value_heads, seen, c.head_dim, generator=g).to(model.dtype), layer)
+    def run():
+        past,out = {cache_argument(model): cache},[]
+        cache.crop(seen-cache.get_seq_length())
+        with torch.inference_mode():
+            for token in ids(n, 1): out.append(model(token[None], **past).logits)
+        return torch.cat(out)
+    return run
+
 def bert(layers=4, **kind):
     config = transformers.BertConfig(vocab_size=1000, num_hidden_layers=layers, max_position_embeddings=2048, **kind)
     return transformers.BertModel(config, add_pooling_layer=False)
 
 def llama_like(kind='Llama', **more):
-    config = getattr(transformers, f'{kind}Config')(
-        vocab_size=1000, hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8,
-        num_key_value_heads=4, max_position_embeddings=8192, **more)
+    shape = dict(hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4)
+    config = getattr(transformers, f'{kind}Config')(vocab_size=1000, max_position_embeddings=65_536, **{**shape, **more})
     return getattr(transformers, f'{kind}ForCausalLM')(config)
 
 def modernbert():
@@ -119,6 +135,10 @@ def programs():
     for n in (1024, 2048): yield 'Mistral-like trains, window 256',n,lambda n=n: step(
         llama_like('Mistral', sliding_window=256), ids(1, n))
     yield 'Llama-like writes 24 tokens',512,lambda: writes(llama_like(), ids(1, 512), 24)
+    big = dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8)
+    for dtype in (torch.float32,torch.bfloat16):
+        for n in (2048, 8192, 32768): yield f'Llama 3.2 1B goes on, {str(dtype)[6:]}',n,lambda n=n, dtype=dtype: goes_on(
+            llama_like(**big).to(dtype), n, 24)
     yield 'GPT-2 trains with dropout .1',512,lambda: step(
         transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=1000, n_layer=4)), ids(1, 512))
     yield 'T5 encoder reads',256,lambda: reads(

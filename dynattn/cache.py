@@ -314,9 +314,6 @@ class _Snapshot:
     seen:int
     groups:list
 
-    @property
-    def nbytes(self): return sum(x.nbytes for g in self.groups for x in (g.k, g.v) if x is not None)
-
 def _snapshot(groups, seen):
     "Copies of the keys and values that queries behind `seen` tokens reach."
     found = []
@@ -798,8 +795,7 @@ class WindowedLayer:
     @property
     def nbytes(self) -> int:
         "Memory of the keys and values, in bytes, with those of the snapshots."
-        own = sum(x.nbytes for g in self.groups for x in (g.k, g.v) if x is not None)
-        return own+sum(one.nbytes for one in self.snapshots)
+        return sum(x.nbytes for x in self._held())
 
     def attend(self,
         q:Tensor, # [B,H,n,d] queries of the n newest tokens
@@ -864,7 +860,7 @@ class WindowedLayer:
         except (RuntimeError,TypeError):
             raise TypeError(
                 f"device: expected one such as 'cpu' or 'cuda', got {got(device)}") from None
-        if self.seen: self._change_rows(lambda x: x.to(device))
+        if any(x.device!=device for x in self._held()): self._change_rows(lambda x: x.to(device))
         return self
 
     def state(self) -> tuple[dict,dict]:
@@ -893,6 +889,11 @@ class WindowedLayer:
         snapshots = _snapshots_of(numbers, tensors, self.most_snapshots)
         padded = None if padded is None else padded.clone()
         self._become(groups, seen, padded, snapshots=snapshots)
+
+    def _held(self):
+        "The keys and values, and those of the snapshots."
+        for g in (*self.groups, *(g for one in self.snapshots for g in one.groups)):
+            if g.k is not None: yield from (g.k, g.v)
 
     def _become(self, groups, seen, padded=None, before=None, form=None, snapshots=()):
         "The new content, in a single step that nothing can interrupt."

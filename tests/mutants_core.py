@@ -13,7 +13,7 @@ MUTANTS = [
     ("hi = at+nq+head.right;", "hi = at+nq+head.right-1;"),
     ("lo = std::max(piece[1].lo, at-head.left), hi", "lo = std::max(piece[1].lo, at-head.left+1), hi"),
     ("if (far && c.is_causal) hi = std::min(hi, at+nq);", "if (far && c.is_causal) hi = std::min(hi, at+nq-1);"),
-    ("const real *row = k.p+std::min(j+l, keys-1)*k.row;", "const real *row = k.p+(j+l)*k.row;"),
+    ("return k.p+std::min(Int(l0+l), keys-1)*k.row; };", "return k.p+Int(l0+l)*k.row; };"),
     ("for (; r < rows; r++) micro<1,V>", "for (; r+1 < rows; r++) micro<1,V>"),
     ("std::min(text.origin+c.n_global, text.k1)", "std::min(text.origin+c.n_global-1, text.k1)"),
     ("while (x.k0 < x.k1 && !keep[x.k1-1]) x.k1--;", "while (x.k0 < x.k1 && !keep[x.k1-1]) x.k1 -= 2;"),
@@ -45,8 +45,8 @@ MUTANTS = [
     ("(size + 0xfff + (size >> 13 & 1) - 0x38000000) >> 13", "(size + 0x1000 - 0x38000000) >> 13"),
     ("else if (size >= 0x477ff000) size = 0x7c00;", "else if (size >= 0x48800000) size = 0x7c00;"),
     # numbers that are none
-    ("if (largest_key == INFINITY) broken = true;", ""),
-    ("if (L::largest(values, n, dv_width) == INFINITY) broken = true;", ""),
+    ("broken |= largest_key == INFINITY || largest_of_values == INFINITY;", "broken |= largest_key == INFINITY;"),
+    ("broken |= largest_key == INFINITY || largest_of_values == INFINITY;", "broken |= largest_of_values == INFINITY;"),
     ("if (!guard.reads_keys()) n_spans = n_keys = 0;", ""),
     ("for (Int j = 0; alone && j < n; j++) broken |=", "for (Int j = 1; alone && j < n; j++) broken |="),
     ("guard.begin_text(q1-q0 == 1 && !g && !c.alpha.data);", "guard.begin_text(q1-q0 == 1 && !g);"),
@@ -68,7 +68,8 @@ MUTANTS = [
     ("const bool all = guard.broken || m == n_keys;", "const bool all = false;"),                      # and those that it should leave
     ("return last-first == n-1 && &span_of(first) == &span_of(last);", "return last-first == n-1;"), # leading keys and others lie apart
     ("if (c.alpha.data) end = std::min(end, next_block);", ""),    # blocks of the passes differ
-    ("store(x+e, load(x+e)+load(y+e));", "store(x+e, load(y+e));"),            # gradients of a gathered key set, not added
+    ("fetch(row_at(i+std::min(j+8, n-1)), width*sizeof(real));\n            for (Int e = 0; e < width; e += LANES) store(x+e, load(x+e)+load(y+e));",
+     "for (Int e = 0; e < width; e += LANES) store(x+e, load(y+e));"),            # gradients of a gathered key set, not added
     ("m -= m && live[m-1] == n_keys;", ""),           # the sink as a key with a value
     ("lost[i] = no_alpha || most == INFINITY;", "lost[i] = most == INFINITY;"), # alpha above 2
     ("size*size*size/(last[v]*last[v])", "size*size*size"),                    # a last step that is not small
@@ -80,6 +81,22 @@ MUTANTS = [
     ("bad |= !(x < splat(INFINITY));", ""),
     ("if (m < n) std::fill(dz, dz+cols, 0);", ""),
     ("some ? take(g, j, 0) : splat(0);", "take(g, j, 0);"),
+    # the newest query of every head
+    ("reach = {std::max(reach.left, r.left), ", "reach = {reach.left, "),       # keys of a wider head
+    ("x.hi = x.lo+std::max(std::min(end, n), lo);", "x.hi = x.lo+std::max(std::min(end-1, n), lo);"),   # the last one of a part
+    ("place[i] = next;", "place[i] = 0;"),                                     # leading keys and others in one place
+    ("if (s.lo > lo) hi = std::min(hi, s.lo);", ""),                           # heads that begin to see later
+    ("if (n%2) work(run, some+n-1, ", "if (n == 1) work(run, some, "),         # the third head
+    ("std::fill(to+n, to+end, -INFINITY);", ""),                               # lanes behind the last key
+    ("if (s.far && head.bias) to[j] += head.unit*", "if (s.far && head.bias) to[j] += "),
+    ("if (keys.is_hole(s.lo+j)) to[j] = -INFINITY;", ""),
+    ("sum += *x.sum*by[0];", "sum += *x.sum;"),
+    ("load(o_rows+e)+load(x.values+e)*by);", "load(o_rows+e)+load(x.values+e));"),
+    ("bad |= !((y <= most) & (y >= -most));", ""),
+    ("if (keys.way == keys.LYING) L::gather(values, p.dv_width);", ""),
+    ("L::gather(o_rows+i*p.dv_width, p.dv_width);", ";"),
+    ("if (!finite) return false;", ""),
+    ("row = p.whole_text(b, t).q0;", "row = 0;"),
     # tasks
     ("return std::min(p.c.N, rounded(std::max(rows, least), TALL));", "return std::min(p.c.N, rounded(rows, TALL));"),
     ("cleared = i%2 ? clear : start(i+2);", "cleared = i%2 ? clear : start(i+1);"),
@@ -107,10 +124,14 @@ def checks(core, lib, made):
         t.passes_cut_in_other_places()
         for at_end,exact in made: t.between_guards(exact, at_end)
         for dtype in (torch.bfloat16,torch.float16): t.test_every_number_of_sixteen_bits(dtype)
-        for dtype in (torch.float32,torch.float64): t.test_few_queries_read_no_key_too_many(dtype)
+        for dtype in (torch.float32,torch.float64,torch.bfloat16): t.test_few_queries_read_no_key_too_many(dtype)
         for softcap in (None,2.):
             for alpha in (None,1.5): t.test_a_key_that_is_no_number(softcap, alpha)
         t.a_query_alone_is_lost_as_among_others()
+        t.a_query_alone_is_lost_as_among_others(torch.bfloat16)
+        t.newest_queries(trials=160)
+        t.lost_newest_queries()
+        t.newest_queries_of_texts()
         t.a_capped_score_that_is_no_number()
         import test_banded as b
         class Nothing:

@@ -305,6 +305,17 @@ def test_a_device_that_is_none_is_refused(device):
     with pytest.raises(TypeError, match='device: expected'): layer.to(device)
     assert layer.groups[0].k.dtype==torch.float64
 
+def test_a_layer_that_is_there_does_not_move():
+    "Every step of a model asks for its device: nothing is checked anew, and the last call can be taken back."
+    for name in ('padded','per_head'):
+        layer = CONFIGS[name]()
+        layer.attend(*text(layer, layer.seen, 1), keep_of(name, 2, layer.seen+1))
+        before = vars(layer).copy()
+        assert layer.to('cpu') is layer and all(vars(layer)[entry] is x for entry,x in before.items())
+        layer.undo()
+        layer.to('meta')
+        assert {x.device.type for g in layer.groups for x in (g.k, g.v)}=={'meta'}
+
 # ---- all or nothing
 
 def interrupted(run, at):

@@ -323,16 +323,90 @@ def test_guards_are_deadly(at_end):
     if at_end: assert in_child(lambda: core.forward(plan, inputs._replace(k=inputs.k[:,:,1:])))==-signal.SIGSEGV # v says 32 rows
     release()
 
-@pytest.mark.parametrize('dtype', [torch.float32,torch.float64])
+@pytest.mark.parametrize('dtype', [torch.float32,torch.float64,torch.bfloat16])
 def test_few_queries_read_no_key_too_many(dtype):
     "One query, or two, sum as many keys at once as a vector has lanes; the last of them need not be there."
-    for n in (1,2):
+    for n,d in ((1,16), (1,80), (2,16), (2,80)):
         for m in (1,3,13,17):
-            q,k,v = torch.randn(1, 1, n, 16, dtype=dtype),*torch.randn(2, 1, 1, m, 16, dtype=dtype)
+            q,k,v = torch.randn(1, 1, n, d, dtype=dtype),*torch.randn(2, 1, 1, m, d, dtype=dtype)
             plan,x = prepare(record(q, k, v))
             out = core.forward(plan, x._replace(k=guarded(k, True), v=guarded(v, True)))[0]
-            assert_close(out, dense_attention(q, k, v))
+            exact = dense_attention(q.double(), k.double(), v.double())
+            near = torch.finfo(dtype).eps*8
+            assert_close(out.double(), exact, rtol=near, atol=near)
     release()
+
+def newest_queries(first=0, trials=120):
+    "A query of every head, as decoding has them: heads of a key head with windows of their own, keys in several parts, against float64."
+    far = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+    for trial in range(first, first+trials):
+        g = torch.Generator().manual_seed(trial)
+        def number(n): return int(torch.randint(n, (), generator=g))
+        def some(*values): return values[number(len(values))]
+        def often(p): return float(torch.rand((), generator=g))<p
+        b,kv,share = some(1, 2, 3),some(1, 2, 3),some(1, 2, 3, 4, 7)
+        h,m,d = kv*share,some(1, 2, 5, 17, 100, 511, 513, 700, 1100, 2100),some(4, 16, 24, 33, 64, 80, 128)
+        dv,dtype = some(d, 8, 33),some(*far)
+        q,k,v = (torch.randn(b, n, x, size, generator=g).to(dtype) for n,x,size in ((h,1,d), (kv,m,d), (kv,m,dv)))
+        if often(.3): k,v = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v))
+        o = dict(q_offset=some(m-1, m-1, 0, m//2), is_causal=often(.6))
+        if often(.2): o = dict(q_offsets=torch.randint(m, (b,), generator=g), is_causal=o['is_causal'])
+        widths = .1+m*torch.rand(*some((h,), (b,h)), generator=g)
+        if often(.6): o['window'] = Window.default(widths)
+        elif often(.5): o['window'] = (number(m+1),number(m+1))
+        elif often(.3): o['window'] = Window(widths, smooth='gaussian')
+        if often(.3): o['n_global'] = 1+number(6)
+        if often(.3): o['softcap'] = 5.
+        if often(.3): o['sink'] = torch.randn(h, generator=g)
+        if often(.3): o['rel_bias'] = torch.randn(h, 2*number(40)+1, generator=g)
+        keep = torch.rand(b, m, generator=g)<.8 if often(.5) else torch.arange(m)>=torch.randint(m, (b,1), generator=g)
+        keep[:,-1] = True
+        if often(.3): o['padding'] = PaddingMask(keep)
+        if often(.3): o['return_lse'] = True
+        note = trial,dtype,q.shape,k.shape,dv,o
+        found,exact = (f(*x, **o) for f,x in ((banded_attention,(q, k, v)), (dense_attention,(q.double(), k.double(), v.double()))))
+        pairs = zip(found, exact) if o.get('return_lse') else [(found, exact)]
+        for a,e in pairs:
+            assert torch.equal(a.isfinite(), e.isfinite()),note
+            seen = e.isfinite()
+            assert not seen.any() or (a.double()-e)[seen].abs().max()<far[dtype],note
+
+@pytest.mark.parametrize('first', [0, 120, 240])
+def test_newest_queries(first): newest_queries(first)
+
+def newest_queries_of_texts():
+    "A token of each of several texts in one row, as servers pack them: each as in a call of its own."
+    torch.manual_seed(0)
+    lengths = torch.tensor([3,700,1,64,1300])
+    ends = torch.nn.functional.pad(lengths.cumsum(0), (1,0))
+    packed = dict(segments=torch.arange(len(ends)), key_segments=ends, q_offsets=lengths-1, is_causal=True)
+    widths = torch.tensor([5.,900.,40.,2000.,64.,64.])
+    for dtype,near in ((torch.float64,1e-12), (torch.float32,2e-5), (torch.bfloat16,3e-2)):
+        q,k,v = (torch.randn(1, h, n, 48).to(dtype) for h,n in ((6,len(lengths)), (2,sum(lengths)), (2,sum(lengths))))
+        for options in (dict(), dict(window=Window.default(widths)), dict(window=100, n_global=2), dict(sink=torch.randn(6))):
+            found = banded_attention(q, k, v, **packed, **options)
+            for t,(keys,values) in enumerate(zip(k.split(lengths.tolist(), 2), v.split(lengths.tolist(), 2))):
+                alone = dense_attention(q[:,:,t:t+1].double(), keys.double(), values.double(), is_causal=True, q_offset=len(keys[0,0])-1, **options)
+                assert (found[:,:,t:t+1].double()-alone).abs().max()<near,(dtype, t, options)
+
+def test_newest_queries_of_texts(): newest_queries_of_texts()
+
+def lost_newest_queries():
+    "A number that is none is seen by those heads of a key head that look at it, in any part, and by no other."
+    torch.manual_seed(0)
+    widths = torch.tensor([4.,90.,600.,1400.])
+    for dtype in (torch.float32,torch.bfloat16):
+        for place in (0, 700, 1390, 1399):
+            for which in (0,1,2):
+                q,k,v = torch.randn(1, 4, 1, 32).to(dtype),*torch.randn(2, 1, 1, 1400, 32).to(dtype)
+                if which: (k,v)[which-1][0,0,place,3] = torch.nan
+                else: q[0,place%4,0,3] = torch.inf
+                o = dict(window=Window.default(widths), is_causal=True, q_offset=1399)
+                lost = banded_attention(q, k, v, **o).isnan().any(-1).flatten()
+                expected = torch.arange(4)==place%4 if not which else 1399-place<=(widths+1).ceil()-1
+                assert lost.tolist()==expected.tolist(),(dtype, place, which, lost)
+
+def test_lost_newest_queries(): lost_newest_queries()
 
 @pytest.mark.parametrize('n', [5,31,300])
 @pytest.mark.parametrize('alpha', [None,1.5])

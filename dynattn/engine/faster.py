@@ -16,14 +16,21 @@ from .native.core import library
 LEAST_PAIRS = {
     ('amx', 'bfloat16', 'narrow', False, 'many'): 3145728,
     ('amx', 'bfloat16', False, False, 'many'): 50331648,
+    ('amx', 'bfloat16', False, False, 'one'): 131072,
+    ('amx', 'bfloat16', False, False, 'shared'): 28672,
     ('amx', 'bfloat16', False, True, 'few'): 131072,
     ('amx', 'bfloat16', False, True, 'many'): 3072,
     ('amx', 'bfloat16', True, False, 'many'): 3145728,
     ('amx', 'bfloat16', True, True, 'many'): 3072,
+    ('amx', 'float16', False, False, 'one'): 32768,
+    ('amx', 'float16', False, False, 'shared'): 1792,
     ('amx', 'float16', True, True, 'many'): 3072,
     ('amx', 'float32', 'narrow', False, 'many'): 1048576,
+    ('amx', 'float32', False, False, 'one'): 32768,
+    ('amx', 'float32', False, False, 'shared'): 16384,
     ('amx', 'float32', True, False, 'many'): 262144,
     ('amx', 'float32', True, True, 'many'): 196608,
+    ('amx', 'float64', False, False, 'shared'): 8192,
     ('amx', 'float64', True, False, 'many'): 196608,
     ('amx', 'float64', True, True, 'many'): 196608,
     ('avx2', 'bfloat16', False, False, 'few'): 131072,
@@ -60,9 +67,16 @@ LEAST_PAIRS = {
     ('avx512', 'float32', False, True, 'many'): 49152,
     ('avx512', 'float32', True, False, 'many'): 49152,
     ('avx512+amx', 'bfloat16', 'narrow', False, 'many'): 50331648,
+    ('avx512+amx', 'bfloat16', False, False, 'shared'): 28672,
+    ('avx512+amx', 'float16', False, False, 'one'): 32768,
+    ('avx512+amx', 'float16', False, False, 'shared'): 1792,
     ('avx512+amx', 'float32', 'narrow', False, 'many'): 1048576,
+    ('avx512+amx', 'float32', False, False, 'one'): 32768,
+    ('avx512+amx', 'float32', False, False, 'shared'): 16384,
     ('avx512+amx', 'float32', True, False, 'many'): 196608,
     ('avx512+amx', 'float32', True, True, 'many'): 262144,
+    ('avx512+amx', 'float64', False, False, 'one'): 131072,
+    ('avx512+amx', 'float64', False, False, 'shared'): 8192,
 }
 
 # %% ../../nbs/engine/36_faster.ipynb #e5a30002
@@ -82,9 +96,11 @@ instruction_set._dynamo_marked_constant = True # what assume_constant_result doe
 
 def kind_of_queries(
     n:int, # N, number of queries
-) -> str: # 'one', 'few' or 'many'
-    "How many queries share a vector of the core, in a word."
-    return 'one' if n==1 else 'few' if n<16 else 'many'
+    heads:int=1, # H/Hkv, query heads of a key head
+) -> str: # 'one', 'shared', 'few' or 'many'
+    "How many queries share a vector of the core, or a key that is read, in a word."
+    if n==1: return 'one' if heads==1 else 'shared'
+    return 'few' if n<16 else 'many'
 
 _NAMES = {getattr(torch, name): name for name in ('float32','float64','bfloat16','float16')}
 
@@ -99,10 +115,12 @@ def core_is_faster(
     b,h,n,_ = q.shape
     instructions = instruction_set() # None has no line
     dtype = _NAMES.get(q.dtype)
-    queries = kind_of_queries(n)
+    queries = kind_of_queries(n, h//max(k.shape[1], 1))
     least = LEAST_PAIRS.get((instructions, dtype, causal, learns, queries))
     if least is None and causal: # what is hidden is left out
         least = LEAST_PAIRS.get((instructions, dtype, False, learns, queries))
+    if least is None and queries=='shared': # keys are read once for several heads
+        least = LEAST_PAIRS.get((instructions, dtype, False, learns, 'one'))
     pairs = b*h*n*k.shape[2]
     if least is not None and pairs>=least: return True
     least = LEAST_PAIRS.get((instructions, dtype, 'narrow', learns, queries)) if narrow else None

@@ -71,7 +71,7 @@ class _KeptLayer(CacheLayerMixin):
             self.windows.load_state(*self.restored)
             self.restored = None
         self.windows.record_past = self.record_past
-        if self.windows.seen: self.windows.to(q.device)
+        self.windows.to(q.device)
         return self.windows.attend(q, new.k, new.v, keep)
 
     @property

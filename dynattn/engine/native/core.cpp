@@ -10,8 +10,8 @@
 // From top to bottom: numbers, vectors and products (`Lanes`), products in tiles (`Tiles`); how far
 // a head sees (`Problem`); the thresholds of entmax (`Solver`); numbers that are not finite
 // (`Guard`); what one head adds by offset (`Head`); the keys of a text (`Keys`); some queries and
-// the keys they see (`Block`), and what becomes of them (`Softmax`, `Entmax`); who does what
-// (`Worker`); the interface.
+// the keys they see (`Block`), and what becomes of them (`Softmax`, `Entmax`); the newest query of
+// every head (`Newest`); who does what (`Worker`); the interface.
 //
 // The file is compiled once for each instruction set; the width of a vector follows from the
 // compiler's flags. It trusts its caller: shapes, strides and dtypes are checked in Python, in one
@@ -231,9 +231,41 @@ template <class real, int QUERIES> struct Lanes {
     static INLINE vec load(const real *p) { return *(const in_memory*)p; }
     static INLINE ivec wide(const uint16_t *p) {   // each number in a lane
         typedef uint16_t half __attribute__((vector_size(2*LANES), aligned(2)));
+#if defined(__AVX512F__)
+        if constexpr (LANES == 16) return (ivec)_mm512_cvtepu16_epi32(*(const __m256i_u*)p);
+#endif
         return __builtin_convertvector(*(const half*)p, ivec);
     }
     static INLINE vec load(const uint16_t *p) { return (vec)(wide(p) << 16); }  // bfloat16
+    // Two vectors of a row. Of bfloat16, the first has the numbers in even places, which takes half
+    // of the instructions; what meets them lies in that order (`deal`).
+    static INLINE void load_two(const real *p, vec &a, vec &b) {
+        a = load(p);
+        b = load(p+LANES);
+    }
+    static INLINE void load_two(const uint16_t *p, vec &a, vec &b) {
+        ivec both;
+        memcpy(&both, p, sizeof both);
+        a = (vec)(both << 16);
+        b = (vec)(both >> 16 << 16);
+    }
+    static void deal(real *to, const real *from, Int width) {
+        for (Int e = 0; e+2*LANES <= width; e += 2*LANES) for (int l = 0; l < LANES; l++) {
+            to[e+l] = from[e+2*l];
+            to[e+LANES+l] = from[e+2*l+1];
+        }
+        for (Int e = width/(2*LANES)*2*LANES; e < width; e++) to[e] = from[e];
+    }
+    static void gather(real *x, Int width) {       // back
+        real dealt[2*LANES];
+        for (; width >= 2*LANES; width -= 2*LANES, x += 2*LANES) {
+            memcpy(dealt, x, sizeof dealt);
+            for (int l = 0; l < LANES; l++) {
+                x[2*l] = dealt[l];
+                x[2*l+1] = dealt[LANES+l];
+            }
+        }
+    }
     static INLINE void store(real *p, vec x) { *(in_memory*)p = x; }
     static INLINE vec splat(real x) { return x - vec{}; }
     static INLINE vec max(vec a, vec b) { return a > b ? a : b; }
@@ -304,8 +336,9 @@ template <class real, int QUERIES> struct Lanes {
     }
 
     // rows and lanes of a square exchanged
-    template <int s, size_t... l> static INLINE void exchange(vec *r, std::index_sequence<l...>) {
-        UNROLL for (int i = 0; i < LANES; i++) if (!(i & s)) {
+    template <int s, size_t... l>
+    static INLINE void exchange(vec *r, std::index_sequence<l...>, int rows = LANES) {
+        UNROLL for (int i = 0; i < rows; i++) if (!(i & s)) {
             vec a = r[i], b = r[i+s];
             r[i] = __builtin_shufflevector(a, b, ((int)l & s ? (int)l - s + LANES : (int)l)...);
             r[i+s] = __builtin_shufflevector(a, b, ((int)l & s ? (int)l + LANES : (int)l + s)...);
@@ -385,42 +418,91 @@ template <class real, int QUERIES> struct Lanes {
     static NOINLINE void product_apart(Out c, In a, In b, Int rows, Int cols, Int depth, bool add) {
         product(c, a, b, rows, cols, depth, add);
     }
-    // S[key][query] for one or a few queries: the width lies in the lanes, and LANES keys are
-    // summed at once
+    // Sums of LANES vectors, one in each lane.
+    static INLINE vec totals(vec *r) {
+        auto all = std::make_index_sequence<LANES>();
+        if (LANES > 8) fold<(LANES > 8 ? 8 : 1)>(r, all);
+        if (LANES > 4) fold<(LANES > 4 ? 4 : 1)>(r, all);
+        if (LANES > 2) fold<(LANES > 2 ? 2 : 1)>(r, all);
+        fold<1>(r, all);
+        return r[0];
+    }
+    template <int s, size_t... l> static INLINE void fold(vec *r, std::index_sequence<l...> all) {
+        exchange<s>(r, all, 2*s);
+        UNROLL for (int i = 0; i < s; i++) r[i] += r[i+s];
+    }
+    // Products of R queries with keys, up to LANES of them: s[query] has one in each lane. The
+    // width lies in the lanes, and what is read of a key serves all queries.
+    enum { SHARING = VECTOR == 64 ? 4 : 2 };       // as many queries at most
+    template <int R, class Rows>
+    static INLINE void key_products(vec *s, Rows k, Int keys, const real *const *q, Int width) {
+        enum { SOME = LANES < 4 ? LANES : 4 };     // keys at once: sums do not wait for each other
+        vec r[R][LANES];
+        for (int l0 = 0; l0 < LANES; l0 += SOME) {
+            vec sum[R][SOME] = {};
+            auto row = [&](int l) { return k.p+std::min(Int(l0+l), keys-1)*k.row; };
+            Int e = 0;
+            for (; e+2*LANES <= width; e += 2*LANES) UNROLL for (int l = 0; l < SOME; l++) {
+                vec a, b;
+                load_two(row(l)+e, a, b);
+                __builtin_prefetch(row(l)+LANES*k.row+e);
+                UNROLL for (int i = 0; i < R; i++)
+                    sum[i][l] = sum[i][l]+load(q[i]+e)*a+load(q[i]+e+LANES)*b;
+            }
+            for (; e < width; e += LANES) UNROLL for (int l = 0; l < SOME; l++) {
+                const vec a = load(row(l)+e);
+                UNROLL for (int i = 0; i < R; i++) sum[i][l] += load(q[i]+e)*a;
+            }
+            UNROLL for (int i = 0; i < R; i++) UNROLL for (int l = 0; l < SOME; l++)
+                r[i][l0+l] = sum[i][l];
+        }
+        UNROLL for (int i = 0; i < R; i++) s[i] = totals(r[i]);
+    }
+    // S[key][query] for one or a few queries.
     template <class Rows>
     static void few_scores(real *s, Rows k, const real *q, Int keys, Int queries, Int width) {
-        for (Int i = 0; i < queries; i++) for (Int j = 0; j < keys; j += LANES) {
-            vec r[LANES];
-            for (int l = 0; l < LANES; l++) {
-                const auto *row = k.p+std::min(j+l, keys-1)*k.row;
-                r[l] = load(q+i*width)*load(row);
-                for (Int e = LANES; e < width; e += LANES) r[l] += load(q+i*width+e)*load(row+e);
-            }
-            transpose(r);
-            UNROLL for (int half = LANES/2; half; half /= 2)
-                UNROLL for (int l = 0; l < half; l++) r[l] += r[l+half];
-            for (Int l = 0; l < std::min<Int>(LANES, keys-j); l++) s[(j+l)*QUERIES+i] = r[0][l];
+        for (Int i = 0; i < queries; i++, q += width) for (Int j = 0; j < keys; j += LANES) {
+            vec x;
+            key_products<1>(&x, k.below(j), keys-j, &q, width);
+            for (Int l = 0; l < std::min<Int>(LANES, keys-j); l++) s[(j+l)*QUERIES+i] = x[l];
         }
     }
     // O[query] (+)= sum of weights S[key][query] times rows, for one or a few queries
     template <class Rows>
     static void few_sums(real *o, const real *s, Rows v, Int keys, Int queries, Int width,
                          bool add) {
-        for (Int i = 0; i < queries; i++, o += width) {
-            Int e = 0;
-            for (; e+4*LANES <= width; e += 4*LANES) sums_of<4>(o+e, s+i, v.right(e), keys, add);
-            for (; e < width; e += LANES) sums_of<1>(o+e, s+i, v.right(e), keys, add);
-        }
+        for (Int i = 0; i < queries; i++, o += width, s++)
+            sums_of<1,QUERIES>(&o, &s, v, keys, width, add);
     }
-    template <int V, class Rows>
-    static INLINE void sums_of(real *o, const real *s, Rows v, Int keys, bool add) {
-        vec sum[V];
-        UNROLL for (int x = 0; x < V; x++) sum[x] = add ? load(o+x*LANES) : vec{};
+    // The same for R queries, each with rows of its own, and weights STEP numbers apart: what is
+    // read of a value serves all queries.
+    template <int R, int STEP, class Rows>
+    static void sums_of(real *const *o, const real *const *s, Rows v, Int keys, Int width,
+                        bool add) {
+        Int e = 0;
+        for (; e+4*LANES <= width; e += 4*LANES) sums_at<R,STEP,4>(o, s, v, keys, e, add);
+        if (e+2*LANES <= width) sums_at<R,STEP,2>(o, s, v, keys, e, add), e += 2*LANES;
+        if (e < width) sums_at<R,STEP,1>(o, s, v, keys, e, add);
+    }
+    template <int R, int STEP, int V, class Rows>
+    static INLINE void sums_at(real *const *o, const real *const *s, Rows v, Int keys, Int e,
+                               bool add) {
+        vec sum[R][V];
+        UNROLL for (int i = 0; i < R; i++) UNROLL for (int x = 0; x < V; x++)
+            sum[i][x] = add ? load(o[i]+e+x*LANES) : vec{};
         for (Int j = 0; j < keys; j++) {
-            const vec w = splat(s[j*QUERIES]);
-            UNROLL for (int x = 0; x < V; x++) sum[x] += w*load(v.p+j*v.row+x*LANES);
+            vec y[V];
+            const auto *row = v.p+j*v.row+e;
+            fetch(row+8*v.row, V*LANES*sizeof *row);
+            UNROLL for (int x = 0; x+1 < V; x += 2) load_two(row+x*LANES, y[x], y[x+1]);
+            if (V%2) y[V-1] = load(row+(V-1)*LANES);
+            UNROLL for (int i = 0; i < R; i++) {
+                const vec w = splat(s[i][j*STEP]);
+                UNROLL for (int x = 0; x < V; x++) sum[i][x] += w*y[x];
+            }
         }
-        UNROLL for (int x = 0; x < V; x++) store(o+x*LANES, sum[x]);
+        UNROLL for (int i = 0; i < R; i++) UNROLL for (int x = 0; x < V; x++)
+            store(o[i]+e+x*LANES, sum[i][x]);
     }
     // the largest |x|; infinity where a number is not finite. Without their signs, numbers lie as
     // their bits do, NaN on top
@@ -1092,6 +1174,14 @@ template <class real, int QUERIES> struct Head : Lanes<real, QUERIES> {
         times_sums = room.take<real>(c.after ? by_offset*LANES : 0);
     }
     void begin(Int batch, Int head) {
+        choose(batch, head);
+        curve(0, length);
+        if (g) {
+            memset(sums, 0, length*LANES*sizeof(real));
+            if (c.after) memset(times_sums, 0, length*LANES*sizeof(real));
+        }
+    }
+    void choose(Int batch, Int head) {
         b = batch;
         h = head;
         hk = h/p.share;
@@ -1105,11 +1195,6 @@ template <class real, int QUERIES> struct Head : Lanes<real, QUERIES> {
         unit = alpha ? 1 : real(M_LOG2E);
         bias = p.row(c.rel_bias, b, h);
         if (c.sink.data) sink = unit**p.row(c.sink, b, h);
-        curve();
-        if (g) {
-            memset(sums, 0, length*LANES*sizeof(real));
-            if (c.after) memset(times_sums, 0, length*LANES*sizeof(real));
-        }
     }
     // Of offset j - p; neighbouring queries have neighbouring places, in their order.
     Int place(Int offset) const { return zero-offset; }
@@ -1127,15 +1212,16 @@ template <class real, int QUERIES> struct Head : Lanes<real, QUERIES> {
         return found;
     }
 
-    // The window, its limits and the bias by offset. The default window is tanh(s expm1(z))/tanh(p)
-    // with z = L (1 - y^2), y = |j - i|/edge, edge = rate sigma + 1, s the steepness.
-    void curve() {
+    // The window, its limits and the bias by offset, at whole vectors of places. The default window
+    // is tanh(s expm1(z))/tanh(p) with z = L (1 - y^2), y = |j - i|/edge, edge = rate sigma + 1, s
+    // the steepness.
+    void curve(Int first, Int end) {
         const real *sigma = p.row(c.sigma, b, h), *table = p.row(c.table, b, h);
         const real edge = sigma ? *sigma*real(p.rate)+1 : 1;
         const real level = p.level, steep = p.steepness, norm = p.norm;
         vec ramp;
         for (int l = 0; l < LANES; l++) ramp[l] = l;
-        for (Int x = 0; x < length; x += LANES) {
+        for (Int x = first; x < end; x += LANES) {
             vec at = real(x) + ramp, off = real(zero) - at, m = splat(0), d = splat(0);
             ivec in = (at <= real(zero+left)) & (at >= real(zero-right));
             if (sigma) {
@@ -1231,7 +1317,9 @@ template <class real, int QUERIES> struct Keys {
     struct Source { const char *data; const Rows &like; Int d, width; };
 
     void lay_out(Room &room, Int rows) {
-        const Int n = p.lead+(c.n_global ? c.M : std::min(c.M, rows+p.reach_most));
+        lay_out_keys(room, p.lead+(c.n_global ? c.M : std::min(c.M, rows+p.reach_most)));
+    }
+    void lay_out_keys(Room &room, Int n) {
         const bool none = !c.keep && lies_ready(c.k, c.d) && lies_ready(c.v, c.dv);
         Int numbers = none ? 0 : n*(p.width+p.dv_width);
         if (may_tile) {        // of bfloat16, two to a `real`
@@ -1254,6 +1342,10 @@ template <class real, int QUERIES> struct Keys {
     bool near_together(const Rows &x, Int d) const { return x.n == d || c.N <= QUERIES; }
     // Rows q0..q1-1 become those in text `t`, and its keys are laid ready.
     void begin(Int batch, Int key_head, Int t, Reach reach, Int &q0, Int &q1) {
+        find(batch, key_head, t, reach, q0, q1);
+        if (q0 < q1) lay_ready();
+    }
+    void find(Int batch, Int key_head, Int t, Reach reach, Int &q0, Int &q1) {
         b = batch;
         hk = key_head;
         text = p.text(b, t, holes);
@@ -1275,7 +1367,6 @@ template <class real, int QUERIES> struct Keys {
         piece[1].lo = lo;
         piece[1].hi = std::max(lo, hi);
         way = q1-q0 > 2 ? may_tile ? TILED : PLAIN : may_lie && !holes ? LYING : PLAIN;
-        lay_ready();
     }
     void lay_ready() {
         free = copies;
@@ -1531,7 +1622,13 @@ template <class real, int QUERIES> struct Block : Lanes<real, QUERIES> {
             return T::columns(q_pairs, q_rows, p.width, power_of_two(by));
         }
         if (nq > 2) L::turn(q_cols, q_rows, p.width, by);
-        else for (Int e = 0; e < nq*p.width; e++) q_cols[e] = q_rows[e]*by; // for `few_scores`
+        else for (Int i = 0; i < nq; i++) {                    // for `few_scores`
+            real *to = q_cols+i*p.width;
+            const real *from = q_rows+i*p.width;
+            if (keys.way == keys.LYING) L::deal(to, from, p.width);
+            else memcpy(to, from, p.width*sizeof(real));
+            for (Int e = 0; e < p.width; e++) to[e] *= by;
+        }
     }
     real of_products() const {     // what makes scores of them, or quotients of the soft cap
         return real(c.scale)*(c.softcap > 0 ? real(1/c.softcap) : head.unit);
@@ -1872,6 +1969,8 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
         });
         if constexpr (T::exist)
             if (keys.tiled()) T::turn_back(o_rows, o_cols, p.dv_width);
+        for (Int i = 0; i < nq && keys.way == keys.LYING; i++)
+            L::gather(o_rows+i*p.dv_width, p.dv_width);
         real all[QUERIES], high[QUERIES], by[QUERIES];
         for (int v = 0; v < GROUPS; v++) {
             store(all+v*LANES, sum[v]);
@@ -1946,6 +2045,277 @@ template <class real, int QUERIES> struct Softmax : Block<real, QUERIES> {
             for (Int i = 0; i < nq; i++)
                 *head.found.sink() -= std::exp2(head.sink-lse[i])*mean[i];
         write_dq(n_keys);
+    }
+};
+
+// ---- the newest query of every head, where tokens are written one by one ------------------------
+
+// One query of a text, or one of each of several. The query heads of a key head read its keys and
+// values together, a part of them at a time: they come from memory once, whatever the number of
+// heads. Scores of a head lie side by side, so exponentials are vectors of keys. Parts are cut by
+// the problem, never by the number of threads, and joined in their order. Where a number is not
+// finite, nothing is written: rows are lost as `Guard` says, by the blocks.
+template <class real> struct Newest : Softmax<real, SHORT> {
+    typedef Softmax<real, SHORT> Base;
+    typedef Lanes<real, SHORT> L;
+    using typename L::vec; using typename L::ivec;
+    using L::LANES; using L::SHARING; using L::load; using L::store; using L::splat;
+    using Base::p; using Base::c; using Base::head; using Base::keys; using Base::guard;
+    using Base::row; using Base::at; using Base::spans; using Base::n_spans; using Base::q_cols;
+    using Base::o_rows;
+
+    enum { PART = 512, SPACE = PART+4*LANES };
+    // What a head finds in a part: the largest score, the sum of exponentials below that, the sum
+    // of its values. `numbers()` of them are stored.
+    struct Found { real *high, *sum, *values; };
+    struct Row {               // of a query head
+        Span spans[2];                     // the keys of the part that it sees
+        Int n_spans;
+        real *query;                       // [width], multiplied
+        real *scores;                      // [SPACE] of the keys of the part; then their weights
+        Found found;
+    };
+    Row *rows;                 // [share]
+    Int place[2];              // of the first key of a piece among those of the part
+
+    const real limit;          // of scores
+
+    Newest(const Problem<real> &problem, double limit)
+        : Base(problem, nullptr),
+          limit(std::min(limit, (double)std::numeric_limits<real>::max()/2)) {
+        keys.may_tile = false;
+    }
+    static bool serves(const Problem<real> &p) {
+        const Call &c = p.c;
+        for (Int b = 0; b < c.B; b++) {
+            if (p.texts(b) != c.N) return false;
+            for (Int t = 0; t < c.N; t++) {
+                const Text x = p.whole_text(b, t);
+                if (x.q1-x.q0 != 1) return false;
+            }
+        }
+        return c.N > 0 && c.H > 0 && !c.alpha.data && !c.weights && !p.has_factors;
+    }
+    void lay_out(Room &room) {
+        Block<real, SHORT>::lay_out(room);
+        keys.lay_out_keys(room, PART);
+        rows = room.take<Row>(p.share);
+        for (Int i = 0; i < p.share; i++) {
+            real *query = room.take<real>(p.width), *scores = room.take<real>(SPACE);
+            if (!room.start) continue;
+            rows[i].query = query;
+            rows[i].scores = scores;
+        }
+    }
+    Int numbers() const { return LANES+p.dv_width; }
+    Found found_at(real *x) const { return {x, x+1, x+LANES}; }
+
+    // ---- which keys
+
+    // Those that some head of key head `hk` sees in a text; their number.
+    Int find(Int b, Int t, Int hk) {
+        Reach reach = p.reaches[b*c.H+hk*p.share];
+        for (Int i = 1; i < p.share; i++) {
+            const Reach r = p.reaches[b*c.H+hk*p.share+i];
+            reach = {std::max(reach.left, r.left), std::max(reach.right, r.right)};
+        }
+        Int q0 = 0, q1 = c.N, n = 0;
+        keys.find(b, hk, t, reach, q0, q1);
+        for (const auto &x : keys.piece) n += std::max<Int>(x.hi-x.lo, 0);
+        return n;
+    }
+    // Of these, the ones of a part are laid ready.
+    void cut(Int part) {
+        Int from = part*PART, end = from+PART, next = 0;       // counted over both pieces
+        for (int i = 0; i < 2; i++) {
+            auto &x = keys.piece[i];
+            const Int n = std::max<Int>(x.hi-x.lo, 0);
+            const Int lo = std::min(std::max<Int>(from, 0), n);
+            x.hi = x.lo+std::max(std::min(end, n), lo);
+            x.lo += lo;
+            place[i] = next;
+            next += rounded(x.hi-x.lo, LANES);
+            from -= n;
+            end -= n;
+        }
+        keys.lay_ready();
+    }
+    Int place_of(const Span &s, Int key) const { return place[s.piece]+key-keys.piece[s.piece].lo; }
+
+    // What the heads of a key head find in a part; whether all numbers are finite.
+    bool read(Int b, Int t, Int hk, Int part, real *found) {
+        find(b, t, hk);
+        cut(part);
+        for (Int i = 0; i < p.share; i++) {
+            Row &x = rows[i];
+            x.found = found_at(found+i*numbers());
+            begin(b, hk*p.share+i);
+            std::copy(spans, spans+n_spans, x.spans);
+            x.n_spans = n_spans;
+            memcpy(x.query, q_cols, p.width*sizeof(real));
+            if (guard.lost[0]) return false;
+        }
+        each_run([&](const Span &s, Row *const *some, auto n) { multiply(s, some, n); });
+        for (Int i = 0; i < p.share; i++) {
+            head.choose(b, hk*p.share+i);
+            if (!weigh(rows[i])) return false;
+        }
+        each_run([&](const Span &s, Row *const *some, auto n) { mix(s, some, n); });
+        for (Int i = 0; i < p.share; i++) {
+            real *values = rows[i].found.values;
+            if (keys.way == keys.LYING) L::gather(values, p.dv_width);
+            if (L::largest({values, p.dv_width}, 1, p.dv_width) == INFINITY) return false;
+        }
+        return true;
+    }
+    void begin(Int b, Int h) {                                 // a query, and what it sees
+        head.choose(b, h);
+        guard.begin_head(0, false);
+        guard.begin_text(true);
+        Base::begin(keys.text.q0, keys.text.q1);
+    }
+    // `work(keys, rows, number of them)`: what some rows see together, SHARING or fewer at a time.
+    template <class F> void each_run(F &&work) {
+        for (int piece = 0; piece < 2; piece++) {
+            const Int end = keys.piece[piece].hi;
+            for (Int lo = keys.piece[piece].lo, hi; lo < end; lo = hi) {
+                hi = end;                                      // or where a row begins or ends
+                each_span(piece, [&](Row &, const Span &s) {
+                    if (s.lo > lo) hi = std::min(hi, s.lo);
+                    if (s.hi > lo) hi = std::min(hi, s.hi);
+                });
+                const Span run = {lo, hi, false, piece, 0};
+                Row *some[SHARING];
+                int n = 0;
+                each_span(piece, [&](Row &x, const Span &s) {
+                    if (s.lo > lo || s.hi < hi) return;
+                    some[n++] = &x;
+                    if (n < SHARING) return;
+                    work(run, some, std::integral_constant<int, SHARING>());
+                    n = 0;
+                });
+                if (n >= 2) work(run, some, std::integral_constant<int, 2>());
+                if (n%2) work(run, some+n-1, std::integral_constant<int, 1>());
+            }
+        }
+    }
+    template <class F> void each_span(int piece, F &&work) {
+        for (Int i = 0; i < p.share; i++) for (Int x = 0; x < rows[i].n_spans; x++)
+            if (rows[i].spans[x].piece == piece) work(rows[i], rows[i].spans[x]);
+    }
+
+    // ---- scores and weights
+
+    template <class N> void multiply(const Span &run, Row *const *some, N) {
+        const auto &x = keys.piece[run.piece];
+        if (keys.way == keys.LYING) multiply<N::value>(x.k_rows.below(run.lo-x.lo), run, some);
+        else multiply<N::value>(x.k.below(run.lo-x.lo), run, some);
+    }
+    template <int R, class Rows> void multiply(const Rows &k, const Span &run, Row *const *some) {
+        const Int n = run.hi-run.lo;
+        const real *queries[R];
+        for (int i = 0; i < R; i++) queries[i] = some[i]->query;
+        for (Int j = 0; j < n; j += LANES) {
+            vec of_row[R];
+            L::template key_products<R>(of_row, k.below(j), n-j, queries, p.width);
+            for (int i = 0; i < R; i++) {
+                real *to = some[i]->scores+place_of(run, run.lo+j);
+                if (j+LANES <= n) store(to, of_row[i]);
+                else memcpy(to, &of_row[i], (n-j)*sizeof(real));
+            }
+        }
+    }
+    // Scores of products, the largest of them, and weights below that; whether all numbers are
+    // finite.
+    bool weigh(const Row &x) {
+        vec top = splat(-std::numeric_limits<real>::max()), sum{};
+        const vec most = splat(limit*head.unit);
+        ivec bad{};
+        each_span_of(x, [&](const Span &s, Int n, Int end, real *to) {
+            std::fill(to+n, to+end, 0);
+            if (!s.far) curve(s);
+            for (Int j = 0; j < n; j += LANES) {
+                vec y = load(to+j);
+                bad |= !((y <= most) & (y >= -most));
+                if (c.softcap > 0) y = L::tanh(y)*real(c.softcap*head.unit);
+                store(to+j, s.far ? y : y+added(s.lo+j));
+            }
+            for (Int j = 0; j < n && (keys.holes || (s.far && head.bias)); j++) {
+                if (s.far && head.bias) to[j] += head.unit*head.bias_at(s.lo+j-at);
+                if (keys.is_hole(s.lo+j)) to[j] = -INFINITY;
+            }
+            std::fill(to+n, to+end, -INFINITY);
+            for (Int j = 0; j < n; j += LANES) {
+                bad |= !(load(to+j) < splat(INFINITY));
+                top = L::max(top, load(to+j));
+            }
+        });
+        real high = top[0];
+        for (int l = 1; l < LANES; l++) high = std::max(high, top[l]);
+        each_span_of(x, [&](const Span &, Int n, Int, real *to) {
+            for (Int j = 0; j < n; j += LANES) {
+                const vec y = L::exp2(load(to+j)-high);
+                sum += y;
+                store(to+j, y);
+            }
+        });
+        *x.found.high = high;
+        *x.found.sum = L::total(sum);
+        std::fill(x.found.values, x.found.values+p.dv_width, 0);
+        return !L::any(bad);
+    }
+    template <class F> void each_span_of(const Row &x, F &&work) {
+        for (Int i = 0; i < x.n_spans; i++) {
+            const Span &s = x.spans[i];
+            const Int n = s.hi-s.lo;
+            work(s, n, rounded(n, LANES), x.scores+place_of(s, s.lo));
+        }
+    }
+    // What the head adds at the offsets of a span, and of LANES keys from `key` on: places fall
+    // where keys rise.
+    void curve(const Span &s) {
+        const Int first = head.place(s.hi-1-at)-LANES+1, last = head.place(s.lo-at);
+        head.curve(first/LANES*LANES, std::min(rounded(last+1, LANES), head.length));
+    }
+    vec added(Int key) const {
+        const vec x = load(head.near+head.place(key-at)-LANES+1);
+        vec y;
+        UNROLL for (int l = 0; l < LANES; l++) y[l] = x[LANES-1-l];
+        return y;
+    }
+
+    // ---- values
+
+    template <class N> void mix(const Span &run, Row *const *some, N) {
+        const auto &x = keys.piece[run.piece];
+        if (keys.way == keys.LYING) mix<N::value>(x.v_rows.below(run.lo-x.lo), run, some);
+        else mix<N::value>(x.v.below(run.lo-x.lo), run, some);
+    }
+    template <int R, class Rows> void mix(const Rows &v, const Span &run, Row *const *some) {
+        const real *weights[R];
+        real *to[R];
+        for (int i = 0; i < R; i++) {
+            weights[i] = some[i]->scores+place_of(run, run.lo);
+            to[i] = some[i]->found.values;
+        }
+        L::template sums_of<R,1>(to, weights, v, run.hi-run.lo, p.dv_width, true);
+    }
+    // The row of a head in a text, from what its parts found, `step` numbers apart.
+    void write(Int b, Int t, Int h, real *found, Int parts, Int step) {
+        head.choose(b, h);
+        guard.lost[0] = false;
+        row = p.whole_text(b, t).q0;
+        real high = -std::numeric_limits<real>::max(), sum = 0;
+        for (Int i = 0; i < parts; i++) high = std::max(high, *found_at(found+i*step).high);
+        std::fill(o_rows, o_rows+p.dv_width, 0);
+        for (Int i = 0; i < parts; i++) {
+            const Found x = found_at(found+i*step);
+            const vec by = L::exp2(splat(*x.high-high));
+            sum += *x.sum*by[0];
+            for (Int e = 0; e < p.dv_width; e += LANES)
+                store(o_rows+e, load(o_rows+e)+load(x.values+e)*by);
+        }
+        Base::end_row(0, high, sum);
     }
 };
 
@@ -2417,9 +2787,55 @@ template <class real> Int rows_of_task(const Problem<real> &p, Reach r, Int leas
     return std::min(p.c.N, rounded(std::max(rows, least), TALL));
 }
 
+// Writes the output, where each head has one query in a text, and all numbers are finite and no
+// score is above a limit; whether it did.
+template <class real> bool write_newest(const Problem<real> &p, double limit) {
+    const Call &c = p.c;
+    if (!Newest<real>::serves(p)) return false;
+    Newest<real> plans(p, limit);
+    struct Heads { Int b, t, hk, first_task, parts; };         // of a key head, in a text
+    std::vector<Heads> heads;
+    std::vector<Task> tasks;
+    for (Int b = 0; b < c.B; b++) for (Int t = 0; t < c.N; t++) for (Int hk = 0; hk < c.Hkv; hk++) {
+        const Int n = plans.find(b, t, hk), parts = std::max<Int>(1, (n+plans.PART-1)/plans.PART);
+        const Int own = heads.size(), before = tasks.size();
+        for (Int i = 0; i < parts; i++) {
+            const double keys = std::min<Int>(n-i*plans.PART, plans.PART)+SHORT;
+            const double cost = keys*p.share*(p.width+p.dv_width);
+            tasks.push_back({b, own, i, i+1, cost, before+i, 0, 0});
+        }
+        heads.push_back({b, t, hk, before, parts});
+    }
+    Room counted = {nullptr, 0};
+    plans.lay_out(counted);
+    const Int threads = threads_for(c, tasks), bytes = counted.used;
+    const Int of_head = plans.numbers(), of_task = p.share*of_head;
+    Memory memory(threads*bytes);
+    std::vector<real> found(tasks.size()*of_task);
+    std::atomic<bool> finite(true);
+    run(tasks.size(), threads, c.team, [&](Int number, Int thread) {
+        const Task &x = tasks[number];
+        const Heads &own = heads[x.h];
+        Room room = {memory.data()+thread*bytes, 0};
+        Newest<real> newest(p, limit);
+        newest.lay_out(room);
+        real *to = found.data()+x.number*of_task;
+        if (!newest.read(own.b, own.t, own.hk, x.first, to)) finite = false;
+    });
+    if (!finite) return false;
+    Room room = {memory.data(), 0};
+    plans.lay_out(room);
+    for (const Heads &x : heads) for (Int i = 0; i < p.share; i++) {
+        real *from = found.data()+x.first_task*of_task+i*of_head;
+        plans.write(x.b, x.t, x.hk*p.share+i, from, x.parts, of_task);
+    }
+    return true;
+}
+
 template <class Law> void forward(const Call &c) {
     typedef Worker<Law> W;
     const Problem<typename Law::number> p(c);
+    if (write_newest(p, INFINITY)) return;
     std::vector<Task> tasks;
     Int most = 1;                          // rows of a task
     for (Int b = 0; b < c.B; b++) for (Int h = 0; h < c.H; h++) {
@@ -2759,6 +3175,20 @@ EXPORT double dynattn_largest_score(const Call *c, const Rows *dout) {
     const double back = dout ? largest_of(*dout, c->B, c->H, c->N, c->dv, *c) : 0;
     const bool finite = q < INFINITY && k < INFINITY && v < INFINITY && back < INFINITY;
     return finite ? q*k*std::abs(c->scale)*c->d : INFINITY;
+}
+// The forward pass, where all numbers are finite and no score can be above a limit: 1; else 0, and
+// nothing is written; -1 where memory is lacking. A query that sees all keys shows them itself.
+EXPORT Int dynattn_forward_within(const Call *c, double limit) {
+    const bool sees_all = c->left < 0 && c->right < 0 && !c->is_causal && !c->keep && !c->texts;
+    if (c->N == 1 && sees_all && !c->sigma.data && !c->table.data) {
+        try {
+            return c->kind == F64 ? write_newest(Problem<double>(*c), limit)
+                                  : write_newest(Problem<float>(*c), limit);
+        }
+        catch (const std::bad_alloc &) { return -1; }
+    }
+    if (!(dynattn_largest_score(c, nullptr) <= limit)) return 0;
+    return dynattn_forward(c) ? 1 : -1;
 }
 // Whether a mask hides keys, or pairs outside a band, or both: 1 and 0; -1 where memory is lacking.
 EXPORT Int dynattn_read_mask(const Mask *m, uint8_t *keep, Seen *found, Int threads, Team *team) {

@@ -101,6 +101,7 @@ def library() -> ctypes.CDLL|None:
             f.restype = ctypes.c_bool
         if path.endswith('core_amx.so') and not lib.dynattn_tiles(): continue # no such processor
         lib.dynattn_largest_score.restype = ctypes.c_double
+        lib.dynattn_forward_within.restype = ctypes.c_int64
         lib.dynattn_read_mask.restype = ctypes.c_int64
         lib.dynattn_read_mask.argtypes = [*[ctypes.c_void_p]*3, ctypes.c_int64, ctypes.c_void_p]
         lib.dynattn_entmax.argtypes = [ctypes.c_void_p]*5+[ctypes.c_int64]*5+[ctypes.c_void_p]
@@ -398,9 +399,9 @@ def forward_within(
 ) -> bool: # whether the call was computed; if not, nothing was written
     "The forward pass, where all numbers are finite and no score can be above a limit."
     record,alive = _call(plan, x, out, None, lse)
-    if not library().dynattn_largest_score(record, None)<=limit: return False
-    _done(library().dynattn_forward(record))
-    return True
+    done = library().dynattn_forward_within(record, ctypes.c_double(limit))
+    _done(done>=0)
+    return done==1
 
 # %% ../../../nbs/engine/33_native.core.ipynb #cd2b4b45
 from ...docstrings import explain_parameters
