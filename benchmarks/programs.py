@@ -137,8 +137,8 @@ def programs():
     yield 'Llama-like writes 24 tokens',512,lambda: writes(llama_like(), ids(1, 512), 24)
     big = dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=8)
     for dtype in (torch.float32,torch.bfloat16):
-        for n in (2048, 8192, 32768): yield f'Llama 3.2 1B goes on, {str(dtype)[6:]}',n,lambda n=n, dtype=dtype: goes_on(
-            llama_like(**big).to(dtype), n, 24)
+        for n in (2048, 8192, 32768): yield f'Llama 3.2 1B writes 8 more tokens, {str(dtype)[6:]}',n,lambda n=n, dtype=dtype: goes_on(
+            llama_like(**big).to(dtype), n, 8)
     yield 'GPT-2 trains with dropout .1',512,lambda: step(
         transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=1000, n_layer=4)), ids(1, 512))
     yield 'T5 encoder reads',256,lambda: reads(
