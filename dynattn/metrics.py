@@ -17,8 +17,8 @@ def _tensor(x, name):
     try:
         x = torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        message = f"{name}: expected a tensor or what one is made of, got {got(x)}"
-        raise TypeError(message) from None
+        raise TypeError(
+            f"{name}: expected a tensor or what one is made of, got {got(x)}") from None
     if x.layout is torch.strided: return x
     raise TypeError(f"{name}: expected a dense tensor, got {got(x)}")
 
@@ -140,8 +140,8 @@ def class_metrics(
     try:
         names = list(map(str, range(C) if names is None else names))
     except TypeError:
-        message = f"names: expected {C} names or None, got {got(names)}"
-        raise TypeError(message) from None
+        raise TypeError(
+            f"names: expected {C} names or None, got {got(names)}") from None
     if len(names) != C or len({*names, 'micro', 'macro', 'weighted'}) != C+3:
         raise ValueError(f"names: expected {C} different names, "
                          f"none of them that of an average, got {names}")

@@ -42,7 +42,7 @@ def test_prog5_a_narrow_window_has_lines_of_its_own(monkeypatch):
         monkeypatch.setattr(faster, 'LEAST_PAIRS', lines)
         assert faster.core_is_faster(x, x, True, narrow=True)==chosen
         assert faster.core_is_faster(x, x, True)==(causal_least==4096)
-    row = dict(set='a', dtype='bfloat16', mask='window 64', gradient='0', B='1', H='1', d='8', ratio='.5')
+    row = dict(set='a', dtype='bfloat16', mask='window 64', gradient='0', B='1', H='1', Hkv='1', d='8', ratio='.5')
     assert plain.table([row | dict(N='512', M='512')])=={('a','bfloat16','narrow',False,'many'): 512*512}
     assert plain.table([row | dict(N='256', M='256')])=={}
 
@@ -60,12 +60,13 @@ def test_prog5_a_pytorch_with_tiles_is_another_machine(monkeypatch, of_core, til
 def test_a_table_of_rows():
     "The least pairs above the last row that was slower; none where the last one was"
     def row(n, ratio, mask='', **more):
-        return dict(set='a', dtype='float32', mask=mask, gradient='0', B='1', H='1', N=str(n), M='64', d='8', ratio=str(ratio)) | more
+        return dict(set='a', dtype='float32', mask=mask, gradient='0', B='1', H='1', Hkv='1', N=str(n), M='64', d='8', ratio=str(ratio)) | more
     many = ('a','float32',False,False,'many')
     assert plain.table([row(16, 2.), row(32, .9), row(64, 1.1), row(128, .5), row(256, 1.)])=={many: 128*64}
     assert plain.table([row(16, .5), row(32, 1.01)])=={}
     assert plain.table([row(128, .5), row(128, 1.2, B='2'), row(512, .7)])=={many: 512*64}  # another row, more pairs
     assert plain.table([row(64, .5, 'bias'), row(64, .5, 'window 64')])=={}
+    assert plain.table([row(1, .5, H='4')])=={('a','float32',False,False,'shared'): 256}
     assert plain.table([row(1, .5), row(4, .5), row(64, .5, 'causal'), row(64, .5, gradient='1')])=={
         ('a','float32',False,False,'few'): 256, ('a','float32',False,False,'one'): 64,
         ('a','float32',False,True,'many'): 4096, ('a','float32',True,False,'many'): 4096}

@@ -25,7 +25,7 @@ report 1 | the pseudo-code, as written and as meant | 15_reports | def pseudo_co
 report 1 | the pseudo-code's last line ignores the threshold | 15_reports | does not use `th`
 report 1 | 299 tokens at T = 0.9, p = 10000, drawn | 15_reports | 299, 511 and 299 tokens
 report 1 | 511 tokens at T = 0.8, drawn | 15_reports | T = 0\.8
-report 1 | the unit and sigma that give 299 and 511 | 15_reports | counts_of\(unit, sigma\)\[1\]==511
+report 1 | the unit and sigma that give 299 and 511 | 15_reports | count\(unit, sigma, .8\)==511
 report 1 | the example as a preset | 14_window | halves==\[149, 255\]
 report 1 | T = 0.9, p = 100, drawn | 15_reports | a smaller exponent lets its top sink
 report 1 | p = 100 has a gradient that ignores the edge | 15_reports | Autograd's part is \*alive\*, 311, and it has the \*\*wrong sign\*\*

@@ -526,12 +526,11 @@ class SparseQKV(AttentionLayer):
 
     def qkv(self, x, context=None):
         own = x.unflatten(-1, (self.modules_count, -1))  # [B,N,S,d/S]
-        projected = self.project(x)
         side = self.kernel // 2
         def maps_of(o): # [B,N,S,·] -> [B,·,back+N,S]
             return F.pad(o.permute(0, 3, 1, 2), (0, 0, self.kernel - 1, 0))
-        y = F.pad(maps_of(projected), (side, side))
-        both = maps_of(torch.cat([projected, own], -1))
+        y = F.pad(maps_of(self.project(x)), (side, side))
+        both = maps_of(torch.cat([self.project(x), own], -1))
         maps = self.q(y), self.k(y), self.v(both)  # [B,d/S,N,S]
         return [self.split(o.permute(0, 2, 3, 1).flatten(2)) for o in maps]
 
