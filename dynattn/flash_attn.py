@@ -100,8 +100,8 @@ def _attend(q, k, v, wants_lse, **options): # [B,H,N,d] -> [B,N,H,dv], and [B,H,
     "The call."
     _check_alike(q, k, v)
     _check_sink(options['sink'], q)
-    out,lse = attention(q, k, v, **options),None
     if wants_lse: out,lse = attention(q, k, v, return_lse=True, **options)
+    else: out,lse = attention(q, k, v, **options),None
     return out.transpose(1, 2).contiguous(),lse # programs join the heads by `view`
 
 def _batch(q, k, v, lse, slopes=None, **options): # -> (out [B,N,H,dv], lse [B,H,N] or None)
@@ -1014,9 +1014,10 @@ class _Finder:
     def create_module(self, spec): return self.modules[spec.name]
     def exec_module(self, module): vars(module).update(_MODULES[module.__name__])
     def find_distributions(self, context=importlib.metadata.DistributionFinder.Context()):
-        asked = context.name if context.name is None else re.sub('[-_.]+', '-', context.name).lower()
+        asks_all = context.name is None
+        asked = '' if asks_all else re.sub('[-_.]+', '-', context.name).lower()
         for project in _PROJECTS:
-            if asked in (None,project): yield _Distribution(project)
+            if asks_all or asked==project: yield _Distribution(project)
 
 # %% ../nbs/91_flash_attn.ipynb #cb7e84ae
 def _dispatch(own, name): # -> a method of `PreTrainedModel`

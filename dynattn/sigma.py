@@ -78,7 +78,7 @@ def as_widths(
 ) -> Tensor: # NaN, which no check lets pass, for what is none
     """Widths as a tensor, in float32 at least, whatever PyTorch's default dtype is.
 
-    Plain numbers are on the CPU, whatever its default device is: the device meta would lose them."""
+    Plain numbers are on the CPU, whatever the default device: the device meta would lose them."""
     dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
     nothing = torch.tensor(torch.nan, device='cpu')
     if isinstance(x, Tensor) and x.is_complex(): return nothing

@@ -863,3 +863,16 @@ def test_as_nanochat_calls_it(window):
         part = rotary_free_attention(flash, x[:,at:at+size], weights, window, cache, at)
         assert_close(part, whole[:,at:at+size], rtol=1e-4, atol=1e-4)
         at += size
+
+@pytest.mark.parametrize('wants_lse', [False, True])
+def test_a_call_is_computed_once(monkeypatch, wants_lse):
+    "Asked for its `lse`, it was computed twice, with two draws of dropout"
+    calls = []
+    real = fa.attention
+    monkeypatch.setattr(fa, 'attention', lambda *args, **kwargs: calls.append(1) or real(*args, **kwargs))
+    q,k,v = torch.randn(3, 2, 20, 4, 16)
+    ends = torch.tensor([0,20,40], dtype=torch.int32)
+    fa.flash_attn_func(q, k, v, return_attn_probs=wants_lse)
+    fa.flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), ends, ends, 20, 20, return_attn_probs=wants_lse)
+    fa.flash_attn_with_kvcache(q, k, v, return_softmax_lse=wants_lse)
+    assert len(calls)==3

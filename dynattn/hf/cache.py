@@ -145,9 +145,9 @@ class _NewKeys:
     v: Tensor
 
     def __getattr__(self, name): # of a tensor
-        raise AttributeError("cache: expected a model whose attention is 'dynattn', which takes "
-                             f"the keys of a WindowedCache unread, got one that reads their {name}; "
-                             "call dynattn.hf.switch(model)")
+        raise AttributeError("cache: expected a model whose attention is 'dynattn', "
+                             "which takes the keys of a WindowedCache unread, "
+                             f"got one that reads their {name}; call dynattn.hf.switch(model)")
 
     def attended(self, call:LayerCall): # of the new queries -> [B,H,n,dv]
         "Attention to the keys that the layer keeps, and to the new ones."

@@ -262,7 +262,8 @@ def look(
     if isinstance(text, str):
         name = model.config._name_or_path
         if tokenizer is None and not name:
-            raise ValueError("tokenizer: expected one, for the model was loaded by no name, got None")
+            raise ValueError("tokenizer: expected one, for the model was loaded by no name, "
+                             "got None")
         if tokenizer is None: tokenizer = AutoTokenizer.from_pretrained(name)
         most = most_tokens(model.config) or tokenizer.model_max_length
         if not isinstance(most, int) or most<1:

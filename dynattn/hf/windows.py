@@ -77,7 +77,8 @@ def _check_windows(layers, unit, init, n_global, edge, penalty, longest):
                          "where the length is not known while it grows, "
                          "got 'fraction'")
     if init is not None and as_widths(init).isnan().any():
-        raise ValueError(f"init: expected None, or finite numbers (), [H] or [L,H], got {init!r:.80}")
+        raise ValueError("init: expected None, or finite numbers (), [H] or [L,H], "
+                         f"got {init!r:.80}")
     if edge not in ('soft','hard'):
         raise ValueError(f"edge: expected 'soft' or 'hard', got {edge!r}")
     def whole(x): return isinstance(x, int) and not isinstance(x, bool) and 0<=x<=longest

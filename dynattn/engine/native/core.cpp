@@ -2795,7 +2795,7 @@ template <class real> bool write_newest(const Problem<real> &p, double limit) {
     Newest<real> plans(p, limit);
     struct Heads { Int b, t, hk, first_task, parts; };         // of a key head, in a text
     std::vector<Heads> heads;
-    std::vector<Task> tasks;
+    std::vector<Task> tasks;               // each a part: `h` its place in `heads`, `first` its own
     for (Int b = 0; b < c.B; b++) for (Int t = 0; t < c.N; t++) for (Int hk = 0; hk < c.Hkv; hk++) {
         const Int n = plans.find(b, t, hk), parts = std::max<Int>(1, (n+plans.PART-1)/plans.PART);
         const Int own = heads.size(), before = tasks.size();
