@@ -27,12 +27,14 @@ def calls(seconds):
     from hypothesis import HealthCheck, given, seed, settings, strategies as st
     sys.path.insert(0, str(ROOT/'tests'))
     from test_banded import cases
-    from test_native import DTYPES, a_call, between_guards, exact_case, rows_of_entmax
+    from test_native import DTYPES, a_call, between_guards, exact_case, newest_queries, newest_queries_of_texts, rows_of_entmax
     from dynattn.engine.native import core
     torch.set_num_threads(2)
     for start in range(3):
         for alpha in (None,1.5): a_call(start, n=1500, alpha=alpha)()
     rows_of_entmax()
+    newest_queries()
+    newest_queries_of_texts()
     deadline,count = time.monotonic()+seconds,0
     while time.monotonic()<deadline:
         @seed(count)
