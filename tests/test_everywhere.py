@@ -97,6 +97,11 @@ def exactly(q, k, v, options):
 def compare(seed):
     "A random call, forward and backward: as near to dense float64 as PyTorch is, NaN in the same places"
     q,k,v,options,kind = random_call(seed)
+    everywhere.off()
+    try: with_gradients(q, k, v, **options)
+    except RuntimeError as e: # of PyTorch, told to have no AVX-512 where there are tiles
+        if 'pack_vnni2 is only supported' in str(e): return None
+        raise
     off,on,report = both(lambda: with_gradients(q, k, v, **options))
     lost = 'attn_mask' in options and options['attn_mask'].dtype!=torch.bool and report.served==0
     for a,b in zip(off, on):
@@ -114,7 +119,8 @@ def compare(seed):
 @pytest.mark.parametrize('first', range(0, 300, 60))
 def test_random_calls_as_dense_float64(always, first):
     "300 calls of every kind; those that the core has are its, and the others PyTorch's"
-    seen = [compare(seed) for seed in range(first, first+60)]
+    seen = [found for seed in range(first, first+60) if (found := compare(seed)) is not None]
+    assert len(seen)>40
     for kind in ('plain','causal','padding','left padding','window','window and padding'):
         served = [s and b for k,s,b in seen if k==kind]
         assert sum(served)>=.7*len(served), kind
