@@ -745,8 +745,7 @@ class RotaryEmbedding(torch.nn.Module):
         wide = torch.float32 if self.pos_idx_in_fp32 else self.inv_freq.dtype
         is_wide = self.inv_freq.dtype==wide
         inv_freq = self.inv_freq if is_wide else self._compute_inv_freq(device=device)
-        with torch.inference_mode(False): # for training that follows
-            of_q,of_k = _tables(seqlen, inv_freq, self.scale, self.scale_base, wide, dtype)
+        of_q,of_k = _tables(seqlen, inv_freq, self.scale, self.scale_base, wide, dtype)
         self._cos_cached,self._sin_cached = of_q
         if self.scale is not None: self._cos_k_cached,self._sin_k_cached = of_k
 
