@@ -302,3 +302,60 @@ def test_a_call_that_fails_may_be_repeated(by, monkeypatch):
             with pytest.raises(KeyboardInterrupt): layer.attend(*[some(9)]*3) if first else layer.attend(x, x, x)
         if first: layer.attend(*[some(9)]*3)
         assert torch.equal(layer.attend(x, x, x), prompted().attend(x, x, x))
+
+def test_a_step_that_fails_drops_no_keys(by, monkeypatch):
+    "The one before it can still be taken back, though the buffer was full and the keys had moved."
+    x,y = some(1, seed=1),some(1, seed=2)
+    place = '_by_pieces' if core.library() is None else '_addresses'
+    for steps in range(1, 20):
+        layer,other = prompted(),prompted()
+        for _ in range(steps): layer.attend(x, x, x)
+        for _ in range(steps-1): other.attend(x, x, x)
+        numbers,_ = layer.state()
+        with monkeypatch.context() as m:
+            m.setattr(f'dynattn.cache.{place}', mock.Mock(side_effect=MemoryError))
+            with pytest.raises(MemoryError): layer.attend(x, x, x)
+        assert layer.state()[0]==numbers
+        layer.undo()
+        assert torch.equal(layer.attend(y, y, y), other.attend(y, y, y))
+
+def test_a_call_that_fails_as_it_drops_keys_takes_no_tokens(by, monkeypatch):
+    "There is no memory for the shorter buffers: the call may be repeated."
+    x,layer = some(5, seed=1),prompted()
+    with monkeypatch.context() as m:
+        m.setattr('dynattn.cache._trim', mock.Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError): layer.attend(x, x, x)
+    assert layer.seen==9 and torch.equal(layer.attend(x, x, x), prompted().attend(x, x, x))
+
+def test_a_cache_of_inference_mode_goes_on_outside(by):
+    "A prompt, an order of the rows or a step under one mode, the next tokens under another, and back."
+    rows,modes = torch.tensor([1,0]),(torch.inference_mode,torch.no_grad,torch.enable_grad)
+    for first in modes:
+        for n_global in (0, 2):
+            layer,other = (WindowedLayer(4, window=3, n_global=n_global) for _ in range(2))
+            for i in range(24):
+                x = some(9 if i==0 else 1, seed=i)
+                if i==12:
+                    with first(): layer.select(rows)
+                    other.select(rows)
+                with (first if i==0 else modes[i//3%3])(): out = layer.attend(x, x, x)
+                assert torch.equal(out, other.attend(x, x, x))
+
+@pytest.mark.skipif(core.library() is None, reason='no compiled core')
+def test_keys_of_another_dtype_at_the_same_place_have_addresses_of_their_own():
+    "Memory that was freed is taken anew: by narrower numbers, whose heads lie nearer to each other."
+    memory = torch.zeros(2, 4096)
+    layer = WindowedLayer(4, window=3)
+    for dtype in (torch.float32, torch.bfloat16):
+        layer.reset()
+        first,next_ = some(9, dtype=dtype),some(1, dtype=dtype, seed=1)
+        layer.attend(first, first, first)
+        group, = layer.groups
+        for name,rows in zip('kv', memory.view(dtype)):
+            x = getattr(group, name)
+            place = rows[:x.numel()].view(x.shape)
+            setattr(group, name, place.copy_(x))
+        found = layer.attend(next_, next_, next_)
+        both = torch.cat([first, next_], 2).double()
+        expected = dense_attention(both, both, both, is_causal=True, window=3)[:,:,-1:]
+        assert_close(found.double(), expected, atol=.02, rtol=0)
