@@ -201,6 +201,7 @@ def _write_leading(group, k, v, at, padded): # -> (k, v)
     that are not leading."""
     n = k.shape[2]
     n_lead = group.n_lead
+    if not n: return k,v
     if padded is None:
         count = min(max(n_lead-at, 0), n)
         if not count: return k,v

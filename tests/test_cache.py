@@ -359,3 +359,15 @@ def test_keys_of_another_dtype_at_the_same_place_have_addresses_of_their_own():
         both = torch.cat([first, next_], 2).double()
         expected = dense_attention(both, both, both, is_causal=True, window=3)[:,:,-1:]
         assert_close(found.double(), expected, atol=.02, rtol=0)
+
+def test_a_call_of_no_tokens_changes_nothing(by):
+    "With leading tokens of rows that are padded on the left, too."
+    keep,none,x = torch.arange(9)>=torch.tensor([[0],[4]]),some(0),some(1, seed=1)
+    for n_global in (0, 3):
+        found = []
+        for calls in (1, 2):
+            layer = WindowedLayer(4, window=3, n_global=n_global)
+            layer.attend(some(9), some(9), some(9), keep)
+            for _ in range(calls-1): assert layer.attend(none, none, none, keep).shape==(2, 4, 0, 8)
+            found.append(layer.attend(x, x, x, torch.cat([keep, torch.ones(2, 1, dtype=torch.bool)], 1)))
+        assert layer.seen==10 and torch.equal(*found)
