@@ -12,6 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 from .kinds import FAR, got, integer
+from .modes import uncompiled
 from .padding import PaddingMask
 from .window import Window
 from .engine.call import Call
@@ -805,6 +806,7 @@ class WindowedLayer:
         "Memory of the keys and values, in bytes, with those of the snapshots."
         return sum(x.nbytes for x in self._held())
 
+    @uncompiled # nothing of it is fixed: a buffer moves, and the core reads addresses
     def attend(self,
         q:Tensor, # [B,H,n,d] queries of the n newest tokens
         k:Tensor, # [B,Hkv,n,d] their keys

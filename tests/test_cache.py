@@ -371,3 +371,22 @@ def test_a_call_of_no_tokens_changes_nothing(by):
             for _ in range(calls-1): assert layer.attend(none, none, none, keep).shape==(2, 4, 0, 8)
             found.append(layer.attend(x, x, x, torch.cat([keep, torch.ones(2, 1, dtype=torch.bool)], 1)))
         assert layer.seen==10 and torch.equal(*found)
+
+@pytest.mark.parametrize('options', [dict(window=5), dict(window=5, n_global=2), dict()], ids=str)
+def test_a_compiled_program_breaks_at_a_layer(options):
+    "Its graphs have none of what the layer does, whose sizes change with every token; the results are the eager ones."
+    sizes = []
+    def counting(graph, inputs):
+        sizes.append(sum(node.op.startswith('call') for node in graph.graph.nodes))
+        return graph.forward
+    layer,other = WindowedLayer(4, **options),WindowedLayer(4, **options)
+    torch.compiler.reset()
+    step = torch.compile(lambda x: layer.attend(x, x, x)*2, backend=counting)
+    for i in range(20):
+        x = some(9 if i==0 else 1, seed=i)
+        assert torch.equal(step(x), other.attend(x, x, x)*2)
+    if hasattr(torch._C._dynamo.eval_frame, 'set_code_exec_strategy'): # as `modes.uncompiled` has it
+        assert sizes and max(sizes)==1
+    whole = torch.compile(lambda x: layer.attend(x, x, x), backend='eager', fullgraph=True)
+    with pytest.raises(Exception, match='attend'): whole(some(1))
+    assert layer.seen==other.seen
