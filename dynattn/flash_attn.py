@@ -6,9 +6,10 @@
 __all__ = ['VERSION', 'VERSION_3', 'flash_attn_func', 'flash_attn_qkvpacked_func', 'flash_attn_kvpacked_func',
            'flash_attn_varlen_func', 'flash_attn_varlen_qkvpacked_func', 'flash_attn_varlen_kvpacked_func',
            'index_first_axis', 'index_put_first_axis', 'unpad_input', 'pad_input',
-           'unpad_input_for_concatenated_sequences', 'flash_attn_with_kvcache', 'flash_attn_3_func',
-           'flash_attn_3_qkvpacked_func', 'flash_attn_3_varlen_func', 'flash_attn_3_with_kvcache', 'apply_rotary_emb',
-           'apply_rotary', 'install']
+           'unpad_input_for_concatenated_sequences', 'apply_rotary_emb', 'apply_rotary', 'apply_rotary_emb_torch',
+           'apply_rotary_emb_qkv_', 'apply_rotary_emb_kv_', 'RotaryEmbedding', 'flash_attn_with_kvcache',
+           'flash_attn_3_func', 'flash_attn_3_qkvpacked_func', 'flash_attn_3_varlen_func', 'flash_attn_3_with_kvcache',
+           'install']
 
 # %% ../nbs/91_flash_attn.ipynb #c9bf3011
 import importlib.metadata, importlib.util, math, numbers, re, sys, types
@@ -17,7 +18,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any, Literal, ParamSpec, Protocol, overload
 import torch, torch.nn.functional as F
 from torch import Tensor
-from .kinds import FAR, checked, flag, got, integer, number
+from .kinds import FAR, checked, device as torch_device, flag, floating, got, integer, number
 from .padding import PaddingMask, holds
 from .window import between
 from .engine.call import Call
@@ -497,7 +498,7 @@ def unpad_input_for_concatenated_sequences(
     longest = int(of_texts.max()) if len(of_texts) else 0
     return hidden_states.flatten(0, 1)[indices],indices,ends,longest
 
-# %% ../nbs/91_flash_attn.ipynb #2469eea4
+# %% ../nbs/91_flash_attn.ipynb #7c1e40b9
 def _ints(name, x, rows): # -> int64 [B]
     "One int for each row of the batch, or one for all."
     is_number = isinstance(x, numbers.Integral) and not isinstance(x, bool)
@@ -513,16 +514,20 @@ def _ints_within(name, x, rows, low, high): # -> int64 [B]
         raise ValueError(f"{name}: expected ints from {low} to {high}, got {x.tolist()}")
     return x
 
-def _turned(x, cos, sin, place, interleaved): # [B,N,H,d], [S,r/2], [B,N]
-    "The first r entries of each head turned by the angles of a position."
-    wide = torch.promote_types(x.dtype, torch.float32)
-    cos,sin = (t[place][:,:,None].to(wide) for t in (cos,sin))
+def _rotated(x, cos, sin, interleaved): # [...,H,d], [...,1,r/2]
+    "The first r entries of each head turned."
     r = 2*cos.shape[-1]
-    part = x[...,:r].to(wide)
+    part = x[...,:r]
     a,b = (part[...,::2],part[...,1::2]) if interleaved else part.chunk(2, -1)
     both = a*cos-b*sin,a*sin+b*cos
-    turned = torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
-    return torch.cat((turned.to(x.dtype),x[...,r:]), -1)
+    return torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)
+
+def _turned(x, cos, sin, place, interleaved): # [B,N,H,d], [S,r/2], [B,N]
+    "The same by the angles of a position, wide; the other entries stay."
+    wide = torch.promote_types(x.dtype, torch.float32)
+    cos,sin = (t[place][:,:,None].to(wide) for t in (cos,sin))
+    turned = _rotated(x.to(wide), cos, sin, interleaved)
+    return torch.cat((turned.to(x.dtype),x[...,turned.shape[-1]:]), -1)
 
 def _check_rotary(cos, sin, q, last, names=('rotary_cos','rotary_sin')):
     "Tables of angles that have the last position."
@@ -535,6 +540,237 @@ def _check_rotary(cos, sin, q, last, names=('rotary_cos','rotary_sin')):
                              f"r <= {q.shape[3]}, as the other, got {found}")
         _beside(name, x, q, '[S,r/2]')
 
+# %% ../nbs/91_flash_attn.ipynb #7c1e40c2
+def _written(x, turned): # -> like x, with the gradient
+    "Into the memory of `x`; with autograd, where it takes that."
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling(): # whose tracer cannot go on
+        try: return x.copy_(turned)
+        except RuntimeError: pass # a leaf, or one of several views
+    x.data.copy_(turned)
+    return turned if turned.requires_grad else x
+
+def _turned_at(x, cos, sin, place, interleaved, names=('cos','sin')): # [B,N,H,d], place [B,N]
+    "Turned, by tables that are checked."
+    last = -1 if _is_unread(place) or not place.numel() else int(place.max())
+    _check_rotary(cos, sin, x, last, names)
+    return _turned(x, cos, sin, place, interleaved)
+
+def _first_places(offsets, texts, x, name='seqlen_offsets'): # -> int64 [texts]
+    first = _ints(name, offsets, texts).to(x.device)
+    return first if _is_unread(first) else _ints_within(name, first, texts, 0, FAR)
+
+# %% ../nbs/91_flash_attn.ipynb #7c1e40b3
+def apply_rotary_emb(
+    x:Tensor, # [B,N,H,d], or [total,H,d] with `cu_seqlens`
+    cos:Tensor, sin:Tensor, # [S,r/2], of each position
+    interleaved:bool=False, # turn entries 2i and 2i+1; otherwise i and i+r/2
+    inplace:bool=False, # write into `x`, and return it
+    seqlen_offsets=0, # an int or [B] int: the position of each text's first token
+    cu_seqlens=None, # [texts+1] int, where packed texts begin, and the end
+    max_seqlen=None, # not needed here
+) -> Tensor: # like x
+    "Turn the first r entries of each head, as `flash_attn.layers.rotary.apply_rotary_emb`."
+    rows, = _heads_first(4 if cu_seqlens is None else 3, x=floating('x', x))
+    rows = rows.transpose(1, 2)
+    interleaved,inplace = flag('interleaved', interleaved),flag('inplace', inplace)
+    b,n = rows.shape[:2]
+    place = torch.arange(n, device=x.device)[None]
+    if cu_seqlens is None: place = place+_first_places(seqlen_offsets, b, x)[:,None]
+    else:
+        ends,last = _ends('cu_seqlens', cu_seqlens, n, x)
+        if last!=n: raise ValueError(f"cu_seqlens: expected {n} as the last end, got {last}")
+        first = _first_places(seqlen_offsets, len(ends)-1, x)
+        if _is_unread(ends): ends = F.pad(ends, (0,1), value=n) # rows behind the last text
+        text = _text_of_rows(ends, n)
+        place = place-ends[text]+F.pad(first, (0,1))[text]
+    turned = _turned_at(rows, cos, sin, place, interleaved).view(x.shape)
+    return _written(x, turned) if inplace else turned
+
+def apply_rotary(
+    x:Tensor, cos:Tensor, sin:Tensor, # as for `apply_rotary_emb`
+    seqlen_offsets=0, cu_seqlens=None, max_seqlen=None, # as for `apply_rotary_emb`
+    interleaved:bool=False, inplace:bool=False, # as for `apply_rotary_emb`
+    conjugate:bool=False, # turn back
+) -> Tensor: # like x
+    "The same in another order, as `flash_attn.ops.triton.rotary.apply_rotary`, with a gradient."
+    if flag('conjugate', conjugate): sin = -sin
+    turned = apply_rotary_emb(
+        x, cos, sin, interleaved, False, seqlen_offsets, cu_seqlens, max_seqlen)
+    if not flag('inplace', inplace): return turned
+    # programs pass over what this returns
+    return x.copy_(turned) if torch.compiler.is_compiling() else _written(x, turned)
+
+def apply_rotary_emb_torch(
+    x:Tensor, # [B,N,H,d]
+    cos:Tensor, sin:Tensor, # [N,r/2] or [B,N,r/2], of each token
+    interleaved:bool=False, # as for `apply_rotary_emb`
+) -> Tensor: # like x, of the wider dtype
+    "The same with a row of the table for each token, as `flash_attn.layers.rotary` has it."
+    _heads_first(4, x=floating('x', x))
+    interleaved = flag('interleaved', interleaved)
+    for name,table in (('cos',cos), ('sin',sin)):
+        floating(name, table, '[N,r/2] or [B,N,r/2]')
+        is_one_each = table.shape[:-1] in (x.shape[1:2],x.shape[:2]) and table.shape==cos.shape
+        if not is_one_each or 2*table.shape[-1]>x.shape[3]:
+            raise ValueError(f"{name}: expected [N,r/2] or [B,N,r/2] with B,N={tuple(x.shape[:2])} "
+                             f"and r <= {x.shape[3]}, as the other, got {tuple(table.shape)}")
+    turned = _rotated(x, cos[...,None,:], sin[...,None,:], interleaved)
+    return torch.cat((turned,x[...,turned.shape[-1]:]), -1)
+
+# %% ../nbs/91_flash_attn.ipynb #7c1e40c5
+def _turned_qkv(qkv, of_q, of_k, interleaved, seqlen_offsets, num_heads_q): # -> like qkv
+    "Queries and keys turned by a pair of tables each."
+    floating('qkv', qkv)
+    if qkv.dim()==5 and qkv.shape[2]==3: rows,heads = qkv.flatten(2, 3),qkv.shape[3]
+    elif qkv.dim()==4: rows,heads = qkv,integer('num_heads_q', num_heads_q, 0, qkv.shape[2])
+    else:
+        raise ValueError("qkv: expected [B,N,3,H,d], or [B,N,H+2*Hkv,d] with num_heads_q, "
+                         f"got shape {tuple(qkv.shape)}")
+    of_keys,odd = divmod(rows.shape[2]-heads, 2)
+    if odd:
+        raise ValueError(f"num_heads_q: expected as many heads of keys as of values in the rest "
+                         f"of {rows.shape[2]}, got {heads}")
+    q,k,v = rows.split((heads,of_keys,of_keys), 2)
+    first = _first_places(seqlen_offsets, len(rows), qkv)
+    place = first[:,None]+torch.arange(rows.shape[1], device=qkv.device)
+    q = _turned_at(q, *of_q, place, interleaved)
+    k = _turned_at(k, *of_k, place, interleaved, ('cos_k','sin_k'))
+    return torch.cat((q,k,v), 2).view(qkv.shape)
+
+def _turned_kv(kv, cos, sin, interleaved, seqlen_offsets): # -> like kv
+    "The keys turned."
+    k,v = _unpacked('kv', floating('kv', kv), 2, 5)
+    return torch.stack((apply_rotary_emb(k, cos, sin, interleaved, False, seqlen_offsets),v), 2)
+
+# %% ../nbs/91_flash_attn.ipynb #7c1e40c6
+def apply_rotary_emb_qkv_(
+    qkv:Tensor, # [B,N,3,H,d], or [B,N,H+2*Hkv,d] with `num_heads_q`; written to
+    cos:Tensor, sin:Tensor, # [S,r/2], as for `apply_rotary_emb`
+    cos_k:Tensor|None=None, sin_k:Tensor|None=None, # [S,r/2], of keys (default: as of queries)
+    interleaved:bool=False, # as for `apply_rotary_emb`
+    seqlen_offsets=0, # an int or [B] int, as for `apply_rotary_emb`
+    num_heads_q:int|None=None, # H, where queries, keys and values are heads of one axis
+) -> Tensor: # qkv
+    "Turn queries and keys in place, as `flash_attn.layers.rotary.apply_rotary_emb_qkv_`."
+    of_k = cos if cos_k is None else cos_k,sin if sin_k is None else sin_k
+    interleaved = flag('interleaved', interleaved)
+    return _written(
+        qkv, _turned_qkv(qkv, (cos,sin), of_k, interleaved, seqlen_offsets, num_heads_q))
+
+def apply_rotary_emb_kv_(
+    kv:Tensor, # [B,N,2,H,d]; written to
+    cos:Tensor, sin:Tensor, # [S,r/2], as for `apply_rotary_emb`
+    interleaved:bool=False, # as for `apply_rotary_emb`
+    seqlen_offsets=0, # an int or [B] int, as for `apply_rotary_emb`
+) -> Tensor: # kv
+    "Turn keys in place, as `flash_attn.layers.rotary.apply_rotary_emb_kv_`."
+    return _written(kv, _turned_kv(kv, cos, sin, interleaved, seqlen_offsets))
+
+# %% ../nbs/91_flash_attn.ipynb #7c1e40d2
+def _tables(n, inv_freq, scale, scale_base, wide, dtype): # -> (cos,sin) of queries, and of keys
+    "The angles of n positions [n,r/2], counted in one dtype and given in another."
+    angles = torch.outer(torch.arange(n, device=inv_freq.device, dtype=wide), inv_freq)
+    cos,sin = angles.cos(),angles.sin()
+    factor = torch.ones((), device=inv_freq.device)
+    if scale is not None:
+        from_middle = torch.arange(n, device=scale.device, dtype=scale.dtype)-n//2
+        factor = scale**(from_middle/scale_base)[:,None]
+    return [(x*factor).to(dtype) for x in (cos,sin)],[(x/factor).to(dtype) for x in (cos,sin)]
+
+def _positions_needed(qkv, seqlen_offset, max_seqlen): # -> int
+    "How long the tables must be for a call."
+    floating('qkv', qkv)
+    if qkv.dim() not in (4,5):
+        raise ValueError(f"qkv: expected [B,N,3,H,d] or [B,N,H,d], got shape {tuple(qkv.shape)}")
+    b,n = qkv.shape[:2]
+    if max_seqlen is not None: max_seqlen = integer('max_seqlen', max_seqlen, 0)
+    first = seqlen_offset
+    if isinstance(first, Tensor):
+        first = _first_places(first, b, qkv, 'seqlen_offset')
+        if not _is_unread(first): first = int(first.max()) if b else 0
+        elif max_seqlen is not None: return max_seqlen
+        else:
+            raise ValueError("max_seqlen: expected an int beside a seqlen_offset that cannot be "
+                             "read, as in a compiled program, got None")
+    return max(n+integer('seqlen_offset', first, 0), max_seqlen or 0)
+
+# %% ../nbs/91_flash_attn.ipynb #7c1e40d3
+class RotaryEmbedding(torch.nn.Module):
+    "Turns queries and keys in place, as `flash_attn.layers.rotary.RotaryEmbedding`."
+    def __init__(self,
+        dim, # r, how many entries of a head are turned
+        base=10000.0, # pair p turns by base**(-2p/r) radians for each position
+        interleaved=False, # turn entries 2i and 2i+1; otherwise i and i+r/2
+        scale_base=None, # of xPos, 512 as a rule (default: without)
+        device=None, # of the buffers
+        *,
+        pos_idx_in_fp32=True, # count positions in float32; otherwise in the dtype of `inv_freq`
+    ):
+        super().__init__()
+        self.dim = int(number('dim', dim, 'an even number'))
+        if self.dim!=dim or self.dim<2 or self.dim%2:
+            raise ValueError(f"dim: expected an even number from 2 on, got {dim}")
+        self.base = number('base', base, 'a number above 0')
+        if self.base<=0: raise ValueError(f"base: expected a number above 0, got {base}")
+        self.interleaved = flag('interleaved', interleaved)
+        self.pos_idx_in_fp32 = flag('pos_idx_in_fp32', pos_idx_in_fp32)
+        if scale_base is not None:
+            scale_base = number('scale_base', scale_base, 'None or a number above 0')
+            if scale_base<=0:
+                raise ValueError(f"scale_base: expected None or a number above 0, got {scale_base}")
+        self.scale_base = scale_base
+        if isinstance(device, bool):
+            raise TypeError(f"device: expected a device or None, got {device}; since version 2.8 "
+                            "pos_idx_in_fp32 has no place")
+        if device is not None: device = torch_device('device', device)
+        self.register_buffer('inv_freq', self._compute_inv_freq(device), persistent=False)
+        scale = None
+        if scale_base is not None:
+            entry = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32)
+            scale = (entry+.4*self.dim)/(1.4*self.dim)
+        self.register_buffer('scale', scale, persistent=False)
+        self._seq_len_cached = 0
+        self._cos_cached = self._sin_cached = None
+        self._cos_k_cached = self._sin_k_cached = None
+
+    def _compute_inv_freq(self, device=None):
+        entry = torch.arange(0, self.dim, 2, device=device, dtype=torch.float32)
+        return 1/self.base**(entry/self.dim)
+
+    def _update_cos_sin_cache(self, seqlen, device=None, dtype=None):
+        "The tables of so many positions, unless those that are there serve."
+        held = self._cos_cached
+        is_long = held is not None and seqlen<=self._seq_len_cached
+        if is_long and held.device==device and held.dtype==dtype: return
+        self._seq_len_cached = seqlen
+        wide = torch.float32 if self.pos_idx_in_fp32 else self.inv_freq.dtype
+        is_wide = self.inv_freq.dtype==wide
+        inv_freq = self.inv_freq if is_wide else self._compute_inv_freq(device=device)
+        of_q,of_k = _tables(seqlen, inv_freq, self.scale, self.scale_base, wide, dtype)
+        self._cos_cached,self._sin_cached = of_q
+        if self.scale is not None: self._cos_k_cached,self._sin_k_cached = of_k
+
+    def forward(self,
+        qkv, # [B,N,3,H,d], or [B,N,H+2*Hkv,d] with `num_heads_q`; beside `kv` queries [B,N,H,d]
+        kv=None, # [B,M,2,Hkv,d]
+        seqlen_offset=0, # an int or [B] int: the position of each text's first token
+        max_seqlen=None, # how long the tables become at least
+        num_heads_q=None, # H, where queries, keys and values are heads of one axis
+    ) -> Tensor|tuple[Tensor,Tensor]: # qkv, or (queries, kv), turned in place
+        "Queries and keys, turned by their positions."
+        n = _positions_needed(qkv, seqlen_offset, max_seqlen)
+        if kv is not None: n = max(n, _positions_needed(kv, seqlen_offset, max_seqlen))
+        self._update_cos_sin_cache(n, device=qkv.device, dtype=qkv.dtype)
+        of_q = of_k = self._cos_cached,self._sin_cached
+        if self.scale is not None: of_k = self._cos_k_cached,self._sin_k_cached
+        if kv is None:
+            return _written(qkv, _turned_qkv(
+                qkv, of_q, of_k, self.interleaved, seqlen_offset, num_heads_q))
+        q = apply_rotary_emb(qkv, *of_q, self.interleaved, False, seqlen_offset)
+        kv_turned = _turned_kv(kv, *of_k, self.interleaved, seqlen_offset)
+        return _written(qkv, q),_written(kv, kv_turned)
+
+# %% ../nbs/91_flash_attn.ipynb #2469eea4
 def _check_new(b, k, v, k_cache, v_cache, cache_seqlens):
     "New keys and values that fit the cache, or neither."
     if (k is None)!=(v is None):
@@ -887,49 +1123,6 @@ def _flash_attn_varlen_backward(
     return _second_half(
         dropout_p, rng_state, attend, dout, q, k, v, out, softmax_lse, dq, dk, dv)
 
-# %% ../nbs/91_flash_attn.ipynb #7c1e40b3
-def apply_rotary_emb(
-    x:Tensor, # [B,N,H,d], or [total,H,d] with `cu_seqlens`
-    cos:Tensor, sin:Tensor, # [S,r/2], of each position
-    interleaved:bool=False, # turn entries 2i and 2i+1; otherwise i and i+r/2
-    inplace:bool=False, # write into `x`, and return it
-    seqlen_offsets=0, # an int or [B] int: the position of each text's first token
-    cu_seqlens=None, # [texts+1] int, where packed texts begin, and the end
-    max_seqlen=None, # not needed here
-) -> Tensor: # like x
-    "Turn the first r entries of each head, as `flash_attn.layers.rotary.apply_rotary_emb`."
-    rows, = _heads_first(4 if cu_seqlens is None else 3, x=x)
-    rows = rows.transpose(1, 2)
-    interleaved,inplace = flag('interleaved', interleaved),flag('inplace', inplace)
-    b,n = rows.shape[:2]
-    place,texts = torch.arange(n, device=x.device)[None],b
-    if cu_seqlens is not None:
-        ends,last = _ends('cu_seqlens', cu_seqlens, n, x)
-        if last!=n: raise ValueError(f"cu_seqlens: expected {n} as the last end, got {last}")
-        texts = len(ends)-1
-        if _is_unread(ends): ends = F.pad(ends, (0,1), value=n) # rows behind the last text
-        text = _text_of_rows(ends, n)
-        place = place-ends[text]
-    first = _ints('seqlen_offsets', seqlen_offsets, texts).to(x.device)
-    unread = _is_unread(place) or _is_unread(first)
-    if not unread: _ints_within('seqlen_offsets', first, texts, 0, FAR)
-    place = place+(first[:,None] if cu_seqlens is None else F.pad(first, (0,1))[text])
-    last = -1 if unread or not place.numel() else int(place.max())
-    _check_rotary(cos, sin, rows, last, ('cos','sin'))
-    turned = _turned(rows, cos, sin, place, interleaved).view(x.shape)
-    return x.copy_(turned) if inplace else turned
-
-def apply_rotary(
-    x:Tensor, cos:Tensor, sin:Tensor, # as for `apply_rotary_emb`
-    seqlen_offsets=0, cu_seqlens=None, max_seqlen=None, # as for `apply_rotary_emb`
-    interleaved:bool=False, inplace:bool=False, # as for `apply_rotary_emb`
-    conjugate:bool=False, # turn back
-) -> Tensor: # like x
-    "The same in another order, as `flash_attn.ops.triton.rotary.apply_rotary`, with a gradient."
-    if flag('conjugate', conjugate): sin = -sin
-    return apply_rotary_emb(
-        x, cos, sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
-
 # %% ../nbs/91_flash_attn.ipynb #2b24d111
 VERSION = '2.8.4' # of flash-attn, whose functions these are
 VERSION_3 = '3.0.0' # of flash_attn_3, its third
@@ -955,7 +1148,9 @@ _PADDING = dict(
     unpad_input_for_concatenated_sequences=unpad_input_for_concatenated_sequences)
 _ROTARY = dict(
     apply_rotary_emb=apply_rotary_emb, apply_rotary_emb_func=apply_rotary_emb,
-    apply_rotary=apply_rotary)
+    apply_rotary=apply_rotary, apply_rotary_emb_torch=apply_rotary_emb_torch,
+    apply_rotary_emb_qkv_=apply_rotary_emb_qkv_, apply_rotary_emb_kv_=apply_rotary_emb_kv_,
+    RotaryEmbedding=RotaryEmbedding)
 
 def _of_einops(name):
     "The package's module imports `rearrange`, and programs take it from there."
@@ -978,7 +1173,8 @@ _PROJECTS = { # name of a distribution -> its version, and modules that it bring
     'flash-attn-3': (VERSION_3, ['flash_attn_3','flash_attn_interface'])}
 _ELSEWHERE = { # modules of the package without attention, and those in them -> what does the same
     'flash_attn.losses': 'torch.nn.CrossEntropyLoss',
-    'flash_attn.ops': 'torch.nn.LayerNorm, torch.nn.RMSNorm and torch.nn.functional',
+    'flash_attn.ops':
+        'torch.nn.Linear, torch.nn.LayerNorm, torch.nn.RMSNorm and torch.nn.functional',
     'flash_attn.modules': 'dynattn.MultiheadAttention and torch.nn',
     'flash_attn.models': 'transformers',
     'flash_attn.utils': 'torch.distributed and transformers',

@@ -374,6 +374,222 @@ def test_turned_in_one_compiled_graph(words):
     torch._dynamo.reset()
     assert_close(torch.compile(f, backend='aot_eager', fullgraph=True)(x), f(x))
 
+def complex_turn(x, places, base=10_000, dim=None, interleaved=False, scale_base=None, middle=0):
+    "Heads [...,N,H,d] turned as complex numbers at places [N] or [B,N]; with `scale_base`, and a negative one for keys, stretched."
+    r = dim or x.shape[-1]
+    pair = torch.arange(r//2, **WIDE)
+    turn = torch.exp(1j*places.double()[...,None,None]*base**(-2*pair/r))
+    if scale_base is not None: turn = turn*((2*pair+.4*r)/(1.4*r))**((places.double()[...,None,None]-middle)/scale_base)
+    first = x[...,:r].unflatten(-1, (r//2,2) if interleaved else (2,r//2))
+    a,b = first.unbind(-1 if interleaved else -2)
+    both = torch.complex(a, b)*turn
+    both = torch.stack((both.real,both.imag), -1 if interleaved else -2).flatten(-2)
+    return torch.cat((both,x[...,r:]), -1)
+
+ROTARY = dict(rtol=0, atol=3e-6)    # tables are made in float32, as there: an angle of some tens is off by some millionths
+
+@pytest.mark.parametrize('seed', range(40))
+def test_the_module_turns_as_complex_numbers(seed):
+    "Queries, keys and values in one tensor of either layout, or queries beside keys and values; in place, with gradients."
+    c = Case(seed)
+    r = c.r
+    b,n,kv,h = r.choice((1,3)),r.choice((1,2,7,19)),c.kv,c.h
+    d = r.choice((4,10,16))
+    dim,base,interleaved = r.choice((d,2,d//2//2*2 or 2)),r.choice((10_000,500.)),r.random()<.5
+    scale_base,layout = r.choice((None,None,16,512)),r.choice(('five','four','kv'))
+    offset = r.choice((0,0,3,torch.tensor([r.randrange(9) for _ in range(b)])))
+    most = r.choice((None,30))
+    if layout=='five': kv = h
+    q,k,v = c.leaf(b, n, h, d),c.leaf(b, n, kv, d),c.leaf(b, n, kv, d)
+    module = fa.RotaryEmbedding(dim, base, interleaved, scale_base)
+    first = torch.as_tensor(offset).reshape(-1)
+    size = max(n+int(first.max()), most or 0)
+    words = dict(base=base, dim=dim, interleaved=interleaved)
+    places = first[:,None]+torch.arange(n)
+    shrinks = None if scale_base is None else -scale_base
+    want = [complex_turn(x, places, scale_base=s, middle=size//2, **words) for x,s in ((q,scale_base), (k,shrinks))]+[v]
+    if layout=='kv':
+        given = q*1,torch.stack((k,v), 2)
+        out = module(*given, offset, most)
+        got = out[0],*out[1].unbind(2)
+    elif layout=='four':
+        given = torch.cat((q,k,v), 2),
+        out = module(*given, None, offset, most, h),
+        got = out[0].split((h,kv,kv), 2)
+    else:
+        given = torch.stack((q,k,v), 2),
+        out = module(*given, seqlen_offset=offset, max_seqlen=most),
+        got = out[0].unbind(2)
+    assert all(x is y for x,y in zip(given, out))
+    tolerance = dict(rtol=0, atol=3e-6*max(1, max(x.abs().max().item() for x in want)))
+    for x,y in zip(got, want): assert_close(x, y, **tolerance)
+    dout = [c.randn(*x.shape) for x in want]
+    for x,y in zip(torch.autograd.grad(got, (q,k,v), dout), torch.autograd.grad(want, (q,k,v), dout)): assert_close(x, y, rtol=1e-5, atol=3e-5)
+    assert module._seq_len_cached==size and not module.state_dict() and not [*module.parameters()]
+
+def test_scores_of_xpos_depend_on_the_distance():
+    "Whatever the place, and wherever the middle of the table is; the factor falls with the distance."
+    x = torch.ones(1, 12, 1, 8, **WIDE)
+    for most in (None, 40):
+        q,kv = fa.RotaryEmbedding(8, scale_base=4)(x.clone(), torch.stack((x,x), 2), max_seqlen=most)
+        scores = q[0,:,0]@kv[0,:,0,0].T
+        for i in range(12):
+            for j in range(i+1): assert_close(scores[i,j], scores[i-j,0], rtol=1e-4, atol=1e-4)
+        pair = torch.arange(4, **WIDE)
+        want = [(2*((2*pair+3.2)/11.2)**(t/4)*(t*10_000**(-pair/4)).cos()).sum() for t in range(12)]
+        assert_close(scores[:,0], torch.stack(want), rtol=1e-4, atol=1e-4)
+
+IN_PLACE = {
+    'leaf': lambda x: x,
+    'view of a leaf': lambda x: x[:,1:],
+    'no leaf': lambda x: x*1,
+    'view': lambda x: (x*1)[:,1:],
+    'one of several views': lambda x: (x*1).chunk(2)[1],
+    'one of several views of a leaf': lambda x: x.split(1)[0]}
+
+@pytest.mark.parametrize('kind', IN_PLACE)
+@pytest.mark.parametrize('call', ['x','qkv','kv','module'])
+def test_in_place_whatever_autograd_says(kind, call):
+    "The package's kernel writes behind autograd's back, so programs give it what PyTorch refuses: mamba's attention, contrastors and MPT those of a split."
+    c = Case(0)
+    leaf = c.leaf(2, 5, 3 if call!='kv' else 2, 2, 8) if call!='x' else c.leaf(2, 5, 2, 8)
+    angles = torch.arange(9.)[:,None]*10_000**(-torch.arange(0, 8, 2)/8)
+    tables = angles.cos(),angles.sin()
+    f = dict(x=lambda x: fa.apply_rotary_emb(x, *tables, inplace=True), qkv=lambda x: fa.apply_rotary_emb_qkv_(x, *tables),
+             kv=lambda x: fa.apply_rotary_emb_kv_(x, *tables), module=lambda x: fa.RotaryEmbedding(8)(x))[call]
+    def want(x):
+        place = torch.arange(x.shape[1])
+        if call=='x': return complex_turn(x, place)
+        turned = {0} if call=='kv' else {0,1}
+        return torch.stack([complex_turn(y, place) if i in turned else y for i,y in enumerate(x.unbind(2))], 2)
+    other = leaf.detach().clone().requires_grad_()
+    wanted = want(IN_PLACE[kind](other))
+    dout = c.randn(*wanted.shape)
+    expected = torch.autograd.grad(wanted, other, dout)[0]
+    x = IN_PLACE[kind](leaf)
+    at = x.data_ptr()
+    out = f(x)
+    assert_close(out, wanted, **ROTARY)
+    assert torch.equal(x, out) and x.data_ptr()==at
+    assert_close(torch.autograd.grad(out, leaf, dout)[0], expected, **ROTARY)
+    with torch.no_grad(): y = IN_PLACE[kind](other); assert f(y) is y
+
+def test_what_lies_beside_may_be_used_after_a_write():
+    "The second of two views was refused once the first had been written to."
+    c = Case(1)
+    x = c.leaf(1, 6, 3, 4)
+    angles = torch.outer(torch.arange(6.), torch.tensor([1.,.01]))
+    tables = angles.cos(),angles.sin()
+    q,kv = (x*1).split((1,2), 2)
+    q = fa.apply_rotary_emb(q, *tables, inplace=True)
+    kv = fa.apply_rotary_emb_kv_(kv.unsqueeze(3), *tables)
+    want = complex_turn(x[:,:,:2], torch.arange(6))
+    assert_close(torch.cat((q,kv[:,:,0]), 2), want, **ROTARY)
+    assert_close(*(torch.autograd.grad(y, x)[0] for y in (q.sum()+kv.sum(), want.sum()+x[:,:,2:].sum())), **ROTARY)
+
+@pytest.mark.parametrize('kind', ['leaf','no leaf','view'])
+@pytest.mark.parametrize('call', ['qkv','kv','module','split'])
+def test_the_module_in_one_compiled_graph(kind, call):
+    c = Case(2)
+    angles = torch.arange(9.)[:,None]*torch.tensor([1.,.1,.01,.001])
+    tables = angles.cos(),angles.sin()
+    module = fa.RotaryEmbedding(8, scale_base=16)
+    def split(x):
+        q,kv = (x*1).flatten(2, 3).split((2,4), 2)
+        return module(q, kv.unflatten(2, (2,2)), seqlen_offset=3)
+    f = dict(qkv=lambda x: fa.apply_rotary_emb_qkv_(x, *tables, seqlen_offsets=torch.tensor([1,3])), kv=lambda x: fa.apply_rotary_emb_kv_(x[:,:,1:], *tables),
+             module=lambda x: module(x, max_seqlen=9), split=split)[call]
+    x = c.randn(2, 5, 3, 2, 8)
+    found = []
+    for compiled in (False,True):
+        torch._dynamo.reset()
+        leaf = x.clone().requires_grad_()
+        given = IN_PLACE[kind](leaf)
+        out = (torch.compile(f, backend='aot_eager', fullgraph=True) if compiled else f)(given)
+        outs = out if isinstance(out, tuple) else (out,)
+        grad = torch.autograd.grad(sum((y*y.detach().cos()).sum() for y in outs), leaf)[0]
+        found.append((*outs,given.detach(),grad))
+    assert_close(*found)
+
+def test_the_tables_grow_and_follow():
+    module = fa.RotaryEmbedding(8)
+    x = torch.randn(1, 5, 3, 2, 8)
+    module(x.clone())
+    first = module._cos_cached
+    module(x[:,:2].clone(), seqlen_offset=3)
+    assert module._cos_cached is first and module._seq_len_cached==5
+    module(x.clone(), seqlen_offset=1)
+    assert len(module._cos_cached)==6 and torch.equal(module._cos_cached[:5], first)
+    module(x.to(torch.bfloat16))
+    assert module._cos_cached.dtype==torch.bfloat16 and module._seq_len_cached==5
+    for dtype in (torch.float32,torch.float16):
+        with torch.inference_mode(): module(x.to(dtype))
+        leaf = x.clone().to(dtype).requires_grad_()
+        module.eval()(leaf*1).sum().backward()
+        assert leaf.grad is not None
+    half = fa.RotaryEmbedding(8).to(torch.bfloat16)     # positions are counted in float32, whatever the buffers are
+    assert_close(half(x.clone()), module(x.clone()), rtol=0, atol=0)
+    rounded = fa.RotaryEmbedding(8, pos_idx_in_fp32=False).to(torch.bfloat16)
+    rounded(torch.zeros(1, 300, 3, 2, 8))
+    assert torch.equal(rounded._cos_cached[257], rounded._cos_cached[256])  # as bfloat16 has no 257
+    half(torch.zeros(1, 300, 3, 2, 8))
+    assert not torch.equal(half._cos_cached[257], half._cos_cached[256])
+
+def test_a_subclass_has_frequencies_of_its_own():
+    "As contrastors and StripedHyena write theirs."
+    class Slower(fa.RotaryEmbedding):
+        def _compute_inv_freq(self, device=None): return super()._compute_inv_freq(device)/2
+    x = torch.randn(1, 8, 3, 2, 8, **WIDE)
+    assert_close(Slower(8)(x.clone())[:,::2], fa.RotaryEmbedding(8)(x[:,::2].clone()), rtol=0, atol=0)
+
+def test_rows_of_a_table_for_each_token():
+    "As BD3-LM and Duo call `apply_rotary_emb_torch`; the result has the wider dtype, as there."
+    c = Case(3)
+    x,angles = c.leaf(2, 5, 3, 8),6*c.randn(2, 5, 3)
+    for interleaved in (False,True):
+        got = fa.apply_rotary_emb_torch(x, angles.cos(), angles.sin(), interleaved)
+        want = torch.stack([turned(x[b], angles[b].cos(), angles[b].sin(), torch.arange(5), interleaved) for b in (0,1)])
+        assert_close(got, want)
+        assert_close(*(torch.autograd.grad(y.sum(), x)[0] for y in (got, want)))
+    assert fa.apply_rotary_emb_torch(x.half(), angles[0].cos().float(), angles[0].sin().float()).dtype==torch.float32
+
+R = torch.zeros(2, 5, 3, 2, 8)
+T = torch.ones(5, 4)
+@pytest.mark.parametrize('call,error,said', [
+    (lambda: fa.RotaryEmbedding(7), ValueError, 'dim: expected an even number from 2 on, got 7'),
+    (lambda: fa.RotaryEmbedding(8, 0), ValueError, 'base: expected a number above 0'),
+    (lambda: fa.RotaryEmbedding(8, scale_base=-1), ValueError, 'scale_base: expected None or a number above 0'),
+    (lambda: fa.RotaryEmbedding(8, 1e4, False, None, True), TypeError, 'device: expected .*pos_idx_in_fp32'),
+    (lambda: fa.RotaryEmbedding(10)(R), ValueError, 'cos: expected .* r <= 8'),
+    (lambda: fa.RotaryEmbedding(8)(R, seqlen_offset=-1), ValueError, 'seqlen_offset: expected'),
+    (lambda: fa.RotaryEmbedding(8)(R, seqlen_offset=torch.tensor([1])), ValueError, r'seqlen_offset: expected an int Tensor \[2\]'),
+    (lambda: fa.RotaryEmbedding(8)(R[:,:,0]), TypeError, 'num_heads_q: expected an int'),
+    (lambda: fa.RotaryEmbedding(8)(R.long()), TypeError, 'qkv: expected a floating tensor'),
+    (lambda: fa.RotaryEmbedding(8)(R[:,:,:2]), ValueError, r'qkv: expected \[B,N,3,H,d\], or'),
+    (lambda: fa.RotaryEmbedding(8)(R[:,:,0], R), ValueError, r'kv: expected \[B,N,2,H,d\]'),
+    (lambda: fa.RotaryEmbedding(8)(R.to('meta'), seqlen_offset=torch.tensor([1,2], device='meta')), ValueError, 'max_seqlen: expected an int beside'),
+    (lambda: fa.apply_rotary_emb_qkv_(R[:,:,0], T, T, num_heads_q=1), ValueError, 'num_heads_q: expected as many heads'),
+    (lambda: fa.apply_rotary_emb_qkv_(R[:,:,0], T, T, num_heads_q=3), ValueError, 'num_heads_q: expected an int from 0 to 2'),
+    (lambda: fa.apply_rotary_emb_qkv_(R, T, T, T[:3], T[:3]), ValueError, 'cos_k: expected .* S > 4'),
+    (lambda: fa.apply_rotary_emb_qkv_(R, T, T, seqlen_offsets=1), ValueError, 'cos: expected .* S > 5'),
+    (lambda: fa.apply_rotary_emb_kv_(R, T, T), ValueError, r'kv: expected \[B,N,2,H,d\]'),
+    (lambda: fa.apply_rotary_emb(R[:,:,0].int(), T, T), TypeError, 'x: expected a floating tensor'),
+    (lambda: fa.apply_rotary_emb_torch(R[:,:,0], T[:4], T[:4]), ValueError, r'cos: expected \[N,r/2\] or \[B,N,r/2\] with B,N=\(2, 5\)'),
+    (lambda: fa.apply_rotary_emb_torch(R[:,:,0], T, T[:,:2]), ValueError, 'sin: expected'),
+    (lambda: fa.apply_rotary_emb_torch(R[:,:,0], torch.ones(5, 5), torch.ones(5, 5)), ValueError, 'cos: expected .* r <= 8')])
+def test_rotary_refuses_by_name_and_changes_nothing(call, error, said):
+    R.copy_(torch.arange(R.numel()).view(R.shape))
+    before = R.clone()
+    with pytest.raises(error, match=said): call()
+    assert torch.equal(R, before)
+
+def test_a_refused_half_leaves_the_other():
+    "Queries were turned before the keys beside them were refused."
+    q = torch.randn(1, 5, 2, 8)
+    before = q.clone()
+    with pytest.raises(ValueError, match='kv: expected'): fa.RotaryEmbedding(8)(q, torch.randn(1, 5, 3, 2, 8))
+    assert torch.equal(q, before)
+
 # ---- what programs do with a result
 
 @pytest.mark.parametrize('dropout_p', [0.,.1])
@@ -427,6 +643,12 @@ def test_signatures_are_the_packages():
     cache = 'q k_cache v_cache k v rotary_cos rotary_sin cache_seqlens cache_batch_idx cache_leftpad block_table softmax_scale '\
             'causal window_size softcap rotary_interleaved alibi_slopes num_splits return_softmax_lse'
     assert names(fa.flash_attn_with_kvcache)==cache.split()
+    turn = 'cos sin interleaved inplace seqlen_offsets cu_seqlens max_seqlen'.split()
+    assert names(fa.apply_rotary_emb)==['x',*turn] and names(fa.apply_rotary_emb_torch)==['x',*turn[:3]]
+    assert names(fa.apply_rotary_emb_qkv_)=='qkv cos sin cos_k sin_k interleaved seqlen_offsets num_heads_q'.split()
+    assert names(fa.apply_rotary_emb_kv_)=='kv cos sin interleaved seqlen_offsets'.split()
+    assert names(fa.RotaryEmbedding)=='dim base interleaved scale_base device'.split()
+    assert names(fa.RotaryEmbedding.forward)=='self qkv kv seqlen_offset max_seqlen num_heads_q'.split()
     three = 'softmax_scale causal qv q_descale k_descale v_descale window_size attention_chunk softcap num_splits pack_gqa deterministic '\
             'sm_margin return_attn_probs'.split()
     assert names(fa.flash_attn_3_func)==['q','k','v',*three]
@@ -652,7 +874,9 @@ def test_install_and_off_again():
         with pytest.raises(ModuleNotFoundError, match='flash_attn.ops.triton.layer_norm: not among'): importlib.import_module('flash_attn.ops.triton.layer_norm')
         with pytest.raises(ModuleNotFoundError, match='flash_attn.losses: .*torch.nn.CrossEntropyLoss'): exec('from flash_attn.losses.cross_entropy import CrossEntropyLoss', {})
         with pytest.raises(ModuleNotFoundError, match="No module named 'flash_attn.cute'"): importlib.import_module('flash_attn.cute')
-        assert importlib.import_module('flash_attn.layers.rotary').apply_rotary_emb is fa.apply_rotary_emb
+        rotary = importlib.import_module('flash_attn.layers.rotary')
+        for name in 'apply_rotary_emb apply_rotary_emb_torch apply_rotary_emb_qkv_ apply_rotary_emb_kv_ RotaryEmbedding'.split():
+            assert getattr(rotary, name) is getattr(fa, name)
         with pytest.raises(importlib.metadata.PackageNotFoundError): importlib.metadata.version('no-package-of-this-name')
         assert importlib.metadata.version('torch')
     assert sys.meta_path==path and not {name for name in {*sys.modules}-names if name.startswith('flash_attn')}
@@ -840,6 +1064,25 @@ def test_transformers_is_as_before():
         with pytest.raises((ImportError,ValueError)): model.set_attn_implementation('flash_attention_2')
 
 # ---- nanochat: how its training and its engine call version 3
+
+@no_other
+def test_discrete_diffusion_turns_and_attends():
+    "What SEDD, MDLM and BD3-LM do in each layer, beside the dense attention of complex numbers; with gradients."
+    c = Case(5)
+    weight,x = c.leaf(48, 16),c.randn(2, 7, 16)
+    angles = torch.outer(torch.arange(7, **WIDE), 10_000**-(torch.arange(4, **WIDE)/4))
+    with fa.install():
+        import flash_attn, flash_attn.layers.rotary
+        qkv = (x@weight.T).unflatten(2, (3,2,8))
+        qkv = flash_attn.layers.rotary.apply_rotary_emb_qkv_(qkv, angles.cos(), angles.sin())
+        cu_seqlens = torch.arange(0, 3*7, 7, dtype=torch.int32)
+        out = flash_attn.flash_attn_interface.flash_attn_varlen_qkvpacked_func(qkv.flatten(0, 1), cu_seqlens, 7, 0., causal=False)
+    q,k,v = (x@weight.T).unflatten(2, (3,2,8)).unbind(2)
+    q,k = (complex_turn(y, torch.arange(7)) for y in (q,k))
+    want = torch.cat([dense(q[b], k[b], v[b])[0] for b in (0,1)])
+    assert_close(out, want)
+    dout = c.randn(*out.shape)
+    assert_close(*(torch.autograd.grad(y, weight, dout)[0] for y in (out, want)))
 
 def rotary_free_attention(flash, x, weights, window, cache=None, at=0):
     "The attention of a nanochat layer, without its rotary positions: training, and decoding with a cache."
