@@ -12,6 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 from .kinds import FAR, got, integer
+from .modes import uncompiled
 from .padding import PaddingMask
 from .window import Window
 from .engine.call import Call
@@ -125,36 +126,38 @@ def _capacity(needed, reach):
     return max(needed, min(grown, window_and_spare))
 
 def _move(group, first, end, capacity):
-    """The leading keys, and those at positions `first` to `end`-1, move to buffers with room for
-    `capacity` of the latter."""
+    """The group with buffers of its own for the leading keys and those at positions `first` to
+    `end`-1, with room for `capacity` of the latter."""
     lead = group.n_lead
     def moved(x):
         buffer = x.new_empty(*x.shape[:2], lead+capacity, x.shape[3])
         if lead: buffer[:,:,:lead] = x[:,:,:lead]
         buffer[:,:,lead:lead+end-first] = x[:,:,lead+first-group.start:lead+end-group.start]
         return buffer
-    vars(group).update(k=moved(group.k), v=moved(group.v), start=first) # a single step
+    return replace(group, k=moved(group.k), v=moved(group.v), start=first)
 
 # %% ../nbs/46_cache.ipynb #68d0d7d3
-def _append(group, k, v, end, first):
+def _append(group, k, v, end, first): # -> the group, or one with longer buffers
     "Write new keys [B,g,n,d] at positions `end`, `end`+1, ...; none before `first` is needed."
     begin = max(first, end)       # of the new keys that are written
     stop = end+k.shape[2]         # behind the last of them
     places = group.k.shape[2]-group.n_lead
     is_full = stop-group.start>places
     shrinks = first>group.start and places>_capacity(group.reach+1, group.reach)
-    if is_full or shrinks: _move(group, first, begin, _capacity(stop-first, group.reach))
+    if is_full or shrinks: group = _move(group, first, begin, _capacity(stop-first, group.reach))
     if begin>end:
         k = k[:,:,begin-end:]
         v = v[:,:,begin-end:]
     rows = slice(group.n_lead+begin-group.start, group.n_lead+stop-group.start)
     group.k[:,:,rows] = k
     group.v[:,:,rows] = v
+    return group
 
-def _trim(group, end):
-    "Drop the keys that no query at `end` or later reaches."
+def _trim(group, end): # -> the group, or a shorter one
+    "Without the keys that no query at `end` or later reaches."
     first = group.needed(end)
-    if first>group.start: _move(group, first, end, _capacity(group.reach+1, group.reach))
+    if first<=group.start: return group
+    return _move(group, first, end, _capacity(group.reach+1, group.reach))
 
 # %% ../nbs/46_cache.ipynb #9282b7a1
 def turn_rows(
@@ -199,6 +202,7 @@ def _write_leading(group, k, v, at, padded): # -> (k, v)
     that are not leading."""
     n = k.shape[2]
     n_lead = group.n_lead
+    if not n: return k,v
     if padded is None:
         count = min(max(n_lead-at, 0), n)
         if not count: return k,v
@@ -213,11 +217,11 @@ def _write_leading(group, k, v, at, padded): # -> (k, v)
     return k,v
 
 # %% ../nbs/46_cache.ipynb #f45a7b03
-def _check_reached(layer, total):
+def _check_reached(layer, groups, total):
     """Raise where the buffers do not hold all keys that the queries behind `layer.seen` and before
     `total` reach."""
     base = _base(layer.n_global, layer.padded is not None)
-    for g in layer.groups:
+    for g in groups:
         places = g.n_lead+max(total-g.start, 0)
         starts_late = g.start>g.latest(layer.seen, base)
         is_short = g.k.shape[2]<places or g.v.shape[2]<places
@@ -226,12 +230,13 @@ def _check_reached(layer, total):
                 f"groups: expected all keys that positions {layer.seen} to {total-1} reach, got "
                 f"{g.k.shape[2]} places from position {g.start-g.n_lead} on")
 
-def _addresses(layer): # -> [B,Hkv,3] int64
+def _addresses(layer, groups): # -> [B,Hkv,3] int64
     "Where the keys and values of each key head lie, and the position of the first row."
-    state = [(g.k.data_ptr(), g.v.data_ptr(), g.start, g.k.shape, g.v.shape) for g in layer.groups]
+    state = [(g.k.data_ptr(), g.v.data_ptr(), g.start, g.k.shape, g.v.shape, g.k.dtype)
+             for g in groups]
     if layer._table is not None and layer._table[0]==state: return layer._table[1]
     found = [[None]*layer.kv_heads for _ in range(layer.batch)]
-    for group in layer.groups:
+    for group in groups:
         key = group.k.data_ptr()
         value = group.v.data_ptr()
         key_step = group.k.stride(1)*group.k.element_size()
@@ -638,16 +643,22 @@ def _snapshots_of(numbers, tensors, most): # a checked state -> tuple of at most
     return tuple(found[max(len(found)-most, 0):])
 
 # %% ../nbs/46_cache.ipynb #9e0fd437
-def _write(layer, groups, k, v, query, padded):
-    "New keys and values to their buffers; what no query at `query` or later reaches may go."
+def _write(layer, groups, k, v, query, padded): # -> the groups
+    """New keys and values behind what the layer holds, in its buffers or in longer ones; what no
+    query at `query` or later reaches may go."""
     base = _base(layer.n_global, padded is not None)
     has_all_heads = len(groups)==1
+    found = []
     for group in groups:
+        # outside of `inference_mode` nothing is written into a tensor that was made under it
+        if group.k.is_inference() and not torch.is_inference_mode_enabled():
+            group = replace(group, k=group.k.clone(), v=group.v.clone())
         keys = k if has_all_heads else k[:,group.kv_heads]
         values = v if has_all_heads else v[:,group.kv_heads]
         if group.n_lead: keys,values = _write_leading(group, keys, values, layer.seen, padded)
         first = group.start if layer.record_past else group.needed(query)
-        _append(group, keys, values, max(layer.seen, base), first)
+        found.append(_append(group, keys, values, max(layer.seen, base), first))
+    return found
 
 def _begin(layer, k, v, keep, total): # -> (groups, padded)
     "The buffers of a prompt."
@@ -660,8 +671,7 @@ def _begin(layer, k, v, keep, total): # -> (groups, padded)
         group.k = k.new_zeros(len(k), heads, group.n_lead, k.shape[3])
         group.v = v.new_zeros(len(v), heads, group.n_lead, v.shape[3])
         group.start = _base(layer.n_global, is_padded)
-    _write(layer, groups, k, v, total, padded)
-    return groups,padded
+    return _write(layer, groups, k, v, total, padded),padded
 
 # %% ../nbs/46_cache.ipynb #46b00005
 def _to_restore(groups, drops):
@@ -678,17 +688,16 @@ def _attend_first(layer, q, k, v, keep): # -> (out, groups, padded)
 
 def _attend_kept(layer, q, k, v, keep): # -> (out, groups, padded)
     "Attention to the keys that are kept and to the new ones, which are written behind them."
-    groups = layer.groups
     padded = layer.padded
     total = layer.seen+q.shape[2]
     if padded is not None and keep is not None: padded = _left_padding(keep)
-    _write(layer, groups, k, v, layer.seen, padded)
-    _check_reached(layer, total)
+    groups = _write(layer, layer.groups, k, v, layer.seen, padded)
+    _check_reached(layer, groups, total)
     call,plan,x = _prepared(layer, q)
     x = x._replace(q=q, k=k, v=v, keep=keep)
     if not core.serves(x): return _by_pieces(groups, call, x, padded, total),groups,padded
     plan = plan._replace(q_offset=layer.seen)
-    out = core.forward(plan, x, (_addresses(layer),padded,total), learns=False)[0]
+    out = core.forward(plan, x, (_addresses(layer, groups),padded,total), learns=False)[0]
     return out,groups,padded
 
 # %% ../nbs/46_cache.ipynb #deea3770
@@ -797,6 +806,7 @@ class WindowedLayer:
         "Memory of the keys and values, in bytes, with those of the snapshots."
         return sum(x.nbytes for x in self._held())
 
+    @uncompiled # nothing of it is fixed: a buffer moves, and the core reads addresses
     def attend(self,
         q:Tensor, # [B,H,n,d] queries of the n newest tokens
         k:Tensor, # [B,Hkv,n,d] their keys
@@ -814,9 +824,8 @@ class WindowedLayer:
         snapshots = self.snapshots
         if drops and self.most_snapshots:
             snapshots = (*snapshots, _snapshot(groups, total))[-self.most_snapshots:]
+        if drops: groups = [_trim(g, total) for g in groups]
         self._become(groups, total, padded, before, form, snapshots)
-        if drops:
-            for group in groups: _trim(group, total)
         return out
 
     def undo(self) -> None:
@@ -839,8 +848,7 @@ class WindowedLayer:
         is_padded = self.padded is not None
         base = _base(self.n_global, is_padded)
         groups = _cropped(self.groups, self.seen, tokens, base, self.snapshots)
-        if self.record_past:
-            for group in groups: _trim(group, left)
+        if self.record_past: groups = [_trim(g, left) for g in groups]
         padded = self.padded.clamp(max=left) if is_padded else None
         snapshots = tuple(one for one in self.snapshots if one.seen<=left)
         self._become(groups, left, padded, snapshots=snapshots)

@@ -58,7 +58,8 @@ def _alibi(slopes, q, rows, reach): # -> rel_bias, or None
     if not between(slopes, -math.inf):
         raise ValueError(f"alibi_slopes: expected finite numbers, got {slopes.tolist()}")
     distance = torch.arange(-reach, reach+1, device=slopes.device).abs()
-    return -slopes.detach().to(torch.promote_types(slopes.dtype, torch.float32))[...,None]*distance
+    wide = torch.promote_types(torch.promote_types(slopes.dtype, q.dtype), torch.float32)
+    return -slopes.detach().to(wide)[...,None]*distance
 
 # %% ../nbs/91_flash_attn.ipynb #de21ff91
 def _heads_first(dims, **given): # -> the same tensors as [B,H,N,d]

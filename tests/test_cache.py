@@ -302,3 +302,91 @@ def test_a_call_that_fails_may_be_repeated(by, monkeypatch):
             with pytest.raises(KeyboardInterrupt): layer.attend(*[some(9)]*3) if first else layer.attend(x, x, x)
         if first: layer.attend(*[some(9)]*3)
         assert torch.equal(layer.attend(x, x, x), prompted().attend(x, x, x))
+
+def test_a_step_that_fails_drops_no_keys(by, monkeypatch):
+    "The one before it can still be taken back, though the buffer was full and the keys had moved."
+    x,y = some(1, seed=1),some(1, seed=2)
+    place = '_by_pieces' if core.library() is None else '_addresses'
+    for steps in range(1, 20):
+        layer,other = prompted(),prompted()
+        for _ in range(steps): layer.attend(x, x, x)
+        for _ in range(steps-1): other.attend(x, x, x)
+        numbers,_ = layer.state()
+        with monkeypatch.context() as m:
+            m.setattr(f'dynattn.cache.{place}', mock.Mock(side_effect=MemoryError))
+            with pytest.raises(MemoryError): layer.attend(x, x, x)
+        assert layer.state()[0]==numbers
+        layer.undo()
+        assert torch.equal(layer.attend(y, y, y), other.attend(y, y, y))
+
+def test_a_call_that_fails_as_it_drops_keys_takes_no_tokens(by, monkeypatch):
+    "There is no memory for the shorter buffers: the call may be repeated."
+    x,layer = some(5, seed=1),prompted()
+    with monkeypatch.context() as m:
+        m.setattr('dynattn.cache._trim', mock.Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError): layer.attend(x, x, x)
+    assert layer.seen==9 and torch.equal(layer.attend(x, x, x), prompted().attend(x, x, x))
+
+def test_a_cache_of_inference_mode_goes_on_outside(by):
+    "A prompt, an order of the rows or a step under one mode, the next tokens under another, and back."
+    rows,modes = torch.tensor([1,0]),(torch.inference_mode,torch.no_grad,torch.enable_grad)
+    for first in modes:
+        for n_global in (0, 2):
+            layer,other = (WindowedLayer(4, window=3, n_global=n_global) for _ in range(2))
+            for i in range(24):
+                x = some(9 if i==0 else 1, seed=i)
+                if i==12:
+                    with first(): layer.select(rows)
+                    other.select(rows)
+                with (first if i==0 else modes[i//3%3])(): out = layer.attend(x, x, x)
+                assert torch.equal(out, other.attend(x, x, x))
+
+@pytest.mark.skipif(core.library() is None, reason='no compiled core')
+def test_keys_of_another_dtype_at_the_same_place_have_addresses_of_their_own():
+    "Memory that was freed is taken anew: by narrower numbers, whose heads lie nearer to each other."
+    memory = torch.zeros(2, 4096)
+    layer = WindowedLayer(4, window=3)
+    for dtype in (torch.float32, torch.bfloat16):
+        layer.reset()
+        first,next_ = some(9, dtype=dtype),some(1, dtype=dtype, seed=1)
+        layer.attend(first, first, first)
+        group, = layer.groups
+        for name,rows in zip('kv', memory.view(dtype)):
+            x = getattr(group, name)
+            place = rows[:x.numel()].view(x.shape)
+            setattr(group, name, place.copy_(x))
+        found = layer.attend(next_, next_, next_)
+        both = torch.cat([first, next_], 2).double()
+        expected = dense_attention(both, both, both, is_causal=True, window=3)[:,:,-1:]
+        assert_close(found.double(), expected, atol=.02, rtol=0)
+
+def test_a_call_of_no_tokens_changes_nothing(by):
+    "With leading tokens of rows that are padded on the left, too."
+    keep,none,x = torch.arange(9)>=torch.tensor([[0],[4]]),some(0),some(1, seed=1)
+    for n_global in (0, 3):
+        found = []
+        for calls in (1, 2):
+            layer = WindowedLayer(4, window=3, n_global=n_global)
+            layer.attend(some(9), some(9), some(9), keep)
+            for _ in range(calls-1): assert layer.attend(none, none, none, keep).shape==(2, 4, 0, 8)
+            found.append(layer.attend(x, x, x, torch.cat([keep, torch.ones(2, 1, dtype=torch.bool)], 1)))
+        assert layer.seen==10 and torch.equal(*found)
+
+@pytest.mark.parametrize('options', [dict(window=5), dict(window=5, n_global=2), dict()], ids=str)
+def test_a_compiled_program_breaks_at_a_layer(options):
+    "Its graphs have none of what the layer does, whose sizes change with every token; the results are the eager ones."
+    sizes = []
+    def counting(graph, inputs):
+        sizes.append(sum(node.op.startswith('call') for node in graph.graph.nodes))
+        return graph.forward
+    layer,other = WindowedLayer(4, **options),WindowedLayer(4, **options)
+    torch.compiler.reset()
+    step = torch.compile(lambda x: layer.attend(x, x, x)*2, backend=counting)
+    for i in range(20):
+        x = some(9 if i==0 else 1, seed=i)
+        assert torch.equal(step(x), other.attend(x, x, x)*2)
+    if hasattr(torch._C._dynamo.eval_frame, 'set_code_exec_strategy'): # as `modes.uncompiled` has it
+        assert sizes and max(sizes)==1
+    whole = torch.compile(lambda x: layer.attend(x, x, x), backend='eager', fullgraph=True)
+    with pytest.raises(Exception, match='attend'): whole(some(1))
+    assert layer.seen==other.seen

@@ -285,7 +285,7 @@ def test_the_last_wall_is_in_front_of_the_core():
     for wrong in (dict(start=30), dict(start=10**9), dict(k=torch.zeros(2, 2, 3, 4, dtype=torch.float64))):
         layer = CONFIGS['one_width']()
         vars(layer.groups[0]).update(wrong)
-        with pytest.raises(RuntimeError, match='groups: expected all keys that positions'): _check_reached(layer, layer.seen)
+        with pytest.raises(RuntimeError, match='groups: expected all keys that positions'): _check_reached(layer, layer.groups, layer.seen)
 
 @pytest.mark.parametrize('rows', [[0,2], [-1], [2**40], [0.,1.], [True,False], [[0]], 0, None, 'meta', 'sparse'], ids=str)
 def test_rows_that_do_not_exist_are_refused(rows):

@@ -1119,3 +1119,13 @@ def test_a_call_is_computed_once(monkeypatch, wants_lse):
     fa.flash_attn_varlen_func(*(x.flatten(0, 1) for x in (q, k, v)), ends, ends, 20, 20, return_attn_probs=wants_lse)
     fa.flash_attn_with_kvcache(q, k, v, return_softmax_lse=wants_lse)
     assert len(calls)==3
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_slopes_of_alibi_are_multiplied_in_float64_beside_float64(dtype):
+    "Their bias is a slope times a distance, and nothing is rounded to the dtype of the slopes."
+    from dynattn import attention
+    q,k,v = (torch.randn(1, n, 2, 8, dtype=torch.float64) for n in (1, 700, 700))
+    slopes = torch.tensor([.3141592,.2718281]).to(dtype)
+    bias = -slopes.double()[:,None,None]*torch.arange(699, -1, -1)
+    expected = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), bias[None], impl='dense')
+    assert_close(fa.flash_attn_func(q, k, v, alibi_slopes=slopes), expected.transpose(1, 2), atol=1e-12, rtol=0)
