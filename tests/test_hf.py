@@ -720,3 +720,23 @@ def test_a_text_needs_a_tokenizer():
     from dynattn import hf
     with pytest.raises(ValueError, match='^tokenizer: expected one, for the model was loaded by no name'):
         hf.look(LlamaForCausalLM(LlamaConfig(**{k: SMALL[k] for k in list(SMALL)[:11]})), 'a text')
+
+def test_a_cache_goes_on_with_the_windows_that_it_was_begun_with():
+    "Another model's windows, and some that were added anew, were passed over silently; a copy of the model has the same."
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from dynattn import hf
+    torch.manual_seed(0)
+    plain = LlamaForCausalLM(LlamaConfig(**{k: SMALL[k] for k in list(SMALL)[:11]})).eval()
+    model,wider = (hf.add_windows(copy.deepcopy(plain), init=width) for width in (3., 8.))
+    ids = torch.randint(3, 99, (1, 20))
+    def call(model, cache, ids):
+        with torch.no_grad(): return model(ids, **{cache_argument(model.forward): cache}).logits
+    cache = hf.WindowedCache(model)
+    call(model, cache, ids[:,:18])
+    with pytest.raises(RuntimeError, match='^cache: expected windows that stand still.*make a new cache'): call(wider, cache, ids[:,18:19])
+    whole = call(model, None, ids)
+    assert_close(call(copy.deepcopy(model), cache, ids[:,18:19]), whole[:,18:19])        # nothing was lost
+    hf.add_windows(hf.remove_windows(model), init=8.)
+    with pytest.raises(RuntimeError, match='got changed ones'): call(model, cache, ids[:,19:])
+    cache.reset()
+    assert_close(call(model, cache, ids), call(wider, None, ids))

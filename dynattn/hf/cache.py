@@ -12,7 +12,7 @@ from functools import cache, partial
 from textwrap import dedent
 import torch
 from torch import Tensor, nn
-from ..cache import WindowedLayer, check_rows, check_state, state_at
+from ..cache import WindowedLayer, check_options, check_rows, check_state, state_at
 from ..configs import cache_argument
 from ..kinds import integer
 from ..saved import read_weights, write_weights
@@ -32,7 +32,7 @@ class _KeptLayer(CacheLayerMixin):
     def __init__(self):
         super().__init__()
         self.windows = self.waiting = self.restored = None
-        self.version = 0
+        self.form = None # of the call that gave the options
         self.most_snapshots = 0
 
     def lazy_initialization(self, key_states, value_states):
@@ -61,12 +61,14 @@ class _KeptLayer(CacheLayerMixin):
     def get_max_length(self) -> int: return -1
     get_max_cache_shape = get_max_length # as it was called
 
-    # [B,H,n,d]; what `update` returned; [B,seen+n] bool -> [B,H,n,dv]
-    def attend(self, q, new, keep):
-        "Attention, after which the new keys are kept."
+    def take(self, new): # what `update` returned
+        "Its keys are kept when the call succeeds, and forgotten when it is refused or fails."
         if new is not self.waiting:
             raise RuntimeError("cache: expected the keys of the last update, got older ones")
-        self.waiting = None # kept when the call succeeds, forgotten when it fails
+        self.waiting = None
+
+    def attend(self, q, new, keep): # [B,H,n,d]; what was taken; [B,seen+n] bool -> [B,H,n,dv]
+        "Attention, after which the new keys are kept."
         if self.restored is not None:
             self.windows.load_state(*self.restored)
             self.restored = None
@@ -151,6 +153,7 @@ class _NewKeys:
 
     def attended(self, call:LayerCall): # of the new queries -> [B,H,n,dv]
         "Attention to the keys that the layer keeps, and to the new ones."
+        self.layer.take(self)
         instead = "generate takes all keys with cache_implementation='dynamic'"
         call.refuse_special('with a WindowedCache', instead)
         if call.q.shape[2]>1 and not call.sight.causal:
@@ -160,20 +163,27 @@ class _NewKeys:
         if call.dropout:
             raise ValueError(f"dropout: expected 0 with a WindowedCache, got {call.dropout}; "
                              "call model.eval()")
-        layer = self.layer
         learned = [] if call.learned is None else call.learned.parameters()
         version = sum(p._version for p in learned)    # changes with what was learned
-        if layer.windows is None:
-            options = dict(window=call.sight.window, scale=call.scaling)
-            options |= call.own_terms() | call.learned_terms()
-            options['snapshots'] = layer.most_snapshots
-            layer.windows = WindowedLayer(call.q.shape[1], self.k.shape[1], **options)
-            layer.version = version
-        if layer.version!=version:
-            raise RuntimeError("cache: expected widths that stand still while a WindowedCache "
-                               "is in use, "
-                               "got changed ones; make a new cache")
-        return layer.attend(call.q, self, call.sight.keep)
+        form = id(call.module),id(call.learned),version,call.sight.window,call.scaling
+        if self.layer.form!=form: self._take_options(call, form)
+        return self.layer.attend(call.q, self, call.sight.keep)
+
+    def _take_options(self, call, form):
+        "Those of the first call, and of no other after it: a copy of the model has the same."
+        layer = self.layer
+        options = dict(window=call.sight.window, scale=call.scaling)
+        options |= call.own_terms() | call.learned_terms()
+        options['snapshots'] = layer.most_snapshots
+        windows = WindowedLayer(call.q.shape[1], self.k.shape[1], **options)
+        if layer.windows is None or not layer.windows.seen: layer.windows = windows
+        else:
+            try: check_options(layer.windows, windows)
+            except ValueError as e:
+                raise RuntimeError("cache: expected windows that stand still while a "
+                                   "WindowedCache is in use, got changed ones or another "
+                                   f"model's; make a new cache ({e})") from e
+        layer.form = form
 
 # %% ../../nbs/hf/57_cache.ipynb #c57d0004
 # as early releases of transformers 5 have it
