@@ -163,7 +163,8 @@ class _Parser(argparse.ArgumentParser):
         names = [word.partition('=')[0] for word in self.words if verbs or word.startswith('--')]
         known = [*options, *verbs]
         unknown = [name for name in names if not any(o.startswith(name) for o in known)]
-        hints = {name: hint_of(name, known) for name in unknown}
+        others = [name for name in known if name not in ('-h','--help')]
+        hints = {name: hint_of(name, others) for name in unknown}
         found = (f"{name}: {hint}" for name,hint in hints.items() if hint)
         raise UserError(f"{message}; {''.join(found)}{self.prog} --help shows the options")
 

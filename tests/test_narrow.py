@@ -1145,3 +1145,36 @@ def test_an_export_that_ends_early_leaves_nothing_behind(place, tmp_path, error,
     assert main(['audit', str(beside.parent), '--quiet'])==0
     capsys.readouterr()
     assert main(argv)==2 and '--out: expected a new or an empty folder' in capsys.readouterr().err
+
+def test_a_head_that_the_folder_does_not_get_is_named(place, tmp_path, capsys):
+    "The layer of a classifier was gone, and nothing said so: loaded again, it had new weights."
+    model,tokenizer = load_pretrained(place/'bert')
+    classifier = transformers.BertForSequenceClassification(model.config)
+    for saved in (classifier, tokenizer): saved.save_pretrained(tmp_path/'classifier')
+    said = 'left out: the head of BertForSequenceClassification, for the folder gets a BertModel'
+    for kind,has in ((tmp_path/'classifier', True), (place/'bert', False)):
+        out = tmp_path/f'out-{has}'
+        argv = ['narrow', str(kind), f'--data={place/"docs"}', '--heal=0', '--context=48', '--judged=3', f'--out={out}']
+        assert main(argv)==0
+        assert (said in capsys.readouterr().err)==(said in (out/'report.md').read_text())==has
+
+def test_judge_takes_no_other_model_for_the_original(place, capsys):
+    "Its column of full attention was that of another model, and nothing said so."
+    assert main(command(place, '--keep=0.3', '--context=250', out='judged-beside'))==0
+    argv = ['judge', str(place/'judged-beside'), f'--data={place/"docs"}', '--quiet']
+    assert main([*argv, f'--model={place/"llama"}'])==0
+    capsys.readouterr()
+    for other in ('gpt2','fewer'):
+        assert main([*argv, f'--model={place/other}'])==2
+        assert f"{place/other}: expected the model that {place/'judged-beside'} was made from, got " in capsys.readouterr().err
+    assert main(['judge', str(place/'llama'), f'--data={place/"docs"}', '--context=250', '--quiet', f'--model={place/"llama"}'])==2
+    assert '--model: expected none for a model without windows, got ' in capsys.readouterr().err
+
+def test_an_unknown_option_is_named_with_the_nearest(place, capsys):
+    model,_ = load_pretrained(place/'llama')
+    for name,near in dict(heel='heal', heldout='held_out', sink='sinks', places_='places').items():
+        with pytest.raises(TypeError, match=f'^{name}: expected the name of an option, got an unknown one; did you mean {near}[?] help.* shows all of them'):
+            hf.narrow(model, [], **{name: 1})
+        if name in ('heldout','sink'): continue    # no option of the command; the beginning of one
+        assert main(command(place, f'--{name}=1', out='bad-out'))==2
+        assert f'--{name}: did you mean --{near}?' in capsys.readouterr().err

@@ -456,6 +456,12 @@ def _stopped(run, shown, saved, error):
             "The same command with `--resume` goes on.**\n")
     with interrupts_wait(): write_atomic(run.folder/'report.md', said)
 
+def _without_head(model):
+    "That a checkpoint has more than the model that is narrowed, such as a classifier; or nothing."
+    given,kind = (model.config.architectures or [''])[0],type(model).__name__
+    if given in ('', kind): return ''
+    return f'left out: the head of {given}, for the folder gets a {kind}'
+
 def _narrow_run(name, c, out, resume, shown): # -> `Report`
     "Narrow a model on documents, evaluate it, and write the model and a report."
     settings = _located(dict(model=str(name), **asdict(c)))
@@ -468,7 +474,8 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
     causal = model.get_output_embeddings() is not None
     shown('read the texts', 0, None)
     read = _read_texts(c, tokenizer, causal, c.batches*c.batch)
-    batches,texts,left_out = read.batches,read.held_out,read.left_out
+    batches,texts = read.batches,read.held_out
+    left_out = '; '.join(filter(None, (_without_head(model), read.left_out)))
     if left_out and not shown.quiet: shown.say(left_out)
     try:
         _check_fits(model, [*batches, *texts])
@@ -679,6 +686,9 @@ def _texts_to_judge(c, tokenizer, held_out): # -> dicts, what is left out
     got = f'fewer in {c.data}{source.among()}'
     raise UserError(f"data: expected {c.context} tokens or more, got {got}")
 
+def _shapes(model): # name of a weight -> its shape, without those of windows
+    return {name: p.shape for name,p in model.named_parameters() if '.dynattn.' not in name}
+
 def _judge_run(name, c, given, shown, original=None):
     "Lengths, distances, and the shares of right answers with full attention and with windows."
     c,held_out = _judging(name, c, given)
@@ -705,7 +715,10 @@ def _judge_run(name, c, given, shown, original=None):
         narrow = grid('recall') if learned else None
         if origin:
             shown('load the original', 0, None)
-            model = load_pretrained(origin)[0]
+            shapes,model = _shapes(model),load_pretrained(origin)[0]
+            if _shapes(model)!=shapes:
+                raise UserError(f"{origin}: expected the model that {name} was made from, "
+                                f"got {type(model).__name__} with weights of other shapes")
             _check_reads(model, texts[0]['input_ids'])
         with without_windows(model): full = grid('full recall')
     except ValueError as e:

@@ -89,7 +89,7 @@ def _piece(path, most):
     got = not_a_file(path)
     if got: raise UserError(f"{path}: expected a file, got {got}")
     data,_,why = read_utf8(path, least=1)
-    if why: raise UserError(f"{path}: {why}")
+    if why: raise UserError(f"{path}: expected a text, got a file that is {why}")
     return data[:most]
 
 def windows(
