@@ -1,5 +1,5 @@
 "Imports go one way, and what makes a room hard to read does not grow."
-import ast, json
+import ast, json, re
 import pytest
 import book, fold, house
 
@@ -64,3 +64,27 @@ def test_a_line_of_a_notebook_has_one_statement(path):
 
 def test_a_second_statement_in_a_line_is_found():
     assert len([*crowded('def f(x):\n    y = x; return y')])==1 and not [*crowded('def f(x):\n    y = x\n    return y')]
+
+class Imports(ast.NodeTransformer):
+    "Takes imports out of a program and keeps their names"
+    def __init__(self): self.names = set()
+    def visit_Import(self, node):
+        self.names |= {(alias.asname or alias.name).split('.')[0] for alias in node.names}
+        return ast.Pass()
+    visit_ImportFrom = visit_Import
+
+def needless(cells):
+    "Names that the cells import and nothing names again, in code or in the text of a program"
+    imports,of_package = Imports(),Imports()     # what the package imports is asked of its modules
+    trees = [(of_package if cell.startswith('#| export') else imports, tree) for cell in cells for tree in fold.tree(cell)]
+    rest = '\n'.join(ast.unparse(taken.visit(tree)) for taken,tree in trees)
+    return sorted(name for name in imports.names-{'*'} if not re.search(rf'\b{name}\b', rest))
+
+@pytest.mark.parametrize('path', [c.path for c in book.chapters()], ids=str)
+def test_a_notebook_needs_what_it_imports(path):
+    cells = [book.source(c) for c in book.read(path)['cells'] if c['cell_type']=='code']
+    assert needless(cells)==[]
+
+def test_a_needless_import_is_found():
+    cells = ['from a import (\n    b, c)\ndef i(): import d.e as f, g', 'print(c)\nh = "g.x"']
+    assert needless(cells)==['b', 'f']
