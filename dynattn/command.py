@@ -6,15 +6,14 @@
 __all__ = ['main']
 
 # %% ../nbs/89_command.ipynb #c0330003
-import argparse, json, os, signal, sys
+import argparse, json, os, re, shutil, signal, sys, textwrap
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 # each registers its verbs
 import dynattn.audit.command, dynattn.train.trained, dynattn.train.training
-from .options import GONE, NarrowConfig, refuse_gone
+from .options import GONE, NarrowConfig, check_names, hint_of
 from .runs import VERBS, Bar, add_options, place_of, printable, verb
 from .saved import UserError, need, terminable, write_atomic
 from .texts import not_a_file, read_text
@@ -32,7 +31,7 @@ def _declare(p, model, leave_out):
 class _Gone(argparse.Action):
     "An option of an earlier version, which is refused."
     def __call__(self, parser, namespace, values, option_string=None):
-        try: refuse_gone([self.dest])
+        try: check_names([self.dest])
         except ValueError as e: raise UserError(str(e)) from e
 
 def _narrow_arguments(p):
@@ -119,7 +118,7 @@ def _look_verb(a): # the parsed arguments
     if text is None:
         got = not_a_file(a.text) or f'a file that is {why}'
         raise UserError(f"{a.text}: expected a text, got {got}")
-    need('transformers', 'hf')
+    need('transformers.utils.logging', 'hf').disable_progress_bar()
     model,tokenizer = need('dynattn.hf.saving', 'hf').load_pretrained(a.model, windows=True)
     try: found = need('dynattn.hf.looking', 'hf').look(model, text, tokenizer, a.last)
     except ValueError as e: raise UserError(str(e)) from e
@@ -164,8 +163,9 @@ class _Parser(argparse.ArgumentParser):
         names = [word.partition('=')[0] for word in self.words if verbs or word.startswith('--')]
         known = [*options, *verbs]
         unknown = [name for name in names if not any(o.startswith(name) for o in known)]
-        nearest = {name: get_close_matches(name, known, 1, .75) for name in unknown}
-        found = (f"{name}: did you mean {near[0]}? " for name,near in nearest.items() if near)
+        others = [name for name in known if name not in ('-h','--help')]
+        hints = {name: hint_of(name, others) for name in unknown}
+        found = (f"{name}: {hint}" for name,hint in hints.items() if hint)
         raise UserError(f"{message}; {''.join(found)}{self.prog} --help shows the options")
 
 def _parser_of(name): # -> argparse.ArgumentParser
@@ -178,16 +178,38 @@ def _parser_of(name): # -> argparse.ArgumentParser
     verb.arguments(parser)
     return parser
 
+# %% ../nbs/89_command.ipynb #8910f002
+def _with_flags(
+    message, # of an error
+    parser, # of the verb
+    written, # words of the command line
+):
+    "The message, with the verb's options in place of arguments of Python."
+    flags = {action.dest: action.option_strings[0] for action in parser._actions
+             if action.option_strings and action.dest!='help'}
+    if not flags: return message
+    names = '|'.join(map(re.escape, flags))
+    words = '|'.join(re.escape(word) for word in written if word)
+    whole_word = rf'(?<!\S)(?:{words})(?![^\s:;,])'
+    argument = rf'^(?P<begin>{names})(?=: )|(?<![^\s(])(?P<name>{names})=(?P<value>[^\s:;,)]+)'
+    def in_flags(found):
+        if found['begin']: return flags[found['begin']]
+        return f"{flags[found['name']]} {found['value']}" if found['name'] else found[0]
+    return re.sub(f'{whole_word}|{argument}', in_flags, message)
+
 # %% ../nbs/89_command.ipynb #8702635f
 def _overview():
     "The help of `dynattn` alone: the verbs, with an example of each."
     from dynattn import __version__
-    verbs = [f'  {name:12}{verb.what}\n{"":16}{verb.example}' for name,verb in VERBS.items()]
+    width = shutil.get_terminal_size().columns-2
+    def wrapped(text, **indent): return textwrap.fill(text, width, **indent)
+    verbs = [wrapped(verb.what, initial_indent=f'  {name:12}', subsequent_indent=' '*14)
+             +f'\n{"":16}{verb.example}' for name,verb in VERBS.items()]
     lines = 'verbs, with an example of each:',*verbs,'','dynattn VERB --help shows its options'
     p = _Parser(
         prog='dynattn',
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description='Attention whose windows learn how far to look: train on files, and see.',
+        description=wrapped('Attention whose windows learn how far to look: train on files, and see.'),
         epilog='\n'.join(lines))
     p.add_argument('--version', action='version', version=f'dynattn {__version__}')
     p.add_argument('verb', metavar='VERB', choices=VERBS, help='what to do')
@@ -196,7 +218,6 @@ def _overview():
 # %% ../nbs/89_command.ipynb #5f6d5c14
 def _flush():
     "Write what was printed; where that fails, the interpreter is not to try it again at its end."
-    if sys.stdout is None: return
     try: sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -209,8 +230,9 @@ def _answered(argv, options): # -> exit status
     try:
         try:
             name = _overview().parse_args(argv[:1]).verb
-            parsed = _parser_of(name).parse_args(argv[1:])
-            status = VERBS[name].run(parsed, **options) or 0
+            parser = _parser_of(name)
+            try: status = VERBS[name].run(parser.parse_args(argv[1:]), **options) or 0
+            except UserError as e: raise UserError(_with_flags(str(e), parser, argv)) from e
         except SystemExit:    # after help and version
             _flush()
             raise
@@ -235,6 +257,8 @@ def main(
 ) -> int: # exit status
     "The command `dynattn`; SIGTERM is a Ctrl-C, but for the status."
     argv = sys.argv[1:] if argv is None else list(argv)
+    for name in ('stdout','stderr'):  # a program that closed them reads nothing
+        if getattr(sys, name) is None: setattr(sys, name, open(os.devnull, 'w', encoding='utf-8'))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, 'reconfigure'): stream.reconfigure(errors='backslashreplace')
     with terminable() as came: status = _answered(argv, options)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from .saved import UserError, differences, need, write_atomic
+from .saved import UserError, differences, need, refuse_other, write_atomic
 try: import fcntl
 except ImportError: fcntl = None  # there are no such locks on Windows
 
@@ -71,6 +71,7 @@ class Run:
     files:tuple     # names of all its files
     settings:dict   # plain values by name, kept in `settings.json`
     free:tuple=()   # settings that may be others when the run goes on
+    verb:str=''     # that writes it
 
     def check_folder(self,
         begun:bool, # whether the folder holds results of a run
@@ -80,6 +81,7 @@ class Run:
         folder = self.folder
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{folder}: expected a folder, got a file")
+        if self.verb: refuse_other(folder, self.verb)
         there = [name for name in self.files if (folder/name).exists()]
         if there and not (folder/'settings.json').exists():
             raise UserError(f"{folder}: holds {there[0]} and no settings.json, "
@@ -87,7 +89,8 @@ class Run:
         if begun and not resume:
             raise UserError(f"{folder}: holds a run already; "
                             "--resume goes on with it, another --out begins anew")
-        if resume and not there: raise UserError(f"{folder}: no run to resume")
+        if resume and not there:
+            raise UserError(f"{folder}: no run to resume; without --resume it begins there")
 
     def check_settings(self, then:dict, # the settings it was started with
     ) -> None:
@@ -231,13 +234,16 @@ def add_options(
     comments:dict = {}
     for kind in reversed(settings.__mro__[:-1]):
         comments |= {name: text for name,text in docments(kind).items() if text}
+    flags = {f'`{f.name}`': '--'+f.name.replace('_', '-') for f in fields(settings)}
     for f in fields(settings):
         if f.name in leave_out: continue
         kinds = f.type, *getattr(f.type, '__args__', ())
         default = '' if f.default in (None, '') else f' [{f.default}]'
-        shown = f'{comments.get(f.name, "")}{default}'
+        comment = comments.get(f.name, '')
+        for name,flag in flags.items(): comment = comment.replace(name, flag)
+        shown = f'{comment}{default}'
         parser.add_argument(
-            '--'+f.name.replace('_', '-'),
+            flags[f'`{f.name}`'],
             type=next(kind for kind in (int, float, str) if kind in kinds),
             default=argparse.SUPPRESS,
             help=shown.replace('%', '%%'))

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['UserError', 'DamagedFile', 'need', 'write_atomic', 'writing', 'read_intact', 'Field', 'check_value', 'read_json',
-           'option_fields', 'write_weights', 'read_weights', 'interrupts_wait', 'terminable', 'ModelState',
-           'all_or_nothing', 'as_it_was', 'whole_or_not', 'write_state', 'read_state', 'fingerprint', 'differences',
-           'Checkpoint']
+           'option_fields', 'made_by', 'refuse_other', 'write_weights', 'read_weights', 'interrupts_wait', 'terminable',
+           'ModelState', 'all_or_nothing', 'as_it_was', 'whole_or_not', 'write_state', 'read_state', 'fingerprint',
+           'differences', 'Checkpoint']
 
 # %% ../nbs/39_saved.ipynb #47a00001
 import functools, hashlib, io, json, math, os, re, signal, sys
@@ -181,6 +181,37 @@ def option_fields(
         bound = 2**63 if int in kinds else _MOST
         return Field(kinds, -bound, bound, required=False)
     return {f.name: field(f.type) for f in fields(settings)}
+
+# %% ../nbs/39_saved.ipynb #39b0a002
+def _object(path): # -> the object in a JSON file; an empty one where there is none
+    try: found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError): return {}
+    return found if isinstance(found, dict) else {}
+
+# what makes a folder -> the verbs that read it
+_READERS = dict(train='predict and windows', narrow='judge, look, audit and export', export='audit')
+
+def made_by(
+    folder:Path|str, # any
+) -> str: # 'train', 'narrow', 'export', or empty
+    "The verb that wrote a folder, by its files."
+    settings,config = (_object(Path(folder)/name) for name in ('settings.json','config.json'))
+    if (Path(folder)/'onnx_model.json').is_file(): return 'export'
+    of_train = {'labels','crop'}<=settings.keys() or {'patch','grams','classes'}<=config.keys()
+    if of_train: return 'train'
+    return 'narrow' if {'model','context','judged','keep'}<=settings.keys() else ''
+
+def refuse_other(
+    folder:Path|str, # any
+    verb:str, # that may have written it
+    wanted:str='', # what is expected (default: a folder of the verb)
+) -> None:
+    "Refuse a folder that another verb wrote, and say which verbs read it."
+    made = made_by(folder)
+    if made in ('', verb): return
+    wanted = wanted or f'a folder of dynattn {verb}'
+    raise UserError(f"{folder}: expected {wanted}, got one of dynattn {made}, "
+                    f"which dynattn {_READERS[made]} read{'s' if made=='export' else ''}")
 
 # %% ../nbs/39_saved.ipynb #6f65c004
 def _header(data):

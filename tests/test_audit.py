@@ -962,6 +962,12 @@ def test_a_folder_whose_numbers_differ_from_its_graph_is_refused(tmp_path):
         path.write_text(json.dumps(other))
         with pytest.raises(ValueError, match='damaged model.onnx: keys.0.3: expected .*, as onnx_model.json says'): OnnxModel(tmp_path)
 
+@pytest.mark.parametrize('option', ['--window=0', '--longest=0', '--causal', '--code'])
+def test_an_option_that_an_exported_folder_does_not_read_is_refused(tmp_path, capsys, option):
+    "A promise of 0 tokens was no promise: every window was said to be read as promised."
+    assert main(['audit', str(small_export(tmp_path)), '--quiet', option])==2
+    assert f"{option.partition('=')[0]}: expected none for an exported graph" in capsys.readouterr().err
+
 @pytest.mark.parametrize('file', ['onnx_model.json','model.onnx','model.onnx.data'])
 def test_a_folder_that_lacks_a_file_is_refused_in_one_line(tmp_path, capsys, file):
     (small_export(tmp_path)/file).unlink()

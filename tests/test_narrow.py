@@ -1,6 +1,6 @@
 "The command `dynattn narrow`: bad input, a run that is killed, and the folder that it leaves."
 import errno, json, math, os, shutil, signal, subprocess, sys, time, warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 import pytest, torch
@@ -47,7 +47,9 @@ def place(tmp_path_factory):
     shutil.copytree(root/'llama', root/'cut')
     (root/'cut/model.safetensors').write_bytes((root/'llama/model.safetensors').read_bytes()[:500])
     (root/'cut.gguf').write_bytes(b'GGUF'+bytes(100))
-    (root/'empty').mkdir()
+    for name in ('empty','a-run','stopped-early'): (root/name).mkdir()
+    (root/'a-run/settings.json').write_text(json.dumps(dict(labels='suffix', crop=8)))
+    (root/'stopped-early/settings.json').write_text(json.dumps(dict(model='llama', context=48, judged=2, keep=.3)))
     (root/'docs').mkdir()
     for i in range(20): (root/'docs'/f'{i}.txt').write_text(f'the quick brown fox number {"abcdefghijklmnopqrst"[i]} jumps over the lazy dog.\n'*20)
     rows = [json.dumps(dict(body='a line of text that says a little. '*30)) for _ in range(16)]
@@ -58,8 +60,9 @@ def place(tmp_path_factory):
 def command(place, *options, model='llama', out='out', data='docs'):
     small = dict(heal=0, context=48, judged=3)
     given = {o.split('=')[0].strip('-') for o in options}
-    rest = [f'--{k}={v}' for k,v in small.items() if k not in given]
-    return ['narrow', str(place/model), f'--data={place/data}', f'--out={place/out}', '--quiet', *rest, *options]
+    rest = [f'--{k}={v}' for k,v in small.items() if k not in given and (k=='context' or 'preview' not in given)]
+    if 'preview' not in given: rest.append(f'--out={place/out}')
+    return ['narrow', str(place/model), f'--data={place/data}', '--quiet', *rest, *options]
 
 @pytest.mark.parametrize('model', ['llama','bert'])
 def test_run(place, model, capsys):
@@ -162,12 +165,12 @@ def test_without_pyarrow_the_package_is_named(place, capsys, monkeypatch):
     (dict(extra=['--keep=0.01']), 'keep: expected 0.1'),
     (dict(extra=['--context=8']), 'keep: expected 0.7500 or more for texts of 8 tokens, got 0.25, the default'),
     (dict(extra=['--keep=x']), '--keep'),
-    (dict(extra=['--keep=0.2', '--rise=0.1']), 'keep: expected none beside rise=0.1, got 0.2'),
+    (dict(extra=['--keep=0.2', '--rise=0.1']), '--keep: expected none beside --rise 0.1, got 0.2'),
     (dict(extra=['--sizes=4,x']), 'sizes: expected half-widths from 1 to'),
     (dict(extra=['--sizes=full']), 'sizes: expected one small enough for a share of 0.25'),
-    (dict(extra=['--sizes=4', '--rise=.1']), "sizes: expected none beside rise=0.1"),
+    (dict(extra=['--sizes=4', '--rise=.1']), '--sizes: expected none beside --rise 0.1'),
     (dict(extra=['--rise=0']), 'rise: expected a finite number above 0'),
-    (dict(extra=['--steps=60']), 'steps: expected no such option, got one of an earlier version: widths are measured and no longer learned; heal is the number'),
+    (dict(extra=['--steps=60']), '--steps: expected no such option, got one of an earlier version: widths are measured and no longer learned; --heal N heals'),
     (dict(extra=['--answers=-1']), 'answers: expected a finite number of 0 or more'),
     (dict(extra=['--context=0']), 'context: expected a whole number'),
     (dict(extra=['--context=7']), 'context: expected a whole number of 8 or more'), # not `batches:`, which is no option
@@ -179,21 +182,39 @@ def test_without_pyarrow_the_package_is_named(place, capsys, monkeypatch):
     (dict(data='broken.parquet'), 'broken.parquet: '), # without pyarrow: what to install
     (dict(extra=['--heal=-1']), 'heal: expected a whole number'),
     (dict(extra=['--heal=100000']), 'heal: expected at most one step for each of'),
-    (dict(model='gpt2', extra=['--heal=2']), 'got transformer.h.0.attn.c_attn with queries and keys; heal=0 leaves the weights alone'),
+    (dict(model='gpt2', extra=['--heal=2']), 'got transformer.h.0.attn.c_attn with queries and keys; --heal 0 leaves the weights alone'),
     (dict(extra=['--facts=2']), 'facts: expected a share from 0 to 1'),
-    (dict(extra=['--facts=.5']), 'facts: n: expected'), # too short a context for a fact
+    (dict(extra=['--facts=.5']), '--facts: expected texts of'), # too short a context for a fact
     (dict(model='bert', extra=['--facts=.5']), 'facts: expected 0 for an encoder'),
     (dict(extra=['--resume']), 'no run to resume'),
     (dict(out='docs'), 'out: expected a new or an empty folder'),
     (dict(data='rows.jsonl'), "line 1: expected a JSON object with 'text'"),
     (dict(extra=['--seed=99999999999999999999']), 'seed: expected a whole number'),
     (dict(extra=['--data=']), 'data: expected a folder or a file, got none'),
-    (dict(extra=['--nonsense']), 'unrecognized arguments')])
+    (dict(extra=['--nonsense']), 'unrecognized arguments'),
+    # one option is not read because of another
+    (dict(extra=['--preview', '--resume']), '--preview: expected none of the options that it does not read, got --resume'),
+    (dict(extra=['--preview', '--heal=0', '--keep=.3', '--out=bad-out']), 'got --keep, --heal, --out'),
+    (dict(extra=['--preview', '--sinks=40']), '--context: expected texts in which a share of 0.5 is more than the first 40 tokens'),
+    (dict(extra=['--places=7']), '--places: expected none beside --heal 0, which compares no predictions, got 7'),
+    (dict(extra=['--facts=0', '--answers=.3']), '--answers: expected none beside --facts 0, got 0.3'),
+    (dict(model='bert', extra=['--answers=.3']), '--answers: expected 0.1 for an encoder, which has no answers, got 0.3'),
+    (dict(extra=['--field=body']), "--field: expected none, got 'body' for "),
+    (dict(data='docs/1.txt', extra=['--pattern=*.md']), 'of a name like *.md'),
+    # the folder of another verb, and what is no folder of a model
+    (dict(model='a-run'), 'a-run: expected the folder of a model, got one of dynattn train, which dynattn predict and windows read'),
+    (dict(out='a-run'), 'a-run: expected a folder of dynattn narrow, got one of dynattn train, which'),
+    (dict(out='a-run', extra=['--resume']), 'a-run: expected a folder of dynattn narrow, got one of dynattn train, which'),
+    (dict(model='docs/1.txt'), 'model: expected a folder or a GGUF file, got the file '),
+    (dict(model='llama/model.safetensors'), 'llama is its folder'),
+    (dict(model='stopped-early'), '; its command with --resume goes on')])
 def test_bad_input_is_one_line(place, options, said, capsys):
     extra = options.pop('extra', [])
     assert main(command(place, *extra, **{'out': 'bad-out', **options}))==2
     lines = [l for l in capsys.readouterr().err.splitlines() if l]
     assert len(lines)==1 and lines[0].startswith('dynattn: ') and said in lines[0], lines
+    named = lines[0].removeprefix('dynattn: ').partition(':')[0]
+    assert named not in {f.name for f in fields(NarrowConfig)}, lines    # but their flags
     assert not (place/'bad-out').exists()
 
 @pytest.mark.parametrize('name', ['llama','bert'])
@@ -542,8 +563,8 @@ def test_a_model_of_no_numbers_is_refused_in_one_line(place, weight, tmp_path, c
     model,tokenizer = load_pretrained(place/'llama')
     with torch.no_grad(): model.get_parameter(weight).fill_(torch.nan)
     for saved in (model, tokenizer): saved.save_pretrained(tmp_path/'nan')
-    for options in ([], ['--preview']):
-        assert main(['narrow', str(tmp_path/'nan'), f'--data={place/"docs"}', f'--out={tmp_path/"out"}', '--quiet', '--context=48', '--heal=0', *options])==2
+    for options in (['--heal=0', f'--out={tmp_path/"out"}'], ['--preview']):
+        assert main(['narrow', str(tmp_path/'nan'), f'--data={place/"docs"}', '--quiet', '--context=48', *options])==2
         err = capsys.readouterr().err
         assert 'model: expected finite predictions' in err and err.count('\n')==1 and not (tmp_path/'out').exists()
 
@@ -723,8 +744,7 @@ def test_fewer_than_32_questions_give_a_table_and_no_sentence(place, capsys, mon
     assert main(['judge', str(place/'few-asked'), f'--data={place/"docs"}', '--quiet'])==0
     assert 'are recalled' not in (out := capsys.readouterr().out) and '24 in all. A verdict needs 32.' in out
     answering(monkeypatch, lambda back, number: False)
-    preview = [o for o in command(place, '--preview', *options) if '--out' not in o]
-    assert main(preview)==0
+    assert main(command(place, '--preview', '--context=250'))==0
     assert 'nine tenths of the 32 right answers of the full model, of 32 asked: 32 (-11 to +11 points, within noise)' in capsys.readouterr().out
 
 def test_cells_whose_full_model_is_near_the_floor_are_marked(place, capsys, monkeypatch):
@@ -761,14 +781,14 @@ def test_a_gguf_file(capsys):
 def test_preview_says_what_each_share_costs(place, capsys):
     for model,context,recalled in (('llama', 250, True), ('bert', 96, False)):
         options = ['--preview', f'--context={context}']
-        assert main([o for o in command(place, *options, model=model) if '--out' not in o])==0
+        assert main(command(place, *options, model=model))==0
         shown = capsys.readouterr().out
         assert ('facts recalled' in shown)==('The full model recalls too few of them to say what windows forget.' in shown)
         assert 'This is before healing, which can bring part of it back' in shown and shown.count('\n0.')>=3
-        assert main(command(place, *options, '--json', model=model, out='previewed'))==0
+        assert main(command(place, *options, '--json', model=model))==0
         rows = json.loads(capsys.readouterr().out)
         assert [r[0] for r in rows]==[1., .5, .25, .125, .0625][:len(rows)] and rows[0][1]==0
-        assert all((r[2] is not None)==recalled for r in rows) and not (place/'previewed').exists()
+        assert all((r[2] is not None)==recalled for r in rows)
 
 def test_healing_is_kept_or_thrown_away(place, capsys, monkeypatch):
     from dynattn.hf import narrowing
@@ -906,7 +926,7 @@ def test_a_table_of_short_texts_has_no_distance_twice(place, capsys):
         assert f'{8*number} in all.' in capsys.readouterr().out
 
 @pytest.mark.parametrize('options,why', [
-    (['--context=48'], '0 of the 16 texts asked for facts again (n: expected texts of'),
+    (['--context=48'], '0 of the 16 texts asked for facts again (expected texts of'),
     (['--context=250', '--facts=0'], '0 of the 16 texts asked for facts again (a share of 0 is none of 16 texts)')])
 def test_why_no_text_asked_is_said(place, options, why, capsys):
     assert main(command(place, '--keep=0.5', *options, out=f'unasked-{len(options)}'))==0
@@ -915,8 +935,8 @@ def test_why_no_text_asked_is_said(place, options, why, capsys):
 def test_why_an_encoder_asks_nothing_and_a_preview_of_short_texts(place, capsys):
     assert main(command(place, '--keep=0.5', model='bert', out='unasked-bert'))==0
     assert 'texts asked for facts again (an encoder has no answers)' in capsys.readouterr().out
-    for model,why in (('llama','n: expected texts of'), ('bert','an encoder answers nothing. This is before')):
-        assert main(command(place, '--preview', model=model, out='unused'))==0
+    for model,why in (('llama','expected texts of'), ('bert','an encoder answers nothing. This is before')):
+        assert main(command(place, '--preview', model=model))==0
         out = capsys.readouterr().out
         assert f'No facts were asked: {why}' in out and 'facts recalled' not in out, out
 
@@ -1076,7 +1096,7 @@ def test_a_preview_says_what_is_kept_of_a_model_with_windows_of_its_own(place, t
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, sliding_window=8)
     transformers.MistralForCausalLM(config).save_pretrained(tmp_path/'mistral')
     transformers.AutoTokenizer.from_pretrained(place/'llama').save_pretrained(tmp_path/'mistral')
-    assert main(['narrow', str(tmp_path/'mistral'), f'--data={place/"docs"}', '--context=128', '--judged=2', '--preview', '--quiet'])==0
+    assert main(['narrow', str(tmp_path/'mistral'), f'--data={place/"docs"}', '--context=128', '--preview', '--quiet'])==0
     said = capsys.readouterr().out
     rows = [line.split() for line in said.splitlines() if line[:1] in '01' and line]
     assert "Shares are of what the windows of the model's own leave." in said and [row[0] for row in rows]==['1', '0.5', '0.25'], said
@@ -1105,3 +1125,56 @@ def test_texts_of_unknown_tokens_are_refused(place, tmp_path, capsys):
     assert main([*command(place, out='unknown'), f'--data={tmp_path}'])==2
     err = capsys.readouterr().err
     assert "data: expected texts in a language that the model's tokenizer knows, got 8" in err and not (place/'unknown').exists(), err
+
+@pytest.mark.parametrize('error', [OSError(errno.ENOSPC, 'No space left on device'), KeyboardInterrupt()], ids=['full','Ctrl-C'])
+def test_an_export_that_ends_early_leaves_nothing_behind(place, tmp_path, error, capsys, monkeypatch):
+    "It left half a graph, and the same command then refused the folder, which was not empty."
+    pytest.importorskip('onnxruntime', reason="onnxruntime is not installed; pip install 'dynattn[export]' brings it")
+    from dynattn.export import graph
+    argv = ['export', str(place/'llama'), '--out', str(tmp_path/'deep/graph')]
+    def fail(*args): raise error
+    with monkeypatch.context() as patched:
+        patched.setattr(graph, '_settings', fail)    # the graph and its weights are written before
+        assert main(argv)==(2 if isinstance(error, OSError) else 130)
+    assert not list(tmp_path.iterdir())
+    beside = tmp_path/'deep/graph/.saving'           # of a run that was killed
+    beside.mkdir(parents=True)
+    (beside/'model.onnx').touch()
+    assert main(argv)==0 and not beside.exists()
+    assert {'model.onnx','onnx_model.json','onnx_model.py','tokenizer.json'}<={path.name for path in beside.parent.iterdir()}
+    assert main(['audit', str(beside.parent), '--quiet'])==0
+    capsys.readouterr()
+    assert main(argv)==2 and '--out: expected a new or an empty folder' in capsys.readouterr().err
+
+def test_a_head_that_the_folder_does_not_get_is_named(place, tmp_path, capsys):
+    "The layer of a classifier was gone, and nothing said so: loaded again, it had new weights."
+    model,tokenizer = load_pretrained(place/'bert')
+    classifier = transformers.BertForSequenceClassification(model.config)
+    for saved in (classifier, tokenizer): saved.save_pretrained(tmp_path/'classifier')
+    said = 'left out: the head of BertForSequenceClassification, for the folder gets a BertModel'
+    for kind,has in ((tmp_path/'classifier', True), (place/'bert', False)):
+        out = tmp_path/f'out-{has}'
+        argv = ['narrow', str(kind), f'--data={place/"docs"}', '--heal=0', '--context=48', '--judged=3', f'--out={out}']
+        assert main(argv)==0
+        assert (said in capsys.readouterr().err)==(said in (out/'report.md').read_text())==has
+
+def test_judge_takes_no_other_model_for_the_original(place, capsys):
+    "Its column of full attention was that of another model, and nothing said so."
+    assert main(command(place, '--keep=0.3', '--context=250', out='judged-beside'))==0
+    argv = ['judge', str(place/'judged-beside'), f'--data={place/"docs"}', '--quiet']
+    assert main([*argv, f'--model={place/"llama"}'])==0
+    capsys.readouterr()
+    for other in ('gpt2','fewer'):
+        assert main([*argv, f'--model={place/other}'])==2
+        assert f"{place/other}: expected the model that {place/'judged-beside'} was made from, got " in capsys.readouterr().err
+    assert main(['judge', str(place/'llama'), f'--data={place/"docs"}', '--context=250', '--quiet', f'--model={place/"llama"}'])==2
+    assert '--model: expected none for a model without windows, got ' in capsys.readouterr().err
+
+def test_an_unknown_option_is_named_with_the_nearest(place, capsys):
+    model,_ = load_pretrained(place/'llama')
+    for name,near in dict(heel='heal', heldout='held_out', sink='sinks', places_='places').items():
+        with pytest.raises(TypeError, match=f'^{name}: expected the name of an option, got an unknown one; did you mean {near}[?] help.* shows all of them'):
+            hf.narrow(model, [], **{name: 1})
+        if name in ('heldout','sink'): continue    # no option of the command; the beginning of one
+        assert main(command(place, f'--{name}=1', out='bad-out'))==2
+        assert f'--{name}: did you mean --{near}?' in capsys.readouterr().err

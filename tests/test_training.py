@@ -177,8 +177,31 @@ def test_every_option_has_its_bad_value():
 
 @pytest.mark.parametrize('name', BAD)
 def test_a_bad_value_is_told_before_anything_is_read(name, tmp_path, says):
-    says(f'{name}: expected ', 'train', tmp_path/'nowhere', '--out', tmp_path/'run', f"--{name.replace('_', '-')}={BAD[name]}")
+    flag = f"--{name.replace('_', '-')}"
+    says(f'dynattn: {flag}: expected ', 'train', tmp_path/'nowhere', '--out', tmp_path/'run', f"{flag}={BAD[name]}")
     assert not (tmp_path/'run').exists()
+
+@pytest.mark.parametrize('window', ['none', '8'])
+@pytest.mark.parametrize('name,usual', [('init-width', '64'), ('price', '0.001'), ('sigma-lr', '1')])
+def test_an_option_that_no_window_reads_is_refused(window, name, usual, tmp_path, says):
+    said = f'--{name}: expected {usual} beside --window {window}, where no width learns, got 3.0'
+    says(said, 'train', tmp_path, '--out', tmp_path/'run', '--window', window, f'--{name}', 3)
+
+def test_the_folder_of_another_verb_is_refused_by_name(finished, tree, tmp_path, says):
+    "`windows` said of a narrowed model that its configuration was damaged, and `judge` of a classifier that transformers does not know it."
+    for made,(name,content,readers) in dict(
+            narrow=('settings.json', dict(model='m', context=8, judged=2, keep=.5), 'dynattn judge, look, audit and export read'),
+            export=('onnx_model.json', {}, 'dynattn audit reads')).items():
+        (tmp_path/made).mkdir()
+        (tmp_path/made/name).write_text(json.dumps(content))
+        said = f'{tmp_path/made}: expected a folder of dynattn train, got one of dynattn {made}, which {readers}'
+        for argv in (['predict', __file__], ['windows', __file__, '--png', tmp_path/'w.png'], ['train', tree], ['train', tree, '--resume']):
+            says(said, *argv, '--run', tmp_path/made)
+        assert [path.name for path in (tmp_path/made).iterdir()]==[name]
+    text,out = tree/'pkg0/0.py',tmp_path/'new'
+    for argv in (['export', finished, '--out', out], ['audit', finished], ['look', finished, '--text', text, '--out', tmp_path/'look.html'],
+                 ['judge', finished, '--data', tree, '--quiet'], ['narrow', finished, '--data', tree, '--out', out, '--quiet']):
+        says(f'{finished}: expected the folder of a model, got one of dynattn train, which dynattn predict and windows read', *argv)
 
 def test_data_that_cannot_be_read_leaves_no_folder(tmp_path, says):
     "`dynattn train nowhere --out runs/new` left runs/new with a lock in it"
@@ -430,7 +453,8 @@ def test_the_log_comes_from_the_checkpoint(copy):
 @pytest.mark.parametrize('option,value', [('layers', 10**8), ('layers', 10**5), ('dim', 10**8), ('dim', 10**5), ('patch', 10**8), ('lr', 1e300), ('sigma_lr', 1e300), ('init_width', 1e300), ('alpha', 1e300)])
 def test_what_no_memory_or_number_holds_is_told_at_once(option, value, tmp_path, says):
     began = time.process_time()
-    says(f"{'dim' if option=='patch' else option}: expected ", 'train', tmp_path, '--out', tmp_path/'run', *SMALL, f"--{option.replace('_', '-')}", value)
+    flag = f"--{option.replace('_', '-')}"
+    says(f"{'--dim' if option=='patch' else flag}: expected ", 'train', tmp_path, '--out', tmp_path/'run', *SMALL, flag, value)
     assert time.process_time()-began<5
 
 @pytest.mark.parametrize('change', [dict(n_global=-1), dict(n_global='x'), dict(n_global=None), dict(n_global=10**20), dict(dropout=float('nan')), dict(dropout='x'), dict(cls='x'),
@@ -520,7 +544,7 @@ def test_classes_do_not_depend_on_the_seed(tmp_path):
 def test_the_help_shows_each_verb_with_an_example(capsys):
     with pytest.raises(SystemExit, match='0'): main(['--help'])
     said = capsys.readouterr().out
-    for what,example in [(v.what, v.example) for v in command.VERBS.values()]: assert what in said and example in said
+    for what,example in [(v.what, v.example) for v in command.VERBS.values()]: assert what in ' '.join(said.split()) and example in said
     for name in [*command.VERBS]:
         with pytest.raises(SystemExit, match='0'): main([name, '--help'])
         said = capsys.readouterr().out
@@ -599,3 +623,17 @@ def test_an_answer_that_cannot_be_written_is_an_error_in_one_line():
     with open('/dev/full', 'wb') as full:
         done = subprocess.run([sys.executable, '-m', 'dynattn', '--version'], stdout=full, stderr=subprocess.PIPE, text=True, timeout=600, cwd=ROOT, env=buffered)
     assert (done.returncode, done.stderr)==(2, 'dynattn: [Errno 28] No space left on device\n')
+
+@pytest.mark.parametrize('closed,status', [(1, 0), (2, 2)], ids=['stdout','stderr'])
+def test_a_stream_that_was_closed_is_no_error(closed, status):
+    "As a service has none; `predict` ended with status 1 and said nothing, for Python has no object there."
+    code = (f"import os, sys; os.close({closed}); os.execv(sys.executable, "
+            f"[sys.executable, '-m', 'dynattn', *{[['--version'], ['predict', 'nowhere']][closed-1]!r}])")
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=600, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr)==(status, '', '')
+
+def test_the_overview_fits_a_narrow_terminal(monkeypatch, capsys):
+    monkeypatch.setenv('COLUMNS', '60')
+    with pytest.raises(SystemExit, match='0'): main(['--help'])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line)<=60 or line.startswith(16*' '+'dynattn ') for line in lines) and len(lines)>20    # an example is for copying

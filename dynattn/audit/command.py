@@ -97,7 +97,8 @@ def _audited(a):
     ours = next((p for p in (path, path.parent) if (p/'onnx_model.json').is_file()), None)
     if ours or path.suffix=='.onnx':
         for name in ('longest','causal','packed','code','png',*(['window'] if ours else [])):
-            if getattr(a, name):
+            given = getattr(a, name)
+            if given is not None and given is not False:    # a window of 0, too
                 raise UserError(f"--{name}: expected none for an exported graph, got one")
         if isinstance(a.window, tuple):
             raise UserError("--window: expected one number for a graph, got two")
@@ -112,8 +113,10 @@ def _audited(a):
     with Bar(None, 'audit', a.quiet, seconds=10) as bar:
         try: found = examine(model, example, origin=origin, tick=bar.step, **options)
         except (TypeError, ValueError) as e: raise UserError(str(e)) from e
-    if a.png and found.layers: write_picture(a.png, found.plot()[0])
     print(json.dumps(found.to_json()) if a.json else found)
+    if a.png and not found.layers:
+        raise UserError(f"--png: expected a model with layers of attention, got {a.model} without")
+    if a.png: write_picture(a.png, found.plot()[0])
     if a.code and not a.json:
         for f in found.findings:
             print(*([f"\n# {f.sentence}\n{f.code}\n"] if f.code else []), end='')

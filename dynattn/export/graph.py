@@ -6,8 +6,8 @@
 __all__ = ['export', 'run_export']
 
 # %% ../../nbs/export/68_graph.ipynb #c68000003
-import json, logging, math
-from contextlib import nullcontext
+import json, logging, math, os, shutil
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 import numpy as np
@@ -17,7 +17,7 @@ from ..configs import config_window
 from ..hf.narrowing import without_windows
 from ..hf.saving import load_pretrained
 from ..runs import printable
-from ..saved import UserError, need, writing
+from ..saved import UserError, interrupts_wait, need, writing
 from transformers.utils import logging as transformers_logging
 
 # %% ../../nbs/export/68_graph.ipynb #c68000007
@@ -323,13 +323,22 @@ def run_export(
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     out = Path(a.out)
-    if out.exists() and any(out.iterdir()):
+    beside = out/'.saving'    # it may be of a run that was killed
+    if out.exists() and any(path!=beside for path in out.iterdir()):
         raise UserError(f"out: expected a new or an empty folder, got {out}")
     model,tokenizer = load_pretrained(a.model, windows=True)
+    made = [path for path in (out, *out.parents) if not path.exists()]
     try:
+        shutil.rmtree(beside, ignore_errors=True)
         with writing(out), without_windows(model) if a.full else nullcontext():
-            export(model, out, tokenizer, a.piece, a.int4)
+            export(model, beside, tokenizer, a.piece, a.int4)
+            with interrupts_wait():
+                for path in beside.iterdir(): os.replace(path, out/path.name)
     except (ValueError, TypeError, RuntimeError) as e: raise UserError(str(e)) from e
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+        with suppress(OSError):    # folders that have something in them stay
+            for path in made: path.rmdir()
     settings = json.loads((out/'onnx_model.json').read_text(encoding='utf-8'))
     lengths = [n for n in (1024, 2048, 8192, 32768) if n<=settings['longest']]
     weights = sum(path.stat().st_size for path in out.glob('model.onnx*'))

@@ -10,12 +10,13 @@ __all__ = ['without_windows', 'set_widths', 'Distance', 'Narrowed', 'check_narro
 import math, time, warnings
 from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 import torch, torch.nn.functional as F
 from torch import Tensor, nn
-from ..options import OF_CURVES, OF_HEALING, NarrowOptions, refuse_gone
+from ..options import OF_CURVES, OF_HEALING, NarrowOptions, check_names
 from ..saved import (
     Checkpoint, ModelState, all_or_nothing, fingerprint, interrupts_wait, need, whole_or_not)
 from ..sigma import SigmaParameter
@@ -236,7 +237,7 @@ def check_narrow(
         except ValueError as e: raise ValueError(f"{e}; heal=0 leaves the weights alone") from e
     keep,least = .25 if o.keep is None else o.keep,budget.share(torch.ones(1)).item()
     if o.rise is None and keep<least:
-        hint = ", the default; give keep, fewer sinks or longer texts" if o.keep is None else ""
+        hint = ", the default; a larger keep, fewer sinks or longer texts help" if o.keep is None else ""
         raise ValueError(f"keep: expected {least:.4f} or more for texts of {budget.n} tokens, "
                          f"got {keep}{hint}")
     speaks = model.get_output_embeddings() is not None
@@ -299,7 +300,8 @@ def narrow(
     of before; at any other time, after a second interrupt and after an error, the model is as it
     was. The checkpoint has all texts that were measured and all whole steps."""
     start = time.perf_counter()
-    refuse_gone(options)
+    known = [f.name for f in fields(NarrowOptions)]+list(signature(narrow).parameters)
+    check_names(options, known, 'help() of hf.narrow and of dynattn.options.NarrowOptions')
     with all_or_nothing(model) as change:
         asked = NarrowOptions(keep=keep, **options)
         o,budget = check_narrow(model, batches, asked, held_out)

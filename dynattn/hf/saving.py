@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 import torch
 from torch import nn
-from ..saved import UserError, need
+from ..saved import UserError, made_by, need, refuse_other
 from .layers import Added, Learned, PreTrainedModel, share
 from .plugin import register
 from .windows import add_alpha, add_windows
@@ -97,11 +97,27 @@ def _class_for(cls, config):
     return next((c for c in found if c.__name__==name), found[0])
 
 # %% ../../nbs/hf/59_saving.ipynb #c59f0002
-def _where(name):
+def _check_folder(path):
+    "Refuse a folder that has no model of transformers."
+    refuse_other(path, 'narrow', 'the folder of a model')
+    if (path/'config.json').is_file(): return
+    if made_by(path)=='narrow':
+        raise UserError(f"model: expected the folder of a model, got {path}, in which "
+                        "dynattn narrow was stopped before there was one; "
+                        "its command with --resume goes on")
+    raise UserError(f"model: expected the folder of a model, got {path} without a config.json")
+
+def _where(name, subfolder=''): # of it, which has the model
     "Where transformers finds a model, and its options for a GGUF file."
     path = Path(name)
+    if not str(name): raise UserError("model: expected a folder or a name, got an empty one")
+    if path.is_dir():
+        _check_folder(path/subfolder)
+        return path,{}
     if path.suffix!='.gguf':
-        if path.exists(): return path,{}
+        if path.exists():
+            hint = f"; {path.parent} is its folder" if (path.parent/'config.json').is_file() else ''
+            raise UserError(f"model: expected a folder or a GGUF file, got the file {name}{hint}")
         # runs/narow beside runs/narrow is no name of the Hub
         among = '/' in str(name) and path.parent.is_dir()
         if re.fullmatch(r'\w[\w.-]*(/\w[\w.-]*)?', str(name)) and not among: return name,{}
@@ -154,7 +170,7 @@ def load(
     register()
     config = kwargs.get('config')
     if config is None:
-        place,of_gguf = _where(folder)
+        place,of_gguf = _where(folder, kwargs.get('subfolder') or '')
         if of_gguf:
             raise ValueError("folder: expected a checkpoint with windows or alpha, "
                              f"got the GGUF file {folder}")

@@ -17,7 +17,8 @@ import torch
 from ..options import OF_CURVES, NarrowConfig, NarrowOptions
 from ..runs import Bar, Run, counted, markdown, printable, table
 from ..saved import (
-    Field, UserError, interrupts_wait, option_fields, read_json, write_atomic, writing)
+    DamagedFile, Field, UserError, interrupts_wait, made_by, option_fields, read_json,
+    write_atomic, writing)
 from ..configs import most_tokens
 from ..hf.curves import Stage, cost_curves, leading_tokens
 from ..hf.layers import Learned, last_hidden, predictions
@@ -86,6 +87,8 @@ def _parquet_rows(path, field):
 def _enough(c): # -> characters of the documents that a run needs
     return 6*c.context*(c.batches*c.batch+8*c.judged)
 
+_LINES = '.jsonl','.ndjson'
+
 class _Documents:
     "The text of every document, in an order that depends only on the seed; and what was left out."
     def __init__(self, c): # the settings of a run
@@ -98,11 +101,16 @@ class _Documents:
         path,c = Path(self.c.data),self.c
         if not c.data or not path.exists():
             raise UserError(f"data: expected a folder or a file, got {c.data or 'none'}")
-        files = [f for f in walk(path) if fnmatch(f.name, c.pattern)] if path.is_dir() else [path]
+        files = [file for file in (walk(path) if path.is_dir() else [path])
+                 if fnmatch(file.name, c.pattern)]
         random.Random(c.seed).shuffle(files)
+        has_rows = any(file.suffix.lower() in (*_LINES,'.parquet') for file in files)
+        if c.field!=NarrowConfig.field and files and not has_rows:
+            raise UserError(f"field: expected none, got {c.field!r} for {c.data}, which has no "
+                            f"JSON lines ({', '.join(_LINES)}) and no .parquet")
         for file in files:
             kind = file.suffix.lower()
-            if kind in ('.jsonl','.ndjson'): yield from self._json_lines(file)
+            if kind in _LINES: yield from self._json_lines(file)
             elif kind=='.parquet':
                 yield from self._rows(file, 'row', _parquet_rows(file, c.field), _checked)
             else: yield from self._file(file)
@@ -186,9 +194,10 @@ _FACTS = .5  # by default
 
 def _with_facts(train, tokenizer, c, causal): # -> batches; why no text asks, or an empty text
     "Batches, in which every so many texts ask for facts again."
-    if not causal and c.facts:
-        raise UserError("facts: expected 0 for an encoder, which has no answers, "
-                        f"got {c.facts}")
+    for name,usual in () if causal else (('facts', 0), ('answers', NarrowConfig.answers)):
+        if (getattr(c, name) or 0)!=usual:
+            raise UserError(f"{name}: expected {usual} for an encoder, which has no answers, "
+                            f"got {getattr(c, name)}")
     share = (_FACTS if causal else 0.) if c.facts is None else c.facts
     asks,why = [int((i+1)*share)>int(i*share) for i in range(len(train))],''
     if not any(asks): why = f"a share of {share:g} is none of {counted(len(train), 'text')}"
@@ -199,8 +208,8 @@ def _with_facts(train, tokenizer, c, causal): # -> batches; why no text asks, or
     try: texts = [facts_to_learn(tokenizer, ids.tolist(), c.context, rng) if ask else text
                   for text,ids,ask in zip(texts, train, asks)]
     except ValueError as e:
-        if c.facts is not None: raise UserError(f"facts: {e}") from e
-        why = str(e)
+        why = str(e).removeprefix('n: ')
+        if c.facts is not None: raise UserError(f"facts: {why}") from e
     parts = [texts[i:i+c.batch] for i in range(0, len(texts), c.batch)]
     return [{k: torch.cat([text[k] for text in part]) for k in part[0]} for part in parts],why
 
@@ -447,9 +456,16 @@ def _stopped(run, shown, saved, error):
             "The same command with `--resume` goes on.**\n")
     with interrupts_wait(): write_atomic(run.folder/'report.md', said)
 
+def _without_head(model):
+    "That a checkpoint has more than the model that is narrowed, such as a classifier; or nothing."
+    given,kind = (model.config.architectures or [''])[0],type(model).__name__
+    if given in ('', kind): return ''
+    return f'left out: the head of {given}, for the folder gets a {kind}'
+
 def _narrow_run(name, c, out, resume, shown): # -> `Report`
     "Narrow a model on documents, evaluate it, and write the model and a report."
-    run = Run(Path(out), _RUN_FILES, _located(dict(model=str(name), **asdict(c))))
+    settings = _located(dict(model=str(name), **asdict(c)))
+    run = Run(Path(out), _RUN_FILES, settings, verb='narrow')
     out,options = run.folder,{f.name: getattr(c, f.name) for f in fields(NarrowOptions)}
     _check_out(run, resume)
     shown('load the model', 0, None)
@@ -458,7 +474,8 @@ def _narrow_run(name, c, out, resume, shown): # -> `Report`
     causal = model.get_output_embeddings() is not None
     shown('read the texts', 0, None)
     read = _read_texts(c, tokenizer, causal, c.batches*c.batch)
-    batches,texts,left_out = read.batches,read.held_out,read.left_out
+    batches,texts = read.batches,read.held_out
+    left_out = '; '.join(filter(None, (_without_head(model), read.left_out)))
     if left_out and not shown.quiet: shown.say(left_out)
     try:
         _check_fits(model, [*batches, *texts])
@@ -502,6 +519,10 @@ def _previewed(judge, curves, answers, on_progress):
     add_windows(judge.model, n_global=leading_tokens(judge.model, curves.budget))
     least = curves.budget.share(torch.ones(1)).item()
     shares = [share for share in _SHARES if share>=least]
+    if not shares:
+        raise ValueError(f"context: expected texts in which a share of {_SHARES[0]:g} is more than "
+                         f"the first {curves.budget.sinks} tokens and the narrowest windows, "
+                         f"got {curves.budget.n} tokens")
     texts = len(judge.texts)+(judge.asking() if judge.recalled else 0)
     stage = Stage(on_progress, 'shares', len(shares)*texts)
     for share in shares:
@@ -570,6 +591,8 @@ def _in_bounds(c): # -> the same `NarrowConfig`
             raise UserError(f"{name}: expected a whole number of {least} or more, got {value}")
     if c.facts is not None and not 0<=c.facts<=1:
         raise UserError(f"facts: expected a share from 0 to 1, got {c.facts}")
+    if c.facts==0 and c.answers!=NarrowConfig.answers:
+        raise UserError(f"answers: expected none beside facts=0, got {c.answers}")
     try: c.check(c.context)
     except ValueError as e: raise UserError(str(e)) from e
     return c
@@ -586,11 +609,19 @@ def _quietly():
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
 
+# a preview measures several shares before healing, and writes nothing
+_NO_PREVIEW = 'keep','rise','sizes','places','heal','judged','out','resume'
+
 def run_narrow(
     a, # the parsed arguments
 ) -> int: # exit status
     "`dynattn narrow`."
     c = _config(a)
+    asked = {name for name,value in vars(a).items() if value is not None and value is not False}
+    unread = [name for name in _NO_PREVIEW if name in asked]
+    if a.preview and unread:
+        raise UserError("--preview: expected none of the options that it does not read, "
+                        f"got {', '.join('--'+name for name in unread)}")
     _quietly()
     with closing(_Shown(a.quiet)) as shown:
         if a.preview:
@@ -631,20 +662,18 @@ def _original(name, given=None): # a folder; the model that the user names
                     "--model says which one it was")
 
 def _settings_of(name): # -> those of the run that wrote the folder, or none
-    at = Path(name)/'settings.json'
-    if not at.is_file(): return {}
-    whole = read_json(at, {})
-    if not {'model','context','judged','keep'}<=whole.keys(): return {}    # of another program
-    return read_json(at, _SETTINGS)
+    if made_by(name)!='narrow': return {}    # there are none, or of another program
+    return read_json(Path(name)/'settings.json', _SETTINGS)
 
 def _judging(name, c, given): # a folder; `NarrowConfig`; names of the options that were given
     """The settings by which a folder is judged: those of its run where none were given, and whether
     its texts are those that the run held out."""
     then = _settings_of(name)
     if not then: return c,False
-    kept = {f.name: then[f.name] for f in fields(NarrowConfig)
-            if f.name in then and f.name not in given}
-    c = _in_bounds(replace(c, **kept))
+    of_run = {f.name: then[f.name] for f in fields(NarrowConfig) if f.name in then}
+    try: _in_bounds(NarrowConfig(**of_run))
+    except UserError as e: raise DamagedFile(f"{name}: damaged settings.json: {e}") from e
+    c = replace(c, **{option: x for option,x in of_run.items() if option not in given})
     same = all(then.get(k)==getattr(c, k) for k in ('pattern','field','context','seed'))
     return c,same and os.path.realpath(then.get('data', ''))==os.path.realpath(c.data)
 
@@ -656,6 +685,9 @@ def _texts_to_judge(c, tokenizer, held_out): # -> dicts, what is left out
     if texts: return [dict(input_ids=ids[None]) for ids in texts],source.said()
     got = f'fewer in {c.data}{source.among()}'
     raise UserError(f"data: expected {c.context} tokens or more, got {got}")
+
+def _shapes(model): # name of a weight -> its shape, without those of windows
+    return {name: p.shape for name,p in model.named_parameters() if '.dynattn.' not in name}
 
 def _judge_run(name, c, given, shown, original=None):
     "Lengths, distances, and the shares of right answers with full attention and with windows."
@@ -678,13 +710,20 @@ def _judge_run(name, c, given, shown, original=None):
             return recalled(model, tokenizer, texts, c.context, c.judged, c.seed, step)
         layers = (m for m in model.modules() if isinstance(m, Learned))
         learned = any(m.sigma_head is not None for m in layers)
+        if original and not learned:
+            raise UserError(f"--model: expected none for a model without windows, got {original}")
         narrow = grid('recall') if learned else None
         if origin:
             shown('load the original', 0, None)
-            model = load_pretrained(origin)[0]
+            shapes,model = _shapes(model),load_pretrained(origin)[0]
+            if _shapes(model)!=shapes:
+                raise UserError(f"{origin}: expected the model that {name} was made from, "
+                                f"got {type(model).__name__} with weights of other shapes")
             _check_reads(model, texts[0]['input_ids'])
         with without_windows(model): full = grid('full recall')
-    except ValueError as e: raise UserError(str(e)) from e
+    except ValueError as e:
+        said = str(e)
+        raise UserError(f'context{said[1:]}' if said.startswith('n: ') else said) from e
     said = "The model has no windows." if narrow is None else full.forgotten(narrow)
     return dict(model=str(name), n=c.context, distances=full.distances[0],
                 numbers=full.numbers[0], full=full.right[0],

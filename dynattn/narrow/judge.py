@@ -128,7 +128,8 @@ class Judge:
         except ValueError as e: self.unrecalled = str(e)    # no tokens for digits
         else:
             try: self.recalled = self.grid(stage.step)
-            except ValueError as e: self.unrecalled = str(e)    # no room for a fact
+            except ValueError as e: # no room for a fact
+                self.unrecalled = str(e).removeprefix('n: ')
 
     def asking(self) -> int:
         "How many texts a grid has."

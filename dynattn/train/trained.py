@@ -23,8 +23,8 @@ def _load_run(
 ) -> tuple: # the model, and the bytes of a piece
     "The trained model of a run; its folder may have been moved."
     run = Path(run)
-    if not (run/'model.safetensors').exists(): raise UserError(f"{run}: holds no trained model")
     size = TrainConfig.of_run(run).get('crop', TrainConfig.crop)
+    if not (run/'model.safetensors').exists(): raise UserError(f"{run}: holds no trained model")
     return Classifier.from_pretrained(run, impl=impl),size
 
 def _files_below(paths): # of files and folders; "-" is standard input
@@ -89,7 +89,7 @@ def _piece(path, most):
     got = not_a_file(path)
     if got: raise UserError(f"{path}: expected a file, got {got}")
     data,_,why = read_utf8(path, least=1)
-    if why: raise UserError(f"{path}: {why}")
+    if why: raise UserError(f"{path}: expected a text, got a file that is {why}")
     return data[:most]
 
 def windows(

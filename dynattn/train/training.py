@@ -19,7 +19,7 @@ from .encoder import Classifier, EncoderConfig
 from .files import Data, DataConfig, batch_of, views
 from ..runs import Bar, Run, add_options, markdown, printable, table, verb
 from ..saved import Checkpoint, DamagedFile, Field, UserError
-from ..saved import check_value, differences, need, option_fields
+from ..saved import check_value, differences, need, option_fields, refuse_other
 from ..saved import read_intact, read_json, read_state, write_atomic, write_state
 
 # %% ../../nbs/train/52_training.ipynb #c7a51c0f
@@ -71,6 +71,10 @@ class TrainConfig(DataConfig):
         fixed = _window(c) in (None,*WIDTHS) or c.is_number(_window(c), most=math.inf)
         words = f"{', '.join(WIDTHS)}, none"
         yield 'window', f'{words} or a whole number of 0 or more', fixed
+        for name in ('init_width','price','sigma_lr'):
+            usual = getattr(TrainConfig, name)
+            read = _window(c) in WIDTHS or getattr(c, name)==usual
+            yield name, f'{usual:g} beside window={c.window}, where no width learns', read
         sparse = _alpha(c) in (None,'learned') or c.is_number(_alpha(c), 1, largest, real)
         yield 'alpha', 'none, learned or a number from 1 to 1e30', sparse
         lengths = all(n.isdecimal() and 1<=int(n)<=64 for n in _grams(c))
@@ -81,6 +85,7 @@ class TrainConfig(DataConfig):
         folder:Path|str, # of the run
     ) -> dict:
         "The settings that it was started with; empty where they are not written."
+        refuse_other(folder, 'train')
         path = Path(folder)/'settings.json'
         if not path.exists(): return {}
         settings = read_json(path, option_fields(TrainConfig))
@@ -168,7 +173,8 @@ _FILES = ('settings.json', 'split.csv', 'skipped.csv', 'metrics.jsonl', 'checkpo
           'widths.png')
 
 def _run_of(folder, c):
-    return Run(Path(folder), _FILES, dataclasses.asdict(c), free=('patience','every'))
+    return Run(Path(folder), _FILES, dataclasses.asdict(c), free=('patience','every'),
+               verb='train')
 
 # %% ../../nbs/train/52_training.ipynb #888f742c
 class Trainer:
