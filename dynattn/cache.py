@@ -419,7 +419,7 @@ def _check_described(layer, numbers):
 def check_options(
     layer:'WindowedLayer', # one that holds keys
     other:'WindowedLayer', # that a call would make now
-):
+) -> None:
     "Raise where the second has other heads, windows or terms than the first, which goes on."
     _check_described(layer, _described(other))
 
