@@ -12,7 +12,7 @@ from functools import cache, partial
 from textwrap import dedent
 import torch
 from torch import Tensor, nn
-from ..cache import WindowedLayer, check_options, check_rows, check_state, state_at
+from ..cache import WindowedLayer, check_rows, check_state, state_at
 from ..configs import cache_argument
 from ..kinds import integer
 from ..saved import read_weights, write_weights
@@ -178,7 +178,7 @@ class _NewKeys:
         windows = WindowedLayer(call.q.shape[1], self.k.shape[1], **options)
         if layer.windows is None or not layer.windows.seen: layer.windows = windows
         else:
-            try: check_options(layer.windows, windows)
+            try: layer.windows.check_options(windows)
             except ValueError as e:
                 raise RuntimeError("cache: expected windows that stand still while a "
                                    "WindowedCache is in use, got changed ones or another "
