@@ -24,6 +24,10 @@ attention.
 `attention` takes the arguments of PyTorch's own function, and padding, packed texts, sinks and
 α-entmax besides. The same windows go into models of Hugging Face, `nn.TransformerEncoder`, a small
 cache and, by `dynattn narrow`, into a trained language model.
+
+A program that knows only PyTorch's attention, or `flash_attn`'s, needs one line before it. Four
+layers of transformers' Mistral, with a window of 256, train on 2,048 tokens in 0.56 of their time
+(AMD, AVX2, one thread; Intel, AVX-512: 0.63), with the same numbers; a short text gains nothing.
 """
 
 __version__ = "0.0.1"
