@@ -188,7 +188,7 @@ class Ramp(Smoothing):
     def mask(self, x:Tensor, s:Tensor, T:float|None=None, curve:str="bell") -> Tensor:
         "1 up to `s`, 0 from `s + ramp` on, a straight line between."
         r = (s + self.ramp - x.abs())/self.ramp
-        # clamp has another slope at 0 and 1 from PyTorch 2.15 on
+        # clamp has another slope at 0 and 1 from PyTorch 2.14 on
         return torch.where(r<0, 0., torch.where(r>1, 1., r))
     def slope(self, x:Tensor, s:Tensor, T:float|None=None, curve:str="bell") -> Tensor:
         "1/ramp on the line, else 0."
