@@ -26,7 +26,16 @@ positional rotary: position
 speed slow fast benchmark: time measured
 bert gpt llama huggingface pretrained: transformers hugging
 checkpoint: save
-flash flex natten xformers: library number
+flex natten xformers: library number
+flash flashattention: flash_attn library number
+visualise visualize inspect heatmap: look heads
+variable varlen unequal: lengths packed
+gqa mqa: grouped
+lora: peft
+undo revert rollback: crop
+laptop: cpu
+smaller: small
+extend: contribute
 """ # what a reader may ask for: what the pages call it
 FULL,FLAT = 6,.5       # a count that gives half of a word's weight; how far long pages are held back
 LANGUAGE = SearchEnglish({})

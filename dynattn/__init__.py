@@ -25,9 +25,13 @@ attention.
 α-entmax besides. The same windows go into models of Hugging Face, `nn.TransformerEncoder`, a small
 cache and, by `dynattn narrow`, into a trained language model.
 
-A program that knows only PyTorch's attention, or `flash_attn`'s, needs one line before it. Four
-layers of transformers' Mistral, with a window of 256, train on 2,048 tokens in 0.56 of their time
-(AMD, AVX2, one thread; Intel, AVX-512: 0.63), with the same numbers; a short text gains nothing.
+A program that knows only PyTorch's attention, or `flash_attn`'s, needs one line before it:
+`dynattn.everywhere.on()`, or `dynattn.flash_attn.install()`. Four layers of transformers' Mistral,
+with a window of 256, train on 2,048 tokens in 0.56 of their time (AMD, AVX2, one thread; Intel,
+AVX-512: 0.63), with the same numbers; a short text gains nothing.
+
+Of a model of transformers, `dynattn look` shows what every head looks at in your text, and `dynattn
+audit` whether it keeps the sliding window that it promises.
 """
 
 __version__ = "0.0.1"

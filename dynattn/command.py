@@ -198,6 +198,9 @@ def _with_flags(
     return re.sub(f'{whole_word}|{argument}', in_flags, message)
 
 # %% ../nbs/89_command.ipynb #8702635f
+_BESIDE = {'python -m dynattn.everywhere SCRIPT': 'a program as it is, its attention by the core',
+           'python -m dynattn.examples': 'examples to run and to copy'}
+
 def _overview():
     "The help of `dynattn` alone: the verbs, with an example of each."
     from dynattn import __version__
@@ -205,7 +208,9 @@ def _overview():
     def wrapped(text, **indent): return textwrap.fill(text, width, **indent)
     verbs = [wrapped(verb.what, initial_indent=f'  {name:12}', subsequent_indent=' '*14)
              +f'\n{"":16}{verb.example}' for name,verb in VERBS.items()]
-    lines = 'verbs, with an example of each:',*verbs,'','dynattn VERB --help shows its options'
+    beside = [f'  {run}\n{"":16}{what}' for run,what in _BESIDE.items()]
+    lines = ('verbs, with an example of each:', *verbs, '',
+             'dynattn VERB --help shows its options', '', 'beside these:', *beside)
     p = _Parser(
         prog='dynattn',
         formatter_class=argparse.RawDescriptionHelpFormatter,
