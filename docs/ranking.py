@@ -30,7 +30,6 @@ flex natten xformers: library number
 flash flashattention: flash_attn library number
 visualise visualize inspect heatmap: look heads
 variable varlen unequal: lengths packed
-gqa mqa: grouped
 lora: peft
 undo revert rollback: crop
 laptop: cpu

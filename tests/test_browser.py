@@ -120,7 +120,15 @@ QUERIES = {
     # in words that the pages do not use, or use for something else
     'padding mask': 'guide/padding', 'left padding': 'guide/padding guide/decode', 'how do I use with bert': 'guide/transformers', 'jagged tensors': 'guide/padding padding',
     'compress a model': 'guide/narrow', 'prune a language model': 'guide/narrow', 'sparse softmax': 'family alpha guide/which', 'receptive field': 'sigma window guide/layer guide/heads',
-    'F1 metric': 'metrics', 'long context': 'guide/long'}
+    'F1 metric': 'metrics', 'long context': 'guide/long',
+    # one need of each stranger
+    'my transformers program is slow on a CPU': 'guide/programs', 'flash_attn without a GPU': 'guide/programs', 'flash attention': 'guide/programs',
+    'smaller kv cache for Llama': 'guide/decode', 'what do heads look at': 'guide/heads', 'visualize attention': 'guide/heads', 'sliding window ignored': 'guide/ignored',
+    'sparse attention weights': 'guide/alphas', 'adaptive span': 'survey/fixed', 'ONNX Runtime': 'guide/decode', 'variable length': 'guide/padding',
+    'text classifier': 'guide/which', 'long text several machines': 'guide/machines', 'which efficient transformer': 'survey/survey', 'how to contribute': 'guide/which index',
+    'reports of 2022': 'reports', 'peak memory': 'benchmarks', 'H100': 'benchmarks', 'sentence-transformers': 'guide/transformers', 'diffusers': 'guide/programs',
+    'gpt-oss': 'hf/plugin', 'softcap': 'hf/plugin', 'undo': 'guide/decode', 'chat': 'guide/decode', 'kvpress': 'narrow/judge', 'LoRA': 'guide/transformers hf/saving',
+    'dropout': 'engine/dense', 'bfloat16 on a laptop': 'guide/programs', 'GQA': 'guide/which'}
 GUIDE_FIRST = 'sliding window', 'kv cache decoding', 'Hugging Face', 'save and load'      # for these a page of the guide is the first
 
 def test_search_ranks_what_a_reader_asks(tab, url):
