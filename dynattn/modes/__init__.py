@@ -3,6 +3,7 @@
 A call may be traced, differentiated or exported, and each changes what may be computed. PyTorch
 says most of it in names that begin with an underscore; they stand here, so that a release which
 moves one is met in one place."""
+from typing import TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
 
@@ -76,14 +77,16 @@ def lasting(
         x = wrappers.get_unwrapped(x)
     return None if isinstance(x, _FakeTensor) else x
 
-def uncompiled(f): # a function -> the same
+_F = TypeVar('_F')
+
+def uncompiled(f:_F) -> _F: # a function -> the same
     """Keep the compiler out of a function, which a program or PyTorch's dispatcher calls, and of
     what it calls.
 
     A program that is compiled breaks at its call. And where a frame cannot be compiled, the compiler
     tries the frames below it, of which this one would be. `torch.compiler.disable` does the same,
     but imports the compiler."""
-    f._torchdynamo_disable = True
+    f._torchdynamo_disable = True # type: ignore[attr-defined]
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, 'set_code_exec_strategy'): # since PyTorch 2.8 or so
         skip = frames._FrameAction.SKIP
