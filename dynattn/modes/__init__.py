@@ -90,5 +90,6 @@ def uncompiled(f:_F) -> _F: # a function -> the same
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, 'set_code_exec_strategy'): # since PyTorch 2.8 or so
         skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(f.__code__, frames._FrameExecStrategy(skip, skip))
+        code = f.__code__ # type: ignore[attr-defined]
+        frames.set_code_exec_strategy(code, frames._FrameExecStrategy(skip, skip))
     return f
