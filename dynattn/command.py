@@ -214,7 +214,8 @@ def _overview():
     p = _Parser(
         prog='dynattn',
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=wrapped('Attention whose windows learn how far to look: train on files, and see.'),
+        description=wrapped(
+            'Attention whose windows learn how far to look: train on files, and see.'),
         epilog='\n'.join(lines))
     p.add_argument('--version', action='version', version=f'dynattn {__version__}')
     p.add_argument('verb', metavar='VERB', choices=VERBS, help='what to do')

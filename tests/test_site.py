@@ -230,7 +230,8 @@ def test_a_page_that_runs_a_script_brings_what_it_imports():
 
 # names of other libraries that the prose mentions and no code uses
 FOREIGN = {'sm_90', 'mask_mod', 'tf32', 'add_param_group', 'entry_points', 'txt', 'DataCollatorWithFlattening',
-           'push_to_hub', 'score_vector', 'src_sequence', 'make_fx', 'device_map', 'disk_offload', 'anno_parser', 'save_state'}
+           'push_to_hub', 'score_vector', 'src_sequence', 'make_fx', 'device_map', 'disk_offload', 'anno_parser', 'save_state',
+           'ApplyRotaryEmbQKV_', 'FlashSelfAttention', '_flash_3', '_flash_varlen_3', 'flash_varlen', 'cute'}      # of flash_attn and diffusers
 
 def _code_names(src):
     "Every word of a code cell but those of its comments"

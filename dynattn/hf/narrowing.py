@@ -237,7 +237,8 @@ def check_narrow(
         except ValueError as e: raise ValueError(f"{e}; heal=0 leaves the weights alone") from e
     keep,least = .25 if o.keep is None else o.keep,budget.share(torch.ones(1)).item()
     if o.rise is None and keep<least:
-        hint = ", the default; a larger keep, fewer sinks or longer texts help" if o.keep is None else ""
+        others = "a larger keep, fewer sinks or longer texts"
+        hint = f", the default; {others} help" if o.keep is None else ""
         raise ValueError(f"keep: expected {least:.4f} or more for texts of {budget.n} tokens, "
                          f"got {keep}{hint}")
     speaks = model.get_output_embeddings() is not None

@@ -83,9 +83,9 @@ def uncompiled(f:_F) -> _F: # a function -> the same
     """Keep the compiler out of a function, which a program or PyTorch's dispatcher calls, and of
     what it calls.
 
-    A program that is compiled breaks at its call. And where a frame cannot be compiled, the compiler
-    tries the frames below it, of which this one would be. `torch.compiler.disable` does the same,
-    but imports the compiler."""
+    A program that is compiled breaks at its call. And where a frame cannot be compiled, the
+    compiler tries the frames below it, of which this one would be. `torch.compiler.disable` does
+    the same, but imports the compiler."""
     f._torchdynamo_disable = True # type: ignore[attr-defined]
     frames = torch._C._dynamo.eval_frame
     if hasattr(frames, 'set_code_exec_strategy'): # since PyTorch 2.8 or so
