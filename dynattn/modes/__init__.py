@@ -3,7 +3,7 @@
 A call may be traced, differentiated or exported, and each changes what may be computed. PyTorch
 says most of it in names that begin with an underscore; they stand here, so that a release which
 moves one is met in one place."""
-from typing import TypeVar
+from typing import TypeVar as _TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensor as _FakeTensor
 
@@ -77,7 +77,7 @@ def lasting(
         x = wrappers.get_unwrapped(x)
     return None if isinstance(x, _FakeTensor) else x
 
-_F = TypeVar('_F')
+_F = _TypeVar('_F')
 
 def uncompiled(f:_F) -> _F: # a function -> the same
     """Keep the compiler out of a function, which a program or PyTorch's dispatcher calls, and of
