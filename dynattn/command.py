@@ -208,7 +208,8 @@ def _overview():
     def wrapped(text, **indent): return textwrap.fill(text, width, **indent)
     verbs = [wrapped(verb.what, initial_indent=f'  {name:12}', subsequent_indent=' '*14)
              +f'\n{"":16}{verb.example}' for name,verb in VERBS.items()]
-    beside = [f'  {run}\n{"":16}{what}' for run,what in _BESIDE.items()]
+    indent = dict.fromkeys(('initial_indent','subsequent_indent'), ' '*16)
+    beside = [f'  {run}\n{wrapped(what, **indent)}' for run,what in _BESIDE.items()]
     lines = ('verbs, with an example of each:', *verbs, '',
              'dynattn VERB --help shows its options', '', 'beside these:', *beside)
     p = _Parser(
