@@ -3,13 +3,14 @@
     python benchmarks/plain.py               # appends rows for this machine to results/plain.csv; ten minutes or more
     python benchmarks/plain.py --threads 2   # the same with two threads, by the clock
     python benchmarks/plain.py --one         # only calls of one query, as decoding has them
+    python benchmarks/plain.py --mask 'padding half'  # only calls with this mask
     python benchmarks/plain.py --quick       # a few shapes in half a minute; prints, writes nothing
     python benchmarks/plain.py --store       # writes the table of nbs/engine/36_faster.ipynb; then nbdev_export
 
 A machine that others use is measured by the time of its processor (one thread, the default), else by the clock.
 `attention` is dynattn's function with impl='banded' and with impl='sdpa'. `everywhere` is PyTorch's own function
-with `dynattn.everywhere` on and off, where every call is served. A window of ±64 tokens, padding of a quarter and
-a bias per head come as masks.
+with `dynattn.everywhere` on and off, where every call is served. A window of ±64 tokens, padding of a quarter, of
+half of the keys (a square of the mask per text, as transformers makes it) and a bias per head come as masks.
 """
 import argparse, json, statistics, time
 from itertools import product
@@ -55,6 +56,7 @@ def masks(B, H, N, M, dtype):
     if N!=M: return found
     found['causal'] = dict(is_causal=True)
     near = (torch.arange(N)[:,None]-torch.arange(M)).abs()<=64
+    if N>=32: found['padding half'] = dict(attn_mask=half_padded(B, N, M))
     if dtype==torch.bfloat16 and N>=512: found['window 64'] = dict(attn_mask=near)
     if N<128 or dtype!=torch.float32: return found
     keep = torch.ones(B, 1, 1, M, dtype=torch.bool)
@@ -62,6 +64,11 @@ def masks(B, H, N, M, dtype):
     bias = torch.randn(1, H, N, M)
     masks = {'padding': keep, 'window 64': near, 'bias': bias}
     return found | {name: dict(attn_mask=mask) for name,mask in masks.items()}
+
+def half_padded(B, N, M):
+    "[B,1,N,M], true for half of all keys; texts of a batch differ in length."
+    lengths = torch.linspace(0, M, B+2)[1:-1].round()
+    return (torch.arange(M)<lengths[:,None])[:,None,None].repeat(1, 1, N, 1)
 
 def peers(way, q, k, v, options, learns, dout):
     "The core's call and PyTorch's, each with the switch that is thrown before."
@@ -85,7 +92,7 @@ def check(peers, tolerance):
         found.append(result if isinstance(result, tuple) else (result,))
     for a,b in zip(*found): torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance)
 
-def measure(shapes, dtypes, rounds):
+def measure(shapes, dtypes, rounds, only=None):
     "Rows of all ways, kinds and shapes; each call is checked before it is timed."
     for (B,H,N,M,d,*shared),dtype in product(shapes, dtypes):
         torch.manual_seed(0)
@@ -93,9 +100,9 @@ def measure(shapes, dtypes, rounds):
         q,k,v = (torch.randn(B, n, h, d, dtype=dtype).transpose(1, 2) for h,n in ((H,N),(Hkv,M),(Hkv,M)))
         kinds = masks(B, H, N, M, dtype)
         for way,(mask,options) in product(('attention','everywhere'), kinds.items()):
-            if way=='attention' and 'attn_mask' in options: continue
+            if way=='attention' and 'attn_mask' in options or only not in (None, mask): continue
             for learns in (False,True):
-                if learns and mask not in ('','causal'): continue
+                if learns and mask not in ('','causal','padding half'): continue
                 leaves = [x.detach().requires_grad_(learns) for x in (q,k,v)]
                 both = peers(way, *leaves, options, learns, torch.randn_like(q))
                 check(both, .05 if dtype.itemsize==2 else 1e-4)
@@ -113,7 +120,7 @@ def table(rows):
     for row in rows:
         B,H,N,M = (int(row[name]) for name in 'BHNM')
         is_narrow = row['mask']=='window 64' and 4*(129*N-64*65)<=N*M
-        hides = {'': False, 'causal': True}.get(row['mask'], 'narrow' if is_narrow else None)
+        hides = {'': False, 'causal': True, 'padding': 'padded', 'padding half': 'padded'}.get(row['mask'], 'narrow' if is_narrow else None)
         if hides is None: continue
         kind = row['set'],row['dtype'],hides,row['gradient']=='1',faster.kind_of_queries(N, H//int(row['Hkv']))
         kinds.setdefault(kind, []).append((B*H*N*M, float(row['ratio'])))
@@ -137,6 +144,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument('--threads', type=int, default=1)
     p.add_argument('--one', action='store_true')
+    p.add_argument('--mask')
     p.add_argument('--quick', action='store_true')
     p.add_argument('--store', action='store_true')
     args = p.parse_args()
@@ -145,6 +153,6 @@ def main():
     torch.set_num_threads(args.threads)
     with mock.patch.object(everywhere, 'core_is_faster', lambda *args, **kwargs: True):
         if args.quick: return list(measure(QUICK, DTYPES[:2], 2))
-        for shape in SHAPES if not args.one else [s for s in SHAPES if s[2]==1]: append(FILE, list(measure([shape], DTYPES, 5)), FIELDS)
+        for shape in SHAPES if not args.one else [s for s in SHAPES if s[2]==1]: append(FILE, list(measure([shape], DTYPES, 5, args.mask)), FIELDS)
 
 if __name__=='__main__': main()

@@ -25,6 +25,10 @@ def padded(b, n, real):
     mask[1:,real:] = 0
     return mask
 
+def of_lengths(b, n):
+    "[b,n], rows from n/b tokens to n."
+    return (torch.arange(n)<torch.arange(1, b+1)[:,None]*n//b).long()
+
 def reads(model, **inputs):
     "A forward pass."
     model.eval()
@@ -35,14 +39,14 @@ def reads(model, **inputs):
         return first if whole is None else first[whole.bool()]
     return run
 
-def step(model, x):
+def step(model, x, **more):
     "A training step without the optimizer: the gradient of one weight of the first layer's attention."
     model.train()
     names = 'q_proj','Wqkv','query','c_attn','c_q'
     weight = next(p for name,p in model.named_parameters() if any(s in name for s in names))
     def run():
         model.zero_grad()
-        model(input_ids=x, labels=x).loss.backward()
+        model(input_ids=x, labels=x, **more).loss.backward()
         return weight.grad.clone()
     return run
 
@@ -74,6 +78,10 @@ def goes_on(model, seen, n):
 def bert(layers=4, **kind):
     config = transformers.BertConfig(vocab_size=1000, num_hidden_layers=layers, max_position_embeddings=2048, **kind)
     return transformers.BertModel(config, add_pooling_layer=False)
+
+def masked_bert(**kind):
+    config = transformers.BertConfig(vocab_size=1000, num_hidden_layers=4, max_position_embeddings=2048, **kind)
+    return transformers.BertForMaskedLM(config)
 
 def llama_like(kind='Llama', **more):
     shape = dict(hidden_size=512, intermediate_size=1376, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4)
@@ -124,6 +132,12 @@ def programs():
     for n in (32, 128, 512, 2048): yield 'BERT-base reads',n,lambda n=n: reads(bert(), input_ids=ids(1, n))
     yield 'BERT-base reads 4 texts, 3 of them padded',256,lambda: reads(
         bert(), input_ids=ids(4, 256), attention_mask=padded(4, 256, 90))
+    for n in (128, 512, 1024): yield 'BERT-base reads 8 texts of rising lengths',n,lambda n=n: reads(
+        bert(), input_ids=ids(8, n), attention_mask=of_lengths(8, n))
+    for n in (128, 512): yield 'BERT-base trains on 8 texts of rising lengths, no dropout',n,lambda n=n: step(
+        masked_bert(attention_probs_dropout_prob=0., hidden_dropout_prob=0.), ids(8, n), attention_mask=of_lengths(8, n))
+    for n in (128, 512): yield 'BERT-base trains on 8 texts of rising lengths, dropout .1',n,lambda n=n: step(
+        masked_bert(), ids(8, n), attention_mask=of_lengths(8, n))
     for n in (32, 128): yield 'MiniLM embeds 8 sentences (sentence-transformers)',n,lambda n=n: minilm(n)
     yield 'ViT-B/16 reads 2 images',197,lambda: reads(
         transformers.ViTModel(transformers.ViTConfig(num_hidden_layers=4), add_pooling_layer=False),

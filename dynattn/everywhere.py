@@ -66,6 +66,13 @@ def _pairs_up_to(n, m, offset):
     rows = last-first
     return rows*(first+last-1)//2 + rows*(offset+1) + (n-last)*m
 
+def _is_padded(keep): # [B,M], or None
+    "Whether a quarter of the keys or more stand before the first that is seen, or behind the last."
+    if keep is None: return False
+    seen = keep.view(torch.uint8)
+    at_ends = seen.argmax(1).sum()+seen.flip(1).argmax(1).sum()
+    return 4*int(at_ends)>=keep.numel()
+
 def _is_one_row(mask):
     "Whether all queries have the same mask, as far as its shape says so: it is padding."
     return mask.dim()>1 and (mask.shape[-2]==1 or mask.stride(-2)==0)
@@ -81,7 +88,9 @@ def _described(q, k, v, causal, mask, scale, learns): # -> _Described, or why no
     has_sizes = type(q) in _ORDINARY and type(k) in _ORDINARY and q.dim()==k.dim()==4
     hides = causal or mask is not None and not _is_one_row(mask) # perhaps half of all pairs
     narrow = hides and not causal # perhaps
-    if asks and has_sizes and not core_is_faster(q, k, hides, learns, narrow): return NOT_FASTER
+    padded = mask is not None # perhaps
+    if asks and has_sizes and not core_is_faster(q, k, hides, learns, narrow, padded):
+        return NOT_FASTER
     if not plain_tensors((q,k,v,mask)): return NO_VALUES
     if not _fits(q, k, v, causal, scale): return NO_KIND
     limit = 1e300 if q.dtype==torch.float64 else 1e37
@@ -97,7 +106,9 @@ def _described(q, k, v, causal, mask, scale, learns): # -> _Described, or why no
         plan = plan._replace(left=seen.high-seen.low, right=0, q_offset=seen.high)
         sees = _pairs_up_to(n, m, seen.high)-_pairs_up_to(n, m, seen.low-1)
         half,narrow = 2*sees<=n*m,4*sees<=n*m
-    if asks and not core_is_faster(q, k, half, learns, narrow): return NOT_FASTER
+    if asks and not core_is_faster(q, k, half, learns, narrow):
+        padded = _is_padded(seen.keep) # counted where it decides
+        if not core_is_faster(q, k, half, learns, narrow, padded): return NOT_FASTER
     keep = None if seen.keep is None else seen.keep.expand(q.shape[0], m)
     return _Described(plan, Inputs(q, k, v, keep=keep), limit, seen.empty)
 

@@ -640,13 +640,30 @@ def test_prog5_the_report_says_why_no_call_came(always):
 def test_hostile_66_padding_is_not_read_where_the_table_leaves_it(monkeypatch, shape):
     "One row for all queries hides no half of the pairs by position, so the line of causal calls does not hold for it."
     asked = []
-    def rule(q, k, causal, learns=False, narrow=False): asked.append(causal); return causal
+    def rule(q, k, causal, learns=False, narrow=False, padded=False): asked.append((causal,padded)); return causal
     monkeypatch.setattr(everywhere, 'core_is_faster', rule)
     monkeypatch.setattr(core, 'read_mask', lambda mask: pytest.fail('the mask was read'))
     mask = torch.zeros(2, 1, 1, 40).expand(2, 1, 40, 40) if shape=='expanded' else torch.zeros(shape)
     q,k,v = heads(N=40)
     with everywhere(): FLASH(q, k, v, attn_mask=mask)
-    assert asked==[False] and everywhere.report().left=={everywhere.NOT_FASTER: 1}
+    assert asked==[(False,True)] and everywhere.report().left=={everywhere.NOT_FASTER: 1}
+
+ENDS = dict(
+    end=(range(24), True), front=(range(16, 40), True), both=(range(10, 31), True), little=(range(31), False),
+    scattered=(range(0, 40, 2), False), all=(range(40), False), none=(range(0), False))
+@pytest.mark.parametrize('kind', ENDS)
+@pytest.mark.parametrize('shape', ['row', 'square'])
+def test_padding_at_the_ends_has_lines_of_its_own(monkeypatch, kind, shape):
+    "A quarter of all keys before or behind the texts; hidden keys between others are computed"
+    seen,padded = ENDS[kind]
+    monkeypatch.setattr(everywhere, 'core_is_faster', lambda q, k, causal, learns, narrow, padded=False: padded)
+    keep = torch.tensor([j in seen for j in range(40)]).expand(2, 1, 1, 40)
+    q,k,v = heads(N=40)
+    mask = keep.repeat(1, 1, 40, 1) if shape=='square' else keep
+    expected = sdpa(q, k, v, attn_mask=mask)
+    with everywhere(): out = sdpa(q, k, v, attn_mask=mask)
+    assert everywhere.report().served==padded
+    assert_close(out, expected)
 
 def test_hostile_66_a_small_call_is_asked_once(monkeypatch):
     "The table decides before anything else about a call is looked at."

@@ -15,6 +15,8 @@ from .native.core import library
 # instruction set, dtype, causal, gradient, queries -> pairs; `benchmarks/plain.py --store` wrote it
 LEAST_PAIRS = {
     ('amx', 'bfloat16', 'narrow', False, 'many'): 3145728,
+    ('amx', 'bfloat16', 'padded', False, 'many'): 3145728,
+    ('amx', 'bfloat16', 'padded', True, 'many'): 1048576,
     ('amx', 'bfloat16', False, False, 'many'): 50331648,
     ('amx', 'bfloat16', False, False, 'one'): 131072,
     ('amx', 'bfloat16', False, False, 'shared'): 28672,
@@ -22,14 +24,20 @@ LEAST_PAIRS = {
     ('amx', 'bfloat16', False, True, 'many'): 3072,
     ('amx', 'bfloat16', True, False, 'many'): 3145728,
     ('amx', 'bfloat16', True, True, 'many'): 3072,
+    ('amx', 'float16', 'padded', False, 'many'): 1572864,
+    ('amx', 'float16', 'padded', True, 'many'): 12288,
     ('amx', 'float16', False, False, 'one'): 32768,
     ('amx', 'float16', False, False, 'shared'): 1792,
     ('amx', 'float16', True, True, 'many'): 3072,
     ('amx', 'float32', 'narrow', False, 'many'): 1048576,
+    ('amx', 'float32', 'padded', False, 'many'): 1572864,
+    ('amx', 'float32', 'padded', True, 'many'): 1048576,
     ('amx', 'float32', False, False, 'one'): 32768,
     ('amx', 'float32', False, False, 'shared'): 16384,
     ('amx', 'float32', True, False, 'many'): 262144,
     ('amx', 'float32', True, True, 'many'): 196608,
+    ('amx', 'float64', 'padded', False, 'many'): 49152,
+    ('amx', 'float64', 'padded', True, 'many'): 196608,
     ('amx', 'float64', False, False, 'shared'): 8192,
     ('amx', 'float64', True, False, 'many'): 196608,
     ('amx', 'float64', True, True, 'many'): 196608,
@@ -50,6 +58,7 @@ LEAST_PAIRS = {
     ('avx2', 'float16', True, False, 'many'): 3072,
     ('avx2', 'float16', True, True, 'many'): 3072,
     ('avx2', 'float32', 'narrow', False, 'many'): 262144,
+    ('avx2', 'float32', 'padded', False, 'many'): 196608,
     ('avx2', 'float32', False, True, 'many'): 50331648,
     ('avx2', 'float32', True, False, 'many'): 196608,
     ('avx2', 'float32', True, True, 'many'): 98304,
@@ -62,19 +71,27 @@ LEAST_PAIRS = {
     ('avx512', 'bfloat16', False, True, 'many'): 3072,
     ('avx512', 'bfloat16', True, False, 'many'): 12288,
     ('avx512', 'float32', 'narrow', False, 'many'): 1048576,
+    ('avx512', 'float32', 'padded', False, 'many'): 1572864,
     ('avx512', 'float32', False, False, 'many'): 49152,
     ('avx512', 'float32', False, False, 'one'): 131072,
     ('avx512', 'float32', False, True, 'many'): 49152,
     ('avx512', 'float32', True, False, 'many'): 49152,
     ('avx512+amx', 'bfloat16', 'narrow', False, 'many'): 50331648,
+    ('avx512+amx', 'bfloat16', 'padded', True, 'many'): 50331648,
     ('avx512+amx', 'bfloat16', False, False, 'shared'): 28672,
+    ('avx512+amx', 'float16', 'padded', False, 'many'): 1048576,
+    ('avx512+amx', 'float16', 'padded', True, 'many'): 49152,
     ('avx512+amx', 'float16', False, False, 'one'): 32768,
     ('avx512+amx', 'float16', False, False, 'shared'): 1792,
     ('avx512+amx', 'float32', 'narrow', False, 'many'): 1048576,
+    ('avx512+amx', 'float32', 'padded', False, 'many'): 3145728,
+    ('avx512+amx', 'float32', 'padded', True, 'many'): 1048576,
     ('avx512+amx', 'float32', False, False, 'one'): 32768,
     ('avx512+amx', 'float32', False, False, 'shared'): 16384,
     ('avx512+amx', 'float32', True, False, 'many'): 196608,
     ('avx512+amx', 'float32', True, True, 'many'): 262144,
+    ('avx512+amx', 'float64', 'padded', False, 'many'): 1048576,
+    ('avx512+amx', 'float64', 'padded', True, 'many'): 196608,
     ('avx512+amx', 'float64', False, False, 'one'): 131072,
     ('avx512+amx', 'float64', False, False, 'shared'): 8192,
 }
@@ -110,6 +127,7 @@ def core_is_faster(
     causal:bool=False, # whether about half of the pairs are hidden by position, or more
     learns:bool=False, # whether a gradient follows
     narrow:bool=False, # whether a quarter of the pairs are seen, or fewer
+    padded:bool=False, # whether a quarter of the keys are padding at the ends, or more
 ) -> bool:
     "Whether the core computes a plain call faster than PyTorch, by the table."
     b,h,n,_ = q.shape
@@ -122,9 +140,10 @@ def core_is_faster(
     if least is None and queries=='shared': # keys are read once for several heads
         least = LEAST_PAIRS.get((instructions, dtype, False, learns, 'one'))
     pairs = b*h*n*k.shape[2]
-    if least is not None and pairs>=least: return True
-    least = LEAST_PAIRS.get((instructions, dtype, 'narrow', learns, queries)) if narrow else None
-    return least is not None and pairs>=least
+    leasts = [least]
+    for hides,holds in (('narrow', narrow), ('padded', padded)):
+        if holds: leasts.append(LEAST_PAIRS.get((instructions, dtype, hides, learns, queries)))
+    return any(least is not None and pairs>=least for least in leasts)
 
 # %% ../../nbs/engine/36_faster.ipynb #672c0a4d
 from ..docstrings import explain_parameters

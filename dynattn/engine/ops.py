@@ -132,7 +132,7 @@ def _leaves_fused(call):
     if is_causal and (call.padding is not None or call.q_offset!=0): return True
     if not call.q.is_cpu or exporting(): return False
     if call.dropout_p>0: return True
-    if call.padding is not None: return call.q.dtype in (torch.float32,torch.float64)
+    if call.padding is not None and call.q.dtype in (torch.float32,torch.float64): return True
     return _core_is_faster(call, is_causal)
 
 def _core_is_faster(call, is_causal):
