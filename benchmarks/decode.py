@@ -47,8 +47,8 @@ def filled_windows(model, keys, values):
     cache = hf.WindowedCache(model)
     for layer,module in zip(cache.layers, model.model.layers):
         learned = module.self_attn.dynattn
-        layer.windows = WindowedLayer(HEADS, KV_HEADS, window=Window.default(learned.sigma_head()), n_global=learned.n_global)
-        layer.version = sum(p._version for p in learned.parameters())
+        window = Window.default(learned.sigma_head())
+        layer.windows = WindowedLayer(HEADS, KV_HEADS, window=window, n_global=learned.n_global, scale=WIDTH**-.5)
         layer.lazy_initialization(keys, values)
         for at in range(0, keys.shape[2], 8192):   # queries do not matter here
             k,v = keys[:,:,at:at+8192],values[:,:,at:at+8192]
