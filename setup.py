@@ -45,7 +45,7 @@ class with_examples(build_py):
 
 # the CPU core: one C++ file, once for each instruction set, as plain shared libraries that ctypes
 # loads. These flags stand behind Python's own, whose -fwrapv costs AVX2 a quarter of its speed; on
-# Linux a library holds those it was compiled with, which Apple's compiler refuses
+# Linux a library holds those it was compiled with: for Apple's systems clang 14 refuses that
 SOURCE = 'dynattn/engine/native/core.cpp'
 FLAGS = ['-std=c++17', '-O3', '-g0', '-fno-wrapv', '-ffp-contract=fast', '-fno-math-errno',
          '-fno-trapping-math', '-fvisibility=hidden', '-Wno-psabi',
