@@ -26,7 +26,7 @@ from harness import CLOCK, Registry, append, count_cpu_time, in_turn, own_proces
 band = Registry()
 LONGEST = [2**62]   # `--upto`
 
-def lengths(*every):
+def within(*every):
     "Those that are asked for; one of them at least, cut."
     return [n for n in every if n<=LONGEST[0]] or [LONGEST[0]]
 
@@ -158,7 +158,7 @@ def compare(full):
     "Peers in turn."
     ops,rows = able(),[]
     alone = CLOCK[0] is time.perf_counter  # else: others use the machine too
-    for N in lengths(4096) if not alone else lengths(2048, 8192, 65536) if full else lengths(2048, 8192):
+    for N in within(4096) if not alone else within(2048, 8192, 65536) if full else within(2048, 8192):
         for w in (64, 256, 512):
             if 2*w>N: continue
             for backward in (False, True):
@@ -175,7 +175,7 @@ def mixed(full):
     "Eight heads of widths 16 to 2048 in one call, and each alone."
     widths = torch.tensor([16.,32,64,128,256,512,1024,2048])-.5
     for backward in (False, True):
-        c = Case(*lengths(8192), 0, backward=backward)
+        c = Case(*within(8192), 0, backward=backward)
         q,k,v = c.tensors()
         def fn(heads):
             x,s = [t[:,heads].detach().clone().requires_grad_(backward) for t in (q,k,v)],widths[heads].clone().requires_grad_(backward)
@@ -197,7 +197,7 @@ def growth(full):
     for backward in (False, True):
         top = (20 if full else 18) if not backward else (18 if full else 16)
         if CLOCK[0] is not time.perf_counter: top = 16 if not backward else 15
-        ns,ts,rows = lengths(*(2**i for i in range(12, top+1))),[],[]
+        ns,ts,rows = within(*(2**i for i in range(12, top+1))),[],[]
         for N in ns:
             c = Case(N, 256, H=2, backward=backward)
             s,limits,p = in_turn({'x': ours(c)}, c.flops, rounds=3)['x']
@@ -212,7 +212,7 @@ def growth(full):
 
 def training(full):
     "A batch as one trains on: 8 sequences of 100 to 1024 tokens, a width for each head and sequence; with and without dropout."
-    N, = lengths(1024)
+    N, = within(1024)
     c = Case(N, 64, B=8, backward=True)
     q,k,v = c.tensors()
     g = torch.Generator().manual_seed(1)
@@ -247,9 +247,9 @@ def resident(name, N, w, backward):
 
 def memory(full):
     names = ['dynattn.banded','unfold + SDPA','local-attention','Longformer sliding chunks']
-    rows,(N,) = [],lengths(65536 if full else 16384)
+    rows,(N,) = [],within(65536 if full else 16384)
     for backward in (False, True):
-        ours_too = [('dynattn.banded', n) for n in lengths(4096, 16384, 65536, *((262144,) if full else ()))]
+        ours_too = [('dynattn.banded', n) for n in within(4096, 16384, 65536, *((262144,) if full else ()))]
         mb = {}
         for name,n in dict.fromkeys([(x, N) for x in names]+ours_too):
             r = subprocess.run([sys.executable, __file__, '--resident', name, str(n), '256', str(int(backward))], capture_output=True, text=True)
@@ -331,7 +331,7 @@ def short_table():
     "Windows and alpha over plain attention at 4,096 tokens."
     rows = []
     for H,d in ((8, 64), (12, 32)):
-        for N in lengths(*SHORT):
+        for N in within(*SHORT):
             for backward in (False, True):
                 def case(w): return Case(N, w, B=TOKENS//N, H=H, d=d, backward=backward)
                 fns = {('SDPA, no window', 0): plain(case(0)),
@@ -349,7 +349,7 @@ def short_table():
 def short_peers(full):
     "The grid of lengths and widths, with those who have a window; theirs are hard. `value` is the time over ours."
     ops,rows = able({'local-attention','unfold + SDPA','FlexAttention, compiled'}),[]
-    for N in lengths(*SHORT, 2048, 4096, 8192):
+    for N in within(*SHORT, 2048, 4096, 8192):
         for w in (16, 64, 256):
             if w>=N: continue
             for backward in (False, True):
@@ -373,7 +373,7 @@ def short_batches():
             eight,one = (Case(N, w, B=TOKENS//N, backward=backward) for N in (512, 4096))
             t = medians({'eight': soft(eight), 'one': soft(one)})
             rows.append(short_row('dynattn.attention, eight of 512 over one of 4096', eight, t['eight'], t['eight']/t['one'], 'short batches'))
-    for N in lengths(64, 256, 1024):
+    for N in within(64, 256, 1024):
         for backward in (False, True):
             c = Case(N, N//8, B=TOKENS//N, backward=backward)
             q,k,v = c.tensors()
@@ -422,7 +422,7 @@ def short(full):
 def packed(full):
     "Sixteen texts of uneven length in one row of 8,192 tokens, over sixteen of 512 as a batch (`value`)."
     g,rows = torch.Generator().manual_seed(2),[]
-    N, = lengths(8192)
+    N, = within(8192)
     ends = torch.cat([torch.randperm(N-1, generator=g)[:15].sort().values+1, torch.tensor([N])])
     ids = torch.searchsorted(ends, torch.arange(N), right=True)[None]
     for w in (16, 64):
@@ -447,7 +447,7 @@ def query(full):
     kinds = {'hard window': dict(window=64), 'soft window': dict(window=Window.default(sigma)),
              'four widths': dict(window=Window.default(torch.tensor([7.5,31.5,63.5,255.5]*2))),
              'alpha': dict(window=64, alpha=1.5), 'leading tokens': dict(window=64, n_global=4), 'sink': dict(window=64, sink=torch.zeros(8))}
-    for M in lengths(2048, 8192, 32768, 131072):
+    for M in within(2048, 8192, 32768, 131072):
         c = Case(M, 64)
         q,k,v = c.tensors()
         q,near = q[:,:,-1:],[x[:,:,-65:].clone() for x in (k, v)]
@@ -466,7 +466,7 @@ def busy(full):
     """Beside as many processes as the machine has cores, which multiply matrices: `value` is the time over that of a
     quiet machine, ours and SDPA's, both passes."""
     rows,code = [],"import torch\ntorch.set_num_threads(1)\nx = torch.randn(500, 500)\nwhile True: x@x"
-    cases = [Case(N, N//8, B=TOKENS//N, backward=True) for N in lengths(128, 512, 4096)]
+    cases = [Case(N, N//8, B=TOKENS//N, backward=True) for N in within(128, 512, 4096)]
     fns = {(op,c.N): f(c) for c in cases for op,f in (('SDPA, no window', plain), ('dynattn.attention, soft window', soft))}
     quiet = medians(fns)
     others = [subprocess.Popen([sys.executable, '-c', code]) for _ in range(os.cpu_count())]
@@ -501,7 +501,7 @@ def zeros(full):
     threads,rows = torch.get_num_threads(),[]
     for number in (1, 2):
         torch.set_num_threads(number)
-        for N in lengths(64, 256, 1024, 4096):
+        for N in within(64, 256, 1024, 4096):
             for std in (1, 2):
                 for backward in (False, True):
                     c,x = Case(N, 0, B=TOKENS//N, backward=backward),rows_of_heads(Case(N, 0, B=TOKENS//N, backward=backward), std)

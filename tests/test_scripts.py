@@ -16,9 +16,9 @@ TRIAL = '--runs runs --context 256 --samples 1 --tasks needle'
 
 # What runs, one line after the other, and behind > the CSVs that have new rows then; < are committed ones that it reads
 FORMS = [form.strip().splitlines() for form in f'''
-benchmarks/cpu.py short packed query zeros mixed growth training memory --upto 512 > cpu.csv
+benchmarks/cpu.py short packed query zeros mixed growth training --upto 64 > cpu.csv
 
-benchmarks/cpu.py compare busy --upto 512 --cpu-time > cpu.csv
+benchmarks/cpu.py compare busy memory --upto 512 --cpu-time > cpu.csv
 
 benchmarks/decode.py --upto 1024 --rounds 1 > decode.csv
 
